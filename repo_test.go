@@ -75,9 +75,9 @@ launcher/snapshot: launcher/files launcher/image launcher/namespace
 launcher/terminal:
 launcher/trash: launcher/files
 api: policy audit
-api/access: api/problem
+api/access: policy api api/problem
 api/capture: policy api
-api/boxes: policy api api/history api/problem api/rest api/spec api/strict
+api/boxes: policy api api/access api/history api/problem api/rest api/spec api/strict
 api/egress: policy audit api api/problem api/rest api/stream api/strict
 api/exec: policy audit api api/capture api/history api/problem api/rest api/spec api/stream api/strict
 api/files: policy api api/capture api/problem api/rest api/strict
@@ -85,12 +85,13 @@ api/gateway: policy api internal/buildinfo api/problem api/rest api/strict
 api/git: policy api api/capture api/history api/problem api/rest api/spec api/strict
 api/harness: policy api api/history api/problem api/rest api/stream api/strict
 api/history: policy api api/problem api/stream
+api/keys: policy api api/problem api/rest api/strict
 api/lifecycle: policy api api/history api/problem api/rest api/spec api/strict
 api/openapi: api/problem api/rest api/strict
 api/problem: policy api
 api/rest: api api/problem api/strict
-api/rules: policy api api/history api/problem api/rest api/spec api/strict
-api/server: policy audit api api/access api/boxes api/capture api/egress api/exec api/files api/gateway api/git api/harness api/history api/lifecycle api/openapi api/problem api/rest api/rules api/schedules api/session api/session/client api/settings api/snapshots api/stream api/strict api/urls
+api/rules: policy api api/access api/history api/problem api/rest api/spec api/strict
+api/server: policy audit api api/access api/boxes api/capture api/egress api/exec api/files api/gateway api/git api/harness api/history api/keys api/lifecycle api/openapi api/problem api/rest api/rules api/schedules api/session api/session/client api/settings api/snapshots api/stream api/strict api/urls
 api/schedules: policy api api/history api/problem api/rest api/spec api/strict
 api/session: policy api api/history api/problem api/rest api/strict
 api/session/client: api

@@ -140,6 +140,7 @@ type Box struct {
 	Hosted       Hosted
 	Usage        Usage
 	Attached     *Attached // nil: launched here
+	CreatedBy    string    // ID of the API key that created it; "" for the operator's, and for boxes that were attached
 	CreatedAt    time.Time
 	UpdatedAt    time.Time
 	LastActivity time.Time
@@ -170,6 +171,7 @@ type CreateRequest struct {
 	InitCommand string // run at each start; only with KeepAlive
 	Ephemeral   bool
 	TTL         time.Duration // only with Ephemeral; never 0 then
+	CreatedBy   string        // ID of the API key, as in [Box]
 	Wait        time.Duration // how long the caller waits for the box to be made
 	Env         map[string]policy.Secret
 	Policy      policy.Spec // its mode is empty only with Snapshot

@@ -1,7 +1,6 @@
 package store
 
 import (
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -9,15 +8,13 @@ import (
 	"strings"
 	"time"
 
-	bolt "go.etcd.io/bbolt"
-
 	"boxgate/store/document"
 	"boxgate/store/layout"
 	"boxgate/store/private"
 )
 
-// RotateAPIKey makes a new API key and writes it into the file api-key of the state directory. Every key before it stops
-// working at once, or after grace if that is more than 0.
+// RotateAPIKey makes a new key of the operator and writes it into the file api-key of the state directory. The one before
+// it stops working at once, or after grace if that is more than 0. Keys with a name of their own stay.
 //
 // The new key is written to a file next to api-key before the store knows it, and renamed to api-key afterwards. If the
 // gateway dies in between, one of the two keys works, and the next start completes a change that the store knows
@@ -33,8 +30,8 @@ func (db *DB) RotateAPIKey(grace time.Duration) error {
 		return err
 	}
 	now := time.Now().UTC()
-	fresh := APIKey{Name: "rotated", Hash: HashKey(key.Reveal()), CreatedAt: now}
-	if err := db.bolt.Update(func(tx *bolt.Tx) error { return db.replaceKeys(tx, fresh, now.Add(grace)) }); err != nil {
+	fresh := APIKey{ID: OperatorKey, Name: "rotated", Hash: HashKey(key.Reveal()), CreatedAt: now}
+	if err := db.changeKeys(func(keys document.Table) error { return replaceKeys(keys, fresh, now.Add(grace)) }); err != nil {
 		return errors.Join(err, os.Remove(db.path(layout.FileNextKey)))
 	}
 	if err := db.reached("new API key in force"); err != nil {
@@ -46,18 +43,17 @@ func (db *DB) RotateAPIKey(grace time.Duration) error {
 	return db.reached("new API key in its file")
 }
 
-// replaceKeys adds a key and lets earlier keys expire at a given time. Earlier expiries stay, and expired keys are
-// deleted.
-func (db *DB) replaceKeys(tx *bolt.Tx, fresh APIKey, end time.Time) error {
-	keys, err := db.table(tx, layout.APIKeys)
-	if err != nil {
-		return err
-	}
+// replaceKeys adds a key and lets the earlier ones of its ID expire at a given time. Earlier expiries stay, and expired
+// keys are deleted.
+func replaceKeys(keys document.Table, fresh APIKey, end time.Time) error {
 	old, err := readKeys(keys)
 	if err != nil {
 		return err
 	}
 	for _, k := range old {
+		if k.ID != fresh.ID {
+			continue
+		}
 		if k.ExpiresAt.IsZero() || end.Before(k.ExpiresAt) {
 			k.ExpiresAt = end
 		}
@@ -68,14 +64,6 @@ func (db *DB) replaceKeys(tx *bolt.Tx, fresh APIKey, end time.Time) error {
 		err = errors.Join(err, putKey(keys, k))
 	}
 	return errors.Join(err, putKey(keys, fresh))
-}
-
-func putKey(keys document.Table, k APIKey) error {
-	data, err := json.Marshal(k)
-	if err != nil {
-		return err
-	}
-	return keys.Put(k.Hash[:], data)
 }
 
 // finishKeyChange completes a change of the API key: the file of the new one is renamed if the store knows the key,

@@ -33,26 +33,35 @@ func (db *DB) EnsureAPIKey() (made bool, err error) {
 	return true, db.AddAPIKey("first", key)
 }
 
-// AddAPIKey keeps the hash of a key. The key must be one that [NewKey] made.
+// AddAPIKey keeps the hash of a key of the operator. The key must be one that [NewKey] made.
 func (db *DB) AddAPIKey(name string, key policy.Secret) error {
-	rec := APIKey{Name: name, Hash: HashKey(key.Reveal()), CreatedAt: time.Now().UTC()}
-	data, err := json.Marshal(rec)
-	if err != nil {
-		return err
-	}
+	return db.changeKeys(func(keys document.Table) error {
+		return putKey(keys, APIKey{ID: OperatorKey, Name: name, Hash: HashKey(key.Reveal()), CreatedAt: time.Now().UTC()})
+	})
+}
+
+// changeKeys makes a change of the records of the keys in one transaction.
+func (db *DB) changeKeys(change func(document.Table) error) error {
 	return db.bolt.Update(func(tx *bolt.Tx) error {
 		keys, err := db.table(tx, layout.APIKeys)
 		if err != nil {
 			return err
 		}
-		return keys.Put(rec.Hash[:], data)
+		return change(keys)
 	})
 }
 
-// CheckAPIKey reports whether key is an API key of this gateway. It looks up a hash, so the time that takes reveals
-// nothing about existing keys. If the store cannot be read, no key is valid.
+// CheckAPIKey reports whether key is an API key of this gateway, as [DB.FindAPIKey] does.
 func (db *DB) CheckAPIKey(key string) bool {
+	_, ok := db.FindAPIKey(key)
+	return ok
+}
+
+// FindAPIKey returns the record of a key that is valid now. It looks up a hash, so the time that takes reveals nothing
+// about existing keys. If the store cannot be read, no key is valid.
+func (db *DB) FindAPIKey(key string) (APIKey, bool) {
 	hash := HashKey(key)
+	var found APIKey
 	known := false
 	err := db.bolt.View(func(tx *bolt.Tx) error {
 		keys, err := db.table(tx, layout.APIKeys)
@@ -63,17 +72,19 @@ func (db *DB) CheckAPIKey(key string) bool {
 		if data == nil {
 			return err
 		}
-		var k APIKey
-		if err := document.Decode(data, &k); err != nil {
+		if found, err = readKey(data); err != nil {
 			return err
 		}
-		known = k.opens(time.Now())
+		known = found.Hash == hash && found.opens(time.Now())
 		return nil
 	})
-	return err == nil && known
+	if err != nil || !known {
+		return APIKey{}, false
+	}
+	return found, true
 }
 
-// APIKeys returns the records of the API keys.
+// APIKeys returns the records of the API keys, with their latest uses.
 func (db *DB) APIKeys() ([]APIKey, error) {
 	var out []APIKey
 	err := db.bolt.View(func(tx *bolt.Tx) error {
@@ -84,31 +95,37 @@ func (db *DB) APIKeys() ([]APIKey, error) {
 		out, err = readKeys(keys)
 		return err
 	})
-	return out, err
+	return db.withUses(out), err
 }
 
 func readKeys(keys document.Table) (out []APIKey, err error) {
 	err = keys.Each(nil, func(_, data []byte) error {
-		var k APIKey
-		if err := document.Decode(data, &k); err != nil {
-			return fmt.Errorf("the record of an API key is damaged: %w", err)
-		}
+		k, err := readKey(data)
 		out = append(out, k)
-		return nil
+		return err
 	})
 	return out, err
 }
 
-// DeleteAPIKey deletes a key, which is then no longer valid. The error is [ErrNotFound] if there is no such key.
-func (db *DB) DeleteAPIKey(hash KeyHash) error {
-	return db.bolt.Update(func(tx *bolt.Tx) error {
-		keys, err := db.table(tx, layout.APIKeys)
-		if err != nil {
-			return err
-		}
-		if !keys.Has(hash[:]) {
-			return fmt.Errorf("API key: %w", ErrNotFound)
-		}
-		return keys.Delete(hash[:])
-	})
+func readKey(data []byte) (APIKey, error) {
+	var k APIKey
+	if err := document.Decode(data, &k); err != nil {
+		return APIKey{}, fmt.Errorf("the record of an API key is damaged: %w", err)
+	}
+	if k.operators() {
+		k.ID, k.Name, k.Role = OperatorKey, OperatorKey, RoleAdmin
+	}
+	return k, nil
+}
+
+// putKey stores the record of a key.
+func putKey(keys document.Table, k APIKey) error {
+	if k.ID == OperatorKey {
+		k.ID, k.Role = "", ""
+	}
+	data, err := json.Marshal(k)
+	if err != nil {
+		return err
+	}
+	return keys.Put(k.Hash[:], data)
 }

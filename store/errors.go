@@ -5,11 +5,13 @@ import "errors"
 // The errors that callers may test for with errors.Is. Every other error means that the file could not be read or
 // written.
 var (
-	ErrNotFound   = errors.New("not found")
-	ErrNameTaken  = errors.New("the name is in use by another box")
-	ErrHostTaken  = errors.New("the host name is in use by another public URL")
-	ErrExhausted  = errors.New("every address of the pools is in use")
-	ErrInUse      = errors.New("another gateway is using the store")
-	ErrPassphrase = errors.New("the passphrase is wrong")
-	ErrConflict   = errors.New("changed by someone else in between")
+	ErrNotFound     = errors.New("not found")
+	ErrNameTaken    = errors.New("the name is in use by another box")
+	ErrKeyNameTaken = errors.New("the name is in use by another API key")
+	ErrManyKeys     = errors.New("there are too many API keys")
+	ErrHostTaken    = errors.New("the host name is in use by another public URL")
+	ErrExhausted    = errors.New("every address of the pools is in use")
+	ErrInUse        = errors.New("another gateway is using the store")
+	ErrPassphrase   = errors.New("the passphrase is wrong")
+	ErrConflict     = errors.New("changed by someone else in between")
 )

@@ -30,8 +30,9 @@ type Box struct {
 	CreatedAt    time.Time     `json:"created_at"`
 	UpdatedAt    time.Time     `json:"updated_at,omitzero"`
 	LastActivity time.Time     `json:"last_activity,omitzero"`
-	ExpiresAt    time.Time     `json:"expires_at,omitzero"` // zero: never
-	CPU          time.Duration `json:"cpu_ns,omitempty"`    // CPU time used so far
+	ExpiresAt    time.Time     `json:"expires_at,omitzero"`  // zero: never
+	CreatedBy    string        `json:"created_by,omitempty"` // ID of the API key; "" for the operator's
+	CPU          time.Duration `json:"cpu_ns,omitempty"`     // CPU time used so far
 
 	// Extra has the fields of the hosted product, stored and read back. It is sealed, because programs put tokens
 	// there.
@@ -122,13 +123,30 @@ type SignedOut struct {
 	Until   time.Time `json:"until"`   // when it would have ended
 }
 
+// OperatorKey is the ID of the key in the file api-key, also when it has been replaced.
+const OperatorKey = "operator"
+
+// RoleAdmin is the role that may do everything. The store knows no other: what they may do is not its business.
+const RoleAdmin = "admin"
+
 // APIKey is a key of the admin API. The key itself is not stored.
 type APIKey struct {
-	Name      string    `json:"name"`
-	Hash      KeyHash   `json:"hash"`
-	CreatedAt time.Time `json:"created_at"`
-	ExpiresAt time.Time `json:"expires_at,omitzero"` // zero: never
+	// ID stays the same when the key is replaced, and is never given to another key. Two records with one ID are a key and
+	// the one that it replaced, within its grace.
+	ID   string `json:"id,omitempty"`
+	Name string `json:"name"`
+	// Role says what the key may do; "" is no role, with which it may do nothing.
+	Role      string       `json:"role,omitempty"`
+	Box       policy.BoxID `json:"box,omitempty"` // the only one that the key is for; "" if it is for others
+	Hash      KeyHash      `json:"hash"`
+	CreatedAt time.Time    `json:"created_at"`
+	ExpiresAt time.Time    `json:"expires_at,omitzero"` // zero: never
+	LastUsed  time.Time    `json:"last_used,omitzero"`  // to the minute; zero: not yet
 }
+
+// operators reports whether a record is that of the operator's key, which has neither an ID nor a role in the store: it is
+// written as all keys were before there were others, so that a store without others is still understood by older versions.
+func (k APIKey) operators() bool { return k.ID == "" && k.Role == "" }
 
 // opens reports whether the key is valid at that time.
 func (k APIKey) opens(now time.Time) bool { return k.ExpiresAt.IsZero() || now.Before(k.ExpiresAt) }

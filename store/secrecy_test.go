@@ -195,7 +195,7 @@ func TestAPIKeyIsMadeOnce(t *testing.T) {
 	if err != nil || len(keys) != 1 {
 		t.Fatal(keys, err)
 	}
-	if err := db.DeleteAPIKey(keys[0].Hash); err != nil || db.CheckAPIKey(key) {
+	if err := db.deleteKeys(func(k APIKey) bool { return k.Hash == keys[0].Hash }); err != nil || db.CheckAPIKey(key) {
 		t.Errorf("the deleted key still opens (%v)", err)
 	}
 }

@@ -8,6 +8,7 @@ import (
 	"sync"
 	"time"
 
+	"boxgate/api"
 	"boxgate/api/problem"
 )
 
@@ -34,8 +35,8 @@ const keyRecheck = time.Second
 // errKeyEnded ends a request whose key has stopped working.
 var errKeyEnded = problem.Refuse(http.StatusUnauthorized, "the API key stopped working during the request")
 
-// WhileKeyWorks returns the request with a context that ends when its key stops working, so that streams opened with a
-// revoked key do not outlive it. The caller calls end when the request is over.
+// WhileKeyWorks returns the request with a context that ends when its key stops working, or is no longer that of the
+// request's caller, so that streams opened with a revoked key do not outlive it. The caller calls end when the request is over.
 func (g *Guard) WhileKeyWorks(r *http.Request) (_ *http.Request, end func()) {
 	key, _ := keyOf(r)
 	ctx, cancel := context.WithCancelCause(r.Context())
@@ -44,7 +45,7 @@ func (g *Guard) WhileKeyWorks(r *http.Request) (_ *http.Request, end func()) {
 	mu.Lock()
 	defer mu.Unlock()
 	timer = time.AfterFunc(keyRecheck, func() {
-		if !g.checkKey(key) {
+		if caller, ok := g.find(key); !ok || caller != api.CallerOf(r.Context()) {
 			cancel(errKeyEnded)
 			return
 		}

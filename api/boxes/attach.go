@@ -7,6 +7,7 @@ import (
 	"strconv"
 
 	"boxgate/api"
+	"boxgate/api/access"
 	"boxgate/api/problem"
 	"boxgate/api/rest"
 	"boxgate/api/spec"
@@ -92,7 +93,7 @@ func (e *Endpoints) attachBox(w http.ResponseWriter, r *http.Request) (rest.Repl
 	if err := e.Bodies.Decode(w, r, &body); err != nil {
 		return rest.Reply{}, err
 	}
-	req, err := body.request(e.HasSecret)
+	req, err := body.request(access.Secrets(r.Context(), e.HasSecret))
 	if err != nil {
 		return rest.Reply{}, err
 	}

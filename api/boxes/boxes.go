@@ -26,9 +26,11 @@ func (e *Endpoints) listBoxes(_ http.ResponseWriter, r *http.Request) (rest.Repl
 	if err != nil {
 		return rest.Reply{}, err
 	}
-	views := make([]boxView, 0, len(boxes))
+	views, caller := make([]boxView, 0, len(boxes)), api.CallerOf(r.Context())
 	for _, b := range boxes {
-		views = append(views, viewBox(b))
+		if caller.Sees(b) {
+			views = append(views, viewFor(caller, b))
+		}
 	}
 	return rest.Reply{Body: views}, nil
 }
@@ -38,7 +40,7 @@ func (e *Endpoints) getBox(_ http.ResponseWriter, r *http.Request) (rest.Reply, 
 	if err != nil {
 		return rest.Reply{}, err
 	}
-	return rest.Reply{Body: viewBox(box)}, nil
+	return rest.Reply{Body: viewFor(api.CallerOf(r.Context()), box)}, nil
 }
 
 func (e *Endpoints) getStatus(_ http.ResponseWriter, r *http.Request) (rest.Reply, error) {

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"boxgate/api"
+	"boxgate/api/access"
 	"boxgate/api/problem"
 	"boxgate/api/rest"
 	"boxgate/api/spec"
@@ -216,8 +217,11 @@ func (e *Endpoints) create(w http.ResponseWriter, r *http.Request, body creation
 	if err := e.Bodies.Decode(w, r, body); err != nil {
 		return rest.Reply{}, err
 	}
-	req, err := body.request(e.HasSecret)
+	req, err := body.request(access.Secrets(r.Context(), e.HasSecret))
 	if err != nil {
+		return rest.Reply{}, err
+	}
+	if err := e.permit(r.Context(), &req); err != nil {
 		return rest.Reply{}, err
 	}
 	req.Wait = waitOf(r, req.Ephemeral)

@@ -40,6 +40,7 @@ type boxView struct {
 	ComputeCost    float64           `json:"total_compute_cost_usd"`
 	TokenCost      float64           `json:"total_token_cost_usd"`
 	LastActivityAt int64             `json:"last_activity_at,omitempty"`
+	CreatedBy      string            `json:"created_by,omitempty" doc:"ID of the API key that created it; absent: the operator's, or it was attached"`
 	CreatedAt      int64             `json:"created_at"`
 	UpdatedAt      int64             `json:"updated_at"`
 	Warnings       []problem.View    `json:"warnings,omitempty"`
@@ -55,13 +56,22 @@ func viewBox(b api.Box) boxView {
 		EnabledSkills: orEmpty(b.Hosted.Skills), MCPServers: b.Hosted.MCPServers,
 		GitUserName: b.Hosted.GitUserName, GitUserEmail: b.Hosted.GitUserEmail,
 		CPUNs: b.Usage.CPU.Nanoseconds(), Usage: viewUsage(b.Usage), LastActivityAt: max(b.LastActivity.Unix(), 0),
-		CreatedAt: max(b.CreatedAt.Unix(), 0), UpdatedAt: max(b.UpdatedAt.Unix(), 0), Warnings: problem.Views(b.Warnings),
+		CreatedBy: b.CreatedBy, CreatedAt: max(b.CreatedAt.Unix(), 0), UpdatedAt: max(b.UpdatedAt.Unix(), 0), Warnings: problem.Views(b.Warnings),
 	}
 	if b.V4.IsValid() {
 		v.IPv4 = b.V4.String()
 	}
 	if b.V6.IsValid() {
 		v.IPv6 = b.V6.String()
+	}
+	return v
+}
+
+// viewFor is a box as a key may see it: commands, which may have secrets in them, are not for all.
+func viewFor(caller api.Caller, b api.Box) boxView {
+	v := viewBox(b)
+	if caller.Role == api.RoleReader {
+		v.CustomRunner, v.MCPServers = nil, nil
 	}
 	return v
 }

@@ -105,6 +105,7 @@ var pathDocs = map[string]string{
 	"snapshot": "ID of a snapshot",
 	"name":     "name of a secret of the configuration",
 
+	"api_key":    "ID or name of an API key",
 	"schedule":   "ID of a schedule",
 	"key":        "name of an environment variable",
 	"label":      "a label of the box",

@@ -25,12 +25,16 @@ func Box(r *http.Request, boxes finder) (api.Box, error) {
 	return FindBox(r.Context(), boxes, r.PathValue("id"))
 }
 
-// FindBox finds the box of that ID or name. The error says which one is not there.
+// FindBox finds the box of that ID or name, among those that the caller's key may know of. The error says which one is not
+// there, and is the same for a box of others.
 func FindBox(ctx context.Context, boxes finder, idOrName string) (api.Box, error) {
 	if !IsBoxName(idOrName) {
 		return api.Box{}, api.Errorf(api.ErrNotFound, "no box has the ID or name %q", problem.Clip(idOrName))
 	}
 	box, err := boxes.Box(ctx, idOrName)
+	if err == nil && !api.CallerOf(ctx).Sees(box) {
+		box, err = api.Box{}, api.ErrNotFound
+	}
 	if errors.Is(err, api.ErrNotFound) {
 		return api.Box{}, api.Errorf(api.ErrNotFound, "no box has the ID or name %q", idOrName)
 	}

@@ -7,6 +7,7 @@ import (
 	"slices"
 
 	"boxgate/api"
+	"boxgate/api/access"
 	"boxgate/api/problem"
 	"boxgate/api/rest"
 	"boxgate/api/spec"
@@ -179,8 +180,11 @@ func (e *Endpoints) readHeaders(w http.ResponseWriter, r *http.Request, removed 
 	if removed != nil {
 		data, *removed = takeNulls(data, &p)
 	}
-	rules, err := policy.ParseHeaderRules(data, e.HasSecret)
+	rules, err := policy.ParseHeaderRules(data, access.Secrets(r.Context(), e.HasSecret))
 	if err := p.Merge("", err); err != nil {
+		return nil, nil, err
+	}
+	if err := access.Rules(r.Context(), rules); err != nil {
 		return nil, nil, err
 	}
 	var q problem.List

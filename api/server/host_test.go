@@ -49,8 +49,9 @@ type memoryHost struct {
 	crash   bool                // every call panics with a secret
 
 	snapshots  []api.Snapshot
-	passphrase string        // of the last RotateStoreKey
-	grace      time.Duration // of the last RotateAPIKey
+	keys       map[string]api.Key // by the key itself, besides testKey
+	passphrase string             // of the last RotateStoreKey
+	grace      time.Duration      // of the last RotateAPIKey
 }
 
 type memoryBox struct {
@@ -104,7 +105,7 @@ func (h *memoryHost) CreateBox(_ context.Context, req api.CreateRequest) (api.Bo
 	b := &memoryBox{urls: map[uint16]api.URL{}, headers: api.HeaderState{Rules: req.Headers, Version: 1}}
 	b.Box = api.Box{
 		ID: policy.BoxID(fmt.Sprintf("box%d", len(h.created))), Name: req.Name, Labels: req.Labels, Size: req.Size, Runtime: req.Runtime,
-		KeepAlive: req.KeepAlive, Ephemeral: req.Ephemeral, Status: api.StatusIdle, V4: netip.MustParseAddr("10.200.0.9"),
+		KeepAlive: req.KeepAlive, CreatedBy: req.CreatedBy, Ephemeral: req.Ephemeral, Status: api.StatusIdle, V4: netip.MustParseAddr("10.200.0.9"),
 		Policy: api.PolicyState{Spec: req.Policy, Version: 1}, Hosted: req.Hosted, CreatedAt: now, UpdatedAt: now,
 	}
 	if req.Ephemeral {

@@ -10,6 +10,7 @@ import (
 	"testing"
 	"time"
 
+	"boxgate/api"
 	"boxgate/api/stream"
 	"boxgate/audit"
 	"boxgate/policy"
@@ -45,10 +46,11 @@ func TestAStreamEndsWithItsKey(t *testing.T) {
 	var ended atomic.Bool
 	asked := make(chan struct{}, 1000)
 	f := serve(t, func(cfg *Config) {
-		check := cfg.CheckKey
-		cfg.CheckKey = func(key string) bool {
+		find := cfg.FindKey
+		cfg.FindKey = func(key string) (api.Caller, bool) {
 			asked <- struct{}{}
-			return check(key) && !ended.Load()
+			caller, ok := find(key)
+			return caller, ok && !ended.Load()
 		}
 	})
 	f.call(t, "POST", "/v2/box", `{"name":"b"}`)

@@ -3,6 +3,7 @@ package server
 import (
 	"net/http"
 
+	"boxgate/api/access"
 	"boxgate/api/boxes"
 	"boxgate/api/capture"
 	"boxgate/api/egress"
@@ -11,6 +12,7 @@ import (
 	"boxgate/api/gateway"
 	"boxgate/api/git"
 	"boxgate/api/harness"
+	"boxgate/api/keys"
 	"boxgate/api/lifecycle"
 	"boxgate/api/openapi"
 	"boxgate/api/rest"
@@ -44,8 +46,24 @@ func (a *API) rooms() []room {
 		{"schedules", "What boxes do again and again", &schedules.Endpoints{Host: a.Host, History: past, Bodies: bodies}},
 		{"snapshots", "Snapshots of boxes", &snapshots.Endpoints{Host: a.Host, History: past, Bodies: bodies}},
 		{"settings", "What can be changed of boxes besides their rules", &settings.Endpoints{Host: a.Host, History: past, Bodies: bodies}},
+		{"keys", "The keys of the API", &keys.Endpoints{Host: a.Host, Bodies: bodies}},
 		{"gateway", "The gateway itself", &gateway.Endpoints{Host: a.Host, Bodies: bodies, Started: a.started}},
 	}
+}
+
+// permitted serves a route to the keys that may call it.
+func (a *API) permitted(rt rest.Route) http.Handler {
+	serve := a.answers.Serve(rt)
+	if rt.Public {
+		return serve
+	}
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if err := access.Permit(r, rt.ID, a.Host); err != nil {
+			a.answers.Fail(w, r, err)
+			return
+		}
+		serve.ServeHTTP(w, r)
+	})
 }
 
 // addRoutes puts the endpoints of every room on the mux, and the description of them all.
@@ -68,7 +86,7 @@ func (a *API) addRoutes() error {
 		a.routes = append(a.routes, s.Routes...)
 	}
 	for _, rt := range a.routes {
-		a.mux.Handle(rt.Pattern(), a.answers.Serve(rt))
+		a.mux.Handle(rt.Pattern(), a.permitted(rt))
 		a.public[rt.Pattern()] = rt.Public
 	}
 	var err error

@@ -8,12 +8,14 @@ import (
 
 	"go.uber.org/zap"
 
+	"boxgate/api"
 	"boxgate/api/access"
 	"boxgate/api/boxes"
 	"boxgate/api/files"
 	"boxgate/api/git"
 	"boxgate/api/harness"
 	"boxgate/api/history"
+	"boxgate/api/keys"
 	"boxgate/api/lifecycle"
 	"boxgate/api/rest"
 	"boxgate/api/schedules"
@@ -34,16 +36,17 @@ type Host interface {
 	files.Host
 	snapshots.Host
 	git.Host
+	keys.Host
 	harness.Errands
 }
 
-// Config is what [New] needs. Host and CheckKey are required.
+// Config is what [New] needs. Host and FindKey are required.
 type Config struct {
 	Host Host
 	// History remembers the runs and log lines of boxes. nil: one of its own.
 	History *history.History
-	// CheckKey reports whether key is a valid API key. It must take the same time for every wrong key.
-	CheckKey func(key string) bool
+	// FindKey returns who a key belongs to, if it is valid now. It must take the same time for every wrong key.
+	FindKey access.Finder
 	// Admitted, if not nil, is called with each request that came with a valid key, before it is served.
 	Admitted func(*http.Request)
 	// Hosts are names accepted in the Host header in addition to the loopback names and the address of the listener.
@@ -78,8 +81,8 @@ type API struct {
 
 // New makes the API over cfg.Host.
 func New(cfg Config) (*API, error) {
-	if cfg.Host == nil || cfg.CheckKey == nil {
-		return nil, errors.New("api: Host and CheckKey are required")
+	if cfg.Host == nil || cfg.FindKey == nil {
+		return nil, errors.New("api: Host and FindKey are required")
 	}
 	if cfg.Log == nil {
 		cfg.Log = zap.NewNop()
@@ -103,7 +106,7 @@ func New(cfg Config) (*API, error) {
 		cfg.MaxBuffered = 128 << 20
 	}
 	a := &API{
-		Config: cfg, started: time.Now(), mux: http.NewServeMux(), guard: access.New(cfg.CheckKey, cfg.Hosts), answers: rest.Answerer{Log: cfg.Log},
+		Config: cfg, started: time.Now(), mux: http.NewServeMux(), guard: access.New(cfg.FindKey, cfg.Hosts), answers: rest.Answerer{Log: cfg.Log},
 		public: make(map[string]bool), stopping: make(chan struct{}),
 	}
 	a.sessions = session.New(cfg.Host, cfg.History, a.bodies())
@@ -136,7 +139,7 @@ func (a *API) Server() *http.Server {
 // Wait waits, after the Shutdown of the server, until the commands of all sessions have ended and their clients have been told.
 func (a *API) Wait(ctx context.Context) error { return a.sessions.Wait(ctx) }
 
-// ServeHTTP checks the origin of the request, then its key, then runs the route.
+// ServeHTTP checks the origin of the request, then its key, then runs the route, which checks what the key may do.
 func (a *API) ServeHTTP(rw http.ResponseWriter, r *http.Request) {
 	w := &rest.Writer{ResponseWriter: rw}
 	defer a.answers.Recover(w, r)
@@ -147,10 +150,12 @@ func (a *API) ServeHTTP(rw http.ResponseWriter, r *http.Request) {
 		a.mux.ServeHTTP(w, r)
 		return
 	}
-	if err := a.guard.Admit(w, r); err != nil {
+	caller, err := a.guard.Admit(w, r)
+	if err != nil {
 		a.answers.Fail(w, r, err)
 		return
 	}
+	r = r.WithContext(api.WithCaller(r.Context(), caller))
 	if a.Admitted != nil {
 		a.Admitted(r)
 	}

@@ -2,7 +2,6 @@ package server
 
 import (
 	"bytes"
-	"crypto/subtle"
 	"encoding/json"
 	"errors"
 	"io"
@@ -15,6 +14,7 @@ import (
 	"go.uber.org/zap"
 	"go.uber.org/zap/zapcore"
 
+	"boxgate/api"
 	"boxgate/api/openapi"
 	"boxgate/api/rest"
 )
@@ -44,10 +44,10 @@ func serve(t testing.TB, edits ...func(*Config)) *fixture {
 	f := &fixture{host: newMemoryHost(t), log: &bytes.Buffer{}}
 	sink := zapcore.Lock(zapcore.AddSync(f.log))
 	cfg := Config{
-		Host:     f.host,
-		CheckKey: func(key string) bool { return subtle.ConstantTimeCompare([]byte(key), []byte(testKey)) == 1 },
-		Log:      zap.New(zapcore.NewCore(zapcore.NewJSONEncoder(zap.NewProductionEncoderConfig()), sink, zap.DebugLevel)),
-		MaxBody:  1 << 20, MaxOutput: 1 << 16,
+		Host:    f.host,
+		FindKey: f.host.findKey,
+		Log:     zap.New(zapcore.NewCore(zapcore.NewJSONEncoder(zap.NewProductionEncoderConfig()), sink, zap.DebugLevel)),
+		MaxBody: 1 << 20, MaxOutput: 1 << 16,
 	}
 	for _, edit := range edits {
 		edit(&cfg)
@@ -209,7 +209,7 @@ func TestBrowserOfAnotherSite(t *testing.T) {
 
 func TestConfiguredHost(t *testing.T) {
 	t.Parallel()
-	a, err := New(Config{Host: newMemoryHost(t), CheckKey: func(string) bool { return true }, Hosts: []string{"Gate.example."}})
+	a, err := New(Config{Host: newMemoryHost(t), FindKey: func(string) (api.Caller, bool) { return api.Caller{Role: api.RoleAdmin}, true }, Hosts: []string{"Gate.example."}})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -335,7 +335,7 @@ func TestOpenAPI(t *testing.T) {
 			if !slices.ContainsFunc(f.api.routes, func(rt rest.Route) bool { return rt.Path == path && strings.EqualFold(rt.Method, method) }) {
 				t.Errorf("%s %s is described but not there", method, path)
 			}
-			url := strings.NewReplacer("{id}", "box1", "{port}", "80", "{run}", "none", "{key}", "NAME", "{label}", "none", "{schedule}", "none").Replace(path)
+			url := strings.NewReplacer("{id}", "box1", "{port}", "80", "{run}", "none", "{key}", "NAME", "{label}", "none", "{schedule}", "none", "{api_key}", "none").Replace(path)
 			answered := f.call(t, strings.ToUpper(method), url, "")
 			if answered.StatusCode == 405 || strings.Contains(answered.text, "no such path") {
 				t.Errorf("%s %s is described but not served: %s", method, url, answered.text)

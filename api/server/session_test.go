@@ -227,8 +227,11 @@ func TestSessionEndsWithItsClient(t *testing.T) {
 	t.Parallel()
 	var ended atomic.Bool
 	f := serve(t, func(cfg *Config) {
-		check := cfg.CheckKey
-		cfg.CheckKey = func(key string) bool { return check(key) && !ended.Load() }
+		find := cfg.FindKey
+		cfg.FindKey = func(key string) (api.Caller, bool) {
+			caller, ok := find(key)
+			return caller, ok && !ended.Load()
+		}
 	})
 	id := f.create(t, `{}`)
 	for name, leave := range map[string]func(*talk){

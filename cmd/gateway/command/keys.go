@@ -77,26 +77,6 @@ func sayStoreKey(w io.Writer, cfg config.Config, next policy.Secret) error {
 	return err
 }
 
-// newAPIKeyCommand is `gateway api-key`.
-func newAPIKeyCommand(o *cli.Options) *cobra.Command {
-	cmd := cli.Group("api-key", "Manage the key of the admin API")
-	var grace time.Duration
-	rotate := &cobra.Command{
-		Use:   "rotate",
-		Short: "Make a new API key, write it to {state_dir}/api-key, and revoke earlier ones",
-		Args:  cli.ExactArgs(0),
-		RunE: func(cmd *cobra.Command, _ []string) error {
-			if grace < 0 || grace > 30*24*time.Hour {
-				return cli.Usagef("--grace must be from 0s to 720h")
-			}
-			return changeKeys(cmd, o, apiKeyChange(grace))
-		},
-	}
-	rotate.Flags().DurationVar(&grace, "grace", 0, "how long earlier keys go on working")
-	cmd.AddCommand(rotate)
-	return cmd
-}
-
 func apiKeyChange(grace time.Duration) keyChange {
 	return keyChange{
 		path: "/v2/api-key/rotate", body: map[string]string{"grace": grace.String()},

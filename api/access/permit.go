@@ -1,0 +1,69 @@
+package access
+
+import (
+	"context"
+	"net/http"
+
+	"boxgate/api"
+	"boxgate/api/problem"
+	"boxgate/policy"
+)
+
+// boxes finds a box by its ID or its name, as [api.Host] does.
+type boxes interface {
+	Box(ctx context.Context, idOrName string) (api.Box, error)
+}
+
+// Permit decides whether the caller of a request may call an endpoint, and of which box: it is the only place that does. The
+// mux has matched the request, so that {id} is what the endpoint itself reads.
+//
+// For keys that do not see every box it replaces {id} by the ID of the box that was judged. So a name that goes to another
+// box in between leads nowhere.
+func Permit(r *http.Request, route string, found boxes) error {
+	caller := api.CallerOf(r.Context())
+	g, known := grants[route]
+	if !known || !g.to(caller.Role) {
+		return problem.Refuse(http.StatusForbidden, "the API key %q has the role %s, which may not do this; see docs/keys.md for what may", caller.Name, roleName(caller.Role))
+	}
+	id := r.PathValue("id")
+	if id == "" || caller.Role == api.RoleAdmin || caller.Role == api.RoleReader {
+		return nil
+	}
+	box, err := found.Box(r.Context(), id)
+	if err != nil || !caller.Sees(box) {
+		return api.Errorf(api.ErrNotFound, "no box has the ID or name %q", problem.Clip(id))
+	}
+	r.SetPathValue("id", string(box.ID))
+	return nil
+}
+
+func roleName(r api.Role) string {
+	if r == "" {
+		return "none"
+	}
+	return string(r)
+}
+
+// Secrets returns which of the operator's secrets the rules of a request may name: for admin keys all that has knows. Others
+// could have a secret sent to a server of their own, and so read it.
+func Secrets(ctx context.Context, has func(name string) bool) func(name string) bool {
+	if api.CallerOf(ctx).Role == api.RoleAdmin {
+		return has
+	}
+	return func(string) bool { return false }
+}
+
+// Rules refuses header rules that the key of a request may not set: those that send requests, with what the gateway says of
+// the box, to another server are for admin keys.
+func Rules(ctx context.Context, rules []policy.HeaderRule) error {
+	caller := api.CallerOf(ctx)
+	if caller.Role == api.RoleAdmin {
+		return nil
+	}
+	for _, rule := range rules {
+		if rule.Forward != nil {
+			return problem.Refuse(http.StatusForbidden, "forward_url of %q needs an API key with the role %s", rule.Pattern, api.RoleAdmin)
+		}
+	}
+	return nil
+}

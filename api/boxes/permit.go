@@ -1,0 +1,34 @@
+package boxes
+
+import (
+	"context"
+	"slices"
+
+	"boxgate/api"
+	"boxgate/api/access"
+	"boxgate/api/problem"
+)
+
+// permit completes a request for a box with who makes it, and refuses what that key may not ask for: a snapshot of a box that
+// it does not see, and some header rules.
+func (e *Endpoints) permit(ctx context.Context, req *api.CreateRequest) error {
+	caller := api.CallerOf(ctx)
+	if caller.Key != api.OperatorKey {
+		req.CreatedBy = caller.Key
+	}
+	if err := access.Rules(ctx, req.Headers); err != nil || caller.Role == api.RoleAdmin || req.Snapshot == "" {
+		return err
+	}
+	list, err := e.Host.Snapshots(ctx, "")
+	if err != nil {
+		return err
+	}
+	i := slices.IndexFunc(list, func(s api.Snapshot) bool { return s.ID == req.Snapshot })
+	if i >= 0 {
+		box, err := e.Host.Box(ctx, string(list[i].Box))
+		if err == nil && box.ID == list[i].Box && caller.Sees(box) {
+			return nil
+		}
+	}
+	return api.Errorf(api.ErrNotFound, "this API key sees no box with a snapshot %q", problem.Clip(req.Snapshot))
+}

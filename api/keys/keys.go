@@ -1,0 +1,152 @@
+package keys
+
+import (
+	"net/http"
+	"regexp"
+	"slices"
+	"time"
+
+	"boxgate/api"
+	"boxgate/api/problem"
+	"boxgate/api/rest"
+	"boxgate/policy"
+)
+
+const (
+	// maxGrace bounds how long a replaced key may go on working.
+	maxGrace = 30 * 24 * time.Hour
+	// maxLife bounds how far off an expiry may be.
+	maxLife = 10 * 366 * 24 * time.Hour
+)
+
+var keyName = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$`)
+
+// createKeyBody describes a key to make.
+type createKeyBody struct {
+	Name      string   `json:"name" doc:"1 to 63 letters, digits, '.', '_' or '-'; unique among the keys"`
+	Role      api.Role `json:"role" enum:"admin box-creator read-only one-box"`
+	Box       string   `json:"box,omitempty" doc:"with one-box, and only then: ID or name of the box. The key is for this box, not for a later one of that name"`
+	ExpiresIn string   `json:"expires_in,omitempty" doc:"how long the key works, such as 2160h; absent: until it is revoked"`
+}
+
+// replaceKeyBody asks for another value of a key.
+type replaceKeyBody struct {
+	Grace string `json:"grace,omitempty" doc:"how long the old key goes on working, such as 1h; absent: not at all"`
+}
+
+// apiKeyView is a key as it can be shown.
+type apiKeyView struct {
+	ID        string       `json:"id" example:"key_0123456789abcdef"`
+	Name      string       `json:"name"`
+	Role      api.Role     `json:"role" enum:"admin box-creator read-only one-box"`
+	BoxID     policy.BoxID `json:"box_id,omitempty" doc:"of the box that a key with the role one-box is for"`
+	CreatedAt string       `json:"created_at"`
+	ExpiresAt string       `json:"expires_at,omitempty"`
+	LastUsed  string       `json:"last_used,omitempty" doc:"to the minute; absent: not yet"`
+}
+
+// apiKeyMadeView is a key that was just made.
+type apiKeyMadeView struct {
+	apiKeyView
+	Key string `json:"key" doc:"the key itself; it cannot be read again"`
+}
+
+type apiKeysView struct {
+	Keys []apiKeyView `json:"api_keys" doc:"oldest first; two entries with one ID are a key and the one that it replaced, within its grace"`
+}
+
+func view(k api.Key) apiKeyView {
+	return apiKeyView{k.Key, k.Name, k.Role, k.Box, written(k.CreatedAt), written(k.ExpiresAt), written(k.LastUsed)}
+}
+
+func written(t time.Time) string {
+	if t.IsZero() {
+		return ""
+	}
+	return t.UTC().Format(time.RFC3339)
+}
+
+// duration reads a duration of a body; empty is 0.
+func duration(p *problem.List, pointer, text string, most time.Duration) time.Duration {
+	if text == "" {
+		return 0
+	}
+	d, err := time.ParseDuration(text)
+	if err != nil || d < 0 || d > most {
+		p.Add(pointer, "must be a duration from 0s to %s, such as 24h", most)
+	}
+	return d
+}
+
+func (e *Endpoints) create(w http.ResponseWriter, r *http.Request) (rest.Reply, error) {
+	var body createKeyBody
+	if err := e.Bodies.Decode(w, r, &body); err != nil {
+		return rest.Reply{}, err
+	}
+	var p problem.List
+	if !keyName.MatchString(body.Name) {
+		p.Add("/name", "must be 1 to 63 letters, digits, '.', '_' or '-', beginning with a letter or digit")
+	}
+	if !slices.Contains(api.Roles, body.Role) {
+		p.Add("/role", "must be admin, box-creator, read-only or one-box")
+	}
+	if (body.Role == api.RoleBox) != (body.Box != "") {
+		p.Add("/box", "names the box of a key with the role one-box, which needs one; no other role has one")
+	}
+	req := api.KeyRequest{Name: body.Name, Role: body.Role, ExpiresIn: duration(&p, "/expires_in", body.ExpiresIn, maxLife)}
+	if body.ExpiresIn != "" && req.ExpiresIn <= 0 {
+		p.Add("/expires_in", "must be more than 0s")
+	}
+	if err := p.Err(); err != nil {
+		return rest.Reply{}, err
+	}
+	if body.Box != "" {
+		box, err := rest.FindBox(r.Context(), e.Host, body.Box)
+		if err != nil {
+			return rest.Reply{}, err
+		}
+		req.Box = box.ID
+	}
+	key, made, err := e.Host.CreateAPIKey(r.Context(), req)
+	if err != nil {
+		return rest.Reply{}, err
+	}
+	return rest.Reply{Status: http.StatusCreated, Body: apiKeyMadeView{view(made), key.Reveal()}}, nil
+}
+
+func (e *Endpoints) list(_ http.ResponseWriter, r *http.Request) (rest.Reply, error) {
+	found, err := e.Host.APIKeys(r.Context())
+	if err != nil {
+		return rest.Reply{}, err
+	}
+	views := apiKeysView{Keys: []apiKeyView{}}
+	for _, k := range found {
+		views.Keys = append(views.Keys, view(k))
+	}
+	return rest.Reply{Body: views}, nil
+}
+
+func (e *Endpoints) delete(_ http.ResponseWriter, r *http.Request) (rest.Reply, error) {
+	gone, err := e.Host.DeleteAPIKey(r.Context(), r.PathValue("api_key"))
+	if err != nil {
+		return rest.Reply{}, err
+	}
+	return rest.Reply{Body: view(gone)}, nil
+}
+
+func (e *Endpoints) replace(w http.ResponseWriter, r *http.Request) (rest.Reply, error) {
+	var body replaceKeyBody
+	if err := e.Bodies.Decode(w, r, &body); err != nil {
+		return rest.Reply{}, err
+	}
+	var p problem.List
+	grace := duration(&p, "/grace", body.Grace, maxGrace)
+	if err := p.Err(); err != nil {
+		return rest.Reply{}, err
+	}
+	key, made, err := e.Host.ReplaceAPIKey(r.Context(), r.PathValue("api_key"), grace)
+	if err != nil {
+		return rest.Reply{}, err
+	}
+	return rest.Reply{Body: apiKeyMadeView{view(made), key.Reveal()}}, nil
+}

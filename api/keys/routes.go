@@ -1,0 +1,42 @@
+package keys
+
+import (
+	"context"
+	"reflect"
+	"time"
+
+	"boxgate/api"
+	"boxgate/api/rest"
+	"boxgate/api/strict"
+	"boxgate/policy"
+)
+
+// Host keeps the keys, hashed. Errors are as those of [api.Host]; a key is named by its ID, or else by its name.
+type Host interface {
+	Box(ctx context.Context, idOrName string) (api.Box, error)
+	// APIKeys lists the keys, oldest first.
+	APIKeys(ctx context.Context) ([]api.Key, error)
+	// CreateAPIKey makes a key, which nobody can read again. A name in use is an ErrConflict.
+	CreateAPIKey(ctx context.Context, req api.KeyRequest) (policy.Secret, api.Key, error)
+	// ReplaceAPIKey gives a key a new value; the old one stops working after grace.
+	ReplaceAPIKey(ctx context.Context, key string, grace time.Duration) (policy.Secret, api.Key, error)
+	// DeleteAPIKey revokes a key. The operator's own is an ErrConflict.
+	DeleteAPIKey(ctx context.Context, key string) (api.Key, error)
+}
+
+// Endpoints serves the keys.
+type Endpoints struct {
+	Host   Host
+	Bodies strict.Bodies
+}
+
+// Routes lists the endpoints.
+func (e *Endpoints) Routes() []rest.Route {
+	made := reflect.TypeFor[apiKeyMadeView]()
+	return []rest.Route{
+		{Method: "POST", Path: "/v2/api-keys", ID: "createApiKey", Summary: "Make an API key with a role; the answer is the only one that has it", Status: 201, Request: reflect.TypeFor[createKeyBody](), Example: `{"name":"ci","role":"box-creator","expires_in":"2160h"}`, Response: made, Handle: e.create},
+		{Method: "GET", Path: "/v2/api-keys", ID: "listApiKeys", Summary: "The API keys with their roles and latest uses, without the keys themselves", Response: reflect.TypeFor[apiKeysView](), Handle: e.list},
+		{Method: "DELETE", Path: "/v2/api-keys/{api_key}", ID: "deleteApiKey", Summary: "Revoke an API key, by its ID or name; requests that are under way with it end", Response: reflect.TypeFor[apiKeyView](), Handle: e.delete},
+		{Method: "POST", Path: "/v2/api-keys/{api_key}/rotate", ID: "replaceApiKey", Summary: "Replace an API key by another with the same ID, name, role and expiry; the answer is the only one that has it", Request: reflect.TypeFor[replaceKeyBody](), Example: `{"grace":"1h"}`, Response: made, Handle: e.replace},
+	}
+}

@@ -1,0 +1,82 @@
+package server
+
+import (
+	"context"
+	"crypto/subtle"
+	"fmt"
+	"time"
+
+	"boxgate/api"
+	"boxgate/policy"
+)
+
+// findKey is the Finder of the memory host: testKey is the operator's.
+func (h *memoryHost) findKey(key string) (api.Caller, bool) {
+	if subtle.ConstantTimeCompare([]byte(key), []byte(testKey)) == 1 {
+		return api.Caller{Key: api.OperatorKey, Name: api.OperatorKey, Role: api.RoleAdmin}, true
+	}
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	k, ok := h.keys[key]
+	return k.Caller, ok && (k.ExpiresAt.IsZero() || time.Now().Before(k.ExpiresAt))
+}
+
+func (h *memoryHost) APIKeys(context.Context) (out []api.Key, err error) {
+	leave, err := h.enter()
+	defer leave()
+	for _, k := range h.keys {
+		out = append(out, k)
+	}
+	return out, err
+}
+
+func (h *memoryHost) CreateAPIKey(_ context.Context, req api.KeyRequest) (policy.Secret, api.Key, error) {
+	leave, err := h.enter()
+	defer leave()
+	if err != nil {
+		return policy.Secret{}, api.Key{}, err
+	}
+	if h.keys == nil {
+		h.keys = map[string]api.Key{}
+	}
+	n := len(h.keys) + 1
+	k := api.Key{Caller: api.Caller{Key: fmt.Sprintf("key_%d", n), Name: req.Name, Role: req.Role, Box: req.Box}, CreatedAt: time.Now()}
+	if req.ExpiresIn > 0 {
+		k.ExpiresAt = time.Now().Add(req.ExpiresIn)
+	}
+	key := fmt.Sprintf("sk-made-%d", n)
+	h.keys[key] = k
+	return policy.NewSecret(key), k, nil
+}
+
+func (h *memoryHost) keyOf(idOrName string) (string, api.Key) {
+	for key, k := range h.keys {
+		if k.Key == idOrName || k.Name == idOrName {
+			return key, k
+		}
+	}
+	return "", api.Key{}
+}
+
+func (h *memoryHost) ReplaceAPIKey(_ context.Context, key string, _ time.Duration) (policy.Secret, api.Key, error) {
+	leave, err := h.enter()
+	defer leave()
+	old, k := h.keyOf(key)
+	if old == "" || err != nil {
+		return policy.Secret{}, api.Key{}, api.ErrNotFound
+	}
+	delete(h.keys, old)
+	h.keys[old+"-next"] = k
+	return policy.NewSecret(old + "-next"), k, nil
+}
+
+func (h *memoryHost) DeleteAPIKey(_ context.Context, key string) (api.Key, error) {
+	leave, err := h.enter()
+	defer leave()
+	old, k := h.keyOf(key)
+	if old == "" || err != nil {
+		return api.Key{}, api.ErrNotFound
+	}
+	delete(h.keys, old)
+	return k, nil
+}

@@ -1,0 +1,162 @@
+package command
+
+import (
+	"fmt"
+	"io"
+	"net/url"
+	"regexp"
+	"strconv"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"boxgate/api"
+	"boxgate/cmd/gateway/command/cli"
+)
+
+// newAPIKeyCommand is `gateway api-key`.
+func newAPIKeyCommand(o *cli.Options) *cobra.Command {
+	cmd := cli.Group("api-key", "Manage the keys of the admin API")
+	cmd.AddCommand(newAPIKeyCreateCommand(o), newAPIKeyListCommand(o), newAPIKeyRemoveCommand(o), newAPIKeyRotateCommand(o))
+	return cmd
+}
+
+// apiKey is a key as the API returns it.
+type apiKey struct {
+	ID        string `json:"id"`
+	Name      string `json:"name"`
+	Role      string `json:"role"`
+	BoxID     string `json:"box_id"`
+	ExpiresAt string `json:"expires_at"`
+	LastUsed  string `json:"last_used"`
+	Key       string `json:"key"`
+}
+
+func newAPIKeyCreateCommand(o *cli.Options) *cobra.Command {
+	var body struct {
+		Name      string `json:"name"`
+		Role      string `json:"role"`
+		Box       string `json:"box,omitempty"`
+		ExpiresIn string `json:"expires_in,omitempty"`
+	}
+	var expires string
+	cmd := &cobra.Command{
+		Use:   "create --name NAME --role ROLE [--box BOX] [--expires 90d]",
+		Short: "Make an API key with a role, and print it; it is not shown again",
+		Args:  cli.ExactArgs(0),
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if body.Name == "" || body.Role == "" {
+				return cli.Usagef("--name and --role are required; the roles are admin, box-creator, read-only and one-box")
+			}
+			if expires != "" {
+				d, err := days(expires)
+				if err != nil {
+					return err
+				}
+				body.ExpiresIn = d.String()
+			}
+			return o.Call(cmd, "POST", "/v2/api-keys", body, cli.Decoded(func(w io.Writer, k apiKey) error { return sayKey(cmd, w, k) }))
+		},
+	}
+	f := cmd.Flags()
+	f.StringVar(&body.Name, "name", "", "what the key is for, such as ci; unique")
+	f.StringVar(&body.Role, "role", "", "admin, box-creator, read-only or one-box")
+	f.StringVar(&body.Box, "box", "", "with the role one-box: ID or name of the box")
+	f.StringVar(&expires, "expires", "", "how long the key works, such as 90d or 12h (default: until it is revoked)")
+	_ = cmd.RegisterFlagCompletionFunc("role", func(*cobra.Command, []string, string) ([]string, cobra.ShellCompDirective) {
+		var roles []string
+		for _, r := range api.Roles {
+			roles = append(roles, string(r))
+		}
+		return roles, cobra.ShellCompDirectiveNoFileComp
+	})
+	return cmd
+}
+
+// sayKey prints a key alone to standard output, so that it can be piped, and what it is to standard error.
+func sayKey(cmd *cobra.Command, w io.Writer, k apiKey) error {
+	until := "until it is revoked"
+	if k.ExpiresAt != "" {
+		until = "until " + k.ExpiresAt
+	}
+	fmt.Fprintf(cmd.ErrOrStderr(), "API key %s (%s, %s) works %s. It is not shown again:\n", k.Name, k.ID, k.Role, until)
+	_, err := fmt.Fprintln(w, k.Key)
+	return err
+}
+
+var wholeDays = regexp.MustCompile(`^([0-9]{1,5})d$`)
+
+// days reads a duration, which may be in days.
+func days(text string) (time.Duration, error) {
+	if m := wholeDays.FindStringSubmatch(text); m != nil {
+		n, _ := strconv.Atoi(m[1]) // five digits at most
+		return time.Duration(n) * 24 * time.Hour, nil
+	}
+	d, err := time.ParseDuration(text)
+	if err != nil || d < 0 {
+		return 0, cli.Usagef("%q is not a duration such as 90d or 12h", text)
+	}
+	return d, nil
+}
+
+func newAPIKeyListCommand(o *cli.Options) *cobra.Command {
+	return &cobra.Command{
+		Use:   "list",
+		Short: "List the API keys with their roles, expiries and latest uses",
+		Args:  cli.ExactArgs(0),
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			return o.Call(cmd, "GET", "/v2/api-keys", nil, cli.Decoded(func(w io.Writer, answer struct {
+				Keys []apiKey `json:"api_keys"`
+			}) error {
+				rows := [][]string{{"ID", "NAME", "ROLE", "BOX", "EXPIRES", "LAST USED"}}
+				for _, k := range answer.Keys {
+					rows = append(rows, []string{k.ID, k.Name, k.Role, dashed(k.BoxID), dashed(k.ExpiresAt), dashed(k.LastUsed)})
+				}
+				return cli.Table(w, rows...)
+			}))
+		},
+	}
+}
+
+func dashed(text string) string {
+	if text == "" {
+		return "-"
+	}
+	return text
+}
+
+func newAPIKeyRemoveCommand(o *cli.Options) *cobra.Command {
+	return &cobra.Command{
+		Use:     "rm KEY",
+		Aliases: []string{"revoke"},
+		Short:   "Revoke an API key, by its name or ID; requests that are under way with it end",
+		Args:    cli.ExactArgs(1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			return o.Call(cmd, "DELETE", "/v2/api-keys/"+url.PathEscape(args[0]), nil, cli.Decoded(func(w io.Writer, k apiKey) error {
+				_, err := fmt.Fprintf(w, "API key %s (%s) is revoked.\n", k.Name, k.ID)
+				return err
+			}))
+		},
+	}
+}
+
+func newAPIKeyRotateCommand(o *cli.Options) *cobra.Command {
+	var grace time.Duration
+	cmd := &cobra.Command{
+		Use:   "rotate [KEY]",
+		Short: "Replace an API key and print the new one; without KEY, that in {state_dir}/api-key",
+		Args:  cobra.MaximumNArgs(1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			if grace < 0 || grace > 30*24*time.Hour {
+				return cli.Usagef("--grace must be from 0s to 720h")
+			}
+			if len(args) == 0 {
+				return changeKeys(cmd, o, apiKeyChange(grace))
+			}
+			body := map[string]string{"grace": grace.String()}
+			return o.Call(cmd, "POST", "/v2/api-keys/"+url.PathEscape(args[0])+"/rotate", body, cli.Decoded(func(w io.Writer, k apiKey) error { return sayKey(cmd, w, k) }))
+		},
+	}
+	cmd.Flags().DurationVar(&grace, "grace", 0, "how long the old key goes on working")
+	return cmd
+}

@@ -1,0 +1,145 @@
+package host
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"slices"
+	"time"
+
+	"go.uber.org/zap"
+
+	"boxgate/api"
+	"boxgate/policy"
+	"boxgate/store"
+)
+
+// usesSaved is how often the latest uses of API keys are stored.
+const usesSaved = time.Minute
+
+// find returns who an API key belongs to, if it is valid now.
+func (k *keys) find(key string) (api.Caller, bool) {
+	found, ok := k.store.FindAPIKey(key)
+	if !ok {
+		return api.Caller{}, false
+	}
+	k.store.NoteAPIKeyUse(found)
+	return callerOf(found), true
+}
+
+func callerOf(k store.APIKey) api.Caller {
+	return api.Caller{Key: k.ID, Name: k.Name, Role: api.Role(k.Role), Box: k.Box}
+}
+
+// saveUses stores the latest uses of API keys from time to time, until ctx ends.
+func (k *keys) saveUses(ctx context.Context) {
+	tick := time.NewTicker(usesSaved)
+	defer tick.Stop()
+	for {
+		over := false
+		select {
+		case <-ctx.Done():
+			over = true
+		case <-tick.C:
+		}
+		if err := k.store.SaveAPIKeyUses(); err != nil {
+			k.log.Warn("when API keys were used last could not be stored", zap.Error(err))
+		}
+		if over {
+			return
+		}
+	}
+}
+
+// APIKeys implements the Host of [boxgate/api/keys].
+func (k *keys) APIKeys(context.Context) ([]api.Key, error) {
+	all, err := k.store.APIKeys()
+	if err != nil {
+		return nil, err
+	}
+	views := make([]api.Key, 0, len(all))
+	for _, found := range all {
+		views = append(views, keyView(found))
+	}
+	slices.SortFunc(views, func(a, b api.Key) int {
+		return cmp.Or(a.CreatedAt.Compare(b.CreatedAt), cmp.Compare(a.Caller.Key, b.Caller.Key))
+	})
+	return views, nil
+}
+
+func keyView(k store.APIKey) api.Key {
+	return api.Key{Caller: callerOf(k), CreatedAt: k.CreatedAt, ExpiresAt: k.ExpiresAt, LastUsed: k.LastUsed}
+}
+
+// CreateAPIKey implements the Host of [boxgate/api/keys].
+func (k *keys) CreateAPIKey(_ context.Context, req api.KeyRequest) (policy.Secret, api.Key, error) {
+	like := store.APIKey{Name: req.Name, Role: string(req.Role), Box: req.Box}
+	if req.ExpiresIn > 0 {
+		like.ExpiresAt = time.Now().UTC().Add(req.ExpiresIn)
+	}
+	key, made, err := k.store.CreateAPIKey(like)
+	switch {
+	case errors.Is(err, store.ErrKeyNameTaken):
+		return policy.Secret{}, api.Key{}, api.Errorf(api.ErrConflict, "there is an API key named %q already; revoke it, or choose another name", req.Name)
+	case errors.Is(err, store.ErrManyKeys):
+		return policy.Secret{}, api.Key{}, api.Errorf(api.ErrLimit, "there are as many API keys as there can be; revoke some")
+	case err != nil:
+		return policy.Secret{}, api.Key{}, notStored(k.log, "the API key could not be stored, nothing was made", err)
+	}
+	k.log.Info("an API key was made", zap.String("key", made.ID), zap.String("name", made.Name), zap.String("role", made.Role))
+	return key, keyView(made), nil
+}
+
+// named finds a key by its ID, or else by its name.
+func (k *keys) named(idOrName string) (store.APIKey, error) {
+	all, err := k.store.APIKeys()
+	if err != nil {
+		return store.APIKey{}, err
+	}
+	i := slices.IndexFunc(all, func(a store.APIKey) bool { return a.ID == idOrName })
+	if i < 0 {
+		i = slices.IndexFunc(all, func(a store.APIKey) bool { return a.Name == idOrName })
+	}
+	if i < 0 { // it is not quoted: it may be a key
+		return store.APIKey{}, api.Errorf(api.ErrNotFound, "there is no API key with this ID or name; api-key list has them")
+	}
+	return all[i], nil
+}
+
+// ReplaceAPIKey implements the Host of [boxgate/api/keys].
+func (k *keys) ReplaceAPIKey(_ context.Context, idOrName string, grace time.Duration) (policy.Secret, api.Key, error) {
+	old, err := k.named(idOrName)
+	if err != nil {
+		return policy.Secret{}, api.Key{}, err
+	}
+	if old.ID == store.OperatorKey {
+		return policy.Secret{}, api.Key{}, api.Errorf(api.ErrConflict, "the operator's key is replaced by POST /v2/api-key/rotate, which writes it into its file")
+	}
+	key, made, err := k.store.ReplaceAPIKey(old.ID, grace)
+	switch {
+	case errors.Is(err, store.ErrNotFound):
+		return policy.Secret{}, api.Key{}, api.Errorf(api.ErrConflict, "the API key %s has expired; make another", old.ID)
+	case err != nil:
+		return policy.Secret{}, api.Key{}, notStored(k.log, "the API key could not be stored, the old one stays", err)
+	}
+	k.log.Info("an API key was replaced", zap.String("key", made.ID), zap.String("name", made.Name), zap.Duration("grace_of_old_key", grace))
+	return key, keyView(made), nil
+}
+
+// DeleteAPIKey implements the Host of [boxgate/api/keys].
+func (k *keys) DeleteAPIKey(_ context.Context, idOrName string) (api.Key, error) {
+	old, err := k.named(idOrName)
+	if err != nil {
+		return api.Key{}, err
+	}
+	if old.ID == store.OperatorKey {
+		return api.Key{}, api.Errorf(api.ErrConflict, "the operator's key cannot be revoked, only replaced: api-key rotate")
+	}
+	if err := k.store.DeleteAPIKey(old.ID); errors.Is(err, store.ErrNotFound) {
+		return api.Key{}, api.ErrNotFound
+	} else if err != nil {
+		return api.Key{}, notStored(k.log, "the API key could not be revoked, it still works", err)
+	}
+	k.log.Info("an API key was revoked", zap.String("key", old.ID), zap.String("name", old.Name))
+	return keyView(old), nil
+}

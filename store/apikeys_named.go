@@ -1,0 +1,103 @@
+package store
+
+import (
+	"crypto/rand"
+	"encoding/hex"
+	"fmt"
+	"slices"
+	"time"
+
+	"boxgate/policy"
+	"boxgate/store/document"
+)
+
+// maxAPIKeys bounds how many API keys there are.
+const maxAPIKeys = 1000
+
+// CreateAPIKey makes a key with the name, role, box and expiry of like, and returns it with its record. The key itself is
+// kept nowhere. A name that another key has is an [ErrKeyNameTaken], and more keys than there may be an [ErrManyKeys].
+func (db *DB) CreateAPIKey(like APIKey) (policy.Secret, APIKey, error) {
+	key, now := NewKey(), time.Now().UTC()
+	fresh := APIKey{
+		ID: newKeyID(), Name: like.Name, Role: like.Role, Box: like.Box, ExpiresAt: like.ExpiresAt,
+		Hash: HashKey(key.Reveal()), CreatedAt: now,
+	}
+	err := db.changeKeys(func(keys document.Table) error {
+		all, err := readKeys(keys)
+		switch {
+		case err != nil:
+			return err
+		case fresh.Name == OperatorKey || slices.ContainsFunc(all, func(k APIKey) bool { return k.Name == fresh.Name }):
+			return ErrKeyNameTaken
+		case len(all) >= maxAPIKeys:
+			return ErrManyKeys
+		}
+		return putKey(keys, fresh)
+	})
+	if err != nil {
+		return policy.Secret{}, APIKey{}, err
+	}
+	return key, fresh, nil
+}
+
+// newKeyID returns an ID that no key has, and never has had.
+func newKeyID() string {
+	var b [8]byte
+	_, _ = rand.Read(b[:]) // never fails (crypto/rand)
+	return "key_" + hex.EncodeToString(b[:])
+}
+
+// ReplaceAPIKey gives the key of that ID a new value, and returns it. The old one stops working at once, or after grace if
+// that is more than 0; name, role, box and expiry stay. The error is [ErrNotFound] if there is no such key, or it has expired.
+func (db *DB) ReplaceAPIKey(id string, grace time.Duration) (policy.Secret, APIKey, error) {
+	key, now := NewKey(), time.Now().UTC()
+	var fresh APIKey
+	err := db.changeKeys(func(keys document.Table) error {
+		all, err := readKeys(keys)
+		if err != nil {
+			return err
+		}
+		for _, k := range all {
+			if k.ID == id && k.opens(now) && !k.CreatedAt.Before(fresh.CreatedAt) {
+				fresh = k
+			}
+		}
+		if fresh.ID == "" || id == OperatorKey { // the operator's has a file besides: RotateAPIKey
+			return fmt.Errorf("API key: %w", ErrNotFound)
+		}
+		fresh.Hash, fresh.CreatedAt, fresh.LastUsed = HashKey(key.Reveal()), now, time.Time{}
+		return replaceKeys(keys, fresh, now.Add(grace))
+	})
+	if err != nil {
+		return policy.Secret{}, APIKey{}, err
+	}
+	return key, fresh, nil
+}
+
+// DeleteAPIKey deletes the key of that ID, which stops working at once, also what it replaced. The error is [ErrNotFound]
+// if there is no such key. The operator's is not deleted, only replaced.
+func (db *DB) DeleteAPIKey(id string) error {
+	if id == OperatorKey {
+		return fmt.Errorf("the operator's API key: %w", ErrNotFound)
+	}
+	return db.deleteKeys(func(k APIKey) bool { return k.ID == id })
+}
+
+func (db *DB) deleteKeys(which func(APIKey) bool) error {
+	return db.changeKeys(func(keys document.Table) error {
+		all, err := readKeys(keys)
+		if err != nil {
+			return err
+		}
+		found := slices.DeleteFunc(all, func(k APIKey) bool { return !which(k) })
+		if len(found) == 0 {
+			return fmt.Errorf("API key: %w", ErrNotFound)
+		}
+		for _, k := range found {
+			if err := keys.Delete(k.Hash[:]); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+}
