@@ -95,7 +95,12 @@ func (db *DB) APIKeys() ([]APIKey, error) {
 		out, err = readKeys(keys)
 		return err
 	})
-	return db.withUses(out), err
+	for i, k := range out {
+		if at, used := db.keyUses.of(k.Hash); used {
+			out[i].LastUsed = at
+		}
+	}
+	return out, err
 }
 
 func readKeys(keys document.Table) (out []APIKey, err error) {
