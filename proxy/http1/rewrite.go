@@ -7,6 +7,7 @@ import (
 	"strconv"
 	"time"
 
+	"boxgate/internal/buffers"
 	"boxgate/internal/h1"
 	"boxgate/internal/memory"
 	"boxgate/proxy/exchange"
@@ -185,23 +186,36 @@ func (h *conn) reframe(n int) {
 	r.Fields = append(r.Fields, h1.NewField("Content-Length", string(length)))
 }
 
-// resume appends what was read of a body to the head, and then what has arrived of the rest.
+// resume appends what was read of a body to the head, and then what has arrived of the rest; it leaves to run what is more than
+// is written before the response is read.
 func (u *upload) resume(in *h1.Reader, out []byte, chunked bool) ([]byte, bool, error) {
 	w := u.rewriting
 	if w == nil || len(w.Body) == 0 && !w.Whole {
 		return u.gather(in, out)
 	}
-	u.sent += int64(len(w.Body))
-	if chunked {
-		out = h1.AppendChunk(out, w.Body)
+	u.kept, u.chunks = w.Body, chunked
+	out, whole := u.unload(out)
+	if whole || len(u.kept) > 0 {
+		return out, whole, nil
+	}
+	return u.gather(in, out)
+}
+
+// unload appends of what was read of a body as much as is written at a time, and reports whether the body ends there.
+func (u *upload) unload(out []byte) ([]byte, bool) {
+	part := u.kept[:min(len(u.kept), max(0, buffers.OutFlush-len(out)))]
+	u.kept = u.kept[len(part):]
+	u.sent += int64(len(part))
+	if u.chunks {
+		out = h1.AppendChunk(out, part)
 	} else {
-		out = append(out, w.Body...)
+		out = append(out, part...)
 	}
-	if !w.Whole {
-		return u.gather(in, out)
+	if len(u.kept) > 0 || !u.rewriting.Whole {
+		return out, false
 	}
-	if chunked {
+	if u.chunks {
 		out = header.AppendLastChunk(out, u.body.Trailers, u.set)
 	}
-	return out, true, nil
+	return out, true
 }

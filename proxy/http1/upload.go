@@ -23,6 +23,8 @@ type upload struct {
 	dry   bool // all that arrived is sent
 
 	rewriting *exchange.Rewriting // nil unless the request was changed
+	kept      []byte              // of what was read of the body then: the part that is not sent yet
+	chunks    bool                // it is sent in chunks
 
 	done chan struct{} // nil when everything was sent with the head
 	err  error         // valid once done is closed
@@ -104,6 +106,13 @@ func (u *upload) start(h *conn) {
 func (u *upload) run(in *h1.Reader, up *origin.Conn) error {
 	out := buffers.BorrowOut()
 	defer func() { buffers.ReturnOut(out) }()
+	for len(u.kept) > 0 {
+		whole := false
+		out, whole = u.unload(out[:0])
+		if err := up.Write(out); err != nil || whole {
+			return err
+		}
+	}
 	for {
 		if u.dry {
 			if err := in.Fill(); err != nil {

@@ -1,0 +1,90 @@
+package proxy
+
+import (
+	"bufio"
+	"crypto/tls"
+	"io"
+	"net"
+	"net/http"
+	"strings"
+	"syscall"
+	"testing"
+
+	"golang.org/x/sys/unix"
+)
+
+// narrowServer is a server of HTTP/1.1 over TLS of which the kernel takes only a few KiB that it has not read.
+func (r *rig) narrowServer(handle func(net.Conn, *bufio.Reader)) (port uint16) {
+	r.t.Helper()
+	narrow := net.ListenConfig{Control: func(_, _ string, raw syscall.RawConn) (err error) {
+		_ = raw.Control(func(fd uintptr) {
+			if err = unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_RCVBUF, 4096); err == nil {
+				err = unix.SetsockoptInt(int(fd), unix.IPPROTO_TCP, unix.TCP_MAXSEG, 536) // by which the sender's buffer is sized
+			}
+		})
+		return err
+	}}
+	ln, err := narrow.Listen(r.t.Context(), "tcp", "127.0.0.1:0")
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	r.t.Cleanup(func() { ln.Close() })
+	config := &tls.Config{NextProtos: []string{"http/1.1"}, GetCertificate: r.upstream.forHello}
+	go func() {
+		for {
+			c, err := ln.Accept()
+			if err != nil {
+				return
+			}
+			go func() {
+				defer c.Close()
+				secure := tls.Server(c, config)
+				handle(secure, bufio.NewReader(secure))
+			}()
+		}
+	}()
+	return portOf(r.t, ln)
+}
+
+// TestEarlyAnswerToAChangedBody: a server that refuses a body which the gateway has read, and reads nothing of it, has its
+// answer passed on; and one that reads it slowly gets all of it.
+func TestEarlyAnswerToAChangedBody(t *testing.T) {
+	t.Parallel()
+	for _, h2 := range []bool{false, true} {
+		for how, body := range map[string]string{"changed": tokenFor("OTHER"), "as it was": "x", "too large to be changed": strings.Repeat("x", 1<<20)} {
+			t.Run(map[bool]string{false: "h1 ", true: "h2 "}[h2]+how, func(t *testing.T) {
+				t.Parallel()
+				l := newRig(t, allowAll, patient, func(c *Config) { c.Secrets = sources{"s": is("from-source")} })
+				sent := `["` + strings.Repeat("y", 1<<20-100) + body + `"]`
+				ended := make(chan struct{})
+				t.Cleanup(func() { close(ended) })
+				port := l.narrowServer(func(c net.Conn, r *bufio.Reader) {
+					req, err := http.ReadRequest(r)
+					if err != nil {
+						return
+					}
+					if req.URL.Path == "/refused" {
+						_, _ = io.WriteString(c, "HTTP/1.1 413 Content Too Large\r\nContent-Length: 2\r\nConnection: close\r\n\r\nno")
+						<-ended
+						return
+					}
+					got, err := io.ReadAll(req.Body)
+					if want := strings.Replace(sent, tokenFor("OTHER"), "from-source", 1); err != nil || string(got) != want {
+						t.Errorf("the server received %d bytes, not %d: %v", len(got), len(want), err)
+					}
+					_, _ = io.WriteString(c, "HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n")
+				})
+				l.rules(allowAll, jsonRule(t, port, ", "+everywhere))
+				for path, want := range map[string]int{"/refused": 413, "/taken": 200} {
+					for _, content := range []io.Reader{strings.NewReader(sent), stream(sent)} {
+						client := l.httpClientLater(port, h2)
+						status, text := send(t, client, "POST", "https://"+hostPort(port)+path, http.Header{"Content-Type": {"application/json"}}, content)
+						if status != want {
+							t.Errorf("%s: %d %s", path, status, text)
+						}
+					}
+				}
+			})
+		}
+	}
+}
