@@ -15,6 +15,7 @@ import (
 	"fmt"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/go-jose/go-jose/v4"
@@ -29,6 +30,7 @@ const (
 	ahead    = time.Hour        // how long a key is published before it signs
 	behind   = 10 * time.Minute // how long one is published after it has signed last
 	maxKeys  = 8                // of a clock that jumps
+	overdue  = ahead            // how long a store may be too slow, or fail, to keep a new key
 )
 
 // Memory keeps the keys over restarts, sealed. Safe for concurrent use.
@@ -45,8 +47,9 @@ type Issuer struct {
 	memory Memory
 	now    func() time.Time
 
-	mu   sync.Mutex
-	keys []key // oldest first; nil until they were read
+	keys atomic.Pointer[[]key] // oldest first, never changed in place; nil until they were read
+
+	rotating sync.Mutex // held while the store is read or written
 }
 
 // key is one signing key.
@@ -63,33 +66,61 @@ func New(name string, memory Memory, now func() time.Time) *Issuer {
 	return &Issuer{name: name, memory: memory, now: now}
 }
 
-// Token returns a token that says, for half a minute, to an audience that a request for a host comes from a box.
+// Token returns a token that says, for half a minute, to an audience that a request for a host comes from a box. It waits for
+// the store only if there is no key yet, or the keys are overdue; else at most one caller at a time does.
 func (i *Issuer) Token(box policy.BoxID, audience, host string) (policy.Secret, error) {
 	now := i.now()
-	i.mu.Lock()
-	defer i.mu.Unlock()
-	if err := i.rotateLocked(now); err != nil {
+	keys, err := i.usable(now)
+	if err != nil {
 		return policy.Secret{}, err
 	}
 	claims := assertion.Claims{
 		Issuer: i.name, Subject: string(box), Audience: audience, Lifetime: lifetime,
 		More: map[string]any{"host": host, "sandbox_id": string(box)},
 	}
-	return i.keys[signing(i.keys, now)].signer.Sign(claims, now)
+	return keys[signing(keys, now)].signer.Sign(claims, now)
 }
 
 // KeySet returns the public keys as a JSON Web Key Set.
 func (i *Issuer) KeySet() (json.RawMessage, error) {
-	i.mu.Lock()
-	defer i.mu.Unlock()
-	if err := i.rotateLocked(i.now()); err != nil {
+	keys, err := i.usable(i.now())
+	if err != nil {
 		return nil, err
 	}
 	var set jose.JSONWebKeySet
-	for _, k := range i.keys {
+	for _, k := range keys {
 		set.Keys = append(set.Keys, k.public)
 	}
 	return json.Marshal(set)
+}
+
+// usable returns the keys, of which there are some. While the store is slow or fails, the earlier ones are used for some time.
+func (i *Issuer) usable(now time.Time) ([]key, error) {
+	known := i.keys.Load()
+	if known == nil || isDue(*known, now.Add(-overdue)) {
+		return i.current(now)
+	}
+	if i.rotating.TryLock() {
+		defer i.rotating.Unlock()
+		_ = i.rotateLocked(now) // it is tried again with the next token; once the keys are overdue it has to succeed
+	}
+	return *i.keys.Load(), nil
+}
+
+// current returns the keys after any change that is due.
+func (i *Issuer) current(now time.Time) ([]key, error) {
+	i.rotating.Lock()
+	defer i.rotating.Unlock()
+	if err := i.rotateLocked(now); err != nil {
+		return nil, err
+	}
+	return *i.keys.Load(), nil
+}
+
+// isDue reports whether it is time for a new key.
+func isDue(keys []key, now time.Time) bool {
+	n := len(keys)
+	return n == 0 || !now.Before(keys[n-1].since.Add(period))
 }
 
 // signing returns the index of the key that signs: the newest that has been published for long enough, else the oldest.
@@ -105,15 +136,16 @@ func signing(keys []key, now time.Time) int {
 // rotateLocked reads the keys, makes a new one when it is time, and drops those that have signed nothing for long. What
 // it changes is kept before it is used.
 func (i *Issuer) rotateLocked(now time.Time) error {
-	if i.keys == nil {
-		keys, err := i.read()
+	known := i.keys.Load()
+	if known == nil {
+		kept, err := i.read()
 		if err != nil {
 			return err
 		}
-		i.keys = keys
+		known = &kept
 	}
-	keys := slices.Clone(i.keys)
-	if n := len(keys); n == 0 || !now.Before(keys[n-1].since.Add(period)) {
+	keys := slices.Clone(*known)
+	if isDue(keys, now) {
 		k, err := newKey(now)
 		if err != nil {
 			return err
@@ -123,13 +155,12 @@ func (i *Issuer) rotateLocked(now time.Time) error {
 	for n := signing(keys, now); n > 0 && !now.Before(keys[n].since.Add(ahead+behind)) || len(keys) > maxKeys; n-- {
 		keys = keys[1:]
 	}
-	if len(keys) == len(i.keys) && keys[0].id == i.keys[0].id {
-		return nil
+	if old := *known; len(keys) != len(old) || keys[0].id != old[0].id {
+		if err := i.keep(keys); err != nil {
+			return err
+		}
 	}
-	if err := i.keep(keys); err != nil {
-		return err
-	}
-	i.keys = keys
+	i.keys.Store(&keys)
 	return nil
 }
 

@@ -108,7 +108,7 @@ func TestKeysRotate(t *testing.T) {
 		_, kid := verify(t, i, token, now)
 		return kid
 	}
-	count := func() int { i.mu.Lock(); defer i.mu.Unlock(); return len(i.keys) }
+	count := func() int { return len(*i.keys.Load()) }
 	first := signer()
 	i = restart()
 	if signer() != first || count() != 1 {
@@ -151,5 +151,91 @@ func TestStoreFails(t *testing.T) {
 		if set, err := i.KeySet(); err == nil {
 			t.Errorf("%s: %s", name, set)
 		}
+	}
+}
+
+// held is a store that takes as long as a test wants to keep something.
+type held struct {
+	memory
+	writes, goOn chan struct{}
+}
+
+func (h *held) SetIdentityKeys(text policy.Secret) error {
+	h.writes <- struct{}{}
+	<-h.goOn
+	return h.memory.SetIdentityKeys(text)
+}
+
+// TestSlowStoreHoldsOneRequest: while a new key is kept, the others go on with the earlier one.
+func TestSlowStoreHoldsOneRequest(t *testing.T) {
+	t.Parallel()
+	now := time.Now()
+	store := &held{writes: make(chan struct{}, 1), goOn: make(chan struct{}, 1)}
+	i := New("urn:test", store, func() time.Time { return now })
+	token := func() (string, error) {
+		token, err := i.Token("b", "https://proxy.test/in", "api.test")
+		return token.Reveal(), err
+	}
+	store.goOn <- struct{}{}
+	if _, err := token(); err != nil {
+		t.Fatal(err)
+	}
+	<-store.writes
+	now = now.Add(period)
+	slow := make(chan error, 1)
+	go func() {
+		_, err := token()
+		slow <- err
+	}()
+	<-store.writes
+	others := make(chan error, 2)
+	go func() {
+		_, err := token()
+		others <- err
+		_, err = i.KeySet()
+		others <- err
+	}()
+	for range 2 {
+		select {
+		case err := <-others:
+			if err != nil {
+				t.Error(err)
+			}
+		case <-time.After(time.Minute):
+			t.Fatal("a request waits for the disk")
+		}
+	}
+	store.goOn <- struct{}{}
+	if err := <-slow; err != nil || len(*i.keys.Load()) != 2 {
+		t.Errorf("%d keys, %v", len(*i.keys.Load()), err)
+	}
+}
+
+// TestStoreFailsLater: a store that fails holds nothing up at first; keys that are overdue sign nothing.
+func TestStoreFailsLater(t *testing.T) {
+	t.Parallel()
+	now := time.Now().Truncate(time.Second)
+	store := &memory{}
+	i := New("urn:test", store, func() time.Time { return now })
+	token := func() error {
+		_, err := i.Token("b", "https://proxy.test/in", "api.test")
+		return err
+	}
+	if err := token(); err != nil {
+		t.Fatal(err)
+	}
+	store.broken = errors.New("no disk")
+	for _, step := range []struct {
+		after time.Duration
+		fails bool
+	}{{period, false}, {overdue - time.Second, false}, {time.Second, true}, {-time.Second, false}} {
+		now = now.Add(step.after)
+		if err := token(); (err != nil) != step.fails {
+			t.Errorf("after %v more: %v", step.after, err)
+		}
+	}
+	store.broken = nil
+	if err := token(); err != nil || len(*i.keys.Load()) != 2 {
+		t.Errorf("%d keys, %v", len(*i.keys.Load()), err)
 	}
 }
