@@ -89,7 +89,6 @@ func tlsFault(err error) string {
 	var name x509.HostnameError
 	var authority x509.UnknownAuthorityError
 	var invalid x509.CertificateInvalidError
-	var alert tls.AlertError
 	var record tls.RecordHeaderError
 	switch {
 	case errors.As(err, &name):
@@ -100,12 +99,10 @@ func tlsFault(err error) string {
 		return "the server's certificate has expired or is not yet valid"
 	case errors.As(err, &invalid):
 		return "the server's certificate is not valid for a server"
-	case errors.As(err, &alert):
-		return "the server refused the TLS handshake"
 	case errors.As(err, &record):
 		return "the server does not speak TLS"
 	}
-	return ""
+	return alertFault(err)
 }
 
 // httpFault returns what was wrong with a response. The texts of h1 never quote the message.

@@ -1,0 +1,68 @@
+package problem
+
+import (
+	"crypto/tls"
+	"errors"
+	"net"
+)
+
+// Alerts that servers end a connection with and that say more than that they do (RFC 8446, 6).
+const (
+	handshakeFailure       tls.AlertError = 40
+	badCertificate         tls.AlertError = 42
+	unsupportedCertificate tls.AlertError = 43
+	certificateRevoked     tls.AlertError = 44
+	certificateExpired     tls.AlertError = 45
+	certificateUnknown     tls.AlertError = 46
+	unknownCA              tls.AlertError = 48
+	accessDenied           tls.AlertError = 49
+	protocolVersion        tls.AlertError = 70
+	insufficientSecurity   tls.AlertError = 71
+	unrecognizedName       tls.AlertError = 112
+	certificateRequired    tls.AlertError = 116
+	noApplicationProtocol  tls.AlertError = 120
+)
+
+// alertFault returns what a server meant by the alert that it ended a connection with; "" if it sent none.
+func alertFault(err error) string {
+	alert, received := alertOf(err)
+	if !received {
+		return ""
+	}
+	switch alert {
+	case certificateRequired:
+		return "the server asks for a client certificate"
+	case badCertificate, unsupportedCertificate, certificateRevoked, certificateExpired, certificateUnknown, unknownCA:
+		return "the server does not accept the client certificate, or that there is none"
+	case protocolVersion:
+		return "the server does not speak TLS 1.2 or 1.3"
+	case handshakeFailure, insufficientSecurity:
+		return "the server and the gateway have no way to encrypt in common, or it asks for a client certificate"
+	case unrecognizedName:
+		return "the server does not know this name"
+	case noApplicationProtocol:
+		return "the server does not speak the protocol of the request"
+	case accessDenied:
+		return "the server denies access by a TLS alert"
+	}
+	return "the server refused the TLS handshake"
+}
+
+// alertOf returns the alert by which a peer ended a TLS connection. crypto/tls returns it in a [net.OpError] for that, as a type
+// of its own with the texts of [tls.AlertError], which it uses over QUIC alone.
+func alertOf(err error) (alert tls.AlertError, received bool) {
+	var op *net.OpError
+	if errors.As(err, &alert) {
+		return alert, true
+	}
+	if !errors.As(err, &op) || op.Op != "remote error" || op.Err == nil {
+		return 0, false
+	}
+	text := op.Err.Error()
+	for n := range 256 {
+		if alert = tls.AlertError(n); alert.Error() == text {
+			return alert, true
+		}
+	}
+	return 0, true
+}
