@@ -1,6 +1,7 @@
 package proxy
 
 import (
+	"cmp"
 	"context"
 	"crypto/tls"
 	"errors"
@@ -33,6 +34,7 @@ type pgServer struct {
 	t      *testing.T
 	config *tls.Config
 	wants  string // the password
+	says   string // to another; "": quotes it
 	// iterations are asked for by SCRAM; "": the password is asked for.
 	iterations string
 
@@ -98,7 +100,7 @@ func (s *pgServer) login(b *pgproto3.Backend, parameters map[string]string) bool
 	s.logins = append(s.logins, parameters)
 	s.mu.Unlock()
 	if given.Password != s.wants {
-		b.Send(&pgproto3.ErrorResponse{Severity: "FATAL", Code: "28P01", Message: "not with " + given.Password})
+		b.Send(&pgproto3.ErrorResponse{Severity: "FATAL", Code: "28P01", Message: cmp.Or(s.says, "not with "+given.Password)})
 		_ = b.Flush()
 		return false
 	}
@@ -263,10 +265,16 @@ func TestPostgresFailures(t *testing.T) {
 		t.Parallel()
 		r, s, dst := pgRig(t, dbRule)
 		s.wants = "another"
-		refusedWith(t, connect(t, r, dst), "28P01", "not with [redacted]")
+		refusedWith(t, connect(t, r, dst), "28P01", "holds the password")
 		if e := r.wantReason(policy.ReasonUpstreamLogin); strings.Contains(e.Error, dbPassword) {
 			t.Errorf("%+v", e)
 		}
+	})
+	t.Run("refused by the server, which says nothing of it", func(t *testing.T) {
+		t.Parallel()
+		r, s, dst := pgRig(t, dbRule)
+		s.wants, s.says = "another", `role "app" is not permitted to log in`
+		refusedWith(t, connect(t, r, dst), "28P01", s.says)
 	})
 	t.Run("a weaker way than the rule allows", func(t *testing.T) {
 		t.Parallel()

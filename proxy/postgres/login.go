@@ -8,7 +8,6 @@ import (
 	"io"
 	"net"
 	"net/netip"
-	"strings"
 	"sync"
 	"time"
 
@@ -139,8 +138,8 @@ func (a *attempt) refusal(err error) *Refusal {
 	case a.dialled != nil && !a.verified:
 		return a.s.notVerified(err)
 	case errors.As(err, &said):
-		text := a.without(said.Message)
-		return &Refusal{policy.ReasonUpstreamLogin, said.Code, text, fmt.Errorf("the server refused the login: %s (%s)", text, said.Code)}
+		text, code := a.without(said.Message), state(said.Code)
+		return &Refusal{policy.ReasonUpstreamLogin, code, text, fmt.Errorf("the server refused the login: %s (%s)", text, code)}
 	}
 	return &Refusal{policy.ReasonUpstreamLogin, codeUnreachable, "the gateway could not log in to " + a.s.Authority,
 		errors.New(a.without(err.Error()))}
@@ -150,14 +149,6 @@ func (a *attempt) refusal(err error) *Refusal {
 func (s *Session) notVerified(err error) *Refusal {
 	return &Refusal{policy.ReasonUpstreamTLS, codeUnreachable, "the TLS certificate of " + s.Authority + " could not be verified",
 		&problem.Upstream{Reason: policy.ReasonUpstreamTLS, Name: s.Name, Err: err}}
-}
-
-// without takes the password out of a text of the server.
-func (a *attempt) without(text string) string {
-	if len(a.password) < 4 {
-		return "(not shown: the password is so short that it could be any part of it)"
-	}
-	return strings.ReplaceAll(text, a.password, "[redacted]")
 }
 
 func addrOf(c net.Conn) netip.Addr {

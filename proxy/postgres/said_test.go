@@ -1,0 +1,48 @@
+package postgres
+
+import (
+	"crypto/md5"
+	"encoding/base64"
+	"encoding/hex"
+	"encoding/json"
+	"net/url"
+	"strings"
+	"testing"
+
+	"boxgate/policy"
+)
+
+// TestServersDoNotTellThePassword: in whatever form a server writes the password, what it says is not passed on; and it is if
+// it says something else.
+func TestServersDoNotTellThePassword(t *testing.T) {
+	t.Parallel()
+	const password = `it's a "can\ary" of 100%`
+	a := &attempt{s: &Session{Login: &policy.Postgres{User: "app"}}, password: password}
+	sum := md5.Sum([]byte(password + "app"))
+	quoted, _ := json.Marshal(password)
+	for how, text := range map[string]string{
+		"as it is": password, "SQL": strings.ReplaceAll(password, `'`, `''`), "an identifier of SQL": strings.ReplaceAll(password, `"`, `""`),
+		"escapes of SQL": strings.NewReplacer(`\`, `\\`, `'`, `\'`).Replace(password), "JSON": string(quoted), "a URL": url.QueryEscape(password),
+		"a path": url.PathEscape(password), "base64": base64.StdEncoding.EncodeToString([]byte("app:" + password)), "hexadecimal": hex.EncodeToString([]byte(password)),
+		"MD5": "md5" + hex.EncodeToString(sum[:]), "a sum": strings.ToUpper(hex.EncodeToString(sum[:])), "the proof of MD5": "md5" + strings.Repeat("0f", 16),
+		"a verifier": "SCRAM-SHA-256$4096:c2FsdA==$a2V5:a2V5",
+	} {
+		if got := a.without("password authentication failed with " + text + "."); got != "(not shown: it holds the password)" {
+			t.Errorf("%s: %s", how, got)
+		}
+	}
+	for _, text := range []string{"", `password authentication failed for user "app"`, "no pg_hba.conf entry for host \"192.0.2.1\", user \"app\", database \"orders\", SSL encryption"} {
+		if got := a.without(text); got != text {
+			t.Errorf("%q: %s", text, got)
+		}
+	}
+	a.password = "short"
+	if got := a.without("of some length"); !strings.HasPrefix(got, "(not shown") {
+		t.Error(got)
+	}
+	for code, want := range map[string]string{"28P01": "28P01", "canary": codeUnreachable, "": codeUnreachable, "28p01": codeUnreachable} {
+		if got := state(code); got != want {
+			t.Errorf("%q: %s", code, got)
+		}
+	}
+}
