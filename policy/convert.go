@@ -182,9 +182,14 @@ func vercelRules(rules []HeaderRule, host string, ps *problems) []any {
 		if r.Pattern.String() != host || r.Match == nil && !r.Applies() {
 			continue
 		}
+		denies := r.Deny
+		r.Deny = false // which that dialect knows
 		headers := plainHeaders(r, ps)
 		rule := map[string]any{"transform": []any{map[string]any{"headers": headers}}}
-		if r.Forward != nil {
+		switch {
+		case denies:
+			rule = map[string]any{"response": map[string]int{"statusCode": 403}}
+		case r.Forward != nil:
 			rule = map[string]any{"forwardURL": r.Forward.URL()}
 		}
 		if r.Match != nil {

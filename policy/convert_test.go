@@ -46,7 +46,7 @@ var everyField = []string{
 	`{"sign": {"hmac": {"key": {"secret": "k"}, "header": "x-sig", "template": "{method}", "encoding": "base64", "format": "v1={signature}",
 		"timestamp": {"header": "x-time", "format": "rfc3339"}}}}`,
 	`{"sign": {"hmac": {"key": "literal", "header": "x-sig", "template": "{body}"}}, "headers": {"X-A": "literal"}, "scrub": true}`,
-	`[{"match": {"methods": ["GET"], "path": {"prefix": "/a"}, "query": {"a": {"exact": "b"}}, "headers": {"x-a": {"regex": "c"}}}, "deny": true}]`,
+	`[{"match": {"methods": ["GET"], "path": {"prefix": "/a"}, "query": {"a": {"exact": "b"}}, "headers": {"x-a": {"regex": "c"}}}, "deny": true}, {"remove": ["X-C"]}]`,
 	`{"postgres": {"user": "u", "database": "d", "password": {"secret": "k"}, "auth": "md5"}}`,
 	`{"postgres": {"user": "u", "database": "d", "password": "literal"}}`,
 	`{"ssh": {"user": "git", "key": {"secret": "k"}, "host_keys": ["@cert-authority ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIAABAgMEBQYHCAkKCwwNDg8QERITFBUWFxgZGhscHR4f"],

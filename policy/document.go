@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"strconv"
 	"strings"
 	"unicode/utf8"
 )
@@ -25,7 +26,7 @@ const (
 // case, and take the last of duplicate keys.
 type value struct {
 	kind  kind
-	text  string   // of a string
+	text  string   // of a string, or a number in decimal
 	truth bool     // of true or false
 	items []value  // of a list or object
 	keys  []string // of an object, one for each item
@@ -76,7 +77,7 @@ func readValue(d *json.Decoder, at string, ps *problems, depth int) (value, erro
 	case string:
 		return value{kind: kindText, text: t}, nil
 	case float64:
-		return value{kind: kindNumber}, nil
+		return value{kind: kindNumber, text: strconv.FormatFloat(t, 'f', -1, 64)}, nil
 	case bool:
 		return value{kind: kindBool, truth: t}, nil
 	}

@@ -13,7 +13,7 @@ import (
 // What is neither allowed nor denied is allowed in that dialect, and what is allowed wins over what is denied; in boxgate
 // denied wins. So allowOut is honoured beside a denyOut of all traffic, and where it opens nothing that denyOut closes;
 // else it is refused. All rules of a domain apply, later headers replacing earlier ones. Refused as well are egressProxy,
-// maskRequestHost, allowPublicTraffic: false, and identity tokens in headers. The error is an *[InvalidError] that lists
+// maskRequestHost, httpsPorts, allowPublicTraffic: false, and identity tokens in headers. The error is an *[InvalidError] that lists
 // every problem.
 func ParseE2B(data []byte) (Spec, []HeaderRule, error) {
 	var ps problems
@@ -31,7 +31,7 @@ func isE2B(doc value) bool {
 	}
 	for i, key := range doc.keys {
 		switch key {
-		case "allowOut", "denyOut", "egressProxy", "maskRequestHost", "allowPublicTraffic", "allowInternetAccess", "allow_internet_access":
+		case "allowOut", "denyOut", "egressProxy", "maskRequestHost", "httpsPorts", "allowPublicTraffic", "allowInternetAccess", "allow_internet_access":
 			return true
 		case "rules":
 			return doc.items[i].kind == kindObject
@@ -62,6 +62,9 @@ func translateE2B(doc value, ps *problems) (Spec, []HeaderRule, error) {
 		"allow_internet_access": access,
 		"rules":                 func(at string, v value) { o.readRules(at, v, ps) },
 		"egressProxy":           func(at string, _ value) { ps.add(at, "boxgate sends no traffic through another proxy; leave it out") },
+		"httpsPorts": func(at string, _ value) {
+			ps.add(at, "public URLs reach applications without TLS; leave it out, and serve these ports in the clear")
+		},
 		"maskRequestHost": func(at string, _ value) {
 			ps.add(at, "public URLs are made one by one, and apps see the host of their own; leave it out")
 		},

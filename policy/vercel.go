@@ -8,13 +8,14 @@ import (
 
 // ParseVercel reads a network policy in the dialect of Vercel Sandbox and translates it:
 //
-//	"allow-all" | "deny-all" | {allow: [domain…] | {domain: [{match, transform: [{headers}] | forwardURL}…]}, subnets: {allow: [cidr…], deny: [cidr…]}}
+//	"allow-all" | "deny-all" | {allow: [domain…] | {domain: [{match, transform: [{headers}] | forwardURL | response}…]}, subnets: {allow: [cidr…], deny: [cidr…]}}
 //
 // What is not allowed is denied in that dialect: {} and a policy with denied subnets alone deny everything. Denied
 // subnets win over everything, allowed ones over domains. Of the rules of a domain the first that matches a request
 // wins, and of the domains that cover a host the first one. The headers that transforms set are returned as header
-// rules, alternatives in their order, nil if there are none, and so are those that forward. What boxgate cannot honour is
-// refused: headers on "*". The error is an *[InvalidError] that lists every problem.
+// rules, alternatives in their order, nil if there are none, and so are those that forward, and those with a response, which
+// refuse. What boxgate cannot honour is refused: headers on "*", and responses other than a 403 of the gateway's own. The
+// error is an *[InvalidError] that lists every problem.
 func ParseVercel(data []byte) (Spec, []HeaderRule, error) {
 	var ps problems
 	doc, ok := parseDocument(data, &ps)
@@ -136,7 +137,7 @@ func readVercelRules(at string, v value, ps *problems) (rules []HeaderRule) {
 }
 
 func readVercelRule(at string, v value, ps *problems) (rule HeaderRule) {
-	v.fields(at, "an object with transform or forwardURL", ps, map[string]func(string, value){
+	v.fields(at, "an object with transform, forwardURL or response", ps, map[string]func(string, value){
 		"transform": func(at string, v value) { rule.Headers = readVercelTransforms(at, v, ps) },
 		"match": func(at string, v value) {
 			before := len(ps.list)
@@ -147,15 +148,35 @@ func readVercelRule(at string, v value, ps *problems) (rule HeaderRule) {
 			}
 		},
 		"forwardURL": func(at string, v value) { rule.Forward = ps.forward(at, v) },
+		"response":   func(at string, v value) { rule.Deny = readVercelResponse(at, v, ps) },
 	})
-	switch forwards, transforms := v.has("forwardURL"), v.has("transform"); {
-	case v.kind != kindObject:
-	case forwards && transforms:
-		ps.add(at, "has transform and forwardURL; give one of them")
-	case !forwards && !transforms:
-		ps.add(at, "has neither transform nor forwardURL")
+	actions := 0
+	for _, key := range []string{"transform", "forwardURL", "response"} {
+		if v.has(key) {
+			actions++
+		}
+	}
+	if v.kind == kindObject && actions != 1 {
+		ps.add(at, "has %d of transform, forwardURL and response; give one of them", actions)
 	}
 	return rule
+}
+
+// readVercelResponse reads an answer in the place of the server's, which the gateway gives in its own words.
+func readVercelResponse(at string, v value, ps *problems) bool {
+	own := func(at string, _ value) { ps.add(at, "the gateway says itself why it refuses a request; leave it out") }
+	v.fields(at, "an object with statusCode", ps, map[string]func(string, value){
+		"statusCode": func(at string, v value) {
+			if v.kind != kindNumber || v.text != "403" {
+				ps.add(at, "the gateway refuses requests with 403; use 403")
+			}
+		},
+		"headers": own, "body": own, "contentType": own,
+	})
+	if v.kind == kindObject && !v.has("statusCode") {
+		ps.add(at, "has no statusCode; use 403")
+	}
+	return true
 }
 
 // checkVercelMatch checks a match under the names of that dialect.
@@ -305,7 +326,7 @@ func refuseShadowed(earlier, later vercelHost, ps *problems) bool {
 func sameEntry(a, b HeaderRule) bool {
 	matchA, errA := json.Marshal(a.Match)
 	matchB, errB := json.Marshal(b.Match)
-	return errA == nil && errB == nil && string(matchA) == string(matchB) && a.Forward.url() == b.Forward.url() &&
+	return errA == nil && errB == nil && string(matchA) == string(matchB) && a.Forward.url() == b.Forward.url() && a.Deny == b.Deny &&
 		slices.EqualFunc(a.Headers, b.Headers, func(x, y Header) bool { return x.Name == y.Name && x.Value.Equal(y.Value) })
 }
 

@@ -94,6 +94,14 @@ func TestForwardURLFromABox(t *testing.T) {
 	}
 	harness.Contains(t, w.MustSh(box, `curl -sS -m 20 --http1.1 -H "Connection: Upgrade" -H "Upgrade: websocket" -H "Sec-WebSocket-Version: 13" `+
 		`-H "Sec-WebSocket-Key: MDEyMzQ1Njc4OWFiY2RlZg==" https://api.example.com/v1/ws -o - | tr -d '\000-\037'`), "decided by the proxy")
+	socketOverHTTP2(w, box)
+	if out, code := w.GatewayCommand("headers", "set", "--box", box, "www.example.com", "--forward-url", "https://proxy.example.net:8443/cli"); code != 0 {
+		t.Fatal(out)
+	}
+	harness.Contains(t, w.MustSh(box, "curl -sS -f https://www.example.com/x"), "decided by the proxy")
+	if r, _ := proxy.taken(); r == nil || r.URL.Path != "/cli/x" || r.Header.Get("Vercel-Forwarded-Host") != "www.example.com" {
+		t.Errorf("by the command: the proxy received %+v", r)
+	}
 	for _, r := range w.Net.Received("api.example.com") {
 		if r.Target != "" && r.Target != "/other" || r.Header.Get("Vercel-Sandbox-Oidc-Token") != "" {
 			t.Errorf("the server received %+v", r)
@@ -105,6 +113,17 @@ func TestForwardURLFromABox(t *testing.T) {
 	w.DenialOf(box, policy.StageHTTP, "api.example.com", policy.ReasonUnreachable)
 	if text := w.LogText(); strings.Contains(text, "eyJ") {
 		t.Error("the log shows a token")
+	}
+}
+
+// socketOverHTTP2 opens a WebSocket over HTTP/2, whose message comes from the proxy.
+func socketOverHTTP2(w *harness.World, box string) {
+	w.T.Helper()
+	f := w.Intrude(box).Frames("api.example.com")
+	f.Send(1, false, harness.Head("api.example.com", harness.Field{":method", "CONNECT"}, harness.Field{":protocol", "websocket"},
+		harness.Field{":path", "/v1/ws"}, harness.Field{"sec-websocket-version", "13"})...)
+	if got := f.Outcome(1); got != "200" || !strings.Contains(f.Bodies[1], "decided by the proxy") {
+		w.T.Errorf("a WebSocket over HTTP/2: %s, %q", got, f.Bodies[1])
 	}
 }
 

@@ -48,6 +48,7 @@ const headersSetExample = `  gateway headers set --box demo @rules.yaml
   gateway headers set --box demo '{"api.example.com": {"X-Team": "blue"}}'
   gateway headers set --box demo api.openai.com --secret 'Authorization=Bearer {openai}' --scrub
   gateway headers set --box demo api.github.com --placeholder GITHUB_TOKEN=github
+  gateway headers set --box demo api.example.com --forward-url https://proxy.example.net/sandbox
   gateway headers set '*.example.com' --header X-Key=@/etc/boxgate/example.key
 
 A file in the full form:

@@ -15,7 +15,7 @@ import (
 type hostRule struct {
 	headers, secrets, placeholders []string
 	scrub                          bool
-	certificate                    string
+	certificate, forward           string
 }
 
 func (r *hostRule) register(cmd *cobra.Command) {
@@ -24,6 +24,7 @@ func (r *hostRule) register(cmd *cobra.Command) {
 	f.StringArrayVar(&r.secrets, "secret", nil, "NAME=SECRET or 'NAME=text {SECRET} text': a header from a secret of the gateway's configuration")
 	f.StringArrayVar(&r.placeholders, "placeholder", nil, "VARIABLE=SECRET: the box sees a token, the host gets the secret")
 	f.StringVar(&r.certificate, "client-certificate", "", "SECRET: a certificate and its key, in PEM, that the gateway authenticates with")
+	f.StringVar(&r.forward, "forward-url", "", "URL of a proxy of yours (https) that decides about the requests in the place of the host")
 	f.BoolVar(&r.scrub, "scrub", false, "mask the rule's secrets in responses")
 }
 
@@ -48,13 +49,13 @@ func isHost(arg string) bool {
 }
 
 func (r *hostRule) given() bool {
-	return len(r.headers)+len(r.secrets)+len(r.placeholders) > 0 || r.scrub || r.certificate != ""
+	return len(r.headers)+len(r.secrets)+len(r.placeholders) > 0 || r.scrub || r.certificate != "" || r.forward != ""
 }
 
 // document is the rule of one host in the full form.
 func (r *hostRule) document(host string, stdin io.Reader) (json.RawMessage, error) {
 	if !r.given() {
-		return nil, cli.Usagef("no rule given for %q: use --header, --secret, --placeholder or --client-certificate (--help has examples)", host)
+		return nil, cli.Usagef("no rule given for %q: use --header, --secret, --placeholder, --client-certificate or --forward-url (--help has examples)", host)
 	}
 	headers, placeholders := map[string]any{}, map[string]any{}
 	for _, arg := range r.headers {
@@ -84,6 +85,9 @@ func (r *hostRule) document(host string, stdin io.Reader) (json.RawMessage, erro
 		placeholders[variable] = map[string]string{"secret": secret}
 	}
 	rule := map[string]any{"headers": headers, "placeholders": placeholders, "scrub": r.scrub}
+	if r.forward != "" {
+		rule["forward_url"] = r.forward
+	}
 	if r.certificate != "" {
 		rule["client_certificate"] = map[string]string{"secret": r.certificate}
 	}

@@ -1,0 +1,219 @@
+package sdk
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net/http"
+	"os"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+
+	"boxgate/api"
+	"boxgate/e2e/harness"
+	"boxgate/internal/testnet"
+)
+
+// sent is a line of testdata/dialects.mjs: a policy as an SDK of another product sends it.
+type sent struct {
+	Case, How string
+	Policy    json.RawMessage
+}
+
+// recorded has the npm packages say what they send.
+func recorded(t *testing.T, w *harness.World) (all []sent) {
+	t.Helper()
+	cmd := newNode(t).command(t.Context(), "dialects.mjs")
+	cmd.Env = append(os.Environ(), "API="+w.V4("api.example.com").String(), "API6="+w.V6("api.example.com").String(), "EVIL="+w.V4("evil.example.net").String())
+	err := lines(w, cmd, func(dec *json.Decoder) error {
+		var s sent
+		err := dec.Decode(&s)
+		if err == nil {
+			all = append(all, s)
+		}
+		return err
+	})
+	if err != nil || len(all) != 2*len(dialectCases) {
+		t.Fatalf("%d policies, not 2 for each of %d cases: %v", len(all), len(dialectCases), err)
+	}
+	return all
+}
+
+// dialectCase is what must hold of a policy of another product.
+type dialectCase struct {
+	onCreate, onUpdate string              // pointer to what is refused; "": accepted
+	holds              func(d *dialectBox) // in a box with it
+}
+
+// headersOnCreate is where a policy that sets headers is refused for a box that runs.
+const headersOnCreate = "/"
+
+var dialectCases = map[string]dialectCase{
+	"vercel: open":   {holds: func(d *dialectBox) { d.reaches("www", "api", "evil"); d.refuses() }},
+	"vercel: closed": {holds: func(d *dialectBox) { d.reaches(); d.refuses("www", "api", "evil") }},
+	// Denied addresses win over names, allowed ones need no name.
+	"vercel: list":             {holds: func(d *dialectBox) { d.reaches("www", "evil address"); d.refuses("api", "api address", "evil name") }},
+	"vercel: rules":            {onUpdate: headersOnCreate, holds: (*dialectBox).vercelRules},
+	"vercel: another response": {onCreate: "/allow/api.example.com/0/response/statusCode", onUpdate: "/allow/api.example.com/0/response/statusCode"},
+
+	"e2b: rules": {onUpdate: headersOnCreate, holds: func(d *dialectBox) {
+		d.refuses("www", "evil")
+		d.MustSh(d.box, "curl -sS -f -o /dev/null -H 'X-Tenant: own' https://api.example.com"+d.path)
+		got := d.Net.Received("api.example.com", testnet.Path(d.path))
+		if len(got) != 1 || got[0].Header.Get("Authorization") != "Bearer canary" || strings.Join(got[0].Header.Values("X-Tenant"), " ") != "second" {
+			d.T.Errorf("the server received %+v", got)
+		}
+	}},
+	"e2b: denied address":           {holds: func(d *dialectBox) { d.reaches("www", "evil"); d.refuses("api", "api address") }},
+	"e2b: no internet":              {holds: func(d *dialectBox) { d.refuses("www", "api", "evil") }},
+	"e2b: no internet but one host": {holds: func(d *dialectBox) { d.reaches("www"); d.refuses("api", "evil") }},
+	"e2b: identity tokens": {
+		onCreate: "/rules/api.example.com/0/transform/headers/Authorization", onUpdate: "/rules/api.example.com/0/transform/headers/Authorization"},
+	"e2b: nothing denied": {onCreate: "/allowOut", onUpdate: "/allowOut"},
+	// What concerns public URLs is of a create alone there: an update sends nothing of it.
+	"e2b: HTTPS ports":  {onCreate: "/httpsPorts", onUpdate: "none"},
+	"e2b: another host": {onCreate: "/maskRequestHost", onUpdate: "none"},
+	"e2b: private URLs": {onCreate: "/allowPublicTraffic", onUpdate: "none"},
+}
+
+// dialectBox is a box with a policy of another product.
+type dialectBox struct {
+	*harness.World
+	box, path string
+	proxied   *proxied
+}
+
+// proxied is a proxy of the operator's, to which requests are forwarded.
+type proxied struct {
+	mu   sync.Mutex
+	seen []string
+}
+
+// ServeHTTP implements [http.Handler].
+func (p *proxied) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.seen = append(p.seen, r.Host+" "+r.RequestURI+" for "+r.Header.Get("Vercel-Forwarded-Host"))
+	fmt.Fprint(w, "decided by the proxy")
+}
+
+// ask are curl's arguments for hosts and addresses.
+func (d *dialectBox) ask(what string) string {
+	host := map[string]string{"www": "www.example.com", "api": "api.example.com", "evil": "evil.example.net"}[strings.Fields(what)[0]]
+	switch {
+	case strings.HasSuffix(what, " address"):
+		return "http://" + d.V4(host).String() + d.path
+	case strings.HasSuffix(what, " name"): // of an address that is allowed, over IPv6, which is not
+		return "-6 http://" + host + d.path
+	}
+	return "-k https://" + host + d.path
+}
+
+func (d *dialectBox) reaches(what ...string) {
+	d.T.Helper()
+	for _, w := range what {
+		if out, code := d.Sh(d.box, "curl -sS -o /dev/null -w '%{http_code}' "+d.ask(w)); code != 0 || out != "200" {
+			d.T.Errorf("%s is not reached: exit %d: %s", w, code, out)
+		}
+	}
+}
+
+func (d *dialectBox) refuses(what ...string) {
+	d.T.Helper()
+	for _, w := range what {
+		if out, code := d.Sh(d.box, "curl -sS -o /dev/null -w '%{http_code}' "+d.ask(w)); code == 0 && out != "403" {
+			d.T.Errorf("%s is reached: %s", w, out)
+		}
+	}
+}
+
+// vercelRules: the first rule that matches applies, the last one answers the rest.
+func (d *dialectBox) vercelRules() {
+	d.reaches("www")
+	d.refuses("evil")
+	for _, way := range []string{"--http1.1", "--http2"} {
+		for n, tt := range []struct{ arguments, status, header, value string }{
+			{"-X POST -H 'X-Api-Key: placeholder' $/v1/chat", "200", "Authorization", "Bearer canary"},
+			{"-X POST $/v1/chat", "403", "", ""},
+			{"-H 'X-Api-Key: placeholder' $/v1/chat", "403", "", ""},
+			{"-X POST -H 'X-Api-Key: placeholder' $/v2/chat", "403", "", ""},
+			{"'$/any?model=small-1'", "200", "X-Model", "small"},
+			{"'$/any?model=large'", "403", "", ""},
+			{"$/open", "200", "", ""},
+			{"$/in/a", "200", "", ""},
+			{"$/", "403", "", ""},
+		} {
+			agent := fmt.Sprint("case-", n, way, d.path)
+			line := "curl -sS -A " + agent + " -o /tmp/out -w '%{http_code}' " + way + " " + strings.ReplaceAll(tt.arguments, "$", "https://api.example.com")
+			out, _ := d.Sh(d.box, line)
+			got := slices.DeleteFunc(d.Net.Received("api.example.com", testnet.Of(testnet.Request)), func(r testnet.Received) bool {
+				return r.Header.Get("User-Agent") != agent
+			})
+			forwarded := strings.Contains(tt.arguments, "/in/")
+			if out != tt.status || (len(got) == 1) != (tt.status == "200" && !forwarded) {
+				d.T.Errorf("%d: %s: %s; the server received %+v", n, line, out, got)
+			}
+			if tt.header != "" && len(got) == 1 && got[0].Header.Get(tt.header) != tt.value {
+				d.T.Errorf("%d: %s: the server received %+v", n, line, got)
+			}
+		}
+	}
+	d.proxied.mu.Lock()
+	defer d.proxied.mu.Unlock()
+	const forwarded = "proxy.example.net:8443 /sandbox/in/a for api.example.com"
+	if got := strings.Join(d.proxied.seen, ", "); got != forwarded+", "+forwarded {
+		d.T.Errorf("forwarded: %s", got)
+	}
+}
+
+// TestPoliciesOfOtherSDKs: what the SDKs of Vercel Sandbox and E2B send for a network policy means in a real box what it means
+// there, when the box is created and when it runs; what cannot is refused where it stands.
+func TestPoliciesOfOtherSDKs(t *testing.T) {
+	t.Parallel()
+	w, _ := newWorld(t)
+	proxy := &proxied{}
+	if err := errors.Join(w.Net.AddHost("proxy.example.net", "198.51.100.95"), w.Net.ServeHTTPSAt("proxy.example.net", 8443, proxy)); err != nil {
+		t.Fatal(err)
+	}
+	refused := func(t *testing.T, err error, at string) bool {
+		t.Helper()
+		if problem, ok := errors.AsType[*api.ResponseError](err); at != "" && (!ok || problem.Status != http.StatusUnprocessableEntity || !strings.Contains(problem.Pointer, at)) {
+			t.Errorf("want a refusal of %s, got %+v %v", at, problem, err)
+		} else if at == "" && err != nil {
+			t.Error(err)
+		}
+		return at != "" || err != nil
+	}
+	for n, s := range recorded(t, w) {
+		c, known := dialectCases[s.Case]
+		if !known || c.onUpdate == "none" && s.How == "update" {
+			if !known || string(s.Policy) != "{}" {
+				t.Errorf("%s, %s: %s", s.Case, s.How, s.Policy)
+			}
+			continue
+		}
+		t.Run(s.Case+", "+s.How, func(t *testing.T) {
+			t.Parallel()
+			w := w.On(t)
+			d := &dialectBox{World: w, path: fmt.Sprint("/case-", n), proxied: proxy}
+			if s.How == "create" {
+				var made struct{ ID string }
+				err := w.Client.Do(t.Context(), "POST", "/v2/box", map[string]any{"network_policy": s.Policy}, &made)
+				if refused(t, err, c.onCreate) {
+					return
+				}
+				d.box = made.ID
+			} else {
+				d.box = w.Create(map[string]any{"network_policy": map[string]string{"mode": "deny-all"}})
+				err := w.Client.Do(t.Context(), "PUT", api.BoxPath(d.box, "config/network-policy"), s.Policy, nil)
+				if refused(t, err, c.onUpdate) {
+					d.refuses("www", "api", "evil") // as before
+					return
+				}
+			}
+			c.holds(d)
+		})
+	}
+}
