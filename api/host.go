@@ -41,7 +41,7 @@ type Host interface {
 	Policy(ctx context.Context, id policy.BoxID) (PolicyState, error)
 	// SetPolicy returns after the new policy is in force everywhere. If ifMatch is not nil and is not the version in
 	// force, nothing changes and the error is ErrPrecondition.
-	SetPolicy(ctx context.Context, id policy.BoxID, spec policy.Spec, ifMatch *uint64) (PolicyState, error)
+	SetPolicy(ctx context.Context, id policy.BoxID, set PolicyChange, ifMatch *uint64) (PolicyState, error)
 	// Explain says how the policy in force would decide; nothing is sent.
 	// knowsQuery says that a request without a query is known to have none.
 	Explain(ctx context.Context, id policy.BoxID, req policy.Request, knowsQuery bool) (policy.Decision, policy.Unseen, error)
@@ -261,7 +261,16 @@ type ExecResult struct {
 type PolicyState struct {
 	Spec     policy.Spec
 	Version  uint64
+	Leases   []Lease
 	Warnings []policy.Problem
+}
+
+// PolicyChange replaces the policy of a box.
+type PolicyChange struct {
+	Spec policy.Spec
+	// Keep are the leases that go on; any other ends. One that does not run is a *policy.InvalidError. nil: those that
+	// deny go on, those that allow end.
+	Keep *[]LeaseEntry
 }
 
 // HeaderState is a set of header rules in force and its version.

@@ -21,19 +21,22 @@ type box struct {
 	attached   *store.Attached          // as it was first; nil: launched here. What it is attached to now is in record
 	env        map[string]policy.Secret // given to every command
 
-	shown    atomic.Pointer[api.Box]    // what the API shows; published after each change, so that no reader waits for one
-	gate     awake.Gate                 // open while the box is idle and stays so
-	sandbox  atomic.Pointer[attachment] // what an attached box is attached to
-	progress atomic.Pointer[string]     // of the preparation of its image; nil: none is under way
+	shown    atomic.Pointer[api.Box]      // what the API shows; published after each change, so that no reader waits for one
+	timed    atomic.Pointer[store.Policy] // the policy in force, with its leases; published likewise
+	gate     awake.Gate                   // open while the box is idle and stays so
+	sandbox  atomic.Pointer[attachment]   // what an attached box is attached to
+	progress atomic.Pointer[string]       // of the preparation of its image; nil: none is under way
 
-	rousing atomic.Bool // what a visitor has sent is waking it
+	endingLeases atomic.Bool // its leases are being ended
+	rousing      atomic.Bool // what a visitor has sent is waking it
 
 	mu             sync.Mutex    // serialises changes; held for as long as one takes
 	moving         chan struct{} // closed at the end of the change of state that is under way; nil: none is
 	record         store.Box
 	spec           policy.Spec
-	version        uint64 // of the policy in force
-	lastVersion    uint64 // the highest ever assigned: one that was rolled back is not used again
+	leases         []store.Lease // what it allows or denies for a time besides; those that have ended are not compiled
+	version        uint64        // of the policy in force
+	lastVersion    uint64        // the highest ever assigned: one that was rolled back is not used again
 	headers        []policy.HeaderRule
 	headersVersion uint64
 	hosted         api.Hosted
@@ -49,7 +52,7 @@ type box struct {
 func newBox(r store.Box, p store.Policy, headers store.Headers, hosted api.Hosted) *box {
 	b := &box{
 		name: r.Name, createdAt: r.CreatedAt, attached: r.Attached, env: r.Env, record: r, hosted: hosted, status: api.Status(r.State), problem: r.Error,
-		spec: p.Spec, version: p.Version, lastVersion: p.Version, headers: headers.Rules, headersVersion: headers.Version,
+		spec: p.Spec, leases: p.Leases, version: p.Version, lastVersion: p.Version, headers: headers.Rules, headersVersion: headers.Version,
 	}
 	b.ID, b.V4, b.V6 = r.ID, r.V4, r.V6
 	b.gate.Touch(r.UpdatedAt)
@@ -78,6 +81,14 @@ func (b *box) connected() bool { return b.Policy.Load() != nil }
 
 func (b *box) policyState() api.PolicyState {
 	return api.PolicyState{Spec: b.spec, Version: b.version, Warnings: b.warnings()}
+}
+
+// take notes a policy that is in force and stored. The caller holds b.mu.
+func (b *box) take(p store.Policy) { b.spec, b.leases, b.version = p.Spec, p.Leases, p.Version }
+
+// storedPolicy is the policy in force as the store holds it.
+func (b *box) storedPolicy() store.Policy {
+	return store.Policy{Spec: b.spec, Version: b.version, Leases: b.leases}
 }
 
 func (b *box) headerState() api.HeaderState {
@@ -128,6 +139,8 @@ func (b *box) publish() {
 	if b.gate.Close(); b.status == api.StatusIdle && b.moving == nil && !b.deleted {
 		b.gate.Open()
 	}
+	inForce := b.storedPolicy()
+	b.timed.Store(&inForce)
 	b.shown.Store(&api.Box{
 		ID: b.ID, Name: b.name, Labels: b.record.Labels, Size: b.record.Size, Runtime: b.record.Runtime,
 		KeepAlive: b.record.KeepAlive, InitCommand: b.record.InitCommand, Ephemeral: b.record.Ephemeral,

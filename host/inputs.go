@@ -4,13 +4,17 @@ import (
 	"errors"
 	"sync"
 
+	"boxgate/host/lease"
 	"boxgate/policy"
+	"boxgate/policy/amend"
+	"boxgate/store"
 )
 
 // inputs are everything that a box's policy is compiled from: what is the box's own, and what all boxes share. A policy
 // that was compiled without one of them is another policy, so nothing in this package compiles one but [inputs.compile].
 type inputs struct {
 	spec      policy.Spec
+	leases    []store.Lease // beside spec, for as long as they last
 	version   uint64
 	headers   []policy.HeaderRule // the box's own
 	global    []policy.HeaderRule // of every box
@@ -28,7 +32,25 @@ func (in inputs) compile() (*policy.Compiled, error) {
 		return nil, errNoTokenKey
 	}
 	rules := policy.WithTokens(in.rules(), in.tokens)
-	return policy.CompileUnder(in.ceiling, in.spec, rules, in.protected, in.version)
+	return policy.CompileUnder(in.ceiling, besides(in.spec, in.leases), rules, in.protected, in.version)
+}
+
+// besides returns what a policy is while leases last.
+func besides(spec policy.Spec, leases []store.Lease) policy.Spec {
+	var allowed, denied []amend.Entry
+	for _, l := range leases {
+		e, err := amend.ParseEntry(l.Entry)
+		switch {
+		case err != nil && !l.Allow: // checked when it was made: a denial that cannot be read denies everything
+			return policy.Spec{Mode: policy.ModeDenyAll}
+		case err != nil:
+		case l.Allow:
+			allowed = append(allowed, e)
+		default:
+			denied = append(denied, e)
+		}
+	}
+	return amend.Beside(spec, allowed, denied)
 }
 
 // rules are the header rules that apply to the box.
@@ -37,7 +59,8 @@ func (in inputs) rules() []policy.HeaderRule { return policy.MergeHeaders(in.glo
 // shared is what the policies of all boxes are compiled from. The zero value protects every address. Safe for concurrent
 // use.
 type shared struct {
-	ceiling *policy.Ceiling // the operator's, of the configuration
+	ceiling *policy.Ceiling  // the operator's, of the configuration
+	clock   func() lease.Now // nil: [lease.System]
 
 	mu        sync.Mutex
 	global    []policy.HeaderRule
@@ -54,8 +77,34 @@ func (s *shared) inputs() inputs {
 // of returns what the policy of a box is compiled from at present, for a change to modify. The caller holds b.mu.
 func (s *shared) of(b *box) inputs {
 	in := s.inputs()
+	in.leases = s.running(b.leases)
 	in.spec, in.version, in.headers, in.tokens = b.spec, b.version, b.headers, b.record.PlaceholderKey
 	return in
+}
+
+// now reads the clocks by which leases end.
+func (s *shared) now() lease.Now {
+	if s.clock == nil {
+		return lease.System()
+	}
+	return s.clock()
+}
+
+// running returns the leases that have not ended. Whoever compiles a policy compiles these alone, so that none is put in
+// force again, whatever the reason is for which a policy is compiled.
+func (s *shared) running(leases []store.Lease) []store.Lease {
+	if len(leases) == 0 {
+		return nil
+	}
+	return lease.Running(leases, s.now())
+}
+
+// anchored are the leases of a stored policy, held to the clock of this boot.
+func (s *shared) anchored(leases []store.Lease) (out []store.Lease) {
+	for _, l := range leases {
+		out = append(out, lease.Anchored(l, s.now()))
+	}
+	return out
 }
 
 func (s *shared) setGlobal(rules []policy.HeaderRule) {

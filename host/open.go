@@ -90,7 +90,7 @@ func (h *Host) wire(context.Context) error {
 		Kernel: kernel, Proxy: p.proxy, Boxes: p.connected, Forget: []func(policy.BoxID){p.dns.Forget, p.minter.Remove},
 	}
 	h.boxes = p.boxes
-	h.policies = &policies{log: p.log, store: p.store, boxes: p.boxes, shared: common, net: net}
+	h.policies = &policies{log: p.log, store: p.store, boxes: p.boxes, shared: common, net: net, leased: make(chan struct{}, 1)}
 	h.publicURLs = &publicURLs{
 		cfg: p.cfg.Ingress, listeners: p.listeners, log: p.log, store: p.store, ingress: p.ingress, boxes: p.boxes, table: p.urlTable, reach: p.reach,
 	}

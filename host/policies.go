@@ -20,6 +20,9 @@ type policies struct {
 	shared *shared
 	net    *enforce.Enforcer
 
+	leased chan struct{} // told that there are leases to look after
+	ending sync.WaitGroup
+
 	changingGlobal sync.Mutex // serialises changes of the global header rules
 
 	mu     sync.Mutex
@@ -32,11 +35,21 @@ func (p *policies) Policy(_ context.Context, id policy.BoxID) (api.PolicyState, 
 	if err != nil {
 		return api.PolicyState{}, err
 	}
-	return b.shown.Load().Policy, nil
+	return p.stateOf(b), nil
 }
 
 // SetPolicy implements [api.Host].
-func (p *policies) SetPolicy(ctx context.Context, id policy.BoxID, spec policy.Spec, ifMatch *uint64) (api.PolicyState, error) {
+func (p *policies) SetPolicy(ctx context.Context, id policy.BoxID, set api.PolicyChange, ifMatch *uint64) (api.PolicyState, error) {
+	return p.change(ctx, id, ifMatch, func(_ *box, next *store.Policy) (err error) {
+		next.Spec = set.Spec
+		next.Leases, err = kept(next.Leases, set.Keep)
+		return err
+	})
+}
+
+// change changes the policy of a box: edit makes the next one of that in force, without the leases that have ended. The
+// version follows.
+func (p *policies) change(ctx context.Context, id policy.BoxID, ifMatch *uint64, edit func(*box, *store.Policy) error) (api.PolicyState, error) {
 	b, err := p.boxes.lock(id)
 	if err != nil {
 		return api.PolicyState{}, err
@@ -45,33 +58,38 @@ func (p *policies) SetPolicy(ctx context.Context, id policy.BoxID, spec policy.S
 	if ifMatch != nil && *ifMatch != b.version {
 		return api.PolicyState{}, api.ErrPrecondition
 	}
-	version := b.lastVersion + 1
+	before, next := b.leases, b.storedPolicy()
+	next.Version, next.Leases = b.lastVersion+1, p.shared.running(b.leases)
+	if err := edit(b, &next); err != nil {
+		return api.PolicyState{}, err
+	}
 	in := p.shared.of(b)
-	in.spec, in.version = spec, version
-	next, err := in.compile()
+	in.spec, in.leases, in.version = next.Spec, next.Leases, next.Version
+	compiled, err := in.compile()
 	if err != nil {
 		return api.PolicyState{}, err
 	}
-	b.lastVersion = version
+	b.lastVersion = next.Version
 	err = apply(ctx, p.log, change{
 		what:    "the policy of box " + string(id),
-		stage:   func() error { return p.store.StagePolicy(id, spec, version) },
-		enforce: func(ctx context.Context) error { return p.enforce(ctx, b, next) },
+		stage:   func() error { return p.store.StagePolicy(id, next) },
+		enforce: func(ctx context.Context) error { return p.enforce(ctx, b, compiled) },
 		commit: func() error {
 			if err := p.store.CommitPolicy(id); err != nil {
 				return err
 			}
-			b.spec, b.version = spec, version
+			b.take(next)
 			return nil
 		},
 		abort:  func() error { return p.store.AbortPolicy(id) },
-		settle: func() (bool, error) { err := p.settle(b); return b.version == version, err },
+		settle: func() (bool, error) { err := p.settle(b); return b.version == next.Version, err },
 	})
 	if err != nil {
 		return api.PolicyState{}, err
 	}
 	b.publish()
-	return b.policyState(), nil
+	p.noteLeases(b, before)
+	return p.stateOf(b), nil
 }
 
 // Explain implements [api.Host].

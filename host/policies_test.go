@@ -121,7 +121,7 @@ func (g *gateway) addBox(id policy.BoxID) {
 	g.t.Helper()
 	r, err := g.store.AllocateBox(store.Box{ID: id, State: "idle", CreatedAt: time.Unix(int64(len(g.boxes.all())), 0), PlaceholderKey: store.NewKey()},
 		store.Pools{V4: netip.MustParsePrefix("10.200.0.0/24"), V6: netip.MustParsePrefix("fd42::/64"), Reserved: 3})
-	if err := errors.Join(err, g.store.StagePolicy(id, denyAll, 1), g.store.CommitPolicy(id)); err != nil {
+	if err := errors.Join(err, g.store.StagePolicy(id, store.Policy{Spec: denyAll, Version: 1}), g.store.CommitPolicy(id)); err != nil {
 		g.t.Fatal(err)
 	}
 	g.recover(r)
@@ -211,7 +211,10 @@ func changes(t *testing.T) map[string]struct {
 		want state
 	}{
 		"policy": {
-			func(g *gateway) error { _, err := g.SetPolicy(t.Context(), "b1", allowAll, nil); return err },
+			func(g *gateway) error {
+				_, err := g.SetPolicy(t.Context(), "b1", api.PolicyChange{Spec: allowAll}, nil)
+				return err
+			},
 			state{mode: policy.ModeAllowAll, open: true},
 		},
 		"headers": {
@@ -380,7 +383,7 @@ func TestProtectedRangesAreNotRolledBack(t *testing.T) {
 	g.addBox("b1")
 	g.addBox("b2")
 	for _, id := range []policy.BoxID{"b1", "b2"} {
-		if _, err := g.SetPolicy(t.Context(), id, allowAll, nil); err != nil {
+		if _, err := g.SetPolicy(t.Context(), id, api.PolicyChange{Spec: allowAll}, nil); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -428,7 +431,7 @@ func TestAnAddressThatComesBackIsProtected(t *testing.T) {
 	g.addBox("b1")
 	g.addBox("b2")
 	for _, id := range []policy.BoxID{"b1", "b2"} {
-		if _, err := g.SetPolicy(t.Context(), id, allowAll, nil); err != nil {
+		if _, err := g.SetPolicy(t.Context(), id, api.PolicyChange{Spec: allowAll}, nil); err != nil {
 			t.Fatal(err)
 		}
 	}

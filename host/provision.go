@@ -112,7 +112,7 @@ func (p *provisioning) storeInitial(ctx context.Context) error {
 		return err
 	}
 	b, db := p.box, p.store
-	err := db.StagePolicy(b.ID, b.spec, b.version)
+	err := db.StagePolicy(b.ID, b.storedPolicy())
 	if err == nil {
 		err = db.StageHeaders(b.ID, b.headers, b.headersVersion)
 	}

@@ -227,6 +227,7 @@ func (l *lifecycle) readStored(r store.Box) (*box, error) {
 			return nil, err
 		}
 	}
+	p.Leases = l.shared.anchored(p.Leases)
 	return newBox(r, p, headers, hosted), nil
 }
 

@@ -134,6 +134,7 @@ func (h *Host) drain(admin *server.API, adminServer, metrics *http.Server) error
 // serveLoops starts what looks after the boxes and the host.
 func (h *Host) serveLoops(ctx context.Context, run func(string, func() error)) {
 	run("host addresses", func() error { return h.protection.follow(ctx) })
+	run("temporary entries of policies", func() error { return h.policies.keepLeases(ctx) })
 	run("attached boxes", func() error { h.follower.Run(ctx); return nil })
 	run("record of the last run", func() error { return noteRun(ctx, h.parts.launcher.RunDir()) })
 	run("connection table", func() error { return followConntrack(ctx, h.parts.log) })

@@ -44,13 +44,13 @@ func (p *policies) takeStored(b *box) error {
 	if err != nil {
 		return err
 	}
-	in := p.shared.of(b)
-	in.spec, in.version, in.headers = stored.Spec, stored.Version, headers.Rules
+	in, leases := p.shared.of(b), p.shared.anchored(stored.Leases)
+	in.spec, in.leases, in.version, in.headers = stored.Spec, p.shared.running(leases), stored.Version, headers.Rules
 	next, err := in.compile()
 	if err != nil {
 		return err
 	}
-	b.spec, b.version, b.headers, b.headersVersion = stored.Spec, stored.Version, headers.Rules, headers.Version
+	b.spec, b.leases, b.version, b.headers, b.headersVersion = stored.Spec, leases, stored.Version, headers.Rules, headers.Version
 	b.lastVersion = max(b.lastVersion, stored.Version)
 	b.publish()
 	return p.noteClosed(b, p.net.Restore(&b.Box, next))

@@ -18,7 +18,7 @@ func TestNothingIsKeptOfABoxThatDoesNotExist(t *testing.T) {
 	t.Parallel()
 	db := open(t, Options{Dir: newDir(t)})
 	for what, err := range map[string]error{
-		"policy": db.StagePolicy("b1", policy.Spec{}, 1), "headers": db.SetHeaders("b1", nil, 1), "CA": db.SetCA("b1", CA{}),
+		"policy": db.StagePolicy("b1", Policy{Spec: policy.Spec{}, Version: 1}), "headers": db.SetHeaders("b1", nil, 1), "CA": db.SetCA("b1", CA{}),
 		"URL": db.SetURL(URL{Box: "b1", Port: 80}), "update": db.UpdateBox(Box{ID: "b1"}), "schedule": db.AddSchedule(Schedule{ID: "s1", Box: "b1"}, 1), "delete URL": db.DeleteURL("b1", 80),
 	} {
 		if !errors.Is(err, ErrNotFound) {
@@ -89,7 +89,7 @@ func TestDeletingABoxDeletesEverythingOfIt(t *testing.T) {
 	fill := func(id policy.BoxID) {
 		allocate(t, db, Box{ID: id, Name: "name-" + string(id)})
 		if err := errors.Join(
-			db.StagePolicy(id, policy.Spec{}, 1), db.CommitPolicy(id), db.StagePolicy(id, policy.Spec{}, 2),
+			db.StagePolicy(id, Policy{Spec: policy.Spec{}, Version: 1}), db.CommitPolicy(id), db.StagePolicy(id, Policy{Spec: policy.Spec{}, Version: 2}),
 			db.SetHeaders(id, nil, 1), db.SetCA(id, CA{}), db.SetURL(URL{Box: id, Port: 80}), db.SetURL(URL{Box: id, Port: 81}),
 			db.AddSchedule(Schedule{ID: "s1", Box: id}, 2), db.AddSchedule(Schedule{ID: "s2", Box: id}, 2),
 		); err != nil {

@@ -35,7 +35,7 @@ func fullStore(t *testing.T) string {
 			Env: map[string]policy.Secret{"A": policy.NewSecret("value")}})
 		spec := policy.Spec{Mode: policy.ModeCustom, DeniedDomains: []string{"evil.example.com"}}
 		if err := errors.Join(
-			db.StagePolicy(id, spec, 1), db.CommitPolicy(id), db.SetHeaders(id, rules(t, "api.example.com", "X-Key", "value"), 1),
+			db.StagePolicy(id, Policy{Spec: spec, Version: 1}), db.CommitPolicy(id), db.SetHeaders(id, rules(t, "api.example.com", "X-Key", "value"), 1),
 			db.SetCA(id, CA{CertPEM: []byte("cert"), KeyPEM: policy.NewSecret("key")}),
 			db.SetURL(URL{Box: id, Port: 8000, Bearer: &KeyHash{1}, ExpiresAt: time.Unix(4000000000, 0).UTC(), Key: policy.NewSecret("url-key-" + string(id))}),
 		); err != nil {
@@ -44,7 +44,7 @@ func fullStore(t *testing.T) string {
 	}
 	if err := errors.Join(
 		db.SetGlobalHeaders(rules(t, "api.example.com", "X-Key", "value"), 1), db.SetInstallationCA(CA{CertPEM: []byte("cert")}),
-		db.StagePolicy("b1", policy.Spec{Mode: policy.ModeDenyAll}, 2), db.ChangeEnvironment(setting("SHARED", "value")),
+		db.StagePolicy("b1", Policy{Spec: policy.Spec{Mode: policy.ModeDenyAll}, Version: 2}), db.ChangeEnvironment(setting("SHARED", "value")),
 		db.AddSchedule(Schedule{ID: "s1", Box: "b1", Cron: "0 9 * * *", Command: []string{"true"}, WebhookHeaders: map[string]string{"X-Key": "value"}}, 1),
 		db.SaveUsages(map[policy.BoxID]Usage{"b1": {CPU: Count{Total: 5, Life: "1", Seen: 5}}}),
 		db.AddSnapshot(Snapshot{ID: "snap1", Box: "b1", Layers: []string{"layer1"}, Env: map[string]string{"A": "value"}}),

@@ -27,8 +27,8 @@ func (db *DB) Policy(id policy.BoxID) (Policy, error) {
 
 // StagePolicy stores a policy next to the committed one, replacing one staged before. It is not in force until
 // [DB.CommitPolicy]. The version must be higher than the committed one's, else the error is [ErrConflict].
-func (db *DB) StagePolicy(id policy.BoxID, spec policy.Spec, version uint64) error {
-	data, err := json.Marshal(Policy{Spec: spec, Version: version})
+func (db *DB) StagePolicy(id policy.BoxID, next Policy) error {
+	data, err := json.Marshal(next)
 	if err != nil {
 		return err
 	}
@@ -43,8 +43,8 @@ func (db *DB) StagePolicy(id policy.BoxID, spec policy.Spec, version uint64) err
 		var old Policy
 		if err := getPolicy(policies, id, &old); err != nil && !errors.Is(err, ErrNotFound) {
 			return err
-		} else if err == nil && version <= old.Version {
-			return fmt.Errorf("box %s has policy version %d already, %d cannot follow: %w", id, old.Version, version, ErrConflict)
+		} else if err == nil && next.Version <= old.Version {
+			return fmt.Errorf("box %s has policy version %d already, %d cannot follow: %w", id, old.Version, next.Version, ErrConflict)
 		}
 		return db.stage(tx, policySlot(id), data)
 	})

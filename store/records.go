@@ -67,10 +67,22 @@ type Pools struct {
 	Max uint32
 }
 
-// Policy is the policy of a box as written.
+// Policy is the policy of a box as written, and what it allows or denies for a time besides.
 type Policy struct {
 	Spec    policy.Spec `json:"spec"`
 	Version uint64      `json:"version"`
+	Leases  []Lease     `json:"leases,omitempty"`
+}
+
+// Lease is a temporary entry of a policy.
+type Lease struct {
+	Allow     bool      `json:"allow"` // else it denies
+	Entry     string    `json:"entry"` // a domain or CIDR as in a policy
+	StartedAt time.Time `json:"started_at"`
+	ExpiresAt time.Time `json:"expires_at"`
+	// Boot is the boot of the host in which BootEnd counts: the time since then at which the lease ends.
+	Boot    string        `json:"boot,omitempty"`
+	BootEnd time.Duration `json:"boot_end_ns,omitempty"`
 }
 
 // Headers are the header rules of a box, or the global ones.

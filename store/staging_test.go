@@ -67,7 +67,7 @@ func TestStagedHeadersAreDroppedAfterACrash(t *testing.T) {
 func TestPolicyAndHeadersAreStagedApart(t *testing.T) {
 	t.Parallel()
 	_, db := stagedStore(t)
-	if err := errors.Join(db.StagePolicy("b1", policy.Spec{Mode: policy.ModeDenyAll}, 1), db.CommitPolicy("b1"), db.AbortPolicy("b1")); err != nil {
+	if err := errors.Join(db.StagePolicy("b1", Policy{Spec: policy.Spec{Mode: policy.ModeDenyAll}, Version: 1}), db.CommitPolicy("b1"), db.AbortPolicy("b1")); err != nil {
 		t.Fatal(err)
 	}
 	if own, err := db.Headers("b1"); valueOf(t, own, err) != "old" {
@@ -103,7 +103,7 @@ func TestStagedHeadersOutliveAChangeOfTheKey(t *testing.T) {
 func TestDeletedBoxLeavesNothingStaged(t *testing.T) {
 	t.Parallel()
 	_, db := stagedStore(t)
-	if err := errors.Join(db.StagePolicy("b1", policy.Spec{}, 1), db.DeleteBox("b1"), db.AbortGlobalHeaders()); err != nil {
+	if err := errors.Join(db.StagePolicy("b1", Policy{Spec: policy.Spec{}, Version: 1}), db.DeleteBox("b1"), db.AbortGlobalHeaders()); err != nil {
 		t.Fatal(err)
 	}
 	if left := contents(t, db)["staged"]; len(left) != 0 {

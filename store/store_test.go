@@ -39,7 +39,7 @@ func TestEverythingIsReadBackAfterReopening(t *testing.T) {
 		Origins: []string{"https://example.org"}, Accounts: &Accounts{Emails: []string{"a@example.org"}, Groups: []string{"g"}}, SignedOut: []SignedOut{{"0123", time.Unix(3000, 0).UTC()}}, SignedOutBefore: time.Unix(2500, 0).UTC(), Key: policy.NewSecret("url-secret")}
 	ca := CA{CertPEM: []byte("cert"), KeyPEM: policy.NewSecret("key-secret")}
 	if err := errors.Join(
-		db.StagePolicy("b1", spec, 1), db.CommitPolicy("b1"), db.SetHeaders("b1", rules(t, "api.example.com", "X-Key", "box-value"), 1),
+		db.StagePolicy("b1", Policy{Spec: spec, Version: 1}), db.CommitPolicy("b1"), db.SetHeaders("b1", rules(t, "api.example.com", "X-Key", "box-value"), 1),
 		db.SetGlobalHeaders(rules(t, "*.example.org:8443", "X-Key", "global-value"), 3), db.SetCA("b1", ca), db.SetInstallationCA(ca),
 		db.SetURL(url), db.Close(),
 	); err != nil {
@@ -57,7 +57,7 @@ func TestEverythingIsReadBackAfterReopening(t *testing.T) {
 			t.Errorf("box: %v\n%s", err, diff)
 		}
 	}
-	if got, err := db.Policy("b1"); err != nil || cmp.Diff(Policy{spec, 1}, got) != "" {
+	if got, err := db.Policy("b1"); err != nil || cmp.Diff(Policy{Spec: spec, Version: 1}, got) != "" {
 		t.Errorf("policy: %+v, %v", got, err)
 	}
 	if got, err := db.Headers("b1"); err != nil || got.Version != 1 || got.Rules[0].Pattern.String() != "api.example.com" || got.Rules[0].Headers[0].Value.Reveal() != "box-value" {
@@ -123,8 +123,8 @@ func TestStagedPolicyIsDroppedAfterACrash(t *testing.T) {
 	allocate(t, db, Box{ID: "b2"})
 	old := policy.Spec{Mode: policy.ModeDenyAll}
 	if err := errors.Join(
-		db.StagePolicy("b1", old, 1), db.CommitPolicy("b1"),
-		db.StagePolicy("b1", policy.Spec{Mode: policy.ModeAllowAll}, 2), db.StagePolicy("b2", old, 1),
+		db.StagePolicy("b1", Policy{Spec: old, Version: 1}), db.CommitPolicy("b1"),
+		db.StagePolicy("b1", Policy{Spec: policy.Spec{Mode: policy.ModeAllowAll}, Version: 2}), db.StagePolicy("b2", Policy{Spec: old, Version: 1}),
 	); err != nil {
 		t.Fatal(err)
 	}
@@ -152,13 +152,13 @@ func TestVersionsOnlyGrow(t *testing.T) {
 	db := open(t, Options{Dir: newDir(t)})
 	allocate(t, db, Box{ID: "b1"})
 	if err := errors.Join(
-		db.StagePolicy("b1", policy.Spec{}, 5), db.AbortPolicy("b1"), db.AbortPolicy("b1"),
-		db.StagePolicy("b1", policy.Spec{}, 5), db.CommitPolicy("b1"), db.SetHeaders("b1", nil, 2),
+		db.StagePolicy("b1", Policy{Spec: policy.Spec{}, Version: 5}), db.AbortPolicy("b1"), db.AbortPolicy("b1"),
+		db.StagePolicy("b1", Policy{Spec: policy.Spec{}, Version: 5}), db.CommitPolicy("b1"), db.SetHeaders("b1", nil, 2),
 	); err != nil {
 		t.Fatal(err)
 	}
 	for what, err := range map[string]error{
-		"policy": db.StagePolicy("b1", policy.Spec{}, 5), "headers": db.SetHeaders("b1", nil, 2), "global headers": db.SetGlobalHeaders(nil, 0),
+		"policy": db.StagePolicy("b1", Policy{Spec: policy.Spec{}, Version: 5}), "headers": db.SetHeaders("b1", nil, 2), "global headers": db.SetGlobalHeaders(nil, 0),
 	} {
 		if !errors.Is(err, ErrConflict) {
 			t.Errorf("%s with a version that is not higher: %v", what, err)
@@ -176,7 +176,7 @@ func TestConcurrentUse(t *testing.T) {
 			for j := range 5 {
 				id := policy.BoxID(fmt.Sprintf("b%dx%d", i, j))
 				_, err := db.AllocateBox(Box{ID: id, Name: string(id)}, wide)
-				err = errors.Join(err, db.StagePolicy(id, policy.Spec{}, 1), db.CommitPolicy(id), db.SetHeaders(id, nil, 1))
+				err = errors.Join(err, db.StagePolicy(id, Policy{Spec: policy.Spec{}, Version: 1}), db.CommitPolicy(id), db.SetHeaders(id, nil, 1))
 				if j%2 == 1 {
 					err = errors.Join(err, db.DeleteBox(id))
 				}

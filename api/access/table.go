@@ -85,6 +85,9 @@ var grants = map[string]grant{
 
 	"getPolicy":           own | reads,
 	"setPolicy":           own | changes,
+	"getLeases":           own | reads,
+	"addLeases":           own | changes,
+	"endLeases":           own | changes,
 	"getHeaders":          own | reads,
 	"setHeaders":          own | changes,
 	"changeHeaders":       own | changes,

@@ -16,11 +16,12 @@ import (
 type policyView struct {
 	policy.Spec
 	Version  uint64         `json:"version" doc:"also the ETag"`
+	Leases   []leaseView    `json:"leases,omitempty" doc:"temporary entries, which end by themselves"`
 	Warnings []problem.View `json:"warnings,omitempty"`
 }
 
 func viewPolicy(s api.PolicyState) rest.Reply {
-	return rest.Reply{Body: policyView{s.Spec, s.Version, problem.Views(s.Warnings)}, Version: s.Version}
+	return rest.Reply{Body: policyView{s.Spec, s.Version, viewLeases(s.Leases), problem.Views(s.Warnings)}, Version: s.Version}
 }
 
 func (e *Endpoints) getPolicy(_ http.ResponseWriter, r *http.Request) (rest.Reply, error) {
@@ -52,18 +53,24 @@ func (e *Endpoints) putPolicy(w http.ResponseWriter, r *http.Request) (rest.Repl
 	if err != nil {
 		return rest.Reply{}, err
 	}
-	spec, headers, err := spec.ParsePolicy(data)
+	set := api.PolicyChange{}
+	data, set.Keep, err = takeLeases(data)
+	if err != nil {
+		return rest.Reply{}, err
+	}
+	var headers []policy.HeaderRule
+	set.Spec, headers, err = spec.ParsePolicy(data)
 	if err != nil {
 		return rest.Reply{}, err
 	}
 	if len(headers) > 0 {
 		return rest.Reply{}, problem.Invalid(transformsOf(data), "on a running box, transforms are set by PUT config/attach-headers; leave them out here")
 	}
-	state, err := e.Host.SetPolicy(r.Context(), box.ID, spec, match)
+	state, err := e.Host.SetPolicy(r.Context(), box.ID, set, match)
 	if err != nil {
 		return rest.Reply{}, err
 	}
-	e.History.Log(box.ID, "info", "user", "network policy set to %s, version %d", spec.Mode, state.Version)
+	e.History.Log(box.ID, "info", "user", "network policy set to %s, version %d", set.Spec.Mode, state.Version)
 	return viewPolicy(state), nil
 }
 

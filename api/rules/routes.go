@@ -1,6 +1,8 @@
 package rules
 
 import (
+	"context"
+	"net/http"
 	"reflect"
 
 	"boxgate/api"
@@ -8,11 +10,21 @@ import (
 	"boxgate/api/rest"
 	"boxgate/api/spec"
 	"boxgate/api/strict"
+	"boxgate/policy"
 )
+
+// Host is what the endpoints need of the gateway. Errors are as those of [api.Host].
+type Host interface {
+	api.Host
+	// AddLeases allows or denies destinations for a time, in force everywhere when it returns. ifMatch is as in SetPolicy.
+	AddLeases(ctx context.Context, id policy.BoxID, req api.LeaseRequest, ifMatch *uint64) (api.PolicyState, error)
+	// EndLeases ends leases before their time. If there is none of those the error is an ErrNotFound.
+	EndLeases(ctx context.Context, id policy.BoxID, which func(api.LeaseEntry) bool, ifMatch *uint64) (api.PolicyState, error)
+}
 
 // Endpoints serves the rules of a box: its policy, and the headers set for it.
 type Endpoints struct {
-	Host    api.Host
+	Host    Host
 	History *history.History
 	Bodies  strict.Bodies
 	// HasSecret reports whether header rules may name a secret.
@@ -24,6 +36,9 @@ func (e *Endpoints) Routes() []rest.Route {
 	return []rest.Route{
 		{Method: "GET", Path: "/v2/box/{id}/config/network-policy", ID: "getPolicy", Versioned: true, Summary: "The policy in force, its version as ETag", Response: reflect.TypeFor[policyView](), Handle: e.getPolicy},
 		{Method: "PUT", Path: "/v2/box/{id}/config/network-policy", ID: "setPolicy", Versioned: true, Summary: "Replace the policy; answers once it is in force everywhere", Request: reflect.TypeFor[spec.Policy](), Example: `{"mode":"custom","allowed_domains":["api.example.com","*.example.org"],"denied_cidrs":["192.0.2.0/24"]}`, Response: reflect.TypeFor[policyView](), Handle: e.putPolicy},
+		{Method: "GET", Path: leasesPath, ID: "getLeases", Versioned: true, Summary: "The temporary entries of the policy, with the time that is left of them", Response: reflect.TypeFor[leasesView](), Handle: e.getLeases},
+		{Method: "POST", Path: leasesPath, ID: "addLeases", Versioned: true, Status: http.StatusCreated, Summary: "Allow or deny destinations for a time; answers once that is in force everywhere", Request: reflect.TypeFor[leasesBody](), Example: `{"action":"allow","entries":["api.example.com:443"],"expires_in":3600}`, Response: reflect.TypeFor[leasesView](), Handle: e.addLeases},
+		{Method: "DELETE", Path: leasesPath, ID: "endLeases", Versioned: true, Summary: "End temporary entries of the policy before their time", Query: reflect.TypeFor[leasesQuery](), Response: reflect.TypeFor[leasesView](), Handle: e.endLeases},
 		{Method: "GET", Path: "/v2/box/{id}/config/attach-headers", ID: "getHeaders", Versioned: true, Summary: "The box's header rules, without values", Response: reflect.TypeFor[headersView](), Handle: e.getHeaders},
 		{Method: "PUT", Path: "/v2/box/{id}/config/attach-headers", ID: "setHeaders", Versioned: true, Summary: "Replace the box's header rules", Request: reflect.TypeFor[headersBody](), Example: `{"attach_headers":{"api.example.com":{"Authorization":"Bearer TOKEN"}}}`, Response: reflect.TypeFor[headersView](), Handle: e.putHeaders},
 		{Method: "PATCH", Path: "/v2/box/{id}/config/attach-headers", ID: "changeHeaders", Versioned: true, Summary: "Change the box's header rules for the given hosts; null removes a host's rule", Request: reflect.TypeFor[headersBody](), Example: `{"attach_headers":{"api.example.com":{"Authorization":"Bearer TOKEN"}}}`, Response: reflect.TypeFor[headersView](), Handle: e.patchHeaders},

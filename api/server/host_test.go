@@ -189,7 +189,7 @@ func (h *memoryHost) Policy(_ context.Context, id policy.BoxID) (api.PolicyState
 	return b.Policy, nil
 }
 
-func (h *memoryHost) SetPolicy(_ context.Context, id policy.BoxID, spec policy.Spec, ifMatch *uint64) (api.PolicyState, error) {
+func (h *memoryHost) SetPolicy(_ context.Context, id policy.BoxID, set api.PolicyChange, ifMatch *uint64) (api.PolicyState, error) {
 	b, leave, err := h.box(id)
 	defer leave()
 	if err != nil {
@@ -198,7 +198,41 @@ func (h *memoryHost) SetPolicy(_ context.Context, id policy.BoxID, spec policy.S
 	if ifMatch != nil && *ifMatch != b.Policy.Version {
 		return api.PolicyState{}, api.ErrPrecondition
 	}
-	b.Policy = api.PolicyState{Spec: spec, Version: b.Policy.Version + 1}
+	b.Policy = api.PolicyState{Spec: set.Spec, Version: b.Policy.Version + 1}
+	return b.Policy, nil
+}
+
+func (h *memoryHost) AddLeases(_ context.Context, id policy.BoxID, req api.LeaseRequest, ifMatch *uint64) (api.PolicyState, error) {
+	b, leave, err := h.box(id)
+	defer leave()
+	if err != nil {
+		return api.PolicyState{}, err
+	}
+	if ifMatch != nil && *ifMatch != b.Policy.Version {
+		return api.PolicyState{}, api.ErrPrecondition
+	}
+	start := time.Unix(1_700_000_000, 0)
+	for _, e := range req.Entries {
+		b.Policy.Leases = append(b.Policy.Leases, api.Lease{LeaseEntry: api.LeaseEntry{Allow: req.Allow, Entry: e}, StartedAt: start, ExpiresAt: start.Add(req.Lasts), Left: req.Lasts})
+	}
+	b.Policy.Version++
+	return b.Policy, nil
+}
+
+func (h *memoryHost) EndLeases(_ context.Context, id policy.BoxID, which func(api.LeaseEntry) bool, ifMatch *uint64) (api.PolicyState, error) {
+	b, leave, err := h.box(id)
+	defer leave()
+	if err != nil {
+		return api.PolicyState{}, err
+	}
+	if ifMatch != nil && *ifMatch != b.Policy.Version {
+		return api.PolicyState{}, api.ErrPrecondition
+	}
+	rest := slices.DeleteFunc(slices.Clone(b.Policy.Leases), func(l api.Lease) bool { return which(l.LeaseEntry) })
+	if len(rest) == len(b.Policy.Leases) {
+		return api.PolicyState{}, api.ErrNotFound
+	}
+	b.Policy.Leases, b.Policy.Version = rest, b.Policy.Version+1
 	return b.Policy, nil
 }
 

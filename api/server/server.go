@@ -18,6 +18,7 @@ import (
 	"boxgate/api/keys"
 	"boxgate/api/lifecycle"
 	"boxgate/api/rest"
+	"boxgate/api/rules"
 	"boxgate/api/schedules"
 	"boxgate/api/session"
 	"boxgate/api/settings"
@@ -30,6 +31,7 @@ import (
 type Host interface {
 	boxes.Host
 	lifecycle.Host
+	rules.Host
 	schedules.Host
 	session.Host
 	settings.Host

@@ -73,3 +73,31 @@ func TestStatus(t *testing.T) {
 	harness.Contains(t, w.Run(0, nil, "", "--json", "status"), `"idle":1`, `"not_allowed":`, `"host_checks":`)
 	harness.Contains(t, w.Run(0, nil, "", "status", "--admin", w.Socket), "1 idle")
 }
+
+// TestPolicyForATime: an entry that ends by itself is shown with the time left, is kept by the commands that change the rest, and
+// ends early when told to.
+func TestPolicyForATime(t *testing.T) {
+	t.Parallel()
+	w := harness.NewWorld(t, nil)
+	w.Create(map[string]any{"name": "demo", "network_policy": harness.Custom("api.example.com")})
+	explains := func(host, reason string) {
+		t.Helper()
+		harness.Contains(t, w.Run(0, nil, "", "policy", "explain", "demo", host), `"reason": "`+reason+`"`)
+	}
+	harness.Contains(t, w.Run(0, nil, "", "policy", "allow", "demo", "www.example.net", "--for", "1h"), "www.example.net: allowed until", "in force")
+	harness.Contains(t, w.Run(0, nil, "", "policy", "deny", "demo", "api.example.com", "--for", "30m"), "api.example.com: denied until")
+	explains("www.example.net", "allowed_domain")
+	explains("api.example.com", "denied_domain")
+	w.Run(0, nil, "", "policy", "allow", "demo", "cdn.example.org")
+	harness.Contains(t, w.Run(0, nil, "", "policy", "get", "demo"), `"expires_in"`, "www.example.net", "cdn.example.org")
+	harness.Contains(t, w.Run(0, nil, "", "policy", "leases", "demo"), "www.example.net", "allow", "deny", "LEFT")
+	harness.Contains(t, w.Run(2, nil, "", "policy", "allow", "demo", "a.example.com", "--for", "1ms"), "too short")
+	w.Run(0, nil, "", "policy", "end", "demo", "api.example.com")
+	explains("api.example.com", "allowed_domain")
+	harness.Contains(t, w.Run(1, nil, "", "policy", "end", "demo", "api.example.com"), "no such temporary entry")
+	w.Run(0, nil, "", "policy", "set", "demo", `{"mode":"custom","allowed_domains":["api.example.com"]}`)
+	explains("www.example.net", "not_allowed")
+	explains("cdn.example.org", "not_allowed")
+	harness.Contains(t, w.Run(0, nil, "", "policy", "allow", "demo", "api.example.com", "--for", "1s"), "allows it already")
+	w.Until("it has ended", func() bool { return !strings.Contains(w.Run(0, nil, "", "policy", "get", "demo"), "leases") })
+}

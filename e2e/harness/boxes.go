@@ -124,3 +124,12 @@ func (w *World) InitOf(box string) int {
 
 // PublicURL is a public URL with its credentials, as the API returns it on creation.
 type PublicURL struct{ URL, Token, Username, Password string }
+
+// Lease allows or denies destinations beside a box's policy for a time.
+func (w *World) Lease(box, action string, lasts time.Duration, entries ...string) {
+	w.T.Helper()
+	body := map[string]any{"action": action, "entries": entries, "expires_in": int(lasts / time.Second)}
+	if err := w.Client.Do(w.T.Context(), "POST", api.BoxPath(box, "config/network-policy/leases"), body, nil); err != nil {
+		w.T.Fatalf("%s for %v: %v", action, lasts, err)
+	}
+}

@@ -38,7 +38,7 @@ func newPolicyCommand(o *cli.Options) *cobra.Command {
 				})
 			},
 		},
-		newPolicyAmend(o, "allow"), newPolicyAmend(o, "deny"), newPolicyDiff(o), newPolicyEdit(o),
+		newPolicyAmend(o, "allow"), newPolicyAmend(o, "deny"), newPolicyLeases(o), newPolicyEnd(o), newPolicyDiff(o), newPolicyEdit(o),
 		newPolicyExplain(o), newPolicyPresets(o), newPolicyConvert(),
 	)
 	return cmd

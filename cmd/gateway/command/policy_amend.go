@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"net/http"
 	"strings"
+	"time"
 
 	"github.com/spf13/cobra"
 
@@ -20,14 +21,18 @@ import (
 const amendHelp = `HOST is a name, *.name, or one of them with :port; an address or a CIDR; or preset:NAME for the hosts of a preset. What the
 policy means for everything else stays: in allow-all there is nothing to allow, deny-all becomes a list of what is allowed,
 and in a policy that only denies an entry is taken out of what is denied. Denied entries win. The command says what it
-changed; it changes all or nothing, and starts over if somebody else changes the policy in between.`
+changed; it changes all or nothing, and starts over if somebody else changes the policy in between.
+
+With --for the policy stays as it is, and the entries stand beside it until their time has passed: then they end by themselves, and
+what they allowed is cut. Denied entries win over what is allowed for a time. "gateway policy leases" shows them.`
 
 // newPolicyAmend is `gateway policy allow` or `gateway policy deny`.
 func newPolicyAmend(o *cli.Options, verb string) *cobra.Command {
-	return &cobra.Command{
+	var lasts time.Duration
+	cmd := &cobra.Command{
 		Use: verb + " BOX HOST...", Short: strings.ToUpper(verb[:1]) + verb[1:] + " destinations, and leave the rest of the policy as it is",
 		Long:    strings.ToUpper(verb[:1]) + verb[1:] + " destinations, and leave the rest of the policy as it is.\n\n" + amendHelp,
-		Example: fmt.Sprintf("  gateway policy %s demo api.example.com:443\n  gateway policy %s demo '*.example.net' 192.0.2.0/24", verb, verb),
+		Example: fmt.Sprintf("  gateway policy %s demo api.example.com:443\n  gateway policy %s demo '*.example.net' 192.0.2.0/24\n  gateway policy %s demo api.example.com --for 1h", verb, verb, verb),
 		Args:    cli.MinArgs(2),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			entries, err := amendEntries(args[1:])
@@ -38,6 +43,9 @@ func newPolicyAmend(o *cli.Options, verb string) *cobra.Command {
 			if err != nil {
 				return err
 			}
+			if cmd.Flags().Changed("for") {
+				return lease(cmd, o, client, leaseAsked{args[0], verb, entries, lasts})
+			}
 			done, err := amendPolicy(cmd.Context(), client, args[0], verb, entries)
 			if err != nil {
 				return err
@@ -45,6 +53,8 @@ func newPolicyAmend(o *cli.Options, verb string) *cobra.Command {
 			return done.print(cmd, o)
 		},
 	}
+	cmd.Flags().DurationVar(&lasts, "for", 0, "only for this time, such as 1h: then the entries end by themselves")
+	return cmd
 }
 
 // amendEntries reads the destinations of a command line.
@@ -96,7 +106,7 @@ func amendPolicy(ctx context.Context, client *api.Client, box, verb string, entr
 			return amended{}, err
 		}
 		if done.changed {
-			state, err = writePolicy(ctx, client, box, spec, state.version)
+			state, err = writePolicy(ctx, client, box, spec, state)
 		}
 		if refused, ok := errors.AsType[*api.ResponseError](err); ok && refused.Status == http.StatusPreconditionFailed && ctx.Err() == nil {
 			continue

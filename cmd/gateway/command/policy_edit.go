@@ -140,7 +140,7 @@ func (e *policyEdit) asksAgain(flaw error) bool {
 
 // apply replaces the policy.
 func (e *policyEdit) apply(ctx context.Context, next policy.Spec) error {
-	after, err := writePolicy(ctx, e.client, e.box, next, e.before.version)
+	after, err := writePolicy(ctx, e.client, e.box, next, e.before)
 	if refused, ok := errors.AsType[*api.ResponseError](err); ok && refused.Status == http.StatusPreconditionFailed {
 		return fmt.Errorf("somebody else changed the policy while you edited it; see `gateway policy diff %s @%s`", e.box, e.file)
 	}

@@ -16,6 +16,7 @@ type policyState struct {
 	spec     policy.Spec
 	version  json.Number
 	warnings []cli.Warning
+	leases   json.RawMessage // as they are; nil: there are none
 	answer   json.RawMessage // all of it
 }
 
@@ -37,6 +38,8 @@ func parsePolicyState(answer json.RawMessage) (policyState, error) {
 	}
 	_ = json.Unmarshal(fields["version"], &s.version)
 	_ = json.Unmarshal(fields["warnings"], &s.warnings)
+	s.leases = fields["leases"]
+	delete(fields, "leases")
 	delete(fields, "version")
 	delete(fields, "warnings")
 	doc, err := json.Marshal(fields)
@@ -50,13 +53,14 @@ func parsePolicyState(answer json.RawMessage) (policyState, error) {
 	return s, nil
 }
 
-// writePolicy replaces the policy of a box that has the given version. If it has another by now, nothing changes, and
-// the error is a *[api.ResponseError] with status 412.
-func writePolicy(ctx context.Context, client *api.Client, box string, spec policy.Spec, version json.Number) (policyState, error) {
+// writePolicy replaces the policy of a box that is as it was read, and keeps its temporary entries. If it has another version
+// by now, nothing changes, and the error is a *[api.ResponseError] with status 412.
+func writePolicy(ctx context.Context, client *api.Client, box string, spec policy.Spec, read policyState) (policyState, error) {
 	body := struct {
 		policy.Spec
-		Version json.Number `json:"version"` // in the body it means what If-Match does
-	}{spec, version}
+		Version json.Number     `json:"version"` // in the body it means what If-Match does
+		Leases  json.RawMessage `json:"leases,omitempty"`
+	}{spec, read.version, read.leases}
 	var answer json.RawMessage
 	if err := client.Do(ctx, "PUT", api.BoxPath(box, "config/network-policy"), body, &answer); err != nil {
 		return policyState{}, err

@@ -1,0 +1,178 @@
+package rules
+
+import (
+	"encoding/json"
+	"fmt"
+	"net/http"
+	"time"
+
+	"boxgate/api"
+	"boxgate/api/problem"
+	"boxgate/api/rest"
+	"boxgate/api/spec"
+	"boxgate/api/strict"
+)
+
+const leasesPath = "/v2/box/{id}/config/network-policy/leases"
+
+// The actions of a lease.
+const (
+	actionAllow = "allow"
+	actionDeny  = "deny"
+)
+
+// leaseView is a temporary entry of a policy.
+type leaseView struct {
+	Action    string `json:"action" enum:"allow deny"`
+	Entry     string `json:"entry"`
+	StartedAt int64  `json:"started_at"`
+	ExpiresAt int64  `json:"expires_at"`
+	ExpiresIn int64  `json:"expires_in" doc:"seconds that are left"`
+	Idle      string `json:"idle,omitempty" doc:"why it has no effect beside the policy; in the answer that made it"`
+}
+
+// leasesView are all temporary entries of a policy.
+type leasesView struct {
+	Leases   []leaseView    `json:"leases"`
+	Version  uint64         `json:"version" doc:"of the policy, also the ETag"`
+	Warnings []problem.View `json:"warnings,omitempty"`
+}
+
+// leasesBody asks for temporary entries.
+type leasesBody struct {
+	Action    string   `json:"action" enum:"allow deny"`
+	Entries   []string `json:"entries" doc:"domains or CIDRs as in a policy"`
+	ExpiresIn *int64   `json:"expires_in" doc:"seconds for which they last; 30 days at most" min:"1" max:"2592000" example:"3600"`
+}
+
+// leasesQuery says which temporary entries end.
+type leasesQuery struct {
+	Action string `json:"action,omitempty" enum:"allow deny" doc:"only those with this action"`
+	Entry  string `json:"entry,omitempty" doc:"only that of this destination, spelled as it was made"`
+}
+
+// The most that one request asks for.
+const (
+	mostLeaseSeconds = 30 * 24 * 3600
+	mostLeaseEntries = 256
+)
+
+func viewLeases(list []api.Lease) []leaseView {
+	var out []leaseView
+	for _, l := range list {
+		out = append(out, leaseView{actionOf(l.Allow), l.Entry, l.StartedAt.Unix(), l.ExpiresAt.Unix(), int64((l.Left + time.Second - 1) / time.Second), l.Idle})
+	}
+	return out
+}
+
+func actionOf(allow bool) string {
+	if allow {
+		return actionAllow
+	}
+	return actionDeny
+}
+
+func viewLeaseState(s api.PolicyState, status int) rest.Reply {
+	view := leasesView{Leases: viewLeases(s.Leases), Version: s.Version, Warnings: problem.Views(s.Warnings)}
+	if view.Leases == nil {
+		view.Leases = []leaseView{}
+	}
+	return rest.Reply{Status: status, Body: view, Version: s.Version}
+}
+
+func (b *leasesBody) request() (api.LeaseRequest, error) {
+	switch {
+	case b.Action != actionAllow && b.Action != actionDeny:
+		return api.LeaseRequest{}, problem.Invalid("/action", "must be allow or deny")
+	case len(b.Entries) == 0 || len(b.Entries) > mostLeaseEntries:
+		return api.LeaseRequest{}, problem.Invalid("/entries", "must have between 1 and %d destinations", mostLeaseEntries)
+	case b.ExpiresIn == nil || *b.ExpiresIn < 1 || *b.ExpiresIn > mostLeaseSeconds:
+		return api.LeaseRequest{}, problem.Invalid("/expires_in", "must be between 1 and %d seconds", mostLeaseSeconds)
+	}
+	return api.LeaseRequest{Allow: b.Action == actionAllow, Entries: b.Entries, Lasts: time.Duration(*b.ExpiresIn) * time.Second}, nil
+}
+
+func (e *Endpoints) getLeases(_ http.ResponseWriter, r *http.Request) (rest.Reply, error) {
+	box, err := rest.Box(r, e.Host)
+	if err != nil {
+		return rest.Reply{}, err
+	}
+	state, err := e.Host.Policy(r.Context(), box.ID)
+	if err != nil {
+		return rest.Reply{}, err
+	}
+	return viewLeaseState(state, 0), nil
+}
+
+func (e *Endpoints) addLeases(w http.ResponseWriter, r *http.Request) (rest.Reply, error) {
+	box, err := rest.Box(r, e.Host)
+	if err != nil {
+		return rest.Reply{}, err
+	}
+	var body leasesBody
+	if err := e.Bodies.Decode(w, r, &body); err != nil {
+		return rest.Reply{}, err
+	}
+	req, err := body.request()
+	if err != nil {
+		return rest.Reply{}, err
+	}
+	match, err := rest.IfMatch(r)
+	if err != nil {
+		return rest.Reply{}, err
+	}
+	state, err := e.Host.AddLeases(r.Context(), box.ID, req, match)
+	if err != nil {
+		return rest.Reply{}, err
+	}
+	e.History.Log(box.ID, "info", "user", "%d temporary entries (%s) of the network policy for %v, version %d", len(req.Entries), body.Action, req.Lasts, state.Version)
+	return viewLeaseState(state, http.StatusCreated), nil
+}
+
+func (e *Endpoints) endLeases(_ http.ResponseWriter, r *http.Request) (rest.Reply, error) {
+	box, err := rest.Box(r, e.Host)
+	if err != nil {
+		return rest.Reply{}, err
+	}
+	var q leasesQuery
+	if err := rest.Query(r, &q); err != nil {
+		return rest.Reply{}, err
+	}
+	if q.Action != "" && q.Action != actionAllow && q.Action != actionDeny {
+		return rest.Reply{}, problem.Refuse(http.StatusUnprocessableEntity, `query parameter "action" must be allow or deny`)
+	}
+	match, err := rest.IfMatch(r)
+	if err != nil {
+		return rest.Reply{}, err
+	}
+	state, err := e.Host.EndLeases(r.Context(), box.ID, func(l api.LeaseEntry) bool {
+		return (q.Action == "" || q.Action == actionOf(l.Allow)) && (q.Entry == "" || q.Entry == l.Entry)
+	}, match)
+	if err != nil {
+		return rest.Reply{}, err
+	}
+	e.History.Log(box.ID, "info", "user", "temporary entries of the network policy ended, version %d", state.Version)
+	return viewLeaseState(state, 0), nil
+}
+
+// takeLeases takes the temporary entries that go on out of the body of a policy; nil if it does not say which.
+func takeLeases(data []byte) ([]byte, *[]api.LeaseEntry, error) {
+	var fields map[string]json.RawMessage
+	if json.Unmarshal(data, &fields) != nil || fields["leases"] == nil {
+		return data, nil, nil
+	}
+	var list []spec.LeaseEntry
+	if err := strict.Unmarshal(fields["leases"], &list); err != nil {
+		return nil, nil, problem.Invalid("/leases", "must be a list of entries as they were read: action and entry")
+	}
+	keep := []api.LeaseEntry{}
+	for i, l := range list {
+		if l.Action != actionAllow && l.Action != actionDeny {
+			return nil, nil, problem.Invalid(fmt.Sprintf("/leases/%d/action", i), "must be allow or deny")
+		}
+		keep = append(keep, api.LeaseEntry{Allow: l.Action == actionAllow, Entry: l.Entry})
+	}
+	delete(fields, "leases")
+	rest, err := json.Marshal(fields)
+	return rest, &keep, err
+}

@@ -1,0 +1,31 @@
+package lease
+
+import (
+	"os"
+	"strings"
+	"sync"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"boxgate/internal/fault"
+)
+
+// System reads the host's clocks.
+func System() Now {
+	now := Now{Wall: fault.Now()}
+	var ts unix.Timespec
+	if err := unix.ClockGettime(unix.CLOCK_BOOTTIME, &ts); err == nil {
+		now.Boot, now.Since = bootID(), time.Duration(ts.Nano())
+	}
+	return now
+}
+
+// bootID identifies this boot of the host; "" if the kernel does not say.
+var bootID = sync.OnceValue(func() string {
+	id, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
+	if err != nil {
+		return ""
+	}
+	return strings.TrimSpace(string(id))
+})

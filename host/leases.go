@@ -1,0 +1,206 @@
+package host
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"time"
+
+	"go.uber.org/zap"
+
+	"boxgate/api"
+	"boxgate/host/enforce"
+	"boxgate/host/lease"
+	"boxgate/policy"
+	"boxgate/policy/amend"
+	"boxgate/store"
+)
+
+// mostLeases bounds the leases of a box.
+const mostLeases = 256
+
+// AddLeases implements the Host of [boxgate/api/rules].
+func (p *policies) AddLeases(ctx context.Context, id policy.BoxID, req api.LeaseRequest, ifMatch *uint64) (api.PolicyState, error) {
+	idle := map[api.LeaseEntry]string{}
+	state, err := p.change(ctx, id, ifMatch, func(_ *box, next *store.Policy) error {
+		now := p.shared.now()
+		for i, text := range req.Entries {
+			why, err := idleOf(next.Spec, text, req.Allow)
+			if err != nil {
+				return invalidAt(fmt.Sprintf("/entries/%d", i), err.Error())
+			}
+			key := api.LeaseEntry{Allow: req.Allow, Entry: text}
+			idle[key] = why
+			next.Leases = append(slices.DeleteFunc(next.Leases, func(l store.Lease) bool { return keyOf(l) == key }),
+				lease.New(req.Allow, text, req.Lasts, now))
+		}
+		if len(next.Leases) > mostLeases {
+			return api.Errorf(api.ErrConflict, "a box has at most %d temporary entries; end some, or wait until they end", mostLeases)
+		}
+		return nil
+	})
+	for i, l := range state.Leases {
+		state.Leases[i].Idle = idle[l.LeaseEntry]
+	}
+	return state, err
+}
+
+// idleOf says why a temporary entry has no effect beside a policy.
+func idleOf(spec policy.Spec, text string, allow bool) (string, error) {
+	e, err := amend.ParseEntry(text)
+	if err != nil {
+		return "", err
+	}
+	return e.Idle(spec, allow)
+}
+
+// EndLeases implements the Host of [boxgate/api/rules].
+func (p *policies) EndLeases(ctx context.Context, id policy.BoxID, which func(api.LeaseEntry) bool, ifMatch *uint64) (api.PolicyState, error) {
+	return p.change(ctx, id, ifMatch, func(_ *box, next *store.Policy) error {
+		before := len(next.Leases)
+		next.Leases = slices.DeleteFunc(next.Leases, func(l store.Lease) bool { return which(keyOf(l)) })
+		if len(next.Leases) == before {
+			return api.Errorf(api.ErrNotFound, "there is no such temporary entry; it may have ended")
+		}
+		return nil
+	})
+}
+
+// kept returns the leases that outlive a replacement of the policy: those that are named, or if none are, those that deny.
+// A client that replaces a policy as a whole does not open what it does not mention, and does not lift a denial that it may
+// not know of.
+func kept(running []store.Lease, keep *[]api.LeaseEntry) ([]store.Lease, error) {
+	if keep == nil {
+		return slices.DeleteFunc(running, func(l store.Lease) bool { return l.Allow }), nil
+	}
+	for i, key := range *keep {
+		if !slices.ContainsFunc(running, func(l store.Lease) bool { return keyOf(l) == key }) {
+			return nil, invalidAt(fmt.Sprintf("/leases/%d", i), "does not run, or has ended; leases are made by POST config/network-policy/leases")
+		}
+	}
+	return slices.DeleteFunc(running, func(l store.Lease) bool { return !slices.Contains(*keep, keyOf(l)) }), nil
+}
+
+func keyOf(l store.Lease) api.LeaseEntry { return api.LeaseEntry{Allow: l.Allow, Entry: l.Entry} }
+
+// stateOf is the policy of a box as the API shows it, with the time that is left of its leases: none of one that is about to
+// end, which is shown for as long as it is in force.
+func (p *policies) stateOf(b *box) api.PolicyState {
+	state, now := b.shown.Load().Policy, p.shared.now()
+	for _, l := range b.timed.Load().Leases {
+		state.Leases = append(state.Leases, api.Lease{LeaseEntry: keyOf(l), StartedAt: l.StartedAt, ExpiresAt: l.ExpiresAt, Left: lease.Left(l, now)})
+	}
+	return state
+}
+
+// The clock is asked whether leases have ended at their time, and once in leaseTick at least: the wall clock may jump.
+const leaseTick = time.Second
+
+// keepLeases ends leases at their time until ctx ends. Boxes do not wait for each other.
+func (p *policies) keepLeases(ctx context.Context) error {
+	defer p.ending.Wait()
+	for {
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-p.leased:
+		case <-time.After(p.endDue(ctx)):
+		}
+	}
+}
+
+// endDue begins to end the leases that are due, and returns when the next look is.
+func (p *policies) endDue(ctx context.Context) time.Duration {
+	next, now := time.Hour, p.shared.now()
+	for _, b := range p.boxes.all() {
+		leases := b.timed.Load().Leases
+		due := false
+		for _, l := range leases {
+			left := lease.Left(l, now)
+			due = due || left == 0
+			next = min(next, max(left, time.Millisecond), leaseTick)
+		}
+		if !due || ctx.Err() != nil || !b.endingLeases.CompareAndSwap(false, true) {
+			continue
+		}
+		p.ending.Go(func() {
+			defer b.endingLeases.Store(false)
+			b.mu.Lock()
+			defer b.mu.Unlock()
+			if err := p.guarded(b, func() error { return p.endLeases(b) }); err != nil {
+				p.log.Error("temporary entries of a policy could not be ended; trying again", zap.String("box", string(b.ID)), zap.Error(err))
+			}
+		})
+	}
+	return next
+}
+
+// endLeases puts the policy of a box in force without the leases that have ended.
+//
+// It is not a change like those of [apply]: what has ended must not go on because it cannot be written down, and is not put
+// back in force by a rollback. The next start leaves it out as well, whatever the store says. The caller holds b.mu.
+func (p *policies) endLeases(b *box) error {
+	running := p.shared.running(b.leases)
+	if b.deleted || len(running) == len(b.leases) {
+		return nil
+	}
+	ctx, cancel := begun(context.Background())
+	defer cancel()
+	in := p.shared.of(b)
+	in.leases, in.version = running, b.lastVersion+1
+	next, err := in.compile()
+	if err == nil {
+		b.lastVersion = in.version
+		err = p.enforceEnd(ctx, b, next)
+	}
+	if err != nil && !errors.Is(err, enforce.ErrClosed) {
+		return err
+	}
+	before := b.leases
+	b.leases, b.version = running, in.version
+	if err := errors.Join(p.store.StagePolicy(b.ID, b.storedPolicy()), p.store.CommitPolicy(b.ID)); err != nil {
+		p.log.Warn("the end of temporary entries could not be stored; they have ended all the same", zap.String("box", string(b.ID)), zap.Error(err))
+	}
+	b.publish()
+	p.noteLeases(b, before)
+	return err
+}
+
+// enforceEnd puts a policy in force, and again if that fails: the one before would open what has ended. If the kernel does
+// not take it, the box is closed.
+func (p *policies) enforceEnd(ctx context.Context, b *box, next *policy.Compiled) error {
+	err := p.net.Enforce(ctx, &b.Box, next)
+	if err == nil || errors.Is(err, enforce.ErrClosed) {
+		return p.noteClosed(b, err)
+	}
+	p.log.Warn("temporary entries of a policy did not end at once", zap.String("box", string(b.ID)), zap.Error(err))
+	return p.noteClosed(b, p.net.Restore(&b.Box, next))
+}
+
+// noteLeases logs which leases have begun and ended since, and has them looked after. The caller holds b.mu.
+func (p *policies) noteLeases(b *box, before []store.Lease) {
+	for _, l := range before {
+		if !slices.Contains(b.leases, l) {
+			p.noteLease(b, l, "a temporary entry of a policy has ended")
+		}
+	}
+	for _, l := range b.leases {
+		if !slices.Contains(before, l) {
+			p.noteLease(b, l, "a temporary entry of a policy has begun")
+		}
+	}
+	select {
+	case p.leased <- struct{}{}:
+	default:
+	}
+}
+
+func (p *policies) noteLease(b *box, l store.Lease, what string) {
+	verb := "deny"
+	if l.Allow {
+		verb = "allow"
+	}
+	p.log.Info(what, zap.String("box", string(b.ID)), zap.String("box_name", b.name), zap.String("action", verb), zap.String("entry", l.Entry),
+		zap.Time("expires_at", l.ExpiresAt), zap.Uint64("policy_version", b.version))
+}

@@ -1,0 +1,312 @@
+package host
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"boxgate/api"
+	"boxgate/host/lease"
+	"boxgate/policy"
+	"boxgate/store"
+)
+
+// hands is a clock that a test sets: so far on the wall, and since the boot.
+type hands struct{ wall, since atomic.Int64 }
+
+func (h *hands) now() lease.Now {
+	return lease.Now{Wall: time.Date(2026, 6, 1, 12, 0, 0, 0, time.UTC).Add(time.Duration(h.wall.Load())), Boot: "boot", Since: time.Duration(h.since.Load())}
+}
+
+func (h *hands) pass(d time.Duration) { h.wall.Add(int64(d)); h.since.Add(int64(d)) }
+
+// leasing is a gateway with a box that denies everything, and a clock.
+func leasing(t *testing.T) (*gateway, *hands) {
+	t.Helper()
+	g, h := newGateway(t), &hands{}
+	g.shared.clock, g.leased = h.now, make(chan struct{}, 1)
+	g.addBox("b1")
+	return g, h
+}
+
+func (g *gateway) lease(allow bool, lasts time.Duration, entries ...string) {
+	g.t.Helper()
+	if _, err := g.AddLeases(g.t.Context(), "b1", api.LeaseRequest{Allow: allow, Entries: entries, Lasts: lasts}, nil); err != nil {
+		g.t.Fatal(err)
+	}
+}
+
+// allows reports whether the policy in force allows a name.
+func (g *gateway) allows(name string) bool {
+	g.t.Helper()
+	n, err := policy.ParseName(name)
+	if err != nil {
+		g.t.Fatal(err)
+	}
+	b, err := g.boxes.find("b1")
+	if err != nil {
+		g.t.Fatal(err)
+	}
+	return b.Policy.Load().Decide(policy.Request{Stage: policy.StageConn, Name: n, Port: 443, Protocol: policy.TCP}).Allowed()
+}
+
+func (g *gateway) policyNow() api.PolicyState {
+	g.t.Helper()
+	s, err := g.Policy(g.t.Context(), "b1")
+	if err != nil {
+		g.t.Fatal(err)
+	}
+	return s
+}
+
+// end ends what is due, and waits for it.
+func (g *gateway) end() {
+	g.endDue(g.t.Context())
+	g.ending.Wait()
+}
+
+func TestLeaseBeginsAndEnds(t *testing.T) {
+	t.Parallel()
+	g, h := leasing(t)
+	g.lease(true, time.Hour, "a.example.com", "b.example.com")
+	if s := g.policyNow(); !g.allows("a.example.com") || !g.allows("b.example.com") || len(s.Leases) != 2 || s.Leases[0].Left != time.Hour || s.Version != 2 || s.Spec.Mode != policy.ModeDenyAll {
+		t.Fatalf("%+v", s)
+	}
+	h.pass(59 * time.Minute)
+	g.lease(true, time.Hour, "b.example.com") // renewed
+	if next := g.endDue(t.Context()); next > leaseTick || !g.allows("a.example.com") {
+		t.Errorf("a minute before its end: next look in %v", next)
+	}
+	h.pass(time.Minute)
+	g.end()
+	if s := g.policyNow(); g.allows("a.example.com") || !g.allows("b.example.com") || len(s.Leases) != 1 || s.Leases[0].Left != 59*time.Minute || s.Version != 4 {
+		t.Errorf("%+v", s)
+	}
+	stored, err := g.store.Policy("b1")
+	if err != nil || len(stored.Leases) != 1 || stored.Version != 4 {
+		t.Errorf("%+v, %v", stored, err)
+	}
+	if _, err := g.EndLeases(t.Context(), "b1", func(api.LeaseEntry) bool { return true }, nil); err != nil || g.allows("b.example.com") {
+		t.Error("a lease that was ended goes on", err)
+	}
+	if _, err := g.EndLeases(t.Context(), "b1", func(api.LeaseEntry) bool { return true }, nil); !errors.Is(err, api.ErrNotFound) {
+		t.Error(err)
+	}
+}
+
+// What is denied wins over what is allowed for a time, whichever came first.
+func TestLeaseLosesToDenials(t *testing.T) {
+	t.Parallel()
+	g, h := leasing(t)
+	g.lease(true, time.Hour, "*.example.com")
+	g.lease(false, 10*time.Minute, "a.example.com")
+	if g.allows("a.example.com") || !g.allows("b.example.com") {
+		t.Error("denied for a time, and allowed")
+	}
+	h.pass(10 * time.Minute)
+	g.end()
+	if !g.allows("a.example.com") {
+		t.Error("a denial did not end")
+	}
+	custom := policy.Spec{Mode: policy.ModeCustom, AllowedDomains: []string{"c.example.com"}, DeniedDomains: []string{"a.example.com"}}
+	keep := []api.LeaseEntry{{Allow: true, Entry: "*.example.com"}}
+	if _, err := g.SetPolicy(t.Context(), "b1", api.PolicyChange{Spec: custom, Keep: &keep}, nil); err != nil {
+		t.Fatal(err)
+	}
+	if g.allows("a.example.com") || !g.allows("b.example.com") {
+		t.Error("a lease lifts what the policy denies")
+	}
+	_, err := g.AddLeases(t.Context(), "b1", api.LeaseRequest{Allow: true, Entries: []string{"a.example.com"}, Lasts: time.Hour}, nil)
+	if wrong := (*policy.InvalidError)(nil); !errors.As(err, &wrong) || wrong.Problems[0].Pointer != "/entries/0" {
+		t.Error(err)
+	}
+}
+
+// A policy that is replaced as a whole opens what it says alone. What is denied for a time stays denied.
+func TestLeaseAndReplacedPolicy(t *testing.T) {
+	t.Parallel()
+	g, _ := leasing(t)
+	g.lease(true, time.Hour, "a.example.com")
+	g.lease(false, time.Hour, "b.example.com")
+	if _, err := g.SetPolicy(t.Context(), "b1", api.PolicyChange{Spec: policy.Spec{Mode: policy.ModeCustom, AllowedDomains: []string{"b.example.com", "c.example.com"}}}, nil); err != nil {
+		t.Fatal(err)
+	}
+	if s := g.policyNow(); g.allows("a.example.com") || g.allows("b.example.com") || !g.allows("c.example.com") || len(s.Leases) != 1 || s.Leases[0].Allow {
+		t.Errorf("%+v", s)
+	}
+	none := []api.LeaseEntry{}
+	if _, err := g.SetPolicy(t.Context(), "b1", api.PolicyChange{Spec: allowAll, Keep: &none}, nil); err != nil || !g.allows("b.example.com") {
+		t.Error("no lease was to be kept", err)
+	}
+	unknown := []api.LeaseEntry{{Allow: true, Entry: "a.example.com"}}
+	if _, err := g.SetPolicy(t.Context(), "b1", api.PolicyChange{Spec: allowAll, Keep: &unknown}, nil); err == nil {
+		t.Error("a lease was kept that had ended")
+	}
+}
+
+// A wall clock that is set forward ends what it allows; set back, it prolongs nothing. A denial does not care.
+func TestLeaseClockJumps(t *testing.T) {
+	t.Parallel()
+	for name, wall := range map[string]time.Duration{"forward": 48 * time.Hour, "back": -48 * time.Hour} {
+		g, h := leasing(t)
+		g.lease(true, time.Hour, "*.example.com")
+		g.lease(false, 2*time.Hour, "b.example.com")
+		h.wall.Store(int64(wall))
+		g.end()
+		if open := g.allows("a.example.com"); open != (wall < 0) || g.allows("b.example.com") || len(g.policyNow().Leases) == 0 {
+			t.Errorf("%s: allowed %v, %+v", name, open, g.policyNow())
+		}
+		h.pass(time.Hour)
+		g.end()
+		if g.allows("a.example.com") || g.allows("b.example.com") {
+			t.Errorf("%s: allowed after its time", name)
+		}
+		h.pass(time.Hour)
+		g.end()
+		if left := g.policyNow().Leases; len(left) != 0 {
+			t.Errorf("%s: %+v", name, left)
+		}
+	}
+}
+
+// A lease ends although nothing can be written, and although the kernel fails: then it is asked again, and a box whose old
+// policy cannot be replaced is closed.
+func TestLeaseEndsWhateverFails(t *testing.T) {
+	t.Parallel()
+	g, h := leasing(t)
+	g.lease(true, time.Hour, "a.example.com")
+	h.pass(time.Hour)
+	if err := g.store.Close(); err != nil {
+		t.Fatal(err)
+	}
+	g.end()
+	if g.allows("a.example.com") || len(g.policyNow().Leases) != 0 {
+		t.Error("open, because its end could not be stored")
+	}
+
+	g, h = leasing(t)
+	g.lease(true, time.Hour, "a.example.com")
+	h.pass(time.Hour)
+	calls := 0
+	g.kernel.before = func(policy.BoxID, policy.KernelPlan) error {
+		if calls++; calls == 1 {
+			return errors.New("injected")
+		}
+		return nil
+	}
+	g.end()
+	if g.allows("a.example.com") || len(g.policyNow().Leases) != 0 {
+		t.Error("open, because the kernel failed once")
+	}
+
+	g, h = leasing(t)
+	g.lease(true, time.Hour, "a.example.com")
+	h.pass(time.Hour)
+	g.kernel.before = func(policy.BoxID, policy.KernelPlan) error { return errors.New("injected") }
+	g.end()
+	if b, _ := g.boxes.find("b1"); b.Policy.Load() != nil || b.view().Status != api.StatusError {
+		t.Error("the box is open under a policy that has ended")
+	}
+}
+
+// No other change puts a lease in force again that has ended and was not noticed yet.
+func TestLeaseIsNotPutBack(t *testing.T) {
+	t.Parallel()
+	g, h := leasing(t)
+	g.lease(true, time.Hour, "a.example.com")
+	h.pass(time.Hour)
+	for name, change := range map[string]func() error{
+		"global headers": func() error { _, err := g.SetGlobalHeaders(t.Context(), rule(t, "v"), nil); return err },
+		"headers":        func() error { _, err := g.SetHeaders(t.Context(), "b1", rule(t, "w"), nil); return err },
+		"settle": func() error {
+			b, err := g.boxes.lock("b1")
+			if err != nil {
+				return err
+			}
+			defer b.mu.Unlock()
+			return g.settle(b)
+		},
+	} {
+		if err := change(); err != nil || g.allows("a.example.com") {
+			t.Errorf("%s: %v, allowed %v", name, err, g.allows("a.example.com"))
+		}
+	}
+	if s := g.policyNow(); len(s.Leases) != 0 && s.Leases[0].Left != 0 {
+		t.Errorf("%+v", s)
+	}
+}
+
+// keepLeases ends leases by itself, by the real clock, and is told of new ones.
+func TestKeepLeases(t *testing.T) {
+	t.Parallel()
+	g := newGateway(t)
+	g.leased = make(chan struct{}, 1)
+	g.addBox("b1")
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan error, 1)
+	go func() { done <- g.keepLeases(ctx) }()
+	began := time.Now()
+	g.lease(true, 150*time.Millisecond, "a.example.com")
+	if !g.allows("a.example.com") && time.Since(began) < 150*time.Millisecond {
+		t.Error("not allowed")
+	}
+	for deadline := time.Now().Add(time.Minute); g.allows("a.example.com"); time.Sleep(time.Millisecond) {
+		if time.Now().After(deadline) {
+			t.Fatal("a lease did not end")
+		}
+	}
+	if took := time.Since(began); took < 150*time.Millisecond {
+		t.Errorf("ended after %v", took)
+	}
+	cancel()
+	if err := <-done; err != nil {
+		t.Error(err)
+	}
+}
+
+// A gateway that starts over a store with leases compiles those that still run, and no other.
+func TestLeaseOutlivesTheGateway(t *testing.T) {
+	t.Parallel()
+	g, h := leasing(t)
+	g.lease(true, time.Hour, "a.example.com")
+	g.lease(true, 2*time.Hour, "b.example.com")
+	stored, err := g.store.Policy("b1")
+	if err != nil {
+		t.Fatal(err)
+	}
+	h.pass(time.Hour)
+	running := g.shared.running(g.shared.anchored(stored.Leases))
+	if len(running) != 1 || running[0].Entry != "b.example.com" {
+		t.Fatalf("%+v", running)
+	}
+	b := newBox(mustRecord(t, g), stored, mustHeaders(t, g), api.Hosted{})
+	c, err := g.shared.of(b).compile()
+	if err != nil {
+		t.Fatal(err)
+	}
+	domains := c.Spec().AllowedDomains
+	if !slices.Equal(domains, []string{"b.example.com"}) {
+		t.Errorf("%v are allowed", domains)
+	}
+}
+
+func mustRecord(t *testing.T, g *gateway) store.Box {
+	t.Helper()
+	r, err := g.store.Box("b1")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return r
+}
+
+func mustHeaders(t *testing.T, g *gateway) store.Headers {
+	t.Helper()
+	h, err := g.store.Headers("b1")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return h
+}
