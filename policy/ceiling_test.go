@@ -29,19 +29,24 @@ func underCeiling(in, top interpreter) (both, own, ceiling *Compiled) {
 	return both, own, ceiling
 }
 
-// FuzzCeiling: below a ceiling a policy allows what both allow and nothing else, goes to a name's own address where one of
-// them demands it, and has the kernel forward only what both would forward.
-func FuzzCeiling(f *testing.F) {
+// fuzzUnderCeiling has test look at random policies under random ceilings.
+func fuzzUnderCeiling(f *testing.F, stream uint64, test func(t *testing.T, r random, in, top interpreter, both, own, ceiling *Compiled)) {
 	for seed := range uint64(300) {
 		f.Add(seed)
 	}
 	f.Fuzz(func(t *testing.T, seed uint64) {
-		r := random{rand.New(rand.NewPCG(seed, 7))}
+		r := random{rand.New(rand.NewPCG(seed, stream))}
 		in, top := r.interpreter(), r.interpreter()
-		both, own, ceiling := underCeiling(in, top)
-		if both == nil {
-			return
+		if both, own, ceiling := underCeiling(in, top); both != nil {
+			test(t, r, in, top, both, own, ceiling)
 		}
+	})
+}
+
+// FuzzCeiling: below a ceiling a policy allows what both allow and nothing else, goes to a name's own address where one of
+// them demands it, and has the kernel forward only what both would forward.
+func FuzzCeiling(f *testing.F) {
+	fuzzUnderCeiling(f, 7, func(t *testing.T, r random, in, top interpreter, both, own, ceiling *Compiled) {
 		checkShape(t, both.Kernel())
 		for range 50 {
 			req := r.request()
@@ -86,16 +91,7 @@ func checkFateUnder(t *testing.T, both, own, ceiling *Compiled, a netip.Addr, po
 
 // FuzzRouteUnderCeiling: whatever way a connection passes below a ceiling, it is one on which both policies allow it.
 func FuzzRouteUnderCeiling(f *testing.F) {
-	for seed := range uint64(300) {
-		f.Add(seed)
-	}
-	f.Fuzz(func(t *testing.T, seed uint64) {
-		r := random{rand.New(rand.NewPCG(seed, 8))}
-		in, top := r.interpreter(), r.interpreter()
-		both, own, ceiling := underCeiling(in, top)
-		if both == nil {
-			return
-		}
+	fuzzUnderCeiling(f, 8, func(t *testing.T, r random, in, top interpreter, both, own, ceiling *Compiled) {
 		for range 50 {
 			req, e := r.routed()
 			got := both.Route(req, e)

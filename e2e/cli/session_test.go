@@ -47,6 +47,26 @@ func TestBoxExecInput(t *testing.T) {
 	}
 }
 
+// startReady starts a command, which says that it is ready, and returns its standard input.
+func startReady(t *testing.T, cmd *exec.Cmd) io.WriteCloser {
+	t.Helper()
+	in, err := cmd.StdinPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	out, err := cmd.StdoutPipe()
+	if err == nil {
+		err = cmd.Start()
+	}
+	if err == nil {
+		_, err = io.ReadFull(out, make([]byte, len("ready\n")))
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	return in
+}
+
 // TestBoxExecSignals: the first signals reach the command; the third one kills it, also when its input is stuck.
 func TestBoxExecSignals(t *testing.T) {
 	t.Parallel()
@@ -54,21 +74,7 @@ func TestBoxExecSignals(t *testing.T) {
 	box := w.Create(map[string]any{"name": "b"})
 	start := func(line string) (*exec.Cmd, io.Writer) {
 		cmd := w.Command(t.Context(), "box", "exec", "-i", "b", "--", "sh", "-c", line)
-		in, err := cmd.StdinPipe()
-		if err != nil {
-			t.Fatal(err)
-		}
-		out, err := cmd.StdoutPipe()
-		if err == nil {
-			err = cmd.Start()
-		}
-		if err == nil {
-			_, err = io.ReadFull(out, make([]byte, len("ready\n")))
-		}
-		if err != nil {
-			t.Fatal(err)
-		}
-		return cmd, in
+		return cmd, startReady(t, cmd)
 	}
 	for signal, status := range map[syscall.Signal]int{syscall.SIGINT: 3, syscall.SIGTERM: 4} {
 		cmd, _ := start("trap 'exit 3' INT; trap 'exit 4' TERM; echo ready; while :; do sleep 0.05; done")
@@ -296,21 +302,7 @@ func TestSessionsEndWithTheGateway(t *testing.T) {
 	said := new(bytes.Buffer)
 	cmd := w.Command(t.Context(), "box", "exec", "-i", "b", "--", "sh", "-c", "setsid sleep "+mark+" & echo ready; sleep "+mark)
 	cmd.Stderr = said
-	in, err := cmd.StdinPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer in.Close()
-	out, err := cmd.StdoutPipe()
-	if err == nil {
-		err = cmd.Start()
-	}
-	if err == nil {
-		_, err = io.ReadFull(out, make([]byte, len("ready\n")))
-	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	defer startReady(t, cmd).Close()
 
 	away, err := w.Client.WebSocket(t.Context(), api.BoxPath(box, "exec-session"))
 	if err == nil {
