@@ -30,8 +30,12 @@ type pair struct {
 	elsewhere bool // what other origins make browsers of the network do
 }
 
+// siteShare is how many times as much as one network an IPv6 site may do, which can have 65,536 of them.
+const siteShare = 4
+
 // tally is what a network of visitors does at a URL. A nil one counts nothing.
 type tally struct {
+	site     *tally // of the IPv6 site that the network is a part of, which counts the same; nil without one
 	requests *rate.Limiter
 	most     int // failures in a window
 	window   time.Duration
@@ -58,6 +62,15 @@ func (t *tallies) find(p pair) *tally {
 	}
 	t.mu.Lock()
 	defer t.mu.Unlock()
+	made := t.findLocked(p, 1)
+	if site := siteOf(p.network); made.site == nil && site.IsValid() {
+		made.site = t.findLocked(pair{p.url, site, p.elsewhere}, siteShare)
+	}
+	return made
+}
+
+// findLocked returns the tally of a pair; a new one may have a number of times what a network may.
+func (t *tallies) findLocked(p pair, times int) *tally {
 	if known := t.kept[p]; known != nil {
 		return known
 	}
@@ -70,14 +83,16 @@ func (t *tallies) find(p pair) *tally {
 		}
 		delete(t.kept, other)
 	}
-	made := &tally{requests: rate.NewLimiter(t.refill, t.burst), most: t.failures, window: t.window}
+	made := &tally{
+		requests: rate.NewLimiter(t.refill*rate.Limit(times), t.burst*times), most: t.failures * times, window: t.window,
+	}
 	t.kept[p] = made
 	return made
 }
 
 // request counts a request, and reports whether it is one too many.
 func (t *tally) request(now time.Time) (excess bool) {
-	return t != nil && !t.requests.AllowN(now, 1)
+	return t != nil && (!t.requests.AllowN(now, 1) || t.site.request(now))
 }
 
 // failed counts a credential that was refused.
@@ -85,6 +100,7 @@ func (t *tally) failed(now time.Time) {
 	if t == nil {
 		return
 	}
+	t.site.failed(now)
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	t.failedLocked(now)
@@ -103,9 +119,13 @@ func (t *tally) attempt(now time.Time) time.Duration {
 	if t == nil {
 		return 0
 	}
+	if wait := t.site.attempt(now); wait > 0 {
+		return wait
+	}
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if wait := t.barredLocked(now); wait > 0 {
+		t.site.right() // it was not looked at
 		return wait
 	}
 	t.failedLocked(now)
@@ -117,6 +137,7 @@ func (t *tally) right() {
 	if t == nil {
 		return
 	}
+	t.site.right()
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	t.failures = max(0, t.failures-1)
@@ -127,9 +148,10 @@ func (t *tally) barred(now time.Time) time.Duration {
 	if t == nil {
 		return 0
 	}
+	site := t.site.barred(now)
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	return t.barredLocked(now)
+	return max(site, t.barredLocked(now))
 }
 
 func (t *tally) barredLocked(now time.Time) time.Duration {

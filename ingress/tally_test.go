@@ -186,6 +186,51 @@ func TestBarEndsWithTheMinute(t *testing.T) {
 	}
 }
 
+// A visitor who has an IPv6 site, a /48, has no more requests and guesses for changing the network that each comes from; another
+// site has its own.
+func TestAttackNetworksOfOneSite(t *testing.T) {
+	t.Parallel()
+	at := time.Unix(1000, 0)
+	network := func(site, n int) netip.Prefix {
+		return netip.MustParsePrefix(fmt.Sprintf("2001:db8:%x:%x::/64", site, n))
+	}
+	for what, once := range map[string]func(*tally) bool{
+		"requests": func(y *tally) bool { return !y.request(at) },
+		"guesses": func(y *tally) bool {
+			if y.barred(at) > 0 {
+				return false
+			}
+			y.failed(at)
+			return true
+		},
+		"forms": func(y *tally) bool { return y.attempt(at) == 0 },
+	} {
+		all := tallies{refill: 1e-9, burst: 2, failures: 2, window: time.Minute}
+		passed := 0
+		for n := range 100 {
+			for range 3 {
+				if once(all.of("url", network(1, n))) {
+					passed++
+				}
+			}
+		}
+		if passed != 2*siteShare {
+			t.Errorf("%s: %d of one site", what, passed)
+		}
+		if !once(all.of("url", network(2, 0))) || !once(all.of("other", network(1, 0))) || !once(all.of("url", netip.MustParsePrefix("192.0.2.1/32"))) {
+			t.Errorf("%s: another site, URL or address has none", what)
+		}
+	}
+	all := tallies{failures: 1, window: time.Minute}
+	for n := range 100 { // right ones take nothing
+		y := all.of("url", network(1, n))
+		if y.attempt(at) > 0 {
+			t.Fatal("a right credential counts")
+		}
+		y.right()
+	}
+}
+
 // However many addresses come, only so many are remembered, and none is let through uncounted.
 func TestTalliesAreBounded(t *testing.T) {
 	t.Parallel()
