@@ -24,7 +24,7 @@ STATICCHECK := honnef.co/go/tools/cmd/staticcheck@v0.8.2
 GOLANGCI    := github.com/golangci/golangci-lint/v2/cmd/golangci-lint@v2.15.0
 GOVULNCHECK := golang.org/x/vuln/cmd/govulncheck@v1.8.0
 
-.PHONY: help deps build image docker nameserver postgres sshd runsc scale demo run release release-verify deb oci arm64 test mutants structure visitors conformance check fuzz peers bench bench-compare microbench clean
+.PHONY: help deps build image docker nameserver postgres sshd runsc scale demo run release release-verify deb oci arm64 test confined mutants structure visitors conformance check fuzz peers bench bench-compare microbench clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  %-13s %s\n", $$1, $$2}'
@@ -88,6 +88,9 @@ visitors: ## unpack Chromium, testssl.sh and slowhttptest for tests of public UR
 test: image docker nameserver postgres sshd visitors ## run every test, the kernel ones included
 	@test -x $(RUNSC_DIR)/runsc || command -v runsc >/dev/null || echo "NOT TESTED: boxes under gVisor, as there is no runsc; 'make runsc' builds it"
 	CGO_ENABLED=0 TEST_IMAGE_DIR=$(IMAGE_DIR) $(GO) test -timeout 15m $(TESTFLAGS) $(PACKAGES)
+
+confined: image docker nameserver postgres sshd visitors ## run the end-to-end tests with gateways confined as the systemd unit confines them
+	CGO_ENABLED=0 TEST_IMAGE_DIR=$(IMAGE_DIR) GATEWAY_TEST_UNIT=$(CURDIR)/dist/boxgate.service $(GO) test -timeout 30m -count=1 ./e2e/...
 
 scale: image ## make and delete 1,000 boxes, and run 50 launched and 500 attached ones
 	CGO_ENABLED=0 TEST_IMAGE_DIR=$(IMAGE_DIR) BOXGATE_TEST_SCALE="1000 50 500" $(GO) test -timeout 60m -count=1 -v ./e2e/lifecycle -run 'TestBoxesComeAndGoWithoutATrace|TestManyBoxes'

@@ -13,14 +13,15 @@ work=$(mktemp -d)
 trap 'chmod -R u+w "$work" 2>/dev/null; rm -rf "$work"' EXIT
 
 make_in() { # CLONE DIRECTORY WHAT...
-  git clone -q --no-hardlinks "$PWD" "$1"
+  git -c advice.detachedHead=false clone -q --no-hardlinks "$PWD" "$1"
   (cd "$1" && umask "${mask:-022}" && go run ./internal/release -out "$2" "${@:3}")
 }
 
 if [ "${1:-}" = verify ]; then
   shift
   make_in "$work/one" "$work/first" "$@" >/dev/null
-  GOCACHE="$work/cache" HOME="$work" GOPATH=$(go env GOPATH) TZ=Asia/Kathmandu LC_ALL=C mask=077 \
+  modules=$(go env GOMODCACHE)
+  GOCACHE="$work/cache" HOME="$work" GOMODCACHE="$modules" TZ=Asia/Kathmandu LC_ALL=C mask=077 \
     make_in "$work/somewhere/else/two" "$work/second" "$@" >/dev/null
   diff -r "$work/first" "$work/second"
   (cd "$work/first" && sha256sum -- *)

@@ -27,6 +27,10 @@ func Main(m *testing.M) {
 	// A self-test and `gateway run` start the gateway's own program without any environment.
 	asProbe := len(os.Args) > 1 && (os.Args[1] == host.ProbeCommand || os.Args[1] == inside.Command)
 	if os.Getenv(asGateway) != "" || asProbe {
+		if err := confineAsTold(); err != nil {
+			fmt.Fprintln(os.Stderr, "the gateway cannot be confined as its unit asks for:", err)
+			os.Exit(1)
+		}
 		failAsTold()
 		resolveAsTold()
 		os.Exit(command.Run(os.Args[1:]))

@@ -1,0 +1,180 @@
+package harness
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"runtime"
+	"slices"
+	"strings"
+
+	seccomp "github.com/elastic/go-seccomp-bpf"
+	"github.com/elastic/go-seccomp-bpf/arch"
+	"golang.org/x/sys/unix"
+)
+
+// UnitVariable is the environment variable with the path of a systemd unit: gateways of tests run under its confinement. The
+// machine of a test need not have been started by systemd, so the harness does what systemd would do before it starts the
+// program (systemd.exec(5)): the bounding set, no_new_privs, and seccomp filters of system calls and address families.
+const UnitVariable = "GATEWAY_TEST_UNIT"
+
+// confinedVariable says that a process is confined already, so that it can go on.
+const confinedVariable = "GATEWAY_TEST_IS_CONFINED"
+
+// Unit is the confinement of a systemd unit.
+type Unit struct {
+	Capabilities []string // of the bounding set
+	Denied       []string // system calls, with groups resolved
+	Families     []string // of sockets that may be opened
+	NoNewPrivs   bool
+}
+
+// unhandled are settings that the harness does not carry out, and why a test loses nothing by that.
+var unhandled = map[string]string{
+	"SystemCallErrorNumber": "EPERM is what the filter answers", "RestrictRealtime": "no program of a test asks for it", "KeyringMode": "the session keyring is not used",
+}
+
+// confines are the settings of a unit that take something away from the service: what a test has to carry out.
+var confines = []string{"Protect", "Private", "Restrict", "SystemCall", "Capabilit", "Ambient", "NoNew", "LockPers", "MemoryDeny", "KeyringMode", "ReadOnly", "ReadWrite",
+	"Inaccessible", "TemporaryFile", "ProcSubset", "DeviceAllow", "DevicePolicy", "IPAddress", "MountFlags", "Root", "User", "Group", "DynamicUser", "Bind", "SecureBits"}
+
+// ReadUnit reads the confinement of a unit. A setting that confines and that the harness does not know is an error, or tests
+// would pass under less than systemd imposes.
+func ReadUnit(path string) (u Unit, err error) {
+	text, err := os.ReadFile(path)
+	if err != nil {
+		return u, err
+	}
+	for line := range strings.Lines(string(text)) {
+		key, value, ok := strings.Cut(strings.TrimSpace(line), "=")
+		if !ok || strings.HasPrefix(key, "#") || !slices.ContainsFunc(confines, func(p string) bool { return strings.HasPrefix(key, p) }) {
+			continue
+		}
+		if err := u.set(key, value); err != nil {
+			return u, fmt.Errorf("%s: %w", path, err)
+		}
+	}
+	return u, nil
+}
+
+func (u *Unit) set(key, value string) error {
+	switch key {
+	case "CapabilityBoundingSet":
+		u.Capabilities = append(u.Capabilities, strings.Fields(value)...)
+	case "RestrictAddressFamilies":
+		u.Families = append(u.Families, strings.Fields(value)...)
+	case "NoNewPrivileges":
+		u.NoNewPrivs = value == "yes"
+	case "SystemCallFilter":
+		list, denied := strings.CutPrefix(value, "~")
+		if !denied {
+			return errors.New("SystemCallFilter lists what is allowed: only lists of what is denied are known here")
+		}
+		for _, name := range strings.Fields(list) {
+			calls, err := systemCalls(name)
+			if err != nil {
+				return err
+			}
+			u.Denied = append(u.Denied, calls...)
+		}
+	default:
+		if unhandled[key] == "" {
+			return fmt.Errorf("%s confines the service, and the harness does not carry it out", key)
+		}
+	}
+	return nil
+}
+
+// systemCalls resolves a group of systemd's.
+func systemCalls(name string) (calls []string, err error) {
+	if !strings.HasPrefix(name, "@") {
+		return []string{name}, nil
+	}
+	out, err := exec.Command("systemd-analyze", "syscall-filter", name).Output()
+	if err != nil {
+		return nil, fmt.Errorf("systemd-analyze syscall-filter %s: %w", name, err)
+	}
+	for line := range strings.Lines(string(out)) {
+		switch word := strings.TrimSpace(line); {
+		case word == "" || strings.HasPrefix(word, "#") || word == name:
+		case strings.HasPrefix(word, "@"):
+			below, err := systemCalls(word)
+			if err != nil {
+				return nil, err
+			}
+			calls = append(calls, below...)
+		default:
+			calls = append(calls, word)
+		}
+	}
+	return calls, nil
+}
+
+// confineAsTold confines this process and starts it anew, if the environment asks for that.
+func confineAsTold() error {
+	path := os.Getenv(UnitVariable)
+	if path == "" || os.Getenv(confinedVariable) != "" || len(os.Args) < 2 || os.Args[1] != "serve" {
+		return nil
+	}
+	u, err := ReadUnit(path)
+	if err != nil {
+		return err
+	}
+	runtime.LockOSThread() // it is this thread that becomes the program
+	if err := u.Impose(); err != nil {
+		return err
+	}
+	return unix.Exec("/proc/self/exe", os.Args, append(os.Environ(), confinedVariable+"=1"))
+}
+
+// Impose takes from the calling thread what the unit takes from its service.
+func (u *Unit) Impose() error {
+	for number := range unix.CAP_LAST_CAP + 1 {
+		if name := CapabilityNames[number]; len(u.Capabilities) > 0 && !slices.Contains(u.Capabilities, name) {
+			if err := unix.Prctl(unix.PR_CAPBSET_DROP, uintptr(number), 0, 0, 0); err != nil {
+				return fmt.Errorf("dropping capability %d: %w", number, err)
+			}
+		}
+	}
+	table, err := arch.GetInfo("")
+	if err != nil {
+		return err
+	}
+	var known []string
+	for _, call := range u.Denied {
+		if _, ok := table.SyscallNames[call]; ok && !slices.Contains(known, call) {
+			known = append(known, call)
+		}
+	}
+	groups := []seccomp.SyscallGroup{{Action: seccomp.ActionErrno, Names: known}}
+	if len(u.Families) > 0 {
+		groups = append(groups, u.sockets())
+	}
+	return seccomp.LoadFilter(seccomp.Filter{NoNewPrivs: u.NoNewPrivs, Policy: seccomp.Policy{DefaultAction: seccomp.ActionAllow, Syscalls: groups}})
+}
+
+// sockets denies sockets of other families.
+func (u *Unit) sockets() seccomp.SyscallGroup {
+	var other seccomp.ArgumentConditions
+	for _, f := range u.Families {
+		other = append(other, seccomp.Condition{Argument: 0, Operation: seccomp.NotEqual, Value: families[f]})
+	}
+	return seccomp.SyscallGroup{
+		Action:             seccomp.ActionErrno | seccomp.Action(unix.EAFNOSUPPORT),
+		NamesWithCondtions: []seccomp.NameWithConditions{{Name: "socket", Conditions: other}},
+	}
+}
+
+var families = map[string]uint64{
+	"AF_UNIX": unix.AF_UNIX, "AF_INET": unix.AF_INET, "AF_INET6": unix.AF_INET6, "AF_NETLINK": unix.AF_NETLINK, "AF_PACKET": unix.AF_PACKET, "AF_VSOCK": unix.AF_VSOCK,
+}
+
+// CapabilityNames by their numbers (linux/capability.h).
+var CapabilityNames = [unix.CAP_LAST_CAP + 1]string{
+	"CAP_CHOWN", "CAP_DAC_OVERRIDE", "CAP_DAC_READ_SEARCH", "CAP_FOWNER", "CAP_FSETID", "CAP_KILL", "CAP_SETGID", "CAP_SETUID", "CAP_SETPCAP",
+	"CAP_LINUX_IMMUTABLE", "CAP_NET_BIND_SERVICE", "CAP_NET_BROADCAST", "CAP_NET_ADMIN", "CAP_NET_RAW", "CAP_IPC_LOCK", "CAP_IPC_OWNER", "CAP_SYS_MODULE",
+	"CAP_SYS_RAWIO", "CAP_SYS_CHROOT", "CAP_SYS_PTRACE", "CAP_SYS_PACCT", "CAP_SYS_ADMIN", "CAP_SYS_BOOT", "CAP_SYS_NICE", "CAP_SYS_RESOURCE", "CAP_SYS_TIME",
+	"CAP_SYS_TTY_CONFIG", "CAP_MKNOD", "CAP_LEASE", "CAP_AUDIT_WRITE", "CAP_AUDIT_CONTROL", "CAP_SETFCAP", "CAP_MAC_OVERRIDE", "CAP_MAC_ADMIN", "CAP_SYSLOG",
+	"CAP_WAKE_ALARM", "CAP_BLOCK_SUSPEND", "CAP_AUDIT_READ", "CAP_PERFMON", "CAP_BPF", "CAP_CHECKPOINT_RESTORE",
+}
