@@ -154,38 +154,41 @@ func parent(path string) string {
 }
 
 // runtimePackages are what an image takes from Debian: the runtime of the boxes with the libraries that it is linked with,
-// the tool that formats their disks with its own, and the public roots.
+// and the public roots.
 var runtimePackages = []string{"runc", "libc6", "libseccomp2", "ca-certificates"}
 
 // runtimeFiles are the files of those packages that programs need at run time, in the version that the archive has now.
 func runtimeFiles(ctx context.Context, arch string) ([]file, error) {
-	dir, err := os.MkdirTemp("", "boxgate-oci-")
-	if err != nil {
-		return nil, err
+	dir := debs
+	if dir == "" {
+		var err error
+		if dir, err = os.MkdirTemp("", "boxgate-oci-"); err != nil {
+			return nil, err
+		}
+		defer os.RemoveAll(dir)
+		cmd := exec.CommandContext(ctx, "dist/download.sh", append([]string{dir, arch}, runtimePackages...)...)
+		cmd.Stderr = os.Stderr
+		if err := cmd.Run(); err != nil {
+			return nil, fmt.Errorf("dist/download.sh: %w", err)
+		}
 	}
-	defer os.RemoveAll(dir)
-	cmd := exec.CommandContext(ctx, "dist/download.sh", append([]string{dir, arch}, runtimePackages...)...)
-	cmd.Stderr = os.Stderr
-	if err := cmd.Run(); err != nil {
-		return nil, fmt.Errorf("dist/download.sh: %w", err)
-	}
-	debs, err := filepath.Glob(filepath.Join(dir, "*.deb"))
+	list, err := filepath.Glob(filepath.Join(dir, "*.deb"))
 	if err != nil {
 		return nil, err
 	}
 	// Debian's and Ubuntu's packages of today and of tomorrow may have the same file below / or below /usr.
 	files := []file{{path: "lib", link: "usr/lib"}, {path: "lib64", link: "usr/lib64"}, {path: "bin", link: "usr/bin"}, {path: "sbin", link: "usr/sbin"}}
 	var roots bytes.Buffer
-	for _, deb := range debs {
+	for _, deb := range list {
 		content, err := exec.CommandContext(ctx, "dpkg-deb", "--fsys-tarfile", deb).Output()
 		if err != nil {
 			return nil, fmt.Errorf("dpkg-deb %s: %w", deb, err)
 		}
-		list, err := needed(content, &roots)
+		more, err := needed(content, &roots)
 		if err != nil {
 			return nil, err
 		}
-		files = append(files, list...)
+		files = append(files, more...)
 	}
 	return append(files, file{path: "etc/ssl/certs/ca-certificates.crt", mode: 0o644, data: roots.Bytes()}), nil
 }

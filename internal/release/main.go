@@ -13,13 +13,18 @@ import (
 	"strings"
 )
 
-const usage = `usage: release [-out DIRECTORY] [-arch amd64,arm64] WHAT...
+const usage = `usage: release [-out DIRECTORY] [-arch amd64,arm64] [-debs DIRECTORY] WHAT...
 
   binaries   static binaries, their bills of materials (CycloneDX) and SHA256SUMS
   deb        Debian packages
   oci        container images, for docker load
   docs       man pages and completions, as the packages have them
+
+With -debs, images take Debian's packages (dist/download.sh) from there instead of the archive.
 `
+
+// debs is where the packages of images are; empty: they are downloaded.
+var debs string
 
 func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
@@ -36,6 +41,7 @@ func run(ctx context.Context, args []string) error {
 	flags.Usage = func() { fmt.Fprint(os.Stderr, usage) }
 	out := flags.String("out", "bin/release", "")
 	arches := flags.String("arch", "amd64,arm64", "")
+	flags.StringVar(&debs, "debs", "", "")
 	_ = flags.Parse(args) // it exits
 	makers := map[string]func(context.Context, string, []string) error{
 		"binaries": makeBinaries, "deb": makePackages, "oci": makeImages,
