@@ -117,7 +117,18 @@ type Launcher struct {
 // Metrics is where Prometheus finds the metrics.
 type Metrics struct {
 	Listen string `yaml:"listen"`
+	PerBox PerBox `yaml:"per_box"`
 }
+
+// PerBox is whether single boxes have metrics, and how many.
+type PerBox struct {
+	Enabled bool `yaml:"enabled"`
+	Max     int  `yaml:"max"`
+}
+
+// MostPerBox is for how many boxes metrics can be had: each costs a monitoring system some twenty series, for as long as it
+// keeps what it has seen.
+const MostPerBox = 10_000
 
 // Log is the gateway's log on standard error.
 type Log struct {
@@ -142,7 +153,7 @@ func Default() Config {
 			Enabled: true, Runtime: "runc", Images: map[string]string{"default": "debian"}, IdleTimeout: 30 * time.Minute, Disk: defaultDisk(),
 		},
 		Policy:  defaultPolicies(),
-		Metrics: Metrics{Listen: "127.0.0.1:9600"},
+		Metrics: Metrics{Listen: "127.0.0.1:9600", PerBox: PerBox{Max: 100}},
 		Log:     Log{Level: "info", Format: "auto"},
 	}
 }
@@ -320,6 +331,9 @@ func (c *Config) validate() error {
 	checkPool(fail, "network.pool_v6", c.Network.PoolV6, netip.Addr.Is6, 32, 124)
 	checkCIDRs(fail, "network.protected_exempt", c.Network.ProtectedExempt)
 	checkCIDRs(fail, "network.forward_exempt", c.Network.ForwardExempt)
+	if c.Metrics.PerBox.Max < 1 || c.Metrics.PerBox.Max > MostPerBox {
+		fail("metrics.per_box.max", "%d is out of range; use 1 to %d", c.Metrics.PerBox.Max, MostPerBox)
+	}
 	c.Limits.check(fail)
 	c.Policy.check(fail)
 	errs = append(errs, c.Secrets.validate())

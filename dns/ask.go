@@ -138,7 +138,9 @@ func (r *reader) end(ctx context.Context, q *outbound.Question[lookup], message 
 	var a *answer
 	if err == nil {
 		l.server.answered()
-		a, err = take(message, l.key)
+		if a, err = take(message, l.key); err == nil {
+			r.up.note(l.server, sent, nil)
+		}
 	}
 	if err == nil && a.life > 0 {
 		r.cache.keep(l.key, a, len(message))

@@ -23,6 +23,7 @@ func (e rcodeError) Error() string { return "upstream answered " + mdns.RcodeToS
 // forwarder asks the upstream servers in order of preference, skipping those that failed recently.
 type forwarder struct {
 	upstreams []*upstream
+	counts    *counts
 	log       *zap.Logger
 }
 
@@ -42,6 +43,7 @@ func newForwarder(c Config) (*forwarder, error) {
 		}
 		f.upstreams = append(f.upstreams, u)
 	}
+	f.counts = newCounts(c.Upstreams)
 	return f, nil
 }
 
@@ -82,6 +84,9 @@ func (f *forwarder) exchangeAfter(ctx context.Context, name string, qtype uint16
 				a, first = first, attempt{}
 			}
 			m, err := u.exchange(ctx, name, qtype, a.err)
+			if ctx.Err() == nil || err == nil { // or it is who asked that has given up
+				f.note(u, a.sent, err)
+			}
 			if err == nil {
 				u.answered()
 				return m, nil
@@ -102,6 +107,17 @@ func (f *forwarder) exchangeAfter(ctx context.Context, name string, qtype uint16
 		}
 	}
 	return nil, errors.Join(errs...)
+}
+
+// note counts one question to u.
+func (f *forwarder) note(u *upstream, sent time.Time, err error) {
+	result := resultAnswered
+	if _, refused := errors.AsType[rcodeError](err); refused {
+		result = resultRefused
+	} else if err != nil {
+		result = resultSilent
+	}
+	f.counts.note(u.name, result, time.Since(sent))
 }
 
 // failed skips u for a while, if it answers nothing, and logs that once.

@@ -156,3 +156,13 @@ func (u *usages) flush() {
 		return true
 	})
 }
+
+// waiting is how many queries of all boxes are being answered.
+func (u *usages) waiting() (n int64) {
+	n = u.unknown.inFlight.Load()
+	u.known.Range(func(_, v any) bool {
+		n += v.(*usage).inFlight.Load()
+		return true
+	})
+	return n
+}

@@ -64,7 +64,7 @@ func open(ctx context.Context, o Options) (*Host, error) {
 		p.openStore, func(ctx context.Context) error { return fault.At(ctx, "start: store open") },
 		p.openAudit, p.openSecrets, p.openEgress, func(ctx context.Context) error { return fault.At(ctx, "start: DNS and proxy made") },
 		p.openIngress, p.openLauncher, func(ctx context.Context) error { return fault.At(ctx, "start: launcher open") },
-		p.openFirewall, h.openMeter, h.wire, h.protect, func(ctx context.Context) error { return fault.At(ctx, "start: kernel rules in force") },
+		p.openFirewall, h.openMeter, h.openLimitMetrics, h.wire, h.protect, func(ctx context.Context) error { return fault.At(ctx, "start: kernel rules in force") },
 	}
 	for _, step := range steps {
 		if err := step(ctx); err != nil {

@@ -31,6 +31,9 @@ func (p *parts) openEgress(context.Context) error {
 	if err != nil {
 		return fmt.Errorf("dns.upstreams: %w", err)
 	}
+	if err := p.metrics.Register(p.dns); err != nil {
+		return err
+	}
 	p.minter.Host = []policy.Name{domain}
 	egress := proxy.Config{
 		Boxes: p.connected, Resolver: p.dns, Leaves: p.minter, SSHKeys: p.minter, Audit: p.audit, Log: p.log, Roots: p.roots,

@@ -64,6 +64,13 @@ func (w *Writer) Lost() uint64 {
 	return w.lost
 }
 
+// Pending returns how many bytes wait to be written, and how many may.
+func (w *Writer) Pending() (bytes, most int) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return len(w.pending), limit
+}
+
 // Share is what one source of lines has pending. The zero value is ready to use, with one writer.
 type Share struct {
 	batch uint64

@@ -74,6 +74,17 @@ func (b *Budget) Most() int64 { return b.most }
 // Held returns how much is in use for a kind.
 func (b *Budget) Held(k Kind) int64 { return b.kinds[k].Load() }
 
+// Used returns how much is in use for everything.
+func (b *Budget) Used() int64 { return b.held.Load() }
+
+// HeldBy returns how much the account of a name uses, and makes none.
+func (b *Budget) HeldBy(name string) int64 {
+	if a, ok := b.accounts.Load(name); ok {
+		return a.(*Account).Held()
+	}
+	return 0
+}
+
 // Account returns the account of a name, creating it on first use. Names are the gateway's own, such as IDs of boxes.
 func (b *Budget) Account(name string) *Account {
 	if a, ok := b.accounts.Load(name); ok {

@@ -59,6 +59,8 @@ var shipped = []struct{ from, to string }{
 	{"dist/boxgate.yaml", "etc/boxgate/boxgate.yaml"},
 	{"dist/environment", "etc/boxgate/environment"},
 	{"LICENSE", "usr/share/doc/boxgate/copyright"},
+	{"dist/grafana/boxgate.json", "usr/share/boxgate/grafana/boxgate.json"},
+	{"dist/prometheus/alerts.yml", "usr/share/boxgate/prometheus/alerts.yml"},
 }
 
 // addFiles adds what does not depend on the architecture, and the binary with its bill of materials.

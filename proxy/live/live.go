@@ -102,6 +102,13 @@ func (t *Table) Of(box policy.BoxID) []*Conn {
 	return out
 }
 
+// Count returns how many connections of a box are open.
+func (t *Table) Count(box policy.BoxID) int {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return len(t.boxes[box])
+}
+
 // Any reports whether a connection is open.
 func (t *Table) Any() bool {
 	t.mu.Lock()

@@ -83,6 +83,13 @@ func (t *Table) Of(box *policy.Box) *Box {
 	return v.(*Box)
 }
 
+// Find returns the usage of a box if it has used anything, or nil.
+func (t *Table) Find(box policy.BoxID) *Box {
+	v, _ := t.known.Load(box)
+	b, _ := v.(*Box)
+	return b
+}
+
 // Knows reports whether there are counters for a box.
 func (t *Table) Knows(box policy.BoxID) bool {
 	_, ok := t.known.Load(box)

@@ -1,0 +1,139 @@
+package host
+
+import (
+	"cmp"
+	"context"
+	"math"
+	"os"
+	"path/filepath"
+	"slices"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"golang.org/x/sys/unix"
+
+	"boxgate/host/meter"
+	"boxgate/policy"
+)
+
+// limitMetrics say how near the limits are, of the gateway as a whole, of the box that is nearest to each of its own, and, if
+// the configuration asks for it, of single boxes with what they use.
+type limitMetrics struct{ parts *parts }
+
+var (
+	limitUsed = prometheus.NewDesc("boxgate_limit_used_ratio",
+		"How much of a limit of the whole gateway is used, from 0 to 1.", []string{"limit"}, nil)
+	nearestUsed = prometheus.NewDesc("boxgate_box_limit_used_max_ratio",
+		"How much of a limit the box uses that uses most of it, from 0 to 1.", []string{"limit"}, nil)
+	logPending = prometheus.NewDesc("boxgate_log_pending_bytes", "Bytes of the log that wait for a slow reader.", nil, nil)
+	storeSize  = prometheus.NewDesc("boxgate_store_bytes", "Size of the store's file.", nil, nil)
+
+	boxesOmitted = prometheus.NewDesc("boxgate_box_metrics_omitted",
+		"Boxes without metrics of their own, since there are more than metrics.per_box.max.", nil, nil)
+	boxUsed   = prometheus.NewDesc("boxgate_box_limit_used_ratio", "How much of a limit the box uses, from 0 to 1.", []string{"box", "limit"}, nil)
+	boxCPU    = prometheus.NewDesc("boxgate_box_cpu_seconds_total", "CPU time that the box has used since it was created.", []string{"box"}, nil)
+	boxMemory = prometheus.NewDesc("boxgate_box_memory_bytes", "Memory of the box.", []string{"box"}, nil)
+	boxDisk   = prometheus.NewDesc("boxgate_box_disk_bytes", "What the box has written, when its files were last counted.", []string{"box"}, nil)
+	boxBytes  = prometheus.NewDesc("boxgate_box_bytes_total", "Bytes at the box's interface since it was created: in is towards the box.", []string{"box", "direction"}, nil)
+)
+
+// openLimitMetrics registers them.
+func (h *Host) openLimitMetrics(context.Context) error {
+	return h.parts.metrics.Register(limitMetrics{h.parts})
+}
+
+// Describe implements [prometheus.Collector].
+func (m limitMetrics) Describe(ch chan<- *prometheus.Desc) {
+	for _, d := range []*prometheus.Desc{limitUsed, nearestUsed, logPending, storeSize, boxesOmitted, boxUsed, boxCPU, boxMemory, boxDisk, boxBytes} {
+		ch <- d
+	}
+}
+
+// Collect implements [prometheus.Collector].
+func (m limitMetrics) Collect(ch chan<- prometheus.Metric) {
+	gauge := func(d *prometheus.Desc, value float64, labels ...string) {
+		ch <- prometheus.MustNewConstMetric(d, prometheus.GaugeValue, value, labels...)
+	}
+	for limit, used := range m.whole() {
+		gauge(limitUsed, used, limit)
+	}
+	if m.parts.lines != nil {
+		bytes, _ := m.parts.lines.Pending()
+		gauge(logPending, float64(bytes))
+	}
+	if info, err := os.Stat(filepath.Join(m.parts.cfg.StateDir, "boxgate.db")); err == nil {
+		gauge(storeSize, float64(info.Size()))
+	}
+	m.collectBoxes(ch, gauge)
+}
+
+// whole is how much of each limit of the gateway is used. What cannot be found out is left out.
+func (m limitMetrics) whole() map[string]float64 {
+	p := m.parts
+	used := map[string]float64{"memory": ratio(p.memory.Used(), p.memory.Total())}
+	if entries, limit, err := ConntrackFill(); err == nil && limit > 0 {
+		used["conntrack"] = ratio(int64(entries), int64(limit))
+	}
+	var most unix.Rlimit
+	if open, err := os.ReadDir("/proc/self/fd"); err == nil && unix.Getrlimit(unix.RLIMIT_NOFILE, &most) == nil {
+		used["descriptors"] = float64(len(open)) / float64(most.Cur)
+	}
+	// The pool's first and last addresses, the gateway's and the sink's are no box's.
+	used["addresses"] = float64(len(p.boxes.ids())) / (math.Exp2(float64(32-p.addrs.PoolV4.Bits())) - 4)
+	if p.lines != nil {
+		bytes, limit := p.lines.Pending()
+		used["log"] = ratio(int64(bytes), int64(limit))
+	}
+	return used
+}
+
+func ratio(used, limit int64) float64 {
+	if limit <= 0 {
+		return 0
+	}
+	return float64(used) / float64(limit)
+}
+
+// collectBoxes goes through all boxes, the oldest first.
+func (m limitMetrics) collectBoxes(ch chan<- prometheus.Metric, gauge func(*prometheus.Desc, float64, ...string)) {
+	p := m.parts
+	all := p.boxes.all()
+	slices.SortFunc(all, func(a, b *box) int { return cmp.Or(a.createdAt.Compare(b.createdAt), cmp.Compare(a.ID, b.ID)) })
+	most := map[string]float64{"connections": 0, "interceptions": 0, "streams": 0, "memory": 0}
+	for i, b := range all {
+		filled := m.filled(b.ID)
+		for limit, used := range filled {
+			most[limit] = max(most[limit], used)
+		}
+		if p.cfg.Metrics.PerBox.Enabled && i < p.cfg.Metrics.PerBox.Max {
+			collectUsage(ch, string(b.ID), filled, p.meter.Of(b.ID))
+		}
+	}
+	for limit, used := range most {
+		gauge(nearestUsed, used, limit)
+	}
+	if p.cfg.Metrics.PerBox.Enabled {
+		gauge(boxesOmitted, float64(max(0, len(all)-p.cfg.Metrics.PerBox.Max)))
+	}
+}
+
+// filled is how much of its limits a box uses.
+func (m limitMetrics) filled(id policy.BoxID) map[string]float64 {
+	filled := m.parts.proxy.Filled(id)
+	filled["memory"] = ratio(m.parts.memory.HeldBy(string(id)), m.parts.memory.Most())
+	return filled
+}
+
+// collectUsage tells what one box uses.
+func collectUsage(ch chan<- prometheus.Metric, id string, filled map[string]float64, u meter.Usage) {
+	send := func(d *prometheus.Desc, kind prometheus.ValueType, value float64, labels ...string) {
+		ch <- prometheus.MustNewConstMetric(d, kind, value, append([]string{id}, labels...)...)
+	}
+	for limit, used := range filled {
+		send(boxUsed, prometheus.GaugeValue, used, limit)
+	}
+	send(boxCPU, prometheus.CounterValue, u.CPU.Seconds())
+	send(boxMemory, prometheus.GaugeValue, float64(u.Memory))
+	send(boxDisk, prometheus.GaugeValue, float64(u.Disk.Bytes))
+	send(boxBytes, prometheus.CounterValue, float64(u.In), "in")
+	send(boxBytes, prometheus.CounterValue, float64(u.Out), "out")
+}

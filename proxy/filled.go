@@ -1,0 +1,21 @@
+package proxy
+
+import "boxgate/policy"
+
+// Filled says how much of each of its limits a box uses, from 0 to 1, by the name of the limit in the configuration.
+func (p *Proxy) Filled(box policy.BoxID) map[string]float64 {
+	filled := map[string]float64{"connections": part(int64(p.live.Count(box)), p.cfg.MaxConns), "interceptions": 0, "streams": 0}
+	if u := p.usages.Find(box); u != nil {
+		filled["interceptions"] = part(u.Interceptions.Load(), p.cfg.MaxInterceptions)
+		filled["streams"] = part(u.Streams.Load(), p.cfg.MaxStreams)
+	}
+	return filled
+}
+
+// part is the fraction of a limit; 0 if there is none.
+func part(used int64, limit int) float64 {
+	if limit <= 0 {
+		return 0
+	}
+	return float64(used) / float64(limit)
+}
