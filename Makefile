@@ -24,7 +24,7 @@ STATICCHECK := honnef.co/go/tools/cmd/staticcheck@v0.8.2
 GOLANGCI    := github.com/golangci/golangci-lint/v2/cmd/golangci-lint@v2.15.0
 GOVULNCHECK := golang.org/x/vuln/cmd/govulncheck@v1.8.0
 
-.PHONY: help deps build image docker runtime-debs nameserver postgres sshd runsc scale demo run release release-verify deb oci arm64 test confined mutants structure visitors conformance check fuzz peers bench bench-compare microbench clean
+.PHONY: help deps build image docker runtime-debs promtool nameserver postgres sshd runsc scale demo run release release-verify deb oci arm64 test confined mutants structure visitors conformance check fuzz peers bench bench-compare microbench clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  %-13s %s\n", $$1, $$2}'
@@ -76,6 +76,9 @@ runtime-debs: ## download the Debian packages that a container image of the gate
 	@ls /var/lib/boxgate/runtime-debs/runc_*.deb >/dev/null 2>&1 || { mkdir -p /var/lib/boxgate/runtime-debs && \
 	  dist/download.sh /var/lib/boxgate/runtime-debs "$$(dpkg --print-architecture)" runc libc6 libseccomp2 ca-certificates; }
 
+promtool: ## unpack Prometheus' own checker of metrics and alerts, without installing it
+	@dist/unpack.sh /var/lib/boxgate/prometheus usr/bin/promtool prometheus
+
 docker: ## unpack the Docker daemon of one test, without installing it
 	@dist/docker.sh
 
@@ -89,17 +92,17 @@ postgres: ## unpack the PostgreSQL server of one test where there is none, witho
 visitors: ## unpack Chromium, testssl.sh and slowhttptest for tests of public URLs, without installing them
 	@dist/visitors.sh
 
-test: image docker runtime-debs nameserver postgres sshd visitors ## run every test, the kernel ones included
+test: image docker runtime-debs promtool nameserver postgres sshd visitors ## run every test, the kernel ones included
 	@test -x $(RUNSC_DIR)/runsc || command -v runsc >/dev/null || echo "NOT TESTED: boxes under gVisor, as there is no runsc; 'make runsc' builds it"
 	CGO_ENABLED=0 TEST_IMAGE_DIR=$(IMAGE_DIR) $(GO) test -timeout 15m $(TESTFLAGS) $(PACKAGES)
 
-confined: image docker runtime-debs nameserver postgres sshd visitors ## run the end-to-end tests with gateways confined as the systemd unit confines them
+confined: image docker runtime-debs promtool nameserver postgres sshd visitors ## run the end-to-end tests with gateways confined as the systemd unit confines them
 	CGO_ENABLED=0 TEST_IMAGE_DIR=$(IMAGE_DIR) GATEWAY_TEST_UNIT=$(CURDIR)/dist/boxgate.service $(GO) test -timeout 30m -count=1 ./e2e/...
 
 scale: image ## make and delete 1,000 boxes, and run 50 launched and 500 attached ones
 	CGO_ENABLED=0 TEST_IMAGE_DIR=$(IMAGE_DIR) BOXGATE_TEST_SCALE="1000 50 500" $(GO) test -timeout 60m -count=1 -v ./e2e/lifecycle -run 'TestBoxesComeAndGoWithoutATrace|TestManyBoxes'
 
-mutants: image docker runtime-debs nameserver postgres sshd visitors ## take away each protection in turn, and demand that its tests notice
+mutants: image docker runtime-debs promtool nameserver postgres sshd visitors ## take away each protection in turn, and demand that its tests notice
 	CGO_ENABLED=0 TEST_IMAGE_DIR=$(IMAGE_DIR) $(GO) run ./internal/mutants $(MUTANTFLAGS)
 
 structure: ## print the circles of files in each package, and the lengths of functions
@@ -108,7 +111,7 @@ structure: ## print the circles of files in each package, and the lengths of fun
 conformance: image visitors ## run the conformance suites whole and print their tables (docs/conformance.md)
 	CGO_ENABLED=0 CONFORMANCE_FULL=1 TEST_IMAGE_DIR=$(IMAGE_DIR) $(GO) test -timeout 20m -count=1 -parallel 1 ./e2e/conformance ./e2e/visitors
 
-check: deps docker runtime-debs nameserver postgres sshd visitors ## formatting, vet, linters, and the tests with the race detector
+check: deps docker runtime-debs promtool nameserver postgres sshd visitors ## formatting, vet, linters, and the tests with the race detector
 	@out=$$(gofmt -l .); test -z "$$out" || { echo "gofmt would change:"; echo "$$out"; exit 1; }
 	$(GO) vet ./...
 	$(GO) run $(STATICCHECK) ./...

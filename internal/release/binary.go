@@ -54,8 +54,14 @@ func makeBinaries(ctx context.Context, out string, arches []string) error {
 // compiler, no identifier that the linker draws, and the commit as Go's toolchain records it.
 var buildArgs = []string{"build", "-trimpath", "-buildvcs=true", "-tags=http2legacy", "-ldflags=-s -w -buildid=", "-mod=readonly"}
 
-// build builds the gateway for one architecture.
-func build(ctx context.Context, out, arch string) (binary, error) {
+// built are the binaries of this run, by architecture.
+var built = map[string]binary{}
+
+// build builds the gateway for one architecture, once.
+func build(ctx context.Context, out, arch string) (b binary, err error) {
+	if b, ok := built[arch]; ok {
+		return b, nil
+	}
 	path := filepath.Join(out, "gateway-linux-"+arch)
 	cmd := exec.CommandContext(ctx, "go", append(buildArgs, "-o", path, "boxgate/cmd/gateway")...)
 	// Settings of whoever builds would be settings of the binary.
@@ -64,7 +70,10 @@ func build(ctx context.Context, out, arch string) (binary, error) {
 	if err := cmd.Run(); err != nil {
 		return binary{}, fmt.Errorf("building for %s: %w", arch, err)
 	}
-	return read(path)
+	if b, err = read(path); err == nil {
+		built[arch] = b
+	}
+	return b, err
 }
 
 // read describes a built gateway.
