@@ -16,6 +16,8 @@ type Limits struct {
 	DNSQueries     int           `yaml:"dns_queries_per_second"`
 	Send           Size          `yaml:"send_bytes_per_second"`    // 0: no limit
 	Receive        Size          `yaml:"receive_bytes_per_second"` // 0: no limit
+	Quota          Size          `yaml:"quota"`                    // bytes in a period; 0: no limit
+	QuotaPeriod    time.Duration `yaml:"quota_period"`
 	PeekTimeout    time.Duration `yaml:"peek_timeout"`
 	Memory         Size          `yaml:"memory"`
 	ProcessMemory  Size          `yaml:"process_memory"` // of the gateway, not of one box; 0: depends on the host
@@ -25,7 +27,7 @@ type Limits struct {
 func DefaultLimits() Limits {
 	return Limits{
 		Connections: 2048, NewConnections: 1000, Interceptions: 1024, Streams: 1024, Requests: 50000, Upstreams: 512,
-		KernelFlows: 16384, DNSQueries: 500, PeekTimeout: 10 * time.Second,
+		KernelFlows: 16384, DNSQueries: 500, QuotaPeriod: 24 * time.Hour, PeekTimeout: 10 * time.Second,
 		Memory: 256 << 20,
 	}
 }
@@ -38,6 +40,9 @@ const (
 	leastRate Size = 64 << 10
 	mostRate  Size = 12_500_000_000
 )
+
+// leastQuota is what a box needs to be of any use.
+const leastQuota Size = 1 << 20
 
 // check finds limits that would refuse everything or nothing: but for the rates, limits cannot be turned off.
 func (l *Limits) check(fail func(key, format string, args ...any)) {
@@ -54,6 +59,12 @@ func (l *Limits) check(fail func(key, format string, args ...any)) {
 		if rate != 0 && (rate < leastRate || rate > mostRate) {
 			fail("limits."+key, "%v is out of range; use %v to %v, or 0 for no limit", rate, leastRate, mostRate)
 		}
+	}
+	if l.Quota != 0 && l.Quota < leastQuota {
+		fail("limits.quota", "%v is out of range; use %v or more, or 0 for no limit", l.Quota, leastQuota)
+	}
+	if l.QuotaPeriod < time.Minute || l.QuotaPeriod > 366*24*time.Hour {
+		fail("limits.quota_period", "%v is out of range; use 1m to 8784h", l.QuotaPeriod)
 	}
 	if l.PeekTimeout < 100*time.Millisecond || l.PeekTimeout > 5*time.Minute {
 		fail("limits.peek_timeout", "%v is out of range; use 100ms to 5m", l.PeekTimeout)

@@ -29,6 +29,8 @@ type box struct {
 
 	endingLeases atomic.Bool // its leases are being ended
 	rousing      atomic.Bool // what a visitor has sent is waking it
+	spent        atomic.Bool // it has used up its quota, and is cut off; see quota
+	sparing      atomic.Bool // that is being changed
 
 	mu             sync.Mutex    // serialises changes; held for as long as one takes
 	moving         chan struct{} // closed at the end of the change of state that is under way; nil: none is

@@ -21,6 +21,7 @@ type inputs struct {
 	tokens    policy.Secret       // what the tokens of its placeholders are made from
 	protected *policy.Protected   // nil: not known, and every address is protected
 	ceiling   *policy.Ceiling     // nil: the operator has set none
+	spent     bool                // the box has used up its quota
 }
 
 // errNoTokenKey refuses placeholders that would all have the same token, or none.
@@ -32,7 +33,11 @@ func (in inputs) compile() (*policy.Compiled, error) {
 		return nil, errNoTokenKey
 	}
 	rules := policy.WithTokens(in.rules(), in.tokens)
-	return policy.CompileUnder(in.ceiling, besides(in.spec, in.leases), rules, in.protected, in.version)
+	c, err := policy.CompileUnder(in.ceiling, besides(in.spec, in.leases), rules, in.protected, in.version)
+	if err == nil && in.spent {
+		c.Withhold(policy.ReasonQuota, "limits.quota")
+	}
+	return c, err
 }
 
 // besides returns what a policy is while leases last.
@@ -79,6 +84,7 @@ func (s *shared) of(b *box) inputs {
 	in := s.inputs()
 	in.leases = s.running(b.leases)
 	in.spec, in.version, in.headers, in.tokens = b.spec, b.version, b.headers, b.record.PlaceholderKey
+	in.spent = b.spent.Load()
 	return in
 }
 

@@ -38,6 +38,7 @@ type lifecycle struct {
 	urls        *publicURLs
 	commands    *commands
 	meter       *meter.Meter
+	quota       *quota
 	settings    *settings
 	snapshots   *snapshotHost
 	follower    *follow.Follower

@@ -17,7 +17,7 @@ import (
 func (h *Host) openMeter(context.Context) (err error) {
 	p := h.parts
 	p.meter, err = meter.Open(meter.Config{
-		Boxes: p.boxes.ids, Kernel: kernelCounters{p.boxes, p.firewall, sandboxes{p.launcher}, bootID()}, Store: p.store, Log: p.log,
+		Period: p.cfg.Limits.QuotaPeriod, Boxes: p.boxes.ids, Kernel: kernelCounters{p.boxes, p.firewall, sandboxes{p.launcher}, bootID()}, Store: p.store, Log: p.log,
 	})
 	if err != nil {
 		return err
@@ -47,15 +47,21 @@ type kernelCounters struct {
 	boot      string // of the host: the kernel gives out the same numbers again after the next
 }
 
-// Read implements [meter.Kernel].
-func (k kernelCounters) Read(ids []policy.BoxID) (map[policy.BoxID]meter.Reading, error) {
+// ReadLinks implements [meter.Kernel].
+func (k kernelCounters) ReadLinks(ids []policy.BoxID) (map[policy.BoxID]meter.Reading, error) {
 	interfaces, err := k.firewall.Counters(ids)
 	all := map[policy.BoxID]meter.Reading{}
+	for id, t := range interfaces {
+		all[id] = meter.Reading{LinkLife: k.boot + "/" + t.Life, In: t.In, Out: t.Out}
+	}
+	return all, err
+}
+
+// Read implements [meter.Kernel].
+func (k kernelCounters) Read(ids []policy.BoxID) (map[policy.BoxID]meter.Reading, error) {
+	all, err := k.ReadLinks(ids)
 	for _, id := range ids {
-		var r meter.Reading
-		if t, ok := interfaces[id]; ok {
-			r.LinkLife, r.In, r.Out = k.boot+"/"+t.Life, t.In, t.Out
-		}
+		r := all[id]
 		used, uerr := k.group(id)
 		if uerr == nil {
 			r.GroupLife, r.CPU, r.OOMKills = k.boot+"/"+used.Life, used.CPU, used.OOMKills

@@ -114,9 +114,12 @@ func (h *Host) wire(context.Context) error {
 	h.selfTests = &selfTests{
 		cfg: p.cfg, addrs: p.addrs, listeners: p.listeners, audit: p.audit, boxes: p.boxes, sandboxes: held,
 	}
+	quotas := &quota{
+		most: uint64(p.cfg.Limits.Quota), log: p.log, meter: p.meter, boxes: p.boxes, policies: h.policies, visitors: p.ingress,
+	}
 	h.lifecycle = &lifecycle{
 		states: states{p.store}, cfg: p.cfg, roots: p.added, addrs: p.addrs, log: p.log, audit: p.audit, firewall: p.firewall, minter: p.minter,
-		authorities: h.authorities, boxes: p.boxes, shared: common, net: net, sandboxes: held, urls: h.publicURLs, commands: h.commands, settings: h.settings, meter: p.meter,
+		authorities: h.authorities, boxes: p.boxes, shared: common, net: net, sandboxes: held, urls: h.publicURLs, commands: h.commands, settings: h.settings, meter: p.meter, quota: quotas,
 		snapshots: h.snapshotHost, scheduled: h.scheduled, history: p.history,
 	}
 	h.usage.restart = h.lifecycle.restart

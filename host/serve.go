@@ -143,6 +143,7 @@ func (h *Host) serveLoops(ctx context.Context, run func(string, func() error)) {
 	run("boxes that are kept alive", func() error { return h.startKept(ctx) })
 	run("idle boxes", func() error { return h.sleeper.run(ctx) })
 	run("uses of API keys", func() error { h.keys.saveUses(ctx); return nil })
+	run("quotas", func() error { h.quota.run(ctx); return nil })
 	run("metering", func() error { h.parts.meter.Run(ctx); return nil })
 	run("files of deleted boxes", func() error { h.parts.launcher.KeepTrashEmpty(ctx); return nil })
 }

@@ -23,7 +23,7 @@ type visits struct {
 // Enter implements [boxgate/ingress.Boxes]. One that is not known cannot be dialled, which is for the caller to find out.
 func (v *visits) Enter(id policy.BoxID, port uint16) bool {
 	b, err := v.boxes.find(id)
-	return err != nil || b.gate.Visit(port) || b.attached != nil
+	return err != nil || !b.spent.Load() && (b.gate.Visit(port) || b.attached != nil)
 }
 
 // Leave implements [boxgate/ingress.Boxes].
@@ -50,8 +50,14 @@ func (v *visits) Moved(id policy.BoxID, byVisitor bool) {
 
 // Wake implements [boxgate/ingress.Boxes].
 func (v *visits) Wake(ctx context.Context, id policy.BoxID, port uint16) error {
-	used := v.use(ctx, id)
 	b, err := v.boxes.find(id)
+	if err == nil && b.spent.Load() {
+		return ingress.ErrSpent
+	}
+	used := v.use(ctx, id)
+	if err != nil {
+		b, err = v.boxes.find(id)
+	}
 	if used != nil {
 		if err == nil && b.shown.Load().Status == api.StatusError {
 			used = fmt.Errorf("%w: %w", ingress.ErrDown, used)

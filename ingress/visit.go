@@ -316,6 +316,10 @@ func (v *visit) asleep(err error) {
 		v.refuse(http.StatusBadGateway, policy.ReasonURLUnavailable, "The box has stopped because of an error. Its owner can see why, and start it again.")
 		return
 	}
+	if errors.Is(err, ErrSpent) {
+		v.refuse(http.StatusServiceUnavailable, policy.ReasonQuota, "The box has sent and received as much as it may for now.")
+		return
+	}
 	v.refuseWith(http.StatusServiceUnavailable, policy.ReasonURLUnavailable, "The box is being started.", [2]string{"Retry-After", "5"})
 }
 

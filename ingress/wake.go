@@ -23,6 +23,9 @@ var errWaking = errors.New("the box is still being started")
 // ErrDown is part of what [Boxes.Wake] returns for a box that no visitor can wake.
 var ErrDown = errors.New("the box is down")
 
+// ErrSpent is what [Boxes.Wake] returns for a box that has used up the bytes that it may send and receive.
+var ErrSpent = errors.New("the box has used up its quota")
+
 // wakers wake boxes, once for each port however many requests wait for it: the programs of a box do not all listen at the same time.
 // The zero value is ready to use.
 type wakers struct {

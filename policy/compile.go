@@ -23,6 +23,7 @@ type Compiled struct {
 	warnings   []Problem
 	ceiling    *Compiled // what the operator allows at most; nil: everything
 	forwarding *Compiled // see Forwarding
+	withheld   *Decision // instead of whatever is allowed; nil: nothing is withheld
 }
 
 // Compile checks a policy and makes it ready to decide. headers are the merged rules of [MergeHeaders]; protected is
@@ -169,8 +170,11 @@ func (c *Compiled) RulesEveryHost(port uint16) bool {
 // ResolvesOthers reports whether dns: resolve is in force for a name that is not allowed by itself: it is resolved all the
 // same, A and AAAA only, and the answers limited to what Decide allows by address.
 func (c *Compiled) ResolvesOthers(n Name) bool {
-	if c == nil || c.ceiling == nil {
-		return c != nil && c.spec.resolvesOthers()
+	if c == nil || c.withheld != nil {
+		return false
+	}
+	if c.ceiling == nil {
+		return c.spec.resolvesOthers()
 	}
 	return c.resolves(n) && c.ceiling.resolves(n)
 }

@@ -25,6 +25,7 @@ const (
 	ReasonDenyAll        Reason = "deny_all"
 	ReasonNotAllowed     Reason = "not_allowed"
 	ReasonHeaderRule     Reason = "header_rule" // a header rule refuses the request
+	ReasonQuota          Reason = "quota"       // the box has used up the bytes that it may send and receive
 )
 
 // Reasons of a denial that the data path gives, before or after asking the policy.
@@ -64,7 +65,7 @@ func Reasons() []Reason {
 	return []Reason{
 		ReasonAllowAll, ReasonAllowedCIDR, ReasonAllowedDomain, ReasonNotDenied, ReasonRequestRule, ReasonURL, ReasonUnnamed,
 		ReasonUnknownBox, ReasonNoPolicy, ReasonProtectedRange, ReasonDeniedDomain, ReasonDeniedCIDR, ReasonDenyAll,
-		ReasonNotAllowed, ReasonHeaderRule,
+		ReasonNotAllowed, ReasonHeaderRule, ReasonQuota,
 		ReasonSpoofed, ReasonHostPort, ReasonProtocol, ReasonNoName, ReasonAuthorityMismatch, ReasonBadRequest,
 		ReasonAmbiguousPath, ReasonAmbiguousRequest, ReasonPlaceholderLeak, ReasonSecretUnavailable, ReasonUnsignable, ReasonUnscrubbable, ReasonMethod, ReasonPeekTimeout, ReasonPeekSize, ReasonLimit, ReasonUnresolved, ReasonUnreachable,
 		ReasonUpstreamTLS, ReasonUpstreamHTTP, ReasonUpstreamLogin, ReasonClientTLS, ReasonPolicyChanged, ReasonInternal,

@@ -18,6 +18,14 @@ type Usage struct {
 	Out        Count `json:"out"`  // bytes from the box
 	OOMKills   Count `json:"oom"`  // processes killed because the box's memory ran out
 	PeakMemory int64 `json:"peak"` // bytes
+
+	Period Period `json:"period,omitzero"`
+}
+
+// Period is a span of time in which a box may transfer so much.
+type Period struct {
+	Number int64  `json:"number"` // since 1970
+	Before uint64 `json:"before"` // what the box had sent and received in all when it began
 }
 
 // Count is a total of counters of the kernel, each of which starts from zero.

@@ -1,13 +1,23 @@
 package resources
 
 import (
+	"context"
+	"net"
+	"net/http"
+	"net/url"
+	"os"
 	"strconv"
 	"strings"
 	"testing"
+	"time"
 
+	"boxgate/api"
+	"boxgate/audit"
 	"boxgate/cmd/gateway/command/cli"
 	"boxgate/config"
 	"boxgate/e2e/harness"
+	"boxgate/internal/lab"
+	"boxgate/policy"
 )
 
 // A box sends and receives no faster than limits.send_bytes_per_second and receive_bytes_per_second say, through the proxy too:
@@ -65,5 +75,104 @@ func TestBoxesTrustAddedRoots(t *testing.T) {
 	harness.Contains(t, w.MustSh(again, fetch), "200")
 	if after := w.MustSh(again, count); after != before {
 		t.Errorf("the bundle had %s certificates, and has %s in a box from a snapshot", before, after)
+	}
+}
+
+// TestQuota: a box that has sent and received as much as it may is cut off: what the kernel forwards, what the proxy does, DNS,
+// what is open, and visitors. A neighbour is not, a new policy does not help, nor does a restart of the gateway; a larger
+// quota does.
+func TestQuota(t *testing.T) {
+	t.Parallel()
+	const most = 8 << 20
+	w := harness.NewWorld(t, func(c *config.Config) {
+		c.Limits.Quota, c.Limits.QuotaPeriod, c.Ingress.HTTP = most, 366*24*time.Hour, "127.0.0.1:80"
+	})
+	open := map[string]any{"network_policy": map[string]any{"mode": "allow-all"}}
+	box, neighbour := w.Create(open), w.Create(open)
+	visit := serveVisitors(t, w, box)
+	if status := visit(); status != 200 {
+		t.Fatalf("the public URL answers %d before", status)
+	}
+	var stream lab.SyncBuffer
+	ended := w.Background(box, "curl -sS -N https://api.example.com/sse", &stream)
+	if err := stream.Await(t.Context(), "data"); err != nil {
+		t.Fatal(err)
+	}
+
+	w.MustSh(box, "curl -sS -f -o /dev/null https://www.example.com/bytes/"+strconv.Itoa(most))
+	w.Event(box, func(e audit.Event) bool {
+		return e.Reason == policy.ReasonPolicyChanged || e.Reason == policy.ReasonQuota
+	})
+	if code, err := ended(); err != nil || code == 0 {
+		t.Errorf("the open stream ended with %d, %v", code, err)
+	}
+	ways := []string{
+		"curl -sS -m 20 -o /dev/null https://www.example.com/", "curl -sS -m 20 -o /dev/null http://" + w.V4("www.example.com").String() + "/",
+		"getent ahosts www.example.com | grep -q " + w.V4("www.example.com").String(),
+	}
+	refused := func(when string) {
+		t.Helper()
+		for _, way := range ways {
+			if out, code := w.Sh(box, way); code == 0 {
+				t.Errorf("%s: %s: %s", when, way, out)
+			}
+		}
+	}
+	refused("cut off")
+	w.DenialOf(box, policy.StageDNS, "www.example.com", policy.ReasonQuota)
+	if status := visit(); status != 503 {
+		t.Errorf("the public URL answers %d", status)
+	}
+	w.SetPolicy(box, harness.Custom("www.example.com", "api.example.com"))
+	refused("with a new policy")
+	w.MustSh(neighbour, "curl -sS -f -o /dev/null https://www.example.com/")
+
+	w.Kill()
+	w.Up()
+	refused("after a kill of the gateway")
+	w.MustSh(neighbour, "curl -sS -f -o /dev/null https://www.example.com/")
+
+	w.Kill()
+	text, err := os.ReadFile(w.Config)
+	if err != nil || strings.Count(string(text), "quota: 8MiB") != 1 {
+		t.Fatalf("%v: %s", err, text)
+	}
+	if err := os.WriteFile(w.Config, []byte(strings.Replace(string(text), "quota: 8MiB", "quota: 1GiB", 1)), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	w.Up()
+	w.MustSh(box, ways[0])
+	if status := visit(); status != 200 {
+		t.Errorf("the public URL answers %d with a larger quota", status)
+	}
+}
+
+// serveVisitors opens a port of a box to everybody, and returns a way to visit it, which answers with the status.
+func serveVisitors(t *testing.T, w *harness.World, box string) (visit func() int) {
+	t.Helper()
+	w.MustSh(box, "setsid python3 -m http.server 9000 >/dev/null 2>&1 & until curl -s -o /dev/null http://127.0.0.1:9000/; do sleep 0.05; done")
+	var made harness.PublicURL
+	if err := w.Client.Do(t.Context(), "POST", api.BoxPath(box, "preview"), map[string]any{"port": 9000}, &made); err != nil {
+		t.Fatal(err)
+	}
+	at, err := url.Parse(made.URL)
+	if err != nil {
+		t.Fatal(err)
+	}
+	at.Scheme, at.Host = "http", at.Hostname() // which a loopback address serves too
+	c := &http.Client{Timeout: harness.Patience, Transport: &http.Transport{
+		DisableKeepAlives: true,
+		DialContext: func(ctx context.Context, network, _ string) (net.Conn, error) {
+			return w.Net.Gateway().DialContext(ctx, network, "127.0.0.1:80")
+		},
+	}}
+	return func() int {
+		t.Helper()
+		resp, err := c.Get(at.String())
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer resp.Body.Close()
+		return resp.StatusCode
 	}
 }

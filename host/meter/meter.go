@@ -36,6 +36,8 @@ type Disk struct {
 // Kernel reads the counters of boxes; those that have none are left out.
 type Kernel interface {
 	Read(boxes []policy.BoxID) (map[policy.BoxID]Reading, error)
+	// ReadLinks is Read for the counters of interfaces alone, which cost little.
+	ReadLinks(boxes []policy.BoxID) (map[policy.BoxID]Reading, error)
 	// Disk looks at what a box has written, which may take long.
 	Disk(ctx context.Context, box policy.BoxID) (Disk, error)
 }
@@ -46,8 +48,10 @@ type Store interface {
 	SaveUsages(map[policy.BoxID]store.Usage) error
 }
 
-// Config says what a meter works with. All fields must be set.
+// Config says what a meter works with. All fields but Period must be set.
 type Config struct {
+	Period time.Duration // see [Meter.Transferred]
+
 	Boxes  func() []policy.BoxID // all that there are
 	Kernel Kernel
 	Store  Store
@@ -146,6 +150,34 @@ func (m *Meter) Read(boxes ...policy.BoxID) {
 	}
 }
 
+// Transferred reads the counters of the boxes' interfaces, and returns how many bytes each has sent and received since the
+// present period began. Periods are of Config.Period each, counted from 1970. With an error, it returns what was known before.
+func (m *Meter) Transferred(boxes ...policy.BoxID) (map[policy.BoxID]uint64, error) {
+	m.reading.Lock()
+	defer m.reading.Unlock()
+	found, err := m.cfg.Kernel.ReadLinks(boxes)
+	all := map[policy.BoxID]uint64{}
+	for _, id := range boxes { // those without an interface too: a new period may have begun
+		m.metrics.count(m.add(id, found[id]))
+		m.mu.Lock()
+		u := m.accounts[id].total
+		m.mu.Unlock()
+		all[id] = u.In.Total + u.Out.Total - u.Period.Before
+	}
+	return all, err
+}
+
+// begin notes what had been transferred when the present period began, if that is new. A total includes what was
+// transferred in an earlier period since it was last read.
+func (m *Meter) begin(u *store.Usage) {
+	if m.cfg.Period <= 0 {
+		return
+	}
+	if n := time.Now().UnixNano() / int64(m.cfg.Period); n != u.Period.Number {
+		u.Period = store.Period{Number: n, Before: u.In.Total + u.Out.Total}
+	}
+}
+
 func (m *Meter) add(id policy.BoxID, r Reading) (g Growth) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -154,8 +186,11 @@ func (m *Meter) add(id policy.BoxID, r Reading) (g Growth) {
 		a = &account{}
 		m.accounts[id] = a
 	}
+	m.begin(&a.total)
 	a.total, g = add(a.total, r)
-	a.memory, a.read = r.Memory, time.Now()
+	if r.GroupLife != "" || r.LinkLife == "" {
+		a.memory, a.read = r.Memory, time.Now()
+	}
 	return g
 }
 

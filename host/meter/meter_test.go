@@ -58,6 +58,14 @@ func (k *kernel) Read(ids []policy.BoxID) (map[policy.BoxID]Reading, error) {
 	return found, nil
 }
 
+func (k *kernel) ReadLinks(ids []policy.BoxID) (map[policy.BoxID]Reading, error) {
+	found, err := k.Read(ids)
+	for id, r := range found {
+		found[id] = Reading{LinkLife: r.LinkLife, In: r.In, Out: r.Out}
+	}
+	return found, err
+}
+
 func (k *kernel) Disk(ctx context.Context, _ policy.BoxID) (Disk, error) {
 	k.mu.Lock()
 	k.looks++
@@ -228,5 +236,46 @@ func TestFilesAreCountedSeldom(t *testing.T) {
 		}
 		cancel()
 		<-done
+	})
+}
+
+// What a box has transferred counts from the beginning of a period, across a kill of the gateway, and starts again with the
+// next period, also for a box that has no interface then.
+func TestTransfersOfAPeriod(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		k, s := &kernel{boxes: map[policy.BoxID]Reading{"b": {LinkLife: "1"}}}, &memory{}
+		again := func() *Meter {
+			m, err := Open(Config{Period: time.Hour, Boxes: k.ids, Kernel: k, Store: s, Log: zap.NewNop()})
+			if err != nil {
+				t.Fatal(err)
+			}
+			return m
+		}
+		m := again()
+		check := func(when string, want uint64) {
+			t.Helper()
+			all, err := m.Transferred("b")
+			if err != nil || all["b"] != want {
+				t.Errorf("%s: %v, %v; want %d", when, all, err, want)
+			}
+		}
+		time.Sleep(time.Until(time.Now().Truncate(time.Hour).Add(time.Hour)))
+		check("at first", 0)
+		k.uses("b", Reading{LinkLife: "1", In: 3, Out: 4})
+		check("in both directions", 7)
+		m.Save()
+		k.uses("b", Reading{LinkLife: "1", In: 5, Out: 4})
+		m = again() // killed
+		check("after a kill", 9)
+		k.uses("b", Reading{LinkLife: "2", In: 1})
+		time.Sleep(time.Hour - time.Nanosecond)
+		check("with another interface", 10)
+		m.Save()
+		k.uses("b", Reading{})
+		time.Sleep(time.Nanosecond)
+		check("in the next period, without an interface", 0)
+		k.uses("b", Reading{LinkLife: "3", Out: 2})
+		check("in the next period", 2)
 	})
 }

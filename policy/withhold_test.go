@@ -1,0 +1,53 @@
+package policy
+
+import (
+	"math/rand/v2"
+	"testing"
+)
+
+// FuzzWithhold: a policy that is withheld allows nothing, resolves nothing and forwards nothing, and denies what it denied
+// before for the same reason.
+func FuzzWithhold(f *testing.F) {
+	for seed := range uint64(100) {
+		f.Add(seed)
+	}
+	f.Fuzz(func(t *testing.T, seed uint64) {
+		r := random{rand.New(rand.NewPCG(seed, 11))}
+		in := r.interpreter()
+		c, none := in.compile(), in.compile()
+		if c == nil {
+			return
+		}
+		none.Withhold(ReasonQuota, "limits.quota")
+		if plan := none.Kernel(); plan.DefaultAllow || len(plan.Allowed) > 0 {
+			t.Fatalf("the kernel forwards: %+v", plan)
+		}
+		for range 50 {
+			req := r.request()
+			was, is := c.Decide(req), none.Decide(req)
+			switch {
+			case is.Allowed(), was.Allowed() && (is.Reason != ReasonQuota || is.Rule != "limits.quota"), !was.Allowed() && is != was:
+				t.Fatalf("%+v: %+v became %+v", req, was, is)
+			}
+			if none.ResolvesOthers(req.Name) || none.Forwards(req.Addr, req.Port, req.Protocol) {
+				t.Fatalf("%+v is resolved, or forwarded", req)
+			}
+		}
+	})
+}
+
+func TestWithholdingLeavesNoWayToForward(t *testing.T) {
+	headers := mustRules(t, `{"api.example.com": {"forward_url": "https://proxy.example.com"}}`)
+	c, err := Compile(Spec{Mode: ModeAllowAll}, headers, &Protected{}, 1)
+	if err != nil {
+		t.Fatal(err)
+	}
+	request := Request{Stage: StageDial, Name: mustName(t, "proxy.example.com"), Port: 443}
+	if d := c.Forwarding().Decide(request); !d.Allowed() {
+		t.Fatalf("%+v", d)
+	}
+	c.Withhold(ReasonQuota, "limits.quota")
+	if d := c.Forwarding().Decide(request); d.Allowed() {
+		t.Errorf("%+v", d)
+	}
+}
