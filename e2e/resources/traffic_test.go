@@ -127,10 +127,15 @@ func TestQuota(t *testing.T) {
 	refused("with a new policy")
 	w.MustSh(neighbour, "curl -sS -f -o /dev/null https://www.example.com/")
 
+	w.MustSh(box, "setsid sh -c 'until [ -e stop ]; do curl -sS -m 5 -o /dev/null http://"+w.V4("www.example.com").String()+"/ && touch through; done' >/dev/null 2>&1 &")
 	w.Kill()
 	w.Up()
 	refused("after a kill of the gateway")
 	w.MustSh(neighbour, "curl -sS -f -o /dev/null https://www.example.com/")
+
+	if out, code := w.Sh(box, "touch stop; [ ! -e through ]"); code != 0 {
+		t.Errorf("it was connected while the gateway started: %s", out)
+	}
 
 	w.Kill()
 	text, err := os.ReadFile(w.Config)
