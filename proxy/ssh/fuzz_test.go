@@ -1,6 +1,7 @@
 package ssh
 
 import (
+	"bytes"
 	"context"
 	"crypto/ecdsa"
 	"crypto/ed25519"
@@ -8,6 +9,7 @@ import (
 	"crypto/rand"
 	"encoding/binary"
 	"encoding/pem"
+	"errors"
 	"net"
 	"sync"
 	"testing"
@@ -18,6 +20,7 @@ import (
 
 	"boxgate/internal/memory"
 	"boxgate/policy"
+	"boxgate/proxy/contain"
 )
 
 // The fuzz targets of this file send packets of any kind in any order to the two sides of the gateway, inside the encryption.
@@ -65,6 +68,7 @@ func seeds(f *testing.F) {
 	f.Add(written(keepalive, []byte{81}, []byte{82}, []byte{81, 0, 0, 0, 1}, text([]byte{80}, nil)))
 	f.Add(written(text(text(word(channel(92, 0), 2), []byte("no")), nil), channel(100, 0), channel(99, 77), channel(93, 0)))
 	f.Add(written(kexInit(), text([]byte{30}, make([]byte, 32)), []byte{21}))
+	f.Add(written(bytes.Replace(kexInit(), []byte("curve25519-sha256"), []byte("curve25519-none56"), 1))) // no algorithm in common any more
 	f.Add(written(kexInit(), kexInit(), channelData, []byte{21}, []byte{21}))
 	f.Add(written([]byte{}, []byte{0}, []byte{255}, []byte{1, 0, 0, 0, 2}, []byte{2}, []byte{3}, []byte{4, 1}, []byte{192}, []byte{193}))
 	f.Add(written(text(word([]byte{7}, 1), []byte("server-sig-algs")), []byte{6}, serviceRequest, noneRequest, []byte{51}, []byte{52}, []byte{53}, []byte{60}, []byte{61}))
@@ -286,6 +290,42 @@ func TestPacketsReachSessions(t *testing.T) {
 		ask(w, 98, confirmed)
 		ask(w, 97, word([]byte{97}, 0))
 	})
+}
+
+// broken is a connection over which a library panics that writes to it.
+type broken struct{ net.Conn }
+
+func (broken) Write([]byte) (int, error) { panic("canary") }
+
+// TestPanicInAHandshake: a panic of the library that makes the handshakes ends the login that it was for, with an error.
+func TestPanicInAHandshake(t *testing.T) {
+	t.Parallel()
+	e := newEnds(t)
+	inside, client := pair(t)
+	defer client.Close()
+	defer inside.Close()
+	if err := Serve(t.Context(), broken{inside}, e.login); !errors.Is(err, contain.ErrFault) {
+		t.Errorf("a box: %v", err)
+	}
+	login := e.login
+	login.Dial = func(context.Context) (net.Conn, error) {
+		up, _ := pair(t)
+		return broken{up}, nil
+	}
+	inside, client = pair(t)
+	var box sync.WaitGroup
+	box.Go(func() { command(client) })
+	var failed *Failure
+	if err := Serve(t.Context(), inside, login); !errors.As(err, &failed) || !errors.Is(failed.Err, contain.ErrFault) || failed.Reason != policy.ReasonUpstreamLogin {
+		t.Errorf("a server: %v", err)
+	}
+	_ = inside.Close()
+	box.Wait()
+	for _, k := range memory.Kinds() {
+		if held := e.budget.Held(k); held != 0 {
+			t.Errorf("%d bytes of %v are still held", held, k)
+		}
+	}
 }
 
 // FuzzPacketsOfBoxes: a box sends anything after the key exchange, before it is logged in or afterwards.

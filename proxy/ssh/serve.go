@@ -108,7 +108,7 @@ func Serve(ctx context.Context, client net.Conn, l Login) error {
 	opening := c.box.open() // all that comes before the box is logged in waits
 	defer context.AfterFunc(ctx, c.close)()
 	c.box.setDeadline(time.Now().Add(l.Handshake))
-	shown, channels, requests, err := gossh.NewServerConn(c.box, c.config())
+	shown, channels, requests, err := c.welcome()
 	opening.end()
 	switch {
 	case c.failed != nil:
@@ -120,6 +120,21 @@ func Serve(ctx context.Context, client net.Conn, l Login) error {
 	l.Entered()
 	c.pass(shown, channels, requests)
 	return nil
+}
+
+// welcome makes the handshake with the box.
+func (c *conn) welcome() (shown *gossh.ServerConn, channels <-chan gossh.NewChannel, requests <-chan *gossh.Request, err error) {
+	defer c.sound(&err)
+	return gossh.NewServerConn(c.box, c.config())
+}
+
+// sound makes an error of a panic in a handshake. Peers can cause one: the library reads which algorithms were agreed on while
+// it may be about to find that there are none in the next key exchange, which a peer has it begin at once.
+func (c *conn) sound(err *error) {
+	if v := recover(); v != nil {
+		contain.Log(c.Log, "panic in a handshake of SSH", c.Box, v)
+		*err = contain.ErrFault
+	}
 }
 
 // conn is a connection while it is served.
@@ -267,13 +282,21 @@ func (c *conn) authenticate(known hostKeys, signer gossh.Signer) *Failure {
 	c.upstream.setDeadline(time.Now().Add(c.Handshake))
 	opening := c.upstream.open()
 	defer opening.end()
-	server, channels, requests, err := gossh.NewClientConn(c.upstream, fmt.Sprintf("%s:%d", c.Host, c.Port), config)
-	if err != nil {
+	if err := c.greet(config); err != nil {
 		return c.unauthenticated(err, verified)
 	}
 	c.upstream.setDeadline(time.Time{})
-	c.server, c.channels, c.requests = server, channels, requests
 	return nil
+}
+
+// greet makes the handshake with the server.
+func (c *conn) greet(config *gossh.ClientConfig) (err error) {
+	defer c.sound(&err)
+	server, channels, requests, err := gossh.NewClientConn(c.upstream, fmt.Sprintf("%s:%d", c.Host, c.Port), config)
+	if err == nil {
+		c.server, c.channels, c.requests = server, channels, requests
+	}
+	return err
 }
 
 // unauthenticated says why a server was not logged in to.
