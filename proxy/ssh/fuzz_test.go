@@ -328,6 +328,41 @@ func TestPanicInAHandshake(t *testing.T) {
 	}
 }
 
+// silent is a server that does not answer.
+type silent struct{ gossh.Conn }
+
+func (silent) OpenChannel(string, []byte) (gossh.Channel, <-chan *gossh.Request, error) { select {} }
+
+// TestServerThatLeavesAsItIsAsked: a command that a server should have run ends with the connection to it, whatever the library
+// waits for.
+func TestServerThatLeavesAsItIsAsked(t *testing.T) {
+	t.Parallel()
+	c := &conn{server: silent{}, gone: make(chan struct{})}
+	ended := make(chan bool)
+	go func() {
+		_, _, opened := c.openSession()
+		ended <- opened
+	}()
+	close(c.gone)
+	select {
+	case opened := <-ended:
+		if opened {
+			t.Error("a session is open at a server that is gone")
+		}
+	case <-time.After(time.Minute):
+		t.Error("the command waits for a server that is gone")
+	}
+	e := newEnds(t)
+	for range 200 { // some of which meet the moment
+		e.run(t, command, func(c net.Conn) {
+			defer c.Close()
+			if w, err := exchangeKeys(c, e.host); err == nil {
+				w.say([][]byte{text([]byte{6}, []byte("ssh-userauth")), {52}})
+			}
+		})
+	}
+}
+
 // FuzzPacketsOfBoxes: a box sends anything after the key exchange, before it is logged in or afterwards.
 func FuzzPacketsOfBoxes(f *testing.F) {
 	seeds(f)

@@ -103,7 +103,7 @@ func Serve(ctx context.Context, client net.Conn, l Login) error {
 		return &Failure{Reason: policy.ReasonLimit, Shown: "the box has reached its memory limit in the gateway"}
 	}
 	defer l.Memory.Release(memory.Connections, connCost)
-	c := &conn{Login: l, ctx: ctx, box: newInflow(client, l.Memory)}
+	c := &conn{Login: l, ctx: ctx, box: newInflow(client, l.Memory), gone: make(chan struct{})}
 	defer c.close()
 	opening := c.box.open() // all that comes before the box is logged in waits
 	defer context.AfterFunc(ctx, c.close)()
@@ -151,6 +151,7 @@ type conn struct {
 	upstream *inflow
 	server   gossh.Conn // nil until the gateway is logged in
 
+	gone     chan struct{}           // closed when the server is gone
 	channels <-chan gossh.NewChannel // from the server
 	requests <-chan *gossh.Request
 
@@ -341,6 +342,7 @@ func (c *conn) pass(shown *gossh.ServerConn, channels <-chan gossh.NewChannel, r
 		c.close() // nothing that the server says can reach the box any more
 	}))
 	_ = c.server.Wait()
+	close(c.gone)
 	c.leave()
 	c.close()
 	rest.Wait()

@@ -10,6 +10,7 @@ import (
 	gossh "golang.org/x/crypto/ssh"
 
 	"boxgate/internal/memory"
+	"boxgate/proxy/contain"
 )
 
 const (
@@ -178,8 +179,8 @@ func (s *session) reach() bool {
 	if s.server != nil {
 		return true
 	}
-	server, requests, err := s.c.server.OpenChannel("session", nil)
-	if err != nil {
+	server, requests, opened := s.c.openSession()
+	if !opened {
 		return false
 	}
 	s.server = server
@@ -195,6 +196,25 @@ func (s *session) reach() bool {
 		_ = s.box.Close()
 	}))
 	return true
+}
+
+// openSession opens a session at the server. If the server leaves just when it is asked, the library waits for its answer for ever:
+// then that goroutine of it is lost, and nothing else.
+func (c *conn) openSession() (server gossh.Channel, requests <-chan *gossh.Request, opened bool) {
+	answered := make(chan struct{})
+	var channel gossh.Channel
+	var asked <-chan *gossh.Request
+	var err error = contain.ErrFault
+	go c.contained(func() {
+		defer close(answered)
+		channel, asked, err = c.server.OpenChannel("session", nil)
+	})()
+	select {
+	case <-answered:
+		return channel, asked, err == nil
+	case <-c.gone:
+		return nil, nil, false
+	}
 }
 
 // report passes on what the server says about the command, and no other request, until it closes the session.
