@@ -11,12 +11,14 @@ import (
 	"encoding/pem"
 	"errors"
 	"net"
+	"os"
 	"sync"
 	"testing"
 	"time"
 
 	"go.uber.org/zap"
 	gossh "golang.org/x/crypto/ssh"
+	"golang.org/x/sys/unix"
 
 	"boxgate/internal/memory"
 	"boxgate/policy"
@@ -146,21 +148,22 @@ func (e *ends) run(t *testing.T, box, server func(net.Conn)) {
 	}
 }
 
-// pair returns the two ends of a connection.
+// pair returns the two ends of a connection: of no network, whose ports a fuzzer would use up.
 func pair(t *testing.T) (a, b net.Conn) {
 	t.Helper()
-	ln, err := net.Listen("tcp", "127.0.0.1:0")
+	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer ln.Close()
-	if a, err = net.Dial("tcp", ln.Addr().String()); err != nil {
-		t.Fatal(err)
+	var ends [2]net.Conn
+	for i, fd := range fds {
+		file := os.NewFile(uintptr(fd), "pair")
+		if ends[i], err = net.FileConn(file); err != nil {
+			t.Fatal(err)
+		}
+		_ = file.Close()
 	}
-	if b, err = ln.Accept(); err != nil {
-		t.Fatal(err)
-	}
-	return a, b
+	return ends[0], ends[1]
 }
 
 // drain reads packets until the other side has closed.
@@ -181,8 +184,8 @@ func (w *wire) say(all [][]byte) {
 			break
 		}
 	}
-	if tcp, ok := w.conn.(*net.TCPConn); ok {
-		_ = tcp.CloseWrite()
+	if half, ok := w.conn.(interface{ CloseWrite() error }); ok {
+		_ = half.CloseWrite()
 	}
 	reading.Wait()
 }
