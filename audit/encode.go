@@ -56,6 +56,7 @@ func (c *encoder) appendTime(b []byte, t time.Time) []byte {
 func appendFields(b []byte, e *Event) []byte {
 	b = appendNumber(b, `"seq":`, e.Seq)
 	b = appendWord(b, `"box":"`, string(e.Box))
+	b = appendWord(b, `"box_name":"`, e.BoxName)
 	b = appendText(b, `"stage":"`, string(e.Stage))
 	b = appendWord(b, `"protocol":"`, string(e.Protocol))
 	b = appendWord(b, `"name":"`, e.Name)

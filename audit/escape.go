@@ -106,6 +106,7 @@ func (e *Event) safe() (verbatim bool) {
 	e.Credential = Credential(escapeWord(string(e.Credential), maxText))
 	e.Method = escapeWord(e.Method, maxMethod)
 	e.Rule = Escape(e.Rule, maxText)
+	e.BoxName = escapeWord(e.BoxName, maxText)
 	e.Login = escapeWord(e.Login, maxText)
 	e.Secret = escapeWord(e.Secret, maxText)
 	e.Error = Escape(e.Error, maxText)

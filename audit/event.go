@@ -35,6 +35,7 @@ type Event struct {
 	Seq      uint64          `json:"seq,omitempty"`
 	Time     time.Time       `json:"time"`
 	Box      policy.BoxID    `json:"box,omitempty"`
+	BoxName  string          `json:"box_name,omitempty"` // set by [Log.Record] alone
 	Stage    policy.Stage    `json:"stage"`
 	Protocol policy.Protocol `json:"protocol,omitempty"`
 	Name     string          `json:"name,omitempty"`        // SNI, Host or query name in canonical form, else as the box sent it

@@ -1,6 +1,7 @@
 package audit
 
 import (
+	"cmp"
 	"fmt"
 	"net"
 	"strconv"
@@ -10,7 +11,7 @@ import (
 	"boxgate/policy"
 )
 
-// Line formats an event as one human-readable line: time, verdict, box, stage, destination, reason, and what else is
+// Line formats an event as one human-readable line: time, verdict, box by its name or else its ID, stage, destination, reason, and what else is
 // known. The end of what was allowed before has "end" instead of the verdict. The line has no control bytes, whatever
 // the event contains.
 func Line(e Event) string {
@@ -24,7 +25,7 @@ func Line(e Event) string {
 	}
 	var b strings.Builder
 	fmt.Fprintf(&b, "%s  %-5s  %-12s  %-6s  %-9s  %-36s  %-18s", e.Time.Local().Format("15:04:05.000"), verdict,
-		orDash(string(e.Box)), e.Stage, orDash(string(e.Action)), destination(e), e.Reason)
+		orDash(cmp.Or(e.BoxName, string(e.Box))), e.Stage, orDash(string(e.Action)), destination(e), e.Reason)
 	for _, extra := range extras(e) {
 		b.WriteString("  ")
 		b.WriteString(extra)

@@ -20,7 +20,10 @@ type Options struct {
 	Console  bool          // lines for humans rather than JSON
 	PerBox   int           // events kept per box; 0: 256
 	MaxBoxes int           // boxes whose events are kept; 0: 4096. Above that, the box idle longest is forgotten
-	Buffer   int           // events that a subscription buffers for a slow reader; 0: 2048
+	// Name returns the name of a box, which does not change, "" if it has none, and whether the box is known. nil: nobody has a
+	// name. It must not record.
+	Name   func(policy.BoxID) (name string, known bool)
+	Buffer int // events that a subscription buffers for a slow reader; 0: 2048
 }
 
 // lost returns how many lines of the log were lost.
@@ -103,6 +106,7 @@ func (l *Log) emit(e *Event, verbatim bool) {
 	l.seq++
 	e.Seq = l.seq
 	r := l.ringLocked(e.Box)
+	e.BoxName = l.nameLocked(r, e.Box)
 	r.add(e, l.opts.PerBox)
 	for s := range l.subs {
 		if s.filter.matches(e) && !s.offer(e) {
@@ -112,6 +116,18 @@ func (l *Log) emit(e *Event, verbatim bool) {
 	if l.opts.Lines != nil {
 		l.writeLocked(e, r, verbatim)
 	}
+}
+
+// nameLocked returns the name of a box. One that could not stand in a line as it is has none.
+func (l *Log) nameLocked(r *ring, box policy.BoxID) string {
+	if r.named || l.opts.Name == nil || box == "" {
+		return r.name
+	}
+	r.name, r.named = l.opts.Name(box)
+	if !isVerbatim(r.name, maxText, '!') {
+		r.name = ""
+	}
+	return r.name
 }
 
 // writeLocked adds the line of an event to those to be written. If the log is read too slowly, what is cheap to cause

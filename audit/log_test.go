@@ -296,3 +296,23 @@ func FuzzEscape(f *testing.F) {
 		}
 	})
 }
+
+// TestNameOfTheBox: decisions have the name of their box, unless it could be read as something else.
+func TestNameOfTheBox(t *testing.T) {
+	t.Parallel()
+	names := map[policy.BoxID]string{"b1": "web-1", "b2": "", "b3": "x\x1b[2J\",\"verdict\":\"allow"}
+	l := New(Options{Name: func(id policy.BoxID) (string, bool) { name, known := names[id]; return name, known }})
+	for _, id := range []policy.BoxID{"b1", "b2", "b3", "b4", ""} {
+		l.Record(Event{Box: id, BoxName: "forged", Stage: policy.StageConn, Verdict: policy.Allow})
+	}
+	l.Flush()
+	for id, want := range map[policy.BoxID]string{"b1": "web-1", "b2": "", "b3": "", "b4": ""} {
+		got := l.Recent(Filter{Box: id})
+		if len(got) != 1 || got[0].BoxName != want || want != "" && !strings.Contains(Line(got[0]), want) {
+			t.Errorf("%s: %+v", id, got)
+		}
+	}
+	if line := Line(Event{Box: "b1", BoxName: "\x1b]0;x\a"}); strings.ContainsAny(line, "\x1b\a") {
+		t.Errorf("%q", line)
+	}
+}

@@ -45,6 +45,15 @@ func (t *boxes) find(id policy.BoxID) (*box, error) {
 	return nil, api.ErrNotFound
 }
 
+// nameOf returns the name of a box, and whether there is such a box.
+func (t *boxes) nameOf(id policy.BoxID) (name string, known bool) {
+	b, err := t.find(id)
+	if err != nil {
+		return "", false
+	}
+	return b.name, true
+}
+
 // exist reports whether there is a box with the ID.
 func (t *boxes) exist(id policy.BoxID) bool {
 	_, err := t.find(id)

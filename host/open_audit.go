@@ -13,7 +13,7 @@ import (
 )
 
 func (p *parts) openAudit(context.Context) error {
-	p.audit = audit.New(audit.Options{Lines: p.lines, Console: p.cfg.Log.Format == "console"})
+	p.audit = audit.New(audit.Options{Lines: p.lines, Console: p.cfg.Log.Format == "console", Name: p.boxes.nameOf})
 	return errors.Join(p.metrics.Register(p.audit), p.metrics.Register(share.Metrics{Budget: p.memory}), registerProcess(p.metrics))
 }
 

@@ -76,11 +76,17 @@ var remedies = map[policy.Reason]string{
 }
 
 func boxOf(e audit.Event) string {
-	if e.Box == "" {
+	switch {
+	case e.Box == "":
 		return "BOX"
+	case e.BoxName != "" && !strings.ContainsFunc(e.BoxName, func(r rune) bool { return !strings.ContainsRune(plain, r) }):
+		return e.BoxName
 	}
 	return string(e.Box)
 }
+
+// plain are the characters that names of boxes have, and that a shell reads as they are.
+const plain = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789._-"
 
 // destination is what `gateway policy allow` takes for the event: the name with its port, or the address. "" if it is neither, or
 // could be read as something else by a shell.

@@ -34,6 +34,8 @@ func TestRemedyCanBePasted(t *testing.T) {
 		{audit.Event{Box: "b1", Addr: netip.MustParseAddr("192.0.2.1"), Port: 22}, "gateway policy allow b1 192.0.2.1"},
 		{audit.Event{Box: "b1", Name: "$(reboot).example", Port: 443}, "gateway policy get b1"},
 		{audit.Event{Box: "b1"}, "gateway policy get b1"},
+		{audit.Event{Box: "b1", BoxName: "web-1"}, "gateway policy get web-1"},
+		{audit.Event{Box: "b1", BoxName: "$(reboot)"}, "gateway policy get b1"},
 	} {
 		c.event.Reason = policy.ReasonNotAllowed
 		if got := For(c.event); !strings.HasSuffix(got, c.want) || strings.Contains(got, "$") {
