@@ -20,10 +20,10 @@ func For(e audit.Event) string {
 	if !ok {
 		return "docs/reasons.md says what it means, and what to do about it"
 	}
-	if strings.Contains(text, "DESTINATION") && destination(e) == "" {
+	if strings.Contains(text, "DESTINATION") && Destination(e) == "" {
 		return "see what the policy allows: gateway policy get " + boxOf(e)
 	}
-	return strings.NewReplacer("BOX", boxOf(e), "DESTINATION", destination(e)).Replace(text)
+	return strings.NewReplacer("BOX", boxOf(e), "DESTINATION", Destination(e)).Replace(text)
 }
 
 // Plain is For without a gateway that could be asked or told anything.
@@ -88,9 +88,9 @@ func boxOf(e audit.Event) string {
 // plain are the characters that names of boxes have, and that a shell reads as they are.
 const plain = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789._-"
 
-// destination is what `gateway policy allow` takes for the event: the name with its port, or the address. "" if it is neither, or
+// Destination is what `gateway policy allow` takes for the event: the name with its port, or the address. "" if it is neither, or
 // could be read as something else by a shell.
-func destination(e audit.Event) string {
+func Destination(e audit.Event) string {
 	if e.Name == "" {
 		if !e.Addr.IsValid() {
 			return ""

@@ -1,0 +1,107 @@
+package top
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"net/http"
+	"net/url"
+	"strings"
+	"time"
+
+	"boxgate/api"
+	"boxgate/audit"
+	"boxgate/cmd/gateway/command/remedy"
+	"boxgate/policy"
+)
+
+// Interval is how often the boxes are asked for.
+const Interval = 2 * time.Second
+
+// mostFresh is how many boxes are asked for what has passed at their interfaces now. Of more than that, the gateway's own last
+// look counts.
+const mostFresh = 32
+
+// Boxes asks a gateway for its boxes.
+func Boxes(ctx context.Context, client *api.Client) ([]Box, error) {
+	var list []Box
+	if err := client.Get(ctx, "/v2/box", &list); err != nil {
+		return nil, err
+	}
+	if len(list) > mostFresh {
+		return list, nil
+	}
+	for i := range list {
+		var fresh Box
+		if err := client.Get(ctx, api.BoxPath(string(list[i].ID)), &fresh); err == nil { // else it is gone by now
+			list[i] = fresh
+		}
+	}
+	return list, nil
+}
+
+// Follow calls each with the denials of the last ten minutes and with every decision from now on, until ctx ends. It waits for a
+// gateway that stops, and says so; an error means that waiting is pointless.
+func Follow(ctx context.Context, client *api.Client, each func(audit.Event), say func(string)) error {
+	query := url.Values{"follow": {"true"}, "since": {time.Now().Add(-10 * time.Minute).UTC().Format(time.RFC3339)}}
+	var seq uint64
+	var run string
+	for {
+		begin := func(is string) {
+			if run != is {
+				run, seq = is, 0
+			}
+			say("")
+		}
+		err := client.Events(ctx, "/v2/egress?"+query.Encode(), begin, func(line []byte) error {
+			var e audit.Event
+			if json.Unmarshal(line, &e) == nil && !e.Time.IsZero() && e.Seq > seq {
+				seq = e.Seq
+				each(e)
+			}
+			return nil
+		})
+		if refused, ok := errors.AsType[*api.ResponseError](err); ctx.Err() != nil || ok && refused.Status < http.StatusInternalServerError {
+			return err
+		}
+		say("the gateway does not answer; waiting for it")
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-time.After(time.Second):
+		}
+	}
+}
+
+// change allows or denies the destination of a denial for a time, and says what came of it.
+func change(ctx context.Context, client *api.Client, e audit.Event, action string, lasts time.Duration) string {
+	to := remedy.Destination(e)
+	if to == "" || e.Box == "" {
+		return "this denial has no destination that a policy could " + action
+	}
+	body := map[string]any{"action": action, "entries": []string{to}, "expires_in": int64(lasts / time.Second)}
+	err := client.Do(ctx, "POST", api.BoxPath(string(e.Box), "config/network-policy/leases"), body, nil)
+	if err != nil {
+		return "not changed: " + strings.ReplaceAll(err.Error(), "\n", "; ")
+	}
+	return to + ": " + map[string]string{"allow": "allowed", "deny": "denied"}[action] + " for " + lasts.String()
+}
+
+// explain says why something is denied, what the policy says of it now, and what to do.
+func explain(ctx context.Context, client *api.Client, e audit.Event) string {
+	text := string(e.Reason) + ": " + remedy.For(e)
+	body := map[string]any{"port": e.Port, "protocol": e.Protocol}
+	switch _, err := policy.ParseName(e.Name); {
+	case err == nil:
+		body["host"] = e.Name
+	case e.Addr.IsValid():
+		body["ip"] = e.Addr.String()
+	default:
+		return text
+	}
+	var now struct{ Verdict, Reason, Rule string }
+	if e.Port == 0 || client.Do(ctx, "POST", api.BoxPath(string(e.Box), "egress/explain"), body, &now) != nil {
+		return text
+	}
+	return strings.TrimSpace("now "+now.Verdict+" ("+now.Reason+") "+now.Rule) + "; " + text
+}

@@ -1,0 +1,80 @@
+package top
+
+import (
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"boxgate/audit"
+	"boxgate/policy"
+)
+
+var noon = time.Date(2026, 6, 1, 12, 0, 0, 0, time.UTC)
+
+func box(id, name string, in, out uint64) Box {
+	b := Box{ID: policy.BoxID(id), Name: name, Status: "running"}
+	b.Usage.BytesIn, b.Usage.BytesOut = in, out
+	return b
+}
+
+func TestRates(t *testing.T) {
+	t.Parallel()
+	var m Model
+	m.Event(audit.Event{Box: "b1", Time: noon.Add(-time.Minute), Verdict: policy.Deny, Stage: policy.StageConn}) // remembered, from before
+	m.Boxes(noon, []Box{box("b1", "one", 1000, 0), box("b2", "", 5, 5)})
+	later := noon.Add(time.Second)
+	for range 4 {
+		m.Event(audit.Event{Box: "b1", Time: later, Verdict: policy.Allow, Stage: policy.StageConn, Phase: audit.PhaseOpen})
+		m.Event(audit.Event{Box: "b1", Time: later, Verdict: policy.Allow, Stage: policy.StageConn, Phase: audit.PhaseEnd})
+		m.Event(audit.Event{Box: "b1", Time: later, Verdict: policy.Allow, Stage: policy.StageHTTP})
+	}
+	m.Event(audit.Event{Box: "b1", Time: later, Verdict: policy.Deny, Stage: policy.StageDNS, Count: 6})
+	m.Boxes(noon.Add(2*time.Second), []Box{box("b1", "one", 3000, 500), box("b2", "", 1, 1)})
+	want := Row{ID: "b1", Name: "one", Status: "running", Connections: 2, Requests: 2, Denials: 3, BytesIn: 1000, BytesOut: 250}
+	rows := m.Rows(ByDenials, "")
+	if len(rows) != 2 || rows[0] != want || rows[1] != (Row{ID: "b2", Status: "running"}) {
+		t.Errorf("%+v", rows)
+	}
+	if got := m.Rows(ByName, "on"); len(got) != 1 || got[0].Name != "one" {
+		t.Errorf("filtered: %+v", got)
+	}
+	if got := m.Denials(""); len(got) != 2 || got[0].Count != 6 {
+		t.Errorf("%+v", got)
+	}
+	m.Boxes(noon.Add(4*time.Second), nil)
+	if len(m.Rows(ByBytes, "")) != 0 {
+		t.Error("a deleted box is shown")
+	}
+}
+
+// Whatever a box chooses, and however small the terminal is, the lines fit it and have nothing but printable ASCII.
+func TestLinesAreClean(t *testing.T) {
+	t.Parallel()
+	hostile := "\x1b[2J\x1b]0;owned\a\u202eevil\r\n\x9b31m"
+	var m Model
+	m.Boxes(noon, []Box{box(hostile, hostile, 0, 0), box("b1", strings.Repeat("long", 40), 1<<60, 0)})
+	for i := range 300 {
+		m.Event(audit.Event{Box: "b1", BoxName: hostile, Name: hostile + fmt.Sprint(i), Path: hostile, Method: hostile, Port: 443, Verdict: policy.Deny, Time: noon, Count: 1 << 40, Reason: policy.ReasonNotAllowed})
+	}
+	m.Event(audit.Event{Box: "b1", Addr: netip.MustParseAddr("2001:db8::1"), Verdict: policy.Deny, Time: noon})
+	for width := range 130 {
+		for height := range 40 {
+			v := View{Model: &m, Selected: height * 9, Filter: "", Message: hostile}
+			lines := v.Lines(width, height)
+			if len(lines) > height || width >= smallestWidth && height >= smallestHeight && len(lines) != height {
+				t.Fatalf("%d lines on %dx%d", len(lines), width, height)
+			}
+			for _, l := range lines {
+				if len(l.Text) > width || strings.ContainsFunc(l.Text, func(r rune) bool { return r < ' ' || r > '~' }) {
+					t.Fatalf("%dx%d: %q", width, height, l.Text)
+				}
+			}
+			if v.Selected < len(m.denials) && len(lines) > 8 && !slices.ContainsFunc(lines, func(l Line) bool { return l.Style == Selected }) {
+				t.Fatalf("%dx%d: the selected denial %d is not shown", width, height, v.Selected)
+			}
+		}
+	}
+}
