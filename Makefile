@@ -24,7 +24,7 @@ STATICCHECK := honnef.co/go/tools/cmd/staticcheck@v0.8.2
 GOLANGCI    := github.com/golangci/golangci-lint/v2/cmd/golangci-lint@v2.15.0
 GOVULNCHECK := golang.org/x/vuln/cmd/govulncheck@v1.8.0
 
-.PHONY: help deps build image docker runtime-debs promtool nameserver postgres sshd runsc scale demo run release release-verify deb oci arm64 test confined mutants structure visitors conformance check fuzz peers bench bench-compare microbench clean
+.PHONY: help deps build image docker runtime-debs promtool nameserver postgres sshd runsc scale demo run release release-verify deb oci arm64 test confined mutants structure visitors conformance check docs fuzz peers bench bench-compare microbench clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  %-13s %s\n", $$1, $$2}'
@@ -118,6 +118,10 @@ check: deps docker runtime-debs promtool nameserver postgres sshd visitors ## fo
 	$(GO) run $(GOLANGCI) run
 	@$(GO) run $(GOVULNCHECK) ./... || echo "govulncheck could not be run to its end here (it needs its database from the network)"
 	TEST_IMAGE_DIR=$(IMAGE_DIR) $(GO) test -race -timeout 20m ./...
+
+docs: image build ## draw the picture of the demo in the documentation anew, from a run of it
+	@bin/gateway demo --image-dir $(IMAGE_DIR) > bin/demo.txt || { cat bin/demo.txt; exit 1; }
+	@$(GO) run ./internal/recording < bin/demo.txt > docs/pictures/demo.svg.new && mv docs/pictures/demo.svg.new docs/pictures/demo.svg
 
 fuzz: ## run every fuzz target for FUZZTIME
 	@set -e; for pkg in $$($(GO) list ./...); do \

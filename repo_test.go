@@ -122,6 +122,7 @@ selftest/watch: selftest/packet
 internal/testnet:
 internal/mutants:
 internal/release: cmd/gateway
+internal/recording: internal/lab
 internal/structure:
 conformance:
 internal/fault:

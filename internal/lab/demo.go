@@ -36,6 +36,18 @@ type DemoOptions struct {
 	Keep io.Reader
 }
 
+// lastStep is the title of the step that follows all others, even if one has failed.
+const lastStep = "Nothing is left behind"
+
+// DemoTitles returns the titles of the steps of the demo, in the order shown.
+func DemoTitles() []string {
+	var titles []string
+	for _, s := range demoSteps() {
+		titles = append(titles, s.title)
+	}
+	return append(titles, lastStep)
+}
+
 // outcome is one line of the closing table.
 type outcome struct {
 	title string
@@ -70,7 +82,7 @@ func RunDemo(ctx context.Context, out io.Writer, o DemoOptions) error {
 		d.keep(ctx, o.Keep)
 	}
 	_ = d.run(context.WithoutCancel(ctx), step{ // reported by the summary
-		title: "Nothing is left behind", about: "Everything is removed; then we look for what might have stayed.",
+		title: lastStep, about: "Everything is removed; then we look for what might have stayed.",
 		show: (*demo).cleanUp,
 	})
 	return d.summary()

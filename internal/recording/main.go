@@ -1,0 +1,154 @@
+// Command recording makes a picture of a run of the demo: it reads what `gateway demo` prints, and writes an SVG that shows one
+// step after the other, as `make docs` has it drawn. What differs with each run, such as times and keys, is replaced.
+package main
+
+import (
+	"fmt"
+	"html"
+	"io"
+	"os"
+	"regexp"
+	"strings"
+)
+
+// The size of the picture, in letters, and for how many seconds it shows each step.
+const (
+	columns = 104
+	rows    = 15
+	seconds = 5
+)
+
+// frame is one step as it is shown.
+type frame struct {
+	title string
+	lines []string // narration, commands and output, indented as printed
+}
+
+func main() {
+	if err := record(os.Stdin, os.Stdout); err != nil {
+		fmt.Fprintln(os.Stderr, "recording:", err)
+		os.Exit(1)
+	}
+}
+
+func record(in io.Reader, out io.Writer) error {
+	printed, err := io.ReadAll(in)
+	if err != nil {
+		return err
+	}
+	frames := framesOf(string(printed))
+	if len(frames) == 0 || !strings.Contains(string(printed), "What you saw") {
+		return fmt.Errorf("this is not the output of a demo that was complete")
+	}
+	_, err = io.WriteString(out, draw(frames))
+	return err
+}
+
+var (
+	colour  = regexp.MustCompile("\x1b\\[[0-9;]*m")
+	heading = regexp.MustCompile(`^\d+ of \d+  (.*?)  \([0-9.]+ s\)$`)
+)
+
+// framesOf reads the steps of the demo, but for its summary.
+func framesOf(printed string) []frame {
+	printed, _, _ = strings.Cut(colour.ReplaceAllString(printed, ""), "\nSummary\n")
+	var frames []frame
+	for line := range strings.Lines(printed) {
+		line = strings.TrimRight(line, " \n")
+		if i := strings.LastIndex(line, "\r"); i >= 0 {
+			line = line[i+1:]
+		}
+		switch found := heading.FindStringSubmatch(line); {
+		case found != nil:
+			frames = append(frames, frame{title: found[1]})
+		case len(frames) > 0 && line != "":
+			f := &frames[len(frames)-1]
+			f.lines = append(f.lines, steady(strings.TrimPrefix(line, "   ")))
+		}
+	}
+	return frames
+}
+
+// replaced is what differs with each run.
+var replaced = []struct {
+	what *regexp.Regexp
+	by   string
+}{
+	{regexp.MustCompile(`sk-demo-[a-z0-9]+`), "sk-demo-…"},
+	{regexp.MustCompile(`/var/lib/boxgate/labs/lab-[0-9]+`), "…"},
+	{regexp.MustCompile(`\b[0-9a-f]{64}\b`), "…"},
+	{regexp.MustCompile(`\b[0-9a-f]{16}\b`), "4a1c9e02b7d35f68"},
+	{regexp.MustCompile(`\b\d\d:\d\d:\d\d\.\d+`), "12:00:00.000"},
+	{regexp.MustCompile(` +(took|in|out)=\S+`), ""},
+	{regexp.MustCompile(`"created_at":\d+`), `"created_at":…`},
+	{regexp.MustCompile(`(192\.0\.2\.\d+):\d+`), "$1:…"},
+	{regexp.MustCompile(`\b\d+ ms\b`), "a few ms"},
+}
+
+func steady(line string) string {
+	for _, r := range replaced {
+		line = r.what.ReplaceAllString(line, r.by)
+	}
+	return line
+}
+
+// shown cuts a step to the picture: its last lines, which say what came of it, stay.
+func (f frame) shown() []string {
+	lines := make([]string, 0, len(f.lines))
+	for _, line := range f.lines {
+		if text := []rune(line); len(text) > columns {
+			line = string(text[:columns-1]) + "…"
+		}
+		lines = append(lines, line)
+	}
+	if over := len(lines) - rows; over > 0 {
+		const first, last = rows - 4, 3
+		lines = append(append(lines[:first:first], "  …"), lines[len(lines)-last:]...)
+	}
+	return lines
+}
+
+const style = `
+    text { font: 13px ui-monospace, SFMono-Regular, Menlo, Consolas, monospace; white-space: pre; fill: #1f2328; }
+    .back { fill: #f6f8fa; stroke: #d1d9e0; } .title { font-weight: 600; } .about { fill: #59636e; } .typed { fill: #0969da; } .deny { fill: #d1242f; } .allow { fill: #1a7f37; }
+    @media (prefers-color-scheme: dark) {
+      text { fill: #f0f6fc; } .back { fill: #0d1117; stroke: #3d444d; } .about { fill: #9198a1; } .typed { fill: #4493f8; } .deny { fill: #f85149; } .allow { fill: #3fb950; }
+    }
+`
+
+// draw makes the picture. Each step has its turn; where no motion is wanted, the first that shows a request stays.
+func draw(frames []frame) string {
+	const lineHeight, left, top = 19, 16, 26
+	width, height := 2*left+columns*8, top+(rows+2)*lineHeight
+	still := min(2, len(frames)-1)
+	var b strings.Builder
+	fmt.Fprintf(&b, `<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 %d %d" role="img" aria-labelledby="title">`+"\n", width, height)
+	fmt.Fprintf(&b, "  <title id=\"title\">gateway demo, step by step</title>\n  <style>%s", style)
+	fmt.Fprintf(&b, "    .frame { opacity: 0; animation: turn %ds steps(1, end) infinite both; }\n", len(frames)*seconds)
+	fmt.Fprintf(&b, "    @keyframes turn { 0%% { opacity: 1; } %.3f%%, 100%% { opacity: 0; } }\n", 100/float64(len(frames)))
+	fmt.Fprintf(&b, "    @media (prefers-reduced-motion: reduce) { .frame { animation: none; } .frame:nth-of-type(%d) { opacity: 1; } }\n  </style>\n", still+1)
+	fmt.Fprintf(&b, "  <rect class=\"back\" x=\"0.5\" y=\"0.5\" width=\"%d\" height=\"%d\" rx=\"8\"/>\n", width-1, height-1)
+	for i, f := range frames {
+		fmt.Fprintf(&b, "  <g class=\"frame\" style=\"animation-delay: %ds\">\n", i*seconds)
+		fmt.Fprintf(&b, "    <text class=\"title\" x=\"%d\" y=\"%d\">%d of %d  %s</text>\n", left, top, i+1, len(frames), html.EscapeString(f.title))
+		for n, line := range f.shown() {
+			fmt.Fprintf(&b, "    <text class=\"%s\" x=\"%d\" y=\"%d\">%s</text>\n", classOf(n, line), left, top+(n+1)*lineHeight+4, html.EscapeString(line))
+		}
+		b.WriteString("  </g>\n")
+	}
+	return b.String() + "</svg>\n"
+}
+
+func classOf(n int, line string) string {
+	switch {
+	case strings.HasPrefix(line, "$ "):
+		return "typed"
+	case strings.Contains(line, "  DENY  "):
+		return "deny"
+	case strings.Contains(line, "  allow  "):
+		return "allow"
+	case n == 0:
+		return "about"
+	}
+	return "said"
+}

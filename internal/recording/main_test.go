@@ -1,0 +1,75 @@
+package main
+
+import (
+	"encoding/xml"
+	"errors"
+	"io"
+	"os"
+	"strings"
+	"testing"
+
+	"boxgate/internal/lab"
+)
+
+// The picture in the documentation has the steps that the demo has. After a change of the demo, run `make docs`.
+func TestPictureIsOfThisDemo(t *testing.T) {
+	t.Parallel()
+	picture, err := os.ReadFile("../../docs/pictures/demo.svg")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var text strings.Builder
+	var titles []string
+	for d := xml.NewDecoder(strings.NewReader(string(picture))); ; {
+		token, err := d.Token()
+		if errors.Is(err, io.EOF) {
+			break
+		}
+		if err != nil {
+			t.Fatalf("not XML: %v", err)
+		}
+		switch e := token.(type) {
+		case xml.CharData:
+			text.Write(e)
+		case xml.StartElement:
+			text.Reset()
+			if e.Name.Local == "script" {
+				t.Error("a script")
+			}
+		case xml.EndElement:
+			if _, title, ok := strings.Cut(text.String(), " of 10  "); ok && e.Name.Local == "text" {
+				titles = append(titles, title)
+			}
+		}
+	}
+	if want := lab.DemoTitles(); strings.Join(titles, "\n") != strings.Join(want, "\n") {
+		t.Errorf("the picture shows\n%s\nand the demo\n%s\nrun `make docs`", strings.Join(titles, "\n"), strings.Join(want, "\n"))
+	}
+	if len(picture) > 64<<10 {
+		t.Errorf("%d bytes", len(picture))
+	}
+}
+
+const printed = "   boxgate\n\n\x1b[1m1 of 2  A <step>\x1b[0m  (0.1 s)\n   About & so on.\n   \x1b[36m$ run --key sk-demo-abc123\x1b[0m\n" +
+	"   decision: 08:36:27.662  DENY   demo  took=6.27ms\n\n\x1b[1m2 of 2  Another\x1b[0m  (5.4 s)\n   Said.\n\n\x1b[1mSummary\x1b[0m\n  ok\n\nWhat you saw\n"
+
+// What differs with each run is not in the picture, and what is printed cannot be read as a part of it.
+func TestRecord(t *testing.T) {
+	t.Parallel()
+	var first, second strings.Builder
+	if err := record(strings.NewReader(printed), &first); err != nil {
+		t.Fatal(err)
+	}
+	other := strings.NewReplacer("abc123", "xyz", "08:36:27.662", "11:11:11.111", "6.27ms", "9ms", "0.1 s", "7.1 s").Replace(printed)
+	if err := record(strings.NewReader(other), &second); err != nil || first.String() != second.String() {
+		t.Errorf("two runs differ: %v\n%s\n%s", err, &first, &second)
+	}
+	for _, want := range []string{"1 of 2  A &lt;step&gt;", `class="typed"`, `class="deny"`, "sk-demo-…", "About &amp; so on."} {
+		if !strings.Contains(first.String(), want) {
+			t.Errorf("%q is not in\n%s", want, &first)
+		}
+	}
+	if err := record(strings.NewReader("1 of 2  A  (0.1 s)\n"), io.Discard); err == nil {
+		t.Error("a demo that was not complete")
+	}
+}
