@@ -118,8 +118,11 @@ func (p *policies) endDue(ctx context.Context) time.Duration {
 		due := false
 		for _, l := range leases {
 			left := lease.Left(l, now)
-			due = due || left == 0
-			next = min(next, max(left, time.Millisecond), leaseTick)
+			if next = min(next, leaseTick); left > 0 {
+				next = min(next, left)
+			} else {
+				due = true // if it fails it is tried again with the next tick; if not, the end itself asks for the next look
+			}
 		}
 		if !due || ctx.Err() != nil || !b.endingLeases.CompareAndSwap(false, true) {
 			continue

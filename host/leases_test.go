@@ -81,7 +81,10 @@ func TestLeaseBeginsAndEnds(t *testing.T) {
 		t.Errorf("a minute before its end: next look in %v", next)
 	}
 	h.pass(time.Minute)
-	g.end()
+	if next := g.endDue(t.Context()); next != leaseTick {
+		t.Errorf("what is being ended is looked at again after %v", next)
+	}
+	g.ending.Wait()
 	if s := g.policyNow(); g.allows("a.example.com") || !g.allows("b.example.com") || len(s.Leases) != 1 || s.Leases[0].Left != 59*time.Minute || s.Version != 4 {
 		t.Errorf("%+v", s)
 	}
