@@ -1,0 +1,115 @@
+package command
+
+import (
+	"encoding/json"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/spf13/cobra"
+
+	"boxgate/cmd/gateway/command/cli"
+)
+
+// leaves are the commands of a tree that do something.
+func leaves(cmd *cobra.Command) (out []*cobra.Command) {
+	if !cmd.HasSubCommands() {
+		return []*cobra.Command{cmd}
+	}
+	for _, sub := range cmd.Commands() {
+		out = append(out, leaves(sub)...)
+	}
+	return out
+}
+
+// words are what the arguments of a usage may be.
+var words = map[string]string{
+	"BOX": "demo", "BOX...": "demo", "HOST...": "a.example", "HOST|IP": "a.example", "POLICY": "deny-all", "PORT": "8000", "RULES": `{"a.example":{"X-Key":"v"}}`,
+	"NAME": "name", "NAME...": "npm", "ID": "id", "ID...": "id", "IMAGE": "debian", "IMAGE...": "debian", "SNAPSHOT...": "id",
+}
+
+// lineOf is a command line that a command accepts as such; false if the table has no word for one of its arguments.
+func lineOf(cmd *cobra.Command) (line []string, ok bool) {
+	line = strings.Fields(cmd.CommandPath())[1:]
+	for _, word := range strings.Fields(cmd.Use)[1:] {
+		if strings.HasPrefix(word, "[") || strings.HasPrefix(word, "-") {
+			break
+		}
+		arg, known := words[word]
+		if !known {
+			return nil, false
+		}
+		line = append(line, arg)
+	}
+	return line, true
+}
+
+// reported runs a command line and returns what it says on standard error as JSON.
+func reported(t *testing.T, args []string) (r struct {
+	Error      string
+	ExitStatus int `json:"exit_status"`
+	HTTPStatus int `json:"http_status"`
+}, raw string, status int) {
+	t.Helper()
+	file, err := os.Create(filepath.Join(t.TempDir(), "stderr"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer file.Close()
+	stderr := os.Stderr
+	os.Stderr = file
+	status = Run(args)
+	os.Stderr = stderr
+	text, err := os.ReadFile(file.Name())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if json.Unmarshal(text, &r) != nil {
+		r.Error = ""
+	}
+	return r, string(text), status
+}
+
+// TestEveryCommandSaysErrorsAsJSON: with --json, whatever command it is and whether the mistake is on the command line, that
+// there is no gateway, or that it refuses, the error is one JSON document that has no text of Go's own in it.
+func TestEveryCommandSaysErrorsAsJSON(t *testing.T) {
+	srv := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		w.WriteHeader(http.StatusForbidden)
+		_, _ = w.Write([]byte(`{"error":"not with this key"}`))
+	}))
+	t.Cleanup(srv.Close)
+	t.Setenv("BOXGATE_API_KEY", "key")
+	local := []string{"serve", "demo", "run", "check", "uninstall", "version", "image", "convert", "presets", "completion", "bash", "zsh", "fish", "powershell", "help", "status", "docker"}
+	asked := 0
+	for _, cmd := range leaves(newRootCommand(&cli.Options{})) {
+		path := strings.Fields(cmd.CommandPath())[1:]
+		if cmd.Hidden || slices.Contains(path, "completion") || slices.Contains(path, "help") {
+			continue
+		}
+		got, raw, status := reported(t, append(slices.Clone(path), "--not-a-flag", "--json"))
+		if status != cli.ExitUsage || got.ExitStatus != status || !strings.Contains(got.Error, "not-a-flag") || goText.MatchString(raw) {
+			t.Errorf("%v with an unknown flag: exit %d: %s", path, status, raw)
+		}
+		line, ok := lineOf(cmd)
+		if !ok || slices.ContainsFunc(path, func(word string) bool { return slices.Contains(local, word) }) {
+			continue
+		}
+		for admin, http := range map[string]int{filepath.Join(t.TempDir(), "none.sock"): 0, srv.URL: 403} {
+			got, raw, status = reported(t, append(slices.Clone(line), "--json", "--admin", admin))
+			if status == cli.ExitUsage { // it needs flags as well
+				continue
+			}
+			asked++
+			if status != cli.ExitFailed || got.Error == "" || got.ExitStatus != status || got.HTTPStatus != http || goText.MatchString(raw) {
+				t.Errorf("%v: exit %d: %s", line, status, raw)
+			}
+		}
+	}
+	if asked < 40 {
+		t.Errorf("only %d command lines reached the gateway", asked)
+	}
+}
