@@ -13,7 +13,7 @@ import (
 
 // The size of the picture, in letters, and for how many seconds it shows each step.
 const (
-	columns = 104
+	columns = 116
 	rows    = 15
 	seconds = 5
 )
@@ -124,7 +124,7 @@ func draw(frames []frame) string {
 	var b strings.Builder
 	fmt.Fprintf(&b, `<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 %d %d" role="img" aria-labelledby="title">`+"\n", width, height)
 	fmt.Fprintf(&b, "  <title id=\"title\">gateway demo, step by step</title>\n  <style>%s", style)
-	fmt.Fprintf(&b, "    .frame { opacity: 0; animation: turn %ds steps(1, end) infinite both; }\n", len(frames)*seconds)
+	fmt.Fprintf(&b, "    .frame { opacity: 0; animation: turn %ds steps(1, end) infinite; }\n", len(frames)*seconds)
 	fmt.Fprintf(&b, "    @keyframes turn { 0%% { opacity: 1; } %.3f%%, 100%% { opacity: 0; } }\n", 100/float64(len(frames)))
 	fmt.Fprintf(&b, "    @media (prefers-reduced-motion: reduce) { .frame { animation: none; } .frame:nth-of-type(%d) { opacity: 1; } }\n  </style>\n", still+1)
 	fmt.Fprintf(&b, "  <rect class=\"back\" x=\"0.5\" y=\"0.5\" width=\"%d\" height=\"%d\" rx=\"8\"/>\n", width-1, height-1)
