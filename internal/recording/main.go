@@ -122,7 +122,7 @@ func draw(frames []frame) string {
 	width, height := 2*left+columns*8, top+(rows+2)*lineHeight
 	still := min(2, len(frames)-1)
 	var b strings.Builder
-	fmt.Fprintf(&b, `<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 %d %d" role="img" aria-labelledby="title">`+"\n", width, height)
+	fmt.Fprintf(&b, `<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 %d %d" xml:space="preserve" role="img" aria-labelledby="title">`+"\n", width, height)
 	fmt.Fprintf(&b, "  <title id=\"title\">gateway demo, step by step</title>\n  <style>%s", style)
 	fmt.Fprintf(&b, "    .frame { opacity: 0; animation: turn %ds steps(1, end) infinite; }\n", len(frames)*seconds)
 	fmt.Fprintf(&b, "    @keyframes turn { 0%% { opacity: 1; } %.3f%%, 100%% { opacity: 0; } }\n", 100/float64(len(frames)))
