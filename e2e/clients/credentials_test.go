@@ -64,7 +64,7 @@ var services = map[string]service{
 }
 
 // elsewhere are the sections of the page that other tests run.
-var elsewhere = map[string]bool{"PostgreSQL": true} // TestPostgres
+var elsewhere = map[string]bool{"PostgreSQL": true, "SSH": true} // TestPostgres, TestSSH
 
 // example is a section of the page.
 type example struct {

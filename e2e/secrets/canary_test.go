@@ -57,7 +57,6 @@ func newCanaries(t *testing.T) *canaries {
 	c.Up()
 	names := []string{"api.example.com", "bad-cert.example.com", "www.example.com", brokerHost, mutualHost, baseHost + ":5432", forge + ":22"}
 	box := c.Create(map[string]any{"name": "canary", "network_policy": harness.Custom(names...), "attach_headers": c.rules("")})
-	installSSH(c.World, box)
 	c.in = c.Intrude(box)
 	return c
 }

@@ -32,9 +32,10 @@ type sshWorld struct {
 	told   chan string
 }
 
-func newSSHWorld(t *testing.T) *sshWorld {
+// newSSHWorld makes one, with lines added to the server's configuration.
+func newSSHWorld(t *testing.T, lines ...string) *sshWorld {
 	t.Helper()
-	w := &sshWorld{World: harness.NewStopped(t, lab.Options{}), server: sshd.New(t), key: filepath.Join(t.TempDir(), "key"), told: make(chan string, 64)}
+	w := &sshWorld{World: harness.NewStopped(t, lab.Options{}), server: sshd.New(t, lines...), key: filepath.Join(t.TempDir(), "key"), told: make(chan string, 64)}
 	if err := os.WriteFile(w.key, []byte(w.server.Key), 0o600); err != nil {
 		t.Fatal(err)
 	}
@@ -73,23 +74,9 @@ func (w *sshWorld) box(more map[string]any) string {
 	for k, v := range more {
 		rule[k] = v
 	}
-	box := w.Create(map[string]any{
+	return w.Create(map[string]any{
 		"network_policy": harness.Custom(forge+":22", decoy+":22"), "attach_headers": map[string]any{forge + ":22": map[string]any{"ssh": rule}},
 	})
-	installSSH(w.World, box)
-	return box
-}
-
-// installSSH puts this machine's OpenSSH client into a box, whose image has none.
-func installSSH(w *harness.World, box string) {
-	w.T.Helper()
-	program, err := os.ReadFile("/usr/bin/ssh")
-	if err == nil {
-		err = os.WriteFile(fmt.Sprintf("/proc/%d/root/usr/bin/ssh", w.InitOf(box)), program, 0o755) //nolint:gosec // a program
-	}
-	if err != nil {
-		w.T.Fatal(err)
-	}
 }
 
 func rule(name, access string) map[string]string {

@@ -18,14 +18,14 @@ import (
 
 // debianKey is the directory of the debian image. Its number is incremented when the build changes: a newer image gets
 // a directory of its own, since running boxes may still use the older one.
-const debianKey = "debian-5"
+const debianKey = "debian-6"
 
 // debianSuite is the release boxes get.
 const debianSuite = "bookworm"
 
 // debianPackages is what the image has in addition to the essential packages: what most commands of an agent need (npm
-// comes from elsewhere, see npmRelease; esbuild is for TypeScript), and openssl, ip, ping and ps for debugging.
-const debianPackages = "ca-certificates,curl,git,python3,python3-pip,python3-venv,python-is-python3,nodejs,esbuild,openssl,iproute2,iputils-ping,procps"
+// comes from elsewhere, see npmRelease; ssh is for git; esbuild is for TypeScript), and openssl, ip, ping and ps for debugging.
+const debianPackages = "ca-certificates,curl,git,python3,python3-pip,python3-venv,python-is-python3,nodejs,esbuild,openssl,openssh-client,iproute2,iputils-ping,procps"
 
 // debianEnv lets commands find what the box's user installs for itself. Its directory comes last, so that it replaces no
 // program of the system for root.
