@@ -31,9 +31,10 @@ func Leftovers(cfg Config) (launched, attached []policy.BoxID, err error) {
 	return launched, attached, errors.Join(err, attachedErr)
 }
 
-// CheckUnmounted fails if something is mounted at or below a directory, whose files are then not to be removed.
+// CheckUnmounted fails if something is mounted below a directory, whose files are then not to be removed.
 func CheckUnmounted(dir string) error {
 	mounts, err := overlay.MountsBelow(dir)
+	mounts = slices.DeleteFunc(mounts, func(m string) bool { return m == filepath.Clean(dir) })
 	if err == nil && len(mounts) > 0 {
 		err = fmt.Errorf("%s is still mounted: unmount it, and try again", strings.Join(mounts, ", "))
 	}

@@ -10,6 +10,8 @@ import (
 	"os"
 	"path/filepath"
 
+	"golang.org/x/sys/unix"
+
 	"boxgate/config"
 	"boxgate/firewall"
 	"boxgate/launcher"
@@ -200,10 +202,23 @@ func (p *Plan) removeSocket() error {
 	return nil
 }
 
-// removeState removes the state directory, from which everything has been unmounted, unless something still is there.
+// removeState removes the state directory, from which everything has been unmounted, unless something still is there. One that
+// is a file system of its own, such as a container's volume, is emptied.
 func (p *Plan) removeState() error {
 	if err := launcher.CheckUnmounted(p.cfg.StateDir); err != nil {
 		return err
 	}
-	return os.RemoveAll(p.cfg.StateDir)
+	entries, err := os.ReadDir(p.cfg.StateDir)
+	if err != nil && !errors.Is(err, os.ErrNotExist) {
+		return err
+	}
+	for _, e := range entries {
+		if err := os.RemoveAll(filepath.Join(p.cfg.StateDir, e.Name())); err != nil {
+			return err
+		}
+	}
+	if err := os.Remove(p.cfg.StateDir); !errors.Is(err, os.ErrNotExist) && !errors.Is(err, unix.EBUSY) {
+		return err
+	}
+	return nil
 }
