@@ -13,6 +13,7 @@ import (
 
 	"boxgate/host/meter"
 	"boxgate/policy"
+	"boxgate/store"
 )
 
 // limitMetrics say how near the limits are, of the gateway as a whole, of the box that is nearest to each of its own, and, if
@@ -60,7 +61,7 @@ func (m limitMetrics) Collect(ch chan<- prometheus.Metric) {
 		bytes, _ := m.parts.lines.Pending()
 		gauge(logPending, float64(bytes))
 	}
-	if info, err := os.Stat(filepath.Join(m.parts.cfg.StateDir, "boxgate.db")); err == nil {
+	if info, err := os.Stat(filepath.Join(m.parts.cfg.StateDir, store.FileName)); err == nil {
 		gauge(storeSize, float64(info.Size()))
 	}
 	m.collectBoxes(ch, gauge)

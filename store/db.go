@@ -166,6 +166,9 @@ func CheckDir(dir string) error { return private.CheckDir(dir) }
 // File is the name of the store's file in the state directory.
 const File = layout.FileDB
 
+// FileName is the name of the store's file in a state directory.
+const FileName = layout.FileDB
+
 // InUse reports whether a process has the store of a state directory open.
 func InUse(dir string) bool {
 	f, err := os.Open(filepath.Join(dir, layout.FileDB))

@@ -177,8 +177,16 @@ func TestUninstallFindsWhatAnotherConfigurationLeft(t *testing.T) {
 	if err := os.WriteFile(w.Config, []byte(strings.ReplaceAll(string(config), "10.200.0.0/16", "10.99.0.0/16")), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if said, ok := uninstall(w, "--yes"); !ok {
+	// A directory that no gateway has made is none to remove.
+	mine := filepath.Join(w.Dir, "state", "somebody", "else")
+	if err := os.MkdirAll(mine, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	if said, ok := uninstall(w, "--purge", "--yes"); !ok {
 		t.Error(said)
+	}
+	if _, err := os.Stat(mine); err != nil {
+		t.Error(err)
 	}
 	if after := network(w); after != before {
 		t.Errorf("before\n%s\nafter\n%s", before, after)

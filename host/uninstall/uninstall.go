@@ -131,7 +131,7 @@ func (p *Plan) findFiles() {
 	images := config.ImageDir(p.cfg)
 	inside := isBelow(images, p.cfg.StateDir)
 	switch {
-	case !exists(p.cfg.StateDir):
+	case !p.hasState():
 	case p.purge:
 		p.add(&p.Remove, "the state: keys, policies, secrets, certificates and what boxes have written", p.cfg.StateDir)
 	default:
@@ -171,7 +171,7 @@ func (p *Plan) Run(ctx context.Context) error {
 		return err
 	}
 	errs := []error{p.removeBoxes(ctx), firewall.RemoveLeftovers(p.pools...), p.removeSocket()}
-	if err := errors.Join(errs...); err != nil || !p.purge {
+	if err := errors.Join(errs...); err != nil || !p.purge || !p.hasState() {
 		return err
 	}
 	return p.removeState()
@@ -193,6 +193,9 @@ func (p *Plan) removeSocket() error {
 	if p.cfg.Admin.Socket == "" {
 		return nil
 	}
+	if info, err := os.Lstat(p.cfg.Admin.Socket); err == nil && info.Mode()&os.ModeSocket == 0 {
+		return fmt.Errorf("admin.socket: %s is not a socket, and stays", p.cfg.Admin.Socket)
+	}
 	if err := os.Remove(p.cfg.Admin.Socket); err != nil && !errors.Is(err, os.ErrNotExist) {
 		return err
 	}
@@ -209,16 +212,26 @@ func (p *Plan) removeState() error {
 		return err
 	}
 	entries, err := os.ReadDir(p.cfg.StateDir)
-	if err != nil && !errors.Is(err, os.ErrNotExist) {
+	if err != nil {
 		return err
 	}
 	for _, e := range entries {
+		if e.Name() == store.FileName {
+			continue // by which the directory is known, if this is repeated
+		}
 		if err := os.RemoveAll(filepath.Join(p.cfg.StateDir, e.Name())); err != nil {
 			return err
 		}
 	}
-	if err := os.Remove(p.cfg.StateDir); !errors.Is(err, os.ErrNotExist) && !errors.Is(err, unix.EBUSY) {
+	if err := os.Remove(filepath.Join(p.cfg.StateDir, store.FileName)); err != nil {
+		return err
+	}
+	if err := os.Remove(p.cfg.StateDir); err != nil && !errors.Is(err, unix.EBUSY) {
 		return err
 	}
 	return nil
 }
+
+// hasState reports whether the state directory is a gateway's: a directory of anything else is not removed, whatever the
+// configuration says.
+func (p *Plan) hasState() bool { return exists(filepath.Join(p.cfg.StateDir, store.FileName)) }
