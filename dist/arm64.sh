@@ -13,5 +13,5 @@ shift
 export GOOS=linux GOARCH=arm64 CGO_ENABLED=0
 go test -exec "$qemu" -count=1 -timeout 30m "$@"
 # The dozen instructions that every box begins with, as the launcher writes them for this architecture.
-QEMU="$qemu" go test -exec "$qemu" -count=1 -v -run 'TestInit' ./launcher/furnish
-go run -exec "$qemu" ./cmd/gateway --version
+QEMU="$qemu" go test -exec "$qemu" -count=1 -v -run '^TestInitProgram' ./launcher/furnish
+go build -trimpath -o "${work:=$(mktemp -d)}/gateway" ./cmd/gateway && "$qemu" "$work/gateway" --version; rm -rf "$work"
