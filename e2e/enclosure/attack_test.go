@@ -1,0 +1,158 @@
+package enclosure
+
+import (
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"boxgate/e2e/harness"
+)
+
+// open is a policy that allows everything that a policy can.
+var open = []string{"--policy", "allow-all"}
+
+// TestAttackRunIsLeft: by other namespaces, links, raw packets, setuid programs and protocols.
+func TestAttackRunIsLeft(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	www := w.V4("www.example.com").String()
+	if err := os.Chmod(w.home(), 0o777); err != nil {
+		t.Fatal(err)
+	}
+	for name, line := range map[string]string{
+		"a namespace of its own":           "unshare -n true",
+		"the namespace of process 1":       "nsenter --net=/proc/1/ns/net true",
+		"a link":                           "ip link add dummy0 type dummy || ip link set eth0 down || ip route add 192.0.2.1 dev lo || ip addr add 192.0.2.9/32 dev lo",
+		"the rules":                        "nft list ruleset || nft add table inet x",
+		"a raw socket":                     "/usr/bin/python3 -c 'import socket; socket.socket(socket.AF_INET, socket.SOCK_RAW, 1)'",
+		"a packet socket":                  "/usr/bin/python3 -c 'import socket; socket.socket(socket.AF_PACKET, socket.SOCK_RAW, 0)'",
+		"a vsock":                          "/usr/bin/python3 -c 'import socket; socket.socket(40, socket.SOCK_STREAM)'",
+		"a setuid program":                 "cp /usr/bin/id . && chmod u+s id; test -u /usr/bin/su && [ \"$(su -c 'id -u' </dev/null 2>/dev/null)\" = 0 ]",
+		"a setting of the kernel":          "echo 1 > /proc/sys/net/ipv4/ip_forward",
+		"the loopback of the host":         "curl -sSm 5 http://127.0.0.1:18080/",
+		"an address of the host":           fmt.Sprintf("curl -sSm 5 http://%s:18080/", "192.0.2.254"),
+		"the metadata service":             "curl -sSm 5 http://169.254.169.254/",
+		"UDP":                              "dig +time=2 +tries=1 @" + www + " -p 5353 x.example.com",
+		"ICMP":                             "ping -c1 -W2 " + www,
+		"another process's memory":         "cat /proc/1/maps >/dev/null",
+		"another process's file":           "ls /proc/1/fd",
+		"another mount":                    "umount /run || umount /proc || mount -t tmpfs x /mnt",
+		"a mount of its own user namespace": "unshare -rm umount /run",
+	} {
+		t.Run(name, func(t *testing.T) {
+			if r := w.run(append(open, "-q", "--", "sh", "-c", line)...); r.status == 0 {
+				t.Errorf("%s: it works\n%s%s", line, r.out, r.errout)
+			}
+		})
+	}
+}
+
+// TestAttackRunSeesProcesses: those of its own user outside are neither seen nor changed, in no view of processes.
+func TestAttackRunSeesProcesses(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	victim := harness.ExecDetached("sleep", "100000")
+	victim.SysProcAttr.Credential = &syscall.Credential{Uid: 47110, Gid: 47110}
+	if err := victim.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = victim.Process.Kill(); _ = victim.Wait() })
+	second := filepath.Join(w.home(), "proc") // as in a chroot
+	if err := os.Mkdir(second, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if err := syscall.Mount("proc", second, "proc", 0, ""); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = syscall.Unmount(second, syscall.MNT_DETACH) })
+	r := w.must(open, fmt.Sprintf("ls /proc | grep -c '^[0-9]'; ls proc; kill -0 %d && echo alive; true", victim.Process.Pid))
+	if n := strings.Fields(r.out); len(n) != 1 || len(n[0]) != 1 {
+		t.Errorf("it sees\n%s", r.out)
+	}
+}
+
+// TestAttackRunAsksDaemons: sockets of the host by which others would act for the command are not reached, wherever they are,
+// abstract ones included, but for those that the caller names.
+func TestAttackRunAsksDaemons(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	dir := w.home()
+	daemons := filepath.Join(dir, "daemons")
+	if err := os.Mkdir(daemons, 0o777); err != nil {
+		t.Fatal(err)
+	}
+	run, err := os.MkdirTemp("/run", "boxgate-test-")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = os.RemoveAll(run) })
+	if err := os.Chmod(run, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	paths := map[string]string{
+		"beside files": filepath.Join(dir, "socket"), "alone": filepath.Join(daemons, "socket"), "in run": filepath.Join(run, "socket"),
+		"abstract": "@boxgate-test-" + filepath.Base(w.Dir),
+	}
+	for _, path := range paths {
+		w.serve(path)
+	}
+	for name, path := range paths {
+		line := fmt.Sprintf("curl -sSm 5 --unix-socket %s http://daemon/", path)
+		if strings.HasPrefix(path, "@") {
+			line = fmt.Sprintf("curl -sSm 5 --abstract-unix-socket %s http://daemon/", path[1:])
+		}
+		if r := w.run("-q", "--", "sh", "-c", line); r.status == 0 || strings.Contains(r.out, "at your service") {
+			t.Errorf("%s: %s", name, r.out)
+		}
+		if strings.HasPrefix(path, "@") {
+			continue
+		}
+		if r := w.run("-q", "--socket", path, "--", "sh", "-c", line); !strings.Contains(r.out, "at your service") {
+			t.Errorf("%s: not reached although it was named: %s%s", name, r.out, r.errout)
+		}
+	}
+}
+
+// serve answers on a Unix socket of the host, and on a port of its loopback.
+func (w *world) serve(path string) {
+	w.T.Helper()
+	var ln net.Listener
+	err := w.Net.Gateway().Do(func() (err error) {
+		ln, err = net.Listen("unix", path)
+		return err
+	})
+	if err != nil {
+		w.T.Fatal(err)
+	}
+	if !strings.HasPrefix(path, "@") {
+		if err := os.Chmod(path, 0o777); err != nil {
+			w.T.Fatal(err)
+		}
+	}
+	server := &http.Server{ReadHeaderTimeout: time.Minute, Handler: http.HandlerFunc(func(rw http.ResponseWriter, _ *http.Request) {
+		_, _ = io.WriteString(rw, "at your service")
+	})}
+	go func() { _ = server.Serve(ln) }()
+	w.T.Cleanup(func() { _ = server.Close() })
+}
+
+// TestAttackRunOutlivesItsGateway: while the gateway stands still, and after it was killed, nothing passes.
+func TestAttackRunOutlivesItsGateway(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	c := w.startUnder(open, "sh", "-c", "curl -sS https://www.example.com/ >/dev/null && echo ready; while :; do curl -sSm 1 http://v4only.example.com/; done")
+	c.until("ready")
+	_ = c.cmd.Process.Signal(syscall.SIGSTOP)
+	w.Net.Forget()
+	time.Sleep(0)
+	_ = c.cmd.Process.Signal(syscall.SIGKILL)
+	_ = c.cmd.Wait()
+	w.NothingReached("v4only.example.com")
+}
