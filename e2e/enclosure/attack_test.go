@@ -1,6 +1,7 @@
 package enclosure
 
 import (
+	"errors"
 	"fmt"
 	"io"
 	"net"
@@ -13,6 +14,8 @@ import (
 	"time"
 
 	"boxgate/e2e/harness"
+	"boxgate/internal/lab"
+	"boxgate/internal/testnet"
 )
 
 // open is a policy that allows everything that a policy can.
@@ -21,37 +24,59 @@ var open = []string{"--policy", "allow-all"}
 // TestAttackRunIsLeft: by other namespaces, links, raw packets, setuid programs and protocols.
 func TestAttackRunIsLeft(t *testing.T) {
 	t.Parallel()
-	w := newWorld(t)
-	www := w.V4("www.example.com").String()
-	if err := os.Chmod(w.home(), 0o777); err != nil {
+	w := &world{harness.NewStopped(t, lab.Options{Net: testnet.Options{Capture: true}})}
+	www := w.V4("www.example.com")
+	port := w.servePort()
+	id, err := os.ReadFile("/usr/bin/id")
+	if err == nil {
+		err = os.WriteFile(filepath.Join(w.home(), "setuid-id"), id, 0o755)
+	}
+	if err = errors.Join(err, os.Chmod(filepath.Join(w.home(), "setuid-id"), 0o755|os.ModeSetuid)); err != nil {
 		t.Fatal(err)
 	}
 	for name, line := range map[string]string{
-		"a namespace of its own":           "unshare -n true",
-		"the namespace of process 1":       "nsenter --net=/proc/1/ns/net true",
-		"a link":                           "ip link add dummy0 type dummy || ip link set eth0 down || ip route add 192.0.2.1 dev lo || ip addr add 192.0.2.9/32 dev lo",
-		"the rules":                        "nft list ruleset || nft add table inet x",
-		"a raw socket":                     "/usr/bin/python3 -c 'import socket; socket.socket(socket.AF_INET, socket.SOCK_RAW, 1)'",
-		"a packet socket":                  "/usr/bin/python3 -c 'import socket; socket.socket(socket.AF_PACKET, socket.SOCK_RAW, 0)'",
-		"a vsock":                          "/usr/bin/python3 -c 'import socket; socket.socket(40, socket.SOCK_STREAM)'",
-		"a setuid program":                 "cp /usr/bin/id . && chmod u+s id; test -u /usr/bin/su && [ \"$(su -c 'id -u' </dev/null 2>/dev/null)\" = 0 ]",
-		"a setting of the kernel":          "echo 1 > /proc/sys/net/ipv4/ip_forward",
-		"the loopback of the host":         "curl -sSm 5 http://127.0.0.1:18080/",
-		"an address of the host":           fmt.Sprintf("curl -sSm 5 http://%s:18080/", "192.0.2.254"),
-		"the metadata service":             "curl -sSm 5 http://169.254.169.254/",
-		"UDP":                              "dig +time=2 +tries=1 @" + www + " -p 5353 x.example.com",
-		"ICMP":                             "ping -c1 -W2 " + www,
-		"another process's memory":         "cat /proc/1/maps >/dev/null",
-		"another process's file":           "ls /proc/1/fd",
-		"another mount":                    "umount /run || umount /proc || mount -t tmpfs x /mnt",
+		"a namespace of its own":            "unshare -n true",
+		"the namespace of process 1":        "nsenter --net=/proc/1/ns/net true",
+		"a link":                            "ip link add dummy0 type dummy || ip link set eth0 down || ip route add 192.0.2.1 dev lo || ip addr add 192.0.2.9/32 dev lo",
+		"the rules":                         "nft list ruleset || nft add table inet x",
+		"a raw socket":                      python("socket.socket(socket.AF_INET, socket.SOCK_RAW, 1)"),
+		"a packet socket":                   python("socket.socket(socket.AF_PACKET, socket.SOCK_RAW, 0)"),
+		"a vsock":                           python("socket.socket(40, socket.SOCK_STREAM)"),
+		"a setuid program":                  `[ "$(./setuid-id -u)" != ` + user + " ]",
+		"a setting of the kernel":           "echo 1 > /proc/sys/net/ipv4/ip_forward",
+		"the loopback of the host":          fmt.Sprintf("curl -sSm 20 http://127.0.0.1:%d/", port),
+		"an address of the host":            fmt.Sprintf("curl -sSm 20 http://192.0.2.254:%d/", port),
+		"the metadata service":              "curl -sSm 20 http://169.254.169.254/",
+		"UDP":                               python(fmt.Sprintf("s=socket.socket(socket.AF_INET, socket.SOCK_DGRAM); s.settimeout(20); s.connect(('%s', 9999)); s.send(b'x'); s.recv(1)", www)),
+		"QUIC":                              python(fmt.Sprintf("s=socket.socket(socket.AF_INET, socket.SOCK_DGRAM); s.settimeout(20); s.connect(('%s', 443)); s.send(b'x'); s.recv(1)", www)),
+		"ICMP":                              python(fmt.Sprintf("s=socket.socket(socket.AF_INET, socket.SOCK_DGRAM, 1); s.settimeout(5); s.connect(('%s', 1)); s.send(b'\\x08'+bytes(15)); s.recv(1)", www)),
+		"another process's memory":          "cat /proc/1/maps >/dev/null",
+		"another process's files":           "ls /proc/1/fd",
+		"another mount":                     "umount /run || umount /proc || mount -t tmpfs x /mnt",
 		"a mount of its own user namespace": "unshare -rm umount /run",
 	} {
 		t.Run(name, func(t *testing.T) {
-			if r := w.run(append(open, "-q", "--", "sh", "-c", line)...); r.status == 0 {
-				t.Errorf("%s: it works\n%s%s", line, r.out, r.errout)
+			r := w.run(append(open, "-q", "--", "sh", "-c", line)...)
+			if r.status == 0 || r.status == 127 {
+				t.Errorf("%s: exit %d\n%s%s", line, r.status, r.out, r.errout)
 			}
 		})
 	}
+	w.Untouched(www)
+}
+
+// python is a line for Python with package socket.
+func python(line string) string { return "/usr/bin/python3 -c \"import socket; " + line + "\"" }
+
+// servePort answers on a port of every address of the host.
+func (w *world) servePort() int {
+	w.T.Helper()
+	ln, err := w.Net.Gateway().Listen("tcp", "0.0.0.0:0")
+	if err != nil {
+		w.T.Fatal(err)
+	}
+	w.answer(ln)
+	return ln.Addr().(*net.TCPAddr).Port
 }
 
 // TestAttackRunSeesProcesses: those of its own user outside are neither seen nor changed, in no view of processes.
@@ -120,7 +145,7 @@ func TestAttackRunAsksDaemons(t *testing.T) {
 	}
 }
 
-// serve answers on a Unix socket of the host, and on a port of its loopback.
+// serve answers on a Unix socket of the host.
 func (w *world) serve(path string) {
 	w.T.Helper()
 	var ln net.Listener
@@ -136,6 +161,10 @@ func (w *world) serve(path string) {
 			w.T.Fatal(err)
 		}
 	}
+	w.answer(ln)
+}
+
+func (w *world) answer(ln net.Listener) {
 	server := &http.Server{ReadHeaderTimeout: time.Minute, Handler: http.HandlerFunc(func(rw http.ResponseWriter, _ *http.Request) {
 		_, _ = io.WriteString(rw, "at your service")
 	})}
@@ -151,7 +180,6 @@ func TestAttackRunOutlivesItsGateway(t *testing.T) {
 	c.until("ready")
 	_ = c.cmd.Process.Signal(syscall.SIGSTOP)
 	w.Net.Forget()
-	time.Sleep(0)
 	_ = c.cmd.Process.Signal(syscall.SIGKILL)
 	_ = c.cmd.Wait()
 	w.NothingReached("v4only.example.com")

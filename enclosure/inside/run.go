@@ -78,6 +78,9 @@ func linksIn(dir string) map[string]string {
 func holdTrees(paths []string) ([]keptTree, error) {
 	var out []keptTree
 	for _, path := range paths {
+		if !isBelow(path, "/run") {
+			continue
+		}
 		info, err := os.Lstat(path)
 		if errors.Is(err, os.ErrNotExist) || err == nil && info.Mode().Type() == os.ModeSymlink {
 			continue // links stay anyway

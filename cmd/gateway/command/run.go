@@ -118,7 +118,11 @@ func (r *runCommand) options(cmd *cobra.Command, args []string) (solo.Options, e
 	if err != nil {
 		return solo.Options{}, err
 	}
-	o := solo.Options{Config: cfg, Args: args, Keep: r.sockets, Quiet: r.quiet, Errout: cmd.ErrOrStderr(), Log: zap.NewNop()}
+	sockets, err := realPaths(r.sockets)
+	if err != nil {
+		return solo.Options{}, fmt.Errorf("--socket: %w", err)
+	}
+	o := solo.Options{Config: cfg, Args: args, Keep: sockets, Quiet: r.quiet, Errout: cmd.ErrOrStderr(), Log: zap.NewNop()}
 	o.Policy = policy.Spec{Mode: policy.ModeDenyAll}
 	switch {
 	case r.learnGiven && r.policy != "":
@@ -159,6 +163,22 @@ func (r *runCommand) options(cmd *cobra.Command, args []string) (solo.Options, e
 		o.Hidden = append(o.Hidden, path)
 	}
 	return o, nil
+}
+
+// realPaths follows links.
+func realPaths(paths []string) ([]string, error) {
+	var out []string
+	for _, p := range paths {
+		abs, err := filepath.Abs(p)
+		if err == nil {
+			abs, err = filepath.EvalSymlinks(abs)
+		}
+		if err != nil {
+			return nil, cli.FileError(err)
+		}
+		out = append(out, abs)
+	}
+	return out, nil
 }
 
 // openLearned opens the file for the policy as its user, before the command could put a link there.

@@ -7,6 +7,7 @@ import (
 	"io"
 	"os"
 	"os/signal"
+	"path/filepath"
 	"slices"
 	"strings"
 	"syscall"
@@ -27,7 +28,7 @@ type Options struct {
 	Policy  policy.Spec
 	Headers []policy.HeaderRule
 	Args    []string
-	Keep    []string // sockets that the command may reach
+	Keep    []string // sockets that the command may reach, absolute and without links
 	Hidden  []string // files that the command must not read
 	Without []string // variables that the command must not have
 	Quiet   bool     // denials are in the summary alone
@@ -36,7 +37,7 @@ type Options struct {
 }
 
 // Run runs the command and returns its exit status and what it did. Signals that this process gets are the command's.
-func Run(ctx context.Context, o Options) (status int, done *Record, err error) {
+func Run(ctx context.Context, o Options) (int, *Record, error) {
 	if err := needStage(); err != nil {
 		return 0, nil, err
 	}
@@ -68,7 +69,7 @@ func Run(ctx context.Context, o Options) (status int, done *Record, err error) {
 	if err != nil {
 		return 0, nil, err
 	}
-	done = newRecord(o, g.addrs.SinkV4, g.addrs.SinkV6)
+	done := newRecord(o, g.addrs.SinkV4, g.addrs.SinkV6)
 	ended := make(chan struct{})
 	go func() {
 		defer close(ended)
@@ -81,7 +82,7 @@ func Run(ctx context.Context, o Options) (status int, done *Record, err error) {
 		return 0, nil, err
 	}
 	go pass(process, signals)
-	status, err = process.Wait()
+	status, err := process.Wait()
 	if err != nil {
 		return 0, done, err
 	}
@@ -151,8 +152,12 @@ func describe(ctx context.Context, o Options, g *gateway, box api.Box) (inside.S
 // systemParts are what NixOS has below /run that is no daemon's.
 var systemParts = []string{"/run/current-system", "/run/booted-system", "/run/opengl-driver", "/run/wrappers"}
 
+// except returns what is not kept, whatever links lead to it.
 func except(list, kept []string) []string {
-	return slices.DeleteFunc(slices.Clone(list), func(s string) bool { return slices.Contains(kept, s) })
+	return slices.DeleteFunc(slices.Clone(list), func(s string) bool {
+		at, err := filepath.EvalSymlinks(s)
+		return err == nil && slices.Contains(kept, at)
+	})
 }
 
 // without are variables that the command does not get: those that it must not have, and the gateway's own.
