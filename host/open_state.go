@@ -47,7 +47,7 @@ func (p *parts) openSecrets(context.Context) error {
 	if p.roots, err = rootsWith(p.cfg.Proxy.UpstreamCAFiles); err != nil {
 		return err
 	}
-	if p.added, err = addedRoots(p.cfg.Proxy.UpstreamCAFiles); err != nil {
+	if p.added, err = AddedRoots(p.cfg.Proxy.UpstreamCAFiles); err != nil {
 		return err
 	}
 	if err := p.openTokens(); err != nil {

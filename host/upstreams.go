@@ -77,8 +77,8 @@ func rootsWith(files []string) (*x509.CertPool, error) {
 	return roots, nil
 }
 
-// addedRoots returns the certificates of the files, in PEM and without anything else that is there.
-func addedRoots(files []string) ([]byte, error) {
+// AddedRoots returns the certificates of the files, in PEM and without anything else that is there.
+func AddedRoots(files []string) ([]byte, error) {
 	var out []byte
 	for _, f := range files {
 		rest, err := os.ReadFile(f)

@@ -13,6 +13,7 @@ import (
 	"testing"
 
 	"boxgate/cmd/gateway/command"
+	"boxgate/cmd/gateway/command/docker"
 	"boxgate/enclosure/inside"
 	"boxgate/host"
 	"boxgate/internal/lab"
@@ -25,7 +26,7 @@ const asGateway = "GATEWAY_TEST_BINARY_IS_GATEWAY"
 // gateway. It does not return.
 func Main(m *testing.M) {
 	// A self-test and `gateway run` start the gateway's own program without any environment.
-	asProbe := len(os.Args) > 1 && (os.Args[1] == host.ProbeCommand || os.Args[1] == inside.Command)
+	asProbe := len(os.Args) > 1 && (os.Args[1] == host.ProbeCommand || os.Args[1] == inside.Command || os.Args[1] == docker.HoldCommand)
 	if os.Getenv(asGateway) != "" || asProbe {
 		if err := confineAsTold(); err != nil {
 			fmt.Fprintln(os.Stderr, "the gateway cannot be confined as its unit asks for:", err)

@@ -37,6 +37,9 @@ var otherAnchors = []string{"/etc/pki/ca-trust/source/anchors", "/etc/pki/trust/
 // hostBundles hold the public roots of this host, for images that have none.
 var hostBundles = []string{BundlePath, "/etc/pki/tls/certs/ca-bundle.crt", "/etc/ssl/ca-bundle.pem", "/etc/ssl/cert.pem"}
 
+// Trust makes a root that is not of a box trust a CA, and further roots, in addition to the public ones.
+func (b *Root) Trust(ca, extra []byte) error { return b.trust(ca, extra) }
+
 // trust makes the box trust a CA, and further roots, in addition to the public ones.
 func (b *Root) trust(ca, roots []byte) error {
 	own, err := parseCA(ca)

@@ -29,6 +29,9 @@ type IDs struct{ base int }
 // IDsAt is the range of that index, which [ClaimIDs] returned.
 func IDsAt(index int) IDs { return IDs{firstID + index*idsPerBox} }
 
+// IDsFrom is the range of a sandbox of others whose root is base on the host.
+func IDsFrom(base int) IDs { return IDs{base} }
+
 // Host returns what an ID inside the box is outside.
 func (r IDs) Host(id int) int { return r.base + id }
 

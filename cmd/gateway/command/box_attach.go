@@ -1,6 +1,8 @@
 package command
 
 import (
+	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 
@@ -38,6 +40,7 @@ func (s *sandbox) body() boxBody {
 type boxAttach struct {
 	sandbox
 	name, policy, headers, stack string
+	installCA, disconnect        bool
 }
 
 func newBoxAttach(o *cli.Options) *cobra.Command {
@@ -51,7 +54,18 @@ func newBoxAttach(o *cli.Options) *cobra.Command {
 			if err != nil {
 				return err
 			}
-			return o.Call(cmd, "POST", "/v2/box/attach", body, newBoxAnswer(cmd))
+			if err := a.prepareContainer(cmd, o); err != nil {
+				return err
+			}
+			client, err := o.Client()
+			if err != nil {
+				return err
+			}
+			var answer json.RawMessage
+			if err := client.Do(cmd.Context(), "POST", "/v2/box/attach", body, &answer); err != nil {
+				return err
+			}
+			return errors.Join(o.Show(cmd, answer, newBoxAnswer(cmd)), a.installInContainer(cmd, o, answer))
 		},
 	}
 	a.add(cmd)
@@ -59,6 +73,8 @@ func newBoxAttach(o *cli.Options) *cobra.Command {
 	f.StringVar(&a.stack, "stack", "", "whose network stack uses the interface: host (default), or guest for gVisor and virtual machines")
 	f.StringVar(&a.name, "name", "", "a name of your choice")
 	f.StringVar(&a.policy, "policy", "", "network policy: "+cli.PolicyHelp+" (default: the gateway's policy.default)")
+	f.BoolVar(&a.installCA, "install-ca", false, "with --container: make the container trust the CA of its box")
+	f.BoolVar(&a.disconnect, "disconnect", false, "with --container: take it off the networks of Docker; else a terminal is asked")
 	f.StringVar(&a.headers, "headers", "", `header rules as for "gateway headers set": JSON or YAML, @FILE or -`)
 	return cmd
 }

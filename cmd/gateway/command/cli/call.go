@@ -21,6 +21,11 @@ func (o *Options) Call(cmd *cobra.Command, method, path string, in any, render R
 	if err := client.Do(cmd.Context(), method, path, in, &answer); err != nil {
 		return err
 	}
+	return o.Show(cmd, answer, render)
+}
+
+// Show prints an answer as [Options.Call] does.
+func (o *Options) Show(cmd *cobra.Command, answer json.RawMessage, render Render) error {
 	if o.JSON {
 		_, err := fmt.Fprintln(cmd.OutOrStdout(), string(answer))
 		return err

@@ -1,0 +1,89 @@
+// Package docker works on containers with Docker's own command: it makes one that waits for its network, connects those that run,
+// and installs the gateway's CA in them.
+package docker
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"strings"
+)
+
+// container is what `docker inspect` says about one.
+type container struct {
+	ID    string `json:"Id"`
+	Name  string
+	State struct {
+		Running bool
+		Pid     int
+	}
+	Config struct {
+		Entrypoint, Cmd []string
+	}
+	HostConfig struct {
+		NetworkMode, PidMode, Runtime string
+		Privileged                    bool
+		CapAdd                        []string
+	}
+	NetworkSettings struct {
+		Networks map[string]json.RawMessage
+	}
+	Mounts         []struct{ Source, Destination string }
+	ResolvConfPath string
+}
+
+// image is what `docker image inspect` says about one.
+type image struct {
+	Config struct {
+		Entrypoint, Cmd []string
+	}
+}
+
+// output runs a command of Docker's and returns what it prints.
+func output(ctx context.Context, args ...string) ([]byte, error) {
+	cmd := exec.CommandContext(ctx, "docker", args...)
+	var out, errout bytes.Buffer
+	cmd.Stdout, cmd.Stderr = &out, &errout
+	err := cmd.Run()
+	if errors.Is(err, exec.ErrNotFound) {
+		return nil, errors.New("there is no command docker on this host")
+	}
+	if err != nil {
+		return nil, fmt.Errorf("docker %s: %s", args[0], strings.TrimSpace(errout.String()))
+	}
+	return out.Bytes(), nil
+}
+
+// inspect asks about one thing; kind is "container" or "image".
+func inspect[T any](ctx context.Context, kind, name string) (T, error) {
+	var list []T
+	data, err := output(ctx, kind, "inspect", "--", name)
+	if err == nil {
+		err = json.Unmarshal(data, &list)
+	}
+	if err == nil && len(list) != 1 {
+		err = fmt.Errorf("docker does not know one %s %q", kind, name)
+	}
+	if err != nil {
+		return *new(T), err
+	}
+	return list[0], nil
+}
+
+// pulled returns what is known of an image, which is pulled if it is not there.
+func pulled(ctx context.Context, name string) (image, error) {
+	found, err := inspect[image](ctx, "image", name)
+	if err == nil {
+		return found, nil
+	}
+	pull := exec.CommandContext(ctx, "docker", "pull", "--", name)
+	pull.Stdout, pull.Stderr = os.Stderr, os.Stderr
+	if err := pull.Run(); err != nil {
+		return image{}, fmt.Errorf("the image %s cannot be pulled", name)
+	}
+	return inspect[image](ctx, "image", name)
+}

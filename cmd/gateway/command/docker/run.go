@@ -1,0 +1,247 @@
+package docker
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"maps"
+	"net/netip"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+
+	"boxgate/api"
+	"boxgate/launcher"
+)
+
+// Gateway is the running gateway.
+type Gateway struct {
+	Client   *api.Client
+	Resolver netip.Addr     // its address, which answers queries
+	Roots    []byte         // what the container trusts besides, in PEM
+	Body     map[string]any // of the request to attach: policy and header rules
+}
+
+// Run makes a container, attaches it to the gateway before its command runs, and returns the exit status of the command, or the ID of the container if it
+// runs in the background.
+func (g Gateway) Run(ctx context.Context, l Line) (status int, id string, err error) {
+	c, err := g.create(ctx, l)
+	if err != nil {
+		return 0, "", err
+	}
+	remove := func() { _, _ = output(context.WithoutCancel(ctx), "rm", "--force", "--volumes", c.ID) }
+	if l.Detach {
+		if _, err := output(ctx, "start", c.ID); err != nil {
+			remove()
+			return 0, "", err
+		}
+		if _, err := g.connect(ctx, c.ID); err != nil {
+			remove()
+			return 0, "", err
+		}
+		return 0, c.ID, nil
+	}
+	args := []string{"start", "--attach"}
+	if l.interactive() {
+		args = append(args, "--interactive")
+	}
+	cmd := exec.Command("docker", append(args, c.ID)...)
+	cmd.Stdin, cmd.Stdout, cmd.Stderr = os.Stdin, os.Stdout, os.Stderr
+	if err := cmd.Start(); err != nil {
+		remove()
+		return 0, "", err
+	}
+	box, err := g.connect(ctx, c.ID)
+	if err != nil {
+		remove()
+		_ = cmd.Wait()
+		return 0, "", err
+	}
+	_ = cmd.Wait()
+	if l.Remove {
+		_ = g.Client.Do(context.WithoutCancel(ctx), "POST", api.BoxPath(box, "detach"), nil, nil) // it is gone, whatever the answer
+	}
+	return cmd.ProcessState.ExitCode(), "", nil
+}
+
+// create makes the container, which does not run yet, and refuses one that the gateway could not hold.
+func (g Gateway) create(ctx context.Context, l Line) (container, error) {
+	found, err := pulled(ctx, l.Image)
+	if err != nil {
+		return container{}, err
+	}
+	command := slices.Concat(found.Config.Entrypoint, l.Command)
+	switch {
+	case l.Entrypoint != nil && *l.Entrypoint == "":
+		command = l.Command
+	case l.Entrypoint != nil:
+		command = append([]string{*l.Entrypoint}, l.Command...)
+	case len(l.Command) == 0:
+		command = append(command, found.Config.Cmd...)
+	}
+	if len(command) == 0 {
+		return container{}, fmt.Errorf("the image %s has no command: give one", l.Image)
+	}
+	self, err := executable()
+	if err != nil {
+		return container{}, err
+	}
+	args := []string{"create", "--network", "none", "--mount", "type=bind,source=" + self + ",target=" + holder + ",readonly"}
+	for _, name := range launcher.TrustVariables() {
+		args = append(args, "--env", name+"="+launcher.BundlePath)
+	}
+	if !l.OwnDNS {
+		args = append(args, "--dns", g.Resolver.String())
+	}
+	args = append(append(args, l.Flags...), "--entrypoint", holder, "--", l.Image, HoldCommand, "--")
+	out, err := output(ctx, append(args, command...)...)
+	if err != nil {
+		return container{}, err
+	}
+	c, err := inspect[container](ctx, "container", strings.TrimSpace(string(out)))
+	if err == nil {
+		err = c.refuse()
+	}
+	if err != nil {
+		_, _ = output(ctx, "rm", "--force", "--volumes", strings.TrimSpace(string(out)))
+	}
+	return c, err
+}
+
+// executable is this program as Docker can mount it.
+func executable() (string, error) {
+	self, err := os.Executable()
+	if err != nil {
+		return "", err
+	}
+	if strings.Contains(self, ",") {
+		return "", fmt.Errorf("%s has a comma, which docker cannot mount: install the gateway elsewhere", self)
+	}
+	return filepath.EvalSymlinks(self)
+}
+
+// tooMuch are capabilities by which a container leaves its network.
+var tooMuch = []string{"ALL", "NET_ADMIN", "SYS_ADMIN", "SYS_MODULE", "SYS_RAWIO", "SYS_PTRACE", "BPF"}
+
+// refuse says why the gateway could not hold a container.
+func (c container) refuse() error {
+	switch {
+	case c.HostConfig.Privileged:
+		return errors.New("a privileged container can leave the gateway: start it without --privileged")
+	case c.HostConfig.PidMode == "host":
+		return errors.New("a container that sees the host's processes can leave the gateway: start it without --pid host")
+	case c.HostConfig.Runtime == "runsc":
+		return errors.New("gVisor needs its network before it starts: see docs/attach.md")
+	}
+	for _, capability := range c.HostConfig.CapAdd {
+		if slices.Contains(tooMuch, strings.TrimPrefix(strings.ToUpper(capability), "CAP_")) {
+			return fmt.Errorf("a container with %s can leave the gateway: start it without --cap-add %s", capability, capability)
+		}
+	}
+	for _, m := range c.Mounts {
+		if filepath.Base(m.Source) == "docker.sock" {
+			return errors.New("a container that reaches Docker's socket can leave the gateway: start it without that volume")
+		}
+	}
+	return nil
+}
+
+// startPatience is how long Docker may take to run the first process of a container.
+const startPatience = time.Minute
+
+// connect attaches a container that has just been started and waits, installs the CA and lets it begin.
+func (g Gateway) connect(ctx context.Context, id string) (box string, err error) {
+	ctx, cancel := context.WithTimeout(ctx, startPatience)
+	defer cancel()
+	c, err := inspect[container](ctx, "container", id)
+	for err == nil && c.State.Pid == 0 {
+		select {
+		case <-ctx.Done():
+			return "", errors.New("docker does not start the container")
+		case <-time.After(10 * time.Millisecond):
+		}
+		c, err = inspect[container](ctx, "container", id)
+	}
+	if err != nil {
+		return "", err
+	}
+	body := maps.Clone(g.Body)
+	body["container"] = c.ID
+	if name := strings.TrimPrefix(c.Name, "/"); body["name"] == nil {
+		body["name"] = name
+	}
+	var answer struct{ ID string }
+	if err := g.Client.Do(ctx, "POST", "/v2/box/attach", body, &answer); err != nil {
+		return "", err
+	}
+	if err := g.trust(ctx, answer.ID, c, true); err != nil {
+		return "", errors.Join(err, g.Client.Do(context.WithoutCancel(ctx), "POST", api.BoxPath(answer.ID, "detach"), nil, nil))
+	}
+	return answer.ID, nil
+}
+
+func (g Gateway) trust(ctx context.Context, box string, c container, begin bool) error {
+	var ca []byte
+	if err := g.Client.Get(ctx, api.BoxPath(box, "ca"), &ca); err != nil {
+		return err
+	}
+	return install(c, ca, g.Roots, begin)
+}
+
+// InstallCA installs the CA of a box in the container that it was attached to.
+func (g Gateway) InstallCA(ctx context.Context, box, name string) error {
+	c, err := inspect[container](ctx, "container", name)
+	if err == nil && c.State.Pid == 0 {
+		err = errors.New("the container does not run")
+	}
+	if err != nil {
+		return err
+	}
+	return g.trust(ctx, box, c, false)
+}
+
+// Disconnect takes a container that is to be attached off its networks, if agreed.
+func (g Gateway) Disconnect(ctx context.Context, name string, agreed bool, in io.Reader, out io.Writer) error {
+	c, err := inspect[container](ctx, "container", name)
+	if err != nil {
+		return err
+	}
+	networks := slices.DeleteFunc(slices.Sorted(maps.Keys(c.NetworkSettings.Networks)), func(n string) bool { return n == "none" })
+	if len(networks) == 0 {
+		return nil
+	}
+	list := strings.Join(networks, ", ")
+	if c.HostConfig.NetworkMode == "host" || strings.HasPrefix(c.HostConfig.NetworkMode, "container:") {
+		return fmt.Errorf("the container has the network of another (%s): start it with --network none", c.HostConfig.NetworkMode)
+	}
+	if !agreed && (in == nil || !ask(in, out, fmt.Sprintf("Disconnect the container from %s? Its ports are not published any more. [y/N] ", list))) {
+		return fmt.Errorf("the container is connected to %s, and the gateway must be its only way out: --disconnect takes it off", list)
+	}
+	for _, n := range networks {
+		if _, err := output(ctx, "network", "disconnect", n, c.ID); err != nil {
+			return err
+		}
+	}
+	return g.redirectNames(c)
+}
+
+// redirectNames has a container ask the gateway that asked Docker's own resolver, which has left with the network.
+func (g Gateway) redirectNames(c container) error {
+	data, err := os.ReadFile(c.ResolvConfPath)
+	if err != nil || !strings.Contains(string(data), "127.0.0.11") {
+		return nil //nolint:nilerr // Docker keeps none, or one that the gateway answers for
+	}
+	return os.WriteFile(c.ResolvConfPath, []byte("nameserver "+g.Resolver.String()+"\n"), 0o644)
+}
+
+// ask asks a question on a terminal.
+func ask(in io.Reader, out io.Writer, question string) bool {
+	fmt.Fprint(out, question)
+	answer, err := bufio.NewReader(in).ReadString('\n')
+	return err == nil && slices.Contains([]string{"y", "yes"}, strings.ToLower(strings.TrimSpace(answer)))
+}

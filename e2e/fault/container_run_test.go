@@ -1,0 +1,150 @@
+package fault
+
+import (
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"boxgate/config"
+	"boxgate/e2e/harness"
+	"boxgate/internal/lab"
+	"boxgate/internal/testnet"
+)
+
+// importCurl makes an image in which curl runs, with a store of certificates as Debian has it.
+func (d *docker) importCurl() {
+	d.w.T.Helper()
+	script := `(for p in /usr/bin/curl /bin/sh /usr/bin/env /bin/cat /bin/sleep /usr/bin/id; do echo $p; ldd $p | grep -o '/[^ ]*'; done
+ls /lib/*/libnss_dns* /lib/*/libnss_files* /lib/*/libresolv* 2>/dev/null; echo /etc/ssl/certs/ca-certificates.crt; echo /etc/nsswitch.conf) | sort -u`
+	files, err := exec.Command("sh", "-c", script).Output()
+	if err != nil {
+		d.w.T.Fatal(err)
+	}
+	tar := exec.Command("tar", append([]string{"--create", "--dereference", "--absolute-names"}, strings.Fields(string(files))...)...)
+	image, err := tar.StdoutPipe()
+	if err != nil || tar.Start() != nil {
+		d.w.T.Fatal(err)
+	}
+	if out, err := d.output(image, "import", "--change", `ENTRYPOINT ["/usr/bin/env"]`, "--change", `CMD ["id"]`, "-", "curl"); err != nil || tar.Wait() != nil {
+		d.w.T.Fatal(out, err)
+	}
+}
+
+// dockerWorld is a gateway that only attaches, with a daemon of Docker beside it, and no image of boxes.
+func dockerWorld(t *testing.T) (*harness.World, *docker) {
+	t.Helper()
+	w := harness.NewStopped(t, lab.Options{Change: func(c *config.Config) {
+		c.Launcher.Enabled, c.Launcher.Runtime, c.Launcher.Images = false, "no-such-runtime", map[string]string{"default": "/nowhere"}
+	}})
+	d := startDocker(w)
+	d.shared = true
+	w.Env = append(w.Env, "DOCKER_HOST=unix://"+d.dir+"/sock")
+	w.Up()
+	d.start()
+	d.importCurl()
+	return w, d
+}
+
+// gateway runs a command of the gateway that uses Docker's.
+func (d *docker) gateway(stdin string, args ...string) (out, errout string, status int) {
+	d.w.T.Helper()
+	cmd := d.w.Command(d.w.T.Context(), args...)
+	cmd.Env = append(cmd.Env, "DOCKER_HOST=unix://"+d.dir+"/sock", "HOME="+d.dir, "PATH="+dockerRoot+"/usr/bin:/usr/bin:/bin")
+	cmd.Stdin = strings.NewReader(stdin)
+	var o, e strings.Builder
+	cmd.Stdout, cmd.Stderr = &o, &e
+	_ = cmd.Run()
+	return o.String(), e.String(), cmd.ProcessState.ExitCode()
+}
+
+// TestDockerRun: a container has its network, its policy and its CA before its command runs; the key is outside of it; standard
+// input, exit status and the image's own command are as with docker run; what would let it leave is refused.
+func TestDockerRun(t *testing.T) {
+	t.Parallel()
+	w, d := dockerWorld(t)
+	if out, code := w.GatewayCommand("box", "create", "--name", "launched"); code != 1 || !strings.Contains(out, "launcher.enabled") {
+		t.Errorf("a box is created on a host that only attaches: exit %d %s", code, out)
+	}
+	policy := []string{"docker", "run", "--policy", `{"mode":"custom","allowed_domains":["api.example.com"]}`, "--headers", `{"api.example.com":{"X-Key":"sk-outside"}}`}
+	line := `curl -sS https://api.example.com/ >/dev/null && echo reached; curl -sS https://www.example.com/ || echo refused $?; cat; cat /proc/1/environ; env; exit 7`
+	out, errout, status := d.gateway("typed\n", append(policy, "--rm", "-i", "--name", "agent", "curl", "sh", "-c", line)...)
+	if status != 7 || !strings.Contains(out, "reached\n") || !strings.Contains(out, "refused 35\n") || !strings.Contains(out, "typed\n") || strings.Contains(out, "sk-outside") {
+		t.Errorf("exit %d\n%s%s", status, out, errout)
+	}
+	got, err := w.Net.Await(t.Context(), "api.example.com", 1, testnet.Of(testnet.Request))
+	if err != nil || got[0].Header.Get("X-Key") != "sk-outside" {
+		t.Errorf("the server got %+v %v", got, err)
+	}
+	if out, _ := w.GatewayCommand("box", "list"); strings.Contains(out, "agent") {
+		t.Errorf("a container that was removed has a box:\n%s", out)
+	}
+	if out, errout, status := d.gateway("", "docker", "run", "--rm", "--entrypoint", "/usr/bin/id", "curl", "-u"); status != 0 || strings.TrimSpace(out) != "0" {
+		t.Errorf("another entry point: exit %d\n%s%s", status, out, errout)
+	}
+	for _, flags := range [][]string{{"--privileged"}, {"--network", "host"}, {"--net=bridge"}, {"--cap-add", "NET_ADMIN"}, {"--pid", "host"}, {"-p", "80:80"}, {"-v", d.dir + "/sock:/docker.sock"}} {
+		if flags[0] == "-v" {
+			link := filepath.Join(d.dir, "docker.sock")
+			_ = os.Link(filepath.Join(d.dir, "sock"), link)
+			flags = []string{"-v", link + ":/var/run/docker.sock"}
+		}
+		if out, errout, status := d.gateway("", append(append([]string{"docker", "run", "--rm"}, flags...), "curl", "id")...); status == 0 {
+			t.Errorf("%v: it runs\n%s%s", flags, out, errout)
+		}
+	}
+	if out, err := d.output(nil, "ps", "--all", "--quiet"); err != nil || out != "" {
+		t.Errorf("containers are left: %s %v", out, err)
+	}
+}
+
+// TestDockerRunInTheBackground: the container is attached again when Docker restarts it, and waits for that.
+func TestDockerRunInTheBackground(t *testing.T) {
+	t.Parallel()
+	w, d := dockerWorld(t)
+	t.Cleanup(func() { _ = d.run("rm", "--force", "agent") })
+	id, errout, status := d.gateway("", "docker", "run", "--policy", `{"mode":"custom","allowed_domains":["www.example.com"]}`, "-d", "--name", "agent", "--stop-signal", "KILL",
+		"curl", "sh", "-c", "curl -sS https://www.example.com/ >/dev/null && echo reached; sleep 1000")
+	if status != 0 || len(strings.TrimSpace(id)) != 64 {
+		t.Fatalf("exit %d\n%s%s", status, id, errout)
+	}
+	reached := func(times int) {
+		t.Helper()
+		w.Until("its command reaches what it may", func() bool {
+			out, err := d.output(nil, "logs", "agent")
+			return err == nil && strings.Count(out, "reached") == times
+		})
+	}
+	reached(1)
+	if err := d.run("restart", "--time", "0", "agent"); err != nil {
+		t.Fatal(err)
+	}
+	reached(2)
+}
+
+// TestAttachInstallsTheCA: in a container that runs already, off its networks after asking.
+func TestAttachInstallsTheCA(t *testing.T) {
+	t.Parallel()
+	w, d := dockerWorld(t)
+	t.Cleanup(func() { _ = d.run("rm", "--force", "agent") })
+	if out, err := d.output(nil, "network", "create", "team"); err != nil {
+		t.Fatal(out)
+	}
+	if out, err := d.output(nil, "run", "--detach", "--stop-signal", "KILL", "--network", "team", "--name", "agent", "curl", "sleep", "1000"); err != nil {
+		t.Fatal(out)
+	}
+	attach := []string{"box", "attach", "--container", "agent", "--name", "agent", "--install-ca", "--policy", "allow-all", "--headers", `{"api.example.com":{"X-Key":"sk-outside"}}`}
+	if out, errout, status := d.gateway("", attach...); status != 1 || !strings.Contains(errout, "--disconnect") {
+		t.Errorf("attached beside its network: exit %d\n%s%s", status, out, errout)
+	}
+	if out, errout, status := d.gateway("", append(attach, "--disconnect")...); status != 0 {
+		t.Fatalf("exit %d\n%s%s", status, out, errout)
+	}
+	if out, err := d.output(nil, "exec", "agent", "curl", "-sS", "https://api.example.com/"); err != nil {
+		t.Errorf("a new process in it: %v %s", err, out)
+	}
+	got, err := w.Net.Await(t.Context(), "api.example.com", 1, testnet.Of(testnet.Request))
+	if err != nil || got[0].Header.Get("X-Key") != "sk-outside" {
+		t.Errorf("the server got %+v %v", got, err)
+	}
+}
