@@ -8,10 +8,13 @@ import (
 	"net/http"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"syscall"
 	"testing"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"boxgate/e2e/harness"
 	"boxgate/internal/lab"
@@ -54,6 +57,7 @@ func TestAttackRunIsLeft(t *testing.T) {
 		"another process's files":           "ls /proc/1/fd",
 		"another mount":                     "umount /run || umount /proc || mount -t tmpfs x /mnt",
 		"a mount of its own user namespace": "unshare -rm umount /run",
+		"what is below a mount":             "unshare -rm mount --bind / /mnt",
 	} {
 		t.Run(name, func(t *testing.T) {
 			r := w.run(append(open, "-q", "--", "sh", "-c", line)...)
@@ -63,6 +67,53 @@ func TestAttackRunIsLeft(t *testing.T) {
 		})
 	}
 	w.Untouched(www)
+}
+
+// TestAttackRunIsLeftByRoot: a command that runs as root has its files, but neither the network, nor devices, nor the kernel, nor other
+// processes.
+func TestAttackRunIsLeftByRoot(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	for name, line := range map[string]string{
+		"a link":                     "ip link set eth0 down",
+		"another address":            "ip addr add 192.0.2.9/32 dev lo",
+		"the namespace of process 1": "nsenter --net=/proc/1/ns/net true",
+		"a raw socket":               python("socket.socket(socket.AF_INET, socket.SOCK_RAW, 1)"),
+		"a setting of the kernel":    "echo 0 > /proc/sys/net/ipv4/ip_forward || echo x > /proc/sysrq-trigger",
+		"a mount":                    "mount -t tmpfs x /mnt || umount /run",
+		"a device":                   "mknod disk b 8 0",
+		"another process's memory":   "cat /proc/1/environ",
+		"a control group":            "mkdir /sys/fs/cgroup/boxgate-test",
+	} {
+		t.Run(name, func(t *testing.T) {
+			cmd := w.command(append(open, "-q", "--", "sh", "-c", line)...)
+			cmd.Env = slices.DeleteFunc(cmd.Env, func(kv string) bool { return strings.HasPrefix(kv, "SUDO_") })
+			if r := w.finish(cmd); r.status == 0 || r.status == 127 {
+				t.Errorf("%s: exit %d\n%s%s", line, r.status, r.out, r.errout)
+			}
+		})
+	}
+}
+
+// TestAttackRunInheritsADescriptor: a socket of the host's network that the caller has open is not the command's.
+func TestAttackRunInheritsADescriptor(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	var ours *os.File
+	err := w.Net.Gateway().Do(func() (err error) {
+		fd, err := unix.Socket(unix.AF_INET, unix.SOCK_STREAM, 0)
+		ours = os.NewFile(uintptr(fd), "socket")
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer ours.Close()
+	cmd := w.command("-q", "--", "sh", "-c", "ls -l /proc/self/fd/")
+	cmd.ExtraFiles = []*os.File{ours}
+	if r := w.finish(cmd); r.status != 0 || strings.Contains(r.out, "socket:") {
+		t.Errorf("exit %d\n%s%s", r.status, r.out, r.errout)
+	}
 }
 
 // python is a line for Python with package socket.

@@ -1,6 +1,7 @@
 package fault
 
 import (
+	"errors"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -146,5 +147,40 @@ func TestAttachInstallsTheCA(t *testing.T) {
 	got, err := w.Net.Await(t.Context(), "api.example.com", 1, testnet.Of(testnet.Request))
 	if err != nil || got[0].Header.Get("X-Key") != "sk-outside" {
 		t.Errorf("the server got %+v %v", got, err)
+	}
+}
+
+// TestAttackContainerLeadsTheCAAstray: by a link from its store to a file of the host, in a directory that is mounted in it.
+func TestAttackContainerLeadsTheCAAstray(t *testing.T) {
+	t.Parallel()
+	w, d := dockerWorld(t)
+	t.Cleanup(func() { _ = d.run("rm", "--force", "agent") })
+	volume := filepath.Join(d.dir, "volume")
+	file := filepath.Join(volume, "file")
+	if err := os.Mkdir(volume, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(file, []byte("of the host"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if out, err := d.output(nil, "run", "--detach", "--stop-signal", "KILL", "--network", "none", "--volume", volume+":/mnt", "--name", "agent", "curl", "sleep", "1000"); err != nil {
+		t.Fatal(out)
+	}
+	pid, err := d.output(nil, "inspect", "--format", "{{.State.Pid}}", "agent")
+	if err != nil {
+		t.Fatal(pid)
+	}
+	store := "/proc/" + pid + "/root/etc/ssl/certs/ca-certificates.crt"
+	if err := errors.Join(os.Remove(store), os.Symlink("/mnt/file", store)); err != nil {
+		t.Fatal(err)
+	}
+	_, _, _ = d.gateway("", "box", "attach", "--container", "agent", "--name", "agent", "--install-ca", "--policy", "allow-all")
+	data, err := os.ReadFile(file)
+	info, statErr := os.Stat(file)
+	if err != nil || statErr != nil || string(data) != "of the host" || info.Mode().Perm() != 0o600 {
+		t.Errorf("the file of the host is %v %q", info, data)
+	}
+	if out, _ := w.GatewayCommand("box", "list"); !strings.Contains(out, "agent") {
+		t.Errorf("the container was not attached:\n%s", out)
 	}
 }

@@ -4,12 +4,14 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"os"
 	"path/filepath"
 	"slices"
 
 	"github.com/spf13/cobra"
 	"go.uber.org/zap"
+	"golang.org/x/sys/unix"
 
 	"boxgate/cmd/gateway/command/cli"
 	"boxgate/cmd/gateway/command/solo"
@@ -78,6 +80,10 @@ func newInsideCommand() *cobra.Command {
 func (r *runCommand) run(cmd *cobra.Command, args []string) error {
 	if err := preflight.NeedRoot(); err != nil {
 		return errors.New("gateway run makes namespaces and network rules: run it with sudo; the command runs as you")
+	}
+	// Descriptors that the caller has left open, such as sockets of the host's network, are not for the command.
+	if err := unix.CloseRange(3, math.MaxUint32, unix.CLOSE_RANGE_CLOEXEC); err != nil {
+		return fmt.Errorf("closing descriptors: %w", err)
 	}
 	if !r.staged {
 		at := slices.Index(os.Args, "run")

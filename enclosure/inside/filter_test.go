@@ -1,0 +1,77 @@
+package inside
+
+import (
+	"encoding/binary"
+	"runtime"
+	"testing"
+
+	"golang.org/x/net/bpf"
+	"golang.org/x/sys/unix"
+)
+
+// judge runs the filter on a call. The machine of package bpf reads words as networks order them.
+func judge(t *testing.T, arch, number uint32, first, second uint64) uint32 {
+	t.Helper()
+	filter, err := program()
+	if err != nil {
+		t.Fatal(err)
+	}
+	vm, err := bpf.NewVM(filter)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var data []byte
+	for _, word := range []uint32{number, arch, 0, 0, uint32(first), uint32(first >> 32), uint32(second), uint32(second >> 32)} {
+		data = binary.BigEndian.AppendUint32(data, word)
+	}
+	verdict, err := vm.Run(data)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return uint32(verdict)
+}
+
+func TestFilterOfCalls(t *testing.T) {
+	t.Parallel()
+	known, err := tables()
+	if err != nil {
+		t.Fatal(err)
+	}
+	refused := func(errno unix.Errno) uint32 { return unix.SECCOMP_RET_ERRNO | uint32(errno) }
+	for _, own := range known {
+		for _, c := range []struct {
+			what          string
+			number        uint32
+			first, second uint64
+			want          uint32
+		}{
+			{"typing into the terminal", own.ioctl, 0, unix.TIOCSTI, refused(unix.EPERM)},
+			{"with bits that the kernel ignores", own.ioctl, 0, 7<<32 | unix.TIOCSTI, refused(unix.EPERM)},
+			{"pasting on the console", own.ioctl, 0, unix.TIOCLINUX, refused(unix.EPERM)},
+			{"the size of the terminal", own.ioctl, 0, unix.TIOCGWINSZ, unix.SECCOMP_RET_ALLOW},
+			{"vsock", own.socket, unix.AF_VSOCK, 0, refused(unix.EAFNOSUPPORT)},
+			{"vsock in a pair", own.socketpair, unix.AF_VSOCK, 0, refused(unix.EAFNOSUPPORT)},
+			{"vsock with bits that the kernel ignores", own.socket, 1<<32 | unix.AF_VSOCK, 0, refused(unix.EAFNOSUPPORT)},
+			{"packets", own.socket, unix.AF_PACKET, 0, refused(unix.EAFNOSUPPORT)},
+			{"IPv4", own.socket, unix.AF_INET, 0, unix.SECCOMP_RET_ALLOW},
+			{"IPv6", own.socket, unix.AF_INET6, 0, unix.SECCOMP_RET_ALLOW},
+			{"Unix sockets", own.socketpair, unix.AF_UNIX, 0, unix.SECCOMP_RET_ALLOW},
+			{"io_uring", uring, 0, 0, refused(unix.ENOSYS)},
+		} {
+			if got := judge(t, own.arch, c.number, c.first, c.second); got != c.want {
+				t.Errorf("%s on %#x: %#x, not %#x", c.what, own.arch, got, c.want)
+			}
+		}
+	}
+	if got := judge(t, 0x1234, 0, 0, 0); got != refused(unix.ENOSYS) {
+		t.Errorf("an unknown architecture: %#x", got)
+	}
+	if runtime.GOARCH == "amd64" {
+		if got := judge(t, unix.AUDIT_ARCH_X86_64, x32Bit|unix.SYS_SOCKET, unix.AF_VSOCK, 0); got != refused(unix.ENOSYS) {
+			t.Errorf("the x32 interface: %#x", got)
+		}
+		if got := judge(t, unix.AUDIT_ARCH_I386, socketcall386, 1, 0); got != refused(unix.ENOSYS) {
+			t.Errorf("socketcall: %#x", got)
+		}
+	}
+}
