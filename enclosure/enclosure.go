@@ -114,12 +114,20 @@ func (p *Process) pause() {
 		return // who has stopped the command continues it
 	}
 	p.takeBack()
-	_ = unix.Kill(os.Getpid(), unix.SIGSTOP)
+	stopHere()
 	if isForeground(p.tty) {
 		_, _ = p.orders.Write([]byte{inside.Resume})
 		return
 	}
 	p.Signal(syscall.SIGCONT) // in the background: it is stopped again if it reads
+}
+
+// stopHere stops this process, and does not return before it is continued. A signal for the process could be taken by another
+// thread, and this one would run on for a moment.
+func stopHere() {
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	_ = unix.Tgkill(os.Getpid(), unix.Gettid(), unix.SIGSTOP)
 }
 
 // Close kills what is left, waits for it, and takes the terminal back.

@@ -11,6 +11,7 @@ import (
 	"sync"
 	"syscall"
 	"testing"
+	"time"
 
 	"boxgate/e2e/harness"
 )
@@ -86,7 +87,14 @@ func (c *running) until(text string) {
 	c.w.Until("the command prints "+text, func() bool { return strings.Contains(c.String(), text) })
 }
 
+// wait returns the exit status.
 func (c *running) wait() int {
+	c.w.T.Helper()
+	guard := time.AfterFunc(harness.Patience, func() {
+		c.w.T.Errorf("the command does not end:\n%s", c)
+		_ = c.cmd.Process.Kill()
+	})
+	defer guard.Stop()
 	_ = c.cmd.Wait()
 	return c.cmd.ProcessState.ExitCode()
 }

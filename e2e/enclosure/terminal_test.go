@@ -72,6 +72,22 @@ func (t *terminal) press(keys string) {
 	}
 }
 
+// step is what is typed, and what must be seen then.
+type step struct {
+	keys, shown string
+	prompt      bool // of a shell, after it: what is typed before may be lost
+}
+
+func (t *terminal) take(s step) {
+	t.w.T.Helper()
+	before := len(t.String())
+	t.press(s.keys)
+	t.w.Until("the terminal shows "+s.shown, func() bool {
+		_, after, shown := strings.Cut(t.String()[before:], s.shown)
+		return shown && (!s.prompt || strings.Contains(after, "shell> "))
+	})
+}
+
 // TestRunGivesTheCommandItsTerminal: size, input, Ctrl-C once and for the command alone, changes of size, job control of a shell
 // that runs inside, and no way to type for the shell outside.
 func TestRunGivesTheCommandItsTerminal(t *testing.T) {
@@ -105,12 +121,15 @@ done`
 	if status := term.wait(); status != 9 {
 		t.Errorf("exit %d\n%s", status, term)
 	}
-	shell := w.openTerminal(w.command("-q", "--", "bash", "--norc", "--noprofile", "-i"))
-	for _, step := range [][2]string{
-		{"sleep 1000 & echo o''ne\r", "one"}, {"jobs\r", "Running"}, {"fg\r", "sleep 1000\r\n"}, {"\x1a", "Stopped"}, {"kill %1; echo t''wo\r", "two"},
+	inside := w.command("-q", "--", "bash", "--norc", "--noprofile", "-i")
+	inside.Env = append(inside.Env, "PS1=shell> ")
+	shell := w.openTerminal(inside)
+	shell.until("shell> ")
+	for _, step := range []step{
+		{"sleep 1000 & echo o''ne\r", "one\r\n", true}, {"jobs\r", "Running", true}, {"fg\r", "sleep 1000\r\n", false}, {"\x1a", "Stopped", true},
+		{"kill %1; echo t''wo\r", "two\r\n", true},
 	} {
-		shell.press(step[0])
-		shell.until(step[1])
+		shell.take(step)
 	}
 	shell.press("exit 4\r")
 	if status := shell.wait(); status != 4 {
@@ -133,19 +152,11 @@ func TestRunStopsWithItsCommand(t *testing.T) {
 	}
 	term.press(strings.Join(quoted, " ") + "\r")
 	term.until("ready\r\n")
-	for _, step := range []struct {
-		keys, shown string
-		prompt      bool // the shell reads again
-	}{
-		{"", "", false}, {"one\r", "got=one.", false}, {"\x1a", "Stopped", true}, {"echo at the sh''ell\r", "at the shell\r\n", true},
-		{"fg\r", "fg\r\n", false}, {"two\r", "got=two.", false}, {"\x04", "", true}, {"echo status=$?.\r", "status=6.", true},
+	for _, step := range []step{
+		{"one\r", "got=one.", false}, {"\x1a", "Stopped", true}, {"echo at the sh''ell\r", "at the shell\r\n", true}, {"fg\r", "exit 6'\r\n", false},
+		{"two\r", "got=two.", false}, {"\x04", "", true}, {"echo status=$?.\r", "status=6.", true},
 	} {
-		before := len(term.String())
-		term.press(step.keys)
-		w.Until("the terminal shows "+step.shown, func() bool {
-			_, after, shown := strings.Cut(term.String()[before:], step.shown)
-			return shown && (!step.prompt || strings.Contains(after, "shell> "))
-		})
+		term.take(step)
 	}
 	term.press("exit\r")
 	term.wait()

@@ -18,8 +18,8 @@ type container struct {
 	ID    string `json:"Id"`
 	Name  string
 	State struct {
-		Running bool
-		Pid     int
+		Status string
+		Pid    int
 	}
 	Config struct {
 		Entrypoint, Cmd []string

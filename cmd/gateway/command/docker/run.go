@@ -160,6 +160,9 @@ func (g Gateway) connect(ctx context.Context, id string) (box string, err error)
 	defer cancel()
 	c, err := inspect[container](ctx, "container", id)
 	for err == nil && c.State.Pid == 0 {
+		if c.State.Status == "exited" || c.State.Status == "dead" {
+			return "", errors.New("the container has ended before it had a network")
+		}
 		select {
 		case <-ctx.Done():
 			return "", errors.New("docker does not start the container")
