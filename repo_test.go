@@ -89,9 +89,9 @@ api/keys: policy api api/problem api/rest api/strict
 api/lifecycle: policy api api/history api/problem api/rest api/spec api/strict
 api/openapi: api/problem api/rest api/strict
 api/problem: policy api
-api/rest: api api/problem api/strict
+api/rest: policy api api/problem api/strict
 api/rules: policy api api/access api/history api/problem api/rest api/spec api/strict
-api/server: policy audit api api/access api/boxes api/capture api/egress api/exec api/files api/gateway api/git api/harness api/history api/keys api/lifecycle api/openapi api/problem api/rest api/rules api/schedules api/session api/session/client api/settings api/snapshots api/stream api/strict api/urls
+api/server: policy audit api api/access api/boxes api/capture api/egress api/exec api/files api/gateway api/git api/harness api/history api/keys api/lifecycle api/openapi api/problem api/rest api/rules api/schedules api/session api/session/client api/settings api/snapshots api/stream api/strict api/trail api/urls
 api/schedules: policy api api/history api/problem api/rest api/spec api/strict
 api/session: policy api api/history api/problem api/rest api/strict
 api/session/client: api
@@ -100,6 +100,7 @@ api/snapshots: policy api api/history api/problem api/rest api/strict
 api/spec: policy api api/problem
 api/stream:
 api/strict: policy api/problem
+api/trail: policy audit api api/problem api/rest api/stream
 api/urls: policy api api/history api/problem api/rest api/strict
 store: policy audit
 store/document: store/layout

@@ -38,6 +38,8 @@ func (c *Config) checkMore(fail func(key, format string, args ...any)) {
 			fail(key, "%q is not an absolute path", path)
 		}
 	}
+	c.Admin.Audit.check("admin.audit", false, fail)
+	c.Log.History.check("log.history", true, fail)
 	if c.Admin.Socket == "" && c.Admin.Listen == "" {
 		fail("admin", "neither socket nor listen is set, so the admin API would be unreachable; set one of them")
 	}

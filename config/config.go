@@ -44,6 +44,7 @@ type Admin struct {
 	Socket string   `yaml:"socket"`
 	Listen string   `yaml:"listen"`
 	Hosts  []string `yaml:"hosts"`
+	Audit  Bounds   `yaml:"audit"`
 }
 
 // Network has the pools of the boxes' addresses, and what the operator exempts from the protected ranges.
@@ -134,6 +135,8 @@ const MostPerBox = 10_000
 type Log struct {
 	Level  string `yaml:"level"`
 	Format string `yaml:"format"`
+	// History is the decisions that are kept on disk.
+	History Bounds `yaml:"history"`
 }
 
 // Default returns the configuration of a gateway without file and environment.
@@ -141,7 +144,7 @@ func Default() Config {
 	return Config{
 		StateDir: "/var/lib/boxgate",
 		Store:    Store{Kind: "bbolt"},
-		Admin:    Admin{Socket: "/run/boxgate/admin.sock", Listen: "127.0.0.1:8600"},
+		Admin:    Admin{Socket: "/run/boxgate/admin.sock", Listen: "127.0.0.1:8600", Audit: Bounds{Days: 365, Size: 256 << 20}},
 		Network:  Network{PoolV4: "10.200.0.0/16", PoolV6: "fd42:b0c5::/64"},
 		Proxy:    Proxy{Deny: "alert", IdleTimeout: 24 * time.Hour},
 		Limits:   DefaultLimits(),
@@ -154,7 +157,7 @@ func Default() Config {
 		},
 		Policy:  defaultPolicies(),
 		Metrics: Metrics{Listen: "127.0.0.1:9600", PerBox: PerBox{Max: 100}},
-		Log:     Log{Level: "info", Format: "auto"},
+		Log:     Log{Level: "info", Format: "auto", History: Bounds{Days: 7, Size: 256 << 20}},
 	}
 }
 

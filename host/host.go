@@ -32,6 +32,7 @@ type Host struct {
 	*git          // keeps who makes commits in them
 	*events       // reads decisions
 	*authorities  // shows certificate authorities
+	*auditTrail   // keeps who changed what
 	*keys         // changes the keys of the store and of the API
 	*sources      // shows and refreshes the operator's secrets
 	*selfTests    // attacks boxes from inside

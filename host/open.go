@@ -62,7 +62,7 @@ func open(ctx context.Context, o Options) (*Host, error) {
 	h := &Host{parts: p, noWatch: o.NoWatch, ready: o.Ready}
 	steps := []func(context.Context) error{
 		p.openStore, func(ctx context.Context) error { return fault.At(ctx, "start: store open") },
-		p.openAudit, p.openSecrets, p.openEgress, func(ctx context.Context) error { return fault.At(ctx, "start: DNS and proxy made") },
+		p.openTrail, p.openAudit, p.openSecrets, p.openEgress, func(ctx context.Context) error { return fault.At(ctx, "start: DNS and proxy made") },
 		p.openIngress, p.openLauncher, func(ctx context.Context) error { return fault.At(ctx, "start: launcher open") },
 		p.openFirewall, h.openMeter, h.openLimitMetrics, h.wire, h.protect, func(ctx context.Context) error { return fault.At(ctx, "start: kernel rules in force") },
 	}
@@ -109,6 +109,7 @@ func (h *Host) wire(context.Context) error {
 	h.scheduled = newScheduled(scheduled{
 		log: p.log, store: p.store, boxes: p.boxes, commands: h.commands, history: p.history, authorities: h.authorities, proxy: p.proxy, roots: p.roots,
 	})
+	h.auditTrail = p.trail
 	h.keys = &keys{log: p.log, store: p.store}
 	h.sources = &sources{log: p.log, secrets: p.secrets, tokens: p.tokens}
 	h.selfTests = &selfTests{

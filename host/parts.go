@@ -56,6 +56,7 @@ type parts struct {
 	added     []byte         // those of roots that the configuration adds, in PEM; launched boxes trust them too
 
 	store   *store.DB
+	trail   *auditTrail
 	audit   *audit.Log
 	secrets *secrets.Secrets
 	tokens  *identity.Issuer
@@ -81,6 +82,9 @@ func (p *parts) close() error {
 	}
 	if p.audit != nil {
 		p.audit.Flush()
+	}
+	if p.trail != nil && p.trail.trail != nil {
+		errs = append(errs, p.trail.trail.Close())
 	}
 	if p.acme != nil {
 		p.acme.Close()

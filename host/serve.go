@@ -43,7 +43,7 @@ func (h *Host) Serve(ctx context.Context) error {
 
 func (h *Host) serveParts(ctx context.Context) error {
 	admin, err := server.New(server.Config{
-		Host: h, History: h.parts.history, FindKey: h.keys.find, Hosts: h.parts.cfg.Admin.Hosts, HasSecret: h.parts.secrets.Has, Log: h.parts.log, Admitted: keyless.KeyShown,
+		Host: h, History: h.parts.history, FindKey: h.keys.find, Trail: h.parts.trail.trail, Hosts: h.parts.cfg.Admin.Hosts, HasSecret: h.parts.secrets.Has, Log: h.parts.log, Admitted: keyless.KeyShown,
 	})
 	if err != nil {
 		return err
@@ -142,6 +142,7 @@ func (h *Host) serveLoops(ctx context.Context, run func(string, func() error)) {
 	run("unused memory", func() error { share.GiveBack(ctx); return nil })
 	run("boxes that are kept alive", func() error { return h.startKept(ctx) })
 	run("idle boxes", func() error { return h.sleeper.run(ctx) })
+	run("audit trail", func() error { h.parts.trail.keepHead(ctx); return nil })
 	run("uses of API keys", func() error { h.keys.saveUses(ctx); return nil })
 	run("quotas", func() error { h.quota.run(ctx); return nil })
 	run("metering", func() error { h.parts.meter.Run(ctx); return nil })

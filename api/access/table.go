@@ -138,6 +138,9 @@ var grants = map[string]grant{
 	"rotateStoreKey": admin | changes,
 	"rotateApiKey":   admin | changes,
 
+	"listTrail":   admin,
+	"verifyTrail": admin,
+
 	"createApiKey":  admin | changes,
 	"listApiKeys":   admin,
 	"deleteApiKey":  admin | changes,

@@ -96,5 +96,5 @@ func (e *Endpoints) deleteAll(r *http.Request, boxes []api.Box) (rest.Reply, err
 		}
 		gone.Deleted = append(gone.Deleted, box.ID)
 	}
-	return rest.Reply{Body: gone}, nil
+	return rest.Reply{Body: gone, Change: &rest.Change{What: map[string]any{"deleted": gone.Deleted}}}, nil
 }

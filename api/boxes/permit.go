@@ -7,6 +7,8 @@ import (
 	"boxgate/api"
 	"boxgate/api/access"
 	"boxgate/api/problem"
+	"boxgate/api/rest"
+	"boxgate/policy"
 )
 
 // permit completes a request for a box with who makes it, and refuses what that key may not ask for: a snapshot of a box that
@@ -31,4 +33,13 @@ func (e *Endpoints) permit(ctx context.Context, req *api.CreateRequest) error {
 		}
 	}
 	return api.Errorf(api.ErrNotFound, "this API key sees no box with a snapshot %q", problem.Clip(req.Snapshot))
+}
+
+// made is what the audit trail says of a new box.
+func made(b api.Box, rules []policy.HeaderRule) *rest.Change {
+	what := map[string]any{"name": b.Name, "policy": b.Policy.Spec.Mode, "header_hosts": policy.CountHosts(rules)}
+	if b.Attached != nil {
+		what["attached"] = b.Attached.Kind
+	}
+	return &rest.Change{Box: b.ID, What: map[string]any{"box": what}}
 }

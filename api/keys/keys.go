@@ -111,7 +111,7 @@ func (e *Endpoints) create(w http.ResponseWriter, r *http.Request) (rest.Reply, 
 	if err != nil {
 		return rest.Reply{}, err
 	}
-	return rest.Reply{Status: http.StatusCreated, Body: apiKeyMadeView{view(made), key.Reveal()}}, nil
+	return rest.Reply{Status: http.StatusCreated, Body: apiKeyMadeView{view(made), key.Reveal()}, Change: changed("made", made)}, nil
 }
 
 func (e *Endpoints) list(_ http.ResponseWriter, r *http.Request) (rest.Reply, error) {
@@ -131,7 +131,7 @@ func (e *Endpoints) delete(_ http.ResponseWriter, r *http.Request) (rest.Reply, 
 	if err != nil {
 		return rest.Reply{}, err
 	}
-	return rest.Reply{Body: view(gone)}, nil
+	return rest.Reply{Body: view(gone), Change: changed("revoked", gone)}, nil
 }
 
 func (e *Endpoints) replace(w http.ResponseWriter, r *http.Request) (rest.Reply, error) {
@@ -148,5 +148,10 @@ func (e *Endpoints) replace(w http.ResponseWriter, r *http.Request) (rest.Reply,
 	if err != nil {
 		return rest.Reply{}, err
 	}
-	return rest.Reply{Body: apiKeyMadeView{view(made), key.Reveal()}}, nil
+	return rest.Reply{Body: apiKeyMadeView{view(made), key.Reveal()}, Change: changed("replaced", made)}, nil
+}
+
+// changed is what the audit trail says of a change of a key.
+func changed(how string, k api.Key) *rest.Change {
+	return &rest.Change{Box: k.Box, What: map[string]any{"api_key_" + how: view(k)}}
 }

@@ -34,10 +34,15 @@ func (a Answerer) Serve(rt Route) http.Handler {
 			a.Fail(w, r, err)
 		case rep.Written:
 		default:
+			status := max(rep.Status, http.StatusOK)
+			if err := record(w, status, rep.Change); err != nil {
+				a.Fail(w, r, notRecorded(err))
+				return
+			}
 			if rep.Version != 0 {
 				w.Header().Set("ETag", etag(rep.Version))
 			}
-			writeJSON(w, max(rep.Status, http.StatusOK), rep.Body)
+			writeJSON(w, status, rep.Body)
 		}
 	})
 }
@@ -59,7 +64,17 @@ func (a Answerer) Fail(w http.ResponseWriter, r *http.Request, err error) {
 		a.Log.Error("admin request failed", zap.String("method", r.Method), zap.String("path", r.URL.Path),
 			zap.Int("status", status), zap.Error(err))
 	}
+	if err := record(w, status, nil); err != nil {
+		status, body = problem.StatusOf(notRecorded(err))
+		a.Log.Error("the outcome of an admin request is not in the audit trail", zap.String("method", r.Method), zap.Error(err))
+	}
 	writeJSON(w, status, body)
+}
+
+// notRecorded is the answer to a request that was carried out, but whose outcome is not in the audit trail.
+func notRecorded(err error) error {
+	return &api.Error{Kind: api.ErrUnavailable, Cause: err, Message: "the request was carried out, but its outcome could not be written to the audit trail: " +
+		"make room on the disk of state_dir, and look at what the request has changed before you repeat it"}
 }
 
 // Recover turns a panic into a 500 without detail; if the answer has begun the connection is closed instead. It must

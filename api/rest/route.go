@@ -38,8 +38,9 @@ func (rt Route) Pattern() string { return rt.Method + " " + rt.Path }
 type Reply struct {
 	Status  int // 0: 200
 	Body    any
-	Version uint64 // sent as ETag unless 0
-	Written bool   // the handler has written the answer
+	Version uint64  // sent as ETag unless 0
+	Written bool    // the handler has written the answer
+	Change  *Change // for the audit trail
 }
 
 // OK is the answer of calls that have nothing else to report.

@@ -1,22 +1,60 @@
 package rest
 
-import "net/http"
+import (
+	"net/http"
+
+	"boxgate/policy"
+)
 
 // Writer knows whether the answer has begun: after that, the only way to report a failure is to close the connection.
 type Writer struct {
 	http.ResponseWriter
 	started bool
+
+	// Record, if not nil, is called once, with the status and what the request has changed, before the answer begins. If it
+	// fails, the caller must not be told that the request has succeeded.
+	Record   func(status int, change *Change) error
+	recorded bool
 }
 
-// WriteHeader begins the answer.
+// Change is what a request has changed, without values that are secret.
+type Change struct {
+	Box  policy.BoxID // "" if it is of none
+	What any          // encoded as JSON
+}
+
+// record records the outcome of a request before it is answered.
+func record(w http.ResponseWriter, status int, change *Change) error {
+	own, ok := w.(*Writer)
+	if !ok || own.Record == nil || own.recorded {
+		return nil
+	}
+	own.recorded = true
+	return own.Record(status, change)
+}
+
+// End records a request that was not answered.
+func (w *Writer) End() { _ = record(w, statusGone, nil) }
+
+// statusGone stands for the answer to a caller that had gone.
+const statusGone = 499
+
+// WriteHeader begins the answer. An answer whose outcome could not be recorded is none: the connection is closed.
 func (w *Writer) WriteHeader(status int) {
+	if status >= 200 || status == http.StatusSwitchingProtocols {
+		if record(w, status, nil) != nil {
+			panic(http.ErrAbortHandler)
+		}
+	}
 	w.started = true
 	w.ResponseWriter.WriteHeader(status)
 }
 
 // Write begins the answer if it has not begun.
 func (w *Writer) Write(b []byte) (int, error) {
-	w.started = true
+	if !w.started {
+		w.WriteHeader(http.StatusOK)
+	}
 	return w.ResponseWriter.Write(b)
 }
 

@@ -242,7 +242,7 @@ func (e *Endpoints) putHeaders(w http.ResponseWriter, r *http.Request) (rest.Rep
 		return rest.Reply{}, err
 	}
 	e.History.Log(box.ID, "info", "user", "attach headers replaced, %d hosts", policy.CountHosts(rules))
-	return viewHeaders(state), nil
+	return changedHeaders(box.ID, state), nil
 }
 
 func (e *Endpoints) getGlobalHeaders(_ http.ResponseWriter, r *http.Request) (rest.Reply, error) {
@@ -262,7 +262,7 @@ func (e *Endpoints) putGlobalHeaders(w http.ResponseWriter, r *http.Request) (re
 	if err != nil {
 		return rest.Reply{}, err
 	}
-	return viewHeaders(state), nil
+	return changedHeaders("", state), nil
 }
 
 func viewLogin(l *policy.Login) (*postgresView, *sshView) {

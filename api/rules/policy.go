@@ -66,12 +66,18 @@ func (e *Endpoints) putPolicy(w http.ResponseWriter, r *http.Request) (rest.Repl
 	if len(headers) > 0 {
 		return rest.Reply{}, problem.Invalid(transformsOf(data), "on a running box, transforms are set by PUT config/attach-headers; leave them out here")
 	}
+	before, err := e.Host.Policy(r.Context(), box.ID)
+	if err != nil {
+		return rest.Reply{}, err
+	}
 	state, err := e.Host.SetPolicy(r.Context(), box.ID, set, match)
 	if err != nil {
 		return rest.Reply{}, err
 	}
 	e.History.Log(box.ID, "info", "user", "network policy set to %s, version %d", set.Spec.Mode, state.Version)
-	return viewPolicy(state), nil
+	reply := viewPolicy(state)
+	reply.Change = policyChanged(box.ID, before.Spec, state.Spec, state.Version)
+	return reply, nil
 }
 
 // transformsOf points to the part of a policy in another dialect that sets headers.

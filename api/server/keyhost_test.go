@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"boxgate/api"
+	"boxgate/audit/trail"
 	"boxgate/policy"
 )
 
@@ -80,3 +81,9 @@ func (h *memoryHost) DeleteAPIKey(_ context.Context, key string) (api.Key, error
 	delete(h.keys, old)
 	return k, nil
 }
+
+func (h *memoryHost) ReadTrail(context.Context, trail.Filter, bool, func([]byte) error) error {
+	return nil
+}
+
+func (h *memoryHost) VerifyTrail(context.Context) (trail.Report, error) { return trail.Report{}, nil }

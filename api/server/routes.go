@@ -3,7 +3,6 @@ package server
 import (
 	"net/http"
 
-	"boxgate/api/access"
 	"boxgate/api/boxes"
 	"boxgate/api/capture"
 	"boxgate/api/egress"
@@ -20,6 +19,7 @@ import (
 	"boxgate/api/schedules"
 	"boxgate/api/settings"
 	"boxgate/api/snapshots"
+	trailroom "boxgate/api/trail"
 	"boxgate/api/urls"
 )
 
@@ -47,23 +47,9 @@ func (a *API) rooms() []room {
 		{"snapshots", "Snapshots of boxes", &snapshots.Endpoints{Host: a.Host, History: past, Bodies: bodies}},
 		{"settings", "What can be changed of boxes besides their rules", &settings.Endpoints{Host: a.Host, History: past, Bodies: bodies}},
 		{"keys", "The keys of the API", &keys.Endpoints{Host: a.Host, Bodies: bodies}},
+		{"audit", "Who changed what", &trailroom.Endpoints{Host: a.Host, Stopping: a.stopping}},
 		{"gateway", "The gateway itself", &gateway.Endpoints{Host: a.Host, Bodies: bodies, Started: a.started}},
 	}
-}
-
-// permitted serves a route to the keys that may call it.
-func (a *API) permitted(rt rest.Route) http.Handler {
-	serve := a.answers.Serve(rt)
-	if rt.Public {
-		return serve
-	}
-	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		if err := access.Permit(r, rt.ID, a.Host); err != nil {
-			a.answers.Fail(w, r, err)
-			return
-		}
-		serve.ServeHTTP(w, r)
-	})
 }
 
 // addRoutes puts the endpoints of every room on the mux, and the description of them all.

@@ -24,6 +24,7 @@ import (
 	"boxgate/api/settings"
 	"boxgate/api/snapshots"
 	"boxgate/api/strict"
+	trailroom "boxgate/api/trail"
 	"boxgate/audit"
 )
 
@@ -39,6 +40,7 @@ type Host interface {
 	snapshots.Host
 	git.Host
 	keys.Host
+	trailroom.Host
 	harness.Errands
 }
 
@@ -49,6 +51,8 @@ type Config struct {
 	History *history.History
 	// FindKey returns who a key belongs to, if it is valid now. It must take the same time for every wrong key.
 	FindKey access.Finder
+	// Trail takes what is changed, and what was refused. nil: nothing does, which is for tests.
+	Trail Trail
 	// Admitted, if not nil, is called with each request that came with a valid key, before it is served.
 	Admitted func(*http.Request)
 	// Hosts are names accepted in the Host header in addition to the loopback names and the address of the listener.
@@ -79,6 +83,7 @@ type API struct {
 	public   map[string]bool // patterns of the routes that need no key
 	stopping chan struct{}   // closed when the server shuts down: streams end
 	sessions *session.Endpoints
+	refusals refusals
 }
 
 // New makes the API over cfg.Host.
@@ -154,6 +159,7 @@ func (a *API) ServeHTTP(rw http.ResponseWriter, r *http.Request) {
 	}
 	caller, err := a.guard.Admit(w, r)
 	if err != nil {
+		a.noteRefused(r, pattern, err)
 		a.answers.Fail(w, r, err)
 		return
 	}

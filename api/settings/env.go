@@ -1,7 +1,9 @@
 package settings
 
 import (
+	"maps"
 	"net/http"
+	"slices"
 
 	"boxgate/api/problem"
 	"boxgate/api/rest"
@@ -59,7 +61,8 @@ func (e *Endpoints) putEnv(w http.ResponseWriter, r *http.Request) (rest.Reply, 
 	if err := e.Host.SetEnvironment(r.Context(), vars); err != nil {
 		return rest.Reply{}, err
 	}
-	return rest.Reply{Body: viewEnv(vars)}, nil
+	names := map[string]any{"environment": slices.Sorted(maps.Keys(vars))}
+	return rest.Reply{Body: viewEnv(vars), Change: &rest.Change{What: names}}, nil
 }
 
 func (e *Endpoints) putVariable(w http.ResponseWriter, r *http.Request) (rest.Reply, error) {

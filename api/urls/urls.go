@@ -123,7 +123,8 @@ func (e *Endpoints) createURL(w http.ResponseWriter, r *http.Request) (rest.Repl
 	view := viewURL(u)
 	// The only place where credentials are shown: the caller has to learn them once.
 	view.Token, view.Username, view.Password = u.Token.Reveal(), u.Username.Reveal(), u.Password.Reveal()
-	return rest.Reply{Status: http.StatusCreated, Body: view}, nil
+	made := map[string]any{"url": map[string]any{"port": u.Port, "bearer": u.Bearer, "basic": u.Basic, "accounts": u.Accounts != nil, "hostnames": u.Hostnames}}
+	return rest.Reply{Status: http.StatusCreated, Body: view, Change: &rest.Change{Box: box.ID, What: made}}, nil
 }
 
 // checkRaw refuses for raw TCP what only HTTP has a place for.
@@ -174,7 +175,9 @@ func (e *Endpoints) deleteURL(_ http.ResponseWriter, r *http.Request) (rest.Repl
 		return rest.Reply{}, err
 	}
 	e.History.Log(box.ID, "info", "user", "public URL of port %d deleted", port)
-	return rest.Done(), nil
+	reply := rest.Done()
+	reply.Change = &rest.Change{Box: box.ID, What: map[string]any{"url_deleted": port}}
+	return reply, nil
 }
 
 // portOf reads the port in the path.

@@ -1,0 +1,155 @@
+package server
+
+import (
+	"encoding/json"
+	"net"
+	"net/http"
+	"sync"
+	"time"
+
+	"go.uber.org/zap"
+
+	"boxgate/api"
+	"boxgate/api/access"
+	"boxgate/api/problem"
+	"boxgate/api/rest"
+	"boxgate/audit/trail"
+	"boxgate/policy"
+)
+
+// Trail takes the entries of the audit trail of the API.
+type Trail interface {
+	// Append returns the number of an entry once it is on the disk.
+	Append(e trail.Entry) (uint64, error)
+}
+
+// permitted serves a route to the keys that may call it, and writes what it changes to the audit trail: the call before it is
+// carried out, and how it ended before it is answered.
+func (a *API) permitted(rt rest.Route) http.Handler {
+	serve := a.answers.Serve(rt)
+	if rt.Public {
+		return serve
+	}
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if err := access.Permit(r, rt.ID, a.Host); err != nil {
+			a.noteRefused(r, rt.Pattern(), err)
+			a.answers.Fail(w, r, err)
+			return
+		}
+		own, ok := w.(*rest.Writer)
+		if a.Trail == nil || !ok || !access.Changes(rt.ID) {
+			serve.ServeHTTP(w, r)
+			return
+		}
+		entry := entryOf(r, rt.Pattern())
+		entry.Kind, entry.Box = trail.Call, a.boxOf(r)
+		call, err := a.Trail.Append(entry)
+		if err != nil {
+			a.answers.Fail(w, r, &api.Error{Kind: api.ErrUnavailable, Cause: err, Message: "nothing was changed, because the audit trail cannot be written: " +
+				"make room on the disk of state_dir, or see the gateway's log for what it lacks"})
+			return
+		}
+		own.Record = func(status int, change *rest.Change) error { return a.noteAnswer(entry, call, status, change) }
+		defer own.End()
+		serve.ServeHTTP(w, r)
+	})
+}
+
+// noteAnswer writes how a call ended.
+func (a *API) noteAnswer(e trail.Entry, call uint64, status int, change *rest.Change) error {
+	e.Kind, e.Call, e.Status, e.Time = trail.Answer, call, status, time.Time{}
+	if change != nil {
+		if change.Box != "" {
+			e.Box = change.Box
+		}
+		if data, err := json.Marshal(change.What); err == nil && change.What != nil {
+			e.Change = trail.Change{RawMessage: data}
+		}
+	}
+	_, err := a.Trail.Append(e)
+	return err
+}
+
+// entryOf is what the trail says of whom a request is from, and to what. It does not have the path or the query, in which callers
+// can put what they like.
+func entryOf(r *http.Request, pattern string) trail.Entry {
+	caller := api.CallerOf(r.Context())
+	return trail.Entry{KeyID: caller.Key, Key: caller.Name, Role: string(caller.Role), Remote: remoteOf(r), Method: methodOf(r), Route: pattern}
+}
+
+// methodOf is the method, if it is one that the API knows.
+func methodOf(r *http.Request) string {
+	switch r.Method {
+	case http.MethodGet, http.MethodHead, http.MethodPost, http.MethodPut, http.MethodPatch, http.MethodDelete, http.MethodOptions:
+		return r.Method
+	}
+	return "other"
+}
+
+func remoteOf(r *http.Request) string {
+	if host, _, err := net.SplitHostPort(r.RemoteAddr); err == nil {
+		return host
+	}
+	return "unix"
+}
+
+// boxOf returns the ID of the box that a request is about, if there is one.
+func (a *API) boxOf(r *http.Request) policy.BoxID {
+	id := r.PathValue("id")
+	if id == "" {
+		return ""
+	}
+	box, err := rest.FindBox(r.Context(), a.Host, id)
+	if err != nil {
+		return ""
+	}
+	return box.ID
+}
+
+// noteRefused writes that a call was refused. What one key causes is bounded, so that it does not push out the rest.
+func (a *API) noteRefused(r *http.Request, pattern string, err error) {
+	if a.Trail == nil {
+		return
+	}
+	e := entryOf(r, pattern)
+	left, ok := a.refusals.take(e.KeyID, time.Now())
+	if !ok {
+		return
+	}
+	e.Kind, e.Suppressed = trail.Refused, left
+	e.Status, _ = problem.StatusOf(err)
+	if _, err := a.Trail.Append(e); err != nil {
+		a.Log.Warn("a refused admin request is not in the audit trail", zap.Error(err))
+	}
+}
+
+// refusalsMost is how many refusals of one key are written in a minute.
+const refusalsMost = 60
+
+// refusals counts the refusals of each key in the current minute. The zero value has none. Safe for concurrent use.
+type refusals struct {
+	mu    sync.Mutex
+	since time.Time
+	n     map[string]uint64
+	left  map[string]uint64 // not written, since the last that was
+}
+
+// take reports whether one more is written, and how many of the key were left out before it. Keys that are not valid count as one,
+// so there are no more of them than keys.
+func (c *refusals) take(key string, now time.Time) (left uint64, ok bool) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.left == nil {
+		c.left = map[string]uint64{}
+	}
+	if c.n == nil || now.Sub(c.since) >= time.Minute {
+		c.n, c.since = map[string]uint64{}, now
+	}
+	if c.n[key]++; c.n[key] > refusalsMost {
+		c.left[key]++
+		return 0, false
+	}
+	left = c.left[key]
+	delete(c.left, key)
+	return left, true
+}

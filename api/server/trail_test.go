@@ -1,0 +1,255 @@
+package server
+
+import (
+	"bufio"
+	"context"
+	"encoding/json"
+	"errors"
+	"net/http"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"boxgate/audit/trail"
+)
+
+// withTrail serves an API with an audit trail in a directory.
+func withTrail(t testing.TB, edits ...func(*Config)) (*fixture, string) {
+	t.Helper()
+	dir := t.TempDir()
+	tr, err := trail.Open(dir, trail.Options{Size: 64 << 20}, "test")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { tr.Close() })
+	return serve(t, append([]func(*Config){func(cfg *Config) { cfg.Trail = tr }}, edits...)...), dir
+}
+
+// entries reads the trail.
+func entries(t testing.TB, dir string) (out []trail.Entry, text string) {
+	t.Helper()
+	names, err := filepath.Glob(filepath.Join(dir, "*"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, name := range names {
+		data, err := os.ReadFile(name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		text += string(data)
+	}
+	for line := range strings.Lines(text) {
+		var e trail.Entry
+		if err := json.Unmarshal([]byte(line), &e); err != nil {
+			t.Fatal(line, err)
+		}
+		out = append(out, e)
+	}
+	return out, text
+}
+
+// TestTheTrailSaysWhoChangedWhat: a call and its outcome with key, box and what changed; refused calls; and nothing of reading.
+func TestTheTrailSaysWhoChangedWhat(t *testing.T) {
+	t.Parallel()
+	f, dir := withTrail(t)
+	id := f.create(t, `{"name":"web"}`)
+	ci := f.key(t, `{"name":"ci","role":"one-box","box":"web"}`)
+	f.call(t, "PUT", "/v2/box/web/config/network-policy", `{"mode":"custom","allowed_domains":["api.example.com"]}`, with(ci))
+	f.call(t, "GET", "/v2/box/web", "", with(ci))
+	f.call(t, "POST", "/v2/box/attach", `{}`, with(ci))
+	f.call(t, "POST", "/v2/box", `{}`, with("sk-wrong-key"))
+	f.call(t, "PUT", "/v2/box/web/config/network-policy", `{"mode":"nonsense"}`)
+	all, _ := entries(t, dir)
+	has := func(want string, is func(e trail.Entry) bool) {
+		t.Helper()
+		for _, e := range all {
+			if is(e) {
+				return
+			}
+		}
+		t.Errorf("the trail does not have %s", want)
+	}
+	var call uint64
+	has("the call", func(e trail.Entry) bool {
+		if e.Kind == trail.Call && e.Key == "ci" && e.KeyID == "key_1" && e.Role == "one-box" && e.Box == "box1" && strings.HasPrefix(e.Remote, "127.") && e.Method == "PUT" {
+			call = e.Seq
+		}
+		return call != 0
+	})
+	has("its answer", func(e trail.Entry) bool {
+		return e.Kind == trail.Answer && e.Call == call && e.Status == 200 && strings.Contains(string(e.Change.RawMessage), `"added":["api.example.com"]`) && strings.Contains(string(e.Change.RawMessage), `"mode":`)
+	})
+	has("the box that was made", func(e trail.Entry) bool {
+		return e.Kind == trail.Answer && string(e.Box) == id && e.Status == 201 && e.Key == "operator"
+	})
+	has("the key that was made", func(e trail.Entry) bool {
+		return strings.Contains(string(e.Change.RawMessage), `"api_key_made":{"id":"key_1"`)
+	})
+	has("what the role does not permit", func(e trail.Entry) bool { return e.Kind == trail.Refused && e.Key == "ci" && e.Status == 403 })
+	has("a call with a wrong key", func(e trail.Entry) bool { return e.Kind == trail.Refused && e.KeyID == "" && e.Status == 401 })
+	has("a mistake", func(e trail.Entry) bool { return e.Kind == trail.Answer && e.Status == 422 })
+	for _, e := range all {
+		if strings.HasPrefix(e.Route, "GET") {
+			t.Errorf("reading is in the trail: %+v", e)
+		}
+	}
+}
+
+// noTrail fails from some entry on.
+type noTrail struct {
+	mu   sync.Mutex
+	left int
+	seen []trail.Entry
+}
+
+func (n *noTrail) Append(e trail.Entry) (uint64, error) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if n.left--; n.left < 0 {
+		return 0, errors.New("no space left on device")
+	}
+	n.seen = append(n.seen, e)
+	return uint64(len(n.seen)), nil
+}
+
+// TestNothingChangesWithoutTheTrail: a call that cannot be written is refused before it is carried out, by every endpoint that
+// changes something; what is only read goes on. If it is the outcome that cannot be written, success is not answered.
+func TestNothingChangesWithoutTheTrail(t *testing.T) {
+	t.Parallel()
+	none := &noTrail{}
+	f := serve(t, func(cfg *Config) { cfg.Trail = none })
+	for _, rt := range f.api.routes {
+		reads := rt.Method == "GET" && rt.ID != "openSession" || rt.ID == "explainDecision"
+		got := f.call(t, rt.Method, pathTo(rt, "box1"), "")
+		refused := got.StatusCode == http.StatusServiceUnavailable && strings.Contains(got.text, "audit trail")
+		if reads == refused {
+			t.Errorf("%s %s: %s %s", rt.Method, rt.Path, got.Status, got.text)
+		}
+	}
+	if len(f.host.created)+len(f.host.keys) != 0 {
+		t.Error("something was made")
+	}
+	none.mu.Lock()
+	none.left = 1 // the call, and not its outcome
+	none.mu.Unlock()
+	if got := f.call(t, "POST", "/v2/box", `{}`); got.StatusCode != http.StatusServiceUnavailable || !strings.Contains(got.text, "was carried out") || len(f.host.created) != 1 {
+		t.Error(got.Status, got.text)
+	}
+}
+
+// ordered checks what has been done when an entry is written.
+type ordered struct {
+	noTrail
+	f *fixture
+	t *testing.T
+}
+
+func (o *ordered) Append(e trail.Entry) (uint64, error) {
+	o.f.host.mu.Lock()
+	made := len(o.f.host.created)
+	o.f.host.mu.Unlock()
+	if e.Kind == trail.Call && made != 0 || e.Kind == trail.Answer && made != 1 {
+		o.t.Errorf("%s is written with %d boxes made", e.Kind, made)
+	}
+	return o.noTrail.Append(e)
+}
+
+// TestTheCallIsWrittenFirst, and its outcome before the answer.
+func TestTheCallIsWrittenFirst(t *testing.T) {
+	t.Parallel()
+	o := &ordered{t: t, noTrail: noTrail{left: 1000}}
+	f := serve(t, func(cfg *Config) { cfg.Trail = o })
+	o.f = f
+	f.create(t, `{}`)
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if len(o.seen) != 2 || o.seen[1].Kind != trail.Answer {
+		t.Errorf("when the answer is there the trail has %+v", o.seen)
+	}
+}
+
+// TestNoSecretIsInTheTrail: whatever a caller sends, in bodies, paths, queries and headers of every endpoint, of it the trail has
+// names that the gateway has accepted, and no values.
+func TestNoSecretIsInTheTrail(t *testing.T) {
+	t.Parallel()
+	const canary = "sk-canary-7f3a"
+	f, dir := withTrail(t)
+	f.create(t, `{"name":"web","env_vars":{"TOKEN":"`+canary+`"},"github_token":"`+canary+`","attach_headers":{"api.example.com":{"Authorization":"Bearer `+canary+`"}}}`)
+	f.call(t, "PUT", "/v2/box/web/config/attach-headers", `{"api.example.com":{"X-Key":"`+canary+`"}}`)
+	f.call(t, "PATCH", "/v2/box/settings/attach-headers", `{"api.example.org":{"X-Key":"`+canary+`"}}`)
+	f.call(t, "PUT", "/v2/box/settings/env", `{"env_vars":{"TOKEN":"`+canary+`"}}`)
+	f.call(t, "POST", "/v2/box/web/exec", `{"command":["echo","`+canary+`"]}`)
+	f.call(t, "PUT", "/v2/box/web/config/network-policy", `{"mode":"custom","allowed_domains":["a.example"],"rules":[{"hosts":["a.example"],"paths":["/`+canary+`"],"action":"deny"}]}`)
+	made := f.call(t, "POST", "/v2/box/web/preview", `{"port":3000,"bearer_token":true}`)
+	token, _ := made.json(t)["token"].(string)
+	key := f.key(t, `{"name":"ci","role":"read-only"}`)
+	for _, rt := range f.api.routes {
+		if rt.ID == "deleteBox" || rt.ID == "deleteBoxes" {
+			continue
+		}
+		path := strings.NewReplacer("{id}", "web").Replace(rt.Path)
+		for strings.Contains(path, "{") {
+			path = path[:strings.Index(path, "{")] + canary + path[strings.Index(path, "}")+1:]
+		}
+		for _, with := range []func(*http.Request){with(testKey), with(key), with(canary)} {
+			f.call(t, rt.Method, path+"?x="+canary, `{"`+canary+`":"`+canary+`"}`, with, func(r *http.Request) { r.Header.Set("User-Agent", canary) })
+			f.call(t, "POST", path+"/"+canary, `{}`, with)
+		}
+	}
+	all, text := entries(t, dir)
+	for _, secret := range []string{canary, token, key, testKey} {
+		if secret == "" || strings.Contains(text, secret) {
+			t.Errorf("%q is in the trail, or was not made", secret)
+		}
+	}
+	if len(all) < 100 {
+		t.Errorf("only %d entries", len(all))
+	}
+}
+
+// TestRefusalsDoNotFloodTheTrail: they are bounded for each key, and counted.
+func TestRefusalsDoNotFloodTheTrail(t *testing.T) {
+	t.Parallel()
+	var c refusals
+	now := time.Now()
+	written := 0
+	for range 1000 {
+		if _, ok := c.take("a", now); ok {
+			written++
+		}
+	}
+	if left, ok := c.take("b", now); !ok || left != 0 || written != refusalsMost {
+		t.Error(left, ok, written)
+	}
+	if left, ok := c.take("a", now.Add(time.Minute)); !ok || left != 1000-refusalsMost {
+		t.Error(left, ok)
+	}
+}
+
+// TestAStreamIsInTheTrailWhenItBegins, and not when it ends.
+func TestAStreamIsInTheTrailWhenItBegins(t *testing.T) {
+	t.Parallel()
+	f, dir := withTrail(t)
+	f.create(t, `{}`)
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	req, err := http.NewRequestWithContext(ctx, "POST", f.URL+"/v2/box/box1/exec-stream", strings.NewReader(`{"command":["sh","-c","echo one; sleep 600"]}`))
+	if err != nil {
+		t.Fatal(err)
+	}
+	req.Header.Set("X-Box-Api-Key", testKey)
+	res, err := f.Client().Do(req)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer res.Body.Close()
+	bufio.NewScanner(res.Body).Scan()
+	all, _ := entries(t, dir)
+	if last := all[len(all)-1]; last.Kind != trail.Answer || last.Status != 200 || last.Route != "POST /v2/box/{id}/exec-stream" {
+		t.Errorf("%+v", last)
+	}
+}

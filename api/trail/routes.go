@@ -1,0 +1,106 @@
+package trail
+
+import (
+	"context"
+	"net/http"
+	"reflect"
+	"strconv"
+	"time"
+
+	"boxgate/api"
+	"boxgate/api/problem"
+	"boxgate/api/rest"
+	"boxgate/api/stream"
+	"boxgate/audit/trail"
+	"boxgate/policy"
+)
+
+// Host has the trail.
+type Host interface {
+	Box(ctx context.Context, idOrName string) (api.Box, error)
+	// ReadTrail calls do with the lines of the entries that the filter selects, oldest first; with follow also with those that come,
+	// until ctx ends.
+	ReadTrail(ctx context.Context, f trail.Filter, follow bool, do func(line []byte) error) error
+	// VerifyTrail says what of the trail was changed, put in, or taken out.
+	VerifyTrail(ctx context.Context) (trail.Report, error)
+}
+
+// Endpoints serves the trail.
+type Endpoints struct {
+	Host     Host
+	Stopping <-chan struct{} // closed when the server shuts down: streams end
+}
+
+// query selects entries.
+type query struct {
+	Since  string `json:"since,omitempty" doc:"a time, Unix seconds, or a duration back from now" example:"24h"`
+	Key    string `json:"key,omitempty" doc:"only calls with this API key, by its ID or name"`
+	Box    string `json:"box,omitempty" doc:"only calls about this box: its ID, or the name of one that exists"`
+	Follow bool   `json:"follow,omitempty" doc:"go on with the entries that come"`
+}
+
+// Routes lists the endpoints.
+func (e *Endpoints) Routes() []rest.Route {
+	return []rest.Route{
+		{Method: "GET", Path: "/v2/audit", ID: "listTrail", Summary: "The audit trail: calls that change something, how they ended, and refused ones; each line has the hash of the one before", Query: reflect.TypeFor[query](), Produces: []string{stream.NDJSON}, Items: []reflect.Type{reflect.TypeFor[trail.Entry]()}, Handle: e.list},
+		{Method: "GET", Path: "/v2/audit/verify", ID: "verifyTrail", Summary: "Whether entries of the audit trail were changed, put in or taken out", Response: reflect.TypeFor[trail.Report](), Handle: e.verify},
+	}
+}
+
+func (e *Endpoints) verify(_ http.ResponseWriter, r *http.Request) (rest.Reply, error) {
+	report, err := e.Host.VerifyTrail(r.Context())
+	if err != nil {
+		return rest.Reply{}, err
+	}
+	return rest.Reply{Body: report}, nil
+}
+
+func (e *Endpoints) list(w http.ResponseWriter, r *http.Request) (rest.Reply, error) {
+	var q query
+	if err := rest.Query(r, &q); err != nil {
+		return rest.Reply{}, err
+	}
+	f := trail.Filter{Key: q.Key, Box: policy.BoxID(q.Box)}
+	if q.Box != "" {
+		if box, err := e.Host.Box(r.Context(), q.Box); err == nil {
+			f.Box = box.ID
+		}
+	}
+	if q.Since != "" {
+		var err error
+		if f.Since, err = parseSince(q.Since, time.Now()); err != nil {
+			return rest.Reply{}, problem.Refuse(http.StatusUnprocessableEntity, `query parameter "since" must be a time (2026-01-02T15:04:05Z), Unix seconds or a duration back from now (24h)`)
+		}
+	}
+	ctx, cancel := context.WithCancel(r.Context())
+	defer cancel()
+	go func() {
+		select {
+		case <-ctx.Done():
+		case <-e.Stopping:
+			cancel()
+		}
+	}()
+	rc, out := http.NewResponseController(w), rest.SteadyWriter(w)
+	w.Header().Set("Content-Type", stream.NDJSON)
+	w.WriteHeader(http.StatusOK)
+	_ = rc.Flush()
+	_ = e.Host.ReadTrail(ctx, f, q.Follow, func(line []byte) error {
+		_, err := out.Write(append(line, '\n'))
+		if err == nil && q.Follow {
+			err = rc.Flush()
+		}
+		return err
+	})
+	return rest.Reply{Written: true}, nil
+}
+
+func parseSince(text string, now time.Time) (time.Time, error) {
+	if seconds, err := strconv.ParseInt(text, 10, 64); err == nil {
+		return time.Unix(seconds, 0), nil
+	}
+	if back, err := time.ParseDuration(text); err == nil {
+		return now.Add(-back.Abs()), nil
+	}
+	return time.Parse(time.RFC3339Nano, text)
+}

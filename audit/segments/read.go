@@ -1,0 +1,56 @@
+package segments
+
+import (
+	"bufio"
+	"errors"
+	"io"
+	"os"
+)
+
+// maxLine bounds the lines that are read.
+const maxLine = 4 << 20
+
+// ErrLine is a line that is longer than any that is written.
+var ErrLine = errors.New("a line is too long")
+
+// Read calls do with each whole line of a segment, without its line break, from an offset on, and returns the offset after the
+// last one. A segment that was removed in between has no lines. do must not keep the line.
+func (s Segment) Read(offset int64, do func(line []byte) error) (int64, error) {
+	f, err := os.Open(s.path)
+	if errors.Is(err, os.ErrNotExist) {
+		return offset, nil
+	}
+	if err != nil {
+		return offset, err
+	}
+	defer f.Close()
+	if _, err := f.Seek(offset, io.SeekStart); err != nil {
+		return offset, err
+	}
+	r := bufio.NewReaderSize(f, 64<<10)
+	var long []byte
+	for {
+		part, err := r.ReadSlice('\n')
+		if errors.Is(err, bufio.ErrBufferFull) {
+			if long = append(long, part...); len(long) > maxLine {
+				return offset, ErrLine
+			}
+			continue
+		}
+		if errors.Is(err, io.EOF) {
+			return offset, nil // what is left is not whole
+		}
+		if err != nil {
+			return offset, err
+		}
+		line := part
+		if len(long) > 0 {
+			line = append(long, part...)
+			long = long[:0]
+		}
+		offset += int64(len(line))
+		if err := do(line[:len(line)-1]); err != nil {
+			return offset, err
+		}
+	}
+}

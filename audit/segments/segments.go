@@ -1,0 +1,225 @@
+// Package segments keeps lines in a directory of append-only files, each of a bounded size, so that the oldest can be removed
+// without rewriting the rest. A line that a crash has cut short is removed when the files are opened again.
+package segments
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+)
+
+const suffix = ".jsonl"
+
+// Segment is one file.
+type Segment struct {
+	Number uint64 // of its first line, as its writer numbers them
+	Begun  time.Time
+	Size   int64 // bytes; of the last segment it grows
+	path   string
+}
+
+// Files are the files of a directory. Safe for concurrent use; one process may write them.
+type Files struct {
+	dir string
+
+	mu   sync.Mutex
+	list []Segment // oldest first; the last one is written
+	last *os.File  // nil: the next line begins a file
+	torn bool      // the last write ended within a line
+}
+
+// Open opens the files of a directory, which it makes if need be. cut reports that the last line was incomplete, and is gone.
+func Open(dir string) (f *Files, cut bool, err error) {
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		return nil, false, err
+	}
+	list, err := List(dir)
+	if err != nil {
+		return nil, false, err
+	}
+	f = &Files{dir: dir, list: list}
+	if len(list) == 0 {
+		return f, false, nil
+	}
+	s := &f.list[len(list)-1]
+	if f.last, err = os.OpenFile(s.path, os.O_RDWR|os.O_APPEND, 0o600); err != nil {
+		return nil, false, err
+	}
+	whole, err := wholeLines(f.last, s.Size)
+	if err == nil && whole < s.Size {
+		cut, err = true, f.last.Truncate(whole)
+		s.Size = whole
+	}
+	if err != nil {
+		return nil, false, errors.Join(err, f.last.Close())
+	}
+	return f, cut, nil
+}
+
+// List returns the segments of a directory, oldest first; none if it does not exist.
+func List(dir string) ([]Segment, error) {
+	entries, err := os.ReadDir(dir)
+	if errors.Is(err, os.ErrNotExist) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	var list []Segment
+	for _, e := range entries {
+		first, second, ok := strings.Cut(strings.TrimSuffix(e.Name(), suffix), "-")
+		number, err := strconv.ParseUint(first, 10, 64)
+		millis, err2 := strconv.ParseInt(second, 10, 64)
+		if !ok || err != nil || err2 != nil || !strings.HasSuffix(e.Name(), suffix) {
+			continue // not one of ours
+		}
+		info, err := e.Info()
+		if err != nil {
+			continue // removed in between
+		}
+		list = append(list, Segment{Number: number, Begun: time.UnixMilli(millis), Size: info.Size(), path: filepath.Join(dir, e.Name())})
+	}
+	slices.SortFunc(list, func(a, b Segment) int { return strings.Compare(a.path, b.path) })
+	return list, nil
+}
+
+// wholeLines returns how many bytes of a file are whole lines.
+func wholeLines(f io.ReaderAt, size int64) (int64, error) {
+	buf := make([]byte, 64<<10)
+	for end := size; end > 0; {
+		part := buf[:min(int64(len(buf)), end)]
+		if _, err := f.ReadAt(part, end-int64(len(part))); err != nil {
+			return 0, err
+		}
+		if i := bytes.LastIndexByte(part, '\n'); i >= 0 {
+			return end - int64(len(part)) + int64(i) + 1, nil
+		}
+		end -= int64(len(part))
+	}
+	return 0, nil
+}
+
+// Write appends whole lines, the first of which has that number; after a write that was cut short, the rest of its line comes first.
+// It returns how much was written.
+func (f *Files) Write(b []byte, number uint64) (int, error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.last == nil {
+		if err := f.begin(number); err != nil {
+			return 0, err
+		}
+	}
+	n, err := f.last.Write(b)
+	f.list[len(f.list)-1].Size += int64(n)
+	if n > 0 {
+		f.torn = b[n-1] != '\n'
+	}
+	return n, err
+}
+
+func (f *Files) begin(number uint64) error {
+	now := time.Now()
+	path := filepath.Join(f.dir, fmt.Sprintf("%020d-%d%s", number, now.UnixMilli(), suffix))
+	file, err := os.OpenFile(path, os.O_RDWR|os.O_APPEND|os.O_CREATE|os.O_EXCL, 0o600)
+	if err != nil {
+		return err
+	}
+	f.last = file
+	f.list = append(f.list, Segment{Number: number, Begun: now, path: path})
+	return nil
+}
+
+// Undo removes what was written last, n bytes, of which nobody has been told.
+func (f *Files) Undo(n int) error {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if n == 0 || f.last == nil {
+		return nil
+	}
+	s := &f.list[len(f.list)-1]
+	if err := f.last.Truncate(s.Size - int64(n)); err != nil {
+		return err
+	}
+	s.Size -= int64(n)
+	f.torn = false
+	return nil
+}
+
+// Next makes the next line begin a file, if the last file has at least size bytes or is as old as age. Within a line it does nothing.
+func (f *Files) Next(size int64, age time.Duration) error {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.last == nil || f.torn {
+		return nil
+	}
+	s := f.list[len(f.list)-1]
+	if s.Size == 0 || s.Size < size && time.Since(s.Begun) < age {
+		return nil
+	}
+	err := errors.Join(f.last.Sync(), f.last.Close())
+	f.last = nil
+	return err
+}
+
+// Sync makes what was written durable.
+func (f *Files) Sync() error {
+	f.mu.Lock()
+	last := f.last
+	f.mu.Unlock()
+	if last == nil {
+		return nil
+	}
+	if err := last.Sync(); err != nil && !errors.Is(err, os.ErrClosed) { // a file is synced before it is closed
+		return err
+	}
+	return nil
+}
+
+// Segments returns the segments, oldest first.
+func (f *Files) Segments() []Segment {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return slices.Clone(f.list)
+}
+
+// Size is how many bytes there are in all.
+func (f *Files) Size() (sum int64) {
+	for _, s := range f.Segments() {
+		sum += s.Size
+	}
+	return sum
+}
+
+// RemoveOldest removes the oldest segment, but never the one that is written.
+func (f *Files) RemoveOldest() error {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if len(f.list) == 0 || len(f.list) == 1 && f.last != nil {
+		return nil
+	}
+	if err := os.Remove(f.list[0].path); err != nil && !errors.Is(err, os.ErrNotExist) {
+		return err
+	}
+	f.list = f.list[1:]
+	return nil
+}
+
+// Close closes the file that is written.
+func (f *Files) Close() error {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.last == nil {
+		return nil
+	}
+	err := errors.Join(f.last.Sync(), f.last.Close())
+	f.last = nil
+	return err
+}

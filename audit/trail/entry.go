@@ -1,0 +1,111 @@
+package trail
+
+import (
+	"bytes"
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"time"
+	"unicode/utf16"
+
+	"boxgate/policy"
+)
+
+// Kind says what an entry is about.
+type Kind string
+
+// The kinds.
+const (
+	Call    Kind = "call"    // a call that changes something is about to be carried out
+	Answer  Kind = "answer"  // how it ended; it has the number of the call
+	Refused Kind = "refused" // a call that was not carried out
+	Start   Kind = "start"   // the gateway has opened the trail
+	Removed Kind = "removed" // entries before First are removed, because the trail has reached its size or age
+)
+
+// Change is what a call has changed, as an object of JSON.
+type Change struct{ json.RawMessage }
+
+// FreeForm says in the description of the API that it is any object.
+func (Change) FreeForm() {}
+
+// Entry is one entry of the trail. It has names and IDs, never a value that was kept secret, nor a text that a caller chose,
+// except what the gateway has accepted as a name.
+type Entry struct {
+	Seq    uint64       `json:"seq"`
+	Time   time.Time    `json:"time"`
+	Kind   Kind         `json:"kind" enum:"call answer refused start removed"`
+	Call   uint64       `json:"call,omitempty" doc:"of an answer: the seq of the call"`
+	KeyID  string       `json:"key_id,omitempty" doc:"ID of the API key; absent: there was no valid one"`
+	Key    string       `json:"key,omitempty" doc:"its name"`
+	Role   string       `json:"role,omitempty"`
+	Remote string       `json:"remote,omitempty" doc:"address of the caller, or unix"`
+	Method string       `json:"method,omitempty"`
+	Route  string       `json:"route,omitempty" doc:"the endpoint, as in this description"`
+	Box    policy.BoxID `json:"box,omitempty"`
+	Status int          `json:"status,omitempty" doc:"of the answer; 499: the caller was gone before it"`
+
+	Change Change `json:"change,omitzero" doc:"what changed, without values that are secret"`
+	// Suppressed counts refusals of the same key that were not written before this one.
+	Suppressed uint64 `json:"suppressed,omitempty" doc:"refused calls of the same key that were left out before this one"`
+	First      uint64 `json:"first,omitempty" doc:"of removed: the first entry that is kept"`
+	Note       string `json:"note,omitempty"`
+
+	Prev string `json:"prev" doc:"hash of the entry before"`
+}
+
+// What a line ends with: the hash of all before it, closed by a brace.
+const (
+	hashHead = `,"hash":"`
+	hashTail = `"}`
+	hashSize = len(hashHead) + 2*sha256.Size + len(hashTail)
+)
+
+// seal encodes an entry with its hash, and a line break.
+func (e Entry) seal() (line []byte, hash string, err error) {
+	body, err := json.Marshal(e)
+	if err != nil {
+		return nil, "", err
+	}
+	body = ascii(body)
+	sum := sha256.Sum256(body)
+	hash = hex.EncodeToString(sum[:])
+	line = append(body[:len(body)-1], hashHead+hash+hashTail+"\n"...)
+	return line, hash, nil
+}
+
+// ascii writes what is not printable ASCII in JSON as escapes, so that a line reaches terminals and files as it was hashed.
+func ascii(body []byte) []byte {
+	if !bytes.ContainsFunc(body, func(r rune) bool { return r >= 0x7f }) {
+		return body
+	}
+	var out []byte
+	for _, r := range string(body) {
+		if r < 0x7f {
+			out = append(out, byte(r))
+			continue
+		}
+		for _, half := range utf16.Encode([]rune{r}) {
+			out = fmt.Appendf(out, `\u%04x`, half)
+		}
+	}
+	return out
+}
+
+var errEdited = errors.New("its hash is not that of its text")
+
+// open decodes a line and checks its hash.
+func open(line []byte) (e Entry, hash string, err error) {
+	if len(line) < hashSize+2 || !bytes.HasSuffix(line, []byte(hashTail)) || !bytes.HasPrefix(line[len(line)-hashSize:], []byte(hashHead)) {
+		return e, "", errEdited
+	}
+	cut := len(line) - hashSize
+	hash = string(line[cut+len(hashHead) : len(line)-len(hashTail)])
+	body := append(bytes.Clone(line[:cut]), '}')
+	if sum := sha256.Sum256(body); hex.EncodeToString(sum[:]) != hash {
+		return e, "", errEdited
+	}
+	return e, hash, json.Unmarshal(body, &e)
+}

@@ -1,0 +1,69 @@
+package trail
+
+import (
+	"context"
+	"time"
+
+	"boxgate/audit/segments"
+	"boxgate/policy"
+)
+
+// Filter selects entries. The zero value selects all.
+type Filter struct {
+	Since time.Time    // entries at or after it; zero: no limit
+	Key   string       // ID or name of the API key; "" for every one
+	Box   policy.BoxID // "" for every one
+}
+
+func (f Filter) matches(e Entry) bool {
+	return !e.Time.Before(f.Since) && (f.Key == "" || f.Key == e.KeyID || f.Key == e.Key) && (f.Box == "" || f.Box == e.Box)
+}
+
+// Read calls do with the lines of the entries that the filter selects, oldest first; with follow it goes on with those that are
+// appended until ctx ends. A line that was changed is given as well: it is for [Verify] to find.
+func (t *Trail) Read(ctx context.Context, f Filter, follow bool, do func(line []byte) error) error {
+	var at uint64 // number of the segment that is read
+	var offset int64
+	for {
+		t.mu.Lock()
+		more := t.written
+		t.mu.Unlock()
+		for _, s := range readable(t.files.Segments(), f.Since) {
+			if s.Number < at {
+				continue
+			}
+			if s.Number > at {
+				at, offset = s.Number, 0
+			}
+			var err error
+			offset, err = s.Read(offset, func(line []byte) error {
+				if err := ctx.Err(); err != nil {
+					return err
+				}
+				if e, _, err := open(line); err == nil && !f.matches(e) {
+					return nil
+				}
+				return do(line)
+			})
+			if err != nil {
+				return err
+			}
+		}
+		if !follow {
+			return nil
+		}
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-more:
+		}
+	}
+}
+
+// readable leaves out segments that end before a time.
+func readable(list []segments.Segment, since time.Time) []segments.Segment {
+	for len(list) > 1 && list[1].Begun.Before(since) {
+		list = list[1:]
+	}
+	return list
+}

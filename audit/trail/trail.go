@@ -1,0 +1,166 @@
+// Package trail keeps the audit trail of the admin API: who changed what. Entries are appended to files, each with the hash of
+// the one before, so that an entry that was changed, put in or taken out is found ([Verify]). An entry is on the disk before
+// [Trail.Append] returns.
+//
+// A chain alone does not show that its end was cut off. Its head is therefore kept elsewhere from time to time ([Trail.Head]), where the
+// trail is compared with it.
+package trail
+
+import (
+	"fmt"
+	"sync"
+	"time"
+
+	"boxgate/audit/segments"
+)
+
+// Options bound a trail.
+type Options struct {
+	Size int64         // bytes of all files
+	Age  time.Duration // of entries; 0: any
+}
+
+// Head is the last entry of a trail.
+type Head struct {
+	Seq  uint64 `json:"seq"`
+	Hash string `json:"hash"`
+}
+
+// Trail is an audit trail. Safe for concurrent use; one process may append to it.
+type Trail struct {
+	opts  Options
+	files *segments.Files
+
+	mu      sync.Mutex
+	head    Head
+	written chan struct{} // closed when an entry is appended
+	broken  error         // part of an entry stays in the file: nothing can follow it until the trail is opened again
+
+	syncing sync.Mutex
+	synced  uint64 // the last entry that is on the disk
+}
+
+// Open opens the trail of a directory, which it makes if need be, and notes that.
+func Open(dir string, opts Options, note string) (*Trail, error) {
+	files, cut, err := segments.Open(dir)
+	if err != nil {
+		return nil, fmt.Errorf("the audit trail in %s: %w", dir, err)
+	}
+	t := &Trail{opts: opts, files: files, written: make(chan struct{})}
+	if t.head, err = lastOf(files.Segments()); err != nil {
+		return nil, fmt.Errorf("the audit trail in %s: %w", dir, err)
+	}
+	if cut {
+		note += "; an entry that was not complete is gone, what it was about was not answered"
+	}
+	if _, err := t.Append(Entry{Kind: Start, Note: note}); err != nil {
+		return nil, fmt.Errorf("the audit trail in %s cannot be written: %w", dir, err)
+	}
+	return t, nil
+}
+
+// lastOf reads the last entry. What is wrong with entries is for Verify to say: the chain goes on from the last line.
+func lastOf(list []segments.Segment) (head Head, err error) {
+	for i := len(list) - 1; i >= 0 && head.Seq == 0; i-- {
+		_, err := list[i].Read(0, func(line []byte) error {
+			if e, hash, err := open(line); err == nil {
+				head = Head{e.Seq, hash}
+			}
+			return nil
+		})
+		if err != nil {
+			return Head{}, err
+		}
+	}
+	return head, nil
+}
+
+// Append numbers an entry, writes it and returns its number once it is on the disk. An entry without a time gets the current one.
+// If it cannot be written nothing of it stays.
+func (t *Trail) Append(e Entry) (uint64, error) {
+	seq, err := t.write(e)
+	if err != nil {
+		return 0, err
+	}
+	return seq, t.sync(seq)
+}
+
+func (t *Trail) write(e Entry) (uint64, error) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.broken != nil {
+		return 0, t.broken
+	}
+	if err := t.rotateLocked(); err != nil {
+		return 0, err
+	}
+	return t.writeLocked(e)
+}
+
+func (t *Trail) writeLocked(e Entry) (uint64, error) {
+	if e.Time.IsZero() {
+		e.Time = time.Now().UTC()
+	}
+	e.Seq, e.Prev = t.head.Seq+1, t.head.Hash
+	line, hash, err := e.seal()
+	if err != nil {
+		return 0, err
+	}
+	if n, err := t.files.Write(line, e.Seq); err != nil {
+		if undone := t.files.Undo(n); undone != nil {
+			t.broken = fmt.Errorf("%w; and what was written of it stays: %w", err, undone)
+			return 0, t.broken
+		}
+		return 0, err
+	}
+	t.head = Head{e.Seq, hash}
+	close(t.written)
+	t.written = make(chan struct{})
+	return e.Seq, nil
+}
+
+// rotateLocked begins a file when the last one is full or a day old, and removes those that are too many or too old, after
+// having noted that.
+func (t *Trail) rotateLocked() error {
+	if err := t.files.Next(max(t.opts.Size/16, 4096), 24*time.Hour); err != nil {
+		return err
+	}
+	for {
+		list := t.files.Segments()
+		over := len(list) > 2 && (t.files.Size() > t.opts.Size || t.opts.Age > 0 && time.Since(list[1].Begun) > t.opts.Age)
+		if !over {
+			return nil
+		}
+		if _, err := t.writeLocked(Entry{Kind: Removed, First: list[1].Number}); err != nil {
+			return err
+		}
+		if err := t.files.RemoveOldest(); err != nil {
+			return err
+		}
+	}
+}
+
+// sync makes an entry durable, together with others that were written meanwhile.
+func (t *Trail) sync(seq uint64) error {
+	t.syncing.Lock()
+	defer t.syncing.Unlock()
+	if t.synced >= seq {
+		return nil
+	}
+	latest := t.Head().Seq
+	if err := t.files.Sync(); err != nil {
+		return err
+	}
+	t.synced = latest
+	return nil
+}
+
+// Head returns the last entry.
+func (t *Trail) Head() Head {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return t.head
+}
+
+// Close closes the files.
+func (t *Trail) Close() error { return t.files.Close() }

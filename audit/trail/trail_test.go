@@ -1,0 +1,253 @@
+package trail
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+)
+
+func open1(t testing.TB, dir string, opts Options) *Trail {
+	t.Helper()
+	if opts.Size == 0 {
+		opts.Size = 1 << 20
+	}
+	tr, err := Open(dir, opts, "test")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { tr.Close() })
+	return tr
+}
+
+func add(t testing.TB, tr *Trail, n int) {
+	t.Helper()
+	for range n {
+		if _, err := tr.Append(Entry{Kind: Call, Key: "ci", Route: "POST /v2/box", Change: Change{json.RawMessage(`{"name":"a<b é"}`)}}); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+func files(t testing.TB, dir string) []string {
+	t.Helper()
+	names, err := filepath.Glob(filepath.Join(dir, "*.jsonl"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return names
+}
+
+func edit(t testing.TB, path string, change func([]byte) []byte) {
+	t.Helper()
+	data, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(path, change(data), 0o600); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// TestTamperingIsSeen: whatever is changed, put in, taken out or cut off, from one byte to whole files, Verify says so.
+func TestTamperingIsSeen(t *testing.T) {
+	t.Parallel()
+	lines := func(data []byte) [][]byte {
+		return bytes.SplitAfter(bytes.TrimSuffix(data, []byte("\n")), []byte("\n"))
+	}
+	for name, change := range map[string]func([]byte) []byte{
+		"a byte":        func(b []byte) []byte { b[len(b)/2] ^= 1; return b },
+		"a key":         func(b []byte) []byte { return bytes.Replace(b, []byte(`"ci"`), []byte(`"me"`), 1) },
+		"an entry":      func(b []byte) []byte { l := lines(b); return bytes.Join(append(l[:5:5], l[6:]...), nil) },
+		"the order":     func(b []byte) []byte { l := lines(b); l[4], l[5] = l[5], l[4]; return bytes.Join(l, nil) },
+		"one twice":     func(b []byte) []byte { l := lines(b); return bytes.Join(append(l[:5:5], l[4:]...), nil) },
+		"the end":       func(b []byte) []byte { return bytes.Join(lines(b)[:15], nil) },
+		"all":           func([]byte) []byte { return nil },
+		"the beginning": func(b []byte) []byte { return bytes.Join(lines(b)[5:], nil) },
+		"a new hash": func(b []byte) []byte {
+			l := lines(b)
+			e, _, err := open(bytes.TrimSuffix(l[7], []byte("\n")))
+			if err != nil {
+				t.Fatal(err)
+			}
+			e.Key = "me"
+			l[7], _, _ = e.seal()
+			return bytes.Join(l, nil)
+		},
+	} {
+		dir := t.TempDir()
+		tr := open1(t, dir, Options{})
+		add(t, tr, 19)
+		head := tr.Head()
+		if r, err := Verify(dir, head); err != nil || len(r.Problems) > 0 || r.Entries != 20 || r.Head != head {
+			t.Fatal(r, err)
+		}
+		edit(t, files(t, dir)[0], change)
+		if r, err := Verify(dir, head); err != nil || len(r.Problems) == 0 {
+			t.Errorf("%s: %+v %v", name, r, err)
+		}
+		// Nor does going on hide it.
+		tr.Close()
+		next := open1(t, dir, Options{})
+		add(t, next, 30)
+		if r, err := Verify(dir, head); err != nil || len(r.Problems) == 0 {
+			t.Errorf("%s, and more after it: %+v %v", name, r, err)
+		}
+	}
+}
+
+// TestWhatIsTooMuchIsRemoved, in whole files, and the trail says so; other files that go are missed.
+func TestWhatIsTooMuchIsRemoved(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	tr := open1(t, dir, Options{Size: 128 << 10})
+	add(t, tr, 1500)
+	if size := tr.files.Size(); size > 160<<10 || len(files(t, dir)) < 3 {
+		t.Errorf("%d bytes in %d files", size, len(files(t, dir)))
+	}
+	r, err := Verify(dir, tr.Head())
+	if err != nil || len(r.Problems) > 0 || r.First == 1 {
+		t.Fatalf("%+v %v", r, err)
+	}
+	if err := os.Remove(files(t, dir)[0]); err != nil {
+		t.Fatal(err)
+	}
+	if r, err := Verify(dir, tr.Head()); err != nil || len(r.Problems) == 0 {
+		t.Errorf("the oldest file is gone: %+v %v", r, err)
+	}
+}
+
+// TestTrailHoldsUnderKill: a process that writes entries is killed. What it was told to be written is there, the chain is whole, and
+// goes on.
+func TestTrailHoldsUnderKill(t *testing.T) {
+	t.Parallel()
+	if dir := os.Getenv("TRAIL_DIR"); dir != "" {
+		tr := open1(t, dir, Options{})
+		for {
+			seq, err := tr.Append(Entry{Kind: Call})
+			if err != nil {
+				t.Fatal(err)
+			}
+			_, _ = os.Stdout.WriteString("\n" + json.Number(jsonOf(seq)).String() + "\n")
+		}
+	}
+	dir := t.TempDir()
+	for range 5 {
+		cmd := exec.Command(os.Args[0], "-test.run=^TestTrailHoldsUnderKill$")
+		cmd.Env = append(os.Environ(), "TRAIL_DIR="+dir)
+		var out bytes.Buffer
+		pipe, err := cmd.StdoutPipe()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := cmd.Start(); err != nil {
+			t.Fatal(err)
+		}
+		buf := make([]byte, 4096)
+		for out.Len() < 400 {
+			n, err := pipe.Read(buf)
+			if err != nil {
+				t.Fatal(err)
+			}
+			out.Write(buf[:n])
+		}
+		_ = cmd.Process.Kill()
+		_ = cmd.Wait()
+		told := strings.Fields(out.String()[:strings.LastIndexByte(out.String(), '\n')])
+		var last uint64
+		if err := json.Unmarshal([]byte(told[len(told)-1]), &last); err != nil {
+			t.Fatal(told[len(told)-1], err)
+		}
+		r, err := Verify(dir, Head{})
+		if err != nil || len(r.Problems) > 0 || r.Head.Seq < last {
+			t.Fatalf("told of %d: %+v %v", last, r, err)
+		}
+		// A line that was cut short is what a crash of the machine can leave.
+		edit(t, files(t, dir)[0], func(b []byte) []byte { return append(b, `{"seq":9`...) })
+	}
+	tr := open1(t, dir, Options{})
+	if r, err := Verify(dir, tr.Head()); err != nil || len(r.Problems) > 0 {
+		t.Errorf("%+v %v", r, err)
+	}
+}
+
+func jsonOf(v any) string {
+	b, _ := json.Marshal(v)
+	return string(b)
+}
+
+// TestAFullDiskIsAnError, of which nothing stays in the trail.
+func TestAFullDiskIsAnError(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	tr := open1(t, dir, Options{})
+	add(t, tr, 1)
+	tr.Close() // so that the next entry begins a file, which cannot be made
+	if err := os.RemoveAll(dir); err != nil {
+		t.Fatal(err)
+	}
+	head := tr.Head()
+	if _, err := tr.Append(Entry{Kind: Call}); err == nil || tr.Head() != head {
+		t.Error("an entry that is nowhere was written", err)
+	}
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	add(t, tr, 1)
+}
+
+// TestReadFollows: what is there, then what comes, each once, by key.
+func TestReadFollows(t *testing.T) {
+	t.Parallel()
+	tr := open1(t, t.TempDir(), Options{Size: 64 << 10})
+	add(t, tr, 10)
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	var seqs []uint64
+	err := tr.Read(ctx, Filter{Key: "ci"}, true, func(line []byte) error {
+		e, _, err := open(line)
+		if err != nil {
+			t.Error(err)
+		}
+		if seqs = append(seqs, e.Seq); len(seqs) == 10 {
+			go func() {
+				_, _ = tr.Append(Entry{Kind: Call, Key: "other"})
+				for range 40 {
+					_, _ = tr.Append(Entry{Kind: Call, Key: "ci", Note: strings.Repeat("x", 300)})
+				}
+			}()
+		}
+		if len(seqs) == 50 {
+			cancel()
+		}
+		return nil
+	})
+	if len(seqs) != 50 || err == nil {
+		t.Fatal(len(seqs), err)
+	}
+	for i := range seqs[1:] {
+		if want := seqs[i] + 1; seqs[i+1] != want && !(i == 9 && seqs[i+1] == want+1) {
+			t.Errorf("entry %d follows %d", seqs[i+1], seqs[i])
+		}
+	}
+}
+
+// FuzzOpen: no line breaks it, and what is accepted is what was sealed.
+func FuzzOpen(f *testing.F) {
+	line, _, _ := Entry{Seq: 1, Kind: Call, Note: "é"}.seal()
+	f.Add(line[:len(line)-1])
+	if e, _, err := open(line[:len(line)-1]); err != nil || e.Note != "é" || bytes.ContainsRune(line, 'é') {
+		f.Fatal(e, err)
+	}
+	f.Fuzz(func(t *testing.T, line []byte) {
+		e, _, err := open(line)
+		if err == nil && e.Seq == 0 && len(line) == 0 {
+			t.Error("an empty line is an entry")
+		}
+	})
+}

@@ -1,0 +1,76 @@
+package trail
+
+import (
+	"fmt"
+
+	"boxgate/audit/segments"
+)
+
+// Report is what [Verify] has found.
+type Report struct {
+	Entries  int      `json:"entries"`
+	First    uint64   `json:"first,omitempty" doc:"seq of the oldest entry that is kept"`
+	Head     Head     `json:"head" doc:"the last entry; keep it elsewhere, and a later trail must contain it"`
+	Problems []string `json:"problems" doc:"what was changed, put in, or taken out; empty: nothing"`
+}
+
+// maxProblems bounds a report.
+const maxProblems = 20
+
+func (r *Report) problem(format string, args ...any) {
+	if len(r.Problems) < maxProblems {
+		r.Problems = append(r.Problems, fmt.Sprintf(format, args...))
+	}
+}
+
+// Verify reads the trail of a directory and checks that each entry is as it was written and follows the one before, that what is
+// missing at its beginning was removed by the gateway, and that it has the entry known, which was its head once (the zero
+// value: none is known).
+func Verify(dir string, known Head) (Report, error) {
+	list, err := segments.List(dir)
+	if err != nil {
+		return Report{}, err
+	}
+	r := Report{Problems: []string{}}
+	var before Head
+	var kept uint64 = 1 // the first entry that the trail says it keeps
+	met := known.Seq == 0
+	for _, s := range list {
+		_, err := s.Read(0, func(line []byte) error {
+			e, hash, err := open(line)
+			if err != nil {
+				r.problem("the entry after %d was changed: %v", before.Seq, err)
+				return nil
+			}
+			switch {
+			case r.Entries == 0:
+				r.First = e.Seq
+			case e.Seq != before.Seq+1:
+				r.problem("entry %d follows entry %d: entries were taken out, put in, or moved", e.Seq, before.Seq)
+			case e.Prev != before.Hash:
+				r.problem("entry %d does not continue entry %d: one of them was replaced", e.Seq, before.Seq)
+			}
+			if e.Kind == Removed {
+				kept = max(kept, e.First)
+			}
+			if e.Seq == known.Seq && hash != known.Hash {
+				r.problem("entry %d is not the one that the store knows: the trail was replaced from there or earlier", e.Seq)
+			}
+			met = met || e.Seq == known.Seq
+			before = Head{e.Seq, hash}
+			r.Entries++
+			return nil
+		})
+		if err != nil {
+			return r, err
+		}
+	}
+	if r.First > kept {
+		r.problem("the trail begins with entry %d, but says that it keeps entries from %d on: its beginning was cut off", r.First, kept)
+	}
+	if !met {
+		r.problem("entry %d, which the store knows, is missing: the end of the trail was cut off after entry %d", known.Seq, before.Seq)
+	}
+	r.Head = before
+	return r, nil
+}

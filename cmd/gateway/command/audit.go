@@ -1,0 +1,109 @@
+package command
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net/url"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"boxgate/audit/trail"
+	"boxgate/cmd/gateway/command/cli"
+)
+
+// newAuditCommand is `gateway audit`.
+func newAuditCommand(o *cli.Options) *cobra.Command {
+	var since, key, box string
+	var follow bool
+	cmd := &cobra.Command{
+		Use:   "audit [--since 24h] [--key KEY] [--box B] [-f]",
+		Short: "Print the audit trail of the API: who changed what, and what was refused; --json prints it as it is kept",
+		Args:  cli.ExactArgs(0),
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			query := url.Values{}
+			if since != "" {
+				back, err := days(since)
+				if err != nil {
+					return err
+				}
+				query.Set("since", time.Now().Add(-back).Format(time.RFC3339))
+			}
+			for name, value := range map[string]string{"key": key, "box": box} {
+				if value != "" {
+					query.Set(name, value)
+				}
+			}
+			if follow {
+				query.Set("follow", "true")
+			}
+			client, err := o.Client()
+			if err != nil {
+				return err
+			}
+			return client.Events(cmd.Context(), "/v2/audit?"+query.Encode(), func(string) {}, func(line []byte) error {
+				return printEntry(cmd.OutOrStdout(), line, o.JSON)
+			})
+		},
+	}
+	f := cmd.Flags()
+	f.StringVar(&since, "since", "", "how far back to begin, such as 24h or 7d (default: everything that is kept)")
+	f.StringVar(&key, "key", "", "only calls with this API key, by its name or ID")
+	f.StringVar(&box, "box", "", "only calls about this box, by its ID or name")
+	f.BoolVarP(&follow, "follow", "f", false, "keep printing new entries")
+	cmd.AddCommand(newAuditVerifyCommand(o))
+	return cmd
+}
+
+// printEntry prints an entry as it is, or in columns.
+func printEntry(w io.Writer, line []byte, asJSON bool) error {
+	var e trail.Entry
+	if asJSON || json.Unmarshal(line, &e) != nil {
+		_, err := fmt.Fprintln(w, string(line))
+		return err
+	}
+	status := dashed("")
+	if e.Status != 0 {
+		status = fmt.Sprint(e.Status)
+	}
+	_, err := fmt.Fprintf(w, "%s %6d %-7s %s %s %s %s", e.Time.Local().Format(time.DateTime), e.Seq, e.Kind, dashed(e.Key), dashed(e.Remote), dashed(e.Route), status)
+	if err == nil && e.Box != "" {
+		_, err = fmt.Fprintf(w, " box=%s", e.Box)
+	}
+	if err == nil && e.Note != "" {
+		_, err = fmt.Fprintf(w, " %s", e.Note)
+	}
+	if err == nil && len(e.Change.RawMessage) > 0 {
+		_, err = fmt.Fprintf(w, " %s", e.Change.RawMessage)
+	}
+	if err != nil {
+		return err
+	}
+	_, err = fmt.Fprintln(w)
+	return err
+}
+
+func newAuditVerifyCommand(o *cli.Options) *cobra.Command {
+	return &cobra.Command{
+		Use:   "verify",
+		Short: "Check that no entry of the audit trail was changed, put in or taken out",
+		Args:  cli.ExactArgs(0),
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			broken := false
+			err := o.Call(cmd, "GET", "/v2/audit/verify", nil, cli.Decoded(func(w io.Writer, r trail.Report) error {
+				broken = len(r.Problems) > 0
+				for _, p := range r.Problems {
+					fmt.Fprintln(w, p)
+				}
+				_, err := fmt.Fprintf(w, "%d entries, from %d to %d; the last has the hash %s.\n", r.Entries, r.First, r.Head.Seq, r.Head.Hash)
+				return err
+			}))
+			if err == nil && broken {
+				return errors.New("the audit trail is not as it was written; compare it with a copy kept elsewhere")
+			}
+			return err
+		},
+	}
+}
