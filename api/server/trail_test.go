@@ -130,6 +130,9 @@ func TestNothingChangesWithoutTheTrail(t *testing.T) {
 			t.Errorf("%s %s: %s %s", rt.Method, rt.Path, got.Status, got.text)
 		}
 	}
+	if got := f.call(t, "POST", "/v2/box", `{}`); got.StatusCode != http.StatusServiceUnavailable || !strings.Contains(got.text, "nothing was changed") {
+		t.Error(got.Status, got.text)
+	}
 	if len(f.host.created)+len(f.host.keys) != 0 {
 		t.Error("something was made")
 	}

@@ -7,6 +7,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -58,7 +59,7 @@ func edit(t testing.TB, path string, change func([]byte) []byte) {
 func TestTamperingIsSeen(t *testing.T) {
 	t.Parallel()
 	lines := func(data []byte) [][]byte {
-		return bytes.SplitAfter(bytes.TrimSuffix(data, []byte("\n")), []byte("\n"))
+		return slices.Collect(bytes.Lines(data))
 	}
 	for name, change := range map[string]func([]byte) []byte{
 		"a byte":        func(b []byte) []byte { b[len(b)/2] ^= 1; return b },
