@@ -82,6 +82,10 @@ type Host interface {
 	// RotateStoreKey re-encrypts every secret of the store with a new key file or the new passphrase. The passphrase
 	// must be given if, and only if, the store has one; else the error is a *policy.InvalidError.
 	RotateStoreKey(ctx context.Context, newPassphrase policy.Secret) error
+	// BackupStore writes a copy of the store as it is at one moment, with its secrets encrypted.
+	BackupStore(ctx context.Context, w io.Writer) error
+	// VerifyStore reads every document of the store.
+	VerifyStore(ctx context.Context) (StoreReport, error)
 	// RotateAPIKey makes a new API key and writes it where the commands on the gateway's host find it. Earlier keys
 	// stop working after grace.
 	RotateAPIKey(ctx context.Context, grace time.Duration) error
@@ -97,6 +101,12 @@ type Host interface {
 
 	// Ready returns nil when boxes can be created and served, else an error that says what is missing.
 	Ready(ctx context.Context) error
+}
+
+// StoreReport is what was found when the store was read.
+type StoreReport struct {
+	Documents int      `json:"documents" doc:"how many there are"`
+	Problems  []string `json:"problems" doc:"what cannot be read, or is not where it belongs; empty: nothing"`
 }
 
 // CustomerID is the customer_id everywhere: one installation serves one customer.

@@ -3,6 +3,7 @@ package host
 import (
 	"context"
 	"errors"
+	"io"
 	"time"
 
 	"go.uber.org/zap"
@@ -41,6 +42,22 @@ func (k *keys) RotateAPIKey(_ context.Context, grace time.Duration) error {
 	}
 	k.log.Info("there is a new API key", zap.Duration("grace_of_old_keys", grace))
 	return nil
+}
+
+// BackupStore implements [api.Host].
+func (k *keys) BackupStore(_ context.Context, w io.Writer) error {
+	n, err := k.store.Backup(w)
+	if err != nil {
+		return notStored(k.log, "the store could not be copied", err)
+	}
+	k.log.Info("the store was backed up", zap.Int64("bytes", n))
+	return nil
+}
+
+// VerifyStore implements [api.Host].
+func (k *keys) VerifyStore(context.Context) (api.StoreReport, error) {
+	r, err := k.store.Verify()
+	return api.StoreReport{Documents: r.Documents, Problems: r.Problems}, err
 }
 
 // CheckPassphrase refuses passphrases that are too short or too long; whether one is needed is for others to decide.

@@ -136,6 +136,8 @@ var grants = map[string]grant{
 	"listSecrets":    admin | reads, // names, sources and ages
 	"refreshSecret":  admin | changes,
 	"rotateStoreKey": admin | changes,
+	"backupStore":    admin | changes, // what leaves the gateway is noted
+	"verifyStore":    admin,
 	"rotateApiKey":   admin | changes,
 
 	"listTrail":   admin,

@@ -4,6 +4,7 @@ import (
 	"context"
 	"crypto/subtle"
 	"fmt"
+	"io"
 	"time"
 
 	"boxgate/api"
@@ -87,3 +88,12 @@ func (h *memoryHost) ReadTrail(context.Context, trail.Filter, bool, func([]byte)
 }
 
 func (h *memoryHost) VerifyTrail(context.Context) (trail.Report, error) { return trail.Report{}, nil }
+
+func (h *memoryHost) BackupStore(_ context.Context, w io.Writer) error {
+	_, err := io.WriteString(w, "copy of the store")
+	return err
+}
+
+func (h *memoryHost) VerifyStore(context.Context) (api.StoreReport, error) {
+	return api.StoreReport{Documents: 3, Problems: []string{}}, nil
+}

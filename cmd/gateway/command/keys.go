@@ -21,7 +21,7 @@ import (
 
 // newStoreCommand is `gateway store`.
 func newStoreCommand(o *cli.Options) *cobra.Command {
-	cmd := cli.Group("store", "Manage the store")
+	cmd := cli.Group("store", "Manage the store: back it up, restore it, verify it, change its key")
 	var fromStdin bool
 	rotate := &cobra.Command{
 		Use:   "rotate-key",
@@ -36,7 +36,7 @@ func newStoreCommand(o *cli.Options) *cobra.Command {
 		},
 	}
 	rotate.Flags().BoolVar(&fromStdin, "passphrase-stdin", false, "read the new passphrase from standard input")
-	cmd.AddCommand(rotate)
+	cmd.AddCommand(rotate, newStoreBackupCommand(o), newStoreRestoreCommand(o), newStoreVerifyCommand(o))
 	return cmd
 }
 

@@ -1,0 +1,161 @@
+package command
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"os"
+	"path/filepath"
+
+	"github.com/spf13/cobra"
+
+	"boxgate/api"
+	"boxgate/cmd/gateway/command/cli"
+	"boxgate/config"
+	"boxgate/policy"
+	"boxgate/store"
+)
+
+func newStoreBackupCommand(o *cli.Options) *cobra.Command {
+	return &cobra.Command{
+		Use:   "backup FILE",
+		Short: "Write a copy of the store as it is now to a new file; keep the key file or the passphrase too, elsewhere",
+		Args:  cli.ExactArgs(1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			n, err := writeNew(args[0], func(w io.Writer) (int64, error) { return backupTo(cmd, o, w) })
+			if err != nil {
+				return err
+			}
+			if o.JSON {
+				return cli.WriteJSON(cmd.OutOrStdout(), map[string]any{"file": args[0], "bytes": n})
+			}
+			_, err = fmt.Fprintf(cmd.OutOrStdout(), "The store is in %s (%d bytes), encrypted as it was. It is of use only with secret.key of the state directory, or the passphrase: keep that elsewhere.\n", args[0], n)
+			return err
+		},
+	}
+}
+
+// backupTo copies the store through the gateway, or from the store itself if none is running.
+func backupTo(cmd *cobra.Command, o *cli.Options, w io.Writer) (n int64, err error) {
+	cfg, err := o.Load()
+	if err != nil {
+		return 0, err
+	}
+	if o.Admin == "" {
+		err := onClosedStore(cfg, policy.Secret{}, func(db *store.DB) error { n, err = db.Backup(w); return err })
+		if err == nil || !errors.Is(err, store.ErrInUse) {
+			return n, err
+		}
+	}
+	client, err := o.Client()
+	if err != nil {
+		return 0, err
+	}
+	answer, err := client.Stream(cmd.Context(), http.MethodGet, "/v2/store/backup", "", nil)
+	if err != nil {
+		return 0, err
+	}
+	defer answer.Body.Close()
+	if n, err = io.Copy(w, answer.Body); err != nil {
+		return n, fmt.Errorf("the gateway cut the copy off: %w; its log says why", err)
+	}
+	return n, nil
+}
+
+// writeNew writes a file that is not there yet, readable by us alone, whole or not at all.
+func writeNew(path string, write func(io.Writer) (int64, error)) (n int64, err error) {
+	if _, err := os.Lstat(path); err == nil {
+		return 0, fmt.Errorf("%s exists already; name a new file", path)
+	}
+	f, err := os.CreateTemp(filepath.Dir(path), "."+filepath.Base(path)+"-")
+	if err != nil {
+		return 0, cli.FileError(err)
+	}
+	defer os.Remove(f.Name())
+	n, err = write(f)
+	if err = errors.Join(err, f.Sync(), f.Close()); err != nil {
+		return n, err
+	}
+	if err := os.Link(f.Name(), path); err != nil { // fails if it is there by now
+		return n, fmt.Errorf("%s cannot be written; name a new file on the same disk", path)
+	}
+	return n, nil
+}
+
+func newStoreRestoreCommand(o *cli.Options) *cobra.Command {
+	var keep bool
+	cmd := &cobra.Command{
+		Use:   "restore FILE",
+		Short: "Put a backup in the place of the store, with the gateway stopped; makes a new API key and revokes the others",
+		Args:  cli.ExactArgs(1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			cfg, err := o.Load()
+			if err != nil {
+				return err
+			}
+			if _, err := os.Stat(args[0]); err != nil {
+				return cli.FileError(err)
+			}
+			r, err := store.Restore(store.RestoreOptions{
+				Dir: cfg.StateDir, From: args[0], KeepAPIKeys: keep, Passphrase: policy.NewSecret(os.Getenv(config.PassphraseVariable)),
+			})
+			if err != nil {
+				return fmt.Errorf("nothing was changed: %w", err)
+			}
+			if len(r.Problems) > 0 {
+				return fmt.Errorf("nothing was changed, because the backup is damaged: %s", r.Problems[0])
+			}
+			if o.JSON {
+				return cli.WriteJSON(cmd.OutOrStdout(), r)
+			}
+			_, err = fmt.Fprintf(cmd.OutOrStdout(), "The store is that of the backup (%d documents). Start the gateway: it writes a new API key to %s. What was there before is %s.\n",
+				r.Documents, filepath.Join(cfg.StateDir, "api-key"), filepath.Join(cfg.StateDir, store.FileBefore))
+			return err
+		},
+	}
+	cmd.Flags().BoolVar(&keep, "keep-api-keys", false, "keep the API keys with names that the backup has, also those that were revoked since")
+	return cmd
+}
+
+func newStoreVerifyCommand(o *cli.Options) *cobra.Command {
+	return &cobra.Command{
+		Use:   "verify",
+		Short: "Read every document of the store, and say which cannot be decoded or decrypted",
+		Args:  cli.ExactArgs(0),
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			cfg, err := o.Load()
+			if err != nil {
+				return err
+			}
+			var r api.StoreReport
+			say := func(w io.Writer, r api.StoreReport) error {
+				for _, p := range r.Problems {
+					fmt.Fprintln(w, p)
+				}
+				_, err := fmt.Fprintf(w, "%d documents, %d problems\n", r.Documents, len(r.Problems))
+				return err
+			}
+			err = store.ErrInUse
+			if o.Admin == "" {
+				err = onClosedStore(cfg, policy.Secret{}, func(db *store.DB) error {
+					found, err := db.Verify()
+					r = api.StoreReport{Documents: found.Documents, Problems: found.Problems}
+					return err
+				})
+			}
+			switch {
+			case errors.Is(err, store.ErrInUse):
+				err = o.Call(cmd, "GET", "/v2/store/verify", nil, cli.Decoded(func(w io.Writer, found api.StoreReport) error { r = found; return say(w, r) }))
+			case err == nil && o.JSON:
+				err = cli.WriteJSON(cmd.OutOrStdout(), r)
+			case err == nil:
+				err = say(cmd.OutOrStdout(), r)
+			}
+			if err == nil && len(r.Problems) > 0 {
+				return errors.New("the store is damaged: restore a backup (gateway store restore)")
+			}
+			return err
+		},
+	}
+}

@@ -1,0 +1,115 @@
+package store
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+
+	"boxgate/policy"
+	"boxgate/store/document"
+	"boxgate/store/layout"
+	"boxgate/store/private"
+)
+
+// FileBefore is the store that a restored one has replaced.
+const FileBefore = layout.FileDB + ".before-restore"
+
+// RestoreOptions say what is restored, and where.
+type RestoreOptions struct {
+	Dir        string        // the state directory, with the key file of the backup unless it has a passphrase
+	From       string        // the backup
+	Passphrase policy.Secret // of the backup, if it has one
+	// KeepAPIKeys keeps API keys with names as they are in the backup, also those that were revoked since.
+	KeepAPIKeys bool
+}
+
+// Restore puts a backup in the place of the store of a gateway that is not running; while one is, the error is [ErrInUse]. The
+// backup is opened and verified beside the store, and replaces it in one step: a failure changes nothing. The operator's API key is
+// made anew, and those with names are deleted unless they are to be kept, since a backup has keys that were revoked after it.
+// The store that was replaced stays as [FileBefore].
+func Restore(o RestoreOptions) (VerifyReport, error) {
+	if err := private.Ensure(o.Dir); err != nil {
+		return VerifyReport{}, err
+	}
+	release, err := Lock(o.Dir)
+	if err != nil {
+		return VerifyReport{}, fmt.Errorf("%w: stop the gateway first (%w)", ErrInUse, err)
+	}
+	defer release()
+	aside, err := os.MkdirTemp(o.Dir, "."+layout.FileDB+"-restore-")
+	if err != nil {
+		return VerifyReport{}, err
+	}
+	defer os.RemoveAll(aside)
+	if err := copyFile(o.From, filepath.Join(aside, layout.FileDB)); err != nil {
+		return VerifyReport{}, err
+	}
+	secret := filepath.Join(o.Dir, layout.FileSecret)
+	if err := copyFile(secret, filepath.Join(aside, layout.FileSecret)); err != nil && !errors.Is(err, os.ErrNotExist) {
+		return VerifyReport{}, err
+	}
+	report, err := prepare(aside, o)
+	if err != nil || len(report.Problems) > 0 {
+		return report, err
+	}
+	return report, replaceStore(o.Dir, aside)
+}
+
+// prepare opens a backup where nothing depends on it, verifies it and changes its API keys.
+func prepare(aside string, o RestoreOptions) (report VerifyReport, err error) {
+	db, err := Open(Options{Dir: aside, Passphrase: o.Passphrase})
+	if err != nil {
+		return report, err
+	}
+	defer func() { err = errors.Join(err, db.Close()) }()
+	if report, err = db.Verify(); err != nil || len(report.Problems) > 0 {
+		return report, err
+	}
+	if !o.KeepAPIKeys {
+		err = db.changeKeys(func(keys document.Table) error {
+			all, err := readKeys(keys)
+			for _, k := range all {
+				if k.ID != OperatorKey {
+					err = errors.Join(err, keys.Delete(k.Hash[:]))
+				}
+			}
+			return err
+		})
+	}
+	return report, errors.Join(err, db.RotateAPIKey(0))
+}
+
+// replaceStore puts the store of another directory in the place of that of dir. The API key goes first, as the next one: the next
+// start takes it if the store that it finds knows it.
+func replaceStore(dir, aside string) error {
+	store := filepath.Join(dir, layout.FileDB)
+	err := os.Rename(filepath.Join(aside, layout.FileAPIKey), filepath.Join(dir, layout.FileNextKey))
+	if err != nil {
+		return err
+	}
+	before := filepath.Join(dir, FileBefore)
+	if err := os.Remove(before); err != nil && !errors.Is(err, os.ErrNotExist) {
+		return err
+	}
+	if err := os.Link(store, before); err != nil && !errors.Is(err, os.ErrNotExist) {
+		return err
+	}
+	return errors.Join(os.Rename(filepath.Join(aside, layout.FileDB), store), private.SyncDir(dir))
+}
+
+// copyFile copies a file so that only we can read it. The error of a file that is missing is [os.ErrNotExist].
+func copyFile(from, to string) error {
+	in, err := os.Open(from)
+	if err != nil {
+		return err
+	}
+	defer in.Close()
+	out, err := os.OpenFile(to, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
+	if err != nil {
+		return err
+	}
+	_, err = io.Copy(out, in)
+	return errors.Join(err, out.Sync(), out.Close())
+}

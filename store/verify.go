@@ -1,0 +1,78 @@
+package store
+
+import (
+	"fmt"
+	"slices"
+
+	bolt "go.etcd.io/bbolt"
+
+	"boxgate/store/document"
+	"boxgate/store/layout"
+)
+
+// VerifyReport is what [DB.Verify] has found.
+type VerifyReport struct {
+	Documents int      `json:"documents" doc:"how many there are"`
+	Problems  []string `json:"problems" doc:"what cannot be read, or is not where it belongs; empty: nothing"`
+}
+
+// verifyMost bounds how many problems a report names.
+const verifyMost = 100
+
+func (r *VerifyReport) problem(format string, args ...any) {
+	if len(r.Problems) < verifyMost {
+		r.Problems = append(r.Problems, fmt.Sprintf(format, args...))
+	}
+}
+
+// Verify reads every document of the store at one moment, checks its tag, decodes and decrypts it, and checks that it is where it
+// belongs. It goes on after a problem, and quotes no content.
+func (db *DB) Verify() (VerifyReport, error) {
+	r := VerifyReport{Problems: []string{}}
+	err := db.bolt.View(func(tx *bolt.Tx) error {
+		boxes := map[string]Box{}
+		readers := slices.Concat(plainReaders(boxes), sealedReaders(db.seal, tx), laterReaders(db.seal, tx), indexReaders(boxes))
+		for _, each := range readers {
+			table, err := db.table(tx, each.bucket)
+			if err != nil {
+				r.problem("%s: %v", each.bucket, err)
+				continue
+			}
+			for _, key := range table.Keys(nil) {
+				r.Documents++
+				value, err := table.Get(key)
+				if err == nil {
+					err = each.read(key, value)
+				}
+				if err != nil {
+					r.problem("%s, %q: %v", each.bucket, key, err)
+				}
+			}
+		}
+		for id, b := range boxes {
+			if err := complete(tx, id, b); err != nil {
+				r.problem("%v", err)
+			}
+		}
+		if err := db.seal.Check(tx); err != nil {
+			r.problem("%v", err)
+		}
+		return nil
+	})
+	slices.Sort(r.Problems)
+	return r, err
+}
+
+// laterReaders judge the documents that stores of schema 1 did not have.
+func laterReaders(s *document.Sealer, tx *bolt.Tx) []reader {
+	return []reader{
+		{layout.Snapshots, func(key, value []byte) error {
+			var snapshot Snapshot
+			if err := s.OpenJSON(tx, layout.Snapshots, string(key), value, &snapshot); err != nil {
+				return err
+			}
+			return same(string(key), snapshot.ID)
+		}},
+		{layout.Layers, func([]byte, []byte) error { return nil }}, // the key says all
+	}
+}
