@@ -70,6 +70,10 @@ type Host interface {
 	// FollowEvents delivers the decisions made from now on until ctx ends.
 	FollowEvents(ctx context.Context, f EventFilter) (EventStream, error)
 
+	// SearchEvents calls do with the decisions on disk that the filter selects, oldest first. If none are kept, the error is an
+	// ErrConflict.
+	SearchEvents(ctx context.Context, f EventSearch, do func(audit.Event) error) error
+
 	// SelfTest tries from inside the box what a hostile program there would try. A hole is reported, but is not an
 	// error; a self-test that cannot start because another is running is an ErrConflict.
 	SelfTest(ctx context.Context, id policy.BoxID) (SelfTestReport, error)
@@ -353,6 +357,15 @@ type EventFilter struct {
 	Since  time.Time    // zero: no limit
 	After  uint64       // decisions with a greater number
 	Denied bool         // only denials
+}
+
+// EventSearch selects decisions on disk. The zero value selects all.
+type EventSearch struct {
+	Box          policy.BoxID // "" for every box
+	Since, Until time.Time    // zero: no limit
+	Host         string       // a name, *.name for those below it, or an address; "" for every one
+	Reason       policy.Reason
+	Denied       bool // only denials
 }
 
 // PastEvents are the decisions that are remembered.

@@ -17,6 +17,7 @@ import (
 // Options configure a [Log]. The zero value keeps events and counts them, and writes no log.
 type Options struct {
 	Lines    *lines.Writer // takes one line per decision, with the message "decision"; nil: none
+	History  *lines.Writer // takes the same lines, always as JSON; nil: none
 	Console  bool          // lines for humans rather than JSON
 	PerBox   int           // events kept per box; 0: 256
 	MaxBoxes int           // boxes whose events are kept; 0: 4096. Above that, the box idle longest is forgotten
@@ -115,6 +116,10 @@ func (l *Log) emit(e *Event, verbatim bool) {
 	}
 	if l.opts.Lines != nil {
 		l.writeLocked(e, r, verbatim)
+	}
+	if l.opts.History != nil {
+		encode := func(b []byte) []byte { return l.encoder.append(b, e, verbatim, false) }
+		l.opts.History.Append(encode, lines.Claim{Quarters: roomOf(weightOf(e)), By: &r.kept})
 	}
 }
 

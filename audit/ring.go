@@ -19,6 +19,7 @@ type ring struct {
 	forgotten uint64        // number of the latest event that was evicted
 	used      *list.Element // of the boxes, by their latest events
 	share     lines.Share   // of what is to be written to the log
+	kept      lines.Share   // of what is to be written to the history
 	name      string        // of the box
 	named     bool          // the name is known, or that there is none
 }

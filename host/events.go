@@ -5,10 +5,26 @@ import (
 
 	"boxgate/api"
 	"boxgate/audit"
+	"boxgate/audit/lines"
+	"boxgate/audit/past"
 )
 
 // events reads the decisions of the gateway.
-type events struct{ audit *audit.Log }
+type events struct {
+	audit *audit.Log
+	past  *past.Store   // nil: none is kept
+	kept  *lines.Writer // of past
+}
+
+// SearchEvents implements [api.Host].
+func (e *events) SearchEvents(ctx context.Context, f api.EventSearch, do func(audit.Event) error) error {
+	if e.past == nil {
+		return api.Errorf(api.ErrConflict, "this gateway keeps no history of decisions; log.history.size gives it one")
+	}
+	_ = e.kept.Sync() // so that what was just decided is found; what could not be written is lost
+	which := past.Filter{Box: f.Box, Since: f.Since, Until: f.Until, Host: f.Host, Reason: f.Reason, Denied: f.Denied}
+	return e.past.Search(ctx, which, do)
+}
 
 // RecentEvents implements [api.Host].
 func (e *events) RecentEvents(_ context.Context, f api.EventFilter) (api.PastEvents, error) {

@@ -11,6 +11,7 @@ import (
 	"boxgate/api/history"
 	"boxgate/audit"
 	"boxgate/audit/lines"
+	"boxgate/audit/past"
 	"boxgate/certs"
 	"boxgate/certs/acme"
 	"boxgate/config"
@@ -57,6 +58,8 @@ type parts struct {
 
 	store   *store.DB
 	trail   *auditTrail
+	past    *past.Store   // nil: none is kept
+	kept    *lines.Writer // of past; nil: none
 	audit   *audit.Log
 	secrets *secrets.Secrets
 	tokens  *identity.Issuer
@@ -82,6 +85,10 @@ func (p *parts) close() error {
 	}
 	if p.audit != nil {
 		p.audit.Flush()
+	}
+	if p.past != nil {
+		_ = p.kept.Sync() // what is lost is counted
+		errs = append(errs, p.past.Close())
 	}
 	if p.trail != nil && p.trail.trail != nil {
 		errs = append(errs, p.trail.trail.Close())

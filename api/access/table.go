@@ -95,9 +95,11 @@ var grants = map[string]grant{
 	"setGlobalHeaders":    admin | changes,
 	"changeGlobalHeaders": admin | changes,
 
-	"listBoxDecisions": own | reads,
-	"listDecisions":    admin | reads,
-	"explainDecision":  own | reads,
+	"listBoxDecisions":   own | reads,
+	"listDecisions":      admin | reads,
+	"searchBoxDecisions": own | reads,
+	"searchDecisions":    admin | reads,
+	"explainDecision":    own | reads,
 
 	"createUrl": own | changes,
 	"listUrls":  own | reads,

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"boxgate/api"
+	"boxgate/audit"
 	"boxgate/audit/trail"
 	"boxgate/policy"
 )
@@ -96,4 +97,18 @@ func (h *memoryHost) BackupStore(_ context.Context, w io.Writer) error {
 
 func (h *memoryHost) VerifyStore(context.Context) (api.StoreReport, error) {
 	return api.StoreReport{Documents: 3, Problems: []string{}}, nil
+}
+
+func (h *memoryHost) SearchEvents(_ context.Context, f api.EventSearch, do func(audit.Event) error) error {
+	h.mu.Lock()
+	found := h.events
+	h.mu.Unlock()
+	for _, e := range found {
+		if e.Box == f.Box && !e.Time.Before(f.Since) && (f.Reason == "" || e.Reason == f.Reason) {
+			if err := do(e); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
 }

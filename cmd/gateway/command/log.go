@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
 	"net/http"
 	"net/url"
 	"slices"
@@ -24,9 +25,9 @@ import (
 func newLogCommand(o *cli.Options) *cobra.Command {
 	r := &logReader{o: o}
 	var box string
-	var since time.Duration
+	var since, until, host string
 	cmd := &cobra.Command{
-		Use:   "log [-f] [--box B] [--denied] [--reason R]",
+		Use:   "log [-f] [--box B] [--denied] [--reason R] [--since 7d] [--until 1d] [--host H]",
 		Short: "Print the decisions, with -f as they happen",
 		Args:  cli.ExactArgs(0),
 		RunE: func(cmd *cobra.Command, _ []string) error {
@@ -40,12 +41,25 @@ func newLogCommand(o *cli.Options) *cobra.Command {
 			if r.denied {
 				r.query.Set("denied", "true")
 			}
-			if since > 0 {
-				r.query.Set("since", time.Now().Add(-since).Format(time.RFC3339))
+			for name, text := range map[string]string{"since": since, "until": until} {
+				if text == "" {
+					continue
+				}
+				back, err := days(text)
+				if err != nil {
+					return err
+				}
+				r.query.Set(name, time.Now().Add(-back).Format(time.RFC3339))
+			}
+			if r.following && (until != "" || host != "") {
+				return cli.Usagef("--until and --host are for decisions that were made; leave out -f")
 			}
 			if r.following {
 				r.query.Set("follow", "true")
 				return r.follow(cmd.Context())
+			}
+			if since != "" || until != "" || host != "" {
+				return r.search(cmd.Context(), host)
 			}
 			return r.read(cmd.Context())
 		},
@@ -55,7 +69,9 @@ func newLogCommand(o *cli.Options) *cobra.Command {
 	f.BoolVar(&r.denied, "denied", false, "denials only")
 	f.StringVar(&r.reason, "reason", "", "only decisions with this reason")
 	f.StringVar(&box, "box", "", "ID or name of a box (default: every box)")
-	f.DurationVar(&since, "since", 0, "how far back to begin, such as 10m (default: everything remembered)")
+	f.StringVar(&since, "since", "", "how far back to begin, such as 10m or 7d, in what is kept on disk (default: everything in memory)")
+	f.StringVar(&until, "until", "", "how far back to end, such as 1d")
+	f.StringVar(&host, "host", "", "only decisions about this name, *.NAME for all below it, or address")
 	f.DurationVar(&r.patience, "reconnect", time.Minute, "with -f: how long to wait for a gateway that has stopped")
 	return cmd
 }
@@ -93,6 +109,25 @@ func (r *logReader) read(ctx context.Context) error {
 		r.printing = r.print(line)
 		return r.printing
 	})
+}
+
+// search prints the decisions on disk; of a gateway that keeps none, those in memory.
+func (r *logReader) search(ctx context.Context, host string) error {
+	query, path := r.query, r.path
+	r.query = maps.Clone(query)
+	r.path += "/history"
+	for name, value := range map[string]string{"host": host, "reason": r.reason} {
+		if value != "" {
+			r.query.Set(name, value)
+		}
+	}
+	err := r.read(ctx)
+	refused, ok := errors.AsType[*api.ResponseError](err)
+	if ok && refused.Status == http.StatusConflict && host == "" && !query.Has("until") {
+		r.query, r.path = query, path
+		return r.read(ctx)
+	}
+	return err
 }
 
 // follow prints the decisions until ctx ends. When the stream ends because the gateway restarts, it waits for the

@@ -1,0 +1,98 @@
+package egress
+
+import (
+	"net/http"
+	"time"
+
+	"boxgate/api"
+	"boxgate/api/problem"
+	"boxgate/api/rest"
+	"boxgate/audit"
+	"boxgate/policy"
+)
+
+// searchQuery selects decisions on disk.
+type searchQuery struct {
+	Since  string `json:"since,omitempty" doc:"a time, Unix seconds, or a duration back from now" example:"48h"`
+	Until  string `json:"until,omitempty" doc:"as since; decisions before it" example:"24h"`
+	Host   string `json:"host,omitempty" doc:"a name, *.name for all below it, or an address" example:"*.example.com"`
+	Reason string `json:"reason,omitempty" doc:"one of the reasons" example:"not_allowed"`
+	Denied bool   `json:"denied,omitempty" doc:"only what was refused"`
+}
+
+// searchAllQuery is that of every box.
+type searchAllQuery struct {
+	searchQuery
+	Box string `json:"box,omitempty" doc:"ID of a box, which may have been deleted, or the name of one that exists"`
+}
+
+func (q *searchQuery) filter() (api.EventSearch, error) {
+	f := api.EventSearch{Host: q.Host, Reason: policy.Reason(q.Reason), Denied: q.Denied}
+	for name, at := range map[string]struct {
+		text string
+		into *time.Time
+	}{"since": {q.Since, &f.Since}, "until": {q.Until, &f.Until}} {
+		if at.text == "" {
+			continue
+		}
+		t, err := parseSince(at.text, time.Now())
+		if err != nil {
+			return f, problem.Refuse(http.StatusUnprocessableEntity, `query parameter %q must be a time (2026-01-02T15:04:05Z), Unix seconds or a duration back from now (10m)`, name)
+		}
+		*at.into = t
+	}
+	return f, nil
+}
+
+func (e *Endpoints) searchBox(w http.ResponseWriter, r *http.Request) (rest.Reply, error) {
+	box, err := rest.Box(r, e.Host)
+	if err != nil {
+		return rest.Reply{}, err
+	}
+	var q searchQuery
+	if err := rest.Query(r, &q); err != nil {
+		return rest.Reply{}, err
+	}
+	return e.search(w, r, &q, box.ID)
+}
+
+func (e *Endpoints) searchAll(w http.ResponseWriter, r *http.Request) (rest.Reply, error) {
+	var q searchAllQuery
+	if err := rest.Query(r, &q); err != nil {
+		return rest.Reply{}, err
+	}
+	id := policy.BoxID(q.Box)
+	if box, err := e.Host.Box(r.Context(), q.Box); q.Box != "" && err == nil {
+		id = box.ID
+	}
+	return e.search(w, r, &q.searchQuery, id)
+}
+
+// search writes what is found as it is found. The answer begins with the first decision, so that a mistake is answered as one.
+func (e *Endpoints) search(w http.ResponseWriter, r *http.Request, q *searchQuery, box policy.BoxID) (rest.Reply, error) {
+	f, err := q.filter()
+	if err != nil {
+		return rest.Reply{}, err
+	}
+	f.Box = box
+	s := &eventWriter{w: w, rc: http.NewResponseController(w)}
+	begun := false
+	begin := func() {
+		if !begun {
+			begun = true
+			s.begin("")
+		}
+	}
+	err = e.Host.SearchEvents(r.Context(), f, func(event audit.Event) error {
+		begin()
+		return s.event(event)
+	})
+	if err != nil && !begun {
+		return rest.Reply{}, err
+	}
+	if err != nil {
+		panic(http.ErrAbortHandler) // so that half an answer is not taken for all of it
+	}
+	begin()
+	return rest.Reply{Written: true}, nil
+}
