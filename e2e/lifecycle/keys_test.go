@@ -1,0 +1,53 @@
+package lifecycle
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"boxgate/e2e/harness"
+)
+
+// TestKeysTrailAndHistoryOutliveTheGateway: a key with a role works by the command line, is in the audit trail, which is whole after
+// the gateway was killed, and decisions of before that are found. The secret of the box is in none of the files.
+func TestKeysTrailAndHistoryOutliveTheGateway(t *testing.T) {
+	t.Parallel()
+	w := harness.NewWorld(t, nil)
+	box := w.SecretBox()
+	w.MustSh(box, "curl -sS -o /dev/null https://api.example.com/before; curl -k -sS https://evil.example.net/; true")
+	key := strings.TrimSpace(w.Run(0, nil, "", "api-key", "create", "--name", "one", "--role", "one-box", "--box", string(box)))
+	lines := strings.Split(key, "\n")
+	key = lines[len(lines)-1]
+	as := []string{"BOXGATE_API_KEY=" + key}
+	w.Run(0, as, "", "box", "get", string(box))
+	w.Run(1, as, "", "api-key", "list")
+	w.Run(1, as, "", "box", "create", "--name", "another")
+	backup := filepath.Join(t.TempDir(), "backup.db")
+	w.Run(0, nil, "", "store", "backup", backup)
+	w.Run(0, nil, "", "store", "verify")
+	w.Kill()
+	if err := w.Start(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	w.Run(0, as, "", "box", "get", string(box))
+	harness.Contains(t, w.Run(0, nil, "", "audit", "verify"), "entries")
+	trail := w.Run(0, nil, "", "audit", "--key", "one")
+	harness.Contains(t, trail, "refused")
+	past := w.Run(0, nil, "", "log", "--since", "1h", "--box", string(box), "--host", "*.example.net", "--denied")
+	harness.Contains(t, past, "evil.example.net")
+	w.Run(0, nil, "", "api-key", "rm", "one")
+	w.Run(1, as, "", "box", "get", string(box))
+	for _, dir := range []string{"audit", "history"} {
+		files, err := filepath.Glob(filepath.Join(w.Dir, "state", dir, "*"))
+		if err != nil || len(files) == 0 {
+			t.Errorf("%s: %v %v", dir, files, err)
+		}
+		for _, f := range append(files, backup) {
+			data, err := os.ReadFile(f)
+			if err != nil || strings.Contains(string(data), harness.TestSecret) || strings.Contains(string(data), key) {
+				t.Errorf("%s has a secret (%v)", f, err)
+			}
+		}
+	}
+}
