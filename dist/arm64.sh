@@ -11,7 +11,8 @@ shift
   ./proxy/peek/... ./proxy/header/... ./proxy/scrub/... ./proxy/sign/... ./proxy/placeholder/... ./proxy/postgres/... ./api/strict/... \
   ./api/problem/... ./certs/... ./secrets/assertion/... ./store/document/... ./store/pages/... ./launcher/container/...
 export GOOS=linux GOARCH=arm64 CGO_ENABLED=0
-go test -exec "$qemu" -count=1 -timeout 30m "$@"
+# Left out: a test that starts its own program, which the kernel does not run.
+go test -exec "$qemu" -count=1 -timeout 30m -skip '^TestPanicsDoNotShowSecrets$' "$@"
 # The dozen instructions that every box begins with, as the launcher writes them for this architecture.
 QEMU="$qemu" go test -exec "$qemu" -count=1 -v -run '^TestInitProgram' ./launcher/furnish
 go build -trimpath -o "${work:=$(mktemp -d)}/gateway" ./cmd/gateway && "$qemu" "$work/gateway" --version; rm -rf "$work"
