@@ -24,7 +24,7 @@ STATICCHECK := honnef.co/go/tools/cmd/staticcheck@v0.8.2
 GOLANGCI    := github.com/golangci/golangci-lint/v2/cmd/golangci-lint@v2.15.0
 GOVULNCHECK := golang.org/x/vuln/cmd/govulncheck@v1.8.0
 
-.PHONY: help deps build image docker runtime-debs promtool nameserver postgres sshd runsc scale demo run release release-verify deb oci arm64 test confined mutants structure visitors conformance check docs fuzz peers bench bench-compare microbench clean
+.PHONY: help deps build image docker runtime-debs promtool nameserver postgres proxies sshd runsc scale demo run release release-verify deb oci arm64 test confined mutants structure visitors conformance check docs fuzz peers bench bench-compare microbench clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  %-13s %s\n", $$1, $$2}'
@@ -88,6 +88,11 @@ runsc: ## build gVisor's runtime from the Go module proxy, for the tests of runt
 
 postgres: ## unpack the PostgreSQL server of one test where there is none, without installing it
 	@ls /usr/lib/postgresql/*/bin/postgres >/dev/null 2>&1 || dist/unpack.sh /var/cache/boxgate-postgres 'usr/lib/postgresql/*/bin/postgres' postgresql
+
+proxies: ## unpack the proxies of the tests of upstream proxies, without installing them
+	@dist/unpack.sh /var/lib/boxgate/proxies usr/bin/tinyproxy tinyproxy-bin microsocks
+
+test mutants check: proxies
 
 visitors: ## unpack Chromium, testssl.sh and slowhttptest for tests of public URLs, without installing them
 	@dist/visitors.sh

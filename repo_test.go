@@ -41,7 +41,7 @@ proxy/header: policy internal/h1 proxy/scrub
 proxy/http1: policy audit internal/memory internal/buffers proxy/contain proxy/exchange internal/h1 proxy/header proxy/live proxy/origin proxy/placeholder proxy/problem proxy/scrub internal/socket proxy/tunnel
 proxy/http2: policy audit internal/memory internal/buffers proxy/contain proxy/exchange internal/h1 internal/h2 internal/h2/downstream internal/h2/upstream proxy/header proxy/live proxy/origin proxy/placeholder proxy/problem proxy/scrub internal/socket proxy/tunnel
 proxy/live: policy proxy/route internal/socket proxy/usage
-proxy/origin: policy internal/fault internal/memory internal/h1 internal/h2/upstream proxy/problem proxy/route internal/socket proxy/usage
+proxy/origin: policy internal/fault internal/memory internal/h1 internal/h2/upstream proxy/problem proxy/route internal/socket proxy/traverse proxy/usage
 proxy/peek: policy internal/buffers internal/memory
 proxy/peek/peektest:
 proxy/placeholder: policy internal/h1 proxy/scrub
@@ -52,6 +52,7 @@ proxy/scrub: policy
 proxy/sign: policy
 proxy/sign/signtest:
 proxy/ssh: policy internal/memory proxy/contain
+proxy/traverse: policy internal/socket
 proxy/tunnel: policy internal/buffers proxy/contain internal/h1 internal/socket
 proxy/usage: policy audit internal/memory proxy/scrub
 certs: policy audit internal/fault

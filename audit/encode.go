@@ -72,6 +72,7 @@ func appendFields(b []byte, e *Event) []byte {
 	b = appendText(b, `"reason":"`, string(e.Reason))
 	b = appendWord(b, `"rule":"`, e.Rule)
 	b = appendWord(b, `"login":"`, e.Login)
+	b = appendWord(b, `"via":"`, e.Via)
 	b = appendWord(b, `"secret":"`, e.Secret)
 	b = appendCounts(b, e)
 	b = appendWord(b, `"phase":"`, string(e.Phase))

@@ -108,6 +108,7 @@ func (e *Event) safe() (verbatim bool) {
 	e.Rule = Escape(e.Rule, maxText)
 	e.BoxName = escapeWord(e.BoxName, maxText)
 	e.Login = escapeWord(e.Login, maxText)
+	e.Via = escapeWord(e.Via, maxText)
 	e.Secret = escapeWord(e.Secret, maxText)
 	e.Error = Escape(e.Error, maxText)
 	e.Headers = safeHeaders(e.Headers)

@@ -54,6 +54,7 @@ type Event struct {
 	Version    uint64         `json:"policy_version,omitempty"`
 	Headers    []string       `json:"headers,omitempty"`   // names of the headers set, never values
 	Login      string         `json:"login,omitempty"`     // what the gateway logged in to, and as whom
+	Via        string         `json:"via,omitempty"`       // URL of the upstream proxy that it goes by, without credentials
 	Secret     string         `json:"secret,omitempty"`    // name of the secret that it logged in with, or of the client certificate; never the value
 	BytesIn    int64          `json:"bytes_in,omitempty"`  // towards the box
 	BytesOut   int64          `json:"bytes_out,omitempty"` // from the box

@@ -79,9 +79,19 @@ func extras(e Event) []string {
 	if e.Login != "" {
 		add("login", quote(e.Login))
 	}
+	if e.Via != "" {
+		add("via", quote(e.Via))
+	}
 	if e.Secret != "" {
 		add("secret", e.Secret)
 	}
+	return append(out, measures(e)...)
+}
+
+// measures are those of the extras that tell how much it was, and how it ended.
+func measures(e Event) []string {
+	var out []string
+	add := func(name, value string) { out = append(out, name+"="+value) }
 	if e.BytesIn != 0 || e.BytesOut != 0 {
 		add("in", strconv.FormatInt(e.BytesIn, 10))
 		add("out", strconv.FormatInt(e.BytesOut, 10))

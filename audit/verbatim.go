@@ -15,7 +15,7 @@ func (e *Event) isVerbatim() bool {
 		isVerbatim(string(e.Reason), maxText, '!') && isVerbatim(string(e.Phase), maxText, '!') &&
 		isVerbatim(e.Conn, maxText, '!') && isVerbatim(e.Name, maxName, '!') && isVerbatim(e.Path, maxPath, '!') &&
 		isVerbatim(string(e.Credential), maxText, '!') && isVerbatim(e.Method, maxMethod, '!') &&
-		isVerbatim(e.Rule, maxText, ' ') && isVerbatim(e.BoxName, maxText, '!') && isVerbatim(e.Login, maxText, '!') && isVerbatim(e.Secret, maxText, '!') &&
+		isVerbatim(e.Rule, maxText, ' ') && isVerbatim(e.BoxName, maxText, '!') && isVerbatim(e.Login, maxText, '!') && isVerbatim(e.Via, maxText, '!') && isVerbatim(e.Secret, maxText, '!') &&
 		isVerbatim(e.Error, maxText, ' ') && areVerbatim(e.Headers)
 }
 
@@ -86,7 +86,7 @@ func (e *Event) inQuotes() *Event {
 	q.Credential = Credential(inQuotes(string(e.Credential)))
 	q.Method, q.Rule, q.Error = inQuotes(e.Method), inQuotes(e.Rule), inQuotes(e.Error)
 	q.BoxName = inQuotes(e.BoxName)
-	q.Login, q.Secret = inQuotes(e.Login), inQuotes(e.Secret)
+	q.Login, q.Secret, q.Via = inQuotes(e.Login), inQuotes(e.Secret), inQuotes(e.Via)
 	q.Headers = make([]string, len(e.Headers))
 	for i, name := range e.Headers {
 		q.Headers[i] = inQuotes(name)

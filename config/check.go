@@ -27,6 +27,7 @@ func (c *Config) checkMore(fail func(key, format string, args ...any)) {
 		fail("ingress.session_time", "%v is out of range; use 1m to 720h", t)
 	}
 	c.Ingress.OIDC.check(fail, c.Secrets)
+	c.Proxy.Upstream.check(fail, c.Secrets)
 	if c.Ingress.OIDC.Issuer != "" && c.Ingress.HTTPS == "" {
 		fail("ingress.oidc", "needs ingress.https")
 	}

@@ -63,6 +63,7 @@ type DNS struct {
 // Proxy is how egress connections are handled.
 type Proxy struct {
 	UpstreamCAFiles []string `yaml:"upstream_ca_files"`
+	Upstream        Upstream `yaml:"upstream"`
 	Deny            string   `yaml:"deny"`
 	// TokenIssuer is the claim iss of the tokens that say which box a request was forwarded for.
 	TokenIssuer string `yaml:"token_issuer"`

@@ -81,7 +81,7 @@ func (s *Server) findDirect(v visit, transport policy.Protocol, wire []byte, d *
 	if !a.verdict.Allowed() && !resolvesAnyway(a.policy, a.host, a.verdict, a.qtype) {
 		return a, a.sinkSize() < a.maxSize(transport)
 	}
-	if s.isURL(a.host) {
+	if s.isURL(a.host) || a.policy.ResolvedThere(a.host) {
 		return a, false
 	}
 	found := s.findCached(&a, v.now)

@@ -136,7 +136,7 @@ func (s *Server) judge(ctx context.Context, box *policy.Box, q query, ev *audit.
 	if !d.Allowed() && !resolvesAnyway(pol, name, d, q.qtype) {
 		return s.sink(q, ev)
 	}
-	if d.Allowed() && s.isURL(name) {
+	if d.Allowed() && (s.isURL(name) || pol.ResolvedThere(name)) {
 		return s.url(q, ev)
 	}
 	res, err := s.resolve(ctx, box, name, q.qtype)

@@ -22,6 +22,7 @@ type inputs struct {
 	protected *policy.Protected   // nil: not known, and every address is protected
 	ceiling   *policy.Ceiling     // nil: the operator has set none
 	spent     bool                // the box has used up its quota
+	upstream  *policy.HostUpstream
 }
 
 // errNoTokenKey refuses placeholders that would all have the same token, or none.
@@ -34,10 +35,13 @@ func (in inputs) compile() (*policy.Compiled, error) {
 	}
 	rules := policy.WithTokens(in.rules(), in.tokens)
 	c, err := policy.CompileUnder(in.ceiling, besides(in.spec, in.leases), rules, in.protected, in.version)
-	if err == nil && in.spent {
+	if err != nil {
+		return nil, err
+	}
+	if c.By(in.upstream); in.spent {
 		c.Withhold(policy.ReasonQuota, "limits.quota")
 	}
-	return c, err
+	return c, nil
 }
 
 // besides returns what a policy is while leases last.
@@ -64,8 +68,9 @@ func (in inputs) rules() []policy.HeaderRule { return policy.MergeHeaders(in.glo
 // shared is what the policies of all boxes are compiled from. The zero value protects every address. Safe for concurrent
 // use.
 type shared struct {
-	ceiling *policy.Ceiling  // the operator's, of the configuration
-	clock   func() lease.Now // nil: [lease.System]
+	ceiling  *policy.Ceiling      // the operator's, of the configuration,
+	upstream *policy.HostUpstream // as is this
+	clock    func() lease.Now     // nil: [lease.System]
 
 	mu        sync.Mutex
 	global    []policy.HeaderRule
@@ -76,7 +81,7 @@ type shared struct {
 func (s *shared) inputs() inputs {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return inputs{global: s.global, protected: s.protected, ceiling: s.ceiling}
+	return inputs{global: s.global, protected: s.protected, ceiling: s.ceiling, upstream: s.upstream}
 }
 
 // of returns what the policy of a box is compiled from at present, for a change to modify. The caller holds b.mu.

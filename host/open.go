@@ -85,7 +85,11 @@ func (h *Host) wire(context.Context) error {
 	if err != nil {
 		return fmt.Errorf("policy.ceiling: %w", err)
 	}
-	held, common := sandboxes{p.launcher}, &shared{ceiling: ceiling}
+	upstream, err := p.cfg.Proxy.Upstream.Compile()
+	if err != nil {
+		return fmt.Errorf("proxy.upstream: %w", err)
+	}
+	held, common := sandboxes{p.launcher}, &shared{ceiling: ceiling, upstream: upstream}
 	net := &enforce.Enforcer{
 		Kernel: kernel, Proxy: p.proxy, Boxes: p.connected, Forget: []func(policy.BoxID){p.dns.Forget, p.minter.Remove},
 	}

@@ -25,6 +25,9 @@ func NewCeiling(spec Spec) (*Ceiling, error) {
 	if len(spec.Repos) > 0 {
 		ps.add("/repos", "belong into the policies of boxes; a ceiling takes only rules that deny")
 	}
+	if spec.UpstreamProxy != nil {
+		ps.add("/upstream_proxy", "belongs into the policies of boxes; that of all boxes is proxy.upstream of the configuration")
+	}
 	if err := ps.err(); err != nil {
 		return nil, err
 	}
@@ -63,6 +66,9 @@ func CompileUnder(ceiling *Ceiling, spec Spec, headers []HeaderRule, protected *
 	c.ceiling = top
 	if c.forwarding != nil {
 		c.forwarding.ceiling = top
+	}
+	if c.reach != nil {
+		c.reach.ceiling = top
 	}
 	c.matches = c.matches || top.matches
 	c.ruled = slices.Concat(c.ruled, top.ruled)

@@ -5,6 +5,7 @@ import "strings"
 // checkSpec checks a policy as a whole and returns its entries. The entries are valid only if ps stays empty.
 func checkSpec(s Spec, ps *problems) parsedSpec {
 	parsed := checkEntries(s, ps)
+	checkUpstream(s.UpstreamProxy, ps)
 	switch s.Mode {
 	case ModeAllowAll, ModeDenyAll:
 		checkNoLists(s, ps)
@@ -227,4 +228,15 @@ func checkPath(at, p string, ps *problems) pathPattern {
 		ps.add(at, "%s has a . or .. segment; use %q", quoted(p), out.String())
 	}
 	return out
+}
+
+// checkUpstream checks the upstream proxy of a policy.
+func checkUpstream(s *UpstreamSpec, ps *problems) {
+	if s == nil {
+		return
+	}
+	if _, err := ParseUpstream(s.URL); err != nil {
+		ps.add("/upstream_proxy/url", "%s", err)
+	}
+	checkDomains("/upstream_proxy/resolve_there", s.ResolveThere, ps)
 }

@@ -21,9 +21,11 @@ type Compiled struct {
 	ruled      []Pattern // hosts of header rules, ports filled in, and of request rules
 	plan       KernelPlan
 	warnings   []Problem
-	ceiling    *Compiled // what the operator allows at most; nil: everything
-	forwarding *Compiled // see Forwarding
-	withheld   *Decision // instead of whatever is allowed; nil: nothing is withheld
+	ceiling    *Compiled      // what the operator allows at most; nil: everything
+	forwarding *Compiled      // see Forwarding
+	withheld   *Decision      // instead of whatever is allowed; nil: nothing is withheld
+	upstream   *UpstreamProxy // by which servers are connected to; nil: directly
+	reach      *Compiled      // decides about connections to upstream itself
 }
 
 // Compile checks a policy and makes it ready to decide. headers are the merged rules of [MergeHeaders]; protected is
@@ -40,10 +42,10 @@ func Compile(spec Spec, headers []HeaderRule, protected *Protected, version uint
 	c.protected, c.headers = protected, table
 	c.matches = c.matches || table.matches
 	c.plan = c.newKernelPlan(parsed)
+	c.setUpstream(spec.UpstreamProxy)
 	c.warnings = c.newWarnings(parsed, headers)
 	if slices.ContainsFunc(headers, func(r HeaderRule) bool { return r.Forward != nil }) {
-		c.forwarding = build(Spec{Mode: ModeAllowAll}, parsedSpec{}, nil, version)
-		c.forwarding.protected = protected.forForwarding()
+		c.forwarding = c.newReach(protected.forForwarding())
 	}
 	return c, nil
 }

@@ -121,6 +121,9 @@ var everyAddress = []string{"0.0.0.0/0", "::/0"}
 
 func writeVercel(spec Spec, rules []HeaderRule, ps *problems) any {
 	checkForeign(spec, ps)
+	if spec.UpstreamProxy != nil {
+		ps.add("/upstream_proxy", "the other dialect has no upstream proxies")
+	}
 	if spec.Mode != ModeCustom && len(rules) == 0 {
 		return spec.Mode
 	}
@@ -250,6 +253,10 @@ func writeE2B(spec Spec, rules []HeaderRule, ps *problems) any {
 		if allowed := slices.Concat(spec.AllowedDomains, spec.AllowedCIDRs); len(allowed) > 0 {
 			out["allowOut"] = allowed
 		}
+	}
+	proxy, rules := writeE2BProxy(spec, rules, ps)
+	if proxy != nil {
+		out["egressProxy"] = proxy
 	}
 	of := map[string]any{}
 	for _, r := range rules {

@@ -92,6 +92,9 @@ func writeLogin(l *Login) map[string]any {
 	if l.SSH != nil {
 		return map[string]any{"ssh": l.SSH.document()}
 	}
+	if l.Proxy != nil {
+		return map[string]any{"proxy": map[string]any{"username": l.Proxy.User, "password": writeValue(l.Proxy.Password, l.Proxy.Source)}}
+	}
 	pg := l.Postgres
 	out := map[string]any{"user": pg.User, "database": pg.Database, "password": writeValue(pg.Password, pg.Source)}
 	if pg.Auth != AuthSCRAM {

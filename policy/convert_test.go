@@ -51,6 +51,8 @@ var everyField = []string{
 	`{"postgres": {"user": "u", "database": "d", "password": "literal"}}`,
 	`{"ssh": {"user": "git", "key": {"secret": "k"}, "host_keys": ["@cert-authority ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIAABAgMEBQYHCAkKCwwNDg8QERITFBUWFxgZGhscHR4f"],
 		"repos": [{"name": "o/r", "access": "push"}], "commands": ["uptime"]}}`,
+	`{"proxy": {"username": "u", "password": "literal"}}`,
+	`{"proxy": {"username": "u", "password": {"secret": "k"}}}`,
 	`{"client_certificate": {"certificate": {"secret": "c"}, "key": {"secret": "k"}}}`,
 	`{"forward_url": "https://proxy.test:8443/in", "remove": ["X-C"]}`,
 }
@@ -63,7 +65,7 @@ func TestConvertForgetsNothing(t *testing.T) {
 	reveal := cmp.Comparer(func(a, b Secret) bool { return a.Reveal() == b.Reveal() })
 	for _, entry := range everyField {
 		host := "a.test"
-		if strings.Contains(entry, "postgres") || strings.Contains(entry, `"ssh"`) {
+		if strings.Contains(entry, "postgres") || strings.Contains(entry, `"ssh"`) || strings.Contains(entry, `"proxy"`) {
 			host += ":5432"
 		}
 		attach := `{"` + host + `": ` + entry + `}`

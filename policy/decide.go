@@ -141,6 +141,8 @@ func (c *Compiled) decideTransport(r Request, d Decision) Decision {
 		}
 	case UDP:
 		switch {
+		case c.upstream != nil:
+			return Decision{Reason: ReasonProtocol, Rule: ruleUpstream}
 		case r.Port == portDoT && d.Reason != ReasonAllowedCIDR:
 			return Decision{Reason: ReasonProtocol, Rule: ruleDoQ}
 		case !c.plan.RejectUDP.Contains(r.Port):
@@ -150,6 +152,9 @@ func (c *Compiled) decideTransport(r Request, d Decision) Decision {
 			return Decision{Reason: ReasonProtocol, Rule: ruleRule}
 		}
 	case ICMP:
+		if c.upstream != nil {
+			return Decision{Reason: ReasonProtocol, Rule: ruleUpstream}
+		}
 	default:
 		return Decision{Reason: ReasonProtocol}
 	}

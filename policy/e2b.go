@@ -8,11 +8,12 @@ import (
 
 // ParseE2B reads the network options of E2B and translates them:
 //
-//	{allowOut: [domain | cidr…], denyOut: [cidr…], rules: {domain: [{transform: {headers}}…]}, allowPublicTraffic: true}
+//	{allowOut: [domain | cidr…], denyOut: [cidr…], rules: {domain: [{transform: {headers}}…]},
+//	 egressProxy: {address, username, password}, allowPublicTraffic: true}
 //
 // What is neither allowed nor denied is allowed in that dialect, and what is allowed wins over what is denied; in boxgate
 // denied wins. So allowOut is honoured beside a denyOut of all traffic, and where it opens nothing that denyOut closes;
-// else it is refused. All rules of a domain apply, later headers replacing earlier ones. Refused as well are egressProxy,
+// else it is refused. All rules of a domain apply, later headers replacing earlier ones. Refused as well are
 // maskRequestHost, httpsPorts, allowPublicTraffic: false, and identity tokens in headers. The error is an *[InvalidError] that lists
 // every problem.
 func ParseE2B(data []byte) (Spec, []HeaderRule, error) {
@@ -45,6 +46,8 @@ type e2bOptions struct {
 	allow, deny []string
 	closed      bool // no access to the internet but for allow
 	headers     map[Pattern][]HeaderRule
+	proxy       *UpstreamSpec
+	login       *HeaderRule // for the proxy; nil: none
 }
 
 func translateE2B(doc value, ps *problems) (Spec, []HeaderRule, error) {
@@ -61,7 +64,7 @@ func translateE2B(doc value, ps *problems) (Spec, []HeaderRule, error) {
 		"allowInternetAccess":   access,
 		"allow_internet_access": access,
 		"rules":                 func(at string, v value) { o.readRules(at, v, ps) },
-		"egressProxy":           func(at string, _ value) { ps.add(at, "boxgate sends no traffic through another proxy; leave it out") },
+		"egressProxy":           func(at string, v value) { o.readProxy(at, v, ps) },
 		"httpsPorts": func(at string, _ value) {
 			ps.add(at, "public URLs reach applications without TLS; leave it out, and serve these ports in the clear")
 		},
@@ -75,6 +78,13 @@ func translateE2B(doc value, ps *problems) (Spec, []HeaderRule, error) {
 		},
 	})
 	spec := o.spec(ps)
+	spec.UpstreamProxy = o.proxy
+	if o.login != nil {
+		if _, twice := o.headers[o.login.Pattern]; twice {
+			ps.add("/egressProxy", "is at a host and port that rules has headers for; boxgate needs one or the other")
+		}
+		o.headers[o.login.Pattern] = []HeaderRule{*o.login}
+	}
 	headers := patternRules(o.headers, ps)
 	if err := ps.err(); err != nil {
 		return Spec{}, nil, err

@@ -59,6 +59,9 @@ type Evidence struct {
 	Dialled netip.Addr // the address that is about to be dialled, or was; invalid until it is known
 	Ruled   Answer     // whether Dialled, before it is known Request.Addr, is the address of a host with rules on the port
 	Owned   Answer     // whether Dialled is an address of the name that the route goes by
+
+	Settled bool   // the way is known, see [Route.Settle]:
+	By      string // the key of the upstream proxy, "" for none
 }
 
 // Need is a piece of evidence that takes time to gather.

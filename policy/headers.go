@@ -82,7 +82,7 @@ const (
 
 // Applies reports whether the rule changes or refuses anything, so that what is said to its hosts has to be read.
 func (r HeaderRule) Applies() bool {
-	return r.secretive() || r.Deny || r.Login != nil || r.Client != nil || r.Forward != nil
+	return r.secretive() || r.Deny || r.Login != nil && r.Login.Proxy == nil || r.Client != nil || r.Forward != nil
 }
 
 // secretive reports whether the rule changes texts in requests, which responses may show.

@@ -11,6 +11,7 @@ type headerTable struct {
 	placeholders bool // some rule has one
 	matches      bool // some rule looks at header fields
 	logins       PortSet
+	proxies      map[headerKey]*ProxyLogin // the gateway's own, to upstream proxies
 	rules        map[headerKey]*alternatives
 }
 
@@ -48,6 +49,13 @@ func newHeaderTable(rules []HeaderRule, ps *problems) headerTable {
 			ps.add(fmt.Sprintf("/attach_headers/%d", i), "has no host pattern")
 		}
 		key := headerKey{p.name.s, p.wild, p.port}
+		if r.Login != nil && r.Login.Proxy != nil { // not for what boxes say to the host
+			if t.proxies == nil {
+				t.proxies = map[headerKey]*ProxyLogin{}
+			}
+			t.proxies[key] = r.Login.Proxy
+			continue
+		}
 		of := t.rules[key]
 		if of != nil && (key != last || len(of.list) == maxAlternatives) {
 			ps.add(pointer("/attach_headers", r.Pattern.String()), "is a duplicate")

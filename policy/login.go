@@ -8,6 +8,8 @@ import "net/url"
 type Login struct {
 	Postgres *Postgres
 	SSH      *SSH
+	// Proxy is that of the gateway itself, to an upstream proxy. It is of no use to a box that connects there.
+	Proxy *ProxyLogin
 }
 
 // Postgres is a login to a PostgreSQL server: one user, one database.
@@ -49,8 +51,11 @@ func ParsePostgresAuth(s string) (a PostgresAuth, ok bool) {
 
 // Source returns the name of the secret that the login needs; "" if it is a literal.
 func (l *Login) Source() string {
-	if l.SSH != nil {
+	switch {
+	case l.SSH != nil:
 		return l.SSH.Source
+	case l.Proxy != nil:
+		return l.Proxy.Source
 	}
 	return l.Postgres.Source
 }
@@ -60,8 +65,11 @@ func (l *Login) Equal(o *Login) bool {
 	if l == nil || o == nil {
 		return l == o
 	}
-	if l.SSH != nil || o.SSH != nil {
+	switch {
+	case l.SSH != nil || o.SSH != nil:
 		return l.SSH.Equal(o.SSH)
+	case l.Proxy != nil || o.Proxy != nil:
+		return l.Proxy.equal(o.Proxy)
 	}
 	a, b := *l.Postgres, *o.Postgres
 	same := a.Password.Equal(b.Password)
@@ -75,6 +83,25 @@ func (l *Login) URL(authority string) string {
 		u := url.URL{Scheme: "ssh", User: url.User(l.SSH.User), Host: authority}
 		return u.String()
 	}
+	if l.Proxy != nil {
+		u := url.URL{Scheme: "proxy", User: url.User(l.Proxy.User), Host: authority}
+		return u.String()
+	}
 	u := url.URL{Scheme: "postgres", User: url.User(l.Postgres.User), Host: authority, Path: "/" + l.Postgres.Database}
 	return u.String()
+}
+
+// ProxyLogin is what the gateway authenticates by to an upstream proxy.
+type ProxyLogin struct {
+	User     string
+	Password Secret // the literal; empty when Source is set
+	Source   string // name of a secret in the gateway's configuration; "" for a literal
+}
+
+// equal reports whether two logins are the same.
+func (l *ProxyLogin) equal(o *ProxyLogin) bool {
+	if l == nil || o == nil {
+		return l == o
+	}
+	return l.User == o.User && l.Source == o.Source && l.Password.Equal(o.Password)
 }

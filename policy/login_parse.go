@@ -8,7 +8,7 @@ import (
 )
 
 // loginKeys are the keys of entries for servers that do not speak HTTP.
-var loginKeys = []string{"postgres", "ssh"}
+var loginKeys = []string{"postgres", "ssh", "proxy"}
 
 // isLogin reports whether an entry is that of a server that does not speak HTTP. A header that is set to a text is none,
 // whatever its name.
@@ -28,6 +28,8 @@ func (p *headerParser) login(at string, entry value) *Login {
 			login.Postgres = p.postgres(pointer(at, key), entry.items[i])
 		case "ssh":
 			login.SSH = p.ssh(pointer(at, key), entry.items[i])
+		case "proxy":
+			login.Proxy = p.proxy(pointer(at, key), entry.items[i])
 		}
 	}
 	return login
@@ -42,9 +44,11 @@ func (p *headerParser) loginHost(at string, pattern Pattern, login *Login) {
 		port := ":5432"
 		if login.SSH != nil {
 			port = ":22"
+		} else if login.Proxy != nil {
+			port = ":3128"
 		}
 		p.add(at, "has no port; a login is for one, as in %s", quoted(pattern.name.String()+port))
-	case isWeb(pattern.port), pattern.port == portDoT:
+	case login.Proxy == nil && (isWeb(pattern.port) || pattern.port == portDoT):
 		p.add(at, "has a port of HTTP or DNS, where nothing else is spoken")
 	}
 	if login.SSH != nil {
@@ -81,6 +85,56 @@ func (p *headerParser) postgres(at string, v value) *Postgres {
 		}
 	}
 	return out
+}
+
+// proxy reads a login to an upstream proxy. What SOCKS (RFC 1929) and basic authentication (RFC 7617) cannot carry is
+// refused.
+func (p *headerParser) proxy(at string, v value) *ProxyLogin {
+	out := &ProxyLogin{Password: NewSecret("")}
+	v.fields(at, "an object of username and password", &p.problems, map[string]func(string, value){
+		"username": func(at string, v value) {
+			if out.User = v.string(at, &p.problems); v.kind == kindText {
+				checkProxyUser(at, out.User, &p.problems)
+			}
+		},
+		"password": func(at string, v value) {
+			text := p.value(at, "password", v, false)
+			if out.Password, out.Source = text.literal, text.source; out.Source == "" {
+				checkProxyPassword(at, out.Password, &p.problems)
+			}
+		},
+	})
+	for _, key := range []string{"username", "password"} {
+		if v.kind == kindObject && !v.has(key) {
+			p.add(pointer(at, key), "is missing")
+		}
+	}
+	return out
+}
+
+// maxProxyText is what a login of SOCKS holds of a user name, and of a password.
+const maxProxyText = 255
+
+// checkProxyUser checks a user name, which basic authentication ends with a colon.
+func checkProxyUser(at, user string, ps *problems) {
+	if err := CheckProxyUser(user); err != nil {
+		ps.add(at, "%s", err)
+	}
+}
+
+// CheckProxyUser checks the name of a user at a proxy. The error completes a sentence about it.
+func CheckProxyUser(user string) error {
+	if user == "" || len(user) > maxProxyText || !utf8.ValidString(user) || strings.ContainsFunc(user, unicode.IsControl) || strings.Contains(user, ":") {
+		return flawError("is empty, longer than 255 bytes, or has a colon or a control character")
+	}
+	return nil
+}
+
+// checkProxyPassword checks a literal password.
+func checkProxyPassword(at string, password Secret, ps *problems) {
+	if text := password.Reveal(); text == "" || len(text) > maxProxyText || strings.ContainsFunc(text, unicode.IsControl) {
+		ps.add(at, "is empty, longer than %d bytes, or has a control character", maxProxyText)
+	}
 }
 
 // maxIdentifier is larger than what PostgreSQL keeps of a name, which is 63 bytes unless it was compiled otherwise.

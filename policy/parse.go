@@ -56,6 +56,7 @@ func readSpec(doc value, ps *problems) Spec {
 		"denied_cidrs":    list(&s.DeniedCIDRs),
 		"repos":           func(at string, v value) { s.Repos = readRepos(at, v, ps) },
 		"rules":           func(at string, v value) { s.Rules = readRules(at, v, ps) },
+		"upstream_proxy":  func(at string, v value) { s.UpstreamProxy = readUpstream(at, v, ps) },
 	})
 	return s
 }
@@ -94,4 +95,14 @@ func readRepos(at string, v value, ps *problems) []RepoRule {
 		})
 	}
 	return repos
+}
+
+// readUpstream reads the upstream proxy of a document without checking it.
+func readUpstream(at string, v value, ps *problems) *UpstreamSpec {
+	s := &UpstreamSpec{}
+	v.fields(at, "an object with url", ps, map[string]func(string, value){
+		"url":           func(at string, v value) { s.URL = v.string(at, ps) },
+		"resolve_there": func(at string, v value) { s.ResolveThere = v.strings(at, ps) },
+	})
+	return s
 }

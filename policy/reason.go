@@ -51,6 +51,7 @@ const (
 	ReasonUpstreamTLS       Reason = "upstream_tls"         // the upstream's certificate could not be verified (502)
 	ReasonUpstreamHTTP      Reason = "upstream_http"        // the upstream broke the protocol (502)
 	ReasonUpstreamLogin     Reason = "upstream_login"       // the upstream refused the login that the gateway made in the place of the box
+	ReasonUpstreamProxy     Reason = "upstream_proxy"       // the upstream proxy could not be used, or refused (502)
 	ReasonClientTLS         Reason = "client_tls"           // the box did not complete the TLS handshake with its CA
 	ReasonPolicyChanged     Reason = "policy_changed"       // cut because the policy tightened
 	ReasonInternal          Reason = "internal"             // a fault of the gateway; the connection died, nothing else
@@ -68,7 +69,7 @@ func Reasons() []Reason {
 		ReasonNotAllowed, ReasonHeaderRule, ReasonQuota,
 		ReasonSpoofed, ReasonHostPort, ReasonProtocol, ReasonNoName, ReasonAuthorityMismatch, ReasonBadRequest,
 		ReasonAmbiguousPath, ReasonAmbiguousRequest, ReasonPlaceholderLeak, ReasonSecretUnavailable, ReasonUnsignable, ReasonUnscrubbable, ReasonMethod, ReasonPeekTimeout, ReasonPeekSize, ReasonLimit, ReasonUnresolved, ReasonUnreachable,
-		ReasonUpstreamTLS, ReasonUpstreamHTTP, ReasonUpstreamLogin, ReasonClientTLS, ReasonPolicyChanged, ReasonInternal,
+		ReasonUpstreamTLS, ReasonUpstreamHTTP, ReasonUpstreamLogin, ReasonUpstreamProxy, ReasonClientTLS, ReasonPolicyChanged, ReasonInternal,
 		ReasonURLUnknown, ReasonURLAuth, ReasonURLOrigin, ReasonURLUnavailable,
 	}
 }

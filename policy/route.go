@@ -26,6 +26,10 @@ type Route struct {
 	ByName   bool     // to an address of Request.Name that the gateway finds out, whatever address was asked for; else to Request.Addr
 	Request  Request  // as it was decided: Name is the name that the route goes by, zero for the address alone
 	Decision Decision // why; allows unless Action is Refuse, or AwaitClient where the client must speak first
+	// Upstream is the proxy by which the server is connected to; nil: none. There says that the proxy is given the name, and
+	// finds out its address.
+	Upstream *UpstreamProxy
+	There    bool
 	// Needs is the piece of evidence whose lack counted against the connection. Whoever can have it asks again with it.
 	Needs Need
 }
@@ -88,7 +92,9 @@ func (c *Compiled) Route(r Request, e Evidence) Route {
 	}
 	rt := q.byOpening()
 	if rt.Action == Splice || rt.Action == AwaitServer || rt.Action == Forward || rt.Action == Broker {
-		return q.arrive(rt)
+		if rt = q.arrive(rt); rt.Action != Refuse {
+			return q.by(rt)
+		}
 	}
 	return rt
 }
@@ -200,7 +206,7 @@ func (q *question) request() Route {
 		return denied(q.r, d)
 	case name.IsZero() && d.Reason != ReasonAllowedCIDR && q.NamesDecide(port):
 		return q.refuse(q.r, ReasonNoName, NeedNothing)
-	case secure || d.DialName || !q.r.Addr.IsValid() || q.Intercepts(name, port):
+	case secure || d.DialName || !q.r.Addr.IsValid() || q.Intercepts(name, port) || q.goesFar(name):
 		return Route{Action: Forward, ByName: true, Request: q.r, Decision: d}
 	}
 	return q.asClaimed(Forward, d)
@@ -218,7 +224,7 @@ func (q *question) named() Route {
 		return q.broker([]Name{q.r.Name})
 	case q.Intercepts(q.r.Name, q.r.Port):
 		return Route{Action: Intercept, ByName: true, Request: q.r, Decision: d}
-	case d.DialName || !q.r.Addr.IsValid():
+	case d.DialName || !q.r.Addr.IsValid() || q.goesFar(q.r.Name):
 		return Route{Action: Splice, ByName: true, Request: q.r, Decision: d}
 	}
 	return q.asClaimed(Splice, d)

@@ -34,6 +34,7 @@ type Spec struct {
 	DNS            DNSMode       `json:"dns,omitempty" enum:"strict resolve"`
 	Rules          []RequestRule `json:"rules,omitempty"`
 	Repos          []RepoRule    `json:"repos,omitempty"`
+	UpstreamProxy  *UpstreamSpec `json:"upstream_proxy,omitempty" doc:"all connections go by this proxy"`
 }
 
 // RequestRule judges requests on the hosts it names. The first rule that matches decides; none matches: allow. It never
@@ -104,6 +105,7 @@ func (s Spec) clone() Spec {
 	s.DeniedCIDRs = slices.Clone(s.DeniedCIDRs)
 	s.Rules = slices.Clone(s.Rules)
 	s.Repos = slices.Clone(s.Repos)
+	s.UpstreamProxy = s.UpstreamProxy.clone()
 	for i, r := range s.Rules {
 		s.Rules[i].Hosts = slices.Clone(r.Hosts)
 		s.Rules[i].Methods = slices.Clone(r.Methods)

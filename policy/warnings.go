@@ -139,6 +139,12 @@ func (c *Compiled) neverApplies(h HeaderRule, parsed parsedSpec) string {
 		return "the policy denies everything"
 	}
 	p := h.key()
+	if h.Login != nil && h.Login.Proxy != nil {
+		if u := c.upstream; u == nil || u.Name != p.name || u.Port != p.port {
+			return "the upstream_proxy of the policy is not there"
+		}
+		return ""
+	}
 	if p.name.IsLoopback() {
 		return "TLS is never terminated for the host's own names"
 	}

@@ -98,11 +98,11 @@ func (b *brokered) dial(ctx context.Context, at netip.Addr) (net.Conn, error) {
 		return nil, net.ErrClosed
 	}
 	rt := b.rt
-	rt.Asked, rt.Known = rt.At(addrPort(upstream.RemoteAddr()).Addr())
+	rt.Asked, rt.Known = rt.At(addrPort(up.RemoteAddr()).Addr())
 	if b.c.live.Settle(rt); b.c.p.recheck(b.c.live) {
 		return nil, net.ErrClosed // it is
 	}
-	return upstream, nil
+	return up, nil
 }
 
 // broker logs in to the server in the place of the box, and passes on what is said after that.
@@ -122,6 +122,7 @@ func (c *conn) broker(f peek.First, rt route.Routed) {
 		c.refuse(peek.Other, policy.ReasonLimit)
 		return
 	}
+	c.event.Via = rt.Upstream.URL()
 	c.event.Rule, c.event.Login, c.event.Secret = b.authority(), b.login.URL(b.authority()), b.login.Source()
 	if b.login.SSH != nil {
 		c.ssh(f, b)
@@ -164,16 +165,21 @@ func (c *conn) postgres(f peek.First, b *brokered) {
 func (c *conn) passBrokered(b *brokered, client, server net.Conn) {
 	c.open()
 	b.passes.Store(true)
-	var held [2]memory.Claim
 	var read [2]atomic.Int64
+	c.pass(client, server, &read[0], &read[1])
+}
+
+// pass moves bytes between the client and the server until both have ended, and counts those that were read of each.
+func (c *conn) pass(client, server net.Conn, out, in *atomic.Int64) {
+	var held [2]memory.Claim
 	for i := range held {
 		held[i].Open(c.usage.Memory, memory.Buffers)
 		defer held[i].Close()
 	}
-	end := func(i int, conn net.Conn) tunnel.End {
-		return tunnel.End{Conn: conn, To: conn, In: &h1.Reader{Memory: &held[i]}, Read: &read[i]}
+	end := func(i int, conn net.Conn, read *atomic.Int64) tunnel.End {
+		return tunnel.End{Conn: conn, To: conn, In: &h1.Reader{Memory: &held[i]}, Read: read}
 	}
-	err := c.p.core.Tunnels.Relay(end(0, client), end(1, server), c.box.ID)
+	err := c.p.core.Tunnels.Relay(end(0, client, out), end(1, server, in), c.box.ID)
 	if err != nil && c.live.Denied() == nil {
 		c.event.Error = err.Error()
 	}

@@ -169,6 +169,10 @@ func New(cfg Config) (*Proxy, error) {
 		Origins: origin.New(origin.Config{
 			Router: router, Resolver: p.cfg.Resolver, Roots: p.cfg.Roots, DialTimeout: p.cfg.DialTimeout,
 			AddressTimeout: p.cfg.AddressTimeout, HandshakeTimeout: p.cfg.HandshakeTimeout,
+			Credential: func(ctx context.Context, secret string) (policy.Secret, error) {
+				v, _, err := p.core.Credential(ctx, secret)
+				return v, err
+			},
 			MaxPerBox: p.cfg.MaxUpstreams, MaxAll: p.cfg.MaxAllUpstreams,
 		}),
 	}

@@ -26,6 +26,7 @@ func (c *conn) splice(f peek.First, rt route.Routed) {
 		c.visit(f, rt.Request.Name)
 		return
 	}
+	c.event.Via = rt.Upstream.URL()
 	deadline := time.Now().Add(c.p.cfg.DialTimeout)
 	to := origin.To(rt, false)
 	addrs, err := c.p.core.Origins.Candidates(c.ctx, c.box, to)
@@ -33,7 +34,7 @@ func (c *conn) splice(f peek.First, rt route.Routed) {
 		c.failed(f.Kind, err)
 		return
 	}
-	if len(addrs) == 1 && rt.Action == policy.Splice && c.passOn(f, rt, addrs[0], deadline) {
+	if len(addrs) == 1 && rt.Action == policy.Splice && rt.Upstream == nil && c.passOn(f, rt, addrs[0], deadline) {
 		return
 	}
 	ctx, cancel := context.WithDeadline(c.ctx, deadline)
@@ -48,7 +49,11 @@ func (c *conn) splice(f peek.First, rt route.Routed) {
 		_ = up.Close()
 		return
 	}
-	c.relay(f, rt, upstream)
+	if plain, ok := origin.Plain(up); ok {
+		c.relay(f, rt, plain, addrPort(up.RemoteAddr()).Addr())
+		return
+	}
+	c.relayLayered(f, rt, up)
 }
 
 // isForURL reports whether a connection is to be served as one to a public URL of this gateway: TLS whose name the policy
@@ -128,9 +133,8 @@ func (v *visitor) Write(p []byte) (int, error) {
 	return n, err
 }
 
-// relay forwards between the client and a server that is connected.
-func (c *conn) relay(f peek.First, rt route.Routed, upstream *net.TCPConn) {
-	at := addrPort(upstream.RemoteAddr()).Addr()
+// relay forwards between the client and a server that is connected, at an address; the zero Addr if that is a proxy's to know.
+func (c *conn) relay(f peek.First, rt route.Routed, upstream *net.TCPConn, at netip.Addr) {
 	rt.Asked, rt.Known = rt.At(at)
 	if c.live.Settle(rt); c.p.recheck(c.live) {
 		return // which closed both
@@ -162,6 +166,32 @@ func (c *conn) relay(f peek.First, rt route.Routed, upstream *net.TCPConn) {
 	if t := c.p.core.Tunnels.Splice(c.tunnelled(), upstream); c.leaveTo(t) {
 		t.Start()
 	}
+}
+
+// relayLayered is relay where a proxy is spoken to over TLS, which takes goroutines. It does not wait for who speaks first:
+// what TLS itself sends would be taken for the server's greeting.
+func (c *conn) relayLayered(f peek.First, rt route.Routed, up net.Conn) {
+	defer func() { socket.Reset(up) }()
+	at := addrPort(up.RemoteAddr()).Addr()
+	rt.Asked, rt.Known = rt.At(at)
+	if c.live.Settle(rt); c.p.recheck(c.live) {
+		return // which closed both
+	}
+	if rt.Action != policy.Splice {
+		c.refuse(peek.Other, policy.ReasonProtocol)
+		return
+	}
+	_ = up.SetWriteDeadline(time.Now().Add(c.p.cfg.DialTimeout))
+	if _, err := up.Write(f.Data); err != nil {
+		c.failed(f.Kind, err)
+		return
+	}
+	_ = up.SetWriteDeadline(time.Time{}) // fails only on a closed socket
+	c.live.Out.Add(int64(len(f.Data)))
+	c.spliced = spliced{first: f, at: at}
+	(*owner)(c).Opened()
+	c.pass(c.tcp, up, &c.live.Out, &c.live.In)
+	c.last = true
 }
 
 // passOn makes a tunnel that connects to the only address by itself, until the deadline. It reports false if that is to be

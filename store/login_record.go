@@ -10,6 +10,13 @@ import (
 type loginRecord struct {
 	Postgres *postgresRecord `json:"postgres,omitempty"`
 	SSH      *sshRecord      `json:"ssh,omitempty"`
+	Proxy    *proxyRecord    `json:"proxy,omitempty"`
+}
+
+type proxyRecord struct {
+	User     string `json:"user"`
+	Password string `json:"password,omitempty"`
+	Source   string `json:"source,omitempty"`
 }
 
 type postgresRecord struct {
@@ -35,6 +42,9 @@ func loginRecordOf(l *policy.Login) *loginRecord {
 	if s := l.SSH; s != nil {
 		return &loginRecord{SSH: &sshRecord{s.User, s.Source, s.HostKeyLines(), s.Repos, s.Commands}}
 	}
+	if p := l.Proxy; p != nil {
+		return &loginRecord{Proxy: &proxyRecord{p.User, p.Password.Reveal(), p.Source}}
+	}
 	pg := l.Postgres
 	return &loginRecord{Postgres: &postgresRecord{pg.User, pg.Database, pg.Password.Reveal(), pg.Source, pg.Auth.String()}}
 }
@@ -50,6 +60,9 @@ func (w *loginRecord) login() (*policy.Login, error) {
 	}
 	if w.SSH != nil {
 		return w.SSH.login()
+	}
+	if p := w.Proxy; p != nil {
+		return &policy.Login{Proxy: &policy.ProxyLogin{User: p.User, Password: policy.NewSecret(p.Password), Source: p.Source}}, nil
 	}
 	if w.Postgres == nil {
 		return nil, errLogin

@@ -43,6 +43,7 @@ type headerEntryView struct {
 	Postgres     *postgresView     `json:"postgres,omitempty"`
 	Client       *clientView       `json:"client_certificate,omitempty"`
 	SSH          *sshView          `json:"ssh,omitempty"`
+	Proxy        *proxyView        `json:"proxy,omitempty"`
 	Forward      string            `json:"forward_url,omitempty"`
 }
 
@@ -57,6 +58,11 @@ type postgresView struct {
 	Database string `json:"database"`
 	Secret   string `json:"secret,omitempty" doc:"as for a header"`
 	Auth     string `json:"auth"`
+}
+
+type proxyView struct {
+	Username string `json:"username"`
+	Secret   string `json:"secret,omitempty" doc:"as for a header"`
 }
 
 type sshView struct {
@@ -134,7 +140,7 @@ func viewRule(rule policy.HeaderRule) headerEntryView {
 		one.Placeholders = append(one.Placeholders, placeholderView{p.Variable, p.Source})
 	}
 	if rule.Login != nil {
-		one.Postgres, one.SSH = viewLogin(rule.Login)
+		one.viewLogin(rule.Login)
 	}
 	for _, q := range rule.Query {
 		one.Query = append(one.Query, headerView{q.Name, q.Source})
@@ -265,10 +271,15 @@ func (e *Endpoints) putGlobalHeaders(w http.ResponseWriter, r *http.Request) (re
 	return changedHeaders("", state), nil
 }
 
-func viewLogin(l *policy.Login) (*postgresView, *sshView) {
-	if s := l.SSH; s != nil {
-		return nil, &sshView{s.User, s.Source, s.HostKeyLines(), s.Repos, s.Commands}
+func (v *headerEntryView) viewLogin(l *policy.Login) {
+	switch {
+	case l.SSH != nil:
+		s := l.SSH
+		v.SSH = &sshView{s.User, s.Source, s.HostKeyLines(), s.Repos, s.Commands}
+	case l.Proxy != nil:
+		v.Proxy = &proxyView{l.Proxy.User, l.Proxy.Source}
+	default:
+		pg := l.Postgres
+		v.Postgres = &postgresView{pg.User, pg.Database, pg.Source, pg.Auth.String()}
 	}
-	pg := l.Postgres
-	return &postgresView{pg.User, pg.Database, pg.Source, pg.Auth.String()}, nil
 }

@@ -28,7 +28,7 @@ type headerEntry struct{}
 
 // Forms lists the compact form, header name to value, the full one, and that of a server that does not speak HTTP.
 func (headerEntry) Forms() []reflect.Type {
-	return []reflect.Type{reflect.TypeFor[map[string]string](), reflect.TypeFor[headerEntryBody](), reflect.TypeFor[loginBody](), reflect.TypeFor[sshLoginBody]()}
+	return []reflect.Type{reflect.TypeFor[map[string]string](), reflect.TypeFor[headerEntryBody](), reflect.TypeFor[loginBody](), reflect.TypeFor[sshLoginBody](), reflect.TypeFor[proxyLoginBody]()}
 }
 
 // loginBody describes the entry of a server that does not speak HTTP.
@@ -47,6 +47,17 @@ type postgresBody struct {
 // sshLoginBody describes the entry of an SSH server.
 type sshLoginBody struct {
 	SSH sshBody `json:"ssh" doc:"the gateway logs in to this SSH server in the place of the box; the pattern must be a host with a port"`
+}
+
+// proxyLoginBody describes the entry of an upstream proxy.
+type proxyLoginBody struct {
+	Proxy proxyBody `json:"proxy" doc:"what the gateway authenticates by to this upstream proxy; the pattern must be a host with a port, and no box is given it"`
+}
+
+// proxyBody describes a login to an upstream proxy.
+type proxyBody struct {
+	Username string      `json:"username"`
+	Password headerValue `json:"password" doc:"a literal or a secret, without prefix or suffix"`
 }
 
 // sshBody describes a login to an SSH server.

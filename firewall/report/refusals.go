@@ -116,7 +116,7 @@ func (r *Reports) withRule(e audit.Event) audit.Event {
 	if !ok || d.Allowed() {
 		return e
 	}
-	if e.Reason == policy.ReasonNotAllowed && (d.Reason == policy.ReasonDenyAll || d.Reason == policy.ReasonDeniedDomain) {
+	if e.Reason == policy.ReasonNotAllowed && (d.Reason == policy.ReasonDenyAll || d.Reason == policy.ReasonDeniedDomain || d.Reason == policy.ReasonProtocol) {
 		e.Reason = d.Reason
 	}
 	if d.Reason == e.Reason {

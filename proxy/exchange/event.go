@@ -64,6 +64,9 @@ func (x *Exchange) Judged(m *Message, r *Ruling) {
 		}
 		return
 	}
+	if e.Via = r.way.Upstream.URL(); r.Via != nil {
+		e.Via = r.Via.way.Upstream.URL()
+	}
 	e.Verdict, e.Headers = policy.Allow, x.named.headers(r.Set, r.Swaps)
 	if r.identity != nil {
 		e.Secret = r.header.Client.Certificate

@@ -2,7 +2,6 @@ package origin
 
 import (
 	"context"
-	"crypto/tls"
 	"errors"
 	"net"
 	"net/netip"
@@ -40,7 +39,9 @@ type Conn struct {
 	ended  time.Time        // when the last exchange did
 	framed bool             // its response had content, whose end the framing told
 	spare  [1]byte
-	dirty  bool // an exchange has begun and not ended cleanly: the connection must not be reused
+	// layered says that something between NetConn and the socket may hold what it has read: TLS to the server, or to a proxy.
+	layered bool
+	dirty   bool // an exchange has begun and not ended cleanly: the connection must not be reused
 }
 
 // newUpstream takes ownership of a newly dialled connection and its place. On an error both are released.
@@ -55,7 +56,7 @@ func newUpstream(pl *place, conn net.Conn, box *policy.Box) (u *Conn, err error)
 	if !ok {
 		return nil, errors.New("upstream is not a TCP connection")
 	}
-	direct, ok := directOf(conn)
+	direct, ok := socket.DirectOf(conn)
 	if !ok {
 		return nil, errors.New("upstream is not read directly")
 	}
@@ -68,7 +69,7 @@ func newUpstream(pl *place, conn net.Conn, box *policy.Box) (u *Conn, err error)
 		return nil, err
 	}
 	u = &Conn{key: pl.key, place: pl, NetConn: conn, TCP: tcp, direct: direct, raw: raw, dial: dial}
-	u.reader.conn = conn
+	u.reader.conn, u.layered = conn, !isBare(conn)
 	u.holds.Open(pl.pool.memory, memory.Buffers)
 	u.In.Memory = memory.Doubled{Claim: &u.holds}
 	pl.h1 = u
@@ -80,12 +81,25 @@ func newUpstream(pl *place, conn net.Conn, box *policy.Box) (u *Conn, err error)
 	return u, nil
 }
 
+// isBare reports whether there is nothing between a connection and its socket.
+func isBare(c net.Conn) bool {
+	if p, ok := c.(*passage); ok {
+		c = p.Conn
+	}
+	_, ok := c.(*socket.Direct)
+	return ok
+}
+
 // dialRequest returns the request that the policy allowed when conn was dialled.
 func dialRequest(key key, conn net.Conn, box *policy.Box) (policy.Request, error) {
-	to, err := netip.ParseAddrPort(conn.RemoteAddr().String())
+	remote, ok := conn.RemoteAddr().(*net.TCPAddr)
+	if !ok {
+		return policy.Request{}, errors.New("the connection to the server has no address")
+	}
+	to := remote.AddrPort()
 	return policy.Request{
 		Stage: policy.StageDial, Box: box.ID, Name: key.name, Addr: to.Addr().Unmap(), Port: to.Port(), Protocol: policy.TCP,
-	}, err
+	}, nil
 }
 
 // Serves reports whether the connection can be used for a target.
@@ -124,13 +138,12 @@ func (u *Conn) Done(f h1.Framing) bool {
 // ahead reports whether TLS has read more than it has returned: further content, or the end. The beginning of a record is
 // not noticed.
 func (u *Conn) ahead() bool {
-	secure, ok := u.NetConn.(*tls.Conn)
-	if !ok {
+	if !u.layered {
 		return false
 	}
 	u.direct.Hold(true)
 	defer u.direct.Hold(false)
-	n, err := secure.Read(u.spare[:])
+	n, err := u.NetConn.Read(u.spare[:])
 	return n > 0 || !errors.Is(err, os.ErrDeadlineExceeded)
 }
 

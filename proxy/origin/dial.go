@@ -23,8 +23,10 @@ type Config struct {
 	DialTimeout      time.Duration  // for resolving and dialling, over all addresses
 	AddressTimeout   time.Duration  // for one of several addresses
 	HandshakeTimeout time.Duration
-	MaxPerBox        int // connections of a box, in use or idle
-	MaxAll           int // connections of all boxes together; the last quarter is reserved for boxes with few; 0: no limit
+	// Credential returns the value of a secret of the configuration, for upstream proxies; nil: there are none.
+	Credential func(ctx context.Context, secret string) (policy.Secret, error)
+	MaxPerBox  int // connections of a box, in use or idle
+	MaxAll     int // connections of all boxes together; the last quarter is reserved for boxes with few; 0: no limit
 }
 
 // Origins makes connections to origin servers and pools them per box: no box can affect the connections of another.
@@ -106,15 +108,26 @@ func (p *Origins) DialFirst(ctx context.Context, box *policy.Box, d Target, addr
 		}
 	}
 	var denied *policy.DeniedError
-	if errors.As(failed, &denied) {
+	var proxy *problem.Upstream // whatever else failed
+	switch {
+	case errors.As(failed, &denied):
 		return nil, denied
+	case errors.As(failed, &proxy):
+		return nil, proxy
 	}
 	return nil, &problem.Upstream{Reason: policy.ReasonUnreachable, Name: d.shown, Err: failed}
 }
 
-// Candidates returns the addresses of d that the policy in force allows, in the order to try them. If there are none the
+// Candidates returns the addresses of d that the policy in force allows, in the order to try them. The zero Addr stands for
+// whatever address an upstream proxy finds. If there are none the
 // error is of type *[policy.DeniedError] or *[problem.Upstream].
 func (p *Origins) Candidates(ctx context.Context, box *policy.Box, d Target) ([]netip.Addr, error) {
+	if d.There {
+		if err := p.judgeName(ctx, box, d); err != nil {
+			return nil, err
+		}
+		return []netip.Addr{{}}, nil
+	}
 	addrs, err := p.addresses(ctx, box, d)
 	if err != nil {
 		return nil, &problem.Upstream{Reason: policy.ReasonUnresolved, Name: d.shown, Err: err}
@@ -189,6 +202,11 @@ func (p *Origins) DialAddr(ctx context.Context, box *policy.Box, d Target, a net
 	timeout := p.cfg.DialTimeout
 	if others {
 		timeout = p.cfg.AddressTimeout
+	}
+	if d.Upstream != nil {
+		ctx, cancel := context.WithTimeout(ctx, timeout)
+		defer cancel()
+		return p.dialBy(ctx, box, d, a)
 	}
 	dialer := net.Dialer{
 		Timeout:         timeout,

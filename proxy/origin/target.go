@@ -55,6 +55,7 @@ type key struct {
 
 	identity string // of the client certificate; "": none
 	forward  bool
+	by       string // the key of the upstream proxy; "": none
 }
 
 // decider returns what decides about connections of the key, of a box's policy.
@@ -74,7 +75,7 @@ func (k key) shown() policy.Name {
 }
 
 func (d Target) key() key {
-	k := key{name: d.Asked.Name, port: d.Asked.Port, secure: d.secure, identity: d.identity.key(), forward: d.forward}
+	k := key{name: d.Asked.Name, port: d.Asked.Port, secure: d.secure, identity: d.identity.key(), forward: d.forward, by: d.Upstream.Key()}
 	if !d.ByName {
 		k.addr = d.Asked.Addr
 	}

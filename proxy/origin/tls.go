@@ -50,19 +50,13 @@ func (p *Origins) DialTLS(ctx context.Context, box *policy.Box, d Target, alpn [
 
 // direct returns a connection that was dialled with direct reads and writes.
 func direct(c net.Conn) net.Conn {
-	if tcp, ok := c.(*net.TCPConn); ok {
-		return socket.NewDirect(tcp)
+	switch c := c.(type) {
+	case *net.TCPConn:
+		return socket.NewDirect(c)
+	case *passage:
+		c.Conn = direct(c.Conn)
 	}
 	return c
-}
-
-// directOf returns what [direct] made, below TLS or without.
-func directOf(c net.Conn) (*socket.Direct, bool) {
-	if secure, ok := c.(*tls.Conn); ok {
-		c = secure.NetConn()
-	}
-	d, ok := c.(*socket.Direct)
-	return d, ok
 }
 
 // ErrNoName refuses TLS without a name, or with one that was not judged.

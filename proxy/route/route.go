@@ -93,6 +93,7 @@ func (g *Router) Route(ctx context.Context, c *policy.Compiled, box *policy.Box,
 func Now(c *policy.Compiled, r policy.Request, e policy.Evidence) (Routed, bool) {
 	rt := Routed{Asked: r, Known: e}
 	rt.Route = c.Route(r, e)
+	rt.Known = rt.Settle(rt.Known)
 	return rt, rt.Needs == policy.NeedNothing
 }
 
@@ -121,6 +122,7 @@ func (g *Router) gather(ctx context.Context, c *policy.Compiled, box *policy.Box
 		case policy.NeedOwned:
 			rt.Known.Owned = policy.AnswerOf(g.owns(ctx, box, rt.Request.Name, rt.Known.Dialled))
 		default:
+			rt.Known = rt.Settle(rt.Known)
 			return rt
 		}
 	}

@@ -64,6 +64,7 @@ var remedies = map[policy.Reason]string{
 	policy.ReasonUnresolved:        "the name has no address that may be dialled: check it, and the upstream DNS servers",
 	policy.ReasonUnreachable:       "check the destination, and the host's own connectivity",
 	policy.ReasonUpstreamTLS:       "the server's certificate could not be verified; add a private CA to proxy.upstream_ca_files",
+	policy.ReasonUpstreamProxy:     "the upstream proxy could not be used: look at the error of the event, and try the proxy from the host",
 	policy.ReasonUpstreamLogin:     "the server took no login with these credentials: look at the error of the event",
 	policy.ReasonUpstreamHTTP:      "the server broke the protocol: look at the error of the event",
 	policy.ReasonClientTLS:         "the client does not trust the box's CA; see: gateway ca --box BOX",

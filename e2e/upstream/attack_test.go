@@ -1,0 +1,239 @@
+package upstream
+
+import (
+	"io"
+	"net"
+	"net/http"
+	"strings"
+	"testing"
+
+	"boxgate/audit"
+	"boxgate/e2e/harness"
+	"boxgate/policy"
+)
+
+// fails are ways to use a proxy that does not take them.
+var fails = []string{
+	"curl -k -sS -f -m 30 -o /dev/null https://www.example.com/",
+	"curl -sS -f -m 30 -o /dev/null http://plain.example.com/",
+	"curl -sS -f -m 30 -o /dev/null --http1.1 https://api.example.com/",
+	"curl -sS -f -m 30 -o /dev/null --http2 https://api.example.com/",
+	"curl -k -sS -f -m 30 -o /dev/null -x http://10.200.0.1:3128 https://www.example.com/",
+	"curl -k -sS -f -m 30 -o /dev/null https://198.51.100.11/",
+}
+
+// TestAttackPastAProxyThatDoesNotServe: with wrong credentials, with none, and with a proxy that is not there, that is in a
+// protected range, does not prove its name or speaks something else, a box reaches nothing, and is not told where the proxy is.
+func TestAttackPastAProxyThatDoesNotServe(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	p := proxies{w}
+	p.tinyproxy("proxy.example.net", "198.51.100.95")
+	p.microsocks("socks.example.net", "198.51.100.96")
+	p.tinyproxy("inside.example.net", "10.0.0.9") // as a proxy of a network of the host's
+	for _, host := range []string{"odd.example.net", "closed.example.net"} {
+		if err := w.Net.AddHost(host, map[string]string{"odd.example.net": "198.51.100.98", "closed.example.net": "198.51.100.99"}[host]); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := w.Net.ServeConns("odd.example.net", 8888, greet); err != nil {
+		t.Fatal(err)
+	}
+	for name, c := range map[string]struct{ url, password string }{
+		"wrong password":       {"http://proxy.example.net:8888", "wrong-canary-password"},
+		"wrong password socks": {"socks5://socks.example.net:1080", "wrong-canary-password"},
+		"no password":          {"http://proxy.example.net:8888", ""},
+		"no password socks":    {"socks5://socks.example.net:1080", ""},
+		"not there":            {"http://closed.example.net:8888", password},
+		"not there socks":      {"socks5://closed.example.net:1080", password},
+		"no such name":         {"http://nowhere.example.net:8888", password},
+		"no proxy":             {"http://odd.example.net:8888", password},
+		"no proxy socks":       {"socks5://odd.example.net:8888", password},
+		"no TLS":               {"https://odd.example.net:8888", password},
+		"bad certificate":      {"https://bad-cert.example.com:443", password},
+		"protected":            {"http://inside.example.net:8888", password},
+		"protected address":    {"http://10.0.0.9:8888", ""},
+		"the gateway":          {"http://10.200.0.1:3128", ""},
+		"the host":             {"http://127.0.0.1:8600", ""},
+	} {
+		_, host, _ := strings.Cut(c.url, "://")
+		body := map[string]any{"network_policy": by(open(), c.url), "attach_headers": map[string]any{"api.example.com": map[string]string{"X-Key": "v"}}}
+		if c.password != "" {
+			body["attach_headers"] = attach(host, c.password, map[string]any{"api.example.com": map[string]string{"X-Key": "v"}})
+		}
+		box := w.Create(body)
+		for _, line := range fails {
+			out, code := w.Sh(box, strings.ReplaceAll(line, "-f ", ""))
+			if code == 0 && !strings.Contains(line, "api.example.com") && !strings.Contains(line, "plain.example.com") {
+				t.Errorf("%s: %s reached something: %s", name, line, out)
+			}
+			if out, code := w.Sh(box, line); code == 0 || strings.Contains(out, "10.0.0.9") || strings.Contains(out, "proxy.example.net") {
+				t.Errorf("%s: %s: %d %s", name, line, code, out)
+			}
+		}
+		if out := w.MustSh(box, "curl -sS -m 30 -w ' %{http_code}' https://api.example.com/"); !strings.HasSuffix(out, " 502") || !strings.Contains(out, "upstream_proxy") ||
+			strings.Contains(out, "example.net") || strings.Contains(out, "10.0.0") {
+			t.Errorf("%s: the box is told %s", name, out)
+		}
+		w.Event(box, func(e audit.Event) bool {
+			return e.Reason == policy.ReasonUpstreamProxy && e.Verdict == policy.Deny && e.Via == c.url
+		})
+		w.MustDelete(box)
+	}
+	if seen := direct(w, origins...); len(seen) > 0 {
+		t.Errorf("packets went past the proxies: %v", seen)
+	}
+	if seen := direct(w, "10.0.0.9"); len(seen) > 0 {
+		t.Errorf("a protected address was reached: %v", seen)
+	}
+	if strings.Contains(w.LogText(), "canary-p") || strings.Contains(w.LogText(), "canary-password") {
+		t.Error("the log shows a password")
+	}
+	w.NothingLeaks()
+}
+
+// TestAttackProtectedRangesByAProxy: a proxy is no way to what no policy opens, whoever resolves the name.
+func TestAttackProtectedRangesByAProxy(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	proxy := &connector{w: w, names: map[string]string{"www.example.com": "198.51.100.11", "private.example.net": "10.0.0.5", "metadata.example.net": "169.254.169.254"}}
+	if err := w.Net.AddHost("proxy.example.net", "198.51.100.95"); err != nil {
+		t.Fatal(err)
+	}
+	if err := w.Net.ServeConns("proxy.example.net", 8888, proxy.serve); err != nil {
+		t.Fatal(err)
+	}
+	if err := w.Net.SetRecords("six.example.net", "six.example.net. 60 IN AAAA 64:ff9b::a00:5"); err != nil {
+		t.Fatal(err)
+	}
+	for _, there := range [][]string{nil, {"*"}} {
+		box := w.Create(map[string]any{
+			"network_policy": by(map[string]any{"mode": "custom", "allowed_domains": []string{"*"}, "allowed_cidrs": []string{"0.0.0.0/0", "::/0"}, "denied_domains": []string{"evil.example.net"}},
+				"http://proxy.example.net:8888", there...),
+			"attach_headers": attach("proxy.example.net:8888", password, map[string]any{"*.example.net": map[string]string{"X-Key": "v"}}),
+		})
+		w.MustSh(box, "curl -k -sS -f -m 30 -o /dev/null https://www.example.com/")
+		if got := proxy.taken(); len(there) > 0 && !has(got, "www.example.com:443") || len(there) == 0 && has(got, "example.com") {
+			t.Errorf("resolved there %v: the proxy was asked for %q", there, got)
+		}
+		for _, line := range []string{
+			"curl -k -sS -f -m 30 https://private.example.net/", "curl -sS -f -m 30 http://private.example.net/",
+			"curl -k -sS -f -m 30 https://metadata.example.net/", "curl -sS -f -m 30 http://169.254.169.254/latest", "curl -k -sS -f -m 30 https://10.0.0.5/",
+			"curl -sS -f -m 30 http://[::ffff:10.0.0.5]/", "curl -k -sS -f -m 30 https://six.example.net/", "curl -k -sS -f -m 30 https://127.0.0.1:8600/",
+			"curl -k -sS -f -m 30 -x http://10.200.0.1:3128 https://private.example.net/", "curl -sS -f -m 30 -x http://10.200.0.1:3128 http://10.0.0.5/",
+			"curl -sS -f -m 30 -x http://10.200.0.1:3128 http://metadata.example.net/", "curl -k -sS -f -m 30 -x http://10.200.0.1:3128 https://169.254.169.254/",
+			"curl -k -sS -f -m 30 --resolve private.example.net:443:198.51.100.11 https://private.example.net/",
+			"curl -k -sS -f -m 30 https://evil.example.net/", "curl -sS -f -m 30 -x http://10.200.0.1:3128 http://evil.example.net/",
+		} {
+			if out, code := w.Sh(box, line); code == 0 {
+				t.Errorf("resolved there %v: %s: %s", there, line, out)
+			}
+		}
+		for _, asked := range proxy.taken() {
+			t.Errorf("resolved there %v: the proxy was asked for %s", there, asked)
+		}
+	}
+	for _, host := range []string{"private.example.net", "metadata.example.net", "evil.example.net"} {
+		w.NothingReached(host)
+	}
+	w.NothingLeaks()
+}
+
+// TestProxyChangesOnARunningBox: what passes by one proxy is cut when the box gets another one, or none, or the same with other
+// credentials; the answer to the change comes after that.
+func TestProxyChangesOnARunningBox(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	proxies{w}.tinyproxy("proxy.example.net", "198.51.100.95")
+	proxies{w}.microsocks("socks.example.net", "198.51.100.96")
+	if err := w.Net.ServeHTTP("git.example.com", http.HandlerFunc(func(rw http.ResponseWriter, r *http.Request) {
+		rw.WriteHeader(http.StatusOK)
+		_ = http.NewResponseController(rw).Flush()
+		<-r.Context().Done()
+	})); err != nil {
+		t.Fatal(err)
+	}
+	rules := attach("proxy.example.net:8888", password, map[string]any{
+		"git.example.com": map[string]string{"X-Key": "v"}, "socks.example.net:1080": map[string]any{"proxy": map[string]string{"username": user, "password": password}},
+	})
+	first, second := "http://proxy.example.net:8888", "socks5://socks.example.net:1080"
+	box := w.Create(map[string]any{"network_policy": by(open(), first), "attach_headers": rules})
+	for i, change := range []func(){
+		func() { w.SetPolicy(box, by(open(), second)) },
+		func() { w.SetPolicy(box, open()) },
+		func() { w.SetPolicy(box, by(open(), first)) },
+		func() {
+			rules["proxy.example.net:8888"] = map[string]any{"proxy": map[string]string{"username": user, "password": "another"}}
+			if err := w.Client.Do(t.Context(), "PUT", "/v2/box/"+box+"/config/attach-headers", rules, nil); err != nil {
+				t.Fatal(err)
+			}
+		},
+	} {
+		in := w.Intrude(box)
+		raw := in.DialHost("raw.example.net", 7000)
+		line := make([]byte, 12)
+		if _, err := io.ReadFull(raw, line); err != nil {
+			t.Fatalf("%d: %v", i, err)
+		}
+		ended := make(chan int, 2)
+		for _, version := range []string{"--http1.1", "--http2"} {
+			go func() {
+				_, code := w.Sh(box, "curl -sS -N "+version+" https://git.example.com/stream")
+				ended <- code
+			}()
+		}
+		w.Until("two requests are being answered", func() bool {
+			n := 0
+			for _, e := range w.Events(box) {
+				if e.Path == "/stream" && e.Phase == "open" {
+					n++
+				}
+			}
+			return n >= 2*(i+1)
+		})
+		change()
+		if _, err := raw.Read(line); err == nil {
+			t.Errorf("change %d: the tunnel goes on", i)
+		} else if ne, ok := err.(net.Error); ok && ne.Timeout() {
+			t.Errorf("change %d: the tunnel is still open", i)
+		}
+		for range 2 {
+			if code := <-ended; code == 0 {
+				t.Errorf("change %d: a request ended as if it were complete", i)
+			}
+		}
+	}
+	if out, code := w.Sh(box, "curl -sS -f -m 30 https://git.example.com/after"); code == 0 {
+		t.Errorf("with another password: %s", out)
+	}
+	w.NothingLeaks()
+}
+
+// TestE2BProxy: a box made as E2B's SDK makes one goes by its proxy.
+func TestE2BProxy(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	proxies{w}.microsocks("socks.example.net", "198.51.100.96")
+	box := w.Create(map[string]any{"network_policy": map[string]any{
+		"allowOut": []string{"api.example.com"}, "denyOut": []string{"0.0.0.0/0"},
+		"egressProxy": map[string]string{"address": "socks.example.net:1080", "username": user, "password": password},
+	}})
+	w.MustSh(box, "curl -k -sS -f -m 30 -o /dev/null https://api.example.com/e2b")
+	if e := w.Event(box, func(e audit.Event) bool { return e.Name == "api.example.com" && e.Stage == policy.StageConn }); e.Via != "socks5://socks.example.net:1080" {
+		t.Errorf("%+v", e)
+	}
+	if out, code := w.Sh(box, "curl -k -sS -m 30 https://www.example.com/; curl -k -m 30 https://socks.example.net:1080/"); code == 0 {
+		t.Errorf("reached: %s", out)
+	}
+	if seen := direct(w, origins...); len(seen) > 0 {
+		t.Errorf("packets went past the proxy: %v", seen)
+	}
+	var shown struct {
+		NetworkPolicy map[string]any `json:"network_policy"`
+	}
+	if err := w.Client.Do(t.Context(), "GET", "/v2/box/"+box+"/config/network-policy", nil, &shown); err != nil {
+		t.Fatal(err)
+	}
+	hidden(t, w, box)
+	harness.Contains(t, w.MustSh(box, "echo fine"), "fine")
+}

@@ -1,0 +1,2 @@
+// Package upstream tests that boxes' connections go by upstream proxies, and nothing goes past them.
+package upstream

@@ -1,0 +1,181 @@
+package upstream
+
+import (
+	"bufio"
+	"encoding/base64"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"net/netip"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+
+	"boxgate/e2e/harness"
+)
+
+// programs is where `make proxies` unpacks tinyproxy and microsocks.
+const programs = "/var/lib/boxgate/proxies/usr/bin/"
+
+// What the proxies ask for.
+const (
+	user     = "boxgate-user"
+	password = "canary-proxy-password-5d1f"
+)
+
+// proxies are those of one test's internet.
+type proxies struct {
+	w *harness.World
+}
+
+// program starts one of the proxies on an address of its own, and returns when it listens.
+func (p proxies) program(name, host, addr string, port int, command func() []string) {
+	t := p.w.T
+	t.Helper()
+	if err := p.w.Net.AddHost(host, addr); err != nil {
+		t.Fatal(err)
+	}
+	line := command()
+	if _, err := os.Stat(line[0]); err != nil {
+		t.Fatalf("needs %s: sudo make proxies", name)
+	}
+	cmd := exec.Command(line[0], line[1:]...)
+	cmd.Stdout, cmd.Stderr = io.Discard, io.Discard
+	if err := p.w.Net.Internet().Start(cmd); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		_ = cmd.Process.Kill()
+		_ = cmd.Wait()
+	})
+	p.w.Until(name+" listens", func() bool {
+		c, err := p.w.Net.Internet().DialContext(t.Context(), "tcp", fmt.Sprintf("%s:%d", addr, port))
+		if err == nil {
+			_ = c.Close()
+		}
+		return err == nil
+	})
+}
+
+// tinyproxy starts tinyproxy, which knows CONNECT.
+func (p proxies) tinyproxy(host, addr string) {
+	p.program("tinyproxy", host, addr, 8888, func() []string {
+		dir := p.w.T.TempDir()
+		conf := filepath.Join(dir, "tinyproxy.conf")
+		text := fmt.Sprintf("Port 8888\nListen %s\nTimeout 600\nMaxClients 200\nBasicAuth %s %s\nLogLevel Critical\n", addr, user, password)
+		if err := os.WriteFile(conf, []byte(text), 0o600); err != nil {
+			p.w.T.Fatal(err)
+		}
+		return []string{programs + "tinyproxy", "-d", "-c", conf}
+	})
+}
+
+// microsocks starts microsocks, which knows SOCKS5.
+func (p proxies) microsocks(host, addr string) {
+	p.program("microsocks", host, addr, 1080, func() []string {
+		return []string{programs + "microsocks", "-i", addr, "-p", "1080", "-u", user, "-P", password}
+	})
+}
+
+// connector is a proxy that knows CONNECT, over TLS if it is served so, resolves names as the test says, and notes what it is
+// asked for.
+type connector struct {
+	w *harness.World
+
+	mu    sync.Mutex
+	names map[string]string
+	asked []string
+	open  []net.Conn
+}
+
+// serve answers one client.
+func (p *connector) serve(c net.Conn) {
+	defer c.Close()
+	in := bufio.NewReader(c)
+	r, err := http.ReadRequest(in)
+	if err != nil {
+		return
+	}
+	p.mu.Lock()
+	p.asked = append(p.asked, r.Host)
+	host, port, _ := net.SplitHostPort(r.Host)
+	if a, known := p.names[host]; known {
+		host = a
+	}
+	p.open = append(p.open, c)
+	p.mu.Unlock()
+	want := "Basic " + base64.StdEncoding.EncodeToString([]byte(user+":"+password))
+	if r.Method != http.MethodConnect || r.Header.Get("Proxy-Authorization") != want {
+		_, _ = io.WriteString(c, "HTTP/1.1 407 Authenticate\r\nProxy-Authenticate: Basic realm=\"x\"\r\nContent-Length: 0\r\n\r\n")
+		return
+	}
+	if _, err := netip.ParseAddr(host); err != nil {
+		_, _ = io.WriteString(c, "HTTP/1.1 502 No such name\r\nContent-Length: 0\r\n\r\n")
+		return
+	}
+	up, err := p.w.Net.Internet().DialContext(p.w.T.Context(), "tcp", net.JoinHostPort(host, port))
+	if err != nil {
+		_, _ = io.WriteString(c, "HTTP/1.1 502 Bad Gateway\r\nContent-Length: 0\r\n\r\n")
+		return
+	}
+	defer up.Close()
+	_, _ = io.WriteString(c, "HTTP/1.1 200 OK\r\n\r\n")
+	go func() {
+		_, _ = io.Copy(up, in)
+		if tcp, ok := up.(*net.TCPConn); ok {
+			_ = tcp.CloseWrite()
+		}
+	}()
+	_, _ = io.Copy(c, up)
+}
+
+// taken returns what was asked for since the last call.
+func (p *connector) taken() []string {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	asked := slices.Clone(p.asked)
+	p.asked = nil
+	return asked
+}
+
+// direct returns the servers, of those named, that packets of the gateway's host have reached.
+func direct(w *harness.World, hosts ...string) (out []string) {
+	w.T.Helper()
+	w.Settle()
+	for _, h := range hosts {
+		if n := len(w.Net.Packets(h)); n > 0 {
+			out = append(out, fmt.Sprintf("%s: %d", h, n))
+		}
+	}
+	return out
+}
+
+// attach are header rules with the login for a proxy, and others.
+func attach(proxy, password string, more map[string]any) map[string]any {
+	out := map[string]any{proxy: map[string]any{"proxy": map[string]string{"username": user, "password": password}}}
+	for host, entry := range more {
+		out[host] = entry
+	}
+	return out
+}
+
+// by is a policy with a proxy.
+func by(policy map[string]any, url string, there ...string) map[string]any {
+	proxy := map[string]any{"url": url}
+	if len(there) > 0 {
+		proxy["resolve_there"] = there
+	}
+	policy["upstream_proxy"] = proxy
+	return policy
+}
+
+func open() map[string]any { return map[string]any{"mode": "allow-all"} }
+
+// has reports whether a text is in one of several.
+func has(texts []string, part string) bool {
+	return slices.ContainsFunc(texts, func(s string) bool { return strings.Contains(s, part) })
+}

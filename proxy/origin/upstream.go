@@ -1,0 +1,138 @@
+package origin
+
+import (
+	"context"
+	"crypto/tls"
+	"errors"
+	"net"
+	"net/netip"
+	"strconv"
+	"time"
+
+	"boxgate/internal/fault"
+	"boxgate/internal/socket"
+	"boxgate/policy"
+	"boxgate/proxy/problem"
+	"boxgate/proxy/traverse"
+)
+
+// This file connects to servers by upstream proxies. There is no other way for what goes by one: whatever fails, nothing is
+// dialled directly.
+
+// passage is a connection to a server that a proxy has made.
+type passage struct {
+	net.Conn                // to the proxy, on which the server's bytes pass
+	to       netip.AddrPort // of the server; without an address if the proxy has found it out
+}
+
+// NetConn returns the connection to the proxy.
+func (c *passage) NetConn() net.Conn { return c.Conn }
+
+// RemoteAddr returns the address of the server, with none in it if only the proxy knows it.
+func (c *passage) RemoteAddr() net.Addr { return net.TCPAddrFromAddrPort(c.to) }
+
+// CloseWrite closes the sending side.
+func (c *passage) CloseWrite() error {
+	socket.CloseWrite(c.Conn)
+	return nil
+}
+
+// Plain returns the TCP connection whose bytes are those of c: c itself, or the one to a proxy that passes them on. It reports
+// false if there is none, as where the proxy is spoken to over TLS.
+func Plain(c net.Conn) (*net.TCPConn, bool) {
+	if p, ok := c.(*passage); ok {
+		c = p.Conn
+	}
+	tcp, ok := c.(*net.TCPConn)
+	return tcp, ok
+}
+
+// judgeLookup is how long the judgement of a name that a proxy resolves waits for what the name is here.
+const judgeLookup = time.Second
+
+// judgeName judges a name that the proxy will find the address of. Where it is known here as well, none of its addresses may
+// be denied: it is not to be a way to what is protected.
+func (p *Origins) judgeName(ctx context.Context, box *policy.Box, d Target) error {
+	ctx, cancel := context.WithTimeout(ctx, judgeLookup)
+	defer cancel()
+	addrs, err := p.cfg.Resolver.LookupBoth(ctx, box, d.name)
+	if err != nil && len(addrs) == 0 {
+		return p.judgeDial(ctx, box, d, netip.Addr{}) // unknown here, as where nothing but the proxy can be reached
+	}
+	for _, a := range addrs {
+		if err := p.judgeDial(ctx, box, d, a); err != nil {
+			return err
+		}
+	}
+	return p.judgeDial(ctx, box, d, netip.Addr{})
+}
+
+// dialBy connects box to one address of d by the proxy of its route, or to its name if the proxy finds out its address.
+// Errors about the proxy are hidden from the box.
+func (p *Origins) dialBy(ctx context.Context, box *policy.Box, d Target, a netip.Addr) (net.Conn, error) {
+	if err := p.judgeDial(ctx, box, d, a); err != nil {
+		return nil, err
+	}
+	port := strconv.Itoa(int(d.Asked.Port))
+	to := net.JoinHostPort(a.Unmap().String(), port)
+	if !a.IsValid() {
+		to = net.JoinHostPort(d.name.String(), port)
+	}
+	as, err := p.credentials(ctx, d.Upstream.Login)
+	if err != nil {
+		return nil, &problem.Upstream{Reason: policy.ReasonSecretUnavailable, Name: d.shown, Err: errors.New("the password for the upstream proxy: " + err.Error())}
+	}
+	conn, err := p.reach(ctx, box, d.Upstream)
+	if err == nil {
+		if err = traverse.Connect(ctx, conn, d.Upstream.Scheme, to, as); err == nil {
+			return &passage{conn, netip.AddrPortFrom(a.Unmap(), d.Asked.Port)}, nil
+		}
+		socket.Abort(conn)
+	}
+	return nil, &problem.Upstream{Reason: policy.ReasonUpstreamProxy, Name: d.shown, Err: errors.New(d.Upstream.URL() + ": " + err.Error())}
+}
+
+// credentials returns what the gateway authenticates by; nil if there is nothing.
+func (p *Origins) credentials(ctx context.Context, l *policy.ProxyLogin) (*traverse.Credentials, error) {
+	switch {
+	case l == nil:
+		return nil, nil
+	case l.Source == "":
+		return &traverse.Credentials{User: l.User, Password: l.Password}, nil
+	case p.cfg.Credential == nil:
+		return nil, errors.New("the gateway has no secrets")
+	}
+	password, err := p.cfg.Credential(ctx, l.Source)
+	if err != nil {
+		return nil, err
+	}
+	return &traverse.Credentials{User: l.User, Password: password}, nil
+}
+
+// reach connects to a proxy, as the policy for that allows: by another proxy, if that is the only way. Its certificate is
+// verified if it speaks TLS.
+func (p *Origins) reach(ctx context.Context, box *policy.Box, by *policy.UpstreamProxy) (net.Conn, error) {
+	own, decides := &policy.Box{ID: box.ID}, box.Policy.Load().Reach(by)
+	own.Policy.Store(decides)
+	asked := policy.Request{Stage: policy.StageConn, Box: box.ID, Name: by.Name, Addr: by.Addr, Port: by.Port, Protocol: policy.TCP}
+	known := policy.Evidence{Opening: policy.OpeningOther}
+	if !by.Name.IsZero() {
+		known.Opening = policy.OpeningSecure // its name is what is connected to, not a claim
+	}
+	rt := p.cfg.Router.Route(ctx, decides, own, asked, known)
+	if err := rt.Err(); err != nil {
+		return nil, err
+	}
+	conn, err := p.Dial(ctx, own, To(rt, false))
+	if err != nil || by.Scheme != policy.ProxyHTTPS {
+		return conn, err
+	}
+	secure := tls.Client(direct(conn), &tls.Config{
+		ServerName: by.Host(), RootCAs: p.cfg.Roots, NextProtos: alpnHTTP1, MinVersion: tls.VersionTLS12, Time: fault.Now,
+	})
+	if err := secure.HandshakeContext(ctx); err != nil {
+		socket.Abort(conn)
+		return nil, err
+	}
+	return secure, nil
+}

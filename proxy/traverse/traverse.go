@@ -1,0 +1,120 @@
+// Package traverse asks upstream proxies to connect to servers: by CONNECT (RFC 9110, 9.3.6) with basic authentication (RFC
+// 7617), and by SOCKS version 5 (RFC 1928) with a user name and a password (RFC 1929).
+package traverse
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"encoding/base64"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"time"
+
+	"golang.org/x/net/proxy"
+
+	"boxgate/internal/socket"
+	"boxgate/policy"
+)
+
+// Credentials are what the proxy asks for. None of it is in an error.
+type Credentials struct {
+	User     string
+	Password policy.Secret
+}
+
+// Refused says that the proxy does not connect to the server.
+type Refused struct{ Status int }
+
+// Error returns what the proxy answered, without its own words.
+func (e *Refused) Error() string {
+	return fmt.Sprintf("the upstream proxy answered CONNECT with status %d", e.Status)
+}
+
+// errHead is the error for an answer that is no HTTP, or whose head does not end.
+var errHead = errors.New("the upstream proxy does not answer CONNECT as HTTP does")
+
+// maxHead is how long the head of an answer may be.
+const maxHead = 16 << 10
+
+// Connect asks the proxy on c to connect to a server, given as host:port, until ctx ends. After that c is the connection to the
+// server: nothing that it said has been read. Errors leave c of no use.
+func Connect(ctx context.Context, c net.Conn, scheme policy.ProxyScheme, to string, as *Credentials) error {
+	if deadline, ok := ctx.Deadline(); ok {
+		_ = c.SetDeadline(deadline)
+	}
+	stop := context.AfterFunc(ctx, func() { socket.Abort(c) })
+	var err error
+	if scheme == policy.ProxySOCKS5 {
+		err = socks(c, to, as)
+	} else {
+		err = connect(c, to, as)
+	}
+	if !stop() && err == nil {
+		err = ctx.Err()
+	}
+	if err != nil {
+		return err
+	}
+	return c.SetDeadline(time.Time{})
+}
+
+// socks speaks SOCKS.
+func socks(c net.Conn, to string, as *Credentials) error {
+	var auth *proxy.Auth
+	if as != nil {
+		auth = &proxy.Auth{User: as.User, Password: as.Password.Reveal()}
+	}
+	d, err := proxy.SOCKS5("tcp", "upstream", auth, connected{c})
+	if err != nil {
+		return err
+	}
+	_, err = d.Dial("tcp", to)
+	return err
+}
+
+// connected is a dialler that has dialled already.
+type connected struct{ net.Conn }
+
+// Dial implements [proxy.Dialer].
+func (c connected) Dial(string, string) (net.Conn, error) { return c.Conn, nil }
+
+// connect speaks HTTP.
+func connect(c net.Conn, to string, as *Credentials) error {
+	head := "CONNECT " + to + " HTTP/1.1\r\nHost: " + to + "\r\n"
+	if as != nil {
+		head += "Proxy-Authorization: Basic " + base64.StdEncoding.EncodeToString([]byte(as.User+":"+as.Password.Reveal())) + "\r\n"
+	}
+	if _, err := io.WriteString(c, head+"\r\n"); err != nil {
+		return err
+	}
+	return readAnswer(c)
+}
+
+// readAnswer reads the answer to CONNECT, and not a byte more: what follows it is the server's.
+func readAnswer(r io.Reader) error {
+	var head []byte
+	for b := make([]byte, 1); !bytes.HasSuffix(head, []byte("\r\n\r\n")); head = append(head, b[0]) {
+		if len(head) == maxHead {
+			return errHead
+		}
+		if _, err := io.ReadFull(r, b); err != nil {
+			return err
+		}
+	}
+	res, err := http.ReadResponse(bufio.NewReader(bytes.NewReader(head)), &http.Request{Method: http.MethodConnect})
+	if err != nil {
+		return errHead // its text quotes the answer
+	}
+	_ = res.Body.Close()
+	if res.ProtoMajor != 1 {
+		return errHead
+	}
+	if res.StatusCode < 200 || res.StatusCode > 299 {
+		return &Refused{res.StatusCode}
+	}
+	return nil
+}
