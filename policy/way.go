@@ -122,3 +122,13 @@ func (p *KernelPlan) leaveNothing() {
 	p.DefaultAllow, p.Allowed = false, nil
 	p.SteerAllowed, p.RejectUDP = PortSet{All: true}, PortSet{All: true}
 }
+
+// GoesWith reports whether connections go by a proxy that is used with a secret of the configuration, or that is itself reached
+// by such a one.
+func (c *Compiled) GoesWith(secret string) bool {
+	if c == nil || c.upstream == nil {
+		return false
+	}
+	l := c.upstream.Login
+	return l != nil && l.Source == secret || c.reach.GoesWith(secret)
+}

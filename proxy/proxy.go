@@ -138,6 +138,8 @@ type Proxy struct {
 	front *goproxy.ProxyHttpServer // parses CONNECT for the explicit proxy
 	core  exchange.Core            // shared by the exchanges of all connections
 
+	upstreamSecrets sync.Map // by name: those that were asked for to authenticate to upstream proxies
+
 	// originalDst returns the original destination of a transparently accepted connection. Tests replace it.
 	originalDst func(net.Conn) netip.AddrPort
 
@@ -169,9 +171,10 @@ func New(cfg Config) (*Proxy, error) {
 		Origins: origin.New(origin.Config{
 			Router: router, Resolver: p.cfg.Resolver, Roots: p.cfg.Roots, DialTimeout: p.cfg.DialTimeout,
 			AddressTimeout: p.cfg.AddressTimeout, HandshakeTimeout: p.cfg.HandshakeTimeout,
-			Credential: func(ctx context.Context, secret string) (policy.Secret, error) {
-				v, _, err := p.core.Credential(ctx, secret)
-				return v, err
+			Credential: func(ctx context.Context, secret string) (policy.Secret, func() bool, error) {
+				p.upstreamSecrets.Store(secret, true)
+				v, used, err := p.core.Credential(ctx, secret)
+				return v, used.Revoked, err
 			},
 			MaxPerBox: p.cfg.MaxUpstreams, MaxAll: p.cfg.MaxAllUpstreams,
 		}),
@@ -190,7 +193,19 @@ func (p *Proxy) Revoke(secret string) {
 	p.core.Revoked.Revoke(secret)
 	if p.core.Revoked.Used(secret) {
 		p.recheckAll(slices.DeleteFunc(p.live.All(), func(l *live.Conn) bool { return !l.Revoked() }))
+		p.leaveUpstream(secret)
 	}
+}
+
+// leaveUpstream cuts the connections of the boxes whose upstream proxy is used with a secret, and closes those to servers that
+// they would use next.
+func (p *Proxy) leaveUpstream(secret string) {
+	if _, used := p.upstreamSecrets.Load(secret); !used {
+		return
+	}
+	conns := slices.DeleteFunc(p.live.All(), func(l *live.Conn) bool { return !l.Box.Policy.Load().GoesWith(secret) })
+	p.closeAll(conns, policy.ReasonSecretUnavailable, nil)
+	p.core.Origins.CloseAllIdle() // of all boxes: that costs them no more than to connect again
 }
 
 // Holds reports whether a secret may be in use: it has been sent, and boxes have connections open.

@@ -5,8 +5,10 @@ import (
 	"crypto/tls"
 	"crypto/x509"
 	"errors"
+	"maps"
 	"net"
 	"net/netip"
+	"slices"
 	"syscall"
 	"time"
 
@@ -23,8 +25,9 @@ type Config struct {
 	DialTimeout      time.Duration  // for resolving and dialling, over all addresses
 	AddressTimeout   time.Duration  // for one of several addresses
 	HandshakeTimeout time.Duration
-	// Credential returns the value of a secret of the configuration, for upstream proxies; nil: there are none.
-	Credential func(ctx context.Context, secret string) (policy.Secret, error)
+	// Credential returns the value of a secret of the configuration, for upstream proxies, and what says whether it was
+	// revoked since; nil: there are none.
+	Credential func(ctx context.Context, secret string) (value policy.Secret, revoked func() bool, err error)
 	MaxPerBox  int // connections of a box, in use or idle
 	MaxAll     int // connections of all boxes together; the last quarter is reserved for boxes with few; 0: no limit
 }
@@ -51,6 +54,16 @@ func (p *Origins) CloseIdle(box policy.BoxID, age time.Duration) {
 	p.pools.mu.RUnlock()
 	if pool != nil {
 		pool.closeIdle(age)
+	}
+}
+
+// CloseAllIdle closes the connections of all boxes that are idle.
+func (p *Origins) CloseAllIdle() {
+	p.pools.mu.RLock()
+	pools := slices.Collect(maps.Values(p.pools.boxes))
+	p.pools.mu.RUnlock()
+	for _, pool := range pools {
+		pool.closeIdle(0)
 	}
 }
 

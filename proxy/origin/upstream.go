@@ -78,13 +78,17 @@ func (p *Origins) dialBy(ctx context.Context, box *policy.Box, d Target, a netip
 	if !a.IsValid() {
 		to = net.JoinHostPort(d.name.String(), port)
 	}
-	as, err := p.credentials(ctx, d.Upstream.Login)
+	as, revoked, err := p.credentials(ctx, d.Upstream.Login)
 	if err != nil {
 		return nil, &problem.Upstream{Reason: policy.ReasonSecretUnavailable, Name: d.shown, Err: errors.New("the password for the upstream proxy: " + err.Error())}
 	}
 	conn, err := p.reach(ctx, box, d.Upstream)
 	if err == nil {
-		if err = traverse.Connect(ctx, conn, d.Upstream.Scheme, to, as); err == nil {
+		err = traverse.Connect(ctx, conn, d.Upstream.Scheme, to, as)
+		if err == nil && revoked() {
+			err = errRevoked
+		}
+		if err == nil {
 			return &passage{conn, netip.AddrPortFrom(a.Unmap(), d.Asked.Port)}, nil
 		}
 		socket.Abort(conn)
@@ -92,21 +96,22 @@ func (p *Origins) dialBy(ctx context.Context, box *policy.Box, d Target, a netip
 	return nil, &problem.Upstream{Reason: policy.ReasonUpstreamProxy, Name: d.shown, Err: errors.New(d.Upstream.URL() + ": " + err.Error())}
 }
 
-// credentials returns what the gateway authenticates by; nil if there is nothing.
-func (p *Origins) credentials(ctx context.Context, l *policy.ProxyLogin) (*traverse.Credentials, error) {
+// errRevoked refuses a connection whose password was revoked while it was made.
+var errRevoked = errors.New("the password was revoked")
+
+// credentials returns what the gateway authenticates by, nil if there is nothing, and what says whether it was revoked since.
+func (p *Origins) credentials(ctx context.Context, l *policy.ProxyLogin) (as *traverse.Credentials, revoked func() bool, err error) {
+	never := func() bool { return false }
 	switch {
 	case l == nil:
-		return nil, nil
+		return nil, never, nil
 	case l.Source == "":
-		return &traverse.Credentials{User: l.User, Password: l.Password}, nil
+		return &traverse.Credentials{User: l.User, Password: l.Password}, never, nil
 	case p.cfg.Credential == nil:
-		return nil, errors.New("the gateway has no secrets")
+		return nil, never, errors.New("the gateway has no secrets")
 	}
-	password, err := p.cfg.Credential(ctx, l.Source)
-	if err != nil {
-		return nil, err
-	}
-	return &traverse.Credentials{User: l.User, Password: password}, nil
+	password, revoked, err := p.cfg.Credential(ctx, l.Source)
+	return &traverse.Credentials{User: l.User, Password: password}, revoked, err
 }
 
 // reach connects to a proxy, as the policy for that allows: by another proxy, if that is the only way. Its certificate is
