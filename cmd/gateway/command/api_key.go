@@ -49,7 +49,7 @@ func newAPIKeyCreateCommand(o *cli.Options) *cobra.Command {
 				return cli.Usagef("--name and --role are required; the roles are admin, box-creator, read-only and one-box")
 			}
 			if expires != "" {
-				d, err := days(expires)
+				d, err := days("expires", expires)
 				if err != nil {
 					return err
 				}
@@ -86,15 +86,15 @@ func sayKey(cmd *cobra.Command, w io.Writer, k apiKey) error {
 
 var wholeDays = regexp.MustCompile(`^([0-9]{1,5})d$`)
 
-// days reads a duration, which may be in days.
-func days(text string) (time.Duration, error) {
+// days reads the duration that a flag has, which may be in days.
+func days(flag, text string) (time.Duration, error) {
 	if m := wholeDays.FindStringSubmatch(text); m != nil {
 		n, _ := strconv.Atoi(m[1]) // five digits at most
 		return time.Duration(n) * 24 * time.Hour, nil
 	}
 	d, err := time.ParseDuration(text)
 	if err != nil || d < 0 {
-		return 0, cli.Usagef("%q is not a duration such as 90d or 12h", text)
+		return 0, cli.Usagef("--%s: %q is not a duration such as 10m, or 7d", flag, text)
 	}
 	return d, nil
 }

@@ -25,7 +25,7 @@ func newAuditCommand(o *cli.Options) *cobra.Command {
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			query := url.Values{}
 			if since != "" {
-				back, err := days(since)
+				back, err := days("since", since)
 				if err != nil {
 					return err
 				}

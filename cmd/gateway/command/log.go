@@ -45,7 +45,7 @@ func newLogCommand(o *cli.Options) *cobra.Command {
 				if text == "" {
 					continue
 				}
-				back, err := days(text)
+				back, err := days(name, text)
 				if err != nil {
 					return err
 				}
