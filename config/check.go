@@ -44,6 +44,9 @@ func (c *Config) checkMore(fail func(key, format string, args ...any)) {
 	if c.Admin.Socket == "" && c.Admin.Listen == "" {
 		fail("admin", "neither socket nor listen is set, so the admin API would be unreachable; set one of them")
 	}
+	if c.Drain < 0 || c.Drain > 24*time.Hour {
+		fail("drain", "%v is out of range; use 0s to 24h", c.Drain)
+	}
 	if c.Launcher.IdleTimeout < 0 {
 		fail("launcher.idle_timeout", "%v is negative; use 0 or more", c.Launcher.IdleTimeout)
 	}

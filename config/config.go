@@ -32,6 +32,8 @@ type Config struct {
 	Secrets  Secrets  `yaml:"secrets,omitempty"`
 	Metrics  Metrics  `yaml:"metrics"`
 	Log      Log      `yaml:"log"`
+	// Drain is how long a process that was replaced lets open connections go on.
+	Drain time.Duration `yaml:"drain"`
 }
 
 // Store is where the state is kept.
@@ -159,18 +161,36 @@ func Default() Config {
 		Policy:  defaultPolicies(),
 		Metrics: Metrics{Listen: "127.0.0.1:9600", PerBox: PerBox{Max: 100}},
 		Log:     Log{Level: "info", Format: "auto", History: Bounds{Days: 7, Size: 256 << 20}},
+		Drain:   5 * time.Minute,
 	}
 }
 
 // Load reads the file (none if path is empty), then the environment, and validates the result. It reports all mistakes.
 func Load(path string, environ []string) (Config, error) {
+	text, err := ReadFile(path)
+	if err != nil {
+		return Default(), err
+	}
+	return Parse(path, text, environ)
+}
+
+// ReadFile returns the text of the configuration file; none if path is empty.
+func ReadFile(path string) ([]byte, error) {
+	if path == "" {
+		return nil, nil
+	}
+	text, err := os.ReadFile(path)
+	if err != nil {
+		return nil, fmt.Errorf("cannot read the configuration: %w; name an existing file with --config", readError(err))
+	}
+	return text, nil
+}
+
+// Parse is [Load] for a file that has been read.
+func Parse(path string, data []byte, environ []string) (Config, error) {
 	cfg := Default()
 	var errs []error
 	if path != "" {
-		data, err := os.ReadFile(path)
-		if err != nil {
-			return cfg, fmt.Errorf("cannot read the configuration: %w; name an existing file with --config", readError(err))
-		}
 		cfg.Secrets.File = path
 		if err := parse(data, &cfg); err != nil {
 			errs = append(errs, fmt.Errorf("configuration %s: %w", path, err))

@@ -84,7 +84,7 @@ func spread(fd int, v4 bool) error {
 }
 
 // control calls f with the descriptor of a socket.
-func control(c *net.UDPConn, f func(fd int) error) error {
+func control(c syscall.Conn, f func(fd int) error) error {
 	raw, err := c.SyscallConn()
 	if err != nil {
 		return err

@@ -22,18 +22,22 @@ const (
 	tcpPipeline = 16
 )
 
-// ServeTCP answers the queries on the connections that ln accepts, until ctx ends; then it closes them and returns nil. It
-// closes ln. Connections take many queries, answered as they are ready (RFC 7766, section 6.2.1.1).
+// ServeTCP answers the queries on the connections that ln accepts, until ctx ends; then it closes them and returns nil. Once
+// the server retires it accepts none, and returns when those there are have ended. It closes ln. Connections take many queries, answered as they are ready (RFC 7766, section 6.2.1.1).
 func (s *Server) ServeTCP(ctx context.Context, ln net.Listener) error {
 	var serving sync.WaitGroup
 	defer s.usages.flush()
 	defer serving.Wait()
 	defer ln.Close()
 	defer context.AfterFunc(ctx, func() { ln.Close() })()
+	accepting := s.accepting()
+	defer accepting()
+	defer context.AfterFunc(s.retiring, func() { ln.Close() })()
 	for {
 		conn, err := ln.Accept()
 		if err != nil {
-			if ctx.Err() != nil {
+			if ctx.Err() != nil || s.retiring.Err() != nil {
+				accepting()
 				return nil
 			}
 			if errors.Is(err, net.ErrClosed) {
@@ -64,6 +68,14 @@ func (s *Server) boxOf(conn net.Conn) *policy.Box {
 	return nil
 }
 
+// policyOf returns the policy in force of the box that a connection comes from, or nil.
+func (s *Server) policyOf(conn net.Conn) *policy.Compiled {
+	if box := s.boxOf(conn); box != nil {
+		return box.Policy.Load()
+	}
+	return nil
+}
+
 // refuseConn records that a connection was closed before it sent anything.
 func (s *Server) refuseConn(box *policy.Box, use *usage) {
 	ev := audit.Event{Time: time.Now(), Stage: policy.StageDNS, Protocol: policy.TCP, Action: audit.ActionRefuse, Reason: policy.ReasonUnknownBox}
@@ -81,13 +93,14 @@ func (s *Server) serveConn(ctx context.Context, conn net.Conn) {
 	defer context.AfterFunc(ctx, func() { conn.Close() })()
 	c := &tcpConn{Conn: conn}
 	slots := make(chan struct{}, tcpPipeline)
+	pol := s.policyOf(conn)
 	var answering sync.WaitGroup
 	defer answering.Wait()
 	for {
 		conn.SetReadDeadline(time.Now().Add(tcpIdle))
 		wire, err := readMessage(conn, maxQuery)
-		if err != nil {
-			return
+		if err != nil || s.retiring.Err() != nil && s.policyOf(conn) != pol {
+			return // of a box whose policy is another process's to change
 		}
 		slots <- struct{}{}
 		answering.Go(func() {

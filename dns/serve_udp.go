@@ -17,8 +17,8 @@ import (
 // maxQuery is the size of the largest query. A longer one is truncated, and so malformed.
 const maxQuery = 4096
 
-// ServeUDP answers the queries that arrive on pc, which it closes, until ctx ends; then it returns nil once the queries
-// in flight are answered. pc is a *net.UDPConn bound to the address that boxes ask, so replies leave from it.
+// ServeUDP answers the queries that arrive on pc, which it closes, until ctx ends or the server retires; then it returns nil once the
+// queries in flight are answered. pc is a *net.UDPConn bound to the address that boxes ask, so replies leave from it.
 func (s *Server) ServeUDP(ctx context.Context, pc net.PacketConn) error {
 	defer s.usages.flush()
 	sock, err := takeOver(pc)
@@ -27,14 +27,16 @@ func (s *Server) ServeUDP(ctx context.Context, pc net.PacketConn) error {
 	}
 	defer func() { _ = sock.close() }()
 	sock.enlarge()
+	defer s.accepting()()
 	r := &reader{Server: s, socket: sock, batch: newBatch(sock)}
 	defer r.answering.Wait()
 	defer r.batch.flush()
 	defer r.giveUp(ctx)
 	defer context.AfterFunc(ctx, sock.interrupt)()
+	defer context.AfterFunc(s.retiring, sock.leave)()
 	for {
 		err := r.serve(ctx)
-		if ctx.Err() != nil {
+		if ctx.Err() != nil || s.retiring.Err() != nil {
 			return nil
 		}
 		if err != nil {

@@ -29,6 +29,25 @@ type Server struct {
 	usages *usages
 	budget *outbound.Budget // of sockets, for the readers' own questions
 	up     *forwarder       // for the readers' own questions; nil: they ask none
+
+	retiring context.Context // ends when the server retires
+	retire   context.CancelFunc
+	entering sync.WaitGroup // of those that accept connections or read queries
+}
+
+// Retire stops reading queries and accepting connections, and returns when it has stopped; queries in flight and on
+// connections that are open are answered. The sockets stay usable for another process that has them as well, which calls
+// [Resume].
+func (s *Server) Retire() {
+	s.retire()
+	s.entering.Wait()
+}
+
+// accepting counts somebody who reads queries or accepts connections, until the returned function is called, which may be
+// more than once.
+func (s *Server) accepting() (end func()) {
+	s.entering.Add(1)
+	return sync.OnceFunc(s.entering.Done)
 }
 
 // New returns a server that is ready to answer. It opens no socket.
@@ -54,7 +73,9 @@ func newServer(c Config, up exchanger) *Server {
 	if c.IsURL == nil {
 		c.IsURL = func(policy.Name) bool { return false }
 	}
+	retiring, retire := context.WithCancel(context.Background())
 	return &Server{
+		retiring: retiring, retire: retire,
 		boxes:  c.Boxes,
 		sinkV4: c.SinkV4,
 		sinkV6: c.SinkV6,

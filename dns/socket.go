@@ -5,7 +5,11 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
+	"os"
+	"strconv"
 	"sync"
+	"syscall"
+	"time"
 
 	"golang.org/x/sys/unix"
 )
@@ -18,6 +22,35 @@ type socket struct {
 
 	mu     sync.Mutex
 	closed bool
+}
+
+// leaving is how long a read may wait once the socket is another process's as well.
+const leaving = 20 * time.Millisecond
+
+// leave makes reads return soon, whether or not anything arrives, and leaves the socket usable for the process that it was
+// passed on to ([Resume]). The kernel looks at the limit when a read begins, so the one that waits is begun again: a signal
+// to its thread does that. The runtime sends the same one to preempt goroutines, and expects ones that it did not send.
+func (s *socket) leave() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.closed {
+		return
+	}
+	limit := unix.NsecToTimeval(leaving.Nanoseconds())
+	_ = unix.SetsockoptTimeval(s.fd, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &limit)
+	threads, _ := os.ReadDir("/proc/self/task")
+	for _, t := range threads {
+		if id, err := strconv.Atoi(t.Name()); err == nil {
+			_ = unix.Tgkill(unix.Getpid(), id, unix.SIGURG)
+		}
+	}
+}
+
+// Resume makes a socket usable in the ordinary way that another process has left by [Server.Retire].
+func Resume(pc syscall.Conn) error {
+	return control(pc, func(fd int) error {
+		return unix.SetsockoptTimeval(fd, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &unix.Timeval{})
+	})
 }
 
 // takeOver returns the socket of pc, which it closes.
@@ -41,7 +74,7 @@ func takeOver(pc net.PacketConn) (*socket, error) {
 	return s, nil
 }
 
-// interrupt makes reads return at once, from now on.
+// interrupt makes reads return at once, from now on. Another process that has the socket cannot read it any more, either.
 func (s *socket) interrupt() {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -19,12 +19,18 @@ const usesSaved = time.Minute
 
 // find returns who an API key belongs to, if it is valid now.
 func (k *keys) find(key string) (api.Caller, bool) {
+	found, ok := k.lookUp(key)
+	return found.Caller, ok
+}
+
+// lookUp returns who an API key belongs to, and until when, if it is valid now.
+func (k *keys) lookUp(key string) (api.Key, bool) {
 	found, ok := k.store.FindAPIKey(key)
 	if !ok {
-		return api.Caller{}, false
+		return api.Key{}, false
 	}
 	k.store.NoteAPIKeyUse(found)
-	return callerOf(found), true
+	return keyView(found), true
 }
 
 func callerOf(k store.APIKey) api.Caller {
@@ -122,6 +128,7 @@ func (k *keys) ReplaceAPIKey(_ context.Context, idOrName string, grace time.Dura
 	case err != nil:
 		return policy.Secret{}, api.Key{}, notStored(k.log, "the API key could not be stored, the old one stays", err)
 	}
+	k.changed()
 	k.log.Info("an API key was replaced", zap.String("key", made.ID), zap.String("name", made.Name), zap.Duration("grace_of_old_key", grace))
 	return key, keyView(made), nil
 }
@@ -140,6 +147,7 @@ func (k *keys) DeleteAPIKey(_ context.Context, idOrName string) (api.Key, error)
 	} else if err != nil {
 		return api.Key{}, notStored(k.log, "the API key could not be revoked, it still works", err)
 	}
+	k.changed()
 	k.log.Info("an API key was revoked", zap.String("key", old.ID), zap.String("name", old.Name))
 	return keyView(old), nil
 }

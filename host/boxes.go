@@ -5,6 +5,7 @@ import (
 	"maps"
 	"slices"
 	"sync"
+	"sync/atomic"
 
 	"boxgate/api"
 	"boxgate/policy"
@@ -15,6 +16,9 @@ import (
 type boxes struct {
 	// metered says what a box has used, read from the kernel if that is to be fresh; nil: nobody knows.
 	metered func(id policy.BoxID, fresh bool) api.Usage
+
+	// lent is set once the boxes are another process's to change.
+	lent atomic.Bool
 
 	mu   sync.Mutex
 	byID map[policy.BoxID]*box
@@ -67,12 +71,19 @@ func (t *boxes) lock(id policy.BoxID) (*box, error) {
 		return nil, err
 	}
 	b.mu.Lock()
+	if t.lent.Load() {
+		b.mu.Unlock()
+		return nil, errLent
+	}
 	if err := b.gone(); err != nil {
 		b.mu.Unlock()
 		return nil, err
 	}
 	return b, nil
 }
+
+// errLent refuses changes in a process that is being replaced.
+var errLent = api.Errorf(api.ErrUnavailable, "the gateway is being replaced; try again")
 
 // ids are the IDs of all boxes.
 func (t *boxes) ids() []policy.BoxID {

@@ -37,12 +37,19 @@ type Host struct {
 	*sources      // shows and refreshes the operator's secrets
 	*selfTests    // attacks boxes from inside
 
-	parts      *parts
-	protection *protection
-	sleeper    *sleeper
-	recovered  atomic.Bool
-	noWatch    bool // for tests: see Serve
-	ready      func()
+	parts        *parts
+	protection   *protection
+	sleeper      *sleeper
+	recovered    atomic.Bool
+	noWatch      bool         // for tests: see Serve
+	text         []byte       // of the configuration file
+	before       *Predecessor // whose place this process takes; nil: nobody's
+	turn         *adminTurn
+	succession   *succession
+	stopLoops    func() // set once they run
+	endFollowing func() // ends the streams of decisions; likewise
+	control      Control
+	ready        func()
 }
 
 var _ server.Host = (*Host)(nil)

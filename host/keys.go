@@ -9,14 +9,17 @@ import (
 	"go.uber.org/zap"
 
 	"boxgate/api"
+	"boxgate/host/handover"
 	"boxgate/policy"
 	"boxgate/store"
 )
 
 // keys changes the key of the store and the API key.
 type keys struct {
-	log   *zap.Logger
-	store *store.DB
+	before *Predecessor
+	turn   *adminTurn
+	log    *zap.Logger
+	store  *store.DB
 }
 
 // RotateStoreKey implements [api.Host].
@@ -40,6 +43,7 @@ func (k *keys) RotateAPIKey(_ context.Context, grace time.Duration) error {
 	if err := k.store.RotateAPIKey(grace); err != nil {
 		return api.Errorf(api.ErrUnavailable, "the API key was not fully replaced: %w", err)
 	}
+	k.changed()
 	k.log.Info("there is a new API key", zap.Duration("grace_of_old_keys", grace))
 	return nil
 }
@@ -58,6 +62,12 @@ func (k *keys) BackupStore(_ context.Context, w io.Writer) error {
 func (k *keys) VerifyStore(context.Context) (api.StoreReport, error) {
 	r, err := k.store.Verify()
 	return api.StoreReport{Documents: r.Documents, Problems: r.Problems}, err
+}
+
+// changed makes the predecessor, and a process that takes the place of this one, look anew at the keys of open requests.
+func (k *keys) changed() {
+	k.turn.forgetKeys()
+	k.before.tell(handover.Message{Kind: handover.Keys})
 }
 
 // CheckPassphrase refuses passphrases that are too short or too long; whether one is needed is for others to decide.

@@ -13,7 +13,6 @@ import (
 	"golang.org/x/sys/unix"
 
 	"boxgate/config"
-	"boxgate/dns"
 	"boxgate/host/apart"
 	"boxgate/proxy"
 )
@@ -25,12 +24,17 @@ type Listeners struct {
 	metrics     net.Listener   // nil: none
 	https, http net.Listener   // nil: none
 	dnsTCP      []net.Listener
-	dnsUDP      []net.PacketConn
+	dnsUDP      []udpSocket
 	transparent []net.Listener
 	explicit    []net.Listener
 
+	namespace *net.UnixListener // see takeNamespace
+
 	dnsPort, proxyPort uint16
 	all                []interface{ Close() error }
+
+	passable  []passable          // what another process can be given
+	inherited map[string]*os.File // what another process has given, and has not been used yet
 }
 
 // explicitPort is the well-known port of the explicit proxy on the gateway addresses.
@@ -39,7 +43,11 @@ const explicitPort = 3128
 // Listen opens every socket that the configuration asks for, or none. What boxes are steered to is opened in boxes, nil for the
 // gateway's own namespace.
 func Listen(ctx context.Context, cfg config.Config, a config.Addresses, boxes *apart.Net) (*Listeners, error) {
-	l := &Listeners{}
+	return listen(ctx, cfg, a, boxes, &Listeners{})
+}
+
+// listen opens what has not been inherited.
+func listen(ctx context.Context, cfg config.Config, a config.Addresses, boxes *apart.Net, l *Listeners) (*Listeners, error) {
 	if err := boxes.Do(func() error { return l.takeNamespace(ctx) }); err != nil {
 		return nil, err
 	}
@@ -49,6 +57,7 @@ func Listen(ctx context.Context, cfg config.Config, a config.Addresses, boxes *a
 		l.Close()
 		return nil, err
 	}
+	l.closeUnused()
 	return l, nil
 }
 
@@ -58,14 +67,16 @@ const namespaceSocket = "@boxgate/gateway"
 
 // takeNamespace refuses to be the second gateway of the network namespace, which would replace the rules of the first.
 func (l *Listeners) takeNamespace(ctx context.Context) error {
-	ln, err := new(net.ListenConfig).Listen(ctx, "unix", namespaceSocket)
+	ln, err := l.open(namespaceSocket, func() (net.Listener, error) {
+		return new(net.ListenConfig).Listen(ctx, "unix", namespaceSocket)
+	})
 	if errors.Is(err, syscall.EADDRINUSE) {
 		return errors.New("another gateway runs in this network namespace, whatever its state directory and addresses: stop it, or run this one in a namespace of its own (ip netns exec)")
 	}
 	if err != nil {
 		return fmt.Errorf("taking the network namespace: %w", err)
 	}
-	l.all = append(l.all, ln)
+	l.namespace, _ = ln.(*net.UnixListener)
 	return nil
 }
 
@@ -74,11 +85,12 @@ func (l *Listeners) Close() {
 	for _, c := range l.all {
 		c.Close()
 	}
+	l.closeUnused()
 }
 
 // tcp opens one TCP listener; key is the configuration key that named the address.
 func (l *Listeners) tcp(ctx context.Context, lc net.ListenConfig, key, address string) (net.Listener, error) {
-	ln, err := lc.Listen(ctx, "tcp", address)
+	ln, err := l.open(key+" "+address, func() (net.Listener, error) { return lc.Listen(ctx, "tcp", address) })
 	switch {
 	case errors.Is(err, syscall.EADDRINUSE):
 		return nil, fmt.Errorf("%s: %s is in use by another program; stop it or set another address", key, address)
@@ -87,7 +99,6 @@ func (l *Listeners) tcp(ctx context.Context, lc net.ListenConfig, key, address s
 	case err != nil:
 		return nil, fmt.Errorf("%s: cannot listen on %s: %w", key, address, err)
 	}
-	l.all = append(l.all, ln)
 	return ln, nil
 }
 
@@ -102,11 +113,11 @@ func (l *Listeners) openAdmin(ctx context.Context, c config.Admin) error {
 		}
 	}
 	if c.Socket != "" {
-		ln, err := listenSocket(c.Socket)
+		ln, err := l.open("admin.socket "+c.Socket, func() (net.Listener, error) { return listenSocket(c.Socket) })
 		if err != nil {
 			errs = append(errs, fmt.Errorf("admin.socket: %w", err))
 		} else {
-			l.admin, l.all = append(l.admin, ln), append(l.all, ln)
+			l.admin = append(l.admin, ln)
 		}
 	}
 	return errors.Join(errs...)
@@ -224,49 +235,40 @@ func samePort(open func() (uint16, error), port *uint16) error {
 }
 
 func (l *Listeners) openDNS(ctx context.Context, addrs []netip.Addr) (uint16, error) {
-	var port uint16 // the first listener finds one
-	var tcp []net.Listener
-	var udp []net.PacketConn
-	var opened []interface{ Close() error }
+	port := l.dnsPort // 0: the first listener finds one
+	takeBack := l.attempt()
 	for _, a := range addrs {
-		ln, err := gatewaySocket.Listen(ctx, "tcp", netip.AddrPortFrom(a, port).String())
+		ln, err := l.open("DNS over TCP "+a.String(), func() (net.Listener, error) {
+			return gatewaySocket.Listen(ctx, "tcp", netip.AddrPortFrom(a, port).String())
+		})
 		if err == nil {
-			opened, tcp = append(opened, ln), append(tcp, ln)
-			port = ln.Addr().(*net.TCPAddr).AddrPort().Port()
-			var pcs []net.PacketConn
-			pcs, err = dns.ListenUDP(ctx, gatewaySocket, netip.AddrPortFrom(a, port))
-			for _, pc := range pcs {
-				opened, udp = append(opened, pc), append(udp, pc)
-			}
+			port = portOf(ln)
+			l.dnsTCP = append(l.dnsTCP, ln)
+			err = l.openUDP(ctx, netip.AddrPortFrom(a, port))
 		}
 		if err != nil {
-			for _, c := range opened {
-				c.Close()
-			}
+			takeBack()
+			l.dnsTCP, l.dnsUDP = nil, nil
 			return 0, err
 		}
 	}
-	l.dnsTCP, l.dnsUDP, l.all = tcp, udp, append(l.all, opened...)
 	return port, nil
 }
 
 func (l *Listeners) openTransparent(ctx context.Context, addrs []netip.Addr) (uint16, error) {
-	var port uint16 // the first listener finds one
-	var opened []net.Listener
+	port := l.proxyPort // 0: the first listener finds one
+	takeBack := l.attempt()
 	for _, a := range addrs {
-		ln, err := proxy.ListenTransparent(ctx, netip.AddrPortFrom(a, port).String())
+		ln, err := l.open("proxy "+a.String(), func() (net.Listener, error) {
+			return proxy.ListenTransparent(ctx, netip.AddrPortFrom(a, port).String())
+		})
 		if err != nil {
-			for _, c := range opened {
-				c.Close()
-			}
+			takeBack()
+			l.transparent = nil
 			return 0, err
 		}
-		opened = append(opened, ln)
-		port = ln.Addr().(*net.TCPAddr).AddrPort().Port()
-	}
-	l.transparent = opened
-	for _, ln := range opened {
-		l.all = append(l.all, ln)
+		l.transparent = append(l.transparent, ln)
+		port = portOf(ln)
 	}
 	return port, nil
 }

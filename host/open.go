@@ -31,6 +31,9 @@ type Options struct {
 	Decisions *lines.Writer // takes a line per decision; nil: none
 	NoWatch   bool          // for tests: kernel rules that other programs change stay changed
 	Ready     func()        // called once everything is served; nil: nothing
+	Text      []byte        // of the configuration file, for a process of the same program that takes the gateway's place
+	Before    *Predecessor  // whose place the gateway takes; nil: nobody's
+	Control   Control       // what commands can ask for; nil: nothing
 }
 
 // Open builds the parts of a gateway. It knows no box yet ([Host.Recover]), and the protected ranges are in force. When it
@@ -59,7 +62,15 @@ func open(ctx context.Context, o Options) (*Host, error) {
 	shares := share.MemoryOf(o.Config)
 	shares.Hold()
 	p.memory = shares.Budget()
-	h := &Host{parts: p, noWatch: o.NoWatch, ready: o.Ready}
+	p.takesOver = o.Before != nil
+	h := &Host{
+		parts: p, noWatch: o.NoWatch, ready: o.Ready, text: o.Text, before: o.Before, control: o.Control, turn: &adminTurn{}, succession: newSuccession(),
+	}
+	if h.control == nil {
+		h.control = func(context.Context, string) (any, error) {
+			return nil, errors.New("this gateway takes no requests of commands")
+		}
+	}
 	steps := []func(context.Context) error{
 		p.openStore, func(ctx context.Context) error { return fault.At(ctx, "start: store open") },
 		p.openTrail, p.openAudit, p.openSecrets, p.openEgress, func(ctx context.Context) error { return fault.At(ctx, "start: DNS and proxy made") },
@@ -91,12 +102,15 @@ func (h *Host) wire(context.Context) error {
 	}
 	held, common := sandboxes{p.launcher}, &shared{ceiling: ceiling, upstream: upstream}
 	net := &enforce.Enforcer{
-		Kernel: kernel, Proxy: p.proxy, Boxes: p.connected, Forget: []func(policy.BoxID){p.dns.Forget, p.minter.Remove},
+		Kernel: kernel, Proxy: both{p.proxy, h.before, p.boxes}, Boxes: p.connected, Forget: []func(policy.BoxID){p.dns.Forget, p.minter.Remove},
+	}
+	if h.before != nil {
+		p.secrets.SetHolders(both{p.proxy, h.before, p.boxes})
 	}
 	h.boxes = p.boxes
-	h.policies = &policies{log: p.log, store: p.store, boxes: p.boxes, shared: common, net: net, leased: make(chan struct{}, 1)}
+	h.policies = &policies{before: h.before, log: p.log, store: p.store, boxes: p.boxes, shared: common, net: net, leased: make(chan struct{}, 1)}
 	h.publicURLs = &publicURLs{
-		cfg: p.cfg.Ingress, listeners: p.listeners, log: p.log, store: p.store, ingress: p.ingress, boxes: p.boxes, table: p.urlTable, reach: p.reach,
+		before: h.before, cfg: p.cfg.Ingress, listeners: p.listeners, log: p.log, store: p.store, ingress: p.ingress, boxes: p.boxes, table: p.urlTable, reach: p.reach,
 	}
 	h.usage = &usage{states: states{p.store}, log: p.log, boxes: p.boxes, sandboxes: held, history: p.history}
 	if err := h.countEnds(p.metrics); err != nil {
@@ -114,7 +128,7 @@ func (h *Host) wire(context.Context) error {
 		log: p.log, store: p.store, boxes: p.boxes, commands: h.commands, history: p.history, authorities: h.authorities, proxy: p.proxy, roots: p.roots,
 	})
 	h.auditTrail = p.trail
-	h.keys = &keys{log: p.log, store: p.store}
+	h.keys = &keys{before: h.before, turn: h.turn, log: p.log, store: p.store}
 	h.sources = &sources{log: p.log, secrets: p.secrets, tokens: p.tokens}
 	h.selfTests = &selfTests{
 		cfg: p.cfg, addrs: p.addrs, listeners: p.listeners, audit: p.audit, boxes: p.boxes, sandboxes: held,
@@ -128,7 +142,7 @@ func (h *Host) wire(context.Context) error {
 		snapshots: h.snapshotHost, scheduled: h.scheduled, history: p.history,
 	}
 	h.usage.restart = h.lifecycle.restart
-	h.sleeper = &sleeper{after: p.cfg.Launcher.IdleTimeout, log: p.log, usage: h.usage, audit: p.audit, traffic: p.firewall.Traffic, passing: p.proxy.Passing}
+	h.sleeper = &sleeper{before: h.before, after: p.cfg.Launcher.IdleTimeout, log: p.log, usage: h.usage, audit: p.audit, traffic: p.firewall.Traffic, passing: p.proxy.Passing}
 	h.follower = follow.New(followed{h.lifecycle}, p.log)
 	h.protection = &protection{log: p.log, addrs: p.addrs, policies: h.policies}
 	return h.loadGlobal()
@@ -156,5 +170,9 @@ func (h *Host) Recover(ctx context.Context) error {
 // Close releases what [Open] opened. Rules, links and boxes stay as they are. Call it once, after Serve has returned.
 func (h *Host) Close() error {
 	h.vigil.Close()
+	if h.succession.lent {
+		h.parts.audit.Flush() // the rest is another process's
+		return nil
+	}
 	return contained(h.parts.log, h.parts.close)
 }

@@ -15,7 +15,9 @@ import (
 
 func (p *parts) openLauncher(context.Context) error {
 	var err error
-	if p.launcher, err = launcher.New(launcherConfig(p.cfg, p.log)); err != nil {
+	c := launcherConfig(p.cfg, p.log)
+	c.TakesOver = p.takesOver
+	if p.launcher, err = launcher.New(c); err != nil {
 		return err
 	}
 	p.shelf = snapshots.New(p.log, p.store, p.launcher, func(f func() error) error { return contained(p.log, f) })

@@ -3,6 +3,8 @@ package host
 import (
 	"context"
 	"fmt"
+	"os"
+	"path/filepath"
 
 	"go.uber.org/zap"
 
@@ -22,6 +24,9 @@ func (p *parts) openStore(context.Context) error {
 	})
 	if err != nil {
 		return err
+	}
+	if !p.takesOver { // else the predecessor may need it
+		_ = os.Remove(filepath.Join(p.cfg.StateDir, store.File) + keptSuffix)
 	}
 	if _, err := p.store.EnsureAPIKey(); err != nil {
 		return fmt.Errorf("making the first API key: %w", err)

@@ -14,6 +14,7 @@ import (
 
 // policies changes what boxes may do: their policies, their header rules, and what all of them share.
 type policies struct {
+	before *Predecessor
 	log    *zap.Logger
 	store  *store.DB
 	boxes  *boxes
@@ -70,6 +71,7 @@ func (p *policies) change(ctx context.Context, id policy.BoxID, ifMatch *uint64,
 		return api.PolicyState{}, err
 	}
 	b.lastVersion = next.Version
+	defer p.before.policyAlone(id)()
 	err = apply(ctx, p.log, change{
 		what:    "the policy of box " + string(id),
 		stage:   func() error { return p.store.StagePolicy(id, next) },

@@ -6,7 +6,7 @@ import (
 	"fmt"
 	"net"
 	"net/http"
-	"os"
+	"sync"
 	"time"
 
 	"boxgate/policy"
@@ -42,19 +42,18 @@ func (h *Host) Serve(ctx context.Context) error {
 }
 
 func (h *Host) serveParts(ctx context.Context) error {
+	h.turn.lookUp, h.turn.dial = h.keys.lookUp, h.parts.listeners.dialAdmin
 	admin, err := server.New(server.Config{
-		Host: h, History: h.parts.history, FindKey: h.keys.find, Trail: h.parts.trail.trail, Hosts: h.parts.cfg.Admin.Hosts, HasSecret: h.parts.secrets.Has, Log: h.parts.log, Admitted: keyless.KeyShown,
+		Host: h, History: h.parts.history, FindKey: h.turn.find, Trail: h.parts.trail.trail, Hosts: h.parts.cfg.Admin.Hosts, HasSecret: h.parts.secrets.Has, Log: h.parts.log, Admitted: keyless.KeyShown,
 	})
 	if err != nil {
 		return err
 	}
 	adminServer := admin.Server()
+	h.endFollowing = admin.EndStreams
+	h.turn.own, adminServer.Handler = adminServer.Handler, h.turn
 	adminServer.ConnContext = keyless.ConnContext
-	metrics := &http.Server{
-		Handler: h.metricsHandler(), ReadHeaderTimeout: 10 * time.Second, ReadTimeout: 10 * time.Second,
-		WriteTimeout: 30 * time.Second, IdleTimeout: 30 * time.Second, MaxHeaderBytes: 16 << 10,
-		ErrorLog: audit.ServerLog(h.parts.log, nil),
-	}
+	metrics := h.metricsServer()
 
 	group, ctx := errgroup.WithContext(ctx)
 	run := func(what string, f func() error) {
@@ -67,27 +66,68 @@ func (h *Host) serveParts(ctx context.Context) error {
 			return nil
 		})
 	}
-	h.serveEgress(ctx, run)
+	// DNS answers until everything else has ended: what drains resolves names, and so do boxes that wait for the next gateway.
+	answering, stopAnswering := context.WithCancel(context.WithoutCancel(ctx))
+	defer stopAnswering()
+	h.serveEgress(ctx, answering, run)
 	h.serveFront(run)
+	if h.before != nil {
+		h.relieve()
+	}
+	fault.Mark(ctx, "start: serving")
 	for _, ln := range h.parts.listeners.admin {
 		run("admin API", func() error { return adminServer.Serve(h.parts.shares.Keyless(ln)) })
-	}
-	if h.parts.acme != nil {
-		run("certificates", func() error { h.parts.acme.Run(ctx); return nil })
 	}
 	if h.parts.listeners.metrics != nil {
 		run("metrics", func() error { return metrics.Serve(h.parts.shares.Keyless(h.parts.listeners.metrics)) })
 	}
-	if !h.noWatch {
-		run("kernel rules", func() error { return h.parts.firewall.Watch(ctx) })
-	}
-	h.serveLoops(ctx, run)
+	run("requests of commands", func() error { return h.serveControl(ctx) })
+	h.startLoops(ctx, run)
 	h.announce()
 	group.Go(func() error {
-		<-ctx.Done()
-		return contained(h.parts.log, func() error { return h.drain(admin, adminServer, metrics) })
+		defer stopAnswering()
+		finish := func(drain context.Context) error { return h.finish(drain, admin, adminServer, metrics) }
+		select {
+		case <-ctx.Done():
+			return contained(h.parts.log, func() error { return h.drain(finish) })
+		case err := <-h.succession.failed:
+			return err
+		case <-h.succession.replaced:
+			return contained(h.parts.log, func() error { return h.drainReplaced(ctx, finish) })
+		}
 	})
 	return group.Wait()
+}
+
+// startLoops starts what looks after the boxes and the host, until ctx ends or stopLoops is called.
+func (h *Host) startLoops(ctx context.Context, run func(string, func() error)) {
+	ctx, cancel := context.WithCancel(ctx)
+	var running sync.WaitGroup
+	h.stopLoops = func() {
+		cancel()
+		running.Wait()
+	}
+	loop := func(what string, f func() error) {
+		running.Add(1)
+		run(what, func() error {
+			defer running.Done()
+			if err := f(); ctx.Err() == nil {
+				return err
+			}
+			return nil
+		})
+	}
+	if !h.noWatch {
+		loop("kernel rules", func() error { return h.parts.firewall.Watch(ctx) })
+	}
+	if h.parts.acme != nil {
+		loop("certificates", func() error { h.parts.acme.Run(ctx); return nil })
+	}
+	h.serveLoops(ctx, loop)
+	go func() { // releases ctx
+		running.Wait()
+		cancel()
+	}()
 }
 
 // sayPolicies says what boxes may reach that were made without a policy.
@@ -110,11 +150,21 @@ func (h *Host) announce() {
 	}
 }
 
-// drain finishes what is under way and closes the listeners.
-func (h *Host) drain(admin *server.API, adminServer, metrics *http.Server) error {
+// drain finishes what is under way.
+func (h *Host) drain(finish func(context.Context) error) error {
 	_ = notifySystemd("STOPPING=1")
 	drain, cancel := context.WithTimeout(context.Background(), shutdownTimeout)
 	defer cancel()
+	err := finish(drain)
+	if errors.Is(err, context.DeadlineExceeded) {
+		h.parts.log.Warn("requests still under way were cut off")
+		return nil
+	}
+	return err
+}
+
+// finish finishes what is under way, until drain ends, and closes the listeners.
+func (h *Host) finish(drain context.Context, admin *server.API, adminServer, metrics *http.Server) error {
 	defer h.parts.listeners.Close()
 	// The API stops first, so that no change begins; boxes and their rules stay as they are.
 	err := errors.Join(fault.At(drain, "stop: begun"), adminServer.Shutdown(drain), admin.Wait(drain))
@@ -123,12 +173,7 @@ func (h *Host) drain(admin *server.API, adminServer, metrics *http.Server) error
 		h.parts.acme.Close() // before the listeners that issuers connect to
 	}
 	err = errors.Join(err, h.parts.ingress.Shutdown(drain), h.parts.proxy.Shutdown(drain), metrics.Shutdown(drain))
-	err = errors.Join(err, fault.At(drain, "stop: drained"))
-	if errors.Is(err, context.DeadlineExceeded) {
-		h.parts.log.Warn("requests still under way were cut off")
-		return nil
-	}
-	return err
+	return errors.Join(err, fault.At(drain, "stop: drained"))
 }
 
 // serveLoops starts what looks after the boxes and the host.
@@ -149,8 +194,8 @@ func (h *Host) serveLoops(ctx context.Context, run func(string, func() error)) {
 	run("files of deleted boxes", func() error { h.parts.launcher.KeepTrashEmpty(ctx); return nil })
 }
 
-// serveEgress starts what boxes are steered to.
-func (h *Host) serveEgress(ctx context.Context, run func(string, func() error)) {
+// serveEgress starts what boxes are steered to. DNS ends with answering, the others with ctx.
+func (h *Host) serveEgress(ctx, answering context.Context, run func(string, func() error)) {
 	for _, ln := range h.parts.listeners.transparent {
 		run("proxy", func() error { return h.parts.proxy.ServeTransparent(ctx, ln) })
 	}
@@ -158,10 +203,16 @@ func (h *Host) serveEgress(ctx context.Context, run func(string, func() error)) 
 		run("explicit proxy", func() error { return h.parts.proxy.ServeExplicit(ctx, ln) })
 	}
 	for _, ln := range h.parts.listeners.dnsTCP {
-		run("DNS over TCP", func() error { return h.parts.dns.ServeTCP(ctx, ln) })
+		run("DNS over TCP", func() error { return h.parts.dns.ServeTCP(answering, ln) })
 	}
-	for _, pc := range h.parts.listeners.dnsUDP {
-		run("DNS over UDP", func() error { return h.parts.dns.ServeUDP(ctx, pc) })
+	for _, u := range h.parts.listeners.dnsUDP {
+		run("DNS over UDP", func() error {
+			pc, err := u.serve()
+			if err != nil {
+				return err
+			}
+			return h.parts.dns.ServeUDP(answering, pc)
+		})
 	}
 }
 
@@ -188,24 +239,17 @@ func (h *Host) serveFront(run func(string, func() error)) {
 	}
 }
 
+func (h *Host) metricsServer() *http.Server {
+	return &http.Server{
+		Handler: h.metricsHandler(), ReadHeaderTimeout: 10 * time.Second, ReadTimeout: 10 * time.Second,
+		WriteTimeout: 30 * time.Second, IdleTimeout: 30 * time.Second, MaxHeaderBytes: 16 << 10,
+		ErrorLog: audit.ServerLog(h.parts.log, nil),
+	}
+}
+
 // metricsHandler serves /metrics.
 func (h *Host) metricsHandler() http.Handler {
 	mux := http.NewServeMux()
 	mux.Handle("GET /metrics", promhttp.HandlerFor(h.parts.metrics, promhttp.HandlerOpts{}))
 	return mux
-}
-
-// notifySystemd sends a state to the service manager that started the gateway, if one did (sd_notify(3)).
-func notifySystemd(state string) error {
-	path := os.Getenv("NOTIFY_SOCKET")
-	if path == "" {
-		return nil
-	}
-	conn, err := net.DialUnix("unixgram", nil, &net.UnixAddr{Name: path, Net: "unixgram"})
-	if err != nil {
-		return err
-	}
-	defer conn.Close()
-	_, err = conn.Write([]byte(state))
-	return err
 }

@@ -14,6 +14,7 @@ import (
 
 	"boxgate/api"
 	"boxgate/config"
+	"boxgate/host/handover"
 	"boxgate/host/reach"
 	"boxgate/ingress"
 	"boxgate/policy"
@@ -22,6 +23,7 @@ import (
 
 // publicURLs makes and deletes the public URLs of boxes.
 type publicURLs struct {
+	before    *Predecessor
 	cfg       config.Ingress
 	listeners *Listeners
 	log       *zap.Logger
@@ -124,7 +126,7 @@ func (u *publicURLs) CreateURL(_ context.Context, id policy.BoxID, req api.URLRe
 	old, had := u.table.Lookup(u.cfg.HostName(id, req.Port))
 	u.table.set(u.hostsOf(record), urlTarget(record, b.V4))
 	if had {
-		u.ingress.CloseURL(old.ID)
+		u.closeURL(old.ID)
 	}
 	view := u.urlView(record)
 	view.Token, view.Username, view.Password = made.Token, made.Username, made.Password
@@ -216,7 +218,7 @@ func (u *publicURLs) DeleteURL(_ context.Context, id policy.BoxID, port uint16) 
 		return notStored(u.log, "the deletion could not be stored; the public URL stays", err)
 	}
 	u.table.remove(id, port)
-	u.ingress.CloseURL(target.ID)
+	u.closeURL(target.ID)
 	return nil
 }
 
@@ -242,5 +244,12 @@ func (u *publicURLs) recover(b *box) error {
 func (u *publicURLs) drop(id policy.BoxID) {
 	u.table.removeBox(id)
 	u.ingress.CloseBox(id)
+	u.before.tell(handover.Message{Kind: handover.URLs, Box: id})
 	u.reach.Remove(id)
+}
+
+// closeURL cuts the requests of a URL, also those that the predecessor drains.
+func (u *publicURLs) closeURL(id string) {
+	u.ingress.CloseURL(id)
+	u.before.tell(handover.Message{Kind: handover.URL, URL: id})
 }

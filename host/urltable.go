@@ -80,6 +80,13 @@ func (t *urlTable) deleteLocked(id policy.BoxID, port uint16) {
 	})
 }
 
+// removeID forgets the hosts of one URL.
+func (t *urlTable) removeID(id string) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	maps.DeleteFunc(t.byHost, func(_ string, target ingress.Target) bool { return target.ID == id })
+}
+
 // removeBox forgets the URLs of a box.
 func (t *urlTable) removeBox(id policy.BoxID) {
 	t.mu.Lock()

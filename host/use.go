@@ -91,6 +91,9 @@ func (u *usage) noteAsleep(b *box) {
 func (u *usage) rouse(ctx context.Context, b *box) error {
 	b.mu.Lock()
 	defer b.mu.Unlock()
+	if u.boxes.lent.Load() {
+		return errLent
+	}
 	if err := b.settled(ctx); err != nil {
 		return err
 	}

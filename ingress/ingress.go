@@ -160,6 +160,18 @@ func (g *Ingress) add(l *listener, most int) bool {
 	return true
 }
 
+// Retire stops accepting and returns when it has stopped: each connection that was accepted is served, and ends after the
+// next response on it. The listeners' sockets stay usable for another process that has them as well. Shutdown ends what is left.
+func (g *Ingress) Retire() {
+	g.mu.Lock()
+	listeners := g.listeners
+	g.mu.Unlock()
+	for _, l := range listeners {
+		l.retire()
+	}
+	g.drain()
+}
+
 // Shutdown stops listening, lets requests finish until ctx ends, and then cuts the remaining ones, including
 // WebSockets.
 func (g *Ingress) Shutdown(ctx context.Context) error {

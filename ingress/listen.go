@@ -35,8 +35,11 @@ type listener struct {
 	mu     sync.Mutex
 	conns  map[net.Conn]*held
 	closed bool
-	done   sync.WaitGroup // of connections, from enter to forget
-	places places         // of connections
+	// retired is set once nothing more is accepted, while what has been accepted is served.
+	retired   bool
+	accepting sync.WaitGroup // one while run runs; Add under mu and only while not retired
+	done      sync.WaitGroup // of connections, from enter to forget
+	places    places         // of connections
 }
 
 // held is a connection that a listener holds.
@@ -83,6 +86,14 @@ func (l *listener) visitorOf(conn net.Conn, h *held) net.Conn {
 
 // run accepts until the listener is closed.
 func (l *listener) run() error {
+	l.mu.Lock()
+	if l.retired {
+		l.mu.Unlock()
+		return http.ErrServerClosed
+	}
+	l.accepting.Add(1)
+	l.mu.Unlock()
+	defer l.accepting.Done()
 	var pause time.Duration
 	for {
 		conn, err := l.ln.Accept()
@@ -115,7 +126,18 @@ func temporary(err error) bool {
 func (l *listener) isClosed() bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	return l.closed
+	return l.closed || l.retired
+}
+
+// retire stops accepting, and returns when the last connection that was accepted has been counted.
+func (l *listener) retire() {
+	l.mu.Lock()
+	l.retired = true
+	if l.ln != nil {
+		_ = l.ln.Close()
+	}
+	l.mu.Unlock()
+	l.accepting.Wait()
 }
 
 // start serves a connection in a goroutine of its own.

@@ -51,6 +51,8 @@ type Config struct {
 	Disk       DiskLimits        // of what boxes write; default: none
 	IO         IOLimits          // of each box on the disk of StateDir, which New finds; default: none
 	Log        *zap.Logger       // default: silent
+	// TakesOver says that the process that used the boxes before still runs, and commands in them that it waits for.
+	TakesOver bool
 }
 
 // IOLimits bound what a box reads and writes per second; 0 is no limit.

@@ -25,8 +25,10 @@ import (
 // knows that something of it is left and can call Delete again. An error means that Recover could not see or secure what
 // there is, and that boxes must not be started.
 func (l *Launcher) Recover(ctx context.Context) ([]Status, error) {
-	if err := emptyDir(ctx, l.dirs.execFiles()); err != nil { // of commands that were being started
-		return nil, err
+	if !l.cfg.TakesOver {
+		if err := emptyDir(ctx, l.dirs.execFiles()); err != nil { // of commands that were being started
+			return nil, err
+		}
 	}
 	known, err := l.leftovers()
 	if err != nil {
@@ -41,7 +43,9 @@ func (l *Launcher) Recover(ctx context.Context) ([]Status, error) {
 	for id := range known {
 		if r, err := l.load(id); err == nil && r.Created {
 			l.renewClaim(ctx, r)
-			errs = append(errs, l.branches.Recover(l.cgroup(r.ID)))
+			if !l.cfg.TakesOver {
+				errs = append(errs, l.branches.Recover(l.cgroup(r.ID)))
+			}
 			if err := l.holdImage(r); err != nil {
 				l.log.Warn("the image of a box is not protected from removal", zap.String("box", string(id)), zap.Error(err))
 			}
@@ -63,7 +67,7 @@ func (l *Launcher) Recover(ctx context.Context) ([]Status, error) {
 	for id := range stuck {
 		list = append(list, Status{ID: id, State: StateError, NetNS: l.dirs.pin(id)})
 	}
-	if err = errors.Join(append(errs, err)...); err == nil {
+	if err = errors.Join(append(errs, err)...); err == nil && !l.cfg.TakesOver {
 		err = emptyDir(ctx, l.dirs.bound()) // of boxes that are gone
 	}
 	return list, err

@@ -139,10 +139,11 @@ func (p *Proxy) enter() bool {
 func (p *Proxy) addListener(ln net.Listener) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if p.closing {
+	if p.closing || p.retired {
 		_ = ln.Close()
 		return false
 	}
+	p.accepting.Add(1)
 	p.listeners[ln] = struct{}{}
 	return true
 }
@@ -151,6 +152,9 @@ func (p *Proxy) dropListener(ln net.Listener) {
 	_ = ln.Close()
 	p.mu.Lock()
 	defer p.mu.Unlock()
+	if _, open := p.listeners[ln]; open {
+		p.accepting.Done()
+	}
 	delete(p.listeners, ln)
 }
 

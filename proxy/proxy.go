@@ -149,6 +149,8 @@ type Proxy struct {
 	mu        sync.Mutex
 	closing   bool
 	listeners map[net.Listener]struct{}
+	retired   bool           // guarded by mu
+	accepting sync.WaitGroup // one for each listener that accepts; Add under mu and only while neither closing nor retired
 	running   sync.WaitGroup // one for each connection; Add under mu and only while not closing
 }
 
@@ -276,6 +278,24 @@ func (p *Proxy) closeAll(conns []*live.Conn, why policy.Reason, stop error) {
 	}
 	live.Wait(conns)
 }
+
+// Retire stops accepting and returns when it has stopped: each connection that was accepted is served. The listeners'
+// sockets stay usable for another process that has them as well.
+func (p *Proxy) Retire() {
+	p.mu.Lock()
+	p.retired = true
+	for ln := range p.listeners {
+		_ = ln.Close()
+	}
+	p.mu.Unlock()
+	p.accepting.Wait()
+}
+
+// Open returns the number of open connections of boxes.
+func (p *Proxy) Open() int { return len(p.live.All()) }
+
+// CloseAll cuts every connection of every box.
+func (p *Proxy) CloseAll() { p.closeAll(p.live.All(), policy.ReasonInternal, live.ErrShutdown) }
 
 // Shutdown stops accepting and waits for open connections, including tunnels, to finish. If ctx ends first, it closes
 // them and returns the error of ctx.

@@ -110,6 +110,9 @@ func (e *entry) begin() {
 		e.flight = f
 		return
 	}
+	if e.owner.rests() && e.have {
+		return
+	}
 	e.have, e.value, e.err = false, policy.Secret{}, e.wrap(errStopping)
 }
 

@@ -62,6 +62,7 @@ type Secrets struct {
 	mu      sync.Mutex
 	holders Holders
 	closed  bool
+	resting bool // closed, but for what has been read
 	flights sync.WaitGroup // the current refreshes; Add under mu and only while not closed
 }
 
@@ -125,6 +126,36 @@ func (s *Secrets) Close() {
 	s.mu.Unlock()
 	s.cancel()
 	s.flights.Wait()
+}
+
+// Rest waits for the refreshes under way and begins no more: values stay available until they expire. Another process may then
+// refresh the same sources.
+func (s *Secrets) Rest() {
+	if s == nil {
+		return
+	}
+	s.mu.Lock()
+	s.closed, s.resting = true, true
+	s.mu.Unlock()
+	s.flights.Wait()
+}
+
+// Forget drops the value of a secret, which is read again if it may be.
+func (s *Secrets) Forget(name string) {
+	if !s.Has(name) {
+		return
+	}
+	e := s.entries[name]
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.have, e.value, e.err = false, policy.Secret{}, e.wrap(errStopping)
+}
+
+// rests reports whether values stay available although there are no more refreshes.
+func (s *Secrets) rests() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.resting
 }
 
 // fly runs a refresh, unless the secrets are closed.

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"net/http"
+	"sync"
 	"time"
 
 	"go.uber.org/zap"
@@ -81,7 +82,8 @@ type API struct {
 	answers  rest.Answerer
 	routes   []rest.Route
 	public   map[string]bool // patterns of the routes that need no key
-	stopping chan struct{}   // closed when the server shuts down: streams end
+	stopping chan struct{}   // closed by stop: streams end
+	stop     func()
 	sessions *session.Endpoints
 	refusals refusals
 }
@@ -116,6 +118,7 @@ func New(cfg Config) (*API, error) {
 		Config: cfg, started: time.Now(), mux: http.NewServeMux(), guard: access.New(cfg.FindKey, cfg.Hosts), answers: rest.Answerer{Log: cfg.Log},
 		public: make(map[string]bool), stopping: make(chan struct{}),
 	}
+	a.stop = sync.OnceFunc(func() { close(a.stopping) })
 	a.sessions = session.New(cfg.Host, cfg.History, a.bodies())
 	if err := a.addRoutes(); err != nil {
 		return nil, err
@@ -137,11 +140,14 @@ func (a *API) Server() *http.Server {
 		ErrorLog:          audit.ServerLog(a.Log, nil),
 	}
 	srv.RegisterOnShutdown(func() {
-		close(a.stopping)
+		a.EndStreams()
 		a.sessions.Stop()
 	})
 	return srv
 }
+
+// EndStreams ends the streams of decisions, whose readers then ask again.
+func (a *API) EndStreams() { a.stop() }
 
 // Wait waits, after the Shutdown of the server, until the commands of all sessions have ended and their clients have been told.
 func (a *API) Wait(ctx context.Context) error { return a.sessions.Wait(ctx) }

@@ -63,7 +63,11 @@ var (
 		"link: box registered", "link: box's end up", "connect: known to DNS and proxy", "plan: built", "plan: written",
 		"recover: boxes picked up", "start: boxes known",
 	}
-	stepsOfStop     = []string{"stop: begun", "stop: no more changes", "stop: drained", "stop: kernel rules let go"}
+	stepsOfStop    = []string{"stop: begun", "stop: no more changes", "stop: drained", "stop: kernel rules let go"}
+	stepsOfReplace = []string{
+		"replace: begun", "replace: successor prepared", "replace: nothing changes", "replace: let go", "replace: retired",
+		"start: store open", "start: kernel rules in force", "recover: boxes picked up", "start: boxes known", "start: serving",
+	}
 	stepsOfSchedule = []string{"schedule: claimed", "schedule: run ended"}
 	stepsOfRotation = []string{"secrets: refresh token presented", "secrets: refresh tokens kept"}
 	// Those of the data path have tests of their own.
@@ -75,6 +79,7 @@ func isMark(step string) bool { return slices.Contains(marks, step) }
 
 var marks = []string{
 	"proxy: first bytes read", "proxy: request read", "dns: query read",
+	"replace: retired", "start: serving",
 	"change: committed", "delete: record gone", "delete snapshots: records gone", "disconnect: off the network",
 }
 
@@ -82,7 +87,7 @@ var marks = []string{
 func TestFaultsAreTriedAtEveryStep(t *testing.T) {
 	t.Parallel()
 	tried := map[string]bool{}
-	for _, steps := range [][]string{stepsOfCreate, stepsOfAttach, stepsOfReattach, stepsOfDelete, stepsOfPause, stepsOfRestart, stepsOfSnapshot, stepsOfChange, stepsOfGlobal, stepsOfStart, stepsOfStop, stepsOfSchedule, stepsOfRotation, stepsOfTraffic} {
+	for _, steps := range [][]string{stepsOfCreate, stepsOfAttach, stepsOfReattach, stepsOfDelete, stepsOfPause, stepsOfRestart, stepsOfSnapshot, stepsOfChange, stepsOfGlobal, stepsOfStart, stepsOfStop, stepsOfReplace, stepsOfSchedule, stepsOfRotation, stepsOfTraffic} {
 		for _, s := range steps {
 			tried[s] = true
 		}

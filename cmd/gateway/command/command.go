@@ -61,7 +61,7 @@ func newRootCommand(opts *cli.Options) *cobra.Command {
 	root.SetFlagErrorFunc(cli.FlagError)
 	opts.Register(root)
 	root.AddCommand(
-		newServeCommand(opts), newCheckCommand(opts), newDemoCommand(), newRunCommand(opts), newInsideCommand(), newDockerCommand(opts), newHoldCommand(), newImageCommand(opts),
+		newServeCommand(opts), newReloadCommand(opts), newUpgradeCommand(opts), newCheckCommand(opts), newDemoCommand(), newRunCommand(opts), newInsideCommand(), newDockerCommand(opts), newHoldCommand(), newImageCommand(opts),
 		newBoxCommand(opts), newSnapshotCommand(opts), newPolicyCommand(opts), newHeadersCommand(opts), newURLCommand(opts),
 		newStatusCommand(opts), newTopCommand(opts), newUninstallCommand(opts), newLogCommand(opts), newCACommand(opts), newVersionCommand(opts), newStoreCommand(opts), newAPIKeyCommand(opts), newAuditCommand(opts), newSecretCommand(opts), newProbeCommand(),
 	)

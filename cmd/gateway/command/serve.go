@@ -28,22 +28,20 @@ func newServeCommand(o *cli.Options) *cobra.Command {
 		Short: "Run the gateway in the foreground",
 		Args:  cli.ExactArgs(0),
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			cfg, err := o.Load()
-			if err != nil {
-				return err
-			}
-			onTerminal := terminal.IsOne(os.Stderr)
-			if cfg.Log.Format == "auto" {
-				cfg.Log.Format = "json"
-				if onTerminal {
-					cfg.Log.Format = "console"
-				}
-			}
 			ctx := cmd.Context()
 			if untilEOF {
 				ctx = endsWithInput(ctx, cmd.InOrStdin())
 			}
-			return serve(ctx, cfg, serveOptions{noWatch: noWatch, greet: onTerminal})
+			onTerminal := terminal.IsOne(os.Stderr)
+			so := serveOptions{noWatch: noWatch, greet: onTerminal, file: o.ConfigFile, environ: environWithout(os.Environ())}
+			var err error
+			if so.before, err = predecessor(); err != nil {
+				return err
+			}
+			if err = serveWith(ctx, so); err != nil && so.before != nil {
+				so.before.Fail(err)
+			}
+			return err
 		},
 	}
 	cmd.Flags().BoolVar(&untilEOF, "until-eof", false, "stop when standard input ends")
@@ -66,8 +64,44 @@ func endsWithInput(ctx context.Context, r io.Reader) context.Context {
 
 // serveOptions are how to serve, besides the configuration.
 type serveOptions struct {
-	noWatch bool // kernel rules that other programs change are not restored
-	greet   bool // say, once ready, where everything is
+	noWatch bool     // kernel rules that other programs change are not restored
+	greet   bool     // say, once ready, where everything is
+	file    string   // of the configuration; "" for none
+	environ []string // that this process was started with
+	text    []byte   // of the configuration file
+	before  *host.Predecessor
+}
+
+// serveWith reads the configuration and serves. A process that has the place of another taken by its own program is given the
+// text that the other has read.
+func serveWith(ctx context.Context, opts serveOptions) error {
+	var err error
+	given := false
+	if opts.before != nil {
+		opts.text, given = opts.before.Config()
+	}
+	if !given {
+		if opts.text, err = config.ReadFile(opts.file); err != nil {
+			return err
+		}
+	}
+	cfg, err := opts.parse(opts.text)
+	if err != nil {
+		return err
+	}
+	return serve(ctx, cfg, opts)
+}
+
+// parse reads a configuration.
+func (o serveOptions) parse(text []byte) (config.Config, error) {
+	cfg, err := config.Parse(o.file, text, o.environ)
+	if cfg.Log.Format == "auto" {
+		cfg.Log.Format = "json"
+		if o.greet {
+			cfg.Log.Format = "console"
+		}
+	}
+	return cfg, err
 }
 
 // serve runs the gateway until ctx ends. It first checks the host and opens its sockets, so that problems with them are
@@ -79,7 +113,7 @@ func serve(ctx context.Context, cfg config.Config, opts serveOptions) error {
 	// If the reader of the log exits, the gateway must go on. The signal is caught rather than ignored, because boxes
 	// would inherit that.
 	signal.Notify(make(chan os.Signal, 1), syscall.SIGPIPE)
-	if store.InUse(cfg.StateDir) {
+	if opts.before == nil && store.InUse(cfg.StateDir) {
 		return fmt.Errorf("a gateway is already running with the state directory %s: stop it, or give this one a state_dir, pools and "+
 			"addresses of its own", cfg.StateDir)
 	}
@@ -98,14 +132,14 @@ func serve(ctx context.Context, cfg config.Config, opts serveOptions) error {
 		return err
 	}
 	defer restore()
-	o := host.Options{Config: cfg, Log: log, NoWatch: opts.noWatch}
+	o := host.Options{Config: cfg, Log: log, NoWatch: opts.noWatch, Text: opts.text, Before: opts.before}
 	if opts.greet {
 		o.Ready = func() { _, _ = out.Write([]byte(greeting(cfg))) }
 	}
 	if log.Core().Enabled(zap.InfoLevel) { // at which decisions are logged
 		o.Decisions = out
 	}
-	return runHost(ctx, o)
+	return runHost(ctx, o, newReplacing(cfg, opts, log))
 }
 
 // turnCoreDumpsOff keeps header values and keys, which a core dump would contain, out of files.
@@ -119,16 +153,23 @@ func turnCoreDumpsOff() error {
 	return nil
 }
 
-// runHost opens the sockets and the host, takes over the boxes of an earlier run and serves until ctx ends.
-func runHost(ctx context.Context, o host.Options) error {
+// runHost opens the sockets and the host, takes over the boxes of an earlier run and serves until ctx ends, or another process
+// has taken its place and what was open has ended.
+func runHost(ctx context.Context, o host.Options, r *replacing) error {
 	var err error
 	if o.Addresses, err = config.AddressesOf(o.Config.Network); err != nil {
 		return err
 	}
-	if o.Listeners, err = host.Listen(ctx, o.Config, o.Addresses, o.Apart); err != nil {
+	if o.Before == nil {
+		o.Listeners, err = host.Listen(ctx, o.Config, o.Addresses, o.Apart)
+	} else if o.Listeners, err = o.Before.Listen(ctx, o.Config, o.Addresses); err == nil {
+		err = o.Before.Take()
+	}
+	if err != nil {
 		return err
 	}
 	defer o.Listeners.Close()
+	o.Control = r.control
 	h, err := host.Open(ctx, o)
 	if err != nil {
 		return err
@@ -136,5 +177,6 @@ func runHost(ctx context.Context, o host.Options) error {
 	if err := h.Recover(ctx); err != nil {
 		return errors.Join(err, h.Close())
 	}
+	defer r.onHangup(ctx, h)()
 	return errors.Join(h.Serve(ctx), h.Close())
 }

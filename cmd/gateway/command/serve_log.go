@@ -37,9 +37,9 @@ func openLog(c config.Log, to *os.File) (*zap.Logger, *lines.Writer, error) {
 	return log, out, nil
 }
 
-// deadly are the signals that end a Go program that does not catch them, but for SIGINT and SIGTERM.
+// deadly are the signals that end a Go program that does not catch them, but for SIGINT and SIGTERM, and SIGHUP, which reloads.
 var deadly = []os.Signal{
-	syscall.SIGHUP, syscall.SIGQUIT, syscall.SIGILL, syscall.SIGTRAP, syscall.SIGABRT, syscall.SIGSTKFLT, syscall.SIGSYS,
+	syscall.SIGQUIT, syscall.SIGILL, syscall.SIGTRAP, syscall.SIGABRT, syscall.SIGSTKFLT, syscall.SIGSYS,
 }
 
 // syncOnSignals makes signals that end the process write the lines that are pending first. A SIGINT or SIGTERM is one of
@@ -47,7 +47,7 @@ var deadly = []os.Signal{
 func syncOnSignals(ctx context.Context, out *lines.Writer) (stop func()) {
 	signals := make(chan os.Signal, 1)
 	for _, s := range deadly {
-		if !signal.Ignored(s) { // as nohup ignores SIGHUP
+		if !signal.Ignored(s) {
 			signal.Notify(signals, s)
 		}
 	}

@@ -1,0 +1,194 @@
+package command
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/signal"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"sync/atomic"
+	"syscall"
+
+	"go.uber.org/zap"
+	"golang.org/x/sys/unix"
+
+	"boxgate/config"
+	"boxgate/host"
+	"boxgate/host/handover"
+)
+
+// predecessor returns the process that has started this one to take its place; nil if nobody has.
+func predecessor() (*host.Predecessor, error) {
+	fd := os.Getenv(handover.Variable)
+	if fd == "" {
+		return nil, nil
+	}
+	_ = os.Unsetenv(handover.Variable)
+	n, err := strconv.Atoi(fd)
+	if err != nil {
+		return nil, fmt.Errorf("%s is not a number; it is for the gateway itself to set", handover.Variable)
+	}
+	return host.Greeted(n)
+}
+
+// replacing has another process take the place of this one, with the configuration as it is by then.
+type replacing struct {
+	cfg  config.Config
+	opts serveOptions
+	log  *zap.Logger
+	path string // of the program
+	host atomic.Pointer[host.Host]
+}
+
+func newReplacing(cfg config.Config, opts serveOptions, log *zap.Logger) *replacing {
+	path, err := os.Executable() // where it was when this process started
+	if err != nil {
+		log.Warn("the path of the program is not known; upgrades run the same one", zap.Error(err))
+		path = ownProgram
+	}
+	return &replacing{cfg: cfg, opts: opts, log: log, path: path}
+}
+
+// ownProgram is the program of a process, whatever is at its path by now.
+const ownProgram = "/proc/self/exe"
+
+// reloaded is what became of a reload or an upgrade.
+type reloaded struct {
+	Replaced bool                `json:"replaced"`      // another process serves
+	PID      int                 `json:"pid,omitempty"` // of that
+	Changes  []config.Difference `json:"changes"`
+}
+
+// control implements [host.Control].
+func (r *replacing) control(ctx context.Context, word string) (any, error) {
+	switch word {
+	case "reload":
+		return r.reload(ctx)
+	case "upgrade":
+		return r.upgrade(ctx)
+	}
+	return nil, fmt.Errorf("this gateway does not know the request %q; it is older than your command", word)
+}
+
+// reload takes over the configuration file if it is valid and different: another process of the gateway, which has it, takes
+// the place of this one. Any mistake leaves everything as it is.
+func (r *replacing) reload(ctx context.Context) (reloaded, error) {
+	changes, err := r.changes()
+	if err != nil {
+		r.log.Error("the configuration was not reloaded; the one in force stays", zap.Error(err))
+		return reloaded{}, err
+	}
+	if len(changes) == 0 {
+		r.log.Info("the configuration has not changed")
+		return reloaded{Changes: changes}, nil
+	}
+	return r.replace(ctx, "reload", changes)
+}
+
+// upgrade has the program that is installed now take the place of this process.
+func (r *replacing) upgrade(ctx context.Context) (reloaded, error) {
+	changes, err := r.changes()
+	if err != nil {
+		r.log.Error("the gateway was not replaced", zap.Error(err))
+		return reloaded{}, err
+	}
+	return r.replace(ctx, "upgrade", changes)
+}
+
+// changes are the differences of the configuration file from the configuration in force.
+func (r *replacing) changes() ([]config.Difference, error) {
+	text, err := config.ReadFile(r.opts.file)
+	if err != nil {
+		return nil, err
+	}
+	next, err := r.opts.parse(text)
+	if err != nil {
+		return nil, err
+	}
+	return config.Diff(r.cfg, next)
+}
+
+func (r *replacing) replace(ctx context.Context, what string, changes []config.Difference) (reloaded, error) {
+	h := r.host.Load()
+	if h == nil {
+		return reloaded{}, errors.New("the gateway is starting; try again")
+	}
+	r.log.Info("another process is to take the place of this one", zap.String("for", what), zap.Strings("changes", texts(changes)))
+	pid, err := h.Replace(ctx, r.start)
+	if err != nil {
+		r.log.Error("the gateway was not replaced", zap.Error(err))
+		return reloaded{}, err
+	}
+	return reloaded{Replaced: true, PID: pid, Changes: changes}, nil
+}
+
+func texts(changes []config.Difference) []string {
+	out := []string{}
+	for _, c := range changes {
+		out = append(out, c.String())
+	}
+	return out
+}
+
+// start implements [host.Start].
+func (r *replacing) start(theirs *os.File, own bool) (*os.Process, error) {
+	defer theirs.Close()
+	path := r.path
+	if own {
+		path = ownProgram
+	}
+	environ := append([]string{}, r.opts.environ...)
+	p, err := os.StartProcess(path, os.Args, &os.ProcAttr{
+		Env: append(environ, handover.Variable+"=3"), Files: []*os.File{os.Stdin, os.Stdout, os.Stderr, theirs},
+	})
+	if err != nil {
+		return nil, fmt.Errorf("%s cannot be run: install the program there", filepath.Clean(path))
+	}
+	return p, nil
+}
+
+// onHangup makes SIGHUP reload, until the returned function is called. On a terminal, it stops the gateway.
+func (r *replacing) onHangup(ctx context.Context, h *host.Host) (stop func()) {
+	r.host.Store(h)
+	hangups := make(chan os.Signal, 1)
+	if signal.Ignored(syscall.SIGHUP) { // as nohup does
+		return func() {}
+	}
+	signal.Notify(hangups, syscall.SIGHUP)
+	ctx, cancel := context.WithCancel(ctx)
+	go func() {
+		for {
+			select {
+			case <-hangups:
+				if r.opts.greet { // the terminal is gone
+					_ = unix.Kill(unix.Getpid(), unix.SIGTERM)
+					return
+				}
+				host.NotifyReloading()
+				if done, err := r.reload(ctx); err != nil || !done.Replaced {
+					host.NotifyReady()
+				}
+			case <-ctx.Done():
+				return
+			}
+		}
+	}()
+	return func() {
+		signal.Stop(hangups)
+		cancel()
+	}
+}
+
+// environWithout returns the environment without what only a handover sets.
+func environWithout(environ []string) []string {
+	var out []string
+	for _, e := range environ {
+		if !strings.HasPrefix(e, handover.Variable+"=") {
+			out = append(out, e)
+		}
+	}
+	return out
+}

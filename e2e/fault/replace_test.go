@@ -1,0 +1,102 @@
+package fault
+
+import (
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"boxgate/e2e/harness"
+)
+
+// processes returns the processes of the world's gateway.
+func processes(w *harness.World) (ids []int) {
+	w.T.Helper()
+	entries, err := os.ReadDir("/proc")
+	if err != nil {
+		w.T.Fatal(err)
+	}
+	for _, e := range entries {
+		id, err := strconv.Atoi(e.Name())
+		if err != nil {
+			continue
+		}
+		line, _ := os.ReadFile(filepath.Join("/proc", e.Name(), "cmdline")) // none of one that has ended
+		if words := strings.Split(string(line), "\x00"); len(words) > 3 && words[1] == "serve" && words[3] == w.Config {
+			ids = append(ids, id)
+		}
+	}
+	return ids
+}
+
+// killAll kills the processes of the world's gateway and waits for them.
+func killAll(w *harness.World) {
+	w.T.Helper()
+	for _, id := range processes(w) {
+		_ = unix.Kill(id, unix.SIGKILL)
+	}
+	w.Kill()
+	w.Until("the gateway has ended", func() bool { return len(processes(w)) == 0 })
+}
+
+// upgrade runs `gateway upgrade` where the gateway runs.
+func upgrade(w *harness.World) (said string, err error) {
+	w.T.Helper()
+	cmd := w.Command(w.T.Context(), "upgrade")
+	var out strings.Builder
+	cmd.Stdout, cmd.Stderr = &out, &out
+	if err := w.Net.Gateway().Start(cmd); err != nil {
+		w.T.Fatal(err)
+	}
+	err = cmd.Wait()
+	return out.String(), err
+}
+
+// survives reports whether the gateway serves after such a fault during its replacement. Where it does not, the process that
+// failed was the one that served.
+func survives(kind, step string) bool {
+	switch {
+	case step == "start: serving":
+		return false
+	case strings.HasPrefix(step, "replace: ") && step != "replace: retired":
+		return kind != harness.FaultDie
+	}
+	return true
+}
+
+// Whichever process fails at whatever step of a replacement: boxes are served by one that has their policies, or closed; and
+// the next start is clean.
+func TestAReplacementThatFailsOpensNothing(t *testing.T) {
+	t.Parallel()
+	for _, step := range stepsOfReplace {
+		t.Run(step, func(t *testing.T) {
+			t.Parallel()
+			w, s := faultWorld(t)
+			t.Cleanup(func() { killAll(w) })
+			r := w.Raid(makeNarrow(w))
+			for _, kind := range kindsOf(step) {
+				what := kind + " at " + step
+				w.Arm(kind, step)
+				said, err := upgrade(w)
+				if err == nil && step != "start: serving" {
+					t.Errorf("%s: %s", what, said)
+				}
+				w.Happened(what)
+				if survives(kind, step) {
+					w.Until(what+": the gateway serves", func() bool { return w.Client.Get(t.Context(), "/v2/box", nil) == nil })
+					agrees(r, what)
+					if wide, _ := policyNow(w, r.Box); wide {
+						t.Errorf("%s: the policy is another", what)
+					}
+				}
+				killAll(w)
+				w.Up()
+				agrees(r, what+", then started")
+			}
+			s.holds()
+		})
+	}
+}

@@ -1,0 +1,187 @@
+package host
+
+import (
+	"context"
+	"crypto/sha256"
+	"net"
+	"net/http"
+	"net/http/httputil"
+	"net/url"
+	"strings"
+	"sync"
+	"time"
+
+	"boxgate/api"
+)
+
+// adminTurn is whose turn it is to answer requests to the admin API: this process's or that of its successor. While that is not
+// decided, requests wait.
+type adminTurn struct {
+	own    http.Handler
+	lookUp func(key string) (api.Key, bool)
+	dial   func(ctx context.Context) (net.Conn, error) // to the admin API of the successor
+
+	mu      sync.Mutex
+	waiting chan struct{}        // closed when it is decided; nil: it is this process's
+	passed  bool                 // it is the successor's
+	open    sync.WaitGroup       // requests that this process answers; Add under mu and only while it is its turn
+	changes int                  // those of them that may change something
+	quiet   chan struct{}        // closed when there are none; nil: nobody waits for that
+	keys    map[[32]byte]api.Key // by digest, those that were valid when the turn was passed on; grows with valid keys alone
+}
+
+// longPaths are the last parts of the paths of requests that may take as long as they like, and change nothing in the store.
+var longPaths = []string{"/exec", "/exec-stream", "/code", "/code-stream", "/run", "/run/stream", "/files/upload", "/selftest"}
+
+// changesState reports whether a request may change what the store holds.
+func changesState(r *http.Request) bool {
+	if r.Method == http.MethodGet || r.Method == http.MethodHead {
+		return false
+	}
+	for _, p := range longPaths {
+		if strings.HasSuffix(r.URL.Path, p) {
+			return false
+		}
+	}
+	return true
+}
+
+// ServeHTTP implements [http.Handler].
+func (t *adminTurn) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	changes := changesState(r)
+	for {
+		t.mu.Lock()
+		waiting, passed := t.waiting, t.passed
+		if own := waiting == nil && !passed; own {
+			t.open.Add(1)
+			if changes {
+				t.changes++
+			}
+		}
+		t.mu.Unlock()
+		switch {
+		case passed:
+			t.forward(w, r)
+			return
+		case waiting == nil:
+			defer t.open.Done()
+			if changes {
+				defer t.changed()
+			}
+			t.own.ServeHTTP(w, r)
+			return
+		}
+		select {
+		case <-waiting:
+		case <-r.Context().Done():
+			return
+		}
+	}
+}
+
+func (t *adminTurn) changed() {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.changes--; t.changes == 0 && t.quiet != nil {
+		close(t.quiet)
+		t.quiet = nil
+	}
+}
+
+// find returns who a key belongs to, if it is valid, or was when the turn was passed on and has not expired.
+func (t *adminTurn) find(key string) (api.Caller, bool) {
+	digest := sha256.Sum256([]byte(key))
+	t.mu.Lock()
+	away, known := t.waiting != nil || t.passed, t.keys[digest]
+	t.mu.Unlock()
+	if away {
+		expired := !known.ExpiresAt.IsZero() && !time.Now().Before(known.ExpiresAt)
+		return known.Caller, known.Caller.Key != "" && !expired
+	}
+	found, ok := t.lookUp(key)
+	if !ok {
+		return api.Caller{}, false
+	}
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.keys == nil {
+		t.keys = map[[32]byte]api.Key{}
+	}
+	t.keys[digest] = found
+	return found.Caller, true
+}
+
+// forgetKeys makes no key valid any longer for requests that this process answers.
+func (t *adminTurn) forgetKeys() {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.keys = nil
+}
+
+// hold makes requests wait, and returns once no change is under way. If that takes longer than ctx, requests go on.
+func (t *adminTurn) hold(ctx context.Context) error {
+	t.mu.Lock()
+	t.waiting = make(chan struct{})
+	quiet := make(chan struct{})
+	if t.changes == 0 {
+		close(quiet)
+	} else {
+		t.quiet = quiet
+	}
+	t.mu.Unlock()
+	select {
+	case <-quiet:
+		return nil
+	case <-ctx.Done():
+		t.decide(false)
+		return ctx.Err()
+	}
+}
+
+// wait waits until the requests have ended that this process answers.
+func (t *adminTurn) wait(ctx context.Context) error {
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		t.open.Wait()
+	}()
+	select {
+	case <-ended:
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
+
+// decide ends the wait: the requests are the successor's, or this process's.
+func (t *adminTurn) decide(passed bool) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.passed, t.quiet = passed, nil
+	if t.waiting != nil {
+		close(t.waiting)
+		t.waiting = nil
+	}
+}
+
+// forward has the successor answer a request that came on a connection to this process, and ends the connection.
+func (t *adminTurn) forward(w http.ResponseWriter, r *http.Request) {
+	w.Header().Set("Connection", "close")
+	transport := &http.Transport{
+		DisableKeepAlives: true, DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) { return t.dial(ctx) },
+		ResponseHeaderTimeout: 10 * time.Minute,
+	}
+	defer transport.CloseIdleConnections()
+	proxy := &httputil.ReverseProxy{
+		Transport: transport, FlushInterval: -1,
+		Rewrite: func(p *httputil.ProxyRequest) {
+			p.SetURL(&url.URL{Scheme: "http", Host: "gateway"})
+			p.Out.Host = r.Host
+		},
+		ErrorHandler: func(w http.ResponseWriter, _ *http.Request, _ error) {
+			w.Header().Set("Retry-After", "1")
+			http.Error(w, `{"error": "the gateway is being replaced; try again"}`, http.StatusServiceUnavailable)
+		},
+	}
+	proxy.ServeHTTP(w, r)
+}

@@ -1,0 +1,83 @@
+package host
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"io"
+	"net"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// AskControl asks the gateway of this network namespace, and decodes its answer into out.
+func AskControl(ctx context.Context, word string, out any) error {
+	c, err := new(net.Dialer).DialContext(ctx, "unix", namespaceSocket)
+	if err != nil {
+		return errors.New("no gateway runs in this network namespace, or it cannot be asked by you: run the command as root where the gateway runs")
+	}
+	defer c.Close()
+	defer context.AfterFunc(ctx, func() { _ = c.Close() })()
+	if !isRoot(c) {
+		return errors.New("what answers in this network namespace is not a gateway of root's")
+	}
+	answer := ControlAnswer{Answer: out}
+	if err := errors.Join(json.NewEncoder(c).Encode(map[string]string{"do": word}), json.NewDecoder(c).Decode(&answer)); err != nil {
+		return errors.New("the gateway did not answer: look at its log")
+	}
+	if answer.Error != "" {
+		return errors.New(answer.Error)
+	}
+	return nil
+}
+
+// isRoot reports whether the process at the other end belongs to root.
+func isRoot(c net.Conn) bool {
+	u, ok := c.(*net.UnixConn)
+	if !ok {
+		return false
+	}
+	raw, err := u.SyscallConn()
+	if err != nil {
+		return false
+	}
+	var peer *unix.Ucred
+	ctlErr := raw.Control(func(fd uintptr) { peer, err = unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED) })
+	return ctlErr == nil && err == nil && peer.Uid == 0
+}
+
+// serveControl answers `gateway reload` and `gateway upgrade`, of root alone, on the socket of the network namespace.
+func (h *Host) serveControl(ctx context.Context) error {
+	ln := h.parts.listeners.namespace
+	defer context.AfterFunc(ctx, func() { _ = ln.Close() })()
+	for {
+		c, err := ln.AcceptUnix()
+		if err != nil {
+			if ctx.Err() != nil || errors.Is(err, net.ErrClosed) {
+				return nil
+			}
+			return err
+		}
+		go func() {
+			defer c.Close()
+			var asked struct{ Do string }
+			_ = c.SetReadDeadline(time.Now().Add(10 * time.Second))
+			if !isRoot(c) || json.NewDecoder(io.LimitReader(c, 4096)).Decode(&asked) != nil {
+				return
+			}
+			answer, err := h.control(ctx, asked.Do)
+			out := ControlAnswer{Answer: answer}
+			if err != nil {
+				out.Error = err.Error()
+			}
+			_ = json.NewEncoder(c).Encode(out)
+		}()
+	}
+}
+
+// ControlAnswer is the answer to a request on the socket of the network namespace.
+type ControlAnswer struct {
+	Answer any    `json:"answer,omitempty"`
+	Error  string `json:"error,omitempty"`
+}

@@ -1,0 +1,352 @@
+package host
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"sync"
+	"time"
+
+	"go.uber.org/zap"
+	"golang.org/x/sync/errgroup"
+
+	"boxgate/host/handover"
+	"boxgate/internal/fault"
+	"boxgate/policy"
+	"boxgate/store"
+)
+
+// How long the parts of a succession may take.
+const (
+	prepareTimeout = 2 * time.Minute  // of the checks of the new process
+	quietTimeout   = 30 * time.Second // of changes that are under way
+	takeTimeout    = 2 * time.Minute  // of picking up the boxes
+)
+
+// Replace has another process take the place of this one: it returns the ID of the process once that serves, and what is open here is drained. On
+// error this gateway goes on as before, or in a process of the same program.
+func (h *Host) Replace(ctx context.Context, start Start) (pid int, err error) {
+	s := h.succession
+	if !s.mu.TryLock() {
+		return 0, errors.New("the gateway is being replaced already")
+	}
+	defer s.mu.Unlock()
+	if s.lent {
+		return 0, errors.New("this process has been replaced already: ask the one that serves")
+	}
+	var next *successor
+	err = contained(h.parts.log, func() (err error) { next, err = h.prepare(ctx, start, false); return err })
+	if err != nil {
+		return 0, fmt.Errorf("the new gateway does not start, and this one goes on: %w", err)
+	}
+	err = contained(h.parts.log, func() error { return h.lend(ctx) })
+	if err != nil && !s.lent {
+		next.end()
+		return 0, fmt.Errorf("this gateway goes on: %w", err)
+	}
+	if err == nil {
+		err = next.take()
+	}
+	if err == nil {
+		return h.retired(next)
+	}
+	next.end()
+	h.parts.log.Error("the new gateway failed; the program of the old one takes its place", zap.Error(err))
+	if again := contained(h.parts.log, func() error { return h.goOn(ctx, start) }); again != nil {
+		s.failed <- errors.Join(err, again)
+		return 0, errors.Join(err, again)
+	}
+	return 0, fmt.Errorf("the new gateway failed, and the program that ran before serves: %w", err)
+}
+
+// goOn has this process's own program, with its configuration, take its place.
+func (h *Host) goOn(ctx context.Context, start Start) error {
+	if err := h.letGo(); err != nil {
+		h.parts.log.Warn("not everything could be closed that the next process opens", zap.Error(err))
+	}
+	file := filepath.Join(h.parts.cfg.StateDir, store.File)
+	if err := os.Rename(file+keptSuffix, file); err != nil && !errors.Is(err, os.ErrNotExist) {
+		return fmt.Errorf("the store as it was: %w", err)
+	}
+	next, err := h.prepare(ctx, start, true)
+	if err != nil {
+		return err
+	}
+	if err := next.take(); err != nil {
+		next.end()
+		return err
+	}
+	_, err = h.retired(next)
+	return err
+}
+
+// retired is retire but for panics, after which this process cannot go on: another serves.
+func (h *Host) retired(next *successor) (pid int, err error) {
+	if err = contained(h.parts.log, func() error { pid = h.retire(next); return nil }); err != nil {
+		h.succession.failed <- err
+	}
+	return pid, err
+}
+
+// successor is a process that is about to take the place of this one.
+type successor struct {
+	conn    *handover.Conn
+	process *os.Process
+}
+
+func (n *successor) end() {
+	_ = n.conn.Close()
+	_ = n.process.Kill()
+	_, _ = n.process.Wait()
+}
+
+// prepare starts a successor and returns once it has found nothing that would keep it from serving.
+func (h *Host) prepare(ctx context.Context, start Start, ownProgram bool) (*successor, error) {
+	if err := fault.At(ctx, "replace: begun"); err != nil {
+		return nil, err
+	}
+	conn, theirs, err := handover.Pair()
+	if err != nil {
+		return nil, err
+	}
+	process, err := start(theirs, ownProgram)
+	if err != nil {
+		return nil, errors.Join(err, conn.Close())
+	}
+	n := &successor{conn, process}
+	hello := handover.Hello{Fixed: fixed(h.parts.cfg), Policies: policiesOf(h.parts.cfg)}
+	if ownProgram {
+		hello.Config, hello.Own = h.text, true
+	}
+	_ = conn.SetDeadline(time.Now().Add(prepareTimeout))
+	if err = h.parts.listeners.pass(conn, hello); err == nil {
+		err = conn.Expect(handover.Prepared)
+	}
+	if err == nil {
+		err = fault.At(ctx, "replace: successor prepared")
+	}
+	if err != nil {
+		n.end()
+		return nil, err
+	}
+	return n, nil
+}
+
+// take lets the successor have what only one process can have, and returns once it serves.
+func (n *successor) take() error {
+	_ = n.conn.SetDeadline(time.Now().Add(takeTimeout))
+	if err := n.conn.Send(handover.Message{Kind: handover.Yours}); err != nil {
+		return err
+	}
+	return n.conn.Expect(handover.Serving)
+}
+
+// keptSuffix ends the name of the store as it was before a successor opened it.
+const keptSuffix = ".before"
+
+// lend lets go of what only one process can have: changes wait, what looks after the boxes ends, the kernel rules are left as
+// they are, and the store is closed. DNS, the proxy and public URLs go on, with the policies as they are. An error after that
+// has begun leaves no way back but through another process.
+func (h *Host) lend(ctx context.Context) error {
+	quiet, cancel := context.WithTimeout(ctx, quietTimeout)
+	defer cancel()
+	if err := h.turn.hold(quiet); err != nil {
+		return errBusy
+	}
+	h.parts.boxes.lent.Store(true)
+	for _, b := range h.parts.boxes.all() { // a change that has begun is completed, and nobody begins another
+		b.mu.Lock()
+		_ = b.settled(quiet)
+		b.mu.Unlock()
+	}
+	if quiet.Err() != nil {
+		h.parts.boxes.lent.Store(false)
+		h.turn.decide(false)
+		return errBusy
+	}
+	h.succession.lent = true
+	err := errors.Join(fault.At(ctx, "replace: nothing changes"), h.letGo())
+	file := filepath.Join(h.parts.cfg.StateDir, store.File)
+	return errors.Join(err, copyFile(file, file+keptSuffix), fault.At(ctx, "replace: let go"))
+}
+
+// errBusy refuses a replacement while something changes.
+var errBusy = errors.New("a change of a box takes long: try again when it is over")
+
+// letGo ends what only one process can do. It may be called again after it has failed.
+func (h *Host) letGo() error {
+	h.stopLoops()
+	h.vigil.Close()
+	h.parts.secrets.Rest()
+	return errors.Join(h.parts.firewall.Close(), h.parts.store.Close())
+}
+
+// copyFile copies a file that others may not read: whole, or not at all.
+func copyFile(from, to string) error {
+	in, err := os.Open(from)
+	if err != nil {
+		return err
+	}
+	defer in.Close()
+	part := to + ".part"
+	out, err := os.OpenFile(part, os.O_WRONLY|os.O_CREATE|os.O_TRUNC, 0o600)
+	if err != nil {
+		return err
+	}
+	_, err = io.Copy(out, in)
+	if err = errors.Join(err, out.Sync(), out.Close()); err == nil {
+		err = os.Rename(part, to)
+	}
+	if err != nil {
+		_ = os.Remove(part)
+	}
+	return err
+}
+
+// retire stops accepting and answering anything new, which the successor does by now, and leaves the rest to [Host.Serve]. It
+// returns the ID of the successor's process.
+func (h *Host) retire(next *successor) (pid int) {
+	s := h.succession
+	h.parts.listeners.leave()
+	var all sync.WaitGroup
+	for _, stop := range []func(){h.parts.dns.Retire, h.parts.proxy.Retire, h.parts.ingress.Retire} {
+		all.Go(stop)
+	}
+	all.Wait()
+	h.parts.listeners.closeQuietly()
+	_ = os.Remove(filepath.Join(h.parts.cfg.StateDir, store.File) + keptSuffix)
+	if err := notifySystemd(fmt.Sprintf("MAINPID=%d", next.process.Pid)); err != nil {
+		h.parts.log.Warn("systemd was not told which process serves", zap.Error(err))
+	}
+	pid = next.process.Pid
+	_ = next.process.Release()
+	_ = next.conn.SetDeadline(time.Time{})
+	s.orders = next.conn
+	h.turn.decide(true)
+	fault.Mark(context.Background(), "replace: retired")
+	err := next.conn.Send(handover.Message{Kind: handover.Stopped})
+	h.endFollowing() // what follows decisions asks the successor
+	close(s.replaced)
+	h.parts.log.Info("another process serves; this one drains what is open", zap.Int("successor", pid),
+		zap.Int("connections", h.parts.proxy.Open()), zap.Duration("drain", h.parts.cfg.Drain))
+	go h.obey(err)
+	return pid
+}
+
+// obey does what the successor says until it says nothing any more. Then nobody knows what must not go on, and nothing does.
+func (h *Host) obey(err error) {
+	defer close(h.succession.cut)
+	for err == nil {
+		var m handover.Message
+		if m, err = h.succession.orders.Receive(); err == nil {
+			h.order(m)
+			h.before.tell(m) // which may still drain, too, and hears of nobody else
+			err = h.succession.orders.Send(handover.Message{Kind: handover.Done})
+		}
+	}
+}
+
+// order does one thing that the successor says. What is not understood cuts everything.
+func (h *Host) order(m handover.Message) {
+	switch m.Kind {
+	case handover.Cut:
+		h.cutBox(m.Box)
+	case handover.Policy:
+		h.takePolicy(m)
+	case handover.URL:
+		h.parts.urlTable.removeID(m.URL)
+		h.parts.ingress.CloseURL(m.URL)
+	case handover.URLs:
+		h.parts.urlTable.removeBox(m.Box)
+		h.parts.ingress.CloseBox(m.Box)
+	case handover.Secret:
+		h.parts.secrets.Forget(m.Secret)
+		h.parts.proxy.Revoke(m.Secret)
+	case handover.Keys:
+		h.turn.forgetKeys()
+	default:
+		for _, b := range h.parts.boxes.all() {
+			h.cutBox(b.ID)
+			h.parts.urlTable.removeBox(b.ID)
+			h.parts.ingress.CloseBox(b.ID)
+		}
+	}
+}
+
+// cutBox cuts the connections that the box has here. It has no policy here any more.
+func (h *Host) cutBox(id policy.BoxID) {
+	if b, err := h.parts.boxes.find(id); err == nil {
+		b.Policy.Store(nil)
+	}
+	h.parts.proxy.CloseBox(id)
+}
+
+// takePolicy judges the connections that a box has here by its new policy. One that this program does not understand cuts them.
+func (h *Host) takePolicy(m handover.Message) {
+	b, err := h.parts.boxes.find(m.Box)
+	if err != nil || b.Policy.Load() == nil {
+		h.cutBox(m.Box)
+		return
+	}
+	spec, err := policy.ParseSpec(m.Spec)
+	if err != nil {
+		h.cutBox(m.Box)
+		return
+	}
+	in := h.policies.shared.of(b)
+	in.spec, in.leases, in.version = spec, nil, m.Version // the spec is with the leases that run
+	next, err := in.compile()
+	if err != nil {
+		h.cutBox(m.Box)
+		return
+	}
+	b.Policy.Store(next)
+	h.parts.proxy.Recheck(m.Box)
+}
+
+// idleGrace is how long visitors may take to send the next request on a connection that is open.
+const idleGrace = 10 * time.Second
+
+// drainReplaced lets what is open end by itself, for as long as configured and as somebody says what must not go on.
+func (h *Host) drainReplaced(ctx context.Context, finish func(context.Context) error) error {
+	drain, cancel := context.WithTimeout(ctx, h.parts.cfg.Drain)
+	defer cancel()
+	go func() {
+		select {
+		case <-h.succession.cut:
+			cancel()
+		case <-drain.Done():
+		}
+	}()
+	var ends errgroup.Group
+	ends.Go(func() error { return h.parts.proxy.Shutdown(drain) })
+	ends.Go(func() error { return h.turn.wait(drain) })
+	ends.Go(func() error {
+		select {
+		case <-time.After(idleGrace):
+		case <-drain.Done():
+		}
+		return h.parts.ingress.Shutdown(drain)
+	})
+	ends.Go(func() error { return h.before.wait(drain) })
+	err := errors.Join(ends.Wait(), finish(drain))
+	_ = h.succession.orders.Close()
+	if errors.Is(err, context.DeadlineExceeded) || errors.Is(err, context.Canceled) {
+		h.parts.log.Warn("what was still open was cut off")
+		return nil
+	}
+	return err
+}
+
+// relieve has the predecessor stop, and cut what boxes have there that have no network here.
+func (h *Host) relieve() {
+	h.before.relieve(h.parts.cfg, h.parts.log)
+	for _, b := range h.parts.boxes.all() {
+		if b.Policy.Load() == nil {
+			h.before.tell(handover.Message{Kind: handover.Cut, Box: b.ID})
+		}
+	}
+}
