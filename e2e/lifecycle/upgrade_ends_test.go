@@ -1,0 +1,112 @@
+package lifecycle
+
+import (
+	"errors"
+	"strings"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"boxgate/config"
+	"boxgate/e2e/harness"
+)
+
+// drained is a gateway that was upgraded while a stream was open, which its first process drains.
+func drained(t *testing.T) (u *upgrading, g guest, size func() int64, ended chan int) {
+	t.Helper()
+	u = newUpgrading(t, nil)
+	g = u.guest()
+	size, ended = u.stream(g, "https://www.example.com/sse")
+	u.must("upgrade")
+	u.goesOn("the stream", size)
+	return u, g, size, ended
+}
+
+// When the process that serves is killed, nobody says any more what must not go on: what the one before drains is cut, and
+// boxes are closed until the next start.
+func TestDrainingEndsWithTheSuccessor(t *testing.T) {
+	t.Parallel()
+	u, g, _, ended := drained(t)
+	if err := unix.Kill(u.pid, unix.SIGKILL); err != nil {
+		t.Fatal(err)
+	}
+	u.Until("the stream is cut", func() bool { return len(ended) == 1 })
+	u.Died("without a successor")
+	if g.reaches() {
+		t.Error("the box reaches something without a gateway")
+	}
+	u.Up()
+	if !g.reaches() {
+		t.Error("the box does not reach what it may, with the next gateway")
+	}
+}
+
+// When the process that drains is killed its connections end with it, and the one that serves goes on.
+func TestTheSuccessorOutlivesItsPredecessor(t *testing.T) {
+	t.Parallel()
+	u, g, _, ended := drained(t)
+	if err := u.Process.Process.Kill(); err != nil {
+		t.Fatal(err)
+	}
+	u.Until("the stream is cut", func() bool { return len(ended) == 1 })
+	u.setPolicy(g, "api.example.com")
+	if !g.reaches() {
+		t.Error("the box does not reach what it may")
+	}
+}
+
+// A process that drains and does not take orders is killed before a change is answered.
+func TestAPredecessorThatHangsIsKilled(t *testing.T) {
+	t.Parallel()
+	u, g, _, ended := drained(t)
+	if err := u.Process.Process.Signal(unix.SIGSTOP); err != nil {
+		t.Fatal(err)
+	}
+	fresh, err := u.Dial() // connections that are open are the hanging process's
+	if err != nil {
+		t.Fatal(err)
+	}
+	u.Client = fresh
+	u.setPolicy(g, "api.example.com")
+	u.Until("the process is gone", func() bool { return errors.Is(unix.Kill(u.Process.Process.Pid, 0), unix.ESRCH) })
+	u.Until("the stream is cut", func() bool { return len(ended) == 1 })
+}
+
+// A box that is deleted takes with it what the predecessor has of it.
+func TestADeletedBoxIsCutWhereItDrains(t *testing.T) {
+	t.Parallel()
+	u, g, _, _ := drained(t)
+	u.MustDelete(g.id)
+	if !strings.Contains(u.LogText(), `"error":"the box was removed"`) {
+		t.Error("the stream goes on when the deletion is answered")
+	}
+}
+
+// What is open when the time for it has passed is cut, and says why.
+func TestDrainingHasAnEnd(t *testing.T) {
+	t.Parallel()
+	u := newUpgrading(t, func(c *config.Config) { c.Drain = 1 })
+	g := u.guest()
+	_, ended := u.stream(g, "https://www.example.com/sse")
+	u.must("upgrade")
+	u.Until("the stream is cut", func() bool { return len(ended) == 1 })
+	u.Until("the event says why", func() bool { return strings.Contains(u.LogText(), `"error":"the gateway was shut down"`) })
+	u.setPolicy(g, "api.example.com")
+}
+
+// A gateway that is stopped in an orderly way answers queries until everything else has ended.
+func TestAStopKeepsAnsweringQueries(t *testing.T) {
+	t.Parallel()
+	u := newUpgrading(t, nil)
+	g := u.guest()
+	u.Arm(harness.FaultWait, "stop: no more changes")
+	if err := u.Process.Process.Signal(unix.SIGTERM); err != nil {
+		t.Fatal(err)
+	}
+	u.Until("the gateway is stopping", func() bool { return !u.Armed() })
+	if out, code := g.Sh("getent ahosts api.example.com"); code != 0 {
+		t.Errorf("a query while the gateway stops: exit %d %s", code, out)
+	}
+	u.GoOn()
+	u.Died("stopped")
+}
