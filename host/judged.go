@@ -21,7 +21,7 @@ func fixed(cfg config.Config) map[string]string {
 
 // policiesOf is a digest of what connections are judged by, besides what the store holds.
 func policiesOf(cfg config.Config) string {
-	data, err := yaml.Marshal([]any{cfg.Policy, cfg.Network, cfg.Proxy, cfg.Secrets, cfg.Ingress})
+	data, err := yaml.Marshal([]any{cfg.Policy, cfg.Limits, cfg.Network, cfg.Proxy, cfg.Secrets, cfg.Ingress})
 	if err != nil {
 		return ""
 	}

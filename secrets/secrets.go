@@ -62,7 +62,7 @@ type Secrets struct {
 	mu      sync.Mutex
 	holders Holders
 	closed  bool
-	resting bool // closed, but for what has been read
+	resting bool           // closed, but for what has been read
 	flights sync.WaitGroup // the current refreshes; Add under mu and only while not closed
 }
 
