@@ -181,7 +181,12 @@ func (h *Host) letGo() error {
 	h.stopLoops()
 	h.vigil.Close()
 	h.parts.secrets.Rest()
-	return errors.Join(h.parts.firewall.Close(), h.parts.store.Close())
+	errs := []error{h.parts.firewall.Close(), h.parts.trail.trail.Release()}
+	if h.parts.past != nil {
+		_ = h.parts.kept.Sync() // what is lost is counted
+		errs = append(errs, h.parts.past.Release())
+	}
+	return errors.Join(append(errs, h.parts.store.Close())...)
 }
 
 // copyFile copies a file that others may not read: whole, or not at all.

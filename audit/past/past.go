@@ -87,6 +87,9 @@ func (s *Store) TryWrite([]byte) (int, bool, error) { return 0, false, nil }
 // Close closes the files.
 func (s *Store) Close() error { return s.files.Close() }
 
+// Release closes the files for good: another process may write them from now on, and a write is an error.
+func (s *Store) Release() error { return s.files.Release() }
+
 // Filter selects decisions. The zero value selects all.
 type Filter struct {
 	Box          policy.BoxID

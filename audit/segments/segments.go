@@ -30,10 +30,11 @@ type Segment struct {
 type Files struct {
 	dir string
 
-	mu   sync.Mutex
-	list []Segment // oldest first; the last one is written
-	last *os.File  // nil: the next line begins a file
-	torn bool      // the last write ended within a line
+	mu     sync.Mutex
+	list   []Segment // oldest first; the last one is written
+	last   *os.File  // nil: the next line begins a file
+	torn   bool      // the last write ended within a line
+	closed bool      // nothing more is written; guarded by mu
 }
 
 // Open opens the files of a directory, which it makes if need be. cut reports that the last line was incomplete, and is gone.
@@ -112,6 +113,9 @@ func wholeLines(f io.ReaderAt, size int64) (int64, error) {
 func (f *Files) Write(b []byte, number uint64) (int, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
+	if f.closed {
+		return 0, os.ErrClosed // another process may write them by now
+	}
 	if f.last == nil {
 		if err := f.begin(number); err != nil {
 			return 0, err
@@ -216,6 +220,18 @@ func (f *Files) RemoveOldest() error {
 func (f *Files) Close() error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
+	return f.closeLocked()
+}
+
+// Release closes the files for good: another process may write them from now on, and a write is an error.
+func (f *Files) Release() error {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.closed = true
+	return f.closeLocked()
+}
+
+func (f *Files) closeLocked() error {
 	if f.last == nil {
 		return nil
 	}

@@ -164,3 +164,6 @@ func (t *Trail) Head() Head {
 
 // Close closes the files.
 func (t *Trail) Close() error { return t.files.Close() }
+
+// Release closes the trail for good: another process may write it from now on, and an entry is an error.
+func (t *Trail) Release() error { return t.files.Release() }

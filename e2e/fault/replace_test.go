@@ -84,6 +84,9 @@ func TestAReplacementThatFailsOpensNothing(t *testing.T) {
 				if err == nil && step != "start: serving" {
 					t.Errorf("%s: %s", what, said)
 				}
+				if step == "start: serving" { // after the answer
+					w.Until(what, func() bool { return !w.Armed() })
+				}
 				w.Happened(what)
 				if survives(kind, step) {
 					w.Until(what+": the gateway serves", func() bool { return w.Client.Get(t.Context(), "/v2/box", nil) == nil })
