@@ -75,7 +75,7 @@ func open(ctx context.Context, o Options) (*Host, error) {
 		p.openStore, func(ctx context.Context) error { return fault.At(ctx, "start: store open") },
 		p.openTrail, p.openAudit, p.openSecrets, p.openEgress, func(ctx context.Context) error { return fault.At(ctx, "start: DNS and proxy made") },
 		p.openIngress, p.openLauncher, func(ctx context.Context) error { return fault.At(ctx, "start: launcher open") },
-		p.openFirewall, h.openMeter, h.openLimitMetrics, h.wire, h.protect, func(ctx context.Context) error { return fault.At(ctx, "start: kernel rules in force") },
+		p.openFirewall, h.holdSecrets, h.openMeter, h.openLimitMetrics, h.wire, h.protect, func(ctx context.Context) error { return fault.At(ctx, "start: kernel rules in force") },
 	}
 	for _, step := range steps {
 		if err := step(ctx); err != nil {
@@ -103,9 +103,6 @@ func (h *Host) wire(context.Context) error {
 	held, common := sandboxes{p.launcher}, &shared{ceiling: ceiling, upstream: upstream}
 	net := &enforce.Enforcer{
 		Kernel: kernel, Proxy: both{p.proxy, h.before, p.boxes}, Boxes: p.connected, Forget: []func(policy.BoxID){p.dns.Forget, p.minter.Remove},
-	}
-	if h.before != nil {
-		p.secrets.SetHolders(both{p.proxy, h.before, p.boxes})
 	}
 	h.boxes = p.boxes
 	h.policies = &policies{before: h.before, log: p.log, store: p.store, boxes: p.boxes, shared: common, net: net, leased: make(chan struct{}, 1)}
@@ -146,6 +143,14 @@ func (h *Host) wire(context.Context) error {
 	h.follower = follow.New(followed{h.lifecycle}, p.log)
 	h.protection = &protection{log: p.log, addrs: p.addrs, policies: h.policies}
 	return h.loadGlobal()
+}
+
+// holdSecrets says where secrets are in use, where a predecessor may use some as well.
+func (h *Host) holdSecrets(context.Context) error {
+	if h.before != nil {
+		h.parts.secrets.SetHolders(both{h.parts.proxy, h.before, h.parts.boxes})
+	}
+	return nil
 }
 
 // protect puts the protected ranges in force before any box is known.

@@ -22,6 +22,16 @@ func drained(t *testing.T) (u *upgrading, g guest, size func() int64, ended chan
 	return u, g, size, ended
 }
 
+// askAnew has the admin API asked on a new connection: those that are open are the first process's.
+func (u *upgrading) askAnew() {
+	u.T.Helper()
+	client, err := u.Dial()
+	if err != nil {
+		u.T.Fatal(err)
+	}
+	u.Client = client
+}
+
 // When the process that serves is killed, nobody says any more what must not go on: what the one before drains is cut, and
 // boxes are closed until the next start.
 func TestDrainingEndsWithTheSuccessor(t *testing.T) {
@@ -49,6 +59,7 @@ func TestTheSuccessorOutlivesItsPredecessor(t *testing.T) {
 		t.Fatal(err)
 	}
 	u.Until("the stream is cut", func() bool { return len(ended) == 1 })
+	u.askAnew()
 	u.setPolicy(g, "api.example.com")
 	if !g.reaches() {
 		t.Error("the box does not reach what it may")
@@ -62,11 +73,7 @@ func TestAPredecessorThatHangsIsKilled(t *testing.T) {
 	if err := u.Process.Process.Signal(unix.SIGSTOP); err != nil {
 		t.Fatal(err)
 	}
-	fresh, err := u.Dial() // connections that are open are the hanging process's
-	if err != nil {
-		t.Fatal(err)
-	}
-	u.Client = fresh
+	u.askAnew()
 	u.setPolicy(g, "api.example.com")
 	u.Until("the process is gone", func() bool { return errors.Is(unix.Kill(u.Process.Process.Pid, 0), unix.ESRCH) })
 	u.Until("the stream is cut", func() bool { return len(ended) == 1 })
