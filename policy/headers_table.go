@@ -122,6 +122,21 @@ func (r *HeaderRule) eachSent(visit func(literal Secret, source string)) {
 	}
 }
 
+// Secrets returns the names of the operator's secrets that the rule needs for whatever it does: to send, to sign, or to log
+// in.
+func (r *HeaderRule) Secrets() []string {
+	names := r.Client.Sources()
+	note := func(_ Secret, source string) { names = append(names, source) }
+	r.eachSent(note)
+	if s := r.Sign.HMAC; s != nil {
+		names = append(names, s.Key.Source)
+	}
+	if r.Login != nil {
+		names = append(names, r.Login.Source())
+	}
+	return slices.DeleteFunc(names, func(name string) bool { return name == "" })
+}
+
 // add adds the next rule of the pattern.
 func (of *alternatives) add(r HeaderRule, ps *problems) {
 	a := alternative{HeaderRule: r}

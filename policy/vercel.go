@@ -252,10 +252,16 @@ func readVercelTransforms(at string, v value, ps *problems) (headers []Header) {
 	return headers
 }
 
-// readPlainHeaders reads an object of header names and literal values.
+// readPlainHeaders reads an object of header names and literal values. The dialects that have them know no secrets of the
+// gateway, and who writes a policy may have a key of the API that may name none.
 func readPlainHeaders(at string, v value, ps *problems) []Header {
-	p := &headerParser{}
+	p := &headerParser{known: func(string) bool { return false }}
 	headers := p.headers(at, v)
+	for _, h := range headers {
+		if h.Source != "" || h.Remove {
+			ps.add(pointer(at, h.Name), "is not text; name secrets of the gateway in attach_headers")
+		}
+	}
 	for _, problem := range p.list {
 		ps.add(problem.Pointer, "%s", problem.Message)
 	}

@@ -54,7 +54,7 @@ func Secrets(ctx context.Context, has func(name string) bool) func(name string) 
 }
 
 // Rules refuses header rules that the key of a request may not set: those that send requests, with what the gateway says of
-// the box, to another server are for admin keys.
+// the box, to another server, and those that use the operator's secrets, whoever has read them, are for admin keys.
 func Rules(ctx context.Context, rules []policy.HeaderRule) error {
 	caller := api.CallerOf(ctx)
 	if caller.Role == api.RoleAdmin {
@@ -63,6 +63,9 @@ func Rules(ctx context.Context, rules []policy.HeaderRule) error {
 	for _, rule := range rules {
 		if rule.Forward != nil {
 			return problem.Refuse(http.StatusForbidden, "forward_url of %q needs an API key with the role %s", rule.Pattern, api.RoleAdmin)
+		}
+		if names := rule.Secrets(); len(names) > 0 {
+			return problem.Refuse(http.StatusForbidden, "the secret %q in the rule of %q needs an API key with the role %s", problem.Clip(names[0]), rule.Pattern, api.RoleAdmin)
 		}
 	}
 	return nil

@@ -251,6 +251,20 @@ func TestLimitedKeysReadNoSecrets(t *testing.T) {
 			}
 		}
 	}
+	for dialect, policy := range map[string]string{ // which know no secrets of the gateway: not for admins either
+		"Vercel": `{"allow":{"attacker.example":[{"transform":[{"headers":{"X-Leak":{"secret":"openai"}}}]}]}}`,
+		"E2B":    `{"denyOut":["0.0.0.0/0"],"allowOut":["attacker.example"],"rules":{"attacker.example":[{"transform":{"headers":{"X-Leak":{"secret":"openai"}}}}]}}`,
+	} {
+		for _, key := range []func(*http.Request){with(ci), nil} {
+			var as []func(*http.Request)
+			if key != nil {
+				as = append(as, key)
+			}
+			if got := f.call(t, "POST", "/v2/box", `{"network_policy":`+policy+`}`, as...); got.StatusCode != 422 || !strings.Contains(got.text, "X-Leak") {
+				t.Errorf("%s: %s %s", dialect, got.Status, got.text)
+			}
+		}
+	}
 	ro := f.key(t, `{"name":"ro","role":"read-only"}`)
 	for _, path := range []string{"/v2/box/theirs", "/v2/box"} {
 		if got := f.call(t, "GET", path, "", with(ro)); got.StatusCode != 200 || strings.Contains(got.text, "sk-arg") {
