@@ -49,9 +49,8 @@ func (q *quota) run(ctx context.Context) {
 func (q *quota) look(ctx context.Context, changes *sync.WaitGroup) {
 	all := q.boxes.ids()
 	used, err := q.meter.Transferred(all...)
-	if err != nil {
-		q.log.Error("what boxes transfer is not known, and no quota holds; it is tried again", zap.Error(err))
-		return
+	if err != nil { // those that are known to have used up theirs are cut off
+		q.log.Error("what boxes have transferred since the last look is not known; it is tried again", zap.Error(err))
 	}
 	for _, id := range all {
 		b, err := q.boxes.find(id)

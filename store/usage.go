@@ -24,7 +24,8 @@ type Usage struct {
 
 // Period is a span of time in which a box may transfer so much.
 type Period struct {
-	Number int64  `json:"number"` // since 1970
+	Length int64  `json:"length"` // nanoseconds
+	Number int64  `json:"number"` // of spans of that length, since 1970
 	Before uint64 `json:"before"` // what the box had sent and received in all when it began
 }
 

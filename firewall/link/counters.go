@@ -1,9 +1,12 @@
 package link
 
 import (
+	"errors"
 	"fmt"
 	"strconv"
 	"strings"
+
+	"github.com/vishvananda/netlink"
 
 	"boxgate/firewall/network"
 )
@@ -17,7 +20,7 @@ type Counters struct {
 // Counters reads the counters of all boxes' interfaces, by name, in one dump.
 func (l *Links) Counters() (map[string]Counters, error) {
 	links, err := l.nl.LinkList()
-	if err != nil {
+	if err != nil && !errors.Is(err, netlink.ErrDumpInterrupted) { // interfaces came or went meanwhile: most are there
 		return nil, fmt.Errorf("interfaces: %w", err)
 	}
 	all := map[string]Counters{}

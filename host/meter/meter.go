@@ -168,13 +168,14 @@ func (m *Meter) Transferred(boxes ...policy.BoxID) (map[policy.BoxID]uint64, err
 }
 
 // begin notes what had been transferred when the present period began, if that is new. A total includes what was
-// transferred in an earlier period since it was last read.
+// transferred in an earlier period since it was last read. A clock that is put back begins no new period.
 func (m *Meter) begin(u *store.Usage) {
 	if m.cfg.Period <= 0 {
 		return
 	}
-	if n := time.Now().UnixNano() / int64(m.cfg.Period); n != u.Period.Number {
-		u.Period = store.Period{Number: n, Before: u.In.Total + u.Out.Total}
+	length := int64(m.cfg.Period)
+	if n := time.Now().UnixNano() / length; n > u.Period.Number || length != u.Period.Length {
+		u.Period = store.Period{Length: length, Number: n, Before: u.In.Total + u.Out.Total}
 	}
 }
 

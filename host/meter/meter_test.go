@@ -277,5 +277,15 @@ func TestTransfersOfAPeriod(t *testing.T) {
 		check("in the next period, without an interface", 0)
 		k.uses("b", Reading{LinkLife: "3", Out: 2})
 		check("in the next period", 2)
+		m.Save()
+		u := s.all["b"]
+		u.Period.Number++ // as if the clock had been put back since
+		s.all["b"] = u
+		m = again()
+		check("with a clock that was put back", 2)
+		u.Period.Length++
+		s.all["b"] = u
+		m = again()
+		check("with periods of another length", 0)
 	})
 }
