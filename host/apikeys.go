@@ -68,7 +68,7 @@ func (k *keys) APIKeys(context.Context) ([]api.Key, error) {
 		views = append(views, keyView(found))
 	}
 	slices.SortFunc(views, func(a, b api.Key) int {
-		return cmp.Or(a.CreatedAt.Compare(b.CreatedAt), cmp.Compare(a.Caller.Key, b.Caller.Key))
+		return cmp.Or(a.CreatedAt.Compare(b.CreatedAt), cmp.Compare(a.Key, b.Key))
 	})
 	return views, nil
 }

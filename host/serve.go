@@ -179,7 +179,7 @@ func (h *Host) finish(drain context.Context, admin *server.API, adminServer, met
 // serveLoops starts what looks after the boxes and the host.
 func (h *Host) serveLoops(ctx context.Context, run func(string, func() error)) {
 	run("host addresses", func() error { return h.protection.follow(ctx) })
-	run("temporary entries of policies", func() error { return h.policies.keepLeases(ctx) })
+	run("temporary entries of policies", func() error { return h.keepLeases(ctx) })
 	run("attached boxes", func() error { h.follower.Run(ctx); return nil })
 	run("record of the last run", func() error { return noteRun(ctx, h.parts.launcher.RunDir()) })
 	run("connection table", func() error { return followConntrack(ctx, h.parts.log) })
@@ -188,7 +188,7 @@ func (h *Host) serveLoops(ctx context.Context, run func(string, func() error)) {
 	run("boxes that are kept alive", func() error { return h.startKept(ctx) })
 	run("idle boxes", func() error { return h.sleeper.run(ctx) })
 	run("audit trail", func() error { h.parts.trail.keepHead(ctx); return nil })
-	run("uses of API keys", func() error { h.keys.saveUses(ctx); return nil })
+	run("uses of API keys", func() error { h.saveUses(ctx); return nil })
 	run("quotas", func() error { h.quota.run(ctx); return nil })
 	run("metering", func() error { h.parts.meter.Run(ctx); return nil })
 	run("files of deleted boxes", func() error { h.parts.launcher.KeepTrashEmpty(ctx); return nil })

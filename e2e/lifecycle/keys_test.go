@@ -16,11 +16,11 @@ func TestKeysTrailAndHistoryOutliveTheGateway(t *testing.T) {
 	w := harness.NewWorld(t, nil)
 	box := w.SecretBox()
 	w.MustSh(box, "curl -sS -o /dev/null https://api.example.com/before; curl -k -sS https://evil.example.net/; true")
-	key := strings.TrimSpace(w.Run(0, nil, "", "api-key", "create", "--name", "one", "--role", "one-box", "--box", string(box)))
+	key := strings.TrimSpace(w.Run(0, nil, "", "api-key", "create", "--name", "one", "--role", "one-box", "--box", box))
 	lines := strings.Split(key, "\n")
 	key = lines[len(lines)-1]
 	as := []string{"BOXGATE_API_KEY=" + key}
-	w.Run(0, as, "", "box", "get", string(box))
+	w.Run(0, as, "", "box", "get", box)
 	w.Run(1, as, "", "api-key", "list")
 	w.Run(1, as, "", "box", "create", "--name", "another")
 	backup := filepath.Join(t.TempDir(), "backup.db")
@@ -30,14 +30,14 @@ func TestKeysTrailAndHistoryOutliveTheGateway(t *testing.T) {
 	if err := w.Start(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	w.Run(0, as, "", "box", "get", string(box))
+	w.Run(0, as, "", "box", "get", box)
 	harness.Contains(t, w.Run(0, nil, "", "audit", "verify"), "entries")
 	trail := w.Run(0, nil, "", "audit", "--key", "one")
 	harness.Contains(t, trail, "refused")
-	past := w.Run(0, nil, "", "log", "--since", "1h", "--box", string(box), "--host", "*.example.net", "--denied")
+	past := w.Run(0, nil, "", "log", "--since", "1h", "--box", box, "--host", "*.example.net", "--denied")
 	harness.Contains(t, past, "evil.example.net")
 	w.Run(0, nil, "", "api-key", "rm", "one")
-	w.Run(1, as, "", "box", "get", string(box))
+	w.Run(1, as, "", "box", "get", box)
 	for _, dir := range []string{"audit", "history"} {
 		files, err := filepath.Glob(filepath.Join(w.Dir, "state", dir, "*"))
 		if err != nil || len(files) == 0 {

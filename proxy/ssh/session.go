@@ -204,7 +204,7 @@ func (c *conn) openSession() (server gossh.Channel, requests <-chan *gossh.Reque
 	answered := make(chan struct{})
 	var channel gossh.Channel
 	var asked <-chan *gossh.Request
-	var err error = contain.ErrFault
+	err := contain.ErrFault
 	go c.contained(func() {
 		defer close(answered)
 		channel, asked, err = c.server.OpenChannel("session", nil)

@@ -44,7 +44,7 @@ func needStateDir(cfg config.Config) error {
 // needStore requires a store that can be opened, or made.
 func needStore(cfg config.Config) error {
 	if os.Geteuid() != 0 || store.CheckDir(cfg.StateDir) != nil {
-		return nil // what is wrong with that has been said
+		return nil //nolint:nilerr // what is wrong with that has been said
 	}
 	return store.Check(store.Options{
 		Dir: cfg.StateDir, PassphraseEnv: config.PassphraseVariable, Traces: launcher.Traces(cfg.StateDir, cfg.Launcher.RunDir),
@@ -59,7 +59,7 @@ func needRunDir(cfg config.Config) error {
 // needKernel tries every kernel feature that boxes need, in network namespaces of its own.
 func needKernel(ctx context.Context) error {
 	if preflight.NeedRoot() != nil {
-		return nil // which is reported
+		return nil //nolint:nilerr // which is reported
 	}
 	if err := firewall.Probe(ctx); err != nil {
 		return fmt.Errorf("this kernel lacks features that boxes need: %w; it must have nftables with tproxy, socket and "+
@@ -72,7 +72,7 @@ func needKernel(ctx context.Context) error {
 // checkOtherRules finds rules of the host's own firewall that keep boxes from working.
 func checkOtherRules() error {
 	if preflight.NeedRoot() != nil {
-		return nil // which is reported
+		return nil //nolint:nilerr // which is reported
 	}
 	return firewall.CheckOtherRules()
 }
