@@ -66,7 +66,7 @@ func TestCancelledCommandDoesNotWaitForItsClient(t *testing.T) {
 	e := &Endpoints{Host: h, History: history.New(nil), Bodies: strict.Bodies{Most: 1 << 20}}
 	waiting := make(chan struct{})
 	u := &unread{ResponseWriter: httptest.NewRecorder(), waits: sync.OnceFunc(func() { close(waiting) }), stuck: make(chan struct{})}
-	r := httptest.NewRequestWithContext(t.Context(), "POST", "/", strings.NewReader(`{"command":["yes"]}`))
+	r := httptest.NewRequestWithContext(api.WithCaller(t.Context(), api.Caller{Role: api.RoleAdmin}), "POST", "/", strings.NewReader(`{"command":["yes"]}`))
 	r.SetPathValue("id", "box")
 	answered := make(chan struct{})
 	go func() {

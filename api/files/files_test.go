@@ -76,7 +76,7 @@ func TestListIsBounded(t *testing.T) {
 		{entries: 20_001, room: 256 << 20, folder: strings.Repeat("d/", 50), want: 5000, truncated: true},
 	} {
 		e := &Endpoints{Host: &oneFile{entries: c.entries}, Output: capture.New(c.room)}
-		r := httptest.NewRequestWithContext(t.Context(), "GET", "/?folder="+c.folder, nil)
+		r := httptest.NewRequestWithContext(api.WithCaller(t.Context(), api.Caller{Role: api.RoleAdmin}), "GET", "/?folder="+c.folder, nil)
 		r.SetPathValue("id", "b")
 		rep, err := e.list(nil, r)
 		if c.want == 0 {
@@ -112,7 +112,10 @@ func serve(t *testing.T, h *oneFile) *httptest.Server {
 	e := &Endpoints{Host: h, Bodies: strict.Bodies{Most: 1 << 20}, MaxRead: 10, Output: capture.New(1 << 20)}
 	mux := http.NewServeMux()
 	for _, rt := range e.Routes() {
-		mux.Handle(rt.Pattern(), rest.Answerer{Log: zap.NewNop()}.Serve(rt))
+		answers := rest.Answerer{Log: zap.NewNop()}.Serve(rt)
+		mux.HandleFunc(rt.Pattern(), func(w http.ResponseWriter, r *http.Request) {
+			answers.ServeHTTP(w, r.WithContext(api.WithCaller(r.Context(), api.Caller{Role: api.RoleAdmin})))
+		})
 	}
 	s := httptest.NewServer(mux)
 	t.Cleanup(s.Close)

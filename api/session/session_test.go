@@ -95,7 +95,9 @@ func in(t *testing.T, h *host, test func(c *client)) {
 	synctest.Test(t, func(t *testing.T) {
 		e := New(h, history.New(nil), strict.Bodies{Most: 1 << 20})
 		p := &pipes{make(chan net.Conn), make(chan struct{})}
-		server := &http.Server{Handler: mux(e)}
+		server := &http.Server{Handler: mux(e), BaseContext: func(net.Listener) context.Context {
+			return api.WithCaller(context.Background(), api.Caller{Role: api.RoleAdmin})
+		}}
 		served := make(chan struct{})
 		go func() { defer close(served); _ = server.Serve(p) }()
 		transport := &http.Transport{DialContext: func(context.Context, string, string) (net.Conn, error) {

@@ -24,7 +24,7 @@ import (
 var limitsOfTest = config.Limits{
 	Connections: 100, NewConnections: 200, Interceptions: 8, Streams: 100, Requests: 1000, Upstreams: 50,
 	KernelFlows: 5000, DNSQueries: 60,
-	PeekTimeout: time.Minute, Memory: 256 << 20,
+	PeekTimeout: time.Minute, QuotaPeriod: 24 * time.Hour, Memory: 256 << 20,
 }
 
 func TestAttackFloodsOfOneBoxDoNotReachTheOthers(t *testing.T) {

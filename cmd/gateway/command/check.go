@@ -38,6 +38,9 @@ func found(what string, err error) preflight.Finding { return preflight.Finding{
 
 // hostError returns what keeps the gateway from working as one error, or nil.
 func hostError(ctx context.Context, cfg config.Config) error {
+	if err := preflight.NeedRoot(); err != nil {
+		return err // without which nothing else can be found out
+	}
 	var errs []error
 	for _, f := range serveFindings(ctx, cfg) {
 		if !errors.As(f.Err, new(preflight.Warning)) {
