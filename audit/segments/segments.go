@@ -14,6 +14,8 @@ import (
 	"strings"
 	"sync"
 	"time"
+
+	"golang.org/x/sys/unix"
 )
 
 const suffix = ".jsonl"
@@ -35,6 +37,8 @@ type Files struct {
 	last   *os.File  // nil: the next line begins a file
 	torn   bool      // the last write ended within a line
 	closed bool      // nothing more is written; guarded by mu
+	ahead  int64     // room to keep beyond the end of the last file
+	room   int64     // where the room ends that the last file has
 }
 
 // Open opens the files of a directory, which it makes if need be. cut reports that the last line was incomplete, and is gone.
@@ -121,12 +125,36 @@ func (f *Files) Write(b []byte, number uint64) (int, error) {
 			return 0, err
 		}
 	}
+	f.makeRoomLocked()
 	n, err := f.last.Write(b)
 	f.list[len(f.list)-1].Size += int64(n)
 	if n > 0 {
 		f.torn = b[n-1] != '\n'
 	}
 	return n, err
+}
+
+// KeepRoom has the file that is written hold so many bytes of the disk beyond its end, as far as there is room, so that lines
+// can be written on a disk that others have filled.
+func (f *Files) KeepRoom(bytes int64) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.ahead = bytes
+	f.makeRoomLocked()
+}
+
+// makeRoomLocked makes room again when half of it is used. On a full disk what is left has to do.
+func (f *Files) makeRoomLocked() {
+	if f.ahead == 0 || f.last == nil {
+		return
+	}
+	size := f.list[len(f.list)-1].Size
+	if f.room-size > f.ahead/2 {
+		return
+	}
+	if unix.Fallocate(int(f.last.Fd()), unix.FALLOC_FL_KEEP_SIZE, size, f.ahead) == nil {
+		f.room = size + f.ahead
+	}
 }
 
 func (f *Files) begin(number uint64) error {
@@ -153,7 +181,7 @@ func (f *Files) Undo(n int) error {
 		return err
 	}
 	s.Size -= int64(n)
-	f.torn = false
+	f.torn, f.room = false, 0
 	return nil
 }
 
@@ -168,9 +196,7 @@ func (f *Files) Next(size int64, age time.Duration) error {
 	if s.Size == 0 || s.Size < size && time.Since(s.Begun) < age {
 		return nil
 	}
-	err := errors.Join(f.last.Sync(), f.last.Close())
-	f.last = nil
-	return err
+	return f.closeLocked()
 }
 
 // Sync makes what was written durable.
@@ -235,7 +261,10 @@ func (f *Files) closeLocked() error {
 	if f.last == nil {
 		return nil
 	}
+	if f.room > 0 {
+		_ = f.last.Truncate(f.list[len(f.list)-1].Size) // gives the room back
+	}
 	err := errors.Join(f.last.Sync(), f.last.Close())
-	f.last = nil
+	f.last, f.room = nil, 0
 	return err
 }

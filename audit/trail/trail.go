@@ -46,6 +46,7 @@ func Open(dir string, opts Options, note string) (*Trail, error) {
 	if err != nil {
 		return nil, fmt.Errorf("the audit trail in %s: %w", dir, err)
 	}
+	files.KeepRoom(roomKept)
 	t := &Trail{opts: opts, files: files, written: make(chan struct{})}
 	if t.head, err = lastOf(files.Segments()); err != nil {
 		return nil, fmt.Errorf("the audit trail in %s: %w", dir, err)
@@ -58,6 +59,10 @@ func Open(dir string, opts Options, note string) (*Trail, error) {
 	}
 	return t, nil
 }
+
+// roomKept is what the trail holds of the disk beyond its end, in bytes: a few thousand entries. Without them nothing could be
+// tightened or deleted on a disk that something else has filled.
+const roomKept = 2 << 20
 
 // lastOf reads the last entry. What is wrong with entries is for Verify to say: the chain goes on from the last line.
 func lastOf(list []segments.Segment) (head Head, err error) {
