@@ -235,6 +235,9 @@ func (b both) CloseBox(id policy.BoxID) {
 	b.before.tell(handover.Message{Kind: handover.Cut, Box: id})
 }
 
+// Holds implements [secrets.Holders]. What the predecessor was sent with is not known here: it may be any secret.
+func (b both) Holds(secret string) bool { return b.Proxy.Holds(secret) || b.before.drains() }
+
 // Revoke implements [secrets.Holders].
 func (b both) Revoke(secret string) {
 	b.Proxy.Revoke(secret)

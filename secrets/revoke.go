@@ -18,11 +18,27 @@ type Holders interface {
 }
 
 // SetHolders says where secrets are in use. A secret that is held is refreshed without being asked for, so that it is
-// noticed when its source no longer has it.
+// noticed when its source no longer has it. The holders are told which secrets were found to be gone before.
 func (s *Secrets) SetHolders(h Holders) {
 	s.mu.Lock()
-	defer s.mu.Unlock()
 	s.holders = h
+	s.mu.Unlock()
+	for _, e := range s.entries {
+		if e.catchUp() {
+			s.revoked(e.name)
+		}
+	}
+}
+
+// catchUp is called when there are other holders: it reports whether the secret was found to be gone, and has it read again in
+// time, as that may have been left out while nobody held it.
+func (e *entry) catchUp() (gone bool) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if e.timer != nil && e.flight == nil {
+		e.watch()
+	}
+	return e.gone
 }
 
 func (s *Secrets) held() Holders {

@@ -151,6 +151,42 @@ func TestASecretThatIsGone(t *testing.T) {
 	})
 }
 
+// Holders that are named later learn what was found to be gone before, and what they hold is read again from then on.
+func TestHoldersThatComeLater(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		failure := atomic.Pointer[error]{}
+		s, src := scriptedSecrets(t, func(context.Context) (string, error) {
+			if err := failure.Load(); err != nil {
+				return "", *err
+			}
+			return "v", nil
+		})
+		wants(t, s, "s", "v")
+		time.Sleep(time.Hour) // nobody holds it
+		read := len(src.calls)
+		h := &holders{held: true}
+		s.SetHolders(h)
+		time.Sleep(10 * time.Second)
+		synctest.Wait()
+		if len(src.calls) == read || h.seen() != "" {
+			t.Errorf("read %d times since, revoked %q", len(src.calls)-read, h.seen())
+		}
+		gone := error(goneError{errors.New("no such file")})
+		failure.Store(&gone)
+		time.Sleep(10 * time.Second)
+		synctest.Wait()
+		later := &holders{}
+		s.SetHolders(later)
+		if got := later.seen(); got != "s" {
+			t.Errorf("revoked: %q", got)
+		}
+		h.mu.Lock()
+		h.held = false
+		h.mu.Unlock()
+	})
+}
+
 func TestStaticSecretsAreNotRefreshed(t *testing.T) {
 	t.Parallel()
 	s, _ := single(t, literal(canary))

@@ -2,13 +2,19 @@ package lifecycle
 
 import (
 	"errors"
+	"net/http"
+	"os"
+	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
 
+	"boxgate/api"
 	"boxgate/config"
 	"boxgate/e2e/harness"
+	"boxgate/secrets"
 )
 
 // drained is a gateway that was upgraded while a stream was open, which its first process drains.
@@ -87,6 +93,34 @@ func TestADeletedBoxIsCutWhereItDrains(t *testing.T) {
 	if !strings.Contains(u.LogText(), `"error":"the box was removed"`) {
 		t.Error("the stream goes on when the deletion is answered")
 	}
+}
+
+// A secret that its source no longer has is cut where it drains, too: nothing else asks for it any more.
+func TestASecretThatIsGoneIsCutWhereItDrains(t *testing.T) {
+	t.Parallel()
+	key := filepath.Join(t.TempDir(), "key")
+	if err := os.WriteFile(key, []byte(harness.TestSecret), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	u := newUpgrading(t, func(c *config.Config) {
+		c.Secrets.Sources = map[string]secrets.Source{"key": {File: key, Refresh: time.Second}}
+	})
+	u.Up()
+	g := attachGuests(t, u.World, 1)[0]
+	u.setPolicy(g, "api.example.com", "www.example.com")
+	headers := map[string]any{"api.example.com": map[string]any{"headers": map[string]any{"X-Key": map[string]string{"secret": "key"}}}}
+	if err := u.Client.Do(t.Context(), http.MethodPut, api.BoxPath(g.id, "config/attach-headers"), map[string]any{"attach_headers": headers}, nil); err != nil {
+		t.Fatal(err)
+	}
+	with, ended := u.stream(g, "https://api.example.com/sse")
+	without, _ := u.stream(g, "https://www.example.com/sse")
+	u.must("upgrade")
+	u.goesOn("the stream with the secret", with)
+	if err := os.Remove(key); err != nil {
+		t.Fatal(err)
+	}
+	u.Until("the stream with the secret is cut", func() bool { return len(ended) == 1 })
+	u.goesOn("the stream without it", without)
 }
 
 // What is open when the time for it has passed is cut, and says why.
