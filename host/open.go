@@ -131,7 +131,7 @@ func (h *Host) wire(context.Context) error {
 		cfg: p.cfg, addrs: p.addrs, listeners: p.listeners, audit: p.audit, boxes: p.boxes, sandboxes: held,
 	}
 	quotas := &quota{
-		most: uint64(p.cfg.Limits.Quota), log: p.log, meter: p.meter, boxes: p.boxes, policies: h.policies, visitors: p.ingress,
+		before: h.before, most: uint64(p.cfg.Limits.Quota), log: p.log, meter: p.meter, boxes: p.boxes, policies: h.policies, visitors: p.ingress,
 	}
 	h.lifecycle = &lifecycle{
 		states: states{p.store}, cfg: p.cfg, roots: p.added, addrs: p.addrs, log: p.log, audit: p.audit, firewall: p.firewall, minter: p.minter,

@@ -7,6 +7,7 @@ import (
 
 	"go.uber.org/zap"
 
+	"boxgate/host/handover"
 	"boxgate/host/meter"
 	"boxgate/policy"
 )
@@ -17,6 +18,7 @@ const quotaPace = time.Second
 // quota cuts off the boxes that have sent and received as many bytes as they may in a period, until it is over: policies
 // are withheld from them, and visitors of their public URLs are refused.
 type quota struct {
+	before   *Predecessor
 	most     uint64 // in a period; 0: no limit
 	log      *zap.Logger
 	meter    *meter.Meter
@@ -96,6 +98,7 @@ func (q *quota) set(ctx context.Context, b *box, spent bool) {
 		return
 	}
 	q.visitors.CloseBox(b.ID) // without the box's lock, for which a visitor may be waiting
+	q.before.tell(handover.Message{Kind: handover.URLs, Box: b.ID})
 	q.log.Warn("a box has used up its quota, and is cut off until the next period", id, zap.Uint64("quota", q.most))
 }
 

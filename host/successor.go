@@ -347,12 +347,15 @@ func (h *Host) drainReplaced(ctx context.Context, finish func(context.Context) e
 }
 
 // relieve has the predecessor stop, and cut what boxes have there that have no network here, or have used up
-// their quotas.
+// their quotas, and the visitors of the latter.
 func (h *Host) relieve() {
 	h.before.relieve(h.parts.cfg, h.parts.log)
 	for _, b := range h.parts.boxes.all() {
 		if b.Policy.Load() == nil || b.spent.Load() {
 			h.before.tell(handover.Message{Kind: handover.Cut, Box: b.ID})
+		}
+		if b.spent.Load() {
+			h.before.tell(handover.Message{Kind: handover.URLs, Box: b.ID})
 		}
 	}
 }
