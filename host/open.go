@@ -62,7 +62,7 @@ func open(ctx context.Context, o Options) (*Host, error) {
 	shares := share.MemoryOf(o.Config)
 	shares.Hold()
 	p.memory = shares.Budget()
-	p.takesOver = o.Before != nil
+	p.takesOver, p.before = o.Before != nil, o.Before
 	h := &Host{
 		parts: p, noWatch: o.NoWatch, ready: o.Ready, text: o.Text, before: o.Before, control: o.Control, turn: &adminTurn{}, succession: newSuccession(),
 	}

@@ -33,7 +33,7 @@ func (p *parts) openIngress(context.Context) error {
 	p.ingress, err = ingress.New(ingress.Config{
 		URLs: p.urlTable, GetCertificate: p.certificates.GetCertificate, Validation: validation, Audit: p.audit, Log: p.log,
 		Connections: connections, Requests: requests,
-		Accounts: accounts, SessionTime: p.cfg.Ingress.SessionTime, SignOut: func(t ingress.Target) error { return signOut(p.store, t) },
+		Accounts: accounts, SessionTime: p.cfg.Ingress.SessionTime, SignOut: func(t ingress.Target) error { return signOutEverywhere(p.store, p.before, t) },
 		HSTS: ingress.HSTS(p.cfg.Ingress.HSTS), RequestRate: limits.Requests, FailedCredentials: limits.FailedCredentials, MaxHeaderBytes: int(limits.HeaderBytes),
 		ReadHeaderTimeout: limits.HeaderTimeout, IdleTimeout: limits.IdleTimeout, BodyTimeout: limits.BodyTimeout,
 		Dial: func(ctx context.Context, t ingress.Target) (net.Conn, error) {

@@ -41,7 +41,8 @@ type parts struct {
 	addrs     config.Addresses
 	listeners *Listeners
 	apart     *apart.Net // nil: boxes are in the gateway's own namespace
-	takesOver bool       // from another process, which still runs commands in boxes
+	takesOver bool       // from another process, which still runs commands in boxes:
+	before    *Predecessor
 	metrics   *prometheus.Registry
 	shares    share.Descriptors // of file descriptors
 	memory    *memory.Budget    // which boxes share

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"boxgate/api"
+	"boxgate/host/handover"
 	"boxgate/ingress"
 	"boxgate/ingress/access"
 	"boxgate/ingress/account"
@@ -51,6 +52,13 @@ func signOut(db *store.DB, t ingress.Target) error {
 		return nil // the URL has gone or was replaced, and its sessions with it
 	}
 	return err
+}
+
+// signOutEverywhere is signOut also of a predecessor, which does not know sessions that end here: it has no visitor of the URL any
+// more.
+func signOutEverywhere(db *store.DB, before *Predecessor, t ingress.Target) error {
+	before.tell(handover.Message{Kind: handover.URL, URL: t.ID})
+	return signOut(db, t)
 }
 
 // signedOut returns the sessions that were ended as they are stored.

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"boxgate/api"
+	"boxgate/host/handover"
 	"boxgate/ingress/access"
 	"boxgate/ingress/link"
 	"boxgate/store"
@@ -75,5 +76,26 @@ func TestSignOutsAtTheSameTime(t *testing.T) {
 		if ended := urlAccess(stored).Ended; !ended.Has(first) || !ended.Has(second) {
 			t.Fatal("one is signed in again")
 		}
+	}
+}
+
+// A session that ends is over in the predecessor, too: nothing of the URL is open there any more when the sign-out is answered,
+// stored or not.
+func TestASignOutCutsWhereItDrains(t *testing.T) {
+	t.Parallel()
+	before, other := newPredecessor(t)
+	db, err := store.Open(store.Options{Dir: filepath.Join(t.TempDir(), "state")})
+	if err != nil {
+		t.Fatal(err)
+	}
+	target := urlTarget(store.URL{Box: "box1", Port: 80, Key: newURLKey()}, netip.MustParseAddr("10.0.0.2"))
+	if err := db.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if err := signOutEverywhere(db, before, target); err == nil {
+		t.Error("what could not be stored is said to be")
+	}
+	if !other.has(handover.URL, "", target.ID) {
+		t.Errorf("told: %v", other.told)
 	}
 }
