@@ -207,3 +207,45 @@ func (p *policies) noteLease(b *box, l store.Lease, what string) {
 	p.log.Info(what, zap.String("box", string(b.ID)), zap.String("box_name", b.name), zap.String("action", verb), zap.String("entry", l.Entry),
 		zap.Time("expires_at", l.ExpiresAt), zap.Uint64("policy_version", b.version))
 }
+
+// keepLent ends leases at their time until ctx ends, in what this process judges while the kernel rules and the store are
+// another's.
+func (p *policies) keepLent(ctx context.Context) {
+	for ctx.Err() == nil {
+		next := time.Hour
+		for _, b := range p.boxes.all() {
+			next = min(next, p.endLent(b))
+		}
+		select {
+		case <-ctx.Done():
+		case <-time.After(next):
+		}
+	}
+}
+
+// endLent judges what the box has open here by its policy without the leases that have ended, and returns when the next look is. The
+// process that has the store ends them in the kernel and in the store when it serves.
+func (p *policies) endLent(b *box) (next time.Duration) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	next, now := time.Hour, p.shared.now()
+	running := p.shared.running(b.leases)
+	for _, l := range running {
+		next = min(next, leaseTick, lease.Left(l, now))
+	}
+	if len(running) == len(b.leases) || b.Policy.Load() == nil {
+		return next
+	}
+	in := p.shared.of(b)
+	in.leases, in.version = running, b.lastVersion+1
+	compiled, err := in.compile()
+	if err != nil {
+		b.Policy.Store(nil)
+		p.net.Proxy.CloseBox(b.ID)
+		return next
+	}
+	b.leases, b.version, b.lastVersion = running, in.version, in.version
+	b.Policy.Store(compiled)
+	p.net.Proxy.Recheck(b.ID)
+	return next
+}

@@ -313,3 +313,38 @@ func mustHeaders(t *testing.T, g *gateway) store.Headers {
 	}
 	return h
 }
+
+// rechecked notes which boxes had their connections judged anew.
+type rechecked chan policy.BoxID
+
+func (r rechecked) Recheck(id policy.BoxID) { r <- id }
+func (rechecked) CloseBox(policy.BoxID)     {}
+
+// While neither the store nor the kernel rules are this process's, what a temporary entry allows ends at its time all the same.
+func TestLeasesEndWhileTheStoreIsLent(t *testing.T) {
+	t.Parallel()
+	g, h := leasing(t)
+	g.lease(true, time.Hour, "a.example.com")
+	g.lease(true, 2*time.Hour, "b.example.com")
+	seen := make(rechecked, 10)
+	g.net.Proxy = seen
+	g.kernel.before = func(policy.BoxID, policy.KernelPlan) error {
+		t.Error("the kernel rules were changed")
+		return nil
+	}
+	if err := g.store.Close(); err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		g.keepLent(ctx)
+	}()
+	h.pass(time.Hour)
+	if id := <-seen; id != "b1" || g.allows("a.example.com") || !g.allows("b.example.com") {
+		t.Errorf("%s was judged anew; a: %v, b: %v", id, g.allows("a.example.com"), g.allows("b.example.com"))
+	}
+	cancel()
+	<-ended
+}

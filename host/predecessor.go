@@ -5,7 +5,9 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"net/netip"
 	"os"
+	"slices"
 	"sync"
 	"time"
 
@@ -28,6 +30,8 @@ type Predecessor struct {
 	pidfd int
 	log   *zap.Logger
 	udp   []udpSocket
+
+	protected []netip.Prefix // what it keeps boxes from, besides its configuration; does not change any more
 
 	mu       sync.Mutex         // one order at a time
 	relieved bool               // it takes orders
@@ -80,14 +84,17 @@ func (p *Predecessor) Take() error {
 	if err := p.conn.Send(handover.Message{Kind: handover.Prepared}); err != nil {
 		return err
 	}
-	if err := p.conn.Expect(handover.Yours); err != nil {
+	m, err := p.conn.Await(handover.Yours)
+	if err != nil {
 		return fmt.Errorf("the gateway that runs did not let go: %w", err)
 	}
+	p.protected = m.Protected
 	return nil
 }
 
-// relieve tells the predecessor that this process serves, and returns once that accepts nothing any more.
-func (p *Predecessor) relieve(cfg config.Config, log *zap.Logger) {
+// relieve tells the predecessor that this process serves, and returns once that accepts nothing any more. What it has is cut if it
+// was judged by another configuration, or does not keep boxes from all that is protected here.
+func (p *Predecessor) relieve(cfg config.Config, protected []netip.Prefix, log *zap.Logger) {
 	p.mu.Lock()
 	p.log = log
 	err := p.exchange(handover.Message{Kind: handover.Serving}, handover.Stopped)
@@ -105,7 +112,8 @@ func (p *Predecessor) relieve(cfg config.Config, log *zap.Logger) {
 			log.Warn("a DNS socket stays as the predecessor left it", zap.Error(err))
 		}
 	}
-	if p.hello.Policies != policiesOf(cfg) {
+	unknown := func(at netip.Prefix) bool { return !slices.Contains(p.protected, at) }
+	if p.hello.Policies != policiesOf(cfg) || slices.ContainsFunc(protected, unknown) {
 		p.tell(handover.Message{Kind: handover.CutAll})
 	}
 }

@@ -2,6 +2,7 @@ package host
 
 import (
 	"errors"
+	"net/netip"
 	"os/exec"
 	"slices"
 	"sync"
@@ -10,6 +11,7 @@ import (
 	"go.uber.org/zap"
 	"golang.org/x/sys/unix"
 
+	"boxgate/config"
 	"boxgate/host/handover"
 	"boxgate/policy"
 )
@@ -98,9 +100,29 @@ func TestAQuotaCutsVisitorsWhereTheyDrain(t *testing.T) {
 	}
 	before, other = newPredecessor(t)
 	before.relieved = false
-	h := &Host{parts: &parts{log: zap.NewNop(), boxes: g.boxes}, before: before}
+	h := &Host{parts: &parts{log: zap.NewNop(), boxes: g.boxes}, before: before, protection: &protection{}}
 	h.relieve()
 	if !other.has(handover.URLs, "box1", "") || !other.has(handover.Cut, "box1", "") || other.has(handover.URLs, "box2", "") || other.has(handover.Cut, "box2", "") {
 		t.Errorf("told when it was relieved: %v", other.told)
+	}
+}
+
+// What is protected here and was not in the predecessor cuts all that it has; what is protected no longer does not.
+func TestNewAddressesCutWhatDrains(t *testing.T) {
+	t.Parallel()
+	cfg, one, two := config.Config{}, netip.MustParsePrefix("192.0.2.1/32"), netip.MustParsePrefix("192.0.2.2/32")
+	for _, c := range []struct {
+		was, is []netip.Prefix
+		cut     bool
+	}{
+		{[]netip.Prefix{one}, []netip.Prefix{one}, false}, {[]netip.Prefix{one, two}, []netip.Prefix{one}, false},
+		{[]netip.Prefix{one}, []netip.Prefix{one, two}, true}, {nil, []netip.Prefix{one}, true},
+	} {
+		before, other := newPredecessor(t)
+		before.relieved, before.protected, before.hello.Policies = false, c.was, policiesOf(cfg)
+		before.relieve(cfg, c.is, zap.NewNop())
+		if got := other.has(handover.CutAll, "", ""); got != c.cut {
+			t.Errorf("%v, then %v: cut %v", c.was, c.is, got)
+		}
 	}
 }

@@ -21,7 +21,7 @@ type protection struct {
 	addrs    config.Addresses
 	policies *policies
 
-	own []netip.Prefix // protected in every box; nil while that is not known; used by update alone
+	own []netip.Prefix // protected in every box; nil while that is not known; used by update alone, and by nobody else while that may run
 }
 
 // update protects the present addresses of the host, if they have changed.

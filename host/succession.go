@@ -20,6 +20,8 @@ type succession struct {
 	failed   chan error    // takes one error, after which this process cannot go on
 	orders   *handover.Conn
 	cut      chan struct{} // closed when nobody says any more what must not go on
+
+	stopLeases func() // set once lent; guarded by mu
 }
 
 func newSuccession() *succession {

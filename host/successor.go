@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"net/netip"
 	"os"
 	"path/filepath"
 	"sync"
@@ -48,7 +49,7 @@ func (h *Host) Replace(ctx context.Context, start Start) (pid int, err error) {
 		return 0, fmt.Errorf("this gateway goes on: %w", err)
 	}
 	if err == nil {
-		err = next.take()
+		err = next.take(h.protection.own)
 	}
 	if err == nil {
 		return h.retired(next)
@@ -75,7 +76,7 @@ func (h *Host) goOn(ctx context.Context, start Start) error {
 	if err != nil {
 		return err
 	}
-	if err := next.take(); err != nil {
+	if err := next.take(h.protection.own); err != nil {
 		next.end()
 		return err
 	}
@@ -135,10 +136,11 @@ func (h *Host) prepare(ctx context.Context, start Start, ownProgram bool) (*succ
 	return n, nil
 }
 
-// take lets the successor have what only one process can have, and returns once it serves.
-func (n *successor) take() error {
+// take lets the successor have what only one process can have, and returns once it serves. It is told which addresses are
+// protected here.
+func (n *successor) take(protected []netip.Prefix) error {
 	_ = n.conn.SetDeadline(time.Now().Add(takeTimeout))
-	if err := n.conn.Send(handover.Message{Kind: handover.Yours}); err != nil {
+	if err := n.conn.Send(handover.Message{Kind: handover.Yours, Protected: protected}); err != nil {
 		return err
 	}
 	return n.conn.Expect(handover.Serving)
@@ -179,6 +181,7 @@ var errBusy = errors.New("a change of a box takes long: try again when it is ove
 // letGo ends what only one process can do. It may be called again after it has failed.
 func (h *Host) letGo() error {
 	h.stopLoops()
+	h.keepLentLeases()
 	h.vigil.Close()
 	h.parts.secrets.Rest()
 	errs := []error{h.parts.firewall.Close(), h.parts.trail.trail.Release()}
@@ -187,6 +190,23 @@ func (h *Host) letGo() error {
 		errs = append(errs, h.parts.past.Release())
 	}
 	return errors.Join(append(errs, h.parts.store.Close())...)
+}
+
+// keepLentLeases has temporary entries of policies end at their time until the successor serves, which ends them then.
+func (h *Host) keepLentLeases() {
+	s := h.succession
+	if s.stopLeases != nil {
+		return
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	var running sync.WaitGroup
+	running.Go(func() {
+		_ = contained(h.parts.log, func() error { h.policies.keepLent(ctx); return nil })
+	})
+	s.stopLeases = func() {
+		cancel()
+		running.Wait()
+	}
 }
 
 // copyFile copies a file that others may not read: whole, or not at all.
@@ -231,6 +251,7 @@ func (h *Host) retire(next *successor) (pid int) {
 	_ = next.conn.SetDeadline(time.Time{})
 	s.orders = next.conn
 	h.turn.decide(true)
+	s.stopLeases()
 	fault.Mark(context.Background(), "replace: retired")
 	err := next.conn.Send(handover.Message{Kind: handover.Stopped})
 	h.endFollowing() // what follows decisions asks the successor
@@ -349,7 +370,7 @@ func (h *Host) drainReplaced(ctx context.Context, finish func(context.Context) e
 // relieve has the predecessor stop, and cut what boxes have there that have no network here, or have used up
 // their quotas, and the visitors of the latter.
 func (h *Host) relieve() {
-	h.before.relieve(h.parts.cfg, h.parts.log)
+	h.before.relieve(h.parts.cfg, h.protection.own, h.parts.log)
 	for _, b := range h.parts.boxes.all() {
 		if b.Policy.Load() == nil || b.spent.Load() {
 			h.before.tell(handover.Message{Kind: handover.Cut, Box: b.ID})

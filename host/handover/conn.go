@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"net"
+	"net/netip"
 	"os"
 	"sync"
 	"time"
@@ -48,6 +49,9 @@ type Message struct {
 	Version uint64          `json:"version,omitempty"`
 	URL     string          `json:"url,omitempty"`
 	Secret  string          `json:"secret,omitempty"`
+	// Protected come with Yours: the addresses that connections of boxes are kept from, besides the configuration; none where they
+	// are not known.
+	Protected []netip.Prefix `json:"protected,omitempty"`
 }
 
 // Hello is what the old process says first.
@@ -123,18 +127,23 @@ func (c *Conn) Receive() (m Message, err error) {
 
 // Expect waits for a message of a kind. One that says that the other end has failed is an error.
 func (c *Conn) Expect(kind Kind) error {
+	_, err := c.Await(kind)
+	return err
+}
+
+// Await is Expect, and returns the message.
+func (c *Conn) Await(kind Kind) (Message, error) {
 	m, err := c.Receive()
 	switch {
 	case errors.Is(err, io.EOF) || errors.Is(err, unix.ECONNRESET):
-		return errors.New("it ended")
+		err = errors.New("it ended")
 	case err != nil:
-		return err
 	case m.Kind == Failed:
-		return errors.New(m.Error)
+		err = errors.New(m.Error)
 	case m.Kind != kind:
-		return fmt.Errorf("it says %q in place of %q", m.Kind, kind)
+		err = fmt.Errorf("it says %q in place of %q", m.Kind, kind)
 	}
-	return nil
+	return m, err
 }
 
 // Greet sends the sockets. The descriptors stay the caller's.
