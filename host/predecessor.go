@@ -47,13 +47,29 @@ func Greeted(fd int) (*Predecessor, error) {
 		return nil, err
 	}
 	p := &Predecessor{conn: conn, only: map[policy.BoxID]bool{}}
-	if p.pidfd, err = unix.PidfdOpen(os.Getppid(), 0); err != nil {
+	if p.pidfd, err = parent(conn); err != nil {
 		return nil, errors.Join(fmt.Errorf("the gateway that runs: %w", err), conn.Close())
 	}
 	if p.hello, p.files, err = conn.Greeted(); err != nil {
 		return nil, errors.Join(fmt.Errorf("the gateway that runs passed on no sockets: %w", err), conn.Close())
 	}
 	return p, nil
+}
+
+// parent opens the process that has started this one, if it is the one at the other end: no other that has its ID by now, and no
+// process that has adopted this one.
+func parent(conn *handover.Conn) (pidfd int, err error) {
+	pid, err := conn.Peer()
+	if err != nil {
+		return -1, err
+	}
+	if pidfd, err = unix.PidfdOpen(pid, 0); err != nil {
+		return -1, err
+	}
+	if os.Getppid() != pid { // asked last: until it ends, no other process has its ID
+		return -1, errors.Join(errors.New("it has ended, or has not started this process"), unix.Close(pidfd))
+	}
+	return pidfd, nil
 }
 
 // Config is the text to use in the place of the configuration file; false: the process reads its own.

@@ -106,6 +106,20 @@ func NewConn(f *os.File) (*Conn, error) {
 	return &Conn{unix: u, enc: json.NewEncoder(u), dec: json.NewDecoder(u)}, nil
 }
 
+// Peer returns the ID of the process that made the pair.
+func (c *Conn) Peer() (pid int, err error) {
+	raw, err := c.unix.SyscallConn()
+	if err != nil {
+		return 0, err
+	}
+	var made *unix.Ucred
+	ctlErr := raw.Control(func(fd uintptr) { made, err = unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED) })
+	if err = errors.Join(ctlErr, err); err != nil {
+		return 0, fmt.Errorf("socket pair: %w", err)
+	}
+	return int(made.Pid), nil
+}
+
 // Close ends the conversation.
 func (c *Conn) Close() error { return c.unix.Close() }
 

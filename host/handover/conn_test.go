@@ -2,6 +2,7 @@ package handover
 
 import (
 	"net"
+	"os"
 	"slices"
 	"testing"
 )
@@ -47,6 +48,17 @@ func TestSocketsArriveUnderTheirNames(t *testing.T) {
 	defer same.Close()
 	if same.Addr().String() != ln.Addr().String() {
 		t.Errorf("%v, want %v", same.Addr(), ln.Addr())
+	}
+}
+
+// Both ends say which process made them.
+func TestPeer(t *testing.T) {
+	t.Parallel()
+	ours, theirs := pair(t)
+	for _, c := range []*Conn{ours, theirs} {
+		if pid, err := c.Peer(); err != nil || pid != os.Getpid() {
+			t.Errorf("%d, %v, want %d", pid, err, os.Getpid())
+		}
 	}
 }
 
