@@ -3,10 +3,12 @@ package host
 import (
 	"context"
 	"crypto/sha256"
+	"io"
 	"net"
 	"net/http"
 	"net/http/httputil"
 	"net/url"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -22,28 +24,84 @@ type adminTurn struct {
 	dial   func(ctx context.Context) (net.Conn, error) // to the admin API of the successor
 
 	mu      sync.Mutex
-	waiting chan struct{}        // closed when it is decided; nil: it is this process's
-	passed  bool                 // it is the successor's
-	open    sync.WaitGroup       // requests that this process answers; Add under mu and only while it is its turn
-	changes int                  // those of them that may change something
-	quiet   chan struct{}        // closed when there are none; nil: nobody waits for that
-	keys    map[[32]byte]api.Key // by digest, those that were valid when the turn was passed on; grows with valid keys alone
+	waiting chan struct{}                     // closed when it is decided; nil: it is this process's
+	passed  bool                              // it is the successor's
+	open    sync.WaitGroup                    // requests that this process answers; Add under mu and only while it is its turn
+	changes int                               // those of them that may change something
+	quiet   chan struct{}                     // closed when there are none; nil: nobody waits for that
+	bodies  map[*http.ResponseController]bool // the connections of those whose body has not come whole: whether it is to come soon
+	keys    map[[32]byte]api.Key              // by digest, those that were valid when the turn was passed on; grows with valid keys alone
 }
 
-// longPaths are the last parts of the paths of requests that may take as long as they like, and change nothing in the store.
-var longPaths = []string{"/exec", "/exec-stream", "/code", "/code-stream", "/run", "/run/stream", "/files/upload", "/selftest"}
+// inBoxes are the requests about a box, by what follows its name in their path, that do something in the box and may take as long
+// as they like. They change nothing in the store.
+var inBoxes = []string{"exec", "exec-stream", "code", "code-stream", "run", "files", "git", "selftest", "egress"}
 
 // changesState reports whether a request may change what the store holds.
 func changesState(r *http.Request) bool {
 	if r.Method == http.MethodGet || r.Method == http.MethodHead {
 		return false
 	}
-	for _, p := range longPaths {
-		if strings.HasSuffix(r.URL.Path, p) {
-			return false
-		}
+	parts := strings.Split(r.URL.Path, "/") // "", "v2", "box", its name, and so on
+	inBox := r.Method == http.MethodPost && len(parts) >= 5 && parts[1] == "v2" && parts[2] == "box" && parts[3] != "settings" && slices.Contains(inBoxes, parts[4])
+	return !inBox
+}
+
+// bodyTime is how long the rest of the body of a change may take to come once the turn is to be passed on.
+const bodyTime = 5 * time.Second
+
+// arriving is the body of a change: whoever sends it slowly must not keep the turn from being passed on.
+type arriving struct {
+	io.ReadCloser
+	turn *adminTurn
+	conn *http.ResponseController
+}
+
+// Read implements [io.Reader].
+func (a *arriving) Read(p []byte) (int, error) {
+	n, err := a.ReadCloser.Read(p)
+	if err != nil {
+		a.turn.arrived(a.conn)
 	}
-	return true
+	return n, err
+}
+
+// hurry bounds the time in which the rest of a body may come. The caller holds t.mu.
+func (t *adminTurn) hurry(conn *http.ResponseController) {
+	t.bodies[conn] = true
+	_ = conn.SetReadDeadline(time.Now().Add(bodyTime))
+}
+
+// arrived notes that no more of a body is to be read.
+func (t *adminTurn) arrived(conn *http.ResponseController) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	hurried := t.bodies[conn]
+	if delete(t.bodies, conn); hurried {
+		_ = conn.SetReadDeadline(time.Time{}) // what is read now tells whether the client has gone
+	}
+}
+
+// serve answers a request that was counted.
+func (t *adminTurn) serve(w http.ResponseWriter, r *http.Request, changes bool) {
+	defer t.open.Done()
+	if changes {
+		defer t.changed()
+	}
+	if changes && r.Body != nil && r.Body != http.NoBody {
+		conn := http.NewResponseController(w)
+		t.mu.Lock()
+		if t.bodies == nil {
+			t.bodies = map[*http.ResponseController]bool{}
+		}
+		if t.bodies[conn] = false; t.quiet != nil {
+			t.hurry(conn)
+		}
+		t.mu.Unlock()
+		defer t.arrived(conn)
+		r.Body = &arriving{r.Body, t, conn}
+	}
+	t.own.ServeHTTP(w, r)
 }
 
 // ServeHTTP implements [http.Handler].
@@ -64,11 +122,7 @@ func (t *adminTurn) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 			t.forward(w, r)
 			return
 		case waiting == nil:
-			defer t.open.Done()
-			if changes {
-				defer t.changed()
-			}
-			t.own.ServeHTTP(w, r)
+			t.serve(w, r, changes)
 			return
 		}
 		select {
@@ -127,6 +181,9 @@ func (t *adminTurn) hold(ctx context.Context) error {
 		close(quiet)
 	} else {
 		t.quiet = quiet
+	}
+	for conn := range t.bodies {
+		t.hurry(conn)
 	}
 	t.mu.Unlock()
 	select {

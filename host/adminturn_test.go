@@ -1,0 +1,96 @@
+package host
+
+import (
+	"context"
+	"io"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"testing"
+	"time"
+)
+
+// What runs in a box does not hold up an upgrade; what changes the store does, whatever names its path has.
+func TestWhatChangesTheStore(t *testing.T) {
+	t.Parallel()
+	for request, want := range map[string]bool{
+		"GET /v2/box/b/config/network-policy": false, "HEAD /v2/box/b": false,
+		"POST /v2/box/b/exec": false, "POST /v2/box/b/exec-stream": false, "POST /v2/box/b/code": false, "POST /v2/box/b/run/stream": false,
+		"POST /v2/box/b/git/clone": false, "POST /v2/box/b/git/exec": false, "POST /v2/box/b/git/push": false, "POST /v2/box/b/git/create-pr": false,
+		"POST /v2/box/b/files/write": false, "POST /v2/box/b/files/unpack": false, "POST /v2/box/b/selftest": false, "POST /v2/box/b/egress/explain": false,
+		"POST /v2/box": true, "PUT /v2/box/b/config/network-policy": true, "PUT /v2/box/b/config/git": true, "PUT /v2/box/b/git-config": true,
+		"PUT /v2/box/settings/env/exec": true, "DELETE /v2/box/settings/env/run": true, "POST /v2/box/settings/exec": true, "DELETE /v2/box/exec": true,
+		"POST /v2/box/b/schedules/run": true, "DELETE /v2/box/b/config/labels/exec": true, "POST /v2/box/b/snapshots": true, "POST /v2/store/rotate-key": true,
+	} {
+		method, path, _ := strings.Cut(request, " ")
+		if got := changesState(httptest.NewRequestWithContext(t.Context(), method, path, nil)); got != want {
+			t.Errorf("%s: %v", request, got)
+		}
+	}
+}
+
+// A client that sends the body of a change slowly does not keep the turn; one that waits for its answer is not disturbed.
+func TestASlowBodyDoesNotKeepTheTurn(t *testing.T) {
+	t.Parallel()
+	reading, read, release := make(chan struct{}), make(chan error, 1), make(chan struct{})
+	turn := &adminTurn{own: http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
+		if r.URL.Path == "/slow" {
+			close(reading)
+			_, err := io.ReadAll(r.Body)
+			read <- err
+			return
+		}
+		_, _ = io.ReadAll(r.Body)
+		reading <- struct{}{}
+		<-release
+		read <- r.Context().Err()
+	})}
+	server := httptest.NewServer(turn)
+	defer server.Close()
+	var ends []chan struct{}
+	send := func(path string, body io.Reader) {
+		ended := make(chan struct{})
+		ends = append(ends, ended)
+		req, err := http.NewRequestWithContext(t.Context(), http.MethodPut, server.URL+path, body)
+		if err != nil {
+			t.Fatal(err)
+		}
+		go func() {
+			defer close(ended)
+			if resp, err := http.DefaultClient.Do(req); err == nil {
+				_ = resp.Body.Close()
+			}
+		}()
+		<-reading
+	}
+	whole, part := io.Pipe()
+	go func() { _, _ = part.Write([]byte("{")); _ = part.Close() }()
+	send("/whole", whole)
+	stalled, rest := io.Pipe()
+	go func() { _, _ = rest.Write([]byte("{")) }()
+	send("/slow", stalled)
+	held := make(chan error, 1)
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	go func() { held <- turn.hold(ctx) }()
+	select {
+	case err := <-read:
+		if err == nil {
+			t.Error("half a body was taken for a whole one")
+		}
+	case <-ctx.Done():
+		t.Error("the slow body is waited for")
+	}
+	close(release)
+	if err := <-read; err != nil {
+		t.Errorf("the request whose body had come: %v", err)
+	}
+	if err := <-held; err != nil {
+		t.Error(err)
+	}
+	_ = rest.Close()
+	turn.decide(false)
+	for _, ended := range ends {
+		<-ended
+	}
+}
