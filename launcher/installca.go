@@ -18,5 +18,15 @@ func InstallCA(root string, owner int, ca, extra []byte) error {
 	return errors.Join(r.Trust(ca, extra), r.Close())
 }
 
+// PutFile puts an empty file into a root file system as [InstallCA] does, in place of what has its name, which is never opened. A
+// directory that is not empty is an error.
+func PutFile(root string, owner int, name string) error {
+	r, err := furnish.Open(root, namespace.IDsFrom(owner))
+	if err != nil {
+		return err
+	}
+	return errors.Join(r.Replace(name, nil, 0o644), r.Close())
+}
+
 // BundlePath is where a root with an installed CA has the public roots and that CA.
 const BundlePath = furnish.BundlePath

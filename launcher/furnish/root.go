@@ -8,6 +8,8 @@ import (
 	"os"
 	"path"
 
+	"golang.org/x/sys/unix"
+
 	"boxgate/launcher/files"
 	"boxgate/launcher/namespace"
 )
@@ -51,7 +53,7 @@ func (b *Root) readAt(p string) ([]byte, error) {
 	} else if !fi.Mode().IsRegular() {
 		return nil, notAFile(p)
 	}
-	f, err := b.root.Open(p)
+	f, err := b.openFile(p, os.O_RDONLY, 0)
 	if err != nil {
 		return nil, err
 	}
@@ -61,6 +63,22 @@ func (b *Root) readAt(p string) ([]byte, error) {
 		err = fmt.Errorf("%s in the image is larger than %d MiB", p, maxRead>>20)
 	}
 	return data, err
+}
+
+// openFile opens a regular file at a resolved path. What runs in the root may exchange it for something else at any time: a pipe is
+// not waited for, and what was opened is looked at again.
+func (b *Root) openFile(p string, flags int, mode fs.FileMode) (*os.File, error) {
+	f, err := b.root.OpenFile(p, flags|unix.O_NONBLOCK, mode)
+	if errors.Is(err, unix.ENXIO) { // a pipe that nobody reads, or no device
+		return nil, notAFile(p)
+	}
+	if err != nil {
+		return nil, err
+	}
+	if fi, err := f.Stat(); err != nil || !fi.Mode().IsRegular() {
+		return nil, errors.Join(notAFile(p), f.Close())
+	}
+	return f, nil
 }
 
 func notAFile(p string) error { return fmt.Errorf("%s in the image is not a file", p) }
@@ -115,6 +133,11 @@ func (b *Root) write(name string, data []byte, mode fs.FileMode) error {
 	return b.writeAt(p, data, mode)
 }
 
+// Replace puts a plain file where anything else may have been, but a directory that is not empty.
+func (b *Root) Replace(name string, data []byte, mode fs.FileMode) error {
+	return b.replace(name, data, mode)
+}
+
 // replace puts a plain file where a link may have been: a link of the image that only makes sense on another system,
 // such as /etc/resolv.conf pointing into /run. A directory in its place is refused unless it is empty.
 func (b *Root) replace(name string, data []byte, mode fs.FileMode) error {
@@ -135,10 +158,25 @@ func (b *Root) writeAt(p string, data []byte, mode fs.FileMode) error {
 	if fi, err := b.root.Lstat(p); err == nil && !fi.Mode().IsRegular() {
 		return notAFile(p) // never write to a device or block on a pipe
 	}
-	if err := b.root.WriteFile(p, data, mode); err != nil {
+	f, err := b.openFile(p, os.O_WRONLY|os.O_CREATE, mode)
+	if err != nil {
 		return err
 	}
-	return b.own(p, mode, 0)
+	return errors.Join(b.fill(f, data, mode), f.Close())
+}
+
+// fill replaces the content of an open file, owned by the box's root.
+func (b *Root) fill(f *os.File, data []byte, mode fs.FileMode) error {
+	if err := f.Truncate(0); err != nil {
+		return err
+	}
+	if _, err := f.Write(data); err != nil {
+		return err
+	}
+	if err := f.Chown(b.ids.Host(0), b.ids.Host(0)); err != nil {
+		return err
+	}
+	return f.Chmod(mode)
 }
 
 // symlink makes a link in place of whatever was there.

@@ -4,7 +4,6 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"path/filepath"
 	"runtime"
 	"strconv"
 	"strings"
@@ -47,8 +46,12 @@ func cloneRoot(pid int) (*os.File, error) {
 		return nil, err
 	}
 	tree := os.NewFile(uintptr(fd), "root")
-	// With --read-only the mount is, but not the file system below it.
-	if err := unix.MountSetattr(fd, "", unix.AT_EMPTY_PATH, &unix.MountAttr{Attr_clr: unix.MOUNT_ATTR_RDONLY}); err != nil {
+	// With --read-only the mount is, but not the file system below it. Devices in it would be the host's.
+	attr := unix.MountAttr{
+		Attr_clr: unix.MOUNT_ATTR_RDONLY,
+		Attr_set: unix.MOUNT_ATTR_NODEV | unix.MOUNT_ATTR_NOSUID | unix.MOUNT_ATTR_NOEXEC,
+	}
+	if err := unix.MountSetattr(fd, "", unix.AT_EMPTY_PATH, &attr); err != nil {
 		return nil, errors.Join(err, tree.Close())
 	}
 	return tree, nil
@@ -82,10 +85,5 @@ func install(c container, ca, roots []byte, begin bool) error {
 	if !begin {
 		return nil
 	}
-	inside, err := os.OpenRoot(at)
-	if err != nil {
-		return err
-	}
-	defer inside.Close()
-	return inside.WriteFile(filepath.Base(readyFile), nil, 0o644)
+	return launcher.PutFile(at, owner, readyFile)
 }
