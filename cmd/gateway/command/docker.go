@@ -9,6 +9,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"boxgate/api"
 	"boxgate/cmd/gateway/command/cli"
 	"boxgate/cmd/gateway/command/docker"
 	"boxgate/cmd/gateway/command/terminal"
@@ -164,7 +165,10 @@ func (a *boxAttach) installInContainer(cmd *cobra.Command, o *cli.Options, answe
 	if !a.installCA {
 		return nil
 	}
-	var box boxAnswer
+	var box struct {
+		ID       string
+		Attached api.Attached
+	}
 	if err := json.Unmarshal(answer, &box); err != nil {
 		return err
 	}
@@ -172,7 +176,7 @@ func (a *boxAttach) installInContainer(cmd *cobra.Command, o *cli.Options, answe
 	if err != nil {
 		return err
 	}
-	if err := g.InstallCA(cmd.Context(), box.ID, a.container); err != nil {
+	if err := g.InstallCA(cmd.Context(), box.ID, box.Attached.Container); err != nil {
 		return fmt.Errorf("the box %s is attached, but its CA is not installed: %w", box.ID, err)
 	}
 	return nil

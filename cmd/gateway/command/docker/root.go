@@ -1,8 +1,11 @@
 package docker
 
 import (
+	"cmp"
+	"context"
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"runtime"
 	"strconv"
@@ -15,31 +18,109 @@ import (
 
 // openRoot opens the root file system of a container without anything that is mounted in it: no link that a container has made
 // leads from there to a directory of the host. What is written belongs to the container's root, whose ID outside is returned.
-func openRoot(pid int) (root *os.File, owner int, err error) {
-	if owner, err = rootOf(pid); err != nil {
+// The process is held before again asks for the container, and lives after it, so it is the container's.
+func openRoot(c container, again func() (container, error)) (root *os.File, owner int, err error) {
+	fd, err := unix.Open(fmt.Sprintf("/proc/%d", c.State.Pid), unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return nil, 0, errRestarted
+	}
+	process := os.NewFile(uintptr(fd), "process")
+	defer process.Close()
+	now, err := again()
+	if err != nil {
+		return nil, 0, err
+	}
+	if now.ID != c.ID || now.State.Pid != c.State.Pid || c.State.Pid <= 0 {
+		return nil, 0, errRestarted
+	}
+	if owner, err = rootOf(process); err != nil {
 		return nil, 0, err
 	}
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
 		runtime.LockOSThread() // and never unlocked: the thread ends in the container's mount namespace
-		root, err = cloneRoot(pid)
+		root, err = cloneRoot(process)
 	}()
 	<-done
 	return root, owner, err
 }
 
-func cloneRoot(pid int) (*os.File, error) {
-	ns, err := os.Open(fmt.Sprintf("/proc/%d/ns/mnt", pid))
+// errRestarted says that a container was not the same from beginning to end.
+var errRestarted = errors.New("the container was restarted or ended just now: try again")
+
+// errHost says that a process has the host's own files.
+var errHost = errors.New("the process that Docker names has the files of this host, not those of a container (as with virtual machines)")
+
+// openIn opens a file of a process, which has not ended.
+func openIn(process *os.File, name string) (*os.File, error) {
+	fd, err := unix.Openat(int(process.Fd()), name, unix.O_RDONLY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return nil, errRestarted
+	}
+	return os.NewFile(uintptr(fd), name), nil
+}
+
+// isAnyOf reports whether an open file is what is at one of the paths. A first process that this one may not look at, as in some
+// containers, is passed over; anything else that cannot be looked at is an error.
+func isAnyOf(fd int, paths ...string) (bool, error) {
+	var of, st unix.Stat_t
+	if err := unix.Fstat(fd, &of); err != nil {
+		return false, err
+	}
+	for _, path := range paths {
+		err := unix.Stat(path, &st)
+		if mayNotLook(path, err) {
+			continue
+		}
+		if err != nil {
+			return false, fmt.Errorf("%s: %w", path, err)
+		}
+		if st.Dev == of.Dev && st.Ino == of.Ino {
+			return true, nil
+		}
+	}
+	return false, nil
+}
+
+// mayNotLook reports whether an error is that the first process is none of this one's.
+func mayNotLook(path string, err error) bool {
+	return strings.HasPrefix(path, "/proc/1/") && errors.Is(err, unix.EACCES)
+}
+
+// cloneRoot clones the root of the mount namespace of a process, which is neither that of this process nor the host's, and has
+// other files. The calling thread is in that namespace afterwards.
+func cloneRoot(process *os.File) (*os.File, error) {
+	ns, err := openIn(process, "ns/mnt")
 	if err != nil {
 		return nil, err
 	}
 	defer ns.Close()
+	if same, err := isAnyOf(int(ns.Fd()), "/proc/thread-self/ns/mnt", "/proc/1/ns/mnt"); err != nil || same {
+		return nil, cmp.Or(err, errHost)
+	}
+	var roots []*os.File
+	for _, path := range []string{"/", "/proc/1/root"} {
+		root, err := os.Open(path)
+		if mayNotLook(path, err) {
+			continue
+		}
+		if err != nil {
+			return nil, err
+		}
+		defer root.Close()
+		roots = append(roots, root)
+	}
 	if err := unix.Unshare(unix.CLONE_FS); err != nil {
 		return nil, err
 	}
 	if err := unix.Setns(int(ns.Fd()), unix.CLONE_NEWNS); err != nil {
 		return nil, err
+	}
+	for _, root := range roots {
+		if same, err := isAnyOf(int(root.Fd()), "/"); err != nil || same {
+			return nil, cmp.Or(err, errHost)
+		}
 	}
 	fd, err := unix.OpenTree(unix.AT_FDCWD, "/", unix.OPEN_TREE_CLONE|unix.OPEN_TREE_CLOEXEC)
 	if err != nil {
@@ -58,8 +139,13 @@ func cloneRoot(pid int) (*os.File, error) {
 }
 
 // rootOf is what user 0 of a process's user namespace is outside.
-func rootOf(pid int) (int, error) {
-	data, err := os.ReadFile(fmt.Sprintf("/proc/%d/uid_map", pid))
+func rootOf(process *os.File) (int, error) {
+	f, err := openIn(process, "uid_map")
+	if err != nil {
+		return 0, err
+	}
+	defer f.Close()
+	data, err := io.ReadAll(f)
 	if err != nil {
 		return 0, err
 	}
@@ -72,8 +158,8 @@ func rootOf(pid int) (int, error) {
 }
 
 // install writes the CA into the stores of a container that runs, and, if it waits, that it may begin.
-func install(c container, ca, roots []byte, begin bool) error {
-	root, owner, err := openRoot(c.State.Pid)
+func install(ctx context.Context, c container, ca, roots []byte, begin bool) error {
+	root, owner, err := openRoot(c, func() (container, error) { return inspect[container](ctx, "container", c.ID) })
 	if err != nil {
 		return fmt.Errorf("the container's files: %w", err)
 	}

@@ -193,12 +193,15 @@ func (g Gateway) trust(ctx context.Context, box string, c container, begin bool)
 	if err := g.Client.Get(ctx, api.BoxPath(box, "ca"), &ca); err != nil {
 		return err
 	}
-	return install(c, ca, g.Roots, begin)
+	return install(ctx, c, ca, g.Roots, begin)
 }
 
-// InstallCA installs the CA of a box in the container that it was attached to.
-func (g Gateway) InstallCA(ctx context.Context, box, name string) error {
-	c, err := inspect[container](ctx, "container", name)
+// InstallCA installs the CA of a box in the container that it was attached to, by the full ID of that: its name may be another's.
+func (g Gateway) InstallCA(ctx context.Context, box, id string) error {
+	c, err := inspect[container](ctx, "container", id)
+	if err == nil && c.ID != id {
+		err = fmt.Errorf("docker answers about the container %q, not %q", c.ID, id)
+	}
 	if err == nil && c.State.Pid == 0 {
 		err = errors.New("the container does not run")
 	}
