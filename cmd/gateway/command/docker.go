@@ -124,7 +124,7 @@ func dockerGateway(o *cli.Options) (docker.Gateway, error) {
 		return docker.Gateway{}, err
 	}
 	roots, err := host.AddedRoots(cfg.Proxy.UpstreamCAFiles)
-	return docker.Gateway{Client: client, Resolver: addrs.GatewayV4, Roots: roots}, err
+	return docker.Gateway{Client: client, Resolver: addrs.GatewayV4, Roots: roots, Sockets: []string{cfg.Admin.Socket}}, err
 }
 
 // newHoldCommand is the first process of a container that `gateway docker run` makes.

@@ -27,7 +27,7 @@ type container struct {
 	HostConfig struct {
 		NetworkMode, PidMode, Runtime string
 		Privileged                    bool
-		CapAdd                        []string
+		CapAdd, DeviceCgroupRules     []string
 	}
 	NetworkSettings struct {
 		Networks map[string]json.RawMessage

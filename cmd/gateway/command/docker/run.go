@@ -24,6 +24,7 @@ type Gateway struct {
 	Client   *api.Client
 	Resolver netip.Addr     // its address, which answers queries
 	Roots    []byte         // what the container trusts besides, in PEM
+	Sockets  []string       // by which it is commanded
 	Body     map[string]any // of the request to attach: policy and header rules
 }
 
@@ -105,7 +106,7 @@ func (g Gateway) create(ctx context.Context, l Line) (container, error) {
 	}
 	c, err := inspect[container](ctx, "container", strings.TrimSpace(string(out)))
 	if err == nil {
-		err = c.refuse()
+		err = c.refuse(g.Sockets...)
 	}
 	if err != nil {
 		_, _ = output(ctx, "rm", "--force", "--volumes", strings.TrimSpace(string(out)))
@@ -123,32 +124,6 @@ func executable() (string, error) {
 		return "", fmt.Errorf("%s has a comma, which docker cannot mount: install the gateway elsewhere", self)
 	}
 	return filepath.EvalSymlinks(self)
-}
-
-// tooMuch are capabilities by which a container leaves its network.
-var tooMuch = []string{"ALL", "NET_ADMIN", "SYS_ADMIN", "SYS_MODULE", "SYS_RAWIO", "SYS_PTRACE", "BPF"}
-
-// refuse says why the gateway could not hold a container.
-func (c container) refuse() error {
-	switch {
-	case c.HostConfig.Privileged:
-		return errors.New("a privileged container can leave the gateway: start it without --privileged")
-	case c.HostConfig.PidMode == "host":
-		return errors.New("a container that sees the host's processes can leave the gateway: start it without --pid host")
-	case c.HostConfig.Runtime == "runsc":
-		return errors.New("gVisor needs its network before it starts: see docs/attach.md")
-	}
-	for _, capability := range c.HostConfig.CapAdd {
-		if slices.Contains(tooMuch, strings.TrimPrefix(strings.ToUpper(capability), "CAP_")) {
-			return fmt.Errorf("a container with %s can leave the gateway: start it without --cap-add %s", capability, capability)
-		}
-	}
-	for _, m := range c.Mounts {
-		if filepath.Base(m.Source) == "docker.sock" {
-			return errors.New("a container that reaches Docker's socket can leave the gateway: start it without that volume")
-		}
-	}
-	return nil
 }
 
 // startPatience is how long Docker may take to run the first process of a container.
@@ -205,16 +180,22 @@ func (g Gateway) InstallCA(ctx context.Context, box, id string) error {
 	if err == nil && c.State.Pid == 0 {
 		err = errors.New("the container does not run")
 	}
+	if err == nil {
+		err = c.refuse(g.Sockets...)
+	}
 	if err != nil {
 		return err
 	}
 	return g.trust(ctx, box, c, false)
 }
 
-// Disconnect takes a container that is to be attached off its networks, if agreed.
+// Disconnect takes a container that is to be attached off its networks, if agreed. It refuses one that the gateway could not hold.
 func (g Gateway) Disconnect(ctx context.Context, name string, agreed bool, in io.Reader, out io.Writer) error {
 	c, err := inspect[container](ctx, "container", name)
 	if err != nil {
+		return err
+	}
+	if err := c.refuse(g.Sockets...); err != nil {
 		return err
 	}
 	networks := slices.DeleteFunc(slices.Sorted(maps.Keys(c.NetworkSettings.Networks)), func(n string) bool { return n == "none" })

@@ -1,0 +1,67 @@
+package docker
+
+import (
+	"encoding/json"
+	"net"
+	"os"
+	"path/filepath"
+	"testing"
+)
+
+// Containers that could leave the gateway, as Docker describes them.
+func TestRefusedContainers(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	socket, volume := filepath.Join(dir, "run", "admin.sock"), filepath.Join(dir, "volume")
+	for _, sub := range []string{filepath.Dir(socket), volume} {
+		if err := os.Mkdir(sub, 0o700); err != nil {
+			t.Fatal(err)
+		}
+	}
+	ln, err := net.Listen("unix", socket)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer ln.Close()
+	link, hard := filepath.Join(dir, "link"), filepath.Join(volume, "other")
+	if err := os.Symlink("run", link); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Link(socket, hard); err != nil {
+		t.Fatal(err)
+	}
+	mount := func(source string) string { return `{"Mounts":[{"Source":"` + source + `"}]}` }
+	for text, held := range map[string]bool{
+		`{}`:                                                 true,
+		`{"HostConfig":{"PidMode":"private"}}`:               true,
+		`{"HostConfig":{"CapAdd":["NET_RAW"]}}`:              true,
+		mount(volume):                                        true,
+		mount("/run/some-service"):                           true,
+		`{"HostConfig":{"Privileged":true}}`:                 false,
+		`{"HostConfig":{"PidMode":"host"}}`:                  false,
+		`{"HostConfig":{"PidMode":"container:other"}}`:       false,
+		`{"HostConfig":{"CapAdd":["NET_ADMIN"]}}`:            false,
+		`{"HostConfig":{"CapAdd":["CAP_DAC_READ_SEARCH"]}}`:  false,
+		`{"HostConfig":{"DeviceCgroupRules":["b 8:* rwm"]}}`: false,
+		mount("/"):                       false,
+		mount("/run"):                    false,
+		mount("/var/run"):                false,
+		mount("/var/run/"):               false,
+		mount("/run/containerd"):         false,
+		mount("/run/podman/podman.sock"): false,
+		mount("/somewhere/docker.sock"):  false,
+		mount(socket):                    false,
+		mount(filepath.Dir(socket)):      false,
+		mount(dir):                       false,
+		mount(link):                      false,
+		mount(hard):                      false,
+	} {
+		var c container
+		if err := json.Unmarshal([]byte(text), &c); err != nil {
+			t.Fatal(err)
+		}
+		if err := c.refuse(socket); (err == nil) != held {
+			t.Errorf("%s: %v", text, err)
+		}
+	}
+}
