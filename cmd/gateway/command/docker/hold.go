@@ -22,7 +22,7 @@ const (
 )
 
 // Hold waits until the container has its network and its certificates, and then becomes its command. Until then nothing of the image
-// runs.
+// runs but its health check, which has no network.
 func Hold(args []string) error {
 	for !isReady() {
 		time.Sleep(5 * time.Millisecond)
