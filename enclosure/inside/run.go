@@ -7,7 +7,6 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
-	"syscall"
 
 	"golang.org/x/sys/unix"
 )
@@ -140,59 +139,4 @@ func show(f File, i int) error {
 		return err
 	}
 	return unix.Mount("", f.Path, "", unix.MS_REMOUNT|unix.MS_BIND|unix.MS_RDONLY|unix.MS_NOSUID|unix.MS_NODEV, "")
-}
-
-// nothing is what is seen in the place of a hidden file: it is empty, and only root can open it.
-const nothing = Private + "/nothing"
-
-// hide covers a file or a directory, if it is there.
-func hide(path string) error {
-	info, err := os.Stat(path)
-	switch {
-	case errors.Is(err, os.ErrNotExist):
-		return nil
-	case err != nil:
-		return err
-	case info.IsDir():
-		return unix.Mount("tmpfs", path, "tmpfs", unix.MS_RDONLY|unix.MS_NOSUID|unix.MS_NODEV, "mode=0555,size=4k")
-	}
-	return unix.Mount(nothing, path, "", unix.MS_BIND, "")
-}
-
-// hideSocket covers a socket, if it is there still. A directory that has nothing but sockets, as those of tmux, ssh-agent and
-// X11, is covered whole: what is made there later is not the host's.
-func hideSocket(path string) error {
-	info, err := os.Lstat(path)
-	if err != nil || info.Mode().Type() != os.ModeSocket {
-		return nil //nolint:nilerr // it is gone, or covered already
-	}
-	dir := filepath.Dir(path)
-	at, err := os.Stat(dir)
-	if err != nil {
-		return err
-	}
-	if at.Mode()&os.ModeSticky != 0 || !hasOnlySockets(dir) { // everybody's, such as /tmp, or with files
-		return hide(path)
-	}
-	if err := unix.Mount("tmpfs", dir, "tmpfs", unix.MS_NOSUID|unix.MS_NODEV, fmt.Sprintf("mode=%o,size=1m", at.Mode().Perm())); err != nil {
-		return err
-	}
-	was, ok := at.Sys().(*syscall.Stat_t)
-	if !ok {
-		return errors.New("it has no owner")
-	}
-	return errors.Join(os.Chown(dir, int(was.Uid), int(was.Gid)), os.Chmod(dir, at.Mode()))
-}
-
-func hasOnlySockets(dir string) bool {
-	entries, err := os.ReadDir(dir)
-	if err != nil {
-		return false
-	}
-	for _, e := range entries {
-		if e.Type() != os.ModeSocket {
-			return false
-		}
-	}
-	return true
 }

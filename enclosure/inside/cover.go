@@ -1,0 +1,140 @@
+package inside
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strconv"
+
+	"golang.org/x/sys/unix"
+)
+
+// This process has every privilege, and covers files in directories that others can write to: whoever exchanges a name for a link
+// meanwhile must not decide what it changes. So a file is opened once, and everything after that goes by the descriptor. What
+// is mounted gets its owner and mode as it is mounted: nothing of the host is ever changed.
+
+// nothing is what is seen in the place of a hidden file: it is empty, and only root can open it.
+const nothing = Private + "/nothing"
+
+// place is a file or directory of the host, held open whatever becomes of its name.
+type place struct {
+	path string // that it was found by
+	fd   int
+	stat unix.Stat_t
+}
+
+// openPlace opens a path from a directory; flags are those of open(2) besides O_PATH.
+func openPlace(dir int, path string, flags int) (place, error) {
+	p := place{path: path}
+	for {
+		var err error
+		if p.fd, err = unix.Openat(dir, path, unix.O_PATH|unix.O_CLOEXEC|flags, 0); err == nil {
+			break
+		}
+		if err != unix.EINTR { // which the runtime's own signals cause in file systems of users
+			return place{}, err
+		}
+	}
+	if err := unix.Fstat(p.fd, &p.stat); err != nil {
+		p.close()
+		return place{}, err
+	}
+	return p, nil
+}
+
+func (p place) close() { _ = unix.Close(p.fd) }
+
+func (p place) is(kind uint32) bool { return p.stat.Mode&unix.S_IFMT == kind }
+
+// name leads to it, and to nothing that has taken its path.
+func (p place) name() string { return "/proc/self/fd/" + strconv.Itoa(p.fd) }
+
+// cover hides a file.
+func (p place) cover() error { return unix.Mount(nothing, p.name(), "", unix.MS_BIND, "") }
+
+// hide covers a file or a directory, if it is there.
+func hide(path string) error {
+	p, err := openPlace(unix.AT_FDCWD, path, 0)
+	switch {
+	case errors.Is(err, os.ErrNotExist):
+		return nil
+	case err != nil:
+		return err
+	}
+	defer p.close()
+	if p.is(unix.S_IFDIR) {
+		return unix.Mount("tmpfs", p.name(), "tmpfs", unix.MS_RDONLY|unix.MS_NOSUID|unix.MS_NODEV, "mode=0555,size=4k")
+	}
+	return p.cover()
+}
+
+// hideSocket covers a socket, if it is there still.
+func hideSocket(path string) error {
+	h, err := holdSocket(path)
+	if err != nil {
+		return nil //nolint:nilerr // it is gone, or covered already
+	}
+	defer h.close()
+	return h.cover()
+}
+
+// heldSocket is a socket and the directory that it is in.
+type heldSocket struct{ dir, socket place }
+
+// holdSocket returns what is at a path. What is there but is no socket counts as not there.
+func holdSocket(path string) (h heldSocket, err error) {
+	dir, name := filepath.Split(path) // which leaves ".." as it is, after what may be a link
+	if h.dir, err = openPlace(unix.AT_FDCWD, dir, unix.O_DIRECTORY); err != nil {
+		return h, err
+	}
+	if h.socket, err = openPlace(h.dir.fd, name, unix.O_NOFOLLOW); err != nil {
+		h.dir.close()
+		return h, err
+	}
+	h.socket.path = path
+	if !h.socket.is(unix.S_IFSOCK) {
+		h.close()
+		return h, unix.ENOENT
+	}
+	return h, nil
+}
+
+func (h heldSocket) close() {
+	h.socket.close()
+	h.dir.close()
+}
+
+// cover hides the socket. A directory that has nothing but sockets, as those of tmux, ssh-agent and X11, is covered whole: what
+// is made there later is not the host's.
+func (h heldSocket) cover() error {
+	var err error
+	if h.dir.stat.Mode&unix.S_ISVTX != 0 || !h.dir.hasOnlySockets() { // everybody's, such as /tmp, or with files
+		err = h.socket.cover()
+	} else {
+		err = h.dir.coverAlike()
+	}
+	if errors.Is(err, unix.ENOENT) {
+		return nil // removed by now
+	}
+	return err
+}
+
+// coverAlike covers a directory by an empty one of the same owner and mode.
+func (p place) coverAlike() error {
+	options := fmt.Sprintf("mode=%o,uid=%d,gid=%d,size=1m", p.stat.Mode&0o7777, p.stat.Uid, p.stat.Gid)
+	return unix.Mount("tmpfs", p.name(), "tmpfs", unix.MS_NOSUID|unix.MS_NODEV, options)
+}
+
+func (p place) hasOnlySockets() bool {
+	entries, err := os.ReadDir(p.name())
+	if err != nil {
+		return false
+	}
+	for _, e := range entries {
+		if e.Type() != os.ModeSocket {
+			return false
+		}
+	}
+	return true
+}

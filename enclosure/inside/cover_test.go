@@ -1,0 +1,135 @@
+package inside
+
+import (
+	"errors"
+	"net"
+	"os"
+	"path/filepath"
+	"runtime"
+	"testing"
+
+	"golang.org/x/sys/unix"
+)
+
+// enclosed runs f in a mount namespace of its own that has a [Private] directory.
+func enclosed(t *testing.T, f func() error) {
+	t.Helper()
+	done := make(chan error)
+	go func() {
+		runtime.LockOSThread() // and never unlocked: the namespace ends with the thread
+		err := unix.Unshare(unix.CLONE_NEWNS)
+		if err == nil {
+			err = unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, "")
+		}
+		if err == nil {
+			err = unix.Mount("tmpfs", "/run", "tmpfs", 0, "")
+		}
+		if err == nil {
+			err = errors.Join(os.Mkdir(Private, 0o755), os.WriteFile(nothing, nil, 0))
+		}
+		if err == nil {
+			err = f()
+		}
+		done <- err
+	}()
+	if err := <-done; err != nil {
+		t.Fatal(err)
+	}
+}
+
+// socketIn makes a directory of a user with a socket in it.
+func socketIn(t *testing.T, dir string) string {
+	t.Helper()
+	path := filepath.Join(dir, "s")
+	err := os.Mkdir(dir, 0o700)
+	if err == nil {
+		var ln net.Listener
+		if ln, err = net.Listen("unix", path); err == nil {
+			t.Cleanup(func() { _ = ln.Close() })
+			err = errors.Join(os.Chown(dir, 47110, 47111), os.Chmod(dir, os.ModeSetgid|0o770))
+		}
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	return path
+}
+
+func statOf(t *testing.T, path string) unix.Stat_t {
+	t.Helper()
+	var st unix.Stat_t
+	if err := unix.Stat(path, &st); err != nil {
+		t.Error(err)
+	}
+	return st
+}
+
+// TestAttackDirectoryOfSocketsIsExchanged: while a directory is covered its owner puts a link to one of root's in its place. That
+// keeps its owner, mode and content, and what is covered is the directory that was looked at, by one that is its owner's too.
+func TestAttackDirectoryOfSocketsIsExchanged(t *testing.T) {
+	t.Parallel()
+	base := t.TempDir()
+	dir, moved, victim := filepath.Join(base, "d"), filepath.Join(base, "moved"), filepath.Join(base, "victim")
+	path := socketIn(t, dir)
+	if err := os.Mkdir(victim, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	before := statOf(t, victim)
+	enclosed(t, func() error {
+		h, err := holdSocket(path)
+		if err != nil {
+			return err
+		}
+		defer h.close()
+		if err := errors.Join(os.Rename(dir, moved), os.Symlink(victim, dir), h.cover()); err != nil {
+			return err
+		}
+		if now := statOf(t, victim); now.Uid != before.Uid || now.Gid != before.Gid || now.Mode != before.Mode || now.Dev != before.Dev {
+			t.Errorf("root's directory is another: %+v, was %+v", now, before)
+		}
+		if now := statOf(t, moved); now.Uid != 47110 || now.Gid != 47111 || now.Mode != unix.S_IFDIR|unix.S_ISGID|0o770 {
+			t.Errorf("the cover is of %d:%d with mode %o", now.Uid, now.Gid, now.Mode)
+		}
+		if _, err := os.Lstat(filepath.Join(moved, "s")); !errors.Is(err, os.ErrNotExist) {
+			t.Errorf("the socket is seen: %v", err)
+		}
+		return nil
+	})
+	if now := statOf(t, victim); now.Uid != before.Uid || now.Mode != before.Mode {
+		t.Errorf("outside, root's directory is another: %+v, was %+v", now, before)
+	}
+}
+
+// TestAttackSocketIsExchanged: the same with one socket beside files.
+func TestAttackSocketIsExchanged(t *testing.T) {
+	t.Parallel()
+	base := t.TempDir()
+	path, victim := socketIn(t, filepath.Join(base, "d")), filepath.Join(base, "victim")
+	err := errors.Join(os.WriteFile(victim, []byte("root's"), 0o600), os.WriteFile(filepath.Join(base, "d", "file"), nil, 0o600))
+	if err != nil {
+		t.Fatal(err)
+	}
+	enclosed(t, func() error {
+		h, err := holdSocket(path)
+		if err != nil {
+			return err
+		}
+		defer h.close()
+		if err := errors.Join(os.Rename(path, path+"-moved"), os.Symlink(victim, path), h.cover()); err != nil {
+			return err
+		}
+		if content, err := os.ReadFile(victim); string(content) != "root's" {
+			t.Errorf("root's file has %q (%v)", content, err)
+		}
+		if info, err := os.Lstat(path + "-moved"); err != nil || info.Mode() != 0 {
+			t.Errorf("the socket is not covered: %v (%v)", info, err)
+		}
+		if err := hideSocket(path); err != nil { // a link now
+			return err
+		}
+		if content, err := os.ReadFile(victim); string(content) != "root's" {
+			t.Errorf("by the link, root's file has %q (%v)", content, err)
+		}
+		return nil
+	})
+}
