@@ -56,6 +56,12 @@ func TestAttackRunIsLeft(t *testing.T) {
 		"another process's memory":          "cat /proc/1/maps >/dev/null",
 		"another process's files":           "ls /proc/1/fd",
 		"another mount":                     "umount /run || umount /proc || mount -t tmpfs x /mnt",
+		"a key of root's making":            syscallOf(unix.SYS_REQUEST_KEY, "b'user', b'boxgate-test', b'', -2"),
+		"a key":                             syscallOf(unix.SYS_ADD_KEY, "b'user', b'boxgate-test', b'x', 1, -2"),
+		"the keyring of its user":           syscallOf(unix.SYS_KEYCTL, "0, -4, 1"),
+		"a program in the kernel":           syscallOf(unix.SYS_BPF, "0, 0, 0"),
+		"a trace":                           syscallOf(unix.SYS_PERF_EVENT_OPEN, "0, 0, -1, -1, 0"),
+		"its own page faults":               syscallOf(unix.SYS_USERFAULTFD, "1"),
 		"a mount of its own user namespace": "unshare -rm umount /run",
 		"what is below a mount":             "unshare -rm mount --bind / /mnt",
 	} {
@@ -118,6 +124,12 @@ func TestAttackRunInheritsADescriptor(t *testing.T) {
 
 // python is a line for Python with package socket.
 func python(line string) string { return "/usr/bin/python3 -c \"import socket; " + line + "\"" }
+
+// syscallOf is a line for Python that succeeds unless the kernel does not even know the system call: ENOSYS.
+func syscallOf(number int, args string) string {
+	return fmt.Sprintf(`/usr/bin/python3 -c "import ctypes, sys; libc = ctypes.CDLL(None, use_errno=True); r = libc.syscall(%d, %s); e = ctypes.get_errno(); print(r, e); sys.exit(r == -1 and e == %d)"`,
+		number, args, unix.ENOSYS)
+}
 
 // servePort answers on a port of every address of the host.
 func (w *world) servePort() int {

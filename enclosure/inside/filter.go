@@ -12,7 +12,9 @@ import (
 
 // This file keeps from the command what no namespace keeps from it: to type into the terminal of the shell that started it
 // (TIOCSTI, TIOCLINUX), and sockets of families that lead past a network namespace, to a hypervisor (AF_VSOCK) or to
-// devices. io_uring could open them unseen.
+// devices. io_uring could open them unseen. For a key, the kernel asks a program of root's in the namespaces of the host
+// (/sbin/request-key), which may ask a name server; and keyrings are the user's, whatever the namespace. The rest are calls
+// that containers are refused by default: those that have the kernel run or trace for their caller.
 
 // families are those whose sockets belong to a network namespace, or lead nowhere.
 var families = []uint32{unix.AF_UNIX, unix.AF_INET, unix.AF_INET6, unix.AF_NETLINK, unix.AF_ALG}
@@ -21,25 +23,36 @@ var families = []uint32{unix.AF_UNIX, unix.AF_INET, unix.AF_INET6, unix.AF_NETLI
 type table struct {
 	arch                      uint32
 	ioctl, socket, socketpair uint32
-	also                      uint32 // socketcall, which hides the family; 0: there is none
+	refused                   []uint32 // whatever their arguments
 }
 
 const (
-	socketcall386 = 102
+	socketcall386 = 102 // hides the family
 	x32Bit        = 0x40000000
 	uring         = 425 // io_uring_setup, on every architecture
 )
 
+// Refused calls of 32-bit programs: add_key, request_key, keyctl, bpf, perf_event_open and userfaultfd.
+var (
+	refused386 = []uint32{286, 287, 288, 357, 336, 374, uring, socketcall386}
+	refusedARM = []uint32{309, 310, 311, 386, 364, 388, uring}
+)
+
 // tables are the machine's own one, and that of the 32-bit programs that it runs too.
 func tables() ([]table, error) {
-	own := table{ioctl: unix.SYS_IOCTL, socket: unix.SYS_SOCKET, socketpair: unix.SYS_SOCKETPAIR}
+	own := table{
+		ioctl: unix.SYS_IOCTL, socket: unix.SYS_SOCKET, socketpair: unix.SYS_SOCKETPAIR,
+		refused: []uint32{
+			unix.SYS_ADD_KEY, unix.SYS_REQUEST_KEY, unix.SYS_KEYCTL, unix.SYS_BPF, unix.SYS_PERF_EVENT_OPEN, unix.SYS_USERFAULTFD, uring,
+		},
+	}
 	switch runtime.GOARCH {
 	case "amd64":
 		own.arch = unix.AUDIT_ARCH_X86_64
-		return []table{own, {unix.AUDIT_ARCH_I386, 54, 359, 360, socketcall386}}, nil
+		return []table{own, {unix.AUDIT_ARCH_I386, 54, 359, 360, refused386}}, nil
 	case "arm64":
 		own.arch = unix.AUDIT_ARCH_AARCH64
-		return []table{own, {unix.AUDIT_ARCH_ARM, 54, 281, 288, 0}}, nil
+		return []table{own, {unix.AUDIT_ARCH_ARM, 54, 281, 288, refusedARM}}, nil
 	}
 	return nil, fmt.Errorf("gateway run does not know the system calls of %s", runtime.GOARCH)
 }
@@ -83,10 +96,9 @@ func (t table) calls() []bpf.Instruction {
 	if t.arch == unix.AUDIT_ARCH_X86_64 {
 		out = append(out, bpf.JumpIf{Cond: bpf.JumpBitsNotSet, Val: x32Bit, SkipTrue: 1}, deny(unix.ENOSYS))
 	}
-	if t.also != 0 {
-		when(t.also, deny(unix.ENOSYS))
+	for _, number := range t.refused {
+		when(number, deny(unix.ENOSYS))
 	}
-	when(uring, deny(unix.ENOSYS))
 	when(t.ioctl, bpf.LoadAbsolute{Off: atSecond, Size: 4},
 		bpf.JumpIf{Cond: bpf.JumpEqual, Val: unix.TIOCSTI, SkipTrue: 2},
 		bpf.JumpIf{Cond: bpf.JumpEqual, Val: unix.TIOCLINUX, SkipTrue: 1},
