@@ -28,10 +28,10 @@ type Process struct {
 	tty     *os.File // the terminal that the command gets; nil: none
 }
 
-// Start makes the namespaces, with a process in them that waits for [Process.Run]. The standard streams are those of this
-// process. The calling goroutine must stay on the thread for as long as the process is to live: the kernel kills it when the
+// Start makes the namespaces, with a process in them that waits for [Process.Run]. Its standard input is the given file, or none
+// (/dev/null) if that is nil; output and errors are those of this process. The calling goroutine must stay on the thread for as long as the process is to live: the kernel kills it when the
 // thread ends.
-func Start() (*Process, error) {
+func Start(stdin *os.File) (*Process, error) {
 	runtime.LockOSThread()
 	ordersIn, orders, err := os.Pipe()
 	if err != nil {
@@ -45,7 +45,10 @@ func Start() (*Process, error) {
 	defer reportsOut.Close()
 	cmd := exec.Command("/proc/self/exe", inside.Command)
 	cmd.Env = []string{}
-	cmd.Stdin, cmd.Stdout, cmd.Stderr = os.Stdin, os.Stdout, os.Stderr
+	if stdin != nil { // a nil *os.File is not a nil Reader
+		cmd.Stdin = stdin
+	}
+	cmd.Stdout, cmd.Stderr = os.Stdout, os.Stderr
 	cmd.ExtraFiles = []*os.File{ordersIn, reportsOut}
 	cmd.SysProcAttr = &syscall.SysProcAttr{
 		Cloneflags: unix.CLONE_NEWNET | unix.CLONE_NEWPID | unix.CLONE_NEWNS | unix.CLONE_NEWIPC,

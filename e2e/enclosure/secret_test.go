@@ -67,3 +67,48 @@ func TestRunGivesPlaceholders(t *testing.T) {
 		t.Errorf("the server got %q\n%s", value, r.errout)
 	}
 }
+
+// TestAttackRunReadsWhereValuesCameFrom: a policy that has header values is hidden if it is a file, and what is read from standard
+// input cannot be read again.
+func TestAttackRunReadsWhereValuesCameFrom(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	const secret = "sk-of-the-caller"
+	for name, content := range map[string]string{
+		"vercel.json": `{"allow": {"api.example.com": [{"transform": [{"headers": {"Authorization": "` + secret + `"}}]}]}}`,
+		"e2b.json":    `{"allowOut": ["api.example.com"], "denyOut": ["0.0.0.0/0"], "rules": {"api.example.com": [{"transform": {"headers": {"Authorization": "` + secret + `"}}}]}}`,
+		"rules.json":  `{"api.example.com": {"Authorization": "` + secret + `"}}`,
+	} {
+		flag := "--policy"
+		if name == "rules.json" {
+			flag = "--headers"
+		}
+		path := filepath.Join(w.home(), name)
+		if err := os.WriteFile(path, []byte(content), 0o644); err != nil {
+			t.Fatal(err)
+		}
+		if name != "rules.json" {
+			r := w.run(flag, "@"+name, "-q", "--", "sh", "-c", "cat "+name+"; echo done")
+			if !strings.Contains(r.out, "done") || strings.Contains(r.out, secret) {
+				t.Errorf("%s, named: exit %d\n%s%s", name, r.status, r.out, r.errout)
+			}
+		}
+		stdin, err := os.Open(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		cmd := w.command(flag, "-", "-q", "--", "/usr/bin/python3", "-c",
+			"import os; print('read', os.read(0, 9999)); os.lseek(0, 0, 0); print('again', os.read(0, 9999))")
+		cmd.Stdin = stdin
+		r := w.finish(cmd)
+		_ = stdin.Close()
+		if !strings.Contains(r.out, "read b''") || strings.Contains(r.out, secret) {
+			t.Errorf("%s, as standard input: exit %d\n%s%s", name, r.status, r.out, r.errout)
+		}
+	}
+	cmd := w.command("-q", "--", "cat")
+	cmd.Stdin = strings.NewReader("for the command")
+	if r := w.finish(cmd); r.out != "for the command" {
+		t.Errorf("standard input that is the command's: exit %d\n%s%s", r.status, r.out, r.errout)
+	}
+}

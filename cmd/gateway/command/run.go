@@ -8,6 +8,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 
 	"github.com/spf13/cobra"
 	"go.uber.org/zap"
@@ -35,7 +36,8 @@ The command has the files of the host and runs as the user who called sudo. Its 
 and ends with it: nothing of the host's network is changed, and no daemon is needed. Without --policy everything is refused,
 and the summary prints the policy that the command would need.
 
-Values of --headers may be @FILE or env:NAME; the command does not see that file, nor that variable.`
+Values of --headers may be @FILE or env:NAME; the command does not see that file, nor that variable.
+If --policy or --headers is read from standard input, the command has an empty one.`
 
 const runExample = `  sudo gateway run -- npm install
   sudo gateway run --learn=policy.json -- npm install
@@ -129,6 +131,9 @@ func (r *runCommand) options(cmd *cobra.Command, args []string) (solo.Options, e
 		return solo.Options{}, fmt.Errorf("--socket: %w", err)
 	}
 	o := solo.Options{Config: cfg, Args: args, Keep: sockets, Quiet: r.quiet, Errout: cmd.ErrOrStderr(), Log: zap.NewNop()}
+	if r.policy != "-" && r.headers != "-" { // it could read again from the beginning what was read from a file
+		o.Stdin = os.Stdin
+	}
 	o.Policy = policy.Spec{Mode: policy.ModeDenyAll}
 	switch {
 	case r.learnGiven && r.policy != "":
@@ -142,6 +147,11 @@ func (r *runCommand) options(cmd *cobra.Command, args []string) (solo.Options, e
 		}
 		if o.Policy, o.Headers, err = policy.ParseNetworkPolicy(data); err != nil {
 			return o, fmt.Errorf("--policy: %w", err)
+		}
+		if len(o.Headers) > 0 {
+			if o.Hidden, err = fileOf(r.policy); err != nil {
+				return o, err
+			}
 		}
 	}
 	if r.headers == "" {
@@ -160,15 +170,22 @@ func (r *runCommand) options(cmd *cobra.Command, args []string) (solo.Options, e
 	if err != nil {
 		return o, fmt.Errorf("--headers: %w", err)
 	}
-	o.Headers, o.Without, o.Hidden = append(o.Headers, rules...), values.Variables, values.Files
-	if len(r.headers) > 1 && r.headers[0] == '@' {
-		path, err := filepath.Abs(r.headers[1:])
-		if err != nil {
-			return o, err
-		}
-		o.Hidden = append(o.Hidden, path)
+	given, err := fileOf(r.headers)
+	if err != nil {
+		return o, err
 	}
+	o.Headers, o.Without, o.Hidden = append(o.Headers, rules...), values.Variables, slices.Concat(o.Hidden, values.Files, given)
 	return o, nil
+}
+
+// fileOf returns the file that an argument names with @, if it does.
+func fileOf(arg string) ([]string, error) {
+	name, ok := strings.CutPrefix(arg, "@")
+	if !ok {
+		return nil, nil
+	}
+	path, err := filepath.Abs(name)
+	return []string{path}, err
 }
 
 // realPaths follows links.

@@ -31,6 +31,7 @@ type Options struct {
 	Keep    []string // sockets that the command may reach, absolute and without links
 	Hidden  []string // files that the command must not read
 	Without []string // variables that the command must not have
+	Stdin   *os.File // the command's; nil: it reads nothing
 	Quiet   bool     // denials are in the summary alone
 	Log     *zap.Logger
 	Errout  io.Writer // for denials and the summary
@@ -45,7 +46,7 @@ func Run(ctx context.Context, o Options) (int, *Record, error) {
 	signal.Notify(signals, passedOn...)
 	signal.Notify(make(chan os.Signal, 1), syscall.SIGPIPE) // who reads the denials may go
 	defer signal.Stop(signals)
-	process, err := enclosure.Start() // before the limits of this process are raised
+	process, err := enclosure.Start(o.Stdin) // before the limits of this process are raised
 	if err != nil {
 		return 0, nil, err
 	}
