@@ -35,8 +35,8 @@ func arrange(s Spec) error {
 		}
 	}
 	for _, path := range s.Sockets {
-		if err := hideSocket(path); err != nil {
-			return fmt.Errorf("%s: %w", path, err)
+		if err := hideSocket(s, path); err != nil {
+			return err
 		}
 	}
 	for _, path := range s.Hidden {

@@ -69,15 +69,30 @@ func hide(path string) error {
 	return p.cover()
 }
 
-// hideSocket covers a socket, if it is there still.
-func hideSocket(path string) error {
+// hideSocket covers a socket, if it is there still. Where root may not look, as in a file system that belongs to a user (FUSE) or
+// comes from another host (NFS), the user of the command may: then that one looks.
+func hideSocket(s Spec, path string) error {
 	h, err := holdSocket(path)
-	if err != nil {
-		return nil //nolint:nilerr // it is gone, or covered already
+	if err != nil && !isGone(err) && s.UID != 0 {
+		err = asUser(s, func() (err error) { h, err = holdSocket(path); return err })
+		if errors.Is(err, unix.EACCES) {
+			return nil // nor can the command reach it, which has the same rights
+		}
+	}
+	switch {
+	case isGone(err):
+		return nil // or covered already
+	case err != nil:
+		return fmt.Errorf("whether the command could reach the host's socket %q cannot be found out: %w; remove it, or unmount what it is in", path, err)
 	}
 	defer h.close()
-	return h.cover()
+	if err := h.cover(); err != nil {
+		return fmt.Errorf("%q: %w", path, err)
+	}
+	return nil
 }
+
+func isGone(err error) bool { return errors.Is(err, unix.ENOENT) || errors.Is(err, unix.ENOTDIR) }
 
 // heldSocket is a socket and the directory that it is in.
 type heldSocket struct{ dir, socket place }

@@ -2,10 +2,12 @@ package inside
 
 import (
 	"errors"
+	"fmt"
 	"net"
 	"os"
 	"path/filepath"
 	"runtime"
+	"strings"
 	"testing"
 
 	"golang.org/x/sys/unix"
@@ -124,7 +126,7 @@ func TestAttackSocketIsExchanged(t *testing.T) {
 		if info, err := os.Lstat(path + "-moved"); err != nil || info.Mode() != 0 {
 			t.Errorf("the socket is not covered: %v (%v)", info, err)
 		}
-		if err := hideSocket(path); err != nil { // a link now
+		if err := hideSocket(Spec{}, path); err != nil { // a link now
 			return err
 		}
 		if content, err := os.ReadFile(victim); string(content) != "root's" {
@@ -132,4 +134,40 @@ func TestAttackSocketIsExchanged(t *testing.T) {
 		}
 		return nil
 	})
+}
+
+// TestAttackSocketWhereRootMayNotLook: a file system of a user refuses root. A socket there is not taken for one that is gone, unless
+// the command's user is refused like root.
+func TestAttackSocketWhereRootMayNotLook(t *testing.T) {
+	t.Parallel()
+	base := t.TempDir()
+	dir := filepath.Join(base, "fuse\x1b[2J")
+	if err := errors.Join(os.Mkdir(dir, 0o755), os.Chmod(filepath.Dir(base), 0o755)); err != nil {
+		t.Fatal(err)
+	}
+	device, err := os.OpenFile("/dev/fuse", os.O_RDWR, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	err = unix.Mount("test", dir, "fuse", 0, fmt.Sprintf("fd=%d,rootmode=40000,user_id=47110,group_id=47110", device.Fd()))
+	if err := errors.Join(err, device.Close()); err != nil { // nobody serves it: its user finds an error
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = unix.Unmount(dir, unix.MNT_DETACH) })
+	path := filepath.Join(dir, "s")
+	for uid, reachable := range map[int]bool{0: true, 47110: true, 47111: false} {
+		err := hideSocket(Spec{UID: uid, GID: uid, Groups: []int{uid}}, path)
+		if reachable != (err != nil) {
+			t.Errorf("user %d: %v", uid, err)
+		}
+		if err != nil && (strings.Contains(err.Error(), "\x1b") || !strings.Contains(err.Error(), `fuse\x1b`)) {
+			t.Errorf("user %d: %q does not name it, or as it is", uid, err)
+		}
+	}
+	if unix.Getuid() != 0 || unix.Geteuid() != 0 {
+		t.Error("this process is another user's")
+	}
+	if err := hideSocket(Spec{UID: 47110, GID: 47110}, filepath.Join(base, "gone", "s")); err != nil {
+		t.Error(err)
+	}
 }
