@@ -9,11 +9,17 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"boxgate/host/nslock"
 )
 
 // AskControl asks the gateway of this network namespace, and decodes its answer into out.
 func AskControl(ctx context.Context, word string, out any) error {
-	c, err := new(net.Dialer).DialContext(ctx, "unix", namespaceSocket)
+	path, err := nslock.Socket()
+	if err != nil {
+		return err
+	}
+	c, err := new(net.Dialer).DialContext(ctx, "unix", path)
 	if err != nil {
 		return errors.New("no gateway runs in this network namespace, or it cannot be asked by you: run the command as root where the gateway runs")
 	}
@@ -50,6 +56,9 @@ func isRoot(c net.Conn) bool {
 // serveControl answers `gateway reload` and `gateway upgrade`, of root alone, on the socket of the network namespace.
 func (h *Host) serveControl(ctx context.Context) error {
 	ln := h.parts.listeners.namespace
+	if ln == nil {
+		return nil
+	}
 	defer context.AfterFunc(ctx, func() { _ = ln.Close() })()
 	for {
 		c, err := ln.AcceptUnix()

@@ -9,11 +9,14 @@ import (
 	"os"
 	"path/filepath"
 	"syscall"
+	"time"
 
 	"golang.org/x/sys/unix"
 
 	"boxgate/config"
+	"boxgate/firewall"
 	"boxgate/host/apart"
+	"boxgate/host/nslock"
 	"boxgate/proxy"
 )
 
@@ -28,7 +31,8 @@ type Listeners struct {
 	transparent []net.Listener
 	explicit    []net.Listener
 
-	namespace *net.UnixListener // see takeNamespace
+	lock      *nslock.Lock      // of the network namespace; nil: it is nobody else's
+	namespace *net.UnixListener // for commands; nil without a lock
 
 	dnsPort, proxyPort uint16
 	all                []interface{ Close() error }
@@ -48,8 +52,11 @@ func Listen(ctx context.Context, cfg config.Config, a config.Addresses, boxes *a
 
 // listen opens what has not been inherited.
 func listen(ctx context.Context, cfg config.Config, a config.Addresses, boxes *apart.Net, l *Listeners) (*Listeners, error) {
-	if err := boxes.Do(func() error { return l.takeNamespace(ctx) }); err != nil {
-		return nil, err
+	if boxes == nil { // or the namespace is a new one, which nobody else knows
+		if err := l.takeNamespace(); err != nil {
+			l.Close()
+			return nil, err
+		}
 	}
 	egress := boxes.Do(func() error { return l.openEgress(ctx, a) })
 	err := errors.Join(l.openAdmin(ctx, cfg.Admin), l.openFront(ctx, cfg), egress)
@@ -61,18 +68,24 @@ func listen(ctx context.Context, cfg config.Config, a config.Addresses, boxes *a
 	return l, nil
 }
 
-// namespaceSocket is held by the gateway of a network namespace, of which there is one: its table and its routing rules have
-// one name, whatever the state directory and the addresses. The name of an abstract socket belongs to the namespace.
-const namespaceSocket = "@boxgate/gateway"
+// The names under which another process is given the lock of the network namespace, and the socket for commands.
+const (
+	namespaceLock   = "lock of the network namespace"
+	namespaceSocket = "socket of the network namespace"
+)
+
+// errSecondGateway says what to do about the gateway that the network namespace has: there is one, as its table and its routing
+// rules have one name, whatever the state directory and the addresses.
+var errSecondGateway = errors.New("another gateway runs in this network namespace, whatever its state directory and addresses: stop it, or run this one in a namespace of its own (ip netns exec)")
 
 // takeNamespace refuses to be the second gateway of the network namespace, which would replace the rules of the first.
-func (l *Listeners) takeNamespace(ctx context.Context) error {
-	ln, err := l.open(namespaceSocket, func() (net.Listener, error) {
-		return new(net.ListenConfig).Listen(ctx, "unix", namespaceSocket)
-	})
-	if errors.Is(err, syscall.EADDRINUSE) {
-		return errors.New("another gateway runs in this network namespace, whatever its state directory and addresses: stop it, or run this one in a namespace of its own (ip netns exec)")
+func (l *Listeners) takeNamespace() error {
+	if err := l.lockNamespace(); errors.Is(err, nslock.ErrTaken) {
+		return errSecondGateway
+	} else if err != nil {
+		return fmt.Errorf("taking the network namespace: %w", err)
 	}
+	ln, err := l.open(namespaceSocket, func() (net.Listener, error) { return l.lock.Listen() })
 	if err != nil {
 		return fmt.Errorf("taking the network namespace: %w", err)
 	}
@@ -80,8 +93,52 @@ func (l *Listeners) takeNamespace(ctx context.Context) error {
 	return nil
 }
 
+// lockNamespace takes the lock, or the one that is passed on.
+func (l *Listeners) lockNamespace() (err error) {
+	if f := l.inherited[namespaceLock]; f != nil {
+		delete(l.inherited, namespaceLock)
+		l.lock, err = nslock.Inherit(f)
+	} else {
+		l.lock, err = awaitLock(l.inherited != nil)
+	}
+	if err == nil {
+		l.all, l.passable = append(l.all, l.lock), append(l.passable, passable{namespaceLock, l.lock})
+	}
+	return err
+}
+
+// lockPatience is how long the lock of a gateway that has ended may still be held: by a process that was just being started, until
+// it runs.
+const lockPatience = time.Second
+
+// awaitLock takes the lock. A gateway in another mount namespace holds another one, and is known by what it has in the kernel, unless
+// this process is to replace it.
+func awaitLock(replaces bool) (*nslock.Lock, error) {
+	for until := time.Now().Add(lockPatience); ; time.Sleep(10 * time.Millisecond) {
+		lock, err := nslock.Take()
+		if err == nil && !replaces {
+			if err = firewall.CheckNoneRuns(); err != nil {
+				lock.Remove()
+				_ = lock.Close()
+			}
+		}
+		if err == nil {
+			return lock, nil
+		}
+		if errors.Is(err, firewall.ErrRunning) {
+			err = nslock.ErrTaken
+		}
+		if !errors.Is(err, nslock.ErrTaken) || time.Now().After(until) {
+			return nil, err
+		}
+	}
+}
+
 // Close closes all of them.
 func (l *Listeners) Close() {
+	if l.lock != nil {
+		l.lock.Remove()
+	}
 	for _, c := range l.all {
 		c.Close()
 	}

@@ -173,11 +173,14 @@ func (l *Listeners) closeQuietly() {
 	}
 }
 
-// leave makes the admin socket outlive its being closed here: it is another process's.
+// leave makes the admin socket and the lock of the network namespace outlive their being closed here: they are another process's.
 func (l *Listeners) leave() {
 	for _, ln := range l.admin {
 		if u, ok := ln.(*net.UnixListener); ok {
 			u.SetUnlinkOnClose(false)
 		}
+	}
+	if l.lock != nil {
+		l.lock.Leave()
 	}
 }

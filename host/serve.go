@@ -73,6 +73,7 @@ func (h *Host) serveParts(ctx context.Context) error {
 	h.serveFront(run)
 	if h.before != nil {
 		h.relieve()
+		h.parts.listeners.lock.Own()
 	}
 	fault.Mark(ctx, "start: serving")
 	for _, ln := range h.parts.listeners.admin {

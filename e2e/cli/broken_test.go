@@ -10,12 +10,14 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/mdlayher/netlink"
 	bolt "go.etcd.io/bbolt"
 	"go.yaml.in/yaml/v3"
 	"golang.org/x/sys/unix"
 
 	"boxgate/config"
 	"boxgate/e2e/harness"
+	"boxgate/host/nslock"
 	"boxgate/internal/lab"
 )
 
@@ -97,7 +99,24 @@ var brokenHosts = []broken{
 		must(t, os.WriteFile(w.Socket, nil, 0o600))
 		return func() { must(t, os.Remove(w.Socket)) }
 	}},
-	{"another gateway runs in the namespace", "listeners", "another gateway runs in this network namespace", "namespace of its own", taken("unix", "@boxgate/gateway")},
+	{"another gateway runs in the namespace", "listeners", "another gateway runs in this network namespace", "namespace of its own", func(t *testing.T, w *harness.World) func() {
+		var lock *nslock.Lock
+		must(t, w.Net.Gateway().Do(func() (err error) { lock, err = nslock.Take(); return err }))
+		return func() {
+			must(t, w.Net.Gateway().Do(func() error { lock.Remove(); return nil }), lock.Close())
+		}
+	}},
+	{"a gateway of another mount namespace runs", "listeners", "another gateway runs in this network namespace", "namespace of its own", func(t *testing.T, w *harness.World) func() {
+		const bindGroup, group = 0x401, 4517 // NFNL_SUBSYS_ULOG and NFULNL_MSG_CONFIG; what a gateway reads
+		var reader *netlink.Conn
+		must(t, w.Net.Gateway().Do(func() (err error) { reader, err = netlink.Dial(unix.NETLINK_NETFILTER, nil); return err }))
+		_, err := reader.Execute(netlink.Message{
+			Header: netlink.Header{Type: bindGroup, Flags: netlink.Request | netlink.Acknowledge},
+			Data:   []byte{0, 0, group >> 8, group & 0xff, 5, 0, 1, 0, 1, 0, 0, 0}, // NFULA_CFG_CMD: NFULNL_CFG_CMD_BIND
+		})
+		must(t, err)
+		return func() { must(t, reader.Close()) }
+	}},
 	{"the store is of a newer version", "store", "was written by a newer boxgate", "run the newer version", func(t *testing.T, w *harness.World) func() {
 		firstStart(t, w)
 		return edited(t, w, func(file string) error {

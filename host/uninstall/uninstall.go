@@ -14,6 +14,7 @@ import (
 
 	"boxgate/config"
 	"boxgate/firewall"
+	"boxgate/host/nslock"
 	"boxgate/launcher"
 	"boxgate/policy"
 	"boxgate/store"
@@ -170,7 +171,7 @@ func (p *Plan) Run(ctx context.Context) error {
 		}
 		return err
 	}
-	errs := []error{p.removeBoxes(ctx), firewall.RemoveLeftovers(p.pools...), p.removeSocket()}
+	errs := []error{p.removeBoxes(ctx), firewall.RemoveLeftovers(p.pools...), p.removeSocket(), nslock.Forget()}
 	if err := errors.Join(errs...); err != nil || !p.purge || !p.hasState() {
 		return err
 	}
