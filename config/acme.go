@@ -57,6 +57,12 @@ func defaultACME() ACME {
 // ACMEDir is where certificates, their keys and the accounts at issuers are kept.
 func ACMEDir(cfg Config) string { return filepath.Join(cfg.StateDir, "acme") }
 
+// The directories of the audit trail and of the decisions that are kept, in the state directory.
+const (
+	TrailDir   = "audit"
+	HistoryDir = "history"
+)
+
 // tsigAlgorithms are those of RFC 8945, 6, that are still good.
 var tsigAlgorithms = []string{"hmac-sha224", "hmac-sha256", "hmac-sha384", "hmac-sha512"}
 

@@ -3,6 +3,7 @@ package config
 import (
 	"net/netip"
 	"path/filepath"
+	"slices"
 	"time"
 
 	"boxgate/policy"
@@ -39,6 +40,11 @@ func (c *Config) checkMore(fail func(key, format string, args ...any)) {
 			fail(key, "%q is not an absolute path", path)
 		}
 	}
+	for key, path := range map[string]string{"state_dir": c.StateDir, "launcher.run_dir": c.Launcher.RunDir} {
+		if path != "" && slices.Contains(shared, filepath.Clean(path)) {
+			fail(key, "%s is other programs', too; use a directory that is the gateway's own", path)
+		}
+	}
 	c.Admin.Audit.check("admin.audit", false, fail)
 	c.Log.History.check("log.history", true, fail)
 	if c.Admin.Socket == "" && c.Admin.Listen == "" {
@@ -50,6 +56,13 @@ func (c *Config) checkMore(fail func(key, format string, args ...any)) {
 	if c.Launcher.IdleTimeout < 0 {
 		fail("launcher.idle_timeout", "%v is negative; use 0 or more", c.Launcher.IdleTimeout)
 	}
+}
+
+// shared are directories of the system, which cannot be the gateway's own.
+var shared = []string{
+	"/", "/bin", "/boot", "/dev", "/dev/shm", "/etc", "/home", "/lib", "/media", "/mnt", "/opt", "/proc", "/root", "/run", "/run/lock",
+	"/run/user", "/sbin", "/srv", "/sys", "/tmp", "/usr", "/usr/local", "/var", "/var/cache", "/var/lib", "/var/lock", "/var/log",
+	"/var/run", "/var/tmp",
 }
 
 // check finds values that browsers would ignore, or remember for longer than anybody plans.

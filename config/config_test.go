@@ -20,6 +20,8 @@ func TestConfigMistakesNameTheRemedy(t *testing.T) {
 		"unknown nested key": {"dns:\n  upstream: [1.1.1.1:53]", `unknown key "dns.upstream"; did you mean "dns.upstreams"?`},
 		"host bits":          {"network: {pool_v4: 10.200.0.1/16}", `"10.200.0.1/16" has host bits set; use "10.200.0.0/16"`},
 		"wrong family":       {"network: {pool_v6: 10.0.0.0/8}", "not a CIDR of the right family"},
+		"state of others":    {"state_dir: /var/lib/", "other programs"},
+		"run dir of others":  {"launcher: {run_dir: /run}", "other programs"},
 		"relative state":     {"state_dir: state", "not an absolute path"},
 		"bad deny":           {"proxy: {deny: maybe}", `use alert or page`},
 		"files without key":  {"ingress: {tls: {mode: files, cert: /c.pem}}", "needs both cert and key"},

@@ -12,6 +12,7 @@ import (
 	"boxgate/audit"
 	"boxgate/audit/lines"
 	"boxgate/audit/past"
+	"boxgate/config"
 	"boxgate/host/share"
 	"boxgate/internal/buildinfo"
 )
@@ -30,7 +31,7 @@ func (p *parts) openHistory() error {
 	if bounds.Size == 0 {
 		return nil
 	}
-	dir := filepath.Join(p.cfg.StateDir, "history")
+	dir := filepath.Join(p.cfg.StateDir, config.HistoryDir)
 	past, err := past.Open(dir, int64(bounds.Size), bounds.Age())
 	if err != nil {
 		p.log.Error("decisions are not kept, because the history cannot be opened", zap.String("directory", dir), zap.Error(err))

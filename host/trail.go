@@ -9,6 +9,7 @@ import (
 	"go.uber.org/zap"
 
 	"boxgate/audit/trail"
+	"boxgate/config"
 	"boxgate/internal/buildinfo"
 	"boxgate/store"
 )
@@ -23,7 +24,7 @@ type auditTrail struct {
 
 // openTrail opens the audit trail. Without it nothing could be changed, so that it not opening is an error.
 func (p *parts) openTrail(context.Context) (err error) {
-	dir, bounds := filepath.Join(p.cfg.StateDir, "audit"), p.cfg.Admin.Audit
+	dir, bounds := filepath.Join(p.cfg.StateDir, config.TrailDir), p.cfg.Admin.Audit
 	t := &auditTrail{log: p.log, store: p.store, dir: dir}
 	t.trail, err = trail.Open(dir, trail.Options{Size: int64(bounds.Size), Age: bounds.Age()}, "gateway "+buildinfo.Get().Version+" started")
 	p.trail = t

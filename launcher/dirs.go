@@ -3,9 +3,11 @@ package launcher
 import (
 	"crypto/sha256"
 	"encoding/hex"
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 
 	"boxgate/policy"
 )
@@ -26,6 +28,7 @@ import (
 //	{run}/exec/                   files exchanged with the runtime when a command starts
 //	{run}/bound/                  names of the control groups of commands that end with this process
 //	{run}/runtime/                the OCI runtime's --root
+//	{run}/last-run                see [LastRun]
 type dirs struct{ state, run string }
 
 // dirsOf are the directories of a launcher; runDir may be empty for the default.
@@ -71,6 +74,56 @@ func (d dirs) written(id policy.BoxID) string {
 		return d.limited(id)
 	}
 	return d.box(id)
+}
+
+// lastRun is the file of [LastRun] in the run directory.
+const lastRun = "last-run"
+
+// ofRun is all that is made in the run directory.
+func (d dirs) ofRun() []string {
+	return []string{d.execFiles(), d.bound(), d.runtimeRoot(), d.allMounts(), d.userPins(), d.pins(), d.attached(), filepath.Join(d.run, lastRun)}
+}
+
+// LastRun is the file in a run directory that the gateway touches while it runs.
+func LastRun(runDir string) string { return filepath.Join(runDir, lastRun) }
+
+// OfState are the directories that a launcher makes in its state directory, besides that of images.
+func OfState(stateDir string) []string {
+	d := dirs{state: stateDir}
+	return []string{d.boxes(), d.layers(), d.trash()}
+}
+
+// OfRun tells what a launcher has made in its run directory from what is somebody else's; both are empty if there is none. runDir
+// is that of [Config].
+func OfRun(stateDir, runDir string) (own, others []string, err error) {
+	d := dirsOf(stateDir, runDir)
+	return sortOut(d.run, d.ofRun())
+}
+
+// sortOut tells what is of a list from what else is in a directory.
+func sortOut(dir string, list []string) (own, others []string, err error) {
+	entries, err := os.ReadDir(dir)
+	if err != nil && !errors.Is(err, os.ErrNotExist) {
+		return nil, nil, err
+	}
+	for _, e := range entries {
+		if path := filepath.Join(dir, e.Name()); slices.Contains(list, path) {
+			own = append(own, path)
+		} else {
+			others = append(others, path)
+		}
+	}
+	return own, others, nil
+}
+
+// CheckRunDir refuses a run directory that is somebody else's. runDir is that of [Config].
+func CheckRunDir(stateDir, runDir string) error {
+	own, others, err := OfRun(stateDir, runDir)
+	if err == nil && len(own) == 0 && len(others) > 0 {
+		err = fmt.Errorf("launcher.run_dir: %s has files of something else, such as %s: set a directory that is the gateway's own",
+			RunDirOf(stateDir, runDir), filepath.Base(others[0]))
+	}
+	return err
 }
 
 // make creates the directories that all boxes share. The mount points must be accessible to the mapped root of each

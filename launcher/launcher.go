@@ -119,6 +119,9 @@ func New(cfg Config) (*Launcher, error) {
 	l.branches.Bound = l.dirs.bound()
 	l.layers, l.captures = snapshot.Layers{Dir: l.dirs.layers(), Images: l.images}, ofCaptures
 	l.runc = &runc.Runc{Command: cfg.Runtime, Root: l.dirs.runtimeRoot(), WorkDir: "/", ExtraArgs: extraArgs(cfg.Runtime)}
+	if err := CheckRunDir(cfg.StateDir, cfg.RunDir); err != nil {
+		return nil, err
+	}
 	if err := l.dirs.make(); err != nil {
 		return nil, err
 	}

@@ -31,17 +31,16 @@ func Leftovers(cfg Config) (launched, attached []policy.BoxID, err error) {
 	return launched, attached, errors.Join(err, attachedErr)
 }
 
-// CheckUnmounted fails if something is mounted below a directory, whose files are then not to be removed.
+// CheckUnmounted fails if something is mounted at or below a directory, whose files are then not to be removed.
 func CheckUnmounted(dir string) error {
 	mounts, err := overlay.MountsBelow(dir)
-	mounts = slices.DeleteFunc(mounts, func(m string) bool { return m == filepath.Clean(dir) })
 	if err == nil && len(mounts) > 0 {
 		err = fmt.Errorf("%s is still mounted: unmount it, and try again", strings.Join(mounts, ", "))
 	}
 	return err
 }
 
-// Uninstall ends every box and takes all of them out of the kernel, with the run directory. What they have written stays, for a
+// Uninstall ends every box and takes all of them out of the kernel, with what is its own in the run directory. What they have written stays, for a
 // launcher that starts them again as after a reboot; with purge it goes too, and the boxes with it. The launcher must not be
 // used afterwards. It goes on after a failure, and can be repeated.
 func (l *Launcher) Uninstall(ctx context.Context, purge bool) error {
@@ -62,13 +61,19 @@ func (l *Launcher) Uninstall(ctx context.Context, purge bool) error {
 	if purge {
 		errs = append(errs, l.EmptyTrash(ctx))
 	}
-	errs = append(errs, namespace.Unpin(filepath.Join(l.dirs.runtimeRoot(), guestNetNS)), overlay.Unmount(l.dirs.run))
+	errs = append(errs, namespace.Unpin(filepath.Join(l.dirs.runtimeRoot(), guestNetNS)))
+	for _, own := range l.dirs.ofRun() {
+		errs = append(errs, overlay.Unmount(own))
+	}
 	if err := errors.Join(errs...); err != nil {
 		return err // what is still there may be mounted below the run directory
 	}
-	if err := os.RemoveAll(l.dirs.run); err != nil {
-		return err
+	for _, own := range l.dirs.ofRun() {
+		if err := os.RemoveAll(own); err != nil {
+			return err
+		}
 	}
+	_ = os.Remove(l.dirs.run)               // unless it has something of somebody else's
 	_ = os.Remove(filepath.Dir(l.dirs.run)) // unless another launcher's is there
 	return namespace.ForgetClaims(ctx)
 }

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"sync"
 	"time"
 
@@ -165,6 +166,14 @@ func CheckDir(dir string) error { return private.CheckDir(dir) }
 
 // File is the name of the store's file in the state directory.
 const File = layout.FileDB
+
+// Owns reports whether a file or directory of that name in a state directory is the store's.
+func Owns(name string) bool {
+	return slices.ContainsFunc(layout.Files, func(pattern string) bool {
+		matched, err := filepath.Match(pattern, name)
+		return err == nil && matched
+	})
+}
 
 // FileName is the name of the store's file in a state directory.
 const FileName = layout.FileDB

@@ -8,6 +8,8 @@ import (
 	"strings"
 	"testing"
 
+	"golang.org/x/sys/unix"
+
 	"boxgate/e2e/harness"
 	"boxgate/internal/lab"
 )
@@ -153,6 +155,57 @@ func TestUninstallLeavesNothing(t *testing.T) {
 	}
 	if traces := hostTraces(w, box); len(traces) > 0 {
 		t.Errorf("purged: left %q", traces)
+	}
+}
+
+// TestUninstallLeavesWhatIsSomebodyElses: files and mounts in the directories that the configuration names, which no gateway makes.
+func TestUninstallLeavesWhatIsSomebodyElses(t *testing.T) {
+	t.Parallel()
+	w := harness.NewStopped(t, lab.Options{})
+	if err := w.Start(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	w.Kill()
+	state, run := filepath.Join(w.Dir, "state"), lab.RunDir(w.Dir)
+	var theirs []string
+	for _, dir := range []string{state, run} {
+		mounted := filepath.Join(dir, "mounted")
+		if err := os.Mkdir(mounted, 0o700); err != nil {
+			t.Fatal(err)
+		}
+		if err := unix.Mount("boxgate-test", mounted, "tmpfs", 0, "size=64k"); err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { _ = unix.Unmount(mounted, unix.MNT_DETACH); _ = os.RemoveAll(dir) })
+		for _, file := range []string{filepath.Join(dir, "file"), filepath.Join(mounted, "file")} {
+			if err := os.WriteFile(file, nil, 0o600); err != nil {
+				t.Fatal(err)
+			}
+			theirs = append(theirs, file)
+		}
+	}
+	said, ok := uninstall(w, "--purge", "--yes")
+	if !ok {
+		t.Fatal(said)
+	}
+	for _, file := range theirs {
+		if _, err := os.Lstat(file); err != nil {
+			t.Error(err)
+		}
+	}
+	for _, dir := range []string{state, run} {
+		entries, err := os.ReadDir(dir)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, e := range entries {
+			path := filepath.Join(dir, e.Name())
+			if e.Name() != "file" && e.Name() != "mounted" {
+				t.Errorf("%s is left", path)
+			} else if !strings.Contains(said, path) {
+				t.Errorf("it does not say that %s stays:\n%s", path, said)
+			}
+		}
 	}
 }
 

@@ -9,6 +9,7 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
+	"slices"
 
 	"golang.org/x/sys/unix"
 
@@ -55,7 +56,9 @@ func Find(cfg config.Config, boxes launcher.Config, purge bool) (*Plan, error) {
 	if err := p.findKernel(); err != nil {
 		return nil, err
 	}
-	p.findFiles()
+	if err := p.findFiles(); err != nil {
+		return nil, err
+	}
 	return p, nil
 }
 
@@ -84,7 +87,11 @@ func (p *Plan) findBoxes() error {
 	if err != nil {
 		return err
 	}
-	inUse := exists(p.runDir()) // or nothing of a box is anywhere but in the state directory, as after a reboot
+	own, _, err := launcher.OfRun(p.launcher.StateDir, p.launcher.RunDir)
+	if err != nil {
+		return err
+	}
+	inUse := len(own) > 0 // or nothing of a box is anywhere but in the state directory, as after a reboot
 	p.boxes = inUse || p.purge && len(launched) > 0
 	if !p.boxes {
 		return nil
@@ -122,25 +129,55 @@ func (p *Plan) findKernel() error {
 
 func (p *Plan) runDir() string { return launcher.RunDirOf(p.launcher.StateDir, p.launcher.RunDir) }
 
-// findFiles lists the directories that a gateway makes.
-func (p *Plan) findFiles() {
-	for _, path := range []string{p.runDir(), p.cfg.Admin.Socket} {
-		if exists(path) {
-			p.add(&p.Remove, "files that do not outlive a reboot", path)
-		}
+// findFiles lists the directories that a gateway makes, and what of others is in them.
+func (p *Plan) findFiles() error {
+	inRun, othersInRun, err := launcher.OfRun(p.launcher.StateDir, p.launcher.RunDir)
+	if err != nil {
+		return err
+	}
+	if len(inRun) > 0 {
+		p.add(&p.Remove, "files that do not outlive a reboot", p.runDir())
+		p.add(&p.Keep, notOurs, othersInRun...)
+	}
+	if exists(p.cfg.Admin.Socket) {
+		p.add(&p.Remove, "files that do not outlive a reboot", p.cfg.Admin.Socket)
 	}
 	images := config.ImageDir(p.cfg)
-	inside := isBelow(images, p.cfg.StateDir)
 	switch {
 	case !p.hasState():
 	case p.purge:
+		_, others, err := p.inState()
+		if err != nil {
+			return err
+		}
 		p.add(&p.Remove, "the state: keys, policies, secrets, certificates and what boxes have written", p.cfg.StateDir)
+		p.add(&p.Keep, notOurs, others...)
 	default:
 		p.add(&p.Keep, "the state: keys, policies, secrets, certificates and what boxes have written (--purge removes it)", p.cfg.StateDir)
 	}
-	if !inside && exists(images) {
+	if !isBelow(images, p.cfg.StateDir) && exists(images) {
 		p.add(&p.Keep, "images of boxes, which other gateways may use", images)
 	}
+	return nil
+}
+
+// notOurs is what no gateway makes.
+const notOurs = "files of something else in the gateway's directories"
+
+// inState tells what a gateway makes in its state directory from what is somebody else's.
+func (p *Plan) inState() (own, others []string, err error) {
+	dirs := append(launcher.OfState(p.cfg.StateDir), config.ACMEDir(p.cfg), filepath.Clean(config.ImageDir(p.cfg)),
+		filepath.Join(p.cfg.StateDir, config.TrailDir), filepath.Join(p.cfg.StateDir, config.HistoryDir))
+	entries, err := os.ReadDir(p.cfg.StateDir)
+	for _, e := range entries {
+		path := filepath.Join(p.cfg.StateDir, e.Name())
+		if store.Owns(e.Name()) || slices.Contains(dirs, path) {
+			own = append(own, path)
+		} else {
+			others = append(others, path)
+		}
+	}
+	return own, others, err
 }
 
 func exists(path string) bool {
@@ -206,25 +243,28 @@ func (p *Plan) removeSocket() error {
 	return nil
 }
 
-// removeState removes the state directory, from which everything has been unmounted, unless something still is there. One that
-// is a file system of its own, such as a container's volume, is emptied.
+// removeState removes what a gateway makes in its state directory, from which everything has been unmounted, unless something still
+// is there; then the directory, unless it has something else. One that is a file system of its own, such as a container's volume,
+// is emptied.
 func (p *Plan) removeState() error {
-	if err := launcher.CheckUnmounted(p.cfg.StateDir); err != nil {
-		return err
-	}
-	entries, err := os.ReadDir(p.cfg.StateDir)
+	own, others, err := p.inState()
 	if err != nil {
 		return err
 	}
-	for _, e := range entries {
-		if e.Name() == store.FileName {
-			continue // by which the directory is known, if this is repeated
-		}
-		if err := os.RemoveAll(filepath.Join(p.cfg.StateDir, e.Name())); err != nil {
+	for _, path := range own {
+		if err := launcher.CheckUnmounted(path); err != nil {
 			return err
 		}
 	}
-	if err := os.Remove(filepath.Join(p.cfg.StateDir, store.FileName)); err != nil {
+	for _, path := range own {
+		if filepath.Base(path) == store.FileName {
+			continue // by which the directory is known, if this is repeated
+		}
+		if err := os.RemoveAll(path); err != nil {
+			return err
+		}
+	}
+	if err := os.Remove(filepath.Join(p.cfg.StateDir, store.FileName)); err != nil || len(others) > 0 {
 		return err
 	}
 	if err := os.Remove(p.cfg.StateDir); err != nil && !errors.Is(err, unix.EBUSY) {

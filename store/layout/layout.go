@@ -12,6 +12,12 @@ const (
 // NewSuffix is the suffix of a file that is about to replace the store.
 const NewSuffix = ".new"
 
+// Files are patterns of the names of everything that the store makes in the state directory, until it is done with it.
+var Files = []string{
+	FileDB, FileDB + ".*", FileSecret, FileSecret + ".*", FileAPIKey, FileNextKey,
+	"." + FileDB + "-*", "." + FileSecret + "-*", "." + FileSecret + ".*-*", "." + FileAPIKey + "-*", "." + FileNextKey + "-*",
+}
+
 // The buckets. Keys are the box's ID unless said otherwise; "@" stands for the whole installation, since it is not
 // valid in an ID. A value is a document preceded by its tag, see package document, except in the bucket meta, which has no tags.
 var (

@@ -53,6 +53,9 @@ func needStore(cfg config.Config) error {
 
 // needRunDir requires a place for what the launcher keeps while boxes run.
 func needRunDir(cfg config.Config) error {
+	if err := launcher.CheckRunDir(cfg.StateDir, cfg.Launcher.RunDir); err != nil {
+		return err
+	}
 	return preflight.NeedWritable("launcher.run_dir", launcher.RunDirOf(cfg.StateDir, cfg.Launcher.RunDir))
 }
 
