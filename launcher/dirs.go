@@ -121,7 +121,7 @@ func CheckRunDir(stateDir, runDir string) error {
 	own, others, err := OfRun(stateDir, runDir)
 	if err == nil && len(own) == 0 && len(others) > 0 {
 		err = fmt.Errorf("launcher.run_dir: %s has files of something else, such as %s: set a directory that is the gateway's own",
-			RunDirOf(stateDir, runDir), filepath.Base(others[0]))
+			dirsOf(stateDir, runDir).run, filepath.Base(others[0]))
 	}
 	return err
 }
