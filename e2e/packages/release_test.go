@@ -179,11 +179,19 @@ echo "== running"
 echo "== not removed while it runs without a service manager"
 gateway box list | grep -q other
 kill $gateway; wait $gateway || true
+# Values are not the shell's to run, and nothing is lost by one.
+printf '%s\n' 'BOXGATE_STORE_PASSPHRASE=a b $(touch /tmp/ran) $HOME' >>/etc/boxgate/environment
 dpkg -r boxgate
+test ! -e /tmp/ran
 traces > /tmp/after; diff /tmp/before /tmp/after
 test -e /var/lib/boxgate/api-key; test ! -e /usr/bin/gateway; test -e /etc/boxgate/boxgate.yaml
 echo "== removed"
-dpkg -P boxgate
+dpkg -i /tmp/boxgate.deb
+echo BOXGATE_STATE_DIR=/var/lib/elsewhere >>/etc/boxgate/environment
+mkdir -m 700 /var/lib/elsewhere; touch /var/lib/elsewhere/boxgate.db
+dpkg -r boxgate
+dpkg -P boxgate 2>&1 | grep "and stays: /var/lib/elsewhere$"
+test -e /var/lib/elsewhere/boxgate.db; test ! -e /var/lib/boxgate.kept
 test ! -e /var/lib/boxgate; test ! -e /etc/boxgate
 echo "== purged"
 kill $sleeper

@@ -5,11 +5,13 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"os"
 	"strings"
 
 	"github.com/spf13/cobra"
 
 	"boxgate/cmd/gateway/command/cli"
+	"boxgate/cmd/gateway/command/envfile"
 	"boxgate/cmd/gateway/command/terminal"
 	"boxgate/host"
 	"boxgate/host/uninstall"
@@ -18,6 +20,7 @@ import (
 // newUninstallCommand is `gateway uninstall`.
 func newUninstallCommand(o *cli.Options) *cobra.Command {
 	var yes, purge, dryRun bool
+	var environment string
 	cmd := &cobra.Command{
 		Use:   "uninstall",
 		Short: "Take the gateway out of this host, with its boxes, after saying what is removed and asking",
@@ -25,6 +28,9 @@ func newUninstallCommand(o *cli.Options) *cobra.Command {
 			"state stays, so that a gateway that is started again has its boxes back, unless --purge is given. No gateway may be running.",
 		Args: cli.ExactArgs(0),
 		RunE: func(cmd *cobra.Command, _ []string) error {
+			if err := setEnvironment(cmd, o, environment); err != nil {
+				return err
+			}
 			cfg, err := o.Load()
 			if err != nil {
 				return err
@@ -45,7 +51,28 @@ func newUninstallCommand(o *cli.Options) *cobra.Command {
 	cmd.Flags().BoolVar(&yes, "yes", false, "do not ask")
 	cmd.Flags().BoolVar(&purge, "purge", false, "remove the state as well: keys, policies, secrets, and what boxes have written")
 	cmd.Flags().BoolVar(&dryRun, "dry-run", false, "only say what would be removed")
+	cmd.Flags().StringVar(&environment, "environment-file", "", "file with the variables of the service, read as systemd does (default: none)")
 	return cmd
+}
+
+// setEnvironment takes over the variables that the service has from a file, if there is one. What is in it is not run.
+func setEnvironment(cmd *cobra.Command, o *cli.Options, file string) error {
+	if file == "" {
+		return nil
+	}
+	text, err := os.ReadFile(file)
+	if err != nil {
+		return fmt.Errorf("--environment-file: %s cannot be read: give a file with lines NAME=value", file)
+	}
+	for _, v := range envfile.Parse(string(text)) {
+		if err := os.Setenv(v.Name, v.Value); err != nil {
+			return fmt.Errorf("--environment-file: the value of %s cannot be used: correct it in %s", v.Name, file)
+		}
+	}
+	if !cmd.Flags().Changed("config") {
+		o.ConfigFile = os.Getenv("BOXGATE_CONFIG")
+	}
+	return nil
 }
 
 // sayPlan says what is removed and what is not.

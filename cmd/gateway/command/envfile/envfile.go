@@ -1,0 +1,96 @@
+// Package envfile reads files of environment variables as systemd does for EnvironmentFile=: nothing in them is expanded or run.
+package envfile
+
+import (
+	"regexp"
+	"strings"
+)
+
+// Variable is one assignment.
+type Variable struct{ Name, Value string }
+
+var isName = regexp.MustCompile(`^[A-Za-z_][A-Za-z0-9_]*$`)
+
+const blank = " \t\r"
+
+// Parse returns the assignments in their order. Comments and lines that assign nothing are skipped; see systemd.exec(5).
+func Parse(text string) (all []Variable) {
+	for text != "" {
+		text = strings.TrimLeft(text, blank+"\n")
+		end := strings.IndexAny(text, "=\n")
+		if end < 0 || strings.HasPrefix(text, "#") || strings.HasPrefix(text, ";") || text[end] == '\n' {
+			_, text, _ = strings.Cut(text, "\n")
+			continue
+		}
+		name := strings.TrimRight(text[:end], blank)
+		var value string
+		value, text = takeValue(text[end+1:])
+		if isName.MatchString(name) {
+			all = append(all, Variable{name, value})
+		}
+	}
+	return all
+}
+
+// takeValue returns a value and what follows its line. Quotes count at its beginning and after other quotes, as in systemd.
+func takeValue(text string) (value, rest string) {
+	var out strings.Builder
+	for {
+		text = strings.TrimLeft(text, blank)
+		switch {
+		case strings.HasPrefix(text, `'`):
+			literal, after, _ := strings.Cut(text[1:], `'`)
+			out.WriteString(literal)
+			text = after
+		case strings.HasPrefix(text, `"`):
+			text = takeQuoted(&out, text[1:])
+		default:
+			return out.String() + takeBare(&text), text
+		}
+	}
+}
+
+// takeQuoted appends what is in double quotes and returns what follows them.
+func takeQuoted(out *strings.Builder, text string) (rest string) {
+	for i := 0; i < len(text); i++ {
+		c := text[i]
+		if c == '"' {
+			return text[i+1:]
+		}
+		if c == '\\' && i+1 < len(text) {
+			i++
+			if c = text[i]; c == '\n' {
+				continue
+			}
+			if !strings.ContainsRune("\"\\`$", rune(c)) {
+				out.WriteByte('\\')
+			}
+		}
+		out.WriteByte(c)
+	}
+	return ""
+}
+
+// takeBare takes what is in no quotes, to the end of the line.
+func takeBare(text *string) string {
+	var out []byte
+	keep, i := 0, 0 // blanks after keep end the line
+	for ; i < len(*text) && (*text)[i] != '\n'; i++ {
+		c := (*text)[i]
+		if c == '\\' && i+1 < len(*text) {
+			i++
+			if (*text)[i] == '\n' {
+				continue
+			}
+			out = append(out, (*text)[i])
+			keep = len(out)
+			continue
+		}
+		out = append(out, c)
+		if !strings.ContainsRune(blank, rune(c)) {
+			keep = len(out)
+		}
+	}
+	*text = (*text)[min(i+1, len(*text)):]
+	return string(out[:keep])
+}
