@@ -1,0 +1,83 @@
+package nslock
+
+import (
+	"errors"
+	"net"
+	"os"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"boxgate/firewall/namespace"
+)
+
+// TestANamespaceHasOneHolder: nobody else gets it while any process has the lock, and what is left is removed by the last holder
+// alone, who is followed by the next one.
+func TestANamespaceHasOneHolder(t *testing.T) {
+	ns, err := namespace.New()
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = ns.Close() })
+	if err := namespace.Do(ns, func() error { return holders(t) }); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func holders(t *testing.T) error {
+	first, err := Take()
+	if err != nil {
+		return err
+	}
+	if _, err := Take(); !errors.Is(err, ErrTaken) {
+		t.Error("a second holder:", err)
+	}
+	ln, err := first.Listen()
+	if err != nil {
+		return err
+	}
+	fd, err := unix.FcntlInt(first.Fd(), unix.F_DUPFD_CLOEXEC, 0)
+	if err != nil {
+		return err
+	}
+	next, err := Inherit(os.NewFile(uintptr(fd), "lock"))
+	if err != nil {
+		return err
+	}
+	next.Remove() // the first still relies on it
+	socket, err := Socket()
+	if err != nil {
+		return err
+	}
+	if c, err := net.Dial("unix", socket); err != nil {
+		t.Error("the socket is gone:", err)
+	} else {
+		c.Close()
+	}
+	first.Leave()
+	first.Remove()
+	next.Own()
+	if err := errors.Join(ln.Close(), first.Close()); err != nil {
+		return err
+	}
+	if _, err := Take(); !errors.Is(err, ErrTaken) {
+		t.Error("a second holder after the lock was passed on:", err)
+	}
+	if _, err := os.Lstat(socket); err != nil {
+		t.Error(err)
+	}
+	info, err := os.Lstat(Dir)
+	if err != nil || info.Mode().Perm() != 0o700 {
+		t.Error(info, err)
+	}
+	next.Remove()
+	if _, err := os.Lstat(socket); !errors.Is(err, os.ErrNotExist) {
+		t.Error("the socket is left:", err)
+	}
+	again, err := Take() // the file of the one before is removed, and held until it is closed
+	if err != nil {
+		return err
+	}
+	again.Remove()
+	return errors.Join(next.Close(), again.Close())
+}
