@@ -5,6 +5,8 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"golang.org/x/sys/unix"
 )
 
 // TestTheRunDirectoryIsNobodyElses: one that is not there, is empty or is a launcher's will do, also with other files in it.
@@ -34,5 +36,37 @@ func TestTheRunDirectoryIsNobodyElses(t *testing.T) {
 	own, others, err := OfRun(state, run)
 	if err != nil || len(own) != 1 || len(others) != 1 || filepath.Base(own[0]) != "netns" {
 		t.Error(own, others, err)
+	}
+}
+
+// TestUninstallLeavesTheRunDirectoryOfOthers: their files and mounts in it, when all that is the launcher's is gone.
+func TestUninstallLeavesTheRunDirectoryOfOthers(t *testing.T) {
+	run := filepath.Join(t.TempDir(), "run")
+	l, err := New(Config{StateDir: filepath.Join(t.TempDir(), "state"), RunDir: run})
+	if err != nil {
+		t.Fatal(err)
+	}
+	mounted, pinned := filepath.Join(run, "theirs"), filepath.Join(run, "netns", "left")
+	for _, dir := range []string{mounted, pinned} {
+		if err := os.Mkdir(dir, 0o700); err != nil {
+			t.Fatal(err)
+		}
+		if err := unix.Mount("boxgate-test", dir, "tmpfs", 0, "size=64k"); err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { _ = unix.Unmount(dir, unix.MNT_DETACH) })
+	}
+	file := filepath.Join(mounted, "file")
+	if err := os.WriteFile(file, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := l.Uninstall(t.Context(), true); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := os.Lstat(file); err != nil {
+		t.Error(err)
+	}
+	if entries, err := os.ReadDir(run); err != nil || len(entries) != 1 {
+		t.Error(entries, err)
 	}
 }
