@@ -8,18 +8,18 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"boxgate/firewall/namespace"
+	"boxgate/host/apart"
 )
 
 // TestANamespaceHasOneHolder: nobody else gets it while any process has the lock, and what is left is removed by the last holder
 // alone, who is followed by the next one.
 func TestANamespaceHasOneHolder(t *testing.T) {
-	ns, err := namespace.New()
+	ns, err := apart.New()
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = ns.Close() })
-	if err := namespace.Do(ns, func() error { return holders(t) }); err != nil {
+	if err := ns.Do(func() error { return holders(t) }); err != nil {
 		t.Fatal(err)
 	}
 }
