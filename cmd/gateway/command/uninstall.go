@@ -80,11 +80,11 @@ func sayPlan(cmd *cobra.Command, asJSON bool, plan *uninstall.Plan, dryRun bool)
 	if asJSON {
 		return cli.WriteJSON(cmd.OutOrStdout(), plan)
 	}
-	w, verb := cmd.OutOrStdout(), "removed"
+	w, verb := cmd.OutOrStdout(), "is removed"
 	if dryRun {
 		verb = "would be removed"
 	}
-	if err := sayItems(w, "What is "+verb+":", plan.Remove); err != nil {
+	if err := sayItems(w, "What "+verb+":", plan.Remove); err != nil {
 		return err
 	}
 	return sayItems(w, "What stays:", plan.Keep)
