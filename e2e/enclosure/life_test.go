@@ -75,6 +75,7 @@ func (w *world) startUnder(flags []string, args ...string) *running {
 	w.T.Helper()
 	c := &running{w: w, cmd: w.command(append(append(flags, "--"), args...)...)}
 	c.cmd.Stdout, c.cmd.Stderr = c, c
+	c.cmd.WaitDelay = time.Second // what outlives it may hold its output
 	if err := w.Net.Gateway().Start(c.cmd); err != nil {
 		w.T.Fatal(err)
 	}
@@ -120,6 +121,11 @@ func TestRunLeavesNothing(t *testing.T) {
 	w := newWorld(t)
 	before := w.hostNetwork()
 	mark := "boxgate-leaves-nothing-" + filepath.Base(w.Dir)
+	t.Cleanup(func() {
+		for _, pid := range processes(mark) {
+			_ = syscall.Kill(pid, syscall.SIGKILL)
+		}
+	})
 	line := fmt.Sprintf("setsid sh -c 'sleep 1000; : %s' & setsid sh -c 'sleep 1000; : %s' </dev/null >/dev/null 2>&1 & echo ready; ", mark, mark)
 	c := w.start("sh", "-c", line+"sleep 1000")
 	c.until("ready")

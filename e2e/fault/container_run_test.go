@@ -1,12 +1,14 @@
 package fault
 
 import (
+	"context"
 	"errors"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	"boxgate/config"
 	"boxgate/e2e/harness"
@@ -51,7 +53,10 @@ func dockerWorld(t *testing.T) (*harness.World, *docker) {
 // gateway runs a command of the gateway that uses Docker's.
 func (d *docker) gateway(stdin string, args ...string) (out, errout string, status int) {
 	d.w.T.Helper()
-	cmd := d.w.Command(d.w.T.Context(), args...)
+	ctx, cancel := context.WithTimeout(d.w.T.Context(), harness.Patience)
+	defer cancel()
+	cmd := d.w.Command(ctx, args...)
+	cmd.WaitDelay = time.Second // what it has started may hold its output
 	cmd.Env = append(cmd.Env, "DOCKER_HOST=unix://"+d.dir+"/sock", "HOME="+d.dir, "PATH="+dockerRoot+"/usr/bin:/usr/bin:/bin")
 	cmd.Stdin = strings.NewReader(stdin)
 	var o, e strings.Builder

@@ -60,6 +60,7 @@ func (g Gateway) Run(ctx context.Context, l Line) (status int, id string, err er
 	box, err := g.connect(ctx, c.ID)
 	if err != nil {
 		remove()
+		_ = cmd.Process.Kill() // it may wait for what was removed before it came to it
 		_ = cmd.Wait()
 		return 0, "", err
 	}
