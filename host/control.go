@@ -6,6 +6,7 @@ import (
 	"errors"
 	"io"
 	"net"
+	"sync"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -60,6 +61,8 @@ func (h *Host) serveControl(ctx context.Context) error {
 		return nil
 	}
 	defer context.AfterFunc(ctx, func() { _ = ln.Close() })()
+	var answers sync.WaitGroup
+	defer answers.Wait() // a process that was replaced ends, and says so first
 	for {
 		c, err := ln.AcceptUnix()
 		if err != nil {
@@ -68,10 +71,11 @@ func (h *Host) serveControl(ctx context.Context) error {
 			}
 			return err
 		}
-		go func() {
+		answers.Go(func() {
 			defer c.Close()
 			var asked struct{ Do string }
 			_ = c.SetReadDeadline(time.Now().Add(10 * time.Second))
+			defer context.AfterFunc(ctx, func() { _ = c.SetReadDeadline(time.Now()) })()
 			if !isRoot(c) || json.NewDecoder(io.LimitReader(c, 4096)).Decode(&asked) != nil {
 				return
 			}
@@ -80,8 +84,9 @@ func (h *Host) serveControl(ctx context.Context) error {
 			if err != nil {
 				out.Error = err.Error()
 			}
+			_ = c.SetWriteDeadline(time.Now().Add(10 * time.Second))
 			_ = json.NewEncoder(c).Encode(out)
-		}()
+		})
 	}
 }
 

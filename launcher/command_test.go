@@ -166,7 +166,7 @@ func TestTerminal(t *testing.T) {
 	var out strings.Builder
 	printed := make(chan struct{}, 1)
 	c, err := l.Start(t.Context(), id, ExecSpec{
-		Args:  []string{"sh", "-c", `tty; stty size; echo $TERM; test -t 0 && test -t 1 && test -t 2 && echo all three; trap 'stty size; resized=1' WINCH; until [ "$resized" ]; do sleep 0.01; done; trap '' WINCH; echo ready; read x; echo got $x; cat; seq 20000; exit 9`},
+		Args:  []string{"sh", "-c", `tty; stty size; echo $TERM; trap 'stty size; resized=1' WINCH; test -t 0 && test -t 1 && test -t 2 && echo all three; until [ "$resized" ]; do sleep 0.01; done; trap '' WINCH; echo ready; read x; echo got $x; cat; seq 20000; exit 9`},
 		Stdin: in, Terminal: &terminal.Size{Rows: 24, Cols: 80},
 		Stdout: writerFunc(func(p []byte) (int, error) {
 			mu.Lock()

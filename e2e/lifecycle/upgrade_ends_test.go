@@ -90,9 +90,7 @@ func TestADeletedBoxIsCutWhereItDrains(t *testing.T) {
 	t.Parallel()
 	u, g, _, _ := drained(t)
 	u.MustDelete(g.id)
-	if !strings.Contains(u.LogText(), `"error":"the box was removed"`) {
-		t.Error("the stream goes on when the deletion is answered")
-	}
+	u.Until("the event says why", func() bool { return strings.Contains(u.LogText(), `"error":"the box was removed"`) })
 }
 
 // A secret that its source no longer has is cut where it drains, too: nothing else asks for it any more.

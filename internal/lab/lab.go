@@ -14,6 +14,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strings"
+	"sync"
 	"syscall"
 	"time"
 
@@ -120,17 +121,22 @@ func (l *Lab) Start(ctx context.Context) error {
 		return errors.Join(err, stdin.Close())
 	}
 	defer ready.Close()
-	var errout tail
+	errout, stderr, err := l.collectErrors()
+	if err != nil {
+		return errors.Join(err, stdin.Close())
+	}
 	cmd := exec.Command(l.Self, append([]string{"serve", "--config", l.Config, "--until-eof"}, l.Flags...)...)
 	cmd.Env = append(append(l.environ(), "NOTIFY_SOCKET="+ready.LocalAddr().String()), l.Env...)
 	cmd.Stdin = pipe
 	cmd.Stdout = l.Log
-	cmd.Stderr = io.MultiWriter(l.Log, &errout)
+	cmd.Stderr = stderr
 	if l.Errout != nil {
 		cmd.Stderr = l.Errout
 	}
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true} // Ctrl-C is for the lab to handle, not for the gateway
-	if err := l.Net.Gateway().Start(cmd); err != nil {
+	err = l.Net.Gateway().Start(cmd)
+	_ = stderr.Close() // it is the process's
+	if err != nil {
 		return errors.Join(err, stdin.Close())
 	}
 	l.Process, l.stdin, l.Exited = cmd, stdin, make(chan struct{})
@@ -138,7 +144,24 @@ func (l *Lab) Start(ctx context.Context) error {
 		_ = cmd.Wait()
 		close(l.Exited)
 	}()
-	return l.awaitReady(ctx, ready, &errout)
+	return l.awaitReady(ctx, ready, errout)
+}
+
+// collectErrors returns a file that writes to the log, and the end of what came that way. It is for standard error: the wait
+// for a process must not become one for the processes that it started, which have the file, too.
+func (l *Lab) collectErrors() (errout *tail, stderr *os.File, err error) {
+	read, stderr, err := os.Pipe()
+	if err != nil {
+		return nil, nil, err
+	}
+	errout = &tail{whole: make(chan struct{})}
+	out := io.MultiWriter(l.Log, errout)
+	go func() {
+		defer close(errout.whole)
+		defer read.Close()
+		_, _ = io.Copy(out, read)
+	}()
+	return errout, stderr, nil
 }
 
 // listenForReady opens the socket on which the gateway reports readiness, as it does to systemd.
@@ -161,6 +184,10 @@ func (l *Lab) awaitReady(ctx context.Context, ready *net.UnixConn, errout *tail)
 	}()
 	select {
 	case <-l.Exited:
+		select {
+		case <-errout.whole:
+		case <-ctx.Done():
+		}
 		return fmt.Errorf("the gateway did not start: %s", strings.TrimSpace(errout.String()))
 	case <-ctx.Done():
 		return fmt.Errorf("the gateway did not become ready: %w", ctx.Err())
@@ -259,9 +286,15 @@ func (l *Lab) Close() error {
 }
 
 // tail keeps the last 4 KiB written to it.
-type tail struct{ buf bytes.Buffer }
+type tail struct {
+	whole chan struct{} // closed when nothing more comes
+	mu    sync.Mutex
+	buf   bytes.Buffer
+}
 
 func (t *tail) Write(p []byte) (int, error) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
 	t.buf.Write(p)
 	if extra := t.buf.Len() - 4096; extra > 0 {
 		t.buf.Next(extra)
@@ -269,4 +302,8 @@ func (t *tail) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-func (t *tail) String() string { return t.buf.String() }
+func (t *tail) String() string {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return t.buf.String()
+}
