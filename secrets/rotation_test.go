@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"net/http"
 	"slices"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -114,4 +115,35 @@ func TestARefreshTokenIsRevoked(t *testing.T) {
 	wants(t, s, "s", "access-2")
 	eventually(t, "the valid token is given up", func() bool { _, err := s.Secret(t.Context(), "s"); return err != nil })
 	fails(t, s, "s", "invalid_grant")
+}
+
+// A token server quotes refresh tokens that were not in the request: the one before, the one that the operator configured, and, once
+// another is configured, those of the grant before. None of them gets into an error or the log.
+func TestTokenServersThatQuoteOtherRefreshTokens(t *testing.T) {
+	t.Parallel()
+	_, server, from := newRotating(t)
+	kept := &memory{}
+	s, logs := asking(t, server, "oauth2", from, firstRefresh, kept)
+	for i := range 4 {
+		wants(t, s, "s", fmt.Sprintf("access-%d", i+1))
+		if err := s.Refresh(t.Context(), "s"); err != nil {
+			t.Fatal(err)
+		}
+	}
+	wants(t, s, "s", "access-5")
+	s.Close() // canary-refresh-5 and the one before it are kept
+	quiet(t, logs)
+	for _, configured := range []string{"canary-first", "canary-second"} {
+		server.answers(reply(400, map[string]string{
+			"error": "invalid_request", "error_description": "reuse: canary-refresh-5 after canary-refresh-4, of " + configured,
+		}))
+		again, logs := asking(t, server, "oauth2", from, map[string]Source{"first": literal(configured)}, kept)
+		fails(t, again, "s", "status 400")
+		eventually(t, "the log has it", func() bool { return logs.FilterMessage("a secret could not be refreshed").Len() > 0 })
+		quiet(t, logs)
+		if said := fmt.Sprint(logs.FilterMessage("a secret could not be refreshed").All()[0].ContextMap()); !strings.Contains(said, "reuse: [redacted] after [redacted]") {
+			t.Errorf("the log does not say what was wrong: %s", said)
+		}
+		again.Close()
+	}
 }

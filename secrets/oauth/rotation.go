@@ -32,10 +32,11 @@ type rotation struct {
 // A crash before 3 leaves the old token, which a server accepts that allows for a lost answer. After it there is the new
 // one as well.
 func (o *OAuth2) refresh(ctx context.Context, d remote.Desk) (remote.Value, error) {
-	kept, err := o.recall(ctx, d)
+	kept, others, err := o.recall(ctx, d)
 	if err != nil {
 		return remote.Value{}, err
 	}
+	d.Client = d.Client.Hiding(append(others, kept.secrets()...)...)
 	used, a, err := o.present(ctx, d, kept)
 	if err != nil {
 		return remote.Value{}, err
@@ -46,31 +47,39 @@ func (o *OAuth2) refresh(ctx context.Context, d remote.Desk) (remote.Value, erro
 	return a.value()
 }
 
-// recall returns the refresh tokens to present.
-func (o *OAuth2) recall(ctx context.Context, d remote.Desk) (rotation, error) {
+// secrets returns the tokens.
+func (r *rotation) secrets() (list []policy.Secret) {
+	for _, token := range r.Tokens {
+		list = append(list, policy.NewSecret(token))
+	}
+	return list
+}
+
+// recall returns the refresh tokens to present, and others that the server may know.
+func (o *OAuth2) recall(ctx context.Context, d remote.Desk) (kept rotation, others []policy.Secret, err error) {
 	first, err := d.Secret(ctx, o.RefreshToken)
 	if err != nil {
-		return rotation{}, err
+		return rotation{}, nil, err
 	}
 	sum := sha256.Sum256([]byte(first.Reveal()))
 	seed := hex.EncodeToString(sum[:])
 	if o.unsaved != nil && o.unsaved.Seed == seed {
 		if err := o.keep(ctx, d, *o.unsaved); err != nil {
-			return rotation{}, err
+			return rotation{}, nil, err
 		}
 	}
-	var kept rotation
 	text, err := d.Memory.Remembered(d.Name)
 	if err != nil {
-		return rotation{}, errors.New("the refresh token cannot be read from the store")
+		return rotation{}, nil, errors.New("the refresh token cannot be read from the store")
 	}
 	if text.Reveal() != "" && json.Unmarshal([]byte(text.Reveal()), &kept) != nil {
-		return rotation{}, errors.New("the refresh token in the store is damaged")
+		return rotation{}, nil, errors.New("the refresh token in the store is damaged")
 	}
+	others = append(kept.secrets(), first)
 	if kept.Seed != seed || len(kept.Tokens) == 0 {
 		kept = rotation{Seed: seed, Tokens: []string{first.Reveal()}}
 	}
-	return kept, nil
+	return kept, others, nil
 }
 
 // present asks for a token with each refresh token until one is accepted, and returns the index of that one. The request

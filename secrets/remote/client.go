@@ -66,12 +66,15 @@ func (c *Client) WithCA(file string) (*Client, error) {
 	return &Client{http: NewClient(roots).http, hide: c.hide}, nil
 }
 
-// Hiding returns a client that masks a value, and the parts of one that is a JSON object, in what servers say: they may quote an
-// earlier answer of theirs.
-func (c *Client) Hiding(known policy.Secret) *Client {
-	hide := []policy.Secret{known}
-	var parts map[string]any
-	if json.Unmarshal([]byte(known.Reveal()), &parts) == nil {
+// Hiding returns a client that masks values as well, and the parts of those that are JSON objects, in what servers say: they may
+// quote an earlier answer of theirs, or an earlier request.
+func (c *Client) Hiding(known ...policy.Secret) *Client {
+	hide := slices.Concat(c.hide, known)
+	for _, value := range known {
+		var parts map[string]any
+		if json.Unmarshal([]byte(value.Reveal()), &parts) != nil {
+			continue
+		}
 		for _, part := range parts {
 			if text, ok := part.(string); ok {
 				hide = append(hide, policy.NewSecret(text))
