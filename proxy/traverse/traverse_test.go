@@ -70,6 +70,8 @@ func TestConnectFails(t *testing.T) {
 		"HTTP/1.1 407 canary\r\nX: canary\r\n\r\n":                  policy.ProxyHTTP,
 		"HTTP/1.1 302 Found\r\nLocation: http://canary/\r\n\r\n":    policy.ProxyHTTP,
 		"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 200 OK\r\n\r\n":      policy.ProxyHTTP,
+		"HTTP/2.0 200 OK\r\n\r\n":                                   policy.ProxyHTTP,
+		"HTTP/0.9 200 OK\r\n\r\n":                                   policy.ProxyHTTP,
 		"canary hello\r\n\r\n":                                      policy.ProxyHTTP,
 		"HTTP/1.1 200 OK\r\nX: " + strings.Repeat("canary", 10_000): policy.ProxyHTTP,
 		"\x05\xff":                 policy.ProxySOCKS5,
