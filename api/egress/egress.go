@@ -135,19 +135,9 @@ func eventFilter(r *http.Request, box policy.BoxID) (api.EventFilter, bool, erro
 	f.Denied = query.Denied
 	if query.Since != "" {
 		var err error
-		if f.Since, err = parseSince(query.Since, time.Now()); err != nil {
-			return f, false, problem.Refuse(http.StatusUnprocessableEntity, `query parameter "since" must be a time (2026-01-02T15:04:05Z), Unix seconds or a duration back from now (10m)`)
+		if f.Since, err = api.ParseSince(query.Since, time.Now()); err != nil {
+			return f, false, problem.Refuse(http.StatusUnprocessableEntity, `query parameter "since" must be a time (2026-01-02T15:04:05Z), Unix seconds or a duration back from now (10m, 7d)`)
 		}
 	}
 	return f, query.Follow, nil
-}
-
-func parseSince(text string, now time.Time) (time.Time, error) {
-	if seconds, err := strconv.ParseInt(text, 10, 64); err == nil {
-		return time.Unix(seconds, 0), nil
-	}
-	if back, err := time.ParseDuration(text); err == nil {
-		return now.Add(-back.Abs()), nil
-	}
-	return time.Parse(time.RFC3339Nano, text)
 }

@@ -35,9 +35,9 @@ func (q *searchQuery) filter() (api.EventSearch, error) {
 		if at.text == "" {
 			continue
 		}
-		t, err := parseSince(at.text, time.Now())
+		t, err := api.ParseSince(at.text, time.Now())
 		if err != nil {
-			return f, problem.Refuse(http.StatusUnprocessableEntity, `query parameter %q must be a time (2026-01-02T15:04:05Z), Unix seconds or a duration back from now (10m)`, name)
+			return f, problem.Refuse(http.StatusUnprocessableEntity, `query parameter %q must be a time (2026-01-02T15:04:05Z), Unix seconds or a duration back from now (10m, 7d)`, name)
 		}
 		*at.into = t
 	}

@@ -4,6 +4,7 @@ import (
 	"net/http"
 	"time"
 
+	"boxgate/api"
 	"boxgate/api/problem"
 	"boxgate/api/rest"
 	"boxgate/policy"
@@ -43,7 +44,7 @@ func (e *Endpoints) rotateAPIKey(w http.ResponseWriter, r *http.Request) (rest.R
 	var grace time.Duration
 	if body.Grace != "" {
 		var err error
-		if grace, err = time.ParseDuration(body.Grace); err != nil || grace < 0 || grace > maxGrace {
+		if grace, err = api.ParseDuration(body.Grace); err != nil || grace > maxGrace {
 			return rest.Reply{}, problem.Invalid("/grace", "must be a duration from 0s to 720h, such as 1h")
 		}
 	}

@@ -71,9 +71,9 @@ func duration(p *problem.List, pointer, text string, most time.Duration) time.Du
 	if text == "" {
 		return 0
 	}
-	d, err := time.ParseDuration(text)
-	if err != nil || d < 0 || d > most {
-		p.Add(pointer, "must be a duration from 0s to %s, such as 24h", most)
+	d, err := api.ParseDuration(text)
+	if err != nil || d > most {
+		p.Add(pointer, "must be a duration from 0s to %s, such as 24h or 7d", most)
 	}
 	return d
 }

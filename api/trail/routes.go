@@ -4,7 +4,6 @@ import (
 	"context"
 	"net/http"
 	"reflect"
-	"strconv"
 	"time"
 
 	"boxgate/api"
@@ -68,8 +67,8 @@ func (e *Endpoints) list(w http.ResponseWriter, r *http.Request) (rest.Reply, er
 	}
 	if q.Since != "" {
 		var err error
-		if f.Since, err = parseSince(q.Since, time.Now()); err != nil {
-			return rest.Reply{}, problem.Refuse(http.StatusUnprocessableEntity, `query parameter "since" must be a time (2026-01-02T15:04:05Z), Unix seconds or a duration back from now (24h)`)
+		if f.Since, err = api.ParseSince(q.Since, time.Now()); err != nil {
+			return rest.Reply{}, problem.Refuse(http.StatusUnprocessableEntity, `query parameter "since" must be a time (2026-01-02T15:04:05Z), Unix seconds or a duration back from now (24h, 7d)`)
 		}
 	}
 	ctx, cancel := context.WithCancel(r.Context())
@@ -93,14 +92,4 @@ func (e *Endpoints) list(w http.ResponseWriter, r *http.Request) (rest.Reply, er
 		return err
 	})
 	return rest.Reply{Written: true}, nil
-}
-
-func parseSince(text string, now time.Time) (time.Time, error) {
-	if seconds, err := strconv.ParseInt(text, 10, 64); err == nil {
-		return time.Unix(seconds, 0), nil
-	}
-	if back, err := time.ParseDuration(text); err == nil {
-		return now.Add(-back.Abs()), nil
-	}
-	return time.Parse(time.RFC3339Nano, text)
 }

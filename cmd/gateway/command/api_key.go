@@ -4,8 +4,6 @@ import (
 	"fmt"
 	"io"
 	"net/url"
-	"regexp"
-	"strconv"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -84,16 +82,10 @@ func sayKey(cmd *cobra.Command, w io.Writer, k apiKey) error {
 	return err
 }
 
-var wholeDays = regexp.MustCompile(`^([0-9]{1,5})d$`)
-
 // days reads the duration that a flag has, which may be in days.
 func days(flag, text string) (time.Duration, error) {
-	if m := wholeDays.FindStringSubmatch(text); m != nil {
-		n, _ := strconv.Atoi(m[1]) // five digits at most
-		return time.Duration(n) * 24 * time.Hour, nil
-	}
-	d, err := time.ParseDuration(text)
-	if err != nil || d < 0 {
+	d, err := api.ParseDuration(text)
+	if err != nil {
 		return 0, cli.Usagef("--%s: %q is not a duration such as 10m, or 7d", flag, text)
 	}
 	return d, nil

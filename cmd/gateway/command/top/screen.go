@@ -211,9 +211,9 @@ func (s *session) askChange(action string) {
 		return
 	}
 	s.ask("1h", func(typed string) string { return action + " " + to + " for: " + typed }, func(text string) {
-		lasts, err := time.ParseDuration(text)
+		lasts, err := api.ParseDuration(text)
 		if err != nil || lasts < time.Second {
-			s.view.Message = "not changed: give a duration such as 1h"
+			s.view.Message = "not changed: give a duration such as 1h or 2d"
 			return
 		}
 		s.call(func() string { return change(s.ctx, s.client, e, action, lasts) })
