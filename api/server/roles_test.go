@@ -360,7 +360,7 @@ func TestKeysAreShownOnce(t *testing.T) {
 	}
 	for _, bad := range []string{
 		`{"name":"x"}`, `{"name":"x","role":"root"}`, `{"name":"","role":"admin"}`, `{"name":"x","role":"one-box"}`, `{"name":"x","role":"admin","box":"box1"}`,
-		`{"name":"x","role":"admin","expires_in":"-1h"}`, `{"name":"x","role":"admin","expires_in":"0s"}`, `{"name":"x","role":"admin","expires_in":"90d"}`,
+		`{"name":"x","role":"admin","expires_in":"-1h"}`, `{"name":"x","role":"admin","expires_in":"0s"}`, `{"name":"x","role":"admin","expires_in":"90 days"}`,
 	} {
 		if got := f.call(t, "POST", "/v2/api-keys", bad); got.StatusCode != 422 {
 			t.Errorf("%s: %s %s", bad, got.Status, got.text)
