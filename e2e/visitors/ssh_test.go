@@ -56,7 +56,8 @@ func TestSSHByRawTCP(t *testing.T) {
 	logIn := func(key sshKey) (string, error) {
 		ctx, cancel := context.WithTimeout(t.Context(), harness.Patience)
 		defer cancel()
-		script := `printf 'a %s' line | SSL_CERT_FILE="$1" exec ssh -F none -o BatchMode=yes -o IdentitiesOnly=yes -o UserKnownHostsFile="$2" -o ProxyCommand="$3" -i "$4" user@"$5" cat`
+		// ssh ends its proxy command by SIGHUP, which a command inherits as ignored where the tests run under nohup.
+		script := `printf 'a %s' line | SSL_CERT_FILE="$1" exec env --default-signal=HUP ssh -F none -o BatchMode=yes -o IdentitiesOnly=yes -o UserKnownHostsFile="$2" -o ProxyCommand="$3" -i "$4" user@"$5" cat`
 		return s.run(ctx, home, "unshare", "--mount", "sh", "-c", `mount --bind "$0" /etc/hosts && exec "$@"`, hosts,
 			"sh", "-c", script, "sh", s.roots, known, proxyCommand, write("key", key.text), s.host)
 	}
