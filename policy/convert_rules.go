@@ -93,7 +93,11 @@ func writeLogin(l *Login) map[string]any {
 		return map[string]any{"ssh": l.SSH.document()}
 	}
 	if l.Proxy != nil {
-		return map[string]any{"proxy": map[string]any{"username": l.Proxy.User, "password": writeValue(l.Proxy.Password, l.Proxy.Source)}}
+		proxy := map[string]any{"username": l.Proxy.User, "password": writeValue(l.Proxy.Password, l.Proxy.Source)}
+		if l.Proxy.Scheme != "" {
+			proxy["scheme"] = string(l.Proxy.Scheme)
+		}
+		return map[string]any{"proxy": proxy}
 	}
 	pg := l.Postgres
 	out := map[string]any{"user": pg.User, "database": pg.Database, "password": writeValue(pg.Password, pg.Source)}

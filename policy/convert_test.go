@@ -52,7 +52,7 @@ var everyField = []string{
 	`{"ssh": {"user": "git", "key": {"secret": "k"}, "host_keys": ["@cert-authority ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIAABAgMEBQYHCAkKCwwNDg8QERITFBUWFxgZGhscHR4f"],
 		"repos": [{"name": "o/r", "access": "push"}], "commands": ["uptime"]}}`,
 	`{"proxy": {"username": "u", "password": "literal"}}`,
-	`{"proxy": {"username": "u", "password": {"secret": "k"}}}`,
+	`{"proxy": {"scheme": "socks5", "username": "u", "password": {"secret": "k"}}}`,
 	`{"client_certificate": {"certificate": {"secret": "c"}, "key": {"secret": "k"}}}`,
 	`{"forward_url": "https://proxy.test:8443/in", "remove": ["X-C"]}`,
 }

@@ -8,7 +8,7 @@ import (
 // readProxy reads egressProxy, a SOCKS5 proxy with its credentials. These become a header rule, which has a host by its name.
 func (o *e2bOptions) readProxy(at string, v value, ps *problems) {
 	var address string
-	login := &ProxyLogin{Password: NewSecret("")}
+	login := &ProxyLogin{Scheme: ProxySOCKS5, Password: NewSecret("")}
 	v.fields(at, "an object with address", ps, map[string]func(string, value){
 		"address":  func(at string, v value) { address = v.string(at, ps) },
 		"username": func(at string, v value) { login.User = v.string(at, ps) },
@@ -60,6 +60,8 @@ func writeE2BProxy(spec Spec, rules []HeaderRule, ps *problems) (out map[string]
 		switch l := r.Login.Proxy; {
 		case p == nil || p.Name != r.Pattern.name || p.Port != r.Pattern.port:
 			ps.add(at, "is the login to a proxy that the policy does not use")
+		case !l.isFor(ProxySOCKS5):
+			ps.add(at, "is not for SOCKS5, and the other dialect knows no other proxies")
 		case l.Source != "":
 			ps.add(at, "has a source, and the other dialect knows literal values alone")
 		default:

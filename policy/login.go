@@ -93,9 +93,17 @@ func (l *Login) URL(authority string) string {
 
 // ProxyLogin is what the gateway authenticates by to an upstream proxy.
 type ProxyLogin struct {
+	// Scheme is that of the proxy which the login is for: to one that is spoken to in another way it is not given. Empty is
+	// https: whoever may change the policy, and not the login, cannot have the login sent in clear text.
+	Scheme   ProxyScheme
 	User     string
 	Password Secret // the literal; empty when Source is set
 	Source   string // name of a secret in the gateway's configuration; "" for a literal
+}
+
+// isFor reports whether the login may be given to a proxy that is spoken to by a scheme.
+func (l *ProxyLogin) isFor(scheme ProxyScheme) bool {
+	return l != nil && (l.Scheme == scheme || l.Scheme == "" && scheme == ProxyHTTPS)
 }
 
 // equal reports whether two logins are the same.
@@ -103,5 +111,5 @@ func (l *ProxyLogin) equal(o *ProxyLogin) bool {
 	if l == nil || o == nil {
 		return l == o
 	}
-	return l.User == o.User && l.Source == o.Source && l.Password.Equal(o.Password)
+	return l.Scheme == o.Scheme && l.User == o.User && l.Source == o.Source && l.Password.Equal(o.Password)
 }

@@ -92,6 +92,12 @@ func (p *headerParser) postgres(at string, v value) *Postgres {
 func (p *headerParser) proxy(at string, v value) *ProxyLogin {
 	out := &ProxyLogin{Password: NewSecret("")}
 	v.fields(at, "an object of username and password", &p.problems, map[string]func(string, value){
+		"scheme": func(at string, v value) {
+			out.Scheme = ProxyScheme(v.string(at, &p.problems))
+			if _, known := defaultProxyPorts[out.Scheme]; !known && v.kind == kindText {
+				p.add(at, `is %s; use "https", "http" or "socks5"`, quoted(v.text))
+			}
+		},
 		"username": func(at string, v value) {
 			if out.User = v.string(at, &p.problems); v.kind == kindText {
 				checkProxyUser(at, out.User, &p.problems)

@@ -17,6 +17,7 @@ func (c *Compiled) newWarnings(parsed parsedSpec, headers []HeaderRule) []Proble
 	c.warnRules(&ps)
 	warnAlternatives(headers, &ps)
 	for _, h := range headers {
+		c.warnProxyLogin(h, &ps)
 		if !h.Applies() {
 			continue
 		}
@@ -29,6 +30,15 @@ func (c *Compiled) newWarnings(parsed parsedSpec, headers []HeaderRule) []Proble
 		h.warnShown(at, &ps)
 	}
 	return ps.list
+}
+
+// warnProxyLogin finds the login of the upstream proxy, if it is for another scheme than the policy gives that.
+func (c *Compiled) warnProxyLogin(h HeaderRule, ps *problems) {
+	p, u := h.key(), c.upstream
+	if h.Login == nil || h.Login.Proxy == nil || u == nil || u.Name != p.name || u.Port != p.port || h.Login.Proxy.isFor(u.Scheme) {
+		return
+	}
+	ps.add(pointer("/attach_headers", h.Pattern.String()), "is not given to the upstream_proxy, which the policy has spoken to by %s: a login is for https unless its scheme says otherwise", u.Scheme)
 }
 
 // warnPlain finds a rule that denies or forwards, while the policy allows its host over plain HTTP, where header rules do not
@@ -139,12 +149,6 @@ func (c *Compiled) neverApplies(h HeaderRule, parsed parsedSpec) string {
 		return "the policy denies everything"
 	}
 	p := h.key()
-	if h.Login != nil && h.Login.Proxy != nil {
-		if u := c.upstream; u == nil || u.Name != p.name || u.Port != p.port {
-			return "the upstream_proxy of the policy is not there"
-		}
-		return ""
-	}
 	if p.name.IsLoopback() {
 		return "TLS is never terminated for the host's own names"
 	}

@@ -52,7 +52,8 @@ func (c *Compiled) newReach(protected *Protected) *Compiled {
 	return out
 }
 
-// setUpstream makes connections go by the proxy of the policy, with the login that a header rule has for it.
+// setUpstream makes connections go by the proxy of the policy, with the login that a header rule has for it, and for the way in
+// which it is spoken to.
 func (c *Compiled) setUpstream(s *UpstreamSpec) {
 	if s == nil {
 		return
@@ -61,7 +62,9 @@ func (c *Compiled) setUpstream(s *UpstreamSpec) {
 	if err != nil || p.leaveTo(s.ResolveThere) != nil { // checked before
 		p = &UpstreamProxy{}
 	}
-	p.Login = c.headers.proxies[headerKey{p.Name.s, false, p.Port}]
+	if l := c.headers.proxies[headerKey{p.Name.s, false, p.Port}]; l.isFor(p.Scheme) {
+		p.Login = l
+	}
 	p.seal("")
 	c.upstream, c.reach = p, c.newReach(c.protected)
 	c.plan.leaveNothing()

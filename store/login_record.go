@@ -14,6 +14,7 @@ type loginRecord struct {
 }
 
 type proxyRecord struct {
+	Scheme   string `json:"scheme,omitempty"`
 	User     string `json:"user"`
 	Password string `json:"password,omitempty"`
 	Source   string `json:"source,omitempty"`
@@ -43,7 +44,7 @@ func loginRecordOf(l *policy.Login) *loginRecord {
 		return &loginRecord{SSH: &sshRecord{s.User, s.Source, s.HostKeyLines(), s.Repos, s.Commands}}
 	}
 	if p := l.Proxy; p != nil {
-		return &loginRecord{Proxy: &proxyRecord{p.User, p.Password.Reveal(), p.Source}}
+		return &loginRecord{Proxy: &proxyRecord{string(p.Scheme), p.User, p.Password.Reveal(), p.Source}}
 	}
 	pg := l.Postgres
 	return &loginRecord{Postgres: &postgresRecord{pg.User, pg.Database, pg.Password.Reveal(), pg.Source, pg.Auth.String()}}
@@ -62,7 +63,7 @@ func (w *loginRecord) login() (*policy.Login, error) {
 		return w.SSH.login()
 	}
 	if p := w.Proxy; p != nil {
-		return &policy.Login{Proxy: &policy.ProxyLogin{User: p.User, Password: policy.NewSecret(p.Password), Source: p.Source}}, nil
+		return &policy.Login{Proxy: &policy.ProxyLogin{Scheme: policy.ProxyScheme(p.Scheme), User: p.User, Password: policy.NewSecret(p.Password), Source: p.Source}}, nil
 	}
 	if w.Postgres == nil {
 		return nil, errLogin

@@ -1,6 +1,7 @@
 package rules
 
 import (
+	"cmp"
 	"encoding/json"
 	"errors"
 	"net/http"
@@ -61,6 +62,7 @@ type postgresView struct {
 }
 
 type proxyView struct {
+	Scheme   string `json:"scheme" enum:"https http socks5" doc:"of the proxy that it is for"`
 	Username string `json:"username"`
 	Secret   string `json:"secret,omitempty" doc:"as for a header"`
 }
@@ -277,7 +279,7 @@ func (v *headerEntryView) viewLogin(l *policy.Login) {
 		s := l.SSH
 		v.SSH = &sshView{s.User, s.Source, s.HostKeyLines(), s.Repos, s.Commands}
 	case l.Proxy != nil:
-		v.Proxy = &proxyView{l.Proxy.User, l.Proxy.Source}
+		v.Proxy = &proxyView{string(cmp.Or(l.Proxy.Scheme, policy.ProxyHTTPS)), l.Proxy.User, l.Proxy.Source}
 	default:
 		pg := l.Postgres
 		v.Postgres = &postgresView{pg.User, pg.Database, pg.Source, pg.Auth.String()}

@@ -56,6 +56,7 @@ type proxyLoginBody struct {
 
 // proxyBody describes a login to an upstream proxy.
 type proxyBody struct {
+	Scheme   string      `json:"scheme,omitempty" enum:"https http socks5" doc:"of the proxy that the login is for; absent: https. The password of the others passes in clear text, and is not given to one of another scheme"`
 	Username string      `json:"username"`
 	Password headerValue `json:"password" doc:"a literal or a secret, without prefix or suffix"`
 }

@@ -1,12 +1,17 @@
 package upstream
 
 import (
+	"bytes"
+	"encoding/json"
+	"errors"
 	"io"
 	"net"
 	"net/http"
 	"strings"
 	"testing"
+	"time"
 
+	"boxgate/api"
 	"boxgate/audit"
 	"boxgate/e2e/harness"
 	"boxgate/policy"
@@ -56,10 +61,9 @@ func TestAttackPastAProxyThatDoesNotServe(t *testing.T) {
 		"the gateway":          {"http://10.200.0.1:3128", ""},
 		"the host":             {"http://127.0.0.1:8600", ""},
 	} {
-		_, host, _ := strings.Cut(c.url, "://")
 		body := map[string]any{"network_policy": by(open(), c.url), "attach_headers": map[string]any{"api.example.com": map[string]string{"X-Key": "v"}}}
 		if c.password != "" {
-			body["attach_headers"] = attach(host, c.password, map[string]any{"api.example.com": map[string]string{"X-Key": "v"}})
+			body["attach_headers"] = attach(c.url, c.password, map[string]any{"api.example.com": map[string]string{"X-Key": "v"}})
 		}
 		box := w.Create(body)
 		for _, line := range fails {
@@ -92,6 +96,59 @@ func TestAttackPastAProxyThatDoesNotServe(t *testing.T) {
 	w.NothingLeaks()
 }
 
+// TestAttackLoginInClearText: whoever has no more than one box, whose proxy speaks TLS, says that the same proxy speaks plain HTTP or
+// SOCKS5. What listens on the way there is not given the operator's login, which is for TLS; the box reaches nothing, and the key is
+// told why. A login that the operator gave for plain HTTP is used.
+func TestAttackLoginInClearText(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	wire := &connector{w: w, names: map[string]string{"www.example.com": "198.51.100.11"}}
+	if err := errors.Join(w.Net.AddHost("secure.example.net", "198.51.100.97"), w.Net.ServeConns("secure.example.net", 8443, wire.serve)); err != nil {
+		t.Fatal(err)
+	}
+	var heard bytes.Buffer
+	if err := w.Net.ServeConns("secure.example.net", 1080, func(c net.Conn) {
+		defer c.Close()
+		_, _ = c.Write([]byte{5, 2}) // a user name and a password are wanted
+		_ = c.SetReadDeadline(time.Now().Add(5 * time.Second))
+		b, _ := io.ReadAll(c)
+		wire.mu.Lock()
+		defer wire.mu.Unlock()
+		heard.Write(b)
+	}); err != nil {
+		t.Fatal(err)
+	}
+	rules := map[string]any{"secure.example.net:8443": login("https", password), "secure.example.net:1080": map[string]any{"proxy": map[string]string{"username": user, "password": password}}}
+	box := w.Create(map[string]any{"network_policy": by(open(), "https://secure.example.net:8443"), "attach_headers": rules})
+	made := strings.Fields(w.Run(0, nil, "", "api-key", "create", "--name", "one", "--role", "one-box", "--box", box))
+	lesser := api.NewClient(w.Socket, made[len(made)-1])
+	for _, url := range []string{"http://secure.example.net:8443", "socks5://secure.example.net:1080"} {
+		var told json.RawMessage
+		if err := lesser.Do(t.Context(), "PUT", "/v2/box/"+box+"/config/network-policy", by(open(), url), &told); err != nil {
+			t.Fatal(err)
+		}
+		if scheme, _, _ := strings.Cut(url, "://"); !strings.Contains(string(told), "spoken to by "+scheme) {
+			t.Errorf("%s: no warning: %s", url, told)
+		}
+		if out, code := w.Sh(box, fails[0]); code == 0 {
+			t.Errorf("%s: %s", url, out)
+		}
+	}
+	wire.mu.Lock()
+	asked, given := wire.asked, wire.given
+	if len(asked) == 0 || len(given) > 0 || bytes.Contains(heard.Bytes(), []byte(password)) {
+		t.Errorf("in clear text, of %q: %q %q", asked, given, heard.Bytes())
+	}
+	wire.mu.Unlock()
+	rules["secure.example.net:8443"] = login("http", password)
+	if err := w.Client.Do(t.Context(), "PUT", "/v2/box/"+box+"/config/attach-headers", rules, nil); err != nil {
+		t.Fatal(err)
+	}
+	w.SetPolicy(box, by(open(), "http://secure.example.net:8443"))
+	w.MustSh(box, fails[0])
+	w.NothingLeaks()
+}
+
 // TestAttackProtectedRangesByAProxy: a proxy is no way to what no policy opens, whoever resolves the name.
 func TestAttackProtectedRangesByAProxy(t *testing.T) {
 	t.Parallel()
@@ -110,7 +167,7 @@ func TestAttackProtectedRangesByAProxy(t *testing.T) {
 		box := w.Create(map[string]any{
 			"network_policy": by(map[string]any{"mode": "custom", "allowed_domains": []string{"*"}, "allowed_cidrs": []string{"0.0.0.0/0", "::/0"}, "denied_domains": []string{"evil.example.net"}},
 				"http://proxy.example.net:8888", there...),
-			"attach_headers": attach("proxy.example.net:8888", password, map[string]any{"*.example.net": map[string]string{"X-Key": "v"}}),
+			"attach_headers": attach("http://proxy.example.net:8888", password, map[string]any{"*.example.net": map[string]string{"X-Key": "v"}}),
 		})
 		w.MustSh(box, "curl -k -sS -f -m 30 -o /dev/null https://www.example.com/")
 		if got := proxy.taken(); len(there) > 0 && !has(got, "www.example.com:443") || len(there) == 0 && has(got, "example.com") {
@@ -153,8 +210,8 @@ func TestProxyChangesOnARunningBox(t *testing.T) {
 	})); err != nil {
 		t.Fatal(err)
 	}
-	rules := attach("proxy.example.net:8888", password, map[string]any{
-		"git.example.com": map[string]string{"X-Key": "v"}, "socks.example.net:1080": map[string]any{"proxy": map[string]string{"username": user, "password": password}},
+	rules := attach("http://proxy.example.net:8888", password, map[string]any{
+		"git.example.com": map[string]string{"X-Key": "v"}, "socks.example.net:1080": login("socks5", password),
 	})
 	first, second := "http://proxy.example.net:8888", "socks5://socks.example.net:1080"
 	box := w.Create(map[string]any{"network_policy": by(open(), first), "attach_headers": rules})
@@ -163,7 +220,7 @@ func TestProxyChangesOnARunningBox(t *testing.T) {
 		func() { w.SetPolicy(box, open()) },
 		func() { w.SetPolicy(box, by(open(), first)) },
 		func() {
-			rules["proxy.example.net:8888"] = map[string]any{"proxy": map[string]string{"username": user, "password": "another"}}
+			rules["proxy.example.net:8888"] = login("http", "another")
 			if err := w.Client.Do(t.Context(), "PUT", "/v2/box/"+box+"/config/attach-headers", rules, nil); err != nil {
 				t.Fatal(err)
 			}

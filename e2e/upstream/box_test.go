@@ -77,12 +77,12 @@ func TestUpstreamProxyOfABox(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, url := range []string{"http://proxy.example.net:8888", "socks5://socks.example.net:1080", "https://secure.example.net:8443"} {
-		scheme, host, _ := strings.Cut(url, "://")
+		scheme, _, _ := strings.Cut(url, "://")
 		t.Run(scheme, func(t *testing.T) {
 			w := w.On(t)
 			box := w.Create(map[string]any{
 				"network_policy": by(open(), url),
-				"attach_headers": attach(host, password, map[string]any{"api.example.com": map[string]string{"X-Key": harness.TestSecret}}),
+				"attach_headers": attach(url, password, map[string]any{"api.example.com": map[string]string{"X-Key": harness.TestSecret}}),
 			})
 			passes(t, w, box, url)
 			refusesOthers(t, w, box)

@@ -78,7 +78,7 @@ func TestUpstreamProxyOfTheHost(t *testing.T) {
 	}
 	chained := w.Create(map[string]any{
 		"network_policy": by(open(), "socks5://socks.example.net:1080"),
-		"attach_headers": attach("socks.example.net:1080", password, map[string]any{"api.example.com": map[string]string{"X-Key": harness.TestSecret}}),
+		"attach_headers": attach("socks5://socks.example.net:1080", password, map[string]any{"api.example.com": map[string]string{"X-Key": harness.TestSecret}}),
 	})
 	passes(t, w, chained, "socks5://socks.example.net:1080")
 	if seen := direct(w, "socks.example.net", "api.example.com", "www.example.com"); len(seen) > 0 {

@@ -89,6 +89,7 @@ type connector struct {
 	mu    sync.Mutex
 	names map[string]string
 	asked []string
+	given []string // credentials
 	open  []net.Conn
 }
 
@@ -102,6 +103,9 @@ func (p *connector) serve(c net.Conn) {
 	}
 	p.mu.Lock()
 	p.asked = append(p.asked, r.Host)
+	if text := r.Header.Get("Proxy-Authorization"); text != "" {
+		p.given = append(p.given, text)
+	}
 	host, port, _ := net.SplitHostPort(r.Host)
 	if a, known := p.names[host]; known {
 		host = a
@@ -154,9 +158,15 @@ func direct(w *harness.World, hosts ...string) (out []string) {
 	return out
 }
 
-// attach are header rules with the login for a proxy, and others.
-func attach(proxy, password string, more map[string]any) map[string]any {
-	out := map[string]any{proxy: map[string]any{"proxy": map[string]string{"username": user, "password": password}}}
+// login is the login for a proxy of a scheme.
+func login(scheme, password string) map[string]any {
+	return map[string]any{"proxy": map[string]string{"scheme": scheme, "username": user, "password": password}}
+}
+
+// attach are header rules with the login for the proxy of a URL, and others.
+func attach(url, password string, more map[string]any) map[string]any {
+	scheme, host, _ := strings.Cut(url, "://")
+	out := map[string]any{host: login(scheme, password)}
 	for host, entry := range more {
 		out[host] = entry
 	}
