@@ -36,7 +36,7 @@ func compareCommand(ctx context.Context, args []string) error {
 	}
 	defer os.RemoveAll(dir)
 	fmt.Println("building", revision)
-	older, source, err := buildRevision(ctx, revision, dir)
+	older, source, err := buildRevision(ctx, revision, dir, o.images)
 	if err != nil {
 		return err
 	}
@@ -48,8 +48,9 @@ func compareCommand(ctx context.Context, args []string) error {
 	return gate(r, threshold)
 }
 
-// buildRevision builds the gateway of another revision, from an export of it: the working tree stays as it is.
-func buildRevision(ctx context.Context, revision, dir string) (binary, source string, err error) {
+// buildRevision builds the gateway of another revision, from an export of it, and the image that it creates boxes of, which
+// may be an older one: the working tree stays as it is.
+func buildRevision(ctx context.Context, revision, dir, images string) (binary, source string, err error) {
 	if revision == "" {
 		return "", "", errors.New("say what to compare with: make bench-compare BASE=revision")
 	}
@@ -63,6 +64,7 @@ func buildRevision(ctx context.Context, revision, dir string) (binary, source st
 		exec.CommandContext(ctx, "git", "archive", "--format=tar", "-o", archive, "--end-of-options", revision),
 		exec.CommandContext(ctx, "tar", "-x", "-f", archive, "-C", source),
 		exec.CommandContext(ctx, "go", "build", "-C", source, "-o", binary, "./cmd/gateway"),
+		exec.CommandContext(ctx, binary, "image", "build", "debian", "--dir", images),
 	} {
 		step.Env = append(os.Environ(), "CGO_ENABLED=0")
 		if out, err := step.CombinedOutput(); err != nil {

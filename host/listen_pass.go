@@ -88,7 +88,7 @@ func (l *Listeners) openUDP(ctx context.Context, at netip.AddrPort) error {
 		if !ok {
 			continue
 		}
-		f, err := conn.File()
+		f, err := unpolled(conn)
 		if err != nil {
 			return err
 		}
@@ -152,6 +152,19 @@ func duplicate(c syscall.Conn) (fd int, err error) {
 	}
 	ctlErr := raw.Control(func(from uintptr) { fd, err = unix.FcntlInt(from, unix.F_DUPFD_CLOEXEC, 0) })
 	return fd, errors.Join(ctlErr, err)
+}
+
+// unpolled returns the same socket as a file that blocks, as the DNS server has it, which reads it by system calls of its
+// own. With a file that does not, the runtime's poller would wake a thread at every query.
+func unpolled(c syscall.Conn) (*os.File, error) {
+	fd, err := duplicate(c)
+	if err != nil {
+		return nil, err
+	}
+	if err := unix.SetNonblock(fd, false); err != nil {
+		return nil, errors.Join(err, unix.Close(fd))
+	}
+	return os.NewFile(uintptr(fd), "DNS over UDP"), nil
 }
 
 // dialAdmin connects to the admin API, whichever process answers it.

@@ -2,10 +2,13 @@ package host
 
 import (
 	"errors"
+	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"golang.org/x/sys/unix"
 
 	"boxgate/config"
 	"boxgate/host/apart"
@@ -90,4 +93,61 @@ func passOn(t *testing.T, cfg config.Config, a config.Addresses) error {
 		third.Close()
 	}
 	return err
+}
+
+// TestQueriesDoNotWakeThePoller: the sockets that receive queries are not the runtime's to poll, whoever opened them.
+func TestQueriesDoNotWakeThePoller(t *testing.T) {
+	ns, err := apart.New()
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = ns.Close() })
+	cfg := config.Default()
+	cfg.Admin.Socket = filepath.Join(t.TempDir(), "admin.sock")
+	a, err := config.AddressesOf(cfg.Network)
+	if err != nil {
+		t.Fatal(err)
+	}
+	err = ns.Do(func() error {
+		l, err := Listen(t.Context(), cfg, a, nil)
+		if err != nil {
+			return err
+		}
+		defer l.Close()
+		if len(l.dnsUDP) == 0 {
+			t.Error("no sockets receive queries")
+		}
+		for _, u := range l.dnsUDP {
+			_ = u.Close() // as the DNS server does when it takes the socket over
+			var s unix.Stat_t
+			if err := unix.Fstat(int(u.file.Fd()), &s); err != nil {
+				return err
+			}
+			if polled(t, s.Ino) {
+				t.Errorf("the poller has %s", u.file.Name())
+			}
+		}
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// polled reports whether an epoll instance of this process has a file of that inode.
+func polled(t *testing.T, inode uint64) bool {
+	t.Helper()
+	infos, err := filepath.Glob("/proc/self/fdinfo/*")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, info := range infos {
+		text, _ := os.ReadFile(info) // it may have been closed
+		for line := range strings.Lines(string(text)) {
+			if strings.HasPrefix(line, "tfd:") && strings.Contains(line, fmt.Sprintf(" ino:%x ", inode)) {
+				return true
+			}
+		}
+	}
+	return false
 }
