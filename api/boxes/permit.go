@@ -38,6 +38,9 @@ func (e *Endpoints) permit(ctx context.Context, req *api.CreateRequest) error {
 // made is what the audit trail says of a new box.
 func made(b api.Box, rules []policy.HeaderRule) *rest.Change {
 	what := map[string]any{"name": b.Name, "policy": b.Policy.Spec.Mode, "header_hosts": policy.CountHosts(rules)}
+	if p := b.Policy.Spec.UpstreamProxy; p != nil {
+		what["upstream_proxy"] = p.URL
+	}
 	if b.Attached != nil {
 		what["attached"] = b.Attached.Kind
 	}

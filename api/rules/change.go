@@ -2,6 +2,7 @@ package rules
 
 import (
 	"slices"
+	"time"
 
 	"boxgate/api"
 	"boxgate/api/rest"
@@ -58,11 +59,16 @@ type policyChange struct {
 	DeniedCIDRs    *listChange `json:"denied_cidrs,omitempty"`
 	Rules          []int       `json:"rules,omitempty"` // how many there were, and are
 	Repos          []int       `json:"repos,omitempty"`
+	UpstreamProxy  []string    `json:"upstream_proxy,omitempty"` // its URL before and after; empty: none
+	ResolveThere   *listChange `json:"resolve_there,omitempty"`
+	Leases         *listChange `json:"leases,omitempty"` // with the time when they end
 }
 
-func policyChanged(id policy.BoxID, before, after policy.Spec, version uint64) *rest.Change {
+// policyChanged says how the policy of a box has changed, with its temporary entries.
+func policyChanged(id policy.BoxID, was, is api.PolicyState) *rest.Change {
+	before, after := was.Spec, is.Spec
 	c := policyChange{
-		Version: version, AllowedDomains: changeOf(before.AllowedDomains, after.AllowedDomains), DeniedDomains: changeOf(before.DeniedDomains, after.DeniedDomains),
+		Version: is.Version, AllowedDomains: changeOf(before.AllowedDomains, after.AllowedDomains), DeniedDomains: changeOf(before.DeniedDomains, after.DeniedDomains),
 		AllowedCIDRs: changeOf(before.AllowedCIDRs, after.AllowedCIDRs), DeniedCIDRs: changeOf(before.DeniedCIDRs, after.DeniedCIDRs),
 		Rules: []int{len(before.Rules), len(after.Rules)}, Repos: []int{len(before.Repos), len(after.Repos)},
 	}
@@ -72,7 +78,29 @@ func policyChanged(id policy.BoxID, before, after policy.Spec, version uint64) *
 	if before.DNS != after.DNS {
 		c.DNS = []string{string(before.DNS), string(after.DNS)}
 	}
+	urlBefore, thereBefore := upstreamOf(before)
+	url, there := upstreamOf(after)
+	if urlBefore != url {
+		c.UpstreamProxy = []string{urlBefore, url}
+	}
+	c.ResolveThere, c.Leases = changeOf(thereBefore, there), changeOf(namesOf(was.Leases), namesOf(is.Leases))
 	return &rest.Change{Box: id, What: map[string]any{"policy": c}}
+}
+
+// upstreamOf returns the URL of a policy's upstream proxy, which has no credentials, and the names that it resolves.
+func upstreamOf(s policy.Spec) (url string, there []string) {
+	if s.UpstreamProxy == nil {
+		return "", nil
+	}
+	return s.UpstreamProxy.URL, s.UpstreamProxy.ResolveThere
+}
+
+// namesOf names temporary entries.
+func namesOf(list []api.Lease) (names []string) {
+	for _, l := range list {
+		names = append(names, actionOf(l.Allow)+" "+l.Entry+" until "+l.ExpiresAt.UTC().Format(time.RFC3339))
+	}
+	return names
 }
 
 // headersChanged says which headers are set now for which hosts.

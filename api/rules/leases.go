@@ -121,12 +121,18 @@ func (e *Endpoints) addLeases(w http.ResponseWriter, r *http.Request) (rest.Repl
 	if err != nil {
 		return rest.Reply{}, err
 	}
+	before, err := e.Host.Policy(r.Context(), box.ID)
+	if err != nil {
+		return rest.Reply{}, err
+	}
 	state, err := e.Host.AddLeases(r.Context(), box.ID, req, match)
 	if err != nil {
 		return rest.Reply{}, err
 	}
 	e.History.Log(box.ID, "info", "user", "%d temporary entries (%s) of the network policy for %v, version %d", len(req.Entries), body.Action, req.Lasts, state.Version)
-	return viewLeaseState(state, http.StatusCreated), nil
+	reply := viewLeaseState(state, http.StatusCreated)
+	reply.Change = policyChanged(box.ID, before, state)
+	return reply, nil
 }
 
 func (e *Endpoints) endLeases(_ http.ResponseWriter, r *http.Request) (rest.Reply, error) {
@@ -145,6 +151,10 @@ func (e *Endpoints) endLeases(_ http.ResponseWriter, r *http.Request) (rest.Repl
 	if err != nil {
 		return rest.Reply{}, err
 	}
+	before, err := e.Host.Policy(r.Context(), box.ID)
+	if err != nil {
+		return rest.Reply{}, err
+	}
 	state, err := e.Host.EndLeases(r.Context(), box.ID, func(l api.LeaseEntry) bool {
 		return (q.Action == "" || q.Action == actionOf(l.Allow)) && (q.Entry == "" || q.Entry == l.Entry)
 	}, match)
@@ -152,7 +162,9 @@ func (e *Endpoints) endLeases(_ http.ResponseWriter, r *http.Request) (rest.Repl
 		return rest.Reply{}, err
 	}
 	e.History.Log(box.ID, "info", "user", "temporary entries of the network policy ended, version %d", state.Version)
-	return viewLeaseState(state, 0), nil
+	reply := viewLeaseState(state, 0)
+	reply.Change = policyChanged(box.ID, before, state)
+	return reply, nil
 }
 
 // takeLeases takes the temporary entries that go on out of the body of a policy; nil if it does not say which.

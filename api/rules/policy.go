@@ -76,7 +76,7 @@ func (e *Endpoints) putPolicy(w http.ResponseWriter, r *http.Request) (rest.Repl
 	}
 	e.History.Log(box.ID, "info", "user", "network policy set to %s, version %d", set.Spec.Mode, state.Version)
 	reply := viewPolicy(state)
-	reply.Change = policyChanged(box.ID, before.Spec, state.Spec, state.Version)
+	reply.Change = policyChanged(box.ID, before, state)
 	return reply, nil
 }
 

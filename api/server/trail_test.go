@@ -99,6 +99,41 @@ func TestTheTrailSaysWhoChangedWhat(t *testing.T) {
 	}
 }
 
+// TestTheTrailSaysByWhichProxyAndForHowLong: the answers to changes of a policy say by which upstream proxy the box goes, with the names
+// that are left to it, and which temporary entries began and ended.
+func TestTheTrailSaysByWhichProxyAndForHowLong(t *testing.T) {
+	t.Parallel()
+	f, dir := withTrail(t)
+	f.create(t, `{"name":"web","network_policy":{"mode":"allow-all","upstream_proxy":{"url":"https://one.example:3128"}}}`)
+	const at = "/v2/box/web/config/network-policy"
+	for _, c := range []struct {
+		method, path, body string
+		says               []string
+	}{
+		{"PUT", at, `{"mode":"allow-all","upstream_proxy":{"url":"socks5://two.example:1080","resolve_there":["*.corp.example"]}}`,
+			[]string{`"upstream_proxy":["https://one.example:3128","socks5://two.example:1080"]`, `"resolve_there":{"added":["*.corp.example"]}`}},
+		{"PUT", at, `{"mode":"allow-all"}`, []string{`"upstream_proxy":["socks5://two.example:1080",""]`, `"resolve_there":{"removed":["*.corp.example"]}`}},
+		{"POST", at + "/leases", `{"action":"allow","entries":["files.example"],"expires_in":60}`, []string{`"leases":{"added":["allow files.example until 20`}},
+		{"POST", at + "/leases", `{"action":"deny","entries":["192.0.2.0/24"],"expires_in":60}`, []string{`"leases":{"added":["deny 192.0.2.0/24 until 20`}},
+		{"DELETE", at + "/leases?entry=files.example", "", []string{`"leases":{"removed":["allow files.example until 20`}},
+		{"PUT", at, `{"mode":"allow-all"}`, []string{`"leases":{"removed":["deny 192.0.2.0/24 until 20`}},
+	} {
+		if got := f.call(t, c.method, c.path, c.body); got.StatusCode >= 300 {
+			t.Fatal(got.Status, got.text)
+		}
+		all, _ := entries(t, dir)
+		last := all[len(all)-1]
+		for _, want := range c.says {
+			if last.Kind != trail.Answer || !strings.Contains(string(last.Change.RawMessage), want) {
+				t.Errorf("%s %s: the trail says %s, not %s", c.method, c.body, last.Change.RawMessage, want)
+			}
+		}
+	}
+	if _, text := entries(t, dir); !strings.Contains(text, `"upstream_proxy":"https://one.example:3128"`) {
+		t.Error("the entry of the new box does not name its proxy")
+	}
+}
+
 // noTrail fails from some entry on.
 type noTrail struct {
 	mu   sync.Mutex
