@@ -33,6 +33,13 @@ func Line(e Event) string {
 	return strings.TrimRight(b.String(), " ")
 }
 
+// Summary says in a few words what was decided: verdict, stage, destination and reason. It has no control bytes, whatever the event
+// contains.
+func Summary(e Event) string {
+	e.safe()
+	return e.Verdict.String() + " " + string(e.Stage) + " " + destination(e) + ": " + string(e.Reason)
+}
+
 // destination formats the destination: name or address, port, and the request if there is one.
 func destination(e Event) string {
 	host := e.Name

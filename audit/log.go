@@ -18,6 +18,7 @@ import (
 type Options struct {
 	Lines    *lines.Writer // takes one line per decision, with the message "decision"; nil: none
 	History  *lines.Writer // takes the same lines, always as JSON; nil: none
+	Exports  []Export      // take them, too
 	Console  bool          // lines for humans rather than JSON
 	PerBox   int           // events kept per box; 0: 256
 	MaxBoxes int           // boxes whose events are kept; 0: 4096. Above that, the box idle longest is forgotten
@@ -25,6 +26,12 @@ type Options struct {
 	// name. It must not record.
 	Name   func(policy.BoxID) (name string, known bool)
 	Buffer int // events that a subscription buffers for a slow reader; 0: 2048
+}
+
+// Export is somebody else who takes the lines of decisions, as JSON.
+type Export struct {
+	Lines  *lines.Writer
+	Denied bool // of denials only
 }
 
 // lost returns how many lines of the log were lost.
@@ -120,6 +127,22 @@ func (l *Log) emit(e *Event, verbatim bool) {
 	if l.opts.History != nil {
 		encode := func(b []byte) []byte { return l.encoder.append(b, e, verbatim, false) }
 		l.opts.History.Append(encode, lines.Claim{Quarters: roomOf(weightOf(e)), By: &r.kept})
+	}
+	if len(l.opts.Exports) > 0 {
+		l.exportLocked(e, r, verbatim)
+	}
+}
+
+// exportLocked adds the line of an event to what is exported, on the same terms as to the log.
+func (l *Log) exportLocked(e *Event, r *ring, verbatim bool) {
+	if r.exported == nil {
+		r.exported = make([]lines.Share, len(l.opts.Exports))
+	}
+	encode := func(b []byte) []byte { return l.encoder.append(b, e, verbatim, false) }
+	for i, to := range l.opts.Exports {
+		if !to.Denied || e.Verdict != policy.Allow {
+			to.Lines.Append(encode, lines.Claim{Quarters: roomOf(weightOf(e)), By: &r.exported[i]})
+		}
 	}
 }
 

@@ -20,6 +20,7 @@ type ring struct {
 	used      *list.Element // of the boxes, by their latest events
 	share     lines.Share   // of what is to be written to the log
 	kept      lines.Share   // of what is to be written to the history
+	exported  []lines.Share // of what is to be exported, in the order of the exports; nil: nothing yet
 	name      string        // of the box
 	named     bool          // the name is known, or that there is none
 }

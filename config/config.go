@@ -140,6 +140,7 @@ type Log struct {
 	Format string `yaml:"format"`
 	// History is the decisions that are kept on disk.
 	History Bounds `yaml:"history"`
+	Export  Export `yaml:"export"`
 }
 
 // Default returns the configuration of a gateway without file and environment.
@@ -160,7 +161,7 @@ func Default() Config {
 		},
 		Policy:  defaultPolicies(),
 		Metrics: Metrics{Listen: "127.0.0.1:9600", PerBox: PerBox{Max: 100}},
-		Log:     Log{Level: "info", Format: "auto", History: Bounds{Days: 7, Size: 256 << 20}},
+		Log:     Log{Level: "info", Format: "auto", History: Bounds{Days: 7, Size: 256 << 20}, Export: defaultExport()},
 		Drain:   5 * time.Minute,
 	}
 }

@@ -41,6 +41,16 @@ func TestConfigMistakesNameTheRemedy(t *testing.T) {
 		"OIDC in the clear":  {"ingress: {oidc: {issuer: 'http://accounts.example.org', client_id: a}}", "ingress.oidc.issuer"},
 		"OIDC, no secret":    {"ingress: {oidc: {issuer: 'https://accounts.example.org', client_id: a, client_secret: s3cret}}", "ingress.oidc.client_secret: is not the name"},
 		"OIDC elsewhere":     {"ingress: {oidc: {issuer: 'https://accounts.example.org', client_id: a, redirect_url: 'https://auth.example.org/x'}}", "ingress.oidc.redirect_url"},
+		"export unencrypted": {"log: {export: {otlp: {endpoint: 'http://192.0.2.1:4318'}}}", "log.export.otlp.endpoint: sends decisions unencrypted"},
+		"export to nobody":   {"log: {export: {otlp: {endpoint: 'collector:4318'}}}", "log.export.otlp.endpoint: is not a URL"},
+		"export, a query":    {"secrets: {k: {value: x}}\nlog: {export: {webhook: {url: 'https://h.example.org/?key=s3cret', secret: k}}}", "log.export.webhook.url: has a user, a query or a fragment"},
+		"export, a user":     {"log: {export: {otlp: {endpoint: 'https://me:s3cret@h.example.org'}}}", "log.export.otlp.endpoint: has a user"},
+		"export, some":       {"log: {export: {webhook: {events: some}}}", `log.export.webhook.events: "some" is not a valid value; use all or denied`},
+		"export unsigned":    {"log: {export: {webhook: {url: 'https://h.example.org/'}}}", "log.export.webhook.secret: is not the name"},
+		"export of headers":  {"log: {export: {otlp: {headers: {a: b}}}}", "log.export.otlp.endpoint: is not set"},
+		"export, a literal":  {"log: {export: {otlp: {endpoint: 'https://h.example.org', headers: {Authorization: s3cret}}}}", "log.export.otlp.headers.Authorization: is not the name"},
+		"export, no header":  {"log: {export: {otlp: {endpoint: 'https://h.example.org', headers: {'a b': k}}}}", "log.export.otlp.headers:"},
+		"export, own header": {"secrets: {k: {value: x}}\nlog: {export: {otlp: {endpoint: 'https://h.example.org', headers: {Webhook-ID: k}}}}", `"Webhook-ID" is set by the gateway`},
 		"endless session":    {"ingress: {session_time: 721h}", "ingress.session_time: 721h0m0s is out of range"},
 		"unknown names":      {"ingress: {names: deep}", `ingress.names: "deep" is unknown; use flat for {box}-{port}.{domain}`},
 		"names of no file":   {"ingress: {names: nested, tls: {mode: files, cert: /c.pem, key: /k.pem}}", "ingress.names: a certificate from files cannot cover"},
@@ -72,7 +82,7 @@ func TestConfigMistakesNameTheRemedy(t *testing.T) {
 				t.Fatal(err)
 			}
 			_, err := Load(file, nil)
-			if err == nil || !strings.Contains(err.Error(), c.want) {
+			if err == nil || !strings.Contains(err.Error(), c.want) || strings.Contains(err.Error(), "s3cret") {
 				t.Fatalf("error %v, want one with %q", err, c.want)
 			}
 		})

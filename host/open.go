@@ -73,7 +73,7 @@ func open(ctx context.Context, o Options) (*Host, error) {
 	}
 	steps := []func(context.Context) error{
 		p.openStore, func(ctx context.Context) error { return fault.At(ctx, "start: store open") },
-		p.openTrail, p.openAudit, p.openSecrets, p.openEgress, func(ctx context.Context) error { return fault.At(ctx, "start: DNS and proxy made") },
+		p.openTrail, p.openSecrets, p.openAudit, p.openEgress, func(ctx context.Context) error { return fault.At(ctx, "start: DNS and proxy made") },
 		p.openIngress, p.openLauncher, func(ctx context.Context) error { return fault.At(ctx, "start: launcher open") },
 		p.openFirewall, h.holdSecrets, h.openMeter, h.openLimitMetrics, h.wire, h.protect, func(ctx context.Context) error { return fault.At(ctx, "start: kernel rules in force") },
 	}
@@ -176,7 +176,7 @@ func (h *Host) Recover(ctx context.Context) error {
 func (h *Host) Close() error {
 	h.vigil.Close()
 	if h.succession.lent {
-		h.parts.audit.Flush() // the rest is another process's
+		h.parts.flushExports() // the rest is another process's
 		return nil
 	}
 	return contained(h.parts.log, h.parts.close)

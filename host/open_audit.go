@@ -21,7 +21,10 @@ func (p *parts) openAudit(context.Context) error {
 	if err := p.openHistory(); err != nil {
 		return err
 	}
-	p.audit = audit.New(audit.Options{Lines: p.lines, History: p.kept, Console: p.cfg.Log.Format == "console", Name: p.boxes.nameOf})
+	if err := p.openExports(); err != nil {
+		return err
+	}
+	p.audit = audit.New(audit.Options{Lines: p.lines, History: p.kept, Exports: p.exports, Console: p.cfg.Log.Format == "console", Name: p.boxes.nameOf})
 	return errors.Join(p.metrics.Register(p.audit), p.metrics.Register(share.Metrics{Budget: p.memory}), registerProcess(p.metrics))
 }
 

@@ -49,7 +49,7 @@ func (p *parts) openSecrets(context.Context) error {
 		p.log.Warn("the configuration shows secrets to others", zap.Error(err))
 	}
 	var err error
-	if p.roots, err = rootsWith(p.cfg.Proxy.UpstreamCAFiles); err != nil {
+	if p.roots, err = rootsWith(upstreamKey, p.cfg.Proxy.UpstreamCAFiles); err != nil {
 		return err
 	}
 	if p.added, err = AddedRoots(p.cfg.Proxy.UpstreamCAFiles); err != nil {

@@ -10,6 +10,7 @@ import (
 
 	"boxgate/api/history"
 	"boxgate/audit"
+	"boxgate/audit/export"
 	"boxgate/audit/lines"
 	"boxgate/audit/past"
 	"boxgate/certs"
@@ -58,18 +59,20 @@ type parts struct {
 	roots     *x509.CertPool // trusted for upstreams
 	added     []byte         // those of roots that the configuration adds, in PEM; launched boxes trust them too
 
-	store   *store.DB
-	trail   *auditTrail
-	past    *past.Store   // nil: none is kept
-	kept    *lines.Writer // of past; nil: none
-	audit   *audit.Log
-	secrets *secrets.Secrets
-	tokens  *identity.Issuer
-	dns     *dns.Server
-	proxy   *proxy.Proxy
-	ingress *ingress.Ingress
-	urlCA   *certs.Authority // nil unless the internal CA signs public URLs
-	acme    *acme.Manager    // nil unless issuers do
+	store     *store.DB
+	trail     *auditTrail
+	past      *past.Store   // nil: none is kept
+	kept      *lines.Writer // of past; nil: none
+	audit     *audit.Log
+	exporters export.Exporters // of decisions; none: they are not exported
+	exports   []audit.Export   // the same
+	secrets   *secrets.Secrets
+	tokens    *identity.Issuer
+	dns       *dns.Server
+	proxy     *proxy.Proxy
+	ingress   *ingress.Ingress
+	urlCA     *certs.Authority // nil unless the internal CA signs public URLs
+	acme      *acme.Manager    // nil unless issuers do
 
 	certificates certificates // of the public URLs
 
@@ -85,9 +88,7 @@ func (p *parts) close() error {
 	if p.firewall != nil {
 		errs = append(errs, p.firewall.Close(), fault.At(context.Background(), "stop: kernel rules let go"))
 	}
-	if p.audit != nil {
-		p.audit.Flush()
-	}
+	p.flushExports()
 	if p.past != nil {
 		_ = p.kept.Sync() // what is lost is counted
 		errs = append(errs, p.past.Close())

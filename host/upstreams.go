@@ -59,8 +59,11 @@ func NeedResolvers(cfg config.Config) error {
 	return errors.Join(errs...)
 }
 
-// rootsWith returns the system's roots and those of the files.
-func rootsWith(files []string) (*x509.CertPool, error) {
+// upstreamKey is the key of the roots that are trusted for upstreams.
+const upstreamKey = "proxy.upstream_ca_files"
+
+// rootsWith returns the system's roots and those of the files that a key of the configuration names.
+func rootsWith(key string, files []string) (*x509.CertPool, error) {
 	roots, err := x509.SystemCertPool()
 	if err != nil {
 		return nil, fmt.Errorf("the system's root certificates cannot be read: %w", err)
@@ -68,10 +71,10 @@ func rootsWith(files []string) (*x509.CertPool, error) {
 	for _, f := range files {
 		pem, err := os.ReadFile(f)
 		if err != nil {
-			return nil, fmt.Errorf("proxy.upstream_ca_files: %w", err)
+			return nil, fmt.Errorf("%s: %w", key, err)
 		}
 		if !roots.AppendCertsFromPEM(pem) {
-			return nil, fmt.Errorf("proxy.upstream_ca_files: %s holds no PEM certificate", f)
+			return nil, fmt.Errorf("%s: %s holds no PEM certificate", key, f)
 		}
 	}
 	return roots, nil
@@ -83,7 +86,7 @@ func AddedRoots(files []string) ([]byte, error) {
 	for _, f := range files {
 		rest, err := os.ReadFile(f)
 		if err != nil {
-			return nil, fmt.Errorf("proxy.upstream_ca_files: %w", err)
+			return nil, fmt.Errorf("%s: %w", upstreamKey, err)
 		}
 		for {
 			var block *pem.Block
@@ -101,9 +104,11 @@ func AddedRoots(files []string) ([]byte, error) {
 // NeedRoots requires every file of root certificates.
 func NeedRoots(cfg config.Config) error {
 	var errs []error
-	for _, file := range cfg.Proxy.UpstreamCAFiles {
-		_, err := rootsWith([]string{file})
-		errs = append(errs, err)
+	for key, files := range map[string][]string{upstreamKey: cfg.Proxy.UpstreamCAFiles, exportKey: cfg.Log.Export.CAFiles} {
+		for _, file := range files {
+			_, err := rootsWith(key, []string{file})
+			errs = append(errs, err)
+		}
 	}
 	return errors.Join(errs...)
 }

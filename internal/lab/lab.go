@@ -97,7 +97,7 @@ func (l *Lab) writeConfig(change func(*config.Config)) error {
 	cfg.Proxy.UpstreamCAFiles = []string{ca}
 	cfg.Launcher.ImageDir = l.image
 	cfg.Launcher.RunDir = RunDir(l.Dir)
-	cfg.Log = config.Log{Level: "debug", Format: "json", History: cfg.Log.History}
+	cfg.Log.Level, cfg.Log.Format = "debug", "json"
 	if change != nil {
 		change(&cfg)
 	}

@@ -32,7 +32,7 @@ type gateway struct {
 // alone is the operator's configuration, with nothing that is there for others.
 func alone(cfg config.Config) config.Config {
 	cfg.StateDir = filepath.Join(stateMount, "state")
-	cfg.Log.History = config.Bounds{}
+	cfg.Log.History, cfg.Log.Export = config.Bounds{}, config.Export{}
 	cfg.Admin, cfg.Metrics = config.Admin{}, config.Metrics{}
 	cfg.Ingress.HTTPS, cfg.Ingress.HTTP, cfg.Ingress.TLS.Mode = "", "", "internal"
 	cfg.Launcher.Enabled, cfg.Launcher.RunDir = false, filepath.Join(stateMount, "boxes")

@@ -1,0 +1,146 @@
+package export
+
+import (
+	"bytes"
+	"context"
+	"crypto/tls"
+	"crypto/x509"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"strconv"
+	"strings"
+	"time"
+
+	"boxgate/policy"
+)
+
+const (
+	dialTime  = 10 * time.Second
+	maxHead   = 64 << 10
+	maxAnswer = 64 << 10
+	// maxRetryAfter is the longest time for which a collector can keep the gateway from sending.
+	maxRetryAfter = 5 * time.Minute
+)
+
+// answer is what came of a request.
+type answer struct {
+	err      error         // nil: the batch was accepted
+	rejected uint64        // events of it that were not
+	final    bool          // it is not sent again
+	attempts int           // after so many it is not sent again; 0: no limit
+	after    time.Duration // the collector asks for so much time before the next one; 0: it does not say
+}
+
+// newClient returns a client that trusts roots, follows no redirect and uses no proxy.
+func newClient(roots *x509.CertPool) *http.Client {
+	return &http.Client{
+		Transport: &http.Transport{
+			DialContext:            (&net.Dialer{Timeout: dialTime}).DialContext,
+			TLSClientConfig:        &tls.Config{RootCAs: roots, MinVersion: tls.VersionTLS12},
+			TLSHandshakeTimeout:    dialTime,
+			MaxResponseHeaderBytes: maxHead,
+			MaxConnsPerHost:        1,
+			IdleConnTimeout:        time.Minute,
+			DisableCompression:     true, // a compressed answer could be larger than its bound
+			ForceAttemptHTTP2:      true,
+		},
+		CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
+	}
+}
+
+// send makes one request.
+func (x *Exporter) send(id string, body []byte) answer {
+	ctx, cancel := context.WithTimeout(x.over, x.times.request)
+	defer cancel()
+	req, err := http.NewRequestWithContext(ctx, http.MethodPost, x.o.URL, bytes.NewReader(body))
+	if err != nil {
+		return answer{err: errors.New("the address is not a URL"), final: true}
+	}
+	req.Header.Set("Content-Type", "application/json")
+	req.Header.Set("User-Agent", "boxgate")
+	if err := x.authorize(ctx, req.Header); err != nil {
+		return answer{err: err}
+	}
+	if err := x.protocol.sign(ctx, req.Header, id, body); err != nil {
+		return answer{err: err}
+	}
+	res, err := x.client.Do(req)
+	if err != nil {
+		return answer{err: plain(err)}
+	}
+	defer res.Body.Close()
+	said, _ := io.ReadAll(io.LimitReader(res.Body, maxAnswer)) // the status counts, whatever becomes of the rest
+	return x.protocol.judge(res, said)
+}
+
+// authorize sets the headers whose values are secrets.
+func (x *Exporter) authorize(ctx context.Context, h http.Header) error {
+	for name, secret := range x.o.Headers {
+		value, err := x.o.Secret(ctx, secret)
+		if err != nil {
+			return err
+		}
+		if err := policy.CheckHeaderValue(value.Reveal()); err != nil {
+			return fmt.Errorf("secret %q cannot be the header %s: %w", secret, name, err)
+		}
+		h.Set(name, value.Reveal())
+	}
+	return nil
+}
+
+// plain returns an error that says why there was no answer, without the URL and without what the server sent.
+func plain(err error) error {
+	var (
+		op          *net.OpError
+		name        *net.DNSError
+		certificate *tls.CertificateVerificationError
+	)
+	switch {
+	case errors.Is(err, context.Canceled):
+		return errors.New("there was no answer before the gateway stopped")
+	case errors.Is(err, context.DeadlineExceeded):
+		return errors.New("there was no answer in time")
+	case errors.As(err, &name):
+		return fmt.Errorf("the host was not found: %s", name.Err)
+	case errors.As(err, &certificate):
+		return fmt.Errorf("the certificate is not trusted: %w", certificate.Err)
+	case errors.As(err, &op) && op.Op == "dial":
+		return fmt.Errorf("no connection: %w", op.Err)
+	case errors.Is(err, io.EOF), errors.Is(err, io.ErrUnexpectedEOF), errors.As(err, &op):
+		return errors.New("the connection ended without an answer")
+	}
+	return errors.New("there was no valid HTTP answer")
+}
+
+// statusError says that the answer was not the one hoped for.
+func statusError(res *http.Response) error {
+	text := "the answer has status " + strconv.Itoa(res.StatusCode)
+	if res.StatusCode >= 300 && res.StatusCode < 400 {
+		text += ", a redirect, which is not followed"
+	}
+	return errors.New(text)
+}
+
+// busy reports whether a status says that the collector may take the same request later.
+func busy(status int) bool {
+	switch status {
+	case http.StatusTooManyRequests, http.StatusBadGateway, http.StatusServiceUnavailable, http.StatusGatewayTimeout:
+		return true
+	}
+	return false
+}
+
+// retryAfter returns the time that the header Retry-After asks for (RFC 9110 10.2.3): a number of seconds, or a date.
+func retryAfter(h http.Header) time.Duration {
+	text := strings.TrimSpace(h.Get("Retry-After"))
+	if n, err := strconv.ParseUint(text, 10, 31); err == nil {
+		return min(time.Duration(n)*time.Second, maxRetryAfter)
+	}
+	if at, err := http.ParseTime(text); err == nil {
+		return min(max(time.Until(at), 0), maxRetryAfter)
+	}
+	return 0
+}

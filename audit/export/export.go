@@ -1,0 +1,283 @@
+// Package export sends decisions to a collector of the operator's: by OTLP over HTTP (OpenTelemetry), or in signed webhooks
+// (Standard Webhooks).
+//
+// Whoever decides adds a line to a bounded buffer and goes on, as for the other logs: see [lines.Writer], whose sink an [Exporter]
+// is. One batch is under way at a time. It is sent again until it is accepted, refused for good, or the gateway stops; what has no
+// room in the buffer meanwhile is dropped and counted.
+package export
+
+import (
+	"bytes"
+	"context"
+	"crypto/rand"
+	"crypto/x509"
+	"encoding/json"
+	"math"
+	mathrand "math/rand/v2"
+	"net/http"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"go.uber.org/zap"
+
+	"boxgate/audit"
+	"boxgate/audit/lines"
+	"boxgate/policy"
+)
+
+// The bounds of a batch: whole events, at least one. As JSON they take up to some four times the bytes.
+const (
+	batchEvents = 500
+	batchBytes  = 256 << 10
+)
+
+// Options configure an [Exporter].
+type Options struct {
+	Kind    Kind
+	URL     string            // https, or http on a loopback address
+	Headers map[string]string // name of a header → name of the secret that is its value
+	Key     string            // name of the secret that signs webhooks
+	Roots   *x509.CertPool    // nil: the system's
+	// Secret returns the value of a secret. It is asked before each request.
+	Secret func(ctx context.Context, name string) (policy.Secret, error)
+	// Origin says whose decisions these are. It is asked for each batch.
+	Origin func() Origin
+	Log    *zap.Logger // nil: none
+}
+
+// Kind is how decisions are sent.
+type Kind string
+
+// The kinds.
+const (
+	OTLP    Kind = "otlp"
+	Webhook Kind = "webhook"
+)
+
+// Origin is the gateway that decisions are from.
+type Origin struct {
+	Host    string // ID of the installation
+	Name    string // of the host
+	Run     string // of the gateway; each numbers its decisions on its own
+	Version string // of the gateway
+}
+
+// protocol is how events become a request, and what the answer to it means.
+type protocol interface {
+	// body returns the body of the request for a batch.
+	body(Origin, []audit.Event) ([]byte, error)
+	// sign adds what is particular to one request.
+	sign(ctx context.Context, h http.Header, id string, body []byte) error
+	// judge says what an answer means. said is its body, or the beginning of that.
+	judge(res *http.Response, said []byte) answer
+}
+
+// times are how long everything may take.
+type times struct {
+	request time.Duration // one request
+	first   time.Duration // between the first two attempts; it doubles
+	most    time.Duration // between two attempts
+	linger  time.Duration // between two batches that are not full
+	stop    time.Duration // from Close to its end
+	quiet   time.Duration // between two warnings
+}
+
+var usual = times{
+	request: 20 * time.Second, first: time.Second, most: time.Minute, linger: 200 * time.Millisecond, stop: 5 * time.Second, quiet: time.Minute,
+}
+
+// hasty is the longest time between two attempts while the gateway stops.
+const hasty = 250 * time.Millisecond
+
+// Exporter sends decisions to one collector.
+type Exporter struct {
+	o        Options
+	times    times
+	protocol protocol
+	client   *http.Client
+	lines    *lines.Writer
+
+	stopping chan struct{}   // closed when Close begins
+	over     context.Context // ends when nothing more is sent
+	end      context.CancelFunc
+
+	held                             atomic.Int64 // bytes of lines that were taken from the buffer and are not delivered
+	sent, refused, abandoned, failed atomic.Uint64
+	succeeded                        atomic.Int64 // when a batch was accepted last, in Unix nanoseconds; 0: never
+
+	report report
+}
+
+// New makes an exporter. It sends nothing before a line is added to its [Exporter.Lines].
+func New(o Options) *Exporter { return newExporter(o, usual) }
+
+func newExporter(o Options, t times) *Exporter {
+	if o.Log == nil {
+		o.Log = zap.NewNop()
+	}
+	x := &Exporter{o: o, times: t, client: newClient(o.Roots), stopping: make(chan struct{})}
+	x.over, x.end = context.WithCancel(context.Background())
+	if o.Kind == OTLP {
+		x.protocol = otlp{}
+	} else {
+		x.protocol = webhook{secret: o.Secret, key: o.Key}
+	}
+	x.lines = lines.New(x)
+	x.report = report{log: o.Log.With(zap.String("export", string(o.Kind))), quiet: t.quiet}
+	return x
+}
+
+// Lines takes what is to be sent: decisions as they are logged in JSON.
+func (x *Exporter) Lines() *lines.Writer { return x.lines }
+
+// Close sends what is still there, for as long as that may take, and then nothing more. What could not be sent is dropped and
+// counted. It must be called once.
+func (x *Exporter) Close() {
+	close(x.stopping)
+	late := time.AfterFunc(x.times.stop, x.end)
+	defer late.Stop()
+	for x.lines.Sync() != nil && x.over.Err() == nil { // it waits for some time only
+	}
+	x.end()
+	_ = x.lines.Sync() // nothing blocks any more
+	x.client.CloseIdleConnections()
+	x.report.say(x.dropped(), true)
+}
+
+// dropped returns how many decisions were not delivered.
+func (x *Exporter) dropped() uint64 { return x.lines.Lost() + x.refused.Load() + x.abandoned.Load() }
+
+// TryWrite implements [lines.Sink]. It writes nothing, since sending takes time.
+func (x *Exporter) TryWrite([]byte) (int, bool, error) { return 0, false, nil }
+
+// Write implements [lines.Sink]. It returns when everything has been delivered or given up.
+func (x *Exporter) Write(b []byte) (int, error) {
+	for rest := b; len(rest) > 0; {
+		x.held.Store(int64(len(rest)))
+		n := batchOf(rest)
+		x.deliver(rest[:n])
+		rest = rest[n:]
+	}
+	x.held.Store(0)
+	if len(b) < batchBytes {
+		x.linger()
+	}
+	return len(b), nil
+}
+
+// linger waits for more to send, unless the gateway stops.
+func (x *Exporter) linger() {
+	t := time.NewTimer(x.times.linger)
+	defer t.Stop()
+	select {
+	case <-t.C:
+	case <-x.stopping:
+	}
+}
+
+// batchOf returns how many of the bytes, which are whole lines, make the first batch.
+func batchOf(b []byte) (n int) {
+	for events := 0; n < len(b) && events < batchEvents; events++ {
+		line := bytes.IndexByte(b[n:], '\n') + 1
+		if line == 0 {
+			line = len(b) - n
+		}
+		if n > 0 && n+line > batchBytes {
+			break
+		}
+		n += line
+	}
+	return n
+}
+
+// decode returns the events of lines. There is none that cannot be read.
+func decode(b []byte) []audit.Event {
+	events := make([]audit.Event, 0, bytes.Count(b, []byte{'\n'}))
+	for line := range bytes.Lines(b) {
+		var e audit.Event
+		if json.Unmarshal(line, &e) == nil {
+			events = append(events, e)
+		}
+	}
+	return events
+}
+
+// deliver sends one batch, again and again if need be.
+func (x *Exporter) deliver(b []byte) {
+	events := decode(b)
+	x.refused.Add(uint64(bytes.Count(b, []byte{'\n'}) - len(events)))
+	body, err := x.protocol.body(x.o.Origin(), events)
+	if err != nil {
+		x.refused.Add(uint64(len(events)))
+		x.report.failed(err, x.dropped())
+		return
+	}
+	id := "msg_" + rand.Text()
+	for attempts := 1; x.over.Err() == nil; attempts++ {
+		a := x.send(id, body)
+		if a.err == nil {
+			x.accepted(uint64(len(events)), a)
+			return
+		}
+		x.failed.Add(1)
+		final := a.final || a.attempts > 0 && attempts >= a.attempts
+		if final {
+			x.refused.Add(uint64(len(events)))
+		}
+		x.report.failed(a.err, x.dropped())
+		if final {
+			return
+		}
+		x.pause(x.backoff(attempts, a.after), a.after > 0)
+	}
+	x.abandoned.Add(uint64(len(events)))
+}
+
+// accepted counts a batch that the collector took, or most of it.
+func (x *Exporter) accepted(n uint64, a answer) {
+	rejected := min(a.rejected, n)
+	x.sent.Add(n - rejected)
+	x.refused.Add(rejected)
+	x.succeeded.Store(time.Now().UnixNano())
+	x.report.worked(x.dropped())
+}
+
+// backoff returns how long to wait after so many attempts: what the collector asks for, or some of a time that doubles.
+func (x *Exporter) backoff(attempts int, asked time.Duration) time.Duration {
+	if asked > 0 {
+		return asked
+	}
+	d := min(x.times.most, x.times.first*time.Duration(math.Exp2(float64(min(attempts-1, 20)))))
+	return d/2 + mathrand.N(d/2+1)
+}
+
+// pause waits. While the gateway stops it does so for less, but not for less than the collector asked for.
+func (x *Exporter) pause(d time.Duration, asked bool) {
+	t := time.NewTimer(d)
+	defer t.Stop()
+	if !asked {
+		select {
+		case <-t.C:
+			return
+		case <-x.stopping:
+			t.Reset(min(d, hasty))
+		}
+	}
+	select {
+	case <-t.C:
+	case <-x.over.Done():
+	}
+}
+
+// Exporters are all of a gateway.
+type Exporters []*Exporter
+
+// Close closes them at the same time.
+func (all Exporters) Close() {
+	var closing sync.WaitGroup
+	for _, x := range all {
+		closing.Go(x.Close)
+	}
+	closing.Wait()
+}

@@ -1,0 +1,92 @@
+package export
+
+import (
+	"sync"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"go.uber.org/zap"
+)
+
+// report tells the log what goes wrong, and says the same again only after a while. Safe for concurrent use.
+type report struct {
+	log   *zap.Logger
+	quiet time.Duration
+
+	mu      sync.Mutex
+	warned  time.Time // when a failure was told last
+	failing bool      // that it works again is to be told
+	counted time.Time // when it was told how many decisions were dropped
+	dropped uint64    // how many the log knows of
+}
+
+// failed tells of a failure. dropped is how many decisions were dropped in all.
+func (r *report) failed(err error, dropped uint64) {
+	r.mu.Lock()
+	if time.Since(r.warned) >= r.quiet {
+		r.log.Warn("decisions cannot be exported", zap.Error(err))
+		r.failing, r.warned = true, time.Now()
+	}
+	r.mu.Unlock()
+	r.say(dropped, false)
+}
+
+// worked tells that it works again.
+func (r *report) worked(dropped uint64) {
+	r.mu.Lock()
+	if r.failing {
+		r.log.Info("decisions are exported again")
+	}
+	r.failing = false
+	r.mu.Unlock()
+	r.say(dropped, false)
+}
+
+// say tells how many decisions were dropped since it did so before.
+func (r *report) say(dropped uint64, now bool) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if dropped == r.dropped || !now && time.Since(r.counted) < r.quiet {
+		return
+	}
+	r.log.Warn("decisions were not exported and are dropped", zap.Uint64("dropped", dropped-r.dropped))
+	r.dropped, r.counted = dropped, time.Now()
+}
+
+var (
+	queued    = prometheus.NewDesc("boxgate_export_queue_bytes", "Bytes of decisions that wait to be exported, or are being sent.", exporterLabel, nil)
+	sent      = prometheus.NewDesc("boxgate_export_sent_total", "Decisions that were exported.", exporterLabel, nil)
+	dropped   = prometheus.NewDesc("boxgate_export_dropped_total", "Decisions that were not exported.", []string{"exporter", "why"}, nil)
+	failures  = prometheus.NewDesc("boxgate_export_failures_total", "Requests that the collector did not accept or answer.", exporterLabel, nil)
+	succeeded = prometheus.NewDesc("boxgate_export_last_success_timestamp_seconds", "When the collector last accepted decisions; 0 if it never has.", exporterLabel, nil)
+
+	exporterLabel = []string{"exporter"}
+)
+
+// Describe implements [prometheus.Collector].
+func (all Exporters) Describe(ch chan<- *prometheus.Desc) {
+	for _, d := range []*prometheus.Desc{queued, sent, dropped, failures, succeeded} {
+		ch <- d
+	}
+}
+
+// Collect implements [prometheus.Collector].
+func (all Exporters) Collect(ch chan<- prometheus.Metric) {
+	for _, x := range all {
+		send := func(d *prometheus.Desc, kind prometheus.ValueType, value float64, more ...string) {
+			ch <- prometheus.MustNewConstMetric(d, kind, value, append([]string{string(x.o.Kind)}, more...)...)
+		}
+		pending, _ := x.lines.Pending()
+		send(queued, prometheus.GaugeValue, float64(int64(pending)+x.held.Load()))
+		send(sent, prometheus.CounterValue, float64(x.sent.Load()))
+		send(dropped, prometheus.CounterValue, float64(x.lines.Lost()), "full")
+		send(dropped, prometheus.CounterValue, float64(x.refused.Load()), "refused")
+		send(dropped, prometheus.CounterValue, float64(x.abandoned.Load()), "stopped")
+		send(failures, prometheus.CounterValue, float64(x.failed.Load()))
+		at := 0.0
+		if ns := x.succeeded.Load(); ns > 0 {
+			at = float64(ns) / float64(time.Second)
+		}
+		send(succeeded, prometheus.GaugeValue, at)
+	}
+}

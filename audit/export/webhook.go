@@ -1,0 +1,110 @@
+package export
+
+import (
+	"context"
+	"crypto/hmac"
+	"crypto/sha256"
+	"encoding/base64"
+	"encoding/json"
+	"errors"
+	"net/http"
+	"strconv"
+	"strings"
+	"time"
+
+	"boxgate/audit"
+	"boxgate/policy"
+)
+
+// webhook sends batches of events signed as https://www.standardwebhooks.com asks for, version 1.0.0.
+type webhook struct {
+	secret func(ctx context.Context, name string) (policy.Secret, error)
+	key    string // name of the secret that signs
+}
+
+// webhookType is the type of every payload.
+const webhookType = "boxgate.decisions"
+
+// payload is the body of a webhook.
+type payload struct {
+	Type      string    `json:"type"`
+	Timestamp time.Time `json:"timestamp"` // of the first decision
+	Data      decisions `json:"data"`
+}
+
+type decisions struct {
+	Host      string        `json:"host,omitempty"`
+	HostName  string        `json:"host_name,omitempty"`
+	Run       string        `json:"run,omitempty"`
+	Version   string        `json:"version,omitempty"`
+	Decisions []audit.Event `json:"decisions"`
+}
+
+func (webhook) body(from Origin, events []audit.Event) ([]byte, error) {
+	p := payload{Type: webhookType, Data: decisions{from.Host, from.Name, from.Run, from.Version, events}}
+	if len(events) > 0 {
+		p.Timestamp = events[0].Time.UTC()
+	}
+	return json.Marshal(p)
+}
+
+// sign signs the ID of the batch, which stays the same however often it is sent, the time, and the body. It signs with each key that
+// the secret has, so that a receiver can change from one to the next.
+func (w webhook) sign(ctx context.Context, h http.Header, id string, body []byte) error {
+	secret, err := w.secret(ctx, w.key)
+	if err != nil {
+		return err
+	}
+	keys, err := signingKeys(secret)
+	if err != nil {
+		return err
+	}
+	at := strconv.FormatInt(time.Now().Unix(), 10)
+	var signatures []string
+	for _, key := range keys {
+		mac := hmac.New(sha256.New, key)
+		mac.Write([]byte(id + "." + at + "."))
+		mac.Write(body)
+		signatures = append(signatures, "v1,"+base64.StdEncoding.EncodeToString(mac.Sum(nil)))
+	}
+	h.Set("Webhook-Id", id)
+	h.Set("Webhook-Timestamp", at)
+	h.Set("Webhook-Signature", strings.Join(signatures, " "))
+	return nil
+}
+
+// maxKeys is how many keys can sign at the same time.
+const maxKeys = 4
+
+var errKey = errors.New(`the signing key is not "whsec_" and 24 to 64 bytes in base64, or up to 4 such keys with spaces between them`)
+
+// signingKeys returns the keys that a secret has.
+func signingKeys(secret policy.Secret) (keys [][]byte, err error) {
+	for text := range strings.FieldsSeq(secret.Reveal()) {
+		key, err := base64.StdEncoding.DecodeString(strings.TrimPrefix(text, "whsec_"))
+		if err != nil || len(key) < 24 || len(key) > 64 {
+			return nil, errKey
+		}
+		keys = append(keys, key)
+	}
+	if len(keys) == 0 || len(keys) > maxKeys {
+		return nil, errKey
+	}
+	return keys, nil
+}
+
+// webhookAttempts is how often a webhook is sent that the receiver answers with an error of its own: some four minutes.
+const webhookAttempts = 10
+
+func (webhook) judge(res *http.Response, _ []byte) answer {
+	switch status := res.StatusCode; {
+	case status >= 200 && status < 300:
+		return answer{}
+	case status == http.StatusGone || status == http.StatusRequestEntityTooLarge:
+		return answer{err: statusError(res), final: true}
+	case busy(status):
+		return answer{err: statusError(res), after: retryAfter(res.Header)}
+	default:
+		return answer{err: statusError(res), after: retryAfter(res.Header), attempts: webhookAttempts}
+	}
+}

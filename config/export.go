@@ -1,0 +1,121 @@
+package config
+
+import (
+	"fmt"
+	"maps"
+	"net/url"
+	"slices"
+	"strings"
+
+	"boxgate/policy"
+)
+
+// Export is where decisions are sent besides the log: collectors of the operator's.
+type Export struct {
+	// CAFiles are roots trusted for them besides the system's and those for upstreams.
+	CAFiles []string `yaml:"ca_files"`
+	OTLP    OTLP     `yaml:"otlp"`
+	Webhook Webhook  `yaml:"webhook"`
+}
+
+// OTLP is a collector that takes logs by OTLP over HTTP.
+type OTLP struct {
+	Endpoint string `yaml:"endpoint"` // empty: there is none
+	// Headers has for the name of a header the name of an entry of the section secrets, which is its value.
+	Headers map[string]string `yaml:"headers"`
+	Events  string            `yaml:"events"`
+}
+
+// Webhook is a receiver of signed webhooks.
+type Webhook struct {
+	URL string `yaml:"url"` // empty: there is none
+	// Secret is the name of the entry of the section secrets that signs.
+	Secret  string            `yaml:"secret"`
+	Headers map[string]string `yaml:"headers"` // as of OTLP
+	Events  string            `yaml:"events"`
+}
+
+// What is exported.
+const (
+	eventsAll    = "all"
+	eventsDenied = "denied"
+)
+
+func defaultExport() Export {
+	return Export{OTLP: OTLP{Events: eventsAll}, Webhook: Webhook{Events: eventsDenied}}
+}
+
+// On reports whether anything is exported.
+func (e Export) On() bool { return e.OTLP.Endpoint != "" || e.Webhook.URL != "" }
+
+// Denied reports whether denials alone are sent.
+func (o OTLP) Denied() bool { return o.Events == eventsDenied }
+
+// Denied reports whether denials alone are sent.
+func (w Webhook) Denied() bool { return w.Events == eventsDenied }
+
+// LogsURL is where logs are sent: the endpoint and /v1/logs.
+func (o OTLP) LogsURL() string {
+	const path = "/v1/logs"
+	return strings.TrimSuffix(strings.TrimSuffix(o.Endpoint, "/"), path) + path
+}
+
+// check finds what nothing could be sent with.
+func (e Export) check(fail func(key, format string, args ...any), secrets Secrets) {
+	const otlp, webhook = "log.export.otlp", "log.export.webhook"
+	checkEvents(fail, otlp, e.OTLP.Events)
+	checkEvents(fail, webhook, e.Webhook.Events)
+	if e.OTLP.Endpoint != "" {
+		checkCollector(fail, otlp+".endpoint", e.OTLP.Endpoint)
+		checkSecretHeaders(fail, otlp+".headers", e.OTLP.Headers, secrets)
+	} else if len(e.OTLP.Headers) > 0 {
+		fail(otlp+".endpoint", "is not set; set it, or remove the rest of %s", otlp)
+	}
+	w := e.Webhook
+	if w.URL == "" {
+		if w.Secret != "" || len(w.Headers) > 0 {
+			fail(webhook+".url", "is not set; set it, or remove the rest of %s", webhook)
+		}
+		return
+	}
+	checkCollector(fail, webhook+".url", w.URL)
+	checkSecretHeaders(fail, webhook+".headers", w.Headers, secrets)
+	if _, known := secrets.Sources[w.Secret]; !known {
+		fail(webhook+".secret", "is not the name of an entry of secrets; add one that signs, such as secrets: {webhook: {file: /etc/boxgate/webhook}}, and use its name")
+	}
+}
+
+func checkEvents(fail func(key, format string, args ...any), key, value string) {
+	if value != eventsAll && value != eventsDenied {
+		fail(key+".events", "%q is not a valid value; use %s or %s", value, eventsAll, eventsDenied)
+	}
+}
+
+// checkCollector requires a URL that shows no secret, and is not sent in the clear to another host.
+func checkCollector(fail func(key, format string, args ...any), key, text string) {
+	u, err := url.Parse(text)
+	switch {
+	case err != nil || u.Hostname() == "" || u.Opaque != "" || u.Scheme != "https" && u.Scheme != "http": // not quoted: it may have credentials
+		fail(key, "is not a URL such as https://collector.example.org:4318")
+	case u.User != nil || u.RawQuery != "" || u.ForceQuery || u.Fragment != "":
+		fail(key, "has a user, a query or a fragment, which logs would show; put what is secret into headers")
+	case u.Scheme == "http" && !isLoopback(u.Hostname()):
+		fail(key, "sends decisions unencrypted; use https, or http to a loopback address")
+	}
+}
+
+// checkSecretHeaders requires headers that may be set, each with a secret that there is.
+func checkSecretHeaders(fail func(key, format string, args ...any), key string, headers map[string]string, secrets Secrets) {
+	for _, name := range slices.Sorted(maps.Keys(headers)) {
+		if err := policy.CheckHeaderName(name); err != nil {
+			fail(key, "%v", err)
+			continue
+		}
+		if lower := strings.ToLower(name); strings.HasPrefix(lower, "webhook-") || strings.HasPrefix(lower, "content-") {
+			fail(key, "%q is set by the gateway", name)
+		}
+		if _, known := secrets.Sources[headers[name]]; !known {
+			fail(fmt.Sprintf("%s.%s", key, name), "is not the name of an entry of secrets; add one, such as secrets: {collector: {file: /etc/boxgate/collector}}, and use its name")
+		}
+	}
+}
