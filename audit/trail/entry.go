@@ -23,6 +23,7 @@ const (
 	Refused Kind = "refused" // a call that was not carried out
 	Start   Kind = "start"   // the gateway has opened the trail
 	Removed Kind = "removed" // entries before First are removed, because the trail has reached its size or age
+	Kept    Kind = "kept"    // Original was in a file that is removed, and is of a key with no more of the trail than its share
 )
 
 // Change is what a call has changed, as an object of JSON.
@@ -36,7 +37,7 @@ func (Change) FreeForm() {}
 type Entry struct {
 	Seq    uint64       `json:"seq"`
 	Time   time.Time    `json:"time"`
-	Kind   Kind         `json:"kind" enum:"call answer refused start removed"`
+	Kind   Kind         `json:"kind" enum:"call answer refused start removed kept"`
 	Call   uint64       `json:"call,omitempty" doc:"of an answer: the seq of the call"`
 	KeyID  string       `json:"key_id,omitempty" doc:"ID of the API key; absent: there was no valid one"`
 	Key    string       `json:"key,omitempty" doc:"its name"`
@@ -52,8 +53,18 @@ type Entry struct {
 	Suppressed uint64 `json:"suppressed,omitempty" doc:"refused calls of the same key that were left out before this one"`
 	First      uint64 `json:"first,omitempty" doc:"of removed: the first entry that is kept"`
 	Note       string `json:"note,omitempty"`
+	Original   Change `json:"original,omitzero" doc:"of kept: an earlier entry, as it was"`
 
 	Prev string `json:"prev" doc:"hash of the entry before"`
+}
+
+// Origin returns the entry that e keeps, or e itself if it keeps none.
+func (e Entry) Origin() Entry {
+	var o Entry
+	if e.Kind != Kept || json.Unmarshal(e.Original.RawMessage, &o) != nil {
+		return e
+	}
+	return o
 }
 
 // What a line ends with: the hash of all before it, closed by a brace.

@@ -16,6 +16,9 @@ type Filter struct {
 }
 
 func (f Filter) matches(e Entry) bool {
+	if e.Kind == Kept {
+		e = e.Origin()
+	}
 	return !e.Time.Before(f.Since) && (f.Key == "" || f.Key == e.KeyID || f.Key == e.Key) && (f.Box == "" || f.Box == e.Box)
 }
 

@@ -33,8 +33,9 @@ type Trail struct {
 
 	mu      sync.Mutex
 	head    Head
-	written chan struct{} // closed when an entry is appended
-	broken  error         // part of an entry stays in the file: nothing can follow it until the trail is opened again
+	written chan struct{}    // closed when an entry is appended
+	held    map[string]int64 // bytes of each owner; nil: not counted yet
+	broken  error            // part of an entry stays in the file: nothing can follow it until the trail is opened again
 
 	syncing sync.Mutex
 	synced  uint64 // the last entry that is on the disk
@@ -118,28 +119,27 @@ func (t *Trail) writeLocked(e Entry) (uint64, error) {
 		}
 		return 0, err
 	}
+	if t.held != nil {
+		t.held[owner(line)] += int64(len(line))
+	}
 	t.head = Head{e.Seq, hash}
 	close(t.written)
 	t.written = make(chan struct{})
 	return e.Seq, nil
 }
 
-// rotateLocked begins a file when the last one is full or a day old, and removes those that are too many or too old, after
-// having noted that.
+// rotateLocked begins a file when the last one is full or a day old, and removes those that are too many or too old.
 func (t *Trail) rotateLocked() error {
-	if err := t.files.Next(max(t.opts.Size/16, 4096), 24*time.Hour); err != nil {
-		return err
-	}
 	for {
+		if err := t.files.Next(max(t.opts.Size/16, 4096), 24*time.Hour); err != nil {
+			return err
+		}
 		list := t.files.Segments()
 		over := len(list) > 2 && (t.files.Size() > t.opts.Size || t.opts.Age > 0 && time.Since(list[1].Begun) > t.opts.Age)
 		if !over {
 			return nil
 		}
-		if _, err := t.writeLocked(Entry{Kind: Removed, First: list[1].Number}); err != nil {
-			return err
-		}
-		if err := t.files.RemoveOldest(); err != nil {
+		if err := t.removeLocked(list[0], list[1].Number); err != nil {
 			return err
 		}
 	}

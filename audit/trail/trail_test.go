@@ -4,6 +4,8 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"maps"
+	"math"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -120,6 +122,91 @@ func TestWhatIsTooMuchIsRemoved(t *testing.T) {
 	}
 	if r, err := Verify(dir, tr.Head()); err != nil || len(r.Problems) == 0 {
 		t.Errorf("the oldest file is gone: %+v %v", r, err)
+	}
+}
+
+// TestNoKeyPushesOutTheOthers: a key that calls as often as it can, and callers without a key, push out what they did themselves, and
+// nothing of the others, however often files are removed. The trail stays within its bounds, whole, and says whose entries are gone.
+func TestNoKeyPushesOutTheOthers(t *testing.T) {
+	t.Parallel()
+	const size = 256 << 10
+	dir := t.TempDir()
+	tr := open1(t, dir, Options{Size: size, Age: time.Hour})
+	say := func(e Entry) {
+		t.Helper()
+		if _, err := tr.Append(e); err != nil {
+			t.Fatal(err)
+		}
+	}
+	say(Entry{Kind: Call, KeyID: "key_old", Key: "old", Time: time.Now().Add(-2 * time.Hour)})
+	want := map[string]int{}
+	for _, key := range []string{"operator", "key_admin", "key_quiet"} {
+		for i := range 20 {
+			route := key + string(rune('a'+i))
+			say(Entry{Kind: Call, KeyID: key, Key: key, Route: route, Box: "box", Change: Change{json.RawMessage(`{"x":"<é>"}`)}})
+			want[route] = 1
+		}
+	}
+	for i := range 8000 {
+		say(Entry{Kind: Answer, KeyID: "key_loud", Key: "operator", Route: "POST", Change: Change{json.RawMessage(`{"x":{"key_id":"operator"}}`)}, Status: 200})
+		if i%4 == 0 {
+			say(Entry{Kind: Refused, Route: "POST", Status: 401})
+		}
+		if i == 5000 { // what each has is counted anew
+			tr.Close()
+			tr = open1(t, dir, Options{Size: size, Age: time.Hour})
+		}
+	}
+	if got := tr.files.Size(); got > size*5/4 {
+		t.Errorf("%d bytes", got)
+	}
+	if r, err := Verify(dir, tr.Head()); err != nil || len(r.Problems) > 0 || r.First == 1 {
+		t.Fatalf("%+v %v", r, err)
+	}
+	notes := ""
+	read := func(f Filter) (routes map[string]int) {
+		routes = map[string]int{}
+		if err := tr.Read(t.Context(), f, false, func(line []byte) error {
+			e, _, err := open(line)
+			if err != nil {
+				return err
+			}
+			if e.Kind == Removed {
+				notes += e.Note
+			}
+			if o := e.Origin(); o.KeyID != "" && o.KeyID != "key_loud" {
+				routes[o.Route]++
+			}
+			return nil
+		}); err != nil {
+			t.Fatal(err)
+		}
+		return routes
+	}
+	if got := read(Filter{}); !maps.Equal(got, want) {
+		t.Errorf("there are %v", got)
+	}
+	if !strings.Contains(notes, "key_loud") || !strings.Contains(notes, "without a valid key") || strings.Contains(notes, "operator") {
+		t.Errorf("the notes say %q", notes[:min(len(notes), 500)])
+	}
+	if got := read(Filter{Key: "key_quiet", Box: "box", Since: time.Now().Add(-time.Hour)}); len(got) != 20 {
+		t.Errorf("of one key: %v", got)
+	}
+}
+
+// TestShareIsWhatTheOthersLeave.
+func TestShareIsWhatTheOthersLeave(t *testing.T) {
+	t.Parallel()
+	for want, held := range map[int64]map[string]int64{
+		90:            {"a": 1000, "b": 10},
+		45:            {"a": 1000, "b": 10, "c": 50},
+		33:            {"a": 1000, "b": 1000, "c": 1000},
+		100:           {"a": 1000},
+		math.MaxInt64: {"a": 50, "b": 50},
+	} {
+		if got := share(held, 100); got != want {
+			t.Errorf("%v: %d", held, got)
+		}
 	}
 }
 

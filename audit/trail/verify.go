@@ -50,6 +50,11 @@ func Verify(dir string, known Head) (Report, error) {
 			case e.Prev != before.Hash:
 				r.problem("entry %d does not continue entry %d: one of them was replaced", e.Seq, before.Seq)
 			}
+			if e.Kind == Kept {
+				if _, _, err := open(e.Original.RawMessage); err != nil {
+					r.problem("entry %d keeps one that was changed: %v", e.Seq, err)
+				}
+			}
 			if e.Kind == Removed {
 				kept = max(kept, e.First)
 			}

@@ -64,6 +64,7 @@ func printEntry(w io.Writer, line []byte, asJSON bool) error {
 		_, err := fmt.Fprintln(w, string(line))
 		return err
 	}
+	e = e.Origin()
 	status := dashed("")
 	if e.Status != 0 {
 		status = fmt.Sprint(e.Status)

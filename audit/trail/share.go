@@ -1,0 +1,134 @@
+package trail
+
+import (
+	"bytes"
+	"encoding/json"
+	"maps"
+	"math"
+	"slices"
+	"strings"
+	"time"
+
+	"boxgate/audit/segments"
+)
+
+// This file says what outlives the removal of an old file: entries of keys that have no more of the trail than their share. Otherwise
+// one key could push out what the others did by calling often.
+
+// ofGateway is the owner of entries that no call has caused.
+const ofGateway = "the gateway"
+
+// owner returns whose entry a line is: the ID of an API key, "" without a valid one. No other text of an entry can be taken for
+// the ID, because quotes in it are escaped.
+func owner(line []byte) string {
+	if bytes.Contains(line, []byte(`"kind":"start"`)) || bytes.Contains(line, []byte(`"kind":"removed"`)) {
+		return ofGateway
+	}
+	_, rest, ok := bytes.Cut(line, []byte(`,"key_id":"`))
+	if !ok {
+		return ""
+	}
+	id, _, _ := bytes.Cut(rest, []byte(`"`))
+	return string(id)
+}
+
+// share returns how many bytes an owner may have at most, so that those who have no more and those who are cut down to it have
+// room together.
+func share(held map[string]int64, room int64) int64 {
+	sizes := slices.Sorted(maps.Values(held))
+	for i, size := range sizes {
+		each := room / int64(len(sizes)-i)
+		if size > each {
+			return each
+		}
+		room -= size
+	}
+	return math.MaxInt64
+}
+
+// count adds up what each owner has. It is done once, when the first file is about to be removed.
+func (t *Trail) countLocked() error {
+	if t.held != nil {
+		return nil
+	}
+	held := map[string]int64{}
+	for _, s := range t.files.Segments() {
+		if _, err := s.Read(0, func(line []byte) error {
+			held[owner(line)] += int64(len(line)) + 1
+			return nil
+		}); err != nil {
+			return err
+		}
+	}
+	t.held = held
+	return nil
+}
+
+// removeLocked removes the oldest file. What keys with no more than their share have in it is written once more, as [Kept], before
+// that. If there is no room for it the file is removed all the same: without room nothing could be changed any more.
+func (t *Trail) removeLocked(oldest segments.Segment, next uint64) error {
+	if err := t.countLocked(); err != nil {
+		return err
+	}
+	most := share(t.held, t.opts.Size/2)
+	over, full := map[string]bool{}, false
+	_, err := oldest.Read(0, func(line []byte) error {
+		by := owner(line)
+		t.held[by] -= int64(len(line)) + 1
+		if t.held[by]+int64(len(line)) >= most {
+			over[by] = true
+			return nil
+		}
+		if full {
+			return nil
+		}
+		e, ok := t.keeps(line)
+		if ok {
+			_, err := t.writeLocked(e)
+			full = err != nil
+		}
+		return nil
+	})
+	if err != nil {
+		return err
+	}
+	if _, err := t.writeLocked(Entry{Kind: Removed, First: next, Note: noteOf(over, full)}); err != nil {
+		return err
+	}
+	if err := t.files.Sync(); err != nil {
+		return err
+	}
+	return t.files.RemoveOldest()
+}
+
+// keeps returns the entry by which one outlives its file; false if it is too old, was changed, or is about a removal.
+func (t *Trail) keeps(line []byte) (Entry, bool) {
+	e, _, err := open(line)
+	if err == nil && e.Kind == Kept {
+		line = e.Original.RawMessage
+		e, _, err = open(line)
+	}
+	if err != nil || e.Kind == Removed || t.opts.Age > 0 && time.Since(e.Time) > t.opts.Age {
+		return Entry{}, false
+	}
+	return Entry{Kind: Kept, Original: Change{json.RawMessage(bytes.Clone(line))}}, true
+}
+
+// noteOf says whose entries are not kept.
+func noteOf(over map[string]bool, full bool) string {
+	const named = 8
+	names := slices.Sorted(maps.Keys(over))
+	for i, name := range names {
+		if name == "" {
+			names[i] = "calls without a valid key"
+		}
+	}
+	note := ""
+	if len(names) > 0 {
+		note = "with more than their share: " + strings.Join(names[:min(len(names), named)], ", ")
+	}
+	if full {
+		note = strings.TrimPrefix(note+"; others because the disk is full", "; ")
+	}
+	return note
+}
