@@ -20,7 +20,7 @@ func (db *DB) Policy(id policy.BoxID) (Policy, error) {
 		if err != nil {
 			return err
 		}
-		return getPolicy(policies, id, &p)
+		return getPolicy(policies, policySlot(id), &p)
 	})
 	return p, err
 }
@@ -28,26 +28,33 @@ func (db *DB) Policy(id policy.BoxID) (Policy, error) {
 // StagePolicy stores a policy next to the committed one, replacing one staged before. It is not in force until
 // [DB.CommitPolicy]. The version must be higher than the committed one's, else the error is [ErrConflict].
 func (db *DB) StagePolicy(id policy.BoxID, next Policy) error {
+	return db.bolt.Update(func(tx *bolt.Tx) error { return db.stagePolicy(tx, id, next) })
+}
+
+func (db *DB) stagePolicy(tx *bolt.Tx, id policy.BoxID, next Policy) error {
+	if err := requireBox(tx, id); err != nil {
+		return err
+	}
+	return db.stageNewer(tx, policySlot(id), next)
+}
+
+// stageNewer stages a policy whose version is higher than that of the committed one.
+func (db *DB) stageNewer(tx *bolt.Tx, s slot, next Policy) error {
 	data, err := json.Marshal(next)
 	if err != nil {
 		return err
 	}
-	return db.bolt.Update(func(tx *bolt.Tx) error {
-		if err := requireBox(tx, id); err != nil {
-			return err
-		}
-		policies, err := db.table(tx, layout.Policies)
-		if err != nil {
-			return err
-		}
-		var old Policy
-		if err := getPolicy(policies, id, &old); err != nil && !errors.Is(err, ErrNotFound) {
-			return err
-		} else if err == nil && next.Version <= old.Version {
-			return fmt.Errorf("box %s has policy version %d already, %d cannot follow: %w", id, old.Version, next.Version, ErrConflict)
-		}
-		return db.stage(tx, policySlot(id), data)
-	})
+	policies, err := db.table(tx, layout.Policies)
+	if err != nil {
+		return err
+	}
+	var old Policy
+	if err := getPolicy(policies, s, &old); err != nil && !errors.Is(err, ErrNotFound) {
+		return err
+	} else if err == nil && next.Version <= old.Version {
+		return fmt.Errorf("the %s has version %d already, %d cannot follow: %w", s.what, old.Version, next.Version, ErrConflict)
+	}
+	return db.stage(tx, s, data)
 }
 
 // CommitPolicy makes the staged policy of a box the committed one. Without a staged one the error is [ErrNotFound].
@@ -56,20 +63,20 @@ func (db *DB) CommitPolicy(id policy.BoxID) error { return db.commit(policySlot(
 // AbortPolicy deletes the staged policy of a box, if there is one.
 func (db *DB) AbortPolicy(id policy.BoxID) error { return db.abort(policySlot(id)) }
 
-func getPolicy(policies document.Table, id policy.BoxID, p *Policy) error {
-	data, err := policies.Get([]byte(id))
+func getPolicy(policies document.Table, s slot, p *Policy) error {
+	data, err := policies.Get([]byte(s.owner))
 	if err != nil {
 		return err
 	}
 	if data == nil {
-		return fmt.Errorf("policy of box %s: %w", id, ErrNotFound)
+		return fmt.Errorf("%s: %w", s.what, ErrNotFound)
 	}
-	return decodePolicy(data, id, p)
+	return decodePolicy(data, s, p)
 }
 
-func decodePolicy(data []byte, id policy.BoxID, p *Policy) error {
+func decodePolicy(data []byte, s slot, p *Policy) error {
 	if err := document.Decode(data, p); err != nil {
-		return fmt.Errorf("the policy of box %s is damaged: %w", id, err)
+		return fmt.Errorf("the %s is damaged: %w", s.what, err)
 	}
 	return nil
 }

@@ -67,11 +67,14 @@ type Pools struct {
 	Max uint32
 }
 
-// Policy is the policy of a box as written, and what it allows or denies for a time besides.
+// Policy is the policy of a box as written, and what it allows or denies for a time besides; or a named one, which has neither
+// leases nor a name to follow.
 type Policy struct {
 	Spec    policy.Spec `json:"spec"`
 	Version uint64      `json:"version"`
 	Leases  []Lease     `json:"leases,omitempty"`
+	// Named is the named policy that the box follows; "": none. Spec is what that says: both change in one transaction.
+	Named string `json:"named,omitempty"`
 }
 
 // Lease is a temporary entry of a policy.

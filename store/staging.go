@@ -24,32 +24,41 @@ func (db *DB) stage(tx *bolt.Tx, s slot, document []byte) error {
 	return staged.Put([]byte(s.staged), document)
 }
 
-// commit makes the staged document the committed one.
-func (db *DB) commit(s slot) error {
+// commit makes staged documents the committed ones: all of them, or none.
+func (db *DB) commit(slots ...slot) error {
 	return db.bolt.Update(func(tx *bolt.Tx) error {
-		staged, err := db.table(tx, layout.Staged)
-		if err != nil {
-			return err
+		for _, s := range slots {
+			if err := db.commitIn(tx, s); err != nil {
+				return err
+			}
 		}
-		committed, err := db.table(tx, s.bucket)
-		if err != nil {
-			return err
-		}
-		document, err := staged.Get([]byte(s.staged))
-		if err != nil {
-			return err
-		}
-		if document == nil {
-			return fmt.Errorf("staged %s: %w", s.what, ErrNotFound)
-		}
-		if document, err = db.atHome(tx, s, document); err != nil {
-			return err
-		}
-		if err := committed.Put([]byte(s.owner), document); err != nil {
-			return err
-		}
-		return staged.Delete([]byte(s.staged))
+		return nil
 	})
+}
+
+func (db *DB) commitIn(tx *bolt.Tx, s slot) error {
+	staged, err := db.table(tx, layout.Staged)
+	if err != nil {
+		return err
+	}
+	committed, err := db.table(tx, s.bucket)
+	if err != nil {
+		return err
+	}
+	document, err := staged.Get([]byte(s.staged))
+	if err != nil {
+		return err
+	}
+	if document == nil {
+		return fmt.Errorf("staged %s: %w", s.what, ErrNotFound)
+	}
+	if document, err = db.atHome(tx, s, document); err != nil {
+		return err
+	}
+	if err := committed.Put([]byte(s.owner), document); err != nil {
+		return err
+	}
+	return staged.Delete([]byte(s.staged))
 }
 
 // atHome returns a copy of a staged document as it is written when committed.
@@ -69,17 +78,26 @@ func (db *DB) atHome(tx *bolt.Tx, s slot, document []byte) ([]byte, error) {
 	return key.Seal(s.bucket, s.owner, plain), nil
 }
 
-// abort deletes the staged document. If there is none nothing is written, so that it succeeds on a full disk.
-func (db *DB) abort(s slot) error {
+// abort deletes the staged documents. If there are none nothing is written, so that it succeeds on a full disk.
+func (db *DB) abort(slots ...slot) error {
 	staged := false
 	err := db.bolt.View(func(tx *bolt.Tx) error {
-		staged = tx.Bucket(layout.Staged).Get([]byte(s.staged)) != nil
+		for _, s := range slots {
+			staged = staged || tx.Bucket(layout.Staged).Get([]byte(s.staged)) != nil
+		}
 		return nil
 	})
 	if err != nil || !staged {
 		return err
 	}
-	return db.bolt.Update(func(tx *bolt.Tx) error { return db.drop(tx, layout.Staged, []byte(s.staged)) })
+	return db.bolt.Update(func(tx *bolt.Tx) error {
+		for _, s := range slots {
+			if err := db.drop(tx, layout.Staged, []byte(s.staged)); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
 }
 
 // Staged returns the policies that were staged and neither committed nor aborted: after a crash, those whose update was
@@ -87,11 +105,11 @@ func (db *DB) abort(s slot) error {
 func (db *DB) Staged() (map[policy.BoxID]Policy, error) {
 	out := map[policy.BoxID]Policy{}
 	err := db.eachStaged(func(_ *bolt.Tx, c StagedChange, _ string, document []byte) error {
-		if c.Headers {
+		if c.Headers || c.Named != "" {
 			return nil
 		}
 		var p Policy
-		err := decodePolicy(document, c.Box, &p)
+		err := decodePolicy(document, policySlot(c.Box), &p)
 		out[c.Box] = p
 		return err
 	})
@@ -129,7 +147,8 @@ func (db *DB) eachStaged(f func(tx *bolt.Tx, c StagedChange, key string, documen
 
 // StagedChange names what a staged document would change.
 type StagedChange struct {
-	Box     policy.BoxID // "": all boxes
+	Box     policy.BoxID // "": all boxes, or those that follow Named
+	Named   string       // the named policy; "": none
 	Headers bool         // a change of its header rules, else of its policy
 }
 
@@ -138,6 +157,9 @@ func changeAt(key string) StagedChange {
 	owner, headers := strings.CutPrefix(key, stagedHeaders)
 	if owner == layout.Global {
 		owner = ""
+	}
+	if name, named := strings.CutPrefix(owner, layout.Named); named && !headers {
+		return StagedChange{Named: name}
 	}
 	return StagedChange{Box: policy.BoxID(owner), Headers: headers}
 }

@@ -26,7 +26,7 @@ type reader struct {
 // must be complete and well-formed, be where it belongs, and have the documents that belong with it.
 func understand(s *document.Sealer, tx *bolt.Tx) error {
 	boxes := map[string]Box{}
-	for _, r := range slices.Concat(plainReaders(boxes), sealedReaders(s, tx), indexReaders(boxes)) {
+	for _, r := range slices.Concat(plainReaders(boxes, understandPolicy), sealedReaders(s, tx), indexReaders(boxes)) {
 		bucket := tx.Bucket(r.bucket)
 		if bucket == nil {
 			return fmt.Errorf("it has no %s", r.bucket)
@@ -44,13 +44,13 @@ func understand(s *document.Sealer, tx *bolt.Tx) error {
 }
 
 // plainReaders judge documents that are not encrypted, and collect the boxes.
-func plainReaders(boxes map[string]Box) []reader {
+func plainReaders(boxes map[string]Box, policy func(key string, p Policy) error) []reader {
 	return []reader{
 		{layout.Boxes, reading(func(key string, b Box) error {
 			boxes[key] = b
 			return same(key, string(b.ID))
 		})},
-		{layout.Policies, reading(understandPolicy)},
+		{layout.Policies, reading(policy)},
 		{layout.Usage, reading(func(string, Usage) error { return nil })},
 		{layout.APIKeys, reading(func(key string, k APIKey) error { return same(key, string(k.Hash[:])) })},
 	}

@@ -30,8 +30,8 @@ func (r *VerifyReport) problem(format string, args ...any) {
 func (db *DB) Verify() (VerifyReport, error) {
 	r := VerifyReport{Problems: []string{}}
 	err := db.bolt.View(func(tx *bolt.Tx) error {
-		boxes := map[string]Box{}
-		readers := slices.Concat(plainReaders(boxes), sealedReaders(db.seal, tx), laterReaders(db.seal, tx), indexReaders(boxes))
+		boxes, follow := map[string]Box{}, followed{map[string]Policy{}, map[string]Policy{}}
+		readers := slices.Concat(plainReaders(boxes, follow.read), sealedReaders(db.seal, tx), laterReaders(db.seal, tx), indexReaders(boxes))
 		for _, each := range readers {
 			table, err := db.table(tx, each.bucket)
 			if err != nil {
@@ -53,6 +53,9 @@ func (db *DB) Verify() (VerifyReport, error) {
 			if err := complete(tx, id, b); err != nil {
 				r.problem("%v", err)
 			}
+		}
+		for _, p := range follow.problems() {
+			r.problem("%s", p)
 		}
 		if err := db.seal.Check(tx); err != nil {
 			r.problem("%v", err)

@@ -27,8 +27,8 @@ var (
 	Indexes  = []byte("indexes")  // index, big-endian → ID
 	Addrs    = []byte("addrs")    // address, 4 or 16 bytes → ID
 	Secrets  = []byte("secrets")  // sealed: environment, other secrets, fields of the hosted product
-	Policies = []byte("policies") // Policy as JSON: committed
-	Staged   = []byte("staged")   // not committed: Policy as JSON; "headers", NUL, ID or "@": header rules, sealed
+	Policies = []byte("policies") // Policy as JSON: committed; "@", name: the named ones
+	Staged   = []byte("staged")   // not committed: Policy as JSON under the same key; "headers", NUL, ID or "@": header rules, sealed
 	Headers  = []byte("headers")  // sealed: header rules; "@": the global ones
 	CAs      = []byte("cas")      // certificate, and the key sealed; "@": the installation's own
 	URLs     = []byte("urls")     // ID, NUL, port big-endian → URL as JSON, with its key sealed
@@ -52,6 +52,9 @@ var (
 
 // Global is the key of what belongs to the installation rather than a box.
 const Global = "@"
+
+// Named begins the keys of named policies among those of the boxes.
+const Named = "@"
 
 // The schemas of a store. In schema 1, documents had no tags. Each later one adds buckets, which the first start of a newer
 // version makes. New stores have the current one.

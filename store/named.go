@@ -1,0 +1,120 @@
+package store
+
+import (
+	"fmt"
+	"reflect"
+	"slices"
+	"strings"
+
+	bolt "go.etcd.io/bbolt"
+
+	"boxgate/policy"
+	"boxgate/store/document"
+	"boxgate/store/layout"
+)
+
+// NamedPolicies returns the committed named policies.
+func (db *DB) NamedPolicies() (map[string]Policy, error) {
+	out := map[string]Policy{}
+	err := db.bolt.View(func(tx *bolt.Tx) error {
+		policies, err := db.table(tx, layout.Policies)
+		if err != nil {
+			return err
+		}
+		return policies.Each([]byte(layout.Named), func(key, data []byte) error {
+			name, p := strings.TrimPrefix(string(key), layout.Named), Policy{}
+			err := decodePolicy(data, namedSlot(name), &p)
+			out[name] = p
+			return err
+		})
+	})
+	return out, err
+}
+
+// StageNamed stores a named policy and those of the boxes that follow it, in one transaction, next to the committed ones. None
+// is in force until [DB.CommitNamed]. Each version must be higher than the committed one's, else the error is [ErrConflict].
+func (db *DB) StageNamed(name string, next Policy, boxes map[policy.BoxID]Policy) error {
+	return db.bolt.Update(func(tx *bolt.Tx) error {
+		for id, p := range boxes {
+			if err := db.stagePolicy(tx, id, p); err != nil {
+				return err
+			}
+		}
+		return db.stageNewer(tx, namedSlot(name), next)
+	})
+}
+
+// CommitNamed makes a staged named policy and the staged policies of those boxes the committed ones, in one transaction. If one
+// of them is not staged the error is [ErrNotFound], and nothing changes.
+func (db *DB) CommitNamed(name string, boxes []policy.BoxID) error {
+	return db.commit(namedSlots(name, boxes)...)
+}
+
+// AbortNamed deletes what [DB.StageNamed] has stored and [DB.CommitNamed] has not committed.
+func (db *DB) AbortNamed(name string, boxes []policy.BoxID) error {
+	return db.abort(namedSlots(name, boxes)...)
+}
+
+func namedSlots(name string, boxes []policy.BoxID) []slot {
+	slots := []slot{namedSlot(name)}
+	for _, id := range boxes {
+		slots = append(slots, policySlot(id))
+	}
+	return slots
+}
+
+// DeleteNamed deletes a named policy. One that a box follows is an [ErrConflict], one that does not exist an [ErrNotFound].
+func (db *DB) DeleteNamed(name string) error {
+	return db.bolt.Update(func(tx *bolt.Tx) error {
+		policies, err := db.table(tx, layout.Policies)
+		if err != nil {
+			return err
+		}
+		s, p := namedSlot(name), Policy{}
+		if err := getPolicy(policies, s, &p); err != nil {
+			return err
+		}
+		err = policies.Each(nil, func(key, data []byte) error {
+			var of Policy
+			if err := document.Decode(data, &of); err != nil {
+				return fmt.Errorf("the policy at %q is damaged: %w", key, err)
+			}
+			if of.Named == name {
+				return fmt.Errorf("%s is that of box %s: %w", s.what, key, ErrConflict)
+			}
+			return nil
+		})
+		if err != nil {
+			return err
+		}
+		return policies.Delete([]byte(s.owner))
+	})
+}
+
+// followed finds policies of boxes that do not say what the named policy says that they follow.
+type followed struct {
+	named map[string]Policy
+	boxes map[string]Policy // by key, those that follow one
+}
+
+func (f *followed) read(key string, p Policy) error {
+	if name, ok := strings.CutPrefix(key, layout.Named); ok {
+		f.named[name] = p
+	} else if p.Named != "" {
+		f.boxes[key] = p
+	}
+	return understandPolicy(key, p)
+}
+
+// problems says what is wrong.
+func (f *followed) problems() (list []string) {
+	for key, p := range f.boxes {
+		if named, ok := f.named[p.Named]; !ok {
+			list = append(list, fmt.Sprintf("policies, %q: it follows the named policy %q, which does not exist", key, p.Named))
+		} else if !reflect.DeepEqual(p.Spec, named.Spec) {
+			list = append(list, fmt.Sprintf("policies, %q: it is not what the named policy %q says", key, p.Named))
+		}
+	}
+	slices.Sort(list)
+	return list
+}

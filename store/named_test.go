@@ -1,0 +1,126 @@
+package store
+
+import (
+	"errors"
+	"slices"
+	"strings"
+	"testing"
+
+	"boxgate/policy"
+)
+
+func custom(domains ...string) policy.Spec {
+	return policy.Spec{Mode: policy.ModeCustom, AllowedDomains: domains}
+}
+
+// following is a store with the named policy "web" that b1 and b2 follow, and b3, which does not.
+func following(t *testing.T) (dir string, db *DB) {
+	t.Helper()
+	dir = newDir(t)
+	db = open(t, Options{Dir: dir})
+	if err := errors.Join(db.StageNamed("web", Policy{Spec: custom("old.example"), Version: 1}, nil), db.CommitNamed("web", nil)); err != nil {
+		t.Fatal(err)
+	}
+	for id, p := range map[policy.BoxID]Policy{
+		"b1": {Spec: custom("old.example"), Version: 7, Named: "web"}, "b2": {Spec: custom("old.example"), Version: 1, Named: "web"}, "b3": {Spec: custom("own.example"), Version: 1},
+	} {
+		allocate(t, db, Box{ID: id, State: "idle"})
+		if err := errors.Join(db.StagePolicy(id, p), db.CommitPolicy(id)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return dir, db
+}
+
+// saying returns the first allowed domain of a named policy and of the boxes b1 and b2.
+func saying(t *testing.T, db *DB) (out []string) {
+	t.Helper()
+	named, err := db.NamedPolicies()
+	b1, err1 := db.Policy("b1")
+	b2, err2 := db.Policy("b2")
+	if err := errors.Join(err, err1, err2); err != nil {
+		t.Fatal(err)
+	}
+	for _, p := range []Policy{named["web"], b1, b2} {
+		out = append(out, p.Spec.AllowedDomains[0])
+	}
+	return out
+}
+
+// next are the policies of the boxes after a change of the named one.
+func next(domain string, v1, v2 uint64) map[policy.BoxID]Policy {
+	return map[policy.BoxID]Policy{"b1": {Spec: custom(domain), Version: v1, Named: "web"}, "b2": {Spec: custom(domain), Version: v2, Named: "web"}}
+}
+
+// A named policy and those of its boxes are committed together or not at all, and what was only staged is dropped.
+func TestNamedPolicyChangesWithItsBoxes(t *testing.T) {
+	t.Parallel()
+	dir, db := following(t)
+	boxes := []policy.BoxID{"b1", "b2"}
+	before, after := []string{"old.example", "old.example", "old.example"}, []string{"new.example", "new.example", "new.example"}
+	for name, err := range map[string]error{
+		"one box has that version already": db.StageNamed("web", Policy{Spec: custom("new.example"), Version: 2}, next("new.example", 8, 1)),
+		"it has that version already":      db.StageNamed("web", Policy{Spec: custom("new.example"), Version: 1}, next("new.example", 8, 2)),
+	} {
+		if staged, _ := db.Staged(); !errors.Is(err, ErrConflict) || len(staged) > 0 {
+			t.Errorf("%s: %v, staged %v", name, err, staged)
+		}
+	}
+	stage := func() {
+		t.Helper()
+		if err := db.StageNamed("web", Policy{Spec: custom("new.example"), Version: 2}, next("new.example", 8, 2)); err != nil || !slices.Equal(saying(t, db), before) {
+			t.Fatalf("%v, %q", err, saying(t, db))
+		}
+	}
+	stage()
+	if err := errors.Join(db.AbortPolicy("b2")); err != nil {
+		t.Fatal(err)
+	}
+	if err := db.CommitNamed("web", boxes); !errors.Is(err, ErrNotFound) || !slices.Equal(saying(t, db), before) {
+		t.Errorf("half of it was staged: %v, %q", err, saying(t, db))
+	}
+	if err := db.AbortNamed("web", boxes); err != nil {
+		t.Fatal(err)
+	}
+	if left := contents(t, db)["staged"]; len(left) != 0 {
+		t.Errorf("left: %v", left)
+	}
+	stage()
+	crashed := open(t, Options{Dir: copyState(t, dir)})
+	dropped, err := crashed.DropStaged()
+	if err != nil || len(dropped) != 3 || !slices.Contains(dropped, StagedChange{Named: "web"}) || !slices.Contains(dropped, StagedChange{Box: "b2"}) || !slices.Equal(saying(t, crashed), before) {
+		t.Errorf("after a crash: %+v %v, %q", dropped, err, saying(t, crashed))
+	}
+	if err := db.CommitNamed("web", boxes); err != nil || !slices.Equal(saying(t, db), after) {
+		t.Errorf("%v, %q", err, saying(t, db))
+	}
+	if r, err := db.Verify(); err != nil || len(r.Problems) > 0 {
+		t.Errorf("%+v %v", r, err)
+	}
+}
+
+// What a box follows is not deleted, and a box that does not say what it follows is found.
+func TestNamedPolicyInUse(t *testing.T) {
+	t.Parallel()
+	_, db := following(t)
+	if err := db.DeleteNamed("web"); !errors.Is(err, ErrConflict) {
+		t.Errorf("two boxes follow it: %v", err)
+	}
+	if err := errors.Join(db.StagePolicy("b1", Policy{Spec: custom("other.example"), Version: 8, Named: "web"}), db.CommitPolicy("b1"),
+		db.StagePolicy("b2", Policy{Spec: custom("old.example"), Version: 2, Named: "gone"}), db.CommitPolicy("b2")); err != nil {
+		t.Fatal(err)
+	}
+	r, err := db.Verify()
+	if err != nil || len(r.Problems) != 2 || !strings.Contains(r.Problems[0], `is not what the named policy "web" says`) || !strings.Contains(r.Problems[1], `"gone", which does not exist`) {
+		t.Errorf("%+v %v", r, err)
+	}
+	if err := errors.Join(db.DeleteBox("b1"), db.DeleteNamed("web")); err != nil {
+		t.Error(err)
+	}
+	if named, err := db.NamedPolicies(); err != nil || len(named) != 0 {
+		t.Errorf("%v %v", named, err)
+	}
+	if err := db.DeleteNamed("web"); !errors.Is(err, ErrNotFound) {
+		t.Error(err)
+	}
+}
