@@ -31,5 +31,6 @@ type AttachRequest struct {
 	Name    string // "" for none
 	Labels  []string
 	Policy  policy.Spec
+	Named   string // as in [CreateRequest]
 	Headers []policy.HeaderRule
 }

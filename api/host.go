@@ -188,7 +188,8 @@ type CreateRequest struct {
 	CreatedBy   string        // ID of the API key, as in [Box]
 	Wait        time.Duration // how long the caller waits for the box to be made
 	Env         map[string]policy.Secret
-	Policy      policy.Spec // its mode is empty only with Snapshot
+	Policy      policy.Spec // its mode is empty with Named, and with Snapshot
+	Named       string      // the named policy that it is to follow; "": none
 	Headers     []policy.HeaderRule
 	Hosted      Hosted
 	// HostedSecrets are the secret values among the hosted product's fields, by JSON pointer, such as "/github_token"
@@ -274,6 +275,7 @@ type ExecResult struct {
 // PolicyState is a policy in force and its version. Versions only grow.
 type PolicyState struct {
 	Spec     policy.Spec
+	Named    string // the named policy that the box follows, which says Spec; "": none
 	Version  uint64
 	Leases   []Lease
 	Warnings []policy.Problem
@@ -281,7 +283,8 @@ type PolicyState struct {
 
 // PolicyChange replaces the policy of a box.
 type PolicyChange struct {
-	Spec policy.Spec
+	Spec  policy.Spec
+	Named string // the named policy that the box is to follow, instead of Spec; "": none
 	// Keep are the leases that go on; any other ends. One that does not run is a *policy.InvalidError. nil: those that
 	// deny go on, those that allow end.
 	Keep *[]LeaseEntry

@@ -12,7 +12,10 @@ import (
 // AttachBox implements [api.Host]. The namespace is opened once and judged and pinned through that: what its name means
 // a moment later does not matter. It gets its interface closed, then its policy; a failure undoes every step.
 func (l *lifecycle) AttachBox(ctx context.Context, req api.AttachRequest) (api.Box, error) {
-	req.Policy = l.orDefault(req.Policy)
+	var err error
+	if req.Policy, err = l.policyOfNew(req.Policy, req.Named); err != nil {
+		return api.Box{}, err
+	}
 	if err := l.checkNew(req.Name, req.Policy, req.Headers); err != nil {
 		return api.Box{}, err
 	}
@@ -21,14 +24,12 @@ func (l *lifecycle) AttachBox(ctx context.Context, req api.AttachRequest) (api.B
 		return api.Box{}, err
 	}
 	defer found.NS.Close()
-	b, err := l.allocate(api.CreateRequest{Name: req.Name, Labels: req.Labels, Policy: req.Policy, Headers: req.Headers},
+	b, err := l.admit(api.CreateRequest{Name: req.Name, Labels: req.Labels, Policy: req.Policy, Named: req.Named, Headers: req.Headers},
 		&store.Attached{Kind: req.Kind, Ref: req.Ref, Container: found.Container, Stack: req.Stack}, origin{})
 	if err != nil {
 		return api.Box{}, err
 	}
-	b.mu.Lock()
 	defer b.mu.Unlock()
-	l.boxes.add(b)
 	p := &provisioning{box: b, foreign: found.NS}
 	if err := l.provision(ctx, p, attachSteps); err != nil {
 		return api.Box{}, l.discard(b, err)

@@ -36,6 +36,7 @@ type box struct {
 	moving         chan struct{} // closed at the end of the change of state that is under way; nil: none is
 	record         store.Box
 	spec           policy.Spec
+	named          string        // the named policy that it follows, which says spec; "": none
 	leases         []store.Lease // what it allows or denies for a time besides; those that have ended are not compiled
 	version        uint64        // of the policy in force
 	lastVersion    uint64        // the highest ever assigned: one that was rolled back is not used again
@@ -54,7 +55,7 @@ type box struct {
 func newBox(r store.Box, p store.Policy, headers store.Headers, hosted api.Hosted) *box {
 	b := &box{
 		name: r.Name, createdAt: r.CreatedAt, attached: r.Attached, env: r.Env, record: r, hosted: hosted, status: api.Status(r.State), problem: r.Error,
-		spec: p.Spec, leases: p.Leases, version: p.Version, lastVersion: p.Version, headers: headers.Rules, headersVersion: headers.Version,
+		spec: p.Spec, named: p.Named, leases: p.Leases, version: p.Version, lastVersion: p.Version, headers: headers.Rules, headersVersion: headers.Version,
 	}
 	b.ID, b.V4, b.V6 = r.ID, r.V4, r.V6
 	b.gate.Touch(r.UpdatedAt)
@@ -82,15 +83,17 @@ func (b *box) gone() error {
 func (b *box) connected() bool { return b.Policy.Load() != nil }
 
 func (b *box) policyState() api.PolicyState {
-	return api.PolicyState{Spec: b.spec, Version: b.version, Warnings: b.warnings()}
+	return api.PolicyState{Spec: b.spec, Named: b.named, Version: b.version, Warnings: b.warnings()}
 }
 
 // take notes a policy that is in force and stored. The caller holds b.mu.
-func (b *box) take(p store.Policy) { b.spec, b.leases, b.version = p.Spec, p.Leases, p.Version }
+func (b *box) take(p store.Policy) {
+	b.spec, b.named, b.leases, b.version = p.Spec, p.Named, p.Leases, p.Version
+}
 
 // storedPolicy is the policy in force as the store holds it.
 func (b *box) storedPolicy() store.Policy {
-	return store.Policy{Spec: b.spec, Version: b.version, Leases: b.leases}
+	return store.Policy{Spec: b.spec, Version: b.version, Leases: b.leases, Named: b.named}
 }
 
 func (b *box) headerState() api.HeaderState {

@@ -24,21 +24,21 @@ func (l *lifecycle) CreateBox(ctx context.Context, req api.CreateRequest) (api.B
 	if err != nil {
 		return api.Box{}, err
 	}
-	req.Policy = l.orDefault(req.Policy)
+	if req.Policy, err = l.policyOfNew(req.Policy, req.Named); err != nil {
+		return api.Box{}, err
+	}
 	if err := l.checkNew(req.Name, req.Policy, req.Headers); err != nil {
 		return api.Box{}, err
 	}
 	if req.Env, err = l.settings.environmentOf(req.Env, req.Headers); err != nil {
 		return api.Box{}, err
 	}
-	b, err := l.allocate(req, nil, from)
+	b, err := l.admit(req, nil, from)
 	if err != nil {
 		return api.Box{}, err
 	}
 	making, cancel := context.WithTimeout(context.WithoutCancel(ctx), makingMost)
 	m := &creation{lifecycle: l, box: b, ended: make(chan error, 1)}
-	b.mu.Lock()
-	l.boxes.add(b)
 	go func() {
 		defer cancel()
 		m.ended <- contained(l.log, func() error { return m.run(making) }, zap.String("box", string(b.ID)))
@@ -49,12 +49,33 @@ func (l *lifecycle) CreateBox(ctx context.Context, req api.CreateRequest) (api.B
 // errAttachOnly refuses to launch boxes where the operator has said that none are.
 var errAttachOnly = api.Errorf(api.ErrConflict, "this host launches no boxes, it only attaches them: use `gateway box attach`, or set launcher.enabled to true")
 
-// orDefault returns the operator's policy for new boxes where none is given.
-func (l *lifecycle) orDefault(given policy.Spec) policy.Spec {
-	if given.Mode == "" {
-		return l.cfg.Policy.Default.Spec
+// policyOfNew returns the policy of a new box: what the named one says, the given one, or the operator's for new boxes.
+func (l *lifecycle) policyOfNew(given policy.Spec, named string) (policy.Spec, error) {
+	switch {
+	case named != "":
+		return l.shared.named.specOf(named, "/network_policy/named")
+	case given.Mode == "":
+		return l.cfg.Policy.Default.Spec, nil
 	}
-	return given
+	return given, nil
+}
+
+// admit stores the record of a new box and makes the box known, with its lock held. From then on a change of the named policy that
+// it follows finds it; what it says in this moment is what the box begins with.
+func (l *lifecycle) admit(req api.CreateRequest, attached *store.Attached, from origin) (*box, error) {
+	l.shared.named.changing.RLock()
+	defer l.shared.named.changing.RUnlock()
+	var err error
+	if req.Policy, err = l.policyOfNew(req.Policy, req.Named); err != nil {
+		return nil, err
+	}
+	b, err := l.allocate(req, attached, from)
+	if err != nil {
+		return nil, err
+	}
+	b.mu.Lock()
+	l.boxes.add(b)
+	return b, nil
 }
 
 // discard forgets a new box that could not be completed, and returns the answer. What could not be undone stays known, so
@@ -112,7 +133,7 @@ func (l *lifecycle) allocate(req api.CreateRequest, attached *store.Attached, fr
 	case err != nil:
 		return nil, notStored(l.log, "the box could not be stored, nothing was made", err)
 	}
-	return newBox(record, store.Policy{Spec: req.Policy, Version: 1}, store.Headers{Rules: req.Headers, Version: 1}, req.Hosted), nil
+	return newBox(record, store.Policy{Spec: req.Policy, Version: 1, Named: req.Named}, store.Headers{Rules: req.Headers, Version: 1}, req.Hosted), nil
 }
 
 // hostnameOf is what the box calls itself.

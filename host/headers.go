@@ -132,7 +132,7 @@ func (p *policies) loadGlobal() error {
 	}
 	p.setCommittedGlobal(stored)
 	p.shared.setGlobal(stored.Rules)
-	return nil
+	return p.loadNamed()
 }
 
 func (p *policies) committedGlobal() store.Headers {

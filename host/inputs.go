@@ -71,6 +71,7 @@ type shared struct {
 	ceiling  *policy.Ceiling      // the operator's, of the configuration,
 	upstream *policy.HostUpstream // as is this
 	clock    func() lease.Now     // nil: [lease.System]
+	named    namedPolicies
 
 	mu        sync.Mutex
 	global    []policy.HeaderRule

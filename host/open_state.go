@@ -37,7 +37,7 @@ func (p *parts) openStore(context.Context) error {
 		return err
 	}
 	for _, c := range cut {
-		p.log.Warn("a change was interrupted and is dropped; what was in force before it counts", zap.String("box", string(c.Box)), zap.Bool("headers", c.Headers))
+		p.log.Warn("a change was interrupted and is dropped; what was in force before it counts", zap.String("box", string(c.Box)), zap.String("named_policy", c.Named), zap.Bool("headers", c.Headers))
 	}
 	return nil
 }

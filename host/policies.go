@@ -41,8 +41,16 @@ func (p *policies) Policy(_ context.Context, id policy.BoxID) (api.PolicyState, 
 
 // SetPolicy implements [api.Host].
 func (p *policies) SetPolicy(ctx context.Context, id policy.BoxID, set api.PolicyChange, ifMatch *uint64) (api.PolicyState, error) {
+	p.shared.named.changing.RLock()
+	defer p.shared.named.changing.RUnlock()
+	if set.Named != "" {
+		var err error
+		if set.Spec, err = p.shared.named.specOf(set.Named, "/named"); err != nil {
+			return api.PolicyState{}, err
+		}
+	}
 	return p.change(ctx, id, ifMatch, func(_ *box, next *store.Policy) (err error) {
-		next.Spec = set.Spec
+		next.Spec, next.Named = set.Spec, set.Named
 		next.Leases, err = kept(next.Leases, set.Keep)
 		return err
 	})

@@ -233,6 +233,11 @@ func (l *lifecycle) readStored(r store.Box) (*box, error) {
 			return nil, err
 		}
 	}
+	if p.Named != "" { // as at every moment but those of a change, which was committed as a whole
+		if p.Spec, err = l.shared.named.specOf(p.Named, ""); err != nil {
+			return nil, err
+		}
+	}
 	p.Leases = l.shared.anchored(p.Leases)
 	return newBox(r, p, headers, hosted), nil
 }

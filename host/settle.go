@@ -50,7 +50,8 @@ func (p *policies) takeStored(b *box) error {
 	if err != nil {
 		return err
 	}
-	b.spec, b.leases, b.version, b.headers, b.headersVersion = stored.Spec, leases, stored.Version, headers.Rules, headers.Version
+	b.spec, b.named, b.leases, b.version = stored.Spec, stored.Named, leases, stored.Version
+	b.headers, b.headersVersion = headers.Rules, headers.Version
 	b.lastVersion = max(b.lastVersion, stored.Version)
 	b.publish()
 	return p.noteClosed(b, p.net.Restore(&b.Box, next))

@@ -53,7 +53,7 @@ func (s *snapshotHost) describe(id policy.BoxID) (store.Snapshot, error) {
 	if b.status != api.StatusIdle && b.status != api.StatusPaused {
 		return store.Snapshot{}, api.Errorf(api.ErrConflict, "the box is in state %s, in which no snapshot can be taken: %s", b.status, b.problem)
 	}
-	return store.Snapshot{Layers: b.record.Layers}.Of(b.record, b.spec), nil
+	return store.Snapshot{Layers: b.record.Layers}.Of(b.record, b.storedPolicy()), nil
 }
 
 // Snapshots implements the Host of [boxgate/api/snapshots].
@@ -119,8 +119,8 @@ func (s *snapshotHost) inherit(req *api.CreateRequest) (origin, error) {
 	req.Env, req.HostedSecrets = over(env, req.Env), over(secrets, req.HostedSecrets)
 	req.Hosted = req.Hosted.Or(hosted)
 	req.Size, req.Runtime = cmp.Or(req.Size, r.BoxSize), r.Runtime
-	if req.Policy.Mode == "" {
-		req.Policy = r.Policy
+	if req.Policy.Mode == "" && req.Named == "" {
+		req.Policy, req.Named = r.Policy, r.Named
 	}
 	for _, rule := range req.Headers {
 		for _, p := range rule.Placeholders { // which keep a secret out of the box, and take precedence

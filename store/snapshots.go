@@ -30,14 +30,15 @@ type Snapshot struct {
 	Runtime string            `json:"runtime,omitempty"`
 	BoxSize string            `json:"box_size,omitempty"`
 	Policy  policy.Spec       `json:"policy"`
+	Named   string            `json:"named,omitempty"` // the named policy that it followed; "": none
 	Env     map[string]string `json:"env,omitempty"`
 	Secrets map[string]string `json:"secrets,omitempty"` // of the fields of the hosted product
 	Extra   json.RawMessage   `json:"extra,omitempty"`
 }
 
 // Of returns the snapshot with what it keeps of a box and its policy. Header rules are not among it.
-func (s Snapshot) Of(b Box, spec policy.Spec) Snapshot {
-	s.Box, s.Image, s.Runtime, s.BoxSize, s.Policy = b.ID, b.Image, b.Runtime, b.Size, spec
+func (s Snapshot) Of(b Box, p Policy) Snapshot {
+	s.Box, s.Image, s.Runtime, s.BoxSize, s.Policy, s.Named = b.ID, b.Image, b.Runtime, b.Size, p.Spec, p.Named
 	s.Env, s.Secrets, s.Extra = reveal(b.Env), reveal(b.Secrets), b.Extra
 	return s
 }

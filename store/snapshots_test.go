@@ -85,7 +85,7 @@ func TestSnapshotsKeepWhatTheBoxWas(t *testing.T) {
 	t.Parallel()
 	db := open(t, Options{Dir: newDir(t)})
 	b := allocate(t, db, Box{ID: "source", Env: map[string]policy.Secret{"TOKEN": policy.NewSecret("in the environment")}, Runtime: "node"})
-	if err := db.AddSnapshot(Snapshot{ID: "s", Name: "first"}.Of(b, policy.Spec{Mode: policy.ModeDenyAll})); err != nil {
+	if err := db.AddSnapshot(Snapshot{ID: "s", Name: "first"}.Of(b, Policy{Spec: policy.Spec{Mode: policy.ModeDenyAll}, Named: "web"})); err != nil {
 		t.Fatal(err)
 	}
 	s, err := db.ChangeSnapshot("s", func(s *Snapshot) { s.State, s.Size = "ready", 7 })
@@ -93,7 +93,7 @@ func TestSnapshotsKeepWhatTheBoxWas(t *testing.T) {
 		t.Fatal(err)
 	}
 	env, _ := s.Kept()
-	if env["TOKEN"].Reveal() != "in the environment" || s.Runtime != "node" || s.Policy.Mode != policy.ModeDenyAll || s.Name != "first" {
+	if env["TOKEN"].Reveal() != "in the environment" || s.Runtime != "node" || s.Policy.Mode != policy.ModeDenyAll || s.Named != "web" || s.Name != "first" {
 		t.Errorf("%+v", s)
 	}
 	list, err := db.Snapshots()

@@ -95,6 +95,11 @@ var grants = map[string]grant{
 	"setGlobalHeaders":    admin | changes,
 	"changeGlobalHeaders": admin | changes,
 
+	"listNamedPolicies": creates | reads, // keys that create boxes, and those of one box, may refer to all of them
+	"getNamedPolicy":    creates | reads,
+	"setNamedPolicy":    admin | changes, // of every box that follows it, whoever created that
+	"deleteNamedPolicy": admin | changes,
+
 	"listBoxDecisions":   own | reads,
 	"listDecisions":      admin | reads,
 	"searchBoxDecisions": own | reads,

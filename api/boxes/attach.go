@@ -43,7 +43,7 @@ func (b *attachBody) request(hasSecret func(string) bool) (api.AttachRequest, er
 	if err := p.Merge("", err); err != nil {
 		return api.AttachRequest{}, err
 	}
-	return api.AttachRequest{Attached: what, Name: req.Name, Labels: req.Labels, Policy: req.Policy, Headers: req.Headers}, p.Err()
+	return api.AttachRequest{Attached: what, Name: req.Name, Labels: req.Labels, Policy: req.Policy, Named: req.Named, Headers: req.Headers}, p.Err()
 }
 
 // stack returns whose network stack is meant; the namespace's own if it is not given.

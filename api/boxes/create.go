@@ -27,7 +27,7 @@ type createBody struct {
 	TTL           *int64            `json:"ttl,omitempty" doc:"seconds; only with ephemeral" min:"1" max:"259200" example:"3600"`
 	EnvVars       map[string]string `json:"env_vars,omitempty" doc:"never read back"`
 	AttachHeaders spec.Headers      `json:"attach_headers,omitempty" doc:"host pattern to header names to values, or to an entry of the full form; values are never read back"`
-	NetworkPolicy spec.Policy       `json:"network_policy,omitempty" doc:"a policy of this API, or one of Vercel Sandbox; absent: the gateway's policy.default, which is allow-all unless its operator has set another"`
+	NetworkPolicy spec.Policy       `json:"network_policy,omitempty" doc:"a policy of this API, or one of Vercel Sandbox, or the name of one as {named}; absent: the gateway's policy.default, which is allow-all unless its operator has set another"`
 	Model         string            `json:"model,omitempty"`
 	Agent         string            `json:"agent,omitempty"`
 	AgentAPIKey   string            `json:"agent_api_key,omitempty" doc:"never read back"`
@@ -94,10 +94,11 @@ func (b *createBody) network(req *api.CreateRequest, hasSecret func(string) bool
 	var err error
 	var fromPolicy []policy.HeaderRule
 	if len(b.NetworkPolicy.RawMessage) > 0 {
-		req.Policy, fromPolicy, err = spec.ParsePolicy(b.NetworkPolicy.RawMessage)
+		given, err := spec.ParsePolicy(b.NetworkPolicy.RawMessage)
 		if err := p.Merge("/network_policy", err); err != nil {
 			return err
 		}
+		req.Policy, req.Named, fromPolicy = given.Spec, given.Named, given.Headers
 	}
 	if b.AttachHeaders.RawMessage != nil {
 		req.Headers, err = policy.ParseHeaderRules(b.AttachHeaders.RawMessage, hasSecret)

@@ -41,6 +41,9 @@ func made(b api.Box, rules []policy.HeaderRule) *rest.Change {
 	if p := b.Policy.Spec.UpstreamProxy; p != nil {
 		what["upstream_proxy"] = p.URL
 	}
+	if b.Policy.Named != "" {
+		what["named_policy"] = b.Policy.Named
+	}
 	if b.Attached != nil {
 		what["attached"] = b.Attached.Kind
 	}

@@ -24,6 +24,7 @@ type boxView struct {
 	IPv6           string            `json:"ipv6,omitempty"`
 	NetworkPolicy  policy.Spec       `json:"network_policy"`
 	PolicyVersion  uint64            `json:"policy_version"`
+	NamedPolicy    string            `json:"named_policy,omitempty" doc:"the named policy that the box follows, which says network_policy"`
 	Attached       *api.Attached     `json:"attached,omitempty"`
 	Model          string            `json:"model,omitempty"`
 	Agent          string            `json:"agent,omitempty"`
@@ -50,7 +51,7 @@ func viewBox(b api.Box) boxView {
 	v := boxView{
 		ID: b.ID, CustomerID: api.CustomerID, Name: b.Name, Labels: orEmpty(b.Labels), Size: b.Size, Runtime: b.Runtime,
 		KeepAlive: b.KeepAlive, Status: b.Status, Error: b.Error, Progress: b.Progress, Ephemeral: b.Ephemeral, ExpiresAt: max(b.ExpiresAt.Unix(), 0),
-		NetworkPolicy: b.Policy.Spec, PolicyVersion: b.Policy.Version,
+		NetworkPolicy: b.Policy.Spec, PolicyVersion: b.Policy.Version, NamedPolicy: b.Policy.Named,
 		Attached: b.Attached,
 		Model:    b.Hosted.Model, Agent: b.Hosted.Agent, CustomRunner: b.Hosted.CustomRunner,
 		EnabledSkills: orEmpty(b.Hosted.Skills), MCPServers: b.Hosted.MCPServers,

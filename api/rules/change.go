@@ -57,6 +57,7 @@ type policyChange struct {
 	DeniedDomains  *listChange `json:"denied_domains,omitempty"`
 	AllowedCIDRs   *listChange `json:"allowed_cidrs,omitempty"`
 	DeniedCIDRs    *listChange `json:"denied_cidrs,omitempty"`
+	Named          []string    `json:"named,omitempty"` // that it followed, and follows
 	Rules          []int       `json:"rules,omitempty"` // how many there were, and are
 	Repos          []int       `json:"repos,omitempty"`
 	UpstreamProxy  []string    `json:"upstream_proxy,omitempty"` // its URL before and after; empty: none
@@ -66,6 +67,17 @@ type policyChange struct {
 
 // policyChanged says how the policy of a box has changed, with its temporary entries.
 func policyChanged(id policy.BoxID, was, is api.PolicyState) *rest.Change {
+	return &rest.Change{Box: id, What: map[string]any{"policy": changeOfPolicy(was, is)}}
+}
+
+// namedChanged says how a named policy has changed, and for how many boxes.
+func namedChanged(was, is api.NamedPolicy) *rest.Change {
+	return &rest.Change{What: map[string]any{"named_policy": map[string]any{
+		"name": is.Name, "boxes": len(is.Boxes), "policy": changeOfPolicy(api.PolicyState{Spec: was.Spec}, api.PolicyState{Spec: is.Spec, Version: is.Version}),
+	}}}
+}
+
+func changeOfPolicy(was, is api.PolicyState) policyChange {
 	before, after := was.Spec, is.Spec
 	c := policyChange{
 		Version: is.Version, AllowedDomains: changeOf(before.AllowedDomains, after.AllowedDomains), DeniedDomains: changeOf(before.DeniedDomains, after.DeniedDomains),
@@ -78,13 +90,16 @@ func policyChanged(id policy.BoxID, was, is api.PolicyState) *rest.Change {
 	if before.DNS != after.DNS {
 		c.DNS = []string{string(before.DNS), string(after.DNS)}
 	}
+	if was.Named != is.Named {
+		c.Named = []string{was.Named, is.Named}
+	}
 	urlBefore, thereBefore := upstreamOf(before)
 	url, there := upstreamOf(after)
 	if urlBefore != url {
 		c.UpstreamProxy = []string{urlBefore, url}
 	}
 	c.ResolveThere, c.Leases = changeOf(thereBefore, there), changeOf(namesOf(was.Leases), namesOf(is.Leases))
-	return &rest.Change{Box: id, What: map[string]any{"policy": c}}
+	return c
 }
 
 // upstreamOf returns the URL of a policy's upstream proxy, which has no credentials, and the names that it resolves.

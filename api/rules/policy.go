@@ -2,6 +2,7 @@ package rules
 
 import (
 	"encoding/json"
+	"fmt"
 	"net/http"
 
 	"boxgate/api"
@@ -15,13 +16,14 @@ import (
 // policyView is a policy in force.
 type policyView struct {
 	policy.Spec
+	Named    string         `json:"named,omitempty" doc:"the named policy that the box follows, which says the above"`
 	Version  uint64         `json:"version" doc:"also the ETag"`
 	Leases   []leaseView    `json:"leases,omitempty" doc:"temporary entries, which end by themselves"`
 	Warnings []problem.View `json:"warnings,omitempty"`
 }
 
 func viewPolicy(s api.PolicyState) rest.Reply {
-	return rest.Reply{Body: policyView{s.Spec, s.Version, viewLeases(s.Leases), problem.Views(s.Warnings)}, Version: s.Version}
+	return rest.Reply{Body: policyView{s.Spec, s.Named, s.Version, viewLeases(s.Leases), problem.Views(s.Warnings)}, Version: s.Version}
 }
 
 func (e *Endpoints) getPolicy(_ http.ResponseWriter, r *http.Request) (rest.Reply, error) {
@@ -58,12 +60,12 @@ func (e *Endpoints) putPolicy(w http.ResponseWriter, r *http.Request) (rest.Repl
 	if err != nil {
 		return rest.Reply{}, err
 	}
-	var headers []policy.HeaderRule
-	set.Spec, headers, err = spec.ParsePolicy(data)
+	given, err := spec.ParsePolicy(data)
 	if err != nil {
 		return rest.Reply{}, err
 	}
-	if len(headers) > 0 {
+	set.Spec, set.Named = given.Spec, given.Named
+	if len(given.Headers) > 0 {
 		return rest.Reply{}, problem.Invalid(transformsOf(data), "on a running box, transforms are set by PUT config/attach-headers; leave them out here")
 	}
 	before, err := e.Host.Policy(r.Context(), box.ID)
@@ -74,7 +76,11 @@ func (e *Endpoints) putPolicy(w http.ResponseWriter, r *http.Request) (rest.Repl
 	if err != nil {
 		return rest.Reply{}, err
 	}
-	e.History.Log(box.ID, "info", "user", "network policy set to %s, version %d", set.Spec.Mode, state.Version)
+	what := string(state.Spec.Mode)
+	if state.Named != "" {
+		what = fmt.Sprintf("the named policy %q", state.Named)
+	}
+	e.History.Log(box.ID, "info", "user", "network policy set to %s, version %d", what, state.Version)
 	reply := viewPolicy(state)
 	reply.Change = policyChanged(box.ID, before, state)
 	return reply, nil

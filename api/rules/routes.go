@@ -20,6 +20,13 @@ type Host interface {
 	AddLeases(ctx context.Context, id policy.BoxID, req api.LeaseRequest, ifMatch *uint64) (api.PolicyState, error)
 	// EndLeases ends leases before their time. If there is none of those the error is an ErrNotFound.
 	EndLeases(ctx context.Context, id policy.BoxID, which func(api.LeaseEntry) bool, ifMatch *uint64) (api.PolicyState, error)
+	// NamedPolicies returns the named policies, by name.
+	NamedPolicies(ctx context.Context) ([]api.NamedPolicy, error)
+	// SetNamedPolicy makes a named policy, or replaces it for all boxes that follow it: in force for each of them when it
+	// returns, or after an error for none. ifMatch is as in SetPolicy; the version of one that does not exist is 0.
+	SetNamedPolicy(ctx context.Context, name string, spec policy.Spec, ifMatch *uint64) (api.NamedPolicy, error)
+	// DeleteNamedPolicy deletes a named policy. If boxes follow it, the error is an ErrConflict that names them.
+	DeleteNamedPolicy(ctx context.Context, name string, ifMatch *uint64) error
 }
 
 // Endpoints serves the rules of a box: its policy, and the headers set for it.
@@ -33,7 +40,7 @@ type Endpoints struct {
 
 // Routes lists the endpoints.
 func (e *Endpoints) Routes() []rest.Route {
-	return []rest.Route{
+	return append(e.namedRoutes(), []rest.Route{
 		{Method: "GET", Path: "/v2/box/{id}/config/network-policy", ID: "getPolicy", Versioned: true, Summary: "The policy in force, its version as ETag", Response: reflect.TypeFor[policyView](), Handle: e.getPolicy},
 		{Method: "PUT", Path: "/v2/box/{id}/config/network-policy", ID: "setPolicy", Versioned: true, Summary: "Replace the policy; answers once it is in force everywhere", Request: reflect.TypeFor[spec.Policy](), Example: `{"mode":"custom","allowed_domains":["api.example.com","*.example.org"],"denied_cidrs":["192.0.2.0/24"]}`, Response: reflect.TypeFor[policyView](), Handle: e.putPolicy},
 		{Method: "GET", Path: leasesPath, ID: "getLeases", Versioned: true, Summary: "The temporary entries of the policy, with the time that is left of them", Response: reflect.TypeFor[leasesView](), Handle: e.getLeases},
@@ -45,5 +52,5 @@ func (e *Endpoints) Routes() []rest.Route {
 		{Method: "GET", Path: "/v2/box/settings/attach-headers", ID: "getGlobalHeaders", Versioned: true, Summary: "The header rules of every box, without values", Response: reflect.TypeFor[headersView](), Handle: e.getGlobalHeaders},
 		{Method: "PUT", Path: "/v2/box/settings/attach-headers", ID: "setGlobalHeaders", Versioned: true, Summary: "Replace the header rules of every box", Request: reflect.TypeFor[headersBody](), Example: `{"attach_headers":{"api.example.com":{"Authorization":"Bearer TOKEN"}}}`, Response: reflect.TypeFor[headersView](), Handle: e.putGlobalHeaders},
 		{Method: "PATCH", Path: "/v2/box/settings/attach-headers", ID: "changeGlobalHeaders", Versioned: true, Summary: "Change the header rules of every box for the given hosts; null removes a host's rule", Request: reflect.TypeFor[headersBody](), Example: `{"attach_headers":{"api.example.com":{"Authorization":"Bearer TOKEN"}}}`, Response: reflect.TypeFor[headersView](), Handle: e.patchGlobalHeaders},
-	}
+	}...)
 }

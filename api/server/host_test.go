@@ -48,6 +48,7 @@ type memoryHost struct {
 	fail    error               // returned by every call, if set
 	crash   bool                // every call panics with a secret
 
+	named      map[string]api.NamedPolicy // without their boxes
 	snapshots  []api.Snapshot
 	keys       map[string]api.Key // by the key itself, besides testKey
 	passphrase string             // of the last RotateStoreKey
@@ -106,7 +107,7 @@ func (h *memoryHost) CreateBox(_ context.Context, req api.CreateRequest) (api.Bo
 	b.Box = api.Box{
 		ID: policy.BoxID(fmt.Sprintf("box%d", len(h.created))), Name: req.Name, Labels: req.Labels, Size: req.Size, Runtime: req.Runtime,
 		KeepAlive: req.KeepAlive, CreatedBy: req.CreatedBy, Ephemeral: req.Ephemeral, Status: api.StatusIdle, V4: netip.MustParseAddr("10.200.0.9"),
-		Policy: api.PolicyState{Spec: req.Policy, Version: 1}, Hosted: req.Hosted, CreatedAt: now, UpdatedAt: now,
+		Policy: api.PolicyState{Spec: req.Policy, Named: req.Named, Version: 1}, Hosted: req.Hosted, CreatedAt: now, UpdatedAt: now,
 	}
 	if req.Ephemeral {
 		b.ExpiresAt = now.Add(req.TTL)
@@ -198,7 +199,14 @@ func (h *memoryHost) SetPolicy(_ context.Context, id policy.BoxID, set api.Polic
 	if ifMatch != nil && *ifMatch != b.Policy.Version {
 		return api.PolicyState{}, api.ErrPrecondition
 	}
-	b.Policy = api.PolicyState{Spec: set.Spec, Version: b.Policy.Version + 1}
+	if set.Named != "" {
+		n, known := h.named[set.Named]
+		if !known {
+			return api.PolicyState{}, noNamed(set.Named, "/named")
+		}
+		set.Spec = n.Spec
+	}
+	b.Policy = api.PolicyState{Spec: set.Spec, Named: set.Named, Version: b.Policy.Version + 1}
 	return b.Policy, nil
 }
 

@@ -63,7 +63,7 @@ var mayCall = map[api.Role]func(rt rest.Route) bool{
 	api.RoleAdmin: func(rest.Route) bool { return true },
 	api.RoleReader: func(rt rest.Route) bool {
 		return slices.Contains(strings.Fields(`getDescription listBoxes getBox getBoxStatus getPolicy getLeases getHeaders getGlobalHeaders listBoxDecisions
-			listDecisions searchBoxDecisions searchDecisions explainDecision listUrls listBoxSnapshots listSnapshots getEnvironment getStatus getBoxCa getCa listSecrets`), rt.ID)
+			listDecisions searchBoxDecisions searchDecisions explainDecision listUrls listBoxSnapshots listSnapshots getEnvironment getStatus getBoxCa getCa listSecrets listNamedPolicies getNamedPolicy`), rt.ID)
 	},
 	api.RoleBox: func(rt rest.Route) bool {
 		if slices.Contains([]string{"getDescription", "listBoxes", "deleteBoxes", "getCa"}, rt.ID) {
@@ -72,7 +72,7 @@ var mayCall = map[api.Role]func(rt rest.Route) bool{
 		return strings.HasPrefix(rt.Path, "/v2/box/{id}") && rt.ID != "reattachBox" && rt.ID != "detachBox"
 	},
 	api.RoleCreator: func(rt rest.Route) bool {
-		return rt.ID == "createBox" || rt.ID == "createBoxFromSnapshot"
+		return slices.Contains([]string{"createBox", "createBoxFromSnapshot", "listNamedPolicies", "getNamedPolicy"}, rt.ID)
 	},
 	"":      func(rest.Route) bool { return false },
 	"owner": func(rest.Route) bool { return false },

@@ -4,14 +4,24 @@ import (
 	"encoding/json"
 	"reflect"
 
+	"boxgate/api/problem"
 	"boxgate/policy"
 )
 
 // Policy is the JSON of a policy in any dialect, which [ParsePolicy] reads.
 type Policy struct{ json.RawMessage }
 
-// Forms describes the dialect of this API alone.
-func (Policy) Forms() []reflect.Type { return []reflect.Type{reflect.TypeFor[policyBody]()} }
+// Forms describes the dialect of this API alone, and the reference to a named policy.
+func (Policy) Forms() []reflect.Type {
+	return []reflect.Type{reflect.TypeFor[policyBody](), reflect.TypeFor[policyReference]()}
+}
+
+// policyReference says which named policy a box is to follow.
+type policyReference struct {
+	Named   string       `json:"named" doc:"of a box: the named policy that it follows" example:"web"`
+	Version uint64       `json:"version,omitempty" doc:"as in a policy"`
+	Leases  []LeaseEntry `json:"leases,omitempty" doc:"as in a policy"`
+}
 
 // policyBody describes a policy in the dialect of this API; policy.ParseSpec reads it.
 type policyBody struct {
@@ -30,8 +40,26 @@ type LeaseEntry struct {
 	Idle      string `json:"idle,omitempty"`
 }
 
+// GivenPolicy is a policy as a request gives it: written out, or by its name.
+type GivenPolicy struct {
+	Spec    policy.Spec         // not valid if Named is set
+	Headers []policy.HeaderRule // only with Spec
+	Named   string              // the named policy to follow; "": none
+}
+
 // ParsePolicy reads a policy in the dialect of this API, which always has a mode, or in one of those that
-// [policy.ParseNetworkPolicy] translates, which may include header rules.
-func ParsePolicy(data []byte) (policy.Spec, []policy.HeaderRule, error) {
-	return policy.ParseNetworkPolicy(data)
+// [policy.ParseNetworkPolicy] translates, which may include header rules; or the name of one: {"named": NAME} and nothing else.
+func ParsePolicy(data []byte) (given GivenPolicy, err error) {
+	var fields map[string]json.RawMessage
+	if json.Unmarshal(data, &fields) != nil || fields["named"] == nil {
+		given.Spec, given.Headers, err = policy.ParseNetworkPolicy(data)
+		return given, err
+	}
+	if len(fields) > 1 {
+		return given, problem.Invalid("/named", "stands alone: a box has the named policy as it is. For a policy of its own, leave named out")
+	}
+	if json.Unmarshal(fields["named"], &given.Named) != nil || given.Named == "" {
+		return given, problem.Invalid("/named", "must be the name of a policy")
+	}
+	return given, nil
 }

@@ -56,7 +56,8 @@ var (
 		"snapshot: record stored", "snapshot: box frozen", "snapshot: files copied", "snapshot: layer complete", "snapshot: ready stored",
 		"delete snapshots: records gone",
 	}
-	stepsOfGlobal = append([]string{"all boxes: next one"}, stepsOfChange...) // of a change of all boxes
+	stepsOfGlobal = append([]string{"all boxes: next one"}, stepsOfChange...)          // of a change of all boxes
+	stepsOfNamed  = append([]string{"named policy: one box has it"}, stepsOfChange...) // of a change of a named policy
 	stepsOfStart  = []string{
 		"start: store open", "start: DNS and proxy made", "start: launcher open", "open: table written", "open: addresses set",
 		"open: routing set", "open: forwarding on", "start: kernel rules in force", "recover: containers known",
@@ -87,7 +88,7 @@ var marks = []string{
 func TestFaultsAreTriedAtEveryStep(t *testing.T) {
 	t.Parallel()
 	tried := map[string]bool{}
-	for _, steps := range [][]string{stepsOfCreate, stepsOfAttach, stepsOfReattach, stepsOfDelete, stepsOfPause, stepsOfRestart, stepsOfSnapshot, stepsOfChange, stepsOfGlobal, stepsOfStart, stepsOfStop, stepsOfReplace, stepsOfSchedule, stepsOfRotation, stepsOfTraffic} {
+	for _, steps := range [][]string{stepsOfCreate, stepsOfAttach, stepsOfReattach, stepsOfDelete, stepsOfPause, stepsOfRestart, stepsOfSnapshot, stepsOfChange, stepsOfGlobal, stepsOfNamed, stepsOfStart, stepsOfStop, stepsOfReplace, stepsOfSchedule, stepsOfRotation, stepsOfTraffic} {
 		for _, s := range steps {
 			tried[s] = true
 		}

@@ -72,7 +72,7 @@ func newBoxAttach(o *cli.Options) *cobra.Command {
 	f := cmd.Flags()
 	f.StringVar(&a.stack, "stack", "", "whose network stack uses the interface: host (default), or guest for gVisor and virtual machines")
 	f.StringVar(&a.name, "name", "", "a name of your choice")
-	f.StringVar(&a.policy, "policy", "", "network policy: "+cli.PolicyHelp+" (default: the gateway's policy.default)")
+	f.StringVar(&a.policy, "policy", "", "network policy: "+cli.BoxPolicyHelp+" (default: the gateway's policy.default)")
 	f.BoolVar(&a.installCA, "install-ca", false, "with --container: make the container trust the CA of its box")
 	f.BoolVar(&a.disconnect, "disconnect", false, "with --container: take it off the networks of Docker; else a terminal is asked")
 	f.StringVar(&a.headers, "headers", "", `header rules as for "gateway headers set": JSON or YAML, @FILE or -`)

@@ -37,7 +37,7 @@ func newBoxCreate(o *cli.Options) *cobra.Command {
 	f.StringVar(&c.name, "name", "", "a name of your choice")
 	f.StringVar(&c.size, "size", "", "small (2 CPU, 4 GB), medium (4, 8) or large (8, 16)")
 	f.StringVar(&c.runtime, "runtime", "", "runtime name of launcher.images (default: default)")
-	f.StringVar(&c.policy, "policy", "", "network policy: "+cli.PolicyHelp+" (default: the gateway's policy.default)")
+	f.StringVar(&c.policy, "policy", "", "network policy: "+cli.BoxPolicyHelp+" (default: the gateway's policy.default)")
 	f.StringVar(&c.headers, "headers", "", `header rules as for "gateway headers set": JSON or YAML, @FILE or -; a file keeps secrets out of the process list`)
 	f.StringVar(&c.snapshot, "from-snapshot", "", "ID of a snapshot, which says what files the box has, and its size and policy if they are not given")
 	f.StringArrayVar(&c.env, "env", nil, "NAME=VALUE for every command in the box")

@@ -31,7 +31,7 @@ func complete(cmd *cobra.Command, o *cli.Options) {
 		"box": func(cmd *cobra.Command, _ []string, _ string) ([]string, cobra.ShellCompDirective) {
 			return boxNames(cmd, o)
 		},
-		"policy": completePolicy,
+		"policy": completePolicy(o),
 		"reason": completeReason,
 	} {
 		if cmd.Flags().Lookup(name) != nil {
@@ -48,7 +48,7 @@ func completeArguments(o *cli.Options, usage []string) cobra.CompletionFunc {
 			names, directive := boxNames(cmd, o)
 			return slices.DeleteFunc(names, func(name string) bool { return slices.Contains(args, name) }), directive
 		case next == "POLICY" && len(args) == 1:
-			return completePolicy(cmd, args, begun)
+			return completePolicy(o)(cmd, args, begun)
 		case next == "HOST...":
 			return completePresets(begun), cobra.ShellCompDirectiveNoFileComp | cobra.ShellCompDirectiveNoSpace
 		}
@@ -87,13 +87,18 @@ func namesOf(ctx context.Context, client *api.Client) []string {
 	return names
 }
 
-// completePolicy completes a policy: a mode, presets, or the name of a file after @.
-func completePolicy(_ *cobra.Command, _ []string, begun string) ([]string, cobra.ShellCompDirective) {
-	if strings.HasPrefix(begun, "@") {
-		return nil, cobra.ShellCompDirectiveDefault
+// completePolicy completes a policy: a mode, presets, a named policy, or the name of a file after @.
+func completePolicy(o *cli.Options) cobra.CompletionFunc {
+	return func(cmd *cobra.Command, _ []string, begun string) ([]string, cobra.ShellCompDirective) {
+		switch {
+		case strings.HasPrefix(begun, "@"):
+			return nil, cobra.ShellCompDirectiveDefault
+		case strings.HasPrefix(begun, cli.NamedPrefix):
+			return namedNames(cmd, o, cli.NamedPrefix), cobra.ShellCompDirectiveNoFileComp
+		}
+		known := []string{string(policy.ModeAllowAll), string(policy.ModeDenyAll), cli.NamedPrefix}
+		return append(known, completePresets(begun)...), cobra.ShellCompDirectiveNoFileComp | cobra.ShellCompDirectiveNoSpace
 	}
-	modes := []string{string(policy.ModeAllowAll), string(policy.ModeDenyAll)}
-	return append(modes, completePresets(begun)...), cobra.ShellCompDirectiveNoFileComp | cobra.ShellCompDirectiveNoSpace
 }
 
 // completePresets completes the last name of a list of presets.

@@ -23,7 +23,7 @@ func newPolicyCommand(o *cli.Options) *cobra.Command {
 			},
 		},
 		&cobra.Command{
-			Use: "set BOX POLICY", Short: "Replace the policy: " + cli.PolicyHelp, Args: cli.ExactArgs(2),
+			Use: "set BOX POLICY", Short: "Replace the policy: " + cli.BoxPolicyHelp, Args: cli.ExactArgs(2),
 			RunE: func(cmd *cobra.Command, args []string) error {
 				data, err := cli.PolicyArgument(args[1], cmd.InOrStdin())
 				if err != nil {
@@ -39,7 +39,7 @@ func newPolicyCommand(o *cli.Options) *cobra.Command {
 			},
 		},
 		newPolicyAmend(o, "allow"), newPolicyAmend(o, "deny"), newPolicyLeases(o), newPolicyEnd(o), newPolicyDiff(o), newPolicyEdit(o),
-		newPolicyExplain(o), newPolicyPresets(o), newPolicyConvert(),
+		newPolicyExplain(o), newPolicyPresets(o), newPolicyNamed(o), newPolicyConvert(),
 	)
 	return cmd
 }

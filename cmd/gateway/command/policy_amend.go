@@ -97,7 +97,7 @@ type amendedEntry struct {
 // ends, because each of them has succeeded then.
 func amendPolicy(ctx context.Context, client *api.Client, box, verb string, entries []amend.Entry) (amended, error) {
 	for {
-		state, err := readPolicy(ctx, client, box)
+		state, err := readOwnPolicy(ctx, client, box)
 		if err != nil {
 			return amended{}, err
 		}

@@ -3,23 +3,26 @@ package command
 import (
 	"fmt"
 	"io"
+	"strings"
 
 	"github.com/spf13/cobra"
 
+	"boxgate/api"
 	"boxgate/cmd/gateway/command/cli"
+	"boxgate/policy"
 	"boxgate/policy/amend"
 )
 
 // newPolicyDiff is `gateway policy diff`.
 func newPolicyDiff(o *cli.Options) *cobra.Command {
 	return &cobra.Command{
-		Use: "diff BOX POLICY", Short: "Show what `gateway policy set` would change: " + cli.PolicyHelp, Args: cli.ExactArgs(2),
+		Use: "diff BOX POLICY", Short: "Show what `gateway policy set` would change: " + cli.BoxPolicyHelp, Args: cli.ExactArgs(2),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			next, err := policyArgument(args[1], cmd.InOrStdin())
+			client, err := o.Client()
 			if err != nil {
 				return err
 			}
-			client, err := o.Client()
+			next, err := policyOrNamed(cmd, client, args[1])
 			if err != nil {
 				return err
 			}
@@ -34,6 +37,14 @@ func newPolicyDiff(o *cli.Options) *cobra.Command {
 			return printDiff(cmd.OutOrStdout(), diff)
 		},
 	}
+}
+
+// policyOrNamed reads a policy that an argument gives, or the name of which it gives.
+func policyOrNamed(cmd *cobra.Command, client *api.Client, arg string) (policy.Spec, error) {
+	if strings.HasPrefix(arg, cli.NamedPrefix) {
+		return readNamed(cmd.Context(), client, arg)
+	}
+	return policyArgument(arg, cmd.InOrStdin())
 }
 
 func printDiff(w io.Writer, diff []amend.Difference) error {

@@ -57,7 +57,7 @@ type policyEdit struct {
 // run edits the policy. The file stays if there is something in it to lose.
 func (e *policyEdit) run(ctx context.Context) error {
 	var err error
-	if e.before, err = readPolicy(ctx, e.client, e.box); err != nil {
+	if e.before, err = readOwnPolicy(ctx, e.client, e.box); err != nil {
 		return err
 	}
 	if e.text, err = json.MarshalIndent(e.before.spec, "", "  "); err != nil {

@@ -14,6 +14,7 @@ import (
 // policyState is the policy of a box as the API shows it.
 type policyState struct {
 	spec     policy.Spec
+	named    string // the named policy that the box follows; "": it has its own
 	version  json.Number
 	warnings []cli.Warning
 	leases   json.RawMessage // as they are; nil: there are none
@@ -38,7 +39,9 @@ func parsePolicyState(answer json.RawMessage) (policyState, error) {
 	}
 	_ = json.Unmarshal(fields["version"], &s.version)
 	_ = json.Unmarshal(fields["warnings"], &s.warnings)
+	_ = json.Unmarshal(fields["named"], &s.named)
 	s.leases = fields["leases"]
+	delete(fields, "named")
 	delete(fields, "leases")
 	delete(fields, "version")
 	delete(fields, "warnings")
@@ -51,6 +54,16 @@ func parsePolicyState(answer json.RawMessage) (policyState, error) {
 		return s, fmt.Errorf("this program does not understand all of the gateway's policy; use the version that the gateway has: %w", err)
 	}
 	return s, nil
+}
+
+// readOwnPolicy asks for the policy of a box, to change it. One that other boxes may have as well is not changed for one box.
+func readOwnPolicy(ctx context.Context, client *api.Client, box string) (policyState, error) {
+	s, err := readPolicy(ctx, client, box)
+	if err == nil && s.named != "" {
+		err = fmt.Errorf("the box follows the named policy %q, as others may. Change it for all of them with `gateway policy named set %s POLICY`, "+
+			"allow or deny for a time with `gateway policy allow --for 1h` or `deny --for 1h`, or give the box a policy of its own with `gateway policy set %s POLICY`", s.named, s.named, box)
+	}
+	return s, err
 }
 
 // writePolicy replaces the policy of a box that is as it was read, and keeps its temporary entries. If it has another version

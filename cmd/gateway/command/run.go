@@ -80,6 +80,9 @@ func newInsideCommand() *cobra.Command {
 }
 
 func (r *runCommand) run(cmd *cobra.Command, args []string) error {
+	if strings.HasPrefix(r.policy, cli.NamedPrefix) {
+		return cli.Usagef("--policy: named policies are kept by a running gateway, which this command does without; `gateway policy named get` prints them")
+	}
 	if err := preflight.NeedRoot(); err != nil {
 		return errors.New("gateway run makes namespaces and network rules: run it with sudo; the command runs as you")
 	}

@@ -48,11 +48,17 @@ func Group(use, short string) *cobra.Command {
 // PresetPrefix begins an argument that names presets.
 const PresetPrefix = "preset:"
 
+// NamedPrefix begins an argument that names a policy which the gateway keeps for many boxes.
+const NamedPrefix = "named:"
+
 // PolicyHelp lists the forms of a policy on the command line.
 const PolicyHelp = "JSON, @FILE, -, preset:NAME,…, allow-all or deny-all"
 
+// BoxPolicyHelp lists the forms of a policy of a box of a running gateway.
+const BoxPolicyHelp = "JSON, @FILE, -, preset:NAME,…, named:NAME, allow-all or deny-all"
+
 // PolicyArgument returns the network policy that an argument gives: JSON, which may be inline, from @FILE or from
-// standard input ("-"), the names of presets, or the name of a mode.
+// standard input ("-"), the names of presets, the name of a policy that the gateway keeps, or the name of a mode.
 func PolicyArgument(arg string, stdin io.Reader) (json.RawMessage, error) {
 	if arg == "allow-all" || arg == "deny-all" {
 		return json.Marshal(map[string]string{"mode": arg})
@@ -63,6 +69,9 @@ func PolicyArgument(arg string, stdin io.Reader) (json.RawMessage, error) {
 			return nil, UsageError(err)
 		}
 		return json.Marshal(spec)
+	}
+	if name, ok := strings.CutPrefix(arg, NamedPrefix); ok {
+		return json.Marshal(map[string]string{"named": name})
 	}
 	data, err := content(arg, stdin)
 	if err != nil {
