@@ -42,7 +42,7 @@ func request() Event {
 }
 
 // BenchmarkRecord is an event through all that the gateway does with it, down to a file, or a pipe that another process
-// reads: a request like the one before it, a lookup of another name each time, and one that is refused.
+// reads, and the file of the history: a request like the one before it, a lookup of another name each time, and one that is refused.
 func BenchmarkRecord(b *testing.B) {
 	names := make([]string, 4096)
 	for i := range names {
@@ -97,8 +97,8 @@ func toReader(b *testing.B) *os.File {
 }
 
 func benchmarkRecord(b *testing.B, to *os.File, change func(*Event)) {
-	out := lines.New(lines.File(to))
-	l := New(Options{Lines: out})
+	out, kept := lines.New(lines.File(to)), lines.New(lines.File(toFile(b)))
+	l := New(Options{Lines: out, History: kept})
 	e := request()
 	record := func() {
 		change(&e)
@@ -111,13 +111,13 @@ func benchmarkRecord(b *testing.B, to *os.File, change func(*Event)) {
 	for b.Loop() {
 		record()
 		if n++; n%200 == 0 { // some 80 KB, as a busy gateway writes at once
-			for out.Sync() != nil {
+			for errors.Join(out.Sync(), kept.Sync()) != nil {
 			}
 		}
 	}
 	report()
-	if out.Lost() > 0 {
-		b.Errorf("%d lines were lost", out.Lost())
+	if lost := out.Lost() + kept.Lost(); lost > 0 {
+		b.Errorf("%d lines were lost", lost)
 	}
 }
 

@@ -59,6 +59,7 @@ type Log struct {
 	boxes     map[policy.BoxID]*ring
 	used      list.List // of box IDs, by their latest events
 	encoder   encoder
+	line      []byte // of the latest event, where more than the log takes it
 	subs      map[*Subscription]struct{}
 }
 
@@ -121,29 +122,7 @@ func (l *Log) emit(e *Event, verbatim bool) {
 			l.metrics.lost.Inc()
 		}
 	}
-	if l.opts.Lines != nil {
-		l.writeLocked(e, r, verbatim)
-	}
-	if l.opts.History != nil {
-		encode := func(b []byte) []byte { return l.encoder.append(b, e, verbatim, false) }
-		l.opts.History.Append(encode, lines.Claim{Quarters: roomOf(weightOf(e)), By: &r.kept})
-	}
-	if len(l.opts.Exports) > 0 {
-		l.exportLocked(e, r, verbatim)
-	}
-}
-
-// exportLocked adds the line of an event to what is exported, on the same terms as to the log.
-func (l *Log) exportLocked(e *Event, r *ring, verbatim bool) {
-	if r.exported == nil {
-		r.exported = make([]lines.Share, len(l.opts.Exports))
-	}
-	encode := func(b []byte) []byte { return l.encoder.append(b, e, verbatim, false) }
-	for i, to := range l.opts.Exports {
-		if !to.Denied || e.Verdict != policy.Allow {
-			to.Lines.Append(encode, lines.Claim{Quarters: roomOf(weightOf(e)), By: &r.exported[i]})
-		}
-	}
+	l.writeLocked(e, r, verbatim)
 }
 
 // nameLocked returns the name of a box. One that could not stand in a line as it is has none.
@@ -158,11 +137,33 @@ func (l *Log) nameLocked(r *ring, box policy.BoxID) string {
 	return r.name
 }
 
-// writeLocked adds the line of an event to those to be written. If the log is read too slowly, what is cheap to cause
-// leaves room for the rest, and a box for the others.
+// writeLocked adds the line of an event to those to be written: to the log, the history and what is exported. If one is written too
+// slowly, what is cheap to cause leaves room for the rest, and a box for the others. What several take alike is made once.
 func (l *Log) writeLocked(e *Event, r *ring, verbatim bool) {
-	encode := func(b []byte) []byte { return l.encoder.append(b, e, verbatim, l.opts.Console) }
-	l.opts.Lines.Append(encode, lines.Claim{Quarters: roomOf(weightOf(e)), By: &r.share})
+	o, room := &l.opts, roomOf(weightOf(e))
+	if o.Lines != nil && (o.Console || o.History == nil && len(o.Exports) == 0) {
+		encode := func(b []byte) []byte { return l.encoder.append(b, e, verbatim, o.Console) }
+		o.Lines.Append(encode, lines.Claim{Quarters: room, By: &r.share})
+	}
+	if o.History == nil && len(o.Exports) == 0 {
+		return
+	}
+	l.line = l.encoder.append(l.line[:0], e, verbatim, false)
+	again := func(b []byte) []byte { return append(b, l.line...) }
+	if o.Lines != nil && !o.Console {
+		o.Lines.Append(again, lines.Claim{Quarters: room, By: &r.share})
+	}
+	if o.History != nil {
+		o.History.Append(again, lines.Claim{Quarters: room, By: &r.kept})
+	}
+	if r.exported == nil && len(o.Exports) > 0 {
+		r.exported = make([]lines.Share, len(o.Exports))
+	}
+	for i, to := range o.Exports {
+		if !to.Denied || e.Verdict != policy.Allow {
+			to.Lines.Append(again, lines.Claim{Quarters: room, By: &r.exported[i]})
+		}
+	}
 }
 
 // roomOf returns how many quarters of a buffer events of a weight may fill: a burst of what is cheap to cause does not
