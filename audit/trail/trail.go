@@ -8,6 +8,8 @@ package trail
 
 import (
 	"fmt"
+	"maps"
+	"slices"
 	"sync"
 	"time"
 
@@ -35,6 +37,8 @@ type Trail struct {
 	head    Head
 	written chan struct{}    // closed when an entry is appended
 	held    map[string]int64 // bytes of each owner; nil: not counted yet
+	open    map[uint64]Entry // calls without an answer
+	settled map[uint64]bool  // calls that Release has answered
 	broken  error            // part of an entry stays in the file: nothing can follow it until the trail is opened again
 
 	syncing sync.Mutex
@@ -48,7 +52,7 @@ func Open(dir string, opts Options, note string) (*Trail, error) {
 		return nil, fmt.Errorf("the audit trail in %s: %w", dir, err)
 	}
 	files.KeepRoom(roomKept)
-	t := &Trail{opts: opts, files: files, written: make(chan struct{})}
+	t := &Trail{opts: opts, files: files, written: make(chan struct{}), open: map[uint64]Entry{}, settled: map[uint64]bool{}}
 	if t.head, err = lastOf(files.Segments()); err != nil {
 		return nil, fmt.Errorf("the audit trail in %s: %w", dir, err)
 	}
@@ -81,7 +85,8 @@ func lastOf(list []segments.Segment) (head Head, err error) {
 	return head, nil
 }
 
-// Append numbers an entry, writes it and returns its number once it is on the disk. An entry without a time gets the current one.
+// Append numbers an entry, writes it and returns its number once it is on the disk; 0 for the answer to a call that [Trail.Release] has
+// answered. An entry without a time gets the current one.
 // If it cannot be written nothing of it stays.
 func (t *Trail) Append(e Entry) (uint64, error) {
 	seq, err := t.write(e)
@@ -94,13 +99,24 @@ func (t *Trail) Append(e Entry) (uint64, error) {
 func (t *Trail) write(e Entry) (uint64, error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
+	if e.Kind == Answer {
+		delete(t.open, e.Call)
+		if t.settled[e.Call] {
+			delete(t.settled, e.Call)
+			return 0, nil
+		}
+	}
 	if t.broken != nil {
 		return 0, t.broken
 	}
 	if err := t.rotateLocked(); err != nil {
 		return 0, err
 	}
-	return t.writeLocked(e)
+	seq, err := t.writeLocked(e)
+	if err == nil && e.Kind == Call {
+		t.open[seq] = e
+	}
+	return seq, err
 }
 
 func (t *Trail) writeLocked(e Entry) (uint64, error) {
@@ -170,5 +186,21 @@ func (t *Trail) Head() Head {
 // Close closes the files.
 func (t *Trail) Close() error { return t.files.Close() }
 
-// Release closes the trail for good: another process may write it from now on, and an entry is an error.
-func (t *Trail) Release() error { return t.files.Release() }
+// noteReplaced is the outcome of a call that goes on in a process that writes the trail no more.
+const noteReplaced = "the outcome is unknown: the gateway was replaced by another process while the call went on in the one before"
+
+// Release closes the trail for good: another process may write it from now on. Calls that go on get an answer that says so, as far as it
+// can be written: their own is not written any more, and is no error. Any other entry is one.
+func (t *Trail) Release() error {
+	t.mu.Lock()
+	for _, call := range slices.Sorted(maps.Keys(t.open)) {
+		e := t.open[call]
+		e.Kind, e.Call, e.Note, e.Time = Answer, call, noteReplaced, time.Time{}
+		if _, err := t.writeLocked(e); err == nil {
+			t.settled[call] = true
+		}
+	}
+	clear(t.open)
+	t.mu.Unlock()
+	return t.files.Release()
+}

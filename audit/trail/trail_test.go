@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"errors"
 	"maps"
 	"math"
 	"os"
@@ -287,6 +288,52 @@ func TestAFullDiskIsAnError(t *testing.T) {
 		t.Fatal(err)
 	}
 	add(t, tr, 1)
+}
+
+// TestReleaseAnswersWhatGoesOn: a call that goes on when another process takes the trail over has one answer, that its outcome is unknown;
+// how it ended after all is no error. What begins then is one, and so is an answer to no call.
+func TestReleaseAnswersWhatGoesOn(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	tr := open1(t, dir, Options{})
+	var calls []uint64
+	for _, route := range []string{"done", "going on"} {
+		seq, err := tr.Append(Entry{Kind: Call, KeyID: "key_1", Route: route, Box: "b"})
+		if err != nil {
+			t.Fatal(err)
+		}
+		calls = append(calls, seq)
+	}
+	if _, err := tr.Append(Entry{Kind: Answer, Call: calls[0], Status: 200}); err != nil {
+		t.Fatal(err)
+	}
+	if err := errors.Join(tr.Release(), tr.Release()); err != nil {
+		t.Fatal(err)
+	}
+	next := open1(t, dir, Options{})
+	if _, err := tr.Append(Entry{Kind: Answer, Call: calls[1], Status: 200}); err != nil {
+		t.Errorf("how it ended: %v", err)
+	}
+	for _, e := range []Entry{{Kind: Answer, Call: calls[1]}, {Kind: Answer, Call: 99}, {Kind: Call}, {Kind: Refused}} {
+		if _, err := tr.Append(e); err == nil {
+			t.Errorf("%+v was written by a process that has the trail no more", e)
+		}
+	}
+	var answers []Entry
+	if err := next.Read(t.Context(), Filter{}, false, func(line []byte) error {
+		if e, _, err := open(line); err != nil || e.Kind == Answer {
+			answers = append(answers, e)
+		}
+		return nil
+	}); err != nil {
+		t.Fatal(err)
+	}
+	if len(answers) != 2 || answers[1].Call != calls[1] || answers[1].Note != noteReplaced || answers[1].Status != 0 || answers[1].KeyID != "key_1" || answers[1].Box != "b" {
+		t.Errorf("%+v", answers)
+	}
+	if r, err := Verify(dir, next.Head()); err != nil || len(r.Problems) > 0 {
+		t.Errorf("%+v %v", r, err)
+	}
 }
 
 // TestReadFollows: what is there, then what comes, each once, by key.

@@ -62,7 +62,8 @@ func get(ctx context.Context, c *http.Client, url string) error {
 }
 
 // While the gateway is replaced, visitors of a public URL are answered, changes by the admin API are made, and a command in a
-// launched box goes on to its end, with all of its output.
+// launched box goes on to its end, with all of its
+// output; the trail says of one whose outcome it cannot have that it is unknown.
 func TestUpgradesKeepCommandsAndVisitors(t *testing.T) {
 	t.Parallel()
 	u := newUpgrading(t, nil)
@@ -73,6 +74,16 @@ func TestUpgradesKeepCommandsAndVisitors(t *testing.T) {
 	if err := u.Client.Do(t.Context(), http.MethodPost, api.BoxPath(box, "preview"), map[string]any{"port": 8000}, &url); err != nil {
 		t.Fatal(err)
 	}
+	type ran struct {
+		Output   string
+		ExitCode int `json:"exit_code"`
+	}
+	waited, done := ran{}, make(chan error, 1)
+	go func() {
+		body := map[string]any{"command": []string{"sh", "-c", "touch /tmp/begun; until test -e /tmp/end; do sleep 0.05; done; echo waited"}}
+		done <- u.Client.Do(t.Context(), http.MethodPost, api.BoxPath(box, "exec"), body, &waited)
+	}()
+	u.MustSh(box, "until test -e /tmp/begun; do sleep 0.05; done")
 	keeping, opening := u.visitors()
 	cmd := u.Command(t.Context(), "box", "exec", box, "--", "sh", "-c", "i=0; until test -e /tmp/end; do i=$((i+1)); echo $i; sleep 0.05; done; echo end")
 	cmd.Path = harnessBinary()
@@ -96,6 +107,12 @@ func TestUpgradesKeepCommandsAndVisitors(t *testing.T) {
 	u.MustSh(box, "touch /tmp/end")
 	if err := cmd.Wait(); err != nil {
 		t.Errorf("the command: %v", err)
+	}
+	if err := <-done; err != nil || !strings.Contains(waited.Output, "waited") {
+		t.Errorf("a command whose output is answered when it ends: %+v, %v", waited, err)
+	}
+	if text := u.Run(0, nil, "", "audit", "--box", box); strings.Count(text, "the outcome is unknown: the gateway was replaced") != 1 {
+		t.Errorf("the trail does not say once that the outcome of a command is unknown: %s", text)
 	}
 	lines := strings.Fields(out.String())
 	for i, line := range lines[:max(0, len(lines)-1)] {
