@@ -150,9 +150,12 @@ func (a *attributes) convention(e *audit.Event) {
 	if e.Peer.IsValid() {
 		a.text("client.address", e.Peer.String())
 	}
-	if known := knownMethod(e.Method); known {
+	switch {
+	case e.Stage == policy.StageDNS:
+		a.text("boxgate.method", e.Method) // the type of the query
+	case e.Method == "" || knownMethod(e.Method):
 		a.text("http.request.method", e.Method)
-	} else if e.Method != "" {
+	default:
 		a.text("http.request.method", "_OTHER")
 		a.text("http.request.method_original", e.Method)
 	}

@@ -66,7 +66,7 @@ func TestOTLP(t *testing.T) {
 		Port: 8443, Method: "GET", Path: "/a", Verdict: policy.Allow, Action: audit.ActionIntercept, Reason: policy.ReasonAllowedDomain, Rule: "api.example.com", Version: 1 << 40,
 		Headers: []string{"Authorization", "X-Key"}, BytesIn: 1 << 41, BytesOut: 5, Duration: 1500, Status: 201,
 	})
-	w.log.Record(audit.Event{Time: at, Box: "box-1", Stage: policy.StageDNS, Protocol: policy.UDP, Name: "denied.example.com", Reason: policy.ReasonNotAllowed, Action: audit.ActionSink})
+	w.log.Record(audit.Event{Time: at, Box: "box-1", Stage: policy.StageDNS, Protocol: policy.UDP, Name: "denied.example.com", Method: "AAAA", Reason: policy.ReasonNotAllowed, Action: audit.ActionSink})
 	w.log.Record(audit.Event{Time: at, Box: "box-2", Stage: policy.StageKernel, Protocol: policy.ICMP, Addr: netip.MustParseAddr("2001:db8::1"), Reason: policy.ReasonDeniedCIDR, Action: audit.ActionKernel})
 	w.log.Record(audit.Event{
 		Time: at, Box: "box-2", Stage: policy.StageURL, Protocol: policy.TCP, Name: "b-80.preview.example.com", Peer: netip.MustParseAddr("198.51.100.1"), Method: "BREW", Path: "/\x1b[1m",
@@ -100,7 +100,7 @@ func TestOTLP(t *testing.T) {
 			"boxgate.policy_version": 1 << 40, "boxgate.headers": "Authorization,X-Key", "boxgate.bytes_in": 1 << 41, "boxgate.bytes_out": 5, "boxgate.duration_ns": 1500,
 		},
 		{
-			"dns.question.name": "denied.example.com", "network.transport": "udp", "boxgate.seq": 2, "boxgate.box": "box-1", "boxgate.stage": "dns",
+			"dns.question.name": "denied.example.com", "boxgate.method": "AAAA", "network.transport": "udp", "boxgate.seq": 2, "boxgate.box": "box-1", "boxgate.stage": "dns",
 			"boxgate.verdict": "deny", "boxgate.action": "sink", "boxgate.reason": "not_allowed",
 		},
 		{

@@ -54,6 +54,7 @@ func TestMetrics(t *testing.T) {
 	t.Parallel()
 	w := harness.NewWorld(t, func(c *config.Config) {
 		c.Metrics.PerBox = config.PerBox{Enabled: true, Max: 1}
+		c.Log.Export.OTLP.Endpoint = "http://127.0.0.1:4318"                  // where nobody listens
 		c.DNS.Upstreams = append([]string{"192.0.2.250"}, c.DNS.Upstreams...) // which answers nothing
 	})
 	box := w.SecretBox()
