@@ -33,8 +33,9 @@ type collectors struct {
 	key, token string
 
 	mu       sync.Mutex
+	all      bool              // the webhook may have what was allowed
 	seen     map[string]int    // by run and number: how often a webhook had the decision
-	denials  map[string]string // what was denied → the run, as webhooks say
+	decided  map[string]string // what was decided → the run, as webhooks say
 	records  map[string]int    // by body: how often OTLP had it
 	problems []error
 }
@@ -93,10 +94,10 @@ func (c *collectors) webhook(w http.ResponseWriter, r *http.Request) {
 	}
 	for _, e := range p.Data.Decisions {
 		c.seen[fmt.Sprint(p.Data.Run, " ", e.Seq)]++
-		if e.Verdict == policy.Allow {
+		if e.Verdict == policy.Allow && !c.all {
 			c.note(fmt.Errorf("allowed: %+v", e))
 		}
-		c.denials[string(e.Box)+" "+string(e.Stage)+" "+e.Name] = p.Data.Run
+		c.decided[string(e.Box)+" "+string(e.Stage)+" "+e.Name] = p.Data.Run
 	}
 }
 
@@ -121,11 +122,11 @@ func (c *collectors) otlp(w http.ResponseWriter, r *http.Request) {
 	_, _ = w.Write([]byte("{}"))
 }
 
-// run returns the run in which a webhook had the denial of a name at a stage; empty: none had it.
+// run returns the run in which a webhook had a decision about a name at a stage; empty: none had it.
 func (c *collectors) run(box, stage, name string) string {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	return c.denials[box+" "+stage+" "+name]
+	return c.decided[box+" "+stage+" "+name]
 }
 
 // has reports whether OTLP has a record with that text.
@@ -136,13 +137,13 @@ func (c *collectors) has(text string) bool {
 }
 
 // TestDecisionsAreExported: what a box is denied arrives at a webhook, signed, and with what it is allowed at an OTLP collector, both
-// with a certificate of the operator's CA; also after another process has taken the gateway's place, and no decision twice; and
-// nothing shows the key or the header.
+// with a certificate of the operator's CA; also after another process has taken the gateway's place, and no decision twice; a reload
+// puts another configuration in force; and nothing shows the key or the header.
 func TestDecisionsAreExported(t *testing.T) {
 	t.Parallel()
 	c := &collectors{
 		t: t, key: "whsec_" + base64.StdEncoding.EncodeToString(bytes.Repeat([]byte("canary-k"), 4)), token: "Bearer canary-token",
-		seen: map[string]int{}, denials: map[string]string{}, records: map[string]int{},
+		seen: map[string]int{}, decided: map[string]string{}, records: map[string]int{},
 	}
 	u := newUpgrading(t, func(cfg *config.Config) {
 		cfg.Log.Export = config.Export{
@@ -166,6 +167,7 @@ func TestDecisionsAreExported(t *testing.T) {
 	if second := u.denied(c, box, "two.example.com"); second == first {
 		t.Error("both runs have one name")
 	}
+	u.exportAll(c, box)
 	for what, text := range map[string]string{"the log": u.LogText(), "the metrics": string(u.Metrics()), "status": u.Run(0, nil, "", "status", "--json")} {
 		if strings.Contains(text, "canary") || strings.Contains(text, strings.TrimPrefix(c.key, "whsec_")) {
 			t.Errorf("%s shows a secret", what)
@@ -182,6 +184,24 @@ func TestDecisionsAreExported(t *testing.T) {
 			t.Errorf("decision %s came %d times", which, n)
 		}
 	}
+}
+
+// exportAll has the webhook take what is allowed, too, by a reload.
+func (u *upgrading) exportAll(c *collectors, box string) {
+	u.T.Helper()
+	c.mu.Lock()
+	c.all = true
+	c.mu.Unlock()
+	text, err := os.ReadFile(u.Config)
+	changed := strings.Replace(string(text), "events: denied", "events: all", 1)
+	if err = errors.Join(err, os.WriteFile(u.Config, []byte(changed), 0o600)); err != nil {
+		u.T.Fatal(err)
+	}
+	if r := u.replace(u.T.Context(), "reload"); len(r.Changes) != 1 || r.Changes[0].String() != "log.export.webhook.events: denied -> all" {
+		u.T.Errorf("reload: %+v", r)
+	}
+	u.MustSh(box, "curl -sS -o /dev/null https://api.example.com/")
+	u.Until("what was allowed arrives", func() bool { return c.run(box, "conn", "api.example.com") != "" })
 }
 
 // secretFiles makes secrets of files, and adds them to the configuration.
