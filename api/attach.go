@@ -30,6 +30,7 @@ type AttachRequest struct {
 	Attached
 	Name    string // "" for none
 	Labels  []string
+	Source  policy.Source // as in [Box]
 	Policy  policy.Spec
 	Named   string // as in [CreateRequest]
 	Headers []policy.HeaderRule

@@ -150,6 +150,7 @@ type Box struct {
 	Error        string // why Status is error or gone, for the caller's eyes
 	Progress     string // what is being done about its image, while Status is creating
 	V4, V6       netip.Addr
+	Source       policy.Source // from where its traffic leaves; zero: the host chooses
 	Policy       PolicyState
 	Hosted       Hosted
 	Usage        Usage
@@ -188,8 +189,9 @@ type CreateRequest struct {
 	CreatedBy   string        // ID of the API key, as in [Box]
 	Wait        time.Duration // how long the caller waits for the box to be made
 	Env         map[string]policy.Secret
-	Policy      policy.Spec // its mode is empty with Named, and with Snapshot
-	Named       string      // the named policy that it is to follow; "": none
+	Source      policy.Source // as in [Box]
+	Policy      policy.Spec   // its mode is empty with Named, and with Snapshot
+	Named       string        // the named policy that it is to follow; "": none
 	Headers     []policy.HeaderRule
 	Hosted      Hosted
 	// HostedSecrets are the secret values among the hosted product's fields, by JSON pointer, such as "/github_token"

@@ -3,6 +3,9 @@ package config
 import (
 	"fmt"
 	"net/netip"
+	"slices"
+
+	"boxgate/policy"
 )
 
 // Addresses are the gateway's own: the first of each pool is the gateway's (DNS, explicit proxy, default route of the
@@ -13,6 +16,7 @@ type Addresses struct {
 	SinkV4, SinkV6       netip.Addr
 	Exempt               []netip.Prefix
 	ForwardExempt        []netip.Prefix // from connections to the proxies that rules forward to, besides Exempt
+	Sources              []netip.Addr   // of the host, that boxes can be given to leave from
 }
 
 // AddressesOf takes them from a validated configuration.
@@ -30,6 +34,13 @@ func AddressesOf(c Network) (Addresses, error) {
 	}
 	if a.ForwardExempt, err = prefixes("network.forward_exempt", c.ForwardExempt); err != nil {
 		return a, err
+	}
+	for _, s := range c.Sources {
+		source, err := policy.ParseSourceAddr(s)
+		if err != nil {
+			return a, fmt.Errorf("network.sources: %w", err)
+		}
+		a.Sources = append(a.Sources, source)
 	}
 	a.GatewayV4, a.GatewayV6 = a.PoolV4.Addr().Next(), a.PoolV6.Addr().Next()
 	a.SinkV4, a.SinkV6 = a.GatewayV4.Next(), a.GatewayV6.Next()
@@ -51,3 +62,31 @@ func prefixes(key string, list []string) (out []netip.Prefix, err error) {
 func (a Addresses) Own() []netip.Addr {
 	return []netip.Addr{a.GatewayV4, a.GatewayV6, a.SinkV4, a.SinkV6}
 }
+
+// checkSources requires addresses that something can leave from, each once, and none of those of boxes.
+func (n *Network) checkSources(fail func(key, format string, args ...any)) {
+	const key = "network.sources"
+	if len(n.Sources) > MostSources {
+		fail(key, "has %d addresses; the limit is %d", len(n.Sources), MostSources)
+	}
+	var seen []netip.Addr
+	for _, s := range n.Sources {
+		a, err := policy.ParseSourceAddr(s)
+		if err != nil {
+			fail(key, "%v", err)
+			continue
+		}
+		for pool, cidr := range map[string]string{"network.pool_v4": n.PoolV4, "network.pool_v6": n.PoolV6} {
+			if p, err := netip.ParsePrefix(cidr); err == nil && p.Contains(a) {
+				fail(key, "%v is in %s, whose addresses never leave the host", a, pool)
+			}
+		}
+		if slices.Contains(seen, a) {
+			fail(key, "%v is given twice", a)
+		}
+		seen = append(seen, a)
+	}
+}
+
+// MostSources is how many addresses boxes can be given to leave from.
+const MostSources = 1024

@@ -49,12 +49,14 @@ type Admin struct {
 	Audit  Bounds   `yaml:"audit"`
 }
 
-// Network has the pools of the boxes' addresses, and what the operator exempts from the protected ranges.
+// Network has the pools of the boxes' addresses, what the operator exempts from the protected ranges, and the addresses of
+// the host that boxes can be given to leave from.
 type Network struct {
 	PoolV4          string   `yaml:"pool_v4"`
 	PoolV6          string   `yaml:"pool_v6"`
 	ProtectedExempt []string `yaml:"protected_exempt"`
 	ForwardExempt   []string `yaml:"forward_exempt"`
+	Sources         []string `yaml:"sources"`
 }
 
 // DNS has the upstream DNS servers.
@@ -356,6 +358,7 @@ func (c *Config) validate() error {
 	checkPool(fail, "network.pool_v6", c.Network.PoolV6, netip.Addr.Is6, 32, 124)
 	checkCIDRs(fail, "network.protected_exempt", c.Network.ProtectedExempt)
 	checkCIDRs(fail, "network.forward_exempt", c.Network.ForwardExempt)
+	c.Network.checkSources(fail)
 	if c.Metrics.PerBox.Max < 1 || c.Metrics.PerBox.Max > MostPerBox {
 		fail("metrics.per_box.max", "%d is out of range; use 1 to %d", c.Metrics.PerBox.Max, MostPerBox)
 	}

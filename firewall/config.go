@@ -40,6 +40,10 @@ type Config struct {
 	// much waits.
 	SendRate, ReceiveRate uint64
 
+	// Sources are the addresses of the host that plans may name as their Source. What leaves from one that the host has lost is
+	// dropped.
+	Sources []netip.Addr
+
 	// Explain returns the policy's own decision about a refused or forwarded packet, for the rule and reason of the
 	// event. It has no effect on packets and may be nil.
 	Explain func(policy.Request) policy.Decision
@@ -111,7 +115,7 @@ func (c *Config) addresses() network.Addresses {
 // table is what the rules depend on.
 func (c *Config) table() nft.Config {
 	return nft.Config{Addresses: c.addresses(), DNSPort: c.DNSPort, ProxyPort: c.ProxyPort, ExplicitPort: c.ExplicitPort,
-		LogGroup: c.LogGroup, FlowLimit: c.FlowLimit, SendRate: c.SendRate, Log: c.Log}
+		LogGroup: c.LogGroup, FlowLimit: c.FlowLimit, SendRate: c.SendRate, Sources: c.Sources, Log: c.Log}
 }
 
 var boxIDForm = regexp.MustCompile(`^[a-z0-9][a-z0-9-]{0,31}$`)

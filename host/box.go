@@ -149,7 +149,7 @@ func (b *box) publish() {
 	b.shown.Store(&api.Box{
 		ID: b.ID, Name: b.name, Labels: b.record.Labels, Size: b.record.Size, Runtime: b.record.Runtime,
 		KeepAlive: b.record.KeepAlive, InitCommand: b.record.InitCommand, Ephemeral: b.record.Ephemeral,
-		ExpiresAt: b.record.ExpiresAt, Status: b.status, Error: b.problem, V4: b.V4, V6: b.V6, Policy: b.policyState(),
+		ExpiresAt: b.record.ExpiresAt, Status: b.status, Error: b.problem, V4: b.V4, V6: b.V6, Source: b.record.Source, Policy: b.policyState(),
 		Hosted: b.hosted, Attached: attachedView(b.record.Attached), CreatedBy: b.record.CreatedBy, CreatedAt: b.createdAt, UpdatedAt: b.record.UpdatedAt,
 	})
 }

@@ -27,6 +27,9 @@ func (l *lifecycle) CreateBox(ctx context.Context, req api.CreateRequest) (api.B
 	if req.Policy, err = l.policyOfNew(req.Policy, req.Named); err != nil {
 		return api.Box{}, err
 	}
+	if err := l.shared.offers(req.Source); err != nil {
+		return api.Box{}, err
+	}
 	if err := l.checkNew(req.Name, req.Policy, req.Headers); err != nil {
 		return api.Box{}, err
 	}
@@ -116,7 +119,7 @@ func (l *lifecycle) allocate(req api.CreateRequest, attached *store.Attached, fr
 	record := store.Box{
 		ID: id, Name: req.Name, CreatedAt: now, UpdatedAt: now, Runtime: req.Runtime, Size: req.Size,
 		State: string(api.StatusCreating), Labels: req.Labels, KeepAlive: req.KeepAlive, InitCommand: req.InitCommand,
-		CreatedBy: req.CreatedBy, Ephemeral: req.Ephemeral, Env: req.Env, Secrets: req.HostedSecrets, Extra: hosted, Image: from.image, Layers: from.layers, Attached: attached,
+		CreatedBy: req.CreatedBy, Source: req.Source, Ephemeral: req.Ephemeral, Env: req.Env, Secrets: req.HostedSecrets, Extra: hosted, Image: from.image, Layers: from.layers, Attached: attached,
 		PlaceholderKey: store.NewKey(),
 	}
 	if req.TTL > 0 {

@@ -2,6 +2,8 @@ package host
 
 import (
 	"errors"
+	"net/netip"
+	"slices"
 	"sync"
 
 	"boxgate/host/lease"
@@ -23,6 +25,8 @@ type inputs struct {
 	ceiling   *policy.Ceiling     // nil: the operator has set none
 	spent     bool                // the box has used up its quota
 	upstream  *policy.HostUpstream
+	source    policy.Source           // from where its connections leave
+	unusable  func(netip.Addr) string // why nothing can leave from an address now; "": it can
 }
 
 // errNoTokenKey refuses placeholders that would all have the same token, or none.
@@ -38,7 +42,8 @@ func (in inputs) compile() (*policy.Compiled, error) {
 	if err != nil {
 		return nil, err
 	}
-	if c.By(in.upstream); in.spent {
+	c.By(in.upstream)
+	if c.From(in.source, in.unusable); in.spent {
 		c.Withhold(policy.ReasonQuota, "limits.quota")
 	}
 	return c, nil
@@ -70,19 +75,36 @@ func (in inputs) rules() []policy.HeaderRule { return policy.MergeHeaders(in.glo
 type shared struct {
 	ceiling  *policy.Ceiling      // the operator's, of the configuration,
 	upstream *policy.HostUpstream // as is this
+	sources  []netip.Addr         // that boxes can be given to leave from, likewise
 	clock    func() lease.Now     // nil: [lease.System]
 	named    namedPolicies
 
 	mu        sync.Mutex
 	global    []policy.HeaderRule
 	protected *policy.Protected
+	present   []netip.Prefix // the addresses of the host among others
 }
 
 // inputs returns those of the inputs that all boxes share.
 func (s *shared) inputs() inputs {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return inputs{global: s.global, protected: s.protected, ceiling: s.ceiling, upstream: s.upstream}
+	return inputs{
+		global: s.global, protected: s.protected, ceiling: s.ceiling, upstream: s.upstream, unusable: unusable(s.sources, s.present),
+	}
+}
+
+// unusable returns what says why nothing can leave from an address, "" if it can, of those that are listed and the host has.
+func unusable(listed []netip.Addr, present []netip.Prefix) func(netip.Addr) string {
+	return func(a netip.Addr) string {
+		switch {
+		case !slices.Contains(listed, a):
+			return a.String() + " is not in network.sources"
+		case !slices.Contains(present, netip.PrefixFrom(a, a.BitLen())):
+			return a.String() + " is not an address of the host now"
+		}
+		return ""
+	}
 }
 
 // of returns what the policy of a box is compiled from at present, for a change to modify. The caller holds b.mu.
@@ -90,7 +112,7 @@ func (s *shared) of(b *box) inputs {
 	in := s.inputs()
 	in.leases = s.running(b.leases)
 	in.spec, in.version, in.headers, in.tokens = b.spec, b.version, b.headers, b.record.PlaceholderKey
-	in.spent = b.spent.Load()
+	in.spent, in.source = b.spent.Load(), b.record.Source
 	return in
 }
 
@@ -125,8 +147,9 @@ func (s *shared) setGlobal(rules []policy.HeaderRule) {
 	s.global = rules
 }
 
-func (s *shared) setProtected(p *policy.Protected) {
+// setProtected notes the protected ranges, and the addresses of the host as they were made of.
+func (s *shared) setProtected(p *policy.Protected, present []netip.Prefix) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.protected = p
+	s.protected, s.present = p, present
 }

@@ -100,7 +100,7 @@ func (h *Host) wire(context.Context) error {
 	if err != nil {
 		return fmt.Errorf("proxy.upstream: %w", err)
 	}
-	held, common := sandboxes{p.launcher}, &shared{ceiling: ceiling, upstream: upstream}
+	held, common := sandboxes{p.launcher}, &shared{ceiling: ceiling, upstream: upstream, sources: p.addrs.Sources}
 	net := &enforce.Enforcer{
 		Kernel: kernel, Proxy: both{p.proxy, h.before, p.boxes}, Boxes: p.connected, Forget: []func(policy.BoxID){p.dns.Forget, p.minter.Remove},
 	}

@@ -47,12 +47,21 @@ func (p *protection) update(ctx context.Context) error {
 		enforce: func(ctx context.Context) error {
 			p.own = nil // from here on boxes may differ, until all have taken the change
 			forward := policy.NewProtected(slices.Concat(p.addrs.Exempt, p.addrs.ForwardExempt), own)
-			p.policies.shared.setProtected(policy.NewProtected(p.addrs.Exempt, own).WithForwarding(forward))
+			p.policies.shared.setProtected(policy.NewProtected(p.addrs.Exempt, own).WithForwarding(forward), own)
 			return p.policies.spread(ctx)
 		},
-		commit: func() error { p.own = own; return nil },
+		commit: func() error { p.own = own; p.warnOfLost(own); return nil },
 		settle: func() (bool, error) { return false, nil },
 	})
+}
+
+// warnOfLost says which of the addresses that boxes can be given to leave from the host does not have.
+func (p *protection) warnOfLost(own []netip.Prefix) {
+	for _, a := range p.addrs.Sources {
+		if !slices.Contains(own, netip.PrefixFrom(a, a.BitLen())) {
+			p.log.Warn("the host does not have an address of network.sources: nothing leaves for boxes that have it as their source address", zap.Stringer("address", a))
+		}
+	}
 }
 
 // hostPrefixes returns every address of the host as a host route.

@@ -26,6 +26,8 @@ type Compiled struct {
 	withheld   *Decision      // instead of whatever is allowed; nil: nothing is withheld
 	upstream   *UpstreamProxy // by which servers are connected to; nil: directly
 	reach      *Compiled      // decides about connections to upstream itself
+	source     Source         // from where connections leave; zero: from wherever the host chooses
+	lacks      lacks          // of the source
 }
 
 // Compile checks a policy and makes it ready to decide. headers are the merged rules of [MergeHeaders]; protected is

@@ -30,7 +30,8 @@ const (
 //
 // What that allows is then checked against the transport (UDP where names or rules decide, DNS over TLS or QUIC,
 // protocols other than TCP, UDP and ICMP) and, for a request, against the request rules. What passes all that must be
-// allowed by the operator's ceiling as well, if there is one, and not be withheld from the box (see [Compiled.Withhold]).
+// allowed by the operator's ceiling as well, if there is one, have an address to leave from (see [Compiled.From]), and not
+// be withheld from the box (see [Compiled.Withhold]).
 // A nil or zero policy denies.
 func (c *Compiled) Decide(r Request) Decision {
 	if c == nil || c.domains == nil {
@@ -39,6 +40,9 @@ func (c *Compiled) Decide(r Request) Decision {
 	d := c.decide(r)
 	if d.Verdict == Allow && c.ceiling != nil {
 		d = c.ceiling.limit(r, d)
+	}
+	if d.Verdict == Allow {
+		d = c.leaving(r, d)
 	}
 	if d.Verdict == Allow && c.withheld != nil {
 		d = *c.withheld

@@ -62,6 +62,7 @@ type Evidence struct {
 
 	Settled bool   // the way is known, see [Route.Settle]:
 	By      string // the key of the upstream proxy, "" for none
+	From    Source // from where connections leave
 }
 
 // Need is a piece of evidence that takes time to gather.

@@ -49,6 +49,8 @@ type KernelPlan struct {
 	SteerAllowed PortSet        // TCP ports that go to the proxy although the address alone is allowed
 	SteerOther   PortSet        // TCP ports that go to the proxy where the address is neither allowed nor denied
 	RejectUDP    PortSet        // UDP ports that are rejected by ICMP even where the address is allowed: QUIC would bypass a name or rule
+	Sourced      bool           // what is forwarded leaves from Source alone, and what is of a family without an address there is refused
+	Source       Source
 }
 
 // findPorts notes the hosts of rules, and on which ports names matter where the address alone is allowed.

@@ -9,6 +9,9 @@ import (
 // open connection has to be ended. It errs on the side of false.
 func Loosens(old, next KernelPlan) bool {
 	wider := next.DefaultAllow || !old.DefaultAllow && covers(next.Allowed, old.Allowed)
+	if old.Sourced != next.Sourced || old.Source != next.Source { // what is open leaves from elsewhere
+		return false
+	}
 	return wider && covers(old.Denied, next.Denied) && covers(old.Protected, next.Protected) &&
 		old.SteerAllowed.covers(next.SteerAllowed) && old.RejectUDP.covers(next.RejectUDP)
 }

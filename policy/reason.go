@@ -24,8 +24,9 @@ const (
 	ReasonDeniedCIDR     Reason = "denied_cidr"
 	ReasonDenyAll        Reason = "deny_all"
 	ReasonNotAllowed     Reason = "not_allowed"
-	ReasonHeaderRule     Reason = "header_rule" // a header rule refuses the request
-	ReasonQuota          Reason = "quota"       // the box has used up the bytes that it may send and receive
+	ReasonHeaderRule     Reason = "header_rule"    // a header rule refuses the request
+	ReasonQuota          Reason = "quota"          // the box has used up the bytes that it may send and receive
+	ReasonSourceAddress  Reason = "source_address" // the box has no address of the host to leave from, of this family or for now
 )
 
 // Reasons of a denial that the data path gives, before or after asking the policy.
@@ -66,7 +67,7 @@ func Reasons() []Reason {
 	return []Reason{
 		ReasonAllowAll, ReasonAllowedCIDR, ReasonAllowedDomain, ReasonNotDenied, ReasonRequestRule, ReasonURL, ReasonUnnamed,
 		ReasonUnknownBox, ReasonNoPolicy, ReasonProtectedRange, ReasonDeniedDomain, ReasonDeniedCIDR, ReasonDenyAll,
-		ReasonNotAllowed, ReasonHeaderRule, ReasonQuota,
+		ReasonNotAllowed, ReasonHeaderRule, ReasonQuota, ReasonSourceAddress,
 		ReasonSpoofed, ReasonHostPort, ReasonProtocol, ReasonNoName, ReasonAuthorityMismatch, ReasonBadRequest,
 		ReasonAmbiguousPath, ReasonAmbiguousRequest, ReasonPlaceholderLeak, ReasonSecretUnavailable, ReasonUnsignable, ReasonUnscrubbable, ReasonMethod, ReasonPeekTimeout, ReasonPeekSize, ReasonLimit, ReasonUnresolved, ReasonUnreachable,
 		ReasonUpstreamTLS, ReasonUpstreamHTTP, ReasonUpstreamLogin, ReasonUpstreamProxy, ReasonClientTLS, ReasonPolicyChanged, ReasonInternal,

@@ -30,6 +30,8 @@ type Route struct {
 	// finds out its address.
 	Upstream *UpstreamProxy
 	There    bool
+	// From is from where the connection to the server, or to the proxy, leaves.
+	From Source
 	// Needs is the piece of evidence whose lack counted against the connection. Whoever can have it asks again with it.
 	Needs Need
 }

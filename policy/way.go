@@ -3,10 +3,7 @@ package policy
 // This file holds policies against upstream proxies: what goes by which, and what has no way.
 
 // HostUpstream is the upstream proxy of all boxes: the operator's, which may be at any address.
-type HostUpstream struct {
-	proxy *UpstreamProxy
-	reach *Compiled // decides about connections to it
-}
+type HostUpstream struct{ proxy *UpstreamProxy }
 
 // NewHostUpstream makes a proxy that of all boxes. there are the names that it resolves, and direct the domains and
 // networks that are reached without it. The error is about one of these.
@@ -19,9 +16,14 @@ func NewHostUpstream(p UpstreamProxy, there, direct []string) (*HostUpstream, er
 		return nil, err
 	}
 	p.seal("")
-	reach := build(Spec{Mode: ModeAllowAll}, parsedSpec{}, nil, 0)
-	reach.protected = &Protected{}
-	return &HostUpstream{&p, reach}, nil
+	return &HostUpstream{&p}, nil
+}
+
+// reach returns a policy for connections to the proxy.
+func (h *HostUpstream) reach() *Compiled {
+	out := build(Spec{Mode: ModeAllowAll}, parsedSpec{}, nil, 0)
+	out.protected = &Protected{}
+	return out
 }
 
 // By makes connections of the box go by the operator's proxy, unless they go by one of its own: that one is then reached by the
@@ -32,14 +34,14 @@ func (c *Compiled) By(h *HostUpstream) *Compiled {
 	}
 	for _, to := range []*Compiled{c.forwarding, c.reach} {
 		if to != nil {
-			to.upstream, to.reach = h.proxy, h.reach
+			to.upstream, to.reach = h.proxy, h.reach()
 		}
 	}
 	if c.upstream != nil {
 		c.upstream.seal(h.proxy.Key())
 		return c
 	}
-	c.upstream, c.reach = h.proxy, h.reach
+	c.upstream, c.reach = h.proxy, h.reach()
 	c.plan.leaveNothing()
 	return c
 }
@@ -84,7 +86,7 @@ func (c *Compiled) ResolvedThere(n Name) bool {
 	return c != nil && c.upstream != nil && c.upstream.resolves(n, 0) && !c.upstream.exceptsName(n, 0)
 }
 
-// by completes a route that lets bytes pass: it says by which proxy, and refuses what would have to change over to another
+// by completes a route that lets bytes pass: it says by which proxy and from where, and refuses what would have to change over to another
 // way. A name that a client merely claims for an address makes no exception.
 func (q *question) by(rt Route) Route {
 	p, r := q.upstream, rt.Request
@@ -94,7 +96,10 @@ func (q *question) by(rt Route) Route {
 	if q.e.Settled && q.e.By != p.Key() {
 		return q.refuse(r, ReasonPolicyChanged, NeedNothing)
 	}
-	rt.Upstream = p
+	if q.e.Settled && q.e.From != q.source {
+		return q.refuse(r, ReasonPolicyChanged, NeedNothing)
+	}
+	rt.Upstream, rt.From = p, q.source
 	rt.There = p != nil && rt.ByName && p.resolves(r.Name, r.Port) && (rt.Action == Broker || !q.isUnread())
 	return rt
 }
@@ -104,11 +109,11 @@ func (q *question) by(rt Route) Route {
 func (q *question) goesFar(n Name) bool { return q.upstream != nil && !n.IsZero() && q.resolvable(n) }
 
 // Settle returns the evidence by which what passes under the route is judged from now on: it keeps to the upstream proxy, or
-// to going without.
+// to going without, and to the addresses that it leaves from.
 func (rt Route) Settle(e Evidence) Evidence {
 	switch rt.Action {
 	case AwaitServer, Splice, Forward, Broker:
-		e.Settled, e.By = true, rt.Upstream.Key()
+		e.Settled, e.By, e.From = true, rt.Upstream.Key(), rt.From
 	}
 	return e
 }

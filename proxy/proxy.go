@@ -187,7 +187,10 @@ func New(cfg Config) (*Proxy, error) {
 
 // Recheck routes every live connection of a box under the policy in force, cuts those it no longer allows, and returns
 // when they are closed. Other connections are unaffected. Call it after swapping the policy.
-func (p *Proxy) Recheck(box policy.BoxID) { p.recheckAll(p.live.Of(box)) }
+func (p *Proxy) Recheck(box policy.BoxID) {
+	p.recheckAll(p.live.Of(box))
+	p.core.Origins.CloseElsewhere(box)
+}
 
 // Revoke cuts the connections with a request in progress that was sent with a secret, asked for before the call, and
 // returns when they are closed. Other connections are not routed again.

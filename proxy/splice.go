@@ -202,7 +202,11 @@ func (c *conn) passOn(f peek.First, rt route.Routed, to netip.Addr, deadline tim
 		return true // it is closed
 	}
 	c.spliced = spliced{first: f, at: to, name: rt.Request.Name}
-	t, err := c.p.core.Tunnels.Dial(c.tunnelled(), netip.AddrPortFrom(to, rt.Asked.Port), f.Data, time.Until(deadline))
+	from, ok := rt.From.For(to)
+	if !ok {
+		return false
+	}
+	t, err := c.p.core.Tunnels.Dial(c.tunnelled(), from, netip.AddrPortFrom(to, rt.Asked.Port), f.Data, time.Until(deadline))
 	if err != nil {
 		return false
 	}

@@ -32,6 +32,7 @@ type Box struct {
 	LastActivity time.Time     `json:"last_activity,omitzero"`
 	ExpiresAt    time.Time     `json:"expires_at,omitzero"`  // zero: never
 	CreatedBy    string        `json:"created_by,omitempty"` // ID of the API key; "" for the operator's
+	Source       policy.Source `json:"source,omitzero"`      // from where its connections leave
 	CPU          time.Duration `json:"cpu_ns,omitempty"`     // CPU time used so far
 
 	// Extra has the fields of the hosted product, stored and read back. It is sealed, because programs put tokens

@@ -131,6 +131,7 @@ var grants = map[string]grant{
 	"deleteVariable":   admin | changes,
 	"addLabel":         own | changes,
 	"removeLabel":      own | changes,
+	"setSource":        admin | changes,
 	"setModel":         own | changes,
 	"setCustomRunner":  own | changes,
 	"addSkill":         own | changes,

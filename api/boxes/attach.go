@@ -28,6 +28,7 @@ type attachBody struct {
 	Name          string       `json:"name,omitempty"`
 	Labels        []string     `json:"labels,omitempty"`
 	AttachHeaders spec.Headers `json:"attach_headers,omitempty" doc:"as in a create; values are never read back"`
+	Sources       []string     `json:"source_addresses,omitempty" doc:"as in a create"`
 	NetworkPolicy spec.Policy  `json:"network_policy,omitempty" doc:"as in a create"`
 }
 
@@ -38,12 +39,12 @@ func (b *attachBody) request(hasSecret func(string) bool) (api.AttachRequest, er
 	var p problem.List
 	what := b.attached(&p)
 	what.Stack = b.stack(&p)
-	rest := createBody{Name: b.Name, Labels: b.Labels, AttachHeaders: b.AttachHeaders, NetworkPolicy: b.NetworkPolicy}
+	rest := createBody{Name: b.Name, Labels: b.Labels, AttachHeaders: b.AttachHeaders, NetworkPolicy: b.NetworkPolicy, Sources: b.Sources}
 	req, err := rest.request(hasSecret)
 	if err := p.Merge("", err); err != nil {
 		return api.AttachRequest{}, err
 	}
-	return api.AttachRequest{Attached: what, Name: req.Name, Labels: req.Labels, Policy: req.Policy, Named: req.Named, Headers: req.Headers}, p.Err()
+	return api.AttachRequest{Attached: what, Name: req.Name, Labels: req.Labels, Source: req.Source, Policy: req.Policy, Named: req.Named, Headers: req.Headers}, p.Err()
 }
 
 // stack returns whose network stack is meant; the namespace's own if it is not given.

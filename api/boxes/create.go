@@ -27,6 +27,7 @@ type createBody struct {
 	TTL           *int64            `json:"ttl,omitempty" doc:"seconds; only with ephemeral" min:"1" max:"259200" example:"3600"`
 	EnvVars       map[string]string `json:"env_vars,omitempty" doc:"never read back"`
 	AttachHeaders spec.Headers      `json:"attach_headers,omitempty" doc:"host pattern to header names to values, or to an entry of the full form; values are never read back"`
+	Sources       []string          `json:"source_addresses,omitempty" doc:"addresses of the host, of network.sources, that the box's traffic leaves from: one IPv4 address, one IPv6 address, or both; only admin keys may choose"`
 	NetworkPolicy spec.Policy       `json:"network_policy,omitempty" doc:"a policy of this API, or one of Vercel Sandbox, or the name of one as {named}; absent: the gateway's policy.default, which is allow-all unless its operator has set another"`
 	Model         string            `json:"model,omitempty"`
 	Agent         string            `json:"agent,omitempty"`
@@ -80,6 +81,11 @@ func (b *createBody) request(hasSecret func(string) bool) (api.CreateRequest, er
 	}
 	if b.Browser {
 		p.Add("/browser", "this gateway has no browser API; leave it out, start a browser in the box with exec, and reach its port by a public URL")
+	}
+	var err error
+	req.Source, err = spec.Source("/source_addresses", b.Sources)
+	if err := p.Merge("", err); err != nil {
+		return api.CreateRequest{}, err
 	}
 	req.Env = spec.Environment(&p, "/env_vars", b.EnvVars)
 	if err := b.network(&req, hasSecret, &p); err != nil {

@@ -2,6 +2,7 @@ package boxes
 
 import (
 	"context"
+	"net/http"
 	"slices"
 
 	"boxgate/api"
@@ -11,12 +12,15 @@ import (
 	"boxgate/policy"
 )
 
-// permit completes a request for a box with who makes it, and refuses what that key may not ask for: a snapshot of a box that
-// it does not see, and some header rules.
+// permit completes a request for a box with who makes it, and refuses what that key may not ask for: source addresses, a snapshot of
+// a box that it does not see, and some header rules.
 func (e *Endpoints) permit(ctx context.Context, req *api.CreateRequest) error {
 	caller := api.CallerOf(ctx)
 	if caller.Key != api.OperatorKey {
 		req.CreatedBy = caller.Key
+	}
+	if caller.Role != api.RoleAdmin && req.Source != (policy.Source{}) {
+		return problem.Refuse(http.StatusForbidden, "source_addresses needs an API key with the role %s", api.RoleAdmin)
 	}
 	if err := access.Rules(ctx, req.Headers); err != nil || caller.Role == api.RoleAdmin || req.Snapshot == "" {
 		return err

@@ -1,6 +1,8 @@
 package boxes
 
 import (
+	"net/netip"
+
 	"boxgate/api"
 	"boxgate/api/problem"
 	"boxgate/policy"
@@ -22,6 +24,7 @@ type boxView struct {
 	ExpiresAt      int64             `json:"expires_at,omitempty"`
 	IPv4           string            `json:"ipv4,omitempty"`
 	IPv6           string            `json:"ipv6,omitempty"`
+	Sources        []netip.Addr      `json:"source_addresses,omitempty" doc:"of the host, that the box's traffic leaves from; absent: the host chooses"`
 	NetworkPolicy  policy.Spec       `json:"network_policy"`
 	PolicyVersion  uint64            `json:"policy_version"`
 	NamedPolicy    string            `json:"named_policy,omitempty" doc:"the named policy that the box follows, which says network_policy"`
@@ -52,8 +55,8 @@ func viewBox(b api.Box) boxView {
 		ID: b.ID, CustomerID: api.CustomerID, Name: b.Name, Labels: orEmpty(b.Labels), Size: b.Size, Runtime: b.Runtime,
 		KeepAlive: b.KeepAlive, Status: b.Status, Error: b.Error, Progress: b.Progress, Ephemeral: b.Ephemeral, ExpiresAt: max(b.ExpiresAt.Unix(), 0),
 		NetworkPolicy: b.Policy.Spec, PolicyVersion: b.Policy.Version, NamedPolicy: b.Policy.Named,
-		Attached: b.Attached,
-		Model:    b.Hosted.Model, Agent: b.Hosted.Agent, CustomRunner: b.Hosted.CustomRunner,
+		Attached: b.Attached, Sources: b.Source.Addrs(),
+		Model: b.Hosted.Model, Agent: b.Hosted.Agent, CustomRunner: b.Hosted.CustomRunner,
 		EnabledSkills: orEmpty(b.Hosted.Skills), MCPServers: b.Hosted.MCPServers,
 		GitUserName: b.Hosted.GitUserName, GitUserEmail: b.Hosted.GitUserEmail,
 		CPUNs: b.Usage.CPU.Nanoseconds(), Usage: viewUsage(b.Usage), LastActivityAt: max(b.LastActivity.Unix(), 0),

@@ -62,6 +62,16 @@ func (h *memoryHost) Configure(_ context.Context, id policy.BoxID, change func(*
 	return b.Box, nil
 }
 
+func (h *memoryHost) SetSource(_ context.Context, id policy.BoxID, source policy.Source) (api.Box, error) {
+	b, leave, err := h.box(id)
+	defer leave()
+	if err != nil {
+		return api.Box{}, err
+	}
+	b.Source = source
+	return b.Box, nil
+}
+
 // expect calls and fails unless the answer has the status, and the words in its text.
 func (f *fixture) expect(t testing.TB, status int, method, path, body string, words ...string) answer {
 	t.Helper()

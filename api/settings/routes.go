@@ -26,6 +26,9 @@ type Host interface {
 	// Configure changes a box's configuration. If change returns an error nothing changes; changes of one box are made one
 	// after the other.
 	Configure(ctx context.Context, id policy.BoxID, change func(*api.Configuration) error) (api.Box, error)
+	// SetSource has everything that leaves for the box leave from other addresses of the host, and returns when it does and
+	// what was open is cut. One that the operator does not offer is a *policy.InvalidError.
+	SetSource(ctx context.Context, id policy.BoxID, source policy.Source) (api.Box, error)
 }
 
 // Endpoints serves the settings.
@@ -44,6 +47,7 @@ func (e *Endpoints) Routes() []rest.Route {
 		{Method: "DELETE", Path: "/v2/box/settings/env/{key}", ID: "deleteVariable", Summary: "Remove one of the variables that new boxes get", Response: reflect.TypeFor[rest.OK](), Handle: e.deleteVariable},
 		{Method: "POST", Path: "/v2/box/{id}/config/labels", ID: "addLabel", Summary: "Add a label to a box", Request: reflect.TypeFor[labelBody](), Example: `{"label":"team-a"}`, Response: reflect.TypeFor[labelsView](), Handle: e.addLabel},
 		{Method: "DELETE", Path: "/v2/box/{id}/config/labels/{label}", ID: "removeLabel", Summary: "Remove a label from a box", Response: reflect.TypeFor[labelsView](), Handle: e.removeLabel},
+		{Method: "PUT", Path: "/v2/box/{id}/config/source-addresses", ID: "setSource", Summary: "Replace the addresses of the host that a box's traffic leaves from; what is open is cut", Request: reflect.TypeFor[sourceBody](), Example: `{"source_addresses":["203.0.113.7","2001:db8::7"]}`, Response: reflect.TypeFor[sourceView](), Handle: e.putSource},
 		{Method: "PUT", Path: "/v2/box/{id}/config/model", ID: "setModel", Summary: "Replace the model of a box, which is kept and shown", Request: reflect.TypeFor[modelBody](), Example: `{"model":"anthropic/claude-sonnet-4-5"}`, Response: reflect.TypeFor[modelView](), Handle: e.putModel},
 		{Method: "PUT", Path: "/v2/box/{id}/config/custom-runner", ID: "setCustomRunner", Summary: "Replace the custom harness of a box", Request: reflect.TypeFor[runnerBody](), Example: `{"custom_runner":{"command":"node","args":["/workspace/home/harness.mjs"],"protocol":"box-sse-v1"}}`, Response: reflect.TypeFor[runnerView](), Handle: e.putRunner},
 		{Method: "POST", Path: "/v2/box/{id}/config/skills", ID: "addSkill", Summary: "Add a skill to a box, which is kept and shown", Request: reflect.TypeFor[skillBody](), Example: `{"skill_id":"owner/repository/skill"}`, Response: reflect.TypeFor[skillsView](), Handle: e.addSkill},

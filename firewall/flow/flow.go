@@ -22,6 +22,7 @@ import (
 type Flow struct {
 	Protocol policy.Protocol
 	Src, Dst netip.AddrPort // ports are 0 for ICMP
+	From     netip.Addr     // what its packets leave the host from
 }
 
 // Cutter ends connections of boxes in one network namespace. Safe for concurrent use.
@@ -155,6 +156,7 @@ func Of(c *conntrack.Flow) (Flow, bool) {
 	f := Flow{Protocol: ProtocolOf(t.Proto.Protocol)}
 	f.Src = netip.AddrPortFrom(t.IP.SourceAddress.Unmap(), t.Proto.SourcePort)
 	f.Dst = netip.AddrPortFrom(t.IP.DestinationAddress.Unmap(), t.Proto.DestinationPort)
+	f.From = c.TupleReply.IP.DestinationAddress.Unmap()
 	return f, f.Protocol != ""
 }
 

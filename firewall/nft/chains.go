@@ -237,8 +237,8 @@ func (t *txn) writeHooks(c *Config, s *staticSets) {
 	t.rule(chainForwardIn, "answers", isReply(), ifaceAnd(expr.MetaKeyOIFNAME, ctMark(r2)), match{lookup(s.replies)}, accept())
 	t.rule(chainForwardIn, "", counted(countUnsolicited), drop())
 
+	t.writeHide(c, s)
 	for _, pool := range []netip.Prefix{c.PoolV4, c.PoolV6} {
-		t.rule(chainHide, "", marked(network.MarkForward), notToBox(), sourceIn(pool), match{&expr.Masq{}})
 		t.rule(chainLeak, "pool addresses stay inside", sourceIn(pool), notToBox(), notToLoopback(), counted(countLeak), drop())
 	}
 }

@@ -80,7 +80,16 @@ func (tbl *Table) Register(list ...Registration) error {
 // Unregister takes a box out of the table; with sharedMark, another box has the same mark, and keeps it. When someone else
 // has taken the table away, that is done already. Afterwards the entry leads nowhere: registered again, it is closed.
 func (tbl *Table) Unregister(e *Entry, sharedMark bool) error {
-	err := tbl.transact(func(t *txn) {
+	none := map[netip.Addr]netip.Addr{}
+	for _, a := range e.Sources {
+		none[a] = netip.Addr{}
+	}
+	leaves, err := tbl.leavesTo(none)
+	if err != nil { // somebody has taken them away; what stays is put right for the next box with the address
+		leaves = leaveChanges{}
+	}
+	err = tbl.transact(func(t *txn) {
+		leaves.make(t)
 		s := newStaticSets()
 		t.deleteElements(s.boxes, nftables.SetElement{Key: ifname(e.Link)})
 		t.deleteElements(s.marks, nftables.SetElement{Key: ifname(e.Link)})

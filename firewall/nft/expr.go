@@ -168,6 +168,11 @@ func ctMark(reg uint32) *expr.Ct { return &expr.Ct{Key: expr.CtKeyMARK, Register
 // destType loads what the destination is by the kernel's own routing: the host itself, a broadcast to it, or elsewhere.
 func destType() *expr.Fib { return &expr.Fib{Register: r1, ResultADDRTYPE: true, FlagDADDR: true} }
 
+// sourceNotLocal matches if the source is no address of the host.
+func sourceNotLocal() match {
+	return match{&expr.Fib{Register: r1, ResultADDRTYPE: true, FlagSADDR: true}, neq(native32(unix.RTN_LOCAL))}
+}
+
 // field compares bytes of the network or transport header after masking them.
 func field(base expr.PayloadBase, offset uint32, mask []byte, c *expr.Cmp) match {
 	n := uint32(len(mask))

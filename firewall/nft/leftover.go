@@ -102,6 +102,11 @@ func (tbl *Table) readVersions(c *nftables.Conn) (map[string]*version, error) {
 		versions[ch.Name] = &version{chain: ch.Name, shield: shields[n]}
 		tbl.serial = max(tbl.serial, own)
 	}
+	for _, ch := range chains {
+		if v := versions[strings.TrimSuffix(ch.Name, leaveSuffix)]; v != nil && v.chain != ch.Name {
+			v.sourced = true
+		}
+	}
 	for _, s := range sets {
 		if i := strings.LastIndexByte(s.Name, '_'); i > 0 && versions[s.Name[:i]] != nil {
 			v := versions[s.Name[:i]]

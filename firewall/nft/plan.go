@@ -25,9 +25,14 @@ func (t *txn) writePlan(d *draft, stamp string) {
 		}
 	}
 	t.onPorts(chain, "QUIC: names and requests are read from TCP", udp, d.plan.RejectUDP, refuse(policy.ReasonProtocol))
+	through := jumpTo(chainPass)
+	if d.sourced {
+		t.writeLeave(d)
+		through = jumpTo(d.leaveChain())
+	}
 	pass := jumpTo(open)
 	if ports := d.plan.SteerAllowed; !ports.All && len(ports.Ports) == 0 {
-		pass = jumpTo(chainPass)
+		pass = through
 	}
 	for _, f := range network.Families {
 		if s := d.allowed[f]; s != nil {
@@ -36,12 +41,12 @@ func (t *txn) writePlan(d *draft, stamp string) {
 	}
 	t.steer(chain, d.plan.SteerOther)
 	if d.plan.DefaultAllow {
-		t.rule(chain, "not denied", jumpTo(chainPass))
+		t.rule(chain, "not denied", through)
 	} else {
 		t.rule(chain, "", refuse(policy.ReasonNotAllowed))
 	}
 	t.steer(open, d.plan.SteerAllowed)
-	t.rule(open, "", jumpTo(chainPass))
+	t.rule(open, "", through)
 }
 
 // steer sends TCP to the given ports to the proxy.

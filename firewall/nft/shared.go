@@ -29,7 +29,11 @@ func (tbl *Table) digest(p policy.KernelPlan) digest {
 			b = binary.BigEndian.AppendUint16(b, port)
 		}
 	}
-	b = append(b, flag(p.DefaultAllow))
+	b = append(b, flag(p.DefaultAllow), flag(p.Sourced))
+	for _, a := range []netip.Addr{p.Source.V4, p.Source.V6} {
+		b = append(b, flag(a.IsValid()))
+		b = append(b, a.AsSlice()...)
+	}
 	return sha256.Sum256(append(b, tbl.text(p.Protected)...))
 }
 

@@ -41,6 +41,7 @@ const (
 	chainForwardOut = "forward_out" // from a box
 	chainForwardIn  = "forward_in"  // to a box
 	chainHide       = "hide"
+	chainHideBox    = "hide_box" // from a box
 	chainLeak       = "leak"
 	chainClosed     = "closed"         // boxes without a plan
 	chainReject     = "answer_refusal" // not an nft keyword, so that a saved ruleset loads again
@@ -50,7 +51,7 @@ const (
 // matched nothing, the policy says whether the event has not_allowed or deny_all.
 var Refusals = []policy.Reason{
 	policy.ReasonSpoofed, policy.ReasonProtocol, policy.ReasonHostPort, policy.ReasonProtectedRange,
-	policy.ReasonDeniedCIDR, policy.ReasonNotAllowed, policy.ReasonUnknownBox, policy.ReasonLimit,
+	policy.ReasonDeniedCIDR, policy.ReasonNotAllowed, policy.ReasonUnknownBox, policy.ReasonLimit, policy.ReasonSourceAddress,
 }
 
 // Counters of packets that are dropped without an event.
@@ -65,10 +66,11 @@ const (
 	countUnsolicited = "unsolicited" // into a box, and not an answer
 	countLeak        = "leak"        // would have left the host with a pool address
 	countSent        = "send_rate"   // a box sent more than it may
+	countAbsent      = "absent"      // would have left from an address that the host does not have
 )
 
 var silent = []string{countForeign, countNeighbour, countInvalid, countStray, countNoProxy, countPings, countUnjudged,
-	countUnsolicited, countLeak, countSent}
+	countUnsolicited, countLeak, countSent, countAbsent}
 
 func refuse(reason policy.Reason) match { return jumpTo("refuse_" + string(reason)) }
 
@@ -84,6 +86,7 @@ type staticSets struct {
 	forwards *nftables.Set                    // forwarded connections per interface
 	notes    *nftables.Set                    // interfaces for which a connection was forwarded, see notes.go
 	accepts  *nftables.Set                    // connections to the gateway per interface
+	leaves   map[network.Family]*nftables.Set // address of a box → address of the host that its connections leave from
 }
 
 // newStaticSets names them. They are hashes, whose elements appear and disappear together with rules.
@@ -91,6 +94,7 @@ func newStaticSets() *staticSets {
 	host := binaryutil.NativeEndian // names and marks are in the host's byte order, or nft shows them wrongly
 	s := &staticSets{
 		sources: map[network.Family]*nftables.Set{},
+		leaves:  map[network.Family]*nftables.Set{network.V4: leavesMap(network.V4), network.V6: leavesMap(network.V6)},
 		boxes:   boxesMap(),
 		marks: &nftables.Set{Name: "marks", IsMap: true, KeyType: nftables.TypeIFName, KeyByteOrder: host,
 			DataType: nftables.TypeMark},
@@ -118,7 +122,8 @@ func boxesMap() *nftables.Set {
 // declareSets creates the missing sets of the static chains.
 func (t *txn) declareSets() *staticSets {
 	s := newStaticSets()
-	for _, set := range []*nftables.Set{s.sources[network.V4], s.sources[network.V6], s.boxes, s.marks, s.replies, s.flows} {
+	for _, set := range []*nftables.Set{s.sources[network.V4], s.sources[network.V6], s.boxes, s.marks, s.replies, s.flows,
+		s.leaves[network.V4], s.leaves[network.V6]} {
 		t.set(set)
 	}
 	s.pings, s.sent = t.meter("pings"), t.meter("sent")
@@ -156,7 +161,7 @@ func (t *txn) declareCounters() {
 func (t *txn) declareChains() {
 	for _, name := range []string{chainGuardBox, chainJudgeBox, chainKnown, chainAnswer, chainRelated, chainOwn, chainProxy,
 		chainPass, chainPassNew, chainPassICMP, chainPing, chainGateway, chainAdmit, chainAdmitOwn, chainDNSBox, chainInputBox, chainForwardOut, chainForwardIn,
-		chainClosed, chainReject} {
+		chainHideBox, chainClosed, chainReject} {
 		t.chain(name)
 	}
 	for _, f := range network.Families {

@@ -18,9 +18,10 @@ import (
 type Config struct {
 	network.Addresses
 	DNSPort, ProxyPort, ExplicitPort uint16
-	LogGroup                         uint16 // NFLOG group of the refusals
-	FlowLimit                        uint32 // connections of one box at once
-	SendRate                         uint64 // bytes a second that one box may send; 0: no limit
+	LogGroup                         uint16       // NFLOG group of the refusals
+	FlowLimit                        uint32       // connections of one box at once
+	SendRate                         uint64       // bytes a second that one box may send; 0: no limit
+	Sources                          []netip.Addr // of the host, that plans may have boxes' connections leave from
 	Log                              *zap.Logger
 }
 
@@ -34,13 +35,15 @@ type Table struct {
 
 	versions map[digest]*version // those that boxes have, by their plans
 
+	leaving bool // there may be elements in the maps of source addresses
+
 	lastRanges []netip.Prefix // see text
 	lastText   string
 }
 
 // New returns the table of the namespace, which stays the caller's. It is as it was until Install.
 func New(ns netns.NsHandle, cfg Config) *Table {
-	return &Table{conn: conn{ns: ns}, cfg: cfg, shields: map[string]*shield{}, versions: map[digest]*version{}}
+	return &Table{conn: conn{ns: ns}, cfg: cfg, leaving: true, shields: map[string]*shield{}, versions: map[digest]*version{}}
 }
 
 // IsOwn reports whether a netlink port is one of our connections to nftables: what came from it is no other program's

@@ -31,7 +31,10 @@ type version struct {
 	sets   []string // addresses that the chain uses; families without any have no set
 	shield *shield  // the protected ranges that the plan was compiled with; nil in a closed version
 	plan   digest   // by which it is found; zero: unknown, from an earlier run
-	users  int      // boxes whose elements point to it, as far as is known
+
+	sourced bool          // connections leave from given addresses, about which it has a chain:
+	from    policy.Source // unknown of one from an earlier run
+	users   int           // boxes whose elements point to it, as far as is known
 }
 
 // shield is a set of protected ranges as written to the table. Versions of boxes use its sets directly, so that a box's
@@ -49,9 +52,23 @@ const (
 	versionPrefix = "plan_"      // plan_{serial}_{serial of the protected ranges}
 	shieldPrefix  = "protected_" // protected_{serial}
 	openSuffix    = "_allowed"
+	leaveSuffix   = "_leave"
 )
 
-func (v *version) openChain() string { return v.chain + openSuffix }
+func (v *version) openChain() string  { return v.chain + openSuffix }
+func (v *version) leaveChain() string { return v.chain + leaveSuffix }
+
+// chains are those of the version.
+func (v *version) chains() []string {
+	if v.chain == "" { // protected ranges without a box
+		return nil
+	}
+	list := []string{v.chain, v.openChain()}
+	if v.sourced {
+		list = append(list, v.leaveChain())
+	}
+	return list
+}
 
 func (s *shield) set(f network.Family) string {
 	return shieldPrefix + strconv.FormatUint(s.serial, 10) + "_v" + suffix(f)
@@ -162,7 +179,7 @@ func (tbl *Table) draft(plan policy.KernelPlan, made map[string]*shield) *draft 
 		}
 	}
 	s.users++
-	d.version = &version{chain: fmt.Sprintf("%s%d_%d", versionPrefix, tbl.nextSerial(), s.serial), shield: s, plan: tbl.digest(plan)}
+	d.version = &version{chain: fmt.Sprintf("%s%d_%d", versionPrefix, tbl.nextSerial(), s.serial), shield: s, plan: tbl.digest(plan), sourced: plan.Sourced, from: plan.Source}
 	for _, fam := range network.Families {
 		d.allowed[fam] = d.own("_allow", fam, plan.Allowed)
 		d.denied[fam] = d.own("_deny", fam, plan.Denied)
@@ -262,10 +279,15 @@ func (tbl *Table) lead(moves []move, also ...func(*txn)) error {
 	if len(moves) == 0 {
 		return nil
 	}
-	err := tbl.transact(func(t *txn) {
+	leaves, err := tbl.leaveChanges(moves)
+	if err != nil {
+		return err
+	}
+	err = tbl.transact(func(t *txn) {
 		for _, change := range also {
 			change(t)
 		}
+		leaves.make(t)
 		var before, after []nftables.SetElement
 		for _, m := range moves {
 			if m.live != nil {
@@ -377,18 +399,13 @@ func (tbl *Table) discard(versions []*version, make bool) error {
 }
 
 func (t *txn) discard(v *version, make bool) {
-	for _, chain := range []string{v.chain, v.openChain()} {
-		if v.chain == "" { // protected ranges without a box
-			break
-		}
+	for _, chain := range v.chains() {
 		if make {
 			t.chain(chain)
 		}
 	}
-	for _, chain := range []string{v.chain, v.openChain()} {
-		if v.chain != "" {
-			t.c.DelChain(&nftables.Chain{Name: chain, Table: t.table})
-		}
+	for _, chain := range v.chains() {
+		t.c.DelChain(&nftables.Chain{Name: chain, Table: t.table})
 	}
 	for _, name := range v.sets {
 		t.discardSet(name, make)

@@ -62,7 +62,13 @@ func (e *Enforcer) Enforce(ctx context.Context, b *policy.Box, next *policy.Comp
 		return nil
 	}
 	if err := e.swap(ctx, b, old, next); err != nil {
-		return errors.Join(err, e.Restore(b, old))
+		err = errors.Join(err, e.Restore(b, old))
+		if old.Source() != next.Source() && b.Policy.Load() != nil { // some may leave from the new addresses
+			ctx, cancel := context.WithTimeout(context.Background(), restoreTimeout)
+			defer cancel()
+			err = errors.Join(err, e.cutFlows(ctx, b, func(firewall.Flow) bool { return false }))
+		}
+		return err
 	}
 	return nil
 }
@@ -91,6 +97,9 @@ func (e *Enforcer) swap(ctx context.Context, b *policy.Box, old, next *policy.Co
 		e.judged.add(b.ID)
 		return nil
 	}
+	if old.Source() != next.Source() {
+		return e.cutFlows(ctx, b, func(firewall.Flow) bool { return false }) // whichever address they leave from
+	}
 	return e.CutFlows(ctx, b)
 }
 
@@ -112,13 +121,22 @@ func (e *Enforcer) Restore(b *policy.Box, old *policy.Compiled) error {
 	return e.CutFlows(ctx, b)
 }
 
-// CutFlows deletes the connections of a box that the kernel forwards although the policy in force denies them, or gives
-// them to the proxy.
+// forwards reports whether the kernel goes on to forward a connection under the policy: one that it would forward now, from
+// the same address of the host.
+func forwards(c *policy.Compiled, f firewall.Flow) bool {
+	from, ok := c.Source().For(f.Dst.Addr())
+	return ok && (!from.IsValid() || from == f.From) && c.Forwards(f.Dst.Addr(), f.Dst.Port(), f.Protocol)
+}
+
+// CutFlows deletes the connections of a box that the kernel forwards although the policy in force denies them, gives
+// them to the proxy, or has them leave from another address.
 func (e *Enforcer) CutFlows(ctx context.Context, b *policy.Box) error {
 	c := b.Policy.Load()
-	err := e.Kernel.CutFlows(ctx, b.ID, func(f firewall.Flow) bool {
-		return c.Forwards(f.Dst.Addr(), f.Dst.Port(), f.Protocol)
-	})
+	return e.cutFlows(ctx, b, func(f firewall.Flow) bool { return forwards(c, f) })
+}
+
+func (e *Enforcer) cutFlows(ctx context.Context, b *policy.Box, keep func(firewall.Flow) bool) error {
+	err := e.Kernel.CutFlows(ctx, b.ID, keep)
 	if err != nil {
 		return fmt.Errorf("cutting connections: %w", err)
 	}
@@ -134,7 +152,7 @@ func (e *Enforcer) CutAllFlows(ctx context.Context, boxes []*policy.Box) error {
 	}
 	err := e.Kernel.CutAllFlows(ctx, func(id policy.BoxID, f firewall.Flow) bool {
 		c, asked := policies[id]
-		return !asked || c.Forwards(f.Dst.Addr(), f.Dst.Port(), f.Protocol)
+		return !asked || forwards(c, f)
 	})
 	if err != nil {
 		return fmt.Errorf("cutting connections: %w", err)

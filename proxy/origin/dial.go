@@ -12,6 +12,7 @@ import (
 	"syscall"
 	"time"
 
+	"boxgate/internal/socket"
 	"boxgate/policy"
 	"boxgate/proxy/problem"
 	"boxgate/proxy/route"
@@ -54,6 +55,16 @@ func (p *Origins) CloseIdle(box policy.BoxID, age time.Duration) {
 	p.pools.mu.RUnlock()
 	if pool != nil {
 		pool.closeIdle(age)
+	}
+}
+
+// CloseElsewhere closes the idle connections of a box that leave from other addresses than its policy says.
+func (p *Origins) CloseElsewhere(box policy.BoxID) {
+	p.pools.mu.RLock()
+	pool := p.pools.boxes[box]
+	p.pools.mu.RUnlock()
+	if pool != nil {
+		pool.closeElsewhere()
 	}
 }
 
@@ -221,16 +232,37 @@ func (p *Origins) DialAddr(ctx context.Context, box *policy.Box, d Target, a net
 		defer cancel()
 		return p.dialBy(ctx, box, d, a)
 	}
+	from, ok := d.From.For(a)
+	if !ok {
+		return nil, d.sourceless(errNoSource)
+	}
+	var unbound error
 	dialer := net.Dialer{
 		Timeout:         timeout,
 		KeepAliveConfig: net.KeepAliveConfig{Enable: true, Idle: time.Minute, Interval: 15 * time.Second, Count: 4},
-		ControlContext: func(ctx context.Context, _, address string, _ syscall.RawConn) error {
+		ControlContext: func(ctx context.Context, _, address string, raw syscall.RawConn) error {
 			to, err := netip.ParseAddrPort(address)
 			if err != nil {
 				return err
 			}
-			return p.judgeDial(ctx, box, d, to.Addr())
+			if err := p.judgeDial(ctx, box, d, to.Addr()); err != nil || !from.IsValid() {
+				return err
+			}
+			err = raw.Control(func(fd uintptr) { unbound = socket.Bind(int(fd), from) })
+			return errors.Join(err, unbound)
 		},
 	}
-	return dialer.DialContext(ctx, "tcp", netip.AddrPortFrom(a, d.Asked.Port).String())
+	conn, err := dialer.DialContext(ctx, "tcp", netip.AddrPortFrom(a, d.Asked.Port).String())
+	if unbound != nil {
+		return nil, d.sourceless(unbound)
+	}
+	return conn, err
+}
+
+// errNoSource is why a box that leaves from given addresses does not reach an address of another family.
+var errNoSource = errors.New("the box has no source address of this family")
+
+// sourceless is the error for a connection that has no address to leave from.
+func (d Target) sourceless(why error) error {
+	return &problem.Upstream{Reason: policy.ReasonSourceAddress, Name: d.shown, Err: why}
 }

@@ -40,7 +40,7 @@ func (p *Origins) poolOf(who Client) (*boxPool, error) {
 		if all.boxes == nil {
 			all.boxes = map[policy.BoxID]*boxPool{}
 		}
-		pool := newBoxPool(p.cfg.MaxPerBox, who.Memory)
+		pool := newBoxPool(who.Box, p.cfg.MaxPerBox, who.Memory)
 		pool.all, pool.total = all, p.cfg.MaxAll
 		all.boxes[who.Box.ID] = pool
 		all.sharers.Add(1)

@@ -27,6 +27,7 @@ var errLimit = error(problem.Fixed("the box has reached its limit of connections
 // until it is closed, whether in use or idle. When a box needs more places than there are, its longest idle connection
 // is closed. Safe for concurrent use.
 type boxPool struct {
+	box   *policy.Box
 	max   int
 	all   *allPools // the pools of all boxes,
 	total int       // with this limit on their connections; 0: no limit
@@ -59,9 +60,9 @@ type place struct {
 	since time.Time     // when it was put there
 }
 
-func newBoxPool(max int, holds *memory.Account) *boxPool {
+func newBoxPool(box *policy.Box, max int, holds *memory.Account) *boxPool {
 	return &boxPool{
-		max: max, memory: holds, sessions: tls.NewLRUClientSessionCache(maxSessions), all: &allPools{},
+		box: box, max: max, memory: holds, sessions: tls.NewLRUClientSessionCache(maxSessions), all: &allPools{},
 		kept: map[key][]*Conn{}, hosts: map[key]*h2Host{},
 	}
 }
@@ -181,7 +182,7 @@ func (p *boxPool) rest(pl *place) {
 }
 
 func (p *boxPool) restLocked(pl *place) {
-	if p.closed || !pl.held {
+	if p.closed || !pl.held || p.isElsewhere(pl) {
 		p.dropLocked(pl)
 		return
 	}
@@ -259,6 +260,23 @@ func (p *boxPool) closeIdle(age time.Duration) {
 			return
 		}
 		p.dropLocked(pl)
+	}
+}
+
+// isElsewhere reports whether a connection leaves from other addresses than the box's policy says, so that no request will
+// use it.
+func (p *boxPool) isElsewhere(pl *place) bool { return pl.key.from != p.box.Policy.Load().Source() }
+
+// closeElsewhere closes the idle ones of these.
+func (p *boxPool) closeElsewhere() {
+	p.mu.Lock()
+	defer p.unlock()
+	for e := p.idle.Front(); e != nil; {
+		pl, ok := e.Value.(*place)
+		e = e.Next() // dropping takes it out of the list
+		if ok && p.isElsewhere(pl) {
+			p.dropLocked(pl)
+		}
 	}
 }
 

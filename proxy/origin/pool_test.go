@@ -11,7 +11,7 @@ import (
 // TestHostsRememberedAreBounded names ever new hosts that speak HTTP/1.1 alone.
 func TestHostsRememberedAreBounded(t *testing.T) {
 	t.Parallel()
-	p := newBoxPool(4, memory.New(1<<20, 1<<20).Account("box"))
+	p := newBoxPool(&policy.Box{}, 4, memory.New(1<<20, 1<<20).Account("box"))
 	for i := range 100 {
 		n, err := policy.ParseName(fmt.Sprintf("h%d.example.com", i))
 		if err != nil {

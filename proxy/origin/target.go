@@ -56,6 +56,7 @@ type key struct {
 	identity string // of the client certificate; "": none
 	forward  bool
 	by       string // the key of the upstream proxy; "": none
+	from     policy.Source
 }
 
 // decider returns what decides about connections of the key, of a box's policy.
@@ -76,6 +77,7 @@ func (k key) shown() policy.Name {
 
 func (d Target) key() key {
 	k := key{name: d.Asked.Name, port: d.Asked.Port, secure: d.secure, identity: d.identity.key(), forward: d.forward, by: d.Upstream.Key()}
+	k.from = d.From
 	if !d.ByName {
 		k.addr = d.Asked.Addr
 	}

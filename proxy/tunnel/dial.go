@@ -8,6 +8,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"boxgate/internal/socket"
 )
 
 // This file connects tunnels to their servers without a goroutine that waits: a connection that is passed on needs none
@@ -23,17 +25,17 @@ type dial struct {
 // FirstMost is the most that a tunnel may send first: what the buffer of any new socket takes.
 const FirstMost = 4 << 10
 
-// Dial returns a tunnel that connects to an address, sends it first, and then relays once [Tunnel.Start] was called. If
+// Dial returns a tunnel that connects to an address, from one of the host unless that is the zero Addr, sends it first, and then relays once [Tunnel.Start] was called. If
 // the server does not accept within timeout, or refuses, the owner is told. first must not change before it was told of
 // the one or the other. After an error there is no tunnel: the attempt could not even be made, or no time is left for it.
-func (p *Pool) Dial(s Spec, to netip.AddrPort, first []byte, timeout time.Duration) (*Tunnel, error) {
+func (p *Pool) Dial(s Spec, from netip.Addr, to netip.AddrPort, first []byte, timeout time.Duration) (*Tunnel, error) {
 	if len(first) == 0 || len(first) > FirstMost {
 		return nil, errors.ErrUnsupported
 	}
 	if timeout <= 0 {
 		return nil, os.ErrDeadlineExceeded
 	}
-	fd, err := connect(to)
+	fd, err := connect(from, to)
 	if err != nil {
 		return nil, err
 	}
@@ -44,7 +46,7 @@ func (p *Pool) Dial(s Spec, to netip.AddrPort, first []byte, timeout time.Durati
 }
 
 // connect begins to connect a new socket.
-func connect(to netip.AddrPort) (fd int, err error) {
+func connect(from netip.Addr, to netip.AddrPort) (fd int, err error) {
 	a := to.Addr().Unmap()
 	var sa unix.Sockaddr
 	family := unix.AF_INET
@@ -60,12 +62,17 @@ func connect(to netip.AddrPort) (fd int, err error) {
 	if err != nil {
 		return -1, os.NewSyscallError("socket", err)
 	}
-	err = unix.Connect(fd, sa)
+	if from.IsValid() {
+		err = socket.Bind(fd, from)
+	}
+	if err == nil {
+		err = os.NewSyscallError("connect", unix.Connect(fd, sa))
+	}
 	if err == nil || errors.Is(err, unix.EINPROGRESS) {
 		return fd, nil
 	}
 	_ = unix.Close(fd)
-	return -1, os.NewSyscallError("connect", err)
+	return -1, err
 }
 
 // connected sends the first bytes once the server has accepted, and reports whether the tunnel relays now.

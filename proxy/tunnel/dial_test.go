@@ -35,7 +35,7 @@ func dialling(t testing.TB, p *Pool, to net.Addr, first string) (*Tunnel, *owned
 	t.Helper()
 	near, far := tcpPair(t)
 	o, count := newOwned(), newCounters()
-	tun, err := p.Dial(Spec{Client: far, Box: "box1", Owner: o, Count: count}, netip.MustParseAddrPort(to.String()), []byte(first), time.Minute)
+	tun, err := p.Dial(Spec{Client: far, Box: "box1", Owner: o, Count: count}, netip.Addr{}, netip.MustParseAddrPort(to.String()), []byte(first), time.Minute)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -141,7 +141,7 @@ func TestTunnelWithoutTimeLeft(t *testing.T) {
 	t.Parallel()
 	_, far := tcpPair(t)
 	to := netip.MustParseAddrPort(listen(t).Addr().String())
-	tun, err := newPool(t).Dial(Spec{Client: far, Box: "box1", Owner: newOwned(), Count: newCounters()}, to, []byte("hello"), 0)
+	tun, err := newPool(t).Dial(Spec{Client: far, Box: "box1", Owner: newOwned(), Count: newCounters()}, netip.Addr{}, to, []byte("hello"), 0)
 	if tun != nil || !errors.Is(err, os.ErrDeadlineExceeded) {
 		t.Errorf("%v, %v", tun, err)
 	}

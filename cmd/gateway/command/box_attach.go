@@ -40,6 +40,7 @@ func (s *sandbox) body() boxBody {
 type boxAttach struct {
 	sandbox
 	name, policy, headers, stack string
+	sources                      []string
 	installCA, disconnect        bool
 }
 
@@ -73,6 +74,7 @@ func newBoxAttach(o *cli.Options) *cobra.Command {
 	f.StringVar(&a.stack, "stack", "", "whose network stack uses the interface: host (default), or guest for gVisor and virtual machines")
 	f.StringVar(&a.name, "name", "", "a name of your choice")
 	f.StringVar(&a.policy, "policy", "", "network policy: "+cli.BoxPolicyHelp+" (default: the gateway's policy.default)")
+	f.StringArrayVar(&a.sources, "source", nil, sourceHelp)
 	f.BoolVar(&a.installCA, "install-ca", false, "with --container: make the container trust the CA of its box")
 	f.BoolVar(&a.disconnect, "disconnect", false, "with --container: take it off the networks of Docker; else a terminal is asked")
 	f.StringVar(&a.headers, "headers", "", `header rules as for "gateway headers set": JSON or YAML, @FILE or -`)
@@ -85,6 +87,7 @@ func (a *boxAttach) body(stdin io.Reader) (boxBody, error) {
 	}
 	body := a.sandbox.body()
 	body.setText(map[string]string{"name": a.name, "stack": a.stack})
+	body.setSources(a.sources)
 	return body, body.setNetwork(a.policy, a.headers, stdin)
 }
 

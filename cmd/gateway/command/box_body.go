@@ -19,6 +19,16 @@ func (b boxBody) setText(fields map[string]string) {
 	}
 }
 
+// sourceHelp describes a flag.
+const sourceHelp = "address of network.sources that its traffic leaves from; once for IPv4, once for IPv6"
+
+// setSources sets the source addresses, if the command line gives any.
+func (b boxBody) setSources(list []string) {
+	if len(list) > 0 {
+		b["source_addresses"] = list
+	}
+}
+
 // setNetwork sets the policy and the header rules, if the command line gives them.
 func (b boxBody) setNetwork(policy, headers string, stdin io.Reader) error {
 	if policy != "" {

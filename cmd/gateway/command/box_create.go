@@ -12,7 +12,7 @@ import (
 // boxCreate holds the flags of `gateway box create`.
 type boxCreate struct {
 	name, size, runtime, policy, headers, snapshot string
-	env                                            []string
+	env, sources                                   []string
 }
 
 func newBoxCreate(o *cli.Options) *cobra.Command {
@@ -41,6 +41,7 @@ func newBoxCreate(o *cli.Options) *cobra.Command {
 	f.StringVar(&c.headers, "headers", "", `header rules as for "gateway headers set": JSON or YAML, @FILE or -; a file keeps secrets out of the process list`)
 	f.StringVar(&c.snapshot, "from-snapshot", "", "ID of a snapshot, which says what files the box has, and its size and policy if they are not given")
 	f.StringArrayVar(&c.env, "env", nil, "NAME=VALUE for every command in the box")
+	f.StringArrayVar(&c.sources, "source", nil, sourceHelp)
 	return cmd
 }
 
@@ -50,6 +51,7 @@ func (c *boxCreate) body(stdin io.Reader) (boxBody, error) {
 	if err := body.setNetwork(c.policy, c.headers, stdin); err != nil {
 		return nil, err
 	}
+	body.setSources(c.sources)
 	vars := map[string]string{}
 	for _, e := range c.env {
 		k, v, ok := strings.Cut(e, "=")

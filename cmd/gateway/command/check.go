@@ -75,6 +75,7 @@ func allFindings(ctx context.Context, load func() (config.Config, error)) []pref
 		found("disk limits", host.CheckDiskLimits(cfg)),
 		found("other images", preflight.CheckImages(cfg)),
 		found("other firewall rules", checkOtherRules()),
+		found("source addresses", checkSources(cfg)),
 		found("secrets", checkSecrets(ctx, cfg)),
 		found("kernel limits", preflight.CheckSupplies("/proc/sys")),
 	)

@@ -5,9 +5,11 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"net"
 	"net/netip"
 	"os"
 	"path/filepath"
+	"slices"
 	"syscall"
 
 	"boxgate/config"
@@ -90,6 +92,29 @@ func needPools(cfg config.Config) error {
 	for key, pool := range map[string]netip.Prefix{"network.pool_v4": a.PoolV4, "network.pool_v6": a.PoolV6} {
 		if err := firewall.CheckPool(pool); err != nil {
 			errs = append(errs, fmt.Errorf("%s: %w", key, err))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// checkSources warns of addresses that boxes can be given to leave from and that the host does not have.
+func checkSources(cfg config.Config) error {
+	a, err := config.AddressesOf(cfg.Network)
+	if err != nil || len(a.Sources) == 0 {
+		return nil //nolint:nilerr // validation of the configuration reports that
+	}
+	has, err := net.InterfaceAddrs()
+	if err != nil {
+		return fmt.Errorf("reading the host's addresses: %w", err)
+	}
+	var errs []error
+	for _, source := range a.Sources {
+		if !slices.ContainsFunc(has, func(h net.Addr) bool {
+			n, ok := h.(*net.IPNet)
+			return ok && n.IP.Equal(source.AsSlice())
+		}) {
+			errs = append(errs, preflight.Warnf("network.sources: the host does not have %v, so nothing of the boxes with this source address leaves: "+
+				"give it to an interface (ip addr add %v dev …)", source, netip.PrefixFrom(source, source.BitLen())))
 		}
 	}
 	return errors.Join(errs...)

@@ -60,6 +60,7 @@ var remedies = map[policy.Reason]string{
 	policy.ReasonPeekTimeout:       "the client sent no complete first message; where the server speaks first, resolve the name by DNS, or allow the address",
 	policy.ReasonPeekSize:          "no ordinary client begins with so large a message: look at what runs there",
 	policy.ReasonLimit:             "find out what opens so many; the limits are under limits in the configuration",
+	policy.ReasonSourceAddress:     "the box has no address to leave from: look at its source addresses (gateway box get), network.sources, and ip addr",
 	policy.ReasonQuota:             "the box has used up limits.quota of the configuration; it may go on when the period is over",
 	policy.ReasonUnresolved:        "the name has no address that may be dialled: check it, and the upstream DNS servers",
 	policy.ReasonUnreachable:       "check the destination, and the host's own connectivity",
