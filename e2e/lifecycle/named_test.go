@@ -1,0 +1,98 @@
+package lifecycle
+
+import (
+	"errors"
+	"net/http"
+	"sync"
+	"testing"
+
+	"boxgate/api"
+	"boxgate/e2e/harness"
+)
+
+const namedWeb = "/v2/box/settings/network-policies/web"
+
+// web refers to the named policy of these tests.
+var web = map[string]any{"named": "web"}
+
+// A change of a named policy reaches the boxes that are just being made.
+func TestNamedPolicyReachesBoxesBeingCreated(t *testing.T) {
+	t.Parallel()
+	w := harness.NewWorld(t, nil)
+	hosts := []string{"api.example.com", "www.example.com"}
+	put(w, namedWeb, harness.Custom(hosts[0]))
+	for round := range 4 {
+		var wg sync.WaitGroup
+		ids := make([]string, 3)
+		for i := range ids {
+			wg.Go(func() { ids[i] = w.Create(map[string]any{"network_policy": web}) })
+		}
+		open, closed := hosts[(round+1)%2], hosts[round%2]
+		put(w, namedWeb, harness.Custom(open))
+		wg.Wait()
+		for _, id := range ids {
+			w.MustSh(id, "curl -k -sS -m 60 -o /dev/null https://"+open+"/")
+			if out, code := w.Sh(id, "curl -k -sS -m 60 -o /dev/null https://"+closed+"/"); code != 35 {
+				t.Errorf("the change had been answered, and of box %s %s is closed: %d %s", id, closed, code, out)
+			}
+			w.MustDelete(id)
+		}
+	}
+}
+
+// What a change of a named policy denies is cut in every box that follows it, also where a process that was replaced drains it;
+// what it allows goes on.
+func TestNamedPolicyCutsWhereItDrains(t *testing.T) {
+	t.Parallel()
+	u := newUpgrading(t, nil)
+	u.Up()
+	put(u.World, namedWeb, harness.Custom("api.example.com", "www.example.com"))
+	var cut []chan int
+	var kept []func() int64
+	for _, g := range attachGuests(t, u.World, 2) {
+		put(u.World, api.BoxPath(g.id, "config/network-policy"), web)
+		_, ended := u.stream(g, "https://www.example.com/sse")
+		size, _ := u.stream(g, "https://api.example.com/sse")
+		cut, kept = append(cut, ended), append(kept, size)
+	}
+	u.must("upgrade")
+	for _, size := range kept {
+		u.goesOn("a stream", size)
+	}
+	put(u.World, namedWeb, harness.Custom("api.example.com"))
+	for i := range cut {
+		u.Until("the stream that is denied now is cut", func() bool { return len(cut[i]) == 1 })
+		u.goesOn("the stream that is allowed", kept[i])
+	}
+}
+
+// A box from a snapshot of one that followed a named policy follows it as it is then. When that is gone, the request must say what
+// the box may reach.
+func TestBoxesFromSnapshotsFollowNamedPolicies(t *testing.T) {
+	t.Parallel()
+	w := harness.NewWorld(t, nil)
+	put(w, namedWeb, harness.Custom("api.example.com", "www.example.com"))
+	source := w.Create(map[string]any{"network_policy": web})
+	snapshot := take(w, source, "follows").ID
+	w.MustDelete(source)
+	put(w, namedWeb, harness.Custom("api.example.com"))
+	box := fromSnapshot(w, snapshot, nil)
+	w.MustSh(box, "curl -k -sS -m 60 -o /dev/null https://api.example.com/")
+	if out, code := w.Sh(box, "curl -k -sS -m 60 -o /dev/null https://www.example.com/"); code != 35 {
+		t.Errorf("what was closed since the snapshot was taken: %d %s", code, out)
+	}
+	put(w, namedWeb, map[string]any{"mode": "deny-all"})
+	if out, code := w.Sh(box, "curl -k -sS -m 60 -o /dev/null https://api.example.com/"); code != 35 {
+		t.Errorf("the box does not follow: %d %s", code, out)
+	}
+	w.MustDelete(box)
+	if err := w.Client.Do(t.Context(), http.MethodDelete, namedWeb, nil, nil); err != nil {
+		t.Fatal(err)
+	}
+	err := w.Client.Do(t.Context(), http.MethodPost, "/v2/box/from-snapshot", map[string]any{"snapshot_id": snapshot}, nil)
+	if r, ok := errors.AsType[*api.ResponseError](err); !ok || r.Status != http.StatusUnprocessableEntity || r.Pointer != "/network_policy/named" {
+		t.Errorf("its policy is gone: %v", err)
+	}
+	own := fromSnapshot(w, snapshot, map[string]any{"network_policy": harness.Custom("api.example.com")})
+	w.MustSh(own, "curl -k -sS -m 60 -o /dev/null https://api.example.com/")
+}
