@@ -99,6 +99,29 @@ func TestNamedPolicyChangesWithItsBoxes(t *testing.T) {
 	}
 }
 
+// A backup has named policies, and which boxes follow them.
+func TestNamedPoliciesAreInBackups(t *testing.T) {
+	t.Parallel()
+	dir, db := following(t)
+	if _, err := db.EnsureAPIKey(); err != nil {
+		t.Fatal(err)
+	}
+	from := backup(t, db)
+	if err := errors.Join(db.StageNamed("web", Policy{Spec: custom("new.example"), Version: 2}, next("new.example", 8, 2)), db.CommitNamed("web", []policy.BoxID{"b1", "b2"}), db.bolt.Close()); err != nil {
+		t.Fatal(err)
+	}
+	if r, err := Restore(RestoreOptions{Dir: dir, From: from}); err != nil || len(r.Problems) > 0 {
+		t.Fatalf("%+v %v", r, err)
+	}
+	db = open(t, Options{Dir: dir})
+	if got := saying(t, db); !slices.Equal(got, []string{"old.example", "old.example", "old.example"}) {
+		t.Errorf("%q", got)
+	}
+	if p, err := db.Policy("b2"); err != nil || p.Named != "web" {
+		t.Errorf("%+v %v", p, err)
+	}
+}
+
 // What a box follows is not deleted, and a box that does not say what it follows is found.
 func TestNamedPolicyInUse(t *testing.T) {
 	t.Parallel()
