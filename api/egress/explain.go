@@ -31,6 +31,7 @@ type decisionView struct {
 	Reason   policy.Reason `json:"reason"`
 	Rule     string        `json:"rule,omitempty" doc:"the rule as written that decided"`
 	Version  uint64        `json:"version"`
+	Named    string        `json:"named,omitempty" doc:"the named policy that the box follows, with its leases beside it"`
 	DialName bool          `json:"dial_name,omitempty" doc:"holds for the name: the gateway dials one of its addresses and judges that one again"`
 	Unknown  []string      `json:"unknown,omitempty" doc:"query, headers: rules for the host look at them, and they were not given; other ones may be decided otherwise"`
 }
@@ -110,7 +111,7 @@ func (e *Endpoints) explain(w http.ResponseWriter, r *http.Request) (rest.Reply,
 	if err != nil {
 		return rest.Reply{}, err
 	}
-	view := decisionView{Verdict: d.Verdict.String(), Reason: d.Reason, Rule: d.Rule, Version: d.Version, DialName: d.DialName}
+	view := decisionView{Verdict: d.Verdict.String(), Reason: d.Reason, Rule: d.Rule, Version: d.Version, Named: box.Policy.Named, DialName: d.DialName}
 	if unknown.Query {
 		view.Unknown = append(view.Unknown, "query")
 	}

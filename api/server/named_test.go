@@ -93,6 +93,9 @@ func TestNamedPolicies(t *testing.T) {
 	if got := f.call(t, "GET", "/v2/box/"+id, ""); got.json(t)["named_policy"] != "web" || !strings.Contains(got.text, `"network_policy":{"mode":"custom","allowed_domains":["a.example"]}`) {
 		t.Error(got.text)
 	}
+	if got := f.call(t, "POST", "/v2/box/"+id+"/egress/explain", `{"host":"a.example"}`); got.json(t)["named"] != "web" {
+		t.Error(got.text)
+	}
 	f.create(t, `{"name":"second","network_policy":{"named":"web"}}`)
 	if req := f.host.created[len(f.host.created)-1]; req.Named != "web" || req.Policy.Mode != "" {
 		t.Errorf("%+v", req)
