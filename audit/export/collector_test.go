@@ -53,7 +53,7 @@ func newCollector(t *testing.T, answer func(n int, w http.ResponseWriter, r *htt
 	c.Server = httptest.NewUnstartedServer(c)
 	c.Config.ErrorLog = zap.NewStdLog(zap.NewNop())
 	c.StartTLS()
-	t.Cleanup(c.Server.Close)
+	t.Cleanup(c.Close)
 	return c
 }
 
@@ -136,7 +136,7 @@ func newWorld(t *testing.T, c *collector, o Options, times times) *world {
 func (w *world) close() {
 	w.closed.Do(func() {
 		w.log.Flush()
-		w.Exporter.Close()
+		w.Close()
 	})
 }
 
