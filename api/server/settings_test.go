@@ -169,3 +169,29 @@ func TestSkills(t *testing.T) {
 	f.expect(t, 404, "DELETE", box+"/config/skills/upstash/qstash-js/qstash-js", "")
 	f.expect(t, 200, "DELETE", box+"/config/skills/upstash/workflow-js", "", `"enabled_skills":[]`)
 }
+
+// Source addresses are set and shown by admin keys; what cannot be one is refused with a pointer, and other keys get a 403, also
+// with a new box.
+func TestSourceAddressesOfABox(t *testing.T) {
+	t.Parallel()
+	f := serve(t)
+	f.create(t, `{}`)
+	const path = "/v2/box/box1/config/source-addresses"
+	f.expect(t, 200, "PUT", path, `{"source_addresses":["203.0.113.7","2001:db8::7"]}`, "203.0.113.7", "2001:db8::7")
+	f.expect(t, 200, "GET", "/v2/box/box1", "", `"source_addresses":["203.0.113.7","2001:db8::7"]`)
+	for _, bad := range []string{`["203.0.113.7","203.0.113.8"]`, `["127.0.0.1"]`, `["203.0.113.0/24"]`, `["web-1"]`} {
+		f.expect(t, 422, "PUT", path, `{"source_addresses":`+bad+`}`, "/source_addresses")
+		f.expect(t, 422, "POST", "/v2/box", `{"source_addresses":`+bad+`}`, "/source_addresses")
+	}
+	f.expect(t, 200, "PUT", path, `{"source_addresses":[]}`, `"source_addresses":[]`)
+	creator := with(f.key(t, `{"name":"ci","role":"box-creator"}`))
+	for _, body := range []string{`{"source_addresses":["203.0.113.7"]}`, `{"snapshot_id":"snap_1","source_addresses":["203.0.113.7"]}`} {
+		at := "/v2/box"
+		if strings.Contains(body, "snapshot") {
+			at += "/from-snapshot"
+		}
+		if got := f.call(t, "POST", at, body, creator); got.StatusCode != 403 || !strings.Contains(got.text, "source_addresses") {
+			t.Errorf("%s %s: %s %s", at, body, got.Status, got.text)
+		}
+	}
+}
