@@ -99,8 +99,31 @@ func TestDockerRun(t *testing.T) {
 			t.Errorf("%v: it runs\n%s%s", flags, out, errout)
 		}
 	}
+	d.imageThatIsReady()
 	if out, err := d.output(nil, "ps", "--all", "--quiet"); err != nil || out != "" {
 		t.Errorf("containers are left: %s %v", out, err)
+	}
+}
+
+// imageThatIsReady runs an image that was made of a container that did run, and has the files by which one is said to be ready: none is
+// that of the new container, which waits for its own.
+func (d *docker) imageThatIsReady() {
+	d.w.T.Helper()
+	script := []string{"sh", "-c", `for f in /.boxgate-ready*; do echo ready "$f"; done; cat /etc/ssl/certs/ca-certificates.crt`}
+	first, errout, status := d.gateway("", append([]string{"docker", "run", "--name", "first", "curl"}, script...)...)
+	if status != 0 || strings.Count(first, "ready ") != 1 {
+		d.w.T.Fatalf("exit %d %s%s", status, first[:min(len(first), 300)], errout)
+	}
+
+	if out, err := d.output(nil, "commit", "--change", `ENTRYPOINT ["/usr/bin/env"]`, "first", "ready"); err != nil {
+		d.w.T.Fatal(out, err)
+	}
+	second, errout, status := d.gateway("", append([]string{"docker", "run", "--rm", "ready"}, script...)...)
+	if status != 0 || strings.Count(second, "ready ") != 2 {
+		d.w.T.Errorf("an image with the file of another container: exit %d %s%s", status, second[:min(len(second), 300)], errout)
+	}
+	if err := d.run("rm", "--force", "first"); err != nil {
+		d.w.T.Fatal(err)
 	}
 }
 

@@ -130,8 +130,8 @@ func dockerGateway(o *cli.Options) (docker.Gateway, error) {
 // newHoldCommand is the first process of a container that `gateway docker run` makes.
 func newHoldCommand() *cobra.Command {
 	return &cobra.Command{
-		Use: docker.HoldCommand + " -- COMMAND [ARG...]", Short: "Wait for the network of a container (started by `gateway docker run`)",
-		Args: cli.MinArgs(1), Hidden: true,
+		Use: docker.HoldCommand + " -- TOKEN COMMAND [ARG...]", Short: "Wait for the network of a container (started by `gateway docker run`)",
+		Args: cli.MinArgs(2), Hidden: true,
 		RunE: func(_ *cobra.Command, args []string) error {
 			return cli.StatusError{Status: 127, Err: docker.Hold(args)}
 		},

@@ -157,8 +157,9 @@ func rootOf(process *os.File) (int, error) {
 	return 0, errors.New("the container has no root user")
 }
 
-// install writes the CA into the stores of a container that runs, and, if it waits, that it may begin.
-func install(ctx context.Context, c container, ca, roots []byte, begin bool) error {
+// install writes the CA into the stores of a container that runs, and, if it waits, that it may begin: token is then its own, else
+// empty.
+func install(ctx context.Context, c container, ca, roots []byte, token string) error {
 	root, owner, err := openRoot(c, func() (container, error) { return inspect[container](ctx, "container", c.ID) })
 	if err != nil {
 		return fmt.Errorf("the container's files: %w", err)
@@ -168,8 +169,8 @@ func install(ctx context.Context, c container, ca, roots []byte, begin bool) err
 	if err := launcher.InstallCA(at, owner, ca, roots); err != nil {
 		return fmt.Errorf("installing the CA: %w", err)
 	}
-	if !begin {
+	if token == "" {
 		return nil
 	}
-	return launcher.PutFile(at, owner, readyFile)
+	return launcher.PutFile(at, owner, readyFile+token)
 }

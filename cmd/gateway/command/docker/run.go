@@ -3,6 +3,7 @@ package docker
 import (
 	"bufio"
 	"context"
+	"crypto/rand"
 	"errors"
 	"fmt"
 	"io"
@@ -31,7 +32,8 @@ type Gateway struct {
 // Run makes a container, attaches it to the gateway before its command runs, and returns the exit status of the command, or the ID of the container if it
 // runs in the background.
 func (g Gateway) Run(ctx context.Context, l Line) (status int, id string, err error) {
-	c, err := g.create(ctx, l)
+	token := rand.Text()
+	c, err := g.create(ctx, l, token)
 	if err != nil {
 		return 0, "", err
 	}
@@ -41,7 +43,7 @@ func (g Gateway) Run(ctx context.Context, l Line) (status int, id string, err er
 			remove()
 			return 0, "", err
 		}
-		if _, err := g.connect(ctx, c.ID); err != nil {
+		if _, err := g.connect(ctx, c.ID, token); err != nil {
 			remove()
 			return 0, "", err
 		}
@@ -57,7 +59,7 @@ func (g Gateway) Run(ctx context.Context, l Line) (status int, id string, err er
 		remove()
 		return 0, "", err
 	}
-	box, err := g.connect(ctx, c.ID)
+	box, err := g.connect(ctx, c.ID, token)
 	if err != nil {
 		remove()
 		_ = cmd.Process.Kill() // it may wait for what was removed before it came to it
@@ -71,8 +73,9 @@ func (g Gateway) Run(ctx context.Context, l Line) (status int, id string, err er
 	return cmd.ProcessState.ExitCode(), "", nil
 }
 
-// create makes the container, which does not run yet, and refuses one that the gateway could not hold.
-func (g Gateway) create(ctx context.Context, l Line) (container, error) {
+// create makes the container, which does not run yet and will wait for a file with the token in its name, and refuses one that the
+// gateway could not hold.
+func (g Gateway) create(ctx context.Context, l Line, token string) (container, error) {
 	found, err := pulled(ctx, l.Image)
 	if err != nil {
 		return container{}, err
@@ -100,7 +103,7 @@ func (g Gateway) create(ctx context.Context, l Line) (container, error) {
 	if !l.OwnDNS {
 		args = append(args, "--dns", g.Resolver.String())
 	}
-	args = append(append(args, l.Flags...), "--entrypoint", holder, "--", l.Image, HoldCommand, "--")
+	args = append(append(args, l.Flags...), "--entrypoint", holder, "--", l.Image, HoldCommand, "--", token)
 	out, err := output(ctx, append(args, command...)...)
 	if err != nil {
 		return container{}, err
@@ -131,7 +134,7 @@ func executable() (string, error) {
 const startPatience = time.Minute
 
 // connect attaches a container that has just been started and waits, installs the CA and lets it begin.
-func (g Gateway) connect(ctx context.Context, id string) (box string, err error) {
+func (g Gateway) connect(ctx context.Context, id, token string) (box string, err error) {
 	ctx, cancel := context.WithTimeout(ctx, startPatience)
 	defer cancel()
 	c, err := inspect[container](ctx, "container", id)
@@ -158,18 +161,18 @@ func (g Gateway) connect(ctx context.Context, id string) (box string, err error)
 	if err := g.Client.Do(ctx, "POST", "/v2/box/attach", body, &answer); err != nil {
 		return "", err
 	}
-	if err := g.trust(ctx, answer.ID, c, true); err != nil {
+	if err := g.trust(ctx, answer.ID, c, token); err != nil {
 		return "", errors.Join(err, g.Client.Do(context.WithoutCancel(ctx), "POST", api.BoxPath(answer.ID, "detach"), nil, nil))
 	}
 	return answer.ID, nil
 }
 
-func (g Gateway) trust(ctx context.Context, box string, c container, begin bool) error {
+func (g Gateway) trust(ctx context.Context, box string, c container, token string) error {
 	var ca []byte
 	if err := g.Client.Get(ctx, api.BoxPath(box, "ca"), &ca); err != nil {
 		return err
 	}
-	return install(ctx, c, ca, g.Roots, begin)
+	return install(ctx, c, ca, g.Roots, token)
 }
 
 // InstallCA installs the CA of a box in the container that it was attached to, by the full ID of that: its name may be another's.
@@ -187,7 +190,7 @@ func (g Gateway) InstallCA(ctx context.Context, box, id string) error {
 	if err != nil {
 		return err
 	}
-	return g.trust(ctx, box, c, false)
+	return g.trust(ctx, box, c, "")
 }
 
 // Disconnect takes a container that is to be attached off its networks, if agreed. It refuses one that the gateway could not hold.
