@@ -26,6 +26,9 @@ func arrange(s Spec) error {
 	if err := hideOtherProcesses(); err != nil {
 		return err
 	}
+	if err := hideQueues(); err != nil {
+		return err
+	}
 	if err := hideRun(s); err != nil {
 		return fmt.Errorf("/run: %w", err)
 	}
@@ -98,6 +101,17 @@ func hideOtherProcesses() error {
 	return nil
 }
 
+// hideQueues replaces every view of the host's POSIX message queues by one of the command's own, which its namespace has.
+func hideQueues() error {
+	views, err := mountsOf("mqueue")
+	for _, at := range views {
+		if err = errors.Join(err, unix.Mount("mqueue", at, "mqueue", unix.MS_NOSUID|unix.MS_NODEV|unix.MS_NOEXEC, "")); err != nil {
+			return fmt.Errorf("%s: %w", at, err)
+		}
+	}
+	return err
+}
+
 // freeze makes a file or directory read-only, if it is there.
 func freeze(path string) error {
 	if _, err := os.Lstat(path); errors.Is(err, os.ErrNotExist) {
@@ -111,7 +125,7 @@ func freeze(path string) error {
 
 // mountsOf returns where file systems of a type are mounted.
 func mountsOf(kind string) ([]string, error) {
-	f, err := os.Open("/proc/self/mountinfo")
+	f, err := os.Open("/proc/thread-self/mountinfo")
 	if err != nil {
 		return nil, err
 	}

@@ -92,7 +92,11 @@ func hideSocket(s Spec, path string) error {
 	return nil
 }
 
-func isGone(err error) bool { return errors.Is(err, unix.ENOENT) || errors.Is(err, unix.ENOTDIR) }
+// isGone reports whether a path leads to nothing, for anybody: also because its links lead in a circle, as the owner of a socket can have
+// them do.
+func isGone(err error) bool {
+	return errors.Is(err, unix.ENOENT) || errors.Is(err, unix.ENOTDIR) || errors.Is(err, unix.ELOOP)
+}
 
 // heldSocket is a socket and the directory that it is in.
 type heldSocket struct{ dir, socket place }

@@ -136,6 +136,47 @@ func TestAttackSocketIsExchanged(t *testing.T) {
 	})
 }
 
+// TestAttackSocketBehindALinkInACircle: whoever has a socket puts a link to itself in the place of its directory, or of the socket. That
+// keeps nobody from running commands: there is nothing to reach.
+func TestAttackSocketBehindALinkInACircle(t *testing.T) {
+	t.Parallel()
+	dir := filepath.Join(t.TempDir(), "d")
+	path := socketIn(t, dir)
+	for _, circle := range []string{path, dir} {
+		if err := errors.Join(os.RemoveAll(circle), os.Symlink(circle, circle)); err != nil {
+			t.Fatal(err)
+		}
+		for _, uid := range []int{0, 47110, 47111} {
+			enclosed(t, func() error { return hideSocket(Spec{UID: uid, GID: uid}, path) })
+		}
+	}
+}
+
+// TestAttackQueueOfTheHost: a message queue of the host is not seen where queues are mounted; those of the namespace are.
+func TestAttackQueueOfTheHost(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	enclosed(t, func() error {
+		queue := filepath.Join(dir, fmt.Sprintf("boxgate-test-%d", os.Getpid()))
+		if err := errors.Join(unix.Mount("mqueue", dir, "mqueue", 0, ""), unix.Mknod(queue, unix.S_IFREG|0o600, 0)); err != nil {
+			return err
+		}
+		host, err := os.Open(dir)
+		if err != nil {
+			return err
+		}
+		defer host.Close()
+		defer func() { _ = unix.Unlinkat(int(host.Fd()), filepath.Base(queue), 0) }()
+		if err := errors.Join(unix.Unshare(unix.CLONE_NEWIPC), hideQueues()); err != nil {
+			return err
+		}
+		if _, err := os.Lstat(queue); !errors.Is(err, os.ErrNotExist) {
+			t.Errorf("the queue is seen: %v", err)
+		}
+		return unix.Mknod(queue, unix.S_IFREG|0o600, 0)
+	})
+}
+
 // TestAttackSocketWhereRootMayNotLook: a file system of a user refuses root. A socket there is not taken for one that is gone, unless
 // the command's user is refused like root.
 func TestAttackSocketWhereRootMayNotLook(t *testing.T) {

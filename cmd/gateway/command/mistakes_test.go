@@ -79,6 +79,18 @@ func TestMistakesAreExplained(t *testing.T) {
 	}
 }
 
+// TestSocketBehindALinkInACircle: gateway run --socket PATH says what is wrong with such a path, and that at once.
+func TestSocketBehindALinkInACircle(t *testing.T) {
+	t.Parallel()
+	circle := filepath.Join(t.TempDir(), "circle")
+	if err := os.Symlink(circle, circle); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := realPaths([]string{circle}); err == nil || err.Error() != circle+" cannot be read: too many levels of symbolic links" {
+		t.Error(err)
+	}
+}
+
 // TestMistakesAsJSON: with --json an error is JSON as well, even one for which the command line was not read to its end.
 func TestMistakesAsJSON(t *testing.T) {
 	t.Setenv("BOXGATE_API_KEY", "key")

@@ -197,6 +197,9 @@ func realPaths(paths []string) ([]string, error) {
 	for _, p := range paths {
 		abs, err := filepath.Abs(p)
 		if err == nil {
+			_, err = os.Stat(abs) // which says of links in a circle that they are
+		}
+		if err == nil {
 			abs, err = filepath.EvalSymlinks(abs)
 		}
 		if err != nil {
