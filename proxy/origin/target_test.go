@@ -49,7 +49,7 @@ func rules(t *testing.T, password string) []policy.HeaderRule {
 	if password == "" {
 		return nil
 	}
-	out, err := policy.ParseHeaderRules([]byte(`{"a.test:3128": {"proxy": {"username": "u", "password": "`+password+`"}}}`), nil)
+	out, err := policy.ParseHeaderRules([]byte(`{"a.test:3128": {"proxy": {"scheme": "http", "username": "u", "password": "`+password+`"}}}`), nil)
 	if err != nil {
 		t.Fatal(err)
 	}
