@@ -219,6 +219,8 @@ func (c *canaries) dump(signal unix.Signal) {
 	c.Died(signal.String())
 	if text := c.LogText(); !strings.Contains(text, unix.SignalName(signal)) || strings.Count(text, "\ngoroutine ") < 10 {
 		c.T.Errorf("%v: there is no dump", signal)
+	} else if !strings.Contains(text, ".Tgkill(") {
+		c.T.Errorf("%v: the registers in the dump may be those of a thread that works with secrets", signal)
 	}
 }
 

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"os"
 	"os/signal"
+	"runtime"
 	"syscall"
 
 	"go.uber.org/zap"
@@ -61,14 +62,18 @@ func syncOnSignals(ctx context.Context, out *lines.Writer) (stop func()) {
 	}
 }
 
-// syncOn writes the pending lines when a signal arrives, and lets that have its usual effect then.
+// syncOn writes the pending lines when a signal arrives, and lets that have its usual effect then, on a thread of its own: the
+// dump that the runtime writes after some of them has the registers of the thread that took the signal, which in any other
+// could hold part of a secret that is being copied.
 func syncOn(signals <-chan os.Signal, done <-chan struct{}, out *lines.Writer) {
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
 	for {
 		select {
 		case s := <-signals:
 			_ = out.Sync()
 			signal.Reset(s)
-			_ = unix.Kill(unix.Getpid(), s.(syscall.Signal))
+			_ = unix.Tgkill(unix.Getpid(), unix.Gettid(), s.(syscall.Signal))
 		case <-done:
 			return
 		}
