@@ -149,7 +149,7 @@ host: policy audit config preflight firewall dns proxy certs ingress launcher la
 internal/lab: policy audit config api host launcher internal/testnet
 enclosure: enclosure/inside
 enclosure/inside:
-cmd/gateway: policy audit config preflight enclosure enclosure/inside host host/apart firewall certs launcher api api/session/client store secrets selftest internal/buildinfo internal/lab
+cmd/gateway: policy audit config preflight enclosure enclosure/inside host host/apart host/foreign firewall certs launcher api api/session/client store secrets selftest internal/buildinfo internal/lab
 cmd/gateway/command/cli: policy config api
 cmd/gateway/command/copying:
 cmd/gateway/command/terminal: api

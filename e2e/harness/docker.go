@@ -34,6 +34,7 @@ type Container struct {
 	docker   *Docker
 	ID, Name string
 	box      *ForeignBox // nil: it is stopped
+	started  time.Time
 }
 
 // NewDocker starts a daemon without containers.
@@ -100,7 +101,7 @@ func (d *Docker) inspect(w http.ResponseWriter, r *http.Request) {
 		if c.box != nil {
 			pid, status = c.box.PID, "running"
 		}
-		fmt.Fprintf(w, `{"Id":%q,"Name":%q,"State":{"Status":%q,"Pid":%d}}`, c.ID, "/"+c.Name, status, pid)
+		fmt.Fprintf(w, `{"Id":%q,"Name":%q,"State":{"Status":%q,"Pid":%d,"StartedAt":%q}}`, c.ID, "/"+c.Name, status, pid, c.started.Format(time.RFC3339Nano))
 		return
 	}
 	http.Error(w, `{"message":"No such container"}`, http.StatusNotFound)
@@ -164,7 +165,7 @@ func (c *Container) Start(setup ...string) *ForeignBox {
 		}
 	}
 	c.docker.mu.Lock()
-	c.box = box
+	c.box, c.started = box, time.Now()
 	c.docker.mu.Unlock()
 	c.docker.happened(c, "start")
 	return box

@@ -11,6 +11,7 @@ import (
 	"strings"
 	"sync/atomic"
 	"testing"
+	"time"
 
 	"boxgate/api"
 	"boxgate/audit"
@@ -149,17 +150,20 @@ func TestAttachAsksDocker(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	started, early := time.Now().Format(time.RFC3339Nano), time.Now().Add(-time.Hour).Format(time.RFC3339Nano)
 	var asked atomic.Int64
 	docker := &http.Server{Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		switch r.URL.Path {
 		case "/containers/guest/json", "/containers/3f2a9c/json":
-			fmt.Fprintf(w, `{"Id":"3f2a9c","State":{"Status":"running","Pid":%d}}`, f.PID)
+			fmt.Fprintf(w, `{"Id":"3f2a9c","State":{"Status":"running","Pid":%d,"StartedAt":%q}}`, f.PID, started)
+		case "/containers/late/json": // its first process has ended, another has got its ID, and Docker has not noticed
+			fmt.Fprintf(w, `{"Id":"3f2a9f","State":{"Status":"running","Pid":%d,"StartedAt":%q}}`, f.PID, early)
 		case "/containers/restarting/json": // its first process ends while it is attached, and its ID is another sandbox's
 			pid := f.PID
 			if asked.Add(1) > 1 {
 				pid = os.Getpid()
 			}
-			fmt.Fprintf(w, `{"Id":"3f2a9e","State":{"Status":"running","Pid":%d}}`, pid)
+			fmt.Fprintf(w, `{"Id":"3f2a9e","State":{"Status":"running","Pid":%d,"StartedAt":%q}}`, pid, started)
 		case "/containers/stopped/json":
 			fmt.Fprint(w, `{"Id":"3f2a9d","State":{"Status":"exited","Pid":0}}`)
 		default:
@@ -173,7 +177,7 @@ func TestAttachAsksDocker(t *testing.T) {
 	if err := w.Start(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	for name, says := range map[string]string{"stopped": "is not running", "restarting": "restarted", "other": "no such container"} {
+	for name, says := range map[string]string{"stopped": "is not running", "restarting": "restarted", "late": "not the one that the container began with", "other": "no such container"} {
 		if out, code := w.GatewayCommand("box", "attach", "--container", name); code != 1 || !strings.Contains(out, says) {
 			t.Errorf("%s: %d %s", name, code, out)
 		}

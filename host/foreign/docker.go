@@ -31,6 +31,8 @@ var errNoContainer = errors.New("there is no such container in Docker")
 type container struct {
 	ID  string // in full; never used again, other than the name
 	PID int    // of its first process; 0 unless it runs
+
+	Started string // when it did the last time, as Docker writes it
 }
 
 // inspect asks Docker for a container by its ID or name.
@@ -47,12 +49,15 @@ func inspect(ctx context.Context, ref string) (container, error) {
 	defer body.Close()
 	var answer struct {
 		ID    string `json:"Id"`
-		State struct{ Pid int }
+		State struct {
+			Pid       int
+			StartedAt string
+		}
 	}
 	if err := json.NewDecoder(io.LimitReader(body, 4<<20)).Decode(&answer); err != nil {
 		return container{}, fmt.Errorf("unexpected answer from Docker: %w", err)
 	}
-	return container{ID: answer.ID, PID: max(answer.State.Pid, 0)}, nil
+	return container{ID: answer.ID, PID: max(answer.State.Pid, 0), Started: answer.State.StartedAt}, nil
 }
 
 // askDocker makes a request to the daemon and returns the body of its answer, which ends with ctx at the latest.

@@ -54,7 +54,7 @@ func PathOf(ns *os.File) string { return fmt.Sprintf("/proc/self/fd/%d", ns.Fd()
 func netNSOf(pid int) string { return fmt.Sprintf("/proc/%d/ns/net", pid) }
 
 // openContainer opens the network namespace of a Docker container that runs. Its process may have ended before that, and its
-// ID have gone to one of another sandbox: then Docker names another process, or none.
+// ID have gone to one of another sandbox: then Docker names another process, or none, or has not noticed yet, and [IsFirst] does.
 func openContainer(ctx context.Context, ref string) (Found, error) {
 	c, err := inspect(ctx, ref)
 	if err != nil {
@@ -79,8 +79,12 @@ func openContainer(ctx context.Context, ref string) (Found, error) {
 	if err != nil {
 		return Found{}, err
 	}
+	err = IsFirst(func(file string) ([]byte, error) { return os.ReadFile(fmt.Sprintf("/proc/%d/%s", c.PID, file)) }, c.ID, c.Started)
 	if hasEnded(process) {
-		return Found{}, errors.Join(errRestarted, ns.Close())
+		err = errRestarted
+	}
+	if err != nil {
+		return Found{}, errors.Join(err, ns.Close())
 	}
 	return Found{NS: ns, Container: c.ID}, nil
 }

@@ -18,8 +18,9 @@ type container struct {
 	ID    string `json:"Id"`
 	Name  string
 	State struct {
-		Status string
-		Pid    int
+		Status    string
+		Pid       int
+		StartedAt string
 	}
 	Config struct {
 		Entrypoint, Cmd []string

@@ -13,12 +13,14 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"boxgate/host/foreign"
 	"boxgate/launcher"
 )
 
 // openRoot opens the root file system of a container without anything that is mounted in it: no link that a container has made
 // leads from there to a directory of the host. What is written belongs to the container's root, whose ID outside is returned.
-// The process is held before again asks for the container, and lives after it, so it is the container's.
+// The process is held before again asks for the container, and lives after it; that it has not got the ID of one that Docker
+// takes to be alive is checked besides.
 func openRoot(c container, again func() (container, error)) (root *os.File, owner int, err error) {
 	fd, err := unix.Open(fmt.Sprintf("/proc/%d", c.State.Pid), unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
 	if err != nil {
@@ -32,6 +34,9 @@ func openRoot(c container, again func() (container, error)) (root *os.File, owne
 	}
 	if now.ID != c.ID || now.State.Pid != c.State.Pid || c.State.Pid <= 0 {
 		return nil, 0, errRestarted
+	}
+	if err := foreign.IsFirst(func(file string) ([]byte, error) { return readIn(process, file) }, c.ID, c.State.StartedAt); err != nil {
+		return nil, 0, err
 	}
 	if owner, err = rootOf(process); err != nil {
 		return nil, 0, err
@@ -59,6 +64,20 @@ func openIn(process *os.File, name string) (*os.File, error) {
 		return nil, errRestarted
 	}
 	return os.NewFile(uintptr(fd), name), nil
+}
+
+// readIn reads a file of a process, which has not ended.
+func readIn(process *os.File, name string) ([]byte, error) {
+	f, err := openIn(process, name)
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	data, err := io.ReadAll(f)
+	if err != nil {
+		return nil, errRestarted
+	}
+	return data, nil
 }
 
 // isAnyOf reports whether an open file is what is at one of the paths. A first process that this one may not look at, as in some
@@ -140,12 +159,7 @@ func cloneRoot(process *os.File) (*os.File, error) {
 
 // rootOf is what user 0 of a process's user namespace is outside.
 func rootOf(process *os.File) (int, error) {
-	f, err := openIn(process, "uid_map")
-	if err != nil {
-		return 0, err
-	}
-	defer f.Close()
-	data, err := io.ReadAll(f)
+	data, err := readIn(process, "uid_map")
 	if err != nil {
 		return 0, err
 	}

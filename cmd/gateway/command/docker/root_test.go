@@ -7,8 +7,11 @@ import (
 	"os"
 	"os/exec"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
+
+	"boxgate/host/foreign"
 )
 
 // start starts a shell script that prints a line once it is ready and then waits, as the first process of a container.
@@ -35,7 +38,7 @@ func start(t *testing.T, name string, args ...string) container {
 		t.Fatal(line, err)
 	}
 	c := container{ID: "guest"}
-	c.State.Pid = cmd.Process.Pid
+	c.State.Pid, c.State.StartedAt = cmd.Process.Pid, time.Now().Format(time.RFC3339Nano)
 	return c
 }
 
@@ -94,6 +97,12 @@ func TestContainerThatIsNotTheSame(t *testing.T) {
 			root.Close()
 			t.Errorf("then it was %+v: %v", now, err)
 		}
+	}
+	late := c // Docker has not noticed that its process has ended, and its ID is another's
+	late.State.StartedAt = time.Now().Add(-time.Hour).Format(time.RFC3339Nano)
+	if root, _, err := openRoot(late, same(late)); !errors.Is(err, foreign.ErrNotFirst) {
+		root.Close()
+		t.Errorf("a process that is younger than the container: %v", err)
 	}
 	if root, _, err := openRoot(c, func() (container, error) {
 		err := unix.Kill(c.State.Pid, unix.SIGKILL)
