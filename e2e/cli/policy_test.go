@@ -41,6 +41,30 @@ func TestPolicyAllowAndDeny(t *testing.T) {
 	harness.Contains(t, w.Run(0, nil, "", "policy", "explain", "fresh", "registry.npmjs.org"), "allowed_domain")
 }
 
+// TestPolicyNamed: boxes follow a named policy by the commands, which change it for all of them, and not for one.
+func TestPolicyNamed(t *testing.T) {
+	t.Parallel()
+	w := harness.NewWorld(t, nil)
+	harness.Contains(t, w.Run(0, nil, "", "policy", "named", "set", "web", `{"mode":"custom","allowed_domains":["api.example.com"]}`), "Version 1 of the policy web is in force, for 0 boxes.")
+	w.Run(0, nil, "", "box", "create", "--name", "demo", "--policy", "named:web")
+	w.Create(map[string]any{"name": "other", "network_policy": map[string]any{"mode": "deny-all"}})
+	harness.Contains(t, w.Run(0, nil, "", "policy", "diff", "other", "named:web"), "+ allowed_domains: api.example.com")
+	harness.Contains(t, w.Run(0, nil, "", "policy", "set", "other", "named:web"), `"named": "web"`)
+	harness.Contains(t, w.Run(0, nil, "", "policy", "named", "set", "web", "preset:npm"), "Version 2 of the policy web is in force, for 2 boxes.")
+	for _, box := range []string{"demo", "other"} {
+		harness.Contains(t, w.Run(0, nil, "", "policy", "explain", box, "registry.npmjs.org"), `"reason": "allowed_domain"`, `"named": "web"`)
+		harness.Contains(t, w.Run(0, nil, "", "policy", "explain", box, "api.example.com"), `"reason": "not_allowed"`)
+		harness.Contains(t, w.Run(1, nil, "", "policy", "allow", box, "api.example.com"), `follows the named policy "web"`)
+	}
+	harness.Contains(t, w.Run(0, nil, "", "policy", "named", "list"), "web", "custom", "demo other")
+	harness.Contains(t, w.Run(1, nil, "", "policy", "named", "rm", "web"), "demo, other")
+	harness.Contains(t, w.Run(1, nil, "", "policy", "set", "demo", "named:wed"), `no named policy "wed"`)
+	w.Run(0, nil, "", "policy", "set", "demo", "deny-all")
+	w.Run(0, nil, "", "box", "rm", "other")
+	w.Run(0, nil, "", "policy", "named", "rm", "web")
+	harness.Contains(t, w.Run(0, nil, "", "audit"), "PUT /v2/box/settings/network-policies/{name} 200", `{"named_policy":{"deleted":true,"name":"web"}}`)
+}
+
 // TestPolicyChangesMeet: of changes that many make to one policy at once, none is lost.
 func TestPolicyChangesMeet(t *testing.T) {
 	t.Parallel()
