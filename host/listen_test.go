@@ -19,6 +19,12 @@ import (
 // TestTheNamespaceIsPassedOn: from the gateway to its successor without an instant in which a third could take it, and the
 // successor's end leaves nothing.
 func TestTheNamespaceIsPassedOn(t *testing.T) {
+	inNamespace(t, passOn)
+}
+
+// inNamespace does something in a network namespace of its own, with a configuration for it.
+func inNamespace(t *testing.T, do func(*testing.T, config.Config, config.Addresses) error) {
+	t.Helper()
 	ns, err := apart.New()
 	if err != nil {
 		t.Fatal(err)
@@ -30,7 +36,7 @@ func TestTheNamespaceIsPassedOn(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := ns.Do(func() error { return passOn(t, cfg, a) }); err != nil {
+	if err := ns.Do(func() error { return do(t, cfg, a) }); err != nil {
 		t.Fatal(err)
 	}
 }
@@ -97,18 +103,7 @@ func passOn(t *testing.T, cfg config.Config, a config.Addresses) error {
 
 // TestQueriesDoNotWakeThePoller: the sockets that receive queries are not the runtime's to poll, whoever opened them.
 func TestQueriesDoNotWakeThePoller(t *testing.T) {
-	ns, err := apart.New()
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { _ = ns.Close() })
-	cfg := config.Default()
-	cfg.Admin.Socket = filepath.Join(t.TempDir(), "admin.sock")
-	a, err := config.AddressesOf(cfg.Network)
-	if err != nil {
-		t.Fatal(err)
-	}
-	err = ns.Do(func() error {
+	inNamespace(t, func(t *testing.T, cfg config.Config, a config.Addresses) error {
 		l, err := Listen(t.Context(), cfg, a, nil)
 		if err != nil {
 			return err
@@ -129,9 +124,6 @@ func TestQueriesDoNotWakeThePoller(t *testing.T) {
 		}
 		return nil
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
 }
 
 // polled reports whether an epoll instance of this process has a file of that inode.
