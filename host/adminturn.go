@@ -150,7 +150,7 @@ func (t *adminTurn) find(key string) (api.Caller, bool) {
 	t.mu.Unlock()
 	if away {
 		expired := !known.ExpiresAt.IsZero() && !time.Now().Before(known.ExpiresAt)
-		return known.Caller, known.Caller.Key != "" && !expired
+		return known.Caller, known.Key != "" && !expired
 	}
 	found, ok := t.lookUp(key)
 	if !ok {

@@ -17,12 +17,6 @@ import (
 // usesSaved is how often the latest uses of API keys are stored.
 const usesSaved = time.Minute
 
-// find returns who an API key belongs to, if it is valid now.
-func (k *keys) find(key string) (api.Caller, bool) {
-	found, ok := k.lookUp(key)
-	return found.Caller, ok
-}
-
 // lookUp returns who an API key belongs to, and until when, if it is valid now.
 func (k *keys) lookUp(key string) (api.Key, bool) {
 	found, ok := k.store.FindAPIKey(key)

@@ -7,6 +7,7 @@ import (
 	"io"
 	"net"
 	"net/http"
+	"os"
 	"strings"
 	"testing"
 	"time"
@@ -251,7 +252,7 @@ func TestProxyChangesOnARunningBox(t *testing.T) {
 		change()
 		if _, err := raw.Read(line); err == nil {
 			t.Errorf("change %d: the tunnel goes on", i)
-		} else if ne, ok := err.(net.Error); ok && ne.Timeout() {
+		} else if errors.Is(err, os.ErrDeadlineExceeded) {
 			t.Errorf("change %d: the tunnel is still open", i)
 		}
 		for range 2 {
