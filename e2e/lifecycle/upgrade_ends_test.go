@@ -43,9 +43,7 @@ func (u *upgrading) askAnew() {
 func TestDrainingEndsWithTheSuccessor(t *testing.T) {
 	t.Parallel()
 	u, g, _, ended := drained(t)
-	if err := unix.Kill(u.pid, unix.SIGKILL); err != nil {
-		t.Fatal(err)
-	}
+	u.endBy(unix.SIGKILL)
 	u.Until("the stream is cut", func() bool { return len(ended) == 1 })
 	u.Died("without a successor")
 	if g.reaches() {

@@ -53,8 +53,11 @@ func (u *upgrading) install(from string) {
 	}
 }
 
-// end ends the process that serves, and waits for it.
-func (u *upgrading) end() {
+// end stops the process that serves, and waits for it.
+func (u *upgrading) end() { u.endBy(unix.SIGTERM) }
+
+// endBy ends the process that serves by a signal, and waits for it.
+func (u *upgrading) endBy(signal unix.Signal) {
 	if u.pid == 0 {
 		return
 	}
@@ -63,7 +66,7 @@ func (u *upgrading) end() {
 		return // it has ended
 	}
 	defer unix.Close(fd)
-	_ = unix.PidfdSendSignal(fd, unix.SIGTERM, nil, 0)
+	_ = unix.PidfdSendSignal(fd, signal, nil, 0)
 	u.Until("the gateway ends", func() bool {
 		n, err := unix.Poll([]unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}, 100)
 		return err == nil && n > 0
