@@ -66,27 +66,32 @@ func (t *Trail) countLocked() error {
 
 // removeLocked removes the oldest file. What keys with no more than their share have in it is written once more, as [Kept], before
 // that. If there is no room for it the file is removed all the same: without room nothing could be changed any more.
-func (t *Trail) removeLocked(oldest segments.Segment, next uint64) error {
+func (t *Trail) removeLocked(oldest segments.Segment, next uint64) (err error) {
 	if err := t.countLocked(); err != nil {
 		return err
 	}
+	defer func() {
+		if err != nil { // the file stays, with what was taken off below
+			t.held = nil
+		}
+	}()
 	most := share(t.held, t.opts.Size/2)
-	over, full := map[string]bool{}, false
-	_, err := oldest.Read(0, func(line []byte) error {
+	over, full, n := map[string]bool{}, false, 0
+	_, err = oldest.Read(0, func(line []byte) error {
 		by := owner(line)
 		t.held[by] -= int64(len(line)) + 1
+		if n++; n <= t.kept || full {
+			return nil
+		}
 		if t.held[by]+int64(len(line)) >= most {
 			over[by] = true
-			return nil
+		} else if e, ok := t.keeps(line); ok {
+			if _, err := t.writeLocked(e); err != nil {
+				full = true
+				return nil
+			}
 		}
-		if full {
-			return nil
-		}
-		e, ok := t.keeps(line)
-		if ok {
-			_, err := t.writeLocked(e)
-			full = err != nil
-		}
+		t.kept = n
 		return nil
 	})
 	if err != nil {
@@ -98,7 +103,11 @@ func (t *Trail) removeLocked(oldest segments.Segment, next uint64) error {
 	if err := t.files.Sync(); err != nil {
 		return err
 	}
-	return t.files.RemoveOldest()
+	if err := t.files.RemoveOldest(); err != nil {
+		return err
+	}
+	t.kept = 0
+	return nil
 }
 
 // keeps returns the entry by which one outlives its file; false if it is too old, was changed, or is about a removal.

@@ -37,6 +37,7 @@ type Trail struct {
 	head    Head
 	written chan struct{}    // closed when an entry is appended
 	held    map[string]int64 // bytes of each owner; nil: not counted yet
+	kept    int              // lines of the oldest file that outlive it already, or need not, because its removal failed before
 	open    map[uint64]Entry // calls without an answer
 	settled map[uint64]bool  // calls that Release has answered
 	broken  error            // part of an entry stays in the file: nothing can follow it until the trail is opened again
@@ -144,9 +145,10 @@ func (t *Trail) writeLocked(e Entry) (uint64, error) {
 	return e.Seq, nil
 }
 
-// rotateLocked begins a file when the last one is full or a day old, and removes those that are too many or too old.
+// rotateLocked begins a file when the last one is full or a day old, and removes those that are too many or too old: of those that
+// there are now, so that it ends whatever of them is kept.
 func (t *Trail) rotateLocked() error {
-	for {
+	for range len(t.files.Segments()) + 1 {
 		if err := t.files.Next(max(t.opts.Size/16, 4096), 24*time.Hour); err != nil {
 			return err
 		}
@@ -159,6 +161,7 @@ func (t *Trail) rotateLocked() error {
 			return err
 		}
 	}
+	return nil
 }
 
 // sync makes an entry durable, together with others that were written meanwhile.

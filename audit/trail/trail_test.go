@@ -195,6 +195,58 @@ func TestNoKeyPushesOutTheOthers(t *testing.T) {
 	}
 }
 
+// TestRemovalThatFailsIsRepeated: however often the oldest file could not be removed, afterwards the trail comes back to its bounds, and
+// what keys with no more than their share did is there.
+func TestRemovalThatFailsIsRepeated(t *testing.T) {
+	t.Parallel()
+	const size = 128 << 10
+	dir := t.TempDir()
+	tr := open1(t, dir, Options{Size: size})
+	for i := range 20 {
+		if _, err := tr.Append(Entry{Kind: Call, KeyID: "key_quiet", Route: string(rune('a' + i))}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	loud := func(n int) (err error) {
+		for range n {
+			if _, err = tr.Append(Entry{Kind: Call, KeyID: "key_loud", Route: "POST"}); err != nil {
+				return err
+			}
+		}
+		return nil
+	}
+	for tr.files.Size() <= size {
+		if err := loud(1); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := tr.countLocked(); err != nil {
+		t.Fatal(err)
+	}
+	oldest, good := files(t, dir)[0], []byte(nil)
+	edit(t, oldest, func(b []byte) []byte { good = b; return append(bytes.Clone(b), make([]byte, 5<<20)...) })
+	for range 100 {
+		if loud(1) == nil {
+			t.Fatal("a file that cannot be read was removed")
+		}
+	}
+	edit(t, oldest, func([]byte) []byte { return good })
+	if err := loud(2000); err != nil {
+		t.Fatal(err)
+	}
+	if got := tr.files.Size(); got > size*5/4 {
+		t.Errorf("%d bytes", got)
+	}
+	routes := map[string]int{}
+	if err := tr.Read(t.Context(), Filter{Key: "key_quiet"}, false, func(line []byte) error {
+		e, _, err := open(line)
+		routes[e.Origin().Route]++
+		return err
+	}); err != nil || len(routes) != 20 || slices.Max(slices.Collect(maps.Values(routes))) > 1 {
+		t.Errorf("of the quiet key there are %v: %v", routes, err)
+	}
+}
+
 // TestShareIsWhatTheOthersLeave.
 func TestShareIsWhatTheOthersLeave(t *testing.T) {
 	t.Parallel()
