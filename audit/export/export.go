@@ -214,6 +214,7 @@ func (x *Exporter) deliver(b []byte) {
 		return
 	}
 	id := "msg_" + rand.Text()
+	faults := 0 // those that count against a limit: what was down or overloaded has had none
 	for attempts := 1; x.over.Err() == nil; attempts++ {
 		a := x.send(id, body)
 		if a.err == nil {
@@ -221,7 +222,10 @@ func (x *Exporter) deliver(b []byte) {
 			return
 		}
 		x.failed.Add(1)
-		final := a.final || a.attempts > 0 && attempts >= a.attempts
+		if a.attempts > 0 {
+			faults++
+		}
+		final := a.final || a.attempts > 0 && faults >= a.attempts
 		if final {
 			x.refused.Add(uint64(len(events)))
 		}

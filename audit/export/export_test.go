@@ -114,6 +114,26 @@ func TestNothingIsLostWhileACollectorIsDown(t *testing.T) {
 	}
 }
 
+// TestAnOutageCountsAsNoError: a receiver that was down for long, and then fails once, is asked again.
+func TestAnOutageCountsAsNoError(t *testing.T) {
+	t.Parallel()
+	c := newCollector(t, func(n int, w http.ResponseWriter, _ *http.Request) {
+		switch {
+		case n <= webhookAttempts+1:
+			w.WriteHeader(http.StatusServiceUnavailable)
+		case n == webhookAttempts+2:
+			w.WriteHeader(http.StatusInternalServerError)
+		}
+	})
+	w := newWorld(t, c, Options{Kind: Webhook}, quick)
+	w.record(5)
+	w.until("everything is sent", func() bool { return w.sent.Load() == 5 })
+	w.close()
+	if got := w.counts(); got != "sent 5, full 0, refused 0, stopped 0" {
+		t.Error(got)
+	}
+}
+
 // TestACollectorSaysWhenToComeBack: Retry-After is kept, as seconds and as a date.
 func TestACollectorSaysWhenToComeBack(t *testing.T) {
 	t.Parallel()
