@@ -2,6 +2,7 @@ package lifecycle
 
 import (
 	"errors"
+	"fmt"
 	"net/http"
 	"os"
 	"path/filepath"
@@ -77,10 +78,25 @@ func TestAPredecessorThatHangsIsKilled(t *testing.T) {
 	if err := u.Process.Process.Signal(unix.SIGSTOP); err != nil {
 		t.Fatal(err)
 	}
+	u.Until("it hangs", func() bool { return stopped(u.Process.Process.Pid) })
 	u.askAnew()
 	u.setPolicy(g, "api.example.com")
 	u.Until("the process is gone", func() bool { return errors.Is(unix.Kill(u.Process.Process.Pid, 0), unix.ESRCH) })
 	u.Until("the stream is cut", func() bool { return len(ended) == 1 })
+}
+
+// stopped reports whether every thread of a process has been stopped by a signal.
+func stopped(id int) bool {
+	stats, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/stat", id))
+	if err != nil || len(stats) == 0 {
+		return false
+	}
+	for _, path := range stats {
+		if stat, err := os.ReadFile(path); err == nil && !strings.Contains(string(stat), ") T ") {
+			return false
+		}
+	}
+	return true
 }
 
 // A box that is deleted takes with it what the predecessor has of it.

@@ -3,6 +3,7 @@ package secrets
 import (
 	"fmt"
 	"io"
+	"maps"
 	"net/http"
 	"strings"
 	"sync"
@@ -77,7 +78,9 @@ func TestPlaceholderInQueriesAndBodies(t *testing.T) {
 			if out, code := w.Sh(box, line); code != 0 {
 				t.Errorf("%s: exit %d: %s", line, code, out)
 			}
-			if got := server.take(); len(got) != 1 || got[tt.path] != tt.body {
+			got := server.take()
+			maps.DeleteFunc(got, func(_, body string) bool { return strings.HasSuffix(body, " (cut short)") }) // of the refused command before
+			if len(got) != 1 || got[tt.path] != tt.body {
 				t.Errorf("%s: the server received %q", line, got)
 			}
 			if out, code := w.Sh(plain, line); code == 0 {
