@@ -49,8 +49,8 @@ func (s *Server) ServeTCP(ctx context.Context, ln net.Listener) error {
 		box := s.boxOf(conn)
 		use, ok := s.usages.connect(box)
 		if !ok {
-			conn.Close()
 			s.refuseConn(box, use)
+			conn.Close()
 			continue
 		}
 		serving.Go(func() {
@@ -76,7 +76,7 @@ func (s *Server) policyOf(conn net.Conn) *policy.Compiled {
 	return nil
 }
 
-// refuseConn records that a connection was closed before it sent anything.
+// refuseConn records that a connection is closed before it sent anything.
 func (s *Server) refuseConn(box *policy.Box, use *usage) {
 	ev := audit.Event{Time: time.Now(), Stage: policy.StageDNS, Protocol: policy.TCP, Action: audit.ActionRefuse, Reason: policy.ReasonUnknownBox}
 	if box != nil {
