@@ -71,6 +71,11 @@ func (t *boxes) lock(id policy.BoxID) (*box, error) {
 		return nil, err
 	}
 	b.mu.Lock()
+	return t.locked(b)
+}
+
+// locked returns a box whose lock the caller has just taken, or gives the lock back and returns why the box cannot be changed.
+func (t *boxes) locked(b *box) (*box, error) {
 	if t.lent.Load() {
 		b.mu.Unlock()
 		return nil, errLent

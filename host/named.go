@@ -22,7 +22,7 @@ const mostNamed = 256
 // zero value has none.
 type namedPolicies struct {
 	// changing is held for writing while a named policy changes with its boxes, and for reading while a box begins or ceases to
-	// follow one. It is taken before the locks of boxes.
+	// follow one. It is taken before the locks of boxes, by patiently.
 	changing sync.RWMutex
 
 	mu  sync.Mutex
@@ -92,9 +92,13 @@ func (p *policies) namedView(name string, named store.Policy) api.NamedPolicy {
 
 // SetNamedPolicy implements the Host of [boxgate/api/rules]. If one box does not take the policy, none keeps it.
 func (p *policies) SetNamedPolicy(ctx context.Context, name string, spec policy.Spec, ifMatch *uint64) (api.NamedPolicy, error) {
+	boxes, err := p.lockFollowers(ctx, name)
+	if err != nil {
+		return api.NamedPolicy{}, err
+	}
 	named := &p.shared.named
-	named.changing.Lock()
 	defer named.changing.Unlock()
+	defer unlock(boxes)
 	old, known := named.find(name)
 	if err := p.mayChange(old, ifMatch); err != nil {
 		return api.NamedPolicy{}, err
@@ -109,12 +113,6 @@ func (p *policies) SetNamedPolicy(ctx context.Context, name string, spec policy.
 	if err != nil {
 		return api.NamedPolicy{}, err
 	}
-	boxes := p.lockFollowers(name)
-	defer func() {
-		for _, b := range boxes {
-			b.mu.Unlock()
-		}
-	}()
 	if err := p.changeNamed(ctx, name, next, boxes); err != nil {
 		return api.NamedPolicy{}, err
 	}
@@ -134,20 +132,93 @@ func (p *policies) mayChange(old store.Policy, ifMatch *uint64) error {
 	return nil
 }
 
-// lockFollowers returns the boxes that follow a named policy, with their locks held. Nothing else holds the locks of several
-// boxes, and the caller, who holds the lock of the named policies, keeps boxes from beginning or ceasing to follow.
-func (p *policies) lockFollowers(name string) (list []*box) {
-	for _, b := range p.boxes.all() {
-		if b.timed.Load().Named != name {
-			continue
+// patience is how many times a change waits for busy boxes without a lock in its hands.
+const patience = 3
+
+// patiently calls f until it finds no box busy. Meanwhile it waits, until ctx at most, for the box that is, with nothing held: some
+// keep their locks for minutes. But among boxes of which one or the other is always busy a change must come to its turn: the last
+// time, f is told to wait with what it holds.
+func patiently(ctx context.Context, f func(last bool) (busy *box)) error {
+	for n := range patience + 1 {
+		busy := f(n == patience)
+		if busy == nil {
+			break
 		}
-		if b.mu.Lock(); b.deleted {
-			b.mu.Unlock()
-			continue
+		busy.mu.Lock()
+		busy.mu.Unlock() //nolint:staticcheck // only to wait
+		if err := ctx.Err(); err != nil {
+			return err
 		}
-		list = append(list, b)
 	}
-	return list
+	return nil
+}
+
+// tryLock takes the lock of the box, unless the box is busy and this is not the last time.
+func (b *box) tryLock(last bool) bool {
+	if last {
+		b.mu.Lock()
+		return true
+	}
+	return b.mu.TryLock()
+}
+
+// lockToFollow returns a box with its lock held, and with that of the named policies, for reading. On an error it holds neither.
+func (p *policies) lockToFollow(ctx context.Context, id policy.BoxID) (*box, error) {
+	b, err := p.boxes.find(id)
+	if err != nil {
+		return nil, err
+	}
+	changing := &p.shared.named.changing
+	if err := patiently(ctx, func(last bool) *box {
+		if changing.RLock(); b.tryLock(last) {
+			return nil
+		}
+		changing.RUnlock()
+		return b
+	}); err != nil {
+		return nil, err
+	}
+	if b, err = p.boxes.locked(b); err != nil {
+		changing.RUnlock()
+	}
+	return b, err
+}
+
+// lockFollowers returns the boxes that follow a named policy, with their locks held, and with that of the named policies, which
+// keeps boxes from beginning or ceasing to follow. On an error it holds none. Nothing else holds the locks of several boxes.
+func (p *policies) lockFollowers(ctx context.Context, name string) (list []*box, err error) {
+	changing := &p.shared.named.changing
+	err = patiently(ctx, func(last bool) (busy *box) {
+		changing.Lock()
+		if list, busy = p.tryFollowers(name, last); busy != nil {
+			changing.Unlock()
+		}
+		return busy
+	})
+	return list, err
+}
+
+// tryFollowers returns the boxes that follow a named policy, with their locks held; or one that is busy, and holds none.
+func (p *policies) tryFollowers(name string, last bool) (list []*box, busy *box) {
+	for _, b := range p.boxes.all() {
+		switch {
+		case b.timed.Load().Named != name:
+		case !b.tryLock(last):
+			unlock(list)
+			return nil, b
+		case b.deleted:
+			b.mu.Unlock()
+		default:
+			list = append(list, b)
+		}
+	}
+	return list, nil
+}
+
+func unlock(boxes []*box) {
+	for _, b := range boxes {
+		b.mu.Unlock()
+	}
 }
 
 // following is a box, and what a change of the named policy that it follows makes of its own.

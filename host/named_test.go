@@ -1,6 +1,7 @@
 package host
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"net/netip"
@@ -332,4 +333,80 @@ func TestNewBoxFollowsANamedPolicy(t *testing.T) {
 	if p := made.storedPolicy(); p.Named != "web" || made.view().Policy.Named != "web" {
 		t.Errorf("%+v", p)
 	}
+}
+
+// A box that is busy, be it for minutes, holds up the change of the named policy that it follows, or is to follow, and nothing else;
+// and a change comes to its turn although one box or another is always busy.
+func TestNamedPolicyWaitsForBusyBoxes(t *testing.T) {
+	t.Parallel()
+	g, _ := sharing(t)
+	l := &lifecycle{states: states{g.store}, log: zap.NewNop(), boxes: g.boxes, shared: g.shared}
+	l.addrs = config.Addresses{PoolV4: netip.MustParsePrefix("10.200.0.0/24"), PoolV6: netip.MustParsePrefix("fd42::/64")}
+	for what, change := range map[string]func(context.Context) error{
+		"a change of the policy": func(ctx context.Context) error {
+			_, err := g.SetNamedPolicy(ctx, "web", allowAll, nil)
+			return err
+		},
+		"the choice of the policy": func(ctx context.Context) error {
+			_, err := g.SetPolicy(ctx, "b2", api.PolicyChange{Named: "web"}, nil)
+			return err
+		},
+	} {
+		b2, err := g.boxes.lock("b2")
+		if err != nil {
+			t.Fatal(err)
+		}
+		ctx, cancel := context.WithCancel(t.Context())
+		ended := make(chan error, 1)
+		go func() { ended <- change(ctx) }()
+		for range 20 {
+			if _, err := g.SetPolicy(t.Context(), "b3", api.PolicyChange{Spec: denyAll}, nil); err != nil {
+				t.Fatal(err)
+			}
+			b, err := l.admit(api.CreateRequest{Policy: denyAll}, nil, origin{})
+			if err != nil {
+				t.Fatal(err)
+			}
+			b.mu.Unlock()
+		}
+		select {
+		case err := <-ended:
+			t.Errorf("%s: %v although the box is busy", what, err)
+		default:
+		}
+		cancel()
+		b2.mu.Unlock()
+		if err := <-ended; !errors.Is(err, context.Canceled) && err != nil {
+			t.Errorf("%s: %v", what, err)
+		}
+	}
+
+	stop := make(chan struct{})
+	var busy sync.WaitGroup
+	for _, id := range []policy.BoxID{"b1", "b2"} {
+		busy.Go(func() {
+			for {
+				b, err := g.boxes.lock(id)
+				if err != nil {
+					t.Error(err)
+					return
+				}
+				select {
+				case <-stop:
+					b.mu.Unlock()
+					return
+				case <-time.After(5 * time.Millisecond):
+					b.mu.Unlock()
+				}
+			}
+		})
+	}
+	for i := range 20 {
+		g.name("web", []policy.Spec{allowAll, denyAll}[i%2])
+		if _, err := g.SetPolicy(t.Context(), "b2", api.PolicyChange{Named: "web"}, nil); err != nil {
+			t.Error(err)
+		}
+	}
+	close(stop)
+	busy.Wait()
 }

@@ -41,15 +41,18 @@ func (p *policies) Policy(_ context.Context, id policy.BoxID) (api.PolicyState, 
 
 // SetPolicy implements [api.Host].
 func (p *policies) SetPolicy(ctx context.Context, id policy.BoxID, set api.PolicyChange, ifMatch *uint64) (api.PolicyState, error) {
-	p.shared.named.changing.RLock()
+	b, err := p.lockToFollow(ctx, id)
+	if err != nil {
+		return api.PolicyState{}, err
+	}
+	defer b.mu.Unlock()
 	defer p.shared.named.changing.RUnlock()
 	if set.Named != "" {
-		var err error
 		if set.Spec, err = p.shared.named.specOf(set.Named, "/named"); err != nil {
 			return api.PolicyState{}, err
 		}
 	}
-	return p.change(ctx, id, ifMatch, func(_ *box, next *store.Policy) (err error) {
+	return p.changeLocked(ctx, b, ifMatch, func(_ *box, next *store.Policy) (err error) {
 		next.Spec, next.Named = set.Spec, set.Named
 		next.Leases, err = kept(next.Leases, set.Keep)
 		return err
@@ -64,6 +67,11 @@ func (p *policies) change(ctx context.Context, id policy.BoxID, ifMatch *uint64,
 		return api.PolicyState{}, err
 	}
 	defer b.mu.Unlock()
+	return p.changeLocked(ctx, b, ifMatch, edit)
+}
+
+// changeLocked is change for a box whose lock the caller holds.
+func (p *policies) changeLocked(ctx context.Context, b *box, ifMatch *uint64, edit func(*box, *store.Policy) error) (api.PolicyState, error) {
 	if ifMatch != nil && *ifMatch != b.version {
 		return api.PolicyState{}, api.ErrPrecondition
 	}
@@ -79,19 +87,19 @@ func (p *policies) change(ctx context.Context, id policy.BoxID, ifMatch *uint64,
 		return api.PolicyState{}, err
 	}
 	b.lastVersion = next.Version
-	defer p.before.policyAlone(id)()
+	defer p.before.policyAlone(b.ID)()
 	err = apply(ctx, p.log, change{
-		what:    "the policy of box " + string(id),
-		stage:   func() error { return p.store.StagePolicy(id, next) },
+		what:    "the policy of box " + string(b.ID),
+		stage:   func() error { return p.store.StagePolicy(b.ID, next) },
 		enforce: func(ctx context.Context) error { return p.enforce(ctx, b, compiled) },
 		commit: func() error {
-			if err := p.store.CommitPolicy(id); err != nil {
+			if err := p.store.CommitPolicy(b.ID); err != nil {
 				return err
 			}
 			b.take(next)
 			return nil
 		},
-		abort:  func() error { return p.store.AbortPolicy(id) },
+		abort:  func() error { return p.store.AbortPolicy(b.ID) },
 		settle: func() (bool, error) { err := p.settle(b); return b.version == next.Version, err },
 	})
 	if err != nil {
