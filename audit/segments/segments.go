@@ -230,16 +230,28 @@ func (f *Files) Size() (sum int64) {
 
 // RemoveOldest removes the oldest segment, but never the one that is written.
 func (f *Files) RemoveOldest() error {
+	return f.dropOldest(func(s Segment) error { return os.Remove(s.path) })
+}
+
+func (f *Files) dropOldest(drop func(Segment) error) error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if len(f.list) == 0 || len(f.list) == 1 && f.last != nil {
 		return nil
 	}
-	if err := os.Remove(f.list[0].path); err != nil && !errors.Is(err, os.ErrNotExist) {
+	if err := drop(f.list[0]); err != nil && !errors.Is(err, os.ErrNotExist) {
 		return err
 	}
 	f.list = f.list[1:]
 	return nil
+}
+
+// Aside is the name of the segment's file once it is set aside.
+func (s Segment) Aside() string { return filepath.Base(s.path) + ".damaged" }
+
+// SetAsideOldest renames the oldest file, so that it is none of them any more, unless it is the one that is written.
+func (f *Files) SetAsideOldest() error {
+	return f.dropOldest(func(s Segment) error { return os.Rename(s.path, filepath.Join(filepath.Dir(s.path), s.Aside())) })
 }
 
 // Close closes the file that is written.

@@ -3,11 +3,14 @@ package trail
 import (
 	"bytes"
 	"encoding/json"
+	"errors"
 	"maps"
 	"math"
 	"slices"
 	"strings"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"boxgate/audit/segments"
 )
@@ -56,7 +59,7 @@ func (t *Trail) countLocked() error {
 		if _, err := s.Read(0, func(line []byte) error {
 			held[owner(line)] += int64(len(line)) + 1
 			return nil
-		}); err != nil {
+		}); err != nil && !damaged(err) {
 			return err
 		}
 	}
@@ -65,7 +68,8 @@ func (t *Trail) countLocked() error {
 }
 
 // removeLocked removes the oldest file. What keys with no more than their share have in it is written once more, as [Kept], before
-// that. If there is no room for it the file is removed all the same: without room nothing could be changed any more.
+// that. If there is no room for it the file is removed all the same: without room nothing could be changed any more. For the same
+// reason a file that is damaged is set aside.
 func (t *Trail) removeLocked(oldest segments.Segment, next uint64) (err error) {
 	if err := t.countLocked(); err != nil {
 		return err
@@ -94,20 +98,31 @@ func (t *Trail) removeLocked(oldest segments.Segment, next uint64) (err error) {
 		t.kept = n
 		return nil
 	})
-	if err != nil {
+	if err != nil && !damaged(err) {
 		return err
 	}
-	if _, err := t.writeLocked(Entry{Kind: Removed, First: next, Note: noteOf(over, full)}); err != nil {
+	note, drop := noteOf(over, full), t.files.RemoveOldest
+	if err != nil {
+		note, drop = strings.TrimPrefix(note+"; not all could be read, and "+oldest.Aside()+" is set aside", "; "), t.files.SetAsideOldest
+	}
+	if _, err := t.writeLocked(Entry{Kind: Removed, First: next, Note: note}); err != nil {
 		return err
 	}
 	if err := t.files.Sync(); err != nil {
 		return err
 	}
-	if err := t.files.RemoveOldest(); err != nil {
+	if err := drop(); err != nil {
 		return err
 	}
-	t.kept = 0
+	if t.kept = 0; err != nil {
+		t.held = nil // of what could not be read, nothing was taken off
+	}
 	return nil
+}
+
+// damaged reports whether an error of reading a file is of the file, and reading it once more would not help.
+func damaged(err error) bool {
+	return errors.Is(err, segments.ErrLine) || errors.Is(err, unix.EIO)
 }
 
 // keeps returns the entry by which one outlives its file; false if it is too old, was changed, or is about a removal.

@@ -223,14 +223,19 @@ func TestRemovalThatFailsIsRepeated(t *testing.T) {
 	if err := tr.countLocked(); err != nil {
 		t.Fatal(err)
 	}
-	oldest, good := files(t, dir)[0], []byte(nil)
-	edit(t, oldest, func(b []byte) []byte { good = b; return append(bytes.Clone(b), make([]byte, 5<<20)...) })
+	oldest := files(t, dir)[0]
+	away := oldest + ".away"
+	if err := errors.Join(os.Rename(oldest, away), os.Symlink(oldest, oldest)); err != nil {
+		t.Fatal(err)
+	}
 	for range 100 {
 		if loud(1) == nil {
-			t.Fatal("a file that cannot be read was removed")
+			t.Fatal("a file that cannot be opened was removed")
 		}
 	}
-	edit(t, oldest, func([]byte) []byte { return good })
+	if err := os.Rename(away, oldest); err != nil {
+		t.Fatal(err)
+	}
 	if err := loud(2000); err != nil {
 		t.Fatal(err)
 	}
@@ -244,6 +249,45 @@ func TestRemovalThatFailsIsRepeated(t *testing.T) {
 		return err
 	}); err != nil || len(routes) != 20 || slices.Max(slices.Collect(maps.Values(routes))) > 1 {
 		t.Errorf("of the quiet key there are %v: %v", routes, err)
+	}
+}
+
+// TestADamagedFileIsSetAside: a file that cannot be read whole holds no call up when it is to be removed. It stays on the disk, what could
+// be read of it in the trail, and the trail says so.
+func TestADamagedFileIsSetAside(t *testing.T) {
+	t.Parallel()
+	const size = 128 << 10
+	dir := t.TempDir()
+	tr := open1(t, dir, Options{Size: size})
+	if _, err := tr.Append(Entry{Kind: Call, KeyID: "key_quiet", Route: "kept"}); err != nil {
+		t.Fatal(err)
+	}
+	add(t, tr, 200)
+	oldest := files(t, dir)[0]
+	edit(t, oldest, func(b []byte) []byte { return append(bytes.Clone(b), make([]byte, 5<<20)...) })
+	for i := 0; i < 3000 && slices.Contains(files(t, dir), oldest); i++ {
+		add(t, tr, 1)
+	}
+	if b, err := os.ReadFile(oldest + ".damaged"); err != nil || len(b) < 5<<20 {
+		t.Fatalf("%d bytes, %v", len(b), err)
+	}
+	if got := tr.files.Size(); got > size*5/4 {
+		t.Errorf("%d bytes", got)
+	}
+	if r, err := Verify(dir, tr.Head()); err != nil || len(r.Problems) > 0 {
+		t.Errorf("%+v %v", r, err)
+	}
+	kept, said := false, false
+	if err := tr.Read(t.Context(), Filter{}, false, func(line []byte) error {
+		e, _, err := open(line)
+		kept = kept || e.Origin().Route == "kept"
+		said = said || e.Kind == Removed && strings.Contains(e.Note, filepath.Base(oldest)+".damaged")
+		return err
+	}); err != nil || !kept || !said {
+		t.Errorf("kept %v, said %v: %v", kept, said, err)
+	}
+	if add(t, tr, 1000); tr.files.Size() > size*5/4 {
+		t.Errorf("%d bytes", tr.files.Size())
 	}
 }
 
