@@ -37,7 +37,7 @@ func newAPIKeyCreateCommand(o *cli.Options) *cobra.Command {
 		Box       string `json:"box,omitempty"`
 		ExpiresIn string `json:"expires_in,omitempty"`
 	}
-	var expires string
+	var expires time.Duration
 	cmd := &cobra.Command{
 		Use:   "create --name NAME --role ROLE [--box BOX] [--expires 90d]",
 		Short: "Make an API key with a role, and print it; it is not shown again",
@@ -46,12 +46,8 @@ func newAPIKeyCreateCommand(o *cli.Options) *cobra.Command {
 			if body.Name == "" || body.Role == "" {
 				return cli.Usagef("--name and --role are required; the roles are admin, box-creator, read-only and one-box")
 			}
-			if expires != "" {
-				d, err := days("expires", expires)
-				if err != nil {
-					return err
-				}
-				body.ExpiresIn = d.String()
+			if cmd.Flags().Changed("expires") {
+				body.ExpiresIn = expires.String()
 			}
 			return o.Call(cmd, "POST", "/v2/api-keys", body, cli.Decoded(func(w io.Writer, k apiKey) error { return sayKey(cmd, w, k) }))
 		},
@@ -60,7 +56,7 @@ func newAPIKeyCreateCommand(o *cli.Options) *cobra.Command {
 	f.StringVar(&body.Name, "name", "", "what the key is for, such as ci; unique")
 	f.StringVar(&body.Role, "role", "", "admin, box-creator, read-only or one-box")
 	f.StringVar(&body.Box, "box", "", "with the role one-box: ID or name of the box")
-	f.StringVar(&expires, "expires", "", "how long the key works, such as 90d or 12h (default: until it is revoked)")
+	cli.Duration(f, &expires, "expires", 0, "how long the key works, such as 90d or 12h (default: until it is revoked)")
 	_ = cmd.RegisterFlagCompletionFunc("role", func(*cobra.Command, []string, string) ([]string, cobra.ShellCompDirective) {
 		var roles []string
 		for _, r := range api.Roles {
@@ -80,15 +76,6 @@ func sayKey(cmd *cobra.Command, w io.Writer, k apiKey) error {
 	fmt.Fprintf(cmd.ErrOrStderr(), "API key %s (%s, %s) works %s. It is not shown again:\n", k.Name, k.ID, k.Role, until)
 	_, err := fmt.Fprintln(w, k.Key)
 	return err
-}
-
-// days reads the duration that a flag has, which may be in days.
-func days(flag, text string) (time.Duration, error) {
-	d, err := api.ParseDuration(text)
-	if err != nil {
-		return 0, cli.Usagef("--%s: %q is not a duration such as 10m, or 7d", flag, text)
-	}
-	return d, nil
 }
 
 func newAPIKeyListCommand(o *cli.Options) *cobra.Command {
@@ -139,8 +126,8 @@ func newAPIKeyRotateCommand(o *cli.Options) *cobra.Command {
 		Short: "Replace an API key and print the new one; without KEY, that in {state_dir}/api-key",
 		Args:  cobra.MaximumNArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			if grace < 0 || grace > 30*24*time.Hour {
-				return cli.Usagef("--grace must be from 0s to 720h")
+			if grace > 30*24*time.Hour {
+				return cli.Usagef("--grace must be at most 30d")
 			}
 			if len(args) == 0 {
 				return changeKeys(cmd, o, apiKeyChange(grace))
@@ -149,6 +136,6 @@ func newAPIKeyRotateCommand(o *cli.Options) *cobra.Command {
 			return o.Call(cmd, "POST", "/v2/api-keys/"+url.PathEscape(args[0])+"/rotate", body, cli.Decoded(func(w io.Writer, k apiKey) error { return sayKey(cmd, w, k) }))
 		},
 	}
-	cmd.Flags().DurationVar(&grace, "grace", 0, "how long the old key goes on working")
+	cli.Duration(cmd.Flags(), &grace, "grace", 0, "how long the old key goes on working, such as 10m or 1d")
 	return cmd
 }

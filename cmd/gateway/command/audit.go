@@ -16,7 +16,8 @@ import (
 
 // newAuditCommand is `gateway audit`.
 func newAuditCommand(o *cli.Options) *cobra.Command {
-	var since, key, box string
+	var since time.Duration
+	var key, box string
 	var follow bool
 	cmd := &cobra.Command{
 		Use:   "audit [--since 24h] [--key KEY] [--box B] [-f]",
@@ -24,12 +25,8 @@ func newAuditCommand(o *cli.Options) *cobra.Command {
 		Args:  cli.ExactArgs(0),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			query := url.Values{}
-			if since != "" {
-				back, err := days("since", since)
-				if err != nil {
-					return err
-				}
-				query.Set("since", time.Now().Add(-back).Format(time.RFC3339))
+			if cmd.Flags().Changed("since") {
+				query.Set("since", time.Now().Add(-since).Format(time.RFC3339))
 			}
 			for name, value := range map[string]string{"key": key, "box": box} {
 				if value != "" {
@@ -49,7 +46,7 @@ func newAuditCommand(o *cli.Options) *cobra.Command {
 		},
 	}
 	f := cmd.Flags()
-	f.StringVar(&since, "since", "", "how far back to begin, such as 24h or 7d (default: everything that is kept)")
+	cli.Duration(f, &since, "since", 0, "how far back to begin, such as 24h or 7d (default: everything that is kept)")
 	f.StringVar(&key, "key", "", "only calls with this API key, by its name or ID")
 	f.StringVar(&box, "box", "", "only calls about this box, by its ID or name")
 	f.BoolVarP(&follow, "follow", "f", false, "keep printing new entries")

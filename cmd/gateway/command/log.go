@@ -24,8 +24,8 @@ import (
 // newLogCommand is `gateway log`.
 func newLogCommand(o *cli.Options) *cobra.Command {
 	r := &logReader{o: o}
-	var box string
-	var since, until, host string
+	var box, host string
+	var since, until time.Duration
 	cmd := &cobra.Command{
 		Use:   "log [-f] [--box B] [--denied] [--reason R] [--since 7d] [--until 1d] [--host H]",
 		Short: "Print the decisions, with -f as they happen",
@@ -41,24 +41,19 @@ func newLogCommand(o *cli.Options) *cobra.Command {
 			if r.denied {
 				r.query.Set("denied", "true")
 			}
-			for name, text := range map[string]string{"since": since, "until": until} {
-				if text == "" {
-					continue
+			for name, back := range map[string]time.Duration{"since": since, "until": until} {
+				if cmd.Flags().Changed(name) {
+					r.query.Set(name, time.Now().Add(-back).Format(time.RFC3339))
 				}
-				back, err := days(name, text)
-				if err != nil {
-					return err
-				}
-				r.query.Set(name, time.Now().Add(-back).Format(time.RFC3339))
 			}
-			if r.following && (until != "" || host != "") {
+			if r.following && (r.query.Has("until") || host != "") {
 				return cli.Usagef("--until and --host are for decisions that were made; leave out -f")
 			}
 			if r.following {
 				r.query.Set("follow", "true")
 				return r.follow(cmd.Context())
 			}
-			if since != "" || until != "" || host != "" {
+			if r.query.Has("since") || r.query.Has("until") || host != "" {
 				return r.search(cmd.Context(), host)
 			}
 			return r.read(cmd.Context())
@@ -69,10 +64,10 @@ func newLogCommand(o *cli.Options) *cobra.Command {
 	f.BoolVar(&r.denied, "denied", false, "denials only")
 	f.StringVar(&r.reason, "reason", "", "only decisions with this reason")
 	f.StringVar(&box, "box", "", "ID or name of a box (default: every box)")
-	f.StringVar(&since, "since", "", "how far back to begin, such as 10m or 7d, in what is kept on disk (default: everything in memory)")
-	f.StringVar(&until, "until", "", "how far back to end, such as 1d")
+	cli.Duration(f, &since, "since", 0, "how far back to begin, such as 10m or 7d, in what is kept on disk (default: everything in memory)")
+	cli.Duration(f, &until, "until", 0, "how far back to end, such as 1d")
 	f.StringVar(&host, "host", "", "only decisions about this name, *.NAME for all below it, or address")
-	f.DurationVar(&r.patience, "reconnect", time.Minute, "with -f: how long to wait for a gateway that has stopped")
+	cli.Duration(f, &r.patience, "reconnect", time.Minute, "with -f: how long to wait for a gateway that has stopped")
 	return cmd
 }
 

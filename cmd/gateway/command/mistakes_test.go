@@ -43,6 +43,7 @@ func TestMistakesAreExplained(t *testing.T) {
 		{"box rm", "arguments missing", cli.ExitUsage},
 		{"box rm demo --all", "not both", cli.ExitUsage},
 		{"log --since yesterday", `--since: "yesterday" is not a duration such as 10m`, cli.ExitUsage},
+		{"policy allow demo a.example --for -1h", `--for: "-1h" is not a duration such as 10m, or 7d`, cli.ExitUsage},
 		{"log --reason because", `no reason "because"`, cli.ExitUsage},
 		{"log --denyed", "unknown flag --denyed; did you mean --denied?", cli.ExitUsage},
 		{"log -q", "-q", cli.ExitUsage},

@@ -53,7 +53,7 @@ func newPolicyAmend(o *cli.Options, verb string) *cobra.Command {
 			return done.print(cmd, o)
 		},
 	}
-	cmd.Flags().DurationVar(&lasts, "for", 0, "only for this time, such as 1h: then the entries end by themselves")
+	cli.Duration(cmd.Flags(), &lasts, "for", 0, "only for this time, such as 1h or 7d: then the entries end by themselves")
 	return cmd
 }
 

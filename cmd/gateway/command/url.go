@@ -76,7 +76,7 @@ func newURLCreateCommand(o *cli.Options) *cobra.Command {
 	create.Flags().BoolVar(&basic, "basic", false, "open it with a user name and password")
 	create.Flags().StringVar(&protocol, "protocol", "", "what the application speaks: auto (the default), http1, h2c, or tcp for anything in TLS")
 	create.Flags().StringArrayVar(&hostnames, "hostname", nil, "domain of your own that leads to it as well, such as app.example.org; may be repeated")
-	create.Flags().DurationVar(&expires, "expires-in", 0, "time after which it lets nobody in, such as 24h (default: never)")
+	cli.Duration(create.Flags(), &expires, "expires-in", 0, "time after which it lets nobody in, such as 24h or 7d (default: never)")
 	create.Flags().StringSliceVar(oidc["emails"], "oidc-email", nil, "open it with the account of this e-mail address at the identity provider (repeatable)")
 	create.Flags().StringSliceVar(oidc["domains"], "oidc-domain", nil, "open it with accounts of e-mail addresses of this domain (repeatable)")
 	create.Flags().StringSliceVar(oidc["groups"], "oidc-group", nil, "open it with accounts in this group (repeatable)")

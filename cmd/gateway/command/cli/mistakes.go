@@ -55,7 +55,7 @@ func valueOf(f *pflag.Flag) string {
 	case "int", "int64", "uint", "uint64":
 		return "a whole number"
 	case "duration":
-		return "a duration such as 10m"
+		return "a duration such as 10m, or 7d"
 	case "bool":
 		return "true or false"
 	}
