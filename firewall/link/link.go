@@ -101,7 +101,7 @@ func (l *Links) Attach(ctx context.Context, b *Attachment, v *View) (at Place, e
 	if err := fault.At(ctx, "link: pair made"); err != nil {
 		return at, err
 	}
-	if err := l.prepareHostSide(b, link, made); err != nil {
+	if err := l.prepareHostSide(b, link, made, v); err != nil {
 		return at, err
 	}
 	// A guest stack has removed the addresses from the interface. With them, the kernel would answer in its place.
@@ -163,7 +163,7 @@ func (l *Links) createLink(b *Attachment, ns netns.NsHandle) (netlink.Link, erro
 
 // prepareHostSide sets what is needed before the first packet: the group by which rules recognise the interface, the
 // gate, the limit of what the box receives, and sysctls that keep the box from learning addresses of the host or changing its tables.
-func (l *Links) prepareHostSide(b *Attachment, link netlink.Link, made bool) error {
+func (l *Links) prepareHostSide(b *Attachment, link netlink.Link, made bool, v *View) error {
 	if link.Attrs().Group != network.LinkGroup {
 		if err := l.nl.LinkSetGroup(link, int(network.LinkGroup)); err != nil {
 			return fmt.Errorf("interface %s: group: %w", b.name(), err)
@@ -177,7 +177,11 @@ func (l *Links) prepareHostSide(b *Attachment, link netlink.Link, made bool) err
 	if err := errors.Join(l.setGate(link), l.setShaper(link, made)); err != nil {
 		return fmt.Errorf("interface %s: %w", b.name(), err)
 	}
-	return namespace.Do(l.ns, func() error { return l.sysctls.Write(linkSysctls(b.name())) })
+	want := linkSysctls(b.name())
+	if !made && v.conf(b.name()).hold(want) {
+		return nil
+	}
+	return namespace.Do(l.ns, func() error { return l.sysctls.Write(want) })
 }
 
 // linkSysctls are the values of a host-side interface.

@@ -8,6 +8,7 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
+	"boxgate/firewall/namespace"
 	"boxgate/firewall/network"
 )
 
@@ -16,6 +17,7 @@ import (
 type View struct {
 	links  map[string]netlink.Link
 	routes map[int][]netlink.Route // by the link they lead to
+	confs  map[string]confs
 }
 
 // Look reads the links and routes of the host.
@@ -37,7 +39,18 @@ func (l *Links) Look() (*View, error) {
 			v.routes[r.LinkIndex] = append(v.routes[r.LinkIndex], r)
 		}
 	}
-	return v, nil
+	return v, namespace.Do(l.ns, func() error {
+		v.confs = dumpConfs()
+		return nil
+	})
+}
+
+// conf returns the sysctls of the host's link of that name, as far as they are known.
+func (v *View) conf(name string) confs {
+	if v == nil {
+		return nil
+	}
+	return v.confs[name]
 }
 
 // linkNamed returns the host's link of that name; nil if there is none.

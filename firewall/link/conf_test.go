@@ -1,0 +1,59 @@
+package link
+
+import (
+	"os"
+	"path/filepath"
+	"testing"
+
+	"github.com/vishvananda/netlink"
+
+	"boxgate/firewall/namespace"
+)
+
+// What the kernel tells with an interface is what its files say: a value that differs is never taken for the one that it must be.
+func TestConfsAreThoseOfTheFiles(t *testing.T) {
+	t.Parallel()
+	ns, err := namespace.New()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer ns.Close()
+	const name = "bg-test"
+	if err := namespace.Do(ns, func() error {
+		if err := netlink.LinkAdd(&netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: name, MTU: 1500}, PeerName: "peer"}); err != nil {
+			return err
+		}
+		want := linkSysctls(name)
+		if dumpConfs()[name].hold(want) {
+			t.Error("a new interface has the values")
+		}
+		if err := namespace.WriteSysctls(want); err != nil {
+			return err
+		}
+		if !dumpConfs()[name].hold(want) {
+			t.Error("the values are not known")
+		}
+		if (confs)(nil).hold(want) || dumpConfs()["peer"].hold(want) {
+			t.Error("an interface has the values of another")
+		}
+		for _, s := range want {
+			other := map[string]string{"0": "1", "1": "0", "8": "1"}[s.Value]
+			path := filepath.Join("/proc/sys/net", s.Path)
+			if err := os.WriteFile(path, []byte(other), 0); err != nil {
+				return err
+			}
+			if dumpConfs()[name].hold(want) {
+				t.Errorf("%s: %s is taken for %s", s.Path, other, s.Value)
+			}
+			if err := namespace.WriteSysctls(want); err != nil {
+				return err
+			}
+			if !dumpConfs()[name].hold(want) {
+				t.Errorf("%s: the values are not known", s.Path)
+			}
+		}
+		return nil
+	}); err != nil {
+		t.Fatal(err)
+	}
+}
