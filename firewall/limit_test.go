@@ -84,6 +84,29 @@ func TestConnectionsOfOneBoxAreLimited(t *testing.T) {
 	})
 }
 
+// A box that has all its connections to the proxy can still look up names.
+func TestConnectionsToTheProxyLeaveRoomForLookups(t *testing.T) {
+	w := newWorld(t)
+	w.must(w.fw.Close())
+	w.cfg.FlowLimit = 8
+	w.open()
+	w.serveProxy()
+	w.addBox("one", 10)
+	w.apply("one", steer())
+	dns := w.serveUDP(w.gateway, netip.AddrPortFrom(w.cfg.GatewayV4, w.cfg.DNSPort).String())
+	to := netip.AddrPortFrom(outside4, 443)
+	for range 8 {
+		_, err := w.dial(w.boxNS["one"], "tcp", to)
+		w.must(err)
+	}
+	if _, err := w.dial(w.boxNS["one"], "tcp", to); err == nil {
+		t.Error("the ninth connection to the proxy was let through")
+	}
+	if _, err := w.exchange(w.boxNS["one"], "udp", dns, "x"); err != nil {
+		t.Errorf("DNS of a box that has all its connections to the proxy: %v", err)
+	}
+}
+
 func TestEveryConnectionIsReported(t *testing.T) {
 	w := newWorld(t)
 	w.addBox("one", 10)

@@ -359,26 +359,35 @@ func TestNamedPolicyWaitsForBusyBoxes(t *testing.T) {
 		ctx, cancel := context.WithCancel(t.Context())
 		ended := make(chan error, 1)
 		go func() { ended <- change(ctx) }()
-		for range 20 {
-			if _, err := g.SetPolicy(t.Context(), "b3", api.PolicyChange{Spec: denyAll}, nil); err != nil {
-				t.Fatal(err)
+		others := make(chan struct{})
+		go func() {
+			defer close(others)
+			for range 20 {
+				if _, err := g.SetPolicy(t.Context(), "b3", api.PolicyChange{Spec: denyAll}, nil); err != nil {
+					t.Error(err)
+				}
+				b, err := l.admit(api.CreateRequest{Policy: denyAll}, nil, origin{})
+				if err != nil {
+					t.Error(err)
+					return
+				}
+				b.mu.Unlock()
 			}
-			b, err := l.admit(api.CreateRequest{Policy: denyAll}, nil, origin{})
-			if err != nil {
-				t.Fatal(err)
-			}
-			b.mu.Unlock()
-		}
+		}()
 		select {
 		case err := <-ended:
 			t.Errorf("%s: %v although the box is busy", what, err)
-		default:
+			ended <- err
+		case <-time.After(30 * time.Second):
+			t.Errorf("%s holds up changes of other boxes", what)
+		case <-others:
 		}
 		cancel()
 		b2.mu.Unlock()
 		if err := <-ended; !errors.Is(err, context.Canceled) && err != nil {
 			t.Errorf("%s: %v", what, err)
 		}
+		<-others
 	}
 
 	stop := make(chan struct{})

@@ -65,9 +65,8 @@ func (t *txn) writeJudge(c *Config, s *staticSets) {
 	t.rule(chain, "", ctState(stateNew), match{meta(expr.MetaKeyIIFNAME),
 		&expr.Lookup{SourceRegister: r1, DestRegister: r1, IsDestRegSet: true, SetName: s.marks.Name, SetID: s.marks.ID},
 		&expr.Ct{Key: expr.CtKeyMARK, Register: r1, SourceRegister: true}})
-	for _, l4 := range []match{tcp, udp} {
-		t.rule(chain, "DNS, to any server: see chain dns", l4, destPort(53), jumpTo(chainGateway))
-	}
+	t.rule(chain, "DNS, to any server: see chain dns", tcp, destPort(53), jumpTo(chainGateway))
+	t.rule(chain, "", udp, destPort(53), jumpTo(chainLookup))
 	t.judgeOwn(c)
 	local := t.anonymous(nftables.TypeFIBAddr, []nftables.SetElement{{Key: native32(unix.RTN_LOCAL)},
 		{Key: native32(unix.RTN_BROADCAST)}, {Key: native32(unix.RTN_ANYCAST)}})
@@ -114,9 +113,8 @@ func (t *txn) judgeOwn(c *Config) {
 		set := t.anonymous(addrType(f), []nftables.SetElement{{Key: own[0].AsSlice()}, {Key: own[1].AsSlice()}})
 		t.rule(chainJudgeBox, "", ofFamily(f), match{addr(f, false, r1), lookup(set)}, jump(chainOwn))
 		gateway, sink := destIs(own[0]), destIs(own[1])
-		for _, l4 := range []match{tcp, udp} {
-			t.rule(chainOwn, "the gateway's DNS", gateway, l4, destPort(c.DNSPort), jumpTo(chainGateway))
-		}
+		t.rule(chainOwn, "the gateway's DNS", gateway, tcp, destPort(c.DNSPort), jumpTo(chainGateway))
+		t.rule(chainOwn, "", gateway, udp, destPort(c.DNSPort), jumpTo(chainLookup))
 		t.rule(chainOwn, "the explicit proxy", gateway, tcp, destPort(c.ExplicitPort), jumpTo(chainGateway))
 		t.rule(chainOwn, "sink: the proxy reads the name; it refuses all but public URLs", sink, tcp, jumpTo(chainProxy))
 		t.rule(chainOwn, "", sink, refuse(policy.ReasonNotAllowed))
@@ -127,6 +125,8 @@ func (t *txn) judgeOwn(c *Config) {
 func (t *txn) writeTargets(c *Config, s *staticSets) {
 	t.rule(chainGateway, "", jump(chainAdmitOwn))
 	t.rule(chainGateway, "", admit(network.MarkLocal))
+	t.rule(chainLookup, "", jump(chainAdmitNames))
+	t.rule(chainLookup, "", admit(network.MarkLocal))
 	t.rule(chainProxy, "", jump(chainAdmitOwn))
 	for _, f := range network.Families {
 		t.rule(chainProxy, "the destination is kept; the socket is the proxy's", ofFamily(f), tcp,
@@ -167,11 +167,11 @@ func (t *txn) writeTargets(c *Config, s *staticSets) {
 	t.rule(chainPing, "", counted(countPings), drop())
 }
 
-// writeAdmission keeps one box from filling the host's connection table. The two limits are separate, so that a box at
+// writeAdmission keeps one box from filling the host's connection table. The limits are separate, so that a box at
 // its limit of connections can still look up names.
 func (t *txn) writeAdmission(c *Config, s *staticSets) {
 	const why = "concurrent connections per box"
-	for chain, set := range map[string]*nftables.Set{chainAdmit: s.forwards, chainAdmitOwn: s.accepts} {
+	for chain, set := range map[string]*nftables.Set{chainAdmit: s.forwards, chainAdmitOwn: s.accepts, chainAdmitNames: s.lookups} {
 		t.rule(chain, why, ctState(stateNew), unconfirmed(), perInterface(set, &expr.Connlimit{Count: c.FlowLimit,
 			Flags: expr.NFT_CONNLIMIT_F_INV}), refuse(policy.ReasonLimit))
 	}

@@ -31,8 +31,10 @@ const (
 	chainPassICMP   = "pass_icmp"
 	chainPing       = "pass_ping"
 	chainGateway    = "to_gateway"
+	chainLookup     = "to_dns"        // by UDP
 	chainAdmit      = "admit"         // is there room for one more forwarded connection?
-	chainAdmitOwn   = "admit_gateway" // … and for one more to the gateway?
+	chainAdmitOwn   = "admit_gateway" // … for one more to the gateway?
+	chainAdmitNames = "admit_lookup"  // … for one more lookup of names by UDP?
 	chainDNS        = "dns"
 	chainDNSBox     = "dns_box" // to the gateway, from a box
 	chainInput      = "input"
@@ -86,6 +88,7 @@ type staticSets struct {
 	forwards *nftables.Set                    // forwarded connections per interface
 	notes    *nftables.Set                    // interfaces for which a connection was forwarded, see notes.go
 	accepts  *nftables.Set                    // connections to the gateway per interface
+	lookups  *nftables.Set                    // lookups of names by UDP per interface
 	leaves   map[network.Family]*nftables.Set // address of a box → address of the host that its connections leave from
 }
 
@@ -127,7 +130,7 @@ func (t *txn) declareSets() *staticSets {
 		t.set(set)
 	}
 	s.pings, s.sent = t.meter("pings"), t.meter("sent")
-	s.forwards, s.accepts, s.notes = t.census("forwards"), t.census("accepts"), t.set(notesSet())
+	s.forwards, s.accepts, s.lookups, s.notes = t.census("forwards"), t.census("accepts"), t.census("lookups"), t.set(notesSet())
 	return s
 }
 
@@ -160,7 +163,7 @@ func (t *txn) declareCounters() {
 // declareChains creates all static chains before any rule, so that rules can refer to any chain.
 func (t *txn) declareChains() {
 	for _, name := range []string{chainGuardBox, chainJudgeBox, chainKnown, chainAnswer, chainRelated, chainOwn, chainProxy,
-		chainPass, chainPassNew, chainPassICMP, chainPing, chainGateway, chainAdmit, chainAdmitOwn, chainDNSBox, chainInputBox, chainForwardOut, chainForwardIn,
+		chainPass, chainPassNew, chainPassICMP, chainPing, chainGateway, chainLookup, chainAdmit, chainAdmitOwn, chainAdmitNames, chainDNSBox, chainInputBox, chainForwardOut, chainForwardIn,
 		chainHideBox, chainClosed, chainReject} {
 		t.chain(name)
 	}
