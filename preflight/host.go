@@ -90,7 +90,8 @@ func needCgroups() error {
 	return nil
 }
 
-// needImage requires the default image: the tool that builds it if it has not been built yet, or its file or directory.
+// needImage requires the file or directory of the default image. Of the debian image, which is built for the first box that is launched,
+// the tool that does it may be missing: whoever only attaches does not need it.
 func needImage(cfg config.Config) error {
 	source := cfg.Launcher.Images["default"]
 	if source != "debian" {
@@ -100,7 +101,8 @@ func needImage(cfg config.Config) error {
 		return nil
 	}
 	if _, err := exec.LookPath("mmdebstrap"); err != nil {
-		return errors.New("mmdebstrap is missing, which builds the debian image: apt-get install mmdebstrap, or name another image in launcher.images")
+		return Warnf("mmdebstrap is missing, which builds the debian image: boxes of it cannot be launched, others attached all the same. " +
+			"apt-get install mmdebstrap; or name another image in launcher.images; or set launcher.enabled to false")
 	}
 	return nil
 }

@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"net"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -64,13 +63,6 @@ var brokenHosts = []broken{
 		return mount(t, lab.RunDir(w.Dir), "ro")
 	}},
 	{"the runtime is missing", "runtime /nonexistent/runc", "is missing", "apt-get install runc", configured(func(c *config.Config) { c.Launcher.Runtime = "/nonexistent/runc" })},
-	{"nothing builds the image", "image debian", "mmdebstrap is missing", "apt-get install mmdebstrap", func(t *testing.T, w *harness.World) func() {
-		back := configured(func(c *config.Config) { c.Launcher.ImageDir = filepath.Join(w.Dir, "images") })(t, w)
-		runc, err := exec.LookPath("runc")
-		dir := t.TempDir()
-		must(t, err, os.Symlink(runc, filepath.Join(dir, "runc")))
-		return joined(back, wrapped("env PATH="+dir)(t, w))
-	}},
 	{"the image is missing", "image /nonexistent/rootfs", "there is no", "launcher.images", configured(func(c *config.Config) {
 		c.Launcher.Images = map[string]string{"default": "/nonexistent/rootfs"}
 	})},

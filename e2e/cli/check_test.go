@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"net"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -50,6 +51,31 @@ func TestCheckPassesWhatServes(t *testing.T) {
 	}
 	if err := w.Start(t.Context()); err != nil {
 		t.Error(err)
+	}
+}
+
+// A host that has nothing to build the image with attaches boxes all the same: the check warns, the gateway starts, and says what to do
+// when a box is to be launched.
+func TestHostThatCannotBuildTheImage(t *testing.T) {
+	t.Parallel()
+	w := harness.NewStopped(t, lab.Options{})
+	configured(func(c *config.Config) { c.Launcher.ImageDir = filepath.Join(w.Dir, "images") })(t, w)
+	runc, err := exec.LookPath("runc")
+	dir := t.TempDir()
+	must(t, err, os.Symlink(runc, filepath.Join(dir, "runc")))
+	wrapped("env PATH="+dir)(t, w)
+	if lacks := check(w); len(lacks) > 0 {
+		t.Errorf("the check fails: %v", lacks)
+	}
+	if out, err := w.Net.Gateway().Run(t.Context(), w.Self, "check", "--config", w.Config); err != nil || !strings.Contains(out, "apt-get install mmdebstrap") {
+		t.Errorf("%v: the check does not warn:\n%s", err, out)
+	}
+	must(t, w.Start(t.Context()))
+	if out, code := w.GatewayCommand("box", "create"); code != 1 || !strings.Contains(out, "apt-get install mmdebstrap") {
+		t.Errorf("a box is created: exit %d %s", code, out)
+	}
+	if out, code := w.GatewayCommand("box", "list"); code != 0 || strings.Contains(out, "error") {
+		t.Errorf("after that: exit %d %s", code, out)
 	}
 }
 
