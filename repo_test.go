@@ -296,6 +296,27 @@ func TestDocumentsNameExistingFiles(t *testing.T) {
 	}
 }
 
+// TestScriptsNameExistingPackages holds the packages that scripts name to those that there are.
+func TestScriptsNameExistingPackages(t *testing.T) {
+	scripts, err := filepath.Glob("dist/*.sh")
+	if err != nil || len(scripts) == 0 {
+		t.Fatal(scripts, err)
+	}
+	for _, path := range append(scripts, "Makefile", ".ci/run") {
+		text, err := os.ReadFile(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for word := range strings.FieldsSeq(string(text)) {
+			if dir, ok := strings.CutSuffix(word, "/..."); ok && dir != "." {
+				if _, err := os.Stat(dir); err != nil {
+					t.Errorf("%s: %v", path, err)
+				}
+			}
+		}
+	}
+}
+
 // TestSecurityNamesExistingTests holds docs/security.md to its word: each test it names as proof must exist.
 func TestSecurityNamesExistingTests(t *testing.T) {
 	text, err := os.ReadFile("docs/security.md")
