@@ -11,7 +11,11 @@ type Counters = link.Counters
 
 // Counters returns the counters of the interfaces of these boxes, as far as they have one.
 func (f *Firewall) Counters(boxes []policy.BoxID) (map[policy.BoxID]Counters, error) {
-	all, err := f.links.Counters()
+	names := make([]string, 0, len(boxes))
+	for _, id := range boxes {
+		names = append(names, network.LinkName(id))
+	}
+	all, err := f.links.Counters(names)
 	if err != nil {
 		return nil, err
 	}

@@ -46,6 +46,19 @@ func dumpConfs() map[string]confs {
 	return found
 }
 
+// confsNamed returns the sysctls of one interface of the namespace that the calling thread is in; none if they cannot be read.
+func confsNamed(name string) confs {
+	ask := nl.NewNetlinkRequest(unix.RTM_GETLINK, 0)
+	ask.AddData(nl.NewIfInfomsg(unix.AF_UNSPEC))
+	ask.AddData(nl.NewRtAttr(unix.IFLA_IFNAME, nl.ZeroTerminated(name)))
+	messages, err := ask.Execute(unix.NETLINK_ROUTE, 0)
+	if err != nil || len(messages) != 1 {
+		return nil
+	}
+	_, found := confsOf(messages[0])
+	return found
+}
+
 // confsOf returns the sysctls in a message about an interface.
 func confsOf(message []byte) (name string, found confs) {
 	if len(message) < unix.SizeofIfInfomsg {

@@ -33,6 +33,9 @@ func TestConfsAreThoseOfTheFiles(t *testing.T) {
 		if !dumpConfs()[name].hold(want) {
 			t.Error("the values are not known")
 		}
+		if !confsNamed(name).hold(want) || confsNamed("none") != nil {
+			t.Error("the values of one interface are not known")
+		}
 		if (confs)(nil).hold(want) || dumpConfs()["peer"].hold(want) {
 			t.Error("an interface has the values of another")
 		}

@@ -264,11 +264,15 @@ func neighbour(link int, a netip.Addr, mac net.HardwareAddr) *netlink.Neigh {
 // configureInside gives the box its addresses, its default routes, and the gateway as a permanent neighbour.
 func (l *Links) configureInside(b *Attachment, inside *netlink.Handle, ns netns.NsHandle, hostMAC net.HardwareAddr) error {
 	if err := namespace.Do(ns, func() error {
-		return namespace.WriteSysctls([]namespace.Sysctl{
+		want := []namespace.Sysctl{
 			{Path: "ipv6/conf/" + Inside + "/disable_ipv6", Value: "0"},
 			{Path: "ipv6/conf/" + Inside + "/accept_ra", Value: "0"},
 			{Path: "ipv6/conf/" + Inside + "/addr_gen_mode", Value: "1"},
-		})
+		}
+		if confsNamed(Inside).hold(want) {
+			return nil
+		}
+		return namespace.WriteSysctls(want)
 	}); err != nil {
 		return fmt.Errorf("inside the box: %w", err)
 	}
@@ -281,6 +285,9 @@ func (l *Links) configureInside(b *Attachment, inside *netlink.Handle, ns netns.
 			if err := replaceAddresses(inside, link, b); err != nil {
 				return fmt.Errorf("inside the box: %w", err)
 			}
+		}
+		if link.Attrs().RawFlags&unix.IFF_UP != 0 {
+			continue
 		}
 		if err := inside.LinkSetUp(link); err != nil {
 			return fmt.Errorf("inside the box: interface %s: %w", name, err)
@@ -298,9 +305,14 @@ func replaceAddresses(inside *netlink.Handle, link netlink.Link, b *Attachment) 
 	if err != nil {
 		return fmt.Errorf("addresses: %w", err)
 	}
-	replaced := 0
+	replaced, right := 0, map[netip.Addr]bool{}
 	for _, a := range have {
-		if ip, _ := netip.AddrFromSlice(a.IP); ip.Unmap() != b.V4 && ip != b.V6 && replaced < mostReplaced {
+		ip, _ := netip.AddrFromSlice(a.IP)
+		if ip = ip.Unmap(); ip == b.V4 || ip == b.V6 {
+			right[ip] = a.IPNet.String() == network.HostNet(ip).String() && a.Flags&unix.IFA_F_PERMANENT != 0 && a.Flags&unix.IFA_F_TENTATIVE == 0
+			continue
+		}
+		if replaced < mostReplaced {
 			replaced++
 			if err := inside.AddrDel(link, &a); err != nil {
 				return fmt.Errorf("address %v: %w", a.IPNet, err)
@@ -308,6 +320,9 @@ func replaceAddresses(inside *netlink.Handle, link netlink.Link, b *Attachment) 
 		}
 	}
 	for _, a := range []netip.Addr{b.V4, b.V6} {
+		if right[a] {
+			continue
+		}
 		if err := inside.AddrReplace(link, &netlink.Addr{IPNet: network.HostNet(a), Flags: unix.IFA_F_NODAD}); err != nil {
 			return fmt.Errorf("address %v: %w", a, err)
 		}
