@@ -92,7 +92,7 @@ func (f *Firewall) open(ctx context.Context) error {
 	}
 	steps := []func() error{
 		func() error { return f.install(keep) },
-		func() error { f.findOwners(); return nil },
+		func() error { f.findOwners(); f.cutLookups(); return nil },
 		func() error { f.table.Collect(); return nil },
 		func() error { return fault.At(ctx, "open: table written") },
 		f.routing.SetAddresses,

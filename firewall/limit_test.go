@@ -84,6 +84,40 @@ func TestConnectionsOfOneBoxAreLimited(t *testing.T) {
 	})
 }
 
+// A port from which a box has asked for names leads to the gateway of now, not to where an earlier run has listened.
+func TestLookupsReachTheGatewayThatRuns(t *testing.T) {
+	w := newWorld(t)
+	w.addBox("one", 10)
+	gateways := []netip.Addr{w.cfg.GatewayV4, w.cfg.GatewayV6}
+	var earlier []net.PacketConn
+	var clients []net.Conn
+	for _, a := range gateways {
+		pc := w.listenUDP(w.gateway, netip.AddrPortFrom(a, w.cfg.DNSPort).String())
+		earlier = append(earlier, pc)
+		c, err := w.dial(w.boxNS["one"], "udp", netip.AddrPortFrom(a, 53))
+		w.must(err)
+		if _, err := ask(c, "before"); err != nil {
+			t.Fatal(err)
+		}
+		clients = append(clients, c)
+	}
+	w.must(w.fw.Close())
+	for _, pc := range earlier {
+		w.must(pc.Close())
+	}
+	w.cfg.DNSPort++
+	for _, a := range gateways {
+		w.serveUDP(w.gateway, netip.AddrPortFrom(a, w.cfg.DNSPort).String())
+	}
+	w.open()
+	w.addBox("one", 10)
+	for _, c := range clients {
+		if _, err := ask(c, "after"); err != nil {
+			t.Errorf("%v: %v", c.RemoteAddr(), err)
+		}
+	}
+}
+
 // A box that has all its connections to the proxy can still look up names.
 func TestConnectionsToTheProxyLeaveRoomForLookups(t *testing.T) {
 	w := newWorld(t)

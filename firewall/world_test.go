@@ -265,6 +265,11 @@ func (w *world) serveTCP(ns netns.NsHandle, listen string, control func(fd int) 
 // serveUDP answers every datagram with the peer's address and the datagram.
 func (w *world) serveUDP(ns netns.NsHandle, listen string) netip.AddrPort {
 	w.t.Helper()
+	return addrPort(w.listenUDP(ns, listen).LocalAddr())
+}
+
+func (w *world) listenUDP(ns netns.NsHandle, listen string) net.PacketConn {
+	w.t.Helper()
 	var pc net.PacketConn
 	w.must(w.in(ns, func() (err error) {
 		pc, err = listenConfig(transparent).ListenPacket(context.Background(), "udp", listen)
@@ -281,7 +286,7 @@ func (w *world) serveUDP(ns netns.NsHandle, listen string) netip.AddrPort {
 			_, _ = pc.WriteTo(fmt.Appendf(nil, "%v %s", addrPort(from), buf[:n]), from)
 		}
 	}()
-	return addrPort(pc.LocalAddr())
+	return pc
 }
 
 func addrPort(a net.Addr) netip.AddrPort {

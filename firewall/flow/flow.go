@@ -62,6 +62,25 @@ func (k *Cutter) CutAll(keep func(Owner, Flow) bool) error {
 	})
 }
 
+// CutLookups ends the lookups of names that lead to another port of the gateway than this one: the connection table keeps for up to minutes
+// where a client's port led to.
+func (k *Cutter) CutLookups(port uint16) error {
+	toGateway := conntrack.NewFilter().Mark(network.MarkedBox).MarkMask(network.MarkedBox | network.FlowForwarded)
+	return k.with(func(c *conntrack.Conn) error {
+		flows, err := c.DumpFilter(toGateway, nil)
+		errs := []error{err}
+		for _, flow := range flows {
+			if flow.TupleOrig.Proto.DestinationPort != dnsPort || flow.TupleReply.Proto.SourcePort == port {
+				continue
+			}
+			if err := c.Delete(flow); err != nil && !errors.Is(err, unix.ENOENT) {
+				errs = append(errs, err)
+			}
+		}
+		return errors.Join(errs...)
+	})
+}
+
 // forwarded finds the connections that the kernel forwards for boxes.
 func forwarded() conntrack.Filter {
 	return conntrack.NewFilter().Mark(network.FlowForwarded).MarkMask(network.FlowForwarded)
