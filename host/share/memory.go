@@ -38,11 +38,14 @@ func MemoryOf(cfg config.Config) Memory {
 	return shareMemory(cfg.Limits, hostMemory("/proc", "/sys/fs/cgroup"))
 }
 
-// Hold makes the runtime collect garbage as often as it takes to stay within what the process may use. GOMEMLIMIT in the
-// environment takes precedence.
+// Hold makes the runtime collect garbage as often as it takes to stay within what the process may use, and otherwise not for little.
+// GOMEMLIMIT and GOGC in the environment take precedence. Call it once.
 func (m Memory) Hold() {
 	if os.Getenv("GOMEMLIMIT") == "" {
 		debug.SetMemoryLimit(m.all)
+	}
+	if os.Getenv("GOGC") == "" {
+		pace(uint64(min(leastGarbage, m.all/8)))
 	}
 }
 

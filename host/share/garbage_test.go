@@ -1,0 +1,35 @@
+package share
+
+import (
+	"runtime"
+	"runtime/debug"
+	"testing"
+)
+
+func TestPercentOfGarbage(t *testing.T) {
+	for held, want := range map[uint64]int{0: mostPercent, 1 << 20: mostPercent, 16 << 20: 400, 64 << 20: 100, 1 << 30: 100} {
+		if got := percent(held, 64<<20); got != want {
+			t.Errorf("%d bytes: %d", held, got)
+		}
+	}
+}
+
+var kept []byte
+
+// A process that holds little collects its garbage once there is enough of it.
+func TestLittleGarbageIsNotCollected(t *testing.T) {
+	stop := pace(64 << 20)
+	defer debug.SetGCPercent(100)
+	defer stop()
+	runtime.GC()
+	runtime.GC()
+	var before, after runtime.MemStats
+	runtime.ReadMemStats(&before)
+	for range 640 {
+		kept = make([]byte, 1<<20)
+	}
+	runtime.ReadMemStats(&after)
+	if n := after.NumGC - before.NumGC; n > 25 {
+		t.Errorf("640 MiB of garbage were collected in %d times", n)
+	}
+}
