@@ -59,7 +59,8 @@ func parse(name string, args []string, more func(*flag.FlagSet)) (options, error
 	if rounds > 0 {
 		o.form.Rounds = rounds
 	}
-	o.form.Idle = min(o.form.Idle, raiseFiles()/6) // the gateway divides its descriptors, and others are for other things
+	most := raiseFiles() // the gateway divides its descriptors, and others are for other things
+	o.form.Idle, o.form.Visitors = min(o.form.Idle, most/6), min(o.form.Visitors, most/80)
 	if o.only != "" && len(o.scenarios()) != len(strings.Split(o.only, ",")) {
 		return o, fmt.Errorf("no such scenarios: %s", o.only)
 	}

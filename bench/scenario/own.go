@@ -118,9 +118,9 @@ func create(f Form) func(Turn) ([]Sample, error) {
 func cuts(f Form) Scenario {
 	s := Scenario{
 		ID: "S11", Title: "A tightened policy cuts what is open", Cost: untilCut,
-		Note: fmt.Sprintf("%d open connections, and a PUT of a policy that allows none of them: from its sending until the last connection is cut; p50 and p99 are those of the connections of one PUT. "+
+		Note: fmt.Sprintf("%[1]d open connections, and a PUT of a policy that allows none of them: from its sending until the last connection is cut; p50 and p99 are those of the connections of one PUT. "+
 			"Forwarded by the kernel: each of them sends ten requests a second, and has been cut when its last answer has come. "+
-			"Public URL: the connections are WebSockets, and the URL is deleted.", f.Cut),
+			"Public URL: the connections are %[2]d WebSockets from one address, and the URL is deleted.", f.Cut, f.Visitors),
 	}
 	for _, c := range []struct {
 		name string
@@ -145,6 +145,7 @@ func cut(f Form, role peer.Role) func(Turn) ([]Sample, error) {
 			o.Path = "/open/1k"
 		}
 		if o.Upgraded = role == peer.WebSocket; o.Upgraded {
+			o.Conns = f.Visitors
 			o.Change, err = t.gateway.Withdrawal()
 		} else {
 			o.Change, err = t.gateway.Denial(kernel(role))

@@ -23,15 +23,16 @@ type Form struct {
 	Few          int // the same, where there are to be few
 	Puts         int // policies put in one measurement
 	Cut          int // open connections that a policy cuts
+	Visitors     int // the same of a public URL, from one address
 	Creates      int // boxes created in one measurement
 	Limit        time.Duration
 }
 
 // The forms. Tiny is for trying the bench itself.
 var (
-	Tiny  = Form{"tiny", 2, 50 * time.Millisecond, 150 * time.Millisecond, 20, 40, 200 * time.Millisecond, 1, 8, 4, 3, 20, 1, 10 * time.Minute}
-	Short = Form{"short", 5, 100 * time.Millisecond, 200 * time.Millisecond, 200, 5000, 2 * time.Second, 1, 100, 10, 20, 200, 1, 15 * time.Minute}
-	Long  = Form{"long", 6, 500 * time.Millisecond, 2 * time.Second, 1000, 5000, 5 * time.Second, 2, 1000, 10, 100, 1000, 3, 90 * time.Minute}
+	Tiny  = Form{"tiny", 2, 50 * time.Millisecond, 150 * time.Millisecond, 20, 40, 200 * time.Millisecond, 1, 8, 4, 3, 20, 20, 1, 10 * time.Minute}
+	Short = Form{"short", 5, 100 * time.Millisecond, 200 * time.Millisecond, 200, 5000, 2 * time.Second, 1, 100, 10, 20, 200, 200, 1, 15 * time.Minute}
+	Long  = Form{"long", 6, 500 * time.Millisecond, 2 * time.Second, 1000, 5000, 5 * time.Second, 2, 1000, 10, 100, 1000, 1000, 3, 90 * time.Minute}
 )
 
 // Scenario is a kind of work with its cases.
