@@ -134,11 +134,13 @@ func TestAttackByALostSource(t *testing.T) {
 	}
 	nothing := func(when string) {
 		t.Helper()
-		_, err := talk.Write([]byte("lost"))
+		w.flushWireFrom(w.gateway)
 		seen := len(w.wire.to(outside4, outside6))
+		_, err := talk.Write([]byte("lost"))
 		for _, to := range []netip.Addr{outside4, outside6} {
 			w.expectSource("one", when, to, netip.Addr{})
 		}
+		w.flushWireFrom(w.gateway)
 		if now := w.wire.to(outside4, outside6); len(now) != seen {
 			t.Errorf("%s: %d packets left, after %v", when, len(now)-seen, err)
 		}

@@ -426,7 +426,13 @@ func (w *wire) find(which func(seenPacket) bool) bool {
 // never will.
 func (w *world) flushWire(id policy.BoxID) {
 	w.t.Helper()
-	c, err := w.dial(w.boxNS[id], "udp", netip.AddrPortFrom(marker4, 9))
+	w.flushWireFrom(w.boxNS[id])
+}
+
+// flushWireFrom is flushWire for a box or the gateway itself, behind whose packets those of boxes are as well.
+func (w *world) flushWireFrom(ns netns.NsHandle) {
+	w.t.Helper()
+	c, err := w.dial(ns, "udp", netip.AddrPortFrom(marker4, 9))
 	w.must(err)
 	defer c.Close()
 	word := fmt.Sprintf("marker %d", time.Now().UnixNano())
