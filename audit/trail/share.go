@@ -92,7 +92,7 @@ func (t *Trail) removeLocked(oldest segments.Segment, next uint64) (err error) {
 		} else if e, ok := t.keeps(line); ok {
 			if _, err := t.writeLocked(e); err != nil {
 				full = true
-				return nil
+				return nil //nolint:nilerr // there is no room: the rest is not kept either
 			}
 		}
 		t.kept = n
