@@ -36,7 +36,7 @@ func (f *Firewall) findOwners() {
 // cutLookups ends lookups of names that lead to where an earlier run listened, once the rules in force lead all later ones to where this
 // one does.
 func (f *Firewall) cutLookups() {
-	if err := f.flows.CutLookups(f.cfg.DNSPort); err != nil {
+	if err := f.flows.CutLookups([]netip.Prefix{f.cfg.PoolV4, f.cfg.PoolV6}, f.cfg.DNSPort); err != nil {
 		f.cfg.Log.Warn("firewall: the connection table cannot be read; for some minutes, lookups of names from ports that boxes use again may fail", zap.Error(err))
 	}
 }

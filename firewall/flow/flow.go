@@ -62,15 +62,17 @@ func (k *Cutter) CutAll(keep func(Owner, Flow) bool) error {
 	})
 }
 
-// CutLookups ends the lookups of names that lead to another port of the gateway than this one: the connection table keeps for up to minutes
-// where a client's port led to.
-func (k *Cutter) CutLookups(port uint16) error {
+// CutLookups ends the lookups of names from the pools that lead to another port of the gateway than this one: the connection table keeps
+// for up to minutes where a client's port led to. Other programs mark connections, too: theirs are none of the pools.
+func (k *Cutter) CutLookups(pools []netip.Prefix, port uint16) error {
 	toGateway := conntrack.NewFilter().Mark(network.MarkedBox).MarkMask(network.MarkedBox | network.FlowForwarded)
 	return k.with(func(c *conntrack.Conn) error {
 		flows, err := c.DumpFilter(toGateway, nil)
 		errs := []error{err}
 		for _, flow := range flows {
-			if flow.TupleOrig.Proto.DestinationPort != dnsPort || flow.TupleReply.Proto.SourcePort == port {
+			from := flow.TupleOrig.IP.SourceAddress.Unmap()
+			ofBox := slices.ContainsFunc(pools, func(p netip.Prefix) bool { return p.Contains(from) })
+			if !ofBox || flow.TupleOrig.Proto.DestinationPort != dnsPort || flow.TupleReply.Proto.SourcePort == port {
 				continue
 			}
 			if err := c.Delete(flow); err != nil && !errors.Is(err, unix.ENOENT) {

@@ -30,9 +30,10 @@ func pace(garbage uint64) (stop func()) {
 		metrics.Read(held)
 		sum := uint64(0)
 		for _, s := range held {
-			if s.Value.Kind() == metrics.KindUint64 {
-				sum += s.Value.Uint64()
+			if s.Value.Kind() != metrics.KindUint64 {
+				return // this version of Go does not say: its own pace is kept
 			}
+			sum += s.Value.Uint64()
 		}
 		if want := percent(sum, garbage); want > set+set/10 || want < set-set/10 { // to set it stops everything for a moment
 			debug.SetGCPercent(want)
