@@ -32,7 +32,7 @@ func (s *Server) ServeUDP(ctx context.Context, pc net.PacketConn) error {
 	defer r.answering.Wait()
 	defer r.batch.flush()
 	defer r.giveUp(ctx)
-	defer context.AfterFunc(ctx, sock.interrupt)()
+	defer context.AfterFunc(ctx, sock.leave)()
 	defer context.AfterFunc(s.retiring, sock.leave)()
 	for {
 		err := r.serve(ctx)
@@ -69,7 +69,7 @@ func (r *reader) serve(ctx context.Context) error {
 		flags = unix.MSG_DONTWAIT
 	}
 	n, err := r.batch.read(flags)
-	if err != nil || ctx.Err() != nil {
+	if err != nil {
 		return err
 	}
 	now := time.Now()

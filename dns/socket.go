@@ -24,11 +24,11 @@ type socket struct {
 	closed bool
 }
 
-// leaving is how long a read may wait once the socket is another process's as well.
+// leaving is how long a read may wait once the socket is left.
 const leaving = 20 * time.Millisecond
 
-// leave makes reads return soon, whether or not anything arrives, and leaves the socket usable for the process that it was
-// passed on to ([Resume]). The kernel looks at the limit when a read begins, so the one that waits is begun again: a signal
+// leave makes reads return soon, whether or not anything arrives, and leaves the socket usable for the process that it is
+// passed on to, now or by the service manager ([Resume]). The kernel looks at the limit when a read begins, so the one that waits is begun again: a signal
 // to its thread does that. The runtime sends the same one to preempt goroutines, and expects ones that it did not send.
 func (s *socket) leave() {
 	s.mu.Lock()
@@ -46,7 +46,7 @@ func (s *socket) leave() {
 	}
 }
 
-// Resume makes a socket usable in the ordinary way that another process has left by [Server.Retire].
+// Resume makes a socket usable in the ordinary way that another process has served.
 func Resume(pc syscall.Conn) error {
 	return control(pc, func(fd int) error {
 		return unix.SetsockoptTimeval(fd, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &unix.Timeval{})
@@ -72,15 +72,6 @@ func takeOver(pc net.PacketConn) (*socket, error) {
 		return nil, errors.Join(fmt.Errorf("dns: make a socket block: %w", err), s.close())
 	}
 	return s, nil
-}
-
-// interrupt makes reads return at once, from now on. Another process that has the socket cannot read it any more, either.
-func (s *socket) interrupt() {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if !s.closed {
-		_ = unix.Shutdown(s.fd, unix.SHUT_RD) // ENOTCONN, but it has its effect
-	}
 }
 
 func (s *socket) close() error {

@@ -39,15 +39,30 @@ type Listeners struct {
 
 	passable  []passable          // what another process can be given
 	inherited map[string]*os.File // what another process has given, and has not been used yet
+	replaces  bool                // that is the gateway that runs
+	gone      []string            // names of what was inherited and is closed
+	apart     bool                // boxes have a network namespace of this run alone
 }
 
 // explicitPort is the well-known port of the explicit proxy on the gateway addresses.
 const explicitPort = 3128
 
 // Listen opens every socket that the configuration asks for, or none. What boxes are steered to is opened in boxes, nil for the
-// gateway's own namespace.
-func Listen(ctx context.Context, cfg config.Config, a config.Addresses, boxes *apart.Net) (*Listeners, error) {
-	return listen(ctx, cfg, a, boxes, &Listeners{})
+// gateway's own namespace. Sockets of an earlier run are used where they are what the configuration asks for; all of them are this
+// function's to close. See [systemd.Kept].
+func Listen(ctx context.Context, cfg config.Config, a config.Addresses, boxes *apart.Net, kept map[string]*os.File) (*Listeners, error) {
+	l := &Listeners{apart: boxes != nil}
+	l.takeKept(kept)
+	l.dnsPort, l.proxyPort = l.keptPort(dnsName(a.GatewayV4)), l.keptPort(proxyName(loopback[0]))
+	l, err := listen(ctx, cfg, a, boxes, l)
+	if err != nil {
+		return nil, err
+	}
+	if err := l.resumeKept(); err != nil {
+		l.Close()
+		return nil, fmt.Errorf("DNS: %w", err)
+	}
+	return l, nil
 }
 
 // listen opens what has not been inherited.
@@ -99,7 +114,7 @@ func (l *Listeners) lockNamespace() (err error) {
 		delete(l.inherited, namespaceLock)
 		l.lock, err = nslock.Inherit(f)
 	} else {
-		l.lock, err = awaitLock(l.inherited != nil)
+		l.lock, err = awaitLock(l.replaces)
 	}
 	if err == nil {
 		l.all, l.passable = append(l.all, l.lock), append(l.passable, passable{namespaceLock, l.lock})
@@ -276,9 +291,15 @@ func (l *Listeners) openEgress(ctx context.Context, a config.Addresses) error {
 	if err := samePort(func() (uint16, error) { return l.openDNS(ctx, gateways) }, &l.dnsPort); err != nil {
 		return fmt.Errorf("DNS: %w", err)
 	}
-	loopback := []netip.Addr{netip.AddrFrom4([4]byte{127, 0, 0, 1}), netip.IPv6Loopback()}
-	return samePort(func() (uint16, error) { return l.openTransparent(ctx, loopback) }, &l.proxyPort)
+	return samePort(func() (uint16, error) { return l.openTransparent(ctx, loopback[:]) }, &l.proxyPort)
 }
+
+// loopback is where the transparent proxy listens.
+var loopback = [...]netip.Addr{netip.AddrFrom4([4]byte{127, 0, 0, 1}), netip.IPv6Loopback()}
+
+// The names of the listeners of the DNS server and the transparent proxy at an address.
+func dnsName(at netip.Addr) string   { return "DNS over TCP " + at.String() }
+func proxyName(at netip.Addr) string { return "proxy " + at.String() }
 
 // samePort calls open until it has found one port that is free in both families.
 func samePort(open func() (uint16, error), port *uint16) error {
@@ -295,7 +316,7 @@ func (l *Listeners) openDNS(ctx context.Context, addrs []netip.Addr) (uint16, er
 	port := l.dnsPort // 0: the first listener finds one
 	takeBack := l.attempt()
 	for _, a := range addrs {
-		ln, err := l.open("DNS over TCP "+a.String(), func() (net.Listener, error) {
+		ln, err := l.open(dnsName(a), func() (net.Listener, error) {
 			return gatewaySocket.Listen(ctx, "tcp", netip.AddrPortFrom(a, port).String())
 		})
 		if err == nil {
@@ -316,7 +337,7 @@ func (l *Listeners) openTransparent(ctx context.Context, addrs []netip.Addr) (ui
 	port := l.proxyPort // 0: the first listener finds one
 	takeBack := l.attempt()
 	for _, a := range addrs {
-		ln, err := l.open("proxy "+a.String(), func() (net.Listener, error) {
+		ln, err := l.open(proxyName(a), func() (net.Listener, error) {
 			return proxy.ListenTransparent(ctx, netip.AddrPortFrom(a, port).String())
 		})
 		if err != nil {

@@ -108,13 +108,17 @@ func (l *Listeners) attempt() (takeBack func()) {
 		for _, c := range l.all[all:] {
 			_ = c.Close()
 		}
+		for _, p := range l.passable[passable:] {
+			l.gone = append(l.gone, p.name)
+		}
 		l.all, l.passable = l.all[:all], l.passable[:passable]
 	}
 }
 
 // closeUnused closes what was inherited and is not asked for.
 func (l *Listeners) closeUnused() {
-	for _, f := range l.inherited {
+	for name, f := range l.inherited {
+		l.gone = append(l.gone, name)
 		_ = f.Close()
 	}
 	l.inherited = nil
@@ -122,7 +126,7 @@ func (l *Listeners) closeUnused() {
 
 // inherit opens the sockets that the configuration asks for, or takes those that were passed on.
 func inherit(ctx context.Context, cfg config.Config, a config.Addresses, h handover.Hello, files map[string]*os.File) (*Listeners, error) {
-	return listen(ctx, cfg, a, nil, &Listeners{inherited: files, dnsPort: h.DNSPort, proxyPort: h.ProxyPort})
+	return listen(ctx, cfg, a, nil, &Listeners{inherited: files, replaces: true, dnsPort: h.DNSPort, proxyPort: h.ProxyPort})
 }
 
 // pass greets another process with all sockets.

@@ -42,13 +42,13 @@ func inNamespace(t *testing.T, do func(*testing.T, config.Config, config.Address
 }
 
 func passOn(t *testing.T, cfg config.Config, a config.Addresses) error {
-	old, err := Listen(t.Context(), cfg, a, nil)
+	old, err := Listen(t.Context(), cfg, a, nil, nil)
 	if err != nil {
 		return err
 	}
 	refused := func(when string) {
 		t.Helper()
-		if l, err := Listen(t.Context(), cfg, a, nil); err == nil || !strings.Contains(err.Error(), "another gateway runs in this network namespace") {
+		if l, err := Listen(t.Context(), cfg, a, nil, nil); err == nil || !strings.Contains(err.Error(), "another gateway runs in this network namespace") {
 			t.Errorf("%s: %v", when, err)
 			if err == nil {
 				l.Close()
@@ -94,7 +94,7 @@ func passOn(t *testing.T, cfg config.Config, a config.Addresses) error {
 	if _, err := os.Lstat(socket); !errors.Is(err, os.ErrNotExist) {
 		t.Error("the socket is left:", err)
 	}
-	third, err := Listen(t.Context(), cfg, a, nil)
+	third, err := Listen(t.Context(), cfg, a, nil, nil)
 	if err == nil {
 		third.Close()
 	}
@@ -104,7 +104,7 @@ func passOn(t *testing.T, cfg config.Config, a config.Addresses) error {
 // TestQueriesDoNotWakeThePoller: the sockets that receive queries are not the runtime's to poll, whoever opened them.
 func TestQueriesDoNotWakeThePoller(t *testing.T) {
 	inNamespace(t, func(t *testing.T, cfg config.Config, a config.Addresses) error {
-		l, err := Listen(t.Context(), cfg, a, nil)
+		l, err := Listen(t.Context(), cfg, a, nil, nil)
 		if err != nil {
 			return err
 		}

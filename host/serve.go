@@ -19,12 +19,16 @@ import (
 	"boxgate/audit"
 	"boxgate/host/keyless"
 	"boxgate/host/share"
+	"boxgate/host/systemd"
 	"boxgate/ingress"
 	"boxgate/internal/fault"
 )
 
 // shutdownTimeout is how long requests and commands may go on after the first signal. Sessions end at once.
 const shutdownTimeout = 10 * time.Second
+
+// answeringTimeout is how long DNS queries may then still be answered that have been read.
+const answeringTimeout = time.Second
 
 // errNotRecovered refuses to serve while running boxes are not known.
 var errNotRecovered = errors.New("the boxes of the earlier run were not recovered")
@@ -86,7 +90,7 @@ func (h *Host) serveParts(ctx context.Context) error {
 	h.startLoops(ctx, run)
 	h.announce()
 	group.Go(func() error {
-		defer stopAnswering()
+		defer h.endAnswering(stopAnswering)
 		finish := func(drain context.Context) error { return h.finish(drain, admin, adminServer, metrics) }
 		select {
 		case <-ctx.Done():
@@ -98,6 +102,14 @@ func (h *Host) serveParts(ctx context.Context) error {
 		}
 	})
 	return group.Wait()
+}
+
+// endAnswering ends the DNS server. What it has read is answered; what it has not is the next gateway's, if the service manager keeps
+// the sockets.
+func (h *Host) endAnswering(stop func()) {
+	defer stop()
+	defer time.AfterFunc(answeringTimeout, stop).Stop()
+	h.parts.dns.Retire()
 }
 
 // startLoops starts what looks after the boxes and the host, until ctx ends or stopLoops is called.
@@ -141,7 +153,8 @@ func (h *Host) sayPolicies() {
 
 // announce tells systemd, the log and the caller that everything is served.
 func (h *Host) announce() {
-	if err := notifySystemd("READY=1"); err != nil {
+	h.parts.listeners.keep(h.parts.log)
+	if err := systemd.Ready(); err != nil {
 		h.parts.log.Warn("systemd was not told that the gateway is ready", zap.Error(err))
 	}
 	h.sayPolicies()
@@ -153,7 +166,7 @@ func (h *Host) announce() {
 
 // drain finishes what is under way.
 func (h *Host) drain(finish func(context.Context) error) error {
-	_ = notifySystemd("STOPPING=1")
+	_ = systemd.Notify("STOPPING=1")
 	drain, cancel := context.WithTimeout(context.Background(), shutdownTimeout)
 	defer cancel()
 	err := finish(drain)

@@ -15,6 +15,7 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"boxgate/host/handover"
+	"boxgate/host/systemd"
 	"boxgate/internal/fault"
 	"boxgate/policy"
 	"boxgate/store"
@@ -243,7 +244,7 @@ func (h *Host) retire(next *successor) (pid int) {
 	all.Wait()
 	h.parts.listeners.closeQuietly()
 	_ = os.Remove(filepath.Join(h.parts.cfg.StateDir, store.File) + keptSuffix)
-	if err := notifySystemd(fmt.Sprintf("MAINPID=%d", next.process.Pid)); err != nil {
+	if err := systemd.Notify(fmt.Sprintf("MAINPID=%d", next.process.Pid)); err != nil {
 		h.parts.log.Warn("systemd was not told which process serves", zap.Error(err))
 	}
 	pid = next.process.Pid

@@ -159,7 +159,12 @@ func (g *Gateway) awaitReady(ctx context.Context, ready *net.UnixConn) error {
 	reported := make(chan struct{})
 	go func() {
 		defer close(reported)
-		_, _ = ready.Read(make([]byte, 64)) // an error means that the wait is over
+		message := make([]byte, 1024)
+		for { // the others are about the sockets that a service manager would keep
+			if n, err := ready.Read(message); err != nil || string(message[:n]) == "READY=1" { // an error means that the wait is over
+				return
+			}
+		}
 	}()
 	select {
 	case <-g.exited:

@@ -80,6 +80,7 @@ func TestReleases(t *testing.T) {
 	t.Run("binary", func(t *testing.T) { checkBinary(t, binary) })
 	t.Run("bill", func(t *testing.T) { checkBill(t, binary) })
 	t.Run("package", func(t *testing.T) { checkPackage(t, only(t, first, "*.deb")) })
+	t.Run("service", func(t *testing.T) { checkService(t, only(t, first, "*.deb")) })
 	t.Run("image", func(t *testing.T) { checkImage(t, only(t, first, "*.oci.tar")) })
 }
 

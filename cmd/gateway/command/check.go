@@ -138,7 +138,7 @@ func checkListen(ctx context.Context, cfg config.Config) error {
 		}
 		cfg.Admin.Socket = ""
 	}
-	l, err := host.Listen(ctx, cfg, a, nil)
+	l, err := host.Listen(ctx, cfg, a, nil, nil)
 	if err == nil {
 		l.Close()
 	}

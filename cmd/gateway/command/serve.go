@@ -17,6 +17,7 @@ import (
 	"boxgate/cmd/gateway/command/terminal"
 	"boxgate/config"
 	"boxgate/host"
+	"boxgate/host/systemd"
 	"boxgate/store"
 )
 
@@ -28,12 +29,13 @@ func newServeCommand(o *cli.Options) *cobra.Command {
 		Short: "Run the gateway in the foreground",
 		Args:  cli.ExactArgs(0),
 		RunE: func(cmd *cobra.Command, _ []string) error {
+			kept := systemd.Kept() // before anything else, which could inherit them
 			ctx := cmd.Context()
 			if untilEOF {
 				ctx = endsWithInput(ctx, cmd.InOrStdin())
 			}
 			onTerminal := terminal.IsOne(os.Stderr)
-			so := serveOptions{noWatch: noWatch, greet: onTerminal, file: o.ConfigFile, environ: environWithout(os.Environ())}
+			so := serveOptions{noWatch: noWatch, greet: onTerminal, file: o.ConfigFile, environ: environWithout(os.Environ()), kept: kept}
 			var err error
 			if so.before, err = predecessor(); err != nil {
 				return err
@@ -70,6 +72,7 @@ type serveOptions struct {
 	environ []string // that this process was started with
 	text    []byte   // of the configuration file
 	before  *host.Predecessor
+	kept    map[string]*os.File // sockets of an earlier run
 }
 
 // serveWith reads the configuration and serves. A process that has the place of another taken by its own program is given the
@@ -139,7 +142,7 @@ func serve(ctx context.Context, cfg config.Config, opts serveOptions) error {
 	if log.Core().Enabled(zap.InfoLevel) { // at which decisions are logged
 		o.Decisions = out
 	}
-	return runHost(ctx, o, newReplacing(cfg, opts, log))
+	return runHost(ctx, o, newReplacing(cfg, opts, log), opts.kept)
 }
 
 // turnCoreDumpsOff keeps header values and keys, which a core dump would contain, out of files.
@@ -155,13 +158,13 @@ func turnCoreDumpsOff() error {
 
 // runHost opens the sockets and the host, takes over the boxes of an earlier run and serves until ctx ends, or another process
 // has taken its place and what was open has ended.
-func runHost(ctx context.Context, o host.Options, r *replacing) error {
+func runHost(ctx context.Context, o host.Options, r *replacing, kept map[string]*os.File) error {
 	var err error
 	if o.Addresses, err = config.AddressesOf(o.Config.Network); err != nil {
 		return err
 	}
 	if o.Before == nil {
-		o.Listeners, err = host.Listen(ctx, o.Config, o.Addresses, o.Apart)
+		o.Listeners, err = host.Listen(ctx, o.Config, o.Addresses, o.Apart, kept)
 	} else if o.Listeners, err = o.Before.Listen(ctx, o.Config, o.Addresses); err == nil {
 		err = o.Before.Take()
 	}

@@ -18,6 +18,7 @@ import (
 	"boxgate/config"
 	"boxgate/host"
 	"boxgate/host/handover"
+	"boxgate/host/systemd"
 )
 
 // predecessor returns the process that has started this one to take its place; nil if nobody has.
@@ -167,9 +168,9 @@ func (r *replacing) onHangup(ctx context.Context, h *host.Host) (stop func()) {
 					_ = unix.Kill(unix.Getpid(), unix.SIGTERM)
 					return
 				}
-				host.NotifyReloading()
+				systemd.Reloading()
 				if done, err := r.reload(ctx); err != nil || !done.Replaced {
-					host.NotifyReady()
+					_ = systemd.Ready()
 				}
 			case <-ctx.Done():
 				return

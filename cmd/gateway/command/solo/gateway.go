@@ -58,7 +58,7 @@ func open(ctx context.Context, cfg config.Config, log *zap.Logger) (g *gateway, 
 	if g.net, err = apart.New(); err != nil {
 		return g, err
 	}
-	if g.listeners, err = host.Listen(ctx, cfg, g.addrs, g.net); err != nil {
+	if g.listeners, err = host.Listen(ctx, cfg, g.addrs, g.net, nil); err != nil {
 		return g, err
 	}
 	ready := make(chan struct{})
