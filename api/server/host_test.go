@@ -47,6 +47,7 @@ type memoryHost struct {
 	probes  []api.SelfTestProbe // of every self-test
 	fail    error               // returned by every call, if set
 	crash   bool                // every call panics with a secret
+	unread  error               // what ReadTrail returns
 
 	named      map[string]api.NamedPolicy // without their boxes
 	snapshots  []api.Snapshot

@@ -85,7 +85,9 @@ func (h *memoryHost) DeleteAPIKey(_ context.Context, key string) (api.Key, error
 }
 
 func (h *memoryHost) ReadTrail(context.Context, trail.Filter, bool, func([]byte) error) error {
-	return nil
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return h.unread
 }
 
 func (h *memoryHost) VerifyTrail(context.Context) (trail.Report, error) { return trail.Report{}, nil }

@@ -5,6 +5,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"io"
 	"net/http"
 	"os"
 	"path/filepath"
@@ -246,6 +247,21 @@ func TestNoSecretIsInTheTrail(t *testing.T) {
 	}
 	if len(all) < 100 {
 		t.Errorf("only %d entries", len(all))
+	}
+}
+
+// TestHalfTheTrailIsNotAllOfIt: a reader learns that the trail could not be read to its end.
+func TestHalfTheTrailIsNotAllOfIt(t *testing.T) {
+	t.Parallel()
+	f, _ := withTrail(t)
+	for _, fail := range []error{nil, errors.New("the disk is gone")} {
+		f.host.mu.Lock()
+		f.host.unread = fail
+		f.host.mu.Unlock()
+		resp := f.stream(t, "/v2/audit", "")
+		if _, err := io.ReadAll(resp.Body); resp.StatusCode != http.StatusOK || fail == nil && err != nil || fail != nil && !errors.Is(err, io.ErrUnexpectedEOF) {
+			t.Errorf("%v: %s %v", fail, resp.Status, err)
+		}
 	}
 }
 

@@ -84,12 +84,15 @@ func (e *Endpoints) list(w http.ResponseWriter, r *http.Request) (rest.Reply, er
 	w.Header().Set("Content-Type", stream.NDJSON)
 	w.WriteHeader(http.StatusOK)
 	_ = rc.Flush()
-	_ = e.Host.ReadTrail(ctx, f, q.Follow, func(line []byte) error {
+	err := e.Host.ReadTrail(ctx, f, q.Follow, func(line []byte) error {
 		_, err := out.Write(append(line, '\n'))
 		if err == nil && q.Follow {
 			err = rc.Flush()
 		}
 		return err
 	})
+	if err != nil && ctx.Err() == nil {
+		panic(http.ErrAbortHandler) // or what is missing would look like the end
+	}
 	return rest.Reply{Written: true}, nil
 }

@@ -23,7 +23,8 @@ func (f Filter) matches(e Entry) bool {
 }
 
 // Read calls do with the lines of the entries that the filter selects, oldest first; with follow it goes on with those that are
-// appended until ctx ends. A line that was changed is given as well: it is for [Verify] to find.
+// appended until ctx ends. A line that was changed is given as well, and of a file that is damaged what can be read: to find that is for
+// [Verify].
 func (t *Trail) Read(ctx context.Context, f Filter, follow bool, do func(line []byte) error) error {
 	var at uint64 // number of the segment that is read
 	var offset int64
@@ -48,7 +49,7 @@ func (t *Trail) Read(ctx context.Context, f Filter, follow bool, do func(line []
 				}
 				return do(line)
 			})
-			if err != nil {
+			if err != nil && !damaged(err) {
 				return err
 			}
 		}

@@ -291,6 +291,41 @@ func TestADamagedFileIsSetAside(t *testing.T) {
 	}
 }
 
+// TestADamagedFileHidesNothingBehindIt: what was written after a file that cannot be read whole is read, and Verify says where it ends.
+func TestADamagedFileHidesNothingBehindIt(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	tr := open1(t, dir, Options{Size: 128 << 10})
+	add(t, tr, 100)
+	damaged := files(t, dir)
+	if len(damaged) < 2 {
+		t.Fatal(damaged)
+	}
+	edit(t, damaged[0], func(b []byte) []byte { return append(bytes.Clone(b), make([]byte, 5<<20)...) })
+	if _, err := tr.Append(Entry{Kind: Call, KeyID: "key_late", Route: "later"}); err != nil {
+		t.Fatal(err)
+	}
+	for _, follow := range []bool{false, true} {
+		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+		n, later := 0, false
+		err := tr.Read(ctx, Filter{}, follow, func(line []byte) error {
+			e, _, err := open(line)
+			if n++; e.Route == "later" {
+				later = true
+				cancel()
+			}
+			return err
+		})
+		if cancel(); n != 102 || !later || !follow && err != nil {
+			t.Errorf("%d entries, the later one %v: %v", n, later, err)
+		}
+	}
+	r, err := Verify(dir, tr.Head())
+	if err != nil || len(r.Problems) != 1 || !strings.Contains(r.Problems[0], "cannot be read") || r.Entries != 102 {
+		t.Errorf("%+v %v", r, err)
+	}
+}
+
 // TestShareIsWhatTheOthersLeave.
 func TestShareIsWhatTheOthersLeave(t *testing.T) {
 	t.Parallel()

@@ -66,8 +66,11 @@ func Verify(dir string, known Head) (Report, error) {
 			r.Entries++
 			return nil
 		})
-		if err != nil {
+		if err != nil && !damaged(err) {
 			return r, err
+		}
+		if err != nil {
+			r.problem("a file cannot be read further than entry %d: %v", before.Seq, err)
 		}
 	}
 	if r.First > kept {
