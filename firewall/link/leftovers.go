@@ -6,12 +6,13 @@ import (
 
 	"github.com/vishvananda/netlink"
 
+	"boxgate/firewall/namespace"
 	"boxgate/firewall/network"
 )
 
 // Leftovers returns the names of the host sides of all boxes' interface pairs, whoever made them.
 func Leftovers(h *netlink.Handle) ([]string, error) {
-	links, err := h.LinkList()
+	links, err := namespace.Whole(h.LinkList)
 	if err != nil {
 		return nil, fmt.Errorf("interfaces: %w", err)
 	}

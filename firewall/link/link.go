@@ -367,7 +367,7 @@ func (l *Links) Delete(name string) error {
 
 // DeleteOthers removes the host-side interfaces of boxes that are not known by name.
 func (l *Links) DeleteOthers(known map[string]bool) error {
-	links, err := l.nl.LinkList()
+	links, err := namespace.Whole(l.nl.LinkList)
 	if err != nil {
 		return fmt.Errorf("interfaces: %w", err)
 	}

@@ -10,6 +10,7 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
+	"boxgate/firewall/namespace"
 	"boxgate/firewall/network"
 )
 
@@ -38,12 +39,13 @@ func (h *Host) CheckPools() error {
 }
 
 func checkPool(h *netlink.Handle, pool netip.Prefix) error {
-	routes, err := h.RouteListFiltered(network.RouteFamily(network.FamilyOf(pool.Addr())), &netlink.Route{Table: unix.RT_TABLE_UNSPEC},
-		netlink.RT_FILTER_TABLE)
+	routes, err := namespace.Whole(func() ([]netlink.Route, error) {
+		return h.RouteListFiltered(network.RouteFamily(network.FamilyOf(pool.Addr())), &netlink.Route{Table: unix.RT_TABLE_UNSPEC}, netlink.RT_FILTER_TABLE)
+	})
 	if err != nil {
 		return fmt.Errorf("routes: %w", err)
 	}
-	links, err := h.LinkList()
+	links, err := namespace.Whole(h.LinkList)
 	if err != nil {
 		return fmt.Errorf("interfaces: %w", err)
 	}
