@@ -18,7 +18,7 @@ import (
 )
 
 // mostLeases bounds the leases of a box.
-const mostLeases = 256
+const mostLeases = policy.MostBeside
 
 // AddLeases implements the Host of [boxgate/api/rules].
 func (p *policies) AddLeases(ctx context.Context, id policy.BoxID, req api.LeaseRequest, ifMatch *uint64) (api.PolicyState, error) {

@@ -2,6 +2,7 @@ package host
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"net/netip"
@@ -332,6 +333,42 @@ func TestNewBoxFollowsANamedPolicy(t *testing.T) {
 	made := newBox(store.Box{ID: "b4"}, store.Policy{Spec: denyAll, Version: 1, Named: "web"}, store.Headers{}, api.Hosted{})
 	if p := made.storedPolicy(); p.Named != "web" || made.view().Policy.Named != "web" {
 		t.Errorf("%+v", p)
+	}
+}
+
+// Whoever may give a box temporary entries cannot keep the operator from a policy with as many entries as one may have.
+func TestTemporaryEntriesHoldUpNoNamedPolicy(t *testing.T) {
+	t.Parallel()
+	g, _ := sharing(t)
+	long := policy.Spec{Mode: policy.ModeCustom}
+	for i := range 10_000 {
+		long.DeniedDomains = append(long.DeniedDomains, fmt.Sprintf("n%d.example", i))
+	}
+	body, err := json.Marshal(long)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := policy.ParseSpec(body); err != nil {
+		t.Fatal(err)
+	}
+	g.name("web", policy.Spec{Mode: policy.ModeCustom, DeniedDomains: []string{"old.example"}})
+	var entries []string
+	for i := range mostLeases {
+		entries = append(entries, fmt.Sprintf("lease%d.example", i))
+	}
+	g.lease(false, time.Hour, entries...)
+	g.name("web", long)
+	for name, want := range map[string]bool{"n9999.example": false, "lease255.example": false, "old.example": true} {
+		if got := g.allows(name); got != want {
+			t.Errorf("%s: %v", name, got)
+		}
+	}
+	long.DeniedDomains = append(long.DeniedDomains, "onemore.example")
+	if body, err = json.Marshal(long); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := policy.ParseSpec(body); err == nil {
+		t.Error("a policy has more entries than it may")
 	}
 }
 

@@ -90,7 +90,7 @@ func tooMany(at string, n, most int, ps *problems) bool {
 }
 
 func checkDomains(at string, list []string, ps *problems) []domain {
-	if tooMany(at, len(list), maxEntries, ps) {
+	if tooMany(at, len(list), maxEntries+ps.more, ps) {
 		return nil
 	}
 	out := make([]domain, 0, len(list))
@@ -116,7 +116,7 @@ func checkDomain(at, s string, ps *problems) (domain, bool) {
 }
 
 func checkCIDRs(at string, list []string, ps *problems) []cidr {
-	if tooMany(at, len(list), maxEntries, ps) {
+	if tooMany(at, len(list), maxEntries+ps.more, ps) {
 		return nil
 	}
 	out := make([]cidr, 0, len(list))

@@ -34,7 +34,7 @@ type Compiled struct {
 // nil if the ranges are not known, and then every address is protected. The error is an *[InvalidError] that lists
 // every problem.
 func Compile(spec Spec, headers []HeaderRule, protected *Protected, version uint64) (*Compiled, error) {
-	var ps problems
+	ps := problems{more: MostBeside}
 	parsed := checkSpec(spec, &ps)
 	table := newHeaderTable(headers, &ps)
 	if err := ps.err(); err != nil {

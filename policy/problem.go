@@ -37,6 +37,7 @@ func (e *InvalidError) Error() string {
 type problems struct {
 	list []Problem
 	at   map[string]bool
+	more int // entries that a list may have besides those of the policy itself
 }
 
 func (ps *problems) add(pointer, format string, args ...any) {

@@ -59,6 +59,10 @@ const (
 	maxRuleElements = 256 // hosts, methods or paths of one rule
 )
 
+// MostBeside is how many entries may stand beside a policy for a time. A policy that has as many as it may have can be compiled with them:
+// they are no reason to refuse it.
+const MostBeside = 256
+
 // The actions of a request rule.
 const (
 	actionAllow = "allow"
