@@ -20,8 +20,8 @@ func pace(garbage uint64) (stop func()) {
 	stopped := make(chan struct{})
 	held := []metrics.Sample{{Name: "/gc/heap/live:bytes"}, {Name: "/gc/scan/stack:bytes"}, {Name: "/gc/scan/globals:bytes"}}
 	set := 100
-	var collected func(struct{})
-	collected = func(struct{}) {
+	var collected func(*sentinel)
+	collected = func(s *sentinel) {
 		select {
 		case <-stopped:
 			return
@@ -29,19 +29,20 @@ func pace(garbage uint64) (stop func()) {
 		}
 		metrics.Read(held)
 		sum := uint64(0)
-		for _, s := range held {
-			if s.Value.Kind() != metrics.KindUint64 {
+		for _, h := range held {
+			if h.Value.Kind() != metrics.KindUint64 {
 				return // this version of Go does not say: its own pace is kept
 			}
-			sum += s.Value.Uint64()
+			sum += h.Value.Uint64()
 		}
 		if want := percent(sum, garbage); want > set+set/10 || want < set-set/10 { // to set it stops everything for a moment
 			debug.SetGCPercent(want)
 			set = want
 		}
-		runtime.AddCleanup(&sentinel{}, collected, struct{}{}) // by the next collection
+		// By the next collection. A cleanup would come later, when everything is swept: if more is held by now, much garbage has piled up.
+		runtime.SetFinalizer(s, collected)
 	}
-	collected(struct{}{})
+	collected(&sentinel{})
 	return func() { close(stopped) }
 }
 

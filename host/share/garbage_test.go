@@ -3,7 +3,9 @@ package share
 import (
 	"runtime"
 	"runtime/debug"
+	"runtime/metrics"
 	"testing"
+	"time"
 )
 
 func TestPercentOfGarbage(t *testing.T) {
@@ -32,4 +34,32 @@ func TestLittleGarbageIsNotCollected(t *testing.T) {
 	if n := after.NumGC - before.NumGC; n > 25 {
 		t.Errorf("640 MiB of garbage were collected in %d times", n)
 	}
+}
+
+// Who holds much has garbage collected as often as the runtime has it, and who holds little again does not.
+func TestPaceFollowsWhatIsHeld(t *testing.T) {
+	stop := pace(64 << 20)
+	defer debug.SetGCPercent(100)
+	defer stop()
+	await := func(what string, is func(percent uint64) bool) {
+		t.Helper()
+		gogc := []metrics.Sample{{Name: "/gc/gogc:percent"}}
+		for end := time.Now().Add(time.Minute); ; {
+			runtime.GC()
+			metrics.Read(gogc)
+			if is(gogc[0].Value.Uint64()) {
+				return
+			}
+			if time.Now().After(end) {
+				t.Fatalf("%s: %d %%", what, gogc[0].Value.Uint64())
+			}
+		}
+	}
+	for range 3 {
+		kept = nil
+		await("with little", func(percent uint64) bool { return percent > 500 })
+		kept = make([]byte, 128<<20)
+		await("with much", func(percent uint64) bool { return percent == 100 })
+	}
+	kept = nil
 }
