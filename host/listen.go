@@ -41,11 +41,15 @@ type Listeners struct {
 	inherited map[string]*os.File // what another process has given, and has not been used yet
 	replaces  bool                // that is the gateway that runs
 	gone      []string            // names of what was inherited and is closed
+	unasked   []*os.File          // what was inherited from the gateway that runs and is not asked for
 	apart     bool                // boxes have a network namespace of this run alone
 }
 
 // explicitPort is the well-known port of the explicit proxy on the gateway addresses.
 const explicitPort = 3128
+
+// explicitKey begins the name of a listener of the explicit proxy.
+const explicitKey = "the explicit proxy"
 
 // Listen opens every socket that the configuration asks for, or none. What boxes are steered to is opened in boxes, nil for the
 // gateway's own namespace. Sockets of an earlier run are used where they are what the configuration asks for; all of them are this
@@ -72,6 +76,7 @@ func listen(ctx context.Context, cfg config.Config, a config.Addresses, boxes *a
 			l.Close()
 			return nil, err
 		}
+		l.endUnasked(cfg, a)
 	}
 	egress := boxes.Do(func() error { return l.openEgress(ctx, a) })
 	err := errors.Join(l.openAdmin(ctx, cfg.Admin), l.openFront(ctx, cfg), egress)
@@ -117,7 +122,7 @@ func (l *Listeners) lockNamespace() (err error) {
 		l.lock, err = awaitLock(l.replaces)
 	}
 	if err == nil {
-		l.all, l.passable = append(l.all, l.lock), append(l.passable, passable{namespaceLock, l.lock})
+		l.all, l.passable = append(l.all, l.lock), append(l.passable, passable{name: namespaceLock, conn: l.lock})
 	}
 	return err
 }
@@ -158,6 +163,10 @@ func (l *Listeners) Close() {
 		c.Close()
 	}
 	l.closeUnused()
+	for _, f := range l.unasked {
+		_ = f.Close()
+	}
+	l.unasked = nil
 }
 
 // tcp opens one TCP listener; key is the configuration key that named the address.
@@ -165,7 +174,7 @@ func (l *Listeners) tcp(ctx context.Context, lc net.ListenConfig, key, address s
 	ln, err := l.open(key+" "+address, func() (net.Listener, error) { return lc.Listen(ctx, "tcp", address) })
 	switch {
 	case errors.Is(err, syscall.EADDRINUSE):
-		return nil, fmt.Errorf("%s: %s is in use by another program; stop it or set another address", key, address)
+		return nil, fmt.Errorf("%s: %s is in use by another program, or kept by systemd for boxgate.service, which runs or restarts; stop that or set another address", key, address)
 	case errors.Is(err, syscall.EADDRNOTAVAIL):
 		return nil, fmt.Errorf("%s: this machine has no address %s; set another address", key, address)
 	case err != nil:
@@ -177,7 +186,7 @@ func (l *Listeners) tcp(ctx context.Context, lc net.ListenConfig, key, address s
 func (l *Listeners) openAdmin(ctx context.Context, c config.Admin) error {
 	var errs []error
 	if c.Listen != "" {
-		ln, err := l.tcp(ctx, net.ListenConfig{}, "admin.listen", c.Listen)
+		ln, err := l.tcp(ctx, net.ListenConfig{}, adminKey, c.Listen)
 		if err != nil {
 			errs = append(errs, err)
 		} else {
@@ -256,25 +265,36 @@ func (l *Listeners) redirects() bool {
 // openFront opens what visitors of public URLs and Prometheus connect to.
 func (l *Listeners) openFront(ctx context.Context, cfg config.Config) error {
 	var errs []error
-	for _, f := range []struct {
-		key, address string
-		to           *net.Listener
-	}{
-		{"metrics.listen", cfg.Metrics.Listen, &l.metrics},
-		{"ingress.https", cfg.Ingress.HTTPS, &l.https},
-		{"ingress.http", cfg.Ingress.HTTP, &l.http},
-	} {
-		if f.address == "" {
+	for _, f := range fronts(cfg) {
+		if f.address == "" || f.to == nil {
 			continue
 		}
 		ln, err := l.tcp(ctx, net.ListenConfig{}, f.key, f.address)
 		if err != nil {
 			errs = append(errs, err)
 		} else {
-			*f.to = ln
+			*f.to(l) = ln
 		}
 	}
 	return errors.Join(errs...)
+}
+
+// front is where people and programs outside the boxes connect to.
+type front struct {
+	key, address string
+	to           func(*Listeners) *net.Listener // nil: admin
+}
+
+const adminKey = "admin.listen"
+
+// fronts are those of a configuration. One without an address is off.
+func fronts(cfg config.Config) []front {
+	return []front{
+		{adminKey, cfg.Admin.Listen, nil},
+		{"metrics.listen", cfg.Metrics.Listen, func(l *Listeners) *net.Listener { return &l.metrics }},
+		{"ingress.https", cfg.Ingress.HTTPS, func(l *Listeners) *net.Listener { return &l.https }},
+		{"ingress.http", cfg.Ingress.HTTP, func(l *Listeners) *net.Listener { return &l.http }},
+	}
 }
 
 // openEgress opens what boxes are steered to. The gateway addresses are not on the machine yet: the firewall puts them
@@ -282,7 +302,7 @@ func (l *Listeners) openFront(ctx context.Context, cfg config.Config) error {
 func (l *Listeners) openEgress(ctx context.Context, a config.Addresses) error {
 	gateways := []netip.Addr{a.GatewayV4, a.GatewayV6}
 	for _, g := range gateways {
-		ln, err := l.tcp(ctx, gatewaySocket, "the explicit proxy", netip.AddrPortFrom(g, explicitPort).String())
+		ln, err := l.tcp(ctx, gatewaySocket, explicitKey, netip.AddrPortFrom(g, explicitPort).String())
 		if err != nil {
 			return err
 		}
@@ -300,6 +320,11 @@ var loopback = [...]netip.Addr{netip.AddrFrom4([4]byte{127, 0, 0, 1}), netip.IPv
 // The names of the listeners of the DNS server and the transparent proxy at an address.
 func dnsName(at netip.Addr) string   { return "DNS over TCP " + at.String() }
 func proxyName(at netip.Addr) string { return "proxy " + at.String() }
+
+// udpName is the name of one of the sockets that receive queries at an address.
+func udpName(at netip.Addr, i int) string { return fmt.Sprintf("%s%d", udpPrefix(at), i) }
+
+func udpPrefix(at netip.Addr) string { return fmt.Sprintf("DNS over UDP %v ", at) }
 
 // samePort calls open until it has found one port that is free in both families.
 func samePort(open func() (uint16, error), port *uint16) error {
@@ -320,8 +345,10 @@ func (l *Listeners) openDNS(ctx context.Context, addrs []netip.Addr) (uint16, er
 			return gatewaySocket.Listen(ctx, "tcp", netip.AddrPortFrom(a, port).String())
 		})
 		if err == nil {
-			port = portOf(ln)
 			l.dnsTCP = append(l.dnsTCP, ln)
+			port, err = same(port, ln)
+		}
+		if err == nil {
 			err = l.openUDP(ctx, netip.AddrPortFrom(a, port))
 		}
 		if err != nil {
@@ -333,6 +360,14 @@ func (l *Listeners) openDNS(ctx context.Context, addrs []netip.Addr) (uint16, er
 	return port, nil
 }
 
+// same returns the port of a listener, which is to be the given one unless that is 0: an inherited one may have another.
+func same(port uint16, ln net.Listener) (uint16, error) {
+	if has := portOf(ln); port == 0 || has == port {
+		return has, nil
+	}
+	return 0, fmt.Errorf("%v has another port than %d", ln.Addr(), port)
+}
+
 func (l *Listeners) openTransparent(ctx context.Context, addrs []netip.Addr) (uint16, error) {
 	port := l.proxyPort // 0: the first listener finds one
 	takeBack := l.attempt()
@@ -340,13 +375,15 @@ func (l *Listeners) openTransparent(ctx context.Context, addrs []netip.Addr) (ui
 		ln, err := l.open(proxyName(a), func() (net.Listener, error) {
 			return proxy.ListenTransparent(ctx, netip.AddrPortFrom(a, port).String())
 		})
+		if err == nil {
+			l.transparent = append(l.transparent, ln)
+			port, err = same(port, ln)
+		}
 		if err != nil {
 			takeBack()
 			l.transparent = nil
 			return 0, err
 		}
-		l.transparent = append(l.transparent, ln)
-		port = portOf(ln)
 	}
 	return port, nil
 }

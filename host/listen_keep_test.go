@@ -5,8 +5,11 @@ import (
 	"fmt"
 	"net"
 	"os"
+	"syscall"
 	"testing"
 	"time"
+
+	"go.uber.org/zap"
 
 	"boxgate/config"
 	"boxgate/host/apart"
@@ -17,22 +20,40 @@ func TestKeptSocketsAreUsedAgain(t *testing.T) {
 	inNamespace(t, startAgain)
 }
 
-// keep returns the sockets of a gateway as the service manager keeps them, under their names.
-func keep(t *testing.T, l *Listeners) map[string]*os.File {
+// keep returns the sockets of a gateway as the service manager passes them on, under their names, and those that it goes on having.
+func keep(t *testing.T, l *Listeners) (passed, had map[string]*os.File) {
 	t.Helper()
-	kept := map[string]*os.File{}
+	passed, had = map[string]*os.File{}, map[string]*os.File{}
 	for _, p := range l.passable {
 		if !boundTo(p.conn).IsValid() {
 			continue
 		}
-		fd, err := duplicate(p.conn)
+		for _, to := range []map[string]*os.File{passed, had} {
+			fd, err := duplicate(p.conn)
+			if err != nil {
+				t.Fatal(err)
+			}
+			f := os.NewFile(uintptr(fd), p.name)
+			to[p.name] = f
+			t.Cleanup(func() { _ = f.Close() })
+		}
+	}
+	return passed, had
+}
+
+// again are the sockets as the service manager passes them on once more.
+func again(t *testing.T, had map[string]*os.File) map[string]*os.File {
+	t.Helper()
+	passed := map[string]*os.File{}
+	for name, f := range had {
+		fd, err := duplicate(f)
 		if err != nil {
 			t.Fatal(err)
 		}
-		kept[p.name] = os.NewFile(uintptr(fd), p.name)
-		t.Cleanup(func() { kept[p.name].Close() })
+		passed[name] = os.NewFile(uintptr(fd), name)
+		t.Cleanup(func() { _ = passed[name].Close() })
 	}
-	return kept
+	return passed
 }
 
 func startAgain(t *testing.T, cfg config.Config, a config.Addresses) error {
@@ -41,7 +62,7 @@ func startAgain(t *testing.T, cfg config.Config, a config.Addresses) error {
 	if err != nil {
 		return err
 	}
-	kept := keep(t, old)
+	kept, _ := keep(t, old)
 	at := old.metrics.Addr().String()
 	dnsPort, proxyPort := old.dnsPort, old.proxyPort
 	old.Close()
@@ -83,7 +104,7 @@ func TestAttackByASocketOfAnotherNamespace(t *testing.T) {
 		err = other.Do(func() error {
 			ln, err := Listen(t.Context(), cfg, a, nil, nil)
 			if err == nil {
-				kept = keep(t, ln)
+				kept, _ = keep(t, ln)
 				ln.Close()
 			}
 			return err
@@ -104,5 +125,142 @@ func TestAttackByASocketOfAnotherNamespace(t *testing.T) {
 			return errors.Join(errors.New("the gateway does not listen in its own namespace"), err)
 		}
 		return conn.Close()
+	})
+}
+
+// TestKeptSocketsThatNobodyAsksForEndAtOnce, whatever the service manager does: their ports are free for others, nobody connects to
+// them, and the same configuration as before has them again.
+func TestKeptSocketsThatNobodyAsksForEndAtOnce(t *testing.T) {
+	inNamespace(t, func(t *testing.T, cfg config.Config, a config.Addresses) error {
+		cfg.Admin.Listen, cfg.Metrics.Listen, cfg.Ingress.HTTP, cfg.Ingress.HTTPS = "127.0.0.1:8600", "127.0.0.1:9600", "127.0.0.1:8080", ""
+		l, err := Listen(t.Context(), cfg, a, nil, nil)
+		if err != nil {
+			return err
+		}
+		kept, had := keep(t, l)
+		l.Close()
+		moved := cfg
+		moved.Admin.Listen, moved.Metrics.Listen, moved.Ingress.HTTP = "", "0.0.0.0:9600", "127.0.0.1:8600"
+		if l, err = Listen(t.Context(), moved, a, nil, kept); err != nil {
+			return err
+		}
+		for at, ln := range map[string]net.Listener{"127.0.0.1:8600": l.http, "127.0.0.1:9600": l.metrics} {
+			if err := reaches(at, ln); err != nil {
+				t.Error(err)
+			}
+		}
+		if conn, err := net.Dial("tcp", "127.0.0.1:8080"); !errors.Is(err, syscall.ECONNREFUSED) {
+			t.Errorf("what nobody asks for accepts: %v, %v", conn, err)
+		}
+		l.Close()
+		if l, err = Listen(t.Context(), cfg, a, nil, again(t, had)); err != nil {
+			return err
+		}
+		defer l.Close()
+		for at, ln := range map[string]net.Listener{"127.0.0.1:8600": l.admin[0], "127.0.0.1:9600": l.metrics, "127.0.0.1:8080": l.http} {
+			if err := reaches(at, ln); err != nil {
+				t.Error(err)
+			}
+		}
+		return nil
+	})
+}
+
+// reaches connects to an address and accepts that.
+func reaches(at string, ln net.Listener) error {
+	conn, err := net.Dial("tcp", at)
+	if err != nil {
+		return err
+	}
+	defer conn.Close()
+	if err := ln.(*net.TCPListener).SetDeadline(time.Now().Add(time.Minute)); err != nil {
+		return err
+	}
+	accepted, err := ln.Accept()
+	if err != nil {
+		return fmt.Errorf("%s: %w", at, err)
+	}
+	return accepted.Close()
+}
+
+// TestASuccessorEndsWhatNobodyAsksFor, once it serves and not before, although the service manager has it.
+func TestASuccessorEndsWhatNobodyAsksFor(t *testing.T) {
+	inNamespace(t, func(t *testing.T, cfg config.Config, a config.Addresses) error {
+		cfg.Metrics.Listen = "127.0.0.1:9600"
+		old, err := Listen(t.Context(), cfg, a, nil, nil)
+		if err != nil {
+			return err
+		}
+		defer old.Close()
+		passed, _ := keep(t, old)
+		cfg.Metrics.Listen = ""
+		next, err := listen(t.Context(), cfg, a, nil, passedOn(t, old, &Listeners{inherited: passed, replaces: true}))
+		if err != nil {
+			return err
+		}
+		defer next.Close()
+		if err := reaches("127.0.0.1:9600", old.metrics); err != nil {
+			t.Error("before the successor serves:", err)
+		}
+		old.leave()
+		old.closeQuietly()
+		next.keep(zap.NewNop())
+		if conn, err := net.Dial("tcp", "127.0.0.1:9600"); !errors.Is(err, syscall.ECONNREFUSED) {
+			t.Errorf("what nobody asks for accepts: %v, %v", conn, err)
+		}
+		return nil
+	})
+}
+
+// passedOn gives the successor everything that is not an IP socket as well.
+func passedOn(t *testing.T, old, next *Listeners) *Listeners {
+	t.Helper()
+	next.dnsPort, next.proxyPort = old.dnsPort, old.proxyPort
+	for _, p := range old.passable {
+		if boundTo(p.conn).IsValid() {
+			continue
+		}
+		fd, err := duplicate(p.conn)
+		if err != nil {
+			t.Fatal(err)
+		}
+		next.inherited[p.name] = os.NewFile(uintptr(fd), p.name)
+	}
+	return next
+}
+
+// TestSocketsOfOneRunHaveOnePort, also if some of those that were kept are missing.
+func TestSocketsOfOneRunHaveOnePort(t *testing.T) {
+	inNamespace(t, func(t *testing.T, cfg config.Config, a config.Addresses) error {
+		old, err := Listen(t.Context(), cfg, a, nil, nil)
+		if err != nil {
+			return err
+		}
+		_, had := keep(t, old)
+		old.Close()
+		for _, missing := range []string{dnsName(a.GatewayV4), dnsName(a.GatewayV6), proxyName(loopback[0]), proxyName(loopback[1]), udpName(a.GatewayV4, 0)} {
+			kept := again(t, had)
+			delete(kept, missing)
+			l, err := Listen(t.Context(), cfg, a, nil, kept)
+			if err != nil {
+				return fmt.Errorf("without %s: %w", missing, err)
+			}
+			for _, ln := range append(l.dnsTCP, l.transparent...) {
+				want := l.dnsPort
+				if ln == l.transparent[0] || ln == l.transparent[1] {
+					want = l.proxyPort
+				}
+				if portOf(ln) != want {
+					t.Errorf("without %s: %v, want port %d", missing, ln.Addr(), want)
+				}
+			}
+			for _, u := range l.dnsUDP {
+				if at := boundTo(u.file); at.Port() != l.dnsPort {
+					t.Errorf("without %s: queries are read at %v, want port %d", missing, at, l.dnsPort)
+				}
+			}
+			l.Close()
+		}
+		return nil
 	})
 }

@@ -21,6 +21,7 @@ import (
 type passable struct {
 	name string
 	conn syscall.Conn
+	had  bool // it was inherited
 }
 
 // udpSocket is a socket of the DNS server.
@@ -49,7 +50,8 @@ func (u udpSocket) resume() error {
 func (l *Listeners) open(name string, listen func() (net.Listener, error)) (net.Listener, error) {
 	var ln net.Listener
 	var err error
-	if f := l.inherited[name]; f != nil {
+	f := l.inherited[name]
+	if f != nil {
 		delete(l.inherited, name)
 		ln, err = net.FileListener(f)
 		err = errors.Join(err, f.Close())
@@ -61,17 +63,20 @@ func (l *Listeners) open(name string, listen func() (net.Listener, error)) (net.
 	}
 	l.all = append(l.all, ln)
 	if conn, ok := ln.(syscall.Conn); ok {
-		l.passable = append(l.passable, passable{name, conn})
+		l.passable = append(l.passable, passable{name, conn, f != nil})
 	}
 	return ln, nil
 }
 
 // openUDP opens the sockets that together receive what is sent to one address, or takes those that were inherited.
 func (l *Listeners) openUDP(ctx context.Context, at netip.AddrPort) error {
-	name := func(i int) string { return fmt.Sprintf("DNS over UDP %v %d", at.Addr(), i) }
+	name := func(i int) string { return udpName(at.Addr(), i) }
 	had := len(l.dnsUDP)
 	for i := 0; l.inherited[name(i)] != nil; i++ {
 		f := l.inherited[name(i)]
+		if boundTo(f) != at {
+			break // a socket of another port, which is led nowhere
+		}
 		delete(l.inherited, name(i))
 		l.keepUDP(name(i), udpSocket{file: f})
 	}
@@ -98,7 +103,7 @@ func (l *Listeners) openUDP(ctx context.Context, at netip.AddrPort) error {
 }
 
 func (l *Listeners) keepUDP(name string, u udpSocket) {
-	l.dnsUDP, l.all, l.passable = append(l.dnsUDP, u), append(l.all, u.file), append(l.passable, passable{name, u.file})
+	l.dnsUDP, l.all, l.passable = append(l.dnsUDP, u), append(l.all, u.file), append(l.passable, passable{name, u.file, u.PacketConn == nil})
 }
 
 // attempt returns what closes everything that is opened after the call.
@@ -115,10 +120,14 @@ func (l *Listeners) attempt() (takeBack func()) {
 	}
 }
 
-// closeUnused closes what was inherited and is not asked for.
+// closeUnused closes what was inherited and is not used. What the gateway that runs still has is ended when that has stopped.
 func (l *Listeners) closeUnused() {
 	for name, f := range l.inherited {
 		l.gone = append(l.gone, name)
+		if l.replaces {
+			l.unasked = append(l.unasked, f)
+			continue
+		}
 		_ = f.Close()
 	}
 	l.inherited = nil

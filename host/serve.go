@@ -153,10 +153,10 @@ func (h *Host) sayPolicies() {
 
 // announce tells systemd, the log and the caller that everything is served.
 func (h *Host) announce() {
-	h.parts.listeners.keep(h.parts.log)
 	if err := systemd.Ready(); err != nil {
 		h.parts.log.Warn("systemd was not told that the gateway is ready", zap.Error(err))
 	}
+	h.parts.listeners.keep(h.parts.log) // after that: other managers read nothing once they know it
 	h.sayPolicies()
 	h.parts.log.Info("ready", zap.Int("boxes", len(h.parts.boxes.all())))
 	if h.ready != nil {

@@ -10,6 +10,7 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
 )
@@ -76,6 +77,34 @@ func TestNothingIsSaidWithoutAServiceManager(t *testing.T) {
 	if err := Ready(); err != nil {
 		t.Error(err)
 	}
+}
+
+// TestAManagerThatReadsNothingIsNotWaitedFor: what it is told is lost, and the gateway goes on.
+func TestAManagerThatReadsNothingIsNotWaitedFor(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "notify")
+	manager, err := net.ListenUnixgram("unixgram", &net.UnixAddr{Name: path, Net: "unixgram"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Setenv("NOTIFY_SOCKET", path)
+	ended := make(chan error, 1)
+	go func() {
+		for {
+			if err := Notify("STATUS=nobody reads this"); err != nil {
+				ended <- err
+				return
+			}
+		}
+	}()
+	select {
+	case err := <-ended:
+		if !strings.Contains(err.Error(), "nobody reads") {
+			t.Error(err)
+		}
+	case <-time.After(time.Minute):
+		t.Error("it is waited for")
+	}
+	_ = manager.Close() // ends what waits
 }
 
 // TestKept: the process has what is its own and nothing else, and no process that it starts has or hears of any of it.

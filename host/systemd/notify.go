@@ -1,13 +1,18 @@
 package systemd
 
 import (
+	"errors"
 	"fmt"
 	"os"
+	"time"
 
 	"golang.org/x/sys/unix"
 )
 
-// Notify sends a state, or several in lines.
+// patience is how long a service manager may take to read what it is told, once its queue is full.
+const patience = 3 * time.Second
+
+// Notify sends a state, or several in lines. It does not wait longer for a service manager that reads nothing than a few seconds.
 func Notify(state string) error { return send([]byte(state), nil) }
 
 // send sends a state, with the rights to descriptors.
@@ -21,7 +26,20 @@ func send(state, rights []byte) error {
 		return err
 	}
 	defer unix.Close(fd)
-	return unix.Sendmsg(fd, state, rights, &unix.SockaddrUnix{Name: path}, 0)
+	limit := unix.NsecToTimeval(patience.Nanoseconds())
+	if err := unix.SetsockoptTimeval(fd, unix.SOL_SOCKET, unix.SO_SNDTIMEO, &limit); err != nil {
+		return err
+	}
+	for until := time.Now().Add(patience); ; {
+		err = unix.Sendmsg(fd, state, rights, &unix.SockaddrUnix{Name: path}, 0)
+		if !errors.Is(err, unix.EINTR) || time.Now().After(until) {
+			break
+		}
+	}
+	if errors.Is(err, unix.EAGAIN) {
+		return fmt.Errorf("nobody reads %s", path)
+	}
+	return err
 }
 
 // Reloading says that the configuration is read again.
