@@ -244,5 +244,9 @@ func (c *Client) Events(ctx context.Context, path string, begin func(run string)
 			return err
 		}
 	}
-	return lines.Err()
+	err = lines.Err()
+	if errors.Is(err, io.ErrUnexpectedEOF) {
+		err = fmt.Errorf("the gateway's answer is incomplete: %w", err)
+	}
+	return err
 }

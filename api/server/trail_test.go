@@ -14,6 +14,7 @@ import (
 	"testing"
 	"time"
 
+	"boxgate/api"
 	"boxgate/audit/trail"
 )
 
@@ -261,6 +262,10 @@ func TestHalfTheTrailIsNotAllOfIt(t *testing.T) {
 		resp := f.stream(t, "/v2/audit", "")
 		if _, err := io.ReadAll(resp.Body); resp.StatusCode != http.StatusOK || fail == nil && err != nil || fail != nil && !errors.Is(err, io.ErrUnexpectedEOF) {
 			t.Errorf("%v: %s %v", fail, resp.Status, err)
+		}
+		err := api.NewClient(f.URL, testKey).Events(t.Context(), "/v2/audit", func(string) {}, func([]byte) error { return nil })
+		if (err == nil) != (fail == nil) || err != nil && !strings.Contains(err.Error(), "answer is incomplete") {
+			t.Errorf("%v: the client says %v", fail, err)
 		}
 	}
 }
