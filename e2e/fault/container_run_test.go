@@ -77,7 +77,7 @@ func TestDockerRun(t *testing.T) {
 	line := `curl -sS https://api.example.com/ >/dev/null && echo reached; curl -sS https://www.example.com/ || echo refused $?; cat; cat /proc/1/environ; env; exit 7`
 	out, errout, status := d.gateway("typed\n", append(policy, "--rm", "-i", "--name", "agent", "curl", "sh", "-c", line)...)
 	if status != 7 || !strings.Contains(out, "reached\n") || !strings.Contains(out, "refused 35\n") || !strings.Contains(out, "typed\n") || strings.Contains(out, "sk-outside") {
-		t.Errorf("exit %d\n%s%s", status, out, errout)
+		t.Fatalf("exit %d\n%s%s", status, out, errout)
 	}
 	got, err := w.Net.Await(t.Context(), "api.example.com", 1, testnet.Of(testnet.Request))
 	if err != nil || got[0].Header.Get("X-Key") != "sk-outside" {
