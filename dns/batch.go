@@ -122,7 +122,7 @@ func putAddrPort(sa *unix.RawSockaddrInet6, a netip.AddrPort) (size uint32) {
 // The socket's queue may be full of answers to one box that takes none: those to others do not wait for it.
 func (b *batch) flush() {
 	for sent := 0; sent < b.waiting; {
-		n, _, errno := unix.Syscall6(unix.SYS_SENDMMSG, uintptr(b.socket.fd), uintptr(unsafe.Pointer(&b.out[sent])), uintptr(b.waiting-sent), unix.MSG_DONTWAIT, 0, 0)
+		n, _, errno := unix.RawSyscall6(unix.SYS_SENDMMSG, uintptr(b.socket.fd), uintptr(unsafe.Pointer(&b.out[sent])), uintptr(b.waiting-sent), unix.MSG_DONTWAIT, 0, 0)
 		switch errno {
 		case 0:
 			sent += int(n)

@@ -8,8 +8,6 @@ import (
 	"syscall"
 	"time"
 
-	"golang.org/x/sys/unix"
-
 	"boxgate/internal/h1"
 	"boxgate/internal/socket"
 )
@@ -88,11 +86,7 @@ func (u *upstream) ask(request []byte, whole bool) error {
 // quiet reports whether the box has sent neither data nor EOF on an idle connection.
 func (u *upstream) quiet() bool {
 	quiet := false
-	err := u.raw.Control(func(fd uintptr) {
-		poll := [1]unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN | unix.POLLRDHUP}}
-		n, err := unix.Poll(poll[:], 0)
-		quiet = n == 0 && err == nil
-	})
+	err := u.raw.Control(func(fd uintptr) { quiet = socket.Quiet(int(fd)) })
 	return err == nil && quiet
 }
 

@@ -9,8 +9,6 @@ import (
 	"syscall"
 	"time"
 
-	"golang.org/x/sys/unix"
-
 	"boxgate/internal/h1"
 	"boxgate/internal/memory"
 	"boxgate/internal/socket"
@@ -29,7 +27,6 @@ type Conn struct {
 	TCP    *net.TCPConn
 	reader clientAwareReader
 	raw    syscall.RawConn
-	poll   [1]unix.PollFd
 	quiet  bool
 	look   func(fd uintptr)
 	direct *socket.Direct   // what NetConn is or wraps
@@ -73,11 +70,7 @@ func newUpstream(pl *place, conn net.Conn, box *policy.Box) (u *Conn, err error)
 	u.holds.Open(pl.pool.memory, memory.Buffers)
 	u.In.Memory = memory.Doubled{Claim: &u.holds}
 	pl.h1 = u
-	u.look = func(fd uintptr) {
-		u.poll[0] = unix.PollFd{Fd: int32(fd), Events: unix.POLLIN | unix.POLLRDHUP}
-		n, err := unix.Poll(u.poll[:], 0)
-		u.quiet = n == 0 && err == nil
-	}
+	u.look = func(fd uintptr) { u.quiet = socket.Quiet(int(fd)) }
 	return u, nil
 }
 

@@ -48,13 +48,11 @@ func (p *Pool) Dial(s Spec, from netip.Addr, to netip.AddrPort, first []byte, ti
 // connect begins to connect a new socket.
 func connect(from netip.Addr, to netip.AddrPort) (fd int, err error) {
 	a := to.Addr().Unmap()
-	var sa unix.Sockaddr
 	family := unix.AF_INET
 	switch {
 	case a.Is4():
-		sa = &unix.SockaddrInet4{Port: int(to.Port()), Addr: a.As4()}
 	case a.Is6() && a.Zone() == "":
-		family, sa = unix.AF_INET6, &unix.SockaddrInet6{Port: int(to.Port()), Addr: a.As16()}
+		family = unix.AF_INET6
 	default:
 		return -1, errors.ErrUnsupported
 	}
@@ -66,7 +64,7 @@ func connect(from netip.Addr, to netip.AddrPort) (fd int, err error) {
 		err = socket.Bind(fd, from)
 	}
 	if err == nil {
-		err = os.NewSyscallError("connect", unix.Connect(fd, sa))
+		err = os.NewSyscallError("connect", socket.Connect(fd, netip.AddrPortFrom(a, to.Port())))
 	}
 	if err == nil || errors.Is(err, unix.EINPROGRESS) {
 		return fd, nil
@@ -85,10 +83,7 @@ func (t *Tunnel) connected(what uint32) bool {
 	if what&unix.EPOLLOUT == 0 {
 		return false
 	}
-	n, err := unix.Write(e.fd, t.dial.first)
-	for errors.Is(err, unix.EINTR) {
-		n, err = unix.Write(e.fd, t.dial.first)
-	}
+	n, err := socket.Send(e.fd, t.dial.first)
 	switch {
 	case errors.Is(err, unix.EAGAIN):
 		return false // the next event comes when there is room

@@ -7,6 +7,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"boxgate/internal/buffers"
+	"boxgate/internal/socket"
 )
 
 const (
@@ -85,10 +86,7 @@ func (t *Tunnel) fill(f *flow, src *end) error {
 // only a read is believed that.
 func (t *Tunnel) take(f *flow, src *end) (int, error) {
 	if f.pipe != nil {
-		n, err := untilDone(func() (int, error) {
-			n, err := unix.Splice(src.fd, nil, f.pipe.w, nil, spliceMost, unix.SPLICE_F_NONBLOCK)
-			return int(n), err
-		})
+		n, err := socket.Splice(src.fd, f.pipe.w, spliceMost)
 		if n > 0 || err != nil && !errors.Is(err, unix.EAGAIN) {
 			return n, err
 		}
@@ -97,16 +95,7 @@ func (t *Tunnel) take(f *flow, src *end) (int, error) {
 	if f.buf == nil {
 		f.buf = copyBuffers.Get()
 	}
-	return untilDone(func() (int, error) { return unix.Read(src.fd, *f.buf) })
-}
-
-// untilDone makes a system call again when a signal has interrupted it.
-func untilDone(call func() (int, error)) (int, error) {
-	for {
-		if n, err := call(); !errors.Is(err, unix.EINTR) {
-			return n, err
-		}
-	}
+	return socket.Recv(src.fd, *f.buf)
 }
 
 // drain writes what was taken, until dst has no room.
@@ -119,8 +108,6 @@ func (t *Tunnel) drain(side int, dst *end) error {
 		}
 		n, err := f.give(dst)
 		switch {
-		case errors.Is(err, unix.EINTR):
-			continue
 		case errors.Is(err, unix.EAGAIN):
 			dst.out = false
 			return nil
@@ -140,10 +127,9 @@ func (t *Tunnel) drain(side int, dst *end) error {
 // give writes once.
 func (f *flow) give(dst *end) (int, error) {
 	if f.pipe != nil {
-		n, err := unix.Splice(f.pipe.r, nil, dst.fd, nil, f.held, unix.SPLICE_F_NONBLOCK)
-		return int(n), err
+		return socket.Splice(f.pipe.r, dst.fd, f.held)
 	}
-	return unix.Write(dst.fd, (*f.buf)[f.sent:f.sent+f.held])
+	return socket.Send(dst.fd, (*f.buf)[f.sent:f.sent+f.held])
 }
 
 // wrote counts bytes from one side that the other took.

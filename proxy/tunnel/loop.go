@@ -7,6 +7,8 @@ import (
 	"syscall"
 
 	"golang.org/x/sys/unix"
+
+	"boxgate/internal/socket"
 )
 
 // loop moves the bytes of many tunnels in one goroutine. It has an epoll instance of its own, which the runtime's
@@ -92,16 +94,11 @@ func (l *loop) run() {
 
 // poll returns the number of events that are there, or -1 on an error.
 func poll(fd uintptr, events []unix.EpollEvent) int {
-	for {
-		n, err := unix.EpollWait(int(fd), events, 0)
-		switch err {
-		case nil:
-			return n
-		case unix.EINTR: //nolint:errorlint // a bare system call
-		default:
-			return -1
-		}
+	n, err := socket.Events(int(fd), events)
+	if err != nil {
+		return -1
 	}
+	return n
 }
 
 func (l *loop) at(s slot) *Tunnel {

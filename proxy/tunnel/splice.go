@@ -265,6 +265,6 @@ func (e *end) close(reset bool) {
 		if reset {
 			_ = unix.SetsockoptLinger(fd, unix.SOL_SOCKET, unix.SO_LINGER, &unix.Linger{Onoff: 1})
 		}
-		_ = unix.Close(fd)
+		socket.Close(fd)
 	}
 }

@@ -1,0 +1,96 @@
+package socket
+
+import (
+	"encoding/binary"
+	"net/netip"
+	"syscall"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+)
+
+// This file has the system calls on bare descriptors of which the Go scheduler is not told, for the reason that [Direct] has. None of
+// them waits for a peer. All return a [syscall.Errno] as their error, and begin again if a signal interrupts them.
+
+// Recv reads what a TCP socket has. At the end it returns 0 bytes and no error.
+func Recv(fd int, b []byte) (int, error) {
+	n, errno := transmit(syscall.SYS_RECVFROM, uintptr(fd), b, 0)
+	return n, asError(errno)
+}
+
+// Send writes to a TCP socket what that has room for.
+func Send(fd int, b []byte) (int, error) {
+	n, errno := transmit(syscall.SYS_SENDTO, uintptr(fd), b, syscall.MSG_NOSIGNAL)
+	return n, asError(errno)
+}
+
+// Splice moves up to n bytes from a socket into a pipe, or the other way (splice(2)). Both are in non-blocking mode.
+func Splice(from, to, n int) (int, error) {
+	for {
+		moved, _, errno := syscall.RawSyscall6(syscall.SYS_SPLICE, uintptr(from), 0, uintptr(to), 0, uintptr(n), unix.SPLICE_F_NONBLOCK)
+		if errno != syscall.EINTR {
+			return count(moved, errno)
+		}
+	}
+}
+
+// Events fills events with those of an epoll instance that are there, and returns how many.
+func Events(epoll int, events []unix.EpollEvent) (int, error) {
+	for {
+		n, _, errno := syscall.RawSyscall6(syscall.SYS_EPOLL_PWAIT, uintptr(epoll), uintptr(unsafe.Pointer(unsafe.SliceData(events))), uintptr(len(events)), 0, 0, 0)
+		if errno != syscall.EINTR {
+			return count(n, errno)
+		}
+	}
+}
+
+// Quiet reports whether the peer of a socket has sent neither data nor the end that has not been read.
+func Quiet(fd int) bool {
+	look := [1]unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN | unix.POLLRDHUP}} //nolint:gosec // a descriptor
+	var now unix.Timespec
+	for {
+		n, _, errno := syscall.RawSyscall6(syscall.SYS_PPOLL, uintptr(unsafe.Pointer(&look[0])), 1, uintptr(unsafe.Pointer(&now)), 0, 0, 0)
+		if errno != syscall.EINTR {
+			return n == 0 && errno == 0
+		}
+	}
+}
+
+// Connect begins to connect a socket in non-blocking mode, of the family that the address is written in: it returns EINPROGRESS.
+func Connect(fd int, to netip.AddrPort) error {
+	var at unsafe.Pointer
+	var size uintptr
+	if to.Addr().Is4() {
+		sa := syscall.RawSockaddrInet4{Family: syscall.AF_INET, Addr: to.Addr().As4()}
+		putPort(&sa.Port, to.Port())
+		at, size = unsafe.Pointer(&sa), syscall.SizeofSockaddrInet4
+	} else {
+		sa := syscall.RawSockaddrInet6{Family: syscall.AF_INET6, Addr: to.Addr().As16()}
+		putPort(&sa.Port, to.Port())
+		at, size = unsafe.Pointer(&sa), syscall.SizeofSockaddrInet6
+	}
+	_, _, errno := syscall.RawSyscall(syscall.SYS_CONNECT, uintptr(fd), uintptr(at), size)
+	return asError(errno)
+}
+
+// Close closes a socket or a pipe, whose peer is told at once.
+func Close(fd int) { _, _, _ = syscall.RawSyscall(syscall.SYS_CLOSE, uintptr(fd), 0, 0) }
+
+// putPort writes a port in network byte order.
+func putPort(to *uint16, port uint16) {
+	binary.BigEndian.PutUint16((*[2]byte)(unsafe.Pointer(to))[:], port)
+}
+
+func count(n uintptr, errno syscall.Errno) (int, error) {
+	if errno != 0 {
+		return 0, errno
+	}
+	return int(n), nil
+}
+
+func asError(errno syscall.Errno) error {
+	if errno != 0 {
+		return errno
+	}
+	return nil
+}
