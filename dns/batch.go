@@ -57,8 +57,17 @@ func (b *batch) read(flags uintptr) (int, error) {
 		}
 		b.in[i].header.Namelen = unix.SizeofSockaddrInet6
 	}
+	// While queries come one after the other, the next has often arrived already: the Go scheduler need then not be told of a call that
+	// may wait.
+	errno := unix.EAGAIN
+	var n uintptr
+	if b.received > 1 || flags&unix.MSG_DONTWAIT != 0 {
+		n, _, errno = unix.RawSyscall6(unix.SYS_RECVMMSG, uintptr(b.socket.fd), uintptr(unsafe.Pointer(&b.in[0])), batchSize, unix.MSG_DONTWAIT, 0, 0)
+	}
 	b.received = 0
-	n, _, errno := unix.Syscall6(unix.SYS_RECVMMSG, uintptr(b.socket.fd), uintptr(unsafe.Pointer(&b.in[0])), batchSize, unix.MSG_WAITFORONE|flags, 0, 0)
+	if errno == unix.EAGAIN && flags&unix.MSG_DONTWAIT == 0 {
+		n, _, errno = unix.Syscall6(unix.SYS_RECVMMSG, uintptr(b.socket.fd), uintptr(unsafe.Pointer(&b.in[0])), batchSize, unix.MSG_WAITFORONE, 0, 0)
+	}
 	switch errno {
 	case 0:
 		b.received = int(n)
