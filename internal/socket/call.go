@@ -73,6 +73,12 @@ func Connect(fd int, to netip.AddrPort) error {
 	return asError(errno)
 }
 
+// Finish closes the sending side of a socket (shutdown(2)).
+func Finish(fd int) error {
+	_, _, errno := syscall.RawSyscall(syscall.SYS_SHUTDOWN, uintptr(fd), syscall.SHUT_WR, 0)
+	return asError(errno)
+}
+
 // Close closes a socket or a pipe, whose peer is told at once.
 func Close(fd int) { _, _, _ = syscall.RawSyscall(syscall.SYS_CLOSE, uintptr(fd), 0, 0) }
 

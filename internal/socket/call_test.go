@@ -54,6 +54,12 @@ func TestCallsOnBareSockets(t *testing.T) {
 			t.Fatal(err)
 		}
 		near.splice(far, "answer")
+		if err := Finish(fd); err != nil {
+			t.Error(err)
+		}
+		if rest, err := io.ReadAll(far); err != nil || len(rest) > 0 {
+			t.Errorf("%s: the peer sees the end as %q, %v", at, rest, err)
+		}
 		far.Close()
 		near.until(unix.EPOLLRDHUP)
 		if Quiet(fd) {

@@ -149,7 +149,7 @@ func (t *Tunnel) pass(side int, dst *end) error {
 		return nil
 	}
 	if !t.flows[1-side].passed {
-		err := unix.Shutdown(dst.fd, unix.SHUT_WR)
+		err := socket.Finish(dst.fd)
 		if err != nil && !errors.Is(err, unix.ENOTCONN) { // of a peer that has already disconnected
 			return err
 		}
