@@ -225,6 +225,10 @@ func (c *Client) Lines(ctx context.Context, path string, each func(line []byte) 
 	return c.Events(ctx, path, func(string) {}, each)
 }
 
+// longestLine is more than the longest line that a stream has: an entry of the audit trail names hundreds of entries of policies, and a
+// name can be written in a thousand bytes, which are three times as many there. A line that was too long would hide those behind it.
+const longestLine = 5 << 20
+
 // Events is Lines for a stream of decisions. When the stream has begun it first calls begin with the run of the
 // gateway.
 func (c *Client) Events(ctx context.Context, path string, begin func(run string), each func(line []byte) error) error {
@@ -235,7 +239,7 @@ func (c *Client) Events(ctx context.Context, path string, begin func(run string)
 	defer resp.Body.Close()
 	begin(resp.Header.Get(stream.RunHeader))
 	lines := bufio.NewScanner(resp.Body)
-	lines.Buffer(nil, 1<<20)
+	lines.Buffer(nil, longestLine)
 	for lines.Scan() {
 		if len(lines.Bytes()) == 0 {
 			continue // sent to keep the connection alive
