@@ -20,6 +20,8 @@ const maxQuery = 4096
 // ServeUDP answers the queries that arrive on pc, which it closes, until ctx ends or the server retires; then it returns nil once the
 // queries in flight are answered. pc is a *net.UDPConn bound to the address that boxes ask, so replies leave from it.
 func (s *Server) ServeUDP(ctx context.Context, pc net.PacketConn) error {
+	s.answering.Add(1)
+	defer s.answering.Done()
 	defer s.usages.flush()
 	sock, err := takeOver(pc)
 	if err != nil {
@@ -27,9 +29,10 @@ func (s *Server) ServeUDP(ctx context.Context, pc net.PacketConn) error {
 	}
 	defer func() { _ = sock.close() }()
 	sock.enlarge()
-	defer s.accepting()()
 	r := &reader{Server: s, socket: sock, batch: newBatch(sock)}
 	defer r.answering.Wait()
+	defer s.accepting()()
+	defer sock.release()
 	defer r.batch.flush()
 	defer r.giveUp(ctx)
 	defer context.AfterFunc(ctx, sock.leave)()

@@ -33,15 +33,20 @@ type Server struct {
 	retiring context.Context // ends when the server retires
 	retire   context.CancelFunc
 	entering sync.WaitGroup // of those that accept connections or read queries
+
+	answering sync.WaitGroup // of those that read queries, until the last is answered
 }
 
 // Retire stops reading queries and accepting connections, and returns when it has stopped; queries in flight and on
-// connections that are open are answered. The sockets stay usable for another process that has them as well, which calls
-// [Resume].
+// connections that are open are answered, which may take as long as a lookup. The sockets stay usable for another process that has
+// them as well, which calls [Resume].
 func (s *Server) Retire() {
 	s.retire()
 	s.entering.Wait()
 }
+
+// Answered returns once every query over UDP is answered that had been read before [Server.Retire] returned.
+func (s *Server) Answered() { s.answering.Wait() }
 
 // accepting counts somebody who reads queries or accepts connections, until the returned function is called, which may be
 // more than once.

@@ -20,20 +20,21 @@ import (
 type socket struct {
 	fd int
 
-	mu     sync.Mutex
-	closed bool
+	mu       sync.Mutex
+	released bool
 }
 
 // leaving is how long a read may wait once the socket is left.
 const leaving = 20 * time.Millisecond
 
 // leave makes reads return soon, whether or not anything arrives, and leaves the socket usable for the process that it is
-// passed on to, now or by the service manager ([Resume]). The kernel looks at the limit when a read begins, so the one that waits is begun again: a signal
-// to its thread does that. The runtime sends the same one to preempt goroutines, and expects ones that it did not send.
+// passed on to, now or by the service manager ([Resume]). The kernel looks at the limit when a read begins, so the one that waits
+// is begun again: a signal to its thread does that. The runtime sends the same one to preempt goroutines, and expects ones that it
+// did not send.
 func (s *socket) leave() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.closed {
+	if s.released {
 		return
 	}
 	limit := unix.NsecToTimeval(leaving.Nanoseconds())
@@ -74,10 +75,15 @@ func takeOver(pc net.PacketConn) (*socket, error) {
 	return s, nil
 }
 
-func (s *socket) close() error {
+// release has leave change nothing from now on: who reads the socket may be another process. Answers may still be sent.
+func (s *socket) release() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.closed = true
+	s.released = true
+}
+
+func (s *socket) close() error {
+	s.release()
 	return unix.Close(s.fd)
 }
 

@@ -110,6 +110,7 @@ func (h *Host) endAnswering(stop func()) {
 	defer stop()
 	defer time.AfterFunc(answeringTimeout, stop).Stop()
 	h.parts.dns.Retire()
+	h.parts.dns.Answered()
 }
 
 // startLoops starts what looks after the boxes and the host, until ctx ends or stopLoops is called.
