@@ -185,7 +185,8 @@ func (p *policies) lockToFollow(ctx context.Context, id policy.BoxID) (*box, err
 }
 
 // lockFollowers returns the boxes that follow a named policy, with their locks held, and with that of the named policies, which
-// keeps boxes from beginning or ceasing to follow. On an error it holds none. Nothing else holds the locks of several boxes.
+// keeps boxes from beginning or ceasing to follow. On an error it holds none. Nothing else holds the locks of several boxes
+// once the gateway serves.
 func (p *policies) lockFollowers(ctx context.Context, name string) (list []*box, err error) {
 	changing := &p.shared.named.changing
 	err = patiently(ctx, func(last bool) (busy *box) {
