@@ -9,6 +9,7 @@ import (
 	"os"
 	"strconv"
 	"strings"
+	"sync"
 	"time"
 
 	"golang.org/x/net/http2"
@@ -27,7 +28,26 @@ type stream struct {
 	// stopAbort reports whether the end of ctx will not end the connection to the box.
 	stopAbort func() bool
 	answered  bool // a final response has begun
-	fields    []hpack.HeaderField
+	lists     *fieldLists
+}
+
+// fieldLists have the memory for the fields of one request and its response.
+type fieldLists struct {
+	request, response []h1.Field
+	answer            []hpack.HeaderField
+}
+
+var lists = sync.Pool{New: func() any { return new(fieldLists) }}
+
+// giveLists gives them back, without what was in them.
+func (s *stream) giveLists() {
+	l := s.lists
+	l.request, l.response = s.req.Fields[:0], s.res.Fields[:0]
+	s.req.Fields, s.res.Fields, s.lists = nil, nil, nil
+	clear(l.request[:cap(l.request)])
+	clear(l.response[:cap(l.response)])
+	clear(l.answer[:cap(l.answer)])
+	lists.Put(l)
 }
 
 // serve handles one request. If it returns before the response is complete, the stream is reset.
@@ -40,6 +60,9 @@ func (c *session) serve(in *downstream.Stream) {
 	in.Limit(c.g.BodyTimeout, c.g.BodyTimeout)
 	text := buffers.BorrowOut()
 	defer func() { buffers.ReturnOut(text) }()
+	s.lists = lists.Get().(*fieldLists)
+	s.req.Fields, s.res.Fields = s.lists.request, s.lists.response
+	defer s.giveLists()
 	err := error(nil)
 	if text, err = appendHTTP1(text, &in.Head); err == nil {
 		err = s.read(text)
@@ -131,7 +154,7 @@ func (s *stream) reply(status int, fields [][2]string, body []byte) {
 	}
 	s.answered = true
 	s.visit.event.Status = status
-	list := s.fields[:0]
+	list := s.lists.answer[:0]
 	for _, f := range fields {
 		list = append(list, hpack.HeaderField{Name: strings.ToLower(f[0]), Value: f[1]})
 	}

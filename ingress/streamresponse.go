@@ -168,17 +168,18 @@ func (s *stream) relay() error {
 
 // headFields returns the fields of a response for the client, until the next call.
 func (s *stream) headFields(r *h1.Response) []hpack.HeaderField {
-	s.fields = s.fields[:0]
+	list := s.lists.answer[:0]
 	for i := range r.Fields {
 		f := &r.Fields[i]
 		if value, ok := shown(r, f, r.Body.Chunked); ok {
-			s.fields = append(s.fields, field(f.Name, value))
+			list = append(list, field(f.Name, value))
 		}
 	}
 	if !r.Interim() {
-		s.fields = s.appendHSTS(s.fields)
+		list = s.appendHSTS(list)
 	}
-	return s.fields
+	s.lists.answer = list
+	return list
 }
 
 // appendHSTS appends Strict-Transport-Security, if it is sent.
@@ -191,18 +192,36 @@ func (s *stream) appendHSTS(list []hpack.HeaderField) []hpack.HeaderField {
 
 // trailers returns the trailer fields of the response for the client.
 func (s *stream) trailers() []hpack.HeaderField {
-	s.fields = s.fields[:0]
+	var list []hpack.HeaderField
 	for i := range s.resBody.Trailers {
 		if f := &s.resBody.Trailers[i]; !f.Forbidden() && !withheld(f.Name) {
-			s.fields = append(s.fields, field(f.Name, f.Value))
+			list = append(list, field(f.Name, f.Value))
 		}
 	}
-	return s.fields
+	return list
 }
 
 func field(name, value []byte) hpack.HeaderField {
-	return hpack.HeaderField{Name: strings.ToLower(string(name)), Value: string(value)}
+	lower, ok := common[string(name)]
+	if !ok {
+		lower = strings.ToLower(string(name))
+	}
+	return hpack.HeaderField{Name: lower, Value: string(value)}
 }
+
+// common are the names that most responses have, as they are written, and as HTTP/2 has them.
+var common = func() map[string]string {
+	names := map[string]string{}
+	for _, name := range []string{
+		"Accept-Ranges", "Age", "Cache-Control", "Content-Disposition", "Content-Encoding", "Content-Length", "Content-Security-Policy", "Content-Type", "Date",
+		"Etag", "Expires", "Last-Modified", "Location", "Server", "Set-Cookie", "Vary", "X-Content-Type-Options", "X-Frame-Options", "X-Powered-By",
+	} {
+		lower := strings.ToLower(name)
+		names[name], names[lower] = lower, lower
+	}
+	names["ETag"] = "etag"
+	return names
+}()
 
 // tunnel accepts a WebSocket and relays bytes both ways, as [client.tunnel] does.
 func (s *stream) tunnel(n int) {
