@@ -53,7 +53,7 @@ dpkg -i /tmp/boxgate.deb
 echo BOXGATE_DNS_UPSTREAMS=192.0.2.53 >>/etc/boxgate/environment
 echo BOXGATE_LAUNCHER_ENABLED=false >>/etc/boxgate/environment
 mkdir -p /etc/systemd/system/boxgate.service.d
-printf '[Service]\nRestartSec=3\n' >/etc/systemd/system/boxgate.service.d/test.conf
+printf '[Unit]\nStartLimitIntervalSec=0\n[Service]\nRestartSec=3\n' >/etc/systemd/system/boxgate.service.d/test.conf
 systemctl daemon-reload
 systemctl start boxgate
 of() { systemctl show --value -p "$1" boxgate; }
@@ -105,6 +105,16 @@ ss -Hlnt | grep -q 127.0.0.1:9777
 first=$(of MainPID); kill -9 $first # which the one before has started, and not systemd
 ask; other $first
 echo "== reloaded, without the socket that is not asked for any more"
+
+first=$(of MainPID)
+sed -i 's/127.0.0.1:9777/0.0.0.0:9777/' /etc/boxgate/boxgate.yaml
+ports | grep -v :9777 >/tmp/ports
+systemctl restart boxgate
+other $first; ask
+ss -Hlnt | grep -Fq '*:9777' || ss -Hlnt | grep -Fq '0.0.0.0:9777'
+! ss -Hlnt | grep -q 127.0.0.1:9777
+ports | grep -v :9777 | diff /tmp/ports -
+echo "== restarted, with a socket at an address that takes in that of an earlier one"
 
 first=$(of MainPID)
 dpkg -i /tmp/boxgate.deb
