@@ -1,6 +1,7 @@
 package host
 
 import (
+	"errors"
 	"fmt"
 	"net/netip"
 	"os"
@@ -104,7 +105,10 @@ func (l *Listeners) keep(log *zap.Logger) {
 	if l.apart {
 		return
 	}
-	if err := l.tellKept(); err != nil {
+	err := l.tellKept()
+	if errors.Is(err, syscall.ECONNREFUSED) { // a manager that wanted to know no more than that the gateway is ready
+		log.Debug("nobody keeps the sockets for the next start", zap.Error(err))
+	} else if err != nil {
 		log.Warn("the service manager does not keep all sockets for the next start", zap.Error(err))
 	}
 }
