@@ -109,8 +109,9 @@ func (p *Predecessor) Take() error {
 }
 
 // relieve tells the predecessor that this process serves, and returns once that accepts nothing any more. What it has is cut if it
-// was judged by another configuration, or does not keep boxes from all that is protected here.
-func (p *Predecessor) relieve(cfg config.Config, protected []netip.Prefix, log *zap.Logger) {
+// was judged by another configuration, or does not keep boxes from all that is protected here. On error it has ended without having
+// said so, and perhaps without having told the service manager which process serves.
+func (p *Predecessor) relieve(cfg config.Config, protected []netip.Prefix, log *zap.Logger) error {
 	p.mu.Lock()
 	p.log = log
 	err := p.exchange(handover.Message{Kind: handover.Serving}, handover.Stopped)
@@ -132,6 +133,7 @@ func (p *Predecessor) relieve(cfg config.Config, protected []netip.Prefix, log *
 	if p.hello.Policies != policiesOf(cfg) || slices.ContainsFunc(protected, unknown) {
 		p.tell(handover.Message{Kind: handover.CutAll})
 	}
+	return err
 }
 
 // obeys is how long the predecessor may take to confirm an order.

@@ -96,7 +96,7 @@ func (h *Host) serveParts(ctx context.Context) error {
 		case <-ctx.Done():
 			return contained(h.parts.log, func() error { return h.drain(finish) })
 		case err := <-h.succession.failed:
-			return err
+			return errors.Join(err, contained(h.parts.log, func() error { return h.drain(finish) }))
 		case <-h.succession.replaced:
 			return contained(h.parts.log, func() error { return h.drainReplaced(ctx, finish) })
 		}
@@ -167,6 +167,7 @@ func (h *Host) announce() {
 
 // drain finishes what is under way.
 func (h *Host) drain(finish func(context.Context) error) error {
+	h.succession.stopping.Store(true)
 	_ = systemd.Notify("STOPPING=1")
 	drain, cancel := context.WithTimeout(context.Background(), shutdownTimeout)
 	defer cancel()

@@ -4,6 +4,7 @@ import (
 	"context"
 	"os"
 	"sync"
+	"sync/atomic"
 
 	"boxgate/host/handover"
 )
@@ -22,6 +23,8 @@ type succession struct {
 	cut      chan struct{} // closed when nobody says any more what must not go on
 
 	stopLeases func() // set once lent; guarded by mu
+
+	stopping atomic.Bool // this process is told to end
 }
 
 func newSuccession() *succession {

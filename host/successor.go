@@ -52,10 +52,13 @@ func (h *Host) Replace(ctx context.Context, start Start) (pid int, err error) {
 	if err == nil {
 		err = next.take(h.protection.own)
 	}
-	if err == nil {
+	if err == nil && !s.stopping.Load() {
 		return h.retired(next)
 	}
 	next.end()
+	if s.stopping.Load() { // systemd would not hear of the other
+		return 0, errors.Join(errors.New("the gateway is being stopped"), err)
+	}
 	h.parts.log.Error("the new gateway failed; the program of the old one takes its place", zap.Error(err))
 	if again := contained(h.parts.log, func() error { return h.goOn(ctx, start) }); again != nil {
 		s.failed <- errors.Join(err, again)
@@ -369,9 +372,12 @@ func (h *Host) drainReplaced(ctx context.Context, finish func(context.Context) e
 }
 
 // relieve has the predecessor stop, and cut what boxes have there that have no network here, or have used up
-// their quotas, and the visitors of the latter.
+// their quotas, and the visitors of the latter. If systemd may know the predecessor alone, this process ends: systemd starts another
+// one, which could not serve beside it.
 func (h *Host) relieve() {
-	h.before.relieve(h.parts.cfg, h.protection.own, h.parts.log)
+	if err := h.before.relieve(h.parts.cfg, h.protection.own, h.parts.log); err != nil && systemd.Supervised() {
+		h.succession.failed <- fmt.Errorf("the gateway that was replaced has not told systemd that this process serves: %w", err)
+	}
 	for _, b := range h.parts.boxes.all() {
 		if b.Policy.Load() == nil || b.spent.Load() {
 			h.before.tell(handover.Message{Kind: handover.Cut, Box: b.ID})

@@ -127,3 +127,19 @@ func TestAReplacementThatFailsOpensNothing(t *testing.T) {
 		})
 	}
 }
+
+// A process of which systemd may not have been told that it serves ends, so that the one which systemd starts can.
+func TestASuccessorThatSystemdDoesNotKnowEnds(t *testing.T) {
+	t.Parallel()
+	w, _ := faultWorld(t, "SYSTEMD_EXEC_PID=1")
+	t.Cleanup(func() { killAll(w) })
+	r := w.Raid(makeNarrow(w))
+	w.Arm(harness.FaultDie, "replace: retired")
+	if said, err := upgrade(w); err == nil {
+		t.Error(said)
+	}
+	w.Until("no process serves", func() bool { return len(processes(w)) == 0 && !ending(w) })
+	w.Kill() // is known to have ended
+	w.Up()
+	agrees(r, "started anew")
+}

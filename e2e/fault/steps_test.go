@@ -151,10 +151,10 @@ func stepsInSources(t *testing.T) map[string]string {
 }
 
 // faultWorld is a world whose gateway fails as told, with boxes that attack all the while.
-func faultWorld(t *testing.T) (*harness.World, *siege) {
+func faultWorld(t *testing.T, env ...string) (*harness.World, *siege) {
 	t.Helper()
 	w := harness.NewCapturedStopped(t, func(c *config.Config) { c.Limits.NewConnections = 10000 })
-	w.Env = []string{harness.FaultsFile + "=" + w.FaultsPath()}
+	w.Env = append(env, harness.FaultsFile+"="+w.FaultsPath())
 	w.Up()
 	return w, besiege(w, harness.AttackerAt(101))
 }

@@ -42,6 +42,12 @@ func send(state, rights []byte) error {
 	return err
 }
 
+// Supervised reports whether systemd has started the service, and so starts another process when the one that it knows as the main
+// one ends.
+func Supervised() bool {
+	return os.Getenv("NOTIFY_SOCKET") != "" && os.Getenv("SYSTEMD_EXEC_PID") != ""
+}
+
 // Reloading says that the configuration is read again.
 func Reloading() {
 	var now unix.Timespec

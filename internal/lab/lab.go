@@ -231,7 +231,7 @@ func (l *Lab) Dial() (*api.Client, error) {
 func (l *Lab) environ() []string {
 	env := []string{"BOXGATE_CONFIG=" + l.Config}
 	for _, e := range os.Environ() {
-		if !strings.HasPrefix(e, config.EnvironmentPrefix) {
+		if !strings.HasPrefix(e, config.EnvironmentPrefix) && !strings.HasPrefix(e, "SYSTEMD_EXEC_PID=") { // of who runs the lab
 			env = append(env, e)
 		}
 	}
