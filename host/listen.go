@@ -174,7 +174,7 @@ func (l *Listeners) tcp(ctx context.Context, lc net.ListenConfig, key, address s
 	ln, err := l.open(key+" "+address, func() (net.Listener, error) { return lc.Listen(ctx, "tcp", address) })
 	switch {
 	case errors.Is(err, syscall.EADDRINUSE):
-		return nil, fmt.Errorf("%s: %s is in use by another program, or kept by systemd for boxgate.service, which runs or restarts; stop that or set another address", key, address)
+		return nil, fmt.Errorf("%s: %s is in use by another program, or kept by systemd for a boxgate.service that runs or restarts; stop it or set another address", key, address)
 	case errors.Is(err, syscall.EADDRNOTAVAIL):
 		return nil, fmt.Errorf("%s: this machine has no address %s; set another address", key, address)
 	case err != nil:
