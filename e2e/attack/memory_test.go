@@ -33,28 +33,39 @@ const memoryOfTest = 256
 
 // hoards are what one box does to make the gateway hold memory for it. Each returns when it has tried as much as the
 // limits of a box allow, or more; what it opened stays open.
-var hoards = map[string]func(in *harness.Intruder, open *held){
-	"unfinished ClientHellos": func(in *harness.Intruder, open *held) {
-		each(in, open, 900, netip.AddrPortFrom(in.Resolve("www.example.com", "ip4"), 443), func(c net.Conn) {
+var hoards = map[string]func(in *harness.Intruder, at addresses, open *held){
+	"unfinished ClientHellos": func(in *harness.Intruder, at addresses, open *held) {
+		each(in, open, 900, netip.AddrPortFrom(at["www.example.com"], 443), func(c net.Conn) {
 			_, _ = c.Write(endlessHello())
 		})
 	},
-	"unread HTTP/2 streams": func(in *harness.Intruder, open *held) {
-		each(in, open, 12, netip.AddrPortFrom(in.Resolve("api.example.com", "ip4"), 443), func(c net.Conn) {
+	"unread HTTP/2 streams": func(in *harness.Intruder, at addresses, open *held) {
+		each(in, open, 12, netip.AddrPortFrom(at["api.example.com"], 443), func(c net.Conn) {
 			askAndDoNotRead(in, c, "api.example.com", 100)
 		})
 	},
-	"scrubbed brotli": func(in *harness.Intruder, open *held) {
-		each(in, open, 70, netip.AddrPortFrom(in.Resolve(harness.OriginName, "ip4"), 443), func(c net.Conn) {
+	"scrubbed brotli": func(in *harness.Intruder, at addresses, open *held) {
+		each(in, open, 70, netip.AddrPortFrom(at[harness.OriginName], 443), func(c net.Conn) {
 			s := tls.Client(c, &tls.Config{ServerName: harness.OriginName, RootCAs: in.Roots, NextProtos: []string{"http/1.1"}})
 			_, _ = fmt.Fprintf(s, "GET / HTTP/1.1\r\nHost: %s\r\n\r\n", harness.OriginName)
 		})
 	},
-	"unfinished heads in the clear": func(in *harness.Intruder, open *held) {
-		each(in, open, 1000, netip.AddrPortFrom(in.Resolve("www.example.com", "ip4"), 80), func(c net.Conn) {
+	"unfinished heads in the clear": func(in *harness.Intruder, at addresses, open *held) {
+		each(in, open, 1000, netip.AddrPortFrom(at["www.example.com"], 80), func(c net.Conn) {
 			_, _ = io.WriteString(c, "GET / HTTP/1.1\r\nHost: www.example.com\r\nX: "+strings.Repeat("x", 60<<10))
 		})
 	},
+}
+
+// addresses are those of the servers. A box that holds much is refused lookups, too.
+type addresses map[string]netip.Addr
+
+func resolveAll(in *harness.Intruder) addresses {
+	at := addresses{}
+	for _, name := range []string{"www.example.com", "api.example.com", harness.OriginName} {
+		at[name] = in.Resolve(name, "ip4")
+	}
+	return at
 }
 
 // each does something with n connections to an address, some at a time. It may be refused, by a reset at any point.
@@ -216,9 +227,13 @@ func hoarder(w *harness.World) string {
 func hoard(w *harness.World, boxes []*harness.Intruder, names []string) (letGo func()) {
 	var open held
 	var all sync.WaitGroup
+	var at []addresses
 	for _, in := range boxes {
+		at = append(at, resolveAll(in))
+	}
+	for i, in := range boxes {
 		for _, name := range names {
-			all.Go(func() { hoards[name](in, &open) })
+			all.Go(func() { hoards[name](in, at[i], &open) })
 		}
 	}
 	all.Wait()
