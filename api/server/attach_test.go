@@ -1,8 +1,13 @@
 package server
 
 import (
+	"context"
+	"fmt"
 	"strings"
 	"testing"
+
+	"boxgate/api"
+	"boxgate/policy"
 )
 
 func TestAttachIsReadBackAndDetached(t *testing.T) {
@@ -57,4 +62,42 @@ func TestAttachRefusesMistakes(t *testing.T) {
 			t.Errorf("%s: %d %s, want the pointer %q", body, a.StatusCode, a.text, pointer)
 		}
 	}
+}
+
+func (h *memoryHost) AttachBox(_ context.Context, req api.AttachRequest) (api.Box, error) {
+	leave, err := h.enter()
+	defer leave()
+	if err != nil {
+		return api.Box{}, err
+	}
+	id := policy.BoxID(fmt.Sprintf("attached%d", len(h.boxes)))
+	box := api.Box{ID: id, Name: req.Name, Labels: req.Labels, Status: api.StatusIdle, Attached: &req.Attached, Policy: api.PolicyState{Spec: req.Policy, Version: 1}}
+	h.boxes[id] = &memoryBox{Box: box, headers: api.HeaderState{Rules: req.Headers, Version: 1}, urls: map[uint16]api.URL{}}
+	return box, nil
+}
+
+func (h *memoryHost) ReattachBox(_ context.Context, id policy.BoxID, to *api.Attached) (api.Box, error) {
+	b, leave, err := h.box(id)
+	defer leave()
+	switch {
+	case err != nil:
+		return api.Box{}, err
+	case b.Attached == nil:
+		return api.Box{}, api.Errorf(api.ErrConflict, "launched here")
+	case to != nil:
+		b.Attached = to
+	}
+	return b.Box, nil
+}
+
+func (h *memoryHost) DetachBox(_ context.Context, id policy.BoxID) error {
+	b, leave, err := h.box(id)
+	defer leave()
+	if err == nil && b.Attached == nil {
+		err = api.Errorf(api.ErrConflict, "launched here")
+	}
+	if err == nil {
+		delete(h.boxes, id)
+	}
+	return err
 }

@@ -447,44 +447,6 @@ func (h *memoryHost) Ready(context.Context) error {
 	return h.ready
 }
 
-func (h *memoryHost) AttachBox(_ context.Context, req api.AttachRequest) (api.Box, error) {
-	leave, err := h.enter()
-	defer leave()
-	if err != nil {
-		return api.Box{}, err
-	}
-	id := policy.BoxID(fmt.Sprintf("attached%d", len(h.boxes)))
-	box := api.Box{ID: id, Name: req.Name, Labels: req.Labels, Status: api.StatusIdle, Attached: &req.Attached, Policy: api.PolicyState{Spec: req.Policy, Version: 1}}
-	h.boxes[id] = &memoryBox{Box: box, headers: api.HeaderState{Rules: req.Headers, Version: 1}, urls: map[uint16]api.URL{}}
-	return box, nil
-}
-
-func (h *memoryHost) ReattachBox(_ context.Context, id policy.BoxID, to *api.Attached) (api.Box, error) {
-	b, leave, err := h.box(id)
-	defer leave()
-	switch {
-	case err != nil:
-		return api.Box{}, err
-	case b.Attached == nil:
-		return api.Box{}, api.Errorf(api.ErrConflict, "launched here")
-	case to != nil:
-		b.Attached = to
-	}
-	return b.Box, nil
-}
-
-func (h *memoryHost) DetachBox(_ context.Context, id policy.BoxID) error {
-	b, leave, err := h.box(id)
-	defer leave()
-	if err == nil && b.Attached == nil {
-		err = api.Errorf(api.ErrConflict, "launched here")
-	}
-	if err == nil {
-		delete(h.boxes, id)
-	}
-	return err
-}
-
 func (h *memoryHost) OpenFiles(context.Context, policy.BoxID) (files.Files, error) {
 	leave, err := h.enter()
 	defer leave()

@@ -1,0 +1,86 @@
+package trail
+
+import (
+	"bytes"
+	"context"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+)
+
+// TestADamagedFileIsSetAside: a file that cannot be read whole holds no call up when it is to be removed. It stays on the disk, what could
+// be read of it in the trail, and the trail says so.
+func TestADamagedFileIsSetAside(t *testing.T) {
+	t.Parallel()
+	const size = 128 << 10
+	dir := t.TempDir()
+	tr := open1(t, dir, Options{Size: size})
+	if _, err := tr.Append(Entry{Kind: Call, KeyID: "key_quiet", Route: "kept"}); err != nil {
+		t.Fatal(err)
+	}
+	add(t, tr, 200)
+	oldest := files(t, dir)[0]
+	edit(t, oldest, func(b []byte) []byte { return append(bytes.Clone(b), make([]byte, 5<<20)...) })
+	for i := 0; i < 3000 && slices.Contains(files(t, dir), oldest); i++ {
+		add(t, tr, 1)
+	}
+	if b, err := os.ReadFile(oldest + ".damaged"); err != nil || len(b) < 5<<20 {
+		t.Fatalf("%d bytes, %v", len(b), err)
+	}
+	if got := tr.files.Size(); got > size*5/4 {
+		t.Errorf("%d bytes", got)
+	}
+	if r, err := Verify(dir, tr.Head()); err != nil || len(r.Problems) > 0 {
+		t.Errorf("%+v %v", r, err)
+	}
+	kept, said := false, false
+	if err := tr.Read(t.Context(), Filter{}, false, func(line []byte) error {
+		e, _, err := open(line)
+		kept = kept || e.Origin().Route == "kept"
+		said = said || e.Kind == Removed && strings.Contains(e.Note, filepath.Base(oldest)+".damaged")
+		return err
+	}); err != nil || !kept || !said {
+		t.Errorf("kept %v, said %v: %v", kept, said, err)
+	}
+	if add(t, tr, 1000); tr.files.Size() > size*5/4 {
+		t.Errorf("%d bytes", tr.files.Size())
+	}
+}
+
+// TestADamagedFileHidesNothingBehindIt: what was written after a file that cannot be read whole is read, and Verify says where it ends.
+func TestADamagedFileHidesNothingBehindIt(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	tr := open1(t, dir, Options{Size: 128 << 10})
+	add(t, tr, 100)
+	damaged := files(t, dir)
+	if len(damaged) < 2 {
+		t.Fatal(damaged)
+	}
+	edit(t, damaged[0], func(b []byte) []byte { return append(bytes.Clone(b), make([]byte, 5<<20)...) })
+	if _, err := tr.Append(Entry{Kind: Call, KeyID: "key_late", Route: "later"}); err != nil {
+		t.Fatal(err)
+	}
+	for _, follow := range []bool{false, true} {
+		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+		n, later := 0, false
+		err := tr.Read(ctx, Filter{}, follow, func(line []byte) error {
+			e, _, err := open(line)
+			if n++; e.Route == "later" {
+				later = true
+				cancel()
+			}
+			return err
+		})
+		if cancel(); n != 102 || !later || !follow && err != nil {
+			t.Errorf("%d entries, the later one %v: %v", n, later, err)
+		}
+	}
+	r, err := Verify(dir, tr.Head())
+	if err != nil || len(r.Problems) != 1 || !strings.Contains(r.Problems[0], "cannot be read") || r.Entries != 102 {
+		t.Errorf("%+v %v", r, err)
+	}
+}
