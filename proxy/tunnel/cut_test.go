@@ -2,6 +2,9 @@ package tunnel
 
 import (
 	"errors"
+	"io"
+	"net"
+	"runtime"
 	"testing"
 
 	"golang.org/x/sys/unix"
@@ -38,4 +41,46 @@ func TestAttackCutHitsNoOtherSocket(t *testing.T) {
 	if err != nil || on != 0 {
 		t.Errorf("the other socket: SO_LINGER %d, %v", on, err)
 	}
+}
+
+// TestAttackLateEventOfAnEarlierTunnel: what the kernel had to tell of the sockets of a tunnel that has ended, such as their end, is not
+// taken for something about the tunnel that has its place by now.
+func TestAttackLateEventOfAnEarlierTunnel(t *testing.T) {
+	t.Parallel()
+	p := newPool(t)
+	begin := func() (*Tunnel, *net.TCPConn, *net.TCPConn, ending) {
+		box, far := tcpPair(t)
+		upstream, srv := tcpPair(t)
+		o := make(ending, 1)
+		tun := p.Splice(Spec{Client: far, Box: "box1", Owner: o, Count: newCounters()}, upstream)
+		tun.Start()
+		return tun, box, srv, o
+	}
+	first, _, _, o := begin()
+	loop, late := first.loop, first.slot
+	if err := first.Close(); err != nil {
+		t.Fatal(err)
+	}
+	<-o
+	for range 2 * runtime.GOMAXPROCS(0) {
+		tun, box, srv, o := begin()
+		if tun.loop != loop || tun.slot.index != late.index {
+			continue
+		}
+		if got := loop.at(late); got != nil {
+			got.turn(client, unix.EPOLLIN|unix.EPOLLRDHUP|unix.EPOLLHUP) // as the loop does
+		}
+		for range 2 {
+			if _, err := io.WriteString(box, "x"); err != nil {
+				t.Fatal(err)
+			}
+			if _, err := io.ReadFull(srv, make([]byte, 1)); err != nil {
+				t.Fatalf("the tunnel that has the place now: %v", err)
+			}
+		}
+		_ = tun.Close()
+		<-o
+		return
+	}
+	t.Fatal("no tunnel got the place of the first")
 }
