@@ -3,6 +3,7 @@ package dns
 import (
 	"errors"
 	"fmt"
+	"io"
 	"net"
 	"net/netip"
 	"os"
@@ -18,7 +19,8 @@ import (
 // for every one that has left, whether anybody waits for it or not, which costs more than the queries do. A read blocks a
 // thread instead.
 type socket struct {
-	fd int
+	fd      int
+	threads *os.File // the directory of this process's threads: when leave needs it no descriptor may be free
 
 	mu       sync.Mutex
 	released bool
@@ -30,21 +32,30 @@ const leaving = 20 * time.Millisecond
 // leave makes reads return soon, whether or not anything arrives, and leaves the socket usable for the process that it is
 // passed on to, now or by the service manager ([Resume]). The kernel looks at the limit when a read begins, so the one that waits
 // is begun again: a signal to its thread does that. The runtime sends the same one to preempt goroutines, and expects ones that it
-// did not send.
+// did not send. It returns once nobody reads the socket: the kernel may leave a thread out of its list while others end.
 func (s *socket) leave() {
+	for s.interrupt() {
+		time.Sleep(leaving)
+	}
+}
+
+// interrupt has the read that waits begin again, and reports whether somebody may still be reading.
+func (s *socket) interrupt() bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.released {
-		return
+		return false
 	}
 	limit := unix.NsecToTimeval(leaving.Nanoseconds())
 	_ = unix.SetsockoptTimeval(s.fd, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &limit)
-	threads, _ := os.ReadDir("/proc/self/task")
-	for _, t := range threads {
-		if id, err := strconv.Atoi(t.Name()); err == nil {
+	_, _ = s.threads.Seek(0, io.SeekStart)
+	ids, _ := s.threads.Readdirnames(-1)
+	for _, name := range ids {
+		if id, err := strconv.Atoi(name); err == nil {
 			_ = unix.Tgkill(unix.Getpid(), id, unix.SIGURG)
 		}
 	}
+	return true
 }
 
 // Resume makes a socket usable in the ordinary way that another process has served.
@@ -61,13 +72,17 @@ func takeOver(pc net.PacketConn) (*socket, error) {
 	if !ok {
 		return nil, fmt.Errorf("dns: cannot serve queries on a %T", pc)
 	}
-	s := &socket{}
-	err := control(conn, func(fd int) (err error) {
+	threads, err := os.Open("/proc/self/task")
+	if err != nil {
+		return nil, fmt.Errorf("dns: list the threads: %w", err)
+	}
+	s := &socket{threads: threads}
+	err = control(conn, func(fd int) (err error) {
 		s.fd, err = unix.FcntlInt(uintptr(fd), unix.F_DUPFD_CLOEXEC, 0)
 		return err
 	})
 	if err != nil {
-		return nil, fmt.Errorf("dns: take over a socket: %w", err)
+		return nil, errors.Join(fmt.Errorf("dns: take over a socket: %w", err), threads.Close())
 	}
 	if err := unix.SetNonblock(s.fd, false); err != nil {
 		return nil, errors.Join(fmt.Errorf("dns: make a socket block: %w", err), s.close())
@@ -84,7 +99,7 @@ func (s *socket) release() {
 
 func (s *socket) close() error {
 	s.release()
-	return unix.Close(s.fd)
+	return errors.Join(unix.Close(s.fd), s.threads.Close())
 }
 
 // send sends a datagram, which is lost like any other if that fails.

@@ -1,0 +1,61 @@
+package dns
+
+import (
+	"context"
+	"errors"
+	"os"
+	"testing"
+
+	"golang.org/x/sys/unix"
+)
+
+// withoutDescriptors calls f while the process can open nothing more.
+func withoutDescriptors(t *testing.T, f func()) {
+	t.Helper()
+	var before unix.Rlimit
+	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &before); err != nil {
+		t.Fatal(err)
+	}
+	free, err := unix.FcntlInt(0, unix.F_DUPFD_CLOEXEC, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	_ = unix.Close(free)
+	if err := unix.Setrlimit(unix.RLIMIT_NOFILE, &unix.Rlimit{Cur: uint64(free), Max: before.Max}); err != nil { // all below it are in use
+		t.Fatal(err)
+	}
+	defer func() {
+		if err := unix.Setrlimit(unix.RLIMIT_NOFILE, &before); err != nil {
+			t.Error(err)
+		}
+	}()
+	if _, err := os.Open(os.DevNull); !errors.Is(err, unix.EMFILE) {
+		t.Errorf("a file can be opened, or not for another reason: %v", err)
+	}
+	f()
+}
+
+// TestAServerEndsWithoutDescriptors: it needs none to find those who wait for queries. Otherwise a gateway would read the queries that are
+// its successor's, under policies that nobody changes any more. The limit is that of the process: no other test runs meanwhile.
+func TestAServerEndsWithoutDescriptors(t *testing.T) { //nolint:paralleltest // see above
+	for name, stop := range stopping {
+		t.Run(name, func(t *testing.T) { //nolint:paralleltest // see above
+			p := newPassing(t)
+			b := newBench(t, domains("a.example.com"), newZone(t))
+			ctx, cancel := context.WithCancel(t.Context())
+			defer cancel()
+			done := p.serve(ctx, t, b.Server)
+			p.ask(t, "denied.example.com", 0, 1)
+			if err := p.answers(0, 1, answered); err != nil {
+				t.Fatal(err)
+			}
+			withoutDescriptors(t, func() {
+				stop(b.Server, cancel)
+				ended(t, "the server", done)
+			})
+			if state := p.state(t); state != 0 {
+				t.Errorf("nothing has arrived, and the socket is in the state %#x", state)
+			}
+		})
+	}
+}
