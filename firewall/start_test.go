@@ -48,6 +48,8 @@ func TestLinksThatComeAndGoKeepNoGatewayFromStarting(t *testing.T) {
 		w.must(w.fw.Close())
 		w.open()
 		w.must(w.fw.Prune(t.Context()))
+		_, err := w.fw.links.Look()
+		w.must(err)
 	}
 }
 

@@ -12,6 +12,7 @@ import (
 	"boxgate/audit/lines"
 	"boxgate/certs"
 	"boxgate/config"
+	"boxgate/firewall"
 	"boxgate/host/apart"
 	"boxgate/host/enforce"
 	"boxgate/host/follow"
@@ -141,7 +142,7 @@ func (h *Host) wire(context.Context) error {
 	h.usage.restart = h.lifecycle.restart
 	h.sleeper = &sleeper{before: h.before, after: p.cfg.Launcher.IdleTimeout, log: p.log, usage: h.usage, audit: p.audit, traffic: p.firewall.Traffic, passing: p.proxy.Passing}
 	h.follower = follow.New(followed{h.lifecycle}, p.log)
-	h.protection = &protection{log: p.log, addrs: p.addrs, policies: h.policies}
+	h.protection = &protection{log: p.log, addrs: p.addrs, policies: h.policies, list: firewall.HostAddresses}
 	return h.loadGlobal()
 }
 

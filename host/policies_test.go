@@ -396,7 +396,7 @@ func TestProtectedRangesAreNotRolledBack(t *testing.T) {
 		return nil
 	}
 	pool := netip.MustParsePrefix("8.8.8.0/24")
-	p := &protection{log: zap.NewNop(), addrs: config.Addresses{PoolV4: pool, PoolV6: netip.MustParsePrefix("2001:4860::/64")}, policies: g.policies}
+	p := &protection{log: zap.NewNop(), list: firewall.HostAddresses, addrs: config.Addresses{PoolV4: pool, PoolV6: netip.MustParsePrefix("2001:4860::/64")}, policies: g.policies}
 	reaches := func(id policy.BoxID) bool {
 		b, err := g.boxes.find(id)
 		if err != nil {
@@ -436,7 +436,7 @@ func TestAnAddressThatComesBackIsProtected(t *testing.T) {
 		}
 	}
 	held, other := netip.MustParsePrefix("8.8.8.0/24"), netip.MustParsePrefix("9.9.9.0/24")
-	p := &protection{log: zap.NewNop(), addrs: config.Addresses{PoolV4: held, PoolV6: netip.MustParsePrefix("2001:4860::/64")}, policies: g.policies}
+	p := &protection{log: zap.NewNop(), list: firewall.HostAddresses, addrs: config.Addresses{PoolV4: held, PoolV6: netip.MustParsePrefix("2001:4860::/64")}, policies: g.policies}
 	if err := p.update(t.Context()); err != nil {
 		t.Fatal(err)
 	}

@@ -8,10 +8,10 @@ import (
 	"slices"
 	"time"
 
-	"github.com/vishvananda/netlink"
 	"go.uber.org/zap"
 
 	"boxgate/config"
+	"boxgate/firewall"
 	"boxgate/policy"
 )
 
@@ -20,8 +20,10 @@ type protection struct {
 	log      *zap.Logger
 	addrs    config.Addresses
 	policies *policies
+	list     func() ([]netip.Addr, error) // [firewall.HostAddresses]
 
-	own []netip.Prefix // protected in every box; nil while that is not known; used by update alone, and by nobody else while that may run
+	own  []netip.Prefix // protected in every box; nil while that is not known; used by update alone, and by nobody else while that may run
+	seen []netip.Prefix // since the addresses were last listed as they are; used by update alone
 }
 
 // update protects the present addresses of the host, if they have changed.
@@ -30,18 +32,12 @@ type protection struct {
 // addresses, and a box that was kept from them must not get them back because another could not be. A failed update is
 // tried again.
 func (p *protection) update(ctx context.Context) error {
-	own, err := hostPrefixes()
-	if err != nil {
-		return fmt.Errorf("reading the host's addresses: %w", err)
-	}
-	own = append(own, p.addrs.PoolV4, p.addrs.PoolV6)
-	slices.SortFunc(own, comparePrefixes)
-	own = slices.Compact(own)
-	if slices.Equal(own, p.own) {
-		return nil
+	own, reading := p.present()
+	if own == nil || slices.Equal(own, p.own) {
+		return reading
 	}
 	nothing := func() error { return nil }
-	return apply(ctx, p.log, change{
+	return errors.Join(reading, apply(ctx, p.log, change{
 		what:  "the protected ranges",
 		stage: nothing,
 		enforce: func(ctx context.Context) error {
@@ -52,7 +48,26 @@ func (p *protection) update(ctx context.Context) error {
 		},
 		commit: func() error { p.own = own; p.warnOfLost(own); return nil },
 		settle: func() (bool, error) { return false, nil },
-	})
+	}))
+}
+
+// present returns what is to be protected now, sorted; nil if that is not known. Together with an error it is what can be: while the
+// addresses change too fast to be listed, none that was seen is left out.
+func (p *protection) present() ([]netip.Prefix, error) {
+	own, err := hostRoutes(p.list())
+	if err != nil {
+		err = fmt.Errorf("reading the host's addresses: %w", err)
+	}
+	if len(own) == 0 && err != nil {
+		return nil, err
+	}
+	own = append(own, p.addrs.PoolV4, p.addrs.PoolV6)
+	if err != nil {
+		own = append(own, p.seen...)
+	}
+	slices.SortFunc(own, comparePrefixes)
+	p.seen = slices.Compact(own)
+	return p.seen, err
 }
 
 // warnOfLost says which of the addresses that boxes can be given to leave from the host does not have.
@@ -64,20 +79,12 @@ func (p *protection) warnOfLost(own []netip.Prefix) {
 	}
 }
 
-// hostPrefixes returns every address of the host as a host route.
-func hostPrefixes() ([]netip.Prefix, error) {
-	list, err := netlink.AddrList(nil, netlink.FAMILY_ALL)
-	if err != nil {
-		return nil, err
-	}
-	var own []netip.Prefix
+// hostRoutes returns addresses as host routes, and the error of listing them.
+func hostRoutes(list []netip.Addr, err error) (own []netip.Prefix, _ error) {
 	for _, a := range list {
-		if addr, ok := netip.AddrFromSlice(a.IP); ok {
-			addr = addr.Unmap()
-			own = append(own, netip.PrefixFrom(addr, addr.BitLen()))
-		}
+		own = append(own, netip.PrefixFrom(a, a.BitLen()))
 	}
-	return own, nil
+	return own, err
 }
 
 func comparePrefixes(a, b netip.Prefix) int {
@@ -89,38 +96,34 @@ func comparePrefixes(a, b netip.Prefix) int {
 
 // follow keeps the protected ranges up to date until ctx ends.
 func (p *protection) follow(ctx context.Context) error {
-	updates := make(chan netlink.AddrUpdate, 64)
-	failed := make(chan error, 1)
-	err := netlink.AddrSubscribeWithOptions(updates, ctx.Done(), netlink.AddrSubscribeOptions{
-		ErrorCallback: func(err error) {
-			select {
-			case failed <- err:
-			default:
-			}
-		},
-	})
-	if err != nil {
-		return err
+	for {
+		changed, err := firewall.HostAddressChanges(ctx)
+		if err != nil {
+			return err
+		}
+		p.followBy(ctx, changed)
+		if ctx.Err() != nil {
+			return nil
+		}
+		p.log.Warn("changes of the host's addresses were missed; looking again")
 	}
+}
+
+// followBy is follow until changed is closed.
+func (p *protection) followBy(ctx context.Context, changed <-chan struct{}) {
 	// The first look comes after the subscription, so that no address is missed in between.
 	retry := time.After(0)
 	for {
 		select {
 		case <-ctx.Done():
-			return nil
+			return
 		case <-retry:
-			retry = p.try(ctx)
-		case err := <-failed:
-			return fmt.Errorf("the kernel's address events ended: %w", err)
-		case _, ok := <-updates:
-			if ctx.Err() == nil && !ok {
-				return errors.New("the kernel's address events ended")
-			}
+		case _, ok := <-changed:
 			if !ok {
-				return nil
+				return
 			}
-			retry = p.try(ctx)
 		}
+		retry = p.try(ctx)
 	}
 }
 

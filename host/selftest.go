@@ -12,6 +12,7 @@ import (
 	"boxgate/api"
 	"boxgate/audit"
 	"boxgate/config"
+	"boxgate/firewall"
 	"boxgate/policy"
 	"boxgate/selftest"
 )
@@ -93,13 +94,13 @@ func (s *selfTests) selfTestConfig(ctx context.Context, b *box) (selftest.Config
 
 // outsideAddrs are the addresses by which others know the host.
 func (s *selfTests) outsideAddrs() ([]netip.Addr, error) {
-	prefixes, err := hostPrefixes()
+	list, err := firewall.HostAddresses()
 	if err != nil {
 		return nil, fmt.Errorf("reading the host's addresses: %w", err)
 	}
 	var out []netip.Addr
-	for _, p := range prefixes {
-		if a := p.Addr(); !a.IsLoopback() && !a.IsLinkLocalUnicast() && !slices.Contains(s.addrs.Own(), a) {
+	for _, a := range list {
+		if !a.IsLoopback() && !a.IsLinkLocalUnicast() && !slices.Contains(s.addrs.Own(), a) {
 			out = append(out, a)
 		}
 	}

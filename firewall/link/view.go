@@ -23,7 +23,7 @@ type View struct {
 // Look reads the links and routes of the host.
 func (l *Links) Look() (*View, error) {
 	v := &View{links: map[string]netlink.Link{}, routes: map[int][]netlink.Route{}}
-	links, err := l.nl.LinkList()
+	links, err := namespace.Whole(l.nl.LinkList)
 	if err != nil {
 		return nil, fmt.Errorf("interfaces: %w", err)
 	}

@@ -10,6 +10,7 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
+	"boxgate/firewall/namespace"
 	"boxgate/firewall/network"
 )
 
@@ -97,7 +98,7 @@ func (l *Leftovers) findAddresses(pools []netip.Prefix) error {
 	if err != nil {
 		return fmt.Errorf("lo: %w", err)
 	}
-	addresses, err := l.nl.AddrList(lo, unix.AF_UNSPEC)
+	addresses, err := namespace.Whole(func() ([]netlink.Addr, error) { return l.nl.AddrList(lo, unix.AF_UNSPEC) })
 	if err != nil {
 		return fmt.Errorf("addresses of lo: %w", err)
 	}

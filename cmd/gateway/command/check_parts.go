@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
-	"net"
 	"net/netip"
 	"os"
 	"path/filepath"
@@ -103,16 +102,13 @@ func checkSources(cfg config.Config) error {
 	if err != nil || len(a.Sources) == 0 {
 		return nil //nolint:nilerr // validation of the configuration reports that
 	}
-	has, err := net.InterfaceAddrs()
+	has, err := firewall.HostAddresses()
 	if err != nil {
 		return fmt.Errorf("reading the host's addresses: %w", err)
 	}
 	var errs []error
 	for _, source := range a.Sources {
-		if !slices.ContainsFunc(has, func(h net.Addr) bool {
-			n, ok := h.(*net.IPNet)
-			return ok && n.IP.Equal(source.AsSlice())
-		}) {
+		if !slices.Contains(has, source) {
 			errs = append(errs, preflight.Warnf("network.sources: the host does not have %v, so nothing of the boxes with this source address leaves: "+
 				"give it to an interface (ip addr add %v dev …)", source, netip.PrefixFrom(source, source.BitLen())))
 		}

@@ -1,0 +1,97 @@
+package firewall
+
+import (
+	"encoding/binary"
+	"net/netip"
+	"testing"
+	"time"
+
+	"github.com/vishvananda/netlink"
+	"github.com/vishvananda/netns"
+
+	"boxgate/firewall/network"
+)
+
+// manyAddresses gives lo of a namespace n addresses, of which the kernel tells in several parts.
+func manyAddresses(t *testing.T, ns netns.NsHandle, n uint32) (h *netlink.Handle, lo netlink.Link, have []netip.Addr) {
+	t.Helper()
+	h, err := netlink.NewHandleAt(ns)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(h.Close)
+	if lo, err = h.LinkByIndex(1); err != nil {
+		t.Fatal(err)
+	}
+	for i := range n {
+		a := netip.AddrFrom4([4]byte(binary.BigEndian.AppendUint32(nil, 198<<24|18<<16+i)))
+		if err := h.AddrAdd(lo, &netlink.Addr{IPNet: network.HostNet(a)}); err != nil {
+			t.Fatal(err)
+		}
+		have = append(have, a)
+	}
+	return h, lo, have
+}
+
+// restless is manyAddresses of which some come and go until the test ends; it returns the others.
+func restless(t *testing.T, ns netns.NsHandle) (stay []netip.Addr) {
+	t.Helper()
+	h, lo, have := manyAddresses(t, ns, 1000)
+	stop, stopped := make(chan struct{}), make(chan struct{})
+	go func() {
+		defer close(stopped)
+		tick := time.NewTicker(time.Millisecond)
+		defer tick.Stop()
+		for i := 0; ; i = (i + 1) % 100 { // those after it move up in the kernel's list
+			select {
+			case <-stop:
+				return
+			case <-tick.C:
+			}
+			moved := &netlink.Addr{IPNet: network.HostNet(have[i])}
+			if h.AddrDel(lo, moved) == nil {
+				_ = h.AddrAdd(lo, moved)
+			}
+		}
+	}()
+	t.Cleanup(func() {
+		close(stop)
+		<-stopped
+	})
+	return have[100:]
+}
+
+// The addresses of a host that has many are those of one moment also where some come and go.
+func TestHostAddressesAreThoseOfOneMoment(t *testing.T) {
+	t.Parallel()
+	w := &world{t: t, gateway: newNamespace(t)}
+	stay := restless(t, w.gateway)
+	for range 200 {
+		var got []netip.Addr
+		w.must(w.in(w.gateway, func() (err error) {
+			got, err = HostAddresses()
+			return err
+		}))
+		found := map[netip.Addr]bool{}
+		for _, a := range got {
+			found[a] = true
+		}
+		for _, a := range stay {
+			if !found[a] {
+				t.Fatalf("%v is missing among %d", a, len(got))
+			}
+		}
+	}
+}
+
+// What a gateway has left is found also where addresses come and go.
+func TestLeftoversAreFoundAmongAddressesThatChange(t *testing.T) {
+	w := newWorld(t)
+	restless(t, w.gateway)
+	for range 100 {
+		w.must(w.in(w.gateway, func() error {
+			_, err := FindLeftovers(w.cfg.PoolV4, w.cfg.PoolV6)
+			return err
+		}))
+	}
+}

@@ -1,0 +1,163 @@
+package host
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+	"net"
+	"net/netip"
+	"slices"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/vishvananda/netlink"
+	"go.uber.org/zap"
+
+	"boxgate/config"
+	"boxgate/firewall"
+	"boxgate/host/apart"
+	"boxgate/policy"
+)
+
+// protectionOf keeps the addresses of a host protected in two boxes.
+func protectionOf(g *gateway, list func() ([]netip.Addr, error)) *protection {
+	g.addBox("b1")
+	g.addBox("b2")
+	return &protection{log: zap.NewNop(), policies: g.policies, list: list, addrs: config.Addresses{
+		PoolV4: netip.MustParsePrefix("8.8.8.0/24"), PoolV6: netip.MustParsePrefix("2001:4860::/64"),
+	}}
+}
+
+// While the host's addresses change so fast that no list has all, none that was seen is given free, and new ones are protected. Once there
+// is a whole one, it counts.
+func TestAddressesAreProtectedWhileTheyChange(t *testing.T) {
+	t.Parallel()
+	one, two, three := netip.MustParseAddr("9.9.9.1"), netip.MustParseAddr("9.9.9.2"), netip.MustParseAddr("9.9.9.3")
+	var lists [][]netip.Addr
+	var bad error
+	p := protectionOf(newGateway(t), func() ([]netip.Addr, error) {
+		list := lists[0]
+		lists = lists[1:]
+		return list, bad
+	})
+	for what, c := range []struct {
+		list []netip.Addr
+		bad  error
+		want []netip.Addr
+	}{
+		{[]netip.Addr{one}, nil, []netip.Addr{one}},
+		{[]netip.Addr{two}, firewall.ErrAddressesChange, []netip.Addr{one, two}},
+		{[]netip.Addr{three}, firewall.ErrAddressesChange, []netip.Addr{one, two, three}},
+		{nil, errFake, []netip.Addr{one, two, three}},
+		{[]netip.Addr{two}, nil, []netip.Addr{two}},
+	} {
+		lists, bad = [][]netip.Addr{c.list}, c.bad
+		if err := p.update(t.Context()); !errors.Is(err, c.bad) {
+			t.Errorf("%d: %v, want %v", what, err, c.bad)
+		}
+		for _, id := range []policy.BoxID{"b1", "b2"} {
+			b, err := p.policies.boxes.find(id)
+			if err != nil {
+				t.Fatal(err)
+			}
+			for _, a := range []netip.Addr{one, two, three} {
+				d := b.Policy.Load().Decide(policy.Request{Stage: policy.StageKernel, Box: id, Addr: a, Port: 4444, Protocol: policy.UDP})
+				if got := d.Reason == policy.ReasonProtectedRange; got != slices.Contains(c.want, a) {
+					t.Errorf("%d: %v is protected in %s: %v", what, a, id, got)
+				}
+			}
+		}
+	}
+}
+
+// manyAddresses is a host to which a test gives addresses.
+type manyAddresses struct {
+	*apart.Net
+	t  *testing.T
+	nl *netlink.Handle
+	lo netlink.Link
+}
+
+func newManyAddresses(t *testing.T) *manyAddresses {
+	t.Helper()
+	n, err := apart.New()
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = n.Close() })
+	m := &manyAddresses{Net: n, t: t}
+	if err := n.Do(func() (err error) {
+		if m.nl, err = netlink.NewHandle(); err == nil {
+			m.lo, err = m.nl.LinkByIndex(1)
+		}
+		return err
+	}); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(m.nl.Close)
+	return m
+}
+
+// address is the i-th address.
+func (m *manyAddresses) address(i uint32) netip.Addr {
+	return netip.AddrFrom4([4]byte(binary.BigEndian.AppendUint32(nil, 9<<24+i)))
+}
+
+// add gives the host its i-th address.
+func (m *manyAddresses) add(i uint32) {
+	m.t.Helper()
+	a := m.address(i)
+	if err := m.nl.AddrAdd(m.lo, &netlink.Addr{IPNet: &net.IPNet{IP: a.AsSlice(), Mask: net.CIDRMask(32, 32)}}); err != nil {
+		m.t.Fatal(err)
+	}
+}
+
+// Addresses that come while the boxes are given earlier ones are protected next, however many there are, and so are those after them.
+func TestAddressesThatComeAtOnceAreProtected(t *testing.T) {
+	t.Parallel()
+	g := newGateway(t)
+	m, p := newManyAddresses(t), protectionOf(g, firewall.HostAddresses)
+	const many, more = 2000, 200 // more than the kernel keeps for one that does not read
+	busy, goOn, protected := make(chan struct{}, 1), make(chan struct{}), make(chan netip.Addr, 1000)
+	var want atomic.Pointer[netip.Addr]
+	g.kernel.before = func(_ policy.BoxID, plan policy.KernelPlan) error {
+		select {
+		case busy <- struct{}{}:
+			<-goOn
+		default:
+		}
+		if a := want.Load(); a != nil && slices.ContainsFunc(plan.Protected, func(p netip.Prefix) bool { return p.Contains(*a) }) {
+			protected <- *a
+		}
+		return nil
+	}
+	ctx, stop := context.WithCancel(t.Context())
+	followed := make(chan error, 1)
+	go func() { followed <- m.Do(func() error { return p.follow(ctx) }) }()
+	<-busy
+	for i := range uint32(many) {
+		m.add(i)
+	}
+	close(goOn)
+	hang := time.After(time.Minute)
+	for i := range uint32(more) {
+		next := m.address(many + i)
+		want.Store(&next)
+		m.add(many + i)
+		for is := false; !is; {
+			select {
+			case a := <-protected:
+				is = a == next
+			case err := <-followed:
+				t.Fatalf("they are followed no more: %v", err)
+			case <-hang:
+				t.Fatal("a new one is not protected")
+			}
+		}
+	}
+	stop()
+	if err := <-followed; err != nil {
+		t.Error(err)
+	}
+}
