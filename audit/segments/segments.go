@@ -56,7 +56,7 @@ func Open(dir string) (f *Files, cut bool, err error) {
 	}
 	s := &f.list[len(list)-1]
 	if f.last, err = os.OpenFile(s.path, os.O_RDWR|os.O_APPEND, 0o600); err != nil {
-		return nil, false, err
+		return nil, false, &FileError{*s, err}
 	}
 	whole, err := wholeLines(f.last, s.Size)
 	if err == nil && whole < s.Size {
@@ -64,10 +64,21 @@ func Open(dir string) (f *Files, cut bool, err error) {
 		s.Size = whole
 	}
 	if err != nil {
-		return nil, false, errors.Join(err, f.last.Close())
+		return nil, false, errors.Join(&FileError{*s, err}, f.last.Close())
 	}
 	return f, cut, nil
 }
+
+// FileError is an error about one file.
+type FileError struct {
+	Segment Segment
+	Err     error
+}
+
+func (e *FileError) Error() string { return e.Segment.Name() + ": " + e.Err.Error() }
+
+// Unwrap returns what was wrong.
+func (e *FileError) Unwrap() error { return e.Err }
 
 // List returns the segments of a directory, oldest first; none if it does not exist.
 func List(dir string) ([]Segment, error) {
@@ -246,8 +257,11 @@ func (f *Files) dropOldest(drop func(Segment) error) error {
 	return nil
 }
 
+// Name is the name of the segment's file in its directory.
+func (s Segment) Name() string { return filepath.Base(s.path) }
+
 // Aside is the name of the segment's file once it is set aside.
-func (s Segment) Aside() string { return filepath.Base(s.path) + ".damaged" }
+func (s Segment) Aside() string { return s.Name() + ".damaged" }
 
 // SetAsideOldest renames the oldest file, so that it is none of them any more, unless it is the one that is written.
 func (f *Files) SetAsideOldest() error {

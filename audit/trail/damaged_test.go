@@ -3,6 +3,7 @@ package trail
 import (
 	"bytes"
 	"context"
+	"errors"
 	"os"
 	"path/filepath"
 	"slices"
@@ -82,5 +83,64 @@ func TestADamagedFileHidesNothingBehindIt(t *testing.T) {
 	r, err := Verify(dir, tr.Head())
 	if err != nil || len(r.Problems) != 1 || !strings.Contains(r.Problems[0], "cannot be read") || r.Entries != 102 {
 		t.Errorf("%+v %v", r, err)
+	}
+}
+
+// TestATrailWhoseEndCannotBeReadIsNotContinued, neither in that file nor in place of it, until somebody has done what the error says. The
+// entries before it stay, and Verify says what is missing.
+func TestATrailWhoseEndCannotBeReadIsNotContinued(t *testing.T) {
+	t.Parallel()
+	for name, harm := range map[string]func(newest string) error{
+		"a disk that fails": func(newest string) error { // as reading this does
+			return errors.Join(os.Rename(newest, newest+".kept"), os.Symlink("/proc/self/mem", newest))
+		},
+		"a change": func(newest string) error {
+			b, err := os.ReadFile(newest)
+			if err != nil {
+				return err
+			}
+			return os.WriteFile(newest, append(append(make([]byte, 5<<20), '\n'), b...), 0o600)
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			dir := t.TempDir()
+			tr := open1(t, dir, Options{Size: 128 << 10})
+			add(t, tr, 100)
+			known := tr.Head()
+			if err := tr.Close(); err != nil {
+				t.Fatal(err)
+			}
+			list := files(t, dir)
+			newest := list[len(list)-1]
+			if err := harm(newest); err != nil || len(list) < 2 {
+				t.Fatal(list, err)
+			}
+			for range 2 {
+				_, err := Open(dir, Options{Size: 128 << 10}, "started")
+				if err == nil {
+					t.Fatal("it is continued")
+				}
+				for _, want := range []string{dir, filepath.Base(newest) + ",", filepath.Base(newest) + ".damaged:"} {
+					if !strings.Contains(err.Error(), want) {
+						t.Errorf("%q is missing in: %v", want, err)
+					}
+				}
+			}
+			if err := os.Rename(newest, newest+".damaged"); err != nil {
+				t.Fatal(err)
+			}
+			tr = open1(t, dir, Options{Size: 128 << 10})
+			if got := files(t, dir); !slices.Equal(got[:len(list)-1], list[:len(list)-1]) {
+				t.Errorf("%v, there were %v", got, list)
+			}
+			if head := tr.Head(); head.Seq == 0 || head.Seq >= known.Seq {
+				t.Errorf("it goes on after entry %d; there were %d", head.Seq, known.Seq)
+			}
+			r, err := Verify(dir, known)
+			if err != nil || len(r.Problems) != 1 || !strings.Contains(r.Problems[0], "which the store knows, is missing") {
+				t.Errorf("%+v %v", r, err)
+			}
+		})
 	}
 }

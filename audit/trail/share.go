@@ -3,14 +3,11 @@ package trail
 import (
 	"bytes"
 	"encoding/json"
-	"errors"
 	"maps"
 	"math"
 	"slices"
 	"strings"
 	"time"
-
-	"golang.org/x/sys/unix"
 
 	"boxgate/audit/segments"
 )
@@ -118,11 +115,6 @@ func (t *Trail) removeLocked(oldest segments.Segment, next uint64) (err error) {
 		t.held = nil // of what could not be read, nothing was taken off
 	}
 	return nil
-}
-
-// damaged reports whether an error of reading a file is of the file, and reading it once more would not help.
-func damaged(err error) bool {
-	return errors.Is(err, segments.ErrLine) || errors.Is(err, unix.EIO)
 }
 
 // keeps returns the entry by which one outlives its file; false if it is too old, was changed, or is about a removal.

@@ -7,6 +7,7 @@
 package trail
 
 import (
+	"errors"
 	"fmt"
 	"maps"
 	"slices"
@@ -50,12 +51,12 @@ type Trail struct {
 func Open(dir string, opts Options, note string) (*Trail, error) {
 	files, cut, err := segments.Open(dir)
 	if err != nil {
-		return nil, fmt.Errorf("the audit trail in %s: %w", dir, err)
+		return nil, notOpened(dir, err)
 	}
 	files.KeepRoom(roomKept)
 	t := &Trail{opts: opts, files: files, written: make(chan struct{}), open: map[uint64]Entry{}, settled: map[uint64]bool{}}
 	if t.head, err = lastOf(files.Segments()); err != nil {
-		return nil, fmt.Errorf("the audit trail in %s: %w", dir, err)
+		return nil, errors.Join(notOpened(dir, err), files.Close())
 	}
 	if cut {
 		note += "; an entry that was not complete is gone, what it was about was not answered"
@@ -80,7 +81,7 @@ func lastOf(list []segments.Segment) (head Head, err error) {
 			return nil
 		})
 		if err != nil {
-			return Head{}, err
+			return Head{}, &segments.FileError{Segment: list[i], Err: err}
 		}
 	}
 	return head, nil

@@ -1,0 +1,31 @@
+package trail
+
+import (
+	"errors"
+	"fmt"
+
+	"golang.org/x/sys/unix"
+
+	"boxgate/audit/segments"
+)
+
+// damaged reports whether an error of reading a file is of the file, and reading it once more would not help.
+func damaged(err error) bool {
+	return errors.Is(err, segments.ErrLine) || errors.Is(err, unix.EIO)
+}
+
+// notOpened says why a trail cannot be opened, and what to do if its latest entry cannot be read. Nothing is written then: entries behind
+// those that cannot be read would not be found, and one that takes their place would hide that there were others.
+func notOpened(dir string, err error) error {
+	file, ok := errors.AsType[*segments.FileError](err)
+	if !ok || !damaged(err) {
+		return fmt.Errorf("the audit trail in %s: %w", dir, err)
+	}
+	why := "the disk fails"
+	if errors.Is(err, segments.ErrLine) {
+		why = "the file was changed by something else"
+	}
+	return fmt.Errorf("the audit trail in %s cannot be continued, because its latest entries cannot be read: %s (%w). Keep a copy of %s, as much of it as can be read, "+
+		"and then rename it to %s: the next start continues with the entry before it, and gateway audit verify says what is missing",
+		dir, why, err, file.Segment.Name(), file.Segment.Aside())
+}
