@@ -3,6 +3,7 @@ package tunnel
 import (
 	"os"
 	"runtime"
+	"slices"
 	"sync"
 	"syscall"
 
@@ -17,6 +18,7 @@ type loop struct {
 	fd   int      // not to be used once the loop may have ended
 	file *os.File // of fd
 	raw  syscall.RawConn
+	busy []*Tunnel // with more to do, the one that has waited longest first; of the goroutine alone
 
 	mu      sync.Mutex
 	tunnels []*Tunnel // by the index of their slots; nil where free
@@ -55,40 +57,48 @@ func newLoop() (*loop, error) {
 // run turns tunnels until the loop has ended.
 func (l *loop) run() {
 	events := make([]unix.EpollEvent, 128)
-	var busy, still []*Tunnel // with more to do
-	var n int
-	again := func(t *Tunnel) {
-		if !t.queued {
-			t.queued = true
-			still = append(still, t)
-		}
-	}
+	var n, rounds int
 	look := func(fd uintptr) { n = poll(fd, events) }
 	wait := func(fd uintptr) bool { look(fd); return n != 0 }
 	for {
 		err := l.raw.Control(look)
-		if err == nil && n == 0 && len(busy) == 0 {
+		if err == nil && n == 0 && len(l.busy) == 0 {
 			err = l.raw.Read(wait)
 		}
 		if err != nil || n < 0 {
 			return // it has ended
 		}
-		for _, e := range events[:n] {
-			if t := l.at(slot{e.Fd >> 1, e.Pad}); t != nil && t.turn(int(e.Fd&1), e.Events) {
-				again(t)
-			}
-		}
-		for _, t := range busy {
-			t.queued = false
-			if t.turn(client, 0) {
-				again(t)
-			}
-		}
-		clear(busy)
-		busy, still = still, busy[:0]
-		if len(busy) > 0 {
+		l.round(events[:n])
+		if rounds++; len(l.busy) > 0 && rounds >= len(l.busy) {
+			rounds = 0
 			runtime.Gosched()
 		}
+	}
+}
+
+// round turns the tunnels that something has happened to, and of those with more to do the one that has waited longest: who has little to
+// move does not wait until all have moved much.
+func (l *loop) round(events []unix.EpollEvent) {
+	for _, e := range events {
+		if t := l.at(slot{e.Fd >> 1, e.Pad}); t != nil && t.turn(int(e.Fd&1), e.Events) {
+			l.queue(t)
+		}
+	}
+	if len(l.busy) == 0 {
+		return
+	}
+	t := l.busy[0]
+	l.busy = slices.Delete(l.busy, 0, 1)
+	if t.queued = false; t.turn(client, 0) {
+		l.queue(t)
+	}
+}
+
+// queue has a tunnel turn again without an event.
+func (l *loop) queue(t *Tunnel) {
+	if !t.queued {
+		t.queued = true
+		l.busy = append(l.busy, t)
 	}
 }
 

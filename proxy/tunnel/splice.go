@@ -170,6 +170,9 @@ func (t *Tunnel) turn(side int, what uint32) (again bool) {
 	e.out = e.out || what&(unix.EPOLLOUT|unix.EPOLLHUP|unix.EPOLLERR) != 0
 	e.fin = e.fin || what&unix.EPOLLRDHUP != 0
 	e.alert = e.alert || what&(unix.EPOLLPRI|unix.EPOLLERR) != 0
+	if what != 0 && (t.queued || t.flows[client].bulk || t.flows[server].bulk) {
+		return true // when those with less to move have had their turn
+	}
 	return t.relay()
 }
 
