@@ -83,6 +83,12 @@ func (w *World) GoOn() {
 	w.order(goOn, "")
 }
 
+// Waits reports whether no gateway has gone on yet since [World.GoOn].
+func (w *World) Waits() bool {
+	_, err := os.Stat(w.FaultsPath() + goOn)
+	return err == nil
+}
+
 // Jump sets the gateway's wall clock forward or back.
 func (w *World) Jump(by time.Duration) {
 	w.T.Helper()

@@ -6,6 +6,7 @@ import (
 	"net/http"
 	"os"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -162,4 +163,69 @@ func TestAStopKeepsAnsweringQueries(t *testing.T) {
 	}
 	u.GoOn()
 	u.Died("stopped")
+}
+
+// A gateway that is stopped while another process takes its place ends that one, too, of which the service manager would never hear. Boxes
+// are closed until the next start.
+func TestAStopWhileAnotherProcessTakesThePlaceEndsBoth(t *testing.T) {
+	t.Parallel()
+	u := newUpgrading(t, nil)
+	g := u.guest()
+	u.Arm(harness.FaultWait, "replace: let go")
+	answered := make(chan replaced, 1)
+	go func() { answered <- u.replace(t.Context(), "upgrade") }()
+	u.Until("the gateway has let go", func() bool { return !u.Armed() })
+	successor := u.successor()
+	if err := unix.Kill(successor, unix.SIGSTOP); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = unix.Kill(successor, unix.SIGCONT) })
+	u.Until("the successor stands still", func() bool { return stopped(successor) })
+	u.GoOn()
+	u.Until("the gateway goes on", func() bool { return !u.Waits() })
+	u.Arm(harness.FaultWait, "stop: begun")
+	if err := u.Process.Process.Signal(unix.SIGTERM); err != nil {
+		t.Fatal(err)
+	}
+	u.Until("the gateway is stopping", func() bool { return !u.Armed() })
+	if err := unix.Kill(successor, unix.SIGCONT); err != nil { // it takes the place
+		t.Fatal(err)
+	}
+	if r := <-answered; r.Replaced || !strings.Contains(r.Error, "the gateway is being stopped") {
+		t.Errorf("%+v", r)
+	}
+	u.Until("the successor has ended", func() bool { return errors.Is(unix.Kill(successor, 0), unix.ESRCH) })
+	u.GoOn()
+	u.Died("stopped")
+	if g.reaches() {
+		t.Error("the box reaches something without a gateway")
+	}
+	u.Up()
+	if !g.reaches() {
+		t.Error("the box does not reach what it may, with the next gateway")
+	}
+}
+
+// successor returns the process that the gateway has started to take its place.
+func (u *upgrading) successor() int {
+	u.T.Helper()
+	stats, err := filepath.Glob("/proc/[0-9]*/stat")
+	if err != nil {
+		u.T.Fatal(err)
+	}
+	for _, path := range stats {
+		stat, _ := os.ReadFile(path) // none of one that has ended
+		line, _ := os.ReadFile(filepath.Join(filepath.Dir(path), "cmdline"))
+		_, rest, _ := strings.Cut(string(stat), ") ")
+		fields, words := strings.Fields(rest), strings.Split(string(line), "\x00")
+		if len(fields) > 1 && fields[1] == strconv.Itoa(u.Process.Process.Pid) && len(words) > 1 && words[1] == "serve" {
+			id, err := strconv.Atoi(filepath.Base(filepath.Dir(path)))
+			if err != nil {
+				u.T.Fatal(err)
+			}
+			return id
+		}
+	}
+	u.T.Fatal("there is no successor")
+	return 0
 }
