@@ -57,8 +57,16 @@ func TestBoxWhoseStateCannotBeTold(t *testing.T) {
 	if err := unix.PidfdSendSignal(int(first.Fd()), unix.SIGKILL, nil, 0); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := unix.Poll([]unix.PollFd{{Fd: int32(first.Fd()), Events: unix.POLLIN}}, -1); err != nil {
-		t.Fatal(err)
+	ended := []unix.PollFd{{Fd: int32(first.Fd()), Events: unix.POLLIN}}
+	for {
+		_, err := unix.Poll(ended, -1)
+		if errors.Is(err, unix.EINTR) { // by a signal of Go's scheduler
+			continue
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		break
 	}
 	if st, err := l.State(t.Context(), id); err != nil || st.Pid != 0 {
 		t.Errorf("a box that has ended: %+v, %v", st, err)

@@ -2,6 +2,7 @@ package attack
 
 import (
 	"encoding/binary"
+	"errors"
 	"fmt"
 	"net"
 	"net/netip"
@@ -169,6 +170,9 @@ func heard(r *harness.Raider) string {
 	_ = unix.SetsockoptTimeval(r.FD, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &tv)
 	for {
 		n, from, err := unix.Recvfrom(r.FD, buf, 0)
+		if errors.Is(err, unix.EINTR) { // by a signal of Go's scheduler
+			continue
+		}
 		if err != nil {
 			return ""
 		}
