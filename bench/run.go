@@ -33,11 +33,12 @@ type options struct {
 func parse(name string, args []string, more func(*flag.FlagSet)) (options, error) {
 	var o options
 	var long, tiny bool
-	var rounds int
+	var rounds, boxes int
 	fs := flag.NewFlagSet(name, flag.ContinueOnError)
 	fs.BoolVar(&long, "long", false, "the long form: some 45 minutes in the place of 5")
 	fs.BoolVar(&tiny, "tiny", false, "hardly measure: to see that everything works")
 	fs.IntVar(&rounds, "rounds", 0, "rounds, if not those of the form")
+	fs.IntVar(&boxes, "boxes", 0, "boxes to attach where their number matters, if not those of the form")
 	fs.StringVar(&o.only, "scenarios", "", "the scenarios to run, as S1,S6; empty: all")
 	fs.StringVar(&o.root, "peers", "/var/lib/boxgate/peers", "where dist/peers.sh has unpacked the peers")
 	fs.StringVar(&o.samples, "samples", "bin/bench-"+name+".jsonl", "file that every sample is written to")
@@ -58,6 +59,9 @@ func parse(name string, args []string, more func(*flag.FlagSet)) (options, error
 	}
 	if rounds > 0 {
 		o.form.Rounds = rounds
+	}
+	if boxes > 0 {
+		o.form.Boxes = boxes
 	}
 	most := raiseFiles() // the gateway divides its descriptors, and others are for other things
 	o.form.Idle, o.form.Visitors = min(o.form.Idle, most/6), min(o.form.Visitors, most/80)
