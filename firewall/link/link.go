@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
+	"strconv"
 
 	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netns"
@@ -189,7 +190,7 @@ func linkSysctls(link string) []namespace.Sysctl {
 	v4, v6 := "ipv4/conf/"+link+"/", "ipv6/conf/"+link+"/"
 	return []namespace.Sysctl{
 		{Path: v6 + "disable_ipv6", Value: "0"},
-		{Path: v6 + "addr_gen_mode", Value: "1"}, // no link-local address
+		{Path: v6 + "addr_gen_mode", Value: strconv.Itoa(addrGenNone)}, // no link-local address
 		{Path: v6 + "accept_ra", Value: "0"},
 		{Path: v6 + "accept_redirects", Value: "0"},
 		{Path: v6 + "forwarding", Value: "1"},
@@ -263,17 +264,7 @@ func neighbour(link int, a netip.Addr, mac net.HardwareAddr) *netlink.Neigh {
 
 // configureInside gives the box its addresses, its default routes, and the gateway as a permanent neighbour.
 func (l *Links) configureInside(b *Attachment, inside *netlink.Handle, ns netns.NsHandle, hostMAC net.HardwareAddr) error {
-	if err := namespace.Do(ns, func() error {
-		want := []namespace.Sysctl{
-			{Path: "ipv6/conf/" + Inside + "/disable_ipv6", Value: "0"},
-			{Path: "ipv6/conf/" + Inside + "/accept_ra", Value: "0"},
-			{Path: "ipv6/conf/" + Inside + "/addr_gen_mode", Value: "1"},
-		}
-		if confsNamed(Inside).hold(want) {
-			return nil
-		}
-		return namespace.WriteSysctls(want)
-	}); err != nil {
+	if err := enableIPv6(inside, ns); err != nil {
 		return fmt.Errorf("inside the box: %w", err)
 	}
 	for _, name := range []string{"lo", Inside} {
@@ -295,6 +286,34 @@ func (l *Links) configureInside(b *Attachment, inside *netlink.Handle, ns netns.
 	}
 	return l.routeInside(b, inside, hostMAC)
 }
+
+// enableIPv6 gives the box's end no link-local address: only the gateway is on the link, which has none either and so
+// cannot advertise routes. It is done by netlink, and in the usual case no file below /proc/sys/net is opened: the kernel
+// keeps one entry of each namespace where that was done, under the same name, and looks through all of them each time.
+func enableIPv6(inside *netlink.Handle, ns netns.NsHandle) error {
+	on, noAddress := []namespace.Sysctl{{Path: "ipv6/conf/" + Inside + "/disable_ipv6", Value: "0"}}, false
+	if err := namespace.Do(ns, func() error {
+		have := confsNamed(Inside)
+		noAddress = have.hold([]namespace.Sysctl{{Path: "ipv6/conf/" + Inside + "/addr_gen_mode", Value: strconv.Itoa(addrGenNone)}})
+		if have.hold(on) {
+			return nil
+		}
+		return namespace.WriteSysctls(on)
+	}); err != nil || noAddress {
+		return err
+	}
+	link, err := inside.LinkByName(Inside)
+	if err == nil {
+		err = inside.LinkSetIP6AddrGenMode(link, addrGenNone)
+	}
+	if err != nil {
+		return fmt.Errorf("interface %s: link-local address: %w", Inside, err)
+	}
+	return nil
+}
+
+// addrGenNone is IN6_ADDR_GEN_MODE_NONE of linux/if_link.h.
+const addrGenNone = 1
 
 // mostReplaced is how many addresses are removed from a box at once. A box that controls its own network can have any
 // number; what it sends from them is dropped.

@@ -35,7 +35,7 @@ type Follower struct {
 	owner Owner
 	log   *zap.Logger
 	slots chan struct{} // bounds how many boxes are looked at at once
-	wake  chan struct{} // a box was attached
+	wake  chan struct{} // a box was attached to a container of Docker
 
 	mu    sync.Mutex
 	ctx   context.Context         // that of Run; nil before it: nothing is looked at yet
@@ -113,6 +113,9 @@ func (f *Follower) lookAtAll(wanted func(foreign.Sandbox) bool) {
 // Look looks where the sandbox of a box is, because it was attached, detached, or may have changed.
 func (f *Follower) Look(id policy.BoxID) {
 	f.look(id)
+	if s, _, ok := f.owner.Sandbox(id); !ok || !isContainer(s) {
+		return
+	}
 	select {
 	case f.wake <- struct{}{}:
 	default:
