@@ -115,9 +115,9 @@ func (f *Firewall) Prune(ctx context.Context) error {
 		f.reports.RecoverFlows(f.cfg.LastRun)
 		f.reports.Begin()
 	}
-	known := map[string]bool{}
-	for _, b := range f.boxes.byID {
-		known[b.Link] = true
+	known := map[int]bool{}
+	for index := range f.boxes.byIndex {
+		known[index] = true
 	}
 	return errors.Join(append(errs, f.links.DeleteOthers(known))...)
 }

@@ -53,7 +53,7 @@ type box struct {
 
 // Open prepares the network namespace of the calling thread: forwarding, the gateway's addresses on lo, routing for the
 // transparent proxy, and the static part of the table. Boxes of an earlier run stay as they were until they are added
-// again, or removed by [Firewall.Prune]. It changes nothing if a pool overlaps a network of the host, see [CheckPool].
+// again, or removed by [Firewall.Prune]. It changes nothing if a pool overlaps a network of the host, see [Overlaps].
 // The context only bounds Open itself.
 func Open(ctx context.Context, cfg Config) (*Firewall, error) {
 	if err := cfg.complete(); err != nil {

@@ -63,7 +63,9 @@ func harmless(l netlink.Link) bool {
 // nftables, including the iptables based on it, and iptables-legacy.
 func CheckOtherRules() error { return foreign.Check() }
 
-// CheckPool returns an error if the pool overlaps a network or an address that the host of the calling thread uses
-// itself: its packets would then go to boxes, and the host would be cut off. Routes left by an earlier run of the
-// gateway do not count. The error names the pool, the network and its interface.
-func CheckPool(pool netip.Prefix) error { return route.CheckPool(pool) }
+// Overlaps returns which of the pools overlap a network or an address that the host of the calling thread uses itself: their
+// packets would then go to boxes, and the host would be cut off. Routes left by an earlier run of the gateway do not count.
+// What is said of a pool names the network and its interface; err is that of reading what the host uses.
+func Overlaps(pools ...netip.Prefix) (found map[netip.Prefix]error, err error) {
+	return route.Overlaps(pools...)
+}

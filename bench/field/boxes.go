@@ -68,7 +68,7 @@ const (
 // Populate attaches further boxes, up to so many.
 func (g *Gateway) Populate(ctx context.Context, count int) error {
 	for i := len(g.boxes); i < count; i++ {
-		ns, err := g.field.Namespace(ctx)
+		ns, err := g.field.bare()
 		if err != nil {
 			return err
 		}

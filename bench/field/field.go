@@ -130,12 +130,20 @@ echo 65535 > ipv4/tcp_max_syn_backlog
 
 // Namespace creates a namespace that ends with the field.
 func (f *Field) Namespace(ctx context.Context) (*testnet.NS, error) {
-	ns, err := testnet.NewNS()
+	ns, err := f.bare()
 	if err != nil {
 		return nil, err
 	}
-	f.all = append(f.all, ns)
 	return ns, run(ctx, ns, tuning)
+}
+
+// bare is Namespace for one that nothing is measured from.
+func (f *Field) bare() (*testnet.NS, error) {
+	ns, err := testnet.NewNS()
+	if err == nil {
+		f.all = append(f.all, ns)
+	}
+	return ns, err
 }
 
 // connect joins two namespaces; the link has the same name at both ends.

@@ -12,7 +12,7 @@ import (
 )
 
 // The kernel tells the sysctls of an interface together with the interface, in arrays that grow with new versions: IFLA_INET_CONF and
-// IFLA_INET6_CONF within IFLA_AF_SPEC. One dump takes the place of a dozen files for every box that is attached at a start.
+// IFLA_INET6_CONF within IFLA_AF_SPEC. The dump of all interfaces takes the place of a dozen files for every box that is attached at a start.
 const (
 	inetConf  = 1 // IFLA_INET_CONF
 	inet6Conf = 2 // IFLA_INET6_CONF
@@ -28,23 +28,6 @@ var confIndex = map[string]int{
 
 // confs are the sysctls of an interface, by version of IP.
 type confs map[string][]byte
-
-// dumpConfs returns the sysctls of the interfaces of the namespace that the calling thread is in, by name. Of what cannot be read there
-// are none.
-func dumpConfs() map[string]confs {
-	ask := nl.NewNetlinkRequest(unix.RTM_GETLINK, unix.NLM_F_DUMP)
-	ask.AddData(nl.NewIfInfomsg(unix.AF_UNSPEC))
-	messages, err := ask.Execute(unix.NETLINK_ROUTE, unix.RTM_NEWLINK)
-	if err != nil {
-		return nil
-	}
-	found := map[string]confs{}
-	for _, m := range messages {
-		name, c := confsOf(m)
-		found[name] = c
-	}
-	return found
-}
 
 // confsNamed returns the sysctls of one interface of the namespace that the calling thread is in; none if they cannot be read.
 func confsNamed(name string) confs {

@@ -19,24 +19,31 @@ func TestConfsAreThoseOfTheFiles(t *testing.T) {
 	}
 	defer ns.Close()
 	const name = "bg-test"
+	seen := func() map[string]confs {
+		v := View{links: map[string]netlink.Link{}, confs: map[string]confs{}}
+		if err := v.readLinks(); err != nil {
+			t.Fatal(err)
+		}
+		return v.confs
+	}
 	if err := namespace.Do(ns, func() error {
 		if err := netlink.LinkAdd(&netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: name, MTU: 1500}, PeerName: "peer"}); err != nil {
 			return err
 		}
 		want := linkSysctls(name)
-		if dumpConfs()[name].hold(want) {
+		if seen()[name].hold(want) {
 			t.Error("a new interface has the values")
 		}
 		if err := namespace.WriteSysctls(want); err != nil {
 			return err
 		}
-		if !dumpConfs()[name].hold(want) {
+		if !seen()[name].hold(want) {
 			t.Error("the values are not known")
 		}
 		if !confsNamed(name).hold(want) || confsNamed("none") != nil {
 			t.Error("the values of one interface are not known")
 		}
-		if (confs)(nil).hold(want) || dumpConfs()["peer"].hold(want) {
+		if (confs)(nil).hold(want) || seen()["peer"].hold(want) {
 			t.Error("an interface has the values of another")
 		}
 		for _, s := range want {
@@ -45,13 +52,13 @@ func TestConfsAreThoseOfTheFiles(t *testing.T) {
 			if err := os.WriteFile(path, []byte(other), 0); err != nil {
 				return err
 			}
-			if dumpConfs()[name].hold(want) {
+			if seen()[name].hold(want) {
 				t.Errorf("%s: %s is taken for %s", s.Path, other, s.Value)
 			}
 			if err := namespace.WriteSysctls(want); err != nil {
 				return err
 			}
-			if !dumpConfs()[name].hold(want) {
+			if !seen()[name].hold(want) {
 				t.Errorf("%s: the values are not known", s.Path)
 			}
 		}

@@ -1,11 +1,16 @@
 package link
 
 import (
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"strconv"
 
 	"github.com/vishvananda/netlink"
+	"github.com/vishvananda/netlink/nl"
+	"golang.org/x/sys/unix"
+
+	"boxgate/firewall/namespace"
 )
 
 // Counters are what has passed a box's interface since that was made.
@@ -17,38 +22,115 @@ type Counters struct {
 // fewLinks is up to how many interfaces are asked for one by one: the answer about all takes longer with each box of the host.
 const fewLinks = 16
 
-// Counters reads the counters of boxes' interfaces, by name, those of all in one dump; of an interface that is not there, none.
+// Counters reads the counters of the interfaces that were attached under these names, those of many in one dump; of an interface that is
+// not there, none. Safe for concurrent use.
 func (l *Links) Counters(names []string) (map[string]Counters, error) {
-	links, err := l.linksOf(names)
-	if err != nil {
-		return nil, fmt.Errorf("interfaces: %w", err)
-	}
+	at := l.places(names)
 	found := map[string]Counters{}
-	for _, link := range links {
-		if a := link.Attrs(); a.Statistics != nil {
-			found[a.Name] = Counters{Life: strconv.Itoa(a.Index), In: a.Statistics.TxBytes, Out: a.Statistics.RxBytes}
+	err := namespace.Do(l.ns, func() error {
+		var all map[int]transfer
+		if len(at) > fewLinks {
+			var err error
+			all, err = transfers()
+			if err != nil && !errors.Is(err, netlink.ErrDumpInterrupted) { // interfaces came or went meanwhile: most are there
+				return err
+			}
 		}
+		for name, index := range at {
+			t, ok := all[index]
+			if all == nil {
+				var err error
+				if t, ok, err = transferOf(index); err != nil {
+					return err
+				}
+			}
+			if ok {
+				found[name] = Counters{Life: strconv.Itoa(index), In: t.sent, Out: t.received}
+			}
+		}
+		return nil
+	})
+	if err != nil {
+		return nil, fmt.Errorf("counters of interfaces: %w", err)
 	}
 	return found, nil
 }
 
-// linksOf returns the interfaces of these names, and maybe others.
-func (l *Links) linksOf(names []string) (links []netlink.Link, err error) {
-	if len(names) > fewLinks {
-		links, err = l.nl.LinkList()
-		if errors.Is(err, netlink.ErrDumpInterrupted) { // interfaces came or went meanwhile: most are there
-			err = nil
-		}
-		return links, err
-	}
+// places returns the indices of the interfaces that were attached under these names.
+func (l *Links) places(names []string) map[string]int {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	at := make(map[string]int, len(names))
 	for _, name := range names {
-		link, err := l.linkNamed(name, nil)
-		if err != nil {
-			return nil, err
-		}
-		if link != nil {
-			links = append(links, link)
+		if index, ok := l.indices[name]; ok {
+			at[name] = index
 		}
 	}
-	return links, nil
+	return at
+}
+
+// transfer is what has passed an interface, in bytes, as the host sees it.
+type transfer struct{ received, sent uint64 }
+
+// struct if_stats_msg (linux/if_link.h) and where the bytes stand in struct rtnl_link_stats64.
+const (
+	statsHeader   = 12
+	statsIndex    = 4
+	receivedBytes = 2 * 8
+	sentBytes     = 3 * 8
+)
+
+// transfers returns what has passed the interfaces of the namespace that the calling thread is in, by index. The kernel tells it without
+// all else that it knows of an interface: to name the namespace of a pair's other end, it looks through all namespaces for each. With
+// [netlink.ErrDumpInterrupted] some may be missing.
+func transfers() (map[int]transfer, error) {
+	messages, err := askStats(0, unix.NLM_F_DUMP)
+	if err != nil && !errors.Is(err, netlink.ErrDumpInterrupted) {
+		return nil, err
+	}
+	all := make(map[int]transfer, len(messages))
+	for _, m := range messages {
+		if index, t, ok := readStats(m); ok {
+			all[index] = t
+		}
+	}
+	return all, err
+}
+
+// transferOf is transfers for one interface. It reports false if there is none.
+func transferOf(index int) (t transfer, ok bool, err error) {
+	messages, err := askStats(index, 0)
+	if errors.Is(err, unix.ENODEV) {
+		return t, false, nil
+	}
+	if err != nil || len(messages) != 1 {
+		return t, false, err
+	}
+	_, t, ok = readStats(messages[0])
+	return t, ok, nil
+}
+
+// askStats sends RTM_GETSTATS.
+func askStats(index, flags int) ([][]byte, error) {
+	ask := nl.NewNetlinkRequest(unix.RTM_GETSTATS, flags)
+	header := make([]byte, statsHeader)
+	binary.NativeEndian.PutUint32(header[statsIndex:], uint32(index)) //nolint:gosec // an index is positive
+	binary.NativeEndian.PutUint32(header[2*statsIndex:], 1<<(unix.IFLA_STATS_LINK_64-1))
+	ask.AddRawData(header)
+	return ask.Execute(unix.NETLINK_ROUTE, unix.RTM_NEWSTATS)
+}
+
+// readStats reads RTM_NEWSTATS.
+func readStats(message []byte) (index int, t transfer, ok bool) {
+	if len(message) < statsHeader {
+		return 0, t, false
+	}
+	for _, a := range attributes(message[statsHeader:]) {
+		if a.kind == unix.IFLA_STATS_LINK_64 && len(a.value) >= sentBytes+8 {
+			index = int(binary.NativeEndian.Uint32(message[statsIndex:]))
+			t = transfer{binary.NativeEndian.Uint64(a.value[receivedBytes:]), binary.NativeEndian.Uint64(a.value[sentBytes:])}
+			return index, t, true
+		}
+	}
+	return 0, t, false
 }

@@ -9,6 +9,7 @@ import (
 	"net"
 	"net/netip"
 	"strconv"
+	"sync"
 
 	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netns"
@@ -50,6 +51,9 @@ type Links struct {
 	nl      *netlink.Handle
 	gate    int // the program that marks what boxes send
 	sysctls namespace.Sysctls
+
+	mu      sync.Mutex
+	indices map[string]int // of what was attached, by name; guarded by mu
 }
 
 // New returns those of the namespace that the handle is in. Both stay the caller's.
@@ -58,7 +62,7 @@ func New(ns netns.NsHandle, nl *netlink.Handle, addresses network.Addresses) (*L
 	if err != nil {
 		return nil, fmt.Errorf("packet gate (eBPF): %w", err)
 	}
-	return &Links{Addresses: addresses, ns: ns, nl: nl, gate: gate}, nil
+	return &Links{Addresses: addresses, ns: ns, nl: nl, gate: gate, indices: map[string]int{}}, nil
 }
 
 // Close gives the program back. What is on the interfaces stays there.
@@ -99,6 +103,9 @@ func (l *Links) Attach(ctx context.Context, b *Attachment, v *View) (at Place, e
 		}
 	}
 	at.Index = link.Attrs().Index
+	l.mu.Lock()
+	l.indices[b.name()] = at.Index
+	l.mu.Unlock()
 	if err := fault.At(ctx, "link: pair made"); err != nil {
 		return at, err
 	}
@@ -374,6 +381,9 @@ func (l *Links) routeInside(b *Attachment, inside *netlink.Handle, hostMAC net.H
 
 // Delete removes a host-side interface, and with it the box's end. A missing interface is not an error.
 func (l *Links) Delete(name string) error {
+	l.mu.Lock()
+	delete(l.indices, name)
+	l.mu.Unlock()
 	link, err := l.nl.LinkByName(name)
 	if err == nil {
 		err = l.nl.LinkDel(link)
@@ -384,16 +394,29 @@ func (l *Links) Delete(name string) error {
 	return nil
 }
 
-// DeleteOthers removes the host-side interfaces of boxes that are not known by name.
-func (l *Links) DeleteOthers(known map[string]bool) error {
-	links, err := namespace.Whole(l.nl.LinkList)
-	if err != nil {
+// DeleteOthers removes the host-side interfaces of boxes that are not known by their index.
+func (l *Links) DeleteOthers(known map[int]bool) error {
+	var all map[int]transfer
+	if err := namespace.Do(l.ns, func() (err error) {
+		all, err = namespace.Whole(transfers)
+		return err
+	}); err != nil {
 		return fmt.Errorf("interfaces: %w", err)
 	}
 	var errs []error
-	for _, link := range links {
-		if a := link.Attrs(); a.Group == network.LinkGroup && !known[a.Name] {
-			errs = append(errs, l.Delete(a.Name))
+	for index := range all {
+		if known[index] {
+			continue
+		}
+		link, err := l.nl.LinkByIndex(index)
+		if errors.As(err, &netlink.LinkNotFoundError{}) {
+			continue
+		}
+		if err == nil && link.Attrs().Group == network.LinkGroup {
+			err = l.Delete(link.Attrs().Name)
+		}
+		if err != nil {
+			errs = append(errs, fmt.Errorf("interface %d: %w", index, err))
 		}
 	}
 	return errors.Join(errs...)

@@ -6,6 +6,7 @@ import (
 	"net/netip"
 
 	"github.com/vishvananda/netlink"
+	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
 
 	"boxgate/firewall/namespace"
@@ -22,13 +23,9 @@ type View struct {
 
 // Look reads the links and routes of the host.
 func (l *Links) Look() (*View, error) {
-	v := &View{links: map[string]netlink.Link{}, routes: map[int][]netlink.Route{}}
-	links, err := namespace.Whole(l.nl.LinkList)
-	if err != nil {
+	v := &View{links: map[string]netlink.Link{}, routes: map[int][]netlink.Route{}, confs: map[string]confs{}}
+	if err := namespace.Do(l.ns, v.readLinks); err != nil {
 		return nil, fmt.Errorf("interfaces: %w", err)
-	}
-	for _, link := range links {
-		v.links[link.Attrs().Name] = link
 	}
 	for _, fam := range network.Families {
 		routes, err := l.nl.RouteList(nil, network.RouteFamily(fam))
@@ -39,10 +36,31 @@ func (l *Links) Look() (*View, error) {
 			v.routes[r.LinkIndex] = append(v.routes[r.LinkIndex], r)
 		}
 	}
-	return v, namespace.Do(l.ns, func() error {
-		v.confs = dumpConfs()
-		return nil
-	})
+	return v, nil
+}
+
+// readLinks reads the interfaces of the namespace that the calling thread is in, with their sysctls.
+func (v *View) readLinks() error {
+	messages, err := namespace.Whole(dumpLinks)
+	if err != nil {
+		return err
+	}
+	for _, m := range messages {
+		link, err := netlink.LinkDeserialize(nil, m)
+		if err != nil {
+			return err
+		}
+		name, c := confsOf(m)
+		v.links[name], v.confs[name] = link, c
+	}
+	return nil
+}
+
+// dumpLinks returns what the kernel tells of each interface of the namespace that the calling thread is in.
+func dumpLinks() ([][]byte, error) {
+	ask := nl.NewNetlinkRequest(unix.RTM_GETLINK, unix.NLM_F_DUMP)
+	ask.AddData(nl.NewIfInfomsg(unix.AF_UNSPEC))
+	return ask.Execute(unix.NETLINK_ROUTE, unix.RTM_NEWLINK)
 }
 
 // conf returns the sysctls of the host's link of that name, as far as they are known.

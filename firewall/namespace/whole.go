@@ -11,7 +11,7 @@ const wholeTries = 20
 
 // Whole returns a list of the kernel's as it was at one moment. The kernel says so if others have changed it while it was read, as happens
 // where containers start and end; then it is read again.
-func Whole[T any](list func() ([]T, error)) (found []T, err error) {
+func Whole[T any](list func() (T, error)) (found T, err error) {
 	for range wholeTries {
 		if found, err = list(); !errors.Is(err, netlink.ErrDumpInterrupted) {
 			break

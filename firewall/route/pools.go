@@ -21,52 +21,68 @@ const poolPriority = 1 << 20
 // instead.
 const defaultBits = 3
 
-// CheckPool returns an error if the pool overlaps a network or an address that the host of the calling thread uses
-// itself: its packets would then go to boxes, and the host would be cut off. Routes left by an earlier run of the
-// gateway do not count. The error names the pool, the network and its interface.
-func CheckPool(pool netip.Prefix) error {
+// Overlaps returns which of the pools overlap a network or an address that the host of the calling thread uses itself: their
+// packets would then go to boxes, and the host would be cut off. Routes left by an earlier run of the gateway do not count.
+// What is said of a pool names the network and its interface; err is that of reading what the host uses.
+func Overlaps(pools ...netip.Prefix) (found map[netip.Prefix]error, err error) {
 	h, err := netlink.NewHandle(unix.NETLINK_ROUTE)
 	if err != nil {
-		return fmt.Errorf("netlink: %w", err)
+		return nil, fmt.Errorf("netlink: %w", err)
 	}
 	defer h.Close()
-	return checkPool(h, pool.Masked())
+	return overlaps(h, pools)
 }
 
-// CheckPools does the same for the gateway's pools.
+// CheckPools returns an error if one of the gateway's pools does.
 func (h *Host) CheckPools() error {
-	return errors.Join(checkPool(h.nl, h.PoolV4), checkPool(h.nl, h.PoolV6))
+	found, err := overlaps(h.nl, []netip.Prefix{h.PoolV4, h.PoolV6})
+	return errors.Join(err, found[h.PoolV4], found[h.PoolV6])
 }
 
-func checkPool(h *netlink.Handle, pool netip.Prefix) error {
-	routes, err := namespace.Whole(func() ([]netlink.Route, error) {
-		return h.RouteListFiltered(network.RouteFamily(network.FamilyOf(pool.Addr())), &netlink.Route{Table: unix.RT_TABLE_UNSPEC}, netlink.RT_FILTER_TABLE)
-	})
-	if err != nil {
-		return fmt.Errorf("routes: %w", err)
+func overlaps(h *netlink.Handle, pools []netip.Prefix) (found map[netip.Prefix]error, err error) {
+	var routes []netlink.Route
+	for _, family := range network.Families {
+		of, err := namespace.Whole(func() ([]netlink.Route, error) {
+			return h.RouteListFiltered(network.RouteFamily(family), &netlink.Route{Table: unix.RT_TABLE_UNSPEC}, netlink.RT_FILTER_TABLE)
+		})
+		if err != nil {
+			return nil, fmt.Errorf("routes: %w", err)
+		}
+		routes = append(routes, of...)
 	}
-	links, err := namespace.Whole(h.LinkList)
+	links, err := namespace.Whole(h.LinkList) // after the routes: no route leads to one that is not there yet
 	if err != nil {
-		return fmt.Errorf("interfaces: %w", err)
+		return nil, fmt.Errorf("interfaces: %w", err)
 	}
-	byIndex := map[int]*netlink.LinkAttrs{}
+	byIndex := map[int]*netlink.LinkAttrs{0: {Name: "another route"}}
 	for _, l := range links {
 		byIndex[l.Attrs().Index] = l.Attrs()
 	}
-	pools, table := ownPools(routes), haveTable()
+	own, table := ownPools(routes), haveTable()
+	found = map[netip.Prefix]error{}
+	for _, pool := range pools {
+		if err := overlap(pool.Masked(), routes, byIndex, func(dst netip.Prefix) bool {
+			isOwn := slices.ContainsFunc(own, func(p netip.Prefix) bool { return p.Contains(dst.Addr()) })
+			return dst.IsSingleIP() && (isOwn || table && isFirst(dst.Addr(), pool.Masked()))
+		}); err != nil {
+			found[pool] = err
+		}
+	}
+	return found, nil
+}
+
+// overlap says what a pool overlaps, if anything; isGateways reports whether a network on lo is an address of the gateway.
+func overlap(pool netip.Prefix, routes []netlink.Route, links map[int]*netlink.LinkAttrs, isGateways func(netip.Prefix) bool) error {
 	for _, r := range routes {
 		dst, used := usedBy(r)
 		if !used || !dst.Overlaps(pool) {
 			continue
 		}
-		link := byIndex[r.LinkIndex]
-		if link == nil {
-			link = &netlink.LinkAttrs{Name: "another route"}
+		link := links[r.LinkIndex]
+		if link == nil { // gone meanwhile, and its routes with it
+			continue
 		}
-		// The boxes' own links, and the gateway's addresses on lo.
-		ours := link.Group == network.LinkGroup || r.LinkIndex == 1 && dst.IsSingleIP() &&
-			(slices.ContainsFunc(pools, func(p netip.Prefix) bool { return p.Contains(dst.Addr()) }) || table && isFirst(dst.Addr(), pool))
-		if !ours {
+		if isBoxes := link.Group == network.LinkGroup; !isBoxes && !(r.LinkIndex == 1 && isGateways(dst)) {
 			return fmt.Errorf("the pool %v overlaps %v on %s, which the host uses itself: set another pool", pool, dst, link.Name)
 		}
 	}

@@ -87,10 +87,11 @@ func needPools(cfg config.Config) error {
 	if err != nil {
 		return nil //nolint:nilerr // no prefixes: validation of the configuration reports that
 	}
-	var errs []error
+	found, err := firewall.Overlaps(a.PoolV4, a.PoolV6)
+	errs := []error{err}
 	for key, pool := range map[string]netip.Prefix{"network.pool_v4": a.PoolV4, "network.pool_v6": a.PoolV6} {
-		if err := firewall.CheckPool(pool); err != nil {
-			errs = append(errs, fmt.Errorf("%s: %w", key, err))
+		if found[pool] != nil {
+			errs = append(errs, fmt.Errorf("%s: %w", key, found[pool]))
 		}
 	}
 	return errors.Join(errs...)
