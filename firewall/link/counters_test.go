@@ -1,0 +1,63 @@
+package link
+
+import (
+	"net"
+	"testing"
+
+	"github.com/vishvananda/netlink"
+
+	"boxgate/firewall/namespace"
+)
+
+// What is told of one interface, of all of them, and with everything else, is the same.
+func TestTransfersAreThoseOfTheInterface(t *testing.T) {
+	ns, err := namespace.New()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer ns.Close()
+	if err := namespace.Do(ns, func() error {
+		lo, err := netlink.LinkByName("lo")
+		if err != nil {
+			return err
+		}
+		if err := netlink.LinkSetUp(lo); err != nil {
+			return err
+		}
+		c, err := net.Dial("udp", "127.0.0.1:9")
+		if err != nil {
+			return err
+		}
+		defer c.Close()
+		if _, err := c.Write(make([]byte, 1000)); err != nil {
+			return err
+		}
+		if lo, err = netlink.LinkByName("lo"); err != nil {
+			return err
+		}
+		index, want := lo.Attrs().Index, transfer{lo.Attrs().Statistics.RxBytes, lo.Attrs().Statistics.TxBytes}
+		if want.sent < 1000 {
+			t.Errorf("%d bytes were sent", want.sent)
+		}
+		all, err := transfers()
+		if err != nil || all[index] != want {
+			t.Errorf("among all: %+v, %v, want %+v", all[index], err, want)
+		}
+		if one, ok, err := transferOf(index); !ok || err != nil || one != want {
+			t.Errorf("alone: %+v, %v, %v, want %+v", one, ok, err, want)
+		}
+		if _, ok, err := transferOf(index + 1000); ok || err != nil {
+			t.Errorf("an interface that is not there: %v, %v", ok, err)
+		}
+		return nil
+	}); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// Messages that are cut off say nothing.
+func FuzzReadStats(f *testing.F) {
+	f.Add([]byte{})
+	f.Add(make([]byte, statsHeader+4+200))
+	f.Fuzz(func(_ *testing.T, message []byte) { readStats(message) })
+}
