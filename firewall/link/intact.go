@@ -22,18 +22,19 @@ func (l *Links) Intact(index int, name string) bool {
 	return a.RawFlags&unix.IFF_UP != 0 && a.Group == network.LinkGroup && a.Name == name
 }
 
-// GateIntact reports whether the filter that marks packets as not judged is on the interface.
+// GateIntact reports whether the filter that marks packets as not judged is on the interface, or that is gone: there is
+// another event for that.
 func (l *Links) GateIntact(index int) bool {
-	link, err := l.nl.LinkByIndex(index)
-	if err != nil {
-		var gone netlink.LinkNotFoundError
-		return errors.As(err, &gone) // there is another event for that
-	}
-	filters, err := l.nl.FilterList(link, netlink.HANDLE_MIN_INGRESS)
-	return err == nil && slices.ContainsFunc(filters, func(x netlink.Filter) bool {
+	of := &netlink.GenericLink{LinkAttrs: netlink.LinkAttrs{Index: index}}
+	filters, err := l.nl.FilterList(of, netlink.HANDLE_MIN_INGRESS)
+	if err == nil && slices.ContainsFunc(filters, func(x netlink.Filter) bool {
 		bpf, ok := x.(*netlink.BpfFilter)
 		return ok && bpf.Name == gateName && bpf.DirectAction && bpf.Attrs().Priority == gatePriority
-	})
+	}) {
+		return true
+	}
+	_, err = l.nl.LinkByIndex(index)
+	return errors.As(err, new(netlink.LinkNotFoundError))
 }
 
 // SysctlsIntact reports whether the interface has the sysctls that it must have. It checks the current values: an
