@@ -49,6 +49,7 @@ exit $status
 
 // service is what an administrator does with the service. Clients ask while it is not there: none of them is refused.
 const service = `
+set -E; trap 'echo "failed: $BASH_COMMAND"' ERR
 dpkg -i /tmp/boxgate.deb
 echo BOXGATE_DNS_UPSTREAMS=192.0.2.53 >>/etc/boxgate/environment
 echo BOXGATE_LAUNCHER_ENABLED=false >>/etc/boxgate/environment
@@ -67,12 +68,14 @@ gateway box attach --pid $sleeper --name other --policy deny-all >/dev/null
 cat >/tmp/look-up <<'LOOKUP' # one query of the box, by UDP
 exec 4<>/dev/udp/10.200.0.1/53
 printf '\x12\x34\x01\x00\x00\x01\x00\x00\x00\x00\x00\x00\x07example\x03com\x00\x00\x01\x00\x01' >&4
-[ "$(timeout 60 head -c 2 <&4 | od -An -tx1)" = " 12 34" ]
+answer=$(timeout 60 head -c 2 <&4 | od -An -tx1)
+[ "$answer" = " 12 34" ] || { echo "DNS answers '$answer'"; exit 1; }
 LOOKUP
 cat >/tmp/call <<'CALL' # one request to the admin API
 exec 3<>/dev/tcp/127.0.0.1/8600
 printf 'GET /healthz HTTP/1.0\r\n\r\n' >&3
-timeout 60 head -1 <&3 | grep -q ' 200 '
+answer=$(timeout 60 head -1 <&3) || true
+case $answer in *' 200 '*) ;; *) echo "the API answers '$answer'"; exit 1;; esac
 CALL
 ask() { nsenter --target $sleeper --net bash /tmp/look-up && bash /tmp/call; }
 ports() { ss -Hlntu | awk '{print $1, $5}' | sort; }
@@ -125,7 +128,7 @@ echo "== upgraded, and its box is there"
 systemctl stop boxgate
 [ "$(of NFileDescriptorStore)" = 0 ]
 [ -z "$(ports)" ]
-! bash /tmp/call 2>/dev/null
+! bash /tmp/call >/dev/null 2>&1
 nft list table inet boxgate >/dev/null
 echo "== stopped: closed, and the rules of its box stay"
 

@@ -94,7 +94,7 @@ func TestQuota(t *testing.T) {
 		t.Fatalf("the public URL answers %d before", status)
 	}
 	var stream lab.SyncBuffer
-	ended := w.Background(box, "curl -sS -N https://api.example.com/sse", &stream)
+	ended := w.Background(box, "curl -sS -N --keepalive-time 1 https://api.example.com/sse", &stream) // which only receives
 	if err := stream.Await(t.Context(), "data"); err != nil {
 		t.Fatal(err)
 	}

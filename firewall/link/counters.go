@@ -22,23 +22,26 @@ type Counters struct {
 // fewLinks is up to how many interfaces are asked for one by one: the answer about all takes longer with each box of the host.
 const fewLinks = 16
 
-// Counters reads the counters of the interfaces that were attached under these names, those of many in one dump; of an interface that is
-// not there, none. Safe for concurrent use.
+// Counters reads the counters of the interfaces of these names, those of many in one dump; of an interface that is not there, none.
+// What an earlier run of the gateway has left counts before it is attached again. Safe for concurrent use.
 func (l *Links) Counters(names []string) (map[string]Counters, error) {
-	at := l.places(names)
 	found := map[string]Counters{}
 	err := namespace.Do(l.ns, func() error {
+		if err := l.survey(); err != nil {
+			return err
+		}
+		at := l.places(names)
 		var all map[int]transfer
 		if len(at) > fewLinks {
 			var err error
 			all, err = transfers()
-			if err != nil && !errors.Is(err, netlink.ErrDumpInterrupted) { // interfaces came or went meanwhile: most are there
+			if err != nil && !errors.Is(err, netlink.ErrDumpInterrupted) { // interfaces came or went meanwhile: what is missing is asked for
 				return err
 			}
 		}
 		for name, index := range at {
 			t, ok := all[index]
-			if all == nil {
+			if !ok {
 				var err error
 				if t, ok, err = transferOf(index); err != nil {
 					return err
@@ -56,7 +59,39 @@ func (l *Links) Counters(names []string) (map[string]Counters, error) {
 	return found, nil
 }
 
-// places returns the indices of the interfaces that were attached under these names.
+// survey finds what an earlier run has left, once. The calling thread is in the namespace.
+func (l *Links) survey() error {
+	l.mu.Lock()
+	surveyed := l.surveyed
+	l.mu.Unlock()
+	if surveyed {
+		return nil
+	}
+	v := newView()
+	if err := v.readLinks(); err != nil {
+		return err
+	}
+	l.found(v.links)
+	return nil
+}
+
+// found notes where the interfaces of the namespace are that the gateway has not attached itself. One that has gone since is as one
+// that is not there.
+func (l *Links) found(links map[string]netlink.Link) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.surveyed {
+		return
+	}
+	l.surveyed = true
+	for name, link := range links {
+		if _, ok := l.indices[name]; !ok {
+			l.indices[name] = link.Attrs().Index
+		}
+	}
+}
+
+// places returns the indices of the interfaces of these names.
 func (l *Links) places(names []string) map[string]int {
 	l.mu.Lock()
 	defer l.mu.Unlock()

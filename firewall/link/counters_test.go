@@ -1,12 +1,15 @@
 package link
 
 import (
+	"maps"
 	"net"
+	"strconv"
 	"testing"
 
 	"github.com/vishvananda/netlink"
 
 	"boxgate/firewall/namespace"
+	"boxgate/firewall/network"
 )
 
 // What is told of one interface, of all of them, and with everything else, is the same.
@@ -52,6 +55,34 @@ func TestTransfersAreThoseOfTheInterface(t *testing.T) {
 		return nil
 	}); err != nil {
 		t.Fatal(err)
+	}
+}
+
+// What an earlier run has left is counted before it is attached.
+func TestCountersOfAnEarlierRun(t *testing.T) {
+	ns, err := namespace.New()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer ns.Close()
+	nl, err := netlink.NewHandleAt(ns)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer nl.Close()
+	left := &netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: "left"}, PeerName: "right"}
+	if err := nl.LinkAdd(left); err != nil {
+		t.Fatal(err)
+	}
+	l, err := New(ns, nl, network.Addresses{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	got, err := l.Counters([]string{"left", "gone"})
+	want := map[string]Counters{"left": {Life: strconv.Itoa(left.Index)}}
+	if err != nil || !maps.Equal(got, want) {
+		t.Errorf("%v, %v, want %v", got, err, want)
 	}
 }
 

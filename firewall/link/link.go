@@ -52,8 +52,9 @@ type Links struct {
 	gate    int // the program that marks what boxes send
 	sysctls namespace.Sysctls
 
-	mu      sync.Mutex
-	indices map[string]int // of what was attached, by name; guarded by mu
+	mu       sync.Mutex
+	indices  map[string]int // of interfaces, by the name under which they were found or attached; guarded by mu
+	surveyed bool           // indices has those of an earlier run too; guarded by mu
 }
 
 // New returns those of the namespace that the handle is in. Both stay the caller's.

@@ -21,12 +21,17 @@ type View struct {
 	confs  map[string]confs
 }
 
+func newView() *View {
+	return &View{links: map[string]netlink.Link{}, routes: map[int][]netlink.Route{}, confs: map[string]confs{}}
+}
+
 // Look reads the links and routes of the host.
 func (l *Links) Look() (*View, error) {
-	v := &View{links: map[string]netlink.Link{}, routes: map[int][]netlink.Route{}, confs: map[string]confs{}}
+	v := newView()
 	if err := namespace.Do(l.ns, v.readLinks); err != nil {
 		return nil, fmt.Errorf("interfaces: %w", err)
 	}
+	l.found(v.links)
 	for _, fam := range network.Families {
 		routes, err := l.nl.RouteList(nil, network.RouteFamily(fam))
 		if err != nil {

@@ -195,7 +195,7 @@ func (l *Lab) awaitReady(ctx context.Context, ready *net.UnixConn, errout *tail)
 		}
 		return fmt.Errorf("the gateway did not start: %s", strings.TrimSpace(errout.String()))
 	case <-ctx.Done():
-		return fmt.Errorf("the gateway did not become ready: %w", ctx.Err())
+		return fmt.Errorf("the gateway did not become ready: %w: %s", ctx.Err(), l.stuckAt())
 	case <-reported:
 	}
 	client, err := l.Dial()
@@ -207,6 +207,19 @@ func (l *Lab) awaitReady(ctx context.Context, ready *net.UnixConn, errout *tail)
 	}
 	l.Client = client
 	return nil
+}
+
+// stuckAt ends the gateway and returns what its main goroutine was at.
+func (l *Lab) stuckAt() string {
+	_ = l.Process.Process.Signal(syscall.SIGQUIT)
+	select {
+	case <-l.Exited:
+	case <-time.After(5 * time.Second):
+		return "it does not answer signals"
+	}
+	_, stack, _ := strings.Cut(l.LogText(), "\ngoroutine 1 ")
+	stack, _, _ = strings.Cut(stack, "\n\n")
+	return stack
 }
 
 // LogText returns what the gateway has written so far.
