@@ -136,7 +136,7 @@ fuzz: ## run every fuzz target for FUZZTIME
 peers: ## unpack the peers of the benchmarks, without installing them
 	@dist/peers.sh $(PEERS_DIR)
 
-bench: deps build peers ## measure the gateway against its peers, in 5 minutes, and write docs/benchmarks.md (BENCHFLAGS=-long: 45)
+bench: deps build peers ## measure the gateway against its peers, in 13 minutes, and write docs/benchmarks.md (BENCHFLAGS=-long: 45)
 	@CGO_ENABLED=0 $(GO) build -o bin/bench ./bench
 	@bin/gateway image build debian --dir $(IMAGE_DIR)
 	@bin/bench run -peers $(PEERS_DIR) -images $(IMAGE_DIR) $(BENCHFLAGS)

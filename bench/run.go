@@ -35,7 +35,7 @@ func parse(name string, args []string, more func(*flag.FlagSet)) (options, error
 	var long, tiny bool
 	var rounds, boxes int
 	fs := flag.NewFlagSet(name, flag.ContinueOnError)
-	fs.BoolVar(&long, "long", false, "the long form: some 45 minutes in the place of 5")
+	fs.BoolVar(&long, "long", false, "the long form: some 45 minutes in the place of 13")
 	fs.BoolVar(&tiny, "tiny", false, "hardly measure: to see that everything works")
 	fs.IntVar(&rounds, "rounds", 0, "rounds, if not those of the form")
 	fs.IntVar(&boxes, "boxes", 0, "boxes to attach where their number matters, if not those of the form")

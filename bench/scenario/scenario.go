@@ -31,7 +31,7 @@ type Form struct {
 // The forms. Tiny is for trying the bench itself.
 var (
 	Tiny  = Form{"tiny", 2, 50 * time.Millisecond, 150 * time.Millisecond, 20, 40, 200 * time.Millisecond, 1, 8, 4, 3, 20, 20, 1, 10 * time.Minute}
-	Short = Form{"short", 5, 100 * time.Millisecond, 200 * time.Millisecond, 200, 5000, 2 * time.Second, 1, 100, 10, 20, 200, 200, 1, 15 * time.Minute}
+	Short = Form{"short", 5, 300 * time.Millisecond, 500 * time.Millisecond, 200, 5000, 2 * time.Second, 1, 100, 10, 20, 200, 200, 1, 15 * time.Minute}
 	Long  = Form{"long", 6, 500 * time.Millisecond, 2 * time.Second, 1000, 5000, 5 * time.Second, 2, 1000, 10, 100, 1000, 1000, 3, 90 * time.Minute}
 )
 
