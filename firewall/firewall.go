@@ -99,7 +99,7 @@ func (f *Firewall) open(ctx context.Context) error {
 		func() error { return fault.At(ctx, "open: addresses set") },
 		f.routing.Install,
 		func() error { return fault.At(ctx, "open: routing set") },
-		f.routing.AwaitAddresses,
+		func() error { return f.routing.AwaitAddresses(ctx) },
 		f.routing.SetForwarding,
 		func() error { return fault.At(ctx, "open: forwarding on") },
 		f.startReports,

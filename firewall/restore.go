@@ -110,7 +110,7 @@ func (f *Firewall) restore(ctx context.Context) (map[policy.BoxID]error, error) 
 		return nil, errors.New("firewall: closed")
 	}
 	steps := []func() error{func() error { return f.install(false) }, f.routing.SetAddresses, f.routing.Install,
-		f.routing.AwaitAddresses, f.routing.SetForwarding}
+		func() error { return f.routing.AwaitAddresses(ctx) }, f.routing.SetForwarding}
 	for _, step := range steps {
 		if err := step(); err != nil {
 			return nil, fmt.Errorf("firewall: restore: %w", err)

@@ -190,10 +190,10 @@ func (h *Host) SetAddresses() error {
 	return nil
 }
 
-// AwaitAddresses waits until the gateway's addresses work, so that servers can answer from them. It needs the routing.
-func (h *Host) AwaitAddresses() error {
+// AwaitAddresses waits until the gateway's addresses work, so that servers can answer from them, a minute at most. It needs the routing.
+func (h *Host) AwaitAddresses(ctx context.Context) error {
 	const settleTimeout = time.Minute // the kernel installs them when it gets to it, and network namespaces that end keep it busy
-	ctx, cancel := context.WithTimeout(context.Background(), settleTimeout)
+	ctx, cancel := context.WithTimeout(ctx, settleTimeout)
 	defer cancel()
 	for _, a := range h.Gateways() {
 		if err := namespace.AwaitLocal(ctx, h.nl, a); err != nil {

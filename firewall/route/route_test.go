@@ -1,0 +1,33 @@
+package route
+
+import (
+	"context"
+	"errors"
+	"net/netip"
+	"testing"
+
+	"github.com/vishvananda/netlink"
+
+	"boxgate/firewall/namespace"
+	"boxgate/firewall/network"
+)
+
+// A gateway that waits for its addresses, as a kernel that is busy makes it, still ends when it is told to.
+func TestTheWaitForAddressesEnds(t *testing.T) {
+	ns, err := namespace.New()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer ns.Close()
+	nl, err := netlink.NewHandleAt(ns)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer nl.Close()
+	h := New(ns, nl, network.Addresses{GatewayV4: netip.MustParseAddr("10.200.0.1"), GatewayV6: netip.MustParseAddr("fd42:b0c5::1")})
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	if err := h.AwaitAddresses(ctx); !errors.Is(err, context.Canceled) {
+		t.Errorf("%v, though nobody waits any more", err)
+	}
+}
