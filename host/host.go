@@ -45,6 +45,7 @@ type Host struct {
 	text         []byte       // of the configuration file
 	before       *Predecessor // whose place this process takes; nil: nobody's
 	turn         *adminTurn
+	arriving     arrivals
 	succession   *succession
 	stopLoops    func() // set once they run
 	endFollowing func() // ends the streams of decisions; likewise

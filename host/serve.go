@@ -58,6 +58,7 @@ func (h *Host) serveParts(ctx context.Context) error {
 	h.turn.own, adminServer.Handler = adminServer.Handler, h.turn
 	adminServer.ConnContext = keyless.ConnContext
 	metrics := h.metricsServer()
+	h.arriving.follow(adminServer, metrics)
 
 	group, ctx := errgroup.WithContext(ctx)
 	run := func(what string, f func() error) {
@@ -81,10 +82,10 @@ func (h *Host) serveParts(ctx context.Context) error {
 	}
 	fault.Mark(ctx, "start: serving")
 	for _, ln := range h.parts.listeners.admin {
-		run("admin API", func() error { return adminServer.Serve(h.parts.shares.Keyless(ln)) })
+		run("admin API", func() error { return h.arriving.serve(adminServer, h.parts.shares.Keyless(ln)) })
 	}
 	if h.parts.listeners.metrics != nil {
-		run("metrics", func() error { return metrics.Serve(h.parts.shares.Keyless(h.parts.listeners.metrics)) })
+		run("metrics", func() error { return h.arriving.serve(metrics, h.parts.shares.Keyless(h.parts.listeners.metrics)) })
 	}
 	run("requests of commands", func() error { return h.serveControl(ctx) })
 	h.startLoops(ctx, run)
@@ -183,7 +184,9 @@ func (h *Host) drain(finish func(context.Context) error) error {
 func (h *Host) finish(drain context.Context, admin *server.API, adminServer, metrics *http.Server) error {
 	defer h.parts.listeners.Close()
 	// The API stops first, so that no change begins; boxes and their rules stay as they are.
-	err := errors.Join(fault.At(drain, "stop: begun"), adminServer.Shutdown(drain), admin.Wait(drain))
+	err := fault.At(drain, "stop: begun")
+	h.arriving.await(drain)
+	err = errors.Join(err, adminServer.Shutdown(drain), admin.Wait(drain))
 	err = errors.Join(err, fault.At(drain, "stop: no more changes"))
 	if h.parts.acme != nil {
 		h.parts.acme.Close() // before the listeners that issuers connect to

@@ -106,6 +106,7 @@ other $first; ask
 ss -Hlnt | grep -q 127.0.0.1:9777
 ! ss -Hlnt | grep -q 127.0.0.1:9600
 first=$(of MainPID); kill -9 $first # which the one before has started, and not systemd
+while kill -0 $first 2>/dev/null; do :; done # what it has read is lost with it
 ask; other $first
 echo "== reloaded, without the socket that is not asked for any more"
 

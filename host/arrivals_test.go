@@ -1,0 +1,64 @@
+package host
+
+import (
+	"bufio"
+	"context"
+	"net"
+	"net/http"
+	"testing"
+)
+
+// Who has connected before the gateway stops is answered, and who then says nothing does not keep it from stopping.
+func TestWhoHasConnectedIsAnswered(t *testing.T) {
+	var a arrivals
+	accepted := make(chan struct{}, 2)
+	s := &http.Server{
+		Handler:     http.HandlerFunc(func(http.ResponseWriter, *http.Request) {}),
+		ConnContext: func(ctx context.Context, _ net.Conn) context.Context { accepted <- struct{}{}; return ctx },
+	}
+	a.follow(s)
+	ln, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	served := make(chan error, 1)
+	go func() { served <- a.serve(s, ln) }()
+	var clients [2]net.Conn
+	for i := range clients {
+		if clients[i], err = net.Dial("tcp", ln.Addr().String()); err != nil {
+			t.Fatal(err)
+		}
+		defer clients[i].Close()
+		<-accepted
+	}
+	ended := make(chan error, 1)
+	go func() {
+		a.await(t.Context())
+		ended <- s.Shutdown(t.Context())
+	}()
+	<-served // the listener is closed: it has begun to stop
+	if _, err := clients[0].Write([]byte("GET / HTTP/1.0\r\n\r\n")); err != nil {
+		t.Fatal(err)
+	}
+	r, err := http.ReadResponse(bufio.NewReader(clients[0]), nil)
+	if err != nil {
+		t.Fatal("a client that had connected got no answer:", err)
+	}
+	_ = r.Body.Close()
+	_ = clients[1].Close()
+	if err := <-ended; err != nil {
+		t.Error(err)
+	}
+}
+
+// A client that says nothing does not keep the gateway from stopping.
+func TestWhoSaysNothingIsNotWaitedFor(t *testing.T) {
+	var a arrivals
+	c, other := net.Pipe()
+	defer other.Close()
+	defer c.Close()
+	a.add(c)
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	a.await(ctx)
+}
