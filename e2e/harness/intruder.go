@@ -30,15 +30,16 @@ const AlertDenied = "\x15\x03\x03\x00\x02\x02\x31"
 type Intruder struct {
 	*World
 	Box   string
-	Roots *x509.CertPool // of the box's own CA
-	DNS   string         // address and port of the DNS server of the box
+	Roots *x509.CertPool       // of the box's own CA
+	DNS   string               // address and port of the DNS server of the box
+	Lag   func() time.Duration // since the intrusion: see [Lag]
 }
 
 // Intrude returns an intruder in a box.
 func (w *World) Intrude(box string) *Intruder {
 	w.T.Helper()
 	out, code := w.GatewayCommand("ca", "--box", box)
-	in := &Intruder{World: w, Box: box, Roots: x509.NewCertPool(), DNS: "10.200.0.1:53"}
+	in := &Intruder{World: w, Box: box, Roots: x509.NewCertPool(), DNS: "10.200.0.1:53", Lag: Lag(w.T)}
 	if code != 0 || !in.Roots.AppendCertsFromPEM([]byte(out)) {
 		w.T.Fatalf("gateway ca: %d %s", code, out)
 	}
