@@ -48,7 +48,7 @@ func identify(ns *os.File) (dev, ino uint64, err error) {
 	if err := unix.Fstat(int(ns.Fd()), &st); err != nil {
 		return 0, 0, err
 	}
-	if err := unix.Stat("/proc/self/ns/net", &own); err != nil {
+	if err := unix.Stat("/proc/thread-self/ns/net", &own); err != nil {
 		return 0, 0, err
 	}
 	if st.Dev == own.Dev && st.Ino == own.Ino {

@@ -48,7 +48,7 @@ type Lab struct {
 }
 
 // startTimeout is how long a gateway may take to start, on a busy machine.
-const startTimeout = time.Minute
+const startTimeout = 2 * time.Minute
 
 // Options configure a lab.
 type Options struct {

@@ -69,6 +69,9 @@ func connect(gateway, internet *NS) error {
 	err = errors.Join(
 		address(gw, linkGateway, gatewayV4, internetV4), address(gw, linkGateway, gatewayV6, internetV6),
 		address(inet, linkInternet, internetV4, gatewayV4), address(inet, linkInternet, internetV6, gatewayV6))
+	if err == nil {
+		err = errors.Join(awaitAddress(gw, gatewayV6, internetV6), awaitAddress(inet, internetV6, gatewayV6))
+	}
 	if err != nil {
 		return err
 	}
@@ -144,6 +147,21 @@ func address(h *netlink.Handle, name string, a, peer netip.Addr) error {
 		return fmt.Errorf("%s address %s: %w", name, a, err)
 	}
 	return nil
+}
+
+// awaitAddress waits until an address of the namespace and the way to its peer work, while there is no default route. The kernel
+// installs them some time after the address, and what looks at the network meanwhile sees it change.
+func awaitAddress(h *netlink.Handle, a, peer netip.Addr) error {
+	for deadline := time.Now().Add(time.Minute); ; time.Sleep(time.Millisecond) {
+		own, err := h.RouteGet(a.AsSlice())
+		there, err2 := h.RouteGet(peer.AsSlice())
+		if err == nil && err2 == nil && len(own) > 0 && own[0].Type == unix.RTN_LOCAL && len(there) > 0 {
+			return nil
+		}
+		if time.Now().After(deadline) {
+			return fmt.Errorf("the kernel does not install address %s: %w", a, errors.Join(err, err2))
+		}
+	}
 }
 
 // defaultRoute routes everything else over the link. It is marked on-link, since the route to an IPv6 neighbour is
