@@ -6,6 +6,8 @@ import (
 	"net"
 	"net/http"
 	"testing"
+	"testing/synctest"
+	"time"
 )
 
 // Who has connected before the gateway stops is answered, and who then says nothing does not keep it from stopping.
@@ -51,14 +53,17 @@ func TestWhoHasConnectedIsAnswered(t *testing.T) {
 	}
 }
 
-// A client that says nothing does not keep the gateway from stopping.
+// A client that says nothing keeps the gateway from stopping for a moment alone.
 func TestWhoSaysNothingIsNotWaitedFor(t *testing.T) {
-	var a arrivals
-	c, other := net.Pipe()
-	defer other.Close()
-	defer c.Close()
-	a.add(c)
-	ctx, cancel := context.WithCancel(t.Context())
-	cancel()
-	a.await(ctx)
+	synctest.Test(t, func(t *testing.T) {
+		var a arrivals
+		c, other := net.Pipe()
+		defer other.Close()
+		defer c.Close()
+		a.add(c)
+		began := time.Now()
+		if a.await(t.Context()); time.Since(began) != arrivalTime {
+			t.Errorf("it was waited for %v", time.Since(began))
+		}
+	})
 }

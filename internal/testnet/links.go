@@ -159,7 +159,7 @@ func awaitAddress(h *netlink.Handle, a, peer netip.Addr) error {
 			return nil
 		}
 		if time.Now().After(deadline) {
-			return fmt.Errorf("the kernel does not install address %s: %w", a, errors.Join(err, err2))
+			return errors.Join(fmt.Errorf("the kernel does not install address %s", a), err, err2)
 		}
 	}
 }
