@@ -24,19 +24,20 @@ type request struct {
 	target         Target
 	by             admission
 	expiry         *time.Timer   // nil: what let it in does not end
-	cut            func()        // makes it end soon; may be called more than once, and after it has ended
+	cut            func()        // makes it end soon; may be called more than once
 	ended          chan struct{} // closed at its end, if anybody waits for that; else nil
 	next, previous *request
 }
 
 // doomed is a request that is cut or waited for.
 type doomed struct {
-	cut   func()
-	ended <-chan struct{}
+	found *request
+	ended chan struct{}
 }
 
 // begin registers a request. cut is called, from another goroutine, when its URL, credential, session or box has gone, or
-// the time of its admission is over; it must not block. [request.end] must be called when the request is over, and not before another begin.
+// the time of its admission is over, but not after its end. It must not block, nor call what is registered here.
+// [request.end] must be called when the request is over, before another begin.
 func (a *active) begin(r *request, t Target, by admission, cut func()) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -88,10 +89,19 @@ func (r *request) end() {
 func (a *active) cut(match func(*request) bool) {
 	all := a.matching(match)
 	for _, d := range all {
-		d.cut()
+		a.doom(d)
 	}
 	for _, d := range all {
 		<-d.ended
+	}
+}
+
+// doom cuts a request unless it has ended since it was found: what was that request may be another one by now.
+func (a *active) doom(d doomed) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if d.found.ended == d.ended {
+		d.found.cut()
 	}
 }
 
@@ -119,7 +129,7 @@ func (a *active) matching(match func(*request) bool) (list []doomed) {
 		if r.ended == nil {
 			r.ended = make(chan struct{})
 		}
-		list = append(list, doomed{r.cut, r.ended})
+		list = append(list, doomed{r, r.ended})
 	}
 	return list
 }

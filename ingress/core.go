@@ -4,6 +4,7 @@ import (
 	"context"
 	"crypto/tls"
 	"net"
+	"sync"
 	"time"
 
 	"boxgate/audit"
@@ -102,6 +103,7 @@ type core struct {
 	grace       time.Duration // cutTime
 	halfOpen    time.Duration // halfOpenTime
 	active      active
+	streams     sync.Pool       // of *stream
 	heads       *memory.Account // of HTTP/2
 	transport   string          // the value of Strict-Transport-Security, or ""
 	draining    context.Context // ends when the ingress stops

@@ -152,7 +152,9 @@ func (e *exchange) cutBy() time.Time {
 }
 
 // wasCut reports whether the URL, its credential or its box has gone meanwhile.
-func (e *exchange) wasCut() bool { return errors.Is(context.Cause(e.ctx), errCut) }
+func (e *exchange) wasCut() bool {
+	return e.ctx.Err() != nil && errors.Is(context.Cause(e.ctx), errCut)
+}
 
 // asked returns the head of the request for the checks.
 func (e *exchange) asked() asked {
@@ -200,6 +202,9 @@ func (e *exchange) authorization() []string {
 	}
 	if only == nil {
 		return nil
+	}
+	if known := e.visitor.accepted.Load(); known != nil && e.texts.authorization[0] == "" {
+		e.texts.authorization[0] = known.value
 	}
 	e.texts.authorization[0] = recall(&e.texts.authorization[0], only)
 	return e.texts.authorization[:]

@@ -1,7 +1,6 @@
 package ingress
 
 import (
-	"context"
 	"crypto/rand"
 	"encoding/base64"
 	"errors"
@@ -9,7 +8,6 @@ import (
 	"os"
 	"strconv"
 	"strings"
-	"sync"
 	"time"
 
 	"golang.org/x/net/http2"
@@ -20,49 +18,53 @@ import (
 	"boxgate/internal/h2/downstream"
 )
 
-// stream is one request over HTTP/2.
+// stream is one request over HTTP/2. Its memory is used for one request after another, of any connection
+// to the same gateway.
 type stream struct {
 	exchange
-	in     *downstream.Stream
-	cancel context.CancelCauseFunc // of ctx
-	// stopAbort reports whether the end of ctx will not end the connection to the box.
-	stopAbort func() bool
-	answered  bool // a final response has begun
-	lists     *fieldLists
+	in       *downstream.Stream
+	cut      func() // cutNow, made once
+	answered bool   // a final response has begun
+	shared   bool   // something else may still know it when the request has ended
+	answer   []hpack.HeaderField
 }
 
-// fieldLists have the memory for the fields of one request and its response.
-type fieldLists struct {
-	request, response []h1.Field
-	answer            []hpack.HeaderField
+// open begins a request.
+func (c *session) open(in *downstream.Stream) *stream {
+	s, ok := c.g.streams.Get().(*stream)
+	if !ok {
+		s = &stream{}
+		s.g, s.client, s.cut = c.g, s, s.cutNow
+	}
+	s.in, s.visitor, s.ctx = in, c.visitor, in.Context()
+	s.texts.host, s.texts.target = in.Authority, in.Path
+	return s
 }
 
-var lists = sync.Pool{New: func() any { return new(fieldLists) }}
-
-// giveLists gives them back, without what was in them.
-func (s *stream) giveLists() {
-	l := s.lists
-	l.request, l.response = s.req.Fields[:0], s.res.Fields[:0]
-	s.req.Fields, s.res.Fields, s.lists = nil, nil, nil
-	clear(l.request[:cap(l.request)])
-	clear(l.response[:cap(l.response)])
-	clear(l.answer[:cap(l.answer)])
-	lists.Put(l)
+// recycle keeps the memory of a request that has ended for another one.
+func (s *stream) recycle() {
+	if s.shared || s.wasCut() || s.http2 { // connections over HTTP/2 are made for several requests, and ask who still waits
+		return
+	}
+	s.req.Reset()
+	s.res.Reset()
+	clear(s.req.Fields[:cap(s.req.Fields)])
+	clear(s.res.Fields[:cap(s.res.Fields)])
+	clear(s.answer[:cap(s.answer)])
+	s.upload.reset()
+	s.begun.Store(false)
+	s.in, s.visitor, s.ctx, s.texts, s.answered, s.visit, s.resBody = nil, nil, nil, texts{}, false, visit{}, h1.Body{}
+	s.g.streams.Put(s)
 }
 
 // serve handles one request. If it returns before the response is complete, the stream is reset.
 func (c *session) serve(in *downstream.Stream) {
 	began := time.Now()
-	s := &stream{in: in}
-	s.g, s.visitor, s.client = c.g, c.visitor, s
-	s.ctx, s.cancel = context.WithCancelCause(in.Context())
-	defer s.cancel(nil)
+	s := c.open(in)
+	defer s.recycle()
 	in.Limit(c.g.BodyTimeout, c.g.BodyTimeout)
 	text := buffers.BorrowOut()
 	defer func() { buffers.ReturnOut(text) }()
-	s.lists = lists.Get().(*fieldLists)
-	s.req.Fields, s.res.Fields = s.lists.request, s.lists.response
-	defer s.giveLists()
 	err := error(nil)
 	if text, err = appendHTTP1(text, &in.Head); err == nil {
 		err = s.read(text)
@@ -71,7 +73,7 @@ func (c *session) serve(in *downstream.Stream) {
 		s.unreadable(began, err)
 		return
 	}
-	s.visit = newVisit(s.asked(), s, s.cutNow, &s.opening)
+	s.visit = newVisit(s.asked(), s, s.cut, &s.opening)
 	defer s.ended()
 	if c.g.admit(s.ctx, &s.visit, c.visitor.permits) {
 		s.forward()
@@ -81,6 +83,7 @@ func (c *session) serve(in *downstream.Stream) {
 // ended records the request. A panic ends its stream, nothing else.
 func (s *stream) ended() {
 	if recover() != nil {
+		s.shared = true
 		s.g.panicked(&s.visit)
 	}
 	s.upload.stop(s.up)
@@ -98,13 +101,20 @@ func (s *stream) asked() asked {
 
 // cutNow makes the request end, whatever it waits for. It never blocks.
 func (s *stream) cutNow() {
-	s.cancel(errCut) // interrupts what is waited for from the box
-	s.in.CloseRead()
+	in := s.in
+	in.Cancel(errCut) // interrupts what is waited for from the box
+	in.CloseRead()
 	if s.begun.Load() {
-		s.in.Reset(resetCut)
+		in.Reset(resetCut)
 		return
 	}
-	time.AfterFunc(s.g.grace, func() { s.in.Reset(resetCut) })
+	time.AfterFunc(s.g.grace, func() { in.Reset(resetCut) })
+}
+
+// Unwatch implements [downstream.Pending]: nothing more is waited for from the box, as nobody wants it.
+func (s *stream) Unwatch() bool {
+	s.abortUpstream()
+	return false
 }
 
 // gone implements [side].
@@ -154,7 +164,7 @@ func (s *stream) reply(status int, fields [][2]string, body []byte) {
 	}
 	s.answered = true
 	s.visit.event.Status = status
-	list := s.lists.answer[:0]
+	list := s.answer[:0]
 	for _, f := range fields {
 		list = append(list, hpack.HeaderField{Name: strings.ToLower(f[0]), Value: f[1]})
 	}
@@ -171,8 +181,8 @@ func (s *stream) reply(status int, fields [][2]string, body []byte) {
 
 // forward sends an admitted request to the box and relays its response.
 func (s *stream) forward() {
-	s.stopAbort = context.AfterFunc(s.ctx, s.abortUpstream)
-	defer s.stopAbort()
+	s.in.Await(s) // if its context has ended, no connection is taken
+	defer s.in.Await(nil)
 	upgrade := s.upgrades()
 	s.head(upgrade)
 	body := &streamBody{in: s.in, chunked: s.req.Body.Chunked}

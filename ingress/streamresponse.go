@@ -100,7 +100,7 @@ func (s *stream) respond(upgrade bool) {
 	s.upload.stop(s.up)
 	s.received()
 	// Where the client has gone just now, the connection is perhaps ended any moment: nobody else may get it.
-	if reuse && len(s.up.in.Bytes()) == 0 && s.stopAbort() {
+	if reuse && len(s.up.in.Bytes()) == 0 && s.in.Await(nil) {
 		s.keepUpstream()
 	}
 }
@@ -168,7 +168,7 @@ func (s *stream) relay() error {
 
 // headFields returns the fields of a response for the client, until the next call.
 func (s *stream) headFields(r *h1.Response) []hpack.HeaderField {
-	list := s.lists.answer[:0]
+	list := s.answer[:0]
 	for i := range r.Fields {
 		f := &r.Fields[i]
 		if value, ok := shown(r, f, r.Body.Chunked); ok {
@@ -178,7 +178,7 @@ func (s *stream) headFields(r *h1.Response) []hpack.HeaderField {
 	if !r.Interim() {
 		list = s.appendHSTS(list)
 	}
-	s.lists.answer = list
+	s.answer = list
 	return list
 }
 
@@ -225,7 +225,7 @@ var common = func() map[string]string {
 
 // tunnel accepts a WebSocket and relays bytes both ways, as [client.tunnel] does.
 func (s *stream) tunnel(n int) {
-	s.answered = true
+	s.answered, s.shared = true, true
 	s.begun.Store(true)
 	s.in.Limit(0, 0)
 	s.visit.event.Status = http.StatusOK

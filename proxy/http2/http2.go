@@ -119,7 +119,7 @@ func (c *conn) cut(pol *policy.Compiled) (all []cutting) {
 		if st.cut == nil {
 			st.cut, st.done = &d, make(chan struct{})
 		}
-		st.client.Cancel()
+		st.client.Cancel(nil)
 		all = append(all, cutting{st.done, *st.cut})
 	}
 	return all

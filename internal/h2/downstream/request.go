@@ -6,6 +6,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"golang.org/x/net/http/httpguts"
@@ -236,7 +237,7 @@ func (c *conn) finish(s *Stream) {
 		c.closeStream(s, errEnded)
 	}
 	s.drop()
-	s.cancelLocked()
+	s.cancelLocked(nil)
 	c.running--
 	c.early = 0
 	s.forget()
@@ -273,7 +274,7 @@ func (c *conn) closeStream(s *Stream, why error) {
 	delete(c.streams, s.id)
 	if why != nil {
 		s.drop()
-		s.cancelLocked()
+		s.cancelLocked(nil)
 	}
 	s.readable.Broadcast()
 	s.writable.Broadcast()
@@ -292,19 +293,20 @@ type Stream struct {
 	id     uint32
 
 	// Guarded by the connection's mu.
-	ctx         context.Context    // nil until it is asked for
-	cancel      context.CancelFunc // likewise
-	cancelled   bool               // the context has ended, or would have
-	pending     Pending            // what the task waits for without a goroutine
-	begun       bool               // has a handler
-	closed      bool               // is not among the connection's streams any more
-	err         error              // why, if closed
-	remoteEnded bool               // the client has ended the request
-	localEnded  bool               // the response has ended
-	answered    bool               // the final head of the response was written
-	continued   bool               // the client was asked for the body
-	unread      bool               // the body is not wanted
-	late        bool               // because it did not come in time
+	ctx         context.Context         // that of the standard library; nil until it is needed
+	cancel      context.CancelCauseFunc // likewise
+	cancelled   atomic.Bool             // the context has ended, or would have; written under mu
+	cause       error                   // why; written before cancelled
+	pending     Pending                 // what ends with the context; nil: nothing
+	begun       bool                    // has a handler
+	closed      bool                    // is not among the connection's streams any more
+	err         error                   // why, if closed
+	remoteEnded bool                    // the client has ended the request
+	localEnded  bool                    // the response has ended
+	answered    bool                    // the final head of the response was written
+	continued   bool                    // the client was asked for the body
+	unread      bool                    // the body is not wanted
+	late        bool                    // because it did not come in time
 
 	readLimit, writeLimit time.Duration // 0: none
 

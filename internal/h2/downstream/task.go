@@ -1,7 +1,6 @@
 package downstream
 
 import (
-	"context"
 	"slices"
 
 	"boxgate/internal/h2"
@@ -13,9 +12,10 @@ type Task interface {
 	Serve()
 }
 
-// Pending is what a task waits for without a goroutine.
+// Pending is what ends with a stream's context.
 type Pending interface {
-	// Unwatch ends the wait, and reports whether there was one. It must neither wait nor call a method of a [Stream].
+	// Unwatch ends a task's wait without a goroutine, or a handler's for something else, and reports whether it was the former:
+	// the task then goes on in a goroutine. It must neither wait nor call a method of a [Stream].
 	Unwatch() bool
 }
 
@@ -46,53 +46,17 @@ func (s *Stream) resumeLocked() {
 	s.c.run.Done()
 }
 
-// Await notes what the task has begun to wait for, and reports whether it may: the task goes on in a goroutine if the stream's
-// context ends meanwhile. If it has ended already, what the task waits for has to be ended by the caller.
+// Await notes what ends with the stream's context in place of what was noted before, which is not told any more. It reports
+// whether the context has not ended: if it has, p is not told, and the caller has to see to that. p is nil if nothing ends with
+// the context.
 func (s *Stream) Await(p Pending) bool {
 	s.c.mu.Lock()
 	defer s.c.mu.Unlock()
-	if s.cancelled {
+	if s.cancelled.Load() {
 		return false
 	}
 	s.pending = p
 	return true
-}
-
-// Context ends when the client has reset the stream, the connection has ended or the handler has returned.
-func (s *Stream) Context() context.Context {
-	s.c.mu.Lock()
-	defer s.c.mu.Unlock()
-	if s.ctx == nil {
-		s.ctx, s.cancel = context.WithCancel(s.c.ctx)
-		if s.cancelled {
-			s.cancel()
-		}
-	}
-	return s.ctx
-}
-
-// Cancel ends the stream's context.
-func (s *Stream) Cancel() {
-	s.c.mu.Lock()
-	defer s.c.mu.Unlock()
-	s.cancelLocked()
-}
-
-// Cancelled reports whether the stream's context has ended.
-func (s *Stream) Cancelled() bool {
-	s.c.mu.Lock()
-	defer s.c.mu.Unlock()
-	return s.cancelled
-}
-
-func (s *Stream) cancelLocked() {
-	s.cancelled = true
-	if s.cancel != nil {
-		s.cancel()
-	}
-	if s.pending != nil && s.pending.Unwatch() {
-		s.resumeLocked()
-	}
 }
 
 // cancelAll ends the contexts of all streams, as that of the connection has ended.
@@ -100,7 +64,7 @@ func (c *conn) cancelAll() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	for _, s := range c.streams {
-		s.cancelLocked()
+		s.cancelLocked(nil)
 	}
 }
 

@@ -122,7 +122,7 @@ func TestTakenRequestWithoutContent(t *testing.T) {
 func TestWaitingTasksAreToldOfTheEnd(t *testing.T) {
 	for name, end := range map[string]func(p *peer, k *task, cancel func()){
 		"reset by the client": func(p *peer, _ *task, _ func()) { _ = p.framer.WriteRSTStream(1, http2.ErrCodeCancel) },
-		"cancelled":           func(_ *peer, k *task, _ func()) { k.s.Cancel() },
+		"cancelled":           func(_ *peer, k *task, _ func()) { k.s.Cancel(nil) },
 		"connection lost":     func(p *peer, _ *task, _ func()) { _ = p.conn.Close() },
 		"context ended":       func(_ *peer, _ *task, cancel func()) { cancel() },
 	} {

@@ -1,0 +1,124 @@
+package ingress
+
+import (
+	"fmt"
+	"io"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"sync"
+	"testing"
+
+	"golang.org/x/net/http2"
+
+	"boxgate/audit"
+	"boxgate/policy"
+)
+
+// What was one request may be another by the time at which it would have been cut.
+func TestCutAfterTheEnd(t *testing.T) {
+	var a active
+	var r request
+	cut := ""
+	begin := func(id string) { a.begin(&r, Target{ID: id}, admission{}, func() { cut += id }) }
+	begin("first")
+	found := a.matching(func(r *request) bool { return r.target.ID == "first" })
+	r.end()
+	begin("second")
+	defer r.end()
+	for _, d := range found {
+		a.doom(d)
+		<-d.ended
+	}
+	if len(found) != 1 || cut != "" {
+		t.Errorf("%d found, and %q cut in place of the first", len(found), cut)
+	}
+	for _, d := range a.matching(func(r *request) bool { return r.target.ID == "second" }) {
+		a.doom(d)
+	}
+	if cut != "second" {
+		t.Errorf("%q cut in place of the second", cut)
+	}
+}
+
+// Requests over HTTP/2 follow each other in the same memory, whoever makes them and however they end: nothing of one shows in
+// another, and the end of one ends no other.
+func TestOneRequestAfterAnother(t *testing.T) {
+	t.Parallel()
+	f := start(t, func(c *Config) { c.FailedCredentials = 1 << 20 })
+	box := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		body, _ := io.ReadAll(r.Body)
+		if strings.HasPrefix(r.URL.Path, "/never") {
+			<-r.Context().Done()
+			return
+		}
+		fmt.Fprint(w, r.Method, " ", r.Host, r.URL.Path, " ", r.Header.Get("x-mine"), r.Header.Get("authorization"), string(body))
+	}))
+	t.Cleanup(box.Close)
+	f.expose("one", box, tokenAuth("token one"))
+	f.expose("two", box, tokenAuth("token two"))
+	var all sync.WaitGroup
+	for n, host := range []string{"one", "two", "one", "two"} {
+		all.Go(func() { f.requestsInTurn(t, n, host) })
+	}
+	all.Wait()
+}
+
+// tokenAuth asks for a bearer token.
+func tokenAuth(token string) Auth { return Auth{Bearer: digest(BearerDigest(token))} }
+
+// requestsInTurn makes requests of many kinds over one connection.
+func (f *fixture) requestsInTurn(t *testing.T, n int, host string) {
+	v := f.frames(t, host)
+	for i := range 40 {
+		mine := fmt.Sprintf("%s-%d-%d", host, n, i)
+		path := "/" + mine
+		right := []string{"authorization", "Bearer token " + host}
+		want := map[string]string{"GET": "200 GET " + host + domain + path + " " + mine, "POST": "200 POST " + host + domain + path + " body of " + mine, "HEAD": "200 "}
+		check := func(id uint32, want string, sameEvent func(audit.Event) bool) {
+			r := v.answer(id)
+			if got := r.status() + " " + r.body; !strings.HasPrefix(got, want) || want[:3] == "200" && got != want {
+				t.Errorf("%q in place of %q", got, want)
+			} else if sameEvent != nil {
+				f.event(t, func(e audit.Event) bool { return e.Path == path && sameEvent(e) })
+			}
+		}
+		ask := func(end bool, method, path string, more ...string) uint32 {
+			return v.ask(end, append(to(method, host, path), more...)...)
+		}
+		switch i % 8 {
+		case 0:
+			never := ask(true, "GET", "/never"+mine, right...)
+			f.reset(t, v, never)
+		case 1:
+			check(ask(true, "GET", path, append(right, "x-mine", mine)...), want["GET"], func(e audit.Event) bool {
+				return e.Method == "GET" && e.Status == 200 && e.Verdict == policy.Allow && e.Error == "" && e.BytesIn == 0 && e.BytesOut == int64(len(want["GET"])-4)
+			})
+		case 2:
+			check(ask(true, "GET", path, "authorization", "Bearer token for another"), "401", func(e audit.Event) bool {
+				return e.Reason == policy.ReasonURLAuth && e.Status == 401 && e.Verdict == policy.Deny
+			})
+		case 3:
+			check(ask(true, "GET", "/%zz", right...), "400", nil)
+		case 4:
+			id := ask(false, "POST", path, right...)
+			_ = v.WriteData(id, false, []byte("body of "))
+			_ = v.WriteData(id, true, []byte(mine))
+			check(id, want["POST"], func(e audit.Event) bool { return e.Method == "POST" && e.BytesIn == int64(8+len(mine)) })
+		case 5:
+			check(ask(true, "HEAD", path, right...), want["HEAD"], func(e audit.Event) bool { return e.Method == "HEAD" && e.BytesOut == 0 })
+		case 6: // its body does not come
+			f.reset(t, v, ask(false, "POST", "/never"+mine, right...))
+		case 7:
+			check(ask(true, "GET", path), "401", func(e audit.Event) bool { return e.Status == 401 && e.Credential == "" })
+		}
+	}
+}
+
+// reset resets a request, without waiting for its end.
+func (f *fixture) reset(t *testing.T, v *frames, id uint32) {
+	t.Helper()
+	if err := v.WriteRSTStream(id, http2.ErrCodeCancel); err != nil {
+		t.Error(err)
+	}
+}
