@@ -8,7 +8,6 @@ import (
 	"net/http"
 	"os"
 	"strconv"
-	"sync/atomic"
 	"time"
 
 	"golang.org/x/net/http2"
@@ -26,7 +25,7 @@ type client struct {
 	exchange
 	conn   net.Conn // TLS or plain
 	tcp    *net.TCPConn
-	busy   *atomic.Bool            // a request has begun: see [listener]
+	held   *held                   // the connection
 	cancel context.CancelCauseFunc // of ctx: when a request is cut, the connection ends
 	cut    func()                  // cutNow, made once
 	move   *redirection            // nil: requests are forwarded
@@ -48,9 +47,9 @@ func (c *client) serve() {
 		if err := c.await(wait); err != nil {
 			return
 		}
-		c.busy.Store(true)
+		c.held.begin()
 		err := c.serveOne()
-		c.busy.Store(false)
+		c.held.busy.Store(false)
 		switch {
 		case errors.Is(err, errLinger):
 			c.linger()

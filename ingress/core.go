@@ -102,6 +102,7 @@ type core struct {
 	wakeWait    time.Duration // wakeWait
 	grace       time.Duration // cutTime
 	halfOpen    time.Duration // halfOpenTime
+	arrival     time.Duration // arrivalTime
 	active      active
 	streams     sync.Pool       // of *stream
 	heads       *memory.Account // of HTTP/2

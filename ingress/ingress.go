@@ -74,7 +74,7 @@ func New(cfg Config) (*Ingress, error) {
 			return new(net.Dialer).DialContext(ctx, "tcp", t.Addr.String())
 		}
 	}
-	g := &Ingress{core: core{Config: cfg, heads: newHeads(), transport: cfg.HSTS.value(), grace: cutTime, wakeWait: wakeWait, halfOpen: halfOpenTime}}
+	g := &Ingress{core: core{Config: cfg, heads: newHeads(), transport: cfg.HSTS.value(), grace: cutTime, wakeWait: wakeWait, halfOpen: halfOpenTime, arrival: arrivalTime}}
 	g.exchanges.most = exchangesMost
 	g.places.most, g.upstreams.most = cfg.Requests, max(1, cfg.Requests/6)
 	g.inside.most = max(1, cfg.Requests/4)
@@ -172,14 +172,20 @@ func (g *Ingress) Retire() {
 	g.drain()
 }
 
-// Shutdown stops listening, lets requests finish until ctx ends, and then cuts the remaining ones, including
-// WebSockets.
+// Shutdown stops listening, lets visitors who have just connected ask, and requests finish until ctx ends, and then cuts the
+// remaining ones, including WebSockets.
 func (g *Ingress) Shutdown(ctx context.Context) error {
 	g.mu.Lock()
 	g.closed = true
 	listeners := g.listeners
 	g.mu.Unlock()
 	g.drain()
+	for _, l := range listeners {
+		l.retire()
+	}
+	for _, l := range listeners {
+		l.await(ctx)
+	}
 	for _, l := range listeners {
 		l.close()
 	}

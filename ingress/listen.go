@@ -10,7 +10,6 @@ import (
 	"net/netip"
 	"runtime/debug"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -40,14 +39,6 @@ type listener struct {
 	accepting sync.WaitGroup // one while run runs; Add under mu and only while not retired
 	done      sync.WaitGroup // of connections, from enter to forget
 	places    places         // of connections
-}
-
-// held is a connection that a listener holds.
-type held struct {
-	busy    atomic.Bool  // a request has begun
-	network netip.Prefix // what it is counted by; guarded by the listener's mu
-	url     string       // the public URL that it is for, likewise; "": not known
-	only    string       // the one host that may be named in TLS; "": any
 }
 
 // network returns what the connections of a visitor are counted by. Plain HTTP is served on loopback, where all visitors
@@ -179,7 +170,7 @@ func (l *listener) enter(conn net.Conn, network netip.Prefix) *held {
 		_ = conn.Close()
 		return nil
 	}
-	h := &held{network: network}
+	h := &held{network: network, first: make(chan struct{}), until: time.Now().Add(l.g.arrival)}
 	l.conns[conn] = h
 	l.done.Add(1)
 	return h
@@ -218,6 +209,7 @@ func (l *listener) forget(conn net.Conn) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	h := l.conns[conn]
+	h.arrive()
 	l.places.leave(h.url, h.network)
 	delete(l.conns, conn)
 	l.done.Done()
@@ -230,7 +222,7 @@ func (l *listener) accept(conn net.Conn, h *held) (serve func()) {
 		_ = conn.Close()
 		return nil
 	}
-	c := &client{conn: conn, tcp: tcp, busy: &h.busy, move: l.move}
+	c := &client{conn: conn, tcp: tcp, held: h, move: l.move}
 	c.g, c.visitor, c.client = &l.g.core, new(visitor), c
 	c.visitor.network, c.visitor.inside = l.counted(h), h.only != ""
 	c.visitor.peer, _, _ = net.SplitHostPort(conn.RemoteAddr().String())
@@ -256,12 +248,12 @@ func (l *listener) accept(conn net.Conn, h *held) (serve func()) {
 		return nil
 	}
 	if l.tls != nil && l.g.isRaw(c.visitor.sni, version) {
-		h.busy.Store(true) // it goes on until its requests would be cut
+		h.begin() // it goes on until its requests would be cut
 		return newPassage(&l.g.core, c.visitor, c.conn).run
 	}
 	if version == "h2" {
 		h.busy.Store(true) // it is told to end, and does so when its requests have
-		return (&session{&l.g.core, c.visitor, c.conn}).run
+		return (&session{&l.g.core, c.visitor, c.conn, h}).run
 	}
 	c.ctx, c.cancel = context.WithCancelCause(context.Background())
 	c.cut = c.cutNow

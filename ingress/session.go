@@ -15,12 +15,15 @@ type session struct {
 	g       *core
 	visitor *visitor
 	conn    net.Conn
+	held    *held
 }
 
 // run serves the connection until it ends.
 func (s *session) run() {
+	drain, release := s.held.drained(s.g.draining)
+	defer release()
 	downstream.Serve(context.Background(), s.conn, downstream.Config{
-		Handler: s.serve, Refused: s.refused, Panicked: s.panicked, Memory: s.g.heads, Idle: s.g.IdleTimeout, Drain: s.g.draining,
+		Handler: s.serve, Refused: s.refused, Panicked: s.panicked, Memory: s.g.heads, Idle: s.g.IdleTimeout, Drain: drain,
 	})
 }
 

@@ -60,6 +60,7 @@ func (s *stream) recycle() {
 // serve handles one request. If it returns before the response is complete, the stream is reset.
 func (c *session) serve(in *downstream.Stream) {
 	began := time.Now()
+	c.held.arrive()
 	s := c.open(in)
 	defer s.recycle()
 	in.Limit(c.g.BodyTimeout, c.g.BodyTimeout)

@@ -1,0 +1,133 @@
+package ingress
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"io"
+	"net"
+	"net/http"
+	"runtime"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// Visitors who have connected before the gateway stops are answered, however far they have come. The next ones find nobody listening.
+func TestVisitorsWhoHaveConnectedAreAnswered(t *testing.T) {
+	t.Parallel()
+	ask := func(t *testing.T, c net.Conn) string {
+		if _, err := io.WriteString(c, "GET / HTTP/1.1\r\nHost: one"+domain+"\r\n\r\n"); err != nil {
+			return err.Error()
+		}
+		resp, err := http.ReadResponse(bufio.NewReader(c), nil)
+		if err != nil {
+			return err.Error()
+		}
+		defer c.Close()
+		if !resp.Close {
+			t.Error("the connection is said to stay open")
+		}
+		return resp.Status
+	}
+	for name, connect := range map[string]func(*testing.T, *fixture) (answer func() string){
+		"plain": func(t *testing.T, f *fixture) func() string {
+			c := f.dial(t, f.plain)
+			return func() string { return ask(t, c) }
+		},
+		"before the handshake": func(t *testing.T, f *fixture) func() string {
+			c := f.dial(t, f.https)
+			return func() string { return ask(t, f.handshake(t, c, "one"+domain, "http/1.1")) }
+		},
+		"after it": func(t *testing.T, f *fixture) func() string {
+			c := f.handshake(t, f.dial(t, f.https), "one"+domain, "http/1.1")
+			return func() string { return ask(t, c) }
+		},
+		"HTTP/2": func(t *testing.T, f *fixture) func() string {
+			v := f.frames(t, "one")
+			return func() string { return v.answerOf(v.ask(true, to("GET", "one", "/")...)) }
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			f := start(t, nil)
+			f.arrival = time.Minute
+			f.expose("one", record(t).Server, Auth{Open: true})
+			answer := connect(t, f)
+			f.awaitHeld(t)
+			stopped := make(chan error, 1)
+			go func() { stopped <- f.Shutdown(t.Context()) }()
+			f.awaitRefusal(t, f.plain)
+			f.awaitRefusal(t, f.https)
+			if got := answer(); got != "200 OK" && got != "200" {
+				t.Errorf("answered with %s", got)
+			}
+			if err := <-stopped; err != nil {
+				t.Error(err)
+			}
+		})
+	}
+}
+
+// answerOf is the status of a stream's response, or why there is none.
+func (v *frames) answerOf(id uint32) string {
+	r := v.answer(id)
+	return r.status()
+}
+
+// awaitHeld waits until a connection has been accepted.
+func (f *fixture) awaitHeld(t *testing.T) {
+	t.Helper()
+	for held := 0; held == 0 && t.Context().Err() == nil; runtime.Gosched() {
+		for _, l := range f.listeners {
+			held += len(l.silent())
+		}
+	}
+}
+
+// awaitRefusal waits until nobody listens at an address.
+func (f *fixture) awaitRefusal(t *testing.T, at string) {
+	t.Helper()
+	for t.Context().Err() == nil {
+		c, err := net.Dial("tcp", at)
+		if err == nil {
+			_ = c.Close()
+			continue
+		}
+		if !errors.Is(err, unix.ECONNREFUSED) && !errors.Is(err, unix.ECONNRESET) {
+			t.Fatal(err)
+		}
+		return
+	}
+}
+
+// A visitor who connects and says nothing does not hold up a stop, and one who has asked before even less.
+func TestSilentVisitorsDoNotHoldUpAStop(t *testing.T) {
+	t.Parallel()
+	for name, connect := range map[string]func(*testing.T, *fixture){
+		"plain":        func(t *testing.T, f *fixture) { f.dial(t, f.plain) },
+		"no handshake": func(t *testing.T, f *fixture) { f.dial(t, f.https) },
+		"no request":   func(t *testing.T, f *fixture) { f.handshake(t, f.dial(t, f.https), "one"+domain, "http/1.1") },
+		"HTTP/2":       func(t *testing.T, f *fixture) { f.frames(t, "one") },
+		"asked before": func(t *testing.T, f *fixture) {
+			f.arrival = time.Hour
+			get(t, f.client(t, false), "https://one"+domain+"/", nil)
+			get(t, f.client(t, true), "https://one"+domain+"/", nil)
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			f := start(t, nil)
+			f.arrival = 50 * time.Millisecond
+			f.expose("one", record(t).Server, Auth{Open: true})
+			connect(t, f)
+			if name != "asked before" {
+				f.awaitHeld(t)
+			}
+			ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+			defer cancel()
+			if err := f.Shutdown(ctx); err != nil || ctx.Err() != nil {
+				t.Errorf("it took 30 s: %v", err)
+			}
+		})
+	}
+}
