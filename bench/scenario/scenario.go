@@ -115,7 +115,7 @@ const (
 func All(f Form) []Scenario {
 	all := []Scenario{
 		intercept(f), interceptHTTP2(f), newConnections(f), splice(f), names6(f), publicURL(f), memory(f), bulk(f),
-		router(f, "S8", f.Few, 0.97), steering(f), cuts(f), decide(), policyPut(f), start(f), boxes(f),
+		router(f, "S8", f.Few, 0.97), steering(f), cuts(f), decide(), start(f), policyPut(f), boxes(f), // S9 leaves policies of many rules, with which a start takes longer
 	}
 	if f.Name == Short.Name { // in which many boxes are too few to tell anything that S8 does not
 		return all
