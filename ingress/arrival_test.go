@@ -50,8 +50,7 @@ func TestVisitorsWhoHaveConnectedAreAnswered(t *testing.T) {
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			f := start(t, nil)
-			f.arrival = time.Minute
+			f := startWith(t, nil, func(g *Ingress) { g.arrival = time.Minute })
 			f.expose("one", record(t).Server, Auth{Open: true})
 			answer := connect(t, f)
 			f.awaitHeld(t)
@@ -79,9 +78,11 @@ func (v *frames) answerOf(id uint32) string {
 func (f *fixture) awaitHeld(t *testing.T) {
 	t.Helper()
 	for held := 0; held == 0 && t.Context().Err() == nil; runtime.Gosched() {
+		f.Ingress.mu.Lock()
 		for _, l := range f.listeners {
 			held += len(l.silent())
 		}
+		f.Ingress.mu.Unlock()
 	}
 }
 
@@ -104,23 +105,25 @@ func (f *fixture) awaitRefusal(t *testing.T, at string) {
 // A visitor who connects and says nothing does not hold up a stop, and one who has asked before even less.
 func TestSilentVisitorsDoNotHoldUpAStop(t *testing.T) {
 	t.Parallel()
-	for name, connect := range map[string]func(*testing.T, *fixture){
-		"plain":        func(t *testing.T, f *fixture) { f.dial(t, f.plain) },
-		"no handshake": func(t *testing.T, f *fixture) { f.dial(t, f.https) },
-		"no request":   func(t *testing.T, f *fixture) { f.handshake(t, f.dial(t, f.https), "one"+domain, "http/1.1") },
-		"HTTP/2":       func(t *testing.T, f *fixture) { f.frames(t, "one") },
-		"asked before": func(t *testing.T, f *fixture) {
-			f.arrival = time.Hour
+	const short = 50 * time.Millisecond
+	for name, c := range map[string]struct {
+		arrival time.Duration
+		asked   bool
+		connect func(*testing.T, *fixture)
+	}{
+		"plain":        {short, false, func(t *testing.T, f *fixture) { f.dial(t, f.plain) }},
+		"no handshake": {short, false, func(t *testing.T, f *fixture) { f.dial(t, f.https) }},
+		"no request":   {short, false, func(t *testing.T, f *fixture) { f.connectTo(t, "one"+domain) }},
+		"HTTP/2":       {short, false, func(t *testing.T, f *fixture) { f.frames(t, "one") }},
+		"asked before": {time.Hour, true, func(t *testing.T, f *fixture) {
 			get(t, f.client(t, false), "https://one"+domain+"/", nil)
 			get(t, f.client(t, true), "https://one"+domain+"/", nil)
-		},
+		}},
 	} {
 		t.Run(name, func(t *testing.T) {
-			f := start(t, nil)
-			f.arrival = 50 * time.Millisecond
+			f := startWith(t, nil, func(g *Ingress) { g.arrival = c.arrival })
 			f.expose("one", record(t).Server, Auth{Open: true})
-			connect(t, f)
-			if name != "asked before" {
+			if c.connect(t, f); !c.asked {
 				f.awaitHeld(t)
 			}
 			ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)

@@ -109,6 +109,12 @@ func (f *fixture) expose(host string, server *httptest.Server, auth Auth) Target
 
 func start(t testing.TB, change func(*Config)) *fixture {
 	t.Helper()
+	return startWith(t, change, func(*Ingress) {})
+}
+
+// startWith is start with other times than the usual ones.
+func startWith(t testing.TB, change func(*Config), times func(*Ingress)) *fixture {
+	t.Helper()
 	f := &fixture{urls: map[string]Target{}, more: make(chan struct{}), roots: x509.NewCertPool()}
 	cert := wildcard(t, f.roots)
 	f.der = cert.Certificate[0]
@@ -124,6 +130,7 @@ func start(t testing.TB, change func(*Config)) *fixture {
 	if err != nil {
 		t.Fatal(err)
 	}
+	times(g)
 	f.Ingress = g
 	f.https = f.listen(t, g.ServeTLS)
 	f.plain = f.listen(t, g.ServePlain)
