@@ -67,6 +67,7 @@ type opened struct {
 	Protocol, Title, Address string
 	Popup                    string // of the gateway's own page, as the application's script reads it
 	Result                   map[string]string
+	Failed                   []string // requests, with Chromium's reasons
 	Cookies                  []struct {
 		Name, SameSite, Domain string
 		HTTPOnly, Secure       bool
@@ -115,7 +116,7 @@ func (o opened) works(t *testing.T) {
 		"socket": "hello", "events": "0 1 2", "worker": "the worker answers", "upload": "1048576 <nil>", "cookie": "theirs=1",
 	} {
 		if got := o.Result[what]; got != want {
-			t.Errorf("%s: %q, want %q", what, got, want)
+			t.Errorf("%s: %q, want %q; Chromium says: %q", what, got, want, o.Failed)
 		}
 	}
 	if o.Popup != "SecurityError" {

@@ -91,14 +91,17 @@ func openLinks(ns *NS) (*netlink.Handle, error) {
 	return h, nil
 }
 
-// setHostSysctls lets the servers answer from every address of the hosted ranges, which no interface has.
+// setHostSysctls lets the servers answer from every address of the hosted ranges, which no interface has. There are no link-local
+// addresses, since the kernel looks for duplicates of them for seconds: to Chromium, one that appears is another network, for which
+// it gives up what it has begun.
 func setHostSysctls() error {
 	for path, value := range map[string]string{
-		"/proc/sys/net/ipv4/ip_nonlocal_bind":       "1",
-		"/proc/sys/net/ipv6/ip_nonlocal_bind":       "1",
-		"/proc/sys/net/ipv4/conf/all/rp_filter":     "0",
-		"/proc/sys/net/ipv4/conf/default/rp_filter": "0",
-		"/proc/sys/net/ipv4/icmp_ratelimit":         "0",
+		"/proc/sys/net/ipv4/ip_nonlocal_bind":           "1",
+		"/proc/sys/net/ipv6/ip_nonlocal_bind":           "1",
+		"/proc/sys/net/ipv4/conf/all/rp_filter":         "0",
+		"/proc/sys/net/ipv4/conf/default/rp_filter":     "0",
+		"/proc/sys/net/ipv4/icmp_ratelimit":             "0",
+		"/proc/sys/net/ipv6/conf/default/addr_gen_mode": "1", // IN6_ADDR_GEN_MODE_NONE
 	} {
 		if err := os.WriteFile(path, []byte(value), 0); err != nil {
 			return err

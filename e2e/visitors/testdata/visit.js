@@ -9,10 +9,10 @@ const { chromium } = require("playwright-core");
   });
   const page = await browser.newPage();
   page.setDefaultTimeout(120000);
-  const requests = [];
-  page.on("websocket", (socket) => requests.push(socket.url()));
+  const failed = []; // the browser's own reasons, which the page is not told
+  page.context().on("requestfailed", (request) => failed.push(`${request.url()}: ${request.failure().errorText}`));
   const opened = await page.goto(url);
-  const seen = { status: opened.status(), protocol: await page.evaluate(() => performance.getEntriesByType("navigation")[0].nextHopProtocol) };
+  const seen = { failed, status: opened.status(), protocol: await page.evaluate(() => performance.getEntriesByType("navigation")[0].nextHopProtocol) };
   if (token) {
     seen.title = await page.title();
     await page.fill("input[type=password]", token);
