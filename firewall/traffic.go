@@ -3,6 +3,7 @@ package firewall
 import (
 	"context"
 	"fmt"
+	"net/netip"
 
 	"boxgate/firewall/flow"
 	"boxgate/policy"
@@ -17,21 +18,31 @@ func (f *Firewall) Traffic(ctx context.Context) (map[policy.BoxID]map[Flow]Passe
 	if err := ctx.Err(); err != nil {
 		return nil, err
 	}
-	f.mu.Lock()
-	defer f.mu.Unlock()
 	found := map[policy.BoxID]map[Flow]Passed{}
 	err := f.flows.Traffic(func(seen Flow, passed Passed) {
-		b := f.boxes.byAddr[seen.Src.Addr()]
-		if b == nil {
+		id, ok := f.boxAt(seen.Src.Addr())
+		if !ok {
 			return
 		}
-		if found[b.Box] == nil {
-			found[b.Box] = map[Flow]Passed{}
+		if found[id] == nil {
+			found[id] = map[Flow]Passed{}
 		}
-		found[b.Box][seen] = passed
+		found[id][seen] = passed
 	})
 	if err != nil {
 		return nil, fmt.Errorf("firewall: %w", err)
 	}
 	return found, nil
+}
+
+// boxAt returns the box that has an address. The table of connections is read without holding mu, since that takes time in
+// proportion to its size.
+func (f *Firewall) boxAt(a netip.Addr) (id policy.BoxID, ok bool) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	b := f.boxes.byAddr[a]
+	if b == nil {
+		return "", false
+	}
+	return b.Box, true
 }

@@ -4,11 +4,9 @@ import (
 	"net/netip"
 	"testing"
 
-	"github.com/mdlayher/netlink"
 	"github.com/ti-mo/conntrack"
 	"golang.org/x/sys/unix"
 
-	"boxgate/firewall/namespace"
 	"boxgate/firewall/network"
 )
 
@@ -16,16 +14,7 @@ import (
 // theirs with the same bits.
 func TestOnlyLookupsThatLeadElsewhereEnd(t *testing.T) {
 	t.Parallel()
-	ns, err := namespace.New()
-	if err != nil {
-		t.Fatalf("network namespaces are needed, run as root: %v", err)
-	}
-	t.Cleanup(func() { _ = ns.Close() })
-	table, err := conntrack.Dial(&netlink.Config{NetNS: int(ns)})
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { _ = table.Close() })
+	ns, table := emptyTable(t)
 	const earlier, now = 40001, 40002
 	box := network.BoxMark("one")
 	type entry struct {

@@ -1,9 +1,6 @@
 package flow
 
 import (
-	"github.com/ti-mo/conntrack"
-	"golang.org/x/sys/unix"
-
 	"boxgate/firewall/network"
 	"boxgate/policy"
 )
@@ -25,28 +22,19 @@ type Passed struct {
 // Traffic calls each for the open connections of the table with what has passed in them. Segments that only keep a connection open
 // count for nothing. DNS is left out.
 func (k *Cutter) Traffic(each func(Flow, Passed)) error {
-	return k.with(func(c *conntrack.Conn) error {
-		flows, err := c.Dump(nil)
-		for i := range flows {
-			f, ok := Of(&flows[i])
-			tcp := flows[i].ProtoInfo.TCP
-			if !ok || f.Dst.Port() == dnsPort || flows[i].TupleOrig.Proto.Protocol == unix.IPPROTO_TCP && (tcp == nil || tcp.State != established) {
-				continue
-			}
-			each(f, Passed{
-				Bytes:     content(&flows[i].CountersOrig, f) + content(&flows[i].CountersReply, f),
-				Forwarded: flows[i].Mark&network.FlowForwarded != 0,
-			})
+	return k.looks.Each(Which{}, func(e *Entry) {
+		if e.Protocol == "" || e.Dst.Port() == dnsPort || e.Protocol == policy.TCP && e.state != established {
+			return
 		}
-		return err
+		each(e.Flow, Passed{Bytes: e.content(e.Orig) + e.content(e.Reply), Forwarded: e.Mark&network.FlowForwarded != 0})
 	})
 }
 
 // content is about how many bytes have passed one way, without what acknowledges those of the other.
-func content(n *conntrack.Counter, f Flow) int64 {
+func (e *Entry) content(n Counter) int64 {
 	bare := int64(0)
-	if f.Protocol == policy.TCP {
-		if bare = bare4; f.Dst.Addr().Is6() {
+	if e.Protocol == policy.TCP {
+		if bare = bare4; e.Dst.Addr().Is6() {
 			bare = bare6
 		}
 	}

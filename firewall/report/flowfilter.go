@@ -7,6 +7,7 @@ import (
 	"golang.org/x/net/bpf"
 	"golang.org/x/sys/unix"
 
+	"boxgate/firewall/flow"
 	"boxgate/firewall/network"
 )
 
@@ -36,8 +37,8 @@ func hearForwarded(fd int) error {
 
 // forwardedOnly accepts events of connections that carry the mark of one that is forwarded for a box.
 var forwardedOnly = []bpf.Instruction{
-	bpf.LoadConstant{Dst: bpf.RegA, Val: unix.SizeofNlMsghdr + nfgenmsgLen}, // the attributes follow the headers of netlink and netfilter
-	bpf.LoadConstant{Dst: bpf.RegX, Val: ctaMark},
+	bpf.LoadConstant{Dst: bpf.RegA, Val: unix.SizeofNlMsghdr + flow.HeaderLen}, // the attributes follow the headers of netlink and netfilter
+	bpf.LoadConstant{Dst: bpf.RegX, Val: flow.AttributeMark},
 	bpf.LoadExtension{Num: bpf.ExtNetlinkAttr}, // where the attribute X is, from A on; 0: nowhere
 	bpf.JumpIf{Cond: bpf.JumpEqual, Val: 0, SkipTrue: 4},
 	bpf.TAX{},

@@ -4,7 +4,6 @@ import (
 	"encoding/hex"
 
 	"github.com/mdlayher/netlink"
-	"github.com/ti-mo/conntrack"
 
 	"boxgate/audit"
 	"boxgate/firewall/flow"
@@ -21,34 +20,33 @@ func (r *Reports) flow(m netlink.Message) {
 }
 
 // recordFlow records the event of a connection, if it is a box's.
-func (r *Reports) recordFlow(c *conntrack.Flow, phase audit.Phase) {
-	seen, ok := flow.Of(c)
-	if !ok || c.Mark&network.FlowForwarded == 0 {
+func (r *Reports) recordFlow(c *flow.Entry, phase audit.Phase) {
+	if c.Protocol == "" || c.Mark&network.FlowForwarded == 0 {
 		return
 	}
 	r.mu.Lock()
-	t := r.byFlow[flowOwner{seen.Src.Addr(), c.Mark &^ network.FlowForwarded}]
+	t := r.byFlow[c.Owner()]
 	r.mu.Unlock()
 	if t == nil {
 		return
 	}
 	e := t.event()
-	e.Protocol, e.Addr, e.Port = seen.Protocol, seen.Dst.Addr(), seen.Dst.Port()
+	e.Protocol, e.Addr, e.Port = c.Protocol, c.Dst.Addr(), c.Dst.Port()
 	e.Verdict, e.Action = policy.Allow, audit.ActionKernel
 	e.Phase, e.Conn = phase, connName(c.ID)
-	e.Answered = c.Status&conntrack.StatusAssured != 0
+	e.Answered = c.Status&flow.Assured != 0
 	switch phase {
 	case audit.PhaseOpen:
 		if e.Protocol == policy.TCP {
 			r.started.Add(1)
 		}
 	case audit.PhaseOngoing:
-		if start := c.Timestamp.Start; !start.IsZero() {
+		if start := c.Start; !start.IsZero() {
 			e.Time = start
 		}
 	case audit.PhaseEnd:
-		e.BytesOut, e.BytesIn = int64(c.CountersOrig.Bytes), int64(c.CountersReply.Bytes)
-		if start, stop := c.Timestamp.Start, c.Timestamp.Stop; !start.IsZero() && stop.After(start) {
+		e.BytesOut, e.BytesIn = int64(c.Orig.Bytes), int64(c.Reply.Bytes)
+		if start, stop := c.Start, c.Stop; !start.IsZero() && stop.After(start) {
 			e.Duration = stop.Sub(start)
 		}
 	}

@@ -4,11 +4,12 @@ import (
 	"time"
 	"unsafe"
 
-	"github.com/ti-mo/conntrack"
 	"go.uber.org/zap"
 	"golang.org/x/sys/unix"
 
 	"boxgate/audit"
+	"boxgate/firewall/flow"
+	"boxgate/firewall/network"
 	"boxgate/policy"
 )
 
@@ -21,9 +22,7 @@ const (
 // RecoverFlows reports the connections in the kernel's table that began while no gateway ran. since is when the last
 // one was known to run; zero: unknown, and all are reported.
 func (r *Reports) RecoverFlows(since time.Time) {
-	r.readTable(0, func(c *conntrack.Flow) bool {
-		return since.IsZero() || c.Timestamp.Start.IsZero() || c.Timestamp.Start.After(since)
-	})
+	r.readTable(0, func(c *flow.Entry) bool { return since.IsZero() || c.Start.IsZero() || c.Start.After(since) })
 }
 
 // findFlows reads the table when events may not have covered every connection: because the kernel dropped some, or
@@ -41,16 +40,15 @@ func (r *Reports) findFlows() {
 		r.readTable(0, everyFlow)
 		return
 	}
-	r.readTable(conntrack.StatusAssured, func(c *conntrack.Flow) bool {
-		return c.TupleOrig.Proto.Protocol == unix.IPPROTO_TCP
-	})
+	r.readTable(flow.Assured, func(c *flow.Entry) bool { return c.Protocol == policy.TCP })
 }
 
-func everyFlow(*conntrack.Flow) bool { return true }
+func everyFlow(*flow.Entry) bool { return true }
 
 // readTable records the connections of boxes in the table that are wanted, of those with a status if one is given.
-func (r *Reports) readTable(status conntrack.Status, wanted func(*conntrack.Flow) bool) {
-	err := r.table.read(status, func(c *conntrack.Flow) {
+func (r *Reports) readTable(status uint32, wanted func(*flow.Entry) bool) {
+	which := flow.Which{Mark: network.FlowForwarded, Mask: network.FlowForwarded, Status: status}
+	err := r.table.Each(which, func(c *flow.Entry) {
 		if wanted(c) {
 			r.recordFlow(c, audit.PhaseOngoing)
 		}

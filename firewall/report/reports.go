@@ -15,6 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"boxgate/audit"
+	"boxgate/firewall/flow"
 	"boxgate/firewall/nft"
 	"boxgate/policy"
 )
@@ -24,7 +25,7 @@ type Reports struct {
 	cfg      Config
 	refusals *netfilter.Conn
 	flows    *flowSocket
-	table    *flowTable // of the existing connections
+	table    *flow.Table // of the existing connections
 	begun    sync.Once
 	done     chan struct{}
 	running  sync.WaitGroup
@@ -38,7 +39,7 @@ type Reports struct {
 	mu      sync.Mutex                // guards the following
 	byID    map[policy.BoxID]*tracked // without removed ones
 	byIndex map[int]*tracked
-	byFlow  map[flowOwner]*tracked
+	byFlow  map[flow.Owner]*tracked
 	gone    []*tracked // removed boxes that late events may still be about, oldest first
 	counts  map[countKey]*count
 }
@@ -71,12 +72,6 @@ type tracked struct {
 	removed time.Time
 }
 
-// flowOwner identifies the box of a forwarded connection.
-type flowOwner struct {
-	addr netip.Addr
-	mark uint32 // without network.FlowForwarded
-}
-
 // goneMemory is how long events of a removed box are still accepted: the kernel reports the end of its connections when
 // the box is already gone.
 const goneMemory = 10 * time.Second
@@ -87,8 +82,8 @@ const reportBuffer = 16 << 20
 
 // Open opens the kernel's two streams. Reading begins with [Reports.Begin]: until then the kernel holds what it has to tell.
 func Open(ns netns.NsHandle, cfg Config) (*Reports, error) {
-	r := &Reports{cfg: cfg, done: make(chan struct{}), byID: map[policy.BoxID]*tracked{}, byIndex: map[int]*tracked{},
-		byFlow: map[flowOwner]*tracked{}, counts: map[countKey]*count{}}
+	r := &Reports{cfg: cfg, table: flow.NewTable(ns), done: make(chan struct{}), byID: map[policy.BoxID]*tracked{}, byIndex: map[int]*tracked{},
+		byFlow: map[flow.Owner]*tracked{}, counts: map[countKey]*count{}}
 	if err := r.open(int(ns)); err != nil {
 		_ = r.Close()
 		return nil, err
@@ -102,9 +97,6 @@ func (r *Reports) open(ns int) (err error) {
 	}
 	if err = errors.Join(r.refusals.SetReadBuffer(reportBuffer), takeLogGroup(r.refusals, r.cfg.LogGroup)); err != nil {
 		return fmt.Errorf("kernel log group %d: %w", r.cfg.LogGroup, err)
-	}
-	if r.table, err = openTable(ns); err != nil {
-		return fmt.Errorf("connection table: %w", err)
 	}
 	if r.flows, err = openFlows(ns); err != nil {
 		return fmt.Errorf("connection events: %w", err)
@@ -204,9 +196,7 @@ func (r *Reports) Close() error {
 	if r.flows != nil {
 		r.flows.release()
 	}
-	if r.table != nil {
-		errs = append(errs, r.table.close())
-	}
+	errs = append(errs, r.table.Close())
 	if r.cfg.Counters != nil {
 		errs = append(errs, r.cfg.Counters.Close())
 	}
@@ -221,7 +211,7 @@ func (r *Reports) Track(b Box) {
 	r.forget(b.ID)
 	r.byID[b.ID], r.byIndex[t.Index] = t, t
 	for _, a := range t.Addrs {
-		r.byFlow[flowOwner{a, t.Mark}] = t
+		r.byFlow[flow.Owner{Mark: t.Mark, Addr: a}] = t
 	}
 }
 
@@ -265,7 +255,7 @@ func (r *Reports) drop(t *tracked) {
 		delete(r.byIndex, t.Index)
 	}
 	for _, a := range t.Addrs {
-		if owner := (flowOwner{a, t.Mark}); r.byFlow[owner] == t {
+		if owner := (flow.Owner{Mark: t.Mark, Addr: a}); r.byFlow[owner] == t {
 			delete(r.byFlow, owner)
 		}
 	}

@@ -1,0 +1,54 @@
+package flow
+
+import (
+	"encoding/binary"
+	"iter"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+const nlaTypeMask = 1<<14 - 1 // without NLA_F_NESTED and NLA_F_NET_BYTEORDER (linux/netlink.h)
+
+// attributes are the netlink attributes in b, without the flags of their types. It ends where b is malformed.
+func attributes(b []byte) iter.Seq2[uint16, []byte] {
+	return func(yield func(uint16, []byte) bool) {
+		for len(b) >= unix.SizeofNlAttr {
+			size := int(binary.NativeEndian.Uint16(b))
+			if size < unix.SizeofNlAttr || size > len(b) {
+				return
+			}
+			kind := binary.NativeEndian.Uint16(b[2:]) & nlaTypeMask
+			if !yield(kind, b[unix.SizeofNlAttr:size]) {
+				return
+			}
+			b = b[min((size+unix.NLA_ALIGNTO-1)&^(unix.NLA_ALIGNTO-1), len(b)):]
+		}
+	}
+}
+
+// child returns the attribute of a kind among those in b; nil if there is none.
+func child(b []byte, kind uint16) []byte {
+	for k, value := range attributes(b) {
+		if k == kind {
+			return value
+		}
+	}
+	return nil
+}
+
+// number reads a number in network byte order; 0 for nothing.
+func number(b []byte) (n uint64) {
+	for _, x := range b[:min(len(b), 8)] {
+		n = n<<8 | uint64(x)
+	}
+	return n
+}
+
+// instant reads nanoseconds since 1970; zero for nothing.
+func instant(b []byte) time.Time {
+	if len(b) == 0 {
+		return time.Time{}
+	}
+	return time.Unix(0, int64(number(b)))
+}

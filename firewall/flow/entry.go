@@ -1,0 +1,159 @@
+package flow
+
+import (
+	"net/netip"
+	"time"
+
+	"github.com/mdlayher/netlink"
+	"golang.org/x/sys/unix"
+
+	"boxgate/policy"
+)
+
+// Messages about a connection (linux/netfilter/nfnetlink_conntrack.h): it is new or as it stands, it has ended or is to end.
+const (
+	MessageNew    netlink.HeaderType = unix.NFNL_SUBSYS_CTNETLINK << 8 // IPCTNL_MSG_CT_NEW
+	messageGet                       = MessageNew | 1                  // IPCTNL_MSG_CT_GET
+	MessageDelete                    = MessageNew | 2                  // IPCTNL_MSG_CT_DELETE
+)
+
+// AttributeMark is the attribute that has the mark of a connection, in a message behind headers of HeaderLen bytes besides
+// netlink's own.
+const (
+	AttributeMark = 8
+	HeaderLen     = 4 // family, version, resource (linux/netfilter/nfnetlink.h)
+)
+
+// Attributes of a connection, and those inside of them.
+const (
+	ctaTupleOrig, ctaTupleReply, ctaStatus, ctaProtoInfo = 1, 2, 3, 4
+	ctaCountersOrig, ctaCountersReply, ctaID, ctaZone    = 9, 10, 12, 18
+	ctaTimestamp, ctaMarkMask                            = 20, 21
+
+	ctaTupleIP, ctaTupleProto              = 1, 2
+	ctaV4Src, ctaV4Dst, ctaV6Src, ctaV6Dst = 1, 2, 3, 4
+	ctaProtoNum, ctaSrcPort, ctaDstPort    = 1, 2, 3
+	ctaProtoInfoTCP, ctaTCPState           = 1, 1
+	ctaPackets, ctaBytes                   = 1, 2
+	ctaStart, ctaStop                      = 1, 2
+)
+
+// Assured is the bit of a status that says that packets have passed both ways (IPS_ASSURED,
+// linux/netfilter/nf_conntrack_common.h).
+const Assured = 1 << 2
+
+// Entry is a connection of the kernel's table.
+type Entry struct {
+	Flow
+	Mark, ID    uint32
+	Status      uint32
+	Orig, Reply Counter
+	Start, Stop time.Time // zero if the kernel does not say
+
+	leads uint16 // the port that answers come from: to which the connection really leads
+	state uint8  // of a TCP connection
+	raw   raw
+}
+
+// Counter is what has passed one way. Zero if the kernel does not count.
+type Counter struct{ Packets, Bytes uint64 }
+
+// raw is by what the kernel knows a connection, as it wrote it.
+type raw struct {
+	family byte
+	tuple  []byte
+	zone   []byte // nil: the usual one
+}
+
+// Parse reads what follows the header of netlink in a message about a connection, and of that what is used, not the rest: there can
+// be tens of thousands a second. The result must not be used when data has changed. Parse returns false if there is no message.
+func Parse(data []byte) (e Entry, ok bool) {
+	if len(data) < HeaderLen {
+		return e, false
+	}
+	e.raw.family = data[0]
+	for kind, b := range attributes(data[HeaderLen:]) {
+		switch kind {
+		case ctaTupleOrig:
+			e.raw.tuple = b
+			t := tupleIn(b)
+			e.Protocol, e.Src, e.Dst = ProtocolOf(t.protocol), t.src, t.dst
+		case ctaTupleReply:
+			t := tupleIn(b)
+			e.From, e.leads = t.dst.Addr(), t.src.Port()
+		case ctaStatus:
+			e.Status = uint32(number(b))
+		case ctaProtoInfo:
+			e.state = uint8(number(child(child(b, ctaProtoInfoTCP), ctaTCPState)))
+		case AttributeMark:
+			e.Mark = uint32(number(b))
+		case ctaID:
+			e.ID = uint32(number(b))
+		case ctaZone:
+			e.raw.zone = b
+		case ctaCountersOrig:
+			e.Orig = counterIn(b)
+		case ctaCountersReply:
+			e.Reply = counterIn(b)
+		case ctaTimestamp:
+			e.Start, e.Stop = instant(child(b, ctaStart)), instant(child(b, ctaStop))
+		}
+	}
+	return e, true
+}
+
+func counterIn(b []byte) (c Counter) {
+	for kind, b := range attributes(b) {
+		switch kind {
+		case ctaPackets:
+			c.Packets = number(b)
+		case ctaBytes:
+			c.Bytes = number(b)
+		}
+	}
+	return c
+}
+
+// tuple is what one direction of a connection is known by.
+type tuple struct {
+	protocol uint8
+	src, dst netip.AddrPort
+}
+
+func tupleIn(b []byte) (t tuple) {
+	var src, dst netip.Addr
+	for kind, b := range attributes(child(b, ctaTupleIP)) {
+		switch a, _ := netip.AddrFromSlice(b); kind {
+		case ctaV4Src, ctaV6Src:
+			src = a.Unmap()
+		case ctaV4Dst, ctaV6Dst:
+			dst = a.Unmap()
+		}
+	}
+	var from, to uint16
+	for kind, b := range attributes(child(b, ctaTupleProto)) {
+		switch kind {
+		case ctaProtoNum:
+			t.protocol = uint8(number(b))
+		case ctaSrcPort:
+			from = uint16(number(b))
+		case ctaDstPort:
+			to = uint16(number(b))
+		}
+	}
+	t.src, t.dst = netip.AddrPortFrom(src, from), netip.AddrPortFrom(dst, to)
+	return t
+}
+
+// ProtocolOf names a protocol number; empty for one that boxes may not use.
+func ProtocolOf(number uint8) policy.Protocol {
+	switch number {
+	case unix.IPPROTO_TCP:
+		return policy.TCP
+	case unix.IPPROTO_UDP:
+		return policy.UDP
+	case unix.IPPROTO_ICMP, unix.IPPROTO_ICMPV6:
+		return policy.ICMP
+	}
+	return ""
+}

@@ -1,0 +1,171 @@
+package flow
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"net"
+	"sync"
+
+	"github.com/mdlayher/netlink"
+	"github.com/vishvananda/netns"
+	"golang.org/x/sys/unix"
+
+	"boxgate/firewall/namespace"
+)
+
+// Table reads the kernel's table of connections of one network namespace, one entry after the other, and removes entries: there
+// can be hundreds of thousands. Its connection to the kernel is made when it is needed, and stays open: the kernel makes who
+// closes such a socket wait. Safe for concurrent use; calls wait for each other.
+type Table struct {
+	ns netns.NsHandle
+
+	mu     sync.Mutex
+	conn   *netlink.Conn // nil until it is needed, and after an error: it may have unread answers
+	closed bool
+}
+
+// NewTable returns that of the namespace, which stays the caller's.
+func NewTable(ns netns.NsHandle) *Table { return &Table{ns: ns} }
+
+// Which says which entries are read: those whose mark is Mark in the bits of Mask, and whose status has all bits of Status. The
+// zero value stands for all of them.
+type Which struct{ Mark, Mask, Status uint32 }
+
+// Each calls handle for each entry, which must not be kept.
+func (t *Table) Each(w Which, handle func(*Entry)) error {
+	return t.with(func(c *netlink.Conn) error { return each(c, w, handle) })
+}
+
+// Remove removes the entries that are unwanted, after all of them have been read: their connections end, or begin anew with the
+// next packet. Where one cannot be removed, the others are all the same, and the error is that of the first.
+func (t *Table) Remove(w Which, unwanted func(*Entry) bool) error {
+	return t.with(func(c *netlink.Conn) error {
+		var list []netlink.Message
+		err := each(c, w, func(e *Entry) {
+			if unwanted(e) {
+				list = append(list, e.removal())
+			}
+		})
+		if err != nil {
+			return err
+		}
+		for _, m := range list {
+			if _, failed := c.Execute(m); failed != nil && !errors.Is(failed, unix.ENOENT) && err == nil { // else it has ended by itself
+				err = failed
+			}
+		}
+		return err
+	})
+}
+
+// Close gives the connection to the kernel back. Later calls of the other methods fail.
+func (t *Table) Close() error {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.closed = true
+	if t.conn == nil {
+		return nil
+	}
+	c := t.conn
+	t.conn = nil
+	return c.Close()
+}
+
+// with runs what needs the connection to the kernel, and drops that after an error.
+func (t *Table) with(do func(*netlink.Conn) error) error {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	err := t.dial()
+	if err == nil {
+		err = do(t.conn)
+	}
+	if err != nil {
+		if c := t.conn; c != nil {
+			t.conn = nil
+			go func() { _ = c.Close() }()
+		}
+		return fmt.Errorf("connection table: %w", err)
+	}
+	return nil
+}
+
+func (t *Table) dial() error {
+	if t.closed {
+		return net.ErrClosed
+	}
+	if t.conn != nil {
+		return nil
+	}
+	c, err := netlink.Dial(unix.NETLINK_NETFILTER, &netlink.Config{NetNS: int(t.ns)})
+	if err != nil {
+		return err
+	}
+	t.conn = c
+	return c.SetReadBuffer(namespace.SocketBuffer)
+}
+
+func each(c *netlink.Conn, w Which, handle func(*Entry)) error {
+	request, err := w.request()
+	if err != nil {
+		return err
+	}
+	if _, err := c.Send(request); err != nil {
+		return err
+	}
+	for m, err := range c.ReceiveIter() {
+		if err != nil {
+			return err
+		}
+		if m.Header.Type != MessageNew {
+			continue
+		}
+		if e, ok := Parse(m.Data); ok && w.covers(&e) {
+			handle(&e)
+		}
+	}
+	return nil
+}
+
+// covers reports whether an entry is meant. A kernel that cannot filter answers with more.
+func (w Which) covers(e *Entry) bool { return e.Mark&w.Mask == w.Mark && e.Status&w.Status == w.Status }
+
+func (w Which) request() (netlink.Message, error) {
+	e := netlink.NewAttributeEncoder()
+	e.ByteOrder = binary.BigEndian
+	if w.Mask != 0 {
+		e.Uint32(AttributeMark, w.Mark)
+		e.Uint32(ctaMarkMask, w.Mask)
+	}
+	if w.Status != 0 {
+		e.Uint32(ctaStatus, w.Status)
+	}
+	attrs, err := e.Encode()
+	return netlink.Message{
+		Header: netlink.Header{Type: messageGet, Flags: netlink.Request | netlink.Dump}, Data: append(family(unix.AF_UNSPEC), attrs...),
+	}, err
+}
+
+// removal is the message that removes the entry, and no later one that is like it.
+func (e *Entry) removal() netlink.Message {
+	data := appendAttribute(family(e.raw.family), ctaTupleOrig|unix.NLA_F_NESTED, e.raw.tuple)
+	if e.raw.zone != nil {
+		data = appendAttribute(data, ctaZone, e.raw.zone)
+	}
+	data = appendAttribute(data, ctaID, binary.BigEndian.AppendUint32(nil, e.ID))
+	return netlink.Message{Header: netlink.Header{Type: MessageDelete, Flags: netlink.Request | netlink.Acknowledge}, Data: data}
+}
+
+// family is what a message begins with, behind the header of netlink.
+func family(f uint8) []byte { return append(make([]byte, 0, 96), f, unix.NFNETLINK_V0, 0, 0) }
+
+// appendAttribute appends an attribute whose value is in network byte order already.
+func appendAttribute(b []byte, kind uint16, value []byte) []byte {
+	b = binary.NativeEndian.AppendUint16(b, uint16(unix.SizeofNlAttr+len(value)))
+	b = binary.NativeEndian.AppendUint16(b, kind)
+	b = append(b, value...)
+	for len(b)%unix.NLA_ALIGNTO != 0 {
+		b = append(b, 0)
+	}
+	return b
+}
