@@ -144,13 +144,18 @@ func patiently(ctx context.Context, f func(last bool) (busy *box)) error {
 		if busy == nil {
 			break
 		}
-		busy.mu.Lock()
-		busy.mu.Unlock() //nolint:staticcheck // only to wait
+		busy.await()
 		if err := ctx.Err(); err != nil {
 			return err
 		}
 	}
 	return nil
+}
+
+// await waits until nobody has the lock of the box.
+func (b *box) await() {
+	b.mu.Lock()
+	defer b.mu.Unlock()
 }
 
 // tryLock takes the lock of the box, unless the box is busy and this is not the last time.

@@ -96,17 +96,16 @@ func comparePrefixes(a, b netip.Prefix) int {
 
 // follow keeps the protected ranges up to date until ctx ends.
 func (p *protection) follow(ctx context.Context) error {
-	for {
+	for ctx.Err() == nil {
 		changed, err := firewall.HostAddressChanges(ctx)
 		if err != nil {
 			return err
 		}
-		p.followBy(ctx, changed)
-		if ctx.Err() != nil {
-			return nil
+		if p.followBy(ctx, changed); ctx.Err() == nil {
+			p.log.Warn("changes of the host's addresses were missed; looking again")
 		}
-		p.log.Warn("changes of the host's addresses were missed; looking again")
 	}
+	return nil
 }
 
 // followBy is follow until changed is closed.

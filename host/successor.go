@@ -205,7 +205,7 @@ func (h *Host) keepLentLeases() {
 	ctx, cancel := context.WithCancel(context.Background())
 	var running sync.WaitGroup
 	running.Go(func() {
-		_ = contained(h.parts.log, func() error { h.policies.keepLent(ctx); return nil })
+		_ = contained(h.parts.log, func() error { h.keepLent(ctx); return nil })
 	})
 	s.stopLeases = func() {
 		cancel()
