@@ -7,6 +7,8 @@ import (
 	"net/http"
 	"sync"
 	"time"
+
+	"boxgate/internal/socket"
 )
 
 // arrivalTime is how long a client that has connected may take to ask before the gateway stops.
@@ -73,13 +75,13 @@ func (a *arrivals) listen(ln net.Listener) bool {
 	return true
 }
 
-// await closes the listeners, and waits until those that have connected before have asked, for some time at most. Call it before the
-// servers are shut down.
+// await drains the listeners, and waits until those that have connected before have asked, for some time at most. Call it before
+// the servers are shut down.
 func (a *arrivals) await(ctx context.Context) {
 	a.mu.Lock()
 	a.ending = true
 	for _, ln := range a.listeners {
-		_ = ln.Close()
+		socket.Drain(ln)
 	}
 	a.mu.Unlock()
 	a.serving.Wait() // then all that were accepted are known

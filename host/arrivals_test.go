@@ -3,11 +3,16 @@ package host
 import (
 	"bufio"
 	"context"
+	"errors"
 	"net"
 	"net/http"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
+
+	"boxgate/host/keyless"
+	"boxgate/internal/socket"
 )
 
 // Who has connected before the gateway stops is answered, and who then says nothing does not keep it from stopping.
@@ -51,6 +56,73 @@ func TestWhoHasConnectedIsAnswered(t *testing.T) {
 	if err := <-ended; err != nil {
 		t.Error(err)
 	}
+}
+
+// Who waits to be accepted when the gateway stops is answered as well.
+func TestWhoWaitsToBeAcceptedIsAnswered(t *testing.T) {
+	var a arrivals
+	s := &http.Server{Handler: http.HandlerFunc(func(http.ResponseWriter, *http.Request) {})}
+	a.follow(s)
+	ln, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	late := &lateListener{Listener: keyless.New(socket.NewQueue(ln), 8), asked: make(chan struct{}, 1), drained: make(chan struct{})}
+	served := make(chan error, 1)
+	go func() { served <- a.serve(s, late) }()
+	<-late.asked
+	client, err := net.Dial("tcp", ln.Addr().String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer client.Close()
+	if _, err := client.Write([]byte("GET / HTTP/1.0\r\n\r\n")); err != nil {
+		t.Fatal(err)
+	}
+	ended := make(chan error, 1)
+	go func() {
+		a.await(t.Context())
+		ended <- s.Shutdown(t.Context())
+	}()
+	r, err := http.ReadResponse(bufio.NewReader(client), nil)
+	if err != nil {
+		t.Fatal("a client that had connected got no answer:", err)
+	}
+	_ = r.Body.Close()
+	if err := <-ended; err != nil {
+		t.Error(err)
+	}
+	if err := <-served; !errors.Is(err, net.ErrClosed) {
+		t.Error(err)
+	}
+}
+
+// lateListener accepts nobody before it is drained or closed.
+type lateListener struct {
+	net.Listener
+	asked   chan struct{} // has one when Accept is called
+	drained chan struct{}
+	once    sync.Once
+}
+
+func (l *lateListener) Accept() (net.Conn, error) {
+	select {
+	case l.asked <- struct{}{}:
+	default:
+	}
+	<-l.drained
+	return l.Listener.Accept()
+}
+
+func (l *lateListener) Drain() {
+	socket.Drain(l.Listener)
+	l.once.Do(func() { close(l.drained) })
+}
+
+func (l *lateListener) Close() error {
+	err := l.Listener.Close()
+	l.once.Do(func() { close(l.drained) })
+	return err
 }
 
 // A client that says nothing keeps the gateway from stopping for a moment alone.

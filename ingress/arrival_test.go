@@ -8,41 +8,30 @@ import (
 	"net"
 	"net/http"
 	"runtime"
+	"sync"
 	"testing"
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"boxgate/internal/socket"
 )
 
 // Visitors who have connected before the gateway stops are answered, however far they have come. The next ones find nobody listening.
 func TestVisitorsWhoHaveConnectedAreAnswered(t *testing.T) {
 	t.Parallel()
-	ask := func(t *testing.T, c net.Conn) string {
-		if _, err := io.WriteString(c, "GET / HTTP/1.1\r\nHost: one"+domain+"\r\n\r\n"); err != nil {
-			return err.Error()
-		}
-		resp, err := http.ReadResponse(bufio.NewReader(c), nil)
-		if err != nil {
-			return err.Error()
-		}
-		defer c.Close()
-		if !resp.Close {
-			t.Error("the connection is said to stay open")
-		}
-		return resp.Status
-	}
 	for name, connect := range map[string]func(*testing.T, *fixture) (answer func() string){
 		"plain": func(t *testing.T, f *fixture) func() string {
 			c := f.dial(t, f.plain)
-			return func() string { return ask(t, c) }
+			return func() string { return askPlain(t, c) }
 		},
 		"before the handshake": func(t *testing.T, f *fixture) func() string {
 			c := f.dial(t, f.https)
-			return func() string { return ask(t, f.handshake(t, c, "one"+domain, "http/1.1")) }
+			return func() string { return askPlain(t, f.handshake(t, c, "one"+domain, "http/1.1")) }
 		},
 		"after it": func(t *testing.T, f *fixture) func() string {
 			c := f.handshake(t, f.dial(t, f.https), "one"+domain, "http/1.1")
-			return func() string { return ask(t, c) }
+			return func() string { return askPlain(t, c) }
 		},
 		"HTTP/2": func(t *testing.T, f *fixture) func() string {
 			v := f.frames(t, "one")
@@ -100,6 +89,83 @@ func (f *fixture) awaitRefusal(t *testing.T, at string) {
 		}
 		return
 	}
+}
+
+// Those who have connected and have not been accepted when the gateway stops are answered as well: to them, it listened.
+func TestVisitorsWhoWaitToBeAcceptedAreAnswered(t *testing.T) {
+	t.Parallel()
+	f := startWith(t, nil, func(g *Ingress) { g.arrival = time.Minute })
+	f.expose("one", record(t).Server, Auth{Open: true})
+	ln, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	late := &lateListener{Queue: socket.NewQueue(ln), asked: make(chan struct{}, 1), drained: make(chan struct{})}
+	served := make(chan error, 1)
+	go func() { served <- f.ServePlain(late) }()
+	<-late.asked
+	const count = 10
+	var answers [count]chan string
+	for i := range answers {
+		c := f.dial(t, ln.Addr().String())
+		answers[i] = make(chan string, 1)
+		go func() { answers[i] <- askPlain(t, c) }()
+	}
+	if err := f.Shutdown(t.Context()); err != nil {
+		t.Error(err)
+	}
+	for _, answer := range answers {
+		if got := <-answer; got != "200 OK" {
+			t.Errorf("answered with %s", got)
+		}
+	}
+	if err := <-served; err != nil {
+		t.Error(err)
+	}
+}
+
+// lateListener accepts nobody before it is drained or closed.
+type lateListener struct {
+	*socket.Queue
+	asked   chan struct{} // has one when Accept is called
+	drained chan struct{}
+	once    sync.Once
+}
+
+func (l *lateListener) Accept() (net.Conn, error) {
+	select {
+	case l.asked <- struct{}{}:
+	default:
+	}
+	<-l.drained
+	return l.Queue.Accept()
+}
+
+func (l *lateListener) Drain() {
+	l.Queue.Drain()
+	l.once.Do(func() { close(l.drained) })
+}
+
+func (l *lateListener) Close() error {
+	err := l.Queue.Close()
+	l.once.Do(func() { close(l.drained) })
+	return err
+}
+
+// askPlain asks over a connection that has just been made, and returns the status of the answer, or why there is none.
+func askPlain(t *testing.T, c net.Conn) string {
+	if _, err := io.WriteString(c, "GET / HTTP/1.1\r\nHost: one"+domain+"\r\n\r\n"); err != nil {
+		return err.Error()
+	}
+	resp, err := http.ReadResponse(bufio.NewReader(c), nil)
+	if err != nil {
+		return err.Error()
+	}
+	defer c.Close()
+	if !resp.Close {
+		t.Error("the connection is said to stay open")
+	}
+	return resp.Status
 }
 
 // A visitor who connects and says nothing does not hold up a stop, and one who has asked before even less.

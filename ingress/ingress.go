@@ -181,7 +181,7 @@ func (g *Ingress) Shutdown(ctx context.Context) error {
 	g.mu.Unlock()
 	g.drain()
 	for _, l := range listeners {
-		l.retire()
+		l.finish()
 	}
 	for _, l := range listeners {
 		l.await(ctx)

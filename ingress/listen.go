@@ -120,12 +120,19 @@ func (l *listener) isClosed() bool {
 	return l.closed || l.retired
 }
 
-// retire stops accepting, and returns when the last connection that was accepted has been counted.
-func (l *listener) retire() {
+// retire stops accepting, and returns when the last connection that was accepted has been counted. Those that have not been accepted
+// are left to another process that has the socket.
+func (l *listener) retire() { l.end(func(ln net.Listener) { _ = ln.Close() }) }
+
+// finish is retire without another process: all that have connected are accepted.
+func (l *listener) finish() { l.end(socket.Drain) }
+
+// end ends the listener, which makes Accept fail soon.
+func (l *listener) end(end func(net.Listener)) {
 	l.mu.Lock()
 	l.retired = true
 	if l.ln != nil {
-		_ = l.ln.Close()
+		end(l.ln)
 	}
 	l.mu.Unlock()
 	l.accepting.Wait()

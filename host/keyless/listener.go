@@ -7,6 +7,8 @@ import (
 	"net/http"
 	"slices"
 	"sync"
+
+	"boxgate/internal/socket"
 )
 
 // Listener holds a bounded number of connections that have shown no key. One more takes the place of the oldest connection
@@ -32,6 +34,9 @@ type conn struct {
 	listener *Listener
 	peer     string
 }
+
+// Drain implements [socket.Drainer] if the listener below does.
+func (l *Listener) Drain() { socket.Drain(l.Listener) }
 
 // Accept implements [net.Listener].
 func (l *Listener) Accept() (net.Conn, error) {

@@ -50,6 +50,9 @@ func NewDirect(c *net.TCPConn) net.Conn {
 // Listener accepts TCP connections with direct reads and writes.
 type Listener struct{ net.Listener }
 
+// Drain implements [Drainer] if that is one.
+func (l Listener) Drain() { Drain(l.Listener) }
+
 // Accept implements [net.Listener].
 func (l Listener) Accept() (net.Conn, error) {
 	c, err := l.Listener.Accept()
