@@ -147,7 +147,7 @@ func (c *client) serveOne() (err error) {
 	c.begun.Store(false)
 	c.upload.reset()
 	v := &c.visit
-	*v = newVisit(c.asked(), c, c.cut, &c.opening)
+	*v = newVisit(c.asked(), c, c.cut, &c.opening, &c.entry)
 	defer func() {
 		if recover() != nil {
 			c.g.panicked(v)

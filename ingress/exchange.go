@@ -99,6 +99,7 @@ type exchange struct {
 	method  string // of the request that the box gets; that of an extended CONNECT is not the client's
 	visit   visit
 	opening audit.Opening // of the visit
+	entry   request       // likewise
 	texts   texts
 	find    func(name string) []string // values, made once
 	res     h1.Response
@@ -371,7 +372,7 @@ func (g *core) dial(ctx context.Context, t Target) (net.Conn, error) {
 
 // abortUpstream interrupts what is waited for from the box. It never blocks.
 func (e *exchange) abortUpstream() {
-	if up := e.cuts.Load(); up != nil {
+	if up := e.cuts.Swap(nil); up != nil {
 		up.abort()
 	}
 }
@@ -385,9 +386,12 @@ func (e *exchange) dropUpstream() {
 	}
 }
 
-// keepUpstream leaves the connection to the box, whose exchange has ended, for other requests.
+// keepUpstream leaves the connection to the box, whose exchange has ended, for other requests, unless a cut has found it.
 func (e *exchange) keepUpstream() {
-	e.cuts.Store(nil)
+	if !e.cuts.CompareAndSwap(e.up, nil) {
+		e.dropUpstream()
+		return
+	}
 	e.g.upstreams.put(e.up)
 	e.up = nil
 }

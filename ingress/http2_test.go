@@ -363,6 +363,40 @@ func TestWebSocketOverHTTP2(t *testing.T) {
 	}
 }
 
+// A panic on the way of what the box sends through a WebSocket ends that, whatever its client sends meanwhile, and nothing else.
+func TestPanicInAWebSocketOverHTTP2(t *testing.T) {
+	t.Parallel()
+	boxes := &sleepers{moved: func(byVisitor bool) {
+		if !byVisitor {
+			panic("no")
+		}
+	}}
+	boxes.up.Store(true)
+	f := start(t, func(c *Config) { c.Boxes = boxes })
+	f.script(t, "one", func(c net.Conn, in *bufio.Reader) {
+		r, err := http.ReadRequest(in)
+		if err != nil {
+			return
+		}
+		fmt.Fprintf(c, "HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Accept: %s\r\n\r\n",
+			handshake.Accept(r.Header.Get("Sec-Websocket-Key")))
+		_, _ = io.Copy(c, in)
+	})
+	f.script(t, "page", answersAll("HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nhello"))
+	for range 10 {
+		v := f.frames(t, "one")
+		id := v.ask(false, append([]string{":protocol", "websocket"}, to("CONNECT", "one", "/", "sec-websocket-version", "13")...)...)
+		_ = v.WriteData(id, false, []byte("hello"))
+		if r := v.answer(id); r.reset != http2.ErrCodeInternal || r.body != "" {
+			t.Errorf("%+v", r)
+		}
+		v = f.frames(t, "page")
+		if r := v.answer(v.ask(true, to("GET", "page", "/")...)); r.status() != "200" {
+			t.Errorf("afterwards: %+v", r)
+		}
+	}
+}
+
 // Revoking a URL cuts what is open over HTTP/2 at once: a WebSocket, a response nobody reads, a request that waits.
 func TestRevocationOverHTTP2(t *testing.T) {
 	t.Parallel()

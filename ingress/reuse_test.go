@@ -3,6 +3,7 @@ package ingress
 import (
 	"fmt"
 	"io"
+	"net"
 	"net/http"
 	"net/http/httptest"
 	"strings"
@@ -38,6 +39,102 @@ func TestCutAfterTheEnd(t *testing.T) {
 	}
 	if cut != "second" {
 		t.Errorf("%q cut in place of the second", cut)
+	}
+}
+
+// Requests are cut all the while that others begin and end in the same memory: each has its answer, or that it was cut, and none is
+// cut for good.
+func TestCutsWhileRequestsEnd(t *testing.T) {
+	t.Parallel()
+	f := start(t, nil)
+	f.expose("one", record(t).Server, Auth{Open: true})
+	asking := make(chan struct{})
+	var cutting, all sync.WaitGroup
+	for range 2 {
+		cutting.Go(func() {
+			for {
+				select {
+				case <-asking:
+					return
+				default:
+					f.CloseURL("one" + domain)
+				}
+			}
+		})
+	}
+	for range 4 {
+		all.Go(func() {
+			v := f.frames(t, "one")
+			for range 100 {
+				r := v.answer(v.ask(true, to("GET", "one", "/")...))
+				if s := r.status(); s != "200" && s != "401" && s != "reset CANCEL" {
+					t.Error(s)
+				}
+			}
+		})
+		all.Go(func() {
+			c := f.client(t, false)
+			for range 100 {
+				resp, err := c.Get("https://one" + domain + "/")
+				if err != nil {
+					continue // it was cut
+				}
+				if _, _ = io.Copy(io.Discard, resp.Body); resp.StatusCode != 200 && resp.StatusCode != 401 {
+					t.Error(resp.Status)
+				}
+				_ = resp.Body.Close()
+			}
+		})
+	}
+	all.Wait()
+	close(asking)
+	cutting.Wait()
+	v := f.frames(t, "one")
+	if r := v.answer(v.ask(true, to("GET", "one", "/")...)); r.status() != "200" {
+		t.Error("afterwards:", r.status())
+	}
+}
+
+// A cut has a request's connection to its box, or other requests have it when the request has ended, and never both.
+func TestConnectionIsCutOrKept(t *testing.T) {
+	t.Parallel()
+	for name, cutFirst := range map[string]bool{"cut, then ended": true, "ended, then cut": false} {
+		t.Run(name, func(t *testing.T) {
+			ln, err := net.Listen("tcp", "127.0.0.1:0")
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer ln.Close()
+			conn, err := net.Dial("tcp", ln.Addr().String())
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer conn.Close()
+			box, err := ln.Accept()
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer box.Close()
+			g := &core{upstreams: pool{most: 1}}
+			e := &exchange{g: g}
+			e.up = newUpstream(Target{}, conn)
+			e.cuts.Store(e.up)
+			if cutFirst {
+				e.abortUpstream()
+			}
+			e.keepUpstream()
+			e.abortUpstream()
+			kept := g.upstreams.get(Target{})
+			if kept == nil != cutFirst {
+				t.Fatalf("kept: %v", kept != nil)
+			}
+			if kept == nil {
+				return
+			}
+			if err := kept.ask([]byte("hello"), true); err != nil {
+				t.Error("the next request finds it cut:", err)
+			}
+		})
 	}
 }
 

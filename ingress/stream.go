@@ -74,7 +74,7 @@ func (c *session) serve(in *downstream.Stream) {
 		s.unreadable(began, err)
 		return
 	}
-	s.visit = newVisit(s.asked(), s, s.cut, &s.opening)
+	s.visit = newVisit(s.asked(), s, s.cut, &s.opening, &s.entry)
 	defer s.ended()
 	if c.g.admit(s.ctx, &s.visit, c.visitor.permits) {
 		s.forward()

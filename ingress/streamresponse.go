@@ -258,16 +258,17 @@ func (s *stream) pump() error {
 	s.g.leave(&s.visit)
 	var received, sent atomic.Int64
 	ended := make(chan error, 1)
+	up := s.up
 	s.up.in.Source = s.up.conn
 	go func() {
 		err := errGone
 		defer func() {
 			if recover() != nil || err != nil {
-				s.up.abort()
+				up.abort()
 			}
 			ended <- err
 		}()
-		err = s.fromClient(&received)
+		err = s.fromClient(up, &received)
 	}()
 	err := pass(flushing{s.in}, s.up.conn, &s.up.in, &sent, func() { s.g.moved(&s.visit, false) })
 	if err == nil {
@@ -286,7 +287,7 @@ func (s *stream) pump() error {
 }
 
 // fromClient passes on what the client sends.
-func (s *stream) fromClient(n *atomic.Int64) error {
+func (s *stream) fromClient(up *upstream, n *atomic.Int64) error {
 	buf := buffers.BorrowOut()
 	defer func() { buffers.ReturnOut(buf) }()
 	for {
@@ -294,14 +295,14 @@ func (s *stream) fromClient(n *atomic.Int64) error {
 		n.Add(int64(m))
 		if m > 0 {
 			s.g.moved(&s.visit, true)
-			if _, err := s.up.conn.Write(buf[:m]); err != nil {
+			if _, err := up.conn.Write(buf[:m]); err != nil {
 				return err
 			}
 		}
 		switch {
 		case errors.Is(err, io.EOF):
-			socket.CloseWrite(s.up.conn)
-			time.AfterFunc(rest, s.up.abort)
+			socket.CloseWrite(up.conn)
+			time.AfterFunc(rest, up.abort)
 			return nil
 		case err != nil:
 			return err

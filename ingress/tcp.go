@@ -70,6 +70,7 @@ type passage struct {
 	box     atomic.Pointer[net.Conn] // nil until it is connected
 	visit   visit
 	opening audit.Opening
+	entry   request
 }
 
 func newPassage(g *core, who *visitor, conn net.Conn) *passage {
@@ -83,7 +84,7 @@ func (p *passage) run() {
 	p.visit = newVisit(asked{
 		host: p.visitor.sni, peer: p.visitor.addr, sni: p.visitor.sni, secure: true, inside: p.visitor.inside, network: p.visitor.network, raw: true, direct: true,
 		values: func(string) []string { return nil },
-	}, p, p.cutNow, &p.opening)
+	}, p, p.cutNow, &p.opening, &p.entry)
 	defer p.ended()
 	if !p.g.admit(p.ctx, &p.visit, p.visitor.permits) {
 		return

@@ -26,7 +26,7 @@ type visit struct {
 	event   audit.Event
 	opening *audit.Opening
 	target  Target
-	entry   request // registered once it is admitted; must not be copied or overwritten then
+	entry   *request // registered once it is admitted
 	by      admission
 	next    string // the path that a sign-in returns to, if it is not that of the request
 	placed  bool   // it has a place
@@ -42,11 +42,11 @@ type replier interface {
 	form(most int, until time.Time) ([]byte, error)
 }
 
-// newVisit opens the event of a request. Unless something else is noted, it records a denial. opening is no other request's
-// at this time; it must not be copied or overwritten, as its timer may still be running.
-func newVisit(q asked, client replier, cut func(), opening *audit.Opening) visit {
+// newVisit opens the event of a request. Unless something else is noted, it records a denial. opening and entry are no other
+// request's at this time; they must not be copied or overwritten, as a timer, and who found the request, may still look at them.
+func newVisit(q asked, client replier, cut func(), opening *audit.Opening, entry *request) visit {
 	now := time.Now()
-	return visit{asked: q, client: client, cut: cut, opening: opening, began: now, event: audit.Event{
+	return visit{asked: q, client: client, cut: cut, opening: opening, entry: entry, began: now, event: audit.Event{
 		Time: now, Stage: policy.StageURL, Protocol: policy.TCP, Name: q.host, Peer: q.peer, Method: q.method, Path: q.path,
 		Action: audit.ActionRefuse, Reason: policy.ReasonInternal,
 	}}
@@ -89,7 +89,11 @@ func (g *core) admit(ctx context.Context, v *visit, permits func(*visit) bool) b
 		v.refuse(http.StatusUnauthorized, policy.ReasonURLAuth, "The public URL has just changed.")
 		return false
 	}
-	if err := g.wake(ctx, v); err != nil {
+	switch err := g.wake(ctx, v); {
+	case errors.Is(err, errCut):
+		v.revoked()
+		return false
+	case err != nil:
 		v.asleep(err)
 		return false
 	}
@@ -108,7 +112,7 @@ func (g *core) hold(v *visit) bool {
 		v.tooMany()
 		return false
 	}
-	g.active.begin(&v.entry, v.target, v.by, v.cut)
+	g.active.begin(v.entry, v.target, v.by, v.cut)
 	return true
 }
 

@@ -193,6 +193,30 @@ func TestPanicInWaking(t *testing.T) {
 	}
 }
 
+// TestRevocationWhileABoxWakes is said to who waits, who need not come again.
+func TestRevocationWhileABoxWakes(t *testing.T) {
+	t.Parallel()
+	waking := make(chan struct{})
+	f := start(t, func(c *Config) {
+		c.Boxes = &sleepers{wake: func(ctx context.Context, _ policy.BoxID, _ uint16) error {
+			close(waking)
+			select {
+			case <-ctx.Done():
+			case <-t.Context().Done():
+			}
+			return errWaking
+		}}
+	})
+	target := f.expose("a", record(t).Server, Auth{Open: true})
+	go func() {
+		<-waking
+		f.CloseURL(target.ID)
+	}()
+	if res, body := get(t, f.client(t, false), "https://a"+domain+"/", nil); res.StatusCode != http.StatusUnauthorized || res.Header.Get("Retry-After") != "" {
+		t.Errorf("%s %q: %s", res.Status, res.Header.Get("Retry-After"), body)
+	}
+}
+
 // TestEachPortIsWaitedFor: programs of a box begin to listen one after the other, and a request waits for that of its own port.
 func TestEachPortIsWaitedFor(t *testing.T) {
 	t.Parallel()

@@ -63,6 +63,27 @@ func TestContextOfAStream(t *testing.T) {
 	}
 }
 
+// TestNothingIsToldThatIsNotNoted: what does not wait any more is not told of a later end, also if the context has ended before. It
+// may serve another stream by then.
+func TestNothingIsToldThatIsNotNoted(t *testing.T) {
+	served(t, func(s *Stream) {
+		var told noted
+		s.Await(&told)
+		s.Cancel(nil)
+		if s.Await(nil) || told.Load() != 1 {
+			t.Errorf("told %d times", told.Load())
+		}
+		s.Cancel(nil)
+		s.Reset(http2.ErrCodeCancel)
+		if told.Load() != 1 {
+			t.Errorf("told %d times, of which once when it waited", told.Load())
+		}
+	}, func(p *peer) {
+		p.ask(1, true, get()...)
+		synctest.Wait()
+	})
+}
+
 // noted is something to be told.
 type noted struct{ atomic.Int32 }
 

@@ -52,11 +52,11 @@ func (s *Stream) resumeLocked() {
 func (s *Stream) Await(p Pending) bool {
 	s.c.mu.Lock()
 	defer s.c.mu.Unlock()
-	if s.cancelled.Load() {
+	if s.cancelled.Load() && p != nil {
 		return false
 	}
 	s.pending = p
-	return true
+	return !s.cancelled.Load()
 }
 
 // cancelAll ends the contexts of all streams, as that of the connection has ended.
