@@ -126,7 +126,8 @@ func (s *pgServer) scram(b *pgproto3.Backend, parameters map[string]string) bool
 	b.Send(&pgproto3.AuthenticationSASLContinue{Data: []byte("r=" + nonce + "more,s=c2FsdA==,i=" + s.iterations)})
 	_ = b.Flush()
 	_ = b.SetAuthType(pgproto3.AuthTypeSASLContinue)
-	if _, err := b.Receive(); err == nil {
+	proof, err := b.Receive() // or a Terminate, of who gives up
+	if _, ok := proof.(*pgproto3.SASLResponse); err == nil && ok {
 		s.mu.Lock()
 		s.logins = append(s.logins, parameters)
 		s.mu.Unlock()
