@@ -18,9 +18,10 @@ func (f *Firewall) Traffic(ctx context.Context) (map[policy.BoxID]map[Flow]Passe
 	if err := ctx.Err(); err != nil {
 		return nil, err
 	}
+	boxes := f.boxesByAddr()
 	found := map[policy.BoxID]map[Flow]Passed{}
 	err := f.flows.Traffic(func(seen Flow, passed Passed) {
-		id, ok := f.boxAt(seen.Src.Addr())
+		id, ok := boxes[seen.Src.Addr()]
 		if !ok {
 			return
 		}
@@ -35,14 +36,14 @@ func (f *Firewall) Traffic(ctx context.Context) (map[policy.BoxID]map[Flow]Passe
 	return found, nil
 }
 
-// boxAt returns the box that has an address. The table of connections is read without holding mu, since that takes time in
+// boxesByAddr returns the box of each address, so that the table of connections can be read without holding mu: that takes time in
 // proportion to its size.
-func (f *Firewall) boxAt(a netip.Addr) (id policy.BoxID, ok bool) {
+func (f *Firewall) boxesByAddr() map[netip.Addr]policy.BoxID {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	b := f.boxes.byAddr[a]
-	if b == nil {
-		return "", false
+	boxes := make(map[netip.Addr]policy.BoxID, len(f.boxes.byAddr))
+	for a, b := range f.boxes.byAddr {
+		boxes[a] = b.Box
 	}
-	return b.Box, true
+	return boxes
 }

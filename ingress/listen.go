@@ -92,12 +92,12 @@ func (l *listener) run() error {
 		case err == nil:
 			pause = 0
 			l.start(conn)
-		case l.isClosed():
-			return http.ErrServerClosed
-		case temporary(err):
+		case temporary(err): // also at the end: others may wait to be accepted
 			pause = min(max(2*pause, 5*time.Millisecond), time.Second)
 			l.g.Log.Warn("public URLs: accept failed, it is tried again", zap.Error(err))
 			time.Sleep(pause)
+		case l.isClosed():
+			return http.ErrServerClosed
 		default:
 			return err
 		}

@@ -90,6 +90,9 @@ func remoteOf(r *http.Request) string {
 	if host, _, err := net.SplitHostPort(r.RemoteAddr); err == nil {
 		return host
 	}
+	if at, ok := r.Context().Value(http.LocalAddrContextKey).(net.Addr); ok && at.Network() != "unix" {
+		return "unknown" // it has disconnected
+	}
 	return "unix"
 }
 

@@ -6,7 +6,9 @@ import (
 	"encoding/json"
 	"errors"
 	"io"
+	"net"
 	"net/http"
+	"net/http/httptest"
 	"os"
 	"path/filepath"
 	"strings"
@@ -310,5 +312,26 @@ func TestAStreamIsInTheTrailWhenItBegins(t *testing.T) {
 	all, _ := entries(t, dir)
 	if last := all[len(all)-1]; last.Kind != trail.Answer || last.Status != 200 || last.Route != "POST /v2/box/{id}/exec-stream" {
 		t.Errorf("%+v", last)
+	}
+}
+
+// The trail says of nobody that he came by the Unix socket but of those who did.
+func TestWhereRequestsComeFrom(t *testing.T) {
+	t.Parallel()
+	for _, c := range []struct {
+		remote string
+		local  net.Addr
+		want   string
+	}{
+		{"192.0.2.1:4000", &net.TCPAddr{}, "192.0.2.1"},
+		{"[2001:db8::1]:4000", &net.TCPAddr{}, "2001:db8::1"},
+		{"@", &net.UnixAddr{Net: "unix"}, "unix"},
+		{"", &net.UnixAddr{Net: "unix"}, "unix"},
+		{"", &net.TCPAddr{}, "unknown"},
+	} {
+		r := httptest.NewRequestWithContext(context.WithValue(t.Context(), http.LocalAddrContextKey, c.local), http.MethodGet, "/", nil)
+		if r.RemoteAddr = c.remote; remoteOf(r) != c.want {
+			t.Errorf("%q to %s: %q, want %q", c.remote, c.local.Network(), remoteOf(r), c.want)
+		}
 	}
 }

@@ -38,7 +38,8 @@ func (t *Table) Each(w Which, handle func(*Entry)) error {
 }
 
 // Remove removes the entries that are unwanted, after all of them have been read: their connections end, or begin anew with the
-// next packet. Where one cannot be removed, the others are all the same, and the error is that of the first.
+// next packet. Where one cannot be removed, the others are all the same, and the error is that of the first. Meanwhile it holds a
+// hundred bytes and some for each.
 func (t *Table) Remove(w Which, unwanted func(*Entry) bool) error {
 	return t.with(func(c *netlink.Conn) error {
 		var list []netlink.Message
@@ -76,17 +77,21 @@ func (t *Table) Close() error {
 func (t *Table) with(do func(*netlink.Conn) error) error {
 	t.mu.Lock()
 	defer t.mu.Unlock()
+	done := false
+	defer func() {
+		if c := t.conn; c != nil && !done { // also after a panic of who is told of entries
+			t.conn = nil
+			go func() { _ = c.Close() }()
+		}
+	}()
 	err := t.dial()
 	if err == nil {
 		err = do(t.conn)
 	}
 	if err != nil {
-		if c := t.conn; c != nil {
-			t.conn = nil
-			go func() { _ = c.Close() }()
-		}
 		return fmt.Errorf("connection table: %w", err)
 	}
+	done = true
 	return nil
 }
 
@@ -110,12 +115,16 @@ func each(c *netlink.Conn, w Which, handle func(*Entry)) error {
 	if err != nil {
 		return err
 	}
-	if _, err := c.Send(request); err != nil {
+	sent, err := c.Send(request)
+	if err != nil {
 		return err
 	}
 	for m, err := range c.ReceiveIter() {
 		if err != nil {
 			return err
+		}
+		if m.Header.Sequence != sent.Header.Sequence {
+			return errors.New("the answer to another question")
 		}
 		if m.Header.Type != MessageNew {
 			continue
@@ -146,7 +155,8 @@ func (w Which) request() (netlink.Message, error) {
 	}, err
 }
 
-// removal is the message that removes the entry, and no later one that is like it.
+// removal is the message that removes the entry. One that has come in its place meanwhile mostly has another ID, and stays; if
+// not, its next packet is judged once more.
 func (e *Entry) removal() netlink.Message {
 	data := appendAttribute(family(e.raw.family), ctaTupleOrig|unix.NLA_F_NESTED, e.raw.tuple)
 	if e.raw.zone != nil {

@@ -28,22 +28,27 @@ func Drain(ln net.Listener) {
 	_ = ln.Close()
 }
 
-// drainMost is the most connections that are taken from a listener that is drained: as many as can have waited. More are those of
-// now, of whom there may be no end.
-const drainMost = 4096
+const (
+	// drainMost is the most connections that are taken from a listener that is drained: as many as can have waited. More are those
+	// of now, of whom there may be no end.
+	drainMost = 4096
+	// drainFaults is how often accepting may fail meanwhile, as for want of a descriptor. The caller tries again.
+	drainFaults = 6
+	drainTime   = 100 * time.Millisecond // for one that waits: it is accepted at once
+)
 
 // Queue is a listener of TCP or Unix sockets as a [Drainer]. Closing the socket resets the connections that the kernel has made for
 // it and that nobody has accepted: their clients take them for open, and may have sent a request.
 type Queue struct {
 	net.Listener
-	draining atomic.Bool
-	drained  atomic.Int32
+	draining       atomic.Bool
+	taken, faulted int // by Accept, which one goroutine calls
 }
 
 // NewQueue returns ln, which must be a [net.TCPListener] or a [net.UnixListener] to be drained.
 func NewQueue(ln net.Listener) *Queue { return &Queue{Listener: ln} }
 
-// Accept implements [net.Listener].
+// Accept implements [net.Listener]. One goroutine at a time may call it.
 func (q *Queue) Accept() (net.Conn, error) {
 	if !q.draining.Load() {
 		c, err := q.Listener.Accept()
@@ -51,9 +56,16 @@ func (q *Queue) Accept() (net.Conn, error) {
 			return c, err
 		}
 	}
-	if q.drained.Add(1) <= drainMost {
-		if c, err := q.waiting(); err == nil {
+	for q.taken < drainMost && q.faulted < drainFaults && q.anyWaits() {
+		q.limit(time.Now().Add(drainTime))
+		c, err := q.Listener.Accept()
+		switch {
+		case err == nil:
+			q.taken++
 			return c, nil
+		case !errors.Is(err, os.ErrDeadlineExceeded): // else the machine is busy, and it waits still
+			q.faulted++
+			return nil, err
 		}
 	}
 	_ = q.Close()
@@ -63,34 +75,33 @@ func (q *Queue) Accept() (net.Conn, error) {
 // Drain implements [Drainer].
 func (q *Queue) Drain() {
 	q.draining.Store(true)
+	q.limit(time.Unix(1, 0)) // ends an Accept that waits
+}
+
+func (q *Queue) limit(until time.Time) {
 	if l, ok := q.Listener.(interface{ SetDeadline(time.Time) error }); ok {
-		_ = l.SetDeadline(time.Unix(1, 0)) // ends an Accept that waits
+		_ = l.SetDeadline(until)
 	}
 }
 
-// waiting returns a connection that waits to be accepted, or an error if there is none.
-func (q *Queue) waiting() (net.Conn, error) {
+// anyWaits reports whether there is a connection to accept.
+func (q *Queue) anyWaits() bool {
 	l, ok := q.Listener.(syscall.Conn)
 	if !ok {
-		return nil, net.ErrClosed
+		return false
 	}
 	raw, err := l.SyscallConn()
 	if err != nil {
-		return nil, err
+		return false
 	}
-	fd, failed := -1, error(nil)
-	err = raw.Control(func(listener uintptr) {
+	n := 0
+	err = raw.Control(func(fd uintptr) {
 		for {
-			fd, _, failed = unix.Accept4(int(listener), unix.SOCK_NONBLOCK|unix.SOCK_CLOEXEC)
-			if !errors.Is(failed, unix.EINTR) && !errors.Is(failed, unix.ECONNABORTED) {
+			n, err = unix.Poll([]unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}, 0)
+			if !errors.Is(err, unix.EINTR) {
 				return
 			}
 		}
 	})
-	if err = errors.Join(err, os.NewSyscallError("accept4", failed)); err != nil {
-		return nil, err
-	}
-	f := os.NewFile(uintptr(fd), "")
-	defer func() { _ = f.Close() }()
-	return net.FileConn(f)
+	return err == nil && n > 0
 }

@@ -83,6 +83,78 @@ func TestDrain(t *testing.T) {
 	}
 }
 
+// Who has connected and gone again before a listener is drained is accepted like others: as somebody from an address, who has gone.
+func TestDrainOfWhoHasGone(t *testing.T) {
+	t.Parallel()
+	ln, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	q := NewQueue(ln)
+	defer q.Close()
+	c, err := net.Dial("tcp", ln.Addr().String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	_ = c.(*net.TCPConn).SetLinger(0)
+	_ = c.Close()
+	q.Drain()
+	got, err := q.Accept()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer got.Close()
+	if got.RemoteAddr() == nil || got.RemoteAddr().String() != c.LocalAddr().String() {
+		t.Errorf("it came from %v, not from %v", got.RemoteAddr(), c.LocalAddr())
+	}
+}
+
+// Accepting may fail for a moment while a listener is drained, as for want of a descriptor: who calls it may try again, and those who
+// wait are not turned away, but not for ever.
+func TestDrainWithFaults(t *testing.T) {
+	t.Parallel()
+	for _, faults := range []int{drainFaults - 1, drainFaults} {
+		ln, err := net.Listen("tcp", "127.0.0.1:0")
+		if err != nil {
+			t.Fatal(err)
+		}
+		f := &faulty{ln.(*net.TCPListener), faults}
+		q := NewQueue(f)
+		defer q.Close()
+		c, err := net.Dial("tcp", ln.Addr().String())
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer c.Close()
+		q.Drain()
+		for range faults {
+			if _, err := q.Accept(); !errors.Is(err, unix.EMFILE) {
+				t.Fatal(err)
+			}
+		}
+		got, err := q.Accept()
+		if (err == nil) != (faults < drainFaults) {
+			t.Errorf("after %d faults: %v", faults, err)
+		}
+		if err == nil {
+			defer got.Close()
+		}
+	}
+}
+
+// faulty fails to accept some times.
+type faulty struct {
+	*net.TCPListener
+	faults int
+}
+
+func (f *faulty) Accept() (net.Conn, error) {
+	if f.faults--; f.faults >= 0 {
+		return nil, unix.EMFILE
+	}
+	return f.TCPListener.Accept()
+}
+
 // Draining ends although connections come without an end.
 func TestDrainEnds(t *testing.T) {
 	t.Parallel()
@@ -92,7 +164,7 @@ func TestDrainEnds(t *testing.T) {
 	}
 	q := NewQueue(ln)
 	defer q.Close()
-	q.drained.Store(drainMost - 3)
+	q.taken = drainMost - 3
 	q.Drain()
 	for n := 0; ; n++ {
 		if c, err := net.Dial("tcp", ln.Addr().String()); err == nil {
