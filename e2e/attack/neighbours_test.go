@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
+	"runtime"
 	"strings"
 	"testing"
 	"unsafe"
@@ -148,9 +149,11 @@ var hostsRoot = map[string]func() error{
 		return nil
 	},
 	"keys": func() error {
-		key, err := unix.AddKey("user", "boxgate-test", []byte("x"), unix.KEY_SPEC_PROCESS_KEYRING)
+		runtime.LockOSThread() // whose keyring it is
+		defer runtime.UnlockOSThread()
+		key, err := unix.AddKey("user", "boxgate-test", []byte("x"), unix.KEY_SPEC_THREAD_KEYRING)
 		if err == nil {
-			_, err = unix.KeyctlInt(unix.KEYCTL_UNLINK, key, unix.KEY_SPEC_PROCESS_KEYRING, 0, 0)
+			_, err = unix.KeyctlInt(unix.KEYCTL_UNLINK, key, unix.KEY_SPEC_THREAD_KEYRING, 0, 0)
 		}
 		return err
 	},

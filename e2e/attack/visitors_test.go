@@ -125,6 +125,9 @@ func TestAttackVisitorsTakeEverything(t *testing.T) {
 	}
 }
 
+// large is an answer that no connection holds whole, one for all who ask for it.
+var large = make([]byte, 64<<20)
+
 // crowdedOut runs one attack against a gateway of its own.
 func crowdedOut(t *testing.T, secured bool, attack func(*crowd)) {
 	w := harness.NewWorld(t, func(c *config.Config) {
@@ -139,7 +142,7 @@ func crowdedOut(t *testing.T, secured bool, attack func(*crowd)) {
 		case "/swallow":
 			_, _ = io.Copy(io.Discard, r.Body)
 		case "/large":
-			_, _ = w.Write(make([]byte, 64<<20))
+			_, _ = w.Write(large)
 		}
 	})
 	serve := func(with map[string]any) *visited {
