@@ -6,13 +6,13 @@ import (
 	"errors"
 	"net"
 	"net/http"
-	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
 
 	"boxgate/host/keyless"
 	"boxgate/internal/socket"
+	"boxgate/internal/socket/sockettest"
 )
 
 // Who has connected before the gateway stops is answered, and who then says nothing does not keep it from stopping.
@@ -67,10 +67,10 @@ func TestWhoWaitsToBeAcceptedIsAnswered(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	late := &lateListener{Listener: keyless.New(socket.NewQueue(ln), 8), asked: make(chan struct{}, 1), drained: make(chan struct{})}
+	late := sockettest.NewLate(keyless.New(socket.NewQueue(ln), 8))
 	served := make(chan error, 1)
 	go func() { served <- a.serve(s, late) }()
-	<-late.asked
+	<-late.Asked
 	client, err := net.Dial("tcp", ln.Addr().String())
 	if err != nil {
 		t.Fatal(err)
@@ -95,34 +95,6 @@ func TestWhoWaitsToBeAcceptedIsAnswered(t *testing.T) {
 	if err := <-served; !errors.Is(err, net.ErrClosed) {
 		t.Error(err)
 	}
-}
-
-// lateListener accepts nobody before it is drained or closed.
-type lateListener struct {
-	net.Listener
-	asked   chan struct{} // has one when Accept is called
-	drained chan struct{}
-	once    sync.Once
-}
-
-func (l *lateListener) Accept() (net.Conn, error) {
-	select {
-	case l.asked <- struct{}{}:
-	default:
-	}
-	<-l.drained
-	return l.Listener.Accept()
-}
-
-func (l *lateListener) Drain() {
-	socket.Drain(l.Listener)
-	l.once.Do(func() { close(l.drained) })
-}
-
-func (l *lateListener) Close() error {
-	err := l.Listener.Close()
-	l.once.Do(func() { close(l.drained) })
-	return err
 }
 
 // A client that says nothing keeps the gateway from stopping for a moment alone.

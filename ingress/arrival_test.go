@@ -8,13 +8,13 @@ import (
 	"net"
 	"net/http"
 	"runtime"
-	"sync"
 	"testing"
 	"time"
 
 	"golang.org/x/sys/unix"
 
 	"boxgate/internal/socket"
+	"boxgate/internal/socket/sockettest"
 )
 
 // Visitors who have connected before the gateway stops are answered, however far they have come. The next ones find nobody listening.
@@ -100,10 +100,10 @@ func TestVisitorsWhoWaitToBeAcceptedAreAnswered(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	late := &lateListener{Queue: socket.NewQueue(ln), asked: make(chan struct{}, 1), drained: make(chan struct{})}
+	late := sockettest.NewLate(socket.NewQueue(ln))
 	served := make(chan error, 1)
 	go func() { served <- f.ServePlain(late) }()
-	<-late.asked
+	<-late.Asked
 	const count = 10
 	var answers [count]chan string
 	for i := range answers {
@@ -122,34 +122,6 @@ func TestVisitorsWhoWaitToBeAcceptedAreAnswered(t *testing.T) {
 	if err := <-served; err != nil {
 		t.Error(err)
 	}
-}
-
-// lateListener accepts nobody before it is drained or closed.
-type lateListener struct {
-	*socket.Queue
-	asked   chan struct{} // has one when Accept is called
-	drained chan struct{}
-	once    sync.Once
-}
-
-func (l *lateListener) Accept() (net.Conn, error) {
-	select {
-	case l.asked <- struct{}{}:
-	default:
-	}
-	<-l.drained
-	return l.Queue.Accept()
-}
-
-func (l *lateListener) Drain() {
-	l.Queue.Drain()
-	l.once.Do(func() { close(l.drained) })
-}
-
-func (l *lateListener) Close() error {
-	err := l.Queue.Close()
-	l.once.Do(func() { close(l.drained) })
-	return err
 }
 
 // askPlain asks over a connection that has just been made, and returns the status of the answer, or why there is none.

@@ -1,0 +1,48 @@
+// Package sockettest has listeners that behave as tests need it.
+package sockettest
+
+import (
+	"net"
+	"sync"
+
+	"boxgate/internal/socket"
+)
+
+// Late is a listener that accepts nobody before it is drained or closed: who connects waits until then.
+type Late struct {
+	net.Listener
+	// Asked has an element once Accept has been called.
+	Asked chan struct{}
+
+	once  sync.Once
+	ended chan struct{}
+}
+
+// NewLate returns ln as one.
+func NewLate(ln net.Listener) *Late {
+	return &Late{Listener: ln, Asked: make(chan struct{}, 1), ended: make(chan struct{})}
+}
+
+// Accept implements [net.Listener].
+func (l *Late) Accept() (net.Conn, error) {
+	select {
+	case l.Asked <- struct{}{}:
+	default:
+	}
+	<-l.ended
+	return l.Listener.Accept()
+}
+
+// Drain implements [socket.Drainer].
+func (l *Late) Drain() {
+	socket.Drain(l.Listener)
+	l.end()
+}
+
+// Close closes the listener.
+func (l *Late) Close() error {
+	defer l.end()
+	return l.Listener.Close()
+}
+
+func (l *Late) end() { l.once.Do(func() { close(l.ended) }) }
