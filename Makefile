@@ -99,7 +99,7 @@ visitors: ## unpack Chromium, testssl.sh and slowhttptest for tests of public UR
 
 test: image docker runtime-debs promtool nameserver postgres sshd visitors ## run every test, the kernel ones included
 	@test -x $(RUNSC_DIR)/runsc || command -v runsc >/dev/null || echo "NOT TESTED: boxes under gVisor, as there is no runsc; 'make runsc' builds it"
-	CGO_ENABLED=0 TEST_IMAGE_DIR=$(IMAGE_DIR) $(GO) test -timeout 15m $(TESTFLAGS) $(PACKAGES)
+	CGO_ENABLED=0 TEST_IMAGE_DIR=$(IMAGE_DIR) $(GO) test -timeout 30m $(TESTFLAGS) $(PACKAGES)
 
 confined: image docker runtime-debs promtool nameserver postgres sshd visitors ## run the end-to-end tests with gateways confined as the systemd unit confines them
 	CGO_ENABLED=0 TEST_IMAGE_DIR=$(IMAGE_DIR) GATEWAY_TEST_UNIT=$(CURDIR)/dist/boxgate.service $(GO) test -timeout 30m -count=1 ./e2e/...

@@ -8,7 +8,6 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
-	"time"
 
 	"boxgate/config"
 	"boxgate/e2e/harness"
@@ -232,7 +231,7 @@ func launch(w *harness.World, t *testing.T, box string, spec launcher.ExecSpec) 
 	if err != nil {
 		t.Fatal(err)
 	}
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(t.Context()), time.Minute)
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(t.Context()), harness.ExecMost)
 	defer cancel()
 	var out lab.SyncBuffer // two streams write to it
 	spec.Stdout, spec.Stderr = &out, &out

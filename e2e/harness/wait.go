@@ -9,7 +9,7 @@ import (
 
 // Patience is how long tests wait for a required event. It bounds liveness, not speed: a passing test may take long
 // while another program keeps both cores busy.
-const Patience = time.Minute
+const Patience = 2 * time.Minute
 
 // hurry is how long a failed test waits: whatever follows may fail for the same reason.
 const hurry = 3 * time.Second
