@@ -6,6 +6,7 @@ import (
 	"net"
 	"net/netip"
 	"os"
+	"slices"
 	"time"
 
 	"github.com/vishvananda/netlink"
@@ -70,7 +71,7 @@ func connect(gateway, internet *NS) error {
 		address(gw, linkGateway, gatewayV4, internetV4), address(gw, linkGateway, gatewayV6, internetV6),
 		address(inet, linkInternet, internetV4, gatewayV4), address(inet, linkInternet, internetV6, gatewayV6))
 	if err == nil {
-		err = errors.Join(awaitAddress(gw, gatewayV6, internetV6), awaitAddress(inet, internetV6, gatewayV6))
+		err = errors.Join(awaitAddress(gw, gatewayV6, internetV6), awaitAddress(inet, internetV6, gatewayV6), awaitLinkLocal(inet, linkInternet))
 	}
 	if err != nil {
 		return err
@@ -91,17 +92,17 @@ func openLinks(ns *NS) (*netlink.Handle, error) {
 	return h, nil
 }
 
-// setHostSysctls lets the servers answer from every address of the hosted ranges, which no interface has. There are no link-local
-// addresses, since the kernel looks for duplicates of them for seconds: to Chromium, one that appears is another network, for which
-// it gives up what it has begun.
+// setHostSysctls lets the servers answer from every address of the hosted ranges, which no interface has. The kernel
+// looks for no duplicates of link-local addresses, which takes it seconds: to Chromium, an address that appears is another network,
+// for which it gives up what it has begun.
 func setHostSysctls() error {
 	for path, value := range map[string]string{
-		"/proc/sys/net/ipv4/ip_nonlocal_bind":           "1",
-		"/proc/sys/net/ipv6/ip_nonlocal_bind":           "1",
-		"/proc/sys/net/ipv4/conf/all/rp_filter":         "0",
-		"/proc/sys/net/ipv4/conf/default/rp_filter":     "0",
-		"/proc/sys/net/ipv4/icmp_ratelimit":             "0",
-		"/proc/sys/net/ipv6/conf/default/addr_gen_mode": "1", // IN6_ADDR_GEN_MODE_NONE
+		"/proc/sys/net/ipv4/ip_nonlocal_bind":        "1",
+		"/proc/sys/net/ipv6/ip_nonlocal_bind":        "1",
+		"/proc/sys/net/ipv4/conf/all/rp_filter":      "0",
+		"/proc/sys/net/ipv4/conf/default/rp_filter":  "0",
+		"/proc/sys/net/ipv4/icmp_ratelimit":          "0",
+		"/proc/sys/net/ipv6/conf/default/accept_dad": "0",
 	} {
 		if err := os.WriteFile(path, []byte(value), 0); err != nil {
 			return err
@@ -163,6 +164,23 @@ func awaitAddress(h *netlink.Handle, a, peer netip.Addr) error {
 		}
 		if time.Now().After(deadline) {
 			return errors.Join(fmt.Errorf("the kernel does not install address %s", a), err, err2)
+		}
+	}
+}
+
+// awaitLinkLocal waits until an interface has its link-local address.
+func awaitLinkLocal(h *netlink.Handle, name string) error {
+	link, err := h.LinkByName(name)
+	if err != nil {
+		return fmt.Errorf("%s: %w", name, err)
+	}
+	for deadline := time.Now().Add(time.Minute); ; time.Sleep(time.Millisecond) {
+		addrs, err := h.AddrList(link, netlink.FAMILY_V6)
+		if err == nil && slices.ContainsFunc(addrs, func(a netlink.Addr) bool { return a.IP.IsLinkLocalUnicast() && a.Flags&unix.IFA_F_TENTATIVE == 0 }) {
+			return nil
+		}
+		if time.Now().After(deadline) {
+			return errors.Join(fmt.Errorf("%s has no link-local address", name), err)
 		}
 	}
 }
