@@ -177,8 +177,11 @@ func waylay(w *harness.World, targets [2]netip.Addr, sent *atomic.Int64, done <-
 		}
 		pins, _ := filepath.Glob(filepath.Join(lab.RunDir(w.Dir), "netns", "*"))
 		for _, path := range pins {
+			if known[path] {
+				continue
+			}
 			pin, err := os.Open(path)
-			if known[path] || err != nil {
+			if err != nil {
 				continue
 			}
 			r := &harness.Raider{World: w, Pin: pin}

@@ -67,13 +67,16 @@ func (in *Intruder) InNetNS(f func() error) error {
 	return inNamespace(pin, f)
 }
 
-// Connect dials an address from within the box.
+// Connect dials an address from within the box. That the test itself has no file descriptors left is no refusal: it fails.
 func (in *Intruder) Connect(to netip.AddrPort) (c net.Conn, err error) {
 	err = in.InNetNS(func() (err error) {
 		d := net.Dialer{Timeout: Patience}
 		c, err = d.DialContext(context.Background(), "tcp", to.String())
 		return err
 	})
+	if errors.Is(err, syscall.EMFILE) || errors.Is(err, syscall.ENFILE) {
+		in.T.Errorf("connecting to %v: %v", to, err)
+	}
 	return c, err
 }
 
