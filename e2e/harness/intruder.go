@@ -67,7 +67,8 @@ func (in *Intruder) InNetNS(f func() error) error {
 	return inNamespace(pin, f)
 }
 
-// Connect dials an address from within the box. That the test itself has no file descriptors left is no refusal: it fails.
+// Connect dials an address from within the box. It fails the test if the test process runs out of file descriptors, which must
+// not pass for a refusal.
 func (in *Intruder) Connect(to netip.AddrPort) (c net.Conn, err error) {
 	err = in.InNetNS(func() (err error) {
 		d := net.Dialer{Timeout: Patience}
