@@ -54,7 +54,7 @@ func (l *Launcher) freeze(ctx context.Context, id policy.BoxID, briefly bool) (w
 		return false, fmt.Errorf("box %s: %w", id, ErrNotRunning)
 	}
 	l.motion.Stop(ctx, id, briefly)
-	if err = within(ctx, func(ctx context.Context) error { return l.runc.Pause(ctx, string(id)) }); err == nil {
+	if err = l.stand(ctx, id); err == nil {
 		err = fault.At(ctx, "pause: box frozen")
 	}
 	if err == nil {
@@ -73,8 +73,8 @@ func (l *Launcher) thaw(ctx context.Context, id policy.BoxID) error {
 	case err != nil:
 	case st.Pid == 0:
 		err = fmt.Errorf("box %s: %w", id, ErrNotRunning)
-	case st.State == StatePaused:
-		if err = within(ctx, func(ctx context.Context) error { return l.runc.Resume(ctx, string(id)) }); err != nil {
+	default:
+		if err = l.move(ctx, id, st); err != nil {
 			err = fmt.Errorf("box %s cannot be resumed: %w", id, err)
 		}
 	}
@@ -84,4 +84,25 @@ func (l *Launcher) thaw(ctx context.Context, id policy.BoxID) error {
 	}
 	l.motion.GoOn(id)
 	return fault.At(ctx, "resume: box thawed")
+}
+
+// stand has everything in a box stand still before it returns. The launcher does so itself rather than by its runtime: crun
+// asks the kernel and does not wait, and then takes a box of which a single process has not stopped for one that runs.
+func (l *Launcher) stand(ctx context.Context, id policy.BoxID) error {
+	if l.HasOwnStack() {
+		return within(ctx, func(ctx context.Context) error { return l.runc.Pause(ctx, string(id)) })
+	}
+	return l.cgroup(id).Freeze(ctx)
+}
+
+// move lets everything in a box go on. One that is not known to be paused may have been stopped in part.
+func (l *Launcher) move(ctx context.Context, id policy.BoxID, st Status) error {
+	switch {
+	case !l.HasOwnStack():
+		return l.cgroup(id).Thaw()
+	case st.State == StatePaused:
+		return within(ctx, func(ctx context.Context) error { return l.runc.Resume(ctx, string(id)) })
+	default:
+		return nil
+	}
 }

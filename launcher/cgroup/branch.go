@@ -2,6 +2,7 @@ package cgroup
 
 import (
 	"bytes"
+	"context"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -22,8 +23,9 @@ type Branch struct {
 	path string // below the root of every hierarchy
 	dirs []string
 	args []string
-	// One of each is used: that of version 2 or that of version 1.
-	unified, cpuacct, freezer string
+	// One of the two is used: that of version 2 or that of version 1.
+	unified, cpuacct string
+	freezer          freezer
 }
 
 // BranchPrefix is what the names of branches begin with.
@@ -68,14 +70,14 @@ func (g Group) NewBranch(name string, d Dialect) (*Branch, error) {
 // branch is the branch of that name, which may not exist; nil where the host has none.
 func (g Group) branch(h hierarchies, name string) *Branch {
 	under := Group(filepath.Join(string(g), name))
-	b := &Branch{path: string(under)}
+	b := &Branch{path: string(under), freezer: h.freezerOf(under)}
 	switch {
 	case h.unified != "":
 		b.unified = below(h.unified, under)
 		b.dirs = []string{b.unified}
 	case h.cpuacct != "" && h.freezer != "":
-		b.cpuacct, b.freezer = below(h.cpuacct, under), below(h.freezer, under)
-		b.dirs = []string{b.cpuacct, b.freezer}
+		b.cpuacct = below(h.cpuacct, under)
+		b.dirs = []string{b.cpuacct, b.freezer.dir}
 	default:
 		return nil
 	}
@@ -200,36 +202,13 @@ func (b *Branch) Kill() error {
 			return err
 		}
 	}
-	thaw := b.freeze()
-	defer thaw()
+	// So that none of them starts another, or passes its ID on. Members that do not stop in time are killed all the same.
+	ctx, cancel := context.WithTimeout(context.Background(), killMost)
+	defer cancel()
+	_ = b.freezer.stop(ctx)
+	defer func() { _ = b.freezer.ask(false) }()
 	return b.Signal(unix.SIGKILL)
 }
 
-// freezeMost bounds the wait for processes to freeze: one that waits for a disk does so when the disk has answered.
-const freezeMost = 2 * time.Second
-
-// freeze stops all members, so that none of them starts another or passes its ID on, and returns what lets them go.
-func (b *Branch) freeze() (thaw func()) {
-	file, on, off, state := filepath.Join(b.freezer, "freezer.state"), "FROZEN", "THAWED", "FROZEN\n"
-	if b.unified != "" {
-		file, on, off = filepath.Join(b.unified, "cgroup.freeze"), "1", "0"
-	}
-	for end := time.Now().Add(freezeMost); time.Now().Before(end); time.Sleep(time.Millisecond) {
-		if err := os.WriteFile(file, []byte(on), 0); err != nil {
-			break
-		}
-		if b.frozen(state) {
-			break
-		}
-	}
-	return func() { _ = os.WriteFile(file, []byte(off), 0) }
-}
-
-func (b *Branch) frozen(state string) bool {
-	if b.unified != "" {
-		data, err := os.ReadFile(filepath.Join(b.unified, "cgroup.events"))
-		return err != nil || bytes.Contains(data, []byte("frozen 1"))
-	}
-	data, err := os.ReadFile(filepath.Join(b.freezer, "freezer.state"))
-	return err != nil || string(data) == state
-}
+// killMost bounds the wait for members to stop before they are killed.
+const killMost = 2 * time.Second

@@ -1,0 +1,197 @@
+package cgroup
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+)
+
+// tested numbers the groups of tests.
+var tested atomic.Int64
+
+// newGroup makes a group in each hierarchy and returns it with its freezers: that of the host, and that of version 2 where
+// this is mounted beside version 1.
+func newGroup(t *testing.T) (Group, map[string]freezer) {
+	t.Helper()
+	h, err := mounted()
+	if err != nil {
+		t.Fatal(err)
+	}
+	g := Group(fmt.Sprintf("/boxgate-test-%d-%d", os.Getpid(), tested.Add(1)))
+	freezers := map[string]freezer{"of the host": h.freezerOf(g)}
+	const beside = "/sys/fs/cgroup/unified"
+	if _, err := os.Stat(beside + "/cgroup.procs"); err == nil && h.unified == "" {
+		freezers["of version 2"] = freezer{below(beside, g), true}
+	}
+	for _, f := range freezers {
+		if err := os.Mkdir(f.dir, 0o755); err != nil {
+			t.Fatal(err)
+		}
+	}
+	t.Cleanup(func() {
+		if err := g.Clear(context.Background()); err != nil {
+			t.Error(err)
+		}
+	})
+	return g, freezers
+}
+
+// work has a shell script run in the group, all that it starts included.
+func work(t *testing.T, g Group, script string) {
+	t.Helper()
+	shell := exec.Command("sh", "-c", "read go; "+script)
+	in, err := shell.StdinPipe()
+	if err == nil {
+		err = shell.Start()
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	ended := make(chan struct{})
+	go func() { _ = shell.Wait(); close(ended) }()
+	t.Cleanup(func() {
+		if err := g.Kill(); err != nil {
+			t.Error(err)
+		}
+		<-ended
+	})
+	if err := g.Join(shell.Process.Pid); err != nil {
+		t.Fatal(err)
+	}
+	in.Close()
+}
+
+// moves reports whether a script that makes a file anew all the time does so.
+func moves(t *testing.T, file string, within time.Duration) bool {
+	t.Helper()
+	if err := os.Remove(file); err != nil && !errors.Is(err, os.ErrNotExist) {
+		t.Fatal(err)
+	}
+	for end := time.Now().Add(within); time.Now().Before(end); time.Sleep(time.Millisecond) {
+		if _, err := os.Stat(file); err == nil {
+			return true
+		}
+	}
+	return false
+}
+
+// TestFreezeWhileProcessesStart freezes shells that start one process after another: each time all of them have stopped, and
+// each time they go on. A shell waits in the kernel for what it starts, and the kernel may miss it then.
+func TestFreezeWhileProcessesStart(t *testing.T) {
+	t.Parallel()
+	g, freezers := newGroup(t)
+	file := filepath.Join(t.TempDir(), "n")
+	for range 3 {
+		work(t, g, "while :; do /bin/true; : > "+file+"; done")
+	}
+	for name, f := range freezers {
+		for range 300 {
+			ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+			err := f.stop(ctx)
+			cancel()
+			if asked, stopped, serr := f.state(); err != nil || serr != nil || !asked || !stopped {
+				t.Fatalf("frozen by the freezer %s: %v, asked %t, stopped %t, %v", name, err, asked, stopped, serr)
+			}
+			if err := f.ask(false); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if err := f.stop(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		if moves(t, file, 100*time.Millisecond) {
+			t.Errorf("something moves in what was frozen by the freezer %s", name)
+		}
+		if err := f.ask(false); err != nil {
+			t.Fatal(err)
+		}
+		if !moves(t, file, time.Minute) {
+			t.Errorf("nothing moves in what was let go by the freezer %s", name)
+		}
+	}
+}
+
+// TestFreezeThatIsGivenUp leaves nothing frozen.
+func TestFreezeThatIsGivenUp(t *testing.T) {
+	t.Parallel()
+	g, _ := newGroup(t)
+	file := filepath.Join(t.TempDir(), "n")
+	for range 4 {
+		work(t, g, "while :; do : > "+file+"; done")
+	}
+	why := errors.New("given up")
+	ctx, cancel := context.WithCancelCause(t.Context())
+	cancel(why)
+	for end := time.Now().Add(time.Minute); ; {
+		err := g.Freeze(ctx)
+		if errors.Is(err, why) {
+			break
+		}
+		if terr := g.Thaw(); err != nil || terr != nil || time.Now().After(end) {
+			t.Fatalf("frozen, though given up at once: %v; %v", err, terr)
+		}
+	}
+	f, err := g.freezer()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if asked, stopped, err := f.state(); asked || stopped || err != nil {
+		t.Errorf("asked %t, stopped %t, %v", asked, stopped, err)
+	}
+	if !moves(t, file, time.Minute) {
+		t.Error("nothing moves")
+	}
+}
+
+// TestSettle finishes what was begun, and begins nothing.
+func TestSettle(t *testing.T) {
+	t.Parallel()
+	g, _ := newGroup(t)
+	file := filepath.Join(t.TempDir(), "n")
+	for range 4 {
+		work(t, g, "while :; do /bin/true; : > "+file+"; done")
+	}
+	f, err := g.freezer()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for range 100 {
+		if err := g.Settle(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		if asked, _, err := f.state(); asked || err != nil {
+			t.Fatalf("what was not being frozen: asked %t, %v", asked, err)
+		}
+		if err := errors.Join(f.ask(true), g.Settle(t.Context())); err != nil {
+			t.Fatal(err)
+		}
+		if _, stopped, err := f.state(); !stopped || err != nil {
+			t.Fatalf("what was being frozen: stopped %t, %v", stopped, err)
+		}
+		if err := g.Thaw(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if !moves(t, file, time.Minute) {
+		t.Error("nothing moves")
+	}
+}
+
+// TestFreezeWithoutAGroup fails, and says that there is none; there is nothing to thaw or to settle.
+func TestFreezeWithoutAGroup(t *testing.T) {
+	t.Parallel()
+	g := Group(fmt.Sprintf("/boxgate-test-none-%d", os.Getpid()))
+	if err := g.Freeze(t.Context()); !errors.Is(err, os.ErrNotExist) || !strings.Contains(err.Error(), string(g)) {
+		t.Errorf("freezing: %v", err)
+	}
+	if err := errors.Join(g.Thaw(), g.Settle(t.Context())); err != nil {
+		t.Error(err)
+	}
+}
