@@ -58,10 +58,14 @@ func (f freezer) state() (asked, stopped bool, err error) {
 	return bytes.Equal(data, []byte("1\n")), bytes.Contains(events, []byte("frozen 1\n")), err
 }
 
-// stop returns once all members have stopped, or with the reason why they have not. Version 1 is asked again and again: it
-// stops each process once, and one that begins to wait for a child of vfork at that moment is not counted as stopped before
-// it is asked for anew (kernel/cgroup/legacy_freezer.c, update_if_frozen).
+// stop returns once all members have stopped, or with the reason why they have not.
+//
+// Version 1 (kernel/cgroup/legacy_freezer.c) stops each process once, at the next point where it can be stopped. One that begins
+// to wait for a child of vfork at that moment is not counted as stopped before the kernel is asked again. And a thread that calls
+// execve waits for the others of its process to end, which they do not if they have stopped first: from time to time, all
+// are let go for a moment.
 func (f freezer) stop(ctx context.Context) error {
+	left, next := triesFirst, 2*triesFirst
 	for {
 		if err := f.ask(true); err != nil {
 			return err
@@ -69,13 +73,29 @@ func (f freezer) stop(ctx context.Context) error {
 		if _, stopped, err := f.state(); err != nil || stopped {
 			return err
 		}
+		wait := askAgain
+		if left--; left == 0 && !f.unified {
+			if err := f.ask(false); err != nil {
+				return err
+			}
+			left, next, wait = next, min(2*next, triesMost), letGo
+		}
 		select {
 		case <-ctx.Done():
 			return context.Cause(ctx)
-		case <-time.After(time.Millisecond): // version 1 has nothing to wait on
+		case <-time.After(wait): // version 1 has nothing to wait on
 		}
 	}
 }
+
+// How often version 1 is asked to stop a group before its members are let go: more and more often, as many members take longer
+// to stop. How long between, and for how long they are let go.
+const (
+	triesFirst = 10
+	triesMost  = 80
+	askAgain   = time.Millisecond
+	letGo      = 10 * time.Millisecond
+)
 
 // freezeMost bounds the wait for processes to stop: one that waits for a disk does so when the disk has answered.
 const freezeMost = 10 * time.Second

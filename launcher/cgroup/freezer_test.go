@@ -7,11 +7,33 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"runtime"
 	"strings"
 	"sync/atomic"
 	"testing"
 	"time"
+
+	"golang.org/x/sys/unix"
 )
+
+// replaceItself makes the test's program one of several threads that replaces itself all the time.
+const replaceItself = "BOXGATE_TEST_REPLACES_ITSELF"
+
+func TestMain(m *testing.M) {
+	if os.Getenv(replaceItself) == "" {
+		os.Exit(m.Run())
+	}
+	for range 8 {
+		go func() {
+			runtime.LockOSThread()
+			for {
+				_ = unix.Pause()
+			}
+		}()
+	}
+	fmt.Fprintln(os.Stderr, unix.Exec("/proc/self/exe", os.Args, os.Environ()))
+	os.Exit(1)
+}
 
 // tested numbers the groups of tests.
 var tested atomic.Int64
@@ -114,6 +136,33 @@ func TestFreezeWhileProcessesStart(t *testing.T) {
 		}
 		if !moves(t, file, time.Minute) {
 			t.Errorf("nothing moves in what was let go by the freezer %s", name)
+		}
+	}
+}
+
+// TestFreezeWhileProgramsAreReplaced freezes programs of several threads that replace themselves all the time, as runtimes do
+// when they start a command: a thread that waits in execve for the others, which have stopped, cannot stop itself.
+func TestFreezeWhileProgramsAreReplaced(t *testing.T) {
+	t.Parallel()
+	g, freezers := newGroup(t)
+	self, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for range 3 {
+		work(t, g, "exec env "+replaceItself+"=1 "+self)
+	}
+	for name, f := range freezers {
+		for range 50 {
+			ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+			err := f.stop(ctx)
+			cancel()
+			if _, stopped, serr := f.state(); err != nil || serr != nil || !stopped {
+				t.Fatalf("frozen by the freezer %s: %v, stopped %t, %v", name, err, stopped, serr)
+			}
+			if err := f.ask(false); err != nil {
+				t.Fatal(err)
+			}
 		}
 	}
 }
