@@ -122,10 +122,12 @@ func (u *usage) pauseIdle(ctx context.Context, b *box, since time.Time) {
 		return // it is being changed
 	}
 	defer b.mu.Unlock()
-	if b.deleted || b.moving != nil || b.status != api.StatusIdle || !b.gate.CloseIdle(since) {
+	if u.boxes.lent.Load() || b.deleted || b.moving != nil || b.status != api.StatusIdle || !b.gate.CloseIdle(since) {
 		return
 	}
-	if err := u.pause(ctx, b); err == nil {
-		u.log.Info("an idle box is paused", zap.String("box", string(b.ID)))
+	if err := u.pause(ctx, b); err != nil {
+		b.gate.Touch(time.Now()) // a box that cannot be paused holds the others up each time
+		return
 	}
+	u.log.Info("an idle box is paused", zap.String("box", string(b.ID)))
 }

@@ -66,21 +66,24 @@ func (l *Launcher) freeze(ctx context.Context, id policy.BoxID, briefly bool) (w
 	return false, errors.Join(fmt.Errorf("box %s cannot be paused: %w", id, err), l.thaw(thawing, id))
 }
 
-// thaw resumes a box. The caller holds its lock.
+// thaw resumes a box. The caller holds its lock. A box of the host's kernel goes on even if the runtime cannot tell what it does.
 func (l *Launcher) thaw(ctx context.Context, id policy.BoxID) error {
-	st, err := l.State(ctx, id)
+	var err error
+	if !l.HasOwnStack() {
+		err = l.cgroup(id).Thaw()
+	}
+	st, serr := l.State(ctx, id)
 	switch {
-	case err != nil:
+	case err != nil || serr != nil:
+		err = errors.Join(err, serr)
 	case st.Pid == 0:
-		err = fmt.Errorf("box %s: %w", id, ErrNotRunning)
-	default:
-		if err = l.move(ctx, id, st); err != nil {
-			err = fmt.Errorf("box %s cannot be resumed: %w", id, err)
-		}
+		err = ErrNotRunning
+	case st.State == StatePaused: // gVisor's
+		err = within(ctx, func(ctx context.Context) error { return l.runc.Resume(ctx, string(id)) })
 	}
 	if err != nil {
 		l.motion.Stay(id)
-		return err
+		return fmt.Errorf("box %s cannot be resumed: %w", id, err)
 	}
 	l.motion.GoOn(id)
 	return fault.At(ctx, "resume: box thawed")
@@ -93,16 +96,4 @@ func (l *Launcher) stand(ctx context.Context, id policy.BoxID) error {
 		return within(ctx, func(ctx context.Context) error { return l.runc.Pause(ctx, string(id)) })
 	}
 	return l.cgroup(id).Freeze(ctx)
-}
-
-// move lets everything in a box go on. One that is not known to be paused may have been stopped in part.
-func (l *Launcher) move(ctx context.Context, id policy.BoxID, st Status) error {
-	switch {
-	case !l.HasOwnStack():
-		return l.cgroup(id).Thaw()
-	case st.State == StatePaused:
-		return within(ctx, func(ctx context.Context) error { return l.runc.Resume(ctx, string(id)) })
-	default:
-		return nil
-	}
 }

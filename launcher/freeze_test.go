@@ -134,3 +134,28 @@ func TestFloodOfCommandsAndPauses(t *testing.T) {
 		}
 	}
 }
+
+// TestBoxGoesOnWhenTheRuntimeFails: a box that stood still is not left so because the runtime cannot tell its state.
+func TestBoxGoesOnWhenTheRuntimeFails(t *testing.T) {
+	t.Parallel()
+	l := newLauncher(t)
+	id := newBox(t, l, nil)
+	runtime := l.runc.Command
+	err := l.Frozen(t.Context(), id, func() error {
+		l.runc.Command = "/bin/false"
+		return nil
+	})
+	l.runc.Command = runtime
+	if err == nil {
+		t.Error("that the runtime failed is not told")
+	}
+	if st, err := l.State(t.Context(), id); err != nil || st.State != StateIdle {
+		t.Errorf("afterwards: %+v, %v", st, err)
+	}
+	if err := l.Resume(t.Context(), id); err != nil {
+		t.Fatal(err)
+	}
+	if code, err := exitOf(t.Context(), l, id, ExecSpec{Args: []string{"true"}}); code != 0 || err != nil {
+		t.Errorf("a command: %d, %v", code, err)
+	}
+}

@@ -46,7 +46,7 @@ func (l *Launcher) Recover(ctx context.Context) ([]Status, error) {
 			if !l.cfg.TakesOver {
 				errs = append(errs, l.branches.Recover(l.cgroup(r.ID)))
 				if err := l.cgroup(r.ID).Settle(ctx); err != nil { // or the runtime waits for that, or calls the box a running one
-					l.log.Warn("a box that was about to be paused goes on", zap.String("box", string(id)), zap.Error(err))
+					l.log.Warn("the pause of a box was cut short, and could not be finished", zap.String("box", string(id)), zap.Error(err))
 				}
 			}
 			if err := l.holdImage(r); err != nil {

@@ -205,7 +205,7 @@ func (b *Branch) Kill() error {
 	// So that none of them starts another, or passes its ID on. Members that do not stop in time are killed all the same.
 	ctx, cancel := context.WithTimeout(context.Background(), killMost)
 	defer cancel()
-	_ = b.freezer.stop(ctx)
+	_ = b.freezer.stop(ctx, false)
 	defer func() { _ = b.freezer.ask(false) }()
 	return b.Signal(unix.SIGKILL)
 }

@@ -63,8 +63,8 @@ func (f freezer) state() (asked, stopped bool, err error) {
 // Version 1 (kernel/cgroup/legacy_freezer.c) stops each process once, at the next point where it can be stopped. One that begins
 // to wait for a child of vfork at that moment is not counted as stopped before the kernel is asked again. And a thread that calls
 // execve waits for the others of its process to end, which they do not if they have stopped first: from time to time, all
-// are let go for a moment.
-func (f freezer) stop(ctx context.Context) error {
+// are let go for a moment if lets is set.
+func (f freezer) stop(ctx context.Context, lets bool) error {
 	left, next := triesFirst, 2*triesFirst
 	for {
 		if err := f.ask(true); err != nil {
@@ -74,7 +74,7 @@ func (f freezer) stop(ctx context.Context) error {
 			return err
 		}
 		wait := askAgain
-		if left--; left == 0 && !f.unified {
+		if left--; left == 0 && lets && !f.unified {
 			if err := f.ask(false); err != nil {
 				return err
 			}
@@ -110,7 +110,7 @@ func (g Group) Freeze(ctx context.Context) error {
 	bounded, cancel := context.WithTimeoutCause(ctx, freezeMost,
 		fmt.Errorf("some of its processes have not stopped within %v: they wait in the kernel, as for a disk", freezeMost))
 	defer cancel()
-	if err = f.stop(bounded); err != nil {
+	if err = f.stop(bounded, true); err != nil {
 		return errors.Join(err, gone(f.ask(false)))
 	}
 	return nil
@@ -120,7 +120,7 @@ func (g Group) Freeze(ctx context.Context) error {
 func (g Group) Thaw() error {
 	f, err := g.freezer()
 	if err != nil {
-		return err
+		return nil //nolint:nilerr // where nothing can be frozen, nothing is
 	}
 	return gone(f.ask(false))
 }

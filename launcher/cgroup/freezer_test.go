@@ -9,6 +9,7 @@ import (
 	"path/filepath"
 	"runtime"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -16,20 +17,29 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// replaceItself makes the test's program one of several threads that replaces itself all the time.
+// replaceItself makes the test's program one of several threads that replaces itself all the time, and makes the file of that name
+// anew each time.
 const replaceItself = "BOXGATE_TEST_REPLACES_ITSELF"
 
 func TestMain(m *testing.M) {
-	if os.Getenv(replaceItself) == "" {
+	file := os.Getenv(replaceItself)
+	if file == "" {
 		os.Exit(m.Run())
 	}
-	for range 8 {
+	var threads sync.WaitGroup
+	threads.Add(32)
+	for range 32 {
 		go func() {
 			runtime.LockOSThread()
+			threads.Done()
 			for {
 				_ = unix.Pause()
 			}
 		}()
+	}
+	threads.Wait()
+	if err := os.WriteFile(file, nil, 0o600); err != nil {
+		fmt.Fprintln(os.Stderr, err)
 	}
 	fmt.Fprintln(os.Stderr, unix.Exec("/proc/self/exe", os.Args, os.Environ()))
 	os.Exit(1)
@@ -116,7 +126,7 @@ func TestFreezeWhileProcessesStart(t *testing.T) {
 	for name, f := range freezers {
 		for range 300 {
 			ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
-			err := f.stop(ctx)
+			err := f.stop(ctx, true)
 			cancel()
 			if asked, stopped, serr := f.state(); err != nil || serr != nil || !asked || !stopped {
 				t.Fatalf("frozen by the freezer %s: %v, asked %t, stopped %t, %v", name, err, asked, stopped, serr)
@@ -125,7 +135,7 @@ func TestFreezeWhileProcessesStart(t *testing.T) {
 				t.Fatal(err)
 			}
 		}
-		if err := f.stop(t.Context()); err != nil {
+		if err := f.stop(t.Context(), true); err != nil {
 			t.Fatal(err)
 		}
 		if moves(t, file, 100*time.Millisecond) {
@@ -149,13 +159,17 @@ func TestFreezeWhileProgramsAreReplaced(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	file := filepath.Join(t.TempDir(), "n")
 	for range 3 {
-		work(t, g, "exec env "+replaceItself+"=1 "+self)
+		work(t, g, "exec env "+replaceItself+"="+file+" "+self)
 	}
 	for name, f := range freezers {
-		for range 50 {
+		for range 25 {
+			if !moves(t, file, time.Minute) {
+				t.Fatal("nothing moves")
+			}
 			ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
-			err := f.stop(ctx)
+			err := f.stop(ctx, true)
 			cancel()
 			if _, stopped, serr := f.state(); err != nil || serr != nil || !stopped {
 				t.Fatalf("frozen by the freezer %s: %v, stopped %t, %v", name, err, stopped, serr)

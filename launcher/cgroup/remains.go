@@ -108,6 +108,7 @@ func (r *Remains) Recover(box Group) error {
 				continue // and remains noted
 			}
 		}
+		_ = b.freezer.ask(false) // a kill may have been cut short
 		r.End(box, b)
 	}
 	return errors.Join(errs...)
