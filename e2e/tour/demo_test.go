@@ -114,12 +114,13 @@ func TestInterruptedDemoIsCleanedUp(t *testing.T) {
 	}
 	_ = cmd.Wait()
 	dir := labDirIn(t, out.String())
-	if err := lab.RemoveStaleLabs(); err != nil {
-		t.Fatal(err)
-	}
-	// Another demo or run of the tests that starts just now may have been quicker, and still be at it.
+	// Another demo or run of the tests that starts just now may have been quicker, and still be at it: it waits up to a minute
+	// for the gateway to end.
 	var left []string
-	for limit := time.Now().Add(30 * time.Second); time.Now().Before(limit); time.Sleep(10 * time.Millisecond) {
+	for limit := time.Now().Add(3 * time.Minute); time.Now().Before(limit); time.Sleep(10 * time.Millisecond) {
+		if err := lab.RemoveStaleLabs(); err != nil {
+			t.Fatal(err)
+		}
 		if left, err = lab.Traces(dir); err == nil && len(left) == 0 {
 			return
 		}
