@@ -160,11 +160,11 @@ func TestFreezeWhileProgramsAreReplaced(t *testing.T) {
 		t.Fatal(err)
 	}
 	file := filepath.Join(t.TempDir(), "n")
-	for range 3 {
+	for range 4 {
 		work(t, g, "exec env "+replaceItself+"="+file+" "+self)
 	}
 	for name, f := range freezers {
-		for range 25 {
+		for range 40 {
 			if !moves(t, file, time.Minute) {
 				t.Fatal("nothing moves")
 			}
