@@ -16,8 +16,8 @@ func (l *Launcher) discard(id policy.BoxID) error {
 	return namespace.FreeIDs(l.dirs.box(id))
 }
 
-// KeepTrashEmpty removes the files of deleted boxes, those of an earlier run first, until ctx ends: a few at a time,
-// and at the lowest CPU and disk priority. Failures are logged once, and retried from time to time. Call it once.
+// KeepTrashEmpty removes the files of deleted boxes, those of an earlier run first, until ctx ends: a few at a time, and
+// at a lower CPU and disk priority than everything else. Failures are logged once, and retried from time to time. Call it once.
 func (l *Launcher) KeepTrashEmpty(ctx context.Context) { l.trash.KeepEmpty(ctx) }
 
 // EmptyTrash removes the files of deleted boxes and returns when none is left, or why some are.

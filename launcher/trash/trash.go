@@ -55,8 +55,8 @@ func (t *Trash) Take(dir string) error {
 	return nil
 }
 
-// KeepEmpty removes the files of deleted boxes, those of an earlier run first, until ctx ends: a few at a time, and at
-// the lowest CPU and disk priority. Failures are logged once, and retried from time to time. Call it once.
+// KeepEmpty removes the files of deleted boxes, those of an earlier run first, until ctx ends: a few at a time, and at a
+// lower CPU and disk priority than everything else. Failures are logged once, and retried from time to time. Call it once.
 func (t *Trash) KeepEmpty(ctx context.Context) {
 	var workers sync.WaitGroup
 	defer workers.Wait()
@@ -161,18 +161,23 @@ func (t *Trash) end(name string, failed bool) bool {
 	return first
 }
 
-// atLowPriority runs f on a thread with idle CPU and disk priority. The thread ends with f, so that nothing else runs
-// on it.
+// atLowPriority runs f on a thread that gives way to others, for the CPU and the disk. The thread ends with f, so that
+// nothing else runs on it.
+//
+// It does not give way altogether: with a nice value of 19 or the idle class of the disk, a busy host would never get
+// around to it, and boxes could fill the disk with what they left. Whoever waits for the file system's journal would
+// also wait for a thread that holds it and is not scheduled.
 func atLowPriority(f func() error) error {
 	const (
-		ioprioWhoProcess = 1       // linux/ioprio.h; 0 is the calling thread
-		ioprioIdle       = 3 << 13 // class IOPRIO_CLASS_IDLE
+		niceness         = 5               // a third of what others get, by sched_prio_to_weight of the kernel
+		ioprioWhoProcess = 1               // linux/ioprio.h; 0 is the calling thread
+		ioprioLow        = 2<<13 | (8 - 1) // class IOPRIO_CLASS_BE, the last of its levels
 	)
 	done := make(chan error, 1)
 	go func() {
 		runtime.LockOSThread() // and never unlocked
-		_ = unix.Setpriority(unix.PRIO_PROCESS, 0, 19)
-		_, _, _ = unix.RawSyscall(unix.SYS_IOPRIO_SET, ioprioWhoProcess, 0, ioprioIdle)
+		_ = unix.Setpriority(unix.PRIO_PROCESS, 0, niceness)
+		_, _, _ = unix.RawSyscall(unix.SYS_IOPRIO_SET, ioprioWhoProcess, 0, ioprioLow)
 		done <- f()
 	}()
 	return <-done
