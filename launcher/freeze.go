@@ -48,8 +48,10 @@ func (l *Launcher) freeze(ctx context.Context, id policy.BoxID, briefly bool) (w
 	switch {
 	case err != nil:
 		return false, err
-	case st.State == StatePaused:
+	case st.State == StatePaused && l.HasOwnStack():
 		return true, nil
+	case st.State == StatePaused:
+		return true, l.cgroup(id).Settle(ctx)
 	case st.Pid == 0:
 		return false, fmt.Errorf("box %s: %w", id, ErrNotRunning)
 	}

@@ -2,6 +2,8 @@ package launcher
 
 import (
 	"errors"
+	"os"
+	"path/filepath"
 	"testing"
 	"time"
 
@@ -150,6 +152,38 @@ func TestBoxGoesOnWhenTheRuntimeFails(t *testing.T) {
 		t.Error("that the runtime failed is not told")
 	}
 	if st, err := l.State(t.Context(), id); err != nil || st.State != StateIdle {
+		t.Errorf("afterwards: %+v, %v", st, err)
+	}
+	if err := l.Resume(t.Context(), id); err != nil {
+		t.Fatal(err)
+	}
+	if code, err := exitOf(t.Context(), l, id, ExecSpec{Args: []string{"true"}}); code != 0 || err != nil {
+		t.Errorf("a command: %d, %v", code, err)
+	}
+}
+
+// TestPausedBoxThatIsSaidToRun stays paused after a snapshot: crun calls a box a running one while one of its processes still
+// moves.
+func TestPausedBoxThatIsSaidToRun(t *testing.T) {
+	t.Parallel()
+	l := newLauncher(t)
+	id := newBox(t, l, nil)
+	if err := l.Pause(t.Context(), id); err != nil {
+		t.Fatal(err)
+	}
+	runtime, says := l.runc.Command, filepath.Join(t.TempDir(), "says-running")
+	script := "#!/bin/sh\n" + runtime + ` "$@" | sed s/paused/running/` + "\n"
+	if err := os.WriteFile(says, []byte(script), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	l.runc.Command = says
+	err := l.Frozen(t.Context(), id, func() error { return nil })
+	st, serr := l.State(t.Context(), id)
+	l.runc.Command = runtime
+	if err = errors.Join(err, serr); err != nil || st.State != StatePaused {
+		t.Errorf("by a runtime that says it runs: %+v, %v", st, err)
+	}
+	if st, err := l.State(t.Context(), id); err != nil || st.State != StatePaused {
 		t.Errorf("afterwards: %+v, %v", st, err)
 	}
 	if err := l.Resume(t.Context(), id); err != nil {

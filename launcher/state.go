@@ -122,7 +122,8 @@ func (l *Launcher) status(r record, c *runc.Container) Status {
 	case c == nil && !namespace.IsPinned(s.NetNS):
 		s.State = StateStopped
 	case c == nil:
-	case c.Status == "paused":
+	case c.Status == "paused", c.Status == "running" && !l.HasOwnStack() && l.cgroup(r.ID).Stopping():
+		// crun says that a box runs while one of its processes still moves, as one does that joins it.
 		s.State, s.Pid = StatePaused, c.Pid
 	case c.Status == "running":
 		s.State, s.Pid = StateIdle, c.Pid

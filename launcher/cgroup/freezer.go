@@ -125,6 +125,17 @@ func (g Group) Thaw() error {
 	return gone(f.ask(false))
 }
 
+// Stopping reports whether the group was stopped and not let go since, even if some of its members still move. It does not if
+// that cannot be told.
+func (g Group) Stopping() bool {
+	f, err := g.freezer()
+	if err != nil {
+		return false
+	}
+	asked, _, err := f.state()
+	return err == nil && asked
+}
+
 // Settle finishes a Freeze that was cut short, as by the end of a process. Groups that are not being frozen are left as they are.
 func (g Group) Settle(ctx context.Context) error {
 	f, err := g.freezer()
