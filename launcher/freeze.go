@@ -44,16 +44,16 @@ func (l *Launcher) Frozen(ctx context.Context, id policy.BoxID, f func() error) 
 
 // freeze freezes a box and reports whether it was frozen already. The caller holds the box's lock.
 func (l *Launcher) freeze(ctx context.Context, id policy.BoxID, briefly bool) (was bool, err error) {
-	st, err := l.State(ctx, id)
+	was, err = l.standsStill(ctx, id)
 	switch {
+	case errors.Is(err, ErrNotRunning):
+		return false, fmt.Errorf("box %s: %w", id, err)
 	case err != nil:
 		return false, err
-	case st.State == StatePaused && l.HasOwnStack():
+	case was && l.HasOwnStack():
 		return true, nil
-	case st.State == StatePaused:
+	case was:
 		return true, l.cgroup(id).Settle(ctx)
-	case st.Pid == 0:
-		return false, fmt.Errorf("box %s: %w", id, ErrNotRunning)
 	}
 	l.motion.Stop(ctx, id, briefly)
 	if err = l.stand(ctx, id); err == nil {
@@ -68,19 +68,35 @@ func (l *Launcher) freeze(ctx context.Context, id policy.BoxID, briefly bool) (w
 	return false, errors.Join(fmt.Errorf("box %s cannot be paused: %w", id, err), l.thaw(thawing, id))
 }
 
-// thaw resumes a box. The caller holds its lock. A box of the host's kernel goes on even if the runtime cannot tell what it does.
+// standsStill reports whether a box that runs was frozen, or ErrNotRunning. The launcher knows this of a box of the host's
+// kernel without the runtime, which takes a process or more to tell.
+func (l *Launcher) standsStill(ctx context.Context, id policy.BoxID) (bool, error) {
+	if l.HasOwnStack() {
+		st, err := l.State(ctx, id)
+		if err == nil && st.Pid == 0 {
+			err = ErrNotRunning
+		}
+		return st.State == StatePaused, err
+	}
+	r, err := l.load(id)
+	if err != nil {
+		return false, err
+	}
+	lives, err := l.lives(id)
+	if err == nil && !(lives && r.Created) {
+		err = ErrNotRunning
+	}
+	return l.cgroup(id).Stopping(), err
+}
+
+// thaw resumes a box. The caller holds its lock.
 func (l *Launcher) thaw(ctx context.Context, id policy.BoxID) error {
 	var err error
 	if !l.HasOwnStack() {
-		err = l.cgroup(id).Thaw()
+		err = l.cgroup(id).Thaw() // in any case: nothing else would
 	}
-	st, serr := l.State(ctx, id)
-	switch {
-	case err != nil || serr != nil:
-		err = errors.Join(err, serr)
-	case st.Pid == 0:
-		err = ErrNotRunning
-	case st.State == StatePaused: // gVisor's
+	still, serr := l.standsStill(ctx, id)
+	if err = errors.Join(err, serr); err == nil && still {
 		err = within(ctx, func(ctx context.Context) error { return l.runc.Resume(ctx, string(id)) })
 	}
 	if err != nil {

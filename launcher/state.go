@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"path/filepath"
 
@@ -39,26 +40,29 @@ func (l *Launcher) State(ctx context.Context, id policy.BoxID) (Status, error) {
 	if err != nil {
 		// Whether the runtime has failed, as on an overloaded host, or there is nothing for it to read, the first process
 		// tells.
-		if l.lives(id) {
-			return Status{}, fmt.Errorf("the runtime cannot tell the state of box %s, whose first process runs: %w", id, err)
+		if lives, lerr := l.lives(id); lives || lerr != nil {
+			return Status{}, fmt.Errorf("the runtime cannot tell the state of box %s, whose first process may run: %w", id, errors.Join(err, lerr))
 		}
 		c = nil
 	}
 	return l.status(r, c), nil
 }
 
-// lives reports whether the first process of a box runs.
-func (l *Launcher) lives(id policy.BoxID) bool {
+// lives reports whether the first process of a box runs. The error says why that cannot be told.
+func (l *Launcher) lives(id policy.BoxID) (bool, error) {
 	handle, err := l.FirstProcess(id)
+	if errors.Is(err, ErrNotRunning) || errors.Is(err, fs.ErrNotExist) {
+		return false, nil
+	}
 	if err != nil {
-		return false
+		return false, err
 	}
 	defer handle.Close()
 	events := []unix.PollFd{{Fd: int32(handle.Fd()), Events: unix.POLLIN}}
 	for {
 		ended, err := unix.Poll(events, 0)
 		if !errors.Is(err, unix.EINTR) {
-			return ended == 0
+			return ended == 0, err
 		}
 	}
 }
