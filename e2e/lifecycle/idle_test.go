@@ -2,7 +2,9 @@ package lifecycle
 
 import (
 	"bytes"
+	"encoding/json"
 	"fmt"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -10,6 +12,7 @@ import (
 	"boxgate/api"
 	"boxgate/config"
 	"boxgate/e2e/harness"
+	"boxgate/internal/lab"
 )
 
 // onOneConnection makes one request after the other on a connection that is spliced.
@@ -107,4 +110,44 @@ func TestIdlePauseNeverDuringUse(t *testing.T) {
 	}
 	all.Wait()
 	w.Until("at last it sleeps", func() bool { return status(w, box) == "paused" })
+}
+
+// TestIdleBoxThatCannotBePaused goes on, and is tried again after the timeout and not at the next look: each attempt may take
+// seconds, in which no other box is paused.
+func TestIdleBoxThatCannotBePaused(t *testing.T) {
+	t.Parallel()
+	const after = 3 * time.Second
+	w := harness.NewStopped(t, lab.Options{Change: func(c *config.Config) { c.Launcher.IdleTimeout = after }})
+	w.Env = append(w.Env, harness.FaultsFile+"="+w.FaultsPath())
+	w.Up()
+	w.Arm(harness.FaultError, "pause: box frozen")
+	box := w.Create(map[string]any{})
+	var paused []time.Time
+	w.Until("it sleeps", func() bool {
+		paused = timesOf(t, w.LogText(), "an idle box is paused")
+		return len(paused) == 1
+	})
+	failed := timesOf(t, w.LogText(), "a box could not be paused")
+	if len(failed) != 1 {
+		t.Fatalf("it failed at %v and was paused at %v", failed, paused)
+	}
+	if apart := paused[0].Sub(failed[0]); apart < after {
+		t.Errorf("it was tried again after %v", apart)
+	}
+	w.MustSh(box, "true")
+}
+
+// timesOf returns when a message was logged.
+func timesOf(t *testing.T, log, message string) (times []time.Time) {
+	t.Helper()
+	for line := range strings.Lines(log) {
+		var entry struct {
+			Time time.Time
+			Msg  string
+		}
+		if strings.Contains(line, message) && json.Unmarshal([]byte(line), &entry) == nil && entry.Msg == message {
+			times = append(times, entry.Time)
+		}
+	}
+	return times
 }
