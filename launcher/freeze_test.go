@@ -8,6 +8,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"boxgate/policy"
 )
 
 // TestFrozen has nothing in a box move while f runs, and everything go on afterwards, unless the box was paused before.
@@ -43,17 +45,12 @@ func TestBoxWhoseStateCannotBeTold(t *testing.T) {
 	t.Parallel()
 	l := newLauncher(t)
 	id := newBox(t, l, nil)
-	first, err := l.FirstProcess(id)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer first.Close()
 	runtime := l.runc.Command
 	l.runc.Command = "/bin/false"
 	if st, err := l.State(t.Context(), id); err == nil {
 		t.Errorf("a runtime that fails tells %+v", st)
 	}
-	err = l.still(t.Context(), id, func() error {
+	err := l.still(t.Context(), id, func() error {
 		if !l.cgroup(id).Stopping() {
 			t.Error("a box that runs was taken to stand still")
 		}
@@ -62,20 +59,7 @@ func TestBoxWhoseStateCannotBeTold(t *testing.T) {
 	if err != nil {
 		t.Errorf("standing still: %v", err)
 	}
-	if err := unix.PidfdSendSignal(int(first.Fd()), unix.SIGKILL, nil, 0); err != nil {
-		t.Fatal(err)
-	}
-	ended := []unix.PollFd{{Fd: int32(first.Fd()), Events: unix.POLLIN}}
-	for {
-		_, err := unix.Poll(ended, -1)
-		if errors.Is(err, unix.EINTR) { // by a signal of Go's scheduler
-			continue
-		}
-		if err != nil {
-			t.Fatal(err)
-		}
-		break
-	}
+	endFirst(t, l, id)
 	if st, err := l.State(t.Context(), id); err != nil || st.Pid != 0 {
 		t.Errorf("a box that has ended: %+v, %v", st, err)
 	}
@@ -193,5 +177,64 @@ func TestPausedBoxThatIsSaidToRun(t *testing.T) {
 	}
 	if code, err := exitOf(t.Context(), l, id, ExecSpec{Args: []string{"true"}}); code != 0 || err != nil {
 		t.Errorf("a command: %d, %v", code, err)
+	}
+}
+
+// TestBoxThatEndsWhileItIsPaused is one that has ended, although the runtime calls a box paused whose control group is frozen,
+// whether anything is left in it or not. It can be started again.
+func TestBoxThatEndsWhileItIsPaused(t *testing.T) {
+	t.Parallel()
+	l := newLauncher(t)
+	var made Spec
+	id := newBox(t, l, func(s *Spec) { made = *s })
+	endFirst(t, l, id)
+	if err := l.cgroup(id).Freeze(t.Context()); err != nil { // as a pause does that has found it alive
+		t.Fatal(err)
+	}
+	if st, err := l.State(t.Context(), id); err != nil || st.State != StateError || st.Pid != 0 {
+		t.Errorf("alone: %+v, %v", st, err)
+	}
+	list, err := l.List(t.Context())
+	if err != nil || len(list) != 1 || list[0].State != StateError || list[0].Pid != 0 {
+		t.Errorf("in a list: %+v, %v", list, err)
+	}
+	for what, err := range map[string]error{"a pause": l.Pause(t.Context(), id), "a resume": l.Resume(t.Context(), id)} {
+		if !errors.Is(err, ErrNotRunning) {
+			t.Errorf("%s: %v", what, err)
+		}
+	}
+	if err := l.cgroup(id).Freeze(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := l.Renew(t.Context(), id); err != nil {
+		t.Fatal(err)
+	}
+	if err := l.Restart(t.Context(), made); err != nil {
+		t.Fatal(err)
+	}
+	if code, err := exitOf(t.Context(), l, id, ExecSpec{Args: []string{"true"}}); code != 0 || err != nil {
+		t.Errorf("a command: %d, %v", code, err)
+	}
+}
+
+// endFirst kills the first process of a box and returns once it has ended.
+func endFirst(t *testing.T, l *Launcher, id policy.BoxID) {
+	t.Helper()
+	first, err := l.FirstProcess(id)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer first.Close()
+	if err := unix.PidfdSendSignal(int(first.Fd()), unix.SIGKILL, nil, 0); err != nil {
+		t.Fatal(err)
+	}
+	ended := []unix.PollFd{{Fd: int32(first.Fd()), Events: unix.POLLIN}}
+	for {
+		if _, err := unix.Poll(ended, -1); !errors.Is(err, unix.EINTR) { // by a signal of Go's scheduler
+			if err != nil {
+				t.Fatal(err)
+			}
+			return
+		}
 	}
 }

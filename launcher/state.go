@@ -120,14 +120,19 @@ func (l *Launcher) List(ctx context.Context) ([]Status, error) {
 // status puts together what the record, the runtime (nil: it knows nothing) and the launcher know.
 func (l *Launcher) status(r record, c *runc.Container) Status {
 	s := Status{ID: r.ID, Image: r.Image, Size: r.Size, NetNS: l.dirs.pin(r.ID), State: StateError}
+	if c != nil && !l.HasOwnStack() && (c.Status == "paused" || c.Status == "running" && l.cgroup(r.ID).Stopping()) {
+		c.Status = "paused" // crun says that a box runs while one of its processes still moves, as one does that joins it
+		if lives, err := l.lives(r.ID); err == nil && !lives {
+			c = nil // runc says that a box is paused whose group is frozen, whether anything is left in it or not
+		}
+	}
 	switch {
 	case !r.Created:
 		s.State = StateCreating
 	case c == nil && !namespace.IsPinned(s.NetNS):
 		s.State = StateStopped
 	case c == nil:
-	case c.Status == "paused", c.Status == "running" && !l.HasOwnStack() && l.cgroup(r.ID).Stopping():
-		// crun says that a box runs while one of its processes still moves, as one does that joins it.
+	case c.Status == "paused":
 		s.State, s.Pid = StatePaused, c.Pid
 	case c.Status == "running":
 		s.State, s.Pid = StateIdle, c.Pid
