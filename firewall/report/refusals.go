@@ -166,6 +166,7 @@ type countKey struct {
 // count compares what was reported with what was counted.
 type count struct {
 	told  uint64 // packets that events already stand for
+	seen  uint64 // packets that the kernel had counted at the last check
 	dirty bool   // packets arrived since the last check
 	box   *tracked
 	as    policy.Reason // what the policy called the last refusal
@@ -232,7 +233,8 @@ func (r *Reports) dirtyReasons() []policy.Reason {
 }
 
 // settle returns events for the difference between counted and reported. Where those packets went is not known, so they
-// name no destination.
+// name no destination. What had been counted at the last check is compared with what has been reported until now: the reports
+// of packets that were just counted may still be under way, and they would be told twice.
 func (r *Reports) settle(reason policy.Reason, seen map[string]uint64) []audit.Event {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -241,14 +243,16 @@ func (r *Reports) settle(reason policy.Reason, seen map[string]uint64) []audit.E
 		total, counted := seen[k.link]
 		switch {
 		case k.reason != reason || !c.dirty:
-		case !counted: // the table was replaced, or nothing arrived for an hour
-			delete(r.counts, k)
-		case total > c.told:
+		case c.seen > c.told:
 			e := c.box.event()
 			e.Verdict, e.Action, e.Reason = policy.Deny, audit.ActionRefuse, c.as
-			e.Count, e.Error = total-c.told, "packets that the kernel refused without logging them one by one"
-			c.told = total
+			e.Count, e.Error = c.seen-c.told, "packets that the kernel refused without logging them one by one"
+			c.told, c.seen = c.seen, max(c.seen, total)
 			out = append(out, e)
+		case !counted: // the table was replaced, or nothing arrived for an hour
+			delete(r.counts, k)
+		case total > c.seen:
+			c.seen = total
 		default:
 			c.dirty = false
 		}
