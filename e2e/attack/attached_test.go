@@ -19,7 +19,7 @@ func TestAttacksFromAttachedBoxes(t *testing.T) {
 	}
 	out, err := harness.AttachedRun(t.Context(), rows...).CombinedOutput()
 	if err != nil {
-		t.Errorf("%v:\n%s", err, harness.Tail(string(out), 8000))
+		t.Errorf("%v:\n%s", err, harness.Tail(string(out), 40_000))
 	}
 	for _, row := range rows {
 		if !strings.Contains(string(out), "--- PASS: "+row+" ") {
