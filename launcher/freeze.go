@@ -86,14 +86,17 @@ func (l *Launcher) standsStill(ctx context.Context, id policy.BoxID) (bool, erro
 	if err == nil && !(lives && r.Created) {
 		err = ErrNotRunning
 	}
-	return l.cgroup(id).Stopping(), err
+	if err != nil {
+		return false, err
+	}
+	return l.cgroup(id).Stopping()
 }
 
 // thaw resumes a box. The caller holds its lock.
 func (l *Launcher) thaw(ctx context.Context, id policy.BoxID) error {
 	var err error
 	if !l.HasOwnStack() {
-		err = l.cgroup(id).Thaw() // in any case: nothing else would
+		err = l.cgroup(id).Thaw() // also if it cannot be told what the box does
 	}
 	still, serr := l.standsStill(ctx, id)
 	if err = errors.Join(err, serr); err == nil && still {

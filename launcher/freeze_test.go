@@ -51,7 +51,7 @@ func TestBoxWhoseStateCannotBeTold(t *testing.T) {
 		t.Errorf("a runtime that fails tells %+v", st)
 	}
 	err := l.still(t.Context(), id, func() error {
-		if !l.cgroup(id).Stopping() {
+		if !l.isStopping(id) {
 			t.Error("a box that runs was taken to stand still")
 		}
 		return nil

@@ -88,6 +88,12 @@ func (l *Launcher) FirstProcess(id policy.BoxID) (*os.File, error) {
 	return handle, nil
 }
 
+// isStopping reports whether the control group of a box was stopped, as far as that can be told.
+func (l *Launcher) isStopping(id policy.BoxID) bool {
+	stopping, err := l.cgroup(id).Stopping()
+	return err == nil && stopping
+}
+
 // List returns all boxes, ordered by ID.
 func (l *Launcher) List(ctx context.Context) ([]Status, error) {
 	entries, err := os.ReadDir(l.dirs.boxes())
@@ -120,7 +126,7 @@ func (l *Launcher) List(ctx context.Context) ([]Status, error) {
 // status puts together what the record, the runtime (nil: it knows nothing) and the launcher know.
 func (l *Launcher) status(r record, c *runc.Container) Status {
 	s := Status{ID: r.ID, Image: r.Image, Size: r.Size, NetNS: l.dirs.pin(r.ID), State: StateError}
-	if c != nil && !l.HasOwnStack() && (c.Status == "paused" || c.Status == "running" && l.cgroup(r.ID).Stopping()) {
+	if c != nil && !l.HasOwnStack() && (c.Status == "paused" || c.Status == "running" && l.isStopping(r.ID)) {
 		c.Status = "paused" // crun says that a box runs while one of its processes still moves, as one does that joins it
 		if lives, err := l.lives(r.ID); err == nil && !lives {
 			c = nil // runc says that a box is paused whose group is frozen, whether anything is left in it or not

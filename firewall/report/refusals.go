@@ -251,7 +251,7 @@ func (r *Reports) settle(reason policy.Reason, seen map[string]uint64) []audit.E
 			out = append(out, e)
 		case !counted: // the table was replaced, or nothing arrived for an hour
 			delete(r.counts, k)
-		case total > c.seen:
+		case total > c.told: // told of by the next check, unless their own reports come until then
 			c.seen = total
 		default:
 			c.dirty = false

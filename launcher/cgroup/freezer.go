@@ -125,15 +125,14 @@ func (g Group) Thaw() error {
 	return gone(f.ask(false))
 }
 
-// Stopping reports whether the group was stopped and not let go since, even if some of its members still move. It does not if
-// that cannot be told.
-func (g Group) Stopping() bool {
+// Stopping reports whether the group was stopped and not let go since, even if some of its members still move.
+func (g Group) Stopping() (bool, error) {
 	f, err := g.freezer()
 	if err != nil {
-		return false
+		return false, nil //nolint:nilerr // where nothing can be frozen, nothing is
 	}
 	asked, _, err := f.state()
-	return err == nil && asked
+	return asked && err == nil, gone(err)
 }
 
 // Settle finishes a Freeze that was cut short, as by the end of a process. Groups that are not being frozen are left as they are.
