@@ -123,6 +123,7 @@ selftest/probe: selftest/packet
 selftest/watch: selftest/packet
 internal/testnet:
 internal/mutants:
+internal/nightly:
 internal/release: cmd/gateway
 internal/recording: internal/lab
 internal/structure:
@@ -232,7 +233,7 @@ func TestImportDirection(t *testing.T) {
 				continue
 			}
 			target = owner(target)
-			if target == s.pkg || strings.HasPrefix(target, s.pkg+"/") || slices.Contains(may, target) || test && (target == "internal/testnet" || target == "conformance") {
+			if target == s.pkg || strings.HasPrefix(target, s.pkg+"/") || slices.Contains(may, target) || test && (target == "internal/testnet" || target == "internal/nightly" || target == "conformance") {
 				continue
 			}
 			t.Errorf("%s imports boxgate/%s; %s may import only %v", s.path, target, s.pkg, may)

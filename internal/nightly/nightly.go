@@ -1,0 +1,30 @@
+// Package nightly lets a test do more in the nightly tier than in the gate: `make nightly` sets BOXGATE_NIGHTLY, `make test`
+// does not. docs/testing.md says what belongs in which tier.
+package nightly
+
+import (
+	"os"
+	"testing"
+)
+
+// Variable is the environment variable that selects the nightly tier when it is not empty.
+const Variable = "BOXGATE_NIGHTLY"
+
+// Enabled reports whether the nightly tier runs.
+func Enabled() bool { return os.Getenv(Variable) != "" }
+
+// Only skips a test outside the nightly tier. docs/testing.md lists every test that calls it, with the reason.
+func Only(t testing.TB) {
+	t.Helper()
+	if !Enabled() {
+		t.Skip("runs in the nightly tier (make nightly)")
+	}
+}
+
+// Size returns full in the nightly tier and gate outside it: the number of seeds, bytes or clients a test uses.
+func Size[T any](gate, full T) T {
+	if Enabled() {
+		return full
+	}
+	return gate
+}
