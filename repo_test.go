@@ -122,6 +122,7 @@ selftest/packet:
 selftest/probe: selftest/packet
 selftest/watch: selftest/packet
 internal/testnet:
+internal/acceptor: internal/socket
 internal/mutants:
 internal/nightly:
 internal/release: cmd/gateway
@@ -146,7 +147,7 @@ host/follow: policy api host/foreign
 host/foreign: policy api
 host/vigil: policy host/foreign
 host/reach: policy launcher/namespace
-host: policy audit config preflight firewall dns proxy certs ingress launcher launcher/boxfs launcher/boxfs/worker api api/files api/history api/problem api/schedules api/server store secrets secrets/identity selftest internal/fault internal/memory internal/buildinfo internal/socket
+host: policy audit config preflight firewall dns proxy certs ingress launcher launcher/boxfs launcher/boxfs/worker api api/files api/history api/problem api/schedules api/server store secrets secrets/identity selftest internal/acceptor internal/fault internal/memory internal/buildinfo internal/socket
 internal/lab: policy audit config api host launcher internal/testnet
 enclosure: enclosure/inside
 enclosure/inside:

@@ -103,8 +103,11 @@ type Host interface {
 	// IdentityKeys returns the public keys of the tokens that forwarded requests carry, as a JSON Web Key Set.
 	IdentityKeys(ctx context.Context) (json.RawMessage, error)
 
-	// Ready returns nil when boxes can be created and served, else an error that says what is missing.
+	// Ready returns nil when boxes can be created and served and every listener accepts connections, else an error that says what is
+	// missing.
 	Ready(ctx context.Context) error
+	// Capacity returns how much of what the gateway can hold is in use.
+	Capacity(ctx context.Context) (Capacity, error)
 }
 
 // StoreReport is what was found when the store was read.

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"net"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	mdns "github.com/miekg/dns"
@@ -32,6 +33,7 @@ func (s *Server) ServeTCP(ctx context.Context, ln net.Listener) error {
 	defer context.AfterFunc(ctx, func() { ln.Close() })()
 	accepting := s.accepting()
 	defer accepting()
+	held := s.hold(ln)
 	defer context.AfterFunc(s.retiring, func() { ln.Close() })()
 	for {
 		conn, err := ln.Accept()
@@ -53,12 +55,23 @@ func (s *Server) ServeTCP(ctx context.Context, ln net.Listener) error {
 			conn.Close()
 			continue
 		}
+		held.Add(1)
 		serving.Go(func() {
+			defer held.Add(-1)
 			defer use.disconnect()
 			s.serveConn(ctx, conn)
 		})
 	}
 }
+
+// hold returns the count of a listener's open connections.
+func (s *Server) hold(ln net.Listener) *atomic.Int64 {
+	count, _ := s.held.LoadOrStore(ln, &atomic.Int64{})
+	return count.(*atomic.Int64)
+}
+
+// Held returns how many connections are open that a listener given to [Server.ServeTCP] has accepted.
+func (s *Server) Held(ln net.Listener) int { return int(s.hold(ln).Load()) }
 
 // boxOf returns the box that a connection comes from, or nil.
 func (s *Server) boxOf(conn net.Conn) *policy.Box {

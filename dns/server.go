@@ -35,6 +35,8 @@ type Server struct {
 	entering sync.WaitGroup // of those that accept connections or read queries
 
 	answering sync.WaitGroup // of those that read queries, until the last is answered
+
+	held sync.Map // net.Listener → *atomic.Int64: its open connections
 }
 
 // Retire stops reading queries and accepting connections, and returns when it has stopped; queries in flight and on

@@ -46,6 +46,7 @@ type Host struct {
 	before       *Predecessor // whose place this process takes; nil: nobody's
 	turn         *adminTurn
 	arriving     arrivals
+	serving      *serving
 	succession   *succession
 	stopLoops    func() // set once they run
 	endFollowing func() // ends the streams of decisions; likewise
@@ -55,10 +56,13 @@ type Host struct {
 
 var _ server.Host = (*Host)(nil)
 
-// Ready implements [api.Host].
-func (h *Host) Ready(context.Context) error {
+// Ready implements [api.Host]: boxes were recovered, and every listener accepts connections.
+func (h *Host) Ready(ctx context.Context) error {
 	if !h.recovered.Load() {
 		return api.Errorf(api.ErrUnavailable, "the gateway is starting")
+	}
+	if err := h.serving.check(ctx); err != nil {
+		return api.Errorf(api.ErrUnavailable, "%v", err)
 	}
 	return nil
 }

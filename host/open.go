@@ -66,6 +66,7 @@ func open(ctx context.Context, o Options) (*Host, error) {
 	p.takesOver, p.before = o.Before != nil, o.Before
 	h := &Host{
 		parts: p, noWatch: o.NoWatch, ready: o.Ready, text: o.Text, before: o.Before, control: o.Control, turn: &adminTurn{}, succession: newSuccession(),
+		serving: &serving{log: p.log, within: acceptTime},
 	}
 	if h.control == nil {
 		h.control = func(context.Context, string) (any, error) {
@@ -76,7 +77,7 @@ func open(ctx context.Context, o Options) (*Host, error) {
 		p.openStore, func(ctx context.Context) error { return fault.At(ctx, "start: store open") },
 		p.openTrail, p.openSecrets, p.openAudit, p.openEgress, func(ctx context.Context) error { return fault.At(ctx, "start: DNS and proxy made") },
 		p.openIngress, p.openLauncher, func(ctx context.Context) error { return fault.At(ctx, "start: launcher open") },
-		p.openFirewall, h.holdSecrets, h.openMeter, h.openLimitMetrics, h.wire, h.protect, func(ctx context.Context) error { return fault.At(ctx, "start: kernel rules in force") },
+		p.openFirewall, h.holdSecrets, h.openMeter, h.openLimitMetrics, h.openCapacityMetrics, h.wire, h.protect, func(ctx context.Context) error { return fault.At(ctx, "start: kernel rules in force") },
 	}
 	for _, step := range steps {
 		if err := step(ctx); err != nil {

@@ -21,7 +21,9 @@ import (
 	"boxgate/host/share"
 	"boxgate/host/systemd"
 	"boxgate/ingress"
+	"boxgate/internal/acceptor"
 	"boxgate/internal/fault"
+	"boxgate/internal/socket"
 )
 
 // shutdownTimeout is how long requests and commands may go on after the first signal. Sessions end at once.
@@ -82,10 +84,12 @@ func (h *Host) serveParts(ctx context.Context) error {
 	}
 	fault.Mark(ctx, "start: serving")
 	for _, ln := range h.parts.listeners.admin {
-		run("admin API", func() error { return h.arriving.serve(adminServer, h.parts.shares.Keyless(ln)) })
+		keyed := h.serveKeyed("admin", ln)
+		run("admin API", func() error { return h.arriving.serve(adminServer, keyed) })
 	}
 	if h.parts.listeners.metrics != nil {
-		run("metrics", func() error { return h.arriving.serve(metrics, h.parts.shares.Keyless(h.parts.listeners.metrics)) })
+		keyed := h.serveKeyed("metrics", h.parts.listeners.metrics)
+		run("metrics", func() error { return h.arriving.serve(metrics, keyed) })
 	}
 	run("requests of commands", func() error { return h.serveControl(ctx) })
 	h.startLoops(ctx, run)
@@ -183,6 +187,7 @@ func (h *Host) drain(finish func(context.Context) error) error {
 // finish finishes what is under way, until drain ends, and closes the listeners.
 func (h *Host) finish(drain context.Context, admin *server.API, adminServer, metrics *http.Server) error {
 	defer h.parts.listeners.Close()
+	h.serving.end()
 	// The API stops first, so that no change begins; boxes and their rules stay as they are.
 	err := fault.At(drain, "stop: begun")
 	h.arriving.await(drain)
@@ -215,14 +220,19 @@ func (h *Host) serveLoops(ctx context.Context, run func(string, func() error)) {
 
 // serveEgress starts what boxes are steered to. DNS ends with answering, the others with ctx.
 func (h *Host) serveEgress(ctx, answering context.Context, run func(string, func() error)) {
-	for _, ln := range h.parts.listeners.transparent {
-		run("proxy", func() error { return h.parts.proxy.ServeTransparent(ctx, ln) })
+	p := h.parts
+	held := func(ln *acceptor.Listener) (int, int) { return p.proxy.Held(ln), 0 }
+	for _, ln := range p.listeners.transparent {
+		ln := h.serving.add("proxy", ln, p.apart, held)
+		run("proxy", func() error { return p.proxy.ServeTransparent(ctx, ln) })
 	}
-	for _, ln := range h.parts.listeners.explicit {
-		run("explicit proxy", func() error { return h.parts.proxy.ServeExplicit(ctx, ln) })
+	for _, ln := range p.listeners.explicit {
+		ln := h.serving.add("explicit_proxy", ln, p.apart, held)
+		run("explicit proxy", func() error { return p.proxy.ServeExplicit(ctx, ln) })
 	}
-	for _, ln := range h.parts.listeners.dnsTCP {
-		run("DNS over TCP", func() error { return h.parts.dns.ServeTCP(answering, ln) })
+	for _, ln := range p.listeners.dnsTCP {
+		ln := h.serving.add("dns_tcp", ln, p.apart, func(ln *acceptor.Listener) (int, int) { return p.dns.Held(ln), 0 })
+		run("DNS over TCP", func() error { return p.dns.ServeTCP(answering, ln) })
 	}
 	for _, u := range h.parts.listeners.dnsUDP {
 		run("DNS over UDP", func() error {
@@ -235,24 +245,41 @@ func (h *Host) serveEgress(ctx, answering context.Context, run func(string, func
 	}
 }
 
+// serveKeyed returns a listener as it is served to clients that have to show a key.
+func (h *Host) serveKeyed(name string, ln net.Listener) net.Listener {
+	var keyed *keyless.Listener
+	keyed = h.parts.shares.Keyless(h.serving.add(name, ln, nil, func(*acceptor.Listener) (int, int) { return keyed.Held(), 0 }))
+	return keyed
+}
+
+// serveURLs returns a listener as it is served to visitors of public URLs.
+func (h *Host) serveURLs(name string, ln net.Listener) net.Listener {
+	return socket.Listener{Listener: h.serving.add(name, ln, nil, func(ln *acceptor.Listener) (int, int) {
+		return h.parts.ingress.Held(socket.Listener{Listener: ln})
+	})}
+}
+
 // serveFront starts the public URLs. Over plain HTTP they are served on loopback only; elsewhere they redirect.
 func (h *Host) serveFront(run func(string, func() error)) {
 	l := h.parts.listeners
 	var httpsPort uint16
 	if l.https != nil {
 		httpsPort = portOf(l.https)
-		run("public URLs", func() error { return h.parts.ingress.ServeTLS(h.parts.shares.Bound(l.https)) })
+		ln := h.serveURLs("urls_https", l.https)
+		run("public URLs", func() error { return h.parts.ingress.ServeTLS(ln) })
 	}
 	switch {
 	case l.http == nil:
 	case l.http.Addr().(*net.TCPAddr).IP.IsLoopback():
-		run("public URLs over HTTP", func() error { return h.parts.ingress.ServePlain(h.parts.shares.Bound(l.http)) })
+		ln := h.serveURLs("urls_http", l.http)
+		run("public URLs over HTTP", func() error { return h.parts.ingress.ServePlain(ln) })
 	case l.redirects():
 		var challenge ingress.Challenge
 		if h.parts.acme != nil {
 			challenge = h.parts.acme.Challenge
 		}
-		run("redirects", func() error { return h.parts.ingress.ServeRedirect(h.parts.shares.Bound(l.http), httpsPort, challenge) })
+		ln := h.serveURLs("redirects", l.http)
+		run("redirects", func() error { return h.parts.ingress.ServeRedirect(ln, httpsPort, challenge) })
 	default:
 		h.parts.log.Warn("ingress.http serves nothing: it is not on a loopback address and ingress.https is off")
 	}

@@ -240,6 +240,7 @@ func copyFile(from, to string) error {
 func (h *Host) retire(next *successor) (pid int) {
 	s := h.succession
 	h.parts.listeners.leave()
+	h.serving.end()
 	var all sync.WaitGroup
 	for _, stop := range []func(){h.parts.dns.Retire, h.parts.proxy.Retire, h.parts.ingress.Retire} {
 		all.Go(stop)

@@ -13,10 +13,11 @@ const arrivalTime = time.Second
 
 // held is a connection that a listener holds.
 type held struct {
-	busy    atomic.Bool  // a request has begun, and has not ended over HTTP/1.x
-	network netip.Prefix // what it is counted by; guarded by the listener's mu
-	url     string       // the public URL that it is for, likewise; "": not known
-	only    string       // the one host that may be named in TLS; "": any
+	freeSlot func()       // gives back its slot of the listener; called once, by release
+	busy     atomic.Bool  // a request has begun, and has not ended over HTTP/1.x
+	network  netip.Prefix // what it is counted by; guarded by the listener's mu
+	url      string       // the public URL that it is for, likewise; "": not known
+	only     string       // the one host that may be named in TLS; "": any
 
 	asked atomic.Bool   // a request has begun, or the connection has ended
 	first chan struct{} // closed then

@@ -40,6 +40,8 @@ type fixture struct {
 	der          []byte // the certificate, its own CA
 	woken        atomic.Int64
 
+	lns []net.Listener // as they are served; the first is https
+
 	mu     sync.Mutex
 	urls   map[string]Target
 	events []audit.Event
@@ -144,7 +146,9 @@ func (f *fixture) listen(t testing.TB, serve func(net.Listener) error) string {
 		t.Fatal(err)
 	}
 	served := make(chan error, 1)
-	go func() { served <- serve(socket.Listener{Listener: ln}) }()
+	direct := socket.Listener{Listener: ln}
+	f.lns = append(f.lns, direct)
+	go func() { served <- serve(direct) }()
 	t.Cleanup(func() {
 		ctx, cancel := context.WithCancel(context.Background())
 		cancel()

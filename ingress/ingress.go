@@ -150,6 +150,7 @@ func (g *Ingress) listen(l *listener) error {
 // add makes a listener ready for that many connections. It reports false after Shutdown has begun.
 func (g *Ingress) add(l *listener, most int) bool {
 	l.g, l.conns = g, map[net.Conn]*held{}
+	l.slots, l.stopping = make(chan struct{}, most), make(chan struct{})
 	l.places.most = most
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -158,6 +159,19 @@ func (g *Ingress) add(l *listener, most int) bool {
 	}
 	g.listeners = append(g.listeners, l)
 	return true
+}
+
+// Held returns how many connections are open that a listener given to one of the Serve methods has accepted, and how many there
+// may be.
+func (g *Ingress) Held(ln net.Listener) (open, most int) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	for _, l := range g.listeners {
+		if l.ln == ln {
+			return l.open(), cap(l.slots)
+		}
+	}
+	return 0, 0
 }
 
 // Retire stops accepting and returns when it has stopped: each connection that was accepted is served, and ends after the

@@ -31,13 +31,16 @@ type listener struct {
 	// move is how requests are answered that are not forwarded.
 	move *redirection
 
+	slots    chan struct{} // one for each open connection; a full one makes run wait before it accepts
+	stopping chan struct{} // closed when run must not wait for a slot any longer
+
 	mu     sync.Mutex
 	conns  map[net.Conn]*held
 	closed bool
 	// retired is set once nothing more is accepted, while what has been accepted is served.
 	retired   bool
 	accepting sync.WaitGroup // one while run runs; Add under mu and only while not retired
-	done      sync.WaitGroup // of connections, from enter to forget
+	done      sync.WaitGroup // of connections, from enter to release
 	places    places         // of connections
 }
 
@@ -87,7 +90,14 @@ func (l *listener) run() error {
 	defer l.accepting.Done()
 	var pause time.Duration
 	for {
+		if !l.takeSlot() {
+			_ = l.ln.Close()
+			return http.ErrServerClosed
+		}
 		conn, err := l.ln.Accept()
+		if err != nil {
+			l.freeSlot()
+		}
 		switch {
 		case err == nil:
 			pause = 0
@@ -103,6 +113,25 @@ func (l *listener) run() error {
 		}
 	}
 }
+
+// takeSlot waits for a free slot: visitors beyond the limit wait in the kernel's queue instead of being turned away. A listener
+// that stops does not wait, but takes the slots that are free for the connections already in the queue. It reports false when
+// there is none left.
+func (l *listener) takeSlot() bool {
+	select {
+	case l.slots <- struct{}{}:
+		return true
+	default:
+	}
+	select {
+	case l.slots <- struct{}{}:
+		return true
+	case <-l.stopping:
+		return false
+	}
+}
+
+func (l *listener) freeSlot() { <-l.slots }
 
 // temporary reports whether accepting failed for want of resources, or because of one connection.
 func temporary(err error) bool {
@@ -131,6 +160,7 @@ func (l *listener) finish() { l.end(socket.Drain) }
 func (l *listener) end(end func(net.Listener)) {
 	l.mu.Lock()
 	l.retired = true
+	l.stopLocked()
 	if l.ln != nil {
 		end(l.ln)
 	}
@@ -138,9 +168,18 @@ func (l *listener) end(end func(net.Listener)) {
 	l.accepting.Wait()
 }
 
-// start serves a connection in a goroutine of its own.
+// stopLocked ends the wait for a slot.
+func (l *listener) stopLocked() {
+	select {
+	case <-l.stopping:
+	default:
+		close(l.stopping)
+	}
+}
+
+// start serves a connection, which has a slot, in a goroutine of its own.
 func (l *listener) start(conn net.Conn) {
-	h := l.enter(conn, l.network(conn))
+	h := l.enter(conn, l.network(conn), l.freeSlot)
 	if h == nil {
 		return
 	}
@@ -152,32 +191,32 @@ func (l *listener) start(conn net.Conn) {
 			}
 		})
 		if serve == nil {
-			l.forget(conn)
+			l.release(conn)
 			return
 		}
 		// A new goroutine: the stack of this one has grown in the handshake, and would keep its size for the life of the
 		// connection.
 		go func() {
-			defer l.forget(conn)
+			defer l.release(conn)
 			l.contained(conn, serve)
 		}()
 	}()
 }
 
-// enter counts a connection, until [listener.forget]. It closes the connection and returns nil if there is no place for it.
-func (l *listener) enter(conn net.Conn, network netip.Prefix) *held {
+// enter takes ownership of a connection, until [listener.release]. freeSlot gives back the connection's slot. If there is no
+// place for the connection, enter closes it, frees the slot and returns nil.
+func (l *listener) enter(conn net.Conn, network netip.Prefix, freeSlot func()) *held {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if l.closed {
+	if l.closed || !l.places.take("", network) {
+		if !l.closed {
+			l.g.refusedConn(conn, policy.ReasonLimit, errCrowded)
+		}
 		_ = conn.Close()
+		freeSlot()
 		return nil
 	}
-	if !l.places.take("", network) {
-		l.g.refusedConn(conn, policy.ReasonLimit, errCrowded)
-		_ = conn.Close()
-		return nil
-	}
-	h := &held{network: network, first: make(chan struct{}), until: time.Now().Add(l.g.arrival)}
+	h := &held{freeSlot: freeSlot, network: network, first: make(chan struct{}), until: time.Now().Add(l.g.arrival)}
 	l.conns[conn] = h
 	l.done.Add(1)
 	return h
@@ -188,11 +227,11 @@ func (l *listener) enter(conn net.Conn, network netip.Prefix) *held {
 func (l *listener) visit(conn net.Conn, host string) {
 	from, _ := netip.ParseAddrPort(conn.RemoteAddr().String()) // zero: unknown
 	at := from.Addr().Unmap()
-	h := l.enter(conn, netip.PrefixFrom(at, at.BitLen()))
+	h := l.enter(conn, netip.PrefixFrom(at, at.BitLen()), func() {})
 	if h == nil {
 		return
 	}
-	defer l.forget(conn)
+	defer l.release(conn)
 	h.only = host
 	var serve func()
 	l.contained(conn, func() { serve = l.accept(conn, h) })
@@ -212,14 +251,25 @@ func (l *listener) contained(conn net.Conn, f func()) {
 	f()
 }
 
-func (l *listener) forget(conn net.Conn) {
+// release closes a connection's socket and gives back its slot and its places. Every connection that was entered ends here, once,
+// whoever closed or reset its socket before.
+func (l *listener) release(conn net.Conn) {
+	socket.Abort(conn) // usually closed already
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	h := l.conns[conn]
 	h.arrive()
+	h.freeSlot()
 	l.places.leave(h.url, h.network)
 	delete(l.conns, conn)
 	l.done.Done()
+}
+
+// open returns the number of connections that are open.
+func (l *listener) open() int {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return len(l.conns)
 }
 
 // accept makes the TLS handshake, if there is one. It returns what serves the connection, or nil if that has ended.
@@ -327,6 +377,7 @@ func (l *listener) close() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.closed = true
+	l.stopLocked()
 	if l.ln != nil {
 		_ = l.ln.Close()
 	}

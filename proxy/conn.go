@@ -7,6 +7,7 @@ import (
 	"net"
 	"net/netip"
 	"os"
+	"sync/atomic"
 	"time"
 
 	"boxgate/audit"
@@ -28,6 +29,7 @@ const connCost = 16 << 10
 type conn struct {
 	p     *Proxy
 	tcp   *net.TCPConn
+	count *atomic.Int64  // of the open connections of its listener; see close
 	from  netip.Addr     // the address of the box that it is of
 	only  *policy.Box    // the box that it must be of; nil: the one that has the address
 	head  []byte         // bytes already read from the client by the acceptor
@@ -54,11 +56,12 @@ type conn struct {
 	mustSpeak bool
 }
 
-// newConn starts the audit event of a newly accepted connection.
-func (p *Proxy) newConn(tcp *net.TCPConn, orig netip.AddrPort) *conn {
+// newConn takes ownership of a newly accepted connection, until [conn.close], and starts its audit event.
+func (p *Proxy) newConn(tcp *net.TCPConn, orig netip.AddrPort, count *atomic.Int64) *conn {
 	now := time.Now()
+	count.Add(1)
 	return &conn{
-		p: p, tcp: tcp, from: addrPort(tcp.RemoteAddr()).Addr(), orig: orig, port: orig.Port(), ctx: p.base, since: now,
+		p: p, tcp: tcp, count: count, from: addrPort(tcp.RemoteAddr()).Addr(), orig: orig, port: orig.Port(), ctx: p.base, since: now,
 		event: audit.Event{
 			Time: now, Stage: policy.StageConn, Protocol: policy.TCP, Addr: orig.Addr(), Port: orig.Port(),
 			Action: audit.ActionRefuse, Reason: policy.ReasonInternal,
@@ -68,8 +71,8 @@ func (p *Proxy) newConn(tcp *net.TCPConn, orig netip.AddrPort) *conn {
 
 // handleTransparent handles a connection that was steered here: it opens the event, finds the box, checks limits and
 // own addresses, reads the first bytes, routes and acts on the route.
-func (p *Proxy) handleTransparent(tcp *net.TCPConn, listener netip.AddrPort) {
-	c := p.newConn(tcp, p.originalDst(tcp))
+func (p *Proxy) handleTransparent(tcp *net.TCPConn, listener netip.AddrPort, count *atomic.Int64) {
+	c := p.newConn(tcp, p.originalDst(tcp), count)
 	defer c.end()
 	if !c.admit() {
 		return
@@ -125,9 +128,11 @@ func (c *conn) end() {
 	}
 }
 
-// close closes the connection and records its event. panicked is what its handler panicked with, or nil: only this
+// close closes the connection, gives back everything it held and records its event. Every connection ends here, once, whoever
+// closed or reset its socket before. panicked is what its handler panicked with, or nil: only this
 // connection fails. The panic's text is not logged, as it might quote traffic.
 func (c *conn) close(panicked any) {
+	defer c.count.Add(-1)
 	if panicked != nil {
 		contain.Log(c.p.cfg.Log, "panic in a connection", c.event.Box, panicked)
 		c.event.Error = "fault of the gateway"

@@ -11,6 +11,7 @@ import (
 	"net/netip"
 	"os"
 	"strings"
+	"sync/atomic"
 	"time"
 
 	"github.com/elazarl/goproxy"
@@ -31,7 +32,9 @@ import (
 // ServeExplicit serves connections of explicit proxy clients. It returns nil when ctx ends or the proxy is shut down,
 // and closes ln; connections already accepted continue.
 func (p *Proxy) ServeExplicit(ctx context.Context, ln net.Listener) error {
-	return p.accept(ctx, ln, func(tcp *net.TCPConn) { p.newConn(tcp, netip.AddrPort{}).serveExplicit() })
+	return p.accept(ctx, ln, func(tcp *net.TCPConn, count *atomic.Int64) {
+		p.newConn(tcp, netip.AddrPort{}, count).serveExplicit()
+	})
 }
 
 // ServeFor serves one connection that the gateway itself made on behalf of a box, as if that box had
@@ -39,7 +42,7 @@ func (p *Proxy) ServeExplicit(ctx context.Context, ln net.Listener) error {
 // know that nobody else is at the other end. The connection of a box that is gone is refused, whoever has its address by now.
 func (p *Proxy) ServeFor(box *policy.Box, tcp *net.TCPConn) {
 	p.start(tcp, func(tcp *net.TCPConn) {
-		c := p.newConn(tcp, netip.AddrPort{})
+		c := p.newConn(tcp, netip.AddrPort{}, &p.own)
 		c.from, c.only = box.V4, box
 		c.serveExplicit()
 	})

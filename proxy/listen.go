@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
+	"sync/atomic"
 	"syscall"
 	"time"
 
@@ -56,13 +57,14 @@ func keepAlive(fd int) error {
 // the proxy is shut down, and closes ln; connections already accepted continue.
 func (p *Proxy) ServeTransparent(ctx context.Context, ln net.Listener) error {
 	own := addrPort(ln.Addr())
-	return p.accept(ctx, ln, func(c *net.TCPConn) { p.handleTransparent(c, own) })
+	return p.accept(ctx, ln, func(c *net.TCPConn, count *atomic.Int64) { p.handleTransparent(c, own, count) })
 }
 
 // accept runs handle in a new goroutine for each connection of ln. When the process is out of file descriptors it waits
 // and retries: neither the listener nor the connections in the backlog are lost.
-func (p *Proxy) accept(ctx context.Context, ln net.Listener, handle func(*net.TCPConn)) error {
-	if !p.addListener(ln) {
+func (p *Proxy) accept(ctx context.Context, ln net.Listener, handle func(c *net.TCPConn, count *atomic.Int64)) error {
+	count := p.addListener(ln)
+	if count == nil {
 		return nil
 	}
 	defer p.dropListener(ln)
@@ -73,7 +75,7 @@ func (p *Proxy) accept(ctx context.Context, ln net.Listener, handle func(*net.TC
 		switch {
 		case err == nil:
 			pause = acceptPause
-			p.start(c, handle)
+			p.start(c, func(tcp *net.TCPConn) { handle(tcp, count) })
 		case errors.Is(err, net.ErrClosed):
 			return nil
 		case exhausted(err):
@@ -136,16 +138,27 @@ func (p *Proxy) enter() bool {
 	return true
 }
 
-func (p *Proxy) addListener(ln net.Listener) bool {
+// addListener returns the count of the listener's open connections, or closes it and returns nil when no more are accepted.
+func (p *Proxy) addListener(ln net.Listener) *atomic.Int64 {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.closing || p.retired {
 		_ = ln.Close()
-		return false
+		return nil
 	}
 	p.accepting.Add(1)
-	p.listeners[ln] = struct{}{}
-	return true
+	p.listeners[ln] = &atomic.Int64{}
+	return p.listeners[ln]
+}
+
+// Held returns how many connections are open that a listener of the proxy has accepted; 0 once it accepts no more.
+func (p *Proxy) Held(ln net.Listener) int {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if count := p.listeners[ln]; count != nil {
+		return int(count.Load())
+	}
+	return 0
 }
 
 func (p *Proxy) dropListener(ln net.Listener) {

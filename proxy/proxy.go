@@ -10,6 +10,7 @@ import (
 	"net/netip"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/elazarl/goproxy"
@@ -148,10 +149,11 @@ type Proxy struct {
 
 	mu        sync.Mutex
 	closing   bool
-	listeners map[net.Listener]struct{}
-	retired   bool           // guarded by mu
-	accepting sync.WaitGroup // one for each listener that accepts; Add under mu and only while neither closing nor retired
-	running   sync.WaitGroup // one for each connection; Add under mu and only while not closing
+	listeners map[net.Listener]*atomic.Int64 // with their open connections
+	own       atomic.Int64                   // open connections of the gateway's own: see ServeFor
+	retired   bool                           // guarded by mu
+	accepting sync.WaitGroup                 // one for each listener that accepts; Add under mu and only while neither closing nor retired
+	running   sync.WaitGroup                 // one for each connection; Add under mu and only while not closing
 }
 
 // New returns a proxy that is not serving yet. It returns an error if a required field of cfg is missing.
@@ -160,7 +162,7 @@ func New(cfg Config) (*Proxy, error) {
 		return nil, errors.New("proxy: Boxes, Resolver, Leaves and Audit are required")
 	}
 	cfg.setDefaults()
-	p := &Proxy{cfg: cfg, front: newFront(), originalDst: localAddr, listeners: map[net.Listener]struct{}{}}
+	p := &Proxy{cfg: cfg, front: newFront(), originalDst: localAddr, listeners: map[net.Listener]*atomic.Int64{}}
 	p.base, p.cancel = context.WithCancel(context.Background())
 	p.crew = crew{jobs: make(chan func()), stop: p.base.Done()}
 	router := route.New(p.base, p.cfg.Resolver, p.cfg.Own, p.cfg.Sink, p.cfg.DialTimeout)
@@ -295,7 +297,7 @@ func (p *Proxy) Retire() {
 }
 
 // Open returns the number of open connections of boxes.
-func (p *Proxy) Open() int { return len(p.live.All()) }
+func (p *Proxy) Open() int { return p.live.Open() }
 
 // CloseAll cuts every connection of every box.
 func (p *Proxy) CloseAll() { p.closeAll(p.live.All(), policy.ReasonInternal, live.ErrShutdown) }

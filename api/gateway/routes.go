@@ -21,8 +21,8 @@ type Endpoints struct {
 func (e *Endpoints) Routes() []rest.Route {
 	return []rest.Route{
 		{Method: "GET", Path: "/healthz", ID: "getHealth", Public: true, Summary: "Whether the process runs; needs no key", Response: reflect.TypeFor[rest.OK](), Handle: e.healthz},
-		{Method: "GET", Path: "/readyz", ID: "getReadiness", Public: true, Summary: "Whether boxes can be created and served; needs no key", Response: reflect.TypeFor[rest.OK](), Handle: e.readyz},
-		{Method: "GET", Path: "/v2/gateway", ID: "getStatus", Summary: "Version, uptime, boxes by state and recent denials", Response: reflect.TypeFor[gatewayView](), Handle: e.status},
+		{Method: "GET", Path: "/readyz", ID: "getReadiness", Public: true, Summary: "Whether boxes can be created and served, and every listener accepts connections; needs no key", Response: reflect.TypeFor[rest.OK](), Handle: e.readyz},
+		{Method: "GET", Path: "/v2/gateway", ID: "getStatus", Summary: "Version, uptime, boxes by state, recent denials, and what the listeners hold", Response: reflect.TypeFor[gatewayView](), Handle: e.status},
 		{Method: "GET", Path: "/.well-known/jwks.json", ID: "getIdentityKeys", Public: true, Summary: "The public keys of the tokens that forwarded requests carry; needs no key", Response: reflect.TypeFor[keySet](), Handle: e.identityKeys},
 		{Method: "GET", Path: "/v2/box/{id}/ca", ID: "getBoxCa", Summary: "The interception CA of a box", Produces: []string{"application/x-pem-file"}, Handle: e.boxCA},
 		{Method: "POST", Path: "/v2/store/rotate-key", ID: "rotateStoreKey", Summary: "Encrypt the secrets of the store with a new key", Request: reflect.TypeFor[storeKeyBody](), Example: `{}`, Response: reflect.TypeFor[rest.OK](), Handle: e.rotateStoreKey},

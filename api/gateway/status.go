@@ -23,6 +23,25 @@ type gatewayView struct {
 	UptimeSeconds int64              `json:"uptime_seconds"`
 	Boxes         map[api.Status]int `json:"boxes" doc:"how many are in each state"`
 	Denials       denialsView        `json:"denials"`
+	Listeners     []listenerView     `json:"listeners"`
+	Places        []placeView        `json:"places" doc:"what all boxes, or all visitors, share"`
+	Descriptors   placeView          `json:"descriptors" doc:"open files of the process"`
+}
+
+// listenerView is one listener.
+type listenerView struct {
+	Name        string `json:"name" doc:"what it serves"`
+	Address     string `json:"address"`
+	Accepts     bool   `json:"accepts" doc:"whether a connection that the gateway just made to it was accepted"`
+	Connections int    `json:"connections" doc:"open ones that it has accepted"`
+	Limit       int    `json:"limit" doc:"of connections; 0: the limits of boxes or of peers apply"`
+}
+
+// placeView is how much of something is used.
+type placeView struct {
+	Name  string `json:"name"`
+	Used  int    `json:"used"`
+	Limit int    `json:"limit" doc:"0: there is none"`
 }
 
 // denialsView counts denials.
@@ -42,6 +61,10 @@ func (e *Endpoints) status(_ http.ResponseWriter, r *http.Request) (rest.Reply, 
 	if err != nil {
 		return rest.Reply{}, err
 	}
+	capacity, err := e.Host.Capacity(r.Context())
+	if err != nil {
+		return rest.Reply{}, err
+	}
 	b := buildinfo.Get()
 	view := gatewayView{
 		Version: b.Version, Revision: b.Revision, Date: b.Date, Boxes: map[api.Status]int{}, Denials: denials,
@@ -49,6 +72,13 @@ func (e *Endpoints) status(_ http.ResponseWriter, r *http.Request) (rest.Reply, 
 	}
 	for _, box := range boxes {
 		view.Boxes[box.Status]++
+	}
+	view.Listeners, view.Places, view.Descriptors = []listenerView{}, []placeView{}, placeView(capacity.Descriptors)
+	for _, l := range capacity.Listeners {
+		view.Listeners = append(view.Listeners, listenerView(l))
+	}
+	for _, p := range capacity.Places {
+		view.Places = append(view.Places, placeView(p))
 	}
 	return rest.Reply{Body: view}, nil
 }

@@ -447,6 +447,14 @@ func (h *memoryHost) Ready(context.Context) error {
 	return h.ready
 }
 
+func (h *memoryHost) Capacity(context.Context) (api.Capacity, error) {
+	return api.Capacity{
+		Listeners:   []api.ListenerState{{Name: "urls_https", Address: "[::]:443", Accepts: true, Connections: 3, Limit: 128}},
+		Places:      []api.PlaceState{{Name: "url_requests", Used: 2, Limit: 192}},
+		Descriptors: api.PlaceState{Name: "descriptors", Used: 40, Limit: 2048},
+	}, nil
+}
+
 func (h *memoryHost) OpenFiles(context.Context, policy.BoxID) (files.Files, error) {
 	leave, err := h.enter()
 	defer leave()

@@ -3,10 +3,13 @@ package keyless
 
 import (
 	"context"
+	"errors"
 	"net"
 	"net/http"
 	"slices"
 	"sync"
+	"sync/atomic"
+	"syscall"
 
 	"boxgate/internal/socket"
 )
@@ -18,6 +21,8 @@ type Listener struct {
 	net.Listener
 	most int
 
+	open atomic.Int64 // connections, with and without a key
+
 	mu   sync.Mutex
 	from map[string][]*conn // by peer, oldest first
 	n    int
@@ -28,11 +33,12 @@ func New(ln net.Listener, most int) *Listener {
 	return &Listener{Listener: ln, most: most, from: map[string][]*conn{}}
 }
 
-// conn is one connection, counted until it is closed or has shown a key.
+// conn is one connection, counted until it is closed or has shown a key. It has no NetConn method: whoever serves it ends it by Close.
 type conn struct {
 	net.Conn
 	listener *Listener
 	peer     string
+	closed   atomic.Bool
 }
 
 // Drain implements [socket.Drainer] if the listener below does.
@@ -45,8 +51,9 @@ func (l *Listener) Accept() (net.Conn, error) {
 		return nil, err
 	}
 	c := &conn{Conn: accepted, listener: l, peer: peerOf(accepted)}
+	l.open.Add(1)
 	if evicted := l.add(c); evicted != nil {
-		_ = evicted.Conn.Close()
+		_ = evicted.Conn.Close() // its server notices, and calls Close
 	}
 	return c, nil
 }
@@ -86,10 +93,25 @@ func (l *Listener) removeLocked(c *conn) {
 	}
 }
 
+// Held returns how many connections are open, with and without a key.
+func (l *Listener) Held() int { return int(l.open.Load()) }
+
 // Close implements [net.Conn].
 func (c *conn) Close() error {
+	if c.closed.CompareAndSwap(false, true) {
+		c.listener.open.Add(-1)
+	}
 	c.listener.remove(c)
 	return c.Conn.Close()
+}
+
+// SyscallConn gives access to the socket, for [syscall.Conn].
+func (c *conn) SyscallConn() (syscall.RawConn, error) {
+	below, ok := c.Conn.(syscall.Conn)
+	if !ok {
+		return nil, errors.ErrUnsupported
+	}
+	return below.SyscallConn()
 }
 
 type connKey struct{}

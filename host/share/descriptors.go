@@ -13,7 +13,6 @@ import (
 
 	"boxgate/config"
 	"boxgate/host/keyless"
-	"boxgate/internal/socket"
 	"boxgate/preflight"
 	"boxgate/proxy"
 )
@@ -51,11 +50,6 @@ func (d Descriptors) Apply(c *proxy.Config) {
 	c.MaxAllConns, c.MaxAllUpstreams, c.MaxPipes = d.conns, d.upstreams, d.pipes
 }
 
-// Bound accepts as many visitors as there are descriptors for; the others wait in the backlog.
-func (d Descriptors) Bound(ln net.Listener) net.Listener {
-	return newVisitors(socket.Listener{Listener: socket.NewQueue(ln)}, d.visitors)
-}
-
 // Visits returns how many connections each of the two listeners of public URLs may hold, and how many requests may be
 // forwarded to boxes at a time if a third as many connections to boxes are kept for later.
 func (d Descriptors) Visits() (connections, requests int) {
@@ -64,8 +58,8 @@ func (d Descriptors) Visits() (connections, requests int) {
 
 // Keyless bounds the connections to a listener that have shown no key. They come out of the reserve, of which the three such
 // listeners use three eighths at most.
-func (d Descriptors) Keyless(ln net.Listener) net.Listener {
-	return keyless.New(socket.NewQueue(ln), max(8, min(d.reserve/8, 256)))
+func (d Descriptors) Keyless(ln net.Listener) *keyless.Listener {
+	return keyless.New(ln, max(8, min(d.reserve/8, 256)))
 }
 
 // Questions returns how many sockets DNS may keep open to ask upstream from. They come out of the reserve.

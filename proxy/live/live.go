@@ -110,10 +110,13 @@ func (t *Table) Count(box policy.BoxID) int {
 }
 
 // Any reports whether a connection is open.
-func (t *Table) Any() bool {
+func (t *Table) Any() bool { return t.Open() > 0 }
+
+// Open returns how many connections of all boxes are open.
+func (t *Table) Open() int {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	return t.open > 0
+	return t.open
 }
 
 // All returns every open connection.

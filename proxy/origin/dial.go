@@ -78,6 +78,9 @@ func (p *Origins) CloseAllIdle() {
 	}
 }
 
+// Open returns how many connections to servers all boxes have, in use or idle.
+func (p *Origins) Open() int { return int(p.pools.open.Load()) }
+
 // Stats returns the number of connections of a box.
 func (p *Origins) Stats(box policy.BoxID) Stats { return p.pools.stats(box) }
 

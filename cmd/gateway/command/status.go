@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"maps"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 
@@ -28,6 +29,22 @@ type gatewayAnswer struct {
 		Reasons map[string]uint64
 		AtLeast bool `json:"at_least"`
 	}
+	Listeners   []listenerAnswer
+	Places      []placeAnswer
+	Descriptors placeAnswer
+}
+
+// listenerAnswer is the state of one listener.
+type listenerAnswer struct {
+	Name, Address      string
+	Accepts            bool
+	Connections, Limit int
+}
+
+// placeAnswer is how much of something is used.
+type placeAnswer struct {
+	Name        string
+	Used, Limit int
 }
 
 // certificateState is how long a certificate of the public URLs is valid.
@@ -59,8 +76,9 @@ type statusReport struct {
 // newStatusCommand is `gateway status`.
 func newStatusCommand(o *cli.Options) *cobra.Command {
 	return &cobra.Command{
-		Use: "status", Short: "Show the state of the gateway at a glance: boxes, denials, certificates, secrets and the host",
-		Long: `Shows version and uptime, the boxes by state, the denials of the last ten minutes, how long certificates are valid, how old
+		Use: "status", Short: "Show the state of the gateway at a glance: boxes, denials, listeners, certificates, secrets and the host",
+		Long: `Shows version and uptime, the boxes by state, the denials of the last ten minutes, the listeners (whether they accept
+connections, and how many are open), how long certificates are valid, how old
 secrets are, and what ` + "`gateway check`" + ` finds on the host. With --admin, certificates and host are left out: they are those of
 the gateway's host.`,
 		Args: cli.ExactArgs(0),
@@ -147,6 +165,7 @@ func (r *statusReport) rows(now time.Time) [][]string {
 		{"boxes", counted(g.Boxes, "none")},
 		{"denials", r.denials()},
 	}
+	rows = append(rows, g.held()...)
 	for _, c := range r.Certificates[:min(len(r.Certificates), mostShown)] {
 		rows = append(rows, []string{"certificate", fmt.Sprintf("%s, %d days left", c.Subject, c.DaysLeft)})
 	}
@@ -164,6 +183,31 @@ func (r *statusReport) rows(now time.Time) [][]string {
 		rows = append(rows, []string{"host", fmt.Sprintf("%d checks, all ok", r.HostChecks)})
 	}
 	return rows
+}
+
+// held are the lines about what the gateway holds: every listener, and what is shared and in use.
+func (g gatewayAnswer) held() (rows [][]string) {
+	for _, l := range g.Listeners {
+		text := fmt.Sprintf("%s at %s, %s open connections", l.Name, l.Address, used(l.Connections, l.Limit))
+		if !l.Accepts {
+			text += ": DOES NOT ACCEPT new ones"
+		}
+		rows = append(rows, []string{"listener", text})
+	}
+	for _, p := range append(g.Places, g.Descriptors) {
+		if p.Used > 0 {
+			rows = append(rows, []string{"in use", used(p.Used, p.Limit) + " " + strings.ReplaceAll(p.Name, "_", " ")})
+		}
+	}
+	return rows
+}
+
+// used says how much is used of how much.
+func used(n, limit int) string {
+	if limit <= 0 {
+		return strconv.Itoa(n)
+	}
+	return fmt.Sprintf("%d of %d", n, limit)
 }
 
 func (r *statusReport) denials() string {

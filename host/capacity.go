@@ -1,0 +1,108 @@
+package host
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"os"
+	"slices"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"golang.org/x/sys/unix"
+
+	"boxgate/api"
+)
+
+// Capacity implements [api.Host].
+func (h *Host) Capacity(ctx context.Context) (api.Capacity, error) {
+	open, most, err := descriptors()
+	return api.Capacity{
+		Listeners: h.serving.states(ctx), Places: h.places(),
+		Descriptors: api.PlaceState{Name: "descriptors", Used: open, Limit: most},
+	}, err
+}
+
+// places returns what all boxes, and all visitors, share, by name.
+func (h *Host) places() (list []api.PlaceState) {
+	for name, use := range h.parts.proxy.Uses() {
+		list = append(list, api.PlaceState{Name: name, Used: use.Taken, Limit: use.Most})
+	}
+	for name, use := range h.parts.ingress.Uses() {
+		list = append(list, api.PlaceState{Name: name, Used: use.Taken, Limit: use.Most})
+	}
+	slices.SortFunc(list, func(a, b api.PlaceState) int { return cmp.Compare(a.Name, b.Name) })
+	return list
+}
+
+// descriptors returns how many files the process has open, and how many it may have.
+func descriptors() (open, most int, err error) {
+	var limit unix.Rlimit
+	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &limit); err != nil {
+		return 0, 0, fmt.Errorf("the limit of open files: %w", err)
+	}
+	entries, err := os.ReadDir("/proc/self/fd")
+	if err != nil {
+		return 0, 0, fmt.Errorf("counting open files: %w", err)
+	}
+	return len(entries) - 1, int(limit.Cur), nil // without the one that lists them
+}
+
+// capacityMetrics say what is held of each listener and of each kind of place.
+type capacityMetrics struct{ h *Host }
+
+var (
+	listenerAccepts = prometheus.NewDesc("boxgate_listener_accepts",
+		"1 if a connection that the gateway just made to its listener was accepted, else 0.", []string{"listener"}, nil)
+	listenerOpen = prometheus.NewDesc("boxgate_listener_connections",
+		"Open connections that a listener has accepted.", []string{"listener"}, nil)
+	listenerMost = prometheus.NewDesc("boxgate_listener_connections_limit",
+		"How many connections a listener holds at most; 0: the limits of boxes or of peers apply.", []string{"listener"}, nil)
+	placesUsed = prometheus.NewDesc("boxgate_places_used",
+		"How many places of a kind are taken, by all boxes or all visitors.", []string{"kind"}, nil)
+	placesMost = prometheus.NewDesc("boxgate_places_limit", "How many there are; 0: no limit.", []string{"kind"}, nil)
+)
+
+func (h *Host) openCapacityMetrics(context.Context) error {
+	return h.parts.metrics.Register(capacityMetrics{h})
+}
+
+// Describe implements [prometheus.Collector].
+func (m capacityMetrics) Describe(ch chan<- *prometheus.Desc) {
+	for _, d := range []*prometheus.Desc{listenerAccepts, listenerOpen, listenerMost, placesUsed, placesMost} {
+		ch <- d
+	}
+}
+
+// Collect implements [prometheus.Collector].
+func (m capacityMetrics) Collect(ch chan<- prometheus.Metric) {
+	gauge := func(d *prometheus.Desc, value int, label string) {
+		ch <- prometheus.MustNewConstMetric(d, prometheus.GaugeValue, float64(value), label)
+	}
+	for name, l := range byName(m.h.serving.states(context.Background())) {
+		accepts := 0
+		if l.Accepts {
+			accepts = 1
+		}
+		gauge(listenerAccepts, accepts, name)
+		gauge(listenerOpen, l.Connections, name)
+		gauge(listenerMost, l.Limit, name)
+	}
+	for _, p := range m.h.places() {
+		gauge(placesUsed, p.Used, p.Name)
+		gauge(placesMost, p.Limit, p.Name)
+	}
+}
+
+// byName puts listeners that serve the same together, such as those of both address families: they accept if all of them do.
+func byName(states []api.ListenerState) map[string]api.ListenerState {
+	all := map[string]api.ListenerState{}
+	for _, s := range states {
+		if sum, known := all[s.Name]; known {
+			s.Accepts = s.Accepts && sum.Accepts
+			s.Connections += sum.Connections
+			s.Limit += sum.Limit
+		}
+		all[s.Name] = s
+	}
+	return all
+}

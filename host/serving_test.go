@@ -1,0 +1,74 @@
+package host
+
+import (
+	"net"
+	"strings"
+	"testing"
+	"time"
+
+	"go.uber.org/zap"
+	"go.uber.org/zap/zaptest/observer"
+
+	"boxgate/internal/acceptor"
+)
+
+// TestNotReadyWhileAListenerDoesNotAccept: readiness, the metrics and the log follow whether each listener accepts connections, not
+// whether the kernel does.
+func TestNotReadyWhileAListenerDoesNotAccept(t *testing.T) {
+	t.Parallel()
+	core, logged := observer.New(zap.InfoLevel)
+	s := &serving{log: zap.New(core), within: time.Second}
+	listen := func(name string) *acceptor.Listener {
+		ln, err := net.Listen("tcp", "127.0.0.1:0")
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { ln.Close() })
+		return s.add(name, ln, nil, func(*acceptor.Listener) (int, int) { return 2, 8 })
+	}
+	accept := func(ln net.Listener) {
+		for {
+			if _, err := ln.Accept(); err != nil {
+				return
+			}
+		}
+	}
+	look := func() error { // not the last result
+		s.looking.Lock()
+		defer s.looking.Unlock()
+		s.looked = s.looked.Add(-acceptValid)
+		return s.lookLocked(t.Context())
+	}
+	good, bad := listen("good"), listen("bad")
+	go accept(good)
+	for range 2 {
+		if err := look(); err == nil || !strings.Contains(err.Error(), "bad at "+bad.Addr().String()) || strings.Contains(err.Error(), "good") {
+			t.Errorf("while one does not accept: %v", err)
+		}
+	}
+	if n := logged.FilterMessageSnippet("does not accept").Len(); n != 1 {
+		t.Errorf("it was logged %d times", n)
+	}
+	states := byName(s.states(t.Context()))
+	if b := states["bad"]; b.Accepts || !states["good"].Accepts || b.Connections != 2 || b.Limit != 8 {
+		t.Errorf("%+v", states)
+	}
+	go accept(bad)
+	if err := look(); err != nil {
+		t.Errorf("once both accept: %v", err)
+	}
+	if logged.FilterMessageSnippet("accepts connections again").Len() != 1 {
+		t.Errorf("%v", logged.All())
+	}
+	good.Close()
+	if err := s.check(t.Context()); err != nil {
+		t.Errorf("the last look is no longer good: %v", err)
+	}
+	s.end()
+	if err := look(); err == nil {
+		t.Error("ready while the gateway stops")
+	}
+	if logged.FilterMessageSnippet("does not accept").Len() != 1 {
+		t.Error("a gateway that stops complains of its listeners")
+	}
+}
