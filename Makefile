@@ -110,7 +110,7 @@ scale: image ## make and delete 1,000 boxes, and run 50 launched and 500 attache
 mutants: image docker runtime-debs promtool nameserver postgres sshd visitors ## take away each protection in turn, and demand that its tests notice
 	CGO_ENABLED=0 TEST_IMAGE_DIR=$(IMAGE_DIR) $(GO) run ./internal/mutants $(MUTANTFLAGS)
 
-structure: ## print the circles of files in each package, and the lengths of functions
+structure: ## print how long the functions of each package are, and the longest of all
 	@$(GO) run ./internal/structure
 
 conformance: image visitors ## run the conformance suites whole and print their tables (docs/conformance.md)

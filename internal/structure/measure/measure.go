@@ -1,18 +1,16 @@
-// Package measure measures the structure of a module: which files of a package refer to each other in a circle, and how
-// long its functions are. Test files do not count.
-//
-// File A refers to file B of the same package if an identifier in A resolves to something declared in B: a type,
-// function, variable or constant, a method, or a field. So a method call refers to the file that declares the method,
-// even if the type is declared elsewhere; a method refers by its receiver to the file of the type; and a value used
-// only through an interface refers to the file of the interface, not to those that implement it. Names resolve with the
-// types of all imports, read from the compiler's export data, hence exactly as the compiler resolves them.
-//
-// A circle is a strongly connected component of more than one file in that graph: to understand one of its files, one
-// has to read them all.
+// Package measure measures how long the functions of a module are. Test files do not count, nor do modules below the module's root.
 package measure
 
 import (
-	"context"
+	"cmp"
+	"fmt"
+	"go/ast"
+	"go/parser"
+	"go/token"
+	"io/fs"
+	"maps"
+	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 )
@@ -20,27 +18,9 @@ import (
 // Package is one package of the module with its measurements.
 type Package struct {
 	Dir       string // relative to the module's root, with slashes
-	Files     []File
-	Circles   []Circle // largest first
+	Files     int    // that are not tests, for whatever system
+	Lines     int    // of those files
 	Functions []Function
-}
-
-// File is one file that is not a test.
-type File struct {
-	Name  string
-	Lines int
-	Uses  []Use // of other files of the package, by file and name
-}
-
-// Use is one identifier that a file uses and another file of the package declares.
-type Use struct {
-	File, Name string
-}
-
-// Circle is a set of files of which each refers, directly or through others, to every other.
-type Circle struct {
-	Files []string
-	Lines int
 }
 
 // Function is one function or method with a body. Lines counts from the line of func to that of the closing brace.
@@ -49,43 +29,75 @@ type Function struct {
 	Lines int
 }
 
-// Module measures every package of the module in dir. It runs the go command, which compiles what has changed.
-func Module(ctx context.Context, dir string) ([]Package, error) {
-	listed, err := list(ctx, dir)
+// Module measures every package of the module in root.
+func Module(root string) ([]Package, error) {
+	packages := map[string]*Package{}
+	err := filepath.WalkDir(root, func(path string, d fs.DirEntry, err error) error {
+		if err != nil {
+			return err
+		}
+		if d.IsDir() {
+			if path != root && isApart(path) {
+				return filepath.SkipDir
+			}
+			return nil
+		}
+		if !strings.HasSuffix(path, ".go") || strings.HasSuffix(path, "_test.go") {
+			return nil
+		}
+		rel, err := filepath.Rel(root, path)
+		if err != nil {
+			return err
+		}
+		dir := filepath.ToSlash(filepath.Dir(rel))
+		if packages[dir] == nil {
+			packages[dir] = &Package{Dir: dir}
+		}
+		return packages[dir].add(path)
+	})
 	if err != nil {
 		return nil, err
 	}
-	l := newLoader(listed)
 	var out []Package
-	for _, p := range listed {
-		if p.Module == nil || !p.Module.Main || len(p.GoFiles) == 0 {
-			continue
-		}
-		files, info, err := l.check(p)
-		if err != nil {
-			return nil, err
-		}
-		out = append(out, l.measure(p, files, info))
+	for _, dir := range slices.Sorted(maps.Keys(packages)) {
+		out = append(out, *packages[dir])
 	}
-	slices.SortFunc(out, func(a, b Package) int { return strings.Compare(a.Dir, b.Dir) })
 	return out, nil
 }
 
-// Lines is the length of the package's files together.
-func (p Package) Lines() int {
-	n := 0
-	for _, f := range p.Files {
-		n += f.Lines
+// isApart reports whether a directory holds nothing of the module, as the go command sees it.
+func isApart(dir string) bool {
+	name := filepath.Base(dir)
+	if strings.HasPrefix(name, ".") || strings.HasPrefix(name, "_") || name == "testdata" || name == "node_modules" {
+		return true
 	}
-	return n
+	_, err := os.Stat(filepath.Join(dir, "go.mod"))
+	return err == nil
 }
 
-// Largest returns the circle with the most files, which has none if no files of the package refer to each other in one.
-func (p Package) Largest() Circle {
-	if len(p.Circles) == 0 {
-		return Circle{}
+// add measures one more file of the package.
+func (p *Package) add(path string) error {
+	fset := token.NewFileSet()
+	f, err := parser.ParseFile(fset, path, nil, parser.SkipObjectResolution)
+	if err != nil {
+		return err
 	}
-	return p.Circles[0]
+	p.Files++
+	p.Lines += fset.File(f.FileStart).LineCount()
+	for _, d := range f.Decls {
+		if fn, ok := d.(*ast.FuncDecl); ok && fn.Body != nil {
+			from, to := fset.Position(fn.Type.Func), fset.Position(fn.Body.Rbrace)
+			name := fmt.Sprintf("%s/%s:%d %s", p.Dir, filepath.Base(path), from.Line, fn.Name.Name)
+			p.Functions = append(p.Functions, Function{Name: name, Lines: to.Line - from.Line + 1})
+		}
+	}
+	return nil
+}
+
+// Longest returns the n longest functions, the longest first.
+func Longest(functions []Function, n int) []Function {
+	sorted := slices.SortedStableFunc(slices.Values(functions), func(a, b Function) int { return cmp.Compare(b.Lines, a.Lines) })
+	return sorted[:min(n, len(sorted))]
 }
 
 // Sizes are the quantiles of the lengths of functions, in lines.

@@ -7,30 +7,26 @@ import (
 )
 
 func TestModule(t *testing.T) {
-	packages, err := Module(t.Context(), "testdata/module")
+	packages, err := Module("testdata/module")
 	if err != nil {
 		t.Fatal(err)
 	}
 	want := []Package{{
-		Dir: "a",
-		Files: []File{
-			{Name: "field.go", Lines: 3, Uses: []Use{{"make.go", "make1"}, {"type.go", "field"}}},
-			{Name: "helper.go", Lines: 7, Uses: []Use{{"method.go", "Do"}, {"type.go", "current"}}},
-			{Name: "make.go", Lines: 3, Uses: []Use{{"type.go", "T"}}},
-			{Name: "method.go", Lines: 5, Uses: []Use{{"helper.go", "helper"}, {"type.go", "T"}}},
-			{Name: "type.go", Lines: 13},
-		},
-		Circles: []Circle{{Files: []string{"helper.go", "method.go"}, Lines: 12}},
-		Functions: []Function{
-			{Name: "a/field.go:3 field", Lines: 1},
-			{Name: "a/helper.go:3 helper", Lines: 5},
-			{Name: "a/make.go:3 make1", Lines: 1},
-			{Name: "a/method.go:3 Do", Lines: 3},
-			{Name: "a/type.go:11 Run", Lines: 1},
-		},
+		Dir: "a", Files: 2, Lines: 18,
+		Functions: []Function{{Name: "a/method.go:4 Do", Lines: 5}, {Name: "a/method.go:10 short", Lines: 1}},
 	}}
 	if diff := cmp.Diff(want, packages); diff != "" {
 		t.Errorf("measured differently (-want +got):\n%s", diff)
+	}
+}
+
+func TestLongest(t *testing.T) {
+	functions := []Function{{"a", 1}, {"b", 3}, {"c", 3}, {"d", 2}}
+	if diff := cmp.Diff([]Function{{"b", 3}, {"c", 3}}, Longest(functions, 2)); diff != "" {
+		t.Errorf("-want +got:\n%s", diff)
+	}
+	if got := Longest(functions[:1], 2); len(got) != 1 {
+		t.Errorf("Longest of one = %v", got)
 	}
 }
 

@@ -1,5 +1,10 @@
 package a
 
-func (t *T) Do() {
-	helper()
+// Do has a comment, which does not count.
+func (T) Do() {
+	short()
+
+	short()
 }
+
+func short() {}

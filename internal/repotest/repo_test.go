@@ -1,6 +1,6 @@
-// Package boxgate_test holds the rules of the repository that are themselves tests: who may import whom, that every
+// Package repotest holds the rules of the repository that are themselves tests: who may import whom, that every
 // package says what it is for, and that the documents name things that exist.
-package boxgate_test
+package repotest
 
 import (
 	"go/ast"
@@ -12,6 +12,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"testing"
 )
 
@@ -127,6 +128,7 @@ internal/mutants:
 internal/nightly:
 internal/release: cmd/gateway
 internal/recording: internal/lab
+internal/repotest: internal/mutants internal/structure
 internal/structure:
 conformance:
 internal/fault:
@@ -177,8 +179,26 @@ type source struct {
 	file *ast.File
 }
 
+// atRoot makes the root of the module the working directory of a test. It is called by each test and not once for all: only what a
+// test opens after it has begun makes `go test` run it again when that changes.
+func atRoot(t *testing.T) {
+	t.Helper()
+	t.Chdir("../..")
+}
+
+// sources returns the Go files of the repository, which are parsed once.
 func sources(t *testing.T) []source {
 	t.Helper()
+	all, err := parsed()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return all
+}
+
+var parsed = sync.OnceValues(parse)
+
+func parse() ([]source, error) {
 	var out []source
 	err := filepath.WalkDir(".", func(path string, d fs.DirEntry, err error) error {
 		if err != nil {
@@ -197,10 +217,7 @@ func sources(t *testing.T) []source {
 		out = append(out, source{path: filepath.ToSlash(path), pkg: owner(filepath.ToSlash(filepath.Dir(path))), file: f})
 		return nil
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
-	return out
+	return out, err
 }
 
 // owner returns the package of the table that dir belongs to: itself, or the nearest one above.
@@ -214,13 +231,11 @@ func owner(dir string) string {
 }
 
 func TestImportDirection(t *testing.T) {
+	atRoot(t)
 	for _, s := range sources(t) {
-		if s.pkg == "." {
-			continue
-		}
 		may, known := allowed[s.pkg]
 		if !known {
-			t.Errorf("%s: package %s is not in the table of repo_test.go; say there what it may import", s.path, s.pkg)
+			t.Errorf("%s: package %s is not in the table of internal/repotest/repo_test.go; say there what it may import", s.path, s.pkg)
 			continue
 		}
 		test := strings.HasSuffix(s.path, "_test.go")
@@ -245,6 +260,7 @@ func TestImportDirection(t *testing.T) {
 // TestOnlyTestsInjectFaults keeps the seam of package fault out of the gateway that people run. Package harness is part of
 // tests alone: no other package may import it.
 func TestOnlyTestsInjectFaults(t *testing.T) {
+	atRoot(t)
 	for _, s := range sources(t) {
 		if strings.HasSuffix(s.path, "_test.go") || s.pkg == "e2e/harness" {
 			continue
@@ -261,13 +277,14 @@ func TestOnlyTestsInjectFaults(t *testing.T) {
 }
 
 func TestPackagesAreDocumentedAndNamed(t *testing.T) {
+	atRoot(t)
 	documented := map[string]bool{}
 	for _, s := range sources(t) {
 		dir := filepath.ToSlash(filepath.Dir(s.path))
 		if base := filepath.Base(dir); base == "util" || base == "utils" || base == "common" || base == "helpers" {
 			t.Errorf("%s: a package is named after what it is for, not %q", s.path, base)
 		}
-		if strings.HasSuffix(s.path, "_test.go") && dir != "." {
+		if strings.HasSuffix(s.path, "_test.go") && dir != "internal/repotest" {
 			continue
 		}
 		documented[dir] = documented[dir] || s.file.Doc != nil
@@ -282,6 +299,7 @@ func TestPackagesAreDocumentedAndNamed(t *testing.T) {
 // TestDocumentsNameExistingFiles holds the documents to the code: every path in backquotes that looks like a Go file of
 // this repository must exist.
 func TestDocumentsNameExistingFiles(t *testing.T) {
+	atRoot(t)
 	for _, doc := range []string{"README.md", "CONTRIBUTING.md", "docs/architecture.md", "docs/commands.md", "docs/configuration.md", "docs/limits.md", "docs/running.md", "docs/tour.md", "docs/conformance.md", "docs/mutants.md", "docs/security.md"} {
 		text, err := os.ReadFile(doc)
 		if err != nil {
@@ -300,6 +318,7 @@ func TestDocumentsNameExistingFiles(t *testing.T) {
 
 // TestScriptsNameExistingPackages holds the packages that scripts name to those that there are.
 func TestScriptsNameExistingPackages(t *testing.T) {
+	atRoot(t)
 	scripts, err := filepath.Glob("dist/*.sh")
 	if err != nil || len(scripts) == 0 {
 		t.Fatal(scripts, err)
@@ -321,24 +340,19 @@ func TestScriptsNameExistingPackages(t *testing.T) {
 
 // TestSecurityNamesExistingTests holds docs/security.md to its word: each test it names as proof must exist.
 func TestSecurityNamesExistingTests(t *testing.T) {
+	atRoot(t)
 	text, err := os.ReadFile("docs/security.md")
 	if err != nil {
 		t.Fatal(err)
 	}
-	var sources strings.Builder
-	err = filepath.WalkDir(".", func(path string, _ fs.DirEntry, err error) error {
-		if err != nil || !strings.HasSuffix(path, "_test.go") {
-			return err
+	exists := map[string]bool{}
+	for _, names := range testsByPackage(t) {
+		for _, name := range names {
+			exists[name] = true
 		}
-		data, err := os.ReadFile(path)
-		sources.Write(data)
-		return err
-	})
-	if err != nil {
-		t.Fatal(err)
 	}
 	for i, quoted := range strings.Split(string(text), "`") {
-		if i%2 == 1 && strings.HasPrefix(quoted, "Test") && !strings.Contains(sources.String(), "\nfunc "+quoted+"(") {
+		if i%2 == 1 && strings.HasPrefix(quoted, "Test") && !exists[quoted] {
 			t.Errorf("docs/security.md names %s, which does not exist", quoted)
 		}
 	}
@@ -347,6 +361,7 @@ func TestSecurityNamesExistingTests(t *testing.T) {
 // TestOnePlaceCompilesPolicies holds that the gateway compiles a box's policy in one place, from all its inputs: a second
 // place would forget one of them, and what it compiles would be another policy.
 func TestOnePlaceCompilesPolicies(t *testing.T) {
+	atRoot(t)
 	for name, want := range map[string]int{"CompileUnder": 1, "Compile": 0, "WithTokens": 1, "MergeHeaders": 1} {
 		var callers []string
 		for _, s := range sources(t) {

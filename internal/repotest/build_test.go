@@ -1,4 +1,4 @@
-package boxgate_test
+package repotest
 
 import (
 	"go/ast"
@@ -10,6 +10,7 @@ import (
 // TestHTTP2IsOurOwn holds that the gateway takes frames and HPACK from golang.org/x/net/http2, and nothing that speaks
 // HTTP/2 on its own: with Go 1.27 or newer that wraps net/http, unless the build tag http2legacy is set.
 func TestHTTP2IsOurOwn(t *testing.T) {
+	atRoot(t)
 	speakers := []string{"Server", "Transport", "ClientConn", "ConfigureServer", "ConfigureTransport", "ConfigureTransports"}
 	for _, s := range sources(t) {
 		if strings.HasSuffix(s.path, "_test.go") || s.pkg == "conformance" {

@@ -1,4 +1,4 @@
-package boxgate_test
+package repotest
 
 import (
 	"os"
@@ -17,6 +17,7 @@ var (
 
 // TestDocumentsLinkToWhatExists: every link inside the repository leads to a file, and to a heading of it.
 func TestDocumentsLinkToWhatExists(t *testing.T) {
+	atRoot(t)
 	docs, err := filepath.Glob("docs/*.md")
 	if err != nil {
 		t.Fatal(err)
@@ -42,6 +43,7 @@ func TestDocumentsLinkToWhatExists(t *testing.T) {
 
 // TestREADMEIsShort: what one has to know on the first day; the rest is in docs.
 func TestREADMEIsShort(t *testing.T) {
+	atRoot(t)
 	if n := strings.Count(read(t, "README.md"), "\n"); n > 150 {
 		t.Errorf("README.md has %d lines; the limit is 150", n)
 	}

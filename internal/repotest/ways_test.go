@@ -1,4 +1,4 @@
-package boxgate_test
+package repotest
 
 import (
 	"go/ast"
@@ -22,6 +22,7 @@ var (
 // TestWaysAreShortAndTrue holds the tables of docs/architecture.md to the code: each way has at most six hops, each hop is
 // a function that exists in the file named, and each is called by the one before it.
 func TestWaysAreShortAndTrue(t *testing.T) {
+	atRoot(t)
 	ways := waysOf(t)
 	if len(ways) != 4 {
 		t.Errorf("docs/architecture.md has the hops of %d ways, want those of a connection, a request, a DNS query and a policy update", len(ways))
@@ -105,6 +106,7 @@ var namedIn = regexp.MustCompile("`([\\w/]+\\.go)`,?\\s+`(\\w+)`")
 
 // TestDocumentsNameExistingFunctions holds that where a document names a file and then something in it, the file declares that.
 func TestDocumentsNameExistingFunctions(t *testing.T) {
+	atRoot(t)
 	files := map[string]*ast.File{}
 	for _, s := range sources(t) {
 		files[s.path] = s.file

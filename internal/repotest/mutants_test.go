@@ -1,4 +1,4 @@
-package boxgate_test
+package repotest
 
 import (
 	"fmt"
@@ -63,6 +63,7 @@ func testsByPackage(t *testing.T) map[string][]string {
 
 // TestMutantsFitTheSources holds mutants/ to today's tree: each can be applied, and names promises and tests that exist.
 func TestMutantsFitTheSources(t *testing.T) {
+	atRoot(t)
 	mutants, err := mutation.Load("mutants")
 	if err != nil {
 		t.Error(err)
@@ -99,6 +100,7 @@ func TestMutantsFitTheSources(t *testing.T) {
 
 // TestEveryPromiseHasAMutant: a promise that nobody has tried to break is a hope.
 func TestEveryPromiseHasAMutant(t *testing.T) {
+	atRoot(t)
 	mutants, err := mutation.Load("mutants")
 	if err != nil {
 		t.Error(err)

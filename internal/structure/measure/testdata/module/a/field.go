@@ -1,3 +1,0 @@
-package a
-
-func field() int { return make1().field }

@@ -1,7 +1,0 @@
-package a
-
-func helper() {
-	current.Load().Do()
-	name := 0
-	_ = name
-}

@@ -1,3 +1,0 @@
-package a
-
-func make1() *T { return nil }
