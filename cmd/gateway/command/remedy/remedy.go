@@ -11,6 +11,9 @@ import (
 	"boxgate/policy"
 )
 
+// elsewhere is said of a reason that has no remedy here, as one of a newer gateway has none.
+const elsewhere = "docs/reasons.md says what it means, and what to do about it"
+
 // For returns what to do about a denial; "" for what is none.
 func For(e audit.Event) string {
 	if e.Verdict != policy.Deny {
@@ -18,7 +21,7 @@ func For(e audit.Event) string {
 	}
 	text, ok := remedies[e.Reason]
 	if !ok {
-		return "docs/reasons.md says what it means, and what to do about it"
+		return elsewhere
 	}
 	if strings.Contains(text, "DESTINATION") && Destination(e) == "" {
 		return "see what the policy allows: gateway policy get " + boxOf(e)
@@ -31,7 +34,7 @@ func Plain(e audit.Event) string {
 	if text := remedies[e.Reason]; text != "" && !strings.Contains(text, "gateway ") {
 		return text
 	}
-	return "docs/reasons.md says what it means, and what to do about it"
+	return elsewhere
 }
 
 // remedies are the sentences, in which BOX and DESTINATION stand for those of the event.
@@ -55,6 +58,7 @@ var remedies = map[policy.Reason]string{
 	policy.ReasonAmbiguousRequest:  "send each parameter and header once, spelled as in the rule",
 	policy.ReasonPlaceholderLeak:   "a placeholder went where its value does not belong; if that host should get the value, add it to its rule: gateway headers set --box BOX",
 	policy.ReasonSecretUnavailable: "the source of the secret fails; see: gateway secret list",
+	policy.ReasonUnsignable:        "the request cannot be signed as the rule of its host asks; mostly, send X-Amz-Content-Sha256: UNSIGNED-PAYLOAD or the hash of the body",
 	policy.ReasonUnscrubbable:      "the response cannot be searched for secrets; turn that coding off, or remove scrub from the rule",
 	policy.ReasonMethod:            "TRACE, TRACK and CONNECT are always refused where requests are judged",
 	policy.ReasonPeekTimeout:       "the client sent no complete first message; where the server speaks first, resolve the name by DNS, or allow the address",

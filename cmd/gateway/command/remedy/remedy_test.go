@@ -2,6 +2,7 @@ package remedy
 
 import (
 	"net/netip"
+	"slices"
 	"strings"
 	"testing"
 
@@ -9,12 +10,18 @@ import (
 	"boxgate/policy"
 )
 
+// allowing are the reasons that no denial has.
+var allowing = []policy.Reason{
+	policy.ReasonAllowAll, policy.ReasonAllowedCIDR, policy.ReasonAllowedDomain, policy.ReasonNotDenied, policy.ReasonURL, policy.ReasonUnnamed,
+}
+
 // TestEveryDenialHasARemedy, and nothing else has.
 func TestEveryDenialHasARemedy(t *testing.T) {
 	t.Parallel()
 	for _, r := range policy.Reasons() {
-		if For(audit.Event{Reason: r, Box: "b1", Name: "a.example"}) == "" {
-			t.Errorf("%s has none", r)
+		text := For(audit.Event{Reason: r, Box: "b1", Name: "a.example"})
+		if has := text != "" && text != elsewhere; has == slices.Contains(allowing, r) {
+			t.Errorf("denied by %s: %q", r, text)
 		}
 		if text := For(audit.Event{Reason: r, Verdict: policy.Allow}); text != "" {
 			t.Errorf("allowed by %s: %q", r, text)
