@@ -1,9 +1,13 @@
 package repotest
 
 import (
+	"errors"
+	"fmt"
 	"go/ast"
 	"os"
+	"reflect"
 	"regexp"
+	"strconv"
 	"strings"
 	"testing"
 )
@@ -11,21 +15,38 @@ import (
 // maxHops is how many functions someone must read to follow one way through the gateway.
 const maxHops = 6
 
-// hop is one row of a table in docs/architecture.md: a function, the file it is in, and whether the one before it calls it.
-type hop struct{ number, file, function string }
+// maxWays is how many tables there are: of a connection, a request, a DNS query that is answered at once, any other, and a policy update.
+const maxWays = 5
+
+// function is a function and the file that it is in, as documents name it.
+type function struct{ file, name string }
+
+func (f function) String() string { return f.name + " in " + f.file }
+
+// hop is one row of a table in docs/architecture.md: a function that the one of the row before calls, and the functions that it
+// calls itself by what the row says it does.
+type hop struct {
+	function
+	calls []function
+}
 
 var (
-	wayHeading = regexp.MustCompile(`^### (Hops of .+)$`)
-	hopRow     = regexp.MustCompile("^\\| (\\d+) \\| `([^`]+\\.go)` `(\\w+)` \\|")
+	wayHeading  = regexp.MustCompile(`^### (Hops of .+)$`)
+	hopRow      = regexp.MustCompile("^\\| (\\d+) \\| `([^`]+\\.go)` `(\\w+)` \\| ([^|]+) \\|$")
+	hopTableTop = regexp.MustCompile(`^\|( hop \| function \| what it does |(---\|)+)\|?$`)
+	hopCalls    = regexp.MustCompile("`([^`]+\\.go)` `(\\w+)`")
 )
 
-// TestWaysAreShortAndTrue holds the tables of docs/architecture.md to the code: each way has at most six hops, each hop is
-// a function that exists in the file named, and each is called by the one before it.
+// TestWaysAreShortAndTrue holds the tables of docs/architecture.md to the code: each way has at most six hops, each hop is one
+// function that exists in the file named, each is called by the one before it, and each calls the functions that its row names.
 func TestWaysAreShortAndTrue(t *testing.T) {
 	atRoot(t)
-	ways := waysOf(t)
-	if len(ways) != 4 {
-		t.Errorf("docs/architecture.md has the hops of %d ways, want those of a connection, a request, a DNS query and a policy update", len(ways))
+	ways, err := waysOf(read(t, "docs/architecture.md"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(ways) != maxWays {
+		t.Errorf("docs/architecture.md has the hops of %d ways, want %d", len(ways), maxWays)
 	}
 	files := map[string]*ast.File{}
 	for _, s := range sources(t) {
@@ -36,37 +57,98 @@ func TestWaysAreShortAndTrue(t *testing.T) {
 			t.Errorf("%s: %d hops; at most %d", way, len(hops), maxHops)
 		}
 		for i, h := range hops {
-			bodies := functionsIn(files[h.file], h.function)
-			if len(bodies) == 0 {
-				t.Errorf("%s: hop %s: there is no function %s in %s", way, h.number, h.function, h.file)
-			} else if i+1 < len(hops) && !anyUses(bodies, hops[i+1].function) {
-				t.Errorf("%s: hop %s: %s in %s does not call %s", way, h.number, h.function, h.file, hops[i+1].function)
+			calls := h.calls
+			if i+1 < len(hops) {
+				calls = append(calls, hops[i+1].function)
+			}
+			for _, wrong := range wrongOf(files, h.function, calls) {
+				t.Errorf("%s: hop %d: %s", way, i+1, wrong)
 			}
 		}
 	}
 }
 
-// waysOf reads the tables.
-func waysOf(t *testing.T) map[string][]hop {
-	t.Helper()
-	text, err := os.ReadFile("docs/architecture.md")
-	if err != nil {
-		t.Fatal(err)
+// wrongOf says what is untrue of a function that calls others.
+func wrongOf(files map[string]*ast.File, f function, calls []function) (wrong []string) {
+	bodies := functionsIn(files[f.file], f.name)
+	if len(bodies) == 0 {
+		return []string{fmt.Sprintf("there is no function %s", f)}
 	}
+	for _, called := range calls {
+		switch {
+		case len(functionsIn(files[called.file], called.name)) == 0:
+			wrong = append(wrong, fmt.Sprintf("there is no function %s", called))
+		case !anyUses(bodies, called.name):
+			wrong = append(wrong, fmt.Sprintf("%s does not call %s", f, called))
+		}
+	}
+	return wrong
+}
+
+// waysOf reads the tables of a document. A row that it cannot read is an error: it would be one that is not checked.
+func waysOf(text string) (map[string][]hop, error) {
 	ways := map[string][]hop{}
 	way := ""
-	for line := range strings.Lines(string(text)) {
+	for line := range strings.Lines(text) {
+		line = strings.TrimSpace(line)
 		if strings.HasPrefix(line, "#") {
 			way = ""
 		}
-		if m := wayHeading.FindStringSubmatch(strings.TrimSpace(line)); m != nil {
+		if m := wayHeading.FindStringSubmatch(line); m != nil {
 			way = m[1]
 		}
-		if m := hopRow.FindStringSubmatch(line); m != nil && way != "" {
-			ways[way] = append(ways[way], hop{m[1], m[2], m[3]})
+		if way == "" || !strings.HasPrefix(line, "|") || hopTableTop.MatchString(line) {
+			continue
+		}
+		h, err := hopOf(line, len(ways[way])+1)
+		if err != nil {
+			return nil, fmt.Errorf("%s: %w:\n%s", way, err, line)
+		}
+		ways[way] = append(ways[way], h)
+	}
+	return ways, nil
+}
+
+// hopOf reads the row of a number.
+func hopOf(row string, number int) (hop, error) {
+	m := hopRow.FindStringSubmatch(row)
+	if m == nil {
+		return hop{}, errors.New("a row is a number, one function as `file.go` `name`, and what it does")
+	}
+	if m[1] != strconv.Itoa(number) {
+		return hop{}, fmt.Errorf("this is hop %d", number)
+	}
+	h := hop{function: function{m[2], m[3]}}
+	for _, called := range hopCalls.FindAllStringSubmatch(m[4], -1) {
+		h.calls = append(h.calls, function{called[1], called[2]})
+	}
+	if strings.Contains(hopCalls.ReplaceAllString(m[4], ""), "`") {
+		return hop{}, errors.New("functions that a hop calls are named as `file.go` `name`, each with its file")
+	}
+	return h, nil
+}
+
+// TestRowsOfWaysAreRead: none is passed over.
+func TestRowsOfWaysAreRead(t *testing.T) {
+	const head = "### Hops of a test\n\n| hop | function | what it does |\n|---|---|---|\n"
+	ways, err := waysOf(head + "| 1 | `a/b.go` `c` | does (`d.go` `e`) |\n| 2 | `d.go` `e` | all |\n\n## More\n\n| 3 |\n")
+	want := map[string][]hop{"Hops of a test": {{function{"a/b.go", "c"}, []function{{"d.go", "e"}}}, {function: function{"d.go", "e"}}}}
+	if err != nil || !reflect.DeepEqual(ways, want) {
+		t.Errorf("read %+v, %v", ways, err)
+	}
+	for _, row := range []string{
+		"| 1 | `b.go` `c`, `d` | two functions |",
+		"| 1 | `b.go` `c` `d.go` `e` | two functions |",
+		"| 1 | `b.go` `c` | calls `d` |",
+		"| 1 | `b.go` `c` | calls (`d.go` `e`, `f`) |",
+		"| 1 | `b.go` `c` | a cell | more |",
+		"| 1 | `b.go` | no function |",
+		"| 2 | `b.go` `c` | not the first |",
+	} {
+		if ways, err := waysOf(head + row + "\n"); err == nil {
+			t.Errorf("%s: read as %+v", row, ways)
 		}
 	}
-	return ways
 }
 
 // functionsIn returns the functions and methods of a file that have a name.
