@@ -1,0 +1,65 @@
+package repotest
+
+import (
+	"os/exec"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+)
+
+var (
+	required   = regexp.MustCompile(`(?m)^\t(\S+) v\S+$`) // indirect ones have a comment
+	tool       = regexp.MustCompile(`(?m)^(?:tool |\t)(\S+/v\d+)/cmd/\S+$`)
+	testModule = regexp.MustCompile("(?m)^- `(\\S+)`$")
+)
+
+// TestModulesOfTestsAreNotInTheGateway: docs/dependencies.md lists the modules that only tests use, and these are the ones that
+// go.mod requires and the gateway is not linked from.
+func TestModulesOfTestsAreNotInTheGateway(t *testing.T) {
+	atRoot(t)
+	sources(t) // which the go command is about to read, so that the result of this test is not kept when they change
+	linked, err := exec.CommandContext(t.Context(), "go", "list", "-deps", "-f", "{{with .Module}}{{.Path}}{{end}}", "./cmd/gateway").Output()
+	if err != nil {
+		t.Fatal(err)
+	}
+	of := strings.Fields(string(linked))
+	if !slices.Contains(of, "go.uber.org/zap") {
+		t.Fatalf("the gateway is linked from %v", of)
+	}
+	_, section, _ := strings.Cut(read(t, "docs/dependencies.md"), "## Only for tests\n")
+	section, _, _ = strings.Cut(section, "\n## ")
+	listed := firsts(testModule, section)
+	mod := read(t, "go.mod")
+	for _, module := range append(firsts(required, mod), firsts(tool, mod)...) {
+		switch inGateway, isListed := slices.Contains(of, module), slices.Contains(listed, module); {
+		case inGateway && isListed:
+			t.Errorf("%s is in the gateway; docs/dependencies.md says that only tests use it", module)
+		case !inGateway && !isListed:
+			t.Errorf("%s is not in the gateway, but not among those that only tests use in docs/dependencies.md", module)
+		}
+		listed = slices.DeleteFunc(listed, func(l string) bool { return l == module })
+	}
+	if len(listed) > 0 {
+		t.Errorf("docs/dependencies.md lists %v, which go.mod does not require", listed)
+	}
+}
+
+// TestEveryDependencyHasALine in docs/dependencies.md.
+func TestEveryDependencyHasALine(t *testing.T) {
+	atRoot(t)
+	text, mod := read(t, "docs/dependencies.md"), read(t, "go.mod")
+	for _, module := range append(firsts(required, mod), firsts(tool, mod)...) {
+		if !regexp.MustCompile(`(?m)^\| (\S+, )*` + regexp.QuoteMeta(module) + `[,/ ]`).MatchString(text) {
+			t.Errorf("docs/dependencies.md has no line for %s", module)
+		}
+	}
+}
+
+// firsts returns the first group of each match.
+func firsts(re *regexp.Regexp, text string) (found []string) {
+	for _, m := range re.FindAllStringSubmatch(text, -1) {
+		found = append(found, m[1])
+	}
+	return found
+}
