@@ -1,18 +1,18 @@
 #!/usr/bin/env bash
-# Unpacks a Docker daemon for one test, without installing it: installed, it would start and change this machine's rules.
+# Unpacks a Docker daemon for one test, without installing it: installed, it would start and change this machine's rules. What it
+# finds in the system, which changes nothing by being there, is installed.
 set -euo pipefail
 root=/var/lib/boxgate/docker
-[ -x "$root/usr/sbin/dockerd" ] && command -v iptables >/dev/null && exit 0
-if [ "$(id -u)" -ne 0 ]; then
-  echo "the test beside Docker needs $root: run this with sudo" >&2
-  exit 1
+missing=()
+command -v iptables >/dev/null || missing+=(iptables)
+ldconfig -p | grep -q 'libdevmapper\.so\.1\.02\.1' || missing+=(libdevmapper1.02.1)
+if [ ${#missing[@]} -gt 0 ]; then
+  if [ "$(id -u)" -ne 0 ]; then
+    echo "the test beside Docker needs ${missing[*]}: run this with sudo" >&2
+    exit 1
+  fi
+  export DEBIAN_FRONTEND=noninteractive
+  apt-get update -qq
+  apt-get install -y -qq --no-install-recommends "${missing[@]}" >/dev/null
 fi
-export DEBIAN_FRONTEND=noninteractive
-apt-get update -qq
-apt-get install -y -qq --no-install-recommends iptables libdevmapper1.02.1 libsystemd0 >/dev/null
-work=$(mktemp -d)
-trap 'rm -rf "$work"' EXIT
-chmod 755 "$work"
-(cd "$work" && apt-get download -qq docker.io containerd)
-mkdir -p "$root"
-for deb in "$work"/*.deb; do dpkg -x "$deb" "$root"; done
+exec "$(dirname "$0")/unpack.sh" "$root" usr/sbin/dockerd docker.io containerd

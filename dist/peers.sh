@@ -3,16 +3,15 @@
 # A peer that cannot be had is left out; the report names it as missing.
 set -euo pipefail
 root=${1:-/var/lib/boxgate/peers}
+here=$(dirname "$(realpath "$0")")
 coredns=github.com/coredns/coredns@v1.15.0
 packages=(haproxy nginx-light libnginx-mod-stream caddy squid-openssl unbound dnsmasq-base mitmproxy)
 
-# unpack PACKAGE: it, and what it needs that this system lacks, but for what only its maintenance scripts need
+# unpack PACKAGE: it, and what it needs
 unpack() {
-  local work needs
+  local work
   work=$(mktemp -d)
-  chmod 777 "$work"
-  if needs=$(apt-get install -s --no-install-recommends "$1" 2>/dev/null | awk '$1 == "Inst" && $2 !~ /perl|logrotate/ {print $2}') &&
-    (cd "$work" && apt-get download -qq $needs >/dev/null); then
+  if "$here/fetch.sh" "$work" "$1"; then
     for deb in "$work"/*.deb; do dpkg -x "$deb" "$root"; done
     touch "$root/.have-$1"
   else

@@ -8,20 +8,15 @@ if [ "$(id -u)" -ne 0 ]; then
   echo "the tests of public URLs need $root: run this with sudo" >&2
   exit 1
 fi
-mkdir -p "$root"
-exec 9>"$root/.lock"
+mkdir -p "$(dirname "$root")"
+exec 9>"$root.lock"
 flock 9
 [ -e "$root/ready-1" ] && exit 0
 echo "unpacking the visitors of public URLs into $root (about a minute, once)"
-packages=(chromium-headless-shell libnss3-tools testssl.sh slowhttptest)
-# What else the programs need is unpacked beside them if this system lacks it.
-apt-get update -qq
+rm -rf "$root" # what an earlier run may have left half done
+"$(dirname "$0")/unpack.sh" "$root" usr/bin/testssl chromium-headless-shell libnss3-tools testssl.sh slowhttptest
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
-chmod 777 "$work"
-mapfile -t needs < <(apt-get install -s --no-install-recommends "${packages[@]}" | awk '$1 == "Inst" {print $2}')
-(cd "$work" && apt-get download -qq "${needs[@]}" >/dev/null)
-for deb in "$work"/*.deb; do dpkg -x "$deb" "$root"; done
 mkdir -p "$root/lib" # all libraries, for LD_LIBRARY_PATH
 find "$root/usr/lib" -name '*.so*' ! -type d -exec ln -sf -t "$root/lib" {} +
 
