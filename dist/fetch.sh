@@ -10,17 +10,19 @@ to=$1
 shift
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
+mkdir -p "$work/archives/partial"
 touch "$work/status"
 arch=$(dpkg --print-architecture)
 # apt as on a machine that has nothing installed, and one architecture.
-apt=(apt-get -qq -y -o Dir::State::status="$work/status" -o Dir::Cache::pkgcache= -o Dir::Cache::srcpkgcache=
+apt=(apt-get -qq -y -o Dir::State::status="$work/status" -o Dir::Cache="$work"
   -o APT::Architecture="$arch" -o APT::Architectures::="$arch" -o APT::Install-Recommends=false -o APT::Sandbox::User=root)
 names() { "${apt[@]}" -s install "$@" | awk '$1 == "Inst" {print $2}' | sort; }
 
 # Of usrmerge and usr-is-merged, which the essential packages leave to choose, the first would bring perl, which not every Debian has.
-names '?or(?essential, ?exact-name(usr-is-merged))' >"$work/essential"
-names "$@" >"$work/all"
-comm -13 "$work/essential" "$work/all" >"$work/names"
+base='?or(?essential, ?exact-name(usr-is-merged))'
+names "$base" >"$work/base"
+names "$base" "$@" >"$work/all"
+comm -13 "$work/base" "$work/all" >"$work/names"
 if [ "$to" = --list ]; then
   cat "$work/names"
   exit

@@ -141,6 +141,7 @@ internal/handshake:
 internal/memory:
 internal/socket:
 bench: api internal/testnet
+dist:
 internal/buildinfo:
 config: policy secrets
 preflight: config
