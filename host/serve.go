@@ -21,7 +21,6 @@ import (
 	"boxgate/host/share"
 	"boxgate/host/systemd"
 	"boxgate/ingress"
-	"boxgate/internal/acceptor"
 	"boxgate/internal/fault"
 	"boxgate/internal/socket"
 )
@@ -84,12 +83,10 @@ func (h *Host) serveParts(ctx context.Context) error {
 	}
 	fault.Mark(ctx, "start: serving")
 	for _, ln := range h.parts.listeners.admin {
-		keyed := h.serveKeyed("admin", ln)
-		run("admin API", func() error { return h.arriving.serve(adminServer, keyed) })
+		h.serveKeyed(run, "admin", adminServer, ln)
 	}
-	if h.parts.listeners.metrics != nil {
-		keyed := h.serveKeyed("metrics", h.parts.listeners.metrics)
-		run("metrics", func() error { return h.arriving.serve(metrics, keyed) })
+	if ln := h.parts.listeners.metrics; ln != nil {
+		h.serveKeyed(run, "metrics", metrics, ln)
 	}
 	run("requests of commands", func() error { return h.serveControl(ctx) })
 	h.startLoops(ctx, run)
@@ -221,17 +218,19 @@ func (h *Host) serveLoops(ctx context.Context, run func(string, func() error)) {
 // serveEgress starts what boxes are steered to. DNS ends with answering, the others with ctx.
 func (h *Host) serveEgress(ctx, answering context.Context, run func(string, func() error)) {
 	p := h.parts
-	held := func(ln *acceptor.Listener) (int, int) { return p.proxy.Held(ln), 0 }
 	for _, ln := range p.listeners.transparent {
-		ln := h.serving.add("proxy", ln, p.apart, held)
+		ln := tryable(ln)
+		h.serving.add("proxy", ln, p.apart, func() (int, int) { return p.proxy.Held(ln), 0 })
 		run("proxy", func() error { return p.proxy.ServeTransparent(ctx, ln) })
 	}
 	for _, ln := range p.listeners.explicit {
-		ln := h.serving.add("explicit_proxy", ln, p.apart, held)
+		ln := tryable(ln)
+		h.serving.add("explicit_proxy", ln, p.apart, func() (int, int) { return p.proxy.Held(ln), 0 })
 		run("explicit proxy", func() error { return p.proxy.ServeExplicit(ctx, ln) })
 	}
 	for _, ln := range p.listeners.dnsTCP {
-		ln := h.serving.add("dns_tcp", ln, p.apart, func(ln *acceptor.Listener) (int, int) { return p.dns.Held(ln), 0 })
+		ln := tryable(ln)
+		h.serving.add("dns_tcp", ln, p.apart, func() (int, int) { return p.dns.Held(ln), 0 })
 		run("DNS over TCP", func() error { return p.dns.ServeTCP(answering, ln) })
 	}
 	for _, u := range h.parts.listeners.dnsUDP {
@@ -245,18 +244,20 @@ func (h *Host) serveEgress(ctx, answering context.Context, run func(string, func
 	}
 }
 
-// serveKeyed returns a listener as it is served to clients that have to show a key.
-func (h *Host) serveKeyed(name string, ln net.Listener) net.Listener {
-	var keyed *keyless.Listener
-	keyed = h.parts.shares.Keyless(h.serving.add(name, ln, nil, func(*acceptor.Listener) (int, int) { return keyed.Held(), 0 }))
-	return keyed
+// serveKeyed serves a listener, of which clients without a key have a bounded part.
+func (h *Host) serveKeyed(run func(string, func() error), name string, server *http.Server, ln net.Listener) {
+	tried := tryable(ln)
+	keyed := h.parts.shares.Keyless(tried)
+	h.serving.add(name, tried, nil, func() (int, int) { return keyed.Held(), 0 })
+	run(name, func() error { return h.arriving.serve(server, keyed) })
 }
 
-// serveURLs returns a listener as it is served to visitors of public URLs.
-func (h *Host) serveURLs(name string, ln net.Listener) net.Listener {
-	return socket.Listener{Listener: h.serving.add(name, ln, nil, func(ln *acceptor.Listener) (int, int) {
-		return h.parts.ingress.Held(socket.Listener{Listener: ln})
-	})}
+// serveURLs serves a listener to visitors of public URLs.
+func (h *Host) serveURLs(run func(string, func() error), name string, ln net.Listener, serve func(net.Listener) error) {
+	tried := tryable(ln)
+	direct := socket.Listener{Listener: tried}
+	h.serving.add(name, tried, nil, func() (int, int) { return h.parts.ingress.Held(direct) })
+	run(name, func() error { return serve(direct) })
 }
 
 // serveFront starts the public URLs. Over plain HTTP they are served on loopback only; elsewhere they redirect.
@@ -265,21 +266,18 @@ func (h *Host) serveFront(run func(string, func() error)) {
 	var httpsPort uint16
 	if l.https != nil {
 		httpsPort = portOf(l.https)
-		ln := h.serveURLs("urls_https", l.https)
-		run("public URLs", func() error { return h.parts.ingress.ServeTLS(ln) })
+		h.serveURLs(run, "urls_https", l.https, h.parts.ingress.ServeTLS)
 	}
 	switch {
 	case l.http == nil:
 	case l.http.Addr().(*net.TCPAddr).IP.IsLoopback():
-		ln := h.serveURLs("urls_http", l.http)
-		run("public URLs over HTTP", func() error { return h.parts.ingress.ServePlain(ln) })
+		h.serveURLs(run, "urls_http", l.http, h.parts.ingress.ServePlain)
 	case l.redirects():
 		var challenge ingress.Challenge
 		if h.parts.acme != nil {
 			challenge = h.parts.acme.Challenge
 		}
-		ln := h.serveURLs("redirects", l.http)
-		run("redirects", func() error { return h.parts.ingress.ServeRedirect(ln, httpsPort, challenge) })
+		h.serveURLs(run, "redirects", l.http, func(ln net.Listener) error { return h.parts.ingress.ServeRedirect(ln, httpsPort, challenge) })
 	default:
 		h.parts.log.Warn("ingress.http serves nothing: it is not on a loopback address and ingress.https is off")
 	}

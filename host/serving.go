@@ -47,15 +47,16 @@ type served struct {
 	failed error // why it did not accept when it was last tried; guarded by looking
 }
 
-// add makes a listener known under the name of what it serves, and returns it as it is to be served: it can be tried, and drained.
-// held returns how many of its connections are open, and how many there may be; 0: there is no limit for all together.
-func (s *serving) add(name string, ln net.Listener, in *apart.Net, held func(*acceptor.Listener) (connections, most int)) *acceptor.Listener {
-	l := acceptor.New(socket.NewQueue(ln))
+// add makes a listener known, which is about to be served, by the name of what it serves. It is in a namespace; held returns how
+// many of its connections are open, and how many there may be; 0: there is no limit for all together.
+func (s *serving) add(name string, ln *acceptor.Listener, in *apart.Net, held func() (connections, most int)) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.listeners = append(s.listeners, &served{name: name, ln: l, in: in, held: func() (int, int) { return held(l) }})
-	return l
+	s.listeners = append(s.listeners, &served{name: name, ln: ln, in: in, held: held})
 }
+
+// tryable returns a listener that can be tried, and drained.
+func tryable(ln net.Listener) *acceptor.Listener { return acceptor.New(socket.NewQueue(ln)) }
 
 // end notes that this process is about to accept nothing more: connections to the listeners are another process's, or refused.
 func (s *serving) end() {

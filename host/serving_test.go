@@ -24,7 +24,9 @@ func TestNotReadyWhileAListenerDoesNotAccept(t *testing.T) {
 			t.Fatal(err)
 		}
 		t.Cleanup(func() { ln.Close() })
-		return s.add(name, ln, nil, func(*acceptor.Listener) (int, int) { return 2, 8 })
+		l := tryable(ln)
+		s.add(name, l, nil, func() (int, int) { return 2, 8 })
+		return l
 	}
 	accept := func(ln net.Listener) {
 		for {

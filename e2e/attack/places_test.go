@@ -19,7 +19,6 @@ import (
 	"boxgate/e2e/harness"
 	"boxgate/internal/lab"
 	"boxgate/internal/nightly"
-	"boxgate/internal/socket"
 )
 
 // withFewDescriptors has the gateway started with as many descriptors as `ulimit -n` gives it.
@@ -142,7 +141,7 @@ func TestAttackLeakedPlaces(t *testing.T) {
 				_, _ = io.WriteString(c, "x")
 				_, _ = c.Read(make([]byte, 1)) // until the port has answered, or refused
 			}
-			socket.Reset(tcp)
+			resetNow(tcp)
 			return nil
 		}
 	}
@@ -192,6 +191,14 @@ func TestAttackLeakedPlaces(t *testing.T) {
 	}
 }
 
+// resetNow resets a connection of TCP, and closes one of a Unix socket.
+func resetNow(c net.Conn) {
+	if tcp, ok := c.(*net.TCPConn); ok {
+		_ = tcp.SetLinger(0)
+	}
+	_ = c.Close()
+}
+
 // gateway is where the internet reaches the public URLs.
 func (b *visitedBox) gateway() string {
 	v4, _ := b.Net.GatewayAddrs()
@@ -223,8 +230,12 @@ func TestEveryListenerReleases(t *testing.T) {
 		var ending sync.WaitGroup
 		for _, said := range []string{"", "\x16", "\x16\x03\x01\x02\x00\x01", "GET / HTTP/1.1\r\nHost: a.example.com\r\n\r\n", "CONNECT api.example.com:443 HTTP/1.1\r\n", strings.Repeat("garbage\r\n", 100)} {
 			for how, end := range map[string]func(net.Conn){
-				"close": func(c net.Conn) { _ = c.Close() }, "reset": func(c net.Conn) { socket.Reset(c) },
-				"half-close": func(c net.Conn) { socket.CloseWrite(c); _, _ = io.Copy(io.Discard, c); _ = c.Close() },
+				"close": func(c net.Conn) { _ = c.Close() }, "reset": resetNow,
+				"half-close": func(c net.Conn) {
+					_ = c.(interface{ CloseWrite() error }).CloseWrite()
+					_, _ = io.Copy(io.Discard, c)
+					_ = c.Close()
+				},
 				"silence": func(c net.Conn) { // for as long as a visitor may take
 					_ = c.SetDeadline(time.Now().Add(2 * time.Second))
 					_, _ = io.Copy(io.Discard, c)

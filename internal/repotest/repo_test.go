@@ -383,3 +383,48 @@ func TestOnePlaceCompilesPolicies(t *testing.T) {
 		}
 	}
 }
+
+// TestNoAccountsBelowAConnection: socket.Reset and socket.Abort close the TCP connection that NetConn leads to. A type that has both
+// NetConn and a Close of its own may keep accounts in Close, which a reset would go around: a connection that is reset would hold its
+// place for ever. Whoever serves a connection keeps its accounts instead.
+func TestNoAccountsBelowAConnection(t *testing.T) {
+	atRoot(t)
+	methods := map[string]map[string]bool{} // by package and type
+	for _, s := range sources(t) {
+		if strings.HasSuffix(s.path, "_test.go") || strings.HasPrefix(s.path, "internal/testnet/") { // which resets none
+			continue
+		}
+		for _, d := range s.file.Decls {
+			f, ok := d.(*ast.FuncDecl)
+			if !ok || f.Recv == nil || len(f.Recv.List) != 1 {
+				continue
+			}
+			of := f.Recv.List[0].Type
+			if p, ok := of.(*ast.StarExpr); ok {
+				of = p.X
+			}
+			name, ok := of.(*ast.Ident)
+			if !ok {
+				continue
+			}
+			at := filepath.ToSlash(filepath.Dir(s.path)) + "." + name.Name
+			if methods[at] == nil {
+				methods[at] = map[string]bool{}
+			}
+			methods[at][f.Name.Name] = true
+		}
+	}
+	wrappers := 0
+	for at, has := range methods {
+		if !has["NetConn"] {
+			continue
+		}
+		wrappers++
+		if has["Close"] {
+			t.Errorf("%s has NetConn and Close: a reset below it would go around Close", at)
+		}
+	}
+	if wrappers < 3 {
+		t.Errorf("%d types with NetConn were found", wrappers)
+	}
+}
