@@ -234,11 +234,14 @@ func TestRevocationReleases(t *testing.T) {
 			"url": func() { f.CloseURL("url") }, "box": func() { f.CloseBox("box1") },
 		} {
 			f.exposeAt(name, app, Auth{Open: true}, p)
+			var visitors []net.Conn // whom the revocation of one URL leaves their connections
 			if p == TCP {
 				f.mustConnect(t, name)
 			} else {
-				_, _ = io.WriteString(f.handshake(t, f.dial(t, f.https), name+domain, "http/1.1"), "GET / HTTP/1.1\r\nHost: "+name+domain+"\r\n\r\n")
+				c := f.handshake(t, f.dial(t, f.https), name+domain, "http/1.1")
+				_, _ = io.WriteString(c, "GET / HTTP/1.1\r\nHost: "+name+domain+"\r\n\r\n")
 				v := f.frames(t, name)
+				visitors = append(visitors, c, v.Conn)
 				v.ask(true, to("GET", name, "/")...)
 				if !await(t, func() bool { return f.active.count() == 2 }) {
 					t.Fatal("the requests have not begun")
@@ -246,14 +249,26 @@ func TestRevocationReleases(t *testing.T) {
 			}
 			f.remove(name + domain)
 			cut()
+			for _, c := range visitors {
+				_ = c.Close()
+			}
+			f.released(t, fmt.Sprintf("the revocation of a %s of protocol %d", name, p))
 		}
 	}
+	f.exposeAt("url", rawApp(t, sendBack), Auth{Open: true}, TCP)
+	kept, err := f.connectRaw(t, "url")
+	if err != nil {
+		t.Fatal(err)
+	}
+	f.Retire() // another process accepts from here on
+	_ = kept.Close()
+	f.released(t, "a hand-over")
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
 	if err := f.Shutdown(ctx); err != nil && !errors.Is(err, context.Canceled) {
 		t.Error(err)
 	}
-	f.released(t, "a revocation and a stop")
+	f.released(t, "a stop")
 }
 
 // TestVisitorsBeyondTheLimitWait: a listener holds as many connections as it has slots. Others wait until one ends, however it

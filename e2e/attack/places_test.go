@@ -255,6 +255,24 @@ func TestEveryListenerReleases(t *testing.T) {
 		ending.Wait()
 		b.released("connections to " + name)
 	}
+	b.SetPolicy(b.in.Box, harness.Custom("api.example.com"))
+	for range 20 { // through the proxy, until the policy cuts them
+		tcp, err := inside(api + ":443")()
+		if err != nil {
+			t.Fatal(err)
+		}
+		_ = tcp.SetDeadline(time.Now().Add(time.Minute))
+		c := tls.Client(tcp, &tls.Config{ServerName: "api.example.com", InsecureSkipVerify: true})
+		if err := c.HandshakeContext(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		defer c.Close()
+	}
+	if n := b.Metric(`boxgate_listener_connections{listener="proxy"}`); n != 20 {
+		t.Errorf("%v connections of 20 are counted", n)
+	}
+	b.SetPolicy(b.in.Box, map[string]any{"mode": "deny-all"})
+	b.released("a policy that cuts")
 	if err := b.answered(); err != nil {
 		t.Error(err)
 	}
