@@ -12,6 +12,7 @@ import (
 	"testing"
 
 	"boxgate/api"
+	"boxgate/api/apitest"
 	"boxgate/api/strict"
 	"boxgate/policy"
 )
@@ -25,7 +26,7 @@ func TestEveryRouteRefusesQueriesItDoesNotKnow(t *testing.T) {
 	var doc struct {
 		Paths map[string]map[string]struct{ Parameters []struct{ Name, In string } }
 	}
-	if err := json.Unmarshal([]byte(f.call(t, "GET", "/openapi.json", "").text), &doc); err != nil {
+	if err := json.Unmarshal([]byte(f.Call(t, "GET", "/openapi.json", "").Text), &doc); err != nil {
 		t.Fatal(err)
 	}
 	for _, rt := range f.api.routes {
@@ -50,13 +51,13 @@ func TestEveryRouteRefusesQueriesItDoesNotKnow(t *testing.T) {
 			queries[name+"=1&"+name+"=1"] = "twice"
 		}
 		for query, want := range queries {
-			if got := f.call(t, rt.Method, path+"?"+query, ""); got.StatusCode != 422 || !strings.Contains(got.text, want) {
-				t.Errorf("%s %s?%s: %s %s", rt.Method, path, query, got.Status, got.text)
+			if got := f.Call(t, rt.Method, path+"?"+query, ""); got.StatusCode != 422 || !strings.Contains(got.Text, want) {
+				t.Errorf("%s %s?%s: %s %s", rt.Method, path, query, got.Status, got.Text)
 			}
 		}
 	}
-	if got := f.call(t, "GET", "/v2/box/"+id, ""); got.StatusCode != 200 {
-		t.Errorf("the box: %s %s", got.Status, got.text)
+	if got := f.Call(t, "GET", "/v2/box/"+id, ""); got.StatusCode != 200 {
+		t.Errorf("the box: %s %s", got.Status, got.Text)
 	}
 }
 
@@ -113,9 +114,9 @@ func TestArgumentsThatTheKernelWouldRefuse(t *testing.T) {
 		{"arguments too large together", exec, command(slices.Repeat([]string{long(127 << 10)}, 5)...), "/command", 422},
 		{"too many placeholders", "/v2/box", `{"attach_headers":` + string(rules) + `}`, "/attach_headers", 422},
 	} {
-		got := f.call(t, "POST", tt.path, tt.body)
-		if pointer, _ := got.json(t)["pointer"].(string); got.StatusCode != tt.status || pointer != tt.pointer {
-			t.Errorf("%s: %s %.200s, want %d at %q", tt.what, got.Status, got.text, tt.status, tt.pointer)
+		got := f.Call(t, "POST", tt.path, tt.body)
+		if pointer, _ := got.JSON(t)["pointer"].(string); got.StatusCode != tt.status || pointer != tt.pointer {
+			t.Errorf("%s: %s %.200s, want %d at %q", tt.what, got.Status, got.Text, tt.status, tt.pointer)
 		}
 	}
 	for i, host := range slices.Sorted(maps.Keys(placeholders)) { // one after the other they are no fewer
@@ -123,9 +124,9 @@ func TestArgumentsThatTheKernelWouldRefuse(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		got := f.call(t, "PATCH", "/v2/box/"+id+"/config/attach-headers", string(data))
+		got := f.Call(t, "PATCH", "/v2/box/"+id+"/config/attach-headers", string(data))
 		if want := map[bool]int{false: 200, true: 422}[i == 8]; got.StatusCode != want {
-			t.Errorf("placeholders of host %d: %s %.200s", i, got.Status, got.text)
+			t.Errorf("placeholders of host %d: %s %.200s", i, got.Status, got.Text)
 		}
 	}
 }
@@ -161,7 +162,7 @@ func TestPatchGoesThroughUnderContention(t *testing.T) {
 	}
 	patch := func(match string) int {
 		r := httptest.NewRequestWithContext(t.Context(), http.MethodPatch, "http://localhost/v2/box/"+id+"/config/attach-headers", strings.NewReader(`{"b.test":{"X":"b"}}`))
-		r.Header.Set("X-Box-Api-Key", testKey)
+		r.Header.Set("X-Box-Api-Key", apitest.Key)
 		r.URL.Scheme, r.URL.Host = "", ""
 		if match != "" {
 			r.Header.Set("If-Match", match)

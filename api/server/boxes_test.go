@@ -1,6 +1,7 @@
 package server
 
 import (
+	"boxgate/api/apitest"
 	"fmt"
 	"net/http"
 	"strings"
@@ -23,7 +24,7 @@ func TestCreateIsKeptAndReadBack(t *testing.T) {
 	t.Parallel()
 	f := serve(t)
 	id := f.create(t, everything)
-	req := f.host.created[0]
+	req := f.host.Created[0]
 	if req.Name != "web-1" || req.Size != "medium" || req.InitCommand != "npm start" || !req.KeepAlive || req.Env["TOKEN"].Reveal() != "sk-env" {
 		t.Errorf("request: %+v", req)
 	}
@@ -36,7 +37,7 @@ func TestCreateIsKeptAndReadBack(t *testing.T) {
 		}
 	}
 	for _, path := range []string{"/v2/box/" + id, "/v2/box/web-1"} {
-		box := f.call(t, "GET", path, "").json(t)
+		box := f.Call(t, "GET", path, "").JSON(t)
 		for field, want := range map[string]any{
 			"id": id, "name": "web-1", "size": "medium", "keep_alive": true, "model": "anthropic/claude-sonnet-5", "agent": "claude-code",
 			"git_user_name": "A", "status": "idle", "customer_id": "local", "total_compute_cost_usd": 0.0, "created_at": 1.7e9,
@@ -53,22 +54,22 @@ func TestSecretsAreNeverReadBack(t *testing.T) {
 	t.Parallel()
 	f := serve(t)
 	id := f.create(t, everything)
-	f.call(t, "PUT", "/v2/box/settings/attach-headers", `{"attach_headers":{"global.example":{"X-Key":"sk-global"}}}`)
-	if made := f.call(t, "POST", "/v2/box/"+id+"/preview", `{"port":3000,"bearer_token":true,"basic_auth":true}`).json(t); made["token"] != "url-token-secret" || made["password"] != "url-password-secret" || made["username"] != "box" {
+	f.Call(t, "PUT", "/v2/box/settings/attach-headers", `{"attach_headers":{"global.example":{"X-Key":"sk-global"}}}`)
+	if made := f.Call(t, "POST", "/v2/box/"+id+"/preview", `{"port":3000,"bearer_token":true,"basic_auth":true}`).JSON(t); made["token"] != "url-token-secret" || made["password"] != "url-password-secret" || made["username"] != "box" {
 		t.Fatal("the credentials of a new URL are not shown at all")
 	}
-	f.call(t, "PUT", "/v2/box/"+id+"/config/attach-headers", `{"attach_headers":{"api.example.com":{"Authorization":"sk-second"}}}`)
-	f.call(t, "POST", "/v2/box", everything) // refused: the name is taken
+	f.Call(t, "PUT", "/v2/box/"+id+"/config/attach-headers", `{"attach_headers":{"api.example.com":{"Authorization":"sk-second"}}}`)
+	f.Call(t, "POST", "/v2/box", everything) // refused: the name is taken
 	for _, rt := range f.api.routes {
 		if rt.Method != "GET" {
 			continue
 		}
-		got := f.call(t, "GET", strings.Replace(rt.Path, "{id}", id, 1), "")
-		if strings.Contains(got.text, "sk-") || strings.Contains(got.text, "-secret") || strings.Contains(got.text, "PRIVATE KEY") {
-			t.Errorf("GET %s shows a secret: %s", rt.Path, got.text)
+		got := f.Call(t, "GET", strings.Replace(rt.Path, "{id}", id, 1), "")
+		if strings.Contains(got.Text, "sk-") || strings.Contains(got.Text, "-secret") || strings.Contains(got.Text, "PRIVATE KEY") {
+			t.Errorf("GET %s shows a secret: %s", rt.Path, got.Text)
 		}
 	}
-	if log := f.log.String(); strings.Contains(log, "sk-") || strings.Contains(log, "-secret") || strings.Contains(log, testKey) {
+	if log := f.log.String(); strings.Contains(log, "sk-") || strings.Contains(log, "-secret") || strings.Contains(log, apitest.Key) {
 		t.Errorf("a secret in the log: %s", log)
 	}
 }
@@ -77,14 +78,14 @@ func TestDefaults(t *testing.T) {
 	t.Parallel()
 	f := serve(t)
 	f.create(t, `{}`)
-	if req := f.host.created[0]; req.Size != "small" || req.Policy.Mode != "" || req.TTL != 0 {
+	if req := f.host.Created[0]; req.Size != "small" || req.Policy.Mode != "" || req.TTL != 0 {
 		t.Errorf("%+v", req)
 	}
 	f.create(t, `{"ephemeral":true}`)
-	if req := f.host.created[1]; req.TTL != 72*time.Hour {
+	if req := f.host.Created[1]; req.TTL != 72*time.Hour {
 		t.Errorf("ttl %v", req.TTL)
 	}
-	box := f.call(t, "GET", "/v2/box/box2", "").json(t)
+	box := f.Call(t, "GET", "/v2/box/box2", "").JSON(t)
 	if box["expires_at"] != float64(1_700_000_000+259200) || box["ephemeral"] != true {
 		t.Errorf("%v", box)
 	}
@@ -94,8 +95,8 @@ func TestConflict(t *testing.T) {
 	t.Parallel()
 	f := serve(t)
 	f.create(t, `{"name":"a"}`)
-	if got := f.call(t, "POST", "/v2/box", `{"name":"a"}`); got.StatusCode != 409 || !strings.Contains(got.text, "taken") {
-		t.Errorf("%s %s", got.Status, got.text)
+	if got := f.Call(t, "POST", "/v2/box", `{"name":"a"}`); got.StatusCode != 409 || !strings.Contains(got.Text, "taken") {
+		t.Errorf("%s %s", got.Status, got.Text)
 	}
 }
 
@@ -104,11 +105,11 @@ func TestListByLabel(t *testing.T) {
 	f := serve(t)
 	f.create(t, `{"labels":["a"]}`)
 	f.create(t, `{"labels":["b"]}`)
-	if got := f.call(t, "GET", "/v2/box?label=b", ""); !strings.Contains(got.text, `"box2"`) || strings.Contains(got.text, `"box1"`) {
-		t.Error(got.text)
+	if got := f.Call(t, "GET", "/v2/box?label=b", ""); !strings.Contains(got.Text, `"box2"`) || strings.Contains(got.Text, `"box1"`) {
+		t.Error(got.Text)
 	}
-	if got := f.call(t, "GET", "/v2/box?label=c", ""); strings.TrimSpace(got.text) != "[]" {
-		t.Error(got.text)
+	if got := f.Call(t, "GET", "/v2/box?label=c", ""); strings.TrimSpace(got.Text) != "[]" {
+		t.Error(got.Text)
 	}
 }
 
@@ -118,17 +119,17 @@ func TestDelete(t *testing.T) {
 	for range 3 {
 		f.create(t, `{}`)
 	}
-	got := f.call(t, "DELETE", "/v2/box", `{"ids":["box1","box9"]}`)
-	if got.StatusCode != 404 || !strings.Contains(got.text, "box9") || len(f.host.boxes) != 3 {
-		t.Fatalf("%s %s, %d boxes left", got.Status, got.text, len(f.host.boxes))
+	got := f.Call(t, "DELETE", "/v2/box", `{"ids":["box1","box9"]}`)
+	if got.StatusCode != 404 || !strings.Contains(got.Text, "box9") || len(f.host.ByID) != 3 {
+		t.Fatalf("%s %s, %d boxes left", got.Status, got.Text, len(f.host.ByID))
 	}
-	if got := f.call(t, "DELETE", "/v2/box", `{"ids":["box1","box2","box1"]}`); got.StatusCode != 200 || len(f.host.boxes) != 1 {
-		t.Errorf("%s %s", got.Status, got.text)
+	if got := f.Call(t, "DELETE", "/v2/box", `{"ids":["box1","box2","box1"]}`); got.StatusCode != 200 || len(f.host.ByID) != 1 {
+		t.Errorf("%s %s", got.Status, got.Text)
 	}
-	if got := f.call(t, "DELETE", "/v2/box/box3", ""); got.StatusCode != 200 || len(f.host.boxes) != 0 {
-		t.Errorf("%s %s", got.Status, got.text)
+	if got := f.Call(t, "DELETE", "/v2/box/box3", ""); got.StatusCode != 200 || len(f.host.ByID) != 0 {
+		t.Errorf("%s %s", got.Status, got.Text)
 	}
-	if got := f.call(t, "DELETE", "/v2/box/box3", ""); got.StatusCode != 404 {
+	if got := f.Call(t, "DELETE", "/v2/box/box3", ""); got.StatusCode != 404 {
 		t.Error(got.Status)
 	}
 }
@@ -142,9 +143,9 @@ func TestPolicyVersions(t *testing.T) {
 	match := func(tag string) func(*http.Request) {
 		return func(r *http.Request) { r.Header.Set("If-Match", tag) }
 	}
-	read := f.call(t, "GET", path, "")
-	if read.Header.Get("ETag") != `"1"` || read.json(t)["version"] != 1.0 || read.json(t)["mode"] != "allow-all" {
-		t.Fatalf("%v %s", read.Header, read.text)
+	read := f.Call(t, "GET", path, "")
+	if read.Header.Get("ETag") != `"1"` || read.JSON(t)["version"] != 1.0 || read.JSON(t)["mode"] != "allow-all" {
+		t.Fatalf("%v %s", read.Header, read.Text)
 	}
 	steps := []struct {
 		body, match string
@@ -167,16 +168,16 @@ func TestPolicyVersions(t *testing.T) {
 		if s.match != "" {
 			edit = match(s.match)
 		}
-		got := f.call(t, "PUT", path, s.body, edit)
+		got := f.Call(t, "PUT", path, s.body, edit)
 		if got.StatusCode != s.status || got.Header.Get("ETag") != s.etag {
-			t.Errorf("%s with %s: %s %s", s.body, s.match, got.Status, got.text)
+			t.Errorf("%s with %s: %s %s", s.body, s.match, got.Status, got.Text)
 		}
 	}
 	// What was read can be sent back unchanged.
-	if got := f.call(t, "PUT", path, f.call(t, "GET", path, "").text); got.StatusCode != 200 || got.json(t)["version"] != 6.0 {
-		t.Errorf("%s %s", got.Status, got.text)
+	if got := f.Call(t, "PUT", path, f.Call(t, "GET", path, "").Text); got.StatusCode != 200 || got.JSON(t)["version"] != 6.0 {
+		t.Errorf("%s %s", got.Status, got.Text)
 	}
-	if spec := f.host.boxes[policy.BoxID(id)].Policy.Spec; spec.AllowedDomains[0] != "c.example" {
+	if spec := f.host.ByID[policy.BoxID(id)].Policy.Spec; spec.AllowedDomains[0] != "c.example" {
 		t.Errorf("%+v", spec)
 	}
 }
@@ -186,21 +187,21 @@ func TestHeaders(t *testing.T) {
 	f := serve(t)
 	id := f.create(t, `{"attach_headers":{"api.example.com":{"b":"1","a":"2"}}}`)
 	for _, path := range []string{"/v2/box/" + id + "/config/attach-headers", "/v2/box/settings/attach-headers"} {
-		got := f.call(t, "PUT", path, `{"attach_headers":{"*.example.org":{"x-key":"v","authorization":"w"}}}`, func(r *http.Request) { r.Header.Set("If-Match", `"1"`) })
+		got := f.Call(t, "PUT", path, `{"attach_headers":{"*.example.org":{"x-key":"v","authorization":"w"}}}`, func(r *http.Request) { r.Header.Set("If-Match", `"1"`) })
 		if got.StatusCode != 200 || got.Header.Get("ETag") != `"2"` {
-			t.Fatalf("%s %s", got.Status, got.text)
+			t.Fatalf("%s %s", got.Status, got.Text)
 		}
-		if got := f.call(t, "GET", path, ""); !strings.Contains(got.text, `{"*.example.org":["Authorization","X-Key"]}`) {
-			t.Error(got.text)
+		if got := f.Call(t, "GET", path, ""); !strings.Contains(got.Text, `{"*.example.org":["Authorization","X-Key"]}`) {
+			t.Error(got.Text)
 		}
-		if got := f.call(t, "PUT", path, `{}`, func(r *http.Request) { r.Header.Set("If-Match", `"1"`) }); got.StatusCode != 412 {
+		if got := f.Call(t, "PUT", path, `{}`, func(r *http.Request) { r.Header.Set("If-Match", `"1"`) }); got.StatusCode != 412 {
 			t.Error(got.Status)
 		}
-		if got := f.call(t, "PUT", path, `{"api.example.com":{"A":"v"}}`); got.StatusCode != 200 || !strings.Contains(got.text, `"api.example.com":["A"]`) {
-			t.Errorf("the inner object alone: %s %s", got.Status, got.text)
+		if got := f.Call(t, "PUT", path, `{"api.example.com":{"A":"v"}}`); got.StatusCode != 200 || !strings.Contains(got.Text, `"api.example.com":["A"]`) {
+			t.Errorf("the inner object alone: %s %s", got.Status, got.Text)
 		}
-		if got := f.call(t, "PUT", path, `{}`); got.StatusCode != 200 || !strings.Contains(got.text, `"attach_headers":{}`) {
-			t.Errorf("%s %s", got.Status, got.text)
+		if got := f.Call(t, "PUT", path, `{}`); got.StatusCode != 200 || !strings.Contains(got.Text, `"attach_headers":{}`) {
+			t.Errorf("%s %s", got.Status, got.Text)
 		}
 	}
 }
@@ -210,17 +211,17 @@ func TestURLs(t *testing.T) {
 	f := serve(t)
 	id := f.create(t, `{}`)
 	path := "/v2/box/" + id + "/preview"
-	if got := f.call(t, "GET", path, ""); strings.TrimSpace(got.text) != `{"previews":[]}` {
-		t.Error(got.text)
+	if got := f.Call(t, "GET", path, ""); strings.TrimSpace(got.Text) != `{"previews":[]}` {
+		t.Error(got.Text)
 	}
-	got := f.call(t, "POST", path, `{"port":3000}`)
-	if made := got.json(t); got.StatusCode != 201 || made["url"] != "https://"+id+"-3000.preview.test" || made["token"] != nil || made["password"] != nil {
-		t.Errorf("%s %s", got.Status, got.text)
+	got := f.Call(t, "POST", path, `{"port":3000}`)
+	if made := got.JSON(t); got.StatusCode != 201 || made["url"] != "https://"+id+"-3000.preview.test" || made["token"] != nil || made["password"] != nil {
+		t.Errorf("%s %s", got.Status, got.Text)
 	}
-	if got := f.call(t, "DELETE", path+"/3000", ""); got.StatusCode != 200 {
+	if got := f.Call(t, "DELETE", path+"/3000", ""); got.StatusCode != 200 {
 		t.Error(got.Status)
 	}
-	if got := f.call(t, "DELETE", path+"/3000", ""); got.StatusCode != 404 {
+	if got := f.Call(t, "DELETE", path+"/3000", ""); got.StatusCode != 404 {
 		t.Error(got.Status)
 	}
 }
@@ -229,12 +230,12 @@ func TestCA(t *testing.T) {
 	t.Parallel()
 	f := serve(t)
 	id := f.create(t, `{}`)
-	if got := f.call(t, "GET", "/v2/box/"+id+"/ca", ""); got.StatusCode != 200 || !strings.HasPrefix(got.text, "-----BEGIN CERTIFICATE") {
-		t.Errorf("%s %s", got.Status, got.text)
+	if got := f.Call(t, "GET", "/v2/box/"+id+"/ca", ""); got.StatusCode != 200 || !strings.HasPrefix(got.Text, "-----BEGIN CERTIFICATE") {
+		t.Errorf("%s %s", got.Status, got.Text)
 	}
 	// The host of this test returns a key by mistake.
-	if got := f.call(t, "GET", "/v2/ca", ""); got.StatusCode != 500 || strings.Contains(got.text, "KEY") {
-		t.Errorf("%s %s", got.Status, got.text)
+	if got := f.Call(t, "GET", "/v2/ca", ""); got.StatusCode != 500 || strings.Contains(got.Text, "KEY") {
+		t.Errorf("%s %s", got.Status, got.Text)
 	}
 }
 
@@ -242,7 +243,7 @@ func TestExplain(t *testing.T) {
 	t.Parallel()
 	f := serve(t)
 	id := f.create(t, `{}`)
-	if got := f.call(t, "POST", "/v2/box/"+id+"/egress/explain", `{"host":"a.example","path":"/","query":""}`).json(t); fmt.Sprint(got["unknown"]) != "[headers]" {
+	if got := f.Call(t, "POST", "/v2/box/"+id+"/egress/explain", `{"host":"a.example","path":"/","query":""}`).JSON(t); fmt.Sprint(got["unknown"]) != "[headers]" {
 		t.Errorf("%v", got)
 	}
 	for body, rule := range map[string]string{
@@ -252,7 +253,7 @@ func TestExplain(t *testing.T) {
 		`{"host":"a.example","ip":"2001:db8::1","method":"GET","path":"/"}`: "http a.example 2001:db8::1 443 tcp GET /",
 		`{"ip":"192.0.2.1","protocol":"icmp"}`:                              "conn  192.0.2.1 0 icmp  ",
 	} {
-		got := f.call(t, "POST", "/v2/box/"+id+"/egress/explain", body).json(t)
+		got := f.Call(t, "POST", "/v2/box/"+id+"/egress/explain", body).JSON(t)
 		if got["rule"] != rule || got["verdict"] != "deny" || got["reason"] != "not_allowed" {
 			t.Errorf("%s: %v", body, got)
 		}
@@ -264,11 +265,11 @@ func TestOtherPolicyDialect(t *testing.T) {
 	t.Parallel()
 	f := serve(t)
 	f.create(t, `{"network_policy":"deny-all"}`)
-	if got := f.host.created[0].Policy.Mode; got != policy.ModeDenyAll {
+	if got := f.host.Created[0].Policy.Mode; got != policy.ModeDenyAll {
 		t.Errorf("mode %q", got)
 	}
 	f.create(t, `{"network_policy":{"allow":{"api.example.com":[{"transform":[{"headers":{"authorization":"Bearer sk-v"}}]}]}}}`)
-	req := f.host.created[1]
+	req := f.host.Created[1]
 	if req.Policy.Mode != policy.ModeCustom || len(req.Headers) != 1 || req.Headers[0].Headers[0].Value.Reveal() != "Bearer sk-v" {
 		t.Errorf("%+v", req)
 	}
@@ -278,12 +279,12 @@ func TestOtherPolicyDialect(t *testing.T) {
 		`"open"`: 422, `{}`: 422, `null`: 422, `[]`: 422, `{"mode":"deny-all","allow":["a.example"]}`: 422,
 		`{"allow":{"api.example.com":[{"transform":[{"headers":{"authorization":"Bearer sk-v"}}]}]}}`: 422,
 	} {
-		if got := f.call(t, "PUT", path, body); got.StatusCode != status || strings.Contains(got.text, "sk-v") {
-			t.Errorf("%s: %s %s", body, got.Status, got.text)
+		if got := f.Call(t, "PUT", path, body); got.StatusCode != status || strings.Contains(got.Text, "sk-v") {
+			t.Errorf("%s: %s %s", body, got.Status, got.Text)
 		}
 	}
 	both := `{"attach_headers":{"api.example.com":{"A":"b"}},"network_policy":{"allow":{"api.example.com":[{"transform":[{"headers":{"A":"c"}}]}]}}}`
-	if got := f.call(t, "POST", "/v2/box", both); got.StatusCode != 422 {
-		t.Errorf("%s %s", got.Status, got.text)
+	if got := f.Call(t, "POST", "/v2/box", both); got.StatusCode != 422 {
+		t.Errorf("%s %s", got.Status, got.Text)
 	}
 }

@@ -10,6 +10,7 @@ import (
 	"testing"
 
 	"boxgate/api"
+	"boxgate/api/apitest"
 	"boxgate/api/files"
 	"boxgate/policy"
 )
@@ -17,7 +18,7 @@ import (
 // loudHost is a host whose boxes print a lot and have large files. Answers are complete only when all calls of the test have
 // been answered as far as they can be.
 type loudHost struct {
-	*memoryHost
+	*apitest.Host
 	size  int
 	met   sync.WaitGroup
 	begin chan struct{} // closed: nobody waits for the others
@@ -72,19 +73,19 @@ func TestManyAnswersStayWithinTheirBudget(t *testing.T) {
 	const size, budget = 256 << 10, 4 << 20
 	loud := &loudHost{size: size, begin: make(chan struct{})}
 	f := serve(t, func(c *Config) {
-		loud.memoryHost = c.Host.(*memoryHost)
+		loud.Host = c.Host.(*apitest.Host)
 		c.Host, c.MaxOutput, c.MaxBuffered = loud, size, budget
 	})
 	id := f.create(t, `{}`)
 	call := func(method, path, body string) (kept int) {
-		got := f.call(t, method, "/v2/box/"+id+"/"+path, body)
+		got := f.Call(t, method, "/v2/box/"+id+"/"+path, body)
 		switch got.StatusCode {
 		case http.StatusTooManyRequests:
 			loud.met.Done()
 		case http.StatusOK:
-			return strings.Count(got.text, "x")
+			return strings.Count(got.Text, "x")
 		default:
-			t.Errorf("%s: %s %.200s", path, got.Status, got.text)
+			t.Errorf("%s: %s %.200s", path, got.Status, got.Text)
 		}
 		return 0
 	}

@@ -7,6 +7,7 @@ import (
 	"testing"
 
 	"boxgate/api"
+	"boxgate/api/apitest"
 	"boxgate/api/problem"
 	"boxgate/api/rest"
 	"boxgate/policy"
@@ -115,20 +116,20 @@ func TestStrictBodies(t *testing.T) {
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
-			got := f.call(t, tt.method, tt.path, tt.body, func(r *http.Request) { r.Header.Set("Content-Type", "application/json") })
+			got := f.Call(t, tt.method, tt.path, tt.body, func(r *http.Request) { r.Header.Set("Content-Type", "application/json") })
 			if got.StatusCode != tt.status {
-				t.Fatalf("%s: %s", got.Status, got.text)
+				t.Fatalf("%s: %s", got.Status, got.Text)
 			}
-			body := got.json(t)
+			body := got.JSON(t)
 			if pointer, _ := body["pointer"].(string); pointer != tt.pointer {
-				t.Errorf("pointer %q, want %q: %s", pointer, tt.pointer, got.text)
+				t.Errorf("pointer %q, want %q: %s", pointer, tt.pointer, got.Text)
 			}
-			if text, _ := body["error"].(string); text == "" || strings.Contains(got.text, "sk-x") {
-				t.Errorf("answer: %s", got.text)
+			if text, _ := body["error"].(string); text == "" || strings.Contains(got.Text, "sk-x") {
+				t.Errorf("answer: %s", got.Text)
 			}
 		})
 	}
-	if len(f.host.created) != 1 || len(f.host.execs) != 0 || f.host.boxes["box1"].Policy.Version != 1 {
+	if len(f.host.Created) != 1 || len(f.host.Execs) != 0 || f.host.ByID["box1"].Policy.Version != 1 {
 		t.Error("a refused request had an effect")
 	}
 }
@@ -136,17 +137,17 @@ func TestStrictBodies(t *testing.T) {
 func TestAllProblemsAtOnce(t *testing.T) {
 	t.Parallel()
 	f := serve(t)
-	got := f.call(t, "POST", "/v2/box", `{"size":"xl","labels":["a b"],"network_policy":{"mode":"custom","allowed_cidrs":["10.0.0.1/8"]},"attach_headers":{"*":{"A":"b"}}}`)
+	got := f.Call(t, "POST", "/v2/box", `{"size":"xl","labels":["a b"],"network_policy":{"mode":"custom","allowed_cidrs":["10.0.0.1/8"]},"attach_headers":{"*":{"A":"b"}}}`)
 	var body problem.Body
-	if err := json.Unmarshal([]byte(got.text), &body); err != nil {
+	if err := json.Unmarshal([]byte(got.Text), &body); err != nil {
 		t.Fatal(err)
 	}
 	want := map[string]bool{"/size": true, "/labels/0": true, "/network_policy/allowed_cidrs/0": true, "/attach_headers/*": true}
 	for _, p := range body.Problems {
 		delete(want, p.Pointer)
 	}
-	if len(want) != 0 || !strings.Contains(got.text, "10.0.0.0/8") {
-		t.Errorf("not told: %v: %s", want, got.text)
+	if len(want) != 0 || !strings.Contains(got.Text, "10.0.0.0/8") {
+		t.Errorf("not told: %v: %s", want, got.Text)
 	}
 }
 
@@ -154,8 +155,8 @@ func TestAllProblemsAtOnce(t *testing.T) {
 func TestCorrection(t *testing.T) {
 	t.Parallel()
 	f := serve(t)
-	if got := f.call(t, "POST", "/v2/box", `{"keepAlive":true}`); !strings.Contains(got.text, `did you mean \"keep_alive\"`) {
-		t.Error(got.text)
+	if got := f.Call(t, "POST", "/v2/box", `{"keepAlive":true}`); !strings.Contains(got.Text, `did you mean \"keep_alive\"`) {
+		t.Error(got.Text)
 	}
 }
 
@@ -189,13 +190,13 @@ func FuzzBodies(f *testing.F) {
 		if strings.Contains(rt.Path, "/exec") {
 			return // not run: the fuzzer would choose the command
 		}
-		s.host.mu.Lock()
-		s.host.boxes = map[policy.BoxID]*memoryBox{"box1": {Box: api.Box{ID: "box1", Policy: api.PolicyState{Version: 1}}, headers: api.HeaderState{Version: 1}, urls: map[uint16]api.URL{}}}
-		s.host.created = nil
-		s.host.mu.Unlock()
-		got := s.call(t, rt.Method, strings.Replace(rt.Path, "{id}", "box1", 1), string(body))
-		if got.StatusCode >= 500 || !json.Valid([]byte(got.text)) {
-			t.Errorf("%s %s with %q: %s %s", rt.Method, rt.Path, body, got.Status, got.text)
+		s.host.Mu.Lock()
+		s.host.ByID = map[policy.BoxID]*apitest.Box{"box1": {Box: api.Box{ID: "box1", Policy: api.PolicyState{Version: 1}}, Rules: api.HeaderState{Version: 1}, URLs: map[uint16]api.URL{}}}
+		s.host.Created = nil
+		s.host.Mu.Unlock()
+		got := s.Call(t, rt.Method, strings.Replace(rt.Path, "{id}", "box1", 1), string(body))
+		if got.StatusCode >= 500 || !json.Valid([]byte(got.Text)) {
+			t.Errorf("%s %s with %q: %s %s", rt.Method, rt.Path, body, got.Status, got.Text)
 		}
 	})
 }

@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"boxgate/api"
+	"boxgate/api/apitest"
 	"boxgate/api/exec"
 )
 
@@ -34,10 +35,10 @@ func TestExec(t *testing.T) {
 		{`{"command":["sleep","600"],"timeout":50}`, 504, nil},
 	}
 	for _, tt := range tests {
-		got := f.call(t, "POST", path, tt.body)
-		body := got.json(t)
+		got := f.Call(t, "POST", path, tt.body)
+		body := got.JSON(t)
 		if got.StatusCode != tt.status {
-			t.Errorf("%s: %s %s", tt.body, got.Status, got.text)
+			t.Errorf("%s: %s %s", tt.body, got.Status, got.Text)
 		}
 		for field, want := range tt.want {
 			if body[field] != want {
@@ -46,8 +47,8 @@ func TestExec(t *testing.T) {
 		}
 	}
 	for folder, dir := range map[string]string{"": exec.Workspace, "src": exec.Workspace + "/src", "/tmp": "/tmp", "../..": "/"} {
-		f.call(t, "POST", path, `{"command":["true"],"folder":"`+folder+`"}`)
-		if got := f.host.execs[len(f.host.execs)-1].Dir; got != dir {
+		f.Call(t, "POST", path, `{"command":["true"],"folder":"`+folder+`"}`)
+		if got := f.host.Execs[len(f.host.Execs)-1].Dir; got != dir {
 			t.Errorf("folder %q is %q, want %q", folder, got, dir)
 		}
 	}
@@ -57,9 +58,9 @@ func TestRunsAndLogs(t *testing.T) {
 	t.Parallel()
 	f := serve(t)
 	id := f.create(t, `{}`)
-	first := f.call(t, "POST", "/v2/box/"+id+"/exec", `{"command":["sh","-c","echo one"]}`).json(t)["run_id"]
-	f.call(t, "POST", "/v2/box/"+id+"/exec", `{"command":["sh","-c","exit 3"]}`)
-	runs, _ := f.call(t, "GET", "/v2/box/"+id+"/runs", "").json(t)["runs"].([]any)
+	first := f.Call(t, "POST", "/v2/box/"+id+"/exec", `{"command":["sh","-c","echo one"]}`).JSON(t)["run_id"]
+	f.Call(t, "POST", "/v2/box/"+id+"/exec", `{"command":["sh","-c","exit 3"]}`)
+	runs, _ := f.Call(t, "GET", "/v2/box/"+id+"/runs", "").JSON(t)["runs"].([]any)
 	if len(runs) != 2 {
 		t.Fatalf("%d runs", len(runs))
 	}
@@ -70,24 +71,24 @@ func TestRunsAndLogs(t *testing.T) {
 	if newest["status"] != "failed" || newest["exit_code"] != nil {
 		t.Errorf("%v", newest)
 	}
-	detail := f.call(t, "GET", "/v2/box/"+id+"/runs/"+first.(string), "").json(t)
+	detail := f.Call(t, "GET", "/v2/box/"+id+"/runs/"+first.(string), "").JSON(t)
 	if detail["exit_code"] != 0.0 || detail["output"] != "one\n" {
 		t.Errorf("%v", detail)
 	}
-	if got := f.call(t, "GET", "/v2/box/"+id+"/runs/none", ""); got.StatusCode != 404 {
+	if got := f.Call(t, "GET", "/v2/box/"+id+"/runs/none", ""); got.StatusCode != 404 {
 		t.Error(got.Status)
 	}
-	logs, _ := f.call(t, "GET", "/v2/box/"+id+"/logs?offset=1&limit=1", "").json(t)["logs"].([]any)
+	logs, _ := f.Call(t, "GET", "/v2/box/"+id+"/logs?offset=1&limit=1", "").JSON(t)["logs"].([]any)
 	if len(logs) != 1 || !strings.Contains(logs[0].(map[string]any)["message"].(string), "echo one") {
 		t.Errorf("%v", logs)
 	}
-	if got := f.call(t, "GET", "/v2/box/"+id+"/logs?limit=-1", ""); got.StatusCode != 422 {
+	if got := f.Call(t, "GET", "/v2/box/"+id+"/logs?limit=-1", ""); got.StatusCode != 422 {
 		t.Error(got.Status)
 	}
-	f.call(t, "DELETE", "/v2/box/"+id, "")
+	f.Call(t, "DELETE", "/v2/box/"+id, "")
 	f.create(t, `{}`)
-	if got := f.call(t, "GET", "/v2/box/box2/runs", ""); strings.TrimSpace(got.text) != `{"runs":[]}` {
-		t.Errorf("another box's runs: %s", got.text)
+	if got := f.Call(t, "GET", "/v2/box/box2/runs", ""); strings.TrimSpace(got.Text) != `{"runs":[]}` {
+		t.Errorf("another box's runs: %s", got.Text)
 	}
 }
 
@@ -101,7 +102,7 @@ func (f *fixture) stream(t *testing.T, path, body string, edit ...func(*http.Req
 	if err != nil {
 		t.Fatal(err)
 	}
-	req.Header.Set("X-Box-Api-Key", testKey)
+	req.Header.Set("X-Box-Api-Key", apitest.Key)
 	for _, e := range edit {
 		e(req)
 	}
@@ -134,13 +135,13 @@ func TestExecStreamIsLive(t *testing.T) {
 	t.Parallel()
 	f := serve(t)
 	id := f.create(t, `{}`)
-	flag := filepath.Join(f.host.dir, "go")
+	flag := filepath.Join(f.host.Dir, "go")
 	script := `echo first; while [ ! -e ` + flag + ` ]; do sleep 0.01; done; echo second >&2; exit 4`
 	resp := f.stream(t, "/v2/box/"+id+"/exec-stream", `{"command":["sh","-c","`+script+`"]}`)
 	if got := read(t, resp.Body, "first\n"); got != "first\n" {
 		t.Fatalf("%q", got)
 	}
-	f.call(t, "POST", "/v2/box/"+id+"/exec", `{"command":["touch","`+flag+`"]}`)
+	f.Call(t, "POST", "/v2/box/"+id+"/exec", `{"command":["touch","`+flag+`"]}`)
 	rest, err := io.ReadAll(resp.Body)
 	if want := "second\nevent: exit\ndata: {\"exit_code\":4,\"cpu_ns\":1500}\n\n"; err != nil || string(rest) != want {
 		t.Errorf("%q, want %q (%v)", rest, want, err)
@@ -156,18 +157,18 @@ func TestExecStreamHead(t *testing.T) {
 	if resp.StatusCode != 200 {
 		t.Fatal(resp.Status)
 	}
-	runs, _ := f.call(t, "GET", "/v2/box/"+id+"/runs", "").json(t)["runs"].([]any)
+	runs, _ := f.Call(t, "GET", "/v2/box/"+id+"/runs", "").JSON(t)["runs"].([]any)
 	run := runs[0].(map[string]any)
 	if run["status"] != "running" {
 		t.Errorf("%v", run)
 	}
-	if got := f.call(t, "POST", "/v2/box/"+id+"/runs/"+run["id"].(string)+"/cancel", ""); got.StatusCode != 200 || got.json(t)["status"] != "cancelled" {
-		t.Errorf("%s %s", got.Status, got.text)
+	if got := f.Call(t, "POST", "/v2/box/"+id+"/runs/"+run["id"].(string)+"/cancel", ""); got.StatusCode != 200 || got.JSON(t)["status"] != "cancelled" {
+		t.Errorf("%s %s", got.Status, got.Text)
 	}
 	if rest, _ := io.ReadAll(resp.Body); !strings.HasPrefix(string(rest), "event: error\ndata: {\"error\":\"the run was cancelled\"") {
 		t.Errorf("%q", rest)
 	}
-	if got := f.call(t, "POST", "/v2/box/"+id+"/runs/none/cancel", ""); got.StatusCode != 404 {
+	if got := f.Call(t, "POST", "/v2/box/"+id+"/runs/none/cancel", ""); got.StatusCode != 404 {
 		t.Error(got.Status)
 	}
 	if resp := f.stream(t, "/v2/box/"+id+"/exec-stream", `{"command":["/nowhere/nothing"]}`); resp.StatusCode != 503 {
@@ -184,14 +185,14 @@ func TestClientGoes(t *testing.T) {
 	f := serve(t)
 	for _, call := range []string{"exec", "exec-stream"} {
 		id := f.create(t, `{}`)
-		flag := filepath.Join(f.host.dir, call)
+		flag := filepath.Join(f.host.Dir, call)
 		ctx, leave := context.WithCancel(t.Context())
 		req, err := http.NewRequestWithContext(ctx, "POST", f.URL+"/v2/box/"+id+"/"+call, strings.NewReader(
 			`{"command":["sh","-c","while [ ! -e `+flag+` ]; do echo x; sleep 0.01; done; echo went on"]}`))
 		if err != nil {
 			t.Fatal(err)
 		}
-		req.Header.Set("X-Box-Api-Key", testKey)
+		req.Header.Set("X-Box-Api-Key", apitest.Key)
 		go func() {
 			if resp, err := f.Client().Do(req); err == nil {
 				_, _ = io.Copy(io.Discard, resp.Body)
@@ -200,7 +201,7 @@ func TestClientGoes(t *testing.T) {
 		}()
 		run := f.untilRun(t, id, func(run map[string]any) bool { return run["status"] == "running" })
 		leave()
-		f.call(t, "POST", "/v2/box/"+id+"/exec", `{"command":["touch","`+flag+`"]}`)
+		f.Call(t, "POST", "/v2/box/"+id+"/exec", `{"command":["touch","`+flag+`"]}`)
 		f.untilRun(t, id, func(r map[string]any) bool { return r["id"] == run["id"] && r["status"] == "completed" })
 	}
 }
@@ -209,7 +210,7 @@ func TestClientGoes(t *testing.T) {
 func (f *fixture) untilRun(t *testing.T, box string, is func(map[string]any) bool) map[string]any {
 	t.Helper()
 	for end := time.Now().Add(2 * time.Minute); ; time.Sleep(5 * time.Millisecond) {
-		runs, _ := f.call(t, "GET", "/v2/box/"+box+"/runs", "").json(t)["runs"].([]any)
+		runs, _ := f.Call(t, "GET", "/v2/box/"+box+"/runs", "").JSON(t)["runs"].([]any)
 		for _, r := range runs {
 			if run := r.(map[string]any); is(run) {
 				return run
@@ -233,11 +234,11 @@ func TestCode(t *testing.T) {
 		`{"code":"","language":"js"}`:                                                          422,
 		`{"code":"1"}`:                                                                         422,
 	} {
-		if got := f.call(t, "POST", "/v2/box/"+id+"/code", body); got.StatusCode != status {
-			t.Errorf("%s: %s %s", body, got.Status, got.text)
+		if got := f.Call(t, "POST", "/v2/box/"+id+"/code", body); got.StatusCode != status {
+			t.Errorf("%s: %s %s", body, got.Status, got.Text)
 		}
 	}
-	got := f.call(t, "POST", "/v2/box/"+id+"/code", `{"code":"import sys; print(sys.argv, sys.stdin.read()); sys.stderr.write('boxgate-'); sys.exit(3)","language":"python"}`).json(t)
+	got := f.Call(t, "POST", "/v2/box/"+id+"/code", `{"code":"import sys; print(sys.argv, sys.stdin.read()); sys.stderr.write('boxgate-'); sys.exit(3)","language":"python"}`).JSON(t)
 	if got["exit_code"] != 3.0 || got["output"] != "['-'] \n" || got["error"] != "boxgate-" {
 		t.Errorf("%v", got)
 	}
@@ -260,7 +261,7 @@ func TestClient(t *testing.T) {
 	go func() { _ = srv.Serve(ln) }()
 	t.Cleanup(func() { _ = srv.Close() })
 	for _, target := range []string{f.URL, f.URL + "/", socket} {
-		c := api.NewClient(target, testKey)
+		c := api.NewClient(target, apitest.Key)
 		var box struct{ ID string }
 		if err := c.Do(t.Context(), "POST", "/v2/box", map[string]any{"size": "large"}, &box); err != nil {
 			t.Fatal(err)
@@ -283,8 +284,8 @@ func TestClient(t *testing.T) {
 			t.Errorf("%q %v", pem, err)
 		}
 	}
-	err = api.NewClient(filepath.Join(t.TempDir(), "none.sock"), testKey).Get(context.Background(), "/v2/box", nil)
-	if err == nil || strings.Contains(err.Error(), testKey) || !strings.Contains(err.Error(), "cannot be reached") {
+	err = api.NewClient(filepath.Join(t.TempDir(), "none.sock"), apitest.Key).Get(context.Background(), "/v2/box", nil)
+	if err == nil || strings.Contains(err.Error(), apitest.Key) || !strings.Contains(err.Error(), "cannot be reached") {
 		t.Errorf("%v", err)
 	}
 	if err := api.NewClient(f.URL, "wrong").Get(t.Context(), "/v2/box", nil); err == nil || !strings.Contains(err.Error(), "API key") {

@@ -1,6 +1,7 @@
 package server
 
 import (
+	"boxgate/api/apitest"
 	"net/http"
 	"strings"
 	"testing"
@@ -22,7 +23,7 @@ func TestFullHeaderRules(t *testing.T) {
 	t.Parallel()
 	f := serveWithSecrets(t)
 	id := f.create(t, `{"attach_headers":`+fullRules+`}`)
-	if rule := f.host.created[0].Headers[1]; rule.Headers[0].Source != "known" || rule.Headers[0].Prefix != "sk-prefix " || rule.Placeholders[1].Value.Reveal() != "sk-other" || !rule.Scrub {
+	if rule := f.host.Created[0].Headers[1]; rule.Headers[0].Source != "known" || rule.Headers[0].Prefix != "sk-prefix " || rule.Placeholders[1].Value.Reveal() != "sk-other" || !rule.Scrub {
 		t.Errorf("the host was given %+v", rule)
 	}
 	view := `"rules":{"*.example.org":{"headers":[{"name":"X-Key"}]},"api.example.com":{"headers":[{"name":"Authorization","secret":"known"},{"name":"X-Plain"},{"name":"X-Value"}],` +
@@ -30,10 +31,10 @@ func TestFullHeaderRules(t *testing.T) {
 	names := `"attach_headers":{"*.example.org":["X-Key"],"api.example.com":["Authorization","X-Plain","X-Value"]}`
 	for _, path := range []string{"/v2/box/" + id + "/config/attach-headers", "/v2/box/settings/attach-headers"} {
 		for _, body := range []string{`{"attach_headers":` + fullRules + `}`, fullRules} {
-			put, get := f.call(t, "PUT", path, body), f.call(t, "GET", path, "")
-			for _, got := range []answer{put, get} {
-				if got.StatusCode != 200 || !strings.Contains(got.text, view) || !strings.Contains(got.text, names) || strings.Contains(got.text, "sk-") {
-					t.Errorf("%s: %s %s", path, got.Status, got.text)
+			put, get := f.Call(t, "PUT", path, body), f.Call(t, "GET", path, "")
+			for _, got := range []apitest.Answer{put, get} {
+				if got.StatusCode != 200 || !strings.Contains(got.Text, view) || !strings.Contains(got.Text, names) || strings.Contains(got.Text, "sk-") {
+					t.Errorf("%s: %s %s", path, got.Status, got.Text)
 				}
 			}
 		}
@@ -66,9 +67,9 @@ func TestHeaderRuleProblems(t *testing.T) {
 		{"PATCH", global, `[]`, ""},
 		{"POST", "/v2/box", `{"env_vars":{"K":"v"},"attach_headers":{"a.test":{"placeholders":{"K":{"secret":"known"}}}}}`, "/env_vars/K"},
 	} {
-		got := f.call(t, tt.method, tt.path, tt.body)
-		if pointer, _ := got.json(t)["pointer"].(string); got.StatusCode != 422 || pointer != tt.pointer || strings.Contains(got.text, "sk-") {
-			t.Errorf("%s %s: %d %s, want 422 at %q", tt.method, tt.body, got.StatusCode, got.text, tt.pointer)
+		got := f.Call(t, tt.method, tt.path, tt.body)
+		if pointer, _ := got.JSON(t)["pointer"].(string); got.StatusCode != 422 || pointer != tt.pointer || strings.Contains(got.Text, "sk-") {
+			t.Errorf("%s %s: %d %s, want 422 at %q", tt.method, tt.body, got.StatusCode, got.Text, tt.pointer)
 		}
 	}
 }
@@ -94,19 +95,19 @@ func TestPatchHeaders(t *testing.T) {
 			}
 			return out
 		}
-		f.call(t, "PUT", path, `{"a.test":{"X":"sk-a"},"b.test":{"X":"sk-b"},"*.c.test:8443":{"X":"sk-c"}}`)
-		got := f.call(t, "PATCH", path, `{"attach_headers":{"a.test:443":{"X":"sk-new"},"b.test":null,"d.test":{"headers":{"X":"sk-d"}}}}`)
-		if got.StatusCode != 200 || strings.Contains(got.text, "sk-") {
-			t.Fatalf("%s %s", got.Status, got.text)
+		f.Call(t, "PUT", path, `{"a.test":{"X":"sk-a"},"b.test":{"X":"sk-b"},"*.c.test:8443":{"X":"sk-c"}}`)
+		got := f.Call(t, "PATCH", path, `{"attach_headers":{"a.test:443":{"X":"sk-new"},"b.test":null,"d.test":{"headers":{"X":"sk-d"}}}}`)
+		if got.StatusCode != 200 || strings.Contains(got.Text, "sk-") {
+			t.Fatalf("%s %s", got.Status, got.Text)
 		}
 		want := map[string]string{"a.test:443": "sk-new", "*.c.test:8443": "sk-c", "d.test": "sk-d"}
 		if now := rules(); len(now) != 3 || now["a.test:443"] != want["a.test:443"] || now["*.c.test:8443"] != "sk-c" || now["d.test"] != "sk-d" {
 			t.Errorf("%s: %v, want %v", path, now, want)
 		}
-		if got := f.call(t, "PATCH", path, `{"gone.test":null}`); got.StatusCode != 404 {
-			t.Errorf("a host without a rule: %s %s", got.Status, got.text)
+		if got := f.Call(t, "PATCH", path, `{"gone.test":null}`); got.StatusCode != 404 {
+			t.Errorf("a host without a rule: %s %s", got.Status, got.Text)
 		}
-		if got := f.call(t, "PATCH", path, `{"a.test":null}`, func(r *http.Request) { r.Header.Set("If-Match", `"77"`) }); got.StatusCode != 412 {
+		if got := f.Call(t, "PATCH", path, `{"a.test":null}`, func(r *http.Request) { r.Header.Set("If-Match", `"77"`) }); got.StatusCode != 412 {
 			t.Errorf("another version: %s", got.Status)
 		}
 		if len(rules()) != 3 {
@@ -119,9 +120,9 @@ func TestPatchHeaders(t *testing.T) {
 func TestHeaderRulesInTheDescription(t *testing.T) {
 	t.Parallel()
 	f := serve(t)
-	got := f.call(t, "GET", "/openapi.json", "")
+	got := f.Call(t, "GET", "/openapi.json", "")
 	for _, want := range []string{`"headerEntryBody"`, `"headerValueBody"`, `"placeholders"`, `"anyOf"`, `"patch"`} {
-		if !strings.Contains(got.text, want) {
+		if !strings.Contains(got.Text, want) {
 			t.Errorf("no %s", want)
 		}
 	}

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"boxgate/api"
+	"boxgate/api/apitest"
 	"boxgate/api/stream"
 	"boxgate/audit"
 	"boxgate/policy"
@@ -19,23 +20,23 @@ import (
 func TestKeysAreRotated(t *testing.T) {
 	t.Parallel()
 	f := serve(t)
-	if a := f.call(t, "POST", "/v2/store/rotate-key", `{"new_passphrase":"correct horse"}`); a.StatusCode != 200 || f.host.passphrase != "correct horse" || strings.Contains(a.text, "horse") {
-		t.Errorf("%s %s, passphrase %q", a.Status, a.text, f.host.passphrase)
+	if a := f.Call(t, "POST", "/v2/store/rotate-key", `{"new_passphrase":"correct horse"}`); a.StatusCode != 200 || f.host.Passphrase != "correct horse" || strings.Contains(a.Text, "horse") {
+		t.Errorf("%s %s, passphrase %q", a.Status, a.Text, f.host.Passphrase)
 	}
-	if a := f.call(t, "POST", "/v2/store/rotate-key", `{}`); a.StatusCode != 200 || f.host.passphrase != "" {
-		t.Errorf("%s %s, passphrase %q", a.Status, a.text, f.host.passphrase)
+	if a := f.Call(t, "POST", "/v2/store/rotate-key", `{}`); a.StatusCode != 200 || f.host.Passphrase != "" {
+		t.Errorf("%s %s, passphrase %q", a.Status, a.Text, f.host.Passphrase)
 	}
-	if a := f.call(t, "POST", "/v2/api-key/rotate", `{"grace":"90m"}`); a.StatusCode != 200 || f.host.grace != 90*time.Minute {
-		t.Errorf("%s %s, grace %v", a.Status, a.text, f.host.grace)
+	if a := f.Call(t, "POST", "/v2/api-key/rotate", `{"grace":"90m"}`); a.StatusCode != 200 || f.host.Grace != 90*time.Minute {
+		t.Errorf("%s %s, grace %v", a.Status, a.Text, f.host.Grace)
 	}
-	if a := f.call(t, "POST", "/v2/api-key/rotate", `{}`); a.StatusCode != 200 || f.host.grace != 0 {
-		t.Errorf("%s %s, grace %v", a.Status, a.text, f.host.grace)
+	if a := f.Call(t, "POST", "/v2/api-key/rotate", `{}`); a.StatusCode != 200 || f.host.Grace != 0 {
+		t.Errorf("%s %s, grace %v", a.Status, a.Text, f.host.Grace)
 	}
-	f.host.grace = -1
+	f.host.Grace = -1
 	for _, grace := range []string{"-1s", "721h", "soon", "1"} {
-		a := f.call(t, "POST", "/v2/api-key/rotate", `{"grace":"`+grace+`"}`)
-		if a.StatusCode != 422 || a.json(t)["pointer"] != "/grace" || f.host.grace != -1 {
-			t.Errorf("grace %s: %s %s", grace, a.Status, a.text)
+		a := f.Call(t, "POST", "/v2/api-key/rotate", `{"grace":"`+grace+`"}`)
+		if a.StatusCode != 422 || a.JSON(t)["pointer"] != "/grace" || f.host.Grace != -1 {
+			t.Errorf("grace %s: %s %s", grace, a.Status, a.Text)
 		}
 	}
 }
@@ -53,7 +54,7 @@ func TestAStreamEndsWithItsKey(t *testing.T) {
 			return caller, ok && !ended.Load()
 		}
 	})
-	f.call(t, "POST", "/v2/box", `{"name":"b"}`)
+	f.Call(t, "POST", "/v2/box", `{"name":"b"}`)
 	<-asked
 
 	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
@@ -64,7 +65,7 @@ func TestAStreamEndsWithItsKey(t *testing.T) {
 			t.Error(err)
 			return nil
 		}
-		req.Header.Set("X-Box-Api-Key", testKey)
+		req.Header.Set("X-Box-Api-Key", apitest.Key)
 		req.Header.Set("Accept", stream.NDJSON)
 		res, err := f.Client().Do(req)
 		if err != nil {
@@ -107,14 +108,14 @@ func TestStatus(t *testing.T) {
 	f.create(t, `{"name":"one"}`)
 	f.create(t, `{"name":"two"}`)
 	now := time.Now()
-	f.host.events = []audit.Event{
+	f.host.Told = []audit.Event{
 		{Seq: 1, Time: now.Add(-time.Hour), Reason: policy.ReasonNotAllowed},
 		{Seq: 2, Time: now, Reason: policy.ReasonNotAllowed},
 		{Seq: 3, Time: now, Reason: policy.ReasonNotAllowed, Count: 40},
 		{Seq: 4, Time: now, Reason: policy.ReasonProtectedRange},
 		{Seq: 5, Time: now, Verdict: policy.Allow, Reason: policy.ReasonAllowAll},
 	}
-	a := f.call(t, "GET", "/v2/gateway", "")
+	a := f.Call(t, "GET", "/v2/gateway", "")
 	var got struct {
 		Version, StartedAt string
 		Boxes              map[string]int
@@ -123,10 +124,10 @@ func TestStatus(t *testing.T) {
 			Reasons        map[string]int
 		}
 	}
-	if err := json.Unmarshal([]byte(a.text), &got); err != nil || a.StatusCode != 200 || got.Version == "" {
-		t.Fatal(a.Status, a.text, err)
+	if err := json.Unmarshal([]byte(a.Text), &got); err != nil || a.StatusCode != 200 || got.Version == "" {
+		t.Fatal(a.Status, a.Text, err)
 	}
 	if got.Boxes["idle"] != 2 || got.Denials.Total != 42 || got.Denials.Reasons["not_allowed"] != 41 || got.Denials.Reasons["protected_range"] != 1 || got.Denials.Seconds != 600 {
-		t.Error(a.text)
+		t.Error(a.Text)
 	}
 }

@@ -1,40 +1,11 @@
 package server
 
 import (
-	"context"
 	"net/http"
 	"testing"
 
-	"boxgate/api"
-	"boxgate/policy"
+	"boxgate/api/apitest"
 )
-
-func (h *memoryHost) PauseBox(_ context.Context, id policy.BoxID) (api.Box, error) {
-	return h.setStatus(id, api.StatusPaused)
-}
-
-func (h *memoryHost) ResumeBox(_ context.Context, id policy.BoxID) (api.Box, error) {
-	return h.setStatus(id, api.StatusIdle)
-}
-
-func (h *memoryHost) setStatus(id policy.BoxID, s api.Status) (api.Box, error) {
-	b, leave, err := h.box(id)
-	defer leave()
-	if err != nil {
-		return api.Box{}, err
-	}
-	b.Status = s
-	return b.Box, nil
-}
-
-func (h *memoryHost) SetInitCommand(_ context.Context, id policy.BoxID, command string) error {
-	b, leave, err := h.box(id)
-	defer leave()
-	if err == nil {
-		b.InitCommand = command
-	}
-	return err
-}
 
 func TestInitCommand(t *testing.T) {
 	t.Parallel()
@@ -51,9 +22,9 @@ func TestInitCommand(t *testing.T) {
 			{"PUT", `{"init_command":""}`, 422, nil}, {"PUT", `{}`, 422, nil}, {"PUT", `{"init_command":"a\u0000b"}`, 422, nil},
 			{"DELETE", "", 200, ""}, {"GET", "", 200, ""},
 		} {
-			got := f.call(t, step.method, path, step.body)
-			if got.StatusCode != step.status || got.json(t)["init_command"] != step.command {
-				t.Errorf("%s %s: %s: %s", step.method, step.body, got.Status, got.text)
+			got := f.Call(t, step.method, path, step.body)
+			if got.StatusCode != step.status || got.JSON(t)["init_command"] != step.command {
+				t.Errorf("%s %s: %s: %s", step.method, step.body, got.Status, got.Text)
 			}
 		}
 	}
@@ -64,13 +35,13 @@ func TestPauseAndResume(t *testing.T) {
 	f := serve(t)
 	id := f.create(t, `{"name":"sleeper"}`)
 	for _, step := range []struct{ call, status string }{{"pause", "paused"}, {"resume", "idle"}} {
-		for _, got := range []answer{f.call(t, "POST", "/v2/box/sleeper/"+step.call, ""), f.call(t, "GET", "/v2/box/"+id+"/status", "")} {
-			if got.StatusCode != http.StatusOK || got.json(t)["status"] != step.status {
-				t.Errorf("%s: %s: %s", step.call, got.Status, got.text)
+		for _, got := range []apitest.Answer{f.Call(t, "POST", "/v2/box/sleeper/"+step.call, ""), f.Call(t, "GET", "/v2/box/"+id+"/status", "")} {
+			if got.StatusCode != http.StatusOK || got.JSON(t)["status"] != step.status {
+				t.Errorf("%s: %s: %s", step.call, got.Status, got.Text)
 			}
 		}
 	}
-	if got := f.call(t, "POST", "/v2/box/nobody/pause", ""); got.StatusCode != http.StatusNotFound {
-		t.Errorf("of an unknown box: %s: %s", got.Status, got.text)
+	if got := f.Call(t, "POST", "/v2/box/nobody/pause", ""); got.StatusCode != http.StatusNotFound {
+		t.Errorf("of an unknown box: %s: %s", got.Status, got.Text)
 	}
 }

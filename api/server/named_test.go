@@ -1,79 +1,13 @@
 package server
 
 import (
-	"context"
-	"maps"
 	"net/http"
-	"slices"
 	"strings"
 	"testing"
 
-	"boxgate/api"
+	"boxgate/api/apitest"
 	"boxgate/policy"
 )
-
-func noNamed(name, pointer string) error {
-	return &policy.InvalidError{Problems: []policy.Problem{{Pointer: pointer, Message: "there is no named policy " + name}}}
-}
-
-func (h *memoryHost) NamedPolicies(context.Context) ([]api.NamedPolicy, error) {
-	leave, err := h.enter()
-	defer leave()
-	var list []api.NamedPolicy
-	for _, name := range slices.Sorted(maps.Keys(h.named)) {
-		list = append(list, h.withFollowers(h.named[name]))
-	}
-	return list, err
-}
-
-func (h *memoryHost) withFollowers(n api.NamedPolicy) api.NamedPolicy {
-	for _, id := range slices.Sorted(maps.Keys(h.boxes)) {
-		if b := h.boxes[id]; b.Policy.Named == n.Name {
-			n.Boxes = append(n.Boxes, b.Box)
-		}
-	}
-	return n
-}
-
-func (h *memoryHost) SetNamedPolicy(_ context.Context, name string, spec policy.Spec, ifMatch *uint64) (api.NamedPolicy, error) {
-	leave, err := h.enter()
-	defer leave()
-	old := h.named[name]
-	if err == nil && ifMatch != nil && *ifMatch != old.Version {
-		err = api.ErrPrecondition
-	}
-	if err != nil {
-		return api.NamedPolicy{}, err
-	}
-	if h.named == nil {
-		h.named = map[string]api.NamedPolicy{}
-	}
-	h.named[name] = api.NamedPolicy{Name: name, Spec: spec, Version: old.Version + 1}
-	for _, b := range h.boxes {
-		if b.Policy.Named == name {
-			b.Policy.Spec, b.Policy.Version = spec, b.Policy.Version+1
-		}
-	}
-	return h.withFollowers(h.named[name]), nil
-}
-
-func (h *memoryHost) DeleteNamedPolicy(_ context.Context, name string, ifMatch *uint64) error {
-	leave, err := h.enter()
-	defer leave()
-	n, known := h.named[name]
-	switch {
-	case err != nil:
-		return err
-	case !known:
-		return api.ErrNotFound
-	case ifMatch != nil && *ifMatch != n.Version:
-		return api.ErrPrecondition
-	case len(h.withFollowers(n).Boxes) > 0:
-		return api.Errorf(api.ErrConflict, "boxes follow it")
-	}
-	delete(h.named, name)
-	return nil
-}
 
 const namedWeb = "/v2/box/settings/network-policies/web"
 
@@ -81,29 +15,29 @@ const namedWeb = "/v2/box/settings/network-policies/web"
 func TestNamedPolicies(t *testing.T) {
 	t.Parallel()
 	f := serve(t)
-	made := f.call(t, "PUT", namedWeb, `{"mode":"custom","allowed_domains":["a.example"]}`)
-	if made.StatusCode != 200 || made.Header.Get("ETag") != `"1"` || !strings.Contains(made.text, `"boxes":[]`) {
-		t.Fatal(made.Status, made.Header, made.text)
+	made := f.Call(t, "PUT", namedWeb, `{"mode":"custom","allowed_domains":["a.example"]}`)
+	if made.StatusCode != 200 || made.Header.Get("ETag") != `"1"` || !strings.Contains(made.Text, `"boxes":[]`) {
+		t.Fatal(made.Status, made.Header, made.Text)
 	}
 	id := f.create(t, `{"name":"first"}`)
-	set := f.call(t, "PUT", "/v2/box/"+id+"/config/network-policy", `{"named":"web"}`)
-	if set.StatusCode != 200 || set.json(t)["named"] != "web" || !strings.Contains(set.text, `"allowed_domains":["a.example"]`) {
-		t.Error(set.Status, set.text)
+	set := f.Call(t, "PUT", "/v2/box/"+id+"/config/network-policy", `{"named":"web"}`)
+	if set.StatusCode != 200 || set.JSON(t)["named"] != "web" || !strings.Contains(set.Text, `"allowed_domains":["a.example"]`) {
+		t.Error(set.Status, set.Text)
 	}
-	if got := f.call(t, "GET", "/v2/box/"+id, ""); got.json(t)["named_policy"] != "web" || !strings.Contains(got.text, `"network_policy":{"mode":"custom","allowed_domains":["a.example"]}`) {
-		t.Error(got.text)
+	if got := f.Call(t, "GET", "/v2/box/"+id, ""); got.JSON(t)["named_policy"] != "web" || !strings.Contains(got.Text, `"network_policy":{"mode":"custom","allowed_domains":["a.example"]}`) {
+		t.Error(got.Text)
 	}
-	if got := f.call(t, "POST", "/v2/box/"+id+"/egress/explain", `{"host":"a.example"}`); got.json(t)["named"] != "web" {
-		t.Error(got.text)
+	if got := f.Call(t, "POST", "/v2/box/"+id+"/egress/explain", `{"host":"a.example"}`); got.JSON(t)["named"] != "web" {
+		t.Error(got.Text)
 	}
 	f.create(t, `{"name":"second","network_policy":{"named":"web"}}`)
-	if req := f.host.created[len(f.host.created)-1]; req.Named != "web" || req.Policy.Mode != "" {
+	if req := f.host.Created[len(f.host.Created)-1]; req.Named != "web" || req.Policy.Mode != "" {
 		t.Errorf("%+v", req)
 	}
 	for _, path := range []string{namedWeb, "/v2/box/settings/network-policies"} {
-		got := f.call(t, "GET", path, "")
-		if got.StatusCode != 200 || !strings.Contains(got.text, `"name":"first"`) || !strings.Contains(got.text, `"name":"second"`) {
-			t.Errorf("%s: %s %s", path, got.Status, got.text)
+		got := f.Call(t, "GET", path, "")
+		if got.StatusCode != 200 || !strings.Contains(got.Text, `"name":"first"`) || !strings.Contains(got.Text, `"name":"second"`) {
+			t.Errorf("%s: %s %s", path, got.Status, got.Text)
 		}
 	}
 	match := func(etag string) func(*http.Request) {
@@ -123,19 +57,19 @@ func TestNamedPolicies(t *testing.T) {
 		if c.etag != "" {
 			edits = append(edits, match(c.etag))
 		}
-		if got := f.call(t, c.method, namedWeb, c.body, edits...); got.StatusCode != c.want {
-			t.Errorf("%+v: %s %s", c, got.Status, got.text)
+		if got := f.Call(t, c.method, namedWeb, c.body, edits...); got.StatusCode != c.want {
+			t.Errorf("%+v: %s %s", c, got.Status, got.Text)
 		}
 	}
-	if got := f.call(t, "GET", "/v2/box/"+id+"/config/network-policy", ""); got.json(t)["mode"] != "deny-all" || got.json(t)["version"] != 3.0 {
-		t.Error(got.text)
+	if got := f.Call(t, "GET", "/v2/box/"+id+"/config/network-policy", ""); got.JSON(t)["mode"] != "deny-all" || got.JSON(t)["version"] != 3.0 {
+		t.Error(got.Text)
 	}
-	f.call(t, "DELETE", "/v2/box", `{"ids":["first","second"]}`)
-	if got := f.call(t, "DELETE", namedWeb, ""); got.StatusCode != 200 {
-		t.Error(got.Status, got.text)
+	f.Call(t, "DELETE", "/v2/box", `{"ids":["first","second"]}`)
+	if got := f.Call(t, "DELETE", namedWeb, ""); got.StatusCode != 200 {
+		t.Error(got.Status, got.Text)
 	}
-	if got := f.call(t, "GET", namedWeb, ""); got.StatusCode != 404 {
-		t.Error(got.Status, got.text)
+	if got := f.Call(t, "GET", namedWeb, ""); got.StatusCode != 404 {
+		t.Error(got.Status, got.Text)
 	}
 }
 
@@ -155,15 +89,15 @@ func TestReferencesStandAlone(t *testing.T) {
 		{`{"named":"web","named":"deb"}`, "/named"},
 		{`{"named":"missing"}`, "/named"},
 	} {
-		got := f.call(t, "PUT", "/v2/box/"+id+"/config/network-policy", c.body)
-		if got.StatusCode != 422 || got.json(t)["pointer"] != c.pointer {
-			t.Errorf("%s: %s %s", c.body, got.Status, got.text)
+		got := f.Call(t, "PUT", "/v2/box/"+id+"/config/network-policy", c.body)
+		if got.StatusCode != 422 || got.JSON(t)["pointer"] != c.pointer {
+			t.Errorf("%s: %s %s", c.body, got.Status, got.Text)
 		}
 		if strings.Contains(c.body, "missing") {
 			continue // the Host of this test makes any box
 		}
-		if got := f.call(t, "POST", "/v2/box", `{"network_policy":`+c.body+`}`); got.StatusCode != 422 || !strings.HasPrefix(got.text, `{"error"`) || !strings.Contains(got.text, "/network_policy") {
-			t.Errorf("create, %s: %s %s", c.body, got.Status, got.text)
+		if got := f.Call(t, "POST", "/v2/box", `{"network_policy":`+c.body+`}`); got.StatusCode != 422 || !strings.HasPrefix(got.Text, `{"error"`) || !strings.Contains(got.Text, "/network_policy") {
+			t.Errorf("create, %s: %s %s", c.body, got.Status, got.Text)
 		}
 	}
 	for _, c := range []struct{ name, body string }{
@@ -174,12 +108,12 @@ func TestReferencesStandAlone(t *testing.T) {
 		{"Web", `{"mode":"deny-all"}`}, {"-web", `{"mode":"deny-all"}`}, {"@web", `{"mode":"deny-all"}`}, {"web%2Fa", `{"mode":"deny-all"}`},
 		{strings.Repeat("a", 64), `{"mode":"deny-all"}`},
 	} {
-		if got := f.call(t, "PUT", "/v2/box/settings/network-policies/"+c.name, c.body); got.StatusCode != 422 {
-			t.Errorf("%s %s: %s %s", c.name, c.body, got.Status, got.text)
+		if got := f.Call(t, "PUT", "/v2/box/settings/network-policies/"+c.name, c.body); got.StatusCode != 422 {
+			t.Errorf("%s %s: %s %s", c.name, c.body, got.Status, got.Text)
 		}
 	}
-	if len(f.host.named) > 0 {
-		t.Errorf("%v were made", f.host.named)
+	if len(f.host.Named) > 0 {
+		t.Errorf("%v were made", f.host.Named)
 	}
 }
 
@@ -188,26 +122,26 @@ func TestReferencesStandAlone(t *testing.T) {
 func TestNamedPoliciesOfLimitedKeys(t *testing.T) {
 	t.Parallel()
 	f := serve(t)
-	f.call(t, "PUT", namedWeb, `{"mode":"deny-all"}`)
+	f.Call(t, "PUT", namedWeb, `{"mode":"deny-all"}`)
 	f.create(t, `{"name":"secret-box","network_policy":{"named":"web"}}`)
 	ci, one := f.key(t, `{"name":"ci","role":"box-creator"}`), f.key(t, `{"name":"one","role":"one-box","box":"secret-box"}`)
-	if got := f.call(t, "POST", "/v2/box", `{"name":"theirs","network_policy":{"named":"web"}}`, with(ci)); got.StatusCode != 201 || got.json(t)["named_policy"] != "web" {
-		t.Error(got.Status, got.text)
+	if got := f.Call(t, "POST", "/v2/box", `{"name":"theirs","network_policy":{"named":"web"}}`, apitest.With(ci)); got.StatusCode != 201 || got.JSON(t)["named_policy"] != "web" {
+		t.Error(got.Status, got.Text)
 	}
-	if got := f.call(t, "GET", namedWeb, "", with(ci)); got.StatusCode != 200 || strings.Contains(got.text, "secret-box") || !strings.Contains(got.text, "theirs") {
-		t.Error(got.Status, got.text)
+	if got := f.Call(t, "GET", namedWeb, "", apitest.With(ci)); got.StatusCode != 200 || strings.Contains(got.Text, "secret-box") || !strings.Contains(got.Text, "theirs") {
+		t.Error(got.Status, got.Text)
 	}
-	if got := f.call(t, "PUT", "/v2/box/secret-box/config/network-policy", `{"named":"web"}`, with(one)); got.StatusCode != 200 {
-		t.Error(got.Status, got.text)
+	if got := f.Call(t, "PUT", "/v2/box/secret-box/config/network-policy", `{"named":"web"}`, apitest.With(one)); got.StatusCode != 200 {
+		t.Error(got.Status, got.Text)
 	}
 	for _, key := range []string{ci, one, f.key(t, `{"name":"ro","role":"read-only"}`)} {
 		for method, body := range map[string]string{"PUT": `{"mode":"allow-all"}`, "DELETE": ""} {
-			if got := f.call(t, method, namedWeb, body, with(key)); got.StatusCode != http.StatusForbidden {
-				t.Errorf("%s: %s %s", method, got.Status, got.text)
+			if got := f.Call(t, method, namedWeb, body, apitest.With(key)); got.StatusCode != http.StatusForbidden {
+				t.Errorf("%s: %s %s", method, got.Status, got.Text)
 			}
 		}
 	}
-	if n := f.host.named["web"]; n.Version != 1 || n.Spec.Mode != policy.ModeDenyAll {
+	if n := f.host.Named["web"]; n.Version != 1 || n.Spec.Mode != policy.ModeDenyAll {
 		t.Errorf("%+v", n)
 	}
 }
@@ -216,11 +150,11 @@ func TestNamedPoliciesOfLimitedKeys(t *testing.T) {
 func TestNamedPolicyInTheTrail(t *testing.T) {
 	t.Parallel()
 	f, dir := withTrail(t)
-	f.call(t, "PUT", namedWeb, `{"mode":"deny-all"}`)
+	f.Call(t, "PUT", namedWeb, `{"mode":"deny-all"}`)
 	id := f.create(t, `{"network_policy":{"named":"web"}}`)
-	f.call(t, "PUT", namedWeb, `{"mode":"custom","allowed_domains":["a.example"]}`)
-	f.call(t, "PUT", "/v2/box/"+id+"/config/network-policy", `{"mode":"deny-all"}`)
-	f.call(t, "DELETE", namedWeb, "")
+	f.Call(t, "PUT", namedWeb, `{"mode":"custom","allowed_domains":["a.example"]}`)
+	f.Call(t, "PUT", "/v2/box/"+id+"/config/network-policy", `{"mode":"deny-all"}`)
+	f.Call(t, "DELETE", namedWeb, "")
 	_, text := entries(t, dir)
 	for _, part := range []string{`"named_policy":"web"`, `"boxes":1,"name":"web","policy":{"version":2,"mode":["deny-all","custom"],"allowed_domains":{"added":["a.example"]}`, `"named":["web",""]`, `"deleted":true,"name":"web"`} {
 		if !strings.Contains(text, part) {

@@ -11,23 +11,19 @@ import (
 
 	"boxgate/api"
 	"boxgate/api/access"
+	"boxgate/api/apitest"
 	"boxgate/api/rest"
 	"boxgate/api/stream"
 	"boxgate/policy"
 )
 
-// with makes a request come with another key.
-func with(key string) func(*http.Request) {
-	return func(r *http.Request) { r.Header.Set("X-Box-Api-Key", key) }
-}
-
 // key makes an API key through the API and returns it.
 func (f *fixture) key(t testing.TB, body string) string {
 	t.Helper()
-	got := f.call(t, "POST", "/v2/api-keys", body)
-	key, _ := got.json(t)["key"].(string)
+	got := f.Call(t, "POST", "/v2/api-keys", body)
+	key, _ := got.JSON(t)["key"].(string)
 	if got.StatusCode != 201 || key == "" {
-		t.Fatalf("%s %s", got.Status, got.text)
+		t.Fatalf("%s %s", got.Status, got.Text)
 	}
 	return key
 }
@@ -89,25 +85,25 @@ func TestRolesByEveryRoute(t *testing.T) {
 		}
 		f := serve(t)
 		f.create(t, `{}`)
-		f.host.mu.Lock()
-		f.host.boxes["box1"].CreatedBy = "key_x"
-		f.host.keys = map[string]api.Key{"k": {Caller: api.Caller{Key: "key_x", Name: "x", Role: role, Box: "box1"}}}
-		f.host.mu.Unlock()
+		f.host.Mu.Lock()
+		f.host.ByID["box1"].CreatedBy = "key_x"
+		f.host.Keys = map[string]api.Key{"k": {Caller: api.Caller{Key: "key_x", Name: "x", Role: role, Box: "box1"}}}
+		f.host.Mu.Unlock()
 		for _, rt := range f.api.routes {
 			if rt.Public || rt.ID == "openSession" && may(rt) || strings.HasPrefix(rt.ID, "stream") && may(rt) {
 				continue
 			}
 			path := pathTo(rt, "box1")
-			got := f.call(t, rt.Method, path, "", with("k"))
-			refused := got.StatusCode == http.StatusForbidden && strings.Contains(got.text, "role")
+			got := f.Call(t, rt.Method, path, "", apitest.With("k"))
+			refused := got.StatusCode == http.StatusForbidden && strings.Contains(got.Text, "role")
 			if refused == may(rt) {
-				t.Errorf("role %q: %s %s: %s %s", role, rt.Method, rt.Path, got.Status, got.text)
+				t.Errorf("role %q: %s %s: %s %s", role, rt.Method, rt.Path, got.Status, got.Text)
 			}
-			f.host.mu.Lock()
-			if f.host.boxes["box1"] == nil {
-				f.host.boxes["box1"] = &memoryBox{Box: api.Box{ID: "box1", CreatedBy: "key_x"}, urls: map[uint16]api.URL{}}
+			f.host.Mu.Lock()
+			if f.host.ByID["box1"] == nil {
+				f.host.ByID["box1"] = &apitest.Box{Box: api.Box{ID: "box1", CreatedBy: "key_x"}, URLs: map[uint16]api.URL{}}
 			}
-			f.host.mu.Unlock()
+			f.host.Mu.Unlock()
 		}
 	}
 }
@@ -133,31 +129,31 @@ func TestBoxesOfOthersAreNotThere(t *testing.T) {
 			}
 			for _, box := range spelled {
 				for _, query := range []string{"", "?id=" + other, "?id=box1"} {
-					got := f.call(t, rt.Method, pathTo(rt, box)+query, "", with(key))
+					got := f.Call(t, rt.Method, pathTo(rt, box)+query, "", apitest.With(key))
 					if got.StatusCode != http.StatusNotFound && got.StatusCode != http.StatusMethodNotAllowed {
-						t.Errorf("%s %s%s: %s %s", rt.Method, pathTo(rt, box), query, got.Status, got.text)
+						t.Errorf("%s %s%s: %s %s", rt.Method, pathTo(rt, box), query, got.Status, got.Text)
 					}
 				}
 			}
 		}
 		for _, body := range []string{`{"ids":["other"]}`, `{"ids":["mine","box2"]}`} {
-			if got := f.call(t, "DELETE", "/v2/box", body, with(key)); got.StatusCode != http.StatusNotFound {
-				t.Errorf("%s: %s %s", body, got.Status, got.text)
+			if got := f.Call(t, "DELETE", "/v2/box", body, apitest.With(key)); got.StatusCode != http.StatusNotFound {
+				t.Errorf("%s: %s %s", body, got.Status, got.Text)
 			}
 		}
-		if got := f.call(t, "GET", "/v2/box", "", with(key)); strings.Contains(got.text, "other") || strings.Contains(got.text, other) {
-			t.Error("the other box is listed", got.text)
+		if got := f.Call(t, "GET", "/v2/box", "", apitest.With(key)); strings.Contains(got.Text, "other") || strings.Contains(got.Text, other) {
+			t.Error("the other box is listed", got.Text)
 		}
-		same, none := f.call(t, "GET", "/v2/box/other", "", with(key)), f.call(t, "GET", "/v2/box/never", "", with(key))
-		if strings.ReplaceAll(same.text, "other", "never") != none.text {
-			t.Errorf("a box of others is told from none: %s %s", same.text, none.text)
+		same, none := f.Call(t, "GET", "/v2/box/other", "", apitest.With(key)), f.Call(t, "GET", "/v2/box/never", "", apitest.With(key))
+		if strings.ReplaceAll(same.Text, "other", "never") != none.Text {
+			t.Errorf("a box of others is told from none: %s %s", same.Text, none.Text)
 		}
 	}
-	if n := len(f.host.execs); n != 0 || f.host.boxes["box2"] == nil || f.host.boxes["box1"] == nil {
+	if n := len(f.host.Execs); n != 0 || f.host.ByID["box2"] == nil || f.host.ByID["box1"] == nil {
 		t.Error("something was done with a box of others:", n)
 	}
-	if got := f.call(t, "GET", "/v2/box/mine", "", with(keys[0])); got.StatusCode != 200 {
-		t.Error("its own box:", got.Status, got.text)
+	if got := f.Call(t, "GET", "/v2/box/mine", "", apitest.With(keys[0])); got.StatusCode != 200 {
+		t.Error("its own box:", got.Status, got.Text)
 	}
 }
 
@@ -168,41 +164,41 @@ func TestAKeyDoesNotPassToTheNextBoxOfAName(t *testing.T) {
 	f.create(t, `{"name":"web"}`)
 	one := f.key(t, `{"name":"one","role":"one-box","box":"web"}`)
 	ci := f.key(t, `{"name":"ci","role":"box-creator"}`)
-	if got := f.call(t, "POST", "/v2/box", `{"name":"job"}`, with(ci)); got.StatusCode != 201 || got.json(t)["created_by"] == "" {
-		t.Fatal(got.Status, got.text)
+	if got := f.Call(t, "POST", "/v2/box", `{"name":"job"}`, apitest.With(ci)); got.StatusCode != 201 || got.JSON(t)["created_by"] == "" {
+		t.Fatal(got.Status, got.Text)
 	}
 	for _, name := range []string{"web", "job"} {
-		f.call(t, "DELETE", "/v2/box/"+name, "")
+		f.Call(t, "DELETE", "/v2/box/"+name, "")
 		f.create(t, `{"name":"`+name+`"}`)
 		for _, key := range []string{one, ci} {
-			if got := f.call(t, "POST", "/v2/box/"+name+"/exec", `{"command":["true"]}`, with(key)); got.StatusCode != http.StatusNotFound {
-				t.Errorf("%s: %s %s", name, got.Status, got.text)
+			if got := f.Call(t, "POST", "/v2/box/"+name+"/exec", `{"command":["true"]}`, apitest.With(key)); got.StatusCode != http.StatusNotFound {
+				t.Errorf("%s: %s %s", name, got.Status, got.Text)
 			}
 		}
 	}
 	// Nor does a key pass to the next key of its name.
-	f.call(t, "POST", "/v2/box", `{"name":"old"}`, with(ci))
-	f.call(t, "DELETE", "/v2/api-keys/ci", "")
-	if got := f.call(t, "GET", "/v2/box/old", "", with(ci)); got.StatusCode != http.StatusUnauthorized {
+	f.Call(t, "POST", "/v2/box", `{"name":"old"}`, apitest.With(ci))
+	f.Call(t, "DELETE", "/v2/api-keys/ci", "")
+	if got := f.Call(t, "GET", "/v2/box/old", "", apitest.With(ci)); got.StatusCode != http.StatusUnauthorized {
 		t.Error("revoked:", got.Status)
 	}
-	f.host.mu.Lock()
-	f.host.keys["unused"] = api.Key{} // so that IDs are not repeated, which those of the store never are
-	f.host.mu.Unlock()
-	if got := f.call(t, "GET", "/v2/box/old", "", with(f.key(t, `{"name":"ci","role":"box-creator"}`))); got.StatusCode != http.StatusNotFound {
+	f.host.Mu.Lock()
+	f.host.Keys["unused"] = api.Key{} // so that IDs are not repeated, which those of the store never are
+	f.host.Mu.Unlock()
+	if got := f.Call(t, "GET", "/v2/box/old", "", apitest.With(f.key(t, `{"name":"ci","role":"box-creator"}`))); got.StatusCode != http.StatusNotFound {
 		t.Error("a key of the same name:", got.Status)
 	}
 }
 
 // swapping gives the name of a box to another one as soon as it was looked up.
-type swapping struct{ *memoryHost }
+type swapping struct{ *apitest.Host }
 
 func (h swapping) Box(ctx context.Context, idOrName string) (api.Box, error) {
-	found, err := h.memoryHost.Box(ctx, idOrName)
-	h.mu.Lock()
-	defer h.mu.Unlock()
+	found, err := h.Host.Box(ctx, idOrName)
+	h.Mu.Lock()
+	defer h.Mu.Unlock()
 	if idOrName == "web" {
-		h.boxes["box1"].Name, h.boxes["box2"].Name = "", "web"
+		h.ByID["box1"].Name, h.ByID["box2"].Name = "", "web"
 	}
 	return found, err
 }
@@ -210,18 +206,18 @@ func (h swapping) Box(ctx context.Context, idOrName string) (api.Box, error) {
 // TestANameThatMovesAfterItWasJudged: what was judged is what is used.
 func TestANameThatMovesAfterItWasJudged(t *testing.T) {
 	t.Parallel()
-	f := serve(t, func(cfg *Config) { cfg.Host = swapping{cfg.Host.(*memoryHost)} })
+	f := serve(t, func(cfg *Config) { cfg.Host = swapping{cfg.Host.(*apitest.Host)} })
 	f.create(t, `{"name":"web"}`)
 	f.create(t, `{"name":"next"}`)
-	f.host.mu.Lock()
-	f.host.keys = map[string]api.Key{"k": {Caller: api.Caller{Key: "key_1", Role: api.RoleBox, Box: "box1"}}}
-	f.host.mu.Unlock()
-	if got := f.call(t, "DELETE", "/v2/box/web", "", with("k")); got.StatusCode != 200 {
-		t.Fatal(got.Status, got.text)
+	f.host.Mu.Lock()
+	f.host.Keys = map[string]api.Key{"k": {Caller: api.Caller{Key: "key_1", Role: api.RoleBox, Box: "box1"}}}
+	f.host.Mu.Unlock()
+	if got := f.Call(t, "DELETE", "/v2/box/web", "", apitest.With("k")); got.StatusCode != 200 {
+		t.Fatal(got.Status, got.Text)
 	}
-	f.host.mu.Lock()
-	defer f.host.mu.Unlock()
-	if f.host.boxes["box2"] == nil || f.host.boxes["box1"] != nil {
+	f.host.Mu.Lock()
+	defer f.host.Mu.Unlock()
+	if f.host.ByID["box2"] == nil || f.host.ByID["box1"] != nil {
 		t.Error("the box that took the name was deleted in its place")
 	}
 }
@@ -234,8 +230,8 @@ func TestLimitedKeysReadNoSecrets(t *testing.T) {
 	ci := f.key(t, `{"name":"ci","role":"box-creator"}`)
 	named := `{"api.example.com":{"headers":{"Authorization":{"secret":"openai","prefix":"Bearer "}}}}`
 	forward := `{"api.example.com":[{"match":{"methods":["POST"]},"forward_url":"https://proxy.example.net/x"}]}`
-	if got := f.call(t, "POST", "/v2/box", `{"name":"theirs","custom_runner":{"command":"run","args":["--token=sk-arg"],"protocol":"box-sse-v1"},"agent":"custom"}`, with(ci)); got.StatusCode != 201 {
-		t.Fatal(got.Status, got.text)
+	if got := f.Call(t, "POST", "/v2/box", `{"name":"theirs","custom_runner":{"command":"run","args":["--token=sk-arg"],"protocol":"box-sse-v1"},"agent":"custom"}`, apitest.With(ci)); got.StatusCode != 201 {
+		t.Fatal(got.Status, got.Text)
 	}
 	for _, rules := range []string{named, forward} {
 		for _, c := range []struct{ method, path, body string }{
@@ -243,11 +239,11 @@ func TestLimitedKeysReadNoSecrets(t *testing.T) {
 			{"PUT", "/v2/box/theirs/config/attach-headers", rules},
 			{"PATCH", "/v2/box/theirs/config/attach-headers", rules},
 		} {
-			if got := f.call(t, c.method, c.path, c.body, with(ci)); got.StatusCode != 422 && got.StatusCode != 403 {
-				t.Errorf("%s %s %s: %s %s", c.method, c.path, rules, got.Status, got.text)
+			if got := f.Call(t, c.method, c.path, c.body, apitest.With(ci)); got.StatusCode != 422 && got.StatusCode != 403 {
+				t.Errorf("%s %s %s: %s %s", c.method, c.path, rules, got.Status, got.Text)
 			}
-			if got := f.call(t, c.method, c.path, c.body); got.StatusCode >= 300 {
-				t.Errorf("as admin: %s %s %s: %s %s", c.method, c.path, rules, got.Status, got.text)
+			if got := f.Call(t, c.method, c.path, c.body); got.StatusCode >= 300 {
+				t.Errorf("as admin: %s %s %s: %s %s", c.method, c.path, rules, got.Status, got.Text)
 			}
 		}
 	}
@@ -255,20 +251,20 @@ func TestLimitedKeysReadNoSecrets(t *testing.T) {
 		"Vercel": `{"allow":{"attacker.example":[{"transform":[{"headers":{"X-Leak":{"secret":"openai"}}}]}]}}`,
 		"E2B":    `{"denyOut":["0.0.0.0/0"],"allowOut":["attacker.example"],"rules":{"attacker.example":[{"transform":{"headers":{"X-Leak":{"secret":"openai"}}}}]}}`,
 	} {
-		for _, key := range []func(*http.Request){with(ci), nil} {
+		for _, key := range []func(*http.Request){apitest.With(ci), nil} {
 			var as []func(*http.Request)
 			if key != nil {
 				as = append(as, key)
 			}
-			if got := f.call(t, "POST", "/v2/box", `{"network_policy":`+policy+`}`, as...); got.StatusCode != 422 || !strings.Contains(got.text, "X-Leak") {
-				t.Errorf("%s: %s %s", dialect, got.Status, got.text)
+			if got := f.Call(t, "POST", "/v2/box", `{"network_policy":`+policy+`}`, as...); got.StatusCode != 422 || !strings.Contains(got.Text, "X-Leak") {
+				t.Errorf("%s: %s %s", dialect, got.Status, got.Text)
 			}
 		}
 	}
 	ro := f.key(t, `{"name":"ro","role":"read-only"}`)
 	for _, path := range []string{"/v2/box/theirs", "/v2/box"} {
-		if got := f.call(t, "GET", path, "", with(ro)); got.StatusCode != 200 || strings.Contains(got.text, "sk-arg") {
-			t.Errorf("%s: %s %s", path, got.Status, got.text)
+		if got := f.Call(t, "GET", path, "", apitest.With(ro)); got.StatusCode != 200 || strings.Contains(got.Text, "sk-arg") {
+			t.Errorf("%s: %s %s", path, got.Status, got.Text)
 		}
 	}
 }
@@ -279,17 +275,17 @@ func TestSnapshotsOfOthersMakeNoBox(t *testing.T) {
 	f := serve(t)
 	ci := f.key(t, `{"name":"ci","role":"box-creator"}`)
 	f.create(t, `{"name":"other"}`)
-	f.call(t, "POST", "/v2/box", `{"name":"own"}`, with(ci))
-	from := func(box string) answer {
-		made := f.call(t, "POST", "/v2/box/"+box+"/snapshots", `{"name":"s"}`)
-		id, _ := made.json(t)["id"].(string)
-		return f.call(t, "POST", "/v2/box/from-snapshot", `{"snapshot_id":"`+id+`"}`, with(ci))
+	f.Call(t, "POST", "/v2/box", `{"name":"own"}`, apitest.With(ci))
+	from := func(box string) apitest.Answer {
+		made := f.Call(t, "POST", "/v2/box/"+box+"/snapshots", `{"name":"s"}`)
+		id, _ := made.JSON(t)["id"].(string)
+		return f.Call(t, "POST", "/v2/box/from-snapshot", `{"snapshot_id":"`+id+`"}`, apitest.With(ci))
 	}
 	if got := from("other"); got.StatusCode != http.StatusNotFound {
-		t.Error(got.Status, got.text)
+		t.Error(got.Status, got.Text)
 	}
 	if got := from("own"); got.StatusCode != http.StatusCreated {
-		t.Error(got.Status, got.text)
+		t.Error(got.Status, got.Text)
 	}
 }
 
@@ -298,20 +294,20 @@ func TestAnExpiredKeyOnAnOpenStream(t *testing.T) {
 	t.Parallel()
 	for name, end := range map[string]func(*fixture){
 		"expires": func(f *fixture) {
-			f.host.mu.Lock()
-			defer f.host.mu.Unlock()
-			for key, k := range f.host.keys {
+			f.host.Mu.Lock()
+			defer f.host.Mu.Unlock()
+			for key, k := range f.host.Keys {
 				k.ExpiresAt = time.Now()
-				f.host.keys[key] = k
+				f.host.Keys[key] = k
 			}
 		},
-		"is revoked": func(f *fixture) { f.call(t, "DELETE", "/v2/api-keys/one", "") },
+		"is revoked": func(f *fixture) { f.Call(t, "DELETE", "/v2/api-keys/one", "") },
 		"gets another role": func(f *fixture) {
-			f.host.mu.Lock()
-			defer f.host.mu.Unlock()
-			for key, k := range f.host.keys {
+			f.host.Mu.Lock()
+			defer f.host.Mu.Unlock()
+			for key, k := range f.host.Keys {
 				k.Box = policy.BoxID("box9")
-				f.host.keys[key] = k
+				f.host.Keys[key] = k
 			}
 		},
 	} {
@@ -339,7 +335,7 @@ func TestAnExpiredKeyOnAnOpenStream(t *testing.T) {
 				t.Errorf("a stream goes on after its key %s", name)
 			}
 		}
-		if got := f.call(t, "GET", "/v2/box/box1", "", with(key)); got.StatusCode == 200 {
+		if got := f.Call(t, "GET", "/v2/box/box1", "", apitest.With(key)); got.StatusCode == 200 {
 			t.Errorf("a key that %s: %s", name, got.Status)
 		}
 	}
@@ -351,22 +347,22 @@ func TestKeysAreShownOnce(t *testing.T) {
 	f := serve(t)
 	f.create(t, `{}`)
 	key := f.key(t, `{"name":"one","role":"one-box","box":"box1"}`)
-	if got := f.call(t, "GET", "/v2/api-keys", ""); strings.Contains(got.text, key) || !strings.Contains(got.text, `"box_id":"box1"`) {
-		t.Error(got.text)
+	if got := f.Call(t, "GET", "/v2/api-keys", ""); strings.Contains(got.Text, key) || !strings.Contains(got.Text, `"box_id":"box1"`) {
+		t.Error(got.Text)
 	}
-	next := f.call(t, "POST", "/v2/api-keys/one/rotate", `{}`).json(t)["key"]
-	if next == key || f.call(t, "GET", "/v2/box/box1", "", with(key)).StatusCode != 401 {
+	next := f.Call(t, "POST", "/v2/api-keys/one/rotate", `{}`).JSON(t)["key"]
+	if next == key || f.Call(t, "GET", "/v2/box/box1", "", apitest.With(key)).StatusCode != 401 {
 		t.Error("the replaced key works")
 	}
 	for _, bad := range []string{
 		`{"name":"x"}`, `{"name":"x","role":"root"}`, `{"name":"","role":"admin"}`, `{"name":"x","role":"one-box"}`, `{"name":"x","role":"admin","box":"box1"}`,
 		`{"name":"x","role":"admin","expires_in":"-1h"}`, `{"name":"x","role":"admin","expires_in":"0s"}`, `{"name":"x","role":"admin","expires_in":"90 days"}`,
 	} {
-		if got := f.call(t, "POST", "/v2/api-keys", bad); got.StatusCode != 422 {
-			t.Errorf("%s: %s %s", bad, got.Status, got.text)
+		if got := f.Call(t, "POST", "/v2/api-keys", bad); got.StatusCode != 422 {
+			t.Errorf("%s: %s %s", bad, got.Status, got.Text)
 		}
 	}
-	if got := f.call(t, "POST", "/v2/api-keys", `{"name":"x","role":"one-box","box":"never"}`); got.StatusCode != 404 {
-		t.Error(got.Status, got.text)
+	if got := f.Call(t, "POST", "/v2/api-keys", `{"name":"x","role":"one-box","box":"never"}`); got.StatusCode != 404 {
+		t.Error(got.Status, got.Text)
 	}
 }

@@ -1,6 +1,7 @@
 package server
 
 import (
+	"boxgate/api/apitest"
 	"bytes"
 	"context"
 	"encoding/json"
@@ -80,7 +81,7 @@ func TestSDK(t *testing.T) {
 	f := serve(t)
 	cmd := exec.CommandContext(ctx, node, "main.js")
 	cmd.Dir = dir
-	cmd.Env = append(os.Environ(), "UPSTASH_BOX_BASE_URL="+f.URL, "UPSTASH_BOX_API_KEY="+testKey)
+	cmd.Env = append(os.Environ(), "UPSTASH_BOX_BASE_URL="+f.URL, "UPSTASH_BOX_API_KEY="+apitest.Key)
 	var stderr bytes.Buffer
 	cmd.Stderr = &stderr
 	out, err := cmd.Output()
@@ -128,11 +129,11 @@ func checkSDK(t *testing.T, f *fixture, out []byte) {
 	if s := string(seen["logs"]); !strings.Contains(s, "box created") || !strings.Contains(s, "exit 3") {
 		t.Errorf("logs: %s", s)
 	}
-	first := f.host.created[0]
+	first := f.host.Created[0]
 	if len(first.Headers) != 1 || first.Headers[0].Headers[0].Value.Reveal() != "Bearer sk-sdk" || first.Policy.Mode != policy.ModeCustom {
 		t.Errorf("create: %+v", first)
 	}
-	if len(f.host.boxes) != 0 {
-		t.Errorf("%d boxes are left", len(f.host.boxes))
+	if len(f.host.ByID) != 0 {
+		t.Errorf("%d boxes are left", len(f.host.ByID))
 	}
 }

@@ -1,28 +1,12 @@
 package server
 
 import (
-	"context"
 	"encoding/json"
 	"net/http"
 	"testing"
-	"time"
 
 	"boxgate/api"
-	"boxgate/policy"
 )
-
-// SelfTest returns the report that the test put into the host.
-func (h *memoryHost) SelfTest(_ context.Context, id policy.BoxID) (api.SelfTestReport, error) {
-	b, leave, err := h.box(id)
-	defer leave()
-	if err != nil {
-		return api.SelfTestReport{}, err
-	}
-	return api.SelfTestReport{
-		Box: b.ID, Mode: b.Policy.Spec.Mode, Version: b.Policy.Version, Started: time.Unix(1_700_000_000, 0),
-		Duration: 1500 * time.Millisecond, Probes: h.probes,
-	}, nil
-}
 
 // A card is tight only if something was tested, everything that could be tested was, and nothing was found.
 func TestSelfTestVerdict(t *testing.T) {
@@ -42,17 +26,17 @@ func TestSelfTestVerdict(t *testing.T) {
 			f := serve(t)
 			f.create(t, `{"name":"tested"}`)
 			for _, v := range tt.verdicts {
-				f.host.probes = append(f.host.probes, api.SelfTestProbe{Group: "names", Attack: "a", Family: "ipv4", Verdict: v, Why: "w"})
+				f.host.Probes = append(f.host.Probes, api.SelfTestProbe{Group: "names", Attack: "a", Family: "ipv4", Verdict: v, Why: "w"})
 			}
-			got := f.call(t, "POST", "/v2/box/tested/selftest", "")
+			got := f.Call(t, "POST", "/v2/box/tested/selftest", "")
 			var card struct {
 				Box     string
 				Tight   bool
 				Summary struct{ Tight, Holes, Skipped int }
 				Probes  []struct{ Group, Family, Verdict, Why string }
 			}
-			if err := json.Unmarshal([]byte(got.text), &card); err != nil || got.StatusCode != http.StatusOK {
-				t.Fatal(err, got.StatusCode, got.text)
+			if err := json.Unmarshal([]byte(got.Text), &card); err != nil || got.StatusCode != http.StatusOK {
+				t.Fatal(err, got.StatusCode, got.Text)
 			}
 			if card.Tight != tt.tight || card.Box != "box1" || len(card.Probes) != len(tt.verdicts) {
 				t.Errorf("card %+v", card)
@@ -69,7 +53,7 @@ func TestSelfTestVerdict(t *testing.T) {
 // An unknown box has no card.
 func TestSelfTestOfNoBox(t *testing.T) {
 	t.Parallel()
-	if got := serve(t).call(t, "POST", "/v2/box/none/selftest", ""); got.StatusCode != http.StatusNotFound {
-		t.Errorf("%d %s", got.StatusCode, got.text)
+	if got := serve(t).Call(t, "POST", "/v2/box/none/selftest", ""); got.StatusCode != http.StatusNotFound {
+		t.Errorf("%d %s", got.StatusCode, got.Text)
 	}
 }

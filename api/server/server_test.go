@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"encoding/json"
 	"errors"
-	"io"
 	"net/http"
 	"net/http/httptest"
 	"slices"
@@ -15,17 +14,16 @@ import (
 	"go.uber.org/zap/zapcore"
 
 	"boxgate/api"
+	"boxgate/api/apitest"
 	"boxgate/api/openapi"
 	"boxgate/api/rest"
 )
 
-const testKey = "key-0123456789"
-
 // fixture is a served API over a memory host.
 type fixture struct {
-	*httptest.Server
+	apitest.Caller
 	api  *API
-	host *memoryHost
+	host *apitest.Host
 	log  *bytes.Buffer
 }
 
@@ -41,11 +39,11 @@ func (f *fixture) secondServer(t testing.TB) *http.Server {
 
 func serve(t testing.TB, edits ...func(*Config)) *fixture {
 	t.Helper()
-	f := &fixture{host: newMemoryHost(t), log: &bytes.Buffer{}}
+	f := &fixture{host: apitest.NewHost(t), log: &bytes.Buffer{}}
 	sink := zapcore.Lock(zapcore.AddSync(f.log))
 	cfg := Config{
 		Host:    f.host,
-		FindKey: f.host.findKey,
+		FindKey: f.host.FindKey,
 		Log:     zap.New(zapcore.NewCore(zapcore.NewJSONEncoder(zap.NewProductionEncoderConfig()), sink, zap.DebugLevel)),
 		MaxBody: 1 << 20, MaxOutput: 1 << 16,
 	}
@@ -61,59 +59,18 @@ func serve(t testing.TB, edits ...func(*Config)) *fixture {
 	f.Config = a.Server()
 	f.Start()
 	t.Cleanup(f.Close)
-	t.Cleanup(f.host.end) // first: a handler may wait for its command
+	t.Cleanup(f.host.End) // first: a handler may wait for its command
 	return f
-}
-
-// answer is a response.
-type answer struct {
-	*http.Response
-	text string
-}
-
-func (a answer) json(t testing.TB) map[string]any {
-	t.Helper()
-	var v map[string]any
-	if err := json.Unmarshal([]byte(a.text), &v); err != nil {
-		t.Fatalf("%s: %q: %v", a.Status, a.text, err)
-	}
-	return v
-}
-
-// call makes a request with the key; edit may change it.
-func (f *fixture) call(t testing.TB, method, path, body string, edit ...func(*http.Request)) answer {
-	t.Helper()
-	req, err := http.NewRequestWithContext(t.Context(), method, f.URL+path, strings.NewReader(body))
-	if err != nil {
-		t.Fatal(err)
-	}
-	req.Header.Set("X-Box-Api-Key", testKey)
-	if body != "" {
-		req.Header.Set("Content-Type", "application/json")
-	}
-	for _, e := range edit {
-		e(req)
-	}
-	resp, err := f.Client().Do(req)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer resp.Body.Close()
-	text, err := io.ReadAll(resp.Body)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return answer{resp, string(text)}
 }
 
 // create makes a box and returns its ID.
 func (f *fixture) create(t testing.TB, body string) string {
 	t.Helper()
-	got := f.call(t, "POST", "/v2/box", body)
+	got := f.Call(t, "POST", "/v2/box", body)
 	if got.StatusCode != 201 {
-		t.Fatalf("%s: %s", got.Status, got.text)
+		t.Fatalf("%s: %s", got.Status, got.Text)
 	}
-	id, _ := got.json(t)["id"].(string)
+	id, _ := got.JSON(t)["id"].(string)
 	return id
 }
 
@@ -126,27 +83,27 @@ func TestKey(t *testing.T) {
 		status int
 	}{
 		{"none", http.Header{}, 401},
-		{"key", http.Header{"X-Box-Api-Key": {testKey}}, 200},
-		{"bearer", http.Header{"Authorization": {"Bearer " + testKey}}, 200},
-		{"bearer in lower case", http.Header{"Authorization": {"bearer " + testKey}}, 200},
-		{"both the same", http.Header{"X-Box-Api-Key": {testKey}, "Authorization": {"Bearer " + testKey}}, 200},
-		{"wrong", http.Header{"X-Box-Api-Key": {testKey + "x"}}, 401},
+		{"key", http.Header{"X-Box-Api-Key": {apitest.Key}}, 200},
+		{"bearer", http.Header{"Authorization": {"Bearer " + apitest.Key}}, 200},
+		{"bearer in lower case", http.Header{"Authorization": {"bearer " + apitest.Key}}, 200},
+		{"both the same", http.Header{"X-Box-Api-Key": {apitest.Key}, "Authorization": {"Bearer " + apitest.Key}}, 200},
+		{"wrong", http.Header{"X-Box-Api-Key": {apitest.Key + "x"}}, 401},
 		{"empty", http.Header{"X-Box-Api-Key": {""}}, 401},
-		{"right and wrong", http.Header{"X-Box-Api-Key": {testKey, "other"}}, 401},
-		{"wrong and right", http.Header{"X-Box-Api-Key": {"other"}, "Authorization": {"Bearer " + testKey}}, 401},
-		{"basic", http.Header{"Authorization": {"Basic " + testKey}}, 401},
-		{"bare", http.Header{"Authorization": {testKey}}, 401},
+		{"right and wrong", http.Header{"X-Box-Api-Key": {apitest.Key, "other"}}, 401},
+		{"wrong and right", http.Header{"X-Box-Api-Key": {"other"}, "Authorization": {"Bearer " + apitest.Key}}, 401},
+		{"basic", http.Header{"Authorization": {"Basic " + apitest.Key}}, 401},
+		{"bare", http.Header{"Authorization": {apitest.Key}}, 401},
 	}
 	for _, tt := range tests {
-		got := f.call(t, "GET", "/v2/box", "", func(r *http.Request) { r.Header = tt.header })
+		got := f.Call(t, "GET", "/v2/box", "", func(r *http.Request) { r.Header = tt.header })
 		if got.StatusCode != tt.status {
 			t.Errorf("%s: %s", tt.name, got.Status)
 		}
-		if tt.status == 401 && (got.Header.Get("WWW-Authenticate") == "" || got.json(t)["error"] == "") {
-			t.Errorf("%s: %v %s", tt.name, got.Header, got.text)
+		if tt.status == 401 && (got.Header.Get("WWW-Authenticate") == "" || got.JSON(t)["error"] == "") {
+			t.Errorf("%s: %v %s", tt.name, got.Header, got.Text)
 		}
 	}
-	if got := f.call(t, "GET", "/v2/box?api_key="+testKey, "", func(r *http.Request) { r.Header = http.Header{} }); got.StatusCode != 401 {
+	if got := f.Call(t, "GET", "/v2/box?api_key="+apitest.Key, "", func(r *http.Request) { r.Header = http.Header{} }); got.StatusCode != 401 {
 		t.Errorf("a key in the query: %s", got.Status)
 	}
 }
@@ -161,7 +118,7 @@ func TestEveryRouteNeedsTheKey(t *testing.T) {
 	}
 	for _, path := range paths {
 		for _, method := range []string{"GET", "POST", "PUT", "DELETE", "HEAD", "OPTIONS", "PATCH"} {
-			got := f.call(t, method, path, "", func(r *http.Request) { r.Header.Del("X-Box-Api-Key") })
+			got := f.Call(t, method, path, "", func(r *http.Request) { r.Header.Del("X-Box-Api-Key") })
 			probe := (path == "/healthz" || path == "/readyz" || path == "/.well-known/jwks.json") && (method == "GET" || method == "HEAD")
 			if probe != (got.StatusCode == 200) || !probe && got.StatusCode != 401 {
 				t.Errorf("%s %s without a key: %s", method, path, got.Status)
@@ -197,19 +154,19 @@ func TestBrowserOfAnotherSite(t *testing.T) {
 		{"same-site fetch", func(r *http.Request) { r.Header.Set("Sec-Fetch-Site", "same-site") }, 403},
 	}
 	for _, tt := range tests {
-		if got := f.call(t, "GET", "/v2/box", "", tt.edit); got.StatusCode != tt.status {
+		if got := f.Call(t, "GET", "/v2/box", "", tt.edit); got.StatusCode != tt.status {
 			t.Errorf("%s: %s, want %d", tt.name, got.Status, tt.status)
 		}
 	}
-	got := f.call(t, "POST", "/v2/box", `{}`, func(r *http.Request) { r.Header.Set("Content-Type", "text/plain") })
-	if got.StatusCode != 415 || len(f.host.created) != 0 {
+	got := f.Call(t, "POST", "/v2/box", `{}`, func(r *http.Request) { r.Header.Set("Content-Type", "text/plain") })
+	if got.StatusCode != 415 || len(f.host.Created) != 0 {
 		t.Errorf("a form post: %s", got.Status)
 	}
 }
 
 func TestConfiguredHost(t *testing.T) {
 	t.Parallel()
-	a, err := New(Config{Host: newMemoryHost(t), FindKey: func(string) (api.Caller, bool) { return api.Caller{Role: api.RoleAdmin}, true }, Hosts: []string{"Gate.example."}})
+	a, err := New(Config{Host: apitest.NewHost(t), FindKey: func(string) (api.Caller, bool) { return api.Caller{Role: api.RoleAdmin}, true }, Hosts: []string{"Gate.example."}})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -248,12 +205,12 @@ func TestUnknownPathsAndMethods(t *testing.T) {
 		{"GET", "/v2/box?label=x&label=y", 422, ""},
 	}
 	for _, tt := range tests {
-		got := f.call(t, tt.method, tt.path, "")
+		got := f.Call(t, tt.method, tt.path, "")
 		if got.StatusCode != tt.status || got.Header.Get("Allow") != tt.allow {
 			t.Errorf("%s %s: %s, Allow %q", tt.method, tt.path, got.Status, got.Header.Get("Allow"))
 		}
-		if text, _ := got.json(t)["error"].(string); text == "" {
-			t.Errorf("%s %s: no error text: %s", tt.method, tt.path, got.text)
+		if text, _ := got.JSON(t)["error"].(string); text == "" {
+			t.Errorf("%s %s: no error text: %s", tt.method, tt.path, got.Text)
 		}
 	}
 }
@@ -264,8 +221,8 @@ func TestAgentsAreRefused(t *testing.T) {
 	f := serve(t)
 	id := f.create(t, `{}`)
 	for _, path := range []string{"/run", "/run/stream"} {
-		if got := f.call(t, "POST", "/v2/box/"+id+path, `{"prompt":"hi"}`); got.StatusCode != 501 || !strings.Contains(got.text, "custom harness") {
-			t.Errorf("%s: %s %s", path, got.Status, got.text)
+		if got := f.Call(t, "POST", "/v2/box/"+id+path, `{"prompt":"hi"}`); got.StatusCode != 501 || !strings.Contains(got.Text, "custom harness") {
+			t.Errorf("%s: %s %s", path, got.Status, got.Text)
 		}
 	}
 }
@@ -273,14 +230,14 @@ func TestAgentsAreRefused(t *testing.T) {
 func TestHealth(t *testing.T) {
 	t.Parallel()
 	f := serve(t)
-	f.host.ready = errors.New("table boxgate is missing")
+	f.host.NotReady = errors.New("table boxgate is missing")
 	noKey := func(r *http.Request) { r.Header.Del("X-Box-Api-Key"); r.Host = "pod-7.cluster" }
-	if got := f.call(t, "GET", "/healthz", "", noKey); got.StatusCode != 200 {
+	if got := f.Call(t, "GET", "/healthz", "", noKey); got.StatusCode != 200 {
 		t.Error(got.Status)
 	}
-	got := f.call(t, "GET", "/readyz", "", noKey)
-	if got.StatusCode != 503 || strings.Contains(got.text, "table") {
-		t.Errorf("%s %s", got.Status, got.text)
+	got := f.Call(t, "GET", "/readyz", "", noKey)
+	if got.StatusCode != 503 || strings.Contains(got.Text, "table") {
+		t.Errorf("%s %s", got.Status, got.Text)
 	}
 	if !strings.Contains(f.log.String(), "table boxgate is missing") {
 		t.Errorf("the log does not say what is missing: %s", f.log)
@@ -292,21 +249,21 @@ func TestHealth(t *testing.T) {
 func TestFailuresSayNothing(t *testing.T) {
 	t.Parallel()
 	f := serve(t)
-	f.host.fail = errors.New("bolt: /var/lib/secret-path is locked")
-	got := f.call(t, "GET", "/v2/box/box1", "")
-	if got.StatusCode != 500 || strings.Contains(got.text, "bolt") {
-		t.Errorf("%s %s", got.Status, got.text)
+	f.host.Fail = errors.New("bolt: /var/lib/secret-path is locked")
+	got := f.Call(t, "GET", "/v2/box/box1", "")
+	if got.StatusCode != 500 || strings.Contains(got.Text, "bolt") {
+		t.Errorf("%s %s", got.Status, got.Text)
 	}
-	f.host.crash = true
-	got = f.call(t, "POST", "/v2/box", `{"env_vars":{"A":"sk-env"}}`)
-	if got.StatusCode != 500 || strings.Contains(got.text, "sk-") {
-		t.Errorf("%s %s", got.Status, got.text)
+	f.host.Crash = true
+	got = f.Call(t, "POST", "/v2/box", `{"env_vars":{"A":"sk-env"}}`)
+	if got.StatusCode != 500 || strings.Contains(got.Text, "sk-") {
+		t.Errorf("%s %s", got.Status, got.Text)
 	}
 	if log := f.log.String(); !strings.Contains(log, "panic") || strings.Contains(log, "sk-") {
 		t.Errorf("log: %s", log)
 	}
-	f.host.crash, f.host.fail = false, nil
-	if got := f.call(t, "GET", "/v2/box", ""); got.StatusCode != 200 {
+	f.host.Crash, f.host.Fail = false, nil
+	if got := f.Call(t, "GET", "/v2/box", ""); got.StatusCode != 200 {
 		t.Errorf("after a panic: %s", got.Status)
 	}
 }
@@ -321,9 +278,9 @@ func TestOpenAPI(t *testing.T) {
 		Paths      map[string]map[string]struct{ Summary string }
 		Components struct{ Schemas map[string]any }
 	}
-	got := f.call(t, "GET", "/openapi.json", "")
-	if err := json.Unmarshal([]byte(got.text), &doc); err != nil || doc.OpenAPI != "3.1.0" {
-		t.Fatal(err, got.text)
+	got := f.Call(t, "GET", "/openapi.json", "")
+	if err := json.Unmarshal([]byte(got.Text), &doc); err != nil || doc.OpenAPI != "3.1.0" {
+		t.Fatal(err, got.Text)
 	}
 	for _, rt := range f.api.routes {
 		if doc.Paths[rt.Path][strings.ToLower(rt.Method)].Summary == "" {
@@ -336,16 +293,16 @@ func TestOpenAPI(t *testing.T) {
 				t.Errorf("%s %s is described but not there", method, path)
 			}
 			url := strings.NewReplacer("{id}", "box1", "{port}", "80", "{run}", "none", "{key}", "NAME", "{label}", "none", "{schedule}", "none", "{api_key}", "none").Replace(path)
-			answered := f.call(t, strings.ToUpper(method), url, "")
-			if answered.StatusCode == 405 || strings.Contains(answered.text, "no such path") {
-				t.Errorf("%s %s is described but not served: %s", method, url, answered.text)
+			answered := f.Call(t, strings.ToUpper(method), url, "")
+			if answered.StatusCode == 405 || strings.Contains(answered.Text, "no such path") {
+				t.Errorf("%s %s is described but not served: %s", method, url, answered.Text)
 			}
 			if method == "delete" && path == "/v2/box/{id}" {
 				f.create(t, `{}`)
 			}
 		}
 	}
-	for _, ref := range strings.Split(got.text, `"#/components/schemas/`)[1:] {
+	for _, ref := range strings.Split(got.Text, `"#/components/schemas/`)[1:] {
 		name, _, _ := strings.Cut(ref, `"`)
 		if doc.Components.Schemas[name] == nil {
 			t.Errorf("the schema %s is referred to but missing", name)
@@ -367,8 +324,8 @@ func TestPathsOfTheHostedProductAlone(t *testing.T) {
 	f := serve(t)
 	id := f.create(t, `{}`)
 	for _, path := range []string{"/browser", "/browser/tabs", "/steps", "/steps/abc1234/diff"} {
-		if got := f.call(t, "GET", "/v2/box/"+id+path, ""); got.StatusCode != 501 || !strings.Contains(got.text, "this gateway") {
-			t.Errorf("%s: %s %s", path, got.Status, got.text)
+		if got := f.Call(t, "GET", "/v2/box/"+id+path, ""); got.StatusCode != 501 || !strings.Contains(got.Text, "this gateway") {
+			t.Errorf("%s: %s %s", path, got.Status, got.Text)
 		}
 	}
 	for _, at := range []string{
@@ -376,18 +333,18 @@ func TestPathsOfTheHostedProductAlone(t *testing.T) {
 		"GET github/status", "GET github/install-url", "GET github/repos/o/r/branches", "DELETE github/installation",
 	} {
 		method, path, _ := strings.Cut(at, " ")
-		if got := f.call(t, method, "/v2/box/"+path, ""); got.StatusCode != 501 || !strings.Contains(got.text, "this gateway") {
-			t.Errorf("%s: %s %s", at, got.Status, got.text)
+		if got := f.Call(t, method, "/v2/box/"+path, ""); got.StatusCode != 501 || !strings.Contains(got.Text, "this gateway") {
+			t.Errorf("%s: %s %s", at, got.Status, got.Text)
 		}
 	}
 	for _, name := range []string{"agent-credentials", "github"} {
-		if got := f.call(t, "POST", "/v2/box", `{"name":"`+name+`"}`); got.StatusCode != 422 || !strings.Contains(got.text, "reserved") {
-			t.Errorf("a box named %s: %s %s", name, got.Status, got.text)
+		if got := f.Call(t, "POST", "/v2/box", `{"name":"`+name+`"}`); got.StatusCode != 422 || !strings.Contains(got.Text, "reserved") {
+			t.Errorf("a box named %s: %s %s", name, got.Status, got.Text)
 		}
 	}
 	for _, path := range []string{"/v2/box/" + id + "/browse", "/v2/browser", "/browser"} {
-		if got := f.call(t, "GET", path, ""); got.StatusCode != 404 {
-			t.Errorf("%s: %s %s", path, got.Status, got.text)
+		if got := f.Call(t, "GET", path, ""); got.StatusCode != 404 {
+			t.Errorf("%s: %s %s", path, got.Status, got.Text)
 		}
 	}
 }
@@ -397,8 +354,8 @@ func TestSessionsByPlainRequests(t *testing.T) {
 	t.Parallel()
 	f := serve(t)
 	id := f.create(t, `{}`)
-	got := f.call(t, "GET", "/v2/box/"+id+"/exec-session", "")
-	if got.StatusCode != 426 || got.Header.Get("Upgrade") != "websocket" || !strings.Contains(got.text, `"error"`) {
-		t.Errorf("%s %v %s", got.Status, got.Header, got.text)
+	got := f.Call(t, "GET", "/v2/box/"+id+"/exec-session", "")
+	if got.StatusCode != 426 || got.Header.Get("Upgrade") != "websocket" || !strings.Contains(got.Text, `"error"`) {
+		t.Errorf("%s %v %s", got.Status, got.Header, got.Text)
 	}
 }

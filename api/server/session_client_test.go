@@ -11,13 +11,14 @@ import (
 	"time"
 
 	"boxgate/api"
+	"boxgate/api/apitest"
 	session "boxgate/api/session/client"
 )
 
 // open starts a command by the client of the command line.
 func (f *fixture) open(t *testing.T, ctx context.Context, box string, argv ...string) *session.Session {
 	t.Helper()
-	s, err := session.Open(ctx, api.NewClient(f.URL, testKey), box, session.Request{Command: argv, Env: []string{"A=b"}})
+	s, err := session.Open(ctx, api.NewClient(f.URL, apitest.Key), box, session.Request{Command: argv, Env: []string{"A=b"}})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -66,7 +67,7 @@ func TestSessionClientRefused(t *testing.T) {
 	f := serve(t)
 	id := f.create(t, `{}`)
 	ctx, end := context.WithCancelCause(t.Context())
-	client := api.NewClient(f.URL, testKey)
+	client := api.NewClient(f.URL, apitest.Key)
 	_, err := session.Open(ctx, client, "nobody", session.Request{Command: []string{"true"}})
 	if refused, ok := errors.AsType[*api.ResponseError](err); !ok || refused.Status != http.StatusNotFound {
 		t.Errorf("no box: %v", err)

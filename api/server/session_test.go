@@ -17,6 +17,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"boxgate/api"
+	"boxgate/api/apitest"
 )
 
 // frame is any frame.
@@ -40,7 +41,7 @@ type talk struct {
 // dial opens a connection of a session; it returns the status if that is refused.
 func (f *fixture) dial(t *testing.T, box, query string, edit ...func(http.Header)) (*talk, int) {
 	t.Helper()
-	header := http.Header{"X-Box-Api-Key": {testKey}}
+	header := http.Header{"X-Box-Api-Key": {apitest.Key}}
 	for _, e := range edit {
 		e(header)
 	}
@@ -168,7 +169,7 @@ func TestSession(t *testing.T) {
 	k.send(m{"type": "resize", "rows": 3, "cols": 4})
 	k.send(m{"type": "signal", "signal": "INT"})
 	k.wantExit(130)
-	if sizes := f.host.sizes; len(sizes) != 1 || sizes[0] != (api.TerminalSize{Rows: 3, Cols: 4}) {
+	if sizes := f.host.Sizes; len(sizes) != 1 || sizes[0] != (api.TerminalSize{Rows: 3, Cols: 4}) {
 		t.Errorf("%v", sizes)
 	}
 	k, _ = f.session(t, id, m{"argv": []string{"sh", "-c", "trap '' TERM; echo up; sleep 600 & wait; wait"}})
@@ -217,7 +218,7 @@ func TestSessionRefusals(t *testing.T) {
 	if _, status := f.dial(t, "nobody", ""); status != 404 {
 		t.Error(status)
 	}
-	if got := f.call(t, "GET", "/v2/box/"+id+"/exec-session", ""); got.StatusCode != http.StatusUpgradeRequired {
+	if got := f.Call(t, "GET", "/v2/box/"+id+"/exec-session", ""); got.StatusCode != http.StatusUpgradeRequired {
 		t.Error(got.Status)
 	}
 }
@@ -371,16 +372,16 @@ func TestSlowSession(t *testing.T) {
 	t.Parallel()
 	f := serve(t)
 	id := f.create(t, `{}`)
-	flag := filepath.Join(f.host.dir, "flooded")
+	flag := filepath.Join(f.host.Dir, "flooded")
 	k, started := f.session(t, id, m{"argv": []string{"sh", "-c", "head -c 100000000 /dev/zero; touch " + flag + "; sleep 600"}, "reattach": true})
 	got := int64(0)
 	for got < 500<<10 { // what is sent without an acknowledgement
 		got += int64(len(k.next().Data))
 	}
-	if run := f.call(t, "POST", "/v2/box/"+id+"/exec", `{"command":["test","-e","`+flag+`"]}`).json(t); run["exit_code"] != 1.0 {
+	if run := f.Call(t, "POST", "/v2/box/"+id+"/exec", `{"command":["test","-e","`+flag+`"]}`).JSON(t); run["exit_code"] != 1.0 {
 		t.Error("a command that nobody reads wrote 100 MB")
 	}
-	if got := f.call(t, "POST", "/v2/box/"+id+"/runs/"+started.ExecID+"/cancel", ""); got.StatusCode != 200 {
+	if got := f.Call(t, "POST", "/v2/box/"+id+"/runs/"+started.ExecID+"/cancel", ""); got.StatusCode != 200 {
 		t.Error(got.Status)
 	}
 	gone(t, started.Pid)

@@ -1,42 +1,12 @@
 package server
 
 import (
-	"context"
-	"fmt"
 	"net/http"
-	"slices"
 	"testing"
 
 	"boxgate/api"
 	"boxgate/policy"
 )
-
-func (h *memoryHost) TakeSnapshot(_ context.Context, id policy.BoxID, name string) (api.Snapshot, error) {
-	b, leave, err := h.box(id)
-	defer leave()
-	if err != nil {
-		return api.Snapshot{}, err
-	}
-	s := api.Snapshot{ID: fmt.Sprint("snap_", len(h.snapshots)), Name: name, Box: b.ID, Status: "ready", Size: 4096}
-	h.snapshots = append(h.snapshots, s)
-	return s, nil
-}
-
-func (h *memoryHost) Snapshots(_ context.Context, box policy.BoxID) ([]api.Snapshot, error) {
-	leave, err := h.enter()
-	defer leave()
-	if err != nil {
-		return nil, err
-	}
-	return slices.DeleteFunc(slices.Clone(h.snapshots), func(s api.Snapshot) bool { return box != "" && s.Box != box }), nil
-}
-
-func (h *memoryHost) DeleteSnapshots(_ context.Context, ids []string) error {
-	leave, err := h.enter()
-	defer leave()
-	h.snapshots = slices.DeleteFunc(h.snapshots, func(s api.Snapshot) bool { return slices.Contains(ids, s.ID) })
-	return err
-}
 
 // TestSnapshotsAreDeletedAsAsked: all of them only without ids. An empty list, which is what a program has that found
 // nothing to delete, deletes nothing, and neither does a list with an unknown one.
@@ -45,8 +15,8 @@ func TestSnapshotsAreDeletedAsAsked(t *testing.T) {
 	f := serve(t)
 	id := f.create(t, `{"name":"source"}`)
 	for range 4 {
-		if got := f.call(t, "POST", "/v2/box/source/snapshots", `{"name":"after setup"}`); got.StatusCode != http.StatusCreated || got.json(t)["status"] != "ready" {
-			t.Fatalf("%s: %s", got.Status, got.text)
+		if got := f.Call(t, "POST", "/v2/box/source/snapshots", `{"name":"after setup"}`); got.StatusCode != http.StatusCreated || got.JSON(t)["status"] != "ready" {
+			t.Fatalf("%s: %s", got.Status, got.Text)
 		}
 	}
 	for _, c := range []struct {
@@ -67,13 +37,13 @@ func TestSnapshotsAreDeletedAsAsked(t *testing.T) {
 		{"/v2/box/snapshots", `{}`, 200, 2., 0},
 		{"/v2/box/snapshots", `{}`, 200, 0., 0},
 	} {
-		got := f.call(t, "DELETE", c.path, c.body)
-		if got.StatusCode != c.status || got.json(t)["deleted"] != c.deleted {
-			t.Errorf("%s %s: %s: %s", c.path, c.body, got.Status, got.text)
+		got := f.Call(t, "DELETE", c.path, c.body)
+		if got.StatusCode != c.status || got.JSON(t)["deleted"] != c.deleted {
+			t.Errorf("%s %s: %s: %s", c.path, c.body, got.Status, got.Text)
 		}
 		for _, list := range []string{"/v2/box/snapshots", "/v2/box/" + id + "/snapshots"} {
-			if got := f.call(t, "GET", list, ""); len(got.json(t)["snapshots"].([]any)) != c.left {
-				t.Errorf("%s %s: %s: %s", c.path, c.body, list, got.text)
+			if got := f.Call(t, "GET", list, ""); len(got.JSON(t)["snapshots"].([]any)) != c.left {
+				t.Errorf("%s %s: %s: %s", c.path, c.body, list, got.Text)
 			}
 		}
 	}
@@ -85,17 +55,17 @@ func TestSnapshotsOutliveTheirBoxInTheAPI(t *testing.T) {
 	f := serve(t)
 	id := f.create(t, `{"name":"source"}`)
 	for range 2 {
-		f.call(t, "POST", "/v2/box/"+id+"/snapshots", `{"name":"kept"}`)
+		f.Call(t, "POST", "/v2/box/"+id+"/snapshots", `{"name":"kept"}`)
 	}
-	f.call(t, "DELETE", "/v2/box/"+id, "")
-	if got := f.call(t, "GET", "/v2/box/"+id+"/snapshots", ""); got.StatusCode != 200 || len(got.json(t)["snapshots"].([]any)) != 2 {
-		t.Errorf("%s: %s", got.Status, got.text)
+	f.Call(t, "DELETE", "/v2/box/"+id, "")
+	if got := f.Call(t, "GET", "/v2/box/"+id+"/snapshots", ""); got.StatusCode != 200 || len(got.JSON(t)["snapshots"].([]any)) != 2 {
+		t.Errorf("%s: %s", got.Status, got.Text)
 	}
-	if got := f.call(t, "DELETE", "/v2/box/"+id+"/snapshots/snap_0", ""); got.StatusCode != 200 {
-		t.Errorf("%s: %s", got.Status, got.text)
+	if got := f.Call(t, "DELETE", "/v2/box/"+id+"/snapshots/snap_0", ""); got.StatusCode != 200 {
+		t.Errorf("%s: %s", got.Status, got.Text)
 	}
-	if got := f.call(t, "GET", "/v2/box/source/snapshots", ""); got.StatusCode != 404 {
-		t.Errorf("%s: %s", got.Status, got.text)
+	if got := f.Call(t, "GET", "/v2/box/source/snapshots", ""); got.StatusCode != 404 {
+		t.Errorf("%s: %s", got.Status, got.Text)
 	}
 }
 
@@ -104,19 +74,19 @@ func TestCreateFromSnapshotSaysWhatIsGiven(t *testing.T) {
 	t.Parallel()
 	f := serve(t)
 	for body, status := range map[string]int{`{}`: 422, `{"snapshot_id":""}`: 422, `{"snapshot_id":"snap_0","size":"huge"}`: 422} {
-		if got := f.call(t, "POST", "/v2/box/from-snapshot", body); got.StatusCode != status {
-			t.Errorf("%s: %s: %s", body, got.Status, got.text)
+		if got := f.Call(t, "POST", "/v2/box/from-snapshot", body); got.StatusCode != status {
+			t.Errorf("%s: %s: %s", body, got.Status, got.Text)
 		}
 	}
-	f.call(t, "POST", "/v2/box/from-snapshot", `{"snapshot_id":"snap_0"}`)
-	f.call(t, "POST", "/v2/box/from-snapshot", `{"snapshot_id":"snap_0","size":"small","network_policy":{"mode":"allow-all"},"ephemeral":true,"ttl":60}`)
-	f.call(t, "POST", "/v2/box", `{}`)
+	f.Call(t, "POST", "/v2/box/from-snapshot", `{"snapshot_id":"snap_0"}`)
+	f.Call(t, "POST", "/v2/box/from-snapshot", `{"snapshot_id":"snap_0","size":"small","network_policy":{"mode":"allow-all"},"ephemeral":true,"ttl":60}`)
+	f.Call(t, "POST", "/v2/box", `{}`)
 	for i, want := range []api.CreateRequest{{Snapshot: "snap_0"}, {Snapshot: "snap_0", Size: "small", Ephemeral: true}, {Size: "small"}} {
 		mode := policy.Mode("") // the host knows the snapshot's, and the operator's default
 		if i == 1 {
 			mode = policy.ModeAllowAll
 		}
-		got := f.host.created[i]
+		got := f.host.Created[i]
 		if got.Snapshot != want.Snapshot || got.Size != want.Size || got.Ephemeral != want.Ephemeral || got.Policy.Mode != mode {
 			t.Errorf("%d: %+v", i, got)
 		}

@@ -17,6 +17,7 @@ import (
 	"time"
 
 	"boxgate/api"
+	"boxgate/api/apitest"
 	"boxgate/audit/trail"
 )
 
@@ -62,11 +63,11 @@ func TestTheTrailSaysWhoChangedWhat(t *testing.T) {
 	f, dir := withTrail(t)
 	id := f.create(t, `{"name":"web"}`)
 	ci := f.key(t, `{"name":"ci","role":"one-box","box":"web"}`)
-	f.call(t, "PUT", "/v2/box/web/config/network-policy", `{"mode":"custom","allowed_domains":["api.example.com"]}`, with(ci))
-	f.call(t, "GET", "/v2/box/web", "", with(ci))
-	f.call(t, "POST", "/v2/box/attach", `{}`, with(ci))
-	f.call(t, "POST", "/v2/box", `{}`, with("sk-wrong-key"))
-	f.call(t, "PUT", "/v2/box/web/config/network-policy", `{"mode":"nonsense"}`)
+	f.Call(t, "PUT", "/v2/box/web/config/network-policy", `{"mode":"custom","allowed_domains":["api.example.com"]}`, apitest.With(ci))
+	f.Call(t, "GET", "/v2/box/web", "", apitest.With(ci))
+	f.Call(t, "POST", "/v2/box/attach", `{}`, apitest.With(ci))
+	f.Call(t, "POST", "/v2/box", `{}`, apitest.With("sk-wrong-key"))
+	f.Call(t, "PUT", "/v2/box/web/config/network-policy", `{"mode":"nonsense"}`)
 	all, _ := entries(t, dir)
 	has := func(want string, is func(e trail.Entry) bool) {
 		t.Helper()
@@ -122,8 +123,8 @@ func TestTheTrailSaysByWhichProxyAndForHowLong(t *testing.T) {
 		{"DELETE", at + "/leases?entry=files.example", "", []string{`"leases":{"removed":["allow files.example until 20`}},
 		{"PUT", at, `{"mode":"allow-all"}`, []string{`"leases":{"removed":["deny 192.0.2.0/24 until 20`}},
 	} {
-		if got := f.call(t, c.method, c.path, c.body); got.StatusCode >= 300 {
-			t.Fatal(got.Status, got.text)
+		if got := f.Call(t, c.method, c.path, c.body); got.StatusCode >= 300 {
+			t.Fatal(got.Status, got.Text)
 		}
 		all, _ := entries(t, dir)
 		last := all[len(all)-1]
@@ -163,23 +164,23 @@ func TestNothingChangesWithoutTheTrail(t *testing.T) {
 	f := serve(t, func(cfg *Config) { cfg.Trail = none })
 	for _, rt := range f.api.routes {
 		reads := rt.Method == "GET" && rt.ID != "openSession" && rt.ID != "backupStore" || rt.ID == "explainDecision"
-		got := f.call(t, rt.Method, pathTo(rt, "box1"), "")
-		refused := got.StatusCode == http.StatusServiceUnavailable && strings.Contains(got.text, "audit trail")
+		got := f.Call(t, rt.Method, pathTo(rt, "box1"), "")
+		refused := got.StatusCode == http.StatusServiceUnavailable && strings.Contains(got.Text, "audit trail")
 		if reads == refused {
-			t.Errorf("%s %s: %s %s", rt.Method, rt.Path, got.Status, got.text)
+			t.Errorf("%s %s: %s %s", rt.Method, rt.Path, got.Status, got.Text)
 		}
 	}
-	if got := f.call(t, "POST", "/v2/box", `{}`); got.StatusCode != http.StatusServiceUnavailable || !strings.Contains(got.text, "nothing was changed") {
-		t.Error(got.Status, got.text)
+	if got := f.Call(t, "POST", "/v2/box", `{}`); got.StatusCode != http.StatusServiceUnavailable || !strings.Contains(got.Text, "nothing was changed") {
+		t.Error(got.Status, got.Text)
 	}
-	if len(f.host.created)+len(f.host.keys) != 0 {
+	if len(f.host.Created)+len(f.host.Keys) != 0 {
 		t.Error("something was made")
 	}
 	none.mu.Lock()
 	none.left = 1 // the call, and not its outcome
 	none.mu.Unlock()
-	if got := f.call(t, "POST", "/v2/box", `{}`); got.StatusCode != http.StatusServiceUnavailable || !strings.Contains(got.text, "was carried out") || len(f.host.created) != 1 {
-		t.Error(got.Status, got.text)
+	if got := f.Call(t, "POST", "/v2/box", `{}`); got.StatusCode != http.StatusServiceUnavailable || !strings.Contains(got.Text, "was carried out") || len(f.host.Created) != 1 {
+		t.Error(got.Status, got.Text)
 	}
 }
 
@@ -191,9 +192,9 @@ type ordered struct {
 }
 
 func (o *ordered) Append(e trail.Entry) (uint64, error) {
-	o.f.host.mu.Lock()
-	made := len(o.f.host.created)
-	o.f.host.mu.Unlock()
+	o.f.host.Mu.Lock()
+	made := len(o.f.host.Created)
+	o.f.host.Mu.Unlock()
 	if e.Kind == trail.Call && made != 0 || e.Kind == trail.Answer && made != 1 {
 		o.t.Errorf("%s is written with %d boxes made", e.Kind, made)
 	}
@@ -221,13 +222,13 @@ func TestNoSecretIsInTheTrail(t *testing.T) {
 	const canary = "sk-canary-7f3a"
 	f, dir := withTrail(t)
 	f.create(t, `{"name":"web","env_vars":{"TOKEN":"`+canary+`"},"github_token":"`+canary+`","attach_headers":{"api.example.com":{"Authorization":"Bearer `+canary+`"}}}`)
-	f.call(t, "PUT", "/v2/box/web/config/attach-headers", `{"api.example.com":{"X-Key":"`+canary+`"}}`)
-	f.call(t, "PATCH", "/v2/box/settings/attach-headers", `{"api.example.org":{"X-Key":"`+canary+`"}}`)
-	f.call(t, "PUT", "/v2/box/settings/env", `{"env_vars":{"TOKEN":"`+canary+`"}}`)
-	f.call(t, "POST", "/v2/box/web/exec", `{"command":["echo","`+canary+`"]}`)
-	f.call(t, "PUT", "/v2/box/web/config/network-policy", `{"mode":"custom","allowed_domains":["a.example"],"rules":[{"hosts":["a.example"],"paths":["/`+canary+`"],"action":"deny"}]}`)
-	made := f.call(t, "POST", "/v2/box/web/preview", `{"port":3000,"bearer_token":true}`)
-	token, _ := made.json(t)["token"].(string)
+	f.Call(t, "PUT", "/v2/box/web/config/attach-headers", `{"api.example.com":{"X-Key":"`+canary+`"}}`)
+	f.Call(t, "PATCH", "/v2/box/settings/attach-headers", `{"api.example.org":{"X-Key":"`+canary+`"}}`)
+	f.Call(t, "PUT", "/v2/box/settings/env", `{"env_vars":{"TOKEN":"`+canary+`"}}`)
+	f.Call(t, "POST", "/v2/box/web/exec", `{"command":["echo","`+canary+`"]}`)
+	f.Call(t, "PUT", "/v2/box/web/config/network-policy", `{"mode":"custom","allowed_domains":["a.example"],"rules":[{"hosts":["a.example"],"paths":["/`+canary+`"],"action":"deny"}]}`)
+	made := f.Call(t, "POST", "/v2/box/web/preview", `{"port":3000,"bearer_token":true}`)
+	token, _ := made.JSON(t)["token"].(string)
 	key := f.key(t, `{"name":"ci","role":"read-only"}`)
 	for _, rt := range f.api.routes {
 		if rt.ID == "deleteBox" || rt.ID == "deleteBoxes" {
@@ -237,13 +238,13 @@ func TestNoSecretIsInTheTrail(t *testing.T) {
 		for strings.Contains(path, "{") {
 			path = path[:strings.Index(path, "{")] + canary + path[strings.Index(path, "}")+1:]
 		}
-		for _, with := range []func(*http.Request){with(testKey), with(key), with(canary)} {
-			f.call(t, rt.Method, path+"?x="+canary, `{"`+canary+`":"`+canary+`"}`, with, func(r *http.Request) { r.Header.Set("User-Agent", canary) })
-			f.call(t, "POST", path+"/"+canary, `{}`, with)
+		for _, with := range []func(*http.Request){apitest.With(apitest.Key), apitest.With(key), apitest.With(canary)} {
+			f.Call(t, rt.Method, path+"?x="+canary, `{"`+canary+`":"`+canary+`"}`, with, func(r *http.Request) { r.Header.Set("User-Agent", canary) })
+			f.Call(t, "POST", path+"/"+canary, `{}`, with)
 		}
 	}
 	all, text := entries(t, dir)
-	for _, secret := range []string{canary, token, key, testKey} {
+	for _, secret := range []string{canary, token, key, apitest.Key} {
 		if secret == "" || strings.Contains(text, secret) {
 			t.Errorf("%q is in the trail, or was not made", secret)
 		}
@@ -258,14 +259,14 @@ func TestHalfTheTrailIsNotAllOfIt(t *testing.T) {
 	t.Parallel()
 	f, _ := withTrail(t)
 	for _, fail := range []error{nil, errors.New("the disk is gone")} {
-		f.host.mu.Lock()
-		f.host.unread = fail
-		f.host.mu.Unlock()
+		f.host.Mu.Lock()
+		f.host.Unread = fail
+		f.host.Mu.Unlock()
 		resp := f.stream(t, "/v2/audit", "")
 		if _, err := io.ReadAll(resp.Body); resp.StatusCode != http.StatusOK || fail == nil && err != nil || fail != nil && !errors.Is(err, io.ErrUnexpectedEOF) {
 			t.Errorf("%v: %s %v", fail, resp.Status, err)
 		}
-		err := api.NewClient(f.URL, testKey).Events(t.Context(), "/v2/audit", func(string) {}, func([]byte) error { return nil })
+		err := api.NewClient(f.URL, apitest.Key).Events(t.Context(), "/v2/audit", func(string) {}, func([]byte) error { return nil })
 		if (err == nil) != (fail == nil) || err != nil && !strings.Contains(err.Error(), "answer is incomplete") {
 			t.Errorf("%v: the client says %v", fail, err)
 		}
@@ -302,7 +303,7 @@ func TestAStreamIsInTheTrailWhenItBegins(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	req.Header.Set("X-Box-Api-Key", testKey)
+	req.Header.Set("X-Box-Api-Key", apitest.Key)
 	res, err := f.Client().Do(req)
 	if err != nil {
 		t.Fatal(err)

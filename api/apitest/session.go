@@ -1,4 +1,4 @@
-package server
+package apitest
 
 import (
 	"context"
@@ -14,14 +14,14 @@ import (
 )
 
 // StartSession runs commands on the host. Their tree is their process group.
-func (h *memoryHost) StartSession(_ context.Context, id policy.BoxID, req api.SessionRequest, stdin io.Reader, stdout, stderr io.Writer) (api.Session, error) {
+func (h *Host) StartSession(_ context.Context, id policy.BoxID, req api.SessionRequest, stdin io.Reader, stdout, stderr io.Writer) (api.Session, error) {
 	_, leave, err := h.box(id)
 	leave()
 	if err != nil {
 		return nil, err
 	}
 	s := &hostSession{cmd: exec.Command(req.Command[0], req.Command[1:]...), host: h}
-	s.cmd.Dir, s.cmd.Stdout, s.cmd.Stderr = h.dir, stdout, stderr
+	s.cmd.Dir, s.cmd.Stdout, s.cmd.Stderr = h.Dir, stdout, stderr
 	for name, value := range req.Env {
 		s.cmd.Env = append(s.cmd.Env, name+"="+value)
 	}
@@ -42,11 +42,13 @@ func (h *memoryHost) StartSession(_ context.Context, id policy.BoxID, req api.Se
 
 type hostSession struct {
 	cmd  *exec.Cmd
-	host *memoryHost
+	host *Host
 }
 
+// Pid implements [api.Session].
 func (s *hostSession) Pid() int { return s.cmd.Process.Pid }
 
+// Signal implements [api.Session].
 func (s *hostSession) Signal(name string) error {
 	if !api.IsSessionSignal(name) {
 		return fmt.Errorf("no signal %q", name)
@@ -54,13 +56,15 @@ func (s *hostSession) Signal(name string) error {
 	return unix.Kill(-s.cmd.Process.Pid, unix.SignalNum("SIG"+name))
 }
 
+// Resize implements [api.Session].
 func (s *hostSession) Resize(size api.TerminalSize) error {
-	s.host.mu.Lock()
-	defer s.host.mu.Unlock()
-	s.host.sizes = append(s.host.sizes, size)
+	s.host.Mu.Lock()
+	defer s.host.Mu.Unlock()
+	s.host.Sizes = append(s.host.Sizes, size)
 	return nil
 }
 
+// Wait implements [api.Session].
 func (s *hostSession) Wait(ctx context.Context) (api.ExecResult, error) {
 	stop := context.AfterFunc(ctx, func() { _ = s.Signal("KILL") })
 	defer stop()

@@ -1,4 +1,4 @@
-package server
+package apitest
 
 import (
 	"cmp"
@@ -28,73 +28,90 @@ import (
 	"boxgate/policy"
 )
 
-// memoryHost is a Host that keeps boxes in memory and runs their commands as processes of the test.
-type memoryHost struct {
-	dir  string          // where commands run
+// Key is the operator's key of the API.
+const Key = "key-0123456789"
+
+// Host implements the Host of every package of endpoints. It keeps boxes in memory and runs their commands as processes
+// of the test. A test that reads or changes its fields while calls are running holds Mu. [NewHost] makes one.
+type Host struct {
+	Dir  string          // where commands run
 	over context.Context // ends commands
 	end  func()
 
-	mu      sync.Mutex
-	boxes   map[policy.BoxID]*memoryBox
-	global  api.HeaderState
-	env     map[string]policy.Secret // of new boxes
-	created []api.CreateRequest
-	execs   []api.ExecRequest
-	sizes   []api.TerminalSize
-	events  []audit.Event
-	follow  []chan audit.Event
-	ready   error
-	probes  []api.SelfTestProbe // of every self-test
-	fail    error               // returned by every call, if set
-	crash   bool                // every call panics with a secret
-	unread  error               // what ReadTrail returns
+	Mu      sync.Mutex
+	ByID    map[policy.BoxID]*Box
+	Global  api.HeaderState
+	Env     map[string]policy.Secret // of new boxes
+	Created []api.CreateRequest
+	Execs   []api.ExecRequest
+	Sizes   []api.TerminalSize // of every resize of a session
 
-	named      map[string]api.NamedPolicy // without their boxes
-	snapshots  []api.Snapshot
-	keys       map[string]api.Key // by the key itself, besides testKey
-	passphrase string             // of the last RotateStoreKey
-	grace      time.Duration      // of the last RotateAPIKey
+	NotReady error               // returned by Ready
+	Probes   []api.SelfTestProbe // of every self-test
+	Fail     error               // returned by every call, if set
+	Crash    bool                // every call panics with a secret
+	Unread   error               // returned by ReadTrail
+
+	Named      map[string]api.NamedPolicy // without their boxes
+	Taken      []api.Snapshot
+	Keys       map[string]api.Key // by the key itself, besides [Key]
+	Passphrase string             // of the last RotateStoreKey
+	Grace      time.Duration      // of the last RotateAPIKey
+
+	Told   []audit.Event // decisions, by Tell
+	follow []chan audit.Event
 }
 
-type memoryBox struct {
+// Box is a box of a [Host].
+type Box struct {
 	api.Box
-	headers api.HeaderState
-	urls    map[uint16]api.URL
+	Rules api.HeaderState
+	URLs  map[uint16]api.URL
 
 	schedules []schedules.Schedule
 }
 
-func newMemoryHost(t testing.TB) *memoryHost {
-	over, end := context.WithCancel(context.Background())
-	return &memoryHost{dir: t.TempDir(), over: over, end: end, boxes: map[policy.BoxID]*memoryBox{}, env: map[string]policy.Secret{}, global: api.HeaderState{Version: 1}}
+// NewBox returns a box without rules and public URLs.
+func NewBox(b api.Box) *Box {
+	return &Box{Box: b, Rules: api.HeaderState{Version: 1}, URLs: map[uint16]api.URL{}}
 }
 
+// NewHost makes a host without boxes, whose commands run in a directory of the test.
+func NewHost(t testing.TB) *Host {
+	over, end := context.WithCancel(context.Background())
+	return &Host{Dir: t.TempDir(), over: over, end: end, ByID: map[policy.BoxID]*Box{}, Env: map[string]policy.Secret{}, Global: api.HeaderState{Version: 1}}
+}
+
+// End ends the commands that run.
+func (h *Host) End() { h.end() }
+
 // enter begins a call: it locks the host and fails if the test wants that.
-func (h *memoryHost) enter() (leave func(), err error) {
-	h.mu.Lock()
-	if h.crash {
-		h.mu.Unlock()
+func (h *Host) enter() (leave func(), err error) {
+	h.Mu.Lock()
+	if h.Crash {
+		h.Mu.Unlock()
 		panic("sk-panic-secret")
 	}
-	return h.mu.Unlock, h.fail
+	return h.Mu.Unlock, h.Fail
 }
 
 // box enters and finds a box.
-func (h *memoryHost) box(id policy.BoxID) (b *memoryBox, leave func(), err error) {
+func (h *Host) box(id policy.BoxID) (b *Box, leave func(), err error) {
 	leave, err = h.enter()
-	if b = h.boxes[id]; b == nil && err == nil {
+	if b = h.ByID[id]; b == nil && err == nil {
 		err = api.ErrNotFound
 	}
 	return b, leave, err
 }
 
-func (h *memoryHost) CreateBox(_ context.Context, req api.CreateRequest) (api.Box, error) {
+// CreateBox implements [api.Host].
+func (h *Host) CreateBox(_ context.Context, req api.CreateRequest) (api.Box, error) {
 	leave, err := h.enter()
 	defer leave()
 	if err != nil {
 		return api.Box{}, err
 	}
-	for _, b := range h.boxes {
+	for _, b := range h.ByID {
 		if req.Name != "" && b.Name == req.Name {
 			return api.Box{}, api.Errorf(api.ErrConflict, "the name %q is taken", req.Name)
 		}
@@ -102,31 +119,32 @@ func (h *memoryHost) CreateBox(_ context.Context, req api.CreateRequest) (api.Bo
 	if req.Runtime != "" && req.Runtime != "node" {
 		return api.Box{}, problem.Invalid("/runtime", "unknown runtime; use node")
 	}
-	h.created = append(h.created, req)
+	h.Created = append(h.Created, req)
 	now := time.Unix(1_700_000_000, 0)
-	b := &memoryBox{urls: map[uint16]api.URL{}, headers: api.HeaderState{Rules: req.Headers, Version: 1}}
+	b := &Box{URLs: map[uint16]api.URL{}, Rules: api.HeaderState{Rules: req.Headers, Version: 1}}
 	b.Box = api.Box{
-		ID: policy.BoxID(fmt.Sprintf("box%d", len(h.created))), Name: req.Name, Labels: req.Labels, Size: req.Size, Runtime: req.Runtime,
+		ID: policy.BoxID(fmt.Sprintf("box%d", len(h.Created))), Name: req.Name, Labels: req.Labels, Size: req.Size, Runtime: req.Runtime,
 		KeepAlive: req.KeepAlive, CreatedBy: req.CreatedBy, Ephemeral: req.Ephemeral, Status: api.StatusIdle, V4: netip.MustParseAddr("10.200.0.9"),
 		Policy: api.PolicyState{Spec: req.Policy, Named: req.Named, Version: 1}, Hosted: req.Hosted, CreatedAt: now, UpdatedAt: now,
 	}
 	if req.Ephemeral {
 		b.ExpiresAt = now.Add(req.TTL)
 	}
-	h.boxes[b.ID] = b
+	h.ByID[b.ID] = b
 	return b.Box, nil
 }
 
-func (h *memoryHost) Box(_ context.Context, idOrName string) (api.Box, error) {
+// Box implements [api.Host].
+func (h *Host) Box(_ context.Context, idOrName string) (api.Box, error) {
 	leave, err := h.enter()
 	defer leave()
 	if err != nil {
 		return api.Box{}, err
 	}
-	if b := h.boxes[policy.BoxID(idOrName)]; b != nil {
+	if b := h.ByID[policy.BoxID(idOrName)]; b != nil {
 		return b.Box, nil
 	}
-	for _, b := range h.boxes {
+	for _, b := range h.ByID {
 		if b.Name == idOrName {
 			return b.Box, nil
 		}
@@ -134,30 +152,33 @@ func (h *memoryHost) Box(_ context.Context, idOrName string) (api.Box, error) {
 	return api.Box{}, api.ErrNotFound
 }
 
-func (h *memoryHost) Boxes(_ context.Context, f api.BoxFilter) ([]api.Box, error) {
+// Boxes implements [api.Host].
+func (h *Host) Boxes(_ context.Context, f api.BoxFilter) ([]api.Box, error) {
 	leave, err := h.enter()
 	defer leave()
 	var list []api.Box
-	for _, id := range slices.Sorted(maps.Keys(h.boxes)) {
-		if b := h.boxes[id]; f.Label == "" || slices.Contains(b.Labels, f.Label) {
+	for _, id := range slices.Sorted(maps.Keys(h.ByID)) {
+		if b := h.ByID[id]; f.Label == "" || slices.Contains(b.Labels, f.Label) {
 			list = append(list, b.Box)
 		}
 	}
 	return list, err
 }
 
-func (h *memoryHost) DeleteBox(_ context.Context, id policy.BoxID) error {
+// DeleteBox implements [api.Host].
+func (h *Host) DeleteBox(_ context.Context, id policy.BoxID) error {
 	_, leave, err := h.box(id)
 	defer leave()
 	if err == nil {
-		delete(h.boxes, id)
+		delete(h.ByID, id)
 	}
 	return err
 }
 
-func (h *memoryHost) Exec(ctx context.Context, id policy.BoxID, req api.ExecRequest, stdout, stderr io.Writer) (api.ExecResult, error) {
+// Exec implements [api.Host].
+func (h *Host) Exec(ctx context.Context, id policy.BoxID, req api.ExecRequest, stdout, stderr io.Writer) (api.ExecResult, error) {
 	_, leave, err := h.box(id)
-	h.execs = append(h.execs, req)
+	h.Execs = append(h.Execs, req)
 	leave()
 	if err != nil {
 		return api.ExecResult{}, err
@@ -166,7 +187,7 @@ func (h *memoryHost) Exec(ctx context.Context, id policy.BoxID, req api.ExecRequ
 	defer cancel()
 	defer context.AfterFunc(h.over, cancel)()
 	cmd := exec.CommandContext(ctx, req.Command[0], req.Command[1:]...)
-	cmd.Dir, cmd.Stdin, cmd.Stdout, cmd.Stderr = h.dir, req.Stdin, stdout, stderr
+	cmd.Dir, cmd.Stdin, cmd.Stdout, cmd.Stderr = h.Dir, req.Stdin, stdout, stderr
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 	cmd.Cancel = func() error { return unix.Kill(-cmd.Process.Pid, unix.SIGKILL) }
 	err = cmd.Run()
@@ -182,7 +203,8 @@ func (h *memoryHost) Exec(ctx context.Context, id policy.BoxID, req api.ExecRequ
 	return api.ExecResult{ExitCode: cmd.ProcessState.ExitCode(), CPU: 1500 * time.Nanosecond}, nil
 }
 
-func (h *memoryHost) Policy(_ context.Context, id policy.BoxID) (api.PolicyState, error) {
+// Policy implements [api.Host].
+func (h *Host) Policy(_ context.Context, id policy.BoxID) (api.PolicyState, error) {
 	b, leave, err := h.box(id)
 	defer leave()
 	if err != nil {
@@ -191,7 +213,8 @@ func (h *memoryHost) Policy(_ context.Context, id policy.BoxID) (api.PolicyState
 	return b.Policy, nil
 }
 
-func (h *memoryHost) SetPolicy(_ context.Context, id policy.BoxID, set api.PolicyChange, ifMatch *uint64) (api.PolicyState, error) {
+// SetPolicy implements [api.Host].
+func (h *Host) SetPolicy(_ context.Context, id policy.BoxID, set api.PolicyChange, ifMatch *uint64) (api.PolicyState, error) {
 	b, leave, err := h.box(id)
 	defer leave()
 	if err != nil {
@@ -201,7 +224,7 @@ func (h *memoryHost) SetPolicy(_ context.Context, id policy.BoxID, set api.Polic
 		return api.PolicyState{}, api.ErrPrecondition
 	}
 	if set.Named != "" {
-		n, known := h.named[set.Named]
+		n, known := h.Named[set.Named]
 		if !known {
 			return api.PolicyState{}, noNamed(set.Named, "/named")
 		}
@@ -211,7 +234,8 @@ func (h *memoryHost) SetPolicy(_ context.Context, id policy.BoxID, set api.Polic
 	return b.Policy, nil
 }
 
-func (h *memoryHost) AddLeases(_ context.Context, id policy.BoxID, req api.LeaseRequest, ifMatch *uint64) (api.PolicyState, error) {
+// AddLeases implements the Host of [boxgate/api/rules].
+func (h *Host) AddLeases(_ context.Context, id policy.BoxID, req api.LeaseRequest, ifMatch *uint64) (api.PolicyState, error) {
 	b, leave, err := h.box(id)
 	defer leave()
 	if err != nil {
@@ -228,7 +252,8 @@ func (h *memoryHost) AddLeases(_ context.Context, id policy.BoxID, req api.Lease
 	return b.Policy, nil
 }
 
-func (h *memoryHost) EndLeases(_ context.Context, id policy.BoxID, which func(api.LeaseEntry) bool, ifMatch *uint64) (api.PolicyState, error) {
+// EndLeases implements the Host of [boxgate/api/rules].
+func (h *Host) EndLeases(_ context.Context, id policy.BoxID, which func(api.LeaseEntry) bool, ifMatch *uint64) (api.PolicyState, error) {
 	b, leave, err := h.box(id)
 	defer leave()
 	if err != nil {
@@ -245,7 +270,8 @@ func (h *memoryHost) EndLeases(_ context.Context, id policy.BoxID, which func(ap
 	return b.Policy, nil
 }
 
-func (h *memoryHost) Explain(_ context.Context, id policy.BoxID, req policy.Request, knowsQuery bool) (policy.Decision, policy.Unseen, error) {
+// Explain implements [api.Host].
+func (h *Host) Explain(_ context.Context, id policy.BoxID, req policy.Request, knowsQuery bool) (policy.Decision, policy.Unseen, error) {
 	b, leave, err := h.box(id)
 	defer leave()
 	if err != nil {
@@ -259,22 +285,24 @@ func (h *memoryHost) Explain(_ context.Context, id policy.BoxID, req policy.Requ
 	return d, policy.Unseen{Query: !knowsQuery && req.Stage == policy.StageHTTP, Headers: req.Fields == nil && req.Stage == policy.StageHTTP}, nil
 }
 
-func (h *memoryHost) Headers(_ context.Context, id policy.BoxID) (api.HeaderState, error) {
+// Headers implements [api.Host].
+func (h *Host) Headers(_ context.Context, id policy.BoxID) (api.HeaderState, error) {
 	b, leave, err := h.box(id)
 	defer leave()
 	if err != nil {
 		return api.HeaderState{}, err
 	}
-	return b.headers, nil
+	return b.Rules, nil
 }
 
-func (h *memoryHost) SetHeaders(_ context.Context, id policy.BoxID, rules []policy.HeaderRule, ifMatch *uint64) (api.HeaderState, error) {
+// SetHeaders implements [api.Host].
+func (h *Host) SetHeaders(_ context.Context, id policy.BoxID, rules []policy.HeaderRule, ifMatch *uint64) (api.HeaderState, error) {
 	b, leave, err := h.box(id)
 	defer leave()
 	if err != nil {
 		return api.HeaderState{}, err
 	}
-	return setHeaders(&b.headers, rules, ifMatch)
+	return setHeaders(&b.Rules, rules, ifMatch)
 }
 
 func setHeaders(s *api.HeaderState, rules []policy.HeaderRule, ifMatch *uint64) (api.HeaderState, error) {
@@ -285,42 +313,48 @@ func setHeaders(s *api.HeaderState, rules []policy.HeaderRule, ifMatch *uint64) 
 	return *s, nil
 }
 
-func (h *memoryHost) GlobalHeaders(context.Context) (api.HeaderState, error) {
+// GlobalHeaders implements [api.Host].
+func (h *Host) GlobalHeaders(context.Context) (api.HeaderState, error) {
 	leave, err := h.enter()
 	defer leave()
-	return h.global, err
+	return h.Global, err
 }
 
-func (h *memoryHost) SetGlobalHeaders(_ context.Context, rules []policy.HeaderRule, ifMatch *uint64) (api.HeaderState, error) {
+// SetGlobalHeaders implements [api.Host].
+func (h *Host) SetGlobalHeaders(_ context.Context, rules []policy.HeaderRule, ifMatch *uint64) (api.HeaderState, error) {
 	leave, err := h.enter()
 	defer leave()
 	if err != nil {
 		return api.HeaderState{}, err
 	}
-	return setHeaders(&h.global, rules, ifMatch)
+	return setHeaders(&h.Global, rules, ifMatch)
 }
 
-func (h *memoryHost) RotateStoreKey(_ context.Context, newPassphrase policy.Secret) error {
+// RotateStoreKey implements [api.Host].
+func (h *Host) RotateStoreKey(_ context.Context, newPassphrase policy.Secret) error {
 	leave, err := h.enter()
 	defer leave()
-	h.passphrase = newPassphrase.Reveal()
+	h.Passphrase = newPassphrase.Reveal()
 	return err
 }
 
-func (h *memoryHost) RotateAPIKey(_ context.Context, grace time.Duration) error {
+// RotateAPIKey implements [api.Host].
+func (h *Host) RotateAPIKey(_ context.Context, grace time.Duration) error {
 	leave, err := h.enter()
 	defer leave()
-	h.grace = grace
+	h.Grace = grace
 	return err
 }
 
-func (h *memoryHost) Secrets(context.Context) ([]api.SecretStatus, error) {
+// Secrets implements [api.Host].
+func (h *Host) Secrets(context.Context) ([]api.SecretStatus, error) {
 	leave, err := h.enter()
 	defer leave()
 	return []api.SecretStatus{{Name: "openai", Source: "file /etc/boxgate/openai.key", Valid: true, Read: time.Now()}}, err
 }
 
-func (h *memoryHost) RefreshSecret(ctx context.Context, name string) (api.SecretStatus, error) {
+// RefreshSecret implements [api.Host].
+func (h *Host) RefreshSecret(ctx context.Context, name string) (api.SecretStatus, error) {
 	list, err := h.Secrets(ctx)
 	if err != nil || name != list[0].Name {
 		return api.SecretStatus{}, api.Errorf(api.ErrNotFound, "the configuration has no secret %q", name)
@@ -328,20 +362,22 @@ func (h *memoryHost) RefreshSecret(ctx context.Context, name string) (api.Secret
 	return list[0], nil
 }
 
-func (h *memoryHost) URLs(_ context.Context, id policy.BoxID) ([]api.URL, error) {
+// URLs implements [api.Host].
+func (h *Host) URLs(_ context.Context, id policy.BoxID) ([]api.URL, error) {
 	b, leave, err := h.box(id)
 	defer leave()
 	if err != nil {
 		return nil, err
 	}
 	var list []api.URL
-	for _, port := range slices.Sorted(maps.Keys(b.urls)) {
-		list = append(list, b.urls[port]) // with its credentials: the API must not show them
+	for _, port := range slices.Sorted(maps.Keys(b.URLs)) {
+		list = append(list, b.URLs[port]) // with its credentials: the API must not show them
 	}
 	return list, nil
 }
 
-func (h *memoryHost) CreateURL(_ context.Context, id policy.BoxID, req api.URLRequest) (api.URL, error) {
+// CreateURL implements [api.Host].
+func (h *Host) CreateURL(_ context.Context, id policy.BoxID, req api.URLRequest) (api.URL, error) {
 	b, leave, err := h.box(id)
 	defer leave()
 	if err != nil {
@@ -354,17 +390,18 @@ func (h *memoryHost) CreateURL(_ context.Context, id policy.BoxID, req api.URLRe
 	if req.Basic {
 		u.Username, u.Password = policy.NewSecret("box"), policy.NewSecret("url-password-secret")
 	}
-	b.urls[req.Port] = u
+	b.URLs[req.Port] = u
 	return u, nil
 }
 
-func (h *memoryHost) SignURL(_ context.Context, id policy.BoxID, port uint16, req api.LinkRequest) (api.Link, error) {
+// SignURL implements [api.Host].
+func (h *Host) SignURL(_ context.Context, id policy.BoxID, port uint16, req api.LinkRequest) (api.Link, error) {
 	b, leave, err := h.box(id)
 	defer leave()
 	if err != nil {
 		return api.Link{}, err
 	}
-	u, ok := b.urls[port]
+	u, ok := b.URLs[port]
 	if !ok {
 		return api.Link{}, api.Errorf(api.ErrNotFound, "box %s has no public URL for port %d", id, port)
 	}
@@ -372,24 +409,26 @@ func (h *memoryHost) SignURL(_ context.Context, id policy.BoxID, port uint16, re
 	return api.Link{URL: policy.NewSecret(link), ExpiresAt: time.Unix(0, 0).Add(req.ExpiresIn)}, nil
 }
 
-func (h *memoryHost) DeleteURL(_ context.Context, id policy.BoxID, port uint16) error {
+// DeleteURL implements [api.Host].
+func (h *Host) DeleteURL(_ context.Context, id policy.BoxID, port uint16) error {
 	b, leave, err := h.box(id)
 	defer leave()
 	if err != nil {
 		return err
 	}
-	if _, ok := b.urls[port]; !ok {
+	if _, ok := b.URLs[port]; !ok {
 		return api.Errorf(api.ErrNotFound, "box %s has no public URL for port %d", id, port)
 	}
-	delete(b.urls, port)
+	delete(b.URLs, port)
 	return nil
 }
 
-func (h *memoryHost) RecentEvents(_ context.Context, f api.EventFilter) (api.PastEvents, error) {
+// RecentEvents implements [api.Host].
+func (h *Host) RecentEvents(_ context.Context, f api.EventFilter) (api.PastEvents, error) {
 	leave, err := h.enter()
 	defer leave()
 	var list []audit.Event
-	for _, e := range h.events {
+	for _, e := range h.Told {
 		if e.Seq > f.After && (f.Box == "" || e.Box == f.Box) && !e.Time.Before(f.Since) && (!f.Denied || e.Verdict == policy.Deny) {
 			list = append(list, e)
 		}
@@ -397,7 +436,8 @@ func (h *memoryHost) RecentEvents(_ context.Context, f api.EventFilter) (api.Pas
 	return api.PastEvents{Events: list, Run: "run1", Missing: f.After == 0}, err
 }
 
-func (h *memoryHost) FollowEvents(ctx context.Context, _ api.EventFilter) (api.EventStream, error) {
+// FollowEvents implements [api.Host].
+func (h *Host) FollowEvents(ctx context.Context, _ api.EventFilter) (api.EventStream, error) {
 	leave, err := h.enter()
 	defer leave()
 	c := make(chan audit.Event, 16)
@@ -407,47 +447,54 @@ func (h *memoryHost) FollowEvents(ctx context.Context, _ api.EventFilter) (api.E
 
 type memoryStream chan audit.Event
 
+// Events implements [api.EventStream].
 func (s memoryStream) Events() <-chan audit.Event { return s }
+// Lost implements [api.EventStream].
 func (s memoryStream) Lost() uint64               { return 3 }
 
-// tell records an event and sends it to the followers.
-func (h *memoryHost) tell(e audit.Event) {
-	h.mu.Lock()
-	defer h.mu.Unlock()
+// Tell records an event and sends it to the followers.
+func (h *Host) Tell(e audit.Event) {
+	h.Mu.Lock()
+	defer h.Mu.Unlock()
 	if e.Seq == 0 {
-		e.Seq = uint64(len(h.events) + 1)
+		e.Seq = uint64(len(h.Told) + 1)
 	}
-	h.events = append(h.events, e)
+	h.Told = append(h.Told, e)
 	for _, c := range h.follow {
 		c <- e
 	}
 }
 
-func (h *memoryHost) CA(_ context.Context, id policy.BoxID) ([]byte, error) {
+// CA implements [api.Host].
+func (h *Host) CA(_ context.Context, id policy.BoxID) ([]byte, error) {
 	_, leave, err := h.box(id)
 	defer leave()
 	return []byte("-----BEGIN CERTIFICATE-----\nAA==\n-----END CERTIFICATE-----\n"), err
 }
 
-func (h *memoryHost) IngressCA(context.Context) ([]byte, error) {
+// IngressCA implements [api.Host].
+func (h *Host) IngressCA(context.Context) ([]byte, error) {
 	leave, err := h.enter()
 	defer leave()
 	return []byte("-----BEGIN EC PRIVATE KEY-----\nAA==\n-----END EC PRIVATE KEY-----\n"), err
 }
 
-func (h *memoryHost) IdentityKeys(context.Context) (json.RawMessage, error) {
+// IdentityKeys implements [api.Host].
+func (h *Host) IdentityKeys(context.Context) (json.RawMessage, error) {
 	leave, err := h.enter()
 	defer leave()
 	return json.RawMessage(`{"keys":[]}`), err
 }
 
-func (h *memoryHost) Ready(context.Context) error {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	return h.ready
+// Ready implements [api.Host].
+func (h *Host) Ready(context.Context) error {
+	h.Mu.Lock()
+	defer h.Mu.Unlock()
+	return h.NotReady
 }
 
-func (h *memoryHost) Capacity(context.Context) (api.Capacity, error) {
+// Capacity implements [api.Host].
+func (h *Host) Capacity(context.Context) (api.Capacity, error) {
 	return api.Capacity{
 		Listeners:   []api.ListenerState{{Name: "urls_https", Address: "[::]:443", Accepts: true, Connections: 3, Limit: 128}},
 		Places:      []api.PlaceState{{Name: "url_requests", Used: 2, Limit: 192}},
@@ -455,19 +502,21 @@ func (h *memoryHost) Capacity(context.Context) (api.Capacity, error) {
 	}, nil
 }
 
-func (h *memoryHost) OpenFiles(context.Context, policy.BoxID) (files.Files, error) {
+// OpenFiles implements the Host of [boxgate/api/files].
+func (h *Host) OpenFiles(context.Context, policy.BoxID) (files.Files, error) {
 	leave, err := h.enter()
 	defer leave()
 	return nil, cmp.Or(err, api.Errorf(api.ErrUnavailable, "no files here"))
 }
 
-func (h *memoryHost) SetGitIdentity(context.Context, policy.BoxID, string, string) (nowName, nowEmail string, err error) {
+// SetGitIdentity implements the Host of [boxgate/api/git].
+func (h *Host) SetGitIdentity(context.Context, policy.BoxID, string, string) (nowName, nowEmail string, err error) {
 	leave, err := h.enter()
 	defer leave()
 	return "", "", err
 }
 
 // ErrandClient implements the Errands of [boxgate/api/harness].
-func (h *memoryHost) ErrandClient(policy.BoxID) (*http.Client, error) {
+func (h *Host) ErrandClient(policy.BoxID) (*http.Client, error) {
 	return &http.Client{CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }}, nil
 }

@@ -1,0 +1,125 @@
+package apitest
+
+import (
+	"context"
+	"crypto/subtle"
+	"fmt"
+	"io"
+	"time"
+
+	"boxgate/api"
+	"boxgate/audit"
+	"boxgate/audit/trail"
+	"boxgate/policy"
+)
+
+// findKey is the Finder of the memory host: Key is the operator's.
+func (h *Host) FindKey(key string) (api.Caller, bool) {
+	if subtle.ConstantTimeCompare([]byte(key), []byte(Key)) == 1 {
+		return api.Caller{Key: api.OperatorKey, Name: api.OperatorKey, Role: api.RoleAdmin}, true
+	}
+	h.Mu.Lock()
+	defer h.Mu.Unlock()
+	k, ok := h.Keys[key]
+	return k.Caller, ok && (k.ExpiresAt.IsZero() || time.Now().Before(k.ExpiresAt))
+}
+
+// APIKeys implements the Host of [boxgate/api/keys].
+func (h *Host) APIKeys(context.Context) (out []api.Key, err error) {
+	leave, err := h.enter()
+	defer leave()
+	for _, k := range h.Keys {
+		out = append(out, k)
+	}
+	return out, err
+}
+
+// CreateAPIKey implements the Host of [boxgate/api/keys].
+func (h *Host) CreateAPIKey(_ context.Context, req api.KeyRequest) (policy.Secret, api.Key, error) {
+	leave, err := h.enter()
+	defer leave()
+	if err != nil {
+		return policy.Secret{}, api.Key{}, err
+	}
+	if h.Keys == nil {
+		h.Keys = map[string]api.Key{}
+	}
+	n := len(h.Keys) + 1
+	k := api.Key{Caller: api.Caller{Key: fmt.Sprintf("key_%d", n), Name: req.Name, Role: req.Role, Box: req.Box}, CreatedAt: time.Now()}
+	if req.ExpiresIn > 0 {
+		k.ExpiresAt = time.Now().Add(req.ExpiresIn)
+	}
+	key := fmt.Sprintf("sk-made-%d", n)
+	h.Keys[key] = k
+	return policy.NewSecret(key), k, nil
+}
+
+func (h *Host) keyOf(idOrName string) (string, api.Key) {
+	for key, k := range h.Keys {
+		if k.Key == idOrName || k.Name == idOrName {
+			return key, k
+		}
+	}
+	return "", api.Key{}
+}
+
+// ReplaceAPIKey implements the Host of [boxgate/api/keys].
+func (h *Host) ReplaceAPIKey(_ context.Context, key string, _ time.Duration) (policy.Secret, api.Key, error) {
+	leave, err := h.enter()
+	defer leave()
+	old, k := h.keyOf(key)
+	if old == "" || err != nil {
+		return policy.Secret{}, api.Key{}, api.ErrNotFound
+	}
+	delete(h.Keys, old)
+	h.Keys[old+"-next"] = k
+	return policy.NewSecret(old + "-next"), k, nil
+}
+
+// DeleteAPIKey implements the Host of [boxgate/api/keys].
+func (h *Host) DeleteAPIKey(_ context.Context, key string) (api.Key, error) {
+	leave, err := h.enter()
+	defer leave()
+	old, k := h.keyOf(key)
+	if old == "" || err != nil {
+		return api.Key{}, api.ErrNotFound
+	}
+	delete(h.Keys, old)
+	return k, nil
+}
+
+// ReadTrail implements the Host of [boxgate/api/trail].
+func (h *Host) ReadTrail(context.Context, trail.Filter, bool, func([]byte) error) error {
+	h.Mu.Lock()
+	defer h.Mu.Unlock()
+	return h.Unread
+}
+
+// VerifyTrail implements the Host of [boxgate/api/trail].
+func (h *Host) VerifyTrail(context.Context) (trail.Report, error) { return trail.Report{}, nil }
+
+// BackupStore implements [api.Host].
+func (h *Host) BackupStore(_ context.Context, w io.Writer) error {
+	_, err := io.WriteString(w, "copy of the store")
+	return err
+}
+
+// VerifyStore implements [api.Host].
+func (h *Host) VerifyStore(context.Context) (api.StoreReport, error) {
+	return api.StoreReport{Documents: 3, Problems: []string{}}, nil
+}
+
+// SearchEvents implements [api.Host].
+func (h *Host) SearchEvents(_ context.Context, f api.EventSearch, do func(audit.Event) error) error {
+	h.Mu.Lock()
+	found := h.Told
+	h.Mu.Unlock()
+	for _, e := range found {
+		if e.Box == f.Box && !e.Time.Before(f.Since) && (f.Reason == "" || e.Reason == f.Reason) {
+			if err := do(e); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
