@@ -61,11 +61,11 @@ func (c *Caller) Expect(t testing.TB, status int, method, path, body string, wor
 	t.Helper()
 	got := c.Call(t, method, path, body)
 	if got.StatusCode != status {
-		t.Errorf("%s %s %s: %s %s; want %d", method, path, body, got.Status, got.Text, status)
+		t.Errorf("%s %s %.200s: %s %.2000s; want %d", method, path, body, got.Status, got.Text, status)
 	}
 	for _, w := range words {
 		if !strings.Contains(got.Text, w) {
-			t.Errorf("%s %s %s: %s does not say %q", method, path, body, got.Text, w)
+			t.Errorf("%s %s %.200s: %.2000s does not say %q", method, path, body, got.Text, w)
 		}
 	}
 	return got

@@ -230,7 +230,13 @@ func (h *Host) SetPolicy(_ context.Context, id policy.BoxID, set api.PolicyChang
 		}
 		set.Spec = n.Spec
 	}
-	b.Policy = api.PolicyState{Spec: set.Spec, Named: set.Named, Version: b.Policy.Version + 1}
+	leases := slices.DeleteFunc(slices.Clone(b.Policy.Leases), func(l api.Lease) bool {
+		if set.Keep == nil {
+			return l.Allow
+		}
+		return !slices.Contains(*set.Keep, l.LeaseEntry)
+	})
+	b.Policy = api.PolicyState{Spec: set.Spec, Named: set.Named, Version: b.Policy.Version + 1, Leases: leases}
 	return b.Policy, nil
 }
 
@@ -449,8 +455,9 @@ type memoryStream chan audit.Event
 
 // Events implements [api.EventStream].
 func (s memoryStream) Events() <-chan audit.Event { return s }
+
 // Lost implements [api.EventStream].
-func (s memoryStream) Lost() uint64               { return 3 }
+func (s memoryStream) Lost() uint64 { return 3 }
 
 // Tell records an event and sends it to the followers.
 func (h *Host) Tell(e audit.Event) {

@@ -3,7 +3,6 @@ package server
 import (
 	"strings"
 	"testing"
-
 )
 
 func TestAttachIsReadBackAndDetached(t *testing.T) {

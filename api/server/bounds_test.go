@@ -1,20 +1,13 @@
 package server
 
 import (
-	"context"
 	"encoding/json"
 	"fmt"
-	"maps"
-	"net/http"
-	"net/http/httptest"
 	"slices"
 	"strings"
 	"testing"
 
-	"boxgate/api"
-	"boxgate/api/apitest"
 	"boxgate/api/strict"
-	"boxgate/policy"
 )
 
 // TestEveryRouteRefusesQueriesItDoesNotKnow compares each row of the table of routes with what the description says it
@@ -118,68 +111,5 @@ func TestArgumentsThatTheKernelWouldRefuse(t *testing.T) {
 		if pointer, _ := got.JSON(t)["pointer"].(string); got.StatusCode != tt.status || pointer != tt.pointer {
 			t.Errorf("%s: %s %.200s, want %d at %q", tt.what, got.Status, got.Text, tt.status, tt.pointer)
 		}
-	}
-	for i, host := range slices.Sorted(maps.Keys(placeholders)) { // one after the other they are no fewer
-		data, err := json.Marshal(map[string]any{host: placeholders[host]})
-		if err != nil {
-			t.Fatal(err)
-		}
-		got := f.Call(t, "PATCH", "/v2/box/"+id+"/config/attach-headers", string(data))
-		if want := map[bool]int{false: 200, true: 422}[i == 8]; got.StatusCode != want {
-			t.Errorf("placeholders of host %d: %s %.200s", i, got.Status, got.Text)
-		}
-	}
-}
-
-// busyHost is a Host whose header rules another client changes each time they are read.
-type busyHost struct {
-	Host
-	others int
-}
-
-func (h *busyHost) Headers(ctx context.Context, id policy.BoxID) (api.HeaderState, error) {
-	state, err := h.Host.Headers(ctx, id)
-	if h.others > 0 {
-		h.others--
-		if _, err := h.SetHeaders(ctx, id, state.Rules, nil); err != nil {
-			return state, err
-		}
-	}
-	return state, err
-}
-
-// TestPatchGoesThroughUnderContention: 412 is only for clients that sent If-Match.
-func TestPatchGoesThroughUnderContention(t *testing.T) {
-	t.Parallel()
-	f := serve(t)
-	id := f.create(t, `{"attach_headers":{"a.test":{"X":"a"}}}`)
-	busy := &busyHost{Host: f.host, others: 50}
-	cfg := f.api.Config
-	cfg.Host = busy
-	a, err := New(cfg)
-	if err != nil {
-		t.Fatal(err)
-	}
-	patch := func(match string) int {
-		r := httptest.NewRequestWithContext(t.Context(), http.MethodPatch, "http://localhost/v2/box/"+id+"/config/attach-headers", strings.NewReader(`{"b.test":{"X":"b"}}`))
-		r.Header.Set("X-Box-Api-Key", apitest.Key)
-		r.URL.Scheme, r.URL.Host = "", ""
-		if match != "" {
-			r.Header.Set("If-Match", match)
-		}
-		w := httptest.NewRecorder()
-		a.ServeHTTP(w, r)
-		return w.Code
-	}
-	if got := patch(""); got != 200 || busy.others > 0 {
-		t.Errorf("without If-Match: %d, and %d changes were left", got, busy.others)
-	}
-	busy.others = 1
-	if got := patch(`"1"`); got != 412 {
-		t.Errorf("with If-Match: %d", got)
-	}
-	state, err := f.host.Headers(t.Context(), policy.BoxID(id))
-	if err != nil || len(state.Rules) != 2 {
-		t.Errorf("%+v %v", state, err)
 	}
 }

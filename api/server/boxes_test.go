@@ -1,13 +1,12 @@
 package server
 
 import (
-	"boxgate/api/apitest"
 	"fmt"
-	"net/http"
 	"strings"
 	"testing"
 	"time"
 
+	"boxgate/api/apitest"
 	"boxgate/policy"
 )
 
@@ -134,78 +133,6 @@ func TestDelete(t *testing.T) {
 	}
 }
 
-// Of two writers, the one that read an older version is refused, in whichever way it gives that version.
-func TestPolicyVersions(t *testing.T) {
-	t.Parallel()
-	f := serve(t)
-	id := f.create(t, `{"network_policy":{"mode":"allow-all"}}`)
-	path := "/v2/box/" + id + "/config/network-policy"
-	match := func(tag string) func(*http.Request) {
-		return func(r *http.Request) { r.Header.Set("If-Match", tag) }
-	}
-	read := f.Call(t, "GET", path, "")
-	if read.Header.Get("ETag") != `"1"` || read.JSON(t)["version"] != 1.0 || read.JSON(t)["mode"] != "allow-all" {
-		t.Fatalf("%v %s", read.Header, read.Text)
-	}
-	steps := []struct {
-		body, match string
-		status      int
-		etag        string
-	}{
-		{`{"mode":"deny-all"}`, `"1"`, 200, `"2"`},
-		{`{"mode":"allow-all"}`, `"1"`, 412, ""},
-		{`{"mode":"allow-all"}`, `W/"2"`, 412, ""},
-		{`{"mode":"allow-all"}`, `2`, 412, ""},
-		{`{"mode":"allow-all"}`, `"1", "2"`, 412, ""},
-		{`{"mode":"allow-all","version":1}`, ``, 412, ""},
-		{`{"mode":"allow-all","version":2}`, `"1"`, 412, ""},
-		{`{"mode":"allow-all","version":2}`, ``, 200, `"3"`},
-		{`{"mode":"custom","allowed_domains":["b.example"]}`, `*`, 200, `"4"`},
-		{`{"mode":"custom","allowed_domains":["c.example"]}`, ``, 200, `"5"`},
-	}
-	for _, s := range steps {
-		edit := func(*http.Request) {}
-		if s.match != "" {
-			edit = match(s.match)
-		}
-		got := f.Call(t, "PUT", path, s.body, edit)
-		if got.StatusCode != s.status || got.Header.Get("ETag") != s.etag {
-			t.Errorf("%s with %s: %s %s", s.body, s.match, got.Status, got.Text)
-		}
-	}
-	// What was read can be sent back unchanged.
-	if got := f.Call(t, "PUT", path, f.Call(t, "GET", path, "").Text); got.StatusCode != 200 || got.JSON(t)["version"] != 6.0 {
-		t.Errorf("%s %s", got.Status, got.Text)
-	}
-	if spec := f.host.ByID[policy.BoxID(id)].Policy.Spec; spec.AllowedDomains[0] != "c.example" {
-		t.Errorf("%+v", spec)
-	}
-}
-
-func TestHeaders(t *testing.T) {
-	t.Parallel()
-	f := serve(t)
-	id := f.create(t, `{"attach_headers":{"api.example.com":{"b":"1","a":"2"}}}`)
-	for _, path := range []string{"/v2/box/" + id + "/config/attach-headers", "/v2/box/settings/attach-headers"} {
-		got := f.Call(t, "PUT", path, `{"attach_headers":{"*.example.org":{"x-key":"v","authorization":"w"}}}`, func(r *http.Request) { r.Header.Set("If-Match", `"1"`) })
-		if got.StatusCode != 200 || got.Header.Get("ETag") != `"2"` {
-			t.Fatalf("%s %s", got.Status, got.Text)
-		}
-		if got := f.Call(t, "GET", path, ""); !strings.Contains(got.Text, `{"*.example.org":["Authorization","X-Key"]}`) {
-			t.Error(got.Text)
-		}
-		if got := f.Call(t, "PUT", path, `{}`, func(r *http.Request) { r.Header.Set("If-Match", `"1"`) }); got.StatusCode != 412 {
-			t.Error(got.Status)
-		}
-		if got := f.Call(t, "PUT", path, `{"api.example.com":{"A":"v"}}`); got.StatusCode != 200 || !strings.Contains(got.Text, `"api.example.com":["A"]`) {
-			t.Errorf("the inner object alone: %s %s", got.Status, got.Text)
-		}
-		if got := f.Call(t, "PUT", path, `{}`); got.StatusCode != 200 || !strings.Contains(got.Text, `"attach_headers":{}`) {
-			t.Errorf("%s %s", got.Status, got.Text)
-		}
-	}
-}
-
 func TestURLs(t *testing.T) {
 	t.Parallel()
 	f := serve(t)
@@ -260,8 +187,8 @@ func TestExplain(t *testing.T) {
 	}
 }
 
-// The policy dialect of Vercel Sandbox is understood on create and on update.
-func TestOtherPolicyDialect(t *testing.T) {
+// The policy dialect of Vercel Sandbox is understood on create.
+func TestCreateInAnotherPolicyDialect(t *testing.T) {
 	t.Parallel()
 	f := serve(t)
 	f.create(t, `{"network_policy":"deny-all"}`)
@@ -273,18 +200,60 @@ func TestOtherPolicyDialect(t *testing.T) {
 	if req.Policy.Mode != policy.ModeCustom || len(req.Headers) != 1 || req.Headers[0].Headers[0].Value.Reveal() != "Bearer sk-v" {
 		t.Errorf("%+v", req)
 	}
-	path := "/v2/box/box1/config/network-policy"
-	for body, status := range map[string]int{
-		`"allow-all"`: 200, `{"allow":["*.example.com"],"subnets":{"deny":["192.0.2.0/24"]}}`: 200,
-		`"open"`: 422, `{}`: 422, `null`: 422, `[]`: 422, `{"mode":"deny-all","allow":["a.example"]}`: 422,
-		`{"allow":{"api.example.com":[{"transform":[{"headers":{"authorization":"Bearer sk-v"}}]}]}}`: 422,
-	} {
-		if got := f.Call(t, "PUT", path, body); got.StatusCode != status || strings.Contains(got.Text, "sk-v") {
-			t.Errorf("%s: %s %s", body, got.Status, got.Text)
-		}
-	}
 	both := `{"attach_headers":{"api.example.com":{"A":"b"}},"network_policy":{"allow":{"api.example.com":[{"transform":[{"headers":{"A":"c"}}]}]}}}`
 	if got := f.Call(t, "POST", "/v2/box", both); got.StatusCode != 422 {
 		t.Errorf("%s %s", got.Status, got.Text)
+	}
+}
+
+// TestCreateWithHeaderRules: the host is given the rules of a new box as a change of rules would give them, and their problems have
+// pointers into the body.
+func TestCreateWithHeaderRules(t *testing.T) {
+	t.Parallel()
+	f := serve(t, func(cfg *Config) { cfg.HasSecret = func(name string) bool { return name == "known" } })
+	id := f.create(t, `{"attach_headers":{"api.example.com": {
+		"headers": {"authorization": {"secret": "known", "prefix": "sk-prefix "}, "X-Plain": "sk-plain"},
+		"placeholders": {"API_KEY": {"secret": "known"}, "OTHER": "sk-other"}, "scrub": true}, "*.example.org": {"X-Key": "sk-compact"}}}`)
+	if rule := f.host.Created[0].Headers[1]; rule.Headers[0].Source != "known" || rule.Headers[0].Prefix != "sk-prefix " || rule.Placeholders[1].Value.Reveal() != "sk-other" || !rule.Scrub {
+		t.Errorf("the host was given %+v", rule)
+	}
+	f.Expect(t, 200, "GET", "/v2/box/"+id+"/config/attach-headers", "", `"headers":[{"name":"Authorization","secret":"known"},{"name":"X-Plain"}]`)
+	for body, pointer := range map[string]string{
+		`{"attach_headers":{"a.test":{"headers":{"X":{"secret":"unknown"}}}}}`:                         "/attach_headers/a.test/headers/X/secret",
+		`{"env_vars":{"K":"v"},"attach_headers":{"a.test":{"placeholders":{"K":{"secret":"known"}}}}}`: "/env_vars/K",
+	} {
+		if got := f.Call(t, "POST", "/v2/box", body); got.StatusCode != 422 || got.JSON(t)["pointer"] != pointer {
+			t.Errorf("%s: %s %s, want %s", body, got.Status, got.Text, pointer)
+		}
+	}
+	if strings.Contains(f.log.String(), "sk-") {
+		t.Error("the log has a value")
+	}
+}
+
+// TestCreateWithNamedPolicies: a new box follows a named policy, and shows it; what is no plain reference is refused.
+func TestCreateWithNamedPolicies(t *testing.T) {
+	t.Parallel()
+	f := serve(t)
+	f.Call(t, "PUT", "/v2/box/settings/network-policies/web", `{"mode":"custom","allowed_domains":["a.example"]}`)
+	id := f.create(t, `{}`)
+	f.Expect(t, 200, "PUT", "/v2/box/"+id+"/config/network-policy", `{"named":"web"}`)
+	f.Expect(t, 200, "GET", "/v2/box/"+id, "", `"named_policy":"web"`, `"network_policy":{"mode":"custom","allowed_domains":["a.example"]}`)
+	f.Expect(t, 200, "POST", "/v2/box/"+id+"/egress/explain", `{"host":"a.example"}`, `"named":"web"`)
+	f.create(t, `{"name":"second","network_policy":{"named":"web"}}`)
+	if req := f.host.Created[1]; req.Named != "web" || req.Policy.Mode != "" {
+		t.Errorf("%+v", req)
+	}
+	ci := f.key(t, `{"name":"ci","role":"box-creator"}`)
+	if got := f.Call(t, "POST", "/v2/box", `{"name":"theirs","network_policy":{"named":"web"}}`, apitest.With(ci)); got.StatusCode != 201 || got.JSON(t)["named_policy"] != "web" {
+		t.Error(got.Status, got.Text)
+	}
+	for _, policy := range []string{
+		`{"named":"web","mode":"allow-all"}`, `{"named":"web","denied_domains":["a.example"]}`, `{"named":"web","allow":["a.example"]}`, `{"named":""}`,
+		`{"named":null}`, `{"named":["web"]}`, `{"Named":"web"}`, `{"named":"web","named":"deb"}`,
+	} {
+		if got := f.Call(t, "POST", "/v2/box", `{"network_policy":`+policy+`}`); got.StatusCode != 422 || !strings.HasPrefix(got.Text, `{"error"`) || !strings.Contains(got.Text, "/network_policy") {
+			t.Errorf("%s: %s %s", policy, got.Status, got.Text)
+		}
 	}
 }

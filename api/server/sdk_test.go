@@ -1,7 +1,6 @@
 package server
 
 import (
-	"boxgate/api/apitest"
 	"bytes"
 	"context"
 	"encoding/json"
@@ -12,6 +11,7 @@ import (
 	"testing"
 	"time"
 
+	"boxgate/api/apitest"
 	"boxgate/policy"
 )
 

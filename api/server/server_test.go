@@ -310,6 +310,18 @@ func TestOpenAPI(t *testing.T) {
 	}
 }
 
+// TestHeaderRulesInTheDescription: both forms of an entry are in it.
+func TestHeaderRulesInTheDescription(t *testing.T) {
+	t.Parallel()
+	f := serve(t)
+	got := f.Call(t, "GET", "/openapi.json", "")
+	for _, want := range []string{`"headerEntryBody"`, `"headerValueBody"`, `"placeholders"`, `"anyOf"`, `"patch"`} {
+		if !strings.Contains(got.Text, want) {
+			t.Errorf("no %s", want)
+		}
+	}
+}
+
 // TestEveryRouteIsDescribed: each row of the table of routes has what its description needs.
 func TestEveryRouteIsDescribed(t *testing.T) {
 	t.Parallel()

@@ -104,41 +104,6 @@ func TestTheTrailSaysWhoChangedWhat(t *testing.T) {
 	}
 }
 
-// TestTheTrailSaysByWhichProxyAndForHowLong: the answers to changes of a policy say by which upstream proxy the box goes, with the names
-// that are left to it, and which temporary entries began and ended.
-func TestTheTrailSaysByWhichProxyAndForHowLong(t *testing.T) {
-	t.Parallel()
-	f, dir := withTrail(t)
-	f.create(t, `{"name":"web","network_policy":{"mode":"allow-all","upstream_proxy":{"url":"https://one.example:3128"}}}`)
-	const at = "/v2/box/web/config/network-policy"
-	for _, c := range []struct {
-		method, path, body string
-		says               []string
-	}{
-		{"PUT", at, `{"mode":"allow-all","upstream_proxy":{"url":"socks5://two.example:1080","resolve_there":["*.corp.example"]}}`,
-			[]string{`"upstream_proxy":["https://one.example:3128","socks5://two.example:1080"]`, `"resolve_there":{"added":["*.corp.example"]}`}},
-		{"PUT", at, `{"mode":"allow-all"}`, []string{`"upstream_proxy":["socks5://two.example:1080",""]`, `"resolve_there":{"removed":["*.corp.example"]}`}},
-		{"POST", at + "/leases", `{"action":"allow","entries":["files.example"],"expires_in":60}`, []string{`"leases":{"added":["allow files.example until 20`}},
-		{"POST", at + "/leases", `{"action":"deny","entries":["192.0.2.0/24"],"expires_in":60}`, []string{`"leases":{"added":["deny 192.0.2.0/24 until 20`}},
-		{"DELETE", at + "/leases?entry=files.example", "", []string{`"leases":{"removed":["allow files.example until 20`}},
-		{"PUT", at, `{"mode":"allow-all"}`, []string{`"leases":{"removed":["deny 192.0.2.0/24 until 20`}},
-	} {
-		if got := f.Call(t, c.method, c.path, c.body); got.StatusCode >= 300 {
-			t.Fatal(got.Status, got.Text)
-		}
-		all, _ := entries(t, dir)
-		last := all[len(all)-1]
-		for _, want := range c.says {
-			if last.Kind != trail.Answer || !strings.Contains(string(last.Change.RawMessage), want) {
-				t.Errorf("%s %s: the trail says %s, not %s", c.method, c.body, last.Change.RawMessage, want)
-			}
-		}
-	}
-	if _, text := entries(t, dir); !strings.Contains(text, `"upstream_proxy":"https://one.example:3128"`) {
-		t.Error("the entry of the new box does not name its proxy")
-	}
-}
-
 // noTrail fails from some entry on.
 type noTrail struct {
 	mu   sync.Mutex
@@ -333,6 +298,24 @@ func TestWhereRequestsComeFrom(t *testing.T) {
 		r := httptest.NewRequestWithContext(context.WithValue(t.Context(), http.LocalAddrContextKey, c.local), http.MethodGet, "/", nil)
 		if r.RemoteAddr = c.remote; remoteOf(r) != c.want {
 			t.Errorf("%q to %s: %q, want %q", c.remote, c.local.Network(), remoteOf(r), c.want)
+		}
+	}
+}
+
+// TestNamedPolicyInTheTrail: the audit trail has what changed of a named policy, and for how many boxes.
+func TestNamedPolicyInTheTrail(t *testing.T) {
+	t.Parallel()
+	const namedWeb = "/v2/box/settings/network-policies/web"
+	f, dir := withTrail(t)
+	f.Call(t, "PUT", namedWeb, `{"mode":"deny-all"}`)
+	id := f.create(t, `{"network_policy":{"named":"web"}}`)
+	f.Call(t, "PUT", namedWeb, `{"mode":"custom","allowed_domains":["a.example"]}`)
+	f.Call(t, "PUT", "/v2/box/"+id+"/config/network-policy", `{"mode":"deny-all"}`)
+	f.Call(t, "DELETE", namedWeb, "")
+	_, text := entries(t, dir)
+	for _, part := range []string{`"named_policy":"web"`, `"boxes":1,"name":"web","policy":{"version":2,"mode":["deny-all","custom"],"allowed_domains":{"added":["a.example"]}`, `"named":["web",""]`, `"deleted":true,"name":"web"`} {
+		if !strings.Contains(text, part) {
+			t.Errorf("%s is not in\n%s", part, text)
 		}
 	}
 }

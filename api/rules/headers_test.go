@@ -1,0 +1,187 @@
+package rules_test
+
+import (
+	"strings"
+	"testing"
+
+	"boxgate/api"
+	"boxgate/api/apitest"
+	"boxgate/policy"
+)
+
+const fullRules = `{"api.example.com": {
+	"headers": {"authorization": {"secret": "known", "prefix": "sk-prefix "}, "X-Plain": "sk-plain", "x-value": {"value": "sk-value"}},
+	"placeholders": {"API_KEY": {"secret": "known"}, "OTHER": "sk-other"}, "scrub": true}, "*.example.org": {"X-Key": "sk-compact"}}`
+
+// TestFullHeaderRules: every call that shows rules shows all that may be shown of them, and never a value.
+func TestFullHeaderRules(t *testing.T) {
+	t.Parallel()
+	f := serve(t)
+	id := f.create(t, api.CreateRequest{})
+	f.Call(t, "PUT", "/v2/box/"+id+"/config/attach-headers", fullRules)
+	if rule := f.host.ByID["box1"].Rules.Rules[1]; rule.Headers[0].Source != "known" || rule.Headers[0].Prefix != "sk-prefix " || rule.Placeholders[1].Value.Reveal() != "sk-other" || !rule.Scrub {
+		t.Errorf("the host was given %+v", rule)
+	}
+	view := `"rules":{"*.example.org":{"headers":[{"name":"X-Key"}]},"api.example.com":{"headers":[{"name":"Authorization","secret":"known"},{"name":"X-Plain"},{"name":"X-Value"}],` +
+		`"placeholders":[{"variable":"API_KEY","secret":"known"},{"variable":"OTHER"}],"scrub":true}}`
+	names := `"attach_headers":{"*.example.org":["X-Key"],"api.example.com":["Authorization","X-Plain","X-Value"]}`
+	for _, path := range []string{"/v2/box/" + id + "/config/attach-headers", "/v2/box/settings/attach-headers"} {
+		for _, body := range []string{`{"attach_headers":` + fullRules + `}`, fullRules} {
+			put, get := f.Call(t, "PUT", path, body), f.Call(t, "GET", path, "")
+			for _, got := range []apitest.Answer{put, get} {
+				if got.StatusCode != 200 || !strings.Contains(got.Text, view) || !strings.Contains(got.Text, names) || strings.Contains(got.Text, "sk-") {
+					t.Errorf("%s: %s %s", path, got.Status, got.Text)
+				}
+			}
+		}
+	}
+}
+
+// TestHeaderRuleProblems: each has its pointer relative to the body, whatever the form of the rules.
+func TestHeaderRuleProblems(t *testing.T) {
+	t.Parallel()
+	f := serve(t)
+	id := f.create(t, api.CreateRequest{})
+	box, global := "/v2/box/"+id+"/config/attach-headers", "/v2/box/settings/attach-headers"
+	for _, tt := range []struct{ method, path, body, pointer string }{
+		{"PUT", box, `{"attach_headers":{"a.test":{"headers":{"X":{"secret":"unknown"}}}}}`, "/attach_headers/a.test/headers/X/secret"},
+		{"PUT", box, `{"a.test":{"headers":{"X":{"secret":"unknown"}}}}`, "/a.test/headers/X/secret"},
+		{"PUT", global, `{"a.test":{"placeholders":{"K":{"secret":"unknown"}}}}`, "/a.test/placeholders/K/secret"},
+		{"PUT", global, `{"a.test":{"placeholders":{"K":{"secret":"known","prefix":"sk-"}}}}`, "/a.test/placeholders/K/prefix"},
+		{"PUT", box, `{"a.test":{"Authorization":{"secret":"known"}}}`, "/a.test/Authorization"},
+		{"PUT", box, `{"a.test":{"headers":{},"scrub":true}}`, "/a.test/scrub"},
+		{"PUT", box, `{"a.test":{"headers":{},"scrub":1}}`, "/a.test/scrub"},
+		{"PUT", box, `{"a.test":{"headers":{"X":{"value":"a","value":"b"}}}}`, "/a.test/headers/X/value"},
+		{"PUT", box, `{"a.test":null}`, "/a.test"},
+		{"PATCH", box, `{"a.test/x":null}`, "/a.test~1x"},
+		{"PATCH", box, `{"attach_headers":{"a.test/x":null}}`, "/attach_headers/a.test~1x"},
+		{"PATCH", global, `{"a.test":{"headers":{"X":{"secret":"unknown"}}}}`, "/a.test/headers/X/secret"},
+		{"PATCH", global, `[]`, ""},
+	} {
+		got := f.Call(t, tt.method, tt.path, tt.body)
+		if pointer, _ := got.JSON(t)["pointer"].(string); got.StatusCode != 422 || pointer != tt.pointer || strings.Contains(got.Text, "sk-") {
+			t.Errorf("%s %s: %d %s, want 422 at %q", tt.method, tt.body, got.StatusCode, got.Text, tt.pointer)
+		}
+	}
+}
+
+// TestPatchHeaders: the given hosts change, the others keep values that the caller never saw.
+func TestPatchHeaders(t *testing.T) {
+	t.Parallel()
+	f := serve(t)
+	id := f.create(t, api.CreateRequest{})
+	for _, path := range []string{"/v2/box/" + id + "/config/attach-headers", "/v2/box/settings/attach-headers"} {
+		rules := func() map[string]string {
+			t.Helper()
+			state, err := f.host.GlobalHeaders(t.Context())
+			if strings.Contains(path, id) {
+				state, err = f.host.Headers(t.Context(), policy.BoxID(id))
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+			out := map[string]string{}
+			for _, r := range state.Rules {
+				out[r.Pattern.String()] = r.Headers[0].Value.Reveal()
+			}
+			return out
+		}
+		f.Call(t, "PUT", path, `{"a.test":{"X":"sk-a"},"b.test":{"X":"sk-b"},"*.c.test:8443":{"X":"sk-c"}}`)
+		got := f.Call(t, "PATCH", path, `{"attach_headers":{"a.test:443":{"X":"sk-new"},"b.test":null,"d.test":{"headers":{"X":"sk-d"}}}}`)
+		if got.StatusCode != 200 || strings.Contains(got.Text, "sk-") {
+			t.Fatalf("%s %s", got.Status, got.Text)
+		}
+		want := map[string]string{"a.test:443": "sk-new", "*.c.test:8443": "sk-c", "d.test": "sk-d"}
+		if now := rules(); len(now) != 3 || now["a.test:443"] != want["a.test:443"] || now["*.c.test:8443"] != "sk-c" || now["d.test"] != "sk-d" {
+			t.Errorf("%s: %v, want %v", path, now, want)
+		}
+		if got := f.Call(t, "PATCH", path, `{"gone.test":null}`); got.StatusCode != 404 {
+			t.Errorf("a host without a rule: %s %s", got.Status, got.Text)
+		}
+		if got := f.Call(t, "PATCH", path, `{"a.test":null}`, apitest.IfMatch(`"77"`)); got.StatusCode != 412 {
+			t.Errorf("another version: %s", got.Status)
+		}
+		if len(rules()) != 3 {
+			t.Error("a refused change had an effect")
+		}
+	}
+}
+
+func TestHeaders(t *testing.T) {
+	t.Parallel()
+	f := serve(t)
+	id := f.create(t, api.CreateRequest{})
+	for _, path := range []string{"/v2/box/" + id + "/config/attach-headers", "/v2/box/settings/attach-headers"} {
+		got := f.Call(t, "PUT", path, `{"attach_headers":{"*.example.org":{"x-key":"v","authorization":"w"}}}`, apitest.IfMatch(`"1"`))
+		if got.StatusCode != 200 || got.Header.Get("ETag") != `"2"` {
+			t.Fatalf("%s %s", got.Status, got.Text)
+		}
+		if got := f.Call(t, "GET", path, ""); !strings.Contains(got.Text, `{"*.example.org":["Authorization","X-Key"]}`) {
+			t.Error(got.Text)
+		}
+		if got := f.Call(t, "PUT", path, `{}`, apitest.IfMatch(`"1"`)); got.StatusCode != 412 {
+			t.Error(got.Status)
+		}
+		if got := f.Call(t, "PUT", path, `{"api.example.com":{"A":"v"}}`); got.StatusCode != 200 || !strings.Contains(got.Text, `"api.example.com":["A"]`) {
+			t.Errorf("the inner object alone: %s %s", got.Status, got.Text)
+		}
+		if got := f.Call(t, "PUT", path, `{}`); got.StatusCode != 200 || !strings.Contains(got.Text, `"attach_headers":{}`) {
+			t.Errorf("%s %s", got.Status, got.Text)
+		}
+	}
+}
+
+// TestEveryKindOfRuleIsShown: of each kind of rule what identifies it is shown, with the names of secrets, and never a value.
+func TestEveryKindOfRuleIsShown(t *testing.T) {
+	t.Parallel()
+	f := serve(t)
+	id := f.create(t, api.CreateRequest{})
+	const hostKey = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIAABAgMEBQYHCAkKCwwNDg8QERITFBUWFxgZGhscHR4f"
+	for rule, view := range map[string]string{
+		`{"remove":["X-C"],"headers":{"X-A":"sk-a"}}`:                                           `"headers":[{"name":"X-A"}],"remove":["X-C"]`,
+		`{"query":{"key":{"secret":"known"},"other":"sk-a"}}`:                                   `"query":[{"name":"key","secret":"known"},{"name":"other"}]`,
+		`{"placeholders":{"KEY":"sk-a"},"places":["header","query"]}`:                           `"placeholders":[{"variable":"KEY"}],"places":["header","query"]`,
+		`{"client_certificate":{"secret":"known"}}`:                                             `"client_certificate":{"certificate":"known","key":"known"}`,
+		`{"forward_url":"https://proxy.test:8443/in"}`:                                          `"forward_url":"https://proxy.test:8443/in"`,
+		`{"postgres":{"user":"u","database":"d","password":"sk-a"}}`:                            `"postgres":{"user":"u","database":"d","auth":"scram-sha-256"}`,
+		`{"proxy":{"username":"u","password":"sk-a"}}`:                                          `"proxy":{"scheme":"https","username":"u"}`,
+		`{"proxy":{"scheme":"socks5","username":"u","password":"sk-a"}}`:                        `"proxy":{"scheme":"socks5","username":"u"}`,
+		`{"sign":{"hmac":{"key":"sk-a","header":"x-sig","template":"{body}"}}}`:                 `"sign":{"kind":"hmac","header":"X-Sig"}`,
+		`{"sign":{"aws":{"credentials":{"secret":"known"},"region":["a","b"],"service":"s3"}}}`: `"sign":{"kind":"aws","secret":"known","regions":["a","b"],"services":["s3"]}`,
+		`{"ssh":{"user":"git","key":{"secret":"known"},"host_keys":["` + hostKey + `"],"repos":[{"name":"o/r","access":"push"}],"commands":["uptime"]}}`: `"ssh":{"user":"git","secret":"known","host_keys":["` + hostKey + `"],"repos":[{"name":"o/r","access":"push"}],"commands":["uptime"]}`,
+		`[{"match":{"path":{"prefix":"/a"}},"deny":true},{"headers":{"X-A":"sk-a"}},{"match":{"methods":["GET"]},"headers":{"X-B":"sk-b"}}]`:             `"rules":{"a.test:22":{"headers":[],"alternatives":[{"match":{"path":{"prefix":"/a"}},"headers":[],"deny":true},{"headers":[{"name":"X-A"}]},{"match":{"methods":["GET"]},"headers":[{"name":"X-B"}]}]}}`,
+	} {
+		got := f.Expect(t, 200, "PUT", "/v2/box/"+id+"/config/attach-headers", `{"a.test:22":`+rule+`}`, view)
+		if strings.Contains(got.Text, "sk-") {
+			t.Errorf("%s: %s shows a value", rule, got.Text)
+		}
+	}
+}
+
+// TestHeaderRulesOfLimitedKeys: a key without the admin role sets no rule that reads a secret of the operator or sends requests
+// elsewhere, and neither reads nor changes the rules of every box.
+func TestHeaderRulesOfLimitedKeys(t *testing.T) {
+	t.Parallel()
+	f := serve(t)
+	id := f.create(t, api.CreateRequest{CreatedBy: "key_1"})
+	ci := apitest.With(f.key(t, api.KeyRequest{Name: "ci", Role: api.RoleCreator}))
+	box, global := "/v2/box/"+id+"/config/attach-headers", "/v2/box/settings/attach-headers"
+	for _, c := range []struct {
+		method, path, body string
+		status             int
+	}{
+		{"PUT", box, `{"a.test":{"X":"own"}}`, 200},
+		{"PATCH", box, `{"b.test":{"X":"own"}}`, 200},
+		{"PUT", box, `{"a.test":{"headers":{"X":{"secret":"known"}}}}`, 422},
+		{"PATCH", box, `{"a.test":{"headers":{"X":{"secret":"known"}}}}`, 422},
+		{"PUT", box, `{"a.test":{"forward_url":"https://proxy.test"}}`, 403},
+		{"GET", global, "", 403}, {"PUT", global, `{}`, 403}, {"PATCH", global, `{"a.test":{"X":"own"}}`, 403},
+	} {
+		if got := f.Call(t, c.method, c.path, c.body, ci); got.StatusCode != c.status {
+			t.Errorf("%s %s %s: %s %s, want %d", c.method, c.path, c.body, got.Status, got.Text, c.status)
+		}
+	}
+	if rules := f.host.ByID[policy.BoxID(id)].Rules.Rules; len(rules) != 2 || len(f.host.Global.Rules) != 0 {
+		t.Errorf("the box has %+v", rules)
+	}
+}
