@@ -7,30 +7,31 @@ import (
 	"time"
 
 	"boxgate/secrets/manager"
+	"boxgate/secrets/remote/remotetest"
 )
 
 func TestVault(t *testing.T) {
 	t.Parallel()
 	data := map[string]any{"data": map[string]any{"data": map[string]string{"key": "from-v2"}, "metadata": map[string]any{"deletion_time": ""}}}
-	server := newTokenServer(t, func(w http.ResponseWriter, r *http.Request) {
+	server := remotetest.NewServer(t, func(w http.ResponseWriter, r *http.Request) {
 		var body map[string]string
 		_ = json.NewDecoder(r.Body).Decode(&body)
 		switch at := r.Method + " " + r.URL.RequestURI(); {
 		case r.Header.Get("X-Vault-Namespace") != "team":
-			reply(400, map[string]any{"errors": []string{"no namespace"}})(w, r)
+			remotetest.Reply(400, map[string]any{"errors": []string{"no namespace"}})(w, r)
 		case at == "POST /v1/auth/approle/login" && body["role_id"] == "role" && body["secret_id"] == "canary-id",
 			at == "POST /v1/auth/k8s/login" && body["role"] == "role" && body["jwt"] == "canary-id":
-			reply(200, map[string]any{"auth": map[string]any{"client_token": "canary-token", "lease_duration": 60}})(w, r)
+			remotetest.Reply(200, map[string]any{"auth": map[string]any{"client_token": "canary-token", "lease_duration": 60}})(w, r)
 		case r.Header.Get("X-Vault-Token") != "canary-token":
-			reply(403, map[string]any{"errors": []string{"permission denied for " + r.Header.Get("X-Vault-Token") + body["secret_id"]}})(w, r)
+			remotetest.Reply(403, map[string]any{"errors": []string{"permission denied for " + r.Header.Get("X-Vault-Token") + body["secret_id"]}})(w, r)
 		case at == "GET /v1/secret/data/a/b":
-			reply(200, data)(w, r)
+			remotetest.Reply(200, data)(w, r)
 		case at == "GET /v1/secret/data/a/b?version=2":
-			reply(200, map[string]any{"data": map[string]any{"data": nil, "metadata": map[string]any{"destroyed": true}}})(w, r)
+			remotetest.Reply(200, map[string]any{"data": map[string]any{"data": nil, "metadata": map[string]any{"destroyed": true}}})(w, r)
 		case at == "GET /v1/kv/a%20b":
-			reply(200, map[string]any{"data": map[string]string{"key": "from-v1"}})(w, r)
+			remotetest.Reply(200, map[string]any{"data": map[string]string{"key": "from-v1"}})(w, r)
 		default:
-			reply(404, map[string]any{"errors": []string{}})(w, r)
+			remotetest.Reply(404, map[string]any{"errors": []string{}})(w, r)
 		}
 	})
 	others := map[string]Source{"t": literal("canary-token"), "id": {File: file(t, "canary-id\n")}, "bad": literal("canary-bad")}
@@ -68,12 +69,12 @@ func TestVault(t *testing.T) {
 func TestOnePassword(t *testing.T) {
 	t.Parallel()
 	item := map[string]any{"fields": []map[string]string{{"id": "username", "value": "u"}, {"id": "x1", "label": "api key", "value": "from-1p"}}}
-	server := newTokenServer(t, func(w http.ResponseWriter, r *http.Request) {
+	server := remotetest.NewServer(t, func(w http.ResponseWriter, r *http.Request) {
 		if r.URL.Path != "/v1/vaults/v1/items/i1" || r.Header.Get("Authorization") != "Bearer canary-connect" {
-			reply(401, map[string]any{"status": 401, "message": "Invalid bearer token " + r.Header.Get("Authorization")})(w, r)
+			remotetest.Reply(401, map[string]any{"status": 401, "message": "Invalid bearer token " + r.Header.Get("Authorization")})(w, r)
 			return
 		}
-		reply(200, item)(w, r)
+		remotetest.Reply(200, item)(w, r)
 	})
 	at := &manager.OnePassword{Address: server.URL, Token: "t", Vault: "v1", Item: "i1", Field: "api key"}
 	s, logs := asking(t, server, "onepassword", at, map[string]Source{"t": literal("canary-connect")}, nil)
@@ -83,7 +84,7 @@ func TestOnePassword(t *testing.T) {
 
 	h := &hands{at: s.now()}
 	s.now = h.now
-	server.answers(reply(200, map[string]any{"state": "ARCHIVED", "fields": item["fields"]}))
+	server.Answers(remotetest.Reply(200, map[string]any{"state": "ARCHIVED", "fields": item["fields"]}))
 	h.pass(4*time.Minute, 4*time.Minute) // it would be used for a minute more
 	wants(t, s, "s", "from-1p")
 	eventually(t, "the archived item is not used", func() bool { _, err := s.Secret(t.Context(), "s"); return err != nil })
@@ -93,21 +94,21 @@ func TestOnePassword(t *testing.T) {
 
 func TestGoogleSecretManager(t *testing.T) {
 	t.Parallel()
-	server := newTokenServer(t, func(w http.ResponseWriter, r *http.Request) {
+	server := remotetest.NewServer(t, func(w http.ResponseWriter, r *http.Request) {
 		if r.URL.Path != "/v1/projects/p/secrets/n/versions/latest:access" || r.Header.Get("Authorization") != "Bearer canary-ya29" {
-			reply(403, map[string]any{"error": map[string]any{"code": 403, "status": "PERMISSION_DENIED", "message": r.Header.Get("Authorization")}})(w, r)
+			remotetest.Reply(403, map[string]any{"error": map[string]any{"code": 403, "status": "PERMISSION_DENIED", "message": r.Header.Get("Authorization")}})(w, r)
 			return
 		}
-		reply(200, map[string]any{"payload": map[string]any{"data": []byte("from-google"), "dataCrc32c": "1687060186"}})(w, r)
+		remotetest.Reply(200, map[string]any{"payload": map[string]any{"data": []byte("from-google"), "dataCrc32c": "1687060186"}})(w, r)
 	})
 	at := &manager.GCP{Secret: "projects/p/secrets/n", Token: "t", Endpoint: server.URL}
 	sum, logs := asking(t, server, "gcp_secret", at, map[string]Source{"t": literal("canary-ya29")}, nil)
 	fails(t, sum, "s", "checksum")
-	server.answers(reply(200, map[string]any{"payload": map[string]any{"data": []byte("from-google")}}))
+	server.Answers(remotetest.Reply(200, map[string]any{"payload": map[string]any{"data": []byte("from-google")}}))
 	s, _ := asking(t, server, "gcp_secret", at, map[string]Source{"t": literal("canary-ya29")}, nil)
 	wants(t, s, "s", "from-google")
-	server.answers(func(w http.ResponseWriter, r *http.Request) {
-		reply(403, map[string]any{"error": map[string]any{"status": "PERMISSION_DENIED", "message": r.Header.Get("Authorization")}})(w, r)
+	server.Answers(func(w http.ResponseWriter, r *http.Request) {
+		remotetest.Reply(403, map[string]any{"error": map[string]any{"status": "PERMISSION_DENIED", "message": r.Header.Get("Authorization")}})(w, r)
 	})
 	denied, more := asking(t, server, "gcp_secret", at, map[string]Source{"t": literal("canary-other")}, nil)
 	fails(t, denied, "s", "PERMISSION_DENIED")

@@ -16,6 +16,7 @@ import (
 	"boxgate/policy"
 	"boxgate/secrets/oauth"
 	"boxgate/secrets/remote"
+	"boxgate/secrets/remote/remotetest"
 )
 
 // holders notes what is revoked.
@@ -237,30 +238,66 @@ func TestRefreshByHandDoesNotStarve(t *testing.T) {
 // A server that asked not to be asked for a while is not asked when the secret is revoked, and the value is not used.
 func TestRefreshByHandHeedsRetryAfter(t *testing.T) {
 	t.Parallel()
-	server := newTokenServer(t, reply(200, token("first", 3600)))
+	server := remotetest.NewServer(t, remotetest.Reply(200, remotetest.Token("first", 3600)))
 	from := &oauth.OAuth2{TokenURL: server.URL, ClientID: "me", ClientSecret: "key"}
 	s, _ := asking(t, server, "oauth2", from, map[string]Source{"key": literal("canary-key")}, nil)
 	wants(t, s, "s", "first")
 	h := &hands{at: s.now()}
 	s.now = h.now
-	server.answers(func(w http.ResponseWriter, r *http.Request) {
+	server.Answers(func(w http.ResponseWriter, r *http.Request) {
 		w.Header().Set("Retry-After", "600")
-		reply(429, map[string]string{"error": "slow_down"})(w, r)
+		remotetest.Reply(429, map[string]string{"error": "slow_down"})(w, r)
 	})
 	if err := s.Refresh(t.Context(), "s"); err == nil || !strings.Contains(err.Error(), "ask again in 10m0s") {
 		t.Error(err)
 	}
-	calls := server.calls.Load()
+	calls := server.Calls.Load()
 	for range 3 {
 		if err := s.Refresh(t.Context(), "s"); err == nil || !strings.Contains(err.Error(), "ask again in 10m0s") {
 			t.Error(err)
 		}
 	}
 	fails(t, s, "s", "status 429")
-	if got := server.calls.Load(); got != calls {
+	if got := server.Calls.Load(); got != calls {
 		t.Errorf("the server was asked %d times more", got-calls)
 	}
-	server.answers(reply(200, token("second", 3600)))
+	server.Answers(remotetest.Reply(200, remotetest.Token("second", 3600)))
 	h.pass(10*time.Minute, 10*time.Minute)
 	wants(t, s, "s", "second")
+}
+
+// What a source remembers outlives the secrets that it was opened with; once the server says that the grant is revoked, the value
+// that was made with it is not used, though it would be valid for longer.
+func TestARevokedGrant(t *testing.T) {
+	t.Parallel()
+	var revoked atomic.Bool
+	server := remotetest.NewServer(t, func(w http.ResponseWriter, r *http.Request) {
+		presented := r.FormValue("refresh_token")
+		if revoked.Load() || presented != "canary-first" && presented != "canary-next" {
+			remotetest.Reply(400, map[string]string{"error": "invalid_grant", "error_description": "no " + presented})(w, r)
+			return
+		}
+		given := remotetest.Token("with-"+strings.TrimPrefix(presented, "canary-"), 3600)
+		given["refresh_token"] = "canary-next"
+		remotetest.Reply(200, given)(w, r)
+	})
+	from := &oauth.OAuth2{TokenURL: server.URL, Grant: "refresh_token", ClientID: "me", RefreshToken: "first"}
+	kept := &remotetest.Memory{}
+	first := map[string]Source{"first": literal("canary-first")}
+	s, logs := asking(t, server, "oauth2", from, first, kept)
+	wants(t, s, "s", "with-first")
+	s.Close()
+	again, more := asking(t, server, "oauth2", from, first, kept)
+	wants(t, again, "s", "with-next")
+
+	h := &hands{at: again.now()}
+	again.now = h.now
+	revoked.Store(true)
+	h.pass(50*time.Minute, 50*time.Minute) // refreshed ahead
+	wants(t, again, "s", "with-next")
+	eventually(t, "the valid token is given up", func() bool { _, err := again.Secret(t.Context(), "s"); return err != nil })
+	fails(t, again, "s", "invalid_grant")
+	again.Close()
+	quiet(t, logs)
+	quiet(t, more)
 }

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"boxgate/secrets/manager"
+	"boxgate/secrets/remote/remotetest"
 )
 
 // vault is a Vault that keeps tokens until they are revoked.
@@ -28,15 +29,15 @@ func (v *vault) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	case strings.HasSuffix(r.URL.Path, "/login"):
 		v.logins++
 		v.tokens = append(v.tokens, fmt.Sprintf("canary-token-%d", v.logins))
-		reply(200, map[string]any{"auth": map[string]any{"client_token": v.tokens[len(v.tokens)-1], "lease_duration": 3600}})(w, r)
+		remotetest.Reply(200, map[string]any{"auth": map[string]any{"client_token": v.tokens[len(v.tokens)-1], "lease_duration": 3600}})(w, r)
 	case !slices.Contains(v.tokens, token):
-		reply(403, map[string]any{"errors": []string{"permission denied for " + token}})(w, r)
+		remotetest.Reply(403, map[string]any{"errors": []string{"permission denied for " + token}})(w, r)
 	case r.URL.Path == "/v1/auth/token/revoke-self":
 		v.revoked = append(v.revoked, token)
 		v.forget(token)
 		w.WriteHeader(http.StatusNoContent)
 	default:
-		reply(200, map[string]any{"data": map[string]any{"data": map[string]string{"key": fmt.Sprint("value-by-", strings.TrimPrefix(token, "canary-"))}}})(w, r)
+		remotetest.Reply(200, map[string]any{"data": map[string]any{"data": map[string]string{"key": fmt.Sprint("value-by-", strings.TrimPrefix(token, "canary-"))}}})(w, r)
 	}
 }
 
@@ -48,7 +49,7 @@ func (v *vault) forget(token string) {
 func TestVaultLoginsDoNotPileUp(t *testing.T) {
 	t.Parallel()
 	v := &vault{}
-	server := newTokenServer(t, v.ServeHTTP)
+	server := remotetest.NewServer(t, v.ServeHTTP)
 	from := &manager.Vault{Address: server.URL, Path: "a", Field: "key", AppRole: &manager.VaultLogin{Role: "role", Secret: "id"}}
 	s, logs := asking(t, server, "vault", from, map[string]Source{"id": {File: file(t, "canary-id")}}, nil)
 	wants(t, s, "s", "value-by-token-1")
