@@ -3,7 +3,11 @@ package worker
 import (
 	"bytes"
 	"errors"
+	"fmt"
 	"io"
+	"io/fs"
+	"os"
+	"syscall"
 	"testing"
 )
 
@@ -47,4 +51,42 @@ func FuzzReceive(f *testing.F) {
 			t.Error("content without an end ended")
 		}
 	})
+}
+
+// TestFailures: an error keeps its number on the way between processes, and loses the path, which the caller knows.
+func TestFailures(t *testing.T) {
+	_, missing := os.Open("/nonexistent/file")
+	_, outside := os.OpenInRoot("/", "../x")
+	for _, c := range []struct {
+		err     error
+		errno   error
+		message string
+	}{
+		{missing, syscall.ENOENT, "no such file or directory"},
+		{fs.ErrExist, syscall.EEXIST, "file exists"},
+		{fs.ErrPermission, syscall.EACCES, "permission denied"},
+		{errNotRegular, syscall.EINVAL, "not a regular file"},
+		{io.ErrUnexpectedEOF, nil, "unexpected EOF"},
+		{outside, nil, "openat ../x: path escapes from parent"},
+	} {
+		got := Failed(fmt.Errorf("%w", c.err))
+		var number syscall.Errno
+		if got.Message != c.message && got.Message != c.err.Error() || c.errno != nil && !errors.Is(got, c.errno) || c.errno == nil && errors.As(got, &number) {
+			t.Errorf("%v became %+v", c.err, got)
+		}
+	}
+	if Failed(nil) != nil {
+		t.Error("success is a failure")
+	}
+}
+
+// TestMessagesAreBounded: one that cannot be received is not sent.
+func TestMessagesAreBounded(t *testing.T) {
+	var wire bytes.Buffer
+	if err := Send(&wire, Request{Path: make([]byte, maxMessage)}); err == nil || wire.Len() > 0 {
+		t.Errorf("%v, and %d bytes were sent", err, wire.Len())
+	}
+	if err := Send(&wire, func() {}); err == nil || wire.Len() > 0 {
+		t.Errorf("%v, and %d bytes were sent", err, wire.Len())
+	}
 }
