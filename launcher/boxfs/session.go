@@ -36,6 +36,8 @@ type Session struct {
 	stop  func() bool
 	close func()
 	ended chan struct{}
+
+	patience time.Duration // closeTime, but for tests
 }
 
 // closeTime is how long a worker may take to clean up after a request that was cut short.
@@ -43,7 +45,7 @@ const closeTime = 5 * time.Second
 
 // Open starts a session.
 func Open(ctx context.Context, cfg Config) (*Session, error) {
-	s := &Session{ctx: ctx, says: &head{}, ended: make(chan struct{})}
+	s := &Session{ctx: ctx, says: &head{}, ended: make(chan struct{}), patience: closeTime}
 	s.close = sync.OnceFunc(s.end)
 	if err := s.start(cfg); err != nil {
 		return nil, fmt.Errorf("the process that works on the box's files cannot be started: %w", err)
@@ -109,7 +111,7 @@ func (s *Session) end() {
 		select {
 		case <-s.ended:
 			return
-		case <-time.After(closeTime):
+		case <-time.After(s.patience):
 			step()
 		}
 	}
