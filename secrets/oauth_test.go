@@ -243,3 +243,17 @@ func TestARefusedAssertion(t *testing.T) {
 	s.Close()
 	quiet(t, logs)
 }
+
+// An error says which source failed, and which secret it lacked.
+func TestErrorsNameTheSource(t *testing.T) {
+	t.Parallel()
+	server := remotetest.NewServer(t, remotetest.Reply(404, nil))
+	host := strings.TrimPrefix(server.URL, "https://")
+	s, _ := asking(t, server, "oauth2", clientGrant(server), clientSecret, nil)
+	fails(t, s, "s", "oauth2 "+host, "status 404")
+	keyless, _ := asking(t, server, "oauth2", clientGrant(server), map[string]Source{"client": {File: "/nonexistent/key"}}, nil)
+	v, err := keyless.Secret(t.Context(), "s")
+	if err == nil || v.Reveal() != "" || !strings.Contains(err.Error(), `it needs secret "client"`) || !strings.Contains(err.Error(), "no such file") {
+		t.Errorf("%q, %v", v.Reveal(), err)
+	}
+}
