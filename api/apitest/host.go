@@ -82,6 +82,16 @@ func NewHost(t testing.TB) *Host {
 	return &Host{Dir: t.TempDir(), over: over, end: end, ByID: map[policy.BoxID]*Box{}, Env: map[string]policy.Secret{}, Global: api.HeaderState{Version: 1}}
 }
 
+// Add makes a box and returns its ID.
+func (h *Host) Add(t testing.TB, req api.CreateRequest) string {
+	t.Helper()
+	box, err := h.CreateBox(t.Context(), req)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(box.ID)
+}
+
 // End ends the commands that run.
 func (h *Host) End() { h.end() }
 
@@ -458,6 +468,11 @@ func (s memoryStream) Events() <-chan audit.Event { return s }
 
 // Lost implements [api.EventStream].
 func (s memoryStream) Lost() uint64 { return 3 }
+
+// Decision is a decision about a connection of a box to a name.
+func Decision(box policy.BoxID, at int64, name string, verdict policy.Verdict) audit.Event {
+	return audit.Event{Time: time.Unix(at, 0), Box: box, Stage: policy.StageConn, Name: name, Verdict: verdict, Reason: policy.ReasonNotAllowed}
+}
 
 // Tell records an event and sends it to the followers.
 func (h *Host) Tell(e audit.Event) {

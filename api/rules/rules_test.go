@@ -27,14 +27,7 @@ func serve(t testing.TB) *fixture {
 }
 
 // create makes a box and returns its ID.
-func (f *fixture) create(t testing.TB, req api.CreateRequest) string {
-	t.Helper()
-	box, err := f.host.CreateBox(t.Context(), req)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return string(box.ID)
-}
+func (f *fixture) create(t testing.TB, req api.CreateRequest) string { return f.host.Add(t, req) }
 
 // key makes an API key and returns it.
 func (f *fixture) key(t testing.TB, req api.KeyRequest) string {

@@ -1,7 +1,6 @@
 package server
 
 import (
-	"fmt"
 	"strings"
 	"testing"
 	"time"
@@ -163,27 +162,6 @@ func TestCA(t *testing.T) {
 	// The host of this test returns a key by mistake.
 	if got := f.Call(t, "GET", "/v2/ca", ""); got.StatusCode != 500 || strings.Contains(got.Text, "KEY") {
 		t.Errorf("%s %s", got.Status, got.Text)
-	}
-}
-
-func TestExplain(t *testing.T) {
-	t.Parallel()
-	f := serve(t)
-	id := f.create(t, `{}`)
-	if got := f.Call(t, "POST", "/v2/box/"+id+"/egress/explain", `{"host":"a.example","path":"/","query":""}`).JSON(t); fmt.Sprint(got["unknown"]) != "[headers]" {
-		t.Errorf("%v", got)
-	}
-	for body, rule := range map[string]string{
-		`{"host":"a.example","path":"/a","query":"b=c","headers":{"X-B":"2","X-A":"1"}}`: "http a.example invalid IP 443 tcp  /a[{X-A 1} {X-B 2}]b=c",
-		`{"host":"API.Example.COM."}`:                                       "conn api.example.com invalid IP 443 tcp  ",
-		`{"ip":"192.0.2.1","port":53,"protocol":"udp"}`:                     "conn  192.0.2.1 53 udp  ",
-		`{"host":"a.example","ip":"2001:db8::1","method":"GET","path":"/"}`: "http a.example 2001:db8::1 443 tcp GET /",
-		`{"ip":"192.0.2.1","protocol":"icmp"}`:                              "conn  192.0.2.1 0 icmp  ",
-	} {
-		got := f.Call(t, "POST", "/v2/box/"+id+"/egress/explain", body).JSON(t)
-		if got["rule"] != rule || got["verdict"] != "deny" || got["reason"] != "not_allowed" {
-			t.Errorf("%s: %v", body, got)
-		}
 	}
 }
 

@@ -81,7 +81,7 @@ api/access: policy api api/problem
 api/apitest: policy audit api api/access api/files api/problem api/rest api/schedules api/strict
 api/capture: policy api
 api/boxes: policy api api/access api/history api/problem api/rest api/spec api/strict
-api/egress: policy audit api api/problem api/rest api/stream api/strict
+api/egress: policy audit api api/apitest api/problem api/rest api/stream api/strict
 api/exec: policy audit api api/capture api/history api/problem api/rest api/spec api/stream api/strict
 api/files: policy api api/capture api/problem api/rest api/strict
 api/gateway: policy api internal/buildinfo api/problem api/rest api/strict
@@ -95,7 +95,7 @@ api/problem: policy api
 api/rest: policy api api/problem api/strict
 api/rules: policy api api/access api/apitest api/history api/problem api/rest api/spec api/strict
 api/server: policy audit api api/access api/apitest api/boxes api/capture api/egress api/exec api/files api/gateway api/git api/harness api/history api/keys api/lifecycle api/openapi api/problem api/rest api/rules api/schedules api/session api/session/client api/settings api/snapshots api/stream api/strict api/trail api/urls
-api/schedules: policy api api/history api/problem api/rest api/spec api/strict
+api/schedules: policy api api/apitest api/history api/problem api/rest api/spec api/strict
 api/session: policy api api/history api/problem api/rest api/strict
 api/session/client: api
 api/settings: policy api api/history api/problem api/rest api/spec api/strict

@@ -1,4 +1,4 @@
-package server
+package schedules_test
 
 import (
 	"encoding/json"
@@ -7,14 +7,25 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"boxgate/api"
 	"boxgate/api/apitest"
+	"boxgate/api/history"
+	"boxgate/api/schedules"
 )
+
+// serve serves the endpoints of this package, and makes a box.
+func serve(t *testing.T) (*apitest.Served, string) {
+	t.Helper()
+	host := apitest.NewHost(t)
+	f := apitest.Serve(t, host, (&schedules.Endpoints{Host: host, History: history.New(nil), Bodies: apitest.Bodies}).Routes())
+	return f, host.Add(t, api.CreateRequest{})
+}
 
 // The bodies are those of the SDK: what is made is what is listed.
 func TestSchedules(t *testing.T) {
 	t.Parallel()
-	f := serve(t)
-	all := "/v2/box/" + f.create(t, `{}`) + "/schedules"
+	f, id := serve(t)
+	all := "/v2/box/" + id + "/schedules"
 	f.Expect(t, 200, "GET", all, "", "[]")
 	made := f.Expect(t, 201, "POST", all, `{"type":"exec","cron":"*/5 * * * *","command":["bash","-c","echo hello"],"folder":"/workspace/home",
 		"webhook_url":"https://example.com/webhook","webhook_headers":{"Authorization":"Bearer token"}}`,
@@ -48,8 +59,8 @@ func TestSchedules(t *testing.T) {
 
 func TestSchedulesRefused(t *testing.T) {
 	t.Parallel()
-	f := serve(t)
-	all := "/v2/box/" + f.create(t, `{}`) + "/schedules"
+	f, id := serve(t)
+	all := "/v2/box/" + id + "/schedules"
 	for body, at := range map[string]string{
 		`{"cron":"* * * * *","command":["a"]}`:                                                                "/type",
 		`{"type":"agent","cron":"* * * * *"}`:                                                                 "/type",

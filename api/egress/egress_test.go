@@ -1,0 +1,220 @@
+package egress_test
+
+import (
+	"bufio"
+	"encoding/json"
+	"fmt"
+	"net/http"
+	"strings"
+	"testing"
+
+	"boxgate/api"
+	"boxgate/api/apitest"
+	"boxgate/api/egress"
+	"boxgate/api/stream"
+	"boxgate/audit"
+	"boxgate/policy"
+)
+
+// fixture serves the endpoints of this package.
+type fixture struct {
+	*apitest.Served
+	host     *apitest.Host
+	stopping chan struct{}
+}
+
+// serve serves the endpoints until the test ends, and makes a box.
+func serve(t *testing.T) (*fixture, policy.BoxID) {
+	t.Helper()
+	f := &fixture{host: apitest.NewHost(t), stopping: make(chan struct{})}
+	f.Served = apitest.Serve(t, f.host, (&egress.Endpoints{Host: f.host, Bodies: apitest.Bodies, Stopping: f.stopping}).Routes())
+	return f, policy.BoxID(f.host.Add(t, api.CreateRequest{Name: "web"}))
+}
+
+func TestEgress(t *testing.T) {
+	t.Parallel()
+	f, id := serve(t)
+	f.host.Tell(apitest.Decision(id, 100, "first.example", policy.Allow))
+	f.host.Tell(apitest.Decision(id, 200, "second.example", policy.Deny))
+	f.host.Tell(apitest.Decision("other", 300, "third.example", policy.Deny))
+	tests := []struct {
+		path  string
+		names string
+	}{
+		{"/v2/box/box1/egress", "first.example second.example"},
+		{"/v2/egress", "first.example second.example third.example"},
+		{"/v2/egress?denied=true", "second.example third.example"},
+		{"/v2/box/box1/egress?since=150", "second.example"},
+		{"/v2/box/box1/egress?since=1970-01-01T00:02:30Z", "second.example"},
+		{"/v2/box/box1/egress?since=10m", ""},
+	}
+	for _, tt := range tests {
+		got := f.Call(t, "GET", tt.path, "")
+		var names []string
+		for line := range strings.Lines(got.Text) {
+			var e audit.Event
+			if err := json.Unmarshal([]byte(line), &e); err != nil {
+				t.Fatalf("%s: %q: %v", tt.path, line, err)
+			}
+			names = append(names, e.Name)
+		}
+		if strings.Join(names, " ") != tt.names || got.Header.Get("Content-Type") != stream.NDJSON {
+			t.Errorf("%s: %q, want %q", tt.path, names, tt.names)
+		}
+	}
+	lines := 0
+	err := api.NewClient(f.URL, apitest.Key).Lines(t.Context(), "/v2/egress", func([]byte) error { lines++; return nil })
+	if err != nil || lines != 3 {
+		t.Errorf("the client reads %d lines: %v", lines, err)
+	}
+	sse := f.Call(t, "GET", "/v2/box/box1/egress?since=150", "", func(r *http.Request) { r.Header.Set("Accept", stream.EventStream) })
+	if sse.Header.Get("Content-Type") != stream.EventStream || !strings.HasPrefix(sse.Text, "event: decision\ndata: {") || !strings.HasSuffix(sse.Text, "}\n\n") {
+		t.Errorf("%q", sse.Text)
+	}
+	for _, bad := range []string{"since=yesterday", "follow=maybe", "denied=2", "box=box1", "follow=true&follow=true"} {
+		if got := f.Call(t, "GET", "/v2/box/box1/egress?"+bad, ""); got.StatusCode != 422 {
+			t.Errorf("%s: %s", bad, got.Status)
+		}
+	}
+}
+
+// A client that reconnects says what it has, gets the rest, and is told if that may be incomplete.
+func TestResume(t *testing.T) {
+	t.Parallel()
+	f, id := serve(t)
+	for i, name := range []string{"a.example", "b.example", "c.example"} {
+		f.host.Tell(apitest.Decision(id, int64(100+i), name, policy.Allow))
+	}
+	for after, want := range map[string]string{
+		"run1-2": "c", "run1-3": "", "run1-0": "gap abc", "run0-2": "gap abc",
+	} {
+		got := f.Call(t, "GET", "/v2/egress?after="+after, "")
+		var seen string
+		if strings.Contains(got.Text, `{"gap":"`) {
+			seen = "gap "
+		}
+		for _, name := range []string{"a", "b", "c"} {
+			if strings.Contains(got.Text, name+".example") {
+				seen += name
+			}
+		}
+		if seen != want || got.Header.Get("Boxgate-Run") != "run1" {
+			t.Errorf("after %s: %s, want %q", after, got.Text, want)
+		}
+	}
+	for _, bad := range []string{"3", "-3", "run1-", "run1-x"} {
+		if got := f.Call(t, "GET", "/v2/egress?after="+bad, ""); got.StatusCode != 422 {
+			t.Errorf("%s: %s", bad, got.Status)
+		}
+	}
+}
+
+// The name that a box gives cannot control the terminal of someone who reads its decisions, or break a line.
+func TestEgressIsEscaped(t *testing.T) {
+	t.Parallel()
+	f, id := serve(t)
+	name := "a\x1b[2J\nb\u009b31m\x7f\u202ec\u2028"
+	f.host.Tell(apitest.Decision(id, 100, name, policy.Deny))
+	got := f.Call(t, "GET", "/v2/box/box1/egress", "")
+	if strings.Count(got.Text, "\n") != 1 || strings.ContainsAny(strings.TrimSuffix(got.Text, "\n"), "\x1b\x7f\u009b\u202e\u2028\n") {
+		t.Errorf("%q", got.Text)
+	}
+	var e audit.Event
+	if err := json.Unmarshal([]byte(got.Text), &e); err != nil {
+		t.Error(err)
+	}
+}
+
+func TestExplain(t *testing.T) {
+	t.Parallel()
+	f, id := serve(t)
+	if got := f.Call(t, "POST", "/v2/box/"+string(id)+"/egress/explain", `{"host":"a.example","path":"/","query":""}`).JSON(t); fmt.Sprint(got["unknown"]) != "[headers]" {
+		t.Errorf("%v", got)
+	}
+	for body, rule := range map[string]string{
+		`{"host":"a.example","path":"/a","query":"b=c","headers":{"X-B":"2","X-A":"1"}}`: "http a.example invalid IP 443 tcp  /a[{X-A 1} {X-B 2}]b=c",
+		`{"host":"API.Example.COM."}`:                                       "conn api.example.com invalid IP 443 tcp  ",
+		`{"ip":"192.0.2.1","port":53,"protocol":"udp"}`:                     "conn  192.0.2.1 53 udp  ",
+		`{"host":"a.example","ip":"2001:db8::1","method":"GET","path":"/"}`: "http a.example 2001:db8::1 443 tcp GET /",
+		`{"ip":"192.0.2.1","protocol":"icmp"}`:                              "conn  192.0.2.1 0 icmp  ",
+	} {
+		got := f.Call(t, "POST", "/v2/box/"+string(id)+"/egress/explain", body).JSON(t)
+		if got["rule"] != rule || got["verdict"] != "deny" || got["reason"] != "not_allowed" {
+			t.Errorf("%s: %v", body, got)
+		}
+	}
+}
+
+// TestFollowers: a follower gets past and new decisions, each once, and the number of those that were lost, until the server stops.
+func TestFollowers(t *testing.T) {
+	t.Parallel()
+	f, id := serve(t)
+	f.host.Tell(apitest.Decision(id, 100, "past.example", policy.Allow))
+	req, err := http.NewRequestWithContext(t.Context(), "GET", f.URL+"/v2/box/box1/egress?follow=true", nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	req.Header.Set("X-Box-Api-Key", apitest.Key)
+	resp, err := f.Client().Do(req)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer resp.Body.Close()
+	lines := bufio.NewScanner(resp.Body)
+	next := func(want string) {
+		t.Helper()
+		if !lines.Scan() || !strings.Contains(lines.Text(), want) {
+			t.Fatalf("%q, %v; want %s", lines.Text(), lines.Err(), want)
+		}
+	}
+	next("past.example")
+	again := apitest.Decision(id, 100, "past.example", policy.Allow)
+	again.Seq = 1
+	f.host.Tell(again)
+	f.host.Tell(apitest.Decision(id, 200, "later.example", policy.Deny))
+	next(`{"lost":3}`)
+	next("later.example")
+	close(f.stopping)
+	for lines.Scan() {
+		if strings.Contains(lines.Text(), "example") {
+			t.Errorf("one more: %s", lines.Text())
+		}
+	}
+	if err := lines.Err(); err != nil {
+		t.Errorf("the stream does not end properly: %v", err)
+	}
+}
+
+// TestSearch: decisions on disk are selected by box, time and reason; a mistake is answered as one, and half an answer is cut.
+func TestSearch(t *testing.T) {
+	t.Parallel()
+	f, id := serve(t)
+	f.host.Tell(apitest.Decision(id, 100, "first.example", policy.Deny))
+	f.host.Tell(apitest.Decision(id, 200, "second.example", policy.Deny))
+	f.host.Tell(apitest.Decision("gone", 300, "third.example", policy.Deny))
+	paths := map[string]string{}
+	for _, rt := range (&egress.Endpoints{}).Routes() {
+		paths[rt.ID] = strings.Replace(rt.Path, "{id}", "web", 1)
+	}
+	own, all := paths["searchBoxDecisions"], paths["searchDecisions"]
+	for path, want := range map[string]string{
+		own: "first second", own + "?since=150": "second", all + "?box=web": "first second", all + "?box=gone": "third", own + "?reason=other": "",
+	} {
+		got := f.Expect(t, 200, "GET", path, "")
+		var names []string
+		for line := range strings.Lines(got.Text) {
+			var e audit.Event
+			if err := json.Unmarshal([]byte(line), &e); err != nil {
+				t.Fatal(err)
+			}
+			names = append(names, strings.TrimSuffix(e.Name, ".example"))
+		}
+		if strings.Join(names, " ") != want {
+			t.Errorf("%s: %q, want %q", path, names, want)
+		}
+	}
+	for _, bad := range []string{own + "?since=yesterday", own + "?until=x", own + "?box=web", all + "?denied=2", all + "?host=a&host=b"} {
+		f.Expect(t, 422, "GET", bad, "")
+	}
+	f.Expect(t, 404, "GET", strings.Replace(own, "web", "nobody", 1), "")
+}
