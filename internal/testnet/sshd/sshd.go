@@ -1,5 +1,6 @@
 // Package sshd runs OpenSSH's server for tests: one process for each connection, which is handed to it, so that no port is
-// taken. Its users are those of this package, whatever users the machine has.
+// taken. The process is the first of a PID namespace, so that its commands end with it. Its users are those of this package,
+// whatever users the machine has.
 package sshd
 
 import (
@@ -13,6 +14,7 @@ import (
 	"path/filepath"
 	"strings"
 	"sync"
+	"syscall"
 	"testing"
 
 	gossh "golang.org/x/crypto/ssh"
@@ -165,10 +167,12 @@ func (s *Server) Handle(c net.Conn) {
 	if err != nil {
 		return
 	}
-	cmd := exec.Command("unshare", "--mount", "sh", "-c", `
+	// Killed with the test: a client that the test left behind would keep its connection for minutes.
+	cmd := exec.CommandContext(s.t.Context(), "sh", "-c", `
 		mount --bind "$0/passwd" /etc/passwd && mount -t tmpfs tmpfs /run && mkdir -m 755 /run/sshd && exec "$1" -i -e -f "$0/sshd_config"
 	`, s.dir, filepath.Join(root, "usr/sbin/sshd"))
 	log := &strings.Builder{}
+	cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWPID, Unshareflags: syscall.CLONE_NEWNS}
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = file, file, log
 	cmd.Env = append(os.Environ(), "LD_LIBRARY_PATH="+strings.Join(libraries, ":"))
 	_ = cmd.Run() // it exits with an error after any connection that was not logged in
