@@ -6,6 +6,8 @@ import (
 	"net/netip"
 	"strings"
 	"testing"
+
+	"boxgate/internal/nightly"
 )
 
 // underCeiling compiles both policies, and the ceiling as a policy of its own.
@@ -31,7 +33,7 @@ func underCeiling(in, top interpreter) (both, own, ceiling *Compiled) {
 
 // fuzzUnderCeiling has test look at random policies under random ceilings.
 func fuzzUnderCeiling(f *testing.F, stream uint64, test func(t *testing.T, r random, in, top interpreter, both, own, ceiling *Compiled)) {
-	for seed := range uint64(300) {
+	for seed := range nightly.Size[uint64](30, 300) {
 		f.Add(seed)
 	}
 	f.Fuzz(func(t *testing.T, seed uint64) {

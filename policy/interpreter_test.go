@@ -8,6 +8,8 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"boxgate/internal/nightly"
 )
 
 // interpreter decides slowly, straight from the sentences of the contract, with none of the tables of Compiled.
@@ -383,7 +385,7 @@ func (in interpreter) compile() *Compiled {
 }
 
 func FuzzDecideAgainstInterpreter(f *testing.F) {
-	for seed := range uint64(300) {
+	for seed := range nightly.Size[uint64](30, 300) {
 		f.Add(seed)
 	}
 	f.Fuzz(func(t *testing.T, seed uint64) {

@@ -5,6 +5,8 @@ import (
 	"net/netip"
 	"slices"
 	"testing"
+
+	"boxgate/internal/nightly"
 )
 
 // fate is what happens to a packet in the kernel.
@@ -41,7 +43,7 @@ func simulate(p KernelPlan, a netip.Addr, port uint16, proto Protocol) fate {
 // FuzzKernelPlan compares the plan with Decide: what the kernel forwards without asking must be allowed, under whatever
 // name the box may have had in mind, and nothing that a header or request rule must see may pass.
 func FuzzKernelPlan(f *testing.F) {
-	for seed := range uint64(300) {
+	for seed := range nightly.Size[uint64](30, 300) {
 		f.Add(seed)
 	}
 	f.Fuzz(func(t *testing.T, seed uint64) {

@@ -5,12 +5,14 @@ import (
 	"net/netip"
 	"slices"
 	"testing"
+
+	"boxgate/internal/nightly"
 )
 
 // FuzzLoosens holds Loosens to its word: after a change that it calls looser, everything that the kernel forwarded before
 // is forwarded, and allowed, still.
 func FuzzLoosens(f *testing.F) {
-	for seed := range uint64(2000) {
+	for seed := range nightly.Size[uint64](200, 2000) {
 		f.Add(seed)
 	}
 	f.Fuzz(func(t *testing.T, seed uint64) {
@@ -30,7 +32,7 @@ func FuzzLoosens(f *testing.F) {
 func TestLoosensHoldsOfManyChanges(t *testing.T) {
 	t.Parallel()
 	looser, all := 0, 0
-	for seed := range uint64(2000) {
+	for seed := range nightly.Size[uint64](200, 2000) {
 		r := random{rand.New(rand.NewPCG(seed, 7))}
 		if old, next := r.change(); old != nil && next != nil {
 			all++

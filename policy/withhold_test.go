@@ -3,12 +3,14 @@ package policy
 import (
 	"math/rand/v2"
 	"testing"
+
+	"boxgate/internal/nightly"
 )
 
 // FuzzWithhold: a policy that is withheld allows nothing, resolves nothing and forwards nothing, and denies what it denied
 // before for the same reason.
 func FuzzWithhold(f *testing.F) {
-	for seed := range uint64(100) {
+	for seed := range nightly.Size[uint64](10, 100) {
 		f.Add(seed)
 	}
 	f.Fuzz(func(t *testing.T, seed uint64) {
