@@ -14,6 +14,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"boxgate/internal/nightly"
 	"boxgate/policy"
 )
 
@@ -26,7 +27,7 @@ func TestAFloodDoesNotKeepAFlowOpen(t *testing.T) {
 	w.apply("one", allow(kept...))
 	undisturbed := w.pingPong("one", friends)
 	var rounds []*talk
-	repeat(3*time.Second, 100, func(i int) {
+	repeat(nightly.Size(time.Second, 3*time.Second), 100, func(i int) {
 		to := []netip.Addr{netip.AddrFrom4([4]byte{198, 51, 100, byte(22 + i)}), netip.MustParseAddr(fmt.Sprintf("2001:db8:2::%x", 0x22+i))}
 		w.apply("one", allow(append(kept, to[0].String()+"/32", to[1].String()+"/128")...))
 		flood := w.talk("one", to)

@@ -64,7 +64,7 @@ func Open(ctx context.Context, cfg Config) (*Firewall, error) {
 		return nil, fmt.Errorf("firewall: network namespace: %w", err)
 	}
 	f := &Firewall{cfg: cfg, ns: ns, flows: flow.New(ns), table: nft.New(ns, cfg.table()),
-		leftover: map[string]nft.Entry{}, removing: map[string]bool{}}
+		leftover: map[string]nft.Entry{}, removing: map[string]bool{}, idle: idle{wait: inFlight}}
 	if err := f.open(ctx); err != nil {
 		_ = f.Close()
 		return nil, fmt.Errorf("firewall: %w", err)

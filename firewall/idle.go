@@ -22,6 +22,7 @@ type idle struct {
 	tables  int                 // how often the rules were written anew, and the notes lost
 	pending map[*box]bool       // to be looked at
 	timer   *time.Timer         // of the next step; nil while nothing is pending
+	wait    time.Duration       // before each step; [inFlight], but in tests
 }
 
 // findOwners notes whose connections there are, once the rules are in force that note all later ones.
@@ -83,7 +84,7 @@ func (f *Firewall) verifyIdle(b *box) {
 	}
 	f.idle.pending[b] = true
 	if f.idle.timer == nil {
-		f.idle.timer = time.AfterFunc(inFlight, f.eraseNotes)
+		f.idle.timer = time.AfterFunc(f.idle.wait, f.eraseNotes)
 	}
 }
 
@@ -108,7 +109,7 @@ func (f *Firewall) eraseNotes() {
 		return
 	}
 	tables := f.idle.tables
-	f.idle.timer = time.AfterFunc(inFlight, func() { f.lookAt(boxes, tables) })
+	f.idle.timer = time.AfterFunc(f.idle.wait, func() { f.lookAt(boxes, tables) })
 }
 
 // lookAt looks for connections of boxes whose notes have been erased. Connections that began before that are in the
@@ -122,7 +123,7 @@ func (f *Firewall) lookAt(boxes []*box, tables int) {
 	}
 	f.idle.timer = nil
 	if len(f.idle.pending) > 0 {
-		f.idle.timer = time.AfterFunc(inFlight, f.eraseNotes)
+		f.idle.timer = time.AfterFunc(f.idle.wait, f.eraseNotes)
 	}
 	if err != nil || tables != f.idle.tables {
 		return

@@ -17,6 +17,13 @@ func (w *world) cut(id policy.BoxID) (n int) {
 	return n
 }
 
+// lookSoon has the firewall wait less before it looks at boxes that seem to have no connections.
+func (w *world) lookSoon() {
+	w.fw.mu.Lock()
+	defer w.fw.mu.Unlock()
+	w.fw.idle.wait = 100 * time.Millisecond
+}
+
 // settled waits until what was cut has been looked at.
 func (w *world) settled(id policy.BoxID) {
 	w.t.Helper()
@@ -31,6 +38,7 @@ func (w *world) settled(id policy.BoxID) {
 // its rules meanwhile.
 func TestConnectionsAreAlwaysFound(t *testing.T) {
 	w := newWorld(t)
+	w.lookSoon()
 	open := func() {
 		w.addBox("one", 10)
 		w.apply("one", allow("198.51.100.0/28", "2001:db8:2::/64"))
@@ -70,6 +78,7 @@ func TestConnectionsAreAlwaysFound(t *testing.T) {
 			}
 		}
 	}
+	w.lookSoon() // of the last that was opened
 	for range 2 {
 		begin := connect("udp", silent4)
 		begin()
@@ -86,6 +95,7 @@ func TestConnectionsAreAlwaysFound(t *testing.T) {
 // A box without connections costs no look at the host's, and after it had some, it costs none again.
 func TestBoxWithoutConnectionsIsNotLookedUp(t *testing.T) {
 	w := newWorld(t)
+	w.lookSoon()
 	w.addBox("one", 10)
 	w.addBox("two", 11)
 	w.addBox("three", 12)

@@ -32,11 +32,10 @@ func TestRatesOfOneBoxAreLimited(t *testing.T) {
 	for what, to := range map[string]netip.AddrPort{
 		"IPv4": w.bulk(netip.AddrPortFrom(outside4, 0).String()), "IPv6": w.bulk(netip.AddrPortFrom(outside6, 0).String()),
 	} {
-		if took := w.transfer("one", to, 'u', 4*rateTested); took < 2*time.Second { // a second's worth is in the bucket
-			t.Errorf("%s: 4 s worth were sent in %v", what, took)
-		}
-		if took := w.transfer("one", to, 'd', 3*rateTested); took < 2*time.Second {
-			t.Errorf("%s: 3 s worth were received in %v", what, took)
+		for way, did := range map[byte]string{'u': "sent", 'd': "received"} { // a second's worth is in the bucket
+			if took := w.transfer("one", to, way, 3*rateTested/2); took < 250*time.Millisecond {
+				t.Errorf("%s: 1.5 s worth were %s in %v", what, did, took)
+			}
 		}
 	}
 	if w.count("send_rate") == 0 {

@@ -198,15 +198,22 @@ func (w *world) apply(id policy.BoxID, plan policy.KernelPlan) {
 
 // dial connects from a namespace. The error is what the program there sees.
 func (w *world) dial(ns netns.NsHandle, network string, to netip.AddrPort) (net.Conn, error) {
+	w.t.Helper()
+	return w.dialWithin(5*time.Second, ns, network, to)
+}
+
+// dialWithin is dial with a time for each of the connection and its exchanges.
+func (w *world) dialWithin(most time.Duration, ns netns.NsHandle, network string, to netip.AddrPort) (net.Conn, error) {
+	w.t.Helper()
 	var c net.Conn
 	err := w.in(ns, func() (err error) {
-		d := net.Dialer{Timeout: 5 * time.Second}
+		d := net.Dialer{Timeout: most}
 		c, err = d.Dial(network, to.String())
 		return err
 	})
 	if err == nil {
 		w.t.Cleanup(func() { _ = c.Close() })
-		_ = c.SetDeadline(time.Now().Add(5 * time.Second))
+		_ = c.SetDeadline(time.Now().Add(most))
 	}
 	return c, err
 }
@@ -223,7 +230,14 @@ func ask(c net.Conn, word string) (string, error) {
 
 // exchange dials, sends a word, and returns the answer.
 func (w *world) exchange(ns netns.NsHandle, network string, to netip.AddrPort, word string) (string, error) {
-	c, err := w.dial(ns, network, to)
+	w.t.Helper()
+	return w.exchangeWithin(5*time.Second, ns, network, to, word)
+}
+
+// exchangeWithin is exchange with a time for each of its two steps.
+func (w *world) exchangeWithin(most time.Duration, ns netns.NsHandle, network string, to netip.AddrPort, word string) (string, error) {
+	w.t.Helper()
+	c, err := w.dialWithin(most, ns, network, to)
 	if err != nil {
 		return "", err
 	}
