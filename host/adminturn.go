@@ -1,6 +1,7 @@
 package host
 
 import (
+	"cmp"
 	"context"
 	"crypto/sha256"
 	"io"
@@ -30,6 +31,7 @@ type adminTurn struct {
 	changes int                               // those of them that may change something
 	quiet   chan struct{}                     // closed when there are none; nil: nobody waits for that
 	bodies  map[*http.ResponseController]bool // the connections of those whose body has not come whole: whether it is to come soon
+	rest    time.Duration                     // what the rest of a body may take; 0: bodyTime
 	keys    map[[32]byte]api.Key              // by digest, those that were valid when the turn was passed on; grows with valid keys alone
 }
 
@@ -69,7 +71,7 @@ func (a *arriving) Read(p []byte) (int, error) {
 // hurry bounds the time in which the rest of a body may come. The caller holds t.mu.
 func (t *adminTurn) hurry(conn *http.ResponseController) {
 	t.bodies[conn] = true
-	_ = conn.SetReadDeadline(time.Now().Add(bodyTime))
+	_ = conn.SetReadDeadline(time.Now().Add(cmp.Or(t.rest, bodyTime)))
 }
 
 // arrived notes that no more of a body is to be read.

@@ -33,7 +33,7 @@ func TestWhatChangesTheStore(t *testing.T) {
 func TestASlowBodyDoesNotKeepTheTurn(t *testing.T) {
 	t.Parallel()
 	reading, read, release := make(chan struct{}), make(chan error, 1), make(chan struct{})
-	turn := &adminTurn{own: http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
+	turn := &adminTurn{rest: 100 * time.Millisecond, own: http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
 		if r.URL.Path == "/slow" {
 			close(reading)
 			_, err := io.ReadAll(r.Body)

@@ -19,6 +19,7 @@ import (
 // TestTheNamespaceIsPassedOn: from the gateway to its successor without an instant in which a third could take it, and the
 // successor's end leaves nothing.
 func TestTheNamespaceIsPassedOn(t *testing.T) {
+	t.Parallel() // it waits for lockPatience, three times
 	inNamespace(t, passOn)
 }
 

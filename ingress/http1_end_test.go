@@ -87,7 +87,7 @@ func TestRevocationCutsWhateverIsWaitedFor(t *testing.T) {
 // A graceful shutdown lets a response end, closes idle connections at once, and tells the client not to come back.
 func TestShutdownLetsResponsesEnd(t *testing.T) {
 	t.Parallel()
-	f := start(t, nil)
+	f := startWith(t, nil, func(g *Ingress) { g.arrival = 50 * time.Millisecond })
 	begun, proceed := make(chan struct{}), make(chan struct{})
 	f.script(t, "one", func(c net.Conn, in *bufio.Reader) {
 		_, _ = http.ReadRequest(in)
@@ -110,6 +110,7 @@ func TestShutdownLetsResponsesEnd(t *testing.T) {
 	if err != nil || !strings.HasSuffix(string(answer), "hi") || !strings.Contains(string(answer), "Connection: close") {
 		t.Errorf("%q, %v", answer, err)
 	}
+	c.Close()
 	if err := <-ended; err != nil {
 		t.Error(err)
 	}

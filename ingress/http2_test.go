@@ -257,7 +257,7 @@ func TestEarlyResponsesOverHTTP2(t *testing.T) {
 // A body that stops coming ends with a 408, if the box has not answered.
 func TestStalledBodies(t *testing.T) {
 	t.Parallel()
-	f := start(t, func(c *Config) { c.BodyTimeout = 5 * time.Second })
+	f := start(t, func(c *Config) { c.BodyTimeout = 500 * time.Millisecond })
 	f.script(t, "waits", func(_ net.Conn, in *bufio.Reader) { _, _ = io.Copy(io.Discard, in) })
 	v := f.frames(t, "waits")
 	if r := v.answer(v.ask(false, to("POST", "waits", "/")...)); r.status() != "408" {

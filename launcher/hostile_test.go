@@ -1,6 +1,7 @@
 package launcher
 
 import (
+	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -9,6 +10,7 @@ import (
 	"testing"
 	"time"
 
+	"boxgate/internal/nightly"
 	"boxgate/policy"
 
 	"golang.org/x/sys/unix"
@@ -19,10 +21,10 @@ func TestDeleteOfABoxWithADeepTree(t *testing.T) {
 	t.Parallel()
 	l := newLauncher(t)
 	id := newBox(t, l, nil)
-	want(t, run(t, l, id, ExecSpec{Args: []string{"python3", "-c", `import os
-for i in range(21000):
+	want(t, run(t, l, id, ExecSpec{Args: []string{"python3", "-c", fmt.Sprintf(`import os
+for i in range(%d):
     os.mkdir("d"); os.chdir("d")
-print("deep")`}}), "deep")
+print("deep")`, nightly.Size(3000, 21000))}}), "deep")
 	if err := l.Delete(t.Context(), id); err != nil {
 		t.Fatal(err)
 	}

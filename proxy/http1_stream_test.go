@@ -17,6 +17,7 @@ import (
 	"testing"
 	"time"
 
+	"boxgate/internal/nightly"
 	"boxgate/policy"
 )
 
@@ -54,10 +55,10 @@ func TestEventsPassAtOnce(t *testing.T) {
 	}
 }
 
-// TestBulk moves 64 MiB down and up.
+// TestBulk moves many times the windows of HTTP/2 down and up.
 func TestBulk(t *testing.T) {
 	t.Parallel()
-	const size = 64 << 20
+	size := nightly.Size(8<<20, 64<<20)
 	block := make([]byte, 1<<20)
 	_, _ = rand.Read(block)
 	whole := sha256.New()
@@ -102,7 +103,7 @@ func TestBulk(t *testing.T) {
 				t.Fatal(err)
 			}
 			if path == "/length" {
-				req.ContentLength = size
+				req.ContentLength = int64(size)
 			}
 			res, err = client.Do(req)
 			if err != nil {

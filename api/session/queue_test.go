@@ -22,7 +22,7 @@ func TestVanishedClients(t *testing.T) {
 	if _, err := unread.Write(make([]byte, queueMost)); err != nil {
 		t.Fatal(err)
 	}
-	const silence = time.Second
+	const silence = 300 * time.Millisecond
 	gone := func(q *queue) (gone bool) {
 		q.control(func(fd int) error {
 			info, err := unix.GetsockoptTCPInfo(fd, unix.IPPROTO_TCP, unix.TCP_INFO)

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"errors"
 	"testing"
+	"testing/synctest"
 )
 
 // gate is a sink whose writes take long, and then fail.
@@ -31,29 +32,31 @@ func settle(w *Writer) int {
 
 // However often a slow sink fails, no more is pending than there is room for, and one source leaves room to others.
 func TestPendingIsBoundedWhileWritesFail(t *testing.T) {
-	g := gate{make(chan struct{}), make(chan struct{})}
-	w := New(g)
-	line := append(bytes.Repeat([]byte("x"), 999), '\n')
-	var share Share
-	w.Add(line, Claim{By: &share})
-	for range 8 {
-		<-g.begin
-		for w.Add(line, Claim{By: &share}) {
+	synctest.Test(t, func(t *testing.T) {
+		g := gate{make(chan struct{}), make(chan struct{})}
+		w := New(g)
+		line := append(bytes.Repeat([]byte("x"), 999), '\n')
+		var share Share
+		w.Add(line, Claim{By: &share})
+		for range 8 {
+			<-g.begin
+			for w.Add(line, Claim{By: &share}) {
+			}
+			g.end <- struct{}{}
+			if n := settle(w); n > limit {
+				t.Fatalf("%d bytes are pending", n)
+			}
+		}
+		if <-g.begin; !w.Add(line, Claim{By: new(Share)}) {
+			t.Error("one source has taken all the room")
+		}
+		for w.Add(line, Claim{}) {
 		}
 		g.end <- struct{}{}
 		if n := settle(w); n > limit {
-			t.Fatalf("%d bytes are pending", n)
+			t.Errorf("%d bytes are pending", n)
 		}
-	}
-	if <-g.begin; !w.Add(line, Claim{By: new(Share)}) {
-		t.Error("one source has taken all the room")
-	}
-	for w.Add(line, Claim{}) {
-	}
-	g.end <- struct{}{}
-	if n := settle(w); n > limit {
-		t.Errorf("%d bytes are pending", n)
-	}
+	})
 }
 
 // A Sync that begins during the last write ends with it.

@@ -14,6 +14,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"boxgate/internal/nightly"
 )
 
 func open1(t testing.TB, dir string, opts Options) *Trail {
@@ -148,12 +150,13 @@ func TestNoKeyPushesOutTheOthers(t *testing.T) {
 			want[route] = 1
 		}
 	}
-	for i := range 8000 {
+	loud := nightly.Size(3000, 8000)
+	for i := range loud {
 		say(Entry{Kind: Answer, KeyID: "key_loud", Key: "operator", Route: "POST", Change: Change{json.RawMessage(`{"x":{"key_id":"operator"}}`)}, Status: 200})
 		if i%4 == 0 {
 			say(Entry{Kind: Refused, Route: "POST", Status: 401})
 		}
-		if i == 5000 { // what each has is counted anew
+		if i == loud*5/8 { // what each has is counted anew
 			tr.Close()
 			tr = open1(t, dir, Options{Size: size, Age: time.Hour})
 		}
@@ -236,7 +239,7 @@ func TestRemovalThatFailsIsRepeated(t *testing.T) {
 	if err := os.Rename(away, oldest); err != nil {
 		t.Fatal(err)
 	}
-	if err := loud(2000); err != nil {
+	if err := loud(nightly.Size(700, 2000)); err != nil {
 		t.Fatal(err)
 	}
 	if got := tr.files.Size(); got > size*5/4 {

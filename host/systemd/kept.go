@@ -84,7 +84,7 @@ func Keep(name string, c syscall.Conn) error {
 	}
 	ctlErr := raw.Control(func(fd uintptr) {
 		// Without FDPOLL the manager would let go of a socket that has an error to report.
-		err = send([]byte("FDSTORE=1\nFDPOLL=0\nFDNAME="+name), unix.UnixRights(int(fd)))
+		err = send([]byte("FDSTORE=1\nFDPOLL=0\nFDNAME="+name), unix.UnixRights(int(fd)), patience)
 	})
 	return errors.Join(ctlErr, err)
 }

@@ -90,7 +90,7 @@ func TestAManagerThatReadsNothingIsNotWaitedFor(t *testing.T) {
 	ended := make(chan error, 1)
 	go func() {
 		for {
-			if err := Notify("STATUS=nobody reads this"); err != nil {
+			if err := send([]byte("STATUS=nobody reads this"), nil, 100*time.Millisecond); err != nil {
 				ended <- err
 				return
 			}

@@ -13,10 +13,10 @@ import (
 const patience = 3 * time.Second
 
 // Notify sends a state, or several in lines. It does not wait longer for a service manager that reads nothing than a few seconds.
-func Notify(state string) error { return send([]byte(state), nil) }
+func Notify(state string) error { return send([]byte(state), nil, patience) }
 
-// send sends a state, with the rights to descriptors.
-func send(state, rights []byte) error {
+// send sends a state, with the rights to descriptors, or fails when nothing has read it in time.
+func send(state, rights []byte, patience time.Duration) error {
 	path := os.Getenv("NOTIFY_SOCKET")
 	if path == "" {
 		return nil
