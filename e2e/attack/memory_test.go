@@ -23,6 +23,7 @@ import (
 
 	"boxgate/config"
 	"boxgate/e2e/harness"
+	"boxgate/internal/nightly"
 )
 
 // hostileBoxes is how many boxes at once make the gateway hold what they can.
@@ -152,13 +153,15 @@ func peak(w *harness.World) (stop func() int) {
 	}
 }
 
-// TestAttackMemory has several boxes make the gateway hold all they can, in each way and in all of them at once. The gateway
-// stays within the memory it may use. A box that was there before keeps working, one that comes later begins to, and when the
-// others have let go nothing is held any more.
+// TestAttackMemory has several boxes make the gateway hold all they can, in all ways at once and, in the nightly tier, in each.
+// The gateway stays within the memory it may use. A box that was there before keeps working, one that comes later begins to,
+// and when the others have let go nothing is held any more.
 func TestAttackMemory(t *testing.T) {
 	t.Parallel()
-	for name := range hoards {
-		t.Run(name, func(t *testing.T) { attackMemory(t, name) })
+	if nightly.Enabled() {
+		for name := range hoards {
+			t.Run(name, func(t *testing.T) { attackMemory(t, name) })
+		}
 	}
 	t.Run("all at once", func(t *testing.T) { attackMemory(t, slices.Collect(maps.Keys(hoards))...) })
 }

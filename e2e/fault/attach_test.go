@@ -37,7 +37,7 @@ func TestAttachIsWholeAfterFaults(t *testing.T) {
 		}
 	}
 	for _, step := range stepsOfAttach {
-		for _, kind := range []string{harness.FaultError, harness.FaultPanic, harness.FaultDie} {
+		for _, kind := range kindsOf(step) {
 			when := kind + " at " + step
 			w.Arm(kind, step)
 			if out, code := w.GatewayCommand(attach...); code == 0 {

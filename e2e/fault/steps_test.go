@@ -18,6 +18,7 @@ import (
 	"boxgate/config"
 	"boxgate/e2e/harness"
 	"boxgate/internal/lab"
+	"boxgate/internal/nightly"
 	"boxgate/policy"
 	"boxgate/store"
 )
@@ -75,6 +76,9 @@ var (
 	stepsOfTraffic = []string{"proxy: first bytes read", "proxy: request read", "dns: query read"}
 )
 
+// operations are all of these.
+var operations = [][]string{stepsOfCreate, stepsOfAttach, stepsOfReattach, stepsOfDelete, stepsOfPause, stepsOfRestart, stepsOfSnapshot, stepsOfChange, stepsOfGlobal, stepsOfNamed, stepsOfStart, stepsOfStop, stepsOfReplace, stepsOfSchedule, stepsOfRotation, stepsOfTraffic}
+
 // marks are the steps after which nothing can fail, so that only death and panic are tried.
 func isMark(step string) bool { return slices.Contains(marks, step) }
 
@@ -88,7 +92,7 @@ var marks = []string{
 func TestFaultsAreTriedAtEveryStep(t *testing.T) {
 	t.Parallel()
 	tried := map[string]bool{}
-	for _, steps := range [][]string{stepsOfCreate, stepsOfAttach, stepsOfReattach, stepsOfDelete, stepsOfPause, stepsOfRestart, stepsOfSnapshot, stepsOfChange, stepsOfGlobal, stepsOfNamed, stepsOfStart, stepsOfStop, stepsOfReplace, stepsOfSchedule, stepsOfRotation, stepsOfTraffic} {
+	for _, steps := range operations {
 		for _, s := range steps {
 			tried[s] = true
 		}
@@ -260,12 +264,24 @@ func failing(w *harness.World, kind, step string, operation func() error) (faile
 	return failed
 }
 
-// kindsOf are the faults to try at a step.
+// kindsOf are the faults to try at a step: all that there are in the nightly tier, and one of them in the gate, the next
+// at the next step.
 func kindsOf(step string) []string {
+	kinds := []string{harness.FaultError, harness.FaultPanic, harness.FaultDie}
 	if isMark(step) {
-		return []string{harness.FaultPanic, harness.FaultDie}
+		kinds = kinds[1:]
 	}
-	return []string{harness.FaultError, harness.FaultPanic, harness.FaultDie}
+	if nightly.Enabled() {
+		return kinds
+	}
+	i := 0
+	for _, steps := range operations {
+		if at := slices.Index(steps, step); at >= 0 {
+			i = at % len(kinds)
+			break
+		}
+	}
+	return kinds[i : i+1]
 }
 
 // nothingLeft fails the test if anything of a box is there: for the API, in the kernel, on disk, in the store.

@@ -12,12 +12,17 @@ import (
 	"testing"
 
 	"boxgate/e2e/harness"
+	"boxgate/internal/nightly"
 )
 
 const (
-	bulkSize  = 1 << 30
 	bulkBlock = 1 << 20
 	grownMax  = 64 << 20 // bytes by which the gateway may grow meanwhile
+)
+
+var (
+	bulkSize = nightly.Size(96<<20, 1<<30) // more than grownMax, so that a gateway which holds it all is noticed
+	bulkLess = nightly.Size(8<<20, 64<<20)
 )
 
 // writeBulk writes size bytes of which no two blocks are the same.
@@ -93,7 +98,8 @@ func (f *fidelity) download(options, url string, size int) {
 	}
 }
 
-// TestFidelityBulk moves 1 GiB each way over each version and holds the gateway's growth against a bound.
+// TestFidelityBulk moves much each way over each version, 1 GiB in the nightly tier, and holds the gateway's growth against a
+// bound.
 func TestFidelityBulk(t *testing.T) {
 	t.Parallel()
 	f := newFidelity(t, nil)
@@ -115,10 +121,10 @@ func TestFidelityBulk(t *testing.T) {
 	}
 	t.Run("down h1", func(t *testing.T) { check(t, bulkSize, down(overHTTP1)) })
 	t.Run("down h2", func(t *testing.T) { check(t, bulkSize, down(overHTTP2)) })
-	t.Run("down h2 to h1", func(t *testing.T) { check(t, bulkSize/16, down(overDowngrade)) })
-	t.Run("down plain", func(t *testing.T) { check(t, bulkSize/16, down(overPlain)) })
+	t.Run("down h2 to h1", func(t *testing.T) { check(t, bulkLess, down(overDowngrade)) })
+	t.Run("down plain", func(t *testing.T) { check(t, bulkLess, down(overPlain)) })
 	t.Run("down spliced", func(t *testing.T) {
-		check(t, bulkSize/16, func(f *fidelity, size int) {
+		check(t, bulkLess, func(f *fidelity, size int) {
 			f.download("-k", overSplice.url, size)
 		})
 	})
@@ -139,7 +145,7 @@ func TestFidelityBulk(t *testing.T) {
 		}
 	}
 	t.Run("up h2", func(t *testing.T) { check(t, bulkSize, up(overHTTP2)) })
-	t.Run("up h2 to h1", func(t *testing.T) { check(t, bulkSize/16, up(overDowngrade)) })
-	t.Run("up h1 in chunks", func(t *testing.T) { check(t, bulkSize/16, up(overHTTP1)) })
+	t.Run("up h2 to h1", func(t *testing.T) { check(t, bulkLess, up(overDowngrade)) })
+	t.Run("up h1 in chunks", func(t *testing.T) { check(t, bulkLess, up(overHTTP1)) })
 	f.NothingLeaks()
 }

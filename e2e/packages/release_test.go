@@ -13,6 +13,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"boxgate/internal/nightly"
 )
 
 // The packages of an image that `make runtime-debs` downloads.
@@ -54,9 +56,18 @@ func only(t *testing.T, dir, pattern string) string {
 	return found[0]
 }
 
+// TestReleasedBinary: what is made of a commit runs anywhere, and is what it says it is.
+func TestReleasedBinary(t *testing.T) {
+	t.Parallel()
+	binary := filepath.Join(release(t, clone(t), "022", nil, "binaries"), "gateway-linux-"+runtime.GOARCH)
+	checkBinary(t, binary)
+	checkBill(t, binary)
+}
+
 // TestReleases: two machines make the same bytes of a commit; what they make is what it says it is, can be installed, run and
 // removed without a trace, and loaded into Docker and run there.
 func TestReleases(t *testing.T) {
+	nightly.Only(t) // it compiles everything twice
 	t.Parallel()
 	one := clone(t)
 	other := filepath.Join(t.TempDir(), "some", "where", "else")

@@ -12,6 +12,7 @@ import (
 
 	"boxgate/api"
 	"boxgate/e2e/harness"
+	"boxgate/internal/nightly"
 )
 
 // streams is an application that takes large bodies, tells events as they happen, and talks while it is talked to.
@@ -24,7 +25,7 @@ func streams() http.Handler {
 		w.Header().Set("X-Sum", fmt.Sprint(n))
 	})
 	mux.HandleFunc("GET /download", func(w http.ResponseWriter, _ *http.Request) {
-		_, _ = io.CopyN(w, zeros{}, gibibyte)
+		_, _ = io.CopyN(w, zeros{}, much)
 	})
 	mux.HandleFunc("POST /talk", func(w http.ResponseWriter, r *http.Request) {
 		c := http.NewResponseController(w)
@@ -49,7 +50,8 @@ func streams() http.Handler {
 	return mux
 }
 
-const gibibyte = 1 << 30
+// much is what passes each way.
+var much = nightly.Size[int64](32<<20, 1<<30)
 
 // zeros has no end.
 type zeros struct{}
@@ -59,8 +61,8 @@ func (zeros) Read(b []byte) (int, error) {
 	return len(b), nil
 }
 
-// TestURLStreams passes a gibibyte each way, events, trailers, expectations, and bodies in both directions at once, over
-// HTTP/1.1 and HTTP/2. Nothing waits for an end.
+// TestURLStreams passes much each way, a gibibyte in the nightly tier, events, trailers, expectations, and bodies in both
+// directions at once, over HTTP/1.1 and HTTP/2. Nothing waits for an end.
 func TestURLStreams(t *testing.T) {
 	t.Parallel()
 	w := harness.NewWorld(t, nil)
@@ -84,7 +86,7 @@ func TestURLStreams(t *testing.T) {
 		c.Timeout = harness.ExecMost
 		c.Transport.(*http.Transport).ForceAttemptHTTP2 = h2
 		s := &streamer{t, c, made.URL, map[bool]string{false: "HTTP/1.1", true: "HTTP/2.0"}[h2]}
-		s.gibibytes()
+		s.bulk()
 		s.events()
 		s.talk()
 		s.expect()
@@ -120,15 +122,15 @@ func (s *streamer) do(ctx context.Context, method, path string, body io.Reader, 
 	return res
 }
 
-func (s *streamer) gibibytes() {
+func (s *streamer) bulk() {
 	s.Helper()
-	length := map[string]int64{"HTTP/1.1": -1, "HTTP/2.0": gibibyte}[s.proto]
-	res := s.do(s.Context(), "POST", "/upload", io.LimitReader(zeros{}, gibibyte), length)
+	length := map[string]int64{"HTTP/1.1": -1, "HTTP/2.0": much}[s.proto]
+	res := s.do(s.Context(), "POST", "/upload", io.LimitReader(zeros{}, much), length)
 	said, err := io.ReadAll(res.Body)
-	if err != nil || string(said) != fmt.Sprint(gibibyte, " <nil>") || res.Trailer.Get("X-Sum") != fmt.Sprint(gibibyte) {
+	if err != nil || string(said) != fmt.Sprint(much, " <nil>") || res.Trailer.Get("X-Sum") != fmt.Sprint(much) {
 		s.Errorf("%s: %q, trailers %v, %v", s.proto, said, res.Trailer, err)
 	}
-	if n, err := io.Copy(io.Discard, s.do(s.Context(), "GET", "/download", nil, 0).Body); n != gibibyte || err != nil {
+	if n, err := io.Copy(io.Discard, s.do(s.Context(), "GET", "/download", nil, 0).Body); n != much || err != nil {
 		s.Errorf("%s: %d bytes came, %v", s.proto, n, err)
 	}
 }
