@@ -5,6 +5,7 @@ import (
 	"sync"
 	"time"
 
+	"boxgate/internal/fault"
 	"boxgate/policy"
 )
 
@@ -52,12 +53,12 @@ func (c *coalescer) admit(e *Event) bool {
 	if b == nil {
 		b = &coalesced{}
 		box := e.Box
-		b.timer = time.AfterFunc(coalesceInterval, func() { c.due(box, b) })
+		b.timer = time.AfterFunc(fault.Interval(coalesceInterval), func() { c.due(box, b) })
 		c.boxes[box] = b
 	}
 	if b.resting {
 		b.resting = false
-		b.timer.Reset(coalesceInterval)
+		b.timer.Reset(fault.Interval(coalesceInterval))
 	}
 	if isFlow(e) {
 		return b.flows.admit(e)
@@ -77,7 +78,7 @@ func (c *coalescer) due(box policy.BoxID, b *coalesced) {
 		c.emitAll(append(b.refusals.take(), b.flows.take(flowsPerInterval)...))
 		switch {
 		case !b.refusals.quiet() || !b.flows.quiet():
-			b.timer.Reset(coalesceInterval)
+			b.timer.Reset(fault.Interval(coalesceInterval))
 		case b.flows.empty():
 			delete(c.boxes, box)
 		default:

@@ -5,6 +5,7 @@ import (
 	"time"
 
 	"boxgate/audit"
+	"boxgate/internal/fault"
 )
 
 // coalesceInterval is the minimum time between two events about refusals of one box.
@@ -29,7 +30,7 @@ func (c *coalesced) add(ev audit.Event) {
 	c.pending++
 	if c.timer == nil {
 		c.recordLocked()
-		c.timer = time.AfterFunc(coalesceInterval, c.due)
+		c.timer = time.AfterFunc(fault.Interval(coalesceInterval), c.due)
 	}
 }
 
@@ -40,7 +41,7 @@ func (c *coalesced) due() {
 	c.timer = nil
 	if c.pending > 0 {
 		c.recordLocked()
-		c.timer = time.AfterFunc(coalesceInterval, c.due)
+		c.timer = time.AfterFunc(fault.Interval(coalesceInterval), c.due)
 	}
 }
 

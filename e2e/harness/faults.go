@@ -29,8 +29,12 @@ const (
 // errInjected is what a step fails with.
 var errInjected = errors.New("fault injected by a test")
 
+// gathered is for how long a gateway under test gathers events that are alike: tests wait for them.
+const gathered = 50 * time.Millisecond
+
 // failAsTold makes this process, a gateway under test, fail as the file says, once each time it is written.
 func failAsTold() {
+	fault.Hasten(gathered)
 	path := os.Getenv(FaultsFile)
 	if path == "" {
 		return

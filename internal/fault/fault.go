@@ -1,5 +1,5 @@
 // Package fault names the steps at which a test can make the gateway fail: it may die there, get an error, panic or
-// hang. Nothing is injected outside of tests, where only a _test.go file calls [Inject]; a step then costs one
+// hang. Nothing is injected outside of tests, where only a _test.go file calls [Inject] or [Hasten]; a step then costs one
 // comparison with nil.
 //
 // The names of the steps are string literals, "operation: what has just been done", each used once: a test collects
@@ -23,6 +23,20 @@ var (
 // Inject makes every following step call h, and [Now] call now; either may be nil. It must be called before anything
 // else runs.
 func Inject(h Hook, now func() time.Time) { hook, clock = h, now }
+
+var most time.Duration // 0: intervals are as long as they are
+
+// Hasten bounds the intervals that [Interval] returns, so that a test need not wait for them. It must be called before
+// anything else runs.
+func Hasten(d time.Duration) { most = d }
+
+// Interval returns how long to gather events that are alike: d, but in a test that hastens.
+func Interval(d time.Duration) time.Duration {
+	if most > 0 {
+		return min(d, most)
+	}
+	return d
+}
 
 type spared struct{}
 

@@ -274,6 +274,17 @@ func (l *Lab) Stop() error {
 	return l.stdin.Close()
 }
 
+// stopSoon is Stop with less time for requests under way: a second signal ends them.
+func (l *Lab) stopSoon() error {
+	if l.Process == nil {
+		return nil
+	}
+	gateway := l.Process.Process
+	again := time.AfterFunc(time.Second, func() { _ = gateway.Signal(syscall.SIGTERM) })
+	defer again.Stop()
+	return l.Stop()
+}
+
 // Kill ends the gateway with SIGKILL and waits for it.
 func (l *Lab) Kill() {
 	if l.Process == nil {
@@ -287,7 +298,7 @@ func (l *Lab) Kill() {
 
 // Close stops the gateway and removes the boxes and everything else the lab created. It may be called twice.
 func (l *Lab) Close() error {
-	errs := []error{l.Stop()}
+	errs := []error{l.stopSoon()}
 	if l.Log != nil {
 		errs = append(errs, l.Log.Close())
 		l.Log = nil

@@ -22,7 +22,7 @@ import (
 // listed one by one: a floor imports only the floors below it.
 var allowed = importTable(`
 policy:
-audit: policy
+audit: policy internal/fault
 firewall: policy audit internal/fault
 firewall/flow: policy firewall/namespace firewall/network
 firewall/foreign: firewall/namespace firewall/network
@@ -268,7 +268,7 @@ func TestOnlyTestsInjectFaults(t *testing.T) {
 			continue
 		}
 		ast.Inspect(s.file, func(n ast.Node) bool {
-			if sel, ok := n.(*ast.SelectorExpr); ok && sel.Sel.Name == "Inject" {
+			if sel, ok := n.(*ast.SelectorExpr); ok && (sel.Sel.Name == "Inject" || sel.Sel.Name == "Hasten") {
 				if pkg, ok := sel.X.(*ast.Ident); ok && pkg.Name == "fault" {
 					t.Errorf("%s injects faults; only a test may", s.path)
 				}
