@@ -16,6 +16,7 @@ import (
 	"time"
 
 	"boxgate/e2e/harness"
+	"boxgate/internal/nightly"
 	"boxgate/internal/testnet"
 )
 
@@ -218,6 +219,7 @@ func TestFidelityHalfClose(t *testing.T) {
 // more for each than its windows and buffers.
 func TestFidelitySlowReaders(t *testing.T) {
 	t.Parallel()
+	readers := nightly.Size(40, 100)
 	f := newFidelity(t, nil)
 	f.page("/endless", func(w http.ResponseWriter, r *http.Request) {
 		block := make([]byte, 64<<10)
@@ -242,7 +244,7 @@ func TestFidelitySlowReaders(t *testing.T) {
 			}
 			_ = get("/small").Body.Close()
 			before := f.resetPeak()
-			for range 100 {
+			for range readers {
 				res := get("/endless")
 				defer res.Body.Close()
 			}
@@ -254,14 +256,14 @@ func TestFidelitySlowReaders(t *testing.T) {
 					stable, last = 0, peak
 				}
 			}
-			limit := int64(100 * 512 << 10) // the buffers of two connections each, in a heap that may double before it is collected
+			limit := int64(readers * 512 << 10) // the buffers of two connections each, in a heap that may double before it is collected
 			if r == overHTTP2 {
 				limit *= 2 // and a window of 512 KiB
 			}
 			if grown := last - before; grown > limit && !harness.RaceDetector() {
-				t.Errorf("100 slow readers cost %d KiB each", grown/100>>10)
+				t.Errorf("%d slow readers cost %d KiB each", readers, grown/int64(readers)>>10)
 			} else {
-				t.Logf("100 slow readers cost %d KiB each", grown/100>>10)
+				t.Logf("%d slow readers cost %d KiB each", readers, grown/int64(readers)>>10)
 			}
 			res := f.on(t).client(r)
 			small, err := res.Get(r.url + "/small")
@@ -290,12 +292,12 @@ func TestFidelityConnections(t *testing.T) {
 			client := f.client(r)
 			host := r.host()
 			before := len(f.Net.Received(host, testnet.Of(testnet.Connection)))
-			n, workers := 10_000, 1
+			n, workers := nightly.Size(1000, 10_000), 1
 			if r.h2 {
 				workers = 20
 			}
 			if r == overDowngrade {
-				n, workers = 1000, 5
+				n, workers = nightly.Size(200, 1000), 5
 			}
 			var group sync.WaitGroup
 			var conns atomic.Int32 // of the client, which takes a new one if its goroutines have to wait for the processor
