@@ -16,6 +16,7 @@ import (
 	"boxgate/api"
 	"boxgate/e2e/harness"
 	"boxgate/internal/lab"
+	"boxgate/internal/nightly"
 )
 
 // scale is an environment variable: cycles of [TestBoxesComeAndGoWithoutATrace], and boxes, launched and attached, of
@@ -25,7 +26,7 @@ const scale = "BOXGATE_TEST_SCALE"
 // scaleOf returns the three numbers.
 func scaleOf(t *testing.T) (cycles, launched, attached int) {
 	t.Helper()
-	cycles, launched, attached = 40, 6, 40
+	cycles, launched, attached = nightly.Size(16, 40), 6, nightly.Size(20, 40)
 	if text := os.Getenv(scale); text != "" {
 		if n, err := fmt.Sscan(text, &cycles, &launched, &attached); n != 3 {
 			t.Fatalf("%s=%q: %v", scale, text, err)

@@ -11,6 +11,7 @@ import (
 
 	"boxgate/api"
 	"boxgate/e2e/harness"
+	"boxgate/internal/nightly"
 	"boxgate/internal/testnet"
 )
 
@@ -158,7 +159,7 @@ func TestManyBoxesOfOneSnapshot(t *testing.T) {
 	source := w.Create(map[string]any{})
 	w.MustSh(source, "echo 0 >number; mkdir shared; head -c 1000000 /dev/urandom >shared/blob; sha256sum shared/blob >sum")
 	s := take(w, source, "fork")
-	boxes := make([]string, 20)
+	boxes := make([]string, nightly.Size(8, 20))
 	var wg sync.WaitGroup
 	slots := make(chan struct{}, 4)
 	for i := range boxes {

@@ -145,7 +145,7 @@ func (d *Scheduler) Run(ctx context.Context) {
 func (d *Scheduler) due(ctx context.Context) time.Duration {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	now, wait := d.Now().Round(0), look
+	now, wait := d.Now().Round(0), fault.Interval(look)
 	for _, e := range d.entries {
 		if e.schedule.Settled.After(now.Add(setBack)) {
 			e.schedule.Settled = now

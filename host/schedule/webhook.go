@@ -12,6 +12,7 @@ import (
 	"strings"
 	"time"
 
+	"boxgate/internal/fault"
 	"boxgate/policy"
 	"boxgate/store"
 )
@@ -67,7 +68,7 @@ func (w *Webhooks) deliver(ctx context.Context, s store.Schedule, body []byte) e
 		return err
 	}
 	defer client.CloseIdleConnections()
-	pause := firstPause
+	pause := fault.Interval(firstPause)
 	for n := 1; ; n++ {
 		err = attempt(ctx, client, s, body)
 		if err == nil || n == attempts || errors.Is(err, errRefused) {

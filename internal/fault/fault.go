@@ -30,7 +30,8 @@ var most time.Duration // 0: intervals are as long as they are
 // anything else runs.
 func Hasten(d time.Duration) { most = d }
 
-// Interval returns how long to gather events that are alike: d, but in a test that hastens.
+// Interval returns how long to wait until the next look at a clock, the next attempt, or more events that are alike: d, but
+// in a test that hastens.
 func Interval(d time.Duration) time.Duration {
 	if most > 0 {
 		return min(d, most)
