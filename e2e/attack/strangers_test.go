@@ -7,6 +7,7 @@ import (
 	"net/netip"
 	"strings"
 	"testing"
+	"time"
 
 	"boxgate/audit"
 	"boxgate/e2e/harness"
@@ -19,6 +20,7 @@ func TestAttackStrangersFillTheLog(t *testing.T) {
 	t.Parallel()
 	w := harness.NewWorld(t, nil)
 	const each = 500
+	began := time.Now()
 	for _, at := range []string{"127.0.0.1:443", "[::1]:443"} {
 		for i := range 2 * each {
 			c, err := w.Net.Gateway().DialContext(t.Context(), "tcp", at)
@@ -45,7 +47,7 @@ func TestAttackStrangersFillTheLog(t *testing.T) {
 		}
 		return count >= 4*each
 	})
-	if count != 4*each || lines > each/5 {
+	if count != 4*each || lines > each/5+int(50*time.Since(began).Seconds()) { // those of an interval become one, for each of two peers
 		t.Errorf("%d connections became %d in %d lines", 4*each, count, lines)
 	}
 	for _, a := range []string{"127.0.0.1", "::1"} {
@@ -53,7 +55,7 @@ func TestAttackStrangersFillTheLog(t *testing.T) {
 			t.Errorf("no line names %s", a)
 		}
 	}
-	if n := strings.Count(w.ReadLog(), "\n"); n > each {
+	if n := strings.Count(w.ReadLog(), "\n"); n > each+int(50*time.Since(began).Seconds()) {
 		t.Errorf("the log has %d lines", n)
 	}
 	if n := strings.Count(w.ReadLog(), "handshake error"); n > 0 {

@@ -26,7 +26,7 @@ const scale = "BOXGATE_TEST_SCALE"
 // scaleOf returns the three numbers.
 func scaleOf(t *testing.T) (cycles, launched, attached int) {
 	t.Helper()
-	cycles, launched, attached = nightly.Size(16, 40), 6, nightly.Size(20, 40)
+	cycles, launched, attached = 40, 6, nightly.Size(20, 40)
 	if text := os.Getenv(scale); text != "" {
 		if n, err := fmt.Sscan(text, &cycles, &launched, &attached); n != 3 {
 			t.Fatalf("%s=%q: %v", scale, text, err)
@@ -88,6 +88,7 @@ func groupsOf(boxes []string) (found []string) {
 
 // Boxes that are made, used, paused, attached and deleted leave nothing behind: in the gateway, the kernel, or on disk.
 func TestBoxesComeAndGoWithoutATrace(t *testing.T) {
+	nightly.Only(t) // of many boxes; that nothing is left of one is tried with every fault
 	t.Parallel()
 	cycles, _, _ := scaleOf(t)
 	w := harness.NewWorld(t, nil)
@@ -128,7 +129,7 @@ func TestBoxesComeAndGoWithoutATrace(t *testing.T) {
 		cycle(n)
 	}
 	// A connection or a goroutine may be on its way out, or a pool be filled a little further; a leak is one per cycle.
-	slack := map[string]int{"descriptors": cycles / 4, "goroutines": cycles / 4}
+	slack := map[string]int{"descriptors": max(10, cycles/4), "goroutines": max(10, cycles/4)}
 	var left []string
 	t.Cleanup(func() {
 		if len(left) > 0 {
