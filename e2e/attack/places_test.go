@@ -128,7 +128,7 @@ func (b *visitedBox) released(after string) {
 func TestAttackLeakedPlaces(t *testing.T) {
 	t.Parallel()
 	b := newVisitedBox(t)
-	n := nightly.Size(600, 5000)
+	n := nightly.Size(1500, 5000)
 	reset := func(v *visited) func() error {
 		return func() error {
 			tcp, err := b.Net.Internet().DialContext(t.Context(), "tcp", b.gateway())
