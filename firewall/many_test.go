@@ -13,6 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"boxgate/firewall/namespace"
+	"boxgate/internal/nightly"
 	"boxgate/policy"
 )
 
@@ -56,6 +57,7 @@ func (w *world) attachments(n int) (list []Attachment, plans []Plan) {
 // Many boxes take as many transactions as few, when they are new, at a start, and when all is restored: each is checked by the kernel against the
 // rules of all.
 func TestManyBoxesTakeFewTransactions(t *testing.T) {
+	nightly.Root(t)
 	var counts [2][3]int
 	t.Run("worlds", func(t *testing.T) {
 		for i, n := range []int{5, 50} {

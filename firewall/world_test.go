@@ -18,6 +18,7 @@ import (
 	"boxgate/audit"
 	"boxgate/firewall/namespace"
 	"boxgate/firewall/network"
+	"boxgate/internal/nightly"
 	"boxgate/policy"
 )
 
@@ -65,6 +66,7 @@ func allow(list ...string) policy.KernelPlan {
 
 func newNamespace(t *testing.T) netns.NsHandle {
 	t.Helper()
+	nightly.Root(t)
 	ns, err := namespace.New()
 	if err != nil {
 		t.Fatalf("network namespaces are needed, run as root: %v", err)

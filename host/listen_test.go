@@ -14,6 +14,7 @@ import (
 	"boxgate/host/apart"
 	"boxgate/host/handover"
 	"boxgate/host/nslock"
+	"boxgate/internal/nightly"
 )
 
 // TestTheNamespaceIsPassedOn: from the gateway to its successor without an instant in which a third could take it, and the
@@ -26,6 +27,7 @@ func TestTheNamespaceIsPassedOn(t *testing.T) {
 // inNamespace does something in a network namespace of its own, with a configuration for it.
 func inNamespace(t *testing.T, do func(*testing.T, config.Config, config.Addresses) error) {
 	t.Helper()
+	nightly.Root(t)
 	ns, err := apart.New()
 	if err != nil {
 		t.Fatal(err)

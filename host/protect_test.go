@@ -17,6 +17,7 @@ import (
 	"boxgate/config"
 	"boxgate/firewall"
 	"boxgate/host/apart"
+	"boxgate/internal/nightly"
 	"boxgate/policy"
 )
 
@@ -81,6 +82,7 @@ type manyAddresses struct {
 
 func newManyAddresses(t *testing.T) *manyAddresses {
 	t.Helper()
+	nightly.Root(t)
 	n, err := apart.New()
 	if err != nil {
 		t.Fatal(err)

@@ -17,6 +17,7 @@ import (
 // is refused, soon, and nothing of it is left.
 func TestImageWithTrapsWhereTrustIsWritten(t *testing.T) {
 	t.Parallel()
+	nightly.Root(t)
 	ca := launchertest.CA(t)
 	pipe := func(p string) error { return unix.Mkfifo(p, 0o644) }
 	endless := func(p string) error { return unix.Mknod(p, unix.S_IFCHR|0o666, int(unix.Mkdev(1, 5))) }

@@ -14,6 +14,7 @@ import (
 	"testing"
 	"time"
 
+	"boxgate/internal/nightly"
 	"boxgate/launcher/launchertest"
 	"boxgate/launcher/namespace"
 	"boxgate/policy"
@@ -43,6 +44,7 @@ var debianOnce = sync.OnceValue(func() error {
 // newLauncher returns a launcher of its own with the debian image ready.
 func newLauncher(t *testing.T) *Launcher {
 	t.Helper()
+	nightly.Root(t)
 	if err := debianOnce(); err != nil {
 		t.Fatal(err)
 	}
@@ -51,6 +53,7 @@ func newLauncher(t *testing.T) *Launcher {
 
 func launcherIn(t *testing.T, dir string, images map[string]string) *Launcher {
 	t.Helper()
+	nightly.Root(t)
 	l, err := New(Config{StateDir: dir, ImageDir: imageDir(), Images: images})
 	if err != nil {
 		t.Fatal(err)

@@ -11,6 +11,7 @@ import (
 	"testing"
 	"time"
 
+	"boxgate/internal/nightly"
 	"boxgate/launcher/launchertest"
 	"boxgate/policy"
 )
@@ -76,6 +77,7 @@ func TestDeleteEndsEverything(t *testing.T) {
 
 func TestNextLauncherAdoptsBoxes(t *testing.T) {
 	t.Parallel()
+	nightly.Root(t)
 	dir := t.TempDir()
 	if err := debianOnce(); err != nil {
 		t.Fatal(err)
@@ -112,6 +114,7 @@ func TestNextLauncherAdoptsBoxes(t *testing.T) {
 // What such a command has left running when it ended goes on.
 func TestNextLauncherEndsBoundCommands(t *testing.T) {
 	t.Parallel()
+	nightly.Root(t)
 	dir := t.TempDir()
 	if err := debianOnce(); err != nil {
 		t.Fatal(err)

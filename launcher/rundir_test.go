@@ -7,6 +7,8 @@ import (
 	"testing"
 
 	"golang.org/x/sys/unix"
+
+	"boxgate/internal/nightly"
 )
 
 // TestTheRunDirectoryIsNobodyElses: one that is not there, is empty or is a launcher's will do, also with other files in it.
@@ -41,6 +43,7 @@ func TestTheRunDirectoryIsNobodyElses(t *testing.T) {
 
 // TestUninstallLeavesTheRunDirectoryOfOthers: their files and mounts in it, when all that is the launcher's is gone.
 func TestUninstallLeavesTheRunDirectoryOfOthers(t *testing.T) {
+	nightly.Root(t)
 	run := filepath.Join(t.TempDir(), "run")
 	l, err := New(Config{StateDir: filepath.Join(t.TempDir(), "state"), RunDir: run})
 	if err != nil {

@@ -8,6 +8,7 @@ import (
 	"strings"
 	"testing"
 
+	"boxgate/internal/nightly"
 	"boxgate/launcher/launchertest"
 )
 
@@ -67,6 +68,7 @@ func TestOtherStoresGetTheCA(t *testing.T) {
 }
 
 func TestMissingToolsNameTheRemedy(t *testing.T) {
+	nightly.Root(t)
 	dir := t.TempDir()
 	l := launcherIn(t, dir, nil)
 	l.images.Dir = filepath.Join(dir, "images")

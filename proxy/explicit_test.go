@@ -18,6 +18,7 @@ import (
 	"time"
 
 	"boxgate/audit"
+	"boxgate/internal/nightly"
 	"boxgate/policy"
 	"boxgate/proxy/peek/peektest"
 )
@@ -279,6 +280,7 @@ func TestGoproxyDialsNothingByItself(t *testing.T) {
 }
 
 func TestListenTransparentTakesAddressesThatAreNotTheHosts(t *testing.T) {
+	nightly.Root(t)
 	for _, addr := range []string{"203.0.113.7:0", "[2001:db8::7]:0"} {
 		ln, err := ListenTransparent(context.Background(), addr) // possible with the option alone
 		if err != nil {

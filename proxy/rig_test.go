@@ -11,6 +11,7 @@ import (
 	"testing"
 	"time"
 
+	"boxgate/internal/nightly"
 	"boxgate/policy"
 )
 
@@ -206,6 +207,9 @@ func (r *rig) server(port uint16, handle func(net.Conn)) netip.AddrPort {
 			}
 		}()
 		return addrPort(ln.Addr())
+	}
+	if port < 1024 {
+		nightly.Root(r.t)
 	}
 	r.t.Fatalf("no loopback address with port %d to be had", port)
 	return netip.AddrPort{}

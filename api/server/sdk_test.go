@@ -60,6 +60,9 @@ console.log(JSON.stringify(seen));
 // TestSDK drives the API with the unmodified npm package.
 func TestSDK(t *testing.T) {
 	t.Parallel()
+	if testing.Short() {
+		t.Skip("installs the SDK from the npm registry (make test)")
+	}
 	dir := t.TempDir()
 	node, err := exec.LookPath("node")
 	if err != nil {

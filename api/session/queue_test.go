@@ -8,11 +8,14 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"boxgate/internal/nightly"
 )
 
 // TestVanishedClients: the kernel knows a client that reads nothing from one that has vanished, whose machine answers nothing any more.
 func TestVanishedClients(t *testing.T) {
 	t.Parallel()
+	nightly.Root(t)
 	runtime.LockOSThread() // and never unlocked: the thread ends with the test
 	if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
 		t.Fatal(err)

@@ -6,6 +6,8 @@ import (
 	"os"
 	"slices"
 	"testing"
+
+	"boxgate/internal/nightly"
 )
 
 func TestCertificatesAreForTheNames(t *testing.T) {
@@ -43,6 +45,7 @@ func TestMountPoints(t *testing.T) {
 
 // TestFieldLeavesNothing creates the namespaces and removes them again.
 func TestFieldLeavesNothing(t *testing.T) {
+	nightly.Root(t)
 	if os.Geteuid() != 0 {
 		t.Fatal("namespaces need root: run the tests as make test does")
 	}

@@ -14,6 +14,7 @@ import (
 	"github.com/miekg/dns"
 
 	"boxgate/certs/acme/pebbletest"
+	"boxgate/internal/nightly"
 	"boxgate/policy"
 )
 
@@ -26,6 +27,7 @@ var tsigKey = base64.StdEncoding.EncodeToString([]byte("thirty-two bytes that ar
 // newKnot runs a nameserver that takes updates of one record of preview.example.com, and returns its address.
 func newKnot(t *testing.T) string {
 	t.Helper()
+	nightly.Root(t)
 	program := filepath.Join(knotRoot, "usr/sbin/knotd")
 	if _, err := os.Stat(program); err != nil {
 		t.Fatalf("%v: run sudo make nameserver", err)

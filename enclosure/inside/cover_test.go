@@ -11,6 +11,8 @@ import (
 	"testing"
 
 	"golang.org/x/sys/unix"
+
+	"boxgate/internal/nightly"
 )
 
 // enclosed runs f in a mount namespace of its own that has a [Private] directory.
@@ -70,6 +72,7 @@ func statOf(t *testing.T, path string) unix.Stat_t {
 // keeps its owner, mode and content, and what is covered is the directory that was looked at, by one that is its owner's too.
 func TestAttackDirectoryOfSocketsIsExchanged(t *testing.T) {
 	t.Parallel()
+	nightly.Root(t)
 	base := t.TempDir()
 	dir, moved, victim := filepath.Join(base, "d"), filepath.Join(base, "moved"), filepath.Join(base, "victim")
 	path := socketIn(t, dir)
@@ -105,6 +108,7 @@ func TestAttackDirectoryOfSocketsIsExchanged(t *testing.T) {
 // TestAttackSocketIsExchanged: the same with one socket beside files.
 func TestAttackSocketIsExchanged(t *testing.T) {
 	t.Parallel()
+	nightly.Root(t)
 	base := t.TempDir()
 	path, victim := socketIn(t, filepath.Join(base, "d")), filepath.Join(base, "victim")
 	err := errors.Join(os.WriteFile(victim, []byte("root's"), 0o600), os.WriteFile(filepath.Join(base, "d", "file"), nil, 0o600))
@@ -140,6 +144,7 @@ func TestAttackSocketIsExchanged(t *testing.T) {
 // keeps nobody from running commands: there is nothing to reach.
 func TestAttackSocketBehindALinkInACircle(t *testing.T) {
 	t.Parallel()
+	nightly.Root(t)
 	dir := filepath.Join(t.TempDir(), "d")
 	path := socketIn(t, dir)
 	for _, circle := range []string{path, dir} {
@@ -155,6 +160,7 @@ func TestAttackSocketBehindALinkInACircle(t *testing.T) {
 // TestAttackQueueOfTheHost: a message queue of the host is not seen where queues are mounted; those of the namespace are.
 func TestAttackQueueOfTheHost(t *testing.T) {
 	t.Parallel()
+	nightly.Root(t)
 	dir := t.TempDir()
 	enclosed(t, func() error {
 		queue := filepath.Join(dir, fmt.Sprintf("boxgate-test-%d", os.Getpid()))
@@ -181,6 +187,7 @@ func TestAttackQueueOfTheHost(t *testing.T) {
 // the command's user is refused like root.
 func TestAttackSocketWhereRootMayNotLook(t *testing.T) {
 	t.Parallel()
+	nightly.Root(t)
 	base := t.TempDir()
 	dir := filepath.Join(base, "fuse\x1b[2J")
 	if err := errors.Join(os.Mkdir(dir, 0o755), os.Chmod(filepath.Dir(base), 0o755)); err != nil {

@@ -13,6 +13,7 @@ import (
 
 	"boxgate/firewall/namespace"
 	"boxgate/firewall/network"
+	"boxgate/internal/nightly"
 )
 
 // All connections that the kernel forwards for boxes are read, and no others; also after a read that failed.
@@ -174,6 +175,7 @@ func TestTheTableIsNotHeldInMemory(t *testing.T) {
 // emptyTable returns a network namespace of its own, and the library's way to its table.
 func emptyTable(t *testing.T) (netns.NsHandle, *conntrack.Conn) {
 	t.Helper()
+	nightly.Root(t)
 	ns, err := namespace.New()
 	if err != nil {
 		t.Fatalf("network namespaces are needed, run as root: %v", err)

@@ -10,6 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"boxgate/firewall/namespace"
+	"boxgate/internal/nightly"
 )
 
 // legacyRule is one entry of a filter table as iptables-legacy would write it.
@@ -91,6 +92,7 @@ func setLegacy(f *legacyFamily, iface string, input, forward int32) error {
 
 // Tables of iptables-legacy, which nftables does not show, are found if they drop packets of boxes.
 func TestLegacyTablesThatDrop(t *testing.T) {
+	nightly.Root(t)
 	for i := range legacyFamilies {
 		f := &legacyFamilies[i]
 		t.Run(f.tool, func(t *testing.T) {

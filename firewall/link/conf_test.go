@@ -8,11 +8,13 @@ import (
 	"github.com/vishvananda/netlink"
 
 	"boxgate/firewall/namespace"
+	"boxgate/internal/nightly"
 )
 
 // What the kernel tells with an interface is what its files say: a value that differs is never taken for the one that it must be.
 func TestConfsAreThoseOfTheFiles(t *testing.T) {
 	t.Parallel()
+	nightly.Root(t)
 	ns, err := namespace.New()
 	if err != nil {
 		t.Fatal(err)

@@ -10,10 +10,12 @@ import (
 
 	"boxgate/firewall/namespace"
 	"boxgate/firewall/network"
+	"boxgate/internal/nightly"
 )
 
 // What is told of one interface, of all of them, and with everything else, is the same.
 func TestTransfersAreThoseOfTheInterface(t *testing.T) {
+	nightly.Root(t)
 	ns, err := namespace.New()
 	if err != nil {
 		t.Fatal(err)
@@ -60,6 +62,7 @@ func TestTransfersAreThoseOfTheInterface(t *testing.T) {
 
 // What an earlier run has left is counted before it is attached.
 func TestCountersOfAnEarlierRun(t *testing.T) {
+	nightly.Root(t)
 	ns, err := namespace.New()
 	if err != nil {
 		t.Fatal(err)

@@ -13,6 +13,7 @@ import (
 
 	"boxgate/firewall/namespace"
 	"boxgate/firewall/network"
+	"boxgate/internal/nightly"
 	"boxgate/policy"
 )
 
@@ -35,6 +36,7 @@ func newTable(t *testing.T) (*Table, *Entry) {
 
 func emptyNamespace(t *testing.T) netns.NsHandle {
 	t.Helper()
+	nightly.Root(t)
 	ns, err := namespace.New()
 	if err != nil {
 		t.Fatalf("network namespaces are needed, run as root: %v", err)

@@ -13,11 +13,13 @@ import (
 
 	"boxgate/firewall/namespace"
 	"boxgate/firewall/network"
+	"boxgate/internal/nightly"
 )
 
 // Of all connections that begin and end, the gateway hears of those that the kernel forwards for boxes.
 func TestOnlyForwardedConnectionsAreHeard(t *testing.T) {
 	t.Parallel()
+	nightly.Root(t)
 	ns, err := namespace.New()
 	if err != nil {
 		t.Fatalf("network namespaces are needed, run as root: %v", err)

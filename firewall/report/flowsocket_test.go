@@ -12,11 +12,13 @@ import (
 
 	"boxgate/firewall/namespace"
 	"boxgate/firewall/network"
+	"boxgate/internal/nightly"
 )
 
 // hear opens a socket in a network namespace of its own, with a function that makes connections begin and end there.
 func hear(t *testing.T) (s *flowSocket, connections func(count int)) {
 	t.Helper()
+	nightly.Root(t)
 	ns, err := namespace.New()
 	if err != nil {
 		t.Fatalf("network namespaces are needed, run as root: %v", err)

@@ -10,10 +10,12 @@ import (
 
 	"boxgate/firewall/namespace"
 	"boxgate/firewall/network"
+	"boxgate/internal/nightly"
 )
 
 // A gateway that waits for its addresses, as a kernel that is busy makes it, still ends when it is told to.
 func TestTheWaitForAddressesEnds(t *testing.T) {
+	nightly.Root(t)
 	ns, err := namespace.New()
 	if err != nil {
 		t.Fatal(err)

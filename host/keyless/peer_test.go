@@ -7,6 +7,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"boxgate/internal/nightly"
 )
 
 // pair returns both ends of a connection over a network, at an address of this host.
@@ -31,6 +33,7 @@ func pair(t *testing.T, network, address string) (client, server net.Conn) {
 // taken for root.
 func TestPeersOnThisHostAreToldByUser(t *testing.T) {
 	t.Parallel()
+	nightly.Root(t)
 	for _, address := range []string{"127.0.0.1:0", "[::1]:0"} {
 		client, server := pair(t, "tcp", address)
 		if got := peerOf(server); got != "user 0" {

@@ -9,11 +9,13 @@ import (
 	"golang.org/x/sys/unix"
 
 	"boxgate/host/apart"
+	"boxgate/internal/nightly"
 )
 
 // TestANamespaceHasOneHolder: nobody else gets it while any process has the lock, and what is left is removed by the last holder
 // alone, who is followed by the next one.
 func TestANamespaceHasOneHolder(t *testing.T) {
+	nightly.Root(t)
 	ns, err := apart.New()
 	if err != nil {
 		t.Fatal(err)

@@ -15,6 +15,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"boxgate/internal/nightly"
 	"boxgate/launcher/namespace"
 )
 
@@ -29,6 +30,7 @@ func inside(t *testing.T, path string, f func() error) {
 // newNamespace pins a new network namespace, whose loopback is up.
 func newNamespace(t *testing.T) string {
 	t.Helper()
+	nightly.Root(t)
 	path := filepath.Join(t.TempDir(), "ns")
 	err := namespace.OnThread(func() error {
 		if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {

@@ -1,5 +1,5 @@
-// Package nightly lets a test do more in the nightly tier than in the gate: `make nightly` sets BOXGATE_NIGHTLY, `make test`
-// does not. docs/testing.md says what belongs in which tier.
+// Package nightly divides the tests into tiers: `make quick` runs those that need neither root nor the kernel, `make test` is
+// the gate, and `make nightly` sets BOXGATE_NIGHTLY and does more. docs/testing.md says what belongs in which tier.
 package nightly
 
 import (
@@ -18,6 +18,15 @@ func Only(t testing.TB) {
 	t.Helper()
 	if !Enabled() {
 		t.Skip("runs in the nightly tier (make nightly)")
+	}
+}
+
+// Root skips a test in the quick tier, which is run with -short: the test needs root or the kernel. In the other tiers it
+// runs, and fails without them.
+func Root(t testing.TB) {
+	t.Helper()
+	if testing.Short() {
+		t.Skip("needs root or the kernel (make test)")
 	}
 }
 

@@ -19,3 +19,14 @@ func TestTierFollowsTheEnvironment(t *testing.T) {
 		}
 	}
 }
+
+func TestRootIsSkippedInTheQuickTier(t *testing.T) {
+	ran := false
+	t.Run("root", func(t *testing.T) {
+		Root(t)
+		ran = true
+	})
+	if ran == testing.Short() {
+		t.Errorf("short: %v, and a test that needs root ran: %v", testing.Short(), ran)
+	}
+}

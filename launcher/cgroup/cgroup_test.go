@@ -9,11 +9,14 @@ import (
 	"strconv"
 	"testing"
 	"time"
+
+	"boxgate/internal/nightly"
 )
 
 // TestClearThawsCommands: the group of a command that was left frozen does not keep its box from being removed.
 func TestClearThawsCommands(t *testing.T) {
 	t.Parallel()
+	nightly.Root(t)
 	root, file, on := "/sys/fs/cgroup/freezer", "freezer.state", "FROZEN"
 	if _, err := os.Stat(root); err != nil {
 		root, file, on = "/sys/fs/cgroup", "cgroup.freeze", "1"

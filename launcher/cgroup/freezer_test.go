@@ -15,6 +15,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"boxgate/internal/nightly"
 )
 
 // replaceItself makes the test's program one of several threads that replaces itself all the time, and makes the file of that name
@@ -52,6 +54,7 @@ var tested atomic.Int64
 // this is mounted beside version 1.
 func newGroup(t *testing.T) (Group, map[string]freezer) {
 	t.Helper()
+	nightly.Root(t)
 	h, err := mounted()
 	if err != nil {
 		t.Fatal(err)

@@ -10,6 +10,8 @@ import (
 	"testing"
 
 	"golang.org/x/sys/unix"
+
+	"boxgate/internal/nightly"
 )
 
 // fill writes to a file until that fails, and returns how much was written and why it ended.
@@ -31,6 +33,7 @@ func fill(t *testing.T, path string) (n int64, err error) {
 
 func TestVolumeIsBounded(t *testing.T) {
 	t.Parallel()
+	nightly.Root(t)
 	dir := t.TempDir()
 	v := Volume{File: filepath.Join(dir, "volume"), At: filepath.Join(dir, "at")}
 	if err := v.Make(t.Context(), Limit{Bytes: 64 << 20, Files: 1000}); err != nil {
@@ -94,6 +97,7 @@ func projects(t *testing.T) string {
 
 func TestProjectsAreBounded(t *testing.T) {
 	t.Parallel()
+	nightly.Root(t)
 	if err := HasProjects(t.TempDir()); err != nil && !errors.Is(err, ErrNoProjects) {
 		t.Error(err)
 	}

@@ -91,6 +91,7 @@ func TestRemoveTreeNeedsFewDescriptors(t *testing.T) {
 
 func TestRemoveTreeOfOddEntries(t *testing.T) {
 	t.Parallel()
+	nightly.Root(t)
 	outside := filepath.Join(mkdir(t, filepath.Join(t.TempDir(), "outside")), "kept")
 	if err := os.WriteFile(outside, []byte("kept"), 0o600); err != nil {
 		t.Fatal(err)
@@ -144,6 +145,7 @@ func TestRemoveTreeOfOddEntries(t *testing.T) {
 
 func TestRemoveTreeStopsAtAMount(t *testing.T) {
 	t.Parallel()
+	nightly.Root(t)
 	for name, where := range map[string]string{"on top": ".", "inside": "a/b/c"} {
 		dir := t.TempDir()
 		tree := filepath.Join(dir, "tree")

@@ -8,6 +8,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"boxgate/internal/nightly"
 	"boxgate/launcher/namespace"
 )
 
@@ -60,6 +61,7 @@ func TestAttackFileExchangedForAPipe(t *testing.T) {
 // A pipe or a device in place of a file is replaced, and never opened.
 func TestReplacePipeAndDevice(t *testing.T) {
 	t.Parallel()
+	nightly.Root(t)
 	at := t.TempDir()
 	if err := unix.Mkfifo(filepath.Join(at, "pipe"), 0o600); err != nil {
 		t.Fatal(err)

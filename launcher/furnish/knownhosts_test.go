@@ -8,6 +8,7 @@ import (
 	"strings"
 	"testing"
 
+	"boxgate/internal/nightly"
 	"boxgate/launcher/launchertest"
 	"boxgate/launcher/namespace"
 )
@@ -15,6 +16,7 @@ import (
 // A box takes its gateway for any host, besides the hosts that the image knows, and that of the box whose files it has no more.
 func TestKnownHosts(t *testing.T) {
 	t.Parallel()
+	nightly.Root(t)
 	at := t.TempDir()
 	root, err := Open(at, namespace.IDsAt(7))
 	if err != nil {

@@ -7,6 +7,7 @@ import (
 	"strings"
 	"testing"
 
+	"boxgate/internal/nightly"
 	"boxgate/launcher/launchertest"
 	"boxgate/launcher/namespace"
 )
@@ -14,6 +15,7 @@ import (
 // A directory is not taken to be there because a file has its name.
 func TestDirectoryInPlaceOfAFile(t *testing.T) {
 	t.Parallel()
+	nightly.Root(t)
 	at := t.TempDir()
 	root, err := Open(at, namespace.IDsAt(7))
 	if err != nil {

@@ -27,6 +27,8 @@ import (
 	"github.com/google/go-containerregistry/pkg/v1/mutate"
 	"github.com/google/go-containerregistry/pkg/v1/remote"
 	"github.com/google/go-containerregistry/pkg/v1/tarball"
+
+	"boxgate/internal/nightly"
 )
 
 // testImage has a layer for each content.
@@ -128,6 +130,7 @@ func noise(t *testing.T, n int) []byte {
 
 func TestPullShowsItsProgress(t *testing.T) {
 	t.Parallel()
+	nightly.Root(t)
 	big := noise(t, 3<<20)
 	r := newRegistry(t, testImage(t, runtime.GOARCH, []byte("a"), big))
 	lines, err := r.pull(t.Context())
@@ -156,6 +159,7 @@ func TestPullShowsItsProgress(t *testing.T) {
 // An interrupted pull continues with the layers that are missing.
 func TestPullContinues(t *testing.T) {
 	t.Parallel()
+	nightly.Root(t)
 	r := newRegistry(t, testImage(t, runtime.GOARCH, []byte("a"), []byte("b"), []byte("c"), []byte("d")))
 	ctx, cancel := context.WithCancel(t.Context())
 	layers := func() []string {
@@ -200,6 +204,7 @@ func TestPullContinues(t *testing.T) {
 // A kept layer that was damaged in the meantime is not used.
 func TestPullVerifiesWhatItKept(t *testing.T) {
 	t.Parallel()
+	nightly.Root(t)
 	r := newRegistry(t, testImage(t, runtime.GOARCH, noise(t, 10000)))
 	manifest, err := r.image.Manifest()
 	if err != nil {
@@ -225,6 +230,7 @@ func TestPullVerifiesWhatItKept(t *testing.T) {
 
 func TestPullSurvivesABadRegistry(t *testing.T) {
 	t.Parallel()
+	nightly.Root(t)
 	for name, bad := range map[string]func(http.ResponseWriter, *http.Request){
 		"errors":  func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusInternalServerError) },
 		"silence": func(_ http.ResponseWriter, req *http.Request) { <-req.Context().Done() },
@@ -319,6 +325,7 @@ func TestCheckSaysThatARegistryCannotBeReached(t *testing.T) {
 
 // The configuration of Docker's command line has the credentials.
 func TestPullWithCredentials(t *testing.T) { //nolint:paralleltest // it sets a variable of the process
+	nightly.Root(t)
 	r := newRegistry(t, testImage(t, runtime.GOARCH, []byte("a")))
 	r.set(func(w http.ResponseWriter, req *http.Request) bool {
 		if user, password, _ := req.BasicAuth(); user == "me" && password == "secret" {
@@ -348,6 +355,7 @@ func TestPullWithCredentials(t *testing.T) { //nolint:paralleltest // it sets a 
 // Pulls of one image at the same time are one.
 func TestPullIsSharedByAll(t *testing.T) {
 	t.Parallel()
+	nightly.Root(t)
 	r := newRegistry(t, testImage(t, runtime.GOARCH, []byte("a"), []byte("b")))
 	var group sync.WaitGroup
 	for range 8 {
@@ -365,6 +373,7 @@ func TestPullIsSharedByAll(t *testing.T) {
 
 func TestImageInUseIsNotRemoved(t *testing.T) {
 	t.Parallel()
+	nightly.Root(t)
 	r := newRegistry(t, testImage(t, runtime.GOARCH, []byte("a")))
 	if _, err := r.pull(t.Context()); err != nil {
 		t.Fatal(err)

@@ -12,6 +12,7 @@ import (
 	"syscall"
 	"testing"
 
+	"boxgate/internal/nightly"
 	"boxgate/launcher/files"
 	"boxgate/launcher/launchertest"
 )
@@ -88,6 +89,7 @@ func TestUnpackRefusesToLeave(t *testing.T) {
 
 func TestUnpackKeepsAbsoluteNamesInside(t *testing.T) {
 	t.Parallel()
+	nightly.Root(t)
 	rootfs, err := unpackInto(t, archive(t, file("/etc/a", "1"), link("var/run", "/run"), file("var/run/pid", "2"), file("./etc/b", "3")))
 	if err != nil {
 		t.Fatal(err)
@@ -101,6 +103,7 @@ func TestUnpackKeepsAbsoluteNamesInside(t *testing.T) {
 
 func TestUnpackLeavesDevicesOut(t *testing.T) {
 	t.Parallel()
+	nightly.Root(t)
 	dev := func(name string, kind byte) entry {
 		return entry{Header: tar.Header{Name: name, Typeflag: kind, Devmajor: 1, Devminor: 3}, Content: ""}
 	}
@@ -116,6 +119,7 @@ func TestUnpackLeavesDevicesOut(t *testing.T) {
 
 func TestUnpackAppliesLayers(t *testing.T) {
 	t.Parallel()
+	nightly.Root(t)
 	rootfs, err := unpackInto(t,
 		archive(t, dir("keep"), file("keep/a", "a"), file("keep/b", "b"), dir("opaque"), file("opaque/old", ""), dir("gone"), file("gone/x", ""),
 			entry{Header: tar.Header{Name: "suid", Mode: 0o4755, Uid: 3, Gid: 4}, Content: "x"}, hardlink("twin", "suid"), link("l", "keep"), file("becomes-dir", "")),
@@ -162,6 +166,7 @@ func FuzzUnpack(f *testing.F) {
 
 func TestUnpackRefusesPathsBeyondThoseOfLinux(t *testing.T) {
 	t.Parallel()
+	nightly.Root(t)
 	long := strings.Repeat(strings.Repeat("d", 199)+"/", 20)
 	for name, c := range map[string]struct {
 		entries []entry

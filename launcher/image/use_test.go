@@ -7,11 +7,14 @@ import (
 	"testing"
 
 	"golang.org/x/sys/unix"
+
+	"boxgate/internal/nightly"
 )
 
 // The boxes of a state directory that is not mounted need their image as well. Those of one that was removed do not.
 func TestHoldersOfAnUnmountedDirectory(t *testing.T) {
 	t.Parallel()
+	nightly.Root(t)
 	s, disk := Store{Dir: t.TempDir()}, t.TempDir()
 	if err := unix.Mount("tmpfs", disk, "tmpfs", 0, ""); err != nil {
 		t.Fatal(err)

@@ -11,6 +11,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"boxgate/internal/nightly"
 )
 
 // leave starts a process that takes a name, and waits until it has ended, or has the name if it is to stay.
@@ -78,6 +80,7 @@ func TestOrphansOfTheRuntimeAreReaped(t *testing.T) {
 // A process that is named like crun is one that crun has left only if it is in a PID namespace of its own: else it is crun.
 func TestHalfStartedByCrun(t *testing.T) {
 	t.Parallel()
+	nightly.Root(t)
 	host, inner := leave(t, "crun", false), leave(t, "crun", false, func(cmd *exec.Cmd) {
 		cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: unix.CLONE_NEWPID}
 	})

@@ -18,6 +18,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"boxgate/internal/nightly"
 	"boxgate/launcher/files"
 	"boxgate/launcher/namespace"
 )
@@ -183,6 +184,7 @@ func scribble(t *testing.T, root string, rnd *rand.Rand, changes int) {
 // sees: over all layers, and over one merged from them.
 func TestLayersMeanTheSame(t *testing.T) {
 	t.Parallel()
+	nightly.Root(t)
 	for seed := range uint64(12) {
 		t.Run(fmt.Sprint(seed), func(t *testing.T) {
 			t.Parallel()
@@ -249,6 +251,7 @@ func relocated(t *testing.T, layer string) string {
 
 func TestCaptureKeepsHolesCapabilitiesAndLists(t *testing.T) {
 	t.Parallel()
+	nightly.Root(t)
 	upper := t.TempDir()
 	file := filepath.Join(upper, "file")
 	f, err := os.Create(file)
@@ -311,6 +314,7 @@ func fdDirPath(path string) string { return filepath.Dir(path) + "/./././././" +
 // and others by calls. In the layer they must be as they were when it stood still.
 func TestCaptureIsOfOneInstant(t *testing.T) {
 	t.Parallel()
+	nightly.Root(t)
 	upper := t.TempDir()
 	for i := range 2 * fewFiles {
 		if err := os.WriteFile(filepath.Join(upper, fmt.Sprint("other", i)), nil, 0o600); err != nil {
@@ -378,6 +382,7 @@ func TestCaptureIsOfOneInstant(t *testing.T) {
 
 func TestCaptureRefusesWhatItCannotHold(t *testing.T) {
 	t.Parallel()
+	nightly.Root(t)
 	for name, c := range map[string]struct {
 		make func(upper string) error
 		want string

@@ -7,11 +7,14 @@ import (
 	"testing"
 
 	"golang.org/x/sys/unix"
+
+	"boxgate/internal/nightly"
 )
 
 // TestCaptureOnAFullDisk fails and says why; onto another file system, which shares no blocks with the box's, it works.
 func TestCaptureOnAFullDisk(t *testing.T) {
 	t.Parallel()
+	nightly.Root(t)
 	upper, disk := t.TempDir(), t.TempDir()
 	if err := unix.Mount("tmpfs", disk, "tmpfs", 0, "size=4m"); err != nil {
 		t.Fatal(err)

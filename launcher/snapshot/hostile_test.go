@@ -71,6 +71,7 @@ func TestFilesWithSeveralNamesAreNotAllRemembered(t *testing.T) {
 // A file of the box may have as many names as its file system allows.
 func TestCaptureOfAFileWithAllNamesThatItCanHave(t *testing.T) {
 	t.Parallel()
+	nightly.Root(t)
 	upper := t.TempDir()
 	file := filepath.Join(upper, "0")
 	if err := os.WriteFile(file, []byte("content"), 0o600); err != nil {
@@ -100,6 +101,7 @@ func TestCaptureOfAFileWithAllNamesThatItCanHave(t *testing.T) {
 // A box may write more files than can be looked at, while it is copied ahead or before.
 func TestCaptureOfTooManyFiles(t *testing.T) {
 	t.Parallel()
+	nightly.Root(t)
 	upper := t.TempDir()
 	manyFiles(t, upper, 2*fewFiles)
 	for _, most := range []int64{10, 2*fewFiles - 1} { // fewer and more than are looked at first

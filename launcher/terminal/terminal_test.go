@@ -8,12 +8,15 @@ import (
 	"testing"
 
 	"golang.org/x/sys/unix"
+
+	"boxgate/internal/nightly"
 )
 
 // TestOnlyTerminalsAreTaken: of what a runtime may have opened in a box whose root has replaced /dev/ptmx, only the master of a terminal is
 // taken.
 func TestOnlyTerminalsAreTaken(t *testing.T) {
 	t.Parallel()
+	nightly.Root(t)
 	master := open(t, "/dev/pts/ptmx")
 	n, err := unix.IoctlGetInt(int(master.Fd()), unix.TIOCGPTN)
 	if err == nil {

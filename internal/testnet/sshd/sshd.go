@@ -47,6 +47,9 @@ type Server struct {
 // New returns a server with lines added to its configuration, which stops with the test. The test fails where there is none.
 func New(t testing.TB, lines ...string) *Server {
 	t.Helper()
+	if testing.Short() {
+		t.Skip("needs root (make test)")
+	}
 	if _, err := os.Stat(filepath.Join(root, "usr/sbin/sshd")); err != nil || os.Geteuid() != 0 {
 		t.Fatal("needs root, and OpenSSH's server: sudo make sshd")
 	}

@@ -12,6 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"boxgate/host/foreign"
+	"boxgate/internal/nightly"
 )
 
 // start starts a shell script that prints a line once it is ready and then waits, as the first process of a container.
@@ -45,6 +46,7 @@ func start(t *testing.T, name string, args ...string) container {
 // rooted starts a process with files of its own, among which is a device.
 func rooted(t *testing.T) container {
 	t.Helper()
+	nightly.Root(t)
 	script := `mount -t tmpfs none "$1" && mkdir "$1/old" && mknod "$1/device" c 1 3 && cd "$1" && pivot_root . old && echo ready && read x`
 	return start(t, "unshare", "--mount", "sh", "-c", script, "sh", t.TempDir())
 }
@@ -75,6 +77,7 @@ func TestAttackDeviceInAContainer(t *testing.T) {
 // Docker names a process with the files of the host: in its mount namespace, or in another that has them too.
 func TestAttackContainerWithTheFilesOfTheHost(t *testing.T) {
 	t.Parallel()
+	nightly.Root(t)
 	for _, args := range [][]string{{"sh", "-c", "echo ready && read x"}, {"unshare", "--mount", "sh", "-c", "echo ready && read x"}} {
 		c := start(t, args[0], args[1:]...)
 		if root, _, err := openRoot(c, same(c)); !errors.Is(err, errHost) {
@@ -89,6 +92,7 @@ func TestAttackContainerWithTheFilesOfTheHost(t *testing.T) {
 // A container ends, or is started anew, while its files are opened.
 func TestContainerThatIsNotTheSame(t *testing.T) {
 	t.Parallel()
+	nightly.Root(t)
 	c := rooted(t)
 	other, moved, ended := c, c, c
 	other.ID, moved.State.Pid, ended.State.Pid = "other", c.State.Pid+1, 0
