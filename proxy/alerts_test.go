@@ -1,4 +1,4 @@
-package proxy
+package proxy_test
 
 import (
 	"bufio"
@@ -8,6 +8,9 @@ import (
 	"net"
 	"strings"
 	"testing"
+
+	"boxgate/proxy"
+	"boxgate/proxy/proxytest"
 )
 
 // TestAlertsOfServers: a server that ends the connection by a TLS alert is said to mean what the alert means, also where it
@@ -31,11 +34,11 @@ func TestAlertsOfServers(t *testing.T) {
 	} {
 		t.Run(what, func(t *testing.T) {
 			t.Parallel()
-			l := newRig(t, allowAll, patient)
+			l := proxytest.New(t, proxytest.AllowAll, proxytest.Patient)
 			if test.config != nil {
-				test.config.GetCertificate = l.upstream.forHello
+				test.config.GetCertificate = l.Upstream.ForHello
 			}
-			port := l.rawListen(nil, func(c net.Conn, r *bufio.Reader) {
+			port := l.RawListen(nil, func(c net.Conn, r *bufio.Reader) {
 				if test.config == nil {
 					_, _ = r.ReadByte()
 					return
@@ -45,13 +48,13 @@ func TestAlertsOfServers(t *testing.T) {
 				}
 				_, _ = io.Copy(io.Discard, c) // else what is unread takes the alert away
 			})
-			identity := identityText(t, l.upstream.leaf(t, "client"))
-			l.with(func(c *Config) { c.Secrets = sources{"identity": is(identity)} })
-			if l.policy(allowAll, intercepted(port)); strings.HasPrefix(what, "a certificate") {
-				l.rules(allowAll, `{"`+hostPort(port)+`": {"headers": {}, "client_certificate": {"certificate": {"secret": "identity"}, "key": {"secret": "identity"}}}}`)
+			identity := proxytest.IdentityText(t, l.Upstream.Certificate(t, "client"))
+			l.With(func(c *proxy.Config) { c.Secrets = proxytest.Sources{"identity": proxytest.Fixed(identity)} })
+			if l.Policy(proxytest.AllowAll, proxytest.Intercepted(port)); strings.HasPrefix(what, "a certificate") {
+				l.Rules(proxytest.AllowAll, `{"`+proxytest.HostPort(port)+`": {"headers": {}, "client_certificate": {"certificate": {"secret": "identity"}, "key": {"secret": "identity"}}}}`)
 			}
 			for _, h2 := range []bool{false, true} {
-				res, text := get(t, l.httpClientLater(port, h2), "https://"+hostPort(port)+"/", nil)
+				res, text := proxytest.Get(t, l.HTTPClientLater(port, h2), "https://"+proxytest.HostPort(port)+"/", nil)
 				if res.StatusCode != 502 || !strings.Contains(text, test.want) {
 					t.Errorf("h2 %v: %d %s", h2, res.StatusCode, text)
 				}

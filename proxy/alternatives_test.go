@@ -1,4 +1,4 @@
-package proxy
+package proxy_test
 
 import (
 	"io"
@@ -7,14 +7,15 @@ import (
 	"testing"
 
 	"boxgate/policy"
+	"boxgate/proxy/proxytest"
 )
 
 // TestAlternatives: what is sent depends on the request as it is forwarded, whatever the HTTP versions; requests that
 // servers read in different ways are refused, and so are those for which an alternative says so.
 func TestAlternatives(t *testing.T) {
 	t.Parallel()
-	eachProtocol(t, func(t *testing.T, l *rig, client *http.Client, port uint16, up *recorder) {
-		l.rules(allowAll, `{"`+hostPort(port)+`": [
+	proxytest.EachProtocol(t, func(t *testing.T, l *proxytest.Rig, client *http.Client, port uint16, up *proxytest.Recorder) {
+		l.Rules(proxytest.AllowAll, `{"`+proxytest.HostPort(port)+`": [
 			{"match": {"path": {"prefix": "/admin"}}, "deny": true},
 			{"match": {"headers": {"X-Role": {"exact": "root"}}}, "headers": {"X-Key": "root"}, "placeholders": {"KEY": "swapped"}},
 			{"match": {"query": {"team": {"exact": "blue"}}}, "headers": {"X-Key": {"secret": "s"}}, "remove": ["X-Debug"]},
@@ -27,8 +28,8 @@ func TestAlternatives(t *testing.T) {
 			{"/x?team=blue", http.Header{"X-Key": {"mine"}, "X-Debug": {"1"}, "X_debug": {"1"}}, "from-source"},
 			{"/x?team=green", http.Header{"X-Debug": {"1"}}, ""},
 			{"/x", http.Header{"X-Role": {"root"}, "X-Debug": {"1"}}, "root"},
-			{"/x", http.Header{"X-Role": {"root"}, "X-Other": {tokenFor("KEY")}}, "root"},
-			{"/x", http.Header{"X-Other": {tokenFor("KEY")}}, "placeholder_leak"},
+			{"/x", http.Header{"X-Role": {"root"}, "X-Other": {proxytest.TokenFor("KEY")}}, "root"},
+			{"/x", http.Header{"X-Other": {proxytest.TokenFor("KEY")}}, "placeholder_leak"},
 			{"/x?team=red", nil, "secret_unavailable"},
 			{"/admin/x?team=blue", nil, "header_rule"},
 			{"/Admin", nil, "header_rule"},
@@ -40,8 +41,8 @@ func TestAlternatives(t *testing.T) {
 			{"/x", http.Header{"X-Role": {"user, root"}}, "ambiguous_request"},
 			{"/x", http.Header{"X_role": {"root"}}, "ambiguous_request"},
 		} {
-			_, text := get(t, client, "https://"+hostPort(port)+tt.target, tt.header)
-			got, _ := up.take()
+			_, text := proxytest.Get(t, client, "https://"+proxytest.HostPort(port)+tt.target, tt.header)
+			got, _ := up.Take()
 			if got == nil {
 				if tt.key == "" || !strings.Contains(text, `"`+tt.key+`"`) {
 					t.Errorf("%s %v: %s, want %q", tt.target, tt.header, text, tt.key)
@@ -58,8 +59,8 @@ func TestAlternatives(t *testing.T) {
 				t.Errorf("%s: the placeholder became %q", tt.target, got.Header.Get("X-Other"))
 			}
 		}
-		denied := l.events.wait(t, 7)[6]
-		if denied.Verdict != policy.Deny || denied.Reason != policy.ReasonHeaderRule || denied.Rule != hostPort(port)+", alternative 1" || denied.Status != 403 {
+		denied := l.Events.Wait(t, 7)[6]
+		if denied.Verdict != policy.Deny || denied.Reason != policy.ReasonHeaderRule || denied.Rule != proxytest.HostPort(port)+", alternative 1" || denied.Status != 403 {
 			t.Errorf("event %+v", denied)
 		}
 	})
@@ -70,16 +71,16 @@ func TestAlternatives(t *testing.T) {
 func TestScrubbingIsTheHosts(t *testing.T) {
 	t.Parallel()
 	for _, http2 := range []bool{false, true} {
-		l := newRig(t, allowAll, patient)
-		_, port := l.httpsServer(http2, func(w http.ResponseWriter, _ *http.Request) {
+		l := proxytest.New(t, proxytest.AllowAll, proxytest.Patient)
+		_, port := l.HTTPSServer(http2, func(w http.ResponseWriter, _ *http.Request) {
 			_, _ = io.WriteString(w, "stored: canary-literal-value.")
 		})
-		l.rules(allowAll, `{"`+hostPort(port)+`": [
+		l.Rules(proxytest.AllowAll, `{"`+proxytest.HostPort(port)+`": [
 			{"match": {"methods": ["POST"]}, "headers": {"X-Key": "canary-literal-value"}, "scrub": true},
 			{"match": {"methods": ["GET"], "query": {"team": {"exact": "blue"}}}, "headers": {"X-Other": "value-of-blue"}}]}`)
-		client := l.httpClient(port, http2)
+		client := l.HTTPClient(port, http2)
 		for _, query := range []string{"?team=blue", ""} {
-			_, text := get(t, client, "https://"+hostPort(port)+"/x"+query, nil)
+			_, text := proxytest.Get(t, client, "https://"+proxytest.HostPort(port)+"/x"+query, nil)
 			if strings.Contains(text, "canary-literal-value") || !strings.HasPrefix(text, "stored: ") {
 				t.Errorf("HTTP/2: %t, %q: %s", http2, query, text)
 			}
@@ -90,14 +91,14 @@ func TestScrubbingIsTheHosts(t *testing.T) {
 // TestFieldsOfTheHop: a header that is not forwarded, because Connection names it, matches nothing.
 func TestFieldsOfTheHop(t *testing.T) {
 	t.Parallel()
-	l := newRig(t, allowAll, patient)
-	up := &recorder{}
-	_, port := l.httpsServer(false, up.serve)
-	l.rules(allowAll, `{"`+hostPort(port)+`": {"match": {"headers": {"X-Role": {"exact": "root"}}}, "headers": {"X-Key": "root"}}}`)
-	client := l.httpClient(port, false)
+	l := proxytest.New(t, proxytest.AllowAll, proxytest.Patient)
+	up := &proxytest.Recorder{}
+	_, port := l.HTTPSServer(false, up.Serve)
+	l.Rules(proxytest.AllowAll, `{"`+proxytest.HostPort(port)+`": {"match": {"headers": {"X-Role": {"exact": "root"}}}, "headers": {"X-Key": "root"}}}`)
+	client := l.HTTPClient(port, false)
 	for connection, want := range map[string]string{"X-Role": "", "X-Other": "root"} {
-		_, _ = get(t, client, "https://"+hostPort(port)+"/", http.Header{"X-Role": {"root"}, "Connection": {connection}})
-		if got, _ := up.take(); got == nil || got.Header.Get("X-Key") != want || (got.Header.Get("X-Role") == "") != (want == "") {
+		_, _ = proxytest.Get(t, client, "https://"+proxytest.HostPort(port)+"/", http.Header{"X-Role": {"root"}, "Connection": {connection}})
+		if got, _ := up.Take(); got == nil || got.Header.Get("X-Key") != want || (got.Header.Get("X-Role") == "") != (want == "") {
 			t.Errorf("Connection: %s: the server received %+v", connection, got)
 		}
 	}

@@ -1,21 +1,23 @@
-package proxy
+package proxy_test
 
 import (
 	"testing"
 
 	"boxgate/policy"
+	"boxgate/proxy"
+	"boxgate/proxy/proxytest"
 )
 
 // Requests that are refused for their form count like those that are served.
 func TestAttackFloodOfRequestsWithFieldsOfHTTP1(t *testing.T) {
 	t.Parallel()
-	l := newRig(t, allowAll, patient)
-	l.with(func(c *Config) { c.MaxRequests = 1 })
-	_, port := l.httpsServer(true, nil)
-	l.policy(allowAll, secretFor(api, port))
-	r := newRawH2(t, l.dialPair(api, port, true, "h2"))
+	l := proxytest.New(t, proxytest.AllowAll, proxytest.Patient)
+	l.With(func(c *proxy.Config) { c.MaxRequests = 1 })
+	_, port := l.HTTPSServer(true, nil)
+	l.Policy(proxytest.AllowAll, proxytest.SecretFor(proxytest.API, port))
+	r := newRawH2(t, l.DialPair(proxytest.API, port, true, "h2"))
 	for range 20 {
-		if r.send(":method", "GET", ":scheme", "https", ":authority", hostPort(port), ":path", "/", "connection", "close") != nil {
+		if r.send(":method", "GET", ":scheme", "https", ":authority", proxytest.HostPort(port), ":path", "/", "connection", "close") != nil {
 			break
 		}
 	}
@@ -24,9 +26,9 @@ func TestAttackFloodOfRequestsWithFieldsOfHTTP1(t *testing.T) {
 			break // the connection has ended
 		}
 	}
-	l.p.CloseBox(l.box.ID)
+	l.Proxy.CloseBox(l.Box.ID)
 	limited := false
-	for _, e := range l.events.wait(t, 3) {
+	for _, e := range l.Events.Wait(t, 3) {
 		limited = limited || e.Reason == policy.ReasonLimit
 	}
 	if !limited {

@@ -1,4 +1,4 @@
-package proxy
+package proxy_test
 
 import (
 	"bytes"
@@ -13,6 +13,8 @@ import (
 
 	"golang.org/x/net/http2"
 	"golang.org/x/net/http2/hpack"
+
+	"boxgate/proxy/proxytest"
 )
 
 // mixedServer speaks HTTP/2 with one stream at a time on its first connection, and HTTP/1.1 on all others, as servers behind
@@ -90,8 +92,8 @@ func TestAttackBodyTakenBeforeAnotherServer(t *testing.T) {
 	t.Parallel()
 	over1 := int64(0)
 	for range 10 {
-		l := newRig(t, allowAll, patient)
-		m := &mixedServer{tls: &tls.Config{GetCertificate: l.upstream.forHello}}
+		l := proxytest.New(t, proxytest.AllowAll, proxytest.Patient)
+		m := &mixedServer{tls: &tls.Config{GetCertificate: l.Upstream.ForHello}}
 		ln, err := net.Listen("tcp", "127.0.0.1:0")
 		if err != nil {
 			t.Fatal(err)
@@ -101,12 +103,12 @@ func TestAttackBodyTakenBeforeAnotherServer(t *testing.T) {
 				go m.serve(c)
 			}
 		}()
-		port := portOf(t, ln)
-		l.policy(allowAll, secretFor(api, port))
-		c := l.dialPair(api, port, true, "h2")
+		port := proxytest.PortOf(t, ln)
+		l.Policy(proxytest.AllowAll, proxytest.SecretFor(proxytest.API, port))
+		c := l.DialPair(proxytest.API, port, true, "h2")
 		r := newRawH2(t, c)
 		head := func(method, path string) []string {
-			return []string{":method", method, ":scheme", "https", ":authority", hostPort(port), ":path", path}
+			return []string{":method", method, ":scheme", "https", ":authority", proxytest.HostPort(port), ":path", path}
 		}
 		if s := r.ask(head("GET", "/")...); s != "200" {
 			t.Fatal(s)

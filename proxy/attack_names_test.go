@@ -1,4 +1,4 @@
-package proxy
+package proxy_test
 
 import (
 	"bufio"
@@ -11,24 +11,26 @@ import (
 	"time"
 
 	"boxgate/policy"
+	"boxgate/proxy"
+	"boxgate/proxy/proxytest"
 )
 
 // deaf returns a server that fails the test when anything is said to it. first, if not empty, is what it says itself.
-func (r *rig) deaf(port uint16, first string) netip.AddrPort {
-	r.t.Helper()
-	return r.server(port, func(c net.Conn) {
+func deaf(r *proxytest.Rig, port uint16, first string) netip.AddrPort {
+	r.T.Helper()
+	return r.Server(port, func(c net.Conn) {
 		defer c.Close()
 		_, _ = io.WriteString(c, first)
 		b := make([]byte, 64)
 		if n, _ := c.Read(b); n > 0 {
-			r.t.Errorf("the server was told %q", b[:n])
+			r.T.Errorf("the server was told %q", b[:n])
 		}
 	})
 }
 
 // httpOn is a server that answers requests with 204, and says when it is reached.
-func (r *rig) httpOn(port uint16, reached chan<- struct{}) netip.AddrPort {
-	return r.server(port, func(c net.Conn) {
+func httpOn(r *proxytest.Rig, port uint16, reached chan<- struct{}) netip.AddrPort {
+	return r.Server(port, func(c net.Conn) {
 		defer c.Close()
 		reached <- struct{}{}
 		for in := bufio.NewReader(c); ; {
@@ -44,8 +46,8 @@ func (r *rig) httpOn(port uint16, reached chan<- struct{}) netip.AddrPort {
 // show it yet.
 func TestAttackFirstBytesThatBecomeARequestLater(t *testing.T) {
 	t.Parallel()
-	r := newRig(t, judged(policy.Spec{Mode: policy.ModeAllowAll}))
-	r.names.set("api.example", netip.MustParseAddr("127.9.9.9"))
+	r := proxytest.New(t, judged(policy.Spec{Mode: policy.ModeAllowAll}))
+	r.Names.Set("api.example", netip.MustParseAddr("127.9.9.9"))
 	const rest = " / HTTP/1.1\r\nHost: x.wild.example\r\nConnection: close\r\n\r\n"
 	for what, first := range map[string]string{
 		"an empty line":                    "\r\n",
@@ -62,7 +64,7 @@ func TestAttackFirstBytesThatBecomeARequestLater(t *testing.T) {
 		"the beginning of HTTP/2 in clear": "PRI * HTTP/2.0\r\n",
 	} {
 		t.Run(what, func(t *testing.T) {
-			c := r.dial(r.deaf(7005, ""))
+			c := r.Dial(deaf(r, 7005, ""))
 			_, _ = io.WriteString(c, first)
 			got, _ := io.ReadAll(c)
 			if len(got) > 0 && !strings.HasPrefix(string(got), "HTTP/1.1 421") { // judged, and its port is not that of the connection
@@ -75,11 +77,11 @@ func TestAttackFirstBytesThatBecomeARequestLater(t *testing.T) {
 // A server of HTTP/2 in the clear may send its settings before the client has said anything.
 func TestAttackSilenceUntilAnHTTP2ServerSpeaks(t *testing.T) {
 	t.Parallel()
-	r := newRig(t, judged(policy.Spec{Mode: policy.ModeAllowAll}), func(c *Config) { c.SilenceTimeout = 10 * time.Millisecond })
-	r.names.set("api.example", netip.MustParseAddr("127.9.9.9"))
+	r := proxytest.New(t, judged(policy.Spec{Mode: policy.ModeAllowAll}), func(c *proxy.Config) { c.SilenceTimeout = 10 * time.Millisecond })
+	r.Names.Set("api.example", netip.MustParseAddr("127.9.9.9"))
 	settings := "\x00\x00\x06\x04\x00\x00\x00\x00\x00\x00\x03\x00\x00\x00\x64"
-	server := r.deaf(7006, settings)
-	c := r.dial(server)
+	server := deaf(r, 7006, settings)
+	c := r.Dial(server)
 	b := make([]byte, len(settings))
 	_ = c.SetReadDeadline(time.Now().Add(300 * time.Millisecond)) // a tunnel would be there long since
 	if n, _ := c.Read(b); n > 0 {
@@ -95,15 +97,15 @@ func TestAttackSilenceUntilAnHTTP2ServerSpeaks(t *testing.T) {
 // An address is no name: under a policy that denies names, it does not stand in for one in Host either.
 func TestAttackAddressAsHostWhereNamesDecide(t *testing.T) {
 	t.Parallel()
-	r := newRig(t, policy.Spec{Mode: policy.ModeCustom, DeniedDomains: []string{"bad.example"}})
-	trap := r.deaf(7007, "")
-	c := r.dial(trap)
+	r := proxytest.New(t, policy.Spec{Mode: policy.ModeCustom, DeniedDomains: []string{"bad.example"}})
+	trap := deaf(r, 7007, "")
+	c := r.Dial(trap)
 	_, _ = io.WriteString(c, "GET / HTTP/1.1\r\nHost: "+trap.String()+"\r\nConnection: close\r\n\r\n")
 	if got, _ := io.ReadAll(c); !strings.HasPrefix(string(got), "HTTP/1.1 403") {
 		t.Errorf("answered %q", got)
 	}
-	r.wantReason(policy.ReasonNoName)
-	proxied := dialTo(t, r.explicit())
+	r.WantReason(policy.ReasonNoName)
+	proxied := proxytest.DialTo(t, r.Explicit())
 	_, _ = io.WriteString(proxied, "GET http://"+trap.String()+"/ HTTP/1.1\r\nHost: "+trap.String()+"\r\nConnection: close\r\n\r\n")
 	if got, _ := io.ReadAll(proxied); !strings.HasPrefix(string(got), "HTTP/1.1 403") {
 		t.Errorf("the explicit proxy answered %q", got)
@@ -115,26 +117,26 @@ func TestAttackSecondNameForAHostWithRules(t *testing.T) {
 	for what, spec := range map[string]func(netip.Addr) policy.Spec{
 		"allow-all": func(netip.Addr) policy.Spec { return policy.Spec{Mode: policy.ModeAllowAll} },
 		"addresses": func(a netip.Addr) policy.Spec { return cidr(a) },
-		"any name":  func(netip.Addr) policy.Spec { return allow("*") },
+		"any name":  func(netip.Addr) policy.Spec { return proxytest.Allow("*") },
 	} {
 		t.Run(what, func(t *testing.T) {
 			t.Parallel()
-			r := newRig(t, policy.Spec{Mode: policy.ModeDenyAll}, func(c *Config) { c.SilenceTimeout = 10 * time.Millisecond })
-			traps := []netip.AddrPort{r.trap(80), r.trap(7008)}
-			r.names.set("api.example", traps[0].Addr(), traps[1].Addr())
+			r := proxytest.New(t, policy.Spec{Mode: policy.ModeDenyAll}, func(c *proxy.Config) { c.SilenceTimeout = 10 * time.Millisecond })
+			traps := []netip.AddrPort{r.Trap(80), r.Trap(7008)}
+			r.Names.Set("api.example", traps[0].Addr(), traps[1].Addr())
 			for _, trap := range traps {
-				r.names.set("alias.example", trap.Addr())
-				r.names.grant("alias.example", trap.Addr())
-				r.policy(judged(spec(trap.Addr())), nil)
+				r.Names.Set("alias.example", trap.Addr())
+				r.Names.Grant("alias.example", trap.Addr())
+				r.Policy(judged(spec(trap.Addr())), nil)
 				connect := "CONNECT alias.example:" + strings.Split(trap.String(), ":")[1] + " HTTP/1.1\r\n\r\n"
 				for _, first := range []string{"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", "\r\nPOST / HTTP/1.1\r\nHost: api.example\r\n\r\n", "\x00\x01"} {
-					c := r.dial(trap)
+					c := r.Dial(trap)
 					_, _ = io.WriteString(c, first)
 					_, _ = io.ReadAll(c)
-					c = dialTo(t, r.explicit())
+					c = proxytest.DialTo(t, r.Explicit())
 					_, _ = io.WriteString(c, connect)
-					if got, _ := firstLine(c); strings.HasPrefix(got, "HTTP/1.1 200") {
-						_, _ = firstLine(c)
+					if got, _ := proxytest.FirstLine(c); strings.HasPrefix(got, "HTTP/1.1 200") {
+						_, _ = proxytest.FirstLine(c)
 						_, _ = io.WriteString(c, first)
 						_, _ = io.ReadAll(c)
 					}
@@ -147,19 +149,19 @@ func TestAttackSecondNameForAHostWithRules(t *testing.T) {
 // A rule for every host is a rule for those that give no name.
 func TestAttackNoNameUnderARuleForEveryHost(t *testing.T) {
 	t.Parallel()
-	r := newRig(t, policy.Spec{Mode: policy.ModeDenyAll})
+	r := proxytest.New(t, policy.Spec{Mode: policy.ModeDenyAll})
 	for _, port := range []uint16{80, 443, 8443} {
-		trap := r.trap(port)
+		trap := r.Trap(port)
 		spec := cidr(trap.Addr())
 		spec.Rules = []policy.RequestRule{{Hosts: []string{"*"}, Methods: []string{"POST"}, Action: "deny"}}
-		r.policy(spec, nil)
-		if err := withoutName(r.dial(trap)); err == nil {
+		r.Policy(spec, nil)
+		if err := withoutName(r.Dial(trap)); err == nil {
 			t.Errorf("port %d: the handshake succeeded", port)
 		}
-		c := r.dial(trap)
+		c := r.Dial(trap)
 		_, _ = io.WriteString(c, "\x00\x01")
 		_, _ = io.ReadAll(c)
-		c = r.dial(trap)
+		c = r.Dial(trap)
 		_, _ = io.WriteString(c, "POST / HTTP/1.1\r\nHost: "+trap.String()+"\r\nConnection: close\r\n\r\n")
 		if got, _ := io.ReadAll(c); len(got) > 0 && !strings.HasPrefix(string(got), "HTTP/1.1 4") {
 			t.Errorf("port %d answered %q", port, got)

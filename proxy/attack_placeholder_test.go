@@ -1,4 +1,4 @@
-package proxy
+package proxy_test
 
 import (
 	"io"
@@ -7,15 +7,16 @@ import (
 	"testing"
 
 	"boxgate/policy"
+	"boxgate/proxy/proxytest"
 )
 
 // TestAttackPlaceholderWhereServersAnswer: a box puts a token where ordinary servers send back what they got: into the
 // origin of a cross-origin request, the ID of the request, the media type that an error page names. Nothing is forwarded.
 func TestAttackPlaceholderWhereServersAnswer(t *testing.T) {
 	t.Parallel()
-	key := tokenFor("KEY")
-	eachProtocol(t, func(t *testing.T, l *rig, client *http.Client, port uint16, up *recorder) {
-		l.rules(allowAll, `{"`+hostPort(port)+`": {"placeholders": {"KEY": "the-value"}}}`)
+	key := proxytest.TokenFor("KEY")
+	proxytest.EachProtocol(t, func(t *testing.T, l *proxytest.Rig, client *http.Client, port uint16, up *proxytest.Recorder) {
+		l.Rules(proxytest.AllowAll, `{"`+proxytest.HostPort(port)+`": {"placeholders": {"KEY": "the-value"}}}`)
 		for i, name := range []string{
 			"Origin", "Referer", "User-Agent", "Content-Type", "Content-Language", "Accept", "Accept-Language", "If-None-Match", "If-Match",
 			"Access-Control-Request-Headers", "X-Request-Id", "X_Request_ID", "x-correlation-id", "Idempotency-Key", "Traceparent", "X-B3-TraceId",
@@ -27,7 +28,7 @@ func TestAttackPlaceholderWhereServersAnswer(t *testing.T) {
 			"X-Goog-Custom-Audit-Api-Key", "X-Goog-Encryption-Kms-Key-Name", "X-Amz-Server-Side-Encryption-Bucket-Key-Enabled", "X-Symlink-Target",
 			"HTTP-Referer", "X-Title", "Helicone-Property-Token", "Cf-Aig-Metadata", "X-Portkey-Metadata",
 		} {
-			req, _ := http.NewRequest("POST", "https://"+hostPort(port)+"/", strings.NewReader("x"))
+			req, _ := http.NewRequest("POST", "https://"+proxytest.HostPort(port)+"/", strings.NewReader("x"))
 			req.Header[name] = []string{"https://" + key}
 			res, err := client.Do(req)
 			if err != nil {
@@ -35,17 +36,17 @@ func TestAttackPlaceholderWhereServersAnswer(t *testing.T) {
 			}
 			text, _ := io.ReadAll(res.Body)
 			_ = res.Body.Close()
-			if got, _ := up.take(); got != nil || res.StatusCode != 403 || !strings.Contains(string(text), "placeholder_leak") {
+			if got, _ := up.Take(); got != nil || res.StatusCode != 403 || !strings.Contains(string(text), "placeholder_leak") {
 				t.Errorf("%s: %d %s", name, res.StatusCode, text)
 			}
-			e := l.events.wait(t, i+1)[i]
+			e := l.Events.Wait(t, i+1)[i]
 			if e.Reason != policy.ReasonPlaceholderLeak || !strings.Contains(strings.ToLower(e.Error), "the placeholder key in a header that holds no key ("+strings.ToLower(name)) {
 				t.Errorf("%s: event %+v", name, e)
 			}
 		}
 		for _, name := range []string{"Authorization", "Cookie", "X-Api-Key", "Private-Token", "X-Amz-Security-Token", "X-Auth-Key", "X-Goog-Api-Key",
 			"X-Ms-Encryption-Key", "X-Ms-Copy-Source-Authorization", "X-Oss-Security-Token", "X-Cos-Security-Token", "Helicone-Auth", "Cf-Aig-Authorization", "X-Portkey-Api-Key", "X-Custom", "Mcp-Session-Id"} {
-			if res, text := get(t, client, "https://"+hostPort(port)+"/", http.Header{name: {key}}); res.StatusCode != 200 {
+			if res, text := proxytest.Get(t, client, "https://"+proxytest.HostPort(port)+"/", http.Header{name: {key}}); res.StatusCode != 200 {
 				t.Errorf("%s: %d %s", name, res.StatusCode, text)
 			}
 		}

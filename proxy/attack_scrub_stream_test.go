@@ -1,4 +1,4 @@
-package proxy
+package proxy_test
 
 import (
 	"bufio"
@@ -6,6 +6,9 @@ import (
 	"net/http"
 	"strings"
 	"testing"
+
+	"boxgate/proxy"
+	"boxgate/proxy/proxytest"
 )
 
 // TestAttackSecretOfALaterRequestInAnOpenStream: a box opens a stream of what the server receives, as collectors of requests
@@ -18,10 +21,10 @@ func TestAttackSecretOfALaterRequestInAnOpenStream(t *testing.T) {
 	}{{"h1 to h1", false, false}, {"h2 to h2", true, true}, {"h2 to h1", true, false}} {
 		t.Run(v.name, func(t *testing.T) {
 			t.Parallel()
-			l := newRig(t, allowAll, patient)
-			l.with(func(c *Config) { c.Secrets = sources{"s": is("placeholder-value-987654")} })
+			l := proxytest.New(t, proxytest.AllowAll, proxytest.Patient)
+			l.With(func(c *proxy.Config) { c.Secrets = proxytest.Sources{"s": proxytest.Fixed("placeholder-value-987654")} })
 			seen, opened := make(chan string, 10), make(chan struct{})
-			_, port := l.httpsServer(v.up, func(w http.ResponseWriter, r *http.Request) {
+			_, port := l.HTTPSServer(v.up, func(w http.ResponseWriter, r *http.Request) {
 				if r.URL.Path != "/stream" {
 					seen <- r.Header.Get("X-Key") + " " + r.Header.Get("X-Token")
 					return
@@ -39,11 +42,11 @@ func TestAttackSecretOfALaterRequestInAnOpenStream(t *testing.T) {
 				}
 			})
 			rule := func(literal string) {
-				l.rules(allowAll, `{"`+hostPort(port)+`": {"headers": {`+literal+`}, "placeholders": {"KEY": {"secret": "s"}}, "scrub": true}}`)
+				l.Rules(proxytest.AllowAll, `{"`+proxytest.HostPort(port)+`": {"headers": {`+literal+`}, "placeholders": {"KEY": {"secret": "s"}}, "scrub": true}}`)
 			}
 			rule("")
-			client := l.httpClientLater(port, v.client)
-			res, err := client.Get("https://" + hostPort(port) + "/stream")
+			client := l.HTTPClientLater(port, v.client)
+			res, err := client.Get("https://" + proxytest.HostPort(port) + "/stream")
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -54,7 +57,7 @@ func TestAttackSecretOfALaterRequestInAnOpenStream(t *testing.T) {
 				if i == 1 {
 					rule(`"X-Key": "changed-0123456789"`)
 				}
-				if res, text := get(t, client, "https://"+hostPort(port)+"/", http.Header{"X-Token": {tokenFor("KEY")}}); res.StatusCode != 200 {
+				if res, text := proxytest.Get(t, client, "https://"+proxytest.HostPort(port)+"/", http.Header{"X-Token": {proxytest.TokenFor("KEY")}}); res.StatusCode != 200 {
 					t.Fatalf("%d %s", res.StatusCode, text)
 				}
 				line, err := lines.ReadString('\n')

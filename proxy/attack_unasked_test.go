@@ -1,4 +1,4 @@
-package proxy
+package proxy_test
 
 import (
 	"bufio"
@@ -16,6 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"boxgate/internal/socket"
+	"boxgate/proxy/proxytest"
 )
 
 // forged is what a server sends that nobody asked for.
@@ -23,7 +24,7 @@ const forged = "HTTP/1.1 200 OK\r\nContent-Length: 6\r\n\r\nforged"
 
 // onceServer is a server whose first connection is answered by first. On it, and on all others, what is asked further is
 // answered by "true".
-func (r *rig) onceServer(secure bool, first func(net.Conn)) uint16 {
+func onceServer(r *proxytest.Rig, secure bool, first func(net.Conn)) uint16 {
 	var conns atomic.Int32
 	handle := func(c net.Conn, in *bufio.Reader) {
 		for n := conns.Add(1); ; n++ {
@@ -38,14 +39,14 @@ func (r *rig) onceServer(secure bool, first func(net.Conn)) uint16 {
 		}
 	}
 	if !secure {
-		return r.rawListen(nil, handle)
+		return r.RawListen(nil, handle)
 	}
-	return r.rawListen(&tls.Config{GetCertificate: r.upstream.forHello, DynamicRecordSizingDisabled: true}, handle)
+	return r.RawListen(&tls.Config{GetCertificate: r.Upstream.ForHello, DynamicRecordSizingDisabled: true}, handle)
 }
 
 // delivered waits until all that was written to a connection has arrived at its peer.
 func delivered(t testing.TB, c net.Conn) {
-	await(t, "the acknowledgement", func() bool {
+	proxytest.Await(t, "the acknowledgement", func() bool {
 		left := -1
 		control(t, c, func(fd int) (err error) {
 			left, err = unix.IoctlGetInt(fd, unix.SIOCOUTQ)
@@ -81,23 +82,23 @@ func TestAttackBodyBehindAResponseWithout(t *testing.T) {
 		for _, secure := range []bool{false, true} {
 			t.Run(fmt.Sprint(name, " ", secure), func(t *testing.T) {
 				t.Parallel()
-				l := newRig(t, allowAll, patient)
+				l := proxytest.New(t, proxytest.AllowAll, proxytest.Patient)
 				read, sent := make(chan struct{}), make(chan struct{})
-				port := l.onceServer(secure, func(s net.Conn) {
+				port := onceServer(l, secure, func(s net.Conn) {
 					_, _ = io.WriteString(s, c.response)
 					<-read
 					_, _ = io.WriteString(s, forged)
 					delivered(t, s)
 					close(sent)
 				})
-				l.policy(allowAll, intercepted(port))
-				conn := l.dialPair(api, port, secure)
+				l.Policy(proxytest.AllowAll, proxytest.Intercepted(port))
+				conn := l.DialPair(proxytest.API, port, secure)
 				in := bufio.NewReader(conn)
-				host := " / HTTP/1.1\r\nHost: " + hostPort(port) + "\r\n\r\n"
-				_ = ask(t, conn, in, c.method+host, c.method)
+				host := " / HTTP/1.1\r\nHost: " + proxytest.HostPort(port) + "\r\n\r\n"
+				_ = proxytest.Ask(t, conn, in, c.method+host, c.method)
 				close(read)
 				<-sent
-				if got := readAll(t, ask(t, conn, in, "GET"+host, "GET").Body); got != "true" {
+				if got := proxytest.ReadAll(t, proxytest.Ask(t, conn, in, "GET"+host, "GET").Body); got != "true" {
 					t.Errorf("the next response is %q", got)
 				}
 			})
@@ -112,8 +113,8 @@ func TestAttackResponseBehindAnother(t *testing.T) {
 		for _, how := range []string{"plain", "one record", "another record"} {
 			t.Run(fmt.Sprint(how, " ", size), func(t *testing.T) {
 				t.Parallel()
-				l := newRig(t, allowAll, patient)
-				port := l.onceServer(how != "plain", func(s net.Conn) {
+				l := proxytest.New(t, proxytest.AllowAll, proxytest.Patient)
+				port := onceServer(l, how != "plain", func(s net.Conn) {
 					head := "HTTP/1.1 200 OK\r\nContent-Length: "
 					body := size - len(head) - 8
 					response := fmt.Sprintf("%s%4d\r\n\r\n%s", head, body, strings.Repeat("x", body))
@@ -126,12 +127,12 @@ func TestAttackResponseBehindAnother(t *testing.T) {
 					_, _ = io.WriteString(s, forged)
 					control(t, s, func(fd int) error { return unix.SetsockoptInt(fd, unix.IPPROTO_TCP, unix.TCP_CORK, 0) })
 				})
-				l.policy(allowAll, intercepted(port))
-				conn := l.dialPair(api, port, how != "plain")
+				l.Policy(proxytest.AllowAll, proxytest.Intercepted(port))
+				conn := l.DialPair(proxytest.API, port, how != "plain")
 				in := bufio.NewReader(conn)
-				request := "GET / HTTP/1.1\r\nHost: " + hostPort(port) + "\r\n\r\n"
-				_ = readAll(t, ask(t, conn, in, request, "GET").Body)
-				if got := readAll(t, ask(t, conn, in, request, "GET").Body); got != "true" {
+				request := "GET / HTTP/1.1\r\nHost: " + proxytest.HostPort(port) + "\r\n\r\n"
+				_ = proxytest.ReadAll(t, proxytest.Ask(t, conn, in, request, "GET").Body)
+				if got := proxytest.ReadAll(t, proxytest.Ask(t, conn, in, request, "GET").Body); got != "true" {
 					t.Errorf("the next response is %q", got)
 				}
 			})
@@ -142,28 +143,28 @@ func TestAttackResponseBehindAnother(t *testing.T) {
 // TestTimeoutOfTheServerIsNoAnswer: a client takes its time for a request, and the server gives up meanwhile.
 func TestTimeoutOfTheServerIsNoAnswer(t *testing.T) {
 	t.Parallel()
-	l := newRig(t, allowAll, patient)
+	l := proxytest.New(t, proxytest.AllowAll, proxytest.Patient)
 	begun, sent := make(chan struct{}), make(chan struct{})
-	port := l.onceServer(false, func(s net.Conn) {
+	port := onceServer(l, false, func(s net.Conn) {
 		_, _ = io.WriteString(s, "HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok")
 		<-begun
 		_, _ = io.WriteString(s, "HTTP/1.1 408 Request Timeout\r\nContent-Length: 0\r\n\r\n")
 		delivered(t, s)
 		close(sent)
 	})
-	l.policy(allowAll, intercepted(port))
-	conn := l.dialPair(api, port, false)
+	l.Policy(proxytest.AllowAll, proxytest.Intercepted(port))
+	conn := l.DialPair(proxytest.API, port, false)
 	in := bufio.NewReader(conn)
-	request := "GET / HTTP/1.1\r\nHost: " + hostPort(port) + "\r\n\r\n"
-	_ = readAll(t, ask(t, conn, in, request, "GET").Body)
+	request := "GET / HTTP/1.1\r\nHost: " + proxytest.HostPort(port) + "\r\n\r\n"
+	_ = proxytest.ReadAll(t, proxytest.Ask(t, conn, in, request, "GET").Body)
 	_, _ = io.WriteString(conn, request[:1])
-	l.events.wait(t, 1)
+	l.Events.Wait(t, 1)
 	since := time.Now()
 	close(begun)
 	<-sent
-	await(t, "the time after which the connection is looked at", func() bool { return time.Since(since) > 300*time.Millisecond })
-	res := ask(t, conn, in, request[1:], "GET")
-	if got := readAll(t, res.Body); res.StatusCode != 200 || got != "true" {
+	proxytest.Await(t, "the time after which the connection is looked at", func() bool { return time.Since(since) > 300*time.Millisecond })
+	res := proxytest.Ask(t, conn, in, request[1:], "GET")
+	if got := proxytest.ReadAll(t, res.Body); res.StatusCode != 200 || got != "true" {
 		t.Errorf("%s %q", res.Status, got)
 	}
 }
@@ -171,12 +172,12 @@ func TestTimeoutOfTheServerIsNoAnswer(t *testing.T) {
 // TestFailedRequestIsSentOnceMore: of several connections kept, each would fail.
 func TestFailedRequestIsSentOnceMore(t *testing.T) {
 	t.Parallel()
-	l := newRig(t, allowAll, patient)
+	l := proxytest.New(t, proxytest.AllowAll, proxytest.Patient)
 	const kept = 3
 	var together sync.WaitGroup
 	together.Add(kept)
 	var conns, requests atomic.Int32
-	port := l.rawServer(false, func(s net.Conn, in *bufio.Reader) {
+	port := l.RawServer(false, func(s net.Conn, in *bufio.Reader) {
 		n := conns.Add(1)
 		for first := true; ; first = false {
 			if _, err := http.ReadRequest(in); err != nil {
@@ -192,20 +193,20 @@ func TestFailedRequestIsSentOnceMore(t *testing.T) {
 			_, _ = io.WriteString(s, "HTTP/1.1 200 OK\r\nContent-Length: 4\r\n\r\ntrue")
 		}
 	})
-	l.policy(allowAll, intercepted(port))
-	request := "GET / HTTP/1.1\r\nHost: " + hostPort(port) + "\r\n\r\n"
+	l.Policy(proxytest.AllowAll, proxytest.Intercepted(port))
+	request := "GET / HTTP/1.1\r\nHost: " + proxytest.HostPort(port) + "\r\n\r\n"
 	var all sync.WaitGroup
 	for range kept {
-		conn := l.dialPair(api, port, false)
+		conn := l.DialPair(proxytest.API, port, false)
 		all.Go(func() {
 			_, _ = io.WriteString(conn, request)
 			_, _ = http.ReadResponse(bufio.NewReader(conn), nil)
 		})
 	}
 	all.Wait()
-	await(t, "the connections kept", func() bool { return idleUpstreams(l) == kept })
-	conn := l.dialPair(api, port, false)
-	if got := readAll(t, ask(t, conn, bufio.NewReader(conn), request, "GET").Body); got != "true" {
+	proxytest.Await(t, "the connections kept", func() bool { return proxytest.IdleUpstreams(l) == kept })
+	conn := l.DialPair(proxytest.API, port, false)
+	if got := proxytest.ReadAll(t, proxytest.Ask(t, conn, bufio.NewReader(conn), request, "GET").Body); got != "true" {
 		t.Errorf("%q", got)
 	}
 	if n := requests.Load(); n != kept+2 {

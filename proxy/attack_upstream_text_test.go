@@ -1,4 +1,4 @@
-package proxy
+package proxy_test
 
 import (
 	"fmt"
@@ -8,6 +8,8 @@ import (
 	"testing"
 
 	"golang.org/x/net/http2"
+
+	"boxgate/proxy/proxytest"
 )
 
 // TestAttackUpstreamTextInErrors: a server knows the secret and writes it where errors of the HTTP/2 library quote it. Neither
@@ -49,18 +51,18 @@ func TestAttackUpstreamTextInErrors(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			l := newRig(t, allowAll, patient)
+			l := proxytest.New(t, proxytest.AllowAll, proxytest.Patient)
 			var conns atomic.Int32
-			port := l.rogue(misdeed, &conns)
-			l.policy(allowAll, intercepted(port))
-			c := l.httpClient(port, true)
+			port := rogueServer(l, misdeed, &conns)
+			l.Policy(proxytest.AllowAll, proxytest.Intercepted(port))
+			c := l.HTTPClient(port, true)
 			got := ""
-			if res, err := c.Get("https://" + hostPort(port) + "/bad"); err == nil {
+			if res, err := c.Get("https://" + proxytest.HostPort(port) + "/bad"); err == nil {
 				body, _ := io.ReadAll(res.Body) // it may be broken off
 				got = fmt.Sprint(res.Status, res.Header, string(body))
 				_ = res.Body.Close()
 			}
-			for _, e := range l.events.wait(t, 1) {
+			for _, e := range l.Events.Wait(t, 1) {
 				got += fmt.Sprintf("%+v", e)
 			}
 			if strings.Contains(strings.ToLower(got), "canary") {

@@ -72,7 +72,7 @@ func (p *Proxy) newConn(tcp *net.TCPConn, orig netip.AddrPort, count *atomic.Int
 // handleTransparent handles a connection that was steered here: it opens the event, finds the box, checks limits and
 // own addresses, reads the first bytes, routes and acts on the route.
 func (p *Proxy) handleTransparent(tcp *net.TCPConn, listener netip.AddrPort, count *atomic.Int64) {
-	c := p.newConn(tcp, p.originalDst(tcp), count)
+	c := p.newConn(tcp, p.cfg.OriginalDst(tcp), count)
 	defer c.end()
 	if !c.admit() {
 		return

@@ -1,4 +1,4 @@
-package proxy
+package proxy_test
 
 import (
 	"bufio"
@@ -11,11 +11,14 @@ import (
 	"testing"
 
 	"golang.org/x/sys/unix"
+
+	"boxgate/proxy"
+	"boxgate/proxy/proxytest"
 )
 
 // narrowServer is a server of HTTP/1.1 over TLS of which the kernel takes only a few KiB that it has not read.
-func (r *rig) narrowServer(handle func(net.Conn, *bufio.Reader)) (port uint16) {
-	r.t.Helper()
+func narrowServer(r *proxytest.Rig, handle func(net.Conn, *bufio.Reader)) (port uint16) {
+	r.T.Helper()
 	narrow := net.ListenConfig{Control: func(_, _ string, raw syscall.RawConn) (err error) {
 		_ = raw.Control(func(fd uintptr) {
 			if err = unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_RCVBUF, 4096); err == nil {
@@ -24,12 +27,12 @@ func (r *rig) narrowServer(handle func(net.Conn, *bufio.Reader)) (port uint16) {
 		})
 		return err
 	}}
-	ln, err := narrow.Listen(r.t.Context(), "tcp", "127.0.0.1:0")
+	ln, err := narrow.Listen(r.T.Context(), "tcp", "127.0.0.1:0")
 	if err != nil {
-		r.t.Fatal(err)
+		r.T.Fatal(err)
 	}
-	r.t.Cleanup(func() { ln.Close() })
-	config := &tls.Config{NextProtos: []string{"http/1.1"}, GetCertificate: r.upstream.forHello}
+	r.T.Cleanup(func() { ln.Close() })
+	config := &tls.Config{NextProtos: []string{"http/1.1"}, GetCertificate: r.Upstream.ForHello}
 	go func() {
 		for {
 			c, err := ln.Accept()
@@ -43,7 +46,7 @@ func (r *rig) narrowServer(handle func(net.Conn, *bufio.Reader)) (port uint16) {
 			}()
 		}
 	}()
-	return portOf(r.t, ln)
+	return proxytest.PortOf(r.T, ln)
 }
 
 // TestEarlyAnswerToAChangedBody: a server that refuses a body which the gateway has read, and reads nothing of it, has its
@@ -51,14 +54,14 @@ func (r *rig) narrowServer(handle func(net.Conn, *bufio.Reader)) (port uint16) {
 func TestEarlyAnswerToAChangedBody(t *testing.T) {
 	t.Parallel()
 	for _, h2 := range []bool{false, true} {
-		for how, body := range map[string]string{"changed": tokenFor("OTHER"), "as it was": "x", "too large to be changed": strings.Repeat("x", 1<<20)} {
+		for how, body := range map[string]string{"changed": proxytest.TokenFor("OTHER"), "as it was": "x", "too large to be changed": strings.Repeat("x", 1<<20)} {
 			t.Run(map[bool]string{false: "h1 ", true: "h2 "}[h2]+how, func(t *testing.T) {
 				t.Parallel()
-				l := newRig(t, allowAll, patient, func(c *Config) { c.Secrets = sources{"s": is("from-source")} })
+				l := proxytest.New(t, proxytest.AllowAll, proxytest.Patient, func(c *proxy.Config) { c.Secrets = proxytest.Sources{"s": proxytest.Fixed("from-source")} })
 				sent := `["` + strings.Repeat("y", 1<<20-100) + body + `"]`
 				ended := make(chan struct{})
 				t.Cleanup(func() { close(ended) })
-				port := l.narrowServer(func(c net.Conn, r *bufio.Reader) {
+				port := narrowServer(l, func(c net.Conn, r *bufio.Reader) {
 					req, err := http.ReadRequest(r)
 					if err != nil {
 						return
@@ -69,18 +72,18 @@ func TestEarlyAnswerToAChangedBody(t *testing.T) {
 						return
 					}
 					got, err := io.ReadAll(req.Body)
-					if want := strings.Replace(sent, tokenFor("OTHER"), "from-source", 1); err != nil || string(got) != want {
+					if want := strings.Replace(sent, proxytest.TokenFor("OTHER"), "from-source", 1); err != nil || string(got) != want {
 						t.Errorf("the server received %d bytes, not %d: %v", len(got), len(want), err)
 					}
 					_, _ = io.WriteString(c, "HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n")
 				})
-				l.rules(allowAll, jsonRule(t, port, ", "+everywhere))
+				l.Rules(proxytest.AllowAll, proxytest.JSONRule(t, port, ", "+proxytest.Everywhere))
 				for path, want := range map[string]int{"/refused": 413, "/taken": 200} {
-					for _, content := range []func() io.Reader{func() io.Reader { return strings.NewReader(sent) }, func() io.Reader { return stream(sent) }} {
+					for _, content := range []func() io.Reader{func() io.Reader { return strings.NewReader(sent) }, func() io.Reader { return proxytest.Unsized(sent) }} {
 						var status int
 						var text string
 						for range 3 { // under load such a narrow connection is reset now and then
-							if status, text = send(t, l.httpClientLater(port, h2), "POST", "https://"+hostPort(port)+path, http.Header{"Content-Type": {"application/json"}}, content()); status != 502 {
+							if status, text = proxytest.Send(t, l.HTTPClientLater(port, h2), "POST", "https://"+proxytest.HostPort(port)+path, http.Header{"Content-Type": {"application/json"}}, content()); status != 502 {
 								break
 							}
 						}

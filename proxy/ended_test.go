@@ -1,4 +1,4 @@
-package proxy
+package proxy_test
 
 import (
 	"bufio"
@@ -14,10 +14,11 @@ import (
 
 	"boxgate/audit"
 	"boxgate/policy"
+	"boxgate/proxy/proxytest"
 )
 
 // slowServer answers every request with the head and the first bytes of a response that does not end.
-func (r *rig) slowServer(port uint16, cert *tls.Certificate, protocols ...string) netip.AddrPort {
+func slowServer(r *proxytest.Rig, port uint16, cert *tls.Certificate, protocols ...string) netip.AddrPort {
 	srv := &http.Server{Handler: http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
 		_, _ = io.WriteString(w, "begun\n")
 		_ = http.NewResponseController(w).Flush()
@@ -26,8 +27,8 @@ func (r *rig) slowServer(port uint16, cert *tls.Certificate, protocols ...string
 	srv.Protocols.SetHTTP1(true)
 	srv.Protocols.SetHTTP2(true)
 	ln := &handed{conns: make(chan net.Conn), done: make(chan struct{})}
-	r.t.Cleanup(func() { _ = srv.Close() })
-	at := r.server(port, func(c net.Conn) {
+	r.T.Cleanup(func() { _ = srv.Close() })
+	at := r.Server(port, func(c net.Conn) {
 		if cert != nil {
 			c = tls.Server(c, &tls.Config{Certificates: []tls.Certificate{*cert}, NextProtos: protocols})
 		}
@@ -67,17 +68,17 @@ func (h *handed) Addr() net.Addr { return net.TCPAddrFromAddrPort(h.at) }
 
 // openEverything opens a tunnel, a plain and an intercepted request over HTTP/1 and HTTP/2 that are under way, and a
 // connection that has said nothing yet.
-func (r *rig) openEverything() {
-	t := r.t
-	cert := r.upstream.leaf(t, "api.example")
-	slow, slow2 := r.slowServer(443, &cert, "http/1.1"), r.slowServer(8443, &cert, "h2", "http/1.1")
-	plain := r.slowServer(80, nil)
-	spliced := r.tlsServer("spliced.example")
-	r.names.set("api.example", slow.Addr(), slow2.Addr())
-	r.names.grant("api.example", slow.Addr(), slow2.Addr())
-	r.names.set("plain.example", plain.Addr())
-	r.names.set("spliced.example", spliced.Addr())
-	if got, err := r.hello(r.dial(spliced), "spliced.example"); err != nil {
+func openEverything(r *proxytest.Rig) {
+	t := r.T
+	cert := r.Upstream.Certificate(t, "api.example")
+	slow, slow2 := slowServer(r, 443, &cert, "http/1.1"), slowServer(r, 8443, &cert, "h2", "http/1.1")
+	plain := slowServer(r, 80, nil)
+	spliced := r.TLSServer("spliced.example")
+	r.Names.Set("api.example", slow.Addr(), slow2.Addr())
+	r.Names.Grant("api.example", slow.Addr(), slow2.Addr())
+	r.Names.Set("plain.example", plain.Addr())
+	r.Names.Set("spliced.example", spliced.Addr())
+	if got, err := r.Hello(r.Dial(spliced), "spliced.example"); err != nil {
 		t.Fatal(got, err)
 	}
 	begun := func(res *http.Response, err error) {
@@ -85,51 +86,51 @@ func (r *rig) openEverything() {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if line, err := firstLine(res.Body); line != "begun" {
+		if line, err := proxytest.FirstLine(res.Body); line != "begun" {
 			t.Fatalf("%d %q, %v", res.StatusCode, line, err)
 		}
 	}
-	c := r.dial(plain)
+	c := r.Dial(plain)
 	_, _ = io.WriteString(c, "GET /plain HTTP/1.1\r\nHost: plain.example\r\n\r\n")
 	begun(http.ReadResponse(bufio.NewReader(c), nil))
 	for to, h2 := range map[netip.AddrPort]bool{slow: false, slow2: true} {
 		tr := &http.Transport{Protocols: new(http.Protocols), DialTLSContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
-			cfg := &tls.Config{ServerName: "api.example", RootCAs: r.boxCA.pool(), NextProtos: []string{"http/1.1"}}
+			cfg := &tls.Config{ServerName: "api.example", RootCAs: r.BoxCA.Pool(), NextProtos: []string{"http/1.1"}}
 			if h2 {
 				cfg.NextProtos = []string{"h2"}
 			}
-			c := tls.Client(r.dial(to), cfg)
+			c := tls.Client(r.Dial(to), cfg)
 			return c, c.HandshakeContext(ctx)
 		}}
 		tr.Protocols.SetHTTP1(!h2)
 		tr.Protocols.SetHTTP2(h2)
 		begun((&http.Client{Transport: tr}).Get("https://" + map[bool]string{false: "api.example/h1", true: "api.example:8443/h2"}[h2]))
 	}
-	r.dial(spliced) // says nothing
+	r.Dial(spliced) // says nothing
 }
 
 // everything is the policy for it.
 func everything() (policy.Spec, map[string]map[string]string) {
-	return allow("api.example", "plain.example", "spliced.example"),
+	return proxytest.Allow("api.example", "plain.example", "spliced.example"),
 		map[string]map[string]string{"api.example": {"X": "y"}, "api.example:8443": {"X": "y"}}
 }
 
 // TestWhatEndsWithTheGatewaySaysSo: no policy decided what a shutdown, or the removal of a box, cuts.
 func TestWhatEndsWithTheGatewaySaysSo(t *testing.T) {
-	for what, end := range map[string]func(*rig){
-		"the gateway was shut down": func(r *rig) {
+	for what, end := range map[string]func(*proxytest.Rig){
+		"the gateway was shut down": func(r *proxytest.Rig) {
 			ctx, cancel := context.WithTimeout(context.Background(), time.Millisecond)
 			defer cancel()
-			_ = r.p.Shutdown(ctx)
+			_ = r.Proxy.Shutdown(ctx)
 		},
-		"the box was removed": func(r *rig) { r.p.CloseBox("box1") },
+		"the box was removed": func(r *proxytest.Rig) { r.Proxy.CloseBox("box1") },
 	} {
 		t.Run(what, func(t *testing.T) {
 			t.Parallel()
-			r := newRig(t, policy.Spec{Mode: policy.ModeDenyAll})
-			r.policy(everything())
-			r.openEverything()
-			await(t, "five connections", func() bool { return len(r.p.live.Of("box1")) == 5 })
+			r := proxytest.New(t, policy.Spec{Mode: policy.ModeDenyAll})
+			r.Policy(everything())
+			openEverything(r)
+			proxytest.Await(t, "five connections", func() bool { return len(r.Live.Of("box1")) == 5 })
 			end(r)
 			for name, is := range map[string]func(audit.Event) bool{
 				"tunnel": func(e audit.Event) bool { return e.Name == "spliced.example" && e.Action == audit.ActionSplice },
@@ -137,17 +138,15 @@ func TestWhatEndsWithTheGatewaySaysSo(t *testing.T) {
 				"h1":     func(e audit.Event) bool { return e.Path == "/h1" },
 				"h2":     func(e audit.Event) bool { return e.Path == "/h2" },
 			} {
-				e := r.want("the end of "+name, func(e audit.Event) bool { return is(e) && e.Phase != audit.PhaseOpen })
+				e := r.Want("the end of "+name, func(e audit.Event) bool { return is(e) && e.Phase != audit.PhaseOpen })
 				if e.Verdict != policy.Allow || e.Reason != policy.ReasonAllowedDomain || e.Error != what {
 					t.Errorf("%s: %+v", name, e)
 				}
 			}
-			r.want("the silent one", func(e audit.Event) bool {
+			r.Want("the silent one", func(e audit.Event) bool {
 				return e.Verdict == policy.Deny && e.Reason == policy.ReasonPeekTimeout && e.Error == what
 			})
-			r.events.mu.Lock()
-			defer r.events.mu.Unlock()
-			for _, e := range r.events.all {
+			for _, e := range r.Events.List() {
 				if e.Reason == policy.ReasonPolicyChanged {
 					t.Errorf("%+v", e)
 				}
@@ -159,32 +158,32 @@ func TestWhatEndsWithTheGatewaySaysSo(t *testing.T) {
 // TestEventsSayWhatWasDialled: the box's claim is not taken for the address, in what is spliced and in what is forwarded.
 func TestEventsSayWhatWasDialled(t *testing.T) {
 	t.Parallel()
-	r := newRig(t, policy.Spec{Mode: policy.ModeDenyAll})
-	r.policy(allow("good.example"), nil)
-	owner := r.tlsServer("good.example")
-	web := r.server(80, func(c net.Conn) {
+	r := proxytest.New(t, policy.Spec{Mode: policy.ModeDenyAll})
+	r.Policy(proxytest.Allow("good.example"), nil)
+	owner := r.TLSServer("good.example")
+	web := r.Server(80, func(c net.Conn) {
 		defer c.Close()
 		_, _ = http.ReadRequest(bufio.NewReader(c))
 		_, _ = io.WriteString(c, "HTTP/1.1 204 No Content\r\nConnection: close\r\n\r\n")
 	})
-	trap, plainTrap := r.trap(443), r.trap(80)
-	r.names.set("good.example", owner.Addr())
+	trap, plainTrap := r.Trap(443), r.Trap(80)
+	r.Names.Set("good.example", owner.Addr())
 	for _, claimed := range []netip.AddrPort{trap, owner} {
-		c := r.dial(claimed)
-		if got, err := r.hello(c, "good.example"); err != nil {
+		c := r.Dial(claimed)
+		if got, err := r.Hello(c, "good.example"); err != nil {
 			t.Fatal(got, err)
 		}
 		c.Close()
 		want := map[bool]netip.Addr{true: trap.Addr()}[claimed == trap]
-		r.want("a splice to the owner", func(e audit.Event) bool {
+		r.Want("a splice to the owner", func(e audit.Event) bool {
 			return e.Action == audit.ActionSplice && e.Addr == owner.Addr() && e.Claimed == want
 		})
 	}
-	r.names.set("good.example", web.Addr())
-	c := r.dial(plainTrap)
+	r.Names.Set("good.example", web.Addr())
+	c := r.Dial(plainTrap)
 	_, _ = io.WriteString(c, "GET / HTTP/1.1\r\nHost: good.example\r\nConnection: close\r\n\r\n")
 	_, _ = io.ReadAll(c)
-	r.want("a request to the owner", func(e audit.Event) bool {
+	r.Want("a request to the owner", func(e audit.Event) bool {
 		return e.Action == audit.ActionForward && e.Addr == web.Addr() && e.Claimed == plainTrap.Addr()
 	})
 }
@@ -193,15 +192,15 @@ func TestEventsSayWhatWasDialled(t *testing.T) {
 // go on when one is.
 func TestRecheckCutsLenientBytesOnceNamesDecide(t *testing.T) {
 	t.Parallel()
-	r := newRig(t, policy.Spec{Mode: policy.ModeDenyAll})
-	r.policy(allow(cdn), nil)
-	echo := r.server(8443, func(c net.Conn) {
+	r := proxytest.New(t, policy.Spec{Mode: policy.ModeDenyAll})
+	r.Policy(proxytest.Allow(cdn), nil)
+	echo := r.Server(8443, func(c net.Conn) {
 		defer c.Close()
 		_, _ = io.Copy(c, c)
 	})
-	r.names.grant(cdn, echo.Addr())
+	r.Names.Grant(cdn, echo.Addr())
 	say := func(first string) net.Conn {
-		c := r.dial(echo)
+		c := r.Dial(echo)
 		_, _ = io.WriteString(c, first)
 		if _, err := io.ReadFull(c, make([]byte, len(first))); err != nil {
 			t.Fatal(err)
@@ -209,14 +208,14 @@ func TestRecheckCutsLenientBytesOnceNamesDecide(t *testing.T) {
 		return c
 	}
 	request, other := say("\r\nGET / HTTP/1.1\r\n"), say("EHLO x\r\n")
-	spec := allow(cdn)
+	spec := proxytest.Allow(cdn)
 	spec.DeniedDomains = []string{static}
-	r.policy(spec, nil)
-	r.p.Recheck("box1")
-	if r.echoes(request) {
+	r.Policy(spec, nil)
+	r.Proxy.Recheck("box1")
+	if echoes(r, request) {
 		t.Error("what may be a request goes on unread")
 	}
-	if !r.echoes(other) {
+	if !echoes(r, other) {
 		t.Error("the other connection was disturbed")
 	}
 }

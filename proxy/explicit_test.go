@@ -1,4 +1,4 @@
-package proxy
+package proxy_test
 
 import (
 	"bufio"
@@ -20,7 +20,9 @@ import (
 	"boxgate/audit"
 	"boxgate/internal/nightly"
 	"boxgate/policy"
+	"boxgate/proxy"
 	"boxgate/proxy/peek/peektest"
+	"boxgate/proxy/proxytest"
 )
 
 // curl runs the real one, without its configuration and without proxies of the environment, and returns what it wrote
@@ -39,13 +41,13 @@ func curl(t *testing.T, args ...string) (string, int) {
 }
 
 // web is an HTTPS server that answers one request a connection.
-func (r *rig) web(name string) netip.AddrPort {
-	cert := r.upstream.leaf(r.t, name)
-	return r.server(443, func(c net.Conn) {
+func web(r *proxytest.Rig, name string) netip.AddrPort {
+	cert := r.Upstream.Certificate(r.T, name)
+	return r.Server(443, func(c net.Conn) {
 		defer c.Close()
 		s := tls.Server(c, &tls.Config{Certificates: []tls.Certificate{cert}})
 		defer s.Close()
-		if _, err := firstLine(s); err == nil {
+		if _, err := proxytest.FirstLine(s); err == nil {
 			_, _ = io.WriteString(s, "HTTP/1.1 200 OK\r\nContent-Length: 6\r\nConnection: close\r\n\r\nowner\n")
 		}
 	})
@@ -53,11 +55,11 @@ func (r *rig) web(name string) netip.AddrPort {
 
 func TestCurlExits35OnADeniedName(t *testing.T) {
 	t.Parallel()
-	r := newRig(t, allow("good.example"))
-	owner := r.web("good.example")
-	r.names.set("good.example", owner.Addr())
+	r := proxytest.New(t, proxytest.Allow("good.example"))
+	owner := web(r, "good.example")
+	r.Names.Set("good.example", owner.Addr())
 	to := func(name string) (string, int) {
-		return curl(t, "--cacert", r.upstream.file(t), "--connect-to", "::"+r.listen(owner), "https://"+name+"/")
+		return curl(t, "--cacert", r.Upstream.File(t), "--connect-to", "::"+r.Listen(owner), "https://"+name+"/")
 	}
 	if out, code := to("good.example"); code != 0 || out != "owner\n" {
 		t.Errorf("allowed: %q, exit %d", out, code)
@@ -69,17 +71,17 @@ func TestCurlExits35OnADeniedName(t *testing.T) {
 
 func TestCurlThroughTheExplicitProxy(t *testing.T) {
 	t.Parallel()
-	r := newRig(t, allow("good.example", "plain.example"))
-	owner := r.web("good.example")
-	r.names.set("good.example", owner.Addr())
-	plain := r.server(80, func(c net.Conn) {
+	r := proxytest.New(t, proxytest.Allow("good.example", "plain.example"))
+	owner := web(r, "good.example")
+	r.Names.Set("good.example", owner.Addr())
+	plain := r.Server(80, func(c net.Conn) {
 		defer c.Close()
-		if line, _ := firstLine(c); strings.HasPrefix(line, "GET /x HTTP/1.1") {
+		if line, _ := proxytest.FirstLine(c); strings.HasPrefix(line, "GET /x HTTP/1.1") {
 			_, _ = io.WriteString(c, "HTTP/1.1 200 OK\r\nContent-Length: 6\r\nConnection: close\r\n\r\nplain\n")
 		}
 	})
-	r.names.set("plain.example", plain.Addr())
-	through := []string{"--cacert", r.upstream.file(t), "-x", "http://" + r.explicit()}
+	r.Names.Set("plain.example", plain.Addr())
+	through := []string{"--cacert", r.Upstream.File(t), "-x", "http://" + r.Explicit()}
 	get := func(url string) (string, int) { return curl(t, append(through, url)...) }
 
 	if out, code := get("https://good.example/"); code != 0 || out != "owner\n" {
@@ -88,7 +90,7 @@ func TestCurlThroughTheExplicitProxy(t *testing.T) {
 	if out, code := get("https://bad.example/"); code != 56 || !strings.Contains(out, "403") {
 		t.Errorf("CONNECT to a denied name: %q, exit %d", out, code)
 	}
-	if e := r.wantReason(policy.ReasonNotAllowed); e.Name != "bad.example" || e.Port != 443 || e.Status != 403 || e.Action != audit.ActionRefuse {
+	if e := r.WantReason(policy.ReasonNotAllowed); e.Name != "bad.example" || e.Port != 443 || e.Status != 403 || e.Action != audit.ActionRefuse {
 		t.Errorf("%+v", e)
 	}
 	if out, code := get("https://" + owner.Addr().String() + "/"); code != 56 || !strings.Contains(out, "403") {
@@ -103,87 +105,87 @@ func TestCurlThroughTheExplicitProxy(t *testing.T) {
 }
 
 // connect opens a tunnel and returns it with the status line.
-func (r *rig) connect(addr, authority, early string) (*net.TCPConn, string) {
-	r.t.Helper()
-	c, status, err := r.tryConnect(addr, authority, early)
+func connect(r *proxytest.Rig, addr, authority, early string) (*net.TCPConn, string) {
+	r.T.Helper()
+	c, status, err := tryConnect(r, addr, authority, early)
 	if err != nil {
-		r.t.Fatalf("CONNECT %s: %v", authority, err)
+		r.T.Fatalf("CONNECT %s: %v", authority, err)
 	}
 	return c, status
 }
 
 // tryConnect is connect for a proxy that may end the connection without an answer.
-func (r *rig) tryConnect(addr, authority, early string) (*net.TCPConn, string, error) {
-	r.t.Helper()
-	c, err := tryDial(r.t, addr)
+func tryConnect(r *proxytest.Rig, addr, authority, early string) (*net.TCPConn, string, error) {
+	r.T.Helper()
+	c, err := proxytest.TryDial(r.T, addr)
 	if err != nil {
 		return nil, "", err
 	}
 	_, _ = io.WriteString(c, "CONNECT "+authority+" HTTP/1.1\r\nHost: "+authority+"\r\n\r\n"+early)
-	status, err := firstLine(c)
+	status, err := proxytest.FirstLine(c)
 	if strings.Contains(status, " 200 ") {
-		_, _ = firstLine(c) // the empty line
+		_, _ = proxytest.FirstLine(c) // the empty line
 	}
 	return c, strings.TrimSpace(status), err
 }
 
 func TestConnectTunnelIsBoundToItsName(t *testing.T) {
 	t.Parallel()
-	r := newRig(t, allow("good.example", "other.example"))
-	owner := r.tlsServer("good.example")
-	r.names.set("good.example", owner.Addr())
-	r.names.set("other.example", r.trap(443).Addr())
-	proxy := r.explicit()
-	c, _ := r.connect(proxy, "good.example:443", "")
-	if got, err := r.hello(c, "good.example"); err != nil || got != "hello from good.example" {
+	r := proxytest.New(t, proxytest.Allow("good.example", "other.example"))
+	owner := r.TLSServer("good.example")
+	r.Names.Set("good.example", owner.Addr())
+	r.Names.Set("other.example", r.Trap(443).Addr())
+	proxy := r.Explicit()
+	c, _ := connect(r, proxy, "good.example:443", "")
+	if got, err := r.Hello(c, "good.example"); err != nil || got != "hello from good.example" {
 		t.Errorf("%q, %v", got, err)
 	}
-	c, _ = r.connect(proxy, "good.example:443", "") // both are allowed, but one is not the other
-	if _, err := r.hello(c, "other.example"); !accessDeniedAlert(err) {
+	c, _ = connect(r, proxy, "good.example:443", "") // both are allowed, but one is not the other
+	if _, err := r.Hello(c, "other.example"); !proxytest.AccessDeniedAlert(err) {
 		t.Errorf("another SNI in the tunnel: %v", err)
 	}
-	r.wantReason(policy.ReasonAuthorityMismatch)
+	r.WantReason(policy.ReasonAuthorityMismatch)
 }
 
 func TestConnectToAnAddressNeedsAnAddressRule(t *testing.T) {
 	t.Parallel()
-	r := newRig(t, allow("good.example"))
-	echo := r.server(7010, func(c net.Conn) {
+	r := proxytest.New(t, proxytest.Allow("good.example"))
+	echo := r.Server(7010, func(c net.Conn) {
 		defer c.Close()
 		_, _ = io.Copy(c, c)
 	})
-	r.names.grant("good.example", echo.Addr())
-	proxy := r.explicit()
-	if _, status := r.connect(proxy, echo.String(), ""); status != "HTTP/1.1 403 Forbidden" {
+	r.Names.Grant("good.example", echo.Addr())
+	proxy := r.Explicit()
+	if _, status := connect(r, proxy, echo.String(), ""); status != "HTTP/1.1 403 Forbidden" {
 		t.Errorf("%q", status)
 	}
-	r.policy(policy.Spec{Mode: policy.ModeCustom, AllowedCIDRs: []string{echo.Addr().String()}}, nil)
-	c, status := r.connect(proxy, echo.String(), "sent early with the head\n")
-	if got, err := firstLine(c); err != nil || got != "sent early with the head" {
+	r.Policy(policy.Spec{Mode: policy.ModeCustom, AllowedCIDRs: []string{echo.Addr().String()}}, nil)
+	c, status := connect(r, proxy, echo.String(), "sent early with the head\n")
+	if got, err := proxytest.FirstLine(c); err != nil || got != "sent early with the head" {
 		t.Errorf("%q, %q, %v", status, got, err)
 	}
 }
 
 func TestServerThatSpeaksFirstInATunnel(t *testing.T) {
 	t.Parallel()
-	r := newRig(t, allow("git.example"))
-	server := r.server(22, func(c net.Conn) {
+	r := proxytest.New(t, proxytest.Allow("git.example"))
+	server := r.Server(22, func(c net.Conn) {
 		_, _ = io.WriteString(c, "SSH-2.0-server\n")
 		c.Close()
 	})
-	r.names.set("git.example", server.Addr())
-	c, status := r.connect(r.explicit(), "git.example:22", "")
-	if got, err := firstLine(c); err != nil || got != "SSH-2.0-server" {
+	r.Names.Set("git.example", server.Addr())
+	c, status := connect(r, r.Explicit(), "git.example:22", "")
+	if got, err := proxytest.FirstLine(c); err != nil || got != "SSH-2.0-server" {
 		t.Errorf("%q, %q, %v", status, got, err)
 	}
 }
 
 func TestHeaderRulesHoldInsideATunnel(t *testing.T) {
 	t.Parallel()
-	r := newRig(t, allow("api.example"))
-	r.policy(allow("api.example"), map[string]map[string]string{"api.example": {"Authorization": "Bearer of the gateway"}})
-	cert := r.upstream.leaf(t, "api.example")
-	server := r.server(443, func(c net.Conn) { // answers with the Authorization it was sent
+	r := proxytest.New(t, proxytest.Allow("api.example"))
+	r.Policy(proxytest.Allow("api.example"), map[string]map[string]string{"api.example": {"Authorization": "Bearer of the gateway"}})
+	cert := r.Upstream.Certificate(t, "api.example")
+	server := r.Server(443, func(c net.Conn) { // answers with the Authorization it was sent
 		defer c.Close()
 		s := tls.Server(c, &tls.Config{Certificates: []tls.Certificate{cert}})
 		defer s.Close()
@@ -194,17 +196,17 @@ func TestHeaderRulesHoldInsideATunnel(t *testing.T) {
 		got := strings.Join(req.Header.Values("Authorization"), "|")
 		_, _ = fmt.Fprintf(s, "HTTP/1.1 200 OK\r\nContent-Length: %d\r\nConnection: close\r\n\r\n%s", len(got), got)
 	})
-	r.names.set("api.example", server.Addr())
-	args := []string{"--cacert", r.boxCA.file(t), "-H", "Authorization: of the box", "https://api.example/"}
+	r.Names.Set("api.example", server.Addr())
+	args := []string{"--cacert", r.BoxCA.File(t), "-H", "Authorization: of the box", "https://api.example/"}
 	for way, how := range map[string][]string{
-		"explicit":    {"-x", "http://" + r.explicit()},
-		"transparent": {"--connect-to", "::" + r.listen(server)},
+		"explicit":    {"-x", "http://" + r.Explicit()},
+		"transparent": {"--connect-to", "::" + r.Listen(server)},
 	} {
 		if out, code := curl(t, append(how, args...)...); code != 0 || out != "Bearer of the gateway" {
 			t.Errorf("%s: %q, exit %d", way, out, code)
 		}
 	}
-	if e := r.want("interception", func(e audit.Event) bool {
+	if e := r.Want("interception", func(e audit.Event) bool {
 		return e.Stage == policy.StageConn && e.Action == audit.ActionIntercept && e.Phase != audit.PhaseOpen // a busy machine tells that too
 	}); e.Name != "api.example" || e.BytesIn == 0 || e.BytesOut == 0 {
 		t.Errorf("%+v", e)
@@ -214,8 +216,8 @@ func TestHeaderRulesHoldInsideATunnel(t *testing.T) {
 func TestWhatTheExplicitProxyRefuses(t *testing.T) {
 	own := netip.MustParseAddr("127.0.0.77")
 	t.Parallel()
-	r := newRig(t, policy.Spec{Mode: policy.ModeAllowAll}, func(c *Config) { c.Own = []netip.Addr{own} })
-	proxy := r.explicit()
+	r := proxytest.New(t, policy.Spec{Mode: policy.ModeAllowAll}, func(c *proxy.Config) { c.Own = []netip.Addr{own} })
+	proxy := r.Explicit()
 	for authority, want := range map[string]string{
 		"127.0.0.77:8600":     "403", // the gateway itself
 		"[::ffff:10.0.0.1]:1": "403",
@@ -227,7 +229,7 @@ func TestWhatTheExplicitProxyRefuses(t *testing.T) {
 		"good.example:443x":   "400",
 		"a..b:443":            "400",
 	} {
-		if _, status := r.connect(proxy, authority, ""); !strings.HasPrefix(status, "HTTP/1.1 "+want+" ") {
+		if _, status := connect(r, proxy, authority, ""); !strings.HasPrefix(status, "HTTP/1.1 "+want+" ") {
 			t.Errorf("CONNECT %s: %q, want %s", authority, status, want)
 		}
 	}
@@ -237,23 +239,23 @@ func TestWhatTheExplicitProxyRefuses(t *testing.T) {
 		"two authorities": "GET http://good.example/ HTTP/1.1\r\nHost: bad.example\r\n\r\n",
 		"a broken head":   "CONNECT good.example:443 HTTP/1.1\r\nno colon here\r\n\r\n",
 	} {
-		c := dialTo(t, proxy)
+		c := proxytest.DialTo(t, proxy)
 		_, _ = io.WriteString(c, head)
 		if got := closedWithout(t, c); !bytes.HasPrefix(got, []byte("HTTP/1.1 400 ")) {
 			t.Errorf("%s: %q", what, got)
 		}
 	}
-	c := dialTo(t, proxy)
+	c := proxytest.DialTo(t, proxy)
 	_, _ = c.Write(peektest.Named(t, "good.example"))
 	if got := closedWithout(t, c); len(got) > 0 {
 		t.Errorf("TLS to the proxy itself: %q", got)
 	}
-	r.wantReason(policy.ReasonHostPort)
-	r.wantReason(policy.ReasonProtocol)
+	r.WantReason(policy.ReasonHostPort)
+	r.WantReason(policy.ReasonProtocol)
 }
 
 func TestGoproxyDialsNothingByItself(t *testing.T) {
-	front := newFront()
+	front := proxy.NewFront()
 	if front.Tr.Proxy != nil || front.Tr.TLSClientConfig != nil || front.AllowHTTP2 || front.CertStore != nil {
 		t.Error("a default of goproxy is left")
 	}
@@ -265,7 +267,7 @@ func TestGoproxyDialsNothingByItself(t *testing.T) {
 		"DialContext":    func() (net.Conn, error) { return front.Tr.DialContext(t.Context(), "tcp", "127.0.0.1:1") },
 		"DialTLSContext": func() (net.Conn, error) { return front.Tr.DialTLSContext(t.Context(), "tcp", "127.0.0.1:1") },
 	} {
-		if c, err := dial(); c != nil || !errors.Is(err, errFrontDials) {
+		if c, err := dial(); c != nil || !errors.Is(err, proxy.ErrFrontDials) {
 			t.Errorf("%s: %v", what, err)
 		}
 	}
@@ -282,14 +284,14 @@ func TestGoproxyDialsNothingByItself(t *testing.T) {
 func TestListenTransparentTakesAddressesThatAreNotTheHosts(t *testing.T) {
 	nightly.Root(t)
 	for _, addr := range []string{"203.0.113.7:0", "[2001:db8::7]:0"} {
-		ln, err := ListenTransparent(context.Background(), addr) // possible with the option alone
+		ln, err := proxy.ListenTransparent(context.Background(), addr) // possible with the option alone
 		if err != nil {
 			t.Error(err)
 			continue
 		}
 		ln.Close()
 	}
-	if ln, err := ListenTransparent(context.Background(), "localhost:0"); err == nil {
+	if ln, err := proxy.ListenTransparent(context.Background(), "localhost:0"); err == nil {
 		ln.Close()
 		t.Error("a name was taken for an address")
 	}

@@ -1,4 +1,4 @@
-package proxy
+package proxy_test
 
 import (
 	"bytes"
@@ -19,7 +19,9 @@ import (
 
 	"boxgate/audit"
 	"boxgate/policy"
+	"boxgate/proxy"
 	"boxgate/proxy/peek/peektest"
+	"boxgate/proxy/proxytest"
 )
 
 // The hosts of the table, which one server serves at one address.
@@ -167,12 +169,14 @@ var openings = map[string]opening{
 
 // shapes are the policies of the table, for a server at an address and a port.
 var shapes = map[string]func(netip.AddrPort) (policy.Spec, map[string]map[string]string){
-	"names": func(netip.AddrPort) (policy.Spec, map[string]map[string]string) { return allow(cdn, img), nil },
+	"names": func(netip.AddrPort) (policy.Spec, map[string]map[string]string) {
+		return proxytest.Allow(cdn, img), nil
+	},
 	"denied name": func(netip.AddrPort) (policy.Spec, map[string]map[string]string) {
 		return deniedName(), nil
 	},
 	"header rule": func(at netip.AddrPort) (policy.Spec, map[string]map[string]string) {
-		return deniedName(), secretFor(cdn, at.Port())
+		return deniedName(), proxytest.SecretFor(cdn, at.Port())
 	},
 	"request rule": func(netip.AddrPort) (policy.Spec, map[string]map[string]string) { return ruledCDN(deniedName()), nil },
 	"denied alone": func(netip.AddrPort) (policy.Spec, map[string]map[string]string) {
@@ -182,12 +186,12 @@ var shapes = map[string]func(netip.AddrPort) (policy.Spec, map[string]map[string
 	"addresses, rule": func(at netip.AddrPort) (policy.Spec, map[string]map[string]string) {
 		return ruledCDN(cidr(at.Addr())), nil
 	},
-	"any name":   func(netip.AddrPort) (policy.Spec, map[string]map[string]string) { return allow("*"), nil },
-	"everything": func(netip.AddrPort) (policy.Spec, map[string]map[string]string) { return allowAll, nil },
+	"any name":   func(netip.AddrPort) (policy.Spec, map[string]map[string]string) { return proxytest.Allow("*"), nil },
+	"everything": func(netip.AddrPort) (policy.Spec, map[string]map[string]string) { return proxytest.AllowAll, nil },
 }
 
 func deniedName() policy.Spec {
-	spec := allow("*.example.org")
+	spec := proxytest.Allow("*.example.org")
 	spec.DeniedDomains = []string{static}
 	return spec
 }
@@ -301,7 +305,7 @@ func (c cell) run(t *testing.T) {
 func (c *cell) try(t *testing.T, sent []byte, timeout time.Duration) bool {
 	t.Helper()
 	heard, halfWay := &hearing{}, c.want == string(policy.ReasonPeekTimeout)
-	r := newRig(t, policy.Spec{Mode: policy.ModeDenyAll}, func(cfg *Config) {
+	r := proxytest.New(t, policy.Spec{Mode: policy.ModeDenyAll}, func(cfg *proxy.Config) {
 		cfg.PeekTimeout, cfg.SilenceTimeout = 20*time.Second, 20*time.Second
 		if halfWay {
 			cfg.PeekTimeout = timeout
@@ -310,13 +314,13 @@ func (c *cell) try(t *testing.T, sent []byte, timeout time.Duration) bool {
 			cfg.SilenceTimeout = timeout / 10
 		}
 	})
-	server := r.server(c.port, func(conn net.Conn) { heard.serve(conn, c.pauses && len(sent) == 0) })
+	server := r.Server(c.port, func(conn net.Conn) { heard.serve(conn, c.pauses && len(sent) == 0) })
 	for _, name := range []string{cdn, static, img} {
-		r.names.set(name, server.Addr())
+		r.Names.Set(name, server.Addr())
 	}
-	r.names.grant(cdn, server.Addr())
+	r.Names.Grant(cdn, server.Addr())
 	spec, headers := c.shape(server)
-	r.policy(spec, headers)
+	r.Policy(spec, headers)
 
 	began := time.Now()
 	conn, status, err := c.dial(r, server)
@@ -347,26 +351,26 @@ func (c *cell) try(t *testing.T, sent []byte, timeout time.Duration) bool {
 }
 
 // dial connects the way of the cell; without a connection it returns what a CONNECT was answered.
-func (c *cell) dial(r *rig, server netip.AddrPort) (conn *net.TCPConn, status string, err error) {
+func (c *cell) dial(r *proxytest.Rig, server netip.AddrPort) (conn *net.TCPConn, status string, err error) {
 	switch c.way {
 	case transparent:
-		conn, err = tryDial(r.t, r.listen(server))
+		conn, err = proxytest.TryDial(r.T, r.Listen(server))
 		return conn, "", err
 	case toTheProxy:
-		conn, err = tryDial(r.t, r.explicit())
+		conn, err = proxytest.TryDial(r.T, r.Explicit())
 		return conn, "", err
 	}
 	authority := server.String()
 	if c.way == connectName {
 		authority = cdn + ":" + strconv.Itoa(int(c.port))
 	}
-	proxy := r.explicit()
-	conn, status, err = r.tryConnect(proxy, authority, "")
+	proxy := r.Explicit()
+	conn, status, err = tryConnect(r, proxy, authority, "")
 	for tries := 0; err != nil && c.want == string(policy.ReasonPeekTimeout) && tries < 100; tries++ {
 		if conn != nil {
 			conn.Close() // the short timeout passed before the CONNECT itself was read
 		}
-		conn, status, err = r.tryConnect(proxy, authority, "")
+		conn, status, err = tryConnect(r, proxy, authority, "")
 	}
 	if err != nil {
 		return nil, "", fmt.Errorf("CONNECT %s: %w", authority, err)
@@ -390,8 +394,8 @@ func answerOf(c net.Conn) string {
 }
 
 // check compares what box, server and log saw with what the cell should have brought.
-func (c *cell) check(r *rig, heard *hearing, sent []byte, answer string) {
-	t := r.t
+func (c *cell) check(r *proxytest.Rig, heard *hearing, sent []byte, answer string) {
+	t := r.T
 	t.Helper()
 	if got := heard.all(); c.want != "passes" && len(got) > 0 {
 		t.Fatalf("the server heard %q", got)
@@ -405,12 +409,12 @@ func (c *cell) check(r *rig, heard *hearing, sent []byte, answer string) {
 		}
 		return
 	}
-	e := r.want("a decision", func(e audit.Event) bool { return e.Phase != audit.PhaseOpen })
+	e := r.Want("a decision", func(e audit.Event) bool { return e.Phase != audit.PhaseOpen })
 	if c.want != "passes" {
 		if e.Verdict != policy.Deny || e.Reason != policy.Reason(c.want) {
 			t.Errorf("decision %+v", e)
 		}
-		if len(answer) > 0 && !strings.HasPrefix(answer, "HTTP/1.1 4") && answer != string(accessDenied) {
+		if len(answer) > 0 && !strings.HasPrefix(answer, "HTTP/1.1 4") && answer != string(proxy.AccessDenied) {
 			t.Errorf("the client heard %q", answer)
 		}
 		return
@@ -463,7 +467,7 @@ func (h *hearing) all() []byte {
 // await returns what was said once somebody has come.
 func (h *hearing) await(t testing.TB) []byte {
 	t.Helper()
-	await(t, "a client of the server", func() bool {
+	proxytest.Await(t, "a client of the server", func() bool {
 		h.mu.Lock()
 		defer h.mu.Unlock()
 		return h.come

@@ -1,4 +1,4 @@
-package proxy
+package proxy_test
 
 import (
 	"bytes"
@@ -6,6 +6,8 @@ import (
 	"testing"
 
 	"boxgate/policy"
+	"boxgate/proxy"
+	"boxgate/proxy/proxytest"
 	"boxgate/proxy/scrub"
 )
 
@@ -19,17 +21,17 @@ func (fixedToken) Token(policy.BoxID, string, string) (policy.Secret, error) {
 // box says of the request. A rule may be of nothing but the URL.
 func TestAttackForgedForwardingHeadersOnACompressedBody(t *testing.T) {
 	t.Parallel()
-	eachProtocol(t, func(t *testing.T, l *rig, client *http.Client, port uint16, up *recorder) {
-		l.with(func(c *Config) { c.Tokens = fixedToken{} })
-		l.rules(allowAll, `{"`+hostPort(port)+`": {"forward_url": "https://`+hostPort(port)+`/in"}, "elsewhere.test": {"placeholders": {"KEY": "value"}}}`)
+	proxytest.EachProtocol(t, func(t *testing.T, l *proxytest.Rig, client *http.Client, port uint16, up *proxytest.Recorder) {
+		l.With(func(c *proxy.Config) { c.Tokens = fixedToken{} })
+		l.Rules(proxytest.AllowAll, `{"`+proxytest.HostPort(port)+`": {"forward_url": "https://`+proxytest.HostPort(port)+`/in"}, "elsewhere.test": {"placeholders": {"KEY": "value"}}}`)
 		packed, err := scrub.Encoded([]string{"gzip"}, []byte("text"))
 		if err != nil {
 			t.Fatal(err)
 		}
-		status, text := send(t, client, "POST", "https://"+hostPort(port)+"/a", http.Header{
+		status, text := proxytest.Send(t, client, "POST", "https://"+proxytest.HostPort(port)+"/a", http.Header{
 			"Content-Encoding": {"gzip"}, "Vercel-Forwarded-Host": {"evil.test"}, "Vercel-Sandbox-Oidc-Token": {"forged"},
 		}, bytes.NewReader(packed))
-		got, _ := up.take()
+		got, _ := up.Take()
 		if status != 200 || got == nil {
 			t.Fatal(status, text)
 		}

@@ -1,4 +1,4 @@
-package proxy
+package proxy_test
 
 import (
 	"bufio"
@@ -9,13 +9,15 @@ import (
 	"net/http"
 	"strings"
 	"testing"
+
+	"boxgate/proxy/proxytest"
 )
 
 // TestMessages drives one connection through the kinds of messages there are.
 func TestMessages(t *testing.T) {
 	t.Parallel()
-	l := newRig(t, allowAll, patient)
-	_, port := l.httpsServer(false, func(w http.ResponseWriter, r *http.Request) {
+	l := proxytest.New(t, proxytest.AllowAll, proxytest.Patient)
+	_, port := l.HTTPSServer(false, func(w http.ResponseWriter, r *http.Request) {
 		switch r.URL.Path {
 		case "/204":
 			w.WriteHeader(204)
@@ -42,70 +44,70 @@ func TestMessages(t *testing.T) {
 			}
 		}
 	})
-	l.policy(allowAll, secretFor(api, port))
-	c := l.dialPair(api, port, true)
+	l.Policy(proxytest.AllowAll, proxytest.SecretFor(proxytest.API, port))
+	c := l.DialPair(proxytest.API, port, true)
 	r := bufio.NewReader(c)
-	host := "Host: " + hostPort(port) + "\r\n"
+	host := "Host: " + proxytest.HostPort(port) + "\r\n"
 
-	res := ask(t, c, r, "GET /204 HTTP/1.1\r\n"+host+"\r\n", "GET")
+	res := proxytest.Ask(t, c, r, "GET /204 HTTP/1.1\r\n"+host+"\r\n", "GET")
 	if res.StatusCode != 204 {
 		t.Error(res.Status)
 	}
-	res = ask(t, c, r, "GET /304 HTTP/1.1\r\n"+host+"\r\n", "GET")
+	res = proxytest.Ask(t, c, r, "GET /304 HTTP/1.1\r\n"+host+"\r\n", "GET")
 	if res.StatusCode != 304 || res.Header.Get("Etag") != `"x"` {
 		t.Error(res.Status, res.Header)
 	}
-	res = ask(t, c, r, "HEAD /echo HTTP/1.1\r\n"+host+"\r\n", "HEAD")
+	res = proxytest.Ask(t, c, r, "HEAD /echo HTTP/1.1\r\n"+host+"\r\n", "HEAD")
 	if res.StatusCode != 200 {
 		t.Error(res.Status)
 	}
-	res = ask(t, c, r, "GET /early HTTP/1.1\r\n"+host+"\r\n", "GET")
+	res = proxytest.Ask(t, c, r, "GET /early HTTP/1.1\r\n"+host+"\r\n", "GET")
 	if res.StatusCode != 103 || res.Header.Get("Link") == "" {
 		t.Error("no early hints:", res.Status)
 	}
-	res = readResponse(t, r, "GET")
-	if got := readAll(t, res.Body); got != "done" {
+	res = proxytest.ReadResponse(t, r, "GET")
+	if got := proxytest.ReadAll(t, res.Body); got != "done" {
 		t.Errorf("behind early hints: %q", got)
 	}
-	res = ask(t, c, r, "GET /trailers HTTP/1.1\r\nTE: trailers\r\n"+host+"\r\n", "GET")
-	if got := readAll(t, res.Body); got != "body" || res.Trailer.Get("X-Sum") != "42" {
+	res = proxytest.Ask(t, c, r, "GET /trailers HTTP/1.1\r\nTE: trailers\r\n"+host+"\r\n", "GET")
+	if got := proxytest.ReadAll(t, res.Body); got != "body" || res.Trailer.Get("X-Sum") != "42" {
 		t.Errorf("%q with trailers %v", got, res.Trailer)
 	}
-	res = ask(t, c, r, "GET /altsvc HTTP/1.1\r\n"+host+"\r\n", "GET")
-	if readAll(t, res.Body); res.Header["Alt-Svc"] != nil || res.Header["Proxy-Authenticate"] != nil {
+	res = proxytest.Ask(t, c, r, "GET /altsvc HTTP/1.1\r\n"+host+"\r\n", "GET")
+	if proxytest.ReadAll(t, res.Body); res.Header["Alt-Svc"] != nil || res.Header["Proxy-Authenticate"] != nil {
 		t.Error(res.Header)
 	}
-	res = ask(t, c, r, "POST /echo HTTP/1.1\r\n"+host+"Content-Length: 5\r\n\r\nhello", "POST")
-	if got := readAll(t, res.Body); got != "POST 5 [] hello" {
+	res = proxytest.Ask(t, c, r, "POST /echo HTTP/1.1\r\n"+host+"Content-Length: 5\r\n\r\nhello", "POST")
+	if got := proxytest.ReadAll(t, res.Body); got != "POST 5 [] hello" {
 		t.Errorf("%q", got)
 	}
-	res = ask(t, c, r, "POST /echo HTTP/1.1\r\n"+host+"Transfer-Encoding: chunked\r\nTrailer: X-Sum\r\n\r\n3\r\nhel\r\n2\r\nlo\r\n0\r\nX-Sum: 7\r\nAuthorization: mine\r\nauthorization_: x\r\n\r\n", "POST")
-	if got := readAll(t, res.Body); got != "POST -1 [chunked] hello X-Sum=[7] Authorization_=[x]" && got != "POST -1 [chunked] hello Authorization_=[x] X-Sum=[7]" {
+	res = proxytest.Ask(t, c, r, "POST /echo HTTP/1.1\r\n"+host+"Transfer-Encoding: chunked\r\nTrailer: X-Sum\r\n\r\n3\r\nhel\r\n2\r\nlo\r\n0\r\nX-Sum: 7\r\nAuthorization: mine\r\nauthorization_: x\r\n\r\n", "POST")
+	if got := proxytest.ReadAll(t, res.Body); got != "POST -1 [chunked] hello X-Sum=[7] Authorization_=[x]" && got != "POST -1 [chunked] hello Authorization_=[x] X-Sum=[7]" {
 		t.Errorf("%q", got)
 	}
-	res = ask(t, c, r, "POST /echo HTTP/1.1\r\n"+host+"Content-Length: 0\r\n\r\n", "POST")
-	if got := readAll(t, res.Body); got != "POST 0 [] " {
+	res = proxytest.Ask(t, c, r, "POST /echo HTTP/1.1\r\n"+host+"Content-Length: 0\r\n\r\n", "POST")
+	if got := proxytest.ReadAll(t, res.Body); got != "POST 0 [] " {
 		t.Errorf("%q", got)
 	}
 }
 
 func TestPipelinedRequestsAreAnsweredInOrder(t *testing.T) {
 	t.Parallel()
-	l := newRig(t, allowAll, patient)
-	_, port := l.httpsServer(false, func(w http.ResponseWriter, r *http.Request) {
+	l := proxytest.New(t, proxytest.AllowAll, proxytest.Patient)
+	_, port := l.HTTPSServer(false, func(w http.ResponseWriter, r *http.Request) {
 		b, _ := io.ReadAll(r.Body)
 		fmt.Fprintf(w, "%s%s", r.URL.Path, b)
 	})
-	l.policy(allowAll, intercepted(port))
-	c := l.dialPair(api, port, true)
-	host := "Host: " + hostPort(port) + "\r\n"
+	l.Policy(proxytest.AllowAll, proxytest.Intercepted(port))
+	c := l.DialPair(proxytest.API, port, true)
+	host := "Host: " + proxytest.HostPort(port) + "\r\n"
 	if _, err := io.WriteString(c, "GET /1 HTTP/1.1\r\n"+host+"\r\nPOST /2 HTTP/1.1\r\n"+host+"Content-Length: 1\r\n\r\nxPOST /3 HTTP/1.1\r\n"+host+
 		"Transfer-Encoding: chunked\r\n\r\n1\r\ny\r\n0\r\n\r\nGET /4 HTTP/1.1\r\n"+host+"Connection: close\r\n\r\n"); err != nil {
 		t.Fatal(err)
 	}
 	r := bufio.NewReader(c)
 	for _, want := range []string{"/1", "/2x", "/3y", "/4"} {
-		if got := readAll(t, readResponse(t, r, "GET").Body); got != want {
+		if got := proxytest.ReadAll(t, proxytest.ReadResponse(t, r, "GET").Body); got != want {
 			t.Errorf("%q, want %q", got, want)
 		}
 	}
@@ -116,17 +118,17 @@ func TestPipelinedRequestsAreAnsweredInOrder(t *testing.T) {
 
 func TestHTTP10(t *testing.T) {
 	t.Parallel()
-	l := newRig(t, allowAll, patient)
-	_, port := l.httpServer(func(w http.ResponseWriter, r *http.Request) {
+	l := proxytest.New(t, proxytest.AllowAll, proxytest.Patient)
+	_, port := l.HTTPServer(func(w http.ResponseWriter, r *http.Request) {
 		w.(http.Flusher).Flush() // chunked
 		fmt.Fprint(w, "streamed")
 	})
-	l.policy(allowAll, intercepted(port))
-	c := l.dialPair("", port, false)
-	if _, err := io.WriteString(c, "GET / HTTP/1.0\r\nHost: "+hostPort(port)+"\r\nConnection: keep-alive\r\n\r\n"); err != nil {
+	l.Policy(proxytest.AllowAll, proxytest.Intercepted(port))
+	c := l.DialPair("", port, false)
+	if _, err := io.WriteString(c, "GET / HTTP/1.0\r\nHost: "+proxytest.HostPort(port)+"\r\nConnection: keep-alive\r\n\r\n"); err != nil {
 		t.Fatal(err)
 	}
-	got := readAll(t, c)
+	got := proxytest.ReadAll(t, c)
 	if !strings.HasPrefix(got, "HTTP/1.1 200 OK\r\n") || !strings.HasSuffix(got, "\r\n\r\nstreamed") || strings.Contains(got, "chunked") || !strings.Contains(got, "Connection: close") {
 		t.Errorf("%q", got)
 	}
@@ -134,8 +136,8 @@ func TestHTTP10(t *testing.T) {
 
 func TestContinueIsTheUpstreams(t *testing.T) {
 	t.Parallel()
-	l := newRig(t, allowAll, patient)
-	_, port := l.httpsServer(false, func(w http.ResponseWriter, r *http.Request) {
+	l := proxytest.New(t, proxytest.AllowAll, proxytest.Patient)
+	_, port := l.HTTPSServer(false, func(w http.ResponseWriter, r *http.Request) {
 		if r.URL.Path == "/no" {
 			w.WriteHeader(413)
 			return
@@ -143,35 +145,35 @@ func TestContinueIsTheUpstreams(t *testing.T) {
 		b, _ := io.ReadAll(r.Body)
 		fmt.Fprint(w, len(b))
 	})
-	l.policy(allowAll, intercepted(port))
-	c := l.dialPair(api, port, true)
+	l.Policy(proxytest.AllowAll, proxytest.Intercepted(port))
+	c := l.DialPair(proxytest.API, port, true)
 	r := bufio.NewReader(c)
-	head := " HTTP/1.1\r\nHost: " + hostPort(port) + "\r\nContent-Length: 5\r\nExpect: 100-continue\r\n\r\n"
-	if res := ask(t, c, r, "POST /yes"+head, "POST"); res.StatusCode != 100 {
+	head := " HTTP/1.1\r\nHost: " + proxytest.HostPort(port) + "\r\nContent-Length: 5\r\nExpect: 100-continue\r\n\r\n"
+	if res := proxytest.Ask(t, c, r, "POST /yes"+head, "POST"); res.StatusCode != 100 {
 		t.Fatal(res.Status)
 	}
-	if got := readAll(t, ask(t, c, r, "hello", "POST").Body); got != "5" {
+	if got := proxytest.ReadAll(t, proxytest.Ask(t, c, r, "hello", "POST").Body); got != "5" {
 		t.Errorf("%q", got)
 	}
-	if res := ask(t, c, r, "POST /no"+head, "POST"); res.StatusCode != 413 || !res.Close {
+	if res := proxytest.Ask(t, c, r, "POST /no"+head, "POST"); res.StatusCode != 413 || !res.Close {
 		t.Errorf("%s, close %v", res.Status, res.Close)
 	}
 }
 
 func TestCloseDelimitedResponse(t *testing.T) {
 	t.Parallel()
-	l := newRig(t, allowAll, patient)
-	port := l.rawServer(false, func(c net.Conn, r *bufio.Reader) {
+	l := proxytest.New(t, proxytest.AllowAll, proxytest.Patient)
+	port := l.RawServer(false, func(c net.Conn, r *bufio.Reader) {
 		_, _ = http.ReadRequest(r)
 		_, _ = io.WriteString(c, "HTTP/1.0 200 OK\r\nX: y\r\n\r\nhello, ")
 		_, _ = io.WriteString(c, "world")
 	})
-	l.policy(allowAll, intercepted(port))
-	c := l.dialPair("", port, false)
+	l.Policy(proxytest.AllowAll, proxytest.Intercepted(port))
+	c := l.DialPair("", port, false)
 	r := bufio.NewReader(c)
 	for range 2 { // the client's connection outlives the upstream's
-		res := ask(t, c, r, "GET / HTTP/1.1\r\nHost: "+hostPort(port)+"\r\n\r\n", "GET")
-		if got := readAll(t, res.Body); got != "hello, world" {
+		res := proxytest.Ask(t, c, r, "GET / HTTP/1.1\r\nHost: "+proxytest.HostPort(port)+"\r\n\r\n", "GET")
+		if got := proxytest.ReadAll(t, res.Body); got != "hello, world" {
 			t.Errorf("%q", got)
 		}
 	}
@@ -187,14 +189,14 @@ func TestCutResponseDoesNotLookWhole(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			l := newRig(t, allowAll, patient)
-			port := l.rawServer(false, func(c net.Conn, r *bufio.Reader) {
+			l := proxytest.New(t, proxytest.AllowAll, proxytest.Patient)
+			port := l.RawServer(false, func(c net.Conn, r *bufio.Reader) {
 				_, _ = http.ReadRequest(r)
 				_, _ = io.WriteString(c, response)
 			})
-			l.policy(allowAll, intercepted(port))
-			c := l.dialPair("", port, false)
-			if _, err := io.WriteString(c, "GET / HTTP/1.1\r\nHost: "+hostPort(port)+"\r\n\r\n"); err != nil {
+			l.Policy(proxytest.AllowAll, proxytest.Intercepted(port))
+			c := l.DialPair("", port, false)
+			if _, err := io.WriteString(c, "GET / HTTP/1.1\r\nHost: "+proxytest.HostPort(port)+"\r\n\r\n"); err != nil {
 				t.Fatal(err)
 			}
 			res, err := http.ReadResponse(bufio.NewReader(c), nil)
@@ -220,19 +222,19 @@ func TestBadUpstreamIs502(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			l := newRig(t, allowAll, patient)
-			port := l.rawServer(false, func(c net.Conn, r *bufio.Reader) {
+			l := proxytest.New(t, proxytest.AllowAll, proxytest.Patient)
+			port := l.RawServer(false, func(c net.Conn, r *bufio.Reader) {
 				_, _ = http.ReadRequest(r)
 				_, _ = io.WriteString(c, response)
 			})
-			l.policy(allowAll, intercepted(port))
-			c := l.dialPair("", port, false)
+			l.Policy(proxytest.AllowAll, proxytest.Intercepted(port))
+			c := l.DialPair("", port, false)
 			r := bufio.NewReader(c)
-			res := ask(t, c, r, "GET / HTTP/1.1\r\nHost: "+hostPort(port)+"\r\n\r\n", "GET")
+			res := proxytest.Ask(t, c, r, "GET / HTTP/1.1\r\nHost: "+proxytest.HostPort(port)+"\r\n\r\n", "GET")
 			for res.StatusCode < 200 {
-				res = readResponse(t, r, "GET")
+				res = proxytest.ReadResponse(t, r, "GET")
 			}
-			if body := readAll(t, res.Body); res.StatusCode != 502 || !strings.Contains(body, "upstream_http") {
+			if body := proxytest.ReadAll(t, res.Body); res.StatusCode != 502 || !strings.Contains(body, "upstream_http") {
 				t.Errorf("%d %s", res.StatusCode, body)
 			}
 		})

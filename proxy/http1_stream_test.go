@@ -1,4 +1,4 @@
-package proxy
+package proxy_test
 
 import (
 	"bufio"
@@ -19,12 +19,13 @@ import (
 
 	"boxgate/internal/nightly"
 	"boxgate/policy"
+	"boxgate/proxy/proxytest"
 )
 
 // TestEventsPassAtOnce waits for the first event of a stream that does not end.
 func TestEventsPassAtOnce(t *testing.T) {
 	t.Parallel()
-	l := newRig(t, allowAll, patient)
+	l := proxytest.New(t, proxytest.AllowAll, proxytest.Patient)
 	release := make(chan struct{})
 	handler := func(w http.ResponseWriter, r *http.Request) {
 		w.Header().Set("Content-Type", "text/event-stream")
@@ -34,9 +35,9 @@ func TestEventsPassAtOnce(t *testing.T) {
 		fmt.Fprint(w, "data: two\n\n")
 	}
 	for name, h2 := range map[string]bool{"h1": false, "h2": true} {
-		_, port := l.httpsServer(h2, handler)
-		l.policy(allowAll, intercepted(port))
-		res, err := l.httpClient(port, h2).Get("https://" + hostPort(port) + "/")
+		_, port := l.HTTPSServer(h2, handler)
+		l.Policy(proxytest.AllowAll, proxytest.Intercepted(port))
+		res, err := l.HTTPClient(port, h2).Get("https://" + proxytest.HostPort(port) + "/")
 		if err != nil {
 			t.Fatal(name, err)
 		}
@@ -49,7 +50,7 @@ func TestEventsPassAtOnce(t *testing.T) {
 		} else {
 			go func() { release <- struct{}{} }()
 		}
-		if got := readAll(t, r); !strings.Contains(got, "two") {
+		if got := proxytest.ReadAll(t, r); !strings.Contains(got, "two") {
 			t.Errorf("%s: %q", name, got)
 		}
 	}
@@ -80,13 +81,13 @@ func TestBulk(t *testing.T) {
 			_, _ = w.Write(block)
 		}
 	}
-	l := newRig(t, allowAll, patient)
+	l := proxytest.New(t, proxytest.AllowAll, proxytest.Patient)
 	for _, kind := range []string{"h1", "h2", "h2 to h1"} {
-		_, port := l.httpsServer(kind == "h2", handler)
-		l.policy(allowAll, intercepted(port))
-		client := l.httpClient(port, kind != "h1")
+		_, port := l.HTTPSServer(kind == "h2", handler)
+		l.Policy(proxytest.AllowAll, proxytest.Intercepted(port))
+		client := l.HTTPClient(port, kind != "h1")
 		for _, path := range []string{"/length", "/chunked"} {
-			res, err := client.Get("https://" + hostPort(port) + path)
+			res, err := client.Get("https://" + proxytest.HostPort(port) + path)
 			if err != nil {
 				t.Fatal(kind, err)
 			}
@@ -98,7 +99,7 @@ func TestBulk(t *testing.T) {
 				t.Errorf("%s down %s: differs", kind, path)
 			}
 			body := io.Reader(&repeated{block: block, n: size >> 20})
-			req, err := http.NewRequest("POST", "https://"+hostPort(port)+path, body)
+			req, err := http.NewRequest("POST", "https://"+proxytest.HostPort(port)+path, body)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -109,7 +110,7 @@ func TestBulk(t *testing.T) {
 			if err != nil {
 				t.Fatal(kind, err)
 			}
-			if got := readAll(t, res.Body); got != fmt.Sprintf("%d %s", size, want) {
+			if got := proxytest.ReadAll(t, res.Body); got != fmt.Sprintf("%d %s", size, want) {
 				t.Errorf("%s up %s: %s", kind, path, got)
 			}
 		}
@@ -137,8 +138,8 @@ func (r *repeated) Read(b []byte) (int, error) {
 // TestEarlyAnswerPassesWhileTheUploadRuns lets the server answer before it has the body, and then echo the rest.
 func TestEarlyAnswerPassesWhileTheUploadRuns(t *testing.T) {
 	t.Parallel()
-	l := newRig(t, allowAll, patient)
-	port := l.rawServer(true, func(c net.Conn, r *bufio.Reader) {
+	l := proxytest.New(t, proxytest.AllowAll, proxytest.Patient)
+	port := l.RawServer(true, func(c net.Conn, r *bufio.Reader) {
 		req, err := http.ReadRequest(r)
 		if err != nil {
 			return
@@ -146,17 +147,17 @@ func TestEarlyAnswerPassesWhileTheUploadRuns(t *testing.T) {
 		_, _ = io.WriteString(c, "HTTP/1.1 200 OK\r\nContent-Length: 10\r\n\r\n")
 		_, _ = io.CopyN(c, req.Body, 10)
 	})
-	l.policy(allowAll, intercepted(port))
-	c := l.dialPair(api, port, true)
+	l.Policy(proxytest.AllowAll, proxytest.Intercepted(port))
+	c := l.DialPair(proxytest.API, port, true)
 	r := bufio.NewReader(c)
-	res := ask(t, c, r, "POST / HTTP/1.1\r\nHost: "+hostPort(port)+"\r\nContent-Length: 10\r\n\r\nhello", "POST")
+	res := proxytest.Ask(t, c, r, "POST / HTTP/1.1\r\nHost: "+proxytest.HostPort(port)+"\r\nContent-Length: 10\r\n\r\nhello", "POST")
 	if res.StatusCode != 200 {
 		t.Fatal(res.Status)
 	}
 	if _, err := io.WriteString(c, "world"); err != nil {
 		t.Fatal(err)
 	}
-	if got := readAll(t, res.Body); got != "helloworld" {
+	if got := proxytest.ReadAll(t, res.Body); got != "helloworld" {
 		t.Errorf("%q", got)
 	}
 }
@@ -164,23 +165,23 @@ func TestEarlyAnswerPassesWhileTheUploadRuns(t *testing.T) {
 // TestRejectedUploadIsTold lets the server answer 413 and stop reading, while the client goes on sending for a while.
 func TestRejectedUploadIsTold(t *testing.T) {
 	t.Parallel()
-	l := newRig(t, allowAll, patient)
-	port := l.rawServer(false, func(c net.Conn, r *bufio.Reader) {
+	l := proxytest.New(t, proxytest.AllowAll, proxytest.Patient)
+	port := l.RawServer(false, func(c net.Conn, r *bufio.Reader) {
 		_, _ = http.ReadRequest(r)
 		_, _ = io.WriteString(c, "HTTP/1.1 413 Content Too Large\r\nContent-Length: 2\r\nConnection: close\r\n\r\nno")
 	})
-	l.policy(allowAll, intercepted(port))
-	c := l.dialPair("", port, false)
+	l.Policy(proxytest.AllowAll, proxytest.Intercepted(port))
+	c := l.DialPair("", port, false)
 	go func() {
-		_, _ = io.WriteString(c, "POST / HTTP/1.1\r\nHost: "+hostPort(port)+"\r\nContent-Length: 10000000\r\n\r\n")
+		_, _ = io.WriteString(c, "POST / HTTP/1.1\r\nHost: "+proxytest.HostPort(port)+"\r\nContent-Length: 10000000\r\n\r\n")
 		for range 10 {
 			if _, err := c.Write(make([]byte, 10000)); err != nil {
 				return
 			}
 		}
 	}()
-	res := readResponse(t, bufio.NewReader(c), "POST")
-	if got := readAll(t, res.Body); res.StatusCode != 413 || got != "no" || !res.Close {
+	res := proxytest.ReadResponse(t, bufio.NewReader(c), "POST")
+	if got := proxytest.ReadAll(t, res.Body); res.StatusCode != 413 || got != "no" || !res.Close {
 		t.Errorf("%s %q close %v", res.Status, got, res.Close)
 	}
 }
@@ -188,9 +189,9 @@ func TestRejectedUploadIsTold(t *testing.T) {
 // TestStaleConnectionIsRetried lets the server close kept connections without a word just when they are used.
 func TestStaleConnectionIsRetried(t *testing.T) {
 	t.Parallel()
-	l := newRig(t, allowAll, patient)
+	l := proxytest.New(t, proxytest.AllowAll, proxytest.Patient)
 	var conns atomic.Int32
-	port := l.rawServer(false, func(c net.Conn, r *bufio.Reader) {
+	port := l.RawServer(false, func(c net.Conn, r *bufio.Reader) {
 		conns.Add(1)
 		if _, err := http.ReadRequest(r); err != nil {
 			return
@@ -198,20 +199,20 @@ func TestStaleConnectionIsRetried(t *testing.T) {
 		_, _ = io.WriteString(c, "HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok")
 		_, _ = http.ReadRequest(r) // taken, and then closed without an answer
 	})
-	l.policy(allowAll, intercepted(port))
-	c := l.dialPair("", port, false)
+	l.Policy(proxytest.AllowAll, proxytest.Intercepted(port))
+	c := l.DialPair("", port, false)
 	r := bufio.NewReader(c)
 	for i := range 3 {
-		res := ask(t, c, r, "GET / HTTP/1.1\r\nHost: "+hostPort(port)+"\r\n\r\n", "GET")
-		if got := readAll(t, res.Body); got != "ok" {
+		res := proxytest.Ask(t, c, r, "GET / HTTP/1.1\r\nHost: "+proxytest.HostPort(port)+"\r\n\r\n", "GET")
+		if got := proxytest.ReadAll(t, res.Body); got != "ok" {
 			t.Fatalf("request %d: %d %q", i, res.StatusCode, got)
 		}
 	}
 	if got := conns.Load(); got != 3 {
 		t.Errorf("%d connections", got)
 	}
-	res := ask(t, c, r, "POST / HTTP/1.1\r\nHost: "+hostPort(port)+"\r\nContent-Length: 1\r\n\r\nx", "POST")
-	if readAll(t, res.Body); res.StatusCode != 502 {
+	res := proxytest.Ask(t, c, r, "POST / HTTP/1.1\r\nHost: "+proxytest.HostPort(port)+"\r\nContent-Length: 1\r\n\r\nx", "POST")
+	if proxytest.ReadAll(t, res.Body); res.StatusCode != 502 {
 		t.Errorf("a POST was repeated: %s", res.Status)
 	}
 }
@@ -220,9 +221,9 @@ func TestStaleConnectionIsRetried(t *testing.T) {
 // twice goes to another, once.
 func TestPostIsNotSentOnAClosedConnection(t *testing.T) {
 	t.Parallel()
-	l := newRig(t, allowAll, patient)
+	l := proxytest.New(t, proxytest.AllowAll, proxytest.Patient)
 	var posts atomic.Int32
-	port := l.rawServer(true, func(c net.Conn, r *bufio.Reader) {
+	port := l.RawServer(true, func(c net.Conn, r *bufio.Reader) {
 		req, err := http.ReadRequest(r)
 		if err != nil {
 			return
@@ -232,16 +233,16 @@ func TestPostIsNotSentOnAClosedConnection(t *testing.T) {
 		}
 		_, _ = io.WriteString(c, "HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok")
 	})
-	l.policy(allowAll, secretFor(api, port))
-	c := l.dialPair(api, port, true)
+	l.Policy(proxytest.AllowAll, proxytest.SecretFor(proxytest.API, port))
+	c := l.DialPair(proxytest.API, port, true)
 	r := bufio.NewReader(c)
 	for i := range 3 {
-		if got := readAll(t, ask(t, c, r, "GET / HTTP/1.1\r\nHost: "+hostPort(port)+"\r\n\r\n", "GET").Body); got != "ok" {
+		if got := proxytest.ReadAll(t, proxytest.Ask(t, c, r, "GET / HTTP/1.1\r\nHost: "+proxytest.HostPort(port)+"\r\n\r\n", "GET").Body); got != "ok" {
 			t.Fatalf("%q", got)
 		}
-		await(t, "the end of the server's connection", func() bool { return halfClosed(t, port) == 1 || idleUpstreams(l) == 1 || l.places() == 0 })
-		res := ask(t, c, r, "POST / HTTP/1.1\r\nHost: "+hostPort(port)+"\r\nContent-Length: 1\r\n\r\nx", "POST")
-		if got := readAll(t, res.Body); got != "ok" || posts.Load() != int32(i)+1 {
+		proxytest.Await(t, "the end of the server's connection", func() bool { return halfClosed(t, port) == 1 || proxytest.IdleUpstreams(l) == 1 || l.Upstreams() == 0 })
+		res := proxytest.Ask(t, c, r, "POST / HTTP/1.1\r\nHost: "+proxytest.HostPort(port)+"\r\nContent-Length: 1\r\n\r\nx", "POST")
+		if got := proxytest.ReadAll(t, res.Body); got != "ok" || posts.Load() != int32(i)+1 {
 			t.Errorf("%s %q; the server read %d POSTs", res.Status, got, posts.Load())
 		}
 	}
@@ -264,54 +265,43 @@ func halfClosed(t *testing.T, port uint16) (n int) {
 // TestUpstreamConnectionIsShared counts connections over several clients of one box, and none over boxes.
 func TestUpstreamConnectionIsShared(t *testing.T) {
 	t.Parallel()
-	l := newRig(t, allowAll, patient)
+	l := proxytest.New(t, proxytest.AllowAll, proxytest.Patient)
 	var peers sync.Map
-	_, port := l.httpServer(func(w http.ResponseWriter, r *http.Request) {
+	_, port := l.HTTPServer(func(w http.ResponseWriter, r *http.Request) {
 		peers.Store(r.RemoteAddr, true)
 		fmt.Fprint(w, "ok")
 	})
-	l.policy(allowAll, intercepted(port))
+	l.Policy(proxytest.AllowAll, proxytest.Intercepted(port))
 	for i := range 5 {
-		c := l.dialPair("", port, false)
-		res := ask(t, c, bufio.NewReader(c), "GET / HTTP/1.1\r\nHost: "+hostPort(port)+"\r\nConnection: close\r\n\r\n", "GET")
-		readAll(t, res.Body)
+		c := l.DialPair("", port, false)
+		res := proxytest.Ask(t, c, bufio.NewReader(c), "GET / HTTP/1.1\r\nHost: "+proxytest.HostPort(port)+"\r\nConnection: close\r\n\r\n", "GET")
+		proxytest.ReadAll(t, res.Body)
 		_, _ = io.Copy(io.Discard, c)
 		_ = c.Close()
-		l.events.wait(t, i+1)
-		await(t, "an idle upstream connection", func() bool { return idleUpstreams(l) == 1 })
+		l.Events.Wait(t, i+1)
+		proxytest.Await(t, "an idle upstream connection", func() bool { return proxytest.IdleUpstreams(l) == 1 })
 	}
-	if got := count(&peers); got != 1 {
+	if got := proxytest.CountOf(&peers); got != 1 {
 		t.Errorf("%d upstream connections for five clients of a box", got)
 	}
-	l.p.CloseBox(l.box.ID)
-	if got := idleUpstreams(l); got != 0 {
+	l.Proxy.CloseBox(l.Box.ID)
+	if got := proxytest.IdleUpstreams(l); got != 0 {
 		t.Errorf("%d connections kept for a closed box", got)
 	}
-}
-
-func count(m *sync.Map) int {
-	n := 0
-	m.Range(func(any, any) bool { n++; return true })
-	return n
-}
-
-// idleUpstreams returns how many connections are kept for both boxes of a test.
-func idleUpstreams(l *rig) int {
-	return l.p.core.Origins.Stats("box1").Idle + l.p.core.Origins.Stats("b2").Idle
 }
 
 // TestTighteningCutsARequestUnderWay changes the policy while a response streams.
 func TestTighteningCutsARequestUnderWay(t *testing.T) {
 	t.Parallel()
-	l := newRig(t, allowAll, patient)
+	l := proxytest.New(t, proxytest.AllowAll, proxytest.Patient)
 	for name, h2 := range map[string]bool{"h1": false, "h2": true} {
-		_, port := l.httpsServer(h2, func(w http.ResponseWriter, r *http.Request) {
+		_, port := l.HTTPSServer(h2, func(w http.ResponseWriter, r *http.Request) {
 			fmt.Fprint(w, "one\n")
 			w.(http.Flusher).Flush()
 			<-r.Context().Done()
 		})
-		l.policy(allowAll, intercepted(port))
-		res, err := l.httpClient(port, h2).Get("https://" + hostPort(port) + "/")
+		l.Policy(proxytest.AllowAll, proxytest.Intercepted(port))
+		res, err := l.HTTPClient(port, h2).Get("https://" + proxytest.HostPort(port) + "/")
 		if err != nil {
 			t.Fatal(name, err)
 		}
@@ -319,9 +309,9 @@ func TestTighteningCutsARequestUnderWay(t *testing.T) {
 		if _, err := r.ReadString('\n'); err != nil {
 			t.Fatal(name, err)
 		}
-		l.policy(policy.Spec{Mode: policy.ModeCustom, DeniedDomains: []string{api}}, nil)
+		l.Policy(policy.Spec{Mode: policy.ModeCustom, DeniedDomains: []string{proxytest.API}}, nil)
 		start := time.Now()
-		l.p.Recheck(l.box.ID)
+		l.Proxy.Recheck(l.Box.ID)
 		if _, err := r.ReadByte(); err == nil || errors.Is(err, io.EOF) {
 			t.Errorf("%s: the stream went on, or ended as if whole: %v", name, err)
 		}
@@ -329,7 +319,7 @@ func TestTighteningCutsARequestUnderWay(t *testing.T) {
 			t.Errorf("%s: cut after %v", name, d)
 		}
 	}
-	for _, e := range l.events.wait(t, 2) {
+	for _, e := range l.Events.Wait(t, 2) {
 		if e.Reason != policy.ReasonPolicyChanged || e.Verdict != policy.Deny {
 			t.Errorf("event %+v", e)
 		}

@@ -1,4 +1,4 @@
-package proxy
+package proxy_test
 
 import (
 	"bufio"
@@ -15,18 +15,15 @@ import (
 	"boxgate/audit"
 	"boxgate/policy"
 	"boxgate/proxy/problem"
+	"boxgate/proxy/proxytest"
 )
-
-const api = "api.example.com"
-
-func hostPort(port uint16) string { return api + ":" + strconv.Itoa(int(port)) }
 
 // TestInjectionReplacesEveryVariant sends the injected header in every spelling an origin server might take for it.
 func TestInjectionReplacesEveryVariant(t *testing.T) {
 	t.Parallel()
-	l := newRig(t, allowAll, patient)
+	l := proxytest.New(t, proxytest.AllowAll, proxytest.Patient)
 	received := make(chan string, 1)
-	port := l.rawServer(true, func(c net.Conn, r *bufio.Reader) {
+	port := l.RawServer(true, func(c net.Conn, r *bufio.Reader) {
 		var raw strings.Builder
 		for {
 			line, err := r.ReadString('\n')
@@ -40,15 +37,15 @@ func TestInjectionReplacesEveryVariant(t *testing.T) {
 			}
 		}
 	})
-	l.policy(allowAll, map[string]map[string]string{hostPort(port): {"X-Api-Key": "s3cret"}})
-	c := l.dialPair(api, port, true)
-	res := ask(t, c, bufio.NewReader(c), "GET / HTTP/1.1\r\nHost: "+hostPort(port)+"\r\nX-Api-Key: a\r\nx-api-key: b\r\nX_API_KEY: c\r\n"+
+	l.Policy(proxytest.AllowAll, map[string]map[string]string{proxytest.HostPort(port): {"X-Api-Key": "s3cret"}})
+	c := l.DialPair(proxytest.API, port, true)
+	res := proxytest.Ask(t, c, bufio.NewReader(c), "GET / HTTP/1.1\r\nHost: "+proxytest.HostPort(port)+"\r\nX-Api-Key: a\r\nx-api-key: b\r\nX_API_KEY: c\r\n"+
 		"x_api-key: d\r\nX-Keep: yes\r\nConnection: keep-alive, X-Hop\r\nX-Hop: 1\r\nProxy-Authorization: x\r\nKeep-Alive: 5\r\n\r\n", "GET")
-	if got := readAll(t, res.Body); got != "ok" {
+	if got := proxytest.ReadAll(t, res.Body); got != "ok" {
 		t.Fatalf("%d %q", res.StatusCode, got)
 	}
-	e := l.events.wait(t, 1)[0]
-	want := "GET / HTTP/1.1\r\nHost: " + hostPort(port) + "\r\nX-Keep: yes\r\nX-Api-Key: s3cret\r\n\r\n"
+	e := l.Events.Wait(t, 1)[0]
+	want := "GET / HTTP/1.1\r\nHost: " + proxytest.HostPort(port) + "\r\nX-Keep: yes\r\nX-Api-Key: s3cret\r\n\r\n"
 	if got := <-received; got != want {
 		t.Errorf("the upstream received\n%s\nwant\n%s", got, want)
 	}
@@ -59,14 +56,14 @@ func TestInjectionReplacesEveryVariant(t *testing.T) {
 
 func TestPlainHTTPGetsNoSecret(t *testing.T) {
 	t.Parallel()
-	l := newRig(t, allowAll, patient)
-	_, port := l.httpServer(func(w http.ResponseWriter, r *http.Request) {
+	l := proxytest.New(t, proxytest.AllowAll, proxytest.Patient)
+	_, port := l.HTTPServer(func(w http.ResponseWriter, r *http.Request) {
 		fmt.Fprint(w, r.Header.Get("Authorization"))
 	})
-	l.policy(allowAll, secretFor(api, port))
-	c := l.dialPair("", port, false)
-	res := ask(t, c, bufio.NewReader(c), "GET / HTTP/1.1\r\nHost: "+hostPort(port)+"\r\n\r\n", "GET")
-	if got := readAll(t, res.Body); res.StatusCode != 200 || got != "" {
+	l.Policy(proxytest.AllowAll, proxytest.SecretFor(proxytest.API, port))
+	c := l.DialPair("", port, false)
+	res := proxytest.Ask(t, c, bufio.NewReader(c), "GET / HTTP/1.1\r\nHost: "+proxytest.HostPort(port)+"\r\n\r\n", "GET")
+	if got := proxytest.ReadAll(t, res.Body); res.StatusCode != 200 || got != "" {
 		t.Errorf("%d, secret %q", res.StatusCode, got)
 	}
 }
@@ -74,21 +71,21 @@ func TestPlainHTTPGetsNoSecret(t *testing.T) {
 // TestNextRequestUsesTheNewValue changes the rule while the connection is open.
 func TestNextRequestUsesTheNewValue(t *testing.T) {
 	t.Parallel()
-	l := newRig(t, allowAll, patient)
-	_, port := l.httpsServer(false, func(w http.ResponseWriter, r *http.Request) { fmt.Fprint(w, r.Header.Get("Authorization")) })
-	l.policy(allowAll, secretFor(api, port))
-	c := l.dialPair(api, port, true)
+	l := proxytest.New(t, proxytest.AllowAll, proxytest.Patient)
+	_, port := l.HTTPSServer(false, func(w http.ResponseWriter, r *http.Request) { fmt.Fprint(w, r.Header.Get("Authorization")) })
+	l.Policy(proxytest.AllowAll, proxytest.SecretFor(proxytest.API, port))
+	c := l.DialPair(proxytest.API, port, true)
 	r := bufio.NewReader(c)
-	req := "GET / HTTP/1.1\r\nHost: " + hostPort(port) + "\r\n\r\n"
-	if got := readAll(t, ask(t, c, r, req, "GET").Body); got != "Bearer s3cret" {
+	req := "GET / HTTP/1.1\r\nHost: " + proxytest.HostPort(port) + "\r\n\r\n"
+	if got := proxytest.ReadAll(t, proxytest.Ask(t, c, r, req, "GET").Body); got != "Bearer s3cret" {
 		t.Errorf("first %q", got)
 	}
-	l.policy(allowAll, map[string]map[string]string{hostPort(port): {"Authorization": "Bearer rotated"}})
-	if got := readAll(t, ask(t, c, r, req, "GET").Body); got != "Bearer rotated" {
+	l.Policy(proxytest.AllowAll, map[string]map[string]string{proxytest.HostPort(port): {"Authorization": "Bearer rotated"}})
+	if got := proxytest.ReadAll(t, proxytest.Ask(t, c, r, req, "GET").Body); got != "Bearer rotated" {
 		t.Errorf("second %q", got)
 	}
-	l.policy(policy.Spec{Mode: policy.ModeDenyAll}, nil)
-	if res := ask(t, c, r, req, "GET"); res.StatusCode != 403 {
+	l.Policy(policy.Spec{Mode: policy.ModeDenyAll}, nil)
+	if res := proxytest.Ask(t, c, r, req, "GET"); res.StatusCode != 403 {
 		t.Errorf("after deny-all: %d", res.StatusCode)
 	}
 }
@@ -96,10 +93,10 @@ func TestNextRequestUsesTheNewValue(t *testing.T) {
 // TestAuthorityMustBeTheSNI tries other names, on the first and on a later request.
 func TestAuthorityMustBeTheSNI(t *testing.T) {
 	t.Parallel()
-	l := newRig(t, allowAll, patient)
+	l := proxytest.New(t, proxytest.AllowAll, proxytest.Patient)
 	var reached atomic.Int32
-	_, port := l.httpsServer(false, func(w http.ResponseWriter, r *http.Request) { reached.Add(1) })
-	l.policy(allowAll, secretFor(api, port))
+	_, port := l.HTTPSServer(false, func(w http.ResponseWriter, r *http.Request) { reached.Add(1) })
+	l.Policy(proxytest.AllowAll, proxytest.SecretFor(proxytest.API, port))
 	ps := strconv.Itoa(int(port))
 	for name, try := range map[string]struct {
 		request string
@@ -110,26 +107,26 @@ func TestAuthorityMustBeTheSNI(t *testing.T) {
 		"no port":                {"GET / HTTP/1.1\r\nHost: api.example.com\r\n\r\n", 421},
 		"suffix":                 {"GET / HTTP/1.1\r\nHost: api.example.com.evil.com:" + ps + "\r\n\r\n", 421},
 		"address":                {"GET / HTTP/1.1\r\nHost: 127.0.0.1:" + ps + "\r\n\r\n", 421},
-		"absolute, another":      {"GET https://evil.example.com/ HTTP/1.1\r\nHost: " + hostPort(port) + "\r\n\r\n", 400},
+		"absolute, another":      {"GET https://evil.example.com/ HTTP/1.1\r\nHost: " + proxytest.HostPort(port) + "\r\n\r\n", 400},
 		"absolute, both another": {"GET https://evil.example.com:" + ps + "/ HTTP/1.1\r\nHost: evil.example.com:" + ps + "\r\n\r\n", 421},
-		"absolute, plain scheme": {"GET http://" + hostPort(port) + "/ HTTP/1.1\r\nHost: " + hostPort(port) + "\r\n\r\n", 400},
-		"CONNECT":                {"CONNECT " + hostPort(port) + " HTTP/1.1\r\nHost: " + hostPort(port) + "\r\n\r\n", 405},
-		"TRACE":                  {"TRACE / HTTP/1.1\r\nHost: " + hostPort(port) + "\r\n\r\n", 405},
-		"TRACK":                  {"TRACK / HTTP/1.1\r\nHost: " + hostPort(port) + "\r\n\r\n", 405},
+		"absolute, plain scheme": {"GET http://" + proxytest.HostPort(port) + "/ HTTP/1.1\r\nHost: " + proxytest.HostPort(port) + "\r\n\r\n", 400},
+		"CONNECT":                {"CONNECT " + proxytest.HostPort(port) + " HTTP/1.1\r\nHost: " + proxytest.HostPort(port) + "\r\n\r\n", 405},
+		"TRACE":                  {"TRACE / HTTP/1.1\r\nHost: " + proxytest.HostPort(port) + "\r\n\r\n", 405},
+		"TRACK":                  {"TRACK / HTTP/1.1\r\nHost: " + proxytest.HostPort(port) + "\r\n\r\n", 405},
 		"port out of range":      {"GET / HTTP/1.1\r\nHost: api.example.com:99999\r\n\r\n", 400},
 		"empty port":             {"GET / HTTP/1.1\r\nHost: api.example.com:\r\n\r\n", 400},
 	} {
 		t.Run(name, func(t *testing.T) {
 			for _, first := range []bool{true, false} {
-				c := l.dialPair(api, port, true)
+				c := l.DialPair(proxytest.API, port, true)
 				r := bufio.NewReader(c)
 				if !first {
-					if res := ask(t, c, r, "GET / HTTP/1.1\r\nHost: "+hostPort(port)+"\r\n\r\n", "GET"); res.StatusCode != 200 {
+					if res := proxytest.Ask(t, c, r, "GET / HTTP/1.1\r\nHost: "+proxytest.HostPort(port)+"\r\n\r\n", "GET"); res.StatusCode != 200 {
 						t.Fatal(res.Status)
 					}
 				}
 				before := reached.Load()
-				res := ask(t, c, r, try.request, "GET")
+				res := proxytest.Ask(t, c, r, try.request, "GET")
 				if res.StatusCode != try.status || res.Header.Get("Content-Type") != "application/problem+json" {
 					t.Errorf("first=%v: %d %s", first, res.StatusCode, res.Header.Get("Content-Type"))
 				}
@@ -143,12 +140,12 @@ func TestAuthorityMustBeTheSNI(t *testing.T) {
 
 func TestAbsoluteFormGoesOnAsOrigin(t *testing.T) {
 	t.Parallel()
-	l := newRig(t, allowAll, patient)
-	_, port := l.httpsServer(false, func(w http.ResponseWriter, r *http.Request) { fmt.Fprint(w, r.RequestURI) })
-	l.policy(allowAll, intercepted(port))
-	c := l.dialPair(api, port, true)
-	res := ask(t, c, bufio.NewReader(c), "GET https://API.example.com:"+strconv.Itoa(int(port))+"/x?y HTTP/1.1\r\nHost: "+hostPort(port)+"\r\n\r\n", "GET")
-	if got := readAll(t, res.Body); got != "/x?y" {
+	l := proxytest.New(t, proxytest.AllowAll, proxytest.Patient)
+	_, port := l.HTTPSServer(false, func(w http.ResponseWriter, r *http.Request) { fmt.Fprint(w, r.RequestURI) })
+	l.Policy(proxytest.AllowAll, proxytest.Intercepted(port))
+	c := l.DialPair(proxytest.API, port, true)
+	res := proxytest.Ask(t, c, bufio.NewReader(c), "GET https://API.example.com:"+strconv.Itoa(int(port))+"/x?y HTTP/1.1\r\nHost: "+proxytest.HostPort(port)+"\r\n\r\n", "GET")
+	if got := proxytest.ReadAll(t, res.Body); got != "/x?y" {
 		t.Errorf("%d %q", res.StatusCode, got)
 	}
 }
@@ -156,16 +153,16 @@ func TestAbsoluteFormGoesOnAsOrigin(t *testing.T) {
 // TestEachPlainRequestIsDecided lets the second request of a connection name another host.
 func TestEachPlainRequestIsDecided(t *testing.T) {
 	t.Parallel()
-	l := newRig(t, allowAll, patient)
-	_, port := l.httpServer(func(w http.ResponseWriter, r *http.Request) { fmt.Fprint(w, "hello") })
-	l.policy(policy.Spec{Mode: policy.ModeCustom, AllowedDomains: []string{api}}, nil)
-	c := l.dialPair("", port, false)
+	l := proxytest.New(t, proxytest.AllowAll, proxytest.Patient)
+	_, port := l.HTTPServer(func(w http.ResponseWriter, r *http.Request) { fmt.Fprint(w, "hello") })
+	l.Policy(policy.Spec{Mode: policy.ModeCustom, AllowedDomains: []string{proxytest.API}}, nil)
+	c := l.DialPair("", port, false)
 	r := bufio.NewReader(c)
-	res := ask(t, c, r, "GET / HTTP/1.1\r\nHost: "+hostPort(port)+"\r\n\r\n", "GET")
-	if got := readAll(t, res.Body); got != "hello" {
+	res := proxytest.Ask(t, c, r, "GET / HTTP/1.1\r\nHost: "+proxytest.HostPort(port)+"\r\n\r\n", "GET")
+	if got := proxytest.ReadAll(t, res.Body); got != "hello" {
 		t.Fatalf("%d %q", res.StatusCode, got)
 	}
-	res = ask(t, c, r, "GET /x?secret=1 HTTP/1.1\r\nHost: evil.example.com:"+strconv.Itoa(int(port))+"\r\n\r\n", "GET")
+	res = proxytest.Ask(t, c, r, "GET /x?secret=1 HTTP/1.1\r\nHost: evil.example.com:"+strconv.Itoa(int(port))+"\r\n\r\n", "GET")
 	var p problem.Problem
 	if err := json.NewDecoder(res.Body).Decode(&p); err != nil {
 		t.Fatal(err)
@@ -173,11 +170,11 @@ func TestEachPlainRequestIsDecided(t *testing.T) {
 	if res.StatusCode != 403 || p.Reason != policy.ReasonNotAllowed || p.Host != "evil.example.com" || p.Status != 403 {
 		t.Errorf("%d %+v", res.StatusCode, p)
 	}
-	res = ask(t, c, r, "GET / HTTP/1.1\r\nHost: "+hostPort(port)+"\r\n\r\n", "GET")
-	if got := readAll(t, res.Body); got != "hello" {
+	res = proxytest.Ask(t, c, r, "GET / HTTP/1.1\r\nHost: "+proxytest.HostPort(port)+"\r\n\r\n", "GET")
+	if got := proxytest.ReadAll(t, res.Body); got != "hello" {
 		t.Errorf("after a refusal: %d %q", res.StatusCode, got)
 	}
-	e := l.events.wait(t, 3)[1]
+	e := l.Events.Wait(t, 3)[1]
 	if e.Verdict != policy.Deny || e.Action != audit.ActionRefuse || e.Name != "evil.example.com" || e.Path != "/x" || e.Status != 403 || e.Stage != policy.StageHTTP {
 		t.Errorf("event %+v", e)
 	}
@@ -185,19 +182,19 @@ func TestEachPlainRequestIsDecided(t *testing.T) {
 
 func TestRequestRules(t *testing.T) {
 	t.Parallel()
-	l := newRig(t, allowAll, patient)
-	_, port := l.httpsServer(false, func(w http.ResponseWriter, r *http.Request) { fmt.Fprint(w, "hello") })
-	l.policy(policy.Spec{Mode: policy.ModeAllowAll, Rules: []policy.RequestRule{
-		{Hosts: []string{hostPort(port)}, Paths: []string{"/admin*"}, Action: "deny"},
-		{Hosts: []string{hostPort(port)}, Methods: []string{"DELETE"}, Action: "deny"},
+	l := proxytest.New(t, proxytest.AllowAll, proxytest.Patient)
+	_, port := l.HTTPSServer(false, func(w http.ResponseWriter, r *http.Request) { fmt.Fprint(w, "hello") })
+	l.Policy(policy.Spec{Mode: policy.ModeAllowAll, Rules: []policy.RequestRule{
+		{Hosts: []string{proxytest.HostPort(port)}, Paths: []string{"/admin*"}, Action: "deny"},
+		{Hosts: []string{proxytest.HostPort(port)}, Methods: []string{"DELETE"}, Action: "deny"},
 	}}, nil)
-	c := l.dialPair(api, port, true)
+	c := l.DialPair(proxytest.API, port, true)
 	r := bufio.NewReader(c)
 	for request, status := range map[string]int{
 		"GET /": 200, "GET /admin": 403, "GET /x/../admin": 403, "GET /%61dmin": 403, "DELETE /": 403, "GET //admin?x": 403,
 	} {
-		res := ask(t, c, r, request+" HTTP/1.1\r\nHost: "+hostPort(port)+"\r\n\r\n", "GET")
-		readAll(t, res.Body)
+		res := proxytest.Ask(t, c, r, request+" HTTP/1.1\r\nHost: "+proxytest.HostPort(port)+"\r\n\r\n", "GET")
+		proxytest.ReadAll(t, res.Body)
 		if res.StatusCode != status {
 			t.Errorf("%s: %d, want %d", request, res.StatusCode, status)
 		}
@@ -206,35 +203,35 @@ func TestRequestRules(t *testing.T) {
 
 func TestUntrustedUpstreamGetsNothing(t *testing.T) {
 	t.Parallel()
-	l, other := newRig(t, allowAll, patient), newRig(t, allowAll, patient)
+	l, other := proxytest.New(t, proxytest.AllowAll, proxytest.Patient), proxytest.New(t, proxytest.AllowAll, proxytest.Patient)
 	var reached atomic.Int32
-	_, port := other.httpsServer(false, func(http.ResponseWriter, *http.Request) { reached.Add(1) })
-	l.policy(allowAll, secretFor(api, port))
-	c := l.dialPair(api, port, true)
-	res := ask(t, c, bufio.NewReader(c), "GET / HTTP/1.1\r\nHost: "+hostPort(port)+"\r\n\r\n", "GET")
-	if body := readAll(t, res.Body); res.StatusCode != 502 || !strings.Contains(body, string(policy.ReasonUpstreamTLS)) || strings.Contains(body, "s3cret") {
+	_, port := other.HTTPSServer(false, func(http.ResponseWriter, *http.Request) { reached.Add(1) })
+	l.Policy(proxytest.AllowAll, proxytest.SecretFor(proxytest.API, port))
+	c := l.DialPair(proxytest.API, port, true)
+	res := proxytest.Ask(t, c, bufio.NewReader(c), "GET / HTTP/1.1\r\nHost: "+proxytest.HostPort(port)+"\r\n\r\n", "GET")
+	if body := proxytest.ReadAll(t, res.Body); res.StatusCode != 502 || !strings.Contains(body, string(policy.ReasonUpstreamTLS)) || strings.Contains(body, "s3cret") {
 		t.Errorf("%d %s", res.StatusCode, body)
 	}
-	if e := l.events.wait(t, 1)[0]; e.Reason != policy.ReasonUpstreamTLS || e.Verdict != policy.Deny || e.Headers != nil || reached.Load() != 0 {
+	if e := l.Events.Wait(t, 1)[0]; e.Reason != policy.ReasonUpstreamTLS || e.Verdict != policy.Deny || e.Headers != nil || reached.Load() != 0 {
 		t.Errorf("event %+v, reached %d", e, reached.Load())
 	}
 }
 
 func TestUnresolvedAndUnreachable(t *testing.T) {
 	t.Parallel()
-	l := newRig(t, allowAll, patient)
+	l := proxytest.New(t, proxytest.AllowAll, proxytest.Patient)
 	ln, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
 	}
-	port := portOf(t, ln)
+	port := proxytest.PortOf(t, ln)
 	_ = ln.Close()
-	l.names.set("nowhere.example.com")
-	l.policy(allowAll, intercepted(port))
-	for name, want := range map[string]policy.Reason{"nowhere.example.com": policy.ReasonUnresolved, api: policy.ReasonUnreachable} {
-		c := l.dialPair(name, port, true)
-		res := ask(t, c, bufio.NewReader(c), "GET / HTTP/1.1\r\nHost: "+name+":"+strconv.Itoa(int(port))+"\r\n\r\n", "GET")
-		if body := readAll(t, res.Body); res.StatusCode != 502 || !strings.Contains(body, string(want)) {
+	l.Names.Set("nowhere.example.com")
+	l.Policy(proxytest.AllowAll, proxytest.Intercepted(port))
+	for name, want := range map[string]policy.Reason{"nowhere.example.com": policy.ReasonUnresolved, proxytest.API: policy.ReasonUnreachable} {
+		c := l.DialPair(name, port, true)
+		res := proxytest.Ask(t, c, bufio.NewReader(c), "GET / HTTP/1.1\r\nHost: "+name+":"+strconv.Itoa(int(port))+"\r\n\r\n", "GET")
+		if body := proxytest.ReadAll(t, res.Body); res.StatusCode != 502 || !strings.Contains(body, string(want)) {
 			t.Errorf("%s: %d %s", name, res.StatusCode, body)
 		}
 	}

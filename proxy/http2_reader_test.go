@@ -1,4 +1,4 @@
-package proxy
+package proxy_test
 
 import (
 	"net/http"
@@ -9,24 +9,25 @@ import (
 
 	"boxgate/audit"
 	"boxgate/policy"
+	"boxgate/proxy/proxytest"
 )
 
 // TestFieldsOfHTTP1ResetTheStream sends fields that HTTP/2 forbids, so that they enter the HPACK table, and by their
 // index afterwards: each such stream is reset and told of by one event, the others are served.
 func TestFieldsOfHTTP1ResetTheStream(t *testing.T) {
-	l := newRig(t, allowAll, patient)
+	l := proxytest.New(t, proxytest.AllowAll, proxytest.Patient)
 	var mu sync.Mutex
 	var served []string
-	_, port := l.httpsServer(true, func(_ http.ResponseWriter, r *http.Request) {
+	_, port := l.HTTPSServer(true, func(_ http.ResponseWriter, r *http.Request) {
 		mu.Lock()
 		defer mu.Unlock()
 		served = append(served, r.URL.Path)
 	})
-	l.policy(allowAll, secretFor(api, port))
-	c := newRawH2(t, l.dialPair(api, port, true, "h2"))
+	l.Policy(proxytest.AllowAll, proxytest.SecretFor(proxytest.API, port))
+	c := newRawH2(t, l.DialPair(proxytest.API, port, true, "h2"))
 	ask := func(fields ...string) string {
 		path := "/" + strconv.Itoa(int(c.stream))
-		return c.ask(append([]string{":method", "GET", ":scheme", "https", ":authority", hostPort(port), ":path", path, "x-before", "1"}, fields...)...)
+		return c.ask(append([]string{":method", "GET", ":scheme", "https", ":authority", proxytest.HostPort(port), ":path", path, "x-before", "1"}, fields...)...)
 	}
 	for _, f := range [][]string{
 		{"connection", "close"}, {"proxy-connection", "keep-alive"}, {"keep-alive", "timeout=5"}, {"transfer-encoding", "chunked"},
@@ -45,7 +46,7 @@ func TestFieldsOfHTTP1ResetTheStream(t *testing.T) {
 		t.Errorf("the upstream served %q", served)
 	}
 	refused := 0
-	for _, e := range l.events.wait(t, 16) {
+	for _, e := range l.Events.Wait(t, 16) {
 		if e.Reason == policy.ReasonBadRequest && e.Verdict == policy.Deny && e.Method == "GET" && e.Action == audit.ActionRefuse {
 			refused++
 		}

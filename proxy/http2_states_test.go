@@ -1,4 +1,4 @@
-package proxy
+package proxy_test
 
 import (
 	"errors"
@@ -11,6 +11,8 @@ import (
 
 	"golang.org/x/net/http2"
 	"golang.org/x/net/http2/hpack"
+
+	"boxgate/proxy/proxytest"
 )
 
 // TestDataBehindTheEndOfARequest sends DATA on streams that the client has ended, while they are answered and after that:
@@ -18,10 +20,10 @@ import (
 // who gets the processor first.
 func TestDataBehindTheEndOfARequest(t *testing.T) {
 	t.Parallel()
-	l := newRig(t, allowAll, patient)
+	l := proxytest.New(t, proxytest.AllowAll, proxytest.Patient)
 	page := strings.Repeat("0123456789abcdef", 32)
-	_, port := l.httpsServer(true, func(w http.ResponseWriter, _ *http.Request) { _, _ = w.Write([]byte(page)) })
-	l.policy(allowAll, secretFor(api, port))
+	_, port := l.HTTPSServer(true, func(w http.ResponseWriter, _ *http.Request) { _, _ = w.Write([]byte(page)) })
+	l.Policy(proxytest.AllowAll, proxytest.SecretFor(proxytest.API, port))
 	var all sync.WaitGroup
 	for range 8 {
 		all.Go(func() {
@@ -38,12 +40,12 @@ func TestDataBehindTheEndOfARequest(t *testing.T) {
 
 // dataAfterEnd makes a request and sends DATA behind its end, late: once the answer is complete. It returns the code of the
 // reset that follows.
-func dataAfterEnd(t *testing.T, l *rig, port uint16, late bool) string {
-	conn := l.dialPair(api, port, true, "h2")
+func dataAfterEnd(t *testing.T, l *proxytest.Rig, port uint16, late bool) string {
+	conn := l.DialPair(proxytest.API, port, true, "h2")
 	defer conn.Close()
 	_ = conn.SetDeadline(time.Now().Add(time.Minute))
 	c := newRawH2(t, conn)
-	for _, f := range [][2]string{{":method", "GET"}, {":scheme", "https"}, {":authority", hostPort(port)}, {":path", "/"}} {
+	for _, f := range [][2]string{{":method", "GET"}, {":scheme", "https"}, {":authority", proxytest.HostPort(port)}, {":path", "/"}} {
 		_ = c.enc.WriteField(hpack.HeaderField{Name: f[0], Value: f[1]}) // into a buffer
 	}
 	err := c.framer.WriteHeaders(http2.HeadersFrameParam{StreamID: 1, BlockFragment: c.buf.Bytes(), EndStream: true, EndHeaders: true})

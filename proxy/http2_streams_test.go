@@ -1,4 +1,4 @@
-package proxy
+package proxy_test
 
 import (
 	"errors"
@@ -12,15 +12,17 @@ import (
 	"boxgate/audit"
 	"boxgate/internal/h2"
 	"boxgate/policy"
+	"boxgate/proxy"
+	"boxgate/proxy/proxytest"
 )
 
 // What is refused before it reaches its handler leaves an event too.
 func TestRefusedStreamsAreTold(t *testing.T) {
 	t.Parallel()
-	l := newRig(t, allowAll, patient)
-	_, port := l.httpsServer(true, func(http.ResponseWriter, *http.Request) { t.Error("it reached the server") })
-	l.policy(allowAll, secretFor(api, port))
-	ok := []string{":method", "GET", ":scheme", "https", ":authority", hostPort(port), ":path", "/"}
+	l := proxytest.New(t, proxytest.AllowAll, proxytest.Patient)
+	_, port := l.HTTPSServer(true, func(http.ResponseWriter, *http.Request) { t.Error("it reached the server") })
+	l.Policy(proxytest.AllowAll, proxytest.SecretFor(proxytest.API, port))
+	ok := []string{":method", "GET", ":scheme", "https", ":authority", proxytest.HostPort(port), ":path", "/"}
 	with := func(more ...string) []string { return append(append([]string{}, ok...), more...) }
 	for name, tt := range map[string]struct {
 		fields []string
@@ -40,8 +42,8 @@ func TestRefusedStreamsAreTold(t *testing.T) {
 		"a window too large":       {raw: func(f *http2.Framer) error { return f.WriteWindowUpdate(0, 1<<31-1) }, want: "the connection is ended with FLOW_CONTROL_ERROR"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			r := newRawH2(t, l.dialPair(api, port, true, "h2"))
-			before := len(l.events.wait(t, 0))
+			r := newRawH2(t, l.DialPair(proxytest.API, port, true, "h2"))
+			before := len(l.Events.Wait(t, 0))
 			if tt.raw != nil {
 				if err := tt.raw(r.framer); err != nil {
 					t.Fatal(err)
@@ -57,9 +59,9 @@ func TestRefusedStreamsAreTold(t *testing.T) {
 				}
 				r.untilAnswered()
 			}
-			e := l.events.wait(t, before+1)[before]
+			e := l.Events.Wait(t, before+1)[before]
 			if e.Verdict != policy.Deny || e.Reason != policy.ReasonBadRequest || e.Action != audit.ActionRefuse || e.Stage != policy.StageHTTP ||
-				e.Name != api || e.Box != l.box.ID || !strings.Contains(e.Error, tt.want) {
+				e.Name != proxytest.API || e.Box != l.Box.ID || !strings.Contains(e.Error, tt.want) {
 				t.Errorf("%+v", e)
 			}
 		})
@@ -69,11 +71,11 @@ func TestRefusedStreamsAreTold(t *testing.T) {
 // Whoever has nothing but malformed requests to send loses the connection when they are more than the box may send.
 func TestAttackMalformedStreamsCountAsRequests(t *testing.T) {
 	t.Parallel()
-	l := newRig(t, allowAll, patient)
-	l.with(func(c *Config) { c.MaxRequests = 5 })
-	_, port := l.httpsServer(true, func(http.ResponseWriter, *http.Request) {})
-	l.policy(allowAll, secretFor(api, port))
-	r := newRawH2(t, l.dialPair(api, port, true, "h2"))
+	l := proxytest.New(t, proxytest.AllowAll, proxytest.Patient)
+	l.With(func(c *proxy.Config) { c.MaxRequests = 5 })
+	_, port := l.HTTPSServer(true, func(http.ResponseWriter, *http.Request) {})
+	l.Policy(proxytest.AllowAll, proxytest.SecretFor(proxytest.API, port))
+	r := newRawH2(t, l.DialPair(proxytest.API, port, true, "h2"))
 	ended := make(chan struct{})
 	go func() {
 		defer close(ended)
@@ -86,7 +88,7 @@ func TestAttackMalformedStreamsCountAsRequests(t *testing.T) {
 		}
 	}
 	<-ended
-	l.want("the end of malformed requests", func(e audit.Event) bool { return e.Stage == policy.StageHTTP && e.Reason == policy.ReasonLimit })
+	l.Want("the end of malformed requests", func(e audit.Event) bool { return e.Stage == policy.StageHTTP && e.Reason == policy.ReasonLimit })
 }
 
 // send sends the head of a request, in as many frames as it needs.

@@ -1,4 +1,4 @@
-package proxy
+package proxy_test
 
 import (
 	"bufio"
@@ -27,46 +27,30 @@ import (
 
 	"boxgate/audit"
 	"boxgate/policy"
+	"boxgate/proxy/proxytest"
 )
-
-func get(t testing.TB, c *http.Client, url string, header http.Header) (*http.Response, string) {
-	t.Helper()
-	req, err := http.NewRequest("GET", url, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
-	for k, v := range header {
-		req.Header[k] = v
-	}
-	res, err := c.Do(req)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer res.Body.Close()
-	return res, readAll(t, res.Body)
-}
 
 // TestHTTP2Injects sends variants of the injected header over HTTP/2, to upstreams of both versions.
 func TestHTTP2Injects(t *testing.T) {
 	t.Parallel()
-	l := newRig(t, allowAll, patient)
+	l := proxytest.New(t, proxytest.AllowAll, proxytest.Patient)
 	for _, h2 := range []bool{true, false} {
-		_, port := l.httpsServer(h2, func(w http.ResponseWriter, r *http.Request) {
+		_, port := l.HTTPSServer(h2, func(w http.ResponseWriter, r *http.Request) {
 			var b bytes.Buffer
 			_ = r.Header.Write(&b)
 			w.Header().Set("X-Proto", r.Proto)
 			fmt.Fprintf(w, "%s %s\r\n%s", r.Host, r.RequestURI, b.String())
 		})
-		l.policy(allowAll, map[string]map[string]string{hostPort(port): {"X-Api-Key": "s3cret"}})
-		res, body := get(t, l.httpClient(port, true), "https://"+hostPort(port)+"/a%2Fb?q=%zz", http.Header{
+		l.Policy(proxytest.AllowAll, map[string]map[string]string{proxytest.HostPort(port): {"X-Api-Key": "s3cret"}})
+		res, body := proxytest.Get(t, l.HTTPClient(port, true), "https://"+proxytest.HostPort(port)+"/a%2Fb?q=%zz", http.Header{
 			"X-Api-Key": {"a", "b"}, "X_api_key": {"c"}, "X_Api-Key": {"d"}, "X-Keep": {"yes"}, "User-Agent": {""}, "Proxy-Authorization": {"e"},
 		})
-		want := hostPort(port) + " /a%2Fb?q=%zz\r\nX-Api-Key: s3cret\r\nX-Keep: yes\r\n"
+		want := proxytest.HostPort(port) + " /a%2Fb?q=%zz\r\nX-Api-Key: s3cret\r\nX-Keep: yes\r\n"
 		if body != want || res.ProtoMajor != 2 || (res.Header.Get("X-Proto") == "HTTP/2.0") != h2 {
 			t.Errorf("h2 upstream %v: %s, %s received\n%s\nwant\n%s", h2, res.Proto, res.Header.Get("X-Proto"), body, want)
 		}
 	}
-	e := l.events.wait(t, 2)[0]
+	e := l.Events.Wait(t, 2)[0]
 	if e.Verdict != policy.Allow || e.Action != audit.ActionIntercept || len(e.Headers) != 1 || e.Path != "/a%2Fb" || e.Status != 200 || e.BytesIn == 0 {
 		t.Errorf("event %+v", e)
 	}
@@ -137,43 +121,43 @@ func (r *rawH2) status(id uint32) string {
 // TestHTTP2Refusals asks for what must not pass, with a good request in between, and counts what arrives.
 func TestHTTP2Refusals(t *testing.T) {
 	t.Parallel()
-	l := newRig(t, allowAll, patient)
+	l := proxytest.New(t, proxytest.AllowAll, proxytest.Patient)
 	var reached atomic.Int32
-	_, port := l.httpsServer(false, func(http.ResponseWriter, *http.Request) { reached.Add(1) })
-	l.policy(policy.Spec{Mode: policy.ModeCustom, AllowedDomains: []string{api}, Rules: []policy.RequestRule{
-		{Hosts: []string{hostPort(port)}, Paths: []string{"/admin*"}, Action: "deny"},
-	}}, secretFor(api, port))
+	_, port := l.HTTPSServer(false, func(http.ResponseWriter, *http.Request) { reached.Add(1) })
+	l.Policy(policy.Spec{Mode: policy.ModeCustom, AllowedDomains: []string{proxytest.API}, Rules: []policy.RequestRule{
+		{Hosts: []string{proxytest.HostPort(port)}, Paths: []string{"/admin*"}, Action: "deny"},
+	}}, proxytest.SecretFor(proxytest.API, port))
 	ps := strconv.Itoa(int(port))
 	pseudo := func(method, scheme, authority, path string, more ...string) []string {
 		return append([]string{":method", method, ":scheme", scheme, ":authority", authority, ":path", path}, more...)
 	}
-	good := pseudo("GET", "https", hostPort(port), "/")
+	good := pseudo("GET", "https", proxytest.HostPort(port), "/")
 	for name, try := range map[string]struct {
 		fields []string
 		want   string
 	}{
 		"another authority":      {pseudo("GET", "https", "evil.example.com:"+ps, "/"), "421"},
-		"another port":           {pseudo("GET", "https", api+":1", "/"), "421"},
-		"no port":                {pseudo("GET", "https", api, "/"), "421"},
-		"Host differs":           {pseudo("GET", "https", hostPort(port), "/", "host", "evil.example.com"), "PROTOCOL_ERROR"},
-		"scheme http":            {pseudo("GET", "http", hostPort(port), "/"), "400"},
-		"TRACE":                  {pseudo("TRACE", "https", hostPort(port), "/"), "405"},
-		"CONNECT":                {[]string{":method", "CONNECT", ":authority", hostPort(port)}, "PROTOCOL_ERROR|405"},
-		"denied path":            {pseudo("GET", "https", hostPort(port), "/x/../admin"), "403"},
-		"CR LF in a value":       {pseudo("GET", "https", hostPort(port), "/", "x", "a\r\nTransfer-Encoding: chunked"), "PROTOCOL_ERROR"},
-		"CR LF in the path":      {pseudo("GET", "https", hostPort(port), "/ HTTP/1.1\r\nX: y"), "PROTOCOL_ERROR|400"},
-		"space in the path":      {pseudo("GET", "https", hostPort(port), "/ HTTP/1.1"), "400"},
-		"space in the method":    {pseudo("GET /x HTTP/1.1", "https", hostPort(port), "/"), "400"},
-		"fragment":               {pseudo("GET", "https", hostPort(port), "/#x"), "400"},
-		"transfer-encoding":      {pseudo("GET", "https", hostPort(port), "/", "transfer-encoding", "chunked"), "PROTOCOL_ERROR"},
-		"transfer_encoding":      {pseudo("GET", "https", hostPort(port), "/", "transfer_encoding", "chunked"), "400"},
-		"connection":             {pseudo("GET", "https", hostPort(port), "/", "connection", "close"), "PROTOCOL_ERROR"},
-		"content-length too big": {pseudo("POST", "https", hostPort(port), "/", "content-length", "10"), "PROTOCOL_ERROR|400|502"},
-		"control byte":           {pseudo("GET", "https", hostPort(port), "/", "x", "a\x01"), "PROTOCOL_ERROR"},
-		"upper case name":        {pseudo("GET", "https", hostPort(port), "/", "X-Y", "z"), "PROTOCOL_ERROR"},
+		"another port":           {pseudo("GET", "https", proxytest.API+":1", "/"), "421"},
+		"no port":                {pseudo("GET", "https", proxytest.API, "/"), "421"},
+		"Host differs":           {pseudo("GET", "https", proxytest.HostPort(port), "/", "host", "evil.example.com"), "PROTOCOL_ERROR"},
+		"scheme http":            {pseudo("GET", "http", proxytest.HostPort(port), "/"), "400"},
+		"TRACE":                  {pseudo("TRACE", "https", proxytest.HostPort(port), "/"), "405"},
+		"CONNECT":                {[]string{":method", "CONNECT", ":authority", proxytest.HostPort(port)}, "PROTOCOL_ERROR|405"},
+		"denied path":            {pseudo("GET", "https", proxytest.HostPort(port), "/x/../admin"), "403"},
+		"CR LF in a value":       {pseudo("GET", "https", proxytest.HostPort(port), "/", "x", "a\r\nTransfer-Encoding: chunked"), "PROTOCOL_ERROR"},
+		"CR LF in the path":      {pseudo("GET", "https", proxytest.HostPort(port), "/ HTTP/1.1\r\nX: y"), "PROTOCOL_ERROR|400"},
+		"space in the path":      {pseudo("GET", "https", proxytest.HostPort(port), "/ HTTP/1.1"), "400"},
+		"space in the method":    {pseudo("GET /x HTTP/1.1", "https", proxytest.HostPort(port), "/"), "400"},
+		"fragment":               {pseudo("GET", "https", proxytest.HostPort(port), "/#x"), "400"},
+		"transfer-encoding":      {pseudo("GET", "https", proxytest.HostPort(port), "/", "transfer-encoding", "chunked"), "PROTOCOL_ERROR"},
+		"transfer_encoding":      {pseudo("GET", "https", proxytest.HostPort(port), "/", "transfer_encoding", "chunked"), "400"},
+		"connection":             {pseudo("GET", "https", proxytest.HostPort(port), "/", "connection", "close"), "PROTOCOL_ERROR"},
+		"content-length too big": {pseudo("POST", "https", proxytest.HostPort(port), "/", "content-length", "10"), "PROTOCOL_ERROR|400|502"},
+		"control byte":           {pseudo("GET", "https", proxytest.HostPort(port), "/", "x", "a\x01"), "PROTOCOL_ERROR"},
+		"upper case name":        {pseudo("GET", "https", proxytest.HostPort(port), "/", "X-Y", "z"), "PROTOCOL_ERROR"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			c := newRawH2(t, l.dialPair(api, port, true, "h2"))
+			c := newRawH2(t, l.DialPair(proxytest.API, port, true, "h2"))
 			if got := c.ask(good...); got != "200" {
 				t.Fatalf("good request: %s", got)
 			}
@@ -190,9 +174,9 @@ func TestHTTP2Refusals(t *testing.T) {
 
 func TestHTTP2CarriesTrailersInterimAndStreams(t *testing.T) {
 	t.Parallel()
-	l := newRig(t, allowAll, patient)
+	l := proxytest.New(t, proxytest.AllowAll, proxytest.Patient)
 	for _, h2 := range []bool{true, false} {
-		_, port := l.httpsServer(h2, func(w http.ResponseWriter, r *http.Request) {
+		_, port := l.HTTPSServer(h2, func(w http.ResponseWriter, r *http.Request) {
 			w.Header().Set("Link", "</x>; rel=preload")
 			w.WriteHeader(103)
 			w.Header().Del("Link")
@@ -203,7 +187,7 @@ func TestHTTP2CarriesTrailersInterimAndStreams(t *testing.T) {
 			w.Header().Set("Grpc-Status", "0")
 			w.Header().Set(http.TrailerPrefix+"Grpc-Message", "fine")
 		})
-		l.policy(allowAll, map[string]map[string]string{hostPort(port): {"X-Api-Key": "s3cret"}})
+		l.Policy(proxytest.AllowAll, map[string]map[string]string{proxytest.HostPort(port): {"X-Api-Key": "s3cret"}})
 		var hints atomic.Int32
 		ctx := httptrace.WithClientTrace(t.Context(), &httptrace.ClientTrace{Got1xxResponse: func(code int, h textproto.MIMEHeader) error {
 			if code == 103 && h.Get("Link") != "" {
@@ -211,17 +195,17 @@ func TestHTTP2CarriesTrailersInterimAndStreams(t *testing.T) {
 			}
 			return nil
 		}})
-		req, err := http.NewRequestWithContext(ctx, "POST", "https://"+hostPort(port)+"/", io.NopCloser(strings.NewReader("body")))
+		req, err := http.NewRequestWithContext(ctx, "POST", "https://"+proxytest.HostPort(port)+"/", io.NopCloser(strings.NewReader("body")))
 		if err != nil {
 			t.Fatal(err)
 		}
 		req.Trailer = http.Header{"X-Sum": {"7"}, "X_Api_Key": {"mine"}, "X-Api-Key": {"mine"}}
 		req.Header.Set("Te", "trailers")
-		res, err := l.httpClient(port, true).Do(req)
+		res, err := l.HTTPClient(port, true).Do(req)
 		if err != nil {
 			t.Fatal(err)
 		}
-		body := readAll(t, res.Body)
+		body := proxytest.ReadAll(t, res.Body)
 		if body != "body map[X-Sum:[7]]" {
 			t.Errorf("h2 %v: the upstream read %q", h2, body)
 		}
@@ -234,8 +218,8 @@ func TestHTTP2CarriesTrailersInterimAndStreams(t *testing.T) {
 // TestHTTP2PingPong answers each message before the next is sent, as bidirectional gRPC does.
 func TestHTTP2PingPong(t *testing.T) {
 	t.Parallel()
-	l := newRig(t, allowAll, patient)
-	_, port := l.httpsServer(true, func(w http.ResponseWriter, r *http.Request) {
+	l := proxytest.New(t, proxytest.AllowAll, proxytest.Patient)
+	_, port := l.HTTPSServer(true, func(w http.ResponseWriter, r *http.Request) {
 		w.(http.Flusher).Flush()
 		buf := make([]byte, 100)
 		for {
@@ -247,13 +231,13 @@ func TestHTTP2PingPong(t *testing.T) {
 			}
 		}
 	})
-	l.policy(allowAll, intercepted(port))
+	l.Policy(proxytest.AllowAll, proxytest.Intercepted(port))
 	pr, pw := io.Pipe()
-	req, err := http.NewRequest("POST", "https://"+hostPort(port)+"/", pr)
+	req, err := http.NewRequest("POST", "https://"+proxytest.HostPort(port)+"/", pr)
 	if err != nil {
 		t.Fatal(err)
 	}
-	res, err := l.httpClient(port, true).Do(req)
+	res, err := l.HTTPClient(port, true).Do(req)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -276,16 +260,16 @@ func TestHTTP2PingPong(t *testing.T) {
 // TestTrailersOnly is how gRPC tells an error: one HEADERS frame that ends the stream.
 func TestTrailersOnly(t *testing.T) {
 	t.Parallel()
-	l := newRig(t, allowAll, patient)
-	_, port := l.httpsServer(true, func(w http.ResponseWriter, r *http.Request) {
+	l := proxytest.New(t, proxytest.AllowAll, proxytest.Patient)
+	_, port := l.HTTPSServer(true, func(w http.ResponseWriter, r *http.Request) {
 		w.Header().Set("Content-Type", "application/grpc")
 		w.Header().Set("Grpc-Status", "12")
 		w.Header()["Content-Length"] = nil
 	})
-	l.policy(allowAll, intercepted(port))
-	c := newRawH2(t, l.dialPair(api, port, true, "h2"))
+	l.Policy(proxytest.AllowAll, proxytest.Intercepted(port))
+	c := newRawH2(t, l.DialPair(proxytest.API, port, true, "h2"))
 	c.buf.Reset()
-	for _, f := range [][2]string{{":method", "GET"}, {":scheme", "https"}, {":authority", hostPort(port)}, {":path", "/"}} {
+	for _, f := range [][2]string{{":method", "GET"}, {":scheme", "https"}, {":authority", proxytest.HostPort(port)}, {":path", "/"}} {
 		_ = c.enc.WriteField(hpack.HeaderField{Name: f[0], Value: f[1]})
 	}
 	if err := c.framer.WriteHeaders(http2.HeadersFrameParam{StreamID: 1, BlockFragment: c.buf.Bytes(), EndStream: true, EndHeaders: true}); err != nil {
@@ -313,8 +297,8 @@ func TestTrailersOnly(t *testing.T) {
 // TestInjectedFieldsAreNeverIndexed reads the frames an upstream receives.
 func TestInjectedFieldsAreNeverIndexed(t *testing.T) {
 	t.Parallel()
-	l := newRig(t, allowAll, patient)
-	ln, err := tls.Listen("tcp", "127.0.0.1:0", &tls.Config{NextProtos: []string{"h2"}, GetCertificate: l.upstream.forHello})
+	l := proxytest.New(t, proxytest.AllowAll, proxytest.Patient)
+	ln, err := tls.Listen("tcp", "127.0.0.1:0", &tls.Config{NextProtos: []string{"h2"}, GetCertificate: l.Upstream.ForHello})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -362,12 +346,12 @@ func TestInjectedFieldsAreNeverIndexed(t *testing.T) {
 			}
 		}
 	}()
-	port := portOf(t, ln)
+	port := proxytest.PortOf(t, ln)
 	long := strings.Repeat("v", 8000)
-	l.policy(allowAll, map[string]map[string]string{hostPort(port): {"Authorization": "Bearer s3cret", "X-Long": long, "X-Tab": "a\tb"}})
-	client := l.httpClient(port, true)
+	l.Policy(proxytest.AllowAll, map[string]map[string]string{proxytest.HostPort(port): {"Authorization": "Bearer s3cret", "X-Long": long, "X-Tab": "a\tb"}})
+	client := l.HTTPClient(port, true)
 	for range 3 {
-		get(t, client, "https://"+hostPort(port)+"/some/path?x", http.Header{"X-Other": {strings.Repeat("o", 20000)}, "Cookie": {"a=b"}})
+		proxytest.Get(t, client, "https://"+proxytest.HostPort(port)+"/some/path?x", http.Header{"X-Other": {strings.Repeat("o", 20000)}, "Cookie": {"a=b"}})
 		got := map[string]hpack.HeaderField{}
 		for _, f := range <-fields {
 			got[f.Name] = f
@@ -383,25 +367,25 @@ func TestInjectedFieldsAreNeverIndexed(t *testing.T) {
 // TestStreamsShareOneUpstreamConnection starts many requests at once.
 func TestStreamsShareOneUpstreamConnection(t *testing.T) {
 	t.Parallel()
-	l := newRig(t, allowAll, patient)
+	l := proxytest.New(t, proxytest.AllowAll, proxytest.Patient)
 	var peers sync.Map
-	_, port := l.httpsServer(true, func(w http.ResponseWriter, r *http.Request) {
+	_, port := l.HTTPSServer(true, func(w http.ResponseWriter, r *http.Request) {
 		peers.Store(r.RemoteAddr, true)
 		fmt.Fprint(w, r.URL.Path)
 	})
-	l.policy(allowAll, intercepted(port))
-	client := l.httpClient(port, true)
+	l.Policy(proxytest.AllowAll, proxytest.Intercepted(port))
+	client := l.HTTPClient(port, true)
 	var all sync.WaitGroup
 	for i := range 50 {
 		all.Go(func() {
 			path := "/" + strconv.Itoa(i)
-			if res, got := get(t, client, "https://"+hostPort(port)+path, nil); res.StatusCode != 200 || got != path {
+			if res, got := proxytest.Get(t, client, "https://"+proxytest.HostPort(port)+path, nil); res.StatusCode != 200 || got != path {
 				t.Errorf("%s: %d %q", path, res.StatusCode, got)
 			}
 		})
 	}
 	all.Wait()
-	if got := count(&peers); got != 1 {
+	if got := proxytest.CountOf(&peers); got != 1 {
 		t.Errorf("%d upstream connections", got)
 	}
 }
@@ -409,18 +393,18 @@ func TestStreamsShareOneUpstreamConnection(t *testing.T) {
 // TestExtendedConnect opens a WebSocket inside HTTP/2 (RFC 8441) to a server that knows the HTTP/1.1 upgrade alone.
 func TestExtendedConnect(t *testing.T) {
 	t.Parallel()
-	l := newRig(t, allowAll, patient)
-	_, port := l.httpsServer(false, echoWebSocket)
-	l.policy(allowAll, secretFor(api, port))
+	l := proxytest.New(t, proxytest.AllowAll, proxytest.Patient)
+	_, port := l.HTTPSServer(false, proxytest.EchoWebSocket)
+	l.Policy(proxytest.AllowAll, proxytest.SecretFor(proxytest.API, port))
 	//lint:ignore SA1019 net/http's own client refuses the field :protocol
-	client, err := (&http2.Transport{}).NewClientConn(l.dialPair(api, port, true, "h2"))
+	client, err := (&http2.Transport{}).NewClientConn(l.DialPair(proxytest.API, port, true, "h2"))
 	if err != nil {
 		t.Fatal(err)
 	}
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
 	pr, pw := io.Pipe()
-	req, err := http.NewRequestWithContext(ctx, "CONNECT", "https://"+hostPort(port)+"/", pr)
+	req, err := http.NewRequestWithContext(ctx, "CONNECT", "https://"+proxytest.HostPort(port)+"/", pr)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -431,7 +415,7 @@ func TestExtendedConnect(t *testing.T) {
 		t.Fatal("extended CONNECT is not on offer: ", err)
 	}
 	if res.StatusCode != 200 {
-		t.Fatalf("%s %s", res.Status, readAll(t, res.Body))
+		t.Fatalf("%s %s", res.Status, proxytest.ReadAll(t, res.Body))
 	}
 	if _, err := pw.Write([]byte{0x81, 0x82, 0, 0, 0, 0, 'h', 'i'}); err != nil { // a text frame, masked with zeros
 		t.Fatal(err)
@@ -443,7 +427,7 @@ func TestExtendedConnect(t *testing.T) {
 	}
 	_ = pw.Close()
 	_, _ = io.Copy(io.Discard, res.Body)
-	if e := l.events.wait(t, 1)[0]; e.Verdict != policy.Allow || e.BytesOut != 8 || e.BytesIn < 18 {
+	if e := l.Events.Wait(t, 1)[0]; e.Verdict != policy.Allow || e.BytesOut != 8 || e.BytesIn < 18 {
 		t.Errorf("event %+v", e)
 	}
 }
@@ -451,22 +435,22 @@ func TestExtendedConnect(t *testing.T) {
 // TestCurl is a client that shares no code with us, over both versions.
 func TestCurl(t *testing.T) {
 	t.Parallel()
-	l := newRig(t, allowAll, patient)
-	_, port := l.httpsServer(true, func(w http.ResponseWriter, r *http.Request) {
+	l := proxytest.New(t, proxytest.AllowAll, proxytest.Patient)
+	_, port := l.HTTPSServer(true, func(w http.ResponseWriter, r *http.Request) {
 		b, _ := io.ReadAll(r.Body)
 		fmt.Fprintf(w, "%s %s %d", r.Header.Get("Authorization"), r.Method, len(b))
 	})
-	l.policy(allowAll, secretFor(api, port))
-	root, upload := l.boxCA.file(t), filepath.Join(t.TempDir(), "upload")
+	l.Policy(proxytest.AllowAll, proxytest.SecretFor(proxytest.API, port))
+	root, upload := l.BoxCA.File(t), filepath.Join(t.TempDir(), "upload")
 	if err := os.WriteFile(upload, make([]byte, 3<<20), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	l.names.setOthers(loopback)
-	through := "::" + l.listen(netip.AddrPortFrom(loopback, port))
+	l.Names.SetOthers(proxytest.Loopback)
+	through := "::" + l.Listen(netip.AddrPortFrom(proxytest.Loopback, port))
 	for _, version := range []string{"--http1.1", "--http2"} {
 		for _, args := range [][]string{{"Bearer s3cret GET 0"}, {"Bearer s3cret PUT 3145728", "-T", upload}, {"Bearer s3cret POST 5", "-d", "hello", "-H", "authorization: mine"}} {
 			cmd := append([]string{"-sS", "--noproxy", "*", "--max-time", "30", version, "--cacert", root,
-				"--connect-to", through, "https://" + hostPort(port) + "/"}, args[1:]...)
+				"--connect-to", through, "https://" + proxytest.HostPort(port) + "/"}, args[1:]...)
 			out, err := exec.Command("curl", cmd...).CombinedOutput()
 			if err != nil || string(out) != args[0] {
 				t.Errorf("%s %v: %v: %s", version, args[1:], err, out)

@@ -1,4 +1,4 @@
-package proxy
+package proxy_test
 
 import (
 	"bytes"
@@ -18,6 +18,7 @@ import (
 
 	"boxgate/audit"
 	"boxgate/policy"
+	"boxgate/proxy/proxytest"
 )
 
 // The tests of this file send requests over connections that have carried some before: they are forwarded without a goroutine
@@ -59,12 +60,12 @@ func answers(w http.ResponseWriter, r *http.Request) {
 // TestWarmConnections: every kind of response arrives as it was sent, one after the other and all at once, with one event each.
 func TestWarmConnections(t *testing.T) {
 	t.Parallel()
-	l := newRig(t, allowAll, patient)
-	_, port := l.httpsServer(true, answers)
-	l.policy(allowAll, map[string]map[string]string{hostPort(port): {"X-Api-Key": "s3cret"}})
-	client := l.httpClient(port, true)
+	l := proxytest.New(t, proxytest.AllowAll, proxytest.Patient)
+	_, port := l.HTTPSServer(true, answers)
+	l.Policy(proxytest.AllowAll, map[string]map[string]string{proxytest.HostPort(port): {"X-Api-Key": "s3cret"}})
+	client := l.HTTPClient(port, true)
 	ask := func(method, path, body, want string, status int) {
-		req, err := http.NewRequest(method, "https://"+hostPort(port)+path, strings.NewReader(body))
+		req, err := http.NewRequest(method, "https://"+proxytest.HostPort(port)+path, strings.NewReader(body))
 		if err != nil {
 			t.Error(err)
 			return
@@ -105,7 +106,7 @@ func TestWarmConnections(t *testing.T) {
 		each(all.Go)
 	}
 	all.Wait()
-	for _, e := range l.events.wait(t, kinds*rounds)[:kinds*rounds] {
+	for _, e := range l.Events.Wait(t, kinds*rounds)[:kinds*rounds] {
 		if e.Stage == policy.StageHTTP && (e.Verdict != policy.Allow || e.Status == 0 || e.Action != audit.ActionIntercept || len(e.Headers) != 1) {
 			t.Errorf("%+v", e)
 		}
@@ -114,10 +115,10 @@ func TestWarmConnections(t *testing.T) {
 
 // warm returns a client whose connections have carried a request, and what the server's handler of /wait tells: that a request
 // has come, and that it was cancelled.
-func warm(t *testing.T, l *rig) (client *http.Client, url string, come, cancelled chan bool) {
+func warm(t *testing.T, l *proxytest.Rig) (client *http.Client, url string, come, cancelled chan bool) {
 	t.Helper()
 	come, cancelled = make(chan bool, 100), make(chan bool, 100)
-	_, port := l.httpsServer(true, func(w http.ResponseWriter, r *http.Request) {
+	_, port := l.HTTPSServer(true, func(w http.ResponseWriter, r *http.Request) {
 		if r.URL.Path != "/wait" {
 			return
 		}
@@ -129,16 +130,16 @@ func warm(t *testing.T, l *rig) (client *http.Client, url string, come, cancelle
 		<-r.Context().Done()
 		cancelled <- true
 	})
-	l.policy(allowAll, intercepted(port))
-	client, url = l.httpClient(port, true), "https://"+hostPort(port)
-	get(t, client, url+"/", nil)
+	l.Policy(proxytest.AllowAll, proxytest.Intercepted(port))
+	client, url = l.HTTPClient(port, true), "https://"+proxytest.HostPort(port)
+	proxytest.Get(t, client, url+"/", nil)
 	return client, url, come, cancelled
 }
 
 // TestClientsThatLeaveCancelTheirRequests: also while nothing of the response, or only some of it, has come.
 func TestClientsThatLeaveCancelTheirRequests(t *testing.T) {
 	t.Parallel()
-	l := newRig(t, allowAll, patient)
+	l := proxytest.New(t, proxytest.AllowAll, proxytest.Patient)
 	client, url, come, cancelled := warm(t, l)
 	for _, begun := range []string{"", "begun"} {
 		ctx, cancel := context.WithCancel(t.Context())
@@ -163,7 +164,7 @@ func TestClientsThatLeaveCancelTheirRequests(t *testing.T) {
 			t.Errorf("%q: %v", begun, err)
 		}
 		<-cancelled
-		l.want("the request that was cancelled", func(e audit.Event) bool {
+		l.Want("the request that was cancelled", func(e audit.Event) bool {
 			return e.Path == "/wait" && e.Verdict == policy.Allow && e.BytesIn == int64(len(begun)) && e.Error != ""
 		})
 		cancel()
@@ -173,7 +174,7 @@ func TestClientsThatLeaveCancelTheirRequests(t *testing.T) {
 // TestWaitingRequestsAreCut: those that a new policy denies end at once, whoever waits for their responses.
 func TestWaitingRequestsAreCut(t *testing.T) {
 	t.Parallel()
-	l := newRig(t, allowAll, patient)
+	l := proxytest.New(t, proxytest.AllowAll, proxytest.Patient)
 	client, url, come, cancelled := warm(t, l)
 	const requests = 20
 	var all sync.WaitGroup
@@ -186,8 +187,8 @@ func TestWaitingRequestsAreCut(t *testing.T) {
 		})
 		<-come
 	}
-	l.policy(policy.Spec{Mode: policy.ModeDenyAll}, nil)
-	l.p.Recheck(l.box.ID)
+	l.Policy(policy.Spec{Mode: policy.ModeDenyAll}, nil)
+	l.Proxy.Recheck(l.Box.ID)
 	all.Wait()
 	for range requests {
 		select {
@@ -197,7 +198,7 @@ func TestWaitingRequestsAreCut(t *testing.T) {
 		}
 	}
 	cut := 0
-	for _, e := range l.events.wait(t, requests+1) {
+	for _, e := range l.Events.Wait(t, requests+1) {
 		if e.Stage == policy.StageHTTP && e.Verdict == policy.Deny && e.Reason == policy.ReasonPolicyChanged {
 			cut++
 		}
@@ -210,18 +211,18 @@ func TestWaitingRequestsAreCut(t *testing.T) {
 // TestPlaceholderInABodyThatArrivesWhole: with its head, in one record.
 func TestPlaceholderInABodyThatArrivesWhole(t *testing.T) {
 	t.Parallel()
-	l := newRig(t, allowAll, patient)
-	up := &recorder{}
-	_, port := l.httpsServer(true, up.serve)
-	l.rules(allowAll, `{"`+hostPort(port)+`": {"placeholders": {"KEY": "the-value"}}}`)
-	c := l.dialPair(api, port, true, "h2")
+	l := proxytest.New(t, proxytest.AllowAll, proxytest.Patient)
+	up := &proxytest.Recorder{}
+	_, port := l.HTTPSServer(true, up.Serve)
+	l.Rules(proxytest.AllowAll, `{"`+proxytest.HostPort(port)+`": {"placeholders": {"KEY": "the-value"}}}`)
+	c := l.DialPair(proxytest.API, port, true, "h2")
 	r := newRawH2(t, c)
-	head := []string{":method", "POST", ":scheme", "https", ":authority", hostPort(port), ":path", "/"}
+	head := []string{":method", "POST", ":scheme", "https", ":authority", proxytest.HostPort(port), ":path", "/"}
 	if status := r.ask(head...); status != "200" {
 		t.Fatal(status)
 	}
-	up.take()
-	for _, body := range []string{"nothing", "a " + tokenFor("KEY"), "nothing"} {
+	up.Take()
+	for _, body := range []string{"nothing", "a " + proxytest.TokenFor("KEY"), "nothing"} {
 		var out bytes.Buffer
 		frames := http2.NewFramer(&out, nil)
 		r.buf.Reset()
@@ -244,7 +245,7 @@ func TestPlaceholderInABodyThatArrivesWhole(t *testing.T) {
 		if status := r.status(id); status != want {
 			t.Errorf("%q: %s", body, status)
 		}
-		if _, got := up.take(); got != sent {
+		if _, got := up.Take(); got != sent {
 			t.Errorf("%q: the upstream received %q", body, got)
 		}
 	}

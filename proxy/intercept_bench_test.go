@@ -1,4 +1,4 @@
-package proxy
+package proxy_test
 
 import (
 	"bufio"
@@ -12,14 +12,17 @@ import (
 	"testing"
 
 	"golang.org/x/sys/unix"
+
+	"boxgate/proxy"
+	"boxgate/proxy/proxytest"
 )
 
 // BenchmarkIntercept is one request of 1 KiB through an intercepted connection kept alive: client, proxy and upstream in
 // one process. The raw client and upstream leave most of the time to the proxy and to TLS.
 func BenchmarkIntercept(b *testing.B) {
-	l := newRig(b, allowAll, patient)
+	l := proxytest.New(b, proxytest.AllowAll, proxytest.Patient)
 	body := strings.Repeat("x", 1024)
-	port := l.rawServer(true, func(c net.Conn, r *bufio.Reader) {
+	port := l.RawServer(true, func(c net.Conn, r *bufio.Reader) {
 		answer := []byte("HTTP/1.1 200 OK\r\nContent-Type: text/plain\r\nContent-Length: 1024\r\n\r\n" + body)
 		for {
 			for {
@@ -36,10 +39,10 @@ func BenchmarkIntercept(b *testing.B) {
 			}
 		}
 	})
-	l.policy(allowAll, secretFor(api, port))
-	l.with(func(c *Config) { c.Audit = discardEvents{} })
-	l.with(func(c *Config) { c.MaxRequests = 1 << 30 }) // of its one box
-	request := []byte("GET /v1/models HTTP/1.1\r\nHost: " + hostPort(port) + "\r\nUser-Agent: bench\r\nAccept: */*\r\n\r\n")
+	l.Policy(proxytest.AllowAll, proxytest.SecretFor(proxytest.API, port))
+	l.With(func(c *proxy.Config) { c.Audit = proxytest.DiscardEvents{} })
+	l.With(func(c *proxy.Config) { c.MaxRequests = 1 << 30 }) // of its one box
+	request := []byte("GET /v1/models HTTP/1.1\r\nHost: " + proxytest.HostPort(port) + "\r\nUser-Agent: bench\r\nAccept: */*\r\n\r\n")
 	exchange := func(b testing.TB, c net.Conn, buf []byte) {
 		if _, err := c.Write(request); err != nil {
 			b.Fatal(err)
@@ -53,22 +56,22 @@ func BenchmarkIntercept(b *testing.B) {
 		}
 	}
 	b.Run("h1", func(b *testing.B) {
-		c := l.dialPair(api, port, true)
+		c := l.DialPair(proxytest.API, port, true)
 		buf := make([]byte, 4096)
 		b.ReportAllocs()
 		for b.Loop() {
 			exchange(b, c, buf)
 		}
 	})
-	b.Run("h1 new connections", func(b *testing.B) { l.newConnections(b, port, exchange, nil) })
+	b.Run("h1 new connections", func(b *testing.B) { newConnections(l, b, port, exchange, nil) })
 	b.Run("h1 resumed connections", func(b *testing.B) {
-		l.newConnections(b, port, exchange, tls.NewLRUClientSessionCache(1))
+		newConnections(l, b, port, exchange, tls.NewLRUClientSessionCache(1))
 	})
 	b.Run("h1 parallel", func(b *testing.B) {
 		b.SetParallelism(16)
 		b.ReportAllocs()
 		b.RunParallel(func(pb *testing.PB) {
-			c := l.dialPair(api, port, true)
+			c := l.DialPair(proxytest.API, port, true)
 			buf := make([]byte, 4096)
 			for pb.Next() {
 				exchange(b, c, buf)
@@ -76,14 +79,14 @@ func BenchmarkIntercept(b *testing.B) {
 		})
 	})
 	b.Run("h2", func(b *testing.B) {
-		_, port := l.httpsServer(true, func(w http.ResponseWriter, r *http.Request) { fmt.Fprint(w, body) })
-		l.policy(allowAll, secretFor(api, port))
-		client := l.httpClient(port, true)
+		_, port := l.HTTPSServer(true, func(w http.ResponseWriter, r *http.Request) { fmt.Fprint(w, body) })
+		l.Policy(proxytest.AllowAll, proxytest.SecretFor(proxytest.API, port))
+		client := l.HTTPClient(port, true)
 		b.SetParallelism(16)
 		b.ReportAllocs()
 		b.RunParallel(func(pb *testing.PB) {
 			for pb.Next() {
-				res, err := client.Get("https://" + hostPort(port) + "/")
+				res, err := client.Get("https://" + proxytest.HostPort(port) + "/")
 				if err != nil {
 					b.Fatal(err)
 				}
@@ -95,20 +98,20 @@ func BenchmarkIntercept(b *testing.B) {
 }
 
 // newConnections makes a connection for each request.
-func (r *rig) newConnections(b *testing.B, port uint16, exchange func(testing.TB, net.Conn, []byte), sessions tls.ClientSessionCache) {
-	r.with(func(c *Config) { c.MaxNewConns = 1 << 30 })
+func newConnections(r *proxytest.Rig, b *testing.B, port uint16, exchange func(testing.TB, net.Conn, []byte), sessions tls.ClientSessionCache) {
+	r.With(func(c *proxy.Config) { c.MaxNewConns = 1 << 30 })
 	conf := &tls.Config{
-		ServerName: api, RootCAs: r.boxCA.pool(), NextProtos: []string{"http/1.1"}, ClientSessionCache: sessions,
+		ServerName: proxytest.API, RootCAs: r.BoxCA.Pool(), NextProtos: []string{"http/1.1"}, ClientSessionCache: sessions,
 		CurvePreferences: []tls.CurveID{tls.X25519},
 	}
-	r.names.setOthers(loopback)
-	front := r.front(netip.AddrPortFrom(r.orig, port))
+	r.Names.SetOthers(proxytest.Loopback)
+	front := r.Front(netip.AddrPortFrom(r.Orig, port))
 	b.ReportAllocs()
 	before := cpuTime(b)
 	b.SetParallelism(4)
 	b.RunParallel(func(pb *testing.PB) {
 		buf := make([]byte, 4096)
-		from := net.Dialer{LocalAddr: net.TCPAddrFromAddrPort(netip.AddrPortFrom(r.box.V4, 0))}
+		from := net.Dialer{LocalAddr: net.TCPAddrFromAddrPort(netip.AddrPortFrom(r.Box.V4, 0))}
 		for pb.Next() {
 			raw, err := from.Dial("tcp", front)
 			if err != nil {

@@ -1,4 +1,4 @@
-package proxy
+package proxy_test
 
 import (
 	"bufio"
@@ -9,6 +9,9 @@ import (
 
 	"golang.org/x/net/http2"
 	"golang.org/x/net/http2/hpack"
+
+	"boxgate/proxy"
+	"boxgate/proxy/proxytest"
 )
 
 // BenchmarkInterceptHTTP2 is one request through an intercepted HTTP/2 connection with an answer of 1 KiB, 32 at a time,
@@ -19,12 +22,12 @@ func BenchmarkInterceptHTTP2(b *testing.B) {
 }
 
 func benchmarkHTTP2(b *testing.B, message []byte) {
-	l := newRig(b, allowAll, patient)
-	port := l.rawServerALPN("h2", func(c net.Conn, r *bufio.Reader) { answerHTTP2(c, r, message != nil) })
-	l.policy(allowAll, secretFor(api, port))
-	l.with(func(c *Config) { c.Audit = discardEvents{} })
-	l.with(func(c *Config) { c.MaxRequests = 1 << 30 }) // of its one box
-	c := l.dialPair(api, port, true, "h2")
+	l := proxytest.New(b, proxytest.AllowAll, proxytest.Patient)
+	port := l.RawServerALPN("h2", func(c net.Conn, r *bufio.Reader) { answerHTTP2(c, r, message != nil) })
+	l.Policy(proxytest.AllowAll, proxytest.SecretFor(proxytest.API, port))
+	l.With(func(c *proxy.Config) { c.Audit = proxytest.DiscardEvents{} })
+	l.With(func(c *proxy.Config) { c.MaxRequests = 1 << 30 }) // of its one box
+	c := l.DialPair(proxytest.API, port, true, "h2")
 	_, _ = io.WriteString(c, http2.ClientPreface)
 	var out, block bytes.Buffer
 	w := http2.NewFramer(&out, nil)
@@ -35,7 +38,7 @@ func benchmarkHTTP2(b *testing.B, message []byte) {
 	if message != nil {
 		method = "POST"
 	}
-	fields := []hpack.HeaderField{{Name: ":method", Value: method}, {Name: ":scheme", Value: "https"}, {Name: ":authority", Value: hostPort(port)}, {Name: ":path", Value: "/v1/models"}, {Name: "user-agent", Value: "bench"}, {Name: "accept", Value: "*/*"}}
+	fields := []hpack.HeaderField{{Name: ":method", Value: method}, {Name: ":scheme", Value: "https"}, {Name: ":authority", Value: proxytest.HostPort(port)}, {Name: ":path", Value: "/v1/models"}, {Name: "user-agent", Value: "bench"}, {Name: "accept", Value: "*/*"}}
 	r := http2.NewFramer(nil, bufio.NewReaderSize(c, 64<<10))
 	r.SetReuseFrames()
 	id, open := uint32(1), 0

@@ -1,4 +1,4 @@
-package proxy
+package proxy_test
 
 import (
 	"bufio"
@@ -13,6 +13,8 @@ import (
 	"golang.org/x/net/http2/hpack"
 
 	"boxgate/policy"
+	"boxgate/proxy"
+	"boxgate/proxy/proxytest"
 )
 
 // Requests a second are counted alike over HTTP/1.1, HTTP/2 and plain HTTP, and one box's do not count for another's.
@@ -20,25 +22,25 @@ func TestRequestsBeyondTheLimitAreToldWhenToComeAgain(t *testing.T) {
 	t.Parallel()
 	for name, h2 := range map[string]bool{"h1": false, "h2": true, "plain": false} {
 		t.Run(name, func(t *testing.T) {
-			l := newRig(t, allowAll, patient)
-			l.with(func(c *Config) { c.MaxRequests = 1 }) // and two at once
+			l := proxytest.New(t, proxytest.AllowAll, proxytest.Patient)
+			l.With(func(c *proxy.Config) { c.MaxRequests = 1 }) // and two at once
 			var reached atomic.Int64
 			handler := func(http.ResponseWriter, *http.Request) { reached.Add(1) }
 			var port uint16
 			scheme := "https://"
 			if name == "plain" {
-				_, port = l.httpServer(handler)
+				_, port = l.HTTPServer(handler)
 				scheme = "http://"
-				l.policy(allowAll, intercepted(port))
+				l.Policy(proxytest.AllowAll, proxytest.Intercepted(port))
 			} else {
-				_, port = l.httpsServer(true, handler)
-				l.policy(allowAll, secretFor(api, port))
+				_, port = l.HTTPSServer(true, handler)
+				l.Policy(proxytest.AllowAll, proxytest.SecretFor(proxytest.API, port))
 			}
-			client := l.httpClient(port, h2)
+			client := l.HTTPClient(port, h2)
 			began := time.Now()
 			refused := 0
 			for range 10 {
-				res, body := get(t, client, scheme+hostPort(port)+"/a?b", nil)
+				res, body := proxytest.Get(t, client, scheme+proxytest.HostPort(port)+"/a?b", nil)
 				if res.StatusCode == http.StatusOK {
 					continue
 				}
@@ -50,12 +52,12 @@ func TestRequestsBeyondTheLimitAreToldWhenToComeAgain(t *testing.T) {
 			if most := 3 + int64(time.Since(began)/time.Second); reached.Load() > most || refused == 0 {
 				t.Errorf("%d requests reached the server, want %d at most; %d were refused", reached.Load(), most, refused)
 			}
-			l.p.CloseBox(l.box.ID) // which tells what is not told yet
+			l.Proxy.CloseBox(l.Box.ID) // which tells what is not told yet
 			told := 0
-			for _, e := range l.events.wait(t, 1) {
+			for _, e := range l.Events.Wait(t, 1) {
 				if e.Reason == policy.ReasonLimit {
 					told += int(max(e.Count, 1))
-					if e.Verdict != policy.Deny || e.Status != http.StatusTooManyRequests || e.Path != "/a" || !strings.HasPrefix(e.Name, api) {
+					if e.Verdict != policy.Deny || e.Status != http.StatusTooManyRequests || e.Path != "/a" || !strings.HasPrefix(e.Name, proxytest.API) {
 						t.Errorf("%+v", e)
 					}
 				}
@@ -71,15 +73,15 @@ func TestRequestsBeyondTheLimitAreToldWhenToComeAgain(t *testing.T) {
 func TestAttackSlowHeadsDoNotRaiseTheLimit(t *testing.T) {
 	t.Parallel()
 	const limit = 400 // a second, and twice as many at once
-	l := newRig(t, allowAll, patient)
-	l.with(func(c *Config) { c.MaxRequests = limit })
+	l := proxytest.New(t, proxytest.AllowAll, proxytest.Patient)
+	l.With(func(c *proxy.Config) { c.MaxRequests = limit })
 	var reached atomic.Int64
-	_, port := l.httpServer(func(http.ResponseWriter, *http.Request) { reached.Add(1) })
-	l.policy(allowAll, intercepted(port))
-	head := "GET / HTTP/1.1\r\nHost: " + hostPort(port) + "\r\n\r\n"
+	_, port := l.HTTPServer(func(http.ResponseWriter, *http.Request) { reached.Add(1) })
+	l.Policy(proxytest.AllowAll, proxytest.Intercepted(port))
+	head := "GET / HTTP/1.1\r\nHost: " + proxytest.HostPort(port) + "\r\n\r\n"
 	began := time.Now()
 	connect := func() (ask func(part string)) {
-		c := l.dialPair("", port, false)
+		c := l.DialPair("", port, false)
 		t.Cleanup(func() { c.Close() })
 		from := bufio.NewReader(c)
 		return func(part string) {
@@ -123,20 +125,20 @@ func TestAttackSlowHeadsDoNotRaiseTheLimit(t *testing.T) {
 // A stream that is opened and cancelled at once counts like one that is answered.
 func TestAttackRapidResetCountsAsRequests(t *testing.T) {
 	t.Parallel()
-	l := newRig(t, allowAll, patient)
-	l.with(func(c *Config) { c.MaxRequests = 5 })
+	l := proxytest.New(t, proxytest.AllowAll, proxytest.Patient)
+	l.With(func(c *proxy.Config) { c.MaxRequests = 5 })
 	var reached atomic.Int64
-	_, port := l.httpsServer(true, func(http.ResponseWriter, *http.Request) { reached.Add(1) })
-	l.policy(allowAll, secretFor(api, port))
+	_, port := l.HTTPSServer(true, func(http.ResponseWriter, *http.Request) { reached.Add(1) })
+	l.Policy(proxytest.AllowAll, proxytest.SecretFor(proxytest.API, port))
 	began := time.Now()
 	for limited := false; !limited; {
-		r := newRawH2(t, l.dialPair(api, port, true, "h2"))
+		r := newRawH2(t, l.DialPair(proxytest.API, port, true, "h2"))
 		for range 200 {
-			if !r.openAndReset(hostPort(port)) {
+			if !r.openAndReset(proxytest.HostPort(port)) {
 				break // the connection was ended for it
 			}
 		}
-		res, _ := get(t, l.httpClient(port, true), "https://"+hostPort(port)+"/", nil)
+		res, _ := proxytest.Get(t, l.HTTPClient(port, true), "https://"+proxytest.HostPort(port)+"/", nil)
 		limited = res.StatusCode == http.StatusTooManyRequests
 		if time.Since(began) > 30*time.Second {
 			t.Fatal("streams that are cancelled count for nothing")
@@ -165,34 +167,34 @@ func (r *rawH2) openAndReset(authority string) bool {
 // Requests under way over HTTP/2 are counted over all connections of a box.
 func TestStreamsOfABoxAreLimited(t *testing.T) {
 	t.Parallel()
-	l := newRig(t, allowAll, patient)
-	l.with(func(c *Config) { c.MaxStreams = 1 })
+	l := proxytest.New(t, proxytest.AllowAll, proxytest.Patient)
+	l.With(func(c *proxy.Config) { c.MaxStreams = 1 })
 	begun, finish := make(chan struct{}), make(chan struct{})
-	_, port := l.httpsServer(true, func(_ http.ResponseWriter, r *http.Request) {
+	_, port := l.HTTPSServer(true, func(_ http.ResponseWriter, r *http.Request) {
 		if r.URL.Path == "/slow" {
 			close(begun)
 			<-finish
 		}
 	})
-	l.policy(allowAll, secretFor(api, port))
+	l.Policy(proxytest.AllowAll, proxytest.SecretFor(proxytest.API, port))
 	slow := make(chan struct{})
-	first := l.httpClient(port, true)
+	first := l.HTTPClient(port, true)
 	go func() {
 		defer close(slow)
-		res, err := first.Get("https://" + hostPort(port) + "/slow")
+		res, err := first.Get("https://" + proxytest.HostPort(port) + "/slow")
 		if err == nil {
 			_ = res.Body.Close()
 		}
 	}()
 	<-begun
-	second := l.httpClient(port, true)
-	if res, body := get(t, second, "https://"+hostPort(port)+"/", nil); res.StatusCode != http.StatusServiceUnavailable || !strings.Contains(body, `"reason":"limit"`) {
+	second := l.HTTPClient(port, true)
+	if res, body := proxytest.Get(t, second, "https://"+proxytest.HostPort(port)+"/", nil); res.StatusCode != http.StatusServiceUnavailable || !strings.Contains(body, `"reason":"limit"`) {
 		t.Errorf("one stream too many: %s %s", res.Status, body)
 	}
 	close(finish)
 	<-slow
-	await(t, "the end of the first", func() bool { return l.p.usages.Of(l.box).Streams.Load() == 0 })
-	if res, _ := get(t, second, "https://"+hostPort(port)+"/", nil); res.StatusCode != http.StatusOK {
+	proxytest.Await(t, "the end of the first", func() bool { return l.Usages.Of(l.Box).Streams.Load() == 0 })
+	if res, _ := proxytest.Get(t, second, "https://"+proxytest.HostPort(port)+"/", nil); res.StatusCode != http.StatusOK {
 		t.Errorf("after the first has ended: %s", res.Status)
 	}
 }

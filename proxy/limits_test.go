@@ -1,4 +1,4 @@
-package proxy
+package proxy_test
 
 import (
 	"crypto/tls"
@@ -10,21 +10,23 @@ import (
 
 	"boxgate/audit"
 	"boxgate/policy"
+	"boxgate/proxy"
+	"boxgate/proxy/proxytest"
 )
 
 // second adds a second box to the rig and returns how it connects to addr.
-func (r *rig) second() (dial func(addr string) net.Conn) {
-	r.t.Helper()
-	other := r.newBox("box2", "127.0.0.3")
-	other.Policy.Store(r.box.Policy.Load())
+func second(r *proxytest.Rig) (dial func(addr string) net.Conn) {
+	r.T.Helper()
+	other := r.NewBox("box2", "127.0.0.3")
+	other.Policy.Store(r.Box.Policy.Load())
 	return func(addr string) net.Conn {
-		r.t.Helper()
+		r.T.Helper()
 		d := net.Dialer{LocalAddr: &net.TCPAddr{IP: other.V4.AsSlice()}}
 		c, err := d.Dial("tcp", addr)
 		if err != nil {
-			r.t.Fatal(err)
+			r.T.Fatal(err)
 		}
-		r.t.Cleanup(func() { c.Close() })
+		r.T.Cleanup(func() { c.Close() })
 		_ = c.SetDeadline(time.Now().Add(time.Minute))
 		return c
 	}
@@ -32,13 +34,13 @@ func (r *rig) second() (dial func(addr string) net.Conn) {
 
 func TestNewConnectionsBeyondTheRateAreResetBeforeTheyAreRead(t *testing.T) {
 	t.Parallel()
-	r := newRig(t, allow("good.example"), func(c *Config) { c.MaxNewConns = 1 }) // and two at once
-	owner := r.tlsServer("good.example")
-	r.names.set("good.example", owner.Addr())
-	second := r.second()
-	addr := r.listen(owner)
+	r := proxytest.New(t, proxytest.Allow("good.example"), func(c *proxy.Config) { c.MaxNewConns = 1 }) // and two at once
+	owner := r.TLSServer("good.example")
+	r.Names.Set("good.example", owner.Addr())
+	second := second(r)
+	addr := r.Listen(owner)
 	for range 2 {
-		if got, err := r.hello(dialTo(t, addr), "good.example"); err != nil || got != "hello from good.example" {
+		if got, err := r.Hello(proxytest.DialTo(t, addr), "good.example"); err != nil || got != "hello from good.example" {
 			t.Fatalf("within the limit: %q, %v", got, err)
 		}
 	}
@@ -47,78 +49,78 @@ func TestNewConnectionsBeyondTheRateAreResetBeforeTheyAreRead(t *testing.T) {
 		if err != nil {
 			continue // the reset came that early
 		}
-		if _, err = r.hello(c, "good.example"); accessDeniedAlert(err) {
+		if _, err = r.Hello(c, "good.example"); proxytest.AccessDeniedAlert(err) {
 			t.Fatal("a connection beyond the limit got an answer")
 		}
 		c.Close()
 	}
-	e := r.wantReason(policy.ReasonLimit)
+	e := r.WantReason(policy.ReasonLimit)
 	if e.Box != "box1" || e.Verdict != policy.Deny || e.Action != audit.ActionRefuse || e.Name != "" || e.Port != 443 {
 		t.Errorf("%+v", e)
 	}
-	if got, err := r.hello(second(addr), "good.example"); err != nil || got != "hello from good.example" {
+	if got, err := r.Hello(second(addr), "good.example"); err != nil || got != "hello from good.example" {
 		t.Errorf("the other box: %q, %v", got, err)
 	}
 }
 
 func TestOpenInterceptionsAreLimitedPerBox(t *testing.T) {
 	t.Parallel()
-	r := newRig(t, allow("good.example", "spliced.example"), func(c *Config) { c.MaxInterceptions = 1 })
-	r.policy(allow("good.example", "spliced.example"), map[string]map[string]string{"good.example": {"X-Key": "k"}})
-	owner, spliced := r.tlsServer("good.example"), r.tlsServer("spliced.example")
-	r.names.set("good.example", owner.Addr())
-	r.names.set("spliced.example", spliced.Addr())
-	second := r.second()
-	addr := r.listen(owner)
+	r := proxytest.New(t, proxytest.Allow("good.example", "spliced.example"), func(c *proxy.Config) { c.MaxInterceptions = 1 })
+	r.Policy(proxytest.Allow("good.example", "spliced.example"), map[string]map[string]string{"good.example": {"X-Key": "k"}})
+	owner, spliced := r.TLSServer("good.example"), r.TLSServer("spliced.example")
+	r.Names.Set("good.example", owner.Addr())
+	r.Names.Set("spliced.example", spliced.Addr())
+	second := second(r)
+	addr := r.Listen(owner)
 	intercepted := func(c net.Conn) (*tls.Conn, error) {
-		t := tls.Client(c, &tls.Config{ServerName: "good.example", RootCAs: r.boxCA.pool()})
+		t := tls.Client(c, &tls.Config{ServerName: "good.example", RootCAs: r.BoxCA.Pool()})
 		return t, t.Handshake()
 	}
-	held := dialTo(t, addr)
+	held := proxytest.DialTo(t, addr)
 	if _, err := intercepted(held); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := intercepted(dialTo(t, addr)); err == nil || accessDeniedAlert(err) {
+	if _, err := intercepted(proxytest.DialTo(t, addr)); err == nil || proxytest.AccessDeniedAlert(err) {
 		t.Errorf("one too many ended with %v, want a reset", err)
 	}
-	if e := r.wantReason(policy.ReasonLimit); e.Box != "box1" || e.Verdict != policy.Deny || e.Name != "good.example" {
+	if e := r.WantReason(policy.ReasonLimit); e.Box != "box1" || e.Verdict != policy.Deny || e.Name != "good.example" {
 		t.Errorf("%+v", e)
 	}
-	if got, err := r.hello(r.dial(spliced), "spliced.example"); err != nil || got != "hello from spliced.example" {
+	if got, err := r.Hello(r.Dial(spliced), "spliced.example"); err != nil || got != "hello from spliced.example" {
 		t.Errorf("what is not intercepted: %q, %v", got, err)
 	}
 	if _, err := intercepted(second(addr)); err != nil {
 		t.Errorf("the other box: %v", err)
 	}
 	held.Close()
-	await(t, "the end of the first", func() bool { return r.p.usages.Of(r.box).Interceptions.Load() == 0 })
-	if _, err := intercepted(dialTo(t, addr)); err != nil {
+	proxytest.Await(t, "the end of the first", func() bool { return r.Usages.Of(r.Box).Interceptions.Load() == 0 })
+	if _, err := intercepted(proxytest.DialTo(t, addr)); err != nil {
 		t.Errorf("after the first was closed: %v", err)
 	}
 }
 
 func TestDenialPageCountsAsInterception(t *testing.T) {
 	t.Parallel()
-	r := newRig(t, allow("good.example"), func(c *Config) { c.DenyPage, c.MaxInterceptions = true, 1 })
-	addr := r.listen(r.trap(443))
-	page := tls.Client(dialTo(t, addr), &tls.Config{ServerName: "bad.example.com", RootCAs: r.boxCA.pool()})
+	r := proxytest.New(t, proxytest.Allow("good.example"), func(c *proxy.Config) { c.DenyPage, c.MaxInterceptions = true, 1 })
+	addr := r.Listen(r.Trap(443))
+	page := tls.Client(proxytest.DialTo(t, addr), &tls.Config{ServerName: "bad.example.com", RootCAs: r.BoxCA.Pool()})
 	if err := page.Handshake(); err != nil { // and no request, so the page waits
 		t.Fatal(err)
 	}
-	if _, err := r.hello(dialTo(t, addr), "bad.example.com"); !accessDeniedAlert(err) {
+	if _, err := r.Hello(proxytest.DialTo(t, addr), "bad.example.com"); !proxytest.AccessDeniedAlert(err) {
 		t.Errorf("beyond the limit a denied name ended with %v, want the alert", err)
 	}
-	if e := r.wantReason(policy.ReasonNotAllowed); e.Name != "bad.example.com" {
+	if e := r.WantReason(policy.ReasonNotAllowed); e.Name != "bad.example.com" {
 		t.Errorf("%+v", e)
 	}
 }
 
 func TestFloodOfConnectionsIsCountedNotLoggedOneByOne(t *testing.T) {
 	t.Parallel()
-	r := newRig(t, allow("good.example"), func(c *Config) { c.MaxConns = 1 })
-	addr := r.listen(r.trap(443))
-	dialTo(t, addr) // takes the only place
-	await(t, "the first connection", func() bool { return len(r.p.live.Of("box1")) == 1 })
+	r := proxytest.New(t, proxytest.Allow("good.example"), func(c *proxy.Config) { c.MaxConns = 1 })
+	addr := r.Listen(r.Trap(443))
+	proxytest.DialTo(t, addr) // takes the only place
+	proxytest.Await(t, "the first connection", func() bool { return len(r.Live.Of("box1")) == 1 })
 	const flood = 200
 	arrived := 0
 	for range flood {
@@ -126,21 +128,19 @@ func TestFloodOfConnectionsIsCountedNotLoggedOneByOne(t *testing.T) {
 			arrived++
 		}
 	}
-	r.p.CloseBox("box1") // which tells what is not told yet
-	await(t, "the whole count", func() bool { told, _ := r.limited(); return told >= arrived })
-	if told, lines := r.limited(); told > flood || lines > flood/4 {
+	r.Proxy.CloseBox("box1") // which tells what is not told yet
+	proxytest.Await(t, "the whole count", func() bool { told, _ := limited(r); return told >= arrived })
+	if told, lines := limited(r); told > flood || lines > flood/4 {
 		t.Errorf("%d refusals became %d in %d events", flood, told, lines)
 	}
-	if r.p.usages.Knows("box1") {
+	if r.Usages.Knows("box1") {
 		t.Error("the closed box is still counted")
 	}
 }
 
 // limited returns how many refusals for a limit were recorded, and in how many events.
-func (r *rig) limited() (refusals, lines int) {
-	r.events.mu.Lock()
-	defer r.events.mu.Unlock()
-	for _, e := range r.events.all {
+func limited(r *proxytest.Rig) (refusals, lines int) {
+	for _, e := range r.Events.List() {
 		if e.Reason == policy.ReasonLimit {
 			refusals += int(max(e.Count, 1))
 			lines++
@@ -151,9 +151,9 @@ func (r *rig) limited() (refusals, lines int) {
 
 func TestRemovedBoxLeavesNoCount(t *testing.T) {
 	t.Parallel()
-	r := newRig(t, allow("good.example"))
+	r := proxytest.New(t, proxytest.Allow("good.example"))
 	asked := 0
-	r.with(func(c *Config) {
+	r.With(func(c *proxy.Config) {
 		known := c.Boxes
 		c.Boxes = boxesFunc(func(a netip.Addr) *policy.Box {
 			if asked++; asked > 1 {
@@ -162,11 +162,10 @@ func TestRemovedBoxLeavesNoCount(t *testing.T) {
 			return known.BoxByAddr(a)
 		})
 	})
-	c := &conn{p: r.p}
-	if c.find(r.box.V4); c.box != nil || c.usage != r.p.usages.Of(nil) {
-		t.Errorf("a box that is gone was found: %+v", c.box)
+	if box, counts := r.Proxy.Find(r.Box.V4); box != nil || counts != r.Usages.Of(nil) {
+		t.Errorf("a box that is gone was found: %+v", box)
 	}
-	if r.p.usages.Knows(r.box.ID) {
+	if r.Usages.Knows(r.Box.ID) {
 		t.Error("the box that is gone is counted")
 	}
 }
@@ -174,9 +173,9 @@ func TestRemovedBoxLeavesNoCount(t *testing.T) {
 // A box is removed after a connection of it was accepted, and before there is anything to close: the connection is refused
 // all the same, and nothing is kept for the box.
 func TestBoxRemovedWhileAConnectionIsAdmitted(t *testing.T) {
-	r := newRig(t, allow("good.example"))
+	r := proxytest.New(t, proxytest.Allow("good.example"))
 	var asked atomic.Int64
-	r.with(func(c *Config) {
+	r.With(func(c *proxy.Config) {
 		known := c.Boxes
 		c.DenyPage = true
 		c.Boxes = boxesFunc(func(a netip.Addr) *policy.Box {
@@ -184,21 +183,19 @@ func TestBoxRemovedWhileAConnectionIsAdmitted(t *testing.T) {
 				return nil
 			}
 			if asked.Load() == 2 { // removed after the last look for it that counts it
-				defer r.p.CloseBox(r.box.ID)
-				defer r.box.Policy.Store(nil)
+				defer r.Proxy.CloseBox(r.Box.ID)
+				defer r.Box.Policy.Store(nil)
 			}
 			return known.BoxByAddr(a)
 		})
 	})
-	if c, err := net.Dial("tcp", r.listen(netip.MustParseAddrPort("192.0.2.1:443"))); err == nil { // else it is reset already
+	if c, err := net.Dial("tcp", r.Listen(netip.MustParseAddrPort("192.0.2.1:443"))); err == nil { // else it is reset already
 		defer c.Close()
 		_ = tls.Client(c, &tls.Config{ServerName: "denied.example.com", InsecureSkipVerify: true}).Handshake()
 	}
-	r.wantReason(policy.ReasonUnknownBox)
-	r.p.tls.mu.Lock()
-	defer r.p.tls.mu.Unlock()
-	if len(r.p.tls.boxes) > 0 || r.p.usages.Knows(r.box.ID) {
-		t.Errorf("kept for a box that is gone: %d TLS configurations", len(r.p.tls.boxes))
+	r.WantReason(policy.ReasonUnknownBox)
+	if n := r.Proxy.TLSConfigs(); n > 0 || r.Usages.Knows(r.Box.ID) {
+		t.Errorf("kept for a box that is gone: %d TLS configurations", n)
 	}
 }
 

@@ -1,4 +1,4 @@
-package proxy
+package proxy_test
 
 import (
 	"bytes"
@@ -16,7 +16,9 @@ import (
 
 	"boxgate/internal/memory"
 	"boxgate/policy"
+	"boxgate/proxy"
 	"boxgate/proxy/peek/peektest"
+	"boxgate/proxy/proxytest"
 )
 
 // TestOddConnectionsLeaveNoClaims: clients and servers that break off wherever they can. Nothing that was claimed for the
@@ -24,18 +26,18 @@ import (
 func TestOddConnectionsLeaveNoClaims(t *testing.T) {
 	budget := memory.New(64<<20, 64<<20)
 	t.Parallel()
-	r := newRig(t, policy.Spec{Mode: policy.ModeDenyAll}, func(c *Config) {
+	r := proxytest.New(t, policy.Spec{Mode: policy.ModeDenyAll}, func(c *proxy.Config) {
 		c.Memory = budget
 	})
-	cert := r.upstream.leaf(t, cdn)
+	cert := r.Upstream.Certificate(t, cdn)
 	for _, protocol := range []string{"h2", "http/1.1"} {
-		server := r.server(443, func(c net.Conn) {
+		server := r.Server(443, func(c net.Conn) {
 			defer c.Close()
 			breakOffAnswers(tls.Server(c, &tls.Config{Certificates: []tls.Certificate{cert}, NextProtos: []string{protocol}}))
 		})
-		r.names.set(cdn, server.Addr())
-		r.rules(allow("*.example.org"), `{"`+cdn+`": {"headers": {"Authorization": "Bearer 0123456789"}, "scrub": true}}`)
-		at, proxy := r.listen(server), r.explicit()
+		r.Names.Set(cdn, server.Addr())
+		r.Rules(proxytest.Allow("*.example.org"), `{"`+cdn+`": {"headers": {"Authorization": "Bearer 0123456789"}, "scrub": true}}`)
+		at, proxy := r.Listen(server), r.Explicit()
 		for _, aborted := range []bool{false, true} {
 			for _, said := range oddOpenings(t) {
 				sayAndLeave(t, at, said, aborted)
@@ -50,8 +52,8 @@ func TestOddConnectionsLeaveNoClaims(t *testing.T) {
 			}
 		}
 	}
-	r.p.CloseBox(r.box.ID) // and with it the idle connections to servers
-	await(t, "every claim to be given back", func() bool { return claims(budget) == "" })
+	r.Proxy.CloseBox(r.Box.ID) // and with it the idle connections to servers
+	proxytest.Await(t, "every claim to be given back", func() bool { return claims(budget) == "" })
 }
 
 // claims says what is held for what.
@@ -75,7 +77,7 @@ func oddOpenings(t *testing.T) [][]byte {
 }
 
 func sayAndLeave(t *testing.T, to string, said []byte, aborted bool) {
-	c := dialTo(t, to)
+	c := proxytest.DialTo(t, to)
 	defer c.Close()
 	_, _ = c.Write(said)
 	if aborted {
@@ -131,7 +133,7 @@ func halfCompressed() []byte {
 
 // terminated is a connection on which the gateway terminates TLS.
 func terminated(t *testing.T, at, protocol string) *tls.Conn {
-	c := tls.Client(dialTo(t, at), &tls.Config{ServerName: cdn, InsecureSkipVerify: true, NextProtos: []string{protocol}})
+	c := tls.Client(proxytest.DialTo(t, at), &tls.Config{ServerName: cdn, InsecureSkipVerify: true, NextProtos: []string{protocol}})
 	if err := c.Handshake(); err != nil {
 		t.Fatal(err)
 	}

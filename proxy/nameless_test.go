@@ -1,4 +1,4 @@
-package proxy
+package proxy_test
 
 import (
 	"context"
@@ -13,6 +13,8 @@ import (
 
 	"boxgate/audit"
 	"boxgate/policy"
+	"boxgate/proxy"
+	"boxgate/proxy/proxytest"
 )
 
 // judged is a policy that judges the requests of api.example on every port.
@@ -37,26 +39,26 @@ func withoutName(c net.Conn) error {
 // A box that knows the address of a host with rules by heart gets no further than one that asks for its name.
 func TestNamelessTLSDoesNotReachAHostWithRules(t *testing.T) {
 	t.Parallel()
-	r := newRig(t, policy.Spec{Mode: policy.ModeDenyAll})
-	traps := map[uint16]netip.AddrPort{443: r.trap(443), 8443: r.trap(8443)}
-	r.names.set("api.example", traps[443].Addr(), traps[8443].Addr())
+	r := proxytest.New(t, policy.Spec{Mode: policy.ModeDenyAll})
+	traps := map[uint16]netip.AddrPort{443: r.Trap(443), 8443: r.Trap(8443)}
+	r.Names.Set("api.example", traps[443].Addr(), traps[8443].Addr())
 	for port, trap := range traps {
-		other := r.server(port, func(c net.Conn) { _, _ = io.WriteString(c, "other\n"); c.Close() })
+		other := r.Server(port, func(c net.Conn) { _, _ = io.WriteString(c, "other\n"); c.Close() })
 		for what, spec := range map[string]policy.Spec{
 			"allow-all":    judged(policy.Spec{Mode: policy.ModeAllowAll}),
 			"denied lists": judged(policy.Spec{Mode: policy.ModeCustom, DeniedDomains: []string{"x.example"}}),
-			"any name":     judged(allow("*")),
+			"any name":     judged(proxytest.Allow("*")),
 			"addresses":    judged(cidr(trap.Addr(), other.Addr())),
 		} {
-			r.policy(spec, nil)
-			if err := withoutName(r.dial(trap)); err == nil {
+			r.Policy(spec, nil)
+			if err := withoutName(r.Dial(trap)); err == nil {
 				t.Errorf("%s, port %d: the handshake succeeded", what, port)
 			}
-			c := r.dial(other)
+			c := r.Dial(other)
 			_ = withoutName(c) // sends its hello, to which the server answers something else
 			_ = c.Close()
 			if what == "addresses" {
-				r.want("a splice to the other host", func(e audit.Event) bool { return e.Addr == other.Addr() && e.Verdict == policy.Allow })
+				r.Want("a splice to the other host", func(e audit.Event) bool { return e.Addr == other.Addr() && e.Verdict == policy.Allow })
 			}
 		}
 	}
@@ -65,49 +67,49 @@ func TestNamelessTLSDoesNotReachAHostWithRules(t *testing.T) {
 // When the addresses of a host with rules cannot be found out, an address may be one of them.
 func TestUnknownAddressesOfAHostWithRulesAreNoWayPastIt(t *testing.T) {
 	t.Parallel()
-	r := newRig(t, policy.Spec{Mode: policy.ModeDenyAll})
-	trap := r.trap(443)
-	r.resolver.set(&failing{names: r.names, err: errors.New("the server is silent")})
-	r.policy(judged(cidr(trap.Addr())), nil)
-	if err := withoutName(r.dial(trap)); err == nil {
+	r := proxytest.New(t, policy.Spec{Mode: policy.ModeDenyAll})
+	trap := r.Trap(443)
+	r.Resolver.Set(&failing{Names: r.Names, err: errors.New("the server is silent")})
+	r.Policy(judged(cidr(trap.Addr())), nil)
+	if err := withoutName(r.Dial(trap)); err == nil {
 		t.Error("the handshake succeeded")
 	}
-	r.wantReason(policy.ReasonNoName)
-	r.resolver.set(&failing{names: r.names, err: notFound{}})
-	server := r.tlsServer("api.example")
-	r.policy(judged(cidr(server.Addr())), nil)
-	await(t, "a handshake once the name is known to have no address", func() bool { return withoutName(r.dial(server)) == nil })
+	r.WantReason(policy.ReasonNoName)
+	r.Resolver.Set(&failing{Names: r.Names, err: notFound{}})
+	server := r.TLSServer("api.example")
+	r.Policy(judged(cidr(server.Addr())), nil)
+	proxytest.Await(t, "a handshake once the name is known to have no address", func() bool { return withoutName(r.Dial(server)) == nil })
 }
 
 // A panic of a lookup ends the connection that it is for, or that a new policy asks about, and nothing else.
 func TestPanicOfALookupEndsOneConnection(t *testing.T) {
-	r := newRig(t, policy.Spec{Mode: policy.ModeDenyAll})
-	server := r.tlsServer("other.example")
-	r.policy(cidr(server.Addr()), nil)
-	open := r.dial(server)
+	r := proxytest.New(t, policy.Spec{Mode: policy.ModeDenyAll})
+	server := r.TLSServer("other.example")
+	r.Policy(cidr(server.Addr()), nil)
+	open := r.Dial(server)
 	if err := withoutName(open); err != nil {
 		t.Fatal(err)
 	}
-	r.resolver.set(bursting{r.names})
-	r.policy(judged(cidr(server.Addr())), nil)
-	r.p.Recheck(r.box.ID)
+	r.Resolver.Set(bursting{r.Names})
+	r.Policy(judged(cidr(server.Addr())), nil)
+	r.Proxy.Recheck(r.Box.ID)
 	if _, err := io.Copy(io.Discard, open); !errors.Is(err, syscall.ECONNRESET) {
 		t.Errorf("a connection of which it is not known whether it may go on: %v", err)
 	}
-	if err := withoutName(r.dial(server)); err == nil {
+	if err := withoutName(r.Dial(server)); err == nil {
 		t.Error("a connection passed of which it is not known whether it may")
 	}
-	r.wantReason(policy.ReasonInternal)
+	r.WantReason(policy.ReasonInternal)
 }
 
-type bursting struct{ *names }
+type bursting struct{ *proxytest.Names }
 
 func (bursting) LookupBoth(context.Context, *policy.Box, policy.Name) ([]netip.Addr, error) {
 	panic("fake")
 }
 
 type failing struct {
-	*names
+	*proxytest.Names
 	err error
 }
 
@@ -127,15 +129,15 @@ func (notFound) NotFound() bool { return true }
 // An address that an earlier answer held is remembered: servers answer with a part of their addresses in turn.
 func TestEarlierAddressesOfAHostWithRulesAreRemembered(t *testing.T) {
 	t.Parallel()
-	r := newRig(t, policy.Spec{Mode: policy.ModeDenyAll})
-	first, second := r.trap(443), r.trap(443)
-	r.policy(judged(cidr(first.Addr(), second.Addr())), nil)
-	r.names.set("api.example", first.Addr())
-	_ = withoutName(r.dial(first))
-	r.p.core.Router.Refresh(r.box.ID) // as if time had passed
-	r.names.set("api.example", second.Addr())
+	r := proxytest.New(t, policy.Spec{Mode: policy.ModeDenyAll})
+	first, second := r.Trap(443), r.Trap(443)
+	r.Policy(judged(cidr(first.Addr(), second.Addr())), nil)
+	r.Names.Set("api.example", first.Addr())
+	_ = withoutName(r.Dial(first))
+	r.Core.Router.Refresh(r.Box.ID) // as if time had passed
+	r.Names.Set("api.example", second.Addr())
 	for _, a := range []netip.AddrPort{second, first} {
-		if err := withoutName(r.dial(a)); err == nil {
+		if err := withoutName(r.Dial(a)); err == nil {
 			t.Error("the handshake succeeded")
 		}
 	}
@@ -144,11 +146,11 @@ func TestEarlierAddressesOfAHostWithRulesAreRemembered(t *testing.T) {
 // A client that waits until it is taken for one whose server speaks first, and then speaks, is judged by what it says.
 func TestSilenceAtFirstIsNoWayPastRules(t *testing.T) {
 	t.Parallel()
-	r := newRig(t, judged(policy.Spec{Mode: policy.ModeAllowAll}), func(c *Config) { c.SilenceTimeout = 10 * time.Millisecond })
-	r.names.set("api.example", netip.MustParseAddr("127.9.9.9"))
+	r := proxytest.New(t, judged(policy.Spec{Mode: policy.ModeAllowAll}), func(c *proxy.Config) { c.SilenceTimeout = 10 * time.Millisecond })
+	r.Names.Set("api.example", netip.MustParseAddr("127.9.9.9"))
 	reached := make(chan struct{}, 10)
 	quiet := func(port uint16) netip.AddrPort {
-		return r.server(port, func(c net.Conn) {
+		return r.Server(port, func(c net.Conn) {
 			defer c.Close()
 			reached <- struct{}{} // the silence timeout has passed
 			if n, _ := c.Read(make([]byte, 1)); n > 0 {
@@ -160,14 +162,14 @@ func TestSilenceAtFirstIsNoWayPastRules(t *testing.T) {
 		"a request": "POST / HTTP/1.1\r\nHost: api.example:7001\r\nConnection: close\r\n\r\n", "an empty line first": "\r\nPOST / HTTP/1.1\r\nHost: api.example\r\n\r\n",
 		"no version": "GET /\r\n", "HTTP/2": "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
 	} {
-		c := r.dial(quiet(7001))
+		c := r.Dial(quiet(7001))
 		<-reached
 		_, _ = io.WriteString(c, sent)
 		if got, _ := io.ReadAll(c); len(got) > 0 && string(got[:12]) != "HTTP/1.1 403" {
 			t.Errorf("%s was answered %q", what, got)
 		}
 	}
-	c := r.dial(quiet(7002))
+	c := r.Dial(quiet(7002))
 	<-reached
 	if err := withoutName(c); err == nil {
 		t.Error("the handshake succeeded")
@@ -177,25 +179,25 @@ func TestSilenceAtFirstIsNoWayPastRules(t *testing.T) {
 // The protocols for which silence is allowed work where rules are about other hosts.
 func TestServersThatGreetAreHeardWhereRulesAreForOthers(t *testing.T) {
 	t.Parallel()
-	r := newRig(t, judged(policy.Spec{Mode: policy.ModeAllowAll}), func(c *Config) { c.SilenceTimeout = 10 * time.Millisecond })
-	server := r.server(7003, func(c net.Conn) {
+	r := proxytest.New(t, judged(policy.Spec{Mode: policy.ModeAllowAll}), func(c *proxy.Config) { c.SilenceTimeout = 10 * time.Millisecond })
+	server := r.Server(7003, func(c net.Conn) {
 		defer c.Close()
 		_, _ = io.WriteString(c, "220 welcome\n")
 		_, _ = io.Copy(c, c)
 	})
-	r.names.set("api.example", netip.MustParseAddr("127.9.9.9"))
-	c := r.dial(server)
-	if got, err := firstLine(c); got != "220 welcome" {
+	r.Names.Set("api.example", netip.MustParseAddr("127.9.9.9"))
+	c := r.Dial(server)
+	if got, err := proxytest.FirstLine(c); got != "220 welcome" {
 		t.Fatalf("%q, %v", got, err)
 	}
-	if !r.echoes(c) {
+	if !echoes(r, c) {
 		t.Error("the conversation does not go on")
 	}
-	talker := r.server(7004, func(c net.Conn) {
+	talker := r.Server(7004, func(c net.Conn) {
 		defer c.Close()
 		_, _ = io.Copy(c, c)
 	})
-	if !r.echoes(r.dial(talker)) { // "still here": not HTTP, not TLS
+	if !echoes(r, r.Dial(talker)) { // "still here": not HTTP, not TLS
 		t.Error("a protocol in which the client speaks first is cut off")
 	}
 }
@@ -203,29 +205,29 @@ func TestServersThatGreetAreHeardWhereRulesAreForOthers(t *testing.T) {
 // A connection that names nobody is cut when its address turns out to be that of a host with new rules, and only then.
 func TestRecheckCutsNamelessConnectionsToAHostWithNewRules(t *testing.T) {
 	t.Parallel()
-	r := newRig(t, policy.Spec{Mode: policy.ModeDenyAll})
-	api, other := r.tlsServer("api.example"), r.tlsServer("other.example")
-	r.policy(cidr(api.Addr(), other.Addr()), nil)
-	r.names.set("api.example", api.Addr())
+	r := proxytest.New(t, policy.Spec{Mode: policy.ModeDenyAll})
+	api, other := r.TLSServer("api.example"), r.TLSServer("other.example")
+	r.Policy(cidr(api.Addr(), other.Addr()), nil)
+	r.Names.Set("api.example", api.Addr())
 	open := func(to netip.AddrPort) net.Conn {
-		c := tls.Client(r.dial(to), &tls.Config{InsecureSkipVerify: true})
-		if _, err := firstLine(c); err != nil {
+		c := tls.Client(r.Dial(to), &tls.Config{InsecureSkipVerify: true})
+		if _, err := proxytest.FirstLine(c); err != nil {
 			t.Fatal(err)
 		}
 		return c
 	}
 	a, b := open(api), open(other)
-	r.policy(judged(cidr(api.Addr(), other.Addr())), nil)
-	r.p.Recheck("box1")
-	if r.echoes(a) {
+	r.Policy(judged(cidr(api.Addr(), other.Addr())), nil)
+	r.Proxy.Recheck("box1")
+	if echoes(r, a) {
 		t.Error("a connection goes past the new rule")
 	}
-	if !r.echoes(b) {
+	if !echoes(r, b) {
 		t.Error("the other connection was disturbed")
 	}
-	r.policy(judged(policy.Spec{Mode: policy.ModeAllowAll}), nil)
-	r.p.Recheck("box1")
-	if r.echoes(b) {
+	r.Policy(judged(policy.Spec{Mode: policy.ModeAllowAll}), nil)
+	r.Proxy.Recheck("box1")
+	if echoes(r, b) {
 		t.Error("a connection without a name is open where it could not be opened")
 	}
 }

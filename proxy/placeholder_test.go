@@ -1,17 +1,15 @@
-package proxy
+package proxy_test
 
 import (
 	"bufio"
 	"bytes"
 	"context"
 	"encoding/base64"
-	"errors"
 	"io"
 	"net"
 	"net/http"
 	"slices"
 	"strings"
-	"sync"
 	"testing"
 	"testing/iotest"
 	"time"
@@ -21,110 +19,16 @@ import (
 	"golang.org/x/net/http2/hpack"
 
 	"boxgate/policy"
+	"boxgate/proxy"
+	"boxgate/proxy/proxytest"
 )
-
-var boxKey = policy.NewSecret("the key of the box")
-
-func tokenFor(variable string) string { return policy.NewToken(boxKey, variable) }
-
-// sources are the secrets of a test.
-type sources map[string]func(context.Context) (string, error)
-
-func (s sources) Secret(ctx context.Context, name string) (policy.Secret, error) {
-	get, ok := s[name]
-	if !ok {
-		return policy.Secret{}, errors.New("no such secret")
-	}
-	v, err := get(ctx)
-	return policy.NewSecret(v), err
-}
-
-func is(v string) func(context.Context) (string, error) {
-	return func(context.Context) (string, error) { return v, nil }
-}
-
-func basic(user, password string) string {
-	return "Basic " + base64.StdEncoding.EncodeToString([]byte(user+":"+password))
-}
-
-// recorder is an upstream that keeps what it received and answers 200.
-type recorder struct {
-	mu   sync.Mutex
-	got  []*http.Request
-	body []string
-}
-
-// cutShort is kept after a body that has not arrived whole.
-const cutShort = " (cut short)"
-
-func (r *recorder) serve(w http.ResponseWriter, req *http.Request) {
-	body, err := io.ReadAll(req.Body)
-	if err != nil {
-		body = append(body, cutShort...)
-	}
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	r.got, r.body = append(r.got, req), append(r.body, string(body))
-}
-
-func (r *recorder) take() (*http.Request, string) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	if len(r.got) == 0 {
-		return nil, ""
-	}
-	req, body := r.got[len(r.got)-1], r.body[len(r.body)-1]
-	r.got, r.body = nil, nil
-	return req, body
-}
-
-// eachProtocol runs a test over every pair of protocols: the client's and the upstream's.
-func eachProtocol(t *testing.T, test func(t *testing.T, l *rig, client *http.Client, port uint16, up *recorder)) {
-	for _, v := range []struct {
-		name       string
-		client, up bool // HTTP/2
-	}{{"h1 to h1", false, false}, {"h2 to h2", true, true}, {"h2 to h1", true, false}, {"h1 to a server of both", false, true}} {
-		t.Run(v.name, func(t *testing.T) {
-			t.Parallel()
-			l := newRig(t, allowAll, patient)
-			l.with(func(c *Config) {
-				c.Secrets = sources{"s": is("from-source"), "colon": is("a:b"), "empty": is(""), "bad": is("a\r\nHost: evil"),
-					"broken": func(context.Context) (string, error) { return "", errors.New("it does not answer") }}
-			})
-			up := &recorder{}
-			_, port := l.httpsServer(v.up, up.serve)
-			l.rules(allowAll, `{}`)
-			test(t, l, l.httpClientLater(port, v.client), port, up)
-		})
-	}
-}
-
-// httpClientLater is httpClient, but for a test that sets its rules first: an HTTP/2 connection is made with the first
-// request.
-func (r *rig) httpClientLater(port uint16, h2 bool) *http.Client {
-	if !h2 {
-		return r.httpClient(port, false)
-	}
-	return &http.Client{Timeout: 60 * time.Second, Transport: &lateHTTP2{dial: func() *http.ClientConn { return r.http2Conn(port) }}}
-}
-
-type lateHTTP2 struct {
-	once sync.Once
-	dial func() *http.ClientConn
-	conn *http.ClientConn
-}
-
-func (d *lateHTTP2) RoundTrip(r *http.Request) (*http.Response, error) {
-	d.once.Do(func() { d.conn = d.dial() })
-	return d.conn.RoundTrip(r)
-}
 
 // TestPlaceholders: on the rule's host every token in a header, and in basic authentication, becomes the value.
 func TestPlaceholders(t *testing.T) {
 	t.Parallel()
-	key, other := tokenFor("KEY"), tokenFor("OTHER")
-	eachProtocol(t, func(t *testing.T, l *rig, client *http.Client, port uint16, up *recorder) {
-		l.rules(allowAll, `{"`+hostPort(port)+`": {"headers": {"X-Set": "set"}, "placeholders": {"KEY": "the-value", "OTHER": {"secret": "s"}, "UNUSED": {"secret": "broken"}}}}`)
+	key, other := proxytest.TokenFor("KEY"), proxytest.TokenFor("OTHER")
+	proxytest.EachProtocol(t, func(t *testing.T, l *proxytest.Rig, client *http.Client, port uint16, up *proxytest.Recorder) {
+		l.Rules(proxytest.AllowAll, `{"`+proxytest.HostPort(port)+`": {"headers": {"X-Set": "set"}, "placeholders": {"KEY": "the-value", "OTHER": {"secret": "s"}, "UNUSED": {"secret": "broken"}}}}`)
 		for _, tt := range []struct{ name, send, want string }{
 			{"Authorization", "Bearer " + key, "Bearer the-value"},
 			{"authorization", key, "the-value"},
@@ -132,24 +36,24 @@ func TestPlaceholders(t *testing.T) {
 			{"X-Api-Key", "a" + key + "b", "athe-valueb"},
 			{"Cookie", "session=" + key, "session=the-value"},
 			{"X_Api_Key", other, "from-source"},
-			{"Authorization", basic("user", key), basic("user", "the-value")},
-			{"Authorization", basic(other, key), basic("from-source", "the-value")},
-			{"Authorization", strings.TrimRight(basic("x-access-token", "pre"+key), "="), basic("x-access-token", "prethe-value")},
+			{"Authorization", proxytest.Basic("user", key), proxytest.Basic("user", "the-value")},
+			{"Authorization", proxytest.Basic(other, key), proxytest.Basic("from-source", "the-value")},
+			{"Authorization", strings.TrimRight(proxytest.Basic("x-access-token", "pre"+key), "="), proxytest.Basic("x-access-token", "prethe-value")},
 			{"Authorization", "bASIC  " + base64.RawURLEncoding.EncodeToString([]byte(key+":??>>")), "bASIC " + base64.StdEncoding.EncodeToString([]byte("the-value:??>>"))},
 			{"Authorization", "Basic " + key, "Basic the-value"},
-			{"Authorization", basic("nothing", "here"), basic("nothing", "here")},
+			{"Authorization", proxytest.Basic("nothing", "here"), proxytest.Basic("nothing", "here")},
 			{"X-Other", "Basic " + base64.StdEncoding.EncodeToString([]byte("user:"+key)), "Basic " + base64.StdEncoding.EncodeToString([]byte("user:"+key))},
 			{"X-Almost", key[:policy.TokenLen-1], key[:policy.TokenLen-1]},
 		} {
-			req, _ := http.NewRequest("POST", "https://"+hostPort(port)+"/path?q=1", strings.NewReader("body "+key[1:]))
+			req, _ := http.NewRequest("POST", "https://"+proxytest.HostPort(port)+"/path?q=1", strings.NewReader("body "+key[1:]))
 			req.Header[tt.name] = []string{tt.send}
 			res, err := client.Do(req)
 			if err != nil {
 				t.Fatal(err)
 			}
-			text := readAll(t, res.Body)
+			text := proxytest.ReadAll(t, res.Body)
 			_ = res.Body.Close()
-			got, body := up.take()
+			got, body := up.Take()
 			if res.StatusCode != 200 || got == nil {
 				t.Fatalf("%s: %s: %d %s", tt.name, tt.send, res.StatusCode, text)
 			}
@@ -160,19 +64,19 @@ func TestPlaceholders(t *testing.T) {
 				t.Errorf("%s: X-Set %q, body %q: bodies pass as they are", tt.name, got.Header.Get("X-Set"), body)
 			}
 		}
-		e := l.events.wait(t, 1)[0]
+		e := l.Events.Wait(t, 1)[0]
 		if e.Verdict != policy.Allow || !slices.Equal(e.Headers, []string{"X-Set", "Authorization"}) {
 			t.Errorf("event %+v", e)
 		}
 		// A new value, and then a new rule, take effect on the open connection.
-		l.rules(allowAll, `{"`+hostPort(port)+`": {"placeholders": {"KEY": "rotated"}}}`)
-		if res, _ := get(t, client, "https://"+hostPort(port)+"/", http.Header{"X-Key": {key}}); res.StatusCode != 200 {
+		l.Rules(proxytest.AllowAll, `{"`+proxytest.HostPort(port)+`": {"placeholders": {"KEY": "rotated"}}}`)
+		if res, _ := proxytest.Get(t, client, "https://"+proxytest.HostPort(port)+"/", http.Header{"X-Key": {key}}); res.StatusCode != 200 {
 			t.Errorf("after the change: %d", res.StatusCode)
 		}
-		if got, _ := up.take(); got.Header.Get("X-Key") != "rotated" || got.Header.Get("X-Set") != "" {
+		if got, _ := up.Take(); got.Header.Get("X-Key") != "rotated" || got.Header.Get("X-Set") != "" {
 			t.Errorf("after the change the upstream received %v", got.Header)
 		}
-		if res, _ := get(t, client, "https://"+hostPort(port)+"/", http.Header{"X-Key": {other}}); res.StatusCode != 403 {
+		if res, _ := proxytest.Get(t, client, "https://"+proxytest.HostPort(port)+"/", http.Header{"X-Key": {other}}); res.StatusCode != 403 {
 			t.Errorf("a placeholder that the rule no longer has: %d", res.StatusCode)
 		}
 	})
@@ -181,10 +85,10 @@ func TestPlaceholders(t *testing.T) {
 // TestPlaceholderLeaks: a token anywhere else is refused, told to the log, and nothing is forwarded.
 func TestPlaceholderLeaks(t *testing.T) {
 	t.Parallel()
-	key, foreign, unknown := tokenFor("KEY"), tokenFor("FOREIGN"), policy.NewToken(policy.NewSecret("another box"), "KEY")
-	eachProtocol(t, func(t *testing.T, l *rig, client *http.Client, port uint16, up *recorder) {
-		l.rules(policy.Spec{Mode: policy.ModeAllowAll, Rules: []policy.RequestRule{{Hosts: []string{"*"}, Methods: []string{"PURGE"}, Action: "deny"}}},
-			`{"`+hostPort(port)+`": {"headers": {"X-Set": "set"}, "placeholders": {"KEY": "the-value"}}, "elsewhere.test": {"placeholders": {"FOREIGN": "not-yours"}}}`)
+	key, foreign, unknown := proxytest.TokenFor("KEY"), proxytest.TokenFor("FOREIGN"), policy.NewToken(policy.NewSecret("another box"), "KEY")
+	proxytest.EachProtocol(t, func(t *testing.T, l *proxytest.Rig, client *http.Client, port uint16, up *proxytest.Recorder) {
+		l.Rules(policy.Spec{Mode: policy.ModeAllowAll, Rules: []policy.RequestRule{{Hosts: []string{"*"}, Methods: []string{"PURGE"}, Action: "deny"}}},
+			`{"`+proxytest.HostPort(port)+`": {"headers": {"X-Set": "set"}, "placeholders": {"KEY": "the-value"}}, "elsewhere.test": {"placeholders": {"FOREIGN": "not-yours"}}}`)
 		n := 0
 		for _, tt := range []struct {
 			what, path string
@@ -194,22 +98,22 @@ func TestPlaceholderLeaks(t *testing.T) {
 			{"path", "/v1/" + key, nil, "the placeholder KEY in the request line"},
 			{"query", "/?token=" + key, nil, "the placeholder KEY in the query"},
 			{"a variable of another host", "/", http.Header{"X-Key": {foreign}}, "the placeholder FOREIGN in a header (X-Key)"},
-			{"a variable of another host in basic authentication", "/", http.Header{"Authorization": {basic("u", foreign)}}, "the placeholder FOREIGN in the password of basic authentication (Authorization)"},
+			{"a variable of another host in basic authentication", "/", http.Header{"Authorization": {proxytest.Basic("u", foreign)}}, "the placeholder FOREIGN in the password of basic authentication (Authorization)"},
 			{"a token of another box", "/", http.Header{"X-Key": {unknown}}, "a placeholder in a header (X-Key)"},
-			{"the user of basic authentication", "/", http.Header{"Authorization": {basic(unknown, "p")}}, "a placeholder in the user of basic authentication (Authorization)"},
+			{"the user of basic authentication", "/", http.Header{"Authorization": {proxytest.Basic(unknown, "p")}}, "a placeholder in the user of basic authentication (Authorization)"},
 			{"the name of a header", "/", http.Header{"X-" + key: {"1"}}, "in a field that is not passed on"},
 			{"a header that the gateway sets", "/", http.Header{"X-Set": {foreign}}, "the placeholder FOREIGN in a header (X-Set)"},
 			{"one good and one bad", "/", http.Header{"X-Key": {key}, "X-Other": {foreign}}, "the placeholder FOREIGN in a header (X-Other)"},
 		} {
-			res, text := get(t, client, "https://"+hostPort(port)+tt.path, tt.header)
+			res, text := proxytest.Get(t, client, "https://"+proxytest.HostPort(port)+tt.path, tt.header)
 			n++
-			if got, _ := up.take(); got != nil {
+			if got, _ := up.Take(); got != nil {
 				t.Fatalf("%s: the upstream received %s %v", tt.what, got.RequestURI, got.Header)
 			}
 			if res.StatusCode != 403 || !strings.Contains(text, `"placeholder_leak"`) || strings.Contains(text, "the-value") {
 				t.Errorf("%s: %d %s", tt.what, res.StatusCode, text)
 			}
-			e := l.events.wait(t, n)[n-1]
+			e := l.Events.Wait(t, n)[n-1]
 			if e.Verdict != policy.Deny || e.Reason != policy.ReasonPlaceholderLeak || !strings.Contains(e.Error, tt.log) || len(e.Headers) != 0 {
 				if !strings.EqualFold(e.Error, tt.log) { // HTTP/2 writes names in lower case
 					t.Errorf("%s: event %+v", tt.what, e)
@@ -217,10 +121,10 @@ func TestPlaceholderLeaks(t *testing.T) {
 			}
 		}
 		many := http.Header{"X-Key": {strings.Repeat(key, 65)}}
-		if res, text := get(t, client, "https://"+hostPort(port)+"/", many); res.StatusCode != 400 || !strings.Contains(text, "too many placeholders") {
+		if res, text := proxytest.Get(t, client, "https://"+proxytest.HostPort(port)+"/", many); res.StatusCode != 400 || !strings.Contains(text, "too many placeholders") {
 			t.Errorf("more than the most: %d %s", res.StatusCode, text)
 		}
-		if got, _ := up.take(); got != nil {
+		if got, _ := up.Take(); got != nil {
 			t.Error("more than the most was forwarded")
 		}
 	})
@@ -229,27 +133,27 @@ func TestPlaceholderLeaks(t *testing.T) {
 // TestPlaceholderLeaksOverPlainHTTP: without TLS there is no host whose value it could be.
 func TestPlaceholderLeaksOverPlainHTTP(t *testing.T) {
 	t.Parallel()
-	l := newRig(t, allowAll, patient)
-	up := &recorder{}
-	_, port := l.httpServer(up.serve)
-	l.rules(allowAll, `{"`+hostPort(port)+`": {"placeholders": {"KEY": "the-value"}}}`)
-	c := l.dialPair("", port, false)
+	l := proxytest.New(t, proxytest.AllowAll, proxytest.Patient)
+	up := &proxytest.Recorder{}
+	_, port := l.HTTPServer(up.Serve)
+	l.Rules(proxytest.AllowAll, `{"`+proxytest.HostPort(port)+`": {"placeholders": {"KEY": "the-value"}}}`)
+	c := l.DialPair("", port, false)
 	r := bufio.NewReader(c)
 	for i, head := range []string{
-		"GET / HTTP/1.1\r\nHost: " + hostPort(port) + "\r\nAuthorization: Bearer " + tokenFor("KEY") + "\r\n\r\n",
-		"GET /" + tokenFor("KEY") + " HTTP/1.1\r\nHost: " + hostPort(port) + "\r\n\r\n",
-		"GET / HTTP/1.1\r\nHost: " + hostPort(port) + "\r\nAuthorization: " + basic(tokenFor("KEY"), "") + "\r\n\r\n",
-		"GET / HTTP/1.1\r\nHost: " + hostPort(port) + "\r\nProxy-Authorization: " + tokenFor("KEY") + "\r\n\r\n",
+		"GET / HTTP/1.1\r\nHost: " + proxytest.HostPort(port) + "\r\nAuthorization: Bearer " + proxytest.TokenFor("KEY") + "\r\n\r\n",
+		"GET /" + proxytest.TokenFor("KEY") + " HTTP/1.1\r\nHost: " + proxytest.HostPort(port) + "\r\n\r\n",
+		"GET / HTTP/1.1\r\nHost: " + proxytest.HostPort(port) + "\r\nAuthorization: " + proxytest.Basic(proxytest.TokenFor("KEY"), "") + "\r\n\r\n",
+		"GET / HTTP/1.1\r\nHost: " + proxytest.HostPort(port) + "\r\nProxy-Authorization: " + proxytest.TokenFor("KEY") + "\r\n\r\n",
 	} {
-		res := ask(t, c, r, head, "GET")
-		if text := readAll(t, res.Body); res.StatusCode != 403 || !strings.Contains(text, "placeholder_leak") {
+		res := proxytest.Ask(t, c, r, head, "GET")
+		if text := proxytest.ReadAll(t, res.Body); res.StatusCode != 403 || !strings.Contains(text, "placeholder_leak") {
 			t.Errorf("%d: %d %s", i, res.StatusCode, text)
 		}
-		if e := l.events.wait(t, i+1)[i]; e.Reason != policy.ReasonPlaceholderLeak {
+		if e := l.Events.Wait(t, i+1)[i]; e.Reason != policy.ReasonPlaceholderLeak {
 			t.Errorf("%d: event %+v", i, e)
 		}
 	}
-	if got, _ := up.take(); got != nil {
+	if got, _ := up.Take(); got != nil {
 		t.Errorf("the upstream received %v", got.Header)
 	}
 }
@@ -257,11 +161,11 @@ func TestPlaceholderLeaksOverPlainHTTP(t *testing.T) {
 // TestPlaceholderInATrailer: the head and the body may have gone by then; the request must not become whole.
 func TestPlaceholderInATrailer(t *testing.T) {
 	t.Parallel()
-	eachProtocol(t, func(t *testing.T, l *rig, client *http.Client, port uint16, up *recorder) {
-		l.rules(allowAll, `{"`+hostPort(port)+`": {"placeholders": {"KEY": "the-value"}}}`)
+	proxytest.EachProtocol(t, func(t *testing.T, l *proxytest.Rig, client *http.Client, port uint16, up *proxytest.Recorder) {
+		l.Rules(proxytest.AllowAll, `{"`+proxytest.HostPort(port)+`": {"placeholders": {"KEY": "the-value"}}}`)
 		for i, size := range []int{10, 1 << 20} {
-			req, _ := http.NewRequest("POST", "https://"+hostPort(port)+"/", struct{ io.Reader }{strings.NewReader(strings.Repeat("x", size))})
-			req.Trailer = http.Header{"X-Sum": {tokenFor("KEY")}}
+			req, _ := http.NewRequest("POST", "https://"+proxytest.HostPort(port)+"/", struct{ io.Reader }{strings.NewReader(strings.Repeat("x", size))})
+			req.Trailer = http.Header{"X-Sum": {proxytest.TokenFor("KEY")}}
 			res, err := client.Do(req)
 			if err == nil {
 				if res.StatusCode != 403 {
@@ -269,10 +173,10 @@ func TestPlaceholderInATrailer(t *testing.T) {
 				}
 				_ = res.Body.Close()
 			}
-			if e := l.events.wait(t, i+1)[i]; e.Verdict != policy.Deny || e.Reason != policy.ReasonPlaceholderLeak || len(e.Headers) != 0 {
+			if e := l.Events.Wait(t, i+1)[i]; e.Verdict != policy.Deny || e.Reason != policy.ReasonPlaceholderLeak || len(e.Headers) != 0 {
 				t.Errorf("%d bytes: event %+v", size, e)
 			}
-			if got, _ := up.take(); got != nil && len(got.Trailer) != 0 && got.Trailer.Get("X-Sum") != "" {
+			if got, _ := up.Take(); got != nil && len(got.Trailer) != 0 && got.Trailer.Get("X-Sum") != "" {
 				t.Errorf("%d bytes: the upstream received the trailer %v", size, got.Trailer)
 			}
 		}
@@ -282,9 +186,9 @@ func TestPlaceholderInATrailer(t *testing.T) {
 // TestPlaceholderInABody: a token that a body holds, however it is cut, does not arrive whole, and is told of.
 func TestPlaceholderInABody(t *testing.T) {
 	t.Parallel()
-	eachProtocol(t, func(t *testing.T, l *rig, client *http.Client, port uint16, up *recorder) {
-		l.rules(allowAll, `{"`+hostPort(port)+`": {"placeholders": {"KEY": "the-value"}}}`)
-		token := tokenFor("KEY")
+	proxytest.EachProtocol(t, func(t *testing.T, l *proxytest.Rig, client *http.Client, port uint16, up *proxytest.Recorder) {
+		l.Rules(proxytest.AllowAll, `{"`+proxytest.HostPort(port)+`": {"placeholders": {"KEY": "the-value"}}}`)
+		token := proxytest.TokenFor("KEY")
 		filler := strings.Repeat("bxgph_x", 1<<15)
 		n := 0
 		for what, body := range map[string]io.Reader{
@@ -294,7 +198,7 @@ func TestPlaceholderInABody(t *testing.T) {
 			"far behind": struct{ io.Reader }{strings.NewReader(filler + token + filler)},
 			"its length": strings.NewReader(filler + token),
 		} {
-			req, _ := http.NewRequest("POST", "https://"+hostPort(port)+"/", body)
+			req, _ := http.NewRequest("POST", "https://"+proxytest.HostPort(port)+"/", body)
 			if res, err := client.Do(req); err == nil {
 				if res.StatusCode != 403 {
 					t.Errorf("%s: %d", what, res.StatusCode)
@@ -302,15 +206,15 @@ func TestPlaceholderInABody(t *testing.T) {
 				_ = res.Body.Close()
 			}
 			if n++; true {
-				if e := l.events.wait(t, n)[n-1]; e.Verdict != policy.Deny || e.Reason != policy.ReasonPlaceholderLeak {
+				if e := l.Events.Wait(t, n)[n-1]; e.Verdict != policy.Deny || e.Reason != policy.ReasonPlaceholderLeak {
 					t.Errorf("%s: event %+v", what, e)
 				}
 			}
-			if _, got := up.take(); strings.Contains(got, token) {
+			if _, got := up.Take(); strings.Contains(got, token) {
 				t.Errorf("%s: the upstream received the token", what)
 			}
 		}
-		res, _ := client.Post("https://"+hostPort(port)+"/", "text/plain", strings.NewReader(filler+token[:len(token)-1]+"."))
+		res, _ := client.Post("https://"+proxytest.HostPort(port)+"/", "text/plain", strings.NewReader(filler+token[:len(token)-1]+"."))
 		if res == nil || res.StatusCode != 200 {
 			t.Errorf("a body that holds no whole token: %v", res)
 		}
@@ -320,14 +224,14 @@ func TestPlaceholderInABody(t *testing.T) {
 // TestWebSocketWithPlaceholder: the upgrade's head is a head like others, over both versions.
 func TestWebSocketWithPlaceholder(t *testing.T) {
 	t.Parallel()
-	l := newRig(t, allowAll, patient)
-	l.with(func(c *Config) { c.Secrets = sources{"s": is("from-source")} })
-	_, port := l.httpsServer(false, echoWebSocket)
-	l.rules(allowAll, `{"`+hostPort(port)+`": {"placeholders": {"KEY": {"secret": "s"}}, "scrub": false}}`)
+	l := proxytest.New(t, proxytest.AllowAll, proxytest.Patient)
+	l.With(func(c *proxy.Config) { c.Secrets = proxytest.Sources{"s": proxytest.Fixed("from-source")} })
+	_, port := l.HTTPSServer(false, proxytest.EchoWebSocket)
+	l.Rules(proxytest.AllowAll, `{"`+proxytest.HostPort(port)+`": {"placeholders": {"KEY": {"secret": "s"}}, "scrub": false}}`)
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
-	c, _, err := websocket.Dial(ctx, "wss://"+hostPort(port)+"/", &websocket.DialOptions{
-		HTTPClient: l.httpClient(port, false), HTTPHeader: http.Header{"Authorization": {"Bearer " + tokenFor("KEY")}}})
+	c, _, err := websocket.Dial(ctx, "wss://"+proxytest.HostPort(port)+"/", &websocket.DialOptions{
+		HTTPClient: l.HTTPClient(port, false), HTTPHeader: http.Header{"Authorization": {"Bearer " + proxytest.TokenFor("KEY")}}})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -338,19 +242,19 @@ func TestWebSocketWithPlaceholder(t *testing.T) {
 	if _, got, err := c.Read(ctx); err != nil || string(got) != "Bearer from-source hi" {
 		t.Errorf("%q %v", got, err)
 	}
-	if _, res, err := websocket.Dial(ctx, "wss://"+hostPort(port)+"/?token="+tokenFor("KEY"), &websocket.DialOptions{HTTPClient: l.httpClient(port, false)}); err == nil || res.StatusCode != 403 {
+	if _, res, err := websocket.Dial(ctx, "wss://"+proxytest.HostPort(port)+"/?token="+proxytest.TokenFor("KEY"), &websocket.DialOptions{HTTPClient: l.HTTPClient(port, false)}); err == nil || res.StatusCode != 403 {
 		t.Errorf("in the target: %v", err)
 	}
 	//lint:ignore SA1019 net/http's own client refuses the field :protocol
-	client, err := (&http2.Transport{}).NewClientConn(l.dialPair(api, port, true, "h2"))
+	client, err := (&http2.Transport{}).NewClientConn(l.DialPair(proxytest.API, port, true, "h2"))
 	if err != nil {
 		t.Fatal(err)
 	}
 	pr, pw := io.Pipe()
 	defer pw.Close()
-	req, _ := http.NewRequestWithContext(ctx, "CONNECT", "https://"+hostPort(port)+"/", pr)
+	req, _ := http.NewRequestWithContext(ctx, "CONNECT", "https://"+proxytest.HostPort(port)+"/", pr)
 	req.Header[":protocol"] = []string{"websocket"}
-	req.Header.Set("Authorization", "Bearer "+tokenFor("KEY"))
+	req.Header.Set("Authorization", "Bearer "+proxytest.TokenFor("KEY"))
 	res, err := client.RoundTrip(req)
 	if err != nil || res.StatusCode != 200 {
 		t.Fatal(err, res)
@@ -368,19 +272,19 @@ func TestWebSocketWithPlaceholder(t *testing.T) {
 // TestReplacedFieldsAreNeverIndexed reads the frames an upstream receives.
 func TestReplacedFieldsAreNeverIndexed(t *testing.T) {
 	t.Parallel()
-	l := newRig(t, allowAll, patient)
+	l := proxytest.New(t, proxytest.AllowAll, proxytest.Patient)
 	fields := make(chan []hpack.HeaderField, 10)
-	port := l.frameServer(fields)
-	l.rules(allowAll, `{"`+hostPort(port)+`": {"placeholders": {"KEY": "the-value"}}}`)
-	client := l.httpClient(port, true)
+	port := frameServer(l, fields)
+	l.Rules(proxytest.AllowAll, `{"`+proxytest.HostPort(port)+`": {"placeholders": {"KEY": "the-value"}}}`)
+	client := l.HTTPClient(port, true)
 	for range 3 {
-		get(t, client, "https://"+hostPort(port)+"/", http.Header{"X-Key": {tokenFor("KEY")}, "Authorization": {basic("u", tokenFor("KEY"))}})
+		proxytest.Get(t, client, "https://"+proxytest.HostPort(port)+"/", http.Header{"X-Key": {proxytest.TokenFor("KEY")}, "Authorization": {proxytest.Basic("u", proxytest.TokenFor("KEY"))}})
 		seen := 0
 		for _, f := range <-fields {
 			if f.Name != "x-key" && f.Name != "authorization" {
 				continue
 			}
-			if seen++; !f.Sensitive || f.Value != "the-value" && f.Value != basic("u", "the-value") {
+			if seen++; !f.Sensitive || f.Value != "the-value" && f.Value != proxytest.Basic("u", "the-value") {
 				t.Errorf("%s: %q, never indexed %v", f.Name, f.Value, f.Sensitive)
 			}
 		}
@@ -391,8 +295,8 @@ func TestReplacedFieldsAreNeverIndexed(t *testing.T) {
 }
 
 // frameServer is an upstream of HTTP/2 that hands on the fields of each request as they were encoded.
-func (r *rig) frameServer(fields chan<- []hpack.HeaderField) uint16 {
-	return r.rawServerALPN("h2", func(c net.Conn, r *bufio.Reader) {
+func frameServer(r *proxytest.Rig, fields chan<- []hpack.HeaderField) uint16 {
+	return r.RawServerALPN("h2", func(c net.Conn, r *bufio.Reader) {
 		if _, err := io.ReadFull(r, make([]byte, len(http2.ClientPreface))); err != nil {
 			return
 		}

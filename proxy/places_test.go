@@ -1,4 +1,4 @@
-package proxy
+package proxy_test
 
 import (
 	"bufio"
@@ -15,24 +15,19 @@ import (
 	"github.com/coder/websocket"
 
 	"boxgate/policy"
+	"boxgate/proxy"
+	"boxgate/proxy/proxytest"
 	"boxgate/proxy/scrub"
 )
-
-const everywhere = `"places": ["header", "query", "form", "json", "websocket"]`
-
-func jsonRule(t testing.TB, port uint16, more string) string {
-	t.Helper()
-	return `{"` + hostPort(port) + `": {"placeholders": {"KEY": "pa\"ss\\w&o=r d+%41/", "OTHER": {"secret": "s"}}` + more + `}, "elsewhere.test": {"placeholders": {"FOREIGN": "not-yours"}}}`
-}
 
 // TestPlaces: in the places of a rule a placeholder becomes the value, escaped as it must be there, and nothing else of the
 // request changes.
 func TestPlaces(t *testing.T) {
 	t.Parallel()
-	key, other := tokenFor("KEY"), tokenFor("OTHER")
+	key, other := proxytest.TokenFor("KEY"), proxytest.TokenFor("OTHER")
 	const form, json = "application/x-www-form-urlencoded", "application/json"
-	eachProtocol(t, func(t *testing.T, l *rig, client *http.Client, port uint16, up *recorder) {
-		l.rules(allowAll, jsonRule(t, port, ", "+everywhere))
+	proxytest.EachProtocol(t, func(t *testing.T, l *proxytest.Rig, client *http.Client, port uint16, up *proxytest.Recorder) {
+		l.Rules(proxytest.AllowAll, proxytest.JSONRule(t, port, ", "+proxytest.Everywhere))
 		for _, tt := range []struct{ what, target, kind, body, wantTarget, wantBody string }{
 			{"query", "/a?x=1&key=" + key + "&y=" + other + "z" + key, "", "", "/a?x=1&key=pa%22ss%5Cw%26o%3Dr%20d%2B%2541%2F&y=from-sourcezpa%22ss%5Cw%26o%3Dr%20d%2B%2541%2F", ""},
 			{"form", "/", form, "a=b&key=" + key + "&c=x" + other, "/", "a=b&key=pa%22ss%5Cw%26o%3Dr%20d%2B%2541%2F&c=xfrom-source"},
@@ -44,12 +39,12 @@ func TestPlaces(t *testing.T) {
 			{"behind a whole escape", "/?a=x%20" + other, json, `["\n` + other + `"]`, "/?a=x%20from-source", `["\nfrom-source"]`},
 			{"no token", "/", json, `{"not": json`, "/", `{"not": json`},
 		} {
-			for how, body := range map[string]io.Reader{"length": strings.NewReader(tt.body), "stream": stream(tt.body), "bytes": iotest.OneByteReader(strings.NewReader(tt.body))} {
+			for how, body := range map[string]io.Reader{"length": strings.NewReader(tt.body), "stream": proxytest.Unsized(tt.body), "bytes": iotest.OneByteReader(strings.NewReader(tt.body))} {
 				if tt.body == "" {
 					body = nil
 				}
-				status, text := send(t, client, "POST", "https://"+hostPort(port)+tt.target, http.Header{"Content-Type": {tt.kind}, "X-Key": {other}}, body)
-				got, arrived := up.take()
+				status, text := proxytest.Send(t, client, "POST", "https://"+proxytest.HostPort(port)+tt.target, http.Header{"Content-Type": {tt.kind}, "X-Key": {other}}, body)
+				got, arrived := up.Take()
 				if status != 200 || got == nil {
 					t.Errorf("%s (%s): %d %s", tt.what, how, status, text)
 					continue
@@ -66,57 +61,57 @@ func TestPlaces(t *testing.T) {
 // anything is forwarded.
 func TestPlacesAreForTheRuleToAllow(t *testing.T) {
 	t.Parallel()
-	key, foreign := tokenFor("KEY"), tokenFor("FOREIGN")
+	key, foreign := proxytest.TokenFor("KEY"), proxytest.TokenFor("FOREIGN")
 	const form, json = "application/x-www-form-urlencoded", "application/json"
-	eachProtocol(t, func(t *testing.T, l *rig, client *http.Client, port uint16, up *recorder) {
+	proxytest.EachProtocol(t, func(t *testing.T, l *proxytest.Rig, client *http.Client, port uint16, up *proxytest.Recorder) {
 		n := 0
 		for _, tt := range []struct{ what, places, target, kind, body string }{
 			{"query", "", "/?a=" + key, "", ""},
 			{"form", "", "/", form, "a=" + key},
 			{"JSON", `, "places": ["header", "form", "query"]`, "/", json, `["` + key + `"]`},
-			{"path", ", " + everywhere, "/" + key, "", ""},
-			{"name in the query", ", " + everywhere, "/?" + key + "=1", "", ""},
-			{"name in the query for some servers", ", " + everywhere, "/?a=1;" + key + "=1", "", ""},
-			{"query without a name", ", " + everywhere, "/?" + key, "", ""},
-			{"name in a form", ", " + everywhere, "/", form, key + "=1"},
-			{"name in a form for some servers", ", " + everywhere, "/", form, "a=1;" + key + "=1"},
-			{"form without a name", ", " + everywhere, "/", form, key},
-			{"name in JSON", ", " + everywhere, "/", json, `{"a": {"` + key + `": 1}}`},
-			{"outside of strings", ", " + everywhere, "/", json, key},
-			{"invalid JSON", ", " + everywhere, "/", json, `{"a": "` + key + `"`},
-			{"two kinds", ", " + everywhere, "/", "application/json, text/plain", `["` + key + `"]`},
-			{"plain text", ", " + everywhere, "/", "text/plain", key},
-			{"multipart", ", " + everywhere, "/", "multipart/form-data; boundary=x", "--x\r\nContent-Disposition: form-data; name=a\r\n\r\n" + key + "\r\n--x--\r\n"},
-			{"behind half an escape in the query", ", " + everywhere, "/?a=%4" + key, "", ""},
-			{"behind half an escape of half an escape", ", " + everywhere, "/?a=%254" + key, "", ""},
-			{"behind half an escape in a form", ", " + everywhere, "/", form, "a=%" + key},
-			{"behind half an escape in JSON", ", " + everywhere, "/", json, `["\` + key + `"]`},
-			{"behind a part of an escape in JSON", ", " + everywhere, "/", json, `["\u000` + key + `"]`},
-			{"of another rule", ", " + everywhere, "/", json, `["` + foreign + `"]`},
-			{"one good and one bad", ", " + everywhere, "/", json, `["` + key + `", "` + foreign + `"]`},
-			{"in the query, of another rule", ", " + everywhere, "/?a=" + foreign, "", ""},
+			{"path", ", " + proxytest.Everywhere, "/" + key, "", ""},
+			{"name in the query", ", " + proxytest.Everywhere, "/?" + key + "=1", "", ""},
+			{"name in the query for some servers", ", " + proxytest.Everywhere, "/?a=1;" + key + "=1", "", ""},
+			{"query without a name", ", " + proxytest.Everywhere, "/?" + key, "", ""},
+			{"name in a form", ", " + proxytest.Everywhere, "/", form, key + "=1"},
+			{"name in a form for some servers", ", " + proxytest.Everywhere, "/", form, "a=1;" + key + "=1"},
+			{"form without a name", ", " + proxytest.Everywhere, "/", form, key},
+			{"name in JSON", ", " + proxytest.Everywhere, "/", json, `{"a": {"` + key + `": 1}}`},
+			{"outside of strings", ", " + proxytest.Everywhere, "/", json, key},
+			{"invalid JSON", ", " + proxytest.Everywhere, "/", json, `{"a": "` + key + `"`},
+			{"two kinds", ", " + proxytest.Everywhere, "/", "application/json, text/plain", `["` + key + `"]`},
+			{"plain text", ", " + proxytest.Everywhere, "/", "text/plain", key},
+			{"multipart", ", " + proxytest.Everywhere, "/", "multipart/form-data; boundary=x", "--x\r\nContent-Disposition: form-data; name=a\r\n\r\n" + key + "\r\n--x--\r\n"},
+			{"behind half an escape in the query", ", " + proxytest.Everywhere, "/?a=%4" + key, "", ""},
+			{"behind half an escape of half an escape", ", " + proxytest.Everywhere, "/?a=%254" + key, "", ""},
+			{"behind half an escape in a form", ", " + proxytest.Everywhere, "/", form, "a=%" + key},
+			{"behind half an escape in JSON", ", " + proxytest.Everywhere, "/", json, `["\` + key + `"]`},
+			{"behind a part of an escape in JSON", ", " + proxytest.Everywhere, "/", json, `["\u000` + key + `"]`},
+			{"of another rule", ", " + proxytest.Everywhere, "/", json, `["` + foreign + `"]`},
+			{"one good and one bad", ", " + proxytest.Everywhere, "/", json, `["` + key + `", "` + foreign + `"]`},
+			{"in the query, of another rule", ", " + proxytest.Everywhere, "/?a=" + foreign, "", ""},
 		} {
-			l.rules(allowAll, jsonRule(t, port, tt.places))
-			for how, body := range map[string]io.Reader{"length": strings.NewReader(tt.body), "stream": stream(tt.body)} {
+			l.Rules(proxytest.AllowAll, proxytest.JSONRule(t, port, tt.places))
+			for how, body := range map[string]io.Reader{"length": strings.NewReader(tt.body), "stream": proxytest.Unsized(tt.body)} {
 				if tt.body == "" {
 					body = nil
 				}
-				status, text := send(t, client, "POST", "https://"+hostPort(port)+tt.target, http.Header{"Content-Type": {tt.kind}}, body)
+				status, text := proxytest.Send(t, client, "POST", "https://"+proxytest.HostPort(port)+tt.target, http.Header{"Content-Type": {tt.kind}}, body)
 				n++
-				if got, arrived := up.take(); got != nil && (strings.Contains(got.RequestURI, "ss") || strings.Contains(arrived, "bxgph_") || strings.Contains(arrived, "ss%")) {
+				if got, arrived := up.Take(); got != nil && (strings.Contains(got.RequestURI, "ss") || strings.Contains(arrived, "bxgph_") || strings.Contains(arrived, "ss%")) {
 					t.Errorf("%s (%s): the server received %s %q", tt.what, how, got.RequestURI, arrived)
 				}
 				if status != 403 || !strings.Contains(text, "placeholder_leak") {
 					t.Errorf("%s (%s): %d %s", tt.what, how, status, text)
 				}
-				if e := l.events.wait(t, n)[n-1]; e.Verdict != policy.Deny || e.Reason != policy.ReasonPlaceholderLeak || len(e.Headers) > 0 {
+				if e := l.Events.Wait(t, n)[n-1]; e.Verdict != policy.Deny || e.Reason != policy.ReasonPlaceholderLeak || len(e.Headers) > 0 {
 					t.Errorf("%s (%s): event %+v", tt.what, how, e)
 				}
 			}
 		}
-		l.rules(allowAll, jsonRule(t, port, ", "+everywhere))
-		status, text := send(t, client, "POST", "https://"+hostPort(port)+"/", http.Header{"Content-Type": {json}}, strings.NewReader(`["`+strings.Repeat(key, 65)+`"]`))
-		if got, _ := up.take(); status != 400 || got != nil {
+		l.Rules(proxytest.AllowAll, proxytest.JSONRule(t, port, ", "+proxytest.Everywhere))
+		status, text := proxytest.Send(t, client, "POST", "https://"+proxytest.HostPort(port)+"/", http.Header{"Content-Type": {json}}, strings.NewReader(`["`+strings.Repeat(key, 65)+`"]`))
+		if got, _ := up.Take(); status != 400 || got != nil {
 			t.Errorf("too many: %d %s", status, text)
 		}
 	})
@@ -125,32 +120,32 @@ func TestPlacesAreForTheRuleToAllow(t *testing.T) {
 // TestLargeBodiesPass: what is too large to be changed is streamed and searched.
 func TestLargeBodiesPass(t *testing.T) {
 	t.Parallel()
-	eachProtocol(t, func(t *testing.T, l *rig, client *http.Client, port uint16, up *recorder) {
-		l.rules(allowAll, jsonRule(t, port, ", "+everywhere))
+	proxytest.EachProtocol(t, func(t *testing.T, l *proxytest.Rig, client *http.Client, port uint16, up *proxytest.Recorder) {
+		l.Rules(proxytest.AllowAll, proxytest.JSONRule(t, port, ", "+proxytest.Everywhere))
 		kind := http.Header{"Content-Type": {"application/json"}, "Expect": {"100-continue"}}
 		large := `["` + strings.Repeat("x", 3<<20) + `"]`
-		for how, body := range map[string]io.Reader{"length": strings.NewReader(large), "stream": stream(large)} {
-			if status, text := send(t, client, "POST", "https://"+hostPort(port)+"/", kind, body); status != 200 {
+		for how, body := range map[string]io.Reader{"length": strings.NewReader(large), "stream": proxytest.Unsized(large)} {
+			if status, text := proxytest.Send(t, client, "POST", "https://"+proxytest.HostPort(port)+"/", kind, body); status != 200 {
 				t.Errorf("%s: %d %s", how, status, text)
 			}
-			if _, got := up.take(); got != large {
+			if _, got := up.Take(); got != large {
 				t.Errorf("%s: %d bytes arrived", how, len(got))
 			}
 		}
-		edge := `"` + strings.Repeat("x", 1<<20-policy.TokenLen-2) + tokenFor("OTHER") + `"`
-		if status, text := send(t, client, "POST", "https://"+hostPort(port)+"/", kind, strings.NewReader(edge)); status != 200 {
+		edge := `"` + strings.Repeat("x", 1<<20-policy.TokenLen-2) + proxytest.TokenFor("OTHER") + `"`
+		if status, text := proxytest.Send(t, client, "POST", "https://"+proxytest.HostPort(port)+"/", kind, strings.NewReader(edge)); status != 200 {
 			t.Errorf("the largest: %d %s", status, text)
 		}
-		if _, got := up.take(); got != strings.Replace(edge, tokenFor("OTHER"), "from-source", 1) {
+		if _, got := up.Take(); got != strings.Replace(edge, proxytest.TokenFor("OTHER"), "from-source", 1) {
 			t.Errorf("the largest: %d bytes arrived", len(got))
 		}
 		for what, body := range map[string]string{
-			"before the bound": `["` + tokenFor("KEY") + strings.Repeat("x", 2<<20) + `"]`,
-			"across the bound": `["` + strings.Repeat("x", 1<<20-10) + tokenFor("KEY") + strings.Repeat("x", 1<<20) + `"]`,
-			"at the end":       `["` + strings.Repeat("x", 2<<20) + tokenFor("KEY") + `"]`,
+			"before the bound": `["` + proxytest.TokenFor("KEY") + strings.Repeat("x", 2<<20) + `"]`,
+			"across the bound": `["` + strings.Repeat("x", 1<<20-10) + proxytest.TokenFor("KEY") + strings.Repeat("x", 1<<20) + `"]`,
+			"at the end":       `["` + strings.Repeat("x", 2<<20) + proxytest.TokenFor("KEY") + `"]`,
 		} {
-			for how, body := range map[string]io.Reader{"length": strings.NewReader(body), "stream": stream(body)} {
-				req, _ := http.NewRequest("POST", "https://"+hostPort(port)+"/", body)
+			for how, body := range map[string]io.Reader{"length": strings.NewReader(body), "stream": proxytest.Unsized(body)} {
+				req, _ := http.NewRequest("POST", "https://"+proxytest.HostPort(port)+"/", body)
 				req.Header.Set("Content-Type", "application/json")
 				if res, err := client.Do(req); err == nil {
 					if res.StatusCode != 403 {
@@ -158,12 +153,12 @@ func TestLargeBodiesPass(t *testing.T) {
 					}
 					_ = res.Body.Close()
 				}
-				if _, got := up.take(); strings.Contains(got, "bxgph_") && strings.HasSuffix(got, `"]`) {
+				if _, got := up.Take(); strings.Contains(got, "bxgph_") && strings.HasSuffix(got, `"]`) {
 					t.Errorf("%s (%s): it arrived whole", what, how)
 				}
 			}
 		}
-		if held := l.p.usages.Of(l.box).Memory.Held(); held > 64<<20 {
+		if held := l.Usages.Of(l.Box).Memory.Held(); held > 64<<20 {
 			t.Errorf("%d bytes are held", held)
 		}
 	})
@@ -173,8 +168,8 @@ func TestLargeBodiesPass(t *testing.T) {
 // whole.
 func TestCompressedBodies(t *testing.T) {
 	t.Parallel()
-	eachProtocol(t, func(t *testing.T, l *rig, client *http.Client, port uint16, up *recorder) {
-		plain := `{"a": "` + strings.Repeat("text ", 1000) + `", "key": "` + tokenFor("OTHER") + `"}`
+	proxytest.EachProtocol(t, func(t *testing.T, l *proxytest.Rig, client *http.Client, port uint16, up *proxytest.Recorder) {
+		plain := `{"a": "` + strings.Repeat("text ", 1000) + `", "key": "` + proxytest.TokenFor("OTHER") + `"}`
 		for _, coding := range []string{"gzip", "deflate", "br", "zstd", "gzip, br"} {
 			codings, _ := scrub.ParseCodings(coding)
 			packed, err := scrub.Encoded(codings, []byte(plain))
@@ -183,15 +178,15 @@ func TestCompressedBodies(t *testing.T) {
 			}
 			streamed, asked := false, 0
 			ask := func(places string, body []byte) (int, string, string) {
-				l.rules(allowAll, jsonRule(t, port, places))
+				l.Rules(proxytest.AllowAll, proxytest.JSONRule(t, port, places))
 				var src io.Reader = bytes.NewReader(body)
 				if streamed {
 					src = iotest.HalfReader(src)
 				}
 				asked++ // by it a request is told from one before, of which the server may not have seen the end yet
 				path := fmt.Sprintf("/%s/%d", strings.ReplaceAll(coding, ", ", "-"), asked)
-				status, text := send(t, client, "POST", "https://"+hostPort(port)+path, http.Header{"Content-Type": {"application/json"}, "Content-Encoding": {coding}}, src)
-				req, arrived := up.take()
+				status, text := proxytest.Send(t, client, "POST", "https://"+proxytest.HostPort(port)+path, http.Header{"Content-Type": {"application/json"}, "Content-Encoding": {coding}}, src)
+				req, arrived := up.Take()
 				if req != nil && req.URL.Path != path {
 					arrived = ""
 				}
@@ -201,16 +196,16 @@ func TestCompressedBodies(t *testing.T) {
 				return status, text, arrived
 			}
 			for _, streamed = range []bool{false, true} {
-				status, text, arrived := ask(", "+everywhere, packed)
+				status, text, arrived := ask(", "+proxytest.Everywhere, packed)
 				back, _, err := scrub.Decoded(codings, []byte(arrived), 1<<20, scrub.Limit{Between: 1 << 20, Plain: 1 << 20})
-				if want := strings.Replace(plain, tokenFor("OTHER"), "from-source", 1); status != 200 || err != nil || string(back) != want {
+				if want := strings.Replace(plain, proxytest.TokenFor("OTHER"), "from-source", 1); status != 200 || err != nil || string(back) != want {
 					t.Errorf("%s: %d %s: %q %v", coding, status, text, back, err)
 				}
 				if status, text, arrived := ask("", packed); status != 403 || !strings.Contains(text, "placeholder_leak") || len(arrived) == len(packed) {
 					t.Errorf("%s, not in the rule: %d %s, %d bytes arrived", coding, status, text, len(arrived))
 				}
 				clean, _ := scrub.Encoded(codings, bytes.Repeat([]byte("nothing in here. "), 200000))
-				for _, places := range []string{"", ", " + everywhere} {
+				for _, places := range []string{"", ", " + proxytest.Everywhere} {
 					if status, text, arrived := ask(places, clean); status != 200 || arrived != string(clean) {
 						t.Errorf("%s, without a token: %d %s, %d bytes of %d arrived", coding, status, text, len(arrived), len(clean))
 					}
@@ -223,7 +218,7 @@ func TestCompressedBodies(t *testing.T) {
 				}
 			}
 		}
-		await(t, "the end of all decoders", func() bool { return l.p.usages.Of(l.box).Recodings.Load() == 0 })
+		proxytest.Await(t, "the end of all decoders", func() bool { return l.Usages.Of(l.Box).Recodings.Load() == 0 })
 	})
 }
 
@@ -233,12 +228,12 @@ func TestCompressedBomb(t *testing.T) {
 	bomb, _ := scrub.Encoded([]string{"gzip"}, make([]byte, 96<<20))
 	empty, _ := scrub.Encoded([]string{"gzip"}, nil)
 	hollow, _ := scrub.Encoded([]string{"br"}, bytes.Repeat(empty, 1<<20))
-	eachProtocol(t, func(t *testing.T, l *rig, client *http.Client, port uint16, up *recorder) {
+	proxytest.EachProtocol(t, func(t *testing.T, l *proxytest.Rig, client *http.Client, port uint16, up *proxytest.Recorder) {
 		for coding, body := range map[string][]byte{"gzip": bomb, "gzip, br": hollow} {
-			for _, places := range []string{"", ", " + everywhere} {
-				l.rules(allowAll, jsonRule(t, port, places))
-				status, text := send(t, client, "POST", "https://"+hostPort(port)+"/", http.Header{"Content-Type": {"application/json"}, "Content-Encoding": {coding}}, bytes.NewReader(body))
-				if _, arrived := up.take(); status != 400 || len(arrived) == len(body) {
+			for _, places := range []string{"", ", " + proxytest.Everywhere} {
+				l.Rules(proxytest.AllowAll, proxytest.JSONRule(t, port, places))
+				status, text := proxytest.Send(t, client, "POST", "https://"+proxytest.HostPort(port)+"/", http.Header{"Content-Type": {"application/json"}, "Content-Encoding": {coding}}, bytes.NewReader(body))
+				if _, arrived := up.Take(); status != 400 || len(arrived) == len(body) {
 					t.Errorf("%s%s: %d %s, %d bytes of %d arrived", coding, places, status, text, len(arrived), len(body))
 				}
 			}
@@ -249,8 +244,8 @@ func TestCompressedBomb(t *testing.T) {
 // TestQueryParameters: a parameter of a rule stands in the query once, however the box wrote it.
 func TestQueryParameters(t *testing.T) {
 	t.Parallel()
-	eachProtocol(t, func(t *testing.T, l *rig, client *http.Client, port uint16, up *recorder) {
-		l.rules(allowAll, `{"`+hostPort(port)+`": {"query": {"key": {"secret": "s", "prefix": "a ", "suffix": "&"}, "v.1": "x"}}}`)
+	proxytest.EachProtocol(t, func(t *testing.T, l *proxytest.Rig, client *http.Client, port uint16, up *proxytest.Recorder) {
+		l.Rules(proxytest.AllowAll, `{"`+proxytest.HostPort(port)+`": {"query": {"key": {"secret": "s", "prefix": "a ", "suffix": "&"}, "v.1": "x"}}}`)
 		const set = "key=a%20from-source%26&v.1=x"
 		for target, want := range map[string]string{
 			"/":                   "/?" + set,
@@ -260,22 +255,22 @@ func TestQueryParameters(t *testing.T) {
 			"/?KEY=own&k%65y=own&%6b%65%79=own&%256bey=own&key[]=own&key[0]=own&+key=own&key%00x=own&v_1=own&v%2E1=own&a=key": "/?a=key&" + set,
 			"/?a=1;key=own&b;key&keys=1&xkey=2&key2": "/?a=1&b&keys=1&xkey=2&key2&" + set,
 		} {
-			status, text := send(t, client, "GET", "https://"+hostPort(port)+target, nil, nil)
-			got, _ := up.take()
+			status, text := proxytest.Send(t, client, "GET", "https://"+proxytest.HostPort(port)+target, nil, nil)
+			got, _ := up.Take()
 			if status != 200 || got == nil || got.RequestURI != want {
 				t.Errorf("%s: %d %s: %v", target, status, text, got)
 			}
 		}
-		for _, e := range l.events.wait(t, 6) {
+		for _, e := range l.Events.Wait(t, 6) {
 			if strings.ContainsAny(e.Path, "?=") || strings.Join(e.Headers, " ") != "?key ?v.1" {
 				t.Errorf("event %+v", e)
 			}
 		}
-		l.rules(allowAll, `{"`+hostPort(port)+`": {"query": {"key": {"secret": "broken"}}}}`)
-		if status, text := send(t, client, "GET", "https://"+hostPort(port)+"/", nil, nil); status != 502 || !strings.Contains(text, "secret_unavailable") {
+		l.Rules(proxytest.AllowAll, `{"`+proxytest.HostPort(port)+`": {"query": {"key": {"secret": "broken"}}}}`)
+		if status, text := proxytest.Send(t, client, "GET", "https://"+proxytest.HostPort(port)+"/", nil, nil); status != 502 || !strings.Contains(text, "secret_unavailable") {
 			t.Errorf("%d %s", status, text)
 		}
-		if got, _ := up.take(); got != nil {
+		if got, _ := up.Take(); got != nil {
 			t.Errorf("%v", got)
 		}
 	})
@@ -285,8 +280,8 @@ func TestQueryParameters(t *testing.T) {
 // set, does not count; what the client gave for that one itself does.
 func TestQueryIsJudgedAgain(t *testing.T) {
 	t.Parallel()
-	eachProtocol(t, func(t *testing.T, l *rig, client *http.Client, port uint16, up *recorder) {
-		spec := allowAll
+	proxytest.EachProtocol(t, func(t *testing.T, l *proxytest.Rig, client *http.Client, port uint16, up *proxytest.Recorder) {
+		spec := proxytest.AllowAll
 		for _, tt := range []struct{ match, target, want string }{
 			{`"v_1": {"exact": "x"}`, "/?v_1=x", ""},
 			{`"v_1": {"exact": "x"}`, "/?v_1=x&a=b", ""},
@@ -295,9 +290,9 @@ func TestQueryIsJudgedAgain(t *testing.T) {
 			{`"a": {"exact": "b"}`, "/?a=b&v_1=x", "/?a=b&v.1=canary-set"},
 			{`"a": {"prefix": "b"}`, "/?a=b;v.1=x", "/?a=b&v.1=canary-set"},
 		} {
-			l.rules(spec, `{"`+hostPort(port)+`": [{"match": {"query": {`+tt.match+`}}, "query": {"v.1": "canary-set"}, "scrub": false}]}`)
-			status, text := send(t, client, "GET", "https://"+hostPort(port)+tt.target, nil, nil)
-			got, _ := up.take()
+			l.Rules(spec, `{"`+proxytest.HostPort(port)+`": [{"match": {"query": {`+tt.match+`}}, "query": {"v.1": "canary-set"}, "scrub": false}]}`)
+			status, text := proxytest.Send(t, client, "GET", "https://"+proxytest.HostPort(port)+tt.target, nil, nil)
+			got, _ := up.Take()
 			switch {
 			case tt.want != "" && (status != 200 || got == nil || got.RequestURI != tt.want):
 				t.Errorf("%s, %s: %d %s: %v", tt.match, tt.target, status, text, got)
@@ -307,12 +302,12 @@ func TestQueryIsJudgedAgain(t *testing.T) {
 		}
 		// A rule of the policy, too.
 		spec.Rules = []policy.RequestRule{
-			{Hosts: []string{hostPort(port)}, Match: &policy.Match{Query: policy.MatchPairs{Pairs: []policy.MatchPair{{Key: *policy.MatchExact("v_1")}}}}, Action: "allow"},
-			{Hosts: []string{hostPort(port)}, Action: "deny"},
+			{Hosts: []string{proxytest.HostPort(port)}, Match: &policy.Match{Query: policy.MatchPairs{Pairs: []policy.MatchPair{{Key: *policy.MatchExact("v_1")}}}}, Action: "allow"},
+			{Hosts: []string{proxytest.HostPort(port)}, Action: "deny"},
 		}
-		l.rules(spec, `{"`+hostPort(port)+`": {"query": {"v.1": "canary-set"}, "scrub": false}}`)
-		status, text := send(t, client, "GET", "https://"+hostPort(port)+"/?v_1=x", nil, nil)
-		if got, _ := up.take(); got != nil || status != 403 || !strings.Contains(text, "request_rule") {
+		l.Rules(spec, `{"`+proxytest.HostPort(port)+`": {"query": {"v.1": "canary-set"}, "scrub": false}}`)
+		status, text := proxytest.Send(t, client, "GET", "https://"+proxytest.HostPort(port)+"/?v_1=x", nil, nil)
+		if got, _ := up.Take(); got != nil || status != 403 || !strings.Contains(text, "request_rule") {
 			t.Errorf("a rule of the policy: %d %s %v", status, text, got)
 		}
 	})
@@ -321,14 +316,14 @@ func TestQueryIsJudgedAgain(t *testing.T) {
 // TestBasicAuthentication: the password of a rule is encoded by the gateway.
 func TestBasicAuthentication(t *testing.T) {
 	t.Parallel()
-	eachProtocol(t, func(t *testing.T, l *rig, client *http.Client, port uint16, up *recorder) {
-		l.rules(allowAll, `{"`+hostPort(port)+`": {"headers": {"Authorization": {"secret": "s", "encode": "basic", "user": "x-access-token"}, "X-Literal": {"value": "pass:word", "encode": "basic", "user": "me"}}, "scrub": true}}`)
-		status, text := send(t, client, "GET", "https://"+hostPort(port)+"/", http.Header{"authorization": {basic("own", "own")}}, nil)
-		got, _ := up.take()
+	proxytest.EachProtocol(t, func(t *testing.T, l *proxytest.Rig, client *http.Client, port uint16, up *proxytest.Recorder) {
+		l.Rules(proxytest.AllowAll, `{"`+proxytest.HostPort(port)+`": {"headers": {"Authorization": {"secret": "s", "encode": "basic", "user": "x-access-token"}, "X-Literal": {"value": "pass:word", "encode": "basic", "user": "me"}}, "scrub": true}}`)
+		status, text := proxytest.Send(t, client, "GET", "https://"+proxytest.HostPort(port)+"/", http.Header{"authorization": {proxytest.Basic("own", "own")}}, nil)
+		got, _ := up.Take()
 		if status != 200 || got == nil {
 			t.Fatalf("%d %s", status, text)
 		}
-		if a := got.Header["Authorization"]; len(a) != 1 || a[0] != basic("x-access-token", "from-source") || got.Header.Get("X-Literal") != basic("me", "pass:word") {
+		if a := got.Header["Authorization"]; len(a) != 1 || a[0] != proxytest.Basic("x-access-token", "from-source") || got.Header.Get("X-Literal") != proxytest.Basic("me", "pass:word") {
 			t.Errorf("%v", got.Header)
 		}
 	})
@@ -337,9 +332,9 @@ func TestBasicAuthentication(t *testing.T) {
 // TestPlaceholderInWebSocketMessages: text messages are searched and changed, however they are cut into frames.
 func TestPlaceholderInWebSocketMessages(t *testing.T) {
 	t.Parallel()
-	l := newRig(t, allowAll, patient)
-	l.with(func(c *Config) { c.Secrets = sources{"s": is("from-source")} })
-	_, port := l.httpsServer(false, func(w http.ResponseWriter, r *http.Request) {
+	l := proxytest.New(t, proxytest.AllowAll, proxytest.Patient)
+	l.With(func(c *proxy.Config) { c.Secrets = proxytest.Sources{"s": proxytest.Fixed("from-source")} })
+	_, port := l.HTTPSServer(false, func(w http.ResponseWriter, r *http.Request) {
 		c, err := websocket.Accept(w, r, &websocket.AcceptOptions{CompressionMode: websocket.CompressionContextTakeover})
 		if err != nil {
 			return
@@ -354,11 +349,11 @@ func TestPlaceholderInWebSocketMessages(t *testing.T) {
 		}
 	})
 	open := func(more string) (*websocket.Conn, context.Context) {
-		l.rules(allowAll, jsonRule(t, port, more))
+		l.Rules(proxytest.AllowAll, proxytest.JSONRule(t, port, more))
 		ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
 		t.Cleanup(cancel)
-		c, res, err := websocket.Dial(ctx, "wss://"+hostPort(port)+"/", &websocket.DialOptions{
-			HTTPClient: l.httpClient(port, false), CompressionMode: websocket.CompressionContextTakeover})
+		c, res, err := websocket.Dial(ctx, "wss://"+proxytest.HostPort(port)+"/", &websocket.DialOptions{
+			HTTPClient: l.HTTPClient(port, false), CompressionMode: websocket.CompressionContextTakeover})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -368,14 +363,14 @@ func TestPlaceholderInWebSocketMessages(t *testing.T) {
 		t.Cleanup(func() { _ = c.CloseNow() })
 		return c, ctx
 	}
-	c, ctx := open(`, "scrub": false, ` + everywhere)
+	c, ctx := open(`, "scrub": false, ` + proxytest.Everywhere)
 	large := strings.Repeat("x", 3<<20)
 	for _, tt := range []struct{ send, want string }{
-		{"plain " + tokenFor("OTHER"), `17 "plain from-source"`},
-		{`{"k":"` + tokenFor("KEY") + `"}`, `28 "{\"k\":\"pa\\\"ss\\\\w&o=r d+%41/\"}"`},
+		{"plain " + proxytest.TokenFor("OTHER"), `17 "plain from-source"`},
+		{`{"k":"` + proxytest.TokenFor("KEY") + `"}`, `28 "{\"k\":\"pa\\\"ss\\\\w&o=r d+%41/\"}"`},
 		{"", `0 ""`},
 		{large, fmt.Sprintf("%d %.40q", len(large), large)},
-		{tokenFor("OTHER"), `11 "from-source"`},
+		{proxytest.TokenFor("OTHER"), `11 "from-source"`},
 	} {
 		for _, cut := range []int{len(tt.send) + 1, 7} {
 			w, err := c.Writer(ctx, websocket.MessageText)
@@ -402,20 +397,20 @@ func TestPlaceholderInWebSocketMessages(t *testing.T) {
 		places, text string
 		kind         websocket.MessageType
 	}{
-		"binary":          {", " + everywhere, tokenFor("KEY"), websocket.MessageBinary},
-		"a name in JSON":  {", " + everywhere, `{"` + tokenFor("KEY") + `":1}`, websocket.MessageText},
-		"of another rule": {", " + everywhere, tokenFor("FOREIGN"), websocket.MessageText},
-		"not in the rule": {"", tokenFor("KEY"), websocket.MessageText},
-		"too large":       {", " + everywhere, large + tokenFor("KEY"), websocket.MessageText},
-		"half an escape":  {", " + everywhere, `{"a":"\u000` + tokenFor("KEY") + `"}`, websocket.MessageText},
+		"binary":          {", " + proxytest.Everywhere, proxytest.TokenFor("KEY"), websocket.MessageBinary},
+		"a name in JSON":  {", " + proxytest.Everywhere, `{"` + proxytest.TokenFor("KEY") + `":1}`, websocket.MessageText},
+		"of another rule": {", " + proxytest.Everywhere, proxytest.TokenFor("FOREIGN"), websocket.MessageText},
+		"not in the rule": {"", proxytest.TokenFor("KEY"), websocket.MessageText},
+		"too large":       {", " + proxytest.Everywhere, large + proxytest.TokenFor("KEY"), websocket.MessageText},
+		"half an escape":  {", " + proxytest.Everywhere, `{"a":"\u000` + proxytest.TokenFor("KEY") + `"}`, websocket.MessageText},
 	} {
 		c, ctx := open(try.places)
 		_ = c.Write(ctx, try.kind, []byte(try.text))
 		if _, got, err := c.Read(ctx); err == nil {
 			t.Errorf("%s: %q", name, got)
 		}
-		await(t, "the event of "+name, func() bool {
-			for _, e := range l.events.wait(t, 1) {
+		proxytest.Await(t, "the event of "+name, func() bool {
+			for _, e := range l.Events.Wait(t, 1) {
 				if e.Reason == policy.ReasonPlaceholderLeak {
 					return true
 				}
@@ -430,23 +425,23 @@ func TestPlaceholderInWebSocketMessages(t *testing.T) {
 	if _, got, err := c.Read(ctx); err != nil || string(got) != `12 "bxgph_almost"` {
 		t.Errorf("%q %v", got, err)
 	}
-	await(t, "the end of all claims", func() bool { return l.p.usages.Of(l.box).Memory.Held() < 32<<20 })
+	proxytest.Await(t, "the end of all claims", func() bool { return l.Usages.Of(l.Box).Memory.Held() < 32<<20 })
 }
 
 // TestScrubByDefault: a rule with placeholders masks what a server sends back of them, unless it says otherwise.
 func TestScrubByDefault(t *testing.T) {
 	t.Parallel()
-	l := newRig(t, allowAll, patient)
-	_, port := l.httpsServer(false, func(w http.ResponseWriter, r *http.Request) {
+	l := proxytest.New(t, proxytest.AllowAll, proxytest.Patient)
+	_, port := l.HTTPSServer(false, func(w http.ResponseWriter, r *http.Request) {
 		_, _ = io.WriteString(w, r.Header.Get("X-Key")+" "+r.URL.Query().Get("id"))
 	})
-	client := l.httpClient(port, false)
+	client := l.HTTPClient(port, false)
 	for rule, want := range map[string]string{
 		`{"placeholders": {"KEY": "the-secret-value"}, "query": {"id": "another-value"}}`:                 "**************** *************",
 		`{"placeholders": {"KEY": "the-secret-value"}, "query": {"id": "another-value"}, "scrub": false}`: "the-secret-value another-value",
 	} {
-		l.rules(allowAll, `{"`+hostPort(port)+`": `+rule+`}`)
-		if _, text := send(t, client, "GET", "https://"+hostPort(port)+"/", http.Header{"X-Key": {tokenFor("KEY")}}, nil); text != want {
+		l.Rules(proxytest.AllowAll, `{"`+proxytest.HostPort(port)+`": `+rule+`}`)
+		if _, text := proxytest.Send(t, client, "GET", "https://"+proxytest.HostPort(port)+"/", http.Header{"X-Key": {proxytest.TokenFor("KEY")}}, nil); text != want {
 			t.Errorf("%s: %q", rule, text)
 		}
 	}
@@ -455,19 +450,19 @@ func TestScrubByDefault(t *testing.T) {
 // TestExpectIsAnswered: a client that waits for a 100 gets one, and the server the whole request at once.
 func TestExpectIsAnswered(t *testing.T) {
 	t.Parallel()
-	l := newRig(t, allowAll, patient)
-	up := &recorder{}
-	_, port := l.httpsServer(false, up.serve)
-	l.rules(allowAll, jsonRule(t, port, `, "scrub": false, `+everywhere))
-	c := l.dialPair(api, port, true)
+	l := proxytest.New(t, proxytest.AllowAll, proxytest.Patient)
+	up := &proxytest.Recorder{}
+	_, port := l.HTTPSServer(false, up.Serve)
+	l.Rules(proxytest.AllowAll, proxytest.JSONRule(t, port, `, "scrub": false, `+proxytest.Everywhere))
+	c := l.DialPair(proxytest.API, port, true)
 	r := bufio.NewReader(c)
-	body := `["` + policy.NewToken(boxKey, "KEY") + `"]`
-	_, _ = fmt.Fprintf(c, "POST / HTTP/1.1\r\nHost: %s\r\nContent-Type: application/json\r\nExpect: 100-continue\r\nContent-Length: %d\r\n\r\n", hostPort(port), len(body))
+	body := `["` + policy.NewToken(proxytest.BoxKey, "KEY") + `"]`
+	_, _ = fmt.Fprintf(c, "POST / HTTP/1.1\r\nHost: %s\r\nContent-Type: application/json\r\nExpect: 100-continue\r\nContent-Length: %d\r\n\r\n", proxytest.HostPort(port), len(body))
 	if line, err := r.ReadString('\n'); err != nil || line != "HTTP/1.1 100 Continue\r\n" {
 		t.Fatalf("%q %v", line, err)
 	}
 	_, _ = r.ReadString('\n')
-	_, _ = io.WriteString(c, body+"GET /next HTTP/1.1\r\nHost: "+hostPort(port)+"\r\n\r\n")
+	_, _ = io.WriteString(c, body+"GET /next HTTP/1.1\r\nHost: "+proxytest.HostPort(port)+"\r\n\r\n")
 	for range 2 {
 		res, err := http.ReadResponse(r, nil)
 		if err != nil || res.StatusCode != 200 {
@@ -475,9 +470,8 @@ func TestExpectIsAnswered(t *testing.T) {
 		}
 		_, _ = io.Copy(io.Discard, res.Body)
 	}
-	up.mu.Lock()
-	defer up.mu.Unlock()
-	if len(up.got) != 2 || up.body[0] != `["pa\"ss\\w&o=r d+%41/"]` || up.got[0].Header.Get("Expect") != "" || up.got[1].RequestURI != "/next" {
-		t.Errorf("%d requests, %q", len(up.got), up.body)
+	got, bodies := up.All()
+	if len(got) != 2 || bodies[0] != `["pa\"ss\\w&o=r d+%41/"]` || got[0].Header.Get("Expect") != "" || got[1].RequestURI != "/next" {
+		t.Errorf("%d requests, %q", len(got), bodies)
 	}
 }

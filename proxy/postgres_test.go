@@ -1,4 +1,4 @@
-package proxy
+package proxy_test
 
 import (
 	"cmp"
@@ -20,6 +20,8 @@ import (
 
 	"boxgate/audit"
 	"boxgate/policy"
+	"boxgate/proxy"
+	"boxgate/proxy/proxytest"
 )
 
 const (
@@ -45,16 +47,16 @@ type pgServer struct {
 }
 
 // pgRig is a rig with a server under a name that the box was told.
-func pgRig(t *testing.T, rules string) (*rig, *pgServer, netip.AddrPort) {
+func pgRig(t *testing.T, rules string) (*proxytest.Rig, *pgServer, netip.AddrPort) {
 	t.Helper()
-	r := newRig(t, allow(db+":5432"), patient)
-	r.with(func(c *Config) { c.Secrets = sources{"db": is(dbPassword)} })
+	r := proxytest.New(t, proxytest.Allow(db+":5432"), proxytest.Patient)
+	r.With(func(c *proxy.Config) { c.Secrets = proxytest.Sources{"db": proxytest.Fixed(dbPassword)} })
 	s := &pgServer{t: t, wants: dbPassword, free: make(chan struct{})}
-	s.config = &tls.Config{Certificates: []tls.Certificate{r.upstream.leaf(t, db)}, NextProtos: []string{"postgresql"}}
-	dst := r.server(dbPort, s.serve)
-	r.names.set(db, dst.Addr())
-	r.names.grant(db, dst.Addr())
-	r.rules(allow(db+":5432"), rules)
+	s.config = &tls.Config{Certificates: []tls.Certificate{r.Upstream.Certificate(t, db)}, NextProtos: []string{"postgresql"}}
+	dst := r.Server(dbPort, s.serve)
+	r.Names.Set(db, dst.Addr())
+	r.Names.Grant(db, dst.Addr())
+	r.Rules(proxytest.Allow(db+":5432"), rules)
 	return r, s, dst
 }
 
@@ -170,16 +172,16 @@ func (s *pgServer) seen() []map[string]string {
 }
 
 // psql is the configuration of a client in the box, which has a dummy password.
-func (r *rig) psql(dst netip.AddrPort, change ...func(*pgconn.Config)) *pgconn.Config {
-	r.t.Helper()
+func psql(r *proxytest.Rig, dst netip.AddrPort, change ...func(*pgconn.Config)) *pgconn.Config {
+	r.T.Helper()
 	c, err := pgconn.ParseConfig("host=" + db + " user=app database=orders password=dummy sslmode=disable")
 	if err != nil {
-		r.t.Fatal(err)
+		r.T.Fatal(err)
 	}
-	c.TLSConfig = &tls.Config{ServerName: db, RootCAs: r.boxCA.pool()}
+	c.TLSConfig = &tls.Config{ServerName: db, RootCAs: r.BoxCA.Pool()}
 	c.LookupFunc = func(context.Context, string) ([]string, error) { return []string{dst.Addr().String()}, nil }
-	at := r.listen(dst)
-	c.DialFunc = func(context.Context, string, string) (net.Conn, error) { return tryDial(r.t, at) }
+	at := r.Listen(dst)
+	c.DialFunc = func(context.Context, string, string) (net.Conn, error) { return proxytest.TryDial(r.T, at) }
 	for _, f := range change {
 		f(c)
 	}
@@ -210,7 +212,7 @@ func TestPostgresLogin(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			r, s, dst := pgRig(t, dbRule)
-			c, err := pgconn.ConnectConfig(t.Context(), r.psql(dst, change))
+			c, err := pgconn.ConnectConfig(t.Context(), psql(r, dst, change))
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -224,11 +226,11 @@ func TestPostgresLogin(t *testing.T) {
 			if got := s.seen(); len(got) != 1 || got[0]["password"] != dbPassword || got[0]["user"] != "app" || got[0]["database"] != "orders" {
 				t.Errorf("%v", got)
 			}
-			e := r.want("the end", func(e audit.Event) bool { return e.Action == audit.ActionBroker && e.Phase != audit.PhaseOpen })
+			e := r.Want("the end", func(e audit.Event) bool { return e.Action == audit.ActionBroker && e.Phase != audit.PhaseOpen })
 			if e.Rule != db+":5432" || e.Login != "postgres://app@db.example.com:5432/orders" || e.Secret != "db" || e.Name != db || e.Addr != dst.Addr() || e.BytesOut == 0 {
 				t.Errorf("%+v", e)
 			}
-			if strings.Contains(fmt.Sprintf("%+v", r.events.list()), dbPassword) {
+			if strings.Contains(fmt.Sprintf("%+v", r.Events.List()), dbPassword) {
 				t.Error("the password is in the events")
 			}
 		})
@@ -252,9 +254,9 @@ func TestPostgresRefusals(t *testing.T) {
 		"session authority": {func(c *pgconn.Config) { c.RuntimeParams = map[string]string{"role": "postgres"} }, "0A000", "role", policy.ReasonHeaderRule},
 	} {
 		t.Run(name, func(t *testing.T) {
-			_, err := pgconn.ConnectConfig(t.Context(), r.psql(dst, c.change))
+			_, err := pgconn.ConnectConfig(t.Context(), psql(r, dst, c.change))
 			refusedWith(t, err, c.code, c.text)
-			r.wantReason(c.reason)
+			r.WantReason(c.reason)
 		})
 	}
 	s.wantsNothing()
@@ -264,8 +266,8 @@ func TestPostgresRefusals(t *testing.T) {
 // secret.
 func TestPostgresFailures(t *testing.T) {
 	t.Parallel()
-	connect := func(t *testing.T, r *rig, dst netip.AddrPort) error {
-		_, err := pgconn.ConnectConfig(t.Context(), r.psql(dst))
+	connect := func(t *testing.T, r *proxytest.Rig, dst netip.AddrPort) error {
+		_, err := pgconn.ConnectConfig(t.Context(), psql(r, dst))
 		return err
 	}
 	t.Run("refused by the server", func(t *testing.T) {
@@ -273,7 +275,7 @@ func TestPostgresFailures(t *testing.T) {
 		r, s, dst := pgRig(t, dbRule)
 		s.wants = "another"
 		refusedWith(t, connect(t, r, dst), "28P01", "holds the password")
-		if e := r.wantReason(policy.ReasonUpstreamLogin); strings.Contains(e.Error, dbPassword) {
+		if e := r.WantReason(policy.ReasonUpstreamLogin); strings.Contains(e.Error, dbPassword) {
 			t.Errorf("%+v", e)
 		}
 	})
@@ -287,25 +289,25 @@ func TestPostgresFailures(t *testing.T) {
 		t.Parallel()
 		r, s, dst := pgRig(t, strings.Replace(dbRule, `, "auth": "password"`, "", 1))
 		refusedWith(t, connect(t, r, dst), "08001", "could not log in")
-		r.wantReason(policy.ReasonUpstreamLogin)
+		r.WantReason(policy.ReasonUpstreamLogin)
 		s.wantsNothing()
 	})
 	t.Run("the certificate of another", func(t *testing.T) {
 		t.Parallel()
 		r, s, dst := pgRig(t, dbRule)
-		s.config.Certificates = []tls.Certificate{r.upstream.leaf(t, "other.example.com")}
+		s.config.Certificates = []tls.Certificate{r.Upstream.Certificate(t, "other.example.com")}
 		refusedWith(t, connect(t, r, dst), "08001", "could not be verified")
-		r.wantReason(policy.ReasonUpstreamTLS)
+		r.WantReason(policy.ReasonUpstreamTLS)
 		s.wantsNothing()
 	})
 	t.Run("no secret", func(t *testing.T) {
 		t.Parallel()
 		r, s, dst := pgRig(t, dbRule)
-		r.with(func(c *Config) {
-			c.Secrets = sources{"db": func(context.Context) (string, error) { return "", errors.New("vault is sealed") }}
+		r.With(func(c *proxy.Config) {
+			c.Secrets = proxytest.Sources{"db": func(context.Context) (string, error) { return "", errors.New("vault is sealed") }}
 		})
 		refusedWith(t, connect(t, r, dst), "58000", "not available")
-		if e := r.wantReason(policy.ReasonSecretUnavailable); !strings.Contains(e.Error, "vault is sealed") {
+		if e := r.WantReason(policy.ReasonSecretUnavailable); !strings.Contains(e.Error, "vault is sealed") {
 			t.Errorf("%+v", e)
 		}
 		s.wantsNothing()
@@ -317,9 +319,9 @@ func TestAttackCostlyPostgresProof(t *testing.T) {
 	t.Parallel()
 	r, s, dst := pgRig(t, dbRule)
 	s.iterations = "10000000"
-	_, err := pgconn.ConnectConfig(t.Context(), r.psql(dst))
+	_, err := pgconn.ConnectConfig(t.Context(), psql(r, dst))
 	refusedWith(t, err, "08001", "could not log in")
-	if e := r.wantReason(policy.ReasonUpstreamLogin); !strings.Contains(e.Error, "10000000 iterations") {
+	if e := r.WantReason(policy.ReasonUpstreamLogin); !strings.Contains(e.Error, "10000000 iterations") {
 		t.Errorf("%+v", e)
 	}
 	s.wantsNothing()
@@ -329,16 +331,16 @@ func TestAttackCostlyPostgresProof(t *testing.T) {
 func TestAttackFloodOfLogins(t *testing.T) {
 	t.Parallel()
 	r, s, dst := pgRig(t, dbRule)
-	logins := r.p.usages.Of(r.box).Logins
+	logins := r.Usages.Of(r.Box).Logins
 	burst := logins.Burst()
 	logins.SetBurst(0) // as if all had been used, for good
-	if _, err := pgconn.ConnectConfig(t.Context(), r.psql(dst)); err == nil {
+	if _, err := pgconn.ConnectConfig(t.Context(), psql(r, dst)); err == nil {
 		t.Error("a login beyond the limit")
 	}
-	r.wantReason(policy.ReasonLimit)
+	r.WantReason(policy.ReasonLimit)
 	s.wantsNothing()
 	logins.SetBurst(burst)
-	c, err := pgconn.ConnectConfig(t.Context(), r.psql(dst))
+	c, err := pgconn.ConnectConfig(t.Context(), psql(r, dst))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -350,7 +352,7 @@ func TestAttackFloodOfLogins(t *testing.T) {
 func TestPostgresOtherWays(t *testing.T) {
 	t.Parallel()
 	ways := map[string]struct {
-		prepare func(*rig, netip.Addr)
+		prepare func(*proxytest.Rig, netip.Addr)
 		say     string
 		reason  policy.Reason
 	}{
@@ -359,8 +361,8 @@ func TestPostgresOtherWays(t *testing.T) {
 		"version 2":                {nil, "\x00\x00\x00\x10\x00\x02\x00\x00user\x00a\x00\x00", policy.ReasonProtocol},
 		"GSSAPI twice":             {nil, strings.Repeat("\x00\x00\x00\x08\x04\xd2\x16\x30", 2), policy.ReasonProtocol},
 		"a key of no one":          {nil, "\x00\x00\x00\x10\x04\xd2\x16\x2e\x00\x00\x00\x4dreal", policy.ReasonHeaderRule},
-		"a name that was not told": {func(r *rig, _ netip.Addr) { r.names.grant(db) }, "\x00\x00\x00\x08\x04\xd2\x16\x2f", policy.ReasonNotAllowed},
-		"two names":                {func(r *rig, a netip.Addr) { r.names.grant("other.example.com", a) }, "\x00\x00\x00\x08\x04\xd2\x16\x2f", policy.ReasonNoName},
+		"a name that was not told": {func(r *proxytest.Rig, _ netip.Addr) { r.Names.Grant(db) }, "\x00\x00\x00\x08\x04\xd2\x16\x2f", policy.ReasonNotAllowed},
+		"two names":                {func(r *proxytest.Rig, a netip.Addr) { r.Names.Grant("other.example.com", a) }, "\x00\x00\x00\x08\x04\xd2\x16\x2f", policy.ReasonNoName},
 	}
 	for name, way := range ways {
 		t.Run(name, func(t *testing.T) {
@@ -369,10 +371,10 @@ func TestPostgresOtherWays(t *testing.T) {
 			if way.prepare != nil {
 				way.prepare(r, dst.Addr())
 			}
-			c := r.dial(dst)
+			c := r.Dial(dst)
 			_, _ = io.WriteString(c, way.say)
 			_, _ = io.Copy(io.Discard, c)
-			r.wantReason(way.reason)
+			r.WantReason(way.reason)
 			s.mu.Lock()
 			defer s.mu.Unlock()
 			if len(s.logins)+len(s.cancels) > 0 {
@@ -386,7 +388,7 @@ func TestPostgresOtherWays(t *testing.T) {
 func TestPostgresCancel(t *testing.T) {
 	t.Parallel()
 	r, s, dst := pgRig(t, dbRule)
-	c, err := pgconn.ConnectConfig(t.Context(), r.psql(dst))
+	c, err := pgconn.ConnectConfig(t.Context(), psql(r, dst))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -410,21 +412,21 @@ func TestPostgresCancel(t *testing.T) {
 func TestPostgresIsCut(t *testing.T) {
 	t.Parallel()
 	for name, cut := range map[string]struct {
-		by     func(*rig)
+		by     func(*proxytest.Rig)
 		reason policy.Reason
 	}{
-		"revoked": {func(r *rig) { r.p.Revoke("db") }, policy.ReasonSecretUnavailable},
-		"denied":  {func(r *rig) { r.rules(allow("x.example"), dbRule); r.p.Recheck(r.box.ID) }, policy.ReasonNotAllowed},
-		"no rule": {func(r *rig) { r.rules(allow(db+":5432"), "{}"); r.p.Recheck(r.box.ID) }, policy.ReasonPolicyChanged},
-		"new rule": {func(r *rig) {
-			r.rules(allow(db+":5432"), strings.Replace(dbRule, "orders", "bills", 1))
-			r.p.Recheck(r.box.ID)
+		"revoked": {func(r *proxytest.Rig) { r.Proxy.Revoke("db") }, policy.ReasonSecretUnavailable},
+		"denied":  {func(r *proxytest.Rig) { r.Rules(proxytest.Allow("x.example"), dbRule); r.Proxy.Recheck(r.Box.ID) }, policy.ReasonNotAllowed},
+		"no rule": {func(r *proxytest.Rig) { r.Rules(proxytest.Allow(db+":5432"), "{}"); r.Proxy.Recheck(r.Box.ID) }, policy.ReasonPolicyChanged},
+		"new rule": {func(r *proxytest.Rig) {
+			r.Rules(proxytest.Allow(db+":5432"), strings.Replace(dbRule, "orders", "bills", 1))
+			r.Proxy.Recheck(r.Box.ID)
 		}, policy.ReasonPolicyChanged},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			r, _, dst := pgRig(t, dbRule)
-			c, err := pgconn.ConnectConfig(t.Context(), r.psql(dst))
+			c, err := pgconn.ConnectConfig(t.Context(), psql(r, dst))
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -432,7 +434,7 @@ func TestPostgresIsCut(t *testing.T) {
 			if _, err := c.Exec(t.Context(), "hello").ReadAll(); err == nil {
 				t.Error("the connection goes on")
 			}
-			r.want("the cut", func(e audit.Event) bool { return e.Verdict == policy.Deny && exchangeReason(e.Reason, cut.reason) })
+			r.Want("the cut", func(e audit.Event) bool { return e.Verdict == policy.Deny && exchangeReason(e.Reason, cut.reason) })
 		})
 	}
 }
@@ -453,7 +455,7 @@ func TestPostgresMessages(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			r, _, dst := pgRig(t, dbRule)
-			c, err := pgconn.ConnectConfig(t.Context(), r.psql(dst))
+			c, err := pgconn.ConnectConfig(t.Context(), psql(r, dst))
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -466,7 +468,7 @@ func TestPostgresMessages(t *testing.T) {
 			if _, err := io.Copy(io.Discard, taken.Conn); errors.Is(err, context.DeadlineExceeded) {
 				t.Error("the connection goes on")
 			}
-			r.want("the message", func(e audit.Event) bool { return strings.Contains(e.Error, "no place after the login") })
+			r.Want("the message", func(e audit.Event) bool { return strings.Contains(e.Error, "no place after the login") })
 		})
 	}
 }

@@ -81,6 +81,10 @@ type Config struct {
 	Memory   *memory.Budget   // shared by all boxes; nil: 256 MiB
 	DenyPage bool             // a denied TLS connection to a public name gets a 403 page under a leaf instead of an alert
 
+	// OriginalDst returns the original destination of a transparently accepted connection. nil: its local address, as TPROXY
+	// leaves it.
+	OriginalDst func(net.Conn) netip.AddrPort
+
 	MaxConns         int           // connections a box may have open, counted from accept; 2048
 	MaxNewConns      int           // connections a box may make a second, sustained; twice as many at once; 1000
 	MaxInterceptions int           // connections of a box whose TLS is terminated at the same time; 1024
@@ -101,6 +105,9 @@ type Config struct {
 func (c *Config) setDefaults() {
 	if c.Log == nil {
 		c.Log = zap.NewNop()
+	}
+	if c.OriginalDst == nil {
+		c.OriginalDst = localAddr
 	}
 	if c.Memory == nil {
 		c.Memory = memory.New(256<<20, 256<<20)
@@ -141,9 +148,6 @@ type Proxy struct {
 
 	upstreamSecrets sync.Map // by name: those that were asked for to authenticate to upstream proxies
 
-	// originalDst returns the original destination of a transparently accepted connection. Tests replace it.
-	originalDst func(net.Conn) netip.AddrPort
-
 	base   context.Context // parent of every connection's context; cancelled when Shutdown stops draining
 	cancel context.CancelFunc
 
@@ -162,7 +166,7 @@ func New(cfg Config) (*Proxy, error) {
 		return nil, errors.New("proxy: Boxes, Resolver, Leaves and Audit are required")
 	}
 	cfg.setDefaults()
-	p := &Proxy{cfg: cfg, front: newFront(), originalDst: localAddr, listeners: map[net.Listener]*atomic.Int64{}}
+	p := &Proxy{cfg: cfg, front: newFront(), listeners: map[net.Listener]*atomic.Int64{}}
 	p.base, p.cancel = context.WithCancel(context.Background())
 	p.crew = crew{jobs: make(chan func()), stop: p.base.Done()}
 	router := route.New(p.base, p.cfg.Resolver, p.cfg.Own, p.cfg.Sink, p.cfg.DialTimeout)
@@ -186,6 +190,16 @@ func New(cfg Config) (*Proxy, error) {
 	p.live.Total = p.cfg.MaxAllConns
 	return p, nil
 }
+
+// Parts are what all connections of a proxy share. Only the tests of this package and of those below it look at them.
+type Parts struct {
+	Core   *exchange.Core
+	Usages *usage.Table
+	Live   *live.Table
+}
+
+// Parts returns the parts of p.
+func (p *Proxy) Parts() Parts { return Parts{Core: &p.core, Usages: p.usages, Live: &p.live} }
 
 // Recheck routes every live connection of a box under the policy in force, cuts those it no longer allows, and returns
 // when they are closed. Other connections are unaffected. Call it after swapping the policy.

@@ -1,10 +1,7 @@
-package proxy
+package proxy_test
 
 import (
 	"context"
-	"crypto/tls"
-	"crypto/x509"
-	"encoding/pem"
 	"io"
 	"net/http"
 	"strings"
@@ -14,6 +11,8 @@ import (
 	"time"
 
 	"boxgate/policy"
+	"boxgate/proxy"
+	"boxgate/proxy/proxytest"
 	"boxgate/proxy/scrub"
 )
 
@@ -29,17 +28,6 @@ func (a *agingTokens) Token(policy.BoxID, string, string) (policy.Secret, error)
 		return policy.NewSecret("late"), nil
 	}
 	return policy.NewSecret("early"), nil
-}
-
-// identityText is a certificate with its key as a secret holds them.
-func identityText(t *testing.T, c tls.Certificate) string {
-	t.Helper()
-	der, err := x509.MarshalPKCS8PrivateKey(c.PrivateKey)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return string(pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: c.Certificate[0]})) +
-		string(pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: der}))
 }
 
 // slow is a body that is there once the gateway has asked for a value, after which the value becomes another.
@@ -75,7 +63,7 @@ func (s *slow) post(t *testing.T, client *http.Client, url string, header http.H
 		t.Fatal(err)
 	}
 	defer res.Body.Close()
-	if text := readAll(t, res.Body); res.StatusCode != 200 {
+	if text := proxytest.ReadAll(t, res.Body); res.StatusCode != 200 {
 		t.Fatal(res.StatusCode, text)
 	}
 }
@@ -84,27 +72,27 @@ func (s *slow) post(t *testing.T, client *http.Client, url string, header http.H
 // client certificate of that time, and not on a connection that was made with the earlier one.
 func TestClientCertificateRotatedDuringTheBody(t *testing.T) {
 	t.Parallel()
-	eachProtocol(t, func(t *testing.T, l *rig, client *http.Client, port uint16, up *recorder) {
-		texts := [2]string{identityText(t, l.upstream.leaf(t, "first")), identityText(t, l.upstream.leaf(t, "second"))}
+	proxytest.EachProtocol(t, func(t *testing.T, l *proxytest.Rig, client *http.Client, port uint16, up *proxytest.Recorder) {
+		texts := [2]string{proxytest.IdentityText(t, l.Upstream.Certificate(t, "first")), proxytest.IdentityText(t, l.Upstream.Certificate(t, "second"))}
 		var now atomic.Int64
 		asked := make(chan struct{}, 16)
-		l.with(func(c *Config) {
-			c.Secrets = sources{"identity": func(context.Context) (string, error) {
+		l.With(func(c *proxy.Config) {
+			c.Secrets = proxytest.Sources{"identity": func(context.Context) (string, error) {
 				asked <- struct{}{}
 				return texts[now.Load()], nil
 			}}
 		})
-		place := hostPort(port)
-		l.rules(allowAll, `{"`+place+`": {"placeholders": {"KEY": "value"}, "places": ["header", "json"], "client_certificate": {"certificate": {"secret": "identity"}, "key": {"secret": "identity"}}}}`)
+		place := proxytest.HostPort(port)
+		l.Rules(proxytest.AllowAll, `{"`+place+`": {"placeholders": {"KEY": "value"}, "places": ["header", "json"], "client_certificate": {"certificate": {"secret": "identity"}, "key": {"secret": "identity"}}}}`)
 		from := func() string {
-			got, _ := up.take()
+			got, _ := up.Take()
 			if got == nil || len(got.TLS.PeerCertificates) == 0 {
 				return ""
 			}
 			return got.TLS.PeerCertificates[0].DNSNames[0]
 		}
 		header := http.Header{"Content-Type": {"application/json"}}
-		if status, text := send(t, client, "POST", "https://"+place+"/", header, nil); status != 200 || from() != "first" {
+		if status, text := proxytest.Send(t, client, "POST", "https://"+place+"/", header, nil); status != 200 || from() != "first" {
 			t.Fatalf("before the rotation: %d %s", status, text)
 		}
 		for len(asked) > 0 {
@@ -122,18 +110,18 @@ func TestClientCertificateRotatedDuringTheBody(t *testing.T) {
 // before its body is read, which may take longer than the token is valid.
 func TestTokenOfTheTimeAfterTheBody(t *testing.T) {
 	t.Parallel()
-	eachProtocol(t, func(t *testing.T, l *rig, client *http.Client, port uint16, up *recorder) {
+	proxytest.EachProtocol(t, func(t *testing.T, l *proxytest.Rig, client *http.Client, port uint16, up *proxytest.Recorder) {
 		tokens := &agingTokens{asked: make(chan struct{}, 16)}
-		l.with(func(c *Config) { c.Tokens = tokens })
-		place := hostPort(port)
-		l.rules(allowAll, `{"`+place+`": {"forward_url": "https://`+place+`/in"}, "elsewhere.test": {"placeholders": {"KEY": "value"}}}`)
+		l.With(func(c *proxy.Config) { c.Tokens = tokens })
+		place := proxytest.HostPort(port)
+		l.Rules(proxytest.AllowAll, `{"`+place+`": {"forward_url": "https://`+place+`/in"}, "elsewhere.test": {"placeholders": {"KEY": "value"}}}`)
 		packed, err := scrub.Encoded([]string{"gzip"}, []byte("text"))
 		if err != nil {
 			t.Fatal(err)
 		}
 		body := &slow{asked: tokens.asked, rotate: func() { tokens.late.Store(true) }}
 		body.post(t, client, "https://"+place+"/", http.Header{"Content-Encoding": {"gzip"}}, string(packed))
-		got, _ := up.take()
+		got, _ := up.Take()
 		for name, want := range map[string]string{"Vercel-Sandbox-Oidc-Token": "late", "Vercel-Forwarded-Path": "/"} {
 			if values := got.Header.Values(name); len(values) != 1 || values[0] != want {
 				t.Errorf("%s: %q, not %q alone", name, values, want)

@@ -1,4 +1,4 @@
-package proxy
+package proxy_test
 
 import (
 	"bufio"
@@ -17,6 +17,8 @@ import (
 
 	"github.com/coder/websocket"
 	"golang.org/x/net/http2"
+
+	"boxgate/proxy/proxytest"
 )
 
 // Tests of scrubbing what goes on: streams of events, messages, frames.
@@ -45,12 +47,12 @@ func TestScrubbedStreamsAreNotDelayed(t *testing.T) {
 			case <-r.Context().Done():
 				return
 			}
-			fmt.Fprintf(out, "data: %d %s\n\n", i, scrubbedToken)
+			fmt.Fprintf(out, "data: %d %s\n\n", i, proxytest.ScrubbedToken)
 			_ = flush()
 			_ = controller.Flush()
 		}
 		_ = out.Close()
-	}, func(t *testing.T, _ *rig, client *http.Client, at string) {
+	}, func(t *testing.T, _ *proxytest.Rig, client *http.Client, at string) {
 		name := t.Name()[strings.LastIndex(t.Name(), "/")+1:]
 		name = strings.ReplaceAll(name, "_", " ")
 		for _, coding := range []string{"", "gzip", "br", "zstd"} {
@@ -66,7 +68,7 @@ func TestScrubbedStreamsAreNotDelayed(t *testing.T) {
 			lines := bufio.NewReader(plain)
 			for i := range 5 {
 				line, err := lines.ReadString('\n')
-				if err != nil || line != fmt.Sprintf("data: %d %s\n", i, scrubStars) {
+				if err != nil || line != fmt.Sprintf("data: %d %s\n", i, proxytest.ScrubStars) {
 					t.Fatalf("%s: %q, %v", coding, line, err)
 				}
 				_, _ = lines.ReadString('\n')
@@ -86,8 +88,8 @@ func TestScrubbedMessagesAreNotDelayed(t *testing.T) {
 	message := func(text string) []byte {
 		return append(binary.BigEndian.AppendUint32([]byte{0}, uint32(len(text))), text...)
 	}
-	l := newRig(t, allowAll, patient)
-	_, port := l.httpsServer(true, func(w http.ResponseWriter, r *http.Request) {
+	l := proxytest.New(t, proxytest.AllowAll, proxytest.Patient)
+	_, port := l.HTTPSServer(true, func(w http.ResponseWriter, r *http.Request) {
 		w.Header().Set("Content-Type", "application/grpc+proto")
 		w.Header().Set("Trailer", "Grpc-Status, Grpc-Message")
 		controller := http.NewResponseController(w)
@@ -97,20 +99,20 @@ func TestScrubbedMessagesAreNotDelayed(t *testing.T) {
 			if _, err := io.ReadFull(r.Body, in); err != nil {
 				return
 			}
-			_, _ = w.Write(message(scrubbedToken + " " + scrubbedToken[:9]))
+			_, _ = w.Write(message(proxytest.ScrubbedToken + " " + proxytest.ScrubbedToken[:9]))
 			_ = controller.Flush()
 		}
 		w.Header().Set("Grpc-Status", "0")
-		w.Header().Set("Grpc-Message", url.PathEscape(scrubbedToken))
+		w.Header().Set("Grpc-Message", url.PathEscape(proxytest.ScrubbedToken))
 	})
-	l.scrub(port)
+	l.Scrub(port)
 	pr, pw := io.Pipe()
-	req, _ := http.NewRequest("POST", "https://"+hostPort(port)+"/", pr)
-	res, err := l.httpClient(port, true).Do(req)
+	req, _ := http.NewRequest("POST", "https://"+proxytest.HostPort(port)+"/", pr)
+	res, err := l.HTTPClient(port, true).Do(req)
 	if err != nil {
 		t.Fatal(err)
 	}
-	want := message(scrubStars + " " + scrubbedToken[:9])
+	want := message(proxytest.ScrubStars + " " + proxytest.ScrubbedToken[:9])
 	got := make([]byte, len(want))
 	for range 3 {
 		if _, err := pw.Write([]byte("x")); err != nil {
@@ -121,7 +123,7 @@ func TestScrubbedMessagesAreNotDelayed(t *testing.T) {
 		}
 	}
 	_ = pw.Close()
-	if rest := readAll(t, res.Body); rest != "" || res.Trailer.Get("Grpc-Status") != "0" || leak(fmt.Sprint(res.Trailer)) != "" {
+	if rest := proxytest.ReadAll(t, res.Body); rest != "" || res.Trailer.Get("Grpc-Status") != "0" || proxytest.Leak(fmt.Sprint(res.Trailer)) != "" {
 		t.Errorf("%q, %v", rest, res.Trailer)
 	}
 }
@@ -132,7 +134,7 @@ func TestCompressedMessagesAreBrokenOff(t *testing.T) {
 	eachScrubbed(t, func(w http.ResponseWriter, _ *http.Request) {
 		w.Header().Set("Content-Type", "application/grpc")
 		_, _ = w.Write([]byte("\x01\x00\x00\x00\x03abc"))
-	}, func(t *testing.T, l *rig, client *http.Client, at string) {
+	}, func(t *testing.T, l *proxytest.Rig, client *http.Client, at string) {
 		res, err := client.Get(at)
 		if err == nil {
 			_, err = io.ReadAll(res.Body)
@@ -146,17 +148,17 @@ func TestCompressedMessagesAreBrokenOff(t *testing.T) {
 // TestReflectedSecretsInWebSockets: frames of the server, over both versions; none is offered compression.
 func TestReflectedSecretsInWebSockets(t *testing.T) {
 	t.Parallel()
-	l := newRig(t, allowAll, patient)
+	l := proxytest.New(t, proxytest.AllowAll, proxytest.Patient)
 	var offered atomic.Bool
-	_, port := l.httpsServer(false, func(w http.ResponseWriter, r *http.Request) {
+	_, port := l.HTTPSServer(false, func(w http.ResponseWriter, r *http.Request) {
 		offered.Store(offered.Load() || r.Header["Sec-Websocket-Extensions"] != nil)
-		echoWebSocket(w, r)
+		proxytest.EchoWebSocket(w, r)
 	})
-	l.scrub(port)
+	l.Scrub(port)
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
-	c, _, err := websocket.Dial(ctx, "wss://"+hostPort(port)+"/", &websocket.DialOptions{
-		HTTPClient: l.httpClient(port, false), CompressionMode: websocket.CompressionContextTakeover})
+	c, _, err := websocket.Dial(ctx, "wss://"+proxytest.HostPort(port)+"/", &websocket.DialOptions{
+		HTTPClient: l.HTTPClient(port, false), CompressionMode: websocket.CompressionContextTakeover})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -167,18 +169,18 @@ func TestReflectedSecretsInWebSockets(t *testing.T) {
 		if err := c.Write(ctx, websocket.MessageBinary, []byte(msg)); err != nil {
 			t.Fatal(err)
 		}
-		if _, got, err := c.Read(ctx); err != nil || string(got) != "Bearer "+scrubStars+" "+msg {
+		if _, got, err := c.Read(ctx); err != nil || string(got) != "Bearer "+proxytest.ScrubStars+" "+msg {
 			t.Fatalf("%d bytes: %.100q %v", size, got, err)
 		}
 	}
 	//lint:ignore SA1019 net/http's own client refuses the field :protocol
-	client, err := (&http2.Transport{}).NewClientConn(l.dialPair(api, port, true, "h2"))
+	client, err := (&http2.Transport{}).NewClientConn(l.DialPair(proxytest.API, port, true, "h2"))
 	if err != nil {
 		t.Fatal(err)
 	}
 	pr, pw := io.Pipe()
 	defer pw.Close()
-	req, _ := http.NewRequestWithContext(ctx, "CONNECT", "https://"+hostPort(port)+"/", pr)
+	req, _ := http.NewRequestWithContext(ctx, "CONNECT", "https://"+proxytest.HostPort(port)+"/", pr)
 	req.Header[":protocol"] = []string{"websocket"}
 	req.Header.Set("Sec-WebSocket-Extensions", "permessage-deflate")
 	res, err := client.RoundTrip(req)
@@ -188,7 +190,7 @@ func TestReflectedSecretsInWebSockets(t *testing.T) {
 	if _, err := pw.Write([]byte{0x81, 0x82, 0, 0, 0, 0, 'h', 'i'}); err != nil {
 		t.Fatal(err)
 	}
-	want := "\x81\x1eBearer " + scrubStars + " hi"
+	want := "\x81\x1eBearer " + proxytest.ScrubStars + " hi"
 	got := make([]byte, len(want))
 	if _, err := io.ReadFull(res.Body, got); err != nil || string(got) != want {
 		t.Errorf("%q %v", got, err)
@@ -201,17 +203,17 @@ func TestReflectedSecretsInWebSockets(t *testing.T) {
 // TestWebSocketExtensionsAreRefused: a server that compresses unasked is not let through.
 func TestWebSocketExtensionsAreRefused(t *testing.T) {
 	t.Parallel()
-	l := newRig(t, allowAll, patient)
-	port := l.rawServer(true, func(c net.Conn, r *bufio.Reader) {
+	l := proxytest.New(t, proxytest.AllowAll, proxytest.Patient)
+	port := l.RawServer(true, func(c net.Conn, r *bufio.Reader) {
 		if _, err := http.ReadRequest(r); err == nil {
 			_, _ = io.WriteString(c, "HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Extensions: permessage-deflate\r\n\r\n")
 			_, _ = io.Copy(io.Discard, r)
 		}
 	})
-	l.scrub(port)
-	c := l.dialPair(api, port, true)
-	res := ask(t, c, bufio.NewReader(c), "GET / HTTP/1.1\r\nHost: "+hostPort(port)+"\r\nConnection: Upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==\r\n\r\n", "GET")
-	if body := readAll(t, res.Body); res.StatusCode != 502 || !strings.Contains(body, "unscrubbable") {
+	l.Scrub(port)
+	c := l.DialPair(proxytest.API, port, true)
+	res := proxytest.Ask(t, c, bufio.NewReader(c), "GET / HTTP/1.1\r\nHost: "+proxytest.HostPort(port)+"\r\nConnection: Upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==\r\n\r\n", "GET")
+	if body := proxytest.ReadAll(t, res.Body); res.StatusCode != 502 || !strings.Contains(body, "unscrubbable") {
 		t.Errorf("%d %s", res.StatusCode, body)
 	}
 }

@@ -1,4 +1,4 @@
-package proxy
+package proxy_test
 
 import (
 	"bufio"
@@ -23,16 +23,13 @@ import (
 	"github.com/klauspost/compress/zstd"
 
 	"boxgate/policy"
+	"boxgate/proxy"
 	"boxgate/proxy/exchange"
-)
-
-const (
-	scrubbedToken = "sk-l1ve/0123+456=789"
-	scrubStars    = "********************"
+	"boxgate/proxy/proxytest"
 )
 
 // eachScrubbed runs a test over every pair of protocols, with a rule that sets Authorization and asks for scrubbing.
-func eachScrubbed(t *testing.T, serve http.HandlerFunc, test func(t *testing.T, l *rig, client *http.Client, at string)) {
+func eachScrubbed(t *testing.T, serve http.HandlerFunc, test func(t *testing.T, l *proxytest.Rig, client *http.Client, at string)) {
 	t.Helper()
 	for _, v := range []struct {
 		name       string
@@ -40,40 +37,12 @@ func eachScrubbed(t *testing.T, serve http.HandlerFunc, test func(t *testing.T, 
 	}{{"h1 to h1", false, false}, {"h2 to h2", true, true}, {"h2 to h1", true, false}} {
 		t.Run(v.name, func(t *testing.T) {
 			t.Parallel()
-			l := newRig(t, allowAll, patient)
-			_, port := l.httpsServer(v.up, serve)
-			l.scrub(port)
-			test(t, l, l.httpClient(port, v.client), "https://"+hostPort(port))
+			l := proxytest.New(t, proxytest.AllowAll, proxytest.Patient)
+			_, port := l.HTTPSServer(v.up, serve)
+			l.Scrub(port)
+			test(t, l, l.HTTPClient(port, v.client), "https://"+proxytest.HostPort(port))
 		})
 	}
-}
-
-// scrub puts the rule in force.
-func (r *rig) scrub(port uint16) {
-	r.rules(allowAll, `{"`+hostPort(port)+`": {"headers": {"Authorization": "Bearer `+scrubbedToken+`"}, "scrub": true}}`)
-}
-
-// reflections are ways in which a server may write what it was sent.
-func reflections(token string) []string {
-	var escaped strings.Builder
-	for _, c := range []byte(token) {
-		fmt.Fprintf(&escaped, `\u%04X`, c)
-	}
-	b64 := base64.StdEncoding.EncodeToString
-	return []string{
-		token, url.QueryEscape(token), escaped.String(), strings.ReplaceAll(token, "/", `\/`), hex.EncodeToString([]byte(token)),
-		b64([]byte(token)), b64([]byte("Bearer " + token)), b64([]byte("x" + token + "y")), base64.RawURLEncoding.EncodeToString([]byte("xy" + token)),
-	}
-}
-
-// leak returns a form of the token that is left in a text, or "".
-func leak(text string) string {
-	for _, r := range reflections(scrubbedToken) {
-		if r = strings.TrimRight(r, "="); strings.Contains(text, r) || strings.Contains(text, r[4:len(r)-4]) {
-			return r
-		}
-	}
-	return ""
 }
 
 // packed compresses a response as servers do.
@@ -119,10 +88,10 @@ func unpacked(r io.Reader, coding string) (io.Reader, error) {
 // TestReflectedSecretsAreMasked: in every place of a response, in every form and coding.
 func TestReflectedSecretsAreMasked(t *testing.T) {
 	t.Parallel()
-	forms := reflections(scrubbedToken)
+	forms := proxytest.Reflections(proxytest.ScrubbedToken)
 	eachScrubbed(t, func(w http.ResponseWriter, r *http.Request) {
 		token := strings.TrimPrefix(r.Header.Get("Authorization"), "Bearer ")
-		if token != scrubbedToken {
+		if token != proxytest.ScrubbedToken {
 			t.Errorf("received %q", token)
 		}
 		h := w.Header()
@@ -143,7 +112,7 @@ func TestReflectedSecretsAreMasked(t *testing.T) {
 		}
 		_ = out.Close()
 		h.Set("X-After", token)
-	}, func(t *testing.T, l *rig, client *http.Client, at string) {
+	}, func(t *testing.T, l *proxytest.Rig, client *http.Client, at string) {
 		for _, coding := range []string{"", "gzip", "deflate", "br", "zstd"} {
 			var hints string
 			ctx := httptrace.WithClientTrace(t.Context(), &httptrace.ClientTrace{Got1xxResponse: func(_ int, h textproto.MIMEHeader) error {
@@ -164,15 +133,15 @@ func TestReflectedSecretsAreMasked(t *testing.T) {
 			if err != nil {
 				t.Fatal(coding, err)
 			}
-			body := readAll(t, plain)
+			body := proxytest.ReadAll(t, plain)
 			var want int
 			for _, f := range forms {
 				want += len(f) + 3
 			}
-			if left := leak(body); left != "" || len(body) != want || strings.Count(body, "\n") != len(forms) || !strings.HasPrefix(body, "<"+scrubStars+">\n<****") {
+			if left := proxytest.Leak(body); left != "" || len(body) != want || strings.Count(body, "\n") != len(forms) || !strings.HasPrefix(body, "<"+proxytest.ScrubStars+">\n<****") {
 				t.Errorf("%s: %q is left in %s", coding, left, body)
 			}
-			if got := fmt.Sprint(res.Header, res.Trailer, hints); leak(got) != "" || res.Header["X-Echo"][1] != "Bearer "+scrubStars || res.Trailer.Get("X-After") != scrubStars || hints != "</"+scrubStars+">" {
+			if got := fmt.Sprint(res.Header, res.Trailer, hints); proxytest.Leak(got) != "" || res.Header["X-Echo"][1] != "Bearer "+proxytest.ScrubStars || res.Trailer.Get("X-After") != proxytest.ScrubStars || hints != "</"+proxytest.ScrubStars+">" {
 				t.Errorf("%s: head, trailers and hints are %s", coding, got)
 			}
 		}
@@ -202,13 +171,13 @@ func TestOtherResponsesStayAsTheyAre(t *testing.T) {
 				_, _ = w.Write(big)
 			}
 		}
-	}, func(t *testing.T, l *rig, client *http.Client, at string) {
+	}, func(t *testing.T, l *proxytest.Rig, client *http.Client, at string) {
 		for path, status := range map[string]int{"/304": 304, "/204": 204, "/empty": 200} {
-			if res, body := get(t, client, at+path, nil); res.StatusCode != status || body != "" {
+			if res, body := proxytest.Get(t, client, at+path, nil); res.StatusCode != status || body != "" {
 				t.Errorf("%s: %d %q", path, res.StatusCode, body)
 			}
 		}
-		res, body := get(t, client, at+"/big", nil)
+		res, body := proxytest.Get(t, client, at+"/big", nil)
 		if body != string(big) || res.ContentLength != int64(len(big)) || res.Header.Get("ETag") != `"x"` {
 			t.Errorf("%d of %d bytes, Content-Length %d, %v", len(body), len(big), res.ContentLength, res.Header)
 		}
@@ -217,8 +186,8 @@ func TestOtherResponsesStayAsTheyAre(t *testing.T) {
 			t.Errorf("HEAD: %v, %v", res, err)
 		}
 		u, _ := url.Parse(at)
-		l.rules(allowAll, `{"`+u.Host+`": {"headers": {"Authorization": "Bearer `+scrubbedToken+`"}}}`)
-		if _, body := get(t, client, at+"/echo", http.Header{"Range": {"bytes=0-1"}, "Accept-Encoding": {"dcb"}}); body != "Bearer "+scrubbedToken+"[bytes=0-1][dcb]" {
+		l.Rules(proxytest.AllowAll, `{"`+u.Host+`": {"headers": {"Authorization": "Bearer `+proxytest.ScrubbedToken+`"}}}`)
+		if _, body := proxytest.Get(t, client, at+"/echo", http.Header{"Range": {"bytes=0-1"}, "Accept-Encoding": {"dcb"}}); body != "Bearer "+proxytest.ScrubbedToken+"[bytes=0-1][dcb]" {
 			t.Errorf("without scrub: %s", body)
 		}
 	})
@@ -231,8 +200,8 @@ func TestRequestsAreNarrowed(t *testing.T) {
 		for _, name := range []string{"Range", "If-Range", "Accept-Encoding", "Grpc-Accept-Encoding", "A-Im", "Sec-Websocket-Extensions", "Grpc-Encoding", "X-Other"} {
 			fmt.Fprint(w, name, r.Header[name], " ")
 		}
-	}, func(t *testing.T, _ *rig, client *http.Client, at string) {
-		_, body := get(t, client, at, http.Header{
+	}, func(t *testing.T, _ *proxytest.Rig, client *http.Client, at string) {
+		_, body := proxytest.Get(t, client, at, http.Header{
 			"Range": {"bytes=0-5"}, "If-Range": {`"x"`}, "Accept-Encoding": {"dcb, gzip;q=0.5, *"}, "Grpc-Accept-Encoding": {"gzip"}, "A-Im": {"vcdiff"},
 			"Sec-Websocket-Extensions": {"permessage-deflate"}, "Grpc-Encoding": {"identity"}, "X-Other": {"stays"},
 		})
@@ -251,20 +220,20 @@ func TestUnscrubbableResponsesAreRefused(t *testing.T) {
 		alsoForHeads bool
 	}{
 		{206, "Content-Range", "bytes 0-3/100", true}, {226, "IM", "vcdiff", true}, {200, "Content-Encoding", "compress", false},
-		{200, "Content-Encoding", "gzip, gzip, gzip", false}, {404, "Content-Encoding", scrubbedToken, false}, {200, "Grpc-Encoding", "gzip", true},
+		{200, "Content-Encoding", "gzip, gzip, gzip", false}, {404, "Content-Encoding", proxytest.ScrubbedToken, false}, {200, "Grpc-Encoding", "gzip", true},
 	} {
 		t.Run(c.name+" "+c.value, func(t *testing.T) {
 			t.Parallel()
 			eachScrubbed(t, func(w http.ResponseWriter, _ *http.Request) {
 				w.Header().Set(c.name, c.value)
 				w.WriteHeader(c.status)
-				fmt.Fprint(w, scrubbedToken)
-			}, func(t *testing.T, l *rig, client *http.Client, at string) {
-				res, body := get(t, client, at, nil)
-				if res.StatusCode != 502 || !strings.Contains(body, `"unscrubbable"`) || leak(body) != "" || res.Header.Get(c.name) != "" {
+				fmt.Fprint(w, proxytest.ScrubbedToken)
+			}, func(t *testing.T, l *proxytest.Rig, client *http.Client, at string) {
+				res, body := proxytest.Get(t, client, at, nil)
+				if res.StatusCode != 502 || !strings.Contains(body, `"unscrubbable"`) || proxytest.Leak(body) != "" || res.Header.Get(c.name) != "" {
 					t.Errorf("%d %v %s", res.StatusCode, res.Header, body)
 				}
-				if e := l.events.wait(t, 1)[0]; e.Reason != policy.ReasonUnscrubbable || e.Verdict != policy.Deny || e.Status != 502 {
+				if e := l.Events.Wait(t, 1)[0]; e.Reason != policy.ReasonUnscrubbable || e.Verdict != policy.Deny || e.Status != 502 {
 					t.Errorf("event %+v", e)
 				}
 				if res, err := client.Head(at); err != nil || (res.StatusCode == 502) != c.alsoForHeads {
@@ -292,7 +261,7 @@ func TestBrokenBodiesAreBrokenOff(t *testing.T) {
 				_ = out.Close()
 				w.Header().Set("Content-Encoding", "gzip")
 				_, _ = w.Write(damage(b.Bytes()))
-			}, func(t *testing.T, l *rig, client *http.Client, at string) {
+			}, func(t *testing.T, l *proxytest.Rig, client *http.Client, at string) {
 				res, err := client.Get(at)
 				if err == nil {
 					_, err = io.ReadAll(res.Body)
@@ -300,7 +269,7 @@ func TestBrokenBodiesAreBrokenOff(t *testing.T) {
 				if err == nil {
 					t.Error("it is handed on as a good response")
 				}
-				if e := l.events.wait(t, 1)[0]; e.Error == "" {
+				if e := l.Events.Wait(t, 1)[0]; e.Error == "" {
 					t.Errorf("event %+v", e)
 				}
 			})
@@ -312,26 +281,26 @@ func TestBrokenBodiesAreBrokenOff(t *testing.T) {
 // ends with the connection.
 func TestStatusLineIsMasked(t *testing.T) {
 	t.Parallel()
-	l := newRig(t, allowAll, patient)
+	l := proxytest.New(t, proxytest.AllowAll, proxytest.Patient)
 	answers := []string{
-		"HTTP/1.1 200 " + scrubbedToken + "\r\nX-" + hex.EncodeToString([]byte(scrubbedToken)) + ": 1\r\nTransfer-Encoding: chunked\r\n\r\n" +
-			"9\r\n" + scrubbedToken[:9] + "\r\nb;ext=1\r\n" + scrubbedToken[9:] + "\r\n0\r\nX-After: " + scrubbedToken + "\r\n\r\n",
-		"HTTP/1.1 200 OK\r\n\r\n" + scrubbedToken + scrubbedToken[:7],
+		"HTTP/1.1 200 " + proxytest.ScrubbedToken + "\r\nX-" + hex.EncodeToString([]byte(proxytest.ScrubbedToken)) + ": 1\r\nTransfer-Encoding: chunked\r\n\r\n" +
+			"9\r\n" + proxytest.ScrubbedToken[:9] + "\r\nb;ext=1\r\n" + proxytest.ScrubbedToken[9:] + "\r\n0\r\nX-After: " + proxytest.ScrubbedToken + "\r\n\r\n",
+		"HTTP/1.1 200 OK\r\n\r\n" + proxytest.ScrubbedToken + proxytest.ScrubbedToken[:7],
 	}
 	var n atomic.Int64
-	port := l.rawServer(true, func(c net.Conn, r *bufio.Reader) {
+	port := l.RawServer(true, func(c net.Conn, r *bufio.Reader) {
 		if _, err := http.ReadRequest(r); err == nil {
 			for _, b := range []byte(answers[n.Add(1)-1]) {
 				_, _ = c.Write([]byte{b})
 			}
 		}
 	})
-	l.scrub(port)
-	for i, want := range []string{scrubStars, scrubStars + scrubbedToken[:7]} {
-		c := l.dialPair(api, port, true)
-		res := ask(t, c, bufio.NewReader(c), "GET / HTTP/1.1\r\nHost: "+hostPort(port)+"\r\n\r\n", "GET")
-		body := readAll(t, res.Body)
-		if body != want || leak(fmt.Sprint(strings.ToLower(fmt.Sprint(res)), res.Trailer)) != "" || (i == 0 && res.Status != "200 "+scrubStars) {
+	l.Scrub(port)
+	for i, want := range []string{proxytest.ScrubStars, proxytest.ScrubStars + proxytest.ScrubbedToken[:7]} {
+		c := l.DialPair(proxytest.API, port, true)
+		res := proxytest.Ask(t, c, bufio.NewReader(c), "GET / HTTP/1.1\r\nHost: "+proxytest.HostPort(port)+"\r\n\r\n", "GET")
+		body := proxytest.ReadAll(t, res.Body)
+		if body != want || proxytest.Leak(fmt.Sprint(strings.ToLower(fmt.Sprint(res)), res.Trailer)) != "" || (i == 0 && res.Status != "200 "+proxytest.ScrubStars) {
 			t.Errorf("%s %v %v: %q", res.Status, res.Header, res.Trailer, body)
 		}
 	}
@@ -340,25 +309,25 @@ func TestStatusLineIsMasked(t *testing.T) {
 // TestEarlierSecretsStayMasked: a source gives a new value, a rule is replaced, and the server tells the old one.
 func TestEarlierSecretsStayMasked(t *testing.T) {
 	t.Parallel()
-	l := newRig(t, allowAll, patient)
+	l := proxytest.New(t, proxytest.AllowAll, proxytest.Patient)
 	var served atomic.Int64
-	l.with(func(c *Config) {
-		c.Secrets = sources{"s": func(context.Context) (string, error) { return fmt.Sprintf("secret-number-%d", served.Add(1)), nil }}
+	l.With(func(c *proxy.Config) {
+		c.Secrets = proxytest.Sources{"s": func(context.Context) (string, error) { return fmt.Sprintf("secret-number-%d", served.Add(1)), nil }}
 	})
 	var told atomic.Pointer[string]
 	told.Store(new(string))
-	_, port := l.httpsServer(false, func(w http.ResponseWriter, r *http.Request) {
+	_, port := l.HTTPSServer(false, func(w http.ResponseWriter, r *http.Request) {
 		now := *told.Load() + " " + strings.Join(r.Header["X-Key"], "") + " " + strings.Join(r.Header["X-Other"], "")
 		told.Store(&now)
 		fmt.Fprint(w, now)
 	})
-	client := l.httpClient(port, false)
-	l.rules(allowAll, `{"`+hostPort(port)+`": {"headers": {"X-Key": {"secret": "s", "prefix": "key=", "suffix": ";v1"}}, "scrub": true}}`)
+	client := l.HTTPClient(port, false)
+	l.Rules(proxytest.AllowAll, `{"`+proxytest.HostPort(port)+`": {"headers": {"X-Key": {"secret": "s", "prefix": "key=", "suffix": ";v1"}}, "scrub": true}}`)
 	for range 3 {
-		get(t, client, "https://"+hostPort(port)+"/", nil)
+		proxytest.Get(t, client, "https://"+proxytest.HostPort(port)+"/", nil)
 	}
-	l.rules(allowAll, `{"`+hostPort(port)+`": {"headers": {"X-Other": "another-secret"}, "placeholders": {"KEY": {"secret": "s"}}, "scrub": true}}`)
-	_, body := get(t, client, "https://"+hostPort(port)+"/", http.Header{"X-Key": {tokenFor("KEY")}})
+	l.Rules(proxytest.AllowAll, `{"`+proxytest.HostPort(port)+`": {"headers": {"X-Other": "another-secret"}, "placeholders": {"KEY": {"secret": "s"}}, "scrub": true}}`)
+	_, body := proxytest.Get(t, client, "https://"+proxytest.HostPort(port)+"/", http.Header{"X-Key": {proxytest.TokenFor("KEY")}})
 	if strings.Contains(body, "secret") || strings.Count(body, strings.Repeat("*", 15)) != 4 {
 		t.Errorf("%q", body)
 	}
@@ -372,22 +341,22 @@ func TestRecodingsAreLimited(t *testing.T) {
 		out, _ := packed(w, "gzip")
 		fmt.Fprint(out, "text")
 		_ = out.Close()
-	}, func(t *testing.T, l *rig, client *http.Client, at string) {
-		taken := &l.p.usages.Of(l.box).Recodings
+	}, func(t *testing.T, l *proxytest.Rig, client *http.Client, at string) {
+		taken := &l.Usages.Of(l.Box).Recodings
 		for range exchange.MaxRecodings {
 			taken.Enter(exchange.MaxRecodings)
 		}
-		if res, body := get(t, client, at, nil); res.StatusCode != 503 || !strings.Contains(body, `"limit"`) {
+		if res, body := proxytest.Get(t, client, at, nil); res.StatusCode != 503 || !strings.Contains(body, `"limit"`) {
 			t.Errorf("%d %s", res.StatusCode, body)
 		}
 		for range exchange.MaxRecodings {
 			taken.Leave()
 		}
 		for range 3 {
-			if res, _ := get(t, client, at, nil); res.StatusCode != 200 {
+			if res, _ := proxytest.Get(t, client, at, nil); res.StatusCode != 200 {
 				t.Error(res.Status)
 			}
 		}
-		await(t, "no recoding to be counted", func() bool { return taken.Load() == 0 })
+		proxytest.Await(t, "no recoding to be counted", func() bool { return taken.Load() == 0 })
 	})
 }

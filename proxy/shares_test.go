@@ -1,4 +1,4 @@
-package proxy
+package proxy_test
 
 import (
 	"bytes"
@@ -9,31 +9,33 @@ import (
 	"testing"
 
 	"boxgate/policy"
+	"boxgate/proxy"
+	"boxgate/proxy/proxytest"
 )
 
 func TestConnectionsOfAllBoxesAreLimited(t *testing.T) {
 	t.Parallel()
-	r := newRig(t, policy.Spec{Mode: policy.ModeAllowAll}, func(c *Config) { c.MaxAllConns = 8 })
-	echo := r.server(7005, func(c net.Conn) {
+	r := proxytest.New(t, policy.Spec{Mode: policy.ModeAllowAll}, func(c *proxy.Config) { c.MaxAllConns = 8 })
+	echo := r.Server(7005, func(c net.Conn) {
 		defer c.Close()
 		_, _ = io.Copy(c, c)
 	})
-	second := r.second()
-	addr := r.listen(echo)
+	second := second(r)
+	addr := r.Listen(echo)
 	for range 6 {
-		c := dialTo(t, addr)
+		c := proxytest.DialTo(t, addr)
 		_, _ = io.WriteString(c, "x\n")
-		if got, err := firstLine(c); err != nil || got != "x" {
+		if got, err := proxytest.FirstLine(c); err != nil || got != "x" {
 			t.Fatalf("within the limit: %q, %v", got, err)
 		}
 	}
 	closedOnArrival(t, addr)
-	if e := r.wantReason(policy.ReasonLimit); e.Box != "box1" {
+	if e := r.WantReason(policy.ReasonLimit); e.Box != "box1" {
 		t.Errorf("%+v", e)
 	}
 	c := second(addr)
 	_, _ = io.WriteString(c, "y\n")
-	if got, err := firstLine(c); err != nil || got != "y" {
+	if got, err := proxytest.FirstLine(c); err != nil || got != "y" {
 		t.Errorf("the other box: %q, %v", got, err)
 	}
 }
@@ -41,12 +43,12 @@ func TestConnectionsOfAllBoxesAreLimited(t *testing.T) {
 // An idle tunnel holds two sockets and nothing else, and so does one whose reader is slow once the box's pipes are used up.
 func TestTunnelsHoldAPipeOnlyForBytesOnTheirWay(t *testing.T) {
 	t.Parallel()
-	r := newRig(t, policy.Spec{Mode: policy.ModeAllowAll}, func(c *Config) { c.MaxPipes = 8 })
-	echo := r.server(7006, func(c net.Conn) {
+	r := proxytest.New(t, policy.Spec{Mode: policy.ModeAllowAll}, func(c *proxy.Config) { c.MaxPipes = 8 })
+	echo := r.Server(7006, func(c net.Conn) {
 		defer c.Close()
 		_, _ = io.Copy(c, c)
 	})
-	flood := r.server(7007, func(c net.Conn) { // sends without end
+	flood := r.Server(7007, func(c net.Conn) { // sends without end
 		defer c.Close()
 		b := make([]byte, 1<<20)
 		for {
@@ -55,28 +57,28 @@ func TestTunnelsHoldAPipeOnlyForBytesOnTheirWay(t *testing.T) {
 			}
 		}
 	})
-	lent := r.p.core.Tunnels.Pipes
-	second := r.second()
-	addr := r.listen(echo)
+	lent := r.Core.Tunnels.Pipes
+	second := second(r)
+	addr := r.Listen(echo)
 	talk := func(c net.Conn) {
 		t.Helper()
 		_, _ = io.WriteString(c, "x\n")
-		if got, err := firstLine(c); err != nil || got != "x" {
+		if got, err := proxytest.FirstLine(c); err != nil || got != "x" {
 			t.Fatalf("%q, %v", got, err)
 		}
 	}
 	var idle []net.Conn
 	for range 20 {
-		c := dialTo(t, addr)
+		c := proxytest.DialTo(t, addr)
 		talk(c)
 		idle = append(idle, c)
 	}
-	await(t, "the end of what is under way", func() bool { return lent() == 0 })
-	floods := r.listen(flood)
+	proxytest.Await(t, "the end of what is under way", func() bool { return lent() == 0 })
+	floods := r.Listen(flood)
 	for range 10 { // of which nothing is read
-		_, _ = io.WriteString(dialTo(t, floods), "x\n")
+		_, _ = io.WriteString(proxytest.DialTo(t, floods), "x\n")
 	}
-	await(t, "pipes that are stuck", func() bool { return lent() == 2 })
+	proxytest.Await(t, "pipes that are stuck", func() bool { return lent() == 2 })
 	for _, c := range idle { // they copy, all the box's pipes being used
 		talk(c)
 	}
@@ -88,9 +90,9 @@ func TestTunnelsHoldAPipeOnlyForBytesOnTheirWay(t *testing.T) {
 
 func TestBulkGoesThroughUnchangedWithoutPipes(t *testing.T) {
 	t.Parallel()
-	r := newRig(t, policy.Spec{Mode: policy.ModeAllowAll})
-	r.p.core.Tunnels.Close()
-	c := r.dial(r.server(7008, func(c net.Conn) {
+	r := proxytest.New(t, policy.Spec{Mode: policy.ModeAllowAll})
+	r.Core.Tunnels.Close()
+	c := r.Dial(r.Server(7008, func(c net.Conn) {
 		defer c.Close()
 		_, _ = io.Copy(c, c)
 	}))

@@ -1,4 +1,4 @@
-package proxy
+package proxy_test
 
 import (
 	"context"
@@ -17,6 +17,8 @@ import (
 	"golang.org/x/net/http2"
 
 	"boxgate/policy"
+	"boxgate/proxy"
+	"boxgate/proxy/proxytest"
 	"boxgate/proxy/scrub"
 	"boxgate/proxy/sign/signtest"
 )
@@ -27,54 +29,11 @@ var awsKeys = signtest.Keys{ID: "AKIDREAL", Secret: "canary/secret+key", Token: 
 
 const dummyScope = "AWS4-HMAC-SHA256 Credential=DUMMY/20260101/eu-central-1/s3/aws4_request, SignedHeaders=host, Signature=00"
 
-func send(t *testing.T, client *http.Client, method, url string, header http.Header, body io.Reader) (int, string) {
-	t.Helper()
-	req, err := http.NewRequest(method, url, body)
-	if err != nil {
-		t.Fatal(err)
-	}
-	for k, v := range header {
-		req.Header[k] = v
-	}
-	if end, ok := body.(*trailed); ok {
-		req.Trailer, end.trailer = http.Header{"X-End": nil}, &req.Trailer
-		delete(req.Header, "Trailer")
-	}
-	res, err := client.Do(req)
-	if err != nil {
-		t.Fatalf("%s %s: %v", method, url, err)
-	}
-	defer res.Body.Close()
-	return res.StatusCode, readAll(t, res.Body)
-}
-
-// stream hides how long a body is.
-func stream(s string) io.Reader { return struct{ io.Reader }{strings.NewReader(s)} }
-
-// trailed is a body that ends in a trailer.
-type trailed struct {
-	io.Reader
-	trailer *http.Header
-}
-
-func (b *trailed) Read(p []byte) (int, error) {
-	n, err := b.Reader.Read(p)
-	if err != nil {
-		(*b.trailer).Set("X-End", "yes")
-	}
-	return n, err
-}
-
-func hashOf(s string) string {
-	sum := sha256.Sum256([]byte(s))
-	return hex.EncodeToString(sum[:])
-}
-
 // TestAWSSignature: whatever a box sends is signed as it arrives at the server, with the keys of the rule alone.
 func TestAWSSignature(t *testing.T) {
 	t.Parallel()
-	eachProtocol(t, func(t *testing.T, l *rig, client *http.Client, port uint16, up *recorder) {
-		l.rules(allowAll, `{"`+hostPort(port)+`": {"headers": {"X-Amz-Meta-Set": "by the rule"}, "placeholders": {"KEY": "customer key"}, "scrub": false, "sign": {"aws": {"credentials": `+awsLiteral+`, "region": "eu-central-1", "service": "s3"}}}}`)
+	proxytest.EachProtocol(t, func(t *testing.T, l *proxytest.Rig, client *http.Client, port uint16, up *proxytest.Recorder) {
+		l.Rules(proxytest.AllowAll, `{"`+proxytest.HostPort(port)+`": {"headers": {"X-Amz-Meta-Set": "by the rule"}, "placeholders": {"KEY": "customer key"}, "scrub": false, "sign": {"aws": {"credentials": `+awsLiteral+`, "region": "eu-central-1", "service": "s3"}}}}`)
 		packed, _ := scrub.Encoded([]string{"gzip"}, []byte("hello"))
 		gzipped := string(packed)
 		large := strings.Repeat("x", 3<<20)
@@ -88,20 +47,20 @@ func TestAWSSignature(t *testing.T) {
 			{"a path and a query", "GET", "/bucket//a%20b/%C3%A4+~?list-type=2&prefix=a%2Fb&empty&x=1&x=0", nil, nil, ""},
 			{"an empty post", "POST", "/bucket?uploads=", nil, nil, ""},
 			{"a body", "PUT", "/bucket/key", http.Header{"Content-Type": {"text/plain"}, "X-Amz-Acl": {"private"}}, strings.NewReader("hello"), "hello"},
-			{"a body of unknown length", "PUT", "/bucket/key", nil, stream("hello"), "hello"},
+			{"a body of unknown length", "PUT", "/bucket/key", nil, proxytest.Unsized("hello"), "hello"},
 			{"a signature of its own", "GET", "/bucket/key", http.Header{"Authorization": {dummyScope}, "X-Amz-Date": {"20260101T000000Z"}, "X-Amz-Security-Token": {"dummy"}}, nil, ""},
 			{"other spellings", "GET", "/bucket/key", http.Header{"authorization": {dummyScope}, "x_amz_date": {"1"}, "X-Amz_Security-Token": {"dummy"}}, nil, ""},
 			{"a presigned URL", "GET", "/bucket/key?X-Amz-Algorithm=AWS4-HMAC-SHA256&X-Amz-Credential=DUMMY%2F20260101%2Feu-central-1%2Fs3%2Faws4_request&x-amz-d%61te=20260101T000000Z&X-Amz-Expires=60&X-Amz-SignedHeaders=host&response-content-type=text%2Fplain&X-Amz-Signature=00&X-Amz-Security-Token=dummy", nil, nil, ""},
-			{"its hash", "PUT", "/bucket/key", http.Header{"X-Amz-Content-Sha256": {hashOf(large)}}, strings.NewReader(large), large},
-			{"unsigned", "PUT", "/bucket/key", http.Header{"X-Amz-Content-Sha256": {"UNSIGNED-PAYLOAD"}}, stream(large), large},
-			{"a body with trailers", "PUT", "/bucket/key", http.Header{"Trailer": {"X-End"}}, &trailed{Reader: strings.NewReader("hello")}, "hello"},
+			{"its hash", "PUT", "/bucket/key", http.Header{"X-Amz-Content-Sha256": {proxytest.HashOf(large)}}, strings.NewReader(large), large},
+			{"unsigned", "PUT", "/bucket/key", http.Header{"X-Amz-Content-Sha256": {"UNSIGNED-PAYLOAD"}}, proxytest.Unsized(large), large},
+			{"a body with trailers", "PUT", "/bucket/key", http.Header{"Trailer": {"X-End"}}, &proxytest.Trailed{Reader: strings.NewReader("hello")}, "hello"},
 			{"with a trailer", "PUT", "/bucket/key", http.Header{"X-Amz-Content-Sha256": {"STREAMING-UNSIGNED-PAYLOAD-TRAILER"}, "X-Amz-Decoded-Content-Length": {"2"}, "Content-Encoding": {"aws-chunked"}}, strings.NewReader("2\r\nhi\r\n0\r\nx-amz-checksum-crc32:AAAAAA==\r\n\r\n"), "2\r\nhi\r\n0\r\nx-amz-checksum-crc32:AAAAAA==\r\n\r\n"},
-			{"a placeholder", "GET", "/bucket/key", http.Header{"X-Amz-Server-Side-Encryption-Customer-Key": {tokenFor("KEY")}}, nil, ""},
-			{"compressed, with a placeholder", "PUT", "/bucket/key", http.Header{"X-Amz-Server-Side-Encryption-Customer-Key": {tokenFor("KEY")}, "Content-Encoding": {"gzip"}}, strings.NewReader(gzipped), gzipped},
+			{"a placeholder", "GET", "/bucket/key", http.Header{"X-Amz-Server-Side-Encryption-Customer-Key": {proxytest.TokenFor("KEY")}}, nil, ""},
+			{"compressed, with a placeholder", "PUT", "/bucket/key", http.Header{"X-Amz-Server-Side-Encryption-Customer-Key": {proxytest.TokenFor("KEY")}, "Content-Encoding": {"gzip"}}, strings.NewReader(gzipped), gzipped},
 			{"repeated", "GET", "/bucket/key", http.Header{"X-Amz-Meta-A": {"one  two", "three"}}, nil, ""},
 		} {
-			status, text := send(t, client, tt.method, "https://"+hostPort(port)+tt.target, tt.header, tt.body)
-			got, body := up.take()
+			status, text := proxytest.Send(t, client, tt.method, "https://"+proxytest.HostPort(port)+tt.target, tt.header, tt.body)
+			got, body := up.Take()
 			if status != 200 || got == nil || body != tt.content {
 				t.Errorf("%s: %d %s, %d bytes arrived", tt.what, status, text, len(body))
 				continue
@@ -116,7 +75,7 @@ func TestAWSSignature(t *testing.T) {
 				t.Errorf("%s: the server received %v", tt.what, got.Header)
 			}
 		}
-		e := l.events.wait(t, 15)[14]
+		e := l.Events.Wait(t, 15)[14]
 		if e.Verdict != policy.Allow || strings.Join(e.Headers, " ") != "X-Amz-Meta-Set Authorization X-Amz-Date X-Amz-Security-Token X-Amz-Content-Sha256" {
 			t.Errorf("event %+v", e)
 		}
@@ -126,9 +85,9 @@ func TestAWSSignature(t *testing.T) {
 // TestUnsignable: what cannot be signed is refused with a sentence, and nothing of it is forwarded.
 func TestUnsignable(t *testing.T) {
 	t.Parallel()
-	eachProtocol(t, func(t *testing.T, l *rig, client *http.Client, port uint16, up *recorder) {
+	proxytest.EachProtocol(t, func(t *testing.T, l *proxytest.Rig, client *http.Client, port uint16, up *proxytest.Recorder) {
 		rule := func(more string) {
-			l.rules(allowAll, `{"`+hostPort(port)+`": {"sign": {"aws": {"region": ["eu-central-1", "us-east-1"], "service": ["s3", "sts"], `+more+`}}}}`)
+			l.Rules(proxytest.AllowAll, `{"`+proxytest.HostPort(port)+`": {"sign": {"aws": {"region": ["eu-central-1", "us-east-1"], "service": ["s3", "sts"], `+more+`}}}}`)
 		}
 		rule(`"credentials": ` + awsLiteral)
 		own := func(scope string) http.Header {
@@ -149,36 +108,36 @@ func TestUnsignable(t *testing.T) {
 			{"chunks that are signed", "/", http.Header{"Authorization": {dummyScope}, "X-Amz-Content-Sha256": {"STREAMING-AWS4-HMAC-SHA256-PAYLOAD"}}, strings.NewReader("2;chunk-signature=00\r\nhi\r\n"), 400, policy.ReasonUnsignable},
 			{"chunks that are signed, with a trailer", "/", http.Header{"Authorization": {dummyScope}, "X-Amz-Content-Sha256": {"STREAMING-AWS4-HMAC-SHA256-PAYLOAD-TRAILER"}}, strings.NewReader("2"), 400, policy.ReasonUnsignable},
 			{"no hash at all", "/", http.Header{"Authorization": {dummyScope}, "X-Amz-Content-Sha256": {"zz"}}, strings.NewReader("2"), 400, policy.ReasonUnsignable},
-			{"two hashes", "/", http.Header{"Authorization": {dummyScope}, "X-Amz-Content-Sha256": {hashOf("2"), "UNSIGNED-PAYLOAD"}}, strings.NewReader("2"), 400, policy.ReasonUnsignable},
+			{"two hashes", "/", http.Header{"Authorization": {dummyScope}, "X-Amz-Content-Sha256": {proxytest.HashOf("2"), "UNSIGNED-PAYLOAD"}}, strings.NewReader("2"), 400, policy.ReasonUnsignable},
 			{"version 2 in the query", "/?AWSAccessKeyId=DUMMY&Expires=1&Signature=x", http.Header{"Authorization": {dummyScope}}, nil, 400, policy.ReasonUnsignable},
 			{"version 2, in another way", "/?Signature%56ersion=2", http.Header{"Authorization": {dummyScope}}, nil, 400, policy.ReasonUnsignable},
 			{"a semicolon", "/?a=b;X-Amz-Signature=1", http.Header{"Authorization": {dummyScope}}, nil, 400, policy.ReasonUnsignable},
-			{"a large body", "/", http.Header{"Authorization": {dummyScope}}, stream(strings.Repeat("x", 1<<20+1)), 413, policy.ReasonUnsignable},
+			{"a large body", "/", http.Header{"Authorization": {dummyScope}}, proxytest.Unsized(strings.Repeat("x", 1<<20+1)), 413, policy.ReasonUnsignable},
 		} {
-			status, text := send(t, client, "PUT", "https://"+hostPort(port)+tt.target, tt.header, tt.body)
+			status, text := proxytest.Send(t, client, "PUT", "https://"+proxytest.HostPort(port)+tt.target, tt.header, tt.body)
 			n++
-			if got, _ := up.take(); got != nil {
+			if got, _ := up.Take(); got != nil {
 				t.Errorf("%s: the server received %s %v", tt.what, got.RequestURI, got.Header)
 			}
 			if status != tt.status || !strings.Contains(text, string(tt.reason)) || strings.Contains(text, "canary") {
 				t.Errorf("%s: %d %s", tt.what, status, text)
 			}
-			if e := l.events.wait(t, n)[n-1]; e.Verdict != policy.Deny || e.Reason != tt.reason || len(e.Headers) > 0 {
+			if e := l.Events.Wait(t, n)[n-1]; e.Verdict != policy.Deny || e.Reason != tt.reason || len(e.Headers) > 0 {
 				t.Errorf("%s: event %+v", tt.what, e)
 			}
 		}
 		// The client's own scope chooses among those of the rule.
-		if status, text := send(t, client, "POST", "https://"+hostPort(port)+"/", own("us-east-1/sts"), strings.NewReader("Action=x")); status != 200 {
+		if status, text := proxytest.Send(t, client, "POST", "https://"+proxytest.HostPort(port)+"/", own("us-east-1/sts"), strings.NewReader("Action=x")); status != 200 {
 			t.Errorf("a scope of the rule: %d %s", status, text)
-		} else if got, body := up.take(); got == nil {
+		} else if got, body := up.Take(); got == nil {
 			t.Error("nothing arrived")
 		} else if err := signtest.Verify(got, []byte(body), awsKeys, "us-east-1", "sts"); err != nil {
 			t.Error(err)
 		}
 		for _, keys := range []string{`{"secret": "s"}`, `{"secret": "broken"}`, `{"secret": "unknown"}`} {
 			rule(`"credentials": ` + keys)
-			status, text := send(t, client, "GET", "https://"+hostPort(port)+"/", own("us-east-1/s3"), nil)
-			if got, _ := up.take(); got != nil || status != 502 || !strings.Contains(text, "secret_unavailable") {
+			status, text := proxytest.Send(t, client, "GET", "https://"+proxytest.HostPort(port)+"/", own("us-east-1/s3"), nil)
+			if got, _ := up.Take(); got != nil || status != 502 || !strings.Contains(text, "secret_unavailable") {
 				t.Errorf("%s: %d %s", keys, status, text)
 			}
 		}
@@ -189,18 +148,18 @@ func TestUnsignable(t *testing.T) {
 func TestExpiredAWSCredentials(t *testing.T) {
 	t.Parallel()
 	end := time.Date(2030, 1, 2, 3, 4, 5, 0, time.UTC)
-	eachProtocol(t, func(t *testing.T, l *rig, client *http.Client, port uint16, up *recorder) {
-		l.rules(allowAll, `{"`+hostPort(port)+`": {"sign": {"aws": {"region": "eu-central-1", "service": "s3", "credentials":
+	proxytest.EachProtocol(t, func(t *testing.T, l *proxytest.Rig, client *http.Client, port uint16, up *proxytest.Recorder) {
+		l.Rules(proxytest.AllowAll, `{"`+proxytest.HostPort(port)+`": {"sign": {"aws": {"region": "eu-central-1", "service": "s3", "credentials":
 			"{\"Version\":1,\"AccessKeyId\":\"AKIDREAL\",\"SecretAccessKey\":\"canary/secret+key\",\"SessionToken\":\"canary-token\",\"Expiration\":\"2030-01-02T03:04:05Z\"}"}}}}`)
 		var expired atomic.Bool
-		l.p.core.Clock = func() time.Time {
+		l.Core.Clock = func() time.Time {
 			if expired.Load() {
 				return end
 			}
 			return end.Add(-time.Second)
 		}
-		status, _ := send(t, client, "GET", "https://"+hostPort(port)+"/", nil, nil)
-		got, _ := up.take()
+		status, _ := proxytest.Send(t, client, "GET", "https://"+proxytest.HostPort(port)+"/", nil, nil)
+		got, _ := up.Take()
 		if status != 200 || got == nil || got.Header.Get("X-Amz-Date") != "20300102T030404Z" {
 			t.Fatalf("%d %v", status, got)
 		}
@@ -208,8 +167,8 @@ func TestExpiredAWSCredentials(t *testing.T) {
 			t.Error(err)
 		}
 		expired.Store(true)
-		status, text := send(t, client, "GET", "https://"+hostPort(port)+"/", nil, nil)
-		if got, _ := up.take(); got != nil || status != 502 || !strings.Contains(text, "secret_unavailable") {
+		status, text := proxytest.Send(t, client, "GET", "https://"+proxytest.HostPort(port)+"/", nil, nil)
+		if got, _ := up.Take(); got != nil || status != 502 || !strings.Contains(text, "secret_unavailable") {
 			t.Errorf("expired: %d %s", status, text)
 		}
 	})
@@ -218,21 +177,21 @@ func TestExpiredAWSCredentials(t *testing.T) {
 // TestHMACSignature: the text of the template is made of what arrives.
 func TestHMACSignature(t *testing.T) {
 	t.Parallel()
-	eachProtocol(t, func(t *testing.T, l *rig, client *http.Client, port uint16, up *recorder) {
-		l.p.core.Clock = func() time.Time { return time.Unix(1900000000, 5e6) }
-		l.rules(allowAll, `{"`+hostPort(port)+`": {"placeholders": {"KEY": "the \"value\""}, "places": ["header", "json"], "query": {"id": "7"}, "sign": {"hmac": {
+	proxytest.EachProtocol(t, func(t *testing.T, l *proxytest.Rig, client *http.Client, port uint16, up *proxytest.Recorder) {
+		l.Core.Clock = func() time.Time { return time.Unix(1900000000, 5e6) }
+		l.Rules(proxytest.AllowAll, `{"`+proxytest.HostPort(port)+`": {"placeholders": {"KEY": "the \"value\""}, "places": ["header", "json"], "query": {"id": "7"}, "sign": {"hmac": {
 			"key": {"secret": "s"}, "header": "X-Signature", "format": "t={timestamp},v1={signature}", "timestamp": {"header": "X-Time", "format": "unix_ms"},
 			"template": "{timestamp}\n{method}\n{path}\n{query}\n{body_sha256}\n{body}"}}}}`)
-		status, text := send(t, client, "POST", "https://"+hostPort(port)+"/a%2Fb/c?x={body}&id=8", http.Header{
+		status, text := proxytest.Send(t, client, "POST", "https://"+proxytest.HostPort(port)+"/a%2Fb/c?x={body}&id=8", http.Header{
 			"X-Signature": {"own"}, "x_time": {"1"}, "Content-Type": {"application/json"},
-		}, stream(`{"key":"`+tokenFor("KEY")+`"}`))
-		got, body := up.take()
+		}, proxytest.Unsized(`{"key":"`+proxytest.TokenFor("KEY")+`"}`))
+		got, body := up.Take()
 		if status != 200 || got == nil {
 			t.Fatalf("%d %s", status, text)
 		}
 		const path, query, want = "/a%2Fb/c", "x={body}&id=7", `{"key":"the \"value\""}`
 		mac := hmac.New(sha256.New, []byte("from-source"))
-		_, _ = io.WriteString(mac, "1900000000005\nPOST\n"+path+"\n"+query+"\n"+hashOf(want)+"\n"+want)
+		_, _ = io.WriteString(mac, "1900000000005\nPOST\n"+path+"\n"+query+"\n"+proxytest.HashOf(want)+"\n"+want)
 		if sig := "t=1900000000005,v1=" + hex.EncodeToString(mac.Sum(nil)); got.Header.Get("X-Signature") != sig || len(got.Header["X-Signature"]) != 1 {
 			t.Errorf("the signature of %s %q is %q, want %q", got.RequestURI, body, got.Header["X-Signature"], sig)
 		}
@@ -242,7 +201,7 @@ func TestHMACSignature(t *testing.T) {
 		if got.ContentLength != int64(len(want)) && got.Header.Get("Content-Length") != strconv.Itoa(len(want)) {
 			t.Errorf("Content-Length %d", got.ContentLength)
 		}
-		if status, _ := send(t, client, "POST", "https://"+hostPort(port)+"/", nil, strings.NewReader(strings.Repeat("x", 1<<20+1))); status != 413 {
+		if status, _ := proxytest.Send(t, client, "POST", "https://"+proxytest.HostPort(port)+"/", nil, strings.NewReader(strings.Repeat("x", 1<<20+1))); status != 413 {
 			t.Errorf("a large body: %d", status)
 		}
 	})
@@ -251,12 +210,12 @@ func TestHMACSignature(t *testing.T) {
 // TestSignatureAwaitsTheBody: secrets are those of when the body has come, not of when its head did.
 func TestSignatureAwaitsTheBody(t *testing.T) {
 	t.Parallel()
-	eachProtocol(t, func(t *testing.T, l *rig, client *http.Client, port uint16, up *recorder) {
+	proxytest.EachProtocol(t, func(t *testing.T, l *proxytest.Rig, client *http.Client, port uint16, up *proxytest.Recorder) {
 		var value atomic.Value
 		value.Store("old")
 		asked := make(chan struct{}, 16)
-		l.with(func(c *Config) {
-			c.Secrets = sources{"s": func(context.Context) (string, error) {
+		l.With(func(c *proxy.Config) {
+			c.Secrets = proxytest.Sources{"s": func(context.Context) (string, error) {
 				asked <- struct{}{}
 				if value.Load() == "" {
 					return "", errors.New("revoked")
@@ -264,7 +223,7 @@ func TestSignatureAwaitsTheBody(t *testing.T) {
 				return value.Load().(string), nil
 			}}
 		})
-		l.rules(allowAll, `{"`+hostPort(port)+`": {"headers": {"X-Key": {"secret": "s"}}, "sign": {"hmac": {"key": "k", "header": "X-Signature", "template": "{body}"}}}}`)
+		l.Rules(proxytest.AllowAll, `{"`+proxytest.HostPort(port)+`": {"headers": {"X-Key": {"secret": "s"}}, "sign": {"hmac": {"key": "k", "header": "X-Signature", "template": "{body}"}}}}`)
 		for i, next := range []string{"new", ""} {
 			pr, pw := io.Pipe()
 			go func() {
@@ -274,9 +233,9 @@ func TestSignatureAwaitsTheBody(t *testing.T) {
 				_, _ = io.WriteString(pw, "last")
 				_ = pw.Close()
 			}()
-			status, _ := send(t, client, "POST", "https://"+hostPort(port)+"/", nil, pr)
+			status, _ := proxytest.Send(t, client, "POST", "https://"+proxytest.HostPort(port)+"/", nil, pr)
 			<-asked // for the whole
-			got, _ := up.take()
+			got, _ := up.Take()
 			if i == 0 && (status != 200 || got == nil || got.Header.Get("X-Key") != "new") || i == 1 && (status != 502 || got != nil) {
 				t.Errorf("%q: %d %v", next, status, got)
 			}
@@ -288,17 +247,17 @@ func TestSignatureAwaitsTheBody(t *testing.T) {
 // it is signed at once, and its messages are looked into.
 func TestSignedWebSocket(t *testing.T) {
 	t.Parallel()
-	l := newRig(t, allowAll, patient)
-	l.with(func(c *Config) { c.Secrets = sources{"s": is("from-source")} })
-	_, port := l.httpsServer(false, echoWebSocket)
-	l.rules(allowAll, `{"`+hostPort(port)+`": {"scrub": false, "placeholders": {"KEY": {"secret": "s"}}, `+everywhere+`, "sign": {"hmac": {
+	l := proxytest.New(t, proxytest.AllowAll, proxytest.Patient)
+	l.With(func(c *proxy.Config) { c.Secrets = proxytest.Sources{"s": proxytest.Fixed("from-source")} })
+	_, port := l.HTTPSServer(false, proxytest.EchoWebSocket)
+	l.Rules(proxytest.AllowAll, `{"`+proxytest.HostPort(port)+`": {"scrub": false, "placeholders": {"KEY": {"secret": "s"}}, `+proxytest.Everywhere+`, "sign": {"hmac": {
 		"key": "k", "header": "Authorization", "template": "{method} {path} {body_sha256}"}}}}`)
 	mac := hmac.New(sha256.New, []byte("k"))
-	_, _ = io.WriteString(mac, "GET / "+hashOf(""))
+	_, _ = io.WriteString(mac, "GET / "+proxytest.HashOf(""))
 	signature := hex.EncodeToString(mac.Sum(nil))
 	for _, kind := range []string{"", "application/json", "gzip"} {
 		//lint:ignore SA1019 net/http's own client refuses the field :protocol
-		client, err := (&http2.Transport{}).NewClientConn(l.dialPair(api, port, true, "h2"))
+		client, err := (&http2.Transport{}).NewClientConn(l.DialPair(proxytest.API, port, true, "h2"))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -306,7 +265,7 @@ func TestSignedWebSocket(t *testing.T) {
 		defer cancel()
 		pr, pw := io.Pipe()
 		defer pw.Close()
-		req, _ := http.NewRequestWithContext(ctx, "CONNECT", "https://"+hostPort(port)+"/", pr)
+		req, _ := http.NewRequestWithContext(ctx, "CONNECT", "https://"+proxytest.HostPort(port)+"/", pr)
 		req.Header[":protocol"] = []string{"websocket"}
 		switch kind {
 		case "gzip":
@@ -319,7 +278,7 @@ func TestSignedWebSocket(t *testing.T) {
 		if err != nil || res.StatusCode != 200 {
 			t.Fatalf("%q: %v %v", kind, res, err)
 		}
-		frame := append([]byte{0x81, 0x80 | byte(len(tokenFor("KEY"))), 0, 0, 0, 0}, tokenFor("KEY")...)
+		frame := append([]byte{0x81, 0x80 | byte(len(proxytest.TokenFor("KEY"))), 0, 0, 0, 0}, proxytest.TokenFor("KEY")...)
 		if _, err := pw.Write(frame); err != nil {
 			t.Fatal(err)
 		}
@@ -335,8 +294,8 @@ func TestSignedWebSocket(t *testing.T) {
 // other responses pass as they are, also parts of objects.
 func TestSessionTokenInErrors(t *testing.T) {
 	t.Parallel()
-	l := newRig(t, allowAll, patient)
-	_, port := l.httpsServer(true, func(w http.ResponseWriter, r *http.Request) {
+	l := proxytest.New(t, proxytest.AllowAll, proxytest.Patient)
+	_, port := l.HTTPSServer(true, func(w http.ResponseWriter, r *http.Request) {
 		status, _ := strconv.Atoi(r.URL.Query().Get("status"))
 		w.Header().Set("X-Token", r.Header.Get("X-Amz-Security-Token"))
 		w.WriteHeader(status)
@@ -344,14 +303,14 @@ func TestSessionTokenInErrors(t *testing.T) {
 	})
 	for _, h2 := range []bool{false, true} {
 		for _, more := range []string{"", `, "scrub": true`} {
-			l.rules(allowAll, `{"`+hostPort(port)+`": {"sign": {"aws": {"credentials": `+awsLiteral+`, "region": "eu-central-1", "service": "s3"}}`+more+`}}`)
-			client := l.httpClientLater(port, h2)
+			l.Rules(proxytest.AllowAll, `{"`+proxytest.HostPort(port)+`": {"sign": {"aws": {"credentials": `+awsLiteral+`, "region": "eu-central-1", "service": "s3"}}`+more+`}}`)
+			client := l.HTTPClientLater(port, h2)
 			for range 2 {
-				if status, text := send(t, client, "GET", "https://"+hostPort(port)+"/?status=403", nil, nil); status != 403 || text != strings.Repeat("*", len(awsKeys.Token)) {
+				if status, text := proxytest.Send(t, client, "GET", "https://"+proxytest.HostPort(port)+"/?status=403", nil, nil); status != 403 || text != strings.Repeat("*", len(awsKeys.Token)) {
 					t.Errorf("HTTP/2 %v%s: %d %s", h2, more, status, text)
 				}
 			}
-			status, text := send(t, client, "GET", "https://"+hostPort(port)+"/?status=206", http.Header{"Range": {"bytes=0-1"}}, nil)
+			status, text := proxytest.Send(t, client, "GET", "https://"+proxytest.HostPort(port)+"/?status=206", http.Header{"Range": {"bytes=0-1"}}, nil)
 			if more == "" && (status != 206 || text != awsKeys.Token+"bytes=0-1") || more != "" && strings.Contains(text, awsKeys.Token) {
 				t.Errorf("HTTP/2 %v%s: %d %s", h2, more, status, text)
 			}

@@ -1,4 +1,4 @@
-package proxy
+package proxy_test
 
 import (
 	"bufio"
@@ -10,14 +10,15 @@ import (
 	"testing"
 
 	"boxgate/policy"
+	"boxgate/proxy/proxytest"
 )
 
 // TestSmuggling sends what two parsers could read in two ways: 400 and close, and the upstream receives nothing whole.
 func TestSmuggling(t *testing.T) {
 	t.Parallel()
-	l := newRig(t, allowAll, patient)
+	l := proxytest.New(t, proxytest.AllowAll, proxytest.Patient)
 	var got atomic.Int32
-	port := l.rawServer(true, func(c net.Conn, r *bufio.Reader) {
+	port := l.RawServer(true, func(c net.Conn, r *bufio.Reader) {
 		for {
 			if _, err := r.ReadByte(); err != nil {
 				return
@@ -25,8 +26,8 @@ func TestSmuggling(t *testing.T) {
 			got.Add(1)
 		}
 	})
-	l.policy(allowAll, secretFor(api, port))
-	host := "Host: " + hostPort(port) + "\r\n"
+	l.Policy(proxytest.AllowAll, proxytest.SecretFor(proxytest.API, port))
+	host := "Host: " + proxytest.HostPort(port) + "\r\n"
 	for name, in := range map[string]string{
 		"CL.TE":                    "POST / HTTP/1.1\r\n" + host + "Content-Length: 30\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\nGET /admin HTTP/1.1\r\n\r\n",
 		"TE.CL":                    "POST / HTTP/1.1\r\n" + host + "Transfer-Encoding: chunked\r\nContent-Length: 4\r\n\r\n5c\r\nGET /admin HTTP/1.1\r\n\r\n0\r\n\r\n",
@@ -55,7 +56,7 @@ func TestSmuggling(t *testing.T) {
 		"Connection names framing": "POST / HTTP/1.1\r\n" + host + "Connection: content-length\r\nContent-Length: 5\r\n\r\nhello",
 	} {
 		t.Run(name, func(t *testing.T) {
-			c := l.dialPair(api, port, true)
+			c := l.DialPair(proxytest.API, port, true)
 			before := got.Load()
 			sent := make(chan struct{})
 			go func() {
@@ -63,8 +64,8 @@ func TestSmuggling(t *testing.T) {
 				_, _ = io.WriteString(c, in)
 			}()
 			r := bufio.NewReader(c)
-			res := readResponse(t, r, "GET")
-			body := readAll(t, res.Body)
+			res := proxytest.ReadResponse(t, r, "GET")
+			body := proxytest.ReadAll(t, res.Body)
 			want := 400
 			if name == "large head" {
 				want = 431
@@ -87,10 +88,10 @@ func TestSmuggling(t *testing.T) {
 // TestLateChunkErrorEndsTheRequest sends a good beginning first: what the upstream has of the request must not end well.
 func TestLateChunkErrorEndsTheRequest(t *testing.T) {
 	t.Parallel()
-	l := newRig(t, allowAll, patient)
+	l := proxytest.New(t, proxytest.AllowAll, proxytest.Patient)
 	begun := make(chan struct{})
 	end := make(chan string, 1)
-	port := l.rawServer(true, func(c net.Conn, r *bufio.Reader) {
+	port := l.RawServer(true, func(c net.Conn, r *bufio.Reader) {
 		var all strings.Builder
 		for {
 			line, err := r.ReadString('\n')
@@ -104,16 +105,16 @@ func TestLateChunkErrorEndsTheRequest(t *testing.T) {
 			}
 		}
 	})
-	l.policy(allowAll, intercepted(port))
-	c := l.dialPair(api, port, true)
-	if _, err := io.WriteString(c, "POST / HTTP/1.1\r\nHost: "+hostPort(port)+"\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nhello\r\n"); err != nil {
+	l.Policy(proxytest.AllowAll, proxytest.Intercepted(port))
+	c := l.DialPair(proxytest.API, port, true)
+	if _, err := io.WriteString(c, "POST / HTTP/1.1\r\nHost: "+proxytest.HostPort(port)+"\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nhello\r\n"); err != nil {
 		t.Fatal(err)
 	}
 	<-begun
 	if _, err := io.WriteString(c, "5;x\r\nworld\r\n0\r\n\r\nGET /admin HTTP/1.1\r\n\r\n"); err != nil {
 		t.Fatal(err)
 	}
-	if res := readResponse(t, bufio.NewReader(c), "POST"); res.StatusCode != 400 || !res.Close {
+	if res := proxytest.ReadResponse(t, bufio.NewReader(c), "POST"); res.StatusCode != 400 || !res.Close {
 		t.Errorf("%s, close %v", res.Status, res.Close)
 	}
 	if got := <-end; strings.Contains(got, "world") || strings.HasSuffix(got, "0\r\n\r\n") {

@@ -1,4 +1,4 @@
-package proxy
+package proxy_test
 
 import (
 	"bytes"
@@ -13,32 +13,34 @@ import (
 
 	"boxgate/audit"
 	"boxgate/policy"
+	"boxgate/proxy"
+	"boxgate/proxy/proxytest"
 )
 
 func TestHalfCloseIsPassedOn(t *testing.T) {
 	t.Parallel()
-	r := newRig(t, policy.Spec{Mode: policy.ModeAllowAll})
-	server := r.server(7001, func(c net.Conn) { // answers when it has heard all
+	r := proxytest.New(t, policy.Spec{Mode: policy.ModeAllowAll})
+	server := r.Server(7001, func(c net.Conn) { // answers when it has heard all
 		defer c.Close()
 		all, _ := io.ReadAll(c)
 		_, _ = c.Write(bytes.ToUpper(all))
 	})
-	c := r.dial(server)
+	c := r.Dial(server)
 	_, _ = io.WriteString(c, "all of it")
 	_ = c.CloseWrite()
 	if got := closedWithout(t, c); string(got) != "ALL OF IT" {
 		t.Errorf("%q", got)
 	}
-	if e := r.wantReason(policy.ReasonAllowAll); e.BytesIn != 9 || e.BytesOut != 9 || e.Error != "" {
+	if e := r.WantReason(policy.ReasonAllowAll); e.BytesIn != 9 || e.BytesOut != 9 || e.Error != "" {
 		t.Errorf("%+v", e)
 	}
 }
 
 func TestResetIsHandedOn(t *testing.T) {
 	t.Parallel()
-	r := newRig(t, policy.Spec{Mode: policy.ModeAllowAll})
-	c := r.dial(r.server(7002, func(c net.Conn) {
-		_, _ = firstLine(c)
+	r := proxytest.New(t, policy.Spec{Mode: policy.ModeAllowAll})
+	c := r.Dial(r.Server(7002, func(c net.Conn) {
+		_, _ = proxytest.FirstLine(c)
 		_ = c.(*net.TCPConn).SetLinger(0)
 		c.Close()
 	}))
@@ -50,8 +52,8 @@ func TestResetIsHandedOn(t *testing.T) {
 
 func TestBulkGoesThroughUnchangedBothWays(t *testing.T) {
 	t.Parallel()
-	r := newRig(t, policy.Spec{Mode: policy.ModeAllowAll})
-	c := r.dial(r.server(7003, func(c net.Conn) {
+	r := proxytest.New(t, policy.Spec{Mode: policy.ModeAllowAll})
+	c := r.Dial(r.Server(7003, func(c net.Conn) {
 		defer c.Close()
 		_, _ = io.Copy(c, c)
 	}))
@@ -68,21 +70,21 @@ func TestBulkGoesThroughUnchangedBothWays(t *testing.T) {
 	if !bytes.Equal(got, sent) {
 		t.Errorf("%d bytes came back of %d", len(got), len(sent))
 	}
-	if e := r.wantReason(policy.ReasonAllowAll); e.BytesIn != int64(len(sent)) || e.BytesOut != int64(len(sent)) {
+	if e := r.WantReason(policy.ReasonAllowAll); e.BytesIn != int64(len(sent)) || e.BytesOut != int64(len(sent)) {
 		t.Errorf("%+v", e)
 	}
 }
 
 func TestIdleTunnelIsClosedAndABusyOneIsNot(t *testing.T) {
 	t.Parallel()
-	r := newRig(t, policy.Spec{Mode: policy.ModeAllowAll}, func(c *Config) { c.IdleTimeout = 3 * time.Second })
-	echo := r.server(7004, func(c net.Conn) {
+	r := proxytest.New(t, policy.Spec{Mode: policy.ModeAllowAll}, func(c *proxy.Config) { c.IdleTimeout = 3 * time.Second })
+	echo := r.Server(7004, func(c net.Conn) {
 		defer c.Close()
 		_, _ = io.Copy(c, c)
 	})
-	idle, busy := r.dial(echo), r.dial(echo)
+	idle, busy := r.Dial(echo), r.Dial(echo)
 	_, _ = io.WriteString(idle, "x\n")
-	_, _ = firstLine(idle)
+	_, _ = proxytest.FirstLine(idle)
 	tick := time.NewTicker(50 * time.Millisecond)
 	defer tick.Stop()
 	closed := make(chan struct{})
@@ -97,9 +99,9 @@ func TestIdleTunnelIsClosedAndABusyOneIsNot(t *testing.T) {
 		case <-tick.C:
 		}
 		_, _ = io.WriteString(busy, "y\n")
-		if got, err := firstLine(busy); err != nil || got != "y" {
+		if got, err := proxytest.FirstLine(busy); err != nil || got != "y" {
 			t.Fatalf("the busy tunnel: %q, %v", got, err)
 		}
 	}
-	r.want("idle timeout", func(e audit.Event) bool { return e.Error == "idle timeout" })
+	r.Want("idle timeout", func(e audit.Event) bool { return e.Error == "idle timeout" })
 }

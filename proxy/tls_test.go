@@ -1,4 +1,4 @@
-package proxy
+package proxy_test
 
 import (
 	"context"
@@ -10,16 +10,18 @@ import (
 	"testing"
 
 	"boxgate/policy"
+	"boxgate/proxy"
 	"boxgate/proxy/origin"
 	"boxgate/proxy/problem"
+	"boxgate/proxy/proxytest"
 )
 
 // handshakes terminates one connection of the box as name and returns what both sides say.
-func (r *rig) terminated(cfg *tls.Config, name policy.Name) (client tls.ConnectionState, clientErr, serverErr error) {
-	r.t.Helper()
+func handshakes(r *proxytest.Rig, cfg *tls.Config, name policy.Name) (client tls.ConnectionState, clientErr, serverErr error) {
+	r.T.Helper()
 	ln, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
-		r.t.Fatal(err)
+		r.T.Fatal(err)
 	}
 	defer ln.Close()
 	done := make(chan error, 1)
@@ -30,13 +32,13 @@ func (r *rig) terminated(cfg *tls.Config, name policy.Name) (client tls.Connecti
 			return
 		}
 		defer raw.Close()
-		c, err := r.p.terminate(r.box, raw, name, nil)
+		c, err := proxy.Terminate(r.Proxy, r.Box, raw, name, nil)
 		if err == nil {
 			_, err = c.Write([]byte("x")) // carries the session ticket of TLS 1.3 with it
 		}
 		done <- err
 	}()
-	c := tls.Client(dialTo(r.t, ln.Addr().String()), cfg)
+	c := tls.Client(proxytest.DialTo(r.T, ln.Addr().String()), cfg)
 	if _, clientErr = c.Read(make([]byte, 1)); clientErr == nil {
 		client = c.ConnectionState()
 	}
@@ -46,15 +48,15 @@ func (r *rig) terminated(cfg *tls.Config, name policy.Name) (client tls.Connecti
 
 func TestTicketsResumeTheirOwnNameAlone(t *testing.T) {
 	t.Parallel()
-	r := newRig(t, allow("*.example"))
+	r := proxytest.New(t, proxytest.Allow("*.example"))
 	for _, version := range []uint16{tls.VersionTLS12, tls.VersionTLS13} {
 		cache := &oneSession{ClientSessionCache: tls.NewLRUClientSessionCache(8)}
-		cfg := &tls.Config{ServerName: "a.example", RootCAs: r.boxCA.pool(), ClientSessionCache: cache, MaxVersion: version}
+		cfg := &tls.Config{ServerName: "a.example", RootCAs: r.BoxCA.Pool(), ClientSessionCache: cache, MaxVersion: version}
 		resumed := func(name string) bool {
 			t.Helper()
 			// A client that lets a session of one name be used for another: an honest one would not.
 			cfg.ServerName, cfg.InsecureSkipVerify = name, true
-			state, err, serverErr := r.terminated(cfg, mustName(t, name))
+			state, err, serverErr := handshakes(r, cfg, proxytest.MustName(t, name))
 			if err != nil || serverErr != nil {
 				t.Fatalf("%s: %v, %v", name, err, serverErr)
 			}
@@ -80,13 +82,13 @@ func (s *oneSession) Put(_ string, cs *tls.ClientSessionState)   { s.ClientSessi
 
 func TestATicketOfOneBoxMeansNothingToAnother(t *testing.T) {
 	t.Parallel()
-	r := newRig(t, allow("*.example"))
-	cfg := &tls.Config{ServerName: "a.example", RootCAs: r.boxCA.pool(), ClientSessionCache: tls.NewLRUClientSessionCache(8)}
-	if _, err, _ := r.terminated(cfg, mustName(t, "a.example")); err != nil {
+	r := proxytest.New(t, proxytest.Allow("*.example"))
+	cfg := &tls.Config{ServerName: "a.example", RootCAs: r.BoxCA.Pool(), ClientSessionCache: tls.NewLRUClientSessionCache(8)}
+	if _, err, _ := handshakes(r, cfg, proxytest.MustName(t, "a.example")); err != nil {
 		t.Fatal(err)
 	}
-	r.box = &policy.Box{ID: "box2"}
-	if state, err, _ := r.terminated(cfg, mustName(t, "a.example")); err != nil || state.DidResume {
+	r.Box = &policy.Box{ID: "box2"}
+	if state, err, _ := handshakes(r, cfg, proxytest.MustName(t, "a.example")); err != nil || state.DidResume {
 		t.Errorf("resumed %v, %v", state.DidResume, err)
 	}
 }
@@ -95,15 +97,15 @@ func TestATicketOfOneBoxMeansNothingToAnother(t *testing.T) {
 // owner, one that denies it to the alert.
 func TestATicketOutlivesNoPolicy(t *testing.T) {
 	t.Parallel()
-	r := newRig(t, allow("a.example"))
-	owner := r.tlsServer("a.example")
-	r.names.set("a.example", owner.Addr())
+	r := proxytest.New(t, proxytest.Allow("a.example"))
+	owner := r.TLSServer("a.example")
+	r.Names.Set("a.example", owner.Addr())
 	cfg := &tls.Config{
 		ServerName: "a.example", InsecureSkipVerify: true, NextProtos: []string{"http/1.1"},
 		ClientSessionCache: &oneSession{ClientSessionCache: tls.NewLRUClientSessionCache(1)},
 	}
 	connect := func() (tls.ConnectionState, error) {
-		c := tls.Client(r.dial(owner), cfg)
+		c := tls.Client(r.Dial(owner), cfg)
 		if _, err := io.WriteString(c, "GET / HTTP/1.1\r\nHost: a.example\r\n\r\n"); err != nil {
 			return tls.ConnectionState{}, err
 		}
@@ -111,44 +113,44 @@ func TestATicketOutlivesNoPolicy(t *testing.T) {
 		_ = c.NetConn().Close()
 		return c.ConnectionState(), err
 	}
-	r.policy(allow("a.example"), map[string]map[string]string{"a.example": {"X-Key": "k"}})
+	r.Policy(proxytest.Allow("a.example"), map[string]map[string]string{"a.example": {"X-Key": "k"}})
 	for i := range 2 {
-		if state, err := connect(); err != nil || state.DidResume != (i > 0) || state.PeerCertificates[0].CheckSignatureFrom(r.boxCA.cert) != nil {
+		if state, err := connect(); err != nil || state.DidResume != (i > 0) || state.PeerCertificates[0].CheckSignatureFrom(r.BoxCA.Cert) != nil {
 			t.Fatalf("intercepted connection %d: resumed %v, %v", i+1, state.DidResume, err)
 		}
 	}
-	r.policy(policy.Spec{Mode: policy.ModeDenyAll}, map[string]map[string]string{"a.example": {"X-Key": "k"}})
-	if _, err := connect(); !accessDeniedAlert(err) {
+	r.Policy(policy.Spec{Mode: policy.ModeDenyAll}, map[string]map[string]string{"a.example": {"X-Key": "k"}})
+	if _, err := connect(); !proxytest.AccessDeniedAlert(err) {
 		t.Errorf("with a ticket to a name that is denied now: %v", err)
 	}
-	r.policy(allow("a.example"), nil)
+	r.Policy(proxytest.Allow("a.example"), nil)
 	state, err := connect()
-	if err != nil || state.DidResume || state.PeerCertificates[0].CheckSignatureFrom(r.upstream.cert) != nil {
+	if err != nil || state.DidResume || state.PeerCertificates[0].CheckSignatureFrom(r.Upstream.Cert) != nil {
 		t.Errorf("with a ticket to a name that is spliced now: resumed %v, %v", state.DidResume, err)
 	}
 }
 
 func TestTerminationIsForTheNameThatWasJudged(t *testing.T) {
 	t.Parallel()
-	r := newRig(t, allow("*.example"))
-	_, _, err := r.terminated(&tls.Config{ServerName: "b.example", RootCAs: r.boxCA.pool()}, mustName(t, "a.example"))
+	r := proxytest.New(t, proxytest.Allow("*.example"))
+	_, _, err := handshakes(r, &tls.Config{ServerName: "b.example", RootCAs: r.BoxCA.Pool()}, proxytest.MustName(t, "a.example"))
 	if !errors.Is(err, origin.ErrNoName) {
 		t.Errorf("%v", err)
 	}
-	if _, err, _ := r.terminated(&tls.Config{ServerName: "a.example", RootCAs: r.boxCA.pool(), MaxVersion: tls.VersionTLS11, MinVersion: tls.VersionTLS10}, mustName(t, "a.example")); err == nil {
+	if _, err, _ := handshakes(r, &tls.Config{ServerName: "a.example", RootCAs: r.BoxCA.Pool(), MaxVersion: tls.VersionTLS11, MinVersion: tls.VersionTLS10}, proxytest.MustName(t, "a.example")); err == nil {
 		t.Error("TLS 1.1 was accepted")
 	}
 }
 
 func TestUpstreamIsVerified(t *testing.T) {
 	t.Parallel()
-	r := newRig(t, allow("*.example"))
-	good := r.tlsServer("good.example")
+	r := proxytest.New(t, proxytest.Allow("*.example"))
+	good := r.TLSServer("good.example")
 	for name, at := range map[string]netip.AddrPort{"good.example": good, "other.example": good} {
-		r.names.set(name, at.Addr())
+		r.Names.Set(name, at.Addr())
 	}
 	d := func(name string) error {
-		c, err := r.p.core.Origins.DialTLS(context.Background(), r.box, r.target(name), nil)
+		c, err := r.Core.Origins.DialTLS(context.Background(), r.Box, r.Target(name), nil)
 		if err == nil {
 			c.Close()
 		}
@@ -161,7 +163,7 @@ func TestUpstreamIsVerified(t *testing.T) {
 	if err := d("other.example"); !errors.As(err, &up) || up.Reason != policy.ReasonUpstreamTLS {
 		t.Errorf("a certificate for another name: %v", err)
 	}
-	r.with(func(c *Config) { c.Roots = r.boxCA.pool() })
+	r.With(func(c *proxy.Config) { c.Roots = r.BoxCA.Pool() })
 	if err := d("good.example"); !errors.As(err, &up) || up.Reason != policy.ReasonUpstreamTLS {
 		t.Errorf("a certificate of an authority that is not trusted: %v", err)
 	}

@@ -1,4 +1,4 @@
-package proxy
+package proxy_test
 
 import (
 	"bufio"
@@ -18,7 +18,9 @@ import (
 	"boxgate/audit"
 	"boxgate/internal/handshake"
 	"boxgate/policy"
+	"boxgate/proxy"
 	"boxgate/proxy/origin"
+	"boxgate/proxy/proxytest"
 )
 
 // tally counts the connections that a server has open.
@@ -47,7 +49,7 @@ func (c *tally) peak() int {
 }
 
 // counted starts an upstream whose connections are counted.
-func (r *rig) counted(secure, h2 bool, handler http.HandlerFunc) (*tally, *httptest.Server, uint16) {
+func counted(r *proxytest.Rig, secure, h2 bool, handler http.HandlerFunc) (*tally, *httptest.Server, uint16) {
 	var c tally
 	srv := httptest.NewUnstartedServer(handler)
 	srv.Config.ConnState = func(_ net.Conn, s http.ConnState) {
@@ -59,28 +61,25 @@ func (r *rig) counted(secure, h2 bool, handler http.HandlerFunc) (*tally, *httpt
 		}
 	}
 	if secure {
-		srv.EnableHTTP2, srv.TLS = h2, &tls.Config{GetCertificate: r.upstream.forHello}
+		srv.EnableHTTP2, srv.TLS = h2, &tls.Config{GetCertificate: r.Upstream.ForHello}
 		srv.StartTLS()
 	} else {
 		srv.Start()
 	}
-	r.t.Cleanup(srv.Close)
-	return &c, srv, portOf(r.t, srv.Listener)
+	r.T.Cleanup(srv.Close)
+	return &c, srv, proxytest.PortOf(r.T, srv.Listener)
 }
-
-// places returns how many connections to servers the box has.
-func (r *rig) places() int { return r.p.core.Origins.Stats(r.box.ID).Open }
 
 // TestManyHostsLeaveFewConnections asks for more hosts than may be kept, over a few connections, and then hangs up.
 func TestManyHostsLeaveFewConnections(t *testing.T) {
 	t.Parallel()
-	l := newRig(t, allowAll, patient)
-	c, _, port := l.counted(false, false, func(w http.ResponseWriter, r *http.Request) { fmt.Fprint(w, r.Host) })
-	l.policy(allowAll, intercepted(port))
+	l := proxytest.New(t, proxytest.AllowAll, proxytest.Patient)
+	c, _, port := counted(l, false, false, func(w http.ResponseWriter, r *http.Request) { fmt.Fprint(w, r.Host) })
+	l.Policy(proxytest.AllowAll, proxytest.Intercepted(port))
 	const clients, hosts = 4, 100
 	var all sync.WaitGroup
 	for k := range clients {
-		conn := l.dialPair("", port, false)
+		conn := l.DialPair("", port, false)
 		all.Go(func() {
 			in := bufio.NewReader(conn)
 			for i := range hosts {
@@ -99,35 +98,35 @@ func TestManyHostsLeaveFewConnections(t *testing.T) {
 		})
 	}
 	all.Wait()
-	await(t, "the end of the connections beyond the cap", func() bool { return l.places() <= origin.MaxIdle && c.open() <= origin.MaxIdle })
-	if got := idleUpstreams(l); got != origin.MaxIdle || l.places() != got {
-		t.Errorf("%d connections kept in %d places, want %d", got, l.places(), origin.MaxIdle)
+	proxytest.Await(t, "the end of the connections beyond the cap", func() bool { return l.Upstreams() <= origin.MaxIdle && c.open() <= origin.MaxIdle })
+	if got := proxytest.IdleUpstreams(l); got != origin.MaxIdle || l.Upstreams() != got {
+		t.Errorf("%d connections kept in %d places, want %d", got, l.Upstreams(), origin.MaxIdle)
 	}
 	if c.peak() > origin.MaxIdle+clients+hosts/2 { // the server sees a connection end some time after it was closed
 		t.Errorf("%d connections were open at once", c.peak())
 	}
-	l.p.CloseBox(l.box.ID)
-	await(t, "the end of all", func() bool { return c.open() == 0 })
+	l.Proxy.CloseBox(l.Box.ID)
+	proxytest.Await(t, "the end of all", func() bool { return c.open() == 0 })
 }
 
 // TestBoxAtItsLimitOfUpstreams fills the places with requests under way: one more is refused, another box is served, and
 // a place that waits goes to whoever needs one.
 func TestBoxAtItsLimitOfUpstreams(t *testing.T) {
 	t.Parallel()
-	l := newRig(t, allowAll, patient)
-	l.with(func(c *Config) { c.MaxUpstreams = 2 })
+	l := proxytest.New(t, proxytest.AllowAll, proxytest.Patient)
+	l.With(func(c *proxy.Config) { c.MaxUpstreams = 2 })
 	begun, goOn := make(chan struct{}, 3), make(chan struct{})
-	c, _, port := l.counted(true, false, func(w http.ResponseWriter, r *http.Request) {
+	c, _, port := counted(l, true, false, func(w http.ResponseWriter, r *http.Request) {
 		if r.URL.Path == "/hold" {
 			begun <- struct{}{}
 			<-goOn
 		}
 		fmt.Fprint(w, "whole")
 	})
-	first, second := l.box, l.newBox("b2", "127.0.0.3")
-	l.policy(allowAll, intercepted(port))
+	first, second := l.Box, l.NewBox("b2", "127.0.0.3")
+	l.Policy(proxytest.AllowAll, proxytest.Intercepted(port))
 	request := func(path string) string {
-		return "GET " + path + " HTTP/1.1\r\nHost: " + hostPort(port) + "\r\n\r\n"
+		return "GET " + path + " HTTP/1.1\r\nHost: " + proxytest.HostPort(port) + "\r\n\r\n"
 	}
 	type held struct {
 		conn net.Conn
@@ -135,70 +134,70 @@ func TestBoxAtItsLimitOfUpstreams(t *testing.T) {
 	}
 	var under [2]held
 	for i := range under {
-		conn := l.dialPair(api, port, true)
+		conn := l.DialPair(proxytest.API, port, true)
 		under[i] = held{conn, bufio.NewReader(conn)}
 		_, _ = io.WriteString(conn, request("/hold"))
 		<-begun
 	}
-	extra := l.dialPair(api, port, true)
-	res := ask(t, extra, bufio.NewReader(extra), request("/"), "GET")
-	if body := readAll(t, res.Body); res.StatusCode != 503 || !strings.Contains(body, `"reason":"limit"`) {
+	extra := l.DialPair(proxytest.API, port, true)
+	res := proxytest.Ask(t, extra, bufio.NewReader(extra), request("/"), "GET")
+	if body := proxytest.ReadAll(t, res.Body); res.StatusCode != 503 || !strings.Contains(body, `"reason":"limit"`) {
 		t.Errorf("beyond the limit: %s %s", res.Status, body)
 	}
-	if e := l.events.wait(t, 1)[0]; e.Reason != policy.ReasonLimit || e.Verdict != policy.Deny || e.Action != audit.ActionRefuse || e.Status != 503 || e.Box != "box1" {
+	if e := l.Events.Wait(t, 1)[0]; e.Reason != policy.ReasonLimit || e.Verdict != policy.Deny || e.Action != audit.ActionRefuse || e.Status != 503 || e.Box != "box1" {
 		t.Errorf("event %+v", e)
 	}
 
-	l.box = second
-	l.policy(allowAll, intercepted(port))
-	other := l.dialPair(api, port, true)
-	if res := ask(t, other, bufio.NewReader(other), request("/"), "GET"); res.StatusCode != 200 {
+	l.Box = second
+	l.Policy(proxytest.AllowAll, proxytest.Intercepted(port))
+	other := l.DialPair(proxytest.API, port, true)
+	if res := proxytest.Ask(t, other, bufio.NewReader(other), request("/"), "GET"); res.StatusCode != 200 {
 		t.Errorf("the other box: %s", res.Status)
 	}
-	t.Cleanup(func() { l.p.CloseBox("b2") })
+	t.Cleanup(func() { l.Proxy.CloseBox("b2") })
 
-	l.box = first
+	l.Box = first
 	close(goOn)
 	for _, u := range under {
-		if res := readResponse(t, u.in, "GET"); res.StatusCode != 200 || readAll(t, res.Body) != "whole" {
+		if res := proxytest.ReadResponse(t, u.in, "GET"); res.StatusCode != 200 || proxytest.ReadAll(t, res.Body) != "whole" {
 			t.Errorf("a request under way: %s", res.Status)
 		}
 	}
-	await(t, "the lending of both connections", func() bool { return idleUpstreams(l) == 2+1 })
-	elsewhere := l.dialPair("other.example.com", port, true)
-	res = ask(t, elsewhere, bufio.NewReader(elsewhere), strings.Replace(request("/"), "api.", "other.", 1), "GET")
-	if res.StatusCode != 200 || l.places() > 2 {
-		t.Errorf("with idle connections to give up: %s, %d places", res.Status, l.places())
+	proxytest.Await(t, "the lending of both connections", func() bool { return proxytest.IdleUpstreams(l) == 2+1 })
+	elsewhere := l.DialPair("other.example.com", port, true)
+	res = proxytest.Ask(t, elsewhere, bufio.NewReader(elsewhere), strings.Replace(request("/"), "api.", "other.", 1), "GET")
+	if res.StatusCode != 200 || l.Upstreams() > 2 {
+		t.Errorf("with idle connections to give up: %s, %d places", res.Status, l.Upstreams())
 	}
-	await(t, "the end of the evicted connection", func() bool { return c.open() <= 2+1 })
+	proxytest.Await(t, "the end of the evicted connection", func() bool { return c.open() <= 2+1 })
 }
 
 // TestStreamsShareTheLimitOfUpstreams sends many requests at once over one HTTP/2 connection to a server of HTTP/1.1,
 // where each needs a connection of its own.
 func TestStreamsShareTheLimitOfUpstreams(t *testing.T) {
 	t.Parallel()
-	l := newRig(t, allowAll, patient)
+	l := proxytest.New(t, proxytest.AllowAll, proxytest.Patient)
 	const max, streams = 8, 40
-	l.with(func(c *Config) { c.MaxUpstreams = max })
+	l.With(func(c *proxy.Config) { c.MaxUpstreams = max })
 	goOn := make(chan struct{})
 	var begun atomic.Int32
-	c, _, port := l.counted(true, false, func(w http.ResponseWriter, r *http.Request) {
+	c, _, port := counted(l, true, false, func(w http.ResponseWriter, r *http.Request) {
 		if r.URL.Path == "/hold" {
 			begun.Add(1)
 			<-goOn
 		}
 		fmt.Fprint(w, "whole")
 	})
-	l.policy(allowAll, intercepted(port))
-	client := l.httpClient(port, true)
-	if res, _ := get(t, client, "https://"+hostPort(port)+"/", nil); res.StatusCode != 200 {
+	l.Policy(proxytest.AllowAll, proxytest.Intercepted(port))
+	client := l.HTTPClient(port, true)
+	if res, _ := proxytest.Get(t, client, "https://"+proxytest.HostPort(port)+"/", nil); res.StatusCode != 200 {
 		t.Fatal(res.Status)
 	}
 	var served, refused atomic.Int32
 	var all sync.WaitGroup
 	for range streams {
 		all.Go(func() {
-			res, err := client.Get("https://" + hostPort(port) + "/hold")
+			res, err := client.Get("https://" + proxytest.HostPort(port) + "/hold")
 			if err != nil {
 				t.Error(err)
 				return
@@ -215,7 +214,7 @@ func TestStreamsShareTheLimitOfUpstreams(t *testing.T) {
 			}
 		})
 	}
-	await(t, "the requests under way and the refusals", func() bool { return begun.Load() == max && refused.Load() == streams-max })
+	proxytest.Await(t, "the requests under way and the refusals", func() bool { return begun.Load() == max && refused.Load() == streams-max })
 	close(goOn)
 	all.Wait()
 	if served.Load() != max || c.peak() != max {
@@ -227,15 +226,15 @@ func TestStreamsShareTheLimitOfUpstreams(t *testing.T) {
 func TestEvictionBreaksNothing(t *testing.T) {
 	t.Parallel()
 	for _, h2 := range []bool{false, true} {
-		l := newRig(t, allowAll, patient)
-		l.with(func(c *Config) { c.MaxUpstreams = 4 })
-		_, _, port := l.counted(true, h2, func(w http.ResponseWriter, r *http.Request) {
+		l := proxytest.New(t, proxytest.AllowAll, proxytest.Patient)
+		l.With(func(c *proxy.Config) { c.MaxUpstreams = 4 })
+		_, _, port := counted(l, true, h2, func(w http.ResponseWriter, r *http.Request) {
 			for range 4 {
 				fmt.Fprint(w, strings.Repeat(r.Host, 200))
 				w.(http.Flusher).Flush()
 			}
 		})
-		l.policy(allowAll, intercepted(port))
+		l.Policy(proxytest.AllowAll, proxytest.Intercepted(port))
 		var served atomic.Int32
 		var all sync.WaitGroup
 		for k := range 8 {
@@ -247,7 +246,7 @@ func TestEvictionBreaksNothing(t *testing.T) {
 					tr.Protocols.SetHTTP1(!h2)
 					tr.Protocols.SetHTTP2(h2)
 					alpn := map[bool]string{false: "http/1.1", true: "h2"}[h2]
-					tr.DialTLSContext = func(_ context.Context, _, _ string) (net.Conn, error) { return l.dialPair(name, port, true, alpn), nil }
+					tr.DialTLSContext = func(_ context.Context, _, _ string) (net.Conn, error) { return l.DialPair(name, port, true, alpn), nil }
 					res, err := (&http.Client{Transport: tr}).Get("https://" + host + "/")
 					if err != nil {
 						t.Error(err)
@@ -263,7 +262,7 @@ func TestEvictionBreaksNothing(t *testing.T) {
 					default:
 						t.Errorf("h2 %v: %s, %d bytes, %v", h2, res.Status, len(body), err)
 					}
-					if n := l.places(); n > 4 {
+					if n := l.Upstreams(); n > 4 {
 						t.Errorf("h2 %v: %d places", h2, n)
 					}
 				}
@@ -273,27 +272,27 @@ func TestEvictionBreaksNothing(t *testing.T) {
 		if served.Load() == 0 {
 			t.Errorf("h2 %v: nothing was served", h2)
 		}
-		await(t, "the rest of all connections", func() bool { return l.places() == idleUpstreams(l) })
+		proxytest.Await(t, "the rest of all connections", func() bool { return l.Upstreams() == proxytest.IdleUpstreams(l) })
 	}
 }
 
 // TestUpgradedConnectionTakesNoPlace opens more WebSockets than there are places: each counts as its client's connection.
 func TestUpgradedConnectionTakesNoPlace(t *testing.T) {
 	t.Parallel()
-	l := newRig(t, allowAll, patient)
-	l.with(func(c *Config) { c.MaxUpstreams = 1 })
-	port := l.rawServer(true, func(c net.Conn, in *bufio.Reader) {
+	l := proxytest.New(t, proxytest.AllowAll, proxytest.Patient)
+	l.With(func(c *proxy.Config) { c.MaxUpstreams = 1 })
+	port := l.RawServer(true, func(c net.Conn, in *bufio.Reader) {
 		if r, err := http.ReadRequest(in); err == nil {
 			_, _ = io.WriteString(c, "HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n"+
 				"Sec-WebSocket-Accept: "+handshake.Accept(r.Header.Get("Sec-WebSocket-Key"))+"\r\n\r\n")
 			_, _ = io.Copy(c, in)
 		}
 	})
-	l.policy(allowAll, intercepted(port))
+	l.Policy(proxytest.AllowAll, proxytest.Intercepted(port))
 	for range 3 {
-		c := l.dialPair(api, port, true)
+		c := l.DialPair(proxytest.API, port, true)
 		in := bufio.NewReader(c)
-		res := ask(t, c, in, "GET / HTTP/1.1\r\nHost: "+hostPort(port)+"\r\nConnection: Upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Key: eA==\r\n\r\n", "GET")
+		res := proxytest.Ask(t, c, in, "GET / HTTP/1.1\r\nHost: "+proxytest.HostPort(port)+"\r\nConnection: Upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Key: eA==\r\n\r\n", "GET")
 		if res.StatusCode != 101 {
 			t.Fatal(res.Status)
 		}
@@ -302,7 +301,7 @@ func TestUpgradedConnectionTakesNoPlace(t *testing.T) {
 			t.Fatalf("%q, %v", b, err)
 		}
 	}
-	if n := l.places(); n != 0 {
+	if n := l.Upstreams(); n != 0 {
 		t.Errorf("%d places taken", n)
 	}
 }
@@ -310,18 +309,18 @@ func TestUpgradedConnectionTakesNoPlace(t *testing.T) {
 // TestClosedHTTP2UpstreamIsForgottenAtOnce has the server close what is kept.
 func TestClosedHTTP2UpstreamIsForgottenAtOnce(t *testing.T) {
 	t.Parallel()
-	l := newRig(t, allowAll, patient)
-	_, srv, port := l.counted(true, true, func(w http.ResponseWriter, r *http.Request) { fmt.Fprint(w, r.Proto) })
-	l.policy(allowAll, intercepted(port))
-	client := l.httpClient(port, true)
+	l := proxytest.New(t, proxytest.AllowAll, proxytest.Patient)
+	_, srv, port := counted(l, true, true, func(w http.ResponseWriter, r *http.Request) { fmt.Fprint(w, r.Proto) })
+	l.Policy(proxytest.AllowAll, proxytest.Intercepted(port))
+	client := l.HTTPClient(port, true)
 	for range 3 {
-		if res, body := get(t, client, "https://"+hostPort(port)+"/", nil); res.StatusCode != 200 || body != "HTTP/2.0" {
+		if res, body := proxytest.Get(t, client, "https://"+proxytest.HostPort(port)+"/", nil); res.StatusCode != 200 || body != "HTTP/2.0" {
 			t.Fatalf("%s %s", res.Status, body)
 		}
-		await(t, "the connection kept", func() bool { return idleUpstreams(l) == 1 && l.places() == 1 })
+		proxytest.Await(t, "the connection kept", func() bool { return proxytest.IdleUpstreams(l) == 1 && l.Upstreams() == 1 })
 		srv.CloseClientConnections()
-		await(t, "the end of the connection kept", func() bool { return idleUpstreams(l) == 0 && l.places() == 0 })
-		if n := l.p.core.Origins.Stats(l.box.ID).Hosts; n != 0 {
+		proxytest.Await(t, "the end of the connection kept", func() bool { return proxytest.IdleUpstreams(l) == 0 && l.Upstreams() == 0 })
+		if n := l.Core.Origins.Stats(l.Box.ID).Hosts; n != 0 {
 			t.Errorf("%d hosts remembered", n)
 		}
 	}
@@ -331,21 +330,21 @@ func TestClosedHTTP2UpstreamIsForgottenAtOnce(t *testing.T) {
 func TestIdleUpstreamsEnd(t *testing.T) {
 	t.Parallel()
 	for _, h2 := range []bool{false, true} {
-		l := newRig(t, allowAll, patient)
-		c, _, port := l.counted(true, h2, func(w http.ResponseWriter, r *http.Request) {})
-		l.policy(allowAll, intercepted(port))
-		if res, _ := get(t, l.httpClient(port, h2), "https://"+hostPort(port)+"/", nil); res.StatusCode != 200 {
+		l := proxytest.New(t, proxytest.AllowAll, proxytest.Patient)
+		c, _, port := counted(l, true, h2, func(w http.ResponseWriter, r *http.Request) {})
+		l.Policy(proxytest.AllowAll, proxytest.Intercepted(port))
+		if res, _ := proxytest.Get(t, l.HTTPClient(port, h2), "https://"+proxytest.HostPort(port)+"/", nil); res.StatusCode != 200 {
 			t.Fatal(res.Status)
 		}
-		await(t, "the connection kept", func() bool { return idleUpstreams(l) == 1 })
-		l.p.core.Origins.CloseIdle(l.box.ID, time.Minute)
-		if idleUpstreams(l) != 1 {
+		proxytest.Await(t, "the connection kept", func() bool { return proxytest.IdleUpstreams(l) == 1 })
+		l.Core.Origins.CloseIdle(l.Box.ID, time.Minute)
+		if proxytest.IdleUpstreams(l) != 1 {
 			t.Error("a fresh connection was closed")
 		}
-		l.p.core.Origins.CloseIdle(l.box.ID, 0)
-		if n := l.places(); n != 0 {
+		l.Core.Origins.CloseIdle(l.Box.ID, 0)
+		if n := l.Upstreams(); n != 0 {
 			t.Errorf("h2 %v: %d places", h2, n)
 		}
-		await(t, "the end of the connection", func() bool { return c.open() == 0 })
+		proxytest.Await(t, "the end of the connection", func() bool { return c.open() == 0 })
 	}
 }

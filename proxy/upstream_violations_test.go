@@ -1,4 +1,4 @@
-package proxy
+package proxy_test
 
 import (
 	"bytes"
@@ -20,6 +20,7 @@ import (
 	"boxgate/internal/h2/upstream"
 	"boxgate/policy"
 	"boxgate/proxy/exchange"
+	"boxgate/proxy/proxytest"
 )
 
 // rogue is an origin server that writes single frames. A request for /bad is answered by a misdeed, any other with
@@ -32,12 +33,12 @@ type rogue struct {
 }
 
 // rogue starts one; misdeed answers on the stream. conns counts the connections.
-func (r *rig) rogue(misdeed func(s *rogue, stream uint32), conns *atomic.Int32) uint16 {
-	ln, err := tls.Listen("tcp", "127.0.0.1:0", &tls.Config{GetCertificate: r.upstream.forHello, NextProtos: []string{"h2"}})
+func rogueServer(r *proxytest.Rig, misdeed func(s *rogue, stream uint32), conns *atomic.Int32) uint16 {
+	ln, err := tls.Listen("tcp", "127.0.0.1:0", &tls.Config{GetCertificate: r.Upstream.ForHello, NextProtos: []string{"h2"}})
 	if err != nil {
-		r.t.Fatal(err)
+		r.T.Fatal(err)
 	}
-	r.t.Cleanup(func() { _ = ln.Close() })
+	r.T.Cleanup(func() { _ = ln.Close() })
 	go func() {
 		for {
 			c, err := ln.Accept()
@@ -48,7 +49,7 @@ func (r *rig) rogue(misdeed func(s *rogue, stream uint32), conns *atomic.Int32) 
 			go (&rogue{conn: c}).serve(misdeed)
 		}
 	}()
-	return portOf(r.t, ln)
+	return proxytest.PortOf(r.T, ln)
 }
 
 func (s *rogue) serve(misdeed func(*rogue, uint32)) {
@@ -225,13 +226,13 @@ func TestUpstreamMisdeeds(t *testing.T) {
 	for name, m := range misdeeds {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			l := newRig(t, allowAll, patient)
+			l := proxytest.New(t, proxytest.AllowAll, proxytest.Patient)
 			var conns atomic.Int32
-			port := l.rogue(m.do, &conns)
-			other := l.drip()
+			port := rogueServer(l, m.do, &conns)
+			other := drip(l)
 
-			l.policy(allowAll, intercepted(port))
-			c := l.httpClient(port, true)
+			l.Policy(proxytest.AllowAll, proxytest.Intercepted(port))
+			c := l.HTTPClient(port, true)
 			if got := fetch(t, c, port, "/good"); got != "200 ok" {
 				t.Fatalf("before: %s", got)
 			}
@@ -251,7 +252,7 @@ func fetch(t *testing.T, c *http.Client, port uint16, path string) string {
 	t.Helper()
 	done := make(chan string, 1)
 	go func() {
-		res, err := c.Get("https://" + hostPort(port) + path)
+		res, err := c.Get("https://" + proxytest.HostPort(port) + path)
 		if err != nil {
 			done <- "broken off"
 			return
@@ -277,24 +278,24 @@ func fetch(t *testing.T, c *http.Client, port uint16, path string) string {
 
 // drip begins a response from another host, over a connection of its own; the function it returns lets it end and fails
 // the test if it does not come whole.
-func (r *rig) drip() func() {
-	r.t.Helper()
+func drip(r *proxytest.Rig) func() {
+	r.T.Helper()
 	rest := make(chan struct{})
-	_, port := r.httpsServer(true, func(w http.ResponseWriter, _ *http.Request) {
+	_, port := r.HTTPSServer(true, func(w http.ResponseWriter, _ *http.Request) {
 		_, _ = io.WriteString(w, "begin ")
 		_ = http.NewResponseController(w).Flush()
 		<-rest
 		_, _ = io.WriteString(w, "end")
 	})
-	r.policy(allowAll, intercepted(port))
-	res, err := r.httpClient(port, true).Get("https://" + hostPort(port) + "/")
+	r.Policy(proxytest.AllowAll, proxytest.Intercepted(port))
+	res, err := r.HTTPClient(port, true).Get("https://" + proxytest.HostPort(port) + "/")
 	if err != nil {
-		r.t.Fatal(err)
+		r.T.Fatal(err)
 	}
 	return func() {
 		close(rest)
-		if got := readAll(r.t, res.Body); got != "begin end" {
-			r.t.Errorf("the other host's response came as %q", got)
+		if got := proxytest.ReadAll(r.T, res.Body); got != "begin end" {
+			r.T.Errorf("the other host's response came as %q", got)
 		}
 		_ = res.Body.Close()
 	}
@@ -303,11 +304,11 @@ func (r *rig) drip() func() {
 // TestStreamErrorOfUpstreamIsOneStreams lets one of two streams of a connection be malformed.
 func TestStreamErrorOfUpstreamIsOneStreams(t *testing.T) {
 	t.Parallel()
-	l := newRig(t, allowAll, patient)
+	l := proxytest.New(t, proxytest.AllowAll, proxytest.Patient)
 	var conns atomic.Int32
-	port := l.rogue(func(s *rogue, id uint32) { s.head(id, true, ":status", "200", "X-Y", "z") }, &conns)
-	l.policy(allowAll, intercepted(port))
-	c := l.httpClient(port, true)
+	port := rogueServer(l, func(s *rogue, id uint32) { s.head(id, true, ":status", "200", "X-Y", "z") }, &conns)
+	l.Policy(proxytest.AllowAll, proxytest.Intercepted(port))
+	c := l.HTTPClient(port, true)
 	for range 3 {
 		if bad, good := fetch(t, c, port, "/bad"), fetch(t, c, port, "/good"); bad != "502" || good != "200 ok" {
 			t.Errorf("%s, then %s", bad, good)
@@ -316,7 +317,7 @@ func TestStreamErrorOfUpstreamIsOneStreams(t *testing.T) {
 	if n := conns.Load(); n != 1 {
 		t.Errorf("%d connections", n)
 	}
-	for _, e := range l.events.wait(t, 6) {
+	for _, e := range l.Events.Wait(t, 6) {
 		if e.Status == 502 && e.Reason != policy.ReasonUpstreamHTTP {
 			t.Errorf("event %+v", e)
 		}
@@ -341,10 +342,10 @@ var floods = map[string]func(s *rogue, id uint32) error{
 func TestUpstreamFloods(t *testing.T) {
 	for name, frame := range floods {
 		t.Run(name, func(t *testing.T) {
-			l := newRig(t, allowAll, patient)
+			l := proxytest.New(t, proxytest.AllowAll, proxytest.Patient)
 			var conns atomic.Int32
 			var before, after runtime.MemStats
-			port := l.rogue(func(s *rogue, id uint32) {
+			port := rogueServer(l, func(s *rogue, id uint32) {
 				go func() { _, _ = io.Copy(io.Discard, s.conn) }() // the acknowledgements
 				s.head(id, false, ":status", "200")
 				runtime.GC()
@@ -358,8 +359,8 @@ func TestUpstreamFloods(t *testing.T) {
 				runtime.ReadMemStats(&after)
 				_ = s.WriteData(id, true, []byte("ok"))
 			}, &conns)
-			l.policy(allowAll, intercepted(port))
-			if got := fetch(t, l.httpClient(port, true), port, "/bad"); got != "200 ok" && got != "200 broken off" {
+			l.Policy(proxytest.AllowAll, proxytest.Intercepted(port))
+			if got := fetch(t, l.HTTPClient(port, true), port, "/bad"); got != "200 ok" && got != "200 broken off" {
 				t.Errorf("the box was told %q", got)
 			}
 			if grown := int64(after.HeapAlloc) - int64(before.HeapAlloc); grown > 8<<20 {
@@ -372,11 +373,11 @@ func TestUpstreamFloods(t *testing.T) {
 // TestUpstreamResetFlood lets a server reset every stream: the box is told of each, and the connection is not given up.
 func TestUpstreamResetFlood(t *testing.T) {
 	t.Parallel()
-	l := newRig(t, allowAll, patient)
+	l := proxytest.New(t, proxytest.AllowAll, proxytest.Patient)
 	var conns atomic.Int32
-	port := l.rogue(func(s *rogue, id uint32) { _ = s.WriteRSTStream(id, http2.ErrCodeInternal) }, &conns)
-	l.policy(allowAll, intercepted(port))
-	c := l.httpClient(port, true)
+	port := rogueServer(l, func(s *rogue, id uint32) { _ = s.WriteRSTStream(id, http2.ErrCodeInternal) }, &conns)
+	l.Policy(proxytest.AllowAll, proxytest.Intercepted(port))
+	c := l.HTTPClient(port, true)
 	for range 200 {
 		if got := fetch(t, c, port, "/bad"); got != "502" && got != "broken off" {
 			t.Fatalf("the box was told %q", got)

@@ -1,4 +1,4 @@
-package proxy
+package proxy_test
 
 import (
 	"bufio"
@@ -10,6 +10,8 @@ import (
 	"testing"
 
 	"boxgate/policy"
+	"boxgate/proxy"
+	"boxgate/proxy/proxytest"
 )
 
 // Tests of the values that rules name by their source.
@@ -17,12 +19,12 @@ import (
 // TestSecretSources: a header of a source is sent with its value and affixes; one that cannot be had refuses the request.
 func TestSecretSources(t *testing.T) {
 	t.Parallel()
-	eachProtocol(t, func(t *testing.T, l *rig, client *http.Client, port uint16, up *recorder) {
-		l.rules(allowAll, `{"`+hostPort(port)+`": {"headers": {"Authorization": {"secret": "s", "prefix": "Bearer ", "suffix": "!"}, "X-Plain": "plain"}}}`)
-		if res, text := get(t, client, "https://"+hostPort(port)+"/", http.Header{"Authorization": {"mine"}}); res.StatusCode != 200 {
+	proxytest.EachProtocol(t, func(t *testing.T, l *proxytest.Rig, client *http.Client, port uint16, up *proxytest.Recorder) {
+		l.Rules(proxytest.AllowAll, `{"`+proxytest.HostPort(port)+`": {"headers": {"Authorization": {"secret": "s", "prefix": "Bearer ", "suffix": "!"}, "X-Plain": "plain"}}}`)
+		if res, text := proxytest.Get(t, client, "https://"+proxytest.HostPort(port)+"/", http.Header{"Authorization": {"mine"}}); res.StatusCode != 200 {
 			t.Fatalf("%d %s", res.StatusCode, text)
 		}
-		if got, _ := up.take(); got.Header.Get("Authorization") != "Bearer from-source!" || got.Header.Get("X-Plain") != "plain" || len(got.Header["Authorization"]) != 1 {
+		if got, _ := up.Take(); got.Header.Get("Authorization") != "Bearer from-source!" || got.Header.Get("X-Plain") != "plain" || len(got.Header["Authorization"]) != 1 {
 			t.Errorf("the upstream received %v", got.Header)
 		}
 		n := 1
@@ -35,23 +37,23 @@ func TestSecretSources(t *testing.T) {
 			"failing placeholder":      `"placeholders": {"KEY": {"secret": "broken"}}`,
 			"unfit for a user":         `"placeholders": {"LOGIN": {"secret": "colon"}, "KEY": "k"}`,
 		} {
-			l.rules(allowAll, `{"`+hostPort(port)+`": {`+rule+`}}`)
+			l.Rules(proxytest.AllowAll, `{"`+proxytest.HostPort(port)+`": {`+rule+`}}`)
 			header := http.Header{}
 			if strings.Contains(rule, "placeholders") {
-				header.Set("X-Token", tokenFor("KEY"))
+				header.Set("X-Token", proxytest.TokenFor("KEY"))
 			}
 			if strings.Contains(rule, "LOGIN") {
-				header.Set("Authorization", basic(tokenFor("LOGIN"), "p"))
+				header.Set("Authorization", proxytest.Basic(proxytest.TokenFor("LOGIN"), "p"))
 			}
-			res, text := get(t, client, "https://"+hostPort(port)+"/", header)
+			res, text := proxytest.Get(t, client, "https://"+proxytest.HostPort(port)+"/", header)
 			if res.StatusCode != 502 || !strings.Contains(text, `"secret_unavailable"`) || res.Header.Get("Content-Type") != "application/problem+json" {
 				t.Errorf("%s: %d %s", name, res.StatusCode, text)
 			}
-			if got, _ := up.take(); got != nil {
+			if got, _ := up.Take(); got != nil {
 				t.Errorf("%s: the upstream received %v", name, got.Header)
 			}
 			if n++; true {
-				e := l.events.wait(t, n)[n-1]
+				e := l.Events.Wait(t, n)[n-1]
 				if e.Verdict != policy.Deny || e.Reason != policy.ReasonSecretUnavailable || e.Error == "" || e.Status != 502 || strings.Contains(e.Error, "evil") {
 					t.Errorf("%s: event %+v", name, e)
 				}
@@ -63,16 +65,16 @@ func TestSecretSources(t *testing.T) {
 // TestNoSecretsAtAll: a proxy without secrets fails every rule that names one, and no other.
 func TestNoSecretsAtAll(t *testing.T) {
 	t.Parallel()
-	l := newRig(t, allowAll, patient)
-	up := &recorder{}
-	_, port := l.httpsServer(false, up.serve)
-	client := l.httpClient(port, false)
-	l.rules(allowAll, `{"`+hostPort(port)+`": {"headers": {"X-Key": {"secret": "s"}}}}`)
-	if res, _ := get(t, client, "https://"+hostPort(port)+"/", nil); res.StatusCode != 502 {
+	l := proxytest.New(t, proxytest.AllowAll, proxytest.Patient)
+	up := &proxytest.Recorder{}
+	_, port := l.HTTPSServer(false, up.Serve)
+	client := l.HTTPClient(port, false)
+	l.Rules(proxytest.AllowAll, `{"`+proxytest.HostPort(port)+`": {"headers": {"X-Key": {"secret": "s"}}}}`)
+	if res, _ := proxytest.Get(t, client, "https://"+proxytest.HostPort(port)+"/", nil); res.StatusCode != 502 {
 		t.Errorf("%d", res.StatusCode)
 	}
-	l.rules(allowAll, `{"`+hostPort(port)+`": {"headers": {"X-Key": "literal"}}}`)
-	if res, _ := get(t, client, "https://"+hostPort(port)+"/", nil); res.StatusCode != 200 {
+	l.Rules(proxytest.AllowAll, `{"`+proxytest.HostPort(port)+`": {"headers": {"X-Key": "literal"}}}`)
+	if res, _ := proxytest.Get(t, client, "https://"+proxytest.HostPort(port)+"/", nil); res.StatusCode != 200 {
 		t.Errorf("%d", res.StatusCode)
 	}
 }
@@ -80,15 +82,15 @@ func TestNoSecretsAtAll(t *testing.T) {
 // TestSecretIsAskedForEachRequest: the value may change between two requests of one connection.
 func TestSecretIsAskedForEachRequest(t *testing.T) {
 	t.Parallel()
-	eachProtocol(t, func(t *testing.T, l *rig, client *http.Client, port uint16, up *recorder) {
+	proxytest.EachProtocol(t, func(t *testing.T, l *proxytest.Rig, client *http.Client, port uint16, up *proxytest.Recorder) {
 		var asked atomic.Int32
-		l.with(func(c *Config) {
-			c.Secrets = sources{"s": func(context.Context) (string, error) { return fmt.Sprint("value ", asked.Add(1)), nil }}
+		l.With(func(c *proxy.Config) {
+			c.Secrets = proxytest.Sources{"s": func(context.Context) (string, error) { return fmt.Sprint("value ", asked.Add(1)), nil }}
 		})
-		l.rules(allowAll, `{"`+hostPort(port)+`": {"headers": {"X-Key": {"secret": "s"}}}}`)
+		l.Rules(proxytest.AllowAll, `{"`+proxytest.HostPort(port)+`": {"headers": {"X-Key": {"secret": "s"}}}}`)
 		for i := range 3 {
-			get(t, client, "https://"+hostPort(port)+"/", nil)
-			if got, _ := up.take(); got == nil || got.Header.Get("X-Key") != fmt.Sprint("value ", i+1) {
+			proxytest.Get(t, client, "https://"+proxytest.HostPort(port)+"/", nil)
+			if got, _ := up.Take(); got == nil || got.Header.Get("X-Key") != fmt.Sprint("value ", i+1) {
 				t.Errorf("request %d: %v", i, got)
 			}
 		}
@@ -102,7 +104,7 @@ func TestRevokeAsksOnlyWhoHoldsTheSecret(t *testing.T) {
 	for name, h2 := range map[string]bool{"h1": false, "h2": true} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			l := newRig(t, allowAll, patient)
+			l := proxytest.New(t, proxytest.AllowAll, proxytest.Patient)
 			more := make(chan struct{})
 			stream := func(w http.ResponseWriter, r *http.Request) {
 				fmt.Fprint(w, "one\n")
@@ -113,11 +115,11 @@ func TestRevokeAsksOnlyWhoHoldsTheSecret(t *testing.T) {
 				case <-r.Context().Done():
 				}
 			}
-			_, held := l.httpsServer(h2, stream)
-			_, other := l.httpsServer(h2, stream)
-			l.rules(allowAll, `{"`+hostPort(held)+`": {"headers": {"X-Key": {"secret": "s"}}}, "`+hostPort(other)+`": {"headers": {"X-Key": "literal"}}}`)
+			_, held := l.HTTPSServer(h2, stream)
+			_, other := l.HTTPSServer(h2, stream)
+			l.Rules(proxytest.AllowAll, `{"`+proxytest.HostPort(held)+`": {"headers": {"X-Key": {"secret": "s"}}}, "`+proxytest.HostPort(other)+`": {"headers": {"X-Key": "literal"}}}`)
 			open := func(port uint16) *bufio.Reader {
-				res, err := l.httpClient(port, h2).Get("https://" + hostPort(port) + "/")
+				res, err := l.HTTPClient(port, h2).Get("https://" + proxytest.HostPort(port) + "/")
 				if err != nil {
 					t.Fatal(err)
 				}
@@ -129,8 +131,8 @@ func TestRevokeAsksOnlyWhoHoldsTheSecret(t *testing.T) {
 				return r
 			}
 			a, b := open(held), open(other)
-			l.policy(policy.Spec{Mode: policy.ModeDenyAll}, nil) // and nothing is rechecked
-			l.p.Revoke("s")
+			l.Policy(policy.Spec{Mode: policy.ModeDenyAll}, nil) // and nothing is rechecked
+			l.Proxy.Revoke("s")
 			if text, err := a.ReadString('\n'); err == nil {
 				t.Errorf("the stream with the secret goes on: %q", text)
 			}

@@ -1,4 +1,4 @@
-package proxy
+package proxy_test
 
 import (
 	"bufio"
@@ -12,34 +12,17 @@ import (
 	"github.com/coder/websocket"
 
 	"boxgate/policy"
+	"boxgate/proxy/proxytest"
 )
-
-func echoWebSocket(w http.ResponseWriter, r *http.Request) {
-	c, err := websocket.Accept(w, r, nil)
-	if err != nil {
-		return
-	}
-	defer c.CloseNow()
-	c.SetReadLimit(-1)
-	for {
-		kind, data, err := c.Read(r.Context())
-		if err != nil {
-			return
-		}
-		if err := c.Write(r.Context(), kind, append([]byte(r.Header.Get("Authorization")+" "), data...)); err != nil {
-			return
-		}
-	}
-}
 
 func TestWebSocket(t *testing.T) {
 	t.Parallel()
-	l := newRig(t, allowAll, patient)
-	_, port := l.httpsServer(false, echoWebSocket)
-	l.policy(allowAll, secretFor(api, port))
+	l := proxytest.New(t, proxytest.AllowAll, proxytest.Patient)
+	_, port := l.HTTPSServer(false, proxytest.EchoWebSocket)
+	l.Policy(proxytest.AllowAll, proxytest.SecretFor(proxytest.API, port))
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
-	c, _, err := websocket.Dial(ctx, "wss://"+hostPort(port)+"/", &websocket.DialOptions{HTTPClient: l.httpClient(port, false)})
+	c, _, err := websocket.Dial(ctx, "wss://"+proxytest.HostPort(port)+"/", &websocket.DialOptions{HTTPClient: l.HTTPClient(port, false)})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -57,37 +40,37 @@ func TestWebSocket(t *testing.T) {
 	if err := c.Close(websocket.StatusNormalClosure, "bye"); err != nil {
 		t.Error(err)
 	}
-	if e := l.events.wait(t, 1)[0]; e.Status != 101 || e.Verdict != policy.Allow || e.BytesIn < 1<<20 || e.BytesOut < 1<<20 {
+	if e := l.Events.Wait(t, 1)[0]; e.Status != 101 || e.Verdict != policy.Allow || e.BytesIn < 1<<20 || e.BytesOut < 1<<20 {
 		t.Errorf("event %+v", e)
 	}
 }
 
 func TestWebSocketIsCutWhenThePolicyTightens(t *testing.T) {
 	t.Parallel()
-	l := newRig(t, allowAll, patient)
-	_, port := l.httpsServer(false, echoWebSocket)
-	l.policy(allowAll, intercepted(port))
+	l := proxytest.New(t, proxytest.AllowAll, proxytest.Patient)
+	_, port := l.HTTPSServer(false, proxytest.EchoWebSocket)
+	l.Policy(proxytest.AllowAll, proxytest.Intercepted(port))
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
-	c, _, err := websocket.Dial(ctx, "wss://"+hostPort(port)+"/", &websocket.DialOptions{HTTPClient: l.httpClient(port, false)})
+	c, _, err := websocket.Dial(ctx, "wss://"+proxytest.HostPort(port)+"/", &websocket.DialOptions{HTTPClient: l.HTTPClient(port, false)})
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer c.CloseNow()
-	l.policy(allowAll, secretFor("other.example.com", port))
-	l.p.Recheck(l.box.ID)
+	l.Policy(proxytest.AllowAll, proxytest.SecretFor("other.example.com", port))
+	l.Proxy.Recheck(l.Box.ID)
 	if err := c.Write(ctx, websocket.MessageText, []byte("still here")); err != nil {
 		t.Fatal("cut by a policy that allows it:", err)
 	}
 	if _, _, err := c.Read(ctx); err != nil {
 		t.Fatal("cut by a policy that allows it:", err)
 	}
-	l.policy(policy.Spec{Mode: policy.ModeDenyAll}, nil)
-	l.p.Recheck(l.box.ID)
+	l.Policy(policy.Spec{Mode: policy.ModeDenyAll}, nil)
+	l.Proxy.Recheck(l.Box.ID)
 	if _, _, err := c.Read(ctx); err == nil {
 		t.Error("goes on under deny-all")
 	}
-	if e := l.events.wait(t, 1)[0]; e.Reason != policy.ReasonPolicyChanged {
+	if e := l.Events.Wait(t, 1)[0]; e.Reason != policy.ReasonPolicyChanged {
 		t.Errorf("event %+v", e)
 	}
 }
@@ -95,17 +78,17 @@ func TestWebSocketIsCutWhenThePolicyTightens(t *testing.T) {
 // TestOtherUpgradesAreStripped asks for h2c, with which a request could leave the judge's sight.
 func TestOtherUpgradesAreStripped(t *testing.T) {
 	t.Parallel()
-	l := newRig(t, allowAll, patient)
-	_, port := l.httpServer(func(w http.ResponseWriter, r *http.Request) {
+	l := proxytest.New(t, proxytest.AllowAll, proxytest.Patient)
+	_, port := l.HTTPServer(func(w http.ResponseWriter, r *http.Request) {
 		var b strings.Builder
 		_ = r.Header.Write(&b)
 		_, _ = w.Write([]byte(b.String()))
 	})
-	l.policy(allowAll, intercepted(port))
-	c := l.dialPair("", port, false)
+	l.Policy(proxytest.AllowAll, proxytest.Intercepted(port))
+	c := l.DialPair("", port, false)
 	for _, up := range []string{"h2c", "TLS/1.0", "websocket, h2c"} {
-		res := ask(t, c, bufio.NewReader(c), "GET / HTTP/1.1\r\nHost: "+hostPort(port)+"\r\nConnection: Upgrade, HTTP2-Settings\r\nUpgrade: "+up+"\r\nHTTP2-Settings: AAMAAABkAARAAAAAAAIAAAAA\r\n\r\n", "GET")
-		if got := readAll(t, res.Body); res.StatusCode != 200 || got != "" {
+		res := proxytest.Ask(t, c, bufio.NewReader(c), "GET / HTTP/1.1\r\nHost: "+proxytest.HostPort(port)+"\r\nConnection: Upgrade, HTTP2-Settings\r\nUpgrade: "+up+"\r\nHTTP2-Settings: AAMAAABkAARAAAAAAAIAAAAA\r\n\r\n", "GET")
+		if got := proxytest.ReadAll(t, res.Body); res.StatusCode != 200 || got != "" {
 			t.Errorf("%s: %d, forwarded %q", up, res.StatusCode, got)
 		}
 	}

@@ -1,4 +1,4 @@
-package proxy
+package proxytest
 
 import (
 	"context"
@@ -21,16 +21,16 @@ import (
 	"boxgate/policy"
 )
 
-// authority is a certificate authority of a test. Safe for concurrent use.
-type authority struct {
-	cert *x509.Certificate
+// Authority is a certificate authority of a test. Safe for concurrent use.
+type Authority struct {
+	Cert *x509.Certificate
 	key  *ecdsa.PrivateKey
 
 	mu     sync.Mutex
 	minted map[string]*tls.Certificate // by single names
 }
 
-func newAuthority(t testing.TB) *authority {
+func newAuthority(t testing.TB) *Authority {
 	t.Helper()
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {
@@ -49,26 +49,28 @@ func newAuthority(t testing.TB) *authority {
 	if err != nil {
 		t.Fatal(err)
 	}
-	return &authority{cert: cert, key: key, minted: map[string]*tls.Certificate{}}
+	return &Authority{Cert: cert, key: key, minted: map[string]*tls.Certificate{}}
 }
 
-func (a *authority) pool() *x509.CertPool {
+// Pool trusts the authority alone.
+func (a *Authority) Pool() *x509.CertPool {
 	pool := x509.NewCertPool()
-	pool.AddCert(a.cert)
+	pool.AddCert(a.Cert)
 	return pool
 }
 
-// file writes the certificate for programs that read one.
-func (a *authority) file(t testing.TB) string {
+// File writes the certificate for programs that read one.
+func (a *Authority) File(t testing.TB) string {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "ca.pem")
-	if err := os.WriteFile(path, pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: a.cert.Raw}), 0o600); err != nil {
+	if err := os.WriteFile(path, pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: a.Cert.Raw}), 0o600); err != nil {
 		t.Fatal(err)
 	}
 	return path
 }
 
-func (a *authority) leaf(t testing.TB, names ...string) tls.Certificate {
+// Certificate returns a new certificate of a server.
+func (a *Authority) Certificate(t testing.TB, names ...string) tls.Certificate {
 	t.Helper()
 	cert, err := a.mint(names...)
 	if err != nil {
@@ -77,7 +79,7 @@ func (a *authority) leaf(t testing.TB, names ...string) tls.Certificate {
 	return cert
 }
 
-func (a *authority) mint(names ...string) (tls.Certificate, error) {
+func (a *Authority) mint(names ...string) (tls.Certificate, error) {
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {
 		return tls.Certificate{}, err
@@ -87,12 +89,12 @@ func (a *authority) mint(names ...string) (tls.Certificate, error) {
 		NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(time.Hour),
 		KeyUsage: x509.KeyUsageDigitalSignature, ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth},
 	}
-	der, err := x509.CreateCertificate(rand.Reader, tmpl, a.cert, &key.PublicKey, a.key)
-	return tls.Certificate{Certificate: [][]byte{der, a.cert.Raw}, PrivateKey: key}, err
+	der, err := x509.CreateCertificate(rand.Reader, tmpl, a.Cert, &key.PublicKey, a.key)
+	return tls.Certificate{Certificate: [][]byte{der, a.Cert.Raw}, PrivateKey: key}, err
 }
 
 // forName returns one certificate for a name, whoever asks how often.
-func (a *authority) forName(name string) (*tls.Certificate, error) {
+func (a *Authority) forName(name string) (*tls.Certificate, error) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	if c := a.minted[name]; c != nil {
@@ -106,12 +108,12 @@ func (a *authority) forName(name string) (*tls.Certificate, error) {
 	return &c, nil
 }
 
-// forHello serves any name.
-func (a *authority) forHello(hello *tls.ClientHelloInfo) (*tls.Certificate, error) {
+// ForHello serves any name.
+func (a *Authority) ForHello(hello *tls.ClientHelloInfo) (*tls.Certificate, error) {
 	return a.forName(hello.ServerName)
 }
 
 // Leaf makes an authority the Leaves of a proxy.
-func (a *authority) Leaf(_ context.Context, _ policy.BoxID, n policy.Name) (*tls.Certificate, error) {
+func (a *Authority) Leaf(_ context.Context, _ policy.BoxID, n policy.Name) (*tls.Certificate, error) {
 	return a.forName(n.String())
 }

@@ -1,0 +1,90 @@
+package proxytest
+
+import (
+	"slices"
+	"sync"
+	"testing"
+	"time"
+
+	"boxgate/audit"
+	"boxgate/policy"
+)
+
+// Events keeps the events of a proxy.
+type Events struct {
+	mu   sync.Mutex
+	all  []audit.Event
+	more chan struct{}
+}
+
+// Record makes Events the Recorder of a proxy.
+func (e *Events) Record(ev audit.Event) {
+	e.mu.Lock()
+	e.all = append(e.all, ev)
+	e.mu.Unlock()
+	select {
+	case e.more <- struct{}{}:
+	default:
+	}
+}
+
+// Wait returns the events of requests once there are n: neither those of connections, nor those of phase open, which are
+// recorded only for what lasts.
+func (e *Events) Wait(t testing.TB, n int) []audit.Event {
+	t.Helper()
+	limit := time.After(time.Minute)
+	for {
+		e.mu.Lock()
+		got := slices.DeleteFunc(slices.Clone(e.all), func(e audit.Event) bool {
+			return e.Phase == audit.PhaseOpen || e.Stage == policy.StageConn
+		})
+		e.mu.Unlock()
+		if len(got) >= n {
+			return got
+		}
+		select {
+		case <-e.more:
+		case <-limit:
+			t.Fatalf("%d events of requests, want %d; there are %+v", len(got), n, e.List())
+		}
+	}
+}
+
+// List returns all events so far.
+func (e *Events) List() []audit.Event {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return slices.Clone(e.all)
+}
+
+// Want waits for an event that matches, and returns it.
+func (r *Rig) Want(what string, is func(audit.Event) bool) audit.Event {
+	r.T.Helper()
+	limit := time.After(time.Minute)
+	for {
+		r.Events.mu.Lock()
+		i := slices.IndexFunc(r.Events.all, is)
+		seen := slices.Clone(r.Events.all)
+		r.Events.mu.Unlock()
+		if i >= 0 {
+			return seen[i]
+		}
+		select {
+		case <-r.Events.more:
+		case <-limit:
+			r.T.Fatalf("no event: %s; there are %+v", what, seen)
+		}
+	}
+}
+
+// WantReason waits for an event with the reason.
+func (r *Rig) WantReason(reason policy.Reason) audit.Event {
+	r.T.Helper()
+	return r.Want(string(reason), func(e audit.Event) bool { return e.Reason == reason })
+}
+
+// DiscardEvents is a Recorder for benchmarks.
+type DiscardEvents struct{}
+
+// Record discards an event.
+func (DiscardEvents) Record(audit.Event) {}

@@ -1,0 +1,144 @@
+package proxytest
+
+import (
+	"context"
+	"errors"
+	"net/netip"
+	"slices"
+	"sync"
+	"sync/atomic"
+
+	"boxgate/policy"
+	"boxgate/proxy/route"
+)
+
+// Boxes finds boxes by their address. Safe for concurrent use; the zero value is empty.
+type Boxes struct {
+	mu  sync.Mutex
+	all map[netip.Addr]*policy.Box
+}
+
+// Add adds a box under its IPv4 address.
+func (b *Boxes) Add(box *policy.Box) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.all == nil {
+		b.all = map[netip.Addr]*policy.Box{}
+	}
+	b.all[box.V4] = box
+}
+
+// BoxByAddr makes Boxes those of a proxy.
+func (b *Boxes) BoxByAddr(a netip.Addr) *policy.Box {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.all[a]
+}
+
+// Switch is a resolver that a test may replace at any time.
+type Switch struct {
+	now atomic.Pointer[route.Resolver]
+}
+
+// Set replaces the resolver.
+func (c *Switch) Set(r route.Resolver) { c.now.Store(&r) }
+
+// Lookup implements [route.Resolver].
+func (c *Switch) Lookup(ctx context.Context, b *policy.Box, n policy.Name) ([]netip.Addr, error) {
+	return (*c.now.Load()).Lookup(ctx, b, n)
+}
+
+// LookupBoth implements [route.Resolver].
+func (c *Switch) LookupBoth(ctx context.Context, b *policy.Box, n policy.Name) ([]netip.Addr, error) {
+	return (*c.now.Load()).LookupBoth(ctx, b, n)
+}
+
+// Granted implements [route.Resolver].
+func (c *Switch) Granted(id policy.BoxID, n policy.Name, a netip.Addr) bool {
+	return (*c.now.Load()).Granted(id, n, a)
+}
+
+// GrantedNames implements [route.Resolver].
+func (c *Switch) GrantedNames(id policy.BoxID, a netip.Addr) []policy.Name {
+	return (*c.now.Load()).GrantedNames(id, a)
+}
+
+// Names is the resolver of a rig. Safe for concurrent use.
+type Names struct {
+	mu      sync.Mutex
+	answers map[string][]netip.Addr
+	grants  map[string][]netip.Addr // what the box was told
+	others  []netip.Addr            // the answer for all other names; none: they do not exist
+}
+
+// Set gives a name these addresses as its answer; without any, the name has none.
+func (n *Names) Set(name string, addrs ...netip.Addr) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if n.answers == nil {
+		n.answers = map[string][]netip.Addr{}
+	}
+	n.answers[name] = addrs
+}
+
+// SetOthers gives every name without an answer of its own these addresses.
+func (n *Names) SetOthers(addrs ...netip.Addr) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.others = addrs
+}
+
+// Forget drops all answers and grants.
+func (n *Names) Forget() {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.answers, n.grants = nil, nil
+}
+
+// Grant records that the box was told these addresses for a name.
+func (n *Names) Grant(name string, addrs ...netip.Addr) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if n.grants == nil {
+		n.grants = map[string][]netip.Addr{}
+	}
+	n.grants[name] = addrs
+}
+
+// Lookup implements [route.Resolver].
+func (n *Names) Lookup(_ context.Context, _ *policy.Box, name policy.Name) ([]netip.Addr, error) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if a, ok := n.answers[name.String()]; ok {
+		return a, nil
+	}
+	if n.others != nil {
+		return n.others, nil
+	}
+	return nil, errors.New("no such name")
+}
+
+// LookupBoth implements [route.Resolver].
+func (n *Names) LookupBoth(ctx context.Context, b *policy.Box, name policy.Name) ([]netip.Addr, error) {
+	return n.Lookup(ctx, b, name)
+}
+
+// Granted implements [route.Resolver].
+func (n *Names) Granted(_ policy.BoxID, name policy.Name, a netip.Addr) bool {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return slices.Contains(n.grants[name.String()], a)
+}
+
+// GrantedNames implements [route.Resolver].
+func (n *Names) GrantedNames(_ policy.BoxID, a netip.Addr) []policy.Name {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	var out []policy.Name
+	for name, addrs := range n.grants {
+		if parsed, err := policy.ParseName(name); err == nil && slices.Contains(addrs, a) {
+			out = append(out, parsed)
+		}
+	}
+	return out
+}
