@@ -9,9 +9,6 @@ import (
 	"testing"
 	"time"
 
-	"golang.org/x/net/http2"
-	"golang.org/x/net/http2/hpack"
-
 	"boxgate/policy"
 	"boxgate/proxy"
 	"boxgate/proxy/proxytest"
@@ -119,82 +116,5 @@ func TestAttackSlowHeadsDoNotRaiseTheLimit(t *testing.T) {
 	}
 	if most := 2*limit + 1 + int64(limit*time.Since(began).Seconds()); reached.Load() > most {
 		t.Errorf("%d requests reached the server, want %d at most", reached.Load(), most)
-	}
-}
-
-// A stream that is opened and cancelled at once counts like one that is answered.
-func TestAttackRapidResetCountsAsRequests(t *testing.T) {
-	t.Parallel()
-	l := proxytest.New(t, proxytest.AllowAll, proxytest.Patient)
-	l.With(func(c *proxy.Config) { c.MaxRequests = 5 })
-	var reached atomic.Int64
-	_, port := l.HTTPSServer(true, func(http.ResponseWriter, *http.Request) { reached.Add(1) })
-	l.Policy(proxytest.AllowAll, proxytest.SecretFor(proxytest.API, port))
-	began := time.Now()
-	for limited := false; !limited; {
-		r := newRawH2(t, l.DialPair(proxytest.API, port, true, "h2"))
-		for range 200 {
-			if !r.openAndReset(proxytest.HostPort(port)) {
-				break // the connection was ended for it
-			}
-		}
-		res, _ := proxytest.Get(t, l.HTTPClient(port, true), "https://"+proxytest.HostPort(port)+"/", nil)
-		limited = res.StatusCode == http.StatusTooManyRequests
-		if time.Since(began) > 30*time.Second {
-			t.Fatal("streams that are cancelled count for nothing")
-		}
-	}
-	if most := 11 + 5*int64(time.Since(began)/time.Second); reached.Load() > most {
-		t.Errorf("%d requests of the flood reached the server, want %d at most", reached.Load(), most)
-	}
-}
-
-// openAndReset opens a stream and cancels it, and reports whether it could.
-func (r *rawH2) openAndReset(authority string) bool {
-	r.buf.Reset()
-	for _, f := range [][2]string{{":method", "GET"}, {":scheme", "https"}, {":authority", authority}, {":path", "/"}} {
-		_ = r.enc.WriteField(hpack.HeaderField{Name: f[0], Value: f[1]}) // into memory
-	}
-	id := r.stream
-	r.stream += 2
-	err := r.framer.WriteHeaders(http2.HeadersFrameParam{StreamID: id, BlockFragment: r.buf.Bytes(), EndStream: true, EndHeaders: true})
-	if err == nil {
-		err = r.framer.WriteRSTStream(id, http2.ErrCodeCancel)
-	}
-	return err == nil
-}
-
-// Requests under way over HTTP/2 are counted over all connections of a box.
-func TestStreamsOfABoxAreLimited(t *testing.T) {
-	t.Parallel()
-	l := proxytest.New(t, proxytest.AllowAll, proxytest.Patient)
-	l.With(func(c *proxy.Config) { c.MaxStreams = 1 })
-	begun, finish := make(chan struct{}), make(chan struct{})
-	_, port := l.HTTPSServer(true, func(_ http.ResponseWriter, r *http.Request) {
-		if r.URL.Path == "/slow" {
-			close(begun)
-			<-finish
-		}
-	})
-	l.Policy(proxytest.AllowAll, proxytest.SecretFor(proxytest.API, port))
-	slow := make(chan struct{})
-	first := l.HTTPClient(port, true)
-	go func() {
-		defer close(slow)
-		res, err := first.Get("https://" + proxytest.HostPort(port) + "/slow")
-		if err == nil {
-			_ = res.Body.Close()
-		}
-	}()
-	<-begun
-	second := l.HTTPClient(port, true)
-	if res, body := proxytest.Get(t, second, "https://"+proxytest.HostPort(port)+"/", nil); res.StatusCode != http.StatusServiceUnavailable || !strings.Contains(body, `"reason":"limit"`) {
-		t.Errorf("one stream too many: %s %s", res.Status, body)
-	}
-	close(finish)
-	<-slow
-	proxytest.Await(t, "the end of the first", func() bool { return l.Usages.Of(l.Box).Streams.Load() == 0 })
-	if res, _ := proxytest.Get(t, second, "https://"+proxytest.HostPort(port)+"/", nil); res.StatusCode != http.StatusOK {
-		t.Errorf("after the first has ended: %s", res.Status)
 	}
 }

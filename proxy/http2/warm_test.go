@@ -1,4 +1,4 @@
-package proxy_test
+package http2_test
 
 import (
 	"bytes"
