@@ -9,7 +9,6 @@ import (
 	"net"
 	"net/netip"
 	"strings"
-	"syscall"
 	"testing"
 	"time"
 
@@ -46,17 +45,6 @@ func TestHostOfAllowedNameAtAttackersAddressReachesTheOwner(t *testing.T) {
 	answer, _ := io.ReadAll(c)
 	if !bytes.HasSuffix(answer, []byte("\r\n\r\nowner\n")) {
 		t.Fatalf("%q", answer)
-	}
-}
-
-func TestGrantedAddressIsDialledAsAsked(t *testing.T) {
-	t.Parallel()
-	r := proxytest.New(t, proxytest.Allow("good.example"))
-	asked := r.TLSServer("good.example")
-	r.Names.Grant("good.example", asked.Addr())
-	r.Names.Set("good.example", r.Trap(443).Addr())
-	if got, err := r.Hello(r.Dial(asked), "good.example"); err != nil || got != "hello from good.example" {
-		t.Fatalf("%q, %v", got, err)
 	}
 }
 
@@ -267,55 +255,6 @@ func TestSilenceIsNoWayRoundInterception(t *testing.T) {
 	_, _ = io.WriteString(c, "\x00raw bytes")
 	closedWithout(t, c)
 	r.WantReason(policy.ReasonProtocol)
-}
-
-func TestRebindingOnlyGoodAddressesAreUsed(t *testing.T) {
-	t.Parallel()
-	r := proxytest.New(t, proxytest.Allow("good.example"))
-	owner := r.TLSServer("good.example")
-	r.Names.Set("good.example", netip.MustParseAddr("169.254.169.254"), owner.Addr(), netip.MustParseAddr("::ffff:10.0.0.1"))
-	if got, err := r.Hello(r.Dial(owner), "good.example"); err != nil || got != "hello from good.example" {
-		t.Fatalf("%q, %v", got, err)
-	}
-	r.Names.Set("good.example", netip.MustParseAddr("169.254.169.254"))
-	_, err := r.Hello(r.Dial(owner), "good.example")
-	if !proxytest.AccessDeniedAlert(err) {
-		t.Fatalf("only a metadata address: %v", err)
-	}
-	if e := r.WantReason(policy.ReasonProtectedRange); e.Addr != netip.MustParseAddr("169.254.169.254") || e.Verdict != policy.Deny {
-		t.Errorf("%+v", e)
-	}
-}
-
-func TestTheDiallerJudgesTheAddressOfTheSocket(t *testing.T) {
-	t.Parallel()
-	r := proxytest.New(t, proxytest.Allow("good.example"))
-	trap := r.Trap(443)
-	to := r.Target("good.example")
-	r.Policy(policy.Spec{Mode: policy.ModeCustom, AllowedDomains: []string{"good.example"}, DeniedCIDRs: []string{trap.Addr().String() + "/32"}}, nil)
-	// As if the policy had changed after the candidates were judged.
-	c, err := r.Core.Origins.DialAddr(t.Context(), r.Box, to, trap.Addr(), false)
-	var denied *policy.DeniedError
-	if c != nil || !errors.As(err, &denied) || denied.Decision.Reason != policy.ReasonDeniedCIDR || denied.Request.Stage != policy.StageDial {
-		t.Errorf("%v, %v", c, err)
-	}
-}
-
-func TestUnresolvedAndUnreachableSayWhich(t *testing.T) {
-	t.Parallel()
-	r := proxytest.New(t, proxytest.Allow("good.example"))
-	owner := r.Server(443, func(c net.Conn) { c.Close() })
-	if _, err := r.Hello(r.Dial(owner), "good.example"); err == nil {
-		t.Error("a name without an address was served")
-	}
-	r.WantReason(policy.ReasonUnresolved)
-	r.Names.Set("good.example", netip.MustParseAddr("127.255.255.254")) // nothing listens there
-	if _, err := r.Hello(r.Dial(owner), "good.example"); !errors.Is(err, syscall.ECONNRESET) {
-		t.Errorf("unreachable: %v", err)
-	}
-	if e := r.WantReason(policy.ReasonUnreachable); e.Verdict != policy.Deny || e.Error == "" {
-		t.Errorf("%+v", e)
-	}
 }
 
 func TestOwnAddressesAndTheListenerAreRefused(t *testing.T) {

@@ -200,39 +200,3 @@ func TestRequestRules(t *testing.T) {
 		}
 	}
 }
-
-func TestUntrustedUpstreamGetsNothing(t *testing.T) {
-	t.Parallel()
-	l, other := proxytest.New(t, proxytest.AllowAll, proxytest.Patient), proxytest.New(t, proxytest.AllowAll, proxytest.Patient)
-	var reached atomic.Int32
-	_, port := other.HTTPSServer(false, func(http.ResponseWriter, *http.Request) { reached.Add(1) })
-	l.Policy(proxytest.AllowAll, proxytest.SecretFor(proxytest.API, port))
-	c := l.DialPair(proxytest.API, port, true)
-	res := proxytest.Ask(t, c, bufio.NewReader(c), "GET / HTTP/1.1\r\nHost: "+proxytest.HostPort(port)+"\r\n\r\n", "GET")
-	if body := proxytest.ReadAll(t, res.Body); res.StatusCode != 502 || !strings.Contains(body, string(policy.ReasonUpstreamTLS)) || strings.Contains(body, "s3cret") {
-		t.Errorf("%d %s", res.StatusCode, body)
-	}
-	if e := l.Events.Wait(t, 1)[0]; e.Reason != policy.ReasonUpstreamTLS || e.Verdict != policy.Deny || e.Headers != nil || reached.Load() != 0 {
-		t.Errorf("event %+v, reached %d", e, reached.Load())
-	}
-}
-
-func TestUnresolvedAndUnreachable(t *testing.T) {
-	t.Parallel()
-	l := proxytest.New(t, proxytest.AllowAll, proxytest.Patient)
-	ln, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	port := proxytest.PortOf(t, ln)
-	_ = ln.Close()
-	l.Names.Set("nowhere.example.com")
-	l.Policy(proxytest.AllowAll, proxytest.Intercepted(port))
-	for name, want := range map[string]policy.Reason{"nowhere.example.com": policy.ReasonUnresolved, proxytest.API: policy.ReasonUnreachable} {
-		c := l.DialPair(name, port, true)
-		res := proxytest.Ask(t, c, bufio.NewReader(c), "GET / HTTP/1.1\r\nHost: "+name+":"+strconv.Itoa(int(port))+"\r\n\r\n", "GET")
-		if body := proxytest.ReadAll(t, res.Body); res.StatusCode != 502 || !strings.Contains(body, string(want)) {
-			t.Errorf("%s: %d %s", name, res.StatusCode, body)
-		}
-	}
-}

@@ -1,4 +1,4 @@
-package proxy_test
+package origin_test
 
 import (
 	"bufio"
