@@ -1,4 +1,4 @@
-package proxy_test
+package http1_test
 
 import (
 	"bufio"
@@ -12,6 +12,22 @@ import (
 
 	"boxgate/proxy/proxytest"
 )
+
+// TestFieldsOfTheHop: a header that is not forwarded, because Connection names it, matches nothing.
+func TestFieldsOfTheHop(t *testing.T) {
+	t.Parallel()
+	l := proxytest.New(t, proxytest.AllowAll, proxytest.Patient)
+	up := &proxytest.Recorder{}
+	_, port := l.HTTPSServer(false, up.Serve)
+	l.Rules(proxytest.AllowAll, `{"`+proxytest.HostPort(port)+`": {"match": {"headers": {"X-Role": {"exact": "root"}}}, "headers": {"X-Key": "root"}}}`)
+	client := l.HTTPClient(port, false)
+	for connection, want := range map[string]string{"X-Role": "", "X-Other": "root"} {
+		_, _ = proxytest.Get(t, client, "https://"+proxytest.HostPort(port)+"/", http.Header{"X-Role": {"root"}, "Connection": {connection}})
+		if got, _ := up.Take(); got == nil || got.Header.Get("X-Key") != want || (got.Header.Get("X-Role") == "") != (want == "") {
+			t.Errorf("Connection: %s: the server received %+v", connection, got)
+		}
+	}
+}
 
 // TestMessages drives one connection through the kinds of messages there are.
 func TestMessages(t *testing.T) {

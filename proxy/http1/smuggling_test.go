@@ -1,4 +1,4 @@
-package proxy_test
+package http1_test
 
 import (
 	"bufio"
