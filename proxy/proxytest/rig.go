@@ -30,9 +30,10 @@ type Rig struct {
 	Resolver    *Switch
 	Events      *Events
 	Boxes       *Boxes
-	Upstream    *Authority // signs the servers
-	BoxCA       *Authority // signs the leaves
-	Orig        netip.Addr // where the connections of DialPair are going
+	Upstream    *Authority    // signs the servers
+	BoxCA       *Authority    // signs the leaves
+	Orig        netip.Addr    // where the connections of DialPair are going
+	From        policy.Source // from where connections to servers leave, under policies that are put in force from now on
 	cfg         proxy.Config
 
 	mu      sync.Mutex
@@ -120,6 +121,7 @@ func (r *Rig) enforce(spec policy.Spec, rules []policy.HeaderRule) {
 	if err != nil {
 		r.T.Fatal(err)
 	}
+	c.From(r.From, func(netip.Addr) string { return "" })
 	r.Box.Policy.Store(c)
 }
 
