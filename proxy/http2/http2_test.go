@@ -59,6 +59,7 @@ func TestHTTP2Injects(t *testing.T) {
 // rawH2 speaks HTTP/2 frame by frame.
 type rawH2 struct {
 	t      *testing.T
+	conn   net.Conn
 	framer *http2.Framer
 	enc    *hpack.Encoder
 	buf    bytes.Buffer
@@ -66,7 +67,7 @@ type rawH2 struct {
 }
 
 func newRawH2(t *testing.T, c net.Conn) *rawH2 {
-	r := &rawH2{t: t, framer: http2.NewFramer(c, c), stream: 1}
+	r := &rawH2{t: t, conn: c, framer: http2.NewFramer(c, c), stream: 1}
 	r.framer.ReadMetaHeaders = hpack.NewDecoder(4096, nil)
 	r.enc = hpack.NewEncoder(&r.buf)
 	if _, err := io.WriteString(c, http2.ClientPreface); err != nil {
