@@ -17,6 +17,9 @@ BASE       ?=
 BENCHFLAGS ?=
 DEMOFLAGS  ?=
 
+# Builds the gateway of the end-to-end tests, once for all of their packages.
+TEST_GATEWAY := export CGO_ENABLED=0 GO="$(GO)" && GATEWAY_TEST_BINARY=$$(dist/test-gateway.sh) && export GATEWAY_TEST_BINARY &&
+
 QEMU_DIR    := /var/lib/boxgate/qemu
 RUNSC_DIR   := /var/lib/boxgate/gvisor
 RUNSC       := gvisor.dev/gvisor/runsc@v0.0.0-20260905035102-160fafc42237
@@ -99,13 +102,13 @@ visitors: ## unpack Chromium, testssl.sh and slowhttptest for tests of public UR
 
 test: image docker runtime-debs promtool nameserver postgres sshd visitors ## run every test, the kernel ones included
 	@test -x $(RUNSC_DIR)/runsc || command -v runsc >/dev/null || echo "NOT TESTED: boxes under gVisor, as there is no runsc; 'make runsc' builds it"
-	CGO_ENABLED=0 TEST_IMAGE_DIR=$(IMAGE_DIR) $(GO) test -timeout 30m $(TESTFLAGS) $(PACKAGES)
+	$(TEST_GATEWAY) TEST_IMAGE_DIR=$(IMAGE_DIR) $(GO) test -timeout 30m $(TESTFLAGS) $(PACKAGES)
 
 confined: image docker runtime-debs promtool nameserver postgres sshd visitors ## run the end-to-end tests with gateways confined as the systemd unit confines them
-	CGO_ENABLED=0 TEST_IMAGE_DIR=$(IMAGE_DIR) GATEWAY_TEST_UNIT=$(CURDIR)/dist/boxgate.service $(GO) test -timeout 30m -count=1 ./e2e/...
+	$(TEST_GATEWAY) TEST_IMAGE_DIR=$(IMAGE_DIR) GATEWAY_TEST_UNIT=$(CURDIR)/dist/boxgate.service $(GO) test -timeout 30m -count=1 ./e2e/...
 
 scale: image ## make and delete 1,000 boxes, and run 50 launched and 500 attached ones
-	CGO_ENABLED=0 TEST_IMAGE_DIR=$(IMAGE_DIR) BOXGATE_TEST_SCALE="1000 50 500" $(GO) test -timeout 60m -count=1 -v ./e2e/lifecycle -run 'TestBoxesComeAndGoWithoutATrace|TestManyBoxes'
+	$(TEST_GATEWAY) TEST_IMAGE_DIR=$(IMAGE_DIR) BOXGATE_TEST_SCALE="1000 50 500" $(GO) test -timeout 60m -count=1 -v ./e2e/lifecycle -run 'TestBoxesComeAndGoWithoutATrace|TestManyBoxes'
 
 mutants: image docker runtime-debs promtool nameserver postgres sshd visitors ## take away each protection in turn, and demand that its tests notice
 	CGO_ENABLED=0 TEST_IMAGE_DIR=$(IMAGE_DIR) $(GO) run ./internal/mutants $(MUTANTFLAGS)
@@ -114,7 +117,7 @@ structure: ## print how long the functions of each package are, and the longest 
 	@$(GO) run ./internal/structure
 
 conformance: image visitors ## run the conformance suites whole and print their tables (docs/conformance.md)
-	CGO_ENABLED=0 CONFORMANCE_FULL=1 TEST_IMAGE_DIR=$(IMAGE_DIR) $(GO) test -timeout 20m -count=1 -parallel 1 ./e2e/conformance ./e2e/visitors
+	$(TEST_GATEWAY) CONFORMANCE_FULL=1 TEST_IMAGE_DIR=$(IMAGE_DIR) $(GO) test -timeout 20m -count=1 -parallel 1 ./e2e/conformance ./e2e/visitors
 
 check: deps docker runtime-debs promtool nameserver postgres sshd visitors ## formatting, vet, linters, and the tests with the race detector
 	@out=$$(gofmt -l .); test -z "$$out" || { echo "gofmt would change:"; echo "$$out"; exit 1; }

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"boxgate/api"
+	"boxgate/e2e/harness/knobs"
 	"boxgate/internal/lab"
 	"boxgate/launcher"
 	"boxgate/policy"
@@ -49,7 +50,7 @@ func (w *World) SetPolicy(box string, policy map[string]any) {
 }
 
 // TestSecret is the key of [World.SecretBox], which must never be in the box.
-const TestSecret = "sk-test-b7f1c2d3e4a5968778695a4b3c2d1e0f"
+const TestSecret = knobs.Secret
 
 // SecretBox creates a box that may reach only api.example.com, with a key attached there.
 func (w *World) SecretBox() string {

@@ -1,76 +1,16 @@
 package harness
 
 import (
-	"context"
 	"errors"
 	"os"
 	"path/filepath"
-	"strings"
 	"time"
 
-	"golang.org/x/sys/unix"
-
-	"boxgate/internal/fault"
+	"boxgate/e2e/harness/knobs"
 )
 
-// FaultsFile is the environment variable, of a gateway under test, with the path of the file that says how it should
-// fail: the kind and the step. The same path with the suffix .clock contains the offset of its wall clock.
-const FaultsFile = "GATEWAY_TEST_FAULT"
-
-// The ways in which a gateway under test can fail at a step.
-const (
-	FaultDie   = "die"   // it kills itself with SIGKILL
-	FaultError = "error" // the step fails
-	FaultPanic = "panic"
-	FaultHang  = "hang" // until the caller gives up
-	FaultWait  = "wait" // until the test says [World.GoOn]; the step then succeeds
-)
-
-// errInjected is what a step fails with.
-var errInjected = errors.New("fault injected by a test")
-
-// gathered is for how long a gateway under test gathers events that are alike: tests wait for them.
-const gathered = 50 * time.Millisecond
-
-// failAsTold makes this process, a gateway under test, fail as the file says, once each time it is written.
-func failAsTold() {
-	fault.Hasten(gathered)
-	path := os.Getenv(FaultsFile)
-	if path == "" {
-		return
-	}
-	hook := func(ctx context.Context, step string) error {
-		order, err := os.ReadFile(path)
-		kind, wanted, _ := strings.Cut(string(order), " ")
-		if err != nil || wanted != step || os.Remove(path) != nil {
-			return nil //nolint:nilerr // no order to fail here
-		}
-		switch kind {
-		case FaultDie:
-			_ = unix.Kill(unix.Getpid(), unix.SIGKILL)
-			select {}
-		case FaultPanic:
-			panic("a panic that a test asked for, with " + TestSecret)
-		case FaultHang:
-			<-ctx.Done()
-			return ctx.Err()
-		case FaultWait:
-			for os.Remove(path+goOn) != nil {
-				time.Sleep(time.Millisecond)
-			}
-			return nil
-		}
-		return errInjected
-	}
-	fault.Inject(hook, func() time.Time {
-		text, err := os.ReadFile(path + ".clock")
-		wrong, _ := time.ParseDuration(string(text))
-		if err != nil || wrong == 0 {
-			return time.Now()
-		}
-		return time.Now().Add(wrong)
-	})
-}
+// FaultsFile is [knobs.FaultsFile].
+const FaultsFile = knobs.FaultsFile
 
 // Arm makes the gateway fail when it next reaches a step.
 func (w *World) Arm(kind, step string) {
@@ -78,25 +18,22 @@ func (w *World) Arm(kind, step string) {
 	w.order("", kind+" "+step)
 }
 
-// goOn is the suffix of the file that ends FaultWait.
-const goOn = ".goon"
-
 // GoOn lets the gateway go on that waits at a step.
 func (w *World) GoOn() {
 	w.T.Helper()
-	w.order(goOn, "")
+	w.order(knobs.GoOn, "")
 }
 
 // Waits reports whether no gateway has gone on yet since [World.GoOn].
 func (w *World) Waits() bool {
-	_, err := os.Stat(w.FaultsPath() + goOn)
+	_, err := os.Stat(w.FaultsPath() + knobs.GoOn)
 	return err == nil
 }
 
 // Jump sets the gateway's wall clock forward or back.
 func (w *World) Jump(by time.Duration) {
 	w.T.Helper()
-	w.order(".clock", by.String())
+	w.order(knobs.Clock, by.String())
 }
 
 // order writes a fault or clock offset to the file that the gateway reads.
@@ -148,3 +85,12 @@ func (w *World) Up() {
 		w.T.Fatal(err)
 	}
 }
+
+// The ways in which a gateway under test can fail at a step.
+const (
+	FaultDie   = knobs.Die
+	FaultError = knobs.Error
+	FaultPanic = knobs.Panic
+	FaultHang  = knobs.Hang
+	FaultWait  = knobs.Wait // until [World.GoOn]
+)

@@ -42,7 +42,7 @@ func (w *World) Adopt(box string, f *ForeignBox) { w.foreign.Store(box, f) }
 // AttachedRun prepares another run of this test binary, with boxes created by someone else and attached.
 func AttachedRun(ctx context.Context, tests ...string) *exec.Cmd {
 	cmd := exec.CommandContext(ctx, os.Args[0], "-test.run=^("+strings.Join(tests, "|")+")$", "-test.v", "-test.count=1")
-	cmd.Env = append(os.Environ(), boxesAreAttached+"=1", asGateway+"=")
+	cmd.Env = append(os.Environ(), boxesAreAttached+"=1", binaryVariable+"="+Gateway())
 	return cmd
 }
 

@@ -44,7 +44,7 @@ func NewStopped(t *testing.T, o lab.Options) *World {
 	if os.Geteuid() != 0 {
 		t.Fatal("this test makes network namespaces and containers: run it as root (sudo make test)")
 	}
-	o.ImageDir = ImageDir()
+	o.Gateway, o.ImageDir = Gateway(), ImageDir()
 	l, err := lab.New(t.Context(), o)
 	if err != nil {
 		t.Fatal(err)

@@ -188,13 +188,9 @@ func TestMistakesAreToldInOneSentenceBeforeAnythingStarts(t *testing.T) {
 	}
 }
 
-// executableForAll is a copy of this binary that any user may run.
+// executableForAll is a copy of the gateway that any user may run.
 func executableForAll(t *testing.T) string {
 	t.Helper()
-	self, err := os.Executable()
-	if err != nil {
-		t.Fatal(err)
-	}
 	dir, err := os.MkdirTemp("", "boxgate-test-")
 	if err != nil {
 		t.Fatal(err)
@@ -203,7 +199,7 @@ func executableForAll(t *testing.T) string {
 	path := filepath.Join(dir, "gateway")
 	// By a process of its own: a file that this one had open for writing could be inherited by a child that is just being
 	// started, and then not be executed (ETXTBSY).
-	if out, err := exec.CommandContext(t.Context(), "cp", self, path).CombinedOutput(); err != nil {
+	if out, err := exec.CommandContext(t.Context(), "cp", harness.Gateway(), path).CombinedOutput(); err != nil {
 		t.Fatalf("cp: %v: %s", err, out)
 	}
 	if err := os.Chmod(dir, 0o755); err != nil {

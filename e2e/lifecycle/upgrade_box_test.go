@@ -86,7 +86,7 @@ func TestUpgradesKeepCommandsAndVisitors(t *testing.T) {
 	u.MustSh(box, "until test -e /tmp/begun; do sleep 0.05; done")
 	keeping, opening := u.visitors()
 	cmd := u.Command(t.Context(), "box", "exec", box, "--", "sh", "-c", "i=0; until test -e /tmp/end; do i=$((i+1)); echo $i; sleep 0.05; done; echo end")
-	cmd.Path = harnessBinary()
+	cmd.Path = harness.Gateway()
 	var out strings.Builder
 	cmd.Stdout, cmd.Stderr = &out, &out
 	if err := cmd.Start(); err != nil {

@@ -85,7 +85,7 @@ type replaced struct {
 func (u *upgrading) replace(ctx context.Context, word string) replaced {
 	u.T.Helper()
 	cmd := u.Command(ctx, word, "--json")
-	cmd.Path, cmd.Args[0] = harnessBinary(), harnessBinary()
+	cmd.Path, cmd.Args[0] = harness.Gateway(), harness.Gateway()
 	var out, errs strings.Builder
 	cmd.Stdout, cmd.Stderr = &out, &errs
 	if err := u.Net.Gateway().Start(cmd); err != nil {
@@ -100,14 +100,6 @@ func (u *upgrading) replace(ctx context.Context, word string) replaced {
 		u.pid = r.PID
 	}
 	return r
-}
-
-func harnessBinary() string {
-	path, err := os.Executable()
-	if err != nil {
-		panic(err)
-	}
-	return path
 }
 
 // must replaces the process.

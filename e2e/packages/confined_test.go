@@ -11,6 +11,7 @@ import (
 
 	"boxgate/api"
 	"boxgate/e2e/harness"
+	"boxgate/e2e/harness/confine"
 	"boxgate/internal/lab"
 	"boxgate/internal/testnet"
 )
@@ -118,11 +119,11 @@ func isConfined(t *testing.T, w *harness.World) {
 	if _, err := fmt.Sscanf(have["CapBnd"], "%x", &bounding); err != nil {
 		t.Fatal(err)
 	}
-	u, err := harness.ReadUnit(unit)
+	u, err := confine.ReadUnit(unit)
 	if err != nil {
 		t.Fatal(err)
 	}
-	for number, name := range harness.CapabilityNames {
+	for number, name := range confine.CapabilityNames {
 		if bounding&(1<<number) != 0 && !slices.Contains(u.Capabilities, name) {
 			t.Errorf("the gateway has %s", name)
 		}

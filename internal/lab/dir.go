@@ -9,6 +9,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strconv"
+	"strings"
 	"time"
 
 	"go.yaml.in/yaml/v3"
@@ -186,4 +187,33 @@ func runtimeOf(dir string) string {
 		return ""
 	}
 	return cfg.Launcher.Runtime
+}
+
+// Traces returns the mounts and processes that still refer to a lab's directory. Its rules and links lived in unnamed
+// network namespaces, which end with their last process.
+func Traces(dir string) ([]string, error) {
+	var left []string
+	if _, err := os.Lstat(dir); err == nil {
+		left = append(left, "directory "+dir)
+	}
+	mounts, err := os.ReadFile("/proc/self/mountinfo")
+	if err != nil {
+		return nil, err
+	}
+	if strings.Contains(string(mounts), filepath.Base(dir)) {
+		left = append(left, "mounts of "+filepath.Base(dir))
+	}
+	if _, err := os.Lstat(RunDir(dir)); err == nil {
+		left = append(left, "directory "+RunDir(dir))
+	}
+	procs, err := filepath.Glob("/proc/[0-9]*/cmdline")
+	if err != nil {
+		return nil, err
+	}
+	for _, p := range procs {
+		if data, err := os.ReadFile(p); err == nil && bytes.Contains(data, []byte(filepath.Base(dir))) {
+			left = append(left, "process "+filepath.Base(filepath.Dir(p)))
+		}
+	}
+	return left, nil
 }

@@ -1,6 +1,5 @@
-// Package lab runs a gateway with a test internet, in network namespaces created for it: for `gateway demo`, whose tour
-// it contains, and for end-to-end tests. A [Lab] starts the program it is part of as the gateway, so the main function
-// of a test must be able to run as the gateway.
+// Package lab runs a gateway with a test internet, in network namespaces created for it: for `gateway demo` and for
+// end-to-end tests.
 package lab
 
 import (
@@ -52,6 +51,7 @@ const startTimeout = 2 * time.Minute
 
 // Options configure a lab.
 type Options struct {
+	Gateway  string // path of the gateway binary; "" is the program that makes the lab
 	ImageDir string
 	Change   func(*config.Config) // edits the final configuration
 	Net      testnet.Options
@@ -59,11 +59,13 @@ type Options struct {
 
 // New creates the namespaces and the directory; [Lab.Start] starts the gateway.
 func New(ctx context.Context, o Options) (*Lab, error) {
-	self, err := os.Executable()
-	if err != nil {
-		return nil, err
+	l := &Lab{Self: o.Gateway, image: o.ImageDir}
+	var err error
+	if l.Self == "" {
+		if l.Self, err = os.Executable(); err != nil {
+			return nil, err
+		}
 	}
-	l := &Lab{Self: self, image: o.ImageDir}
 	if l.Dir, l.lock, err = makeLabDir(); err != nil {
 		return nil, err
 	}

@@ -8,7 +8,7 @@ import (
 	"strings"
 	"testing"
 
-	"boxgate/internal/lab"
+	"boxgate/internal/lab/demo"
 )
 
 // The picture in the documentation has the steps that the demo has. After a change of the demo, run `make docs`.
@@ -42,7 +42,7 @@ func TestPictureIsOfThisDemo(t *testing.T) {
 			}
 		}
 	}
-	if want := lab.DemoTitles(); strings.Join(titles, "\n") != strings.Join(want, "\n") {
+	if want := demo.Titles(); strings.Join(titles, "\n") != strings.Join(want, "\n") {
 		t.Errorf("the picture shows\n%s\nand the demo\n%s\nrun `make docs`", strings.Join(titles, "\n"), strings.Join(want, "\n"))
 	}
 	if len(picture) > 64<<10 {

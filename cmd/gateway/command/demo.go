@@ -4,7 +4,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"boxgate/cmd/gateway/command/cli"
-	"boxgate/internal/lab"
+	"boxgate/internal/lab/demo"
 )
 
 // newDemoCommand is `gateway demo`: the tour.
@@ -16,11 +16,11 @@ func newDemoCommand() *cobra.Command {
 		Short: "Show every promise over real kernel paths, in namespaces of its own",
 		Args:  cli.ExactArgs(0),
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			o := lab.DemoOptions{ImageDir: imageDir}
+			o := demo.Options{ImageDir: imageDir}
 			if keep {
 				o.Keep = cmd.InOrStdin()
 			}
-			return lab.RunDemo(cmd.Context(), cmd.OutOrStdout(), o)
+			return demo.Run(cmd.Context(), cmd.OutOrStdout(), o)
 		},
 	}
 	cmd.Flags().BoolVar(&keep, "keep", false, "leave everything open after the last step, with commands to try, until Enter or Ctrl-C")

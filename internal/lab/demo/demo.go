@@ -1,4 +1,5 @@
-package lab
+// Package demo is the tour of `gateway demo`: it shows every promise of the gateway in a [lab.Lab].
+package demo
 
 import (
 	"bytes"
@@ -10,18 +11,18 @@ import (
 	"io"
 	"os"
 	"os/exec"
-	"path/filepath"
 	"regexp"
 	"strings"
 	"time"
 
 	"boxgate/audit"
+	"boxgate/internal/lab"
 	"boxgate/internal/testnet"
 )
 
-// demo is one run of the tour: the lab, the narration, and the outcomes.
-type demo struct {
-	lab      *Lab
+// tour is one run of the tour: the lab, the narration, and the outcomes.
+type tour struct {
+	lab      *lab.Lab
 	out      *pulse
 	imageDir string
 	secret   string // the key that must never be in the box
@@ -29,8 +30,8 @@ type demo struct {
 	cutAfter time.Duration // how long an open connection lasted once the policy had closed
 }
 
-// DemoOptions are how to run the tour.
-type DemoOptions struct {
+// Options are how to run the tour.
+type Options struct {
 	ImageDir string
 	// Keep, if not nil, leaves the lab open after the last step, until a line of it or its end is read or the context ends.
 	Keep io.Reader
@@ -39,8 +40,8 @@ type DemoOptions struct {
 // lastStep is the title of the step that follows all others, even if one has failed.
 const lastStep = "Nothing is left behind"
 
-// DemoTitles returns the titles of the steps of the demo, in the order shown.
-func DemoTitles() []string {
+// Titles returns the titles of the steps of the demo, in the order shown.
+func Titles() []string {
 	var titles []string
 	for _, s := range demoSteps() {
 		titles = append(titles, s.title)
@@ -59,18 +60,18 @@ type outcome struct {
 type step struct {
 	title string
 	about string
-	show  func(*demo, context.Context) error
+	show  func(*tour, context.Context) error
 }
 
-// RunDemo runs every step, cleans up, prints the table and what was seen, and returns an error if any step failed.
-func RunDemo(ctx context.Context, out io.Writer, o DemoOptions) error {
+// Run runs every step, cleans up, prints the table and what was seen, and returns an error if any step failed.
+func Run(ctx context.Context, out io.Writer, o Options) error {
 	if os.Geteuid() != 0 {
 		return errors.New("the demo makes network namespaces and containers and needs root: run `sudo make demo`")
 	}
-	d := &demo{out: newPulse(out), imageDir: o.ImageDir, secret: "sk-demo-" + strings.ToLower(rand.Text())}
+	d := &tour{out: newPulse(out), imageDir: o.ImageDir, secret: "sk-demo-" + strings.ToLower(rand.Text())}
 	defer d.out.stop()
 	d.say("boxgate: a gateway, an internet of its own and one box, all in network namespaces made for this run.")
-	if err := RemoveStaleLabs(); err != nil {
+	if err := lab.RemoveStaleLabs(); err != nil {
 		d.say(fmt.Sprintf("What an interrupted demo left could not all be removed: %v", err))
 	}
 	for _, s := range demoSteps() {
@@ -83,13 +84,13 @@ func RunDemo(ctx context.Context, out io.Writer, o DemoOptions) error {
 	}
 	_ = d.run(context.WithoutCancel(ctx), step{ // reported by the summary
 		title: lastStep, about: "Everything is removed; then we look for what might have stayed.",
-		show: (*demo).cleanUp,
+		show: (*tour).cleanUp,
 	})
 	return d.summary()
 }
 
 // run runs one step and records its outcome.
-func (d *demo) run(ctx context.Context, s step) error {
+func (d *tour) run(ctx context.Context, s step) error {
 	fmt.Fprintf(d.out, "\n\033[1m%d of %d  %s\033[0m  (%.1f s)\n", len(d.done)+1, len(demoSteps())+1, s.title, d.out.elapsed().Seconds())
 	d.say(s.about)
 	start := time.Now()
@@ -102,7 +103,7 @@ func (d *demo) run(ctx context.Context, s step) error {
 }
 
 // summary prints the table and returns an error if a step failed or was not reached.
-func (d *demo) summary() error {
+func (d *tour) summary() error {
 	fmt.Fprintf(d.out, "\n\033[1mSummary\033[0m\n")
 	var failed, reached int
 	for _, o := range d.done {
@@ -125,7 +126,7 @@ func (d *demo) summary() error {
 }
 
 // seen says in five lines what the steps have shown.
-func (d *demo) seen() []string {
+func (d *tour) seen() []string {
 	return []string{
 		"A server got an API key from a box that has it nowhere: not in its environment, its memory or its files.",
 		"A host that is not on the list was refused by name, before any certificate; the metadata address although it was.",
@@ -136,7 +137,7 @@ func (d *demo) seen() []string {
 }
 
 // say prints narration, which is wrapped by hand in the sources.
-func (d *demo) say(text string) { fmt.Fprintf(d.out, "   %s\n", text) }
+func (d *tour) say(text string) { fmt.Fprintf(d.out, "   %s\n", text) }
 
 // result is the output of a command and its exit status.
 type result struct {
@@ -145,7 +146,7 @@ type result struct {
 }
 
 // sh shows a command as one would type it, runs it (in ns, if not nil) and shows its output.
-func (d *demo) sh(ctx context.Context, shown string, cmd *exec.Cmd, ns *testnet.NS) (result, error) {
+func (d *tour) sh(ctx context.Context, shown string, cmd *exec.Cmd, ns *testnet.NS) (result, error) {
 	fmt.Fprintf(d.out, "   \033[36m$ %s\033[0m\n", shown)
 	var buf bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &buf, &buf
@@ -171,17 +172,17 @@ func (d *demo) sh(ctx context.Context, shown string, cmd *exec.Cmd, ns *testnet.
 }
 
 // gateway runs `gateway args...` and shows it.
-func (d *demo) gateway(ctx context.Context, args ...string) (result, error) {
+func (d *tour) gateway(ctx context.Context, args ...string) (result, error) {
 	return d.sh(ctx, "gateway "+quoteAll(args), d.lab.Command(ctx, args...), nil)
 }
 
 // inBox runs a shell line in the box by `gateway box exec` and shows it.
-func (d *demo) inBox(ctx context.Context, line string) (result, error) {
+func (d *tour) inBox(ctx context.Context, line string) (result, error) {
 	return d.gateway(ctx, "box", "exec", "demo", "--", "sh", "-c", line)
 }
 
 // decision waits for the log line of a decision that contains all the given parts, and shows it.
-func (d *demo) decision(ctx context.Context, parts ...string) error {
+func (d *tour) decision(ctx context.Context, parts ...string) error {
 	ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
 	defer cancel()
 	tick := time.NewTicker(20 * time.Millisecond)
@@ -199,7 +200,7 @@ func (d *demo) decision(ctx context.Context, parts ...string) error {
 	}
 }
 
-func (d *demo) findDecision(parts []string) string {
+func (d *tour) findDecision(parts []string) string {
 	for line := range strings.Lines(d.lab.LogText()) {
 		if !strings.Contains(line, `"decision"`) {
 			continue
@@ -250,7 +251,7 @@ func clip(s string, n int) string {
 }
 
 // cleanUp closes the lab and looks for leftovers.
-func (d *demo) cleanUp(_ context.Context) error {
+func (d *tour) cleanUp(_ context.Context) error {
 	if d.lab == nil {
 		return nil
 	}
@@ -258,7 +259,7 @@ func (d *demo) cleanUp(_ context.Context) error {
 	if err := d.lab.Close(); err != nil {
 		return err
 	}
-	left, err := Traces(dir)
+	left, err := lab.Traces(dir)
 	if err != nil {
 		return err
 	}
@@ -267,33 +268,4 @@ func (d *demo) cleanUp(_ context.Context) error {
 	}
 	d.say("No process, mount, namespace, rule or file of the demo is left.")
 	return nil
-}
-
-// Traces returns the mounts and processes that still refer to a lab's directory. Its rules and links lived in unnamed
-// network namespaces, which end with their last process.
-func Traces(dir string) ([]string, error) {
-	var left []string
-	if _, err := os.Lstat(dir); err == nil {
-		left = append(left, "directory "+dir)
-	}
-	mounts, err := os.ReadFile("/proc/self/mountinfo")
-	if err != nil {
-		return nil, err
-	}
-	if strings.Contains(string(mounts), filepath.Base(dir)) {
-		left = append(left, "mounts of "+filepath.Base(dir))
-	}
-	if _, err := os.Lstat(RunDir(dir)); err == nil {
-		left = append(left, "directory "+RunDir(dir))
-	}
-	procs, err := filepath.Glob("/proc/[0-9]*/cmdline")
-	if err != nil {
-		return nil, err
-	}
-	for _, p := range procs {
-		if data, err := os.ReadFile(p); err == nil && bytes.Contains(data, []byte(filepath.Base(dir))) {
-			left = append(left, "process "+filepath.Base(filepath.Dir(p)))
-		}
-	}
-	return left, nil
 }

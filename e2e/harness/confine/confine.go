@@ -1,11 +1,13 @@
-package harness
+// Package confine puts a process under the confinement of a systemd unit. The machine of a test need not have been started
+// by systemd, so a test does what systemd would do before it starts the program (systemd.exec(5)): the bounding set,
+// no_new_privs, and seccomp filters of system calls and address families.
+package confine
 
 import (
 	"errors"
 	"fmt"
 	"os"
 	"os/exec"
-	"runtime"
 	"slices"
 	"strings"
 
@@ -13,14 +15,6 @@ import (
 	"github.com/elastic/go-seccomp-bpf/arch"
 	"golang.org/x/sys/unix"
 )
-
-// UnitVariable is the environment variable with the path of a systemd unit: gateways of tests run under its confinement. The
-// machine of a test need not have been started by systemd, so the harness does what systemd would do before it starts the
-// program (systemd.exec(5)): the bounding set, no_new_privs, and seccomp filters of system calls and address families.
-const UnitVariable = "GATEWAY_TEST_UNIT"
-
-// confinedVariable says that a process is confined already, so that it can go on.
-const confinedVariable = "GATEWAY_TEST_IS_CONFINED"
 
 // Unit is the confinement of a systemd unit.
 type Unit struct {
@@ -112,24 +106,6 @@ func systemCalls(name string) (calls []string, err error) {
 		}
 	}
 	return calls, nil
-}
-
-// confineAsTold confines this process and starts it anew, if the environment asks for that. One that is not root's was not started by
-// systemd.
-func confineAsTold() error {
-	path := os.Getenv(UnitVariable)
-	if path == "" || os.Getenv(confinedVariable) != "" || len(os.Args) < 2 || os.Args[1] != "serve" || os.Geteuid() != 0 {
-		return nil
-	}
-	u, err := ReadUnit(path)
-	if err != nil {
-		return err
-	}
-	runtime.LockOSThread() // it is this thread that becomes the program
-	if err := u.Impose(); err != nil {
-		return err
-	}
-	return unix.Exec("/proc/self/exe", os.Args, append(os.Environ(), confinedVariable+"=1"))
 }
 
 // Impose takes from the calling thread what the unit takes from its service.

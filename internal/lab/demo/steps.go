@@ -1,4 +1,4 @@
-package lab
+package demo
 
 import (
 	"context"
@@ -13,6 +13,7 @@ import (
 
 	"boxgate/config"
 	"boxgate/host"
+	"boxgate/internal/lab"
 	"boxgate/internal/testnet"
 )
 
@@ -21,37 +22,37 @@ func demoSteps() []step {
 	return []step{
 		{"The gateway starts beside an internet of its own",
 			"DNS, HTTPS, WebSocket and an attacker's host on documentation addresses; the gateway in a namespace beside them.",
-			(*demo).startGateway},
+			(*tour).startGateway},
 		{"A box is launched, closed to all but one host",
 			"The policy names api.example.com. The header rule holds an API key: it goes to the gateway, never into the box.",
-			(*demo).launchBox},
+			(*tour).launchBox},
 		{"The request from the box carries no key; the server receives it",
 			"Inside the box curl sends nothing but a plain request. /echo shows what reached the server.",
-			(*demo).showInjection},
+			(*tour).showInjection},
 		{"The box holds the key nowhere",
 			"We search the environment, /proc and every file of the box for it.",
-			(*demo).searchBox},
+			(*tour).searchBox},
 		{"A host that is not on the list is refused",
 			"evil.example.net is refused by name with a TLS alert, before any certificate: curl exits 35.",
-			(*demo).showDenied},
+			(*tour).showDenied},
 		{"The metadata address is refused although the policy lists it",
 			"allowed_cidrs holds 169.254.169.254/32. Protected ranges win over every policy.",
-			(*demo).showMetadata},
+			(*tour).showMetadata},
 		{"The policy is opened while the box runs, and the same command works",
 			"`gateway policy set` answers when the new policy is in force everywhere.",
-			(*demo).showOpened},
+			(*tour).showOpened},
 		{"An open connection is cut when the policy closes",
 			"The box reads an endless stream from evil.example.net; then the policy closes.",
-			(*demo).showCut},
+			(*tour).showCut},
 		{"A public URL answers 401 without its token and 200 with it",
 			"A web server in the box, reached over HTTPS with the installation's own CA.",
-			(*demo).showURL},
+			(*tour).showURL},
 	}
 }
 
-func (d *demo) startGateway(ctx context.Context) error {
+func (d *tour) startGateway(ctx context.Context) error {
 	var err error
-	if d.lab, err = New(ctx, Options{ImageDir: d.imageDir}); err != nil {
+	if d.lab, err = lab.New(ctx, lab.Options{ImageDir: d.imageDir}); err != nil {
 		return err
 	}
 	cfg := config.Default()
@@ -70,7 +71,7 @@ func (d *demo) startGateway(ctx context.Context) error {
 // demoPolicy lists the metadata address on purpose.
 const demoPolicy = `{"mode":"custom","allowed_domains":["api.example.com"],"allowed_cidrs":["169.254.169.254/32"]}`
 
-func (d *demo) launchBox(ctx context.Context) error {
+func (d *tour) launchBox(ctx context.Context) error {
 	headers := filepath.Join(d.lab.Dir, "headers.json")
 	rules := map[string]map[string]string{"api.example.com": {"Authorization": "Bearer " + d.secret}}
 	data, err := json.Marshal(rules)
@@ -87,7 +88,7 @@ func (d *demo) launchBox(ctx context.Context) error {
 	return r.expect(0, `demo`)
 }
 
-func (d *demo) showInjection(ctx context.Context) error {
+func (d *tour) showInjection(ctx context.Context) error {
 	r, err := d.inBox(ctx, "curl -sS https://api.example.com/echo")
 	if err != nil {
 		return err
@@ -106,20 +107,8 @@ func (d *demo) showInjection(ctx context.Context) error {
 	return d.decision(ctx, `"api.example.com"`, `"intercept"`, `"Authorization"`)
 }
 
-// SearchLine searches for any of the keys in the environment, in all of /proc and in every file. One letter of each pattern
-// is in brackets, so that the search does not find itself in the process list.
-func SearchLine(keys ...string) string {
-	for i, key := range keys {
-		keys[i] = key[:len(key)-1] + "[" + key[len(key)-1:] + "]"
-	}
-	pattern := strings.Join(keys, `\|`)
-	return "env | grep -c '" + pattern + "'; " +
-		"cat /proc/*/environ /proc/*/cmdline 2>/dev/null | tr '\\0' '\\n' | grep -c '" + pattern + "'; " +
-		"grep -rl '" + pattern + "' / --exclude-dir=proc --exclude-dir=sys 2>/dev/null | wc -l"
-}
-
-func (d *demo) searchBox(ctx context.Context) error {
-	r, err := d.inBox(ctx, SearchLine(d.secret))
+func (d *tour) searchBox(ctx context.Context) error {
+	r, err := d.inBox(ctx, lab.SearchLine(d.secret))
 	if err != nil {
 		return err
 	}
@@ -133,7 +122,7 @@ func (d *demo) searchBox(ctx context.Context) error {
 // evilLine is the command that is first refused, then works, and is finally cut.
 const evilLine = "curl -sS -o /dev/null -w '%{http_code}\\n' https://evil.example.net/"
 
-func (d *demo) showDenied(ctx context.Context) error {
+func (d *tour) showDenied(ctx context.Context) error {
 	r, err := d.inBox(ctx, evilLine)
 	if err != nil {
 		return err
@@ -148,7 +137,7 @@ func (d *demo) showDenied(ctx context.Context) error {
 	return d.decision(ctx, `"evil.example.net"`, `"conn"`, `"deny"`, `"not_allowed"`)
 }
 
-func (d *demo) showMetadata(ctx context.Context) error {
+func (d *tour) showMetadata(ctx context.Context) error {
 	r, err := d.inBox(ctx, "curl -sS -m 5 http://169.254.169.254/latest/meta-data/")
 	if err != nil {
 		return err
@@ -163,7 +152,7 @@ func (d *demo) showMetadata(ctx context.Context) error {
 	return d.decision(ctx, `169.254.169.254`, `"deny"`, `"protected_range"`)
 }
 
-func (d *demo) showOpened(ctx context.Context) error {
+func (d *tour) showOpened(ctx context.Context) error {
 	r, err := d.gateway(ctx, "policy", "set", "demo",
 		`{"mode":"custom","allowed_domains":["api.example.com","evil.example.net"]}`)
 	if err != nil {
@@ -179,10 +168,10 @@ func (d *demo) showOpened(ctx context.Context) error {
 	return r.expect(0, `200`)
 }
 
-func (d *demo) showCut(ctx context.Context) error {
+func (d *tour) showCut(ctx context.Context) error {
 	line := "curl -k -sS -N https://evil.example.net/sse"
 	cmd := d.lab.Command(ctx, "box", "exec", "demo", "--", "sh", "-c", line)
-	var out SyncBuffer
+	var out lab.SyncBuffer
 	cmd.Stdout, cmd.Stderr = &out, &out
 	d.say("$ gateway box exec demo -- " + line + "   (in the background)")
 	if err := cmd.Start(); err != nil {
@@ -216,7 +205,7 @@ func (d *demo) showCut(ctx context.Context) error {
 	return d.decision(ctx, `"evil.example.net"`, `"policy_changed"`)
 }
 
-func (d *demo) showURL(ctx context.Context) error {
+func (d *tour) showURL(ctx context.Context) error {
 	if r, err := d.inBox(ctx, "echo 'hello from the box' > index.html; "+
 		"setsid python3 -m http.server 8000 >/dev/null 2>&1 & "+
 		"until curl -s -o /dev/null http://127.0.0.1:8000/; do sleep 0.05; done"); err != nil || r.code != 0 {
@@ -246,7 +235,7 @@ func (d *demo) showURL(ctx context.Context) error {
 }
 
 // fetch runs curl next to the gateway, like a visitor of a public URL.
-func (d *demo) fetch(ctx context.Context, url, ca string, extra ...string) (result, error) {
+func (d *tour) fetch(ctx context.Context, url, ca string, extra ...string) (result, error) {
 	args := append([]string{"-sS", "-w", "%{http_code}\\n", "--cacert", ca}, extra...)
 	args = append(args, url)
 	return d.sh(ctx, "curl "+quoteAll(args), exec.CommandContext(ctx, "curl", args...), d.lab.Net.Gateway())

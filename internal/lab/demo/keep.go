@@ -1,4 +1,4 @@
-package lab
+package demo
 
 import (
 	"bufio"
@@ -12,7 +12,7 @@ import (
 const tryLine = "gateway box exec demo -- curl -k -sS https://www.example.com/echo"
 
 // keep shows what to try in the lab, and returns when a line or the end of in is read, or ctx ends.
-func (d *demo) keep(ctx context.Context, in io.Reader) {
+func (d *tour) keep(ctx context.Context, in io.Reader) {
 	fmt.Fprintf(d.out, "\n\033[1mThe lab stays open\033[0m\n")
 	d.say("In another terminal, as root:")
 	fmt.Fprintf(d.out, "\n     export BOXGATE_CONFIG=%s PATH=$PATH:%s\n", d.lab.Config, filepath.Dir(d.lab.Self))
