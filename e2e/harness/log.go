@@ -12,11 +12,30 @@ import (
 // ReadLog returns the gateway's log so far.
 func (w *World) ReadLog() string {
 	w.T.Helper()
-	data, err := os.ReadFile(w.Log.Name())
+	text, err := w.logSince()
 	if err != nil {
 		w.T.Fatal(err)
 	}
-	return string(data)
+	return text
+}
+
+// LogText returns what the gateway has written in this test.
+func (w *World) LogText() string {
+	text, err := w.logSince()
+	if err != nil {
+		return err.Error()
+	}
+	return text
+}
+
+func (w *World) logSince() (string, error) {
+	f, err := os.Open(w.Log.Name())
+	if err != nil {
+		return "", err
+	}
+	defer f.Close()
+	text, err := io.ReadAll(io.NewSectionReader(f, w.logFrom, 1<<40))
+	return string(text), err
 }
 
 // NothingLeaks fails the test if the log shows an internal error of the gateway.

@@ -22,7 +22,15 @@ func Main(m *testing.M) {
 		}
 	}
 	waitTogether()
-	os.Exit(m.Run())
+	status := m.Run()
+	if err := closeShared(); err != nil {
+		fmt.Fprintln(os.Stderr, "closing the shared labs:", err)
+		status = 1
+	}
+	if testing.Verbose() {
+		fmt.Println(countLabs())
+	}
+	os.Exit(status)
 }
 
 // ResolverVariable is [knobs.Resolver].

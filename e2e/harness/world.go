@@ -20,12 +20,13 @@ import (
 	"boxgate/internal/testnet"
 )
 
-// World is a lab in which the gateway runs, for one test.
+// World is a lab in which the gateway runs, for one test at a time.
 type World struct {
 	*lab.Lab
 	T       *testing.T   // where failures are reported
 	foreign *sync.Map    // box → *ForeignBox, of those that are attached
 	failed  *atomic.Bool // the test or one of its subtests has failed
+	logFrom int64        // where the gateway's log was when the test began
 }
 
 // NewWorld starts a gateway with an internet of its own; both end with the test.
@@ -41,23 +42,40 @@ func NewWorld(t *testing.T, change func(*config.Config)) *World {
 // NewStopped is [NewWorld] without the gateway started.
 func NewStopped(t *testing.T, o lab.Options) *World {
 	t.Helper()
-	if os.Geteuid() != 0 {
-		t.Fatal("this test makes network namespaces and containers: run it as root (sudo make test)")
-	}
+	needRoot(t)
+	TakeSlot(t)
 	o.Gateway, o.ImageDir = Gateway(), ImageDir()
 	l, err := lab.New(t.Context(), o)
 	if err != nil {
 		t.Fatal(err)
 	}
+	counted.own.Add(1)
+	w := worldIn(t, l)
 	t.Cleanup(func() {
-		if t.Failed() {
-			t.Logf("the gateway's log ended with:\n%s", Tail(l.LogText(), 6000))
-		}
+		w.showLog()
 		if err := l.Close(); err != nil {
 			t.Errorf("closing the lab: %v", err)
 		}
 	})
+	return w
+}
+
+func needRoot(t *testing.T) {
+	t.Helper()
+	if os.Geteuid() != 0 {
+		t.Fatal("this test makes network namespaces and containers: run it as root (sudo make test)")
+	}
+}
+
+func worldIn(t *testing.T, l *lab.Lab) *World {
 	return &World{Lab: l, T: t, foreign: new(sync.Map), failed: new(atomic.Bool)}
+}
+
+// showLog prints the end of the gateway's log if the test has failed.
+func (w *World) showLog() {
+	if w.T.Failed() {
+		w.T.Logf("the gateway's log ended with:\n%s", Tail(w.LogText(), 6000))
+	}
 }
 
 // NewCaptured is [NewWorld] with every packet counted that leaves the gateway's host. ICMP errors are not limited, so that
@@ -75,14 +93,18 @@ func NewCaptured(t *testing.T, change func(*config.Config)) *World {
 func NewCapturedStopped(t *testing.T, change func(*config.Config)) *World {
 	t.Helper()
 	w := NewStopped(t, lab.Options{Change: change, Net: testnet.Options{Capture: true}})
-	err := w.Net.Gateway().Do(func() error {
-		return errors.Join(os.WriteFile("/proc/sys/net/ipv4/icmp_ratelimit", []byte("0"), 0),
-			os.WriteFile("/proc/sys/net/ipv6/icmp/ratelimit", []byte("0"), 0))
-	})
-	if err != nil {
+	if err := limitNoICMP(w.Lab); err != nil {
 		t.Fatal(err)
 	}
 	return w
+}
+
+// limitNoICMP lets the gateway's kernel send every ICMP error.
+func limitNoICMP(l *lab.Lab) error {
+	return l.Net.Gateway().Do(func() error {
+		return errors.Join(os.WriteFile("/proc/sys/net/ipv4/icmp_ratelimit", []byte("0"), 0),
+			os.WriteFile("/proc/sys/net/ipv6/icmp/ratelimit", []byte("0"), 0))
+	})
 }
 
 // On returns the world with failures reported to a subtest.

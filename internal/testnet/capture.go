@@ -113,6 +113,12 @@ func (p *packets) to(addrs map[netip.Addr]bool) []Packet {
 	return out
 }
 
+func (p *packets) forget() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.seen, p.order = nil, nil
+}
+
 // isLinkTraffic reports whether a packet is traffic of the link itself, or a reply to the gateway.
 func isLinkTraffic(k Packet) bool {
 	return k.Dst == gatewayV4 || k.Dst == gatewayV6 || k.Dst == internetV6 && k.Protocol == unix.IPPROTO_ICMPV6 ||

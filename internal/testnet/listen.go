@@ -168,6 +168,17 @@ func (o *open) remove(c *recordedConn) {
 	delete(o.conns, c)
 }
 
+// reset ends the selected connections with a reset.
+func (o *open) reset(selected func(*recordedConn) bool) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	for c := range o.conns {
+		if selected(c) {
+			Reset(c.Conn)
+		}
+	}
+}
+
 // Close closes every connection and those to come.
 func (o *open) Close() error {
 	o.mu.Lock()

@@ -14,7 +14,9 @@ func (n *Net) usualHosts() error {
 			return err
 		}
 	}
-	return n.SetRecords("alias.example.com", "alias.example.com. 60 IN CNAME cdn.example.org.")
+	err := n.SetRecords("alias.example.com", "alias.example.com. 60 IN CNAME cdn.example.org.")
+	n.zone.changed = false
+	return err
 }
 
 // AddHost sets the addresses of a name, replacing those it had, and makes the servers answer on them. Addresses may be

@@ -35,6 +35,23 @@ func (n *Net) Queries(name string) []Received {
 // Forget drops everything received so far.
 func (n *Net) Forget() { n.records.forget() }
 
+// Renew prepares the internet for another test: it ends every connection with a reset and drops all that was received and
+// counted.
+func (n *Net) Renew() {
+	n.conns.reset(func(*recordedConn) bool { return true })
+	n.records.forget()
+	n.packets.forget()
+}
+
+// Changed reports whether names, addresses or servers are not those of a new internet.
+func (n *Net) Changed() bool {
+	n.zone.mu.Lock()
+	defer n.zone.mu.Unlock()
+	n.closersMu.Lock()
+	defer n.closersMu.Unlock()
+	return n.zone.changed || n.changed
+}
+
 func (n *Net) matcher(host string, filters []Filter) Filter {
 	addrs := n.zone.everOf(host)
 	return func(r Received) bool {

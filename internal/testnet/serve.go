@@ -108,19 +108,14 @@ func (n *servers) ServeConns(host string, port uint16, handle func(net.Conn), pr
 // ResetConns ends every connection to a host with a reset.
 func (n *servers) ResetConns(host string) {
 	addrs := n.zone.everOf(host)
-	n.conns.mu.Lock()
-	defer n.conns.mu.Unlock()
-	for c := range n.conns.conns {
-		if addrs[addrPort(c.LocalAddr()).Addr()] {
-			Reset(c.Conn)
-		}
-	}
+	n.conns.reset(func(c *recordedConn) bool { return addrs[addrPort(c.LocalAddr()).Addr()] })
 }
 
 // closeLater registers c to be closed by Close.
 func (n *servers) closeLater(c interface{ Close() error }) {
 	n.closersMu.Lock()
 	defer n.closersMu.Unlock()
+	n.changed = true
 	n.closers = append(n.closers, c)
 }
 

@@ -29,6 +29,7 @@ type servers struct {
 
 	closersMu sync.Mutex
 	closers   []io.Closer
+	changed   bool // there are servers in addition to the usual ones
 	running   sync.WaitGroup
 }
 

@@ -31,6 +31,7 @@ type zone struct {
 	had     map[string]map[netip.Addr]bool
 	special map[string]Answerer
 	counts  map[string]int
+	changed bool // since the predefined hosts
 }
 
 func newZone() *zone {
@@ -47,6 +48,7 @@ func canonical(name string) string { return strings.ToLower(strings.TrimSuffix(n
 func (z *zone) setTTL(name string, ttl uint32) {
 	z.mu.Lock()
 	defer z.mu.Unlock()
+	z.changed = true
 	rrs := z.records[canonical(name)]
 	for i, rr := range rrs {
 		rr = dns.Copy(rr) // the old one may be on its way in an answer
@@ -59,6 +61,7 @@ func (z *zone) setTTL(name string, ttl uint32) {
 func (z *zone) setAnswerer(name string, f Answerer) {
 	z.mu.Lock()
 	defer z.mu.Unlock()
+	z.changed = true
 	delete(z.counts, canonical(name))
 	if f == nil {
 		delete(z.special, canonical(name))
@@ -70,6 +73,7 @@ func (z *zone) setAnswerer(name string, f Answerer) {
 func (z *zone) set(name string, rrs []dns.RR) {
 	z.mu.Lock()
 	defer z.mu.Unlock()
+	z.changed = true
 	if len(rrs) == 0 {
 		delete(z.records, canonical(name))
 		return

@@ -1,0 +1,234 @@
+package harness
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"boxgate/api"
+	"boxgate/internal/lab"
+	"boxgate/internal/testnet"
+)
+
+// Shared returns the world of a lab that other tests of the package use as well, with the default configuration. A test has
+// it for itself: tests at the same time are in different labs, and whoever comes next finds no box, no record of the
+// internet and no line of the log. Close nothing: at the end of the test its boxes are deleted, and if anything else is not
+// as it was, such as the gateway's process, its policies, the kernel's rules or the names of the internet, the lab is closed
+// instead of used again. What the gateway keeps in memory stays, such as metrics and answers of DNS: who counts them needs a
+// lab of its own ([NewWorld]).
+func Shared(t *testing.T) *World { t.Helper(); return share(t, &plainLabs) }
+
+// SharedCaptured is [Shared] for labs like those of [NewCaptured].
+func SharedCaptured(t *testing.T) *World { t.Helper(); return share(t, &capturedLabs) }
+
+var plainLabs, capturedLabs = labs{}, labs{captured: true}
+
+// labs are those of one configuration in which no test is at the moment.
+type labs struct {
+	captured bool
+	mu       sync.Mutex
+	idle     []*sharedLab
+}
+
+// sharedLab is a lab with the state that each test finds.
+type sharedLab struct {
+	*lab.Lab
+	state string
+}
+
+// counted are the labs of this process.
+var counted struct{ own, shared, used, closed atomic.Int64 }
+
+// countLabs says how many labs there were.
+func countLabs() string {
+	holders.mu.Lock()
+	defer holders.mu.Unlock()
+	return fmt.Sprintf("labs: %d for one test, %d shared (used %d times, %d closed early); waited %v for slots",
+		counted.own.Load(), counted.shared.Load(), counted.used.Load(), counted.closed.Load(), holders.waited.Round(time.Millisecond))
+}
+
+func share(t *testing.T, from *labs) *World {
+	t.Helper()
+	needRoot(t)
+	TakeSlot(t)
+	s, err := from.take()
+	if err != nil {
+		t.Fatal(err)
+	}
+	counted.used.Add(1)
+	own := *s.Lab // the test may change its fields
+	w := worldIn(t, &own)
+	if info, err := s.Log.Stat(); err == nil {
+		w.logFrom = info.Size()
+	}
+	t.Cleanup(func() {
+		w.showLog()
+		err := s.renew(t, &own)
+		if err == nil {
+			from.put(s)
+			return
+		}
+		if !t.Failed() {
+			t.Logf("the lab is not used again: %v", err)
+		}
+		counted.closed.Add(1)
+		if err := own.Close(); err != nil {
+			t.Errorf("closing the lab: %v", err)
+		}
+	})
+	return w
+}
+
+// take returns an idle lab or a new one.
+func (l *labs) take() (*sharedLab, error) {
+	if s := l.takeIdle(); s != nil {
+		return s, nil
+	}
+	return l.start()
+}
+
+func (l *labs) takeIdle() *sharedLab {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	n := len(l.idle)
+	if n == 0 {
+		return nil
+	}
+	s := l.idle[n-1]
+	l.idle = l.idle[:n-1]
+	return s
+}
+
+func (l *labs) put(s *sharedLab) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.idle = append(l.idle, s)
+}
+
+// start makes a lab and starts its gateway.
+func (l *labs) start() (*sharedLab, error) {
+	ctx := context.Background()
+	made, err := lab.New(ctx, lab.Options{Gateway: Gateway(), ImageDir: ImageDir(), Net: testnet.Options{Capture: l.captured}})
+	if err != nil {
+		return nil, err
+	}
+	s := &sharedLab{Lab: made}
+	if l.captured {
+		err = limitNoICMP(made)
+	}
+	if err == nil {
+		err = made.Start(ctx)
+	}
+	if err == nil {
+		s.state, err = s.readState(ctx)
+	}
+	if err != nil {
+		return nil, errors.Join(err, made.Close())
+	}
+	counted.shared.Add(1)
+	return s, nil
+}
+
+// closeShared closes the labs of all configurations.
+func closeShared() (err error) {
+	for _, l := range []*labs{&plainLabs, &capturedLabs} {
+		for _, s := range l.idle {
+			err = errors.Join(err, s.Close())
+		}
+		l.idle = nil
+	}
+	return err
+}
+
+// renew prepares the lab for the next test, or returns why it cannot. own is the lab as the test has left it.
+func (s *sharedLab) renew(t *testing.T, own *lab.Lab) error {
+	switch {
+	case t.Failed():
+		return errors.New("a test has failed in it")
+	case own.Process != s.Process:
+		return errors.New("the gateway has been restarted")
+	case s.Net.Changed():
+		return errors.New("the internet has been changed")
+	}
+	select {
+	case <-s.Exited:
+		return errors.New("the gateway has exited")
+	default:
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), Patience)
+	defer cancel()
+	if err := s.deleteBoxes(ctx); err != nil {
+		return err
+	}
+	state, err := s.readState(ctx)
+	if err != nil {
+		return err
+	}
+	if state != s.state {
+		return fmt.Errorf("the gateway's host has been changed: %s", firstDifference(s.state, state))
+	}
+	s.Net.Renew()
+	return nil
+}
+
+func (s *sharedLab) deleteBoxes(ctx context.Context) error {
+	var boxes []struct{ ID string }
+	if err := s.Client.Get(ctx, "/v2/box", &boxes); err != nil {
+		return err
+	}
+	for _, box := range boxes {
+		if err := s.Client.Do(ctx, "DELETE", api.BoxPath(box.ID), nil, nil); err != nil {
+			return fmt.Errorf("deleting box %s: %w", box.ID, err)
+		}
+	}
+	return nil
+}
+
+// kept are what the gateway keeps apart from boxes.
+var kept = []string{"/v2/box", "/v2/box/snapshots", "/v2/box/settings/network-policies", "/v2/box/settings/attach-headers", "/v2/box/settings/env"}
+
+// hostState prints what a test could change on the gateway's host, without what the kernel adds by itself.
+const hostState = `nft --stateless --terse list ruleset
+{ ip -brief -4 addr; ip -brief -6 addr show scope global; ip rule; ip -6 rule; ip route show table all; ip -6 route show table all; } | grep -v 'fe80\|expires\|anycast\|multicast' | sort`
+
+// readState returns what must be the same for each test: what the gateway keeps, its configuration, and the network of its host.
+func (s *sharedLab) readState(ctx context.Context) (string, error) {
+	var state string
+	for _, path := range kept {
+		var text []byte
+		if err := s.Client.Get(ctx, path, &text); err != nil {
+			return "", err
+		}
+		state += path + " " + string(text) + "\n"
+	}
+	text, err := os.ReadFile(s.Config)
+	if err != nil {
+		return "", err
+	}
+	out, err := s.Net.Gateway().Run(ctx, "sh", "-c", hostState)
+	return state + string(text) + out, err
+}
+
+// firstDifference returns the first line in which two texts differ, as both have it.
+func firstDifference(before, after string) string {
+	a, b := strings.Split(before, "\n"), strings.Split(after, "\n")
+	for i := range max(len(a), len(b)) {
+		was, is := "", ""
+		if i < len(a) {
+			was = a[i]
+		}
+		if i < len(b) {
+			is = b[i]
+		}
+		if was != is {
+			return fmt.Sprintf("%.200q, not %.200q", is, was)
+		}
+	}
+	return ""
+}

@@ -1,0 +1,111 @@
+package harness
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"runtime"
+	"strconv"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// slotsVariable is the environment variable with the number of labs in use at a time, of all test binaries on this machine.
+// Without it there is one for each core, and two at least.
+const slotsVariable = "GATEWAY_TEST_SLOTS"
+
+// slotsDir contains a lock file for each slot.
+const slotsDir = "/run/boxgate-test-slots"
+
+// slotPace is how often a test that waits looks for a free slot.
+const slotPace = 20 * time.Millisecond
+
+// holders are the tests of this process that hold a slot, by name.
+var holders struct {
+	mu     sync.Mutex
+	names  map[string]bool
+	waited time.Duration // by all tests together
+}
+
+// TakeSlot waits until fewer labs are in use than the machine has cores, and holds one of their slots until the test ends.
+// A test that holds one already, or a parent of which does, takes no other: two such tests could wait for each other.
+func TakeSlot(t *testing.T) {
+	t.Helper()
+	if holdsSlot(t.Name()) {
+		return
+	}
+	began := time.Now()
+	slot, err := awaitSlot()
+	if err != nil {
+		t.Fatalf("taking a slot for a lab: %v", err)
+	}
+	holders.mu.Lock()
+	defer holders.mu.Unlock()
+	holders.waited += time.Since(began)
+	if holders.names == nil {
+		holders.names = map[string]bool{}
+	}
+	holders.names[t.Name()] = true
+	t.Cleanup(func() {
+		holders.mu.Lock()
+		defer holders.mu.Unlock()
+		delete(holders.names, t.Name())
+		slot.Close()
+	})
+}
+
+// holdsSlot reports whether a test or one of its parents holds a slot.
+func holdsSlot(test string) bool {
+	holders.mu.Lock()
+	defer holders.mu.Unlock()
+	for {
+		if holders.names[test] {
+			return true
+		}
+		i := strings.LastIndexByte(test, '/')
+		if i < 0 {
+			return false
+		}
+		test = test[:i]
+	}
+}
+
+// awaitSlot returns the locked file of a slot; closing it frees the slot.
+func awaitSlot() (*os.File, error) {
+	if err := os.MkdirAll(slotsDir, 0o700); err != nil {
+		return nil, err
+	}
+	for ; ; time.Sleep(slotPace) {
+		for n := range slotCount() {
+			slot, err := trySlot(filepath.Join(slotsDir, strconv.Itoa(n)))
+			if !errors.Is(err, unix.EWOULDBLOCK) {
+				return slot, err
+			}
+		}
+	}
+}
+
+// trySlot returns EWOULDBLOCK if the slot is taken.
+func trySlot(path string) (*os.File, error) {
+	f, err := os.OpenFile(path, os.O_CREATE|os.O_RDWR, 0o600)
+	if err != nil {
+		return nil, err
+	}
+	if err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
+		f.Close()
+		return nil, fmt.Errorf("%s: %w", path, err)
+	}
+	return f, nil
+}
+
+func slotCount() int {
+	if n, err := strconv.Atoi(os.Getenv(slotsVariable)); err == nil && n > 0 {
+		return n
+	}
+	return max(2, runtime.NumCPU())
+}
