@@ -36,7 +36,7 @@ func viaProxy(r *harness.Raider, family int, head string) (int, string) {
 // Without a name there is nothing to decide by, whether none may be reached that is not listed or some are denied.
 func TestAttackNoName(t *testing.T) {
 	t.Parallel()
-	w := harness.NewCaptured(t, nil)
+	w := harness.SharedCaptured(t)
 	evil := [2]netip.Addr{w.V4("evil.example.net"), w.V6("evil.example.net")}
 	for name, p := range map[string]map[string]any{
 		"listed names": harness.Custom("api.example.com", "*.example.com"),
@@ -87,7 +87,7 @@ var numbers = []string{
 // The metadata service and the host itself under other spellings, where the policy is as open as can be.
 func TestAttackAddressesInDisguise(t *testing.T) {
 	t.Parallel()
-	w := harness.NewCaptured(t, nil)
+	w := harness.SharedCaptured(t)
 	r := w.Raid(w.Create(map[string]any{"network_policy": map[string]any{"mode": "allow-all"}}))
 	named := w.Raid(w.Create(map[string]any{"network_policy": harness.Custom("*")}))
 	www := [2]netip.Addr{w.V4("www.example.com"), w.V6("www.example.com")}
@@ -143,7 +143,7 @@ var specialAddresses = []string{
 // Every special address, by the kernel path and by the explicit proxy, with everything else allowed.
 func TestAttackSpecialAddresses(t *testing.T) {
 	t.Parallel()
-	w := harness.NewCaptured(t, nil)
+	w := harness.SharedCaptured(t)
 	all := []map[string]any{allowedCIDRs("0.0.0.0/0", "::/0"), {"mode": "allow-all"}, harness.Custom("*")}
 	var targets []netip.Addr
 	for _, p := range all {
@@ -353,7 +353,7 @@ func TestAttackNewHostAddress(t *testing.T) {
 // An address of one family is listed; the same host's address of the other is not.
 func TestAttackOtherFamily(t *testing.T) {
 	t.Parallel()
-	w := harness.NewCaptured(t, nil)
+	w := harness.SharedCaptured(t)
 	host := [2]netip.Addr{w.V4("www.example.com"), w.V6("www.example.com")}
 	for family, cidr := range []string{host[0].String() + "/32", host[1].String() + "/128"} {
 		r := w.Raid(w.Create(map[string]any{"network_policy": allowedCIDRs(cidr)}))

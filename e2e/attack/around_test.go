@@ -33,7 +33,7 @@ func aroundPolicies(w *harness.World) map[string]map[string]any {
 // address or has it from elsewhere.
 func TestAttackWayAroundTheInterceptor(t *testing.T) {
 	t.Parallel()
-	w := harness.NewWorld(t, nil)
+	w := harness.Shared(t)
 	for name, spec := range aroundPolicies(w) {
 		in := w.Intrude(w.Create(map[string]any{
 			"network_policy": spec,

@@ -212,7 +212,7 @@ func openAll(in *harness.Intruder, judged, unread string) map[string]under {
 // with hosts that stay open. The former are cut when the PUT has been answered; the latter lose no byte.
 func TestAttackKeepsUsingWhatAPolicyClosed(t *testing.T) {
 	t.Parallel()
-	w := harness.NewWorld(t, nil)
+	w := harness.Shared(t)
 	key := map[string]string{"X-Key": harness.Canary}
 	in := w.Intrude(w.Create(map[string]any{
 		"network_policy": harness.Custom("api.example.com", "www.example.com", "cdn.example.org", "evil.example.net"),
@@ -311,7 +311,7 @@ func finishAll(t *testing.T, all map[string]under, judged, unread string) {
 // they deny, and no other.
 func TestAttackKeepsUsingARequestThatARuleForbids(t *testing.T) {
 	t.Parallel()
-	w := harness.NewWorld(t, nil)
+	w := harness.Shared(t)
 	in := w.Intrude(w.Create(map[string]any{
 		"network_policy": harness.Custom("api.example.com"),
 		"attach_headers": map[string]any{"api.example.com": map[string]string{"X-Key": harness.Canary}},
@@ -345,7 +345,7 @@ func TestAttackKeepsUsingARequestThatARuleForbids(t *testing.T) {
 // its connection with it, and all of them together delay the answer no more than one.
 func TestAttackHoldsUpACut(t *testing.T) {
 	t.Parallel()
-	w := harness.NewWorld(t, nil)
+	w := harness.Shared(t)
 	in := w.Intrude(w.Create(map[string]any{
 		"network_policy": harness.Custom("api.example.com"),
 		"attach_headers": map[string]any{"api.example.com": map[string]string{"X-Key": harness.Canary}},
@@ -376,7 +376,7 @@ func TestAttackHoldsUpACut(t *testing.T) {
 // connection that passed unread is cut when its host gets a rule.
 func TestAttackUsesAnOldHeaderRule(t *testing.T) {
 	t.Parallel()
-	w := harness.NewWorld(t, nil)
+	w := harness.Shared(t)
 	const host = "api.example.com"
 	in := w.Intrude(w.Create(map[string]any{
 		"network_policy": harness.Custom(host, "www.example.com"),

@@ -75,7 +75,7 @@ func isBlocked(m *mdns.Msg) bool {
 // Whatever server a box asks on port 53, whatever its policy, the gateway answers and the server hears nothing.
 func TestAttackForeignDNSServers(t *testing.T) {
 	t.Parallel()
-	w := harness.NewCaptured(t, nil)
+	w := harness.SharedCaptured(t)
 	hosts := harness.AttackerAt(53)
 	servers := []netip.Addr{hosts[0], hosts[1], w.V4("dns.example.com"), w.V6("dns.example.com"), netip.MustParseAddr("8.8.8.8"),
 		netip.MustParseAddr("2001:4860:4860::8888"), netip.MustParseAddr("169.254.169.254"), netip.MustParseAddr("10.200.0.2"),
@@ -114,7 +114,7 @@ func TestAttackForeignDNSServers(t *testing.T) {
 // DNS by other ways than port 53: over TLS, QUIC and HTTPS.
 func TestAttackEncryptedDNS(t *testing.T) {
 	t.Parallel()
-	w := harness.NewCaptured(t, nil)
+	w := harness.SharedCaptured(t)
 	server := [2]netip.Addr{w.V4("dns.example.com"), w.V6("dns.example.com")}
 	other := harness.AttackerAt(54)
 	for name, p := range map[string]map[string]any{

@@ -21,7 +21,7 @@ import (
 // the request. Nor does a session of one box help another.
 func TestAttackEarlyData(t *testing.T) {
 	t.Parallel()
-	w := harness.NewWorld(t, nil)
+	w := harness.Shared(t)
 	body := map[string]any{
 		"network_policy": harness.Custom("api.example.com", "cdn.example.org"),
 		"attach_headers": map[string]any{

@@ -16,7 +16,7 @@ import (
 // to slow it down.
 func TestAttackForgedICMPErrors(t *testing.T) {
 	t.Parallel()
-	w := harness.NewCaptured(t, nil)
+	w := harness.SharedCaptured(t)
 	www := [2]netip.Addr{w.V4("www.example.com"), w.V6("www.example.com")}
 	tooBig := [2]byte{4, 0} // the codes of "fragmentation needed" and "packet too big"
 	both := allowedCIDRs(www[0].String()+"/32", www[1].String()+"/128")

@@ -25,7 +25,7 @@ type filesBox struct {
 
 func newFilesBox(t *testing.T) filesBox {
 	t.Helper()
-	w := harness.NewWorld(t, nil)
+	w := harness.Shared(t)
 	return filesBox{w, w.Create(map[string]any{"network_policy": map[string]any{"mode": "deny-all"}})}
 }
 

@@ -69,7 +69,7 @@ var floods = map[string]func(f *harness.Frames, going func() bool){
 // growing, and another box notices nothing.
 func TestAttackHTTP2Floods(t *testing.T) {
 	t.Parallel()
-	w := harness.NewWorld(t, nil)
+	w := harness.Shared(t)
 	in := w.Intrude(w.Create(map[string]any{
 		"network_policy": harness.Custom("api.example.com"),
 		"attach_headers": map[string]any{"api.example.com": map[string]string{"X-Key": harness.Canary}},

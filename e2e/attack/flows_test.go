@@ -248,7 +248,7 @@ func transfer(t *testing.T, c net.Conn, begun chan<- struct{}, changed <-chan st
 // past.
 func TestAttackFlowsPastANewHeaderRule(t *testing.T) {
 	t.Parallel()
-	w := harness.NewCaptured(t, nil)
+	w := harness.SharedCaptured(t)
 	for _, c := range []struct {
 		name   string
 		policy map[string]any
@@ -337,7 +337,7 @@ func listen(r *harness.Raider, to netip.Addr, secure bool) *sse {
 // is allowed, they must not pass for connections to it; those that do lead there stay.
 func TestAttackFlowsUnderABorrowedName(t *testing.T) {
 	t.Parallel()
-	w := harness.NewCaptured(t, nil)
+	w := harness.SharedCaptured(t)
 	evil, www := [2]netip.Addr{w.V4("evil.example.net"), w.V6("evil.example.net")}, [2]netip.Addr{w.V4("www.example.com"), w.V6("www.example.com")}
 	for name, loose := range map[string]map[string]any{
 		"addresses": {"mode": "custom", "denied_domains": []string{"unrelated.example.org"},

@@ -57,7 +57,7 @@ func hammer(r *harness.Raider, targets ...netip.Addr) (stop func() int) {
 // Somebody flushes all rules, deletes the table, or empties one of its chains or sets. The box has been waiting for it.
 func TestAttackFlushedRules(t *testing.T) {
 	t.Parallel()
-	w := harness.NewCaptured(t, nil)
+	w := harness.SharedCaptured(t)
 	r := w.Raid(w.Create(map[string]any{"network_policy": harness.Custom("api.example.com")}))
 	forbidden := harness.AttackerAt(81)
 	metadata, uplinks := netip.MustParseAddr("169.254.169.254"), [2]netip.Addr{}
@@ -138,7 +138,7 @@ func chains(w *harness.World) (flush []string) {
 // process is one that attacks.
 func TestAttackBeforeTheFirstInstruction(t *testing.T) {
 	t.Parallel()
-	w := harness.NewCaptured(t, nil)
+	w := harness.SharedCaptured(t)
 	targets := harness.AttackerAt(91)
 	var sent atomic.Int64
 	done := make(chan struct{})

@@ -14,7 +14,7 @@ import (
 // each and are in order one by one. A few are borne, as some client may send them; more end the connection.
 func TestAttackFramesThatCarryNothing(t *testing.T) {
 	t.Parallel()
-	w := harness.NewWorld(t, nil)
+	w := harness.Shared(t)
 	in := w.Intrude(w.Create(map[string]any{
 		"network_policy": harness.Custom("api.example.com"),
 		"attach_headers": map[string]any{"api.example.com": map[string]string{"X-Key": harness.Canary}},

@@ -23,7 +23,7 @@ func allowedCIDRs(list ...string) map[string]any {
 // Packets of every shape but the plain one go to an address that the policy allows, and do not arrive.
 func TestAttackFragmentsOptionsAndTunnels(t *testing.T) {
 	t.Parallel()
-	w := harness.NewCaptured(t, nil)
+	w := harness.SharedCaptured(t)
 	type shaped struct {
 		name string
 		make func(src, dst netip.Addr) []byte
@@ -124,7 +124,7 @@ func patience(want string) time.Duration {
 // Packets that lie about their lengths, or end too early for their ports, pass for nothing.
 func TestAttackMalformedPackets(t *testing.T) {
 	t.Parallel()
-	w := harness.NewCaptured(t, nil)
+	w := harness.SharedCaptured(t)
 	// Everything is open but UDP 443 and what header rules steer: what cannot be read must not slip past the port rules.
 	r := w.Raid(w.Create(map[string]any{
 		"network_policy": map[string]any{"mode": "allow-all"},
@@ -185,7 +185,7 @@ func answered(r *harness.Raider) {
 // plain ones gets out of an ordinary socket.
 func TestAttackRawSocketsInTheBox(t *testing.T) {
 	t.Parallel()
-	w := harness.NewCaptured(t, nil)
+	w := harness.SharedCaptured(t)
 	box := w.Create(map[string]any{"network_policy": allowedCIDRs(attackerNets...)})
 	// Each must fail; an open netfilter socket is harmless, but making a table with it must fail.
 	const open = `import socket, struct, sys
@@ -237,7 +237,7 @@ except OSError as e: print(e)' `
 // ICMP goes to allowed addresses alone, as echo alone, and slowly.
 func TestAttackICMPTunnel(t *testing.T) {
 	t.Parallel()
-	w := harness.NewCaptured(t, nil)
+	w := harness.SharedCaptured(t)
 	www := [2]netip.Addr{w.V4("www.example.com"), w.V6("www.example.com")}
 	r := w.Raid(w.Create(map[string]any{"network_policy": allowedCIDRs(www[0].String()+"/32", www[1].String()+"/128")}))
 	named := w.Raid(w.Create(map[string]any{"network_policy": harness.Custom("*.example.com", "*.example.net")}))
@@ -284,7 +284,7 @@ func TestAttackICMPTunnel(t *testing.T) {
 // A policy of names opens no UDP at all, to whatever address: not QUIC, not DNS over QUIC, nothing.
 func TestAttackUDP(t *testing.T) {
 	t.Parallel()
-	w := harness.NewCaptured(t, nil)
+	w := harness.SharedCaptured(t)
 	named := w.Raid(w.Create(map[string]any{"network_policy": harness.Custom("*")}))
 	closed := w.Raid(w.Create(map[string]any{"network_policy": map[string]any{"mode": "deny-all"}}))
 	host := [2]netip.Addr{w.V4("www.example.com"), w.V6("www.example.com")}

@@ -18,7 +18,7 @@ import (
 // the while, in a stream begun before as well.
 func TestAttackStrangersHoldTheAdminListeners(t *testing.T) {
 	t.Parallel()
-	w := harness.NewWorld(t, nil)
+	w := harness.Shared(t)
 	box := w.Create(map[string]any{"network_policy": harness.Custom("api.example.com")})
 	open := func() int {
 		entries, err := os.ReadDir(fmt.Sprintf("/proc/%d/fd", w.Process.Process.Pid))

@@ -15,7 +15,7 @@ import (
 // byte. A shorter lease takes the place of a longer one without cutting anything.
 func TestAttackOutlivesALease(t *testing.T) {
 	t.Parallel()
-	w := harness.NewWorld(t, nil)
+	w := harness.Shared(t)
 	key := map[string]string{"X-Key": harness.Canary}
 	in := w.Intrude(w.Create(map[string]any{
 		"network_policy": harness.Custom("api.example.com", "www.example.com"),

@@ -158,7 +158,7 @@ func residentMemory(pid int) (int, error) {
 // end. The gateway holds no more than a window of each, and another box notices nothing.
 func TestAttackSlowReaders(t *testing.T) {
 	t.Parallel()
-	w := harness.NewWorld(t, nil)
+	w := harness.Shared(t)
 	in := w.Intrude(w.Create(map[string]any{
 		"network_policy": harness.Custom("api.example.com", "www.example.com"),
 		"attach_headers": map[string]any{"api.example.com": map[string]string{"X-Key": harness.Canary}},

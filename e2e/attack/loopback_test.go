@@ -49,7 +49,7 @@ func answer(t *testing.T, ln net.Listener, body string) {
 // are not.
 func TestAttackLoopbackOfTheHost(t *testing.T) {
 	t.Parallel()
-	w := harness.NewWorld(t, nil)
+	w := harness.Shared(t)
 	denyAll := func() map[string]any { return map[string]any{"network_policy": map[string]any{"mode": "deny-all"}} }
 	neighbour := w.Intrude(w.Create(denyAll()))
 	serveIn(t, w.Net.Gateway().Do, "127.0.0.1:7004", "the host")

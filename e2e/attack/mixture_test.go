@@ -63,7 +63,7 @@ func TestAttackNeverAMixture(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			w := harness.NewCaptured(t, nil)
+			w := harness.SharedCaptured(t)
 			r := w.Raid(w.Create(map[string]any{"network_policy": policies[0]}))
 			stop := torrent(r, denied[:]...)
 			changes := 0
@@ -85,7 +85,7 @@ func TestAttackNeverAMixture(t *testing.T) {
 	}
 	t.Run("flush and restore", func(t *testing.T) {
 		t.Parallel()
-		w := harness.NewCaptured(t, nil)
+		w := harness.SharedCaptured(t)
 		r := w.Raid(w.Create(map[string]any{"network_policy": map[string]any{"mode": "allow-all"}}))
 		metadata := []netip.Addr{netip.MustParseAddr("169.254.169.254"), netip.MustParseAddr("fd00:ec2::254")}
 		stop := torrent(r, metadata...)

@@ -116,7 +116,7 @@ func TestAttackKeepsUsingWhatANamedPolicyClosed(t *testing.T) {
 // protected ranges stay closed.
 func TestAttackBelowANamedPolicy(t *testing.T) {
 	t.Parallel()
-	w := harness.NewWorld(t, nil)
+	w := harness.Shared(t)
 	setWeb(w, map[string]any{"mode": "custom", "allowed_domains": []string{"*.example.com"}, "denied_domains": []string{"www.example.com"}, "allowed_cidrs": []string{"10.0.0.0/8", "169.254.0.0/16"}})
 	box := w.Create(map[string]any{"network_policy": map[string]any{"named": "web"}})
 	w.Lease(box, "allow", time.Hour, "*.example.net")

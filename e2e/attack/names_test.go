@@ -70,7 +70,7 @@ func reached(w *harness.World, host, path string) {
 // An allowed name is used to get to the address of an attacker, by TLS and by plain HTTP, with and without interception.
 func TestAttackAllowedNameAtForeignAddress(t *testing.T) {
 	t.Parallel()
-	w := harness.NewCaptured(t, nil)
+	w := harness.SharedCaptured(t)
 	evil := [2]netip.Addr{w.V4("evil.example.net"), w.V6("evil.example.net")}
 	attached := map[string]any{"api.example.com": map[string]string{"Authorization": "Bearer " + harness.TestSecret}}
 	for name, body := range map[string]map[string]any{
@@ -122,7 +122,7 @@ func TestAttackAllowedNameAtForeignAddress(t *testing.T) {
 // The request inside an intercepted connection, the first or a later one, is for another host than its SNI.
 func TestAttackAuthorityOtherThanSNI(t *testing.T) {
 	t.Parallel()
-	w := harness.NewCaptured(t, nil)
+	w := harness.SharedCaptured(t)
 	r := w.Raid(w.Create(map[string]any{
 		"network_policy": harness.Custom("api.example.com", "www.example.com", "*.example.net"),
 		"attach_headers": map[string]any{"api.example.com": map[string]string{"Authorization": "Bearer " + harness.TestSecret}},
@@ -243,7 +243,7 @@ func mismatchH2(r *harness.Raider, at netip.AddrPort, others []string) {
 // On plain HTTP each request of a connection is decided by its own Host.
 func TestAttackSecondHostOnKeepAlive(t *testing.T) {
 	t.Parallel()
-	w := harness.NewCaptured(t, nil)
+	w := harness.SharedCaptured(t)
 	r := w.Raid(w.Create(map[string]any{"network_policy": harness.Custom("plain.example.com", "www.example.com")}))
 	for family, a := range []netip.Addr{w.V4("plain.example.com"), w.V6("plain.example.com")} {
 		c := r.MustDial("tcp", netip.AddrPortFrom(a, 80))

@@ -77,7 +77,7 @@ if why and why not in sys.argv[3:]:
 // all it can get of everything at once, the others get theirs.
 func TestAttackKernelResourcesOfNeighbours(t *testing.T) {
 	t.Parallel()
-	w := harness.NewWorld(t, nil)
+	w := harness.Shared(t)
 	hog, neighbour := w.Create(map[string]any{}), w.Create(map[string]any{})
 	for _, box := range []string{hog, neighbour} {
 		w.MustSh(box, "cat > hog.py <<'EOF'\n"+hogScript+"\nEOF")

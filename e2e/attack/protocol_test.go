@@ -83,7 +83,7 @@ func manyProtocols() []string {
 // TestAttackClientHelloInPieces sends ClientHellos in shapes that a reader might stop at before it has found the name.
 func TestAttackClientHelloInPieces(t *testing.T) {
 	t.Parallel()
-	w := harness.NewWorld(t, nil)
+	w := harness.Shared(t)
 	in := w.Intrude(w.Create(map[string]any{
 		"network_policy": harness.Custom("api.example.com", "www.example.com"),
 		"attach_headers": map[string]any{"api.example.com": map[string]string{"X-Key": harness.Canary}},
@@ -235,7 +235,7 @@ var strangeFirst = map[string]struct {
 
 func TestAttackFirstBytesThatNameNoHost(t *testing.T) {
 	t.Parallel()
-	w := harness.NewWorld(t, nil)
+	w := harness.Shared(t)
 	in := w.Intrude(w.Create(map[string]any{"network_policy": harness.Custom("www.example.com", "api.example.com")}))
 	byAddress := w.Intrude(w.Create(map[string]any{"network_policy": map[string]any{
 		"mode": "custom", "allowed_domains": []string{"api.example.com"},

@@ -88,7 +88,7 @@ func rawURL(w *harness.World, name string) *visited {
 // Without a name, or with that of no URL, none is reached, nor by a browser; and requests of HTTP reach no service.
 func TestAttackRawTCPToAnotherBox(t *testing.T) {
 	t.Parallel()
-	w := harness.NewWorld(t, nil)
+	w := harness.Shared(t)
 	one, two := rawURL(w, "one"), rawURL(w, "two")
 	for v, want := range map[*visited]string{one: "one\n", two: "two\n"} {
 		c, err := v.reach(v.host, "postgresql")
@@ -133,7 +133,7 @@ const suffix = ".preview.localhost"
 // TestAttackRawTCPOutlivesItsURL: deleting the URL, or its box, ends a connection that rests.
 func TestAttackRawTCPOutlivesItsURL(t *testing.T) {
 	t.Parallel()
-	w := harness.NewWorld(t, nil)
+	w := harness.Shared(t)
 	for name, revoke := range map[string]func(*visited) error{
 		"the URL": func(v *visited) error {
 			return w.Client.Do(t.Context(), "DELETE", api.BoxPath(v.box, "preview/5432"), nil, nil)
@@ -163,7 +163,7 @@ func TestAttackRawTCPOutlivesItsURL(t *testing.T) {
 // TestAttackRawTCPWithoutCredential: a URL that must have a credential cannot be one of raw TCP, which has no place for it.
 func TestAttackRawTCPWithoutCredential(t *testing.T) {
 	t.Parallel()
-	w := harness.NewWorld(t, nil)
+	w := harness.Shared(t)
 	box := w.Create(map[string]any{})
 	for pointer, with := range map[string]map[string]any{
 		"/bearer_token": {"port": 5432, "protocol": "tcp", "bearer_token": true},

@@ -15,7 +15,7 @@ import (
 // policy denies.
 func TestAttackWebhookOfARun(t *testing.T) {
 	t.Parallel()
-	w := harness.NewWorld(t, nil)
+	w := harness.Shared(t)
 	box := w.Create(map[string]any{
 		"network_policy": harness.Custom("api.example.com"), "agent": "custom",
 		"custom_runner": map[string]any{"command": "sh", "args": []string{"-c", `printf 'event: done\ndata: {"output":"ok"}\n\n'`}, "protocol": "box-sse-v1"},

@@ -57,7 +57,7 @@ func (f *follower) denials(selfTest bool) (n int) {
 // its attempts counts as its own.
 func TestAttackUnderCoverOfASelfTest(t *testing.T) {
 	t.Parallel()
-	w := harness.NewWorld(t, nil)
+	w := harness.Shared(t)
 	r := w.Raid(w.Create(map[string]any{"network_policy": map[string]any{"mode": "deny-all"}}))
 	stream := follow(w, api.BoxPath(r.Box, "egress")+"?follow=true&denied=true")
 	tested := []netip.AddrPort{

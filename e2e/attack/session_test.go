@@ -29,7 +29,7 @@ func (v *visited) signedIn() string {
 // to a program's request with it. Nothing reaches the box, and the log has no token.
 func TestAttackTokenInTheQuery(t *testing.T) {
 	t.Parallel()
-	v := socketURL(harness.NewWorld(t, nil), map[string]any{"bearer_token": true})
+	v := socketURL(harness.Shared(t), map[string]any{"bearer_token": true})
 	for _, query := range []string{"boxgate_token=", "token=", "access_token=", "boxgate_link="} {
 		path := "/x?" + query + v.Token
 		if status, _ := v.ask("GET", path, append([]string{"Accept: text/html", "Origin: https://" + v.host}, socketLines...)...); status != 401 {
@@ -51,7 +51,7 @@ func TestAttackTokenInTheQuery(t *testing.T) {
 // bit changed, to pages of other sites, or after the URL was created anew, and it never reaches the box.
 func TestAttackSessionOfAnotherURL(t *testing.T) {
 	t.Parallel()
-	w := harness.NewWorld(t, nil)
+	w := harness.Shared(t)
 	one, two := socketURL(w, map[string]any{"bearer_token": true}), socketURL(w, map[string]any{"bearer_token": true})
 	cookie := one.signedIn()
 	if status, _ := one.ask("GET", "/mine", cookie); status != 200 || one.seen() != "GET /mine\n" {
@@ -84,7 +84,7 @@ func TestAttackSessionOfAnotherURL(t *testing.T) {
 // another URL, and the link after the URL was created anew. Only what was signed reaches the box, and without the signature.
 func TestAttackSignedLinkUsedForMore(t *testing.T) {
 	t.Parallel()
-	w := harness.NewWorld(t, nil)
+	w := harness.Shared(t)
 	one, two := socketURL(w, map[string]any{"bearer_token": true}), socketURL(w, map[string]any{"bearer_token": true})
 	out, code := w.GatewayCommand("url", "sign", one.box, "8000", "--path", "/files", "--expires-in", "1h", "--json")
 	var made struct{ URL string }

@@ -171,7 +171,7 @@ func globalHeaders(w *harness.World, when string) {
 // theirs are in force as soon as ever.
 func TestAttackBoxThatFlapsItsLink(t *testing.T) {
 	t.Parallel()
-	w := harness.NewWorld(t, nil)
+	w := harness.Shared(t)
 	quiet := w.Create(map[string]any{"network_policy": harness.Custom("plain.example.com")})
 	f := harness.NewForeignBox(t)
 	if err := w.Client.Do(t.Context(), "POST", "/v2/box/attach", map[string]any{"pid": f.PID}, nil); err != nil {

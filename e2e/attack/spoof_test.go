@@ -21,7 +21,7 @@ import (
 // A box that has been promised little pretends to be the one that has the key.
 func TestAttackForgedSource(t *testing.T) {
 	t.Parallel()
-	w := harness.NewCaptured(t, nil)
+	w := harness.SharedCaptured(t)
 	victim := w.Raid(w.SecretBox())
 	api, other := [2]netip.Addr{w.V4("api.example.com"), w.V6("api.example.com")}, harness.AttackerAt(99)
 	gateway4, gateway6 := w.Net.GatewayAddrs()
@@ -84,7 +84,7 @@ func ethertypeOf(a netip.Addr) uint16 {
 // Frames that are no IP, or hide it behind tags, teach the host nothing and bring nothing out.
 func TestAttackForgedNeighbours(t *testing.T) {
 	t.Parallel()
-	w := harness.NewCaptured(t, nil)
+	w := harness.SharedCaptured(t)
 	victim := w.Raid(w.SecretBox())
 	thief := w.Raid(w.Create(map[string]any{"network_policy": allowedCIDRs(attackerNets...)}))
 	before := neighbours(w)

@@ -18,7 +18,7 @@ import (
 // close, or send what is no TLS. The first of each is told, the others are counted, and the log stays short.
 func TestAttackStrangersFillTheLog(t *testing.T) {
 	t.Parallel()
-	w := harness.NewWorld(t, nil)
+	w := harness.Shared(t)
 	const each = 500
 	began := time.Now()
 	for _, at := range []string{"127.0.0.1:443", "[::1]:443"} {

@@ -296,7 +296,7 @@ func TestAttackExplicitProxy(t *testing.T) {
 
 func TestAttackResumptionUnderAnotherName(t *testing.T) {
 	t.Parallel()
-	w := harness.NewWorld(t, nil)
+	w := harness.Shared(t)
 	in := w.Intrude(w.Create(map[string]any{
 		"network_policy": harness.Custom("api.example.com", "cdn.example.org"),
 		"attach_headers": map[string]any{

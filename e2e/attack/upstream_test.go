@@ -143,7 +143,7 @@ func TestAttackPipelining(t *testing.T) {
 // has authenticated on it, and a box may leave half an answer behind.
 func TestAttackSecretOfAnotherBox(t *testing.T) {
 	t.Parallel()
-	w := harness.NewWorld(t, nil)
+	w := harness.Shared(t)
 	const host = "api.example.com"
 	var boxes []*harness.Intruder
 	for i := range 3 {

@@ -63,7 +63,7 @@ func showing(port int) func(net.Conn) {
 // shown is a box whose two ports show what they get, by a URL each.
 func shown(t *testing.T) (one, other *visited) {
 	t.Helper()
-	w := harness.NewWorld(t, nil)
+	w := harness.Shared(t)
 	in := w.Intrude(w.Create(map[string]any{"network_policy": map[string]any{"mode": "deny-all"}}))
 	for _, port := range []int{8000, 8001} {
 		serveRaw(in, port, showing(port))
@@ -118,7 +118,7 @@ func TestAttackForgedIdentity(t *testing.T) {
 // one where it does not belong. The box sees none of these requests.
 func TestAttackWrongCredentials(t *testing.T) {
 	t.Parallel()
-	v := socketURL(harness.NewWorld(t, nil), map[string]any{"bearer_token": true, "basic_auth": true})
+	v := socketURL(harness.Shared(t), map[string]any{"bearer_token": true, "basic_auth": true})
 	old := *v
 	v = visitURL(v.World, v.box, map[string]any{"port": 8000, "bearer_token": true, "basic_auth": true})
 	port := visitURL(v.World, v.box, map[string]any{"port": 8001, "bearer_token": true, "basic_auth": true})
@@ -225,7 +225,7 @@ func TestAttackAmbiguousRequests(t *testing.T) {
 // TestAttackOddApplications: an application answers in ways that are meant for another visitor, or for none.
 func TestAttackOddApplications(t *testing.T) {
 	t.Parallel()
-	w := harness.NewWorld(t, nil)
+	w := harness.Shared(t)
 	in := w.Intrude(w.Create(map[string]any{"network_policy": map[string]any{"mode": "deny-all"}}))
 	const ok = "HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"
 	const cookies = "Set-Cookie: a=1; Domain=preview.localhost\r\nSet-Cookie: __Host-boxgate-x=1\r\nAlt-Svc: h3=\":443\"\r\nClear-Site-Data: \"cookies\"\r\n"

@@ -120,7 +120,7 @@ var socketLines = strings.Split(strings.TrimSuffix(harness.UpgradeHead, "\r\n\r\
 // make a request. A foreign page opens a WebSocket, or sends what changes something: nothing reaches the box.
 func TestAttackAnotherSiteUsesThePassword(t *testing.T) {
 	t.Parallel()
-	v := socketURL(harness.NewWorld(t, nil), map[string]any{"basic_auth": true, "bearer_token": true})
+	v := socketURL(harness.Shared(t), map[string]any{"basic_auth": true, "bearer_token": true})
 	basic := "Authorization: Basic " + base64.StdEncoding.EncodeToString([]byte(v.Username+":"+v.Password))
 	bearer := "Authorization: Bearer " + v.Token
 	own, sibling := "Origin: https://"+v.host, "Origin: "+strings.Replace(v.URL, v.box, "0123456789abcdef", 1)
@@ -166,7 +166,7 @@ func TestAttackAnotherSiteUsesThePassword(t *testing.T) {
 // tunnel comes of it, and nothing the application says behind it reaches the visitor.
 func TestAttackBoxAnswersNoWebSocket(t *testing.T) {
 	t.Parallel()
-	v := socketURL(harness.NewWorld(t, nil), map[string]any{})
+	v := socketURL(harness.Shared(t), map[string]any{})
 	for path, want := range map[string]int{"/right": 101, "/wrong": 502, "/none": 502, "/protocol": 502, "/extension": 502} {
 		status, said := v.ask("GET", path, socketLines...)
 		if status != want || strings.HasSuffix(said, "hi") != (want == 101) {
