@@ -12,7 +12,7 @@ import (
 // TestCopy copies files and directories into a box and out of it.
 func TestCopy(t *testing.T) {
 	t.Parallel()
-	w := harness.NewWorld(t, nil)
+	w := harness.Shared(t)
 	w.Create(map[string]any{"name": "cp", "network_policy": map[string]any{"mode": "deny-all"}})
 	dir := t.TempDir()
 	at := func(name string) string { return filepath.Join(dir, name) }

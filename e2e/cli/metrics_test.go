@@ -10,7 +10,7 @@ import (
 // TestMetricsOfTheProcess: what dashboards of Go programs look for is there.
 func TestMetricsOfTheProcess(t *testing.T) {
 	t.Parallel()
-	w := harness.NewWorld(t, nil)
+	w := harness.Shared(t)
 	text, err := w.Net.Gateway().Run(t.Context(), "curl", "-sS", "--fail", "http://127.0.0.1:9600/metrics")
 	if err != nil {
 		t.Fatal(err, text)

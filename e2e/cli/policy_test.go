@@ -12,7 +12,7 @@ import (
 // TestPolicyAllowAndDeny: what the commands change is in force for the box, and the rest of the policy stays.
 func TestPolicyAllowAndDeny(t *testing.T) {
 	t.Parallel()
-	w := harness.NewWorld(t, nil)
+	w := harness.Shared(t)
 	w.Create(map[string]any{"name": "demo", "network_policy": harness.Custom("api.example.com")})
 	w.Create(map[string]any{"name": "closed", "network_policy": map[string]any{"mode": "deny-all"}})
 	reaches := func(host, reason string) {
@@ -44,7 +44,7 @@ func TestPolicyAllowAndDeny(t *testing.T) {
 // TestPolicyNamed: boxes follow a named policy by the commands, which change it for all of them, and not for one.
 func TestPolicyNamed(t *testing.T) {
 	t.Parallel()
-	w := harness.NewWorld(t, nil)
+	w := harness.Shared(t)
 	harness.Contains(t, w.Run(0, nil, "", "policy", "named", "set", "web", `{"mode":"custom","allowed_domains":["api.example.com"]}`), "Version 1 of the policy web is in force, for 0 boxes.")
 	w.Run(0, nil, "", "box", "create", "--name", "demo", "--policy", "named:web")
 	w.Create(map[string]any{"name": "other", "network_policy": map[string]any{"mode": "deny-all"}})
@@ -68,7 +68,7 @@ func TestPolicyNamed(t *testing.T) {
 // TestPolicyChangesMeet: of changes that many make to one policy at once, none is lost.
 func TestPolicyChangesMeet(t *testing.T) {
 	t.Parallel()
-	w := harness.NewWorld(t, nil)
+	w := harness.Shared(t)
 	w.Create(map[string]any{"name": "demo", "network_policy": harness.Custom("api.example.com")})
 	const clients = 6
 	var wg sync.WaitGroup
@@ -89,7 +89,7 @@ func TestPolicyChangesMeet(t *testing.T) {
 // TestStatus: what `gateway status` says of a gateway with a box, and of its host.
 func TestStatus(t *testing.T) {
 	t.Parallel()
-	w := harness.NewWorld(t, nil)
+	w := harness.Shared(t)
 	box := w.Create(map[string]any{"network_policy": harness.Custom("api.example.com")})
 	w.MustSh(box, "getent ahostsv4 evil.example.net || true")
 	w.Until("the denial is counted", func() bool { return strings.Contains(w.Run(0, nil, "", "log", "--denied"), "not_allowed") })
@@ -102,7 +102,7 @@ func TestStatus(t *testing.T) {
 // ends early when told to.
 func TestPolicyForATime(t *testing.T) {
 	t.Parallel()
-	w := harness.NewWorld(t, nil)
+	w := harness.Shared(t)
 	w.Create(map[string]any{"name": "demo", "network_policy": harness.Custom("api.example.com")})
 	explains := func(host, reason string) {
 		t.Helper()

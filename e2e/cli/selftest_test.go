@@ -23,7 +23,7 @@ func TestSelfTestOfTightBoxes(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			w := harness.NewWorld(t, nil)
+			w := harness.Shared(t)
 			box := w.Create(map[string]any{"network_policy": policy})
 			w.IsTight(box)
 			for _, host := range []string{"evil.example.net", "169.254.169.254", "private.example.net", "www.example.com"} {

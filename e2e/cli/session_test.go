@@ -24,7 +24,7 @@ import (
 // TestBoxExecInput: with -i, and only then, a command reads standard input; its streams, status and signals are its own.
 func TestBoxExecInput(t *testing.T) {
 	t.Parallel()
-	w := harness.NewWorld(t, nil)
+	w := harness.Shared(t)
 	w.Create(map[string]any{"name": "b"})
 	if out := w.Run(0, nil, "hi\n", "box", "exec", "-i", "b", "--", "cat"); out != "hi\n" {
 		t.Errorf("with -i: %q", out)
@@ -70,7 +70,7 @@ func startReady(t *testing.T, cmd *exec.Cmd) io.WriteCloser {
 // TestBoxExecSignals: the first signals reach the command; the third one kills it, also when its input is stuck.
 func TestBoxExecSignals(t *testing.T) {
 	t.Parallel()
-	w := harness.NewWorld(t, nil)
+	w := harness.Shared(t)
 	box := w.Create(map[string]any{"name": "b"})
 	start := func(line string) (*exec.Cmd, io.Writer) {
 		cmd := w.Command(t.Context(), "box", "exec", "-i", "b", "--", "sh", "-c", line)
@@ -201,7 +201,7 @@ func inTerminal(t *testing.T, w *harness.World, args ...string) (*exec.Cmd, *scr
 // TestBoxShell: a shell has a terminal of the size of the one here, follows it, gets ^C as a key, and leaves it as it was.
 func TestBoxShell(t *testing.T) {
 	t.Parallel()
-	w := harness.NewWorld(t, nil)
+	w := harness.Shared(t)
 	w.Create(map[string]any{"name": "b"})
 	if out := w.Run(2, nil, "", "box", "shell", "b"); !strings.Contains(out, "terminal") {
 		t.Errorf("without a terminal: %q", out)
@@ -238,7 +238,7 @@ func TestBoxShell(t *testing.T) {
 // TestBoxTerminalRestored: the terminal is put back also when the command line is ended from outside.
 func TestBoxTerminalRestored(t *testing.T) {
 	t.Parallel()
-	w := harness.NewWorld(t, nil)
+	w := harness.Shared(t)
 	w.Create(map[string]any{"name": "b"})
 	_, other := pty(t, 33, 77)
 	before := mode(t, other)

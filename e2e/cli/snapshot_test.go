@@ -12,7 +12,7 @@ import (
 // TestSnapshotsByCommand takes, lists, uses and removes a snapshot as a person does.
 func TestSnapshotsByCommand(t *testing.T) {
 	t.Parallel()
-	w := harness.NewWorld(t, nil)
+	w := harness.Shared(t)
 	box := w.Create(map[string]any{"name": "source", "network_policy": harness.Custom("api.example.com")})
 	w.MustSh(box, "echo kept >state")
 	out, code := w.GatewayCommand("box", "snapshot", "source", "--name", "after setup")

@@ -79,7 +79,7 @@ func (s *shown) types(keys string) {
 // box chooses cannot write on it. Without a terminal the command says so, and scripts have JSON.
 func TestTop(t *testing.T) {
 	t.Parallel()
-	w := harness.NewWorld(t, nil)
+	w := harness.Shared(t)
 	box := w.Create(map[string]any{"name": "demo", "network_policy": harness.Custom("api.example.com")})
 	harness.Contains(t, w.Run(2, nil, "", "top"), "needs a terminal", "--once")
 	harness.Contains(t, w.Run(2, nil, "", "top", "--json"), "--once")

@@ -177,7 +177,7 @@ func (w *world) hostNetwork() string {
 // TestRunsBesideEachOther: under policies of their own, and beside a gateway that serves.
 func TestRunsBesideEachOther(t *testing.T) {
 	t.Parallel()
-	w := &world{harness.NewWorld(t, nil)}
+	w := &world{harness.Shared(t)}
 	one := w.startUnder([]string{"--policy", `{"mode":"custom","allowed_domains":["www.example.com"]}`},
 		"sh", "-c", "echo ready; read x; curl -sS https://www.example.com/ >/dev/null && echo reached; curl -sS https://api.example.com/ || echo refused")
 	one.until("ready")

@@ -19,7 +19,7 @@ import (
 // the matter, and all is as before when there is room.
 func TestAttackConntrackTableFull(t *testing.T) {
 	t.Parallel()
-	w := harness.NewCaptured(t, nil)
+	w := harness.SharedCaptured(t)
 	r := w.Raid(w.Create(map[string]any{"network_policy": wide}))
 	s := besiege(w, harness.AttackerAt(101))
 	w.Until("allowed", func() bool { return r.Try("udp", netip.AddrPortFrom(extra[0], 4444)) == harness.Saw(nil) })

@@ -147,7 +147,7 @@ func (d *docker) stop(sig syscall.Signal) {
 // documents say.
 func TestAttackBesideDocker(t *testing.T) {
 	t.Parallel()
-	w := harness.NewCaptured(t, nil)
+	w := harness.SharedCaptured(t)
 	r := w.Raid(w.Create(map[string]any{"network_policy": wide}))
 	s := besiege(w, harness.AttackerAt(101))
 	open := func(what string) {

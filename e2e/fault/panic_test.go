@@ -130,7 +130,7 @@ func TestAttackPanicInOneConnection(t *testing.T) {
 // is as before; nothing was let through meanwhile.
 func TestAttackFileDescriptorsUsedUp(t *testing.T) {
 	t.Parallel()
-	w := harness.NewCaptured(t, nil)
+	w := harness.SharedCaptured(t)
 	other := w.Intrude(w.SecretBox())
 	to := netip.AddrPortFrom(other.Resolve("api.example.com", "ip4"), 443)
 	ask := asker(other.TLS(other.Dial(to), "api.example.com", "http/1.1"), "api.example.com")

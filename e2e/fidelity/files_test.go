@@ -36,7 +36,7 @@ var fileSize = nightly.Size[int64](192<<20, 1<<30)
 // TestLargeFile passes through the files API both ways, and the gateway holds next to nothing of it.
 func TestLargeFile(t *testing.T) {
 	t.Parallel()
-	w := harness.NewWorld(t, nil)
+	w := harness.Shared(t)
 	box := w.Create(map[string]any{"network_policy": map[string]any{"mode": "deny-all"}})
 	gateway := &fidelity{Intruder: &harness.Intruder{World: w}}
 	before := gateway.resetPeak()
@@ -86,7 +86,7 @@ func TestLargeFile(t *testing.T) {
 // TestUploadThatBreaksOff leaves what was there, and nothing else.
 func TestUploadThatBreaksOff(t *testing.T) {
 	t.Parallel()
-	w := harness.NewWorld(t, nil)
+	w := harness.Shared(t)
 	box := w.Create(map[string]any{"network_policy": map[string]any{"mode": "deny-all"}})
 	w.MustSh(box, "echo old >old")
 	for _, name := range []string{"old", "new"} {

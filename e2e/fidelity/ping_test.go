@@ -11,7 +11,7 @@ import (
 // others.
 func TestPing(t *testing.T) {
 	t.Parallel()
-	w := harness.NewWorld(t, nil)
+	w := harness.Shared(t)
 	allowed := []string{w.V4("plain.example.com").String(), w.V6("plain.example.com").String()}
 	box := w.Create(map[string]any{"network_policy": map[string]any{"mode": "custom", "allowed_cidrs": []string{allowed[0] + "/32", allowed[1] + "/128"}}})
 	for _, addr := range allowed {

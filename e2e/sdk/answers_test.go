@@ -74,7 +74,7 @@ func TestAnswersMatchTheDescription(t *testing.T) {
 
 func newFuzz(t *testing.T, seed uint64) *fuzz {
 	t.Helper()
-	w := harness.NewWorld(t, nil)
+	w := harness.Shared(t)
 	var doc struct {
 		Paths      map[string]map[string]operation
 		Components struct{ Schemas schemas }

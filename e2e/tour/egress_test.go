@@ -14,7 +14,7 @@ import (
 
 func TestSecretReachesTheServerAndNeverTheBox(t *testing.T) {
 	t.Parallel()
-	w := harness.NewWorld(t, nil)
+	w := harness.Shared(t)
 	box := w.SecretBox()
 
 	out := w.MustSh(box, "curl -sS https://api.example.com/echo")
@@ -73,7 +73,7 @@ func TestHostNotOnTheListIsRefusedByAnAlert(t *testing.T) {
 
 func TestSpoofedSNIReachesTheOwnerOfTheName(t *testing.T) {
 	t.Parallel()
-	w := harness.NewWorld(t, nil)
+	w := harness.Shared(t)
 	box := w.Create(map[string]any{"network_policy": harness.Custom("api.example.com")})
 	addrs := w.MustSh(box, "getent ahostsv4 api.example.com")
 	if !strings.Contains(addrs, ".") {
@@ -90,7 +90,7 @@ func TestSpoofedSNIReachesTheOwnerOfTheName(t *testing.T) {
 
 func TestMetadataIsRefusedAlthoughThePolicyListsIt(t *testing.T) {
 	t.Parallel()
-	w := harness.NewWorld(t, nil)
+	w := harness.Shared(t)
 	box := w.Create(map[string]any{"network_policy": map[string]any{
 		"mode": "custom", "allowed_cidrs": []string{"169.254.169.254/32", "0.0.0.0/0"},
 	}})
@@ -106,7 +106,7 @@ func TestMetadataIsRefusedAlthoughThePolicyListsIt(t *testing.T) {
 
 func TestAllowedAddressTakesTheKernelPath(t *testing.T) {
 	t.Parallel()
-	w := harness.NewWorld(t, nil)
+	w := harness.Shared(t)
 	v4, v6 := w.V4("www.example.com"), w.V6("www.example.com")
 	box := w.Create(map[string]any{"network_policy": map[string]any{
 		"mode": "custom", "allowed_cidrs": []string{v4.String() + "/32", v6.String() + "/128"},
@@ -126,7 +126,7 @@ func TestAllowedAddressTakesTheKernelPath(t *testing.T) {
 
 func TestPolicyOpensAndClosesOnARunningBox(t *testing.T) {
 	t.Parallel()
-	w := harness.NewWorld(t, nil)
+	w := harness.Shared(t)
 	box := w.Create(map[string]any{"network_policy": harness.Custom("api.example.com")})
 	const line = "curl -k -sS -o /dev/null -w '%{http_code}' https://evil.example.net/"
 	if _, code := w.Sh(box, line); code != 35 {
@@ -186,7 +186,7 @@ func TestDenyAllRefusesEverything(t *testing.T) {
 
 func TestHeaderRuleIsNoWayAround(t *testing.T) {
 	t.Parallel()
-	w := harness.NewWorld(t, nil)
+	w := harness.Shared(t)
 	// allow-all leaves addresses to the kernel; a host with a rule must still never be reached past the interceptor.
 	box := w.Create(map[string]any{
 		"attach_headers": map[string]any{"api.example.com": map[string]string{"X-Key": harness.TestSecret}},

@@ -149,7 +149,7 @@ func TestSignInWithABrowser(t *testing.T) {
 // TestURLExpires: the gateway says when, and from then on nobody is let in.
 func TestURLExpires(t *testing.T) {
 	t.Parallel()
-	w := harness.NewWorld(t, nil)
+	w := harness.Shared(t)
 	box := w.Create(map[string]any{"network_policy": map[string]any{"mode": "deny-all"}})
 	serveInBox(w, box, "8000")
 	var made harness.PublicURL

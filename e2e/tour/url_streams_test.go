@@ -65,7 +65,7 @@ func (zeros) Read(b []byte) (int, error) {
 // directions at once, over HTTP/1.1 and HTTP/2. Nothing waits for an end.
 func TestURLStreams(t *testing.T) {
 	t.Parallel()
-	w := harness.NewWorld(t, nil)
+	w := harness.Shared(t)
 	box := w.Create(map[string]any{"network_policy": map[string]any{"mode": "deny-all"}})
 	var ln net.Listener
 	if err := w.Intrude(box).InNetNS(func() (err error) {

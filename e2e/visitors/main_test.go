@@ -47,7 +47,7 @@ func newService(t *testing.T, serve func(net.Listener), with map[string]any) *si
 	if _, err := os.Stat(filepath.Join(unpacked, "usr")); err != nil {
 		t.Fatalf("there is nobody to visit a public URL: run `sudo make visitors` (%v)", err)
 	}
-	w := harness.NewWorld(t, nil)
+	w := harness.Shared(t)
 	in := w.Intrude(w.Create(map[string]any{"network_policy": map[string]any{"mode": "deny-all"}}))
 	s := &site{World: w, box: in.Box, roots: filepath.Join(t.TempDir(), "ca.pem")}
 	var ln net.Listener
