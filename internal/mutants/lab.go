@@ -137,7 +137,15 @@ func (l *lab) overlay(m mutation.Mutant) (path, dir string, err error) {
 	return path, dir, os.WriteFile(path, data, 0o600)
 }
 
-// buildMutant builds one test binary for each package that has tests of m, with the mutated packages in it.
+// The gateway of end-to-end tests, which is a program of its own, and the environment variable with its path.
+const (
+	endToEnd        = "./e2e/"
+	gatewayPackage  = "./e2e/harness/gateway"
+	gatewayVariable = "GATEWAY_TEST_BINARY"
+)
+
+// buildMutant builds one test binary for each package that has tests of m, and the gateway for end-to-end tests, with the
+// mutated packages in them.
 func (l *lab) buildMutant(ctx context.Context, m mutation.Mutant, overlay, dir string) (map[string]string, error) {
 	binaries := map[string]string{}
 	for _, t := range m.Tests {
@@ -149,8 +157,18 @@ func (l *lab) buildMutant(ctx context.Context, m mutation.Mutant, overlay, dir s
 			return nil, fmt.Errorf("the mutant: %w", err)
 		}
 	}
+	if slices.ContainsFunc(m.Tests, func(t mutation.Test) bool { return strings.HasPrefix(t.Package, endToEnd) }) {
+		binaries[gatewayPackage] = gatewayBeside(filepath.Join(dir, "0.test"))
+		args := []string{"build", "-buildvcs=false", "-ldflags=-s -w", "-overlay", overlay, "-o", binaries[gatewayPackage], gatewayPackage}
+		if out, err := l.goCommand(ctx, args...).CombinedOutput(); err != nil {
+			return nil, fmt.Errorf("the mutant: the gateway does not build: %w\n%s", err, tail(out))
+		}
+	}
 	return binaries, nil
 }
+
+// gatewayBeside returns the path of the gateway that belongs to a test binary.
+func gatewayBeside(binary string) string { return filepath.Join(filepath.Dir(binary), "gateway") }
 
 func (l *lab) compile(ctx context.Context, pkg, to, overlay string) error {
 	args := []string{"test", "-c", "-ldflags=-s -w", "-o", to} // linking is most of the time that a mutant takes
@@ -195,6 +213,9 @@ func (l *lab) runTest(ctx context.Context, t mutation.Test, binary, log, overlay
 	cmd.Stdout, cmd.Stderr = out, out
 	if overlay != "" { // for tests that build programs of their own
 		cmd.Env = append(os.Environ(), "GOFLAGS="+strings.TrimSpace(os.Getenv("GOFLAGS")+" -overlay="+overlay))
+		if strings.HasPrefix(t.Package, endToEnd) {
+			cmd.Env = append(cmd.Env, gatewayVariable+"="+gatewayBeside(binary))
+		}
 	}
 	failed := cmd.Run()
 	output, err := os.ReadFile(log)
