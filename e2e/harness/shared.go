@@ -187,6 +187,24 @@ func (s *sharedLab) deleteBoxes(ctx context.Context) error {
 			return fmt.Errorf("deleting box %s: %w", box.ID, err)
 		}
 	}
+	return s.deleteSnapshots(ctx)
+}
+
+func (s *sharedLab) deleteSnapshots(ctx context.Context) error {
+	var kept struct {
+		Snapshots []struct {
+			ID  string
+			Box string `json:"box_id"`
+		}
+	}
+	if err := s.Client.Get(ctx, "/v2/box/snapshots", &kept); err != nil {
+		return err
+	}
+	for _, snapshot := range kept.Snapshots {
+		if err := s.Client.Do(ctx, "DELETE", api.BoxPath(snapshot.Box, "snapshots", snapshot.ID), nil, nil); err != nil {
+			return fmt.Errorf("deleting snapshot %s: %w", snapshot.ID, err)
+		}
+	}
 	return nil
 }
 

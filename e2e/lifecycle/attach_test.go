@@ -107,7 +107,7 @@ func TestAttachedBoxIsUnderTheGateway(t *testing.T) {
 // What is no network namespace of somebody else's, or has another way out than the gateway, is refused and left alone.
 func TestAttachRefusesWhatItCannotGuard(t *testing.T) {
 	t.Parallel()
-	w := harness.NewWorld(t, nil)
+	w := harness.Shared(t)
 	f := harness.NewForeignBox(t)
 	if out, code := f.Sh("ip link add other0 type veth peer name other1 && ip link set other0 up"); code != 0 {
 		t.Fatal(out)

@@ -13,7 +13,7 @@ import (
 // TestTheLargestEnvironmentStillRunsCommands: whatever the API takes for variables and arguments, the kernel takes too.
 func TestTheLargestEnvironmentStillRunsCommands(t *testing.T) {
 	t.Parallel()
-	w := harness.NewWorld(t, nil)
+	w := harness.Shared(t)
 	vars := map[string]string{"BIG": strings.Repeat("x", 128<<10-5)}
 	for i := range 7 {
 		vars[fmt.Sprintf("MORE_%d", i)] = strings.Repeat("y", 120<<10)
@@ -43,7 +43,7 @@ func TestTheLargestEnvironmentStillRunsCommands(t *testing.T) {
 // TestPatchesOfManyAtOnce: each goes through, and none is lost.
 func TestPatchesOfManyAtOnce(t *testing.T) {
 	t.Parallel()
-	w := harness.NewWorld(t, nil)
+	w := harness.Shared(t)
 	box := w.Create(map[string]any{})
 	const hosts = 48
 	var all sync.WaitGroup

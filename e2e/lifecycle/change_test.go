@@ -37,7 +37,7 @@ func sentKey(w *harness.World, box string) string {
 // A change of what all boxes share reaches the boxes that are just being made.
 func TestGlobalRulesReachBoxesBeingCreated(t *testing.T) {
 	t.Parallel()
-	w := harness.NewWorld(t, nil)
+	w := harness.Shared(t)
 	put(w, "/v2/box/settings/attach-headers", globalKey("V0"))
 	for round := range 4 {
 		var wg sync.WaitGroup
@@ -66,7 +66,7 @@ func put(w *harness.World, path string, body any) {
 // A client that hangs up does not leave a change half-way: it is in force everywhere or nowhere.
 func TestHangingUpLeavesNoChangeHalfWay(t *testing.T) {
 	t.Parallel()
-	w := harness.NewWorld(t, nil)
+	w := harness.Shared(t)
 	ids := []string{}
 	for range 3 {
 		ids = append(ids, w.Create(map[string]any{"network_policy": harness.Custom("api.example.com")}))
@@ -87,7 +87,7 @@ func TestHangingUpLeavesNoChangeHalfWay(t *testing.T) {
 // A deletion goes on although the client has gone; nothing keeps the name.
 func TestHangingUpDoesNotStopADeletion(t *testing.T) {
 	t.Parallel()
-	w := harness.NewWorld(t, nil)
+	w := harness.Shared(t)
 	for round := range 4 {
 		box := w.Create(map[string]any{"name": "again"})
 		ctx, cancel := context.WithTimeout(t.Context(), time.Duration(1+5*round)*time.Millisecond)
@@ -140,7 +140,7 @@ func killInit(w *harness.World, box string) {
 
 func TestNameThatLooksLikeAnIDIsRefused(t *testing.T) {
 	t.Parallel()
-	w := harness.NewWorld(t, nil)
+	w := harness.Shared(t)
 	err := w.Client.Do(t.Context(), "POST", "/v2/box", map[string]any{"name": "0123456789abcdef"}, nil)
 	if err == nil || !strings.Contains(err.Error(), "choose another name") {
 		t.Errorf("the answer was %v", err)

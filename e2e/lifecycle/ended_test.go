@@ -53,7 +53,7 @@ func TestEndOfABoxIsNoticedAtOnce(t *testing.T) {
 // of that, a call of resume starts it, and it can be deleted.
 func TestEndsDuringEverythingElse(t *testing.T) {
 	t.Parallel()
-	w := harness.NewWorld(t, nil)
+	w := harness.Shared(t)
 	box := w.Create(map[string]any{"network_policy": harness.Custom("api.example.com")})
 	var all sync.WaitGroup
 	for _, call := range []string{"pause", "resume", "resume", "kill", "exec"} {

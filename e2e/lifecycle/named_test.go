@@ -18,7 +18,7 @@ var web = map[string]any{"named": "web"}
 // A change of a named policy reaches the boxes that are just being made.
 func TestNamedPolicyReachesBoxesBeingCreated(t *testing.T) {
 	t.Parallel()
-	w := harness.NewWorld(t, nil)
+	w := harness.Shared(t)
 	hosts := []string{"api.example.com", "www.example.com"}
 	put(w, namedWeb, harness.Custom(hosts[0]))
 	for round := range 4 {
@@ -70,7 +70,7 @@ func TestNamedPolicyCutsWhereItDrains(t *testing.T) {
 // the box may reach.
 func TestBoxesFromSnapshotsFollowNamedPolicies(t *testing.T) {
 	t.Parallel()
-	w := harness.NewWorld(t, nil)
+	w := harness.Shared(t)
 	put(w, namedWeb, harness.Custom("api.example.com", "www.example.com"))
 	source := w.Create(map[string]any{"network_policy": web})
 	snapshot := take(w, source, "follows").ID

@@ -53,7 +53,7 @@ func inHome(w *harness.World, box, name string) string {
 // header rules and URLs change without waking it.
 func TestPausedBoxStandsStill(t *testing.T) {
 	t.Parallel()
-	w := harness.NewWorld(t, nil)
+	w := harness.Shared(t)
 	box := w.Create(map[string]any{"network_policy": harness.Custom("api.example.com", "evil.example.net")})
 	w.MustSh(box, "setsid sh -c 'while :; do date +%s%N > tick; sleep 0.005; done' >/dev/null 2>&1 & until [ -s tick ]; do sleep 0.01; done")
 	var out bytes.Buffer
@@ -121,7 +121,7 @@ func TestPausedBoxesStayPausedAcrossARestart(t *testing.T) {
 // TestKeepAliveIsNotPaused: boxes that are to run all the time are refused.
 func TestKeepAliveIsNotPaused(t *testing.T) {
 	t.Parallel()
-	w := harness.NewWorld(t, nil)
+	w := harness.Shared(t)
 	box := w.Create(map[string]any{"keep_alive": true})
 	if err := post(w, box, "pause"); err == nil || !strings.Contains(err.Error(), "keep_alive") {
 		t.Errorf("%v", err)
@@ -133,7 +133,7 @@ func TestKeepAliveIsNotPaused(t *testing.T) {
 // ends in one of its states.
 func TestEverythingAtOnce(t *testing.T) {
 	t.Parallel()
-	w := harness.NewWorld(t, nil)
+	w := harness.Shared(t)
 	box := w.Create(map[string]any{})
 	var all sync.WaitGroup
 	over := make(chan struct{})

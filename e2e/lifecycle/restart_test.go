@@ -105,7 +105,7 @@ func TestBoxesOutliveACleanRestart(t *testing.T) {
 
 func TestDeletedBoxLeavesNothing(t *testing.T) {
 	t.Parallel()
-	w := harness.NewWorld(t, nil)
+	w := harness.Shared(t)
 	box := w.Create(map[string]any{"network_policy": harness.Custom("api.example.com")})
 	if out, code := w.GatewayCommand("box", "rm", box); code != 0 {
 		t.Fatalf("box rm: %d %s", code, out)
@@ -219,7 +219,7 @@ func makeReadable(t *testing.T, dir, file string) {
 
 func TestSecondGatewayOnTheSameStateIsRefused(t *testing.T) {
 	t.Parallel()
-	w := harness.NewWorld(t, nil)
+	w := harness.Shared(t)
 	cmd := w.Command(t.Context(), "serve")
 	cmd.Env = append(cmd.Env, "BOXGATE_ADMIN_LISTEN=", "BOXGATE_METRICS_LISTEN=", "BOXGATE_INGRESS_HTTPS=", "BOXGATE_INGRESS_HTTP=")
 	out, err := cmd.CombinedOutput()
@@ -255,7 +255,7 @@ func TestFailedCreateLeavesNothing(t *testing.T) {
 
 func TestUnauthenticatedAdminIsRefused(t *testing.T) {
 	t.Parallel()
-	w := harness.NewWorld(t, nil)
+	w := harness.Shared(t)
 	stranger := api.NewClient(w.Socket, "wrong")
 	if err := stranger.Get(t.Context(), "/v2/box", nil); err == nil {
 		t.Error("a wrong key was accepted")

@@ -93,7 +93,7 @@ func TestBoxesComeAndGoWithoutATrace(t *testing.T) {
 	}
 	t.Parallel()
 	cycles, _, _ := scaleOf(t)
-	w := harness.NewWorld(t, nil)
+	w := harness.Shared(t)
 	f := harness.NewForeignBox(t)
 	var made []string
 	cycle := func(n int) {

@@ -80,7 +80,7 @@ func layers(w *harness.World) []string {
 // rules, names and addresses are the new box's own. The layers go with the last that needs them.
 func TestBoxesFromSnapshots(t *testing.T) {
 	t.Parallel()
-	w := harness.NewWorld(t, nil)
+	w := harness.Shared(t)
 	source := w.Create(map[string]any{
 		"name": "source", "size": "medium", "network_policy": harness.Custom("api.example.com"), "env_vars": map[string]string{"KEPT": "old", "BOTH": "old"},
 		"model": "a-model", "agent": "an-agent", "github_token": "gh-secret",
@@ -155,7 +155,7 @@ func TestBoxesFromSnapshots(t *testing.T) {
 // TestManyBoxesOfOneSnapshot: they share its layer, and none sees or changes what another writes.
 func TestManyBoxesOfOneSnapshot(t *testing.T) {
 	t.Parallel()
-	w := harness.NewWorld(t, nil)
+	w := harness.Shared(t)
 	source := w.Create(map[string]any{})
 	w.MustSh(source, "echo 0 >number; mkdir shared; head -c 1000000 /dev/urandom >shared/blob; sha256sum shared/blob >sum")
 	s := take(w, source, "fork")
@@ -188,7 +188,7 @@ func TestManyBoxesOfOneSnapshot(t *testing.T) {
 // snapshot that is deleted while boxes are made from it. What does not work says why, and leaves nothing.
 func TestSnapshotsWhileBoxesComeAndGo(t *testing.T) {
 	t.Parallel()
-	w := harness.NewWorld(t, nil)
+	w := harness.Shared(t)
 	box := w.Create(map[string]any{})
 	w.MustSh(box, "for i in $(seq 700); do echo $i >f$i; done")
 	if err := w.Client.Do(t.Context(), "POST", api.BoxPath(box)+"/pause", nil, nil); err != nil {

@@ -138,7 +138,7 @@ func TestMetrics(t *testing.T) {
 // TestNoMetricsOfSingleBoxes: unless the configuration asks for them.
 func TestNoMetricsOfSingleBoxes(t *testing.T) {
 	t.Parallel()
-	w := harness.NewWorld(t, nil)
+	w := harness.Shared(t)
 	box := w.Create(map[string]any{"network_policy": map[string]any{"mode": "deny-all"}})
 	if text := scrape(w); strings.Contains(text, box) || strings.Contains(text, "boxgate_box_metrics_omitted") {
 		t.Error("a box is named, and metrics.per_box is not enabled")

@@ -19,7 +19,7 @@ import (
 // The default image serves the runtimes node and python with the package managers that their users expect.
 func TestRuntimesHaveTheirPackageManagers(t *testing.T) {
 	t.Parallel()
-	w := harness.NewWorld(t, nil)
+	w := harness.Shared(t)
 	node := w.Create(map[string]any{"runtime": "node"})
 	harness.Contains(t, w.MustSh(node, `
 		mkdir -p lib && cd lib && echo '{"name":"mine","version":"1.0.0","bin":"cli.js"}' >package.json &&
@@ -38,7 +38,7 @@ func TestRuntimesHaveTheirPackageManagers(t *testing.T) {
 // A runtime whose image this host cannot pull is refused with what to do, and nothing is made.
 func TestRuntimeThatCannotBePulled(t *testing.T) {
 	t.Parallel()
-	w := harness.NewWorld(t, nil)
+	w := harness.Shared(t)
 	for runtime, says := range map[string]string{
 		"golang":      "docker.io/library/golang:1 cannot be pulled: let this host reach index.docker.io",
 		"ruby-alpine": "docker save",

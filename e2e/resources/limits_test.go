@@ -80,7 +80,7 @@ func TestAttackOnTheDiskLimit(t *testing.T) {
 // A fork bomb ends at the limit of processes, and the box goes on.
 func TestAttackByForkBomb(t *testing.T) {
 	t.Parallel()
-	w := harness.NewWorld(t, nil)
+	w := harness.Shared(t)
 	box, other := w.Create(map[string]any{}), w.Create(map[string]any{})
 	out := w.MustSh(box, `python3 -c '
 import os, time
@@ -156,7 +156,7 @@ func TestAttackByTakingAllMemory(t *testing.T) {
 // caller runs then is told so; it is started again from its files.
 func TestFirstProcessKilledForMemory(t *testing.T) {
 	t.Parallel()
-	w := harness.NewWorld(t, nil)
+	w := harness.Shared(t)
 	box := w.Create(map[string]any{})
 	w.MustSh(box, "echo kept > note")
 	limitMemory(t, box, 256<<20)

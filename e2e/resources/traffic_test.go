@@ -54,7 +54,7 @@ func number(t *testing.T, s string) float64 {
 // A launched box trusts the roots that proxy.upstream_ca_files adds, where nothing is intercepted, by its bundle; a box from its snapshot has them once.
 func TestBoxesTrustAddedRoots(t *testing.T) {
 	t.Parallel()
-	w := harness.NewWorld(t, nil) // whose hosts have certificates of such a root
+	w := harness.Shared(t) // whose hosts have certificates of such a root
 	policy := map[string]any{"network_policy": harness.Custom("www.example.com")}
 	box := w.Create(policy)
 	const fetch = `curl -sS -f https://www.example.com/echo >/dev/null &&

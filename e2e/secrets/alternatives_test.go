@@ -15,7 +15,7 @@ import (
 // servers read in different ways reaches none.
 func TestAlternativesFromABox(t *testing.T) {
 	t.Parallel()
-	w := harness.NewWorld(t, nil)
+	w := harness.Shared(t)
 	box := w.Create(map[string]any{
 		"network_policy": harness.Custom("api.example.com"),
 		"attach_headers": map[string]any{"api.example.com": []any{

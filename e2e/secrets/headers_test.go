@@ -200,7 +200,7 @@ func TestHeadersCommand(t *testing.T) {
 // TestRequestRulesFromABox: a denied path is denied in every spelling, and odd paths pass where no rule covers the host.
 func TestRequestRulesFromABox(t *testing.T) {
 	t.Parallel()
-	w := harness.NewWorld(t, nil)
+	w := harness.Shared(t)
 	spec := harness.Custom("api.example.com", "www.example.com")
 	spec["rules"] = []map[string]any{{"hosts": []string{"api.example.com"}, "paths": []string{"/admin*"}, "action": "deny"}}
 	box := w.Create(map[string]any{

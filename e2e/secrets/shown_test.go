@@ -47,7 +47,7 @@ func TestAttackPlaceholderInWhatServersShow(t *testing.T) {
 // TestRulesForWhatServersShowAreWarnedOf: whoever has the gateway set a secret there is told by the API.
 func TestRulesForWhatServersShowAreWarnedOf(t *testing.T) {
 	t.Parallel()
-	w := harness.NewWorld(t, nil)
+	w := harness.Shared(t)
 	box := w.Create(map[string]any{"network_policy": harness.Custom("api.example.com")})
 	var answer struct {
 		Warnings []struct{ Pointer, Message string }
