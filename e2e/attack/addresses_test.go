@@ -296,7 +296,7 @@ func TestAttackHostPorts(t *testing.T) {
 // The host gets a new address while boxes run: it was somebody else's a moment ago, and is out of reach from now on.
 func TestAttackNewHostAddress(t *testing.T) {
 	t.Parallel()
-	w := harness.NewCaptured(t, nil)
+	w := harness.SharedCaptured(t)
 	fresh := harness.AttackerAt(150)
 	open := w.Raid(w.Create(map[string]any{"network_policy": allowedCIDRs(attackerNets...)}))
 	named := w.Raid(w.Create(map[string]any{"network_policy": harness.Custom("fresh.example.com")}))

@@ -69,7 +69,7 @@ func testHiddenAmongDecoys(t *testing.T, network string, decoys int) {
 // of it, and not once more of what the last one told.
 func TestAttackFlowsWhileTheGatewayIsDown(t *testing.T) {
 	t.Parallel()
-	w := harness.NewWorld(t, nil)
+	w := harness.Shared(t)
 	r := w.Raid(w.Create(map[string]any{"network_policy": map[string]any{"mode": "allow-all"}}))
 	before, during := harness.AttackerAt(92), harness.AttackerAt(93)
 	var old, brief [2]netip.AddrPort

@@ -15,7 +15,7 @@ import (
 // no further than its policy, no other box notices, and detaching leaves nothing behind.
 func TestAttackAttachedBoxWorksOnItsOwnNetwork(t *testing.T) {
 	t.Parallel()
-	w := harness.NewWorld(t, nil)
+	w := harness.Shared(t)
 	box := w.Attach(map[string]any{"network_policy": harness.Custom("api.example.com")})
 	other := w.Attach(map[string]any{"network_policy": harness.Custom("api.example.com")})
 	evil := w.V4("evil.example.net").String()

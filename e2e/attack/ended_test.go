@@ -17,7 +17,7 @@ import (
 // of an allowed host at a foreign address: their events say that it was the shutdown, and where the connections really went.
 func TestShutdownIsNoPolicyChange(t *testing.T) {
 	t.Parallel()
-	w := harness.NewWorld(t, nil)
+	w := harness.Shared(t)
 	r := w.Raid(w.Create(map[string]any{
 		"network_policy": harness.Custom("api.example.com", "www.example.com"),
 		"attach_headers": map[string]any{"api.example.com": map[string]string{"X-Key": harness.Canary}},

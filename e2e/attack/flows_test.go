@@ -94,7 +94,7 @@ func TestAttackFlowsOutliveThePolicy(t *testing.T) {
 }
 
 func testFlowsEnd(t *testing.T, tight map[string]any) {
-	w := harness.NewCaptured(t, nil)
+	w := harness.SharedCaptured(t)
 	kept := map[string]any{"mode": "custom", "allowed_domains": []string{"kept.example.com"}, "allowed_cidrs": []string{"198.51.100.30/32", "2001:db8:1::30/128"}}
 	if tight == nil {
 		tight = kept

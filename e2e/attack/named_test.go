@@ -28,7 +28,7 @@ func setWeb(w *harness.World, spec map[string]any) {
 // own policy allows the same, loses nothing. The policy cannot be deleted, and a gateway that is started again has it in force.
 func TestAttackKeepsUsingWhatANamedPolicyClosed(t *testing.T) {
 	t.Parallel()
-	w := harness.NewWorld(t, nil)
+	w := harness.Shared(t)
 	flows, key := harness.AttackerAt(73), map[string]string{"X-Key": harness.Canary}
 	wide := map[string]any{
 		"mode": "custom", "allowed_domains": []string{"api.example.com", "www.example.com", "cdn.example.org", "evil.example.net"},

@@ -14,7 +14,7 @@ import (
 // take. The server is sent the query as it is; nothing that the gateway writes or tells has it.
 func TestAttackSecretInAQuery(t *testing.T) {
 	t.Parallel()
-	w := harness.NewWorld(t, nil)
+	w := harness.Shared(t)
 	box := w.Create(map[string]any{
 		"network_policy": map[string]any{"mode": "custom", "allowed_domains": []string{"*.example.com"}, "rules": []any{
 			map[string]any{"hosts": []string{"api.example.com"}, "paths": []string{"/denied/*"}, "action": "deny"},

@@ -188,7 +188,7 @@ func TestAttackRawTCPWithoutCredential(t *testing.T) {
 // TestOpenSSLReachesRawTCP connects with openssl s_client.
 func TestOpenSSLReachesRawTCP(t *testing.T) {
 	t.Parallel()
-	v := rawURL(harness.NewWorld(t, nil), "hello")
+	v := rawURL(harness.Shared(t), "hello")
 	var pem []byte
 	if err := v.Client.Get(t.Context(), "/v2/ca", &pem); err != nil {
 		t.Fatal(err)

@@ -15,7 +15,7 @@ import (
 // TestSelfTestRaisesNoAlarm: under every kind of policy no denial that a self-test causes counts as one of the box's.
 func TestSelfTestRaisesNoAlarm(t *testing.T) {
 	t.Parallel()
-	w := harness.NewWorld(t, nil)
+	w := harness.Shared(t)
 	const allowed = policy.Allow
 	for name, policy := range map[string]map[string]any{
 		"deny-all":  {"mode": "deny-all"},

@@ -57,7 +57,7 @@ func awaitRemoval(w *harness.World) {
 // changes something of all boxes, nor who wants its name, nor a gateway that starts after it was killed over it.
 func TestAttackBoxOfVeryManyFiles(t *testing.T) {
 	t.Parallel()
-	w := harness.NewWorld(t, nil)
+	w := harness.Shared(t)
 	w.Create(map[string]any{})
 	full := w.Create(map[string]any{"name": "full"})
 	fillWithFiles(w, full)
@@ -92,7 +92,7 @@ func TestAttackBoxOfVeryManyFiles(t *testing.T) {
 // Files that cannot be removed take no name and hold nobody up. The metrics tell, and they are tried again.
 func TestFilesOfADeletedBoxThatStay(t *testing.T) {
 	t.Parallel()
-	w := harness.NewWorld(t, nil)
+	w := harness.Shared(t)
 	box := w.Create(map[string]any{"name": "kept"})
 	home := filepath.Join(w.Dir, "state", "boxes", box, "upper", "workspace", "home")
 	w.MustSh(box, "mkdir very-many")

@@ -17,7 +17,7 @@ import (
 // ends in good order is told once more, with its bytes.
 func TestAttackLongConnectionsAreLoggedBeforeTheGatewayDies(t *testing.T) {
 	t.Parallel()
-	w := harness.NewWorld(t, nil)
+	w := harness.Shared(t)
 	in := w.Intrude(w.Create(map[string]any{
 		"network_policy": map[string]any{"mode": "custom", "allowed_domains": []string{"api.example.com", "www.example.com"},
 			"allowed_cidrs": []string{w.V4("evil.example.net").String()}},
@@ -94,7 +94,7 @@ func phase(in *harness.Intruder, p audit.Phase) map[string]audit.Event {
 // remembered, and is counted to the last.
 func TestAttackLoopOfDenialsDoesNotFillTheLog(t *testing.T) {
 	t.Parallel()
-	w := harness.NewWorld(t, nil)
+	w := harness.Shared(t)
 	in := w.Intrude(w.SecretBox())
 	if out, code := w.Sh(in.Box, "curl -sS https://evil.example.net/"); code != 35 {
 		t.Fatalf("curl exited with %d: %s", code, out)

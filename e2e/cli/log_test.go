@@ -74,7 +74,7 @@ func decisions(log, name string) int {
 // be missing, that is said. The command fails, with a sentence, when the gateway stays away or refuses its key.
 func TestLogFollowsTheGatewayAcrossRestarts(t *testing.T) {
 	t.Parallel()
-	w := harness.NewWorld(t, nil)
+	w := harness.Shared(t)
 	box := w.Create(map[string]any{"network_policy": harness.Custom("api.example.com")})
 	log := followLog(w, nil)
 	short := followLog(w, nil, "--reconnect", "10s", "--denied")

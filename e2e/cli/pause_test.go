@@ -10,7 +10,7 @@ import (
 
 func TestBoxPauseAndResume(t *testing.T) {
 	t.Parallel()
-	w := harness.NewWorld(t, nil)
+	w := harness.Shared(t)
 	box := w.Create(map[string]any{"name": "sleeper"})
 	if out, code := w.GatewayCommand("box", "pause", "sleeper"); code != 0 || strings.Join(strings.Fields(out), " ") != box+" paused" {
 		t.Errorf("pause: %d %s", code, out)

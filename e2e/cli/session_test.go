@@ -260,7 +260,7 @@ func TestBoxTerminalRestored(t *testing.T) {
 // what a session has that ended before.
 func TestSessionsEndWithAKilledGateway(t *testing.T) {
 	t.Parallel()
-	w := harness.NewWorld(t, nil)
+	w := harness.Shared(t)
 	box := w.Create(map[string]any{"name": "b"})
 	w.MustSh(box, "sleep 9873 >/dev/null 2>&1 &")
 	w.Run(0, nil, "", "box", "exec", "-i", "b", "--", "sh", "-c", "setsid sleep 9873 >/dev/null 2>&1 &")
@@ -296,7 +296,7 @@ func TestSessionsEndWithAKilledGateway(t *testing.T) {
 // come back, and says so to the others.
 func TestSessionsEndWithTheGateway(t *testing.T) {
 	t.Parallel()
-	w := harness.NewWorld(t, nil)
+	w := harness.Shared(t)
 	box := w.Create(map[string]any{"name": "b"})
 	mark := "61" + strings.Trim(fmt.Sprint(time.Now().UnixNano()), "0") // of the processes of this test alone
 	said := new(bytes.Buffer)

@@ -28,7 +28,7 @@ func newPublicWorld(t *testing.T, app http.Handler) *publicWorld {
 // newPublicWorldOf is newPublicWorld for any application.
 func newPublicWorldOf(t *testing.T, serve func(net.Listener)) *publicWorld {
 	t.Helper()
-	w := harness.NewWorld(t, nil)
+	w := harness.Shared(t)
 	in := w.Intrude(w.Create(map[string]any{"network_policy": map[string]any{"mode": "deny-all"}}))
 	var ln net.Listener
 	err := in.InNetNS(func() (err error) {

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -18,10 +19,10 @@ import (
 
 // Shared returns the world of a lab that other tests of the package use as well, with the default configuration. A test has
 // it for itself: tests at the same time are in different labs, and whoever comes next finds no box, no record of the
-// internet and no line of the log. Close nothing: at the end of the test its boxes are deleted, and if anything else is not
-// as it was, such as the gateway's process, its policies, the kernel's rules or the names of the internet, the lab is closed
-// instead of used again. What the gateway keeps in memory stays, such as metrics and answers of DNS: who counts them needs a
-// lab of its own ([NewWorld]).
+// internet and no line of the log. At the end of the test its boxes and snapshots are deleted. If anything else is not as it
+// was, such as the gateway's configuration, its settings, the kernel's rules or the names of the internet, the lab is closed
+// instead of used again; a gateway that the test has restarted is as good as the one before. What the gateway keeps in memory
+// stays, such as metrics and answers of DNS: a test that counts them needs a lab of its own ([NewWorld]).
 func Shared(t *testing.T) *World { t.Helper(); return share(t, &plainLabs) }
 
 // SharedCaptured is [Shared] for labs like those of [NewCaptured].
@@ -148,18 +149,14 @@ func closeShared() (err error) {
 
 // renew prepares the lab for the next test, or returns why it cannot. own is the lab as the test has left it.
 func (s *sharedLab) renew(t *testing.T, own *lab.Lab) error {
-	switch {
-	case t.Failed():
+	if t.Failed() {
 		return errors.New("a test has failed in it")
-	case own.Process != s.Process:
-		return errors.New("the gateway has been restarted")
-	case s.Net.Changed():
+	}
+	if s.Net.Changed() {
 		return errors.New("the internet has been changed")
 	}
-	select {
-	case <-s.Exited:
-		return errors.New("the gateway has exited")
-	default:
+	if err := s.adopt(own); err != nil {
+		return err
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), Patience)
 	defer cancel()
@@ -174,6 +171,28 @@ func (s *sharedLab) renew(t *testing.T, own *lab.Lab) error {
 		return fmt.Errorf("the gateway's host has been changed: %s", firstDifference(s.state, state))
 	}
 	s.Net.Renew()
+	return nil
+}
+
+// adopt takes over the gateway that a test has started in the place of the one it found, if it was started in the same way.
+func (s *sharedLab) adopt(own *lab.Lab) error {
+	if own.Process == nil {
+		return errors.New("the gateway has been stopped")
+	}
+	select {
+	case <-own.Exited:
+		return errors.New("the gateway has exited")
+	default:
+	}
+	if own.Process == s.Process {
+		return nil
+	}
+	if !slices.Equal(own.Process.Args, s.Process.Args) || !slices.Equal(own.Process.Env, s.Process.Env) || own.Errout != s.Errout {
+		return errors.New("the gateway has been started in another way")
+	}
+	adopted := *own
+	adopted.Client, adopted.Env, adopted.Flags, adopted.Self, adopted.Errout = s.Client, s.Env, s.Flags, s.Self, s.Errout
+	s.Lab = &adopted
 	return nil
 }
 
@@ -211,8 +230,9 @@ func (s *sharedLab) deleteSnapshots(ctx context.Context) error {
 // kept are what the gateway keeps apart from boxes.
 var kept = []string{"/v2/box", "/v2/box/snapshots", "/v2/box/settings/network-policies", "/v2/box/settings/attach-headers", "/v2/box/settings/env"}
 
-// hostState prints what a test could change on the gateway's host, without what the kernel adds by itself.
-const hostState = `nft --stateless --terse list ruleset
+// hostState prints what a test could change on the gateway's host, without what the kernel adds by itself, and what differs
+// with each start of the gateway.
+const hostState = `nft --stateless --terse list ruleset | sed -E 's/, start [a-z0-9]+"/"/; s/\b[3-6][0-9]{4}\b/PORT/g'
 { ip -brief -4 addr; ip -brief -6 addr show scope global; ip rule; ip -6 rule; ip route show table all; ip -6 route show table all; } | grep -v 'fe80\|expires\|anycast\|multicast' | sort`
 
 // readState returns what must be the same for each test: what the gateway keeps, its configuration, and the network of its host.

@@ -24,7 +24,7 @@ import (
 // policy over a crash of the gateway, and is as it was when it is detached.
 func TestAttachedBoxIsUnderTheGateway(t *testing.T) {
 	t.Parallel()
-	w := harness.NewWorld(t, nil)
+	w := harness.Shared(t)
 	f := harness.NewForeignBox(t)
 	out, code := w.GatewayCommand("box", "attach", "--json", "--pid", strconv.Itoa(f.PID), "--name", "guest",
 		"--policy", `{"mode":"custom","allowed_domains":["*.example.com"]}`, "--headers", `{"api.example.com":{"X-Key":"`+harness.Canary+`"}}`)

@@ -105,7 +105,7 @@ func TestHangingUpDoesNotStopADeletion(t *testing.T) {
 // A box whose processes ended is in error after a restart; it does not stand in the way of the others.
 func TestBoxInErrorDoesNotHoldUpTheOthers(t *testing.T) {
 	t.Parallel()
-	w := harness.NewWorld(t, nil)
+	w := harness.Shared(t)
 	broken := w.Create(map[string]any{"network_policy": harness.Custom("api.example.com")})
 	works := w.Create(map[string]any{"network_policy": harness.Custom("api.example.com")})
 	if err := w.Stop(); err != nil {

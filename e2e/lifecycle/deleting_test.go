@@ -13,7 +13,7 @@ import (
 // waiting is a world whose gateway waits where a test says.
 func waiting(t *testing.T) *harness.World {
 	t.Helper()
-	w := harness.NewWorld(t, nil)
+	w := harness.Shared(t)
 	w.Kill()
 	w.Env = append(w.Env, harness.FaultsFile+"="+w.FaultsPath())
 	if err := w.Start(t.Context()); err != nil {

@@ -18,7 +18,7 @@ import (
 // gateway. API, metrics and log say so, and a call of resume starts it again.
 func TestEndOfABoxIsNoticedAtOnce(t *testing.T) {
 	t.Parallel()
-	w := harness.NewWorld(t, nil)
+	w := harness.Shared(t)
 	box := w.Create(map[string]any{"network_policy": harness.Custom("api.example.com")})
 	for n := range 3 {
 		if n == 2 {

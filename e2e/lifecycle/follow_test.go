@@ -190,7 +190,7 @@ func TestAttackContainerThatTakesTheNameOfAnother(t *testing.T) {
 // A process and a path are not found again by themselves: another may have the ID or the name by then.
 func TestProcessThatEndedIsGone(t *testing.T) {
 	t.Parallel()
-	w := harness.NewWorld(t, nil)
+	w := harness.Shared(t)
 	f := harness.NewForeignBox(t)
 	made, code := w.GatewayCommand("box", "attach", "--json", "--pid", strconv.Itoa(f.PID), "--name", "agent", "--policy", "allow-all")
 	var box struct{ ID string }

@@ -139,7 +139,7 @@ func (g *guestStack) works(when string) {
 // kernel rules are written anew.
 func TestAttachedGuestKeepsItsOwnNetworkStack(t *testing.T) {
 	t.Parallel()
-	w := harness.NewWorld(t, nil)
+	w := harness.Shared(t)
 	f := harness.NewForeignBox(t)
 	out, code := w.GatewayCommand("box", "attach", "--json", "--pid", strconv.Itoa(f.PID), "--name", "guest", "--stack", "guest", "--policy", "allow-all")
 	var box struct {
@@ -173,7 +173,7 @@ func TestAttachedGuestKeepsItsOwnNetworkStack(t *testing.T) {
 // What cannot be tested from the namespace is neither called tight nor full of holes.
 func TestSelfTestOfAGuestWithItsOwnNetworkStack(t *testing.T) {
 	t.Parallel()
-	w := harness.NewWorld(t, nil)
+	w := harness.Shared(t)
 	for name, body := range map[string]map[string]any{
 		"attached as such": {"stack": "guest"},
 		"found out":        {},

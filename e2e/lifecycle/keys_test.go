@@ -13,7 +13,7 @@ import (
 // the gateway was killed, and decisions of before that are found. The secret of the box is in none of the files.
 func TestKeysTrailAndHistoryOutliveTheGateway(t *testing.T) {
 	t.Parallel()
-	w := harness.NewWorld(t, nil)
+	w := harness.Shared(t)
 	box := w.SecretBox()
 	w.MustSh(box, "curl -sS -o /dev/null https://api.example.com/before; curl -k -sS https://evil.example.net/; true")
 	key := strings.TrimSpace(w.Run(0, nil, "", "api-key", "create", "--name", "one", "--role", "one-box", "--box", box))

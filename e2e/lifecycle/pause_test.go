@@ -100,7 +100,7 @@ func TestPausedBoxStandsStill(t *testing.T) {
 // TestPausedBoxesStayPausedAcrossARestart starts the gateway anew, by a signal and without one.
 func TestPausedBoxesStayPausedAcrossARestart(t *testing.T) {
 	t.Parallel()
-	w := harness.NewWorld(t, nil)
+	w := harness.Shared(t)
 	box := w.Create(map[string]any{"network_policy": harness.Custom("api.example.com")})
 	w.MustSh(box, "setsid sleep 1000 >/dev/null 2>&1 & echo $! > pid")
 	mustPost(w, box, "pause")

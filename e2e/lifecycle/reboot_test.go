@@ -16,7 +16,7 @@ import (
 // policy, their header rules, their CA, their URLs and their addresses.
 func TestBoxesSurviveAReboot(t *testing.T) {
 	t.Parallel()
-	w := harness.NewWorld(t, nil)
+	w := harness.Shared(t)
 	box := w.SecretBox()
 	asleep := w.Create(map[string]any{"network_policy": map[string]any{"mode": "deny-all"}, "name": "asleep"})
 	for _, b := range []string{box, asleep} {
@@ -84,7 +84,7 @@ func TestBoxesSurviveAReboot(t *testing.T) {
 // gateway starts it by itself, and nothing is open before its policy is in force.
 func TestAttackFromTheFirstInstructionAfterAReboot(t *testing.T) {
 	t.Parallel()
-	w := harness.NewWorld(t, nil)
+	w := harness.Shared(t)
 	evil := w.V4("evil.example.net").String()
 	box := w.Create(map[string]any{"keep_alive": true, "network_policy": harness.Custom("api.example.com"), "init_command": `echo run >> runs
 while :; do
@@ -117,7 +117,7 @@ done`})
 // TestBoxWhoseFirstProcessDied is in state error, and starts again by resume.
 func TestBoxWhoseFirstProcessDied(t *testing.T) {
 	t.Parallel()
-	w := harness.NewWorld(t, nil)
+	w := harness.Shared(t)
 	for _, restart := range []bool{false, true} {
 		box := w.Create(map[string]any{"network_policy": harness.Custom("api.example.com")})
 		w.MustSh(box, "echo kept > file")
@@ -154,7 +154,7 @@ func TestBoxWhoseFirstProcessDied(t *testing.T) {
 // TestEphemeralBoxesEndOnTime: neither a pause nor a restart of the host gives an ephemeral box more time, or less.
 func TestEphemeralBoxesEndOnTime(t *testing.T) {
 	t.Parallel()
-	w := harness.NewWorld(t, nil)
+	w := harness.Shared(t)
 	long := w.Create(map[string]any{"ephemeral": true, "ttl": 3600})
 	short := w.Create(map[string]any{"ephemeral": true, "ttl": 5})
 	expires := func() (at int64) {
@@ -203,7 +203,7 @@ func isListed(w *harness.World, box string) bool {
 // not started with them, until they are free again.
 func TestUserIDsTakenDuringAReboot(t *testing.T) {
 	t.Parallel()
-	w := harness.NewWorld(t, nil)
+	w := harness.Shared(t)
 	box := w.Create(map[string]any{"network_policy": harness.Custom("api.example.com")})
 	w.MustSh(box, "echo kept > file")
 	claim := claimOf(w, box)
@@ -253,7 +253,7 @@ func claimOf(w *harness.World, box string) string {
 // TestSnapshotsAndReboots: a box made from a snapshot comes back on its layers, and a box can be captured before it was started again.
 func TestSnapshotsAndReboots(t *testing.T) {
 	t.Parallel()
-	w := harness.NewWorld(t, nil)
+	w := harness.Shared(t)
 	first := w.Create(map[string]any{})
 	w.MustSh(first, "echo below > below; echo old > changed; echo x > removed")
 	second := fromSnapshot(w, take(w, first, "one").ID, nil)

@@ -23,7 +23,7 @@ import (
 
 func TestKilledGatewayLeavesTheBoxClosedAndPicksItUpAgain(t *testing.T) {
 	t.Parallel()
-	w := harness.NewWorld(t, nil)
+	w := harness.Shared(t)
 	box := w.SecretBox()
 	w.MustSh(box, "curl -sS -o /dev/null https://api.example.com/before")
 	// The box goes on trying, by name and by address, while there is no gateway.
@@ -87,7 +87,7 @@ func awaitRounds(t *testing.T, w *harness.World, box string, n int) {
 
 func TestBoxesOutliveACleanRestart(t *testing.T) {
 	t.Parallel()
-	w := harness.NewWorld(t, nil)
+	w := harness.Shared(t)
 	box := w.Create(map[string]any{"name": "stays", "network_policy": harness.Custom("api.example.com")})
 	w.MustSh(box, "setsid sleep 1000 >/dev/null 2>&1 & echo $! > pid")
 	if err := w.Stop(); err != nil {

@@ -155,7 +155,7 @@ func TestBoxesComeAndGoWithoutATrace(t *testing.T) {
 func TestManyBoxes(t *testing.T) {
 	t.Parallel()
 	_, launched, attached := scaleOf(t)
-	w := harness.NewWorld(t, nil)
+	w := harness.Shared(t)
 	bare := w.Metric("process_resident_memory_bytes")
 	policy := harness.Custom("plain.example.com")
 	began := time.Now()

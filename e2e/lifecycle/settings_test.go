@@ -13,7 +13,7 @@ import (
 // a secret out of the box, takes the place of a variable of all boxes.
 func TestEnvironmentOfNewBoxes(t *testing.T) {
 	t.Parallel()
-	w := harness.NewWorld(t, nil)
+	w := harness.Shared(t)
 	const show = `printf '%s|%s|%s' "$SHARED" "$OWN" "$TOKEN"`
 	before := w.Create(map[string]any{})
 	put(w, "/v2/box/settings/env", map[string]any{"env_vars": map[string]string{"SHARED": "all", "OWN": "all", "TOKEN": "all"}})
@@ -49,7 +49,7 @@ func TestEnvironmentOfNewBoxes(t *testing.T) {
 // What is configured is read back, also after the gateway died.
 func TestConfigurationIsKept(t *testing.T) {
 	t.Parallel()
-	w := harness.NewWorld(t, nil)
+	w := harness.Shared(t)
 	box := w.Create(map[string]any{
 		"labels": []string{"one"}, "agent": "custom", "model": "custom", "custom_runner": map[string]any{"command": "node"},
 		"agent_api_key": harness.TestSecret, "mcp_servers": []any{map[string]any{"name": "m", "source": "url", "package_or_url": "https://mcp.example.com", "headers": map[string]string{"X-Key": harness.TestSecret}}},

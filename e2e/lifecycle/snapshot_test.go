@@ -242,7 +242,7 @@ func TestSnapshotsWhileBoxesComeAndGo(t *testing.T) {
 // TestSnapshotsSurviveARestart of the gateway, and layers that nobody knows do not.
 func TestSnapshotsSurviveARestart(t *testing.T) {
 	t.Parallel()
-	w := harness.NewWorld(t, nil)
+	w := harness.Shared(t)
 	box := w.Create(map[string]any{})
 	w.MustSh(box, "echo kept >state")
 	s := take(w, box, "kept")

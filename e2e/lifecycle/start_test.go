@@ -57,7 +57,7 @@ func (g guest) reaches() bool {
 // made again; and the others have their network.
 func TestBrokenBoxesDoNotHoldUpAStart(t *testing.T) {
 	t.Parallel()
-	w := harness.NewWorld(t, nil)
+	w := harness.Shared(t)
 	guests := attachGuests(t, w, 8)
 	w.Kill()
 

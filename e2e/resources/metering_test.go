@@ -54,7 +54,7 @@ while time.process_time() < `+atLeast.String()[:len(atLeast.String())-1]+`: pass
 // in whatever way that ends.
 func TestCPUTimeIsMetered(t *testing.T) {
 	t.Parallel()
-	w := harness.NewWorld(t, nil)
+	w := harness.Shared(t)
 	box := w.Create(map[string]any{})
 	before := usedBy(w, box).CPU
 	burn(w, box, 2*time.Second)
@@ -89,7 +89,7 @@ func TestCPUTimeIsMetered(t *testing.T) {
 func TestBytesAreMetered(t *testing.T) {
 	t.Parallel()
 	const size = 8 << 20
-	w := harness.NewWorld(t, nil)
+	w := harness.Shared(t)
 	for name, fetch := range map[string]struct {
 		policy map[string]any
 		url    string
@@ -119,7 +119,7 @@ func TestBytesAreMetered(t *testing.T) {
 // What a box writes to its root is counted in the background; memory has a highest mark.
 func TestDiskAndMemoryAreMetered(t *testing.T) {
 	t.Parallel()
-	w := harness.NewWorld(t, nil)
+	w := harness.Shared(t)
 	box := w.Create(map[string]any{})
 	w.MustSh(box, "head -c 67108864 /dev/urandom >big; sync big; python3 -c 'x = bytearray(100 << 20)'")
 	atLeast(w, box, "the highest mark of memory", 100<<20, func(u used) int64 { return u.Usage.MemoryPeakBytes })

@@ -143,7 +143,7 @@ func TestPlaceholderLeaks(t *testing.T) {
 // restart changes no token.
 func TestPlaceholdersFollowTheRules(t *testing.T) {
 	t.Parallel()
-	w := harness.NewWorld(t, nil)
+	w := harness.Shared(t)
 	box := w.Create(map[string]any{
 		"network_policy": harness.Custom("api.example.com"), "env_vars": map[string]string{"LATER": "own"},
 	})
@@ -202,7 +202,7 @@ func TestPlaceholdersFollowTheRules(t *testing.T) {
 // TestPlaceholdersOfABoxFromAnOlderVersion: a box that has no key for tokens gets one when it is picked up.
 func TestPlaceholdersOfABoxFromAnOlderVersion(t *testing.T) {
 	t.Parallel()
-	w := harness.NewWorld(t, nil)
+	w := harness.Shared(t)
 	box := w.Create(map[string]any{
 		"attach_headers": map[string]any{"api.example.com": map[string]any{"placeholders": map[string]string{"API_KEY": harness.TestSecret}}},
 	})

@@ -47,7 +47,7 @@ func TestSecretReachesTheServerAndNeverTheBox(t *testing.T) {
 
 func TestHostNotOnTheListIsRefusedByAnAlert(t *testing.T) {
 	t.Parallel()
-	w := harness.NewWorld(t, nil)
+	w := harness.Shared(t)
 	box := w.Create(map[string]any{"network_policy": harness.Custom("api.example.com")})
 
 	out, code := w.Sh(box, "curl -sS https://evil.example.net/")
@@ -162,7 +162,7 @@ func TestPolicyOpensAndClosesOnARunningBox(t *testing.T) {
 
 func TestDenyAllRefusesEverything(t *testing.T) {
 	t.Parallel()
-	w := harness.NewWorld(t, nil)
+	w := harness.Shared(t)
 	box := w.Create(map[string]any{"network_policy": map[string]any{"mode": "deny-all"}})
 	v4, v6 := w.V4("www.example.com"), w.V6("www.example.com")
 	for line, want := range map[string]int{
