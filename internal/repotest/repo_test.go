@@ -128,6 +128,7 @@ internal/testnet:
 internal/acceptor: internal/socket
 internal/mutants:
 internal/nightly:
+internal/testgate:
 internal/release: cmd/gateway
 internal/recording: internal/lab/demo
 internal/repotest: internal/mutants internal/structure

@@ -1,0 +1,305 @@
+package main
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"io"
+	"regexp"
+	"slices"
+	"strings"
+)
+
+// maxRepeats is how many tests of a run may fail and be repeated. If more fail, something is broken.
+const maxRepeats = 5
+
+// neverRepeated matches the names of tests whose failure is taken seriously even if it happens once in a thousand runs: a box
+// reached or read what it must not, or data was lost.
+var neverRepeated = regexp.MustCompile(`(?i)attack|secret|lost`)
+
+// gate is a run of tests.
+type gate struct {
+	command string // go
+	args    arguments
+	flaky   map[testID]listing
+	verbose bool
+	slow    bool
+	log     io.Writer
+	out     io.Writer
+
+	record  record
+	live    *packageRecord   // verbose: whose output is printed as it comes
+	waiting []*packageRecord // verbose: whose output is kept until live has ended
+	kept    map[*packageRecord][]string
+	held    []testID // failed tests that may be repeated; not printed yet
+	failed  map[testID]bool
+	second  []secondTry // passed when repeated
+}
+
+// secondTry is a test that failed and then passed, with its first failure.
+type secondTry struct {
+	id    testID
+	first string
+}
+
+// run runs the tests and returns the exit status.
+func (g *gate) run(ctx context.Context) (int, error) {
+	g.failed, g.kept = map[testID]bool{}, map[*packageRecord][]string{}
+	status, err := g.goTest(ctx, g.args.all(), g.observe)
+	if err == nil {
+		err = g.repeat(ctx)
+	}
+	if err != nil {
+		g.showHeld()
+		if ctx.Err() != nil {
+			return 130, fmt.Errorf("interrupted: %w", err)
+		}
+		return 1, err
+	}
+	passed := g.finish()
+	if status != 0 && !slices.ContainsFunc(g.record.order, func(p *packageRecord) bool { return p.action == "fail" }) {
+		return 1, fmt.Errorf("go test failed with status %d, but no package did", status)
+	}
+	if !passed {
+		return 1, nil
+	}
+	return 0, nil
+}
+
+// observe takes in a line of the run of everything.
+func (g *gate) observe(e event, line []byte) {
+	switch {
+	case e.Action == "":
+		_, _ = g.out.Write(line)
+	case e.Action == "build-output":
+		g.print(e.Output)
+	case e.Package == "":
+	default:
+		p := g.record.add(e)
+		if g.verbose {
+			g.follow(p, e)
+		}
+		if e.Test == "" && p.action != "" && e.Action == p.action {
+			g.packageEnded(p)
+		}
+	}
+}
+
+// follow prints the output of one package as it comes, and keeps that of the others until it has ended.
+func (g *gate) follow(p *packageRecord, e event) {
+	if g.live == nil {
+		g.live = p
+	}
+	if p != g.live && !slices.Contains(g.waiting, p) {
+		g.waiting = append(g.waiting, p)
+	}
+	if e.Output == "" || e.Test == "" && isClosing(e.Output) {
+		return
+	}
+	if p == g.live {
+		g.print(e.Output)
+	} else {
+		g.kept[p] = append(g.kept[p], e.Output)
+	}
+}
+
+// packageEnded prints what there is to say of a package once it has ended.
+func (g *gate) packageEnded(p *packageRecord) {
+	if g.verbose && p != g.live {
+		return
+	}
+	if p.action == "fail" {
+		g.judge(p)
+	} else if line, ok := p.closing(); ok {
+		g.print(line)
+	}
+	if !g.verbose {
+		return
+	}
+	g.live = nil
+	for len(g.waiting) > 0 && g.live == nil {
+		g.live, g.waiting = g.waiting[0], g.waiting[1:]
+		g.print(strings.Join(g.kept[g.live], ""))
+		delete(g.kept, g.live)
+		if g.live.action != "" {
+			g.packageEnded(g.live)
+			return
+		}
+	}
+}
+
+// judge holds the failures of a package that may be repeated, and prints the others.
+func (g *gate) judge(p *packageRecord) {
+	failed := p.failed()
+	if !p.orderly() || len(failed) == 0 {
+		for _, id := range failed {
+			g.failed[id] = true
+		}
+		g.print(p.everything(g.verbose))
+		return
+	}
+	for _, id := range failed {
+		g.failed[id] = true
+		if why := g.neverRepeat(p, id); why != "" {
+			g.show(id)
+			g.printf("%v is not repeated: %s\n", id, why)
+			continue
+		}
+		g.held = append(g.held, id)
+		g.printf("%v failed, and is repeated at the end\n", id)
+	}
+}
+
+// neverRepeat returns why a test that failed is not run again, or "".
+func (g *gate) neverRepeat(p *packageRecord, id testID) string {
+	if known, ok := g.flaky[id]; ok {
+		return fmt.Sprintf("its cause is known since %s (%s); fix it", known.since, known.cause)
+	}
+	if word := neverRepeated.FindString(id.test); word != "" {
+		return fmt.Sprintf("its name says %s", strings.ToLower(word))
+	}
+	if p.raced() {
+		return "the race detector found a race"
+	}
+	return ""
+}
+
+// repeat runs each held test again, alone, unless there are too many.
+func (g *gate) repeat(ctx context.Context) error {
+	if len(g.failed) > maxRepeats {
+		if len(g.held) > 0 {
+			g.printf("%d tests failed: none is repeated\n", len(g.failed))
+		}
+		g.showHeld()
+		return nil
+	}
+	for len(g.held) > 0 {
+		id := g.held[0]
+		g.printf("repeating %v\n", id)
+		var again record
+		_, err := g.goTest(ctx, g.args.only(id), func(e event, line []byte) {
+			switch {
+			case e.Action == "":
+				_, _ = g.out.Write(line)
+			case e.Action == "build-output":
+				g.print(e.Output)
+			case e.Package != "":
+				again.add(e)
+			}
+		})
+		if err != nil {
+			return err
+		}
+		first := g.record.packages[id.pkg].failure(id.test)
+		if again.passed(id) {
+			delete(g.failed, id)
+			g.second = append(g.second, secondTry{id, first})
+		} else {
+			g.show(id)
+			g.printf("%v failed again:\n", id)
+			for _, p := range again.order {
+				g.print(p.everything(false))
+			}
+		}
+		g.held = g.held[1:]
+	}
+	return nil
+}
+
+// show prints the failure of a test, unless it was printed as it came.
+func (g *gate) show(id testID) {
+	if !g.verbose {
+		g.print(g.record.packages[id.pkg].failure(id.test))
+	}
+}
+
+func (g *gate) showHeld() {
+	for _, id := range g.held {
+		g.show(id)
+	}
+	g.held = nil
+}
+
+// finish prints the end of the run and reports whether it passed.
+func (g *gate) finish() bool {
+	if g.slow {
+		g.printSlowest()
+	}
+	for _, s := range g.second {
+		g.printf("passed on the second try: %v\n    %s\n", s.id, strings.ReplaceAll(strings.TrimSpace(s.first), "\n", "\n    "))
+	}
+	var total count
+	for _, p := range g.record.order {
+		tests := g.count(p)
+		if p.action != "pass" && p.action != "skip" && g.close(p) {
+			tests.failed = max(tests.failed, 1)
+		}
+		total.passed, total.failed, total.skipped = total.passed+tests.passed, total.failed+tests.failed, total.skipped+tests.skipped
+	}
+	if total.failed > 0 {
+		g.print("FAIL\n")
+	}
+	g.printf("%d passed, %d failed, %d skipped\n", total.passed, total.failed, total.skipped)
+	return total.failed == 0
+}
+
+// count is a number of test functions for each outcome.
+type count struct{ passed, failed, skipped int }
+
+func (g *gate) count(p *packageRecord) count {
+	var n count
+	for _, t := range p.roots() {
+		switch {
+		case t.action == "skip":
+			n.skipped++
+		case t.action == "pass" || t.action == "fail" && !g.failed[testID{p.name, t.name}]:
+			n.passed++
+		default:
+			n.failed++
+		}
+	}
+	return n
+}
+
+// close prints the closing line of a package that failed, and reports whether it still does after the repeats.
+func (g *gate) close(p *packageRecord) bool {
+	failed := p.failed()
+	still := len(failed) == 0 || slices.ContainsFunc(failed, func(id testID) bool { return g.failed[id] })
+	if !still {
+		g.printf("ok  \t%s\t%.3fs\n", p.name, p.elapsed)
+	} else if line, ok := p.closing(); ok {
+		g.print(line)
+	} else {
+		g.printf("FAIL\t%s\t%.3fs\n", p.name, p.elapsed)
+	}
+	return still
+}
+
+// printSlowest prints the packages and the tests that took longest; what came from the cache took no time.
+func (g *gate) printSlowest() {
+	type timed struct {
+		name    string
+		seconds float64
+	}
+	var packages, tests []timed
+	for _, p := range g.record.order {
+		if p.cached() {
+			continue
+		}
+		packages = append(packages, timed{p.name, p.elapsed})
+		for _, t := range p.roots() {
+			tests = append(tests, timed{p.name + " " + t.name, t.elapsed})
+		}
+	}
+	for i, list := range [][]timed{packages, tests} {
+		slices.SortStableFunc(list, func(a, b timed) int { return cmp.Compare(b.seconds, a.seconds) })
+		g.printf("slowest %s:\n", []string{"packages", "tests"}[i])
+		for _, t := range list[:min(10, len(list))] {
+			g.printf("%8.1fs  %s\n", t.seconds, t.name)
+		}
+	}
+}
+
+func (g *gate) print(text string) { _, _ = io.WriteString(g.out, text) }
+
+func (g *gate) printf(format string, args ...any) { _, _ = fmt.Fprintf(g.out, format, args...) }
