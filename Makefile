@@ -10,6 +10,8 @@ export GOFLAGS := $(GOFLAGS) -tags=http2legacy -trimpath
 IMAGE_DIR  ?= /var/lib/boxgate/images
 PACKAGES   ?= ./...
 TESTFLAGS  ?=
+GATEFLAGS  ?=
+PARTS      ?=
 MUTANTFLAGS ?=
 FUZZTIME   ?= 10s
 PEERS_DIR  ?= /var/lib/boxgate/peers
@@ -27,9 +29,15 @@ STATICCHECK := honnef.co/go/tools/cmd/staticcheck@v0.8.2
 GOLANGCI    := github.com/golangci/golangci-lint/v2/cmd/golangci-lint@v2.15.0
 GOVULNCHECK := golang.org/x/vuln/cmd/govulncheck@v1.8.0
 
-.PHONY: help deps build image docker runtime-debs promtool nameserver postgres proxies sshd runsc scale demo run release release-verify deb oci arm64 test confined mutants structure visitors conformance check docs fuzz peers bench bench-compare microbench clean
+.PHONY: help deps build image docker runtime-debs promtool nameserver postgres proxies sshd runsc scale demo run release release-verify deb oci arm64 quick test nightly race vet confined mutants structure visitors conformance check docs fuzz peers bench bench-compare microbench clean
 
 help: ## list the targets
+	@echo "While editing:           make quick                  seconds to a minute, without root"
+	@echo "Before a commit:         sudo make test              the gate: every promise, the kernel, real boxes"
+	@echo "One package, one test:   sudo make test PACKAGES=./e2e/attack TESTFLAGS='-run TestX -v'"
+	@echo "Before a merge:          sudo make check             formatting, linters and the race detector"
+	@echo "Before a release:        sudo make nightly           everything at full size, in hours; PARTS='fuzz race' picks"
+	@echo
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  %-13s %s\n", $$1, $$2}'
 
 deps: ## install what building, the demo and the tests need (Debian and Ubuntu)
@@ -95,14 +103,23 @@ postgres: ## unpack the PostgreSQL server of one test where there is none, witho
 proxies: ## unpack the proxies of the tests of upstream proxies, without installing them
 	@dist/unpack.sh /var/lib/boxgate/proxies usr/bin/tinyproxy tinyproxy-bin microsocks
 
-test mutants check: proxies
+test confined race mutants: proxies
 
 visitors: ## unpack Chromium, testssl.sh and slowhttptest for tests of public URLs, without installing them
 	@dist/visitors.sh
 
-test: image docker runtime-debs promtool nameserver postgres sshd visitors ## run every test, the kernel ones included
+# Tests are run by testgate, which runs a failed one again, alone (docs/testing.md). GATEFLAGS: -slow, -log FILE.
+quick: ## run the tests that need neither root nor the kernel
+	@CGO_ENABLED=0 $(GO) run ./internal/testgate -go $(GO) $(GATEFLAGS) -- -short -timeout 15m $(TESTFLAGS) \
+	  $$($(GO) list $(PACKAGES) | grep -vE '^boxgate/(e2e(/|$$)|internal/testnet$$)')
+
+test: image docker runtime-debs promtool nameserver postgres sshd visitors ## the gate: run every test but the nightly ones, those of the kernel included
 	@test -x $(RUNSC_DIR)/runsc || command -v runsc >/dev/null || echo "NOT TESTED: boxes under gVisor, as there is no runsc; 'make runsc' builds it"
-	$(TEST_GATEWAY) TEST_IMAGE_DIR=$(IMAGE_DIR) $(GO) test -timeout 30m $(TESTFLAGS) $(PACKAGES)
+	@CGO_ENABLED=0 $(GO) build -o bin/testgate ./internal/testgate
+	$(TEST_GATEWAY) TEST_IMAGE_DIR=$(IMAGE_DIR) bin/testgate -go $(GO) $(GATEFLAGS) -- -timeout 30m $(TESTFLAGS) $(PACKAGES)
+
+nightly: ## run everything at full size, in parts that a ledger remembers (PARTS='fuzz race': only these)
+	@dist/nightly.sh $(PARTS)
 
 confined: image docker runtime-debs promtool nameserver postgres sshd visitors ## run the end-to-end tests with gateways confined as the systemd unit confines them
 	$(TEST_GATEWAY) TEST_IMAGE_DIR=$(IMAGE_DIR) GATEWAY_TEST_UNIT=$(CURDIR)/dist/boxgate.service $(GO) test -timeout 30m -count=1 ./e2e/...
@@ -119,13 +136,20 @@ structure: ## print how long the functions of each package are, and the longest 
 conformance: image visitors ## run the conformance suites whole and print their tables (docs/conformance.md)
 	$(TEST_GATEWAY) CONFORMANCE_FULL=1 TEST_IMAGE_DIR=$(IMAGE_DIR) $(GO) test -timeout 20m -count=1 -parallel 1 ./e2e/conformance ./e2e/visitors
 
-check: deps docker runtime-debs promtool nameserver postgres sshd visitors ## formatting, vet, linters, and the tests with the race detector
+vet: ## build every package and its tests, and vet them
+	$(GO) build ./...
+	$(GO) vet ./...
+
+race: image docker runtime-debs promtool nameserver postgres sshd visitors ## run the tests with the race detector
+	TEST_IMAGE_DIR=$(IMAGE_DIR) $(GO) test -race -timeout 60m $(TESTFLAGS) $(PACKAGES)
+
+check: deps ## formatting, vet, linters, and the tests with the race detector
 	@out=$$(gofmt -l .); test -z "$$out" || { echo "gofmt would change:"; echo "$$out"; exit 1; }
 	$(GO) vet ./...
 	$(GO) run $(STATICCHECK) ./...
 	$(GO) run $(GOLANGCI) run
 	@$(GO) run $(GOVULNCHECK) ./... || echo "govulncheck could not be run to its end here (it needs its database from the network)"
-	TEST_IMAGE_DIR=$(IMAGE_DIR) $(GO) test -race -timeout 20m ./...
+	@$(MAKE) --no-print-directory race
 
 docs: image build ## draw the picture of the demo in the documentation anew, from a run of it
 	@bin/gateway demo --image-dir $(IMAGE_DIR) > bin/demo.txt || { cat bin/demo.txt; exit 1; }

@@ -1,0 +1,78 @@
+#!/usr/bin/env bash
+# Runs the parts of the nightly tier, or those that are named, and prints what became of each at this commit. A part that has
+# passed at this commit is not run again, so the tier can be run in pieces; with uncommitted changes every part is.
+#
+# usage: nightly.sh [PART...]
+#
+# NIGHTLY_DIR (/var/lib/boxgate/nightly) holds the ledger, a line for each part that ended: commit, part, result, seconds and
+# time, separated by tabs; and the output of each part, in a folder for each commit.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+all=(tests fuzz conformance scale gvisor race confined oldest newest arm64 mutants)
+directory=${NIGHTLY_DIR:-/var/lib/boxgate/nightly}
+ledger=$directory/ledger.tsv
+
+# The newest release of Go on the module proxy.
+newest() {
+  go list -m -versions golang.org/toolchain | tr ' ' '\n' |
+    sed -nE "s/^v0\.0\.1-(go1\.[0-9]+\.[0-9]+)\.$(go env GOHOSTOS)-$(go env GOHOSTARCH)$/\1/p" | sort -V | tail -n 1
+}
+
+# Full size is for the parts that run once. The race detector, confinement and other releases of Go are about the code, not
+# about the size of what the tests do: they run the gate.
+part() {
+  case $1 in
+    tests) BOXGATE_NIGHTLY=1 make test TESTFLAGS="-count=1 -timeout 120m" GATEFLAGS=-slow ;;
+    fuzz) BOXGATE_NIGHTLY=1 make fuzz FUZZTIME="${FUZZTIME:-30s}" ;;
+    conformance) BOXGATE_NIGHTLY=1 make conformance ;;
+    scale) BOXGATE_NIGHTLY=1 make scale ;;
+    gvisor) make runsc && make test PACKAGES=./e2e/runtimes TESTFLAGS=-count=1 ;;
+    race) make race TESTFLAGS=-count=1 ;;
+    confined) make confined ;;
+    oldest) GOTOOLCHAIN=go$(sed -n 's/^go //p' go.mod) make test TESTFLAGS=-count=1 ;;
+    newest) version=$(newest) && [ -n "$version" ] && GOTOOLCHAIN=$version make test TESTFLAGS=-count=1 ;;
+    arm64) make arm64 ;;
+    mutants) make mutants ;;
+  esac
+}
+
+unset BOXGATE_NIGHTLY
+[ $# -gt 0 ] || set -- "${all[@]}"
+for name in "$@"; do
+  case " ${all[*]} " in *" $name "*) ;; *) echo "no such part: $name; there are: ${all[*]}" >&2 && exit 2 ;; esac
+done
+commit=$(git rev-parse HEAD)
+[ -z "$(git status --porcelain)" ] || commit+=-changed
+mkdir -p "$directory/$commit"
+touch "$ledger"
+
+# result PART: what became of it the last time, at this commit
+result() { awk -F '\t' -v c="$commit" -v p="$1" '$1 == c && $2 == p { last = $3 } END { print last }' "$ledger"; }
+
+trap 'echo "interrupted: $name is not in the ledger" >&2; exit 130' INT TERM
+for name in "$@"; do
+  if [ "$(result "$name")" = passed ] && [[ $commit != *-changed ]]; then
+    echo "== $name has passed at this commit"
+    continue
+  fi
+  echo "== $name"
+  start=$SECONDS outcome=passed
+  (part "$name") 2>&1 | tee "$directory/$commit/$name.log" || outcome=FAILED
+  printf '%s\t%s\t%s\t%d\t%s\n' "$commit" "$name" "$outcome" $((SECONDS - start)) "$(date -u +%FT%TZ)" >>"$ledger"
+done
+
+echo "== $commit"
+awk -F '\t' -v c="$commit" -v parts="${all[*]}" '
+  $1 == c { result[$2] = $3; seconds[$2] = $4; when[$2] = $5 }
+  END {
+    n = split(parts, names, " ")
+    for (i = 1; i <= n; i++) {
+      p = names[i]
+      if (p in result) printf "%-12s %-8s %6d s  %s\n", p, result[p], seconds[p], when[p]
+      else printf "%-12s %s\n", p, "not run"
+    }
+  }' "$ledger"
+for name in "$@"; do
+  [ "$(result "$name")" = passed ] || exit 1
+done
