@@ -2,6 +2,8 @@ module boxgate
 
 go 1.26.0
 
+toolchain go1.27.4
+
 require (
 	filippo.io/age v1.3.2
 	github.com/andybalholm/brotli v1.2.8
