@@ -129,7 +129,8 @@ func openedWith(t *testing.T, from, to string, file []byte) (string, error) {
 }
 
 // One bit of the file is wrong. Then the store is refused with a sentence, or says what it has always said: no box is lost,
-// no document has changed. Bytes that are zero are mostly in no use, so fewer of them are tried.
+// no document has changed. Bytes that are zero are mostly in no use, so fewer of them are tried;
+// the gate tries every seventh byte.
 func TestFlippedBitsAreRefusedOrMeanTheSame(t *testing.T) {
 	t.Parallel()
 	dir := fullStore(t)
@@ -145,7 +146,7 @@ func TestFlippedBitsAreRefusedOrMeanTheSame(t *testing.T) {
 	every := nightly.Size(11, 1) // prime to the 8 bits of a byte
 	var drawn, tried, refused, wrong int
 	for at := range file {
-		if file[at] == 0 && at%61 != 0 && at%pageSize > 96 {
+		if file[at] == 0 && at%61 != 0 && at%pageSize > 96 || at%nightly.Size(7, 1) != 0 {
 			continue
 		}
 		bits := []int{at % 8}
