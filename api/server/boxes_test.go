@@ -132,26 +132,6 @@ func TestDelete(t *testing.T) {
 	}
 }
 
-func TestURLs(t *testing.T) {
-	t.Parallel()
-	f := serve(t)
-	id := f.create(t, `{}`)
-	path := "/v2/box/" + id + "/preview"
-	if got := f.Call(t, "GET", path, ""); strings.TrimSpace(got.Text) != `{"previews":[]}` {
-		t.Error(got.Text)
-	}
-	got := f.Call(t, "POST", path, `{"port":3000}`)
-	if made := got.JSON(t); got.StatusCode != 201 || made["url"] != "https://"+id+"-3000.preview.test" || made["token"] != nil || made["password"] != nil {
-		t.Errorf("%s %s", got.Status, got.Text)
-	}
-	if got := f.Call(t, "DELETE", path+"/3000", ""); got.StatusCode != 200 {
-		t.Error(got.Status)
-	}
-	if got := f.Call(t, "DELETE", path+"/3000", ""); got.StatusCode != 404 {
-		t.Error(got.Status)
-	}
-}
-
 func TestCA(t *testing.T) {
 	t.Parallel()
 	f := serve(t)

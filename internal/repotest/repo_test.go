@@ -105,7 +105,7 @@ api/spec: policy api api/problem
 api/stream:
 api/strict: policy api/problem
 api/trail: policy audit api api/problem api/rest api/stream
-api/urls: policy api api/history api/problem api/rest api/strict
+api/urls: policy api api/apitest api/history api/problem api/rest api/strict
 store: policy audit
 store/document: store/layout
 store/keyring: store/layout store/private
