@@ -215,3 +215,26 @@ func TestCreateWithNamedPolicies(t *testing.T) {
 		}
 	}
 }
+
+// Source addresses of new boxes are given and shown by admin keys; what cannot be one is refused with a pointer, and other keys get a 403.
+func TestSourceAddressesOfABox(t *testing.T) {
+	t.Parallel()
+	f := serve(t)
+	f.create(t, `{}`)
+	const path = "/v2/box/box1/config/source-addresses"
+	f.Expect(t, 200, "PUT", path, `{"source_addresses":["203.0.113.7","2001:db8::7"]}`, "203.0.113.7", "2001:db8::7")
+	f.Expect(t, 200, "GET", "/v2/box/box1", "", `"source_addresses":["203.0.113.7","2001:db8::7"]`)
+	for _, bad := range []string{`["203.0.113.7","203.0.113.8"]`, `["127.0.0.1"]`, `["203.0.113.0/24"]`, `["web-1"]`} {
+		f.Expect(t, 422, "POST", "/v2/box", `{"source_addresses":`+bad+`}`, "/source_addresses")
+	}
+	creator := apitest.With(f.key(t, `{"name":"ci","role":"box-creator"}`))
+	for _, body := range []string{`{"source_addresses":["203.0.113.7"]}`, `{"snapshot_id":"snap_1","source_addresses":["203.0.113.7"]}`} {
+		at := "/v2/box"
+		if strings.Contains(body, "snapshot") {
+			at += "/from-snapshot"
+		}
+		if got := f.Call(t, "POST", at, body, creator); got.StatusCode != 403 || !strings.Contains(got.Text, "source_addresses") {
+			t.Errorf("%s %s: %s %s", at, body, got.Status, got.Text)
+		}
+	}
+}

@@ -99,7 +99,7 @@ api/server: policy audit api api/access api/apitest api/boxes api/capture api/eg
 api/schedules: policy api api/apitest api/history api/problem api/rest api/spec api/strict
 api/session: policy api api/history api/problem api/rest api/strict
 api/session/client: api
-api/settings: policy api api/history api/problem api/rest api/spec api/strict
+api/settings: policy api api/apitest api/history api/problem api/rest api/spec api/strict
 api/snapshots: policy api api/history api/problem api/rest api/strict
 api/spec: policy api api/problem
 api/stream:

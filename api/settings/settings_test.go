@@ -1,12 +1,32 @@
-package server
+package settings_test
 
 import (
+	"errors"
+	"fmt"
+	"slices"
 	"strings"
 	"testing"
 
 	"boxgate/api"
 	"boxgate/api/apitest"
+	"boxgate/api/history"
+	"boxgate/api/settings"
 )
+
+// fixture serves the endpoints of this package.
+type fixture struct {
+	*apitest.Served
+	host    *apitest.Host
+	history *history.History
+}
+
+// serve serves the endpoints until the test ends.
+func serve(t *testing.T) *fixture {
+	t.Helper()
+	f := &fixture{host: apitest.NewHost(t), history: history.New(nil)}
+	f.Served = apitest.Serve(t, f.host, (&settings.Endpoints{Host: f.host, History: f.history, Bodies: apitest.Bodies}).Routes())
+	return f
+}
 
 func TestEnvironment(t *testing.T) {
 	t.Parallel()
@@ -39,7 +59,7 @@ func TestEnvironment(t *testing.T) {
 func TestLabels(t *testing.T) {
 	t.Parallel()
 	f := serve(t)
-	labels := "/v2/box/" + f.create(t, `{"labels":["one"]}`) + "/config/labels"
+	labels := "/v2/box/" + f.host.Add(t, api.CreateRequest{Labels: []string{"one"}}) + "/config/labels"
 	f.Expect(t, 200, "POST", labels, `{"label":"env:prod"}`, `"labels":["one","env:prod"]`)
 	f.Expect(t, 409, "POST", labels, `{"label":"one"}`, "already")
 	for _, bad := range []string{`{"label":"has space"}`, `{"label":""}`, `{}`, `{"label":"` + strings.Repeat("x", 21) + `"}`} {
@@ -52,22 +72,28 @@ func TestLabels(t *testing.T) {
 	f.Expect(t, 200, "DELETE", labels+"/env%3Aprod", "", `"labels":["one","three","four","five"]`)
 	f.Expect(t, 404, "DELETE", labels+"/missing", "", "missing")
 	f.Expect(t, 404, "POST", "/v2/box/nobody/config/labels", `{"label":"x"}`)
-	f.Expect(t, 200, "GET", "/v2/box?label=three", "", `"three"`)
+	if got := f.host.ByID["box1"].Labels; !slices.Equal(got, []string{"one", "three", "four", "five"}) {
+		t.Errorf("the box has the labels %q", got)
+	}
 }
 
 func TestModelAndCustomRunner(t *testing.T) {
 	t.Parallel()
 	f := serve(t)
-	plain := "/v2/box/" + f.create(t, `{}`)
+	plain := "/v2/box/" + f.host.Add(t, api.CreateRequest{})
 	f.Expect(t, 200, "PUT", plain+"/config/model", `{"model":"anthropic/claude-haiku-4-5"}`)
-	f.Expect(t, 200, "GET", plain, "", `"model":"anthropic/claude-haiku-4-5"`)
+	if got := f.host.ByID["box1"].Hosted.Model; got != "anthropic/claude-haiku-4-5" {
+		t.Errorf("the box has the model %q", got)
+	}
 	f.Expect(t, 422, "PUT", plain+"/config/model", `{}`, "/model")
 	const runner = `{"custom_runner":{"command":"node","args":["x.mjs","--new"],"protocol":"box-sse-v1"}}`
 	f.Expect(t, 409, "PUT", plain+"/config/custom-runner", runner, "custom")
 
-	custom := "/v2/box/" + f.create(t, `{"agent":"custom","model":"custom","custom_runner":{"command":"node","args":["x.mjs"]}}`)
+	custom := "/v2/box/" + f.host.Add(t, api.CreateRequest{Hosted: api.Hosted{Agent: api.AgentCustom, Model: "custom", CustomRunner: &api.CustomRunner{Command: "node", Args: []string{"x.mjs"}}}})
 	f.Expect(t, 200, "PUT", custom+"/config/custom-runner", runner)
-	f.Expect(t, 200, "GET", custom, "", `"args":["x.mjs","--new"]`, `"agent":"custom"`)
+	if got := f.host.ByID["box2"].Hosted; got.Agent != api.AgentCustom || !slices.Equal(got.CustomRunner.Args, []string{"x.mjs", "--new"}) {
+		t.Errorf("the box has %+v", got)
+	}
 	for body, at := range map[string]string{
 		`{}`: "/custom_runner", `{"custom_runner":{"command":""}}`: "/custom_runner/command", `{"custom_runner":{"command":"a","protocol":"x"}}`: "/custom_runner/protocol",
 		`{"custom_runner":{"command":"a","args":["\u0000"]}}`: "/custom_runner/args/0", `{"custom_runner":{"command":"a","shell":"b"}}`: "/custom_runner/shell",
@@ -79,9 +105,11 @@ func TestModelAndCustomRunner(t *testing.T) {
 func TestSkills(t *testing.T) {
 	t.Parallel()
 	f := serve(t)
-	box := "/v2/box/" + f.create(t, `{"skills":["upstash/workflow-js"]}`)
+	box := "/v2/box/" + f.host.Add(t, api.CreateRequest{Hosted: api.Hosted{Skills: []string{"upstash/workflow-js"}}})
 	f.Expect(t, 200, "POST", box+"/config/skills", `{"skill_id":"upstash/qstash-js/qstash-js"}`)
-	f.Expect(t, 200, "GET", box, "", `"enabled_skills":["upstash/workflow-js","upstash/qstash-js/qstash-js"]`)
+	if got := f.host.ByID["box1"].Hosted.Skills; !slices.Equal(got, []string{"upstash/workflow-js", "upstash/qstash-js/qstash-js"}) {
+		t.Errorf("the box has the skills %q", got)
+	}
 	f.Expect(t, 409, "POST", box+"/config/skills", `{"skill_id":"upstash/qstash-js/qstash-js"}`, "already")
 	for _, bad := range []string{"", "one", "a/b/c/d", "a//b", "a/b c", "../../x/../y"} {
 		f.Expect(t, 422, "POST", box+"/config/skills", `{"skill_id":"`+bad+`"}`, "/skill_id")
@@ -91,28 +119,49 @@ func TestSkills(t *testing.T) {
 	f.Expect(t, 200, "DELETE", box+"/config/skills/upstash/workflow-js", "", `"enabled_skills":[]`)
 }
 
-// Source addresses are set and shown by admin keys; what cannot be one is refused with a pointer, and other keys get a 403, also
-// with a new box.
-func TestSourceAddressesOfABox(t *testing.T) {
+// Source addresses must be some that a host can have, and the answer has those in force.
+func TestSourceAddresses(t *testing.T) {
 	t.Parallel()
 	f := serve(t)
-	f.create(t, `{}`)
-	const path = "/v2/box/box1/config/source-addresses"
-	f.Expect(t, 200, "PUT", path, `{"source_addresses":["203.0.113.7","2001:db8::7"]}`, "203.0.113.7", "2001:db8::7")
-	f.Expect(t, 200, "GET", "/v2/box/box1", "", `"source_addresses":["203.0.113.7","2001:db8::7"]`)
+	path := "/v2/box/" + f.host.Add(t, api.CreateRequest{}) + "/config/source-addresses"
+	f.Expect(t, 200, "PUT", path, `{"source_addresses":["203.0.113.7","2001:db8::7"]}`, `"source_addresses":["203.0.113.7","2001:db8::7"]`)
 	for _, bad := range []string{`["203.0.113.7","203.0.113.8"]`, `["127.0.0.1"]`, `["203.0.113.0/24"]`, `["web-1"]`} {
 		f.Expect(t, 422, "PUT", path, `{"source_addresses":`+bad+`}`, "/source_addresses")
-		f.Expect(t, 422, "POST", "/v2/box", `{"source_addresses":`+bad+`}`, "/source_addresses")
+	}
+	if got := f.host.ByID["box1"].Source.Addrs(); len(got) != 2 {
+		t.Errorf("the box has %v", got)
 	}
 	f.Expect(t, 200, "PUT", path, `{"source_addresses":[]}`, `"source_addresses":[]`)
-	creator := apitest.With(f.key(t, `{"name":"ci","role":"box-creator"}`))
-	for _, body := range []string{`{"source_addresses":["203.0.113.7"]}`, `{"snapshot_id":"snap_1","source_addresses":["203.0.113.7"]}`} {
-		at := "/v2/box"
-		if strings.Contains(body, "snapshot") {
-			at += "/from-snapshot"
+}
+
+// TestChangesOfSettings: neither the trail nor the log of the box has the value of a variable, and what failed or was only read is no change.
+func TestChangesOfSettings(t *testing.T) {
+	t.Parallel()
+	f := serve(t)
+	f.host.Add(t, api.CreateRequest{Hosted: api.Hosted{Agent: api.AgentCustom, Skills: []string{"a/b"}}})
+	for _, rt := range (&settings.Endpoints{}).Routes() {
+		path := strings.NewReplacer("{id}", "box1", "{key}", "LOG_LEVEL", "{label}", "team-a", "{owner}", "owner", "{repository}", "repository", "{skill}", "skill").Replace(rt.Path)
+		before := len(f.Changes())
+		body := strings.ReplaceAll(rt.Example, "info", "sk-value")
+		got := f.Call(t, rt.Method, path, body)
+		if got.StatusCode != 200 && got.StatusCode != 404 {
+			t.Errorf("%s: %s %s", rt.ID, got.Status, got.Text)
 		}
-		if got := f.Call(t, "POST", at, body, creator); got.StatusCode != 403 || !strings.Contains(got.Text, "source_addresses") {
-			t.Errorf("%s %s: %s %s", at, body, got.Status, got.Text)
+		if made := len(f.Changes()) - before; made != 0 && (rt.Method == "GET" || got.StatusCode != 200) {
+			t.Errorf("%s: %s, with %d changes in the trail", rt.ID, got.Status, made)
+		}
+		if strings.Contains(rt.Path, "{id}") {
+			f.Expect(t, 404, rt.Method, strings.Replace(path, "box1", "nobody", 1), body)
+		}
+	}
+	if all := fmt.Sprint(f.Changes(), f.history.Logs("box1", 0, 100)); strings.Contains(all, "sk-value") {
+		t.Errorf("a value is in the trail or the log: %s", all)
+	}
+	f.host.Fail = errors.New("bolt: locked")
+	for _, rt := range (&settings.Endpoints{}).Routes() {
+		path := strings.NewReplacer("{id}", "box1", "{key}", "LOG_LEVEL", "{label}", "team-a", "{owner}", "owner", "{repository}", "repository", "{skill}", "skill").Replace(rt.Path)
+		if got := f.Call(t, rt.Method, path, rt.Example); got.StatusCode != 500 || strings.Contains(got.Text, "bolt") {
+			t.Errorf("%s of a host that fails: %s %s", rt.ID, got.Status, got.Text)
 		}
 	}
 }
