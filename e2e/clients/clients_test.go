@@ -12,6 +12,7 @@ import (
 	"boxgate/config"
 	"boxgate/e2e/harness"
 	"boxgate/internal/lab"
+	"boxgate/internal/nightly"
 	"boxgate/launcher"
 	"boxgate/policy"
 )
@@ -85,9 +86,14 @@ type setting struct {
 	store, shell bool
 }
 
+// everySetting are the clients that the gate tries in every setting: one that looks into the system's store, one that does not.
+var everySetting = map[string]bool{"curl": true, "node-fetch": true}
+
 // suits reports whether a client is tried in the setting.
 func (how setting) suits(c client) bool {
 	switch {
+	case !nightly.Enabled() && how.name != "user" && !everySetting[c.name] && !c.rootOnly:
+		return false
 	case c.rootOnly:
 		return how.root
 	case how.store:

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"boxgate/e2e/harness"
+	"boxgate/internal/nightly"
 	"boxgate/launcher"
 )
 
@@ -31,6 +32,7 @@ func commandsOf(t *testing.T, heading string) string {
 
 // What docs/attach.md says to do makes the programs of a box trust its CA that did not before.
 func TestClientsDocumentedCommands(t *testing.T) {
+	nightly.Only(t) // of every client; the gate has them without commands
 	t.Parallel()
 	w, _, box := newClients(t)
 	furnishClients(w, box)
