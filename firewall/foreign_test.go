@@ -48,9 +48,7 @@ func TestBoxWhoseEndNeverComesUpHoldsUpNobody(t *testing.T) {
 	}
 	w.must(w.fw.AwaitBox(t.Context(), "one"))
 	w.apply("three", allow("198.51.100.0/28"))
-	if !w.reaches("three", netip.AddrPortFrom(outside4, server.Port())) {
-		t.Error("another box has no network")
-	}
+	w.wait("another box has a network", func() bool { return w.reaches("three", netip.AddrPortFrom(outside4, server.Port())) })
 }
 
 // A namespace belongs to one box, whatever happened to its interface: two boxes would enforce two policies on it.
