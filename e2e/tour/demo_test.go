@@ -15,6 +15,7 @@ import (
 // TestDemo runs the tour as a user does: every step happens, and nothing is left behind.
 func TestDemo(t *testing.T) {
 	t.Parallel()
+	harness.TakeSlot(t)
 	var out lab.SyncBuffer
 	cmd := exec.CommandContext(t.Context(), harness.Gateway(), "demo", "--image-dir", harness.ImageDir())
 	cmd.Stdout, cmd.Stderr = &out, &out
@@ -33,6 +34,7 @@ func TestDemo(t *testing.T) {
 // TestDemoStaysOpen: with --keep the lab can be used by the commands that it shows, until Enter; then nothing is left.
 func TestDemoStaysOpen(t *testing.T) {
 	t.Parallel()
+	harness.TakeSlot(t)
 	var out lab.SyncBuffer
 	cmd := harness.ExecDetached(harness.Gateway(), "demo", "--keep", "--image-dir", harness.ImageDir())
 	cmd.Stdout, cmd.Stderr = &out, &out
@@ -77,6 +79,7 @@ func TestDemoStaysOpen(t *testing.T) {
 // TestInterruptedDemoIsCleanedUp kills a demo's process half-way; what it left is removed by the next one.
 func TestInterruptedDemoIsCleanedUp(t *testing.T) {
 	t.Parallel()
+	harness.TakeSlot(t)
 	var out lab.SyncBuffer
 	cmd := harness.ExecDetached(harness.Gateway(), "demo", "--image-dir", harness.ImageDir())
 	cmd.Stdout, cmd.Stderr = &out, &out

@@ -1,0 +1,56 @@
+package harness
+
+import (
+	"errors"
+	"path/filepath"
+	"testing"
+
+	"golang.org/x/sys/unix"
+)
+
+// A slot is one test's at a time, and free again when that ends.
+func TestSlots(t *testing.T) {
+	t.Parallel()
+	path := filepath.Join(t.TempDir(), "0")
+	held, err := trySlot(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := trySlot(path); !errors.Is(err, unix.EWOULDBLOCK) {
+		t.Fatalf("a slot that is taken: %v", err)
+	}
+	if err := held.Close(); err != nil {
+		t.Fatal(err)
+	}
+	again, err := trySlot(path)
+	if err != nil {
+		t.Fatalf("a slot that is free: %v", err)
+	}
+	again.Close()
+}
+
+// A test rides on the slot of its parent, or it could wait for itself, but not on that of its brother.
+func TestSlotOfAParent(t *testing.T) {
+	t.Parallel()
+	holders.mu.Lock()
+	holders.names = map[string]bool{"TestA/b": true}
+	holders.mu.Unlock()
+	for test, want := range map[string]bool{"TestA": false, "TestA/b": true, "TestA/b/c": true, "TestA/bc": false, "TestA/d": false} {
+		if got := holdsSlot(test); got != want {
+			t.Errorf("%s holds a slot: %v", test, got)
+		}
+	}
+}
+
+func TestFirstDifference(t *testing.T) {
+	t.Parallel()
+	for _, c := range []struct{ before, after, want string }{
+		{"a\nb", "a\nb", ""},
+		{"a\nb", "a\nc", `"c", not "b"`},
+		{"a", "a\nb", `"b", not ""`},
+	} {
+		if got := firstDifference(c.before, c.after); got != c.want {
+			t.Errorf("%q and %q: %s", c.before, c.after, got)
+		}
+	}
+}
