@@ -74,7 +74,7 @@ func TestAnswersMatchTheDescription(t *testing.T) {
 
 func newFuzz(t *testing.T, seed uint64) *fuzz {
 	t.Helper()
-	w := harness.Shared(t)
+	w := harness.NewWorld(t, nil)
 	var doc struct {
 		Paths      map[string]map[string]operation
 		Components struct{ Schemas schemas }

@@ -17,7 +17,7 @@ var origins = []string{"api.example.com", "www.example.com", "ws.example.com", "
 // newWorld is a gateway whose packets are counted, with a server of a protocol of its own.
 func newWorld(t *testing.T) *harness.World {
 	t.Helper()
-	w := harness.SharedCaptured(t)
+	w := harness.NewCaptured(t, nil)
 	prepare(t, w)
 	return w
 }
