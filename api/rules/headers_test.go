@@ -185,3 +185,28 @@ func TestHeaderRulesOfLimitedKeys(t *testing.T) {
 		t.Errorf("the box has %+v", rules)
 	}
 }
+
+// TestTheTrailHasEveryChangeOfHeaders: however the rules of a box or of all boxes are changed, the trail says for which hosts there are
+// rules now, and no value.
+func TestTheTrailHasEveryChangeOfHeaders(t *testing.T) {
+	t.Parallel()
+	f := serve(t)
+	id := f.create(t, api.CreateRequest{})
+	for of, path := range map[string]string{id: "/v2/box/" + id + "/config/attach-headers", "": "/v2/box/settings/attach-headers"} {
+		for _, c := range []struct{ method, body, hosts string }{
+			{"PUT", `{"attach_headers":{"a.test":{"X":"sk-canary"}}}`, `["a.test"]`},
+			{"PATCH", `{"attach_headers":{"b.test":{"X":"sk-canary"}}}`, `["a.test","b.test"]`},
+			{"PATCH", `{"attach_headers":{"a.test":null}}`, `["b.test"]`},
+		} {
+			f.Expect(t, 200, c.method, path, c.body)
+			all := f.Changes()
+			if len(all) == 0 {
+				t.Fatalf("%s %s: no change is recorded", c.method, path)
+			}
+			last := all[len(all)-1]
+			if !strings.HasPrefix(last, of+" {") || !strings.Contains(last, `"hosts":`+c.hosts) || strings.Contains(last, "canary") {
+				t.Errorf("%s %s %s: the change is %s", c.method, path, c.body, last)
+			}
+		}
+	}
+}

@@ -17,6 +17,7 @@ func (e *Endpoints) patchHeaders(w http.ResponseWriter, r *http.Request) (rest.R
 		return rest.Reply{}, err
 	}
 	return e.patch(w, r, headerStore{
+		box: box.ID,
 		get: func(ctx context.Context) (api.HeaderState, error) { return e.Host.Headers(ctx, box.ID) },
 		set: func(ctx context.Context, rules []policy.HeaderRule, match *uint64) (api.HeaderState, error) {
 			state, err := e.Host.SetHeaders(ctx, box.ID, rules, match)
@@ -34,6 +35,7 @@ func (e *Endpoints) patchGlobalHeaders(w http.ResponseWriter, r *http.Request) (
 
 // headerStore reads and replaces one set of header rules.
 type headerStore struct {
+	box policy.BoxID // "": the global rules
 	get func(context.Context) (api.HeaderState, error)
 	set func(context.Context, []policy.HeaderRule, *uint64) (api.HeaderState, error)
 }
@@ -73,6 +75,6 @@ func (e *Endpoints) patch(w http.ResponseWriter, r *http.Request, s headerStore)
 		if err != nil {
 			return rest.Reply{}, err
 		}
-		return viewHeaders(state), nil
+		return changedHeaders(s.box, state), nil
 	}
 }
