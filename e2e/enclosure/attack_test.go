@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"net"
 	"net/http"
 	"os"
@@ -37,7 +38,7 @@ func TestAttackRunIsLeft(t *testing.T) {
 	if err = errors.Join(err, os.Chmod(filepath.Join(w.home(), "setuid-id"), 0o755|os.ModeSetuid)); err != nil {
 		t.Fatal(err)
 	}
-	for name, line := range map[string]string{
+	refused(t, map[string]string{
 		"a namespace of its own":            "unshare -n true",
 		"the namespace of process 1":        "nsenter --net=/proc/1/ns/net true",
 		"a link":                            "ip link add dummy0 type dummy || ip link set eth0 down || ip route add 192.0.2.1 dev lo || ip addr add 192.0.2.9/32 dev lo",
@@ -64,14 +65,7 @@ func TestAttackRunIsLeft(t *testing.T) {
 		"its own page faults":               syscallOf(unix.SYS_USERFAULTFD, "1"),
 		"a mount of its own user namespace": "unshare -rm umount /run",
 		"what is below a mount":             "unshare -rm mount --bind / /mnt",
-	} {
-		t.Run(name, func(t *testing.T) {
-			r := w.run(append(open, "-q", "--", "sh", "-c", line)...)
-			if r.status == 0 || r.status == 127 {
-				t.Errorf("%s: exit %d\n%s%s", line, r.status, r.out, r.errout)
-			}
-		})
-	}
+	}, func(args ...string) result { return w.run(append(append(open, "-q", "--"), args...)...) })
 	w.Untouched(www)
 }
 
@@ -80,7 +74,7 @@ func TestAttackRunIsLeft(t *testing.T) {
 func TestAttackRunIsLeftByRoot(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
-	for name, line := range map[string]string{
+	refused(t, map[string]string{
 		"a link":                     "ip link set eth0 down",
 		"another address":            "ip addr add 192.0.2.9/32 dev lo",
 		"the namespace of process 1": "nsenter --net=/proc/1/ns/net true",
@@ -90,14 +84,31 @@ func TestAttackRunIsLeftByRoot(t *testing.T) {
 		"a device":                   "mknod disk b 8 0",
 		"another process's memory":   "cat /proc/1/environ",
 		"a control group":            "mkdir /sys/fs/cgroup/boxgate-test",
-	} {
-		t.Run(name, func(t *testing.T) {
-			cmd := w.command(append(open, "-q", "--", "sh", "-c", line)...)
-			cmd.Env = slices.DeleteFunc(cmd.Env, func(kv string) bool { return strings.HasPrefix(kv, "SUDO_") })
-			if r := w.finish(cmd); r.status == 0 || r.status == 127 {
-				t.Errorf("%s: exit %d\n%s%s", line, r.status, r.out, r.errout)
-			}
-		})
+	}, func(args ...string) result {
+		cmd := w.command(append(append(open, "-q", "--"), args...)...)
+		cmd.Env = slices.DeleteFunc(cmd.Env, func(kv string) bool { return strings.HasPrefix(kv, "SUDO_") })
+		return w.finish(cmd)
+	})
+}
+
+// refused fails the test for each line of shell that succeeds in one run, or is none.
+func refused(t *testing.T, lines map[string]string, run func(args ...string) result) {
+	t.Helper()
+	names := slices.Sorted(maps.Keys(lines))
+	args := []string{"sh", "-c", `for line; do sh -c "$line" 2>&1; printf "\\nexit %d\\n" $?; done`, "sh"}
+	for _, name := range names {
+		args = append(args, lines[name])
+	}
+	r := run(args...)
+	outs := strings.Split(r.out, "\nexit ")
+	if len(outs) != len(names)+1 {
+		t.Fatalf("%d lines, exit %d:\n%s%s", len(names), r.status, r.out, r.errout)
+	}
+	for i, name := range names {
+		status, _, _ := strings.Cut(outs[i+1], "\n")
+		if status == "0" || status == "127" {
+			t.Errorf("%s: %s: exit %s\n%s", name, lines[name], status, outs[i])
+		}
 	}
 }
 
