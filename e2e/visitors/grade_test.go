@@ -8,6 +8,8 @@ import (
 	"slices"
 	"testing"
 	"time"
+
+	"boxgate/internal/nightly"
 )
 
 // graded are the checks of testssl.sh whose findings are not the gateway's to change.
@@ -23,6 +25,9 @@ var graded = map[string]string{
 
 // testssl.sh finds nothing in the TLS of a public URL but what is explained above.
 func TestTLSIsGraded(t *testing.T) {
+	if !full {
+		nightly.Only(t) // a minute of handshakes
+	}
 	t.Parallel()
 	s := newSite(t, tell("text/plain", "hello"), map[string]any{})
 	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute)

@@ -17,6 +17,7 @@ import (
 	"time"
 
 	"boxgate/e2e/harness"
+	"boxgate/internal/nightly"
 )
 
 // slowest is slowhttptest with 1,000 connections, of which it opens 500 a second. It finds the site's name in a file.
@@ -25,6 +26,9 @@ var slowest = []string{"unshare", "--mount", "sh", "-c", `mount --bind "$0" /etc
 // Each of slowhttptest's modes with 1,000 connections leaves other visitors unharmed, and its own address is served
 // again when it has ended.
 func TestSlowClientsHoldNothing(t *testing.T) {
+	if !full {
+		nightly.Only(t) // 1,000 connections for each kind
+	}
 	t.Parallel()
 	s := newSite(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		_, _ = io.Copy(io.Discard, r.Body)
