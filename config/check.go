@@ -20,6 +20,7 @@ func (c *Config) checkMore(fail func(key, format string, args ...any)) {
 			fail("ingress.proxy_protocol", "%q is not a masked CIDR of load balancers such as 192.0.2.0/24", s)
 		}
 	}
+	c.Ingress.checkForwardFields(fail)
 	c.Ingress.HSTS.check(fail)
 	if c.Ingress.TLS.Mode == "acme" {
 		c.Ingress.TLS.ACME.check(fail, c.Ingress.Domain)

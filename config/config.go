@@ -86,6 +86,8 @@ type Ingress struct {
 	RequireAuth bool   `yaml:"require_auth"`
 	// ProxyProtocol lists the load balancers that say in a PROXY header who the visitor is.
 	ProxyProtocol []string `yaml:"proxy_protocol"`
+	// ForwardFields are header fields of visitors that say who somebody is and that boxes get nevertheless.
+	ForwardFields []string `yaml:"forward_fields"`
 	// SessionTime is how long a browser stays signed in.
 	SessionTime time.Duration `yaml:"session_time"`
 	OIDC        OIDC          `yaml:"oidc"`

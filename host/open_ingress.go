@@ -39,8 +39,8 @@ func (p *parts) openIngress(context.Context) error {
 		Dial: func(ctx context.Context, t ingress.Target) (net.Conn, error) {
 			return p.reach.Dial(ctx, t.Box, t.Addr)
 		},
-		Boxes:       p.visits,
-		Balancers:   p.balancers(),
+		Boxes:     p.visits,
+		Balancers: p.balancers(), ForwardFields: p.cfg.Ingress.ForwardFields,
 		DialTimeout: limits.ConnectTimeout, ResponseTimeout: limits.ResponseTimeout,
 	})
 	p.ownURLs.ingress = p.ingress

@@ -62,6 +62,10 @@ type Config struct {
 
 	HSTS HSTS
 
+	// ForwardFields are fields of visitors that boxes get although applications may read in them who the visitor is. Those
+	// that the gateway sets itself are never among them.
+	ForwardFields []string
+
 	// RequestRate is how many requests a second one network of visitors may make to one URL, sustained; twice as many at
 	// once. 0: 2000.
 	RequestRate int

@@ -264,7 +264,8 @@ func (e *exchange) hsts() string {
 // head writes the request's head for the box to the output buffer.
 func (e *exchange) head(upgrade bool) {
 	how := forwarding{client: e.visitor.peer, secure: e.visitor.secure, upgrade: upgrade,
-		open: e.visit.keepsAuthorization(), auth: e.visit.target.Auth, link: e.visit.event.Credential == audit.CredentialLink}
+		open: e.visit.keepsAuthorization(), auth: e.visit.target.Auth, link: e.visit.event.Credential == audit.CredentialLink,
+		forward: e.g.ForwardFields}
 	e.method = method(e.req.Method)
 	e.http2 = e.prefersHTTP2(upgrade)
 	if bytes.IndexByte(e.req.Target, '?') >= 0 {

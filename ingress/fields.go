@@ -17,6 +17,8 @@ type forwarding struct {
 	auth    Auth   // of the URL
 	link    bool   // a signed link let the request in
 	upgrade bool   // to WebSocket
+
+	forward []string // fields that are forwarded although they say who the client is, in lower case
 }
 
 // appendRequest appends the head of a request for the box: the target and the Host as they were sent, the client's fields
@@ -56,7 +58,7 @@ func appendRequest(dst []byte, r *h1.Request, how *forwarding) []byte {
 // appendField appends a field of the client unless the box must not have it.
 func appendField(dst []byte, r *h1.Request, f *h1.Field, how *forwarding) []byte {
 	switch {
-	case r.Named(f.Name) || claimed(f.Name) || credentialOf(f.Name):
+	case r.Named(f.Name) || credentialOf(f.Name) || claimed(f.Name) && !how.forwards(f.Name):
 	case how.link && changesMethod(f.Name):
 	case h1.EqualFold(f.Name, "authorization") && (!how.open || how.auth.accepts(string(f.Value))):
 	case h1.EqualFold(f.Name, "cookie"):
@@ -111,63 +113,6 @@ func appendForwardedValue(dst []byte, client, host, proto string) []byte {
 		}
 	}
 	return append(append(dst, `";proto=`...), proto...)
-}
-
-// claimedNames are the fields in which clients, or proxies before a server, say who the client is or what it asked for
-// (docs/urls.md lists them).
-var claimedNames = []string{
-	"forwarded", "x-real-ip", "x-client-ip", "client-ip", "true-client-ip", "x-cluster-client-ip",
-	"x-original-forwarded-for", "x-original-host", "x-host", "x-remote-user", "remote-user",
-	"x-remote-addr", "remote-addr", "x-remote-ip", "x-originating-ip", "x-original-url", "x-rewrite-url",
-	"x-envoy-external-address", "x-envoy-original-path", "x-envoy-original-host",
-	"cf-connecting-ip", "cf-connecting-ipv6", "cf-pseudo-ipv4", "cf-ipcountry", "cf-visitor",
-	"fastly-client-ip", "fastly-ssl", "x-azure-clientip", "x-azure-socketip", "x-appengine-user-ip",
-	"x-proxyuser-ip", "wl-proxy-client-ip", "x-nf-client-connection-ip", "fly-client-ip",
-	"x-vercel-forwarded-for", "x-vercel-ip-country", "x-vercel-proxied-for", "akamai-origin-hop",
-	"front-end-https", "x-ssl-client-verify", "x-ssl-client-s-dn", "client-cert",
-	"client-cert-chain", "x-goog-authenticated-user-email",
-	"x-goog-authenticated-user-id", "x-goog-iap-jwt-assertion", "cf-access-authenticated-user-email",
-	"cf-access-jwt-assertion",
-}
-
-// claimedBeginnings begin the names of such fields.
-var claimedBeginnings = []string{"x-forwarded", "x-auth-request-", "x-amzn-oidc-"}
-
-// claimedOf are the claimedNames by their lengths.
-var claimedOf = func() (of [64][]string) {
-	for _, n := range claimedNames {
-		of[len(n)] = append(of[len(n)], n)
-	}
-	return of
-}()
-
-// claimed reports whether a field says who the client is or what it asked for. "_" counts as "-", as in the many servers
-// that turn fields into variables.
-func claimed[S []byte | string](name S) bool {
-	for _, b := range claimedBeginnings {
-		if len(name) >= len(b) && h1.IsVariant(name[:len(b)], b) {
-			return true
-		}
-	}
-	if len(name) >= len(claimedOf) {
-		return false
-	}
-	for _, n := range claimedOf[len(name)] {
-		if h1.IsVariant(name, n) {
-			return true
-		}
-	}
-	return false
-}
-
-// credentialOf reports whether a field can only be a key of the gateway, sent here by mistake.
-func credentialOf[S []byte | string](name S) bool {
-	return h1.IsVariant(name, "x-box-api-key") || h1.IsVariant(name, "proxy-authorization")
-}
-
-// changesMethod reports whether applications take the method of a request from a field. A signed link permits some methods.
-func changesMethod[S []byte | string](name S) bool {
-	return h1.IsVariant(name, "x-http-method-override") || h1.IsVariant(name, "x-http-method") || h1.IsVariant(name, "x-method-override")
 }
 
 // cookiePrefix is the prefix of all cookies of the gateway.

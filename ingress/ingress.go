@@ -74,6 +74,7 @@ func New(cfg Config) (*Ingress, error) {
 			return new(net.Dialer).DialContext(ctx, "tcp", t.Addr.String())
 		}
 	}
+	cfg.ForwardFields = lowered(cfg.ForwardFields)
 	g := &Ingress{core: core{Config: cfg, heads: newHeads(), transport: cfg.HSTS.value(), grace: cutTime, wakeWait: wakeWait, halfOpen: halfOpenTime, arrival: arrivalTime}}
 	g.exchanges.most = exchangesMost
 	g.places.most, g.upstreams.most = cfg.Requests, max(1, cfg.Requests/6)

@@ -100,7 +100,8 @@ func TestAttackForgedIdentity(t *testing.T) {
 	var forged []string
 	for _, name := range []string{"X-Forwarded-For", "x-forwarded-for", "X_Forwarded_For", "X-Forwarded-Host", "X-Forwarded-Proto", "X-Forwarded-Port",
 		"Forwarded", "X-Real-IP", "X_Real_IP", "True-Client-IP", "CF-Connecting-IP", "Fastly-Client-IP", "X-Envoy-External-Address",
-		"X-Azure-ClientIP", "X-Remote-Addr", "X-Originating-IP", "X-Auth-Request-User", "X-Goog-Authenticated-User-Email", "Client-Cert"} {
+		"X-Azure-ClientIP", "X-Remote-Addr", "X-Originating-IP", "X-Auth-Request-User", "X-Goog-Authenticated-User-Email", "Client-Cert", "X-WEBAUTH-USER",
+		"Remote-Email", "Remote_Groups", "Remote.User", "Tailscale-User-Login", "X-MS-CLIENT-PRINCIPAL", "X.Ms.Client.Principal.Name", "SSL_CLIENT_S_DN", "Proxy"} {
 		forged = append(forged, name+": 198.51.100.66", name+": for=198.51.100.66;host=forged.example")
 	}
 	status, seen := v.ask("GET", "/", append(forged, "Connection: X-Forwarded-For, X-Forwarded-Host, X-Real-IP, Forwarded")...)

@@ -1,0 +1,42 @@
+package config
+
+import (
+	"slices"
+	"strings"
+
+	"golang.org/x/net/http/httpguts"
+)
+
+// keptFields are fields of a request that no configuration hands from a visitor to a box: the gateway sets them itself, they
+// concern one connection, or rules of their own say what becomes of them. Names that begin with "proxy-" are more of them.
+var keptFields = []string{
+	"x-forwarded-for", "x-forwarded-host", "x-forwarded-proto", "x-real-ip", "forwarded",
+	"connection", "keep-alive", "te", "trailer", "transfer-encoding", "upgrade", "http2-settings",
+	"host", "content-length", "expect", "authorization", "cookie", "referer", "x-box-api-key",
+}
+
+func (i Ingress) checkForwardFields(fail func(key, format string, args ...any)) {
+	const key = "ingress.forward_fields"
+	seen := map[string]bool{}
+	for _, name := range i.ForwardFields {
+		lower := strings.ToLower(name)
+		spelled := strings.Map(foldField, lower)
+		switch {
+		case !httpguts.ValidHeaderFieldName(name):
+			fail(key, "%q is not the name of a header field such as X-Auth-Token; there are no patterns", name)
+		case slices.Contains(keptFields, spelled) || strings.HasPrefix(spelled, "proxy-"):
+			fail(key, "%q cannot be handed on as a visitor sent it; remove it from the list", name)
+		case seen[lower]:
+			fail(key, "%q is there twice; keep one", name)
+		}
+		seen[lower] = true
+	}
+}
+
+// foldField maps what is no letter or digit to "-", as servers may read the names of fields.
+func foldField(r rune) rune {
+	if 'a' <= r && r <= 'z' || '0' <= r && r <= '9' {
+		return r
+	}
+	return '-'
+}
