@@ -41,7 +41,7 @@ type HeaderRule struct {
 	Query        []QueryParameter // sorted by name
 	Sign         Signing
 	Scrub        bool         // the rule's secrets are masked in responses
-	Shared       *SharedScrub // of the compiled rules of a host with alternatives of which one scrubs; nil in rules as written
+	Shared       *SharedScrub // of the compiled rules of a host with several of which one scrubs; nil in rules as written
 	Deny         bool         // the requests are refused; nothing else is given
 	Login        *Login       // how the gateway logs in to the server, which does not speak HTTP; nothing else is given then
 	// Client authenticates the gateway to the server in the TLS handshake; nil if nothing does.
@@ -50,11 +50,10 @@ type HeaderRule struct {
 	Forward *ForwardURL
 }
 
-// SharedScrub is what responses of a host must not show whichever alternative applied, or none: one request may have a server
-// store what another has it show. It must not be modified.
+// SharedScrub is what responses of a host must not show whichever of its rules applied, or none. It must not be modified.
 type SharedScrub struct {
-	Literals []Secret // of all alternatives
-	Sources  bool     // some alternative has a secret of the configuration
+	Literals []Secret // of all rules
+	Sources  bool     // some rule sends what is not known before, such as a secret of the configuration
 }
 
 // MaxPlaceholders is how many placeholders the header rules of a box, or the global ones, may have. Each becomes an

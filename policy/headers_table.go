@@ -13,6 +13,7 @@ type headerTable struct {
 	logins       PortSet
 	proxies      map[headerKey]*ProxyLogin // the gateway's own, to upstream proxies
 	rules        map[headerKey]*alternatives
+	scrubs       map[hostKey]*hostScrub // nil: no rule scrubs
 }
 
 type headerKey struct {
@@ -25,9 +26,8 @@ type headerKey struct {
 type alternatives struct {
 	pattern Pattern
 	list    []alternative
-	none    HeaderRule // applies where no alternative does
-	applies bool       // some rule changes or refuses something
-	paths   bool       // some rule looks at paths
+	applies bool // some rule changes or refuses something
+	paths   bool // some rule looks at paths
 	needs   Needs
 }
 
@@ -77,30 +77,8 @@ func newHeaderTable(rules []HeaderRule, ps *problems) headerTable {
 		t.placeholders = t.placeholders || len(r.Placeholders) > 0
 		t.matches = t.matches || !of.needs.isZero()
 	}
-	for _, of := range t.rules {
-		of.share()
-	}
+	t.scrubs = newHostScrubs(t.rules)
 	return t
-}
-
-// share has the alternatives scrub alike, if one of them scrubs.
-func (of *alternatives) share() {
-	if len(of.list) == 1 && of.list[0].match == nil || !slices.ContainsFunc(of.list, func(a alternative) bool { return a.Scrub }) {
-		return
-	}
-	all := &SharedScrub{}
-	note := func(literal Secret, source string) {
-		if all.Sources = all.Sources || source != ""; source == "" {
-			all.Literals = append(all.Literals, literal)
-		}
-	}
-	for i := range of.list {
-		of.list[i].eachSent(note)
-	}
-	of.none = HeaderRule{Scrub: true, Shared: all}
-	for i := range of.list {
-		of.list[i].Scrub, of.list[i].Shared = true, all
-	}
 }
 
 // eachSent calls visit with each value that the rule may send: a literal, or the name of its source.
@@ -275,16 +253,16 @@ func (c *Compiled) HeaderRule(r Request) (HeaderRule, Decision) {
 	}
 	of := c.headers.find(r.Name, r.Port)
 	rule, d := of.choose(&r)
+	var all HeaderRule
 	switch {
 	case d.Reason != "":
 		d.Version = c.version
 		return HeaderRule{}, d
 	case rule != nil:
-		return *rule, d
-	case of != nil:
-		return of.none, d
+		all = *rule
 	}
-	return HeaderRule{}, d
+	c.headers.addHost(&all, r.Name)
+	return all, d
 }
 
 // Needs returns the header fields that the rules for a host look at, nil if they look at none.

@@ -105,7 +105,10 @@ func (s *Session) judge(ctx context.Context, m *Message, wait bool) (r Ruling, k
 	case r.Refused != nil:
 		return r, true
 	}
-	if s.Secure && !r.pickHeaders() {
+	switch {
+	case !s.Secure:
+		r.header = r.Policy.ScrubRule(r.Request.Name)
+	case !r.pickHeaders():
 		return r, true
 	}
 	if !wait && !r.decided() {

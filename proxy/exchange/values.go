@@ -222,7 +222,7 @@ func (r *Ruling) scrubbed(s *Session) {
 func (r *Ruling) masked(s *Session) *scrub.Set {
 	later := r.header.Shared != nil && r.header.Shared.Sources || len(r.header.Query) > 0 || r.header.Sign.AWS != nil ||
 		slices.ContainsFunc(r.header.Placeholders, func(p policy.Placeholder) bool { return p.Source != "" })
-	return s.Usage.Told.Set(scrub.Host{Name: r.Request.Name, Port: r.Request.Port}, r.secrets(), later, time.Now())
+	return s.Usage.Told.Set(r.Request.Name, r.secrets(), later, time.Now())
 }
 
 // maskAlso masks the values of a message in what comes from the host: also on this connection, since the set supersedes the one
@@ -232,7 +232,7 @@ func (r *Ruling) maskAlso(s *Session, values []string) {
 	for _, v := range values {
 		texts = append(texts, scrub.Texts(v)...)
 	}
-	s.Usage.Told.Set(scrub.Host{Name: r.Request.Name, Port: r.Request.Port}, texts, true, time.Now())
+	s.Usage.Told.Set(r.Request.Name, texts, true, time.Now())
 }
 
 // secrets returns the texts to mask: those sent with this request, and every literal of the rule and its alternatives.
