@@ -170,6 +170,9 @@ func Default() Config {
 	}
 }
 
+// DefaultFile is the configuration of a packaged install, which every command reads unless another file is named.
+const DefaultFile = "/etc/boxgate/boxgate.yaml"
+
 // Load reads the file (none if path is empty), then the environment, and validates the result. It reports all mistakes.
 func Load(path string, environ []string) (Config, error) {
 	text, err := ReadFile(path)

@@ -1,6 +1,7 @@
 package command
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -57,19 +58,22 @@ func newCheckCommand(o *cli.Options) *cobra.Command {
 		Short: "Validate the configuration and the host, and say how to fix each problem",
 		Args:  cli.ExactArgs(0),
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			return printFindings(cmd, o.JSON, allFindings(cmd.Context(), o.Load))
+			return printFindings(cmd, o.JSON, allFindings(cmd.Context(), o))
 		},
 	}
 }
+
+// configurationOf names the file that the configuration is read from.
+func configurationOf(o *cli.Options) string { return cmp.Or(o.File(), "(no file)") }
 
 // runningFinding is about a gateway that runs already.
 const runningFinding = "gateway"
 
 // allFindings checks the configuration and the host. The valid parts of an invalid configuration are checked too, so
 // that one mistake does not hide the next, but its sockets are not opened.
-func allFindings(ctx context.Context, load func() (config.Config, error)) []preflight.Finding {
-	cfg, err := load()
-	findings := append([]preflight.Finding{found("configuration", err)}, serveFindings(ctx, cfg)...)
+func allFindings(ctx context.Context, o *cli.Options) []preflight.Finding {
+	cfg, err := o.Load()
+	findings := append([]preflight.Finding{found("configuration "+configurationOf(o), err)}, serveFindings(ctx, cfg)...)
 	findings = append(findings,
 		found("limits of boxes", errors.Join(share.CheckShares(cfg), share.CheckMemory(cfg))),
 		found("disk limits", host.CheckDiskLimits(cfg)),

@@ -35,7 +35,7 @@ func newServeCommand(o *cli.Options) *cobra.Command {
 				ctx = endsWithInput(ctx, cmd.InOrStdin())
 			}
 			onTerminal := terminal.IsOne(os.Stderr)
-			so := serveOptions{noWatch: noWatch, greet: onTerminal, file: o.ConfigFile, environ: environWithout(os.Environ()), kept: kept}
+			so := serveOptions{noWatch: noWatch, greet: onTerminal, file: o.File(), environ: environWithout(os.Environ()), kept: kept}
 			var err error
 			if so.before, err = predecessor(); err != nil {
 				return err

@@ -63,11 +63,13 @@ type hostFinding struct {
 
 // statusReport is everything that `gateway status` shows.
 type statusReport struct {
-	Gateway      json.RawMessage    `json:"gateway"`
-	Secrets      json.RawMessage    `json:"secrets"`
-	Certificates []certificateState `json:"certificates,omitempty"`
-	Host         []hostFinding      `json:"host"`
-	HostChecks   int                `json:"host_checks"` // how many were made; 0 if the gateway is not on this host
+	Gateway json.RawMessage `json:"gateway"`
+	// Configuration is the file that this command reads on the gateway's host.
+	Configuration string             `json:"configuration,omitempty"`
+	Secrets       json.RawMessage    `json:"secrets"`
+	Certificates  []certificateState `json:"certificates,omitempty"`
+	Host          []hostFinding      `json:"host"`
+	HostChecks    int                `json:"host_checks"` // how many were made; 0 if the gateway is not on this host
 
 	gateway gatewayAnswer
 	secrets []secretAnswer
@@ -120,7 +122,8 @@ func newStatus(ctx context.Context, o *cli.Options) (*statusReport, error) {
 }
 
 func (r *statusReport) lookAtHost(ctx context.Context, o *cli.Options) {
-	for _, f := range allFindings(ctx, o.Load) {
+	r.Configuration = configurationOf(o)
+	for _, f := range allFindings(ctx, o) {
 		if f.What == runningFinding || strings.HasPrefix(f.What, "certificate ") {
 			continue // shown on its own
 		}
@@ -164,6 +167,9 @@ func (r *statusReport) rows(now time.Time) [][]string {
 		{"gateway", fmt.Sprintf("%s, revision %s, up for %v", g.Version, g.Revision, uptime)},
 		{"boxes", counted(g.Boxes, "none")},
 		{"denials", r.denials()},
+	}
+	if r.Configuration != "" {
+		rows = append(rows, []string{"configuration", r.Configuration})
 	}
 	rows = append(rows, g.held()...)
 	for _, c := range r.Certificates[:min(len(r.Certificates), mostShown)] {

@@ -3,10 +3,12 @@
 package cli
 
 import (
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
+	"syscall"
 
 	"github.com/spf13/cobra"
 
@@ -16,7 +18,7 @@ import (
 
 // Options are the flags of every command.
 type Options struct {
-	ConfigFile string
+	ConfigFile string // as named; File is the one to read
 	Admin      string // a socket path or a URL; empty for the configuration's
 	JSON       bool
 }
@@ -24,18 +26,38 @@ type Options struct {
 // Register adds the flags to those of root. Their defaults come from the environment.
 func (o *Options) Register(root *cobra.Command) {
 	f := root.PersistentFlags()
-	f.StringVar(&o.ConfigFile, "config", os.Getenv("BOXGATE_CONFIG"), "configuration file")
+	f.StringVar(&o.ConfigFile, "config", os.Getenv("BOXGATE_CONFIG"), "configuration file (default: "+config.DefaultFile+", if it exists)")
 	f.BoolVar(&o.JSON, "json", false, "print JSON")
 	f.StringVar(&o.Admin, "admin", os.Getenv("BOXGATE_ADMIN"), "admin API: a socket path or a URL (default: the configuration's socket)")
 }
 
+// File returns the configuration file: the one named, else that of a packaged install if it exists, else "".
+func (o *Options) File() string {
+	if o.ConfigFile != "" {
+		return o.ConfigFile
+	}
+	if _, err := os.Lstat(config.DefaultFile); errors.Is(err, os.ErrNotExist) || errors.Is(err, syscall.ENOTDIR) {
+		return ""
+	}
+	return config.DefaultFile // reading it says why it cannot be looked at
+}
+
 // Load reads the configuration that the flags and the environment give.
-func (o *Options) Load() (config.Config, error) { return config.Load(o.ConfigFile, os.Environ()) }
+func (o *Options) Load() (config.Config, error) { return config.Load(o.File(), os.Environ()) }
+
+// loadForClient is Load, but does without a file that is not named if the address and the key are given: a user with a key
+// may be barred from the host's configuration.
+func (o *Options) loadForClient() (config.Config, error) {
+	if o.ConfigFile == "" && o.Admin != "" && os.Getenv("BOXGATE_API_KEY") != "" {
+		return config.Load("", os.Environ())
+	}
+	return o.Load()
+}
 
 // Client connects to the admin API of the running gateway: at the address of --admin or BOXGATE_ADMIN, else the socket
 // of the configuration; with the key of BOXGATE_API_KEY, else the one written at the first start.
 func (o *Options) Client() (*api.Client, error) {
-	cfg, err := o.Load()
+	cfg, err := o.loadForClient()
 	if err != nil {
 		return nil, err
 	}

@@ -1,0 +1,61 @@
+package cli
+
+import (
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"boxgate/config"
+	"boxgate/e2e/harness"
+)
+
+// installed runs a command of the gateway where the file of a packaged install has the given text, without a variable that
+// names another. It has a network of its own, and an empty input: should it serve, that is where, and it ends.
+func installed(t *testing.T, text string, args ...string) (string, error) {
+	t.Helper()
+	etc := t.TempDir()
+	file := filepath.Join(etc, strings.TrimPrefix(config.DefaultFile, "/etc/"))
+	if err := os.MkdirAll(filepath.Dir(file), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(file, []byte(text), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	const inside = `mount -t overlay overlay -o lowerdir="$0":/etc /etc && exec "$@"`
+	cmd := exec.CommandContext(t.Context(), "unshare", append([]string{"--mount", "--net", "sh", "-c", inside, etc, harness.Gateway()}, args...)...)
+	for _, v := range os.Environ() {
+		if !strings.HasPrefix(v, config.EnvironmentPrefix) {
+			cmd.Env = append(cmd.Env, v)
+		}
+	}
+	out, err := cmd.CombinedOutput()
+	return string(out), err
+}
+
+// The file of a packaged install is that of every command, and a mistake in it is an error of each.
+func TestInstalledConfigurationIsRead(t *testing.T) {
+	t.Parallel()
+	const mistakes = "stat_dir: /x\nlog: {level: z}\n"
+	for name, args := range map[string][]string{
+		"check": {"check"}, "run": {"run", "--", "false"}, "serve": {"serve", "--until-eof"}, "box list": {"box", "list"}, "status": {"status"},
+		"store": {"store", "verify"}, "uninstall": {"uninstall", "--dry-run"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			out, err := installed(t, mistakes, args...)
+			if err == nil {
+				t.Errorf("accepted: %s", out)
+			}
+			harness.Contains(t, out, config.DefaultFile, `unknown key "stat_dir"`, "log.level")
+		})
+	}
+	out, _ := installed(t, mistakes, "check", "--config", "/dev/null")
+	if strings.Contains(out, config.DefaultFile) || strings.Contains(out, "stat_dir") {
+		t.Errorf("another file was named: %s", out)
+	}
+	// A socket that does not exist is asked: the file is used.
+	out, _ = installed(t, "admin: {socket: /nonexistent/of-the-file.sock}\nstate_dir: /nonexistent/state\n", "box", "list")
+	harness.Contains(t, out, "/nonexistent/")
+}
