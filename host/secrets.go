@@ -28,7 +28,7 @@ func (s *sources) IdentityKeys(context.Context) (json.RawMessage, error) { retur
 func (s *sources) Secrets(context.Context) ([]api.SecretStatus, error) {
 	var out []api.SecretStatus
 	for _, st := range s.secrets.Status() {
-		shown := api.SecretStatus{Name: st.Name, Source: st.Source, Valid: st.Valid, Read: st.Read, Expires: st.Expires}
+		shown := api.SecretStatus{Name: st.Name, Source: st.Source, Valid: st.Valid, Stale: st.Stale, Read: st.Read, Expires: st.Expires}
 		if st.Err != nil {
 			shown.Error = st.Err.Error()
 		}

@@ -48,12 +48,13 @@ type entry struct {
 	read     moment        // when the source was asked for value
 	early    moment        // when to refresh it before it expires
 	expires  moment
-	err      error   // why the last refresh failed; nil if it did not
-	failures int     // in a row
-	retry    moment  // no refresh before
-	spared   moment  // likewise, because the server asked for it; a revocation does not change that
-	gone     bool    // the source said that there is no such secret any more
-	flight   *flight // the current refresh
+	ends     time.Time // like expires, but by what the source said alone; zero: it said nothing
+	err      error     // why the last refresh failed; nil if it did not
+	failures int       // in a row
+	retry    moment    // no refresh before
+	spared   moment    // likewise, because the server asked for it; a revocation does not change that
+	gone     bool      // the source said that there is no such secret any more
+	flight   *flight   // the current refresh
 	timer    *time.Timer
 	told     string // the last failure logged
 	toldAt   time.Time
@@ -173,6 +174,10 @@ func (e *entry) keep(began moment, got reading) error {
 	use := e.source.usable(got.lifetime)
 	e.last, e.forever = got.value, use == 0
 	e.read, e.expires, e.early = began, began.add(use), began.add(use*3/4)
+	e.ends = time.Time{}
+	if got.lifetime != 0 && !e.source.static() {
+		e.ends = began.wall.Add(within(got.lifetime))
+	}
 	if e.have, e.value = true, got.value; !e.valid(e.owner.now()) && got.lifetime != 0 {
 		return e.wrap(remote.ErrExpired)
 	}

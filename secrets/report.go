@@ -31,7 +31,7 @@ var (
 	readTime = prometheus.NewDesc("boxgate_secret_read_timestamp_seconds",
 		"When the source of a secret last gave a value.", []string{"secret"}, nil)
 	expiryTime = prometheus.NewDesc("boxgate_secret_expiry_timestamp_seconds",
-		"When the value of a secret may no longer be used, unless it is read again before.", []string{"secret"}, nil)
+		"When the value of a secret may no longer be used, if its source says so.", []string{"secret"}, nil)
 )
 
 // Describe implements [prometheus.Collector].

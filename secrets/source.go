@@ -224,12 +224,15 @@ func (s Source) refresh() time.Duration {
 // arrive in time.
 const maxMargin = 30 * time.Second
 
+// within returns how long a value that expires after lifetime is used at most.
+func within(lifetime time.Duration) time.Duration { return lifetime - min(lifetime/10, maxMargin) }
+
 // usable returns how long a value is used that expires after lifetime, unless that is 0; 0: for ever.
 func (s Source) usable(lifetime time.Duration) time.Duration {
 	if lifetime == 0 || s.static() {
 		return s.refresh()
 	}
-	use := lifetime - min(lifetime/10, maxMargin)
+	use := within(lifetime)
 	if s.Refresh != 0 {
 		use = min(use, s.Refresh)
 	}

@@ -10,11 +10,13 @@ import (
 type Status struct {
 	Name   string
 	Source string    // such as "file /etc/boxgate/openai.key"
-	Valid  bool      // there is a value that may be used
+	Valid  bool      // there is a value that may be used, or the next use reads it
 	Read   time.Time // when the source was asked for it; zero: it never gave one
-	// Expires is when the value may no longer be used; zero: it does not expire.
+	// Expires is when the value may no longer be used by what the source said of it; zero: it said nothing, or Stale.
 	Expires time.Time
-	Err     error // why the last refresh failed; nil if it did not
+	// Stale says that its time has passed without a use: the source is read at the next one.
+	Stale bool
+	Err   error // why the last refresh failed; nil if it did not
 }
 
 // Status returns the state of every secret, by name.
@@ -33,8 +35,9 @@ func (e *entry) status() Status {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	st := Status{Name: e.name, Source: e.source.String(), Valid: e.valid(e.owner.now()), Read: e.read.wall, Err: e.err}
-	if !e.forever {
-		st.Expires = e.expires.wall
+	st.Stale = !st.Valid && e.err == nil && !e.read.wall.IsZero()
+	if st.Valid = st.Valid || st.Stale; !st.Stale {
+		st.Expires = e.ends
 	}
 	return st
 }

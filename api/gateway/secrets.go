@@ -12,9 +12,10 @@ import (
 type secretView struct {
 	Name      string  `json:"name"`
 	Source    string  `json:"source" doc:"kind and place, such as file /etc/boxgate/openai.key"`
-	Valid     bool    `json:"valid" doc:"whether there is a value that may be used"`
+	Valid     bool    `json:"valid" doc:"whether there is a value that may be used, or the next use reads it"`
+	Stale     bool    `json:"stale,omitempty" doc:"its time has passed without a use: the source is read again at the next one"`
 	ReadAt    *string `json:"read_at,omitempty" doc:"when the source last gave a value"`
-	ExpiresAt *string `json:"expires_at,omitempty" doc:"when the value may no longer be used, unless it is read again before; absent: never"`
+	ExpiresAt *string `json:"expires_at,omitempty" doc:"when the value may no longer be used by what its source said; absent: it said nothing"`
 	Error     string  `json:"error,omitempty" doc:"why the source gave no value at the last attempt"`
 }
 
@@ -24,7 +25,7 @@ type secretsView struct {
 
 func viewOfSecret(s api.SecretStatus) secretView {
 	return secretView{
-		Name: s.Name, Source: s.Source, Valid: s.Valid, ReadAt: timeOrNone(s.Read), ExpiresAt: timeOrNone(s.Expires), Error: s.Error,
+		Name: s.Name, Source: s.Source, Valid: s.Valid, Stale: s.Stale, ReadAt: timeOrNone(s.Read), ExpiresAt: timeOrNone(s.Expires), Error: s.Error,
 	}
 }
 

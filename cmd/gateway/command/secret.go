@@ -16,6 +16,7 @@ type secretAnswer struct {
 	Name      string    `json:"name"`
 	Source    string    `json:"source"`
 	Valid     bool      `json:"valid"`
+	Stale     bool      `json:"stale"`
 	ReadAt    time.Time `json:"read_at"`
 	ExpiresAt time.Time `json:"expires_at"`
 	Error     string    `json:"error"`
@@ -42,8 +43,11 @@ func printSecrets(w io.Writer, list struct{ Secrets []secretAnswer }) error {
 	rows := [][]string{{"NAME", "SOURCE", "STATE", "READ", "EXPIRES", "ERROR"}}
 	for _, s := range list.Secrets {
 		state := "valid"
-		if !s.Valid {
+		switch {
+		case !s.Valid:
 			state = "unavailable"
+		case s.Stale:
+			state = "stale"
 		}
 		rows = append(rows, []string{s.Name, s.Source, state, timeOrDash(s.ReadAt), timeOrDash(s.ExpiresAt), s.Error})
 	}

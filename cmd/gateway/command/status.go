@@ -251,6 +251,9 @@ func (s secretAnswer) state(now time.Time) string {
 		return s.Name
 	}
 	text := fmt.Sprintf("%s, read %v ago", s.Name, now.Sub(s.ReadAt).Round(time.Second))
+	if s.Stale {
+		text += ", stale: read again at the next use"
+	}
 	if !s.ExpiresAt.IsZero() {
 		text += fmt.Sprintf(", expires in %v", s.ExpiresAt.Sub(now).Round(time.Second))
 	}

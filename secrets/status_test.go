@@ -1,0 +1,90 @@
+package secrets
+
+import (
+	"context"
+	"errors"
+	"testing"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"boxgate/policy"
+)
+
+// unused is a secret that was read once, with the given lifetime, and a function that advances its clock.
+func unused(t *testing.T, lifetime time.Duration) (*Secrets, *entry, func(time.Duration)) {
+	t.Helper()
+	s, err := Open(map[string]Source{"s": {Command: []string{"true"}}}, Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(s.Close)
+	s.flights.Wait() // what the program said does not matter
+	var passed time.Duration
+	start := s.now()
+	s.now = func() moment { return start.add(passed) }
+	e := s.entries["s"]
+	e.load = func(context.Context, policy.Secret) (reading, error) {
+		return reading{value: policy.NewSecret(canary), lifetime: lifetime}, nil
+	}
+	e.err, e.retry, e.failures = nil, moment{}, 0
+	wants(t, s, "s", canary)
+	return s, e, func(d time.Duration) { passed += d }
+}
+
+// expiry is the metric of when the secret expires; nil if there is none.
+func expiry(t *testing.T, s *Secrets) *float64 {
+	t.Helper()
+	registry := prometheus.NewRegistry()
+	registry.MustRegister(s)
+	families, err := registry.Gather()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, f := range families {
+		if f.GetName() == "boxgate_secret_expiry_timestamp_seconds" {
+			at := f.GetMetric()[0].GetGauge().GetValue()
+			return &at
+		}
+	}
+	return nil
+}
+
+// A secret that no request used for its refresh time is read again at the next use: until then it is neither unavailable
+// nor about to expire.
+func TestAnUnusedSecretIsNotUnavailable(t *testing.T) {
+	t.Parallel()
+	s, e, pass := unused(t, 0)
+	if st := s.Status()[0]; !st.Valid || st.Stale || !st.Expires.IsZero() || expiry(t, s) != nil {
+		t.Errorf("just read: %+v", st)
+	}
+	pass(time.Hour)
+	if st := s.Status()[0]; !st.Valid || !st.Stale || !st.Expires.IsZero() || expiry(t, s) != nil {
+		t.Errorf("an hour later: %+v", st)
+	}
+	e.load = func(context.Context, policy.Secret) (reading, error) { return reading{}, errors.New("gone") }
+	fails(t, s, "s")
+	if st := s.Status()[0]; st.Valid || st.Stale || st.Err == nil {
+		t.Errorf("its source fails: %+v", st)
+	}
+}
+
+// The time that the source gave is shown, not that of the next refresh.
+func TestOnlyTheSourceSaysWhenASecretExpires(t *testing.T) {
+	t.Parallel()
+	s, e, pass := unused(t, time.Hour)
+	e.source.Refresh = time.Minute
+	read := s.now().wall
+	if st := s.Status()[0]; !st.Valid || st.Expires.Sub(read) < 59*time.Minute || expiry(t, s) == nil {
+		t.Errorf("just read: %+v, after %v", st, st.Expires.Sub(read))
+	}
+	pass(2 * time.Hour)
+	if st := s.Status()[0]; !st.Valid || !st.Stale || expiry(t, s) != nil {
+		t.Errorf("expired without being used: %+v", st)
+	}
+	e.load = func(context.Context, policy.Secret) (reading, error) { return reading{}, errors.New("gone") }
+	fails(t, s, "s")
+	if st := s.Status()[0]; st.Valid || expiry(t, s) == nil {
+		t.Errorf("expired, and its source fails: %+v", st)
+	}
+}
