@@ -18,7 +18,7 @@ import (
 
 // debianKey is the directory of the debian image. Its number is incremented when the build changes: a newer image gets
 // a directory of its own, since running boxes may still use the older one.
-const debianKey = "debian-6"
+const debianKey = "debian-7"
 
 // debianSuite is the release boxes get.
 const debianSuite = "bookworm"

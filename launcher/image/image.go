@@ -107,24 +107,11 @@ func (s Store) build(ctx context.Context, src imageSource, progress func(string)
 		_ = files.RemoveTree(cctx, temp)
 	}()
 	rootfs := filepath.Join(temp, "rootfs")
-	if err := os.MkdirAll(rootfs, 0o755); err != nil {
-		return err
-	}
-	if err := os.Chmod(temp, 0o700); err != nil { // nobody may run set-user-ID programs of an image
-		return err
-	}
 	img := Image{Source: src.text}
-	var err error
-	switch src.kind {
-	case kindDebian:
-		img.Env, err = debianEnv, buildDebian(ctx, rootfs, progress)
-	case kindArchive:
-		img.Env, err = unpackArchive(ctx, src.text, rootfs, progress)
-	case kindLayout:
-		img.Env, err = unpackLayout(ctx, src.text, rootfs, progress)
-	case kindReference:
-		img.Env, err = s.pullReference(ctx, src, rootfs, progress)
-	}
+	err := underImageUmask(func() (err error) {
+		img.Env, err = s.fill(ctx, src, rootfs, progress)
+		return err
+	})
 	if err != nil {
 		return err
 	}
@@ -143,6 +130,27 @@ func (s Store) build(ctx context.Context, src imageSource, progress func(string)
 		return err
 	}
 	return os.Rename(temp, final)
+}
+
+// fill makes the root file system of an image, in a directory of its own, and returns the image's environment.
+func (s Store) fill(ctx context.Context, src imageSource, rootfs string, progress func(string)) ([]string, error) {
+	if err := os.MkdirAll(rootfs, 0o755); err != nil {
+		return nil, err
+	}
+	if err := os.Chmod(filepath.Dir(rootfs), 0o700); err != nil { // nobody may run set-user-ID programs of an image
+		return nil, err
+	}
+	switch src.kind {
+	case kindDebian:
+		return debianEnv, buildDebian(ctx, rootfs, progress)
+	case kindArchive:
+		return unpackArchive(ctx, src.text, rootfs, progress)
+	case kindLayout:
+		return unpackLayout(ctx, src.text, rootfs, progress)
+	case kindReference:
+		return s.pullReference(ctx, src, rootfs, progress)
+	}
+	return nil, errors.New("an image of an unknown kind")
 }
 
 // Find returns the image of that name, which Ensure has made ready.
