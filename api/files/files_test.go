@@ -181,7 +181,7 @@ func TestUploadForms(t *testing.T) {
 		want  string
 	}{
 		"as the SDK sends it": {[]string{"paths=/a", "files=1", "paths=b", "files=2"}, `200 {"files":[{"path":"/a"},{"path":"/workspace/home/b"}]}`},
-		"nothing":             {nil, `200 {"files":[]}`},
+		"nothing":             {nil, `422 {"error":"/files: is missing`},
 		"a file alone":        {[]string{"files=1"}, `422 {"error":"/paths: each part files needs a part paths before it`},
 		"a path alone":        {[]string{"paths=/a"}, `422 {"error":"/files: each part paths needs a part files after it`},
 		"two paths":           {[]string{"paths=/a", "paths=/b", "files=1", "files=2"}, `422 {"error":"/files: `},
@@ -211,6 +211,18 @@ func TestUploadForms(t *testing.T) {
 	resp, err := http.Post(serve(t, &oneFile{}).URL+"/v2/box/b/files/upload", "multipart/form-data; boundary=x", strings.NewReader("--x\r\nContent-Disposition: form-data; name=\"paths\"\r\n\r\n/a"))
 	if code, text := answer(t, resp, err); code != http.StatusBadRequest {
 		t.Errorf("half a form: %d %s", code, text)
+	}
+	for what, body := range map[string]string{
+		"a part without an end to its header": "--x\r\nContent-Disposition: form-data; name=\"paths\"\r\n--x--\r\n",
+		"a part with a line that is no field": "--x\r\nContent-Disposition form-data\r\n\r\n/a\r\n--x--\r\n",
+		"a second part that is malformed":     "--x\r\nContent-Disposition: form-data; name=\"paths\"\r\n\r\n/a\r\n--x\r\n: none\r\n\r\nb\r\n--x--\r\n",
+		"a field that is too long":            "--x\r\nX: " + strings.Repeat("v", 11<<20) + "\r\n\r\n/a\r\n--x--\r\n",
+		"a file whose encoding is malformed":  "--x\r\nContent-Disposition: form-data; name=\"paths\"\r\n\r\n/a\r\n--x\r\nContent-Disposition: form-data; name=\"files\"\r\nContent-Transfer-Encoding: quoted-printable\r\n\r\n\x01\r\n--x--\r\n",
+	} {
+		resp, err := http.Post(serve(t, &oneFile{written: map[string]string{}}).URL+"/v2/box/b/files/upload", "multipart/form-data; boundary=x", strings.NewReader(body))
+		if code, text := answer(t, resp, err); code != http.StatusBadRequest || !strings.Contains(text, "form") && !strings.Contains(text, "incomplete") {
+			t.Errorf("%s: %d %s", what, code, text)
+		}
 	}
 	if err := incomplete(problem.Refuse(409, "x")); err.Error() != "x" {
 		t.Error(err)

@@ -6,9 +6,9 @@ import (
 	"math"
 	"mime"
 	"mime/multipart"
+	"net"
 	"net/http"
 	"strconv"
-	"strings"
 
 	"boxgate/api/problem"
 	"boxgate/api/rest"
@@ -43,13 +43,16 @@ func (e *Endpoints) upload(w http.ResponseWriter, r *http.Request) (rest.Reply, 
 		for {
 			path, part, err := nextFile(form)
 			if errors.Is(err, io.EOF) {
+				if len(view.Files) == 0 {
+					return rest.Reply{}, problem.Invalid("/files", "is missing: the form has no part; send parts paths and files")
+				}
 				return rest.Reply{Body: view}, nil
 			}
 			if err == nil && len(view.Files) == maxUploads {
 				err = problem.Refuse(http.StatusRequestEntityTooLarge, "one upload holds at most %d files", maxUploads)
 			}
 			if err == nil {
-				err = files.Write(path, 0, part)
+				err = files.Write(path, 0, formReader{part})
 			}
 			if err != nil {
 				return rest.Reply{}, incomplete(err)
@@ -63,12 +66,12 @@ func (e *Endpoints) upload(w http.ResponseWriter, r *http.Request) (rest.Reply, 
 func nextFile(form *multipart.Reader) (string, *multipart.Part, error) {
 	part, err := form.NextPart()
 	if err != nil {
-		return "", nil, err
+		return "", nil, ofForm(err)
 	}
 	if part.FormName() != "paths" {
 		return "", nil, problem.Invalid("/paths", "each part files needs a part paths before it, which says where to write it")
 	}
-	text, err := io.ReadAll(io.LimitReader(part, maxPath+1))
+	text, err := io.ReadAll(io.LimitReader(formReader{part}, maxPath+1))
 	if err != nil {
 		return "", nil, err
 	}
@@ -80,7 +83,31 @@ func nextFile(form *multipart.Reader) (string, *multipart.Part, error) {
 	if errors.Is(err, io.EOF) || err == nil && part.FormName() != "files" {
 		return "", nil, problem.Invalid("/files", "each part paths needs a part files after it, which is the file")
 	}
-	return path, part, err
+	return path, part, ofForm(err)
+}
+
+// malformed is an error of what a form consists of.
+type malformed struct{ error }
+
+func (m malformed) Unwrap() error { return m.error }
+
+// ofForm says of an error in reading a form that it is the form's, unless the form ends or the connection fails.
+func ofForm(err error) error {
+	if err == nil || errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) {
+		return err
+	}
+	if _, ok := errors.AsType[net.Error](err); ok || errors.As(err, new(*http.MaxBytesError)) {
+		return err
+	}
+	return malformed{err}
+}
+
+// formReader reads a part of a form.
+type formReader struct{ part io.Reader }
+
+func (r formReader) Read(b []byte) (int, error) {
+	n, err := r.part.Read(b)
+	return n, ofForm(err)
 }
 
 // incomplete says what is wrong with a body that ends too early, or is no form or archive.
@@ -89,8 +116,9 @@ func incomplete(err error) error {
 	case err == nil:
 	case errors.Is(err, io.ErrUnexpectedEOF), errors.Is(err, io.EOF):
 		return problem.Refuse(http.StatusBadRequest, "the body is incomplete")
-	case strings.HasPrefix(err.Error(), "multipart:"):
-		return problem.Refuse(http.StatusBadRequest, "the form cannot be read")
+	}
+	if m, ok := errors.AsType[malformed](err); ok {
+		return problem.Refuse(http.StatusBadRequest, "the form cannot be read: %.200s", m.Error())
 	}
 	return err
 }
