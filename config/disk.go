@@ -1,5 +1,7 @@
 package config
 
+import "fmt"
+
 // Disk limits what a box can write to its root.
 type Disk struct {
 	Mode   string `yaml:"mode"`
@@ -30,14 +32,30 @@ func (d Disk) check(fail func(key, format string, args ...any)) {
 	default:
 		fail("launcher.disk.mode", "%q is not a valid value; use auto, project, loop or off", d.Mode)
 	}
+	least, why := d.least()
 	for key, size := range map[string]Size{"small": d.Small, "medium": d.Medium, "large": d.Large} {
-		if size < LeastDisk || size > 1<<44 {
-			fail("launcher.disk."+key, "%v is out of range; use %v to 16TiB", size, Size(LeastDisk))
+		if size < least || size > 1<<44 {
+			fail("launcher.disk."+key, "%v is out of range; use %v to 16TiB%s", size, least, why)
 		}
 	}
 	if d.Files < 1000 || d.Files > 1<<30 {
 		fail("launcher.disk.files", "%d is out of range; use 1000 to %d", d.Files, 1<<30)
 	}
+}
+
+// least is the least that a box can be limited to, and why that is more than usual. A file system of a box's own has room for
+// its files set aside: mkfs.ext4 needs up to 400 bytes for each, and more in very large ones.
+func (d Disk) least() (Size, string) {
+	if d.Mode != "loop" {
+		return LeastDisk, ""
+	}
+	each := 400
+	if d.Files > 100_000_000 {
+		each = 512
+	}
+	const mebibyte = 1 << 20
+	least := LeastDisk + (d.Files*each+mebibyte-1)/mebibyte*mebibyte
+	return Size(least), fmt.Sprintf(": in mode loop, launcher.disk.files (%d) take room", d.Files)
 }
 
 func (io IO) check(fail func(key, format string, args ...any)) {

@@ -71,6 +71,25 @@ func TestVolumeIsBounded(t *testing.T) {
 	}
 }
 
+// The least limits that the configuration accepts (config.Disk) are those of file systems that can be made.
+func TestTheLeastVolumesCanBeMade(t *testing.T) {
+	t.Parallel()
+	nightly.Root(t)
+	for mebibytes, files := range map[int64]int64{65: 1000, 446: 1_000_000, 711: 1_700_000, 38_211: 100_000_000} {
+		dir := t.TempDir()
+		v := Volume{File: filepath.Join(dir, "volume"), At: filepath.Join(dir, "at")}
+		t.Cleanup(func() { _ = v.Unmount() })
+		if err := v.Make(t.Context(), Limit{Bytes: mebibytes << 20, Files: files}); err != nil {
+			t.Errorf("%d MiB for %d files: %v", mebibytes, files, err)
+			continue
+		}
+		var st unix.Statfs_t
+		if err := unix.Statfs(v.At, &st); err != nil || int64(st.Bavail)*st.Bsize < 32<<20 {
+			t.Errorf("%d MiB for %d files: %d bytes are left: %v", mebibytes, files, int64(st.Bavail)*st.Bsize, err)
+		}
+	}
+}
+
 // A directory of a file system with project quotas, which this kernel may not have.
 func projects(t *testing.T) string {
 	t.Helper()
