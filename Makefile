@@ -127,8 +127,8 @@ confined: image docker runtime-debs promtool nameserver postgres sshd visitors #
 scale: image ## make and delete 1,000 boxes, and run 50 launched and 500 attached ones
 	$(TEST_GATEWAY) TEST_IMAGE_DIR=$(IMAGE_DIR) BOXGATE_TEST_SCALE="1000 50 500" $(GO) test -timeout 60m -count=1 -v ./e2e/lifecycle -run 'TestBoxesComeAndGoWithoutATrace|TestManyBoxes'
 
-mutants: image docker runtime-debs promtool nameserver postgres sshd visitors ## take away each protection in turn, and demand that its tests notice
-	CGO_ENABLED=0 TEST_IMAGE_DIR=$(IMAGE_DIR) $(GO) run ./internal/mutants $(MUTANTFLAGS)
+mutants: image docker runtime-debs promtool nameserver postgres sshd visitors ## take away each protection in turn, and demand that its tests notice; BASE=rev for changed packages
+	CGO_ENABLED=0 TEST_IMAGE_DIR=$(IMAGE_DIR) $(GO) run ./internal/mutants $(if $(BASE),-base $(BASE)) $(MUTANTFLAGS)
 
 structure: ## print how long the functions of each package are, and the longest of all
 	@$(GO) run ./internal/structure

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
@@ -24,11 +25,11 @@ type lab struct {
 
 	mu       sync.Mutex
 	binaries map[string]func() (string, error) // by package, without a mutation
-	checked  map[mutation.Test]func() error
+	checked  map[mutation.Test]func() (time.Duration, error)
 }
 
 func newLab(o options, dir string) *lab {
-	return &lab{options: o, dir: dir, binaries: map[string]func() (string, error){}, checked: map[mutation.Test]func() error{}}
+	return &lab{options: o, dir: dir, binaries: map[string]func() (string, error){}, checked: map[mutation.Test]func() (time.Duration, error){}}
 }
 
 // outcome is the result of one mutant.
@@ -50,10 +51,10 @@ func (l *lab) try(ctx context.Context, m mutation.Mutant) (o outcome) {
 	begun := time.Now()
 	o.mutant = m
 	defer func() { o.took = time.Since(begun) }()
-	if l.baseline {
-		if o.broken = l.checkBaseline(ctx, m); o.broken != nil {
-			return o
-		}
+	limits, err := l.checkBaseline(ctx, m)
+	if err != nil {
+		o.broken = err
+		return o
 	}
 	overlay, dir, err := l.overlay(m)
 	if err != nil {
@@ -66,7 +67,7 @@ func (l *lab) try(ctx context.Context, m mutation.Mutant) (o outcome) {
 		return o
 	}
 	for i, t := range m.Tests {
-		r := l.runTest(ctx, t, binaries[t.Package], filepath.Join(dir, fmt.Sprintf("%d.log", i)), overlay)
+		r := l.runTest(ctx, t, binaries[t.Package], filepath.Join(dir, fmt.Sprintf("%d.log", i)), overlay, limits[i])
 		switch {
 		case r.err != nil:
 			o.broken = r.err
@@ -81,18 +82,33 @@ func (l *lab) try(ctx context.Context, m mutation.Mutant) (o outcome) {
 	return o
 }
 
-// checkBaseline requires that the tests pass on the unchanged sources: a test that always fails kills nothing.
-func (l *lab) checkBaseline(ctx context.Context, m mutation.Mutant) error {
-	for _, t := range m.Tests {
-		if err := l.passes(ctx, t)(); err != nil {
-			return err
+// A test that hangs without the protection says nothing about it, and is found out after a multiple of the time that it takes
+// with the protection, at least leastTime: a machine may be busier in one run than in the other.
+const (
+	timesBaseline = 10
+	leastTime     = time.Minute
+)
+
+// checkBaseline requires that the tests pass on the unchanged sources: a test that always fails kills nothing. It returns
+// the time that each test may take without the protection.
+func (l *lab) checkBaseline(ctx context.Context, m mutation.Mutant) ([]time.Duration, error) {
+	limits := make([]time.Duration, len(m.Tests))
+	for i, t := range m.Tests {
+		limits[i] = l.timeout
+		if !l.baseline {
+			continue
 		}
+		took, err := l.passes(ctx, t)()
+		if err != nil {
+			return nil, err
+		}
+		limits[i] = min(max(timesBaseline*took, leastTime), l.timeout)
 	}
-	return nil
+	return limits, nil
 }
 
-// passes returns a function that runs t without a mutation, once however many mutants name it.
-func (l *lab) passes(ctx context.Context, t mutation.Test) func() error {
+// passes returns a function that runs t without a mutation, once however many mutants name it, and returns how long it took.
+func (l *lab) passes(ctx context.Context, t mutation.Test) func() (time.Duration, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if f := l.checked[t]; f != nil {
@@ -105,16 +121,17 @@ func (l *lab) passes(ctx context.Context, t mutation.Test) func() error {
 		})
 	}
 	binary, log := l.binaries[t.Package], filepath.Join(l.dir, fmt.Sprintf("baseline-%d.log", len(l.checked)))
-	l.checked[t] = sync.OnceValue(func() error {
+	l.checked[t] = sync.OnceValues(func() (time.Duration, error) {
 		bin, err := binary()
 		if err != nil {
-			return fmt.Errorf("without a mutation: %w", err)
+			return 0, fmt.Errorf("without a mutation: %w", err)
 		}
-		r := l.runTest(ctx, t, bin, log, "")
+		begun := time.Now()
+		r := l.runTest(ctx, t, bin, log, "", l.timeout)
 		if r.err == nil && !r.passed {
 			r.err = fmt.Errorf("%s fails without a mutation as well:\n%s", t, tail(r.output))
 		}
-		return r.err
+		return time.Since(begun), r.err
 	})
 	return l.checked[t]
 }
@@ -122,7 +139,7 @@ func (l *lab) passes(ctx context.Context, t mutation.Test) func() error {
 // overlay writes the mutated files, and returns the overlay's path and the mutant's scratch directory.
 func (l *lab) overlay(m mutation.Mutant) (path, dir string, err error) {
 	dir = filepath.Join(l.dir, m.Name)
-	if err := os.Mkdir(dir, 0o700); err != nil {
+	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return "", "", err
 	}
 	replace, err := m.Overlay(l.root, dir)
@@ -199,16 +216,16 @@ type result struct {
 }
 
 // runTest runs one test in its package's folder. Only a failure that the test itself reports counts as one: a panic or
-// a timeout may have any cause.
-func (l *lab) runTest(ctx context.Context, t mutation.Test, binary, log, overlay string) result {
+// a test that does not end in time may have any cause.
+func (l *lab) runTest(ctx context.Context, t mutation.Test, binary, log, overlay string, limit time.Duration) result {
 	out, err := os.Create(log) // a file: children that outlive the test do not block the runner
 	if err != nil {
 		return result{err: err}
 	}
 	defer out.Close()
-	ctx, cancel := context.WithTimeout(ctx, l.timeout+time.Minute)
+	ctx, cancel := context.WithTimeout(ctx, limit+time.Minute)
 	defer cancel()
-	cmd := exec.CommandContext(ctx, binary, "-test.v", "-test.count=1", "-test.run="+t.Run, "-test.timeout="+l.timeout.String())
+	cmd := exec.CommandContext(ctx, binary, "-test.v", "-test.count=1", "-test.run="+t.Run, "-test.timeout="+limit.String())
 	cmd.Dir = filepath.Join(l.root, t.Package)
 	cmd.Stdout, cmd.Stderr = out, out
 	if overlay != "" { // for tests that build programs of their own
@@ -222,8 +239,14 @@ func (l *lab) runTest(ctx context.Context, t mutation.Test, binary, log, overlay
 	if err != nil {
 		return result{err: err}
 	}
-	return judge(t, output, failed)
+	if r := judge(t, output, failed); !bytes.Contains(output, hung) && ctx.Err() == nil {
+		return r
+	}
+	return result{output: output, err: fmt.Errorf("%s did not end within %s\n%s", t, limit, tail(output))}
 }
+
+// hung is in the output of a test that did not end in time.
+var hung = []byte("panic: test timed out after ")
 
 var (
 	failLine = regexp.MustCompile(`(?m)^--- FAIL: ([^\s(]+) \(`)

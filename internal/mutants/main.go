@@ -12,6 +12,7 @@ import (
 	"os/signal"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 	"syscall"
 	"time"
@@ -30,6 +31,7 @@ func main() {
 type options struct {
 	root     string
 	run      string
+	base     string
 	list     bool
 	jobs     int
 	timeout  time.Duration
@@ -42,10 +44,11 @@ func parse(args []string, stderr io.Writer) (options, error) {
 	flags := flag.NewFlagSet("mutants", flag.ContinueOnError)
 	flags.SetOutput(stderr)
 	flags.StringVar(&o.root, "C", ".", "root of the module, which has the folder mutants/")
-	flags.StringVar(&o.run, "run", "", "only mutants whose name matches this `regexp`")
+	flags.StringVar(&o.run, "run", "", "only mutants whose name or promise matches this `regexp`")
+	flags.StringVar(&o.base, "base", "", "only mutants of packages that changed since this `revision`, or that changed themselves or whose tests did")
 	flags.BoolVar(&o.list, "list", false, "list the mutants and their tests, run nothing")
 	flags.IntVar(&o.jobs, "j", 2, "mutants under way at once")
-	flags.DurationVar(&o.timeout, "timeout", 5*time.Minute, "time for one test")
+	flags.DurationVar(&o.timeout, "timeout", 5*time.Minute, "most time for one test")
 	flags.BoolVar(&o.baseline, "baseline", true, "first demand that each test passes without a mutation")
 	flags.BoolVar(&o.work, "work", false, "keep the mutated files and the tests' output, and print where")
 	if err := flags.Parse(args); err != nil {
@@ -67,7 +70,7 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	if err != nil {
 		return 2
 	}
-	mutants, err := choose(o)
+	mutants, err := choose(ctx, o)
 	if err != nil {
 		fmt.Fprintln(stderr, err)
 		return 2
@@ -105,7 +108,8 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	return s.close(len(mutants))
 }
 
-func choose(o options) ([]mutation.Mutant, error) {
+// choose returns the mutants to run. There may be none only if a revision is given.
+func choose(ctx context.Context, o options) ([]mutation.Mutant, error) {
 	want, err := regexp.Compile(o.run)
 	if err != nil {
 		return nil, fmt.Errorf("-run: %w", err)
@@ -114,16 +118,20 @@ func choose(o options) ([]mutation.Mutant, error) {
 	if err != nil {
 		return nil, err
 	}
-	var chosen []mutation.Mutant
-	for _, m := range all {
-		if want.MatchString(m.Name) {
-			chosen = append(chosen, m)
-		}
-	}
-	if chosen == nil {
+	chosen := slices.DeleteFunc(all, func(m mutation.Mutant) bool {
+		return !want.MatchString(m.Name) && !slices.ContainsFunc(m.Promises, want.MatchString)
+	})
+	if len(chosen) == 0 {
 		return nil, fmt.Errorf("no mutant in %s matches %q", filepath.Join(o.root, "mutants"), o.run)
 	}
-	return chosen, nil
+	if o.base == "" {
+		return chosen, nil
+	}
+	c, err := changesSince(ctx, o.root, o.base)
+	if err != nil {
+		return nil, err
+	}
+	return slices.DeleteFunc(chosen, func(m mutation.Mutant) bool { return !c.touch(m) }), nil
 }
 
 func list(out io.Writer, mutants []mutation.Mutant) {

@@ -30,6 +30,14 @@ func TestKilledMutant(t *testing.T) {
 	wantAll(t, out, "killed    killed", "by ./gate ^TestChildrenStayOutside$", "1 mutants", "1 killed, 0 survived, 0 broken")
 }
 
+func TestKilledMutantOfADeclaration(t *testing.T) {
+	status, out := try(t, "-run", "^gate/children$")
+	if status != 0 {
+		t.Errorf("status %d", status)
+	}
+	wantAll(t, out, "killed    gate/children", "1 killed, 0 survived, 0 broken")
+}
+
 func TestSurvivingMutant(t *testing.T) {
 	status, out := try(t, "-run", "killed|survives")
 	if status != 1 {
@@ -62,7 +70,7 @@ func TestHangingTestIsBroken(t *testing.T) {
 	if status != 1 {
 		t.Errorf("status %d, want 1\n%s", status, out)
 	}
-	wantAll(t, out, "broken    broken-hang")
+	wantAll(t, out, "broken    broken-hang", "did not end within 1s", "0 killed, 0 survived, 1 broken")
 }
 
 func TestListRunsNothing(t *testing.T) {

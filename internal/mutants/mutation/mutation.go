@@ -3,12 +3,13 @@
 package mutation
 
 import (
-	"bytes"
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"regexp"
+	"strconv"
 	"strings"
 
 	"github.com/rogpeppe/go-internal/txtar"
@@ -16,7 +17,7 @@ import (
 
 // Mutant is one protection removed.
 type Mutant struct {
-	Name     string   // base name of the file, without .txtar
+	Name     string   // path of the file below mutants/, without .txtar
 	Summary  string   // one sentence: what is removed
 	Promises []string // rows of docs/security.md that the protection serves
 	Tests    []Test   // each must fail without the protection
@@ -31,38 +32,48 @@ type Test struct {
 
 func (t Test) String() string { return t.Package + " " + t.Run }
 
-// File is one source file and what to replace in it.
+// File is one source file, or one declaration of a package, and what to replace in it.
 type File struct {
-	Path   string // relative to the module's root, with slashes
+	Path   string // of the file, or of the package's folder if Decl is set; relative to the module's root, with slashes
+	Decl   string // a function, method (T.Name), type, variable or constant; if empty, Blocks are lines of the file
 	Blocks []Block
 }
 
-// Block replaces whole lines. Old occurs exactly once in the file.
-type Block struct{ Old, New string }
+// Block replaces Old by New. In a File without Decl both are whole lines, and Old occurs exactly once in the file. With
+// Decl, Old is Go: an expression, statements, case clauses, fields, or elements of a list. It is compared with the syntax
+// tree of the declaration, so that spaces, line breaks and comments make no difference, and occurs exactly once there,
+// unless Nth says which is meant, counted from 1.
+type Block struct {
+	Old, New string
+	Nth      int
+}
 
-// Load parses every .txtar file in dir, sorted by name. On errors it returns the mutants that could be read, with all
+// Load parses every .txtar file below dir, sorted by name. On errors it returns the mutants that could be read, with all
 // errors.
 func Load(dir string) ([]Mutant, error) {
-	paths, err := filepath.Glob(filepath.Join(dir, "*.txtar"))
-	if err != nil {
-		return nil, err
-	}
 	var mutants []Mutant
 	var errs []error
-	for _, path := range paths {
+	err := filepath.WalkDir(dir, func(path string, d fs.DirEntry, err error) error {
+		if err != nil || d.IsDir() || filepath.Ext(path) != ".txtar" {
+			return err
+		}
 		data, err := os.ReadFile(path)
 		if err != nil {
-			errs = append(errs, err)
-			continue
+			return err
 		}
-		m, err := Parse(strings.TrimSuffix(filepath.Base(path), ".txtar"), data)
+		name, err := filepath.Rel(dir, path)
+		if err != nil {
+			return err
+		}
+		m, err := Parse(strings.TrimSuffix(filepath.ToSlash(name), ".txtar"), data)
 		if err != nil {
 			errs = append(errs, fmt.Errorf("%s: %w", path, err))
-			continue
+			return nil
 		}
 		mutants = append(mutants, m)
-	}
-	return mutants, errors.Join(errs...)
+		return nil
+	})
+	return mutants, errors.Join(append(errs, err)...)
 }
 
 // Parse parses one file. It is strict: unknown lines are errors.
@@ -73,14 +84,19 @@ func Parse(name string, data []byte) (Mutant, error) {
 		return Mutant{}, err
 	}
 	for _, f := range archive.Files {
+		path, decl, _ := strings.Cut(f.Name, " ")
 		blocks, err := parseBlocks(f.Data)
 		if err != nil {
 			return Mutant{}, fmt.Errorf("%s: %w", f.Name, err)
 		}
-		if !filepath.IsLocal(f.Name) {
-			return Mutant{}, fmt.Errorf("%s: not a path inside the module", f.Name)
+		if !filepath.IsLocal(path) {
+			return Mutant{}, fmt.Errorf("%s: not a path inside the module", path)
 		}
-		m.Files = append(m.Files, File{Path: f.Name, Blocks: blocks})
+		file := File{Path: path, Decl: strings.TrimSpace(decl), Blocks: blocks}
+		if err := file.check(); err != nil {
+			return Mutant{}, fmt.Errorf("%s: %w", f.Name, err)
+		}
+		m.Files = append(m.Files, file)
 	}
 	return m, m.incomplete()
 }
@@ -147,7 +163,7 @@ func (m *Mutant) incomplete() error {
 	case len(m.Tests) == 0:
 		return errors.New("no test: line")
 	case len(m.Files) == 0:
-		return errors.New("no file to mutate: want -- PATH -- and blocks")
+		return errors.New("nothing to mutate: want -- PACKAGE DECLARATION -- or -- FILE --, and blocks")
 	}
 	return nil
 }
@@ -164,8 +180,8 @@ func parseBlocks(data []byte) ([]Block, error) {
 	state := endBlock
 	for line := range strings.Lines(string(data)) {
 		switch {
-		case line == beginOld && state == endBlock:
-			b, state = Block{}, beginOld
+		case begins(line, &b) && state == endBlock:
+			state = beginOld
 		case line == beginNew && state == beginOld:
 			state = beginNew
 		case line == endBlock && state == beginNew:
@@ -173,7 +189,7 @@ func parseBlocks(data []byte) ([]Block, error) {
 				return nil, err
 			}
 			blocks, state = append(blocks, b), endBlock
-		case line == beginOld || line == beginNew || line == endBlock:
+		case begins(line, &b) || line == beginNew || line == endBlock:
 			return nil, fmt.Errorf("misplaced %s: want <<<<, old lines, ====, new lines, >>>>", strings.TrimSpace(line))
 		case state == beginOld:
 			b.Old += line
@@ -192,6 +208,37 @@ func parseBlocks(data []byte) ([]Block, error) {
 	return blocks, nil
 }
 
+// begins reports whether line begins a block, and begins b if so: <<<<, or <<<< 2 for the second occurrence.
+func begins(line string, b *Block) bool {
+	if line == beginOld {
+		*b = Block{}
+		return true
+	}
+	number, ok := strings.CutPrefix(line, strings.TrimSuffix(beginOld, "\n")+" ")
+	nth, err := strconv.Atoi(strings.TrimSpace(number))
+	if !ok || err != nil || nth < 1 {
+		return false
+	}
+	*b = Block{Nth: nth}
+	return true
+}
+
+// check holds blocks of lines to whole files, and blocks of Go to packages or files of Go.
+func (f File) check() error {
+	for _, b := range f.Blocks {
+		if f.Decl == "" {
+			if b.Nth != 0 {
+				return errors.New("only blocks of a declaration are counted: want -- PACKAGE DECLARATION --")
+			}
+			continue
+		}
+		if _, err := parsePatterns(b.Old); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
 func (b Block) check() error {
 	if strings.TrimSpace(b.Old) == "" {
 		return errors.New("a block has no old lines")
@@ -200,44 +247,4 @@ func (b Block) check() error {
 		return errors.New("a block changes nothing")
 	}
 	return nil
-}
-
-// Apply returns the mutated text of a file whose text is src.
-func (f File) Apply(src []byte) ([]byte, error) {
-	text := append([]byte("\n"), src...)
-	for _, b := range f.Blocks {
-		old := []byte("\n" + b.Old)
-		at := bytes.Index(text, old)
-		if at < 0 {
-			return nil, fmt.Errorf("%s no longer has these lines:\n%s", f.Path, b.Old)
-		}
-		if bytes.Contains(text[at+1:], old) {
-			return nil, fmt.Errorf("%s has these lines more than once; add the lines around them:\n%s", f.Path, b.Old)
-		}
-		text = bytes.Join([][]byte{text[:at+1], []byte(b.New), text[at+len(old):]}, nil)
-	}
-	return text[1:], nil
-}
-
-// Overlay writes the mutated files below dir and returns what they replace, as the overlay file of `go build` wants it.
-// root is the module's root, absolute.
-func (m Mutant) Overlay(root, dir string) (map[string]string, error) {
-	replace := map[string]string{}
-	for i, f := range m.Files {
-		path := filepath.Join(root, filepath.FromSlash(f.Path))
-		src, err := os.ReadFile(path)
-		if err != nil {
-			return nil, err
-		}
-		mutated, err := f.Apply(src)
-		if err != nil {
-			return nil, err
-		}
-		to := filepath.Join(dir, fmt.Sprintf("%d-%s", i, filepath.Base(path)))
-		if err := os.WriteFile(to, mutated, 0o600); err != nil {
-			return nil, err
-		}
-		replace[path] = to
-	}
-	return replace, nil
 }

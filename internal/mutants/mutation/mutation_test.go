@@ -34,6 +34,11 @@ ring
 ====
 silence
 >>>>
+-- door (*Door).open --
+<<<< 2
+ask()
+====
+>>>>
 `))
 	if err != nil {
 		t.Fatal(err)
@@ -44,8 +49,9 @@ silence
 		Promises: []string{`Only members (see "rules") pass`, "Another"},
 		Tests:    []Test{{"./door", "^TestStranger$"}, {".", "^FuzzA|TestB$"}},
 		Files: []File{
-			{"door/door.go", []Block{{"\task()\n", "\t_ = ask\n"}, {"\tclose()\n", ""}}},
-			{"door/bell.go", []Block{{"ring\n", "silence\n"}}},
+			{Path: "door/door.go", Blocks: []Block{{Old: "\task()\n", New: "\t_ = ask\n"}, {Old: "\tclose()\n"}}},
+			{Path: "door/bell.go", Blocks: []Block{{Old: "ring\n", New: "silence\n"}}},
+			{Path: "door", Decl: "(*Door).open", Blocks: []Block{{Old: "ask()\n", Nth: 2}}},
 		},
 	}
 	if diff := cmp.Diff(want, got); diff != "" {
@@ -62,7 +68,7 @@ func TestParseErrors(t *testing.T) {
 		"empty":              {"", "no summary"},
 		"no promise":         {"Gone.\n\ntest: ./a ^TestA$\n" + block, "no promise: line"},
 		"no test":            {"Gone.\n\npromise: P\n" + block, "no test: line"},
-		"no file":            {ok, "no file to mutate"},
+		"no file":            {ok, "nothing to mutate"},
 		"unknown key":        {"Gone.\n\npromises: P\n" + block, "unexpected line"},
 		"empty promise":      {"Gone.\n\npromise:\n" + block, "unexpected line"},
 		"test without name":  {"Gone.\n\ntest: ./a\n" + block, "want PACKAGE ^TestName$"},
@@ -76,40 +82,14 @@ func TestParseErrors(t *testing.T) {
 		"no change":          {ok + "-- a/a.go --\n<<<<\nx\n====\nx\n>>>>\n", "changes nothing"},
 		"no new part":        {ok + "-- a/a.go --\n<<<<\nx\n>>>>\n", "misplaced >>>>"},
 		"nested":             {ok + "-- a/a.go --\n<<<<\n<<<<\n", "misplaced <<<<"},
+		"counted lines":      {ok + "-- a/a.go --\n<<<< 2\nx\n====\n>>>>\n", "only blocks of a declaration"},
+		"counted from 0":     {ok + "-- a F --\n<<<< 0\nx\n====\n>>>>\n", "outside a block"},
+		"no Go":              {ok + "-- a F --\n<<<<\nif x {\n====\n>>>>\n", "neither an expression nor"},
 		"unfinished":         {ok + "-- a/a.go --\n<<<<\nx\n====\n", "does not end with >>>>"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			if _, err := Parse("m", []byte(c.text)); err == nil || !strings.Contains(err.Error(), c.want) {
 				t.Errorf("got %v, want %q", err, c.want)
-			}
-		})
-	}
-}
-
-func TestApply(t *testing.T) {
-	const src = "a\nb\nb\nc\n"
-	for name, c := range map[string]struct {
-		blocks    []Block
-		want, err string
-	}{
-		"first line":         {blocks: []Block{{"a\n", "z\n"}}, want: "z\nb\nb\nc\n"},
-		"last line":          {blocks: []Block{{"c\n", ""}}, want: "a\nb\nb\n"},
-		"several":            {blocks: []Block{{"c\n", "d\n"}, {"a\nb\n", "e\nf\n"}}, want: "e\nf\nb\nd\n"},
-		"neighbours":         {blocks: []Block{{"b\n", ""}}, err: "more than once"},
-		"gone":               {blocks: []Block{{"x\n", ""}}, err: "no longer has"},
-		"part of a line":     {blocks: []Block{{"\n", ""}}, err: "no longer has"},
-		"second after first": {blocks: []Block{{"a\n", ""}, {"a\n", ""}}, err: "no longer has"},
-	} {
-		t.Run(name, func(t *testing.T) {
-			got, err := File{Path: "f", Blocks: c.blocks}.Apply([]byte(src))
-			if c.err != "" {
-				if err == nil || !strings.Contains(err.Error(), c.err) {
-					t.Errorf("got %v, want %q", err, c.err)
-				}
-				return
-			}
-			if err != nil || string(got) != c.want {
-				t.Errorf("got %q, %v, want %q", got, err, c.want)
 			}
 		})
 	}
