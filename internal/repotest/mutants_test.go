@@ -6,7 +6,9 @@ import (
 	"go/parser"
 	"go/token"
 	"os"
+	"path"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -63,8 +65,8 @@ func testsByPackage(t *testing.T) map[string][]string {
 	return out
 }
 
-// TestMutantsFitTheSources holds mutants/ to today's tree: each can be applied and leaves Go that parses,
-// and names promises and tests that exist.
+// TestMutantsFitTheSources holds mutants/ to today's tree: each can be applied and leaves Go that parses, stands in the
+// folder of a package that it mutates, and names promises and tests that exist.
 func TestMutantsFitTheSources(t *testing.T) {
 	atRoot(t)
 	mutants, err := mutation.Load("mutants")
@@ -85,6 +87,9 @@ func TestMutantsFitTheSources(t *testing.T) {
 	src := mutation.NewSources(root)
 	for _, m := range mutants {
 		t.Run(m.Name, func(t *testing.T) {
+			if dir := path.Dir(m.Name); !slices.Contains(m.Packages(), dir) {
+				t.Errorf("stands in mutants/%s, but mutates %q", dir, m.Packages())
+			}
 			for _, p := range m.Promises {
 				if !known[p] {
 					t.Errorf("no table of docs/security.md has a row that begins with %q", p)
