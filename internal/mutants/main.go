@@ -48,7 +48,7 @@ func parse(args []string, stderr io.Writer) (options, error) {
 	flags.StringVar(&o.base, "base", "", "only mutants of packages that changed since this `revision`, or that changed themselves or whose tests did")
 	flags.BoolVar(&o.list, "list", false, "list the mutants and their tests, run nothing")
 	flags.IntVar(&o.jobs, "j", 2, "mutants under way at once")
-	flags.DurationVar(&o.timeout, "timeout", 5*time.Minute, "most time for one test")
+	flags.DurationVar(&o.timeout, "timeout", 10*time.Minute, "most time for one test")
 	flags.BoolVar(&o.baseline, "baseline", true, "first demand that each test passes without a mutation")
 	flags.BoolVar(&o.work, "work", false, "keep the mutated files and the tests' output, and print where")
 	if err := flags.Parse(args); err != nil {
