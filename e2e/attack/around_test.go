@@ -41,11 +41,13 @@ func TestAttackWayAroundTheInterceptor(t *testing.T) {
 		}))
 		// Where names decide, in either way, an address alone opens nothing.
 		byAddress := name == "addresses" || name == "every address" || name == "names, addresses"
-		t.Run(name+", by heart", func(t *testing.T) {
+		passed := t.Run(name+", by heart", func(t *testing.T) {
 			aroundEveryWay(in.On(t), byAddress, in.V4("api.example.com"), in.V6("api.example.com"))
 		})
 		told := []netip.Addr{in.Resolve("api.example.com", "ip4"), in.Resolve("api.example.com", "ip6")}
-		t.Run(name, func(t *testing.T) { aroundEveryWay(in.On(t), byAddress, told...) })
+		if !passed || !t.Run(name, func(t *testing.T) { aroundEveryWay(in.On(t), byAddress, told...) }) {
+			return // the other policies would take minutes each to show it
+		}
 	}
 }
 
