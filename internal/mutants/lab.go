@@ -243,7 +243,8 @@ func (l *lab) runTest(ctx context.Context, t mutation.Test, binary, log, overlay
 	if r := judge(t, output, failed); !bytes.Contains(output, hung) && ctx.Err() == nil {
 		return r
 	}
-	return result{output: output, err: fmt.Errorf("%s did not end within %s\n%s", t, limit, tail(output))}
+	said, _, _ := bytes.Cut(output, hung) // what follows are the stacks of all goroutines
+	return result{output: output, err: fmt.Errorf("%s did not end within %s\n%s", t, limit, tail(said))}
 }
 
 // hung is in the output of a test that did not end in time.
