@@ -108,8 +108,9 @@ func (d pair[K, V]) enter() { d.ring() }
 
 func TestApplyToDeclarations(t *testing.T) {
 	const (
-		enter  = "Door.enter"
-		nested = "		Long: d.long(who,\n			n),\n"
+		enter      = "Door.enter"
+		switchText = "switch {\n\tcase n > limit:\n\t\treturn false\n\tcase n == 0,\n\t\twho == \"\":\n\t\td.log(who)\n\t}"
+		nested     = "		Long: d.long(who,\n			n),\n"
 	)
 	s := module(t, map[string]string{"door/door.go": doorSource, "door/door_test.go": "package door\n\nfunc enter() {}\n"})
 	for name, c := range map[string]struct {
@@ -127,6 +128,7 @@ func TestApplyToDeclarations(t *testing.T) {
 		"too many":                   {decl: enter, old: "d.log(who)", nth: 3, err: "occurs 2 times, not 3"},
 		"statements":                 {decl: enter, old: "d.log(who)\nswitch { case n > limit: return false; case n == 0, who == \"\": d.log(who) }", new: "_ = n", wantOld: "d.log(who)\n\tswitch {\n\tcase n > limit:\n\t\treturn false\n\tcase n == 0,\n\t\twho == \"\":\n\t\td.log(who)\n\t}", wantNew: "_ = n"},
 		"a case":                     {decl: enter, old: "case n > limit: return false", wantOld: "\tcase n > limit:\n\t\treturn false\n"},
+		"a switch":                   {decl: enter, old: switchText, new: "_ = n", wantOld: switchText, wantNew: "_ = n"},
 		"an element with its comma":  {decl: enter, old: "Long: d.long(who, n),", wantOld: nested},
 		"an element without comma":   {decl: enter, old: "Long: d.long(who, n)", wantOld: nested},
 		"elements":                   {decl: enter, old: "Loud: true, Long: d.long(who, n)", new: "nil,", wantOld: "Loud: true,\n\t\tLong: d.long(who,\n\t\t\tn),", wantNew: "nil,"},

@@ -85,6 +85,8 @@ func TestParseErrors(t *testing.T) {
 		"counted lines":      {ok + "-- a/a.go --\n<<<< 2\nx\n====\n>>>>\n", "only blocks of a declaration"},
 		"counted from 0":     {ok + "-- a F --\n<<<< 0\nx\n====\n>>>>\n", "outside a block"},
 		"no Go":              {ok + "-- a F --\n<<<<\nif x {\n====\n>>>>\n", "neither an expression nor"},
+		"unbalanced Go":      {ok + "-- a F --\n<<<<\n1}; var x = T{2\n====\n>>>>\n", "neither an expression nor"},
+		"closed early":       {ok + "-- a F --\n<<<<\n1}.x + T{2\n====\n>>>>\n", "neither an expression nor"},
 		"unfinished":         {ok + "-- a/a.go --\n<<<<\nx\n====\n", "does not end with >>>>"},
 	} {
 		t.Run(name, func(t *testing.T) {

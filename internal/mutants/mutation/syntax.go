@@ -87,20 +87,25 @@ func parsePatterns(text string) ([]pattern, error) {
 		all = append(all, pattern{e})
 	}
 	elements := strings.TrimSuffix(strings.TrimSpace(text), ",")
-	var first error
-	for _, wrap := range []struct{ before, text, after string }{
-		{"func _() {\n", text, "\n}"},
-		{"var _ = T{\n", elements, ",\n}"},
-		{"func _() { switch {\n", text, "\n} }"},
-		{"func _() { select {\n", text, "\n} }"},
-		{"type _ struct {\n", text, "\n}"},
+	first := errUnbalanced
+	for _, r := range []struct {
+		before, text, after string
+		unwrap              func(ast.Decl) (pattern, bool)
+	}{
+		{"func _() {\n", text, "\n}", statements},
+		{"var _ = T{\n", elements, ",\n}", elementsOf},
+		{"func _() { switch {\n", text, "\n} }", clauses},
+		{"func _() { select {\n", text, "\n} }", clauses},
+		{"type _ struct {\n", text, "\n}", fields},
 	} {
-		f, err := parser.ParseFile(token.NewFileSet(), "", "package p; "+wrap.before+wrap.text+wrap.after, parser.SkipObjectResolution)
+		f, err := parser.ParseFile(token.NewFileSet(), "", "package p; "+r.before+r.text+r.after, parser.SkipObjectResolution)
+		if err != nil && errors.Is(first, errUnbalanced) {
+			first = err
+		}
 		if err != nil || len(f.Decls) != 1 {
-			first = cmp.Or(first, err)
 			continue
 		}
-		if p := unwrap(f.Decls[0]); len(p) > 0 {
+		if p, ok := r.unwrap(f.Decls[0]); ok && len(p) > 0 {
 			all = append(all, p)
 		}
 	}
@@ -110,30 +115,62 @@ func parsePatterns(text string) ([]pattern, error) {
 	return all, nil
 }
 
-// unwrap returns the nodes in the declaration that parsePatterns has put them in.
-func unwrap(n ast.Node) pattern {
-	switch n := n.(type) {
-	case *ast.FuncDecl:
-		if len(n.Body.List) == 1 {
-			switch s := n.Body.List[0].(type) {
-			case *ast.SwitchStmt:
-				if s.Tag == nil && s.Init == nil {
-					return toNodes(s.Body.List)
-				}
-			case *ast.SelectStmt:
-				return toNodes(s.Body.List)
-			}
-		}
-		return toNodes(n.Body.List)
-	case *ast.GenDecl:
-		switch s := n.Specs[0].(type) {
-		case *ast.ValueSpec:
-			return toNodes(s.Values[0].(*ast.CompositeLit).Elts) //nolint:forcetypeassert // parsePatterns wrote it
-		case *ast.TypeSpec:
-			return toNodes(s.Type.(*ast.StructType).Fields.List) //nolint:forcetypeassert // parsePatterns wrote it
-		}
+var errUnbalanced = errors.New("unbalanced")
+
+// statements, elementsOf, clauses and fields return the nodes in the declaration that parsePatterns has put them in. ok is
+// false if the text ended what was around it.
+func statements(d ast.Decl) (p pattern, ok bool) {
+	f, ok := d.(*ast.FuncDecl)
+	if !ok {
+		return nil, false
 	}
-	return nil
+	return toNodes(f.Body.List), true
+}
+
+func elementsOf(d ast.Decl) (p pattern, ok bool) {
+	spec, ok := onlySpec[*ast.ValueSpec](d)
+	if !ok || len(spec.Values) != 1 {
+		return nil, false
+	}
+	lit, ok := spec.Values[0].(*ast.CompositeLit)
+	if !ok {
+		return nil, false
+	}
+	return toNodes(lit.Elts), true
+}
+
+func clauses(d ast.Decl) (p pattern, ok bool) {
+	body, ok := statements(d)
+	if !ok || len(body) != 1 {
+		return nil, false
+	}
+	switch s := body[0].(type) {
+	case *ast.SwitchStmt:
+		return toNodes(s.Body.List), true
+	case *ast.SelectStmt:
+		return toNodes(s.Body.List), true
+	}
+	return nil, false
+}
+
+func fields(d ast.Decl) (p pattern, ok bool) {
+	spec, ok := onlySpec[*ast.TypeSpec](d)
+	if !ok {
+		return nil, false
+	}
+	t, ok := spec.Type.(*ast.StructType)
+	if !ok {
+		return nil, false
+	}
+	return toNodes(t.Fields.List), true
+}
+
+// onlySpec returns the one specification of a declaration, if it is an S.
+func onlySpec[S ast.Spec](d ast.Decl) (spec S, ok bool) {
+	if g, isGen := d.(*ast.GenDecl); isGen && len(g.Specs) == 1 {
+		spec, ok = g.Specs[0].(S)
+	}
+	return spec, ok
 }
 
 func toNodes[N ast.Node](list []N) pattern {
