@@ -187,7 +187,8 @@ func (l *Launcher) startRuntime(ctx context.Context, spec Spec) error {
 	pidFile := filepath.Join(l.dirs.box(id), "pid")
 	making, cancel := bounded(ctx)
 	defer cancel()
-	create := l.runtimeCommand(making, logFile, "create", "--bundle", l.dirs.bundle(id), "--pid-file", pidFile, string(id))
+	args := append([]string{"create", "--bundle", l.dirs.bundle(id), "--pid-file", pidFile}, keyringArgs(l.cfg.Runtime)...)
+	create := l.runtimeCommand(making, logFile, append(args, string(id))...)
 	if err = l.startLimited(create, lim); err == nil {
 		err = create.Wait()
 	}

@@ -46,6 +46,16 @@ func extraArgs(runtime string) []string {
 	return []string{"--network=sandbox", "--overlay2=none", "--file-access=shared", "--host-uds=none", "--platform=systrap"}
 }
 
+// keyringArgs keep runc and crun from making a session keyring for the box and for each of its commands: the kernel charges them
+// to the box's user, who may have 200. They inherit the one that [container.StartLimited] makes.
+func keyringArgs(runtime string) []string {
+	switch filepath.Base(runtime) {
+	case "runc", "crun":
+		return []string{"--no-new-keyring"}
+	}
+	return nil
+}
+
 // runtimeCommand is a call of the runtime that writes what goes wrong to a file of ours.
 func (l *Launcher) runtimeCommand(ctx context.Context, logFile string, args ...string) *exec.Cmd {
 	all := append([]string{"--root", l.runc.Root, "--log", logFile, "--log-format", "json"}, l.runc.ExtraArgs...)

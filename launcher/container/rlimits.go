@@ -69,6 +69,9 @@ func canSetRlimits() bool {
 func StartLimited(cmd *exec.Cmd, lim Limits) error {
 	return namespace.OnThread(func() error { // the tracer is a thread
 		cmd.SysProcAttr = &syscall.SysProcAttr{Ptrace: true}
+		if err := emptyKeyring(); err != nil {
+			return err
+		}
 		if err := cmd.Start(); err != nil {
 			return err
 		}
@@ -79,6 +82,19 @@ func StartLimited(cmd *exec.Cmd, lim Limits) error {
 		}
 		return err
 	})
+}
+
+// emptyKeyring gives the thread, and what it starts, an anonymous session keyring of root's instead of this process's. A box is
+// made with --no-new-keyring, so that neither it nor a command in it takes one of the few keys that its user may have.
+func emptyKeyring() error {
+	_, err := unix.KeyctlInt(unix.KEYCTL_JOIN_SESSION_KEYRING, 0, 0, 0, 0)
+	if errors.Is(err, unix.ENOSYS) { // a kernel without keys
+		return nil
+	}
+	if err != nil {
+		return fmt.Errorf("a session keyring: %w", err)
+	}
+	return nil
 }
 
 // limitStopped sets the limits of a process once it has stopped, and lets it continue.
