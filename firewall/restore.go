@@ -83,11 +83,11 @@ func (f repairer) IsGone(id policy.BoxID, problem error) bool {
 	return true
 }
 
-// RestoreBoxes restores some boxes and returns the errors.
-func (f repairer) RestoreBoxes(ctx context.Context, boxes map[policy.BoxID]bool) map[policy.BoxID]error {
+// RestoreBoxes restores those of the boxes that are still attached, and returns them, or why they could not be restored.
+func (f repairer) RestoreBoxes(ctx context.Context, boxes map[policy.BoxID]bool) (restored []policy.BoxID, problems map[policy.BoxID]error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	problems := map[policy.BoxID]error{}
+	problems = map[policy.BoxID]error{}
 	for id := range boxes {
 		if b, ok := f.boxes.byID[id]; ok && !f.closed {
 			if !b.repairs.allow(time.Now()) {
@@ -96,10 +96,12 @@ func (f repairer) RestoreBoxes(ctx context.Context, boxes map[policy.BoxID]bool)
 			}
 			if err := f.restoreBox(ctx, b); err != nil {
 				problems[id] = err
+				continue
 			}
+			restored = append(restored, id)
 		}
 	}
-	return problems
+	return restored, problems
 }
 
 // restore returns the errors of single boxes, and an error if what they share could not be restored.

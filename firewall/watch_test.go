@@ -8,6 +8,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -237,5 +238,17 @@ func TestABoxIsRemovedWhileTheTableIsGone(t *testing.T) {
 	w.addBox("one", 10)
 	if w.reaches("one", netip.AddrPortFrom(outside4, server.Port())) {
 		t.Error("a box that was removed has its plan again")
+	}
+}
+
+// A box that was removed since its link was found damaged is not restored, and not said to be.
+func TestARemovedBoxIsNotRestored(t *testing.T) {
+	w := newWorld(t)
+	w.addBox("stays", 10)
+	w.addBox("goes", 11)
+	w.must(w.fw.RemoveBox(t.Context(), "goes"))
+	restored, problems := repairer{w.fw}.RestoreBoxes(t.Context(), map[policy.BoxID]bool{"stays": true, "goes": true})
+	if !slices.Equal(restored, []policy.BoxID{"stays"}) || len(problems) > 0 {
+		t.Errorf("restored %v, %v", restored, problems)
 	}
 }

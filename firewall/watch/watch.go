@@ -49,8 +49,8 @@ type Owner interface {
 	// RestoreAll rewrites everything. It returns the errors of single boxes, and an error if what they share could not
 	// be restored.
 	RestoreAll(ctx context.Context) (map[policy.BoxID]error, error)
-	// RestoreBoxes restores some boxes and returns the errors.
-	RestoreBoxes(ctx context.Context, boxes map[policy.BoxID]bool) map[policy.BoxID]error
+	// RestoreBoxes restores some boxes, unless they were removed since. It returns those that it restored, and the errors.
+	RestoreBoxes(ctx context.Context, boxes map[policy.BoxID]bool) ([]policy.BoxID, map[policy.BoxID]error)
 	// IsGone reports whether the problem is that there is nothing left of the box to repair.
 	IsGone(id policy.BoxID, problem error) bool
 }
@@ -133,12 +133,13 @@ func (w *Watcher) repair(ctx context.Context, d *damage) (whole bool, boxes []po
 	if !whole && len(damaged) == 0 {
 		return false, nil
 	}
+	var restored []policy.BoxID
 	var problems map[policy.BoxID]error
 	var err error
 	if whole {
 		problems, err = w.owner.RestoreAll(ctx)
 	} else {
-		problems = w.owner.RestoreBoxes(ctx, damaged)
+		restored, problems = w.owner.RestoreBoxes(ctx, damaged)
 	}
 	if err != nil {
 		w.log.Error("kernel rules were changed by another program and cannot be restored yet; boxes stay closed", zap.Error(err))
@@ -152,8 +153,12 @@ func (w *Watcher) repair(ctx context.Context, d *damage) (whole bool, boxes []po
 			zap.String("box", string(id)), zap.Error(problem))
 		boxes = append(boxes, id)
 	}
-	if len(boxes) == 0 && len(problems) == 0 {
+	switch {
+	case len(problems) > 0:
+	case whole:
 		w.log.Warn("kernel rules were changed by another program and have been restored")
+	case len(restored) > 0: // else the boxes were removed, and that was the change: one that fails to start goes with its namespace
+		w.log.Warn("kernel rules were changed by another program and have been restored", zap.Any("boxes", restored))
 	}
 	return false, boxes
 }
