@@ -1,24 +1,24 @@
 package api
 
-// Capacity is how much of what the gateway can hold is in use.
+// Capacity is the use of the gateway's bounded resources.
 type Capacity struct {
-	Listeners   []ListenerState // every listener that is served
-	Places      []PlaceState    // what all boxes, and all visitors, share
+	Listeners   []ListenerState // every listener that the gateway serves
+	Places      []PlaceState    // resources shared by all boxes or by all visitors
 	Descriptors PlaceState      // open files of the process
 }
 
-// ListenerState is one listener.
+// ListenerState is the state of one listener.
 type ListenerState struct {
-	Name        string // what it serves, such as "urls_https"
+	Name        string // such as "urls_https"; docs/metrics.md lists them
 	Address     string
-	Accepts     bool // a connection made to it within the last seconds was accepted
-	Connections int  // open ones that it has accepted
-	Limit       int  // of Connections; 0: each box has its own
+	Accepts     bool // whether it accepted a connection that the gateway made to it in the last few seconds
+	Connections int  // accepted and still open
+	Limit       int  // of Connections; 0: no limit of its own, only those of each box or peer
 }
 
-// PlaceState is the use of one kind of place.
+// PlaceState is the use of one bounded resource.
 type PlaceState struct {
 	Name  string
 	Used  int
-	Limit int // 0: there is none
+	Limit int // 0: no limit
 }

@@ -103,10 +103,10 @@ type Host interface {
 	// IdentityKeys returns the public keys of the tokens that forwarded requests carry, as a JSON Web Key Set.
 	IdentityKeys(ctx context.Context) (json.RawMessage, error)
 
-	// Ready returns nil when boxes can be created and served and every listener accepts connections, else an error that says what is
-	// missing.
+	// Ready returns nil when boxes can be created and served and every listener accepts connections. Otherwise the error names the
+	// obstacle.
 	Ready(ctx context.Context) error
-	// Capacity returns how much of what the gateway can hold is in use.
+	// Capacity returns the use of the gateway's bounded resources.
 	Capacity(ctx context.Context) (Capacity, error)
 }
 

@@ -70,7 +70,7 @@ func (s *Server) hold(ln net.Listener) *atomic.Int64 {
 	return count.(*atomic.Int64)
 }
 
-// Held returns how many connections are open that a listener given to [Server.ServeTCP] has accepted.
+// Held returns how many accepted connections of a listener, as it was given to [Server.ServeTCP], are open.
 func (s *Server) Held(ln net.Listener) int { return int(s.hold(ln).Load()) }
 
 // boxOf returns the box that a connection comes from, or nil.

@@ -22,7 +22,7 @@ func (h *Host) Capacity(ctx context.Context) (api.Capacity, error) {
 	}, err
 }
 
-// places returns what all boxes, and all visitors, share, by name.
+// places returns the resources that all boxes or all visitors share, sorted by name.
 func (h *Host) places() (list []api.PlaceState) {
 	for name, use := range h.parts.proxy.Uses() {
 		list = append(list, api.PlaceState{Name: name, Used: use.Taken, Limit: use.Most})
@@ -44,10 +44,10 @@ func descriptors() (open, most int, err error) {
 	if err != nil {
 		return 0, 0, fmt.Errorf("counting open files: %w", err)
 	}
-	return len(entries) - 1, int(limit.Cur), nil // without the one that lists them
+	return len(entries) - 1, int(limit.Cur), nil // not counting the directory itself
 }
 
-// capacityMetrics say what is held of each listener and of each kind of place.
+// capacityMetrics exports the connections of each listener and the use of shared resources.
 type capacityMetrics struct{ h *Host }
 
 var (
@@ -58,8 +58,8 @@ var (
 	listenerMost = prometheus.NewDesc("boxgate_listener_connections_limit",
 		"How many connections a listener holds at most; 0: the limits of boxes or of peers apply.", []string{"listener"}, nil)
 	placesUsed = prometheus.NewDesc("boxgate_places_used",
-		"How many places of a kind are taken, by all boxes or all visitors.", []string{"kind"}, nil)
-	placesMost = prometheus.NewDesc("boxgate_places_limit", "How many there are; 0: no limit.", []string{"kind"}, nil)
+		"Use of a resource that all boxes or all visitors share.", []string{"kind"}, nil)
+	placesMost = prometheus.NewDesc("boxgate_places_limit", "Limit of that resource; 0: none.", []string{"kind"}, nil)
 )
 
 func (h *Host) openCapacityMetrics(context.Context) error {
@@ -93,7 +93,7 @@ func (m capacityMetrics) Collect(ch chan<- prometheus.Metric) {
 	}
 }
 
-// byName puts listeners that serve the same together, such as those of both address families: they accept if all of them do.
+// byName merges the listeners of one name, such as those of both address families. The merged listener accepts if all of them do.
 func byName(states []api.ListenerState) map[string]api.ListenerState {
 	all := map[string]api.ListenerState{}
 	for _, s := range states {

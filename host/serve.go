@@ -244,7 +244,7 @@ func (h *Host) serveEgress(ctx, answering context.Context, run func(string, func
 	}
 }
 
-// serveKeyed serves a listener, of which clients without a key have a bounded part.
+// serveKeyed serves HTTP to clients with API keys, and bounds the connections of clients without one.
 func (h *Host) serveKeyed(run func(string, func() error), name string, server *http.Server, ln net.Listener) {
 	tried := tryable(ln)
 	keyed := h.parts.shares.Keyless(tried)
@@ -252,7 +252,7 @@ func (h *Host) serveKeyed(run func(string, func() error), name string, server *h
 	run(name, func() error { return h.arriving.serve(server, keyed) })
 }
 
-// serveURLs serves a listener to visitors of public URLs.
+// serveURLs serves public URLs on a listener.
 func (h *Host) serveURLs(run func(string, func() error), name string, ln net.Listener, serve func(net.Listener) error) {
 	tried := tryable(ln)
 	direct := socket.Listener{Listener: tried}

@@ -19,71 +19,70 @@ import (
 const (
 	// acceptTime is how long a listener may take to accept a connection before it counts as one that does not.
 	acceptTime = 3 * time.Second
-	// acceptValid is how long the last look at the listeners is good for: who may ask needs no key, and each look makes a
-	// connection to every listener.
+	// acceptValid is how long a result is cached: readyz needs no key, and each check makes a connection to every listener.
 	acceptValid = time.Second
 )
 
-// serving are the listeners that the gateway serves, and whether they accept connections. Safe for concurrent use.
+// serving checks that the listeners of the gateway accept connections. Safe for concurrent use.
 type serving struct {
 	log    *zap.Logger
 	within time.Duration // acceptTime
 
 	mu        sync.Mutex
 	listeners []*served
-	ended     bool // they are another process's, or nobody's
+	ended     bool // this process stops accepting, or has stopped
 
-	looking sync.Mutex // held while the listeners are tried
-	looked  time.Time  // when they last were; guarded by looking
+	looking sync.Mutex // held during a check
+	looked  time.Time  // the end of the last check; guarded by looking
 }
 
-// served is one of them.
+// served is one listener.
 type served struct {
 	name string
 	ln   *acceptor.Listener
-	in   *apart.Net // the namespace that it is in
+	in   *apart.Net // its network namespace; nil: the gateway's own
 	held func() (connections, most int)
 
-	failed error // why it did not accept when it was last tried; guarded by looking
+	failed error // of the last check; guarded by looking
 }
 
-// add makes a listener known, which is about to be served, by the name of what it serves. It is in a namespace; held returns how
-// many of its connections are open, and how many there may be; 0: there is no limit for all together.
+// add registers a listener that is about to be served. held returns how many of its connections are open, and their limit (0: none).
 func (s *serving) add(name string, ln *acceptor.Listener, in *apart.Net, held func() (connections, most int)) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.listeners = append(s.listeners, &served{name: name, ln: ln, in: in, held: held})
 }
 
-// tryable returns a listener that can be tried, and drained.
+// tryable wraps a listener so that it can be tried and drained.
 func tryable(ln net.Listener) *acceptor.Listener { return acceptor.New(socket.NewQueue(ln)) }
 
-// end notes that this process is about to accept nothing more: connections to the listeners are another process's, or refused.
+// end stops the checks. Call it before this process stops accepting: from then on connections to the listeners reach another process,
+// or are refused.
 func (s *serving) end() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.ended = true
 }
 
-// errNotServing is a gateway that stops, or that another process has replaced.
+// errNotServing is the result of a check after [serving.end].
 var errNotServing = errors.New("the gateway is stopping")
 
-// all returns the listeners, and whether they are served.
+// all returns the listeners, and whether this process still serves them.
 func (s *serving) all() (list []*served, serves bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.listeners[:len(s.listeners):len(s.listeners)], !s.ended
 }
 
-// lookLocked tries all listeners, unless that was done just now, and returns an error for each that does not accept. The caller must
-// hold looking.
+// lookLocked tries all listeners, unless the last result is still valid, and returns an error for each that does not accept. The
+// caller must hold looking.
 func (s *serving) lookLocked(ctx context.Context) error {
 	all, serves := s.all()
 	if !serves {
 		return errNotServing
 	}
 	if time.Since(s.looked) >= acceptValid {
-		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), s.within) // the result is also for those who ask next
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), s.within) // the result is cached for other callers
 		defer cancel()
 		var trying sync.WaitGroup
 		for _, one := range all {
@@ -101,7 +100,7 @@ func (s *serving) lookLocked(ctx context.Context) error {
 	return errors.Join(failed...)
 }
 
-// try tries one listener, and logs a change of its state.
+// try tries one listener and logs a change of its state.
 func (s *serving) try(ctx context.Context, one *served) {
 	before := one.failed
 	one.failed = one.in.Do(func() error { return one.ln.Try(ctx) })
@@ -125,7 +124,7 @@ func (s *serving) check(ctx context.Context) error {
 func (s *serving) states(ctx context.Context) (states []api.ListenerState) {
 	s.looking.Lock()
 	defer s.looking.Unlock()
-	_ = s.lookLocked(ctx) // each listener has its own result
+	_ = s.lookLocked(ctx) // the result of each listener is in failed
 	all, serves := s.all()
 	for _, one := range all {
 		connections, most := one.held()

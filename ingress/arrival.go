@@ -13,7 +13,7 @@ const arrivalTime = time.Second
 
 // held is a connection that a listener holds.
 type held struct {
-	freeSlot func()       // gives back its slot of the listener; called once, by release
+	freeSlot func()       // returns its slot to the listener; called once, by release
 	busy     atomic.Bool  // a request has begun, and has not ended over HTTP/1.x
 	network  netip.Prefix // what it is counted by; guarded by the listener's mu
 	url      string       // the public URL that it is for, likewise; "": not known

@@ -162,8 +162,7 @@ func (g *Ingress) add(l *listener, most int) bool {
 	return true
 }
 
-// Held returns how many connections are open that a listener given to one of the Serve methods has accepted, and how many there
-// may be.
+// Held returns how many accepted connections of a listener, as it was given to one of the Serve methods, are open, and their limit.
 func (g *Ingress) Held(ln net.Listener) (open, most int) {
 	g.mu.Lock()
 	defer g.mu.Unlock()

@@ -203,8 +203,8 @@ func (l *listener) start(conn net.Conn) {
 	}()
 }
 
-// enter takes ownership of a connection, until [listener.release]. freeSlot gives back the connection's slot. If there is no
-// place for the connection, enter closes it, frees the slot and returns nil.
+// enter takes ownership of a connection until [listener.release]. freeSlot returns the connection's slot. If there is no place for
+// the connection, enter closes it, frees the slot and returns nil.
 func (l *listener) enter(conn net.Conn, network netip.Prefix, freeSlot func()) *held {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -251,8 +251,8 @@ func (l *listener) contained(conn net.Conn, f func()) {
 	f()
 }
 
-// release closes a connection's socket and gives back its slot and its places. Every connection that was entered ends here, once,
-// whoever closed or reset its socket before.
+// release closes a connection's socket and returns its slot and its places. Every connection that was entered is released exactly
+// once, however its socket was closed.
 func (l *listener) release(conn net.Conn) {
 	socket.Abort(conn) // usually closed already
 	l.mu.Lock()

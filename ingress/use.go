@@ -1,11 +1,10 @@
 package ingress
 
-// Use is how many places of a kind are taken, and how many there are.
+// Use is the use of one bounded resource.
 type Use struct{ Taken, Most int }
 
-// Uses returns what visitors and boxes hold at the moment, by kind: requests that are forwarded, those of them that boxes
-// make, requests to applications that speak HTTP/2, questions to the identity provider, and connections to boxes that are kept for
-// later.
+// Uses returns the current use of resources that all visitors share, by name: forwarded requests, forwarded requests of boxes,
+// requests to applications that speak HTTP/2, questions to the identity provider, and idle connections to boxes.
 func (g *Ingress) Uses() map[string]Use {
 	return map[string]Use{
 		"url_requests": g.places.use(), "url_requests_of_boxes": g.inside.use(), "url_http2_requests": g.http2Places.use(),

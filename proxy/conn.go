@@ -128,8 +128,8 @@ func (c *conn) end() {
 	}
 }
 
-// close closes the connection, gives back everything it held and records its event. Every connection ends here, once, whoever
-// closed or reset its socket before. panicked is what its handler panicked with, or nil: only this
+// close closes the connection, releases everything it held and records its event. Every connection is closed here exactly once,
+// however its socket was closed. panicked is what its handler panicked with, or nil: only this
 // connection fails. The panic's text is not logged, as it might quote traffic.
 func (c *conn) close(panicked any) {
 	defer c.count.Add(-1)

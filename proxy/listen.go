@@ -151,7 +151,7 @@ func (p *Proxy) addListener(ln net.Listener) *atomic.Int64 {
 	return p.listeners[ln]
 }
 
-// Held returns how many connections are open that a listener of the proxy has accepted; 0 once it accepts no more.
+// Held returns how many accepted connections of a listener are open; 0 once the listener has stopped.
 func (p *Proxy) Held(ln net.Listener) int {
 	p.mu.Lock()
 	defer p.mu.Unlock()

@@ -1,10 +1,10 @@
 package proxy
 
-// Use is how many places of a kind all boxes hold, and how many there are for them; 0: there is no limit.
+// Use is the use of one bounded resource; a limit of 0 is none.
 type Use struct{ Taken, Most int }
 
-// Uses returns what the boxes hold of the proxy at the moment, by kind: their connections, connections to servers for their HTTP
-// requests, and pipes of tunnels.
+// Uses returns the current use of resources that all boxes share, by name: their connections, connections to servers for HTTP requests,
+// and pipes of tunnels.
 func (p *Proxy) Uses() map[string]Use {
 	return map[string]Use{
 		"box_connections":    {p.live.Open(), p.cfg.MaxAllConns},

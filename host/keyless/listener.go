@@ -33,7 +33,8 @@ func New(ln net.Listener, most int) *Listener {
 	return &Listener{Listener: ln, most: most, from: map[string][]*conn{}}
 }
 
-// conn is one connection, counted until it is closed or has shown a key. It has no NetConn method: whoever serves it ends it by Close.
+// conn is one connection, counted until it is closed or has shown a key. It has no NetConn method, so that its
+// server cannot close the socket without calling Close.
 type conn struct {
 	net.Conn
 	listener *Listener
@@ -93,7 +94,7 @@ func (l *Listener) removeLocked(c *conn) {
 	}
 }
 
-// Held returns how many connections are open, with and without a key.
+// Held returns how many accepted connections are open, with and without a key.
 func (l *Listener) Held() int { return int(l.open.Load()) }
 
 // Close implements [net.Conn].

@@ -1,8 +1,7 @@
-// Package acceptor finds out whether a listener's connections are accepted.
+// Package acceptor tells whether a listener's accept loop runs.
 //
-// The kernel completes connections to a listening socket whether or not its program accepts them, so neither a successful connect
-// nor an open port says that anybody is served. [Listener.Try] connects and waits until that very connection has come out of
-// Accept.
+// The kernel completes connections to a listening socket whether or not the program accepts them, so a successful connect proves
+// nothing. [Listener.Try] connects, and waits until Accept has returned that very connection.
 package acceptor
 
 import (
@@ -41,14 +40,14 @@ type Listener struct {
 // New returns ln as a listener that can be tried.
 func New(ln net.Listener) *Listener { return &Listener{Listener: ln} }
 
-// Accept implements [net.Listener]. It returns everybody's connections but those of [Listener.Try].
+// Accept implements [net.Listener]. It does not return the connections of [Listener.Try].
 func (l *Listener) Accept() (net.Conn, error) {
 	for {
 		c, err := l.Listener.Accept()
 		if err != nil || l.tries.Load() == 0 || !l.isTry(c) {
 			return c, err
 		}
-		socket.Reset(c) // which leaves nothing behind in the kernel
+		socket.Reset(c) // no TIME_WAIT
 	}
 }
 
@@ -83,7 +82,7 @@ func (l *Listener) Try(ctx context.Context) error {
 	}
 }
 
-// dial connects to the listener, and says from where before the connection can be accepted.
+// dial connects to the listener. It announces the source address before the connection can be accepted.
 func (l *Listener) dial(ctx context.Context) (net.Conn, error) {
 	switch at := l.Addr().(type) {
 	case *net.UnixAddr:
@@ -124,14 +123,14 @@ func (l *Listener) bind(c syscall.RawConn, to netip.Addr) (err error) {
 	return errors.Join(ctlErr, err)
 }
 
-// expect names the address that the connection of the try comes from.
+// expect sets the source address of the try's connection.
 func (l *Listener) expect(from string) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.from = from
 }
 
-// isTry reports whether a connection is the one of the try that waits, which then ends.
+// isTry reports whether a connection is that of the pending try, and completes the try if so.
 func (l *Listener) isTry(c net.Conn) bool {
 	from := c.RemoteAddr().String()
 	if tcp, ok := c.RemoteAddr().(*net.TCPAddr); ok {
@@ -147,7 +146,7 @@ func (l *Listener) isTry(c net.Conn) bool {
 	return true
 }
 
-// end forgets the try. Its connection, if Accept takes it only now, is handled as a stranger's: it is reset already.
+// end forgets the try. A connection of a failed try that Accept takes later is handled as a stranger's; it was reset.
 func (l *Listener) end() {
 	l.expect("")
 	l.tries.Add(-1)
