@@ -16,7 +16,7 @@ import (
 )
 
 // slotsVariable is the environment variable with the number of labs in use at a time, of all test binaries on this machine.
-// Without it there is one for each core, and two at least.
+// Without it there are two for each core: half of the time a test waits, and the machine's load stays near two for each core.
 const slotsVariable = "GATEWAY_TEST_SLOTS"
 
 // slotsDir contains a lock file for each slot.
@@ -32,7 +32,7 @@ var holders struct {
 	waited time.Duration // by all tests together
 }
 
-// TakeSlot waits until fewer labs are in use than the machine has cores, and holds one of their slots until the test ends.
+// TakeSlot waits until fewer labs are in use than there are slots, and holds one until the test ends.
 // A test that holds one already, or a parent of which does, takes no other: two such tests could wait for each other.
 func TakeSlot(t *testing.T) {
 	t.Helper()
@@ -107,5 +107,5 @@ func slotCount() int {
 	if n, err := strconv.Atoi(os.Getenv(slotsVariable)); err == nil && n > 0 {
 		return n
 	}
-	return max(2, runtime.NumCPU())
+	return 2 * runtime.NumCPU()
 }
