@@ -10,6 +10,8 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"boxgate/internal/nightly"
 )
 
 // builtVariable makes this test print the modes of what it builds in the directory of that name.
@@ -21,6 +23,7 @@ func TestAnImageDoesNotDependOnTheUmask(t *testing.T) {
 		fmt.Print(buildSmall(t, dir))
 		return
 	}
+	nightly.Root(t) // it gives files to root
 	t.Parallel()
 	modes := map[string]string{}
 	for _, umask := range []string{"0022", "0077"} {
