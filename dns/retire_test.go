@@ -2,6 +2,7 @@ package dns
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"net"
 	"os"
@@ -62,6 +63,9 @@ func (p *passing) state(t *testing.T) (state int16) {
 	if err := control(p.kept, func(fd int) error {
 		fds := []unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN | unix.POLLRDHUP}}
 		_, err := unix.Poll(fds, 0)
+		for errors.Is(err, unix.EINTR) { // by the signal that has the server's reads begin again
+			_, err = unix.Poll(fds, 0)
+		}
 		state = fds[0].Revents
 		return err
 	}); err != nil {
