@@ -2,7 +2,12 @@ package keyless
 
 import (
 	"net"
+	"syscall"
 	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"boxgate/internal/socket"
 )
 
 // TestStrangersShareByPeer: a peer that opens many connections closes its own; those of others, and those that have shown a
@@ -43,5 +48,42 @@ func TestStrangersShareByPeer(t *testing.T) {
 	}
 	if s.n != 0 || len(s.from) != 0 {
 		t.Errorf("%d are counted after all have gone", s.n)
+	}
+}
+
+// TestSocketOfAConnectionCanBeAsked: servers ask the kernel whether the client of a connection is still there, but cannot close the
+// socket without the listener noticing.
+func TestSocketOfAConnectionCanBeAsked(t *testing.T) {
+	t.Parallel()
+	ln, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer ln.Close()
+	l := New(ln, 8)
+	client, err := net.Dial("tcp", ln.Addr().String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer client.Close()
+	c, err := l.Accept()
+	if err != nil {
+		t.Fatal(err)
+	}
+	sc, ok := c.(syscall.Conn)
+	if !ok {
+		t.Fatal("the socket cannot be asked")
+	}
+	raw, err := sc.SyscallConn()
+	if err != nil {
+		t.Fatal(err)
+	}
+	var info *unix.TCPInfo
+	if ctlErr := raw.Control(func(fd uintptr) { info, err = unix.GetsockoptTCPInfo(int(fd), unix.IPPROTO_TCP, unix.TCP_INFO) }); ctlErr != nil || err != nil || info.State != unix.BPF_TCP_ESTABLISHED {
+		t.Errorf("%v, %v, %+v", ctlErr, err, info)
+	}
+	socket.Reset(c)
+	if n := l.Held(); n != 0 {
+		t.Errorf("%d connections are held after a reset", n)
 	}
 }
