@@ -6,6 +6,7 @@ import (
 	"go/ast"
 	"go/parser"
 	"go/token"
+	"go/types"
 	"io/fs"
 	"os"
 	"path/filepath"
@@ -405,6 +406,13 @@ func TestNoAccountsBelowAConnection(t *testing.T) {
 			continue
 		}
 		for _, d := range s.file.Decls {
+			for name := range promoteNetConn(d) {
+				at := filepath.ToSlash(filepath.Dir(s.path)) + "." + name
+				if methods[at] == nil {
+					methods[at] = map[string]bool{}
+				}
+				methods[at]["NetConn"] = true
+			}
 			f, ok := d.(*ast.FuncDecl)
 			if !ok || f.Recv == nil || len(f.Recv.List) != 1 {
 				continue
@@ -437,4 +445,29 @@ func TestNoAccountsBelowAConnection(t *testing.T) {
 	if wrappers < 3 {
 		t.Errorf("%d types with NetConn were found", wrappers)
 	}
+}
+
+// promoteNetConn returns the structs of a declaration that have NetConn by embedding a connection that has it.
+func promoteNetConn(d ast.Decl) map[string]bool {
+	found := map[string]bool{}
+	ast.Inspect(d, func(n ast.Node) bool {
+		spec, ok := n.(*ast.TypeSpec)
+		if !ok {
+			return true
+		}
+		of, ok := spec.Type.(*ast.StructType)
+		if !ok {
+			return true
+		}
+		for _, field := range of.Fields.List {
+			switch types.ExprString(field.Type) {
+			case "*tls.Conn", "*socket.Direct", "*Direct":
+				if len(field.Names) == 0 {
+					found[spec.Name.Name] = true
+				}
+			}
+		}
+		return true
+	})
+	return found
 }
