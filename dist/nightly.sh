@@ -4,12 +4,15 @@
 #
 # usage: nightly.sh [PART...]
 #
+# The part "busy" is the gate BUSY_RUNS (10) times in a row, with every processor kept busy by another program; each run has a
+# line in the ledger, busy-1 and so on.
+#
 # NIGHTLY_DIR (/var/lib/boxgate/nightly) holds the ledger, a line for each part that ended: commit, part, result, seconds and
 # time, separated by tabs; and the output of each part, in a folder for each commit.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
-all=(tests fuzz conformance scale gvisor race confined oldest newest arm64 mutants)
+all=(tests fuzz conformance scale gvisor race confined oldest newest arm64 mutants busy)
 directory=${NIGHTLY_DIR:-/var/lib/boxgate/nightly}
 ledger=$directory/ledger.tsv
 
@@ -17,6 +20,24 @@ ledger=$directory/ledger.tsv
 newest() {
   go list -m -versions golang.org/toolchain | tr ' ' '\n' |
     sed -nE "s/^v0\.0\.1-(go1\.[0-9]+\.[0-9]+)\.$(go env GOHOSTOS)-$(go env GOHOSTARCH)$/\1/p" | sort -V | tail -n 1
+}
+
+# The gate, beside a program that keeps every processor busy.
+busy() {
+  local run start outcome
+  spinners=()
+  for _ in $(seq "$(nproc)"); do
+    (while :; do :; done) &
+    spinners+=($!)
+  done
+  trap 'kill "${spinners[@]}"' EXIT
+  for run in $(seq "${BUSY_RUNS:-10}"); do
+    [[ $commit == *-changed || $(result "busy-$run") != passed ]] || continue
+    start=$SECONDS outcome=passed
+    make test TESTFLAGS=-count=1 || outcome=FAILED
+    record "busy-$run" $outcome $((SECONDS - start))
+    [ $outcome = passed ] || return 1
+  done
 }
 
 # Full size is for the parts that run once. The race detector, confinement and other releases of Go are about the code, not
@@ -34,6 +55,7 @@ part() {
     newest) version=$(newest) && [ -n "$version" ] && GOTOOLCHAIN=$version make test TESTFLAGS=-count=1 ;;
     arm64) make arm64 ;;
     mutants) make mutants ;;
+    busy) busy ;;
   esac
 }
 
@@ -47,6 +69,9 @@ commit=$(git rev-parse HEAD)
 mkdir -p "$directory/$commit"
 touch "$ledger"
 
+# record PART OUTCOME SECONDS: writes a line into the ledger
+record() { printf '%s\t%s\t%s\t%d\t%s\n' "$commit" "$1" "$2" "$3" "$(date -u +%FT%TZ)" >>"$ledger"; }
+
 # result PART: what became of it the last time, at this commit
 result() { awk -F '\t' -v c="$commit" -v p="$1" '$1 == c && $2 == p { last = $3 } END { print last }' "$ledger"; }
 
@@ -59,7 +84,7 @@ for name in "$@"; do
   echo "== $name"
   start=$SECONDS outcome=passed
   (part "$name") 2>&1 | tee "$directory/$commit/$name.log" || outcome=FAILED
-  printf '%s\t%s\t%s\t%d\t%s\n' "$commit" "$name" "$outcome" $((SECONDS - start)) "$(date -u +%FT%TZ)" >>"$ledger"
+  record "$name" $outcome $((SECONDS - start))
 done
 
 echo "== $commit"
