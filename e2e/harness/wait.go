@@ -2,14 +2,24 @@ package harness
 
 import (
 	"net/netip"
+	"os"
 	"time"
 
 	"boxgate/internal/testnet"
 )
 
 // Patience is how long tests wait for a required event. It bounds liveness, not speed: a passing test may take long
-// while another program keeps both cores busy.
-const Patience = 2 * time.Minute
+// while another program keeps both cores busy. GATEWAY_TEST_PATIENCE, a duration, shortens it: a test of a mutant waits for
+// events that do not come.
+var Patience = patienceOr(2 * time.Minute)
+
+func patienceOr(usual time.Duration) time.Duration {
+	d, err := time.ParseDuration(os.Getenv("GATEWAY_TEST_PATIENCE"))
+	if err != nil || d <= 0 {
+		return usual
+	}
+	return min(d, usual)
+}
 
 // hurry is how long a failed test waits: whatever follows may fail for the same reason.
 const hurry = 3 * time.Second
