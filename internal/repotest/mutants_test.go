@@ -8,6 +8,7 @@ import (
 	"os"
 	"path"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 	"testing"
@@ -113,24 +114,71 @@ func TestMutantsFitTheSources(t *testing.T) {
 	}
 }
 
-// TestEveryPromiseHasAMutant: a promise that nobody has tried to break is a hope.
-func TestEveryPromiseHasAMutant(t *testing.T) {
+// TestEveryPromiseHasOneOrTwoMutants: a promise that nothing has tried to break is a hope, and each mutant takes time.
+func TestEveryPromiseHasOneOrTwoMutants(t *testing.T) {
 	atRoot(t)
 	mutants, err := mutation.Load("mutants")
 	if err != nil {
 		t.Error(err)
 	}
-	tried := map[string]bool{}
+	tried := map[string]int{}
 	for _, m := range mutants {
 		for _, p := range m.Promises {
-			tried[p] = true
+			tried[p]++
+		}
+	}
+	for p, n := range tried {
+		if n > 2 {
+			t.Errorf("%d mutants break one promise, and two suffice: %s", n, p)
 		}
 	}
 	for _, p := range promises(t)["What is promised"] {
-		if !tried[p] {
+		if tried[p] == 0 {
 			t.Errorf("no mutant takes away what holds this promise: %s (docs/mutants.md)", p)
 		}
 	}
+}
+
+// TestMutantsAreNamedAfterTheirPromise: the name of a mutant is words of a promise that it breaks, in their order, which no
+// other promise has. If a package has several for one, a dot and a word tell them apart.
+func TestMutantsAreNamedAfterTheirPromise(t *testing.T) {
+	atRoot(t)
+	mutants, err := mutation.Load("mutants")
+	if err != nil {
+		t.Error(err)
+	}
+	promises := promises(t)
+	for _, m := range mutants {
+		name, _, _ := strings.Cut(path.Base(m.Name), ".")
+		var named []string
+		for _, section := range promiseTables {
+			for _, p := range promises[section] {
+				if inOrder(strings.Split(name, "-"), wordsOf(p)) {
+					named = append(named, p)
+				}
+			}
+		}
+		if len(named) != 1 || !slices.Contains(m.Promises, named[0]) {
+			t.Errorf("mutants/%s.txtar: its name is words of these promises: %q, and should be of one that it breaks: %q", m.Name, named, m.Promises)
+		}
+	}
+}
+
+var wordLetters = regexp.MustCompile("[a-z0-9]+")
+
+// wordsOf returns the words of a text in lower case, without apostrophes: "host's" is hosts, "HTTP/2" is http and 2.
+func wordsOf(text string) []string {
+	return wordLetters.FindAllString(strings.ReplaceAll(strings.ToLower(text), "'", ""), -1)
+}
+
+// inOrder reports whether some are among all, in their order.
+func inOrder(some, all []string) bool {
+	for _, w := range all {
+		if len(some) > 0 && some[0] == w {
+			some = some[1:]
+		}
+	}
+	return len(some) == 0
 }
 
 func namesTest(test mutation.Test, tests map[string][]string) error {
