@@ -13,6 +13,7 @@ TESTFLAGS  ?=
 GATEFLAGS  ?=
 PARTS      ?=
 MUTANTFLAGS ?=
+MUTANTLEDGER ?= bin/mutants.tsv
 FUZZTIME   ?= 10s
 PEERS_DIR  ?= /var/lib/boxgate/peers
 BASE       ?=
@@ -128,7 +129,7 @@ scale: image ## make and delete 1,000 boxes, and run 50 launched and 500 attache
 	$(TEST_GATEWAY) TEST_IMAGE_DIR=$(IMAGE_DIR) BOXGATE_TEST_SCALE="1000 50 500" $(GO) test -timeout 60m -count=1 -v ./e2e/lifecycle -run 'TestBoxesComeAndGoWithoutATrace|TestManyBoxes'
 
 mutants: image docker runtime-debs promtool nameserver postgres sshd visitors ## take away each protection in turn, and demand that its tests notice; BASE=rev for changed packages
-	CGO_ENABLED=0 TEST_IMAGE_DIR=$(IMAGE_DIR) $(GO) run ./internal/mutants $(if $(BASE),-base $(BASE)) $(MUTANTFLAGS)
+	CGO_ENABLED=0 TEST_IMAGE_DIR=$(IMAGE_DIR) $(GO) run ./internal/mutants -ledger $(MUTANTLEDGER) $(if $(BASE),-base $(BASE)) $(MUTANTFLAGS)
 
 structure: ## print how long the functions of each package are, and the longest of all
 	@$(GO) run ./internal/structure

@@ -54,7 +54,7 @@ part() {
     oldest) GOTOOLCHAIN=go$(sed -n 's/^go //p' go.mod) make test TESTFLAGS=-count=1 ;;
     newest) version=$(newest) && [ -n "$version" ] && GOTOOLCHAIN=$version make test TESTFLAGS=-count=1 ;;
     arm64) make arm64 ;;
-    mutants) make mutants ;;
+    mutants) make mutants MUTANTLEDGER="$directory/mutants.tsv" ;;
     busy) busy ;;
   esac
 }

@@ -4,6 +4,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"flag"
 	"fmt"
@@ -12,6 +13,7 @@ import (
 	"os/signal"
 	"path/filepath"
 	"regexp"
+	"runtime"
 	"slices"
 	"strings"
 	"syscall"
@@ -25,6 +27,7 @@ import (
 func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
+	context.AfterFunc(ctx, stop) // the second signal ends this process at once
 	os.Exit(run(ctx, os.Args[1:], os.Stdout, os.Stderr))
 }
 
@@ -37,6 +40,8 @@ type options struct {
 	timeout  time.Duration
 	baseline bool
 	work     bool
+	ledger   string
+	fresh    bool
 }
 
 func parse(args []string, stderr io.Writer) (options, error) {
@@ -47,10 +52,12 @@ func parse(args []string, stderr io.Writer) (options, error) {
 	flags.StringVar(&o.run, "run", "", "only mutants whose name or promise matches this `regexp`")
 	flags.StringVar(&o.base, "base", "", "only mutants of packages that changed since this `revision`, or that changed themselves or whose tests did")
 	flags.BoolVar(&o.list, "list", false, "list the mutants and their tests, run nothing")
-	flags.IntVar(&o.jobs, "j", 2, "mutants under way at once")
+	flags.IntVar(&o.jobs, "j", 4*runtime.NumCPU(), "mutants under way at once")
 	flags.DurationVar(&o.timeout, "timeout", 10*time.Minute, "most time for one test")
 	flags.BoolVar(&o.baseline, "baseline", true, "first demand that each test passes without a mutation")
 	flags.BoolVar(&o.work, "work", false, "keep the mutated files and the tests' output, and print where")
+	flags.StringVar(&o.ledger, "ledger", "", "remember in this `file` what was killed, and do not run it again as long as the sources it depends on are the same")
+	flags.BoolVar(&o.fresh, "fresh", false, "run all again, whatever the ledger has")
 	if err := flags.Parse(args); err != nil {
 		return o, err
 	}
@@ -89,23 +96,88 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	} else {
 		defer os.RemoveAll(dir)
 	}
-	l := newLab(o, dir)
-	s := summary{out: stdout, begun: time.Now()}
+	status, err := experiment(ctx, o, dir, mutants, stdout)
+	if err != nil {
+		fmt.Fprintln(stderr, err)
+		return 1
+	}
+	return status
+}
+
+// experiment tries the mutants, those that need no end-to-end test first, and returns the exit status.
+func experiment(ctx context.Context, o options, dir string, mutants []mutation.Mutant, out io.Writer) (status int, err error) {
+	s := summary{out: out, begun: time.Now()}
+	led, err := o.openLedger(ctx, mutants)
+	if err != nil {
+		return 1, err
+	}
+	defer led.close()
+	todo := slices.DeleteFunc(slices.Clone(mutants), func(m mutation.Mutant) bool {
+		took, killed := led.get(led.ofMutant(m))
+		if killed {
+			s.addBefore(m, took)
+		}
+		return killed
+	})
+	if len(todo) == 0 {
+		return s.close(len(mutants)), nil
+	}
+	all, err := mutation.Load(filepath.Join(o.root, "mutants")) // whatever is chosen, the programs are the same
+	if err != nil {
+		return 1, err
+	}
+	b, err := newBuilder(ctx, o.root, dir, all)
+	if err != nil {
+		return 1, err
+	}
+	b.printLeft(out, todo)
+	slices.SortStableFunc(todo, func(a, b mutation.Mutant) int { return cmp.Compare(labs(a), labs(b)) })
+	l := newLab(o, dir, b, led)
 	var g errgroup.Group
 	g.SetLimit(max(1, o.jobs))
-	for _, m := range mutants {
+	for _, m := range todo {
 		g.Go(func() error {
 			if ctx.Err() != nil {
 				return nil //nolint:nilerr // interrupted, which the summary says
 			}
-			if o := l.try(ctx, m); ctx.Err() == nil { // an interrupted test says nothing
-				s.add(o)
+			o := l.try(context.WithoutCancel(ctx), m) // a test that is killed leaves processes and namespaces behind
+			s.add(o)
+			if o.survived == nil && o.broken == nil {
+				return led.put(led.ofMutant(m), m.Name, o.took)
 			}
 			return nil
 		})
 	}
-	_ = g.Wait()
-	return s.close(len(mutants))
+	if err := g.Wait(); err != nil {
+		return 1, err
+	}
+	return s.close(len(mutants)), nil
+}
+
+// openLedger returns a ledger that remembers nothing if none is named.
+func (o options) openLedger(ctx context.Context, mutants []mutation.Mutant) (*ledger, error) {
+	if o.ledger == "" {
+		return &ledger{}, nil
+	}
+	sources, err := hashSources(ctx, o.root, mutants)
+	if err != nil {
+		return nil, err
+	}
+	led, err := openLedger(o.ledger, sources)
+	if err == nil && o.fresh {
+		clear(led.known)
+	}
+	return led, err
+}
+
+// labs counts the end-to-end tests of a mutant.
+func labs(m mutation.Mutant) (n int) {
+	for _, t := range m.Tests {
+		if endsToEnd(t) {
+			n++
+		}
+	}
+	return n
 }
 
 // choose returns the mutants to run. There may be none only if a revision is given.

@@ -1,11 +1,15 @@
 package main
 
 import (
+	"cmp"
 	"fmt"
 	"io"
+	"slices"
 	"strings"
 	"sync"
 	"time"
+
+	"boxgate/internal/mutants/mutation"
 )
 
 // summary prints outcomes as they come, and counts them.
@@ -15,12 +19,29 @@ type summary struct {
 
 	mu                       sync.Mutex
 	killed, survived, broken []string
+	before                   int
+	times                    []timed
+}
+
+// timed is how long a mutant took.
+type timed struct {
+	name string
+	took time.Duration
+}
+
+// addBefore counts a mutant that an earlier run has killed.
+func (s *summary) addBefore(m mutation.Mutant, took time.Duration) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.before++
+	s.killed, s.times = append(s.killed, m.Name), append(s.times, timed{m.Name, took})
 }
 
 func (s *summary) add(o outcome) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	name, took := o.mutant.Name, o.took.Round(100*time.Millisecond)
+	s.times = append(s.times, timed{name, o.took})
 	switch {
 	case o.broken != nil:
 		s.broken = append(s.broken, name)
@@ -42,6 +63,10 @@ func (s *summary) close(total int) int {
 	tried := len(s.killed) + len(s.survived) + len(s.broken)
 	fmt.Fprintf(s.out, "\n%d mutants in %s: %d killed, %d survived, %d broken, %d not tried\n",
 		total, time.Since(s.begun).Round(time.Second), len(s.killed), len(s.survived), len(s.broken), total-tried)
+	if s.before > 0 {
+		fmt.Fprintf(s.out, "%d of these were killed by an earlier run, with the same sources\n", s.before)
+	}
+	s.printTimes()
 	if len(s.survived) > 0 {
 		fmt.Fprintln(s.out, "survived:", strings.Join(s.survived, " "))
 	}
@@ -52,4 +77,21 @@ func (s *summary) close(total int) int {
 		return 1
 	}
 	return 0
+}
+
+// printTimes prints the sum of the mutants' times, their median, and the slowest.
+func (s *summary) printTimes() {
+	if len(s.times) == 0 {
+		return
+	}
+	slices.SortFunc(s.times, func(a, b timed) int { return cmp.Compare(b.took, a.took) })
+	var sum time.Duration
+	for _, t := range s.times {
+		sum += t.took
+	}
+	fmt.Fprintf(s.out, "together %s, median %s, slowest:", sum.Round(time.Second), s.times[len(s.times)/2].took.Round(100*time.Millisecond))
+	for _, t := range s.times[:min(5, len(s.times))] {
+		fmt.Fprintf(s.out, " %s %s", t.name, t.took.Round(100*time.Millisecond))
+	}
+	fmt.Fprintln(s.out)
 }

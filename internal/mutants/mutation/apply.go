@@ -109,7 +109,7 @@ func (b Block) inLines(src []byte) (edit, error) {
 
 // splice makes all edits, whose offsets are those in text.
 func splice(text []byte, edits []edit) ([]byte, error) {
-	slices.SortFunc(edits, func(a, b edit) int { return cmp.Compare(a.from, b.from) })
+	slices.SortStableFunc(edits, func(a, b edit) int { return cmp.Compare(a.from, b.from) })
 	var out []byte
 	done := 0
 	for _, e := range edits {

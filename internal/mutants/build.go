@@ -1,0 +1,222 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+
+	"boxgate/internal/mutants/mutation"
+)
+
+// The gateway of end-to-end tests, which is a program of its own, and the environment variable with its path.
+const (
+	endToEnd        = "./e2e/"
+	gatewayPackage  = "./e2e/harness/gateway"
+	gatewayVariable = "GATEWAY_TEST_BINARY"
+)
+
+// builder builds the test binaries and the gateway.
+type builder struct {
+	root string
+	dir  string // scratch
+
+	union   *mutation.Union // most mutants
+	overlay string          // path of the overlay file of union
+
+	mu       sync.Mutex
+	programs map[string]func() (string, error) // by package: path of the program with all of union
+}
+
+// build is what one mutant's tests are run with.
+type build struct {
+	tests       map[string]string // path of the test binary by package
+	environment []string          // added to that of the tests
+	own         []string          // files to be removed
+}
+
+func (b build) remove() {
+	for _, path := range b.own {
+		_ = os.Remove(path)
+	}
+}
+
+// newBuilder unites the mutants and compiles the mutated packages. Mutants that cannot be united, or do not compile, are built
+// by themselves.
+func newBuilder(ctx context.Context, root, dir string, mutants []mutation.Mutant) (*builder, error) {
+	b := &builder{root: root, dir: dir, programs: map[string]func() (string, error){}}
+	module, err := b.goCommand(ctx, "list", "-m").Output()
+	if err != nil {
+		return nil, fmt.Errorf("go list -m: %w", err)
+	}
+	leave := map[string]bool{}
+	for {
+		if b.union, err = mutation.NewUnion(root, strings.TrimSpace(string(module)), mutants, leave); err != nil {
+			return nil, err
+		}
+		folder := filepath.Join(dir, fmt.Sprintf("union-%d", len(leave)))
+		if err := os.Mkdir(folder, 0o700); err != nil {
+			return nil, err
+		}
+		replace, err := b.union.Write(root, folder)
+		if err != nil {
+			return nil, err
+		}
+		if b.overlay, err = writeOverlay(folder, replace); err != nil {
+			return nil, err
+		}
+		args := []string{"build", "-overlay", b.overlay}
+		for _, p := range b.union.Packages() {
+			args = append(args, "./"+p)
+		}
+		out, err := b.goCommand(ctx, args...).CombinedOutput()
+		if err == nil {
+			return b, nil
+		}
+		blamed := b.union.Blamed(out)
+		if len(blamed) == 0 {
+			return nil, fmt.Errorf("the mutated packages do not build: %w\n%s", err, tail(out))
+		}
+		for _, name := range blamed {
+			leave[name] = true
+		}
+	}
+}
+
+// printLeft prints which mutants are built by themselves, which takes a minute each.
+func (b *builder) printLeft(out io.Writer, mutants []mutation.Mutant) {
+	for _, m := range mutants {
+		if !b.union.Has(m) {
+			fmt.Fprintf(out, "alone     %s: changes more than bodies of functions, so all is compiled for it anew\n", m.Name)
+		}
+	}
+}
+
+func writeOverlay(dir string, replace map[string]string) (path string, err error) {
+	data, err := json.Marshal(map[string]any{"Replace": replace})
+	if err != nil {
+		return "", err
+	}
+	path = filepath.Join(dir, "overlay.json")
+	return path, os.WriteFile(path, data, 0o600)
+}
+
+// original returns the programs for a test without a mutation.
+func (b *builder) original(ctx context.Context, t mutation.Test) (build, error) {
+	test, err := b.program(ctx, t.Package)
+	if err != nil {
+		return build{}, err
+	}
+	out := build{tests: map[string]string{t.Package: test}}
+	if endsToEnd(t) {
+		gateway, err := b.program(ctx, gatewayPackage)
+		if err != nil {
+			return build{}, err
+		}
+		out.environment = []string{gatewayVariable + "=" + gateway}
+	}
+	return out, nil
+}
+
+// program returns the path of a program of union, which is built once: a package's test binary, or the gateway.
+func (b *builder) program(ctx context.Context, pkg string) (string, error) {
+	b.mu.Lock()
+	f := b.programs[pkg]
+	if f == nil {
+		to := filepath.Join(b.dir, fmt.Sprintf("%d.program", len(b.programs)))
+		f = sync.OnceValues(func() (string, error) { return to, b.compile(ctx, pkg, to, b.overlay) })
+		b.programs[pkg] = f
+	}
+	b.mu.Unlock()
+	return f()
+}
+
+// mutant returns the programs for the tests of m. They and the mutated files are written to dir.
+func (b *builder) mutant(ctx context.Context, m mutation.Mutant, dir string) (build, error) {
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		return build{}, err
+	}
+	replace, err := m.Overlay(b.root, dir)
+	if err != nil {
+		return build{}, err
+	}
+	overlay, err := writeOverlay(dir, replace)
+	if err != nil {
+		return build{}, err
+	}
+	out := build{tests: map[string]string{}}
+	out.environment = []string{"GOFLAGS=" + strings.TrimSpace(os.Getenv("GOFLAGS")+" -overlay="+overlay)} // tests that build programs
+	packages := []string{}
+	for _, t := range m.Tests {
+		packages = append(packages, t.Package)
+	}
+	if slices.ContainsFunc(m.Tests, endsToEnd) {
+		packages = append(packages, gatewayPackage)
+	}
+	for i, pkg := range packages {
+		if out.tests[pkg] != "" {
+			continue
+		}
+		to := filepath.Join(dir, fmt.Sprintf("%d.program", i))
+		if err := b.mutated(ctx, m, pkg, to, overlay); err != nil {
+			return build{}, fmt.Errorf("the mutant: %w", err)
+		}
+		out.tests[pkg], out.own = to, append(out.own, to)
+		if pkg == gatewayPackage {
+			out.environment = append(out.environment, gatewayVariable+"="+to)
+		}
+	}
+	return out, nil
+}
+
+// mutated writes a program with the mutation in it.
+func (b *builder) mutated(ctx context.Context, m mutation.Mutant, pkg, to, overlay string) error {
+	if !b.union.Has(m) {
+		return b.compile(ctx, pkg, to, overlay)
+	}
+	from, err := b.program(ctx, pkg)
+	if err != nil {
+		return err
+	}
+	program, err := os.ReadFile(from)
+	if err != nil {
+		return err
+	}
+	program, found, err := b.union.Patch(program, m)
+	if err != nil {
+		return err
+	}
+	if !found && (pkg == gatewayPackage || !strings.HasPrefix(pkg, endToEnd)) {
+		return fmt.Errorf("the tests of %s do not contain a package that is mutated", pkg)
+	}
+	return os.WriteFile(to, program, 0o755) // users of boxes execute it, by /proc/self/exe
+}
+
+// compile builds the test binary of a package, or the gateway.
+func (b *builder) compile(ctx context.Context, pkg, to, overlay string) error {
+	args := []string{"test", "-c", "-vet=off"}
+	if pkg == gatewayPackage {
+		args = []string{"build"}
+	}
+	args = append(args, "-buildvcs=false", "-ldflags=-s -w", "-overlay", overlay, "-o", to, pkg)
+	out, err := b.goCommand(ctx, args...).CombinedOutput()
+	if err != nil {
+		return fmt.Errorf("the tests of %s do not build: %w\n%s", pkg, err, tail(out))
+	}
+	if _, err := os.Stat(to); err != nil {
+		return fmt.Errorf("%s has no tests", pkg)
+	}
+	return nil
+}
+
+func (b *builder) goCommand(ctx context.Context, args ...string) *exec.Cmd {
+	cmd := exec.CommandContext(ctx, "go", args...)
+	cmd.Dir = b.root
+	return cmd
+}
