@@ -73,6 +73,7 @@ func TestAskOnlyTheSilent(t *testing.T) {
 		"reset": func(far *net.TCPConn) { Reset(far) },
 	} {
 		near, far := pair(t)
+		_ = near.SetDeadline(time.Now().Add(10 * time.Second)) // a request that is sent waits for its answer
 		speak(far)
 		if name == "data" { // it has arrived
 			tcp, _ := TCP(near)
