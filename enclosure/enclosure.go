@@ -22,6 +22,9 @@ import (
 
 // Process is a command in its namespaces: first on its way, then running. Its methods are for one goroutine, other than Signal.
 type Process struct {
+	// Refused, unless nil, is called by Wait with the path of a Unix socket of the host that the command tried to connect to, once for each.
+	Refused func(path string)
+
 	cmd     *exec.Cmd
 	orders  *os.File
 	reports *os.File
@@ -107,6 +110,10 @@ func (p *Process) Wait() (int, error) {
 			return 128 + int(rep.Value), nil
 		case inside.Stopped:
 			p.pause()
+		case inside.Refused:
+			if p.Refused != nil {
+				p.Refused(rep.Text)
+			}
 		}
 	}
 }

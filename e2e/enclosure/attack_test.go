@@ -202,6 +202,7 @@ func TestAttackRunAsksDaemons(t *testing.T) {
 	for _, path := range paths {
 		w.serve(path)
 	}
+	w.serve(filepath.Join(daemons, "other")) // which is covered without the one that is named
 	for name, path := range paths {
 		line := fmt.Sprintf("curl -sSm 5 --unix-socket %s http://daemon/", path)
 		if strings.HasPrefix(path, "@") {

@@ -1,9 +1,12 @@
 package enclosure
 
 import (
+	"errors"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"testing"
 
 	"boxgate/internal/testnet"
@@ -110,5 +113,44 @@ func TestAttackRunReadsWhereValuesCameFrom(t *testing.T) {
 	cmd.Stdin = strings.NewReader("for the command")
 	if r := w.finish(cmd); r.out != "for the command" {
 		t.Errorf("standard input that is the command's: exit %d\n%s%s", r.status, r.out, r.errout)
+	}
+}
+
+// TestAttackRunReadsAValueByAnotherName: the file of a value is shown by other mounts, or has another name.
+func TestAttackRunReadsAValueByAnotherName(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	const secret = "sk-of-the-caller"
+	in := func(path string) string { return filepath.Join(w.home(), path) }
+	err := errors.Join(os.MkdirAll(in("deep/keys"), 0o777), os.WriteFile(in("deep/keys/key"), []byte(secret), 0o644),
+		os.Chown(in("deep"), 47110, 47110), os.Chown(in("deep/keys"), 47110, 47110),
+		os.Mkdir(in("whole"), 0o755), os.Mkdir(in("part"), 0o755), os.WriteFile(in("file"), nil, 0o644), os.Symlink("part/key", in("link")))
+	for _, m := range [][2]string{{"deep", "whole"}, {"deep/keys", "part"}, {"deep/keys/key", "file"}} {
+		err = errors.Join(err, syscall.Mount(in(m[0]), in(m[1]), "", syscall.MS_BIND, ""))
+		t.Cleanup(func() { _ = syscall.Unmount(in(m[1]), syscall.MNT_DETACH) })
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	names := "deep/keys/key whole/keys/key part/key file link"
+	plain := exec.CommandContext(t.Context(), "sh", "-c", "cat "+names)
+	plain.Dir = w.home()
+	if r := w.finish(plain); strings.Count(r.out, secret) != 5 {
+		t.Fatalf("without the gateway: exit %d\n%s%s", r.status, r.out, r.errout)
+	}
+	rules := []string{"-q", "--headers", `{"api.example.com": {"Authorization": "@whole/keys/key"}}`, "--"}
+	r := w.run(append(rules, "sh", "-c", "cat "+names+"; ln deep/keys/key other; cat other; mv deep moved; cat moved/keys/key; cat whole/keys/*; echo done")...)
+	if !strings.Contains(r.out, "done") || strings.Contains(r.out, secret) {
+		t.Errorf("exit %d\n%s%s", r.status, r.out, r.errout)
+	}
+	dir := in("deep")
+	if _, err := os.Stat(dir); err != nil {
+		dir = in("moved")
+	}
+	if err := os.Link(filepath.Join(dir, "keys/key"), in("hard")); err != nil {
+		t.Fatal(err)
+	}
+	if r := w.run(append(rules, "cat", "hard")...); r.status == 0 || strings.Contains(r.out, secret) || !strings.Contains(r.errout, "2 names") {
+		t.Errorf("with a hard link: exit %d\n%s%s", r.status, r.out, r.errout)
 	}
 }

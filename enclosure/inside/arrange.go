@@ -1,7 +1,6 @@
 package inside
 
 import (
-	"bufio"
 	"errors"
 	"fmt"
 	"os"
@@ -43,7 +42,7 @@ func arrange(s Spec) error {
 		}
 	}
 	for _, path := range s.Hidden {
-		if err := hide(path); err != nil {
+		if err := hideEverywhere(path); err != nil {
 			return fmt.Errorf("%s: %w", path, err)
 		}
 	}
@@ -125,24 +124,14 @@ func freeze(path string) error {
 
 // mountsOf returns where file systems of a type are mounted.
 func mountsOf(kind string) ([]string, error) {
-	f, err := os.Open("/proc/thread-self/mountinfo")
-	if err != nil {
-		return nil, err
-	}
-	defer f.Close()
+	all, err := mounts()
 	var out []string
-	lines := bufio.NewScanner(f)
-	for lines.Scan() {
-		mount, super, ok := strings.Cut(lines.Text(), " - ")
-		fields, types := strings.Fields(mount), strings.Fields(super)
-		if !ok || len(fields) < 5 || len(types) == 0 {
-			return nil, errors.New("/proc/self/mountinfo cannot be read")
-		}
-		if types[0] == kind {
-			out = append(out, unescape(fields[4]))
+	for _, m := range all {
+		if m.kind == kind {
+			out = append(out, m.at)
 		}
 	}
-	return out, lines.Err()
+	return out, err
 }
 
 // unescape reads the octal escapes of mountinfo.

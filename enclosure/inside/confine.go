@@ -14,25 +14,26 @@ var kept = map[int]bool{
 }
 
 // confine takes from the calling thread what the command must not have. What is left are the capabilities by which the
-// command is made its user's; they go with that, or at the latest with execve.
-func confine(uid int) error {
+// command is made its user's; they go with that, or at the latest with execve. The descriptor that it returns notifies of the command's
+// calls of connect(2).
+func confine(uid int) (listener int, err error) {
 	for c := range unix.CAP_LAST_CAP + 1 {
 		if uid == 0 && kept[c] {
 			continue
 		}
 		if err := unix.Prctl(unix.PR_CAPBSET_DROP, uintptr(c), 0, 0, 0); err != nil && err != unix.EINVAL { // one that this kernel does not know
-			return fmt.Errorf("dropping capability %d: %w", c, err)
+			return 0, fmt.Errorf("dropping capability %d: %w", c, err)
 		}
 	}
 	if err := unix.Prctl(unix.PR_CAP_AMBIENT, unix.PR_CAP_AMBIENT_CLEAR_ALL, 0, 0, 0); err != nil {
-		return fmt.Errorf("dropping ambient capabilities: %w", err)
+		return 0, fmt.Errorf("dropping ambient capabilities: %w", err)
 	}
 	if err := dropInheritable(); err != nil {
-		return fmt.Errorf("dropping inheritable capabilities: %w", err)
+		return 0, fmt.Errorf("dropping inheritable capabilities: %w", err)
 	}
 	// sudo and other setuid programs would give privileges back.
 	if err := unix.Prctl(unix.PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0); err != nil {
-		return fmt.Errorf("no_new_privs: %w", err)
+		return 0, fmt.Errorf("no_new_privs: %w", err)
 	}
 	return filterCalls()
 }

@@ -63,13 +63,11 @@ func hide(path string) error {
 		return err
 	}
 	defer p.close()
-	if p.is(unix.S_IFDIR) {
-		return unix.Mount("tmpfs", p.name(), "tmpfs", unix.MS_RDONLY|unix.MS_NOSUID|unix.MS_NODEV, "mode=0555,size=4k")
-	}
-	return p.cover()
+	return p.hide()
 }
 
-// hideSocket covers a socket, if it is there still. Where root may not look, as in a file system that belongs to a user (FUSE) or
+// hideSocket covers a socket, if it is there still, so that programs of the command look for none, and begin their own. What keeps them
+// from connecting to one is package connect. Where root may not look, as in a file system that belongs to a user (FUSE) or
 // comes from another host (NFS), the user of the command may: then that one looks.
 func hideSocket(s Spec, path string) error {
 	h, err := holdSocket(path)
@@ -86,10 +84,32 @@ func hideSocket(s Spec, path string) error {
 		return fmt.Errorf("whether the command could reach the host's socket %q cannot be found out: %w; remove it, or unmount what it is in", path, err)
 	}
 	defer h.close()
-	if err := h.cover(); err != nil {
+	named, beside := h.among(s.Reach)
+	switch {
+	case named:
+		return nil
+	case beside:
+		err = h.socket.cover()
+	default:
+		err = h.cover()
+	}
+	if err != nil && !errors.Is(err, unix.ENOENT) { // removed by now
 		return fmt.Errorf("%q: %w", path, err)
 	}
 	return nil
+}
+
+// among reports whether one of the paths leads to the socket, and whether one leads to another in the same directory.
+func (h heldSocket) among(paths []string) (named, beside bool) {
+	for _, path := range paths {
+		var socket, dir unix.Stat_t
+		if err := errors.Join(unix.Lstat(path, &socket), unix.Stat(filepath.Dir(path), &dir)); err != nil {
+			continue
+		}
+		named = named || socket.Dev == h.socket.stat.Dev && socket.Ino == h.socket.stat.Ino
+		beside = beside || dir.Dev == h.dir.stat.Dev && dir.Ino == h.dir.stat.Ino
+	}
+	return named, beside
 }
 
 // isGone reports whether a path leads to nothing, for anybody: also because its links lead in a circle, as the owner of a socket can have
@@ -127,16 +147,10 @@ func (h heldSocket) close() {
 // cover hides the socket. A directory that has nothing but sockets, as those of tmux, ssh-agent and X11, is covered whole: what
 // is made there later is not the host's.
 func (h heldSocket) cover() error {
-	var err error
 	if h.dir.stat.Mode&unix.S_ISVTX != 0 || !h.dir.hasOnlySockets() { // everybody's, such as /tmp, or with files
-		err = h.socket.cover()
-	} else {
-		err = h.dir.coverAlike()
+		return h.socket.cover()
 	}
-	if errors.Is(err, unix.ENOENT) {
-		return nil // removed by now
-	}
-	return err
+	return h.dir.coverAlike()
 }
 
 // coverAlike covers a directory by an empty one of the same owner and mode.

@@ -12,17 +12,19 @@ import (
 
 // This file keeps from the command what no namespace keeps from it: to type into the terminal of the shell that started it
 // (TIOCSTI, TIOCLINUX), and sockets of families that lead past a network namespace, to a hypervisor (AF_VSOCK) or to
-// devices. io_uring could open them unseen. For a key, the kernel asks a program of root's in the namespaces of the host
+// devices. io_uring could open them unseen. What connect(2) may reach is decided by package connect; a Unix socket of datagrams would
+// name its destination where no filter sees it, and is refused. For a key, the kernel asks a program of root's in the namespaces of the host
 // (/sbin/request-key), which may ask a name server; and keyrings are the user's, whatever the namespace. The rest are calls
 // that containers are refused by default: those that have the kernel run or trace for their caller.
 
-// families are those whose sockets belong to a network namespace, or lead nowhere.
-var families = []uint32{unix.AF_UNIX, unix.AF_INET, unix.AF_INET6, unix.AF_NETLINK, unix.AF_ALG}
+// families are those whose sockets belong to a network namespace, or lead nowhere, besides Unix sockets.
+var families = []uint32{unix.AF_INET, unix.AF_INET6, unix.AF_NETLINK, unix.AF_ALG}
 
 // table has the numbers of system calls for one architecture.
 type table struct {
 	arch                      uint32
 	ioctl, socket, socketpair uint32
+	connect                   uint32
 	refused                   []uint32 // whatever their arguments
 }
 
@@ -30,6 +32,7 @@ const (
 	socketcall386 = 102 // hides the family
 	x32Bit        = 0x40000000
 	uring         = 425 // io_uring_setup, on every architecture
+	socketType    = 0xf // SOCK_TYPE_MASK
 )
 
 // Refused calls of 32-bit programs: add_key, request_key, keyctl, bpf, perf_event_open and userfaultfd.
@@ -41,7 +44,7 @@ var (
 // tables are the machine's own one, and that of the 32-bit programs that it runs too.
 func tables() ([]table, error) {
 	own := table{
-		ioctl: unix.SYS_IOCTL, socket: unix.SYS_SOCKET, socketpair: unix.SYS_SOCKETPAIR,
+		ioctl: unix.SYS_IOCTL, socket: unix.SYS_SOCKET, socketpair: unix.SYS_SOCKETPAIR, connect: unix.SYS_CONNECT,
 		refused: []uint32{
 			unix.SYS_ADD_KEY, unix.SYS_REQUEST_KEY, unix.SYS_KEYCTL, unix.SYS_BPF, unix.SYS_PERF_EVENT_OPEN, unix.SYS_USERFAULTFD, uring,
 		},
@@ -49,10 +52,10 @@ func tables() ([]table, error) {
 	switch runtime.GOARCH {
 	case "amd64":
 		own.arch = unix.AUDIT_ARCH_X86_64
-		return []table{own, {unix.AUDIT_ARCH_I386, 54, 359, 360, refused386}}, nil
+		return []table{own, {unix.AUDIT_ARCH_I386, 54, 359, 360, 362, refused386}}, nil
 	case "arm64":
 		own.arch = unix.AUDIT_ARCH_AARCH64
-		return []table{own, {unix.AUDIT_ARCH_ARM, 54, 281, 288, refusedARM}}, nil
+		return []table{own, {unix.AUDIT_ARCH_ARM, 54, 281, 288, 283, refusedARM}}, nil
 	}
 	return nil, fmt.Errorf("gateway run does not know the system calls of %s", runtime.GOARCH)
 }
@@ -103,35 +106,47 @@ func (t table) calls() []bpf.Instruction {
 		bpf.JumpIf{Cond: bpf.JumpEqual, Val: unix.TIOCSTI, SkipTrue: 2},
 		bpf.JumpIf{Cond: bpf.JumpEqual, Val: unix.TIOCLINUX, SkipTrue: 1},
 		allow, deny(unix.EPERM))
-	family := []bpf.Instruction{bpf.LoadAbsolute{Off: atFirst, Size: 4}}
+	family := []bpf.Instruction{
+		bpf.LoadAbsolute{Off: atFirst, Size: 4},
+		bpf.JumpIf{Cond: bpf.JumpNotEqual, Val: unix.AF_UNIX, SkipTrue: 6},
+		bpf.LoadAbsolute{Off: atSecond, Size: 4}, bpf.ALUOpConstant{Op: bpf.ALUOpAnd, Val: socketType},
+		bpf.JumpIf{Cond: bpf.JumpEqual, Val: unix.SOCK_STREAM, SkipTrue: 2},
+		bpf.JumpIf{Cond: bpf.JumpEqual, Val: unix.SOCK_SEQPACKET, SkipTrue: 1},
+		deny(unix.ESOCKTNOSUPPORT), allow, // SOCK_RAW is the same as SOCK_DGRAM
+	}
 	for _, f := range families {
 		family = append(family, bpf.JumpIf{Cond: bpf.JumpNotEqual, Val: f, SkipTrue: 1}, allow)
 	}
 	family = append(family, deny(unix.EAFNOSUPPORT))
 	when(t.socket, family...)
 	when(t.socketpair, family...)
+	when(t.connect, bpf.RetConstant{Val: unix.SECCOMP_RET_USER_NOTIF})
 	return append(out, allow)
 }
 
-// filterCalls puts the filter on the calling thread, for all that is forked from it.
-func filterCalls() error {
+// filterCalls puts the filter on the calling thread, for all that is forked from it, and returns the descriptor that notifies of its
+// calls of connect(2).
+func filterCalls() (listener int, err error) {
 	instructions, err := program()
 	if err != nil {
-		return err
+		return 0, err
 	}
 	raw, err := bpf.Assemble(instructions)
 	if err != nil {
-		return err
+		return 0, err
 	}
 	filters := make([]unix.SockFilter, len(raw))
 	for i, r := range raw {
 		filters[i] = unix.SockFilter{Code: r.Op, Jt: r.Jt, Jf: r.Jf, K: r.K}
 	}
 	prog := unix.SockFprog{Len: uint16(len(filters)), Filter: &filters[0]}
-	_, _, errno := unix.RawSyscall(unix.SYS_SECCOMP, unix.SECCOMP_SET_MODE_FILTER, 0, uintptr(unsafe.Pointer(&prog)))
+	fd, _, errno := unix.RawSyscall(unix.SYS_SECCOMP, unix.SECCOMP_SET_MODE_FILTER, unix.SECCOMP_FILTER_FLAG_NEW_LISTENER, uintptr(unsafe.Pointer(&prog)))
 	runtime.KeepAlive(filters)
-	if errno != 0 {
-		return errors.Join(errors.New("the kernel takes no filter of system calls (CONFIG_SECCOMP_FILTER)"), errno)
+	switch errno {
+	case 0:
+		return int(fd), nil
+	case unix.EBUSY:
+		return 0, errors.New("the calls of this process are supervised already (seccomp user notification), and the kernel lets that be done once: start gateway run outside of that sandbox")
 	}
-	return nil
+	return 0, errors.Join(errors.New("the kernel takes no filter of system calls (CONFIG_SECCOMP_FILTER)"), errno)
 }

@@ -55,7 +55,14 @@ func TestFilterOfCalls(t *testing.T) {
 			{"packets", own.socket, unix.AF_PACKET, 0, refused(unix.EAFNOSUPPORT)},
 			{"IPv4", own.socket, unix.AF_INET, 0, unix.SECCOMP_RET_ALLOW},
 			{"IPv6", own.socket, unix.AF_INET6, 0, unix.SECCOMP_RET_ALLOW},
-			{"Unix sockets", own.socketpair, unix.AF_UNIX, 0, unix.SECCOMP_RET_ALLOW},
+			{"a Unix socket", own.socket, unix.AF_UNIX, unix.SOCK_STREAM | unix.SOCK_CLOEXEC, unix.SECCOMP_RET_ALLOW},
+			{"a pair of Unix sockets", own.socketpair, unix.AF_UNIX, unix.SOCK_SEQPACKET | unix.SOCK_NONBLOCK, unix.SECCOMP_RET_ALLOW},
+			{"datagrams to paths", own.socket, unix.AF_UNIX, unix.SOCK_DGRAM | unix.SOCK_CLOEXEC, refused(unix.ESOCKTNOSUPPORT)},
+			{"datagrams to paths by a pair", own.socketpair, unix.AF_UNIX, unix.SOCK_DGRAM, refused(unix.ESOCKTNOSUPPORT)},
+			{"datagrams by another name", own.socket, unix.AF_UNIX, unix.SOCK_RAW, refused(unix.ESOCKTNOSUPPORT)},
+			{"datagrams with bits that the kernel ignores", own.socket, 1<<32 | unix.AF_UNIX, 1<<32 | unix.SOCK_DGRAM, refused(unix.ESOCKTNOSUPPORT)},
+			{"datagrams over IP", own.socket, unix.AF_INET, unix.SOCK_DGRAM, unix.SECCOMP_RET_ALLOW},
+			{"connecting", own.connect, 3, 0, unix.SECCOMP_RET_USER_NOTIF},
 			{"io_uring", uring, 0, 0, refused(unix.ENOSYS)},
 		} {
 			if got := judge(t, own.arch, c.number, c.first, c.second); got != c.want {

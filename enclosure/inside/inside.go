@@ -11,6 +11,8 @@ import (
 	"os"
 
 	"golang.org/x/sys/unix"
+
+	"boxgate/enclosure/inside/connect"
 )
 
 // The descriptors that the process outside gives to this one.
@@ -32,7 +34,8 @@ func Main() int {
 	if err != nil {
 		return 1 // the process outside is gone
 	}
-	c, err := start(spec)
+	r := &reporter{out: out, started: make(chan struct{})}
+	c, err := start(spec, r.refused)
 	if err != nil {
 		rep := Report{Kind: Failed, Value: 1, Text: err.Error()}
 		if failed := (*startError)(nil); errors.As(err, &failed) {
@@ -42,6 +45,7 @@ func Main() int {
 		return 1
 	}
 	Report{Kind: Started}.send(out)
+	close(r.started)
 	go func() {
 		c.obey(in)
 		os.Exit(1) // the process outside is gone, and with this one ends the command
@@ -50,12 +54,54 @@ func Main() int {
 	return 0
 }
 
-// start arranges everything and starts the command. On failure nothing of the command has run.
-func start(s Spec) (*command, error) {
+// reporter reports what the command is refused, once it was reported that the command has started.
+type reporter struct {
+	out     io.Writer // a pipe, which takes a short message whole
+	started chan struct{}
+}
+
+func (r *reporter) refused(path string) {
+	<-r.started
+	Report{Kind: Refused, Text: path}.send(r.out)
+}
+
+// start arranges everything and starts the command. On failure nothing of the command has run. refused is called with the path of
+// a socket that the command was refused.
+func start(s Spec, refused func(path string)) (*command, error) {
+	if err := checkStandardFiles(); err != nil {
+		return nil, err
+	}
+	supervisor, err := connect.Open(s.Reach)
+	if err != nil {
+		return nil, err
+	}
 	if err := arrange(s); err != nil {
 		return nil, err
 	}
-	return launch(s)
+	return launch(s, func(listener int) error { return supervisor.Start(listener, refused) })
+}
+
+// checkStandardFiles refuses sockets with which the command could connect past its network namespace, or name a destination: as
+// standard input, output or error it would inherit them. A connected stream of Unix sockets leads to its peer alone.
+func checkStandardFiles() error {
+	for fd, name := range []string{"standard input", "standard output", "standard error"} {
+		family, err := unix.GetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_DOMAIN)
+		if errors.Is(err, unix.ENOTSOCK) || errors.Is(err, unix.EBADF) {
+			continue
+		}
+		if err != nil {
+			return fmt.Errorf("%s: %w", name, err)
+		}
+		kind, err := unix.GetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_TYPE)
+		if err != nil {
+			return fmt.Errorf("%s: %w", name, err)
+		}
+		_, unconnected := unix.Getpeername(fd)
+		if family != unix.AF_UNIX || kind != unix.SOCK_STREAM && kind != unix.SOCK_SEQPACKET || unconnected != nil {
+			return fmt.Errorf("%s is a socket of the host, by which the command could pass the gateway: put a pipe in between, as in `cat | gateway run … | cat`", name)
+		}
+	}
+	return nil
 }
 
 // obey passes orders on until there is nobody to give any.

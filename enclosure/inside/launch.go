@@ -17,8 +17,8 @@ type command struct {
 	terminal *os.File // nil unless the command has it
 }
 
-// launch starts the command, as its user and without a way to more.
-func launch(s Spec) (*command, error) {
+// launch starts the command, as its user and without a way to more. The supervisor answers its calls of connect(2).
+func launch(s Spec, supervise func(listener int) error) (*command, error) {
 	c := &command{}
 	attr := &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: uint32(s.UID), Gid: uint32(s.GID), Groups: groups(s.Groups)}}
 	if s.Foreground {
@@ -34,7 +34,11 @@ func launch(s Spec) (*command, error) {
 	}
 	// What is given up is the thread's, and the command is forked from it.
 	runtime.LockOSThread()
-	if err := confine(s.UID); err != nil {
+	listener, err := confine(s.UID)
+	if err != nil {
+		return nil, err
+	}
+	if err := supervise(listener); err != nil {
 		return nil, err
 	}
 	c.pid, err = syscall.ForkExec(program, s.Args, &syscall.ProcAttr{Dir: s.Dir, Env: s.Env, Files: []uintptr{0, 1, 2}, Sys: attr})

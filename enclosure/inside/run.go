@@ -25,7 +25,7 @@ type keptTree struct {
 }
 
 func hideRun(s Spec) error {
-	kept, err := holdTrees(s.Keep)
+	kept, err := holdTrees(append(s.Keep, s.Reach...))
 	if err != nil {
 		return err
 	}

@@ -23,7 +23,8 @@ type Spec struct {
 	Files   []File   // shown in the place of the host's
 	Hidden  []string // files and directories that the command does not see
 	Sockets []string // Unix sockets of the host, likewise
-	Keep    []string // what stays of /run
+	Reach   []string // Unix sockets of the host that the command may connect to; absolute and without links
+	Keep    []string // what else stays of /run
 	State   string   // a mount of the process outside, to be let go of
 }
 
@@ -76,6 +77,7 @@ const (
 	Stopped Kind = 's' // by a signal, such as Ctrl-Z
 	Exited  Kind = 'x' // with a status
 	Killed  Kind = 'k' // by a signal
+	Refused Kind = 'n' // to connect to a Unix socket; Text is its path
 	Failed  Kind = 'f' // it could not be started; Text says why, and Value is the exit status for that
 )
 

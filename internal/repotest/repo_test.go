@@ -159,7 +159,8 @@ host: policy audit config host/nslock preflight firewall dns proxy certs ingress
 internal/lab: config api launcher internal/testnet
 internal/lab/demo: audit config host internal/lab internal/testnet
 enclosure: enclosure/inside
-enclosure/inside:
+enclosure/inside: enclosure/inside/connect
+enclosure/inside/connect:
 cmd/gateway: policy audit config preflight enclosure enclosure/inside host host/apart host/foreign firewall certs launcher api api/session/client store secrets selftest internal/buildinfo internal/lab/demo
 cmd/gateway/command/cli: policy config api
 cmd/gateway/command/copying:

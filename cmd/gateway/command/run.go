@@ -133,7 +133,7 @@ func (r *runCommand) options(cmd *cobra.Command, args []string) (solo.Options, e
 	if err != nil {
 		return solo.Options{}, fmt.Errorf("--socket: %w", err)
 	}
-	o := solo.Options{Config: cfg, Args: args, Keep: sockets, Quiet: r.quiet, Errout: cmd.ErrOrStderr(), Log: zap.NewNop()}
+	o := solo.Options{Config: cfg, Args: args, Reach: sockets, Quiet: r.quiet, Errout: cmd.ErrOrStderr(), Log: zap.NewNop()}
 	if r.policy != "-" && r.headers != "-" { // it could read again from the beginning what was read from a file
 		o.Stdin = os.Stdin
 	}

@@ -10,6 +10,7 @@ import (
 	"net/netip"
 	"slices"
 	"strconv"
+	"strings"
 	"sync"
 
 	"boxgate/audit"
@@ -28,6 +29,7 @@ type Record struct {
 	reached map[destination]*outcome
 	refused map[destination]*outcome
 	said    map[string]bool // denials that have been shown
+	sockets []string        // of the host, that it was refused
 	full    bool            // there were more destinations than are kept
 	lost    uint64
 }
@@ -105,6 +107,16 @@ func (r *Record) note(e audit.Event) {
 	r.countLocked(r.reached, d, e)
 }
 
+// refusedSocket takes in that the command was refused a Unix socket of the host, and shows it.
+func (r *Record) refusedSocket(path string) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.sockets = append(r.sockets, strconv.Quote(path))
+	if !r.quiet {
+		r.printf("gateway: refused the socket %q: it is the host's; --socket PATH lets the command reach one\n", path)
+	}
+}
+
 func (r *Record) countLocked(in map[destination]*outcome, d destination, e audit.Event) {
 	o := in[d]
 	if o == nil {
@@ -171,13 +183,17 @@ func (r *Record) Summarize() {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.printf("gateway: reached %s\n", list(r.reached, false))
-	if len(r.refused) == 0 {
+	switch {
+	case len(r.refused)+len(r.sockets) == 0:
 		r.printf("gateway: refused nothing\n")
-	} else {
+	case len(r.refused) > 0:
 		r.printf("gateway: refused %s\n", list(r.refused, true))
 		if spec, ok := r.wider(); ok {
 			r.printf("gateway: this policy allows what was reached and what was refused:\n%s\n", text(spec))
 		}
+	}
+	if len(r.sockets) > 0 {
+		r.printf("gateway: refused sockets of the host: %s (--socket PATH lets the command reach one)\n", strings.Join(r.sockets, ", "))
 	}
 	if r.full || r.lost > 0 {
 		r.printf("gateway: there was more than is listed here\n")

@@ -28,7 +28,7 @@ type Options struct {
 	Policy  policy.Spec
 	Headers []policy.HeaderRule
 	Args    []string
-	Keep    []string // sockets that the command may reach, absolute and without links
+	Reach   []string // sockets that the command may reach, absolute and without links
 	Hidden  []string // files that the command must not read
 	Without []string // variables that the command must not have
 	Stdin   *os.File // the command's; nil: it reads nothing
@@ -79,6 +79,7 @@ func Run(ctx context.Context, o Options) (int, *Record, error) {
 		}
 		done.lost = events.Lost()
 	}()
+	process.Refused = done.refusedSocket
 	if err := process.Run(spec); err != nil {
 		return 0, nil, err
 	}
@@ -145,8 +146,8 @@ func describe(ctx context.Context, o Options, g *gateway, box api.Box) (inside.S
 	}
 	return inside.Spec{
 		Args: o.Args, Env: withVariables(env, set, without(o.Without)), Dir: dir, UID: user.UID, GID: user.GID, Groups: user.Groups,
-		Files: files(roots, g.resolvers()), Hidden: append(o.Hidden, o.Config.StateDir), Sockets: except(sockets, o.Keep),
-		Keep: append(o.Keep, systemParts...), State: stateMount,
+		Files: files(roots, g.resolvers()), Hidden: append(o.Hidden, o.Config.StateDir), Sockets: except(sockets, o.Reach),
+		Reach: o.Reach, Keep: systemParts, State: stateMount,
 	}, nil
 }
 

@@ -1,0 +1,293 @@
+package enclosure
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"path/filepath"
+	"runtime"
+	"strings"
+	"sync/atomic"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"boxgate/enclosure/inside"
+	"boxgate/internal/nightly"
+)
+
+func TestMain(m *testing.M) {
+	if len(os.Args) == 2 && os.Args[1] == inside.Command { // as the gateway does
+		os.Exit(inside.Main())
+	}
+	os.Exit(m.Run())
+}
+
+// somebody is the user that commands run as. It is in no database.
+const somebody = 47110
+
+// python runs a script as a command of a user, in a directory that is the user's, and returns its output and the sockets that it was
+// refused.
+func python(t *testing.T, uid int, dir, script string) (out string, refused []string) {
+	t.Helper()
+	path, result := filepath.Join(dir, "script.py"), filepath.Join(dir, "out")
+	err := errors.Join(
+		os.WriteFile(path, []byte("import os, sys\nsys.stdout = sys.stderr = open('"+result+"', 'w', 1)\n"+common+script), 0o644),
+		os.WriteFile(result, nil, 0o666), os.Chmod(result, 0o666))
+	if err != nil {
+		t.Fatal(err)
+	}
+	done := make(chan struct{})
+	go func() { // a goroutine of its own, which is locked to its thread
+		defer close(done)
+		var p *Process
+		if p, err = Start(nil); err != nil {
+			return
+		}
+		p.Refused = func(path string) { refused = append(refused, path) }
+		err = p.Run(inside.Spec{Args: []string{"/usr/bin/python3", path}, Env: []string{"PATH=/usr/bin:/bin"}, Dir: dir, UID: uid, GID: uid, Groups: []int{uid}})
+		var status int
+		if err == nil {
+			status, err = p.Wait()
+		}
+		if err == nil && status != 0 {
+			err = fmt.Errorf("exit status %d", status)
+		}
+		err = errors.Join(err, p.Close())
+	}()
+	<-done
+	data, failed := os.ReadFile(result)
+	if err := errors.Join(err, failed); err != nil {
+		t.Fatalf("%v\n%s", err, data)
+	}
+	return string(data), refused
+}
+
+// common is at the beginning of every script. connect returns the error number, 0 on success.
+const common = `
+import ctypes, errno, signal, socket, struct, threading, time
+libc = ctypes.CDLL(None, use_errno=True)
+def server(path, backlog=4096):
+    s = socket.socket(socket.AF_UNIX); s.bind(path); s.listen(backlog); return s
+def address(path):
+    a = struct.pack("H", socket.AF_UNIX) + path.encode() + b"\0"; return a, len(a)
+def connect(fd, buffer, length):
+    return 0 if libc.connect(fd, buffer, length) == 0 else ctypes.get_errno()
+`
+
+// host is a server of the host at a Unix socket, which counts its connections.
+type host struct {
+	path  string
+	count atomic.Int64
+}
+
+func serve(t *testing.T, path string) *host {
+	t.Helper()
+	h := &host{path: path}
+	ln, err := net.Listen("unix", path)
+	if err == nil {
+		err = os.Chmod(path, 0o777)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = ln.Close() })
+	go func() {
+		for {
+			c, err := ln.Accept()
+			if err != nil {
+				return
+			}
+			h.count.Add(1)
+			_ = c.Close()
+		}
+	}()
+	return h
+}
+
+// reachable checks that the server is reached without a gateway, so that the test shows something.
+func (h *host) reachable(t *testing.T) {
+	t.Helper()
+	c, err := net.Dial("unix", h.path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, _ = c.Read(make([]byte, 1)) // until it is counted
+	_ = c.Close()
+	if h.count.Swap(0) != 1 {
+		t.Fatal("the server does not count")
+	}
+}
+
+func userDir(t *testing.T) string {
+	t.Helper()
+	nightly.Root(t)
+	dir, err := os.MkdirTemp("", "boxgate-connect-")
+	if err == nil {
+		err = errors.Join(os.Chown(dir, somebody, somebody), os.Chmod(dir, 0o755))
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = os.RemoveAll(dir) })
+	return dir
+}
+
+// TestAttackWhatIsConnectedIsExchanged: while a command connects, another thread or process of it exchanges the file at the path, the
+// path in memory, or the descriptor.
+func TestAttackWhatIsConnectedIsExchanged(t *testing.T) {
+	t.Parallel()
+	for name, attack := range map[string]string{
+		"the file": `
+os.symlink("own", "path"); os.symlink("host", "other")
+def exchange():
+    while time.time() < end: libc.renameat2(-100, b"path", -100, b"other", 2)
+if os.fork() == 0: exchange(); os._exit(0)
+def attempt():
+    c = socket.socket(socket.AF_UNIX); a, n = address("path"); return connect(c.fileno(), a, n)
+`,
+		"the path in memory": `
+a, n = address("own\0"); buffer = ctypes.create_string_buffer(a); names = [b"own\0", b"host"]
+def exchange():
+    while time.time() < end:
+        for name in names: ctypes.memmove(ctypes.addressof(buffer) + 2, name, 4)
+threading.Thread(target=exchange, daemon=True).start()
+def attempt():
+    c = socket.socket(socket.AF_UNIX); return connect(c.fileno(), buffer, 7)
+`,
+		"the descriptor": `
+a, n = address("host"); sockets = [socket.socket(socket.AF_UNIX), socket.socket(socket.AF_INET)]; fd = os.dup(sockets[0].fileno())
+def exchange():
+    while time.time() < end:
+        for s in sockets: os.dup2(s.fileno(), fd)
+threading.Thread(target=exchange, daemon=True).start()
+def attempt(): return connect(fd, a, n)
+`,
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			dir := userDir(t)
+			h := serve(t, filepath.Join(dir, "host"))
+			h.reachable(t)
+			out, _ := python(t, somebody, dir, "s = server('own')\nend = time.time() + 1\n"+attack+`
+found = {}
+while time.time() < end:
+    e = attempt(); found[e] = found.get(e, 0) + 1
+    try: s.setblocking(False); s.accept()[0].close()
+    except OSError: pass
+print(sum(found.values()) > 50, found)
+`)
+			if n := h.count.Load(); n != 0 {
+				t.Errorf("the host's server was reached %d times\n%s", n, out)
+			}
+			if !strings.HasPrefix(out, "True") || !strings.Contains(out, fmt.Sprintf("%d:", int(unix.EACCES))) {
+				t.Errorf("too few attempts, or none at the host's socket: %s", out)
+			}
+		})
+	}
+}
+
+// TestAttackFileOfTheSameNumber: the kernel lists sockets by 32 bits of the number of their file, and by another device than stat(2)
+// shows. A command binds a socket to a file of the same number as the host's, in another file system.
+func TestAttackFileOfTheSameNumber(t *testing.T) {
+	t.Parallel()
+	dir := userDir(t)
+	own, shared := filepath.Join(dir, "own"), filepath.Join(dir, "shared")
+	for _, at := range []string{own, shared} {
+		if err := errors.Join(os.Mkdir(at, 0o755), unix.Mount("tmpfs", at, "tmpfs", 0, "mode=0777")); err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { _ = unix.Unmount(at, unix.MNT_DETACH) })
+	}
+	h := serve(t, filepath.Join(shared, "host"))
+	h.reachable(t)
+	out, refused := python(t, somebody, dir, `
+want, kept = os.stat("shared/host").st_ino, []
+for i in range(1000):
+    kept.append(server("own/%d" % i))
+    if os.stat("own/%d" % i).st_ino == want: break
+c = socket.socket(socket.AF_UNIX); a, n = address("own/%d" % i); print("own", connect(c.fileno(), a, n))
+c = socket.socket(socket.AF_UNIX); a, n = address("shared/host"); print("host", connect(c.fileno(), a, n), os.stat("own/%d" % i).st_ino == want)
+`)
+	if want := fmt.Sprintf("own 0\nhost %d True\n", int(unix.EACCES)); out != want || h.count.Load() != 0 {
+		t.Errorf("%q, not %q; the host's server was reached %d times", out, want, h.count.Load())
+	}
+	if len(refused) != 1 || refused[0] != h.path {
+		t.Errorf("refused: %q", refused)
+	}
+}
+
+// TestConnectsWithTheRightsOfTheCaller: a socket or directory that the caller must not use stays closed to it, and the server gets
+// to know the caller's user.
+func TestConnectsWithTheRightsOfTheCaller(t *testing.T) {
+	t.Parallel()
+	out, _ := python(t, 0, userDir(t), `
+def as_user(uid, gid, groups, path):
+    s.setblocking(False)
+    r, w = os.pipe()
+    if os.fork() == 0:
+        os.setgroups(groups); os.setgid(gid); os.setuid(uid)
+        c = socket.socket(socket.AF_UNIX); a, n = address(path); e = connect(c.fileno(), a, n)
+        os.write(w, str(e).encode()); time.sleep(0.01); os._exit(0)
+    e = int(os.read(r, 9)); os.wait()
+    try: return e, struct.unpack("3i", s.accept()[0].getsockopt(1, 17, 12))[1:]
+    except BlockingIOError: return e, None
+s = server("socket"); os.mkdir("closed", 0o750); os.chown("closed", 0, 5); os.link("socket", "closed/socket")
+os.chmod("socket", 0o700); print(as_user(47110, 47110, [], "socket"), as_user(0, 0, [], "socket"))
+os.chmod("socket", 0o777); print(as_user(47110, 47111, [], "socket"), as_user(47111, 47110, [5], "closed/socket"), as_user(47111, 47110, [6], "closed/socket"))
+`)
+	if want := "(13, None) (0, (0, 0))\n(0, (47110, 47111)) (0, (47111, 47110)) (13, None)\n"; out != want {
+		t.Errorf("%s, not %s", out, want)
+	}
+}
+
+// TestConnectAndSignals: a signal interrupts a connect that waits, and no other fails for one.
+func TestConnectAndSignals(t *testing.T) {
+	t.Parallel()
+	out, _ := python(t, somebody, userDir(t), `
+class Interrupted(Exception): pass
+def interrupt(*_): raise Interrupted
+s = server("full", 0); waiting = [socket.socket(socket.AF_UNIX) for _ in range(3)]
+signal.signal(signal.SIGALRM, interrupt); signal.setitimer(signal.ITIMER_REAL, 0.2)
+try:
+    for c in waiting: c.connect("full")
+except Interrupted: print("interrupted")
+signal.signal(signal.SIGALRM, lambda *_: None); signal.siginterrupt(signal.SIGALRM, False); signal.setitimer(signal.ITIMER_REAL, 0.0002, 0.0002)
+s, failed, end = server("free"), set(), time.time() + 0.5
+while time.time() < end:
+    c = socket.socket(socket.AF_UNIX)
+    try: c.connect("free"); s.accept()[0].close()
+    except OSError as e: failed.add(str(e))
+signal.setitimer(signal.ITIMER_REAL, 0); print(failed)
+`)
+	if out != "interrupted\nset()\n" {
+		t.Error(out)
+	}
+}
+
+// TestAttack32BitCalls: calls by the interface of 32-bit programs are judged like others.
+func TestAttack32BitCalls(t *testing.T) {
+	t.Parallel()
+	if runtime.GOARCH != "amd64" {
+		t.Skip("the test has its instructions for amd64 alone; TestFilterOfCalls judges the calls of each machine")
+	}
+	dir := userDir(t)
+	h := serve(t, filepath.Join(dir, "host"))
+	h.reachable(t)
+	out, _ := python(t, somebody, dir, `
+import mmap
+code = mmap.mmap(-1, 4096, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | 0x40, mmap.PROT_READ | mmap.PROT_WRITE | mmap.PROT_EXEC) # MAP_32BIT
+code.write(bytes.fromhex("5389f889f387cacd805bc3")) # int 0x80 with the arguments
+at = ctypes.addressof(ctypes.c_char.from_buffer(code)); call = ctypes.CFUNCTYPE(ctypes.c_int, *[ctypes.c_uint] * 4)(at)
+s = server("own")
+for path in ("own", "host"):
+    a, n = address(path); code[1024:1024 + n] = a
+    fd = call(359, socket.AF_UNIX, socket.SOCK_STREAM, 0); print(path, fd >= 0, call(362, fd, at + 1024, n))
+print(call(359, socket.AF_UNIX, socket.SOCK_DGRAM, 0), call(102, 1, at, 0))
+`)
+	want := fmt.Sprintf("own True 0\nhost True %d\n%d %d\n", -int(unix.EACCES), -int(unix.ESOCKTNOSUPPORT), -int(unix.ENOSYS))
+	if out != want || h.count.Load() != 0 {
+		t.Errorf("%q, not %q; the host's server was reached %d times", out, want, h.count.Load())
+	}
+}

@@ -1,0 +1,272 @@
+package connect
+
+import (
+	"bytes"
+	"strconv"
+	"strings"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+)
+
+// notification is struct seccomp_notif of the kernel.
+type notification struct {
+	id     uint64
+	thread uint32 // its ID in the PID namespace of the supervisor
+	_      uint32 // flags
+	_      int32  // number of the system call: connect is the only one that the filter notifies of
+	_      uint32 // architecture
+	_      uint64 // instruction
+	args   [6]uint64
+}
+
+// response is struct seccomp_notif_resp.
+type response struct {
+	id    uint64
+	value int64
+	errno int32 // negative, or 0
+	flags uint32
+}
+
+func ioctl(fd int, request uint, arg uintptr) error {
+	for {
+		switch _, _, errno := unix.Syscall(unix.SYS_IOCTL, uintptr(fd), uintptr(request), arg); errno {
+		case 0:
+			return nil
+		case unix.EINTR:
+		default:
+			return errno
+		}
+	}
+}
+
+// receive waits for the next call.
+func (s *Supervisor) receive() (notification, error) {
+	for {
+		n := notification{} // which the kernel wants zeroed
+		err := ioctl(s.listener, unix.SECCOMP_IOCTL_NOTIF_RECV, uintptr(unsafe.Pointer(&n)))
+		if err != unix.ENOENT { // the caller was killed in between
+			return n, err
+		}
+	}
+}
+
+// call is one call of connect(2).
+type call struct {
+	notification
+	s       *Supervisor
+	t       *thread
+	process int // PIDFD of the thread or its process; 0: not open
+	dir     int // its directory in /proc; 0: not open
+	socket  int // the command's socket; 0: not open
+	cookie  uint64
+	address []byte
+	begun   bool // the attempt is under way
+	tried   bool // the socket may have been connected
+}
+
+// maxAddress is the size of struct sockaddr_storage.
+const maxAddress = 128
+
+// connect performs the call, and returns its error for the command; 0 on success.
+func (c *call) connect() unix.Errno {
+	if errno := c.read(); errno != 0 {
+		return errno
+	}
+	family, err := unix.GetsockoptInt(c.socket, unix.SOL_SOCKET, unix.SO_DOMAIN)
+	if err != nil {
+		return errnoOf(err) // ENOTSOCK
+	}
+	if c.cookie, err = unix.GetsockoptUint64(c.socket, unix.SOL_SOCKET, unix.SO_COOKIE); err != nil {
+		return errnoOf(err)
+	}
+	c.s.begin(attempt{c.thread, c.cookie})
+	c.begun = true
+	if !c.waits() {
+		return unix.EINTR // and the caller has made the call anew, or will
+	}
+	if errno, ok := c.s.kept(c.thread, c.cookie, c.address); ok {
+		c.tried = true
+		return errno
+	}
+	if family != unix.AF_UNIX {
+		return c.t.without(func() unix.Errno { return c.connectTo(c.address) })
+	}
+	st, err := c.status()
+	if err != nil {
+		return errnoOf(err)
+	}
+	path, ok := c.path()
+	if !ok { // an abstract name, which belongs to the network namespace of the socket, or an error
+		return c.t.as(st.identity, func() unix.Errno { return c.connectTo(c.address) })
+	}
+	return c.connectPath(st, path)
+}
+
+// read takes the socket and the address from the caller. Later changes to either have no effect.
+func (c *call) read() unix.Errno {
+	var err error
+	if c.process, err = unix.PidfdOpen(int(c.thread), pidfdThread); err != nil {
+		if c.process, err = c.openProcess(); err != nil {
+			return unix.EBADF
+		}
+	}
+	length := int32(c.args[2])
+	var copied unix.Errno
+	if length >= 0 && length <= maxAddress {
+		c.address = make([]byte, length)
+		copied = c.copyAddress()
+	}
+	c.socket, err = unix.PidfdGetfd(c.process, int(int32(c.args[0])), 0)
+	if !c.waits() {
+		return unix.EINTR // the caller is gone, and its ID may be another thread's by now: the kernel drops the answer
+	}
+	switch {
+	case err != nil:
+		c.socket = 0
+		return errnoOf(err) // EBADF
+	case length < 0 || length > maxAddress:
+		return unix.EINVAL
+	}
+	return copied
+}
+
+// pidfdThread is PIDFD_THREAD, since Linux 6.9.
+const pidfdThread = unix.O_EXCL
+
+// openProcess opens the process of a thread. Its descriptors are the thread's unless that has unshared them.
+func (c *call) openProcess() (int, error) {
+	st, err := c.status()
+	if err != nil {
+		return 0, err
+	}
+	return unix.PidfdOpen(st.process, 0)
+}
+
+func (c *call) copyAddress() unix.Errno {
+	if len(c.address) == 0 {
+		return 0
+	}
+	local := []unix.Iovec{{Base: &c.address[0], Len: uint64(len(c.address))}}
+	remote := []unix.RemoteIovec{{Base: uintptr(c.args[1]), Len: len(c.address)}}
+	if n, err := unix.ProcessVMReadv(int(c.thread), local, remote, 0); err != nil || n < len(c.address) {
+		return unix.EFAULT
+	}
+	return 0
+}
+
+// waits reports whether the caller still waits for the answer, so that its ID is not another thread's.
+func (c *call) waits() bool {
+	return ioctl(c.s.listener, unix.SECCOMP_IOCTL_NOTIF_ID_VALID, uintptr(unsafe.Pointer(&c.id))) == nil
+}
+
+// path returns the path that the address has for a Unix socket, if the kernel would look one up.
+func (c *call) path() (string, bool) {
+	const family = 2 // bytes before the path
+	if len(c.address) <= family || uint16(c.address[0])|uint16(c.address[1])<<8 != unix.AF_UNIX || c.address[family] == 0 {
+		return "", false
+	}
+	path, _, _ := bytes.Cut(c.address[family:], []byte{0})
+	return string(path), len(c.address) <= unix.SizeofSockaddrUnix
+}
+
+// connectTo connects the command's socket.
+func (c *call) connectTo(address []byte) unix.Errno {
+	c.tried = true
+	pointer := unsafe.Pointer(unsafe.SliceData(address))
+	for {
+		_, _, errno := unix.Syscall(unix.SYS_CONNECT, uintptr(c.socket), uintptr(pointer), uintptr(len(address)))
+		if errno != unix.EINTR { // which signals of the runtime cause
+			return errno
+		}
+	}
+}
+
+// connectPath connects the command's socket to a file, if it is a socket that the command may reach.
+func (c *call) connectPath(st status, path string) unix.Errno {
+	file, errno := c.open(st, path)
+	if errno != 0 {
+		return errno
+	}
+	defer unix.Close(file)
+	at, kind, err := stat(file)
+	if err != nil {
+		return errnoOf(err)
+	}
+	if kind == unix.S_IFSOCK && !c.mayReach(at) {
+		c.s.refuse(c.t.nameOf(file))
+		return unix.EACCES // ECONNREFUSED would have ssh take the socket for a stale one, and remove it
+	}
+	return c.t.as(st.identity, func() unix.Errno { return c.connectTo(c.t.addressOf(file)) })
+}
+
+// open opens a file as the caller would.
+func (c *call) open(st status, path string) (file int, errno unix.Errno) {
+	root, err := open(c.dir, "root", unix.O_DIRECTORY)
+	if err != nil {
+		return 0, errnoOf(err)
+	}
+	defer unix.Close(root)
+	from, path := c.begin(st, path)
+	dir, err := open(c.s.proc, from, unix.O_DIRECTORY)
+	if err != nil {
+		return 0, errnoOf(err)
+	}
+	defer unix.Close(dir)
+	if !c.waits() {
+		return 0, unix.EINTR
+	}
+	if err := c.t.move(root, dir); err != nil {
+		return 0, errnoOf(err)
+	}
+	errno = c.t.as(st.identity, func() unix.Errno {
+		file, err = open(unix.AT_FDCWD, path, 0)
+		return errnoOf(err)
+	})
+	if err := c.t.leave(); err != nil && errno == 0 {
+		_ = unix.Close(file)
+		return 0, errnoOf(err)
+	}
+	return file, errno
+}
+
+// begin returns the directory that a path is looked up from, below /proc, and the path from there. A link to the caller's own
+// directory in /proc would lead the supervisor to its own.
+func (c *call) begin(st status, path string) (dir, rest string) {
+	thread, process := strconv.Itoa(int(c.thread)), strconv.Itoa(st.process)
+	for _, own := range [][2]string{{"/proc/self/", process}, {"/proc/thread-self/", thread}, {"/dev/fd/", process + "/fd"}} {
+		if rest, ok := strings.CutPrefix(path, own[0]); ok && rest != "" {
+			return own[1], strings.TrimLeft(rest, "/")
+		}
+	}
+	return thread + "/cwd", path
+}
+
+func (c *call) close() {
+	if c.begun {
+		c.s.end(attempt{c.thread, c.cookie})
+	}
+	for _, fd := range []int{c.process, c.dir, c.socket} {
+		if fd > 0 {
+			_ = unix.Close(fd)
+		}
+	}
+}
+
+// procDir opens the caller's directory in /proc.
+func (c *call) procDir() (err error) {
+	if c.dir == 0 {
+		c.dir, err = open(c.s.proc, strconv.Itoa(int(c.thread)), unix.O_DIRECTORY)
+	}
+	return err
+}
+
+func errnoOf(err error) unix.Errno {
+	if err == nil {
+		return 0
+	}
+	if errno, ok := err.(unix.Errno); ok { //nolint:errorlint // as system calls return them
+		return errno
+	}
+	return unix.EACCES
+}

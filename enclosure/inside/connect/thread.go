@@ -1,0 +1,214 @@
+package connect
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"slices"
+	"strconv"
+	"strings"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+)
+
+// thread is a thread of the supervisor, which can look up paths and connect as a thread of the command does: from its root and
+// directory, with its IDs and its capabilities. Its real and saved user stays root: no process of the command can signal or
+// trace it meanwhile.
+type thread struct {
+	root int // where it returns to
+	fds  int // its directory of descriptors in /proc
+	all  capabilities
+	now  identity
+}
+
+// identity decides about access to files. The server at a Unix socket sees its user and group (SO_PEERCRED), with the process ID of
+// the supervisor.
+type identity struct {
+	uid, gid     int
+	groups       []uint32
+	capabilities capabilities
+}
+
+type capabilities uint64
+
+// newThread makes the calling thread one.
+func (s *Supervisor) newThread() (*thread, error) {
+	if err := unix.Unshare(unix.CLONE_FS); err != nil {
+		return nil, err
+	}
+	t := &thread{root: s.root}
+	var err error
+	if t.fds, err = open(s.proc, "thread-self/fd", unix.O_DIRECTORY); err != nil {
+		return nil, err
+	}
+	var sets [2]unix.CapUserData
+	if err := unix.Capget(&unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}, &sets[0]); err != nil {
+		return nil, err
+	}
+	t.all = capabilities(sets[0].Permitted) | capabilities(sets[1].Permitted)<<32
+	groups, err := unix.Getgroups()
+	if err != nil {
+		return nil, err
+	}
+	for _, g := range groups {
+		t.now.groups = append(t.now.groups, uint32(g))
+	}
+	return t, nil
+}
+
+func (t *thread) close() {
+	if t != nil {
+		_ = unix.Close(t.fds)
+	}
+}
+
+// as runs f with the rights of another, unless that fails.
+func (t *thread) as(who identity, f func() unix.Errno) unix.Errno {
+	if err := t.become(who); err != nil {
+		return errnoOf(err)
+	}
+	return t.with(who.capabilities&t.all, f)
+}
+
+// without runs f without capabilities, for calls that depend on no other rights.
+func (t *thread) without(f func() unix.Errno) unix.Errno { return t.with(0, f) }
+
+func (t *thread) with(effective capabilities, f func() unix.Errno) unix.Errno {
+	if err := t.setEffective(effective); err != nil {
+		return errnoOf(err)
+	}
+	errno := f()
+	if err := t.setEffective(t.all); err != nil {
+		os.Exit(1) // it never fails: the capabilities are permitted
+	}
+	return errno
+}
+
+// become changes the IDs of this thread, and of no other. The package's own calls change every thread.
+func (t *thread) become(who identity) error {
+	if who.uid == t.now.uid && who.gid == t.now.gid && slices.Equal(who.groups, t.now.groups) {
+		return nil
+	}
+	const same = ^uintptr(0)
+	_, _, noGroups := unix.RawSyscall(unix.SYS_SETGROUPS, uintptr(len(who.groups)), uintptr(unsafe.Pointer(unsafe.SliceData(who.groups))), 0)
+	_, _, noGroup := unix.RawSyscall(unix.SYS_SETRESGID, same, uintptr(who.gid), same)
+	_, _, noUser := unix.RawSyscall(unix.SYS_SETRESUID, same, uintptr(who.uid), same)
+	if noGroups|noGroup|noUser != 0 {
+		t.now = identity{uid: -1}
+		return fmt.Errorf("becoming user %d: %w", who.uid, noGroups|noGroup|noUser)
+	}
+	t.now = who
+	return nil
+}
+
+func (t *thread) setEffective(set capabilities) error {
+	sets := [2]unix.CapUserData{
+		{Permitted: uint32(t.all), Effective: uint32(set)}, {Permitted: uint32(t.all >> 32), Effective: uint32(set >> 32)},
+	}
+	return unix.Capset(&unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}, &sets[0])
+}
+
+// move has the thread look up paths from a root and a directory.
+func (t *thread) move(root, dir int) error {
+	if err := unix.Fchdir(root); err != nil {
+		return err
+	}
+	if err := unix.Chroot("."); err != nil {
+		return err
+	}
+	return unix.Fchdir(dir)
+}
+
+// leave has it look up paths from the supervisor's root, and from its own descriptors.
+func (t *thread) leave() error { return t.move(t.root, t.fds) }
+
+// addressOf is the address of an open file, in the directory of descriptors.
+func (t *thread) addressOf(file int) []byte {
+	return append(append([]byte{unix.AF_UNIX, 0}, strconv.Itoa(file)...), 0)
+}
+
+// nameOf is the path of an open file.
+func (t *thread) nameOf(file int) string {
+	path, err := readlink(t.fds, strconv.Itoa(file))
+	if err != nil {
+		return "?"
+	}
+	return path
+}
+
+// status is the part of /proc/TID/status that is needed here.
+type status struct {
+	process  int
+	identity identity
+}
+
+// status reads that of the caller.
+func (c *call) status() (status, error) {
+	var st status
+	if err := c.procDir(); err != nil {
+		return st, err
+	}
+	fd, err := unix.Openat(c.dir, "status", unix.O_RDONLY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return st, err
+	}
+	f := os.NewFile(uintptr(fd), "status")
+	defer f.Close()
+	data, err := io.ReadAll(io.LimitReader(f, 1<<20)) // with up to 65536 groups
+	if err != nil {
+		return st, err
+	}
+	if st, err = parseStatus(data); err != nil || st.identity.capabilities == 0 {
+		return st, err
+	}
+	at, err := statAt(c.dir, "ns/user")
+	if at != c.s.userns { // capabilities in another user namespace do not count for files of the host
+		st.identity.capabilities = 0
+	}
+	return st, err
+}
+
+func parseStatus(data []byte) (st status, err error) {
+	found := 0
+	for line := range strings.Lines(string(data)) {
+		key, rest, _ := strings.Cut(line, ":")
+		fields := strings.Fields(rest)
+		switch {
+		case key == "Tgid" && len(fields) == 1:
+			st.process, err = strconv.Atoi(fields[0])
+		case key == "Uid" && len(fields) == 4: // real, effective, saved, of file systems
+			st.identity.uid, err = strconv.Atoi(fields[1])
+		case key == "Gid" && len(fields) == 4:
+			st.identity.gid, err = strconv.Atoi(fields[1])
+		case key == "Groups":
+			st.identity.groups, err = numbers(fields)
+		case key == "CapEff" && len(fields) == 1:
+			var set uint64
+			set, err = strconv.ParseUint(fields[0], 16, 64)
+			st.identity.capabilities = capabilities(set)
+		default:
+			continue
+		}
+		if err != nil {
+			return status{}, err
+		}
+		found++
+	}
+	if found != 5 {
+		return status{}, errors.New("the status of a thread is incomplete")
+	}
+	return st, nil
+}
+
+func numbers(fields []string) (out []uint32, err error) {
+	for _, f := range fields {
+		n, err := strconv.ParseUint(f, 10, 32)
+		if err != nil {
+			return nil, err
+		}
+		out = append(out, uint32(n))
+	}
+	return out, nil
+}
