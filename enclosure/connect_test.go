@@ -145,7 +145,7 @@ def exchange():
     while time.time() < end: libc.renameat2(-100, b"path", -100, b"other", 2)
 if os.fork() == 0: exchange(); os._exit(0)
 def attempt():
-    c = socket.socket(socket.AF_UNIX); a, n = address("path"); return connect(c.fileno(), a, n)
+    c = socket.socket(socket.AF_UNIX); a, n = address(os.getcwd() + "/path"); return connect(c.fileno(), a, n)
 `,
 		"the path in memory": `
 a, n = address("own\0"); buffer = ctypes.create_string_buffer(a); names = [b"own\0", b"host"]

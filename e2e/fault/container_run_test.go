@@ -89,7 +89,7 @@ func TestDockerRun(t *testing.T) {
 	if out, errout, status := d.gateway("", "docker", "run", "--rm", "--entrypoint", "/usr/bin/id", "curl", "-u"); status != 0 || strings.TrimSpace(out) != "0" {
 		t.Errorf("another entry point: exit %d\n%s%s", status, out, errout)
 	}
-	for _, flags := range [][]string{{"--privileged"}, {"--network", "host"}, {"--net=bridge"}, {"--cap-add", "NET_ADMIN"}, {"--pid", "host"}, {"-p", "80:80"}, {"-v", d.dir + "/sock:/docker.sock"}} {
+	for _, flags := range [][]string{{"--privileged"}, {"--network", "host"}, {"--net=bridge"}, {"--cap-add", "NET_ADMIN"}, {"--pid", "host"}, {"-p", "80:80"}, {"--device", "/dev/vda"}, {"--security-opt", "systempaths=unconfined"}, {"-v", "/proc/sys:/x"}, {"-v", "/sys:/x"}, {"-v", d.dir + "/sock:/docker.sock"}} {
 		if flags[0] == "-v" {
 			link := filepath.Join(d.dir, "docker.sock")
 			_ = os.Link(filepath.Join(d.dir, "sock"), link)

@@ -20,8 +20,8 @@ import (
 
 const dockerRunHelp = `Run a container under the gateway: docker run with the gateway as the only network.
 
-The container is attached before its command runs, with the CA of its box in its stores and variables. All flags of docker run are
-passed on but those of networks and published ports; those of the gateway come first or in between.`
+The container is attached before its command runs, with the CA of its box in its stores and variables. Flags of docker run
+that keep it behind the gateway are passed on; those of the gateway come first or in between.`
 
 const dockerRunExample = `  sudo gateway docker run --policy preset:github,pypi -it --rm python:3.13 bash
   sudo gateway docker run --policy @policy.json --headers @headers.json -d --name agent node:22 node agent.js`
@@ -124,7 +124,7 @@ func dockerGateway(o *cli.Options) (docker.Gateway, error) {
 		return docker.Gateway{}, err
 	}
 	roots, err := host.AddedRoots(cfg.Proxy.UpstreamCAFiles)
-	return docker.Gateway{Client: client, Resolver: addrs.GatewayV4, Roots: roots, Sockets: []string{cfg.Admin.Socket}}, err
+	return docker.Gateway{Client: client, Resolver: addrs.GatewayV4, Roots: roots, Sockets: []string{cfg.Admin.Socket, cfg.StateDir}}, err
 }
 
 // newHoldCommand is the first process of a container that `gateway docker run` makes.

@@ -28,13 +28,6 @@ var switches = []string{
 // short are the short ones.
 const short = "ditPq"
 
-// refused are flags that would give the container another way out, or the host.
-var refused = map[string]string{
-	"--network": "the gateway is its only network", "--net": "the gateway is its only network", "--privileged": "it could leave the gateway",
-	"--link": "the gateway is its only network", "--publish": "use `gateway url create`", "-p": "use `gateway url create`",
-	"--publish-all": "use `gateway url create`", "-P": "use `gateway url create`", "--detach-keys": "it cannot be passed on", "--sig-proxy": "signals are always passed on",
-}
-
 // errNoImage says that a command line has none.
 var errNoImage = errors.New("no image is named: gateway docker run [--policy P] [flags of docker run] IMAGE [COMMAND…]")
 
@@ -102,17 +95,26 @@ func shortFlag(args []string) (name, value string, used int, err error) {
 	return "-" + group[at:], args[1], 2, nil
 }
 
-// take notes a flag. What the gateway decides by itself is not passed on.
+// take notes a flag, if a container may have it. What the gateway decides by itself is not passed on.
 func (l *Line) take(name, value string, words []string) error {
-	if why := refused[name]; why != "" && value != "false" && (value != "none" || !strings.HasPrefix(name, "--net")) {
-		return fmt.Errorf("%s cannot be used here: %s", name, why)
+	if len(name) > 1 && name[1] != '-' && !isValued(name) {
+		return l.takeGroup(name)
 	}
-	yes := value != "false"
+	if full := shortOf[name]; full != "" {
+		name = full
+	}
+	if slices.Contains(switches, name) && value == "false" || strings.HasPrefix(name, "--net") && value == "none" {
+		return nil // as it is anyway
+	}
+	if name == "--sig-proxy" {
+		return nil // signals are always passed on
+	}
+	if err := allow(name, value); err != nil {
+		return err
+	}
 	switch name {
-	case "--network", "--net", "--privileged", "--publish-all", "--sig-proxy":
-		return nil
 	case "--detach":
-		l.Detach = yes
+		l.Detach = true
 		return nil
 	case "--entrypoint":
 		l.Entrypoint = &value
@@ -120,12 +122,9 @@ func (l *Line) take(name, value string, words []string) error {
 	case "--name":
 		l.Name = value
 	case "--rm":
-		l.Remove = yes
+		l.Remove = true
 	case "--dns":
 		l.OwnDNS = true
-	}
-	if len(name) > 1 && name[1] != '-' && !isValued(name) {
-		return l.takeGroup(name)
 	}
 	l.Flags = append(l.Flags, words...)
 	return nil
@@ -140,7 +139,7 @@ func (l *Line) takeGroup(name string) error {
 		case 'd':
 			l.Detach = true
 		case 'P':
-			return fmt.Errorf("-P cannot be used here: %s", refused["-P"])
+			return fmt.Errorf("-P cannot be used here: %s", refused["--publish-all"])
 		default:
 			l.Flags = append(l.Flags, "-"+string(c))
 		}

@@ -26,14 +26,20 @@ type container struct {
 		Entrypoint, Cmd []string
 	}
 	HostConfig struct {
-		NetworkMode, PidMode, Runtime string
-		Privileged                    bool
-		CapAdd, DeviceCgroupRules     []string
+		NetworkMode, PidMode, IpcMode, UTSMode, UsernsMode, Runtime string
+		Privileged                                                  bool
+		CapAdd, DeviceCgroupRules, SecurityOpt                      []string
+		MaskedPaths                                                 []string // not nil, but empty: those of the kernel are open
+		Devices                                                     []struct{ PathOnHost string }
+		DeviceRequests                                              []struct {
+			Driver    string
+			DeviceIDs []string
+		}
 	}
 	NetworkSettings struct {
 		Networks map[string]json.RawMessage
 	}
-	Mounts         []struct{ Source, Destination string }
+	Mounts         []struct{ Type, Source, Destination string }
 	ResolvConfPath string
 }
 

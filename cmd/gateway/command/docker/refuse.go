@@ -5,12 +5,8 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
-	"slices"
 	"strings"
 )
-
-// tooMuch are capabilities by which a container leaves its network.
-var tooMuch = []string{"ALL", "NET_ADMIN", "SYS_ADMIN", "SYS_MODULE", "SYS_RAWIO", "SYS_PTRACE", "BPF", "DAC_READ_SEARCH"}
 
 // refuse says why the gateway, whose own sockets are given, could not hold a container.
 func (c container) refuse(sockets ...string) error {
@@ -23,15 +19,55 @@ func (c container) refuse(sockets ...string) error {
 		return errors.New("a container that makes devices can leave the gateway: start it without --device-cgroup-rule")
 	case c.HostConfig.Runtime == "runsc":
 		return errors.New("gVisor needs its network before it starts: see docs/attach.md")
+	case c.HostConfig.IpcMode == "host" || strings.HasPrefix(c.HostConfig.IpcMode, "container:"):
+		return fmt.Errorf("a container that shares memory with others can have them pass the gateway: start it without --ipc %s", c.HostConfig.IpcMode)
+	case c.HostConfig.UTSMode == "host":
+		return errors.New("the container could rename the host: start it without --uts host")
+	case c.HostConfig.UsernsMode == "host":
+		return errors.New("the container would be the host's root: start it without --userns host")
+	case c.HostConfig.MaskedPaths != nil && len(c.HostConfig.MaskedPaths) == 0:
+		return errors.New("the container could change the host's kernel: start it without --security-opt systempaths=unconfined")
 	}
-	for _, capability := range c.HostConfig.CapAdd {
-		if slices.Contains(tooMuch, strings.TrimPrefix(strings.ToUpper(capability), "CAP_")) {
-			return fmt.Errorf("a container with %s can leave the gateway: start it without --cap-add %s", capability, capability)
-		}
+	if err := c.refuseOptions(); err != nil {
+		return err
 	}
 	for _, m := range c.Mounts {
+		if m.Type == "bind" {
+			if err := checkSource(m.Source); err != nil {
+				return fmt.Errorf("%w: start it without the volume %s", err, m.Source)
+			}
+		}
 		if socket := leadsTo(m.Source, append(commanding(), sockets...)); socket != "" {
 			return fmt.Errorf("a container that reaches %s can leave the gateway: start it without the volume %s", socket, m.Source)
+		}
+	}
+	return nil
+}
+
+// refuseOptions judges what a container was given by flags that can be repeated.
+func (c container) refuseOptions() error {
+	for _, capability := range c.HostConfig.CapAdd {
+		if err := checkCapability(capability); err != nil {
+			return fmt.Errorf("--cap-add %s: %w", capability, err)
+		}
+	}
+	for _, option := range c.HostConfig.SecurityOpt {
+		if err := checkSecurity(option); err != nil {
+			return fmt.Errorf("--security-opt %s: %w", option, err)
+		}
+	}
+	var devices []string
+	for _, d := range c.HostConfig.Devices {
+		devices = append(devices, d.PathOnHost)
+	}
+	for _, r := range c.HostConfig.DeviceRequests {
+		if r.Driver == "cdi" {
+			devices = append(devices, r.DeviceIDs...)
+		}
+	}
+	for _, d := range devices {
+		if err := checkDevice(d); err != nil {
+			return fmt.Errorf("--device %s: %w", d, err)
 		}
 	}
 	return nil

@@ -1,0 +1,233 @@
+package docker
+
+import (
+	"encoding/csv"
+	"errors"
+	"fmt"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"golang.org/x/sys/unix"
+)
+
+// Which flags of `docker run` a container may have is an allowlist: a flag that is not known here, of a newer Docker for example, is
+// refused. After that, [container.refuse] judges the configuration that Docker has derived from the flags, its own defaults and the image.
+
+// free are the flags that may have any value. They concern the container itself.
+var free = words(`add-host attach blkio-weight blkio-weight-device cap-drop cidfile cpu-count cpu-percent cpu-period cpu-quota
+	cpu-rt-period cpu-rt-runtime cpu-shares cpus cpuset-cpus cpuset-mems detach device-read-bps device-read-iops device-write-bps
+	device-write-iops disable-content-trust dns dns-opt dns-option dns-search domainname entrypoint env env-file expose gpus group-add
+	health-cmd health-interval health-retries health-start-interval health-start-period health-timeout hostname init interactive
+	kernel-memory label label-file memory memory-reservation memory-swap memory-swappiness name no-healthcheck oom-kill-disable
+	oom-score-adj pids-limit platform pull quiet read-only restart rm shm-size stop-signal stop-timeout storage-opt sysctl tmpfs tty
+	ulimit user volumes-from workdir`)
+
+// checked are the flags whose values are judged. The error is the reason for a refusal.
+var checked = map[string]func(value string) error{
+	"--cap-add":       checkCapability,
+	"--cgroupns":      oneOf("private"),
+	"--device":        checkDeviceFlag,
+	"--ipc":           oneOf("none", "private", "shareable"),
+	"--log-driver":    checkLogDriver,
+	"--log-opt":       checkLogOption,
+	"--mount":         checkMount,
+	"--pid":           oneOf("private"),
+	"--runtime":       oneOf("runc", "crun", "io.containerd.runc.v2"),
+	"--security-opt":  checkSecurity,
+	"--userns":        oneOf("private"),
+	"--uts":           oneOf("private"),
+	"--volume":        checkVolume,
+	"--volume-driver": oneOf("local"),
+}
+
+// shortOf are the long names of the short flags.
+var shortOf = map[string]string{
+	"-a": "--attach", "-c": "--cpu-shares", "-d": "--detach", "-e": "--env", "-h": "--hostname", "-i": "--interactive", "-l": "--label",
+	"-m": "--memory", "-p": "--publish", "-P": "--publish-all", "-q": "--quiet", "-t": "--tty", "-u": "--user", "-v": "--volume", "-w": "--workdir",
+}
+
+// refused are flags with a reason of their own.
+var refused = map[string]string{
+	"--network": onlyNetwork, "--net": onlyNetwork, "--link": onlyNetwork, "--ip": onlyNetwork, "--ip6": onlyNetwork, "--mac-address": onlyNetwork,
+	"--link-local-ip": onlyNetwork, "--network-alias": onlyNetwork, "--net-alias": onlyNetwork,
+	"--publish": "use `gateway url create`", "--publish-all": "use `gateway url create`", "--privileged": "it could leave the gateway",
+	"--use-api-socket": "who commands Docker is root on the host", "--device-cgroup-rule": "a container that makes devices can leave the gateway",
+	"--detach-keys": "it cannot be passed on", "--sig-proxy": "signals are always passed on",
+}
+
+const onlyNetwork = "the gateway is its only network"
+
+func words(text string) map[string]bool {
+	out := map[string]bool{}
+	for _, w := range strings.Fields(text) {
+		out["--"+w] = true
+	}
+	return out
+}
+
+// allow judges a flag with its long name.
+func allow(name, value string) error {
+	if why := refused[name]; why != "" {
+		return fmt.Errorf("%s cannot be used here: %s", name, why)
+	}
+	if free[name] {
+		return nil
+	}
+	check := checked[name]
+	if check == nil {
+		return fmt.Errorf("%s cannot be used here: it is none of the flags that are known to keep a container behind the gateway (docs/attach.md); "+
+			"to run one with it, start the container with docker run --network none and attach it: gateway box attach --container NAME", name)
+	}
+	if err := check(value); err != nil {
+		return fmt.Errorf("%s %s cannot be used here: %w", name, value, err)
+	}
+	return nil
+}
+
+func oneOf(values ...string) func(string) error {
+	return func(value string) error {
+		if value == "" || slices.Contains(values, value) {
+			return nil
+		}
+		return fmt.Errorf("use %s, or leave it out", strings.Join(values, " or "))
+	}
+}
+
+// capabilities are those by which a container leaves neither its network nor its namespaces: Docker's defaults and a few more.
+var capabilities = strings.Fields(`AUDIT_WRITE BLOCK_SUSPEND CHOWN DAC_OVERRIDE FOWNER FSETID IPC_LOCK IPC_OWNER KILL LEASE MKNOD
+	NET_BIND_SERVICE NET_BROADCAST NET_RAW SETFCAP SETGID SETPCAP SETUID SYS_CHROOT SYS_NICE SYS_RESOURCE WAKE_ALARM`)
+
+func checkCapability(name string) error {
+	if slices.Contains(capabilities, strings.TrimPrefix(strings.ToUpper(name), "CAP_")) {
+		return nil
+	}
+	return errors.New("a container with it can leave the gateway; allowed are " + strings.Join(capabilities, " "))
+}
+
+// devices lead to no disk, memory or network of the host.
+var devices = []string{"/dev/dri", "/dev/fuse", "/dev/kfd", "/dev/kvm", "/dev/nvidia", "/dev/snd"}
+
+func checkDeviceFlag(value string) error {
+	path, _, _ := strings.Cut(value, ":")
+	return checkDevice(path)
+}
+
+// checkDevice judges a device of the host, or the name of one that a vendor describes (CDI).
+func checkDevice(path string) error {
+	if !filepath.IsAbs(path) {
+		vendor, _, cdi := strings.Cut(path, "=")
+		if cdi && strings.HasPrefix(vendor, "nvidia.com/") {
+			return nil
+		}
+	}
+	at := resolved(path)
+	for _, d := range devices {
+		rest, ok := strings.CutPrefix(at, d)
+		if ok && (rest == "" || rest[0] == '/' || d == "/dev/nvidia") {
+			return nil
+		}
+	}
+	return errors.New("the container could reach the host by the device; allowed are " + strings.Join(devices, "*, ") + "*")
+}
+
+// Docker's daemon sends logs, past the gateway. Drivers that keep them on the host are allowed.
+func checkLogDriver(value string) error {
+	if err := oneOf("json-file", "local", "journald", "none")(value); err != nil {
+		return fmt.Errorf("Docker would send the container's output past the gateway: %w", err)
+	}
+	return nil
+}
+
+func checkLogOption(value string) error {
+	name, _, _ := strings.Cut(value, "=")
+	return oneOf("max-size", "max-file", "compress", "labels", "labels-regex", "env", "env-regex", "tag", "mode", "max-buffer-size")(name)
+}
+
+// checkSecurity judges a security option: profiles may be replaced, not switched off.
+func checkSecurity(value string) error {
+	name, setting, _ := strings.Cut(strings.Replace(value, ":", "=", 1), "=")
+	switch {
+	case name == "no-new-privileges" && (setting == "" || setting == "true"):
+		return nil
+	case (name == "seccomp" || name == "apparmor") && setting != "" && setting != "unconfined":
+		return nil
+	case name == "label" && setting != "disable":
+		return nil
+	}
+	return errors.New("it takes a protection away; allowed are no-new-privileges, and seccomp=, apparmor= and label= with a profile")
+}
+
+func checkVolume(value string) error {
+	source, rest, mounted := strings.Cut(value, ":")
+	if !mounted || rest == "" || !strings.HasPrefix(source, "/") && !strings.HasPrefix(source, ".") && !strings.HasPrefix(source, "~") {
+		return nil // a volume of Docker's
+	}
+	return checkSource(source)
+}
+
+// checkMount judges --mount, which is a line of CSV.
+func checkMount(value string) error {
+	fields, err := csv.NewReader(strings.NewReader(value)).Read()
+	if err != nil {
+		return fmt.Errorf("it cannot be read: %w", err)
+	}
+	kind, source := "volume", ""
+	for _, field := range fields {
+		name, setting, _ := strings.Cut(field, "=")
+		switch strings.ToLower(name) {
+		case "type":
+			kind = strings.ToLower(setting)
+		case "source", "src":
+			source = setting
+		case "volume-driver":
+			err = oneOf("local")(setting)
+		case "volume-opt":
+			err = errors.New("volume-opt can mount anything of the host: make it a bind mount")
+		case "target", "destination", "dst", "readonly", "ro", "bind-propagation", "bind-nonrecursive", "bind-recursive", "consistency", "volume-label",
+			"volume-nocopy", "volume-subpath", "tmpfs-size", "tmpfs-mode", "image-subpath":
+		default:
+			err = fmt.Errorf("%s is not known here", name)
+		}
+		if err != nil {
+			return err
+		}
+	}
+	switch kind {
+	case "bind":
+		return checkSource(source)
+	case "volume", "tmpfs", "image":
+		return nil
+	}
+	return fmt.Errorf("the type %s is not known here; allowed are bind, volume, tmpfs and image", kind)
+}
+
+// kernelFiles are file systems by which the kernel is set or asked: magic numbers of statfs(2).
+var kernelFiles = map[int64]string{
+	unix.PROC_SUPER_MAGIC: "proc", unix.SYSFS_MAGIC: "sysfs", unix.CGROUP_SUPER_MAGIC: "cgroup", unix.CGROUP2_SUPER_MAGIC: "cgroup2",
+	unix.DEBUGFS_MAGIC: "debugfs", unix.TRACEFS_MAGIC: "tracefs", unix.SECURITYFS_MAGIC: "securityfs", unix.BPF_FS_MAGIC: "bpf",
+	unix.EFIVARFS_MAGIC: "efivarfs", configfsMagic: "configfs", unix.NSFS_MAGIC: "nsfs", unix.DEVPTS_SUPER_MAGIC: "devpts", unix.SELINUX_MAGIC: "selinuxfs",
+}
+
+const configfsMagic = 0x62656570
+
+// checkSource judges a file or directory of the host that a container is to see.
+func checkSource(source string) error {
+	at := resolved(source)
+	if at == "/dev" || strings.HasPrefix(at, "/dev/") {
+		return errors.New("devices of the host are not volumes: use --device for one that is allowed")
+	}
+	for _, dir := range []string{"/proc", "/sys"} {
+		if at == dir || strings.HasPrefix(at, dir+"/") {
+			return fmt.Errorf("the container could change the host's kernel by %s", dir)
+		}
+	}
+	var st unix.Statfs_t
+	if err := unix.Statfs(at, &st); err != nil {
+		return nil //nolint:nilerr // Docker creates a missing directory, or reports it
+	}
+	if kind := kernelFiles[int64(st.Type)]; kind != "" {
+		return fmt.Errorf("the container could change the host's kernel by a file system of type %s", kind)
+	}
+	return nil
+}

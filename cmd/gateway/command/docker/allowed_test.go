@@ -1,0 +1,92 @@
+package docker
+
+import (
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"boxgate/internal/nightly"
+)
+
+// Command lines of `docker run` that are passed on, and those that are not, with a part of the reason.
+func TestFlagsOfDockerRun(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	for _, line := range []string{
+		"", "-it --rm", "-itd", "-e A=B --env C=D --env-file f", "-v " + dir + ":/data:ro", "-v data:/data", "-v /anonymous", "-itv" + dir + ":/data",
+		"--mount type=bind,source=" + dir + ",target=/data,readonly", "--mount type=volume,source=data,target=/data", "--mount type=tmpfs,target=/t,tmpfs-size=1m",
+		"--network none", "--net=none", "--privileged=false", "--publish-all=false", "--cap-drop ALL --cap-add NET_RAW --cap-add=CAP_SYS_NICE", "--security-opt no-new-privileges",
+		"--security-opt no-new-privileges=true", "--security-opt seccomp=profile.json", "--security-opt label=type:container_t", "--device /dev/fuse", "--device=/dev/kvm:/dev/kvm:rwm",
+		"--gpus all", "--device nvidia.com/gpu=0", "--ipc=private --pid private --cgroupns private --uts=", "--memory 1g -m 1g --cpus 2 --pids-limit 99 --ulimit nofile=1", "--log-driver json-file --log-opt max-size=1m",
+		"--runtime crun", "--sig-proxy=true", "--init --read-only --tmpfs /tmp --user 1000 -w /data --name n --hostname h --add-host a:1.2.3.4 --dns 9.9.9.9", "--restart always", "--sysctl net.core.somaxconn=9",
+	} {
+		args := append(strings.Fields(line), "image", "--privileged", "-v", "/:/host")
+		got, err := Parse(args)
+		if err != nil || got.Image != "image" || len(got.Command) != 3 {
+			t.Errorf("%s: %+v %v", line, got, err)
+		}
+	}
+	for line, why := range map[string]string{
+		"--device /dev/vda": "reach the host", "--device=/dev/mem": "reach the host", "--device /dev/vhost-vsock": "reach the host", "--device vendor.com/disk=all": "reach the host",
+		"--device /dev/fuse/../vda": "reach the host", "--security-opt systempaths=unconfined": "protection", "--security-opt=seccomp=unconfined": "protection",
+		"--security-opt seccomp:unconfined": "protection", "--security-opt apparmor=unconfined": "protection", "--security-opt label=disable": "protection", "--security-opt label:disable": "protection",
+		"--security-opt no-new-privileges=false": "protection", "--security-opt writable-cgroups=true": "protection",
+		"-v /proc/sys:/x": "kernel", "-v /sys:/sys": "kernel", "-v /sys/fs/cgroup:/x:ro": "kernel", "-itv /proc:/x": "kernel", "-v/proc:/x": "kernel", "--volume=/proc/sys:/x": "kernel",
+		"--mount type=bind,src=/proc,dst=/x": "kernel", "--mount TYPE=bind,SOURCE=/sys,target=/x": "kernel", `--mount type=bind,"source=/sys",target=/x`: "kernel", "-v /dev/vda:/x": "--device",
+		"--mount type=volume,source=a,target=/a,volume-opt=device=/": "bind mount", "--mount type=npipe,source=a,target=/a": "not known", "--volume-driver other": "local",
+		"--cap-add ALL": "leave", "--cap-add SYS_PTRACE": "leave", "--cap-add=CAP_SYS_TIME": "leave", "--cap-add cap_bpf": "leave", "--privileged": "leave", "--privileged=true": "leave",
+		"--network host": "only network", "--net=bridge": "only network", "--ip 1.2.3.4": "only network", "--link a": "only network", "-p 80:80": "gateway url", "-P": "gateway url", "-itP": "gateway url",
+		"--pid host": "private", "--ipc host": "private", "--ipc=container:x": "private", "--uts host": "private", "--userns host": "private", "--cgroupns host": "private",
+		"--log-driver gelf": "past the gateway", "--log-driver=syslog": "past the gateway", "--log-opt gelf-address=udp://1.2.3.4": "max-size",
+		"--runtime runsc": "runc", "--use-api-socket": "root", "--device-cgroup-rule a": "devices", "--cgroup-parent /": "known", "--annotation a=b": "known", "--new-flag-of-docker x": "known", "--isolation=x": "known",
+	} {
+		if got, err := Parse(append(strings.Fields(line), "image")); err == nil || !strings.Contains(err.Error(), why) || !strings.Contains(err.Error(), "cannot be used here") {
+			t.Errorf("%s: %+v %v", line, got, err)
+		}
+	}
+}
+
+// A file system of the kernel's is judged wherever it is mounted, and a link by where it leads.
+func TestAttackKernelByAnotherPath(t *testing.T) {
+	t.Parallel()
+	nightly.Root(t)
+	dir := t.TempDir()
+	link := filepath.Join(dir, "link")
+	if err := os.Symlink("/proc/sys", link); err != nil {
+		t.Fatal(err)
+	}
+	at := filepath.Join(dir, "at")
+	if err := os.Mkdir(at, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if err := unix.Mount("proc", at, "proc", 0, ""); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = unix.Unmount(at, unix.MNT_DETACH) })
+	for _, source := range []string{link, at, filepath.Join(at, "sys")} {
+		if _, err := Parse([]string{"-v", source + ":/x", "image"}); err == nil {
+			t.Errorf("%s may be a volume", source)
+		}
+	}
+}
+
+// Every flag that this machine's Docker has is known: as one that may be used, or with the reason why not.
+func TestEveryFlagOfDockerIsKnown(t *testing.T) {
+	t.Parallel()
+	out, err := exec.Command("docker", "run", "--help").Output()
+	if err != nil {
+		t.Skip("there is no command docker on this machine")
+	}
+	unknown := map[string]bool{"--help": true, "--annotation": true, "--cgroup-parent": true, "--io-maxbandwidth": true, "--io-maxiops": true, "--isolation": true}
+	for _, m := range regexp.MustCompile(`(?m)^ +(?:-., )?(--[a-z0-9-]+)`).FindAllStringSubmatch(string(out), -1) {
+		name := m[1]
+		if !free[name] && checked[name] == nil && refused[name] == "" && !unknown[name] {
+			t.Errorf("%s is new: may a container have it?", name)
+		}
+	}
+}
