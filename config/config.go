@@ -5,6 +5,7 @@ package config
 import (
 	"errors"
 	"fmt"
+	"io"
 	"maps"
 	"net"
 	"net/netip"
@@ -13,7 +14,10 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"syscall"
 	"time"
+
+	"golang.org/x/sys/unix"
 )
 
 // Config is the configuration file. Every key has a default, and every key can be set by environment as BOXGATE_ and
@@ -182,16 +186,45 @@ func Load(path string, environ []string) (Config, error) {
 	return Parse(path, text, environ)
 }
 
-// ReadFile returns the text of the configuration file; none if path is empty.
+// ReadFile returns the text of the configuration file; none if path is empty. As root, it refuses a file that another user owns or can
+// write to: the configuration names programs to run and files to read with root's rights.
 func ReadFile(path string) ([]byte, error) {
 	if path == "" {
 		return nil, nil
 	}
-	text, err := os.ReadFile(path)
+	f, err := os.Open(path)
+	var text []byte
+	if err == nil {
+		defer f.Close()
+		if err := needOwnFile(f); err != nil {
+			return nil, fmt.Errorf("configuration %s: %w", path, err)
+		}
+		text, err = io.ReadAll(f)
+	}
 	if err != nil {
 		return nil, fmt.Errorf("cannot read the configuration: %w; name an existing file with --config", readError(err))
 	}
 	return text, nil
+}
+
+// needOwnFile requires of root's configuration that no other user can change it.
+func needOwnFile(f *os.File) error {
+	info, err := f.Stat()
+	if err != nil || os.Geteuid() != 0 {
+		return err
+	}
+	stat, ok := info.Sys().(*syscall.Stat_t)
+	switch {
+	case !ok:
+		return errors.New("its owner is not known")
+	case info.Mode()&os.ModeCharDevice != 0 && stat.Rdev == unix.Mkdev(1, 3):
+		return nil // /dev/null, which is empty whoever has it
+	case stat.Uid != 0:
+		return fmt.Errorf("it belongs to user %d, who would decide what root runs and reads: give it to root (chown root %s), or use a copy of root's", stat.Uid, f.Name())
+	case info.Mode().IsRegular() && info.Mode()&0o022 != 0:
+		return fmt.Errorf("others than root can change it (its mode is %04o), and with that what root runs and reads: chmod go-w %s", info.Mode().Perm(), f.Name())
+	}
+	return nil
 }
 
 // Parse is [Load] for a file that has been read.
