@@ -201,6 +201,17 @@ func (s Source) path() string {
 	return s.File
 }
 
+// Files returns the files that sources are read from.
+func Files(sources map[string]Source) []string {
+	var out []string
+	for _, name := range slices.Sorted(maps.Keys(sources)) {
+		if path := sources[name].path(); path != "" {
+			out = append(out, path)
+		}
+	}
+	return out
+}
+
 // errNoCredentials is why a credential cannot be read.
 var errNoCredentials = errors.New("the gateway was not started by systemd with credentials; add LoadCredential= to its unit")
 

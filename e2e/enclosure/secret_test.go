@@ -5,6 +5,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"syscall"
 	"testing"
@@ -152,5 +153,38 @@ func TestAttackRunReadsAValueByAnotherName(t *testing.T) {
 	}
 	if r := w.run(append(rules, "cat", "hard")...); r.status == 0 || strings.Contains(r.out, secret) || !strings.Contains(r.errout, "2 names") {
 		t.Errorf("with a hard link: exit %d\n%s%s", r.status, r.out, r.errout)
+	}
+}
+
+// TestAttackRunReadsAConfiguredSecret: a command of root's reads neither the file of a secret that a rule names, nor the configuration, which
+// may have one as it is.
+func TestAttackRunReadsAConfiguredSecret(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	file, state := filepath.Join(w.Dir, "the-key"), ""
+	text, err := os.ReadFile(w.Config)
+	for line := range strings.Lines(string(text)) {
+		if dir, ok := strings.CutPrefix(line, "state_dir: "); ok {
+			state = strings.Trim(strings.TrimSpace(dir), "\"'")
+		}
+	}
+	err = errors.Join(err, os.WriteFile(file, []byte("sk-in-a-file"), 0o600), os.MkdirAll(state, 0o700), os.WriteFile(filepath.Join(state, "kept"), []byte("sk-in-the-state"), 0o600),
+		os.WriteFile(w.Config, append(text, "\nsecrets:\n  in-a-file: {file: "+file+"}\n  as-it-is: {value: sk-in-the-configuration}\n"...), 0o600))
+	if err != nil {
+		t.Fatal(err)
+	}
+	cmd := w.command("--policy", `{"mode":"custom","allowed_domains":["api.example.com"]}`, "--headers", `{"api.example.com": {"headers": {"X-A": {"secret": "in-a-file"}, "X-B": {"secret": "as-it-is"}}}}`,
+		"--", "sh", "-c", "cat "+file+" "+w.Config+" "+state+"/*; curl -sS https://api.example.com/ >/dev/null && echo reached")
+	cmd.Env = slices.DeleteFunc(cmd.Env, func(kv string) bool { return strings.HasPrefix(kv, "SUDO_") })
+	r := w.finish(cmd)
+	if strings.Contains(r.out, "sk-in-") || !strings.Contains(r.out, "reached") {
+		t.Errorf("exit %d\n%s%s", r.status, r.out, r.errout)
+	}
+	got, err := w.Net.Await(t.Context(), "api.example.com", 1, testnet.Of(testnet.Request))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if a, b := got[0].Header.Get("X-A"), got[0].Header.Get("X-B"); a != "sk-in-a-file" || b != "sk-in-the-configuration" {
+		t.Errorf("the server got %q and %q", a, b)
 	}
 }

@@ -20,6 +20,7 @@ import (
 	"boxgate/enclosure/inside"
 	"boxgate/launcher"
 	"boxgate/policy"
+	"boxgate/secrets"
 )
 
 // Options say what to run, and under what.
@@ -146,7 +147,7 @@ func describe(ctx context.Context, o Options, g *gateway, box api.Box) (inside.S
 	}
 	return inside.Spec{
 		Args: o.Args, Env: withVariables(env, set, without(o.Without)), Dir: dir, UID: user.UID, GID: user.GID, Groups: user.Groups,
-		Files: files(roots, g.resolvers()), Hidden: append(o.Hidden, o.Config.StateDir), Sockets: except(sockets, o.Reach),
+		Files: files(roots, g.resolvers()), Hidden: slices.Concat(o.Hidden, configured(o.Config)), Sockets: except(sockets, o.Reach),
 		Reach: o.Reach, Keep: systemParts, State: stateMount,
 	}, nil
 }
@@ -160,6 +161,15 @@ func except(list, kept []string) []string {
 		at, err := filepath.EvalSymlinks(s)
 		return err == nil && slices.Contains(kept, at)
 	})
+}
+
+// configured are the files and directories of the operator with secrets. The configuration may have values of its own.
+func configured(cfg config.Config) []string {
+	out := append(secrets.Files(cfg.Secrets.Sources), cfg.StateDir)
+	if len(cfg.Secrets.Sources) > 0 {
+		out = append(out, cfg.Secrets.File)
+	}
+	return out
 }
 
 // without are variables that the command does not get: those that it must not have, and the gateway's own.
