@@ -43,7 +43,7 @@ type DNS01 struct {
 	Propagation time.Duration
 }
 
-// Config is what [New] needs. All but DNS01, HTTP, HTTPS and the times are required.
+// Config is what [New] needs. All but DNS01, HTTP, HTTPS, Owner, Order, Failed and the times are required.
 type Config struct {
 	Email   string
 	Issuers []Issuer // asked in this order until one issues
@@ -54,6 +54,14 @@ type Config struct {
 	HTTP, HTTPS netip.AddrPort
 	// Served reports whether a host leads to a public URL now.
 	Served func(host string) bool
+	// Owner returns the owner of a host. Owners take turns in obtaining certificates. nil: all hosts have the same owner.
+	Owner func(host string) string
+	// Order is called before the first certificate of a host is ordered; an error refuses the order. It is not called for renewals,
+	// because a certificate in use must not lapse. nil: no order is refused.
+	Order func(host string) error
+	// Failed is called after an attempt has failed that Order did not refuse. The issuer has then had one order more: after the first
+	// way of validation has failed, the other one is tried with an order of its own. nil: nothing is called.
+	Failed func(host string)
 	Log    *zap.Logger
 
 	// Wait is how long a TLS handshake may wait for a certificate; 0: 10 s.
@@ -63,18 +71,19 @@ type Config struct {
 }
 
 const (
-	// places bounds how many certificates are obtained at a time on behalf of visitors.
-	places = 32
-	// foreignPlaces is how many of them are for hosts outside of the gateway's domain. Whoever may make URLs can name as many of
-	// these as they like, of which each may take as long as an attempt may.
-	foreignPlaces = places / 2
+	// places bounds how many certificates are obtained at a time for hosts below the gateway's domain, and how many for other
+	// hosts. An attempt for a host that leads to a tarpit holds its place until the issuer gives up, and a tenant can name hundreds
+	// of such hosts, so owners take turns.
+	places = 16
 	// firstRetry is how long a host that failed is not tried again, doubled with each failure up to lastRetry.
 	firstRetry, lastRetry = time.Minute, 6 * time.Hour
 	// limitedRetry is that for a host whose issuer answered that a rate limit is reached. How long the issuer would like it to
 	// be is not known here: certmagic does not hand on Retry-After.
 	limitedRetry = time.Hour
-	// obtainTime bounds one attempt with all issuers.
-	obtainTime = 5 * time.Minute
+	// obtainTime bounds one attempt with all issuers, and wildcardTime one for the wildcard, which waits for nameservers.
+	obtainTime, wildcardTime = 2 * time.Minute, 5 * time.Minute
+	// refusedRetry is how long a host is not tried again whose order was refused ([Config.Order]).
+	refusedRetry = 5 * time.Minute
 	// checkTime is how often certificates are looked at for renewal.
 	checkTime = 10 * time.Minute
 )
@@ -84,10 +93,10 @@ type Manager struct {
 	cfg      Config
 	wildcard string // the subject of the certificate for all URLs below the domain; "" without DNS01
 
-	cache           *certmagic.Cache
-	hosts           *certmagic.Config
-	shared          *certmagic.Config // for the wildcard; nil without one
-	places, foreign chan struct{}
+	cache        *certmagic.Cache
+	hosts        *certmagic.Config
+	shared       *certmagic.Config // for the wildcard; nil without one
+	own, foreign *turns            // for hosts below the gateway's domain, and for others
 
 	ending context.Context
 	end    context.CancelFunc
@@ -111,7 +120,7 @@ func New(cfg Config) (*Manager, error) {
 	}
 	cfg.defaults()
 	m := &Manager{
-		cfg: cfg, places: make(chan struct{}, places), foreign: make(chan struct{}, foreignPlaces), flights: map[string]*flight{}, failed: map[string]failure{}, held: map[string]bool{},
+		cfg: cfg, own: newTurns(places), foreign: newTurns(places), flights: map[string]*flight{}, failed: map[string]failure{}, held: map[string]bool{},
 	}
 	m.ending, m.end = context.WithCancel(context.Background())
 	m.cache = certmagic.NewCache(certmagic.CacheOptions{
@@ -128,6 +137,15 @@ func New(cfg Config) (*Manager, error) {
 }
 
 func (c *Config) defaults() {
+	if c.Owner == nil {
+		c.Owner = func(string) string { return "" }
+	}
+	if c.Order == nil {
+		c.Order = func(string) error { return nil }
+	}
+	if c.Failed == nil {
+		c.Failed = func(string) {}
+	}
 	if c.Wait == 0 {
 		c.Wait = 10 * time.Second
 	}

@@ -99,35 +99,6 @@ func (s *countingStorage) Exists(ctx context.Context, key string) bool {
 	return s.Storage.Exists(ctx, key)
 }
 
-// TestAttackManyDomains: a tenant has an issuer asked about many domains of his own, of which it answers none. The gateway's own
-// URLs get their certificates meanwhile.
-func TestAttackManyDomains(t *testing.T) {
-	t.Parallel()
-	f := newField(t)
-	front := newFront(t, f.pebble(pebbletest.Options{}))
-	front.answers(func(_ http.ResponseWriter, r *http.Request) bool {
-		<-r.Context().Done()
-		return true
-	})
-	m := f.use(f.config(front.Issuer))
-	for i := range 2 * places {
-		host := fmt.Sprintf("app%d.example.org", i)
-		f.served.Store(host, true)
-		if _, err := m.request(host); err != nil {
-			t.Fatal(err)
-		}
-	}
-	f.eventually("the tenant has what he may have", func() bool { return len(m.places) == foreignPlaces })
-	for i := range 5 {
-		own := fmt.Sprintf("id-%d.%s", i, m.cfg.Domain)
-		f.served.Store(own, true)
-		if _, err := m.request(own); err != nil {
-			t.Fatal(err)
-		}
-	}
-	f.eventually("URLs of the gateway have their certificates asked for", func() bool { return len(m.places) == foreignPlaces+5 })
-}
-
 // TestAttackRandomNames: strangers ask for names that are no URLs: by the handshake of a browser, of an issuer that validates
 // and by HTTP-01. They are refused before the storage or an issuer is asked.
 func TestAttackRandomNames(t *testing.T) {

@@ -6,6 +6,7 @@ import (
 	"crypto/tls"
 	"crypto/x509"
 	"errors"
+	"fmt"
 	"io"
 	"log"
 	"net"
@@ -93,6 +94,37 @@ func listen(t *testing.T) net.Listener {
 	}
 	t.Cleanup(func() { _ = ln.Close() })
 	return ln
+}
+
+// tarpit has the names below a domain lead to a host that accepts connections and answers none, on the ports of validation.
+func (f *field) tarpit(domain string) {
+	f.Helper()
+	for _, ln := range []net.Listener{f.http, f.https} {
+		held, err := net.Listen("tcp", fmt.Sprintf("127.0.0.2:%d", at(ln).Port()))
+		if err != nil {
+			f.Fatal(err)
+		}
+		var conns []net.Conn
+		done := make(chan struct{})
+		go func() {
+			defer close(done)
+			for {
+				c, err := held.Accept()
+				if err != nil {
+					return
+				}
+				conns = append(conns, c)
+			}
+		}()
+		f.Cleanup(func() {
+			_ = held.Close()
+			<-done
+			for _, c := range conns {
+				_ = c.Close()
+			}
+		})
+	}
+	f.names.tarpit.Store(&domain)
 }
 
 func at(ln net.Listener) netip.AddrPort { return ln.Addr().(*net.TCPAddr).AddrPort() }
@@ -276,10 +308,11 @@ func (f *front) down(status int) {
 	f.answers(func(w http.ResponseWriter, _ *http.Request) bool { w.WriteHeader(status); return true })
 }
 
-// nameserver answers with 127.0.0.1 for all names but those that are lost.
+// nameserver answers with 127.0.0.1 for all names but those that are lost, or lead to a tarpit.
 type nameserver struct {
 	address string
 	lost    sync.Map
+	tarpit  atomic.Pointer[string] // the domain whose names lead to 127.0.0.2
 }
 
 func newNameserver(t *testing.T) *nameserver {
@@ -297,7 +330,11 @@ func (n *nameserver) ServeDNS(w dns.ResponseWriter, q *dns.Msg) {
 	if _, lost := n.lost.Load(strings.TrimSuffix(name, ".")); lost {
 		m.Rcode = dns.RcodeNameError
 	} else if q.Question[0].Qtype == dns.TypeA {
-		m.Answer = []dns.RR{&dns.A{Hdr: dns.RR_Header{Name: name, Rrtype: dns.TypeA, Class: dns.ClassINET}, A: net.IPv4(127, 0, 0, 1)}}
+		at := net.IPv4(127, 0, 0, 1)
+		if tarpit := n.tarpit.Load(); tarpit != nil && strings.HasSuffix(name, "."+*tarpit+".") {
+			at = net.IPv4(127, 0, 0, 2)
+		}
+		m.Answer = []dns.RR{&dns.A{Hdr: dns.RR_Header{Name: name, Rrtype: dns.TypeA, Class: dns.ClassINET}, A: at}}
 	}
 	_ = w.WriteMsg(m)
 }

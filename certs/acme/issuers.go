@@ -114,6 +114,12 @@ func (m *Manager) onEvent(_ context.Context, event string, data map[string]any) 
 		if !m.wanted(subject) {
 			return certmagic.ErrNoRetry{Err: fmt.Errorf("%s: %w", subject, errNotServed)}
 		}
+		if renewal, _ := data["renewal"].(bool); renewal || subject == m.wildcard {
+			return nil
+		}
+		if err := m.cfg.Order(subject); err != nil {
+			return certmagic.ErrNoRetry{Err: fmt.Errorf("%s: %w: %w", subject, errRefused, err)}
+		}
 	case "cert_obtained":
 		m.count(func(c *Counts) { c.Obtained++ })
 	case "cert_failed":

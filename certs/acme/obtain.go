@@ -27,7 +27,9 @@ type failure struct {
 
 var (
 	errClosed = errors.New("the gateway is stopping")
-	errFailed = errors.New("the last attempt to obtain its certificate failed, and it is too early for another")
+	// errRefused wraps the reason of [Config.Order].
+	errRefused = errors.New("no certificate is ordered")
+	errFailed  = errors.New("the last attempt to obtain its certificate failed, and it is too early for another")
 )
 
 // request has a certificate obtained, unless that is under way already or failed a short time ago.
@@ -43,10 +45,14 @@ func (m *Manager) request(subject string) (*flight, error) {
 	if time.Now().Before(m.failed[subject].until) {
 		return nil, errFailed
 	}
+	turn, err := m.line(subject)
+	if err != nil {
+		return nil, err
+	}
 	f := &flight{done: make(chan struct{})}
 	m.flights[subject] = f
 	m.tasks.Go(func() {
-		err := m.contained(func() error { return m.obtain(subject) })
+		err := m.contained(func() error { return m.obtain(subject, turn) })
 		m.land(subject, f, err)
 	})
 	return f, nil
@@ -70,12 +76,17 @@ func (m *Manager) rememberLocked(subject string, err error) {
 		m.held[subject] = true
 		return
 	}
-	last := m.failed[subject]
-	wait := min(m.cfg.retry<<min(last.times, 20), lastRetry)
-	if limited(err) {
-		wait = max(wait, limitedRetry)
+	times := m.failed[subject].times
+	wait := min(m.cfg.retry<<min(times, 20), lastRetry)
+	switch {
+	case errors.Is(err, errRefused): // by no issuer
+		wait = refusedRetry
+	case limited(err):
+		wait, times = max(wait, limitedRetry), times+1
+	default:
+		times++
 	}
-	m.failed[subject] = failure{times: last.times + 1, until: time.Now().Add(wait)}
+	m.failed[subject] = failure{times: times, until: time.Now().Add(wait)}
 	m.cfg.Log.Warn("no certificate could be obtained", zap.String("subject", subject), zap.Duration("not_tried_again_for", wait), zap.Error(err))
 }
 
@@ -85,31 +96,40 @@ func limited(err error) bool {
 	return ok && (problem.Status == http.StatusTooManyRequests || problem.Type == acme.ProblemTypeRateLimited)
 }
 
-// obtain loads a certificate from the storage, or gets it from an issuer. It waits for one of the places.
-func (m *Manager) obtain(subject string) error {
-	for _, places := range m.placesOf(subject) {
+// obtain waits for the turn, unless it is nil, and loads a certificate from the storage or gets it from an issuer.
+func (m *Manager) obtain(subject string, turn *turn) error {
+	limit := wildcardTime
+	if turn != nil {
 		select {
-		case places <- struct{}{}:
-			defer func() { <-places }()
+		case <-turn.ready:
+			defer turn.leave()
 		case <-m.ending.Done():
 			return errClosed
 		}
+		limit = obtainTime
 	}
 	if !m.wanted(subject) { // any more
 		return errNotServed
 	}
-	ctx, cancel := context.WithTimeout(m.ending, obtainTime)
+	ctx, cancel := context.WithTimeout(m.ending, limit)
 	defer cancel()
 	m.forget(subject) // what is cached has expired
-	return m.configOf(subject).ManageSync(ctx, []string{subject})
+	err := m.configOf(subject).ManageSync(ctx, []string{subject})
+	if err != nil && subject != m.wildcard && !errors.Is(err, errRefused) {
+		m.cfg.Failed(subject)
+	}
+	return err
 }
 
-// placesOf returns what a subject takes a place of, in this order.
-func (m *Manager) placesOf(subject string) []chan struct{} {
-	if strings.HasSuffix(subject, "."+m.cfg.Domain.String()) {
-		return []chan struct{}{m.places}
+// line queues an attempt. The turn is nil for the wildcard, which needs no place.
+func (m *Manager) line(subject string) (*turn, error) {
+	switch {
+	case subject == m.wildcard:
+		return nil, nil
+	case strings.HasSuffix(subject, "."+m.cfg.Domain.String()):
+		return m.own.join(m.cfg.Owner(subject))
 	}
-	return []chan struct{}{m.foreign, m.places}
+	return m.foreign.join(m.cfg.Owner(subject))
 }
 
 // forget takes a certificate out of memory.

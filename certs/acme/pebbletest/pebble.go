@@ -82,6 +82,11 @@ func (l *log) String() string {
 // Asked returns how many requests it has had.
 func (p *Pebble) Asked() int { return strings.Count(p.log.String(), "-> calling handler()") }
 
+// Orders returns how many orders it has been asked for.
+func (p *Pebble) Orders() int {
+	return strings.Count(p.log.String(), "/order-plz -> calling handler()")
+}
+
 // Start runs a pebble until the test ends.
 func Start(t testing.TB, o Options) *Pebble {
 	t.Helper()

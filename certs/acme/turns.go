@@ -1,0 +1,99 @@
+package acme
+
+import (
+	"errors"
+	"slices"
+	"sync"
+)
+
+// queued bounds how many attempts of one owner wait for a place.
+const queued = 64
+
+var errBusy = errors.New("too many certificates of this owner wait to be obtained; the next visit asks again")
+
+// turns assigns a bounded number of places to attempts, round-robin by owner. An owner gets a place only while it holds fewer than are
+// free (a dynamic threshold, as switches use for shared buffers): a single owner gets half of them, a later one half of the rest, and an
+// owner without a place gets the next one that is released. Safe for concurrent use.
+type turns struct {
+	mu      sync.Mutex
+	free    int
+	held    map[string]int
+	waiting map[string][]*turn // by owner, the first to wait first; no list is empty
+	owners  []string           // of waiting, the one whose turn is next first
+}
+
+// turn is an attempt that waits for a place, or has one.
+type turn struct {
+	of    *turns
+	owner string
+	ready chan struct{} // closed once it has a place
+}
+
+func newTurns(places int) *turns {
+	return &turns{free: places, held: map[string]int{}, waiting: map[string][]*turn{}}
+}
+
+// join waits for a place on behalf of an owner. The error is errBusy if as many of its attempts wait already as may.
+func (t *turns) join(owner string) (*turn, error) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	line := t.waiting[owner]
+	if len(line) >= queued {
+		return nil, errBusy
+	}
+	if len(line) == 0 {
+		t.owners = append(t.owners, owner)
+	}
+	w := &turn{of: t, owner: owner, ready: make(chan struct{})}
+	t.waiting[owner] = append(line, w)
+	t.admitLocked()
+	return w, nil
+}
+
+// leave gives the place back. Call it once, after ready is closed.
+func (w *turn) leave() {
+	t := w.of
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.free++
+	if t.held[w.owner]--; t.held[w.owner] == 0 {
+		delete(t.held, w.owner)
+	}
+	t.admitLocked()
+}
+
+// admitLocked assigns free places. One pass is enough: each assignment leaves fewer free places, so an owner that was skipped stays
+// skipped.
+func (t *turns) admitLocked() {
+	for i := 0; i < len(t.owners); {
+		owner := t.owners[i]
+		if t.held[owner] >= t.free {
+			i++
+			continue
+		}
+		line := t.waiting[owner]
+		t.free--
+		t.held[owner]++
+		close(line[0].ready)
+		t.owners = slices.Delete(t.owners, i, i+1)
+		if len(line) == 1 {
+			delete(t.waiting, owner)
+			continue
+		}
+		t.waiting[owner] = line[1:]
+		t.owners = append(t.owners, owner)
+	}
+}
+
+// counts returns how many places are taken, and how many attempts wait.
+func (t *turns) counts() (taken, waiting int) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	for _, n := range t.held {
+		taken += n
+	}
+	for _, line := range t.waiting {
+		waiting += len(line)
+	}
+	return taken, waiting
+}
