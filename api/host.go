@@ -58,7 +58,8 @@ type Host interface {
 	// URLs lists the box's public URLs by port, without credentials.
 	URLs(ctx context.Context, id policy.BoxID) ([]URL, error)
 	// CreateURL makes the public URL of a port. An existing one is replaced, with new credentials, and connections
-	// opened with the old ones are cut.
+	// opened with the old ones are cut. A domain that is another URL's, or was another key's until recently, is an ErrConflict, and one
+	// that the operator keeps for others an ErrForbidden. A domain that the caller has not shown to be his is pending.
 	CreateURL(ctx context.Context, id policy.BoxID, req URLRequest) (URL, error)
 	// SignURL makes a link that permits some requests to the public URL of a port.
 	SignURL(ctx context.Context, id policy.BoxID, port uint16, req LinkRequest) (Link, error)
@@ -326,6 +327,7 @@ type URL struct {
 	URL                       string // "https://…", or "tls://…" for raw TCP
 	Port                      uint16
 	Hostnames                 []string
+	Pending                   []PendingName
 	Bearer, Basic             bool   // how it may be opened
 	Protocol                  string // one of [URLProtocols]
 	Token, Username, Password policy.Secret
@@ -335,6 +337,13 @@ type URL struct {
 	Origins []string
 	// Accounts says whose accounts at the identity provider it lets in; nil: nobody's.
 	Accounts *URLAccounts
+}
+
+// PendingName is a domain of a URL's own that does not lead to it yet: first the caller shows that it is his, by a TXT record.
+type PendingName struct {
+	Hostname string
+	Record   string // the name of the TXT record
+	Value    string // its text
 }
 
 // URLAccounts says whose accounts at the identity provider open a URL: those that one of the lists names.

@@ -21,6 +21,7 @@ func (c *Config) checkMore(fail func(key, format string, args ...any)) {
 		}
 	}
 	c.Ingress.checkForwardFields(fail)
+	c.Ingress.Domains.check(fail)
 	c.Ingress.HSTS.check(fail)
 	if c.Ingress.TLS.Mode == "acme" {
 		c.Ingress.TLS.ACME.check(fail, c.Ingress.Domain)

@@ -92,6 +92,8 @@ type Ingress struct {
 	ProxyProtocol []string `yaml:"proxy_protocol"`
 	// ForwardFields are header fields of visitors that say who somebody is and that boxes get nevertheless.
 	ForwardFields []string `yaml:"forward_fields"`
+	// Domains say who may have which domains for URLs, without showing that they are his.
+	Domains Domains `yaml:"domains"`
 	// SessionTime is how long a browser stays signed in.
 	SessionTime time.Duration `yaml:"session_time"`
 	OIDC        OIDC          `yaml:"oidc"`
@@ -334,6 +336,8 @@ func setField(field reflect.Value, value string) error {
 		for _, directory := range splitList(value) {
 			*target = append(*target, Issuer{Directory: directory})
 		}
+	case *Domains:
+		return errors.New("set it in the configuration file: it has no form as a variable")
 	case *map[string]string:
 		m := map[string]string{}
 		for _, pair := range splitList(value) {

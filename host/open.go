@@ -110,6 +110,7 @@ func (h *Host) wire(context.Context) error {
 	h.policies = &policies{before: h.before, log: p.log, store: p.store, boxes: p.boxes, shared: common, net: net, leased: make(chan struct{}, 1)}
 	h.publicURLs = &publicURLs{
 		before: h.before, cfg: p.cfg.Ingress, listeners: p.listeners, log: p.log, store: p.store, ingress: p.ingress, boxes: p.boxes, table: p.urlTable, reach: p.reach,
+		domains: p.domains,
 	}
 	h.usage = &usage{states: states{p.store}, log: p.log, boxes: p.boxes, sandboxes: held, history: p.history}
 	if err := h.countEnds(p.metrics); err != nil {

@@ -1,6 +1,7 @@
 package host
 
 import (
+	"cmp"
 	"crypto/tls"
 	"crypto/x509"
 	"encoding/base64"
@@ -14,10 +15,12 @@ import (
 
 	"go.uber.org/zap"
 
+	"boxgate/api"
 	"boxgate/certs"
 	"boxgate/certs/acme"
 	"boxgate/config"
 	"boxgate/policy"
+	"boxgate/store"
 )
 
 // certificates are those of the public URLs.
@@ -67,6 +70,7 @@ func (p *parts) openACME() error {
 	if err != nil {
 		return err
 	}
+	c.Owner, c.Order, c.Failed = p.ownerOfHost, p.orderFor, p.orderedTwice
 	c.Served, c.Log, c.Wait = p.urlTable.has, p.log.Named("certificates"), p.cfg.Ingress.Limits.HeaderTimeout
 	c.HTTPS = addressOf(p.listeners.https)
 	if p.listeners.redirects() {
@@ -75,6 +79,31 @@ func (p *parts) openACME() error {
 	p.acme, err = acme.New(c)
 	p.certificates = p.acme
 	return err
+}
+
+// ownerOfHost returns the API key that has made the URL of a host: the operator's for the gateway's own.
+func (p *parts) ownerOfHost(host string) string {
+	target, _ := p.urlTable.Lookup(host)
+	return cmp.Or(target.Owner, store.OperatorKey)
+}
+
+// orderFor counts an order of a certificate, or returns why it may not be made. The orders of admin keys are not bounded here.
+func (p *parts) orderFor(host string) error {
+	owner := p.ownerOfHost(host)
+	if caller, valid := p.domains.keyOf(owner); valid && caller.Role == api.RoleAdmin {
+		return nil
+	}
+	target, _ := p.urlTable.Lookup(host)
+	return p.orders.take(owner, target.Box, time.Now())
+}
+
+// orderedTwice counts the second order of an attempt that has failed.
+func (p *parts) orderedTwice(host string) {
+	owner := p.ownerOfHost(host)
+	if caller, valid := p.domains.keyOf(owner); !valid || caller.Role != api.RoleAdmin {
+		target, _ := p.urlTable.Lookup(host)
+		p.orders.add(owner, target.Box, time.Now())
+	}
 }
 
 // addressOf is where a listener listens; zero for none.

@@ -31,6 +31,7 @@ func (p *parts) openEgress(context.Context) error {
 	if err != nil {
 		return fmt.Errorf("dns.upstreams: %w", err)
 	}
+	p.domains = &domains{rows: p.cfg.Ingress.Domains, log: p.log, store: p.store, text: p.dns.LookupText}
 	if err := p.metrics.Register(p.dns); err != nil {
 		return err
 	}

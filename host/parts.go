@@ -51,6 +51,8 @@ type parts struct {
 	boxes     *boxes
 	connected *enforce.Registry
 	urlTable  *urlTable
+	domains   *domains
+	orders    orders
 	ownURLs   *ownURLs
 	reach     *reach.Boxes
 	visits    *visits

@@ -209,6 +209,7 @@ func (h *Host) serveLoops(ctx context.Context, run func(string, func() error)) {
 	run("boxes that are kept alive", func() error { return h.startKept(ctx) })
 	run("idle boxes", func() error { return h.sleeper.run(ctx) })
 	run("audit trail", func() error { h.parts.trail.keepHead(ctx); return nil })
+	run("domains of public URLs", func() error { h.provePending(ctx); return nil })
 	run("uses of API keys", func() error { h.saveUses(ctx); return nil })
 	run("quotas", func() error { h.quota.run(ctx); return nil })
 	run("metering", func() error { h.parts.meter.Run(ctx); return nil })

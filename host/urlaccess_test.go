@@ -38,7 +38,7 @@ func TestSignOutsAtTheSameTime(t *testing.T) {
 	}
 	for range 10 {
 		now := time.Now()
-		if err := db.SetURL(store.URL{Box: box.ID, Port: 80, CreatedAt: now, Key: newURLKey()}); err != nil {
+		if err := db.SetURL(store.URL{Box: box.ID, Port: 80, CreatedAt: now, Key: newURLKey()}, store.Claim{}); err != nil {
 			t.Fatal(err)
 		}
 		stored, err := db.URL(box.ID, 80)

@@ -32,6 +32,8 @@ type publicURLs struct {
 	boxes     *boxes
 	table     *urlTable
 	reach     *reach.Boxes
+	domains   *domains
+	pending   pendingNames
 }
 
 // urlOf is the URL as it is opened; a port other than the scheme's own is part of it.
@@ -61,54 +63,96 @@ func (u *publicURLs) URLs(_ context.Context, id policy.BoxID) ([]api.URL, error)
 	if err != nil {
 		return nil, err
 	}
+	u.pending.hurry(id)
 	var urls []api.URL
 	for _, r := range records {
-		urls = append(urls, u.urlView(r))
+		view, err := u.urlView(r)
+		if err != nil {
+			return nil, err
+		}
+		urls = append(urls, view)
 	}
 	slices.SortFunc(urls, func(a, b api.URL) int { return int(a.Port) - int(b.Port) })
 	return urls, nil
 }
 
-func (u *publicURLs) urlView(r store.URL) api.URL {
+func (u *publicURLs) urlView(r store.URL) (api.URL, error) {
+	pending, err := u.domains.pendingOf(r)
 	return api.URL{
-		URL: u.urlOf(r.Box, r.Port, r.Protocol), Port: r.Port, Hostnames: r.Hostnames, Bearer: r.Bearer != nil, Basic: r.Password != nil,
+		URL: u.urlOf(r.Box, r.Port, r.Protocol), Port: r.Port, Hostnames: r.Hostnames, Pending: pending, Bearer: r.Bearer != nil, Basic: r.Password != nil,
 		Protocol: cmp.Or(r.Protocol, api.URLProtocols[0]), CreatedAt: r.CreatedAt,
 		ExpiresAt: r.ExpiresAt, Origins: r.Origins, Accounts: (*api.URLAccounts)(r.Accounts),
-	}
+	}, err
 }
 
 // CreateURL implements [api.Host].
-func (u *publicURLs) CreateURL(_ context.Context, id policy.BoxID, req api.URLRequest) (api.URL, error) {
-	b, err := u.boxes.lock(id)
-	if err != nil {
+func (u *publicURLs) CreateURL(ctx context.Context, id policy.BoxID, req api.URLRequest) (api.URL, error) {
+	if err := u.permits(req); err != nil {
 		return api.URL{}, err
-	}
-	defer b.mu.Unlock()
-	if u.cfg.HTTPS == "" && u.cfg.HTTP == "" {
-		return api.URL{}, api.Errorf(api.ErrForbidden, "public URLs are turned off: set ingress.https")
-	}
-	if u.cfg.RequireAuth && req.Protocol == api.ProtocolTCP {
-		return api.URL{}, api.Errorf(api.ErrForbidden, "this gateway requires authentication on public URLs, for which raw TCP has no place")
-	}
-	if u.cfg.RequireAuth && !req.Bearer && !req.Basic && req.Accounts == nil {
-		return api.URL{}, api.Errorf(api.ErrForbidden, "this gateway requires authentication on public URLs: ask for bearer_token, basic_auth or oidc")
-	}
-	if req.Accounts != nil && u.cfg.OIDC.Issuer == "" {
-		return api.URL{}, invalidAt("/oidc", "this gateway has no identity provider: set ingress.oidc")
-	}
-	if req.Protocol == api.ProtocolTCP && u.listeners.https == nil {
-		return api.URL{}, invalidAt("/protocol", "tcp needs TLS: set ingress.https")
 	}
 	hostnames, err := u.ownDomains(req.Hostnames)
 	if err != nil {
 		return api.URL{}, err
 	}
-	record := store.URL{Box: id, Port: req.Port, Hostnames: hostnames, Protocol: req.Protocol, CreatedAt: time.Now(), Origins: req.Origins, Key: newURLKey()}
+	// Before the box is locked: nameservers may take their time.
+	had, err := u.domainsOf(id, req.Port)
+	if err != nil {
+		return api.URL{}, err
+	}
+	claim, pending, err := u.domains.claim(ctx, api.CallerOf(ctx), req.Hostnames, had)
+	if err != nil {
+		return api.URL{}, err
+	}
+	b, err := u.boxes.lock(id)
+	if err != nil {
+		return api.URL{}, err
+	}
+	defer b.mu.Unlock()
+	record := store.URL{
+		Box: id, Port: req.Port, Pending: pending, Protocol: req.Protocol, CreatedAt: time.Now(), Origins: req.Origins, Key: newURLKey(),
+		Hostnames: slices.DeleteFunc(hostnames, func(host string) bool { return slices.Contains(pending, host) }),
+	}
+	if claim.Key != store.OperatorKey {
+		record.Owner = claim.Key
+	}
 	record.Accounts = (*store.Accounts)(req.Accounts)
 	if req.ExpiresIn > 0 {
 		record.ExpiresAt = record.CreatedAt.Add(req.ExpiresIn)
 	}
-	var made api.URL
+	made := credentialsFor(req, &record)
+	if err := u.keep(record, claim); err != nil {
+		return api.URL{}, err
+	}
+	old, replaced := u.table.Lookup(u.cfg.HostName(id, req.Port))
+	u.table.set(u.hostsOf(record), urlTarget(record, b.V4))
+	u.pending.set(record, time.Now())
+	if replaced {
+		u.closeURL(old.ID)
+	}
+	view, err := u.urlView(record)
+	view.Token, view.Username, view.Password = made.Token, made.Username, made.Password
+	return view, err
+}
+
+// permits returns an error if the configuration does not allow such a URL.
+func (u *publicURLs) permits(req api.URLRequest) error {
+	switch {
+	case u.cfg.HTTPS == "" && u.cfg.HTTP == "":
+		return api.Errorf(api.ErrForbidden, "public URLs are turned off: set ingress.https")
+	case u.cfg.RequireAuth && req.Protocol == api.ProtocolTCP:
+		return api.Errorf(api.ErrForbidden, "this gateway requires authentication on public URLs, for which raw TCP has no place")
+	case u.cfg.RequireAuth && !req.Bearer && !req.Basic && req.Accounts == nil:
+		return api.Errorf(api.ErrForbidden, "this gateway requires authentication on public URLs: ask for bearer_token, basic_auth or oidc")
+	case req.Accounts != nil && u.cfg.OIDC.Issuer == "":
+		return invalidAt("/oidc", "this gateway has no identity provider: set ingress.oidc")
+	case req.Protocol == api.ProtocolTCP && u.listeners.https == nil:
+		return invalidAt("/protocol", "tcp needs TLS: set ingress.https")
+	}
+	return nil
+}
+
+// credentialsFor makes the credentials of a URL, puts their digests into its record, and returns them.
+func credentialsFor(req api.URLRequest, record *store.URL) (made api.URL) {
 	if req.Bearer {
 		token := randomHex(32)
 		digest := store.KeyHash(ingress.BearerDigest(token))
@@ -120,17 +164,19 @@ func (u *publicURLs) CreateURL(_ context.Context, id policy.BoxID, req api.URLRe
 		record.Username, record.Password = user, &digest
 		made.Username, made.Password = policy.NewSecret(user), policy.NewSecret(password)
 	}
-	if err := u.keep(record); err != nil {
-		return api.URL{}, err
+	return made
+}
+
+// domainsOf returns the domains that the URL of a port has in service. A port without a URL has no domains.
+func (u *publicURLs) domainsOf(id policy.BoxID, port uint16) ([]string, error) {
+	if _, err := u.boxes.find(id); err != nil {
+		return nil, err
 	}
-	old, had := u.table.Lookup(u.cfg.HostName(id, req.Port))
-	u.table.set(u.hostsOf(record), urlTarget(record, b.V4))
-	if had {
-		u.closeURL(old.ID)
+	record, err := u.store.URL(id, port)
+	if err != nil && !errors.Is(err, store.ErrNotFound) {
+		return nil, err
 	}
-	view := u.urlView(record)
-	view.Token, view.Username, view.Password = made.Token, made.Username, made.Password
-	return view, nil
+	return record.Hostnames, nil
 }
 
 // ownDomains returns the domains of a URL as they are stored.
@@ -159,13 +205,13 @@ func (u *publicURLs) isGateways(n policy.Name) string {
 }
 
 // keep stores a URL.
-func (u *publicURLs) keep(record store.URL) error {
-	err := u.store.SetURL(record)
-	switch {
-	case err == nil:
+func (u *publicURLs) keep(record store.URL, claim store.Claim) error {
+	err := u.store.SetURL(record, claim)
+	if err == nil {
 		return nil
-	case errors.Is(err, store.ErrHostTaken):
-		return api.Errorf(api.ErrConflict, "%v", err)
+	}
+	if refused := u.domains.refusal(err); refused != nil {
+		return refused
 	}
 	return notStored(u.log, "the public URL could not be stored, nothing was changed", err)
 }
@@ -193,7 +239,7 @@ func urlTarget(r store.URL, addr netip.Addr) ingress.Target {
 	return ingress.Target{
 		Protocol: protocol,
 		ID:       fmt.Sprintf("%s-%d-%d", r.Box, r.Port, r.CreatedAt.UnixNano()),
-		Box:      r.Box, Addr: netip.AddrPortFrom(addr, r.Port),
+		Box:      r.Box, Owner: cmp.Or(r.Owner, store.OperatorKey), Addr: netip.AddrPortFrom(addr, r.Port),
 		Auth: ingress.Auth{
 			Open:   r.Bearer == nil && r.Password == nil && r.Accounts == nil,
 			Bearer: (*ingress.Digest)(r.Bearer),
@@ -218,6 +264,7 @@ func (u *publicURLs) DeleteURL(_ context.Context, id policy.BoxID, port uint16) 
 		return notStored(u.log, "the deletion could not be stored; the public URL stays", err)
 	}
 	u.table.remove(id, port)
+	u.pending.remove(id, port)
 	u.closeURL(target.ID)
 	return nil
 }
@@ -235,6 +282,7 @@ func (u *publicURLs) recover(b *box) error {
 			}
 		}
 		u.table.set(u.hostsOf(r), urlTarget(r, b.V4))
+		u.pending.set(r, time.Now())
 	}
 	return nil
 }
@@ -243,6 +291,7 @@ func (u *publicURLs) recover(b *box) error {
 // after that.
 func (u *publicURLs) drop(id policy.BoxID) {
 	u.table.removeBox(id)
+	u.pending.remove(id, 0)
 	u.ingress.CloseBox(id)
 	u.before.tell(handover.Message{Kind: handover.URLs, Box: id})
 	u.reach.Remove(id)

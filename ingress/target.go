@@ -8,10 +8,12 @@ import (
 
 // Target is what a public URL leads to.
 type Target struct {
-	ID   string // of the URL; never reused for another
-	Box  policy.BoxID
-	Addr netip.AddrPort // of the box's port
-	Auth Auth
+	ID  string // of the URL; never reused for another
+	Box policy.BoxID
+	// Owner is the ID of the API key that made the URL.
+	Owner string
+	Addr  netip.AddrPort // of the box's port
+	Auth  Auth
 	// Protocol is what the application speaks.
 	Protocol Protocol
 	// Access is what it has beyond its credentials; nil: nothing.

@@ -114,7 +114,7 @@ func (db *DB) DeleteBox(id policy.BoxID) error {
 		if err != nil {
 			return err
 		}
-		errs := []error{db.releaseName(tx, b), db.own(tx, boxOwner(id), b.Layers, nil), db.drop(tx, layout.Indexes, binary.BigEndian.AppendUint32(nil, b.Index))}
+		errs := []error{db.deleteURLs(tx, id), db.releaseName(tx, b), db.own(tx, boxOwner(id), b.Layers, nil), db.drop(tx, layout.Indexes, binary.BigEndian.AppendUint32(nil, b.Index))}
 		for _, a := range []netip.Addr{b.V4, b.V6} {
 			if a.IsValid() {
 				errs = append(errs, db.drop(tx, layout.Addrs, a.AsSlice()))
@@ -126,7 +126,7 @@ func (db *DB) DeleteBox(id policy.BoxID) error {
 		for _, s := range []slot{policySlot(id), headerSlot(string(id))} {
 			errs = append(errs, db.drop(tx, layout.Staged, []byte(s.staged)))
 		}
-		return errors.Join(append(errs, db.deleteURLs(tx, id), db.deleteSchedules(tx, id))...)
+		return errors.Join(append(errs, db.deleteSchedules(tx, id))...)
 	})
 }
 

@@ -19,7 +19,7 @@ func TestNothingIsKeptOfABoxThatDoesNotExist(t *testing.T) {
 	db := open(t, Options{Dir: newDir(t)})
 	for what, err := range map[string]error{
 		"policy": db.StagePolicy("b1", Policy{Spec: policy.Spec{}, Version: 1}), "headers": db.SetHeaders("b1", nil, 1), "CA": db.SetCA("b1", CA{}),
-		"URL": db.SetURL(URL{Box: "b1", Port: 80}), "update": db.UpdateBox(Box{ID: "b1"}), "schedule": db.AddSchedule(Schedule{ID: "s1", Box: "b1"}, 1), "delete URL": db.DeleteURL("b1", 80),
+		"URL": db.SetURL(URL{Box: "b1", Port: 80}, Claim{}), "update": db.UpdateBox(Box{ID: "b1"}), "schedule": db.AddSchedule(Schedule{ID: "s1", Box: "b1"}, 1), "delete URL": db.DeleteURL("b1", 80),
 	} {
 		if !errors.Is(err, ErrNotFound) {
 			t.Errorf("%s: %v", what, err)
@@ -90,7 +90,7 @@ func TestDeletingABoxDeletesEverythingOfIt(t *testing.T) {
 		allocate(t, db, Box{ID: id, Name: "name-" + string(id)})
 		if err := errors.Join(
 			db.StagePolicy(id, Policy{Spec: policy.Spec{}, Version: 1}), db.CommitPolicy(id), db.StagePolicy(id, Policy{Spec: policy.Spec{}, Version: 2}),
-			db.SetHeaders(id, nil, 1), db.SetCA(id, CA{}), db.SetURL(URL{Box: id, Port: 80}), db.SetURL(URL{Box: id, Port: 81}),
+			db.SetHeaders(id, nil, 1), db.SetCA(id, CA{}), db.SetURL(URL{Box: id, Port: 80}, Claim{}), db.SetURL(URL{Box: id, Port: 81}, Claim{}),
 			db.AddSchedule(Schedule{ID: "s1", Box: id}, 2), db.AddSchedule(Schedule{ID: "s2", Box: id}, 2),
 		); err != nil {
 			t.Fatal(err)
@@ -151,7 +151,7 @@ func TestHostNamesBelongToOneURL(t *testing.T) {
 	allocate(t, db, Box{ID: "b2"})
 	const host = "app.example.org"
 	take := func(id policy.BoxID, port uint16, hosts ...string) error {
-		return db.SetURL(URL{Box: id, Port: port, Hostnames: hosts})
+		return db.SetURL(URL{Box: id, Port: port, Hostnames: hosts}, claim("key", hosts...))
 	}
 	results := make(chan error)
 	for _, id := range []policy.BoxID{"b1", "b2"} {
@@ -193,7 +193,7 @@ func TestURLs(t *testing.T) {
 	token := NewKey()
 	hash := HashKey(token.Reveal())
 	for _, port := range []uint16{8000, 80} {
-		if err := db.SetURL(URL{Box: "b1", Port: port, Bearer: &hash}); err != nil {
+		if err := db.SetURL(URL{Box: "b1", Port: port, Bearer: &hash}, Claim{}); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -221,7 +221,7 @@ func TestChangeURL(t *testing.T) {
 	db := open(t, Options{Dir: newDir(t)})
 	allocate(t, db, Box{ID: "b1"})
 	first := time.Unix(1000, 1).UTC()
-	if err := db.SetURL(URL{Box: "b1", Port: 80, CreatedAt: first, Key: policy.NewSecret("key")}); err != nil {
+	if err := db.SetURL(URL{Box: "b1", Port: 80, CreatedAt: first, Key: policy.NewSecret("key")}, Claim{}); err != nil {
 		t.Fatal(err)
 	}
 	end := func(u *URL) { u.SignedOut = append(u.SignedOut, SignedOut{Session: "s"}) }
@@ -231,7 +231,7 @@ func TestChangeURL(t *testing.T) {
 	if u, err := db.URL("b1", 80); err != nil || len(u.SignedOut) != 1 || u.Key.Reveal() != "key" {
 		t.Errorf("%+v, %v", u, err)
 	}
-	if err := db.SetURL(URL{Box: "b1", Port: 80, CreatedAt: first.Add(1)}); err != nil {
+	if err := db.SetURL(URL{Box: "b1", Port: 80, CreatedAt: first.Add(1)}, Claim{}); err != nil {
 		t.Fatal(err)
 	}
 	for _, port := range []uint16{80, 81} {

@@ -38,7 +38,7 @@ func fullStore(t *testing.T) string {
 		if err := errors.Join(
 			db.StagePolicy(id, Policy{Spec: spec, Version: 1}), db.CommitPolicy(id), db.SetHeaders(id, rules(t, "api.example.com", "X-Key", "value"), 1),
 			db.SetCA(id, CA{CertPEM: []byte("cert"), KeyPEM: policy.NewSecret("key")}),
-			db.SetURL(URL{Box: id, Port: 8000, Bearer: &KeyHash{1}, ExpiresAt: time.Unix(4000000000, 0).UTC(), Key: policy.NewSecret("url-key-" + string(id))}),
+			db.SetURL(URL{Box: id, Port: 8000, Bearer: &KeyHash{1}, ExpiresAt: time.Unix(4000000000, 0).UTC(), Key: policy.NewSecret("url-key-" + string(id))}, Claim{}),
 		); err != nil {
 			t.Fatal(err)
 		}

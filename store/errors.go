@@ -10,6 +10,7 @@ var (
 	ErrKeyNameTaken = errors.New("the name is in use by another API key")
 	ErrManyKeys     = errors.New("there are too many API keys")
 	ErrHostTaken    = errors.New("the host name is in use by another public URL")
+	ErrHostUnproven = errors.New("it is not shown whose the host name is")
 	ErrExhausted    = errors.New("every address of the pools is in use")
 	ErrInUse        = errors.New("another gateway is using the store")
 	ErrPassphrase   = errors.New("the passphrase is wrong")

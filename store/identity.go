@@ -37,14 +37,19 @@ func (db *DB) text(key string) (policy.Secret, error) {
 }
 
 // setText keeps a text of the installation, sealed, in the place of what was kept before.
-func (db *DB) setText(key string, text policy.Secret) error {
+func (db *DB) setText(key string, text policy.Secret) error { return db.putText(key, text, true) }
+
+// setTextOnce is setText, unless a text is kept.
+func (db *DB) setTextOnce(key string, text policy.Secret) error { return db.putText(key, text, false) }
+
+func (db *DB) putText(key string, text policy.Secret, replace bool) error {
 	return db.bolt.Update(func(tx *bolt.Tx) error {
 		sealed, err := db.seal.SealJSON(tx, layout.Settings, key, map[string]string{"text": text.Reveal()})
 		if err != nil {
 			return err
 		}
 		settings, err := db.table(tx, layout.Settings)
-		if err != nil {
+		if err != nil || !replace && settings.Has([]byte(key)) {
 			return err
 		}
 		return settings.Put([]byte(key), sealed)

@@ -113,6 +113,8 @@ type URL struct {
 	Protocol  string       `json:"protocol,omitempty"`  // what the application speaks; "" is auto
 	CreatedAt time.Time    `json:"created_at"`
 	ExpiresAt time.Time    `json:"expires_at,omitzero"` // zero: never
+	Owner     string       `json:"owner,omitempty"`     // ID of the API key that made it; "" for the operator's, and in URLs of older versions
+	Pending   []string     `json:"pending,omitempty"`   // like Hostnames, but it is not shown yet that they are the owner's; other URLs may have them
 
 	// Origins are those whose pages may use what browsers keep for this URL, as browsers write them.
 	Origins []string `json:"origins,omitempty"`

@@ -56,7 +56,7 @@ func (c sealingCase) filled(t *testing.T) (dir string, db *DB) {
 	if err := errors.Join(
 		db.SetHeaders("b1", rules(t, "api.example.com", "X-Key", rotated), 1), db.SetGlobalHeaders(rules(t, "api.example.com", "X-Key", rotated), 1),
 		db.SetCA("b1", CA{CertPEM: []byte("cert"), KeyPEM: s}), db.SetInstallationCA(CA{CertPEM: []byte("cert"), KeyPEM: s}),
-		db.SetURL(URL{Box: "b1", Port: 80, Key: s}), db.SetURL(URL{Box: "b1", Port: 81}),
+		db.SetURL(URL{Box: "b1", Port: 80, Key: s}, Claim{}), db.SetURL(URL{Box: "b1", Port: 81}, Claim{}),
 	); err != nil {
 		t.Fatal(err)
 	}

@@ -35,7 +35,7 @@ func TestTheFileHoldsNoSecret(t *testing.T) {
 			if err := errors.Join(
 				db.SetHeaders("b1", rules(t, "api.example.com", "X-Key", secret), 1), db.SetGlobalHeaders(rules(t, "api.example.com", "X-Key", secret), 1),
 				db.SetCA("b1", CA{KeyPEM: s}), db.SetInstallationCA(CA{KeyPEM: s}), db.AddAPIKey("k", key),
-				db.SetURL(URL{Box: "b1", Port: 80, Key: s}), db.ChangeEnvironment(setting("SHARED", secret)), db.Remember("s", s),
+				db.SetURL(URL{Box: "b1", Port: 80, Key: s}, Claim{}), db.ChangeEnvironment(setting("SHARED", secret)), db.Remember("s", s),
 				db.AddSchedule(Schedule{ID: "s1", Box: "b1", Command: []string{secret}, Prompt: secret, WebhookHeaders: map[string]string{"X-Key": secret}}, 1),
 				db.SetHeaders("b1", nil, 2), // what is replaced stays in free pages
 			); err != nil {

@@ -41,7 +41,7 @@ func TestEverythingIsReadBackAfterReopening(t *testing.T) {
 	if err := errors.Join(
 		db.StagePolicy("b1", Policy{Spec: spec, Version: 1}), db.CommitPolicy("b1"), db.SetHeaders("b1", rules(t, "api.example.com", "X-Key", "box-value"), 1),
 		db.SetGlobalHeaders(rules(t, "*.example.org:8443", "X-Key", "global-value"), 3), db.SetCA("b1", ca), db.SetInstallationCA(ca),
-		db.SetURL(url), db.Close(),
+		db.SetURL(url, Claim{}), db.Close(),
 	); err != nil {
 		t.Fatal(err)
 	}

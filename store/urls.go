@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"encoding/binary"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"slices"
 	"time"
@@ -22,8 +23,9 @@ type urlRecord struct {
 }
 
 // SetURL stores a public URL, replacing that of the same port. It returns [ErrHostTaken], with the name, if another URL
-// has one of the host names.
-func (db *DB) SetURL(u URL) error {
+// has one of the host names, and [ErrHostUnproven] or a [*KeptDomainError] if the claim does not give it one. Names that the URL
+// of this port has already stay.
+func (db *DB) SetURL(u URL, by Claim) error {
 	return db.bolt.Update(func(tx *bolt.Tx) error {
 		if err := requireBox(tx, u.Box); err != nil {
 			return err
@@ -32,7 +34,14 @@ func (db *DB) SetURL(u URL) error {
 		if err != nil {
 			return err
 		}
-		if err := hostsFree(urls, urlKey(u.Box, u.Port), u.Hostnames); err != nil {
+		if err := hostsFree(urls, urlKey(u.Box, u.Port), slices.Concat(u.Hostnames, u.Pending)); err != nil {
+			return err
+		}
+		old, err := db.getURL(tx, u.Box, u.Port)
+		if err != nil && !errors.Is(err, ErrNotFound) {
+			return err
+		}
+		if err := db.claimDomains(tx, old, u, by); err != nil {
 			return err
 		}
 		return db.putURL(tx, u)
@@ -157,16 +166,33 @@ func (db *DB) DeleteURL(id policy.BoxID, port uint16) error {
 		if err != nil {
 			return err
 		}
-		if !urls.Has(urlKey(id, port)) {
-			return fmt.Errorf("public URL of port %d of box %s: %w", port, id, ErrNotFound)
+		old, err := db.getURL(tx, id, port)
+		if err != nil {
+			return err
+		}
+		if err := db.freeDomains(tx, []URL{old}, time.Now().UTC()); err != nil {
+			return err
 		}
 		return urls.Delete(urlKey(id, port))
 	})
 }
 
+// deleteURLs deletes the URLs of a box, whose record must still be there.
 func (db *DB) deleteURLs(tx *bolt.Tx, id policy.BoxID) error {
 	urls, err := db.table(tx, layout.URLs)
 	if err != nil {
+		return err
+	}
+	var gone []URL
+	err = urls.Each(urlPrefix(id), func(_, data []byte) error {
+		record, err := decodeURL(data)
+		gone = append(gone, record.URL)
+		return err
+	})
+	if err != nil {
+		return err
+	}
+	if err := db.freeDomains(tx, gone, time.Now().UTC()); err != nil {
 		return err
 	}
 	for _, k := range urls.Keys(urlPrefix(id)) {

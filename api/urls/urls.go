@@ -20,7 +20,7 @@ type urlBody struct {
 	BearerToken bool     `json:"bearer_token,omitempty" doc:"create a bearer token for it"`
 	BasicAuth   bool     `json:"basic_auth,omitempty" doc:"create a user name and password for it"`
 	Protocol    string   `json:"protocol,omitempty" enum:"auto http1 h2c tcp" doc:"what the application speaks: http1, h2c (HTTP/2 without TLS, as gRPC servers do), tcp (anything in TLS, passed on byte by byte), or auto, which finds out for gRPC and is the default"`
-	Hostnames   []string `json:"hostnames,omitempty" doc:"domains of your own that lead to the port as well, such as app.example.org; at most 16, each of them for one URL. Point their DNS records at the gateway"`
+	Hostnames   []string `json:"hostnames,omitempty" doc:"domains of your own that lead to the port as well, such as app.example.org; at most 16, each of them for one URL. Point their DNS records at the gateway. The answer says which TXT records show that they are yours (pending_hostnames); keys with the role admin need none"`
 
 	ExpiresIn *int64   `json:"expires_in,omitempty" doc:"seconds after which the URL lets nobody in and its connections are cut; absent: never"`
 	Origins   []string `json:"origins,omitempty" doc:"origins, other than the URL's own, whose pages may use the password or sign-in that a browser keeps for it, such as https://app.example.org"`
@@ -35,16 +35,26 @@ type urlView struct {
 	BearerToken bool     `json:"bearer_token"`
 	BasicAuth   bool     `json:"basic_auth"`
 	Protocol    string   `json:"protocol,omitempty"`
-	Hostnames   []string `json:"hostnames,omitempty"`
-	Token       string   `json:"token,omitempty"`
-	Username    string   `json:"username,omitempty"`
-	Password    string   `json:"password,omitempty"`
-	CreatedAt   int64    `json:"created_at,omitempty"`
+	Hostnames   []string `json:"hostnames,omitempty" doc:"domains of its own that lead to it"`
+
+	PendingHostnames []pendingView `json:"pending_hostnames,omitempty" doc:"domains that will lead to it once their TXT records are found"`
+
+	Token     string `json:"token,omitempty"`
+	Username  string `json:"username,omitempty"`
+	Password  string `json:"password,omitempty"`
+	CreatedAt int64  `json:"created_at,omitempty"`
 
 	ExpiresAt int64    `json:"expires_at,omitempty"`
 	Origins   []string `json:"origins,omitempty"`
 
 	OIDC *oidcBody `json:"oidc,omitempty"`
+}
+
+// pendingView is a domain that the caller has yet to show to be his.
+type pendingView struct {
+	Hostname string `json:"hostname"`
+	Record   string `json:"record" doc:"name of the TXT record to publish"`
+	Value    string `json:"value" doc:"its text"`
 }
 
 // urlsView is the answer of a list of public URLs.
@@ -53,10 +63,24 @@ type urlsView struct {
 }
 
 func viewURL(u api.URL) urlView {
+	var pending []pendingView
+	for _, p := range u.Pending {
+		pending = append(pending, pendingView(p))
+	}
 	return urlView{
-		URL: u.URL, Port: u.Port, BearerToken: u.Bearer, BasicAuth: u.Basic, Protocol: u.Protocol, Hostnames: u.Hostnames, CreatedAt: max(u.CreatedAt.Unix(), 0),
+		PendingHostnames: pending,
+		URL:              u.URL, Port: u.Port, BearerToken: u.Bearer, BasicAuth: u.Basic, Protocol: u.Protocol, Hostnames: u.Hostnames, CreatedAt: max(u.CreatedAt.Unix(), 0),
 		ExpiresAt: max(u.ExpiresAt.Unix(), 0), Origins: u.Origins, OIDC: viewAccounts(u.Accounts),
 	}
+}
+
+// pendingNames lists the domains of a URL that are not in service yet.
+func pendingNames(u api.URL) []string {
+	names := []string{}
+	for _, p := range u.Pending {
+		names = append(names, p.Hostname)
+	}
+	return names
 }
 
 // mostSeconds is the longest time for which a URL is asked, in seconds: ten years.
@@ -123,7 +147,7 @@ func (e *Endpoints) createURL(w http.ResponseWriter, r *http.Request) (rest.Repl
 	view := viewURL(u)
 	// The only place where credentials are shown: the caller has to learn them once.
 	view.Token, view.Username, view.Password = u.Token.Reveal(), u.Username.Reveal(), u.Password.Reveal()
-	made := map[string]any{"url": map[string]any{"port": u.Port, "bearer": u.Bearer, "basic": u.Basic, "accounts": u.Accounts != nil, "hostnames": u.Hostnames}}
+	made := map[string]any{"url": map[string]any{"port": u.Port, "bearer": u.Bearer, "basic": u.Basic, "accounts": u.Accounts != nil, "hostnames": u.Hostnames, "pending_hostnames": pendingNames(u)}}
 	return rest.Reply{Status: http.StatusCreated, Body: view, Change: &rest.Change{Box: box.ID, What: made}}, nil
 }
 

@@ -142,12 +142,28 @@ func TestURLsThatAreRefused(t *testing.T) {
 // asked is a host that notes the URL that it is asked for.
 type asked struct {
 	*apitest.Host
-	url api.URLRequest
+	url     api.URLRequest
+	pending []api.PendingName
 }
 
 func (h *asked) CreateURL(ctx context.Context, id policy.BoxID, req api.URLRequest) (api.URL, error) {
 	h.url = req
-	return h.Host.CreateURL(ctx, id, req)
+	u, err := h.Host.CreateURL(ctx, id, req)
+	u.Pending = h.pending
+	return u, err
+}
+
+// TestPendingDomainsAreShown: the answer says what to publish, and the trail which domains are not in service.
+func TestPendingDomainsAreShown(t *testing.T) {
+	t.Parallel()
+	host := &asked{Host: apitest.NewHost(t), pending: []api.PendingName{{Hostname: "app.example.org", Record: "_c.app.example.org", Value: "v=1"}}}
+	f := apitest.Serve(t, host.Host, (&urls.Endpoints{Host: host, History: history.New(nil), Bodies: apitest.Bodies}).Routes())
+	id := host.Add(t, api.CreateRequest{})
+	f.Expect(t, 201, "POST", "/v2/box/"+id+"/preview", `{"port":80,"hostnames":["app.example.org"]}`,
+		`"pending_hostnames":[{"hostname":"app.example.org","record":"_c.app.example.org","value":"v=1"}]`)
+	if all := strings.Join(f.Changes(), " "); !strings.Contains(all, `"pending_hostnames":["app.example.org"]`) {
+		t.Errorf("the trail has %s", all)
+	}
 }
 
 // TestURLsAsTheyAreAskedFor: the host is given everything in its canonical form.

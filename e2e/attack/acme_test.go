@@ -31,12 +31,12 @@ type issued struct {
 	roots  *x509.CertPool
 }
 
-func newIssued(t *testing.T) *issued {
+func newIssued(t *testing.T, domains ...config.Domain) *issued {
 	t.Helper()
 	dir := t.TempDir()
 	w := harness.NewStopped(t, lab.Options{Change: func(c *config.Config) {
 		c.Ingress.Domain = "preview.example.com"
-		c.Ingress.TLS.Mode = "acme"
+		c.Ingress.TLS.Mode, c.Ingress.Domains = "acme", domains
 		c.Ingress.TLS.ACME.Email = "ops@example.com"
 		c.Ingress.TLS.ACME.Issuers = config.Issuers{{Directory: "https://192.0.2.253:14000/dir", Roots: filepath.Join(dir, "roots.pem")}}
 	}})

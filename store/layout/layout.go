@@ -34,7 +34,7 @@ var (
 	URLs     = []byte("urls")     // ID, NUL, port big-endian → URL as JSON, with its key sealed
 	APIKeys  = []byte("api_keys") // hash → APIKey as JSON
 
-	Settings  = []byte("settings")  // sealed; "environment": variables that new boxes get; "installation": the host's part of IDs; "source ", name: what the source of a secret keeps; "identity keys": what tokens are signed with
+	Settings  = []byte("settings")  // sealed; "environment": variables that new boxes get; "installation": the host's part of IDs; "source ", name: what the source of a secret keeps; "identity keys": what tokens are signed with; "domain ", host name: the API key that has it for a URL, or had it recently; "domains": the secret of the tokens that prove domains
 	Snapshots = []byte("snapshots") // sealed; ID of the snapshot → Snapshot
 	Layers    = []byte("layers")    // layer, NUL, owner → layer
 	Schedules = []byte("schedules") // sealed; ID of the box, NUL, ID of the schedule → Schedule

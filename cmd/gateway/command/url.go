@@ -75,7 +75,7 @@ func newURLCreateCommand(o *cli.Options) *cobra.Command {
 	create.Flags().BoolVar(&bearer, "bearer", false, "open it with a bearer token")
 	create.Flags().BoolVar(&basic, "basic", false, "open it with a user name and password")
 	create.Flags().StringVar(&protocol, "protocol", "", "what the application speaks: auto (the default), http1, h2c, or tcp for anything in TLS")
-	create.Flags().StringArrayVar(&hostnames, "hostname", nil, "domain of your own that leads to it as well, such as app.example.org; may be repeated")
+	create.Flags().StringArrayVar(&hostnames, "hostname", nil, "domain of your own that leads to it as well, such as app.example.org; may be repeated. Prints the TXT record that shows that it is yours")
 	cli.Duration(create.Flags(), &expires, "expires-in", 0, "time after which it lets nobody in, such as 24h or 7d (default: never)")
 	create.Flags().StringSliceVar(oidc["emails"], "oidc-email", nil, "open it with the account of this e-mail address at the identity provider (repeatable)")
 	create.Flags().StringSliceVar(oidc["domains"], "oidc-domain", nil, "open it with accounts of e-mail addresses of this domain (repeatable)")
@@ -88,6 +88,7 @@ func newURLCreateCommand(o *cli.Options) *cobra.Command {
 type urlAnswer struct {
 	URL, Token, Username, Password string
 	Hostnames                      []string
+	Pending                        []struct{ Hostname, Record, Value string } `json:"pending_hostnames"`
 }
 
 func renderURL(w io.Writer, u urlAnswer) error {
@@ -102,6 +103,20 @@ func renderURL(w io.Writer, u urlAnswer) error {
 	}
 	if err := cli.Table(w, rows...); err != nil {
 		return fmt.Errorf("printing the URL: %w", err)
+	}
+	if len(u.Pending) == 0 {
+		return nil
+	}
+	records := [][]string{}
+	for _, p := range u.Pending {
+		records = append(records, []string{p.Record + ".", "TXT", strconv.Quote(p.Value)})
+	}
+	_, err := fmt.Fprintln(w, "\nNot served yet: publish these records, which show that the names are yours. `gateway url list` looks for them again.")
+	if err == nil {
+		err = cli.Table(w, records...)
+	}
+	if err != nil {
+		return fmt.Errorf("printing the records to publish: %w", err)
 	}
 	return nil
 }

@@ -1,0 +1,54 @@
+package config
+
+import (
+	"slices"
+	"strings"
+
+	"boxgate/policy"
+)
+
+// Domains say which API keys may give their URLs host names of their own below a domain.
+type Domains []Domain
+
+// Domain is one of them.
+type Domain struct {
+	Suffix string   `yaml:"suffix"` // the names at and below it
+	Keys   []string `yaml:"keys"`   // IDs or names of API keys; empty: only admin keys
+}
+
+// Of returns the entry with the longest suffix that covers a name, or nil.
+func (d Domains) Of(n policy.Name) *Domain {
+	var found *Domain
+	for i := range d {
+		suffix, err := policy.ParseName(d[i].Suffix)
+		if err == nil && n.IsWithin(suffix) && (found == nil || len(suffix.String()) > len(found.Suffix)) {
+			found = &d[i]
+		}
+	}
+	return found
+}
+
+// ListsKey reports whether an API key is in the entry.
+func (d *Domain) ListsKey(id, name string) bool {
+	return slices.ContainsFunc(d.Keys, func(k string) bool { return k != "" && (k == id || k == name) })
+}
+
+func (d Domains) check(fail func(key, format string, args ...any)) {
+	const key = "ingress.domains"
+	seen := map[policy.Name]bool{}
+	for _, row := range d {
+		suffix, err := policy.ParseName(row.Suffix)
+		switch {
+		case err != nil:
+			fail(key, "suffix %q is not a domain such as example.org; it is for all names at and below it", row.Suffix)
+		case row.Suffix != suffix.String():
+			fail(key, "suffix %q must be written as %q", row.Suffix, suffix)
+		case seen[suffix]:
+			fail(key, "suffix %q is there twice; list all keys in one entry", row.Suffix)
+		}
+		seen[suffix] = true
+		if slices.ContainsFunc(row.Keys, func(k string) bool { return strings.TrimSpace(k) == "" }) {
+			fail(key, "suffix %q has a key without an ID or name; see gateway api-key list", row.Suffix)
+		}
+	}
+}

@@ -1,0 +1,49 @@
+package dns
+
+import (
+	"context"
+	"fmt"
+	"strings"
+	"time"
+
+	mdns "github.com/miekg/dns"
+
+	"boxgate/policy"
+)
+
+// LookupText returns the TXT records of n, following CNAMEs. The strings of each record are joined. A name that does not exist has no
+// records, which is not an error. The lookup is the gateway's own: no policy is applied, the boxes' cache is neither read nor written, and
+// the caller bounds the number of concurrent lookups. It takes at most as long as a lookup for a box.
+func (s *Server) LookupText(ctx context.Context, n policy.Name) ([]string, error) {
+	ctx, cancel := context.WithTimeout(ctx, lookupTimeout)
+	defer cancel()
+	seen := map[policy.Name]bool{n: true}
+	for range maxAsks {
+		m, err := s.cache.up.exchange(ctx, n.String()+".", mdns.TypeTXT)
+		if err != nil {
+			return nil, fmt.Errorf("resolve %s: %w", n, err)
+		}
+		a, err := digest(m, n, mdns.TypeTXT, time.Now())
+		if err != nil {
+			return nil, fmt.Errorf("resolve %s: %w", n, err)
+		}
+		for _, target := range a.targets {
+			if seen[target] || len(seen) > maxChain {
+				return nil, fmt.Errorf("%w: %s", errChain, n)
+			}
+			seen[target] = true
+			n = target
+		}
+		if a.open {
+			continue
+		}
+		var texts []string
+		for _, rr := range a.records {
+			if txt, ok := rr.(*mdns.TXT); ok {
+				texts = append(texts, strings.Join(txt.Txt, ""))
+			}
+		}
+		return texts, nil
+	}
+	return nil, fmt.Errorf("%w: %s", errChain, n)
+}

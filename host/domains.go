@@ -1,0 +1,206 @@
+package host
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"sync"
+	"time"
+
+	"go.uber.org/zap"
+
+	"boxgate/api"
+	"boxgate/config"
+	"boxgate/policy"
+	"boxgate/store"
+)
+
+// How a key has shown that a domain is its own.
+const (
+	proofDNS      = "dns"           // by a TXT record
+	proofOperator = "operator"      // it is an admin key, which needs none
+	proofConfig   = "configuration" // ingress.domains names it
+)
+
+const (
+	// challengeLabel is the label below which the TXT record of a domain is.
+	challengeLabel = "_boxgate-challenge."
+	// challengePrefix begins the text of the record.
+	challengePrefix = "boxgate-key="
+	// mostLookups bounds how many TXT records are asked for at a time, on behalf of one key.
+	mostLookups = 16
+)
+
+// domains decides which API keys may use a domain for a public URL. Safe for concurrent use.
+type domains struct {
+	rows config.Domains
+	log  *zap.Logger
+	// store has who has which domain, and the tokens.
+	store *store.DB
+	// text looks up TXT records.
+	text func(context.Context, policy.Name) ([]string, error)
+
+	mu      sync.Mutex
+	lookups map[string]int // in flight, by key
+}
+
+// claim checks which of the names a caller may use, and how that was proven. Names without a proof are returned as pending. The names
+// in had, which the URL has already, need no proof. An error refuses the whole request: a name is reserved for other keys, or too long.
+func (d *domains) claim(ctx context.Context, caller api.Caller, names []policy.Name, had []string) (claim store.Claim, pending []string, err error) {
+	claim = store.Claim{Key: caller.Key, Admin: caller.Role == api.RoleAdmin, Proofs: map[string]string{}}
+	var unproven []policy.Name
+	for i, n := range names {
+		if slices.Contains(had, n.String()) {
+			continue
+		}
+		proof, err := d.granted(caller, n, fmt.Sprintf("/hostnames/%d", i))
+		if err != nil {
+			return store.Claim{}, nil, err
+		}
+		if proof != "" {
+			claim.Proofs[n.String()] = proof
+			continue
+		}
+		known, err := d.store.Domain(n.String())
+		if err != nil {
+			return store.Claim{}, nil, err
+		}
+		if known.Key == "" || known.Key != claim.Key {
+			unproven = append(unproven, n)
+		}
+	}
+	for i, shown := range d.shownAll(ctx, claim.Key, unproven) {
+		if host := unproven[i].String(); shown {
+			claim.Proofs[host] = proofDNS
+		} else {
+			pending = append(pending, host)
+		}
+	}
+	return claim, pending, nil
+}
+
+// granted returns the proof of a caller that needs no TXT record for a name, or "" if it needs one.
+func (d *domains) granted(caller api.Caller, n policy.Name, pointer string) (proof string, err error) {
+	row := d.rows.Of(n)
+	switch {
+	case caller.Role == api.RoleAdmin:
+		return proofOperator, nil
+	case row != nil && row.ListsKey(caller.Key, caller.Name):
+		return proofConfig, nil
+	case row != nil:
+		return "", api.Errorf(api.ErrForbidden, "%s lies within %s, which the operator keeps for other API keys: have this key entered in ingress.domains", n, row.Suffix)
+	}
+	if _, err := policy.ParseName(challengeLabel + n.String()); err != nil {
+		return "", invalidAt(pointer, fmt.Sprintf("is too long for the TXT record %s%s that shows whose it is", challengeLabel, n))
+	}
+	return "", nil
+}
+
+// shownAll reports for each name whether its TXT record has the key's token. Names beyond the key's concurrent lookups count as
+// unproven; provePending looks at them later.
+func (d *domains) shownAll(ctx context.Context, key string, names []policy.Name) []bool {
+	shown := make([]bool, len(names))
+	var asking sync.WaitGroup
+	for i, n := range names {
+		if !d.begin(key) {
+			break
+		}
+		asking.Go(func() {
+			defer d.end(key)
+			shown[i] = d.shown(ctx, key, n)
+		})
+	}
+	asking.Wait()
+	return shown
+}
+
+// shown reports whether a domain's TXT record has the key's token. A failed lookup counts as no.
+func (d *domains) shown(ctx context.Context, key string, n policy.Name) (ok bool) {
+	defer func() {
+		if recover() != nil {
+			ok = false
+			d.log.Error("panic while a TXT record was looked up")
+		}
+	}()
+	record, err := policy.ParseName(challengeLabel + n.String())
+	if err != nil {
+		return false
+	}
+	want, err := d.value(key, n.String())
+	if err != nil {
+		return false
+	}
+	texts, err := d.text(ctx, record)
+	if err != nil {
+		d.log.Debug("a TXT record could not be looked up", zap.Stringer("name", record), zap.Error(err))
+	}
+	return slices.Contains(texts, want)
+}
+
+// value is the text that a key's record has for a domain.
+func (d *domains) value(key, host string) (string, error) {
+	token, err := d.store.DomainToken(key, host)
+	return challengePrefix + token, err
+}
+
+// pendingOf returns the TXT records that put the pending domains of a URL into service.
+func (d *domains) pendingOf(r store.URL) (list []api.PendingName, err error) {
+	for _, host := range r.Pending {
+		value, err := d.value(cmp.Or(r.Owner, store.OperatorKey), host)
+		if err != nil {
+			return nil, err
+		}
+		list = append(list, api.PendingName{Hostname: host, Record: challengeLabel + host, Value: value})
+	}
+	return list, nil
+}
+
+// begin counts a lookup, and reports whether a key may have one more.
+func (d *domains) begin(key string) bool {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.lookups[key] >= mostLookups {
+		return false
+	}
+	if d.lookups == nil {
+		d.lookups = map[string]int{}
+	}
+	d.lookups[key]++
+	return true
+}
+
+func (d *domains) end(key string) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.lookups[key]--; d.lookups[key] == 0 {
+		delete(d.lookups, key)
+	}
+}
+
+// keyOf returns the key of that ID, if it is valid now.
+func (d *domains) keyOf(id string) (api.Caller, bool) {
+	all, err := d.store.APIKeys()
+	if err != nil {
+		return api.Caller{}, false
+	}
+	now := time.Now()
+	for _, k := range all {
+		if k.ID == id && (k.ExpiresAt.IsZero() || now.Before(k.ExpiresAt)) {
+			return callerOf(k), true
+		}
+	}
+	return api.Caller{}, false
+}
+
+// refusal is the API's error for one of the store's about domains; nil if it is another.
+func (d *domains) refusal(err error) error {
+	if kept, ok := errors.AsType[*store.KeptDomainError](err); ok {
+		return api.Errorf(api.ErrConflict, "%v: only the key that had it, or an admin key, may take it before; if it is yours, have an admin do so", kept)
+	}
+	if errors.Is(err, store.ErrHostTaken) || errors.Is(err, store.ErrHostUnproven) {
+		return api.Errorf(api.ErrConflict, "%v", err)
+	}
+	return nil
+}

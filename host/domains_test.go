@@ -1,0 +1,233 @@
+package host
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"path/filepath"
+	"slices"
+	"testing"
+	"time"
+
+	"go.uber.org/zap"
+
+	"boxgate/api"
+	"boxgate/config"
+	"boxgate/ingress"
+	"boxgate/policy"
+	"boxgate/store"
+)
+
+// TestPendingNamesTakeTurns: a key with hundreds of domains whose nameservers do not answer has a quarter of the looks, and another key's
+// domain is looked at in the round in which it is due.
+func TestPendingNamesTakeTurns(t *testing.T) {
+	t.Parallel()
+	var p pendingNames
+	start := time.Now()
+	for port := range 20 {
+		var hosts []string
+		for i := range 16 {
+			hosts = append(hosts, fmt.Sprintf("n%d-%d.evil.example", port, i))
+		}
+		p.set(store.URL{Box: "evil", Port: uint16(port + 1), Owner: "mallory", Pending: hosts, CreatedAt: start}, start)
+	}
+	p.set(store.URL{Box: "good", Port: 80, Owner: "alice", Pending: []string{"app.example.org"}, CreatedAt: start}, start)
+	if list := p.due(start.Add(firstLook - 1)); len(list) > 0 {
+		t.Errorf("%d are looked at before their time", len(list))
+	}
+	list := p.due(start.Add(firstLook))
+	alices := slices.IndexFunc(list, func(n pendingName) bool { return n.key == "alice" })
+	if len(list) != looksOfKey+1 || alices < 0 {
+		t.Errorf("%d are looked at, alice's at %d", len(list), alices)
+	}
+	// Four more such keys take all looks: then the one that has waited longest comes first.
+	for _, key := range []string{"m1", "m2", "m3", "m4"} {
+		var hosts []string
+		for i := range 64 {
+			hosts = append(hosts, fmt.Sprintf("%s-%d.evil.example", key, i))
+		}
+		p.set(store.URL{Box: policy.BoxID(key), Port: 80, Owner: key, Pending: hosts, CreatedAt: start}, start)
+	}
+	seen := false
+	for round := range 3 {
+		list := p.due(start.Add(3*firstLook + time.Duration(round)*time.Second))
+		if len(list) > looksAtOnce {
+			t.Errorf("%d are looked at at once", len(list))
+		}
+		seen = seen || slices.ContainsFunc(list, func(n pendingName) bool { return n.key == "alice" })
+	}
+	if !seen {
+		t.Error("a key's turn does not come")
+	}
+	p.remove("good", 0)
+	for round := range 40 {
+		if slices.ContainsFunc(p.due(start.Add(lastLook*time.Duration(round))), func(n pendingName) bool { return n.key == "alice" }) {
+			t.Fatal("a domain of a box that is gone is looked at")
+		}
+	}
+}
+
+// TestListingLooksAgain: a pending domain is looked up ever more rarely, unless somebody lists the URLs of its box, and then not too often.
+func TestListingLooksAgain(t *testing.T) {
+	t.Parallel()
+	var p pendingNames
+	now := time.Now()
+	p.set(store.URL{Box: "good", Port: 80, Owner: "alice", Pending: []string{"app.example.org"}, CreatedAt: now}, now)
+	looks := 0
+	for end := now.Add(24 * time.Hour); now.Before(end); now = now.Add(time.Second) {
+		looks += len(p.due(now))
+	}
+	if looks < 24 || looks > 40 {
+		t.Errorf("%d lookups in a day", looks)
+	}
+	looks = 0
+	for end := now.Add(time.Minute); now.Before(end); now = now.Add(time.Second) {
+		p.hurry("other")
+		looks += len(p.due(now))
+	}
+	if looks > 1 {
+		t.Errorf("%d lookups in a minute in which another box's URLs are listed", looks)
+	}
+	looks = 0
+	for end := now.Add(time.Minute); now.Before(end); now = now.Add(time.Second) {
+		p.hurry("good")
+		looks += len(p.due(now))
+	}
+	if looks < 5 || looks > 7 {
+		t.Errorf("%d lookups in a minute of listing", looks)
+	}
+}
+
+// TestOrdersAreBounded: a box has a part of what its key may order, a key half of what all may, and a second key finds half of the rest.
+func TestOrdersAreBounded(t *testing.T) {
+	t.Parallel()
+	var o orders
+	now := time.Now()
+	take := func(key string, box policy.BoxID) (n int, err error) {
+		for range 2 * ordersOfAll {
+			if err = o.take(key, box, now); err != nil {
+				return n, err
+			}
+			n++
+		}
+		return n, nil
+	}
+	if n, err := take("mallory", "b1"); n != ordersOfBox || !errors.Is(err, errOrdersOfBox) {
+		t.Errorf("a box: %d %v", n, err)
+	}
+	if n, err := take("mallory", "b2"); n != (ordersOfAll+1)/2-ordersOfBox || !errors.Is(err, errOrdersOfKey) {
+		t.Errorf("a key: %d more, %v", n, err)
+	}
+	if n, err := take("second", "b3"); n < 15 || !errors.Is(err, errOrdersOfKey) {
+		t.Errorf("another key: %d %v", n, err)
+	}
+	if n, _ := take("victim", "b4"); n < 5 {
+		t.Errorf("a third key: %d", n)
+	}
+	now = now.Add(orderTime)
+	for range ordersOfBox / 2 {
+		if err := o.take("mallory", "b1", now); err != nil {
+			t.Error(err)
+		}
+		o.add("mallory", "b1", now)
+	}
+	if n, err := take("mallory", "b1"); n != 0 || !errors.Is(err, errOrdersOfBox) {
+		t.Errorf("a box whose attempts fail: %d %v", n, err)
+	}
+	now = now.Add(orderTime)
+	if n, _ := take("mallory", "b1"); n != ordersOfBox {
+		t.Errorf("an hour later: %d", n)
+	}
+}
+
+// TestOrdersOfAdminsAreNotBounded: those for URLs that the operator or an admin key has made, unlike those of other keys.
+func TestOrdersOfAdminsAreNotBounded(t *testing.T) {
+	t.Parallel()
+	db, err := store.Open(store.Options{Dir: filepath.Join(t.TempDir(), "state")})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = db.Close() })
+	_, err = db.EnsureAPIKey()
+	p := &parts{urlTable: &urlTable{}, domains: &domains{store: db}}
+	keys := map[string]string{"operator": store.OperatorKey}
+	for name, role := range map[string]api.Role{"admin": api.RoleAdmin, "creator": api.RoleCreator, "box": api.RoleBox} {
+		_, made, failed := db.CreateAPIKey(store.APIKey{Name: name, Role: string(role)})
+		keys[name], err = made.ID, errors.Join(err, failed)
+	}
+	keys["revoked"] = "key_0000000000000000"
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, key := range keys {
+		host := name + ".example.org"
+		p.urlTable.set([]string{host}, ingress.Target{ID: name, Box: policy.BoxID(name), Owner: key})
+		n := 0
+		for n < 2*ordersOfAll && p.orderFor(host) == nil {
+			n++
+		}
+		if bounded, free := n <= ordersOfBox, name == "operator" || name == "admin"; bounded == free {
+			t.Errorf("%s: %d orders", name, n)
+		}
+	}
+}
+
+// TestWhoMayHaveADomain: what each caller needs to show for a name.
+func TestWhoMayHaveADomain(t *testing.T) {
+	t.Parallel()
+	db, err := store.Open(store.Options{Dir: filepath.Join(t.TempDir(), "state")})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = db.Close() })
+	published := map[string][]string{}
+	d := &domains{
+		store: db, log: zap.NewNop(), rows: config.Domains{{Suffix: "corp.example", Keys: []string{"ci"}}, {Suffix: "x.corp.example", Keys: []string{"key_1"}}},
+		text: func(_ context.Context, n policy.Name) ([]string, error) {
+			if n.String() == challengeLabel+"down.example.org" {
+				return nil, errors.New("no nameserver answers")
+			}
+			if n.String() == challengeLabel+"panic.example.org" {
+				panic("a resolver")
+			}
+			return published[n.String()], nil
+		},
+	}
+	ci := api.Caller{Key: "key_1", Name: "ci", Role: api.RoleCreator}
+	for _, host := range []string{"app.example.org", "down.example.org", "panic.example.org"} {
+		value, err := d.value("key_1", host)
+		if err != nil {
+			t.Fatal(err)
+		}
+		published[challengeLabel+host] = []string{"v=spf1 -all", value}
+	}
+	for _, tt := range []struct {
+		caller  api.Caller
+		host    string
+		proof   string
+		pending bool
+		refused bool
+	}{
+		{ci, "app.example.org", proofDNS, false, false},
+		{ci, "www.example.org", "", true, false},
+		{ci, "down.example.org", "", true, false},
+		{ci, "panic.example.org", "", true, false},
+		{ci, "app.corp.example", proofConfig, false, false},
+		{ci, "a.x.corp.example", proofConfig, false, false},
+		{api.Caller{Key: "key_2", Name: "cd", Role: api.RoleCreator}, "app.example.org", "", true, false},
+		{api.Caller{Key: "key_2", Name: "cd", Role: api.RoleBox}, "app.corp.example", "", false, true},
+		{api.Caller{Key: "key_2", Name: "ci", Role: api.RoleBox}, "a.x.corp.example", "", false, true},
+		{api.Caller{}, "app.corp.example", "", false, true},
+		{api.Caller{}, "app.example.org", "", true, false},
+		{api.Caller{Key: "root", Name: "root", Role: api.RoleAdmin}, "app.corp.example", proofOperator, false, false},
+	} {
+		n, err := policy.ParseName(tt.host)
+		if err != nil {
+			t.Fatal(err)
+		}
+		claim, pending, err := d.claim(t.Context(), tt.caller, []policy.Name{n}, nil)
+		if (err != nil) != tt.refused || claim.Proofs[tt.host] != tt.proof || (len(pending) > 0) != tt.pending || claim.Admin != (tt.caller.Role == api.RoleAdmin) {
+			t.Errorf("%s asks for %s: %+v, pending %v, %v", tt.caller.Name, tt.host, claim, pending, err)
+		}
+	}
+}

@@ -1,0 +1,163 @@
+package host
+
+import (
+	"cmp"
+	"context"
+	"maps"
+	"slices"
+	"sync"
+	"time"
+
+	"go.uber.org/zap"
+
+	"boxgate/policy"
+	"boxgate/store"
+)
+
+const (
+	// firstLook is the delay of the first lookup after the URL was made, doubled with each further one up to lastLook.
+	firstLook, lastLook = 2 * time.Second, time.Hour
+	// hurriedLook is the least time between two lookups of a domain whose user waits for it.
+	hurriedLook = 10 * time.Second
+	// looksAtOnce bounds the lookups in flight, and looksOfKey those for one key.
+	looksAtOnce, looksOfKey = 16, 4
+)
+
+// pendingNames are the domains of public URLs that await their proof. Safe for concurrent use.
+type pendingNames struct {
+	mu    sync.Mutex
+	names map[pendingName]*look
+	last  map[string]time.Time // when a key had its turn last; only of keys with names
+}
+
+// pendingName is a domain of a URL as it was made.
+type pendingName struct {
+	box  policy.BoxID
+	port uint16
+	host string
+	made time.Time
+	key  string // ID of the API key that is to prove it
+}
+
+// look is when a pending domain is looked up next, and was last.
+type look struct {
+	at, last time.Time
+	wait     time.Duration
+}
+
+// set replaces the pending domains of a port with those of its new URL.
+func (p *pendingNames) set(r store.URL, now time.Time) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.deleteLocked(func(n pendingName) bool { return n.box == r.Box && n.port == r.Port })
+	for _, host := range r.Pending {
+		if p.names == nil {
+			p.names, p.last = map[pendingName]*look{}, map[string]time.Time{}
+		}
+		n := pendingName{r.Box, r.Port, host, r.CreatedAt, cmp.Or(r.Owner, store.OperatorKey)}
+		p.names[n] = &look{at: now.Add(firstLook), last: now, wait: firstLook}
+	}
+}
+
+// remove forgets the pending domains of a box, or of one port of it; 0 is all.
+func (p *pendingNames) remove(id policy.BoxID, port uint16) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.deleteLocked(func(n pendingName) bool { return n.box == id && (port == 0 || n.port == port) })
+}
+
+func (p *pendingNames) deleteLocked(gone func(pendingName) bool) {
+	maps.DeleteFunc(p.names, func(n pendingName, _ *look) bool { return gone(n) })
+}
+
+// hurry brings forward the next lookups for a box, whose URLs are being listed: whoever published a record wants to see the result.
+func (p *pendingNames) hurry(id policy.BoxID) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for n, look := range p.names {
+		if soon := look.last.Add(hurriedLook); n.box == id && soon.Before(look.at) {
+			look.at = soon
+		}
+	}
+}
+
+// due returns the domains to look up now, and schedules their next lookup. Keys take turns, so that a key with many domains whose
+// nameservers do not answer does not delay the domains of others.
+func (p *pendingNames) due(now time.Time) (list []pendingName) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	byKey, known := map[string][]pendingName{}, map[string]bool{}
+	for n, look := range p.names {
+		known[n.key] = true
+		if !now.Before(look.at) {
+			byKey[n.key] = append(byKey[n.key], n)
+		}
+	}
+	maps.DeleteFunc(p.last, func(key string, _ time.Time) bool { return !known[key] })
+	keys := slices.SortedFunc(maps.Keys(byKey), func(a, b string) int { return p.last[a].Compare(p.last[b]) })
+	for _, key := range keys {
+		of := byKey[key]
+		slices.SortFunc(of, func(a, b pendingName) int { return p.names[a].at.Compare(p.names[b].at) })
+		n := min(len(of), looksOfKey, looksAtOnce-len(list))
+		if n == 0 {
+			continue
+		}
+		p.last[key] = now
+		for _, name := range of[:n] {
+			look := p.names[name]
+			look.wait = min(2*look.wait, lastLook)
+			look.at, look.last = now.Add(look.wait), now
+			list = append(list, name)
+		}
+	}
+	return list
+}
+
+// provePending puts pending domains into service once they are proven, until ctx ends.
+func (u *publicURLs) provePending(ctx context.Context) {
+	tick := time.NewTicker(firstLook / 2)
+	defer tick.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-tick.C:
+		}
+		var looking sync.WaitGroup
+		for _, n := range u.pending.due(time.Now()) {
+			looking.Go(func() { u.prove(ctx, n) })
+		}
+		looking.Wait()
+	}
+}
+
+// prove puts a pending domain into service if its key has shown that it is its own. The key must still be valid.
+func (u *publicURLs) prove(ctx context.Context, n pendingName) {
+	name, err := policy.ParseName(n.host)
+	caller, valid := u.domains.keyOf(n.key)
+	if err != nil || !valid || u.isGateways(name) != "" {
+		return
+	}
+	claim, pending, err := u.domains.claim(ctx, caller, []policy.Name{name}, nil)
+	if err != nil || len(pending) > 0 {
+		return
+	}
+	b, err := u.boxes.find(n.box)
+	if err != nil || !b.mu.TryLock() { // it is being changed: the next look is soon enough
+		return
+	}
+	if _, err := u.boxes.locked(b); err != nil {
+		return
+	}
+	defer b.mu.Unlock()
+	record, err := u.store.ProveHost(n.box, n.port, n.made, n.host, claim)
+	if err != nil {
+		u.log.Info("a domain of a public URL is proven, and stays pending", zap.String("box", string(n.box)), zap.Uint16("port", n.port),
+			zap.String("domain", n.host), zap.Error(err))
+		return
+	}
+	u.table.set(u.hostsOf(record), urlTarget(record, b.V4))
+	u.pending.set(record, time.Now())
+	u.log.Info("a domain of a public URL is in service", zap.String("box", string(n.box)), zap.Uint16("port", n.port),
+		zap.String("domain", n.host), zap.String("key", n.key), zap.String("proof", claim.Proofs[n.host]))
+}

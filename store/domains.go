@@ -1,0 +1,289 @@
+package store
+
+import (
+	"cmp"
+	"crypto/hmac"
+	"crypto/sha256"
+	"encoding/hex"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	bolt "go.etcd.io/bbolt"
+
+	"boxgate/policy"
+	"boxgate/store/document"
+	"boxgate/store/layout"
+)
+
+const (
+	// domainKept is how long a host name stays reserved for its API key after its URL is gone.
+	domainKept = 7 * 24 * time.Hour
+	// freedOfKey bounds how many such names are remembered of one key, and freedInAll of all keys. The oldest are forgotten first:
+	// of the key, or of the key that has the most.
+	freedOfKey, freedInAll = 256, 16384
+)
+
+// Domain says who has a host name that is a public URL's own, or had it last.
+type Domain struct {
+	Key   string    `json:"key"`   // ID of the API key
+	Proof string    `json:"proof"` // how the key has shown that the name is its own
+	Since time.Time `json:"since"`
+	Freed time.Time `json:"freed,omitzero"` // when its URL lost it; zero: it is in use
+}
+
+// ProofEarlier is the proof of names that URLs had before there were proofs.
+const ProofEarlier = "earlier"
+
+// Claim says who asks for host names, and how each was shown to be the caller's own.
+type Claim struct {
+	Key    string            // ID of the API key
+	Admin  bool              // it may take names that are kept for other keys
+	Proofs map[string]string // by name. A name that is missing was proven by the key before, or is refused
+}
+
+// The keys in the bucket of settings: domainPrefix and a host name for a [Domain], domainSecret for the secret of the tokens. The space
+// in the prefix keeps them apart.
+const (
+	domainPrefix = "domain "
+	domainSecret = "domains"
+)
+
+// KeptDomainError refuses a host name that another key had until recently.
+type KeptDomainError struct {
+	Host  string
+	Until time.Time
+}
+
+// Error implements error.
+func (e *KeptDomainError) Error() string {
+	return fmt.Sprintf("%s was another API key's until recently, and is kept for that until %s", e.Host, e.Until.UTC().Format(time.RFC3339))
+}
+
+// Domain returns the record of a host name. A name that no URL has or had recently has the zero value.
+func (db *DB) Domain(host string) (d Domain, err error) {
+	err = db.bolt.View(func(tx *bolt.Tx) error {
+		settings, err := db.table(tx, layout.Settings)
+		if err != nil {
+			return err
+		}
+		d, err = db.getDomain(tx, settings, host)
+		return err
+	})
+	return d, err
+}
+
+// DomainToken returns the token that a domain's owner publishes to let an API key use a host name: an HMAC of both, so it is stable,
+// differs by key and by name, and does not reveal the key.
+func (db *DB) DomainToken(key, host string) (string, error) {
+	secret, err := db.text(domainSecret)
+	if err == nil && secret.Reveal() == "" {
+		if err = db.setTextOnce(domainSecret, NewKey()); err == nil {
+			secret, err = db.text(domainSecret)
+		}
+	}
+	if err != nil {
+		return "", err
+	}
+	mac := hmac.New(sha256.New, []byte(secret.Reveal()))
+	mac.Write([]byte(key + "\x00" + host))
+	return hex.EncodeToString(mac.Sum(nil)[:16]), nil
+}
+
+// claimDomains claims the host names that next has and old has not, and frees those that only old has. Without a previous URL old is
+// the zero value. The error is [ErrHostUnproven], or a [*KeptDomainError].
+func (db *DB) claimDomains(tx *bolt.Tx, old, next URL, by Claim) error {
+	now := time.Now().UTC()
+	for _, host := range next.Hostnames {
+		if slices.Contains(old.Hostnames, host) {
+			continue
+		}
+		if err := db.claimDomain(tx, host, by, now); err != nil {
+			return err
+		}
+	}
+	settings, err := db.table(tx, layout.Settings)
+	if err != nil {
+		return err
+	}
+	for _, host := range next.Pending {
+		d, err := db.getDomain(tx, settings, host)
+		if err == nil {
+			err = d.keptFrom(host, by, now)
+		}
+		if err != nil {
+			return err
+		}
+	}
+	old.Hostnames = slices.DeleteFunc(slices.Clone(old.Hostnames), func(host string) bool { return slices.Contains(next.Hostnames, host) })
+	return db.freeDomains(tx, []URL{old}, now)
+}
+
+// claimDomain gives a host name to a key.
+func (db *DB) claimDomain(tx *bolt.Tx, host string, by Claim, now time.Time) error {
+	settings, err := db.table(tx, layout.Settings)
+	if err != nil {
+		return err
+	}
+	d, err := db.getDomain(tx, settings, host)
+	if err != nil {
+		return err
+	}
+	if err := d.keptFrom(host, by, now); err != nil {
+		return err
+	}
+	proof, proven := by.Proofs[host]
+	switch {
+	case proven:
+		d = Domain{Key: by.Key, Proof: proof, Since: now}
+	case d.Key == by.Key && by.Key != "":
+		d.Freed = time.Time{}
+	default:
+		return fmt.Errorf("%s: %w", host, ErrHostUnproven)
+	}
+	return db.putDomain(tx, settings, host, d)
+}
+
+// keptFrom returns a [*KeptDomainError] if the name is kept for another key.
+func (d Domain) keptFrom(host string, by Claim, now time.Time) error {
+	until := d.Freed.Add(domainKept)
+	if d.Freed.IsZero() || d.Key == by.Key || by.Admin || !now.Before(until) {
+		return nil
+	}
+	return &KeptDomainError{Host: host, Until: until}
+}
+
+// freeDomains reserves the host names of deleted URLs for their keys, and deletes reservations that have ended.
+func (db *DB) freeDomains(tx *bolt.Tx, gone []URL, now time.Time) error {
+	settings, err := db.table(tx, layout.Settings)
+	if err != nil {
+		return err
+	}
+	freed := false
+	for _, u := range gone {
+		for _, host := range u.Hostnames {
+			d, err := db.getDomain(tx, settings, host)
+			if err != nil {
+				return err
+			}
+			if d.Key == "" { // of an older version
+				if d, err = db.domainBefore(tx, u); err != nil {
+					return err
+				}
+			}
+			d.Freed, freed = now, true
+			if err := db.putDomain(tx, settings, host, d); err != nil {
+				return err
+			}
+		}
+	}
+	if !freed {
+		return nil
+	}
+	return db.forgetDomains(tx, settings, now)
+}
+
+// domainBefore is the domain of a URL that an older version has made: that of the key that has created the box.
+func (db *DB) domainBefore(tx *bolt.Tx, u URL) (Domain, error) {
+	box, err := db.boxRecord(tx, u.Box)
+	if err != nil {
+		return Domain{}, err
+	}
+	return Domain{Key: cmp.Or(u.Owner, box.CreatedBy, OperatorKey), Proof: ProofEarlier, Since: u.CreatedAt}, nil
+}
+
+// forgetDomains forgets the freed names that were kept long enough, and the oldest where there are too many.
+func (db *DB) forgetDomains(tx *bolt.Tx, settings document.Table, now time.Time) error {
+	type freed struct {
+		host string
+		at   time.Time
+	}
+	byKey, all := map[string][]freed{}, 0
+	for _, key := range settings.Keys([]byte(domainPrefix)) {
+		host := strings.TrimPrefix(string(key), domainPrefix)
+		d, err := db.getDomain(tx, settings, host)
+		if err != nil {
+			return err
+		}
+		if !d.Freed.IsZero() {
+			byKey[d.Key] = append(byKey[d.Key], freed{host, d.Freed})
+			all++
+		}
+	}
+	forget := func(key string) error {
+		oldest := byKey[key][0]
+		byKey[key] = byKey[key][1:]
+		all--
+		return settings.Delete([]byte(domainPrefix + oldest.host))
+	}
+	for key, list := range byKey {
+		slices.SortFunc(list, func(a, b freed) int { return a.at.Compare(b.at) })
+		for len(byKey[key]) > freedOfKey || len(byKey[key]) > 0 && !now.Before(byKey[key][0].at.Add(domainKept)) {
+			if err := forget(key); err != nil {
+				return err
+			}
+		}
+	}
+	for all > freedInAll {
+		most := ""
+		for key, list := range byKey {
+			if most == "" || len(list) > len(byKey[most]) {
+				most = key
+			}
+		}
+		if err := forget(most); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// getDomain is Domain in a transaction.
+func (db *DB) getDomain(tx *bolt.Tx, settings document.Table, host string) (d Domain, err error) {
+	key := domainPrefix + host
+	sealed, err := settings.Get([]byte(key))
+	if err != nil || sealed == nil {
+		return Domain{}, err
+	}
+	err = db.seal.OpenJSON(tx, layout.Settings, key, sealed, &d)
+	return d, err
+}
+
+func (db *DB) putDomain(tx *bolt.Tx, settings document.Table, host string, d Domain) error {
+	key := domainPrefix + host
+	sealed, err := db.seal.SealJSON(tx, layout.Settings, key, d)
+	if err != nil {
+		return err
+	}
+	return settings.Put([]byte(key), sealed)
+}
+
+// ProveHost puts a pending host name of a public URL into service, if the URL is still the one that was created at that time. The
+// errors are [ErrNotFound], [ErrHostTaken], [ErrHostUnproven] and [*KeptDomainError].
+func (db *DB) ProveHost(id policy.BoxID, port uint16, created time.Time, host string, by Claim) (URL, error) {
+	var u URL
+	err := db.bolt.Update(func(tx *bolt.Tx) (err error) {
+		if u, err = db.getURL(tx, id, port); err != nil {
+			return err
+		}
+		at := slices.Index(u.Pending, host)
+		if at < 0 || !u.CreatedAt.Equal(created) {
+			return fmt.Errorf("%s of the public URL of port %d of box %s: %w", host, port, id, ErrNotFound)
+		}
+		urls, err := db.table(tx, layout.URLs)
+		if err != nil {
+			return err
+		}
+		if err := hostsFree(urls, urlKey(id, port), []string{host}); err != nil {
+			return err
+		}
+		if err := db.claimDomain(tx, host, by, time.Now().UTC()); err != nil {
+			return err
+		}
+		u.Pending = slices.Delete(u.Pending, at, at+1)
+		u.Hostnames = append(u.Hostnames, host)
+		return db.putURL(tx, u)
+	})
+	return u, err
+}
