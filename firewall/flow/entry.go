@@ -15,7 +15,11 @@ const (
 	MessageNew    netlink.HeaderType = unix.NFNL_SUBSYS_CTNETLINK << 8 // IPCTNL_MSG_CT_NEW
 	messageGet                       = MessageNew | 1                  // IPCTNL_MSG_CT_GET
 	MessageDelete                    = MessageNew | 2                  // IPCTNL_MSG_CT_DELETE
+	messageStats                     = MessageNew | 5                  // IPCTNL_MSG_CT_GET_STATS
 )
+
+// ctaStatsEntries is the attribute of an answer to messageStats that counts the connections of the namespace.
+const ctaStatsEntries = 1
 
 // AttributeMark is the attribute that has the mark of a connection, in a message behind headers of HeaderLen bytes besides
 // netlink's own.

@@ -110,7 +110,12 @@ func (t *Table) dial() error {
 	return c.SetReadBuffer(namespace.SocketBuffer)
 }
 
+// each reads the table, unless the namespace has no connections: the kernel keeps one table for all namespaces, and looks into each
+// of its hundreds of thousands of buckets.
 func each(c *netlink.Conn, w Which, handle func(*Entry)) error {
+	if n, err := count(c); err == nil && n == 0 {
+		return nil
+	}
 	request, err := w.request()
 	if err != nil {
 		return err
@@ -134,6 +139,34 @@ func each(c *netlink.Conn, w Which, handle func(*Entry)) error {
 		}
 	}
 	return nil
+}
+
+// count returns how many connections the namespace has, including those that are just beginning. It reads the one
+// message of the answer itself: the kernel marks that as one of several, and sends no other.
+func count(c *netlink.Conn) (uint64, error) {
+	sent, err := c.Send(netlink.Message{Header: netlink.Header{Type: messageStats, Flags: netlink.Request}, Data: family(unix.AF_UNSPEC)})
+	if err != nil {
+		return 0, err
+	}
+	socket, err := c.SyscallConn()
+	if err != nil {
+		return 0, err
+	}
+	b := make([]byte, 4<<10)
+	n := 0
+	if failed := socket.Control(func(fd uintptr) { n, _, err = unix.Recvfrom(int(fd), b, unix.MSG_DONTWAIT) }); failed != nil || err != nil {
+		return 0, errors.Join(failed, err)
+	}
+	var answer netlink.Message
+	if err := answer.UnmarshalBinary(b[:n]); err != nil {
+		return 0, err
+	}
+	if answer.Header.Type == messageStats && answer.Header.Sequence == sent.Header.Sequence && len(answer.Data) >= HeaderLen {
+		if entries := child(answer.Data[HeaderLen:], ctaStatsEntries); len(entries) == 4 {
+			return number(entries), nil
+		}
+	}
+	return 0, errors.New("the kernel does not say how many connections there are")
 }
 
 // covers reports whether an entry is meant. A kernel that cannot filter answers with more.

@@ -60,6 +60,44 @@ func TestTheTableIsReadWhole(t *testing.T) {
 	}
 }
 
+// Connections are counted for each namespace, so that a table is not read for one that has none.
+func TestConnectionsOfTheNamespaceAreCounted(t *testing.T) {
+	t.Parallel()
+	emptied, none := emptyTable(t)
+	_, other := emptyTable(t)
+	table := NewTable(emptied)
+	t.Cleanup(func() { _ = table.Close() })
+	counted := func(want uint64) {
+		t.Helper()
+		if err := table.with(func(c *netlink.Conn) error {
+			n, err := count(c)
+			if n != want {
+				t.Errorf("%d connections are counted, want %d", n, want)
+			}
+			return err
+		}); err != nil {
+			t.Error(err)
+		}
+		read := uint64(0)
+		if err := table.Each(Which{}, func(*Entry) { read++ }); err != nil || read != want {
+			t.Errorf("%d connections are read, want %d: %v", read, want, err)
+		}
+	}
+	f := conntrack.NewFlow(unix.IPPROTO_UDP, 0, netip.MustParseAddr("192.0.2.9"), netip.MustParseAddr("192.0.2.1"), 1000, 443, 600, 0)
+	if err := other.Create(f); err != nil {
+		t.Fatal(err)
+	}
+	counted(0)
+	if err := none.Create(f); err != nil {
+		t.Fatal(err)
+	}
+	counted(1)
+	if err := none.Delete(f); err != nil {
+		t.Fatal(err)
+	}
+	counted(0)
+}
+
 // What is removed is what is unwanted, of all protocols and families and in zones of its own, and nothing that is like it elsewhere.
 func TestUnwantedEntriesAreRemoved(t *testing.T) {
 	t.Parallel()

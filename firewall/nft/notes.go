@@ -19,7 +19,7 @@ import (
 
 // notesSet names the set of noted interfaces.
 func notesSet() *nftables.Set {
-	return &nftables.Set{Table: table(), Name: "notes", Dynamic: true, Size: 65535, KeyType: nftables.TypeIFName,
+	return &nftables.Set{Table: table(), Name: "notes", Dynamic: true, KeyType: nftables.TypeIFName,
 		KeyByteOrder: binaryutil.NativeEndian}
 }
 

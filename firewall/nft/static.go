@@ -137,16 +137,20 @@ func (t *txn) declareSets() *staticSets {
 // meterTimeout is how long a meter keeps an idle interface.
 const meterTimeout = time.Hour
 
+// The sets that rules fill are keyed by the interface of a box, which boxes cannot make more of, and declare no size. In a full
+// set a meter would limit nothing, and for each set with a size the kernel allocates that many buckets at once: a mebibyte for
+// 65,535 interfaces, of some twenty sets. Without one, a set grows with its interfaces.
+
 // meter creates a set of per-interface state that rules fill. Entries expire after an hour without use.
 func (t *txn) meter(name string) *nftables.Set {
-	return t.set(&nftables.Set{Name: name, Dynamic: true, HasTimeout: true, Timeout: meterTimeout, Size: 65535,
+	return t.set(&nftables.Set{Name: name, Dynamic: true, HasTimeout: true, Timeout: meterTimeout,
 		KeyType: nftables.TypeIFName, KeyByteOrder: binaryutil.NativeEndian})
 }
 
 // census creates a set of connections per interface. The kernel removes an interface when its last connection is gone,
 // so there is no timeout (and cannot be).
 func (t *txn) census(name string) *nftables.Set {
-	return t.set(&nftables.Set{Name: name, Dynamic: true, Size: 65535, KeyType: nftables.TypeIFName,
+	return t.set(&nftables.Set{Name: name, Dynamic: true, KeyType: nftables.TypeIFName,
 		KeyByteOrder: binaryutil.NativeEndian})
 }
 

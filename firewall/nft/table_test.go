@@ -2,6 +2,7 @@ package nft
 
 import (
 	"errors"
+	"fmt"
 	"net/netip"
 	"slices"
 	"strings"
@@ -135,6 +136,28 @@ func TestALostAnswerIsFoundOut(t *testing.T) {
 		replace()
 		if there, target := chainsAndSets(t, tbl, box); len(there) != 5 || len(tbl.garbage) != 0 || target != box.live.chain {
 			t.Errorf("the table holds %v, packets go to %s, %d are to be deleted", there, target, len(tbl.garbage))
+		}
+	}
+}
+
+// A set that rules fill is as large as the boxes need, however many that are: in a full one a meter would limit nothing.
+func TestSetsOfInterfacesGrow(t *testing.T) {
+	t.Parallel()
+	tbl, _ := newTable(t)
+	c, err := tbl.dial()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = c.CloseLasting() }()
+	const more = 70_000 // than a size of 16 bits would hold
+	sent := &nftables.Set{Table: table(), Name: "sent", KeyType: nftables.TypeIFName}
+	for from := 0; from < more; from += 1000 {
+		elements := make([]nftables.SetElement, 1000)
+		for i := range elements {
+			elements[i].Key = ifname(fmt.Sprintf("bg%d", from+i))
+		}
+		if err := errors.Join(c.SetAddElements(sent, elements), c.Flush()); err != nil {
+			t.Fatalf("after %d interfaces: %v", from, err)
 		}
 	}
 }
