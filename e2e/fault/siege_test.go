@@ -3,12 +3,14 @@ package fault
 import (
 	"context"
 	"crypto/tls"
+	"errors"
 	"io"
 	"net"
 	"net/netip"
 	"os"
 	"path/filepath"
 	"runtime"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -18,6 +20,7 @@ import (
 
 	"boxgate/e2e/harness"
 	"boxgate/internal/lab"
+	"boxgate/internal/nightly"
 )
 
 // siege attacks forbidden addresses from every box of a world, from the moment its network namespace can be entered, by
@@ -33,6 +36,9 @@ type siege struct {
 	sent  atomic.Int64 // attempts
 	boxes atomic.Int64 // that took part
 }
+
+// pause is the time between two rounds of a box. What is open for longer is noticed.
+var pause = nightly.Size(5*time.Millisecond, time.Millisecond)
 
 // besiege begins a siege.
 func besiege(w *harness.World, targets [2]netip.Addr) *siege {
@@ -71,10 +77,9 @@ func (s *siege) over() bool {
 // watch waits for the namespaces of new boxes.
 func (s *siege) watch() {
 	known := map[string]uint64{} // the inode of the namespace
+	pins := [...]pinDir{{path: filepath.Join(lab.RunDir(s.w.Dir), "netns")}, {path: filepath.Join(lab.RunDir(s.w.Dir), "attached")}}
 	for !s.over() {
-		launched, _ := filepath.Glob(filepath.Join(lab.RunDir(s.w.Dir), "netns", "*"))
-		attached, _ := filepath.Glob(filepath.Join(lab.RunDir(s.w.Dir), "attached", "*"))
-		for _, path := range append(launched, attached...) {
+		for _, path := range append(pins[0].list(), pins[1].list()...) {
 			inode := inodeAt(path)
 			if inode == 0 || known[path] == inode {
 				continue
@@ -85,6 +90,28 @@ func (s *siege) watch() {
 		}
 		time.Sleep(200 * time.Microsecond)
 	}
+}
+
+// pinDir is a directory of namespaces. It is looked at thousands of times a second.
+type pinDir struct {
+	path    string
+	paths   []string  // in it, when it was read last
+	changed time.Time // the directory's time then
+}
+
+// list returns the paths in the directory. It reads the directory anew if that has changed, or may have changed once more at the
+// same time: file systems count in ticks of some milliseconds.
+func (d *pinDir) list() []string {
+	const ticks = 50 * time.Millisecond
+	info, err := os.Stat(d.path)
+	if err != nil {
+		return nil
+	}
+	if changed := info.ModTime(); !changed.Equal(d.changed) || time.Since(changed) < ticks {
+		d.paths, _ = filepath.Glob(filepath.Join(d.path, "*"))
+		d.changed = changed
+	}
+	return slices.Clip(d.paths)
 }
 
 // inodeAt is the inode at a path; 0 if there is none.
@@ -113,7 +140,7 @@ func (s *siege) enter(path string, inode uint64, pin *os.File) bool {
 			if inodeAt(path) != inode {
 				return
 			}
-			time.Sleep(time.Millisecond)
+			time.Sleep(pause)
 		}
 	})
 	return <-entered
@@ -130,21 +157,45 @@ func (s *siege) round(to netip.Addr) {
 	s.stream(to, 4444, []byte("siege"))
 }
 
+// datagram and stream make the system calls themselves: with package net, most of a round would be the test's own work.
+
 func (s *siege) datagram(to netip.Addr, port uint16, payload []byte) {
 	s.sent.Add(1)
-	if c, err := net.Dial("udp", netip.AddrPortFrom(to, port).String()); err == nil {
-		_, _ = c.Write(payload)
-		c.Close()
+	if fd, err := unix.Socket(domainOf(to), unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0); err == nil {
+		_ = unix.Sendto(fd, payload, unix.MSG_DONTWAIT, socketAddr(to, port))
+		unix.Close(fd)
 	}
 }
 
 func (s *siege) stream(to netip.Addr, port uint16, payload []byte) {
 	s.sent.Add(1)
-	d := net.Dialer{Timeout: 3 * time.Millisecond}
-	if c, err := d.Dial("tcp", netip.AddrPortFrom(to, port).String()); err == nil {
-		_, _ = c.Write(payload)
-		c.Close()
+	fd, err := unix.Socket(domainOf(to), unix.SOCK_STREAM|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0)
+	if err != nil {
+		return
 	}
+	defer unix.Close(fd)
+	err = unix.Connect(fd, socketAddr(to, port))
+	if errors.Is(err, unix.EINPROGRESS) {
+		const most = 3 // milliseconds
+		_, err = unix.Poll([]unix.PollFd{{Fd: int32(fd), Events: unix.POLLOUT}}, most)
+	}
+	if err == nil {
+		_, _ = unix.Write(fd, payload) // fails unless it is connected
+	}
+}
+
+func domainOf(a netip.Addr) int {
+	if a.Is4() {
+		return unix.AF_INET
+	}
+	return unix.AF_INET6
+}
+
+func socketAddr(a netip.Addr, port uint16) unix.Sockaddr {
+	if a.Is4() {
+		return &unix.SockaddrInet4{Addr: a.As4(), Port: int(port)}
+	}
+	return &unix.SockaddrInet6{Addr: a.As16(), Port: int(port)}
 }
 
 // helloFor is a ClientHello as crypto/tls makes it.
