@@ -4,7 +4,6 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"path/filepath"
 	"strconv"
 	"time"
 
@@ -54,18 +53,18 @@ func killAndWait(pids []int, deadline time.Time) error {
 
 // processes returns the processes whose main thread is in the namespace.
 func (ns *NS) processes() ([]int, error) {
-	paths, err := filepath.Glob("/proc/[0-9]*/ns/net")
+	all, err := os.ReadDir("/proc")
 	if err != nil {
 		return nil, err
 	}
 	var out []int
-	for _, p := range paths {
-		var st unix.Stat_t
-		if unix.Stat(p, &st) != nil || st.Ino != ns.inode {
-			continue // already gone, or elsewhere
+	for _, entry := range all {
+		pid, err := strconv.Atoi(entry.Name())
+		if err != nil || pid == os.Getpid() {
+			continue
 		}
-		pid, err := strconv.Atoi(filepath.Base(filepath.Dir(filepath.Dir(p))))
-		if err == nil && pid != os.Getpid() {
+		var st unix.Stat_t
+		if unix.Stat(fmt.Sprintf("/proc/%d/ns/net", pid), &st) == nil && st.Ino == ns.inode { // else it is gone, or elsewhere
 			out = append(out, pid)
 		}
 	}
