@@ -160,7 +160,7 @@ func TestFormThatNeverEnds(t *testing.T) {
 	for _, h2 := range []bool{false, true} {
 		t.Run(fmt.Sprintf("h2 %v", h2), func(t *testing.T) {
 			t.Parallel()
-			f := start(t, nil)
+			f := start(t, func(c *Config) { c.ReadHeaderTimeout = 3 * time.Second }) // which the form has, too
 			f.guarded("app", record(t))
 			select {
 			case status := <-f.trickled(t, "app"+domain, h2):

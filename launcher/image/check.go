@@ -25,17 +25,17 @@ func (s Store) Check(ctx context.Context, imageName string) error {
 		}
 		return nil
 	case src.kind == kindReference:
-		return askRegistry(ctx, src.text)
+		return s.askRegistry(ctx, src.text)
 	}
 	return err
 }
 
-func askRegistry(ctx context.Context, text string) error {
+func (s Store) askRegistry(ctx context.Context, text string) error {
 	ref, err := name.ParseReference(text)
 	if err != nil {
 		return err
 	}
-	puller, err := newPuller()
+	puller, err := s.newPuller()
 	if err != nil {
 		return err
 	}

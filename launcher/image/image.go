@@ -51,7 +51,7 @@ type Store struct {
 	Dir   string
 	Names map[string]string // name → image; the entry "default" is used when none is named
 
-	impatient bool // for tests: a registry that is silent for a second has stalled
+	impatient bool // for tests: a registry that is silent for a second has stalled, and is asked again soon
 }
 
 // blobs is where the downloaded layers of an image are until it is unpacked.

@@ -47,8 +47,12 @@ type pull struct {
 }
 
 // newPuller uses the credentials of the user's docker configuration, if any.
-func newPuller() (*remote.Puller, error) {
-	return remote.NewPuller(remote.WithPlatform(platform), remote.WithAuthFromKeychain(authn.DefaultKeychain))
+func (s Store) newPuller() (*remote.Puller, error) {
+	options := []remote.Option{remote.WithPlatform(platform), remote.WithAuthFromKeychain(authn.DefaultKeychain)}
+	if s.impatient { // in tests
+		options = append(options, remote.WithRetryBackoff(remote.Backoff{Duration: firstRetryWait / 100, Factor: 3, Jitter: 0.1, Steps: 3}))
+	}
+	return remote.NewPuller(options...)
 }
 
 // pullReference downloads an image from its registry and unpacks it. Every layer must have the digest that the manifest gives.
@@ -57,7 +61,7 @@ func (s Store) pullReference(ctx context.Context, src imageSource, rootfs string
 	if err != nil {
 		return nil, err
 	}
-	puller, err := newPuller()
+	puller, err := s.newPuller()
 	if err != nil {
 		return nil, err
 	}
