@@ -110,14 +110,15 @@ visitors: ## unpack Chromium, testssl.sh and slowhttptest for tests of public UR
 	@dist/visitors.sh
 
 # Tests are run by testgate, which runs a failed one again, alone (docs/testing.md). GATEFLAGS: -slow, -log FILE.
+# `make vet` and `make check` vet the packages, so that each run need not.
 quick: ## run the tests that need neither root nor the kernel
-	@CGO_ENABLED=0 $(GO) run ./internal/testgate -go $(GO) $(GATEFLAGS) -- -short -timeout 15m $(TESTFLAGS) \
+	@CGO_ENABLED=0 $(GO) run ./internal/testgate -go $(GO) $(GATEFLAGS) -- -short -vet=off -timeout 15m $(TESTFLAGS) \
 	  $$($(GO) list $(PACKAGES) | grep -vE '^boxgate/(e2e(/|$$)|internal/testnet$$)')
 
 test: image docker runtime-debs promtool nameserver postgres sshd visitors ## the gate: run every test but the nightly ones, those of the kernel included
 	@test -x $(RUNSC_DIR)/runsc || command -v runsc >/dev/null || echo "NOT TESTED: boxes under gVisor, as there is no runsc; 'make runsc' builds it"
 	@CGO_ENABLED=0 $(GO) build -o bin/testgate ./internal/testgate
-	$(TEST_GATEWAY) TEST_IMAGE_DIR=$(IMAGE_DIR) bin/testgate -go $(GO) $(GATEFLAGS) -- -timeout 30m $(TESTFLAGS) $(PACKAGES)
+	$(TEST_GATEWAY) TEST_IMAGE_DIR=$(IMAGE_DIR) bin/testgate -go $(GO) $(GATEFLAGS) -- -vet=off -timeout 30m $(TESTFLAGS) $(PACKAGES)
 
 nightly: ## run everything at full size, in parts that a ledger remembers (PARTS='fuzz race': only these)
 	@dist/nightly.sh $(PARTS)
