@@ -5,7 +5,7 @@ set -euo pipefail
 # command that must exist, and the package that brings it
 needs=(
   nft:nftables ip:iproute2 runc:runc crun:crun mmdebstrap:mmdebstrap curl:curl openssl:openssl git:git
-  python3:python3 node:nodejs npm:npm gcc:gcc ping:iputils-ping ssh:openssh-client systemd-analyze:systemd dpkg-deb:dpkg
+  python3:python3 node:nodejs npm:npm gcc:gcc ping:iputils-ping ssh:openssh-client tmux:tmux systemd-analyze:systemd dpkg-deb:dpkg
 )
 missing=()
 for need in "${needs[@]}"; do
