@@ -6,6 +6,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"syscall"
 
 	"github.com/mdlayher/netlink"
 	"golang.org/x/sys/unix"
@@ -60,41 +61,65 @@ const (
 	inListening     = 1 << 10 // TCP_LISTEN
 )
 
-// dial connects to the kernel's list of sockets (sock_diag(7)) of a network namespace; 0: that of this thread.
-func dial(netns int) (*netlink.Conn, error) {
-	return netlink.Dial(unix.NETLINK_SOCK_DIAG, &netlink.Config{NetNS: netns})
+// dial connects to the kernel's list of sockets (sock_diag(7)) of this thread's network namespace.
+func dial() (int, error) {
+	return unix.Socket(unix.AF_NETLINK, unix.SOCK_RAW|unix.SOCK_CLOEXEC, unix.NETLINK_SOCK_DIAG)
 }
 
-// listening lists the Unix sockets that listen.
-func listening(conn *netlink.Conn) ([]bound, error) {
-	request := make([]byte, diagRequestSize)
-	request[0] = unix.AF_UNIX
-	binary.NativeEndian.PutUint32(request[4:], inListening)
-	binary.NativeEndian.PutUint32(request[12:], showVFS)
-	messages, err := conn.Execute(netlink.Message{
-		Header: netlink.Header{Type: unix.SOCK_DIAG_BY_FAMILY, Flags: netlink.Request | netlink.Dump}, Data: request,
-	})
-	if err != nil {
+// listening lists the Unix sockets that listen. The calls are made here because the poller of package netlink takes several times as long,
+// for each connection of the command.
+func listening(conn int) ([]bound, error) {
+	request := make([]byte, unix.SizeofNlMsghdr+diagRequestSize)
+	binary.NativeEndian.PutUint32(request, uint32(len(request)))
+	binary.NativeEndian.PutUint16(request[4:], unix.SOCK_DIAG_BY_FAMILY)
+	binary.NativeEndian.PutUint16(request[6:], unix.NLM_F_REQUEST|unix.NLM_F_DUMP)
+	body := request[unix.SizeofNlMsghdr:]
+	body[0] = unix.AF_UNIX
+	binary.NativeEndian.PutUint32(body[4:], inListening)
+	binary.NativeEndian.PutUint32(body[12:], showVFS)
+	if err := unix.Sendto(conn, request, 0, &unix.SockaddrNetlink{Family: unix.AF_NETLINK}); err != nil {
 		return nil, err
 	}
 	var out []bound
-	for _, m := range messages {
-		if len(m.Data) < diagMessageSize {
-			continue
+	for buf := make([]byte, 1<<16); ; {
+		n, from, err := unix.Recvfrom(conn, buf, 0)
+		if err != nil && err != unix.EINTR {
+			return nil, err
 		}
-		b := bound{inode: binary.NativeEndian.Uint32(m.Data[4:]), cookie: binary.NativeEndian.Uint64(m.Data[8:])}
-		attributes, err := netlink.UnmarshalAttributes(m.Data[diagMessageSize:])
+		if sender, ok := from.(*unix.SockaddrNetlink); err != nil || !ok || sender.Pid != 0 {
+			continue // not the kernel's
+		}
+		messages, err := syscall.ParseNetlinkMessage(buf[:n])
 		if err != nil {
 			return nil, err
 		}
-		for _, a := range attributes {
-			if a.Type == attributeVFS && len(a.Data) >= 8 {
-				b.file = binary.NativeEndian.Uint32(a.Data)
+		for _, m := range messages {
+			switch {
+			case m.Header.Type == unix.NLMSG_DONE:
+				return out, nil
+			case m.Header.Type == unix.NLMSG_ERROR && len(m.Data) >= 4:
+				return nil, unix.Errno(-int32(binary.NativeEndian.Uint32(m.Data)))
+			}
+			if b, ok := boundOf(m.Data); ok {
 				out = append(out, b)
 			}
 		}
 	}
-	return out, nil
+}
+
+// boundOf reads a message about a socket, if it is bound to a file.
+func boundOf(data []byte) (b bound, ok bool) {
+	if len(data) < diagMessageSize {
+		return b, false
+	}
+	b = bound{inode: binary.NativeEndian.Uint32(data[4:]), cookie: binary.NativeEndian.Uint64(data[8:])}
+	attributes, err := netlink.UnmarshalAttributes(data[diagMessageSize:])
+	for _, a := range attributes {
+		if a.Type == attributeVFS && len(a.Data) >= 8 {
+			b.file, ok = binary.NativeEndian.Uint32(a.Data), err == nil
+		}
+	}
+	return b, ok
 }
 
 // mayReach reports whether a file is the socket of one that the caller has named, or was bound by the command: it is listed in the
@@ -117,9 +142,9 @@ func (c *call) mayReach(at object) bool {
 	return false
 }
 
-// listening lists the sockets of the caller's network namespace and of the command's.
+// listening lists the sockets of the command's network namespace, and of the caller's if that is another.
 func (c *call) listening() ([]bound, error) {
-	list, err := listening(c.s.diag)
+	list, err := listening(c.t.diag)
 	if err != nil {
 		return nil, err
 	}
@@ -131,11 +156,11 @@ func (c *call) listening() ([]bound, error) {
 		return nil, err
 	}
 	defer unix.Close(fd)
-	conn, err := dial(fd)
+	conn, err := c.t.dialIn(fd)
 	if err != nil {
 		return nil, err
 	}
-	defer conn.Close()
+	defer unix.Close(conn)
 	more, err := listening(conn)
 	return append(list, more...), err
 }

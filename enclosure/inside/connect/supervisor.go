@@ -20,7 +20,6 @@ import (
 	"sync"
 	"unsafe"
 
-	"github.com/mdlayher/netlink"
 	"golang.org/x/sys/unix"
 )
 
@@ -33,7 +32,6 @@ type Supervisor struct {
 	netns, userns object
 	reach         []object // that the caller has named; their files are held open
 	onRefused     func(path string)
-	diag          *netlink.Conn
 
 	mu          sync.Mutex
 	ended       sync.Cond // with mu: of an attempt
@@ -108,10 +106,12 @@ func (s *Supervisor) Start(listener int, onRefused func(path string)) (err error
 	if err := needTracing(); err != nil {
 		return err
 	}
-	if s.diag, err = dial(0); err == nil {
-		_, err = listening(s.diag)
-	}
+	diag, err := dial()
 	if err != nil {
+		return err
+	}
+	defer unix.Close(diag)
+	if _, err := listening(diag); err != nil {
 		return fmt.Errorf("the kernel does not list Unix sockets; load its module unix_diag (CONFIG_UNIX_DIAG): %w", err)
 	}
 	_ = ioctl(listener, unix.SECCOMP_IOCTL_NOTIF_SET_FLAGS, unix.SECCOMP_USER_NOTIF_FD_SYNC_WAKE_UP) // faster; since Linux 6.6

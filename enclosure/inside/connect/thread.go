@@ -18,7 +18,9 @@ import (
 // trace it meanwhile.
 type thread struct {
 	root int // where it returns to
+	net  int // its network namespace
 	fds  int // its directory of descriptors in /proc
+	diag int // lists the sockets of that namespace
 	all  capabilities
 	now  identity
 }
@@ -43,6 +45,12 @@ func (s *Supervisor) newThread() (*thread, error) {
 	if t.fds, err = open(s.proc, "thread-self/fd", unix.O_DIRECTORY); err != nil {
 		return nil, err
 	}
+	if t.net, err = unix.Open("/proc/thread-self/ns/net", unix.O_RDONLY|unix.O_CLOEXEC, 0); err != nil {
+		return nil, err
+	}
+	if t.diag, err = dial(); err != nil {
+		return nil, err
+	}
 	var sets [2]unix.CapUserData
 	if err := unix.Capget(&unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}, &sets[0]); err != nil {
 		return nil, err
@@ -59,9 +67,24 @@ func (s *Supervisor) newThread() (*thread, error) {
 }
 
 func (t *thread) close() {
-	if t != nil {
-		_ = unix.Close(t.fds)
+	if t == nil {
+		return
 	}
+	for _, fd := range []int{t.net, t.fds, t.diag} {
+		_ = unix.Close(fd)
+	}
+}
+
+// dialIn is [dial] for another network namespace, which the thread leaves again.
+func (t *thread) dialIn(netns int) (int, error) {
+	if err := unix.Setns(netns, unix.CLONE_NEWNET); err != nil {
+		return 0, err
+	}
+	conn, err := dial()
+	if err := unix.Setns(t.net, unix.CLONE_NEWNET); err != nil {
+		os.Exit(1) // it would make the next connections elsewhere
+	}
+	return conn, err
 }
 
 // as runs f with the rights of another, unless that fails.
