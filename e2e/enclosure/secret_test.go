@@ -140,7 +140,8 @@ func TestAttackRunReadsAValueByAnotherName(t *testing.T) {
 		t.Fatalf("without the gateway: exit %d\n%s%s", r.status, r.out, r.errout)
 	}
 	rules := []string{"-q", "--headers", `{"api.example.com": {"Authorization": "@whole/keys/key"}}`, "--"}
-	r := w.run(append(rules, "sh", "-c", "cat "+names+"; ln deep/keys/key other; cat other; mv deep moved; cat moved/keys/key; cat whole/keys/*; echo done")...)
+	r := w.run(append(rules, "sh", "-c", "cat "+names+"; ln deep/keys/key other; cat other; "+
+		"unshare -rm sh -c 'mkdir m u w; umount deep/keys/key; mount --bind deep/keys m; cat m/key; mount -t overlay -o userxattr,lowerdir=deep/keys,upperdir=u,workdir=w x m; cat m/key deep/keys/key'; mv deep moved; cat moved/keys/key; cat whole/keys/*; echo done")...)
 	if !strings.Contains(r.out, "done") || strings.Contains(r.out, secret) {
 		t.Errorf("exit %d\n%s%s", r.status, r.out, r.errout)
 	}

@@ -99,7 +99,7 @@ func (p place) mount(all []mount) (mount, error) {
 			return m, nil
 		}
 	}
-	return mount{}, errors.New("the mount that it is in is not listed")
+	return mount{}, errors.New("its mount is not in /proc/self/mountinfo, as in a chroot, so that other views of it cannot be found: start gateway run outside of that")
 }
 
 // hideIn covers the place, given its path in the file system, in one mount of that file system. A mount that shows only a part of a
