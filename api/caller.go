@@ -45,6 +45,11 @@ func (c Caller) Sees(b Box) bool {
 	return false
 }
 
+// SeesSnapshot reports whether the key may know of a snapshot, also when its box is gone.
+func (c Caller) SeesSnapshot(s Snapshot) bool {
+	return c.Sees(Box{ID: s.Box, CreatedBy: s.CreatedBy})
+}
+
 // callerKey is where a context has the caller.
 type callerKey struct{}
 

@@ -285,6 +285,7 @@ type PolicyState struct {
 	Version  uint64
 	Leases   []Lease
 	Warnings []policy.Problem
+	Was      *PolicyState // what the call that returned it has replaced; nil: nothing
 }
 
 // PolicyChange replaces the policy of a box.
@@ -301,6 +302,7 @@ type HeaderState struct {
 	Rules    []policy.HeaderRule
 	Version  uint64
 	Warnings []policy.Problem
+	Was      []policy.HeaderRule // what the call that returned it has replaced
 }
 
 // URLRequest asks for a public URL. With neither Bearer nor Basic the URL needs no credential; with both, it accepts

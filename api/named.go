@@ -9,4 +9,14 @@ type NamedPolicy struct {
 	Version  uint64 // only grows
 	Boxes    []Box  // that follow it, oldest first
 	Warnings []policy.Problem
+
+	// Of the call that has set it:
+	Was       policy.Spec // replaced by it; the zero value for a new name
+	Followers []Follower  // whose policies it has changed
+}
+
+// Follower is a box whose policy has changed with the named one that it follows.
+type Follower struct {
+	Box     policy.BoxID
+	Was, Is PolicyState
 }

@@ -10,6 +10,7 @@ import (
 type Snapshot struct {
 	ID, Name  string
 	Box       policy.BoxID
+	CreatedBy string // ID of the API key that created the box; "" for the operator's
 	Size      int64  // bytes on disk
 	Status    string // creating, ready or error
 	Error     string // why Status is error

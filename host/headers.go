@@ -32,7 +32,7 @@ func (p *policies) SetHeaders(ctx context.Context, id policy.BoxID, rules []poli
 	if ifMatch != nil && *ifMatch != b.headersVersion {
 		return api.HeaderState{}, api.ErrPrecondition
 	}
-	version := b.headersVersion + 1
+	was, version := b.headers, b.headersVersion+1
 	in := p.shared.of(b)
 	in.headers = rules
 	next, err := in.compile()
@@ -57,7 +57,9 @@ func (p *policies) SetHeaders(ctx context.Context, id policy.BoxID, rules []poli
 		return api.HeaderState{}, err
 	}
 	b.publish()
-	return b.headerState(), nil
+	state := b.headerState()
+	state.Was = was
+	return state, nil
 }
 
 // GlobalHeaders implements [api.Host].
@@ -92,7 +94,7 @@ func (p *policies) SetGlobalHeaders(ctx context.Context, rules []policy.HeaderRu
 	if err != nil {
 		return api.HeaderState{}, err
 	}
-	return api.HeaderState{Rules: rules, Version: next.Version}, nil
+	return api.HeaderState{Rules: rules, Version: next.Version, Was: old.Rules}, nil
 }
 
 // enforceGlobal puts global header rules in force in every box, or the committed ones again.

@@ -2,14 +2,18 @@ package host
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"time"
 
 	"go.uber.org/zap"
 
 	"boxgate/api"
+	apichange "boxgate/api/change"
+	"boxgate/audit/trail"
 	"boxgate/host/enforce"
 	"boxgate/host/lease"
 	"boxgate/policy"
@@ -24,7 +28,7 @@ const mostLeases = policy.MostBeside
 func (p *policies) AddLeases(ctx context.Context, id policy.BoxID, req api.LeaseRequest, ifMatch *uint64) (api.PolicyState, error) {
 	idle := map[api.LeaseEntry]string{}
 	state, err := p.change(ctx, id, ifMatch, func(_ *box, next *store.Policy) error {
-		now := p.shared.now()
+		now, by := p.shared.now(), api.CallerOf(ctx).Key
 		for i, text := range req.Entries {
 			why, err := idleOf(next.Spec, text, req.Allow)
 			if err != nil {
@@ -33,7 +37,7 @@ func (p *policies) AddLeases(ctx context.Context, id policy.BoxID, req api.Lease
 			key := api.LeaseEntry{Allow: req.Allow, Entry: text}
 			idle[key] = why
 			next.Leases = append(slices.DeleteFunc(next.Leases, func(l store.Lease) bool { return keyOf(l) == key }),
-				lease.New(req.Allow, text, req.Lasts, now))
+				of(lease.New(req.Allow, text, req.Lasts, now), by))
 		}
 		if len(next.Leases) > mostLeases {
 			return api.Errorf(api.ErrConflict, "a box has at most %d temporary entries; end some, or wait until they end", mostLeases)
@@ -88,10 +92,16 @@ func keyOf(l store.Lease) api.LeaseEntry { return api.LeaseEntry{Allow: l.Allow,
 // end, which is shown for as long as it is in force.
 func (p *policies) stateOf(b *box) api.PolicyState {
 	state, now := b.shown.Load().Policy, p.shared.now()
-	for _, l := range b.timed.Load().Leases {
-		state.Leases = append(state.Leases, api.Lease{LeaseEntry: keyOf(l), StartedAt: l.StartedAt, ExpiresAt: l.ExpiresAt, Left: lease.Left(l, now)})
-	}
+	state.Leases = leaseViews(b.timed.Load().Leases, now)
 	return state
+}
+
+// leaseViews are leases as the API shows them.
+func leaseViews(list []store.Lease, now lease.Now) (views []api.Lease) {
+	for _, l := range list {
+		views = append(views, api.Lease{LeaseEntry: keyOf(l), StartedAt: l.StartedAt, ExpiresAt: l.ExpiresAt, Left: lease.Left(l, now)})
+	}
+	return views
 }
 
 // The clock is asked whether leases have ended at their time, and once in leaseTick at least: the wall clock may jump.
@@ -167,7 +177,50 @@ func (p *policies) endLeases(b *box) error {
 	}
 	b.publish()
 	p.noteLeases(b, before)
+	p.recordEnds(b, before)
 	return err
+}
+
+// recordEnds writes to the audit trail which temporary entries have expired, by the key that made them. The caller holds b.mu.
+func (p *policies) recordEnds(b *box, before []store.Lease) {
+	ended := map[string][]store.Lease{} // by the key that gave them
+	for _, l := range before {
+		if !slices.Contains(b.leases, l) {
+			ended[l.Key] = append(ended[l.Key], l)
+		}
+	}
+	var list []trail.Entry
+	for _, key := range slices.Sorted(maps.Keys(ended)) {
+		was := api.PolicyState{Spec: b.spec, Named: b.named, Leases: leaseViews(ended[key], p.shared.now())}
+		is := api.PolicyState{Spec: b.spec, Named: b.named, Version: b.version}
+		data, err := json.Marshal(map[string]any{"policy": apichange.Policy(was, is, apichange.Whole)})
+		if err != nil {
+			continue
+		}
+		e := trail.Entry{Kind: trail.Policy, Box: b.ID, PolicyVersion: b.version, KeyID: key, Change: trail.Change{RawMessage: data}, Note: "temporary entries have ended"}
+		e.Key, e.Role = p.nameOfKey(key)
+		list = append(list, e)
+	}
+	if _, err := p.trail.AppendAll(list); err != nil {
+		p.log.Error("the end of temporary entries of a policy is not in the audit trail", zap.String("box", string(b.ID)), zap.Uint64("policy_version", b.version), zap.Error(err))
+	}
+}
+
+// nameOfKey returns the name and the role of an API key; empty if it was revoked.
+func (p *policies) nameOfKey(id string) (name, role string) {
+	all, _ := p.store.APIKeys()
+	for _, k := range all {
+		if k.ID == id {
+			return k.Name, k.Role
+		}
+	}
+	return "", ""
+}
+
+// of notes which API key has made a lease.
+func of(l store.Lease, key string) store.Lease {
+	l.Key = key
+	return l
 }
 
 // enforceEnd puts a policy in force, and again if that fails: the one before would open what has ended. If the kernel does

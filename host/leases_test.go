@@ -2,13 +2,16 @@ package host
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"slices"
+	"strings"
 	"sync/atomic"
 	"testing"
 	"time"
 
 	"boxgate/api"
+	"boxgate/audit/trail"
 	"boxgate/host/lease"
 	"boxgate/policy"
 	"boxgate/store"
@@ -97,6 +100,53 @@ func TestLeaseBeginsAndEnds(t *testing.T) {
 	}
 	if _, err := g.EndLeases(t.Context(), "b1", func(api.LeaseEntry) bool { return true }, nil); !errors.Is(err, api.ErrNotFound) {
 		t.Error(err)
+	}
+}
+
+// entriesOf returns the entries of the audit trail that led to a version of the box's policy.
+func (g *gateway) entriesOf(version uint64) (list []trail.Entry) {
+	g.t.Helper()
+	err := g.trail.Read(g.t.Context(), trail.Filter{Box: "b1", PolicyVersion: version}, false, func(line []byte) error {
+		var e trail.Entry
+		err := json.Unmarshal(line, &e)
+		list = append(list, e)
+		return err
+	})
+	if err != nil {
+		g.t.Fatal(err)
+	}
+	return list
+}
+
+// TestEndsOfLeasesAreInTheTrail: of temporary entries that run out, the audit trail has the version of the policy without them, and
+// whose they were.
+func TestEndsOfLeasesAreInTheTrail(t *testing.T) {
+	t.Parallel()
+	g, h := leasing(t)
+	_, made, err := g.store.CreateAPIKey(store.APIKey{Name: "ci", Role: string(api.RoleCreator)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for key, entry := range map[string]string{made.ID: "a.example.com", "key_gone": "b.example.com"} {
+		ctx := api.WithCaller(t.Context(), api.Caller{Key: key})
+		if _, err := g.AddLeases(ctx, "b1", api.LeaseRequest{Allow: true, Entries: []string{entry}, Lasts: time.Hour}, nil); err != nil {
+			t.Fatal(err)
+		}
+	}
+	h.pass(time.Hour)
+	g.end()
+	version := g.policyNow().Version
+	list := g.entriesOf(version)
+	if len(list) != 2 || version != 4 {
+		t.Fatalf("version %d: %+v", version, list)
+	}
+	for _, e := range list {
+		text := string(e.Change.RawMessage)
+		owner := e.KeyID == made.ID && e.Key == "ci" && e.Role == "box-creator" && strings.Contains(text, `"removed":["allow a.example.com until 2026-06-01T13:00:00Z"]`) ||
+			e.KeyID == "key_gone" && e.Key == "" && strings.Contains(text, `"removed":["allow b.example.com until`)
+		if e.Kind != trail.Policy || !owner || !strings.Contains(text, `"version":4`) {
+			t.Errorf("%+v", e)
+		}
 	}
 }
 

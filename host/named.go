@@ -113,11 +113,12 @@ func (p *policies) SetNamedPolicy(ctx context.Context, name string, spec policy.
 	if err != nil {
 		return api.NamedPolicy{}, err
 	}
-	if err := p.changeNamed(ctx, name, next, boxes); err != nil {
+	changed, err := p.changeNamed(ctx, name, next, boxes)
+	if err != nil {
 		return api.NamedPolicy{}, err
 	}
 	view := p.namedView(name, next)
-	view.Warnings = alone.Warnings()
+	view.Warnings, view.Was, view.Followers = alone.Warnings(), old.Spec, changed
 	return view, nil
 }
 
@@ -231,13 +232,14 @@ func unlock(boxes []*box) {
 type following struct {
 	*box
 	before   []store.Lease
+	was      api.PolicyState
 	next     store.Policy
 	compiled *policy.Compiled
 }
 
 // follow compiles what a named policy makes of a box. The caller holds b.mu.
 func (p *policies) follow(b *box, named store.Policy) (following, error) {
-	f := following{box: b, before: b.leases, next: b.storedPolicy()}
+	f := following{box: b, before: b.leases, was: p.stateOf(b), next: b.storedPolicy()}
 	f.next.Spec, f.next.Version, f.next.Leases = named.Spec, b.lastVersion+1, p.shared.running(b.leases)
 	in := p.shared.of(b)
 	in.spec, in.leases, in.version = f.next.Spec, f.next.Leases, f.next.Version
@@ -249,15 +251,15 @@ func (p *policies) follow(b *box, named store.Policy) (following, error) {
 }
 
 // changeNamed changes a named policy and those of the boxes that follow it: in the store at once, and for each box by the way of a
-// change of its own. The caller holds the locks of the boxes.
-func (p *policies) changeNamed(ctx context.Context, name string, next store.Policy, boxes []*box) error {
+// change of its own. It returns the policies of the boxes before and after. The caller holds the locks of the boxes.
+func (p *policies) changeNamed(ctx context.Context, name string, next store.Policy, boxes []*box) (changed []api.Follower, err error) {
 	var list []following
 	var ids []policy.BoxID
 	stored := map[policy.BoxID]store.Policy{}
 	for _, b := range boxes {
 		f, err := p.follow(b, next)
 		if err != nil {
-			return err
+			return nil, err
 		}
 		list, ids, stored[b.ID] = append(list, f), append(ids, b.ID), f.next
 	}
@@ -265,7 +267,7 @@ func (p *policies) changeNamed(ctx context.Context, name string, next store.Poli
 		f.lastVersion = f.next.Version
 		defer p.before.policyAlone(f.ID)()
 	}
-	err := apply(ctx, p.log, change{
+	err = apply(ctx, p.log, change{
 		what:    "the named policy " + name,
 		stage:   func() error { return p.store.StageNamed(name, next, stored) },
 		enforce: func(ctx context.Context) error { return p.enforceNamed(ctx, list) },
@@ -287,13 +289,14 @@ func (p *policies) changeNamed(ctx context.Context, name string, next store.Poli
 		},
 	})
 	if err != nil {
-		return err
+		return nil, err
 	}
 	for _, f := range list {
 		f.publish()
 		p.noteLeases(f.box, f.before)
+		changed = append(changed, api.Follower{Box: f.ID, Was: f.was, Is: p.stateOf(f.box)})
 	}
-	return nil
+	return changed, nil
 }
 
 // takeNamed notes a named policy that is in force and stored.
@@ -342,32 +345,32 @@ func (p *policies) settleNamed(name string, boxes []*box, ids []policy.BoxID) er
 const mostNames = 20
 
 // DeleteNamedPolicy implements the Host of [boxgate/api/rules].
-func (p *policies) DeleteNamedPolicy(_ context.Context, name string, ifMatch *uint64) error {
+func (p *policies) DeleteNamedPolicy(_ context.Context, name string, ifMatch *uint64) (api.NamedPolicy, error) {
 	named := &p.shared.named
 	named.changing.Lock()
 	defer named.changing.Unlock()
 	old, known := named.find(name)
 	if !known {
-		return errNoNamed(name)
+		return api.NamedPolicy{}, errNoNamed(name)
 	}
 	if err := p.mayChange(old, ifMatch); err != nil {
-		return err
+		return api.NamedPolicy{}, err
 	}
 	if boxes := p.namedView(name, old).Boxes; len(boxes) > 0 {
-		return inUse(name, boxes)
+		return api.NamedPolicy{}, inUse(name, boxes)
 	}
 	switch err := p.store.DeleteNamed(name); {
 	case errors.Is(err, store.ErrConflict): // by a box whose record could not be read when the gateway started
-		return api.Errorf(api.ErrConflict, "a box that could not be recovered follows the policy %q; delete the box first", name)
+		return api.NamedPolicy{}, api.Errorf(api.ErrConflict, "a box that could not be recovered follows the policy %q; delete the box first", name)
 	case errors.Is(err, store.ErrNotFound):
-		return errNoNamed(name)
+		return api.NamedPolicy{}, errNoNamed(name)
 	case err != nil:
-		return notStored(p.log, "the deletion of the named policy could not be stored", err)
+		return api.NamedPolicy{}, notStored(p.log, "the deletion of the named policy could not be stored", err)
 	}
 	all := named.copied()
 	delete(all, name)
 	named.set(all)
-	return nil
+	return api.NamedPolicy{Name: name, Spec: old.Spec, Version: old.Version}, nil
 }
 
 func errNoNamed(name string) error {

@@ -231,7 +231,7 @@ func TestNamedPolicyBelowTheCeiling(t *testing.T) {
 func TestNamedPolicyInUseStays(t *testing.T) {
 	t.Parallel()
 	g, _ := sharing(t)
-	err := g.DeleteNamedPolicy(t.Context(), "web", nil)
+	_, err := g.DeleteNamedPolicy(t.Context(), "web", nil)
 	if !errors.Is(err, api.ErrConflict) || !strings.Contains(err.Error(), "b1, b2") {
 		t.Error(err)
 	}
@@ -241,13 +241,13 @@ func TestNamedPolicyInUseStays(t *testing.T) {
 		}
 	}
 	other := uint64(7)
-	if err := g.DeleteNamedPolicy(t.Context(), "web", &other); !errors.Is(err, api.ErrPrecondition) {
+	if _, err := g.DeleteNamedPolicy(t.Context(), "web", &other); !errors.Is(err, api.ErrPrecondition) {
 		t.Error(err)
 	}
-	if err := g.DeleteNamedPolicy(t.Context(), "web", nil); err != nil || g.named("web").Name != "" {
+	if _, err := g.DeleteNamedPolicy(t.Context(), "web", nil); err != nil || g.named("web").Name != "" {
 		t.Error(err)
 	}
-	if err := g.DeleteNamedPolicy(t.Context(), "web", nil); !errors.Is(err, api.ErrNotFound) {
+	if _, err := g.DeleteNamedPolicy(t.Context(), "web", nil); !errors.Is(err, api.ErrNotFound) {
 		t.Error(err)
 	}
 	if all, err := openGateway(t, g.copyOf()).NamedPolicies(t.Context()); err != nil || len(all) > 0 {
@@ -263,7 +263,7 @@ func TestNamedPolicyWhileTheStoreIsLent(t *testing.T) {
 	if _, err := g.SetNamedPolicy(t.Context(), "web", allowAll, nil); !errors.Is(err, errLent) {
 		t.Error(err)
 	}
-	if err := g.DeleteNamedPolicy(t.Context(), "web", nil); !errors.Is(err, errLent) {
+	if _, err := g.DeleteNamedPolicy(t.Context(), "web", nil); !errors.Is(err, errLent) {
 		t.Error(err)
 	}
 }

@@ -107,7 +107,7 @@ func (h *Host) wire(context.Context) error {
 		Kernel: kernel, Proxy: both{p.proxy, h.before, p.boxes}, Boxes: p.connected, Forget: []func(policy.BoxID){p.dns.Forget, p.minter.Remove},
 	}
 	h.boxes = p.boxes
-	h.policies = &policies{before: h.before, log: p.log, store: p.store, boxes: p.boxes, shared: common, net: net, leased: make(chan struct{}, 1)}
+	h.policies = &policies{before: h.before, log: p.log, store: p.store, boxes: p.boxes, shared: common, net: net, trail: p.trail.trail, leased: make(chan struct{}, 1)}
 	h.publicURLs = &publicURLs{
 		before: h.before, cfg: p.cfg.Ingress, listeners: p.listeners, log: p.log, store: p.store, ingress: p.ingress, boxes: p.boxes, table: p.urlTable, reach: p.reach,
 		domains: p.domains,

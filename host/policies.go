@@ -7,6 +7,7 @@ import (
 	"go.uber.org/zap"
 
 	"boxgate/api"
+	"boxgate/audit/trail"
 	"boxgate/host/enforce"
 	"boxgate/policy"
 	"boxgate/store"
@@ -20,6 +21,7 @@ type policies struct {
 	boxes  *boxes
 	shared *shared
 	net    *enforce.Enforcer
+	trail  *trail.Trail // of changes that no call asks for
 
 	leased chan struct{} // told that there are leases to look after
 	ending sync.WaitGroup
@@ -75,7 +77,7 @@ func (p *policies) changeLocked(ctx context.Context, b *box, ifMatch *uint64, ed
 	if ifMatch != nil && *ifMatch != b.version {
 		return api.PolicyState{}, api.ErrPrecondition
 	}
-	before, next := b.leases, b.storedPolicy()
+	was, before, next := p.stateOf(b), b.leases, b.storedPolicy()
 	next.Version, next.Leases = b.lastVersion+1, p.shared.running(b.leases)
 	if err := edit(b, &next); err != nil {
 		return api.PolicyState{}, err
@@ -107,7 +109,9 @@ func (p *policies) changeLocked(ctx context.Context, b *box, ifMatch *uint64, ed
 	}
 	b.publish()
 	p.noteLeases(b, before)
-	return p.stateOf(b), nil
+	state := p.stateOf(b)
+	state.Was = &was
+	return state, nil
 }
 
 // Explain implements [api.Host].

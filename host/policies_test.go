@@ -13,6 +13,7 @@ import (
 	"go.uber.org/zap"
 
 	"boxgate/api"
+	"boxgate/audit/trail"
 	"boxgate/config"
 	"boxgate/firewall"
 	"boxgate/host/enforce"
@@ -81,9 +82,14 @@ func openGateway(t *testing.T, dir string) *gateway {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = db.Close() })
+	audited, err := trail.Open(t.TempDir(), trail.Options{Size: 1 << 20}, "test")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = audited.Close() })
 	g := &gateway{t: t, dir: dir, kernel: &fakeKernel{}}
 	net := &enforce.Enforcer{Kernel: g.kernel, Proxy: fakeProxy{}, Boxes: &enforce.Registry{}}
-	g.policies = &policies{log: zap.NewNop(), store: db, boxes: &boxes{}, shared: &shared{protected: policy.NewProtected(nil, nil)}, net: net}
+	g.policies = &policies{log: zap.NewNop(), store: db, boxes: &boxes{}, shared: &shared{protected: policy.NewProtected(nil, nil)}, net: net, trail: audited}
 	if _, err := db.DropStaged(); err != nil {
 		t.Fatal(err)
 	}

@@ -67,7 +67,7 @@ func (s *snapshotHost) Snapshots(_ context.Context, box policy.BoxID) ([]api.Sna
 }
 
 func snapshotView(r store.Snapshot) api.Snapshot {
-	return api.Snapshot{ID: r.ID, Name: r.Name, Box: r.Box, Size: r.Size, Status: r.State, Error: r.Error, CreatedAt: r.CreatedAt}
+	return api.Snapshot{ID: r.ID, Name: r.Name, Box: r.Box, CreatedBy: r.CreatedBy, Size: r.Size, Status: r.State, Error: r.Error, CreatedAt: r.CreatedAt}
 }
 
 // DeleteSnapshots implements the Host of [boxgate/api/snapshots].

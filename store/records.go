@@ -84,6 +84,7 @@ type Lease struct {
 	Entry     string    `json:"entry"` // a domain or CIDR as in a policy
 	StartedAt time.Time `json:"started_at"`
 	ExpiresAt time.Time `json:"expires_at"`
+	Key       string    `json:"key,omitempty"` // ID of the API key that made it; "": an older version did
 	// Boot is the boot of the host in which BootEnd counts: the time since then at which the lease ends.
 	Boot    string        `json:"boot,omitempty"`
 	BootEnd time.Duration `json:"boot_end_ns,omitempty"`

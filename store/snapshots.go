@@ -18,9 +18,10 @@ type Snapshot struct {
 	ID        string       `json:"id"`
 	Name      string       `json:"name,omitempty"`
 	Box       policy.BoxID `json:"box"`
-	State     string       `json:"state"`           // creating, ready or error
-	Error     string       `json:"error,omitempty"` // why State is error
-	Size      int64        `json:"size,omitempty"`  // bytes of its layers on disk
+	CreatedBy string       `json:"created_by,omitempty"` // of the box: ID of the API key that made it
+	State     string       `json:"state"`                // creating, ready or error
+	Error     string       `json:"error,omitempty"`      // why State is error
+	Size      int64        `json:"size,omitempty"`       // bytes of its layers on disk
 	CreatedAt time.Time    `json:"created_at"`
 	// Layers are those that a box of this snapshot gets, the lowest first. The snapshot owns them, with others.
 	Layers []string `json:"layers,omitempty"`
@@ -38,7 +39,7 @@ type Snapshot struct {
 
 // Of returns the snapshot with what it keeps of a box and its policy. Header rules are not among it.
 func (s Snapshot) Of(b Box, p Policy) Snapshot {
-	s.Box, s.Image, s.Runtime, s.BoxSize, s.Policy, s.Named = b.ID, b.Image, b.Runtime, b.Size, p.Spec, p.Named
+	s.Box, s.CreatedBy, s.Image, s.Runtime, s.BoxSize, s.Policy, s.Named = b.ID, b.CreatedBy, b.Image, b.Runtime, b.Size, p.Spec, p.Named
 	s.Env, s.Secrets, s.Extra = reveal(b.Env), reveal(b.Secrets), b.Extra
 	return s
 }
@@ -69,6 +70,25 @@ func (db *DB) ChangeSnapshot(id string, change func(*Snapshot)) (Snapshot, error
 		return errors.Join(db.own(tx, snapshotOwner(id), before, s.Layers), db.putSnapshot(tx, s))
 	})
 	return s, err
+}
+
+// OwnSnapshots sets the owner of snapshots that an older version has stored to the owner of their box. Snapshots of a deleted box
+// stay without one.
+func (db *DB) OwnSnapshots() error {
+	list, err := db.Snapshots()
+	if err != nil {
+		return err
+	}
+	for _, s := range list {
+		box, err := db.Box(s.Box)
+		if s.CreatedBy != "" || err != nil || box.CreatedBy == "" {
+			continue // a box that cannot be read is for who recovers it to report
+		}
+		if _, err := db.ChangeSnapshot(s.ID, func(s *Snapshot) { s.CreatedBy = box.CreatedBy }); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // Snapshot returns a snapshot, or [ErrNotFound].

@@ -101,3 +101,27 @@ func TestSnapshotsKeepWhatTheBoxWas(t *testing.T) {
 		t.Errorf("%+v, %v", list, err)
 	}
 }
+
+// TestSnapshotsOfOlderVersionsGetAnOwner: that of their box, as long as it exists.
+func TestSnapshotsOfOlderVersionsGetAnOwner(t *testing.T) {
+	t.Parallel()
+	db := open(t, Options{Dir: newDir(t)})
+	for _, id := range []policy.BoxID{"stays", "gone"} {
+		allocate(t, db, Box{ID: id, CreatedBy: "key_1"})
+		if err := db.AddSnapshot(Snapshot{ID: "of " + string(id), Box: id}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := errors.Join(db.DeleteBox("gone"), db.OwnSnapshots(), db.OwnSnapshots()); err != nil {
+		t.Fatal(err)
+	}
+	for id, want := range map[string]string{"of stays": "key_1", "of gone": ""} {
+		if s, err := db.Snapshot(id); err != nil || s.CreatedBy != want {
+			t.Errorf("%s: %+v %v", id, s, err)
+		}
+	}
+	b, err := db.Box("stays")
+	if s := (Snapshot{}).Of(b, Policy{}); err != nil || s.CreatedBy != "key_1" {
+		t.Errorf("a new one: %+v %v", s, err)
+	}
+}

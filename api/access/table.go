@@ -19,6 +19,8 @@ const (
 	reads
 	// changes: the audit trail has every call. All others only show something.
 	changes
+	// outlives: it also serves the snapshots of a deleted box, by its ID, to keys that see them.
+	outlives
 
 	admin grant = 0 // alone: admin keys only
 )
@@ -29,7 +31,7 @@ var grants = map[string]grant{
 	"getDescription": own | reads,
 
 	"createBox":             creates | changes,
-	"createBoxFromSnapshot": creates | changes, // of a snapshot of a box that the key sees
+	"createBoxFromSnapshot": creates | changes, // of a snapshot that the key sees
 	"attachBox":             admin | changes,   // reaches into the host
 	"reattachBox":           admin | changes,
 	"detachBox":             admin | changes,
@@ -120,10 +122,10 @@ var grants = map[string]grant{
 	"resumeSchedule": own | changes,
 
 	"takeSnapshot":     own | changes,
-	"listBoxSnapshots": own | reads,
-	"deleteSnapshot":   own | changes,
-	"listSnapshots":    admin | reads,
-	"deleteSnapshots":  admin | changes,
+	"listBoxSnapshots": own | reads | outlives,
+	"deleteSnapshot":   own | changes | outlives,
+	"listSnapshots":    creates | reads, // the ones that the key sees
+	"deleteSnapshots":  creates | changes,
 
 	"getEnvironment":   admin | reads,
 	"setEnvironment":   admin | changes, // of every new box

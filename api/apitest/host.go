@@ -246,8 +246,9 @@ func (h *Host) SetPolicy(_ context.Context, id policy.BoxID, set api.PolicyChang
 		}
 		return !slices.Contains(*set.Keep, l.LeaseEntry)
 	})
-	b.Policy = api.PolicyState{Spec: set.Spec, Named: set.Named, Version: b.Policy.Version + 1, Leases: leases}
-	return b.Policy, nil
+	was := b.Policy
+	b.Policy = api.PolicyState{Spec: set.Spec, Named: set.Named, Version: was.Version + 1, Leases: leases}
+	return changed(b, was), nil
 }
 
 // AddLeases implements the Host of [boxgate/api/rules].
@@ -260,12 +261,12 @@ func (h *Host) AddLeases(_ context.Context, id policy.BoxID, req api.LeaseReques
 	if ifMatch != nil && *ifMatch != b.Policy.Version {
 		return api.PolicyState{}, api.ErrPrecondition
 	}
-	start := time.Unix(1_700_000_000, 0)
+	start, was := time.Unix(1_700_000_000, 0), b.Policy
 	for _, e := range req.Entries {
 		b.Policy.Leases = append(b.Policy.Leases, api.Lease{LeaseEntry: api.LeaseEntry{Allow: req.Allow, Entry: e}, StartedAt: start, ExpiresAt: start.Add(req.Lasts), Left: req.Lasts})
 	}
 	b.Policy.Version++
-	return b.Policy, nil
+	return changed(b, was), nil
 }
 
 // EndLeases implements the Host of [boxgate/api/rules].
@@ -282,8 +283,16 @@ func (h *Host) EndLeases(_ context.Context, id policy.BoxID, which func(api.Leas
 	if len(rest) == len(b.Policy.Leases) {
 		return api.PolicyState{}, api.ErrNotFound
 	}
-	b.Policy.Leases, b.Policy.Version = rest, b.Policy.Version+1
-	return b.Policy, nil
+	was := b.Policy
+	b.Policy.Leases, b.Policy.Version = rest, was.Version+1
+	return changed(b, was), nil
+}
+
+// changed returns the policy of a box with the one that it has replaced.
+func changed(b *Box, was api.PolicyState) api.PolicyState {
+	is := b.Policy
+	is.Was = &was
+	return is
 }
 
 // Explain implements [api.Host].
@@ -325,8 +334,9 @@ func setHeaders(s *api.HeaderState, rules []policy.HeaderRule, ifMatch *uint64) 
 	if ifMatch != nil && *ifMatch != s.Version {
 		return api.HeaderState{}, api.ErrPrecondition
 	}
+	was := s.Rules
 	*s = api.HeaderState{Rules: rules, Version: s.Version + 1}
-	return *s, nil
+	return api.HeaderState{Rules: rules, Version: s.Version, Was: was}, nil
 }
 
 // GlobalHeaders implements [api.Host].

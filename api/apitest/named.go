@@ -48,29 +48,34 @@ func (h *Host) SetNamedPolicy(_ context.Context, name string, spec policy.Spec, 
 		h.Named = map[string]api.NamedPolicy{}
 	}
 	h.Named[name] = api.NamedPolicy{Name: name, Spec: spec, Version: old.Version + 1}
+	var changed []api.Follower
 	for _, b := range h.ByID {
 		if b.Policy.Named == name {
+			was := b.Policy
 			b.Policy.Spec, b.Policy.Version = spec, b.Policy.Version+1
+			changed = append(changed, api.Follower{Box: b.ID, Was: was, Is: b.Policy})
 		}
 	}
-	return h.withFollowers(h.Named[name]), nil
+	n := h.withFollowers(h.Named[name])
+	n.Was, n.Followers = old.Spec, changed
+	return n, nil
 }
 
 // DeleteNamedPolicy implements the Host of [boxgate/api/rules].
-func (h *Host) DeleteNamedPolicy(_ context.Context, name string, ifMatch *uint64) error {
+func (h *Host) DeleteNamedPolicy(_ context.Context, name string, ifMatch *uint64) (api.NamedPolicy, error) {
 	leave, err := h.enter()
 	defer leave()
 	n, known := h.Named[name]
 	switch {
 	case err != nil:
-		return err
+		return n, err
 	case !known:
-		return api.ErrNotFound
+		return n, api.ErrNotFound
 	case ifMatch != nil && *ifMatch != n.Version:
-		return api.ErrPrecondition
+		return n, api.ErrPrecondition
 	case len(h.withFollowers(n).Boxes) > 0:
-		return api.Errorf(api.ErrConflict, "boxes follow it")
+		return n, api.Errorf(api.ErrConflict, "boxes follow it")
 	}
 	delete(h.Named, name)
-	return nil
+	return n, nil
 }

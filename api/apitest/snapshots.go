@@ -16,7 +16,7 @@ func (h *Host) TakeSnapshot(_ context.Context, id policy.BoxID, name string) (ap
 	if err != nil {
 		return api.Snapshot{}, err
 	}
-	s := api.Snapshot{ID: fmt.Sprint("snap_", len(h.Taken)), Name: name, Box: b.ID, Status: "ready", Size: 4096}
+	s := api.Snapshot{ID: fmt.Sprint("snap_", len(h.Taken)), Name: name, Box: b.ID, CreatedBy: b.CreatedBy, Status: "ready", Size: 4096}
 	h.Taken = append(h.Taken, s)
 	return s, nil
 }

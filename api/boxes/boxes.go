@@ -96,5 +96,20 @@ func (e *Endpoints) deleteAll(r *http.Request, boxes []api.Box) (rest.Reply, err
 		}
 		gone.Deleted = append(gone.Deleted, box.ID)
 	}
-	return rest.Reply{Body: gone, Change: &rest.Change{What: map[string]any{"deleted": gone.Deleted}}}, nil
+	what := map[string]any{"deleted": gone.Deleted}
+	if names := namesOf(boxes); len(names) > 0 {
+		what["names"] = names
+	}
+	return rest.Reply{Body: gone, Change: &rest.Change{What: what}}, nil
+}
+
+// namesOf returns the names of those boxes that have one.
+func namesOf(boxes []api.Box) map[policy.BoxID]string {
+	names := map[policy.BoxID]string{}
+	for _, b := range boxes {
+		if b.Name != "" {
+			names[b.ID] = b.Name
+		}
+	}
+	return names
 }

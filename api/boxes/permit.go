@@ -2,11 +2,13 @@ package boxes
 
 import (
 	"context"
+	"maps"
 	"net/http"
 	"slices"
 
 	"boxgate/api"
 	"boxgate/api/access"
+	"boxgate/api/change"
 	"boxgate/api/problem"
 	"boxgate/api/rest"
 	"boxgate/policy"
@@ -30,20 +32,17 @@ func (e *Endpoints) permit(ctx context.Context, req *api.CreateRequest) error {
 		return err
 	}
 	i := slices.IndexFunc(list, func(s api.Snapshot) bool { return s.ID == req.Snapshot })
-	if i >= 0 {
-		box, err := e.Host.Box(ctx, string(list[i].Box))
-		if err == nil && box.ID == list[i].Box && caller.Sees(box) {
-			return nil
-		}
+	if i >= 0 && caller.SeesSnapshot(list[i]) {
+		return nil
 	}
-	return api.Errorf(api.ErrNotFound, "this API key sees no box with a snapshot %q", problem.Clip(req.Snapshot))
+	return api.Errorf(api.ErrNotFound, "this API key sees no snapshot %q", problem.Clip(req.Snapshot))
 }
 
-// made is what the audit trail says of a new box.
-func made(b api.Box, rules []policy.HeaderRule) *rest.Change {
-	what := map[string]any{"name": b.Name, "policy": b.Policy.Spec.Mode, "header_hosts": policy.CountHosts(rules)}
-	if p := b.Policy.Spec.UpstreamProxy; p != nil {
-		what["upstream_proxy"] = p.URL
+// made describes a new box for the audit trail: its source, policy and header rules.
+func made(b api.Box, req api.CreateRequest) *rest.Change {
+	what := map[string]any{"name": b.Name}
+	if req.Snapshot != "" {
+		what["snapshot"] = req.Snapshot
 	}
 	if b.Policy.Named != "" {
 		what["named_policy"] = b.Policy.Named
@@ -51,5 +50,12 @@ func made(b api.Box, rules []policy.HeaderRule) *rest.Change {
 	if b.Attached != nil {
 		what["attached"] = b.Attached.Kind
 	}
-	return &rest.Change{Box: b.ID, What: map[string]any{"box": what}}
+	if len(req.Env) > 0 {
+		what["environment"] = slices.Sorted(maps.Keys(req.Env))
+	}
+	all := map[string]any{"box": what, "policy": change.Policy(api.PolicyState{}, b.Policy, change.Whole)}
+	if len(req.Headers) > 0 {
+		all["headers"] = change.Headers(nil, req.Headers, 1)
+	}
+	return &rest.Change{Box: b.ID, PolicyVersion: b.Policy.Version, What: all}
 }

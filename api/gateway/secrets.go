@@ -56,5 +56,5 @@ func (e *Endpoints) refreshSecret(_ http.ResponseWriter, r *http.Request) (rest.
 	if err != nil {
 		return rest.Reply{}, err
 	}
-	return rest.Reply{Body: viewOfSecret(s)}, nil
+	return rest.Reply{Body: viewOfSecret(s), Change: &rest.Change{What: map[string]any{"secret_refreshed": s.Name}}}, nil
 }

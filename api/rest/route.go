@@ -3,6 +3,8 @@ package rest
 import (
 	"net/http"
 	"reflect"
+
+	"boxgate/policy"
 )
 
 // Route is one endpoint: what /openapi.json says of it and what the mux serves come from the same row. A test of
@@ -50,6 +52,13 @@ type OK struct {
 
 // SchemaName names the type in the description of the API.
 func (OK) SchemaName() string { return "okView" }
+
+// DoneWith is Done for a call about a box ("": none) that the audit trail has more to say of.
+func DoneWith(box policy.BoxID, what any) Reply {
+	r := Done()
+	r.Change = &Change{Box: box, What: what}
+	return r
+}
 
 // Done is the reply of calls that have nothing else to report.
 func Done() Reply { return Reply{Body: OK{true}} }

@@ -19,8 +19,10 @@ type Writer struct {
 
 // Change is what a request has changed, without values that are secret.
 type Change struct {
-	Box  policy.BoxID // "" if it is of none
-	What any          // encoded as JSON
+	Box           policy.BoxID // "" if it is of none
+	PolicyVersion uint64       // that the policy of the box has now; 0: it has not changed
+	What          any          // encoded as JSON
+	Also          []Change     // consequences for the policies of other boxes
 }
 
 // record records the outcome of a request before it is answered.

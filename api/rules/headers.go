@@ -9,6 +9,7 @@ import (
 
 	"boxgate/api"
 	"boxgate/api/access"
+	"boxgate/api/change"
 	"boxgate/api/problem"
 	"boxgate/api/rest"
 	"boxgate/api/spec"
@@ -271,6 +272,13 @@ func (e *Endpoints) putGlobalHeaders(w http.ResponseWriter, r *http.Request) (re
 		return rest.Reply{}, err
 	}
 	return changedHeaders("", state), nil
+}
+
+// changedHeaders is the answer to a change of header rules.
+func changedHeaders(id policy.BoxID, s api.HeaderState) rest.Reply {
+	reply := viewHeaders(s)
+	reply.Change = change.OfHeaders(id, s)
+	return reply
 }
 
 func (v *headerEntryView) viewLogin(l *policy.Login) {

@@ -187,16 +187,17 @@ func TestHeaderRulesOfLimitedKeys(t *testing.T) {
 }
 
 // TestTheTrailHasEveryChangeOfHeaders: however the rules of a box or of all boxes are changed, the trail says for which hosts there are
-// rules now, and no value.
+// rules now, which were added, changed and removed, and no value.
 func TestTheTrailHasEveryChangeOfHeaders(t *testing.T) {
 	t.Parallel()
 	f := serve(t)
 	id := f.create(t, api.CreateRequest{})
 	for of, path := range map[string]string{id: "/v2/box/" + id + "/config/attach-headers", "": "/v2/box/settings/attach-headers"} {
 		for _, c := range []struct{ method, body, hosts string }{
-			{"PUT", `{"attach_headers":{"a.test":{"X":"sk-canary"}}}`, `["a.test"]`},
-			{"PATCH", `{"attach_headers":{"b.test":{"X":"sk-canary"}}}`, `["a.test","b.test"]`},
-			{"PATCH", `{"attach_headers":{"a.test":null}}`, `["b.test"]`},
+			{"PUT", `{"attach_headers":{"a.test":{"X":"sk-canary"}}}`, `["a.test"],"count":1,"changes":{"added":["a.test"]}`},
+			{"PATCH", `{"attach_headers":{"b.test":{"X":"sk-canary"}}}`, `["a.test","b.test"],"count":2,"changes":{"added":["b.test"]}`},
+			{"PATCH", `{"attach_headers":{"a.test":{"X":"sk-canary-2"}}}`, `["a.test","b.test"],"count":2,"changes":{"changed":["a.test"]}`},
+			{"PATCH", `{"attach_headers":{"a.test":null}}`, `["b.test"],"count":1,"changes":{"removed":["a.test"]}`},
 		} {
 			f.Expect(t, 200, c.method, path, c.body)
 			all := f.Changes()

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"boxgate/api"
+	"boxgate/api/change"
 	"boxgate/api/problem"
 	"boxgate/api/rest"
 	"boxgate/api/spec"
@@ -121,17 +122,13 @@ func (e *Endpoints) addLeases(w http.ResponseWriter, r *http.Request) (rest.Repl
 	if err != nil {
 		return rest.Reply{}, err
 	}
-	before, err := e.Host.Policy(r.Context(), box.ID)
-	if err != nil {
-		return rest.Reply{}, err
-	}
 	state, err := e.Host.AddLeases(r.Context(), box.ID, req, match)
 	if err != nil {
 		return rest.Reply{}, err
 	}
 	e.History.Log(box.ID, "info", "user", "%d temporary entries (%s) of the network policy for %v, version %d", len(req.Entries), body.Action, req.Lasts, state.Version)
 	reply := viewLeaseState(state, http.StatusCreated)
-	reply.Change = policyChanged(box.ID, before, state)
+	reply.Change = change.OfPolicy(box.ID, state)
 	return reply, nil
 }
 
@@ -151,10 +148,6 @@ func (e *Endpoints) endLeases(_ http.ResponseWriter, r *http.Request) (rest.Repl
 	if err != nil {
 		return rest.Reply{}, err
 	}
-	before, err := e.Host.Policy(r.Context(), box.ID)
-	if err != nil {
-		return rest.Reply{}, err
-	}
 	state, err := e.Host.EndLeases(r.Context(), box.ID, func(l api.LeaseEntry) bool {
 		return (q.Action == "" || q.Action == actionOf(l.Allow)) && (q.Entry == "" || q.Entry == l.Entry)
 	}, match)
@@ -163,7 +156,7 @@ func (e *Endpoints) endLeases(_ http.ResponseWriter, r *http.Request) (rest.Repl
 	}
 	e.History.Log(box.ID, "info", "user", "temporary entries of the network policy ended, version %d", state.Version)
 	reply := viewLeaseState(state, 0)
-	reply.Change = policyChanged(box.ID, before, state)
+	reply.Change = change.OfPolicy(box.ID, state)
 	return reply, nil
 }
 

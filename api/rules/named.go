@@ -6,6 +6,7 @@ import (
 	"regexp"
 
 	"boxgate/api"
+	"boxgate/api/change"
 	"boxgate/api/problem"
 	"boxgate/api/rest"
 	"boxgate/api/spec"
@@ -116,10 +117,6 @@ func (e *Endpoints) putNamed(w http.ResponseWriter, r *http.Request) (rest.Reply
 	case len(given.Headers) > 0:
 		return rest.Reply{}, problem.Invalid(transformsOf(data), "a named policy has no header rules; set them by PUT config/attach-headers of the boxes, or of settings")
 	}
-	before, _, err := e.namedOf(r)
-	if err != nil {
-		return rest.Reply{}, err
-	}
 	after, err := e.Host.SetNamedPolicy(r.Context(), name, given.Spec, match)
 	if err != nil {
 		return rest.Reply{}, err
@@ -127,7 +124,7 @@ func (e *Endpoints) putNamed(w http.ResponseWriter, r *http.Request) (rest.Reply
 	for _, b := range after.Boxes {
 		e.History.Log(b.ID, "info", "user", "the named policy %q, which the box follows, set to %s, version %d", name, after.Spec.Mode, after.Version)
 	}
-	return rest.Reply{Body: viewNamed(r, after), Version: after.Version, Change: namedChanged(before, after)}, nil
+	return rest.Reply{Body: viewNamed(r, after), Version: after.Version, Change: change.OfNamed(after)}, nil
 }
 
 func (e *Endpoints) deleteNamed(_ http.ResponseWriter, r *http.Request) (rest.Reply, error) {
@@ -136,8 +133,9 @@ func (e *Endpoints) deleteNamed(_ http.ResponseWriter, r *http.Request) (rest.Re
 		return rest.Reply{}, err
 	}
 	name := r.PathValue("name")
-	if err := e.Host.DeleteNamedPolicy(r.Context(), name, match); err != nil {
+	was, err := e.Host.DeleteNamedPolicy(r.Context(), name, match)
+	if err != nil {
 		return rest.Reply{}, err
 	}
-	return rest.Reply{Body: rest.OK{OK: true}, Change: &rest.Change{What: map[string]any{"named_policy": map[string]any{"name": name, "deleted": true}}}}, nil
+	return rest.Reply{Body: rest.OK{OK: true}, Change: change.OfNamedDeleted(was)}, nil
 }

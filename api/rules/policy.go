@@ -6,6 +6,7 @@ import (
 	"net/http"
 
 	"boxgate/api"
+	"boxgate/api/change"
 	"boxgate/api/problem"
 	"boxgate/api/rest"
 	"boxgate/api/spec"
@@ -68,10 +69,6 @@ func (e *Endpoints) putPolicy(w http.ResponseWriter, r *http.Request) (rest.Repl
 	if len(given.Headers) > 0 {
 		return rest.Reply{}, problem.Invalid(transformsOf(data), "on a running box, transforms are set by PUT config/attach-headers; leave them out here")
 	}
-	before, err := e.Host.Policy(r.Context(), box.ID)
-	if err != nil {
-		return rest.Reply{}, err
-	}
 	state, err := e.Host.SetPolicy(r.Context(), box.ID, set, match)
 	if err != nil {
 		return rest.Reply{}, err
@@ -82,7 +79,7 @@ func (e *Endpoints) putPolicy(w http.ResponseWriter, r *http.Request) (rest.Repl
 	}
 	e.History.Log(box.ID, "info", "user", "network policy set to %s, version %d", what, state.Version)
 	reply := viewPolicy(state)
-	reply.Change = policyChanged(box.ID, before, state)
+	reply.Change = change.OfPolicy(box.ID, state)
 	return reply, nil
 }
 

@@ -25,8 +25,8 @@ type Host interface {
 	// SetNamedPolicy makes a named policy, or replaces it for all boxes that follow it: in force for each of them when it
 	// returns, or after an error for none. ifMatch is as in SetPolicy; the version of one that does not exist is 0.
 	SetNamedPolicy(ctx context.Context, name string, spec policy.Spec, ifMatch *uint64) (api.NamedPolicy, error)
-	// DeleteNamedPolicy deletes a named policy. If boxes follow it, the error is an ErrConflict that names them.
-	DeleteNamedPolicy(ctx context.Context, name string, ifMatch *uint64) error
+	// DeleteNamedPolicy deletes a named policy and returns it. If boxes follow it, the error is an ErrConflict that names them.
+	DeleteNamedPolicy(ctx context.Context, name string, ifMatch *uint64) (api.NamedPolicy, error)
 }
 
 // Endpoints serves the rules of a box: its policy, and the headers set for it.

@@ -53,7 +53,7 @@ func (e *Endpoints) add(w http.ResponseWriter, r *http.Request) (rest.Reply, err
 		return rest.Reply{}, err
 	}
 	e.History.Log(box.ID, "info", "user", "schedule %s added: %s", made.ID, made.Cron)
-	return rest.Reply{Status: http.StatusCreated, Body: viewSchedule(made)}, nil
+	return rest.Reply{Status: http.StatusCreated, Body: viewSchedule(made), Change: changed(box, made.ID, "made")}, nil
 }
 
 func (e *Endpoints) list(_ http.ResponseWriter, r *http.Request) (rest.Reply, error) {
@@ -122,7 +122,12 @@ func (e *Endpoints) edit(r *http.Request, what string, change func(context.Conte
 		return rest.Reply{}, err
 	}
 	e.History.Log(box.ID, "info", "user", "schedule %s %s", s.ID, what)
-	return rest.Reply{Body: viewSchedule(s)}, nil
+	return rest.Reply{Body: viewSchedule(s), Change: changed(box, s.ID, what)}, nil
+}
+
+// changed describes a change of a schedule for the audit trail, without its command, which may contain secrets.
+func changed(box api.Box, id, how string) *rest.Change {
+	return &rest.Change{Box: box.ID, What: map[string]any{"schedule_" + how: id}}
 }
 
 func (e *Endpoints) delete(_ http.ResponseWriter, r *http.Request) (rest.Reply, error) {
@@ -135,5 +140,7 @@ func (e *Endpoints) delete(_ http.ResponseWriter, r *http.Request) (rest.Reply, 
 		return rest.Reply{}, err
 	}
 	e.History.Log(box.ID, "info", "user", "schedule %s deleted", id)
-	return rest.Done(), nil
+	reply := rest.Done()
+	reply.Change = changed(box, id, "deleted")
+	return reply, nil
 }

@@ -68,7 +68,7 @@ var mayCall = map[api.Role]func(rt rest.Route) bool{
 		return strings.HasPrefix(rt.Path, "/v2/box/{id}") && rt.ID != "reattachBox" && rt.ID != "detachBox" && rt.ID != "setSource"
 	},
 	api.RoleCreator: func(rt rest.Route) bool {
-		return slices.Contains([]string{"createBox", "createBoxFromSnapshot", "listNamedPolicies", "getNamedPolicy"}, rt.ID)
+		return slices.Contains([]string{"createBox", "createBoxFromSnapshot", "listSnapshots", "deleteSnapshots", "listNamedPolicies", "getNamedPolicy"}, rt.ID)
 	},
 	"":      func(rest.Route) bool { return false },
 	"owner": func(rest.Route) bool { return false },
@@ -286,6 +286,48 @@ func TestSnapshotsOfOthersMakeNoBox(t *testing.T) {
 	}
 	if got := from("own"); got.StatusCode != http.StatusCreated {
 		t.Error(got.Status, got.Text)
+	}
+}
+
+// TestSnapshotsOutliveTheirBox: the key that has created a box lists, uses and deletes its snapshots when the box is gone, also when
+// another has a name that is its ID. No other key that creates boxes does.
+func TestSnapshotsOutliveTheirBox(t *testing.T) {
+	t.Parallel()
+	f := serve(t)
+	ci, other := apitest.With(f.key(t, `{"name":"ci","role":"box-creator"}`)), apitest.With(f.key(t, `{"name":"other","role":"box-creator"}`))
+	box, _ := f.Call(t, "POST", "/v2/box", `{"name":"own"}`, ci).JSON(t)["id"].(string)
+	var ids []string
+	for range 3 {
+		id, _ := f.Call(t, "POST", "/v2/box/"+box+"/snapshots", `{}`, ci).JSON(t)["id"].(string)
+		ids = append(ids, id)
+	}
+	f.Call(t, "DELETE", "/v2/box/"+box, "", ci)
+	f.Call(t, "POST", "/v2/box", `{"name":"`+box+`"}`, other)
+	one, all := "/v2/box/"+box+"/snapshots", "/v2/box/snapshots"
+	for _, c := range []struct {
+		key                func(*http.Request)
+		method, path, body string
+		status             int
+		has                string
+	}{
+		{other, "GET", one, "", 200, `"snapshots":[]`}, // of its own box, which has that name
+		{other, "GET", all, "", 200, `"snapshots":[]`},
+		{other, "DELETE", one + "/" + ids[0], "", 404, ""},
+		{other, "DELETE", all, `{"ids":["` + ids[0] + `"]}`, 404, ""},
+		{other, "DELETE", all, `{}`, 200, `"deleted":0`},
+		{other, "POST", "/v2/box/from-snapshot", `{"snapshot_id":"` + ids[0] + `"}`, 404, ""},
+		{ci, "GET", one, "", 200, ids[2]},
+		{ci, "GET", all, "", 200, ids[2]},
+		{ci, "POST", "/v2/box/from-snapshot", `{"snapshot_id":"` + ids[0] + `"}`, 201, ""},
+		{ci, "DELETE", one + "/" + ids[0], "", 200, `"deleted":1`},
+		{ci, "DELETE", one + "/" + ids[0], "", 404, ""},
+		{ci, "DELETE", all, `{"ids":["` + ids[1] + `"]}`, 200, `"deleted":1`},
+		{ci, "DELETE", all, `{}`, 200, `"deleted":1`},
+		{ci, "GET", one, "", 404, ""},
+	} {
+		if got := f.Call(t, c.method, c.path, c.body, c.key); got.StatusCode != c.status || !strings.Contains(got.Text, c.has) {
+			t.Errorf("%s %s %s: %s %s, want %d and %s", c.method, c.path, c.body, got.Status, got.Text, c.status, c.has)
+		}
 	}
 }
 

@@ -21,6 +21,8 @@ import (
 type Trail interface {
 	// Append returns the number of an entry once it is on the disk.
 	Append(e trail.Entry) (uint64, error)
+	// AppendAll appends entries, and returns the number of the first once all are on the disk.
+	AppendAll(list []trail.Entry) (uint64, error)
 }
 
 // permitted serves a route to the keys that may call it, and writes what it changes to the audit trail: the call before it is
@@ -58,16 +60,29 @@ func (a *API) permitted(rt rest.Route) http.Handler {
 // noteAnswer writes how a call ended.
 func (a *API) noteAnswer(e trail.Entry, call uint64, status int, change *rest.Change) error {
 	e.Kind, e.Call, e.Status, e.Time = trail.Answer, call, status, time.Time{}
-	if change != nil {
-		if change.Box != "" {
-			e.Box = change.Box
-		}
-		if data, err := json.Marshal(change.What); err == nil && change.What != nil {
-			e.Change = trail.Change{RawMessage: data}
-		}
+	if change == nil {
+		_, err := a.Trail.Append(e)
+		return err
 	}
-	_, err := a.Trail.Append(e)
+	list := []trail.Entry{changed(e, *change)}
+	e.Kind, e.Status, e.Box = trail.Policy, 0, ""
+	for _, c := range change.Also {
+		list = append(list, changed(e, c))
+	}
+	_, err := a.Trail.AppendAll(list)
 	return err
+}
+
+// changed adds a change to an entry.
+func changed(e trail.Entry, c rest.Change) trail.Entry {
+	e.PolicyVersion = c.PolicyVersion
+	if c.Box != "" {
+		e.Box = c.Box
+	}
+	if data, err := json.Marshal(c.What); err == nil && c.What != nil {
+		e.Change = trail.Change{RawMessage: data}
+	}
+	return e
 }
 
 // entryOf is what the trail says of whom a request is from, and to what. It does not have the path or the query, in which callers

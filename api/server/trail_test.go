@@ -121,6 +121,19 @@ func (n *noTrail) Append(e trail.Entry) (uint64, error) {
 	return uint64(len(n.seen)), nil
 }
 
+func (n *noTrail) AppendAll(list []trail.Entry) (first uint64, err error) {
+	for _, e := range list {
+		seq, err := n.Append(e)
+		if err != nil {
+			return 0, err
+		}
+		if first == 0 {
+			first = seq
+		}
+	}
+	return first, nil
+}
+
 // TestNothingChangesWithoutTheTrail: a call that cannot be written is refused before it is carried out, by every endpoint that
 // changes something; what is only read goes on. If it is the outcome that cannot be written, success is not answered.
 func TestNothingChangesWithoutTheTrail(t *testing.T) {
@@ -302,7 +315,8 @@ func TestWhereRequestsComeFrom(t *testing.T) {
 	}
 }
 
-// TestNamedPolicyInTheTrail: the audit trail has what changed of a named policy, and for how many boxes.
+// TestNamedPolicyInTheTrail: the audit trail has what changed of a named policy, for how many boxes,
+// and for each of them the version that its own policy has with that.
 func TestNamedPolicyInTheTrail(t *testing.T) {
 	t.Parallel()
 	const namedWeb = "/v2/box/settings/network-policies/web"
@@ -312,7 +326,16 @@ func TestNamedPolicyInTheTrail(t *testing.T) {
 	f.Call(t, "PUT", namedWeb, `{"mode":"custom","allowed_domains":["a.example"]}`)
 	f.Call(t, "PUT", "/v2/box/"+id+"/config/network-policy", `{"mode":"deny-all"}`)
 	f.Call(t, "DELETE", namedWeb, "")
-	_, text := entries(t, dir)
+	all, text := entries(t, dir)
+	has := false
+	for _, e := range all {
+		change := string(e.Change.RawMessage)
+		has = has || e.Kind == trail.Policy && string(e.Box) == id && e.PolicyVersion == 2 && e.Key == "operator" && e.Status == 0 && all[e.Call-1].Kind == trail.Call &&
+			strings.Contains(change, `"name":"web","version":2`) && strings.Contains(change, `"added":["a.example"]`)
+	}
+	if !has {
+		t.Errorf("nothing says what the change has made of the policy of the box:\n%s", text)
+	}
 	for _, part := range []string{`"named_policy":"web"`, `"boxes":1,"name":"web","policy":{"version":2,"mode":["deny-all","custom"],"allowed_domains":{"added":["a.example"]}`, `"named":["web",""]`, `"deleted":true,"name":"web"`} {
 		if !strings.Contains(text, part) {
 			t.Errorf("%s is not in\n%s", part, text)

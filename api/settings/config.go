@@ -79,7 +79,7 @@ func (e *Endpoints) addLabel(w http.ResponseWriter, r *http.Request) (rest.Reply
 		return rest.Reply{}, err
 	}
 	e.History.Log(box.ID, "info", "user", "label %s added", body.Label)
-	return rest.Reply{Body: labelsView{"Label added", box.Labels}}, nil
+	return rest.Reply{Body: labelsView{"Label added", box.Labels}, Change: changed(box, "label_added", body.Label)}, nil
 }
 
 func (e *Endpoints) removeLabel(_ http.ResponseWriter, r *http.Request) (rest.Reply, error) {
@@ -91,7 +91,7 @@ func (e *Endpoints) removeLabel(_ http.ResponseWriter, r *http.Request) (rest.Re
 		return rest.Reply{}, err
 	}
 	e.History.Log(box.ID, "info", "user", "label %s removed", label)
-	return rest.Reply{Body: labelsView{"Label removed", emptied(box.Labels)}}, nil
+	return rest.Reply{Body: labelsView{"Label removed", emptied(box.Labels)}, Change: changed(box, "label_removed", label)}, nil
 }
 
 func (e *Endpoints) putModel(w http.ResponseWriter, r *http.Request) (rest.Reply, error) {
@@ -115,7 +115,7 @@ func (e *Endpoints) putModel(w http.ResponseWriter, r *http.Request) (rest.Reply
 		return rest.Reply{}, err
 	}
 	e.History.Log(box.ID, "info", "user", "model %s configured", body.Model)
-	return rest.Reply{Body: modelView{"Model updated", body.Model}}, nil
+	return rest.Reply{Body: modelView{"Model updated", body.Model}, Change: changed(box, "model", body.Model)}, nil
 }
 
 func (e *Endpoints) putRunner(w http.ResponseWriter, r *http.Request) (rest.Reply, error) {
@@ -170,7 +170,7 @@ func (e *Endpoints) addSkill(w http.ResponseWriter, r *http.Request) (rest.Reply
 		return rest.Reply{}, err
 	}
 	e.History.Log(box.ID, "info", "user", "skill %s added", body.SkillID)
-	return rest.Reply{Body: skillsView{"Skill added", box.Hosted.Skills}}, nil
+	return rest.Reply{Body: skillsView{"Skill added", box.Hosted.Skills}, Change: changed(box, "skill_added", body.SkillID)}, nil
 }
 
 func (e *Endpoints) removeSkill(_ http.ResponseWriter, r *http.Request) (rest.Reply, error) {
@@ -185,7 +185,12 @@ func (e *Endpoints) removeSkill(_ http.ResponseWriter, r *http.Request) (rest.Re
 		return rest.Reply{}, err
 	}
 	e.History.Log(box.ID, "info", "user", "skill %s removed", skill)
-	return rest.Reply{Body: skillsView{"Skill removed", emptied(box.Hosted.Skills)}}, nil
+	return rest.Reply{Body: skillsView{"Skill removed", emptied(box.Hosted.Skills)}, Change: changed(box, "skill_removed", skill)}, nil
+}
+
+// changed describes a change for the audit trail.
+func changed(box api.Box, what, name string) *rest.Change {
+	return &rest.Change{Box: box.ID, What: map[string]any{what: name}}
 }
 
 // remove removes one word of a list, or returns [api.ErrNotFound].

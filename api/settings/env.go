@@ -5,6 +5,7 @@ import (
 	"net/http"
 	"slices"
 
+	"boxgate/api/change"
 	"boxgate/api/problem"
 	"boxgate/api/rest"
 	"boxgate/api/spec"
@@ -58,11 +59,16 @@ func (e *Endpoints) putEnv(w http.ResponseWriter, r *http.Request) (rest.Reply, 
 	if err := p.Err(); err != nil {
 		return rest.Reply{}, err
 	}
+	was, err := e.Host.Environment(r.Context())
+	if err != nil {
+		return rest.Reply{}, err
+	}
 	if err := e.Host.SetEnvironment(r.Context(), vars); err != nil {
 		return rest.Reply{}, err
 	}
-	names := map[string]any{"environment": slices.Sorted(maps.Keys(vars))}
-	return rest.Reply{Body: viewEnv(vars), Change: &rest.Change{What: names}}, nil
+	names := slices.Sorted(maps.Keys(vars))
+	what := map[string]any{"environment": names, "names": change.Names(slices.Sorted(maps.Keys(was)), names)}
+	return rest.Reply{Body: viewEnv(vars), Change: &rest.Change{What: what}}, nil
 }
 
 func (e *Endpoints) putVariable(w http.ResponseWriter, r *http.Request) (rest.Reply, error) {
@@ -84,12 +90,13 @@ func (e *Endpoints) putVariable(w http.ResponseWriter, r *http.Request) (rest.Re
 	if err := e.Host.SetVariable(r.Context(), name, policy.NewSecret(*body.Value)); err != nil {
 		return rest.Reply{}, err
 	}
-	return rest.Done(), nil
+	return rest.DoneWith("", map[string]any{"variable_set": name}), nil
 }
 
 func (e *Endpoints) deleteVariable(_ http.ResponseWriter, r *http.Request) (rest.Reply, error) {
-	if err := e.Host.DeleteVariable(r.Context(), r.PathValue("key")); err != nil {
+	name := r.PathValue("key")
+	if err := e.Host.DeleteVariable(r.Context(), name); err != nil {
 		return rest.Reply{}, err
 	}
-	return rest.Done(), nil
+	return rest.DoneWith("", map[string]any{"variable_removed": name}), nil
 }

@@ -2,7 +2,6 @@ package snapshots
 
 import (
 	"context"
-	"errors"
 	"net/http"
 	"reflect"
 	"slices"
@@ -42,8 +41,8 @@ func (e *Endpoints) Routes() []rest.Route {
 		{Method: "POST", Path: "/v2/box/{id}/snapshots", ID: "takeSnapshot", Summary: "Take a snapshot of a running or paused box; it is being taken while its status is creating", Status: 201, Request: reflect.TypeFor[snapshotBody](), Example: `{"name":"after setup"}`, Response: reflect.TypeFor[snapshotView](), Handle: e.take},
 		{Method: "GET", Path: "/v2/box/{id}/snapshots", ID: "listBoxSnapshots", Summary: "The snapshots of a box, by its ID also when it was deleted", Response: reflect.TypeFor[snapshotsView](), Handle: e.listOfBox},
 		{Method: "DELETE", Path: "/v2/box/{id}/snapshots/{snapshot}", ID: "deleteSnapshot", Summary: "Delete a snapshot of a box; boxes made from it stay", Response: reflect.TypeFor[snapshotsDeletedView](), Handle: e.deleteOne},
-		{Method: "GET", Path: "/v2/box/snapshots", ID: "listSnapshots", Summary: "All snapshots", Response: reflect.TypeFor[snapshotsView](), Handle: e.list},
-		{Method: "DELETE", Path: "/v2/box/snapshots", ID: "deleteSnapshots", Summary: "Delete the snapshots that ids names, or all without ids; if one is unknown, none is deleted", Request: reflect.TypeFor[deleteSnapshotsBody](), Example: `{"ids":["snap_0123456789abcdef"]}`, Response: reflect.TypeFor[snapshotsDeletedView](), Handle: e.deleteMany},
+		{Method: "GET", Path: "/v2/box/snapshots", ID: "listSnapshots", Summary: "All snapshots that the key sees", Response: reflect.TypeFor[snapshotsView](), Handle: e.list},
+		{Method: "DELETE", Path: "/v2/box/snapshots", ID: "deleteSnapshots", Summary: "Delete the snapshots that ids names, or without ids all that the key sees; if one is unknown, none is deleted", Request: reflect.TypeFor[deleteSnapshotsBody](), Example: `{"ids":["snap_0123456789abcdef"]}`, Response: reflect.TypeFor[snapshotsDeletedView](), Handle: e.deleteMany},
 	}
 }
 
@@ -101,24 +100,45 @@ func (e *Endpoints) take(w http.ResponseWriter, r *http.Request) (rest.Reply, er
 		return rest.Reply{}, err
 	}
 	e.History.Log(box.ID, "info", "system", "snapshot %s: %s", s.ID, s.Status)
-	return rest.Reply{Status: http.StatusCreated, Body: view(s)}, nil
+	return rest.Reply{Status: http.StatusCreated, Body: view(s), Change: &rest.Change{Box: box.ID, What: map[string]any{"snapshot_taken": s.ID}}}, nil
 }
 
 func (e *Endpoints) list(_ http.ResponseWriter, r *http.Request) (rest.Reply, error) {
-	return e.listed(e.Host.Snapshots(r.Context(), ""))
+	return e.listed(e.seen(r, ""))
+}
+
+// seen returns the snapshots of a box, or all for "", that the key of a request sees.
+func (e *Endpoints) seen(r *http.Request, box policy.BoxID) ([]api.Snapshot, error) {
+	list, err := e.Host.Snapshots(r.Context(), box)
+	caller := api.CallerOf(r.Context())
+	return slices.DeleteFunc(list, func(s api.Snapshot) bool { return !caller.SeesSnapshot(s) }), err
 }
 
 // listOfBox also finds the snapshots of a box that was deleted.
 func (e *Endpoints) listOfBox(_ http.ResponseWriter, r *http.Request) (rest.Reply, error) {
-	id, err := e.box(r)
-	if err == nil {
-		return e.listed(e.Host.Snapshots(r.Context(), id))
+	list, _, err := e.ofBox(r)
+	return e.listed(list, err)
+}
+
+// ofBox returns the box in the path and its snapshots. A box that was deleted has its ID alone, and is an error if the key sees no
+// snapshot of it.
+func (e *Endpoints) ofBox(r *http.Request) ([]api.Snapshot, policy.BoxID, error) {
+	box, err := rest.Box(r, e.Host)
+	if err == nil && !api.CallerOf(r.Context()).Sees(box) { // it has the ID of a deleted one for a name
+		err = api.Errorf(api.ErrNotFound, "no box has the ID or name %q", problem.Clip(r.PathValue("id")))
 	}
-	list, lerr := e.Host.Snapshots(r.Context(), policy.BoxID(r.PathValue("id")))
-	if lerr != nil || len(list) == 0 {
-		return rest.Reply{}, errors.Join(err, lerr)
+	id := box.ID
+	if err != nil {
+		id = policy.BoxID(r.PathValue("id"))
 	}
-	return e.listed(list, nil)
+	list, lerr := e.seen(r, id)
+	if lerr != nil {
+		return nil, id, lerr
+	}
+	if id == "" || len(list) == 0 && err != nil {
+		return nil, id, err
+	}
+	return list, id, nil
 }
 
 func (e *Endpoints) listed(list []api.Snapshot, err error) (rest.Reply, error) {
@@ -129,29 +149,20 @@ func (e *Endpoints) listed(list []api.Snapshot, err error) (rest.Reply, error) {
 	return rest.Reply{Body: snapshotsView{views}}, err
 }
 
-// box returns the ID of the box in the path.
-func (e *Endpoints) box(r *http.Request) (policy.BoxID, error) {
-	box, err := rest.Box(r, e.Host)
-	return box.ID, err
-}
-
 func (e *Endpoints) deleteOne(_ http.ResponseWriter, r *http.Request) (rest.Reply, error) {
-	id, err := e.box(r)
-	if err != nil { // the box may be gone; its snapshots have its ID
-		id = policy.BoxID(r.PathValue("id"))
-	}
-	list, lerr := e.Host.Snapshots(r.Context(), id)
-	if lerr != nil {
-		return rest.Reply{}, lerr
-	}
-	snapshot := r.PathValue("snapshot")
-	if id == "" || !slices.ContainsFunc(list, func(s api.Snapshot) bool { return s.ID == snapshot }) {
-		if err == nil || len(list) > 0 {
-			err = api.Errorf(api.ErrNotFound, "the box has no snapshot %q", problem.Clip(snapshot))
-		}
+	list, box, err := e.ofBox(r)
+	if err != nil {
 		return rest.Reply{}, err
 	}
-	return e.delete(r, []string{snapshot})
+	snapshot := r.PathValue("snapshot")
+	if !slices.ContainsFunc(list, func(s api.Snapshot) bool { return s.ID == snapshot }) {
+		return rest.Reply{}, api.Errorf(api.ErrNotFound, "the box has no snapshot %q", problem.Clip(snapshot))
+	}
+	reply, err := e.delete(r, []string{snapshot})
+	if err == nil {
+		reply.Change.Box = box
+	}
+	return reply, err
 }
 
 func (e *Endpoints) deleteMany(w http.ResponseWriter, r *http.Request) (rest.Reply, error) {
@@ -159,7 +170,7 @@ func (e *Endpoints) deleteMany(w http.ResponseWriter, r *http.Request) (rest.Rep
 	if err := e.Bodies.Decode(w, r, &body); err != nil {
 		return rest.Reply{}, err
 	}
-	list, err := e.Host.Snapshots(r.Context(), "")
+	list, err := e.seen(r, "")
 	if err != nil {
 		return rest.Reply{}, err
 	}
@@ -190,5 +201,5 @@ func (e *Endpoints) delete(r *http.Request, ids []string) (rest.Reply, error) {
 	if err := e.Host.DeleteSnapshots(r.Context(), ids); err != nil {
 		return rest.Reply{}, err
 	}
-	return rest.Reply{Body: snapshotsDeletedView{len(ids)}}, nil
+	return rest.Reply{Body: snapshotsDeletedView{len(ids)}, Change: &rest.Change{What: map[string]any{"snapshots_deleted": ids}}}, nil
 }

@@ -32,10 +32,11 @@ type Endpoints struct {
 
 // query selects entries.
 type query struct {
-	Since  string `json:"since,omitempty" doc:"a time, Unix seconds, or a duration back from now" example:"24h"`
-	Key    string `json:"key,omitempty" doc:"only calls with this API key, by its ID or name"`
-	Box    string `json:"box,omitempty" doc:"only calls about this box: its ID, or the name of one that exists"`
-	Follow bool   `json:"follow,omitempty" doc:"go on with the entries that come"`
+	Since         string `json:"since,omitempty" doc:"a time, Unix seconds, or a duration back from now" example:"24h"`
+	Key           string `json:"key,omitempty" doc:"only calls with this API key, by its ID or name"`
+	Box           string `json:"box,omitempty" doc:"only calls about this box: its ID, or the name of one that exists"`
+	PolicyVersion int64  `json:"policy_version,omitempty" doc:"with box: only what has given it this version of its policy, as decisions name it"`
+	Follow        bool   `json:"follow,omitempty" doc:"go on with the entries that come"`
 }
 
 // Routes lists the endpoints.
@@ -59,7 +60,10 @@ func (e *Endpoints) list(w http.ResponseWriter, r *http.Request) (rest.Reply, er
 	if err := rest.Query(r, &q); err != nil {
 		return rest.Reply{}, err
 	}
-	f := trail.Filter{Key: q.Key, Box: policy.BoxID(q.Box)}
+	if q.PolicyVersion != 0 && q.Box == "" {
+		return rest.Reply{}, problem.Refuse(http.StatusUnprocessableEntity, `query parameter "policy_version" needs "box": each box counts its own`)
+	}
+	f := trail.Filter{Key: q.Key, Box: policy.BoxID(q.Box), PolicyVersion: uint64(max(q.PolicyVersion, 0))}
 	if q.Box != "" {
 		if box, err := e.Host.Box(r.Context(), q.Box); err == nil {
 			f.Box = box.ID

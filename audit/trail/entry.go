@@ -23,6 +23,7 @@ const (
 	Refused Kind = "refused" // a call that was not carried out
 	Start   Kind = "start"   // the gateway has opened the trail
 	Removed Kind = "removed" // entries before First are removed, because the trail has reached its size or age
+	Policy  Kind = "policy"  // the policy of a box has changed with a named one, by the call that is named, or because temporary entries have ended
 	Kept    Kind = "kept"    // Original was in a file that is removed, and is of a key with no more of the trail than its share
 )
 
@@ -37,9 +38,9 @@ func (Change) FreeForm() {}
 type Entry struct {
 	Seq    uint64       `json:"seq"`
 	Time   time.Time    `json:"time"`
-	Kind   Kind         `json:"kind" enum:"call answer refused start removed kept"`
-	Call   uint64       `json:"call,omitempty" doc:"of an answer: the seq of the call"`
-	KeyID  string       `json:"key_id,omitempty" doc:"ID of the API key; absent: there was no valid one"`
+	Kind   Kind         `json:"kind" enum:"call answer policy refused start removed kept"`
+	Call   uint64       `json:"call,omitempty" doc:"of an answer, and of policy: the seq of the call"`
+	KeyID  string       `json:"key_id,omitempty" doc:"ID of the API key; absent: there was no valid one. Of temporary entries that have ended: of the key that gave them"`
 	Key    string       `json:"key,omitempty" doc:"its name"`
 	Role   string       `json:"role,omitempty"`
 	Remote string       `json:"remote,omitempty" doc:"address of the caller, or unix"`
@@ -48,7 +49,8 @@ type Entry struct {
 	Box    policy.BoxID `json:"box,omitempty"`
 	Status int          `json:"status,omitempty" doc:"of the answer; 499: the caller was gone before it"`
 
-	Change Change `json:"change,omitzero" doc:"what changed, without values that are secret"`
+	PolicyVersion uint64 `json:"policy_version,omitempty" doc:"that the policy of the box has with the change, as decisions name it"`
+	Change        Change `json:"change,omitzero" doc:"what changed, without values that are secret"`
 	// Suppressed counts refusals of the same key that were not written before this one.
 	Suppressed uint64 `json:"suppressed,omitempty" doc:"refused calls of the same key that were left out before this one"`
 	First      uint64 `json:"first,omitempty" doc:"of removed: the first entry that is kept"`

@@ -13,13 +13,16 @@ type Filter struct {
 	Since time.Time    // entries at or after it; zero: no limit
 	Key   string       // ID or name of the API key; "" for every one
 	Box   policy.BoxID // "" for every one
+	// PolicyVersion selects the entry of the change that gave the box this version of its policy. 0: any.
+	PolicyVersion uint64
 }
 
 func (f Filter) matches(e Entry) bool {
 	if e.Kind == Kept {
 		e = e.Origin()
 	}
-	return !e.Time.Before(f.Since) && (f.Key == "" || f.Key == e.KeyID || f.Key == e.Key) && (f.Box == "" || f.Box == e.Box)
+	return !e.Time.Before(f.Since) && (f.Key == "" || f.Key == e.KeyID || f.Key == e.Key) && (f.Box == "" || f.Box == e.Box) &&
+		(f.PolicyVersion == 0 || f.PolicyVersion == e.PolicyVersion)
 }
 
 // Read calls do with the lines of the entries that the filter selects, oldest first; with follow it goes on with those that are

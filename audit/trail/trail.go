@@ -98,6 +98,23 @@ func (t *Trail) Append(e Entry) (uint64, error) {
 	return seq, t.sync(seq)
 }
 
+// AppendAll appends entries as Append does, and makes them durable together. It returns the number of the first.
+func (t *Trail) AppendAll(list []Entry) (first uint64, err error) {
+	if len(list) == 0 {
+		return 0, nil
+	}
+	var last uint64
+	for _, e := range list {
+		if last, err = t.write(e); err != nil || last == 0 {
+			return 0, err // or Release has answered the call
+		}
+		if first == 0 {
+			first = last
+		}
+	}
+	return first, t.sync(last)
+}
+
 func (t *Trail) write(e Entry) (uint64, error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()

@@ -357,7 +357,7 @@ func TestReleaseAnswersWhatGoesOn(t *testing.T) {
 	dir := t.TempDir()
 	tr := open1(t, dir, Options{})
 	var calls []uint64
-	for _, route := range []string{"done", "going on"} {
+	for _, route := range []string{"done", "going on", "going on, for several boxes"} {
 		seq, err := tr.Append(Entry{Kind: Call, KeyID: "key_1", Route: route, Box: "b"})
 		if err != nil {
 			t.Fatal(err)
@@ -374,6 +374,9 @@ func TestReleaseAnswersWhatGoesOn(t *testing.T) {
 	if _, err := tr.Append(Entry{Kind: Answer, Call: calls[1], Status: 200}); err != nil {
 		t.Errorf("how it ended: %v", err)
 	}
+	if _, err := tr.AppendAll([]Entry{{Kind: Answer, Call: calls[2], Status: 200}, {Kind: Policy, Call: calls[2], Box: "c"}}); err != nil {
+		t.Errorf("how one with consequences for other boxes ended: %v", err)
+	}
 	for _, e := range []Entry{{Kind: Answer, Call: calls[1]}, {Kind: Answer, Call: 99}, {Kind: Call}, {Kind: Refused}} {
 		if _, err := tr.Append(e); err == nil {
 			t.Errorf("%+v was written by a process that has the trail no more", e)
@@ -388,7 +391,7 @@ func TestReleaseAnswersWhatGoesOn(t *testing.T) {
 	}); err != nil {
 		t.Fatal(err)
 	}
-	if len(answers) != 2 || answers[1].Call != calls[1] || answers[1].Note != noteReplaced || answers[1].Status != 0 || answers[1].KeyID != "key_1" || answers[1].Box != "b" {
+	if len(answers) != 3 || answers[1].Call != calls[1] || answers[1].Note != noteReplaced || answers[1].Status != 0 || answers[1].KeyID != "key_1" || answers[1].Box != "b" {
 		t.Errorf("%+v", answers)
 	}
 	if r, err := Verify(dir, next.Head()); err != nil || len(r.Problems) > 0 {

@@ -64,8 +64,12 @@ func New(log *zap.Logger, db *store.DB, boxes Boxes, contained func(func() error
 	return &Shelf{log: log, store: db, boxes: boxes, contained: contained, turns: turns{free: atOnce}, ctx: ctx, stop: stop, underWay: map[string]*taking{}}
 }
 
-// Recover ends what an earlier run has left: snapshots that were being taken failed, and layers that nobody needs go.
+// Recover ends what an earlier run has left: snapshots that were being taken failed, and layers that nobody needs go. Snapshots of
+// an older version get the owner of their box, as long as that exists.
 func (s *Shelf) Recover() error {
+	if err := s.store.OwnSnapshots(); err != nil {
+		return err
+	}
 	list, err := s.store.Snapshots()
 	if err != nil {
 		return err

@@ -82,7 +82,8 @@ api: policy audit
 api/access: policy api api/problem
 api/apitest: policy audit api api/access api/files api/problem api/rest api/schedules api/strict
 api/capture: policy api
-api/boxes: policy api api/access api/history api/problem api/rest api/spec api/strict
+api/change: policy api api/rest
+api/boxes: policy api api/access api/change api/history api/problem api/rest api/spec api/strict
 api/egress: policy audit api api/apitest api/problem api/rest api/stream api/strict
 api/exec: policy audit api api/capture api/history api/problem api/rest api/spec api/stream api/strict
 api/files: policy api api/capture api/problem api/rest api/strict
@@ -95,12 +96,12 @@ api/lifecycle: policy api api/history api/problem api/rest api/spec api/strict
 api/openapi: api/problem api/rest api/strict
 api/problem: policy api
 api/rest: policy api api/problem api/strict
-api/rules: policy api api/access api/apitest api/history api/problem api/rest api/spec api/strict
+api/rules: policy api api/access api/apitest api/change api/history api/problem api/rest api/spec api/strict
 api/server: policy audit api api/access api/apitest api/boxes api/capture api/egress api/exec api/files api/gateway api/git api/harness api/history api/keys api/lifecycle api/openapi api/problem api/rest api/rules api/schedules api/session api/session/client api/settings api/snapshots api/stream api/strict api/trail api/urls
 api/schedules: policy api api/apitest api/history api/problem api/rest api/spec api/strict
 api/session: policy api api/history api/problem api/rest api/strict
 api/session/client: api
-api/settings: policy api api/apitest api/history api/problem api/rest api/spec api/strict
+api/settings: policy api api/apitest api/change api/history api/problem api/rest api/spec api/strict
 api/snapshots: policy api api/history api/problem api/rest api/strict
 api/spec: policy api api/problem
 api/stream:
@@ -155,7 +156,7 @@ host/follow: policy api host/foreign
 host/foreign: policy api
 host/vigil: policy host/foreign
 host/reach: policy launcher/namespace
-host: policy audit config host/nslock preflight firewall dns proxy certs ingress launcher launcher/boxfs launcher/boxfs/worker api api/files api/history api/problem api/schedules api/server store secrets secrets/identity selftest internal/acceptor internal/fault internal/memory internal/buildinfo internal/socket
+host: policy audit config host/nslock preflight firewall dns proxy certs ingress launcher launcher/boxfs launcher/boxfs/worker api api/change api/files api/history api/problem api/schedules api/server store secrets secrets/identity selftest internal/acceptor internal/fault internal/memory internal/buildinfo internal/socket
 internal/lab: config api launcher internal/testnet
 internal/lab/demo: audit config host internal/lab internal/testnet
 enclosure: enclosure/inside

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"net/url"
+	"strconv"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -18,9 +19,10 @@ import (
 func newAuditCommand(o *cli.Options) *cobra.Command {
 	var since time.Duration
 	var key, box string
+	var version uint64
 	var follow bool
 	cmd := &cobra.Command{
-		Use:   "audit [--since 24h] [--key KEY] [--box B] [-f]",
+		Use:   "audit [--since 24h] [--key KEY] [--box B [--policy-version N]] [-f]",
 		Short: "Print the audit trail of the API: who changed what, and what was refused; --json prints it as it is kept",
 		Args:  cli.ExactArgs(0),
 		RunE: func(cmd *cobra.Command, _ []string) error {
@@ -32,6 +34,9 @@ func newAuditCommand(o *cli.Options) *cobra.Command {
 				if value != "" {
 					query.Set(name, value)
 				}
+			}
+			if version != 0 {
+				query.Set("policy_version", strconv.FormatUint(version, 10))
 			}
 			if follow {
 				query.Set("follow", "true")
@@ -49,6 +54,7 @@ func newAuditCommand(o *cli.Options) *cobra.Command {
 	cli.Duration(f, &since, "since", 0, "how far back to begin, such as 24h or 7d (default: everything that is kept)")
 	f.StringVar(&key, "key", "", "only calls with this API key, by its name or ID")
 	f.StringVar(&box, "box", "", "only calls about this box, by its ID or name")
+	f.Uint64Var(&version, "policy-version", 0, "only what has given the box this version of its policy, as decisions name it")
 	f.BoolVarP(&follow, "follow", "f", false, "keep printing new entries")
 	cmd.AddCommand(newAuditVerifyCommand(o))
 	return cmd

@@ -1,0 +1,261 @@
+package change
+
+import (
+	"encoding/json"
+	"maps"
+	"reflect"
+	"slices"
+	"strings"
+	"time"
+
+	"boxgate/api"
+	"boxgate/api/rest"
+	"boxgate/policy"
+)
+
+// Limits of the names in one description, in bytes.
+const (
+	Whole = 64 << 10 // of a change that somebody has asked for
+	Brief = 2 << 10  // of its consequence for one of many boxes
+)
+
+// List describes how a list has changed.
+type List struct {
+	Added   []string `json:"added,omitempty"`
+	Removed []string `json:"removed,omitempty"`
+	Changed []string `json:"changed,omitempty"` // has other rules than before
+	More    int      `json:"more,omitempty"`    // entries that do not fit
+}
+
+// room counts down the bytes that are left for names.
+type room int
+
+func (r *room) name(c *List, s string, into *[]string) {
+	if len(s) > int(*r) {
+		c.More++
+		*r = 0 // or a later name that is shorter would look like the next
+		return
+	}
+	*r -= room(len(s))
+	*into = append(*into, s)
+}
+
+// list compares two lists; nil if they have the same entries.
+func (r *room) list(before, after []string) *List {
+	return r.texts(texts(before), texts(after))
+}
+
+// texts gives each entry of a list the same text.
+func texts(list []string) map[string]string {
+	m := make(map[string]string, len(list))
+	for _, s := range list {
+		m[s] = ""
+	}
+	return m
+}
+
+// texts compares two maps by name; nil if they are equal.
+func (r *room) texts(before, after map[string]string) *List {
+	var c List
+	for _, name := range slices.Sorted(maps.Keys(after)) {
+		switch text, had := before[name]; {
+		case !had:
+			r.name(&c, name, &c.Added)
+		case text != after[name]:
+			r.name(&c, name, &c.Changed)
+		}
+	}
+	for _, name := range slices.Sorted(maps.Keys(before)) {
+		if _, has := after[name]; !has {
+			r.name(&c, name, &c.Removed)
+		}
+	}
+	if len(c.Added)+len(c.Removed)+len(c.Changed)+c.More == 0 {
+		return nil
+	}
+	return &c
+}
+
+// Names describes how a list of names has changed; nil if it has not.
+func Names(before, after []string) *List {
+	left := room(Whole)
+	return left.list(before, after)
+}
+
+// PolicyChange describes how a policy has changed. Of request rules, whose matches may have values, it has the hosts.
+type PolicyChange struct {
+	Version        uint64   `json:"version"`
+	Mode           []string `json:"mode,omitempty"` // before and after
+	DNS            []string `json:"dns,omitempty"`
+	AllowedDomains *List    `json:"allowed_domains,omitempty"`
+	DeniedDomains  *List    `json:"denied_domains,omitempty"`
+	AllowedCIDRs   *List    `json:"allowed_cidrs,omitempty"`
+	DeniedCIDRs    *List    `json:"denied_cidrs,omitempty"`
+	Named          []string `json:"named,omitempty"` // that it followed, and follows
+	Rules          []int    `json:"rules,omitempty"` // how many there were, and are
+	RuleHosts      *List    `json:"rule_hosts,omitempty"`
+	Repos          *List    `json:"repos,omitempty"`
+	UpstreamProxy  []string `json:"upstream_proxy,omitempty"` // its URL before and after; empty: none
+	ResolveThere   *List    `json:"resolve_there,omitempty"`
+	Leases         *List    `json:"leases,omitempty"` // with the time when they end
+}
+
+// Policy describes how the policy of a box has changed, with its temporary entries, in at most so many bytes of names. The zero
+// value of was stands for no policy.
+func Policy(was, is api.PolicyState, most int) PolicyChange {
+	before, after, left := was.Spec, is.Spec, room(most)
+	c := PolicyChange{Version: is.Version, Mode: pair(string(before.Mode), string(after.Mode)), DNS: pair(string(before.DNS), string(after.DNS)), Named: pair(was.Named, is.Named)}
+	c.Leases = left.list(namesOf(was.Leases), namesOf(is.Leases))
+	c.AllowedDomains, c.DeniedDomains = left.list(before.AllowedDomains, after.AllowedDomains), left.list(before.DeniedDomains, after.DeniedDomains)
+	c.AllowedCIDRs, c.DeniedCIDRs = left.list(before.AllowedCIDRs, after.AllowedCIDRs), left.list(before.DeniedCIDRs, after.DeniedCIDRs)
+	if c.RuleHosts = left.texts(ruleHosts(before.Rules), ruleHosts(after.Rules)); c.RuleHosts != nil {
+		c.Rules = []int{len(before.Rules), len(after.Rules)}
+	}
+	c.Repos = left.list(reposOf(before.Repos), reposOf(after.Repos))
+	urlBefore, thereBefore := upstreamOf(before)
+	url, there := upstreamOf(after)
+	c.UpstreamProxy, c.ResolveThere = pair(urlBefore, url), left.list(thereBefore, there)
+	return c
+}
+
+// pair returns a text before and after; nil if it is the same.
+func pair(before, after string) []string {
+	if before == after {
+		return nil
+	}
+	return []string{before, after}
+}
+
+// ruleHosts returns the rules of each host in their order. The text is for comparing: it may have values.
+func ruleHosts(rules []policy.RequestRule) map[string]string {
+	m := map[string]string{}
+	for _, rule := range rules {
+		hosts := rule.Hosts
+		rule.Hosts = nil
+		text, err := json.Marshal(rule)
+		if err != nil {
+			continue // a rule that was read can be written
+		}
+		for _, host := range hosts {
+			m[host] += string(text) + "\n"
+		}
+	}
+	return m
+}
+
+// reposOf names rules for repositories.
+func reposOf(rules []policy.RepoRule) (names []string) {
+	for _, r := range rules {
+		names = append(names, strings.TrimSpace(r.Host+" "+r.Name+" "+r.Access))
+	}
+	return names
+}
+
+// upstreamOf returns the URL of a policy's upstream proxy, which has no credentials, and the names that it resolves.
+func upstreamOf(s policy.Spec) (url string, there []string) {
+	if s.UpstreamProxy == nil {
+		return "", nil
+	}
+	return s.UpstreamProxy.URL, s.UpstreamProxy.ResolveThere
+}
+
+// namesOf names temporary entries.
+func namesOf(list []api.Lease) (names []string) {
+	for _, l := range list {
+		verb := "deny"
+		if l.Allow {
+			verb = "allow"
+		}
+		names = append(names, verb+" "+l.Entry+" until "+l.ExpiresAt.UTC().Format(time.RFC3339))
+	}
+	return names
+}
+
+// OfPolicy describes a change of the policy of a box.
+func OfPolicy(id policy.BoxID, is api.PolicyState) *rest.Change {
+	var was api.PolicyState
+	if is.Was != nil {
+		was = *is.Was
+	}
+	return &rest.Change{Box: id, PolicyVersion: is.Version, What: map[string]any{"policy": Policy(was, is, Whole)}}
+}
+
+// OfNamed describes a change of a named policy, and the change of the policy of each box that follows it.
+func OfNamed(is api.NamedPolicy) *rest.Change {
+	c := &rest.Change{What: map[string]any{"named_policy": map[string]any{
+		"name": is.Name, "boxes": len(is.Boxes), "policy": Policy(api.PolicyState{Spec: is.Was}, api.PolicyState{Spec: is.Spec, Version: is.Version}, Whole),
+	}}}
+	for _, f := range is.Followers {
+		c.Also = append(c.Also, rest.Change{Box: f.Box, PolicyVersion: f.Is.Version, What: map[string]any{
+			"policy": Policy(f.Was, f.Is, Brief), "named_policy": map[string]any{"name": is.Name, "version": is.Version},
+		}})
+	}
+	return c
+}
+
+// OfNamedDeleted describes the deletion of a named policy.
+func OfNamedDeleted(was api.NamedPolicy) *rest.Change {
+	return &rest.Change{What: map[string]any{"named_policy": map[string]any{
+		"name": was.Name, "deleted": true, "policy": Policy(api.PolicyState{Spec: was.Spec}, api.PolicyState{Version: was.Version}, Whole),
+	}}}
+}
+
+// HeadersChange describes how header rules have changed.
+type HeadersChange struct {
+	Version uint64   `json:"version"`
+	Hosts   []string `json:"hosts"` // patterns that have rules
+	Count   int      `json:"count"` // of them
+	Changes *List    `json:"changes,omitempty"`
+	Secrets *List    `json:"secrets,omitempty"` // of the configuration: host pattern, name
+}
+
+// Headers describes how header rules have changed.
+func Headers(was, is []policy.HeaderRule, version uint64) HeadersChange {
+	left, before, after := room(Whole), byHost(was), byHost(is)
+	had, has := map[string]string{}, map[string]string{}
+	for host := range before {
+		had[host] = ""
+	}
+	for host, rules := range after {
+		if old, known := before[host]; known && !slices.EqualFunc(old, rules, alike) {
+			has[host] = "changed"
+		} else {
+			has[host] = ""
+		}
+	}
+	c := HeadersChange{Version: version, Hosts: []string{}, Count: len(after), Changes: left.texts(had, has), Secrets: left.list(secretsOf(was), secretsOf(is))}
+	var rest List
+	for _, host := range slices.Sorted(maps.Keys(after)) {
+		left.name(&rest, host, &c.Hosts)
+	}
+	return c
+}
+
+// alike reports whether two rules of one host say the same.
+func alike(a, b policy.HeaderRule) bool {
+	return a.SendsAlike(&b) && a.Scrub == b.Scrub && a.Deny == b.Deny && a.Login.Equal(b.Login) && reflect.DeepEqual(a.Match, b.Match)
+}
+
+func byHost(rules []policy.HeaderRule) map[string][]policy.HeaderRule {
+	m := map[string][]policy.HeaderRule{}
+	for _, r := range rules {
+		host := r.Pattern.String()
+		m[host] = append(m[host], r)
+	}
+	return m
+}
+
+// secretsOf names the secrets of the configuration that the rules of each host use.
+func secretsOf(rules []policy.HeaderRule) (names []string) {
+	for _, r := range rules {
+		for _, name := range r.Secrets() {
+			names = append(names, r.Pattern.String()+": "+name)
+		}
+	}
+	return names
+}
+
+// OfHeaders describes a change of the header rules of a box; of all boxes for "".
+func OfHeaders(id policy.BoxID, s api.HeaderState) *rest.Change {
+	return &rest.Change{Box: id, What: map[string]any{"headers": Headers(s.Was, s.Rules, s.Version)}}
+}
