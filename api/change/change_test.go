@@ -56,6 +56,9 @@ func TestChangesOfNamedPolicies(t *testing.T) {
 	if got, want := written(t, c.What), `{"named_policy":{"boxes":1,"name":"web",`+fmt.Sprintf(text, 4)+`}}`; got != want || c.PolicyVersion != 0 {
 		t.Errorf("got %s\nwant %s", got, want)
 	}
+	if len(c.Also) != 1 {
+		t.Fatalf("%+v", c.Also)
+	}
 	if got, want := written(t, c.Also[0].What), `{"named_policy":{"name":"web","version":4},`+fmt.Sprintf(text, 8)+`}`; got != want || c.Also[0].Box != "box1" || c.Also[0].PolicyVersion != 8 {
 		t.Errorf("%+v\n got %s\nwant %s", c.Also[0], got, want)
 	}

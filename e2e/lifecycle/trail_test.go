@@ -42,7 +42,9 @@ func TestEveryPolicyVersionIsInTheTrail(t *testing.T) {
 	do(ci, http.MethodPut, policyPath, web, nil)
 	put(w, namedWeb, harness.Custom("api.example.com", "www.example.com"))
 	w.MustSh(made.ID, "curl -k -sS -o /dev/null https://www.example.com/")
-	seen := w.Event(made.ID, func(e audit.Event) bool { return e.Verdict == policy.Allow && e.Name == "www.example.com" && e.Stage != policy.StageDNS })
+	seen := w.Event(made.ID, func(e audit.Event) bool {
+		return e.Verdict == policy.Allow && e.Name == "www.example.com" && e.Stage != policy.StageDNS
+	})
 	if seen.Version != 6 {
 		t.Errorf("the decision names version %d", seen.Version)
 	}
