@@ -33,8 +33,9 @@ type Host interface {
 	// DeleteBox stops the box, cuts its connections and forgets it.
 	DeleteBox(ctx context.Context, id policy.BoxID) error
 	// Exec runs a command to its end and copies its output as it comes; the two writers are safe for concurrent use and
-	// only block while the API's client does. When ctx ends the command is killed and ctx's error returned. A command
-	// that ran is not an error, whatever its exit code.
+	// only block while the API's client does. After one has failed, the rest of its stream is thrown away, no faster than a
+	// box may have the gateway do that. When ctx ends the command is killed and ctx's error returned. A command that ran is
+	// not an error, whatever its exit code.
 	Exec(ctx context.Context, id policy.BoxID, req ExecRequest, stdout, stderr io.Writer) (ExecResult, error)
 
 	// Policy returns the policy in force.
@@ -268,6 +269,8 @@ type ExecRequest struct {
 	Dir     string            // absolute, in the box; /workspace/home unless the caller said otherwise
 	Env     map[string]string // added to that of the box
 	Stdin   io.Reader         // nil: empty
+	// Left is closed when the caller has gone. The command goes on, but no longer keeps the box awake. nil: the caller stays.
+	Left <-chan struct{}
 }
 
 // ExecResult is how a command ended.
@@ -285,7 +288,7 @@ type PolicyState struct {
 	Version  uint64
 	Leases   []Lease
 	Warnings []policy.Problem
-	Was      *PolicyState // what the call that returned it has replaced; nil: nothing
+	Was      *PolicyState // replaced by the call that returned it; nil if it has replaced none
 }
 
 // PolicyChange replaces the policy of a box.
@@ -302,7 +305,7 @@ type HeaderState struct {
 	Rules    []policy.HeaderRule
 	Version  uint64
 	Warnings []policy.Problem
-	Was      []policy.HeaderRule // what the call that returned it has replaced
+	Was      []policy.HeaderRule // replaced by the call that returned it
 }
 
 // URLRequest asks for a public URL. With neither Bearer nor Basic the URL needs no credential; with both, it accepts

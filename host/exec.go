@@ -23,7 +23,7 @@ type commands struct {
 // Exec implements [api.Host].
 func (c *commands) Exec(ctx context.Context, id policy.BoxID, req api.ExecRequest, stdout, stderr io.Writer) (api.ExecResult, error) {
 	var res launcher.Result
-	err := c.usage.do(ctx, id, func(b *box) (err error) {
+	err := c.usage.doFor(ctx, id, req.Left, func(b *box) (err error) {
 		res, err = c.sandboxes.Exec(ctx, id, launcher.ExecSpec{
 			Args: req.Command, Env: b.environmentWith(req.Env), Cwd: req.Dir, Stdin: req.Stdin, Stdout: stdout, Stderr: stderr,
 		})
@@ -32,7 +32,9 @@ func (c *commands) Exec(ctx context.Context, id policy.BoxID, req api.ExecReques
 	var start *launcher.StartError
 	switch {
 	case errors.As(err, &start):
-		_, _ = io.WriteString(stderr, start.Error()+"\n")
+		if stderr != nil {
+			_, _ = io.WriteString(stderr, start.Error()+"\n")
+		}
 		return api.ExecResult{ExitCode: exitNoProgram}, nil
 	case err != nil:
 		if ctx.Err() != nil {
@@ -78,7 +80,7 @@ func (c *commands) runInit(b *box) {
 	}
 	go func() {
 		req := api.ExecRequest{Command: []string{"sh", "-c", command}}
-		if res, err := c.Exec(context.Background(), id, req, io.Discard, io.Discard); err != nil || res.ExitCode != 0 {
+		if res, err := c.Exec(context.Background(), id, req, nil, nil); err != nil || res.ExitCode != 0 {
 			c.log.Warn("an init command ended", zap.String("box", string(id)), zap.Int("exit_code", res.ExitCode), zap.Error(err))
 		}
 	}()

@@ -2,6 +2,7 @@ package host
 
 import (
 	"context"
+	"io"
 	"strings"
 	"sync"
 	"time"
@@ -41,7 +42,7 @@ func (r *scheduledRuns) Run(ctx context.Context, s store.Schedule, claim func(st
 		if s.Type == schedules.TypePrompt {
 			return api.ExecResult{}, errNoAgent
 		}
-		output := writers{&seen, func(b []byte) { r.history.Wrote(run, b) }}
+		output := writers{&seen, func(b []byte) bool { return r.history.Wrote(run, b) }}
 		return r.commands.Exec(ctx, s.Box, api.ExecRequest{Command: s.Command, Dir: s.Folder}, output, output)
 	})
 	if err != nil && ctx.Err() != nil {
@@ -95,17 +96,19 @@ func (r *result) outcome(res api.ExecResult, err error) schedule.Outcome {
 // writers pass on what a run prints.
 type writers struct {
 	result *result
-	also   func([]byte)
+	also   func([]byte) (full bool)
 }
 
-// Write implements [io.Writer].
+// Write implements [io.Writer]. It fails once neither takes more.
 func (w writers) Write(b []byte) (int, error) {
-	w.also(b)
+	full := w.also(b)
 	r := w.result
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	room := mostResult - len(r.output)
 	r.output = append(r.output, b[:min(room, len(b))]...)
-	r.cut = r.cut || len(b) > room
+	if r.cut = r.cut || len(b) > room; r.cut && full {
+		return 0, io.ErrShortWrite
+	}
 	return len(b), nil
 }

@@ -60,12 +60,28 @@ func (u *usage) wake(ctx context.Context, id policy.BoxID) error {
 // do calls f with a box that is awake, as use returns it. If f finds the box paused, because somebody paused it in between, it
 // is called again; it must not have done anything then.
 func (u *usage) do(ctx context.Context, id policy.BoxID, f func(*box) error) error {
+	return u.doFor(ctx, id, nil, f)
+}
+
+// doFor is do for somebody who may leave before f returns: from then on f does not keep the box awake.
+func (u *usage) doFor(ctx context.Context, id policy.BoxID, left <-chan struct{}, f func(*box) error) error {
 	for {
 		b, done, err := u.use(ctx, id)
 		if err != nil {
 			return err
 		}
+		returned := make(chan struct{})
+		if left != nil {
+			go func() {
+				select {
+				case <-left:
+					done()
+				case <-returned:
+				}
+			}()
+		}
 		err = f(b)
+		close(returned)
 		done()
 		switch {
 		case errors.Is(err, launcher.ErrNotRunning):

@@ -71,7 +71,7 @@ func (l *Launcher) Start(ctx context.Context, id policy.BoxID, spec ExecSpec) (*
 		return nil, err
 	}
 	c.box, c.oom = l.cgroup(id), kills
-	c.finish = streams.Pump(ends, func(left *os.File) { l.background.Swallow(id, left) })
+	c.finish = streams.Pump(ends, func(left *os.File) { l.background.Swallow(id, left) }, func(n int) { l.background.Waste(id, n) })
 	c.release = func() { l.branches.Release(c.branch) }
 	c.ended = func() {
 		l.branches.End(l.cgroup(id), c.branch)

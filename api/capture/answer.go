@@ -71,7 +71,7 @@ func (a *Answer) clearLocked(keep int) {
 	a.room, a.used, a.outputs = keep, 0, nil
 }
 
-// Output returns a writer that keeps the first bytes of a stream, and discards the rest so that who writes does not block.
+// Output returns a writer that keeps the first bytes of a stream, and then fails with [ErrFull].
 // It keeps at most so many, counted as they will be in JSON, and no more than the budget has room for.
 func (a *Answer) Output(most int) *Output {
 	a.mu.Lock()
@@ -90,7 +90,7 @@ type Output struct {
 	cut  bool
 }
 
-// Write implements [io.Writer]. It never fails.
+// Write implements [io.Writer]. It fails once it has kept all that it may.
 func (o *Output) Write(b []byte) (int, error) {
 	a := o.answer
 	a.mu.Lock()
@@ -103,6 +103,7 @@ func (o *Output) Write(b []byte) (int, error) {
 	o.kept, o.most = append(o.kept, b[:n]...), o.most-cost
 	if n < len(b) {
 		o.cut, o.most = true, 0 // nothing follows a gap
+		return n, ErrFull
 	}
 	return len(b), nil
 }

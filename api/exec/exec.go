@@ -89,12 +89,13 @@ type ended struct {
 // client may only have lost its connection, and who wants it to end can say so. hurry is called when the command is cut
 // short: the writers must not hold it up for long any more.
 func (e *Endpoints) start(ctx context.Context, c *command, stdout, stderr io.Writer, hurry func()) <-chan ended {
-	done := make(chan ended, 1)
+	done, left := make(chan ended, 1), ctx.Done()
 	go func() {
 		run, res, err := e.History.Do(context.WithoutCancel(ctx), c.box, c.job, func(ctx context.Context, run *history.Run) (api.ExecResult, error) {
 			defer context.AfterFunc(ctx, hurry)()
-			lack := &lackWatch{mark: c.lack, w: stderr}
-			res, err := e.Host.Exec(ctx, c.box, c.request, e.remember(run, stdout), e.remember(run, lack))
+			lack, request := &lackWatch{mark: c.lack, w: stderr}, c.request
+			request.Left = left
+			res, err := e.Host.Exec(ctx, c.box, request, e.remember(run, stdout), e.remember(run, lack))
 			if what, lacking := lack.found(); err == nil && lacking {
 				err = problem.Refuse(http.StatusUnprocessableEntity, "/language: %s", what)
 			}
@@ -105,11 +106,18 @@ func (e *Endpoints) start(ctx context.Context, c *command, stdout, stderr io.Wri
 	return done
 }
 
-// remember copies the beginning of a run's output into the history on its way to w.
+// remember copies the beginning of a run's output into the history on its way to w. It fails once neither takes more.
 func (e *Endpoints) remember(r *history.Run, w io.Writer) io.Writer {
+	var failed error
 	return writerFunc(func(b []byte) (int, error) {
-		e.History.Wrote(r, b)
-		return w.Write(b)
+		full := e.History.Wrote(r, b)
+		if failed == nil {
+			_, failed = w.Write(b)
+		}
+		if full && failed != nil {
+			return 0, failed
+		}
+		return len(b), nil
 	})
 }
 

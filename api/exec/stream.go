@@ -2,6 +2,7 @@ package exec
 
 import (
 	"encoding/json"
+	"errors"
 	"net/http"
 	"sync"
 	"time"
@@ -89,16 +90,21 @@ func (s *execStream) begun() bool {
 	return s.started
 }
 
-// stream returns the writer of one of the command's streams. It never fails: that would end the command.
+// errUnread is the error of a write after the client has gone.
+var errUnread = errors.New("the client has gone")
+
+// stream returns the writer of one of the command's streams. It fails once the client has gone.
 func (s *execStream) stream(name string) writerFunc {
 	return func(b []byte) (int, error) {
 		s.mu.Lock()
 		defer s.mu.Unlock()
 		if s.gone {
-			return len(b), nil
+			return 0, errUnread
 		}
 		s.beginLocked()
-		s.gone = s.writeLocked(stream.Frame{Stream: name, Data: b}, b) != nil
+		if s.gone = s.writeLocked(stream.Frame{Stream: name, Data: b}, b) != nil; s.gone {
+			return 0, errUnread
+		}
 		return len(b), nil
 	}
 }

@@ -58,5 +58,8 @@ func (b *bounded) Write(p []byte) (int, error) {
 	if _, err := b.w.Write(p[:n]); err != nil {
 		return 0, err
 	}
+	if n < len(p) {
+		return n, io.ErrShortWrite
+	}
 	return len(p), nil
 }

@@ -160,13 +160,14 @@ func (h *History) start(box policy.BoxID, job Job, cancel context.CancelCauseFun
 	return r
 }
 
-// Wrote keeps the beginning of a run's output.
-func (h *History) Wrote(r *Run, b []byte) {
+// Wrote keeps the beginning of a run's output, and reports whether it takes no more.
+func (h *History) Wrote(r *Run, b []byte) (full bool) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	if room := maxRunOutput - len(r.output); room > 0 {
 		r.output = append(r.output, b[:min(room, len(b))]...)
 	}
+	return len(r.output) >= maxRunOutput
 }
 
 // Answered records what an agent answered.

@@ -2,10 +2,15 @@ package lifecycle
 
 import (
 	"bytes"
+	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
+	"net/http"
+	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -43,7 +48,7 @@ while True:
 `, host, port, begins, port)
 }
 
-// TestIdleBoxIsPaused pauses what nobody uses, and nothing else: not a box with a command, not one that sends or receives, not
+// TestIdleBoxIsPaused pauses what nobody uses, and nothing else: not a box with a command for which somebody waits, not one that sends or receives, not
 // one that is to be kept alive. That a box asks for names is no use of it, nor that it is refused, nor what it sends before it can be
 // judged.
 func TestIdleBoxIsPaused(t *testing.T) {
@@ -66,6 +71,7 @@ func TestIdleBoxIsPaused(t *testing.T) {
 	kept := w.Create(map[string]any{"network_policy": policy, "keep_alive": true})
 	wait := w.Background(uses, "until [ -e go ]; do sleep 0.1; done", new(bytes.Buffer))
 	idle := []string{
+		abandoned(w, policy, `while :; do echo y; sleep 0.1; done`),
 		loop(":"), loop("getent hosts plain.example.com"), loop("getent hosts denied.example.net"),
 		loop("curl -s -m 5 -o /dev/null http://evil.example.net/"),
 		lasts(dripping("93.184.216.34", 443, `\x16\x03\x01\x02\x00\x01`)), lasts(dripping("plain.example.com", 80, `GET / HTTP/1.1\r\nx: `)),
@@ -87,6 +93,49 @@ func TestIdleBoxIsPaused(t *testing.T) {
 		t.Errorf("the command: %d %v", code, err)
 	}
 	w.Until("a box without its command is paused", func() bool { return status(w, uses) == "paused" })
+}
+
+// abandoned returns a box with a command whose client has gone.
+func abandoned(w *harness.World, policy map[string]any, line string) string {
+	w.T.Helper()
+	box := w.Create(map[string]any{"network_policy": policy})
+	ctx, cancel := context.WithTimeout(w.T.Context(), harness.Patience)
+	defer cancel()
+	begins := writerFunc(func(b []byte) (int, error) { cancel(); return len(b), nil })
+	if _, err := w.Client.Exec(ctx, box, api.ExecRequest{Command: []string{"sh", "-c", line}}, begins, begins); !errors.Is(ctx.Err(), context.Canceled) {
+		w.T.Fatal("the command has not begun:", err)
+	}
+	return box
+}
+
+type writerFunc func([]byte) (int, error)
+
+func (f writerFunc) Write(b []byte) (int, error) { return f(b) }
+
+// TestOutputThatNobodyReadsIsThrownAwaySlowly: beyond what may be thrown away at any speed, a command waits. It goes on to its end, and
+// one whose output is read does not wait.
+func TestOutputThatNobodyReadsIsThrownAwaySlowly(t *testing.T) {
+	t.Parallel()
+	const mib, free, rate = 84, 64, 4 // of which so many are thrown away at any speed, and then so many a second
+	w := harness.Shared(t)
+	box := w.Create(map[string]any{})
+	dd := []string{"dd", "if=/dev/zero", "bs=1M", "count=" + strconv.Itoa(mib), "status=none"}
+	var read atomic.Int64
+	reads := writerFunc(func(b []byte) (int, error) { read.Add(int64(len(b))); return len(b), nil })
+	if code, err := w.Client.Exec(t.Context(), box, api.ExecRequest{Command: dd}, reads, reads); code != 0 || err != nil || read.Load() != mib<<20 {
+		t.Errorf("read: %d bytes, exit %d, %v", read.Load(), code, err)
+	}
+	var answer struct {
+		ExitCode  int `json:"exit_code"`
+		Truncated bool
+	}
+	begun := time.Now()
+	if err := w.Client.Do(t.Context(), http.MethodPost, api.BoxPath(box, "exec"), map[string]any{"command": dd}, &answer); err != nil || answer.ExitCode != 0 || !answer.Truncated {
+		t.Fatal(answer, err)
+	}
+	if took, least := time.Since(begun), (mib-free)*time.Second/rate*3/4; took < least {
+		t.Errorf("%d MiB were thrown away in %v, for which there are %v", mib, took, least)
+	}
 }
 
 // TestIdlePauseNeverDuringUse floods a box with commands, between which it falls asleep all the time. None of them fails, and

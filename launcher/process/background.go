@@ -1,11 +1,15 @@
 package process
 
 import (
+	"context"
 	"io"
+	"maps"
 	"os"
 	"slices"
 	"sync"
 	"time"
+
+	"golang.org/x/time/rate"
 
 	"boxgate/policy"
 )
@@ -16,9 +20,45 @@ const maxBackground = 64
 // Background reads the output that commands have left open to processes of the box, and throws it away: a process
 // writing to a closed stream would die of it. Each stream costs a descriptor and a goroutine, and one process of a box
 // can hold open as many as there were commands, so the oldest are closed when they become too many.
+//
+// Reading costs the gateway CPU time, so the rate of a box is limited: after a burst its processes block on their output.
 type Background struct {
-	mu   sync.Mutex
-	open map[policy.BoxID][]*os.File // guarded by mu; oldest first
+	mu    sync.Mutex
+	open  map[policy.BoxID][]*os.File    // guarded by mu; oldest first
+	waste map[policy.BoxID]*rate.Limiter // guarded by mu; of those boxes of which something was thrown away
+}
+
+// Limits of the unread output of all commands of a box.
+const (
+	wasteRate  = 4 << 20  // bytes a second
+	wasteBurst = 64 << 20 // bytes before that
+)
+
+// Waste blocks until n more bytes of a box may be discarded.
+func (b *Background) Waste(id policy.BoxID, n int) {
+	b.mu.Lock()
+	if b.waste == nil {
+		b.waste = map[policy.BoxID]*rate.Limiter{}
+	}
+	l := b.waste[id]
+	if l == nil {
+		maps.DeleteFunc(b.waste, func(_ policy.BoxID, l *rate.Limiter) bool { return l.Tokens() >= wasteBurst }) // as good as new
+		l = rate.NewLimiter(wasteRate, wasteBurst)
+		b.waste[id] = l
+	}
+	b.mu.Unlock()
+	_ = l.WaitN(context.Background(), min(n, wasteBurst))
+}
+
+// wasteOf is a writer that discards at the rate of its box.
+type wasteOf struct {
+	b  *Background
+	id policy.BoxID
+}
+
+func (w wasteOf) Write(p []byte) (int, error) {
+	w.b.Waste(w.id, len(p))
+	return len(p), nil
 }
 
 // Swallow takes a stream over and reads it to its end.
@@ -36,7 +76,7 @@ func (b *Background) Swallow(id policy.BoxID, r *os.File) {
 	}
 	b.open[id] = list
 	go func() {
-		_, _ = io.Copy(io.Discard, onlyReader{r}) // until its writers are gone, or it is closed here
+		_, _ = io.Copy(wasteOf{b, id}, onlyReader{r}) // until its writers are gone, or it is closed here
 		r.Close()
 		b.forget(id, r)
 	}()
@@ -63,4 +103,5 @@ func (b *Background) Drop(id policy.BoxID) {
 		r.Close()
 	}
 	delete(b.open, id)
+	delete(b.waste, id)
 }

@@ -76,3 +76,49 @@ func pipeInto(b *Background, box string) (r, w *os.File, err error) {
 	}
 	return r, w, err
 }
+
+// TestWasteOfABoxIsBounded: output of a box that nobody takes is thrown away at any speed at first, and then so that reading it costs
+// next to nothing. Another box does not wait for it.
+func TestWasteOfABoxIsBounded(t *testing.T) {
+	t.Parallel()
+	var b Background
+	const beyond = wasteRate / 2
+	begun, passed := time.Now(), 0
+	for range 2 { // two commands share it
+		r, w, err := os.Pipe()
+		if err != nil {
+			t.Fatal(err)
+		}
+		done := make(chan bool)
+		go func() {
+			defer close(done)
+			handOn(failing{}, r, func(n int) { b.Waste("box", n) })
+		}()
+		for range (wasteBurst + beyond) / 2 / (32 << 10) {
+			n, err := w.Write(make([]byte, 32<<10))
+			if passed += n; err != nil {
+				t.Fatal(err)
+			}
+		}
+		w.Close()
+		<-done
+	}
+	if took, least := time.Since(begun), time.Second/2-100*time.Millisecond; took < least {
+		t.Errorf("%d bytes were read in %v, which may not take less than %v", passed, took, least)
+	}
+	if l := b.waste["box"]; l.Tokens() > wasteBurst/2 {
+		t.Errorf("%v bytes are left", l.Tokens())
+	}
+	b.Waste("neighbour", wasteBurst)
+	if len(b.waste) != 2 {
+		t.Errorf("%d boxes are known", len(b.waste))
+	}
+	if b.Drop("box"); len(b.waste) != 1 {
+		t.Error("a deleted box is known")
+	}
+}
+
+// failing takes nothing.
+type failing struct{}
+
+func (failing) Write([]byte) (int, error) { return 0, errors.New("nobody reads") }

@@ -92,8 +92,8 @@ func (s *Streams) Abandon() {
 
 // Pump moves data between the caller's streams and the command's. The function it returns is called when the command
 // has ended; it returns when all that the command wrote has been handed on, and gives the streams that are still open
-// to leave.
-func (s *Streams) Pump(ends Stdio, leave func(*os.File)) (finish func()) {
+// to leave. waste is called with the number of bytes to discard after a writer has failed, and may block.
+func (s *Streams) Pump(ends Stdio, leave func(*os.File), waste func(n int)) (finish func()) {
 	if s.in != nil && ends.In != nil {
 		go func() {
 			_, _ = io.Copy(onlyWriter{s.in}, ends.In)
@@ -104,7 +104,7 @@ func (s *Streams) Pump(ends Stdio, leave func(*os.File)) (finish func()) {
 	var left [2]bool // whether the stream was still open when the copy ended
 	for i, w := range []io.Writer{ends.Out, ends.Err} {
 		if s.out[i] != nil {
-			copies.Go(func() { left[i] = handOn(w, s.out[i]) })
+			copies.Go(func() { left[i] = handOn(w, s.out[i], waste) })
 		}
 	}
 	return func() {
@@ -150,9 +150,9 @@ func (s *Streams) stopInput() {
 }
 
 // handOn copies a stream to a writer until it ends (false) or its deadline comes, and then what the pipe still holds. A
-// writer that fails does not stop the command: the rest is thrown away.
-func handOn(w io.Writer, r *os.File) (open bool) {
-	sink := &stickyWriter{w: w}
+// writer that fails does not stop the command: the rest is thrown away, for which it waits.
+func handOn(w io.Writer, r *os.File, waste func(n int)) (open bool) {
+	sink := &stickyWriter{w: w, waste: waste}
 	if _, err := io.Copy(sink, onlyReader{r}); !errors.Is(err, os.ErrDeadlineExceeded) {
 		return false
 	}
@@ -162,7 +162,9 @@ func handOn(w io.Writer, r *os.File) (open bool) {
 		if n <= 0 {
 			return open
 		}
-		_, _ = sink.Write(buf[:n])
+		if !sink.failed {
+			_, _ = sink.Write(buf[:n])
+		}
 		left -= n
 	}
 	return true
@@ -208,12 +210,15 @@ func pipeSize(r *os.File) int {
 // stickyWriter swallows what its writer does not take, after the first failure everything.
 type stickyWriter struct {
 	w      io.Writer
+	waste  func(n int) // called before bytes are discarded
 	failed bool
 }
 
 // Write never fails.
 func (s *stickyWriter) Write(p []byte) (int, error) {
-	if !s.failed {
+	if s.failed {
+		s.waste(len(p))
+	} else {
 		_, err := s.w.Write(p)
 		s.failed = err != nil
 	}
