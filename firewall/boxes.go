@@ -4,7 +4,12 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
+	"sync"
 
+	"go.uber.org/zap"
+
+	"boxgate/firewall/flow"
 	"boxgate/firewall/network"
 	"boxgate/firewall/nft"
 	"boxgate/firewall/report"
@@ -17,13 +22,131 @@ var errUnknownBox = errors.New("unknown box")
 // RemoveBox removes a box's interface, rules and connections. A box that does not exist is not an error. It goes
 // through with that even if ctx ends, because a half-removed box is of no use. After an error the box can be removed again;
 // until then nothing restores more of it than a plan that refuses everything.
+//
+// The kernel takes about as long for a hundred boxes as for one. So the first caller to get the lock removes the boxes of all callers that
+// wait for it: a change of a policy waits for one batch, however many boxes have lost their sandboxes.
 func (f *Firewall) RemoveBox(ctx context.Context, id policy.BoxID) error {
+	r := &removal{box: id}
+	f.removals.add(r)
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	if err := f.remove(context.WithoutCancel(ctx), network.LinkName(id), id); err != nil {
-		return fmt.Errorf("firewall: remove box %s: %w", id, err)
+	if !r.done { // else another has
+		f.removeAll(context.WithoutCancel(ctx), f.removals.take(r, boxesAtOnce))
+	}
+	if r.err != nil {
+		return fmt.Errorf("firewall: remove box %s: %w", id, r.err)
 	}
 	return nil
+}
+
+// removal is a box that is to be removed.
+type removal struct {
+	box  policy.BoxID
+	done bool  // guarded by the firewall's mu
+	err  error // likewise
+}
+
+// removals are the boxes that wait to be removed. The zero value is empty.
+type removals struct {
+	mu      sync.Mutex
+	waiting []*removal
+}
+
+func (q *removals) add(r *removal) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	q.waiting = append(q.waiting, r)
+}
+
+// take dequeues up to most removals of distinct boxes, beginning with first, which may have been dequeued before.
+func (q *removals) take(first *removal, most int) []*removal {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	list, boxes := []*removal{first}, map[policy.BoxID]bool{first.box: true}
+	q.waiting = slices.DeleteFunc(q.waiting, func(r *removal) bool {
+		switch {
+		case r == first:
+			return true
+		case len(list) >= most || boxes[r.box]:
+			return false
+		}
+		list, boxes[r.box] = append(list, r), true
+		return true
+	})
+	return list
+}
+
+// removeAll removes boxes together, or, where that fails, one by one: only those fail that must.
+func (f *Firewall) removeAll(ctx context.Context, list []*removal) {
+	if len(list) > 1 {
+		if err := f.removeTogether(ctx, list); err != nil {
+			f.cfg.Log.Warn("boxes could not be removed together; they are removed one by one", zap.Int("boxes", len(list)), zap.Error(err))
+		}
+	}
+	for _, r := range list {
+		if !r.done {
+			r.err = f.remove(ctx, network.LinkName(r.box), r.box)
+			r.done = true
+		}
+	}
+}
+
+// removeTogether removes the attached ones among boxes: their interfaces by device group, their rules in one transaction, and their
+// connections by one dump of the connection table.
+func (f *Firewall) removeTogether(ctx context.Context, list []*removal) error {
+	var boxes []*box
+	var links []string
+	for _, r := range list {
+		if b, ok := f.boxes.byID[r.box]; ok {
+			boxes, links = append(boxes, b), append(links, b.Link)
+			f.removing[b.Link], b.plan = true, policy.KernelPlan{}
+		}
+	}
+	if len(boxes) == 0 {
+		return nil // and they are removed one by one
+	}
+	// The links first, as for one.
+	if err := f.links.DeleteAll(links); err != nil {
+		return err
+	}
+	var entries []*nft.Entry
+	busy := map[flow.Owner]bool{}
+	for _, b := range boxes {
+		if !f.isIdle(b) {
+			for _, a := range b.Sources {
+				busy[flow.Owner{Mark: b.Mark, Addr: a}] = true
+			}
+		}
+		b.noted = false // its note is erased with its entry
+		entries = append(entries, &b.Entry)
+	}
+	if err := errors.Join(fault.At(ctx, "remove: link deleted"), f.table.Unregister(f.marksBut(links), entries...)); err != nil {
+		return err
+	}
+	var err error
+	if len(busy) > 0 {
+		err = f.flows.CutAll(func(o flow.Owner, _ Flow) bool { return !busy[o] })
+	}
+	for _, b := range boxes {
+		f.forget(b.ID, b.Link)
+		if err != nil {
+			f.idle.suspect(b.Entry)
+		}
+	}
+	for _, r := range list {
+		if slices.ContainsFunc(boxes, func(b *box) bool { return b.ID == r.box }) {
+			r.done, r.err = true, err
+		}
+	}
+	return nil
+}
+
+// forget forgets a box that is removed.
+func (f *Firewall) forget(id policy.BoxID, link string) {
+	f.untrackBox(id)
+	f.boxes.remove(id)
+	delete(f.leftover, link)
+	delete(f.removing, link)
 }
 
 // remove removes the box of an interface. Of a box that an earlier run left, only the interface is known.
@@ -56,10 +179,7 @@ func (f *Firewall) remove(ctx context.Context, link string, id policy.BoxID) err
 		}
 		return err
 	}
-	f.untrackBox(id)
-	f.boxes.remove(id)
-	delete(f.leftover, link)
-	delete(f.removing, link)
+	f.forget(id, link)
 	if idle {
 		return nil
 	}
@@ -83,21 +203,23 @@ func (f *Firewall) finishRemoval(ctx context.Context, id policy.BoxID) error {
 }
 
 // unregister takes the box out of the table.
-func (f *Firewall) unregister(e *nft.Entry) error { return f.table.Unregister(e, f.sharesMark(e)) }
+func (f *Firewall) unregister(e *nft.Entry) error {
+	return f.table.Unregister(f.marksBut([]string{e.Link}), e)
+}
 
-// sharesMark reports whether another box has the same mark.
-func (f *Firewall) sharesMark(e *nft.Entry) bool {
+// marksBut returns the marks of all boxes but those of some interfaces. Boxes may share one.
+func (f *Firewall) marksBut(links []string) map[uint32]bool {
+	but, marks := map[string]bool{}, map[uint32]bool{}
+	for _, link := range links {
+		but[link] = true
+	}
 	for _, b := range f.boxes.byID {
-		if b.Link != e.Link && b.Mark == e.Mark {
-			return true
-		}
+		marks[b.Mark] = marks[b.Mark] || !but[b.Link]
 	}
 	for link, other := range f.leftover {
-		if link != e.Link && other.Mark == e.Mark {
-			return true
-		}
+		marks[other.Mark] = marks[other.Mark] || !but[link]
 	}
-	return false
+	return marks
 }
 
 // Prune removes the boxes of an earlier run that were not added again, and links of unknown boxes. Then it reports the

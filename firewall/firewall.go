@@ -30,6 +30,8 @@ type Firewall struct {
 	reports *report.Reports // of refusals and forwarded flows; nil: nobody wants them
 	watcher *watch.Watcher  // of what other programs change
 
+	removals removals
+
 	mu       sync.Mutex // guards the following, and serialises changes of the kernel's state
 	table    *nft.Table
 	boxes    roster

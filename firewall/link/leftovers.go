@@ -18,7 +18,7 @@ func Leftovers(h *netlink.Handle) ([]string, error) {
 	}
 	var names []string
 	for _, l := range links {
-		if l.Attrs().Group == network.LinkGroup {
+		if network.IsLinkGroup(l.Attrs().Group) {
 			names = append(names, l.Attrs().Name)
 		}
 	}

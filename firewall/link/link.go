@@ -8,10 +8,12 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
+	"slices"
 	"strconv"
 	"sync"
 
 	"github.com/vishvananda/netlink"
+	"github.com/vishvananda/netlink/nl"
 	"github.com/vishvananda/netns"
 	"golang.org/x/sys/unix"
 
@@ -389,10 +391,69 @@ func (l *Links) Delete(name string) error {
 	if err == nil {
 		err = l.nl.LinkDel(link)
 	}
-	if err != nil && !errors.As(err, &netlink.LinkNotFoundError{}) && !errors.Is(err, unix.ENODEV) {
+	if err != nil && !isGone(err) {
 		return fmt.Errorf("delete interface %s: %w", name, err)
 	}
 	return nil
+}
+
+// DeleteAll deletes interface pairs as Delete does, in one operation of the kernel.
+func (l *Links) DeleteAll(names []string) error {
+	if len(names) == 1 {
+		return l.Delete(names[0])
+	}
+	l.mu.Lock()
+	for _, name := range names {
+		delete(l.indices, name)
+	}
+	l.mu.Unlock()
+	found := false
+	for _, name := range names {
+		link, err := l.nl.LinkByName(name)
+		if err == nil {
+			err = l.nl.LinkSetGroup(link, int(network.LinkGroupLast))
+			found = true
+		}
+		if err != nil && !isGone(err) {
+			return fmt.Errorf("delete interface %s: %w", name, err)
+		}
+	}
+	if !found {
+		return nil
+	}
+	if err := l.onlyIn(network.LinkGroupLast, names); err != nil {
+		return err
+	}
+	err := namespace.Do(l.ns, func() error {
+		r := nl.NewNetlinkRequest(unix.RTM_DELLINK, unix.NLM_F_ACK)
+		r.AddData(nl.NewIfInfomsg(unix.AF_UNSPEC)) // without an index, the group counts
+		r.AddData(nl.NewRtAttr(unix.IFLA_GROUP, nl.Uint32Attr(network.LinkGroupLast)))
+		_, err := r.Execute(unix.NETLINK_ROUTE, 0)
+		return err
+	})
+	if err != nil && !isGone(err) {
+		return fmt.Errorf("delete %d interfaces: %w", len(names), err)
+	}
+	return nil
+}
+
+// onlyIn returns an error if another interface is in the device group: it is somebody else's.
+func (l *Links) onlyIn(group uint32, names []string) error {
+	links, err := namespace.Whole(l.nl.LinkList)
+	if err != nil {
+		return fmt.Errorf("interfaces: %w", err)
+	}
+	for _, link := range links {
+		if a := link.Attrs(); a.Group == group && !slices.Contains(names, a.Name) {
+			return fmt.Errorf("interface %s has the device group %d, and is none of a box that is removed", a.Name, group)
+		}
+	}
+	return nil
+}
+
+// isGone reports whether an error says that the interface does not exist.
+func isGone(err error) bool {
+	return errors.As(err, &netlink.LinkNotFoundError{}) || errors.Is(err, unix.ENODEV)
 }
 
 // DeleteOthers removes the host-side interfaces of boxes that are not known by their index.
@@ -413,7 +474,7 @@ func (l *Links) DeleteOthers(known map[int]bool) error {
 		if errors.As(err, &netlink.LinkNotFoundError{}) {
 			continue
 		}
-		if err == nil && link.Attrs().Group == network.LinkGroup {
+		if err == nil && network.IsLinkGroup(link.Attrs().Group) {
 			err = l.Delete(link.Attrs().Name)
 		}
 		if err != nil {

@@ -18,6 +18,13 @@ const TableName = "boxgate"
 // interface that is renamed no longer matches the maps and stays closed.
 const LinkGroup uint32 = 0xb0c5
 
+// LinkGroupLast is the device group of interfaces in the moment before they are deleted: the kernel deletes a whole group in about the
+// time that it takes for one interface. No rule matches it, so such an interface is closed.
+const LinkGroupLast uint32 = 0xb0c6
+
+// IsLinkGroup reports whether a device group is that of boxes.
+func IsLinkGroup(group uint32) bool { return group == LinkGroup || group == LinkGroupLast }
+
 // Packet marks. The interface sets MarkUnjudged on whatever a box sends, judge replaces it, and routing lets nothing
 // else through. The values are whole words, to stay clear of the bits that other software uses.
 const (

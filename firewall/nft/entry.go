@@ -3,6 +3,7 @@ package nft
 import (
 	"bytes"
 	"fmt"
+	"maps"
 	"net/netip"
 	"slices"
 
@@ -77,12 +78,14 @@ func (tbl *Table) Register(list ...Registration) error {
 	})
 }
 
-// Unregister takes a box out of the table; with sharedMark, another box has the same mark, and keeps it. When someone else
-// has taken the table away, that is done already. Afterwards the entry leads nowhere: registered again, it is closed.
-func (tbl *Table) Unregister(e *Entry, sharedMark bool) error {
+// Unregister takes boxes out of the table, in one transaction. It keeps the marks that are true in marks, because other boxes have them
+// as well. When someone else has taken the table away, that is done already. Afterwards the entries lead nowhere: registered again, a box is closed.
+func (tbl *Table) Unregister(marks map[uint32]bool, list ...*Entry) error {
 	none := map[netip.Addr]netip.Addr{}
-	for _, a := range e.Sources {
-		none[a] = netip.Addr{}
+	for _, e := range list {
+		for _, a := range e.Sources {
+			none[a] = netip.Addr{}
+		}
 	}
 	leaves, err := tbl.leavesTo(none)
 	if err != nil { // somebody has taken them away; what stays is put right for the next box with the address
@@ -90,31 +93,42 @@ func (tbl *Table) Unregister(e *Entry, sharedMark bool) error {
 	}
 	err = tbl.transact(func(t *txn) {
 		leaves.make(t)
-		s := newStaticSets()
-		t.deleteElements(s.boxes, nftables.SetElement{Key: ifname(e.Link)})
-		t.deleteElements(s.marks, nftables.SetElement{Key: ifname(e.Link)})
-		t.deleteElements(s.replies, e.reply())
-		if !sharedMark {
-			t.deleteElements(s.flows, nftables.SetElement{Key: native32(e.Mark | network.FlowForwarded)})
+		keep := map[uint32]bool{}
+		maps.Copy(keep, marks)
+		for _, e := range list {
+			t.unregister(e, keep[e.Mark])
+			keep[e.Mark] = true // or it is deleted twice
 		}
-		for _, a := range e.Sources {
-			t.deleteElements(s.sources[network.FamilyOf(a)], sourceKey(e.Link, a))
-		}
-		t.eraseNote(e.Link)
 	}, func(c *nftables.Conn) (bool, error) {
 		targets, err := readTargets(c)
 		if err != nil {
 			return gone(c)
 		}
-		_, there := targets[e.Link]
-		return !there, nil
+		return !slices.ContainsFunc(list, func(e *Entry) bool { _, there := targets[e.Link]; return there }), nil
 	})
 	if err != nil {
 		return err
 	}
-	tbl.ledTo(e, nil)
+	for _, e := range list {
+		tbl.ledTo(e, nil)
+	}
 	tbl.Collect()
 	return nil
+}
+
+// unregister takes the interface out of the static chains.
+func (t *txn) unregister(e *Entry, keepMark bool) {
+	s := newStaticSets()
+	t.deleteElements(s.boxes, nftables.SetElement{Key: ifname(e.Link)})
+	t.deleteElements(s.marks, nftables.SetElement{Key: ifname(e.Link)})
+	t.deleteElements(s.replies, e.reply())
+	if !keepMark {
+		t.deleteElements(s.flows, nftables.SetElement{Key: native32(e.Mark | network.FlowForwarded)})
+	}
+	for _, a := range e.Sources {
+		t.deleteElements(s.sources[network.FamilyOf(a)], sourceKey(e.Link, a))
+	}
+	t.eraseNote(e.Link)
 }
 
 // register adds the interface to the static chains, except for where its packets go.

@@ -82,7 +82,7 @@ func overlap(pool netip.Prefix, routes []netlink.Route, links map[int]*netlink.L
 		if link == nil { // gone meanwhile, and its routes with it
 			continue
 		}
-		ofBox, ofGateway := link.Group == network.LinkGroup, r.LinkIndex == 1 && isGateways(dst)
+		ofBox, ofGateway := network.IsLinkGroup(link.Group), r.LinkIndex == 1 && isGateways(dst)
 		if !ofBox && !ofGateway {
 			return fmt.Errorf("the pool %v overlaps %v on %s, which the host uses itself: set another pool", pool, dst, link.Name)
 		}

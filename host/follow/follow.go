@@ -46,8 +46,9 @@ type Follower struct {
 // look is one box being looked at.
 type look struct{ again bool }
 
-// atOnce is how many boxes are looked at at once, so that one whose network namespace is slow does not hold up the others.
-const atOnce = 8
+// atOnce is how many boxes are looked at at once, so that one whose network namespace is slow does not hold up the others. The kernel
+// rules remove as many together when their sandboxes have ended.
+const atOnce = 32
 
 // pathsEvery is how often paths are checked, whose removal nobody reports, and what could not be done is tried again.
 const pathsEvery = 5 * time.Second
