@@ -6,6 +6,7 @@ import (
 	"crypto/sha256"
 	"encoding/hex"
 	"errors"
+	"fmt"
 	"io"
 	"net/http"
 	"strconv"
@@ -46,9 +47,9 @@ func TestAWSSignature(t *testing.T) {
 			{"an empty post", "POST", "/bucket?uploads=", nil, nil, ""},
 			{"a body", "PUT", "/bucket/key", http.Header{"Content-Type": {"text/plain"}, "X-Amz-Acl": {"private"}}, strings.NewReader("hello"), "hello"},
 			{"a body of unknown length", "PUT", "/bucket/key", nil, proxytest.Unsized("hello"), "hello"},
-			{"a signature of its own", "GET", "/bucket/key", http.Header{"Authorization": {dummyScope}, "X-Amz-Date": {"20260101T000000Z"}, "X-Amz-Security-Token": {"dummy"}}, nil, ""},
-			{"other spellings", "GET", "/bucket/key", http.Header{"authorization": {dummyScope}, "x_amz_date": {"1"}, "X-Amz_Security-Token": {"dummy"}}, nil, ""},
-			{"a presigned URL", "GET", "/bucket/key?X-Amz-Algorithm=AWS4-HMAC-SHA256&X-Amz-Credential=DUMMY%2F20260101%2Feu-central-1%2Fs3%2Faws4_request&x-amz-d%61te=20260101T000000Z&X-Amz-Expires=60&X-Amz-SignedHeaders=host&response-content-type=text%2Fplain&X-Amz-Signature=00&X-Amz-Security-Token=dummy", nil, nil, ""},
+			{"a signature of its own", "GET", "/bucket/key", http.Header{"Authorization": {dummyScope}, "X-Amz-Date": {"20260101T000000Z"}, "X-Amz-Security-Token": {"dummy"}, "X-Amz-S3session-Token": {"dummy"}, "X-Amz-Region-Set": {"*"}}, nil, ""},
+			{"other spellings", "GET", "/bucket/key", http.Header{"authorization": {dummyScope}, "x_amz_date": {"1"}, "X-Amz_Security-Token": {"dummy"}, "x-amz-s3session_token": {"dummy"}, "X_Amz_Region_Set": {"*"}, "X-Amz-Meta_Set": {"dummy"}}, nil, ""},
+			{"a presigned URL", "GET", "/bucket/key?X-Amz-Algorithm=AWS4-HMAC-SHA256&X-Amz-Credential=DUMMY%2F20260101%2Feu-central-1%2Fs3%2Faws4_request&x-amz-d%61te=20260101T000000Z&X-Amz-Expires=60&X-Amz-SignedHeaders=host&response-content-type=text%2Fplain&X-Amz-Signature=00&X-Amz-Security-Token=dummy&X-Amz-S3session-Token=dummy&x-amz-region-s%65t=*", nil, nil, ""},
 			{"its hash", "PUT", "/bucket/key", http.Header{"X-Amz-Content-Sha256": {proxytest.HashOf(large)}}, strings.NewReader(large), large},
 			{"unsigned", "PUT", "/bucket/key", http.Header{"X-Amz-Content-Sha256": {"UNSIGNED-PAYLOAD"}}, proxytest.Unsized(large), large},
 			{"a body with trailers", "PUT", "/bucket/key", http.Header{"Trailer": {"X-End"}}, &proxytest.Trailed{Reader: strings.NewReader("hello")}, "hello"},
@@ -68,6 +69,9 @@ func TestAWSSignature(t *testing.T) {
 			}
 			if key := got.Header.Get("X-Amz-Server-Side-Encryption-Customer-Key"); key != "" && key != "customer key" {
 				t.Errorf("%s: %s", tt.what, key)
+			}
+			if text := strings.ToLower(fmt.Sprint(got.Header, got.RequestURI)); strings.Contains(text, "session-token") || strings.Contains(text, "session_token") || strings.Contains(text, "region") || strings.Contains(text, "dummy") {
+				t.Errorf("%s: what the box signed reached the server: %s", tt.what, text)
 			}
 			if got.Header.Get("X-Amz-Meta-Set") != "by the rule" || len(got.Header["X_amz_date"])+len(got.Header["X-Amz_security-Token"]) > 0 {
 				t.Errorf("%s: the server received %v", tt.what, got.Header)

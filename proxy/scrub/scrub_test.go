@@ -77,6 +77,27 @@ func TestFormsAreMasked(t *testing.T) {
 	}
 }
 
+// TestBothAlphabetsOfBase64: a secret whose encoding has the two digits that the alphabets of RFC 4648 spell differently, inside of it and
+// at every alignment, is masked in either.
+func TestBothAlphabetsOfBase64(t *testing.T) {
+	t.Parallel()
+	const secret = "sk-?>~?>~~?>~>?~?>>~??~~>>-end"
+	set := New([]string{secret})
+	for before := range 3 {
+		text := []byte(strings.Repeat("a", before) + secret)
+		for name, encoding := range map[string]*base64.Encoding{"standard": base64.StdEncoding, "URL": base64.URLEncoding, "raw URL": base64.RawURLEncoding} {
+			form := encoding.EncodeToString(text)
+			inner := form[8 : len(form)-8]
+			if digits := map[bool]string{true: "+/", false: "-_"}[name == "standard"]; !strings.Contains(inner, digits[:1]) || !strings.Contains(inner, digits[1:]) {
+				t.Fatalf("%s has not both of %s", form, digits)
+			}
+			if got := set.MaskString("x " + form + " y"); strings.Contains(got, inner[:8]) || strings.Count(got, "*") < len(form)-8 {
+				t.Errorf("%s, after %d: %q became %q", name, before, form, got)
+			}
+		}
+	}
+}
+
 // TestBase64Borders looks at each bit: the digits that hold bits of the secret are masked, all others stay.
 func TestBase64Borders(t *testing.T) {
 	t.Parallel()

@@ -5,6 +5,7 @@ import (
 	"net/http"
 	"net/textproto"
 	"net/url"
+	"slices"
 	"strings"
 
 	"github.com/aws/aws-sdk-go-v2/aws"
@@ -82,13 +83,15 @@ func (r *Request) request(target string) *http.Request {
 // isSigned reports whether a field takes part in the signature: those that AWS asks for, and the type of the content. The
 // others may be changed by what is on the way.
 func isSigned(name string) bool {
-	switch name {
-	case "content-type", "content-md5":
+	switch {
+	case name == "content-type", name == "content-md5":
 		return true
-	case "x-amz-date", "x-amz-security-token", "x-amz-content-sha256", "x-amz-region-set", "x-amz-s3session-token":
-		return false // the signature's own
+	case !strings.HasPrefix(name, "x-amz-"):
+		return false
 	}
-	return strings.HasPrefix(name, "x-amz-")
+	// The signature's own replace the client's, which are dropped in every spelling and must not be signed.
+	name = strings.ReplaceAll(name, "_", "-")
+	return !slices.ContainsFunc(awsOwn, func(own string) bool { return strings.EqualFold(name, own) })
 }
 
 // awsHash returns the hash of the body as it is signed, or "" if it has to be computed.

@@ -46,6 +46,32 @@ func TestLimitedLoginsRunNothingElse(t *testing.T) {
 	}
 }
 
+// TestLimitedLoginsHaveNoTerminalAndNoLocale: what a limited login may run gets neither, as a login without limits does: programs read
+// files of their locale, and a terminal makes input into signals.
+func TestLimitedLoginsHaveNoTerminalAndNoLocale(t *testing.T) {
+	t.Parallel()
+	const command = "tty; env"
+	for _, limited := range []bool{true, false} {
+		rule := policy.SSH{}
+		if limited {
+			rule.Commands = []string{command}
+		}
+		r := newRig(t, rule, nil)
+		if got := r.ssh("", "-tt", command); strings.Contains(got.out, "/dev/pts/") == limited || strings.Contains(got.err, "PTY allocation request failed") != limited {
+			t.Errorf("limited %v: a terminal: %+v", limited, got)
+		}
+		got := r.ssh("", "-o", "SetEnv=LANG=box LC_OF=box GIT_PROTOCOL=version=2", command)
+		for _, part := range []string{"LANG=box", "LC_OF=box"} {
+			if strings.Contains(got.out, part) == limited {
+				t.Errorf("limited %v: %s: %+v", limited, part, got)
+			}
+		}
+		if !strings.Contains(got.out, "GIT_PROTOCOL=version=2") {
+			t.Errorf("limited %v: what git sends: %+v", limited, got)
+		}
+	}
+}
+
 func TestWithoutLimitsSessionsAreWhole(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, policy.SSH{}, nil)
