@@ -103,9 +103,9 @@ func (d *docker) run(args ...string) error {
 	return err
 }
 
-// output is run with an input and the output.
+// output is run with an input and the output. It runs in cleanups too, before which the context of a test ends.
 func (d *docker) output(stdin io.Reader, args ...string) (string, error) {
-	ctx, cancel := context.WithTimeout(d.w.T.Context(), harness.Patience)
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(d.w.T.Context()), harness.Patience)
 	defer cancel()
 	cmd := exec.CommandContext(ctx, dockerRoot+"/usr/bin/docker", append([]string{"--host", "unix://" + d.dir + "/sock"}, args...)...)
 	cmd.Env = []string{"HOME=" + d.dir}

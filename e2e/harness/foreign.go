@@ -10,7 +10,9 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"syscall"
 	"testing"
+	"time"
 )
 
 // boxesAreAttached is an environment variable: if it is set, the boxes of tests are created by someone else, with every
@@ -52,6 +54,8 @@ type ForeignBox struct {
 	PID int
 	end func()
 	env []string // of processes in it
+
+	calls sync.WaitGroup // of Sh, which end with the test
 }
 
 // End ends the process.
@@ -86,15 +90,22 @@ func NewForeignBox(t *testing.T) *ForeignBox {
 	if line, err := bufio.NewReader(stdout).ReadString('\n'); line != "ready\n" {
 		t.Fatalf("the foreign box did not start: %q %v", line, err)
 	}
-	return &ForeignBox{T: t, PID: cmd.Process.Pid, end: end}
+	f := &ForeignBox{T: t, PID: cmd.Process.Pid, end: end}
+	t.Cleanup(f.calls.Wait) // the context of the test has ended, which kills their processes
+	return f
 }
 
-// Sh runs a shell line in the sandbox.
+// Sh runs a shell line in the sandbox and, at the end of the test, kills its processes: a client in a deleted box gets no reset and would
+// wait forever.
 func (f *ForeignBox) Sh(line string) (string, int) {
 	f.T.Helper()
+	f.calls.Add(1)
+	defer f.calls.Done()
 	cmd := exec.CommandContext(f.T.Context(), "nsenter", "-t", strconv.Itoa(f.PID), "-n", "-m", "sh", "-c", line)
 	var out bytes.Buffer
 	cmd.Stdout, cmd.Stderr, cmd.Env = &out, &out, append(os.Environ(), f.env...)
+	cmd.SysProcAttr, cmd.WaitDelay = &syscall.SysProcAttr{Setpgid: true}, time.Second
+	cmd.Cancel = func() error { return syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL) }
 	_ = cmd.Run()
 	return out.String(), cmd.ProcessState.ExitCode()
 }
