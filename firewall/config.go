@@ -47,6 +47,9 @@ type Config struct {
 	// Explain returns the policy's own decision about a refused or forwarded packet, for the rule and reason of the
 	// event. It has no effect on packets and may be nil.
 	Explain func(policy.Request) policy.Decision
+	// Names returns the names for which DNS gave a box an address, the latest first: events about refused packets have the first one.
+	// If it is nil, they have none.
+	Names func(policy.BoxID, netip.Addr) []policy.Name
 
 	// LastRun is when an earlier run was last known to report flows. Flows that began before are not reported again. Zero:
 	// there was none, or it is not known.

@@ -143,7 +143,7 @@ func (f *Firewall) startReports() error {
 		return err
 	}
 	if f.reports, err = report.Open(f.ns, report.Config{LogGroup: f.cfg.LogGroup, Counters: counters, Explain: f.cfg.Explain,
-		Audit: f.cfg.Audit, Log: f.cfg.Log}); err != nil {
+		Names: f.cfg.Names, Audit: f.cfg.Audit, Log: f.cfg.Log}); err != nil {
 		return err
 	}
 	if len(f.leftover) == 0 {

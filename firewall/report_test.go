@@ -80,6 +80,38 @@ func TestEventsCarryThePolicysRule(t *testing.T) {
 	}
 }
 
+// TestRefusalsHaveTheNameOfTheAddress: the name for which DNS gave the box the address, and none that another box was given it for.
+func TestRefusalsHaveTheNameOfTheAddress(t *testing.T) {
+	w := newWorld(t)
+	w.must(w.fw.Close())
+	name, err := policy.ParseName("api.corp.example")
+	w.must(err)
+	older, err := policy.ParseName("older.corp.example")
+	w.must(err)
+	w.cfg.Names = func(box policy.BoxID, a netip.Addr) []policy.Name {
+		if box == "one" && a == outside4 {
+			return []policy.Name{name, older}
+		}
+		return nil
+	}
+	w.open()
+	for i, box := range []policy.BoxID{"one", "two"} {
+		w.addBox(box, byte(10+i))
+		w.apply(box, allow("198.51.100.250/32"))
+		for _, to := range []netip.Addr{outside4, outside6} {
+			_, _ = w.dial(w.boxNS[box], "tcp", netip.AddrPortFrom(to, 22))
+			e := w.waitEvent("denied", func(e audit.Event) bool { return e.Addr == to && e.Box == box })
+			want := ""
+			if box == "one" && to == outside4 {
+				want = name.String()
+			}
+			if e.Name != want || e.Port != 22 || e.Verdict != policy.Deny || e.Reason != policy.ReasonNotAllowed {
+				t.Errorf("event %+v, want the name %q", e, want)
+			}
+		}
+	}
+}
+
 func TestForwardedConnectionsAreReported(t *testing.T) {
 	w := newWorld(t)
 	w.addBox("one", 10)

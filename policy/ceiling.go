@@ -3,6 +3,7 @@ package policy
 import (
 	"net/netip"
 	"slices"
+	"strings"
 )
 
 // Ceiling is the operator's policy above those of the boxes: what it denies is denied, whatever the policy of a box says.
@@ -11,6 +12,11 @@ type Ceiling struct{ policy *Compiled }
 
 // ruleCeiling is the rule of decisions for which the ceiling has no entry to name, and begins the others.
 const ruleCeiling = "policy.ceiling"
+
+// IsOfCeiling reports whether a decision with the rule is one of the operator's ceiling, which no policy of a box exceeds.
+func IsOfCeiling(rule string) bool {
+	return rule == ruleCeiling || strings.HasPrefix(rule, ruleCeiling+": ")
+}
 
 // NewCeiling makes a policy the ceiling of others. Its rules for requests may only deny: what one allowed could not be
 // taken back by another, which users of allow rules expect. The error is an *[InvalidError] that lists every problem.

@@ -231,6 +231,9 @@ func (c *conn) note(f peek.First, rt policy.Route) {
 	if c.event.Name == "" {
 		c.event.Name = cmp.Or(f.SNI, c.bound.String())
 	}
+	if !rt.Decision.Allowed() {
+		c.nameByDNS()
+	}
 	c.event.Verdict, c.event.Reason = rt.Decision.Verdict, rt.Decision.Reason
 	c.event.Rule, c.event.Version = rt.Decision.Rule, rt.Decision.Version
 	switch {
@@ -242,6 +245,16 @@ func (c *conn) note(f peek.First, rt policy.Route) {
 		c.event.Action = audit.ActionBroker
 	default:
 		c.event.Action = audit.ActionSplice
+	}
+}
+
+// nameByDNS has the event of a refusal say for which name the box was last given the address, if the client has said none: what would
+// allow it can then be said by that name.
+func (c *conn) nameByDNS() {
+	if c.event.Name == "" && c.box != nil && c.orig.Addr().IsValid() {
+		if names := c.p.cfg.Resolver.GrantedNames(c.box.ID, c.orig.Addr()); len(names) > 0 {
+			c.event.Name = names[0].String()
+		}
 	}
 }
 

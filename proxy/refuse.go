@@ -50,6 +50,7 @@ func (c *conn) deny(f peek.First, rt policy.Route) {
 // refusePeek refuses a connection whose first message could not be read.
 func (c *conn) refusePeek(f peek.First, err error) {
 	c.event.Name = f.SNI
+	c.nameByDNS()
 	switch {
 	case errors.Is(err, memory.ErrFull):
 		c.refuse(peek.Other, policy.ReasonLimit)

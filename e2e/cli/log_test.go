@@ -106,7 +106,7 @@ func TestLogFollowsTheGatewayAcrossRestarts(t *testing.T) {
 			t.Errorf("decision %d is printed %d times", i+1, lines)
 		}
 	}
-	if remedies := strings.Count(log.String(), "to allow it: gateway policy allow "+box+" try1.example.net"); remedies != 1 {
+	if remedies := strings.Count(log.String(), "to allow it: gateway policy allow "+box+" try1.example.net:443 (port 443 alone"); remedies != 1 {
 		t.Errorf("what to do about the first denial is said %d times", remedies)
 	}
 	w.Run(0, nil, "", "api-key", "rotate")

@@ -98,7 +98,7 @@ func (r *Reports) refused(m netlink.Message) {
 		r.count(countKey{t.Link, reason}, t).told++
 	}
 	r.mu.Unlock()
-	e = r.withRule(e)
+	e = r.withName(r.withRule(e))
 	if t != nil {
 		r.explained(countKey{t.Link, reason}, e.Reason)
 	}
@@ -121,6 +121,17 @@ func (r *Reports) withRule(e audit.Event) audit.Event {
 	}
 	if d.Reason == e.Reason {
 		e.Rule, e.Version = d.Rule, d.Version
+	}
+	return e
+}
+
+// withName adds the name for which the box was last given the address by DNS. The decision was made without it.
+func (r *Reports) withName(e audit.Event) audit.Event {
+	if r.cfg.Names == nil || e.Box == "" || !e.Addr.IsValid() {
+		return e
+	}
+	if names := r.cfg.Names(e.Box, e.Addr); len(names) > 0 {
+		e.Name = names[0].String()
 	}
 	return e
 }

@@ -49,9 +49,13 @@ type Config struct {
 	LogGroup uint16                               // NFLOG group of the refusals
 	Counters *nft.Counters                        // of refused packets; closed together with the reports
 	Explain  func(policy.Request) policy.Decision // the policy's own decision, for rule and reason; may be nil
+	Names    Names                                // may be nil
 	Audit    Recorder
 	Log      *zap.Logger
 }
+
+// Names returns the names for which DNS gave a box an address, the latest first.
+type Names func(policy.BoxID, netip.Addr) []policy.Name
 
 // Recorder takes the events. Record must not block.
 type Recorder interface{ Record(audit.Event) }

@@ -81,11 +81,11 @@ type logReader struct {
 	reason            string // only these; "" for all
 	patience          time.Duration
 
-	connected bool   // to a stream, at least once
-	run       string // of the gateway that made these decisions
-	seq       uint64 // of the latest decision that was printed
-	printing  error  // the error of writing the output
-	remedied  map[policy.Reason]bool
+	connected bool                             // to a stream, at least once
+	run       string                           // of the gateway that made these decisions
+	seq       uint64                           // of the latest decision that was printed
+	printing  error                            // the error of writing the output
+	remedied  map[policy.Reason]remedy.Opening // what the first denial of each reason was said to need
 }
 
 // read prints one stream to its end.
@@ -194,16 +194,19 @@ func (r *logReader) print(line []byte) error {
 	return r.advise(e)
 }
 
-// advise says below the first denial of each reason what to do about it: to standard error, so that columns stay columns.
+// advise says below the first denial of each reason what to do about it: to standard error, so that columns stay columns. A connection
+// that needs another port than the look-up before it was taken to need has its own sentence.
 func (r *logReader) advise(e audit.Event) error {
 	text := remedy.For(e)
-	if text == "" || r.remedied[e.Reason] {
+	opening, _ := remedy.OpeningOf(e)
+	said, ok := r.remedied[e.Reason]
+	if text == "" || ok && (!said.Lookup || said.Port == opening.Port) {
 		return nil
 	}
 	if r.remedied == nil {
-		r.remedied = map[policy.Reason]bool{}
+		r.remedied = map[policy.Reason]remedy.Opening{}
 	}
-	r.remedied[e.Reason] = true
+	r.remedied[e.Reason] = opening
 	_, err := fmt.Fprintf(r.cmd.ErrOrStderr(), "  %s: %s\n", e.Reason, text)
 	return err
 }

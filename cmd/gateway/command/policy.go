@@ -2,6 +2,7 @@ package command
 
 import (
 	"encoding/json"
+	"fmt"
 	"io"
 	"net/netip"
 	"strings"
@@ -9,7 +10,10 @@ import (
 	"github.com/spf13/cobra"
 
 	"boxgate/api"
+	"boxgate/audit"
 	"boxgate/cmd/gateway/command/cli"
+	"boxgate/cmd/gateway/command/remedy"
+	"boxgate/policy"
 )
 
 // newPolicyCommand is `gateway policy`.
@@ -75,7 +79,10 @@ func newPolicyExplain(o *cli.Options) *cobra.Command {
 				}
 				body["headers"] = named
 			}
-			return o.Call(cmd, "POST", api.BoxPath(args[0], "egress/explain"), body, cli.Indented)
+			return o.Call(cmd, "POST", api.BoxPath(args[0], "egress/explain"), body, func(w io.Writer, answer json.RawMessage) error {
+				defer advise(cmd, args[0], args[1], answer)
+				return cli.Indented(w, answer)
+			})
 		},
 	}
 	f := cmd.Flags()
@@ -86,4 +93,22 @@ func newPolicyExplain(o *cli.Options) *cobra.Command {
 	f.StringVar(&query, "query", "", "HTTP query, without the question mark")
 	f.StringArrayVar(&headers, "header", nil, `HTTP header, as "Name: value"; with all that rules look at (may be repeated)`)
 	return cmd
+}
+
+// advise says what to do about what the policy would deny, to standard error.
+func advise(cmd *cobra.Command, box, host string, answer json.RawMessage) {
+	var e audit.Event
+	if json.Unmarshal(answer, &e) != nil || e.Verdict != policy.Deny {
+		return
+	}
+	asked := cmd.Flags()
+	port, _ := asked.GetUint16("port")
+	protocol, _ := asked.GetString("protocol")
+	e.BoxName, e.Box, e.Stage, e.Port, e.Protocol = box, policy.BoxID(box), policy.StageConn, port, policy.Protocol(protocol)
+	if a, err := netip.ParseAddr(host); err == nil {
+		e.Addr = a
+	} else {
+		e.Name = host
+	}
+	fmt.Fprintf(cmd.ErrOrStderr(), "%s: %s\n", e.Reason, remedy.For(e))
 }

@@ -21,7 +21,7 @@ func (d *tour) keep(ctx context.Context, in io.Reader) {
 		"gateway box shell demo",
 		tryLine,
 		"gateway log --denied",
-		"gateway policy allow demo www.example.com",
+		"gateway policy allow demo www.example.com:443",
 		tryLine,
 		"gateway policy get demo",
 		"gateway headers list --box demo",

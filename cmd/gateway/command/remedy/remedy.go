@@ -23,35 +23,112 @@ func For(e audit.Event) string {
 	if !ok {
 		return elsewhere
 	}
-	if strings.Contains(text, "DESTINATION") && Destination(e) == "" {
-		return "see what the policy allows: gateway policy get " + boxOf(e)
-	}
-	return strings.NewReplacer("BOX", boxOf(e), "DESTINATION", Destination(e)).Replace(text)
+	return strings.NewReplacer("BOX", boxOf(e), "RULE", quoted(e.Rule), "OPENED", opened(e)).Replace(text)
 }
 
 // Plain is For without a gateway that could be asked or told anything.
 func Plain(e audit.Event) string {
-	if text := remedies[e.Reason]; text != "" && !strings.Contains(text, "gateway ") {
+	if text := remedies[e.Reason]; text != "" && !strings.Contains(text, "gateway ") && !strings.Contains(text, "OPENED") {
 		return text
 	}
 	return elsewhere
 }
 
-// remedies are the sentences, in which BOX and DESTINATION stand for those of the event.
+// opened says how to allow what was denied, and nothing else. Where a policy cannot say that, it says what else would be allowed.
+func opened(e audit.Event) string {
+	o, ok := OpeningOf(e)
+	switch {
+	case policy.IsOfCeiling(e.Rule):
+		return "no policy of a box opens it: policy.ceiling of the configuration is the operator's limit"
+	case !ok && isByAddressAlone(e) && e.Name != "":
+		return "names do not open " + strings.ToUpper(string(e.Protocol)) + ", which is judged by its address alone, and an address is opened with all of its ports, under any name; " +
+			"if that is meant, add it to allowed_cidrs: gateway policy edit " + boxOf(e)
+	case !ok && e.Reason == policy.ReasonNoName:
+		return "what is allowed by name cannot be matched otherwise"
+	case !ok && e.Reason == policy.ReasonDeniedDomain:
+		return "denied entries win, and this one is for more than what was refused; to change it: gateway policy edit " + boxOf(e)
+	case !ok:
+		return "see what the policy allows: gateway policy get " + boxOf(e)
+	}
+	return o.Caveat("to allow it: gateway policy allow " + boxOf(e) + " " + o.Entry)
+}
+
+// Opening is the narrowest entry of a policy that allows what was denied.
+type Opening struct {
+	Entry  string // a name with a port, or an address
+	Port   uint16 // 0: of an address
+	Lookup bool   // only a look-up was denied, so the port is a guess
+}
+
+// IsAddress reports whether the entry belongs into allowed_cidrs, and opens every port of an address, whatever the name.
+func (o Opening) IsAddress() bool { return o.Port == 0 }
+
+// Caveat adds to a sentence what else the entry opens, and what it leaves closed.
+func (o Opening) Caveat(text string) string {
+	switch {
+	case o.IsAddress():
+		return text + " (no name is known for it, so this opens every port of the address, under any name)"
+	case o.Lookup:
+		return text + " (port 443 alone: a connection that is refused says which port it needs)"
+	}
+	return text
+}
+
+// HTTPSPort is the port that is opened for a name that was only looked up.
+const HTTPSPort = 443
+
+// OpeningOf returns the narrowest entry that allows what was denied. There is none for a denial that no entry lifts, for one without a
+// destination, and where DNS has named the destination but only its address, with all its ports, could be allowed.
+func OpeningOf(e audit.Event) (Opening, bool) {
+	name, port := e.Name, e.Port
+	if e.Stage == policy.StageDNS {
+		port = HTTPSPort
+	}
+	switch e.Reason {
+	case policy.ReasonNotAllowed, policy.ReasonDenyAll, policy.ReasonDeniedDomain, policy.ReasonNoName:
+	default:
+		return Opening{}, false
+	}
+	if policy.IsOfCeiling(e.Rule) {
+		return Opening{}, false
+	}
+	if name == "" {
+		if !e.Addr.IsValid() || e.Reason == policy.ReasonDeniedDomain {
+			return Opening{}, false
+		}
+		return Opening{Entry: e.Addr.Unmap().WithZone("").String()}, true
+	}
+	canonical, err := policy.ParseName(name)
+	if err != nil || port == 0 || isByAddressAlone(e) || e.Reason == policy.ReasonNoName {
+		return Opening{}, false
+	}
+	entry := net.JoinHostPort(canonical.String(), strconv.Itoa(int(port)))
+	if e.Reason == policy.ReasonDeniedDomain && e.Rule != entry { // lifting it would open more
+		return Opening{}, false
+	}
+	return Opening{Entry: entry, Port: port, Lookup: e.Stage == policy.StageDNS}, true
+}
+
+// isByAddressAlone reports whether a policy judges such traffic by its address, whatever the name.
+func isByAddressAlone(e audit.Event) bool {
+	return e.Stage != policy.StageDNS && e.Protocol != "" && e.Protocol != policy.TCP
+}
+
+// remedies are the sentences, in which BOX, RULE and OPENED stand for the box and the rule of the event, and for how to allow what it denies.
 var remedies = map[policy.Reason]string{
 	policy.ReasonUnknownBox:        "right after a box was deleted this is a late packet; otherwise find out what sends from that address",
 	policy.ReasonNoPolicy:          "set the policy again: gateway policy set BOX POLICY",
-	policy.ReasonProtectedRange:    "no policy opens this range; if boxes must reach it, list it in network.protected_exempt of the configuration",
-	policy.ReasonDeniedDomain:      "the policy denies it by name; to lift that: gateway policy allow BOX DESTINATION",
-	policy.ReasonDeniedCIDR:        "the policy denies that address; look at denied_cidrs: gateway policy edit BOX",
-	policy.ReasonDenyAll:           "the policy denies everything; to allow this: gateway policy allow BOX DESTINATION",
-	policy.ReasonNotAllowed:        "to allow it: gateway policy allow BOX DESTINATION",
+	policy.ReasonProtectedRange:    "no policy opens this range; if boxes must reach it, list this address alone in network.protected_exempt of the configuration",
+	policy.ReasonDeniedDomain:      "the policy denies it by RULE; OPENED",
+	policy.ReasonDeniedCIDR:        "the policy denies that address by RULE; to change denied_cidrs: gateway policy edit BOX",
+	policy.ReasonDenyAll:           "the policy denies everything; OPENED",
+	policy.ReasonNotAllowed:        "OPENED",
 	policy.ReasonHeaderRule:        "a header rule refuses such requests; see the rules: gateway headers list --box BOX",
 	policy.ReasonRequestRule:       "a request rule refuses it; see the rules: gateway policy get BOX",
 	policy.ReasonSpoofed:           "something in the box forges addresses, or a network inside the box is not translated to the box's address",
 	policy.ReasonHostPort:          "boxes reach nothing on the host; run the service elsewhere",
-	policy.ReasonProtocol:          "QUIC clients fall back to TCP; other protocols need their address in allowed_cidrs",
-	policy.ReasonNoName:            "use a client that sends SNI, or allow the address: gateway policy allow BOX ADDRESS",
+	policy.ReasonProtocol:          "QUIC clients fall back to TCP; DNS over TLS needs the resolver's address in allowed_cidrs",
+	policy.ReasonNoName:            "use a client that says which host it wants (SNI, or a Host header); OPENED",
 	policy.ReasonAuthorityMismatch: "the client must open a connection for each host",
 	policy.ReasonBadRequest:        "the request is malformed or ambiguous, and is never repaired: mend the client",
 	policy.ReasonAmbiguousPath:     "send the path without dot segments, repeated slashes and the like",
@@ -61,7 +138,7 @@ var remedies = map[policy.Reason]string{
 	policy.ReasonUnsignable:        "the request cannot be signed as the rule of its host asks; mostly, send X-Amz-Content-Sha256: UNSIGNED-PAYLOAD or the hash of the body",
 	policy.ReasonUnscrubbable:      "the response cannot be searched for secrets; turn that coding off, or remove scrub from the rule",
 	policy.ReasonMethod:            "TRACE, TRACK and CONNECT are always refused where requests are judged",
-	policy.ReasonPeekTimeout:       "the client sent no complete first message; where the server speaks first, resolve the name by DNS, or allow the address",
+	policy.ReasonPeekTimeout:       "the client sent no complete first message; where the server speaks first, resolve its name by DNS before connecting",
 	policy.ReasonPeekSize:          "no ordinary client begins with so large a message: look at what runs there",
 	policy.ReasonLimit:             "find out what opens so many; the limits are under limits in the configuration",
 	policy.ReasonSourceAddress:     "the box has no address to leave from: look at its source addresses (gateway box get), network.sources, and ip addr",
@@ -94,7 +171,15 @@ func boxOf(e audit.Event) string {
 // plain are the characters that names of boxes have, and that a shell reads as they are.
 const plain = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789._-"
 
-// Destination is what `gateway policy allow` takes for the event: the name with its port, or the address. "" if it is neither, or
+// quoted is the rule of an event as a sentence shows it.
+func quoted(rule string) string {
+	if rule == "" {
+		return "one of its entries"
+	}
+	return strconv.QuoteToASCII(rule)
+}
+
+// Destination is what `gateway policy deny` takes for the event: the name with its port, or the address. "" if it is neither, or
 // could be read as something else by a shell.
 func Destination(e audit.Event) string {
 	if e.Name == "" {

@@ -8,6 +8,7 @@ import (
 
 	"boxgate/audit"
 	"boxgate/policy"
+	"boxgate/policy/amend"
 )
 
 // allowing are the reasons that no denial has.
@@ -32,13 +33,18 @@ func TestEveryDenialHasARemedy(t *testing.T) {
 // TestRemedyCanBePasted: it names the box and the destination, and nothing that a box chose freely.
 func TestRemedyCanBePasted(t *testing.T) {
 	t.Parallel()
+	addr := netip.MustParseAddr("192.0.2.1")
 	for _, c := range []struct {
 		event audit.Event
 		want  string
 	}{
 		{audit.Event{Box: "b1", Name: "a.example", Port: 443}, "gateway policy allow b1 a.example:443"},
-		{audit.Event{Box: "b1", Name: "a.example", Addr: netip.MustParseAddr("192.0.2.1")}, "gateway policy allow b1 a.example"},
-		{audit.Event{Box: "b1", Addr: netip.MustParseAddr("192.0.2.1"), Port: 22}, "gateway policy allow b1 192.0.2.1"},
+		{audit.Event{Box: "b1", Name: "a.example", Addr: addr, Port: 22, Stage: policy.StageKernel, Protocol: policy.TCP}, "gateway policy allow b1 a.example:22"},
+		{audit.Event{Box: "b1", Name: "a.example", Stage: policy.StageDNS, Protocol: policy.UDP}, "gateway policy allow b1 a.example:443 (port 443 alone: a connection that is refused says which port it needs)"},
+		{audit.Event{Box: "b1", Name: "a.example", Addr: addr}, "gateway policy get b1"},
+		{audit.Event{Box: "b1", Name: "a.example", Addr: addr, Port: 22, Rule: "policy.ceiling: b.example"}, "the operator's limit"},
+		{audit.Event{Box: "b1", Addr: addr, Port: 22}, "gateway policy allow b1 192.0.2.1 (no name is known for it, so this opens every port of the address, under any name)"},
+		{audit.Event{Box: "b1", Name: "a.example", Addr: addr, Port: 53, Protocol: policy.UDP, Stage: policy.StageKernel}, "gateway policy edit b1"},
 		{audit.Event{Box: "b1", Name: "$(reboot).example", Port: 443}, "gateway policy get b1"},
 		{audit.Event{Box: "b1"}, "gateway policy get b1"},
 		{audit.Event{Box: "b1", BoxName: "web-1"}, "gateway policy get web-1"},
@@ -49,4 +55,115 @@ func TestRemedyCanBePasted(t *testing.T) {
 			t.Errorf("%+v: %q, want %q", c.event, got, c.want)
 		}
 	}
+}
+
+// TestAttackRemedyOpensMoreThanWasRefused follows, for every reason, the command that is printed. It allows what was refused, and neither
+// another port of the name, nor another name at the address, nor another address. Where only an address with all its ports can be
+// allowed, the sentence says so.
+func TestAttackRemedyOpensMoreThanWasRefused(t *testing.T) {
+	t.Parallel()
+	const name, other = "api.corp.example", "evil.corp.example"
+	addr, elsewhere := netip.MustParseAddr("192.0.2.1"), netip.MustParseAddr("192.0.2.2")
+	events := []audit.Event{
+		{Stage: policy.StageKernel, Protocol: policy.TCP, Name: name, Addr: addr, Port: 22},
+		{Stage: policy.StageKernel, Protocol: policy.UDP, Name: name, Addr: addr, Port: 22},
+		{Stage: policy.StageKernel, Protocol: policy.ICMP, Name: name, Addr: addr},
+		{Stage: policy.StageKernel, Protocol: policy.TCP, Addr: addr, Port: 22},
+		{Stage: policy.StageKernel, Protocol: policy.UDP, Addr: addr, Port: 22},
+		{Stage: policy.StageConn, Protocol: policy.TCP, Name: name, Addr: addr, Port: 22},
+		{Stage: policy.StageHTTP, Protocol: policy.TCP, Name: name, Port: 22, Method: "GET", Path: "/"},
+		{Stage: policy.StageDNS, Protocol: policy.UDP, Name: name},
+		{Stage: policy.StageKernel, Count: 9},
+	}
+	for _, spec := range []policy.Spec{
+		{Mode: policy.ModeDenyAll},
+		{Mode: policy.ModeCustom, AllowedDomains: []string{name + ":80", "third.example"}},
+		{Mode: policy.ModeCustom, AllowedDomains: []string{"third.example"}, AllowedCIDRs: []string{"198.51.100.0/24"}},
+		{Mode: policy.ModeCustom, AllowedDomains: []string{"*"}, DeniedDomains: []string{name + ":22", other}},
+		{Mode: policy.ModeCustom, AllowedDomains: []string{"*"}, DeniedDomains: []string{name, other}},
+		{Mode: policy.ModeCustom, DeniedDomains: []string{"*.corp.example"}},
+	} {
+		for _, e := range events {
+			e.Box = "b1"
+			for _, reason := range policy.Reasons() {
+				e.Reason = reason
+				d := compiled(t, spec).Decide(request(e))
+				e.Rule = d.Rule
+				text := For(e)
+				_, command, printed := strings.Cut(text, "gateway policy allow b1 ")
+				if !printed {
+					continue
+				}
+				if d.Allowed() || d.Reason != reason && reason != policy.ReasonNoName {
+					continue // it would not be refused so
+				}
+				entry, caveat, _ := strings.Cut(command, " ")
+				parsed, err := amend.ParseEntry(entry)
+				if err != nil {
+					t.Errorf("%+v: %q: %v", e, text, err)
+					continue
+				}
+				change, err := amend.Allow(spec, parsed)
+				if err != nil {
+					t.Errorf("%+v: %q: %v", e, text, err)
+					continue
+				}
+				was, is := compiled(t, spec), compiled(t, change.Spec)
+				if got := is.Decide(request(e)); !got.Allowed() {
+					t.Errorf("%s: %q is followed, and it is still refused: %v", audit.Line(e), text, got)
+				}
+				broad := strings.Contains(caveat, "every port of the address")
+				if broad != (e.Name == "") {
+					t.Errorf("%+v: %q", e, text)
+				}
+				for _, neighbour := range neighbours(e, other, elsewhere) {
+					said := broad && neighbour.Addr == e.Addr
+					if is.Decide(neighbour).Allowed() && !was.Decide(neighbour).Allowed() && !said {
+						t.Errorf("%s: %q is followed, and %+v is open as well", audit.Line(e), text, neighbour)
+					}
+				}
+			}
+		}
+	}
+}
+
+func compiled(t *testing.T, s policy.Spec) *policy.Compiled {
+	t.Helper()
+	c, err := policy.Compile(s, nil, &policy.Protected{}, 1)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return c
+}
+
+// request is what was refused.
+func request(e audit.Event) policy.Request {
+	r := policy.Request{Stage: e.Stage, Addr: e.Addr, Port: e.Port, Protocol: e.Protocol}
+	if e.Stage == policy.StageDNS {
+		r.Protocol = ""
+	}
+	if e.Stage == policy.StageHTTP {
+		r.Method, r.Path = e.Method, e.Path
+	}
+	r.Name, _ = policy.ParseName(e.Name)
+	return r
+}
+
+// neighbours are not what was refused.
+func neighbours(e audit.Event, name string, addr netip.Addr) []policy.Request {
+	var all []policy.Request
+	add := func(change func(*policy.Request)) {
+		for _, protocol := range []policy.Protocol{policy.TCP, policy.UDP} {
+			r := request(e)
+			r.Stage, r.Protocol = policy.StageConn, protocol
+			change(&r)
+			all = append(all, r)
+		}
+	}
+	add(func(r *policy.Request) { r.Port = 8080 })
+	add(func(r *policy.Request) { r.Port = 8080; r.Addr = netip.Addr{} })
+	add(func(r *policy.Request) { r.Name, _ = policy.ParseName(name) })
+	add(func(r *policy.Request) { r.Name, _ = policy.ParseName("x." + e.Name) })
+	add(func(r *policy.Request) { r.Name, r.Addr = policy.Name{}, addr })
+	return all
 }

@@ -131,7 +131,7 @@ func (r *Record) countLocked(in map[destination]*outcome, d destination, e audit
 }
 
 func (r *Record) sayLocked(d destination, e audit.Event) {
-	key := d.host() + " " + string(e.Reason)
+	key := d.withPort().String() + " " + string(e.Reason)
 	if r.quiet || r.said[key] || len(r.said) >= mostDestinations {
 		return
 	}
@@ -151,13 +151,16 @@ func (r *Record) printf(format string, args ...any) {
 func advice(d destination, e audit.Event) string {
 	switch e.Reason {
 	case policy.ReasonNotAllowed, policy.ReasonDenyAll, policy.ReasonNoName:
-		if d.name != "" {
-			return fmt.Sprintf("to allow it, put %q into allowed_domains", entry(d))
+		o, ok := remedy.OpeningOf(e)
+		switch {
+		case !ok && e.Reason == policy.ReasonNoName:
+			return "use a client that says which host it wants (SNI, or a Host header)"
+		case !ok || d.protocol != "" && d.protocol != policy.TCP:
+			return "gateway run passes TCP and DNS, nothing else"
+		case o.IsAddress():
+			return o.Caveat(fmt.Sprintf("to allow it, put %q into allowed_cidrs", o.Entry))
 		}
-		if e.Addr.IsValid() && (d.protocol == "" || d.protocol == policy.TCP) {
-			return fmt.Sprintf("to allow it, put %q into allowed_cidrs", e.Addr)
-		}
-		return "gateway run passes TCP and DNS, nothing else"
+		return o.Caveat(fmt.Sprintf("to allow it, put %q into allowed_domains", o.Entry))
 	case policy.ReasonProtocol:
 		return "gateway run passes TCP and DNS, nothing else; QUIC clients fall back to TCP"
 	case policy.ReasonDeniedDomain, policy.ReasonDeniedCIDR:
@@ -170,12 +173,17 @@ func advice(d destination, e audit.Event) string {
 	return remedy.Plain(e)
 }
 
+// withPort is the destination of a connection to a name that was only asked for: it is taken to be for HTTPS.
+func (d destination) withPort() destination {
+	if d.name != "" && d.port == 0 {
+		d.port = remedy.HTTPSPort
+	}
+	return d
+}
+
 // entry is the destination as a list of allowed domains has it.
 func entry(d destination) string {
-	if d.port == 0 {
-		return d.name
-	}
-	return net.JoinHostPort(d.name, strconv.Itoa(int(d.port)))
+	return net.JoinHostPort(d.name, strconv.Itoa(int(d.withPort().port)))
 }
 
 // Summarize prints what was reached and what was refused, and a policy for it.
@@ -189,7 +197,7 @@ func (r *Record) Summarize() {
 	case len(r.refused) > 0:
 		r.printf("gateway: refused %s\n", list(r.refused, true))
 		if spec, ok := r.wider(); ok {
-			r.printf("gateway: this policy allows what was reached and what was refused:\n%s\n", text(spec))
+			r.printf("gateway: this policy allows what was reached and what was refused%s:\n%s\n", beyond(spec), text(spec))
 		}
 	}
 	if len(r.sockets) > 0 {
@@ -243,12 +251,20 @@ func (r *Record) wider() (policy.Spec, bool) {
 	for d, o := range r.refused {
 		switch o.reason {
 		case policy.ReasonNotAllowed, policy.ReasonDenyAll, policy.ReasonNoName:
-			if d.protocol == "" || d.protocol == policy.TCP || d.name != "" {
+			if (d.protocol == "" || d.protocol == policy.TCP) && (d.name == "" || o.reason != policy.ReasonNoName) {
 				all, helps = append(all, d), true
 			}
 		}
 	}
 	return specOf(all), helps
+}
+
+// beyond says what a policy allows besides what was refused: addresses have no ports.
+func beyond(spec policy.Spec) string {
+	if len(spec.AllowedCIDRs) == 0 {
+		return ""
+	}
+	return ", and every port of the addresses, under any name"
 }
 
 // specOf is the policy that allows the destinations.

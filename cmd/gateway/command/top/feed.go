@@ -1,6 +1,7 @@
 package top
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -73,14 +74,27 @@ func Follow(ctx context.Context, client *api.Client, each func(audit.Event), say
 	}
 }
 
-// change allows or denies the destination of a denial for a time, and says what came of it.
-func change(ctx context.Context, client *api.Client, e audit.Event, action string, lasts time.Duration) string {
-	to := remedy.Destination(e)
-	if to == "" || e.Box == "" {
-		return "this denial has no destination that a policy could " + action
+// entryOf is the entry of a policy that allows or denies what was refused. Allowing opens that alone, as far as an entry can; shown says
+// what else it would open. "" and why, if there is no such entry.
+func entryOf(e audit.Event, action string) (entry, shown string) {
+	if e.Box == "" {
+		return "", "this denial is about no box"
 	}
+	if action == "deny" {
+		to := remedy.Destination(e)
+		return to, cmp.Or(to, "this denial has no destination that a policy could deny")
+	}
+	o, ok := remedy.OpeningOf(e)
+	if !ok {
+		return "", remedy.For(e)
+	}
+	return o.Entry, o.Caveat(o.Entry)
+}
+
+// change allows or denies an entry for a time, and says what came of it.
+func change(ctx context.Context, client *api.Client, box policy.BoxID, to, action string, lasts time.Duration) string {
 	body := map[string]any{"action": action, "entries": []string{to}, "expires_in": int64(lasts / time.Second)}
-	err := client.Do(ctx, "POST", api.BoxPath(string(e.Box), "config/network-policy/leases"), body, nil)
+	err := client.Do(ctx, "POST", api.BoxPath(string(box), "config/network-policy/leases"), body, nil)
 	if err != nil {
 		return "not changed: " + strings.ReplaceAll(err.Error(), "\n", "; ")
 	}

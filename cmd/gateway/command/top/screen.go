@@ -11,7 +11,6 @@ import (
 
 	"boxgate/api"
 	"boxgate/audit"
-	"boxgate/cmd/gateway/command/remedy"
 )
 
 // ErrTerminal is the error for a terminal on which nothing can be shown.
@@ -205,18 +204,18 @@ func (s *session) askChange(action string) {
 	if !ok {
 		return
 	}
-	to := remedy.Destination(e)
-	if to == "" || e.Box == "" {
-		s.view.Message = "this denial has no destination that a policy could " + action
+	to, shown := entryOf(e, action)
+	if to == "" {
+		s.view.Message = shown
 		return
 	}
-	s.ask("1h", func(typed string) string { return action + " " + to + " for: " + typed }, func(text string) {
+	s.ask("1h", func(typed string) string { return action + " " + shown + " for: " + typed }, func(text string) {
 		lasts, err := api.ParseDuration(text)
 		if err != nil || lasts < time.Second {
 			s.view.Message = "not changed: give a duration such as 1h or 2d"
 			return
 		}
-		s.call(func() string { return change(s.ctx, s.client, e, action, lasts) })
+		s.call(func() string { return change(s.ctx, s.client, e.Box, to, action, lasts) })
 	})
 }
 
