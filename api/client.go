@@ -14,6 +14,7 @@ import (
 	"os"
 	"strings"
 	"syscall"
+	"time"
 
 	"github.com/coder/websocket"
 
@@ -232,12 +233,25 @@ const longestLine = 5 << 20
 // Events is Lines for a stream of decisions. When the stream has begun it first calls begin with the run of the
 // gateway.
 func (c *Client) Events(ctx context.Context, path string, begin func(run string), each func(line []byte) error) error {
+	return c.events(ctx, path, func(h http.Header) { begin(h.Get(stream.RunHeader)) }, each)
+}
+
+// History is Events of the decisions on disk. begin is called with the time from which on none is missing; zero if the gateway is too
+// old to say.
+func (c *Client) History(ctx context.Context, path string, begin func(whole time.Time), each func(line []byte) error) error {
+	return c.events(ctx, path, func(h http.Header) {
+		whole, _ := time.Parse(time.RFC3339Nano, h.Get(stream.WholeHeader))
+		begin(whole)
+	}, each)
+}
+
+func (c *Client) events(ctx context.Context, path string, begin func(http.Header), each func(line []byte) error) error {
 	resp, err := c.send(ctx, http.MethodGet, path, nil, http.Header{"Accept": {stream.NDJSON}})
 	if err != nil {
 		return err
 	}
 	defer resp.Body.Close()
-	begin(resp.Header.Get(stream.RunHeader))
+	begin(resp.Header)
 	lines := bufio.NewScanner(resp.Body)
 	lines.Buffer(nil, longestLine)
 	for lines.Scan() {

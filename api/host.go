@@ -72,9 +72,9 @@ type Host interface {
 	// FollowEvents delivers the decisions made from now on until ctx ends.
 	FollowEvents(ctx context.Context, f EventFilter) (EventStream, error)
 
-	// SearchEvents calls do with the decisions on disk that the filter selects, oldest first. If none are kept, the error is an
-	// ErrConflict.
-	SearchEvents(ctx context.Context, f EventSearch, do func(audit.Event) error) error
+	// SearchEvents calls begin with the time from which on no decision about the boxes of the filter is missing, and then do with the
+	// decisions on disk that it selects, oldest first. If none are kept, the error is an ErrConflict.
+	SearchEvents(ctx context.Context, f EventSearch, begin func(whole time.Time), do func(audit.Event) error) error
 
 	// SelfTest tries from inside the box what a hostile program there would try. A hole is reported, but is not an
 	// error; a self-test that cannot start because another is running is an ErrConflict.

@@ -16,12 +16,14 @@ import (
 
 // Options configure a [Log]. The zero value keeps events and counts them, and writes no log.
 type Options struct {
-	Lines    *lines.Writer // takes one line per decision, with the message "decision"; nil: none
-	History  *lines.Writer // takes the same lines, always as JSON; nil: none
-	Exports  []Export      // take them, too
-	Console  bool          // lines for humans rather than JSON
-	PerBox   int           // events kept per box; 0: 256
-	MaxBoxes int           // boxes whose events are kept; 0: 4096. Above that, the box idle longest is forgotten
+	Lines   *lines.Writer // takes one line per decision, with the message "decision"; nil: none
+	History *lines.Writer // takes the same lines, always as JSON; nil: none
+	// Unkept is called when History had no room for a line about a box. It must not wait, nor record. It may be nil.
+	Unkept   func(policy.BoxID, time.Time)
+	Exports  []Export // take them, too
+	Console  bool     // lines for humans rather than JSON
+	PerBox   int      // events kept per box; 0: 256
+	MaxBoxes int      // boxes whose events are kept; 0: 4096. Above that, the box idle longest is forgotten
 	// Name returns the name of a box, which does not change, "" if it has none, and whether the box is known. nil: nobody has a
 	// name. It must not record.
 	Name   func(policy.BoxID) (name string, known bool)
@@ -154,7 +156,10 @@ func (l *Log) writeLocked(e *Event, r *ring, verbatim bool) {
 		o.Lines.Append(again, lines.Claim{Quarters: room, By: &r.share})
 	}
 	if o.History != nil {
-		o.History.Append(again, lines.Claim{Quarters: room, By: &r.kept})
+		kept := o.History.Append(again, lines.Claim{Quarters: room, By: &r.kept})
+		if !kept && o.Unkept != nil {
+			o.Unkept(e.Box, e.Time)
+		}
 	}
 	if r.exported == nil && len(o.Exports) > 0 {
 		r.exported = make([]lines.Share, len(o.Exports))

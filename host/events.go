@@ -2,6 +2,7 @@ package host
 
 import (
 	"context"
+	"time"
 
 	"boxgate/api"
 	"boxgate/audit"
@@ -17,12 +18,13 @@ type events struct {
 }
 
 // SearchEvents implements [api.Host].
-func (e *events) SearchEvents(ctx context.Context, f api.EventSearch, do func(audit.Event) error) error {
+func (e *events) SearchEvents(ctx context.Context, f api.EventSearch, begin func(whole time.Time), do func(audit.Event) error) error {
 	if e.past == nil {
 		return api.Errorf(api.ErrConflict, "this gateway keeps no history of decisions; log.history.size gives it one")
 	}
 	_ = e.kept.Sync() // so that what was just decided is found; what could not be written is lost
 	which := past.Filter{Box: f.Box, Since: f.Since, Until: f.Until, Host: f.Host, Reason: f.Reason, Denied: f.Denied}
+	begin(e.past.Whole(f.Box))
 	return e.past.Search(ctx, which, do)
 }
 

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"path/filepath"
+	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/collectors"
@@ -15,6 +16,7 @@ import (
 	"boxgate/config"
 	"boxgate/host/share"
 	"boxgate/internal/buildinfo"
+	"boxgate/policy"
 )
 
 func (p *parts) openAudit(context.Context) error {
@@ -24,7 +26,11 @@ func (p *parts) openAudit(context.Context) error {
 	if err := p.openExports(); err != nil {
 		return err
 	}
-	p.audit = audit.New(audit.Options{Lines: p.lines, History: p.kept, Exports: p.exports, Console: p.cfg.Log.Format == "console", Name: p.boxes.nameOf})
+	var unkept func(policy.BoxID, time.Time)
+	if p.past != nil {
+		unkept = p.past.Lost
+	}
+	p.audit = audit.New(audit.Options{Lines: p.lines, History: p.kept, Unkept: unkept, Exports: p.exports, Console: p.cfg.Log.Format == "console", Name: p.boxes.nameOf})
 	return errors.Join(p.metrics.Register(p.audit), p.metrics.Register(share.Metrics{Budget: p.memory}), registerProcess(p.metrics))
 }
 

@@ -7,6 +7,7 @@ import (
 	"boxgate/api"
 	"boxgate/api/problem"
 	"boxgate/api/rest"
+	"boxgate/api/stream"
 	"boxgate/audit"
 	"boxgate/policy"
 )
@@ -68,7 +69,8 @@ func (e *Endpoints) searchAll(w http.ResponseWriter, r *http.Request) (rest.Repl
 	return e.search(w, r, &q.searchQuery, id)
 }
 
-// search writes what is found as it is found. The answer begins with the first decision, so that a mistake is answered as one.
+// search writes what is found as it is found. The answer begins with the first decision, so that a mistake is answered as one. A header
+// says from when on nothing is missing.
 func (e *Endpoints) search(w http.ResponseWriter, r *http.Request, q *searchQuery, box policy.BoxID) (rest.Reply, error) {
 	f, err := q.filter()
 	if err != nil {
@@ -83,7 +85,8 @@ func (e *Endpoints) search(w http.ResponseWriter, r *http.Request, q *searchQuer
 			s.begin("")
 		}
 	}
-	err = e.Host.SearchEvents(r.Context(), f, func(event audit.Event) error {
+	whole := func(since time.Time) { w.Header().Set(stream.WholeHeader, since.UTC().Format(time.RFC3339Nano)) }
+	err = e.Host.SearchEvents(r.Context(), f, whole, func(event audit.Event) error {
 		begin()
 		return s.event(event)
 	})

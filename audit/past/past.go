@@ -1,7 +1,10 @@
 // Package past keeps decisions on disk, within a size and an age, and finds them again after a restart.
 //
-// What is written comes from a [lines.Writer], which neither waits nor lets anybody wait: a disk that is full or fails loses lines,
-// which are counted, and no traffic.
+// The room is divided into shares: decisions about a box within its share outlive floods of other boxes ([Store.keep]). Decisions that were
+// dropped are noted, so that a reader knows from when on the history is whole ([Store.Whole]).
+//
+// Lines come from a [lines.Writer], which never blocks its callers: a disk that is full or fails loses lines, which are counted, and no
+// traffic.
 package past
 
 import (
@@ -9,7 +12,11 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"os"
+	"path/filepath"
 	"strings"
+	"sync"
+	"sync/atomic"
 	"time"
 
 	"boxgate/audit"
@@ -17,66 +24,84 @@ import (
 	"boxgate/policy"
 )
 
-// Store keeps lines of decisions in files. It is the sink of one [lines.Writer]; reading is safe meanwhile.
+// Store keeps lines of decisions in files: the latest in main, older ones in kept. It is the sink of one [lines.Writer], and safe for
+// concurrent readers.
 type Store struct {
-	files *segments.Files
-	size  int64
-	age   time.Duration
-	next  uint64 // number of the next file
+	main, kept *segments.Files
+	size       int64
+	age        time.Duration
+	next       uint64                   // number of the next file
+	held       map[policy.BoxID]*amount // nil: not counted; of the writer alone
+	whole      whole
+
+	moving   sync.RWMutex // held while lines pass from main to kept
+	released atomic.Bool
 }
 
 // errBatch is a batch that does not fit into the whole store.
 var errBatch = errors.New("the history of decisions is smaller than what is to be written")
 
-// Open opens the history of a directory, which it makes if need be. A line that a crash has cut short is removed.
+// keptDir is the folder of kept, below that of the history.
+const keptDir = "kept"
+
+// Open opens the history of a directory, which it makes if need be. It removes a line that a crash has cut short, and the copy of a file
+// that a crash has interrupted.
 func Open(dir string, size int64, age time.Duration) (*Store, error) {
-	files, _, err := segments.Open(dir)
+	main, _, err := segments.Open(dir)
 	if err != nil {
 		return nil, err
 	}
-	s := &Store{files: files, size: size, age: age, next: 1}
-	if list := files.Segments(); len(list) > 0 {
+	kept, _, err := segments.Open(filepath.Join(dir, keptDir))
+	if err != nil {
+		return nil, errors.Join(err, main.Close())
+	}
+	s := &Store{main: main, kept: kept, size: size, age: age, next: 1}
+	if err := s.recover(filepath.Join(dir, keptDir, wholeFile)); err != nil {
+		return nil, errors.Join(err, s.Close())
+	}
+	if list := s.files(); len(list) > 0 {
 		s.next = list[len(list)-1].Number + 1
 	}
+	s.next = max(s.next, s.whole.moved+1)
 	return s, s.makeRoom(0)
 }
 
-// makeRoom removes the oldest files until there is room for n more bytes, and those that are too old.
-func (s *Store) makeRoom(n int) error {
-	if int64(n) > s.size {
-		return errBatch
-	}
-	if err := s.files.Next(max(s.size/16, 64<<10), min(24*time.Hour, max(s.age/8, time.Minute))); err != nil {
-		return err
-	}
-	for {
-		list := s.files.Segments()
-		old := len(list) > 1 && time.Since(list[1].Begun) > s.age
-		if len(list) == 0 || s.files.Size()+int64(n) <= s.size && !old {
-			return nil
-		}
-		if len(list) == 1 { // the file that is written: it can only go once it is closed
-			if err := s.files.Next(0, 0); err != nil {
-				return err
+// files are all segments, oldest first.
+func (s *Store) files() []segments.Segment { return append(s.kept.Segments(), s.main.Segments()...) }
+
+// Write implements the sink of a [lines.Writer]: whole lines, or the rest of one after a write that was cut short. It writes long batches in
+// pieces, so that files have similar sizes.
+func (s *Store) Write(b []byte) (written int, err error) {
+	for len(b) > 0 {
+		piece := b
+		if most := int(max(s.size/32, 1)); len(b) > most {
+			if end := bytes.IndexByte(b[most:], '\n'); end >= 0 {
+				piece = b[:most+end+1]
 			}
 		}
-		before := len(list)
-		if err := s.files.RemoveOldest(); err != nil {
-			return err
+		n, err := s.writePiece(piece)
+		written += n
+		if err != nil {
+			return written, err
 		}
-		if len(s.files.Segments()) == before {
-			return nil // within a line
-		}
+		b = b[n:]
 	}
+	return written, nil
 }
 
-// Write implements the sink of a [lines.Writer]: whole lines, or what is left of one after a write that was cut short.
-func (s *Store) Write(b []byte) (int, error) {
+func (s *Store) writePiece(b []byte) (int, error) {
+	if s.released.Load() {
+		return 0, os.ErrClosed
+	}
 	if err := s.makeRoom(len(b)); err != nil {
 		return 0, err
 	}
-	n, err := s.files.Write(b, s.next)
+	n, err := s.main.Write(b, s.next)
 	s.next++
+	if err != nil {
+		s.held = nil // a line may be there in part
+	}
+	s.count(b[:n])
 	return n, err
 }
 
@@ -85,10 +110,22 @@ func (s *Store) Write(b []byte) (int, error) {
 func (s *Store) TryWrite([]byte) (int, bool, error) { return 0, false, nil }
 
 // Close closes the files.
-func (s *Store) Close() error { return s.files.Close() }
+func (s *Store) Close() error { return errors.Join(s.main.Close(), s.kept.Close()) }
 
 // Release closes the files for good: another process may write them from now on, and a write is an error.
-func (s *Store) Release() error { return s.files.Release() }
+func (s *Store) Release() error {
+	s.released.Store(true)
+	return errors.Join(s.main.Release(), s.kept.Release())
+}
+
+// Whole returns the time from which on no decision about a box is missing, or about any with the empty ID. Decisions before it may be
+// there, too.
+func (s *Store) Whole(box policy.BoxID) time.Time { return s.whole.of(box) }
+
+// Lost notes that a decision about a box could not be kept. It does not wait for the disk.
+func (s *Store) Lost(box policy.BoxID, at time.Time) {
+	s.whole.lose(map[policy.BoxID]time.Time{box: at})
+}
 
 // Filter selects decisions. The zero value selects all.
 type Filter struct {
@@ -121,22 +158,45 @@ func (f Filter) worthReading(line []byte) bool {
 // Search calls do with the decisions that the filter selects, in the order in which they were written. Lines that cannot be read are
 // left out.
 func (s *Store) Search(ctx context.Context, f Filter, do func(audit.Event) error) error {
-	list := s.files.Segments()
-	for len(list) > 1 && list[1].Begun.Before(f.Since.Add(-time.Minute)) {
-		list = list[1:]
+	s.moving.RLock()
+	kept, main := s.kept.Segments(), s.main.Segments()
+	s.moving.RUnlock()
+	each := func(line []byte) error {
+		if err := ctx.Err(); err != nil {
+			return err
+		}
+		var e audit.Event
+		if !f.worthReading(line) || json.Unmarshal(line, &e) != nil || e.Time.IsZero() || !f.matches(&e) {
+			return nil //nolint:nilerr // a line that was cut off
+		}
+		return do(e)
 	}
-	for _, segment := range list {
-		_, err := segment.Read(0, func(line []byte) error {
-			if err := ctx.Err(); err != nil {
-				return err
-			}
-			var e audit.Event
-			if !f.worthReading(line) || json.Unmarshal(line, &e) != nil || e.Time.IsZero() || !f.matches(&e) {
-				return nil //nolint:nilerr // a line that was cut off
-			}
-			return do(e)
-		})
+	oldest := ^uint64(0) // of main: parts of kept from this one on are copies
+	if len(main) > 0 {
+		oldest = main[0].Number
+	}
+	list := append(kept, main...)
+	for i, segment := range list {
+		if i+1 < len(list) && list[i+1].Begun.Before(f.Since.Add(-time.Minute)) {
+			continue
+		}
+		var err error
+		if i < len(kept) {
+			err = readParts(segment, func(part uint64) bool { return part < oldest }, each)
+		} else if _, err = segment.ReadExisting(0, each); errors.Is(err, os.ErrNotExist) {
+			err = s.readMoved(segment.Number, each)
+		}
 		if err != nil && !errors.Is(err, segments.ErrLine) {
+			return err
+		}
+	}
+	return nil
+}
+
+// readMoved reads the part of kept that was copied from a segment.
+func (s *Store) readMoved(number uint64, each func(line []byte) error) error {
+	for _, segment := range s.kept.Segments() {
+		if err := readParts(segment, func(part uint64) bool { return part == number }, each); err != nil {
 			return err
 		}
 	}

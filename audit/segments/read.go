@@ -16,10 +16,16 @@ var ErrLine = errors.New("a line is too long")
 // Read calls do with each whole line of a segment, without its line break, from an offset on, and returns the offset after the
 // last one. A segment that was removed in between has no lines. do must not keep the line.
 func (s Segment) Read(offset int64, do func(line []byte) error) (int64, error) {
-	f, err := os.Open(s.path)
+	offset, err := s.ReadExisting(offset, do)
 	if errors.Is(err, os.ErrNotExist) {
 		return offset, nil
 	}
+	return offset, err
+}
+
+// ReadExisting is Read, but the error about a segment that was removed in between is [os.ErrNotExist].
+func (s Segment) ReadExisting(offset int64, do func(line []byte) error) (int64, error) {
+	f, err := os.Open(s.path)
 	if err != nil {
 		return offset, err
 	}

@@ -51,6 +51,7 @@ func Open(dir string) (f *Files, cut bool, err error) {
 		return nil, false, err
 	}
 	f = &Files{dir: dir, list: list}
+	f.removeTemporary()
 	if len(list) == 0 {
 		return f, false, nil
 	}
@@ -67,6 +68,14 @@ func Open(dir string) (f *Files, cut bool, err error) {
 		return nil, false, errors.Join(&FileError{*s, err}, f.last.Close())
 	}
 	return f, cut, nil
+}
+
+// removeTemporary removes the unfinished copies that a crash has left.
+func (f *Files) removeTemporary() {
+	left, _ := filepath.Glob(filepath.Join(f.dir, "*"+temporary))
+	for _, path := range left {
+		_ = os.Remove(path) // else the next rewriting replaces it
+	}
 }
 
 // FileError is an error about one file.
@@ -132,10 +141,29 @@ func (f *Files) Write(b []byte, number uint64) (int, error) {
 		return 0, os.ErrClosed // another process may write them by now
 	}
 	if f.last == nil {
-		if err := f.begin(number); err != nil {
+		if err := f.begin(number, time.Now()); err != nil {
 			return 0, err
 		}
 	}
+	return f.appendLocked(b)
+}
+
+// WriteOf is Write of lines that come from a segment of other files. If they begin a file, that has the number and the time of the segment.
+func (f *Files) WriteOf(s Segment, b []byte) (int, error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.closed {
+		return 0, os.ErrClosed
+	}
+	if f.last == nil {
+		if err := f.begin(s.Number, s.Begun); err != nil {
+			return 0, err
+		}
+	}
+	return f.appendLocked(b)
+}
+
+func (f *Files) appendLocked(b []byte) (int, error) {
 	f.makeRoomLocked()
 	n, err := f.last.Write(b)
 	f.list[len(f.list)-1].Size += int64(n)
@@ -168,15 +196,14 @@ func (f *Files) makeRoomLocked() {
 	}
 }
 
-func (f *Files) begin(number uint64) error {
-	now := time.Now()
-	path := filepath.Join(f.dir, fmt.Sprintf("%020d-%d%s", number, now.UnixMilli(), suffix))
+func (f *Files) begin(number uint64, begun time.Time) error {
+	path := filepath.Join(f.dir, fmt.Sprintf("%020d-%d%s", number, begun.UnixMilli(), suffix))
 	file, err := os.OpenFile(path, os.O_RDWR|os.O_APPEND|os.O_CREATE|os.O_EXCL, 0o600)
 	if err != nil {
 		return err
 	}
 	f.last = file
-	f.list = append(f.list, Segment{Number: number, Begun: now, path: path})
+	f.list = append(f.list, Segment{Number: number, Begun: begun, path: path})
 	return nil
 }
 

@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"encoding/json"
 	"maps"
-	"math"
 	"slices"
 	"strings"
 	"time"
@@ -34,20 +33,6 @@ func owner(line []byte) string {
 	}
 	id, _, _ := bytes.Cut(rest, []byte(`"`))
 	return string(id)
-}
-
-// share returns how many bytes an owner may have at most, so that those who have no more and those who are cut down to it have
-// room together.
-func share(held map[string]int64, room int64) int64 {
-	sizes := slices.Sorted(maps.Values(held))
-	for i, size := range sizes {
-		each := room / int64(len(sizes)-i)
-		if size > each {
-			return each
-		}
-		room -= size
-	}
-	return math.MaxInt64
 }
 
 // count adds up what each owner has. It is done once, when the first file is about to be removed.
@@ -80,7 +65,7 @@ func (t *Trail) removeLocked(oldest segments.Segment, next uint64) (err error) {
 			t.held = nil
 		}
 	}()
-	most := share(t.held, t.opts.Size/2)
+	most := segments.Share(slices.Collect(maps.Values(t.held)), t.opts.Size/2)
 	over, full, n := map[string]bool{}, false, 0
 	_, err = oldest.Read(0, func(line []byte) error {
 		by := owner(line)

@@ -15,6 +15,7 @@ import (
 	"testing"
 	"time"
 
+	"boxgate/audit/segments"
 	"boxgate/internal/nightly"
 )
 
@@ -265,7 +266,7 @@ func TestShareIsWhatTheOthersLeave(t *testing.T) {
 		100:           {"a": 1000},
 		math.MaxInt64: {"a": 50, "b": 50},
 	} {
-		if got := share(held, 100); got != want {
+		if got := segments.Share(slices.Collect(maps.Values(held)), 100); got != want {
 			t.Errorf("%v: %d", held, got)
 		}
 	}

@@ -39,7 +39,7 @@ func TestKeysTrailAndHistoryOutliveTheGateway(t *testing.T) {
 	w.Run(0, nil, "", "api-key", "rm", "one")
 	w.Run(1, as, "", "box", "get", box)
 	for _, dir := range []string{"audit", "history"} {
-		files, err := filepath.Glob(filepath.Join(w.Dir, "state", dir, "*"))
+		files, err := filepath.Glob(filepath.Join(w.Dir, "state", dir, "*.jsonl"))
 		if err != nil || len(files) == 0 {
 			t.Errorf("%s: %v %v", dir, files, err)
 		}

@@ -116,13 +116,31 @@ func (r *logReader) search(ctx context.Context, host string) error {
 			r.query.Set(name, value)
 		}
 	}
-	err := r.read(ctx)
+	err := r.readHistory(ctx, query.Get("since"))
 	refused, ok := errors.AsType[*api.ResponseError](err)
 	if ok && refused.Status == http.StatusConflict && host == "" && !query.Has("until") {
 		r.query, r.path = query, path
 		return r.read(ctx)
 	}
 	return err
+}
+
+// readHistory prints decisions on disk, and says from when on none is missing if that is later than what was asked for.
+func (r *logReader) readHistory(ctx context.Context, since string) error {
+	client, err := r.o.Client()
+	if err != nil {
+		return err
+	}
+	begin := func(whole time.Time) {
+		from, _ := time.Parse(time.RFC3339, since)
+		if whole.After(from) {
+			fmt.Fprintf(r.cmd.ErrOrStderr(), "gateway: the history is whole from %s on; earlier decisions may be missing\n", whole.Local().Format(time.RFC3339))
+		}
+	}
+	return client.History(ctx, r.path+"?"+r.query.Encode(), begin, func(line []byte) error {
+		r.printing = r.print(line)
+		return r.printing
+	})
 }
 
 // follow prints the decisions until ctx ends. When the stream ends because the gateway restarts, it waits for the

@@ -1,0 +1,387 @@
+package past
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"strconv"
+	"time"
+
+	"boxgate/audit/segments"
+	"boxgate/policy"
+)
+
+// Before the oldest file of main is removed, lines about boxes that are within their share are copied to kept. Otherwise one box could push
+// out the decisions about all by causing many. The copy of a file is called a part, and begins with a line that has the file's number.
+
+// A quarter of the size is divided among the boxes. When kept exceeds that by a quarter, the oldest lines about boxes beyond their share are
+// removed from it. An eighth of the size is reserved for the file that is being copied or rewritten.
+func (s *Store) shared() int64 { return s.size / 4 }
+
+func (s *Store) reserve() int64 { return s.size / 8 }
+
+// amount is how many bytes are about a box.
+type amount struct{ main, kept int64 }
+
+// owner returns the box that a line is about; "" if about none. No other text of a decision can be taken for the ID, because quotes
+// in it are escaped.
+func owner(line []byte) policy.BoxID {
+	_, rest, ok := bytes.Cut(line, []byte(`"box":"`))
+	if !ok {
+		return ""
+	}
+	id, _, _ := bytes.Cut(rest, []byte(`"`))
+	return policy.BoxID(id)
+}
+
+// timeOf returns the time of a line; now if it has none.
+func timeOf(line []byte) time.Time {
+	_, rest, _ := bytes.Cut(line, []byte(`"time":"`))
+	text, _, _ := bytes.Cut(rest, []byte(`"`))
+	t, err := time.Parse(time.RFC3339Nano, string(text))
+	if err != nil {
+		return time.Now()
+	}
+	return t
+}
+
+const partHead = `{"part":`
+
+func partLine(number uint64) string { return fmt.Sprintf("%s%d}\n", partHead, number) }
+
+// partOf returns the number of the part that a line begins.
+func partOf(line []byte) (number uint64, ok bool) {
+	rest, ok := bytes.CutPrefix(line, []byte(partHead))
+	if !ok {
+		return 0, false
+	}
+	number, err := strconv.ParseUint(string(bytes.TrimSuffix(rest, []byte("}"))), 10, 64)
+	return number, err == nil
+}
+
+// readParts calls each with the lines of some parts of a segment of kept.
+func readParts(segment segments.Segment, wanted func(part uint64) bool, each func(line []byte) error) error {
+	in := false
+	_, err := segment.Read(0, func(line []byte) error {
+		if number, begins := partOf(line); begins {
+			in = wanted(number)
+			return nil
+		}
+		if !in {
+			return nil
+		}
+		return each(line)
+	})
+	return err
+}
+
+// of returns the amount of a box, once everything has been counted.
+func (s *Store) of(box policy.BoxID) *amount {
+	a := s.held[box]
+	if a == nil {
+		a = &amount{}
+		s.held[box] = a
+	}
+	return a
+}
+
+// count adds lines that were written to main, if those before are counted.
+func (s *Store) count(b []byte) {
+	if s.held == nil {
+		return
+	}
+	for line := range bytes.Lines(b) {
+		s.of(owner(line)).main += int64(len(line))
+	}
+}
+
+// countAll adds up the lines about each box. This is done once, when the size is exceeded for the first time.
+func (s *Store) countAll() error {
+	if s.held != nil {
+		return nil
+	}
+	s.held = map[policy.BoxID]*amount{}
+	for _, of := range []struct {
+		files *segments.Files
+		add   func(*amount, int64)
+	}{{s.kept, func(a *amount, n int64) { a.kept += n }}, {s.main, func(a *amount, n int64) { a.main += n }}} {
+		for _, segment := range of.files.Segments() {
+			_, err := segment.Read(0, func(line []byte) error {
+				if _, begins := partOf(line); !begins {
+					of.add(s.of(owner(line)), int64(len(line))+1)
+				}
+				return nil
+			})
+			if err != nil && !errors.Is(err, segments.ErrLine) {
+				s.held = nil
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// share is how many bytes may be kept about one box.
+func (s *Store) share() int64 {
+	sizes := make([]int64, 0, len(s.held))
+	for box, a := range s.held {
+		if a.main <= 0 && a.kept <= 0 {
+			delete(s.held, box)
+			continue
+		}
+		sizes = append(sizes, a.main+a.kept)
+	}
+	return segments.Share(sizes, s.shared())
+}
+
+// makeRoom moves the oldest files to kept until there is room for n more bytes, and removes those that are too old.
+func (s *Store) makeRoom(n int) error {
+	if int64(n) > s.size {
+		return errBatch
+	}
+	if err := s.main.Next(max(s.size/16, 64<<10), s.filesAge()); err != nil {
+		return err
+	}
+	if err := s.removeOld(); err != nil {
+		return err
+	}
+	for {
+		held := s.kept.Size() + s.main.Size()
+		if held == 0 || held+int64(n)+s.reserve() <= s.size {
+			return nil
+		}
+		if s.kept.Size() > s.shared()+s.shared()/4 || len(s.main.Segments()) == 0 {
+			if err := s.cutDown(); err != nil {
+				return err
+			}
+			continue
+		}
+		if len(s.main.Segments()) == 1 { // the file that is written: it can only go once it is closed
+			if err := s.main.Next(0, 0); err != nil {
+				return err
+			}
+		}
+		before := s.main.Size()
+		if err := s.keep(s.main.Segments()[0]); err != nil {
+			return err
+		}
+		if s.main.Size() == before {
+			return nil // within a line
+		}
+	}
+}
+
+// filesAge is how long a file is written, so that it does not outlive the age of its lines by much.
+func (s *Store) filesAge() time.Duration { return min(24*time.Hour, max(s.age/8, time.Minute)) }
+
+// removeOld removes files whose last line is too old.
+func (s *Store) removeOld() error {
+	for list := s.files(); len(list) > 1 && time.Since(list[1].Begun) > s.age; list = list[1:] {
+		s.held = nil
+		s.whole.begin(list[1].Begun)
+		if err := errors.Join(s.whole.save(), s.removeFirst()); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (s *Store) removeFirst() error {
+	if len(s.kept.Segments()) == 0 {
+		return s.main.RemoveOldest()
+	}
+	if len(s.kept.Segments()) == 1 {
+		if err := s.kept.Next(0, 0); err != nil {
+			return err
+		}
+	}
+	return s.kept.RemoveOldest()
+}
+
+// keep copies lines of the oldest segment of main to kept, and removes the segment. A line is copied if it and the later ones about its box in
+// main are within the box's share. On a full disk the segment is removed without a copy, to make room again.
+func (s *Store) keep(oldest segments.Segment) error {
+	if err := s.countAll(); err != nil {
+		return err
+	}
+	s.moving.Lock()
+	defer s.moving.Unlock()
+	if err := s.kept.Next(max(s.size/32, 1), s.keptAge(oldest)); err != nil {
+		return err
+	}
+	most, lost := s.share(), map[policy.BoxID]time.Time{}
+	p := part{files: s.kept, of: oldest, buf: []byte(partLine(oldest.Number))}
+	_, err := oldest.Read(0, func(line []byte) error {
+		n, box := int64(len(line))+1, owner(line)
+		a := s.of(box)
+		if a.main -= n; a.main+n <= most && p.add(line) {
+			a.kept += n
+			return nil
+		}
+		lost[box] = timeOf(line)
+		return nil
+	})
+	if err != nil && !errors.Is(err, segments.ErrLine) {
+		s.held = nil
+		return err
+	}
+	if p.end(); p.full || err != nil {
+		s.held = nil
+		s.whole.begin(time.Now())
+	}
+	s.whole.lose(lost)
+	s.whole.move(oldest.Number)
+	_ = s.whole.save() // on a full disk it is saved later
+	return s.main.RemoveOldest()
+}
+
+// keptAge is the age for [segments.Files.Next] at which a file of kept ends before the part of a segment.
+func (s *Store) keptAge(next segments.Segment) time.Duration {
+	list := s.kept.Segments()
+	if len(list) > 0 && next.Begun.Sub(list[len(list)-1].Begun) > s.filesAge() {
+		return 0
+	}
+	return time.Duration(1<<63 - 1)
+}
+
+// part writes the copy of a segment.
+type part struct {
+	files *segments.Files
+	of    segments.Segment
+	buf   []byte
+	some  bool // there is a line
+	full  bool // the disk has no more room
+}
+
+// add adds a line, and reports whether there was room.
+func (p *part) add(line []byte) bool {
+	if p.full {
+		return false
+	}
+	p.buf = append(append(p.buf, line...), '\n')
+	p.some = true
+	if len(p.buf) > 64<<10 {
+		p.flush()
+	}
+	return !p.full
+}
+
+func (p *part) flush() {
+	n, err := p.files.WriteOf(p.of, p.buf)
+	if err != nil {
+		_ = p.files.Undo(n)
+		p.full = true
+	}
+	p.buf = p.buf[:0]
+}
+
+// end makes the copy durable, before the segment is removed.
+func (p *part) end() {
+	if !p.some {
+		return
+	}
+	if len(p.buf) > 0 && !p.full {
+		p.flush()
+	}
+	if p.files.Sync() != nil {
+		p.full = true
+	}
+}
+
+// cutDown removes the oldest lines about boxes beyond their share, until kept is no larger than the shared quarter. If rewriting fails, it
+// removes the oldest file instead.
+func (s *Store) cutDown() error {
+	if err := s.countAll(); err != nil {
+		return err
+	}
+	most := s.share()
+	for _, segment := range s.kept.Segments() {
+		if s.kept.Size() <= s.shared() {
+			return nil
+		}
+		if err := s.thin(segment, most); err != nil {
+			s.held = nil
+			break
+		}
+	}
+	if s.kept.Size() <= s.shared() {
+		return nil
+	}
+	s.held = nil
+	if list := s.files(); len(list) > 1 {
+		s.whole.begin(list[1].Begun)
+	} else {
+		s.whole.begin(time.Now())
+	}
+	_ = s.whole.save()
+	return s.removeFirst()
+}
+
+// thin removes lines about boxes beyond their share from a segment of kept.
+func (s *Store) thin(segment segments.Segment, most int64) error {
+	lost := map[policy.BoxID]time.Time{}
+	var head []byte // of the part, until a line of it stays
+	edit := func(to, line []byte) []byte {
+		if _, begins := partOf(line); begins {
+			head = append(append(head[:0], line...), '\n')
+			return to
+		}
+		n, box := int64(len(line))+1, owner(line)
+		a := s.of(box)
+		if a.main+a.kept > most {
+			a.kept -= n
+			lost[box] = timeOf(line)
+			return to
+		}
+		to = append(to, head...)
+		head = head[:0]
+		return append(append(to, line...), '\n')
+	}
+	return s.kept.Rewrite(segment, edit, func() error {
+		s.whole.lose(lost)
+		return s.whole.save()
+	})
+}
+
+// recover reads the notes about missing decisions, and finishes or undoes the copying of a segment that a crash has interrupted.
+func (s *Store) recover(path string) error {
+	err := s.whole.load(path)
+	list := s.main.Segments()
+	for ; len(list) > 0 && list[0].Number <= s.whole.moved; list = list[1:] {
+		if len(list) == 1 {
+			err = errors.Join(err, s.main.Next(0, 0))
+		}
+		err = errors.Join(err, s.main.RemoveOldest())
+	}
+	if kept := s.kept.Segments(); len(list) > 0 && len(kept) > 0 {
+		err = errors.Join(err, s.cutPart(kept[len(kept)-1], list[0].Number))
+	}
+	if !s.whole.since.IsZero() {
+		return err
+	}
+	if all := s.files(); len(all) > 0 { // an earlier version removed older ones alone
+		s.whole.begin(all[0].Begun)
+	} else {
+		s.whole.begin(time.Now())
+	}
+	return err
+}
+
+// cutPart removes the part of a segment that is still in main from the end of kept.
+func (s *Store) cutPart(last segments.Segment, number uint64) error {
+	var offset int64
+	_, err := last.Read(0, func(line []byte) error {
+		if part, begins := partOf(line); begins && part >= number {
+			return errEnough
+		}
+		offset += int64(len(line)) + 1
+		return nil
+	})
+	if errors.Is(err, errEnough) {
+		return s.kept.Cut(offset)
+	}
+	return err
+}
+
+// errEnough ends reading.
+var errEnough = errors.New("enough has been read")

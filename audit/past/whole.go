@@ -1,0 +1,138 @@
+package past
+
+import (
+	"encoding/json"
+	"errors"
+	"maps"
+	"os"
+	"slices"
+	"sync"
+	"time"
+
+	"boxgate/policy"
+)
+
+// wholeFile is the name of the file with the notes about missing decisions.
+const wholeFile = "whole.json"
+
+// mostLosers is how many boxes with missing decisions are remembered. Beyond that the earlier half of the losses is merged: the history then
+// counts as whole, for every box, only from the latest of those on.
+const mostLosers = 1024
+
+// whole knows from when on the history is whole. Safe for concurrent use.
+type whole struct {
+	path  string
+	moved uint64 // the last segment of main that was moved; of the writer alone
+
+	mu    sync.Mutex
+	since time.Time                  // from here on only decisions in lost are missing
+	lost  map[policy.BoxID]time.Time // time of the last missing decision about a box
+	dirty bool                       // not all of it is on the disk
+}
+
+// saved is the form on the disk.
+type saved struct {
+	Moved uint64                     `json:"moved"`
+	Since time.Time                  `json:"since"`
+	Lost  map[policy.BoxID]time.Time `json:"lost,omitempty"`
+}
+
+// load reads the notes of an earlier process. If they cannot be read, the history counts as whole from now on.
+func (w *whole) load(path string) error {
+	w.path, w.lost = path, map[policy.BoxID]time.Time{}
+	data, err := os.ReadFile(path)
+	if errors.Is(err, os.ErrNotExist) {
+		return nil
+	}
+	var from saved
+	if err != nil || json.Unmarshal(data, &from) != nil {
+		w.begin(time.Now())
+		return nil //nolint:nilerr // it is replaced when something is lost
+	}
+	w.moved, w.since = from.Moved, from.Since
+	maps.Copy(w.lost, from.Lost)
+	return nil
+}
+
+// save writes the notes, if they have changed.
+func (w *whole) save() error {
+	w.mu.Lock()
+	if !w.dirty {
+		w.mu.Unlock()
+		return nil
+	}
+	data, err := json.Marshal(saved{w.moved, w.since, w.lost})
+	w.dirty = false
+	w.mu.Unlock()
+	if err == nil {
+		err = replaceFile(w.path, data)
+	}
+	if err != nil {
+		w.mu.Lock()
+		w.dirty = true
+		w.mu.Unlock()
+	}
+	return err
+}
+
+func replaceFile(path string, data []byte) error {
+	f, err := os.OpenFile(path+".new", os.O_WRONLY|os.O_CREATE|os.O_TRUNC, 0o600)
+	if err != nil {
+		return err
+	}
+	_, err = f.Write(data)
+	if err = errors.Join(err, f.Sync(), f.Close()); err != nil {
+		return err
+	}
+	return os.Rename(path+".new", path)
+}
+
+// begin notes that anything before a time may be missing.
+func (w *whole) begin(at time.Time) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.beginLocked(at)
+}
+
+func (w *whole) beginLocked(at time.Time) {
+	if !at.After(w.since) {
+		return
+	}
+	w.since, w.dirty = at, true
+	maps.DeleteFunc(w.lost, func(_ policy.BoxID, t time.Time) bool { return !t.After(at) })
+}
+
+// move notes that a segment of main was moved.
+func (w *whole) move(number uint64) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.moved, w.dirty = number, true
+}
+
+// lose notes the times of the last missing decisions about boxes.
+func (w *whole) lose(lost map[policy.BoxID]time.Time) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	for box, at := range lost {
+		if at.After(w.since) && at.After(w.lost[box]) {
+			w.lost[box], w.dirty = at, true
+		}
+	}
+	if len(w.lost) > mostLosers {
+		times := slices.SortedFunc(maps.Values(w.lost), time.Time.Compare)
+		w.beginLocked(times[len(times)/2])
+	}
+}
+
+// of returns the time from which on the history of a box is whole; with the empty ID, of all boxes.
+func (w *whole) of(box policy.BoxID) time.Time {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	at := w.since
+	for of, lost := range w.lost {
+		if (box == "" || of == box) && lost.After(at) {
+			at = lost
+		}
+	}
+	return at
+}
