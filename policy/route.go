@@ -141,9 +141,13 @@ func (q *question) byOpening() Route {
 // logsIn reports whether the gateway logs in to a host on the port.
 func (q *question) logsIn(n Name) bool { return q.headers.login(n, q.r.Port) != nil }
 
-// broker decides a connection that may be for a host that the gateway logs in to: it must be for no other. Where a request
-// rule covers the host as well, what is no request is refused as everywhere.
+// broker decides a connection that may be for a host that the gateway logs in to: it must be for no other one. Other names that the box
+// was told for the address do not count, unless their requests are judged: what is for them would not pass at an address with a login.
+// Where a request rule covers the host as well, what is no request is refused as everywhere.
 func (q *question) broker(names []Name) Route {
+	if !slices.ContainsFunc(names, func(n Name) bool { return !q.logsIn(n) && q.Intercepts(n, q.r.Port) }) {
+		names = slices.DeleteFunc(slices.Clone(names), func(n Name) bool { return !q.logsIn(n) })
+	}
 	r := q.r
 	r.Name = names[0]
 	d := q.Decide(r)

@@ -73,8 +73,15 @@ func (in interpreter) hasLogin(n Name, port uint16) bool {
 	return slices.ContainsFunc(in.headers, func(h HeaderRule) bool { return h.Login != nil && h.Pattern.Match(n, port) })
 }
 
-// startBroker: the gateway logs in where the connection can be for no other host.
+// startBroker: the gateway logs in where the connection can be for no other host with a login, or with requests that are judged.
 func (in interpreter) startBroker(r Request, names []Name) passing {
+	var left []Name
+	for _, n := range names {
+		if in.hasLogin(n, r.Port) || in.hasRules(n, r.Port) {
+			left = append(left, n)
+		}
+	}
+	names = left
 	r.Name = names[0]
 	for _, n := range names {
 		if n != r.Name {

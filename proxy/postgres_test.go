@@ -362,7 +362,10 @@ func TestPostgresOtherWays(t *testing.T) {
 		"GSSAPI twice":             {nil, strings.Repeat("\x00\x00\x00\x08\x04\xd2\x16\x30", 2), policy.ReasonProtocol},
 		"a key of no one":          {nil, "\x00\x00\x00\x10\x04\xd2\x16\x2e\x00\x00\x00\x4dreal", policy.ReasonHeaderRule},
 		"a name that was not told": {func(r *proxytest.Rig, _ netip.Addr) { r.Names.Grant(db) }, "\x00\x00\x00\x08\x04\xd2\x16\x2f", policy.ReasonNotAllowed},
-		"two names":                {func(r *proxytest.Rig, a netip.Addr) { r.Names.Grant("other.example.com", a) }, "\x00\x00\x00\x08\x04\xd2\x16\x2f", policy.ReasonNoName},
+		"two names with logins": {func(r *proxytest.Rig, a netip.Addr) {
+			r.Names.Grant("other.example.com", a)
+			r.Rules(proxytest.Allow(db+":5432"), strings.TrimSuffix(dbRule, "}")+", "+strings.Replace(dbRule[1:], "db.example.com", "other.example.com", 1))
+		}, "\x00\x00\x00\x08\x04\xd2\x16\x2f", policy.ReasonNoName},
 	}
 	for name, way := range ways {
 		t.Run(name, func(t *testing.T) {

@@ -10,6 +10,7 @@ import (
 	"strings"
 	"testing"
 
+	"boxgate/api"
 	"boxgate/audit"
 	"boxgate/e2e/harness"
 	"boxgate/internal/lab"
@@ -201,4 +202,32 @@ func (w *sshWorld) ends(box, what string, end func()) {
 		w.T.Errorf("after %s had gone: exit %d, %v", what, code, err)
 	}
 	w.Event(box, func(e audit.Event) bool { return e.Method == "exec" && e.Verdict == policy.Deny })
+}
+
+// TestLoginAtAnAddressOfTwoNames: a host that the gateway logs in to shares its address with a name that has no rule for the port. The box has
+// been told both, and is logged in. Where both have a rule, nobody knows which is meant: nothing is logged in to.
+func TestLoginAtAnAddressOfTwoNames(t *testing.T) {
+	t.Parallel()
+	w := newSSHWorld(t)
+	w.server.Repo("acme/web.git")
+	const pages = "pages.example.com"
+	if err := w.Net.AddHost(pages, forgeAddr); err != nil {
+		t.Fatal(err)
+	}
+	box := w.box(map[string]any{"repos": []any{rule("acme/web", "push")}})
+	const list = "git ls-remote " + sshd.User + "@" + forge + ":acme/web.git"
+	w.MustSh(box, list) // the control
+	for _, allowed := range []string{pages + ":443", pages} {
+		w.SetPolicy(box, harness.Custom(forge+":22", allowed))
+		w.MustSh(box, "getent ahostsv4 "+forge+" && getent ahostsv4 "+pages+" | grep "+forgeAddr+" && "+list)
+	}
+	login := map[string]any{"user": sshd.User, "key": map[string]string{"secret": "forge-key"}, "host_keys": []string{w.server.HostKey}}
+	rules := map[string]any{"attach_headers": map[string]any{forge + ":22": map[string]any{"ssh": login}, pages + ":22": map[string]any{"ssh": login}}}
+	if err := w.Client.Do(t.Context(), "PUT", api.BoxPath(box, "config/attach-headers"), rules, nil); err != nil {
+		t.Fatal(err)
+	}
+	if out, code := w.Sh(box, list); code == 0 {
+		t.Errorf("for one of two hosts with a login, it was logged in: %s", out)
+	}
+	w.Event(box, func(e audit.Event) bool { return e.Port == 22 && e.Reason == policy.ReasonNoName })
 }
