@@ -1,6 +1,7 @@
 package dns
 
 import (
+	"container/list"
 	"context"
 	"errors"
 	"net"
@@ -48,8 +49,8 @@ func (s *Server) ServeTCP(ctx context.Context, ln net.Listener) error {
 			s.pause(ctx, "cannot accept a DNS connection", err)
 			continue
 		}
-		box := s.boxOf(conn)
-		use, ok := s.usages.connect(box)
+		box, c := s.boxOf(conn), &tcpConn{Conn: conn}
+		use, ok := s.usages.connect(box, c)
 		if !ok {
 			s.refuseConn(box, use)
 			conn.Close()
@@ -58,8 +59,8 @@ func (s *Server) ServeTCP(ctx context.Context, ln net.Listener) error {
 		held.Add(1)
 		serving.Go(func() {
 			defer held.Add(-1)
-			defer use.disconnect()
-			s.serveConn(ctx, conn)
+			defer use.disconnect(c)
+			s.serveConn(ctx, use, c)
 		})
 	}
 }
@@ -99,12 +100,11 @@ func (s *Server) refuseConn(box *policy.Box, use *usage) {
 }
 
 // serveConn answers queries until the client is done, is too slow, or ctx ends.
-func (s *Server) serveConn(ctx context.Context, conn net.Conn) {
+func (s *Server) serveConn(ctx context.Context, use *usage, conn *tcpConn) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	defer conn.Close()
 	defer context.AfterFunc(ctx, func() { conn.Close() })()
-	c := &tcpConn{Conn: conn}
 	slots := make(chan struct{}, tcpPipeline)
 	pol := s.policyOf(conn)
 	var answering sync.WaitGroup
@@ -115,10 +115,13 @@ func (s *Server) serveConn(ctx context.Context, conn net.Conn) {
 		if err != nil || s.retiring.Err() != nil && s.policyOf(conn) != pol {
 			return // of a box whose policy is another process's to change
 		}
+		if !use.begin(conn) {
+			return // to make room for another
+		}
 		slots <- struct{}{}
 		answering.Go(func() {
-			defer func() { <-slots }()
-			if out := s.Handle(ctx, s.boxOf(conn), policy.TCP, wire); out == nil || c.send(out) != nil {
+			defer func() { <-slots; use.end(conn) }()
+			if out := s.Handle(ctx, s.boxOf(conn), policy.TCP, wire); out == nil || conn.send(out) != nil {
 				conn.Close()
 			}
 		})
@@ -129,6 +132,10 @@ func (s *Server) serveConn(ctx context.Context, conn net.Conn) {
 type tcpConn struct {
 	net.Conn
 	mu sync.Mutex
+
+	// Guarded by the mutex of the box's usage.
+	place *list.Element // among the box's connections; nil: it is being closed
+	busy  int           // queries under way
 }
 
 func (c *tcpConn) send(wire []byte) error {

@@ -210,45 +210,80 @@ func TestManyQueriesOnOneConnection(t *testing.T) {
 	}
 }
 
+// TestTCPConnectionsAreLimitedPerBox: of connections with queries under way a box has no more than it may.
 func TestTCPConnectionsAreLimitedPerBox(t *testing.T) {
 	t.Parallel()
-	l := newLive(t, domains("a.example.com"), newZone(t, "a.example.com. 60 IN A "+goodV4), Limits{TCPConns: 3})
+	z := newZone(t, "a.example.com. 60 IN A "+goodV4)
+	release, asked := make(chan struct{}), make(chan struct{}, 3)
+	z.before = func() { asked <- struct{}{}; <-release }
+	l := newLive(t, domains("a.example.com"), z, Limits{TCPConns: 3})
 	var conns []net.Conn
 	for range 3 {
-		conn, err := net.Dial("tcp", l.addr)
-		if err != nil {
+		conn := l.dialTCP(t)
+		conns = append(conns, conn)
+		wire, _ := newQuery("a.example.com", mdns.TypeA).Pack()
+		if err := writeMessage(conn, wire); err != nil {
 			t.Fatal(err)
 		}
-		defer conn.Close()
-		conns = append(conns, conn)
-		roundTripOver(t, conn)
 	}
-	extra, err := net.Dial("tcp", l.addr)
-	if err != nil {
-		t.Fatal(err)
+	<-asked
+	busy := func() (n int) {
+		use := l.usages.of(l.box)
+		use.tcp.mu.Lock()
+		defer use.tcp.mu.Unlock()
+		for e := use.tcp.list.Front(); e != nil; e = e.Next() {
+			n += e.Value.(*tcpConn).busy
+		}
+		return n
 	}
-	defer extra.Close()
+	for deadline := time.Now().Add(time.Minute); busy() < 3; time.Sleep(time.Millisecond) {
+		if time.Now().After(deadline) {
+			t.Fatal("the queries are not under way")
+		}
+	}
+	extra := l.dialTCP(t)
 	if n, err := extra.Read(make([]byte, 1)); err == nil {
 		t.Errorf("read %d bytes from a connection over the limit", n)
 	}
 	wantEvent(t, l.events.last(t), policy.Deny, audit.ActionRefuse, policy.ReasonLimit)
-	roundTripOver(t, conns[0])
-	wantAddresses(t, l.ask(t, "udp", "a.example.com", mdns.TypeA), goodV4)
-
-	conns[0].Close()
-	for { // until the server has seen the close
-		conn, err := net.Dial("tcp", l.addr)
-		if err != nil {
-			t.Fatal(err)
-		}
-		wire, _ := newQuery("a.example.com", mdns.TypeA).Pack()
-		writeMessage(conn, wire)
-		_, err = readMessage(conn, mdns.MaxMsgSize)
-		conn.Close()
-		if err == nil {
-			return
+	close(release)
+	for _, conn := range conns {
+		if _, err := readMessage(conn, mdns.MaxMsgSize); err != nil {
+			t.Error(err)
 		}
 	}
+	wantAddresses(t, l.ask(t, "udp", "a.example.com", mdns.TypeA), goodV4)
+}
+
+// TestIdleTCPConnectionsLeaveRoom: a box that holds 200 idle connections is answered over TCP, at once. The one that was used last stays, and
+// the connections are no more than the box may have.
+func TestIdleTCPConnectionsLeaveRoom(t *testing.T) {
+	t.Parallel()
+	l := newLive(t, domains("a.example.com"), newZone(t, "a.example.com. 60 IN A "+goodV4), Limits{TCPConns: 3})
+	used := l.dialTCP(t)
+	roundTripOver(t, used)
+	for range 200 {
+		roundTripOver(t, l.dialTCP(t)) // so that it has been accepted
+		roundTripOver(t, used)
+	}
+	roundTripOver(t, l.dialTCP(t))
+	roundTripOver(t, used)
+	use := l.usages.of(l.box)
+	use.tcp.mu.Lock()
+	defer use.tcp.mu.Unlock()
+	if n := use.tcp.list.Len(); n > 3 {
+		t.Errorf("%d connections", n)
+	}
+}
+
+func (l *live) dialTCP(t *testing.T) net.Conn {
+	t.Helper()
+	conn, err := net.Dial("tcp", l.addr)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { conn.Close() })
+	return conn
 }
 
 func roundTripOver(t *testing.T, conn net.Conn) {

@@ -1,6 +1,7 @@
 package dns
 
 import (
+	"container/list"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -28,7 +29,7 @@ type usage struct {
 	rate     *rate.Limiter
 	inFlight atomic.Int64
 	lookups  atomic.Int64 // upstream, for its queries and its connections
-	conns    atomic.Int64
+	tcp      tcpConns
 	answers  *rate.Limiter // refusals sent for queries that are not admitted; beyond it they get no answer
 	refusals coalesced
 
@@ -123,21 +124,72 @@ func (u *usage) look() bool {
 	return false
 }
 
-// connect counts a TCP connection in and reports whether it may stay; if so, the caller counts it out with disconnect.
-func (u *usages) connect(box *policy.Box) (use *usage, ok bool) {
+// tcpConns are the TCP connections of a box, the longest idle first.
+type tcpConns struct {
+	mu   sync.Mutex
+	list list.List // of *tcpConn
+}
+
+// connect counts a TCP connection in and reports whether it may stay; if so, the caller counts it out with disconnect. Of a box that has as
+// many as it may, the connection that has been idle longest is closed for it (RFC 7766, section 6.2.3): idle ones do not keep
+// it from asking.
+func (u *usages) connect(box *policy.Box, c *tcpConn) (use *usage, ok bool) {
 	use = u.of(box)
 	if box == nil {
 		return use, false
 	}
-	if use.conns.Add(1) <= int64(u.limits.TCPConns) && use.memory.Acquire(memory.DNS, connCost) {
-		return use, true
+	t := &use.tcp
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if (t.list.Len() >= u.limits.TCPConns && !t.closeIdleLocked()) || !use.memory.Acquire(memory.DNS, connCost) {
+		return use, false
 	}
-	use.conns.Add(-1)
-	return use, false
+	c.place = t.list.PushBack(c)
+	return use, true
 }
 
-func (u *usage) disconnect() {
-	u.conns.Add(-1)
+// closeIdleLocked closes the connection that has been idle longest, and reports whether there was one.
+func (t *tcpConns) closeIdleLocked() bool {
+	for e := t.list.Front(); e != nil; e = e.Next() {
+		if c := e.Value.(*tcpConn); c.busy == 0 {
+			t.removeLocked(c)
+			_ = c.Close()
+			return true
+		}
+	}
+	return false
+}
+
+func (t *tcpConns) removeLocked(c *tcpConn) {
+	if c.place != nil {
+		t.list.Remove(c.place)
+		c.place = nil
+	}
+}
+
+// begin notes that a query of a connection is under way, unless the connection is being closed. end must follow.
+func (u *usage) begin(c *tcpConn) bool {
+	u.tcp.mu.Lock()
+	defer u.tcp.mu.Unlock()
+	if c.place == nil {
+		return false
+	}
+	c.busy++
+	return true
+}
+
+func (u *usage) end(c *tcpConn) {
+	u.tcp.mu.Lock()
+	defer u.tcp.mu.Unlock()
+	if c.busy--; c.busy == 0 && c.place != nil {
+		u.tcp.list.MoveToBack(c.place)
+	}
+}
+
+func (u *usage) disconnect(c *tcpConn) {
+	u.tcp.mu.Lock()
+	u.tcp.removeLocked(c)
+	u.tcp.mu.Unlock()
 	u.memory.Release(memory.DNS, connCost)
 }
 
