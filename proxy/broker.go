@@ -107,11 +107,10 @@ func (b *brokered) dial(ctx context.Context, at netip.Addr) (net.Conn, error) {
 
 // broker logs in to the server in the place of the box, and passes on what is said after that.
 func (c *conn) broker(f peek.First, rt route.Routed) {
-	if !c.usage.Intercept(c.p.cfg.MaxInterceptions) {
+	if c.interception = c.usage.Intercept(c.p.cfg.MaxInterceptions); c.interception == nil {
 		c.refuse(peek.Other, policy.ReasonLimit)
 		return
 	}
-	c.intercepted = true
 	b := &brokered{c: c, rt: rt, login: c.box.Policy.Load().Login(rt.Request.Name, c.port)}
 	c.live.Watch(b)
 	if b.login == nil || c.p.recheck(c.live) { // the policy has changed

@@ -46,12 +46,13 @@ type conn struct {
 	// opening records the decision when the allowed traffic begins; nil while nothing is allowed.
 	opening *audit.Opening
 	// explicit is true until a CONNECT names the destination of an explicit proxy client.
-	explicit    bool
-	handed      bool // another goroutine or a tunnel owns the connection now: see handOver and passOn
-	intercepted bool // it counts against the box's limit of interceptions
-	last        bool // a final message was sent that the client must be able to read: see [socket.LingeringClose]
-	quiet       bool // no event for the connection: each request records its own
-	spliced     spliced
+	explicit bool
+	handed   bool // another goroutine or a tunnel owns the connection now: see handOver and passOn
+	last     bool // a final message was sent that the client must be able to read: see [socket.LingeringClose]
+	quiet    bool // no event for the connection: each request records its own
+	spliced  spliced
+	// interception counts against the box's limit; nil: TLS is not terminated.
+	interception *usage.Interception
 	// mustSpeak is set once the server has had its chance to speak first.
 	mustSpeak bool
 }
@@ -141,9 +142,7 @@ func (c *conn) close(panicked any) {
 	}
 	c.event.Duration = time.Since(c.event.Time)
 	c.first.Release()
-	if c.intercepted {
-		c.usage.EndIntercept()
-	}
+	c.interception.End()
 	if c.live != nil {
 		c.event.BytesIn, c.event.BytesOut = c.live.In.Load(), c.live.Out.Load()
 		if why := c.live.Stopped(); why != nil {

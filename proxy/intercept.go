@@ -16,18 +16,19 @@ import (
 
 // intercept terminates TLS and passes the connection to the message loop of the negotiated protocol.
 func (c *conn) intercept(f peek.First, rt route.Routed) {
-	if !c.usage.Intercept(c.p.cfg.MaxInterceptions) {
+	if c.interception = c.usage.Intercept(c.p.cfg.MaxInterceptions); c.interception == nil {
 		c.refuse(peek.Other, policy.ReasonLimit) // reset: the policy denies nothing here
 		return
 	}
-	c.intercepted = true
 	client, err := c.p.terminate(c.box, newReplay(c, f.Data), rt.Request.Name, nil)
 	if err != nil {
 		c.event.Error = err.Error()
 		c.refuse(peek.Other, policy.ReasonClientTLS)
 		return
 	}
+	c.interception.Established(c.live.Out.Load())
 	s := c.p.core.NewSession(c.box, c.usage, c.live, client)
+	s.TLS = c.interception
 	s.Name, s.Orig, s.Port, s.Secure = rt.Request.Name, c.orig, c.port, true
 	if client.ConnectionState().NegotiatedProtocol == "h2" {
 		c.handOver(func() step { c.serveHTTP2(s); return nil })

@@ -38,8 +38,8 @@ func (c *conn) refuse(k peek.Kind, why policy.Reason) {
 // machines may trust as well, so names that mean a different host to each machine get no leaf.
 func (c *conn) deny(f peek.First, rt policy.Route) {
 	if c.p.cfg.DenyPage && f.Kind == peek.TLS && f.Name.IsPublic() && !c.p.isHosts(f.Name) && c.live.Denied() == nil {
-		if c.usage.Intercept(c.p.cfg.MaxInterceptions) {
-			defer c.usage.EndIntercept()
+		if page := c.usage.Intercept(c.p.cfg.MaxInterceptions); page != nil {
+			defer page.End()
 			c.denyPage(f, rt)
 			return
 		}

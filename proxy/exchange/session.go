@@ -34,9 +34,10 @@ type Session struct {
 	Secure bool   // TLS terminated: header rules apply
 	// explicit is set for requests to the explicit proxy: they must be in absolute form with the scheme http.
 	Explicit bool
-	Client   net.Conn      // *tls.Conn when secure; for plain HTTP a conn that replays the peeked bytes first
-	Origin   origin.Client // for the connections to servers
-	Live     *live.Conn    // registration in the live table: byte counters (client's conn counts by itself), close for Recheck
+	Client   net.Conn            // *tls.Conn when secure; for plain HTTP a conn that replays the peeked bytes first
+	TLS      *usage.Interception // of Client; nil if nothing is terminated
+	Origin   origin.Client       // for the connections to servers
+	Live     *live.Conn          // registration in the live table: byte counters (client's conn counts by itself), close for Recheck
 }
 
 // Core is shared by the exchanges of all sessions. All fields but Secrets, Revoked and Clock are required.

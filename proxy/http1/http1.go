@@ -43,6 +43,7 @@ type conn struct {
 	gone     func() bool  // reports whether the client disconnected
 	rested   bool         // it has been idle for parkAfter since the last request
 	end      time.Time    // of a connection that rests
+	sent     int64        // bytes that the client had sent when the wait for a request began
 	direct   *socket.Direct
 	flight   flight
 	*work    // nil while it rests
@@ -243,6 +244,7 @@ func (h *conn) await() error {
 		h.park()
 	}
 	since := time.Now()
+	h.sent = h.s.Live.Out.Load()
 	h.in.Relax()
 	err := h.readUntil(since.Add(parkAfter), h.in.Fill)
 	if !errors.Is(err, os.ErrDeadlineExceeded) {
@@ -261,6 +263,9 @@ func (h *conn) rest(end time.Time) {
 	h.flight.drop()
 	h.work = nil
 	h.limit(end)
+	if sent := h.s.Live.Out.Load(); h.direct != nil && sent == h.sent { // arrival takes it back
+		h.s.TLS.Rest(sent)
+	}
 }
 
 // arrival waits until something arrives on a connection that rests. With so few calls the goroutine keeps its first stack.
@@ -268,7 +273,13 @@ func (h *conn) arrival() error {
 	if !h.rested || h.direct == nil {
 		return nil
 	}
-	return h.direct.Await()
+	if err := h.direct.Await(); err != nil {
+		return err
+	}
+	if !h.s.TLS.Wake() {
+		return errClose // as a server may do with an idle connection; a new one is refused with the reason
+	}
+	return nil
 }
 
 // readUntil calls read, which reads from the client, until it succeeds, fails, or the time has come. An earlier deadline

@@ -118,29 +118,6 @@ func (b *Box) flush() {
 	b.Excess.Flush()
 }
 
-// tlsCost is the most memory that terminated TLS uses, in bytes: keys, a record in each direction, and the longest
-// handshake message while it is incomplete.
-const tlsCost = 160 << 10
-
-// Intercept counts one more connection whose TLS is terminated and reports whether the limit and the memory allow it;
-// if so, [Box.EndIntercept] must follow.
-func (b *Box) Intercept(limit int) bool {
-	if !b.Memory.Acquire(memory.TLS, tlsCost) {
-		return false
-	}
-	if b.Interceptions.Enter(limit) {
-		return true
-	}
-	b.Memory.Release(memory.TLS, tlsCost)
-	return false
-}
-
-// EndIntercept removes one interception from the count.
-func (b *Box) EndIntercept() {
-	b.Interceptions.Leave()
-	b.Memory.Release(memory.TLS, tlsCost)
-}
-
 // Count is a number of resources in use. The zero value is none.
 type Count struct{ n atomic.Int64 }
 
