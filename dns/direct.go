@@ -49,6 +49,7 @@ func (s *Server) answerDirectly(ctx context.Context, v visit, transport policy.P
 	if a.cached == nil {
 		sink := s.sinkOf(a.qtype)
 		if sink.IsValid() {
+			v.usage.sunk.note(a.host, v.now)
 			ev.Action = audit.ActionSink
 		}
 		return s.appendSink(dst, wire, &a, sink), true

@@ -162,6 +162,7 @@ func (s *Server) judge(ctx context.Context, box *policy.Box, q query, ev *audit.
 	}
 	describe(ev, d)
 	if !d.Allowed() && !resolvesAnyway(pol, name, d, q.qtype) {
+		s.usages.of(box).sunk.note(name, time.Now())
 		return s.sink(q, ev)
 	}
 	if d.Allowed() && (s.isURL(name) || pol.ResolvedThere(name)) {
@@ -263,7 +264,10 @@ func (s *Server) Granted(box policy.BoxID, n policy.Name, a netip.Addr) bool {
 }
 
 // GrantedNames returns the names for which the box was told the address a, the latest first. Names whose grant expired
-// are not among them.
+// are not among them. For the sink it is the name that the box was given it for just now, if there is only one.
 func (s *Server) GrantedNames(box policy.BoxID, a netip.Addr) []policy.Name {
+	if s.isSink(a) {
+		return s.sunkNames(box, time.Now())
+	}
 	return s.grants.names(box, a, time.Now())
 }

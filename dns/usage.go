@@ -30,6 +30,7 @@ type usage struct {
 	inFlight atomic.Int64
 	lookups  atomic.Int64 // upstream, for its queries and its connections
 	tcp      tcpConns
+	sunk     sunk
 	answers  *rate.Limiter // refusals sent for queries that are not admitted; beyond it they get no answer
 	refusals coalesced
 

@@ -34,6 +34,7 @@ type conn struct {
 	only  *policy.Box    // the box that it must be of; nil: the one that has the address
 	head  []byte         // bytes already read from the client by the acceptor
 	orig  netip.AddrPort // original destination; Addr is invalid for the sink and for names given to the explicit proxy
+	sink  netip.Addr     // where it went to, if that was the sink
 	port  uint16
 	bound policy.Name // the name in CONNECT: the only allowed destination
 	box   *policy.Box
@@ -83,6 +84,7 @@ func (p *Proxy) handleTransparent(tcp *net.TCPConn, listener netip.AddrPort, cou
 		return
 	}
 	if p.core.Router.IsSink(c.orig.Addr()) {
+		c.sink = c.orig.Addr()
 		c.orig = netip.AddrPortFrom(netip.Addr{}, c.port)
 		c.event.Addr = netip.Addr{}
 	}
@@ -250,10 +252,15 @@ func (c *conn) note(f peek.First, rt policy.Route) {
 // nameByDNS has the event of a refusal say for which name the box was last given the address, if the client has said none: what would
 // allow it can then be said by that name.
 func (c *conn) nameByDNS() {
-	if c.event.Name == "" && c.box != nil && c.orig.Addr().IsValid() {
-		if names := c.p.cfg.Resolver.GrantedNames(c.box.ID, c.orig.Addr()); len(names) > 0 {
-			c.event.Name = names[0].String()
-		}
+	at := c.orig.Addr()
+	if !at.IsValid() {
+		at = c.sink
+	}
+	if c.event.Name != "" || c.box == nil || !at.IsValid() {
+		return
+	}
+	if names := c.p.cfg.Resolver.GrantedNames(c.box.ID, at); len(names) > 0 {
+		c.event.Name = names[0].String()
 	}
 }
 

@@ -45,6 +45,9 @@ func TestAttackPrintedRemedyOpensTooMuch(t *testing.T) {
 		"a look-up": {harness.Custom("api.example.com"), "getent ahostsv4 www.example.com | grep -q " + other, []string{
 			tls("https://www.example.com:8443/"), "getent ahostsv4 evil.example.net | grep -q " + w.V4("evil.example.net").String(), dial("www.example.com"),
 		}, "www.example.com:443"},
+		"a name in a protocol without names": {harness.Custom("api.example.com"), dial("git.example.com"), []string{
+			tls("https://git.example.com/"), dial("www.example.com"), dial(other), tls("https://evil.example.net:22/", "--resolve evil.example.net:22:"+git),
+		}, "git.example.com:22"},
 		"an address": {harness.Custom("api.example.com"), dial(git), []string{dial(other), dial(shared), tls("https://www.example.com/")}, git},
 	} {
 		box := w.Create(map[string]any{"network_policy": c.policy})

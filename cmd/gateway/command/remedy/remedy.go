@@ -14,7 +14,7 @@ import (
 // elsewhere is said of a reason that has no remedy here, as one of a newer gateway has none.
 const elsewhere = "docs/reasons.md says what it means, and what to do about it"
 
-// For returns what to do about a denial; "" for what is none.
+// For returns a sentence about lifting a denial; "" for an event that is none.
 func For(e audit.Event) string {
 	if e.Verdict != policy.Deny {
 		return ""
@@ -34,7 +34,8 @@ func Plain(e audit.Event) string {
 	return elsewhere
 }
 
-// opened says how to allow what was denied, and nothing else. Where a policy cannot say that, it says what else would be allowed.
+// opened returns how to allow the denied destination and nothing else. Where a policy cannot express that, it adds what else would be
+// allowed.
 func opened(e audit.Event) string {
 	o, ok := OpeningOf(e)
 	switch {
@@ -43,6 +44,8 @@ func opened(e audit.Event) string {
 	case !ok && isByAddressAlone(e) && e.Name != "":
 		return "names do not open " + strings.ToUpper(string(e.Protocol)) + ", which is judged by its address alone, and an address is opened with all of its ports, under any name; " +
 			"if that is meant, add it to allowed_cidrs: gateway policy edit " + boxOf(e)
+	case ok && e.Reason == policy.ReasonNoName && !o.IsAddress():
+		return "if it does not, and is not one for HTTP or TLS, allow the name: gateway policy allow " + boxOf(e) + " " + o.Entry
 	case !ok && e.Reason == policy.ReasonNoName:
 		return "what is allowed by name cannot be matched otherwise"
 	case !ok && e.Reason == policy.ReasonDeniedDomain:
@@ -53,7 +56,7 @@ func opened(e audit.Event) string {
 	return o.Caveat("to allow it: gateway policy allow " + boxOf(e) + " " + o.Entry)
 }
 
-// Opening is the narrowest entry of a policy that allows what was denied.
+// Opening is the narrowest entry of a policy that lifts a denial.
 type Opening struct {
 	Entry  string // a name with a port, or an address
 	Port   uint16 // 0: of an address
@@ -63,7 +66,7 @@ type Opening struct {
 // IsAddress reports whether the entry belongs into allowed_cidrs, and opens every port of an address, whatever the name.
 func (o Opening) IsAddress() bool { return o.Port == 0 }
 
-// Caveat adds to a sentence what else the entry opens, and what it leaves closed.
+// Caveat adds to a sentence how the entry is wider or narrower than the denial.
 func (o Opening) Caveat(text string) string {
 	switch {
 	case o.IsAddress():
@@ -77,8 +80,9 @@ func (o Opening) Caveat(text string) string {
 // HTTPSPort is the port that is opened for a name that was only looked up.
 const HTTPSPort = 443
 
-// OpeningOf returns the narrowest entry that allows what was denied. There is none for a denial that no entry lifts, for one without a
-// destination, and where DNS has named the destination but only its address, with all its ports, could be allowed.
+// OpeningOf returns the narrowest entry that lifts a denial. There is none if no entry does, if the destination is unknown, or if DNS has given
+// it a name but only the address, with all its ports, could be allowed. A connection that gave no name and has no address went to the
+// sink: its name is the one for which the box was given the sink.
 func OpeningOf(e audit.Event) (Opening, bool) {
 	name, port := e.Name, e.Port
 	if e.Stage == policy.StageDNS {
@@ -99,7 +103,7 @@ func OpeningOf(e audit.Event) (Opening, bool) {
 		return Opening{Entry: e.Addr.Unmap().WithZone("").String()}, true
 	}
 	canonical, err := policy.ParseName(name)
-	if err != nil || port == 0 || isByAddressAlone(e) || e.Reason == policy.ReasonNoName {
+	if err != nil || port == 0 || isByAddressAlone(e) || e.Reason == policy.ReasonNoName && (e.Addr.IsValid() || e.Stage != policy.StageConn) {
 		return Opening{}, false
 	}
 	entry := net.JoinHostPort(canonical.String(), strconv.Itoa(int(port)))

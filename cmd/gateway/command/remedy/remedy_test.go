@@ -71,6 +71,7 @@ func TestAttackRemedyOpensMoreThanWasRefused(t *testing.T) {
 		{Stage: policy.StageKernel, Protocol: policy.TCP, Addr: addr, Port: 22},
 		{Stage: policy.StageKernel, Protocol: policy.UDP, Addr: addr, Port: 22},
 		{Stage: policy.StageConn, Protocol: policy.TCP, Name: name, Addr: addr, Port: 22},
+		{Stage: policy.StageConn, Protocol: policy.TCP, Name: name, Port: 22},
 		{Stage: policy.StageHTTP, Protocol: policy.TCP, Name: name, Port: 22, Method: "GET", Path: "/"},
 		{Stage: policy.StageDNS, Protocol: policy.UDP, Name: name},
 		{Stage: policy.StageKernel, Count: 9},
@@ -104,6 +105,9 @@ func TestAttackRemedyOpensMoreThanWasRefused(t *testing.T) {
 					continue
 				}
 				change, err := amend.Allow(spec, parsed)
+				if err != nil && reason == policy.ReasonNoName {
+					continue // the command says which denied entry wins, and changes nothing
+				}
 				if err != nil {
 					t.Errorf("%+v: %q: %v", e, text, err)
 					continue

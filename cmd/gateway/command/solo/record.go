@@ -49,6 +49,7 @@ type destination struct {
 type outcome struct {
 	count  uint64
 	reason policy.Reason
+	opens  bool // a policy can allow it
 }
 
 func newRecord(o Options, sinks ...netip.Addr) *Record {
@@ -124,7 +125,8 @@ func (r *Record) countLocked(in map[destination]*outcome, d destination, e audit
 			r.full = true
 			return
 		}
-		o = &outcome{reason: e.Reason}
+		_, opens := remedy.OpeningOf(e)
+		o = &outcome{reason: e.Reason, opens: opens}
 		in[d] = o
 	}
 	o.count += max(e.Count, 1)
@@ -249,11 +251,8 @@ func (r *Record) wider() (policy.Spec, bool) {
 	all := slices.Collect(maps.Keys(r.reached))
 	helps := false
 	for d, o := range r.refused {
-		switch o.reason {
-		case policy.ReasonNotAllowed, policy.ReasonDenyAll, policy.ReasonNoName:
-			if (d.protocol == "" || d.protocol == policy.TCP) && (d.name == "" || o.reason != policy.ReasonNoName) {
-				all, helps = append(all, d), true
-			}
+		if o.opens && o.reason != policy.ReasonDeniedDomain && (d.protocol == "" || d.protocol == policy.TCP) {
+			all, helps = append(all, d), true
 		}
 	}
 	return specOf(all), helps

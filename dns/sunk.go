@@ -1,0 +1,52 @@
+package dns
+
+import (
+	"net/netip"
+	"sync"
+	"time"
+
+	"boxgate/policy"
+)
+
+// sunkGrace is how long after a box was given the sink for a name a connection to the sink is taken to be for that name.
+const sunkGrace = 5 * time.Second
+
+// sunk is the name for which a box was last given the sink. The zero value is ready to use.
+type sunk struct {
+	mu    sync.Mutex
+	name  policy.Name
+	at    time.Time
+	other time.Time // when it was last given it for another name
+}
+
+// note notes that the box was given the sink for a name.
+func (s *sunk) note(n policy.Name, now time.Time) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if n != s.name {
+		s.name, s.other = n, s.at
+	}
+	s.at = now
+}
+
+// only returns the name, unless a connection may be for another one as well.
+func (s *sunk) only(now time.Time) []policy.Name {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.name.IsZero() || now.Sub(s.at) > sunkGrace || now.Sub(s.other) <= sunkGrace {
+		return nil
+	}
+	return []policy.Name{s.name}
+}
+
+// sunkNames returns the name for which a box was given the sink just now, if it is only one.
+func (s *Server) sunkNames(box policy.BoxID, now time.Time) []policy.Name {
+	if v, ok := s.usages.known.Load(box); ok {
+		return v.(*usage).sunk.only(now)
+	}
+	return nil
+}
+
+func (s *Server) isSink(a netip.Addr) bool {
+	return a.IsValid() && (a.Unmap() == s.sinkV4 || a.Unmap() == s.sinkV6)
+}

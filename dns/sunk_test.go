@@ -1,0 +1,54 @@
+package dns
+
+import (
+	"net/netip"
+	"slices"
+	"testing"
+	"time"
+
+	mdns "github.com/miekg/dns"
+
+	"boxgate/policy"
+)
+
+// TestNameOfTheSink: what a box was given the sink for last is known for a moment, unless it was given it for something else as well.
+func TestNameOfTheSink(t *testing.T) {
+	t.Parallel()
+	a, b := name(t, "a.example"), name(t, "b.example")
+	now := time.Now()
+	var s sunk
+	steps := []struct {
+		note  policy.Name
+		after time.Duration
+		want  []policy.Name
+	}{
+		{policy.Name{}, 0, nil}, {a, 0, []policy.Name{a}}, {a, time.Second, []policy.Name{a}}, {b, time.Second, nil},
+		{b, sunkGrace, []policy.Name{b}}, {a, time.Second, nil}, {policy.Name{}, 2 * sunkGrace, nil},
+	}
+	for i, step := range steps {
+		now = now.Add(step.after)
+		if !step.note.IsZero() {
+			s.note(step.note, now)
+		}
+		if got := s.only(now); !slices.Equal(got, step.want) {
+			t.Errorf("step %d: %v, want %v", i, got, step.want)
+		}
+	}
+}
+
+// TestSinkIsNamed: by either way of answering, and to no other box.
+func TestSinkIsNamed(t *testing.T) {
+	t.Parallel()
+	b := newBench(t, domains("a.example.com"), newZone(t))
+	for _, qtype := range []uint16{mdns.TypeA, mdns.TypeAAAA} {
+		b.ask(t, "denied.example.net", qtype)
+		for _, sink := range []netip.Addr{b.sinkV4, b.sinkV6} {
+			if got := b.GrantedNames(b.box.ID, sink); len(got) != 1 || got[0].String() != "denied.example.net" {
+				t.Errorf("the sink is for %v", got)
+			}
+		}
+	}
+	if got := b.GrantedNames("another", b.sinkV4); len(got) != 0 {
+		t.Errorf("of another box it is for %v", got)
+	}
+}
