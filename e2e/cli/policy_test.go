@@ -62,7 +62,7 @@ func TestPolicyNamed(t *testing.T) {
 	w.Run(0, nil, "", "policy", "set", "demo", "deny-all")
 	w.Run(0, nil, "", "box", "rm", "other")
 	w.Run(0, nil, "", "policy", "named", "rm", "web")
-	harness.Contains(t, w.Run(0, nil, "", "audit"), "PUT /v2/box/settings/network-policies/{name} 200", `{"named_policy":{"deleted":true,"name":"web"}}`)
+	harness.Contains(t, w.Run(0, nil, "", "audit"), "PUT /v2/box/settings/network-policies/{name} 200", `{"named_policy":{"deleted":true,"name":"web","policy":{"version":2,`)
 }
 
 // TestPolicyChangesMeet: of changes that many make to one policy at once, none is lost.
