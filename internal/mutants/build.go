@@ -11,6 +11,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"syscall"
 
 	"boxgate/internal/mutants/mutation"
 )
@@ -195,6 +196,10 @@ func (b *builder) mutated(ctx context.Context, m mutation.Mutant, pkg, to, overl
 	if !found && (pkg == gatewayPackage || !strings.HasPrefix(pkg, endToEnd)) {
 		return fmt.Errorf("the tests of %s do not contain a package that is mutated", pkg)
 	}
+	// A process that is forked while the file is open for writing has it open until it calls execve, and until then nobody can
+	// execute the file (ETXTBSY).
+	syscall.ForkLock.RLock()
+	defer syscall.ForkLock.RUnlock()
 	return os.WriteFile(to, program, 0o755) // users of boxes execute it, by /proc/self/exe
 }
 

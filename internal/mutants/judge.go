@@ -48,13 +48,15 @@ func judge(t mutation.Test, output []byte, failed error) result {
 	r := result{output: output, waited: waitedFor(output)}
 	var exit *exec.ExitError
 	switch {
+	case failed != nil && !errors.As(failed, &exit):
+		r.err = fmt.Errorf("%s could not be run: %w", t, failed)
 	case !anyNames(runLine, t, output):
 		r.err = fmt.Errorf("%s: no such test ran\n%s", t, tail(output))
 	case anyNames(skipLine, t, output):
 		r.err = fmt.Errorf("%s was skipped\n%s", t, tail(output))
 	case failed == nil:
 		r.passed = true
-	case !errors.As(failed, &exit) || exit.ExitCode() != 1 || !anyNames(failLine, t, output):
+	case exit.ExitCode() != 1 || !anyNames(failLine, t, output):
 		r.err = fmt.Errorf("%s did not end by a failure of its own (%w)\n%s", t, failed, tail(output))
 	}
 	return r
