@@ -5,6 +5,7 @@ import (
 	"time"
 
 	"boxgate/policy"
+	"boxgate/quota"
 )
 
 // Role says what an API key may do. The zero value may do nothing.
@@ -30,6 +31,11 @@ type Caller struct {
 	Name string
 	Role Role
 	Box  policy.BoxID // with RoleBox: the box
+}
+
+// Holder is the key in the books of quotas. Admin keys, the operator's among them, are the operator there.
+func (c Caller) Holder() quota.Holder {
+	return quota.Holder{What: quota.APIKey, ID: c.Key, Name: c.Name, Operator: c.Role == RoleAdmin}
 }
 
 // Sees reports whether the key may know of a box.

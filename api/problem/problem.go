@@ -8,6 +8,7 @@ import (
 
 	"boxgate/api"
 	"boxgate/policy"
+	"boxgate/quota"
 )
 
 // kinds maps each kind to its status, in order of precedence.
@@ -31,6 +32,7 @@ type Body struct {
 	Error    string `json:"error" doc:"what was wrong and, where one is known, the correction"`
 	Pointer  string `json:"pointer,omitempty" doc:"JSON pointer (RFC 6901) to the first problem"`
 	Problems []View `json:"problems,omitempty"`
+	Quota    string `json:"quota,omitempty" doc:"with 429: the quota that is used up (docs/keys.md)"`
 }
 
 // SchemaName names the type in the description of the API.
@@ -52,6 +54,9 @@ func StatusOf(err error) (int, Body) {
 	}
 	if refused, ok := errors.AsType[*Refusal](err); ok {
 		return refused.status, Body{Error: refused.message}
+	}
+	if exceeded, ok := errors.AsType[*quota.Error](err); ok {
+		return http.StatusTooManyRequests, Body{Error: exceeded.Error(), Quota: exceeded.Kind.String()}
 	}
 	for _, k := range kinds {
 		if !errors.Is(err, k.kind) {

@@ -8,11 +8,13 @@ import (
 	"net/http"
 	"runtime/debug"
 	"strconv"
+	"time"
 
 	"go.uber.org/zap"
 
 	"boxgate/api"
 	"boxgate/api/problem"
+	"boxgate/quota"
 )
 
 // Answerer writes the answers of routes. What a caller may not see of an error goes to the log.
@@ -57,6 +59,9 @@ func (a Answerer) Fail(w http.ResponseWriter, r *http.Request, err error) {
 		err = ended
 	}
 	status, body := problem.StatusOf(err)
+	if exceeded, ok := errors.AsType[*quota.Error](err); ok {
+		w.Header().Set("Retry-After", strconv.Itoa(int((exceeded.After+time.Second-1)/time.Second)))
+	}
 	if status >= http.StatusInternalServerError {
 		if shown, ok := errors.AsType[*api.Error](err); ok && shown.Cause != nil {
 			err = shown.Cause

@@ -78,10 +78,10 @@ launcher/process: policy
 launcher/snapshot: launcher/files launcher/image launcher/namespace
 launcher/terminal:
 launcher/trash: launcher/files
-api: policy audit
+api: policy audit quota
 api/access: policy api api/problem
-api/apitest: policy audit api api/access api/files api/problem api/rest api/schedules api/strict
-api/capture: policy api
+api/apitest: policy audit api api/access api/files api/problem api/rest api/schedules api/strict quota
+api/capture: policy api quota
 api/change: policy api api/rest
 api/boxes: policy api api/access api/change api/history api/problem api/rest api/spec api/strict
 api/egress: policy audit api api/apitest api/problem api/rest api/stream api/strict
@@ -89,25 +89,26 @@ api/exec: policy audit api api/capture api/history api/problem api/rest api/spec
 api/files: policy api api/capture api/problem api/rest api/strict
 api/gateway: policy api internal/buildinfo api/problem api/rest api/strict
 api/git: policy api api/capture api/history api/problem api/rest api/spec api/strict
-api/harness: policy api api/history api/problem api/rest api/stream api/strict
-api/history: policy api api/problem api/stream
-api/keys: policy api api/problem api/rest api/strict
+api/harness: policy api api/history api/problem api/rest api/stream api/strict quota
+api/history: policy api api/problem api/stream quota
+api/keys: policy api api/problem api/rest api/strict quota
 api/lifecycle: policy api api/history api/problem api/rest api/spec api/strict
 api/openapi: api/problem api/rest api/strict
-api/problem: policy api
-api/rest: policy api api/problem api/strict
+api/problem: policy api quota
+api/rest: policy api api/problem api/strict quota
 api/rules: policy api api/access api/apitest api/change api/history api/problem api/rest api/spec api/strict
-api/server: policy audit api api/access api/apitest api/boxes api/capture api/egress api/exec api/files api/gateway api/git api/harness api/history api/keys api/lifecycle api/openapi api/problem api/rest api/rules api/schedules api/session api/session/client api/settings api/snapshots api/stream api/strict api/trail api/urls
+api/server: policy audit api api/access api/apitest api/boxes api/capture api/egress api/exec api/files api/gateway api/git api/harness api/history api/keys api/lifecycle api/openapi api/problem api/rest api/rules api/schedules api/session api/session/client api/settings api/snapshots api/stream api/strict api/trail api/urls quota
 api/schedules: policy api api/apitest api/history api/problem api/rest api/spec api/strict
-api/session: policy api api/history api/problem api/rest api/strict
+api/session: policy api api/history api/problem api/rest api/strict quota
 api/session/client: api
 api/settings: policy api api/apitest api/change api/history api/problem api/rest api/spec api/strict
 api/snapshots: policy api api/history api/problem api/rest api/strict
 api/spec: policy api api/problem
 api/stream:
-api/strict: policy api/problem
+api/strict: policy api/problem quota
 api/trail: policy audit api api/problem api/rest api/stream
 api/urls: policy api api/apitest api/history api/problem api/rest api/strict
+quota:
 store: policy audit
 store/document: store/layout
 store/keyring: store/layout store/private
@@ -148,7 +149,7 @@ internal/socket:
 bench: api internal/testnet
 dist:
 internal/buildinfo:
-config: policy secrets
+config: policy secrets quota
 preflight: config
 host/apart: firewall/namespace
 host/nslock: host/apart
@@ -156,19 +157,19 @@ host/follow: policy api host/foreign
 host/foreign: policy api
 host/vigil: policy host/foreign
 host/reach: policy launcher/namespace
-host: policy audit config host/nslock preflight firewall dns proxy certs ingress launcher launcher/boxfs launcher/boxfs/worker api api/change api/files api/history api/problem api/schedules api/server store secrets secrets/identity selftest internal/acceptor internal/fault internal/memory internal/buildinfo internal/socket
+host: policy audit config host/nslock preflight firewall dns proxy certs ingress launcher launcher/boxfs launcher/boxfs/worker api api/change api/files api/history api/problem api/schedules api/server store secrets secrets/identity selftest internal/acceptor internal/fault internal/memory internal/buildinfo internal/socket quota
 internal/lab: config api launcher internal/testnet
 internal/lab/demo: audit config host internal/lab internal/testnet
 enclosure: enclosure/inside
 enclosure/inside: enclosure/inside/connect
 enclosure/inside/connect:
-cmd/gateway: policy audit config preflight enclosure enclosure/inside host host/apart host/foreign firewall certs launcher api api/session/client store secrets selftest internal/buildinfo internal/lab/demo
+cmd/gateway: policy audit config preflight enclosure enclosure/inside host host/apart host/foreign firewall certs launcher api api/session/client store secrets selftest internal/buildinfo internal/lab/demo quota
 cmd/gateway/command/cli: policy config api
 cmd/gateway/command/copying:
 cmd/gateway/command/terminal: api
 e2e/harness: policy audit config certs launcher api cmd/gateway/command/cli internal/lab internal/testnet
 e2e/harness/gateway: e2e/harness cmd/gateway internal/fault
-e2e: policy audit config host/nslock certs launcher launcher/launchertest api api/session/client store secrets proxy/scrub cmd/gateway/command/cli internal/lab e2e/harness proxy/sign/signtest
+e2e: policy audit config host/nslock certs launcher launcher/launchertest api api/session/client store secrets proxy/scrub cmd/gateway/command/cli internal/lab e2e/harness proxy/sign/signtest quota
 `)
 
 // importTable reads lines of a package, a colon and the packages that it may import.

@@ -1,0 +1,376 @@
+package quota
+
+import (
+	"cmp"
+	"slices"
+	"sync"
+	"time"
+
+	"golang.org/x/time/rate"
+)
+
+// Config configures [New].
+type Config struct {
+	// Defaults are the limits of each holder that has none of its own. 0: there is no such limit.
+	Defaults Limits
+	// Totals bound the usage of all holders together. Holders other than the operator share three quarters of each; the operator is
+	// held to the total of [Memory] alone. 0: there is no such limit.
+	Totals Limits
+	// Now is the time of rates. nil: time.Now.
+	Now func() time.Time
+}
+
+// Book records the usage of each holder. Create it with [New]. Safe for concurrent use. It forgets holders without usage, so its size
+// is bounded by the current usage and the limits given to [Book.Set].
+type Book struct {
+	defaults, totals Limits
+	now              func() time.Time
+
+	mu      sync.Mutex
+	own     map[id]Limits // limits that differ from the defaults, by holder
+	held    map[id]*account
+	all     Limits // usage of all holders
+	others  Limits // usage of all but the operator
+	refused Limits
+	counts  [kinds]func(Holder) int64
+	shared  [kinds]*rate.Limiter // of all that are not the operator
+}
+
+// id identifies a holder.
+type id struct{ what, id string }
+
+func (h Holder) key() id { return id{h.What, h.ID} }
+
+// account is the usage of one holder.
+type account struct {
+	holder Holder
+	has    Limits
+	rates  [kinds]*rate.Limiter
+}
+
+// New makes a book without holders.
+func New(cfg Config) *Book {
+	b := &Book{defaults: cfg.Defaults, totals: cfg.Totals, now: cfg.Now, own: map[id]Limits{}, held: map[id]*account{}}
+	if b.now == nil {
+		b.now = time.Now
+	}
+	return b
+}
+
+// Set gives a holder limits of its own; where they set none, the defaults hold. Usage above a lower limit stays until it is
+// released. Zero limits remove the holder's own.
+func (b *Book) Set(h Holder, own Limits) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.own[h.key()] == own {
+		return
+	}
+	if own == (Limits{}) {
+		delete(b.own, h.key())
+	} else {
+		b.own[h.key()] = own
+	}
+	if a := b.held[h.key()]; a != nil {
+		a.rates = [kinds]*rate.Limiter{}
+	}
+}
+
+// Limit returns a holder's limit; 0: it has none.
+func (b *Book) Limit(h Holder, k Kind) int64 {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.limitLocked(h, k)
+}
+
+func (b *Book) limitLocked(h Holder, k Kind) int64 {
+	if h.Operator {
+		return 0
+	}
+	if own := b.own[h.key()][k]; own != 0 {
+		return own
+	}
+	return b.defaults[k]
+}
+
+// Count sets the function that counts the usage of a kind from state, for [Book.Use]. It is not called while the book is locked.
+func (b *Book) Count(k Kind, count func(Holder) int64) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.counts[k] = count
+}
+
+// Take takes n of a kind for a holder until release is called, which does nothing when it is called again. It fails with an
+// [*Error] and takes nothing if the holder would have more than its limit, or if there is no room in the total.
+func (b *Book) Take(h Holder, k Kind, n int64) (release func(), err error) {
+	if err := b.take(h, k, n); err != nil {
+		return nil, err
+	}
+	return sync.OnceFunc(func() { b.release(h, k, n) }), nil
+}
+
+func (b *Book) take(h Holder, k Kind, n int64) error {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if err := b.roomLocked(h, k, b.hasLocked(h, k), n); err != nil {
+		b.refused[k]++
+		return err
+	}
+	b.addLocked(h, k, n)
+	return nil
+}
+
+// force takes n without looking at the limits.
+func (b *Book) force(h Holder, k Kind, n int64) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.addLocked(h, k, n)
+}
+
+func (b *Book) release(h Holder, k Kind, n int64) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.addLocked(h, k, -n)
+}
+
+func (b *Book) hasLocked(h Holder, k Kind) int64 {
+	if a := b.held[h.key()]; a != nil {
+		return a.has[k]
+	}
+	return 0
+}
+
+func (b *Book) addLocked(h Holder, k Kind, n int64) {
+	a := b.accountLocked(h)
+	a.has[k] += n
+	b.all[k] += n
+	if !h.Operator {
+		b.others[k] += n
+	}
+	b.forgetLocked(a)
+}
+
+func (b *Book) accountLocked(h Holder) *account {
+	a := b.held[h.key()]
+	if a == nil {
+		a = &account{holder: h}
+		b.held[h.key()] = a
+	}
+	return a
+}
+
+// forgetLocked forgets a holder without usage whose rates have recovered.
+func (b *Book) forgetLocked(a *account) {
+	if a.has != (Limits{}) {
+		return
+	}
+	for _, r := range a.rates {
+		if r != nil && r.TokensAt(b.now()) < float64(r.Burst()) {
+			return
+		}
+	}
+	delete(b.held, a.holder.key())
+}
+
+// scarce is the fraction of the remainder that one holder may have once less than a quarter of the share is left: the threshold sinks
+// with the remainder, so that a late holder finds some.
+const scarce = 16
+
+// roomLocked reports whether a holder that has so much of a kind may have n more.
+func (b *Book) roomLocked(h Holder, k Kind, has, n int64) error {
+	refusal := &Error{Holder: h, Kind: k, Used: has, Limit: b.limitLocked(h, k), After: time.Second}
+	if k.Counted() {
+		refusal.After = time.Minute // nothing ends by itself
+	}
+	if refusal.Limit != 0 && has+n > refusal.Limit {
+		return refusal
+	}
+	total := b.totals[k]
+	if total == 0 {
+		return nil
+	}
+	refusal.Shared, refusal.Limit = true, total
+	if h.Operator {
+		if k == Memory && b.all[k]+n > total { // beyond it the process is killed
+			return refusal
+		}
+		return nil
+	}
+	share := shareOf(total)
+	refusal.Limit = share
+	left := share - b.others[k] - n
+	if has+n > share/2 || left < 0 || left < share/4 && (has+n)*scarce > left {
+		return refusal
+	}
+	return nil
+}
+
+// shareOf returns the part of a total for holders other than the operator.
+func shareOf(total int64) int64 { return max(1, total/4*3) }
+
+// Reserve asks for n more of a kind that is counted from state. count says how much the holder has; it is called while the book is
+// locked and must not use it. Until done is called, n is added to the result of count: call it once
+// count includes the new ones, or they have failed. Further calls of done do nothing.
+func (b *Book) Reserve(h Holder, k Kind, n int64, count func() int64) (done func(), err error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if err := b.roomLocked(h, k, b.hasLocked(h, k)+count(), n); err != nil {
+		b.refused[k]++
+		return nil, err
+	}
+	b.addLocked(h, k, n)
+	return sync.OnceFunc(func() { b.release(h, k, n) }), nil
+}
+
+// Rate counts one more of a kind that is a rate, and fails with an [*Error] if that exceeds the holder's limit in an hour, or
+// three quarters of the total if it is not the operator.
+func (b *Book) Rate(h Holder, k Kind) error {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	now := b.now()
+	if h.Operator {
+		return nil
+	}
+	defer b.sweepLocked()
+	own, all := b.limiterLocked(h, k), b.sharedLocked(k)
+	for _, l := range []*rate.Limiter{own, all} {
+		if l == nil || l.TokensAt(now) >= 1 {
+			continue
+		}
+		b.refused[k]++
+		missing := (1 - l.TokensAt(now)) / float64(l.Limit())
+		return &Error{
+			Holder: h, Kind: k, Used: int64(l.Burst()), Limit: int64(l.Burst()), Shared: l == all,
+			After: time.Duration(missing * float64(time.Second)),
+		}
+	}
+	for _, l := range []*rate.Limiter{own, all} {
+		if l != nil {
+			l.AllowN(now, 1)
+		}
+	}
+	return nil
+}
+
+// limiterLocked returns the limiter of a holder's rate; nil: it has no limit.
+func (b *Book) limiterLocked(h Holder, k Kind) *rate.Limiter {
+	limit := b.limitLocked(h, k)
+	if limit == 0 {
+		return nil
+	}
+	a := b.accountLocked(h)
+	if a.rates[k] == nil {
+		a.rates[k] = perHour(limit)
+	}
+	return a.rates[k]
+}
+
+// sharedLocked returns the limiter of all holders but the operator; nil: there is no limit.
+func (b *Book) sharedLocked(k Kind) *rate.Limiter {
+	if b.shared[k] == nil && b.totals[k] != 0 {
+		b.shared[k] = perHour(shareOf(b.totals[k]))
+	}
+	return b.shared[k]
+}
+
+func perHour(n int64) *rate.Limiter {
+	return rate.NewLimiter(rate.Limit(float64(n)/window.Seconds()), int(n))
+}
+
+// sweepLocked forgets holders whose rates are whole again, a few each time: more than one rate can add.
+func (b *Book) sweepLocked() {
+	n := 0
+	for _, a := range b.held {
+		if n++; n > sweep {
+			return
+		}
+		b.forgetLocked(a)
+	}
+}
+
+// sweep is how many holders are looked at when a rate adds one.
+const sweep = 8
+
+// Use is the usage of one kind.
+type Use struct {
+	Used, Limit int64 // Limit 0: it has none
+}
+
+// Uses is the usage of each kind.
+type Uses [kinds]Use
+
+// Use returns the usage of a holder. Kinds counted from state are counted by the functions given to [Book.Count].
+func (b *Book) Use(h Holder) Uses {
+	b.mu.Lock()
+	var out Uses
+	counts := b.counts
+	a := b.held[h.key()]
+	for _, k := range Kinds() {
+		out[k].Limit = b.limitLocked(h, k)
+		if a == nil {
+			continue
+		}
+		out[k].Used = a.has[k]
+		if r := a.rates[k]; r != nil {
+			out[k].Used = int64(float64(r.Burst()) - r.TokensAt(b.now()))
+		}
+	}
+	b.mu.Unlock()
+	for k, count := range counts {
+		if count != nil {
+			out[k].Used = count(h)
+		}
+	}
+	return out
+}
+
+// Held is a holder with its usage.
+type Held struct {
+	Holder Holder
+	Uses   Uses
+}
+
+// Holders returns those of some holders that hold something and have most of one of their quotas, most first, no more than most of them.
+func (b *Book) Holders(what string, most int) []Held {
+	var out []Held
+	for _, h := range b.holders(what) {
+		out = append(out, Held{h, b.Use(h)})
+	}
+	slices.SortFunc(out, func(x, y Held) int {
+		return cmp.Or(cmp.Compare(y.ratio(), x.ratio()), cmp.Compare(x.Holder.ID, y.Holder.ID))
+	})
+	return out[:min(len(out), most)]
+}
+
+func (b *Book) holders(what string) (out []Holder) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	for _, a := range b.held {
+		if a.holder.What == what {
+			out = append(out, a.holder)
+		}
+	}
+	return out
+}
+
+// ratio is how much of a quota the holder has of which it has most.
+func (h *Held) ratio() float64 {
+	most := 0.0
+	for _, u := range h.Uses {
+		if u.Limit > 0 {
+			most = max(most, float64(u.Used)/float64(u.Limit))
+		}
+	}
+	return most
+}
+
+// Shared returns the usage of all holders but the operator with its limit (0: there is none), and how
+// often more was refused to anybody.
+func (b *Book) Shared(k Kind) (use Use, refused int64) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.totals[k] != 0 {
+		use.Limit = shareOf(b.totals[k])
+	}
+	use.Used = b.others[k]
+	return use, b.refused[k]
+}

@@ -1,0 +1,152 @@
+package quota
+
+import (
+	"fmt"
+	"slices"
+	"time"
+)
+
+// Kind is something that a holder has a quota of.
+type Kind uint8
+
+// The kinds. Those up to Commands are taken for a time and released by whoever took them. Those up to Schedules are counted from
+// state whenever it is to grow. Certificates is a rate.
+const (
+	Connections   Kind = iota // open connections to the admin API that have shown a key
+	Memory                    // bytes of bodies that are read whole, and of answers that are buffered
+	Requests                  // requests under way, streams and sessions among them
+	Commands                  // commands under way in boxes
+	Boxes                     // boxes that exist
+	Snapshots                 // snapshots that exist
+	SnapshotBytes             // their size on disk
+	URLs                      // public URLs that exist
+	Domains                   // own domains of public URLs
+	Schedules                 // schedules that exist
+	Certificates              // certificates ordered in an hour
+	kinds
+)
+
+// traits is how a kind is written and spoken of.
+type traits struct {
+	name string // in the configuration, the API and the metrics
+	noun string // after a number
+	way  string // the remedy for a refused caller
+	unit string // "bytes" where the number is one of bytes
+}
+
+var traitsOf = [kinds]traits{
+	Connections:   {"connections", "connections open", "close one", ""},
+	Memory:        {"memory", "of bodies and answers in memory", "wait until a request has ended, or send and ask for less at a time", "bytes"},
+	Requests:      {"requests", "requests under way", "wait for one to end", ""},
+	Commands:      {"commands", "commands under way", "wait for one to end", ""},
+	Boxes:         {"boxes", "boxes", "delete one", ""},
+	Snapshots:     {"snapshots", "snapshots", "delete one", ""},
+	SnapshotBytes: {"snapshot_bytes", "of snapshots", "delete one", "bytes"},
+	URLs:          {"urls", "public URLs", "delete one", ""},
+	Domains:       {"domains", "domains of its own", "delete a public URL that has one", ""},
+	Schedules:     {"schedules", "schedules", "delete one", ""},
+	Certificates:  {"certificates_per_hour", "certificates ordered within an hour", "wait", ""},
+}
+
+// String returns the name of a kind, as the configuration, the API and the metrics have it.
+func (k Kind) String() string {
+	if k >= kinds {
+		return fmt.Sprintf("Kind(%d)", uint8(k))
+	}
+	return traitsOf[k].name
+}
+
+// Kinds returns all kinds.
+func Kinds() []Kind {
+	all := make([]Kind, kinds)
+	for i := range all {
+		all[i] = Kind(i)
+	}
+	return all
+}
+
+// Names returns the names of all kinds.
+func Names() []string {
+	var names []string
+	for _, k := range Kinds() {
+		names = append(names, k.String())
+	}
+	return names
+}
+
+// Named returns the kind of a name.
+func Named(name string) (Kind, bool) {
+	i := slices.IndexFunc(traitsOf[:], func(t traits) bool { return t.name == name })
+	return Kind(max(i, 0)), i >= 0
+}
+
+// InBytes reports whether a quota is a number of bytes.
+func (k Kind) InBytes() bool { return traitsOf[k].unit == "bytes" }
+
+// Counted reports whether a kind is counted from state: see [Book.Reserve].
+func (k Kind) Counted() bool { return k >= Boxes && k <= Schedules }
+
+// Amount writes a number of a kind: bytes with a unit.
+func (k Kind) Amount(n int64) string {
+	if !k.InBytes() {
+		return fmt.Sprint(n)
+	}
+	for _, u := range []struct {
+		name string
+		size int64
+	}{{"GiB", 1 << 30}, {"MiB", 1 << 20}, {"KiB", 1 << 10}} {
+		if n >= u.size {
+			return fmt.Sprintf("%.4g %s", float64(n)/float64(u.size), u.name)
+		}
+	}
+	return fmt.Sprintf("%d bytes", n)
+}
+
+// Limits has a number for each kind; 0 sets none.
+type Limits [kinds]int64
+
+// Over returns the limits with those of lower where l sets none.
+func (l Limits) Over(lower Limits) Limits {
+	for k, n := range l {
+		if n == 0 {
+			l[k] = lower[k]
+		}
+	}
+	return l
+}
+
+// Map returns the limits that are set, by name; nil if there are none.
+func (l Limits) Map() map[string]int64 {
+	var out map[string]int64
+	for _, k := range Kinds() {
+		if l[k] != 0 {
+			if out == nil {
+				out = map[string]int64{}
+			}
+			out[k.String()] = l[k]
+		}
+	}
+	return out
+}
+
+// FromMap is the inverse of [Limits.Map]. Names that are not known are left out: a later version may have written them.
+func FromMap(m map[string]int64) Limits {
+	var l Limits
+	for name, n := range m {
+		if k, ok := Named(name); ok {
+			l[k] = n
+		}
+	}
+	return l
+}
+
+// Most is the largest number that can be set for a kind: anything above it must be a mistake.
+func (k Kind) Most() int64 {
+	if k.InBytes() {
+		return 1 << 50
+	}
+	return 1_000_000
+}
+
+// window is the time of a rate.
+const window = time.Hour

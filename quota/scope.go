@@ -1,0 +1,111 @@
+package quota
+
+import (
+	"context"
+	"sync"
+)
+
+// Scope is the usage of one request and of the work that it has started: a command goes on when its client has gone. All of it is
+// released when the last of them has ended. The methods of a nil Scope take nothing and never fail. Safe for concurrent use.
+type Scope struct {
+	book   *Book
+	holder Holder
+
+	mu   sync.Mutex
+	refs int
+	has  Limits
+}
+
+// Open returns the scope of a new request; end is called when the request ends.
+func (b *Book) Open(h Holder) (s *Scope, end func()) {
+	s = &Scope{book: b, holder: h, refs: 1}
+	return s, sync.OnceFunc(s.leave)
+}
+
+// Holder returns whose scope it is.
+func (s *Scope) Holder() Holder {
+	if s == nil {
+		return Holder{}
+	}
+	return s.holder
+}
+
+// Book returns the book that the scope takes from; nil for a nil scope.
+func (s *Scope) Book() *Book {
+	if s == nil {
+		return nil
+	}
+	return s.book
+}
+
+// Keep makes the scope last until end is called, also beyond the end of its request.
+func (s *Scope) Keep() (end func()) {
+	if s == nil {
+		return func() {}
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.refs++; s.refs == 1 { // the request ended before the work could say that it goes on
+		for k, n := range s.has {
+			if n != 0 {
+				s.book.force(s.holder, Kind(k), n)
+			}
+		}
+	}
+	return sync.OnceFunc(s.leave)
+}
+
+func (s *Scope) leave() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.refs--; s.refs > 0 {
+		return
+	}
+	for k, n := range s.has {
+		if n != 0 {
+			s.book.release(s.holder, Kind(k), n)
+		}
+	}
+}
+
+// Take takes n of a kind until the scope ends. It fails as [Book.Take] does.
+func (s *Scope) Take(k Kind, n int64) error {
+	if s == nil || n == 0 {
+		return nil
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if err := s.book.take(s.holder, k, n); err != nil {
+		return err
+	}
+	if s.has[k] += n; s.refs == 0 { // it has ended: nothing would release it
+		s.book.release(s.holder, k, n)
+	}
+	return nil
+}
+
+// Release releases n of a kind before the scope ends, or all if it has less.
+func (s *Scope) Release(k Kind, n int64) {
+	if s == nil {
+		return
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	n = min(n, s.has[k])
+	if s.has[k] -= n; n != 0 && s.refs > 0 {
+		s.book.release(s.holder, k, n)
+	}
+}
+
+type scopeKey struct{}
+
+// WithScope returns a context of a request that has a scope.
+func WithScope(ctx context.Context, s *Scope) context.Context {
+	return context.WithValue(ctx, scopeKey{}, s)
+}
+
+// ScopeOf returns the scope of a request; nil if it has none.
+func ScopeOf(ctx context.Context) *Scope {
+	s, _ := ctx.Value(scopeKey{}).(*Scope)
+	return s
+}
