@@ -74,8 +74,10 @@ func CallerOf(ctx context.Context) Caller {
 type Key struct {
 	Caller
 	CreatedAt time.Time
-	ExpiresAt time.Time // zero: never
-	LastUsed  time.Time // to the minute; zero: not yet
+	ExpiresAt time.Time    // zero: never
+	LastUsed  time.Time    // to the minute; zero: not yet
+	Quotas    quota.Limits // of its own
+	Uses      quota.Uses   // what it has of each kind, of how much; in lists alone
 }
 
 // KeyRequest describes an API key to make.
@@ -84,4 +86,5 @@ type KeyRequest struct {
 	Role      Role
 	Box       policy.BoxID  // with RoleBox alone
 	ExpiresIn time.Duration // 0: never
+	Quotas    quota.Limits  // of its own; 0: those of the configuration
 }

@@ -30,6 +30,7 @@ type Config struct {
 	DNS      DNS      `yaml:"dns"`
 	Proxy    Proxy    `yaml:"proxy"`
 	Limits   Limits   `yaml:"limits"`
+	Quotas   Quotas   `yaml:"quotas"`
 	Ingress  Ingress  `yaml:"ingress"`
 	Launcher Launcher `yaml:"launcher"`
 	Policy   Policies `yaml:"policy"`
@@ -162,6 +163,7 @@ func Default() Config {
 		Network:  Network{PoolV4: "10.200.0.0/16", PoolV6: "fd42:b0c5::/64"},
 		Proxy:    Proxy{Deny: "alert", IdleTimeout: 24 * time.Hour},
 		Limits:   DefaultLimits(),
+		Quotas:   DefaultQuotas(),
 		Ingress: Ingress{
 			HTTPS: ":443", HTTP: ":80", Domain: "preview.localhost", Names: namesFlat, TLS: TLS{Mode: "internal", ACME: defaultACME()},
 			SessionTime: 12 * time.Hour, OIDC: defaultOIDC(), HSTS: HSTS{MaxAge: 8760 * time.Hour}, Limits: DefaultURLLimits(),
@@ -405,6 +407,7 @@ func (c *Config) validate() error {
 		fail("metrics.per_box.max", "%d is out of range; use 1 to %d", c.Metrics.PerBox.Max, MostPerBox)
 	}
 	c.Limits.check(fail)
+	c.Quotas.check(fail)
 	c.Policy.check(fail)
 	errs = append(errs, c.Secrets.validate())
 	checkListeners(fail, map[string]string{

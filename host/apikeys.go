@@ -11,6 +11,7 @@ import (
 
 	"boxgate/api"
 	"boxgate/policy"
+	quotas "boxgate/quota"
 	"boxgate/store"
 )
 
@@ -59,7 +60,9 @@ func (k *keys) APIKeys(context.Context) ([]api.Key, error) {
 	}
 	views := make([]api.Key, 0, len(all))
 	for _, found := range all {
-		views = append(views, keyView(found))
+		v := keyView(found)
+		v.Uses = k.quotas.Use(v.Holder())
+		views = append(views, v)
 	}
 	slices.SortFunc(views, func(a, b api.Key) int {
 		return cmp.Or(a.CreatedAt.Compare(b.CreatedAt), cmp.Compare(a.Key, b.Key))
@@ -68,12 +71,12 @@ func (k *keys) APIKeys(context.Context) ([]api.Key, error) {
 }
 
 func keyView(k store.APIKey) api.Key {
-	return api.Key{Caller: callerOf(k), CreatedAt: k.CreatedAt, ExpiresAt: k.ExpiresAt, LastUsed: k.LastUsed}
+	return api.Key{Caller: callerOf(k), CreatedAt: k.CreatedAt, ExpiresAt: k.ExpiresAt, LastUsed: k.LastUsed, Quotas: quotas.FromMap(k.Quotas)}
 }
 
 // CreateAPIKey implements the Host of [boxgate/api/keys].
 func (k *keys) CreateAPIKey(_ context.Context, req api.KeyRequest) (policy.Secret, api.Key, error) {
-	like := store.APIKey{Name: req.Name, Role: string(req.Role), Box: req.Box}
+	like := store.APIKey{Name: req.Name, Role: string(req.Role), Box: req.Box, Quotas: req.Quotas.Map()}
 	if req.ExpiresIn > 0 {
 		like.ExpiresAt = time.Now().UTC().Add(req.ExpiresIn)
 	}
@@ -86,6 +89,7 @@ func (k *keys) CreateAPIKey(_ context.Context, req api.KeyRequest) (policy.Secre
 	case err != nil:
 		return policy.Secret{}, api.Key{}, notStored(k.log, "the API key could not be stored, nothing was made", err)
 	}
+	k.quotas.Set(callerOf(made).Holder(), req.Quotas)
 	k.log.Info("an API key was made", zap.String("key", made.ID), zap.String("name", made.Name), zap.String("role", made.Role))
 	return key, keyView(made), nil
 }
@@ -142,6 +146,43 @@ func (k *keys) DeleteAPIKey(_ context.Context, idOrName string) (api.Key, error)
 		return api.Key{}, notStored(k.log, "the API key could not be revoked, it still works", err)
 	}
 	k.changed()
+	k.quotas.Set(callerOf(old).Holder(), quotas.Limits{})
 	k.log.Info("an API key was revoked", zap.String("key", old.ID), zap.String("name", old.Name))
 	return keyView(old), nil
+}
+
+// loadQuotas has the books know the quotas of keys that have some of their own.
+func (k *keys) loadQuotas() error {
+	all, err := k.store.APIKeys()
+	for _, found := range all {
+		k.quotas.Set(callerOf(found).Holder(), quotas.FromMap(found.Quotas))
+	}
+	return err
+}
+
+// SetAPIKeyQuotas implements the Host of [boxgate/api/keys].
+func (k *keys) SetAPIKeyQuotas(_ context.Context, idOrName string, named map[quotas.Kind]int64) (api.Key, error) {
+	k.settingQuotas.Lock()
+	defer k.settingQuotas.Unlock()
+	old, err := k.named(idOrName)
+	if err != nil {
+		return api.Key{}, err
+	}
+	if callerOf(old).Holder().Operator {
+		return api.Key{}, api.Errorf(api.ErrConflict, "the API key %s has the role %s, which has no quotas", old.Name, old.Role)
+	}
+	own := quotas.FromMap(old.Quotas)
+	for kind, n := range named {
+		own[kind] = n
+	}
+	set, err := k.store.SetAPIKeyQuotas(old.ID, own.Map())
+	switch {
+	case errors.Is(err, store.ErrNotFound):
+		return api.Key{}, api.ErrNotFound
+	case err != nil:
+		return api.Key{}, notStored(k.log, "the quotas of the API key could not be stored, those before hold", err)
+	}
+	k.quotas.Set(callerOf(set).Holder(), own)
+	k.log.Info("the quotas of an API key were changed", zap.String("key", set.ID), zap.String("name", set.Name), zap.Any("quotas", set.Quotas))
+	return keyView(set), nil
 }

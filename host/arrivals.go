@@ -32,7 +32,7 @@ type arrivalKey struct{}
 // follow makes servers tell of their connections. Call it once everything else is set.
 func (a *arrivals) follow(servers ...*http.Server) {
 	for _, s := range servers {
-		inner, handler := s.ConnContext, s.Handler
+		inner, innerState, handler := s.ConnContext, s.ConnState, s.Handler
 		s.ConnContext = func(ctx context.Context, c net.Conn) context.Context {
 			a.add(c)
 			if inner != nil {
@@ -41,6 +41,9 @@ func (a *arrivals) follow(servers ...*http.Server) {
 			return context.WithValue(ctx, arrivalKey{}, c)
 		}
 		s.ConnState = func(c net.Conn, state http.ConnState) {
+			if innerState != nil {
+				innerState(c, state)
+			}
 			if state == http.StateClosed || state == http.StateHijacked {
 				a.remove(c)
 			}

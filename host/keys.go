@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"io"
+	"sync"
 	"time"
 
 	"go.uber.org/zap"
@@ -11,6 +12,7 @@ import (
 	"boxgate/api"
 	"boxgate/host/handover"
 	"boxgate/policy"
+	quotas "boxgate/quota"
 	"boxgate/store"
 )
 
@@ -20,6 +22,9 @@ type keys struct {
 	turn   *adminTurn
 	log    *zap.Logger
 	store  *store.DB
+	quotas *quotas.Book
+
+	settingQuotas sync.Mutex // one change at a time reads what it changes
 }
 
 // RotateStoreKey implements [api.Host].

@@ -16,10 +16,12 @@ import (
 	"boxgate/host/apart"
 	"boxgate/host/enforce"
 	"boxgate/host/follow"
+	"boxgate/host/keyless"
 	"boxgate/host/reach"
 	"boxgate/host/share"
 	"boxgate/internal/fault"
 	"boxgate/policy"
+	quotas "boxgate/quota"
 )
 
 // Options say what a gateway is made of.
@@ -63,6 +65,8 @@ func open(ctx context.Context, o Options) (*Host, error) {
 	shares := share.MemoryOf(o.Config)
 	shares.Hold()
 	p.memory = shares.Budget()
+	p.quotas = quotas.New(quotas.Config{Defaults: p.cfg.Quotas.Limits(), Totals: share.Totals(p.shares, shares)})
+	p.keyed = keyless.NewKeyed(p.quotas)
 	p.takesOver, p.before = o.Before != nil, o.Before
 	h := &Host{
 		parts: p, noWatch: o.NoWatch, ready: o.Ready, text: o.Text, before: o.Before, control: o.Control, turn: &adminTurn{}, succession: newSuccession(),
@@ -77,7 +81,7 @@ func open(ctx context.Context, o Options) (*Host, error) {
 		p.openStore, func(ctx context.Context) error { return fault.At(ctx, "start: store open") },
 		p.openTrail, p.openSecrets, p.openAudit, p.openEgress, func(ctx context.Context) error { return fault.At(ctx, "start: DNS and proxy made") },
 		p.openIngress, p.openLauncher, func(ctx context.Context) error { return fault.At(ctx, "start: launcher open") },
-		p.openFirewall, h.holdSecrets, h.openMeter, h.openLimitMetrics, h.openCapacityMetrics, h.wire, h.protect, func(ctx context.Context) error { return fault.At(ctx, "start: kernel rules in force") },
+		p.openFirewall, h.holdSecrets, h.openMeter, h.openLimitMetrics, h.openQuotaMetrics, h.openCapacityMetrics, h.wire, func(context.Context) error { return h.loadQuotas() }, h.protect, func(ctx context.Context) error { return fault.At(ctx, "start: kernel rules in force") },
 	}
 	for _, step := range steps {
 		if err := step(ctx); err != nil {
@@ -128,17 +132,17 @@ func (h *Host) wire(context.Context) error {
 		log: p.log, store: p.store, boxes: p.boxes, commands: h.commands, history: p.history, authorities: h.authorities, proxy: p.proxy, roots: p.roots,
 	})
 	h.auditTrail = p.trail
-	h.keys = &keys{before: h.before, turn: h.turn, log: p.log, store: p.store}
+	h.keys = &keys{before: h.before, turn: h.turn, log: p.log, store: p.store, quotas: p.quotas}
 	h.sources = &sources{log: p.log, secrets: p.secrets, tokens: p.tokens}
 	h.selfTests = &selfTests{
 		cfg: p.cfg, addrs: p.addrs, listeners: p.listeners, audit: p.audit, boxes: p.boxes, sandboxes: held,
 	}
-	quotas := &quota{
+	transfer := &quota{
 		before: h.before, most: uint64(p.cfg.Limits.Quota), log: p.log, meter: p.meter, boxes: p.boxes, policies: h.policies, visitors: p.ingress,
 	}
 	h.lifecycle = &lifecycle{
 		states: states{p.store}, cfg: p.cfg, roots: p.added, addrs: p.addrs, log: p.log, audit: p.audit, firewall: p.firewall, minter: p.minter,
-		authorities: h.authorities, boxes: p.boxes, shared: common, net: net, sandboxes: held, urls: h.publicURLs, commands: h.commands, settings: h.settings, meter: p.meter, quota: quotas,
+		authorities: h.authorities, boxes: p.boxes, shared: common, net: net, sandboxes: held, urls: h.publicURLs, commands: h.commands, settings: h.settings, meter: p.meter, quota: transfer,
 		snapshots: h.snapshotHost, scheduled: h.scheduled, history: p.history,
 	}
 	h.usage.restart = h.lifecycle.restart

@@ -20,6 +20,7 @@ import (
 	"boxgate/firewall"
 	"boxgate/host/apart"
 	"boxgate/host/enforce"
+	"boxgate/host/keyless"
 	"boxgate/host/meter"
 	"boxgate/host/reach"
 	"boxgate/host/share"
@@ -29,6 +30,7 @@ import (
 	"boxgate/internal/memory"
 	"boxgate/launcher"
 	"boxgate/proxy"
+	quotas "boxgate/quota"
 	"boxgate/secrets"
 	"boxgate/secrets/identity"
 	"boxgate/store"
@@ -47,6 +49,8 @@ type parts struct {
 	metrics   *prometheus.Registry
 	shares    share.Descriptors // of file descriptors
 	memory    *memory.Budget    // which boxes share
+	quotas    *quotas.Book      // of API keys
+	keyed     *keyless.Keyed    // connections that have shown one
 
 	boxes     *boxes
 	connected *enforce.Registry

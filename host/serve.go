@@ -49,7 +49,7 @@ func (h *Host) Serve(ctx context.Context) error {
 func (h *Host) serveParts(ctx context.Context) error {
 	h.turn.lookUp, h.turn.dial = h.lookUp, h.parts.listeners.dialAdmin
 	admin, err := server.New(server.Config{
-		Host: h, History: h.parts.history, FindKey: h.turn.find, Trail: h.parts.trail.trail, Hosts: h.parts.cfg.Admin.Hosts, HasSecret: h.parts.secrets.Has, Log: h.parts.log, Admitted: keyless.KeyShown,
+		Host: h, History: h.parts.history, FindKey: h.turn.find, Trail: h.parts.trail.trail, Hosts: h.parts.cfg.Admin.Hosts, HasSecret: h.parts.secrets.Has, Log: h.parts.log, Quotas: h.parts.quotas, Admitted: h.parts.keyed.Shown,
 	})
 	if err != nil {
 		return err
@@ -57,7 +57,7 @@ func (h *Host) serveParts(ctx context.Context) error {
 	adminServer := admin.Server()
 	h.endFollowing = admin.EndStreams
 	h.turn.own, adminServer.Handler = adminServer.Handler, h.turn
-	adminServer.ConnContext = keyless.ConnContext
+	adminServer.ConnContext, adminServer.ConnState = keyless.ConnContext, h.parts.keyed.State
 	metrics := h.metricsServer()
 	h.arriving.follow(adminServer, metrics)
 
@@ -249,6 +249,7 @@ func (h *Host) serveEgress(ctx, answering context.Context, run func(string, func
 func (h *Host) serveKeyed(run func(string, func() error), name string, server *http.Server, ln net.Listener) {
 	tried := tryable(ln)
 	keyed := h.parts.shares.Keyless(tried)
+	keyed.Keyed = h.parts.keyed
 	h.serving.add(name, tried, nil, func() (int, int) { return keyed.Held(), 0 })
 	run(name, func() error { return h.arriving.serve(server, keyed) })
 }

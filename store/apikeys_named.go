@@ -14,12 +14,12 @@ import (
 // maxAPIKeys bounds how many API keys there are.
 const maxAPIKeys = 1000
 
-// CreateAPIKey makes a key with the name, role, box and expiry of like, and returns it with its record. The key itself is
+// CreateAPIKey makes a key with the name, role, box, expiry and quotas of like, and returns it with its record. The key itself is
 // kept nowhere. A name that another key has is an [ErrKeyNameTaken], and more keys than there may be an [ErrManyKeys].
 func (db *DB) CreateAPIKey(like APIKey) (policy.Secret, APIKey, error) {
 	key, now := NewKey(), time.Now().UTC()
 	fresh := APIKey{
-		ID: newKeyID(), Name: like.Name, Role: like.Role, Box: like.Box, ExpiresAt: like.ExpiresAt,
+		ID: newKeyID(), Name: like.Name, Role: like.Role, Box: like.Box, ExpiresAt: like.ExpiresAt, Quotas: like.Quotas,
 		Hash: HashKey(key.Reveal()), CreatedAt: now,
 	}
 	err := db.changeKeys(func(keys document.Table) error {
@@ -48,7 +48,7 @@ func newKeyID() string {
 }
 
 // ReplaceAPIKey gives the key of that ID a new value, and returns it. The old one stops working at once, or after grace if
-// that is more than 0; name, role, box and expiry stay. The error is [ErrNotFound] if there is no such key, or it has expired.
+// that is more than 0; name, role, box, expiry and quotas stay. The error is [ErrNotFound] if there is no such key, or it has expired.
 func (db *DB) ReplaceAPIKey(id string, grace time.Duration) (policy.Secret, APIKey, error) {
 	key, now := NewKey(), time.Now().UTC()
 	var fresh APIKey
@@ -72,6 +72,34 @@ func (db *DB) ReplaceAPIKey(id string, grace time.Duration) (policy.Secret, APIK
 		return policy.Secret{}, APIKey{}, err
 	}
 	return key, fresh, nil
+}
+
+// SetAPIKeyQuotas gives the key of that ID quotas of its own, or none, and returns its latest record. The error is [ErrNotFound] if
+// there is no such key.
+func (db *DB) SetAPIKeyQuotas(id string, quotas map[string]int64) (latest APIKey, err error) {
+	err = db.changeKeys(func(keys document.Table) error {
+		all, err := readKeys(keys)
+		if err != nil {
+			return err
+		}
+		for _, k := range all {
+			if k.ID != id {
+				continue
+			}
+			k.Quotas = quotas
+			if err := putKey(keys, k); err != nil {
+				return err
+			}
+			if latest.ID == "" || latest.CreatedAt.Before(k.CreatedAt) {
+				latest = k
+			}
+		}
+		if latest.ID == "" {
+			return fmt.Errorf("API key: %w", ErrNotFound)
+		}
+		return nil
+	})
+	return latest, err
 }
 
 // DeleteAPIKey deletes the key of that ID, which stops working at once, also what it replaced. The error is [ErrNotFound]

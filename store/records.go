@@ -161,6 +161,8 @@ type APIKey struct {
 	CreatedAt time.Time    `json:"created_at"`
 	ExpiresAt time.Time    `json:"expires_at,omitzero"` // zero: never
 	LastUsed  time.Time    `json:"last_used,omitzero"`  // to the minute; zero: not yet
+	// Quotas are those of its own, by name. Two records with one ID have the same.
+	Quotas map[string]int64 `json:"quotas,omitempty"`
 }
 
 // operators reports whether a record is that of the operator's key, which has neither an ID nor a role in the store: it is

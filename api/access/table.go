@@ -21,6 +21,8 @@ const (
 	changes
 	// outlives: it also serves the snapshots of a deleted box, by its ID, to keys that see them.
 	outlives
+	// runs: a command in a box, which counts against the quota of the key.
+	runs
 
 	admin grant = 0 // alone: admin keys only
 )
@@ -51,17 +53,17 @@ var grants = map[string]grant{
 	"setInitCommand":    own | changes,
 	"deleteInitCommand": own | changes,
 
-	"runCommand":    own | changes,
-	"streamCommand": own | changes,
-	"runCode":       own | changes,
-	"streamCode":    own | changes,
+	"runCommand":    own | changes | runs,
+	"streamCommand": own | changes | runs,
+	"runCode":       own | changes | runs,
+	"streamCode":    own | changes | runs,
 	"listRuns":      own,
 	"getRun":        own,
 	"cancelRun":     own | changes,
 	"listLogs":      own,
-	"openSession":   own | changes,
-	"runAgent":      own | changes,
-	"streamAgent":   own | changes,
+	"openSession":   own | changes | runs,
+	"runAgent":      own | changes | runs,
+	"streamAgent":   own | changes | runs,
 
 	"readFile":      own,
 	"writeFile":     own | changes,
@@ -74,14 +76,14 @@ var grants = map[string]grant{
 	"uploadFiles":   own | changes,
 	"downloadFile":  own,
 
-	"gitClone":               own | changes,
-	"gitStatus":              own,
-	"gitDiff":                own,
-	"gitCommit":              own | changes,
-	"gitPush":                own | changes,
-	"gitCheckout":            own | changes,
-	"gitExec":                own | changes,
-	"gitCreatePullRequest":   own | changes,
+	"gitClone":               own | changes | runs,
+	"gitStatus":              own | runs,
+	"gitDiff":                own | runs,
+	"gitCommit":              own | changes | runs,
+	"gitPush":                own | changes | runs,
+	"gitCheckout":            own | changes | runs,
+	"gitExec":                own | changes | runs,
+	"gitCreatePullRequest":   own | changes | runs,
 	"setGitIdentity":         own | changes,
 	"setGitIdentityAsBefore": own | changes,
 
@@ -155,6 +157,7 @@ var grants = map[string]grant{
 
 	"createApiKey":  admin | changes,
 	"listApiKeys":   admin,
+	"changeApiKey":  admin | changes,
 	"deleteApiKey":  admin | changes,
 	"replaceApiKey": admin | changes,
 }
@@ -179,6 +182,9 @@ func Changes(route string) bool {
 	g, known := grants[route]
 	return !known || g&changes != 0
 }
+
+// Runs reports whether calls of an endpoint run a command in a box.
+func Runs(route string) bool { return grants[route]&runs != 0 }
 
 // Routes lists the endpoints of the table.
 func Routes() []string { return slices.Sorted(maps.Keys(grants)) }

@@ -11,6 +11,7 @@ import (
 	"boxgate/audit"
 	"boxgate/audit/trail"
 	"boxgate/policy"
+	"boxgate/quota"
 )
 
 // findKey is the Finder of the memory host: Key is the operator's.
@@ -45,7 +46,7 @@ func (h *Host) CreateAPIKey(_ context.Context, req api.KeyRequest) (policy.Secre
 		h.Keys = map[string]api.Key{}
 	}
 	n := len(h.Keys) + 1
-	k := api.Key{Caller: api.Caller{Key: fmt.Sprintf("key_%d", n), Name: req.Name, Role: req.Role, Box: req.Box}, CreatedAt: time.Now()}
+	k := api.Key{Caller: api.Caller{Key: fmt.Sprintf("key_%d", n), Name: req.Name, Role: req.Role, Box: req.Box}, CreatedAt: time.Now(), Quotas: req.Quotas}
 	if req.ExpiresIn > 0 {
 		k.ExpiresAt = time.Now().Add(req.ExpiresIn)
 	}
@@ -74,6 +75,21 @@ func (h *Host) ReplaceAPIKey(_ context.Context, key string, _ time.Duration) (po
 	delete(h.Keys, old)
 	h.Keys[old+"-next"] = k
 	return policy.NewSecret(old + "-next"), k, nil
+}
+
+// SetAPIKeyQuotas implements the Host of [boxgate/api/keys].
+func (h *Host) SetAPIKeyQuotas(_ context.Context, key string, named map[quota.Kind]int64) (api.Key, error) {
+	leave, err := h.enter()
+	defer leave()
+	old, k := h.keyOf(key)
+	if old == "" || err != nil {
+		return api.Key{}, api.ErrNotFound
+	}
+	for kind, n := range named {
+		k.Quotas[kind] = n
+	}
+	h.Keys[old] = k
+	return k, nil
 }
 
 // DeleteAPIKey implements the Host of [boxgate/api/keys].

@@ -8,12 +8,14 @@ import (
 	"sync"
 
 	"boxgate/policy"
+	"boxgate/quota"
 )
 
 // Answer is an answer in the making. Only one of [Budget.Open] holds anything. Safe for concurrent use.
 type Answer struct {
 	budget *Budget
 	box    policy.BoxID
+	scope  *quota.Scope // of the request that it answers
 
 	mu      sync.Mutex // guards what follows, and the outputs
 	room    int        // taken from the budget
@@ -36,6 +38,10 @@ func (a *Answer) takeLocked(n int) bool {
 	}
 	if more := a.used + n - a.room; more > 0 {
 		if !a.budget.take(a.box, more) {
+			return false
+		}
+		if a.scope.Take(quota.Memory, int64(more)) != nil {
+			a.budget.release(a.box, more)
 			return false
 		}
 		a.room += more
@@ -68,6 +74,7 @@ func (a *Answer) clearLocked(keep int) {
 		o.kept, o.most = nil, 0
 	}
 	a.budget.release(a.box, a.room-keep)
+	a.scope.Release(quota.Memory, int64(a.room-keep))
 	a.room, a.used, a.outputs = keep, 0, nil
 }
 

@@ -6,6 +6,7 @@ import (
 
 	"boxgate/api"
 	"boxgate/policy"
+	"boxgate/quota"
 )
 
 // Least is what each answer can hold, however little is left of the budget once it has begun.
@@ -64,7 +65,12 @@ func (b *Budget) Open(ctx context.Context, box policy.BoxID) (*Answer, error) {
 	if !b.take(box, Least) {
 		return nil, ErrFull
 	}
-	a := &Answer{budget: b, box: box, room: Least}
+	scope := quota.ScopeOf(ctx)
+	if err := scope.Take(quota.Memory, Least); err != nil {
+		b.release(box, Least)
+		return nil, err
+	}
+	a := &Answer{budget: b, box: box, scope: scope, room: Least}
 	context.AfterFunc(ctx, a.close)
 	return a, nil
 }

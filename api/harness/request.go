@@ -17,6 +17,7 @@ import (
 	"boxgate/api/problem"
 	"boxgate/api/rest"
 	"boxgate/api/strict"
+	"boxgate/quota"
 )
 
 // runBody is a run of an agent. With files from a disk the SDK sends it as multipart/form-data.
@@ -157,7 +158,7 @@ func (e *Endpoints) decode(w http.ResponseWriter, r *http.Request, body *runBody
 	if media, _, err := mime.ParseMediaType(r.Header.Get("Content-Type")); err != nil || media != "multipart/form-data" {
 		return e.Bodies.Decode(w, r, body)
 	}
-	r.Body = http.MaxBytesReader(w, r.Body, e.Bodies.Most)
+	r.Body = io.NopCloser(e.Bodies.Whole(w, r))
 	parts, err := r.MultipartReader()
 	if err != nil {
 		return problem.Refuse(http.StatusBadRequest, "the multipart body cannot be read")
@@ -169,11 +170,11 @@ func (e *Endpoints) decode(w http.ResponseWriter, r *http.Request, body *runBody
 			break
 		}
 		if err != nil {
-			return problem.Refuse(http.StatusBadRequest, "the multipart body is incomplete, or larger than %d bytes", e.Bodies.Most)
+			return e.unread(err)
 		}
 		data, err := io.ReadAll(part)
 		if err != nil {
-			return problem.Refuse(http.StatusBadRequest, "the multipart body is incomplete, or larger than %d bytes", e.Bodies.Most)
+			return e.unread(err)
 		}
 		switch name := part.FormName(); name {
 		case "files":
@@ -195,4 +196,12 @@ func (e *Endpoints) decode(w http.ResponseWriter, r *http.Request, body *runBody
 		return err
 	}
 	return strict.Unmarshal(data, body)
+}
+
+// unread says why a multipart body could not be read.
+func (e *Endpoints) unread(err error) error {
+	if exceeded, ok := errors.AsType[*quota.Error](err); ok {
+		return exceeded
+	}
+	return problem.Refuse(http.StatusBadRequest, "the multipart body is incomplete, or larger than %d bytes", e.Bodies.Most)
 }

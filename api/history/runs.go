@@ -13,6 +13,7 @@ import (
 	"boxgate/api/problem"
 	"boxgate/api/stream"
 	"boxgate/policy"
+	"boxgate/quota"
 )
 
 // ErrCancelled is the cause with which [History.Cancel] cancels a run's context.
@@ -102,6 +103,7 @@ type Answer struct {
 // Do does a run and records it, until it ends, its timeout passes, ctx ends or it is cancelled; work is called with a context that then
 // ends. The error is what the caller of the API is told.
 func (h *History) Do(ctx context.Context, box policy.BoxID, job Job, work func(context.Context, *Run) (api.ExecResult, error)) (*Run, api.ExecResult, error) {
+	defer quota.ScopeOf(ctx).Keep()() // it goes on when its client has gone
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	if job.Timeout > 0 {

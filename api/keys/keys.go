@@ -4,12 +4,14 @@ import (
 	"net/http"
 	"regexp"
 	"slices"
+	"strings"
 	"time"
 
 	"boxgate/api"
 	"boxgate/api/problem"
 	"boxgate/api/rest"
 	"boxgate/policy"
+	"boxgate/quota"
 )
 
 const (
@@ -27,6 +29,13 @@ type createKeyBody struct {
 	Role      api.Role `json:"role" enum:"admin box-creator read-only one-box"`
 	Box       string   `json:"box,omitempty" doc:"with one-box, and only then: ID or name of the box. The key is for this box, not for a later one of that name"`
 	ExpiresIn string   `json:"expires_in,omitempty" doc:"how long the key works, such as 2160h; absent: until it is revoked"`
+
+	Quotas map[string]int64 `json:"quotas,omitempty" doc:"quotas of its own, by name (docs/keys.md); absent: those of the configuration"`
+}
+
+// changeKeyBody changes a key.
+type changeKeyBody struct {
+	Quotas map[string]int64 `json:"quotas" doc:"quotas to change, by name; 0: that of the configuration again. The others stay"`
 }
 
 // replaceKeyBody asks for another value of a key.
@@ -43,6 +52,43 @@ type apiKeyView struct {
 	CreatedAt string       `json:"created_at"`
 	ExpiresAt string       `json:"expires_at,omitempty"`
 	LastUsed  string       `json:"last_used,omitempty" doc:"to the minute; absent: not yet"`
+
+	Quotas map[string]int64   `json:"quotas,omitempty" doc:"quotas of its own"`
+	Use    map[string]useView `json:"use,omitempty" doc:"in lists: what the key has of each quota"`
+}
+
+// useView is what a key has of a quota.
+type useView struct {
+	Used  int64 `json:"used"`
+	Limit int64 `json:"limit,omitempty" doc:"absent: it has none"`
+}
+
+// usesOf shows the kinds that a key has a limit or something of.
+func usesOf(u quota.Uses) map[string]useView {
+	views := map[string]useView{}
+	for k, use := range u {
+		if use != (quota.Use{}) {
+			views[quota.Kind(k).String()] = useView(use)
+		}
+	}
+	return views
+}
+
+// quotas reads quotas of a body, which must be at least that much.
+func quotas(p *problem.List, set map[string]int64, least int64) map[quota.Kind]int64 {
+	out := map[quota.Kind]int64{}
+	for name, n := range set {
+		k, known := quota.Named(name)
+		switch {
+		case !known:
+			p.Add("/quotas/"+problem.EscapeKey(problem.Clip(name)), "is no quota; there are %s", strings.Join(quota.Names(), ", "))
+		case n < least || n > k.Most():
+			p.Add("/quotas/"+name, "must be %d to %d", least, k.Most())
+		default:
+			out[k] = n
+		}
+	}
+	return out
 }
 
 // apiKeyMadeView is a key that was just made.
@@ -56,7 +102,10 @@ type apiKeysView struct {
 }
 
 func view(k api.Key) apiKeyView {
-	return apiKeyView{k.Key, k.Name, k.Role, k.Box, written(k.CreatedAt), written(k.ExpiresAt), written(k.LastUsed)}
+	return apiKeyView{
+		ID: k.Key, Name: k.Name, Role: k.Role, BoxID: k.Box, CreatedAt: written(k.CreatedAt), ExpiresAt: written(k.ExpiresAt), LastUsed: written(k.LastUsed),
+		Quotas: k.Quotas.Map(),
+	}
 }
 
 func written(t time.Time) string {
@@ -97,6 +146,12 @@ func (e *Endpoints) create(w http.ResponseWriter, r *http.Request) (rest.Reply, 
 	if body.ExpiresIn != "" && req.ExpiresIn <= 0 {
 		p.Add("/expires_in", "must be more than 0s")
 	}
+	for k, n := range quotas(&p, body.Quotas, 1) {
+		req.Quotas[k] = n
+	}
+	if body.Role == api.RoleAdmin && len(body.Quotas) > 0 {
+		p.Add("/quotas", "an admin key has none")
+	}
 	if err := p.Err(); err != nil {
 		return rest.Reply{}, err
 	}
@@ -121,7 +176,9 @@ func (e *Endpoints) list(_ http.ResponseWriter, r *http.Request) (rest.Reply, er
 	}
 	views := apiKeysView{Keys: []apiKeyView{}}
 	for _, k := range found {
-		views.Keys = append(views.Keys, view(k))
+		v := view(k)
+		v.Use = usesOf(k.Uses)
+		views.Keys = append(views.Keys, v)
 	}
 	return rest.Reply{Body: views}, nil
 }
@@ -132,6 +189,26 @@ func (e *Endpoints) delete(_ http.ResponseWriter, r *http.Request) (rest.Reply, 
 		return rest.Reply{}, err
 	}
 	return rest.Reply{Body: view(gone), Change: changed("revoked", gone)}, nil
+}
+
+func (e *Endpoints) change(w http.ResponseWriter, r *http.Request) (rest.Reply, error) {
+	var body changeKeyBody
+	if err := e.Bodies.Decode(w, r, &body); err != nil {
+		return rest.Reply{}, err
+	}
+	var p problem.List
+	set := quotas(&p, body.Quotas, 0)
+	if len(body.Quotas) == 0 {
+		p.Add("/quotas", "names at least one quota to change")
+	}
+	if err := p.Err(); err != nil {
+		return rest.Reply{}, err
+	}
+	made, err := e.Host.SetAPIKeyQuotas(r.Context(), r.PathValue("api_key"), set)
+	if err != nil {
+		return rest.Reply{}, err
+	}
+	return rest.Reply{Body: view(made), Change: changed("changed", made)}, nil
 }
 
 func (e *Endpoints) replace(w http.ResponseWriter, r *http.Request) (rest.Reply, error) {

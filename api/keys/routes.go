@@ -9,6 +9,7 @@ import (
 	"boxgate/api/rest"
 	"boxgate/api/strict"
 	"boxgate/policy"
+	"boxgate/quota"
 )
 
 // Host keeps the keys, hashed. Errors are as those of [api.Host]; a key is named by its ID, or else by its name.
@@ -20,6 +21,9 @@ type Host interface {
 	CreateAPIKey(ctx context.Context, req api.KeyRequest) (policy.Secret, api.Key, error)
 	// ReplaceAPIKey gives a key a new value; the old one stops working after grace.
 	ReplaceAPIKey(ctx context.Context, key string, grace time.Duration) (policy.Secret, api.Key, error)
+	// SetAPIKeyQuotas gives a key the quotas that are set, beside those that it has of its own; what is 0 is that of the
+	// configuration again if it is in named.
+	SetAPIKeyQuotas(ctx context.Context, key string, named map[quota.Kind]int64) (api.Key, error)
 	// DeleteAPIKey revokes a key. The operator's own is an ErrConflict.
 	DeleteAPIKey(ctx context.Context, key string) (api.Key, error)
 }
@@ -34,9 +38,10 @@ type Endpoints struct {
 func (e *Endpoints) Routes() []rest.Route {
 	made := reflect.TypeFor[apiKeyMadeView]()
 	return []rest.Route{
-		{Method: "POST", Path: "/v2/api-keys", ID: "createApiKey", Summary: "Make an API key with a role; the answer is the only one that has it", Status: 201, Request: reflect.TypeFor[createKeyBody](), Example: `{"name":"ci","role":"box-creator","expires_in":"2160h"}`, Response: made, Handle: e.create},
-		{Method: "GET", Path: "/v2/api-keys", ID: "listApiKeys", Summary: "The API keys with their roles and latest uses, without the keys themselves", Response: reflect.TypeFor[apiKeysView](), Handle: e.list},
+		{Method: "POST", Path: "/v2/api-keys", ID: "createApiKey", Summary: "Make an API key with a role; the answer is the only one that has it", Status: 201, Request: reflect.TypeFor[createKeyBody](), Example: `{"name":"ci","role":"box-creator","expires_in":"2160h","quotas":{"commands":32}}`, Response: made, Handle: e.create},
+		{Method: "GET", Path: "/v2/api-keys", ID: "listApiKeys", Summary: "The API keys with their roles, latest uses and what they have of their quotas, without the keys themselves", Response: reflect.TypeFor[apiKeysView](), Handle: e.list},
+		{Method: "PATCH", Path: "/v2/api-keys/{api_key}", ID: "changeApiKey", Summary: "Change the quotas of an API key, by its ID or name; the key itself stays", Request: reflect.TypeFor[changeKeyBody](), Example: `{"quotas":{"commands":32,"boxes":0}}`, Response: reflect.TypeFor[apiKeyView](), Handle: e.change},
 		{Method: "DELETE", Path: "/v2/api-keys/{api_key}", ID: "deleteApiKey", Summary: "Revoke an API key, by its ID or name; requests that are under way with it end", Response: reflect.TypeFor[apiKeyView](), Handle: e.delete},
-		{Method: "POST", Path: "/v2/api-keys/{api_key}/rotate", ID: "replaceApiKey", Summary: "Replace an API key by another with the same ID, name, role and expiry; the answer is the only one that has it", Request: reflect.TypeFor[replaceKeyBody](), Example: `{"grace":"1h"}`, Response: made, Handle: e.replace},
+		{Method: "POST", Path: "/v2/api-keys/{api_key}/rotate", ID: "replaceApiKey", Summary: "Replace an API key by another with the same ID, name, role, expiry and quotas; the answer is the only one that has it", Request: reflect.TypeFor[replaceKeyBody](), Example: `{"grace":"1h"}`, Response: made, Handle: e.replace},
 	}
 }

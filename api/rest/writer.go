@@ -2,6 +2,7 @@ package rest
 
 import (
 	"net/http"
+	"time"
 
 	"boxgate/policy"
 )
@@ -15,7 +16,14 @@ type Writer struct {
 	// fails, the caller must not be told that the request has succeeded.
 	Record   func(status int, change *Change) error
 	recorded bool
+
+	// Unread, if not nil, reports whether a part of the body of the request has not been read when the answer begins. The server
+	// reads some of it before it sends the answer, and must not wait for ever.
+	Unread func() bool
 }
+
+// unreadMost is how long the rest of a body may take to come that is not needed any more.
+const unreadMost = 2 * time.Second
 
 // Change is what a request has changed, without values that are secret.
 type Change struct {
@@ -47,6 +55,9 @@ func (w *Writer) WriteHeader(status int) {
 		if record(w, status, nil) != nil {
 			panic(http.ErrAbortHandler)
 		}
+	}
+	if !w.started && w.Unread != nil && w.Unread() {
+		_ = http.NewResponseController(w.ResponseWriter).SetReadDeadline(time.Now().Add(unreadMost))
 	}
 	w.started = true
 	w.ResponseWriter.WriteHeader(status)

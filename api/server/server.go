@@ -3,8 +3,10 @@ package server
 import (
 	"context"
 	"errors"
+	"io"
 	"net/http"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"go.uber.org/zap"
@@ -27,6 +29,7 @@ import (
 	"boxgate/api/strict"
 	trailroom "boxgate/api/trail"
 	"boxgate/audit"
+	"boxgate/quota"
 )
 
 // Host is what the endpoints of all rooms need of the gateway.
@@ -54,8 +57,11 @@ type Config struct {
 	FindKey access.Finder
 	// Trail takes what is changed, and what was refused. nil: nothing does, which is for tests.
 	Trail Trail
-	// Admitted, if not nil, is called with each request that came with a valid key, before it is served.
-	Admitted func(*http.Request)
+	// Admitted, if not nil, is called with each request that came with a valid key, before it is served. An error refuses the request,
+	// and closes its connection.
+	Admitted func(*http.Request, quota.Holder) error
+	// Quotas has what each key may have. nil: there are no quotas.
+	Quotas *quota.Book
 	// Hosts are names accepted in the Host header in addition to the loopback names and the address of the listener.
 	Hosts []string
 	// HasSecret reports whether a secret exists, so that header rules may name it. nil: there are none.
@@ -64,6 +70,8 @@ type Config struct {
 	Log *zap.Logger
 	// MaxBody is the largest request body in bytes. 0: 8 MiB.
 	MaxBody int64
+	// BodySilence is how long a client may send nothing of a body that it has announced. 0: 10 s.
+	BodySilence time.Duration
 	// MaxOutput is how many bytes of each of a command's two streams the answer of exec holds; longer output is
 	// truncated and marked as such. exec-stream has no limit. 0: 16 MiB.
 	MaxOutput int
@@ -102,6 +110,9 @@ func New(cfg Config) (*API, error) {
 	if cfg.HasSecret == nil {
 		cfg.HasSecret = func(string) bool { return false }
 	}
+	if cfg.Quotas == nil {
+		cfg.Quotas = quota.New(quota.Config{})
+	}
 	if cfg.MaxBody == 0 {
 		cfg.MaxBody = 8 << 20
 	}
@@ -127,7 +138,7 @@ func New(cfg Config) (*API, error) {
 }
 
 // bodies bounds the bodies of requests.
-func (a *API) bodies() strict.Bodies { return strict.Bodies{Most: a.MaxBody} }
+func (a *API) bodies() strict.Bodies { return strict.Bodies{Most: a.MaxBody, Silence: a.BodySilence} }
 
 // Server returns an http.Server for a, with timeouts against slow clients that do not cut a stream. Its Shutdown ends
 // the streams of decisions and the sessions at once, and waits for running commands; [API.Wait] waits for the sessions. Call it once.
@@ -155,6 +166,10 @@ func (a *API) Wait(ctx context.Context) error { return a.sessions.Wait(ctx) }
 // ServeHTTP checks the origin of the request, then its key, then runs the route, which checks what the key may do.
 func (a *API) ServeHTTP(rw http.ResponseWriter, r *http.Request) {
 	w := &rest.Writer{ResponseWriter: rw}
+	if r.Body != nil && r.Body != http.NoBody {
+		body := &incoming{ReadCloser: r.Body}
+		r.Body, w.Unread = body, func() bool { return !body.ended.Load() }
+	}
 	defer a.answers.Recover(w, r)
 	w.Header().Set("X-Content-Type-Options", "nosniff")
 	w.Header().Set("Cache-Control", "no-store")
@@ -170,9 +185,16 @@ func (a *API) ServeHTTP(rw http.ResponseWriter, r *http.Request) {
 		return
 	}
 	r = r.WithContext(api.WithCaller(r.Context(), caller))
-	if a.Admitted != nil {
-		a.Admitted(r)
+	r, leave, err := a.enter(r, caller.Holder())
+	if err != nil {
+		if exceeded, ok := errors.AsType[*quota.Error](err); ok && exceeded.Kind == quota.Connections {
+			w.Header().Set("Connection", "close")
+		}
+		a.noteRefused(r, pattern, err)
+		a.answers.Fail(w, r, err)
+		return
 	}
+	defer leave()
 	if pattern == "" || r.URL.Path != cleanPath(r.URL.Path) || hostedOnly(r.URL.Path) != "" {
 		a.answers.Fail(w, r, noRoute(a.mux, w, r))
 		return
@@ -180,4 +202,35 @@ func (a *API) ServeHTTP(rw http.ResponseWriter, r *http.Request) {
 	r, end := a.guard.WhileKeyWorks(r)
 	defer end()
 	a.mux.ServeHTTP(w, r)
+}
+
+// enter counts a request against the quotas of its key, and gives it a scope, which ends with leave or with what the request has
+// started.
+func (a *API) enter(r *http.Request, holder quota.Holder) (_ *http.Request, leave func(), err error) {
+	if a.Admitted != nil {
+		if err := a.Admitted(r, holder); err != nil {
+			return r, nil, err
+		}
+	}
+	done, err := a.Quotas.Take(holder, quota.Requests, 1)
+	if err != nil {
+		return r, nil, err
+	}
+	scope, end := a.Quotas.Open(holder)
+	return r.WithContext(quota.WithScope(r.Context(), scope)), func() { end(); done() }, nil
+}
+
+// incoming is the body of a request, which knows whether it has come whole.
+type incoming struct {
+	io.ReadCloser
+	ended atomic.Bool
+}
+
+// Read implements [io.Reader].
+func (b *incoming) Read(p []byte) (int, error) {
+	n, err := b.ReadCloser.Read(p)
+	if errors.Is(err, io.EOF) {
+		b.ended.Store(true)
+	}
+	return n, err
 }

@@ -15,6 +15,7 @@ import (
 	"boxgate/api/rest"
 	"boxgate/audit/trail"
 	"boxgate/policy"
+	"boxgate/quota"
 )
 
 // Trail takes the entries of the audit trail of the API.
@@ -38,6 +39,11 @@ func (a *API) permitted(rt rest.Route) http.Handler {
 			a.answers.Fail(w, r, err)
 			return
 		}
+		if err := takeCommand(r, rt.ID); err != nil {
+			a.noteRefused(r, rt.Pattern(), err)
+			a.answers.Fail(w, r, err)
+			return
+		}
 		own, ok := w.(*rest.Writer)
 		if a.Trail == nil || !ok || !access.Changes(rt.ID) {
 			serve.ServeHTTP(w, r)
@@ -55,6 +61,15 @@ func (a *API) permitted(rt rest.Route) http.Handler {
 		defer own.End()
 		serve.ServeHTTP(w, r)
 	})
+}
+
+// takeCommand counts the command that a request runs against the quota of its key, until the command has ended. It comes before the
+// audit trail, which has a bounded number of refusals alone. Who comes back to a session runs nothing.
+func takeCommand(r *http.Request, route string) error {
+	if !access.Runs(route) || r.URL.Query().Get("session") != "" {
+		return nil
+	}
+	return quota.ScopeOf(r.Context()).Take(quota.Commands, 1)
 }
 
 // noteAnswer writes how a call ended.

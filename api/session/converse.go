@@ -10,6 +10,7 @@ import (
 
 	"boxgate/api"
 	"boxgate/api/problem"
+	"boxgate/quota"
 )
 
 // converse moves frames both ways until the session or its connection ends, and decides what becomes of the session. Frames are read
@@ -118,17 +119,24 @@ func (l *line) tell(s *session, offset int64) (complete bool) {
 // listen obeys the frames of the client until the connection ends, and returns why it did.
 func (l *line) listen(s *session) error {
 	for {
-		_, data, err := l.conn.Read(l.ctx)
+		data, release, err := l.read(l.ctx)
+		if _, exceeded := errors.AsType[*quota.Error](err); exceeded {
+			_, body := problem.StatusOf(err)
+			_ = l.write(toClient{Type: "error", Message: body.Error})
+			return errRefused
+		}
 		if err != nil {
 			return err
 		}
 		if l.spoken.Load() {
+			release()
 			continue // the session ends, or the client has no right to it any more
 		}
 		f, err := parseFrame(data)
 		if err == nil {
 			err = l.obey(s, &f)
 		}
+		release()
 		switch status, body := problem.StatusOf(err); {
 		case err == nil:
 		case status >= http.StatusInternalServerError:

@@ -5,6 +5,7 @@ import (
 	"encoding/base64"
 	"encoding/json"
 	"errors"
+	"io"
 	"net/http"
 	"sync/atomic"
 	"time"
@@ -15,7 +16,9 @@ import (
 	"boxgate/api"
 	"boxgate/api/problem"
 	"boxgate/api/rest"
+	"boxgate/api/strict"
 	"boxgate/policy"
+	"boxgate/quota"
 )
 
 // startMost is how long a client may take from the handshake to its first frame.
@@ -73,15 +76,30 @@ func checkHandshake(r *http.Request) error {
 func (e *Endpoints) first(l *line, box policy.BoxID, leave func()) (*session, error) {
 	ctx, cancel := context.WithTimeout(l.ctx, startMost)
 	defer cancel()
-	_, data, err := l.conn.Read(ctx)
+	data, release, err := l.read(ctx)
 	if err != nil {
 		return nil, err
 	}
+	defer release()
 	f, err := parseFrame(data)
 	if err != nil {
 		return nil, err
 	}
 	return e.begin(l.ctx, box, &f, leave)
+}
+
+// read reads a frame. The memory that it takes is claimed until release is called.
+func (l *line) read(ctx context.Context) (data []byte, release func(), err error) {
+	_, r, err := l.conn.Reader(ctx)
+	if err != nil {
+		return nil, nil, err
+	}
+	in := strict.NewClaimed(r, quota.ScopeOf(ctx))
+	if data, err = io.ReadAll(in); err != nil {
+		in.Release()
+		return nil, nil, err
+	}
+	return data, in.Release, nil
 }
 
 // resume attaches a connection to a session whose own broke.

@@ -16,6 +16,35 @@ import (
 type checker struct {
 	dec      *json.Decoder
 	problems []policy.Problem
+	claim    func(n int64) error // asks for memory
+	size     int64               // of the decoded values beyond what was claimed
+}
+
+// free is how large the values of a body may be without a claim.
+const free = 64 << 10
+
+// grow claims memory for a value that is to be decoded. Slices and maps grow by doubling.
+func (c *checker) grow(size uintptr) error {
+	if c.size += 2 * int64(size); c.size < free {
+		return nil
+	}
+	n := c.size
+	c.size = 0
+	return c.claim(n)
+}
+
+// memberSize is what a member of an object takes besides its value, while the object is checked and in a map.
+const memberSize = 64
+
+// sizeOf returns how much memory an element of a type takes.
+func sizeOf(t reflect.Type) uintptr {
+	switch {
+	case t == nil:
+		return memberSize
+	case t.Kind() == reflect.Pointer:
+		return t.Size() + t.Elem().Size()
+	}
+	return t.Size()
 }
 
 var unmarshaler = reflect.TypeFor[json.Unmarshaler]()
@@ -62,12 +91,23 @@ func (c *checker) object(pointer string, t reflect.Type, depth int) error {
 			c.add(at, "duplicate key")
 		}
 		seen[key] = true
+		if err := c.grow(memberSize + sizeOf(mapped(t))); err != nil {
+			return err
+		}
 		if err := c.value(at, c.member(at, t, key), depth+1); err != nil {
 			return err
 		}
 	}
 	_, err := c.dec.Token()
 	return err
+}
+
+// mapped returns the type of the values of a map, and otherwise nil: the fields of a struct are part of it.
+func mapped(t reflect.Type) reflect.Type {
+	if t == nil || t.Kind() != reflect.Map {
+		return nil
+	}
+	return t.Elem()
 }
 
 // member returns the type of an object's member, nil if any type is allowed or none is known.
@@ -95,6 +135,9 @@ func (c *checker) array(pointer string, t reflect.Type, depth int) error {
 		t = t.Elem()
 	}
 	for i := 0; c.dec.More(); i++ {
+		if err := c.grow(sizeOf(t)); err != nil {
+			return err
+		}
 		if err := c.value(pointer+"/"+strconv.Itoa(i), t, depth+1); err != nil {
 			return err
 		}

@@ -11,6 +11,7 @@ import (
 
 	"boxgate/api/problem"
 	"boxgate/policy"
+	"boxgate/quota"
 )
 
 // maxDepth is how deep a body may nest.
@@ -19,10 +20,16 @@ const maxDepth = 32
 // Unmarshal is json.Unmarshal without its leniency: keys are compared exactly, and unknown or duplicate keys,
 // null, invalid UTF-8 and trailing data are refused.
 func Unmarshal(data []byte, v any) error {
+	return unmarshal(data, v, func(int64) error { return nil })
+}
+
+// unmarshal is Unmarshal. claim is asked before values are decoded that take more memory than their text: an empty object of two
+// bytes may be a large struct.
+func unmarshal(data []byte, v any, claim func(n int64) error) error {
 	if !utf8.Valid(data) {
 		return problem.Refuse(http.StatusBadRequest, "the body is not valid UTF-8")
 	}
-	c := &checker{dec: json.NewDecoder(strings.NewReader(string(data)))}
+	c := &checker{dec: json.NewDecoder(strings.NewReader(string(data))), claim: claim}
 	c.dec.UseNumber()
 	if err := c.value("", reflect.TypeOf(v).Elem(), 0); err != nil {
 		return malformed(c.dec, err)
@@ -45,6 +52,9 @@ func Unmarshal(data []byte, v any) error {
 var errTooDeep = errors.New("the body is nested too deeply")
 
 func malformed(dec *json.Decoder, err error) error {
+	if _, ok := errors.AsType[*quota.Error](err); ok {
+		return err
+	}
 	if errors.Is(err, errTooDeep) {
 		return problem.Refuse(http.StatusBadRequest, "%v", err)
 	}

@@ -5,7 +5,6 @@ import (
 	"context"
 	"errors"
 	"net"
-	"net/http"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -16,9 +15,12 @@ import (
 
 // Listener holds a bounded number of connections that have shown no key. One more takes the place of the oldest connection
 // of the peer that has the most: so a peer that opens many closes its own, and a client with a key gets in. A connection
-// that has shown a key is no longer counted ([KeyShown]).
+// that has shown a key is no longer counted here, but by [Keyed].
 type Listener struct {
 	net.Listener
+	// Keyed counts the connections that have shown a key; nil: nothing does. Set it before Accept is called.
+	Keyed *Keyed
+
 	most int
 
 	open atomic.Int64 // connections, with and without a key
@@ -40,6 +42,7 @@ type conn struct {
 	listener *Listener
 	peer     string
 	closed   atomic.Bool
+	keyed    keyed
 }
 
 // Drain implements [socket.Drainer] if the listener below does.
@@ -103,6 +106,7 @@ func (c *conn) Close() error {
 		c.listener.open.Add(-1)
 	}
 	c.listener.remove(c)
+	c.forgetKey()
 	return c.Conn.Close()
 }
 
@@ -117,14 +121,7 @@ func (c *conn) SyscallConn() (syscall.RawConn, error) {
 
 type connKey struct{}
 
-// ConnContext makes the connection of a request known to [KeyShown]; it is for [http.Server].
+// ConnContext makes the connection of a request known to [Keyed.Shown]; it is for [http.Server].
 func ConnContext(ctx context.Context, c net.Conn) context.Context {
 	return context.WithValue(ctx, connKey{}, c)
-}
-
-// KeyShown notes that a valid key came over the connection of a request.
-func KeyShown(r *http.Request) {
-	if c, ok := r.Context().Value(connKey{}).(*conn); ok {
-		c.listener.remove(c)
-	}
 }

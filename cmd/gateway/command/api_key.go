@@ -4,18 +4,22 @@ import (
 	"fmt"
 	"io"
 	"net/url"
+	"strconv"
+	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
 
 	"boxgate/api"
 	"boxgate/cmd/gateway/command/cli"
+	"boxgate/config"
+	"boxgate/quota"
 )
 
 // newAPIKeyCommand is `gateway api-key`.
 func newAPIKeyCommand(o *cli.Options) *cobra.Command {
 	cmd := cli.Group("api-key", "Manage the keys of the admin API")
-	cmd.AddCommand(newAPIKeyCreateCommand(o), newAPIKeyListCommand(o), newAPIKeyRemoveCommand(o), newAPIKeyRotateCommand(o))
+	cmd.AddCommand(newAPIKeyCreateCommand(o), newAPIKeyListCommand(o), newAPIKeySetCommand(o), newAPIKeyRemoveCommand(o), newAPIKeyRotateCommand(o))
 	return cmd
 }
 
@@ -28,6 +32,12 @@ type apiKey struct {
 	ExpiresAt string `json:"expires_at"`
 	LastUsed  string `json:"last_used"`
 	Key       string `json:"key"`
+
+	Quotas map[string]int64 `json:"quotas"`
+	Use    map[string]struct {
+		Used  int64 `json:"used"`
+		Limit int64 `json:"limit"`
+	} `json:"use"`
 }
 
 func newAPIKeyCreateCommand(o *cli.Options) *cobra.Command {
@@ -36,10 +46,13 @@ func newAPIKeyCreateCommand(o *cli.Options) *cobra.Command {
 		Role      string `json:"role"`
 		Box       string `json:"box,omitempty"`
 		ExpiresIn string `json:"expires_in,omitempty"`
+
+		Quotas map[string]int64 `json:"quotas,omitempty"`
 	}
+	var quotas []string
 	var expires time.Duration
 	cmd := &cobra.Command{
-		Use:   "create --name NAME --role ROLE [--box BOX] [--expires 90d]",
+		Use:   "create --name NAME --role ROLE [--box BOX] [--expires 90d] [--quota commands=32]",
 		Short: "Make an API key with a role, and print it; it is not shown again",
 		Args:  cli.ExactArgs(0),
 		RunE: func(cmd *cobra.Command, _ []string) error {
@@ -49,6 +62,10 @@ func newAPIKeyCreateCommand(o *cli.Options) *cobra.Command {
 			if cmd.Flags().Changed("expires") {
 				body.ExpiresIn = expires.String()
 			}
+			var err error
+			if body.Quotas, err = parseQuotas(quotas); err != nil {
+				return err
+			}
 			return o.Call(cmd, "POST", "/v2/api-keys", body, cli.Decoded(func(w io.Writer, k apiKey) error { return sayKey(cmd, w, k) }))
 		},
 	}
@@ -56,6 +73,7 @@ func newAPIKeyCreateCommand(o *cli.Options) *cobra.Command {
 	f.StringVar(&body.Name, "name", "", "what the key is for, such as ci; unique")
 	f.StringVar(&body.Role, "role", "", "admin, box-creator, read-only or one-box")
 	f.StringVar(&body.Box, "box", "", "with the role one-box: ID or name of the box")
+	f.StringArrayVar(&quotas, "quota", nil, "a quota of its own, such as commands=32 or memory=64MiB; may be repeated")
 	cli.Duration(f, &expires, "expires", 0, "how long the key works, such as 90d or 12h (default: until it is revoked)")
 	_ = cmd.RegisterFlagCompletionFunc("role", func(*cobra.Command, []string, string) ([]string, cobra.ShellCompDirective) {
 		var roles []string
@@ -65,6 +83,87 @@ func newAPIKeyCreateCommand(o *cli.Options) *cobra.Command {
 		return roles, cobra.ShellCompDirectiveNoFileComp
 	})
 	return cmd
+}
+
+// parseQuotas reads quotas written as NAME=NUMBER, those in bytes with a unit if they have one.
+func parseQuotas(list []string) (map[string]int64, error) {
+	if len(list) == 0 {
+		return nil, nil
+	}
+	out := map[string]int64{}
+	for _, text := range list {
+		name, value, ok := strings.Cut(text, "=")
+		kind, known := quota.Named(name)
+		if !ok || !known {
+			return nil, cli.Usagef("--quota %q is not NAME=NUMBER; the names are %s", text, strings.Join(quota.Names(), ", "))
+		}
+		var size config.Size
+		if err := size.UnmarshalText([]byte(value)); err != nil {
+			return nil, cli.Usagef("--quota %s: %v", name, err)
+		}
+		if !kind.InBytes() && value != strconv.FormatInt(int64(size), 10) {
+			return nil, cli.Usagef("--quota %s: %q is not a whole number", name, value)
+		}
+		out[name] = int64(size)
+	}
+	return out, nil
+}
+
+func newAPIKeySetCommand(o *cli.Options) *cobra.Command {
+	var quotas []string
+	cmd := &cobra.Command{
+		Use:   "set KEY --quota commands=32",
+		Short: "Change the quotas of an API key, by its name or ID; the key itself stays",
+		Args:  cli.ExactArgs(1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			set, err := parseQuotas(quotas)
+			if err == nil && len(set) == 0 {
+				err = cli.Usagef("--quota is required, such as --quota commands=32")
+			}
+			if err != nil {
+				return err
+			}
+			body := map[string]any{"quotas": set}
+			return o.Call(cmd, "PATCH", "/v2/api-keys/"+url.PathEscape(args[0]), body, cli.Decoded(func(w io.Writer, k apiKey) error {
+				own := "no quotas of its own"
+				if len(k.Quotas) > 0 {
+					own = "quotas of its own: " + writtenQuotas(k.Quotas)
+				}
+				_, err := fmt.Fprintf(w, "API key %s (%s) has %s.\n", k.Name, k.ID, own)
+				return err
+			}))
+		},
+	}
+	cmd.Flags().StringArrayVar(&quotas, "quota", nil, "a quota, such as commands=32 or memory=64MiB; 0: that of the configuration again; may be repeated")
+	return cmd
+}
+
+// writtenQuotas writes quotas in the order of the documentation.
+func writtenQuotas(set map[string]int64) string {
+	var parts []string
+	for _, k := range quota.Kinds() {
+		if n, ok := set[k.String()]; ok {
+			parts = append(parts, k.String()+" "+k.Amount(n))
+		}
+	}
+	return strings.Join(parts, ", ")
+}
+
+// use writes what a key has of its quotas: of those that it has something of, and of its own.
+func (k apiKey) use() string {
+	var parts []string
+	for _, kind := range quota.Kinds() {
+		u, own := k.Use[kind.String()], k.Quotas[kind.String()] != 0
+		if u.Used == 0 && !own {
+			continue
+		}
+		limit := ""
+		if u.Limit != 0 {
+			limit = "/" + kind.Amount(u.Limit)
+		}
+		parts = append(parts, kind.String()+" "+kind.Amount(u.Used)+limit)
+	}
+	return strings.Join(parts, ", ")
 }
 
 // sayKey prints a key alone to standard output, so that it can be piped, and what it is to standard error.
@@ -81,15 +180,15 @@ func sayKey(cmd *cobra.Command, w io.Writer, k apiKey) error {
 func newAPIKeyListCommand(o *cli.Options) *cobra.Command {
 	return &cobra.Command{
 		Use:   "list",
-		Short: "List the API keys with their roles, expiries and latest uses",
+		Short: "List the API keys with their roles, expiries, latest uses and what they have of their quotas",
 		Args:  cli.ExactArgs(0),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			return o.Call(cmd, "GET", "/v2/api-keys", nil, cli.Decoded(func(w io.Writer, answer struct {
 				Keys []apiKey `json:"api_keys"`
 			}) error {
-				rows := [][]string{{"ID", "NAME", "ROLE", "BOX", "EXPIRES", "LAST USED"}}
+				rows := [][]string{{"ID", "NAME", "ROLE", "BOX", "EXPIRES", "LAST USED", "USE"}}
 				for _, k := range answer.Keys {
-					rows = append(rows, []string{k.ID, k.Name, k.Role, dashed(k.BoxID), dashed(k.ExpiresAt), dashed(k.LastUsed)})
+					rows = append(rows, []string{k.ID, k.Name, k.Role, dashed(k.BoxID), dashed(k.ExpiresAt), dashed(k.LastUsed), dashed(k.use())})
 				}
 				return cli.Table(w, rows...)
 			}))
