@@ -16,7 +16,9 @@ type held struct {
 	freeSlot func()       // returns its slot to the listener; called once, by release
 	busy     atomic.Bool  // a request has begun, and has not ended over HTTP/1.x
 	network  netip.Prefix // what it is counted by; guarded by the listener's mu
-	url      string       // the public URL that it is for, likewise; "": not known
+	box      string       // the one that it leads to, likewise; "": not known
+	since    time.Time    // when it was accepted
+	leaves   bool         // it gives way, and ends; guarded by the listener's mu
 	only     string       // the one host that may be named in TLS; "": any
 
 	asked atomic.Bool   // a request has begun, or the connection has ended

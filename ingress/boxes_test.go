@@ -4,6 +4,7 @@ import (
 	"bufio"
 	"context"
 	"crypto/tls"
+	"fmt"
 	"io"
 	"net"
 	"net/http"
@@ -12,6 +13,7 @@ import (
 	"time"
 
 	"boxgate/ingress/balancer"
+	"boxgate/policy"
 )
 
 // boxConn is a connection that a box has made from an address.
@@ -84,10 +86,10 @@ func TestBoxesLeaveRoomForOtherVisitors(t *testing.T) {
 	f := start(t, func(c *Config) { c.Connections, c.ReadHeaderTimeout = 64, time.Hour })
 	app := record(t)
 	f.expose("one", app.Server, Auth{Open: true})
-	f.expose("two", app.Server, Auth{Open: true})
+	f.exposeOf("two", "box2", app.Server)
 	outside := f.client(t, false)
 	get(t, outside, "https://"+f.url("one")+"/", nil)
-	for i, box := range []string{"[fd42::1]:1", "[fd42::2]:1", "10.200.0.1:1", "10.200.0.2:1"} {
+	for i, box := range []string{"[fd42::1]:1", "[fd42::2]:1", "10.200.0.1:1"} {
 		host := f.url([]string{"one", "two"}[i%2])
 		for range 4 {
 			if _, err := f.visitFrom(t, box, host, host); err != nil {
@@ -98,8 +100,14 @@ func TestBoxesLeaveRoomForOtherVisitors(t *testing.T) {
 			t.Errorf("%s has more than a quarter of the boxes' connections", box)
 		}
 	}
-	if _, err := f.visitFrom(t, "10.200.0.3:1", f.url("one"), f.url("one")); err == nil {
-		t.Error("boxes have more than a quarter of all connections")
+	for i := range 8 {
+		box := fmt.Sprintf("10.200.1.%d:1", i)
+		if _, err := f.visitFrom(t, box, f.url("two"), f.url("two")); err != nil {
+			t.Errorf("%s finds no place beside boxes that hold theirs: %v", box, err)
+		}
+	}
+	if n := f.boxes.open(); n > 16 {
+		t.Errorf("boxes have %d connections, more than a quarter of all", n)
 	}
 	outside.CloseIdleConnections()
 	get(t, outside, "https://"+f.url("two")+"/", nil)
@@ -117,8 +125,12 @@ func TestBoxesLeaveRequestsToOtherVisitors(t *testing.T) {
 			_, _ = io.Copy(io.Discard, in)
 		}
 	}
-	f.script(t, "one", silent)
-	f.script(t, "two", silent)
+	for i, host := range []string{"one", "two", "three"} {
+		f.script(t, host, silent)
+		target, _ := f.Lookup(host + domain)
+		target.Box = policy.BoxID(fmt.Sprint("hostile", i))
+		f.set(host+domain, target)
+	}
 	app := record(t)
 	f.expose("good", app.Server, Auth{Open: true})
 	get(t, f.client(t, false), "https://"+f.url("good")+"/", nil)
@@ -136,14 +148,17 @@ func TestBoxesLeaveRequestsToOtherVisitors(t *testing.T) {
 			t.Errorf("%s is answered %v, %v", box, res, err)
 		}
 	}
-	for i, box := range []string{"10.200.0.1:1", "10.200.0.2:1", "10.200.0.3:1", "10.200.0.4:1"} {
+	for i, box := range []string{"10.200.0.1:1", "10.200.0.2:1", "10.200.0.3:1"} {
 		for range 4 {
 			ask(box, []string{"one", "two"}[i%2])
 			<-arrived
 		}
 		refused(box, "good")
 	}
-	refused("10.200.0.5:1", "good")
+	ask("10.200.0.4:1", "three") // the last quarter is for those that have little
+	<-arrived
+	refused("10.200.0.4:1", "three")
+	refused("10.200.0.5:1", "one")
 	if res, _ := get(t, f.client(t, false), "https://"+f.url("good")+"/", nil); res.StatusCode != 200 {
 		t.Errorf("another visitor gets %d", res.StatusCode)
 	}

@@ -109,6 +109,13 @@ func (f *fixture) expose(host string, server *httptest.Server, auth Auth) Target
 	return t
 }
 
+// exposeOf is expose for another box.
+func (f *fixture) exposeOf(host string, box policy.BoxID, server *httptest.Server) {
+	t := f.expose(host, server, Auth{Open: true})
+	t.Box = box
+	f.set(host+domain, t)
+}
+
 func start(t testing.TB, change func(*Config)) *fixture {
 	t.Helper()
 	return startWith(t, change, func(*Ingress) {})

@@ -216,11 +216,59 @@ func (l *listener) enter(conn net.Conn, network netip.Prefix, freeSlot func()) *
 		freeSlot()
 		return nil
 	}
-	h := &held{freeSlot: freeSlot, network: network, first: make(chan struct{}), until: time.Now().Add(l.g.arrival)}
+	now := time.Now()
+	h := &held{freeSlot: freeSlot, network: network, first: make(chan struct{}), since: now, until: now.Add(l.g.arrival)}
+	if l.places.scarce() {
+		l.giveWayLocked(now)
+	}
 	l.conns[conn] = h
 	l.done.Add(1)
 	return h
 }
+
+// sampled is how many connections are looked at to find one that gives way. Whoever has many of all is among them.
+const sampled = 256
+
+// leastWeight is how much of what it may have a box or a network must have before it gives way.
+const leastWeight = 0.25
+
+// giveWayLocked ends one connection of the box or network that has most of what it may have, so that those who come find a place while
+// others hold theirs for as long as they like: one without a request if there is one, and else the one that is open for longest.
+func (l *listener) giveWayLocked(now time.Time) {
+	var chosen net.Conn
+	var weight float64
+	n := 0
+	for conn, h := range l.conns {
+		if n++; n > sampled {
+			break
+		}
+		if h.leaves || !h.asked.Load() && now.Before(h.until) { // a new one may be about to ask
+			continue
+		}
+		w := l.places.weight(h.box, h.network)
+		if w < leastWeight || chosen != nil && (w < weight || w == weight && !h.before(l.conns[chosen])) {
+			continue
+		}
+		chosen, weight = conn, w
+	}
+	if chosen == nil {
+		return
+	}
+	l.conns[chosen].leaves = true
+	l.g.refusedConn(chosen, policy.ReasonLimit, errGaveWay)
+	socket.Abort(chosen) // who serves it notices, and releases it
+}
+
+// before reports whether a connection gives way rather than another.
+func (h *held) before(other *held) bool {
+	if idle := !h.busy.Load(); idle != !other.busy.Load() {
+		return idle
+	}
+	return h.since.Before(other.since)
+}
+
+// errGaveWay is a connection that was ended for others.
+var errGaveWay = errors.New("places became scarce, and the box or the address had many connections open")
 
 // visit serves a connection of a box to a host, until it has ended. It never comes from a load balancer, whatever its address. Each
 // address counts by itself: the networks of boxes are divided among them.
@@ -260,7 +308,7 @@ func (l *listener) release(conn net.Conn) {
 	h := l.conns[conn]
 	h.arrive()
 	h.freeSlot()
-	l.places.leave(h.url, h.network)
+	l.places.leave(h.box, h.network)
 	delete(l.conns, conn)
 	l.done.Done()
 }
@@ -325,7 +373,7 @@ func (l *listener) counted(h *held) netip.Prefix {
 	return h.network
 }
 
-// named counts a connection for the public URL that a visitor names in TLS, and reports whether it may have one more. The
+// named counts a connection for the box of the public URL that a visitor names in TLS, and reports whether it may have one more. The
 // requests of the connection can be for no other.
 func (l *listener) named(sni string, h *held) bool {
 	if sni == "" {
@@ -335,12 +383,12 @@ func (l *listener) named(sni string, h *held) bool {
 	if !ok {
 		return true
 	}
-	if !l.places.name(t.ID) {
+	if !l.places.name(string(t.Box)) {
 		return false
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	h.url = t.ID
+	h.box = string(t.Box)
 	return true
 }
 
@@ -426,8 +474,8 @@ func (c *client) gone() bool {
 // errCrowded is a visitor with more connections than one may have.
 var errCrowded = errors.New("the address has too many connections")
 
-// errCrowdedURL is a public URL with more connections than one may have.
-var errCrowdedURL = errors.New("the public URL has too many connections")
+// errCrowdedURL is a box whose public URLs have more connections than they may have.
+var errCrowdedURL = errors.New("the public URLs of the box have too many connections")
 
 // refusedConn records a connection that comes to no request: such as by a TLS handshake that fails.
 func (g *core) refusedConn(conn net.Conn, reason policy.Reason, err error) {

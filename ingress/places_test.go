@@ -112,14 +112,14 @@ func TestOneVisitorDoesNotTakeAllConnections(t *testing.T) {
 	}
 }
 
-// One URL, however many visit it, has no more than half of the connections. Another URL is visited meanwhile, and it has them
+// The URLs of one box, however many visit them, have no more than half of the connections. Another box is visited meanwhile, and it has them
 // again when they have ended.
 func TestOneURLDoesNotTakeAllConnections(t *testing.T) {
 	t.Parallel()
 	f := start(t, func(c *Config) { c.Connections = 16 })
 	box := record(t)
 	f.expose("one", box.Server, Auth{Open: true})
-	f.expose("two", box.Server, Auth{Open: true})
+	f.exposeOf("two", "box2", box.Server)
 	open := func(host, address string) (net.Conn, error) {
 		d := net.Dialer{LocalAddr: &net.TCPAddr{IP: net.ParseIP(address)}}
 		c, err := tls.DialWithDialer(&d, "tcp", f.https, &tls.Config{RootCAs: f.roots, ServerName: host + domain})
@@ -141,11 +141,11 @@ func TestOneURLDoesNotTakeAllConnections(t *testing.T) {
 		held = append(held, c)
 	}
 	if _, err := open("one", "127.0.0.20"); err == nil {
-		t.Error("a ninth connection to one URL is served")
+		t.Error("a ninth connection to one box is served")
 	}
 	f.event(t, func(e audit.Event) bool { return e.Reason == policy.ReasonLimit && e.Error == errCrowdedURL.Error() })
 	if _, err := open("two", "127.0.0.20"); err != nil {
-		t.Errorf("another URL: %v", err)
+		t.Errorf("another box: %v", err)
 	}
 	for _, c := range held {
 		c.Close()
@@ -183,6 +183,73 @@ func TestOneSiteDoesNotTakeAll(t *testing.T) {
 	}
 	if !p.take("", network(9)) || len(p.peers) != 6 {
 		t.Errorf("the places were not given back: %v", p.peers)
+	}
+}
+
+// Four visitors fill the raw TCP of two boxes with connections that they hold for as long as they like. Those who come find a place all
+// the same, and keep it: the longest of those who have most give way.
+func TestAttackConnectionsThatAreHeldForEver(t *testing.T) {
+	t.Parallel()
+	f := start(t, func(c *Config) { c.Connections = 64 })
+	for i, host := range []string{"one", "two"} {
+		target := f.exposeAt(host, rawApp(t, hold), Auth{Open: true}, TCP)
+		target.Box = policy.BoxID("hostile" + strconv.Itoa(i))
+		f.set(host+domain, target)
+	}
+	f.expose("good", record(t).Server, Auth{Open: true})
+	connect := func(host, address string) *tls.Conn {
+		d := net.Dialer{LocalAddr: &net.TCPAddr{IP: net.ParseIP(address)}}
+		c, err := tls.DialWithDialer(&d, "tcp", f.https, &tls.Config{RootCAs: f.roots, ServerName: host + domain})
+		if err != nil {
+			return nil
+		}
+		t.Cleanup(func() { c.Close() })
+		_ = c.SetDeadline(time.Now().Add(time.Minute))
+		return c
+	}
+	for i := range 4 {
+		for j := range 24 {
+			if c := connect([]string{"one", "two"}[j%2], "127.0.1."+strconv.Itoa(i+1)); c != nil {
+				_, _ = c.Read(make([]byte, 1))
+			}
+		}
+	}
+	var good []*tls.Conn
+	for i := range 14 {
+		c := connect("good", "127.0.2."+strconv.Itoa(i+1))
+		if c == nil {
+			t.Fatalf("visitor %d found no place", i)
+		}
+		good = append(good, c)
+		for j, c := range good { // and those before it keep theirs
+			_, _ = io.WriteString(c, "GET / HTTP/1.1\r\nHost: good"+domain+"\r\n\r\n")
+			res, err := http.ReadResponse(bufio.NewReader(c), nil)
+			if err != nil || res.StatusCode != 200 {
+				t.Fatalf("visitor %d after %d had come: %v", j, i, err)
+			}
+			res.Body.Close()
+		}
+	}
+	f.event(t, func(e audit.Event) bool { return e.Error == errGaveWay.Error() && e.Peer.String()[:8] == "127.0.1." })
+}
+
+// The last quarter is for those that have little, however many have as much as they may.
+func TestTheLastPlacesAreForNewcomers(t *testing.T) {
+	t.Parallel()
+	p := places{most: 1000}
+	network := func(i int) netip.Prefix { return netip.MustParsePrefix(fmt.Sprintf("10.0.%d.%d/32", i/256, i%256)) }
+	for i := range 40 {
+		for p.take("hostile"+strconv.Itoa(i%2), network(i)) {
+		}
+	}
+	left := p.most - p.taken
+	if left < 100 {
+		t.Errorf("40 networks and two boxes leave %d of 1000", left)
+	}
+	for i := range left {
+		if !p.take("", network(1000+i)) {
+			t.Fatalf("newcomer %d found no place", i)
+		}
 	}
 }
 

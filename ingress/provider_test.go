@@ -130,7 +130,8 @@ func TestAttackCodesForTheProvider(t *testing.T) {
 	}
 }
 
-// However many come back from a provider that is slow, it is asked about 16 codes at a time, of which an address has 4. More
+// However many come back from a provider that is slow, it is asked about 16 codes at a time, of which an address has 4, and the last
+// quarter is for addresses that have none. More
 // are told to come again, and may.
 func TestAttackManyComeBackFromASlowProvider(t *testing.T) {
 	t.Parallel()
@@ -162,16 +163,17 @@ func TestAttackManyComeBackFromASlowProvider(t *testing.T) {
 		later.Range(func(i, _ any) bool { list = append(list, i.(int)); return true })
 		return list
 	}
-	f.await(t, "the rest", func() bool { return len(told()) == len(all)-exchangesMost && p.codes.Load() == exchangesMost })
-	if n := f.held(); n != exchangesMost {
+	f.await(t, "the rest", func() bool { return len(told())+int(p.codes.Load()) == len(all) })
+	if n := f.held(); n > exchangesMost || n < exchangesMost*3/4 {
 		t.Errorf("%d hold a place", n)
 	}
 	for range len(all) {
 		hold <- struct{}{}
 	}
 	done.Wait()
+	asked := p.codes.Load()
 	again := told()[0]
-	if resp := all[again].back(t, clients[again], "x"); resp.StatusCode != 403 || p.codes.Load() != exchangesMost+1 {
+	if resp := all[again].back(t, clients[again], "x"); resp.StatusCode != 403 || p.codes.Load() != asked+1 {
 		t.Errorf("one that came again: %s", resp.Status)
 	}
 }

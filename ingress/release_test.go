@@ -44,7 +44,7 @@ func (f *fixture) kept() string {
 			held = append(held, fmt.Sprintf("%d places", use.Taken))
 		}
 		l.places.mu.Lock()
-		if n := len(l.places.peers) + len(l.places.urls); n > 0 {
+		if n := len(l.places.peers) + len(l.places.boxes); n > 0 {
 			held = append(held, fmt.Sprintf("%d counts of networks and URLs", n))
 		}
 		l.places.mu.Unlock()

@@ -119,23 +119,23 @@ func (g *core) hold(v *visit) bool {
 // takePlace takes a place for a request, and reports whether there was one. Boxes have a part of the places, so that they leave
 // some to visitors from elsewhere.
 func (g *core) takePlace(v *visit) bool {
-	if v.inside && !g.inside.take(v.target.ID, v.network) {
+	if v.inside && !g.inside.take(string(v.target.Box), v.network) {
 		return false
 	}
-	if g.places.take(v.target.ID, v.network) {
+	if g.places.take(string(v.target.Box), v.network) {
 		return true
 	}
 	if v.inside {
-		g.inside.leave(v.target.ID, v.network)
+		g.inside.leave(string(v.target.Box), v.network)
 	}
 	return false
 }
 
 // leavePlace gives the place back.
 func (g *core) leavePlace(v *visit) {
-	g.places.leave(v.target.ID, v.network)
+	g.places.leave(string(v.target.Box), v.network)
 	if v.inside {
-		g.inside.leave(v.target.ID, v.network)
+		g.inside.leave(string(v.target.Box), v.network)
 	}
 }
 
