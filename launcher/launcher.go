@@ -67,6 +67,7 @@ type Launcher struct {
 	runc       *runc.Runc
 	log        *zap.Logger
 	execs      execCount
+	starts     *starts
 	background process.Background
 	branches   cgroup.Remains
 	trash      *trash.Trash
@@ -112,6 +113,7 @@ func New(cfg Config) (*Launcher, error) {
 		dirs:   dirsOf(cfg.StateDir, cfg.RunDir),
 		tag:    stateTag(cfg.StateDir),
 		log:    cfg.Log,
+		starts: newStarts(),
 		trash:  trash.New(dirs{state: cfg.StateDir}.trash(), cfg.Log),
 		images: ImageStore(cfg),
 		locks:  map[policy.BoxID]*boxLock{},

@@ -1,0 +1,78 @@
+package launcher
+
+import (
+	"context"
+	"errors"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"boxgate/policy"
+)
+
+// A box that starts hundreds of commands takes no more turns than there are, and another box does not wait for them all.
+func TestBoxesStartCommandsInTurn(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		s := newStarts()
+		s.free = 2
+		got := make(chan policy.BoxID, 1000)
+		want := func(id policy.BoxID) {
+			done, err := s.take(t.Context(), id)
+			if err != nil {
+				t.Error(err)
+			}
+			time.Sleep(10 * time.Millisecond)
+			got <- id
+			done()
+		}
+		for range 100 {
+			go want("hostile")
+		}
+		synctest.Wait()
+		if s.free != 0 || len(s.waiting["hostile"]) != 98 {
+			t.Errorf("%d turns are free, %d wait", s.free, len(s.waiting["hostile"]))
+		}
+		began := time.Now()
+		want("other")
+		if waited := time.Since(began); waited > 30*time.Millisecond {
+			t.Errorf("the other box waited for %v", waited)
+		}
+		time.Sleep(time.Second)
+		if len(got) != 101 || s.free != 2 || len(s.waiting) != 0 || len(s.order) != 0 {
+			t.Errorf("%d have had a turn, %d are free, %d wait", len(got), s.free, len(s.waiting))
+		}
+	})
+}
+
+// A start that is held up gives its turn up after a while, and one that no longer waits gets none.
+func TestATurnEnds(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		s := newStarts()
+		s.free = 1
+		held, err := s.take(t.Context(), "hostile")
+		if err != nil {
+			t.Fatal(err)
+		}
+		ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
+		defer cancel()
+		if _, err := s.take(ctx, "impatient"); !errors.Is(err, context.DeadlineExceeded) {
+			t.Errorf("one that gave up: %v", err)
+		}
+		began := time.Now()
+		done, err := s.take(t.Context(), "other")
+		if waited := time.Since(began); err != nil || waited > time.Second {
+			t.Fatalf("%v, after %v", err, waited)
+		}
+		held()
+		if s.free != 0 {
+			t.Error("a turn that was over has ended twice")
+		}
+		done()
+		done()
+		if s.free != 1 || len(s.waiting) != 0 || len(s.order) != 0 {
+			t.Errorf("%d turns are free, %d wait", s.free, len(s.waiting))
+		}
+	})
+}
