@@ -186,6 +186,16 @@ func TestOneSiteDoesNotTakeAll(t *testing.T) {
 	}
 }
 
+// taken returns how many connections have a place at the listeners.
+func (f *fixture) taken() (n int) {
+	f.Ingress.mu.Lock()
+	defer f.Ingress.mu.Unlock()
+	for _, l := range f.listeners {
+		n += l.places.use().Taken
+	}
+	return n
+}
+
 // Four visitors fill the raw TCP of two boxes with connections that they hold for as long as they like. Those who come find a place all
 // the same, and keep it: the longest of those who have most give way.
 func TestAttackConnectionsThatAreHeldForEver(t *testing.T) {
@@ -196,7 +206,9 @@ func TestAttackConnectionsThatAreHeldForEver(t *testing.T) {
 		target.Box = policy.BoxID("hostile" + strconv.Itoa(i))
 		f.set(host+domain, target)
 	}
-	f.expose("good", record(t).Server, Auth{Open: true})
+	app := record(t)
+	f.exposeOf("good0", "good0", app.Server)
+	f.exposeOf("good1", "good1", app.Server)
 	connect := func(host, address string) *tls.Conn {
 		d := net.Dialer{LocalAddr: &net.TCPAddr{IP: net.ParseIP(address)}}
 		c, err := tls.DialWithDialer(&d, "tcp", f.https, &tls.Config{RootCAs: f.roots, ServerName: host + domain})
@@ -216,13 +228,14 @@ func TestAttackConnectionsThatAreHeldForEver(t *testing.T) {
 	}
 	var good []*tls.Conn
 	for i := range 14 {
-		c := connect("good", "127.0.2."+strconv.Itoa(i+1))
+		f.await(t, "the one that gave way to have gone", func() bool { return f.taken() <= 48 })
+		c := connect("good"+strconv.Itoa(i%2), "127.0.2."+strconv.Itoa(i+1))
 		if c == nil {
 			t.Fatalf("visitor %d found no place", i)
 		}
 		good = append(good, c)
 		for j, c := range good { // and those before it keep theirs
-			_, _ = io.WriteString(c, "GET / HTTP/1.1\r\nHost: good"+domain+"\r\n\r\n")
+			_, _ = io.WriteString(c, "GET / HTTP/1.1\r\nHost: good"+strconv.Itoa(j%2)+domain+"\r\n\r\n")
 			res, err := http.ReadResponse(bufio.NewReader(c), nil)
 			if err != nil || res.StatusCode != 200 {
 				t.Fatalf("visitor %d after %d had come: %v", j, i, err)
