@@ -15,6 +15,7 @@ import (
 	"boxgate/config"
 	"boxgate/ingress"
 	"boxgate/policy"
+	quotas "boxgate/quota"
 	"boxgate/store"
 )
 
@@ -103,9 +104,12 @@ func TestOrdersAreBounded(t *testing.T) {
 	t.Parallel()
 	var o orders
 	now := time.Now()
+	most := ordersOfAll // of one key by its quota
 	take := func(key string, box policy.BoxID) (n int, err error) {
+		book := quotas.New(quotas.Config{Defaults: quotas.Limits{quotas.Certificates: int64(most)}})
+		rate := func() error { return book.Rate(quotas.Holder{What: quotas.APIKey, ID: key}, quotas.Certificates) }
 		for range 2 * ordersOfAll {
-			if err = o.take(key, box, now); err != nil {
+			if err = o.take(key, box, now, rate); err != nil {
 				return n, err
 			}
 			n++
@@ -126,7 +130,7 @@ func TestOrdersAreBounded(t *testing.T) {
 	}
 	now = now.Add(orderTime)
 	for range ordersOfBox / 2 {
-		if err := o.take("mallory", "b1", now); err != nil {
+		if err := o.take("mallory", "b1", now, func() error { return nil }); err != nil {
 			t.Error(err)
 		}
 		o.add("mallory", "b1", now)
@@ -137,6 +141,11 @@ func TestOrdersAreBounded(t *testing.T) {
 	now = now.Add(orderTime)
 	if n, _ := take("mallory", "b1"); n != ordersOfBox {
 		t.Errorf("an hour later: %d", n)
+	}
+	now, most = now.Add(orderTime), 7
+	var of *quotas.Error
+	if n, err := take("mallory", "b1"); n != most || !errors.As(err, &of) || of.Kind != quotas.Certificates {
+		t.Errorf("a key with a quota: %d %v", n, err)
 	}
 }
 
@@ -149,7 +158,10 @@ func TestOrdersOfAdminsAreNotBounded(t *testing.T) {
 	}
 	t.Cleanup(func() { _ = db.Close() })
 	_, err = db.EnsureAPIKey()
-	p := &parts{urlTable: &urlTable{}, domains: &domains{store: db}}
+	p := &parts{
+		urlTable: &urlTable{}, domains: &domains{store: db},
+		quotas: quotas.New(quotas.Config{Defaults: quotas.Limits{quotas.Certificates: ordersOfBox}}),
+	}
 	keys := map[string]string{"operator": store.OperatorKey}
 	for name, role := range map[string]api.Role{"admin": api.RoleAdmin, "creator": api.RoleCreator, "box": api.RoleBox} {
 		_, made, failed := db.CreateAPIKey(store.APIKey{Name: name, Role: string(role)})

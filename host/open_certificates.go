@@ -15,11 +15,11 @@ import (
 
 	"go.uber.org/zap"
 
-	"boxgate/api"
 	"boxgate/certs"
 	"boxgate/certs/acme"
 	"boxgate/config"
 	"boxgate/policy"
+	quotas "boxgate/quota"
 	"boxgate/store"
 )
 
@@ -89,21 +89,32 @@ func (p *parts) ownerOfHost(host string) string {
 
 // orderFor counts an order of a certificate, or returns why it may not be made. The orders of admin keys are not bounded here.
 func (p *parts) orderFor(host string) error {
-	owner := p.ownerOfHost(host)
-	if caller, valid := p.domains.keyOf(owner); valid && caller.Role == api.RoleAdmin {
+	owner, holder := p.holderOfHost(host)
+	if holder.Operator {
 		return nil
 	}
 	target, _ := p.urlTable.Lookup(host)
-	return p.orders.take(owner, target.Box, time.Now())
+	return p.orders.take(owner, target.Box, time.Now(), func() error { return p.quotas.Rate(holder, quotas.Certificates) })
 }
 
 // orderedTwice counts the second order of an attempt that has failed.
 func (p *parts) orderedTwice(host string) {
-	owner := p.ownerOfHost(host)
-	if caller, valid := p.domains.keyOf(owner); !valid || caller.Role != api.RoleAdmin {
-		target, _ := p.urlTable.Lookup(host)
-		p.orders.add(owner, target.Box, time.Now())
+	owner, holder := p.holderOfHost(host)
+	if holder.Operator {
+		return
 	}
+	target, _ := p.urlTable.Lookup(host)
+	p.orders.add(owner, target.Box, time.Now())
+	_ = p.quotas.Rate(holder, quotas.Certificates) // the order is made: without room for it, the next is refused
+}
+
+// holderOfHost returns the API key that has made the URL of a host. A key that is no longer valid is no operator.
+func (p *parts) holderOfHost(host string) (owner string, h quotas.Holder) {
+	owner = p.ownerOfHost(host)
+	if caller, valid := p.domains.keyOf(owner); valid {
+		return owner, caller.Holder()
+	}
+	return owner, quotas.Holder{What: quotas.APIKey, ID: owner}
 }
 
 // addressOf is where a listener listens; zero for none.

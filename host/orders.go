@@ -35,8 +35,9 @@ type order struct {
 	box policy.BoxID
 }
 
-// take counts an order for a URL of a box that a key has made, or returns why it may not be made.
-func (o *orders) take(key string, box policy.BoxID, now time.Time) error {
+// take counts an order for a URL of a box that a key has made, or returns why it may not be made. Last, it asks rate for the key's own
+// quota.
+func (o *orders) take(key string, box policy.BoxID, now time.Time, rate func() error) error {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	for len(o.past) > 0 && now.Sub(o.past[0].at) >= orderTime {
@@ -56,6 +57,9 @@ func (o *orders) take(key string, box policy.BoxID, now time.Time) error {
 		return errOrdersOfBox
 	case ofKey >= ordersOfAll-len(o.past):
 		return errOrdersOfKey
+	}
+	if err := rate(); err != nil {
+		return err
 	}
 	o.past = append(o.past, order{now, key, box})
 	return nil
