@@ -126,7 +126,9 @@ type Launcher struct {
 	RunDir      string            `yaml:"run_dir"`
 	IdleTimeout time.Duration     `yaml:"idle_timeout"`
 	Disk        Disk              `yaml:"disk"`
-	IO          IO                `yaml:"io"`
+	// Reserve is what boxes, snapshots, images and the history leave free on the disk of the state directory.
+	Reserve Size `yaml:"reserve"`
+	IO      IO   `yaml:"io"`
 }
 
 // Metrics is where Prometheus finds the metrics.
@@ -169,7 +171,7 @@ func Default() Config {
 			SessionTime: 12 * time.Hour, OIDC: defaultOIDC(), HSTS: HSTS{MaxAge: 8760 * time.Hour}, Limits: DefaultURLLimits(),
 		},
 		Launcher: Launcher{
-			Enabled: true, Runtime: "runc", Images: map[string]string{"default": "debian"}, IdleTimeout: 30 * time.Minute, Disk: defaultDisk(),
+			Enabled: true, Runtime: "runc", Images: map[string]string{"default": "debian"}, IdleTimeout: 30 * time.Minute, Disk: defaultDisk(), Reserve: 1 << 30,
 		},
 		Policy:  defaultPolicies(),
 		Metrics: Metrics{Listen: "127.0.0.1:9600", PerBox: PerBox{Max: 100}},
@@ -396,6 +398,9 @@ func (c *Config) validate() error {
 		fail("launcher.images", `has no entry "default"`)
 	}
 	c.Launcher.Disk.check(fail)
+	if r := c.Launcher.Reserve; r < LeastReserve || r > 1<<44 {
+		fail("launcher.reserve", "%v is out of range; use %v to 16TiB", r, Size(LeastReserve))
+	}
 	c.Launcher.IO.check(fail)
 	c.checkMore(fail)
 	checkPool(fail, "network.pool_v4", c.Network.PoolV4, netip.Addr.Is4, 8, 28)

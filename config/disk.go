@@ -26,6 +26,9 @@ func defaultDisk() Disk {
 // LeastDisk is the least that a box can be limited to.
 const LeastDisk = 64 << 20
 
+// LeastReserve is the least that can be kept free on the disk of the state directory: the store grows by as much at a time.
+const LeastReserve = 16 << 20
+
 func (d Disk) check(fail func(key, format string, args ...any)) {
 	switch d.Mode {
 	case "auto", "project", "loop", "off":

@@ -20,6 +20,7 @@ type box struct {
 	createdAt  time.Time
 	attached   *store.Attached          // as it was first; nil: launched here. What it is attached to now is in record
 	env        map[string]policy.Secret // given to every command
+	layers     []string                 // of the snapshot that it was made from
 
 	shown    atomic.Pointer[api.Box]      // what the API shows; published after each change, so that no reader waits for one
 	timed    atomic.Pointer[store.Policy] // the policy in force, with its leases; published likewise
@@ -45,6 +46,7 @@ type box struct {
 	hosted         api.Hosted
 	status         api.Status
 	problem        string // why status is error
+	filling        bool   // it was paused because it filled the disk
 	ended          bool   // because its first process has ended: it can be started again
 	life           uint64 // how often its first process was started or found
 	deleting       bool   // its deletion has begun: nothing more is made of it
@@ -54,7 +56,7 @@ type box struct {
 // newBox makes the box of a stored record; its policy is not in force yet.
 func newBox(r store.Box, p store.Policy, headers store.Headers, hosted api.Hosted) *box {
 	b := &box{
-		name: r.Name, createdAt: r.CreatedAt, attached: r.Attached, env: r.Env, record: r, hosted: hosted, status: api.Status(r.State), problem: r.Error,
+		name: r.Name, createdAt: r.CreatedAt, attached: r.Attached, env: r.Env, layers: r.Layers, record: r, hosted: hosted, status: api.Status(r.State), problem: r.Error,
 		spec: p.Spec, named: p.Named, leases: p.Leases, version: p.Version, lastVersion: p.Version, headers: headers.Rules, headersVersion: headers.Version,
 	}
 	b.ID, b.V4, b.V6 = r.ID, r.V4, r.V6

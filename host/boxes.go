@@ -97,11 +97,16 @@ func (t *boxes) ids() []policy.BoxID {
 	return slices.Collect(maps.Keys(t.byID))
 }
 
-// all returns the boxes, oldest first.
-func (t *boxes) all() []*box {
+// unsorted returns the boxes.
+func (t *boxes) unsorted() []*box {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	out := slices.Collect(maps.Values(t.byID))
+	return slices.Collect(maps.Values(t.byID))
+}
+
+// all returns the boxes, oldest first.
+func (t *boxes) all() []*box {
+	out := t.unsorted()
 	slices.SortFunc(out, func(a, b *box) int { return a.createdAt.Compare(b.createdAt) })
 	return out
 }

@@ -11,6 +11,7 @@ import (
 
 	"boxgate/api"
 	"boxgate/policy"
+	quotas "boxgate/quota"
 	"boxgate/store"
 )
 
@@ -19,6 +20,9 @@ import (
 func (l *lifecycle) CreateBox(ctx context.Context, req api.CreateRequest) (api.Box, error) {
 	if !l.cfg.Launcher.Enabled {
 		return api.Box{}, errAttachOnly
+	}
+	if err := l.holdings.room(leastRoom); err != nil {
+		return api.Box{}, err
 	}
 	from, err := l.originOf(ctx, &req)
 	if err != nil {
@@ -36,7 +40,7 @@ func (l *lifecycle) CreateBox(ctx context.Context, req api.CreateRequest) (api.B
 	if req.Env, err = l.settings.environmentOf(req.Env, req.Headers); err != nil {
 		return api.Box{}, err
 	}
-	b, err := l.admit(req, nil, from)
+	b, err := l.admit(ctx, req, nil, from)
 	if err != nil {
 		return api.Box{}, err
 	}
@@ -48,6 +52,9 @@ func (l *lifecycle) CreateBox(ctx context.Context, req api.CreateRequest) (api.B
 	}()
 	return m.await(ctx, req.Wait, cancel)
 }
+
+// leastRoom is what a new box takes of the disk, or is about to.
+const leastRoom = 1 << 20
 
 // errAttachOnly refuses to launch boxes where the operator has said that none are.
 var errAttachOnly = api.Errorf(api.ErrConflict, "this host launches no boxes, it only attaches them: use `gateway box attach`, or set launcher.enabled to true")
@@ -65,10 +72,14 @@ func (l *lifecycle) policyOfNew(given policy.Spec, named string) (policy.Spec, e
 
 // admit stores the record of a new box and makes the box known, with its lock held. From then on a change of the named policy that
 // it follows finds it; what it says in this moment is what the box begins with.
-func (l *lifecycle) admit(req api.CreateRequest, attached *store.Attached, from origin) (*box, error) {
+func (l *lifecycle) admit(ctx context.Context, req api.CreateRequest, attached *store.Attached, from origin) (*box, error) {
+	done, err := l.holdings.reserve(ctx, quotas.Boxes, 1)
+	if err != nil {
+		return nil, err
+	}
+	defer done()
 	l.shared.named.changing.RLock()
 	defer l.shared.named.changing.RUnlock()
-	var err error
 	if req.Policy, err = l.policyOfNew(req.Policy, req.Named); err != nil {
 		return nil, err
 	}

@@ -44,6 +44,7 @@ type lifecycle struct {
 	follower    *follow.Follower
 	scheduled   *scheduled
 	history     *history.History
+	holdings    *holdings
 }
 
 // checkNew finds mistakes in the request for a new box, before anything is made.

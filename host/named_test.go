@@ -16,6 +16,7 @@ import (
 	"boxgate/api"
 	"boxgate/config"
 	"boxgate/policy"
+	quotas "boxgate/quota"
 	"boxgate/store"
 )
 
@@ -272,7 +273,7 @@ func TestNamedPolicyWhileTheStoreIsLent(t *testing.T) {
 func TestNamedPolicyAmongOtherChanges(t *testing.T) {
 	t.Parallel()
 	g, _ := sharing(t)
-	l := &lifecycle{states: states{g.store}, log: zap.NewNop(), boxes: g.boxes, shared: g.shared}
+	l := &lifecycle{states: states{g.store}, log: zap.NewNop(), boxes: g.boxes, shared: g.shared, holdings: unbounded(g.boxes)}
 	l.addrs = config.Addresses{PoolV4: netip.MustParsePrefix("10.200.0.0/24"), PoolV6: netip.MustParsePrefix("fd42::/64")}
 	var all sync.WaitGroup
 	try := func(f func(i int) error) {
@@ -297,7 +298,7 @@ func TestNamedPolicyAmongOtherChanges(t *testing.T) {
 		return err
 	})
 	try(func(int) error {
-		b, err := l.admit(api.CreateRequest{Named: "web"}, nil, origin{})
+		b, err := l.admit(t.Context(), api.CreateRequest{Named: "web"}, nil, origin{})
 		if err != nil {
 			return err
 		}
@@ -322,7 +323,7 @@ func TestNamedPolicyAmongOtherChanges(t *testing.T) {
 func TestNewBoxFollowsANamedPolicy(t *testing.T) {
 	t.Parallel()
 	g, _ := sharing(t)
-	l := &lifecycle{boxes: g.boxes, shared: g.shared}
+	l := &lifecycle{boxes: g.boxes, shared: g.shared, holdings: unbounded(g.boxes)}
 	if spec, err := l.policyOfNew(policy.Spec{}, "web"); err != nil || spec.Mode != policy.ModeDenyAll {
 		t.Errorf("%+v %v", spec, err)
 	}
@@ -377,7 +378,7 @@ func TestTemporaryEntriesHoldUpNoNamedPolicy(t *testing.T) {
 func TestNamedPolicyWaitsForBusyBoxes(t *testing.T) {
 	t.Parallel()
 	g, _ := sharing(t)
-	l := &lifecycle{states: states{g.store}, log: zap.NewNop(), boxes: g.boxes, shared: g.shared}
+	l := &lifecycle{states: states{g.store}, log: zap.NewNop(), boxes: g.boxes, shared: g.shared, holdings: unbounded(g.boxes)}
 	l.addrs = config.Addresses{PoolV4: netip.MustParsePrefix("10.200.0.0/24"), PoolV6: netip.MustParsePrefix("fd42::/64")}
 	for what, change := range map[string]func(context.Context) error{
 		"a change of the policy": func(ctx context.Context) error {
@@ -403,7 +404,7 @@ func TestNamedPolicyWaitsForBusyBoxes(t *testing.T) {
 				if _, err := g.SetPolicy(t.Context(), "b3", api.PolicyChange{Spec: denyAll}, nil); err != nil {
 					t.Error(err)
 				}
-				b, err := l.admit(api.CreateRequest{Policy: denyAll}, nil, origin{})
+				b, err := l.admit(t.Context(), api.CreateRequest{Policy: denyAll}, nil, origin{})
 				if err != nil {
 					t.Error(err)
 					return
@@ -456,3 +457,6 @@ func TestNamedPolicyWaitsForBusyBoxes(t *testing.T) {
 	close(stop)
 	busy.Wait()
 }
+
+// unbounded are holdings without quotas.
+func unbounded(b *boxes) *holdings { return &holdings{book: quotas.New(quotas.Config{}), boxes: b} }

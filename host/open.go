@@ -91,13 +91,18 @@ func open(ctx context.Context, o Options) (*Host, error) {
 	return h, nil
 }
 
+// kernel returns the rules of boxes in the kernel.
+func (p *parts) kernel() enforce.Kernel {
+	if p.apart != nil {
+		return unforwarded{p.firewall}
+	}
+	return p.firewall
+}
+
 // wire gives each of the types that do the work the parts that it needs.
 func (h *Host) wire(context.Context) error {
 	p := h.parts
-	var kernel enforce.Kernel = p.firewall
-	if p.apart != nil {
-		kernel = unforwarded{p.firewall}
-	}
+	kernel := p.kernel()
 	ceiling, err := p.cfg.Policy.CompileCeiling()
 	if err != nil {
 		return fmt.Errorf("policy.ceiling: %w", err)
@@ -106,6 +111,7 @@ func (h *Host) wire(context.Context) error {
 	if err != nil {
 		return fmt.Errorf("proxy.upstream: %w", err)
 	}
+	own := newHoldings(p)
 	held, common := sandboxes{p.launcher}, &shared{ceiling: ceiling, upstream: upstream, sources: p.addrs.Sources}
 	net := &enforce.Enforcer{
 		Kernel: kernel, Proxy: both{p.proxy, h.before, p.boxes}, Boxes: p.connected, Forget: []func(policy.BoxID){p.dns.Forget, p.minter.Remove},
@@ -114,9 +120,9 @@ func (h *Host) wire(context.Context) error {
 	h.policies = &policies{before: h.before, log: p.log, store: p.store, boxes: p.boxes, shared: common, net: net, trail: p.trail.trail, leased: make(chan struct{}, 1)}
 	h.publicURLs = &publicURLs{
 		before: h.before, cfg: p.cfg.Ingress, listeners: p.listeners, log: p.log, store: p.store, ingress: p.ingress, boxes: p.boxes, table: p.urlTable, reach: p.reach,
-		domains: p.domains,
+		domains: p.domains, holdings: own,
 	}
-	h.usage = &usage{states: states{p.store}, log: p.log, boxes: p.boxes, sandboxes: held, history: p.history}
+	h.usage = &usage{states: states{p.store}, log: p.log, boxes: p.boxes, sandboxes: held, history: p.history, room: own.room}
 	if err := h.countEnds(p.metrics); err != nil {
 		return err
 	}
@@ -124,12 +130,12 @@ func (h *Host) wire(context.Context) error {
 	h.commands = &commands{log: p.log, usage: h.usage, sandboxes: held}
 	h.settings = &settings{log: p.log, store: p.store, boxes: p.boxes, shared: common}
 	h.files = &files{usage: h.usage, sandboxes: held}
-	h.snapshotHost = &snapshotHost{log: p.log, boxes: p.boxes, shelf: p.shelf}
+	h.snapshotHost = &snapshotHost{log: p.log, boxes: p.boxes, shelf: p.shelf, holdings: own}
 	h.git = &git{usage: h.usage, sandboxes: held, settings: h.settings}
 	h.events = &events{audit: p.audit, past: p.past, kept: p.kept}
 	h.authorities = &authorities{store: p.store, minter: p.minter, urls: p.urlCA}
 	h.scheduled = newScheduled(scheduled{
-		log: p.log, store: p.store, boxes: p.boxes, commands: h.commands, history: p.history, authorities: h.authorities, proxy: p.proxy, roots: p.roots,
+		log: p.log, store: p.store, boxes: p.boxes, commands: h.commands, history: p.history, authorities: h.authorities, proxy: p.proxy, roots: p.roots, holdings: own,
 	})
 	h.auditTrail = p.trail
 	h.keys = &keys{before: h.before, turn: h.turn, log: p.log, store: p.store, quotas: p.quotas}
@@ -143,7 +149,7 @@ func (h *Host) wire(context.Context) error {
 	h.lifecycle = &lifecycle{
 		states: states{p.store}, cfg: p.cfg, roots: p.added, addrs: p.addrs, log: p.log, audit: p.audit, firewall: p.firewall, minter: p.minter,
 		authorities: h.authorities, boxes: p.boxes, shared: common, net: net, sandboxes: held, urls: h.publicURLs, commands: h.commands, settings: h.settings, meter: p.meter, quota: transfer,
-		snapshots: h.snapshotHost, scheduled: h.scheduled, history: p.history,
+		snapshots: h.snapshotHost, scheduled: h.scheduled, history: p.history, holdings: own,
 	}
 	h.usage.restart = h.lifecycle.restart
 	h.sleeper = &sleeper{before: h.before, after: p.cfg.Launcher.IdleTimeout, log: p.log, usage: h.usage, audit: p.audit, traffic: p.firewall.Traffic, passing: p.proxy.Passing}

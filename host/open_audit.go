@@ -16,6 +16,7 @@ import (
 	"boxgate/config"
 	"boxgate/host/share"
 	"boxgate/internal/buildinfo"
+	"boxgate/launcher"
 	"boxgate/policy"
 )
 
@@ -46,6 +47,7 @@ func (p *parts) openHistory() error {
 		p.log.Error("decisions are not kept, because the history cannot be opened", zap.String("directory", dir), zap.Error(err))
 		return nil
 	}
+	past.Room = launcher.Reserve{Dir: dir, Bytes: int64(p.cfg.Launcher.Reserve)}.Room
 	p.past, p.kept = past, lines.New(past)
 	return p.metrics.Register(prometheus.NewCounterFunc(prometheus.CounterOpts{
 		Name: "boxgate_history_lost_total", Help: "Decisions that are not in the history on disk, because it could not be written in time.",

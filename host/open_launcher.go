@@ -30,6 +30,7 @@ func (p *parts) openLauncher(context.Context) error {
 	}{
 		"boxgate_deleted_boxes_with_files":         {"deleted boxes whose files are still to be removed", func() int { n, _ := p.launcher.Trash(); return n }},
 		"boxgate_deleted_boxes_with_failing_files": {"those of them whose files could not be removed", func() int { _, n := p.launcher.Trash(); return n }},
+		"boxgate_disk_free_bytes":                  {"bytes free on the disk of state_dir; launcher.reserve of it is kept for the gateway", func() int { return int(p.launcher.Left()) }},
 	} {
 		if err := p.metrics.Register(prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: name, Help: gauge.help},
 			func() float64 { return float64(gauge.value()) })); err != nil {
@@ -42,7 +43,7 @@ func (p *parts) openLauncher(context.Context) error {
 func launcherConfig(cfg config.Config, log *zap.Logger) launcher.Config {
 	return launcher.Config{
 		AttachOnly: !cfg.Launcher.Enabled, StateDir: cfg.StateDir, ImageDir: config.ImageDir(cfg), Runtime: cfg.Launcher.Runtime, Images: cfg.Launcher.AllImages(),
-		RunDir: cfg.Launcher.RunDir, Disk: diskLimits(cfg.Launcher.Disk), Log: log,
+		RunDir: cfg.Launcher.RunDir, Disk: diskLimits(cfg.Launcher.Disk), Reserve: int64(cfg.Launcher.Reserve), Log: log,
 		IO: launcher.IOLimits{
 			ReadBytes: int64(cfg.Launcher.IO.ReadBytes), WriteBytes: int64(cfg.Launcher.IO.WriteBytes),
 			Reads: int64(cfg.Launcher.IO.Reads), Writes: int64(cfg.Launcher.IO.Writes),

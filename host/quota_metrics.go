@@ -4,12 +4,16 @@ import (
 	"context"
 
 	"github.com/prometheus/client_golang/prometheus"
+	"go.uber.org/zap"
 
 	quotas "boxgate/quota"
 )
 
 // quotaMetrics show how API keys use their quotas.
-type quotaMetrics struct{ book *quotas.Book }
+type quotaMetrics struct {
+	book *quotas.Book
+	keys func() []quotas.Holder // all of them: what they have made is not in the book
+}
 
 var (
 	quotaUsed = prometheus.NewDesc("boxgate_quota_used",
@@ -24,7 +28,19 @@ var (
 const mostQuotaKeys = 20
 
 func (h *Host) openQuotaMetrics(context.Context) error {
-	return h.parts.metrics.Register(quotaMetrics{h.parts.quotas})
+	return h.parts.metrics.Register(quotaMetrics{h.parts.quotas, h.parts.keyHolders})
+}
+
+// keyHolders returns all API keys.
+func (p *parts) keyHolders() (list []quotas.Holder) {
+	all, err := p.store.APIKeys()
+	if err != nil {
+		p.log.Error("the API keys cannot be read, and have no metrics", zap.Error(err))
+	}
+	for _, k := range all {
+		list = append(list, callerOf(k).Holder())
+	}
+	return list
 }
 
 // Describe implements [prometheus.Collector].
@@ -48,7 +64,7 @@ func (m quotaMetrics) Collect(ch chan<- prometheus.Metric) {
 		show("", k, shared)
 		ch <- prometheus.MustNewConstMetric(quotaRefused, prometheus.CounterValue, float64(refused), k.String())
 	}
-	for _, h := range m.book.Holders(quotas.APIKey, mostQuotaKeys) {
+	for _, h := range m.book.Holders(quotas.APIKey, mostQuotaKeys, m.keys()...) {
 		for k, u := range h.Uses {
 			show(h.Holder.ID, quotas.Kind(k), u)
 		}

@@ -20,6 +20,7 @@ import (
 	"boxgate/internal/fault"
 	"boxgate/policy"
 	"boxgate/proxy"
+	quotas "boxgate/quota"
 	"boxgate/store"
 )
 
@@ -33,6 +34,7 @@ type scheduled struct {
 	authorities *authorities
 	proxy       *proxy.Proxy
 	roots       *x509.CertPool // of webhooks
+	holdings    *holdings
 	scheduler   *schedule.Scheduler
 }
 
@@ -83,7 +85,7 @@ func (s *scheduled) Schedules(_ context.Context, id policy.BoxID) ([]schedules.S
 }
 
 // AddSchedule implements the Host of [boxgate/api/schedules].
-func (s *scheduled) AddSchedule(_ context.Context, id policy.BoxID, spec schedules.Spec) (schedules.Schedule, error) {
+func (s *scheduled) AddSchedule(ctx context.Context, id policy.BoxID, spec schedules.Spec) (schedules.Schedule, error) {
 	b, err := s.boxes.find(id)
 	if err != nil {
 		return schedules.Schedule{}, err
@@ -94,7 +96,12 @@ func (s *scheduled) AddSchedule(_ context.Context, id policy.BoxID, spec schedul
 	if err := checkSchedule(spec); err != nil {
 		return schedules.Schedule{}, err
 	}
-	made := store.Schedule{ID: "sched_" + strings.ToLower(rand.Text()), Box: id}
+	done, err := s.holdings.reserve(ctx, quotas.Schedules, 1)
+	if err != nil {
+		return schedules.Schedule{}, err
+	}
+	defer done()
+	made := store.Schedule{ID: "sched_" + strings.ToLower(rand.Text()), Box: id, CreatedBy: creatorOf(ctx)}
 	writeSchedule(&made, spec)
 	made, err = s.scheduler.Add(made)
 	return shownSchedule(made), s.answer(err)

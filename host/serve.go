@@ -211,6 +211,10 @@ func (h *Host) serveLoops(ctx context.Context, run func(string, func() error)) {
 	run("audit trail", func() error { h.parts.trail.keepHead(ctx); return nil })
 	run("domains of public URLs", func() error { h.provePending(ctx); return nil })
 	run("uses of API keys", func() error { h.saveUses(ctx); return nil })
+	run("room on the disk", func() error {
+		(&roomKeeper{log: h.parts.log, usage: h.usage, writes: h.parts.launcher.Writes, left: h.parts.launcher.Left}).run(ctx)
+		return nil
+	})
 	run("quotas", func() error { h.quota.run(ctx); return nil })
 	run("metering", func() error { h.parts.meter.Run(ctx); return nil })
 	run("files of deleted boxes", func() error { h.parts.launcher.KeepTrashEmpty(ctx); return nil })

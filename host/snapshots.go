@@ -18,9 +18,10 @@ import (
 
 // snapshotHost takes snapshots of boxes, and says what a box of one is like.
 type snapshotHost struct {
-	log   *zap.Logger
-	boxes *boxes
-	shelf *snapshots.Shelf
+	log      *zap.Logger
+	boxes    *boxes
+	shelf    *snapshots.Shelf
+	holdings *holdings
 }
 
 // TakeSnapshot implements the Host of [boxgate/api/snapshots].
@@ -29,8 +30,12 @@ func (s *snapshotHost) TakeSnapshot(ctx context.Context, id policy.BoxID, name s
 	if err != nil {
 		return api.Snapshot{}, err
 	}
-	r.ID, r.Name = "snap_"+randomHex(8), name
-	r, err = s.shelf.Take(ctx, r)
+	r.ID, r.Name, r.TakenBy = "snap_"+randomHex(8), name, creatorOf(ctx)
+	allowed, err := s.holdings.snapshot(ctx)
+	if err != nil {
+		return api.Snapshot{}, err
+	}
+	r, err = s.shelf.Take(ctx, r, allowed)
 	if errors.Is(err, store.ErrNotFound) {
 		return api.Snapshot{}, api.Errorf(api.ErrConflict, "the snapshot was deleted while it was taken")
 	}

@@ -34,6 +34,7 @@ type publicURLs struct {
 	reach     *reach.Boxes
 	domains   *domains
 	pending   pendingNames
+	holdings  *holdings
 }
 
 // urlOf is the URL as it is opened; a port other than the scheme's own is part of it.
@@ -115,6 +116,11 @@ func (u *publicURLs) CreateURL(ctx context.Context, id policy.BoxID, req api.URL
 	if claim.Key != store.OperatorKey {
 		record.Owner = claim.Key
 	}
+	done, err := u.reserve(ctx, record)
+	if err != nil {
+		return api.URL{}, err
+	}
+	defer done()
 	record.Accounts = (*store.Accounts)(req.Accounts)
 	if req.ExpiresIn > 0 {
 		record.ExpiresAt = record.CreatedAt.Add(req.ExpiresIn)

@@ -23,6 +23,7 @@ type usage struct {
 	boxes     *boxes
 	sandboxes sandboxes
 	history   *history.History
+	room      func(n int64) error // refuses what would use the disk that is kept for the gateway
 	vigil     vigil.Vigil
 	ends      prometheus.Counter // of boxes that have ended by themselves
 	// restart starts a box again that nothing runs of. The caller holds b.mu.
@@ -117,6 +118,9 @@ func (u *usage) rouse(ctx context.Context, b *box) error {
 	case api.StatusIdle:
 		return nil // by now
 	case api.StatusPaused:
+		if err := u.mayGoOn(b); err != nil {
+			return err
+		}
 		return u.resume(ctx, b)
 	}
 	return api.Errorf(api.ErrConflict, "the box is in state %s: %s", b.status, b.problem)
@@ -145,6 +149,9 @@ func (u *usage) ResumeBox(ctx context.Context, id policy.BoxID) (api.Box, error)
 			b.gate.Touch(time.Now())
 			return nil
 		case b.status == api.StatusPaused, b.ended:
+			if err := u.mayGoOn(b); err != nil {
+				return err
+			}
 			return u.resume(ctx, b)
 		}
 		return api.Errorf(api.ErrConflict, "the box is in state %s and cannot be resumed: %s", b.status, b.problem)

@@ -49,6 +49,7 @@ type Config struct {
 	AttachOnly bool
 	Images     map[string]string // name → image (see EnsureImage); the entry "default" is used when a Spec names none
 	Disk       DiskLimits        // of what boxes write; default: none
+	Reserve    int64             // bytes that are kept free on the disks of StateDir and ImageDir; default: none
 	IO         IOLimits          // of each box on the disk of StateDir, which New finds; default: none
 	Log        *zap.Logger       // default: silent
 	// TakesOver says that the process that used the boxes before still runs, and commands in them that it waits for.

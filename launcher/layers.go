@@ -25,8 +25,9 @@ type Captured struct {
 
 // Capture copies what a box has written into a new layer of that name. The box stands still for a moment, unless it is
 // paused. The layer is on disk when Capture returns; it stays until [Launcher.KeepLayers] is told otherwise, and needs no
-// box. When Capture fails, there is no layer.
-func (l *Launcher) Capture(ctx context.Context, id policy.BoxID, layer string) (c Captured, err error) {
+// box. grow is asked before n more bytes are written, and its error ends the capture; nil: nothing bounds them. When Capture fails,
+// there is no layer.
+func (l *Launcher) Capture(ctx context.Context, id policy.BoxID, layer string, grow func(n int64) error) (c Captured, err error) {
 	r, err := l.load(id)
 	if err != nil {
 		return Captured{}, err
@@ -47,7 +48,9 @@ func (l *Launcher) Capture(ctx context.Context, id policy.BoxID, layer string) (
 		}
 	}()
 	c.Layers = append(append(c.Layers, r.Layers...), layer)
-	c.Report, err = snapshot.Capture(ctx, l.dirs.upper(id), r.ids(), work, l.captures.Terms, func(f func() error) error {
+	terms := l.captures.Terms
+	terms.Grow = grow
+	c.Report, err = snapshot.Capture(ctx, l.dirs.upper(id), r.ids(), work, terms, func(f func() error) error {
 		return l.still(ctx, id, func() error { return errors.Join(fault.At(ctx, "snapshot: box frozen"), f()) })
 	})
 	if err == nil && len(c.Layers) > maxLayers {
@@ -67,6 +70,9 @@ func (l *Launcher) Capture(ctx context.Context, id policy.BoxID, layer string) (
 	}
 	return c, err
 }
+
+// LayerSize returns how much a layer takes on disk.
+func (l *Launcher) LayerSize(layer string) (int64, error) { return l.layers.Size([]string{layer}) }
 
 // still calls f while nothing in a box changes: it is frozen, or nothing of it runs.
 func (l *Launcher) still(ctx context.Context, id policy.BoxID, f func() error) error {

@@ -38,7 +38,7 @@ func TestBoxesOfASnapshot(t *testing.T) {
 		rm /etc/issue 2>/dev/null || rm /etc/passwd-; mkdir /opt/new; mkfifo /opt/new/pipe; ln /workspace/home/file /opt/new/linked
 		cp /bin/true /opt/new/set; chmod 4755 /opt/new/set
 		rm /.boxgate-init; mkdir -p /.boxgate-init/not/empty; echo ok`), "ok") // the last is where its copies have their first process
-	layers := capture(t, l, func() (Captured, error) { return l.Capture(t.Context(), first, "one") })
+	layers := capture(t, l, func() (Captured, error) { return l.Capture(t.Context(), first, "one", nil) })
 	want(t, sh(t, l, first, "cat file"), "kept") // it goes on
 	if err := l.Delete(t.Context(), first); err != nil {
 		t.Fatal(err)
@@ -59,7 +59,7 @@ func TestBoxesOfASnapshot(t *testing.T) {
 	last := newBox(t, l, func(s *Spec) { s.Layers = layers })
 	for i := range maxLayers + 1 {
 		want(t, sh(t, l, last, fmt.Sprintf("echo %d >>/workspace/home/file; echo done", i)), "done")
-		layers = capture(t, l, func() (Captured, error) { return l.Capture(t.Context(), last, fmt.Sprint("chain", i)) })
+		layers = capture(t, l, func() (Captured, error) { return l.Capture(t.Context(), last, fmt.Sprint("chain", i), nil) })
 		if err := l.Delete(t.Context(), last); err != nil {
 			t.Fatal(err)
 		}
@@ -86,7 +86,7 @@ func TestOldCAIsNotTrusted(t *testing.T) {
 	if !strings.Contains(before.out, "/etc/ssl/certs/ca-certificates.crt") {
 		t.Fatalf("the box does not trust its own CA: %+v", before)
 	}
-	layers := capture(t, l, func() (Captured, error) { return l.Capture(t.Context(), first, "trusting") })
+	layers := capture(t, l, func() (Captured, error) { return l.Capture(t.Context(), first, "trusting", nil) })
 	second := newBox(t, l, func(s *Spec) { s.CA, s.Layers, s.Hostname = ca, layers, "second" })
 	for name, c := range map[string]struct {
 		ca   []byte
@@ -106,7 +106,7 @@ func TestLayersGoWhenNobodyNeedsThem(t *testing.T) {
 	l := newLauncher(t)
 	id := newBox(t, l, nil)
 	for _, name := range []string{"kept", "dropped"} {
-		if _, err := l.Capture(t.Context(), id, name); err != nil {
+		if _, err := l.Capture(t.Context(), id, name, nil); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -114,7 +114,7 @@ func TestLayersGoWhenNobodyNeedsThem(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, name := range []string{"kept", "../out"} { // one that is there, one that is no name
-		if _, err := l.Capture(t.Context(), id, name); err == nil {
+		if _, err := l.Capture(t.Context(), id, name, nil); err == nil {
 			t.Errorf("%q was captured", name)
 		}
 	}
@@ -128,7 +128,7 @@ func TestLayersGoWhenNobodyNeedsThem(t *testing.T) {
 	if err := l.Delete(t.Context(), id); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := l.Capture(t.Context(), id, "late"); !errors.Is(err, ErrNotFound) {
+	if _, err := l.Capture(t.Context(), id, "late", nil); !errors.Is(err, ErrNotFound) {
 		t.Errorf("of a box that is gone: %v", err)
 	}
 	if err := errors.Join(l.KeepLayers(func(string) bool { return false }), l.EmptyTrash(t.Context())); err != nil {
@@ -147,7 +147,7 @@ func TestCapturesAreGivenUp(t *testing.T) {
 		"more than 1 files":        {snapshot.Terms{Entries: 1, Frozen: time.Hour}, time.Hour},
 	} {
 		l.captures = most
-		if _, err := l.Capture(t.Context(), id, "given-up"); err == nil || !strings.Contains(err.Error(), want) {
+		if _, err := l.Capture(t.Context(), id, "given-up", nil); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%q: %v", want, err)
 		}
 		if left, err := os.ReadDir(l.dirs.layers()); err != nil || len(left) > 0 {
@@ -158,5 +158,5 @@ func TestCapturesAreGivenUp(t *testing.T) {
 		}
 	}
 	l.captures = ofCaptures
-	capture(t, l, func() (Captured, error) { return l.Capture(t.Context(), id, "whole") })
+	capture(t, l, func() (Captured, error) { return l.Capture(t.Context(), id, "whole", nil) })
 }

@@ -15,8 +15,22 @@ import (
 // DiskLimits limit what boxes write to their roots.
 type DiskLimits = disk.Limits
 
+// Reserve is what is kept free of a disk.
+type Reserve = disk.Reserve
+
+// DiskFullError says that something would use what is kept free of a disk.
+type DiskFullError = disk.FullError
+
 // ErrNoDiskLimit: what boxes write is not limited.
 var ErrNoDiskLimit = disk.ErrUnlimited
+
+// Room returns an error that says why, unless n more bytes leave free on the disk of the state directory what is kept for the gateway.
+func (l *Launcher) Room(n int64) error {
+	return Reserve{Dir: l.cfg.StateDir, Bytes: l.cfg.Reserve}.Room(n)
+}
+
+// Left returns how many bytes are free on the disk of the state directory; 0 if that is not known.
+func (l *Launcher) Left() int64 { return Reserve{Dir: l.cfg.StateDir}.Left() }
 
 // volume is the box's own file system, if it has one.
 func (d dirs) volume(id policy.BoxID) disk.Volume {

@@ -329,10 +329,16 @@ type Held struct {
 	Uses   Uses
 }
 
-// Holders returns those of some holders that hold something and have most of one of their quotas, most first, no more than most of them.
-func (b *Book) Holders(what string, most int) []Held {
+// Holders returns those of some holders, the ones that hold something for a time and those of also, that have most of one of their
+// quotas, most first, no more than most of them.
+func (b *Book) Holders(what string, most int, also ...Holder) []Held {
 	var out []Held
-	for _, h := range b.holders(what) {
+	known := map[id]bool{}
+	for _, h := range append(b.holders(what), also...) {
+		if known[h.key()] {
+			continue
+		}
+		known[h.key()] = true
 		out = append(out, Held{h, b.Use(h)})
 	}
 	slices.SortFunc(out, func(x, y Held) int {

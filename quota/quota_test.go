@@ -265,6 +265,25 @@ func TestScope(t *testing.T) {
 	none.Keep()()
 }
 
+// Holders are those that hold something, and those that the caller names, each once, and the one that is nearest to a limit first.
+func TestHoldersThatHaveMost(t *testing.T) {
+	t.Parallel()
+	b := New(Config{Defaults: limits(Commands, 4).Over(limits(Boxes, 10))})
+	b.Count(Boxes, func(h Holder) int64 { return map[string]int64{"key_many": 9, "key_few": 1}[h.ID] })
+	for range 2 {
+		if err := take(t, b, key("busy"), Commands); err != nil {
+			t.Fatal(err)
+		}
+	}
+	var names []string
+	for _, h := range b.Holders(APIKey, 3, key("few"), key("many"), key("busy"), key("none")) {
+		names = append(names, h.Holder.Name)
+	}
+	if strings.Join(names, " ") != "many busy few" {
+		t.Errorf("%v", names)
+	}
+}
+
 func TestABookIsSafeForConcurrentUse(t *testing.T) {
 	t.Parallel()
 	b := New(Config{Defaults: limits(Commands, 10), Totals: limits(Commands, 100)})

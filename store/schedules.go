@@ -33,6 +33,7 @@ type Schedule struct {
 	WebhookHeaders map[string]string `json:"webhook_headers,omitempty"`
 	Paused         bool              `json:"paused,omitempty"`
 	CreatedAt      time.Time         `json:"created_at"`
+	CreatedBy      string            `json:"created_by,omitempty"` // ID of the API key; "" for the operator's, and in schedules of older versions
 	UpdatedAt      time.Time         `json:"updated_at"`
 
 	// Settled is the time up to which every due time has been dealt with.

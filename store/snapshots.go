@@ -23,6 +23,7 @@ type Snapshot struct {
 	Error     string       `json:"error,omitempty"`      // why State is error
 	Size      int64        `json:"size,omitempty"`       // bytes of its layers on disk
 	CreatedAt time.Time    `json:"created_at"`
+	TakenBy   string       `json:"taken_by,omitempty"` // ID of the API key; "" for the operator's, and in snapshots of older versions
 	// Layers are those that a box of this snapshot gets, the lowest first. The snapshot owns them, with others.
 	Layers []string `json:"layers,omitempty"`
 

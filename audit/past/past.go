@@ -36,6 +36,9 @@ type Store struct {
 
 	moving   sync.RWMutex // held while lines pass from main to kept
 	released atomic.Bool
+
+	// Room returns why there is no room on the disk for n more bytes; nil: nothing is kept free.
+	Room func(n int64) error
 }
 
 // errBatch is a batch that does not fit into the whole store.
@@ -92,6 +95,11 @@ func (s *Store) Write(b []byte) (written int, err error) {
 func (s *Store) writePiece(b []byte) (int, error) {
 	if s.released.Load() {
 		return 0, os.ErrClosed
+	}
+	if s.Room != nil {
+		if err := s.Room(int64(len(b))); err != nil {
+			return 0, err
+		}
 	}
 	if err := s.makeRoom(len(b)); err != nil {
 		return 0, err

@@ -1,10 +1,12 @@
 package fault
 
 import (
+	"errors"
 	"fmt"
 	"io"
 	"net/netip"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -26,14 +28,85 @@ func smallDisk(t *testing.T, size int) *harness.World {
 	if err := unix.Mount("boxgate-test", state, "tmpfs", 0, fmt.Sprintf("size=%dm,mode=0700", size)); err != nil {
 		t.Fatal(err)
 	}
+	logOn(w, state)
+	w.Up()
+	return w
+}
+
+// logOn has the gateway log into a directory.
+func logOn(w *harness.World, state string) {
+	t := w.T
+	t.Helper()
 	log, err := os.OpenFile(filepath.Join(state, "gateway.log"), os.O_CREATE|os.O_WRONLY|os.O_APPEND, 0o600)
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { log.Close() })
 	w.Errout = log
+}
+
+// ownDisk is a world whose state directory is an ext4 of its own, of that many MiB, in a file.
+func ownDisk(t *testing.T, size int) *harness.World {
+	t.Helper()
+	image := filepath.Join(t.TempDir(), "disk")
+	w := harness.NewCapturedStopped(t, nil)
+	state := filepath.Join(w.Dir, "state")
+	if err := errors.Join(os.WriteFile(image, nil, 0o600), os.Truncate(image, int64(size)<<20), os.Mkdir(state, 0o700)); err != nil {
+		t.Fatal(err)
+	}
+	for _, command := range [][]string{{"mkfs.ext4", "-q", "-F", "-m", "0", image}, {"mount", "-o", "loop", image, state}} {
+		if out, err := exec.Command(command[0], command[1:]...).CombinedOutput(); err != nil {
+			t.Fatalf("%v: %v: %s", command, err, out)
+		}
+	}
+	if err := os.Chmod(state, 0o700); err != nil {
+		t.Fatal(err)
+	}
 	w.Up()
 	return w
+}
+
+// A box whose disk nothing limits does not fill that of the gateway: it is paused when only the reserve is left, however it writes, and
+// stays so until there is room. Changes, and boxes that do not write, go on.
+func TestAttackOnTheDiskByABoxWithoutLimits(t *testing.T) {
+	t.Parallel()
+	for name, how := range map[string]string{"buffered": "", "direct": "oflag=direct"} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			w := ownDisk(t, 320)
+			bad, other := w.Create(map[string]any{}), w.Create(map[string]any{})
+			w.Background(bad, "i=0; while dd if=/dev/zero of=big bs=1M count=4 seek=$i conv=notrunc status=none "+how+"; do i=$((i+4)); sleep 0.02; done", io.Discard)
+			status := func() string {
+				var box struct{ Status string }
+				if err := w.Client.Get(t.Context(), api.BoxPath(bad), &box); err != nil {
+					t.Fatal(err)
+				}
+				return box.Status
+			}
+			w.Until("the box is paused", func() bool { return status() == "paused" })
+			var st unix.Statfs_t
+			if err := unix.Statfs(filepath.Join(w.Dir, "state"), &st); err != nil || int64(st.Bavail)*st.Bsize < 8<<20 {
+				t.Errorf("%d MiB are left: %v", int64(st.Bavail)*st.Bsize>>20, err)
+			}
+			w.SetPolicy(other, large())
+			w.MustSh(other, "true")
+			if size := int64(st.Bavail)*st.Bsize - 16<<20; size > 0 { // so that the box, which goes on now and then, gets no more room
+				filler := filepath.Join(w.Dir, "state", "filler")
+				if err := os.WriteFile(filler, make([]byte, size), 0o600); err != nil {
+					if err := os.Truncate(filler, size/2); err != nil {
+						t.Fatal(err)
+					}
+				}
+			}
+			w.Until("it stays paused, whoever uses it", func() bool { // until there is room, it goes on now and then
+				err := w.Client.Do(t.Context(), "POST", api.BoxPath(bad, "exec"), map[string]any{"command": []string{"true"}}, nil)
+				r, ok := errors.AsType[*api.ResponseError](err)
+				return ok && r.Status == 507 && strings.Contains(r.Message, "launcher.reserve") && status() == "paused"
+			})
+			w.MustDelete(bad)
+			w.Until("there is room", func() bool { return w.Client.Do(t.Context(), "POST", "/v2/box", map[string]any{}, nil) == nil })
+		})
+	}
 }
 
 // fillDisk takes what is free on the state directory's file system; the returned function gives it back.
@@ -180,4 +253,57 @@ func TestAttackWithoutAReaderOfTheLog(t *testing.T) {
 	}
 	w.NothingReached("evil.example.net")
 	agrees(w.Raid(box), "without a log")
+}
+
+// Snapshots, new boxes and images stop before the disk of state_dir is full: what is kept of it is there for the store, whoever takes
+// them, the operator included. The files of what was given up go, and with room again all goes on.
+func TestAttackOnTheReserveOfTheDisk(t *testing.T) {
+	t.Parallel()
+	const size = 96
+	w := smallDisk(t, size)
+	state := filepath.Join(w.Dir, "state")
+	box := w.Create(map[string]any{})
+	w.MustSh(box, "head -c 20M /dev/urandom >blob")
+	refused := func(err error) bool {
+		r, ok := errors.AsType[*api.ResponseError](err)
+		return ok && r.Status == 507 && strings.Contains(r.Message, "launcher.reserve")
+	}
+	var ids []string
+	for range size / 20 {
+		var s struct{ ID, Status, Error string }
+		err := w.Client.Do(t.Context(), "POST", api.BoxPath(box, "snapshots"), map[string]any{}, &s)
+		switch {
+		case err == nil && s.Status == "ready", err == nil && strings.Contains(s.Error, "launcher.reserve"):
+			ids = append(ids, s.ID)
+		case !refused(err):
+			t.Fatalf("%v %+v", err, s)
+		}
+	}
+	free := func() int64 {
+		var st unix.Statfs_t
+		if err := unix.Statfs(state, &st); err != nil {
+			t.Fatal(err)
+		}
+		return int64(st.Bavail) * st.Bsize
+	}
+	const kept = size << 20 / 10
+	w.Until("what was given up is removed", func() bool { return free() > kept-1<<20 })
+	filler := filepath.Join(state, "filler")
+	if err := os.WriteFile(filler, make([]byte, max(free()-kept+1<<20, 1)), 0o600); err != nil { // as others would
+		t.Fatal(err)
+	}
+	if err := w.Client.Do(t.Context(), "POST", "/v2/box", map[string]any{}, nil); !refused(err) {
+		t.Errorf("a new box: %v", err)
+	}
+	if err := w.Client.Do(t.Context(), "POST", api.BoxPath(box, "snapshots"), map[string]any{}, nil); !refused(err) {
+		t.Errorf("a snapshot: %v", err)
+	}
+	w.SetPolicy(box, large()) // the store has room
+	if err := errors.Join(w.Client.Do(t.Context(), "DELETE", "/v2/box/snapshots", map[string]any{"ids": ids}, nil), os.Remove(filler)); err != nil {
+		t.Fatal(err)
+	}
+	w.Until("there is room again", func() bool {
+		return w.Client.Do(t.Context(), "POST", api.BoxPath(box, "snapshots"), map[string]any{}, nil) == nil
+	})
+	w.MustDelete(w.Create(map[string]any{}))
 }

@@ -33,7 +33,7 @@ const (
 
 // Boxes is where the files of boxes are.
 type Boxes interface {
-	Capture(ctx context.Context, id policy.BoxID, layer string) (launcher.Captured, error)
+	Capture(ctx context.Context, id policy.BoxID, layer string, grow func(n int64) error) (launcher.Captured, error)
 	KeepLayers(needed func(layer string) bool) error
 }
 
@@ -56,6 +56,16 @@ type Shelf struct {
 type taking struct {
 	cancel context.CancelFunc
 	ended  chan struct{} // closed when nothing of it goes on any more
+}
+
+// Allowance says what a snapshot may take on disk. All fields must be set; they are called by one goroutine at a time.
+type Allowance struct {
+	// Stored is called once the snapshot counts as one, or could not be stored.
+	Stored func()
+	// Grow asks for n more bytes before they are written. Its error ends the snapshot.
+	Grow func(n int64) error
+	// Release gives back all of them: they count as the snapshot's own, or are being removed.
+	Release func()
 }
 
 // New returns the shelf of a store. contained calls a function and makes an error of its panic.
@@ -111,13 +121,16 @@ func (s *Shelf) all() (list []*taking) {
 
 // Take takes a snapshot of a box: r says what the box is, and which layers it is made of. It returns once the snapshot is
 // ready or has failed, or after a while with one that is still being taken, which goes on whatever becomes of ctx.
-func (s *Shelf) Take(ctx context.Context, r store.Snapshot) (store.Snapshot, error) {
+func (s *Shelf) Take(ctx context.Context, r store.Snapshot, allowed Allowance) (store.Snapshot, error) {
 	layer := r.ID
 	r.State, r.CreatedAt, r.Layers = Creating, time.Now(), append(slices.Clone(r.Layers), layer)
 	running, cancel := context.WithCancel(s.ctx)
 	t := &taking{cancel: cancel, ended: make(chan struct{})}
 	s.begin(r.ID, t)
-	if err := s.contained(func() error { return s.record(ctx, r) }); err != nil {
+	err := s.contained(func() error { return s.record(ctx, r) })
+	allowed.Stored()
+	if err != nil {
+		allowed.Release()
 		if left := s.store.DeleteSnapshots([]string{r.ID}); !errors.Is(left, store.ErrNotFound) {
 			err = errors.Join(err, left)
 		}
@@ -126,7 +139,8 @@ func (s *Shelf) Take(ctx context.Context, r store.Snapshot) (store.Snapshot, err
 	}
 	go func() {
 		defer s.end(r.ID, t)
-		s.take(running, r, layer)
+		defer allowed.Release()
+		s.take(running, r, layer, allowed)
 	}()
 	waiting := time.NewTimer(patience)
 	defer waiting.Stop()
@@ -161,8 +175,8 @@ func (s *Shelf) end(id string, t *taking) {
 }
 
 // take copies the box and stores the outcome. A panic is a failure.
-func (s *Shelf) take(ctx context.Context, r store.Snapshot, layer string) {
-	err := s.contained(func() error { return s.capture(ctx, r, layer) })
+func (s *Shelf) take(ctx context.Context, r store.Snapshot, layer string, allowed Allowance) {
+	err := s.contained(func() error { return s.capture(ctx, r, layer, allowed) })
 	switch _, gone := s.store.Snapshot(r.ID); {
 	case errors.Is(gone, store.ErrNotFound):
 		s.log.Info("a snapshot was deleted while it was taken", zap.String("snapshot", r.ID), zap.String("box", string(r.Box)))
@@ -182,11 +196,12 @@ func (s *Shelf) take(ctx context.Context, r store.Snapshot, layer string) {
 	}
 }
 
-func (s *Shelf) capture(ctx context.Context, r store.Snapshot, layer string) error {
-	c, err := s.copy(ctx, r.Box, layer, false)
+func (s *Shelf) capture(ctx context.Context, r store.Snapshot, layer string, allowed Allowance) error {
+	c, err := s.copy(ctx, r.Box, layer, false, allowed.Grow)
 	if errors.Is(err, errMakesRoom) {
 		s.log.Info("a snapshot that takes long begins anew later, as others wait", zap.String("snapshot", r.ID), zap.String("box", string(r.Box)))
-		c, err = s.copy(ctx, r.Box, layer, true)
+		allowed.Release()
+		c, err = s.copy(ctx, r.Box, layer, true, allowed.Grow)
 	}
 	if err != nil {
 		return err
@@ -200,13 +215,13 @@ func (s *Shelf) capture(ctx context.Context, r store.Snapshot, layer string) err
 }
 
 // copy has a box copied when it is its turn.
-func (s *Shelf) copy(ctx context.Context, box policy.BoxID, layer string, long bool) (launcher.Captured, error) {
+func (s *Shelf) copy(ctx context.Context, box policy.BoxID, layer string, long bool, grow func(int64) error) (launcher.Captured, error) {
 	ctx, done, err := s.turns.take(ctx, box, long)
 	if err != nil {
 		return launcher.Captured{}, err
 	}
 	defer done()
-	c, err := s.boxes.Capture(ctx, box, layer)
+	c, err := s.boxes.Capture(ctx, box, layer, grow)
 	if err != nil && errors.Is(context.Cause(ctx), errMakesRoom) {
 		err = errMakesRoom
 	}

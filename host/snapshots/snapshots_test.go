@@ -17,13 +17,16 @@ import (
 	"boxgate/store"
 )
 
+// free is an allowance without bounds.
+var free = Allowance{Stored: func() {}, Grow: func(int64) error { return nil }, Release: func() {}}
+
 // slow is where the files of boxes are: a capture goes on until it is given up.
 type slow struct {
 	began  chan struct{}
 	gaveUp func()
 }
 
-func (s *slow) Capture(ctx context.Context, _ policy.BoxID, layer string) (launcher.Captured, error) {
+func (s *slow) Capture(ctx context.Context, _ policy.BoxID, layer string, _ func(int64) error) (launcher.Captured, error) {
 	if s.began == nil {
 		return launcher.Captured{Layers: []string{layer}}, nil
 	}
@@ -52,7 +55,7 @@ func TestSnapshotsAreDeletedBeforeTheyAreGivenUp(t *testing.T) {
 	boxes := &slow{}
 	s := New(zap.NewNop(), db, boxes, func(f func() error) error { return f() })
 	defer s.Close()
-	if _, err := s.Take(t.Context(), store.Snapshot{ID: "snap_ready", Box: "box1"}); err != nil {
+	if _, err := s.Take(t.Context(), store.Snapshot{ID: "snap_ready", Box: "box1"}, free); err != nil {
 		t.Fatal(err)
 	}
 	boxes.began = make(chan struct{}, 1)
@@ -63,7 +66,7 @@ func TestSnapshotsAreDeletedBeforeTheyAreGivenUp(t *testing.T) {
 	}
 	taken := make(chan error, 1)
 	go func() {
-		_, err := s.Take(context.Background(), store.Snapshot{ID: "snap_slow", Box: "box1"})
+		_, err := s.Take(context.Background(), store.Snapshot{ID: "snap_slow", Box: "box1"}, free)
 		taken <- err
 	}()
 	<-boxes.began
@@ -87,7 +90,7 @@ func TestSnapshotsAreDeletedBeforeTheyAreGivenUp(t *testing.T) {
 // large is where the files of boxes are that take long to copy, but for one.
 type large struct{ begun atomic.Int64 }
 
-func (l *large) Capture(ctx context.Context, id policy.BoxID, layer string) (launcher.Captured, error) {
+func (l *large) Capture(ctx context.Context, id policy.BoxID, layer string, _ func(int64) error) (launcher.Captured, error) {
 	l.begun.Add(1)
 	if id != "box5" {
 		select {
@@ -119,7 +122,7 @@ func TestLongCaptureBeginsAnew(t *testing.T) {
 			if _, err := db.AllocateBox(store.Box{ID: box, PlaceholderKey: store.NewKey()}, pools); err != nil {
 				t.Fatal(err)
 			}
-			if _, err := s.Take(t.Context(), store.Snapshot{ID: "snap_" + string(box), Box: box}); err != nil {
+			if _, err := s.Take(t.Context(), store.Snapshot{ID: "snap_" + string(box), Box: box}, free); err != nil {
 				t.Fatal(err)
 			}
 		}

@@ -67,9 +67,10 @@ launcher/boxfs: policy launcher/boxfs/worker
 launcher/boxfs/worker: launcher/files
 launcher/cgroup:
 launcher/container: launcher/namespace
+launcher/disk:
 launcher/files:
 launcher/furnish: launcher/files launcher/namespace launcher/launchertest
-launcher/image: launcher/files launcher/launchertest
+launcher/image: launcher/disk launcher/files launcher/launchertest
 launcher/launchertest:
 launcher/motion: policy
 launcher/namespace: launcher/files

@@ -11,10 +11,12 @@ import (
 	"path/filepath"
 	"regexp"
 	"strings"
+	"sync"
 	"time"
 
 	"golang.org/x/sys/unix"
 
+	"boxgate/launcher/disk"
 	"boxgate/launcher/files"
 )
 
@@ -50,8 +52,41 @@ type imageSource struct {
 type Store struct {
 	Dir   string
 	Names map[string]string // name → image; the entry "default" is used when none is named
+	// Reserve is how many bytes are kept free on the disk of Dir.
+	Reserve int64
 
 	impatient bool // for tests: a registry that is silent for a second has stalled, and is asked again soon
+}
+
+// room returns why there is no room for n more bytes.
+func (s Store) room(n int64) error { return disk.Reserve{Dir: s.Dir, Bytes: s.Reserve}.Room(n) }
+
+// roomPace is how often it is looked whether there is room for an image that is being built.
+const roomPace = 100 * time.Millisecond
+
+// whileRoom returns a context that ends once what is built uses the disk that is kept for others, with a [*disk.FullError] as its
+// cause. Call done when it is built.
+func (s Store) whileRoom(ctx context.Context) (_ context.Context, done func(), err error) {
+	if err := s.room(0); err != nil {
+		return nil, nil, err
+	}
+	ctx, cancel := context.WithCancelCause(ctx)
+	var watch sync.WaitGroup
+	watch.Go(func() {
+		tick := time.NewTicker(roomPace)
+		defer tick.Stop()
+		for {
+			select {
+			case <-ctx.Done():
+				return
+			case <-tick.C:
+			}
+			if err := s.room(0); err != nil {
+				cancel(err)
+			}
+		}
+	})
+	return ctx, func() { cancel(nil); watch.Wait() }, nil
 }
 
 // blobs is where the downloaded layers of an image are until it is unpacked.
@@ -106,12 +141,20 @@ func (s Store) build(ctx context.Context, src imageSource, progress func(string)
 		defer cancel()
 		_ = files.RemoveTree(cctx, temp)
 	}()
+	building, done, err := s.whileRoom(ctx)
+	if err != nil {
+		return err
+	}
+	defer done()
 	rootfs := filepath.Join(temp, "rootfs")
 	img := Image{Source: src.text}
-	err := underImageUmask(func() (err error) {
-		img.Env, err = s.fill(ctx, src, rootfs, progress)
+	err = underImageUmask(func() (err error) {
+		img.Env, err = s.fill(building, src, rootfs, progress)
 		return err
 	})
+	if full, ok := errors.AsType[*disk.FullError](context.Cause(building)); ok {
+		return errors.Join(full, os.RemoveAll(s.blobs(src.key)))
+	}
 	if err != nil {
 		return err
 	}

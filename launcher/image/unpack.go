@@ -166,7 +166,7 @@ func (u *unpacker) create(ctx context.Context, name string, hdr *tar.Header, con
 		}
 		u.times = append(u.times, dirTime{name, hdr})
 	case tar.TypeReg:
-		if err := u.file(name, content); err != nil {
+		if err := u.file(ctx, name, content); err != nil {
 			return err
 		}
 	case tar.TypeSymlink:
@@ -205,12 +205,12 @@ func (u *unpacker) link(name, target string) error {
 	return u.root.Link(old, name)
 }
 
-func (u *unpacker) file(name string, content io.Reader) error {
+func (u *unpacker) file(ctx context.Context, name string, content io.Reader) error {
 	f, err := u.root.OpenFile(name, os.O_CREATE|os.O_EXCL|os.O_WRONLY, 0o600)
 	if err != nil {
 		return err
 	}
-	n, err := io.Copy(f, io.LimitReader(content, maxImageBytes-u.bytes+1))
+	n, err := io.Copy(f, io.LimitReader(whileWanted{ctx, content}, maxImageBytes-u.bytes+1))
 	if cerr := f.Close(); err == nil {
 		err = cerr
 	}
@@ -218,6 +218,20 @@ func (u *unpacker) file(name string, content io.Reader) error {
 		err = errors.New("the image is too large")
 	}
 	return err
+}
+
+// whileWanted reads until its context ends.
+type whileWanted struct {
+	ctx context.Context
+	r   io.Reader
+}
+
+// Read implements [io.Reader].
+func (w whileWanted) Read(p []byte) (int, error) {
+	if w.ctx.Err() != nil {
+		return 0, context.Cause(w.ctx)
+	}
+	return w.r.Read(p)
 }
 
 // attributes sets owner, mode and, for files, time. The owner is set first: changing it clears the set-user-ID bit.

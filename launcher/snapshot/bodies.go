@@ -19,7 +19,8 @@ var errMoved = errors.New("the file has changed")
 type bodies struct {
 	dir   *os.File
 	ids   namespace.IDs
-	clone bool // the file system may be able to share blocks between files
+	clone bool                // the file system may be able to share blocks between files
+	room  func(n int64) error // asked before n more bytes are written
 }
 
 // bodyName names a file in one state: any change of contents, owner, mode or attributes changes the time.
@@ -107,7 +108,7 @@ func (b *bodies) contents(ctx context.Context, to, from *os.File, size int64) er
 	if b.clone {
 		err := unix.IoctlFileClone(int(to.Fd()), int(from.Fd()))
 		if err == nil {
-			return nil
+			return b.roomFor(to) // the blocks become its own when the box changes the file
 		}
 		b.clone = false
 	}
@@ -126,7 +127,7 @@ func (b *bodies) contents(ctx context.Context, to, from *os.File, size int64) er
 		if err != nil {
 			return err
 		}
-		if err := copyRange(ctx, to, from, begin, min(end, size)); err != nil {
+		if err := b.copyRange(ctx, to, from, begin, min(end, size)); err != nil {
 			return err
 		}
 		at = end
@@ -134,22 +135,36 @@ func (b *bodies) contents(ctx context.Context, to, from *os.File, size int64) er
 	return nil
 }
 
+// roomFor asks for what a file takes.
+func (b *bodies) roomFor(f *os.File) error {
+	var st unix.Stat_t
+	if err := unix.Fstat(int(f.Fd()), &st); err != nil {
+		return err
+	}
+	return b.room(st.Blocks * 512)
+}
+
 // copyChunk is how much is copied between two looks at whether somebody still wants it.
 const copyChunk = 16 << 20
 
 // copyRange copies bytes within the kernel.
-func copyRange(ctx context.Context, to, from *os.File, begin, end int64) error {
-	for begin < end {
+func (b *bodies) copyRange(ctx context.Context, to, from *os.File, begin, end int64) error {
+	for paid := int64(0); begin < end; {
 		if ctx.Err() != nil {
 			return context.Cause(ctx)
 		}
+		chunk := min(end-begin, copyChunk)
+		if err := b.room(max(chunk-paid, 0)); err != nil {
+			return err
+		}
+		paid = max(paid, chunk)
 		in, out := begin, begin
-		n, err := unix.CopyFileRange(int(from.Fd()), &in, int(to.Fd()), &out, int(min(end-begin, copyChunk)), 0)
+		n, err := unix.CopyFileRange(int(from.Fd()), &in, int(to.Fd()), &out, int(chunk), 0)
 		switch {
 		case errors.Is(err, unix.EINTR):
 			continue
 		case errors.Is(err, unix.EXDEV), errors.Is(err, unix.EOPNOTSUPP), errors.Is(err, unix.ENOSYS), errors.Is(err, unix.EINVAL):
-			if n, err = copyBytes(to, from, begin, end); err != nil {
+			if n, err = copyBytes(to, from, begin, begin+chunk); err != nil {
 				return err
 			}
 		case err != nil:
@@ -158,7 +173,7 @@ func copyRange(ctx context.Context, to, from *os.File, begin, end int64) error {
 		if n == 0 {
 			return errMoved // it has been truncated
 		}
-		begin += int64(n)
+		begin, paid = begin+int64(n), paid-int64(n)
 	}
 	return nil
 }

@@ -34,6 +34,16 @@ type Terms struct {
 	Entries int64         // of the tree
 	Frozen  time.Duration // how long the box may stand still
 	Without string        // the name of an entry at the top that is left out with all below it; "": none
+	// Grow is asked before n more bytes are written, and its error ends the capture. nil: nothing bounds them.
+	Grow func(n int64) error
+}
+
+// room asks for n more bytes.
+func (t Terms) room(n int64) error {
+	if t.Grow == nil || n == 0 {
+		return nil
+	}
+	return t.Grow(n)
 }
 
 // Report says what a capture found and took.
@@ -119,7 +129,7 @@ func newCapture(upper string, ids namespace.IDs, to string, most Terms) (c *capt
 	if err != nil {
 		return nil, err
 	}
-	c.bodies = &bodies{dir: dir, ids: ids, clone: true}
+	c.bodies = &bodies{dir: dir, ids: ids, clone: true, room: most.room}
 	return c, nil
 }
 
@@ -201,6 +211,9 @@ func (c *capture) still(ctx context.Context) error {
 	}
 	var s sizes
 	note := func(dir *os.File, e entry) error {
+		if err := c.most.room(entryBytes); err != nil {
+			return err
+		}
 		it, err := c.itemOf(ctx, dir, e)
 		if err != nil {
 			return err
@@ -212,6 +225,9 @@ func (c *capture) still(ctx context.Context) error {
 	c.report.Size, c.report.Files = s.bytes, s.entries
 	return errors.Join(err, w.close())
 }
+
+// entryBytes is what an entry takes at least, which has an inode and a name.
+const entryBytes = 512
 
 // sizes adds up entries.
 type sizes struct {

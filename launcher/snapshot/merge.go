@@ -212,7 +212,7 @@ func (m merge) copyFile(src, dst *os.File, e entry) error {
 		return err
 	}
 	defer from.Close()
-	b := bodies{dir: dst, clone: true}
+	b := bodies{dir: dst, clone: true, room: Terms{}.room}
 	to, err := b.create(e.name)
 	if err != nil {
 		return err

@@ -1,0 +1,277 @@
+package host
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"sync"
+	"time"
+
+	"go.uber.org/zap"
+
+	"boxgate/api"
+	"boxgate/host/snapshots"
+	"boxgate/launcher"
+	"boxgate/policy"
+	quotas "boxgate/quota"
+	"boxgate/store"
+)
+
+// holdings counts the objects of API keys for their quotas: boxes, snapshots, public URLs and their own domains, schedules. Each is
+// the key's that has made it; those of older versions, which do not say, are nobody's. Safe for concurrent use.
+type holdings struct {
+	log   *zap.Logger
+	book  *quotas.Book
+	boxes *boxes
+	store *store.DB
+	// layer returns how much a layer takes on disk; an error if it is not complete.
+	layer func(layer string) (int64, error)
+	// space refuses to write n more bytes to the state directory if there is no room for them.
+	space func(n int64) error
+
+	kinds [quotas.Schedules + 1]kindHoldings
+}
+
+// kindHoldings are what keys have of one kind.
+type kindHoldings struct {
+	mu      sync.Mutex
+	tally   tally     // guarded by mu; nil: it must be counted anew
+	counted time.Time // when it was
+}
+
+// tally is how much keys have of a kind, by the ID of the key.
+type tally map[string]int64
+
+// add counts n of what a key has made, as records name it.
+func (t tally) add(creator string, n int64) { t[cmp.Or(creator, api.OperatorKey)] += n }
+
+// tallyAge is how old a tally can be. One that refuses something is not older than the refusal.
+const tallyAge = time.Second
+
+// creatorOf returns the ID of the API key of a request, as records have it: "" for the operator's.
+func creatorOf(ctx context.Context) string {
+	if key := api.CallerOf(ctx).Key; key != api.OperatorKey {
+		return key
+	}
+	return ""
+}
+
+// newHoldings returns the holdings of a gateway, which its book of quotas shows.
+func newHoldings(p *parts) *holdings {
+	h := &holdings{log: p.log, book: p.quotas, boxes: p.boxes, store: p.store, layer: p.launcher.LayerSize, space: p.launcher.Room}
+	for k := range quotas.Kind(len(h.kinds)) {
+		if k.Counted() {
+			h.book.Count(k, func(of quotas.Holder) int64 { return h.has(k, of) })
+		}
+	}
+	return h
+}
+
+// has returns how much a key has of a kind, or had a moment ago.
+func (h *holdings) has(k quotas.Kind, of quotas.Holder) int64 {
+	kind := &h.kinds[k]
+	kind.mu.Lock()
+	defer kind.mu.Unlock()
+	t, err := h.tallyLocked(k, tallyAge)
+	if err != nil {
+		h.log.Error("what API keys have cannot be counted", zap.Stringer("quota", k), zap.Error(err))
+	}
+	return t[of.ID]
+}
+
+// reserve asks for n more of a kind for the key of a request. It fails with a [quotas.Error] if that exceeds the key's quota. Call done
+// once the new ones are counted, or there will be none.
+func (h *holdings) reserve(ctx context.Context, k quotas.Kind, n int64) (done func(), err error) {
+	holder := api.CallerOf(ctx).Holder()
+	if n <= 0 || holder.Operator {
+		return func() {}, nil
+	}
+	kind := &h.kinds[k]
+	kind.mu.Lock()
+	defer kind.mu.Unlock()
+	var release func()
+	for _, age := range []time.Duration{tallyAge, 0} {
+		t, err := h.tallyLocked(k, age)
+		if err != nil {
+			return nil, err
+		}
+		if release, err = h.book.Reserve(holder, k, n, func() int64 { return t[holder.ID] }); err == nil {
+			break
+		} else if age == 0 {
+			return nil, err
+		}
+	}
+	return sync.OnceFunc(func() {
+		kind.mu.Lock()
+		defer kind.mu.Unlock()
+		kind.tally = nil // which lacks what was made meanwhile
+		release()
+	}), nil
+}
+
+// tallyLocked returns what keys have of a kind, not older than that.
+func (h *holdings) tallyLocked(k quotas.Kind, age time.Duration) (tally, error) {
+	kind := &h.kinds[k]
+	if now := time.Now(); kind.tally == nil || now.Sub(kind.counted) >= age {
+		t, err := h.count(k)
+		if err != nil {
+			return nil, err
+		}
+		kind.tally, kind.counted = t, now
+	}
+	return kind.tally, nil
+}
+
+// count counts what keys have of a kind.
+func (h *holdings) count(k quotas.Kind) (tally, error) {
+	t := tally{}
+	switch k {
+	case quotas.Boxes:
+		for _, b := range h.boxes.unsorted() {
+			t.add(b.shown.Load().CreatedBy, 1)
+		}
+	case quotas.Snapshots:
+		list, err := h.store.Snapshots()
+		for _, s := range list {
+			t.add(s.TakenBy, 1)
+		}
+		return t, err
+	case quotas.SnapshotBytes:
+		return h.countBytes()
+	case quotas.URLs, quotas.Domains:
+		list, err := h.store.URLs("")
+		for _, u := range list {
+			if k == quotas.URLs {
+				t.add(u.Owner, 1)
+			} else {
+				t.add(u.Owner, int64(len(u.Hostnames)+len(u.Pending)))
+			}
+		}
+		return t, err
+	case quotas.Schedules:
+		list, err := h.store.Schedules("")
+		for _, s := range list {
+			t.add(s.CreatedBy, 1)
+		}
+		return t, err
+	}
+	return t, nil
+}
+
+// countBytes counts what the layers take that each key's snapshots and boxes are made of, each layer once: it stays on disk for as long
+// as one of them needs it.
+func (h *holdings) countBytes() (tally, error) {
+	list, err := h.store.Snapshots()
+	if err != nil {
+		return nil, err
+	}
+	sizes, owned, t := map[string]int64{}, map[[2]string]bool{}, tally{}
+	add := func(key string, layers []string) {
+		for _, layer := range layers {
+			if owned[[2]string{key, layer}] {
+				continue
+			}
+			owned[[2]string{key, layer}] = true
+			size, known := sizes[layer]
+			if !known {
+				size, _ = h.layer(layer) // one that is being made counts by what is reserved for it
+				sizes[layer] = size
+			}
+			t.add(key, size)
+		}
+	}
+	for _, s := range list {
+		add(cmp.Or(s.TakenBy, api.OperatorKey), s.Layers)
+	}
+	for _, b := range h.boxes.unsorted() {
+		add(cmp.Or(b.shown.Load().CreatedBy, api.OperatorKey), b.layers)
+	}
+	return t, nil
+}
+
+// growth is how many bytes are asked for at a time.
+const growth = 4 << 20
+
+// snapshot asks for one more snapshot for the key of a request, and for the first bytes of it.
+func (h *holdings) snapshot(ctx context.Context) (snapshots.Allowance, error) {
+	counted, err := h.reserve(ctx, quotas.Snapshots, 1)
+	if err != nil {
+		return snapshots.Allowance{}, err
+	}
+	g := &growing{holdings: h, ctx: ctx}
+	if err := g.grow(1); err != nil {
+		counted()
+		return snapshots.Allowance{}, err
+	}
+	return snapshots.Allowance{Stored: counted, Grow: g.grow, Release: g.release}, nil
+}
+
+// growing is a snapshot that is being written.
+type growing struct {
+	holdings *holdings
+	ctx      context.Context // for its caller
+	spare    int64           // asked for and not yet used
+	held     []func()
+}
+
+// grow asks for n more bytes of the key's quota, and of the disk.
+func (g *growing) grow(n int64) error {
+	if n <= g.spare {
+		g.spare -= n
+		return nil
+	}
+	missing := n - g.spare
+	var err error
+	for _, more := range []int64{max(missing, growth), missing} {
+		if err = g.holdings.room(more); err != nil {
+			continue
+		}
+		var done func()
+		if done, err = g.holdings.reserve(g.ctx, quotas.SnapshotBytes, more); err == nil {
+			g.held, g.spare = append(g.held, done), g.spare+more-n
+			return nil
+		}
+	}
+	return err
+}
+
+// room refuses what would use the disk that is kept for the gateway.
+func (h *holdings) room(n int64) error {
+	err := h.space(n)
+	if full, ok := errors.AsType[*launcher.DiskFullError](err); ok {
+		return api.Errorf(api.ErrFull, "%w", full)
+	}
+	return err
+}
+
+// release gives back what was asked for.
+func (g *growing) release() {
+	for _, done := range g.held {
+		done()
+	}
+	g.held, g.spare = nil, 0
+}
+
+// reserve asks for what a new URL, in place of the one of the same port, has more than that.
+func (u *publicURLs) reserve(ctx context.Context, next store.URL) (done func(), err error) {
+	urls, domains := int64(1), int64(len(next.Hostnames)+len(next.Pending))
+	if old, known := u.recorded(next.Box, next.Port); known && old.Owner == next.Owner {
+		urls, domains = 0, domains-int64(len(old.Hostnames)+len(old.Pending))
+	}
+	first, err := u.holdings.reserve(ctx, quotas.URLs, urls)
+	if err != nil {
+		return nil, err
+	}
+	second, err := u.holdings.reserve(ctx, quotas.Domains, domains)
+	if err != nil {
+		first()
+		return nil, err
+	}
+	return func() { first(); second() }, nil
+}
+
+// recorded returns the stored URL of a port, if there is one.
+func (u *publicURLs) recorded(id policy.BoxID, port uint16) (r store.URL, known bool) {
+	r, err := u.store.URL(id, port)
+	return r, err == nil
+}

@@ -1,0 +1,59 @@
+package disk
+
+import (
+	"fmt"
+
+	"golang.org/x/sys/unix"
+)
+
+// Reserve is what is kept free of a file system: boxes, snapshots, images and the history of decisions must stop before it is used, so
+// that the gateway can still store changes. The zero value keeps nothing.
+type Reserve struct {
+	Dir   string // on the file system
+	Bytes int64  // of a small file system no more than a tenth is kept
+}
+
+// fewFiles is how many files a file system must have room for besides.
+const fewFiles = 2000
+
+// FullError says that something would use what is kept free.
+type FullError struct {
+	Dir        string
+	Free, Kept int64 // bytes
+	Files      bool  // it is room for files that is missing
+}
+
+// Error says how much is left, and the remedy.
+func (e *FullError) Error() string {
+	what := fmt.Sprintf("%d MiB left, of which %d MiB are kept for the gateway (launcher.reserve)", e.Free>>20, e.Kept>>20)
+	if e.Files {
+		what = "hardly any room for more files"
+	}
+	return fmt.Sprintf("the disk of %s has %s; delete boxes, snapshots or images, or enlarge it", e.Dir, what)
+}
+
+// Left returns how many bytes are free; 0 if that is not known.
+func (r Reserve) Left() int64 {
+	var st unix.Statfs_t
+	if err := unix.Statfs(existing(r.Dir), &st); err != nil {
+		return 0
+	}
+	return int64(st.Bavail) * st.Bsize
+}
+
+// Room returns a [*FullError] unless n more bytes leave the reserve free.
+func (r Reserve) Room(n int64) error {
+	if r.Bytes <= 0 {
+		return nil
+	}
+	var st unix.Statfs_t
+	if err := unix.Statfs(existing(r.Dir), &st); err != nil {
+		return fmt.Errorf("the room on the disk of %s: %w", r.Dir, err)
+	}
+	free, kept := int64(st.Bavail)*st.Bsize, min(r.Bytes, int64(st.Blocks)*st.Bsize/10)
+	files := st.Files > 0 && st.Ffree < min(fewFiles, st.Files/10)
+	if free-n < kept || files {
+		return &FullError{Dir: r.Dir, Free: free, Kept: kept, Files: files && free-n >= kept}
+	}
+	return nil
+}
