@@ -120,7 +120,7 @@ func (f *Firewall) removeTogether(ctx context.Context, list []*removal) error {
 		b.noted = false // its note is erased with its entry
 		entries = append(entries, &b.Entry)
 	}
-	if err := errors.Join(fault.At(ctx, "remove: link deleted"), f.table.Unregister(f.marksBut(links), entries...)); err != nil {
+	if err := errors.Join(linkDeleted(ctx), f.table.Unregister(f.marksBut(links), entries...)); err != nil {
 		return err
 	}
 	var err error
@@ -140,6 +140,9 @@ func (f *Firewall) removeTogether(ctx context.Context, list []*removal) error {
 	}
 	return nil
 }
+
+// linkDeleted is the step at which the interfaces of boxes that are removed are deleted, and their rules are not.
+func linkDeleted(ctx context.Context) error { return fault.At(ctx, "remove: link deleted") }
 
 // forget forgets a box that is removed.
 func (f *Firewall) forget(id policy.BoxID, link string) {
@@ -169,7 +172,7 @@ func (f *Firewall) remove(ctx context.Context, link string, id policy.BoxID) err
 	if ok {
 		idle, b.noted = f.isIdle(b), false // its note is erased with its entry
 	}
-	err = errors.Join(err, fault.At(ctx, "remove: link deleted"))
+	err = errors.Join(err, linkDeleted(ctx))
 	if ok || known {
 		err = errors.Join(err, f.unregister(e))
 	}
