@@ -41,6 +41,20 @@ func (f *front) recalls(now *atomic.Bool, other func(http.ResponseWriter, *http.
 	})
 }
 
+// renewable returns a host and its first certificate, which pebble renews: it does not find the order of a certificate to be replaced
+// if the serial number begins with a zero byte in DER, as one of 512 does.
+func (f *field) renewable() (host string, first *x509.Certificate) {
+	f.Helper()
+	for i := 0; ; i++ {
+		host = fmt.Sprintf("renewed-%d-%d.example.org", i, at(f.https).Port())
+		f.served.Store(host, true)
+		if first, _ = f.visit(host); first.SerialNumber.BitLen()%8 != 0 {
+			return host, first
+		}
+		f.served.Delete(host)
+	}
+}
+
 // An issuer that wants a certificate replaced says so (ARI), and learns which one the new one replaces.
 func TestRenewsWhenTheIssuerAsks(t *testing.T) {
 	t.Parallel()
@@ -51,12 +65,12 @@ func TestRenewsWhenTheIssuerAsks(t *testing.T) {
 	front.recalls(&now, nil)
 	cfg := f.config(front.Issuer)
 	cfg.check = 100 * time.Millisecond
-	f.served.Store("ari.example.org", true)
 	m := f.use(cfg)
-	first := f.mustShow("ari.example.org", p)
+	host, first := f.renewable()
+	before := m.Counts().Obtained
 	now.Store(true)
-	f.eventually("another certificate", func() bool { return !f.mustShow("ari.example.org", p).Equal(first) })
-	if front.replaced.Load() == 0 || m.Counts().Obtained != 2 {
+	f.eventually("another certificate", func() bool { return !f.mustShow(host, p).Equal(first) })
+	if front.replaced.Load() == 0 || m.Counts().Obtained != before+1 {
 		t.Errorf("%d orders say what they replace; %+v", front.replaced.Load(), m.Counts())
 	}
 }
@@ -77,11 +91,10 @@ func TestRenewsNearExpiry(t *testing.T) {
 	})
 	cfg := f.config(front.Issuer)
 	cfg.check = 100 * time.Millisecond
-	f.served.Store("short.example.org", true)
 	f.use(cfg)
-	first, _ := f.visit("short.example.org")
+	host, first := f.renewable()
 	f.eventually("another certificate", func() bool {
-		leaf, _ := f.visit("short.example.org")
+		leaf, _ := f.visit(host)
 		return !leaf.Equal(first)
 	})
 }
