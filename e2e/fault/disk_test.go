@@ -1,6 +1,7 @@
 package fault
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"io"
@@ -10,6 +11,7 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -99,7 +101,9 @@ func TestAttackOnTheDiskByABoxWithoutLimits(t *testing.T) {
 				}
 			}
 			w.Until("it stays paused, whoever uses it", func() bool { // until there is room, it goes on now and then
-				err := w.Client.Do(t.Context(), "POST", api.BoxPath(bad, "exec"), map[string]any{"command": []string{"true"}}, nil)
+				ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second) // a command waits while its box is paused
+				defer cancel()
+				err := w.Client.Do(ctx, "POST", api.BoxPath(bad, "exec"), map[string]any{"command": []string{"true"}}, nil)
 				r, ok := errors.AsType[*api.ResponseError](err)
 				return ok && r.Status == 507 && strings.Contains(r.Message, "launcher.reserve") && status() == "paused"
 			})
