@@ -30,9 +30,13 @@ type ownURL struct {
 }
 
 // newTenant makes a key with a name, and a box with it.
-func newTenant(w *harness.World, name string) *tenant {
+func newTenant(w *harness.World, name string, quotas ...string) *tenant {
 	w.T.Helper()
-	made := strings.Fields(w.Run(0, nil, "", "api-key", "create", "--name", name, "--role", "box-creator"))
+	args := []string{"api-key", "create", "--name", name, "--role", "box-creator"}
+	for _, q := range quotas {
+		args = append(args, "--quota", q)
+	}
+	made := strings.Fields(w.Run(0, nil, "", args...))
 	n := &tenant{World: w, key: made[len(made)-1]}
 	n.client = api.NewClient(w.Socket, n.key)
 	var box struct{ ID string }

@@ -29,7 +29,7 @@ func TestAttackTarpitsOfOneKey(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	mallory, alice := newTenant(v.World, "mallory"), newTenant(v.World, "alice")
+	mallory, alice := newTenant(v.World, "mallory", "domains=1000"), newTenant(v.World, "alice")
 	var hosts []string
 	for url := range 20 {
 		var names []string
