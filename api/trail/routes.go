@@ -39,10 +39,19 @@ type query struct {
 	Follow        bool   `json:"follow,omitempty" doc:"go on with the entries that come"`
 }
 
+// line is an entry with its hash.
+type line struct {
+	trail.Entry
+	Hash string `json:"hash" doc:"SHA-256 of the line without this field, in hex"`
+}
+
+// SchemaName names the type in the description of the API.
+func (line) SchemaName() string { return "auditEntry" }
+
 // Routes lists the endpoints.
 func (e *Endpoints) Routes() []rest.Route {
 	return []rest.Route{
-		{Method: "GET", Path: "/v2/audit", ID: "listTrail", Summary: "The audit trail: calls that change something, how they ended, and refused ones; each line has the hash of the one before", Query: reflect.TypeFor[query](), Produces: []string{stream.NDJSON}, Items: []reflect.Type{reflect.TypeFor[trail.Entry]()}, Handle: e.list},
+		{Method: "GET", Path: "/v2/audit", ID: "listTrail", Summary: "The audit trail: calls that change something, how they ended, and refused ones; each line has the hash of the one before", Query: reflect.TypeFor[query](), Produces: []string{stream.NDJSON}, Items: []reflect.Type{reflect.TypeFor[line]()}, Handle: e.list},
 		{Method: "GET", Path: "/v2/audit/verify", ID: "verifyTrail", Summary: "Whether entries of the audit trail were changed, put in or taken out", Response: reflect.TypeFor[trail.Report](), Handle: e.verify},
 	}
 }

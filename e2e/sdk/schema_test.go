@@ -13,6 +13,8 @@ import (
 
 // schema is a JSON schema, of the part of the language that the description uses.
 type schema struct {
+	any bool // every value is as described
+
 	Ref                  string             `json:"$ref"`
 	Type                 string             `json:"type"`
 	Format               string             `json:"format"`
@@ -27,6 +29,9 @@ type schema struct {
 
 // additional is the schema of members without a name of their own; nil if there may be none.
 func (s *schema) additional() *schema {
+	if string(s.AdditionalProperties) == "true" {
+		return &schema{any: true}
+	}
 	var of schema
 	if len(s.AdditionalProperties) == 0 || json.Unmarshal(s.AdditionalProperties, &of) != nil {
 		return nil
@@ -47,6 +52,9 @@ func (all schemas) resolve(s *schema) *schema {
 // faults says where a value is not what a schema describes.
 func (all schemas) faults(s *schema, v any, at string) []string {
 	s = all.resolve(s)
+	if s.any {
+		return nil
+	}
 	if len(s.AnyOf) > 0 {
 		var found []string
 		for _, form := range s.AnyOf {
