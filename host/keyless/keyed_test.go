@@ -9,16 +9,47 @@ import (
 	"net"
 	"net/http"
 	"net/http/httptest"
+	"os"
+	"sync"
 	"testing"
 	"time"
 
 	"boxgate/quota"
 )
 
+// server counts how often each connection has become idle.
+type server struct {
+	address string
+	mu      sync.Mutex
+	changed *sync.Cond
+	idles   map[string]int // by the address of the client
+}
+
+func (s *server) becomes(conn net.Conn, state http.ConnState) {
+	if state != http.StateIdle {
+		return
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.idles[conn.RemoteAddr().String()]++
+	s.changed.Broadcast()
+}
+
+// awaitIdle waits until the connection of a client has become idle n times.
+func (s *server) awaitIdle(client net.Conn, n int) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for s.idles[client.LocalAddr().String()] < n {
+		s.changed.Wait()
+	}
+}
+
 // keyedServer serves requests whose header Key is the ID of a key, and waits with "wait" until the test ends.
-func keyedServer(t *testing.T, of quota.Config) (address string, book *quota.Book) {
+func keyedServer(t *testing.T, of quota.Config) (*server, *quota.Book) {
 	t.Helper()
-	book = quota.New(of)
+	book := quota.New(of)
+	served := &server{idles: map[string]int{}}
+	served.changed = sync.NewCond(&served.mu)
 	k := NewKeyed(book)
 	ln, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
@@ -28,7 +59,11 @@ func keyedServer(t *testing.T, of quota.Config) (address string, book *quota.Boo
 	l.Keyed = k
 	ctx, end := context.WithCancel(t.Context())
 	s := &httptest.Server{Listener: l, Config: &http.Server{
-		ConnContext: ConnContext, ConnState: k.State,
+		ConnContext: ConnContext,
+		ConnState: func(c net.Conn, state http.ConnState) {
+			k.State(c, state)
+			served.becomes(c, state)
+		},
 		Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 			id := r.Header.Get("Key")
 			if err := k.Shown(r, quota.Holder{What: quota.APIKey, ID: id, Operator: id == "operator"}); err != nil {
@@ -46,27 +81,30 @@ func keyedServer(t *testing.T, of quota.Config) (address string, book *quota.Boo
 	s.Start()
 	t.Cleanup(s.Close)
 	t.Cleanup(end)
-	return ln.Addr().String(), book
+	served.address = ln.Addr().String()
+	return served, book
 }
 
 // client is one connection.
 type client struct {
 	net.Conn
-	in *bufio.Reader
+	in     *bufio.Reader
+	server *server
+	served int // requests that were answered
 }
 
-func dial(t *testing.T, address string) *client {
+func dial(t *testing.T, s *server) *client {
 	t.Helper()
-	c, err := net.Dial("tcp", address)
+	c, err := net.Dial("tcp", s.address)
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { c.Close() })
 	_ = c.SetDeadline(time.Now().Add(time.Minute))
-	return &client{c, bufio.NewReader(c)}
+	return &client{Conn: c, in: bufio.NewReader(c), server: s}
 }
 
-// ask makes a request and returns its status; 0: the connection is closed.
+// ask makes a request and returns its status once the server waits for the next; 0: the connection is closed.
 func (c *client) ask(key, path string) int {
 	fmt.Fprintf(c, "GET %s HTTP/1.1\r\nHost: x\r\nKey: %s\r\n\r\n", path, key)
 	resp, err := http.ReadResponse(c.in, nil)
@@ -75,13 +113,17 @@ func (c *client) ask(key, path string) int {
 	}
 	if path != "/wait" {
 		_, _ = io.Copy(io.Discard, resp.Body)
+		if resp.StatusCode == http.StatusOK {
+			c.served++
+			c.server.awaitIdle(c, c.served)
+		}
 	}
 	return resp.StatusCode
 }
 
 func (c *client) closed() bool {
 	_, err := c.in.ReadByte()
-	return err != nil && !errors.Is(err, context.DeadlineExceeded)
+	return err != nil && !errors.Is(err, os.ErrDeadlineExceeded)
 }
 
 // A key that opens more connections than it may loses the one that has been idle for longest. Those with requests stay, and where
@@ -90,14 +132,14 @@ func TestAKeyLosesIdleConnections(t *testing.T) {
 	t.Parallel()
 	var l quota.Limits
 	l[quota.Connections] = 3
-	address, book := keyedServer(t, quota.Config{Defaults: l})
-	busy := dial(t, address)
+	s, book := keyedServer(t, quota.Config{Defaults: l})
+	busy := dial(t, s)
 	if status := busy.ask("ci", "/wait"); status != 200 {
 		t.Fatal(status)
 	}
 	var idle []*client
 	for range 10 {
-		c := dial(t, address)
+		c := dial(t, s)
 		if status := c.ask("ci", "/"); status != 200 {
 			t.Fatal(status)
 		}
@@ -113,11 +155,11 @@ func TestAKeyLosesIdleConnections(t *testing.T) {
 			t.Errorf("one of the latest: %d", status)
 		}
 	}
-	if status := dial(t, address).ask("ci", "/"); status != 429 {
+	if status := dial(t, s).ask("ci", "/"); status != 429 {
 		t.Errorf("one more beside three with requests: %d", status)
 	}
 	for _, key := range []string{"other", "operator"} {
-		if status := dial(t, address).ask(key, "/"); status != 200 {
+		if status := dial(t, s).ask(key, "/"); status != 200 {
 			t.Errorf("%s: %d", key, status)
 		}
 	}
@@ -131,10 +173,10 @@ func TestTheKeyWithMostConnectionsGivesWay(t *testing.T) {
 	t.Parallel()
 	var totals quota.Limits
 	totals[quota.Connections] = 64 // 48 for keys that are not the operator's, 24 for one of them
-	address, book := keyedServer(t, quota.Config{Totals: totals})
+	s, book := keyedServer(t, quota.Config{Totals: totals})
 	var operators []*client
 	for range 40 {
-		c := dial(t, address)
+		c := dial(t, s)
 		if status := c.ask("operator", "/"); status != 200 {
 			t.Fatal(status)
 		}
@@ -142,7 +184,7 @@ func TestTheKeyWithMostConnectionsGivesWay(t *testing.T) {
 	}
 	for i := range 4 {
 		for range 30 {
-			if status := dial(t, address).ask(fmt.Sprint("key", i), "/"); status != 200 && status != 429 {
+			if status := dial(t, s).ask(fmt.Sprint("key", i), "/"); status != 200 && status != 429 {
 				t.Fatal(status)
 			}
 		}
@@ -150,7 +192,7 @@ func TestTheKeyWithMostConnectionsGivesWay(t *testing.T) {
 	if use, _ := book.Shared(quota.Connections); use.Used > 48 || use.Used < 30 {
 		t.Errorf("%+v", use)
 	}
-	late := dial(t, address)
+	late := dial(t, s)
 	for range 2 {
 		if status := late.ask("late", "/"); status != 200 {
 			t.Errorf("a key that comes late: %d", status)
