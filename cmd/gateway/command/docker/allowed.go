@@ -152,10 +152,22 @@ func checkSecurity(value string) error {
 		return nil
 	case (name == "seccomp" || name == "apparmor") && setting != "" && setting != "unconfined":
 		return nil
-	case name == "label" && setting != "disable":
+	case name == "label" && checkLabel(setting):
 		return nil
 	}
-	return errors.New("it takes a protection away; allowed are no-new-privileges, and seccomp=, apparmor= and label= with a profile")
+	return errors.New("it takes a protection away; allowed are no-new-privileges, seccomp= and apparmor= with a profile, and label= with a level or a type of containers")
+}
+
+// checkLabel reports whether an SELinux label keeps a container confined. Types such as spc_t are as good as none.
+func checkLabel(setting string) bool {
+	name, value, _ := strings.Cut(strings.Replace(setting, ":", "=", 1), "=")
+	switch name {
+	case "level":
+		return true
+	case "type":
+		return slices.Contains([]string{"container_t", "container_init_t", "svirt_lxc_net_t"}, value)
+	}
+	return false
 }
 
 func checkVolume(value string) error {

@@ -39,7 +39,7 @@ type container struct {
 	NetworkSettings struct {
 		Networks map[string]json.RawMessage
 	}
-	Mounts         []struct{ Type, Source, Destination string }
+	Mounts         []struct{ Type, Name, Source, Destination string }
 	ResolvConfPath string
 }
 

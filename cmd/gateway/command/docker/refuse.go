@@ -1,12 +1,60 @@
 package docker
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 )
+
+// judge says why the gateway, whose own sockets are given, could not hold a container with its volumes.
+func (c container) judge(ctx context.Context, sockets ...string) error {
+	if err := c.refuse(sockets...); err != nil {
+		return err
+	}
+	for _, m := range c.Mounts {
+		if m.Type != "volume" {
+			continue
+		}
+		v, err := inspect[volume](ctx, "volume", m.Name)
+		if err == nil {
+			err = v.refuse(sockets...)
+		}
+		if err != nil {
+			return fmt.Errorf("the volume %s: %w", m.Name, err)
+		}
+	}
+	return nil
+}
+
+// volume is what `docker volume inspect` says about one.
+type volume struct {
+	Driver  string
+	Options map[string]string // of mount(8): type, device and o
+}
+
+// refuse says why a container with the volume could not be held. A volume may have been made of any directory or file system.
+func (v volume) refuse(sockets ...string) error {
+	device, options := v.Options["device"], strings.Split(v.Options["o"], ",")
+	switch {
+	case v.Driver != "local":
+		return fmt.Errorf("the driver %q may reach other hosts past the gateway: use one of the driver local", v.Driver)
+	case device == "" || v.Options["type"] == "tmpfs":
+		return nil
+	case !slices.Contains(options, "bind") && !slices.Contains(options, "rbind"):
+		return errors.New("it is a disk, or a file system of another host past the gateway: use a volume without the option device")
+	}
+	if err := checkSource(device); err != nil {
+		return err
+	}
+	if socket := leadsTo(device, append(commanding(), sockets...)); socket != "" {
+		return fmt.Errorf("a container that reaches %s can leave the gateway: use another volume", socket)
+	}
+	return nil
+}
 
 // refuse says why the gateway, whose own sockets are given, could not hold a container.
 func (c container) refuse(sockets ...string) error {
@@ -78,8 +126,10 @@ func commanding() []string {
 	all := []string{
 		"/run/docker.sock", "/var/run/docker.sock", "/run/containerd/containerd.sock", "/run/docker/containerd/containerd.sock",
 		"/run/podman/podman.sock", "/run/crio/crio.sock", "/run/dbus/system_bus_socket", "/run/systemd/private",
+		"/run/buildkit/buildkitd.sock", "/run/k3s/containerd/containerd.sock", "/run/libvirt/libvirt-sock", "/run/snapd.socket",
+		"/var/lib/lxd/unix.socket", "/var/snap/lxd/common/lxd/unix.socket", "/var/lib/incus/unix.socket", "/run/incus/unix.socket",
 	}
-	for _, pattern := range []string{"/run/user/*/docker.sock", "/run/user/*/podman/podman.sock", "/run/user/*/containerd/containerd.sock"} {
+	for _, pattern := range []string{"/run/user/*/docker.sock", "/run/user/*/podman/podman.sock", "/run/user/*/containerd/containerd.sock", "/run/user/*/bus", "/run/user/*/systemd/private"} {
 		users, _ := filepath.Glob(pattern)
 		all = append(all, users...)
 	}

@@ -84,3 +84,27 @@ func TestRefusedContainers(t *testing.T) {
 		}
 	}
 }
+
+// TestVolumesThatAreHeld: what a volume was made of is judged, not its name.
+func TestVolumesThatAreHeld(t *testing.T) {
+	t.Parallel()
+	for text, held := range map[string]bool{
+		`{"Driver":"local"}`: true,
+		`{"Driver":"local","Options":{"type":"tmpfs","device":"tmpfs","o":"size=10m"}}`:            true,
+		`{"Driver":"local","Options":{"type":"none","device":"/var/empty-of-boxgate","o":"bind"}}`: true,
+		`{"Driver":"local","Options":{"type":"none","device":"/","o":"ro,bind"}}`:                  false,
+		`{"Driver":"local","Options":{"type":"none","device":"/var/run","o":"rbind"}}`:             false,
+		`{"Driver":"local","Options":{"type":"none","device":"/proc/sys","o":"bind"}}`:             false,
+		`{"Driver":"local","Options":{"type":"nfs","device":":/export","o":"addr=203.0.113.1"}}`:   false,
+		`{"Driver":"local","Options":{"type":"ext4","device":"/dev/vda"}}`:                         false,
+		`{"Driver":"vieux/sshfs"}`: false,
+	} {
+		var v volume
+		if err := json.Unmarshal([]byte(text), &v); err != nil {
+			t.Fatal(err)
+		}
+		if err := v.refuse(); (err == nil) != held {
+			t.Errorf("%s: %v", text, err)
+		}
+	}
+}

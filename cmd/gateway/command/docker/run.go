@@ -110,7 +110,7 @@ func (g Gateway) create(ctx context.Context, l Line, token string) (container, e
 	}
 	c, err := inspect[container](ctx, "container", strings.TrimSpace(string(out)))
 	if err == nil {
-		err = c.refuse(g.Sockets...)
+		err = c.judge(ctx, g.Sockets...)
 	}
 	if err != nil {
 		_, _ = output(ctx, "rm", "--force", "--volumes", strings.TrimSpace(string(out)))
@@ -185,7 +185,7 @@ func (g Gateway) InstallCA(ctx context.Context, box, id string) error {
 		err = errors.New("the container does not run")
 	}
 	if err == nil {
-		err = c.refuse(g.Sockets...)
+		err = c.judge(ctx, g.Sockets...)
 	}
 	if err != nil {
 		return err
@@ -199,7 +199,7 @@ func (g Gateway) Disconnect(ctx context.Context, name string, agreed bool, in io
 	if err != nil {
 		return err
 	}
-	if err := c.refuse(g.Sockets...); err != nil {
+	if err := c.judge(ctx, g.Sockets...); err != nil {
 		return err
 	}
 	networks := slices.DeleteFunc(slices.Sorted(maps.Keys(c.NetworkSettings.Networks)), func(n string) bool { return n == "none" })
