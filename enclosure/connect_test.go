@@ -291,3 +291,27 @@ print(call(359, socket.AF_UNIX, socket.SOCK_DGRAM, 0), call(102, 1, at, 0))
 		t.Errorf("%q, not %q; the host's server was reached %d times", out, want, h.count.Load())
 	}
 }
+
+// TestCloseIsTheLast: once a program knows that it is connected, its own close ends the connection, as nobody else has the socket.
+func TestCloseIsTheLast(t *testing.T) {
+	t.Parallel()
+	nightly.Root(t)
+	out, _ := python(t, somebody, userDir(t), `
+s = server("s")
+late = 0
+for i in range(1000):
+    c = socket.socket(socket.AF_UNIX)
+    c.connect("s")
+    c.close()
+    accepted = s.accept()[0]
+    try:
+        accepted.recv(1, socket.MSG_DONTWAIT)
+    except BlockingIOError:
+        late += 1
+    accepted.close()
+print("late", late)
+`)
+	if out != "late 0\n" {
+		t.Error(out)
+	}
+}

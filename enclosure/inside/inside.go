@@ -48,10 +48,20 @@ func Main() int {
 	close(r.started)
 	go func() {
 		c.obey(in)
+		killAll()
 		os.Exit(1) // the process outside is gone, and with this one ends the command
 	}()
 	c.await(out)
+	killAll()
 	return 0
+}
+
+// killAll kills every other process in the PID namespace. The kernel does that when this process ends; but it cannot end while one of them
+// has the supervisor wait for it in the kernel, as a file system in user space (FUSE) can.
+func killAll() {
+	if os.Getpid() == 1 { // or it would be everybody's
+		_ = unix.Kill(-1, unix.SIGKILL)
+	}
 }
 
 // reporter reports what the command is refused, once it was reported that the command has started.

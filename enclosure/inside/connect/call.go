@@ -208,11 +208,13 @@ func (c *call) open(st status, path string) (file int, errno unix.Errno) {
 	}
 	defer unix.Close(root)
 	from, path := c.begin(st, path)
-	dir, err := open(c.s.proc, from, unix.O_DIRECTORY)
-	if err != nil {
-		return 0, errnoOf(err)
+	dir := root // where an absolute path begins; the caller's own directory may let in its user alone (FUSE)
+	if !strings.HasPrefix(path, "/") {
+		if dir, err = open(c.s.proc, from, unix.O_DIRECTORY); err != nil {
+			return 0, errnoOf(err)
+		}
+		defer unix.Close(dir)
 	}
-	defer unix.Close(dir)
 	if !c.waits() {
 		return 0, unix.EINTR
 	}
@@ -246,10 +248,18 @@ func (c *call) close() {
 	if c.begun {
 		c.s.end(attempt{c.thread, c.cookie})
 	}
-	for _, fd := range []int{c.process, c.dir, c.socket} {
+	c.closeSocket()
+	for _, fd := range []int{c.process, c.dir} {
 		if fd > 0 {
 			_ = unix.Close(fd)
 		}
+	}
+}
+
+func (c *call) closeSocket() {
+	if c.socket > 0 {
+		_ = unix.Close(c.socket)
+		c.socket = 0
 	}
 }
 

@@ -166,6 +166,7 @@ func (s *Supervisor) answerNext(t *thread) bool {
 	}
 	c := &call{s: s, t: t, notification: n}
 	errno := c.connect()
+	c.closeSocket() // before the command learns of the result: its own close is to be the last one
 	r := response{id: n.id, errno: -int32(errno)}
 	if err := ioctl(s.listener, unix.SECCOMP_IOCTL_NOTIF_SEND, uintptr(unsafe.Pointer(&r))); err != nil && c.tried { // interrupted
 		s.keep(n.thread, result{c.cookie, string(c.address), errno})
