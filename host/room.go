@@ -21,7 +21,8 @@ type roomKeeper struct {
 
 	looked time.Time
 	free   int64                  // at that look
-	before map[policy.BoxID]int64 // what boxes had written when there was room last; nil: there is
+	falls  float64                // bytes a second that were used before it
+	before map[policy.BoxID]int64 // what boxes had written at the first look without room; nil: there is room
 	paused map[policy.BoxID]bool  // since there was no room
 }
 
@@ -30,7 +31,7 @@ const (
 	roomPace = 100 * time.Millisecond
 	// roomAhead is for how long there must be room, at the rate at which the disk fills.
 	roomAhead = time.Second
-	// writesMost is how much a box may be writing, in bytes, while there is no room.
+	// writesMost is how much a box may write, in bytes, while there is no room.
 	writesMost = 1 << 20
 )
 
@@ -48,15 +49,20 @@ func (k *roomKeeper) run(ctx context.Context) {
 	}
 }
 
-// ahead returns how many bytes the disk fills by within roomAhead, or until the next look if that comes late.
+// ahead returns how many bytes the disk fills by within roomAhead, or until the next look if that comes late: at the lesser of the rates
+// before the last two looks, as a file that is made and removed again fills no disk.
 func (k *roomKeeper) ahead() int64 {
 	now, free := time.Now(), k.left()
 	since, used := now.Sub(k.looked), k.free-free
 	k.looked, k.free = now, free
-	if used <= 0 || since <= 0 || since > time.Minute { // or it is the first look
+	if since <= 0 || since > time.Minute { // or it is the first look
+		k.falls = 0
 		return 0
 	}
-	return int64(float64(used) / since.Seconds() * max(roomAhead, 3*since).Seconds())
+	falls := max(float64(used)/since.Seconds(), 0)
+	rate := min(falls, k.falls)
+	k.falls = falls
+	return int64(rate * max(roomAhead, 3*since).Seconds())
 }
 
 // look pauses the boxes that write, if there is no room, or resumes those that it has paused.
@@ -78,10 +84,10 @@ func (k *roomKeeper) look(ctx context.Context) {
 			continue
 		}
 		w := k.writes(b.ID)
-		if _, known := k.before[b.ID]; !known {
-			k.before[b.ID] = w.Total
-		}
-		if w.Pending+max(w.Total-k.before[b.ID], 0) >= writesMost {
+		written := w.Pending + w.Total
+		if before, known := k.before[b.ID]; !known || written < before { // processes that have ended are no longer counted
+			k.before[b.ID] = written
+		} else if written-before >= writesMost {
 			k.paused[b.ID] = true
 			changing.Go(func() { k.usage.pauseFull(ctx, b) })
 		}

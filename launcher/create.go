@@ -162,9 +162,10 @@ func (l *Launcher) build(spec Spec, img image.Image, ids namespace.IDs, write fu
 	if l.HasOwnStack() {
 		userNS = "" // it has one made, since it cannot enter one
 	}
+	_, unlimited := os.Stat(l.dirs.limited(id))
 	config, err := container.Box{
 		Root: l.dirs.rootMount(id), Init: furnish.InitPath, UserNS: userNS, NetNS: l.dirs.pin(id), Cgroup: string(l.cgroup(id)),
-		Hostname: spec.hostname(), IDs: ids.Mapping(), Limits: lim,
+		Hostname: spec.hostname(), IDs: ids.Mapping(), Limits: lim, NoDiskLimit: unlimited != nil,
 	}.Config()
 	if err != nil {
 		return err

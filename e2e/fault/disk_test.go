@@ -77,6 +77,7 @@ func TestAttackOnTheDiskByABoxWithoutLimits(t *testing.T) {
 			t.Parallel()
 			w := ownDisk(t, 320)
 			bad, other := w.Create(map[string]any{}), w.Create(map[string]any{})
+			w.MustSh(bad, `if fallocate -l 1M f; then echo space is taken without a write; exit 1; fi; python3 -c 'import os; os.posix_fallocate(os.open("g", os.O_RDWR | os.O_CREAT), 0, 1 << 20)'`)
 			w.Background(bad, "i=0; while dd if=/dev/zero of=big bs=1M count=4 seek=$i conv=notrunc status=none "+how+"; do i=$((i+4)); sleep 0.02; done", io.Discard)
 			status := func() string {
 				var box struct{ Status string }

@@ -36,6 +36,7 @@ type Box struct {
 	Hostname      string
 	IDs           []specs.LinuxIDMapping
 	Limits        Limits
+	NoDiskLimit   bool // nothing limits the bytes that it takes of the disk
 }
 
 // Config is the runtime's configuration of a box.
@@ -68,7 +69,7 @@ func (b Box) Config() (*specs.Spec, error) {
 		},
 	}
 	var err error
-	if config.Linux.Seccomp, err = seccompProfile(config); err != nil {
+	if config.Linux.Seccomp, err = seccompProfile(config, b.NoDiskLimit); err != nil {
 		return nil, fmt.Errorf("the seccomp profile: %w", err)
 	}
 	return config, nil

@@ -12,9 +12,13 @@ import (
 // for the whole host (fs.aio-max-nr), and a single process can use them all.
 var withheld = []string{"io_setup"}
 
+// allocation takes space on the disk without a write. Where nothing limits the disk of a box, its writes tell that it fills the disk
+// (cgroup.Writes); posix_fallocate of the C library then writes instead.
+const allocation = "fallocate"
+
 // seccompProfile is the default profile of the runtimes without what is withheld. Programs get ENOSYS for those calls,
-// for which they are prepared.
-func seccompProfile(config *specs.Spec) (*specs.LinuxSeccomp, error) {
+// for which they are prepared. With writesOnly, space on the disk cannot be taken otherwise.
+func seccompProfile(config *specs.Spec, writesOnly bool) (*specs.LinuxSeccomp, error) {
 	// The profile depends on capabilities, so it is computed with those of commands.
 	forProfile := *config
 	forProfile.Process = &specs.Process{Capabilities: boundTo(capabilities)}
@@ -24,11 +28,16 @@ func seccompProfile(config *specs.Spec) (*specs.LinuxSeccomp, error) {
 	}
 	for i := range profile.Syscalls {
 		profile.Syscalls[i].Names = slices.DeleteFunc(slices.Clone(profile.Syscalls[i].Names), func(name string) bool {
-			return slices.Contains(withheld, name)
+			return slices.Contains(withheld, name) || writesOnly && name == allocation
 		})
 	}
 	profile.Syscalls = append(profile.Syscalls, specs.LinuxSyscall{
 		Names: withheld, Action: specs.ActErrno, ErrnoRet: new(uint(unix.ENOSYS)),
 	})
+	if writesOnly {
+		profile.Syscalls = append(profile.Syscalls, specs.LinuxSyscall{
+			Names: []string{allocation}, Action: specs.ActErrno, ErrnoRet: new(uint(unix.EOPNOTSUPP)),
+		})
+	}
 	return profile, nil
 }
