@@ -86,11 +86,14 @@ func (k *Keyed) ofLocked(h quota.Holder) *keyHolder {
 
 // idlestLocked returns the connection that gives way to one more of a holder; nil: none is idle.
 func (k *Keyed) idlestLocked(h quota.Holder, exceeded *quota.Error) *conn {
-	from := k.holders[holder{h.What, h.ID}]
+	from, n := k.holders[holder{h.What, h.ID}], 0
+	if from != nil {
+		n = from.n
+	}
 	if exceeded != nil && exceeded.Shared {
 		for _, other := range k.holders {
-			if other.idle.Len() > 0 && !other.operator && (from == nil || from.idle.Len() == 0 || other.n > from.n) {
-				from = other
+			if other.idle.Len() > 0 && !other.operator && other.n > n { // never one with less
+				from, n = other, other.n
 			}
 		}
 	}
