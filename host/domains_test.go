@@ -109,7 +109,7 @@ func TestOrdersAreBounded(t *testing.T) {
 		book := quotas.New(quotas.Config{Defaults: quotas.Limits{quotas.Certificates: int64(most)}})
 		rate := func() error { return book.Rate(quotas.Holder{What: quotas.APIKey, ID: key}, quotas.Certificates) }
 		for range 2 * ordersOfAll {
-			if err = o.take(key, box, now, rate); err != nil {
+			if err = o.take("x.example", key, box, now, rate); err != nil {
 				return n, err
 			}
 			n++
@@ -130,10 +130,10 @@ func TestOrdersAreBounded(t *testing.T) {
 	}
 	now = now.Add(orderTime)
 	for range ordersOfBox / 2 {
-		if err := o.take("mallory", "b1", now, func() error { return nil }); err != nil {
+		if err := o.take("x.example", "mallory", "b1", now, func() error { return nil }); err != nil {
 			t.Error(err)
 		}
-		o.add("mallory", "b1", now)
+		o.again("x.example", now)
 	}
 	if n, err := take("mallory", "b1"); n != 0 || !errors.Is(err, errOrdersOfBox) {
 		t.Errorf("a box whose attempts fail: %d %v", n, err)

@@ -89,23 +89,22 @@ func (p *parts) ownerOfHost(host string) string {
 
 // orderFor counts an order of a certificate, or returns why it may not be made. The orders of admin keys are not bounded here.
 func (p *parts) orderFor(host string) error {
+	target, served := p.urlTable.Lookup(host)
+	if !served && host != p.urlTable.own { // its URL has just been deleted: it is nobody's, the operator's least of all
+		return errOrdersOfNobody
+	}
 	owner, holder := p.holderOfHost(host)
 	if holder.Operator {
 		return nil
 	}
-	target, _ := p.urlTable.Lookup(host)
-	return p.orders.take(owner, target.Box, time.Now(), func() error { return p.quotas.Rate(holder, quotas.Certificates) })
+	return p.orders.take(host, owner, target.Box, time.Now(), func() error { return p.quotas.Rate(holder, quotas.Certificates) })
 }
 
-// orderedTwice counts the second order of an attempt that has failed.
+// orderedTwice counts the second order of an attempt that has failed, for the key of the first: the URL may be gone by now.
 func (p *parts) orderedTwice(host string) {
-	owner, holder := p.holderOfHost(host)
-	if holder.Operator {
-		return
+	if key, counted := p.orders.again(host, time.Now()); counted {
+		_ = p.quotas.Rate(quotas.Holder{What: quotas.APIKey, ID: key}, quotas.Certificates) // the order is made: without room for it, the next is refused
 	}
-	target, _ := p.urlTable.Lookup(host)
-	p.orders.add(owner, target.Box, time.Now())
-	_ = p.quotas.Rate(holder, quotas.Certificates) // the order is made: without room for it, the next is refused
 }
 
 // holderOfHost returns the API key that has made the URL of a host. A key that is no longer valid is no operator.

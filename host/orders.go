@@ -2,6 +2,7 @@ package host
 
 import (
 	"errors"
+	"slices"
 	"sync"
 	"time"
 
@@ -18,8 +19,9 @@ const (
 )
 
 var (
-	errOrdersOfBox = errors.New("the public URLs of its box have had as many certificates ordered as they may in an hour (20)")
-	errOrdersOfKey = errors.New("the API key that made its URL has had as many certificates ordered as one may in an hour: no more than are left of 75 for all keys")
+	errOrdersOfBox    = errors.New("the public URLs of its box have had as many certificates ordered as they may in an hour (20)")
+	errOrdersOfNobody = errors.New("its public URL is gone")
+	errOrdersOfKey    = errors.New("the API key that made its URL has had as many certificates ordered as one may in an hour: no more than are left of 75 for all keys")
 )
 
 // orders bounds how many certificates are ordered on the operator's accounts at issuers. Safe for concurrent use.
@@ -30,14 +32,15 @@ type orders struct {
 
 // order is one that was made for a URL.
 type order struct {
-	at  time.Time
-	key string
-	box policy.BoxID
+	at   time.Time
+	host string
+	key  string
+	box  policy.BoxID
 }
 
 // take counts an order for a URL of a box that a key has made, or returns why it may not be made. Last, it asks rate for the key's own
 // quota.
-func (o *orders) take(key string, box policy.BoxID, now time.Time, rate func() error) error {
+func (o *orders) take(host, key string, box policy.BoxID, now time.Time, rate func() error) error {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	for len(o.past) > 0 && now.Sub(o.past[0].at) >= orderTime {
@@ -61,13 +64,20 @@ func (o *orders) take(key string, box policy.BoxID, now time.Time, rate func() e
 	if err := rate(); err != nil {
 		return err
 	}
-	o.past = append(o.past, order{now, key, box})
+	o.past = append(o.past, order{now, host, key, box})
 	return nil
 }
 
-// add counts an order that was made besides.
-func (o *orders) add(key string, box policy.BoxID, now time.Time) {
+// again counts another order for a host, as its latest one is counted, and returns the key; false: none is counted.
+func (o *orders) again(host string, now time.Time) (key string, counted bool) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	o.past = append(o.past, order{now, key, box})
+	for _, latest := range slices.Backward(o.past) {
+		if latest.host == host {
+			latest.at = now
+			o.past = append(o.past, latest)
+			return latest.key, true
+		}
+	}
+	return "", false
 }
