@@ -41,7 +41,7 @@ func (e *Endpoints) serve(w http.ResponseWriter, r *http.Request) (rest.Reply, e
 	if q.Session != "" {
 		return e.resume(w, r, box.ID, q)
 	}
-	leave, err := e.open.enter(box.ID)
+	leave, err := e.open.enter(api.CallerOf(r.Context()), box.ID)
 	if err != nil {
 		return rest.Reply{}, err
 	}

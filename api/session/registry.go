@@ -9,10 +9,10 @@ import (
 	"boxgate/policy"
 )
 
-// How many sessions there may be at once.
+// How many sessions there may be at once: in a box, and of all keys that are not admin keys. The operator's are bounded by box alone.
 const (
 	maxPerBox = 32
-	maxTotal  = 1024
+	maxOthers = 1024
 )
 
 // registry counts the sessions, and finds those that a client may come back to.
@@ -20,6 +20,7 @@ type registry struct {
 	mu     sync.Mutex
 	counts map[policy.BoxID]int // guarded by mu, as what follows
 	total  int
+	others int // of them, those of keys that are not admin keys
 	byID   map[string]*session
 	all    map[*session]bool // that have not given their room back
 	closed bool              // there will be no more
@@ -36,8 +37,8 @@ func newRegistry() *registry {
 	}
 }
 
-// enter makes room for a session; leave gives it back.
-func (r *registry) enter(box policy.BoxID) (leave func(), err error) {
+// enter makes room for a session of a caller; leave gives it back.
+func (r *registry) enter(caller api.Caller, box policy.BoxID) (leave func(), err error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if r.closed {
@@ -46,15 +47,22 @@ func (r *registry) enter(box policy.BoxID) (leave func(), err error) {
 	if r.counts[box] >= maxPerBox {
 		return nil, api.Errorf(api.ErrLimit, "box %s has %d sessions open, which is the limit; close some", box, maxPerBox)
 	}
-	if r.total >= maxTotal {
-		return nil, api.Errorf(api.ErrLimit, "%d sessions are open, which is the limit; close some", maxTotal)
+	operator := caller.Holder().Operator
+	if r.others >= maxOthers && !operator {
+		return nil, api.Errorf(api.ErrLimit, "%d sessions are open, which is the limit for keys that are not admin keys; close some", maxOthers)
 	}
 	r.counts[box]++
 	r.total++
+	if !operator {
+		r.others++
+	}
 	return sync.OnceFunc(func() {
 		r.mu.Lock()
 		defer r.mu.Unlock()
 		r.total--
+		if !operator {
+			r.others--
+		}
 		if r.counts[box]--; r.counts[box] == 0 {
 			delete(r.counts, box)
 		}

@@ -56,7 +56,7 @@ func TestStop(t *testing.T) {
 		if err := c.e.Wait(ctx); err != nil || running.Load() != 0 {
 			t.Errorf("%d commands go on: %v", running.Load(), err)
 		}
-		if _, err := c.e.open.enter("b"); !errors.Is(err, api.ErrUnavailable) {
+		if _, err := c.e.open.enter(api.Caller{}, "b"); !errors.Is(err, api.ErrUnavailable) {
 			t.Errorf("another session: %v", err)
 		}
 		_ = paused.CloseNow()
