@@ -15,6 +15,7 @@ type events struct {
 	audit *audit.Log
 	past  *past.Store   // nil: none is kept
 	kept  *lines.Writer // of past
+	turns *searches
 }
 
 // SearchEvents implements [api.Host].
@@ -22,10 +23,12 @@ func (e *events) SearchEvents(ctx context.Context, f api.EventSearch, begin func
 	if e.past == nil {
 		return api.Errorf(api.ErrConflict, "this gateway keeps no history of decisions; log.history.size gives it one")
 	}
-	_ = e.kept.Sync() // so that what was just decided is found; what could not be written is lost
 	which := past.Filter{Box: f.Box, Since: f.Since, Until: f.Until, Host: f.Host, Reason: f.Reason, Denied: f.Denied}
-	begin(e.past.Whole(f.Box))
-	return e.past.Search(ctx, which, do)
+	return e.turns.do(ctx, api.CallerOf(ctx).Holder(), do, func(found func(audit.Event) error) error {
+		_ = e.kept.Sync() // so that what was just decided is found; what could not be written is lost
+		begin(e.past.Whole(f.Box))
+		return e.past.Search(ctx, which, found)
+	})
 }
 
 // RecentEvents implements [api.Host].

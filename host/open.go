@@ -132,7 +132,7 @@ func (h *Host) wire(context.Context) error {
 	h.files = &files{usage: h.usage, sandboxes: held}
 	h.snapshotHost = &snapshotHost{log: p.log, boxes: p.boxes, shelf: p.shelf, holdings: own}
 	h.git = &git{usage: h.usage, sandboxes: held, settings: h.settings}
-	h.events = &events{audit: p.audit, past: p.past, kept: p.kept}
+	h.events = &events{audit: p.audit, past: p.past, kept: p.kept, turns: newSearches()}
 	h.authorities = &authorities{store: p.store, minter: p.minter, urls: p.urlCA}
 	h.scheduled = newScheduled(scheduled{
 		log: p.log, store: p.store, boxes: p.boxes, commands: h.commands, history: p.history, authorities: h.authorities, proxy: p.proxy, roots: p.roots, holdings: own,

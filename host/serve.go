@@ -23,6 +23,7 @@ import (
 	"boxgate/ingress"
 	"boxgate/internal/fault"
 	"boxgate/internal/socket"
+	quotas "boxgate/quota"
 )
 
 // shutdownTimeout is how long requests and commands may go on after the first signal. Sessions end at once.
@@ -49,7 +50,7 @@ func (h *Host) Serve(ctx context.Context) error {
 func (h *Host) serveParts(ctx context.Context) error {
 	h.turn.lookUp, h.turn.dial = h.lookUp, h.parts.listeners.dialAdmin
 	admin, err := server.New(server.Config{
-		Host: h, History: h.parts.history, FindKey: h.turn.find, Trail: h.parts.trail.trail, Hosts: h.parts.cfg.Admin.Hosts, HasSecret: h.parts.secrets.Has, Log: h.parts.log, Quotas: h.parts.quotas, Admitted: h.parts.keyed.Shown,
+		Host: h, History: h.parts.history, FindKey: h.turn.find, Trail: h.parts.trail.trail, Hosts: h.parts.cfg.Admin.Hosts, HasSecret: h.parts.secrets.Has, Log: h.parts.log, Quotas: h.parts.quotas, Admitted: h.parts.keyed.Shown, MaxBody: h.parts.largestBody(),
 	})
 	if err != nil {
 		return err
@@ -195,6 +196,16 @@ func (h *Host) finish(drain context.Context, admin *server.API, adminServer, met
 	}
 	err = errors.Join(err, h.parts.ingress.Shutdown(drain), h.parts.proxy.Shutdown(drain), metrics.Shutdown(drain))
 	return errors.Join(err, fault.At(drain, "stop: drained"))
+}
+
+// largestBody returns how many bytes a body of a request to the admin API may have: 8 MiB, or an eighth of the memory that API keys share
+// for bodies, so that one of them has room for one.
+func (p *parts) largestBody() int64 {
+	largest := int64(8 << 20)
+	if shared, _ := p.quotas.Shared(quotas.Memory); shared.Limit > 0 {
+		largest = min(largest, shared.Limit/8)
+	}
+	return largest
 }
 
 // serveLoops starts what looks after the boxes and the host.

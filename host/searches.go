@@ -1,0 +1,96 @@
+package host
+
+import (
+	"context"
+	"sync"
+
+	"boxgate/audit"
+	quotas "boxgate/quota"
+)
+
+// searches gives turns to searches of the history, each of which reads all of it: one at a time for all keys that are not admin keys, and
+// within that one for each key. The operator does not wait. A search has no turn while it hands over what it has found, so that a
+// client that reads slowly keeps none. Create it with [newSearches]. Safe for concurrent use.
+type searches struct {
+	turn chan struct{}
+
+	mu   sync.Mutex
+	keys map[string]*keySearches
+}
+
+// keySearches are the searches of one key.
+type keySearches struct {
+	turn chan struct{}
+	n    int // that have a turn or wait for one; guarded by the mu of searches
+}
+
+func newSearches() *searches {
+	return &searches{turn: make(chan struct{}, 1), keys: map[string]*keySearches{}}
+}
+
+// do calls search with a function that passes on what is found, when it is the turn of the caller.
+func (s *searches) do(ctx context.Context, h quotas.Holder, found func(audit.Event) error, search func(func(audit.Event) error) error) error {
+	if h.Operator {
+		return search(found)
+	}
+	leave, err := s.enter(ctx, h.ID)
+	if err != nil {
+		return err
+	}
+	defer leave()
+	if err := take(ctx, s.turn); err != nil {
+		return err
+	}
+	having := true
+	defer func() {
+		if having {
+			<-s.turn
+		}
+	}()
+	return search(func(e audit.Event) error {
+		<-s.turn
+		having = false
+		if err := found(e); err != nil {
+			return err
+		}
+		if err := take(ctx, s.turn); err != nil {
+			return err
+		}
+		having = true
+		return nil
+	})
+}
+
+// enter waits until no other search of the key is under way.
+func (s *searches) enter(ctx context.Context, key string) (leave func(), err error) {
+	s.mu.Lock()
+	k := s.keys[key]
+	if k == nil {
+		k = &keySearches{turn: make(chan struct{}, 1)}
+		s.keys[key] = k
+	}
+	k.n++
+	s.mu.Unlock()
+	forget := func() {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		if k.n--; k.n == 0 {
+			delete(s.keys, key)
+		}
+	}
+	if err := take(ctx, k.turn); err != nil {
+		forget()
+		return nil, err
+	}
+	return func() { <-k.turn; forget() }, nil
+}
+
+// take waits for a turn, which a receive from the channel ends.
+func take(ctx context.Context, turn chan<- struct{}) error {
+	select {
+	case turn <- struct{}{}:
+		return nil
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
+}
