@@ -23,9 +23,11 @@ type commands struct {
 // Exec implements [api.Host].
 func (c *commands) Exec(ctx context.Context, id policy.BoxID, req api.ExecRequest, stdout, stderr io.Writer) (api.ExecResult, error) {
 	var res launcher.Result
+	caller := api.CallerOf(ctx).Holder()
 	err := c.usage.doFor(ctx, id, req.Left, func(b *box) (err error) {
 		res, err = c.sandboxes.Exec(ctx, id, launcher.ExecSpec{
 			Args: req.Command, Env: b.environmentWith(req.Env), Cwd: req.Dir, Stdin: req.Stdin, Stdout: stdout, Stderr: stderr,
+			Starter: caller.ID, Operator: caller.Operator,
 		})
 		return err
 	})

@@ -19,10 +19,11 @@ import (
 // command does. One with a terminal does not: a shell that waits at its prompt would keep the box awake for ever. What is typed
 // wakes the box, and what is printed counts as a use.
 func (c *commands) StartSession(ctx context.Context, id policy.BoxID, req api.SessionRequest, stdin io.Reader, stdout, stderr io.Writer) (api.Session, error) {
-	s := &session{done: func() {}}
+	s, caller := &session{done: func() {}}, api.CallerOf(ctx).Holder()
 	err := c.usage.do(ctx, id, func(b *box) (err error) {
 		spec := launcher.ExecSpec{
 			Args: req.Command, Env: b.environmentWith(req.Env), Cwd: req.Dir, Stdin: stdin, Stdout: stdout, Stderr: stderr, Bound: true,
+			Starter: caller.ID, Operator: caller.Operator,
 		}
 		if req.Terminal != nil {
 			size := launcher.TerminalSize(*req.Terminal)

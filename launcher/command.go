@@ -64,7 +64,7 @@ func (l *Launcher) Start(ctx context.Context, id policy.BoxID, spec ExecSpec) (*
 		return nil, err
 	}
 	end, kills := l.execs.begin(id), l.cgroup(id).OOMKills()
-	c, err := l.startInTurn(ctx, r, config, spec.Bound, streams)
+	c, err := l.startInTurn(ctx, r, config, spec, streams)
 	if err != nil {
 		streams.Abandon()
 		end()
@@ -116,14 +116,17 @@ func (c *Command) Wait(ctx context.Context) (Result, error) {
 // signalled is what is added to the number of the signal that killed a command.
 const signalled = 128
 
-// startInTurn is startCommand when it is the turn of the box.
-func (l *Launcher) startInTurn(ctx context.Context, r record, p *specs.Process, bound bool, streams *process.Streams) (*Command, error) {
-	done, err := l.starts.take(ctx, r.ID)
+// startInTurn is startCommand when it is the turn of whoever starts the command. The operator does not wait.
+func (l *Launcher) startInTurn(ctx context.Context, r record, p *specs.Process, spec ExecSpec, streams *process.Streams) (*Command, error) {
+	if spec.Operator {
+		return l.startCommand(ctx, r, p, spec.Bound, streams)
+	}
+	done, err := l.starts.take(ctx, starterOf(r.ID, spec))
 	if err != nil {
 		return nil, err
 	}
 	defer done()
-	return l.startCommand(ctx, r, p, bound, streams)
+	return l.startCommand(ctx, r, p, spec.Bound, streams)
 }
 
 // startCommand makes the runtime start a process and leave it to us. It does not stop immediately when ctx ends, or the

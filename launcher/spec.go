@@ -74,6 +74,11 @@ type ExecSpec struct {
 	// Bound ends the command, with all that it has started, when this process starts anew: nobody could ever talk to it again. What it
 	// leaves running when it ends before that is not bound any more.
 	Bound bool
+
+	// Starter is the API key that starts the command, which has turns with others; "": the box has turns of its own. The operator's
+	// commands wait for none.
+	Starter  string
+	Operator bool
 }
 
 // TerminalSize is the size of a terminal in characters.

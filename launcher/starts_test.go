@@ -6,19 +6,17 @@ import (
 	"testing"
 	"testing/synctest"
 	"time"
-
-	"boxgate/policy"
 )
 
-// A box that starts hundreds of commands takes no more turns than there are, and another box does not wait for them all.
+// A key that starts hundreds of commands, in however many boxes, takes no more turns than there are, and another does not wait for them all.
 func TestBoxesStartCommandsInTurn(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		s := newStarts()
 		s.free = 2
-		got := make(chan policy.BoxID, 1000)
-		want := func(id policy.BoxID) {
-			done, err := s.take(t.Context(), id)
+		got := make(chan string, 1000)
+		want := func(id string) {
+			done, err := s.take(t.Context(), starter{key: id})
 			if err != nil {
 				t.Error(err)
 			}
@@ -30,8 +28,8 @@ func TestBoxesStartCommandsInTurn(t *testing.T) {
 			go want("hostile")
 		}
 		synctest.Wait()
-		if s.free != 0 || len(s.waiting["hostile"]) != 98 {
-			t.Errorf("%d turns are free, %d wait", s.free, len(s.waiting["hostile"]))
+		if s.free != 0 || len(s.waiting[starter{key: "hostile"}]) != 98 {
+			t.Errorf("%d turns are free, %d wait", s.free, len(s.waiting[starter{key: "hostile"}]))
 		}
 		began := time.Now()
 		want("other")
@@ -51,17 +49,17 @@ func TestATurnEnds(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newStarts()
 		s.free = 1
-		held, err := s.take(t.Context(), "hostile")
+		held, err := s.take(t.Context(), starter{box: "hostile"})
 		if err != nil {
 			t.Fatal(err)
 		}
 		ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
 		defer cancel()
-		if _, err := s.take(ctx, "impatient"); !errors.Is(err, context.DeadlineExceeded) {
+		if _, err := s.take(ctx, starter{box: "impatient"}); !errors.Is(err, context.DeadlineExceeded) {
 			t.Errorf("one that gave up: %v", err)
 		}
 		began := time.Now()
-		done, err := s.take(t.Context(), "other")
+		done, err := s.take(t.Context(), starter{box: "other"})
 		if waited := time.Since(began); err != nil || waited > time.Second {
 			t.Fatalf("%v, after %v", err, waited)
 		}

@@ -204,3 +204,34 @@ func TestTheKeyWithMostConnectionsGivesWay(t *testing.T) {
 		}
 	}
 }
+
+// TestAttackIdleConnectionsOfOthersAreClosed: a key that has as many connections as one may, all of them busy, closes no other key's.
+func TestAttackIdleConnectionsOfOthersAreClosed(t *testing.T) {
+	t.Parallel()
+	var totals quota.Limits
+	totals[quota.Connections] = 64 // 24 for one key
+	s, _ := keyedServer(t, quota.Config{Totals: totals})
+	var honest []*client
+	for i := range 8 {
+		c := dial(t, s)
+		if status := c.ask(fmt.Sprint("honest", i%2), "/"); status != 200 {
+			t.Fatal(status)
+		}
+		honest = append(honest, c)
+	}
+	for range 24 {
+		if status := dial(t, s).ask("hostile", "/wait"); status != 200 {
+			t.Fatal(status)
+		}
+	}
+	for range 8 {
+		if status := dial(t, s).ask("hostile", "/"); status != 429 {
+			t.Errorf("one more: %d", status)
+		}
+	}
+	for _, c := range honest {
+		if status := c.ask("honest", "/"); status != 200 {
+			t.Errorf("an idle connection of another key: %d", status)
+		}
+	}
+}
