@@ -12,7 +12,7 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
-all=(tests fuzz conformance scale gvisor race confined oldest newest arm64 mutants busy)
+all=(tests soak fuzz conformance scale gvisor race confined oldest newest arm64 mutants busy)
 directory=${NIGHTLY_DIR:-/var/lib/boxgate/nightly}
 ledger=$directory/ledger.tsv
 
@@ -44,7 +44,8 @@ busy() {
 # about the size of what the tests do: they run the gate.
 part() {
   case $1 in
-    tests) BOXGATE_NIGHTLY=1 make test TESTFLAGS="-count=1 -timeout 120m" GATEFLAGS=-slow ;;
+    tests) BOXGATE_NIGHTLY=1 make test TESTFLAGS="-count=1 -timeout 120m -skip TestSoak" GATEFLAGS=-slow ;;
+    soak) BOXGATE_NIGHTLY=1 make test PACKAGES=./e2e/attack TESTFLAGS="-count=1 -timeout 60m -run TestSoak -v" ;;
     fuzz) BOXGATE_NIGHTLY=1 make fuzz FUZZTIME="${FUZZTIME:-30s}" ;;
     conformance) BOXGATE_NIGHTLY=1 make conformance ;;
     scale) BOXGATE_NIGHTLY=1 make scale ;;

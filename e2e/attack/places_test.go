@@ -51,6 +51,16 @@ func newVisitedBox(t *testing.T) *visitedBox {
 		t.Fatal(err)
 	}
 	b := &visitedBox{World: w, in: w.Intrude(w.Create(map[string]any{"network_policy": map[string]any{"mode": "deny-all"}}))}
+	serveVisitors(b.in)
+	b.http = visitURL(w, b.in.Box, map[string]any{"port": 8000})
+	b.raw = visitURL(w, b.in.Box, map[string]any{"port": 8001, "protocol": "tcp"})
+	b.refuse = visitURL(w, b.in.Box, map[string]any{"port": 8002, "protocol": "tcp"})
+	return b
+}
+
+// serveVisitors serves in a box, until the test ends: "here" by HTTP on port 8000, and what comes on port 8001.
+func serveVisitors(in *harness.Intruder) {
+	in.T.Helper()
 	for port, serve := range map[int]func(net.Listener){
 		8000: func(ln net.Listener) {
 			_ = http.Serve(ln, http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, "here") }))
@@ -62,16 +72,12 @@ func newVisitedBox(t *testing.T) *visitedBox {
 		},
 	} {
 		var ln net.Listener
-		if err := b.in.InNetNS(func() (err error) { ln, err = net.Listen("tcp", fmt.Sprintf(":%d", port)); return err }); err != nil {
-			t.Fatal(err)
+		if err := in.InNetNS(func() (err error) { ln, err = net.Listen("tcp", fmt.Sprintf(":%d", port)); return err }); err != nil {
+			in.T.Fatal(err)
 		}
-		t.Cleanup(func() { _ = ln.Close() })
+		in.T.Cleanup(func() { _ = ln.Close() })
 		go serve(ln)
 	}
-	b.http = visitURL(w, b.in.Box, map[string]any{"port": 8000})
-	b.raw = visitURL(w, b.in.Box, map[string]any{"port": 8001, "protocol": "tcp"})
-	b.refuse = visitURL(w, b.in.Box, map[string]any{"port": 8002, "protocol": "tcp"})
-	return b
 }
 
 // answered reports whether a visitor from elsewhere is answered, and readyz says that the gateway is ready.

@@ -44,9 +44,14 @@ func TakeSlot(t *testing.T) {
 	if err != nil {
 		t.Fatalf("taking a slot for a lab: %v", err)
 	}
+	noteHolder(t, time.Since(began), slot)
+}
+
+// noteHolder notes that a test has slots, which are free again when it ends.
+func noteHolder(t *testing.T, waited time.Duration, slots ...*os.File) {
 	holders.mu.Lock()
 	defer holders.mu.Unlock()
-	holders.waited += time.Since(began)
+	holders.waited += waited
 	if holders.names == nil {
 		holders.names = map[string]bool{}
 	}
@@ -55,8 +60,41 @@ func TakeSlot(t *testing.T) {
 		holders.mu.Lock()
 		defer holders.mu.Unlock()
 		delete(holders.names, t.Name())
-		slot.Close()
+		for _, slot := range slots {
+			slot.Close()
+		}
 	})
+}
+
+// TakeAllSlots waits until no lab is in use on this machine, and holds all slots until the test ends: it is for a test that measures.
+// The test must not be a parallel one, and must have no slot.
+func TakeAllSlots(t *testing.T) {
+	t.Helper()
+	if err := os.MkdirAll(slotsDir, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	began := time.Now()
+	var slots []*os.File
+	for n := range slotCount() {
+		slot, err := os.OpenFile(filepath.Join(slotsDir, strconv.Itoa(n)), os.O_CREATE|os.O_RDWR, 0o600)
+		if err == nil {
+			slots = append(slots, slot)
+			err = awaitLock(slot) // a slot that becomes free goes to this, before those who look for one
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	noteHolder(t, time.Since(began), slots...)
+}
+
+// awaitLock waits for the lock of a slot.
+func awaitLock(slot *os.File) error {
+	for {
+		if err := unix.Flock(int(slot.Fd()), unix.LOCK_EX); !errors.Is(err, unix.EINTR) { // by a signal of Go's scheduler
+			return err
+		}
+	}
 }
 
 // holdsSlot reports whether a test or one of its parents holds a slot.

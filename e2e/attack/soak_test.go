@@ -1,0 +1,393 @@
+package attack
+
+import (
+	"bytes"
+	"context"
+	"crypto/tls"
+	"encoding/json"
+	"fmt"
+	"io"
+	"maps"
+	"net"
+	"net/http"
+	"net/netip"
+	"os"
+	"os/exec"
+	"runtime"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	mdns "github.com/miekg/dns"
+
+	"boxgate/api"
+	"boxgate/e2e/harness"
+	"boxgate/internal/nightly"
+)
+
+// soakTime is how long [TestSoakOfHostileClients] measures, both parts together. GATEWAY_TEST_SOAK, a duration, is for a shorter run.
+func soakTime(t *testing.T) time.Duration {
+	t.Helper()
+	text := os.Getenv("GATEWAY_TEST_SOAK")
+	if text == "" {
+		return 10 * time.Minute
+	}
+	d, err := time.ParseDuration(text)
+	if err != nil {
+		t.Fatal("GATEWAY_TEST_SOAK: ", err)
+	}
+	return d
+}
+
+// TestSoakOfHostileClients has eight strangers, four weak keys and two hostile boxes attack at fixed rates, beside an operator, a visitor and an honest
+// box. The p99 of each of their calls stays below three times that of the quarter before, without the attackers.
+//
+// The attackers are processes in a control group that has half of the machine. Processes that only compute use up that half, in the
+// quarter without the attackers and beside them: so the honest calls have the same part of the processors in both, and the difference is
+// what the gateway lets the attackers take of its own time, locks and places.
+func TestSoakOfHostileClients(t *testing.T) {
+	nightly.Only(t) // ten minutes, and it measures
+	length := soakTime(t)
+	harness.TakeAllSlots(t)
+	s := newSoak(t)
+	s.measure(time.Second) // connections are made, names are resolved
+	calm, _ := s.beside("the calm", s.spinners(), length/4)
+	attacked, results := s.beside("the attack", append(s.spinners(), s.attackers()...), length-length/4)
+	for _, name := range slices.Sorted(maps.Keys(results)) {
+		r := results[name]
+		t.Logf("%-30s %6d attempts: %d done, %d refused, %d failed %s", name, r.Tried, r.Done, r.Refused, r.Failed, r.Problem)
+		if r.Tried == 0 || r.Done+r.Refused < r.Tried/4 {
+			t.Errorf("%s did not attack: %+v", name, r)
+		}
+	}
+	for _, call := range slices.Sorted(maps.Keys(calm)) {
+		before, after := calm[call], attacked[call]
+		times := float64(after.at(99)) / float64(before.at(99))
+		t.Logf("%-18s calm: %5d calls, median %8v, p99 %8v; attacked: %5d calls, median %8v, p99 %8v: %.1f times", call,
+			len(before), before.at(50), before.at(99), len(after), after.at(50), after.at(99), times)
+		if times >= 3 {
+			t.Errorf("%s: a p99 of %v under attack, %.1f times the %v without", call, after.at(99), times, before.at(99))
+		}
+	}
+	s.NothingLeaks()
+}
+
+// beside measures beside clients that have the share, and returns what came of those, too.
+func (s *soak) beside(what string, clients []hostile, length time.Duration) (map[string]latencies, map[string]soakResult) {
+	s.T.Helper()
+	stop := s.attack(clients)
+	gateway, began := s.processorTime(), time.Now()
+	periods, used := s.share.Periods()
+	before := machineTime(s.T)
+	measured := s.measure(length)
+	after, usedUp := s.share.Periods()
+	busy, all := machineTime(s.T).since(before)
+	s.T.Logf("in %s the gateway took %.2f processors of %d; the share was used up in %d%% of the time, and the machine was busy for %d%%", what,
+		float64(s.processorTime()-gateway)/float64(time.Since(began)), runtime.NumCPU(), 100*(usedUp-used)/max(1, after-periods), 100*busy/max(1, all))
+	if given := 100 * (usedUp - used) / max(1, after-periods); given < 75 {
+		s.T.Fatalf("the spinning processes used up their share in %d%% of the time only: this machine is busy with something else, and nothing can be measured", given)
+	}
+	return measured, stop()
+}
+
+// processorTime is what the gateway has taken so far.
+func (s *soak) processorTime() time.Duration {
+	s.T.Helper()
+	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", s.Process.Process.Pid))
+	if err != nil {
+		s.T.Fatal(err)
+	}
+	_, after, _ := strings.Cut(string(stat), ") ")
+	var ticks time.Duration
+	for _, field := range strings.Fields(after)[11:13] { // utime and stime, of a hundredth of a second
+		n, err := strconv.Atoi(field)
+		if err != nil {
+			s.T.Fatal(err)
+		}
+		ticks += time.Duration(n)
+	}
+	return ticks * 10 * time.Millisecond
+}
+
+// times are those of /proc/stat since the machine started: of user, nice, system, idle, iowait and so on.
+type times []int
+
+func machineTime(t *testing.T) (out times) {
+	t.Helper()
+	stat, err := os.ReadFile("/proc/stat")
+	if err != nil {
+		t.Fatal(err)
+	}
+	line, _, _ := strings.Cut(string(stat), "\n")
+	for _, field := range strings.Fields(line)[1:9] {
+		n, err := strconv.Atoi(field)
+		if err != nil {
+			t.Fatal(err)
+		}
+		out = append(out, n)
+	}
+	return out
+}
+
+// since returns how much of the time the machine was busy.
+func (n times) since(before times) (busy, all int) {
+	for i := range n {
+		all += n[i] - before[i]
+	}
+	return all - (n[3] - before[3]) - (n[4] - before[4]), all
+}
+
+// soak is a lab with what is attacked and what is measured.
+type soak struct {
+	*harness.World
+	share     *harness.CPUShare
+	visited   *visited // the URL of the visitor
+	attacked  *visited // those of the strangers, of another box
+	raw       *visited
+	honest    *harness.Intruder
+	addresses addresses
+}
+
+func newSoak(t *testing.T) *soak {
+	t.Helper()
+	w := harness.NewWorld(t, nil)
+	s := &soak{World: w, share: harness.NewCPUShare(t, 0.5)}
+	for _, url := range []**visited{&s.visited, &s.attacked} {
+		in := w.Intrude(w.Create(map[string]any{"network_policy": map[string]any{"mode": "deny-all"}}))
+		serveVisitors(in)
+		*url = visitURL(w, in.Box, map[string]any{"port": 8000, "bearer_token": true})
+	}
+	s.raw = visitURL(w, s.attacked.box, map[string]any{"port": 8001, "protocol": "tcp"})
+	s.honest = w.Intrude(hoarder(w))
+	s.addresses = addresses{"api.example.com": s.honest.Resolve("api.example.com", "ip4"), "www.example.com": s.honest.Resolve("www.example.com", "ip4")}
+	return s
+}
+
+// spinners use up the share of the attackers.
+func (s *soak) spinners() []hostile {
+	var all []hostile
+	for i := range runtime.NumCPU() {
+		all = append(all, hostile{Name: fmt.Sprint("spinner ", i), Kind: "spin", Rate: 2})
+	}
+	return all
+}
+
+// attackers are the strangers, the keys and the boxes, with their rates.
+func (s *soak) attackers() []hostile {
+	gateway, _ := s.Net.GatewayAddrs()
+	var all []hostile
+	for i := range 8 {
+		kind := []string{"holds connections", "resets", "slow requests", "wrong credentials"}[i%4]
+		a := hostile{Name: fmt.Sprintf("stranger %d, %s", i, kind), Kind: kind, Rate: 10, Most: 400, From: netip.AddrFrom4([4]byte{198, 51, 100, byte(200 + i)}),
+			To: netip.AddrPortFrom(gateway, 443), Host: s.attacked.host}
+		if kind == "resets" {
+			a.Host = s.raw.host
+		}
+		all = append(all, a)
+	}
+	return append(append(all, s.weakKeys()...), s.hostileBoxes()...)
+}
+
+func (s *soak) weakKeys() []hostile {
+	box := s.Create(map[string]any{})
+	keys := []hostile{
+		{Kind: "read-only", Rate: 20, Most: 1000, Box: box, Key: makeKey(s.World, "reader", "read-only", "", nil)},
+		{Kind: "one-box", Rate: 10, Most: 200, Box: box, Key: makeKey(s.World, "one-box", "one-box", box, map[string]int64{"commands": 32})},
+		{Kind: "URLs", Rate: 10, Key: makeKey(s.World, "urls", "box-creator", "", map[string]int64{"urls": 50})},
+		{Kind: "snapshots", Rate: 0.5, Key: makeKey(s.World, "snapshots", "box-creator", "", map[string]int64{"snapshots": 4})},
+	}
+	for i := range keys {
+		k := &keys[i]
+		k.Name = "key, " + k.Kind
+		if k.Box != "" {
+			continue
+		}
+		var made struct{ ID string }
+		if err := api.NewClient(s.Socket, k.Key).Do(s.T.Context(), "POST", "/v2/box", map[string]any{}, &made); err != nil {
+			s.T.Fatal(err)
+		}
+		k.Box = made.ID
+	}
+	return keys
+}
+
+func (s *soak) hostileBoxes() []hostile {
+	dns := netip.MustParseAddrPort(s.honest.DNS)
+	api := netip.AddrPortFrom(s.addresses["api.example.com"], 443)
+	return []hostile{
+		{Name: "box, floods", Kind: "floods", Rate: 50, Most: 1500, To: api, Host: "api.example.com", Other: dns, Box: hoarder(s.World)},
+		{Name: "box, denied and hoards", Kind: "denied and hoards", Rate: 50, Most: 1500, To: api, Host: "api.example.com", Box: hoarder(s.World)},
+	}
+}
+
+// attack starts the processes of clients, and returns how to end them and learn what came of it.
+func (s *soak) attack(clients []hostile) (stop func() map[string]soakResult) {
+	s.T.Helper()
+	type process struct {
+		cmd *exec.Cmd
+		in  io.WriteCloser
+		out bytes.Buffer
+	}
+	var all []*process
+	for _, c := range clients {
+		p := &process{cmd: exec.Command("/proc/self/exe")}
+		p.cmd.Env = append(os.Environ(), soakerVariable+"=1", "GOMAXPROCS=1")
+		p.cmd.Stdout, p.cmd.Stderr = &p.out, os.Stderr
+		var err error
+		if p.in, err = p.cmd.StdinPipe(); err == nil {
+			err = s.from(c)(p.cmd.Start)
+		}
+		if err != nil {
+			s.T.Fatal(err)
+		}
+		s.T.Cleanup(func() { _ = p.cmd.Process.Kill() })
+		s.share.Join(p.cmd.Process.Pid)
+		all = append(all, p)
+	}
+	for i, c := range clients { // all of them are in the share
+		if err := json.NewEncoder(all[i].in).Encode(c); err != nil {
+			s.T.Fatal(err)
+		}
+	}
+	return func() map[string]soakResult {
+		results := map[string]soakResult{}
+		for _, p := range all {
+			_ = p.in.Close()
+		}
+		for i, p := range all {
+			var r soakResult
+			err := p.cmd.Wait()
+			if err == nil {
+				err = json.Unmarshal(p.out.Bytes(), &r)
+			}
+			if err != nil {
+				s.T.Errorf("%s: %v", clients[i].Name, err)
+			}
+			results[clients[i].Name] = r
+		}
+		return results
+	}
+}
+
+// from runs a function in the network namespace that a client attacks from.
+func (s *soak) from(c hostile) func(func() error) error {
+	switch {
+	case c.From.IsValid():
+		return s.Net.Internet().Do
+	case c.Key != "":
+		return s.Net.Gateway().Do
+	case c.Box != "":
+		return (&harness.Intruder{World: s.World, Box: c.Box}).InNetNS
+	}
+	return func(f func() error) error { return f() }
+}
+
+// latencies are how long calls of one kind took, in order.
+type latencies []time.Duration
+
+// at is a percentile.
+func (l latencies) at(percent int) time.Duration {
+	if len(l) == 0 {
+		return 0
+	}
+	return l[min(len(l)-1, len(l)*percent/100)].Round(10 * time.Microsecond)
+}
+
+// measure makes the calls of the operator, the visitor and the honest box at a pace for each, and returns how long they took.
+func (s *soak) measure(length time.Duration) map[string]latencies {
+	s.T.Helper()
+	ctx, cancel := context.WithTimeout(s.T.Context(), length)
+	defer cancel()
+	var all sync.WaitGroup
+	var mu sync.Mutex
+	results := map[string]latencies{}
+	for name, call := range s.calls() {
+		all.Go(func() {
+			took := latencies{}
+			tick := time.NewTicker(call.pace)
+			defer tick.Stop()
+			for ctx.Err() == nil {
+				began := time.Now()
+				if err := call.do(); err != nil {
+					s.T.Errorf("%s: %v", name, err)
+				}
+				took = append(took, time.Since(began))
+				select {
+				case <-tick.C:
+				case <-ctx.Done():
+				}
+			}
+			slices.Sort(took)
+			mu.Lock()
+			defer mu.Unlock()
+			results[name] = took
+		})
+	}
+	all.Wait()
+	return results
+}
+
+// soakCall is a call that is measured, and how often it is made.
+type soakCall struct {
+	pace time.Duration
+	do   func() error
+}
+
+func (s *soak) calls() map[string]soakCall {
+	ctx := s.T.Context()
+	policies := []map[string]any{harness.Custom("api.example.com", "www.example.com", harness.OriginName), harness.Custom("api.example.com", "www.example.com")}
+	changes := 0
+	return map[string]soakCall{
+		"operator, list": {100 * time.Millisecond, func() error { return s.Client.Get(ctx, "/v2/box", nil) }},
+		"operator, exec": {250 * time.Millisecond, func() error {
+			return s.Client.Do(ctx, "POST", api.BoxPath(s.honest.Box, "exec"), map[string]any{"command": []string{"true"}}, nil)
+		}},
+		"operator, PUT": {200 * time.Millisecond, func() error {
+			changes++
+			return s.Client.Do(ctx, "PUT", api.BoxPath(s.honest.Box, "config", "network-policy"), policies[changes%2], nil)
+		}},
+		"visitor, GET": {50 * time.Millisecond, s.visit},
+		"honest box, HTTPS": {50 * time.Millisecond, func() error {
+			return s.honest.Fetch(netip.AddrPortFrom(s.addresses["api.example.com"], 443), "api.example.com")
+		}},
+		"honest box, DNS": {20 * time.Millisecond, s.lookUp},
+	}
+}
+
+// visit is one request of the visitor, on a connection of its own.
+func (s *soak) visit() error {
+	gateway, _ := s.Net.GatewayAddrs()
+	c, err := s.Net.Internet().DialContext(s.T.Context(), "tcp", netip.AddrPortFrom(gateway, 443).String())
+	if err != nil {
+		return err
+	}
+	defer c.Close()
+	_ = c.SetDeadline(time.Now().Add(harness.Patience))
+	v := tls.Client(c, &tls.Config{ServerName: s.visited.host, RootCAs: s.visited.roots})
+	if _, err := fmt.Fprintf(v, "GET / HTTP/1.1\r\nHost: %s\r\nAuthorization: Bearer %s\r\nConnection: close\r\n\r\n", s.visited.host, s.visited.Token); err != nil {
+		return err
+	}
+	return wantStatus(v, http.StatusOK)
+}
+
+// lookUp is one DNS query of the honest box.
+func (s *soak) lookUp() error {
+	var c net.Conn
+	err := s.honest.InNetNS(func() (err error) {
+		c, err = net.Dial("udp", s.honest.DNS)
+		return err
+	})
+	if err != nil {
+		return err
+	}
+	defer c.Close()
+	client := mdns.Client{Timeout: harness.Patience}
+	answer, _, err := client.ExchangeWithConn(new(mdns.Msg).SetQuestion("api.example.com.", mdns.TypeA), &mdns.Conn{Conn: c})
+	if err == nil && len(answer.Answer) == 0 {
+		err = fmt.Errorf("the answer is %s", strings.TrimSpace(answer.String()))
+	}
+	return err
+}
