@@ -232,24 +232,27 @@ const sampled = 256
 // leastWeight is how much of what it may have a box or a network must have before it gives way.
 const leastWeight = 0.25
 
+// newTime is for how long a connection without a request does not give way: one that has just come may be about to ask.
+const newTime = time.Second
+
 // giveWayLocked ends one connection of the box or network that has most of what it may have, so that those who come find a place while
-// others hold theirs for as long as they like: one without a request if there is one, and else the one that is open for longest.
+// others hold theirs for as long as they like. Of several, one of the network with most is chosen; then one that has never made a
+// request, one that is idle, the one that is open for longest.
 func (l *listener) giveWayLocked(now time.Time) {
 	var chosen net.Conn
-	var weight float64
+	var latest standing
 	n := 0
 	for conn, h := range l.conns {
 		if n++; n > sampled {
 			break
 		}
-		if h.leaves || !h.asked.Load() && now.Before(h.until) { // a new one may be about to ask
+		if h.leaves || !h.asked.Load() && now.Sub(h.since) < newTime {
 			continue
 		}
-		w := l.places.weight(h.box, h.network)
-		if w < leastWeight || chosen != nil && (w < weight || w == weight && !h.before(l.conns[chosen])) {
-			continue
+		c := l.standingOf(h)
+		if c.weight >= leastWeight && (chosen == nil || c.yieldsTo(latest)) {
+			chosen, latest = conn, c
 		}
-		chosen, weight = conn, w
 	}
 	if chosen == nil {
 		return
@@ -259,12 +262,36 @@ func (l *listener) giveWayLocked(now time.Time) {
 	socket.Abort(chosen) // who serves it notices, and releases it
 }
 
-// before reports whether a connection gives way rather than another.
-func (h *held) before(other *held) bool {
-	if idle := !h.busy.Load(); idle != !other.busy.Load() {
-		return idle
+// standing is how much a connection is needed, and how much those have that it counts for.
+type standing struct {
+	weight, network float64 // of the box or network with more, and of the network
+	use             int     // 0: it has never made a request; 1: it is idle; 2: it has one under way
+	since           time.Time
+}
+
+func (l *listener) standingOf(h *held) standing {
+	c := standing{since: h.since, use: 1}
+	c.weight, c.network = l.places.weight(h.box, h.network)
+	switch {
+	case !h.asked.Load():
+		c.use = 0
+	case h.busy.Load():
+		c.use = 2
 	}
-	return h.since.Before(other.since)
+	return c
+}
+
+// yieldsTo reports whether a connection gives way rather than another.
+func (c standing) yieldsTo(other standing) bool {
+	switch {
+	case c.weight != other.weight:
+		return c.weight > other.weight
+	case c.network != other.network:
+		return c.network > other.network
+	case c.use != other.use:
+		return c.use < other.use
+	}
+	return c.since.Before(other.since)
 }
 
 // errGaveWay is a connection that was ended for others.

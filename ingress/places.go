@@ -85,11 +85,12 @@ func (p *places) scarce() bool {
 	return p.most-p.taken < p.most/4
 }
 
-// weight returns how much a box or a network has of what it may have, of which it has more: 1 is all.
-func (p *places) weight(box string, peer netip.Prefix) float64 {
+// weight returns how much a box or a network has of what it may have, of which it has more, and how much the network has: 1 is all.
+func (p *places) weight(box string, peer netip.Prefix) (most, network float64) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	return max(float64(p.boxes[box])/float64(p.half()), float64(p.peers[peer])/float64(p.quarter()), float64(p.peers[siteOf(peer)])/float64(p.half()))
+	network = max(float64(p.peers[peer])/float64(p.quarter()), float64(p.peers[siteOf(peer)])/float64(p.half()))
+	return max(float64(p.boxes[box])/float64(p.half()), network), network
 }
 
 // leave gives a place back.

@@ -277,3 +277,26 @@ func TestNetworks(t *testing.T) {
 		}
 	}
 }
+
+// TestWhoGivesWay: of the connections to a box that has many, those of the address with most go first, and of these the silent ones; a
+// visitor from elsewhere with a request goes last.
+func TestWhoGivesWay(t *testing.T) {
+	t.Parallel()
+	now := time.Now()
+	inOrder := []standing{
+		{weight: 1, network: 1, use: 0, since: now},
+		{weight: 1, network: 1, use: 1, since: now},
+		{weight: 1, network: 1, use: 2, since: now.Add(-time.Hour)},
+		{weight: 1, network: 1, use: 2, since: now},
+		{weight: 1, network: 0.1, use: 0, since: now.Add(-time.Hour)},
+		{weight: 1, network: 0.1, use: 2, since: now.Add(-time.Hour)},
+		{weight: 0.5, network: 0.5, use: 0, since: now.Add(-time.Hour)},
+	}
+	for i, c := range inOrder {
+		for j, other := range inOrder {
+			if c.yieldsTo(other) != (i < j) {
+				t.Errorf("%+v before %+v: %v", c, other, c.yieldsTo(other))
+			}
+		}
+	}
+}
