@@ -68,7 +68,7 @@ var clients = []client{
 	{name: "cargo", run: `mkdir src .cargo && : >src/lib.rs && printf '[registries.shop]\nindex = "sparse+https://` + shopHost + `/crates/"\n' >.cargo/config.toml &&
 		printf '[package]\nname = "mine"\nversion = "0.0.1"\nedition = "2021"\n[dependencies]\ntiny = { version = "1", registry = "shop" }\n' >Cargo.toml &&
 		CARGO_HOME=$PWD/home RUSTC_BOOTSTRAP=1 cargo -q -Z sparse-registry fetch && find home -name tiny-1.0.0.crate | grep -q . && echo welcome`, path: "/crates/dl/tiny/1.0.0/download", once: true},
-	{name: "apt", run: "echo 'deb [trusted=yes] https://" + shopHost + "/apt ./' >/etc/apt/sources.list && apt-get -qq update && apt-get -qq -y reinstall tiny >/dev/null 2>&1 || apt-get -qq -y install tiny >/dev/null && tiny", path: "/apt/tiny.deb", rootOnly: true},
+	{name: "apt", run: "exec 9>/tmp/apt.lock && flock 9 && echo 'deb [trusted=yes] https://" + shopHost + "/apt ./' >/etc/apt/sources.list && apt-get -qq update && apt-get -qq -y -o DPkg::Lock::Timeout=60 install --reinstall tiny >/dev/null && tiny", path: "/apt/tiny.deb", rootOnly: true},
 	{name: "perl-lwp", run: `perl -MLWP::UserAgent -e 'print LWP::UserAgent->new->get("PAGE")->decoded_content'`},
 	{name: "php-streams", run: `php -r 'echo file_get_contents("PAGE");'`},
 	{name: "php-curl", run: `php -r 'curl_exec(curl_init("PAGE"));'`},
