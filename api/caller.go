@@ -77,7 +77,7 @@ type Key struct {
 	ExpiresAt time.Time    // zero: never
 	LastUsed  time.Time    // to the minute; zero: not yet
 	Quotas    quota.Limits // of its own
-	Uses      quota.Uses   // what it has of each kind, of how much; in lists alone
+	Uses      quota.Uses   // usage and limit of each quota; set in lists only
 }
 
 // KeyRequest describes an API key to make.
@@ -86,5 +86,5 @@ type KeyRequest struct {
 	Role      Role
 	Box       policy.BoxID  // with RoleBox alone
 	ExpiresIn time.Duration // 0: never
-	Quotas    quota.Limits  // of its own; 0: those of the configuration
+	Quotas    quota.Limits  // that override the configured ones; 0: not overridden
 }

@@ -13,7 +13,7 @@ type ListenerState struct {
 	Address     string
 	Accepts     bool // whether it accepted a connection that the gateway made to it in the last few seconds
 	Connections int  // accepted and still open
-	Limit       int  // of Connections; 0: no limit of its own, only those of each box or peer
+	Limit       int  // of Connections; 0: connections are limited per box or peer only
 }
 
 // PlaceState is the use of one bounded resource.

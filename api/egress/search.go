@@ -69,7 +69,7 @@ func (e *Endpoints) searchAll(w http.ResponseWriter, r *http.Request) (rest.Repl
 	return e.search(w, r, &q.searchQuery, id)
 }
 
-// search writes what is found as it is found. The answer begins with the first decision, so that a mistake is answered as one. A header
+// search streams the decisions that match. The answer begins with the first decision, so that a mistake is answered as one. A header
 // says from when on nothing is missing.
 func (e *Endpoints) search(w http.ResponseWriter, r *http.Request, q *searchQuery, box policy.BoxID) (rest.Reply, error) {
 	f, err := q.filter()

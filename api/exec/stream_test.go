@@ -18,7 +18,7 @@ func (w *brokenWriter) Write([]byte) (int, error) {
 	return 0, errors.New("broken pipe")
 }
 
-// TestOutputForNobodyIsNotTaken: what writes it is told that the client has gone, and the broken connection is left alone.
+// TestOutputForNobodyIsNotTaken: writing fails once the client has gone, without another write to the broken connection.
 func TestOutputForNobodyIsNotTaken(t *testing.T) {
 	t.Parallel()
 	w := &brokenWriter{ResponseWriter: httptest.NewRecorder()}

@@ -21,8 +21,8 @@ type Host interface {
 	CreateAPIKey(ctx context.Context, req api.KeyRequest) (policy.Secret, api.Key, error)
 	// ReplaceAPIKey gives a key a new value; the old one stops working after grace.
 	ReplaceAPIKey(ctx context.Context, key string, grace time.Duration) (policy.Secret, api.Key, error)
-	// SetAPIKeyQuotas gives a key the quotas that are set, beside those that it has of its own; what is 0 is that of the
-	// configuration again if it is in named.
+	// SetAPIKeyQuotas overrides the named quotas of a key and leaves its others as they are. 0 removes the override, so that the
+	// configured quota holds again.
 	SetAPIKeyQuotas(ctx context.Context, key string, named map[quota.Kind]int64) (api.Key, error)
 	// DeleteAPIKey revokes a key. The operator's own is an ErrConflict.
 	DeleteAPIKey(ctx context.Context, key string) (api.Key, error)

@@ -22,7 +22,7 @@ type Writer struct {
 	Unread func() bool
 }
 
-// unreadMost is how long the rest of a body may take to come that is not needed any more.
+// unreadMost bounds the wait for the rest of a body that the handler did not read.
 const unreadMost = 2 * time.Second
 
 // Change is what a request has changed, without values that are secret.
