@@ -17,59 +17,74 @@ type roomKeeper struct {
 	log    *zap.Logger
 	usage  *usage
 	writes func(policy.BoxID) launcher.Writes
-	left   func() int64 // bytes that are free
+	disk   launcher.Reserve
 
-	looked time.Time
+	looked time.Time              // at the rate
 	free   int64                  // at that look
 	falls  float64                // bytes a second that were used before it
-	before map[policy.BoxID]int64 // what boxes had written at the first look without room; nil: there is room
-	paused map[policy.BoxID]bool  // since there was no room
+	rate   float64                // the lesser of falls and the one before, in bytes a second
+	before map[policy.BoxID]int64 // what boxes had written when there was last room, or at the first look without; nil: there is plenty
+	paused map[policy.BoxID]bool  // since there was plenty of room
 }
 
 const (
-	// roomPace is how often it is looked whether there is room.
+	// roomPace is how often the disk is looked at while there is plenty of room.
 	roomPace = 100 * time.Millisecond
+	// roomNearPace is how often the disk and the writes of boxes are looked at otherwise, if a look takes less than a tenth of that.
+	roomNearPace = 20 * time.Millisecond
 	// roomAhead is for how long there must be room, at the rate at which the disk fills.
 	roomAhead = time.Second
+	// roomNear is how much more than is kept, in bytes, is not plenty of room; the amount that is kept, if that is less.
+	roomNear = 64 << 20
 	// writesMost is how much a box may write, in bytes, while there is no room.
 	writesMost = 1 << 20
 )
 
 // run looks after the disk until ctx ends.
 func (k *roomKeeper) run(ctx context.Context) {
-	tick := time.NewTicker(roomPace)
-	defer tick.Stop()
+	next := time.NewTimer(roomPace)
+	defer next.Stop()
 	for {
 		select {
 		case <-ctx.Done():
 			return
-		case <-tick.C:
+		case <-next.C:
+			began := time.Now()
 			k.look(ctx)
+			pace := roomPace
+			if k.before != nil {
+				pace = roomNearPace
+			}
+			next.Reset(max(pace, 10*time.Since(began))) // of many boxes, a look reads many files
 		}
 	}
 }
 
-// ahead returns how many bytes the disk fills by within roomAhead, or until the next look if that comes late: at the lesser of the rates
-// before the last two looks, as a file that is made and removed again fills no disk.
+// ahead returns how many bytes the disk fills by within roomAhead, or until the next look if that comes late: at the lesser of the last
+// two rates, as a file that is made and removed again fills no disk. A rate is that of roomPace, or of more.
 func (k *roomKeeper) ahead() int64 {
-	now, free := time.Now(), k.left()
-	since, used := now.Sub(k.looked), k.free-free
-	k.looked, k.free = now, free
-	if since <= 0 || since > time.Minute { // or it is the first look
-		k.falls = 0
-		return 0
+	now := time.Now()
+	since := now.Sub(k.looked)
+	if since < roomPace {
+		return int64(k.rate * roomAhead.Seconds())
 	}
-	falls := max(float64(used)/since.Seconds(), 0)
-	rate := min(falls, k.falls)
-	k.falls = falls
-	return int64(rate * max(roomAhead, 3*since).Seconds())
+	free := k.disk.Left()
+	falls := max(float64(k.free-free)/since.Seconds(), 0)
+	if since > time.Minute { // or it is the first look
+		falls = 0
+	}
+	k.rate = min(falls, k.falls)
+	k.looked, k.free, k.falls = now, free, falls
+	return int64(k.rate * max(roomAhead, 3*since).Seconds())
 }
 
-// look pauses the boxes that write, if there is no room, or resumes those that it has paused.
+// look pauses the boxes that write, if there is no room, or resumes those that it has paused, if there is plenty. In between it only
+// notes what boxes have written, so that the first look without room finds who writes.
 func (k *roomKeeper) look(ctx context.Context) {
 	var changing sync.WaitGroup
 	defer changing.Wait()
-	if k.usage.room(k.ahead()) == nil {
+	ahead := k.ahead()
+	if k.usage.room(ahead+min(roomNear, k.disk.Kept())) == nil {
 		for id := range k.paused {
 			changing.Go(func() { _ = k.usage.wake(ctx, id) }) // it is gone, or somebody else's use wakes it
 		}
@@ -79,19 +94,27 @@ func (k *roomKeeper) look(ctx context.Context) {
 	if k.before == nil {
 		k.before, k.paused = map[policy.BoxID]int64{}, map[policy.BoxID]bool{}
 	}
+	full := k.usage.room(ahead) != nil
 	for _, b := range k.usage.boxes.unsorted() {
 		if b.attached != nil || b.shown.Load().Status != api.StatusIdle {
 			continue
 		}
-		w := k.writes(b.ID)
-		written := w.Pending + w.Total
-		if before, known := k.before[b.ID]; !known || written < before { // processes that have ended are no longer counted
-			k.before[b.ID] = written
-		} else if written-before >= writesMost {
+		if w := k.writes(b.ID); k.fills(b.ID, w.Pending+w.Total, full) {
 			k.paused[b.ID] = true
 			changing.Go(func() { k.usage.pauseFull(ctx, b) })
 		}
 	}
+}
+
+// fills notes how many bytes a box has written, and reports whether it fills a full disk: it has written writesMost or more since there
+// was last room.
+func (k *roomKeeper) fills(id policy.BoxID, written int64, full bool) bool {
+	before, known := k.before[id]
+	if !known || !full || written < before { // processes that have ended are no longer counted
+		k.before[id] = written
+		return false
+	}
+	return written-before >= writesMost
 }
 
 // pauseFull pauses a box that fills the disk, whoever uses it. It cannot be resumed until there is room.

@@ -223,7 +223,7 @@ func (h *Host) serveLoops(ctx context.Context, run func(string, func() error)) {
 	run("domains of public URLs", func() error { h.provePending(ctx); return nil })
 	run("uses of API keys", func() error { h.saveUses(ctx); return nil })
 	run("room on the disk", func() error {
-		(&roomKeeper{log: h.parts.log, usage: h.usage, writes: h.parts.launcher.Writes, left: h.parts.launcher.Left}).run(ctx)
+		(&roomKeeper{log: h.parts.log, usage: h.usage, writes: h.parts.launcher.Writes, disk: h.parts.launcher.Reserve()}).run(ctx)
 		return nil
 	})
 	run("quotas", func() error { h.quota.run(ctx); return nil })

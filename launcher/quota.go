@@ -26,11 +26,14 @@ var ErrNoDiskLimit = disk.ErrUnlimited
 
 // Room returns an error that says why, unless n more bytes leave free on the disk of the state directory what is kept for the gateway.
 func (l *Launcher) Room(n int64) error {
-	return Reserve{Dir: l.cfg.StateDir, Bytes: l.cfg.Reserve}.Room(n)
+	return l.Reserve().Room(n)
 }
 
+// Reserve returns what is kept free of the disk of the state directory.
+func (l *Launcher) Reserve() Reserve { return Reserve{Dir: l.cfg.StateDir, Bytes: l.cfg.Reserve} }
+
 // Left returns how many bytes are free on the disk of the state directory; 0 if that is not known.
-func (l *Launcher) Left() int64 { return Reserve{Dir: l.cfg.StateDir}.Left() }
+func (l *Launcher) Left() int64 { return l.Reserve().Left() }
 
 // volume is the box's own file system, if it has one.
 func (d dirs) volume(id policy.BoxID) disk.Volume {

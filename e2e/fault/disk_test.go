@@ -78,7 +78,9 @@ func TestAttackOnTheDiskByABoxWithoutLimits(t *testing.T) {
 			w := ownDisk(t, 320)
 			bad, other := w.Create(map[string]any{}), w.Create(map[string]any{})
 			w.MustSh(bad, `if fallocate -l 1M f; then echo space is taken without a write; exit 1; fi; python3 -c 'import os; os.posix_fallocate(os.open("g", os.O_RDWR | os.O_CREAT), 0, 1 << 20)'`)
-			w.Background(bad, "i=0; while dd if=/dev/zero of=big bs=1M count=4 seek=$i conv=notrunc status=none "+how+"; do i=$((i+4)); sleep 0.02; done", io.Discard)
+			leave(w, "first", 80<<20)
+			// 20 MiB a second: on a machine that is busy a faster one can have the 28 MiB of the reserve before the gateway's next look
+			w.Background(bad, "i=0; while dd if=/dev/zero of=big bs=1M count=1 seek=$i conv=notrunc status=none "+how+"; do i=$((i+1)); sleep 0.05; done", io.Discard)
 			status := func() string {
 				var box struct{ Status string }
 				if err := w.Client.Get(t.Context(), api.BoxPath(bad), &box); err != nil {
@@ -87,20 +89,12 @@ func TestAttackOnTheDiskByABoxWithoutLimits(t *testing.T) {
 				return box.Status
 			}
 			w.Until("the box is paused", func() bool { return status() == "paused" })
-			var st unix.Statfs_t
-			if err := unix.Statfs(filepath.Join(w.Dir, "state"), &st); err != nil || int64(st.Bavail)*st.Bsize < 8<<20 {
-				t.Errorf("%d MiB are left: %v", int64(st.Bavail)*st.Bsize>>20, err)
+			if left := left(w); left < 8<<20 {
+				t.Errorf("%d MiB are left", left>>20)
 			}
 			w.SetPolicy(other, large())
 			w.MustSh(other, "true")
-			if size := int64(st.Bavail)*st.Bsize - 16<<20; size > 0 { // so that the box, which goes on now and then, gets no more room
-				filler := filepath.Join(w.Dir, "state", "filler")
-				if err := os.WriteFile(filler, make([]byte, size), 0o600); err != nil {
-					if err := os.Truncate(filler, size/2); err != nil {
-						t.Fatal(err)
-					}
-				}
-			}
+			leave(w, "second", 16<<20) // so that the box, which goes on now and then, gets no more room
 			w.Until("it stays paused, whoever uses it", func() bool { // until there is room, it goes on now and then
 				ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second) // a command waits while its box is paused
 				defer cancel()
@@ -111,6 +105,37 @@ func TestAttackOnTheDiskByABoxWithoutLimits(t *testing.T) {
 			w.MustDelete(bad)
 			w.Until("there is room", func() bool { return w.Client.Do(t.Context(), "POST", "/v2/box", map[string]any{}, nil) == nil })
 		})
+	}
+}
+
+// left returns how many bytes are free on the state directory's file system.
+func left(w *harness.World) int64 {
+	w.T.Helper()
+	var st unix.Statfs_t
+	if err := unix.Statfs(filepath.Join(w.Dir, "state"), &st); err != nil {
+		w.T.Fatal(err)
+	}
+	return int64(st.Bavail) * st.Bsize
+}
+
+// leave takes all but so many bytes of what is free on the state directory's file system, in a file of that name.
+func leave(w *harness.World, name string, bytes int64) {
+	w.T.Helper()
+	f, err := os.Create(filepath.Join(w.Dir, "state", name))
+	if err != nil {
+		w.T.Fatal(err)
+	}
+	defer f.Close()
+	for size := left(w) - bytes; size > 0; size = left(w) - bytes {
+		err := unix.Fallocate(int(f.Fd()), 0, 0, size)
+		if err == nil {
+			return
+		} else if !errors.Is(err, unix.ENOSPC) { // a box has written meanwhile
+			w.T.Fatal(err)
+		}
+		if err := f.Truncate(0); err != nil {
+			w.T.Fatal(err)
+		}
 	}
 }
 

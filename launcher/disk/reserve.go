@@ -41,6 +41,20 @@ func (r Reserve) Left() int64 {
 	return int64(st.Bavail) * st.Bsize
 }
 
+// Kept returns how many bytes are kept free; 0 if that is not known.
+func (r Reserve) Kept() int64 {
+	var st unix.Statfs_t
+	if err := unix.Statfs(existing(r.Dir), &st); err != nil {
+		return 0
+	}
+	return r.kept(st)
+}
+
+// kept is [Reserve.Kept] for a file system of that size.
+func (r Reserve) kept(st unix.Statfs_t) int64 {
+	return min(max(r.Bytes, 0), int64(st.Blocks)*st.Bsize/10)
+}
+
 // Room returns a [*FullError] unless n more bytes leave the reserve free.
 func (r Reserve) Room(n int64) error {
 	if r.Bytes <= 0 {
@@ -50,7 +64,7 @@ func (r Reserve) Room(n int64) error {
 	if err := unix.Statfs(existing(r.Dir), &st); err != nil {
 		return fmt.Errorf("the room on the disk of %s: %w", r.Dir, err)
 	}
-	free, kept := int64(st.Bavail)*st.Bsize, min(r.Bytes, int64(st.Blocks)*st.Bsize/10)
+	free, kept := int64(st.Bavail)*st.Bsize, r.kept(st)
 	files := st.Files > 0 && st.Ffree < min(fewFiles, st.Files/10)
 	if free-n < kept || files {
 		return &FullError{Dir: r.Dir, Free: free, Kept: kept, Files: files && free-n >= kept}
