@@ -94,7 +94,7 @@ func TestAttackOnTheDiskByABoxWithoutLimits(t *testing.T) {
 			}
 			w.SetPolicy(other, large())
 			w.MustSh(other, "true")
-			leave(w, "second", 16<<20) // so that the box, which goes on now and then, gets no more room
+			leave(w, "second", 16<<20)                                // so that the box, which goes on now and then, gets no more room
 			w.Until("it stays paused, whoever uses it", func() bool { // until there is room, it goes on now and then
 				ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second) // a command waits while its box is paused
 				defer cancel()
