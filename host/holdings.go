@@ -32,10 +32,10 @@ type holdings struct {
 	kinds [quotas.Schedules + 1]kindHoldings
 }
 
-// kindHoldings are what keys have of one kind.
+// kindHoldings guards the count of one kind.
 type kindHoldings struct {
 	mu      sync.Mutex
-	tally   tally     // guarded by mu; nil: it must be counted anew
+	tally   tally     // of kinds that the store does not count; guarded by mu; nil: it must be counted anew
 	counted time.Time // when it was
 }
 
@@ -72,11 +72,11 @@ func (h *holdings) has(k quotas.Kind, of quotas.Holder) int64 {
 	kind := &h.kinds[k]
 	kind.mu.Lock()
 	defer kind.mu.Unlock()
-	t, err := h.tallyLocked(k, tallyAge)
+	n, err := h.countLocked(k, of.ID, tallyAge)
 	if err != nil {
 		h.log.Error("what API keys have cannot be counted", zap.Stringer("quota", k), zap.Error(err))
 	}
-	return t[of.ID]
+	return n
 }
 
 // reserve asks for n more of a kind for the key of a request. It fails with a [quotas.Error] if that exceeds the key's quota. Call done
@@ -91,11 +91,11 @@ func (h *holdings) reserve(ctx context.Context, k quotas.Kind, n int64) (done fu
 	defer kind.mu.Unlock()
 	var release func()
 	for _, age := range []time.Duration{tallyAge, 0} {
-		t, err := h.tallyLocked(k, age)
+		has, err := h.countLocked(k, holder.ID, age)
 		if err != nil {
 			return nil, err
 		}
-		if release, err = h.book.Reserve(holder, k, n, func() int64 { return t[holder.ID] }); err == nil {
+		if release, err = h.book.Reserve(holder, k, n, func() int64 { return has }); err == nil {
 			break
 		} else if age == 0 {
 			return nil, err
@@ -107,6 +107,27 @@ func (h *holdings) reserve(ctx context.Context, k quotas.Kind, n int64) (done fu
 		kind.tally = nil // which lacks what was made meanwhile
 		release()
 	}), nil
+}
+
+// countLocked returns how much a key has of a kind. The store keeps count of what it stores; the rest may be as old as age.
+func (h *holdings) countLocked(k quotas.Kind, key string, age time.Duration) (int64, error) {
+	switch k {
+	case quotas.Boxes, quotas.SnapshotBytes:
+		t, err := h.tallyLocked(k, age)
+		return t[key], err
+	}
+	stored, err := h.store.Holdings(key)
+	switch k {
+	case quotas.Snapshots:
+		return stored.Snapshots, err
+	case quotas.URLs:
+		return stored.URLs, err
+	case quotas.Domains:
+		return stored.Domains, err
+	case quotas.Schedules:
+		return stored.Schedules, err
+	}
+	return 0, err
 }
 
 // tallyLocked returns what keys have of a kind, not older than that.
@@ -130,30 +151,8 @@ func (h *holdings) count(k quotas.Kind) (tally, error) {
 		for _, b := range h.boxes.unsorted() {
 			t.add(b.shown.Load().CreatedBy, 1)
 		}
-	case quotas.Snapshots:
-		list, err := h.store.Snapshots()
-		for _, s := range list {
-			t.add(s.TakenBy, 1)
-		}
-		return t, err
 	case quotas.SnapshotBytes:
 		return h.countBytes()
-	case quotas.URLs, quotas.Domains:
-		list, err := h.store.URLs("")
-		for _, u := range list {
-			if k == quotas.URLs {
-				t.add(u.Owner, 1)
-			} else {
-				t.add(u.Owner, int64(len(u.Hostnames)+len(u.Pending)))
-			}
-		}
-		return t, err
-	case quotas.Schedules:
-		list, err := h.store.Schedules("")
-		for _, s := range list {
-			t.add(s.CreatedBy, 1)
-		}
-		return t, err
 	}
 	return t, nil
 }

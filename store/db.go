@@ -54,6 +54,7 @@ type DB struct {
 	bolt *bolt.DB
 	seal *document.Sealer
 
+	holdings holdings
 	keyUses  keyUses                 // that are not stored yet
 	rotating sync.Mutex              // one change of keys at a time
 	stop     func(step string) error // for tests: called with each step of a change of keys, which it can make fail

@@ -105,9 +105,11 @@ func (db *DB) ChangeSchedule(box policy.BoxID, id string, change func(*Schedule)
 // DeleteSchedule removes a schedule, or returns [ErrNotFound].
 func (db *DB) DeleteSchedule(box policy.BoxID, id string) error {
 	return db.bolt.Update(func(tx *bolt.Tx) error {
-		if _, err := db.getSchedule(tx, box, id); err != nil {
+		old, err := db.getSchedule(tx, box, id)
+		if err != nil {
 			return err
 		}
+		db.replaced(tx, old.CreatedBy, Holdings{Schedules: 1}, nil)
 		return db.drop(tx, layout.Schedules, scheduleKey(box, id))
 	})
 }
@@ -118,6 +120,8 @@ func (db *DB) deleteSchedules(tx *bolt.Tx, box policy.BoxID) error {
 		return err
 	}
 	for _, key := range schedules.Keys(urlPrefix(box)) {
+		old, err := db.getSchedule(tx, box, string(key[len(urlPrefix(box)):]))
+		db.replaced(tx, old.CreatedBy, Holdings{Schedules: 1}, err)
 		if err := schedules.Delete(key); err != nil {
 			return err
 		}
@@ -151,6 +155,9 @@ func (db *DB) putSchedule(tx *bolt.Tx, s Schedule) error {
 	if err != nil {
 		return err
 	}
+	old, err := db.getSchedule(tx, s.Box, s.ID)
+	db.replaced(tx, old.CreatedBy, Holdings{Schedules: 1}, err)
+	db.adjust(tx, s.CreatedBy, 1, Holdings{Schedules: 1})
 	return schedules.Put(key, sealed)
 }
 

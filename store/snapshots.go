@@ -129,6 +129,7 @@ func (db *DB) DeleteSnapshots(ids []string) error {
 			if err != nil {
 				return err
 			}
+			db.replaced(tx, s.TakenBy, Holdings{Snapshots: 1}, nil)
 			if err := errors.Join(db.own(tx, snapshotOwner(id), s.Layers, nil), db.drop(tx, layout.Snapshots, []byte(id))); err != nil {
 				return err
 			}
@@ -171,6 +172,9 @@ func (db *DB) putSnapshot(tx *bolt.Tx, s Snapshot) error {
 	if err != nil {
 		return err
 	}
+	old, err := db.getSnapshot(tx, s.ID)
+	db.replaced(tx, old.TakenBy, Holdings{Snapshots: 1}, err)
+	db.adjust(tx, s.TakenBy, 1, Holdings{Snapshots: 1})
 	return snapshots.Put([]byte(s.ID), sealed)
 }
 

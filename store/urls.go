@@ -101,6 +101,9 @@ func (db *DB) putURL(tx *bolt.Tx, u URL) error {
 	if err != nil {
 		return err
 	}
+	old, err := db.getURL(tx, u.Box, u.Port)
+	db.replaced(tx, old.Owner, ofURL(old), err)
+	db.adjust(tx, u.Owner, 1, ofURL(u))
 	return urls.Put(key, data)
 }
 
@@ -173,6 +176,7 @@ func (db *DB) DeleteURL(id policy.BoxID, port uint16) error {
 		if err := db.freeDomains(tx, []URL{old}, time.Now().UTC()); err != nil {
 			return err
 		}
+		db.replaced(tx, old.Owner, ofURL(old), nil)
 		return urls.Delete(urlKey(id, port))
 	})
 }
@@ -194,6 +198,9 @@ func (db *DB) deleteURLs(tx *bolt.Tx, id policy.BoxID) error {
 	}
 	if err := db.freeDomains(tx, gone, time.Now().UTC()); err != nil {
 		return err
+	}
+	for _, u := range gone {
+		db.replaced(tx, u.Owner, ofURL(u), nil)
 	}
 	for _, k := range urls.Keys(urlPrefix(id)) {
 		if err := urls.Delete(k); err != nil {

@@ -1,0 +1,130 @@
+package store
+
+import (
+	"cmp"
+	"errors"
+	"sync"
+
+	bolt "go.etcd.io/bbolt"
+
+	"boxgate/store/layout"
+)
+
+// Holdings are the stored objects of one API key.
+type Holdings struct {
+	URLs      int64 // public URLs
+	Domains   int64 // host names of public URLs, served or pending
+	Snapshots int64
+	Schedules int64
+}
+
+func (h Holdings) plus(sign int64, more Holdings) Holdings {
+	h.URLs += sign * more.URLs
+	h.Domains += sign * more.Domains
+	h.Snapshots += sign * more.Snapshots
+	h.Schedules += sign * more.Schedules
+	return h
+}
+
+// holdings are the objects of each key, counted when first asked for and adjusted by every transaction committed since. Safe for
+// concurrent use.
+type holdings struct {
+	mu    sync.Mutex
+	byKey map[string]Holdings // by ID of the key; nil: not counted yet
+	as    int                 // ID of the last transaction that the count includes
+}
+
+// Holdings returns what the API key with an ID has made that is still stored; [OperatorKey] also stands for objects whose record
+// names no key. It takes the same time however many objects are stored, but for the first call.
+func (db *DB) Holdings(key string) (Holdings, error) {
+	h := &db.holdings
+	h.mu.Lock() // for the whole count, so that no later transaction is missed: see adjust
+	defer h.mu.Unlock()
+	if h.byKey == nil {
+		err := db.bolt.View(func(tx *bolt.Tx) (err error) {
+			h.as = tx.ID()
+			h.byKey, err = db.countHoldings(tx)
+			return err
+		})
+		if err != nil {
+			h.byKey = nil
+			return Holdings{}, err
+		}
+	}
+	return h.byKey[key], nil
+}
+
+// adjust adds sign times the objects of a key once the transaction is committed. creator is as records name it.
+func (db *DB) adjust(tx *bolt.Tx, creator string, sign int64, objects Holdings) {
+	id := tx.ID()
+	tx.OnCommit(func() { db.holdings.adjust(id, cmp.Or(creator, OperatorKey), sign, objects) })
+}
+
+// replaced takes the objects of a record that is about to be replaced or deleted from its maker's. A record that cannot be read (err)
+// has everything counted anew.
+func (db *DB) replaced(tx *bolt.Tx, creator string, objects Holdings, err error) {
+	switch {
+	case err == nil:
+		db.adjust(tx, creator, -1, objects)
+	case !errors.Is(err, ErrNotFound):
+		tx.OnCommit(db.holdings.forget)
+	}
+}
+
+func (h *holdings) forget() {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.byKey = nil
+}
+
+func (h *holdings) adjust(tx int, key string, sign int64, objects Holdings) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if h.byKey == nil || tx <= h.as {
+		return // the count will include it, or does
+	}
+	if now := h.byKey[key].plus(sign, objects); now != (Holdings{}) {
+		h.byKey[key] = now
+	} else {
+		delete(h.byKey, key)
+	}
+}
+
+// countHoldings counts the objects of each key.
+func (db *DB) countHoldings(tx *bolt.Tx) (map[string]Holdings, error) {
+	all := map[string]Holdings{}
+	add := func(creator string, objects Holdings) {
+		key := cmp.Or(creator, OperatorKey)
+		all[key] = all[key].plus(1, objects)
+	}
+	each := func(table []byte, f func(key, data []byte) error) error {
+		t, err := db.table(tx, table)
+		if err != nil {
+			return err
+		}
+		return t.Each(nil, f)
+	}
+	return all, errors.Join(
+		each(layout.URLs, func(_, data []byte) error {
+			r, err := decodeURL(data)
+			add(r.Owner, ofURL(r.URL))
+			return err
+		}),
+		each(layout.Snapshots, func(key, sealed []byte) error {
+			var s Snapshot
+			err := db.seal.OpenJSON(tx, layout.Snapshots, string(key), sealed, &s)
+			add(s.TakenBy, Holdings{Snapshots: 1})
+			return err
+		}),
+		each(layout.Schedules, func(key, sealed []byte) error {
+			var s Schedule
+			err := db.seal.OpenJSON(tx, layout.Schedules, string(key), sealed, &s)
+			add(s.CreatedBy, Holdings{Schedules: 1})
+			return err
+		}),
+	)
+}
+
+func ofURL(u URL) Holdings {
+	return Holdings{URLs: 1, Domains: int64(len(u.Hostnames) + len(u.Pending))}
+}
