@@ -54,7 +54,7 @@ func (l *Launcher) Capture(ctx context.Context, id policy.BoxID, layer string, g
 		return l.still(ctx, id, func() error { return errors.Join(fault.At(ctx, "snapshot: box frozen"), f()) })
 	})
 	if err == nil && len(c.Layers) > maxLayers {
-		err = l.flatten(ctx, img, &c, work)
+		err = l.flatten(ctx, img, &c, work, grow)
 	}
 	if err == nil {
 		err = fault.At(ctx, "snapshot: files copied")
@@ -87,15 +87,15 @@ func (l *Launcher) still(ctx context.Context, id policy.BoxID, f func() error) e
 	return f()
 }
 
-// flatten merges a new layer with those below it.
-func (l *Launcher) flatten(ctx context.Context, img image.Image, c *Captured, work string) error {
+// flatten merges a new layer with those below it. grow is as for [Launcher.Capture].
+func (l *Launcher) flatten(ctx context.Context, img image.Image, c *Captured, work string, grow func(n int64) error) error {
 	last := len(c.Layers) - 1
 	stack, frozen := []string{}, c.Frozen
 	for _, layer := range c.Layers[:last] {
 		stack = append(stack, l.layers.Path(layer))
 	}
 	merged := work + "-merged"
-	report, err := snapshot.Merge(ctx, img.Rootfs, append(stack, work), merged)
+	report, err := snapshot.Merge(ctx, img.Rootfs, append(stack, work), merged, grow)
 	if err == nil {
 		err = l.trash.Take(work)
 	}

@@ -213,7 +213,7 @@ func TestLayersMeanTheSame(t *testing.T) {
 				seen, _ := mountRoot(t, lowers...)
 				equalTrees(t, "stacked", describeTree(t, seen, testIDs), want)
 				merged := filepath.Join(dir, fmt.Sprint("merged", i))
-				if _, err := Merge(t.Context(), image, layers, merged); err != nil {
+				if _, err := Merge(t.Context(), image, layers, merged, nil); err != nil {
 					t.Fatal(err)
 				}
 				seen, _ = mountRoot(t, Tree(relocated(t, merged)), image)

@@ -14,9 +14,9 @@ import (
 )
 
 // Merge makes one layer of several, the lowest first, in the directory to, which must not exist. Over the image it means
-// the same as all of them. It shares the files with them, which nobody ever writes to. When Merge fails, what it made is
-// left for the caller to remove.
-func Merge(ctx context.Context, image string, layers []string, to string) (Report, error) {
+// the same as all of them. It shares the files with them, which nobody ever writes to. grow is asked before n more bytes are
+// written, and its error ends the merge; nil: nothing bounds them. When Merge fails, what it made is left for the caller to remove.
+func Merge(ctx context.Context, image string, layers []string, to string, grow func(n int64) error) (Report, error) {
 	for _, dir := range []string{to, Tree(to)} {
 		if err := os.Mkdir(dir, 0o700); err != nil {
 			return Report{}, err
@@ -35,7 +35,7 @@ func Merge(ctx context.Context, image string, layers []string, to string) (Repor
 	for _, layer := range layers {
 		src, err := os.Open(layer)
 		if err == nil {
-			err = merge{ctx}.directory(src, dst, treeDir, below{image: root})
+			err = merge{ctx, Terms{Grow: grow}.room}.directory(src, dst, treeDir, below{image: root})
 			src.Close()
 		}
 		if err != nil {
@@ -62,7 +62,10 @@ func measure(ctx context.Context, tree string) (r Report, err error) {
 }
 
 // merge is one merge under way.
-type merge struct{ ctx context.Context }
+type merge struct {
+	ctx  context.Context
+	room func(n int64) error // asked before n more bytes are written
+}
 
 // below is where in the tree an entry is.
 type below struct {
@@ -80,6 +83,9 @@ func (m merge) directory(src, dst *os.File, name string, at below) error {
 	}
 	it, err := describe(src, e, namespace.IDs{})
 	if err != nil {
+		return err
+	}
+	if err := m.room(max(entryBytes, e.stat.Blocks*512)); err != nil { // its names are written anew
 		return err
 	}
 	hides := slices.ContainsFunc(it.Attrs, func(a attr) bool { return a.Name == opaque.Name })
@@ -182,6 +188,9 @@ func (m merge) one(src, dst *os.File, name string, at below) error {
 	if err := files.RemoveEntry(m.ctx, dst, name); err != nil || at.image == nil && e.whiteout() {
 		return err
 	}
+	if err := m.room(entryBytes); err != nil {
+		return err
+	}
 	err := unix.Linkat(int(src.Fd()), name, int(dst.Fd()), name, 0)
 	if !errors.Is(err, unix.EMLINK) {
 		return err
@@ -212,7 +221,7 @@ func (m merge) copyFile(src, dst *os.File, e entry) error {
 		return err
 	}
 	defer from.Close()
-	b := bodies{dir: dst, clone: true, room: Terms{}.room}
+	b := bodies{dir: dst, clone: true, room: m.room}
 	to, err := b.create(e.name)
 	if err != nil {
 		return err
