@@ -34,6 +34,7 @@ type Book struct {
 	refused Limits
 	counts  [kinds]func(Holder) int64
 	shared  [kinds]*rate.Limiter // of all that are not the operator
+	waiters waiters
 }
 
 // id identifies a holder.
@@ -147,6 +148,9 @@ func (b *Book) addLocked(h Holder, k Kind, n int64) {
 		b.others[k] += n
 	}
 	b.forgetLocked(a)
+	if n < 0 {
+		b.waiters.wake()
+	}
 }
 
 func (b *Book) accountLocked(h Holder) *account {

@@ -2,6 +2,7 @@ package strict
 
 import (
 	"cmp"
+	"context"
 	"errors"
 	"io"
 	"mime"
@@ -18,6 +19,8 @@ const (
 	bodyTimeout = 30 * time.Second
 	// silenceMost is how long a client may send nothing of a body that it has announced, unless that is configured.
 	silenceMost = 10 * time.Second
+	// roomPatience is how long a request waits, in all, for memory for its body that others of its key, or of all keys, have.
+	roomPatience = 2 * time.Second
 )
 
 const (
@@ -41,12 +44,13 @@ func (b Bodies) Read(w http.ResponseWriter, r *http.Request) ([]byte, error) {
 	if r.Header.Get("Content-Type") != "" && (err != nil || media != "application/json") {
 		return nil, problem.Refuse(http.StatusUnsupportedMediaType, "the body must be JSON; send Content-Type: application/json")
 	}
-	data, err := io.ReadAll(b.Whole(w, r))
+	memory := memoryOf(r)
+	data, err := io.ReadAll(b.within(w, r, memory))
 	tooLarge, isTooLarge := errors.AsType[*http.MaxBytesError](err)
 	_, isExceeded := errors.AsType[*quota.Error](err)
 	switch {
 	case err == nil:
-		return data, quota.ScopeOf(r.Context()).Take(quota.Memory, weigh(data))
+		return data, memory.take(weigh(data))
 	case isExceeded:
 		return nil, err
 	case isTooLarge:
@@ -83,29 +87,51 @@ func weigh(data []byte) int64 {
 // and one for each part, and the quota of the request's key. What is claimed of the quota is released with the scope of the request.
 // An error of the quota is a *[quota.Error].
 func (b Bodies) Whole(w http.ResponseWriter, r *http.Request) io.Reader {
+	return b.within(w, r, memoryOf(r))
+}
+
+func (b Bodies) within(w http.ResponseWriter, r *http.Request, memory *bodyMemory) io.Reader {
 	in := &steady{body: http.MaxBytesReader(w, r.Body, b.Most), rc: http.NewResponseController(w), until: time.Now().Add(bodyTimeout), silence: b.silence()}
-	return NewClaimed(in, quota.ScopeOf(r.Context()))
+	return &Claimed{r: in, memory: memory, room: freeBytes}
 }
 
 func (b Bodies) silence() time.Duration { return cmp.Or(b.Silence, silenceMost) }
 
-// Claimed reads data that is kept in memory whole. It claims memory as the data arrives, whatever length was announced.
-type Claimed struct {
-	r     io.Reader
+// bodyMemory is the memory of a request for its body, for which it waits if there is none left.
+type bodyMemory struct {
+	ctx   context.Context
 	scope *quota.Scope
-	room  int   // left of the claimed or free bytes
-	held  int64 // claimed
+	left  time.Duration // how long it may still wait
 }
 
-// NewClaimed returns a reader that claims memory of a scope.
+func memoryOf(r *http.Request) *bodyMemory {
+	return &bodyMemory{r.Context(), quota.ScopeOf(r.Context()), roomPatience}
+}
+
+func (m *bodyMemory) take(n int64) error {
+	begun := time.Now()
+	err := m.scope.TakeWithin(m.ctx, m.left, quota.Memory, n)
+	m.left -= time.Since(begun)
+	return err
+}
+
+// Claimed reads data that is kept in memory whole. It claims memory as the data arrives, whatever length was announced.
+type Claimed struct {
+	r      io.Reader
+	memory *bodyMemory
+	room   int   // left of the claimed or free bytes
+	held   int64 // claimed
+}
+
+// NewClaimed returns a reader that claims memory of a scope, and fails at once if there is none left.
 func NewClaimed(r io.Reader, scope *quota.Scope) *Claimed {
-	return &Claimed{r: r, scope: scope, room: freeBytes}
+	return &Claimed{r: r, memory: &bodyMemory{context.Background(), scope, 0}, room: freeBytes}
 }
 
 // Read implements [io.Reader].
 func (c *Claimed) Read(p []byte) (int, error) {
 	if c.room == 0 {
-		if err := c.scope.Take(quota.Memory, copies*claimBytes); err != nil {
+		if err := c.memory.take(copies * claimBytes); err != nil {
 			return 0, err
 		}
 		c.room, c.held = claimBytes, c.held+copies*claimBytes
@@ -117,7 +143,7 @@ func (c *Claimed) Read(p []byte) (int, error) {
 
 // Release releases the claimed memory before the scope ends.
 func (c *Claimed) Release() {
-	c.scope.Release(quota.Memory, c.held)
+	c.memory.scope.Release(quota.Memory, c.held)
 	c.held = 0
 }
 

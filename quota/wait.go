@@ -1,0 +1,122 @@
+package quota
+
+import (
+	"context"
+	"time"
+)
+
+// How many requests may wait for room at a time, all together and of one holder.
+const (
+	mostWaiters      = 64
+	mostWaitersOfOne = 8
+)
+
+// waiters are the requests that wait for room. Guarded by the book's mu.
+type waiters struct {
+	all   int
+	of    map[id]int
+	freed chan struct{} // closed when something is released; nil: nothing waits
+}
+
+// enter notes one more of a holder, unless there are as many as may wait.
+func (w *waiters) enter(h id) bool {
+	if w.all >= mostWaiters || w.of[h] >= mostWaitersOfOne {
+		return false
+	}
+	if w.of == nil {
+		w.of = map[id]int{}
+	}
+	if w.freed == nil {
+		w.freed = make(chan struct{})
+	}
+	w.all++
+	w.of[h]++
+	return true
+}
+
+func (w *waiters) leave(h id) {
+	w.all--
+	if w.of[h]--; w.of[h] == 0 {
+		delete(w.of, h)
+	}
+	if w.all == 0 {
+		w.freed = nil
+	}
+}
+
+// wake has all of them look for room again.
+func (w *waiters) wake() {
+	if w.freed != nil {
+		close(w.freed)
+		w.freed = make(chan struct{})
+	}
+}
+
+// TakeWithin is [Scope.Take] for a request that can wait for others to release something, until ctx is done. It fails at once if no
+// release would be enough, or if too many wait already.
+func (s *Scope) TakeWithin(ctx context.Context, patience time.Duration, k Kind, n int64) error {
+	if s == nil || n == 0 {
+		return nil
+	}
+	s.mu.Lock()
+	own := s.has[k]
+	s.mu.Unlock()
+	if err := s.book.takeWithin(ctx, patience, s.holder, k, own, n); err != nil {
+		return err
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.has[k] += n; s.refs == 0 { // it has ended: nothing would release it
+		s.book.release(s.holder, k, n)
+	}
+	return nil
+}
+
+// takeWithin takes n for a request that has own of the kind already.
+func (b *Book) takeWithin(ctx context.Context, patience time.Duration, h Holder, k Kind, own, n int64) error {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	err := b.roomLocked(h, k, b.hasLocked(h, k), n)
+	if err != nil && patience > 0 && b.fitsAloneLocked(h, k, own+n) && b.waiters.enter(h.key()) {
+		err = b.waitLocked(ctx, patience, h, k, n)
+		b.waiters.leave(h.key())
+	}
+	if err != nil {
+		b.refused[k]++
+		return err
+	}
+	b.addLocked(h, k, n)
+	return nil
+}
+
+// waitLocked waits until there is room for n more, and returns why there is none if that takes too long. It gives up the lock
+// meanwhile.
+func (b *Book) waitLocked(ctx context.Context, patience time.Duration, h Holder, k Kind, n int64) error {
+	timer := time.NewTimer(patience)
+	defer timer.Stop()
+	for over := false; ; {
+		err := b.roomLocked(h, k, b.hasLocked(h, k), n)
+		if err == nil || over {
+			return err
+		}
+		freed := b.waiters.freed
+		b.mu.Unlock()
+		select {
+		case <-freed:
+		case <-timer.C:
+			over = true
+		case <-ctx.Done():
+			over = true
+		}
+		b.mu.Lock()
+	}
+}
+
+// fitsAloneLocked reports whether there would be room if nothing else had any of the kind.
+func (b *Book) fitsAloneLocked(h Holder, k Kind, n int64) bool {
+	limit, total := b.limitLocked(h, k), b.totals[k]
+	if !h.Operator {
+		total = shareOf(total) / 2
+	}
+	return (limit == 0 || n <= limit) && (b.totals[k] == 0 || n <= total)
+}
