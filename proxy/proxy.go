@@ -96,7 +96,7 @@ type Config struct {
 	MaxPipes         int           // pipes for splicing tunnels of all boxes; two descriptors each; 512
 	PeekTimeout      time.Duration // until the first message must be complete where the client speaks first; 10 s
 	SilenceTimeout   time.Duration // how long a client may stay silent before the server is taken to speak first; 300 ms
-	HandshakeTimeout time.Duration // for each TLS handshake, with the box and with the upstream; 15 s
+	HandshakeTimeout time.Duration // for each TLS handshake, with the box (or PeekTimeout, if that is longer) and with the upstream; 15 s
 	DialTimeout      time.Duration // for resolving and dialling an upstream, over all its addresses; 15 s
 	AddressTimeout   time.Duration // for one of several addresses; 3 s
 	IdleTimeout      time.Duration // until a spliced or upgraded connection without traffic is closed; 24 h

@@ -90,7 +90,7 @@ func (p *Proxy) terminate(box *policy.Box, client net.Conn, name policy.Name, al
 		cfg = cfg.Clone()
 		cfg.NextProtos = alpn
 	}
-	if err := client.SetDeadline(time.Now().Add(p.cfg.HandshakeTimeout)); err != nil {
+	if err := client.SetDeadline(time.Now().Add(p.cfg.boxHandshake())); err != nil {
 		return nil, err
 	}
 	conn := tls.Server(client, cfg)
@@ -103,6 +103,10 @@ func (p *Proxy) terminate(box *policy.Box, client net.Conn, name policy.Name, al
 	}
 	return conn, client.SetDeadline(time.Time{})
 }
+
+// boxHandshake is the time for a TLS handshake with a box. A box that may take longer for its first message, because its machine is
+// slow, may take as long for the rest.
+func (c *Config) boxHandshake() time.Duration { return max(c.HandshakeTimeout, c.PeekTimeout) }
 
 // terminateAs performs the TLS handshake with the box for a connection whose host is known without SNI. If the box gives a
 // name it must be that one. The caller sets deadlines.

@@ -5,7 +5,9 @@ import (
 	"errors"
 	"io"
 	"net"
+	"os"
 	"testing"
+	"time"
 
 	"boxgate/policy"
 	"boxgate/proxy"
@@ -136,5 +138,41 @@ func TestTerminationIsForTheNameThatWasJudged(t *testing.T) {
 	}
 	if _, err, _ := handshakes(r, &tls.Config{ServerName: "a.example", RootCAs: r.BoxCA.Pool(), MaxVersion: tls.VersionTLS11, MinVersion: tls.VersionTLS10}, proxytest.MustName(t, "a.example")); err == nil {
 		t.Error("TLS 1.1 was accepted")
+	}
+}
+
+// TestABoxMayTakeAsLongForItsHandshakeAsForItsFirstMessage: what limits.peek_timeout grants to slow boxes holds for the whole
+// handshake. Without that, the connection is cut.
+func TestABoxMayTakeAsLongForItsHandshakeAsForItsFirstMessage(t *testing.T) {
+	t.Parallel()
+	const short = 50 * time.Millisecond
+	begin := func(peek time.Duration) (c *tls.Conn, answered, goOn chan struct{}) {
+		r := proxytest.New(t, proxytest.Allow("a.example"), func(c *proxy.Config) { c.HandshakeTimeout, c.PeekTimeout = short, peek })
+		trap := r.Trap(443)
+		r.Policy(proxytest.Allow("a.example"), map[string]map[string]string{"a.example": {"Authorization": "x"}})
+		answered, goOn = make(chan struct{}), make(chan struct{})
+		return tls.Client(r.Dial(trap), &tls.Config{ServerName: "a.example", InsecureSkipVerify: true, VerifyConnection: func(tls.ConnectionState) error {
+			close(answered)
+			<-goOn
+			return nil
+		}}), answered, goOn
+	}
+	slow, answered, goOn := begin(time.Minute)
+	done := make(chan error, 1)
+	go func() { done <- slow.Handshake() }()
+	<-answered
+	cut, _, _ := begin(short)
+	if _, err := cut.NetConn().Read(make([]byte, 1)); err == nil || errors.Is(err, os.ErrDeadlineExceeded) {
+		t.Fatalf("the control is not cut: %v", err)
+	} // so the time has passed for the other one, too
+	close(goOn)
+	if err := <-done; err != nil {
+		t.Error(err)
+	}
+	if _, err := io.WriteString(slow, "GET / HTTP/1.0\r\n\r\n"); err != nil {
+		t.Error(err)
+	}
+	if n, err := slow.Read(make([]byte, 1)); n != 1 {
+		t.Errorf("the slow box gets no answer: %v", err)
 	}
 }

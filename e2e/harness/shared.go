@@ -115,7 +115,7 @@ func (l *labs) put(s *sharedLab) {
 // start makes a lab and starts its gateway.
 func (l *labs) start() (*sharedLab, error) {
 	ctx := context.Background()
-	made, err := lab.New(ctx, lab.Options{Gateway: Gateway(), ImageDir: ImageDir(), Net: testnet.Options{Capture: l.captured}})
+	made, err := lab.New(ctx, lab.Options{Gateway: Gateway(), ImageDir: ImageDir(), Change: patiently(nil), Net: testnet.Options{Capture: l.captured}})
 	if err != nil {
 		return nil, err
 	}

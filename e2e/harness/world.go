@@ -12,6 +12,7 @@ import (
 	"sync/atomic"
 	"syscall"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -44,7 +45,7 @@ func NewStopped(t *testing.T, o lab.Options) *World {
 	t.Helper()
 	needRoot(t)
 	TakeSlot(t)
-	o.Gateway, o.ImageDir = Gateway(), ImageDir()
+	o.Gateway, o.ImageDir, o.Change = Gateway(), ImageDir(), patiently(o.Change)
 	l, err := lab.New(t.Context(), o)
 	if err != nil {
 		t.Fatal(err)
@@ -58,6 +59,17 @@ func NewStopped(t *testing.T, o lab.Options) *World {
 		}
 	})
 	return w
+}
+
+// patiently lets boxes take long for the first message of a connection and for the handshake: on a busy machine a client in a box
+// may stand still for 15 seconds in the middle of either.
+func patiently(change func(*config.Config)) func(*config.Config) {
+	return func(c *config.Config) {
+		c.Limits.PeekTimeout = time.Minute
+		if change != nil {
+			change(c)
+		}
+	}
 }
 
 func needRoot(t *testing.T) {
