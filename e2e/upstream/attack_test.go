@@ -245,6 +245,9 @@ func TestProxyChangesOnARunningBox(t *testing.T) {
 			}()
 		}
 		w.Until("two requests are being answered", func() bool {
+			if len(ended) > 0 {
+				t.Fatalf("change %d: a request ended before the change, with exit %d", i, <-ended)
+			}
 			n := 0
 			for _, e := range w.Events(box) {
 				if e.Path == "/stream" && e.Phase == "open" {
