@@ -8,8 +8,11 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"runtime"
 	"strings"
 	"testing"
+
+	"golang.org/x/sys/unix"
 
 	"boxgate/internal/nightly"
 )
@@ -70,6 +73,11 @@ func TestAttackSystemCalls(t *testing.T) {
 		r := run(t, l, id, ExecSpec{Args: []string{"python3", "-c", calls}, User: user})
 		if r.exit != 0 || r.out != "" || r.err != "" {
 			t.Errorf("%s: exit status %d\n%s%s", user, r.exit, r.out, r.err)
+		}
+		// The same calls by their other numbers: those of x32, which kernels may have been built without.
+		r = run(t, l, id, ExecSpec{Args: []string{"python3", "-c", "import ctypes; ctypes.CDLL(None).syscall(0x40000000 | 39)"}, User: user})
+		if runtime.GOARCH == "amd64" && r.exit != 128+int(unix.SIGSYS) {
+			t.Errorf("%s made a call of x32: exit status %d\n%s%s", user, r.exit, r.out, r.err)
 		}
 	}
 }

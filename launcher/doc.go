@@ -6,7 +6,7 @@
 // its CA) and starts a first process that only reaps. Commands come in by [Launcher.Exec].
 //
 // What confines a box: a user namespace with a range of user IDs that no other box has, so that root inside is nobody
-// outside; Docker's capabilities without NET_RAW, and no way to gain more (no_new_privs); Docker's seccomp profile;
+// outside; Docker's capabilities without NET_RAW, and no way to gain more (no_new_privs); Docker's seccomp profile without x32;
 // masked /proc and /sys; limits on memory, CPU and processes in a control group of its own. The image is the lower,
 // read-only layer of the overlay, mounted with its owners mapped into the box's range: boxes share it and none can
 // change it.
