@@ -51,9 +51,9 @@ func TestAttackPrintedRemedyOpensTooMuch(t *testing.T) {
 		"an address": {harness.Custom("api.example.com"), dial(git), []string{dial(other), dial(shared), tls("https://www.example.com/")}, git},
 	} {
 		box := w.Create(map[string]any{"network_policy": c.policy})
-		for _, line := range append([]string{c.try}, c.neighbours...) {
-			if out, code := w.Sh(box, line); code == 0 {
-				t.Fatalf("%s: %s is not refused: %s", name, line, out)
+		for _, r := range w.ShEach(box, append([]string{c.try}, c.neighbours...)...) {
+			if r.Code == 0 {
+				t.Fatalf("%s: %s is not refused: %s", name, r.Line, r.Out)
 			}
 		}
 		w.MustDelete(box)
@@ -76,9 +76,9 @@ func TestAttackPrintedRemedyOpensTooMuch(t *testing.T) {
 		if out, code := w.Sh(box, c.try); code != 0 {
 			t.Errorf("%s: %s is followed, and still refused: %s", name, found, out)
 		}
-		for _, line := range c.neighbours {
-			if out, code := w.Sh(box, line); code == 0 {
-				t.Errorf("%s: %s is followed, and opens as well: %s\n%s", name, found, line, out)
+		for _, r := range w.ShEach(box, c.neighbours...) {
+			if r.Code == 0 {
+				t.Errorf("%s: %s is followed, and opens as well: %s\n%s", name, found, r.Line, r.Out)
 			}
 		}
 	}

@@ -101,9 +101,9 @@ func (s *sourceWorld) leavesFrom(box, when string, from policy.Source) {
 		at   netip.Addr
 		open bool
 	}{{"4", s.V4("plain.example.com"), from.V4.IsValid()}, {"6", s.V6("plain.example.com"), from.V6.IsValid()}} {
-		for _, way := range s.ways(f.name, f.at) {
-			if out, code := s.Sh(box, way); (code == 0) != f.open {
-				s.T.Errorf("%s: %s: %d %s", when, way, code, out)
+		for _, r := range s.ShEach(box, s.ways(f.name, f.at)...) {
+			if (r.Code == 0) != f.open {
+				s.T.Errorf("%s: %s: %d %s", when, r.Line, r.Code, r.Out)
 			}
 		}
 	}

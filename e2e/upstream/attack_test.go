@@ -71,13 +71,14 @@ func TestAttackPastAProxyThatDoesNotServe(t *testing.T) {
 			body["attach_headers"] = attach(c.url, c.password, map[string]any{"api.example.com": map[string]string{"X-Key": "v"}})
 		}
 		box := w.Create(body)
-		for _, line := range fails {
-			out, code := w.Sh(box, strings.ReplaceAll(line, "-f ", ""))
-			if code == 0 && !strings.Contains(line, "api.example.com") && !strings.Contains(line, "plain.example.com") {
-				t.Errorf("%s: %s reached something: %s", name, line, out)
+		for _, r := range w.ShEach(box, strings.Split(strings.ReplaceAll(strings.Join(fails, "\n"), "-f ", ""), "\n")...) {
+			if r.Code == 0 && !strings.Contains(r.Line, "api.example.com") && !strings.Contains(r.Line, "plain.example.com") {
+				t.Errorf("%s: %s reached something: %s", name, r.Line, r.Out)
 			}
-			if out, code := w.Sh(box, line); code == 0 || strings.Contains(out, "10.0.0.9") || strings.Contains(out, "proxy.example.net") {
-				t.Errorf("%s: %s: %d %s", name, line, code, out)
+		}
+		for _, r := range w.ShEach(box, fails...) {
+			if r.Code == 0 || strings.Contains(r.Out, "10.0.0.9") || strings.Contains(r.Out, "proxy.example.net") {
+				t.Errorf("%s: %s: %d %s", name, r.Line, r.Code, r.Out)
 			}
 		}
 		if out := w.MustSh(box, "curl -sS -m 30 -w ' %{http_code}' https://api.example.com/"); !strings.HasSuffix(out, " 502") || !strings.Contains(out, "upstream_proxy") ||
@@ -178,7 +179,7 @@ func TestAttackProtectedRangesByAProxy(t *testing.T) {
 		if got := proxy.taken(); len(there) > 0 && !has(got, "www.example.com:443") || len(there) == 0 && has(got, "example.com") {
 			t.Errorf("resolved there %v: the proxy was asked for %q", there, got)
 		}
-		for _, line := range []string{
+		for _, r := range w.ShEach(box,
 			"curl -k -sS -f -m 30 https://private.example.net/", "curl -sS -f -m 30 http://private.example.net/",
 			"curl -k -sS -f -m 30 https://metadata.example.net/", "curl -sS -f -m 30 http://169.254.169.254/latest", "curl -k -sS -f -m 30 https://10.0.0.5/",
 			"curl -sS -f -m 30 http://[::ffff:10.0.0.5]/", "curl -k -sS -f -m 30 https://six.example.net/", "curl -k -sS -f -m 30 https://127.0.0.1:8600/",
@@ -186,9 +187,9 @@ func TestAttackProtectedRangesByAProxy(t *testing.T) {
 			"curl -sS -f -m 30 -x http://10.200.0.1:3128 http://metadata.example.net/", "curl -k -sS -f -m 30 -x http://10.200.0.1:3128 https://169.254.169.254/",
 			"curl -k -sS -f -m 30 --resolve private.example.net:443:198.51.100.11 https://private.example.net/",
 			"curl -k -sS -f -m 30 https://evil.example.net/", "curl -sS -f -m 30 -x http://10.200.0.1:3128 http://evil.example.net/",
-		} {
-			if out, code := w.Sh(box, line); code == 0 {
-				t.Errorf("resolved there %v: %s: %s", there, line, out)
+		) {
+			if r.Code == 0 {
+				t.Errorf("resolved there %v: %s: %s", there, r.Line, r.Out)
 			}
 		}
 		for _, asked := range proxy.taken() {

@@ -106,7 +106,7 @@ func TestUpstreamProxyOfABox(t *testing.T) {
 // passes checks what goes by the proxy.
 func passes(t *testing.T, w *harness.World, box, url string) {
 	t.Helper()
-	for _, line := range []string{
+	for _, r := range w.ShEach(box,
 		"curl -k -sS -f -m 30 -o /dev/null https://www.example.com/spliced",
 		"curl -sS -f -m 30 -o /dev/null http://plain.example.com/plain",
 		"curl -sS -f -m 30 -o /dev/null --http1.1 https://api.example.com/key https://api.example.com/key",
@@ -114,9 +114,9 @@ func passes(t *testing.T, w *harness.World, box, url string) {
 		"curl -sS -f -m 30 -o /dev/null -k -x http://10.200.0.1:3128 https://www.example.com/explicit",
 		"curl -sS -f -m 30 -o /dev/null -x http://10.200.0.1:3128 http://plain.example.com/explicit",
 		"head -c 3000000 /dev/zero | curl -k -sS -f -m 60 --http1.1 -o /dev/null -T - https://www.example.com/upload",
-	} {
-		if out, code := w.Sh(box, line); code != 0 {
-			t.Errorf("%s: %d %s", line, code, out)
+	) {
+		if r.Code != 0 {
+			t.Errorf("%s: %d %s", r.Line, r.Code, r.Out)
 		}
 	}
 	for _, host := range []string{"raw.example.net", "198.51.100.90"} {
@@ -136,13 +136,13 @@ func passes(t *testing.T, w *harness.World, box, url string) {
 // refusesOthers checks what has no way by a proxy.
 func refusesOthers(t *testing.T, w *harness.World, box string) {
 	t.Helper()
-	for _, line := range []string{
+	for _, r := range w.ShEach(box,
 		`python3 -c 'import socket; s=socket.socket(socket.AF_INET, socket.SOCK_DGRAM); s.settimeout(5); s.connect(("198.51.100.11", 443)); s.send(b"x"); s.recv(9)'`,
 		`python3 -c 'import socket; s=socket.socket(socket.AF_INET, socket.SOCK_DGRAM); s.settimeout(5); s.connect(("198.51.100.11", 9999)); s.send(b"x"); s.recv(9)'`,
 		"ping -c 1 -W 3 198.51.100.11",
-	} {
-		if out, code := w.Sh(box, line); code == 0 {
-			t.Errorf("%s: %s", line, out)
+	) {
+		if r.Code == 0 {
+			t.Errorf("%s: %s", r.Line, r.Out)
 		}
 	}
 	w.Event(box, func(e audit.Event) bool {

@@ -56,12 +56,12 @@ func TestUpstreamProxyOfTheHost(t *testing.T) {
 	box := w.Create(map[string]any{"network_policy": open(), "attach_headers": map[string]any{"api.example.com": map[string]string{"X-Key": harness.TestSecret}}})
 	passes(t, w, box, url)
 	refusesOthers(t, w, box)
-	for _, line := range []string{
+	for _, r := range w.ShEach(box,
 		"curl -sS -f -m 20 http://10.0.0.9:8888/", "curl -sS -f -m 20 http://inside.example.net:8888/", "curl -k -sS -f -m 20 https://10.0.0.5/",
 		"curl -sS -f -m 20 -x http://10.0.0.9:8888 http://plain.example.com/", "curl -sS -f -m 20 -x http://10.200.0.1:3128 http://10.0.0.9:8888/",
-	} {
-		if out, code := w.Sh(box, line); code == 0 {
-			t.Errorf("%s: %s", line, out)
+	) {
+		if r.Code == 0 {
+			t.Errorf("%s: %s", r.Line, r.Out)
 		}
 	}
 	if seen := direct(w, "api.example.com", "www.example.com", "plain.example.com", "raw.example.net"); len(seen) > 0 {
@@ -122,23 +122,23 @@ func TestHostThatHasNothingButAProxy(t *testing.T) {
 	box := w.Create(map[string]any{
 		"network_policy": harness.Custom("*.example.com", "evil.example.net"), "attach_headers": map[string]any{"api.example.com": map[string]string{"X-Key": harness.TestSecret}},
 	})
-	for _, line := range []string{
+	for _, r := range w.ShEach(box,
 		"curl -k -sS -f -m 30 -o /dev/null https://www.example.com/", "curl -sS -f -m 30 -o /dev/null http://plain.example.com/",
 		"curl -sS -f -m 30 -o /dev/null https://api.example.com/key https://api.example.com/key", "curl -sS -f -m 30 -o /dev/null --http1.1 https://api.example.com/key",
 		"curl -k -sS -f -m 30 -o /dev/null -x http://10.200.0.1:3128 https://www.example.com/",
-	} {
-		if out, code := w.Sh(box, line); code != 0 {
-			t.Errorf("%s: %d %s", line, code, out)
+	) {
+		if r.Code != 0 {
+			t.Errorf("%s: %d %s", r.Line, r.Code, r.Out)
 		}
 	}
 	asked := strings.Join(proxy.taken(), " ")
 	harness.Contains(t, asked, "www.example.com:443", "plain.example.com:80", "api.example.com:443")
-	for _, line := range []string{
+	for _, r := range w.ShEach(box,
 		"curl -k -sS -f -m 30 https://evil.example.net/", "curl -k -sS -f -m 30 https://private.example.net/", "curl -k -sS -f -m 30 https://nowhere.example.com/",
 		"curl -k -sS -f -m 30 -x http://10.200.0.1:3128 https://private.example.net/",
-	} {
-		if out, code := w.Sh(box, line); code == 0 {
-			t.Errorf("%s: %s", line, out)
+	) {
+		if r.Code == 0 {
+			t.Errorf("%s: %s", r.Line, r.Out)
 		}
 	}
 	if got := proxy.taken(); has(got, "example.net") {
