@@ -38,7 +38,7 @@ type siege struct {
 }
 
 // pause is the time between two rounds of a box. What is open for longer is noticed.
-var pause = nightly.Size(5*time.Millisecond, time.Millisecond)
+var pause = nightly.Size(10*time.Millisecond, time.Millisecond)
 
 // besiege begins a siege.
 func besiege(w *harness.World, targets [2]netip.Addr) *siege {
@@ -88,11 +88,11 @@ func (s *siege) watch() {
 				known[path] = inode
 			}
 		}
-		time.Sleep(200 * time.Microsecond)
+		time.Sleep(time.Millisecond) // a new namespace has no link for longer than that
 	}
 }
 
-// pinDir is a directory of namespaces. It is looked at thousands of times a second.
+// pinDir is a directory of namespaces. It is looked at a thousand times a second.
 type pinDir struct {
 	path    string
 	paths   []string  // in it, when it was read last
