@@ -13,6 +13,8 @@ import (
 	"testing"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"boxgate/audit"
 	"boxgate/config"
 	"boxgate/e2e/harness"
@@ -116,7 +118,7 @@ func sendDecoys(r *harness.Raider, network string, to netip.Addr, first, n int) 
 	r.T.Helper()
 	err := r.Inside(func() error {
 		if network == "tcp" {
-			return decoysTCP(r, to, first, n)
+			return decoysTCP(to, first, n)
 		}
 		c, err := net.ListenPacket("udp", netip.AddrPortFrom(r.Own(to), 0).String())
 		if err != nil {
@@ -136,15 +138,25 @@ func sendDecoys(r *harness.Raider, network string, to netip.Addr, first, n int) 
 	}
 }
 
-// decoysTCP connects to ports on which nobody listens. It runs on a thread of the box's namespace.
-func decoysTCP(r *harness.Raider, to netip.Addr, first, n int) error {
+// decoysTCP connects to ports on which nobody listens. It runs on a thread of the box's namespace, and makes the system calls
+// itself: with package net, which waits for each answer in another thread, most of the work would be the test's own.
+func decoysTCP(to netip.Addr, first, n int) error {
+	domain, addr := unix.AF_INET, func(port int) unix.Sockaddr { return &unix.SockaddrInet4{Addr: to.As4(), Port: port} }
+	if to.Is6() {
+		domain, addr = unix.AF_INET6, func(port int) unix.Sockaddr { return &unix.SockaddrInet6{Addr: to.As16(), Port: port} }
+	}
 	for port := first; port < first+n; port++ {
-		d := net.Dialer{Timeout: 5 * time.Second}
-		c, err := d.Dial("tcp", netip.AddrPortFrom(to, uint16(port)).String())
-		if err == nil {
-			c.Close()
-		} else if !errors.Is(err, syscall.ECONNREFUSED) {
+		fd, err := unix.Socket(domain, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+		if err != nil {
 			return err
+		}
+		err = unix.SetsockoptInt(fd, unix.IPPROTO_TCP, unix.TCP_SYNCNT, 2) // it gives up after 7 s
+		if err == nil {
+			err = unix.Connect(fd, addr(port))
+		}
+		unix.Close(fd)
+		if err != nil && !errors.Is(err, unix.ECONNREFUSED) {
+			return fmt.Errorf("port %d: %w", port, err)
 		}
 	}
 	return nil
