@@ -20,9 +20,24 @@ type mount struct {
 	kind     string
 }
 
+// MountPoint is a mounted file system.
+type MountPoint struct{ At, Kind string }
+
+// MountPoints returns the mounts that a file of the format of mountinfo(5) lists.
+func MountPoints(mountinfo string) ([]MountPoint, error) {
+	all, err := mountsIn(mountinfo)
+	var out []MountPoint
+	for _, m := range all {
+		out = append(out, MountPoint{m.at, m.kind})
+	}
+	return out, err
+}
+
 // mounts returns the mounts that this thread sees.
-func mounts() ([]mount, error) {
-	f, err := os.Open("/proc/thread-self/mountinfo")
+func mounts() ([]mount, error) { return mountsIn("/proc/thread-self/mountinfo") }
+
+func mountsIn(mountinfo string) ([]mount, error) {
+	f, err := os.Open(mountinfo)
 	if err != nil {
 		return nil, err
 	}
@@ -33,11 +48,11 @@ func mounts() ([]mount, error) {
 		line, super, ok := strings.Cut(lines.Text(), " - ")
 		fields, types := strings.Fields(line), strings.Fields(super)
 		if !ok || len(fields) < 5 || len(types) == 0 {
-			return nil, errors.New("/proc/self/mountinfo cannot be read")
+			return nil, fmt.Errorf("%s cannot be read", mountinfo)
 		}
 		id, err := strconv.Atoi(fields[0])
 		if err != nil {
-			return nil, fmt.Errorf("/proc/self/mountinfo: %w", err)
+			return nil, fmt.Errorf("%s: %w", mountinfo, err)
 		}
 		out = append(out, mount{id: id, dev: fields[2], root: unescape(fields[3]), at: unescape(fields[4]), kind: types[0]})
 	}

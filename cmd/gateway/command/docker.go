@@ -4,8 +4,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"slices"
-	"strings"
 
 	"github.com/spf13/cobra"
 
@@ -38,18 +36,15 @@ func newDockerCommand(o *cli.Options) *cobra.Command {
 }
 
 func dockerRun(cmd *cobra.Command, o *cli.Options, args []string) error {
-	if len(args) == 0 || slices.Contains([]string{"--help", "-h"}, args[0]) {
+	if len(args) == 0 || args[0] == "--help" || len(args) == 1 && args[0] == "-h" { // else Docker's --hostname
 		return cmd.Help()
 	}
 	o.JSON = o.JSON || wantsJSON(args)
-	ours, rest, err := ownFlags(args)
-	if err != nil {
-		return err
-	}
-	line, err := docker.Parse(rest)
+	line, err := docker.Parse(args, []string{"--policy", "--headers", "--config", "--admin"}, []string{"--json"})
 	if err != nil {
 		return cli.UsageError(err)
 	}
+	ours := line.Gateway
 	o.ConfigFile, o.Admin = orElse(ours["--config"], o.ConfigFile), orElse(ours["--admin"], o.Admin)
 	g, err := dockerGateway(o)
 	if err != nil {
@@ -77,33 +72,6 @@ func orElse(s, other string) string {
 		return other
 	}
 	return s
-}
-
-// ownFlags takes the gateway's own flags out of a command line of docker run.
-func ownFlags(args []string) (ours map[string]string, rest []string, err error) {
-	ours = map[string]string{}
-	for len(args) > 0 && strings.HasPrefix(args[0], "-") {
-		name, value, given := strings.Cut(args[0], "=")
-		switch {
-		case name == "--json":
-			args = args[1:]
-		case !slices.Contains([]string{"--policy", "--headers", "--config", "--admin"}, name):
-			n, err := docker.FlagLength(args)
-			if err != nil {
-				return nil, nil, cli.UsageError(err)
-			}
-			rest, args = append(rest, args[:n]...), args[n:]
-			continue
-		case given:
-			args = args[1:]
-		case len(args) < 2:
-			return nil, nil, cli.Usagef("%s needs a value", name)
-		default:
-			value, args = args[1], args[2:]
-		}
-		ours[name] = value
-	}
-	return ours, append(rest, args...), nil
 }
 
 // dockerGateway is the running gateway, for containers.

@@ -7,8 +7,6 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
-
-	"golang.org/x/sys/unix"
 )
 
 // Which flags of `docker run` a container may have is an allowlist: a flag that is not known here, of a newer Docker for example, is
@@ -39,12 +37,6 @@ var checked = map[string]func(value string) error{
 	"--uts":           oneOf("private"),
 	"--volume":        checkVolume,
 	"--volume-driver": oneOf("local"),
-}
-
-// shortOf are the long names of the short flags.
-var shortOf = map[string]string{
-	"-a": "--attach", "-c": "--cpu-shares", "-d": "--detach", "-e": "--env", "-h": "--hostname", "-i": "--interactive", "-l": "--label",
-	"-m": "--memory", "-p": "--publish", "-P": "--publish-all", "-q": "--quiet", "-t": "--tty", "-u": "--user", "-v": "--volume", "-w": "--workdir",
 }
 
 // refused are flags with a reason of their own.
@@ -175,7 +167,23 @@ func checkVolume(value string) error {
 	if !mounted || rest == "" || !strings.HasPrefix(source, "/") && !strings.HasPrefix(source, ".") && !strings.HasPrefix(source, "~") {
 		return nil // a volume of Docker's
 	}
+	if _, options, _ := strings.Cut(rest, ":"); options != "" {
+		for option := range strings.SplitSeq(options, ",") {
+			if err := checkPropagation(option); err != nil {
+				return err
+			}
+		}
+	}
 	return checkSource(source)
+}
+
+// checkPropagation judges an option of a bind mount. What is mounted on the host later must not appear in a container that is judged now.
+func checkPropagation(option string) error {
+	switch option {
+	case "shared", "rshared", "slave", "rslave":
+		return errors.New("what is mounted on the host later would appear in the container: use rprivate, or leave it out")
+	}
+	return nil
 }
 
 // checkMount judges --mount, which is a line of CSV.
@@ -196,7 +204,9 @@ func checkMount(value string) error {
 			err = oneOf("local")(setting)
 		case "volume-opt":
 			err = errors.New("volume-opt can mount anything of the host: make it a bind mount")
-		case "target", "destination", "dst", "readonly", "ro", "bind-propagation", "bind-nonrecursive", "bind-recursive", "consistency", "volume-label",
+		case "bind-propagation":
+			err = checkPropagation(setting)
+		case "target", "destination", "dst", "readonly", "ro", "bind-nonrecursive", "bind-recursive", "consistency", "volume-label",
 			"volume-nocopy", "volume-subpath", "tmpfs-size", "tmpfs-mode", "image-subpath":
 		default:
 			err = fmt.Errorf("%s is not known here", name)
@@ -212,34 +222,4 @@ func checkMount(value string) error {
 		return nil
 	}
 	return fmt.Errorf("the type %s is not known here; allowed are bind, volume, tmpfs and image", kind)
-}
-
-// kernelFiles are file systems by which the kernel is set or asked: magic numbers of statfs(2).
-var kernelFiles = map[int64]string{
-	unix.PROC_SUPER_MAGIC: "proc", unix.SYSFS_MAGIC: "sysfs", unix.CGROUP_SUPER_MAGIC: "cgroup", unix.CGROUP2_SUPER_MAGIC: "cgroup2",
-	unix.DEBUGFS_MAGIC: "debugfs", unix.TRACEFS_MAGIC: "tracefs", unix.SECURITYFS_MAGIC: "securityfs", unix.BPF_FS_MAGIC: "bpf",
-	unix.EFIVARFS_MAGIC: "efivarfs", configfsMagic: "configfs", unix.NSFS_MAGIC: "nsfs", unix.DEVPTS_SUPER_MAGIC: "devpts", unix.SELINUX_MAGIC: "selinuxfs",
-}
-
-const configfsMagic = 0x62656570
-
-// checkSource judges a file or directory of the host that a container is to see.
-func checkSource(source string) error {
-	at := resolved(source)
-	if at == "/dev" || strings.HasPrefix(at, "/dev/") {
-		return errors.New("devices of the host are not volumes: use --device for one that is allowed")
-	}
-	for _, dir := range []string{"/proc", "/sys"} {
-		if at == dir || strings.HasPrefix(at, dir+"/") {
-			return fmt.Errorf("the container could change the host's kernel by %s", dir)
-		}
-	}
-	var st unix.Statfs_t
-	if err := unix.Statfs(at, &st); err != nil {
-		return nil //nolint:nilerr // Docker creates a missing directory, or reports it
-	}
-	if kind := kernelFiles[int64(st.Type)]; kind != "" {
-		return fmt.Errorf("the container could change the host's kernel by a file system of type %s", kind)
-	}
-	return nil
 }

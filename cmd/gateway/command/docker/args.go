@@ -3,160 +3,146 @@ package docker
 import (
 	"errors"
 	"fmt"
+	"io"
 	"slices"
+	"strconv"
 	"strings"
+
+	"github.com/spf13/pflag"
 )
 
 // Line is a command line of `docker run`, taken apart.
 type Line struct {
-	Flags      []string // as given, without those below
-	Entrypoint *string  // nil: the image's
-	Name       string
-	Detach     bool
-	Remove     bool
-	OwnDNS     bool
-	Image      string
-	Command    []string
+	// Flags are those that Docker gets, each in one word with its long name: Docker reads exactly what was judged here.
+	Flags       []string
+	Gateway     map[string]string // the gateway's own flags, by name; a switch has the value "true"
+	Entrypoint  *string           // nil: the image's
+	Name        string
+	Detach      bool
+	Remove      bool
+	Interactive bool // the container reads the standard input
+	OwnDNS      bool
+	Image       string
+	Command     []string
 }
 
-// switches are the flags of `docker run` without a value. Every other flag has one, with "=" or as the next argument.
-var switches = []string{
-	"--detach", "--disable-content-trust", "--init", "--interactive", "--no-healthcheck", "--oom-kill-disable", "--privileged",
-	"--publish-all", "--quiet", "--read-only", "--rm", "--sig-proxy", "--tty", "--use-api-socket",
+// switches are the flags of `docker run` without a value. Every other flag has one.
+var switches = words(`detach disable-content-trust init interactive no-healthcheck oom-kill-disable privileged publish-all quiet read-only rm
+	sig-proxy tty use-api-socket`)
+
+// shortOf are the short names of flags.
+var shortOf = map[string]string{
+	"--attach": "a", "--cpu-shares": "c", "--detach": "d", "--env": "e", "--hostname": "h", "--interactive": "i", "--label": "l", "--memory": "m",
+	"--publish": "p", "--publish-all": "P", "--quiet": "q", "--tty": "t", "--user": "u", "--volume": "v", "--workdir": "w",
 }
 
-// short are the short ones.
-const short = "ditPq"
-
-// errNoImage says that a command line has none.
-var errNoImage = errors.New("no image is named: gateway docker run [--policy P] [flags of docker run] IMAGE [COMMAND…]")
-
-// Parse takes the arguments of `docker run` apart.
-func Parse(args []string) (Line, error) {
-	var l Line
-	for len(args) > 0 {
-		arg := args[0]
-		switch {
-		case arg == "--":
-			return l.rest(args[1:])
-		case !strings.HasPrefix(arg, "-") || arg == "-":
-			return l.rest(args)
+// Parse takes the arguments of `docker run` apart, as Docker does: with the library that Docker uses. Among the flags may be those of the
+// gateway, which are named; those in switchesOfGateway have no value.
+func Parse(args, gateway, switchesOfGateway []string) (Line, error) {
+	l := Line{Gateway: map[string]string{}}
+	fs := pflag.NewFlagSet("docker run", pflag.ContinueOnError)
+	fs.SetOutput(io.Discard)
+	fs.SetInterspersed(false)
+	for _, names := range []map[string]bool{free, keysOf(checked), keysOf(refused)} {
+		for name := range names {
+			define(fs, name, shortOf[name], switches[name])
 		}
-		name, value, used, err := flag(args)
-		if err != nil {
-			return l, err
-		}
-		if err := l.take(name, value, args[:used]); err != nil {
-			return l, err
-		}
-		args = args[used:]
 	}
-	return l, errNoImage
-}
-
-func (l Line) rest(args []string) (Line, error) {
-	if len(args) == 0 {
-		return l, errNoImage
+	for _, name := range slices.Concat(gateway, switchesOfGateway) {
+		define(fs, name, "", slices.Contains(switchesOfGateway, name))
 	}
-	l.Image, l.Command = args[0], args[1:]
+	err := fs.ParseAll(args, func(f *pflag.Flag, value string) error {
+		name := "--" + f.Name
+		if slices.Contains(gateway, name) || slices.Contains(switchesOfGateway, name) {
+			l.Gateway[name] = value
+			return nil
+		}
+		return l.take(name, value)
+	})
+	if err != nil {
+		return l, explain(err)
+	}
+	words := fs.Args()
+	if len(words) == 0 {
+		return l, errors.New("no image is named: gateway docker run [--policy P] [flags of docker run] IMAGE [COMMAND…]")
+	}
+	l.Image, l.Command = words[0], words[1:]
 	return l, nil
 }
 
-// flag reads one flag, or a group of short ones, and says how many arguments that were. The value of a switch is "true" or "false".
-func flag(args []string) (name, value string, used int, err error) {
-	name, value, given := strings.Cut(args[0], "=")
-	if !strings.HasPrefix(name, "--") {
-		return shortFlag(args)
+// define makes a flag known. Its value is never set: [Line.take] gets it.
+func define(fs *pflag.FlagSet, name, short string, isSwitch bool) {
+	f := fs.VarPF(new(unset), strings.TrimPrefix(name, "--"), short, "")
+	if isSwitch {
+		f.NoOptDefVal = "true"
 	}
-	switch {
-	case slices.Contains(switches, name) && !given:
-		return name, "true", 1, nil
-	case given:
-		return name, value, 1, nil
-	case len(args) < 2:
-		return "", "", 0, fmt.Errorf("%s needs a value", name)
-	}
-	return name, args[1], 2, nil
 }
 
-func shortFlag(args []string) (name, value string, used int, err error) {
-	group := args[0][1:]
-	at := strings.IndexFunc(group, func(r rune) bool { return !strings.ContainsRune(short, r) })
-	switch {
-	case at < 0 && len(group) > 1:
-		return "-" + group, "true", 1, nil
-	case at < 0:
-		return args[0], "true", 1, nil
-	case at+1 < len(group):
-		return "-" + group[at:at+1], strings.TrimPrefix(group[at+1:], "="), 1, nil
-	case len(args) < 2:
-		return "", "", 0, fmt.Errorf("-%s needs a value", group)
+// unset is the value of a flag that is only taken apart.
+type unset struct{}
+
+func (*unset) String() string   { return "" }
+func (*unset) Set(string) error { return nil }
+func (*unset) Type() string     { return "string" }
+
+func keysOf[T any](m map[string]T) map[string]bool {
+	out := map[string]bool{}
+	for k := range m {
+		out[k] = true
 	}
-	return "-" + group[at:], args[1], 2, nil
+	return out
 }
 
-// take notes a flag, if a container may have it. What the gateway decides by itself is not passed on.
-func (l *Line) take(name, value string, words []string) error {
-	if len(name) > 1 && name[1] != '-' && !isValued(name) {
-		return l.takeGroup(name)
+// explain says what is wrong with a flag.
+func explain(err error) error {
+	if unknown, ok := errors.AsType[*pflag.NotExistError](err); ok {
+		name := "--" + unknown.GetSpecifiedName()
+		if unknown.GetSpecifiedShortnames() != "" {
+			name = name[1:]
+		}
+		return allow(name, "")
 	}
-	if full := shortOf[name]; full != "" {
-		name = full
+	if errors.Is(err, pflag.ErrHelp) {
+		return errors.New("for help: gateway docker run --help")
 	}
-	if slices.Contains(switches, name) && value == "false" || strings.HasPrefix(name, "--net") && value == "none" {
-		return nil // as it is anyway
+	return err
+}
+
+// take notes a flag, given by its long name, if a container may have it. What the gateway decides by itself is not passed on.
+func (l *Line) take(name, value string) error {
+	on := true
+	if switches[name] {
+		var err error
+		if on, err = strconv.ParseBool(value); err != nil {
+			return fmt.Errorf("%s=%s: a switch is true or false", name, value)
+		}
+		value = strconv.FormatBool(on)
 	}
-	if name == "--sig-proxy" {
-		return nil // signals are always passed on
+	switch {
+	case name == "--sig-proxy": // signals are always passed on
+		return nil
+	case !on && refused[name] != "", (name == "--network" || name == "--net") && value == "none": // as it is anyway
+		return nil
 	}
 	if err := allow(name, value); err != nil {
 		return err
 	}
 	switch name {
 	case "--detach":
-		l.Detach = true
+		l.Detach = on
 		return nil
 	case "--entrypoint":
 		l.Entrypoint = &value
 		return nil
+	case "--interactive":
+		l.Interactive = on
 	case "--name":
 		l.Name = value
 	case "--rm":
-		l.Remove = true
+		l.Remove = on
 	case "--dns":
 		l.OwnDNS = true
 	}
-	l.Flags = append(l.Flags, words...)
+	l.Flags = append(l.Flags, name+"="+value)
 	return nil
-}
-
-func isValued(name string) bool { return !strings.ContainsAny(name[len(name)-1:], short) }
-
-// takeGroup notes short switches.
-func (l *Line) takeGroup(name string) error {
-	for _, c := range name[1:] {
-		switch c {
-		case 'd':
-			l.Detach = true
-		case 'P':
-			return fmt.Errorf("-P cannot be used here: %s", refused["--publish-all"])
-		default:
-			l.Flags = append(l.Flags, "-"+string(c))
-		}
-	}
-	return nil
-}
-
-// interactive reports whether the container reads the standard input.
-func (l Line) interactive() bool {
-	return slices.Contains(l.Flags, "-i") || slices.Contains(l.Flags, "--interactive") || slices.Contains(l.Flags, "--interactive=true")
-}
-
-// FlagLength is how many arguments the flag at the beginning of a command line of `docker run` takes up.
-func FlagLength(args []string) (int, error) {
-	if args[0] == "--" || args[0] == "-" {
-		return len(args), nil
-	}
-	_, _, n, err := flag(args)
-	return n, err
 }

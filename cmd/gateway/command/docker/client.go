@@ -39,9 +39,12 @@ type container struct {
 	NetworkSettings struct {
 		Networks map[string]json.RawMessage
 	}
-	Mounts         []struct{ Type, Name, Source, Destination string }
+	Mounts         []containerMount
 	ResolvConfPath string
 }
+
+// containerMount is a volume of a container, with the directory of the host that it shows.
+type containerMount struct{ Type, Name, Source, Destination, Propagation string }
 
 // image is what `docker image inspect` says about one.
 type image struct {

@@ -8,6 +8,8 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+
+	"boxgate/enclosure/inside"
 )
 
 // judge says why the gateway, whose own sockets are given, could not hold a container with its volumes.
@@ -80,8 +82,8 @@ func (c container) refuse(sockets ...string) error {
 		return err
 	}
 	for _, m := range c.Mounts {
-		if m.Type == "bind" {
-			if err := checkSource(m.Source); err != nil {
+		if m.Type == "bind" || m.Type == "volume" && m.Source != "" {
+			if err := errors.Join(checkSource(m.Source), checkPropagation(m.Propagation)); err != nil {
 				return fmt.Errorf("%w: start it without the volume %s", err, m.Source)
 			}
 		}
@@ -139,7 +141,8 @@ func commanding() []string {
 	return all
 }
 
-// leadsTo returns the socket that a mounted file is, under whatever name, or that a mounted directory is above; "" if there is none.
+// leadsTo returns the socket that a mounted file is, under whatever name, or that a mounted directory is above, itself or by what is
+// mounted below it; "" if there is none.
 func leadsTo(source string, sockets []string) string {
 	if source == "" {
 		return ""
@@ -148,14 +151,24 @@ func leadsTo(source string, sockets []string) string {
 		return source
 	}
 	source = resolved(source)
-	mounted, _ := os.Stat(source)
+	below, err := mountsBelow(source)
+	if err != nil {
+		return source // which may lead to any
+	}
+	shown := []os.FileInfo{}
+	for _, m := range append(below, inside.MountPoint{At: source}) {
+		if info, err := os.Stat(m.At); err == nil {
+			shown = append(shown, info)
+		}
+	}
 	for _, socket := range sockets {
 		if socket == "" {
 			continue
 		}
 		for at := resolved(socket); ; at = filepath.Dir(at) {
 			there, err := os.Stat(at)
-			if at == source || err == nil && mounted != nil && os.SameFile(there, mounted) {
+			same := func(info os.FileInfo) bool { return os.SameFile(there, info) }
+			if at == source || err == nil && slices.ContainsFunc(shown, same) {
 				return socket
 			}
 			if at == filepath.Dir(at) {

@@ -50,7 +50,7 @@ func (g Gateway) Run(ctx context.Context, l Line) (status int, id string, err er
 		return 0, c.ID, nil
 	}
 	args := []string{"start", "--attach"}
-	if l.interactive() {
+	if l.Interactive {
 		args = append(args, "--interactive")
 	}
 	cmd := exec.Command("docker", append(args, c.ID)...)

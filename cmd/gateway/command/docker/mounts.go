@@ -1,0 +1,98 @@
+package docker
+
+import (
+	"errors"
+	"fmt"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"golang.org/x/sys/unix"
+
+	"boxgate/enclosure/inside"
+)
+
+// A bind mount of Docker's shows what is mounted below its source as well (MS_REC). So a source is judged with every mount below it, in
+// whatever directory that is.
+
+// kernelFiles are file systems by which the kernel is set or asked, or by which processes of the host are reached: magic numbers of
+// statfs(2).
+var kernelFiles = map[int64]string{
+	unix.PROC_SUPER_MAGIC: "proc", unix.SYSFS_MAGIC: "sysfs", unix.CGROUP_SUPER_MAGIC: "cgroup", unix.CGROUP2_SUPER_MAGIC: "cgroup2",
+	unix.DEBUGFS_MAGIC: "debugfs", unix.TRACEFS_MAGIC: "tracefs", unix.SECURITYFS_MAGIC: "securityfs", unix.BPF_FS_MAGIC: "bpf",
+	unix.EFIVARFS_MAGIC: "efivarfs", configfsMagic: "configfs", unix.NSFS_MAGIC: "nsfs", unix.DEVPTS_SUPER_MAGIC: "devpts", unix.SELINUX_MAGIC: "selinuxfs",
+	unix.BINFMTFS_MAGIC: "binfmt_misc", unix.PSTOREFS_MAGIC: "pstore", unix.RDTGROUP_SUPER_MAGIC: "resctrl", unix.XENFS_SUPER_MAGIC: "xenfs",
+	mqueueMagic: "mqueue", fusectlMagic: "fusectl", nfsdMagic: "nfsd", smackMagic: "smackfs", unix.AAFS_MAGIC: "apparmorfs",
+}
+
+const (
+	configfsMagic = 0x62656570
+	mqueueMagic   = 0x19800202
+	fusectlMagic  = 0x65735543
+	nfsdMagic     = 0x6e667364
+	smackMagic    = 0x43415d53
+)
+
+// typesOfKernel are the types of those mounts. A mount of devices has the magic number of a tmpfs.
+var typesOfKernel = func() map[string]bool {
+	out := words("devtmpfs")
+	for _, kind := range kernelFiles {
+		out["--"+kind] = true
+	}
+	return out
+}()
+
+// checkSource judges a file or directory of the host that a container is to see.
+func checkSource(source string) error {
+	source, err := filepath.Abs(source)
+	if err != nil {
+		return err
+	}
+	at := resolved(source)
+	if at == "/dev" || strings.HasPrefix(at, "/dev/") {
+		return errors.New("devices of the host are not volumes: use --device for one that is allowed")
+	}
+	for _, dir := range []string{"/proc", "/sys"} {
+		if at == dir || strings.HasPrefix(at, dir+"/") {
+			return fmt.Errorf("the container could change the host's kernel by %s", dir)
+		}
+	}
+	below, err := mountsBelow(at)
+	if err != nil {
+		return err
+	}
+	for _, m := range below {
+		if typesOfKernel["--"+m.Kind] {
+			return fmt.Errorf("the container could change the host's kernel by the file system of type %s at %s: unmount that, or name a directory without it", m.Kind, m.At)
+		}
+	}
+	var st unix.Statfs_t
+	if err := unix.Statfs(at, &st); err != nil {
+		return nil //nolint:nilerr // Docker creates a missing directory, or reports it
+	}
+	if kind := kernelFiles[int64(st.Type)]; kind != "" {
+		return fmt.Errorf("the container could change the host's kernel by a file system of type %s", kind)
+	}
+	return nil
+}
+
+// mountsBelow returns what is mounted at a path and below, as this process and the first one of the host see it: Docker's daemon is taken to
+// have one of these views.
+func mountsBelow(path string) ([]inside.MountPoint, error) {
+	var out []inside.MountPoint
+	for _, view := range []string{"/proc/thread-self/mountinfo", "/proc/1/mountinfo"} {
+		all, err := inside.MountPoints(view)
+		if mayNotLook(view, err) {
+			continue
+		}
+		if err != nil {
+			return nil, fmt.Errorf("what is mounted below %s cannot be found out: %w", path, err)
+		}
+		for _, m := range all {
+			if (m.At == path || path == "/" || strings.HasPrefix(m.At, path+"/")) && !slices.Contains(out, m) {
+				out = append(out, m)
+			}
+		}
+	}
+	return out, nil
+}
