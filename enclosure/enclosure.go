@@ -13,7 +13,9 @@ import (
 	"os"
 	"os/exec"
 	"runtime"
+	"sync"
 	"syscall"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -29,6 +31,10 @@ type Process struct {
 	orders  *os.File
 	reports *os.File
 	tty     *os.File // the terminal that the command gets; nil: none
+
+	patience time.Duration
+	closed   sync.Once
+	closeErr error
 }
 
 // Start makes the namespaces, with a process in them that waits for [Process.Run]. Its standard input is the given file, or none
@@ -60,7 +66,7 @@ func Start(stdin *os.File) (*Process, error) {
 	if err := cmd.Start(); err != nil {
 		return nil, errors.Join(fmt.Errorf("making namespaces: %w", err), orders.Close(), reports.Close())
 	}
-	return &Process{cmd: cmd, orders: orders, reports: reports, tty: foregroundTerminal()}, nil
+	return &Process{cmd: cmd, orders: orders, reports: reports, tty: foregroundTerminal(), patience: endPatience}, nil
 }
 
 // PID is a process in the namespaces.
@@ -140,10 +146,28 @@ func stopHere() {
 	_ = unix.Tgkill(os.Getpid(), unix.Gettid(), unix.SIGSTOP)
 }
 
-// Close kills what is left, waits for it, and takes the terminal back.
+// endPatience is how long the end of processes that were killed is waited for.
+const endPatience = 10 * time.Second
+
+// ErrNotEnded says that processes were killed and have not ended.
+var ErrNotEnded = errors.New("what the command has left was killed, but does not end: it waits for a file system that does not answer, and ends when that does or is unmounted (umount -f)")
+
+// Close kills what is left, waits for it, and takes the terminal back. If it is [ErrNotEnded], the command does nothing any more.
 func (p *Process) Close() error {
+	p.closed.Do(func() { p.closeErr = p.close() })
+	return p.closeErr
+}
+
+func (p *Process) close() error {
 	_ = p.cmd.Process.Kill()
-	err := p.cmd.Wait()
+	ended := make(chan error, 1)
+	go func() { ended <- p.cmd.Wait() }()
+	var err error
+	select {
+	case err = <-ended:
+	case <-time.After(p.patience):
+		err = ErrNotEnded
+	}
 	if _, ok := errors.AsType[*exec.ExitError](err); ok {
 		err = nil
 	}

@@ -94,7 +94,7 @@ func TestAttackRunReachesASocketByAnotherName(t *testing.T) {
 			t.Errorf("%s: reached", name)
 		}
 	}
-	contains(t, "the summary", all, "refused sockets of the host", in("renamed"), "--socket")
+	contains(t, "the summary", all, "refused sockets that no process of the command has bound", in("renamed"), "--socket")
 }
 
 // bindRelative has a process of the host answer at a socket that it binds by a relative path.

@@ -31,14 +31,16 @@ type table struct {
 const (
 	socketcall386 = 102 // hides the family
 	x32Bit        = 0x40000000
-	uring         = 425 // io_uring_setup, on every architecture
-	socketType    = 0xf // SOCK_TYPE_MASK
+
+	// io_uring, on every architecture: a ring could also be inherited.
+	uringSetup, uringEnter, uringRegister = 425, 426, 427
+	socketType                            = 0xf // SOCK_TYPE_MASK
 )
 
 // Refused calls of 32-bit programs: add_key, request_key, keyctl, bpf, perf_event_open and userfaultfd.
 var (
-	refused386 = []uint32{286, 287, 288, 357, 336, 374, uring, socketcall386}
-	refusedARM = []uint32{309, 310, 311, 386, 364, 388, uring}
+	refused386 = []uint32{286, 287, 288, 357, 336, 374, uringSetup, uringEnter, uringRegister, socketcall386}
+	refusedARM = []uint32{309, 310, 311, 386, 364, 388, uringSetup, uringEnter, uringRegister}
 )
 
 // tables are the machine's own one, and that of the 32-bit programs that it runs too.
@@ -46,7 +48,8 @@ func tables() ([]table, error) {
 	own := table{
 		ioctl: unix.SYS_IOCTL, socket: unix.SYS_SOCKET, socketpair: unix.SYS_SOCKETPAIR, connect: unix.SYS_CONNECT,
 		refused: []uint32{
-			unix.SYS_ADD_KEY, unix.SYS_REQUEST_KEY, unix.SYS_KEYCTL, unix.SYS_BPF, unix.SYS_PERF_EVENT_OPEN, unix.SYS_USERFAULTFD, uring,
+			unix.SYS_ADD_KEY, unix.SYS_REQUEST_KEY, unix.SYS_KEYCTL, unix.SYS_BPF, unix.SYS_PERF_EVENT_OPEN, unix.SYS_USERFAULTFD,
+			uringSetup, uringEnter, uringRegister,
 		},
 	}
 	switch runtime.GOARCH {

@@ -63,7 +63,9 @@ func TestFilterOfCalls(t *testing.T) {
 			{"datagrams with bits that the kernel ignores", own.socket, 1<<32 | unix.AF_UNIX, 1<<32 | unix.SOCK_DGRAM, refused(unix.ESOCKTNOSUPPORT)},
 			{"datagrams over IP", own.socket, unix.AF_INET, unix.SOCK_DGRAM, unix.SECCOMP_RET_ALLOW},
 			{"connecting", own.connect, 3, 0, unix.SECCOMP_RET_USER_NOTIF},
-			{"io_uring", uring, 0, 0, refused(unix.ENOSYS)},
+			{"io_uring", uringSetup, 0, 0, refused(unix.ENOSYS)},
+			{"a ring that was inherited", uringEnter, 0, 0, refused(unix.ENOSYS)},
+			{"its registrations", uringRegister, 0, 0, refused(unix.ENOSYS)},
 		} {
 			if got := judge(t, own.arch, c.number, c.first, c.second); got != c.want {
 				t.Errorf("%s on %#x: %#x, not %#x", c.what, own.arch, got, c.want)

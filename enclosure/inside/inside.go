@@ -1,6 +1,7 @@
 // Package inside is the first process in the namespaces of a command that `gateway run` runs. It waits until the network is
 // there, arranges the files as the command is to see them, starts the command without any privilege over the host, reaps
-// orphans, and passes signals on. When it ends, in whatever way, the kernel kills everything in its PID namespace.
+// orphans, and passes signals on. When it ends, in whatever way, the kernel kills everything in its PID namespace. A second process, the
+// supervisor, makes the connections of the command (package connect).
 package inside
 
 import (
@@ -23,6 +24,9 @@ const (
 
 // Main runs the command that is described to it, and returns the exit status of this process.
 func Main() int {
+	if isSupervisor() {
+		return supervise()
+	}
 	if os.Getpid() != 1 {
 		fmt.Fprintln(os.Stderr, "gateway: this is started by `gateway run`")
 		return 2
@@ -56,8 +60,7 @@ func Main() int {
 	return 0
 }
 
-// killAll kills every other process in the PID namespace. The kernel does that when this process ends; but it cannot end while one of them
-// has the supervisor wait for it in the kernel, as a file system in user space (FUSE) can.
+// killAll kills every other process in the PID namespace, as the kernel does when this process ends.
 func killAll() {
 	if os.Getpid() == 1 { // or it would be everybody's
 		_ = unix.Kill(-1, unix.SIGKILL)
@@ -81,14 +84,14 @@ func start(s Spec, refused func(path string)) (*command, error) {
 	if err := checkStandardFiles(); err != nil {
 		return nil, err
 	}
-	supervisor, err := connect.Open(s.Reach)
+	reach, err := connect.Open(s.Reach)
 	if err != nil {
 		return nil, err
 	}
 	if err := arrange(s); err != nil {
 		return nil, err
 	}
-	return launch(s, func(listener int) error { return supervisor.Start(listener, refused) })
+	return launch(s, func(listener int) (*supervisor, error) { return startSupervisor(listener, reach, refused) })
 }
 
 // checkStandardFiles refuses sockets with which the command could connect past its network namespace, or name a destination: as
@@ -135,6 +138,8 @@ func (c *command) await(out io.Writer) {
 		var status unix.WaitStatus
 		pid, err := unix.Wait4(-1, &status, unix.WUNTRACED, nil)
 		switch {
+		case pid == c.supervisor.pid && !status.Stopped():
+			return // without it the command has no connections
 		case err != nil || pid != c.pid:
 			if errors.Is(err, unix.ECHILD) {
 				return
@@ -142,9 +147,11 @@ func (c *command) await(out io.Writer) {
 		case status.Stopped():
 			Report{Kind: Stopped, Value: byte(status.StopSignal())}.send(out)
 		case status.Signaled():
+			c.supervisor.flush()
 			Report{Kind: Killed, Value: byte(status.Signal())}.send(out)
 			return
 		case status.Exited():
+			c.supervisor.flush()
 			Report{Kind: Exited, Value: byte(status.ExitStatus())}.send(out)
 			return
 		}

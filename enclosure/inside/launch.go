@@ -13,12 +13,13 @@ import (
 
 // command is the command that runs.
 type command struct {
-	pid      int
-	terminal *os.File // nil unless the command has it
+	pid        int
+	supervisor *supervisor
+	terminal   *os.File // nil unless the command has it
 }
 
 // launch starts the command, as its user and without a way to more. The supervisor answers its calls of connect(2).
-func launch(s Spec, supervise func(listener int) error) (*command, error) {
+func launch(s Spec, supervise func(listener int) (*supervisor, error)) (*command, error) {
 	c := &command{}
 	attr := &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: uint32(s.UID), Gid: uint32(s.GID), Groups: groups(s.Groups)}}
 	if s.Foreground {
@@ -38,7 +39,7 @@ func launch(s Spec, supervise func(listener int) error) (*command, error) {
 	if err != nil {
 		return nil, err
 	}
-	if err := supervise(listener); err != nil {
+	if c.supervisor, err = supervise(listener); err != nil {
 		return nil, err
 	}
 	c.pid, err = syscall.ForkExec(program, s.Args, &syscall.ProcAttr{Dir: s.Dir, Env: s.Env, Files: []uintptr{0, 1, 2}, Sys: attr})

@@ -101,8 +101,11 @@ func ReadReport(r io.Reader) (rep Report, err error) {
 	return Report{Kind(head[0]), head[1], string(text)}, nil
 }
 
+// maxText leaves a report short enough that a pipe takes it whole (PIPE_BUF).
+const maxText = 4092
+
 func (rep Report) send(w io.Writer) {
-	text := rep.Text[:min(len(rep.Text), 4096)]
+	text := rep.Text[:min(len(rep.Text), maxText)]
 	head := binary.BigEndian.AppendUint16([]byte{byte(rep.Kind), rep.Value}, uint16(len(text)))
 	_, _ = w.Write(append(head, text...)) // whoever does not read it is gone, and so is this process soon
 }

@@ -51,7 +51,7 @@ func (s *Supervisor) receive() (notification, error) {
 	}
 }
 
-// call is one call of connect(2).
+// call is one call of connect(2). Its fields are those of whoever works on it: a thread, or a goroutine that waits.
 type call struct {
 	notification
 	s       *Supervisor
@@ -59,48 +59,66 @@ type call struct {
 	process int // PIDFD of the thread or its process; 0: not open
 	dir     int // its directory in /proc; 0: not open
 	socket  int // the command's socket; 0: not open
+	file    int // that a Unix socket is connected to, once it was judged; 0: none
 	cookie  uint64
-	address []byte
-	begun   bool // the attempt is under way
-	tried   bool // the socket may have been connected
+	family  int
+	address []byte // to connect to
+	caller  status // of a caller that connects a Unix socket
+	tried   bool   // the socket may have been connected
+	waited  wait   // while the connection is under way
+
+	before *call         // of the same thread, which has not ended; with mu
+	turn   chan struct{} // closed when a thread works on it
+	gone   chan struct{} // closed when the thread of the command has made another call
+	ended  bool          // with mu
+	group  int           // process of the thread; with mu; 0: not looked up, -1: unknown
 }
 
 // maxAddress is the size of struct sockaddr_storage.
 const maxAddress = 128
 
+// underWay says that a connection is neither made nor refused yet, and that the caller waits for that. The kernel returns no such number.
+const underWay = unix.Errno(4096)
+
 // connect performs the call, and returns its error for the command; 0 on success.
 func (c *call) connect() unix.Errno {
+	if c.socket > 0 { // it was under way
+		return c.connectAgain()
+	}
 	if errno := c.read(); errno != 0 {
 		return errno
 	}
-	family, err := unix.GetsockoptInt(c.socket, unix.SOL_SOCKET, unix.SO_DOMAIN)
-	if err != nil {
+	var err error
+	if c.family, err = unix.GetsockoptInt(c.socket, unix.SOL_SOCKET, unix.SO_DOMAIN); err != nil {
 		return errnoOf(err) // ENOTSOCK
 	}
 	if c.cookie, err = unix.GetsockoptUint64(c.socket, unix.SOL_SOCKET, unix.SO_COOKIE); err != nil {
 		return errnoOf(err)
 	}
-	c.s.begin(attempt{c.thread, c.cookie})
-	c.begun = true
-	if !c.waits() {
-		return unix.EINTR // and the caller has made the call anew, or will
-	}
 	if errno, ok := c.s.kept(c.thread, c.cookie, c.address); ok {
 		c.tried = true
 		return errno
 	}
-	if family != unix.AF_UNIX {
+	if c.family != unix.AF_UNIX {
 		return c.t.without(func() unix.Errno { return c.connectTo(c.address) })
 	}
-	st, err := c.status()
-	if err != nil {
+	if err := c.readStatus(); err != nil {
 		return errnoOf(err)
 	}
 	path, ok := c.path()
 	if !ok { // an abstract name, which belongs to the network namespace of the socket, or an error
-		return c.t.as(st.identity, func() unix.Errno { return c.connectTo(c.address) })
+		return c.connectAgain()
 	}
-	return c.connectPath(st, path)
+	return c.connectPath(path)
+}
+
+// connectAgain connects a Unix socket to the address or the file that was judged.
+func (c *call) connectAgain() unix.Errno {
+	address := c.address
+	if c.file > 0 {
+		address = c.t.addressOf(c.file)
+	}
+	return c.t.as(c.caller.identity, func() unix.Errno { return c.connectTo(address) })
 }
 
 // read takes the socket and the address from the caller. Later changes to either have no effect.
@@ -136,11 +154,10 @@ const pidfdThread = unix.O_EXCL
 
 // openProcess opens the process of a thread. Its descriptors are the thread's unless that has unshared them.
 func (c *call) openProcess() (int, error) {
-	st, err := c.status()
-	if err != nil {
+	if err := c.readStatus(); err != nil {
 		return 0, err
 	}
-	return unix.PidfdOpen(st.process, 0)
+	return unix.PidfdOpen(c.caller.process, 0)
 }
 
 func (c *call) copyAddress() unix.Errno {
@@ -170,25 +187,13 @@ func (c *call) path() (string, bool) {
 	return string(path), len(c.address) <= unix.SizeofSockaddrUnix
 }
 
-// connectTo connects the command's socket.
-func (c *call) connectTo(address []byte) unix.Errno {
-	c.tried = true
-	pointer := unsafe.Pointer(unsafe.SliceData(address))
-	for {
-		_, _, errno := unix.Syscall(unix.SYS_CONNECT, uintptr(c.socket), uintptr(pointer), uintptr(len(address)))
-		if errno != unix.EINTR { // which signals of the runtime cause
-			return errno
-		}
-	}
-}
-
 // connectPath connects the command's socket to a file, if it is a socket that the command may reach.
-func (c *call) connectPath(st status, path string) unix.Errno {
-	file, errno := c.open(st, path)
+func (c *call) connectPath(path string) unix.Errno {
+	file, errno := c.open(path)
 	if errno != 0 {
 		return errno
 	}
-	defer unix.Close(file)
+	c.file = file
 	at, kind, err := stat(file)
 	if err != nil {
 		return errnoOf(err)
@@ -197,17 +202,17 @@ func (c *call) connectPath(st status, path string) unix.Errno {
 		c.s.refuse(c.t.nameOf(file))
 		return unix.EACCES // ECONNREFUSED would have ssh take the socket for a stale one, and remove it
 	}
-	return c.t.as(st.identity, func() unix.Errno { return c.connectTo(c.t.addressOf(file)) })
+	return c.connectAgain()
 }
 
 // open opens a file as the caller would.
-func (c *call) open(st status, path string) (file int, errno unix.Errno) {
+func (c *call) open(path string) (file int, errno unix.Errno) {
 	root, err := open(c.dir, "root", unix.O_DIRECTORY)
 	if err != nil {
 		return 0, errnoOf(err)
 	}
 	defer unix.Close(root)
-	from, path := c.begin(st, path)
+	from, path := c.begin(path)
 	dir := root // where an absolute path begins; the caller's own directory may let in its user alone (FUSE)
 	if !strings.HasPrefix(path, "/") {
 		if dir, err = open(c.s.proc, from, unix.O_DIRECTORY); err != nil {
@@ -221,7 +226,7 @@ func (c *call) open(st status, path string) (file int, errno unix.Errno) {
 	if err := c.t.move(root, dir); err != nil {
 		return 0, errnoOf(err)
 	}
-	errno = c.t.as(st.identity, func() unix.Errno {
+	errno = c.t.as(c.caller.identity, func() unix.Errno {
 		file, err = open(unix.AT_FDCWD, path, 0)
 		return errnoOf(err)
 	})
@@ -234,8 +239,8 @@ func (c *call) open(st status, path string) (file int, errno unix.Errno) {
 
 // begin returns the directory that a path is looked up from, below /proc, and the path from there. A link to the caller's own
 // directory in /proc would lead the supervisor to its own.
-func (c *call) begin(st status, path string) (dir, rest string) {
-	thread, process := strconv.Itoa(int(c.thread)), strconv.Itoa(st.process)
+func (c *call) begin(path string) (dir, rest string) {
+	thread, process := strconv.Itoa(int(c.thread)), strconv.Itoa(c.caller.process)
 	for _, own := range [][2]string{{"/proc/self/", process}, {"/proc/thread-self/", thread}, {"/dev/fd/", process + "/fd"}} {
 		if rest, ok := strings.CutPrefix(path, own[0]); ok && rest != "" {
 			return own[1], strings.TrimLeft(rest, "/")
@@ -245,13 +250,20 @@ func (c *call) begin(st status, path string) (dir, rest string) {
 }
 
 func (c *call) close() {
-	if c.begun {
-		c.s.end(attempt{c.thread, c.cookie})
-	}
 	c.closeSocket()
-	for _, fd := range []int{c.process, c.dir} {
-		if fd > 0 {
-			_ = unix.Close(fd)
+	c.closeProcess()
+	if c.file > 0 {
+		_ = unix.Close(c.file)
+		c.file = 0
+	}
+}
+
+// closeProcess closes what is only needed until the connection is under way.
+func (c *call) closeProcess() {
+	for _, fd := range []*int{&c.process, &c.dir} {
+		if *fd > 0 {
+			_ = unix.Close(*fd)
+			*fd = 0
 		}
 	}
 }

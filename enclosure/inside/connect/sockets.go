@@ -12,8 +12,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// object is a file, whatever its names.
-type object struct{ dev, ino uint64 }
+// Object is a file, whatever its names.
+type Object struct{ Dev, Ino uint64 }
 
 // open opens a file without its content.
 func open(dir int, path string, flags int) (int, error) {
@@ -26,16 +26,16 @@ func open(dir int, path string, flags int) (int, error) {
 }
 
 // stat identifies an open file, and returns its type (S_IFMT).
-func stat(fd int) (object, uint32, error) {
+func stat(fd int) (Object, uint32, error) {
 	var st unix.Stat_t
 	err := unix.Fstat(fd, &st)
-	return object{st.Dev, st.Ino}, st.Mode & unix.S_IFMT, err
+	return Object{st.Dev, st.Ino}, st.Mode & unix.S_IFMT, err
 }
 
-func statAt(dir int, path string) (object, error) {
+func statAt(dir int, path string) (Object, error) {
 	var st unix.Stat_t
 	err := unix.Fstatat(dir, path, &st, 0)
-	return object{st.Dev, st.Ino}, err
+	return Object{st.Dev, st.Ino}, err
 }
 
 func readlink(dir int, path string) (string, error) {
@@ -122,52 +122,29 @@ func boundOf(data []byte) (b bound, ok bool) {
 	return b, ok
 }
 
-// mayReach reports whether a file is the socket of one that the caller has named, or was bound by the command: it is listed in the
-// command's network namespace, or in one that the calling process has made itself, and a process of the command has it open.
-func (c *call) mayReach(at object) bool {
+// mayReach reports whether a file is the socket of one that the caller has named, or was bound by the command: a process of the command has
+// it open, and it is of the command's network namespace, or of one that a process of the command is in.
+func (c *call) mayReach(at Object) bool {
 	if slices.Contains(c.s.reach, at) {
 		return true
 	}
 	for range 2 { // a long list may leave one out while others change
-		list, err := c.listening()
+		list, err := listening(c.t.diag)
 		if err != nil {
 			return false
 		}
 		for _, b := range list {
-			if b.file == uint32(at.ino) && (c.s.isKnown(at, b.cookie) || c.s.isBoundBy(b, at)) {
+			if b.file == uint32(at.Ino) && (c.s.isKnown(at, b.cookie) || c.s.isBoundBy(b, at)) {
 				return true
 			}
 		}
 	}
-	return false
-}
-
-// listening lists the sockets of the command's network namespace, and of the caller's if that is another.
-func (c *call) listening() ([]bound, error) {
-	list, err := listening(c.t.diag)
-	if err != nil {
-		return nil, err
-	}
-	if at, err := statAt(c.dir, "ns/net"); err != nil || at == c.s.netns {
-		return list, err
-	}
-	fd, err := unix.Openat(c.dir, "ns/net", unix.O_RDONLY|unix.O_CLOEXEC, 0)
-	if err != nil {
-		return nil, err
-	}
-	defer unix.Close(fd)
-	conn, err := c.t.dialIn(fd)
-	if err != nil {
-		return nil, err
-	}
-	defer unix.Close(conn)
-	more, err := listening(conn)
-	return append(list, more...), err
+	return c.s.isBoundElsewhere(at)
 }
 
 // isKnown reports whether a file was found to be bound by a socket that is still there: as long as it is, no other file can have
 // the same number.
-func (s *Supervisor) isKnown(at object, cookie uint64) bool {
+func (s *Supervisor) isKnown(at Object, cookie uint64) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	known, ok := s.known[at]
@@ -175,23 +152,76 @@ func (s *Supervisor) isKnown(at object, cookie uint64) bool {
 }
 
 // isBoundBy looks for a socket among the descriptors of the command's processes, and asks the kernel which file it is bound to.
-func (s *Supervisor) isBoundBy(b bound, at object) bool {
+func (s *Supervisor) isBoundBy(b bound, at Object) bool {
 	link := "socket:[" + strconv.FormatUint(uint64(b.inode), 10) + "]"
+	return s.hasSocket(func(to string, pid, fd int) bool {
+		if to != link {
+			return false
+		}
+		if file, _, err := boundTo(pid, fd); err != nil || file != at {
+			return false
+		}
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		if len(s.known) >= mostKnown {
+			clear(s.known)
+		}
+		s.known[at] = b.cookie
+		return true
+	})
+}
+
+// isBoundElsewhere looks for a socket that is bound to a file, of a network namespace that a process of the command has entered. It can
+// enter none but its own and those that the command has made.
+func (s *Supervisor) isBoundElsewhere(at Object) bool {
+	made := map[Object]bool{}
 	for _, pid := range entries(s.proc, ".") {
+		if ns, err := statAt(s.proc, strconv.Itoa(pid)+"/ns/net"); err == nil && ns != s.netns {
+			made[ns] = true
+		}
+	}
+	if len(made) == 0 {
+		return false
+	}
+	is := func(d descriptor) bool {
+		file, ns, err := boundTo(d.pid, d.fd)
+		return err == nil && file == at && made[ns]
+	}
+	s.mu.Lock()
+	found, ok := s.elsewhere[at]
+	s.mu.Unlock()
+	if ok && is(found) {
+		return true
+	}
+	return s.hasSocket(func(_ string, pid, fd int) bool {
+		found = descriptor{pid, fd}
+		if !is(found) {
+			return false
+		}
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		if len(s.elsewhere) >= mostKnown {
+			clear(s.elsewhere)
+		}
+		s.elsewhere[at] = found
+		return true
+	})
+}
+
+// descriptor is one of a process of the command. It is no proof of anything: what it leads to is asked each time.
+type descriptor struct{ pid, fd int }
+
+// hasSocket reports whether a function says so of a socket that a process of the command has open, given what its link in /proc says.
+func (s *Supervisor) hasSocket(is func(link string, pid, fd int) bool) bool {
+	for _, pid := range entries(s.proc, ".") {
+		if pid == os.Getpid() { // it has sockets of the command only while it connects them
+			continue
+		}
 		for _, fd := range entries(s.proc, strconv.Itoa(pid)+"/fd") {
-			if to, err := readlink(s.proc, strconv.Itoa(pid)+"/fd/"+strconv.Itoa(fd)); err != nil || to != link {
-				continue
+			to, err := readlink(s.proc, strconv.Itoa(pid)+"/fd/"+strconv.Itoa(fd))
+			if err == nil && strings.HasPrefix(to, "socket:") && is(to, pid, fd) {
+				return true
 			}
-			if file, err := fileOf(pid, fd); err != nil || file != at {
-				continue
-			}
-			s.mu.Lock()
-			defer s.mu.Unlock()
-			if len(s.known) >= mostKnown {
-				clear(s.known)
-			}
-			s.known[at] = b.cookie
-			return true
 		}
 	}
 	return false
@@ -214,26 +244,37 @@ func entries(dir int, path string) (out []int) {
 	return out
 }
 
-// openBoundFile is SIOCUNIXFILE of linux/un.h.
-const openBoundFile = 0x89e0
+// ioctls of sockets, of linux/un.h and linux/sockios.h.
+const (
+	openBoundFile        = 0x89e0 // SIOCUNIXFILE
+	openNetworkNamespace = 0x894c // SIOCGSKNS
+)
 
-// fileOf returns the file that a socket of a process is bound to.
-func fileOf(pid, fd int) (object, error) {
+// boundTo returns the file that a socket of a process is bound to, and the network namespace of the socket.
+func boundTo(pid, fd int) (file, netns Object, err error) {
 	process, err := unix.PidfdOpen(pid, 0)
 	if err != nil {
-		return object{}, err
+		return file, netns, err
 	}
 	defer unix.Close(process)
 	socket, err := unix.PidfdGetfd(process, fd, 0)
 	if err != nil {
-		return object{}, err
+		return file, netns, err
 	}
 	defer unix.Close(socket)
-	file, err := unix.IoctlRetInt(socket, openBoundFile)
-	if err != nil {
-		return object{}, err
+	if file, err = opened(socket, openBoundFile); err == nil {
+		netns, err = opened(socket, openNetworkNamespace)
 	}
-	defer unix.Close(file)
-	at, _, err := stat(file)
+	return file, netns, err
+}
+
+// opened identifies what an ioctl opens.
+func opened(socket int, request uint) (Object, error) {
+	fd, err := unix.IoctlRetInt(socket, request)
+	if err != nil {
+		return Object{}, err
+	}
+	defer unix.Close(fd)
+	at, _, err := stat(fd)
 	return at, err
 }

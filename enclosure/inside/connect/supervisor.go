@@ -7,6 +7,11 @@
 // The kernel is never told to go on with a call that was looked at (SECCOMP_USER_NOTIF_FLAG_CONTINUE): another thread of the command
 // could exchange the address or the descriptor in between. That is why connections over IP are made here, too.
 //
+// Nothing that a call waits for holds up the others. No thread waits for a connection: sockets are connected without blocking, and who
+// waits for the rest is a goroutine. A thread can be kept by files alone, whose file system may be in user space (FUSE) and never answer: a
+// path, or memory that is a file. A process of the command can have few threads kept, and calls for which there is no thread fail. Such a
+// thread cannot even be killed; that is why the supervisor is a process of its own, without which the rest ends.
+//
 // Datagrams name their destination in sendmsg(2), behind a pointer that no filter can follow: the filter refuses Unix sockets
 // of that kind instead.
 package connect
@@ -15,10 +20,9 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"runtime"
 	"strings"
 	"sync"
-	"unsafe"
+	"time"
 
 	"golang.org/x/sys/unix"
 )
@@ -29,34 +33,43 @@ type Supervisor struct {
 	listener      int // that the kernel has returned for the filter
 	proc          int // /proc
 	root          int // where the supervisor's own paths begin
-	netns, userns object
-	reach         []object // that the caller has named; their files are held open
+	netns, userns Object
+	reach         []Object // that the caller has named; their files are held open by the process that has opened them
 	onRefused     func(path string)
+	poller        *poller
 
 	mu          sync.Mutex
-	ended       sync.Cond // with mu: of an attempt
-	underway    map[attempt]bool
-	idle, total int               // threads
-	known       map[object]uint64 // files that the command has bound: the cookie of the socket
-	undelivered map[uint32]result // by thread of the command
+	changed     sync.Cond // with mu: a call has ended, was interrupted, or has let go of a socket
+	calls       map[uint32]*call
+	working     map[*call]bool // those that have a thread
+	waiting     map[int]int    // connections under way, by process of the command
+	allWaiting  int
+	connecting  map[uint64]bool       // sockets, by cookie
+	receivers   int                   // threads that wait for calls
+	helpers     int                   // threads that wait for tasks
+	total       int                   // threads
+	tasks       chan *call            // for helpers
+	queue       []*call               // that wait for a thread
+	known       map[Object]uint64     // files that the command has bound: the cookie of the socket
+	elsewhere   map[Object]descriptor // files that the command has bound in other network namespaces
+	undelivered map[uint32]result     // by thread of the command
 	refused     map[string]bool
 }
 
 // Bounds on the resources that a command can make the supervisor use.
 const (
-	mostThreads     = 256 // which connect; each waits for that if the command's socket is blocking, and further calls wait for a thread
+	mostThreads     = 256 // of the supervisor
+	mostOfProcess   = 16  // threads that calls of one process of the command keep
 	idleThreads     = 4
+	mostWaiting     = 4096 // connections under way that a thread of the command waits for
+	mostWaitingOf   = 1024 // of one process
 	mostKnown       = 1024
 	mostUndelivered = 1024
 	mostRefused     = 256
 )
 
-// attempt is a thread of the command that connects a socket. Where a signal interrupts it, the kernel begins it anew while the old one may
-// still be under way here.
-type attempt struct {
-	thread uint32
-	socket uint64 // its cookie
-}
+// patience is how long a call waits for a thread. Then it fails with EAGAIN.
+const patience = 5 * time.Second
 
 // result is the end of a call that was interrupted by a signal before it got its answer. The kernel makes most such calls again.
 type result struct {
@@ -65,11 +78,9 @@ type result struct {
 	errno   unix.Errno
 }
 
-// Open returns a supervisor of a command that may reach the Unix sockets at the given paths, besides its own. They are opened here:
-// another socket that takes such a path later is refused.
-func Open(reach []string) (*Supervisor, error) {
-	s := &Supervisor{underway: map[attempt]bool{}, known: map[object]uint64{}, undelivered: map[uint32]result{}, refused: map[string]bool{}}
-	s.ended.L = &s.mu
+// Open opens the Unix sockets at the given paths, and keeps them open, so that another socket that takes such a path later is another
+// object.
+func Open(reach []string) (out []Object, err error) {
 	for _, path := range reach {
 		fd, err := open(unix.AT_FDCWD, path, 0)
 		if err != nil {
@@ -82,15 +93,20 @@ func Open(reach []string) (*Supervisor, error) {
 		if kind != unix.S_IFSOCK {
 			return nil, fmt.Errorf("%s is not a Unix socket", path)
 		}
-		s.reach = append(s.reach, at)
+		out = append(out, at)
 	}
-	return s, nil
+	return out, nil
 }
 
-// Start answers the calls that a filter notifies of until this process ends. onRefused is called once for each path of a
-// socket that was refused, concurrently.
-func (s *Supervisor) Start(listener int, onRefused func(path string)) (err error) {
-	s.listener, s.onRefused = listener, onRefused
+// Start answers the calls that a filter notifies of until this process ends. The command may reach the given sockets, besides its own.
+// onRefused is called once for each path of a socket that was refused, concurrently.
+func Start(listener int, reach []Object, onRefused func(path string)) (err error) {
+	s := &Supervisor{
+		listener: listener, reach: reach, onRefused: onRefused,
+		calls: map[uint32]*call{}, working: map[*call]bool{}, waiting: map[int]int{}, connecting: map[uint64]bool{}, tasks: make(chan *call, mostThreads),
+		known: map[Object]uint64{}, elsewhere: map[Object]descriptor{}, undelivered: map[uint32]result{}, refused: map[string]bool{},
+	}
+	s.changed.L = &s.mu
 	if s.proc, err = open(unix.AT_FDCWD, "/proc", unix.O_DIRECTORY); err != nil {
 		return err
 	}
@@ -106,6 +122,9 @@ func (s *Supervisor) Start(listener int, onRefused func(path string)) (err error
 	if err := needTracing(); err != nil {
 		return err
 	}
+	if s.poller, err = newPoller(); err != nil {
+		return err
+	}
 	diag, err := dial()
 	if err != nil {
 		return err
@@ -115,7 +134,10 @@ func (s *Supervisor) Start(listener int, onRefused func(path string)) (err error
 		return fmt.Errorf("the kernel does not list Unix sockets; load its module unix_diag (CONFIG_UNIX_DIAG): %w", err)
 	}
 	_ = ioctl(listener, unix.SECCOMP_IOCTL_NOTIF_SET_FLAGS, unix.SECCOMP_USER_NOTIF_FD_SYNC_WAKE_UP) // faster; since Linux 6.6
-	return <-s.another()
+	s.total = 1
+	ready := make(chan error, 1)
+	go s.serve(ready)
+	return <-ready
 }
 
 // needTracing says if the host's configuration keeps the command's descriptors from everybody, root included.
@@ -127,64 +149,6 @@ func needTracing() error {
 	return nil
 }
 
-// another starts another thread. The channel gets its error, or nil once it waits for calls.
-func (s *Supervisor) another() <-chan error {
-	ready := make(chan error, 1)
-	s.mu.Lock()
-	s.total++
-	s.mu.Unlock()
-	go s.work(ready)
-	return ready
-}
-
-// work answers calls on a thread that has a root, a directory and an identity of its own.
-func (s *Supervisor) work(ready chan<- error) {
-	runtime.LockOSThread() // and never unlocked: the thread ends with its identity
-	if unix.Gettid() == os.Getpid() {
-		go s.work(ready)
-		select {} // the first thread cannot end before the process, and its root and user are shown as the process's
-	}
-	t, err := s.newThread()
-	ready <- err
-	for err == nil && s.answerNext(t) {
-	}
-	t.close()
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.total--
-}
-
-// answerNext waits for a call and answers it. It reports whether the thread is to go on.
-func (s *Supervisor) answerNext(t *thread) bool {
-	s.setIdle(1)
-	n, err := s.receive()
-	if s.setIdle(-1) {
-		s.another() // an error leaves the calls to the threads that there are
-	}
-	if err != nil {
-		os.Exit(1) // with this process ends the command, whose calls would get no answer
-	}
-	c := &call{s: s, t: t, notification: n}
-	errno := c.connect()
-	c.closeSocket() // before the command learns of the result: its own close is to be the last one
-	r := response{id: n.id, errno: -int32(errno)}
-	if err := ioctl(s.listener, unix.SECCOMP_IOCTL_NOTIF_SEND, uintptr(unsafe.Pointer(&r))); err != nil && c.tried { // interrupted
-		s.keep(n.thread, result{c.cookie, string(c.address), errno})
-	}
-	c.close()
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.idle < idleThreads
-}
-
-// setIdle counts the threads that wait for calls, and reports whether there should be more.
-func (s *Supervisor) setIdle(change int) bool {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.idle += change
-	return s.idle == 0 && s.total < mostThreads
-}
-
 // keep notes the result of a call that could not be delivered.
 func (s *Supervisor) keep(thread uint32, r result) {
 	s.mu.Lock()
@@ -193,23 +157,6 @@ func (s *Supervisor) keep(thread uint32, r result) {
 		clear(s.undelivered)
 	}
 	s.undelivered[thread] = r
-}
-
-// begin waits until no call of the same attempt is under way.
-func (s *Supervisor) begin(a attempt) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	for s.underway[a] {
-		s.ended.Wait()
-	}
-	s.underway[a] = true
-}
-
-func (s *Supervisor) end(a attempt) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	delete(s.underway, a)
-	s.ended.Broadcast()
 }
 
 // kept returns the result of the same call by the same thread, if it was not delivered, once.

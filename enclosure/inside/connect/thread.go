@@ -18,7 +18,6 @@ import (
 // trace it meanwhile.
 type thread struct {
 	root int // where it returns to
-	net  int // its network namespace
 	fds  int // its directory of descriptors in /proc
 	diag int // lists the sockets of that namespace
 	all  capabilities
@@ -45,9 +44,6 @@ func (s *Supervisor) newThread() (*thread, error) {
 	if t.fds, err = open(s.proc, "thread-self/fd", unix.O_DIRECTORY); err != nil {
 		return nil, err
 	}
-	if t.net, err = unix.Open("/proc/thread-self/ns/net", unix.O_RDONLY|unix.O_CLOEXEC, 0); err != nil {
-		return nil, err
-	}
 	if t.diag, err = dial(); err != nil {
 		return nil, err
 	}
@@ -63,28 +59,16 @@ func (s *Supervisor) newThread() (*thread, error) {
 	for _, g := range groups {
 		t.now.groups = append(t.now.groups, uint32(g))
 	}
-	return t, nil
+	return t, t.leave()
 }
 
 func (t *thread) close() {
 	if t == nil {
 		return
 	}
-	for _, fd := range []int{t.net, t.fds, t.diag} {
+	for _, fd := range []int{t.fds, t.diag} {
 		_ = unix.Close(fd)
 	}
-}
-
-// dialIn is [dial] for another network namespace, which the thread leaves again.
-func (t *thread) dialIn(netns int) (int, error) {
-	if err := unix.Setns(netns, unix.CLONE_NEWNET); err != nil {
-		return 0, err
-	}
-	conn, err := dial()
-	if err := unix.Setns(t.net, unix.CLONE_NEWNET); err != nil {
-		os.Exit(1) // it would make the next connections elsewhere
-	}
-	return conn, err
 }
 
 // as runs f with the rights of another, unless that fails.
@@ -167,30 +151,41 @@ type status struct {
 	identity identity
 }
 
-// status reads that of the caller.
-func (c *call) status() (status, error) {
-	var st status
+// readStatus reads that of the caller.
+func (c *call) readStatus() error {
 	if err := c.procDir(); err != nil {
-		return st, err
+		return err
 	}
-	fd, err := unix.Openat(c.dir, "status", unix.O_RDONLY|unix.O_CLOEXEC, 0)
+	st, err := statusIn(c.dir)
 	if err != nil {
-		return st, err
+		return err
+	}
+	if st.identity.capabilities != 0 {
+		at, err := statAt(c.dir, "ns/user")
+		if err != nil {
+			return err
+		}
+		if at != c.s.userns { // capabilities in another user namespace do not count for files of the host
+			st.identity.capabilities = 0
+		}
+	}
+	c.caller = st
+	return nil
+}
+
+// statusIn reads the status of a thread, given its directory in /proc.
+func statusIn(dir int) (status, error) {
+	fd, err := unix.Openat(dir, "status", unix.O_RDONLY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return status{}, err
 	}
 	f := os.NewFile(uintptr(fd), "status")
 	defer f.Close()
 	data, err := io.ReadAll(io.LimitReader(f, 1<<20)) // with up to 65536 groups
 	if err != nil {
-		return st, err
+		return status{}, err
 	}
-	if st, err = parseStatus(data); err != nil || st.identity.capabilities == 0 {
-		return st, err
-	}
-	at, err := statAt(c.dir, "ns/user")
-	if at != c.s.userns { // capabilities in another user namespace do not count for files of the host
-		st.identity.capabilities = 0
-	}
-	return st, err
+	return parseStatus(data)
 }
 
 func parseStatus(data []byte) (st status, err error) {

@@ -114,7 +114,7 @@ func (r *Record) refusedSocket(path string) {
 	defer r.mu.Unlock()
 	r.sockets = append(r.sockets, strconv.Quote(path))
 	if !r.quiet {
-		r.printf("gateway: refused the socket %q: it is the host's; --socket PATH lets the command reach one\n", path)
+		r.printf("gateway: refused the socket %q: no process of the command has bound it; --socket PATH lets the command reach one of the host\n", path)
 	}
 }
 
@@ -203,7 +203,7 @@ func (r *Record) Summarize() {
 		}
 	}
 	if len(r.sockets) > 0 {
-		r.printf("gateway: refused sockets of the host: %s (--socket PATH lets the command reach one)\n", strings.Join(r.sockets, ", "))
+		r.printf("gateway: refused sockets that no process of the command has bound: %s (--socket PATH lets the command reach one of the host)\n", strings.Join(r.sockets, ", "))
 	}
 	if r.full || r.lost > 0 {
 		r.printf("gateway: there was more than is listed here\n")

@@ -3,6 +3,7 @@ package solo
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -89,13 +90,23 @@ func Run(ctx context.Context, o Options) (int, *Record, error) {
 	if err != nil {
 		return 0, done, err
 	}
-	err = process.Close() // what the command has left running
+	err = closeLeft(process, o.Errout)
 	if gone := g.DetachBox(ctx, box.ID); gone != nil && err == nil {
 		err = fmt.Errorf("taking the command off the network: %w", gone)
 	}
 	stop()
 	<-ended
 	return status, done, err
+}
+
+// closeLeft kills what the command has left running. What was killed but cannot end changes nothing about the command's status.
+func closeLeft(process *enclosure.Process, errout io.Writer) error {
+	err := process.Close()
+	if errors.Is(err, enclosure.ErrNotEnded) {
+		fmt.Fprintf(errout, "gateway: %v\n", err)
+		return nil
+	}
+	return err
 }
 
 // passedOn are the signals that are the command's.

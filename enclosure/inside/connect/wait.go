@@ -1,0 +1,228 @@
+package connect
+
+import (
+	"sync"
+	"time"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+)
+
+// wait is what is known of a connection that is under way.
+type wait struct {
+	counted bool      // among those of its process
+	until   time.Time // when the command's socket gives up (SO_SNDTIMEO); zero: never
+	pause   time.Duration
+}
+
+// A server whose queue is full lets nobody know when it has room: it is tried again, after pauses that double up to the longest, which
+// grows with the number of connections that wait: all together are tried some 1,300 times a second at most.
+const (
+	firstPause   = time.Millisecond
+	longestPause = 50 * time.Millisecond
+	atOnce       = 64 // connections that wait with that pause
+)
+
+func (s *Supervisor) longestPause() time.Duration {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return longestPause * time.Duration(max(s.allWaiting, atOnce)) / atOnce
+}
+
+// lookEvery is how often a call under way looks whether its caller still waits: the kernel does not tell.
+const lookEvery = time.Second
+
+// connectTo connects the command's socket without waiting, whether it blocks or not. If it does, the error is underWay instead of that of a
+// socket that does not block. While that is tried, the socket does not block for others that have it either, which takes some microseconds.
+func (c *call) connectTo(address []byte) unix.Errno {
+	kind, err := unix.GetsockoptInt(c.socket, unix.SOL_SOCKET, unix.SO_TYPE)
+	if err != nil {
+		return errnoOf(err)
+	}
+	c.lock()
+	defer c.unlock()
+	flags, err := unix.FcntlInt(uintptr(c.socket), unix.F_GETFL, 0)
+	if err != nil {
+		return errnoOf(err)
+	}
+	c.tried = true
+	if flags&unix.O_NONBLOCK != 0 || kind != unix.SOCK_STREAM && kind != unix.SOCK_SEQPACKET {
+		return c.try(address)
+	}
+	if _, err := unix.FcntlInt(uintptr(c.socket), unix.F_SETFL, flags|unix.O_NONBLOCK); err != nil {
+		return errnoOf(err)
+	}
+	errno := c.try(address)
+	if errno == unix.EINPROGRESS || errno == unix.EALREADY { // most are made by now, or soon
+		_, _ = unix.Poll([]unix.PollFd{{Fd: int32(c.socket), Events: unix.POLLOUT}}, 1)
+		if errno = c.try(address); errno == unix.EISCONN {
+			errno = 0
+		}
+	}
+	if _, err := unix.FcntlInt(uintptr(c.socket), unix.F_SETFL, flags); err != nil {
+		return errnoOf(err)
+	}
+	if errno == unix.EINPROGRESS || errno == unix.EALREADY || errno == unix.EAGAIN && c.family == unix.AF_UNIX {
+		return underWay
+	}
+	return errno
+}
+
+// try calls connect(2).
+func (c *call) try(address []byte) unix.Errno {
+	pointer := unsafe.Pointer(unsafe.SliceData(address))
+	for {
+		_, _, errno := unix.Syscall(unix.SYS_CONNECT, uintptr(c.socket), uintptr(pointer), uintptr(len(address)))
+		if errno != unix.EINTR { // which signals of the runtime cause
+			return errno
+		}
+	}
+}
+
+// lock waits until no other call connects the same socket.
+func (c *call) lock() {
+	c.s.mu.Lock()
+	defer c.s.mu.Unlock()
+	for c.s.connecting[c.cookie] {
+		c.s.changed.Wait()
+	}
+	c.s.connecting[c.cookie] = true
+}
+
+func (c *call) unlock() {
+	c.s.mu.Lock()
+	defer c.s.mu.Unlock()
+	delete(c.s.connecting, c.cookie)
+	c.s.changed.Broadcast()
+}
+
+// await waits for a connection that is under way, and answers the call.
+func (c *call) await() {
+	if !c.count() {
+		c.finish(unix.EAGAIN)
+		return
+	}
+	if c.family == unix.AF_UNIX {
+		c.waited.pause = min(max(2*c.waited.pause, firstPause), c.s.longestPause())
+		if errno := c.waitUntil(time.After(c.waited.pause), unix.EAGAIN); errno != underWay {
+			c.finish(errno)
+			return
+		}
+		c.waitForTurn()
+		return
+	}
+	errno := underWay
+	for errno == underWay {
+		ready, err := c.s.poller.add(c.socket)
+		if err != nil {
+			errno = errnoOf(err)
+			break
+		}
+		if errno = c.waitUntil(ready, unix.EINPROGRESS); errno == underWay {
+			errno = c.connectTo(c.address)
+		}
+		c.s.poller.remove(c.socket)
+	}
+	c.finish(errno)
+}
+
+// count begins to wait: the thread is free for others. It reports whether not too many calls wait.
+func (c *call) count() bool {
+	c.closeProcess() // so that a call that waits keeps few descriptors
+	c.s.mu.Lock()
+	defer c.s.mu.Unlock()
+	delete(c.s.working, c)
+	c.s.giveTurns()
+	if c.waited.counted {
+		return true
+	}
+	timeout, err := unix.GetsockoptTimeval(c.socket, unix.SOL_SOCKET, unix.SO_SNDTIMEO)
+	if err == nil && timeout.Nano() > 0 {
+		c.waited.until = time.Now().Add(time.Duration(timeout.Nano()))
+	}
+	own := c.s.groupOf(c)
+	if c.s.allWaiting >= mostWaiting || c.s.waiting[own] >= mostWaitingOf {
+		return false
+	}
+	c.s.allWaiting++
+	c.s.waiting[own]++
+	c.waited.counted = true
+	return true
+}
+
+// waitUntil waits until a channel has something, and returns underWay then; timedOut if the command's socket gives up before.
+func (c *call) waitUntil(ready <-chan time.Time, timedOut unix.Errno) unix.Errno {
+	c.tried = false // since nothing was tried whose result could be lost
+	var giveUp <-chan time.Time
+	if !c.waited.until.IsZero() {
+		timer := time.NewTimer(time.Until(c.waited.until))
+		defer timer.Stop()
+		giveUp = timer.C
+	}
+	look := time.NewTicker(lookEvery)
+	defer look.Stop()
+	for {
+		select {
+		case <-ready:
+			return underWay
+		case <-giveUp:
+			return timedOut
+		case <-c.gone:
+			return unix.EINTR
+		case <-look.C:
+			if !c.waits() {
+				return unix.EINTR
+			}
+		}
+	}
+}
+
+// poller says when sockets that connect are ready.
+type poller struct {
+	fd int
+
+	mu    sync.Mutex
+	ready map[int32]chan time.Time
+}
+
+func newPoller() (*poller, error) {
+	fd, err := unix.EpollCreate1(unix.EPOLL_CLOEXEC)
+	if err != nil {
+		return nil, err
+	}
+	p := &poller{fd: fd, ready: map[int32]chan time.Time{}}
+	go p.run()
+	return p, nil
+}
+
+func (p *poller) run() {
+	events := make([]unix.EpollEvent, 64)
+	for {
+		n, _ := unix.EpollWait(p.fd, events, -1)
+		p.mu.Lock()
+		for _, e := range events[:max(n, 0)] {
+			select {
+			case p.ready[e.Fd] <- time.Time{}: // or of another socket that has the number now, which tries and waits on
+			default:
+			}
+		}
+		p.mu.Unlock()
+	}
+}
+
+// add returns a channel that gets a value when a socket is connected or refused, once.
+func (p *poller) add(socket int) (<-chan time.Time, error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	ready := make(chan time.Time, 1)
+	p.ready[int32(socket)] = ready
+	e := unix.EpollEvent{Events: unix.EPOLLOUT | unix.EPOLLONESHOT, Fd: int32(socket)}
+	return ready, unix.EpollCtl(p.fd, unix.EPOLL_CTL_ADD, socket, &e)
+}
+
+func (p *poller) remove(socket int) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	delete(p.ready, int32(socket))
+	_ = unix.EpollCtl(p.fd, unix.EPOLL_CTL_DEL, socket, nil)
+}
