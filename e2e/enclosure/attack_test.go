@@ -8,6 +8,7 @@ import (
 	"net"
 	"net/http"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -38,7 +39,9 @@ func TestAttackRunIsLeft(t *testing.T) {
 	if err = errors.Join(err, os.Chmod(filepath.Join(w.home(), "setuid-id"), 0o755|os.ModeSetuid)); err != nil {
 		t.Fatal(err)
 	}
+	users, network := w.rootless()
 	refused(t, map[string]string{
+		"a namespace of its user's":         "nsenter --preserve-credentials --user=" + users + " --net=" + network + " true",
 		"a namespace of its own":            "unshare -n true",
 		"the namespace of process 1":        "nsenter --net=/proc/1/ns/net true",
 		"a link":                            "ip link add dummy0 type dummy || ip link set eth0 down || ip route add 192.0.2.1 dev lo || ip addr add 192.0.2.9/32 dev lo",
@@ -56,6 +59,8 @@ func TestAttackRunIsLeft(t *testing.T) {
 		"ICMP":                              python(fmt.Sprintf("s=socket.socket(socket.AF_INET, socket.SOCK_DGRAM, 1); s.settimeout(5); s.connect(('%s', 1)); s.send(b'\\x08'+bytes(15)); s.recv(1)", www)),
 		"another process's memory":          "cat /proc/1/maps >/dev/null",
 		"another process's files":           "ls /proc/1/fd",
+		"the supervisor's files":            supervisor + "ls /proc/$s/fd || head -c 1 /proc/$s/mem",
+		"the supervisor":                    supervisor + "kill -STOP $s || kill -9 $s",
 		"another mount":                     "umount /run || umount /proc || mount -t tmpfs x /mnt",
 		"a key of root's making":            syscallOf(unix.SYS_REQUEST_KEY, "b'user', b'boxgate-test', b'', -2"),
 		"a key":                             syscallOf(unix.SYS_ADD_KEY, "b'user', b'boxgate-test', b'x', 1, -2"),
@@ -67,6 +72,38 @@ func TestAttackRunIsLeft(t *testing.T) {
 		"what is below a mount":             "unshare -rm mount --bind / /mnt",
 	}, func(args ...string) result { return w.run(append(append(open, "-q", "--"), args...)...) })
 	w.Untouched(www)
+}
+
+// rootless has a process of the user in namespaces that it has made itself, as rootless containers are, and mounts those where the user
+// can see them. The user can enter them.
+func (w *world) rootless() (userNamespace, network string) {
+	w.T.Helper()
+	as := &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: 47110, Gid: 47110}}
+	container := exec.CommandContext(w.T.Context(), "unshare", "--user", "--net", "sleep", "100000")
+	container.SysProcAttr = as
+	if err := container.Start(); err != nil {
+		w.T.Fatal(err)
+	}
+	w.T.Cleanup(func() { _ = container.Process.Kill(); _ = container.Wait() })
+	proc := fmt.Sprintf("/proc/%d/", container.Process.Pid)
+	w.Until("the namespaces are made", func() bool {
+		name, err := os.ReadFile(proc + "comm")
+		return err == nil && string(name) == "sleep\n"
+	})
+	at := map[string]string{}
+	for _, kind := range []string{"user", "net"} {
+		at[kind] = filepath.Join(w.home(), "ns-"+kind)
+		if err := errors.Join(os.WriteFile(at[kind], nil, 0o644), unix.Mount(proc+"ns/"+kind, at[kind], "", unix.MS_BIND, "")); err != nil {
+			w.T.Fatal(err)
+		}
+		w.T.Cleanup(func() { _ = unix.Unmount(at[kind], unix.MNT_DETACH) })
+	}
+	enter := exec.CommandContext(w.T.Context(), "nsenter", "--preserve-credentials", "--user="+at["user"], "--net="+at["net"], "true")
+	enter.SysProcAttr = as
+	if out, err := enter.CombinedOutput(); err != nil {
+		w.T.Fatalf("the user cannot enter them without the gateway: %v\n%s", err, out)
+	}
+	return at["user"], at["net"]
 }
 
 // TestAttackRunIsLeftByRoot: a command that runs as root has its files, but neither the network, nor devices, nor the kernel, nor other
@@ -83,6 +120,13 @@ func TestAttackRunIsLeftByRoot(t *testing.T) {
 		"a mount":                    "mount -t tmpfs x /mnt || umount /run",
 		"a device":                   "mknod disk b 8 0",
 		"another process's memory":   "cat /proc/1/environ",
+		"the supervisor's memory":    supervisor + "cat /proc/$s/environ || head -c 1 /proc/$s/mem || cat /proc/$s/maps",
+		"the supervisor's files":     supervisor + "readlink /proc/$s/fd/3 || readlink /proc/$s/exe",
+		"the supervisor's sockets":   supervisor + "/usr/bin/python3 -c 'import ctypes, os, sys; c = ctypes.CDLL(None).syscall; p = os.pidfd_open(int(sys.argv[1])); sys.exit(all(c(438, p, fd, 0) == -1 for fd in range(64)))' $s",
+		"tracing the supervisor":     supervisor + "/usr/bin/python3 -c 'import ctypes, sys; c = ctypes.CDLL(None); s = int(sys.argv[1]); sys.exit(c.ptrace(16, s, 0, 0) == -1 and c.ptrace(0x4206, s, 0, 0) == -1)' $s",
+		"a vsock of the host":        "[ ! -c /dev/vhost-vsock ] && exit 1; true",
+		"a keyboard":                 "[ ! -c /dev/uinput ] && exit 1; true",
+		"page faults by a device":    "[ ! -c /dev/userfaultfd ] && exit 1; true",
 		"a control group":            "mkdir /sys/fs/cgroup/boxgate-test",
 	}, func(args ...string) result {
 		cmd := w.command(append(append(open, "-q", "--"), args...)...)
@@ -90,6 +134,9 @@ func TestAttackRunIsLeftByRoot(t *testing.T) {
 		return w.finish(cmd)
 	})
 }
+
+// supervisor begins a line about the process that connects for the command, $s, and ends it as a success if there is none.
+const supervisor = "s=$(grep -ls 'run-insid[e]' /proc/[0-9]*/cmdline | grep -v /proc/1/ | grep -o '[0-9]*' | head -n 1); [ -n \"$s\" ] || exit 0; "
 
 // refused fails the test for each line of shell that succeeds in one run, or is none.
 func refused(t *testing.T, lines map[string]string, run func(args ...string) result) {

@@ -41,6 +41,11 @@ func arrange(s Spec) error {
 			return err
 		}
 	}
+	for _, path := range hiddenDevices {
+		if err := hide(path); err != nil {
+			return fmt.Errorf("%s: %w", path, err)
+		}
+	}
 	for _, path := range s.Hidden {
 		if err := hideEverywhere(path); err != nil {
 			return fmt.Errorf("%s: %w", path, err)
@@ -48,6 +53,10 @@ func arrange(s Spec) error {
 	}
 	return nil
 }
+
+// hiddenDevices do what the filter of system calls refuses, for whoever may open them: root, and users of groups such as kvm. A virtual
+// machine's end of vsock reaches the host's, a virtual keyboard types into the host's terminals, and userfaultfd has a device too.
+var hiddenDevices = []string{"/dev/vhost-vsock", "/dev/uinput", "/dev/uhid", "/dev/userfaultfd"}
 
 // resolved follows symbolic links while all of the host's files are there, and drops what the host has not.
 func resolved(s Spec) ([]File, error) {

@@ -14,7 +14,10 @@ import (
 // (TIOCSTI, TIOCLINUX), and sockets of families that lead past a network namespace, to a hypervisor (AF_VSOCK) or to
 // devices. io_uring could open them unseen. What connect(2) may reach is decided by package connect; a Unix socket of datagrams would
 // name its destination where no filter sees it, and is refused. For a key, the kernel asks a program of root's in the namespaces of the host
-// (/sbin/request-key), which may ask a name server; and keyrings are the user's, whatever the namespace. The rest are calls
+// (/sbin/request-key), which may ask a name server; and keyrings are the user's, whatever the namespace. User namespaces can be made, but not
+// entered: whoever has made one on the host, as rootless containers do, has every capability over it, and by that enters the network
+// namespace beside it, which leads past the gateway. The command may see it where it is mounted, or open it by a file handle (since Linux
+// 6.18). The rest are calls
 // that containers are refused by default: those that have the kernel run or trace for their caller.
 
 // families are those whose sockets belong to a network namespace, or lead nowhere, besides Unix sockets.
@@ -24,7 +27,7 @@ var families = []uint32{unix.AF_INET, unix.AF_INET6, unix.AF_NETLINK, unix.AF_AL
 type table struct {
 	arch                      uint32
 	ioctl, socket, socketpair uint32
-	connect                   uint32
+	connect, setns            uint32
 	refused                   []uint32 // whatever their arguments
 }
 
@@ -46,7 +49,7 @@ var (
 // tables are the machine's own one, and that of the 32-bit programs that it runs too.
 func tables() ([]table, error) {
 	own := table{
-		ioctl: unix.SYS_IOCTL, socket: unix.SYS_SOCKET, socketpair: unix.SYS_SOCKETPAIR, connect: unix.SYS_CONNECT,
+		ioctl: unix.SYS_IOCTL, socket: unix.SYS_SOCKET, socketpair: unix.SYS_SOCKETPAIR, connect: unix.SYS_CONNECT, setns: unix.SYS_SETNS,
 		refused: []uint32{
 			unix.SYS_ADD_KEY, unix.SYS_REQUEST_KEY, unix.SYS_KEYCTL, unix.SYS_BPF, unix.SYS_PERF_EVENT_OPEN, unix.SYS_USERFAULTFD,
 			uringSetup, uringEnter, uringRegister,
@@ -55,10 +58,10 @@ func tables() ([]table, error) {
 	switch runtime.GOARCH {
 	case "amd64":
 		own.arch = unix.AUDIT_ARCH_X86_64
-		return []table{own, {unix.AUDIT_ARCH_I386, 54, 359, 360, 362, refused386}}, nil
+		return []table{own, {unix.AUDIT_ARCH_I386, 54, 359, 360, 362, 346, refused386}}, nil
 	case "arm64":
 		own.arch = unix.AUDIT_ARCH_AARCH64
-		return []table{own, {unix.AUDIT_ARCH_ARM, 54, 281, 288, 283, refusedARM}}, nil
+		return []table{own, {unix.AUDIT_ARCH_ARM, 54, 281, 288, 283, 375, refusedARM}}, nil
 	}
 	return nil, fmt.Errorf("gateway run does not know the system calls of %s", runtime.GOARCH)
 }
@@ -123,6 +126,10 @@ func (t table) calls() []bpf.Instruction {
 	family = append(family, deny(unix.EAFNOSUPPORT))
 	when(t.socket, family...)
 	when(t.socketpair, family...)
+	when(t.setns, bpf.LoadAbsolute{Off: atSecond, Size: 4}, // a type of 0 is any
+		bpf.JumpIf{Cond: bpf.JumpEqual, Val: 0, SkipTrue: 2},
+		bpf.JumpIf{Cond: bpf.JumpBitsSet, Val: unix.CLONE_NEWUSER, SkipTrue: 1},
+		allow, deny(unix.EPERM))
 	when(t.connect, bpf.RetConstant{Val: unix.SECCOMP_RET_USER_NOTIF})
 	return append(out, allow)
 }
