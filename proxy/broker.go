@@ -107,7 +107,7 @@ func (b *brokered) dial(ctx context.Context, at netip.Addr) (net.Conn, error) {
 
 // broker logs in to the server in the place of the box, and passes on what is said after that.
 func (c *conn) broker(f peek.First, rt route.Routed) {
-	if c.interception = c.usage.Intercept(c.p.cfg.MaxInterceptions); c.interception == nil {
+	if c.interception = c.usage.Intercept(c.p.cfg.MaxInterceptions, 0); c.interception == nil {
 		c.refuse(peek.Other, policy.ReasonLimit)
 		return
 	}

@@ -1,6 +1,7 @@
 package proxy
 
 import (
+	"net"
 	"net/netip"
 
 	"boxgate/policy"
@@ -12,7 +13,6 @@ var (
 	AccessDenied  = accessDenied
 	ErrFrontDials = errFrontDials
 	NewFront      = newFront
-	Terminate     = (*Proxy).terminate
 )
 
 // Find returns the box that a connection from an address is of, and its counters.
@@ -27,4 +27,13 @@ func (p *Proxy) TLSConfigs() int {
 	p.tls.mu.Lock()
 	defer p.tls.mu.Unlock()
 	return len(p.tls.boxes)
+}
+
+// Terminate is terminate for a client whose ClientHello is of the usual length.
+func Terminate(p *Proxy, box *policy.Box, client net.Conn, name policy.Name, alpn []string) (net.Conn, error) {
+	c, err := p.terminate(box, client, 2<<10, name, alpn)
+	if err != nil {
+		return nil, err
+	}
+	return c, nil
 }

@@ -1,7 +1,6 @@
 package proxy
 
 import (
-	"crypto/tls"
 	"time"
 
 	"boxgate/internal/memory"
@@ -16,11 +15,11 @@ import (
 
 // intercept terminates TLS and passes the connection to the message loop of the negotiated protocol.
 func (c *conn) intercept(f peek.First, rt route.Routed) {
-	if c.interception = c.usage.Intercept(c.p.cfg.MaxInterceptions); c.interception == nil {
+	if c.interception = c.usage.Intercept(c.p.cfg.MaxInterceptions, len(f.Data)); c.interception == nil {
 		c.refuse(peek.Other, policy.ReasonLimit) // reset: the policy denies nothing here
 		return
 	}
-	client, err := c.p.terminate(c.box, newReplay(c, f.Data), rt.Request.Name, nil)
+	client, err := c.p.terminate(c.box, newReplay(c, f.Data), len(f.Data), rt.Request.Name, nil)
 	if err != nil {
 		c.event.Error = err.Error()
 		c.refuse(peek.Other, policy.ReasonClientTLS)
@@ -57,13 +56,15 @@ func (c *conn) requests(s *exchange.Session, serve http1.Rest) step {
 
 // serveHTTP2 runs the message loop of HTTP/2.
 func (c *conn) serveHTTP2(s *exchange.Session) {
-	if !c.usage.Memory.Acquire(memory.HTTP2, http2.ConnCost) {
+	var holds memory.Claim
+	holds.Open(c.usage.Memory, memory.HTTP2)
+	if !holds.Grow(http2.ConnCost) {
 		c.refuse(peek.Other, policy.ReasonLimit)
 		return
 	}
-	defer c.usage.Memory.Release(memory.HTTP2, http2.ConnCost)
+	defer holds.Close()
 	c.open()
-	c.finish(s, http2.Serve(c.ctx, s))
+	c.finish(s, http2.Serve(c.ctx, s, &holds))
 }
 
 // finish closes a connection gracefully after its message loop: the last response must arrive.
@@ -75,7 +76,7 @@ func (c *conn) finish(s *exchange.Session, err error) {
 		c.event.Error = err.Error()
 	}
 	_ = c.tcp.SetWriteDeadline(time.Now().Add(socket.LingerTime))
-	if t, ok := s.Client.(*tls.Conn); ok {
+	if t, ok := s.Client.(*terminated); ok {
 		_ = t.CloseWrite() // a disconnected client needs no close_notify
 	}
 	c.last = true

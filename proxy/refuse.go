@@ -38,7 +38,7 @@ func (c *conn) refuse(k peek.Kind, why policy.Reason) {
 // machines may trust as well, so names that mean a different host to each machine get no leaf.
 func (c *conn) deny(f peek.First, rt policy.Route) {
 	if c.p.cfg.DenyPage && f.Kind == peek.TLS && f.Name.IsPublic() && !c.p.isHosts(f.Name) && c.live.Denied() == nil {
-		if page := c.usage.Intercept(c.p.cfg.MaxInterceptions); page != nil {
+		if page := c.usage.Intercept(c.p.cfg.MaxInterceptions, len(f.Data)); page != nil {
 			defer page.End()
 			c.denyPage(f, rt)
 			return
@@ -72,7 +72,7 @@ func (c *conn) refusePeek(f peek.First, err error) {
 // was made for the whole connection.
 func (c *conn) denyPage(f peek.First, rt policy.Route) {
 	c.event.Verdict, c.event.Action, c.event.Reason = policy.Deny, audit.ActionRefuse, rt.Decision.Reason
-	client, err := c.p.terminate(c.box, newReplay(c, f.Data), f.Name, []string{"http/1.1"})
+	client, err := c.p.terminate(c.box, newReplay(c, f.Data), len(f.Data), f.Name, []string{"http/1.1"})
 	if err != nil {
 		c.event.Error = err.Error()
 		socket.Reset(c.tcp)

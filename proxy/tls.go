@@ -11,6 +11,7 @@ import (
 	"boxgate/internal/fault"
 	"boxgate/policy"
 	"boxgate/proxy/origin"
+	"boxgate/proxy/usage"
 )
 
 // tlsConfigs are the server configurations used to terminate TLS, one per box. Boxes share no state such as ticket
@@ -83,8 +84,9 @@ func (p *Proxy) isHosts(n policy.Name) bool {
 
 // terminate performs the TLS handshake with the box using a leaf for name. It fails unless the handshake has the SNI
 // that was peeked: the decision was made for that name only. A cut of the connection closes its socket, which ends the
-// handshake; its deadline is the socket's, as a context's would cost a timer and a callback for each connection.
-func (p *Proxy) terminate(box *policy.Box, client net.Conn, name policy.Name, alpn []string) (*tls.Conn, error) {
+// handshake; its deadline is the socket's, as a context's would cost a timer and a callback for each connection. hello is
+// the length of the ClientHello.
+func (p *Proxy) terminate(box *policy.Box, client net.Conn, hello int, name policy.Name, alpn []string) (*terminated, error) {
 	cfg := p.tlsConfig(box.ID)
 	if alpn != nil {
 		cfg = cfg.Clone()
@@ -93,7 +95,8 @@ func (p *Proxy) terminate(box *policy.Box, client net.Conn, name policy.Name, al
 	if err := client.SetDeadline(time.Now().Add(p.cfg.boxHandshake())); err != nil {
 		return nil, err
 	}
-	conn := tls.Server(client, cfg)
+	wire := &bounded{Conn: client, most: 2*hello + usage.HandshakeRest}
+	conn := tls.Server(wire, cfg)
 	if err := conn.Handshake(); err != nil {
 		return nil, err
 	}
@@ -101,7 +104,9 @@ func (p *Proxy) terminate(box *policy.Box, client net.Conn, name policy.Name, al
 	if err != nil || got != name {
 		return nil, origin.ErrNoName
 	}
-	return conn, client.SetDeadline(time.Time{})
+	t := &terminated{conn, wire}
+	t.established()
+	return t, client.SetDeadline(time.Time{})
 }
 
 // boxHandshake is the time for a TLS handshake with a box. A box that may take longer for its first message, because its machine is

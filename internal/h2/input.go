@@ -1,6 +1,7 @@
 package h2
 
 import (
+	"errors"
 	"io"
 
 	"boxgate/internal/buffers"
@@ -10,6 +11,9 @@ const (
 	inputIdle   = 1 << 10 // what a connection without streams is read into
 	inputDirect = 4 << 10 // reads of so much bypass an empty buffer
 )
+
+// ErrAgain is returned by the source of an [Input] that wants to be read anew, as the connection may have become idle.
+var ErrAgain = errors.New("read again")
 
 var inputs = buffers.NewPool(FrameMax) // a TLS record fits
 
@@ -37,13 +41,19 @@ func (in *Input) Close() {
 
 // Read implements io.Reader.
 func (in *Input) Read(p []byte) (int, error) {
-	if len(in.rest) == 0 && len(p) > 0 {
+	for len(in.rest) == 0 && len(p) > 0 {
 		busy := in.wait()
-		if len(p) >= inputDirect {
-			return in.source.Read(p)
+		space := p
+		if len(p) < inputDirect {
+			space = in.space(busy)
 		}
-		space := in.space(busy)
 		n, err := in.source.Read(space)
+		switch {
+		case n == 0 && errors.Is(err, ErrAgain):
+			continue
+		case len(p) >= inputDirect:
+			return n, err
+		}
 		if in.rest = space[:n]; n == 0 {
 			return 0, err
 		} // else an error comes again

@@ -142,7 +142,7 @@ internal/fault:
 internal/buffers:
 internal/h1: internal/memory
 internal/h2: internal/memory internal/buffers internal/h1
-internal/h2/downstream: internal/memory internal/buffers internal/h2
+internal/h2/downstream: internal/memory internal/buffers internal/h2 internal/socket
 internal/h2/upstream: internal/buffers internal/h1 internal/h2 internal/socket
 internal/handshake:
 internal/memory:

@@ -34,7 +34,7 @@ type Session struct {
 	Secure bool   // TLS terminated: header rules apply
 	// explicit is set for requests to the explicit proxy: they must be in absolute form with the scheme http.
 	Explicit bool
-	Client   net.Conn            // *tls.Conn when secure; for plain HTTP a conn that replays the peeked bytes first
+	Client   net.Conn            // TLS when secure; for plain HTTP a conn that replays the peeked bytes first
 	TLS      *usage.Interception // of Client; nil if nothing is terminated
 	Origin   origin.Client       // for the connections to servers
 	Live     *live.Conn          // registration in the live table: byte counters (client's conn counts by itself), close for Recheck

@@ -2,7 +2,6 @@ package http2
 
 import (
 	"context"
-	"crypto/tls"
 	"errors"
 	"net/http"
 	"net/netip"
@@ -31,6 +30,7 @@ const (
 	// ConnCost is the most memory that a connection uses, in bytes: what has been read, a frame in several records, a batch
 	// that is written and the next one, answers to the client's own frames, a header table and recent literals, goroutines.
 	ConnCost    = 136 << 10
+	connIdle    = 32 << 10                                     // of which it uses so much without a request: its state, the header table, the stack of a goroutine
 	refusalCost = 24 << 10                                     // memory of a stream that the gateway itself answers
 	streamCost  = origin.ResponseWindow + 72<<10               // memory of a forwarded stream: what its server may send ahead, buffers, goroutines
 	uploadCost  = downstream.StreamWindow + replayMax + 32<<10 // memory for the body of its request
@@ -46,22 +46,40 @@ type conn struct {
 }
 
 // Serve handles the streams of one connection until it ends. Each request is judged under the policy in force at the
-// time and forwarded over HTTP/2 or, if the upstream speaks only HTTP/1.1, translated. It closes s.client.
-func Serve(ctx context.Context, s *exchange.Session) error {
+// time and forwarded over HTTP/2 or, if the upstream speaks only HTTP/1.1, translated. It closes s.client. holds has [ConnCost], part of
+// which is given back while there is no request.
+func Serve(ctx context.Context, s *exchange.Session, holds *memory.Claim) error {
 	c := &conn{s: s, ctx: ctx, flights: map[*stream]struct{}{}}
 	s.Live.Watch(c)
 	defer s.Live.Watch(nil)
-	conn, ok := s.Client.(*tls.Conn)
-	if !ok {
+	if !s.Secure {
 		_ = s.Client.Close()
 		return origin.ErrNoName // HTTP/2 is only negotiated in a TLS handshake
 	}
-	downstream.Serve(ctx, conn, downstream.Config{
-		Start: c.start, Handler: c.serve, Refused: c.refused, Memory: s.Usage.Memory, Idle: exchange.ClientIdle,
+	downstream.Serve(ctx, s.Client, downstream.Config{
+		Start: c.start, Handler: c.serve, Refused: c.refused, Memory: s.Usage.Memory, Idle: exchange.ClientIdle, Sleeper: &sleeper{s, holds},
 		Panicked: func(v any) { contain.Log(s.Core.Log, "panic in an HTTP/2 connection", s.Box.ID, v) },
 	})
 	return nil
 }
+
+// sleeper is the memory of a connection.
+type sleeper struct {
+	s     *exchange.Session
+	holds *memory.Claim
+}
+
+// Sent implements [downstream.Sleeper].
+func (m *sleeper) Sent() int64 { return m.s.Live.Out.Load() }
+
+// Sleep implements [downstream.Sleeper].
+func (m *sleeper) Sleep() {
+	m.holds.Shrink(ConnCost - connIdle)
+	m.s.TLS.Rest(m.Sent())
+}
+
+// Wake implements [downstream.Sleeper]. A connection that cannot wake ends, and gives back the rest.
+func (m *sleeper) Wake() bool { return m.holds.Grow(ConnCost-connIdle) && m.s.TLS.Wake() }
 
 // streamCut is how long a stream has to end once the policy denies it.
 const streamCut = 50 * time.Millisecond

@@ -3,33 +3,40 @@ package usage
 import "boxgate/internal/memory"
 
 const (
-	// tlsCost is the most memory that terminated TLS uses, in bytes: keys, a record in each direction, and the longest
-	// handshake message while it is incomplete.
-	tlsCost = 160 << 10
+	// LongestRecord is the most that a record has, in bytes.
+	LongestRecord = 18 << 10
+	// HandshakeRest is the most that a client sends after its first ClientHello and one more of the same length.
+	HandshakeRest = 8 << 10
+	// tlsCost is the most memory that terminated TLS uses, in bytes: keys (16 KiB), a buffer of records, which begins to grow when
+	// there is no room for another record (76), and one of a message of the handshake, which doubles (112): a record that was read with
+	// other content, one that came by itself, and one more read.
+	tlsCost = 208 << 10
+	// Within that is a ClientHello of this length, whose buffer has room for twice as much.
+	usualHello = 30 << 10
 	// tlsIdle is what it uses at least: keys and the state of the connection.
 	tlsIdle = 16 << 10
 	// What crypto/tls has room for at a time, of what a client has sent: a record, a message of the handshake, and records that were
 	// read with another one and may be the beginning of a message. It keeps the room, up to twice as much, while the
 	// connection is idle.
-	longestRecord  = 18 << 10
 	longestMessage = 64 << 10
-	mostAhead      = 2 * longestRecord
+	mostAhead      = 2 * LongestRecord
 )
 
 // Interception is a connection whose TLS is terminated. One goroutine at a time may use it. Those of nil do nothing.
 type Interception struct {
 	box       *Box
 	holds     memory.Claim
+	full      int   // what it may use
 	handshake int64 // bytes that the client has sent until it was complete
 	given     int   // what was given back while it is idle
 }
 
 // Intercept counts one more connection whose TLS is terminated and returns nil if the limit or the memory does not allow it;
-// else [Interception.End] must follow.
-func (b *Box) Intercept(limit int) *Interception {
-	i := &Interception{box: b}
+// else [Interception.End] must follow. hello is how long the ClientHello is; 0: it was not read.
+func (b *Box) Intercept(limit, hello int) *Interception {
+	i := &Interception{box: b, full: tlsCost + 2*max(0, hello-usualHello)}
 	i.holds.Open(b.Memory, memory.TLS)
-	if !i.holds.Grow(tlsCost) {
+	if !i.holds.Grow(i.full) {
 		return nil
 	}
 	if b.Interceptions.Enter(limit) {
@@ -48,8 +55,8 @@ func (i *Interception) Rest(sent int64) {
 	if i == nil || i.given > 0 {
 		return
 	}
-	uses := tlsIdle + 2*min(i.handshake, longestMessage) + 2*min(sent, longestRecord) + 2*min(sent, mostAhead)
-	i.given = max(tlsCost-int(uses), 0)
+	uses := tlsIdle + 2*min(i.handshake, longestMessage) + 2*min(sent, LongestRecord) + 2*min(sent, mostAhead)
+	i.given = max(i.full-int(uses), 0)
 	i.holds.Shrink(i.given)
 }
 

@@ -15,6 +15,7 @@ import (
 	"boxgate/internal/buffers"
 	"boxgate/internal/h2"
 	"boxgate/internal/memory"
+	"boxgate/internal/socket"
 )
 
 const (
@@ -34,7 +35,7 @@ const (
 	resetMax    = 128                    // streams remembered as reset by the server
 )
 
-// Config is how a connection is served. All fields but Drain and Start are required.
+// Config is how a connection is served. All fields but Drain, Start and Sleeper are required.
 type Config struct {
 	Handler  func(*Stream)   // serves one request; the stream ends when it returns
 	Start    func(*Stream)   // begins a request in the goroutine that reads the connection; see [Stream.Take]
@@ -43,6 +44,7 @@ type Config struct {
 	Memory   *memory.Account // for header blocks in several frames
 	Idle     time.Duration   // after so long without a request, the connection ends
 	Drain    context.Context // when it ends, the connection takes no more requests, and ends after the last one
+	Sleeper  Sleeper         // nil: the memory of the connection is claimed for as long as it is open
 }
 
 // Refusal is a request that no handler sees, or a connection that ends because its client broke the protocol.
@@ -63,7 +65,8 @@ type conn struct {
 	cfg    Config
 	net    net.Conn
 	ctx    context.Context
-	framer *http2.Framer // reads the heads of frames
+	direct *socket.Direct // below net; nil unless there is a Sleeper
+	framer *http2.Framer  // reads the heads of frames
 	in     h2.Input
 	run    sync.WaitGroup
 
@@ -74,6 +77,8 @@ type conn struct {
 	empty   h2.EmptyFrames
 	settled bool // the first SETTINGS have come
 	crowded bool // there are many frames to write that answer the client's
+	between bool // no part of a frame but of its head was read
+	tired   bool // the connection sleeps before the next read
 	small   [64]byte
 
 	mu       sync.Mutex // guards what follows, and the streams
@@ -96,6 +101,8 @@ type conn struct {
 	quiet    time.Time
 	unended  time.Time // when a header block began whose end has not come; zero: none
 	idle     *time.Timer
+	until    time.Time // when the client must have sent more; zero: it need not
+	lullAt   time.Time // the read deadline, if it is that of awaitLull; zero: it is not
 
 	recv h2.ReceiveWindow
 	out  output
@@ -104,7 +111,10 @@ type conn struct {
 // Serve serves a connection until it ends, and closes it. All handlers have returned when Serve does.
 func Serve(ctx context.Context, nc net.Conn, cfg Config) {
 	c := &conn{cfg: cfg, net: nc, ctx: ctx, streams: map[uint32]*Stream{}, quiet: time.Now()}
-	c.in.Open(nc, c.caughtUp)
+	if c.direct, _ = socket.DirectOf(nc); c.direct == nil {
+		c.cfg.Sleeper = nil // nothing could wait for the client without reading
+	}
+	c.in.Open(source{c}, c.caughtUp)
 	defer c.in.Close()
 	c.framer = http2.NewFramer(nil, &c.in)
 	c.framer.SetMaxReadFrameSize(h2.FrameMax)
@@ -138,6 +148,9 @@ func (c *conn) caughtUp() (busy bool) {
 		c.startWaiting()
 	}
 	c.beginWaiting()
+	if len(c.streams) == 0 && c.settled && !c.tired {
+		c.awaitLull()
+	}
 	return len(c.streams) > 0
 }
 
@@ -159,7 +172,12 @@ func (c *conn) greet() {
 
 // read reads frames until the connection ends, and returns why.
 func (c *conn) read() error {
-	_ = c.net.SetReadDeadline(time.Now().Add(prefaceTime))
+	c.mu.Lock()
+	if c.ended == nil {
+		c.until = time.Now().Add(prefaceTime)
+		_ = c.net.SetReadDeadline(c.until)
+	}
+	c.mu.Unlock()
 	preface := c.small[:len(http2.ClientPreface)]
 	if _, err := io.ReadFull(&c.in, preface); err != nil {
 		return err
@@ -168,8 +186,9 @@ func (c *conn) read() error {
 		return http2.ConnectionError(http2.ErrCodeProtocol)
 	}
 	for {
+		c.between = true
 		h, err := c.framer.ReadFrameHeader()
-		if err == nil {
+		if c.between = false; err == nil {
 			err = c.frame(h)
 		}
 		if c.crowded { // the writing goroutine has a chance before there is too much to write
@@ -201,7 +220,10 @@ func (c *conn) survives(err error) error {
 // close ends the connection, with a GOAWAY if the client broke the protocol.
 func (c *conn) close(err error) {
 	var code http2.ConnectionError
-	if errors.As(err, &code) {
+	switch {
+	case errors.Is(err, errNoMemory):
+		c.refuseNext()
+	case errors.As(err, &code):
 		c.goAway(http2.ErrCode(code))
 		c.linger()
 	}
@@ -318,6 +340,7 @@ func (c *conn) rest() {
 	if c.quiet = time.Now(); c.draining {
 		c.limitRead()
 	}
+	c.awaitLull()
 	c.out.idle()
 }
 
@@ -334,6 +357,7 @@ func (c *conn) limitRead() {
 	if end := c.unended.Add(blockTime); !c.unended.IsZero() && (until.IsZero() || end.Before(until)) {
 		until = end
 	}
+	c.until, c.lullAt = until, time.Time{}
 	_ = c.net.SetReadDeadline(until)
 }
 

@@ -1,0 +1,231 @@
+package proxy_test
+
+import (
+	"crypto/tls"
+	"io"
+	"net"
+	"net/http"
+	"runtime"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"golang.org/x/net/http2"
+
+	"boxgate/internal/memory"
+	"boxgate/proxy"
+	"boxgate/proxy/proxytest"
+)
+
+// What a connection over HTTP/2 is charged beyond TLS, with a request and without.
+const fullHTTP2, idleHTTP2 = 136 << 10, 32 << 10
+
+// keptHTTP2 are intercepted connections over HTTP/2.
+type keptHTTP2 struct {
+	*proxytest.Rig
+	budget *memory.Budget
+	at     string
+}
+
+// keepHTTP2 lets a box have connections to one host, whose server answers requests for /wait when wait is closed.
+func keepHTTP2(t *testing.T, most int64, wait <-chan struct{}) *keptHTTP2 {
+	t.Helper()
+	k := &keptHTTP2{budget: memory.New(64<<20, most)}
+	k.Rig = proxytest.New(t, proxytest.Allow(cdn), func(c *proxy.Config) { c.Memory = k.budget })
+	cert := k.Upstream.Certificate(t, cdn)
+	server := k.Server(443, func(c net.Conn) {
+		s := tls.Server(c, &tls.Config{Certificates: []tls.Certificate{cert}, NextProtos: []string{"h2"}})
+		if s.Handshake() != nil {
+			return
+		}
+		//lint:ignore SA1019 the connection is the test's own
+		(&http2.Server{}).ServeConn(s, &http2.ServeConnOpts{Handler: http.HandlerFunc(func(w http.ResponseWriter, q *http.Request) {
+			if q.URL.Path == "/wait" {
+				<-wait
+			}
+			_, _ = io.Copy(w, q.Body)
+		})})
+	})
+	k.Names.Set(cdn, server.Addr())
+	k.Policy(proxytest.Allow(cdn), map[string]map[string]string{cdn: {"X-Key": "k"}})
+	k.at = k.Listen(server)
+	return k
+}
+
+// connect returns a new connection, with the TCP connection below it.
+func (k *keptHTTP2) connect(t *testing.T) (*http2.ClientConn, *net.TCPConn) {
+	t.Helper()
+	raw := proxytest.DialTo(t, k.at)
+	c := tls.Client(raw, &tls.Config{ServerName: cdn, RootCAs: k.BoxCA.Pool(), NextProtos: []string{"h2"}})
+	if err := c.HandshakeContext(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	//lint:ignore SA1019 one connection and no other
+	client, err := (&http2.Transport{}).NewClientConn(c)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return client, raw
+}
+
+// post sends a request and returns what it is answered.
+func post(t *testing.T, c *http2.ClientConn, path, body string) (string, error) {
+	t.Helper()
+	q, err := http.NewRequestWithContext(t.Context(), http.MethodPost, "https://"+cdn+path, strings.NewReader(body))
+	if err != nil {
+		t.Fatal(err)
+	}
+	res, err := c.RoundTrip(q)
+	if err != nil {
+		return "", err
+	}
+	defer res.Body.Close()
+	answer, err := io.ReadAll(res.Body)
+	if err == nil && res.StatusCode != http.StatusOK {
+		answer = []byte(res.Status)
+	}
+	return string(answer), err
+}
+
+// rests waits until n connections are charged as idle ones.
+func (k *keptHTTP2) rests(t *testing.T, n int64) {
+	t.Helper()
+	proxytest.Await(t, "the connections to rest", func() bool {
+		return k.budget.Held(memory.TLS) <= n*idleTLS && k.budget.Held(memory.HTTP2) <= n*idleHTTP2
+	})
+	if k.budget.Held(memory.TLS) == 0 || k.budget.Held(memory.HTTP2) == 0 {
+		t.Error("idle connections are charged nothing")
+	}
+}
+
+// TestIdleHTTP2InterceptionsAreChargedForWhatTheyHold: connections over HTTP/2 without a request give back what they do not use, so that more
+// of them fit, and have all of it before anything of the client's is read again. If there is none left, the client is told that its
+// request was not looked at.
+func TestIdleHTTP2InterceptionsAreChargedForWhatTheyHold(t *testing.T) {
+	t.Parallel()
+	k := keepHTTP2(t, 5<<20, nil)
+	const n = 20 // at 360 KiB, 14 would fit
+	var all []*http2.ClientConn
+	for range n {
+		c, _ := k.connect(t)
+		if answer, err := post(t, c, "/", "hello"); err != nil || answer != "hello" {
+			t.Fatalf("connection %d: %q, %v", len(all), answer, err)
+		}
+		if all = append(all, c); len(all)%5 == 0 {
+			k.rests(t, int64(len(all)))
+		}
+	}
+	for i, c := range all[:5] {
+		if answer, err := post(t, c, "/", "again"); err != nil || answer != "again" {
+			t.Fatalf("connection %d: %q, %v", i, answer, err)
+		}
+	}
+	k.rests(t, n)
+	account := k.budget.Account(string(k.Box.ID))
+	taken := 0
+	for account.Acquire(memory.Buffers, 16<<10) {
+		taken += 16 << 10
+	}
+	if _, err := post(t, all[0], "/", "full"); err == nil {
+		t.Error("without memory a request was served")
+	} else if !strings.Contains(err.Error(), "GOAWAY") && !strings.Contains(err.Error(), "closing") {
+		t.Errorf("the client is told %v, not that its request was not looked at", err)
+	}
+	account.Release(memory.Buffers, taken)
+	if answer, err := post(t, all[1], "/", "room"); err != nil || answer != "room" {
+		t.Errorf("with memory: %q, %v", answer, err)
+	}
+	for _, c := range all {
+		_ = c.Close()
+	}
+	proxytest.Await(t, "every claim to be given back", func() bool { return k.budget.Held(memory.TLS) == 0 && k.budget.Held(memory.HTTP2) == 0 })
+}
+
+// TestAttackIdleHTTP2InterceptionHoldsMore: a connection with a request under way, with part of a record or with part of a frame is charged for
+// all that this may take, however long it lasts.
+func TestAttackIdleHTTP2InterceptionHoldsMore(t *testing.T) {
+	t.Parallel()
+	answered := make(chan struct{})
+	k := keepHTTP2(t, 64<<20, answered)
+	stays := func(t *testing.T, what string) {
+		t.Helper()
+		full := func() bool { return k.budget.Held(memory.TLS) == fullTLS && k.budget.Held(memory.HTTP2) >= fullHTTP2 }
+		proxytest.Await(t, "the connection to be charged", full)
+		for until := time.Now().Add(time.Second); time.Now().Before(until); time.Sleep(20 * time.Millisecond) {
+			if !full() {
+				t.Fatalf("with %s, %d and %d are held", what, k.budget.Held(memory.TLS), k.budget.Held(memory.HTTP2))
+			}
+		}
+	}
+	c, raw := k.connect(t)
+	var requests sync.WaitGroup
+	requests.Go(func() {
+		if answer, err := post(t, c, "/wait", "late"); err != nil || answer != "late" {
+			t.Errorf("a request that took long: %q, %v", answer, err)
+		}
+	})
+	stays(t, "a request under way")
+	close(answered)
+	requests.Wait()
+	k.rests(t, 1)
+	if _, err := raw.Write([]byte{23, 3, 3, 0x40, 0, 1, 2, 3}); err != nil {
+		t.Fatal(err)
+	}
+	stays(t, "half a record")
+	_ = raw.Close()
+	proxytest.Await(t, "every claim to be given back", func() bool { return k.budget.Held(memory.TLS) == 0 })
+
+	secure := terminated(t, k.at, "h2")
+	framer := http2.NewFramer(secure, secure)
+	_, _ = io.WriteString(secure, http2.ClientPreface)
+	_ = framer.WriteSettings()
+	k.rests(t, 1)
+	if _, err := secure.Write([]byte{0, 0x20, 0, 0, 0, 0, 0, 0, 1, 1, 2, 3}); err != nil { // 8 KiB of DATA, of which three bytes have come
+		t.Fatal(err)
+	}
+	stays(t, "half a frame")
+}
+
+// TestIdleHTTP2InterceptionsHoldWhatTheyAreCharged: what connections hold at rest is less than they are charged, with what their clients in this
+// process hold, and not less by an order of magnitude. It is not parallel: other tests wait while it measures.
+func TestIdleHTTP2InterceptionsHoldWhatTheyAreCharged(t *testing.T) {
+	k := keepHTTP2(t, 64<<20, nil)
+	held := func() (inUse, charged int64) {
+		var m runtime.MemStats
+		for range 5 { // stacks shrink by half each time
+			runtime.GC()
+		}
+		runtime.ReadMemStats(&m)
+		for _, kind := range memory.Kinds() {
+			if kind != memory.Upstreams {
+				charged += k.budget.Held(kind)
+			}
+		}
+		return int64(m.HeapAlloc + m.StackInuse), charged
+	}
+	var all []*http2.ClientConn
+	add := func(n int) {
+		for range n {
+			c, _ := k.connect(t)
+			if answer, err := post(t, c, "/", "hello"); err != nil || answer != "hello" {
+				t.Fatalf("connection %d: %q, %v", len(all), answer, err)
+			}
+			all = append(all, c)
+		}
+		proxytest.Await(t, "the connections to rest", func() bool { return k.budget.Held(memory.HTTP2) <= int64(len(all))*idleHTTP2 })
+	}
+	add(10) // pools and caches are filled
+	inUse, charged := held()
+	const n = 100
+	add(n)
+	more, moreCharged := held()
+	uses, charges := (more-inUse)/n, (moreCharged-charged)/n
+	t.Logf("an idle connection holds %d bytes with its client, and is charged %d", uses, charges)
+	if uses > charges || uses < charges/10 {
+		t.Errorf("an idle connection holds %d bytes and is charged %d", uses, charges)
+	}
+	for _, c := range all {
+		_ = c.Close()
+	}
+}
