@@ -25,10 +25,12 @@ type coalescer struct {
 
 // coalesced is the state of one box.
 type coalesced struct {
+	mu       sync.Mutex // held while the events of the box are emitted, so that they stay in order; other boxes do not wait for that
 	refusals refusals
 	flows    flows
 	timer    *time.Timer
 	resting  bool // nothing is pending: the timer is set to when the state may be dropped
+	dropped  bool // the next event of the box finds another state
 }
 
 // coalesces reports whether a box, or a stranger who visits its public URLs, can cause an event as often as they like. An open
@@ -47,15 +49,8 @@ func coalesces(e *Event) bool {
 // admit reports whether to emit the event now. If not, it is counted and emitted later. admit may change the event of a
 // flow into one about its network.
 func (c *coalescer) admit(e *Event) bool {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	b := c.boxes[e.Box]
-	if b == nil {
-		b = &coalesced{}
-		box := e.Box
-		b.timer = time.AfterFunc(fault.Interval(coalesceInterval), func() { c.due(box, b) })
-		c.boxes[box] = b
-	}
+	b := c.lock(e.Box)
+	defer b.mu.Unlock()
 	if b.resting {
 		b.resting = false
 		b.timer.Reset(fault.Interval(coalesceInterval))
@@ -66,21 +61,56 @@ func (c *coalescer) admit(e *Event) bool {
 	return b.refusals.admit(e)
 }
 
-// due ends an interval of a box, and begins the next one if anything was emitted.
-func (c *coalescer) due(box policy.BoxID, b *coalesced) {
+// lock returns the state of a box, locked.
+func (c *coalescer) lock(box policy.BoxID) *coalesced {
+	for {
+		b := c.of(box)
+		b.mu.Lock()
+		if !b.dropped {
+			return b
+		}
+		b.mu.Unlock()
+	}
+}
+
+// of returns the state of a box, and creates it if needed. It may be dropped before the caller locks it.
+func (c *coalescer) of(box policy.BoxID) *coalesced {
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	b := c.boxes[box]
+	if b == nil {
+		b = &coalesced{}
+		b.mu.Lock() // due needs the timer
+		defer b.mu.Unlock()
+		b.timer = time.AfterFunc(fault.Interval(coalesceInterval), func() { c.due(box, b) })
+		c.boxes[box] = b
+	}
+	return b
+}
+
+// dropLocked drops the state of a box. The caller holds b.mu.
+func (c *coalescer) dropLocked(box policy.BoxID, b *coalesced) {
+	b.dropped = true
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	delete(c.boxes, box)
+}
+
+// due ends an interval of a box, and begins the next one if anything was emitted.
+func (c *coalescer) due(box policy.BoxID, b *coalesced) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
 	switch {
-	case c.boxes[box] != b: // flushed
+	case b.dropped: // flushed
 	case b.resting:
-		delete(c.boxes, box)
+		c.dropLocked(box, b)
 	default:
 		c.emitAll(append(b.refusals.take(), b.flows.take(flowsPerInterval)...))
 		switch {
 		case !b.refusals.quiet() || !b.flows.quiet():
 			b.timer.Reset(fault.Interval(coalesceInterval))
 		case b.flows.empty():
-			delete(c.boxes, box)
+			c.dropLocked(box, b)
 		default:
 			b.resting = true
 			b.timer.Reset(flowMemory)
@@ -99,11 +129,17 @@ func (c *coalescer) emitAll(events []Event) {
 // flush emits the pending events of a box and drops its state.
 func (c *coalescer) flush(box policy.BoxID) {
 	c.mu.Lock()
-	defer c.mu.Unlock()
-	if b := c.boxes[box]; b != nil {
+	b := c.boxes[box]
+	c.mu.Unlock()
+	if b == nil {
+		return
+	}
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if !b.dropped {
 		b.timer.Stop()
 		c.emitAll(append(b.refusals.take(), b.flows.take(-1)...))
-		delete(c.boxes, box)
+		c.dropLocked(box, b)
 	}
 }
 

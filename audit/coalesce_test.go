@@ -48,6 +48,37 @@ func TestAnswersToStrangersAreToldOnceASecondWithTheirNumber(t *testing.T) {
 	})
 }
 
+// TestAttackEventsOfOneBoxHoldUpOthers: a box that causes events as fast as it can, all of which are emitted at the end of an interval, does not keep
+// another box waiting meanwhile.
+func TestAttackEventsOfOneBoxHoldUpOthers(t *testing.T) {
+	t.Parallel()
+	begun, goOn := make(chan struct{}), make(chan struct{})
+	c := coalescer{boxes: map[policy.BoxID]*coalesced{}, emit: func(*Event) {
+		begun <- struct{}{}
+		<-goOn
+	}}
+	refusal := func(box policy.BoxID) *Event { e := denial("evil.example.com"); e.Box = box; return &e }
+	if !c.admit(refusal("a")) || c.admit(refusal("a")) {
+		t.Fatal("the first event is not emitted at once, or the second is")
+	}
+	go c.flush("a")
+	<-begun
+	other := make(chan struct{})
+	go func() {
+		defer close(other)
+		if !c.admit(refusal("b")) {
+			t.Error("the first event of another box is not emitted at once")
+		}
+	}()
+	select {
+	case <-other:
+	case <-time.After(time.Minute):
+		t.Error("a box waits while the events of another one are emitted")
+	}
+	close(goOn)
+	c.flushAll()
+}
+
 // denial is a refusal of one box.
 func denial(name string) Event {
 	return Event{Box: "b", Stage: policy.StageConn, Name: name, Port: 443, Action: ActionRefuse, Reason: policy.ReasonNotAllowed}
