@@ -49,13 +49,22 @@ func (k *Keyed) Shown(r *http.Request, h quota.Holder) error {
 	if !ok || c.listener.Keyed != k {
 		return nil
 	}
+	evicted, err := k.count(c, h)
+	for _, idle := range evicted { // requests of other keys do not wait for that
+		_ = idle.Conn.Close() // its server notices, and calls Close
+	}
+	return err
+}
+
+// count counts a connection that has shown a key, and returns those that have to go for it.
+func (k *Keyed) count(c *conn, h quota.Holder) (evicted []*conn, err error) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	if c.keyed.closed { // it gave way at the moment when this request came
-		return &quota.Error{Holder: h, Kind: quota.Connections, Limit: k.book.Limit(h, quota.Connections), After: time.Second}
+		return nil, &quota.Error{Holder: h, Kind: quota.Connections, Limit: k.book.Limit(h, quota.Connections), After: time.Second}
 	}
 	if c.keyed.release != nil && c.keyed.holder == h {
-		return nil
+		return nil, nil
 	}
 	k.forgetLocked(c)
 	release, err := k.book.Take(h, quota.Connections, 1)
@@ -63,17 +72,17 @@ func (k *Keyed) Shown(r *http.Request, h quota.Holder) error {
 		exceeded, _ := err.(*quota.Error) //nolint:errorlint // as Take returns it
 		idlest := k.idlestLocked(h, exceeded)
 		if idlest == nil {
-			return err
+			return evicted, err
 		}
 		k.forgetLocked(idlest)
 		idlest.keyed.closed = true
-		_ = idlest.Conn.Close() // its server notices, and calls Close
+		evicted = append(evicted, idlest)
 		release, err = k.book.Take(h, quota.Connections, 1)
 	}
 	c.keyed.holder, c.keyed.release = h, release
 	k.ofLocked(h).n++
 	c.listener.remove(c)
-	return nil
+	return evicted, nil
 }
 
 func (k *Keyed) ofLocked(h quota.Holder) *keyHolder {

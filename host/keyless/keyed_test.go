@@ -235,3 +235,63 @@ func TestAttackIdleConnectionsOfOthersAreClosed(t *testing.T) {
 		}
 	}
 }
+
+// slow is a connection that takes its time to close.
+type slow struct {
+	net.Conn
+	begun, goOn chan struct{}
+}
+
+func (c slow) Close() error {
+	close(c.begun)
+	<-c.goOn
+	return nil
+}
+
+// TestAttackClosingConnectionsHoldsUpOtherKeys: a key that opens connections, for each of which an idle one of its own is closed, does not keep the
+// requests of another key waiting.
+func TestAttackClosingConnectionsHoldsUpOtherKeys(t *testing.T) {
+	t.Parallel()
+	var totals quota.Limits
+	totals[quota.Connections] = 8 // 3 for one key
+	k := NewKeyed(quota.New(quota.Config{Totals: totals}))
+	l := New(nil, 64)
+	l.Keyed = k
+	idle := slow{begun: make(chan struct{}), goOn: make(chan struct{})}
+	shows := func(id string, of net.Conn) (*conn, error) {
+		c := &conn{Conn: of, listener: l}
+		r := httptest.NewRequest(http.MethodGet, "/", nil)
+		return c, k.Shown(r.WithContext(context.WithValue(r.Context(), connKey{}, c)), quota.Holder{What: quota.APIKey, ID: id})
+	}
+	for n := range 3 {
+		c, err := shows("hostile", idle)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if n == 0 {
+			k.State(c, http.StateIdle)
+		}
+	}
+	one, other := make(chan error, 1), make(chan error, 1)
+	go func() {
+		_, err := shows("hostile", nil)
+		one <- err
+	}()
+	<-idle.begun
+	go func() {
+		_, err := shows("honest", nil)
+		other <- err
+	}()
+	select {
+	case err := <-other:
+		if err != nil {
+			t.Error(err)
+		}
+	case <-time.After(time.Minute):
+		t.Error("a request waits while a connection of another key is closed")
+	}
+	close(idle.goOn)
+	if err := <-one; err != nil {
+		t.Error(err)
+	}
+}
