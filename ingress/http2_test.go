@@ -219,6 +219,8 @@ func TestOddResponsesOverHTTP2(t *testing.T) {
 		"an upgrade":           {"HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n\r\n", "502"},
 		"endless 1xx":          {strings.Repeat("HTTP/1.1 102 Processing\r\n\r\n", 100), "502"},
 		"two lengths":          {"HTTP/1.1 200 OK\r\nContent-Length: 1\r\nContent-Length: 2\r\n\r\nab", "502"},
+		"a length twice":       {"HTTP/1.1 200 OK\r\nContent-Length: 2\r\nContent-Length: 2\r\n\r\nab", "200"},
+		"a padded chunk":       {"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked,\r\n\r\n2  \r\nab\r\n0  \r\n\r\n", "200"},
 		"a bare LF":            {"HTTP/1.1 200 OK\nContent-Length: 0\r\n\r\n", "502"},
 		"a broken chunk":       {"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\nxx\r\n", "reset"},
 		"a body cut short":     {"HTTP/1.1 200 OK\r\nContent-Length: 9\r\nConnection: close\r\n\r\nab", "reset"},

@@ -15,7 +15,7 @@ import (
 )
 
 // raw answers each request that comes to a host over HTTP/1.1, read byte for byte, as answer says; an answer that is
-// empty, or has no length, ends the connection. It returns the heads as they came.
+// empty, has no length or says so ends the connection. It returns the heads as they came.
 func (f *fidelity) raw(host string, answer func(head string) string) <-chan string {
 	f.T.Helper()
 	heads := make(chan string, 1000)
@@ -35,7 +35,9 @@ func (f *fidelity) raw(host string, answer func(head string) string) <-chan stri
 			}
 			heads <- head.String()
 			text := answer(head.String())
-			if _, err := io.WriteString(c, text); err != nil || !strings.Contains(strings.ToLower(text), "\r\ncontent-length:") {
+			_, err := io.WriteString(c, text)
+			text = strings.ToLower(text)
+			if err != nil || !strings.Contains(text, "\r\ncontent-length:") || strings.Contains(text, "\r\nconnection: close") {
 				return
 			}
 		}

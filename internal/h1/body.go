@@ -26,8 +26,8 @@ const (
 	trailers
 )
 
-// Begin starts a body. Chunk extensions are refused in requests, where they only serve to confuse parsers; in responses
-// (strip true) they are dropped.
+// Begin starts a body. Chunk extensions and white space after a chunk size are refused in requests, where they only serve
+// to confuse parsers; in responses (strip true) they are dropped.
 func (b *Body) Begin(f Framing, strip bool) {
 	*b = Body{Trailers: b.Trailers[:0], framing: f, left: f.Length, strip: strip}
 	if f.Chunked {
@@ -103,7 +103,10 @@ func (b *Body) size(buf []byte) (int, error) {
 		if !all(line[semicolon:], value) {
 			return 0, bad("a control byte in a chunk extension")
 		}
-		line = trim(line[:semicolon])
+		line = line[:semicolon]
+	}
+	if b.strip {
+		line = bytes.TrimRight(line, " \t") // as Tomcat 6 pads them; RFC 9112, 7.1.1 has it before an extension
 	}
 	size, err := parseChunkSize(line)
 	if err != nil {

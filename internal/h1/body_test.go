@@ -115,6 +115,26 @@ func TestExtensionsOfResponsesAreDropped(t *testing.T) {
 	}
 }
 
+// TestPaddedChunkSizesOfResponses has the chunk sizes that Tomcat 6 pads to a fixed width.
+func TestPaddedChunkSizesOfResponses(t *testing.T) {
+	t.Parallel()
+	for in, want := range map[string]string{
+		"2   \r\nok\r\n0   \r\n\r\n": "ok",
+		"2\t\r\nok\r\n0 ;x\r\n\r\n":  "ok",
+		" 2\r\nok\r\n0\r\n\r\n":      "",
+		"2 2\r\nok\r\n0\r\n\r\n":     "",
+		"   \r\nok\r\n0\r\n\r\n":     "",
+		"2\x0b\r\nok\r\n0\r\n\r\n":   "",
+		" 2;x\r\nok\r\n0\r\n\r\n":    "",
+	} {
+		var b Body
+		b.Begin(Framing{Chunked: true}, true)
+		if content, _, err := readBody(strings.NewReader(in), &b); content != want || (err == nil) != (want != "") {
+			t.Errorf("%q: %q, %v", in, content, err)
+		}
+	}
+}
+
 func TestLength(t *testing.T) {
 	t.Parallel()
 	var b Body

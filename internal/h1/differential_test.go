@@ -47,9 +47,10 @@ func FuzzRequest(f *testing.F) {
 
 func sameAsNetHTTP(t *testing.T, in []byte, n int, r *Response) {
 	t.Helper()
-	theirs, err := http.ReadResponse(bufio.NewReader(bytes.NewReader(in)), &http.Request{Method: "GET"})
+	strict := append(written(in, r), in[n:]...)
+	theirs, err := http.ReadResponse(bufio.NewReader(bytes.NewReader(strict)), &http.Request{Method: "GET"})
 	if err != nil {
-		t.Fatalf("accepted what net/http refuses (%v): %q", err, in)
+		t.Fatalf("accepted what net/http refuses when written strictly (%v): %q", err, in)
 	}
 	if theirs.StatusCode != r.Status {
 		t.Fatalf("net/http reads status %d, we %d", theirs.StatusCode, r.Status)
@@ -58,6 +59,21 @@ func sameAsNetHTTP(t *testing.T, in []byte, n int, r *Response) {
 	if r.Status >= 200 {
 		sameBody(t, in[n:], r.Body, true, theirs.Body)
 	}
+}
+
+// written returns the head of a response with the status line as received and its fields as a proxy sends them.
+func written(in []byte, r *Response) []byte {
+	line, _, _ := bytes.Cut(in, []byte("\n"))
+	out := append(bytes.Clone(line), '\n')
+	for i := range r.Fields {
+		if f := &r.Fields[i]; f.Kind != TransferEncoding {
+			out = AppendField(out, f)
+		}
+	}
+	if r.hasTE {
+		out = AppendPair(out, "Transfer-Encoding", "chunked")
+	}
+	return append(out, "\r\n"...)
 }
 
 // sameFields compares all fields but those that net/http takes out of the header.
@@ -100,6 +116,9 @@ func sameBody(t *testing.T, rest []byte, framing Framing, strip bool, theirs io.
 		return // refused or cut: the loop ends the connection, whatever others would read
 	}
 	got, err := io.ReadAll(theirs)
+	if err != nil && strip && bytes.ContainsAny(rest, ";") {
+		return // net/http refuses the white space that RFC 9112, 7.1.1 has before an extension
+	}
 	if err != nil {
 		t.Fatalf("net/http fails in a body that was accepted (%v): %q", err, rest)
 	}

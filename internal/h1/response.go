@@ -13,7 +13,8 @@ type Response struct {
 	// body.
 	Length int64
 
-	scan headScan
+	encoded bool // there was a Transfer-Encoding
+	scan    headScan
 }
 
 // Parse parses the head at the beginning of buf, a response to the given method, and returns its length. It returns
@@ -50,11 +51,17 @@ func (r *Response) parse(b []byte, method string) error {
 	if r.Fields, err = parseFields(b[line+1:len(b)-2], r.Fields); err != nil {
 		return err
 	}
+	kept := r.Fields[:0]
 	for _, f := range r.Fields {
-		if err := r.field(f); err != nil {
+		repeated := f.Kind == ContentLength && r.HasLength
+		if err := r.field(&f); err != nil {
 			return err
 		}
+		if !repeated {
+			kept = append(kept, f)
+		}
 	}
+	r.Fields = kept
 	if err := r.framing(); err != nil {
 		return err
 	}
@@ -70,6 +77,68 @@ func (r *Response) parse(b []byte, method string) error {
 	}
 	return nil
 }
+
+// field handles a field that affects framing or the connection. What RFC 9112 lets a client take is taken, and written
+// strictly: a Content-Length repeated with the same value (6.3), the transfer coding identity of RFC 2616, and empty
+// elements of Transfer-Encoding (RFC 9110, 5.6.1).
+func (r *Response) field(f *Field) error {
+	switch f.Kind {
+	case ContentLength:
+		return r.contentLength(f)
+	case TransferEncoding:
+		return r.transferEncoding(f.Value)
+	}
+	return r.head.field(*f)
+}
+
+// contentLength reduces f to one value if its value is a list.
+func (r *Response) contentLength(f *Field) error {
+	list := f.Value
+	for {
+		value, rest, more := bytes.Cut(list, comma)
+		f.Value, list = trim(value), rest
+		n, err := parseLength(f.Value)
+		if err != nil {
+			return err
+		}
+		if r.HasLength && n != r.Body.Length {
+			return bad("Content-Length is repeated with another value")
+		}
+		r.HasLength, r.Body.Length = true, n
+		if !more {
+			return nil
+		}
+	}
+}
+
+// transferEncoding takes chunked and identity, each alone. After identity the connection is not reused: current servers do
+// not send it, and clients disagree about what it means.
+func (r *Response) transferEncoding(list []byte) error {
+	if r.encoded {
+		return bad("Transfer-Encoding is repeated")
+	}
+	for element := range bytes.SplitSeq(list, comma) {
+		switch element = trim(element); {
+		case len(element) == 0:
+			continue
+		case r.encoded:
+			return bad("Transfer-Encoding has more than one coding")
+		case EqualFold(element, "chunked"):
+			r.hasTE = true
+		case EqualFold(element, "identity"):
+			r.Close = true
+		default:
+			return bad("Transfer-Encoding is neither chunked nor identity")
+		}
+		r.encoded = true
+	}
+	if !r.encoded {
+		return bad("Transfer-Encoding is empty")
+	}
+	return nil
+}
+
+var comma = []byte(",")
 
 func (r *Response) statusLine(line []byte) error {
 	version, rest, ok := bytes.Cut(line, []byte(" "))
