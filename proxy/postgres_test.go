@@ -1,9 +1,11 @@
 package proxy_test
 
 import (
+	"bytes"
 	"cmp"
 	"context"
 	"crypto/tls"
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"io"
@@ -37,6 +39,8 @@ type pgServer struct {
 	config *tls.Config
 	wants  string // the password
 	says   string // to another; "": quotes it
+	newest uint16 // minor version; 0: 3.0
+	noKeys bool   // it takes no requests to cancel
 	// iterations are asked for by SCRAM; "": the password is asked for.
 	iterations string
 
@@ -79,6 +83,9 @@ func (s *pgServer) serve(c net.Conn) {
 		s.mu.Unlock()
 		close(s.free)
 	case *pgproto3.StartupMessage:
+		if minor := uint16(first.ProtocolVersion); minor > s.newest {
+			b.Send(&pgproto3.NegotiateProtocolVersion{NewestMinorProtocol: 3<<16 | uint32(s.newest)})
+		}
 		if s.login(b, first.Parameters) {
 			s.answer(b)
 		}
@@ -108,10 +115,20 @@ func (s *pgServer) login(b *pgproto3.Backend, parameters map[string]string) bool
 	}
 	b.Send(&pgproto3.AuthenticationOk{})
 	b.Send(&pgproto3.ParameterStatus{Name: "server_version", Value: "17.1"})
-	b.Send(&pgproto3.BackendKeyData{ProcessID: 77, SecretKey: []byte("real")})
+	if !s.noKeys {
+		b.Send(&pgproto3.BackendKeyData{ProcessID: 77, SecretKey: s.key()})
+	}
 	b.Send(&pgproto3.ReadyForQuery{TxStatus: 'I'})
 	b.Send(&pgproto3.NoticeResponse{Severity: "NOTICE", Code: "00000", Message: "early"}) // in the same segment
 	return b.Flush() == nil
+}
+
+// key is the key to cancel queries, which is long in version 3.2.
+func (s *pgServer) key() []byte {
+	if s.newest >= 2 {
+		return []byte("the real key, which has 32 bytes")
+	}
+	return []byte("real")
 }
 
 // scram asks for a proof of the password, and accepts none.
@@ -219,7 +236,7 @@ func TestPostgresLogin(t *testing.T) {
 			if got, err := c.Exec(t.Context(), "hello").ReadAll(); err != nil || len(got) != 1 || got[0].CommandTag.String() != "HELLO" {
 				t.Errorf("%v, %v", got, err)
 			}
-			if v := c.ParameterStatus("server_version"); v != "17.1" || c.PID() == 77 {
+			if v := c.ParameterStatus("server_version"); v != "17.1" || c.PID() != 77 || bytes.Equal(c.SecretKey(), s.key()) {
 				t.Errorf("version %q, process %d", v, c.PID())
 			}
 			_ = c.Close(t.Context())
@@ -387,27 +404,79 @@ func TestPostgresOtherWays(t *testing.T) {
 	}
 }
 
-// TestPostgresCancel: a box cancels its own queries by the key that it was given, and by no other.
+// TestPostgresCancel: a box cancels its own queries by the key that it was given, and by no other, in every version of the
+// protocol.
 func TestPostgresCancel(t *testing.T) {
 	t.Parallel()
-	r, s, dst := pgRig(t, dbRule)
-	c, err := pgconn.ConnectConfig(t.Context(), psql(r, dst))
-	if err != nil {
-		t.Fatal(err)
+	for name, v := range map[string]struct {
+		client string
+		newest uint16
+		length int // of the box's key
+	}{
+		"3.0": {"3.0", 0, 4}, "3.2": {"3.2", 2, 32}, "3.2 to an older server": {"3.2", 0, 4}, "3.0 to a newer server": {"3.0", 2, 4},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			r, s, dst := pgRig(t, dbRule)
+			s.newest = v.newest
+			c, err := pgconn.ConnectConfig(t.Context(), psql(r, dst, func(c *pgconn.Config) { c.MaxProtocolVersion = v.client }))
+			if err != nil {
+				t.Fatal(err)
+			}
+			if c.PID() != 77 || len(c.SecretKey()) != v.length {
+				t.Errorf("process %d, key %q", c.PID(), c.SecretKey())
+			}
+			done := make(chan error, 1)
+			go func() {
+				_, err := c.Exec(t.Context(), "wait").ReadAll()
+				done <- err
+			}()
+			if err := c.CancelRequest(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+			refusedWith(t, <-done, "57014", "cancelled")
+			s.mu.Lock()
+			defer s.mu.Unlock()
+			if len(s.cancels) != 1 || s.cancels[0].ProcessID != 77 || string(s.cancels[0].SecretKey) != string(s.key()) {
+				t.Errorf("%+v", s.cancels)
+			}
+		})
 	}
-	done := make(chan error, 1)
-	go func() {
-		_, err := c.Exec(t.Context(), "wait").ReadAll()
-		done <- err
-	}()
-	if err := c.CancelRequest(t.Context()); err != nil {
-		t.Fatal(err)
-	}
-	refusedWith(t, <-done, "57014", "cancelled")
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if len(s.cancels) != 1 || s.cancels[0].ProcessID != 77 || string(s.cancels[0].SecretKey) != "real" {
-		t.Errorf("%+v", s.cancels)
+}
+
+// TestPostgresVersions: what a box is told of the version is what libpq takes, and a server without keys to cancel has none.
+func TestPostgresVersions(t *testing.T) {
+	t.Parallel()
+	for asked, want := range map[uint32]string{
+		3 << 16: "", 3<<16 | 1: "v\x00\x00\x00\x0c\x00\x03\x00\x00\x00\x00\x00\x00", 3<<16 | 2: "", 3<<16 | 9999: "v\x00\x00\x00\x0c\x00\x03\x00\x02\x00\x00\x00\x00",
+	} {
+		t.Run(fmt.Sprintf("%x", asked), func(t *testing.T) {
+			t.Parallel()
+			r, s, dst := pgRig(t, dbRule)
+			s.newest, s.noKeys = 2, true
+			c, err := proxytest.TryDial(r.T, r.Listen(dst))
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer c.Close()
+			_ = c.SetDeadline(time.Now().Add(time.Minute))
+			body := binary.BigEndian.AppendUint32(nil, asked)
+			body = append(body, "user\x00app\x00database\x00orders\x00\x00"...)
+			if _, err := c.Write(append(binary.BigEndian.AppendUint32(nil, uint32(4+len(body))), body...)); err != nil {
+				t.Fatal(err)
+			}
+			var got []byte
+			for !bytes.HasSuffix(got, []byte("Z\x00\x00\x00\x05I")) {
+				one := make([]byte, 1)
+				if _, err := io.ReadFull(c, one); err != nil {
+					t.Fatalf("%q, %v", got, err)
+				}
+				got = append(got, one...)
+			}
+			if !bytes.HasPrefix(got, []byte(want+"R\x00\x00\x00\x08")) || bytes.Contains(got, []byte("K\x00\x00\x00")) {
+				t.Errorf("%q", got)
+			}
+		})
 	}
 }
 

@@ -4,10 +4,12 @@ import (
 	"bytes"
 	"context"
 	"crypto/tls"
+	"errors"
 	"net"
 	"net/netip"
 	"os"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"testing"
 
@@ -155,6 +157,7 @@ func (p *postgresBox) pgx() {
 		p.T.Fatal(err)
 	}
 	c.TLSConfig = &tls.Config{ServerName: dbHost, RootCAs: in.Roots}
+	c.MaxProtocolVersion = "3.2" // which this server does not speak
 	c.LookupFunc = func(context.Context, string) ([]string, error) { return []string{dbAddr}, nil }
 	c.DialFunc = func(context.Context, string, string) (net.Conn, error) {
 		return in.Connect(netip.MustParseAddrPort(dbAddr + ":5432"))
@@ -167,6 +170,19 @@ func (p *postgresBox) pgx() {
 	got := conn.ExecParams(p.T.Context(), "select current_user || $1", [][]byte{[]byte("!")}, nil, nil, nil).Read()
 	if got.Err != nil || len(got.Rows) != 1 || string(got.Rows[0][0]) != "app!" {
 		p.T.Errorf("%+v", got)
+	}
+	// The process is the server's own, and another connection ends this one by it.
+	own := conn.ExecParams(p.T.Context(), "select pg_backend_pid()", nil, nil, nil, nil).Read()
+	pid := strconv.FormatUint(uint64(conn.PID()), 10)
+	if own.Err != nil || len(own.Rows) != 1 || string(own.Rows[0][0]) != pid {
+		p.T.Errorf("process %s, the server says %+v", pid, own)
+	}
+	if got := p.MustSh(p.box, p.psql(verified, "select pg_terminate_backend("+pid+")")); got != "t\n" {
+		p.T.Errorf("pg_terminate_backend: %q", got)
+	}
+	var ended *pgconn.PgError
+	if err := conn.ExecParams(p.T.Context(), "select pg_sleep(60)", nil, nil, nil, nil).Read().Err; !errors.As(err, &ended) || ended.Code != "57P01" {
+		p.T.Errorf("a connection that was ended by its process: %v", err)
 	}
 }
 

@@ -1,6 +1,7 @@
 package postgres
 
 import (
+	"bytes"
 	"context"
 	"crypto/rand"
 	"crypto/subtle"
@@ -9,6 +10,7 @@ import (
 	"errors"
 	"io"
 	"net/netip"
+	"slices"
 	"sync"
 	"time"
 
@@ -16,17 +18,24 @@ import (
 	"boxgate/proxy/problem"
 )
 
-// Keys knows what the keys with which boxes may cancel queries stand for. A box is never told the key of the server: with
-// that it could cancel through another way, and those of others might be guessed. The zero value is empty. Safe for
-// concurrent use.
+// Keys maps the keys with which boxes cancel queries to those of the servers. A box is told the process of the server, which
+// functions such as pg_terminate_backend take, with a key of the gateway's own: with the server's it could cancel through
+// another way, and those of others might be guessed. The zero value is empty. Safe for concurrent use.
 type Keys struct {
 	mu   sync.Mutex
-	keys map[uint32]ownKey // by process, which is unique here
+	keys map[place][]ownKey // servers behind one name may have equal processes
 }
 
+// place is where a key is valid: on connections of a box to a host and port, for a process there.
+type place struct {
+	box       policy.BoxID
+	authority string
+	process   uint32
+}
+
+// ownKey is a key of the gateway's own with the connection that it is for.
 type ownKey struct {
-	cancel
-	box policy.BoxID
+	key []byte
 	of  backend
 }
 
@@ -35,42 +44,58 @@ type backend struct {
 	authority string
 	addr      netip.Addr
 	process   uint32
-	key       []byte
+	key       []byte // empty if the server takes no requests to cancel
 }
 
-// add returns a new key for a connection of a box.
-func (k *Keys) add(box policy.BoxID, of backend) cancel {
+// Lengths of keys in bytes: before version 3.2 of the protocol, and as PostgreSQL makes them from then on.
+const (
+	shortKey = 4
+	longKey  = 32
+	maxKey   = 256
+)
+
+// add returns a new key of n bytes for a connection of a box.
+func (k *Keys) add(box policy.BoxID, of backend, n int) cancel {
+	at := place{box, of.authority, of.process}
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	if k.keys == nil {
-		k.keys = map[uint32]ownKey{}
+		k.keys = map[place][]ownKey{}
 	}
 	for {
-		var b [8]byte
-		_, _ = rand.Read(b[:]) // never fails
-		c := cancel{process: binary.BigEndian.Uint32(b[:4]) >> 1, key: [4]byte(b[4:])}
-		if _, taken := k.keys[c.process]; !taken && c.process != 0 {
-			k.keys[c.process] = ownKey{c, box, of}
-			return c
+		key := make([]byte, n)
+		_, _ = rand.Read(key) // never fails
+		if _, taken := find(k.keys[at], key); !taken {
+			k.keys[at] = append(k.keys[at], ownKey{key, of})
+			return cancel{of.process, key}
 		}
 	}
 }
 
-func (k *Keys) remove(c cancel) {
+func (k *Keys) remove(box policy.BoxID, authority string, c cancel) {
+	at := place{box, authority, c.process}
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	delete(k.keys, c.process)
+	k.keys[at] = slices.DeleteFunc(k.keys[at], func(own ownKey) bool { return bytes.Equal(own.key, c.key) })
+	if len(k.keys[at]) == 0 {
+		delete(k.keys, at)
+	}
 }
 
 // find returns what a key stands for: a connection of the same box to the same host and port.
 func (k *Keys) find(box policy.BoxID, authority string, c cancel) (backend, bool) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	own, ok := k.keys[c.process]
-	if !ok || own.box != box || own.of.authority != authority || subtle.ConstantTimeCompare(own.key[:], c.key[:]) == 0 {
-		return backend{}, false
+	return find(k.keys[place{box, authority, c.process}], c.key)
+}
+
+func find(keys []ownKey, key []byte) (of backend, found bool) {
+	for _, own := range keys {
+		if subtle.ConstantTimeCompare(own.key, key) == 1 {
+			of, found = own.of, true
+		}
 	}
-	return own.of, true
+	return of, found
 }
 
 // cancel passes on a request to cancel what another connection of the box does. The box is told nothing, as by a server.

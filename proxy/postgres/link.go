@@ -15,19 +15,26 @@ type Link struct {
 	Client net.Conn   // the box, inside TLS if it asked for that
 	Server *Server    // checks what is written to it
 	Addr   netip.Addr // of the server
-	key    cancel
-	keys   *Keys
+	key    cancel     // of the gateway's own; none if the server gave none
+	forget func()     // the key
 }
 
 func (s *Session) link(of *server) *Link {
-	l := &Link{Client: s.Client, Server: &Server{Conn: of.conn, in: of.in}, Addr: of.addr, keys: s.Keys}
-	l.key = s.Keys.add(s.Box, backend{s.Authority, of.addr, of.process, of.key})
+	l := &Link{Client: s.Client, Server: &Server{Conn: of.conn, in: of.in}, Addr: of.addr, forget: func() {}}
+	if len(of.key) > 0 {
+		n := shortKey
+		if of.minor >= longKeys {
+			n = longKey
+		}
+		l.key = s.Keys.add(s.Box, backend{s.Authority, of.addr, of.process, of.key}, n)
+		l.forget = func() { s.Keys.remove(s.Box, s.Authority, l.key) }
+	}
 	return l
 }
 
 // Close closes the connection to the server and forgets the key with which the box could cancel what it does.
 func (l *Link) Close() {
-	l.keys.remove(l.key)
+	l.forget()
 	_ = l.Server.NetConn().Close() // not the TLS connection: that waits for the server
 }
 

@@ -24,7 +24,8 @@ type server struct {
 	in         io.Reader // what it sends from now on
 	addr       netip.Addr
 	parameters map[string]string
-	status     byte // of the transaction
+	status     byte   // of the transaction
+	minor      uint16 // of the version agreed on
 	process    uint32
 	key        []byte
 }
@@ -42,10 +43,17 @@ type attempt struct {
 	verified bool  // the TLS handshake has shown the server to be the one of the name
 	failed   error // of the dial
 	in       io.Reader
+	minor    uint16 // of the version asked for
+	messages *messages
 }
 
-// login connects to the server and logs in.
-func (s *Session) login(ctx context.Context, parameters map[string]string) (*server, *Refusal) {
+// longKeys is the minor version of the protocol from which keys to cancel queries have any length, and the newest that is
+// spoken.
+const longKeys = 2
+
+// login connects to the server and logs in. Only if the box asks for a version of the protocol after 3.0 is the server asked for
+// one: some do not answer that.
+func (s *Session) login(ctx context.Context, parameters map[string]string, minor uint16) (*server, *Refusal) {
 	ctx, cancel := context.WithTimeout(ctx, s.LoginTimeout)
 	defer cancel()
 	password, err := s.Password(ctx)
@@ -54,6 +62,9 @@ func (s *Session) login(ctx context.Context, parameters map[string]string) (*ser
 			"the secret with which the gateway logs in to " + s.Authority + " is not available", err}
 	}
 	a := &attempt{s: s, password: password.Reveal()}
+	if minor >= longKeys {
+		a.minor = longKeys
+	}
 	config, err := a.config(parameters)
 	if err != nil {
 		return nil, &Refusal{Reason: policy.ReasonInternal, Err: err}
@@ -83,10 +94,11 @@ func (a *attempt) config(parameters map[string]string) (*pgconn.Config, error) {
 	c.DialFunc, c.TLSConfig, c.Fallbacks = a.dial, a.s.tlsConfig(func() { a.verified = true }), nil
 	c.RuntimeParams, c.ConnectTimeout, c.MaxProtocolMessageBodyLen = parameters, 0, maxMessage
 	c.SSLNegotiation, c.SSLCertMode, c.ChannelBinding = "postgres", "disable", "prefer"
-	c.MinProtocolVersion, c.MaxProtocolVersion = "3.0", "3.0"
+	c.MinProtocolVersion, c.MaxProtocolVersion = "3.0", fmt.Sprintf("3.%d", a.minor)
 	c.BuildFrontend = func(r io.Reader, w io.Writer) *pgproto3.Frontend {
 		a.in = r
-		return pgproto3.NewFrontend(&messages{r: r}, w)
+		a.messages = &messages{r: r}
+		return pgproto3.NewFrontend(a.messages, w)
 	}
 	c.AfterNetConnect, c.ValidateConnect, c.AfterConnect, c.OAuthTokenProvider = nil, nil, nil, nil
 	c.RequireAuth = "scram-sha-256"
@@ -122,8 +134,11 @@ func (a *attempt) take(conn *pgconn.PgConn) (*server, error) {
 	if err := secure.SetDeadline(time.Time{}); err != nil {
 		return nil, err
 	}
+	if a.messages.negotiated {
+		a.minor = 0 // 3.1 is reserved
+	}
 	return &server{
-		conn: secure, in: a.in, addr: addrOf(a.dialled), parameters: taken.ParameterStatuses, status: taken.TxStatus,
+		minor: a.minor, conn: secure, in: a.in, addr: addrOf(a.dialled), parameters: taken.ParameterStatuses, status: taken.TxStatus,
 		process: taken.PID, key: taken.SecretKey,
 	}, nil
 }

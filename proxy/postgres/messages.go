@@ -24,6 +24,8 @@ type messages struct {
 	n    int     // of head, that were read
 	rest uint32  // of the body, that was not read
 	body []byte  // of a message that was read as a whole, as far as it was not passed on
+
+	negotiated bool // the server speaks an older version than it was asked for
 }
 
 // Read implements [io.Reader].
@@ -48,6 +50,7 @@ func (m *messages) Read(p []byte) (int, error) {
 	copy(m.head[m.n:], p[:n])
 	if m.n += n; m.n == len(m.head) {
 		m.n = 0
+		m.negotiated = m.negotiated || m.head[0] == 'v'
 		length := binary.BigEndian.Uint32(m.head[1:])
 		m.rest = max(length, 4) - 4
 	}

@@ -66,7 +66,7 @@ func (s *Session) Open(ctx context.Context) (*Link, error) {
 	if refused != nil {
 		return nil, s.refuse(refused)
 	}
-	server, refused := s.login(ctx, parameters)
+	server, refused := s.login(ctx, parameters, asked.minor)
 	if refused != nil {
 		return nil, s.refuse(refused)
 	}
@@ -136,14 +136,17 @@ func (s *Session) secure() error {
 // welcome tells the box that it is logged in, in the words of the server.
 func (s *Session) welcome(asked startup, server *server, key cancel) error {
 	var b pgproto3Buffer
-	if asked.minor > 0 || len(asked.options) > 0 {
-		b.add(&pgproto3.NegotiateProtocolVersion{NewestMinorProtocol: 0, UnrecognizedOptions: asked.options})
+	if asked.minor != server.minor || len(asked.options) > 0 {
+		// The documentation has the minor version here, PostgreSQL sends both, and libpq takes nothing else.
+		b.add(&pgproto3.NegotiateProtocolVersion{NewestMinorProtocol: codeVersion3 | uint32(server.minor), UnrecognizedOptions: asked.options})
 	}
 	b.add(&pgproto3.AuthenticationOk{})
 	for name, value := range server.parameters {
 		b.add(&pgproto3.ParameterStatus{Name: name, Value: value})
 	}
-	b.add(&pgproto3.BackendKeyData{ProcessID: key.process, SecretKey: key.key[:]})
+	if len(key.key) > 0 {
+		b.add(&pgproto3.BackendKeyData{ProcessID: key.process, SecretKey: key.key})
+	}
 	b.add(&pgproto3.ReadyForQuery{TxStatus: server.status})
 	if b.err != nil {
 		return b.err

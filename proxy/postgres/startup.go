@@ -77,14 +77,12 @@ func parseStartup(p packet) (startup, error) {
 // cancel is a request to cancel what another connection is doing.
 type cancel struct {
 	process uint32
-	key     [4]byte
+	key     []byte
 }
 
 func parseCancel(p packet) (c cancel, err error) {
-	if len(p.body) != 4+len(c.key) {
+	if len(p.body) < 4+shortKey || len(p.body) > 4+maxKey {
 		return c, errStartup
 	}
-	c.process = binary.BigEndian.Uint32(p.body)
-	copy(c.key[:], p.body[4:])
-	return c, nil
+	return cancel{binary.BigEndian.Uint32(p.body), p.body[4:]}, nil
 }

@@ -32,7 +32,7 @@ func FuzzStartup(f *testing.F) {
 		if err != nil {
 			return
 		}
-		if c, err := parseCancel(p); err == nil && string(p.body[4:]) != string(c.key[:]) {
+		if c, err := parseCancel(p); err == nil && string(p.body[4:]) != string(c.key) {
 			t.Fatalf("%+v of %q", c, p.body)
 		}
 		s, err := parseStartup(p)

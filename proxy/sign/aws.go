@@ -40,11 +40,11 @@ func AWS(s *policy.AWSSigning, c policy.AWSCredentials, r *Request) (Signed, err
 	if hash == "" {
 		hash = r.bodyHash()
 	}
-	out := r.request(target)
+	out := r.request(target, isS3(service))
 	out.Header.Set(hashHeader, hash)
 	creds := aws.Credentials{AccessKeyID: c.AccessKeyID, SecretAccessKey: c.SecretAccessKey.Reveal(), SessionToken: c.SessionToken.Reveal()}
 	signer := v4.NewSigner(func(o *v4.SignerOptions) {
-		o.DisableURIPathEscaping = service == "s3" || strings.HasPrefix(service, "s3-")
+		o.DisableURIPathEscaping = isS3(service)
 	})
 	if err := signer.SignHTTP(context.Background(), creds, out, hash, service, region, r.Time); err != nil {
 		return Signed{}, err
@@ -63,10 +63,37 @@ func AWS(s *policy.AWSSigning, c policy.AWSCredentials, r *Request) (Signed, err
 // awsOwn are the headers of a signature. The client's own are replaced or removed.
 var awsOwn = []string{"Authorization", "X-Amz-Date", "X-Amz-Security-Token", hashHeader, "X-Amz-Region-Set", "X-Amz-S3session-Token"}
 
-// request returns the request as the signer takes it: with the fields that are signed. The opaque URL keeps the path as it
-// is forwarded.
-func (r *Request) request(target string) *http.Request {
+// isS3 reports whether a service takes the path of a request as it is. The others normalize it, and encode it once more.
+func isS3(service string) bool {
+	return service == "s3" || service == "s3express" || strings.HasPrefix(service, "s3-")
+}
+
+// normalizedPath returns a path without empty and dot segments, as AWS's services verify it. Encoded dots and slashes stay.
+func normalizedPath(path string) string {
+	var kept []string
+	for segment := range strings.SplitSeq(path, "/") {
+		switch {
+		case segment == "" || segment == ".":
+		case segment != "..":
+			kept = append(kept, segment)
+		case len(kept) > 0:
+			kept = kept[:len(kept)-1]
+		}
+	}
+	out := "/" + strings.Join(kept, "/")
+	if len(kept) > 0 && strings.HasSuffix(path, "/") {
+		out += "/"
+	}
+	return out
+}
+
+// request returns the request as the signer takes it: with the fields that are signed. The opaque URL keeps the encoding of
+// the path as it is forwarded.
+func (r *Request) request(target string, plain bool) *http.Request {
 	path, query, _ := strings.Cut(target, "?")
+	if !plain {
+		path = normalizedPath(path)
+	}
 	out := &http.Request{
 		Method: r.Method, Host: r.Host, Header: http.Header{}, ContentLength: max(0, r.Length),
 		URL: &url.URL{Opaque: "//" + r.Host + path, RawQuery: query},

@@ -74,10 +74,12 @@ func (f *Failure) Error() string {
 // Unwrap returns the cause.
 func (f *Failure) Unwrap() error { return f.Err }
 
-// version identifies the gateway to both sides.
-const version = "SSH-2.0-boxgate"
+// version identifies the gateway to both sides. OpenSSH sends eow@openssh.com to what calls itself OpenSSH alone
+// (SSH_NEW_OPENSSH in its compat.c), which [session] passes on.
+const version = "SSH-2.0-OpenSSH_9.9 boxgate"
 
-// algorithms are those spoken on both sides: without SHA-1, CBC and MACs of plaintext.
+// algorithms are those spoken on both sides: without SHA-1 and CBC. A MAC of the plaintext is the last choice, for libssh2
+// before 1.11, which knows no other with SHA-2, and no AES-GCM.
 func algorithms() gossh.Config {
 	return gossh.Config{
 		KeyExchanges: []string{
@@ -87,7 +89,7 @@ func algorithms() gossh.Config {
 			gossh.CipherAES128GCM, gossh.CipherChaCha20Poly1305, gossh.CipherAES256GCM,
 			gossh.CipherAES128CTR, gossh.CipherAES192CTR, gossh.CipherAES256CTR,
 		},
-		MACs: []string{gossh.HMACSHA256ETM, gossh.HMACSHA512ETM},
+		MACs: []string{gossh.HMACSHA256ETM, gossh.HMACSHA512ETM, gossh.HMACSHA256},
 	}
 }
 

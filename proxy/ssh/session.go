@@ -23,6 +23,9 @@ const (
 	sessionCost = 4*pumpBuffer + 128<<10
 )
 
+// endOfWrite says that the sender takes no more data on a channel, so that "ssh host yes | head -1" ends (OpenSSH's PROTOCOL, 2.1).
+const endOfWrite = "eow@openssh.com"
+
 // session is a channel on which a box has one command run.
 type session struct {
 	c   *conn
@@ -100,7 +103,7 @@ func (s *session) answer(r *gossh.Request) (ok bool, then func()) {
 		return !limited && !s.asked && s.reach() && s.forward(r), nil
 	case "window-change":
 		return !limited && s.server != nil && s.forward(r), nil
-	case "signal", "break":
+	case "signal", "break", endOfWrite:
 		return s.fed != nil && s.forward(r), nil
 	case "auth-agent-req@openssh.com", "x11-req":
 		s.c.refused(r.Type)
@@ -220,7 +223,7 @@ func (c *conn) openSession() (server gossh.Channel, requests <-chan *gossh.Reque
 // report passes on what the server says about the command, and no other request, until it closes the session.
 func (s *session) report(requests <-chan *gossh.Request) {
 	each(s.c.upstream, requests, func(r *gossh.Request) {
-		known := r.Type == "exit-status" || r.Type == "exit-signal" || r.Type == "xon-xoff"
+		known := r.Type == "exit-status" || r.Type == "exit-signal" || r.Type == "xon-xoff" || r.Type == endOfWrite
 		if known && len(r.Payload) <= maxRequest {
 			_, _ = s.box.SendRequest(r.Type, false, r.Payload)
 		}
