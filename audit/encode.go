@@ -69,6 +69,7 @@ func appendFields(b []byte, e *Event) []byte {
 	b = appendWord(b, `"credential":"`, string(e.Credential))
 	b = appendText(b, `"verdict":"`, e.Verdict.String())
 	b = appendWord(b, `"action":"`, string(e.Action))
+	b = appendWord(b, `"rcode":"`, e.RCode)
 	b = appendText(b, `"reason":"`, string(e.Reason))
 	b = appendWord(b, `"rule":"`, e.Rule)
 	b = appendWord(b, `"login":"`, e.Login)

@@ -91,7 +91,7 @@ func FuzzLogLine(f *testing.F) {
 			Seq: number, Time: time.Unix(signed>>32, signed&0xfffffff).UTC(), Box: policy.BoxID(box), Stage: policy.Stage(any), Protocol: policy.Protocol(box),
 			Name: any, Port: uint16(number), Method: box, Path: any, Action: Action(any), Reason: policy.Reason(any), Rule: box, Version: number,
 			BytesIn: signed, BytesOut: -signed, Duration: time.Duration(signed), Status: int(signed), Count: number, Destinations: number,
-			Credential: Credential(box), Phase: Phase(box), Conn: any, Error: any + box, SelfTest: yes,
+			Credential: Credential(box), RCode: box, Phase: Phase(box), Conn: any, Error: any + box, SelfTest: yes,
 		}
 		if yes {
 			e.Verdict, e.Headers = policy.Allow, []string{header, any}
@@ -170,7 +170,7 @@ func zapFields(v reflect.Value) []zap.Field {
 			}
 		}
 	}
-	for _, name := range strings.Fields("seq box stage protocol name addr claimed_addr port peer method path credential verdict action reason rule policy_version " +
+	for _, name := range strings.Fields("seq box stage protocol name addr claimed_addr port peer method path credential verdict action rcode reason rule policy_version " +
 		"count destinations bytes_in bytes_out duration_ns status phase conn error selftest headers") {
 		add(name)
 	}

@@ -98,6 +98,7 @@ func (e *Event) safe() (verbatim bool) {
 	e.Stage = policy.Stage(escapeWord(string(e.Stage), maxText))
 	e.Protocol = policy.Protocol(escapeWord(string(e.Protocol), maxText))
 	e.Action = Action(escapeWord(string(e.Action), maxText))
+	e.RCode = escapeWord(e.RCode, maxText)
 	e.Reason = policy.Reason(escapeWord(string(e.Reason), maxText))
 	e.Phase = Phase(escapeWord(string(e.Phase), maxText))
 	e.Conn = escapeWord(e.Conn, maxText)

@@ -27,6 +27,9 @@ type Recorder interface {
 	Record(Event)
 }
 
+// NXDomain is the RCode of a name that does not exist.
+const NXDomain = "NXDOMAIN"
+
 // Event is one decision, or the beginning or end of one whose traffic takes a while: see [Phase]. The same value feeds
 // the log, the stream, the API and the metrics. Text that a box supplied is escaped by [Log.Record] and [Line], not by
 // the code that fills the event.
@@ -49,6 +52,7 @@ type Event struct {
 	Credential Credential     `json:"credential,omitempty"`
 	Verdict    policy.Verdict `json:"verdict"`
 	Action     Action         `json:"action,omitempty"`
+	RCode      string         `json:"rcode,omitempty"` // of the answer to a DNS query; empty: NOERROR
 	Reason     policy.Reason  `json:"reason"`
 	Rule       string         `json:"rule,omitempty"`
 	Version    uint64         `json:"policy_version,omitempty"`

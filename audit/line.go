@@ -12,7 +12,7 @@ import (
 )
 
 // Line formats an event as one human-readable line: time, verdict, box by its name or else its ID, stage, destination, reason, and what else is
-// known. The end of what was allowed before has "end" instead of the verdict. The line has no control bytes, whatever
+// known. Instead of the verdict the end of what was allowed before has "end", and an allowed name that does not exist "none". The line has no control bytes, whatever
 // the event contains.
 func Line(e Event) string {
 	e.safe()
@@ -20,6 +20,8 @@ func Line(e Event) string {
 	switch {
 	case e.Verdict == policy.Allow && e.Phase == PhaseEnd:
 		verdict = "end"
+	case e.Verdict == policy.Allow && e.RCode == NXDomain:
+		verdict = "none"
 	case e.Verdict == policy.Allow:
 		verdict = "allow"
 	}
@@ -33,10 +35,13 @@ func Line(e Event) string {
 	return strings.TrimRight(b.String(), " ")
 }
 
-// Summary says in a few words what was decided: verdict, stage, destination and reason. It has no control bytes, whatever the event
+// Summary says in a few words what was decided: verdict, stage, destination and reason, or that an allowed name does not exist. It has no control bytes, whatever the event
 // contains.
 func Summary(e Event) string {
 	e.safe()
+	if e.RCode == NXDomain && e.Verdict == policy.Allow {
+		return e.RCode + " " + destination(e) + ": the name does not exist"
+	}
 	return e.Verdict.String() + " " + string(e.Stage) + " " + destination(e) + ": " + string(e.Reason)
 }
 
@@ -70,6 +75,9 @@ func extras(e Event) []string {
 	}
 	if e.Claimed.IsValid() {
 		add("claimed", e.Claimed.String())
+	}
+	if e.RCode != "" {
+		add("rcode", e.RCode)
 	}
 	if e.Peer.IsValid() {
 		add("peer", e.Peer.String())

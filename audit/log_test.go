@@ -72,6 +72,7 @@ func assertHarmless(t *testing.T, what, text string) {
 
 func TestNothingABoxSaysReachesTheTerminal(t *testing.T) {
 	t.Parallel()
+	assertHarmless(t, "Line", Line(Event{Verdict: policy.Allow, RCode: nasty}))
 	assertHarmless(t, "Line", Line(full()))
 	if forged := Line(Event{Name: "x  allow_all  y"}); strings.Contains(forged, "  allow_all") {
 		t.Errorf("a name became a column: %s", forged)

@@ -14,7 +14,7 @@ func (e *Event) isVerbatim() bool {
 		isVerbatim(string(e.Protocol), maxText, '!') && isVerbatim(string(e.Action), maxText, '!') &&
 		isVerbatim(string(e.Reason), maxText, '!') && isVerbatim(string(e.Phase), maxText, '!') &&
 		isVerbatim(e.Conn, maxText, '!') && isVerbatim(e.Name, maxName, '!') && isVerbatim(e.Path, maxPath, '!') &&
-		isVerbatim(string(e.Credential), maxText, '!') && isVerbatim(e.Method, maxMethod, '!') &&
+		isVerbatim(string(e.Credential), maxText, '!') && isVerbatim(e.RCode, maxText, '!') && isVerbatim(e.Method, maxMethod, '!') &&
 		isVerbatim(e.Rule, maxText, ' ') && isVerbatim(e.BoxName, maxText, '!') && isVerbatim(e.Login, maxText, '!') && isVerbatim(e.Via, maxText, '!') && isVerbatim(e.Secret, maxText, '!') &&
 		isVerbatim(e.Error, maxText, ' ') && areVerbatim(e.Headers)
 }
@@ -83,7 +83,7 @@ func (e *Event) inQuotes() *Event {
 	q.Reason = policy.Reason(inQuotes(string(e.Reason)))
 	q.Phase = Phase(inQuotes(string(e.Phase)))
 	q.Conn, q.Name, q.Path = inQuotes(e.Conn), inQuotes(e.Name), inQuotes(e.Path)
-	q.Credential = Credential(inQuotes(string(e.Credential)))
+	q.Credential, q.RCode = Credential(inQuotes(string(e.Credential))), inQuotes(e.RCode)
 	q.Method, q.Rule, q.Error = inQuotes(e.Method), inQuotes(e.Rule), inQuotes(e.Error)
 	q.BoxName = inQuotes(e.BoxName)
 	q.Login, q.Secret, q.Via = inQuotes(e.Login), inQuotes(e.Secret), inQuotes(e.Via)

@@ -55,6 +55,7 @@ func (s *Server) answerDirectly(ctx context.Context, v visit, transport policy.P
 		return s.appendSink(dst, wire, &a, sink), true
 	}
 	ev.Action = audit.ActionForward
+	answeredWith(&ev, a.cached.rcode)
 	if len(a.packed.addrs) > 0 {
 		ev.Addr = a.packed.addrs[0]
 	}

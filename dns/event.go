@@ -1,6 +1,7 @@
 package dns
 
 import (
+	"strconv"
 	"time"
 
 	"go.uber.org/zap"
@@ -30,8 +31,21 @@ func (s *Server) closeEvent(v visit, ev *audit.Event) {
 func (s *Server) failed(ev *audit.Event, wire []byte) []byte {
 	*ev = audit.Event{Time: ev.Time, Stage: ev.Stage, Protocol: ev.Protocol, Box: ev.Box, Name: ev.Name,
 		Action: audit.ActionRefuse, Reason: policy.ReasonInternal, Error: "fault of the gateway"}
+	answeredWith(ev, mdns.RcodeServerFailure)
 	s.log.Error("panic while answering a DNS query", zap.Stack("stack"))
 	return bareReply(wire, mdns.RcodeServerFailure)
+}
+
+// answeredWith notes the code of the answer in the event.
+func answeredWith(ev *audit.Event, rcode int) {
+	if rcode == mdns.RcodeSuccess {
+		return
+	}
+	name, known := mdns.RcodeToString[rcode]
+	if !known {
+		name = strconv.Itoa(rcode)
+	}
+	ev.RCode = name
 }
 
 // describe copies a decision into the event.

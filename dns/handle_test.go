@@ -265,8 +265,21 @@ func TestNegativeAnswersPass(t *testing.T) {
 		t.Errorf("got\n%v", m)
 	}
 	wantEvent(t, b.events.last(t), policy.Allow, audit.ActionForward, policy.ReasonAllowedDomain)
+	wantRCode(t, b, "NXDOMAIN")
+	b.ask(t, "none.example.com", mdns.TypeA)
+	wantRCode(t, b, "NXDOMAIN") // from the cache
 	if m = b.ask(t, "a.example.com", mdns.TypeAAAA); m.Rcode != mdns.RcodeSuccess || len(m.Answer) > 0 || len(m.Ns) != 1 || ede(m) != -1 {
 		t.Errorf("got\n%v", m)
+	}
+	wantRCode(t, b, "") // the name exists
+}
+
+// wantRCode compares the code in the last event, and whether its line says that the name is allowed.
+func wantRCode(t *testing.T, b *bench, want string) {
+	t.Helper()
+	e := b.events.last(t)
+	if e.RCode != want || strings.Contains(audit.Line(e), "  allow  ") != (want == "") || strings.HasPrefix(audit.Summary(e), "allow") != (want == "") {
+		t.Errorf("rcode %q, want %q: %s; %s", e.RCode, want, audit.Line(e), audit.Summary(e))
 	}
 }
 

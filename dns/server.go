@@ -147,6 +147,7 @@ func (s *Server) answer(ctx context.Context, v visit, transport policy.Protocol,
 	default:
 		r = s.judge(ctx, v.box, q, &ev)
 	}
+	answeredWith(&ev, r.rcode)
 	return q.pack(wire, r, transport)
 }
 

@@ -184,6 +184,7 @@ func (a *attributes) own(e *audit.Event) {
 	a.text("boxgate.credential", string(e.Credential))
 	a.text("boxgate.verdict", e.Verdict.String())
 	a.text("boxgate.action", string(e.Action))
+	a.text("boxgate.rcode", e.RCode)
 	a.text("boxgate.reason", string(e.Reason))
 	a.text("boxgate.rule", e.Rule)
 	a.number("boxgate.policy_version", int64(e.Version))

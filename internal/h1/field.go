@@ -86,7 +86,7 @@ func parseFields(lines []byte, fields []Field) ([]Field, error) {
 			return fields, err
 		}
 		if len(fields) == MaxFields {
-			return fields, bad("too many fields")
+			return fields, bad(TooManyFields)
 		}
 		fields = append(fields, f)
 		lines = lines[end+1:]

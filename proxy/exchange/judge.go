@@ -2,6 +2,7 @@ package exchange
 
 import (
 	"context"
+	"errors"
 	"net/netip"
 	"slices"
 	"strconv"
@@ -90,6 +91,7 @@ func (s *Session) judge(ctx context.Context, m *Message, wait bool) (r Ruling, k
 		r.Refused = s.judgeAuthority(m, &r.Request)
 	}
 	if r.Refused != nil {
+		s.forProxy(m, &r)
 		r.Refused.Host = r.Request.Name.String()
 		r.Reason = r.Refused.Reason
 		return r, true
@@ -195,6 +197,22 @@ func (s *Session) judgeForm(m *Message) *problem.Problem {
 		return BadRequest("The authority of the request target is not that of Host.")
 	}
 	return nil
+}
+
+// errForProxy is the error, for the log, of a request to a proxy that the box was told to use.
+var errForProxy = errors.New("the request is for a proxy: name it as upstream_proxy in the policy, and take it out of the box's own settings")
+
+// forProxy says what to do about a refused request that a client makes only of a proxy: where a company has one, its name
+// is allowed, and boxes are told to use it.
+func (s *Session) forProxy(m *Message, r *Ruling) {
+	connect := r.Refused.Reason == policy.ReasonMethod && strings.EqualFold(m.Method, "CONNECT")
+	absolute := r.Refused.Reason == policy.ReasonAuthorityMismatch && m.Target != ""
+	if s.Explicit || !connect && (!absolute || s.Secure) {
+		return
+	}
+	r.err = errForProxy
+	r.Refused.Detail += " To have connections go by a proxy, name it as upstream_proxy in the box's policy, " +
+		"and let clients connect to the hosts themselves: unset HTTPS_PROXY and the like in the box."
 }
 
 // BadRequest returns the problem that refuses a malformed request.

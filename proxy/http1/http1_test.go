@@ -184,6 +184,41 @@ func TestEachPlainRequestIsDecided(t *testing.T) {
 	}
 }
 
+// TestRequestsToAProxyOfACompany has a client use an allowed host as its proxy, which it was told to by HTTP_PROXY: it and the
+// log say what to do instead, and nothing reaches the proxy.
+func TestRequestsToAProxyOfACompany(t *testing.T) {
+	t.Parallel()
+	for name, try := range map[string]struct {
+		request string
+		status  int
+		told    bool
+	}{
+		"CONNECT":            {"CONNECT www.example.com:443 HTTP/1.1\r\nHost: www.example.com:443\r\n\r\n", 405, true},
+		"absolute":           {"GET http://www.example.com/ HTTP/1.1\r\nHost: www.example.com\r\n\r\n", 421, true},
+		"origin form":        {"GET / HTTP/1.1\r\nHost: www.example.com\r\n\r\n", 421, false},
+		"trace":              {"TRACE / HTTP/1.1\r\nHost: www.example.com\r\n\r\n", 405, false},
+		"absolute elsewhere": {"GET http://www.example.com/ HTTP/1.1\r\nHost: other.example.com\r\n\r\n", 400, false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			l := proxytest.New(t, proxytest.AllowAll, proxytest.Patient)
+			_, port := l.HTTPServer(func(http.ResponseWriter, *http.Request) { t.Error("the proxy was reached") })
+			c := l.DialPair("", port, false)
+			res := proxytest.Ask(t, c, bufio.NewReader(c), try.request, "GET")
+			var p problem.Problem
+			if err := json.NewDecoder(res.Body).Decode(&p); err != nil {
+				t.Fatal(err)
+			}
+			if res.StatusCode != try.status || strings.Contains(p.Detail, "upstream_proxy") != try.told {
+				t.Errorf("%d %+v", res.StatusCode, p)
+			}
+			if e := l.Events.Wait(t, 1)[0]; e.Verdict != policy.Deny || strings.Contains(e.Error, "upstream_proxy") != try.told {
+				t.Errorf("event %+v", e)
+			}
+		})
+	}
+}
+
 func TestRequestRules(t *testing.T) {
 	t.Parallel()
 	l := proxytest.New(t, proxytest.AllowAll, proxytest.Patient)

@@ -391,10 +391,18 @@ func (st *stream) judgeHead() {
 		st.ruling.Refused.Status = http.StatusRequestHeaderFieldsTooLarge
 		st.ruling.Reason = policy.ReasonBadRequest
 	}
-	if (st.ruling.Refused == nil || st.ruling.Reason == policy.ReasonAmbiguousPath || st.ruling.Reason == policy.ReasonAmbiguousRequest) && !st.wellFormed() {
-		st.ruling.Refused = exchange.BadRequest("The request is refused: a field or the path holds what HTTP/1.1 could not carry.")
-		st.ruling.Reason = policy.ReasonBadRequest
+	if st.ruling.Refused != nil && st.ruling.Reason != policy.ReasonAmbiguousPath && st.ruling.Reason != policy.ReasonAmbiguousRequest {
+		return
 	}
+	switch {
+	case !st.wellFormed():
+		st.ruling.Refused = exchange.BadRequest("The request is refused: a field or the path holds what HTTP/1.1 could not carry.")
+	case st.lines() > h1.MaxFields:
+		st.ruling.Refused = exchange.BadRequest("The request is refused: " + h1.TooManyFields + ".")
+	default:
+		return
+	}
+	st.ruling.Reason = policy.ReasonBadRequest
 }
 
 // refuse answers with a problem.

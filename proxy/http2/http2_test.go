@@ -56,6 +56,33 @@ func TestHTTP2Injects(t *testing.T) {
 	}
 }
 
+// TestTooManyFields has HTTP/2 say the same of more fields than are taken as HTTP/1.1 does; cookies in crumbs are one field.
+func TestTooManyFields(t *testing.T) {
+	t.Parallel()
+	l := proxytest.New(t, proxytest.AllowAll, proxytest.Patient)
+	_, port := l.HTTPSServer(false, func(http.ResponseWriter, *http.Request) {})
+	l.Policy(proxytest.AllowAll, proxytest.SecretFor(proxytest.API, port))
+	fields := http.Header{}
+	for i := range 130 {
+		fields.Set(fmt.Sprint("X-", i), "y")
+	}
+	for _, h2 := range []bool{true, false} {
+		client := l.HTTPClient(port, h2)
+		res, body := proxytest.Get(t, client, "https://"+proxytest.HostPort(port)+"/", fields)
+		if res.StatusCode != 400 || !strings.Contains(body, "The request is refused: it has more than 128 fields.") {
+			t.Errorf("HTTP/2 %v: %s %s", h2, res.Status, body)
+		}
+	}
+	c := newRawH2(t, l.DialPair(proxytest.API, port, true, "h2"))
+	crumbs := []string{":method", "GET", ":scheme", "https", ":authority", proxytest.HostPort(port), ":path", "/"}
+	for range 130 {
+		crumbs = append(crumbs, "cookie", "a=b")
+	}
+	if got := c.ask(crumbs...); got != "200" {
+		t.Errorf("130 cookies: %s", got)
+	}
+}
+
 // rawH2 speaks HTTP/2 frame by frame.
 type rawH2 struct {
 	t      *testing.T

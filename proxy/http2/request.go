@@ -78,26 +78,34 @@ func (st *stream) wellFormed() bool {
 	return h.Protocol == "" || h.Method == http.MethodConnect // RFC 8441, 4
 }
 
-// fieldsWellFormed validates the fields. Cookies count as one: HTTP/1.1 has them so (RFC 9113, 8.2.3).
+// lines is how many fields the request has in HTTP/1.1, where cookies are one (RFC 9113, 8.2.3).
+func (st *stream) lines() int {
+	lines, cookies := 0, 0
+	for i := range st.fields {
+		if st.fields[i].Name == "cookie" {
+			cookies = 1
+		} else {
+			lines++
+		}
+	}
+	return lines + cookies
+}
+
+// fieldsWellFormed validates the fields, but for how many there are.
 func (st *stream) fieldsWellFormed() bool {
-	lines, lengths, cookies := 0, 0, 0
+	lengths := 0
 	for i := range st.fields {
 		f := &st.fields[i]
 		if !h1.ValidField(f.Name, f.Value) {
 			return false
 		}
-		switch f.Name {
-		case "cookie":
-			cookies = 1
-			continue
-		case "content-length": // RFC 9113, 8.1.1: it must match the body
+		if f.Name == "content-length" { // RFC 9113, 8.1.1: it must match the body
 			if lengths++; lengths > 1 || f.Value != strconv.FormatInt(st.client.Length, 10) {
 				return false
 			}
 		}
-		lines++
 	}
-	return lines+cookies <= h1.MaxFields
+	return true
 }
 
 // requestFields returns the head of the request for an upstream that speaks HTTP/2: the path byte for byte, the box's
