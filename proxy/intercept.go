@@ -21,7 +21,7 @@ func (c *conn) intercept(f peek.First, rt route.Routed) {
 	}
 	client, err := c.p.terminate(c.box, newReplay(c, f.Data), len(f.Data), rt.Request.Name, nil)
 	if err != nil {
-		c.event.Error = err.Error()
+		c.event.Error = handshakeFault(err, c.live.In.Load()).Error()
 		c.refuse(peek.Other, policy.ReasonClientTLS)
 		return
 	}
@@ -71,6 +71,9 @@ func (c *conn) serveHTTP2(s *exchange.Session) {
 func (c *conn) finish(s *exchange.Session, err error) {
 	if c.live.Denied() != nil {
 		return
+	}
+	if err == nil && s.Secure && !s.Asked() {
+		err = errRequestless
 	}
 	if err != nil {
 		c.event.Error = err.Error()

@@ -22,6 +22,9 @@ type Exchange struct {
 
 // Begin opens the event before the first check: unless something else is noted, it records a denial.
 func (x *Exchange) Begin(s *Session) {
+	if !s.asked.Load() {
+		s.asked.Store(true)
+	}
 	opening := x.opening
 	if opening == nil {
 		opening = &audit.Opening{}

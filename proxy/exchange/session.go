@@ -3,6 +3,7 @@ package exchange
 import (
 	"net"
 	"net/netip"
+	"sync/atomic"
 	"time"
 
 	"go.uber.org/zap"
@@ -38,7 +39,12 @@ type Session struct {
 	TLS      *usage.Interception // of Client; nil if nothing is terminated
 	Origin   origin.Client       // for the connections to servers
 	Live     *live.Conn          // registration in the live table: byte counters (client's conn counts by itself), close for Recheck
+
+	asked atomic.Bool
 }
+
+// Asked reports whether a request has begun, however malformed.
+func (s *Session) Asked() bool { return s.asked.Load() }
 
 // Core is shared by the exchanges of all sessions. All fields but Secrets, Revoked and Clock are required.
 type Core struct {

@@ -25,7 +25,7 @@ const (
 
 // alertFault returns what a server meant by the alert that it ended a connection with; "" if it sent none.
 func alertFault(err error) string {
-	alert, received := alertOf(err)
+	alert, received := AlertOf(err)
 	if !received {
 		return ""
 	}
@@ -48,9 +48,18 @@ func alertFault(err error) string {
 	return "the server refused the TLS handshake"
 }
 
-// alertOf returns the alert by which a peer ended a TLS connection. crypto/tls returns it in a [net.OpError] for that, as a type
+// AboutCertificate reports whether an alert says that the sender does not accept the certificate of its peer.
+func AboutCertificate(alert tls.AlertError) bool {
+	switch alert {
+	case badCertificate, unsupportedCertificate, certificateRevoked, certificateExpired, certificateUnknown, unknownCA:
+		return true
+	}
+	return false
+}
+
+// AlertOf returns the alert by which a peer ended a TLS connection. crypto/tls returns it in a [net.OpError] for that, as a type
 // of its own with the texts of [tls.AlertError], which it uses over QUIC alone.
-func alertOf(err error) (alert tls.AlertError, received bool) {
+func AlertOf(err error) (alert tls.AlertError, received bool) {
 	var op *net.OpError
 	if errors.As(err, &alert) {
 		return alert, true
