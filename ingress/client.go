@@ -65,6 +65,7 @@ func (c *client) serve() {
 }
 
 func (c *client) finish() {
+	c.untie()
 	c.in.Release()
 	c.giveOut()
 	_ = c.conn.SetWriteDeadline(time.Now().Add(socket.LingerTime)) // for a close_notify
@@ -87,6 +88,9 @@ func (c *client) await(limit time.Duration) error {
 	}
 	since := time.Now()
 	c.in.Relax()
+	if c.own != nil {
+		return c.awaitBound(since.Add(limit))
+	}
 	if err := c.readUntil(since.Add(min(restAfter, limit)), c.in.Fill); !errors.Is(err, os.ErrDeadlineExceeded) {
 		return err
 	}

@@ -106,6 +106,8 @@ type exchange struct {
 	resBody h1.Body
 	up      *upstream                // of the current request
 	cuts    atomic.Pointer[upstream] // the same, for cuts
+	bound   bool                     // connections to the box are this client's alone, for good: see login.go
+	own     *upstream                // of a bound client that makes no request
 	upload  upload
 	since   time.Time   // it waits for the box's answer
 	begun   atomic.Bool // the box's response is relayed: nothing else can be said
@@ -280,12 +282,16 @@ func (e *exchange) head(upgrade bool) {
 func (e *exchange) send(whole bool) error {
 	e.res.Reset()
 	again := whole && e.upload.received == 0 && (isSafe(e.method) || e.method == http.MethodPut || e.method == http.MethodDelete)
+	tied := e.own != nil
 	for kept, tries := true, 0; ; e.dropUpstream() {
 		if err := e.connect(kept); err != nil {
 			return err
 		}
 		err := e.up.ask(e.out, whole)
 		if errors.Is(err, socket.ErrNotAsked) {
+			if tied {
+				return errUntied
+			}
 			continue
 		}
 		sent := err == nil
@@ -304,6 +310,9 @@ func (e *exchange) send(whole bool) error {
 		}
 		if !whole && !e.up.used {
 			return nil // the upload meets the same error; the box may have answered before it closed
+		}
+		if tied {
+			return errors.Join(errUntied, err)
 		}
 		if !e.up.used || !again {
 			return err
@@ -328,12 +337,15 @@ func (e *exchange) connect(kept bool) error {
 
 // connection returns what [exchange.connect] takes.
 func (e *exchange) connection(kept bool) (*upstream, error) {
-	if e.http2 {
+	if e.own != nil {
+		return e.tied()
+	}
+	if e.http2 && !e.bound {
 		if up, err := e.overHTTP2(); up != nil || err != nil {
 			return up, err
 		}
 	}
-	if kept {
+	if kept && !e.bound {
 		if up := e.g.upstreams.get(e.visit.target); up != nil {
 			return up, nil
 		}
@@ -393,7 +405,14 @@ func (e *exchange) keepUpstream() {
 		e.dropUpstream()
 		return
 	}
-	e.g.upstreams.put(e.up)
+	switch {
+	case e.bound && e.up.raw == nil: // over HTTP/2
+		e.up.close()
+	case e.bound:
+		e.own = e.up
+	default:
+		e.g.upstreams.put(e.up)
+	}
 	e.up = nil
 }
 
@@ -476,6 +495,9 @@ func (e *exchange) unserved(err error) error {
 	case errors.Is(err, errLate):
 		v.event.Error = err.Error()
 		v.refuse(http.StatusGatewayTimeout, policy.ReasonURLUnavailable, "The box has not answered in time.")
+	case errors.Is(err, errUntied):
+		v.event.Error = err.Error()
+		return errEnd
 	case e.passReset(err):
 		return errEnd
 	default:

@@ -12,6 +12,7 @@ import (
 // another request.
 func (c *client) forward() error {
 	upgrade := c.upgrades()
+	c.bound = c.bound || h1.LogsIn(c.req.Fields)
 	c.head(upgrade)
 	c.in.Take(c.headLen)
 	c.headLen = 0

@@ -20,8 +20,9 @@ func (c *client) respond(upgrade bool) error {
 	if err != nil {
 		return c.noResponse(err)
 	}
+	c.bound = c.bound || h1.LogsIn(c.res.Fields)
 	whole := c.upload.finished()
-	a := framed{minor: c.req.Minor, hsts: c.hsts(), close: c.req.Close || !whole || c.g.draining.Err() != nil}
+	a := framed{minor: c.req.Minor, hsts: c.hsts(), close: c.req.Close || !whole || c.bound && (c.res.Close || c.up.raw == nil) || c.g.draining.Err() != nil}
 	if c.res.Body.Chunked || c.res.Body.UntilClose {
 		a.chunked, a.close = a.minor > 0, a.close || a.minor == 0
 	}
@@ -48,7 +49,7 @@ func (c *client) respond(upgrade bool) error {
 	if reuse && len(c.up.in.Bytes()) == 0 && c.ctx.Err() == nil {
 		c.keepUpstream()
 	}
-	if a.close {
+	if a.close || c.bound && c.own == nil {
 		return errLinger
 	}
 	return nil

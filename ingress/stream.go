@@ -76,7 +76,7 @@ func (c *session) serve(in *downstream.Stream) {
 	}
 	s.visit = newVisit(s.asked(), s, s.cut, &s.opening, &s.entry)
 	defer s.ended()
-	if c.g.admit(s.ctx, &s.visit, c.visitor.permits) {
+	if c.g.admit(s.ctx, &s.visit, c.visitor.permits) && !s.leavesLogin() {
 		s.forward()
 	}
 }

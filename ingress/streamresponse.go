@@ -96,7 +96,7 @@ func (s *stream) respond(upgrade bool) {
 		s.failed(err)
 		return
 	}
-	reuse := s.upload.finished() && !s.res.Close
+	reuse := s.upload.finished() && !s.res.Close && !h1.LogsIn(s.res.Fields)
 	s.upload.stop(s.up)
 	s.received()
 	// Where the client has gone just now, the connection is perhaps ended any moment: nobody else may get it.

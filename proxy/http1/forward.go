@@ -44,8 +44,10 @@ func (h *conn) forward() error {
 			return err
 		}
 	}
+	h.bindRequest()
 	if h.up != nil && !h.up.Serves(h.ruling.Target(h.s)) {
 		h.park()
+		h.req.Close = h.req.Close || h.bound
 	}
 	if via := h.ruling.Via; via != nil {
 		header.Readdress(&h.req, via.Authority, via.Target)
@@ -99,6 +101,10 @@ func (h *conn) wantsWebSocket() bool {
 func (h *conn) send(whole bool) error {
 	again := whole && h.req.Body.Empty() && exchange.Idempotent(h.ruling.Request.Method)
 	connect := h.s.Core.Origins.HTTP1
+	tied := h.bound && h.up != nil
+	if h.bound {
+		again, connect = again && !tied, h.s.Core.Origins.Fresh1
+	}
 	for {
 		if err := h.connect(again, connect); err != nil {
 			return err
@@ -115,7 +121,9 @@ func (h *conn) send(whole bool) error {
 			return nil // the upload meets the same error; the server may have answered before it closed
 		}
 		h.drop()
-		connect = h.s.Core.Origins.Fresh1
+		if connect = h.s.Core.Origins.Fresh1; tied {
+			return errors.Join(errUntied, err)
+		}
 		if !used || !again || h.ctx.Err() != nil {
 			return &problem.Upstream{Reason: policy.ReasonUpstreamHTTP, Name: h.ruling.Request.Name, Err: err}
 		}
@@ -139,6 +147,9 @@ func (h *conn) connect(again bool, another connector) error {
 	c := h.s.Box.Policy.Load()
 	if h.up != nil && (!h.up.Ready(c) || (!again || !h.up.Fresh(parkAfter)) && !h.up.Quiet()) {
 		h.drop()
+		if h.bound {
+			return errUntied
+		}
 	}
 	if h.up == nil {
 		up, err := another(h.ctx, h.s.Origin, h.ruling.Target(h.s))
@@ -187,6 +198,9 @@ func (h *conn) refuseUpstream(err error) error {
 	if errors.Is(err, origin.ErrClientGone) || h.ctx.Err() != nil {
 		h.drop()
 		return err
+	}
+	if errors.Is(err, errUntied) {
+		return errClose
 	}
 	p := exchange.UpstreamProblem(err)
 	if p.Host == "" {

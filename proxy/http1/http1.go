@@ -40,6 +40,7 @@ type conn struct {
 	holds    memory.Claim // for in
 	out      []byte       // pending output, to either side; from [buffers.BorrowOut]
 	up       *origin.Conn // kept between requests to the same destination
+	bound    bool         // the connection to the server is this client's alone, for good: see login.go
 	gone     func() bool  // reports whether the client disconnected
 	rested   bool         // it has been idle for parkAfter since the last request
 	end      time.Time    // of a connection that rests
@@ -213,7 +214,7 @@ func (h *conn) park() {
 		return
 	}
 	h.s.Live.Detach(h.up.TCP)
-	if h.ctx.Err() != nil {
+	if h.ctx.Err() != nil || h.bound {
 		h.up.Close()
 	} else {
 		h.up.Keep()
@@ -239,6 +240,9 @@ func (h *conn) await() error {
 	}
 	if h.rested {
 		return h.readUntil(h.end, h.in.Wait)
+	}
+	if h.bound && h.up != nil {
+		return h.awaitBound()
 	}
 	if h.up != nil && h.up.Crowded() {
 		h.park()

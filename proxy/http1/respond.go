@@ -38,8 +38,9 @@ func (h *conn) respond(u *upload, upgrade bool) error {
 		}
 		return h.tunnel(n)
 	}
+	h.bound = h.bound || h1.LogsIn(h.res.Fields)
 	whole := u.finished()
-	a := header.Answer{Minor: h.req.Minor, Close: h.req.Close || !whole}
+	a := header.Answer{Minor: h.req.Minor, Close: h.req.Close || !whole || h.bound && h.res.Close}
 	if h.res.Body.Chunked || h.res.Body.UntilClose || h.scrub.Recodes() {
 		a.Chunked, a.Close = a.Minor > 0, a.Close || a.Minor == 0
 	}
@@ -73,7 +74,7 @@ func (h *conn) settle(u *upload, a header.Answer, reuse bool) error {
 	if !reuse || !h.up.Done(h.res.Body) {
 		h.drop()
 	}
-	if a.Close {
+	if a.Close || h.bound && h.up == nil {
 		return errLinger
 	}
 	return nil

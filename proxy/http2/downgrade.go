@@ -261,7 +261,7 @@ func (d *downgrade) respond() bool {
 	}
 	st.x.Event.Status = d.res.Status
 	st.answer(d.res.Status, header.ToHTTP2(&d.res))
-	reuse := !d.res.Close
+	reuse := !d.res.Close && !h1.LogsIn(d.res.Fields)
 	d.body.Begin(d.res.Body, true)
 	d.up.In.Take(n)
 	if err := d.relay(d.res.Body.UntilClose); err != nil {

@@ -4,10 +4,13 @@ import (
 	"errors"
 	"io"
 	"net/netip"
+	"slices"
 
 	"golang.org/x/net/http2"
+	"golang.org/x/net/http2/hpack"
 
 	"boxgate/internal/buffers"
+	"boxgate/internal/h1"
 	"boxgate/internal/h2"
 	"boxgate/internal/h2/upstream"
 	"boxgate/internal/memory"
@@ -19,8 +22,22 @@ import (
 	"boxgate/proxy/problem"
 )
 
-// forward sends an allowed request over the version that the upstream speaks, and relays its response.
+// errLogin refuses a login of a connection (NTLM, Negotiate) over HTTP/2, where others share the connection.
+var errLogin = error(problem.Fixed("a login of the connection takes HTTP/1.1, as the client was told"))
+
+// logsIn reports whether the request, as the server gets it, is part of the login of a connection.
+func (st *stream) logsIn() bool {
+	isLogin := func(f hpack.HeaderField) bool { return h1.IsLogin(f.Name, f.Value) }
+	return slices.ContainsFunc(st.fields, isLogin) || exchange.SetsLogin(st.ruling.Set)
+}
+
+// forward sends an allowed request over the version that the upstream speaks, and relays its response. A login of a
+// connection is left to HTTP/1.1 (RFC 9113, 7), over which the client gets a connection to the server of its own.
 func (st *stream) forward() {
+	if st.logsIn() {
+		st.x.Unserved(errLogin)
+		st.resetWith(http2.ErrCodeHTTP11Required)
+	}
 	for again := st.repeatable(); ; again = false {
 		up, err := st.connection()
 		if err != nil {

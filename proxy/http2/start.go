@@ -95,7 +95,7 @@ func (st *stream) send() bool {
 		return false
 	}
 	st.watch = placeholder.NewWatch(st.ruling.Policy)
-	if st.next = (*stream).forward; st.early.up != nil && st.sendOn(st.early.up) {
+	if st.next = (*stream).forward; st.early.up != nil && !st.logsIn() && st.sendOn(st.early.up) {
 		return true
 	}
 	st.early.leave()

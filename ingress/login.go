@@ -1,0 +1,68 @@
+package ingress
+
+import (
+	"errors"
+	"os"
+	"time"
+
+	"golang.org/x/net/http2"
+
+	"boxgate/internal/h1"
+)
+
+// This file handles logins of connections (NTLM, Negotiate) at applications: what comes after one is the visitor's without any
+// credential. So once a message has part of one, the visitor's connection and that to the box are bound: neither carries
+// what is anybody else's, and when one ends, so does the other.
+
+// errUntied ends a visitor's connection whose bound connection to the box has ended: the visitor believes to be logged in.
+var errUntied = errors.New("the connection to the box, on which the visitor had logged in, has ended")
+
+// tied takes the bound connection for a request.
+func (e *exchange) tied() (*upstream, error) {
+	u := e.own
+	e.own = nil
+	if u.key != e.visit.target.incarnation() || !u.quiet() {
+		u.close()
+		return nil, errUntied
+	}
+	u.used = true
+	u.patience()
+	return u, nil
+}
+
+// untie closes the bound connection, unless a request has it.
+func (e *exchange) untie() {
+	if e.own != nil {
+		e.own.close()
+		e.own = nil
+	}
+}
+
+// awaitBound is await while a connection to the box is bound: the end of either ends the other.
+func (c *client) awaitBound(end time.Time) error {
+	c.giveOut()
+	for {
+		next := time.Now().Add(goneCheck)
+		if next.After(end) {
+			next = end
+		}
+		err := c.readUntil(next, c.in.Fill)
+		switch {
+		case !errors.Is(err, os.ErrDeadlineExceeded), !time.Now().Before(end):
+			return err
+		case !c.own.quiet():
+			return errUntied
+		}
+	}
+}
+
+// leavesLogin resets a request over HTTP/2 that is part of the login of a connection: those are left to HTTP/1.1
+// (RFC 9113, 7), over which the visitor gets a connection to the box of its own.
+func (s *stream) leavesLogin() bool {
+	if !h1.LogsIn(s.req.Fields) {
+		return false
+	}
+	s.visit.event.Error = "a login of the connection takes HTTP/1.1, as the client was told"
+	s.in.Reset(http2.ErrCodeHTTP11Required)
+	return true
+}

@@ -1,0 +1,71 @@
+package h1
+
+// connectionSchemes are authentication schemes by which a client logs in on its connection instead of in each request: what
+// follows on the connection, without any credential, is the user's (RFC 4559, 6; MS-NTHT; MS-WSMV for CredSSP).
+var connectionSchemes = []string{"ntlm", "negotiate", "kerberos", "nego2", "credssp"}
+
+// LogsIn reports whether fields of a request or a response are part of the login of a connection: it, and what else is sent
+// on it, belong to one client from then on.
+func LogsIn(fields []Field) bool {
+	for i := range fields {
+		if f := &fields[i]; IsLogin(f.Name, f.Value) {
+			return true
+		}
+	}
+	return false
+}
+
+// IsLogin is [LogsIn] for one field. It looks at the length of the name first, as nearly all have another one.
+func IsLogin[S []byte | string](name, value S) bool {
+	switch len(name) {
+	case len("authorization"):
+		return isWord(name, "authorization") && listsScheme(value)
+	case len("www-authenticate"):
+		return isWord(name, "www-authenticate") && listsScheme(value)
+	case len("proxy-authorization"):
+		return isWord(name, "proxy-authorization") && listsScheme(value)
+	case len("proxy-authenticate"):
+		return isWord(name, "proxy-authenticate") && listsScheme(value)
+	case len("persistent-auth"):
+		return isWord(name, "persistent-auth")
+	}
+	return false
+}
+
+// listsScheme reports whether one of the challenges or credentials in a list has a scheme for connections. Parameters are
+// separated by commas as well, and a quoted one that looks like such a scheme counts: that costs a connection, no more.
+func listsScheme[S []byte | string](list S) bool {
+	first := true // of an element
+	for i := 0; i < len(list); i++ {
+		switch c := list[i]; {
+		case c == ',':
+			first = true
+		case c == ' ' || c == '\t':
+		case first:
+			end := i
+			for end < len(list) && list[end] != ',' && list[end] != ' ' && list[end] != '\t' {
+				end++
+			}
+			for _, scheme := range connectionSchemes {
+				if isWord(list[i:end], scheme) {
+					return true
+				}
+			}
+			first, i = false, end-1
+		}
+	}
+	return false
+}
+
+// isWord is [EqualFold] for both kinds of text.
+func isWord[S []byte | string](s S, lower string) bool {
+	if len(s) != len(lower) {
+		return false
+	}
+	for i := range len(s) {
+		if c := s[i]; c != lower[i] && (c < 'A' || c > 'Z' || c+('a'-'A') != lower[i]) {
+			return false
+		}
+	}
+	return true
+}
