@@ -52,6 +52,7 @@ type conn struct {
 	last     bool // a final message was sent that the client must be able to read: see [socket.LingeringClose]
 	quiet    bool // no event for the connection: each request records its own
 	spliced  spliced
+	detour   detour
 	// interception counts against the box's limit; nil: TLS is not terminated.
 	interception *usage.Interception
 	// mustSpeak is set once the server has had its chance to speak first.

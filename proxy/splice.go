@@ -44,6 +44,11 @@ func (c *conn) splice(f peek.First, rt route.Routed) {
 		c.failed(f.Kind, err)
 		return
 	}
+	c.reached(f, rt, up)
+}
+
+// reached forwards between the client and a server that is connected.
+func (c *conn) reached(f peek.First, rt route.Routed, up net.Conn) {
 	upstream, ok := socket.TCP(up)
 	if !ok || !c.live.Attach(upstream) {
 		_ = up.Close()
@@ -210,6 +215,7 @@ func (c *conn) passOn(f peek.First, rt route.Routed, to netip.Addr, deadline tim
 	if err != nil {
 		return false
 	}
+	c.detour.attempt, c.detour.deadline = t, deadline
 	if c.leaveTo(t) {
 		t.Start()
 	}
@@ -235,7 +241,9 @@ func (c *conn) tunnelled() tunnel.Spec {
 // It reports false if the connection was cut.
 func (c *conn) leaveTo(t *tunnel.Tunnel) bool {
 	c.head = nil
-	c.handed = true
+	if c.detour.left = true; !c.handed { // the handler may be about to read it
+		c.handed = true
+	}
 	c.p.running.Add(1) // this handler still counts, so the count is not zero
 	return c.live.Relay(t)
 }
@@ -265,14 +273,6 @@ func (o *owner) Ended(err error) {
 	case err != nil && c.live.Denied() == nil:
 		c.event.Error = err.Error()
 	}
-}
-
-// Failed refuses the connection.
-func (o *owner) Failed(err error) {
-	c := (*conn)(o)
-	defer c.p.running.Done()
-	defer func() { c.close(recover()) }()
-	c.failed(c.spliced.first.Kind, &problem.Upstream{Reason: policy.ReasonUnreachable, Name: c.spliced.name, Err: err})
 }
 
 // failed refuses an allowed connection because its upstream could not be reached, or its address was denied.

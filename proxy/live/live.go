@@ -158,6 +158,25 @@ func (l *Conn) Relay(r io.Closer) bool {
 	return true
 }
 
+// Reclaim undoes [Conn.Relay] once r has given its sockets up, of which c is left. It reports false, and closes c, if the
+// connection was cut.
+func (l *Conn) Reclaim(c net.Conn) bool {
+	l.mu.Lock()
+	l.relay = nil
+	l.mu.Unlock()
+	return l.Attach(c)
+}
+
+// Passing returns the route by which the connection passes; false: it has none.
+func (l *Conn) Passing() (route.Routed, bool) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.passes == nil {
+		return route.Routed{}, false
+	}
+	return *l.passes, true
+}
+
 // Detach undoes [Conn.Attach], when c is closed or changes owner.
 func (l *Conn) Detach(c net.Conn) {
 	l.mu.Lock()

@@ -121,30 +121,6 @@ func (d Target) hidden(err error) error {
 	return &problem.Upstream{Reason: policy.ReasonUnreachable, Name: d.shown, Err: errors.New(denied.Error())}
 }
 
-// DialFirst connects box to the first of the candidates that accepts. It is [Origins.Dial] after [Origins.Candidates].
-func (p *Origins) DialFirst(ctx context.Context, box *policy.Box, d Target, addrs []netip.Addr) (net.Conn, error) {
-	var failed error
-	for i, a := range addrs {
-		c, err := p.DialAddr(ctx, box, d, a, i < len(addrs)-1)
-		if err == nil {
-			return c, nil
-		}
-		failed = errors.Join(failed, err)
-		if ctx.Err() != nil {
-			break
-		}
-	}
-	var denied *policy.DeniedError
-	var proxy *problem.Upstream // whatever else failed
-	switch {
-	case errors.As(failed, &denied):
-		return nil, denied
-	case errors.As(failed, &proxy):
-		return nil, proxy
-	}
-	return nil, &problem.Upstream{Reason: policy.ReasonUnreachable, Name: d.shown, Err: failed}
-}
-
 // Candidates returns the addresses of d that the policy in force allows, in the order to try them. The zero Addr stands for
 // whatever address an upstream proxy finds. If there are none the
 // error is of type *[policy.DeniedError] or *[problem.Upstream].

@@ -111,3 +111,30 @@ func TestUnresolvedAndUnreachable(t *testing.T) {
 		}
 	}
 }
+
+// TestDeadAddressGivesWayToRequests: requests to a name are served as long as one of its addresses accepts, whichever the box
+// has chosen.
+func TestDeadAddressGivesWayToRequests(t *testing.T) {
+	t.Parallel()
+	for _, h2 := range []bool{false, true} {
+		l := proxytest.New(t, proxytest.AllowAll, proxytest.Patient)
+		_, port := l.HTTPSServer(h2, func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusNoContent) })
+		l.Orig = netip.MustParseAddr("127.255.255.254") // nothing listens there
+		l.Names.Grant(proxytest.API, l.Orig, proxytest.Loopback)
+		l.Names.Set(proxytest.API, l.Orig, proxytest.Loopback)
+		l.Policy(proxytest.AllowAll, proxytest.Intercepted(port))
+		res, body := proxytest.Get(t, l.HTTPClient(port, h2), "https://"+proxytest.HostPort(port)+"/", nil)
+		if res.StatusCode != http.StatusNoContent {
+			t.Errorf("HTTP/2 %v: %d %s", h2, res.StatusCode, body)
+		}
+		if e := l.Events.Wait(t, 1)[0]; e.Addr != proxytest.Loopback || e.Claimed != l.Orig {
+			t.Errorf("HTTP/2 %v: %+v", h2, e)
+		}
+		l.Policy(policy.Spec{Mode: policy.ModeCustom, AllowedDomains: []string{proxytest.API}, DeniedCIDRs: []string{"127.0.0.1"}}, proxytest.Intercepted(port))
+		l.Core.Origins.CloseAllIdle()
+		res, body = proxytest.Get(t, l.HTTPClient(port, h2), "https://"+proxytest.HostPort(port)+"/", nil)
+		if res.StatusCode != http.StatusBadGateway {
+			t.Errorf("HTTP/2 %v: the other address is denied, and the answer is %d %s", h2, res.StatusCode, body)
+		}
+	}
+}

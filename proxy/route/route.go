@@ -139,7 +139,7 @@ func (rt Routed) leadsTo() netip.AddrPort {
 // At returns the question for one address that is to be dialled.
 func (rt Routed) At(a netip.Addr) (policy.Request, policy.Evidence) {
 	owned := policy.Unknown
-	if rt.ByName {
+	if rt.ByName || a != rt.Asked.Addr.Unmap() && !rt.Request.Name.IsZero() {
 		owned = policy.Yes // it was found by the name
 	}
 	e := rt.Held(rt.Known, a, owned)

@@ -17,10 +17,15 @@ import (
 
 // dial is a connection attempt.
 type dial struct {
-	to      netip.AddrPort
-	first   []byte // what the server is sent first
-	timeout time.Duration
+	to       netip.AddrPort
+	first    []byte        // what the server is sent first
+	timeout  time.Duration // for what is left of it
+	patience time.Duration // until the owner is told that it takes long; 0: it was
+	failed   bool
 }
+
+// patience is [dial.patience] of a new attempt (RFC 8305, 5).
+const patience = 250 * time.Millisecond
 
 // FirstMost is the most that a tunnel may send first: what the buffer of any new socket takes.
 const FirstMost = 4 << 10
@@ -39,7 +44,7 @@ func (p *Pool) Dial(s Spec, from netip.Addr, to netip.AddrPort, first []byte, ti
 	if err != nil {
 		return nil, err
 	}
-	t := &Tunnel{Spec: s, pool: p, dial: &dial{to: to, first: first, timeout: timeout}}
+	t := &Tunnel{Spec: s, pool: p, dial: &dial{to: to, first: first, timeout: timeout, patience: patience}}
 	t.ends[client] = end{conn: s.Client, fd: -1, out: true}
 	t.ends[server] = end{fd: fd, out: true, delays: true}
 	return t, nil
@@ -99,6 +104,33 @@ func (t *Tunnel) connected(what uint32) bool {
 	return true
 }
 
+// late is called when an attempt has not succeeded for its patience, or in time.
+func (t *Tunnel) late() {
+	d := t.dial
+	if d.timeout -= d.patience; d.patience == 0 || d.timeout <= 0 {
+		t.unreachable(os.ErrDeadlineExceeded)
+		return
+	}
+	d.patience = 0
+	t.timer.Reset(d.timeout)
+	t.report = t.Owner.Slow
+}
+
+// Yield gives an attempt up for a connection to another server, if it has not succeeded: it reports whether the client is the
+// caller's from now on. The owner is told nothing, unless it has been or is being told that the attempt has failed.
+func (t *Tunnel) Yield() bool {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	switch {
+	case t.dial == nil, t.closed && !t.dial.failed:
+		return false
+	case !t.closed:
+		t.leave()
+		t.ends[server].close(true)
+	}
+	return true
+}
+
 // refusal returns why a socket could not connect.
 func refusal(fd int) error {
 	code, err := unix.GetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_ERROR)
@@ -143,6 +175,7 @@ func (t *Tunnel) keepAlive() {
 
 // unreachable ends an attempt. The client is left as it was.
 func (t *Tunnel) unreachable(err error) {
+	t.dial.failed = true
 	failed := &net.OpError{Op: "dial", Net: "tcp", Addr: net.TCPAddrFromAddrPort(t.dial.to), Err: err}
 	t.leave()
 	t.ends[server].close(true)

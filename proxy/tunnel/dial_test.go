@@ -18,17 +18,18 @@ import (
 
 // owned is the owner of one tunnel.
 type owned struct {
-	opened        chan struct{}
+	opened, slow  chan struct{}
 	ended, failed chan error
 }
 
 func newOwned() *owned {
-	return &owned{make(chan struct{}, 2), make(chan error, 2), make(chan error, 2)}
+	return &owned{make(chan struct{}, 2), make(chan struct{}, 2), make(chan error, 2), make(chan error, 2)}
 }
 
 func (o *owned) Opened()          { o.opened <- struct{}{} }
 func (o *owned) Ended(err error)  { o.ended <- err }
 func (o *owned) Failed(err error) { o.failed <- err }
+func (o *owned) Slow()            { o.slow <- struct{}{} }
 
 // dialling returns a tunnel that is to connect to an address, not yet started, and the client's end.
 func dialling(t testing.TB, p *Pool, to net.Addr, first string) (*Tunnel, *owned, *net.TCPConn, Counters) {

@@ -3,7 +3,6 @@ package tunnel
 import (
 	"errors"
 	"net"
-	"os"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -39,6 +38,9 @@ type Owner interface {
 	Opened()
 	// Failed says that such a server cannot be reached. The client is left as it was. It has a goroutine of its own.
 	Failed(error)
+	// Slow says that such a server has not accepted for a moment. Other servers may be tried: see [Tunnel.Yield]. It has a
+	// goroutine of its own.
+	Slow()
 }
 
 // Tunnel relays bytes both ways until both sides have closed, one has reset, or it has been idle for the idle timeout. An
@@ -115,7 +117,7 @@ func (t *Tunnel) Start() {
 	t.moved = time.Now()
 	wait := t.pool.idle
 	if t.dial != nil {
-		wait = t.dial.timeout
+		wait = min(t.dial.timeout, t.dial.patience)
 	}
 	t.timer = time.AfterFunc(wait, t.expire)
 	if err := t.pool.join(t); err != nil {
@@ -144,7 +146,7 @@ func (t *Tunnel) expire() {
 		return
 	}
 	if t.dial != nil {
-		t.unreachable(os.ErrDeadlineExceeded)
+		t.late()
 		return
 	}
 	if left := t.pool.idle - time.Since(t.moved); left > 0 {

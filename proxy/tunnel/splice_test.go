@@ -29,6 +29,7 @@ type ending chan error
 func (e ending) Ended(err error) { e <- err }
 func (e ending) Opened()         {}
 func (e ending) Failed(error)    {}
+func (e ending) Slow()           {}
 
 // TestAttackBytesOfATunnelThatBreaksOff: what a server took before it broke off counts.
 func TestAttackBytesOfATunnelThatBreaksOff(t *testing.T) {
