@@ -110,9 +110,13 @@ func (h *conn) send(whole bool) error {
 			return err
 		}
 		used := h.up.Begin()
+		if again {
+			h.up.AskAgain()
+		}
 		_, err := h.up.NetConn.Write(h.out)
 		if err == nil && whole {
 			err = h.firstByte()
+			h.up.Answered()
 		}
 		if err == nil || errors.Is(err, origin.ErrClientGone) {
 			return err

@@ -97,6 +97,10 @@ func (d *downgrade) send(up *origin.Conn, head []byte) error {
 		return err
 	}
 	if d.st.length == 0 {
+		if d.st.repeatable() {
+			up.AskAgain()
+		}
+		defer up.Answered()
 		return up.In.Fill()
 	}
 	d.sent, d.outcome = make(chan struct{}), contain.ErrFault

@@ -116,6 +116,7 @@ func (d *downgrade) tunnel() error {
 		time.AfterFunc(tunnel.Rest, d.up.Abort)
 	}()
 	var in atomic.Int64
+	defer tunnel.WatchLost(d.up.NetConn, d.up.Abort)()
 	idle := d.st.s.Core.Tunnels.WatchIdle(d.up.Abort, &d.st.uploaded, &in)
 	defer idle.Stop()
 	w := flushWriter{&d.st.w}

@@ -147,6 +147,17 @@ func (u *Conn) ReadFor(ctx context.Context, gone func() bool) {
 	u.In.Source = &u.reader
 }
 
+// AskAgain says that the request just begun can be sent again on another connection: if this one was kept and its server
+// has vanished, reads soon end with [ErrVanished]. It holds until [Conn.Answered].
+func (u *Conn) AskAgain() {
+	if u.served > 1 {
+		u.reader.beginAgain()
+	}
+}
+
+// Answered says that the response has begun.
+func (u *Conn) Answered() { u.reader.again = false }
+
 // Uncount releases the place of a connection that from now on counts with its client's, as every tunnel does.
 func (u *Conn) Uncount() { u.place.release() }
 

@@ -218,7 +218,7 @@ func (p *Origins) DialAddr(ctx context.Context, box *policy.Box, d Target, a net
 	var unbound error
 	dialer := net.Dialer{
 		Timeout:         timeout,
-		KeepAliveConfig: net.KeepAliveConfig{Enable: true, Idle: time.Minute, Interval: 15 * time.Second, Count: 4},
+		KeepAliveConfig: socket.KeepAlive(),
 		ControlContext: func(ctx context.Context, _, address string, raw syscall.RawConn) error {
 			to, err := netip.ParseAddrPort(address)
 			if err != nil {

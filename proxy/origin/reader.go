@@ -6,6 +6,9 @@ import (
 	"net"
 	"os"
 	"time"
+
+	"boxgate/internal/socket"
+	"boxgate/proxy/problem"
 )
 
 // upstreamTick is how often a read from the upstream checks that the client is still connected.
@@ -19,22 +22,54 @@ type clientAwareReader struct {
 	gone  func() bool
 	check time.Time // when to look at the client
 	armed bool      // a read deadline is set that has not been seen to expire
+	until time.Time // that deadline
+	// again says that what was sent can be sent again: then a server that seems to have vanished is not waited for.
+	again bool
 }
 
 // ErrClientGone ends a read from a server because the client disconnected.
 var ErrClientGone = errors.New("the client disconnected")
 
+// ErrVanished ends a read from a server that acknowledges nothing of what was sent to it.
+var ErrVanished = error(problem.Fixed("the server acknowledges nothing any more"))
+
 // begin must be called before the reads of each exchange.
 func (r *clientAwareReader) begin(ctx context.Context, gone func() bool) {
-	r.ctx, r.gone, r.check = ctx, gone, time.Now().Add(upstreamTick)
+	r.ctx, r.gone, r.check, r.again = ctx, gone, time.Now().Add(upstreamTick), false
 	if !r.armed {
+		r.arm()
+	}
+}
+
+// beginAgain says that until the next begin the wait is for a response to what can be sent again, on a connection that was
+// kept: perhaps its server has vanished meanwhile.
+func (r *clientAwareReader) beginAgain() {
+	r.again, r.check = true, time.Now().Add(socket.VanishedLook)
+	if !r.armed || r.until.After(r.check) {
 		r.arm()
 	}
 }
 
 func (r *clientAwareReader) arm() {
 	_ = r.conn.SetReadDeadline(r.check)
-	r.armed = true
+	r.armed, r.until = true, r.check
+}
+
+// vanished returns an error if the server acknowledges nothing any more, or has not for a moment and is asked elsewhere.
+func (r *clientAwareReader) vanished() error {
+	switch silent := socket.UnansweredBy(r.conn); {
+	case silent >= socket.LostAfter, r.again && silent >= socket.VanishedAfter:
+		return ErrVanished
+	}
+	return nil
+}
+
+// tick is how long to wait for the next look.
+func (r *clientAwareReader) tick() time.Duration {
+	if r.again {
+		return socket.VanishedLook
+	}
+	return upstreamTick
 }
 
 func (r *clientAwareReader) Read(b []byte) (int, error) {
@@ -50,7 +85,10 @@ func (r *clientAwareReader) Read(b []byte) (int, error) {
 			if r.gone() {
 				return 0, ErrClientGone
 			}
-			r.check = now.Add(upstreamTick)
+			if err := r.vanished(); err != nil {
+				return 0, err
+			}
+			r.check = now.Add(r.tick())
 		}
 		r.arm()
 	}

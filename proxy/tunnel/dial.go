@@ -162,14 +162,14 @@ func (t *Tunnel) begin(n int) {
 // keepAliveAfter is how old a tunnel is when keep-alive is set: few get so old.
 const keepAliveAfter = 10 * time.Second
 
-// keepAlive makes the kernel notice a server that is gone.
+// lookAfter is how often a tunnel looks whether its server has vanished while something was under way to it.
+const lookAfter = 20 * time.Second
+
+// keepAlive makes the kernel notice an idle server that is gone.
 func (t *Tunnel) keepAlive() {
 	if e := t.ends[server]; e.conn == nil && !t.kept {
 		t.kept = true
-		_ = unix.SetsockoptInt(e.fd, unix.SOL_SOCKET, unix.SO_KEEPALIVE, 1)
-		_ = unix.SetsockoptInt(e.fd, unix.IPPROTO_TCP, unix.TCP_KEEPIDLE, 60)
-		_ = unix.SetsockoptInt(e.fd, unix.IPPROTO_TCP, unix.TCP_KEEPINTVL, 15)
-		_ = unix.SetsockoptInt(e.fd, unix.IPPROTO_TCP, unix.TCP_KEEPCNT, 4)
+		socket.SetKeepAlive(e.fd)
 	}
 }
 

@@ -1,9 +1,12 @@
 package tunnel
 
 import (
+	"net"
 	"sync"
 	"sync/atomic"
 	"time"
+
+	"boxgate/internal/socket"
 )
 
 // IdleWatch ends an upgraded connection that has been idle for the idle timeout.
@@ -44,6 +47,33 @@ func (w *IdleWatch) look() {
 	}
 	w.last = sum
 	w.timer.Reset(w.limit)
+}
+
+// WatchLost calls end once the server at the other end of a connection has vanished, until stop is called.
+func WatchLost(c net.Conn, end func()) (stop func()) {
+	var mu sync.Mutex
+	var timer *time.Timer
+	stopped := false
+	look := func() {
+		mu.Lock()
+		defer mu.Unlock()
+		switch {
+		case stopped:
+		case socket.UnansweredBy(c) >= socket.LostAfter:
+			end()
+		default:
+			timer.Reset(lookAfter)
+		}
+	}
+	mu.Lock()
+	defer mu.Unlock()
+	timer = time.AfterFunc(lookAfter, look)
+	return func() {
+		mu.Lock()
+		defer mu.Unlock()
+		stopped = true
+		timer.Stop()
+	}
 }
 
 // Stop stops the watch. end is not called after Stop has returned.

@@ -47,6 +47,7 @@ func (p *Pool) Relay(client, server End, box policy.BoxID) error {
 	}
 	idle := p.WatchIdle(func() { socket.Reset(client.Conn, server.Conn) }, client.Read, server.Read)
 	defer idle.Stop()
+	defer WatchLost(server.Conn, func() { socket.Reset(client.Conn, server.Conn) })()
 	go direction(server.Conn, server.To, client)
 	go direction(client.Conn, client.To, server)
 

@@ -81,6 +81,9 @@ const client, server = 0, 1
 // ErrIdle ends a tunnel that has been idle for the idle timeout.
 var ErrIdle = errors.New("idle timeout")
 
+// errLost ends a tunnel whose server has vanished.
+var errLost = errors.New("the server acknowledges nothing any more")
+
 // errClosed ends a tunnel that was cut.
 var errClosed = errors.New("the tunnel was cut")
 
@@ -150,11 +153,23 @@ func (t *Tunnel) expire() {
 		return
 	}
 	if left := t.pool.idle - time.Since(t.moved); left > 0 {
-		t.keepAlive()
-		t.timer.Reset(left)
+		if t.keepAlive(); t.isLost() {
+			t.shut(errLost, true)
+			return
+		}
+		t.timer.Reset(min(left, lookAfter))
 		return
 	}
 	t.shut(ErrIdle, true)
+}
+
+// isLost reports whether the server has vanished.
+func (t *Tunnel) isLost() (lost bool) {
+	e := &t.ends[server]
+	if e.conn == nil {
+		return socket.IsLost(e.fd)
+	}
+	return socket.UnansweredBy(e.conn) >= socket.LostAfter
 }
 
 // turn reacts to an event of one end, and reports whether the tunnel has more to do that needs no further event.

@@ -67,6 +67,7 @@ type Conn struct {
 	stalled  waiters     // for a window
 	unacked  bool        // our SETTINGS have not been acknowledged
 	alive    *time.Timer // see check
+	look     time.Time   // when check is called
 	pinged   bool        // a PING of check is out
 }
 
@@ -95,6 +96,7 @@ func NewWindow(conn net.Conn, ended func(), window int) *Conn {
 	)
 	_ = c.framer.WriteWindowUpdate(0, ConnWindow-h2.FirstWindow)
 	c.alive = time.AfterFunc(pingAfter, c.check)
+	c.look = c.began.Add(pingAfter)
 	c.mu.Unlock()
 	go c.write()
 	go c.read()
@@ -161,6 +163,8 @@ func (c *Conn) beginLocked(s *Stream, fields []hpack.HeaderField, end bool) {
 	s.recv = h2.NewReceiveWindow(c.window, c.window/4)
 	c.streams[s.id] = s
 	c.next += 2
+	s.again = end && canRepeat(fields)
+	c.lookSoonLocked()
 	c.out.head(s.id, end, fields)
 }
 
@@ -180,6 +184,12 @@ func (c *Conn) admitLocked(s *Stream, size int) error {
 		return errHeadSize
 	}
 	return nil
+}
+
+// canRepeat reports whether a request without content can be sent again although the server may have handled it.
+func canRepeat(fields []hpack.HeaderField) bool {
+	i := slices.IndexFunc(fields, func(f hpack.HeaderField) bool { return f.Name == ":method" })
+	return i >= 0 && (fields[i].Value == "GET" || fields[i].Value == "HEAD" || fields[i].Value == "OPTIONS")
 }
 
 func isHead(fields []hpack.HeaderField) bool {
@@ -232,11 +242,19 @@ func (c *Conn) hangUp() {
 }
 
 const (
-	pingAfter = 30 * time.Second // without a frame from the server
+	// pingAfter is how long a server may send no frame before it is sent a PING. Servers of gRPC take more than a few PINGs in
+	// five minutes in which they have sent nothing for abuse, and close (ENHANCE_YOUR_CALM); a host that is gone is noticed
+	// by TCP, long before.
+	pingAfter = 5*time.Minute + 30*time.Second
 	pingWait  = 15 * time.Second // for any frame
+	// lookAfter is when to look whether the server has acknowledged what was sent, and lookRest when to look again while
+	// streams are open and nothing new was sent.
+	lookAfter = socket.VanishedLook
+	lookRest  = 10 * time.Second
 )
 
-// check sends a PING if the server has been silent, and ends the connection if it stays silent.
+// check looks whether the server is there: it sends a PING if that has been silent for long, and ends the connection if it
+// stays silent, or acknowledges nothing.
 func (c *Conn) check() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -247,16 +265,71 @@ func (c *Conn) check() {
 	switch {
 	case silent < pingAfter:
 		c.pinged = false
-		c.alive.Reset(pingAfter - silent)
 	case c.pinged:
 		c.failLocked(errLost)
+		return
 	default:
 		_ = c.framer.WritePing(false, [8]byte{})
 		c.flushLocked()
 		c.pinged = true
-		c.alive.Reset(pingWait)
+		c.lookLocked(pingWait)
+		return
+	}
+	if len(c.streams) == 0 {
+		c.lookLocked(pingAfter - silent)
+		return
+	}
+	next := lookRest
+	if silent < lookRest {
+		next = lookAfter
+	}
+	if silent >= lookAfter && !c.acknowledgesLocked() {
+		next = lookAfter
+	}
+	if c.err == nil {
+		c.lookLocked(min(next, pingAfter-silent))
 	}
 }
+
+// lookLocked has check be called in a while.
+func (c *Conn) lookLocked(in time.Duration) {
+	c.alive.Reset(in)
+	c.look = time.Now().Add(in)
+}
+
+// lookSoonLocked has check be called soon after a stream was opened.
+func (c *Conn) lookSoonLocked() {
+	if !c.pinged && time.Until(c.look) > lookAfter {
+		c.lookLocked(lookAfter)
+	}
+}
+
+// acknowledgesLocked looks whether the server acknowledges what is sent. If it has not for a moment the connection takes no
+// more streams, and those whose requests can be sent again fail; if it has not for long, all do.
+func (c *Conn) acknowledgesLocked() bool {
+	silent := socket.UnansweredBy(c.conn)
+	switch {
+	case silent >= socket.LostAfter:
+		c.failLocked(errLost)
+	case silent >= socket.VanishedAfter:
+		c.spent = true
+		for _, s := range c.streams {
+			if s.again && !s.begun {
+				s.failLocked(ErrVanished)
+			}
+		}
+	default:
+		return true
+	}
+	return false
+}
+
+// ErrVanished fails a stream whose server acknowledges nothing, and whose request can be sent again on another connection.
+var ErrVanished = error(vanished{})
+
+type vanished struct{ lost }
+
+func (vanished) Error() string { return "the server acknowledges nothing any more" }
 
 // errLost ends a connection whose server is silent; it counts as a timeout.
 var errLost = error(lost{})

@@ -42,6 +42,7 @@ type Stream struct {
 	interims int   // how many have come
 	bodiless bool  // the response has no content
 	begun    bool  // the final head has come
+	again    bool  // the request can be sent again
 	left     int64 // content still to come by the response's length, or -1
 	body     content
 	trailers []hpack.HeaderField

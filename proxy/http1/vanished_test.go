@@ -1,0 +1,107 @@
+package http1_test
+
+import (
+	"bufio"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"sync"
+	"testing"
+
+	"boxgate/internal/socket/sockettest"
+	"boxgate/proxy/proxytest"
+)
+
+// counted is a server that counts what it is asked, and knows its connections.
+type counted struct {
+	mu    sync.Mutex
+	conns []net.Conn
+	asked map[string]int // by the method
+}
+
+func (s *counted) serve(c net.Conn, r *bufio.Reader) {
+	s.mu.Lock()
+	s.conns = append(s.conns, c)
+	s.mu.Unlock()
+	for {
+		req, err := http.ReadRequest(r)
+		if err != nil {
+			return
+		}
+		_, _ = io.Copy(io.Discard, req.Body)
+		s.mu.Lock()
+		s.asked[req.Method]++
+		s.mu.Unlock()
+		fmt.Fprint(c, "HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok")
+	}
+}
+
+func (s *counted) count(method string) int {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.asked[method]
+}
+
+// TestServerVanishesBehindAKeptConnection: a request that can be repeated is, once, when nothing is acknowledged on a
+// connection that was kept; another one waits, and arrives once.
+func TestServerVanishesBehindAKeptConnection(t *testing.T) {
+	t.Parallel()
+	for _, h2 := range []bool{false, true} {
+		t.Run(fmt.Sprint("client with HTTP/2: ", h2), func(t *testing.T) {
+			t.Parallel()
+			l := proxytest.New(t, proxytest.AllowAll)
+			s := &counted{asked: map[string]int{}}
+			port := l.RawServer(true, s.serve)
+			l.Policy(proxytest.AllowAll, proxytest.Intercepted(port))
+			url := "https://" + proxytest.HostPort(port) + "/"
+			clients := []*http.Client{l.HTTPClient(port, h2), l.HTTPClient(port, h2)}
+			var both sync.WaitGroup
+			for _, c := range clients { // each with a connection of its own, which rests afterwards
+				both.Go(func() {
+					for range 3 {
+						if res, _ := proxytest.Get(t, c, url, nil); res.StatusCode != http.StatusOK {
+							t.Error(res.Status)
+						}
+					}
+				})
+			}
+			both.Wait()
+			proxytest.Await(t, "connections that are kept", func() bool { return proxytest.IdleUpstreams(l) == l.Upstreams() })
+			var back []func()
+			s.mu.Lock()
+			for _, c := range s.conns {
+				back = append(back, sockettest.Vanish(t, c))
+			}
+			s.mu.Unlock()
+			before := s.count("GET")
+			posted := make(chan string, 1)
+			kept := l.Upstreams()
+			go func() {
+				res, err := clients[0].Post(url, "", nil)
+				if err != nil {
+					posted <- err.Error()
+					return
+				}
+				_ = res.Body.Close()
+				posted <- res.Status
+			}()
+			proxytest.Await(t, "the request that waits", func() bool { return proxytest.IdleUpstreams(l) < kept })
+			if res, _ := proxytest.Get(t, clients[1], url, nil); res.StatusCode != http.StatusOK {
+				t.Errorf("the request that can be repeated: %s", res.Status)
+			}
+			if n := s.count("GET") - before; n != 1 {
+				t.Errorf("the server was asked %d times", n)
+			}
+			if n := s.count("POST"); n != 0 {
+				t.Errorf("the request that cannot be repeated has come %d times, on another connection", n)
+			}
+			for _, f := range back {
+				f()
+			}
+			if status := <-posted; status != "200 OK" || s.count("POST") != 1 {
+				t.Errorf("the request that cannot be repeated: %s, %d times", status, s.count("POST"))
+			}
+		})
+	}
+}
