@@ -17,7 +17,7 @@ import (
 
 const (
 	caLifetime = 10 * 365 * 24 * time.Hour
-	caBackdate = 24 * time.Hour // a box whose clock is behind still accepts an authority made a moment ago
+	caBackdate = leafBackdate // a box whose clock is behind still accepts an authority made a moment ago
 )
 
 // Authority is a certificate authority with an ECDSA P-256 key. It is immutable and safe for concurrent use.
@@ -26,8 +26,8 @@ type Authority struct {
 	key  *ecdsa.PrivateKey
 }
 
-// NewCA makes an authority with name in its subject, valid for ten years. It may only sign leaves, no further
-// authorities.
+// NewCA makes an authority with name in its subject, valid for ten years. Below it there may be one level of authorities,
+// which the RSA one of a box needs ([Minter.LeafFor]).
 func NewCA(name string) (*Authority, error) {
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {
@@ -46,7 +46,7 @@ func NewCA(name string) (*Authority, error) {
 		KeyUsage:              x509.KeyUsageCertSign | x509.KeyUsageCRLSign,
 		BasicConstraintsValid: true,
 		IsCA:                  true,
-		MaxPathLenZero:        true,
+		MaxPathLen:            1,
 	}
 	der, err := x509.CreateCertificate(rand.Reader, template, template, &key.PublicKey, key)
 	if err != nil {

@@ -14,7 +14,7 @@ import (
 )
 
 const (
-	leafBackdate   = time.Hour           // for boxes whose clock is behind
+	leafBackdate   = 7 * 24 * time.Hour  // for boxes whose clock is behind, as that of a resumed guest is
 	serverLifetime = 30 * 24 * time.Hour // of a public-URL certificate; browsers accept up to 398 days
 )
 
@@ -49,7 +49,7 @@ func (a *Authority) issue(key *leafKey, names []string, now time.Time, lifetime 
 	if err != nil {
 		return nil, err
 	}
-	r := &request{serial: serial, commonName: commonName(names[0]), from: now.Add(-leafBackdate), to: now.Add(lifetime)}
+	r := &request{serial: serial, commonName: commonName(names[0]), from: a.backdate(now), to: now.Add(lifetime)}
 	for _, name := range names {
 		if addr, err := netip.ParseAddr(name); err == nil {
 			r.addresses = append(r.addresses, addr)
@@ -66,6 +66,15 @@ func (a *Authority) issue(key *leafKey, names []string, now time.Time, lifetime 
 		return nil, fmt.Errorf("issue a certificate for %s: %w", strings.Join(names, ", "), err)
 	}
 	return &tls.Certificate{Certificate: [][]byte{der}, PrivateKey: key.PrivateKey, Leaf: leaf}, nil
+}
+
+// backdate returns when a certificate made now becomes valid: a week ago, but not before its authority.
+func (a *Authority) backdate(now time.Time) time.Time {
+	from := now.Add(-leafBackdate)
+	if from.Before(a.cert.NotBefore) && now.After(a.cert.NotBefore) {
+		return a.cert.NotBefore
+	}
+	return from
 }
 
 // commonName leaves the subject empty for a name that does not fit (X.520: 64 characters); the SAN carries it anyway.

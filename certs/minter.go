@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"golang.org/x/sync/singleflight"
@@ -36,6 +37,8 @@ type Minter struct {
 
 	now func() time.Time // nil: [fault.Now]
 
+	generating sync.Mutex // held while an RSA key is made: one at a time, whatever the number of boxes that need one
+
 	mu    sync.RWMutex
 	boxes map[policy.BoxID]*boxLeaves
 }
@@ -45,9 +48,11 @@ type boxLeaves struct {
 	ca      *Authority
 	key     *leafKey // shared by the box's leaves: a key per name would double the cost of minting
 	flights singleflight.Group
+	rsa     atomic.Pointer[rsaIssuer] // nil until a client takes RSA alone
 
-	mu    sync.Mutex
-	cache leafLRU
+	mu       sync.Mutex
+	cache    leafLRU
+	rsaCache leafLRU
 }
 
 // Add sets the authority of a box. Adding a box again with another authority drops the leaves of the old one.
@@ -64,7 +69,7 @@ func (m *Minter) Add(box policy.BoxID, ca *Authority) error {
 	if m.boxes == nil {
 		m.boxes = make(map[policy.BoxID]*boxLeaves)
 	}
-	m.boxes[box] = &boxLeaves{ca: ca, key: key, cache: newLeafLRU(leafCache)}
+	m.boxes[box] = &boxLeaves{ca: ca, key: key, cache: newLeafLRU(leafCache), rsaCache: newLeafLRU(rsaLeafCache)}
 	return nil
 }
 
@@ -94,28 +99,46 @@ func (m *Minter) leaves(box policy.BoxID) (*boxLeaves, error) {
 	return b, nil
 }
 
-// Leaf returns a certificate for exactly n, valid for at least six hours more. Concurrent calls for the same name mint
-// one leaf. Leaf fails for the zero name, with [ErrHostName] for one of the host's own names and, wrapping
+// Leaf returns an ECDSA certificate for exactly n, valid for at least six hours more. Concurrent calls for the same name
+// mint one leaf. Leaf fails for the zero name, with [ErrHostName] for one of the host's own names and, wrapping
 // [ErrUnknownBox], for a box that was not added.
 func (m *Minter) Leaf(ctx context.Context, box policy.BoxID, n policy.Name) (*tls.Certificate, error) {
+	b, err := m.permit(box, n)
+	if err != nil {
+		return nil, err
+	}
+	now := m.clock()
+	if leaf := b.cached(&b.cache, n, now); leaf != nil {
+		return leaf, nil
+	}
+	return b.await(ctx, n.String(), func() (*tls.Certificate, error) {
+		return b.mint(&b.cache, n, now, func() (*tls.Certificate, error) {
+			return b.ca.issue(b.key, []string{n.String()}, now, leafLifetime)
+		})
+	})
+}
+
+// permit returns the leaves of a box that may have one for n.
+func (m *Minter) permit(box policy.BoxID, n policy.Name) (*boxLeaves, error) {
 	if n.IsZero() {
 		return nil, errors.New("cannot issue a leaf without a name")
 	}
 	if n.IsLoopback() || slices.ContainsFunc(m.Host, n.IsWithin) {
 		return nil, ErrHostName
 	}
-	b, err := m.leaves(box)
-	if err != nil {
-		return nil, err
-	}
-	now := fault.Now()
+	return m.leaves(box)
+}
+
+func (m *Minter) clock() time.Time {
 	if m.now != nil {
-		now = m.now()
+		return m.now()
 	}
-	if leaf := b.cached(n, now); leaf != nil {
-		return leaf, nil
-	}
-	flight := b.flights.DoChan(n.String(), func() (any, error) { return b.mint(n, now) })
+	return fault.Now()
+}
+
+// await returns what make returns. Concurrent calls for the same key share one call of make, which goes on if ctx ends.
+func (b *boxLeaves) await(ctx context.Context, key string, make func() (*tls.Certificate, error)) (*tls.Certificate, error) {
+	flight := b.flights.DoChan(key, func() (any, error) { return make() })
 	select {
 	case <-ctx.Done():
 		return nil, ctx.Err()
@@ -132,26 +155,27 @@ func (m *Minter) Leaf(ctx context.Context, box policy.BoxID, n policy.Name) (*tl
 }
 
 // cached returns a leaf that is neither about to expire nor, after the clock was set back, not yet valid.
-func (b *boxLeaves) cached(n policy.Name, now time.Time) *tls.Certificate {
+func (b *boxLeaves) cached(in *leafLRU, n policy.Name, now time.Time) *tls.Certificate {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	leaf := b.cache.get(n)
+	leaf := in.get(n)
 	if leaf == nil || now.Add(leafRenew).After(leaf.Leaf.NotAfter) || now.Before(leaf.Leaf.NotBefore) {
 		return nil
 	}
 	return leaf
 }
 
-func (b *boxLeaves) mint(n policy.Name, now time.Time) (*tls.Certificate, error) {
-	if leaf := b.cached(n, now); leaf != nil { // minted after the caller looked
+// mint issues a leaf and keeps it in a cache.
+func (b *boxLeaves) mint(in *leafLRU, n policy.Name, now time.Time, issue func() (*tls.Certificate, error)) (*tls.Certificate, error) {
+	if leaf := b.cached(in, n, now); leaf != nil { // minted after the caller looked
 		return leaf, nil
 	}
-	leaf, err := b.ca.issue(b.key, []string{n.String()}, now, leafLifetime)
+	leaf, err := issue()
 	if err != nil {
 		return nil, err
 	}
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	b.cache.put(n, leaf)
+	in.put(n, leaf)
 	return leaf, nil
 }

@@ -353,7 +353,7 @@ func TestPanicKillsOneConnection(t *testing.T) {
 
 type panicking struct{}
 
-func (panicking) Leaf(context.Context, policy.BoxID, policy.Name) (*tls.Certificate, error) {
+func (panicking) LeafFor(context.Context, *tls.ClientHelloInfo, policy.BoxID, policy.Name) (*tls.Certificate, error) {
 	panic("secret")
 }
 

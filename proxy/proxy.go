@@ -39,7 +39,8 @@ type Resolver = route.Resolver
 
 // Leaves issues the certificates used to terminate TLS from a box. Safe for concurrent use.
 type Leaves interface {
-	Leaf(context.Context, policy.BoxID, policy.Name) (*tls.Certificate, error)
+	// LeafFor returns a certificate for the name of a kind that the client takes.
+	LeafFor(context.Context, *tls.ClientHelloInfo, policy.BoxID, policy.Name) (*tls.Certificate, error)
 }
 
 // SSHKeys are the keys by which boxes know the gateway as an SSH server. Safe for concurrent use.

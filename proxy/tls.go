@@ -55,7 +55,7 @@ func (p *Proxy) serverConfig(box policy.BoxID) *tls.Config {
 			if err != nil {
 				return nil, err
 			}
-			return p.cfg.Leaves.Leaf(hello.Context(), box, name)
+			return p.cfg.Leaves.LeafFor(hello.Context(), hello, box, name)
 		},
 	}
 	cfg.WrapSession = func(cs tls.ConnectionState, ss *tls.SessionState) ([]byte, error) {
@@ -122,7 +122,7 @@ func (p *Proxy) terminateAs(ctx context.Context, box *policy.Box, client net.Con
 			if got, err := policy.ParseName(hello.ServerName); hello.ServerName != "" && (err != nil || got != name) {
 				return nil, origin.ErrNoName
 			}
-			return p.cfg.Leaves.Leaf(ctx, box.ID, name)
+			return p.cfg.Leaves.LeafFor(ctx, hello, box.ID, name)
 		},
 	})
 	return conn, conn.HandshakeContext(ctx)

@@ -113,7 +113,7 @@ func (a *Authority) ForHello(hello *tls.ClientHelloInfo) (*tls.Certificate, erro
 	return a.forName(hello.ServerName)
 }
 
-// Leaf makes an authority the Leaves of a proxy.
-func (a *Authority) Leaf(_ context.Context, _ policy.BoxID, n policy.Name) (*tls.Certificate, error) {
+// LeafFor makes an authority the Leaves of a proxy.
+func (a *Authority) LeafFor(_ context.Context, _ *tls.ClientHelloInfo, _ policy.BoxID, n policy.Name) (*tls.Certificate, error) {
 	return a.forName(n.String())
 }

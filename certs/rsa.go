@@ -1,0 +1,181 @@
+package certs
+
+import (
+	"context"
+	"crypto"
+	"crypto/rand"
+	"crypto/rsa"
+	"crypto/tls"
+	"crypto/x509"
+	"crypto/x509/pkix"
+	"errors"
+	"fmt"
+	"io"
+	"math/big"
+	"slices"
+	"time"
+
+	"boxgate/policy"
+)
+
+// Clients that take RSA alone (TLS 1.2 with ECDHE-RSA suites, or RSA signature algorithms only) get an RSA leaf below an
+// RSA authority, which the box's own one has signed. Both have the same key, one for each box, which is made when such a
+// client first asks. No key exchange decrypts with it.
+
+const (
+	rsaBits      = 2048
+	rsaLeafCache = 64               // RSA leaves kept per box, about 5 KB each
+	rsaPatience  = 10 * time.Second // that a handshake waits for the key; it takes a fraction of a second on an idle host
+)
+
+// LeafFor is [Minter.Leaf] for a client: the certificate is an RSA one if the client takes no other. The box's first such
+// call waits up to ten seconds for the key, which is made in the background, for one box at a time.
+func (m *Minter) LeafFor(ctx context.Context, hello *tls.ClientHelloInfo, box policy.BoxID, n policy.Name) (*tls.Certificate, error) {
+	leaf, err := m.Leaf(ctx, box, n)
+	if err != nil || !rsaAlone(hello, leaf) {
+		return leaf, err
+	}
+	return m.rsaLeaf(ctx, box, n)
+}
+
+// rsaAlone reports whether a client takes an RSA certificate, but no ECDSA one.
+func rsaAlone(hello *tls.ClientHelloInfo, leaf *tls.Certificate) bool {
+	if slices.Contains(hello.SupportedVersions, tls.VersionTLS13) && slices.Contains(hello.SignatureSchemes, tls.ECDSAWithP256AndSHA256) {
+		return false // nearly every client
+	}
+	any := *hello
+	any.ServerName = "" // the leaf was made for it
+	return any.SupportsCertificate(leaf) != nil && any.SupportsCertificate(&tls.Certificate{PrivateKey: someRSA{}}) == nil
+}
+
+// someRSA stands for a key of the size that is made, to ask whether a client takes one.
+type someRSA struct{}
+
+// Public implements [crypto.Signer].
+func (someRSA) Public() crypto.PublicKey {
+	return &rsa.PublicKey{N: new(big.Int).SetBit(big.NewInt(1), rsaBits-1, 1), E: 65537}
+}
+
+// Sign implements [crypto.Signer]. There is no key to sign with.
+func (someRSA) Sign(io.Reader, []byte, crypto.SignerOpts) ([]byte, error) {
+	return nil, errors.New("no key")
+}
+
+// rsaLeaf is [Minter.Leaf] for RSA.
+func (m *Minter) rsaLeaf(ctx context.Context, box policy.BoxID, n policy.Name) (*tls.Certificate, error) {
+	ctx, cancel := context.WithTimeout(ctx, rsaPatience)
+	defer cancel()
+	b, err := m.permit(box, n)
+	if err != nil {
+		return nil, err
+	}
+	by, err := m.rsaIssuer(ctx, box, b)
+	if err != nil {
+		return nil, err
+	}
+	now := m.clock()
+	if leaf := b.cached(&b.rsaCache, n, now); leaf != nil {
+		return leaf, nil
+	}
+	return b.await(ctx, "rsa "+n.String(), func() (*tls.Certificate, error) { // no name has a space
+		return b.mint(&b.rsaCache, n, now, func() (*tls.Certificate, error) { return by.issue(n.String(), now) })
+	})
+}
+
+// rsaIssuer signs the RSA leaves of a box.
+type rsaIssuer struct {
+	key       *rsa.PrivateKey
+	parent    *x509.Certificate // the RSA authority, or the box's
+	parentKey crypto.Signer
+	chain     [][]byte // follows a leaf
+	backdate  func(now time.Time) time.Time
+}
+
+// rsaIssuer returns the issuer of a box, which is made once, by whichever call comes first.
+func (m *Minter) rsaIssuer(ctx context.Context, box policy.BoxID, b *boxLeaves) (*rsaIssuer, error) {
+	if by := b.rsa.Load(); by != nil {
+		return by, nil
+	}
+	flight := b.flights.DoChan("rsa", func() (any, error) {
+		m.generating.Lock()
+		defer m.generating.Unlock()
+		if b.rsa.Load() != nil {
+			return nil, nil
+		}
+		if now, err := m.leaves(box); err != nil || now != b { // removed while it waited
+			return nil, ErrUnknownBox
+		}
+		by, err := b.ca.newRSAIssuer()
+		if err == nil {
+			b.rsa.Store(by)
+		}
+		return nil, err
+	})
+	select {
+	case <-ctx.Done():
+		return nil, fmt.Errorf("wait for an RSA key: %w", ctx.Err())
+	case got := <-flight:
+		return b.rsa.Load(), got.Err
+	}
+}
+
+// newRSAIssuer makes a key, and an authority of that below a. An authority that was made to sign leaves alone signs the RSA
+// ones itself.
+func (a *Authority) newRSAIssuer() (*rsaIssuer, error) {
+	key, err := rsa.GenerateKey(rand.Reader, rsaBits)
+	if err != nil {
+		return nil, fmt.Errorf("make an RSA key: %w", err)
+	}
+	by := &rsaIssuer{key: key, parent: a.cert, parentKey: a.key, backdate: a.backdate}
+	if a.cert.MaxPathLenZero {
+		return by, nil
+	}
+	serial, err := newSerial()
+	if err != nil {
+		return nil, err
+	}
+	der, err := x509.CreateCertificate(rand.Reader, &x509.Certificate{
+		SerialNumber:          serial,
+		Subject:               pkix.Name{CommonName: clip("RSA, " + a.cert.Subject.CommonName), Organization: a.cert.Subject.Organization},
+		NotBefore:             a.cert.NotBefore,
+		NotAfter:              a.cert.NotAfter,
+		KeyUsage:              x509.KeyUsageCertSign | x509.KeyUsageCRLSign,
+		BasicConstraintsValid: true,
+		IsCA:                  true,
+		MaxPathLenZero:        true,
+	}, a.cert, &key.PublicKey, a.key)
+	if err != nil {
+		return nil, fmt.Errorf("make an RSA authority: %w", err)
+	}
+	if by.parent, err = x509.ParseCertificate(der); err != nil {
+		return nil, fmt.Errorf("make an RSA authority: %w", err)
+	}
+	by.parentKey, by.chain = key, [][]byte{der}
+	return by, nil
+}
+
+// issue signs a leaf for one name. It takes a few milliseconds.
+func (by *rsaIssuer) issue(name string, now time.Time) (*tls.Certificate, error) {
+	serial, err := newSerial()
+	if err != nil {
+		return nil, err
+	}
+	der, err := x509.CreateCertificate(rand.Reader, &x509.Certificate{
+		SerialNumber:          serial,
+		Subject:               pkix.Name{CommonName: commonName(name)},
+		NotBefore:             by.backdate(now),
+		NotAfter:              now.Add(leafLifetime),
+		KeyUsage:              x509.KeyUsageDigitalSignature,
+		ExtKeyUsage:           []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth},
+		BasicConstraintsValid: true,
+		DNSNames:              []string{name},
+	}, by.parent, &by.key.PublicKey, by.parentKey)
+	if err != nil {
+		return nil, fmt.Errorf("issue an RSA certificate for %s: %w", name, err)
+	}
+	leaf, err := x509.ParseCertificate(der)
+	if err != nil {
+		return nil, fmt.Errorf("issue an RSA certificate for %s: %w", name, err)
+	}
+	return &tls.Certificate{Certificate: append([][]byte{der}, by.chain...), PrivateKey: by.key, Leaf: leaf}, nil
+}

@@ -1,0 +1,271 @@
+package certs
+
+import (
+	"bytes"
+	"context"
+	"crypto/ecdsa"
+	"crypto/rsa"
+	"crypto/tls"
+	"crypto/x509"
+	"io"
+	"net"
+	"net/http"
+	"os/exec"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"boxgate/policy"
+)
+
+// serve answers every request with hello, with leaves of box b, and returns the port.
+func serve(t *testing.T, m *Minter) string {
+	t.Helper()
+	ln, err := tls.Listen("tcp", "127.0.0.1:0", &tls.Config{
+		GetCertificate: func(h *tls.ClientHelloInfo) (*tls.Certificate, error) {
+			n, err := policy.ParseName(h.ServerName)
+			if err != nil {
+				return nil, err
+			}
+			return m.LeafFor(h.Context(), h, "b", n)
+		},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	srv := &http.Server{ErrorLog: nil, Handler: http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, "hello") })}
+	go func() { _ = srv.Serve(ln) }()
+	t.Cleanup(func() { _ = srv.Close() })
+	_, port, err := net.SplitHostPort(ln.Addr().String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	return port
+}
+
+// TestRSAAlone connects with clients of three makes that take RSA alone, and with one that takes both.
+func TestRSAAlone(t *testing.T) {
+	t.Parallel()
+	ca := newCA(t, "box")
+	var m Minter
+	if err := m.Add("b", ca); err != nil {
+		t.Fatal(err)
+	}
+	port := serve(t, &m)
+	root := write(t, "ca.pem", ca.CertificatePEM())
+	curl := func(args ...string) {
+		t.Helper()
+		args = append(args, "-sS", "--noproxy", "*", "--max-time", "50", "--cacert", root, "--resolve", "api.example.com:"+port+":127.0.0.1", "https://api.example.com:"+port+"/")
+		if out, err := exec.Command("curl", args...).CombinedOutput(); err != nil || string(out) != "hello" {
+			t.Errorf("curl %s: %v: %s", args, err, out)
+		}
+	}
+	openssl := func(args ...string) {
+		t.Helper()
+		args = append([]string{
+			"s_client", "-connect", "127.0.0.1:" + port, "-servername", "api.example.com", "-verify_hostname", "api.example.com",
+			"-CAfile", root, "-no-CApath", "-verify_return_error", "-x509_strict", "-brief",
+		}, args...)
+		if out, err := exec.Command("openssl", args...).CombinedOutput(); err != nil || !bytes.Contains(out, []byte("Verification: OK")) {
+			t.Errorf("openssl %s: %v: %s", args, err, out)
+		}
+	}
+	curl()
+	openssl()
+	if m.boxes["b"].rsa.Load() != nil {
+		t.Error("an RSA key was made for clients that take ECDSA")
+	}
+	curl("--tls-max", "1.2", "--ciphers", "ECDHE-RSA-AES128-GCM-SHA256")
+	openssl("-sigalgs", "rsa_pss_rsae_sha256:RSA+SHA256")
+	openssl("-tls1_2", "-sigalgs", "RSA+SHA256")
+	if m.boxes["b"].rsa.Load() == nil {
+		t.Fatal("no RSA key was made")
+	}
+	pool := x509.NewCertPool()
+	pool.AddCert(ca.Certificate())
+	for _, suite := range []uint16{tls.TLS_ECDHE_RSA_WITH_AES_128_GCM_SHA256, tls.TLS_ECDHE_ECDSA_WITH_AES_128_GCM_SHA256} {
+		c, err := tls.Dial("tcp", "127.0.0.1:"+port, &tls.Config{ServerName: "api.example.com", RootCAs: pool, MaxVersion: tls.VersionTLS12, CipherSuites: []uint16{suite}})
+		if err != nil {
+			t.Errorf("Go with %s: %v", tls.CipherSuiteName(suite), err)
+			continue
+		}
+		leaf := c.ConnectionState().PeerCertificates[0]
+		_, isRSA := leaf.PublicKey.(*rsa.PublicKey)
+		if isRSA != (suite == tls.TLS_ECDHE_RSA_WITH_AES_128_GCM_SHA256) {
+			t.Errorf("Go with %s: a leaf of %s", tls.CipherSuiteName(suite), leaf.PublicKeyAlgorithm)
+		}
+		if isRSA && leaf.SignatureAlgorithm != x509.SHA256WithRSA {
+			t.Errorf("the RSA leaf is signed by %s", leaf.SignatureAlgorithm)
+		}
+		_ = c.Close()
+	}
+}
+
+// helloOf returns the hello of a client as a server sees it.
+func helloOf(t *testing.T, cfg *tls.Config) *tls.ClientHelloInfo {
+	t.Helper()
+	client, server := net.Pipe()
+	defer client.Close()
+	defer server.Close()
+	go func() { _ = tls.Client(client, cfg).Handshake() }()
+	var got *tls.ClientHelloInfo
+	_ = tls.Server(server, &tls.Config{GetCertificate: func(h *tls.ClientHelloInfo) (*tls.Certificate, error) {
+		got = h
+		return nil, io.EOF
+	}}).Handshake()
+	if got == nil {
+		t.Fatal("no hello")
+	}
+	return got
+}
+
+var rsaClient = &tls.Config{ServerName: "a.example.com", MaxVersion: tls.VersionTLS12, CipherSuites: []uint16{tls.TLS_ECDHE_RSA_WITH_AES_128_GCM_SHA256}}
+
+// TestFloodOfHellosMakesOneKey asks for RSA leaves of many names at once.
+func TestFloodOfHellosMakesOneKey(t *testing.T) {
+	t.Parallel()
+	var m Minter
+	if err := m.Add("b", newCA(t, "b")); err != nil {
+		t.Fatal(err)
+	}
+	hello := helloOf(t, rsaClient)
+	names := []string{"a.example.com", "b.example.com", "c.example.com"}
+	keys := make([]any, 60)
+	var all sync.WaitGroup
+	for i := range keys {
+		all.Go(func() {
+			for {
+				leaf, err := m.LeafFor(context.Background(), hello, "b", mustName(t, names[i%len(names)]))
+				switch {
+				case err != nil && strings.Contains(err.Error(), context.DeadlineExceeded.Error()):
+					continue // a host too busy to make a key in ten seconds
+				case err != nil:
+					t.Error(err)
+				default:
+					keys[i] = leaf.PrivateKey
+				}
+				return
+			}
+		})
+	}
+	all.Wait()
+	for _, k := range keys {
+		if k != keys[0] {
+			t.Fatal("two keys for one box")
+		}
+	}
+	for i := range rsaLeafCache + 5 {
+		if _, err := m.LeafFor(t.Context(), hello, "b", mustName(t, "n"+string(rune('a'+i%26))+strings.Repeat("x", i/26)+".example.com")); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if got := m.boxes["b"].rsaCache.order.Len(); got != rsaLeafCache {
+		t.Errorf("%d RSA leaves kept, want %d", got, rsaLeafCache)
+	}
+}
+
+// TestRSAKeyHoldsUpNoOtherClient asks for an ECDSA leaf of the same box, and of another, while a key is being made.
+func TestRSAKeyHoldsUpNoOtherClient(t *testing.T) {
+	t.Parallel()
+	var m Minter
+	for _, box := range []policy.BoxID{"b", "other"} {
+		if err := m.Add(box, newCA(t, string(box))); err != nil {
+			t.Fatal(err)
+		}
+	}
+	m.generating.Lock() // a key that takes forever
+	ctx, cancel := context.WithCancel(t.Context())
+	hello, done := helloOf(t, rsaClient), make(chan error, 1)
+	go func() {
+		_, err := m.LeafFor(ctx, hello, "b", mustName(t, "a.example.com"))
+		done <- err
+	}()
+	both := helloOf(t, &tls.Config{ServerName: "a.example.com"})
+	for _, box := range []policy.BoxID{"b", "other"} {
+		leaf, err := m.LeafFor(t.Context(), both, box, mustName(t, "a.example.com"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, ok := leaf.PrivateKey.(*ecdsa.PrivateKey); !ok {
+			t.Errorf("a %T for a client that takes both", leaf.PrivateKey)
+		}
+	}
+	cancel()
+	if err := <-done; err == nil {
+		t.Error("a leaf without a key")
+	}
+	m.Remove("b")
+	m.generating.Unlock()
+	if _, err := m.LeafFor(t.Context(), hello, "b", mustName(t, "a.example.com")); err == nil {
+		t.Error("a leaf for a box that was removed")
+	}
+}
+
+// TestAuthorityOfEarlierGateways is that of a box whose authority may have none below it.
+func TestAuthorityOfEarlierGateways(t *testing.T) {
+	t.Parallel()
+	ca := newCA(t, "old")
+	old := *ca.cert
+	old.MaxPathLen, old.MaxPathLenZero = 0, true
+	var err error
+	if ca.cert, err = selfSigned(&old, ca); err != nil {
+		t.Fatal(err)
+	}
+	by, err := ca.newRSAIssuer()
+	if err != nil {
+		t.Fatal(err)
+	}
+	leaf, err := by.issue("a.example.com", time.Now())
+	if err != nil {
+		t.Fatal(err)
+	}
+	pool := x509.NewCertPool()
+	pool.AddCert(ca.cert)
+	if len(leaf.Certificate) != 1 {
+		t.Errorf("a chain of %d", len(leaf.Certificate))
+	}
+	if _, err := leaf.Leaf.Verify(x509.VerifyOptions{DNSName: "a.example.com", Roots: pool}); err != nil {
+		t.Error(err)
+	}
+}
+
+func selfSigned(c *x509.Certificate, by *Authority) (*x509.Certificate, error) {
+	der, err := x509.CreateCertificate(nil, c, c, &by.key.PublicKey, by.key)
+	if err != nil {
+		return nil, err
+	}
+	return x509.ParseCertificate(der)
+}
+
+// TestCertificatesAreBackdated is for guests that were resumed and whose clock is days behind.
+func TestCertificatesAreBackdated(t *testing.T) {
+	t.Parallel()
+	ca := newCA(t, "box")
+	var m Minter
+	if err := m.Add("b", ca); err != nil {
+		t.Fatal(err)
+	}
+	pool := x509.NewCertPool()
+	pool.AddCert(ca.Certificate())
+	for kind, client := range map[string]*tls.Config{"ECDSA": {ServerName: "a.example.com"}, "RSA": rsaClient} {
+		leaf, err := m.LeafFor(t.Context(), helloOf(t, client), "b", mustName(t, "a.example.com"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		others := x509.NewCertPool()
+		for _, der := range leaf.Certificate[1:] {
+			c, err := x509.ParseCertificate(der)
+			if err != nil {
+				t.Fatal(err)
+			}
+			others.AddCert(c)
+		}
+		for _, behind := range []time.Duration{0, 30 * time.Hour, 6 * 24 * time.Hour} {
+			_, err := leaf.Leaf.Verify(x509.VerifyOptions{DNSName: "a.example.com", Roots: pool, Intermediates: others, CurrentTime: time.Now().Add(-behind)})
+			if err != nil {
+				t.Errorf("%s, with a clock that is %v behind: %v", kind, behind, err)
+			}
+		}
+	}
+}
