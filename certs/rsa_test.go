@@ -7,6 +7,7 @@ import (
 	"crypto/rsa"
 	"crypto/tls"
 	"crypto/x509"
+	"fmt"
 	"io"
 	"net"
 	"net/http"
@@ -156,8 +157,12 @@ func TestFloodOfHellosMakesOneKey(t *testing.T) {
 		}
 	}
 	for i := range rsaLeafCache + 5 {
-		if _, err := m.LeafFor(t.Context(), hello, "b", mustName(t, "n"+string(rune('a'+i%26))+strings.Repeat("x", i/26)+".example.com")); err != nil {
+		leaf, err := m.LeafFor(t.Context(), hello, "b", mustName(t, fmt.Sprintf("n%d.example.com", i)))
+		if err != nil {
 			t.Fatal(err)
+		}
+		if leaf.PrivateKey != keys[0] {
+			t.Fatal("another key for one box")
 		}
 	}
 	if got := m.boxes["b"].rsaCache.order.Len(); got != rsaLeafCache {

@@ -26,7 +26,7 @@ func TestAlertsOfServers(t *testing.T) {
 		"no certificate, 1.3, h1":  {&tls.Config{NextProtos: both[1:], ClientAuth: tls.RequireAnyClientCert}, "the server asks for a client certificate"},
 		"no certificate, 1.2":      {&tls.Config{NextProtos: both, ClientAuth: tls.RequireAnyClientCert, MaxVersion: tls.VersionTLS12}, "or it asks for a client certificate"},
 		"a certificate of another": {&tls.Config{NextProtos: both, ClientAuth: tls.RequireAndVerifyClientCert, ClientCAs: x509.NewCertPool()}, "the server does not accept the client certificate"},
-		"an old version":           {&tls.Config{NextProtos: both, MinVersion: tls.VersionTLS10, MaxVersion: tls.VersionTLS11}, "the server does not speak TLS 1.2 or 1.3"},
+		"an old version":           {&tls.Config{NextProtos: both, MinVersion: tls.VersionTLS10, MaxVersion: tls.VersionTLS11}, "the server offers TLS 1.1 at most; the gateway needs TLS 1.2 or 1.3"},
 		"no cipher suite":          {&tls.Config{NextProtos: both, MaxVersion: tls.VersionTLS12, CipherSuites: []uint16{tls.TLS_RSA_WITH_RC4_128_SHA}}, "no way to encrypt in common"},
 		"no protocol":              {&tls.Config{NextProtos: []string{"imap"}}, "the server does not speak the protocol of the request"},
 		"anything else, 1.3":       {&tls.Config{NextProtos: both, CurvePreferences: []tls.CurveID{tls.CurveP521}, GetConfigForClient: noConfig}, "the server refused the TLS handshake"},

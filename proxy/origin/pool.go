@@ -34,6 +34,7 @@ type boxPool struct {
 
 	memory   *memory.Account // of the box
 	sessions tls.ClientSessionCache
+	known    hosts
 
 	open atomic.Int64 // places taken; written under mu
 

@@ -5,6 +5,8 @@ import (
 	"crypto/tls"
 	"fmt"
 	"net"
+	"sync/atomic"
+	"time"
 
 	"boxgate/internal/fault"
 	"boxgate/internal/socket"
@@ -17,36 +19,117 @@ const maxSessions = 128
 
 // DialTLS dials d and performs a TLS handshake that verifies the server to be d.name against the configured roots, and
 // presents the client certificate of d, if it has one. alpn lists the protocols to offer, most preferred first. Errors are of type *[policy.DeniedError] or *[problem.Upstream].
+//
+// Some servers, and firewalls before them, reset or drop a ClientHello that does not fit one packet, which the post-quantum
+// key share sees to. One that has not said a byte gets a second, small one on a new connection, and is remembered for that.
 func (p *Origins) DialTLS(ctx context.Context, box *policy.Box, d Target, alpn []string) (*tls.Conn, error) {
 	if d.name.IsZero() {
 		return nil, &problem.Upstream{Reason: policy.ReasonUpstreamTLS, Err: ErrNoName}
 	}
+	at, known := host{d.name, d.Asked.Port}, p.hostsOf(box.ID)
+	h := handshake{alpn: alpn, small: known.small(at), deadline: time.Now().Add(p.cfg.HandshakeTimeout)}
+	conn, silent, err := p.handshake(ctx, box, d, h)
+	if silent && !h.small {
+		h.small = true
+		again, still, err2 := p.handshake(ctx, box, d, h)
+		if err2 == nil {
+			known.needsSmall(at)
+		}
+		if !still {
+			conn, err = again, err2
+		}
+	}
+	if err != nil {
+		return nil, p.explain(ctx, box, d, known, err)
+	}
+	return conn, nil
+}
+
+// handshake is how to make one.
+type handshake struct {
+	alpn     []string
+	small    bool      // with a ClientHello that fits one packet
+	deadline time.Time // for both attempts
+}
+
+// smallGroups are offered in a small hello: the key share of ML-KEM alone has 1,216 bytes.
+var smallGroups = []tls.CurveID{tls.X25519, tls.CurveP256, tls.CurveP384, tls.CurveP521}
+
+// handshake dials d and makes one attempt. silent says that it failed before the server had said a byte.
+func (p *Origins) handshake(ctx context.Context, box *policy.Box, d Target, h handshake) (conn *tls.Conn, silent bool, err error) {
 	raw, err := p.Dial(ctx, box, d)
 	if err != nil {
-		return nil, err
+		return nil, false, err
 	}
-	config := &tls.Config{
-		ServerName:         d.name.String(),
-		RootCAs:            p.cfg.Roots,
-		NextProtos:         alpn,
-		MinVersion:         tls.VersionTLS12,
-		Time:               fault.Now,
-		ClientSessionCache: p.sessionsOf(box.ID),
-	}
-	check := d.identity.present(config)
-	conn := tls.Client(direct(raw), config)
-	ctx, cancel := context.WithTimeout(ctx, p.cfg.HandshakeTimeout)
+	config, check := p.clientConfig(box, d, h)
+	below := &opening{Conn: direct(raw)}
+	conn = tls.Client(below, config)
+	ctx, cancel := context.WithDeadline(ctx, h.deadline)
 	defer cancel()
-	err = conn.HandshakeContext(ctx)
+	attempt, abandon := context.WithCancel(ctx)
+	defer abandon()
+	if !h.small {
+		waiting := time.AfterFunc(time.Until(h.deadline)/3, func() {
+			if !below.heard.Load() {
+				abandon()
+			}
+		})
+		defer waiting.Stop()
+	}
+	err = conn.HandshakeContext(attempt)
 	if err == nil {
 		err = check()
 	}
 	if err != nil {
 		_ = raw.Close()
-		return nil, &problem.Upstream{Reason: policy.ReasonUpstreamTLS, Name: d.shown, Err: fmt.Errorf("TLS handshake: %w", err)}
+		silent = !below.heard.Load() && ctx.Err() == nil
+		return nil, silent, &problem.Upstream{Reason: policy.ReasonUpstreamTLS, Name: d.shown, Err: fmt.Errorf("TLS handshake: %w", err)}
 	}
-	return conn, nil
+	return conn, false, nil
 }
+
+// clientConfig returns the configuration of one connection, and what to check once its handshake has succeeded.
+//
+// A server of HTTP/1.1 may ask for one more handshake, as those do that want a client certificate for some paths only.
+// crypto/tls takes it if the server's certificate stays the same. HTTP/2 forbids it (RFC 9113, 9.2.1).
+func (p *Origins) clientConfig(box *policy.Box, d Target, h handshake) (config *tls.Config, check func() error) {
+	config = &tls.Config{
+		ServerName:         d.name.String(),
+		RootCAs:            p.cfg.Roots,
+		NextProtos:         h.alpn,
+		MinVersion:         tls.VersionTLS12,
+		Time:               fault.Now,
+		ClientSessionCache: p.sessionsOf(box.ID),
+	}
+	config.VerifyConnection = func(cs tls.ConnectionState) error {
+		if cs.NegotiatedProtocol != "h2" {
+			config.Renegotiation = tls.RenegotiateOnceAsClient // the configuration is this connection's alone
+		}
+		return problem.WeakKey(cs)
+	}
+	if h.small {
+		config.CurvePreferences, config.ClientSessionCache = smallGroups, nil // tickets have any size
+	}
+	return config, d.identity.present(config)
+}
+
+// opening is a connection that notes whether its peer has said anything.
+type opening struct {
+	net.Conn
+	heard atomic.Bool
+}
+
+// Read implements [net.Conn].
+func (o *opening) Read(b []byte) (int, error) {
+	n, err := o.Conn.Read(b)
+	if n > 0 && !o.heard.Load() {
+		o.heard.Store(true)
+	}
+	return n, err
+}
+
+// NetConn returns the connection below.
+func (o *opening) NetConn() net.Conn { return o.Conn }
 
 // direct returns a connection that was dialled with direct reads and writes.
 func direct(c net.Conn) net.Conn {

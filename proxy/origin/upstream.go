@@ -134,6 +134,7 @@ func (p *Origins) reach(ctx context.Context, box *policy.Box, by *policy.Upstrea
 	}
 	secure := tls.Client(direct(conn), &tls.Config{
 		ServerName: by.Host(), RootCAs: p.cfg.Roots, NextProtos: alpnHTTP1, MinVersion: tls.VersionTLS12, Time: fault.Now,
+		VerifyConnection: problem.WeakKey,
 	})
 	if err := secure.HandshakeContext(ctx); err != nil {
 		socket.Abort(conn)

@@ -112,7 +112,13 @@ func (a *attempt) config(parameters map[string]string) (*pgconn.Config, error) {
 func (s *Session) tlsConfig(verified func()) *tls.Config {
 	return &tls.Config{
 		ServerName: s.Name.String(), RootCAs: s.Roots, MinVersion: tls.VersionTLS12, NextProtos: []string{ProtocolName}, Time: s.Clock,
-		VerifyConnection: func(tls.ConnectionState) error { verified(); return nil },
+		VerifyConnection: func(cs tls.ConnectionState) error {
+			err := problem.WeakKey(cs)
+			if err == nil {
+				verified()
+			}
+			return err
+		},
 	}
 }
 

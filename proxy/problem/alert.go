@@ -4,6 +4,7 @@ import (
 	"crypto/tls"
 	"errors"
 	"net"
+	"strings"
 )
 
 // Alerts that servers end a connection with and that say more than that they do (RFC 8446, 6).
@@ -55,6 +56,50 @@ func AboutCertificate(alert tls.AlertError) bool {
 		return true
 	}
 	return false
+}
+
+// NothingInCommon reports whether a handshake failed because client and server have no version, cipher suite or group in
+// common, as far as can be told: the alert for it has other meanings as well. What crypto/tls itself finds has no type.
+func NothingInCommon(err error) bool {
+	alert, received := AlertOf(err)
+	if received {
+		return alert == handshakeFailure || alert == protocolVersion || alert == insufficientSecurity
+	}
+	return strings.HasPrefix(innermost(err).Error(), "tls: server selected unsupported protocol version")
+}
+
+// innermost returns the error at the end of the chain that wraps one error each.
+func innermost(err error) error {
+	for {
+		next := errors.Unwrap(err)
+		if next == nil {
+			return err
+		}
+		err = next
+	}
+}
+
+// libraryFaults are texts of crypto/tls and crypto/x509 about certificates, which have no type, with what they mean.
+var libraryFaults = []struct{ text, means string }{
+	{"x509: negative serial number", "the server's certificate has a negative serial number, which RFC 5280 forbids"},
+	{"tls: server's certificate contains an unsupported type of public key", "the server's certificate has a kind of key that the gateway does not know (it knows RSA, ECDSA and Ed25519)"},
+	{"tls: server sent certificate containing RSA key larger than", "the server's certificate has an RSA key of more than 8,192 bits"},
+	{"tls: failed to parse certificate from server", "the server's certificate is malformed"},
+	{"tls: server selected unsupported protocol version", "the server does not speak TLS 1.2 or 1.3"},
+	{"tls: server selected unsupported", "the server and the gateway have no way to encrypt in common"},
+	{"tls: server chose an unconfigured cipher suite", "the server and the gateway have no way to encrypt in common"},
+	{"tls: server's identity changed during renegotiation", "the server's certificate changed when it asked for another handshake"},
+}
+
+// libraryFault returns what such an error means; "" for others.
+func libraryFault(err error) string {
+	text := innermost(err).Error()
+	for _, known := range libraryFaults {
+		if strings.HasPrefix(text, known.text) || strings.HasPrefix(text, "tls: ") && strings.HasSuffix(text, ": "+known.text) {
+			return known.means
+		}
+	}
+	return ""
 }
 
 // AlertOf returns the alert by which a peer ended a TLS connection. crypto/tls returns it in a [net.OpError] for that, as a type

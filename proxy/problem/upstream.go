@@ -91,6 +91,8 @@ func tlsFault(err error) string {
 	var invalid x509.CertificateInvalidError
 	var record tls.RecordHeaderError
 	switch {
+	case errors.As(err, &name) && name.Certificate != nil && len(name.Certificate.DNSNames)+len(name.Certificate.IPAddresses) == 0:
+		return "the server's certificate has no subjectAltName: its common name (CN) is not taken for the name of a host"
 	case errors.As(err, &name):
 		return "the server's certificate is not for this name"
 	case errors.As(err, &authority):
@@ -102,7 +104,10 @@ func tlsFault(err error) string {
 	case errors.As(err, &record):
 		return "the server does not speak TLS"
 	}
-	return alertFault(err)
+	if s := alertFault(err); s != "" {
+		return s
+	}
+	return libraryFault(err)
 }
 
 // httpFault returns what was wrong with a response. The texts of h1 never quote the message.

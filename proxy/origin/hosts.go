@@ -1,0 +1,100 @@
+package origin
+
+import (
+	"sync"
+	"time"
+
+	"boxgate/policy"
+)
+
+const (
+	maxHosts   = 128       // hosts that a box's memory has room for
+	smallTime  = time.Hour // for which a host gets small hellos
+	offersTime = time.Minute
+)
+
+// host is a server as its TLS is known.
+type host struct {
+	name policy.Name
+	port uint16
+}
+
+// hosts remembers for one box, and for a time, servers whose TLS is out of the ordinary. It is nil for a box that is gone.
+// Safe for concurrent use.
+type hosts struct {
+	mu     sync.Mutex
+	hellos map[host]time.Time // until when a host gets small hellos
+	offers map[host]offered
+}
+
+// offered is what a server that the gateway has no way to encrypt with was found to offer.
+type offered struct {
+	text  string
+	until time.Time
+}
+
+func (h *hosts) small(at host) bool {
+	if h == nil {
+		return false
+	}
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return time.Now().Before(h.hellos[at])
+}
+
+func (h *hosts) needsSmall(at host) {
+	if h == nil {
+		return
+	}
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if h.hellos == nil {
+		h.hellos = map[host]time.Time{}
+	}
+	dropAny(h.hellos)
+	h.hellos[at] = time.Now().Add(smallTime)
+}
+
+// offer returns the text for a host that was asked lately.
+func (h *hosts) offer(at host) (text string, known bool) {
+	if h == nil {
+		return "", false
+	}
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	o := h.offers[at]
+	return o.text, time.Now().Before(o.until)
+}
+
+func (h *hosts) noteOffer(at host, text string) {
+	if h == nil {
+		return
+	}
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if h.offers == nil {
+		h.offers = map[host]offered{}
+	}
+	dropAny(h.offers)
+	h.offers[at] = offered{text, time.Now().Add(offersTime)}
+}
+
+// dropAny makes room for one more entry. What is forgotten is found out again.
+func dropAny[V any](m map[host]V) {
+	for k := range m {
+		if len(m) < maxHosts {
+			return
+		}
+		delete(m, k)
+	}
+}
+
+// hostsOf returns the memory of a box; nil once the box is gone.
+func (p *Origins) hostsOf(box policy.BoxID) *hosts {
+	p.pools.mu.RLock()
+	defer p.pools.mu.RUnlock()
+	if pool := p.pools.boxes[box]; pool != nil {
+		return &pool.known
+	}
+	return nil
+}

@@ -1,0 +1,34 @@
+package origin
+
+import (
+	"fmt"
+	"testing"
+
+	"boxgate/policy"
+)
+
+func TestMemoryOfHostsIsBounded(t *testing.T) {
+	t.Parallel()
+	var h hosts
+	for i := range 3 * maxHosts {
+		name, err := policy.ParseName(fmt.Sprintf("n%d.example", i))
+		if err != nil {
+			t.Fatal(err)
+		}
+		at := host{name, 443}
+		h.needsSmall(at)
+		h.noteOffer(at, "something")
+		if _, known := h.offer(at); !h.small(at) || !known || h.small(host{name, 444}) {
+			t.Fatal("the latest host is not known")
+		}
+	}
+	if len(h.hellos) != maxHosts || len(h.offers) != maxHosts {
+		t.Errorf("%d and %d hosts are known, want %d", len(h.hellos), len(h.offers), maxHosts)
+	}
+	var gone *hosts
+	gone.needsSmall(host{})
+	gone.noteOffer(host{}, "")
+	if _, known := gone.offer(host{}); gone.small(host{}) || known {
+		t.Error("a box that is gone is known")
+	}
+}

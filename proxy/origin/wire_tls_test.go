@@ -1,0 +1,337 @@
+package origin_test
+
+import (
+	"bufio"
+	"bytes"
+	"crypto"
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/rsa"
+	"crypto/tls"
+	"crypto/x509"
+	"crypto/x509/pkix"
+	"encoding/pem"
+	"io"
+	"math/big"
+	"net"
+	"net/netip"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"boxgate/proxy"
+	"boxgate/proxy/proxytest"
+)
+
+// replayed is a connection with bytes that were read already.
+type replayed struct {
+	net.Conn
+	in io.Reader
+}
+
+func (r replayed) Read(b []byte) (int, error) { return r.in.Read(b) }
+
+// TestServersThatWantSmallHellos: a server resets, closes or drops a ClientHello that does not fit one packet. It is asked
+// once more by a small one, and only so from then on.
+func TestServersThatWantSmallHellos(t *testing.T) {
+	t.Parallel()
+	for what, refuse := range map[string]func(net.Conn){
+		"resets": func(c net.Conn) { _ = c.(*net.TCPConn).SetLinger(0) },
+		"closes": func(net.Conn) {},
+		"drops":  func(c net.Conn) { _, _ = io.Copy(io.Discard, c) },
+		"none":   nil,
+	} {
+		for _, h2 := range []bool{false, true} {
+			t.Run(what, func(t *testing.T) {
+				t.Parallel()
+				l := proxytest.New(t, proxytest.AllowAll, proxytest.Patient)
+				l.With(func(c *proxy.Config) {
+					if c.HandshakeTimeout = time.Minute; what == "drops" {
+						c.HandshakeTimeout = 15 * time.Second // a third of it for the first hello
+					}
+				})
+				var large, small atomic.Int32
+				port := l.RawListen(nil, func(c net.Conn, r *bufio.Reader) {
+					head := make([]byte, 5)
+					if _, err := io.ReadFull(r, head); err != nil {
+						return
+					}
+					if int(head[3])<<8+int(head[4]) <= 1400 {
+						small.Add(1)
+					} else if large.Add(1); refuse != nil {
+						refuse(c)
+						return
+					}
+					s := tls.Server(replayed{c, io.MultiReader(bytes.NewReader(head), r)}, &tls.Config{GetCertificate: l.Upstream.ForHello})
+					in := bufio.NewReader(s)
+					for line := " "; len(line) > 0; line = strings.TrimSpace(line) {
+						var err error
+						if line, err = in.ReadString('\n'); err != nil {
+							return
+						}
+					}
+					_, _ = io.WriteString(s, "HTTP/1.1 200 OK\r\nContent-Length: 4\r\nConnection: close\r\n\r\nwire")
+				})
+				l.Policy(proxytest.AllowAll, proxytest.Intercepted(port))
+				client := l.HTTPClientLater(port, h2)
+				for range 3 {
+					if res, text := proxytest.Get(t, client, "https://"+proxytest.HostPort(port)+"/", nil); res.StatusCode != 200 || text != "wire" {
+						t.Fatalf("%d %s", res.StatusCode, text)
+					}
+				}
+				if refuse == nil && (large.Load() != 3 || small.Load() != 0) || refuse != nil && (large.Load() != 1 || small.Load() != 3) {
+					t.Errorf("%d large hellos and %d small ones", large.Load(), small.Load())
+				}
+			})
+		}
+	}
+}
+
+// TestTwoHellosAtMost: a server that resets whatever it is sent is not asked a third time.
+func TestTwoHellosAtMost(t *testing.T) {
+	t.Parallel()
+	l := proxytest.New(t, proxytest.AllowAll, proxytest.Patient)
+	var hellos atomic.Int32
+	port := l.RawListen(nil, func(c net.Conn, r *bufio.Reader) {
+		if _, err := r.Peek(5); err == nil {
+			hellos.Add(1)
+		}
+		_ = c.(*net.TCPConn).SetLinger(0)
+	})
+	l.Policy(proxytest.AllowAll, proxytest.Intercepted(port))
+	res, text := proxytest.Get(t, l.HTTPClient(port, false), "https://"+proxytest.HostPort(port)+"/", nil)
+	if res.StatusCode != 502 || !strings.Contains(text, "connection reset") || hellos.Load() != 2 {
+		t.Errorf("%d hellos: %d %s", hellos.Load(), res.StatusCode, text)
+	}
+}
+
+// chained is a certificate for API as a server presents it.
+type chained struct {
+	root *x509.Certificate
+	leaf tls.Certificate
+}
+
+// newChain makes a certificate of a key, signed by one of another. edit changes what it says.
+func newChain(t *testing.T, key, ca crypto.Signer, edit func(*x509.Certificate)) chained {
+	t.Helper()
+	sign := func(c, parent *x509.Certificate, public crypto.PublicKey) *x509.Certificate {
+		der, err := x509.CreateCertificate(rand.Reader, c, parent, public, ca)
+		if err != nil {
+			t.Fatal(err)
+		}
+		made, err := x509.ParseCertificate(der)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return made
+	}
+	from, to := time.Now().Add(-time.Hour), time.Now().Add(time.Hour)
+	root := &x509.Certificate{SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: "root"}, NotBefore: from, NotAfter: to, IsCA: true, BasicConstraintsValid: true, KeyUsage: x509.KeyUsageCertSign}
+	root = sign(root, root, ca.Public())
+	leaf := &x509.Certificate{SerialNumber: big.NewInt(2), Subject: pkix.Name{CommonName: proxytest.API}, NotBefore: from, NotAfter: to, DNSNames: []string{proxytest.API}}
+	if edit != nil {
+		edit(leaf)
+	}
+	return chained{root, tls.Certificate{Certificate: [][]byte{sign(leaf, root, key.Public()).Raw}, PrivateKey: key}}
+}
+
+func rsaKey(t *testing.T, bits int) *rsa.PrivateKey {
+	t.Helper()
+	key, err := rsa.GenerateKey(rand.Reader, bits)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return key
+}
+
+func ecdsaKey(t *testing.T) *ecdsa.PrivateKey {
+	t.Helper()
+	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return key
+}
+
+// TestAttackSecretsUnderWeakKeys: a server whose RSA key, or whose authority's, OpenSSL would not take gets no secret.
+func TestAttackSecretsUnderWeakKeys(t *testing.T) {
+	t.Parallel()
+	strong, weak := rsaKey(t, 2048), rsaKey(t, 1024)
+	for what, test := range map[string]struct {
+		key, ca crypto.Signer
+		status  int
+	}{
+		"leaf":      {weak, ecdsaKey(t), 502},
+		"authority": {ecdsaKey(t), weak, 502},
+		"neither":   {strong, strong, 200},
+	} {
+		for _, version := range []uint16{tls.VersionTLS12, tls.VersionTLS13} {
+			l := proxytest.New(t, proxytest.AllowAll, proxytest.Patient)
+			chain := newChain(t, test.key, test.ca, nil)
+			l.With(func(c *proxy.Config) {
+				c.Roots = x509.NewCertPool()
+				c.Roots.AddCert(chain.root)
+			})
+			var secrets atomic.Int32
+			port := l.RawListen(&tls.Config{Certificates: []tls.Certificate{chain.leaf}, MaxVersion: version}, func(c net.Conn, r *bufio.Reader) {
+				for {
+					line, err := r.ReadString('\n')
+					if strings.Contains(line, "s3cret") {
+						secrets.Add(1)
+					}
+					if err != nil || line == "\r\n" {
+						break
+					}
+				}
+				_, _ = io.WriteString(c, "HTTP/1.1 200 OK\r\nContent-Length: 0\r\nConnection: close\r\n\r\n")
+			})
+			l.Policy(proxytest.AllowAll, proxytest.SecretFor(proxytest.API, port))
+			client := l.HTTPClient(port, false)
+			for range 2 { // the second time with whatever session there is
+				res, text := proxytest.Get(t, client, "https://"+proxytest.HostPort(port)+"/", nil)
+				if res.StatusCode != test.status || test.status == 502 && !strings.Contains(text, "RSA key of less than 2,048 bits") {
+					t.Errorf("%s, %s: %d %s", what, tls.VersionName(version), res.StatusCode, text)
+				}
+			}
+			if got := secrets.Load() > 0; got != (test.status == 200) {
+				t.Errorf("%s, %s: the secret was sent: %v", what, tls.VersionName(version), got)
+			}
+		}
+	}
+}
+
+// sServer is openssl s_server with a certificate for API.
+type sServer struct {
+	port uint16
+	in   io.Writer
+
+	mu  sync.Mutex
+	out bytes.Buffer
+}
+
+func (s *sServer) Write(b []byte) (int, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.out.Write(b)
+}
+
+func (s *sServer) text() string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.out.String()
+}
+
+func startServer(t *testing.T, l *proxytest.Rig, chain chained, args ...string) *sServer {
+	t.Helper()
+	der, err := x509.MarshalPKCS8PrivateKey(chain.leaf.PrivateKey)
+	if err != nil {
+		t.Fatal(err)
+	}
+	text := append(pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: chain.leaf.Certificate[0]}), pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: der})...)
+	file := filepath.Join(t.TempDir(), "server.pem")
+	if err := os.WriteFile(file, text, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	l.With(func(c *proxy.Config) {
+		c.Roots = x509.NewCertPool()
+		c.Roots.AddCert(chain.root)
+	})
+	s := &sServer{}
+	cmd := exec.Command("openssl", append([]string{"s_server", "-accept", "127.0.0.1:0", "-cert", file}, args...)...)
+	cmd.Stdout, cmd.Stderr = s, s
+	if s.in, err = cmd.StdinPipe(); err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		_ = cmd.Process.Kill()
+		_ = cmd.Wait()
+	})
+	proxytest.Await(t, "the port of openssl s_server", func() bool {
+		_, after, ok := strings.Cut(s.text(), "ACCEPT ")
+		line, _, whole := strings.Cut(after, "\n")
+		at, err := netip.ParseAddrPort(line)
+		s.port = at.Port()
+		return ok && whole && err == nil
+	})
+	l.Policy(proxytest.AllowAll, proxytest.Intercepted(s.port))
+	return s
+}
+
+// TestRenegotiation: a server asks for another handshake, with a client certificate that need not be there, once it has read
+// the request, as IIS and SAP do.
+func TestRenegotiation(t *testing.T) {
+	t.Parallel()
+	for what, asks := range map[string]string{"never": "", "once": "R\n"} {
+		for _, h2 := range []bool{false, true} {
+			t.Run(what, func(t *testing.T) {
+				t.Parallel()
+				l := proxytest.New(t, proxytest.AllowAll, proxytest.Patient)
+				s := startServer(t, l, newChain(t, rsaKey(t, 2048), ecdsaKey(t), nil), "-tls1_2", "-crlf")
+				done := make(chan struct{})
+				go func() {
+					defer close(done)
+					for limit := time.Now().Add(time.Minute); !strings.Contains(s.text(), "GET /late") && time.Now().Before(limit); time.Sleep(time.Millisecond) {
+					}
+					_, _ = io.WriteString(s.in, asks)
+					for limit := time.Now().Add(time.Minute); asks != "" && !strings.Contains(s.text(), "SSL_do_handshake -> 1") && time.Now().Before(limit); time.Sleep(time.Millisecond) {
+					}
+					_, _ = io.WriteString(s.in, "HTTP/1.1 200 OK\nContent-Length: 4\n\nwire")
+				}()
+				res, text := proxytest.Get(t, l.HTTPClientLater(s.port, h2), "https://"+proxytest.HostPort(s.port)+"/late", nil)
+				if res.StatusCode != 200 || text != "wire" {
+					t.Errorf("%d %s\n%s", res.StatusCode, text, s.text())
+				}
+				<-done
+			})
+		}
+	}
+}
+
+// TestWhatServersOfferIsNamed: the answer to a request says what a server offers that the gateway does not, or what is wrong
+// with its certificate.
+func TestWhatServersOfferIsNamed(t *testing.T) {
+	t.Parallel()
+	key, ca := rsaKey(t, 2048), ecdsaKey(t)
+	good, negative := newChain(t, key, ca, nil), newChain(t, key, ca, func(c *x509.Certificate) { c.SerialNumber = big.NewInt(77) })
+	der := negative.leaf.Certificate[0]
+	der[bytes.Index(der, []byte{2, 1, 77})+2] = 0x100 - 77 // parsing fails before the signature does
+	for _, test := range []struct {
+		chain chained
+		args  string
+		want  string
+	}{
+		{good, "", "200"},
+		{good, "-tls1_2 -cipher DHE-RSA-AES256-GCM-SHA384", "the server offers TLS 1.2 with DHE-RSA-AES256-GCM-SHA384; the gateway needs a cipher suite of ECDHE"},
+		{good, "-tls1_2 -cipher AES256-GCM-SHA384", "the server offers TLS 1.2 with AES256-GCM-SHA384 (RSA key exchange); the gateway needs"},
+		{good, "-tls1_2 -cipher ECDHE-RSA-AES256-SHA384", "the server offers TLS 1.2 with ECDHE-RSA-AES256-SHA384; the gateway needs"},
+		{good, "-groups X448", "the server offers TLS 1.3 with the group X448; the gateway needs X25519"},
+		{good, "-tls1_2 -groups X448", "the server offers TLS 1.2 with the group X448; the gateway needs X25519"},
+		{good, "-tls1_3 -groups ffdhe2048", "the server offers TLS 1.3 with the group ffdhe2048"},
+		{good, "-tls1_1 -cipher ALL:@SECLEVEL=0", "the server offers TLS 1.1 at most; the gateway needs TLS 1.2 or 1.3"},
+		{good, "-tls1_2 -Verify 1", "or it asks for a client certificate"},
+		{newChain(t, key, ca, func(c *x509.Certificate) { c.DNSNames = nil }), "", "has no subjectAltName: its common name (CN)"},
+		{negative, "", "has a negative serial number"},
+		{newChain(t, key, ca, func(c *x509.Certificate) { c.DNSNames = []string{"other.example"} }), "", "is not for this name"},
+	} {
+		t.Run(test.want, func(t *testing.T) {
+			t.Parallel()
+			l := proxytest.New(t, proxytest.AllowAll, proxytest.Patient)
+			s := startServer(t, l, test.chain, append([]string{"-www"}, strings.Fields(test.args)...)...)
+			for range 2 { // the second time from memory
+				res, text := proxytest.Get(t, l.HTTPClient(s.port, false), "https://"+proxytest.HostPort(s.port)+"/", nil)
+				if (res.StatusCode == 200) != (test.want == "200") || res.StatusCode != 200 && !strings.Contains(text, test.want) {
+					t.Errorf("%d %.300s", res.StatusCode, text)
+				}
+			}
+		})
+	}
+}
