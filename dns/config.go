@@ -96,6 +96,26 @@ func (c *Config) check() error {
 	return nil
 }
 
+const (
+	maxResolvConf = 16 << 10 // bytes of a box's resolv.conf that are read
+	maxSearch     = 32       // domains of its search list that count
+)
+
+// SearchFromResolvConf returns the search list of a resolv.conf(5) that a box may have written. What is no name is left out.
+func SearchFromResolvConf(r io.Reader) []policy.Name {
+	conf, err := mdns.ClientConfigFromReader(io.LimitReader(r, maxResolvConf))
+	if err != nil {
+		return nil
+	}
+	var names []policy.Name
+	for _, s := range conf.Search {
+		if n, err := parseName(s); err == nil && len(names) < maxSearch {
+			names = append(names, n)
+		}
+	}
+	return names
+}
+
 // UpstreamsFromResolvConf returns the name servers of a resolv.conf(5), in the form that Config.Upstreams takes. It
 // fails when the text names none.
 func UpstreamsFromResolvConf(r io.Reader) ([]string, error) {

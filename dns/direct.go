@@ -2,7 +2,10 @@ package dns
 
 import (
 	"context"
+	"net/netip"
 	"time"
+
+	mdns "github.com/miekg/dns"
 
 	"boxgate/audit"
 	"boxgate/policy"
@@ -47,12 +50,15 @@ func (s *Server) answerDirectly(ctx context.Context, v visit, transport policy.P
 	queryRead(ctx)
 	describe(&ev, a.verdict)
 	if a.cached == nil {
-		sink := s.sinkOf(a.qtype)
+		rcode, sink := deniedRcode(a.policy.AnswerDenied(a.host, a.box.Search)), s.sinkOf(a.qtype)
+		if rcode != mdns.RcodeSuccess {
+			sink = netip.Addr{}
+		}
 		if sink.IsValid() {
 			v.usage.sunk.note(a.host, v.now)
 			ev.Action = audit.ActionSink
 		}
-		return s.appendSink(dst, wire, &a, sink), true
+		return s.appendDenied(dst, wire, &a, rcode, sink), true
 	}
 	ev.Action = audit.ActionForward
 	answeredWith(&ev, a.cached.rcode)

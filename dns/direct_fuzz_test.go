@@ -27,6 +27,9 @@ var directSpecs = []policy.Spec{
 	{Mode: policy.ModeCustom, AllowedDomains: []string{"*.example.com"}, DeniedDomains: []string{"*.evil.org"}, DeniedCIDRs: []string{"93.184.216.0/25"}},
 	{Mode: policy.ModeCustom, AllowedCIDRs: []string{"93.184.216.0/24"}, DNS: policy.DNSResolve},
 	{Mode: policy.ModeDenyAll},
+	{Mode: policy.ModeDenyAll, DeniedNames: policy.DeniedRefused},
+	{Mode: policy.ModeCustom, AllowedDomains: []string{"a.example.com"}, DeniedNames: policy.DeniedNXDOMAIN},
+	{Mode: policy.ModeCustom, AllowedDomains: []string{"a.example.com"}, DeniedNames: policy.DeniedSink},
 	{Mode: policy.ModeCustom, DeniedDomains: []string{"*.evil.org"}},
 	{Mode: policy.ModeCustom, AllowedDomains: []string{"*", "*.cdn.net:8443"}, DeniedCIDRs: []string{"2606:2800::/32"}},
 }
@@ -65,6 +68,7 @@ func compareDirect(t *testing.T, spec policy.Spec, z func(*testing.T) *zone, tra
 		var servers [2]*bench
 		for i := range servers {
 			servers[i] = newBench(t, spec, z(t))
+			servers[i].box.Search = []policy.Name{name(t, "evil.org"), name(t, "example.com")}
 			servers[i].cache.up = exchangeFunc(func(name string, qtype uint16) (*mdns.Msg, error) {
 				return servers[i].zone.exchange(context.Background(), name, qtype)
 			})

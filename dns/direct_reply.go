@@ -37,14 +37,15 @@ func (a *direct) finish(out []byte, begin int, wire []byte) []byte {
 	return binary.BigEndian.AppendUint16(out, 0) // no options yet
 }
 
-// sinkSize is the most that appendSink appends.
+// sinkSize is the most that appendDenied appends.
 func (a *direct) sinkSize() int {
 	return headerSize + len(a.asked) + addressSize + optSize + edeSize + len(a.verdict.Reason) + 1 + len(a.verdict.Rule)
 }
 
-// appendSink is [Server.sink] for a plain query; the event is filled in by the caller.
-func (s *Server) appendSink(dst, wire []byte, a *direct, sink netip.Addr) []byte {
-	out := append(dst, 0, 0, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0)
+// appendDenied is [Server.deny] for a plain query; the event is filled in by the caller. There is no sink unless rcode is
+// success.
+func (s *Server) appendDenied(dst, wire []byte, a *direct, rcode int, sink netip.Addr) []byte {
+	out := append(dst, 0, 0, 0, byte(rcode), 0, 1, 0, 0, 0, 0, 0, 0)
 	out = append(out, a.asked...)
 	if sink.IsValid() {
 		out[len(dst)+7] = 1

@@ -4,6 +4,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"net"
+	"time"
 
 	mdns "github.com/miekg/dns"
 
@@ -41,6 +42,30 @@ func refuse(ev *audit.Event, rcode int, reason policy.Reason, ede uint16) reply 
 		r.ede = &mdns.EDNS0_EDE{InfoCode: ede, ExtraText: string(reason)}
 	}
 	return r
+}
+
+// deny answers a query for a name that may not be reached as the policy says; the event holds the decision.
+func (s *Server) deny(pol *policy.Compiled, box *policy.Box, name policy.Name, q query, ev *audit.Event) reply {
+	if rcode := deniedRcode(pol.AnswerDenied(name, box.Search)); rcode != mdns.RcodeSuccess {
+		r := blocked(ev)
+		r.rcode = rcode
+		return r
+	}
+	if isAddress(q.qtype) {
+		s.usages.of(box).sunk.note(name, time.Now())
+	}
+	return s.sink(q, ev)
+}
+
+// deniedRcode is success for the sink.
+func deniedRcode(as policy.DeniedNames) int {
+	switch as {
+	case policy.DeniedNXDOMAIN:
+		return mdns.RcodeNameError
+	case policy.DeniedRefused:
+		return mdns.RcodeRefused
+	}
+	return mdns.RcodeSuccess
 }
 
 // sink answers a query for a name that may not be reached; the event holds the decision.

@@ -163,8 +163,7 @@ func (s *Server) judge(ctx context.Context, box *policy.Box, q query, ev *audit.
 	}
 	describe(ev, d)
 	if !d.Allowed() && !resolvesAnyway(pol, name, d, q.qtype) {
-		s.usages.of(box).sunk.note(name, time.Now())
-		return s.sink(q, ev)
+		return s.deny(pol, box, name, q, ev)
 	}
 	if d.Allowed() && (s.isURL(name) || pol.ResolvedThere(name)) {
 		return s.url(q, ev)

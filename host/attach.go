@@ -1,9 +1,11 @@
 package host
 
 import (
+	"bytes"
 	"context"
 
 	"boxgate/api"
+	"boxgate/dns"
 	"boxgate/host/foreign"
 	"boxgate/policy"
 	"boxgate/store"
@@ -27,8 +29,12 @@ func (l *lifecycle) AttachBox(ctx context.Context, req api.AttachRequest) (api.B
 		return api.Box{}, err
 	}
 	defer found.NS.Close()
+	var search []string
+	for _, n := range dns.SearchFromResolvConf(bytes.NewReader(foreign.ResolvConf(ctx, found.NS, req.PID))) {
+		search = append(search, n.String())
+	}
 	b, err := l.admit(ctx, api.CreateRequest{Name: req.Name, Labels: req.Labels, Source: req.Source, Policy: req.Policy, Named: req.Named, Headers: req.Headers},
-		&store.Attached{Kind: req.Kind, Ref: req.Ref, Container: found.Container, Stack: req.Stack}, origin{})
+		&store.Attached{Kind: req.Kind, Ref: req.Ref, Container: found.Container, Stack: req.Stack, Search: search}, origin{})
 	if err != nil {
 		return api.Box{}, err
 	}

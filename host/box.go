@@ -60,9 +60,22 @@ func newBox(r store.Box, p store.Policy, headers store.Headers, hosted api.Hoste
 		spec: p.Spec, named: p.Named, leases: p.Leases, version: p.Version, lastVersion: p.Version, headers: headers.Rules, headersVersion: headers.Version,
 	}
 	b.ID, b.V4, b.V6 = r.ID, r.V4, r.V6
+	if r.Attached != nil {
+		b.Search = namesOfSearch(r.Attached.Search)
+	}
 	b.gate.Touch(r.UpdatedAt)
 	b.publish()
 	return b
+}
+
+// namesOfSearch parses a stored search list.
+func namesOfSearch(list []string) (names []policy.Name) {
+	for _, s := range list {
+		if n, err := policy.ParseName(s); err == nil {
+			names = append(names, n)
+		}
+	}
+	return names
 }
 
 // unlocked runs a slow step of a change of the box without its lock, so that changes of all boxes do not wait for this

@@ -129,6 +129,7 @@ func (l *lifecycle) leaveSteps(ctx context.Context, b *box, to store.Attached, w
 // storeAttached stores what a box is attached to, with its state. The caller holds b.mu.
 func (l *lifecycle) storeAttached(b *box, to store.Attached, s api.Status, problem string) error {
 	record := b.record
+	to.Search = b.attached.Search // as when it was attached first
 	record.Attached, record.State, record.Error, record.UpdatedAt = &to, string(s), problem, time.Now()
 	if err := l.store.UpdateBox(record); err != nil {
 		return notStored(l.log, "what the box is attached to could not be stored", err)

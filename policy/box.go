@@ -7,5 +7,6 @@ import "net/netip"
 type Box struct {
 	ID     BoxID
 	V4, V6 netip.Addr // the box's own addresses
+	Search []Name     // the search list of its resolver, if that is known; it never changes
 	Policy Live
 }

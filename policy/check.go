@@ -6,6 +6,7 @@ import "strings"
 func checkSpec(s Spec, ps *problems) parsedSpec {
 	parsed := checkEntries(s, ps)
 	checkUpstream(s.UpstreamProxy, ps)
+	checkDeniedNames(s, ps)
 	switch s.Mode {
 	case ModeAllowAll, ModeDenyAll:
 		checkNoLists(s, ps)
@@ -44,6 +45,17 @@ func checkNoLists(s Spec, ps *problems) {
 	}
 	if s.Mode == ModeDenyAll && len(s.Rules) > 0 {
 		ps.add("/rules", `means nothing in mode "deny-all", which denies every request`)
+	}
+}
+
+func checkDeniedNames(s Spec, ps *problems) {
+	switch s.DeniedNames {
+	case "", DeniedSink, DeniedNXDOMAIN, DeniedRefused:
+	default:
+		ps.add("/denied_names", `%s is no way to answer; use "sink", "nxdomain" or "refused"`, quoted(string(s.DeniedNames)))
+	}
+	if s.DeniedNames != "" && s.Mode == ModeAllowAll {
+		ps.add("/denied_names", `means nothing in mode "allow-all", which denies no name`)
 	}
 }
 

@@ -1,6 +1,9 @@
 package policy
 
-import "slices"
+import (
+	"slices"
+	"strings"
+)
 
 // Compiled is a policy in force, together with the header rules of its box and the protected ranges: immutable, and
 // safe for concurrent use. The zero value and nil deny.
@@ -181,6 +184,23 @@ func (c *Compiled) ResolvesOthers(n Name) bool {
 		return c.spec.resolvesOthers()
 	}
 	return c.resolves(n) && c.ceiling.resolves(n)
+}
+
+// AnswerDenied returns how DNS answers for a name that may not be reached; the zero name stands for one that no host has. Names
+// below the search list of the box do not exist, nor do single labels, unless the policy says otherwise: the resolver of the
+// box must go on to the name that was meant, which may be allowed. It opens nothing, whoever wrote the list.
+func (c *Compiled) AnswerDenied(n Name, search []Name) DeniedNames {
+	switch {
+	case c == nil:
+		return DeniedSink
+	case c.spec.DeniedNames != "":
+		return c.spec.DeniedNames
+	case n.IsZero():
+		return DeniedSink
+	case !strings.Contains(n.String(), "."), slices.ContainsFunc(search, n.IsWithin):
+		return DeniedNXDOMAIN
+	}
+	return DeniedSink
 }
 
 // Kernel returns what nftables is to enforce by itself; for nil, a plan that forwards and steers nothing. Callers must

@@ -109,6 +109,9 @@ func checkForeign(spec Spec, ps *problems) {
 	if spec.DNS != "" {
 		ps.add("/dns", "the other dialect does not choose how names are resolved; leave it out")
 	}
+	if spec.DeniedNames != "" {
+		ps.add("/denied_names", "the other dialect does not choose how denied names are answered; leave it out")
+	}
 	for i, s := range spec.AllowedDomains {
 		if p, err := ParsePattern(s); err == nil && p.Port() != 0 {
 			ps.add(element("/allowed_domains", i), "%s has a port, which the other dialect does not know", quoted(s))

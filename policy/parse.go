@@ -50,6 +50,7 @@ func readSpec(doc value, ps *problems) Spec {
 	doc.fields("", "an object with mode", ps, map[string]func(string, value){
 		"mode":            func(at string, v value) { s.Mode = Mode(v.string(at, ps)) },
 		"dns":             func(at string, v value) { s.DNS = DNSMode(v.string(at, ps)) },
+		"denied_names":    func(at string, v value) { s.DeniedNames = DeniedNames(v.string(at, ps)) },
 		"allowed_domains": list(&s.AllowedDomains),
 		"denied_domains":  list(&s.DeniedDomains),
 		"allowed_cidrs":   list(&s.AllowedCIDRs),

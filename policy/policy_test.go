@@ -133,6 +133,24 @@ func TestHeaderLimits(t *testing.T) {
 	}
 }
 
+// TestDeniedNames: the answers that a policy may choose, and what it may not.
+func TestDeniedNames(t *testing.T) {
+	t.Parallel()
+	for doc, problem := range map[string]string{
+		`{"mode":"custom","allowed_domains":["a.test"],"denied_names":"sink"}`:     "",
+		`{"mode":"custom","allowed_domains":["a.test"],"denied_names":"nxdomain"}`: "",
+		`{"mode":"deny-all","denied_names":"refused"}`:                             "",
+		`{"mode":"deny-all","denied_names":"NXDOMAIN"}`:                            `/denied_names: "NXDOMAIN" is no way to answer; use "sink", "nxdomain" or "refused"`,
+		`{"mode":"deny-all","denied_names":1}`:                                     "/denied_names: is",
+		`{"mode":"allow-all","denied_names":"sink"}`:                               `/denied_names: means nothing in mode "allow-all"`,
+		`{"mode":"deny-all","denied_name":"sink"}`:                                 "denied_names",
+	} {
+		if _, err := ParseSpec([]byte(doc)); (err == nil) != (problem == "") || err != nil && !strings.Contains(err.Error(), problem) {
+			t.Errorf("%s: %v", doc, err)
+		}
+	}
+}
+
 // TestResolvesOthers: by default only a policy that lists nothing but addresses lets other names be resolved.
 func TestResolvesOthers(t *testing.T) {
 	t.Parallel()

@@ -24,6 +24,17 @@ const (
 	DNSResolve DNSMode = "resolve" // other names too, A and AAAA only, answers limited to allowed_cidrs
 )
 
+// DeniedNames says how DNS answers for names that may not be reached.
+type DeniedNames string
+
+// The answers for names that may not be reached. The empty value takes the default: no such name for single labels and for
+// names below the search list of the box, the sink for the rest.
+const (
+	DeniedSink     DeniedNames = "sink"     // the sink's address, so that the attempt that follows is refused by name
+	DeniedNXDOMAIN DeniedNames = "nxdomain" // no such name
+	DeniedRefused  DeniedNames = "refused"
+)
+
 // Spec is a policy as written, in the dialect of the admin API.
 type Spec struct {
 	Mode           Mode          `json:"mode" enum:"allow-all deny-all custom"`
@@ -32,6 +43,7 @@ type Spec struct {
 	AllowedCIDRs   []string      `json:"allowed_cidrs,omitempty"`
 	DeniedCIDRs    []string      `json:"denied_cidrs,omitempty"`
 	DNS            DNSMode       `json:"dns,omitempty" enum:"strict resolve"`
+	DeniedNames    DeniedNames   `json:"denied_names,omitempty" enum:"sink nxdomain refused" doc:"how DNS answers for names that may not be reached"`
 	Rules          []RequestRule `json:"rules,omitempty"`
 	Repos          []RepoRule    `json:"repos,omitempty"`
 	UpstreamProxy  *UpstreamSpec `json:"upstream_proxy,omitempty" doc:"all connections go by this proxy"`

@@ -56,6 +56,8 @@ type Attached struct {
 	// Stack is guest if the sandbox's own network stack uses the interface; else host, or empty in boxes of older
 	// versions.
 	Stack string `json:"stack,omitempty"`
+	// Search is the search list of its resolver when it was attached.
+	Search []string `json:"search,omitempty"`
 }
 
 // Pools are the pools from which [DB.AllocateBox] assigns addresses. A family whose prefix is not valid gets none.

@@ -87,6 +87,7 @@ type PolicyChange struct {
 	Version        uint64   `json:"version"`
 	Mode           []string `json:"mode,omitempty"` // before and after
 	DNS            []string `json:"dns,omitempty"`
+	DeniedNames    []string `json:"denied_names,omitempty"`
 	AllowedDomains *List    `json:"allowed_domains,omitempty"`
 	DeniedDomains  *List    `json:"denied_domains,omitempty"`
 	AllowedCIDRs   *List    `json:"allowed_cidrs,omitempty"`
@@ -105,6 +106,7 @@ type PolicyChange struct {
 func Policy(was, is api.PolicyState, most int) PolicyChange {
 	before, after, left := was.Spec, is.Spec, room(most)
 	c := PolicyChange{Version: is.Version, Mode: pair(string(before.Mode), string(after.Mode)), DNS: pair(string(before.DNS), string(after.DNS)), Named: pair(was.Named, is.Named)}
+	c.DeniedNames = pair(string(before.DeniedNames), string(after.DeniedNames))
 	c.Leases = left.list(namesOf(was.Leases), namesOf(is.Leases))
 	c.AllowedDomains, c.DeniedDomains = left.list(before.AllowedDomains, after.AllowedDomains), left.list(before.DeniedDomains, after.DeniedDomains)
 	c.AllowedCIDRs, c.DeniedCIDRs = left.list(before.AllowedCIDRs, after.AllowedCIDRs), left.list(before.DeniedCIDRs, after.DeniedCIDRs)

@@ -61,11 +61,12 @@ type ForeignBox struct {
 // End ends the process.
 func (f *ForeignBox) End() { f.end() }
 
-// NewForeignBox starts one. Its resolver does not exist: the gateway answers in its place.
-func NewForeignBox(t *testing.T) *ForeignBox {
+// NewForeignBox starts one. Its resolver does not exist: the gateway answers in its place. The lines are added to its
+// resolv.conf.
+func NewForeignBox(t *testing.T, lines ...string) *ForeignBox {
 	t.Helper()
 	resolv := filepath.Join(t.TempDir(), "resolv.conf")
-	if err := os.WriteFile(resolv, []byte("nameserver 192.0.2.99\noptions timeout:2\n"), 0o600); err != nil {
+	if err := os.WriteFile(resolv, []byte("nameserver 192.0.2.99\noptions timeout:2\n"+strings.Join(lines, "\n")+"\n"), 0o600); err != nil {
 		t.Fatal(err)
 	}
 	cmd := exec.Command("unshare", "--net", "--mount", "sh", "-c", `mount --bind "$1" /etc/resolv.conf && echo ready && exec cat`, "sh", resolv)

@@ -56,7 +56,7 @@ func allowInOpen(s policy.Spec, lifted bool) Change {
 	case !lifted:
 		return unchanged(s, "the policy allows what it does not deny")
 	case len(s.DeniedDomains)+len(s.DeniedCIDRs) == 0:
-		s.Mode, s.DNS = policy.ModeAllowAll, ""
+		s.Mode, s.DNS, s.DeniedNames = policy.ModeAllowAll, "", ""
 		return Change{s, true, "not denied any more; nothing else was, so the mode is allow-all now"}
 	}
 	return Change{s, true, "not denied any more"}

@@ -191,12 +191,13 @@ func TestEntriesThatAreNone(t *testing.T) {
 func TestDiff(t *testing.T) {
 	t.Parallel()
 	before := spec(t, `{"mode":"custom","allowed_domains":["a.com","b.com"],"rules":[{"hosts":["a.com"],"action":"allow"},{"hosts":["b.com"],"action":"deny"}]}`)
-	after := spec(t, `{"mode":"custom","allowed_domains":["b.com","c.com"],"dns":"strict","rules":[{"hosts":["b.com"],"action":"deny"},{"hosts":["a.com"],"action":"allow"}]}`)
+	after := spec(t, `{"mode":"custom","allowed_domains":["b.com","c.com"],"dns":"strict","denied_names":"sink","rules":[{"hosts":["b.com"],"action":"deny"},{"hosts":["a.com"],"action":"allow"}]}`)
 	var got []string
 	for _, d := range Diff(before, after) {
 		got = append(got, d.String())
 	}
 	want := `+ dns: strict
++ denied_names: sink
 - allowed_domains: a.com
 + allowed_domains: c.com
 - rules: {"hosts":["a.com"],"action":"allow"}

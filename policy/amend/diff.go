@@ -33,6 +33,7 @@ func Diff(before, after policy.Spec) []Difference {
 	}{
 		{"mode", one(string(before.Mode)), one(string(after.Mode))},
 		{"dns", one(string(before.DNS)), one(string(after.DNS))},
+		{"denied_names", one(string(before.DeniedNames)), one(string(after.DeniedNames))},
 		{"allowed_domains", before.AllowedDomains, after.AllowedDomains},
 		{"denied_domains", before.DeniedDomains, after.DeniedDomains},
 		{"allowed_cidrs", before.AllowedCIDRs, after.AllowedCIDRs},
