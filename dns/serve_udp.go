@@ -88,7 +88,7 @@ func (r *reader) serve(ctx context.Context) error {
 func (r *reader) take(ctx context.Context, i int, now time.Time) {
 	wire, from := r.batch.query(i)
 	v := r.usages.enter(r.boxAt(from.Addr()), now)
-	if !v.admitted && !v.usage.answers.AllowN(now, 1) {
+	if !v.admitted && !v.usage.answers.AllowAt(now) {
 		r.drop(v)
 		return
 	}

@@ -6,10 +6,9 @@ import (
 	"sync/atomic"
 	"time"
 
-	"golang.org/x/time/rate"
-
 	"boxgate/audit"
 	"boxgate/internal/memory"
+	"boxgate/internal/pace"
 	"boxgate/policy"
 )
 
@@ -26,12 +25,12 @@ type usages struct {
 // usage is what one box uses of the server at the moment.
 type usage struct {
 	memory   *memory.Account
-	rate     *rate.Limiter
+	rate     *pace.Limiter
 	inFlight atomic.Int64
 	lookups  atomic.Int64 // upstream, for its queries and its connections
 	tcp      tcpConns
 	sunk     sunk
-	answers  *rate.Limiter // refusals sent for queries that are not admitted; beyond it they get no answer
+	answers  *pace.Limiter // refusals sent for queries that are not admitted; beyond it they get no answer
 	refusals coalesced
 
 	mostLookups int64
@@ -63,17 +62,20 @@ func newUsages(l Limits, budget *memory.Budget, boxes Boxes, record func(audit.E
 		budget = memory.New(64<<20, 64<<20)
 	}
 	u := &usages{limits: l, memory: budget, boxes: boxes, record: record}
-	u.unknown = u.newUsage("")
+	u.unknown = u.newUsage(&policy.Box{})
 	return u
 }
 
-func (u *usages) newUsage(box policy.BoxID) *usage {
-	l := u.limits
+func (u *usages) newUsage(box *policy.Box) *usage {
+	l, own := u.limits, &box.Limits
+	perSecond := func() *pace.Limiter {
+		return pace.New(l.QueriesPerSecond, l.Burst, func() int64 { return own.Of(policy.LimitDNSQueries, 0) })
+	}
 	return &usage{
-		memory:      u.memory.Account(string(box)),
+		memory:      u.memory.AccountOf(string(box.ID), func(all int64) int64 { return own.Of(policy.LimitMemory, all) }),
 		mostLookups: int64(lookupsPerQuery * l.InFlight),
-		rate:        rate.NewLimiter(rate.Limit(l.QueriesPerSecond), l.Burst),
-		answers:     rate.NewLimiter(rate.Limit(l.QueriesPerSecond), l.Burst),
+		rate:        perSecond(),
+		answers:     perSecond(),
 		refusals:    coalesced{record: u.record},
 	}
 }
@@ -85,7 +87,7 @@ func (u *usages) of(box *policy.Box) *usage {
 	if v, ok := u.known.Load(box.ID); ok {
 		return v.(*usage)
 	}
-	v, found := u.known.LoadOrStore(box.ID, u.newUsage(box.ID))
+	v, found := u.known.LoadOrStore(box.ID, u.newUsage(box))
 	if !found && !isServed(u.boxes, box) {
 		u.known.CompareAndDelete(box.ID, v) // forget may have been here before
 	}
@@ -103,7 +105,7 @@ func (u *usages) enter(box *policy.Box, now time.Time) visit {
 	use := u.of(box)
 	v := visit{box: box, arrived: now, now: now, usage: use}
 	inFlight := use.inFlight.Add(1)
-	v.admitted = box != nil && inFlight <= int64(u.limits.InFlight) && use.rate.AllowN(now, 1) && use.memory.Acquire(memory.DNS, queryCost)
+	v.admitted = box != nil && inFlight <= int64(u.limits.InFlight) && use.rate.AllowAt(now) && use.memory.Acquire(memory.DNS, queryCost)
 	if v.admitted {
 		v.held = queryCost
 	}

@@ -41,6 +41,30 @@ func TestQueryRateIsLimitedPerBox(t *testing.T) {
 	})
 }
 
+// A box can have a rate of its own, which changes at any moment.
+func TestQueryRateOfOneBoxIsItsOwn(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		b := newBench(t, domains("a.example.com"), newZone(t, "a.example.com. 3600 IN A "+goodV4), Limits{QueriesPerSecond: 10, Burst: 20})
+		served := func() (n int) {
+			for range 300 {
+				if b.ask(t, "a.example.com", mdns.TypeA).Rcode == mdns.RcodeSuccess {
+					n++
+				}
+			}
+			return n
+		}
+		for _, c := range []struct{ own, want int64 }{{0, 20}, {100, 200}, {3, 6}, {0, 20}} {
+			b.box.Limits.Store(policy.Limits{policy.LimitDNSQueries: c.own})
+			served()
+			time.Sleep(time.Minute)
+			if n := served(); n != int(c.want) {
+				t.Errorf("with a rate of %d, %d are served at once, want %d", c.own, n, c.want)
+			}
+		}
+	})
+}
+
 // A refusal is recorded at once, and those within the next second together: when it ends, when the box is forgotten, or
 // when the server stops.
 func TestRefusalsAreCoalesced(t *testing.T) {

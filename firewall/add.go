@@ -74,6 +74,7 @@ func (f *Firewall) admit(ctx context.Context, list []Attachment) []*joining {
 	taken := places{boxes: map[policy.BoxID]bool{}, addrs: map[netip.Addr]policy.BoxID{}, spaces: map[namespace.ID]policy.BoxID{}}
 	for _, a := range list {
 		j := &joining{box: &box{Attachment: a, Entry: nft.NewEntry(a.Box, a.V4, a.V6)}}
+		j.SendRate = a.Rates.Send
 		all = append(all, j)
 		if j.err = f.cfg.checkAttachment(a); j.err != nil {
 			continue

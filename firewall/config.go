@@ -35,8 +35,8 @@ type Config struct {
 	// (net.netfilter.nf_conntrack_max) should have room for the boxes that are busy at once.
 	FlowLimit uint32
 
-	// SendRate and ReceiveRate are how many bytes a second each box may send and receive, all its traffic counted; 0 means
-	// no limit. What it sends beyond, for longer than a second, is dropped; what it is sent waits, and is dropped where too
+	// SendRate and ReceiveRate are how many bytes a second each box may send and receive that has no Rates of its own, all its traffic
+	// counted; 0 means no limit. What it sends beyond, for longer than a second, is dropped; what it is sent waits, and is dropped where too
 	// much waits.
 	SendRate, ReceiveRate uint64
 
@@ -63,6 +63,8 @@ type Config struct {
 type (
 	// Attachment is one box's place on the network.
 	Attachment = link.Attachment
+	// Rates are what one box may send and receive.
+	Rates = link.Rates
 	// Flow is one connection that the kernel forwards for a box, as the box sees it.
 	Flow = flow.Flow
 	// Recorder takes the events. Record must not block.

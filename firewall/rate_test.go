@@ -125,3 +125,97 @@ func (w *world) transfer(id policy.BoxID, to netip.AddrPort, way byte, size int6
 	w.must(err)
 	return time.Since(began)
 }
+
+// TestRatesOfOneBoxCanBeItsOwn shows that a box is held to rates of its own, lower and higher than those of all, while another box is held
+// to those of all; that they change while the box transfers; and that they outlast a restart, and go with the box.
+func TestRatesOfOneBoxCanBeItsOwn(t *testing.T) {
+	w := newWorld(t)
+	w.must(w.fw.Close())
+	w.cfg.SendRate, w.cfg.ReceiveRate = rateTested, rateTested
+	w.open()
+	everything := allow("198.51.100.0/24")
+	for id, n := range map[policy.BoxID]byte{"low": 10, "all": 11, "free": 12} {
+		w.addBox(id, n)
+		w.apply(id, everything)
+	}
+	to := w.bulk(netip.AddrPortFrom(outside4, 0).String())
+	set := func(id policy.BoxID, send, receive int64) {
+		t.Helper()
+		w.must(w.fw.SetRates(t.Context(), id, Rates{send, receive}))
+	}
+	held := func(id policy.BoxID, rate int64) {
+		t.Helper()
+		// A second's worth is in the bucket of what is sent, and 128 KiB in that of what is received.
+		for way, size := range map[byte]int64{'u': 3 * rate / 2, 'd': 2 * rate} {
+			if took := w.transfer(id, to, way, size); took < 250*time.Millisecond {
+				t.Errorf("box %s: at %d bytes a second, %d passed in %v (%c)", id, rate, size, took, way)
+			}
+		}
+	}
+	free := func(id policy.BoxID) {
+		t.Helper()
+		dropped := w.count("send_rate")
+		w.transfer(id, to, 'u', 64*rateTested)
+		w.transfer(id, to, 'd', 64*rateTested)
+		if n := w.count("send_rate"); n != dropped {
+			t.Errorf("box %s: %d packets were dropped of what has no limit", id, n-dropped)
+		}
+	}
+	set("low", rateTested/2, rateTested/2)
+	set("free", policy.Unlimited, policy.Unlimited)
+	held("low", rateTested/2)
+	held("all", rateTested)
+	free("free")
+
+	w.must(w.fw.Close())
+	w.open()
+	w.rates = map[policy.BoxID]Rates{"low": {rateTested / 2, rateTested / 2}, "free": {policy.Unlimited, policy.Unlimited}}
+	for id, n := range map[policy.BoxID]byte{"low": 10, "all": 11, "free": 12} {
+		w.addBox(id, n)
+		w.apply(id, everything)
+	}
+	held("low", rateTested/2)
+	free("free")
+	set("low", 0, 0)
+	set("free", rateTested/2, rateTested/2)
+	held("free", rateTested/2)
+	if took := w.transfer("low", to, 'u', 3*rateTested/2); took < 250*time.Millisecond {
+		t.Errorf("without a rate of its own, a box sent 1.5 s worth in %v", took)
+	}
+	w.must(w.fw.RemoveBox(t.Context(), "free"))
+	if err := w.fw.SetRates(t.Context(), "free", Rates{}); err == nil {
+		t.Error("the rates of a box that was removed can be set")
+	}
+}
+
+// TestRateIsNeverWithoutALimit changes a box's rate as fast as possible while it sends. Rates below that of all boxes never let more pass
+// than that: a change must not fill the bucket.
+func TestRateIsNeverWithoutALimit(t *testing.T) {
+	w := newWorld(t)
+	w.must(w.fw.Close())
+	w.cfg.SendRate = rateTested
+	w.open()
+	w.addBox("one", 10)
+	w.apply("one", allow("198.51.100.0/24"))
+	to := w.bulk(netip.AddrPortFrom(outside4, 0).String())
+	stop, stopped := make(chan struct{}), make(chan error, 1)
+	go func() {
+		for i := 0; ; i++ {
+			select {
+			case <-stop:
+				stopped <- nil
+				return
+			default:
+			}
+			if err := w.fw.SetRates(t.Context(), "one", Rates{Send: rateTested - int64(i%2)*rateTested/4}); err != nil {
+				stopped <- err
+				return
+			}
+		}
+	}()
+	if took := w.transfer("one", to, 'u', 3*rateTested); took < 1500*time.Millisecond {
+		t.Errorf("3 s worth were sent in %v", took)
+	}
+	close(stop)
+	w.must(<-stopped)
+}

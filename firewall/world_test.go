@@ -35,6 +35,7 @@ type world struct {
 	wire    *wire // what arrives outside
 	nsPath  map[policy.BoxID]string
 	boxNS   map[policy.BoxID]netns.NsHandle
+	rates   map[policy.BoxID]Rates // of boxes that are added
 }
 
 var (
@@ -187,7 +188,7 @@ func (w *world) addBox(id policy.BoxID, n byte) Attachment {
 	}
 	a := Attachment{Box: id, NetNS: fmt.Sprintf("/proc/self/fd/%d", int(w.boxNS[id])),
 		V4: netip.AddrFrom4([4]byte{10, 77, 0, n}),
-		V6: netip.MustParseAddr(fmt.Sprintf("fd77::%x", n))}
+		V6: netip.MustParseAddr(fmt.Sprintf("fd77::%x", n)), Rates: w.rates[id]}
 	w.must(w.fw.AddBox(context.Background(), a))
 	w.must(w.fw.AwaitBox(context.Background(), a.Box))
 	return a

@@ -9,4 +9,5 @@ type Box struct {
 	V4, V6 netip.Addr // the box's own addresses
 	Search []Name     // the search list of its resolver, if that is known; it never changes
 	Policy Live
+	Limits LiveLimits
 }

@@ -110,7 +110,7 @@ func (c *conn) admit() bool {
 		return false
 	}
 	ctx, cancel := context.WithCancel(c.p.base)
-	if c.live = c.p.live.Add(c.box, c.tcp.RemoteAddr(), c.p.cfg.MaxConns, cancel); c.live == nil {
+	if c.live = c.p.live.Add(c.box, c.tcp.RemoteAddr(), c.usage.Limit(policy.LimitConnections, c.p.cfg.MaxConns), cancel); c.live == nil {
 		cancel()
 		c.usage.Memory.Release(memory.Connections, connCost)
 		c.refuse(peek.Other, policy.ReasonLimit)

@@ -4,10 +4,11 @@ import "boxgate/policy"
 
 // Filled says how much of each of its limits a box uses, from 0 to 1, by the name of the limit in the configuration.
 func (p *Proxy) Filled(box policy.BoxID) map[string]float64 {
-	filled := map[string]float64{"connections": part(int64(p.live.Count(box)), p.cfg.MaxConns), "interceptions": 0, "streams": 0}
+	filled := map[string]float64{"connections": 0, "interceptions": 0, "streams": 0}
 	if u := p.usages.Find(box); u != nil {
-		filled["interceptions"] = part(u.Interceptions.Load(), p.cfg.MaxInterceptions)
-		filled["streams"] = part(u.Streams.Load(), p.cfg.MaxStreams)
+		filled["connections"] = part(int64(p.live.Count(box)), u.Limit(policy.LimitConnections, p.cfg.MaxConns))
+		filled["interceptions"] = part(u.Interceptions.Load(), u.Limit(policy.LimitInterceptions, p.cfg.MaxInterceptions))
+		filled["streams"] = part(u.Streams.Load(), u.Limit(policy.LimitStreams, p.cfg.MaxStreams))
 	}
 	return filled
 }

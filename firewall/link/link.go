@@ -38,7 +38,12 @@ type Attachment struct {
 	// GuestStack says that the sandbox's own network stack uses the interface. The namespace is set up when the
 	// interface is created, for a sandbox that reads its configuration there, and not touched from then on.
 	GuestStack bool
+
+	Rates Rates // of its own
 }
+
+// Rates are how many bytes a second a box may send and receive; 0: as many as all boxes; [policy.Unlimited]: any number.
+type Rates struct{ Send, Receive int64 }
 
 // name is the name of the box's interface on the host.
 func (a *Attachment) name() string { return network.LinkName(a.Box) }
@@ -47,7 +52,7 @@ func (a *Attachment) name() string { return network.LinkName(a.Box) }
 // time.
 type Links struct {
 	network.Addresses
-	Receive uint64 // bytes a second that each box may receive; 0: no limit. Set before the first Attach
+	Receive uint64 // bytes a second that each box may receive that has no rate of its own; 0: no limit. Set before the first Attach
 
 	ns      netns.NsHandle
 	nl      *netlink.Handle
@@ -185,7 +190,7 @@ func (l *Links) prepareHostSide(b *Attachment, link netlink.Link, made bool, v *
 			return fmt.Errorf("interface %s: alias: %w", b.name(), err)
 		}
 	}
-	if err := errors.Join(l.setGate(link), l.setShaper(link, made)); err != nil {
+	if err := errors.Join(l.setGate(link), l.setShaper(link, b.Rates.Receive, made)); err != nil {
 		return fmt.Errorf("interface %s: %w", b.name(), err)
 	}
 	want := linkSysctls(b.name())

@@ -19,11 +19,25 @@ const (
 	mostQueue  = 20        // a 20th of a second at the rate
 )
 
-// setShaper limits what passes towards the box to l.Receive bytes a second, by a token bucket (tc-tbf(8)): senders on this
-// host, as the proxy, are held back and lose nothing. Without a limit it takes away what an earlier run has set.
-func (l *Links) setShaper(link netlink.Link, made bool) error {
+// SetReceiveRate changes how many bytes a second the box of an attached interface may receive: see [Rates].
+func (l *Links) SetReceiveRate(index int, own int64) error {
+	link, err := l.nl.LinkByIndex(index)
+	if err != nil {
+		return fmt.Errorf("interface %d: %w", index, err)
+	}
+	return l.setShaper(link, own, false)
+}
+
+// setShaper limits what passes towards the box to l.Receive bytes a second, or to its own rate, by a token bucket (tc-tbf(8)): senders on this
+// host, as the proxy, are held back and lose nothing. A rate in force is changed in place. Without a limit it takes away what an earlier
+// run has set.
+func (l *Links) setShaper(link netlink.Link, own int64, made bool) error {
+	rate := l.Receive
+	if own != 0 {
+		rate = uint64(max(own, 0))
+	}
 	attrs := netlink.QdiscAttrs{LinkIndex: link.Attrs().Index, Handle: netlink.MakeHandle(shaperHandle, 0), Parent: netlink.HANDLE_ROOT}
-	if l.Receive == 0 {
+	if rate == 0 {
 		if made {
 			return nil
 		}
@@ -33,10 +47,10 @@ func (l *Links) setShaper(link netlink.Link, made bool) error {
 		}
 		return nil
 	}
-	burst := max(leastBurst, l.Receive/burstTime)
+	burst := max(leastBurst, rate/burstTime)
 	err := l.nl.QdiscReplace(&netlink.Tbf{
-		QdiscAttrs: attrs, Rate: l.Receive, Limit: uint32(burst + max(leastBurst, l.Receive/mostQueue)),
-		Buffer: netlink.Xmittime(l.Receive, uint32(burst)),
+		QdiscAttrs: attrs, Rate: rate, Limit: uint32(burst + max(leastBurst, rate/mostQueue)),
+		Buffer: netlink.Xmittime(rate, uint32(burst)),
 	})
 	if err != nil {
 		return fmt.Errorf("limit of what it receives (the kernel may lack CONFIG_NET_SCH_TBF): %w", err)

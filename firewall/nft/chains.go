@@ -23,19 +23,13 @@ func (t *txn) writeGuard(c *Config, s *staticSets) {
 		t.rule(foreign, "pool addresses belong to boxes", within(pool, true), counted(countForeign), drop())
 		t.rule(foreign, "nothing outside opens connections into the pool", within(pool, false), counted(countForeign), drop())
 	}
-	if c.SendRate > 0 { // the bucket holds a second's worth
-		t.rule(chainGuardBox, "bytes a second per box", perInterface(s.sent, &expr.Limit{Type: expr.LimitTypePktBytes, Rate: c.SendRate,
-			Unit: expr.LimitTimeSecond, Over: true}), counted(countSent), drop())
+	t.rule(chainGuardBox, "boxes with a rate of their own", match{meta(expr.MetaKeyIIFNAME), leadBy(s.sends)})
+	if c.SendRate > 0 {
+		t.rule(chainGuardBox, "bytes a second per box", perInterface(s.sent, sendOver(c.SendRate)), counted(countSent), drop())
 	}
-	for _, f := range network.Families {
-		t.rule(chainGuardBox, "", ofFamily(f), ifaceAnd(expr.MetaKeyIIFNAME, addr(f, true, r2)),
-			match{lookup(s.sources[f])}, jumpTo(chainShape+suffix(f)))
+	for _, chain := range []string{chainGuardBox, chainSource} {
+		t.checkSource(chain, s)
 	}
-	for _, p := range []string{"::/128", "fe80::/10"} {
-		t.rule(chainGuardBox, "not needed: both ends have permanent neighbours", sourceIn(netip.MustParsePrefix(p)),
-			proto(unix.IPPROTO_ICMPV6), counted(countNeighbour), drop())
-	}
-	t.rule(chainGuardBox, "", refuse(policy.ReasonSpoofed))
 
 	// The first eight bytes of the header: its length, and behind it the flag and the offset of a fragment.
 	t.rule(chainShape+suffix(network.V4), "fragments and IP options", field(expr.PayloadBaseNetworkHeader, 0,
@@ -43,6 +37,19 @@ func (t *txn) writeGuard(c *Config, s *staticSets) {
 	for _, h := range []uint8{unix.IPPROTO_HOPOPTS, unix.IPPROTO_ROUTING, unix.IPPROTO_FRAGMENT, unix.IPPROTO_DSTOPTS} {
 		t.rule(chainShape+suffix(network.V6), "extension header or fragment", hasExtension(h), refuse(policy.ReasonProtocol))
 	}
+}
+
+// checkSource writes that a box may send from its own addresses only.
+func (t *txn) checkSource(chain string, s *staticSets) {
+	for _, f := range network.Families {
+		t.rule(chain, "", ofFamily(f), ifaceAnd(expr.MetaKeyIIFNAME, addr(f, true, r2)),
+			match{lookup(s.sources[f])}, jumpTo(chainShape+suffix(f)))
+	}
+	for _, p := range []string{"::/128", "fe80::/10"} {
+		t.rule(chain, "not needed: both ends have permanent neighbours", sourceIn(netip.MustParsePrefix(p)),
+			proto(unix.IPPROTO_ICMPV6), counted(countNeighbour), drop())
+	}
+	t.rule(chain, "", refuse(policy.ReasonSpoofed))
 }
 
 // ifaceAnd loads an interface name and another value as one key.

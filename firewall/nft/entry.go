@@ -22,9 +22,12 @@ type Entry struct {
 	Link    string       // the box's interface on the host
 	Sources []netip.Addr // what the box may send from
 	Mark    uint32       // of its connections
+	// SendRate is how many bytes a second it may send; 0: as many as all boxes; [policy.Unlimited]: any number.
+	SendRate int64
 
 	live  *version // what its element in the map of boxes points to; nil: it has none
 	doubt bool     // it is not known where the element leads: see settle
+	sends bool     // it may have a chain that limits what it sends
 }
 
 // NewEntry returns the entry of a box that is not in the table yet.
@@ -41,7 +44,7 @@ func (e *Entry) Chain() string {
 }
 
 // Forget notes that the table was replaced, and knows the box no more.
-func (e *Entry) Forget() { e.live = nil }
+func (e *Entry) Forget() { e.live, e.sends = nil, false }
 
 // Registration is an entry that the kernel is to know, and the one of before, if there was one.
 type Registration struct {
@@ -57,8 +60,9 @@ func (tbl *Table) Register(list ...Registration) error {
 		if r.Old.live != nil {
 			r.live = r.Old.live
 		}
+		r.sends = r.Old.sends
 	}
-	return tbl.transact(func(t *txn) {
+	err := tbl.transact(func(t *txn) {
 		s := newStaticSets()
 		for _, r := range list {
 			for _, addr := range r.Old.Sources {
@@ -66,16 +70,22 @@ func (tbl *Table) Register(list ...Registration) error {
 					t.deleteElements(s.sources[network.FamilyOf(addr)], sourceKey(r.Link, addr))
 				}
 			}
-			t.register(r.Entry)
+			t.register(&tbl.cfg, r.Entry)
 			t.addElements(boxesMap(), []nftables.SetElement{leadTo(r.Link, r.live.chain)})
 		}
 	}, func(c *nftables.Conn) (bool, error) {
-		targets, err := readTargets(c)
+		targets, err := readTargets(c, boxesMap())
 		done := !slices.ContainsFunc(list, func(r Registration) bool {
 			return r.Old.live != nil || targets[r.Link] != r.live.chain
 		})
 		return done, err
 	})
+	if err == nil {
+		for _, r := range list {
+			r.sends = r.SendRate != 0
+		}
+	}
+	return err
 }
 
 // Unregister takes boxes out of the table, in one transaction. It keeps the marks that are true in marks, because other boxes have them
@@ -100,7 +110,7 @@ func (tbl *Table) Unregister(marks map[uint32]bool, list ...*Entry) error {
 			keep[e.Mark] = true // or it is deleted twice
 		}
 	}, func(c *nftables.Conn) (bool, error) {
-		targets, err := readTargets(c)
+		targets, err := readTargets(c, boxesMap())
 		if err != nil {
 			return gone(c)
 		}
@@ -111,6 +121,7 @@ func (tbl *Table) Unregister(marks map[uint32]bool, list ...*Entry) error {
 	}
 	for _, e := range list {
 		tbl.ledTo(e, nil)
+		e.sends = false
 	}
 	tbl.Collect()
 	return nil
@@ -128,11 +139,14 @@ func (t *txn) unregister(e *Entry, keepMark bool) {
 	for _, a := range e.Sources {
 		t.deleteElements(s.sources[network.FamilyOf(a)], sourceKey(e.Link, a))
 	}
+	if e.SendRate != 0 || e.sends {
+		t.eraseSend(e.Link)
+	}
 	t.eraseNote(e.Link)
 }
 
 // register adds the interface to the static chains, except for where its packets go.
-func (t *txn) register(e *Entry) {
+func (t *txn) register(c *Config, e *Entry) {
 	s := newStaticSets()
 	for _, a := range e.Sources {
 		t.addElements(s.sources[network.FamilyOf(a)], []nftables.SetElement{sourceKey(e.Link, a)})
@@ -140,6 +154,7 @@ func (t *txn) register(e *Entry) {
 	t.addElements(s.marks, []nftables.SetElement{{Key: ifname(e.Link), Val: native32(e.Mark)}})
 	t.addElements(s.flows, []nftables.SetElement{{Key: native32(e.Mark | network.FlowForwarded)}})
 	t.addElements(s.replies, []nftables.SetElement{e.reply()})
+	t.writeSend(c, e, "")
 }
 
 func (e *Entry) reply() nftables.SetElement {
@@ -161,9 +176,9 @@ func leadTo(link, chain string) nftables.SetElement {
 	return nftables.SetElement{Key: ifname(link), VerdictData: &expr.Verdict{Kind: expr.VerdictGoto, Chain: chain}}
 }
 
-// readTargets returns the chain that each interface's element points to.
-func readTargets(c *nftables.Conn) (map[string]string, error) {
-	elements, err := c.GetSetElements(boxesMap())
+// readTargets returns the chain that each interface's element in a map of verdicts points to.
+func readTargets(c *nftables.Conn, verdicts *nftables.Set) (map[string]string, error) {
+	elements, err := c.GetSetElements(verdicts)
 	if err != nil {
 		return nil, fmt.Errorf("nftables: %w", err)
 	}

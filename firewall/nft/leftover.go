@@ -44,11 +44,11 @@ func (tbl *Table) readBoxes(c *nftables.Conn, left map[string]Entry) (bool, erro
 	if want := tbl.cfg.layout(); len(stamp) < len(want) || stamp[:len(want)] != want {
 		return false, nil
 	}
-	versions, err := tbl.readVersions(c)
+	versions, sends, err := tbl.readVersions(c)
 	if err != nil {
 		return false, err
 	}
-	targets, err := readTargets(c)
+	targets, err := readTargets(c, boxesMap())
 	if err != nil {
 		return false, err
 	}
@@ -60,7 +60,7 @@ func (tbl *Table) readBoxes(c *nftables.Conn, left map[string]Entry) (bool, erro
 		if v == nil {
 			v = closed()
 		}
-		left[link] = Entry{Link: link, live: v}
+		left[link] = Entry{Link: link, live: v, sends: sends[link]}
 		v.users++
 	}
 	for _, v := range versions {
@@ -72,17 +72,18 @@ func (tbl *Table) readBoxes(c *nftables.Conn, left map[string]Entry) (bool, erro
 }
 
 // readVersions returns the versions in the table by their chains. Protected ranges that no version uses get one without
-// a chain.
-func (tbl *Table) readVersions(c *nftables.Conn) (map[string]*version, error) {
+// a chain. It also returns the interfaces for which there is a chain that limits what they send.
+func (tbl *Table) readVersions(c *nftables.Conn) (versions map[string]*version, sends map[string]bool, err error) {
 	chains, err := c.ListChainsOfTableFamily(nftables.TableFamilyINet)
 	if err != nil {
-		return nil, fmt.Errorf("nftables: %w", err)
+		return nil, nil, fmt.Errorf("nftables: %w", err)
 	}
 	sets, err := c.GetSets(table())
 	if err != nil {
-		return nil, fmt.Errorf("nftables: %w", err)
+		return nil, nil, fmt.Errorf("nftables: %w", err)
 	}
-	versions, shields := map[string]*version{}, map[uint64]*shield{}
+	versions, sends = map[string]*version{}, map[string]bool{}
+	shields := map[uint64]*shield{}
 	for _, s := range sets {
 		serial, found := strings.CutPrefix(strings.TrimSuffix(s.Name, "_v"+suffix(network.V4)), shieldPrefix)
 		if n, err := strconv.ParseUint(serial, 10, 64); found && err == nil {
@@ -91,6 +92,7 @@ func (tbl *Table) readVersions(c *nftables.Conn) (map[string]*version, error) {
 		}
 	}
 	for _, ch := range chains {
+		sends[sendLink(ch.Name)] = true
 		own, n, ok := serialsOf(ch.Name)
 		if !ok || ch.Table.Name != network.TableName {
 			continue
@@ -119,7 +121,7 @@ func (tbl *Table) readVersions(c *nftables.Conn) (map[string]*version, error) {
 			versions[shieldPrefix+strconv.FormatUint(n, 10)] = &version{shield: s}
 		}
 	}
-	return versions, nil
+	return versions, sends, nil
 }
 
 // readRegistrations adds to each leftover its connection mark and the source addresses it may use.

@@ -17,6 +17,7 @@ const (
 	chainAbout      = "about"         // says which gateway wrote the table
 	chainGuard      = "guard"         // prerouting, before defragmentation and conntrack
 	chainGuardBox   = "guard_box"     // is the source the box's own?
+	chainSource     = "guard_source"  // … the same, for boxes with a rate of their own
 	chainShape      = "guard_shape"   // … of IPv4 and IPv6: fragments, options, extension headers
 	chainForeign    = "guard_foreign" // … what is no box's, of each family
 	chainJudge      = "judge"         // prerouting, after conntrack
@@ -85,6 +86,7 @@ type staticSets struct {
 	flows    *nftables.Set                    // connection marks of forwarded connections
 	pings    *nftables.Set                    // echo requests per interface
 	sent     *nftables.Set                    // bytes that boxes send, per interface
+	sends    *nftables.Set                    // interface → the chain of a box with a rate of its own
 	forwards *nftables.Set                    // forwarded connections per interface
 	notes    *nftables.Set                    // interfaces for which a connection was forwarded, see notes.go
 	accepts  *nftables.Set                    // connections to the gateway per interface
@@ -99,6 +101,7 @@ func newStaticSets() *staticSets {
 		sources: map[network.Family]*nftables.Set{},
 		leaves:  map[network.Family]*nftables.Set{network.V4: leavesMap(network.V4), network.V6: leavesMap(network.V6)},
 		boxes:   boxesMap(),
+		sends:   sendsMap(),
 		marks: &nftables.Set{Name: "marks", IsMap: true, KeyType: nftables.TypeIFName, KeyByteOrder: host,
 			DataType: nftables.TypeMark},
 		replies: &nftables.Set{Name: "replies", Concatenation: true,
@@ -125,14 +128,17 @@ func boxesMap() *nftables.Set {
 // declareSets creates the missing sets of the static chains.
 func (t *txn) declareSets() *staticSets {
 	s := newStaticSets()
-	for _, set := range []*nftables.Set{s.sources[network.V4], s.sources[network.V6], s.boxes, s.marks, s.replies, s.flows,
+	for _, set := range []*nftables.Set{s.sources[network.V4], s.sources[network.V6], s.boxes, s.sends, s.marks, s.replies, s.flows,
 		s.leaves[network.V4], s.leaves[network.V6]} {
 		t.set(set)
 	}
-	s.pings, s.sent = t.meter("pings"), t.meter("sent")
+	s.pings, s.sent = t.meter("pings"), t.meter(sentSet)
 	s.forwards, s.accepts, s.lookups, s.notes = t.census("forwards"), t.census("accepts"), t.census("lookups"), t.set(notesSet())
 	return s
 }
+
+// sentSet is the meter of the bytes that boxes send.
+const sentSet = "sent"
 
 // meterTimeout is how long a meter keeps an idle interface.
 const meterTimeout = time.Hour
@@ -166,7 +172,7 @@ func (t *txn) declareCounters() {
 
 // declareChains creates all static chains before any rule, so that rules can refer to any chain.
 func (t *txn) declareChains() {
-	for _, name := range []string{chainGuardBox, chainJudgeBox, chainKnown, chainAnswer, chainRelated, chainOwn, chainProxy,
+	for _, name := range []string{chainGuardBox, chainSource, chainJudgeBox, chainKnown, chainAnswer, chainRelated, chainOwn, chainProxy,
 		chainPass, chainPassNew, chainPassICMP, chainPing, chainGateway, chainLookup, chainAdmit, chainAdmitOwn, chainAdmitNames, chainDNSBox, chainInputBox, chainForwardOut, chainForwardIn,
 		chainHideBox, chainClosed, chainReject} {
 		t.chain(name)

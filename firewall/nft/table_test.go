@@ -79,7 +79,7 @@ func chainsAndSets(t *testing.T, tbl *Table, box *Entry) (there []string, target
 		add(s.Name)
 	}
 	slices.Sort(there)
-	targets, err := readTargets(c)
+	targets, err := readTargets(c, boxesMap())
 	if err != nil {
 		t.Fatal(err)
 	}

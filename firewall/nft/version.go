@@ -138,7 +138,7 @@ func (tbl *Table) Restore(changes ...Change) error {
 	}
 	return tbl.lead(there, func(t *txn) {
 		for _, c := range changes {
-			t.register(c.Entry)
+			t.register(&tbl.cfg, c.Entry)
 		}
 	})
 }
@@ -298,7 +298,7 @@ func (tbl *Table) lead(moves []move, also ...func(*txn)) error {
 		t.deleteElements(boxesMap(), before...)
 		t.addElements(boxesMap(), after)
 	}, func(c *nftables.Conn) (bool, error) {
-		targets, err := readTargets(c)
+		targets, err := readTargets(c, boxesMap())
 		led := !slices.ContainsFunc(moves, func(m move) bool { return targets[m.Link] != m.to.chain })
 		// Elements that were to stay as they are prove nothing.
 		return led && slices.ContainsFunc(moves, func(m move) bool { return m.Chain() != m.to.chain }), err
@@ -322,7 +322,7 @@ func (tbl *Table) settle(moves []move) error {
 	if err != nil {
 		return err
 	}
-	targets, err := readTargets(c)
+	targets, err := readTargets(c, boxesMap())
 	if err != nil {
 		return err
 	}

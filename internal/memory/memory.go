@@ -87,10 +87,16 @@ func (b *Budget) HeldBy(name string) int64 {
 
 // Account returns the account of a name, creating it on first use. Names are the gateway's own, such as IDs of boxes.
 func (b *Budget) Account(name string) *Account {
+	return b.AccountOf(name, func(all int64) int64 { return all })
+}
+
+// AccountOf is [Budget.Account] for one that may use at most what limit returns. It is called with the limit of an account for each
+// acquisition, and must be fast and safe for concurrent use. The total bounds the account in any case.
+func (b *Budget) AccountOf(name string, limit func(all int64) int64) *Account {
 	if a, ok := b.accounts.Load(name); ok {
 		return a.(*Account)
 	}
-	a, _ := b.accounts.LoadOrStore(name, &Account{budget: b})
+	a, _ := b.accounts.LoadOrStore(name, &Account{budget: b, most: limit})
 	return a.(*Account)
 }
 
@@ -120,6 +126,7 @@ func (b *Budget) take(mine, n int64) bool {
 // Account is the memory of one box. Only one returned by [Budget.Account] grants anything. Safe for concurrent use.
 type Account struct {
 	budget *Budget
+	most   func(all int64) int64
 	held   atomic.Int64
 }
 
@@ -156,7 +163,7 @@ func (a *Account) Release(k Kind, n int) {
 
 // reserve adds n to what the account uses if that stays within its limit, and returns the previous value.
 func (a *Account) reserve(n int64) (before int64, ok bool) {
-	most := a.budget.most
+	most := min(a.most(a.budget.most), a.budget.total)
 	if n > small {
 		most -= most / 8
 	}

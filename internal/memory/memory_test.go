@@ -136,3 +136,37 @@ func BenchmarkAcquire(b *testing.B) {
 		}
 	})
 }
+
+// TestLimitOfOneAccountCanChange shows that an account is held to the limit of the moment: more where that has risen, nothing new where
+// it has fallen below what the account uses, and never more than the total.
+func TestLimitOfOneAccountCanChange(t *testing.T) {
+	t.Parallel()
+	own := int64(2 * mib)
+	b := New(100*mib, 8*mib)
+	a := b.AccountOf("box", func(int64) int64 { return own })
+	take := func() (n int64) {
+		for a.Acquire(Buffers, mib/8) {
+			n += mib / 8
+		}
+		return n
+	}
+	if n := take(); n != 2*mib {
+		t.Errorf("%d bytes are granted, want %d", n, 2*mib)
+	}
+	own = 16 * mib
+	if n := take(); n != 14*mib {
+		t.Errorf("%d bytes more are granted, want %d", n, 14*mib)
+	}
+	own = mib
+	a.Release(Buffers, 15*mib)
+	if a.Acquire(Buffers, 1) {
+		t.Error("an account at its new limit gets more")
+	}
+	own = 1000 * mib
+	if n := take(); n > 99*mib {
+		t.Errorf("%d bytes are granted of a total of %d", n, b.Total())
+	}
+	if got := b.Account("other"); !got.Acquire(TLS, mib/8) {
+		t.Error("nothing is left for another account")
+	}
+}

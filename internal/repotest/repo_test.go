@@ -34,9 +34,9 @@ firewall/nft: policy internal/fault firewall/namespace firewall/network
 firewall/report: policy audit firewall/flow firewall/namespace firewall/network firewall/nft
 firewall/route: firewall/namespace firewall/network
 firewall/watch: policy firewall/link firewall/namespace firewall/network firewall/nft firewall/route
-dns: policy audit internal/fault internal/memory
+dns: policy audit internal/fault internal/memory internal/pace
 dns/outbound:
-proxy: policy audit internal/fault internal/handshake internal/memory internal/h1 internal/h2 internal/h2/upstream internal/buffers internal/socket
+proxy: policy audit internal/fault internal/handshake internal/memory internal/pace internal/h1 internal/h2 internal/h2/upstream internal/buffers internal/socket
 proxy/contain: policy
 proxy/exchange: policy audit internal/fault internal/handshake internal/h1 proxy/contain proxy/header proxy/live proxy/origin proxy/placeholder proxy/problem proxy/route proxy/scrub proxy/sign internal/socket proxy/tunnel proxy/usage internal/memory
 proxy/header: policy internal/h1 proxy/scrub
@@ -57,7 +57,7 @@ proxy/sign/signtest:
 proxy/ssh: policy internal/memory proxy/contain
 proxy/traverse: policy internal/socket
 proxy/tunnel: policy internal/buffers proxy/contain internal/h1 internal/socket
-proxy/usage: policy audit internal/memory proxy/scrub
+proxy/usage: policy audit internal/memory internal/pace proxy/scrub
 certs: policy audit internal/fault
 ingress/balancer:
 ingress/h2c: internal/h1 internal/h2/upstream
@@ -146,6 +146,7 @@ internal/h2/downstream: internal/memory internal/buffers internal/h2 internal/so
 internal/h2/upstream: internal/buffers internal/h1 internal/h2 internal/socket
 internal/handshake:
 internal/memory:
+internal/pace:
 internal/socket:
 bench: api internal/testnet
 dist:

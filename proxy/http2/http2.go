@@ -288,7 +288,7 @@ func (st *stream) admit() {
 		st.denial = exchange.TooMany()
 		return
 	}
-	if !taken.Streams.Enter(st.s.Core.MaxStreams) {
+	if !taken.Streams.Enter(taken.Limit(policy.LimitStreams, st.s.Core.MaxStreams)) {
 		st.denial = &problem.Problem{Status: http.StatusServiceUnavailable, Reason: policy.ReasonLimit,
 			Detail: "The box has reached its limit of requests in progress."}
 		return

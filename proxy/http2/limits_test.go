@@ -10,6 +10,7 @@ import (
 	"golang.org/x/net/http2"
 	"golang.org/x/net/http2/hpack"
 
+	"boxgate/policy"
 	"boxgate/proxy"
 	"boxgate/proxy/proxytest"
 )
@@ -88,5 +89,37 @@ func TestStreamsOfABoxAreLimited(t *testing.T) {
 	proxytest.Await(t, "the end of the first", func() bool { return l.Usages.Of(l.Box).Streams.Load() == 0 })
 	if res, _ := proxytest.Get(t, second, "https://"+proxytest.HostPort(port)+"/", nil); res.StatusCode != http.StatusOK {
 		t.Errorf("after the first has ended: %s", res.Status)
+	}
+}
+
+// Requests under way over HTTP/2 are held to the box's own limit, which changes while they are.
+func TestStreamsOfOneBoxHaveItsOwnLimit(t *testing.T) {
+	t.Parallel()
+	l := proxytest.New(t, proxytest.AllowAll, proxytest.Patient)
+	l.With(func(c *proxy.Config) { c.MaxStreams = 1 })
+	finish := make(chan struct{})
+	_, port := l.HTTPSServer(true, func(_ http.ResponseWriter, r *http.Request) {
+		if r.URL.Path == "/slow" {
+			<-finish
+		}
+	})
+	l.Policy(proxytest.AllowAll, proxytest.SecretFor(proxytest.API, port))
+	l.Box.Limits.Store(policy.Limits{policy.LimitStreams: 3})
+	client := l.HTTPClient(port, true)
+	defer close(finish)
+	for range 2 {
+		go func() {
+			if res, err := client.Get("https://" + proxytest.HostPort(port) + "/slow"); err == nil {
+				_ = res.Body.Close()
+			}
+		}()
+	}
+	proxytest.Await(t, "both slow ones", func() bool { return l.Usages.Of(l.Box).Streams.Load() == 2 })
+	for limit, want := range map[int64]int{3: http.StatusOK, 2: http.StatusServiceUnavailable, 1: http.StatusServiceUnavailable} {
+		l.Box.Limits.Store(policy.Limits{policy.LimitStreams: limit})
+		if res, _ := proxytest.Get(t, client, "https://"+proxytest.HostPort(port)+"/", nil); res.StatusCode != want {
+			t.Errorf("with a limit of %d and two under way: %s", limit, res.Status)
+		}
+		proxytest.Await(t, "its end", func() bool { return l.Usages.Of(l.Box).Streams.Load() == 2 })
 	}
 }

@@ -223,7 +223,7 @@ func (p *boxPool) hostLocked(key key) *h2Host {
 	if host := p.hosts[key]; host != nil {
 		return host
 	}
-	if len(p.hosts) >= 2*p.max {
+	if len(p.hosts) >= 2*p.most() {
 		for k, h := range p.hosts {
 			if len(h.conns) == 0 && h.dialing == nil {
 				delete(p.hosts, k)

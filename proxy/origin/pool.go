@@ -28,7 +28,7 @@ var errLimit = error(problem.Fixed("the box has reached its limit of connections
 // is closed. Safe for concurrent use.
 type boxPool struct {
 	box   *policy.Box
-	max   int
+	max   int       // of its connections, unless the box has a limit of its own
 	all   *allPools // the pools of all boxes,
 	total int       // with this limit on their connections; 0: no limit
 
@@ -41,7 +41,7 @@ type boxPool struct {
 	mu      sync.Mutex
 	idle    list.List       // of *place: idle connections, longest idle first
 	kept    map[key][]*Conn // idle HTTP/1.1 connections, most recently used last
-	hosts   map[key]*h2Host // of HTTP/2; at most 2*max
+	hosts   map[key]*h2Host // of HTTP/2; at most 2*most()
 	dropped []*place        // to be closed by unlock
 	sweep   *time.Timer     // runs while idle is not empty
 	closed  bool            // the box was removed
@@ -114,17 +114,20 @@ func (p *boxPool) acquireLocked(key key) (*place, error) {
 	return &place{pool: p, key: key, held: true}, nil
 }
 
+// most returns how many connections the box may have.
+func (p *boxPool) most() int { return int(p.box.Limits.Of(policy.LimitUpstreams, int64(p.max))) }
+
 // roomLocked reports whether the box may have one more connection, by its own limit and by its share of the total.
 func (p *boxPool) roomLocked() bool {
 	mine := int(p.open.Load())
-	return mine < p.max && usage.Room(mine, int(p.all.open.Load()), p.total, int(p.all.sharers.Load()))
+	return mine < p.most() && usage.Room(mine, int(p.all.open.Load()), p.total, int(p.all.sharers.Load()))
 }
 
 // errBoxGone refuses a request that outlived its box.
 var errBoxGone = &policy.DeniedError{Decision: policy.Decision{Reason: policy.ReasonUnknownBox}}
 
 // crowded reports whether the box has so many connections open that none should be reserved for an idle client.
-func (p *boxPool) crowded() bool { return p.open.Load() > int64(p.max/2) }
+func (p *boxPool) crowded() bool { return p.open.Load() > int64(p.most()/2) }
 
 // release releases the place: its connection was closed, was never made, or is counted elsewhere from now on. Only the
 // first call has an effect.

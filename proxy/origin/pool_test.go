@@ -45,3 +45,26 @@ func TestSessionsEndWithTheBox(t *testing.T) {
 		t.Error("sessions are kept for a box that is gone")
 	}
 }
+
+// A box has as many connections to servers as its own limit says at the moment.
+func TestConnectionsToServersHaveTheBoxesOwnLimit(t *testing.T) {
+	t.Parallel()
+	box := &policy.Box{}
+	p := newBoxPool(box, 4, memory.New(1<<30, 1<<30).Account("box"))
+	for _, limit := range []int64{2, 6, 3, 0} {
+		box.Limits.Store(policy.Limits{policy.LimitUpstreams: limit})
+		var places []*place
+		for pl, err := p.acquire(key{}); err == nil; pl, err = p.acquire(key{}) {
+			places = append(places, pl)
+		}
+		if limit == 0 {
+			limit = 4
+		}
+		if len(places) != int(limit) {
+			t.Errorf("%d connections are made, want %d", len(places), limit)
+		}
+		for _, pl := range places {
+			pl.release()
+		}
+	}
+}

@@ -1,6 +1,9 @@
 package usage
 
-import "boxgate/internal/memory"
+import (
+	"boxgate/internal/memory"
+	"boxgate/policy"
+)
 
 const (
 	// LongestRecord is the most that a record has, in bytes.
@@ -31,15 +34,16 @@ type Interception struct {
 	given     int   // what was given back while it is idle
 }
 
-// Intercept counts one more connection whose TLS is terminated and returns nil if the limit or the memory does not allow it;
-// else [Interception.End] must follow. hello is how long the ClientHello is; 0: it was not read.
-func (b *Box) Intercept(limit, hello int) *Interception {
+// Intercept counts one more connection whose TLS is terminated and returns nil if the box has as many as all boxes may have, or as
+// its own limit is, or if the memory does not allow it; else [Interception.End] must follow. hello is how long the ClientHello is, in
+// bytes; 0: it was not read.
+func (b *Box) Intercept(all, hello int) *Interception {
 	i := &Interception{box: b, full: tlsCost + 2*max(0, hello-usualHello)}
 	i.holds.Open(b.Memory, memory.TLS)
 	if !i.holds.Grow(i.full) {
 		return nil
 	}
-	if b.Interceptions.Enter(limit) {
+	if b.Interceptions.Enter(b.Limit(policy.LimitInterceptions, all)) {
 		return i
 	}
 	i.holds.Close()

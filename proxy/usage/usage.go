@@ -10,6 +10,7 @@ import (
 
 	"boxgate/audit"
 	"boxgate/internal/memory"
+	"boxgate/internal/pace"
 	"boxgate/policy"
 	"boxgate/proxy/scrub"
 )
@@ -18,7 +19,7 @@ import (
 type Config struct {
 	Record   func(audit.Event) // takes refusals; never blocks
 	Memory   *memory.Budget    // shared by all boxes
-	Arrivals int               // connections that a box may make a second, sustained; twice as many at once
+	Arrivals int               // connections that a box may make a second, sustained, unless it has a limit of its own; twice as many at once
 	Requests int               // HTTP requests of a box a second, likewise
 }
 
@@ -32,8 +33,8 @@ type Table struct {
 
 // Box is the current usage of one box. Safe for concurrent use.
 type Box struct {
-	Arrivals      *rate.Limiter   // connections
-	Requests      *rate.Limiter   // HTTP requests
+	Arrivals      *pace.Limiter   // connections
+	Requests      *pace.Limiter   // HTTP requests
 	Logins        *rate.Limiter   // logins to servers in its place
 	Memory        *memory.Account // memory that the gateway uses for it
 	Interceptions Count           // connections whose TLS is terminated
@@ -43,19 +44,26 @@ type Box struct {
 	Refusals      Coalescer       // of connections
 	Excess        Coalescer       // of requests beyond a limit
 	Told          scrub.History   // secrets that its requests sent to each host
+
+	limits *policy.LiveLimits // of its own
 }
 
 // New returns an empty table.
 func New(cfg Config) *Table {
 	t := &Table{cfg: cfg}
-	t.unknown = t.newBox("")
+	t.unknown = t.newBox(&policy.Box{})
 	return t
 }
 
-func (t *Table) newBox(box policy.BoxID) *Box {
+func (t *Table) newBox(box *policy.Box) *Box {
+	own := &box.Limits
+	perSecond := func(n int, limit policy.Limit) *pace.Limiter {
+		return pace.New(float64(n), 2*n, func() int64 { return own.Of(limit, 0) })
+	}
 	return &Box{
-		Memory:   t.cfg.Memory.Account(string(box)),
-		Arrivals: perSecond(t.cfg.Arrivals), Requests: perSecond(t.cfg.Requests),
+		limits:   own,
+		Memory:   t.cfg.Memory.AccountOf(string(box.ID), func(all int64) int64 { return own.Of(policy.LimitMemory, all) }),
+		Arrivals: perSecond(t.cfg.Arrivals, policy.LimitNewConnections), Requests: perSecond(t.cfg.Requests, policy.LimitRequests),
 		Logins:   rate.NewLimiter(loginRate, loginBurst),
 		Refusals: Coalescer{Record: t.cfg.Record}, Excess: Coalescer{Record: t.cfg.Record},
 	}
@@ -68,8 +76,8 @@ const (
 	loginBurst = 100
 )
 
-// perSecond returns a limiter for n a second with bursts of twice as many.
-func perSecond(n int) *rate.Limiter { return rate.NewLimiter(rate.Limit(n), 2*n) }
+// Limit returns what the box may have of something, which is as much as all boxes unless it has a limit of its own.
+func (b *Box) Limit(limit policy.Limit, all int) int { return int(b.limits.Of(limit, int64(all))) }
 
 // Of returns the usage of a box, creating it on first use; nil stands for all sources that are no box.
 func (t *Table) Of(box *policy.Box) *Box {
@@ -79,7 +87,7 @@ func (t *Table) Of(box *policy.Box) *Box {
 	if v, ok := t.known.Load(box.ID); ok {
 		return v.(*Box)
 	}
-	v, _ := t.known.LoadOrStore(box.ID, t.newBox(box.ID))
+	v, _ := t.known.LoadOrStore(box.ID, t.newBox(box))
 	return v.(*Box)
 }
 

@@ -1,0 +1,90 @@
+package nft
+
+import (
+	"strings"
+
+	"github.com/google/nftables"
+	"github.com/google/nftables/binaryutil"
+	"github.com/google/nftables/expr"
+
+	"boxgate/policy"
+)
+
+// A box with a rate of its own has a chain by the name of its interface, to which an element of a map leads. The element is always the
+// same, so it can be added where it is already, and erased where it is not. A change of the rate rewrites the chain's rules, which
+// the kernel exchanges at once: no packet passes between them.
+
+// sendsMap maps the interfaces of boxes with a rate of their own to their chains.
+func sendsMap() *nftables.Set {
+	return &nftables.Set{Table: table(), Name: "sends", IsMap: true, KeyType: nftables.TypeIFName,
+		KeyByteOrder: binaryutil.NativeEndian, DataType: nftables.TypeVerdict}
+}
+
+const sendPrefix = "send_" // send_{interface}
+
+func sendChain(link string) string { return sendPrefix + link }
+
+// sendLink returns the interface that a chain limits, or "".
+func sendLink(chain string) string {
+	link, _ := strings.CutPrefix(chain, sendPrefix)
+	if link == chain {
+		return ""
+	}
+	return link
+}
+
+// sendOver matches what exceeds a rate. The bucket holds a second's worth.
+func sendOver(rate uint64) *expr.Limit {
+	return &expr.Limit{Type: expr.LimitTypePktBytes, Rate: rate, Unit: expr.LimitTimeSecond, Over: true}
+}
+
+// writeSend writes the chain of a box with a rate of its own, with the stamp, and leads its packets there; one that has none any more is
+// led back.
+// Below the rate of all boxes that counts as well: a chain begins with a full bucket, and who may lower a rate again and again must not
+// gain by it.
+func (t *txn) writeSend(c *Config, e *Entry, stamp string) {
+	if e.SendRate == 0 {
+		if e.sends {
+			t.eraseSend(e.Link)
+		}
+		return
+	}
+	chain := sendChain(e.Link)
+	t.chain(chain)
+	if e.SendRate > 0 {
+		t.rule(chain, "bytes a second of this box", match{sendOver(uint64(e.SendRate))}, counted(countSent), drop())
+	}
+	if c.SendRate > 0 && !policy.Exceeds(e.SendRate, int64(c.SendRate)) {
+		t.rule(chain, "bytes a second per box", perInterface(&nftables.Set{Name: sentSet}, sendOver(c.SendRate)), counted(countSent), drop())
+	}
+	t.rule(chain, stamp, jumpTo(chainSource))
+	t.addElements(sendsMap(), []nftables.SetElement{leadTo(e.Link, chain)})
+}
+
+// eraseSend removes the chain of an interface and what leads there, whether or not they exist.
+func (t *txn) eraseSend(link string) {
+	chain := sendChain(link)
+	t.chain(chain)
+	t.addElements(sendsMap(), []nftables.SetElement{leadTo(link, chain)})
+	t.deleteElements(sendsMap(), nftables.SetElement{Key: ifname(link)})
+	t.c.DelChain(&nftables.Chain{Name: chain, Table: t.table})
+}
+
+// SetSendRate changes how many bytes a second a registered box may send. On error the rate of before is in force.
+func (tbl *Table) SetSendRate(e *Entry, rate int64) error {
+	next := *e
+	next.SendRate = rate
+	stamp := newStamp()
+	err := tbl.transact(func(t *txn) { t.writeSend(&tbl.cfg, &next, stamp) }, func(c *nftables.Conn) (bool, error) {
+		if rate != 0 {
+			return stamped(c, sendChain(e.Link), stamp)
+		}
+		targets, err := readTargets(c, sendsMap())
+		_, there := targets[e.Link]
+		return err == nil && !there, err
+	})
+	if err == nil {
+		e.SendRate, e.sends = rate, rate != 0
+	}
+	return err
+}

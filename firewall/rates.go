@@ -1,0 +1,48 @@
+package firewall
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"boxgate/policy"
+)
+
+// SetRates changes how much a box may send and receive, and returns once that is in force. The limits of before hold until then. On
+// error they are in force again, unless the error says otherwise.
+func (f *Firewall) SetRates(ctx context.Context, id policy.BoxID, rates Rates) error {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	b, ok := f.boxes.byID[id]
+	if !ok {
+		return fmt.Errorf("firewall: rates of box %s: %w", id, errUnknownBox)
+	}
+	if err := ctx.Err(); err != nil {
+		return err
+	}
+	before := b.Rates
+	if before == rates {
+		return nil
+	}
+	err := f.setRates(b, rates)
+	if err != nil {
+		err = fmt.Errorf("firewall: rates of box %s: %w", id, errors.Join(err, f.setRates(b, before)))
+	}
+	return err
+}
+
+func (f *Firewall) setRates(b *box, rates Rates) error {
+	if b.SendRate != rates.Send {
+		if err := f.table.SetSendRate(&b.Entry, rates.Send); err != nil {
+			return err
+		}
+		b.Rates.Send = rates.Send
+	}
+	if b.Rates.Receive != rates.Receive {
+		if err := f.links.SetReceiveRate(b.at.Index, rates.Receive); err != nil {
+			return err
+		}
+		b.Rates.Receive = rates.Receive
+	}
+	return nil
+}
