@@ -31,7 +31,10 @@ type AttachRequest struct {
 	Name    string // "" for none
 	Labels  []string
 	Source  policy.Source // as in [Box]
+	Limits  BoxLimits     // likewise
 	Policy  policy.Spec
 	Named   string // as in [CreateRequest]
 	Headers []policy.HeaderRule
+
+	LimitChange LimitChange // as in [CreateRequest]
 }

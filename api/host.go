@@ -156,6 +156,8 @@ type Box struct {
 	Progress     string // what is being done about its image, while Status is creating
 	V4, V6       netip.Addr
 	Source       policy.Source // from where its traffic leaves; zero: the host chooses
+	Limits       BoxLimits
+	OwnLimits    policy.Limits // what Limits come to, where that differs from the configuration
 	Policy       PolicyState
 	Hosted       Hosted
 	Usage        Usage
@@ -195,8 +197,10 @@ type CreateRequest struct {
 	Wait        time.Duration // how long the caller waits for the box to be made
 	Env         map[string]policy.Secret
 	Source      policy.Source // as in [Box]
-	Policy      policy.Spec   // its mode is empty with Named, and with Snapshot
-	Named       string        // the named policy that it is to follow; "": none
+	Limits      BoxLimits
+	LimitChange LimitChange // asked for; Limits says what that comes to
+	Policy      policy.Spec // its mode is empty with Named, and with Snapshot
+	Named       string      // the named policy that it is to follow; "": none
 	Headers     []policy.HeaderRule
 	Hosted      Hosted
 	// HostedSecrets are the secret values among the hosted product's fields, by JSON pointer, such as "/github_token"

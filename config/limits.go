@@ -2,6 +2,8 @@ package config
 
 import (
 	"time"
+
+	"boxgate/policy"
 )
 
 // Limits bounds how much of the gateway one box can use, so that enough is left for the others.
@@ -35,42 +37,59 @@ func DefaultLimits() Limits {
 // MostOfAnything is the largest count that can be configured: anything above it must be a mistake.
 const MostOfAnything = 1_000_000
 
-// The rates that can be configured, in bytes a second: what one connection still works with, and 100 Gbit/s.
-const (
-	leastRate Size = 64 << 10
-	mostRate  Size = 12_500_000_000
-)
+// counts returns the limits that are numbers, by the key of each.
+func (l *Limits) counts() map[policy.Limit]int {
+	return map[policy.Limit]int{
+		policy.LimitConnections: l.Connections, policy.LimitNewConnections: l.NewConnections, policy.LimitInterceptions: l.Interceptions,
+		policy.LimitStreams: l.Streams, policy.LimitRequests: l.Requests, policy.LimitUpstreams: l.Upstreams, policy.LimitDNSQueries: l.DNSQueries,
+	}
+}
 
-// leastQuota is what a box needs to be of any use.
-const leastQuota Size = 1 << 20
+// sizes returns the limits that are bytes.
+func (l *Limits) sizes() map[policy.Limit]Size {
+	return map[policy.Limit]Size{policy.LimitSend: l.Send, policy.LimitReceive: l.Receive, policy.LimitQuota: l.Quota, policy.LimitMemory: l.Memory}
+}
+
+// sizesOf says which sizes limits can have.
+var sizesOf = map[policy.Limit]string{
+	policy.LimitSend: rates, policy.LimitReceive: rates, policy.LimitQuota: "1MiB or more, or 0 for no limit", policy.LimitMemory: "16MiB to 1TiB",
+}
+
+const rates = "64KiB to 12500000000, or 0 for no limit"
+
+// OfBoxes returns the limits that a box can have others than.
+func (l *Limits) OfBoxes() (all policy.Limits) {
+	for limit, n := range l.counts() {
+		all[limit] = int64(n)
+	}
+	for limit, n := range l.sizes() {
+		if all[limit] = int64(n); n == 0 {
+			all[limit] = policy.Unlimited
+		}
+	}
+	return all
+}
 
 // check finds limits that would refuse everything or nothing: but for the rates, limits cannot be turned off.
 func (l *Limits) check(fail func(key, format string, args ...any)) {
-	for key, n := range map[string]int{
-		"connections": l.Connections, "new_connections_per_second": l.NewConnections,
-		"interceptions": l.Interceptions, "streams": l.Streams, "requests_per_second": l.Requests, "upstreams": l.Upstreams, "kernel_flows": l.KernelFlows,
-		"dns_queries_per_second": l.DNSQueries,
-	} {
-		if n < 1 || n > MostOfAnything {
-			fail("limits."+key, "%d is out of range; use 1 to %d", n, MostOfAnything)
+	for limit, n := range l.counts() {
+		if _, err := limit.Value(int64(n)); err != nil {
+			fail("limits."+limit.String(), "%d is out of range; use 1 to %d", n, MostOfAnything)
 		}
 	}
-	for key, rate := range map[string]Size{"send_bytes_per_second": l.Send, "receive_bytes_per_second": l.Receive} {
-		if rate != 0 && (rate < leastRate || rate > mostRate) {
-			fail("limits."+key, "%v is out of range; use %v to %v, or 0 for no limit", rate, leastRate, mostRate)
-		}
+	if l.KernelFlows < 1 || l.KernelFlows > MostOfAnything {
+		fail("limits.kernel_flows", "%d is out of range; use 1 to %d", l.KernelFlows, MostOfAnything)
 	}
-	if l.Quota != 0 && l.Quota < leastQuota {
-		fail("limits.quota", "%v is out of range; use %v or more, or 0 for no limit", l.Quota, leastQuota)
+	for limit, size := range l.sizes() {
+		if _, err := limit.Value(int64(size)); err != nil {
+			fail("limits."+limit.String(), "%v is out of range; use %s", size, sizesOf[limit])
+		}
 	}
 	if l.QuotaPeriod < time.Minute || l.QuotaPeriod > 366*24*time.Hour {
 		fail("limits.quota_period", "%v is out of range; use 1m to 8784h", l.QuotaPeriod)
 	}
 	if l.PeekTimeout < 100*time.Millisecond || l.PeekTimeout > 5*time.Minute {
 		fail("limits.peek_timeout", "%v is out of range; use 100ms to 5m", l.PeekTimeout)
-	}
-	if l.Memory < 16<<20 || l.Memory > 1<<40 {
-		fail("limits.memory", "%v is out of range; use 16MiB to 1TiB", l.Memory)
 	}
 	if l.ProcessMemory != 0 && (l.ProcessMemory < LeastMemory || l.ProcessMemory > 1<<44) {
 		fail("limits.process_memory", "%v is out of range; use %v to 16TiB, or 0 for what the host leaves", l.ProcessMemory, Size(LeastMemory))

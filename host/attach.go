@@ -33,7 +33,7 @@ func (l *lifecycle) AttachBox(ctx context.Context, req api.AttachRequest) (api.B
 	for _, n := range dns.SearchFromResolvConf(bytes.NewReader(foreign.ResolvConf(ctx, found.NS, req.PID))) {
 		search = append(search, n.String())
 	}
-	b, err := l.admit(ctx, api.CreateRequest{Name: req.Name, Labels: req.Labels, Source: req.Source, Policy: req.Policy, Named: req.Named, Headers: req.Headers},
+	b, err := l.admit(ctx, api.CreateRequest{Name: req.Name, Labels: req.Labels, Source: req.Source, Limits: req.Limits, Policy: req.Policy, Named: req.Named, Headers: req.Headers},
 		&store.Attached{Kind: req.Kind, Ref: req.Ref, Container: found.Container, Stack: req.Stack, Search: search}, origin{})
 	if err != nil {
 		return api.Box{}, err

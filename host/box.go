@@ -45,11 +45,12 @@ type box struct {
 	headersVersion uint64
 	hosted         api.Hosted
 	status         api.Status
-	problem        string // why status is error
-	filling        bool   // it was paused because it filled the disk
-	ended          bool   // because its first process has ended: it can be started again
-	life           uint64 // how often its first process was started or found
-	deleting       bool   // its deletion has begun: nothing more is made of it
+	problem        string    // why status is error
+	filling        bool      // it was paused because it filled the disk
+	ended          bool      // because its first process has ended: it can be started again
+	rated          time.Time // when a key without the role admin changed its rates last
+	life           uint64    // how often its first process was started or found
+	deleting       bool      // its deletion has begun: nothing more is made of it
 	deleted        bool
 }
 
@@ -164,7 +165,7 @@ func (b *box) publish() {
 	b.shown.Store(&api.Box{
 		ID: b.ID, Name: b.name, Labels: b.record.Labels, Size: b.record.Size, Runtime: b.record.Runtime,
 		KeepAlive: b.record.KeepAlive, InitCommand: b.record.InitCommand, Ephemeral: b.record.Ephemeral,
-		ExpiresAt: b.record.ExpiresAt, Status: b.status, Error: b.problem, V4: b.V4, V6: b.V6, Source: b.record.Source, Policy: b.policyState(),
+		ExpiresAt: b.record.ExpiresAt, Status: b.status, Error: b.problem, V4: b.V4, V6: b.V6, Source: b.record.Source, Limits: api.BoxLimits(b.record.Limits), Policy: b.policyState(),
 		Hosted: b.hosted, Attached: attachedView(b.record.Attached), CreatedBy: b.record.CreatedBy, CreatedAt: b.createdAt, UpdatedAt: b.record.UpdatedAt,
 	})
 }
@@ -185,7 +186,7 @@ func (b *box) view() api.Box {
 	if line := b.progress.Load(); line != nil {
 		v.Progress = *line
 	}
-	v.LastActivity = b.gate.Last()
+	v.LastActivity, v.OwnLimits = b.gate.Last(), b.Limits.Load()
 	return v
 }
 

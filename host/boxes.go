@@ -17,6 +17,9 @@ type boxes struct {
 	// metered says what a box has used, read from the kernel if that is to be fresh; nil: nobody knows.
 	metered func(id policy.BoxID, fresh bool) api.Usage
 
+	// limits are those that the configuration gives each box.
+	limits policy.Limits
+
 	// lent is set once the boxes are another process's to change.
 	lent atomic.Bool
 
@@ -25,6 +28,7 @@ type boxes struct {
 }
 
 func (t *boxes) add(b *box) {
+	b.Limits.Store(t.own(api.BoxLimits(b.record.Limits)))
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if t.byID == nil {
@@ -32,6 +36,12 @@ func (t *boxes) add(b *box) {
 	}
 	t.byID[b.ID] = b
 }
+
+// own returns those limits of a box that are not those of the configuration.
+func (t *boxes) own(l api.BoxLimits) policy.Limits { return l.Of(t.limits).Beside(t.limits) }
+
+// HostLimits implements the Hosts of [boxgate/api/boxes] and [boxgate/api/settings].
+func (t *boxes) HostLimits() policy.Limits { return t.limits }
 
 func (t *boxes) remove(id policy.BoxID) {
 	t.mu.Lock()

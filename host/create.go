@@ -130,7 +130,7 @@ func (l *lifecycle) allocate(req api.CreateRequest, attached *store.Attached, fr
 	record := store.Box{
 		ID: id, Name: req.Name, CreatedAt: now, UpdatedAt: now, Runtime: req.Runtime, Size: req.Size,
 		State: string(api.StatusCreating), Labels: req.Labels, KeepAlive: req.KeepAlive, InitCommand: req.InitCommand,
-		CreatedBy: req.CreatedBy, Source: req.Source, Ephemeral: req.Ephemeral, Env: req.Env, Secrets: req.HostedSecrets, Extra: hosted, Image: from.image, Layers: from.layers, Attached: attached,
+		CreatedBy: req.CreatedBy, Source: req.Source, Limits: store.BoxLimits(req.Limits), Ephemeral: req.Ephemeral, Env: req.Env, Secrets: req.HostedSecrets, Extra: hosted, Image: from.image, Layers: from.layers, Attached: attached,
 		PlaceholderKey: store.NewKey(),
 	}
 	if req.TTL > 0 {

@@ -42,7 +42,7 @@ func (l *lifecycle) originOf(ctx context.Context, req *api.CreateRequest) (origi
 		return origin{image: image}, err
 	}
 	runtime := req.Runtime
-	from, err := l.snapshots.inherit(req)
+	from, err := l.snapshots.inherit(ctx, req)
 	if err != nil || runtime == "" || runtime == req.Runtime {
 		return from, err
 	}

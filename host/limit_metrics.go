@@ -101,7 +101,7 @@ func (m limitMetrics) collectBoxes(ch chan<- prometheus.Metric, gauge func(*prom
 	slices.SortFunc(all, func(a, b *box) int { return cmp.Or(a.createdAt.Compare(b.createdAt), cmp.Compare(a.ID, b.ID)) })
 	most := map[string]float64{"connections": 0, "interceptions": 0, "streams": 0, "memory": 0}
 	for i, b := range all {
-		filled := m.filled(b.ID)
+		filled := m.filled(b)
 		for limit, used := range filled {
 			most[limit] = max(most[limit], used)
 		}
@@ -118,9 +118,10 @@ func (m limitMetrics) collectBoxes(ch chan<- prometheus.Metric, gauge func(*prom
 }
 
 // filled is how much of its limits a box uses.
-func (m limitMetrics) filled(id policy.BoxID) map[string]float64 {
+func (m limitMetrics) filled(b *box) map[string]float64 {
+	id := b.ID
 	filled := m.parts.proxy.Filled(id)
-	filled["memory"] = ratio(m.parts.memory.HeldBy(string(id)), m.parts.memory.Most())
+	filled["memory"] = ratio(m.parts.memory.HeldBy(string(id)), b.Limits.Of(policy.LimitMemory, m.parts.memory.Most()))
 	return filled
 }
 

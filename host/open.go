@@ -54,7 +54,7 @@ func Open(ctx context.Context, o Options) (h *Host, err error) {
 func open(ctx context.Context, o Options) (*Host, error) {
 	p := &parts{
 		cfg: o.Config, log: o.Log, lines: o.Decisions, addrs: o.Addresses, listeners: o.Listeners, apart: o.Apart, metrics: prometheus.NewRegistry(),
-		minter: &certs.Minter{}, boxes: &boxes{}, connected: &enforce.Registry{}, urlTable: &urlTable{}, reach: &reach.Boxes{},
+		minter: &certs.Minter{}, boxes: &boxes{limits: o.Config.Limits.OfBoxes()}, connected: &enforce.Registry{}, urlTable: &urlTable{}, reach: &reach.Boxes{},
 	}
 	p.history = history.New(p.boxes.exist)
 	p.visits = &visits{boxes: p.boxes, reach: p.reach}
@@ -144,7 +144,7 @@ func (h *Host) wire(context.Context) error {
 		cfg: p.cfg, addrs: p.addrs, listeners: p.listeners, audit: p.audit, boxes: p.boxes, sandboxes: held,
 	}
 	transfer := &quota{
-		before: h.before, most: uint64(p.cfg.Limits.Quota), log: p.log, meter: p.meter, boxes: p.boxes, policies: h.policies, visitors: p.ingress,
+		before: h.before, log: p.log, meter: p.meter, boxes: p.boxes, policies: h.policies, visitors: p.ingress,
 	}
 	h.lifecycle = &lifecycle{
 		states: states{p.store}, cfg: p.cfg, roots: p.added, addrs: p.addrs, log: p.log, audit: p.audit, firewall: p.firewall, minter: p.minter,

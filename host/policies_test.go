@@ -37,6 +37,8 @@ func (k *fakeKernel) Apply(ctx context.Context, id policy.BoxID, plan policy.Ker
 	return k.before(id, plan)
 }
 
+func (k *fakeKernel) SetRates(context.Context, policy.BoxID, firewall.Rates) error { return nil }
+
 func (k *fakeKernel) ApplyAll(ctx context.Context, plans []firewall.Plan) (errs []error) {
 	for _, p := range plans {
 		errs = append(errs, k.Apply(ctx, p.Box, p.KernelPlan))

@@ -2,14 +2,18 @@ package host
 
 import (
 	"context"
+	"maps"
+	"slices"
 	"sync"
 	"time"
 
 	"go.uber.org/zap"
 
+	"boxgate/api"
 	"boxgate/host/handover"
 	"boxgate/host/meter"
 	"boxgate/policy"
+	"boxgate/store"
 )
 
 // quotaPace is how often it is looked how much boxes have transferred.
@@ -19,7 +23,6 @@ const quotaPace = time.Second
 // are withheld from them, and visitors of their public URLs are refused.
 type quota struct {
 	before   *Predecessor
-	most     uint64 // in a period; 0: no limit
 	log      *zap.Logger
 	meter    *meter.Meter
 	boxes    *boxes
@@ -29,9 +32,6 @@ type quota struct {
 
 // run looks at all boxes until ctx ends.
 func (q *quota) run(ctx context.Context) {
-	if q.most == 0 {
-		return
-	}
 	var changes sync.WaitGroup
 	defer changes.Wait()
 	tick := time.NewTicker(quotaPace)
@@ -49,17 +49,23 @@ func (q *quota) run(ctx context.Context) {
 // look has each box cut off that has used up its quota, and each connected again that has a new one. No box waits for
 // another's change.
 func (q *quota) look(ctx context.Context, changes *sync.WaitGroup) {
-	all := q.boxes.ids()
-	used, err := q.meter.Transferred(all...)
+	var limited []policy.BoxID
+	all := q.boxes.unsorted()
+	for _, b := range all {
+		if q.most(b) != policy.Unlimited {
+			limited = append(limited, b.ID)
+		}
+	}
+	var used map[policy.BoxID]uint64
+	var err error
+	if len(limited) > 0 { // else nothing need be read
+		used, err = q.meter.Transferred(limited...)
+	}
 	if err != nil { // those that are known to have used up theirs are cut off
 		q.log.Error("what boxes have transferred since the last look is not known; it is tried again", zap.Error(err))
 	}
-	for _, id := range all {
-		b, err := q.boxes.find(id)
-		if err != nil {
-			continue
-		}
-		spent := used[id] >= q.most
+	for _, b := range all {
+		spent := exhausted(used[b.ID], q.most(b))
 		if spent != b.spent.Load() && b.sparing.CompareAndSwap(false, true) {
 			changes.Go(func() {
 				defer b.sparing.Store(false)
@@ -69,19 +75,28 @@ func (q *quota) look(ctx context.Context, changes *sync.WaitGroup) {
 	}
 }
 
-// spent says which boxes have used up their quota. Where the counters cannot be read, those have that had when they were
+// most returns how many bytes a box may send and receive in a period.
+func (q *quota) most(b *box) int64 {
+	return b.Limits.Of(policy.LimitQuota, q.boxes.limits[policy.LimitQuota])
+}
+
+func exhausted(used uint64, most int64) bool { return most != policy.Unlimited && used >= uint64(most) }
+
+// spent says which stored boxes have used up their quota. Where the counters cannot be read, those have that had when they were
 // read last.
-func (q *quota) spent(list []policy.BoxID) map[policy.BoxID]bool {
-	out := map[policy.BoxID]bool{}
-	if q.most == 0 {
-		return out
+func (q *quota) spent(list []store.Box) map[policy.BoxID]bool {
+	out, most := map[policy.BoxID]bool{}, map[policy.BoxID]int64{}
+	for _, r := range list {
+		if n := api.BoxLimits(r.Limits).Of(q.boxes.limits)[policy.LimitQuota]; n != policy.Unlimited {
+			most[r.ID] = n
+		}
 	}
-	used, err := q.meter.Transferred(list...)
+	used, err := q.meter.Transferred(slices.Collect(maps.Keys(most))...)
 	if err != nil {
 		q.log.Warn("what boxes have transferred lately is not known yet", zap.Error(err))
 	}
 	for id, n := range used {
-		out[id] = n >= q.most
+		out[id] = exhausted(n, most[id])
 	}
 	return out
 }
@@ -94,12 +109,12 @@ func (q *quota) set(ctx context.Context, b *box, spent bool) {
 		return
 	}
 	if !spent {
-		q.log.Info("a new period has begun, and a box that had used up its quota goes on", id)
+		q.log.Info("a box that had used up its quota goes on: a new period has begun, or its quota was raised", id)
 		return
 	}
 	q.visitors.CloseBox(b.ID) // without the box's lock, for which a visitor may be waiting
 	q.before.tell(handover.Message{Kind: handover.URLs, Box: b.ID})
-	q.log.Warn("a box has used up its quota, and is cut off until the next period", id, zap.Uint64("quota", q.most))
+	q.log.Warn("a box has used up its quota, and is cut off until the next period", id, zap.Int64("quota", q.most(b)))
 }
 
 // putInForce changes what the box may do. From its first step on, whatever else changes the box's policy regards it.

@@ -67,11 +67,7 @@ func (l *lifecycle) removeUnknown(ctx context.Context, running []launcher.Status
 // error; it keeps neither the others nor the gateway from starting.
 func (l *lifecycle) pickUp(ctx context.Context, records []store.Box, running map[policy.BoxID]launcher.Status) {
 	var ready []*provisioning
-	var ids []policy.BoxID
-	for _, r := range records {
-		ids = append(ids, r.ID)
-	}
-	spent := l.quota.spent(ids)
+	spent := l.quota.spent(records)
 	for _, r := range records {
 		b, err := l.stored(r)
 		b.spent.Store(spent[r.ID])

@@ -98,10 +98,10 @@ type origin struct {
 	layers []string // over the image, the lowest first
 }
 
-// inherit completes the request for a box from a snapshot: it gets the size, the policy and the fields of the hosted product
+// inherit completes the request for a box from a snapshot: it gets the size, the policy, the limits and the fields of the hosted product
 // that the request leaves out, and the variables that it does not set. Header rules are not inherited: who makes the box
 // says which secrets it may use.
-func (s *snapshotHost) inherit(req *api.CreateRequest) (origin, error) {
+func (s *snapshotHost) inherit(ctx context.Context, req *api.CreateRequest) (origin, error) {
 	r, err := s.shelf.Get(req.Snapshot)
 	if errors.Is(err, store.ErrNotFound) {
 		return origin{}, errNoSnapshot(req.Snapshot)
@@ -123,6 +123,7 @@ func (s *snapshotHost) inherit(req *api.CreateRequest) (origin, error) {
 	})
 	req.Env, req.HostedSecrets = over(env, req.Env), over(secrets, req.HostedSecrets)
 	req.Hosted = req.Hosted.Or(hosted)
+	req.Limits = s.limits(ctx, api.BoxLimits(r.Limits), req)
 	req.Size, req.Runtime = cmp.Or(req.Size, r.BoxSize), r.Runtime
 	if req.Policy.Mode == "" && req.Named == "" {
 		req.Policy, req.Named = r.Policy, r.Named
@@ -133,6 +134,18 @@ func (s *snapshotHost) inherit(req *api.CreateRequest) (origin, error) {
 		}
 	}
 	return origin{r.Image, r.Layers}, nil
+}
+
+// limits returns the limits of a box from a snapshot: those of the box of before that the request leaves out. Only of a box that an
+// admin key makes do they allow more than the configuration.
+func (s *snapshotHost) limits(ctx context.Context, before api.BoxLimits, req *api.CreateRequest) api.BoxLimits {
+	for limit := range req.LimitChange {
+		before.Operator[limit], before.Own[limit] = 0, 0
+	}
+	if api.CallerOf(ctx).Role != api.RoleAdmin {
+		before = api.BoxLimits{Own: before.Own.Within(before.Operator)}
+	}
+	return api.BoxLimits{Operator: req.Limits.Operator.Over(before.Operator), Own: req.Limits.Own.Over(before.Own)}
 }
 
 // release removes what only a deleted box needed.

@@ -33,6 +33,7 @@ type Box struct {
 	ExpiresAt    time.Time     `json:"expires_at,omitzero"`  // zero: never
 	CreatedBy    string        `json:"created_by,omitempty"` // ID of the API key; "" for the operator's
 	Source       policy.Source `json:"source,omitzero"`      // from where its connections leave
+	Limits       BoxLimits     `json:"limits,omitzero"`      // of its own
 	CPU          time.Duration `json:"cpu_ns,omitempty"`     // CPU time used so far
 
 	// Extra has the fields of the hosted product, stored and read back. It is sealed, because programs put tokens
@@ -45,6 +46,13 @@ type Box struct {
 	// PlaceholderKey is the key from which the tokens of the box's placeholders are derived, sealed; empty in boxes of
 	// older versions.
 	PlaceholderKey policy.Secret `json:"-"`
+}
+
+// BoxLimits are the limits of one box that differ from those of the configuration: those that the operator has set, and those that
+// others have set, which count where they allow less.
+type BoxLimits struct {
+	Operator policy.Limits `json:"operator,omitzero"`
+	Own      policy.Limits `json:"own,omitzero"`
 }
 
 // Attached says what was attached if the gateway did not launch the box itself.

@@ -33,6 +33,7 @@ type Snapshot struct {
 	BoxSize string            `json:"box_size,omitempty"`
 	Policy  policy.Spec       `json:"policy"`
 	Named   string            `json:"named,omitempty"` // the named policy that it followed; "": none
+	Limits  BoxLimits         `json:"limits,omitzero"`
 	Env     map[string]string `json:"env,omitempty"`
 	Secrets map[string]string `json:"secrets,omitempty"` // of the fields of the hosted product
 	Extra   json.RawMessage   `json:"extra,omitempty"`
@@ -41,7 +42,7 @@ type Snapshot struct {
 // Of returns the snapshot with what it keeps of a box and its policy. Header rules are not among it.
 func (s Snapshot) Of(b Box, p Policy) Snapshot {
 	s.Box, s.CreatedBy, s.Image, s.Runtime, s.BoxSize, s.Policy, s.Named = b.ID, b.CreatedBy, b.Image, b.Runtime, b.Size, p.Spec, p.Named
-	s.Env, s.Secrets, s.Extra = reveal(b.Env), reveal(b.Secrets), b.Extra
+	s.Limits, s.Env, s.Secrets, s.Extra = b.Limits, reveal(b.Env), reveal(b.Secrets), b.Extra
 	return s
 }
 

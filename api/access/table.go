@@ -136,6 +136,8 @@ var grants = map[string]grant{
 	"addLabel":         own | changes,
 	"removeLabel":      own | changes,
 	"setSource":        admin | changes,
+	"getLimits":        own | reads,
+	"changeLimits":     own | changes, // keys without the role admin may only lower them
 	"setModel":         own | changes,
 	"setCustomRunner":  own | changes,
 	"addSkill":         own | changes,

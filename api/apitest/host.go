@@ -136,6 +136,7 @@ func (h *Host) CreateBox(_ context.Context, req api.CreateRequest) (api.Box, err
 		ID: policy.BoxID(fmt.Sprintf("box%d", len(h.Created))), Name: req.Name, Labels: req.Labels, Size: req.Size, Runtime: req.Runtime,
 		KeepAlive: req.KeepAlive, CreatedBy: req.CreatedBy, Ephemeral: req.Ephemeral, Status: api.StatusIdle, V4: netip.MustParseAddr("10.200.0.9"),
 		Policy: api.PolicyState{Spec: req.Policy, Named: req.Named, Version: 1}, Hosted: req.Hosted, CreatedAt: now, UpdatedAt: now,
+		Limits: req.Limits, OwnLimits: req.Limits.Of(h.HostLimits()).Beside(h.HostLimits()),
 	}
 	if req.Ephemeral {
 		b.ExpiresAt = now.Add(req.TTL)

@@ -75,3 +75,22 @@ func (h *Host) SetSource(_ context.Context, id policy.BoxID, source policy.Sourc
 	b.Source = source
 	return b.Box, nil
 }
+
+// HostLimits implements the Host of [boxgate/api/settings].
+func (h *Host) HostLimits() policy.Limits {
+	return policy.Limits{policy.LimitConnections: 100, policy.LimitSend: policy.Unlimited, policy.LimitReceive: 1 << 20, policy.LimitQuota: policy.Unlimited}
+}
+
+// SetLimits implements the Host of [boxgate/api/settings].
+func (h *Host) SetLimits(_ context.Context, id policy.BoxID, change func(api.BoxLimits) (api.BoxLimits, error)) (api.Box, error) {
+	b, leave, err := h.box(id)
+	defer leave()
+	if err != nil {
+		return api.Box{}, err
+	}
+	next, err := change(b.Limits)
+	if err == nil {
+		b.Limits, b.OwnLimits = next, next.Of(h.HostLimits()).Beside(h.HostLimits())
+	}
+	return b.Box, err
+}

@@ -29,6 +29,7 @@ type attachBody struct {
 	Labels        []string     `json:"labels,omitempty"`
 	AttachHeaders spec.Headers `json:"attach_headers,omitempty" doc:"as in a create; values are never read back"`
 	Sources       []string     `json:"source_addresses,omitempty" doc:"as in a create"`
+	Limits        spec.Limits  `json:"limits,omitempty" doc:"as in a create"`
 	NetworkPolicy spec.Policy  `json:"network_policy,omitempty" doc:"as in a create"`
 }
 
@@ -39,12 +40,12 @@ func (b *attachBody) request(hasSecret func(string) bool) (api.AttachRequest, er
 	var p problem.List
 	what := b.attached(&p)
 	what.Stack = b.stack(&p)
-	rest := createBody{Name: b.Name, Labels: b.Labels, AttachHeaders: b.AttachHeaders, NetworkPolicy: b.NetworkPolicy, Sources: b.Sources}
+	rest := createBody{Name: b.Name, Labels: b.Labels, AttachHeaders: b.AttachHeaders, NetworkPolicy: b.NetworkPolicy, Sources: b.Sources, Limits: b.Limits}
 	req, err := rest.request(hasSecret)
 	if err := p.Merge("", err); err != nil {
 		return api.AttachRequest{}, err
 	}
-	return api.AttachRequest{Attached: what, Name: req.Name, Labels: req.Labels, Source: req.Source, Policy: req.Policy, Named: req.Named, Headers: req.Headers}, p.Err()
+	return api.AttachRequest{Attached: what, Name: req.Name, Labels: req.Labels, Source: req.Source, Policy: req.Policy, Named: req.Named, Headers: req.Headers, LimitChange: req.LimitChange}, p.Err()
 }
 
 // stack returns whose network stack is meant; the namespace's own if it is not given.
@@ -96,6 +97,9 @@ func (e *Endpoints) attachBox(w http.ResponseWriter, r *http.Request) (rest.Repl
 	}
 	req, err := body.request(access.Secrets(r.Context(), e.HasSecret))
 	if err != nil {
+		return rest.Reply{}, err
+	}
+	if req.Limits, err = (api.BoxLimits{}).Changed(api.CallerOf(r.Context()), e.Host.HostLimits(), req.LimitChange); err != nil {
 		return rest.Reply{}, err
 	}
 	box, err := e.Host.AttachBox(r.Context(), req)

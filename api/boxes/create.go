@@ -28,6 +28,7 @@ type createBody struct {
 	EnvVars       map[string]string `json:"env_vars,omitempty" doc:"never read back"`
 	AttachHeaders spec.Headers      `json:"attach_headers,omitempty" doc:"host pattern to header names to values, or to an entry of the full form; values are never read back"`
 	Sources       []string          `json:"source_addresses,omitempty" doc:"addresses of the host, of network.sources, that the box's traffic leaves from: one IPv4 address, one IPv6 address, or both; only admin keys may choose"`
+	Limits        spec.Limits       `json:"limits,omitempty" doc:"what the box may take of the gateway, where it differs from the configuration (docs/limits.md); keys without the role admin may only lower it"`
 	NetworkPolicy spec.Policy       `json:"network_policy,omitempty" doc:"a policy of this API, or one of Vercel Sandbox, or the name of one as {named}; absent: the gateway's policy.default, which is allow-all unless its operator has set another"`
 	Model         string            `json:"model,omitempty"`
 	Agent         string            `json:"agent,omitempty"`
@@ -88,6 +89,7 @@ func (b *createBody) request(hasSecret func(string) bool) (api.CreateRequest, er
 		return api.CreateRequest{}, err
 	}
 	req.Env = spec.Environment(&p, "/env_vars", b.EnvVars)
+	req.LimitChange = b.Limits.Change(&p, "/limits")
 	if err := b.network(&req, hasSecret, &p); err != nil {
 		return api.CreateRequest{}, err
 	}

@@ -24,6 +24,10 @@ func (e *Endpoints) permit(ctx context.Context, req *api.CreateRequest) error {
 	if caller.Role != api.RoleAdmin && req.Source != (policy.Source{}) {
 		return problem.Refuse(http.StatusForbidden, "source_addresses needs an API key with the role %s", api.RoleAdmin)
 	}
+	var err error
+	if req.Limits, err = req.Limits.Changed(caller, e.Host.HostLimits(), req.LimitChange); err != nil {
+		return err
+	}
 	if err := access.Rules(ctx, req.Headers); err != nil || caller.Role == api.RoleAdmin || req.Snapshot == "" {
 		return err
 	}
@@ -49,6 +53,9 @@ func made(b api.Box, req api.CreateRequest) *rest.Change {
 	}
 	if b.Attached != nil {
 		what["attached"] = b.Attached.Kind
+	}
+	if b.Limits != (api.BoxLimits{}) {
+		what["limits"] = b.Limits
 	}
 	if len(req.Env) > 0 {
 		what["environment"] = slices.Sorted(maps.Keys(req.Env))

@@ -18,6 +18,8 @@ type Host interface {
 	// once its policy is in force there. A sandbox that cannot be found or used is a *policy.InvalidError; a box that was
 	// launched here, an ErrConflict.
 	ReattachBox(ctx context.Context, id policy.BoxID, to *api.Attached) (api.Box, error)
+	// HostLimits returns the limits that the configuration gives each box.
+	HostLimits() policy.Limits
 	// Snapshots lists the snapshots of a box, or all for "".
 	Snapshots(ctx context.Context, box policy.BoxID) ([]api.Snapshot, error)
 }

@@ -25,6 +25,7 @@ type boxView struct {
 	IPv4           string            `json:"ipv4,omitempty"`
 	IPv6           string            `json:"ipv6,omitempty"`
 	Sources        []netip.Addr      `json:"source_addresses,omitempty" doc:"of the host, that the box's traffic leaves from; absent: the host chooses"`
+	Limits         map[string]int64  `json:"limits,omitempty" doc:"where what the box may take of the gateway differs from the configuration; 0: no limit"`
 	NetworkPolicy  policy.Spec       `json:"network_policy"`
 	PolicyVersion  uint64            `json:"policy_version"`
 	NamedPolicy    string            `json:"named_policy,omitempty" doc:"the named policy that the box follows, which says network_policy"`
@@ -55,7 +56,7 @@ func viewBox(b api.Box) boxView {
 		ID: b.ID, CustomerID: api.CustomerID, Name: b.Name, Labels: orEmpty(b.Labels), Size: b.Size, Runtime: b.Runtime,
 		KeepAlive: b.KeepAlive, Status: b.Status, Error: b.Error, Progress: b.Progress, Ephemeral: b.Ephemeral, ExpiresAt: max(b.ExpiresAt.Unix(), 0),
 		NetworkPolicy: b.Policy.Spec, PolicyVersion: b.Policy.Version, NamedPolicy: b.Policy.Named,
-		Attached: b.Attached, Sources: b.Source.Addrs(),
+		Attached: b.Attached, Sources: b.Source.Addrs(), Limits: b.OwnLimits.Map(),
 		Model: b.Hosted.Model, Agent: b.Hosted.Agent, CustomRunner: b.Hosted.CustomRunner,
 		EnabledSkills: orEmpty(b.Hosted.Skills), MCPServers: b.Hosted.MCPServers,
 		GitUserName: b.Hosted.GitUserName, GitUserEmail: b.Hosted.GitUserEmail,

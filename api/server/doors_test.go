@@ -19,7 +19,7 @@ var doors = map[string][]string{
 		"writeFile", "makeDirectory", "removeFile", "renameFile", "unpackFiles", "uploadFiles", "setGitIdentity", "setGitIdentityAsBefore",
 		"setPolicy", "addLeases", "endLeases", "setHeaders", "changeHeaders", "setGlobalHeaders", "changeGlobalHeaders", "setNamedPolicy", "deleteNamedPolicy", "deleteUrl", "signUrl",
 		"changeSchedule", "deleteSchedule", "pauseSchedule", "resumeSchedule", "deleteSnapshot", "deleteSnapshots", "setEnvironment", "setVariable", "deleteVariable", "addLabel", "removeLabel",
-		"setSource", "setModel", "setCustomRunner", "addSkill", "removeSkill", "removeRepository", "refreshSecret", "rotateStoreKey", "backupStore", "rotateApiKey",
+		"setSource", "changeLimits", "setModel", "setCustomRunner", "addSkill", "removeSkill", "removeRepository", "refreshSecret", "rotateStoreKey", "backupStore", "rotateApiKey",
 		"createApiKey", "changeApiKey", "deleteApiKey", "replaceApiKey",
 	},
 }

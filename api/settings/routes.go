@@ -29,6 +29,10 @@ type Host interface {
 	// SetSource has everything that leaves for the box leave from other addresses of the host, and returns when it does and
 	// what was open is cut. One that the operator does not offer is a *policy.InvalidError.
 	SetSource(ctx context.Context, id policy.BoxID, source policy.Source) (api.Box, error)
+	// HostLimits returns the limits that the configuration gives each box.
+	HostLimits() policy.Limits
+	// SetLimits changes the limits of a box, and returns when it is held to them. If change returns an error nothing changes.
+	SetLimits(ctx context.Context, id policy.BoxID, change func(api.BoxLimits) (api.BoxLimits, error)) (api.Box, error)
 }
 
 // Endpoints serves the settings.
@@ -48,6 +52,8 @@ func (e *Endpoints) Routes() []rest.Route {
 		{Method: "POST", Path: "/v2/box/{id}/config/labels", ID: "addLabel", Summary: "Add a label to a box", Request: reflect.TypeFor[labelBody](), Example: `{"label":"team-a"}`, Response: reflect.TypeFor[labelsView](), Handle: e.addLabel},
 		{Method: "DELETE", Path: "/v2/box/{id}/config/labels/{label}", ID: "removeLabel", Summary: "Remove a label from a box", Response: reflect.TypeFor[labelsView](), Handle: e.removeLabel},
 		{Method: "PUT", Path: "/v2/box/{id}/config/source-addresses", ID: "setSource", Summary: "Replace the addresses of the host that a box's traffic leaves from; what is open is cut", Request: reflect.TypeFor[sourceBody](), Example: `{"source_addresses":["203.0.113.7","2001:db8::7"]}`, Response: reflect.TypeFor[sourceView](), Handle: e.putSource},
+		{Method: "GET", Path: "/v2/box/{id}/config/limits", ID: "getLimits", Summary: "What a box may take of the gateway", Response: reflect.TypeFor[limitsView](), Handle: e.getLimits},
+		{Method: "PATCH", Path: "/v2/box/{id}/config/limits", ID: "changeLimits", Summary: "Change what a box may take of the gateway; keys without the role admin may only lower it", Request: reflect.TypeFor[limitsBody](), Example: `{"limits":{"connections":100,"send_bytes_per_second":1048576}}`, Response: reflect.TypeFor[limitsView](), Handle: e.changeLimits},
 		{Method: "PUT", Path: "/v2/box/{id}/config/model", ID: "setModel", Summary: "Replace the model of a box, which is kept and shown", Request: reflect.TypeFor[modelBody](), Example: `{"model":"anthropic/claude-sonnet-4-5"}`, Response: reflect.TypeFor[modelView](), Handle: e.putModel},
 		{Method: "PUT", Path: "/v2/box/{id}/config/custom-runner", ID: "setCustomRunner", Summary: "Replace the custom harness of a box", Request: reflect.TypeFor[runnerBody](), Example: `{"custom_runner":{"command":"node","args":["/workspace/home/harness.mjs"],"protocol":"box-sse-v1"}}`, Response: reflect.TypeFor[runnerView](), Handle: e.putRunner},
 		{Method: "POST", Path: "/v2/box/{id}/config/skills", ID: "addSkill", Summary: "Add a skill to a box, which is kept and shown", Request: reflect.TypeFor[skillBody](), Example: `{"skill_id":"owner/repository/skill"}`, Response: reflect.TypeFor[skillsView](), Handle: e.addSkill},

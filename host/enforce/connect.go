@@ -35,7 +35,7 @@ func (e *Enforcer) ConnectAll(ctx context.Context, list []Joining) []error {
 	for _, j := range list {
 		e.judged.take(j.Box.ID) // an earlier run may have let connections through
 		attachments = append(attachments, firewall.Attachment{
-			Box: j.Box.ID, NetNS: j.At.NetNS, V4: j.Box.V4, V6: j.Box.V6, GuestStack: j.At.GuestStack,
+			Box: j.Box.ID, NetNS: j.At.NetNS, V4: j.Box.V4, V6: j.Box.V6, GuestStack: j.At.GuestStack, Rates: ratesOf(j.Box.Limits.Load()),
 		})
 	}
 	errs := e.Kernel.AddBoxes(ctx, attachments)

@@ -24,6 +24,7 @@ type Kernel interface {
 	CutFlows(ctx context.Context, id policy.BoxID, keep func(firewall.Flow) bool) error
 	CutAllFlows(ctx context.Context, keep func(policy.BoxID, firewall.Flow) bool) error
 	RemoveBox(ctx context.Context, id policy.BoxID) error
+	SetRates(ctx context.Context, id policy.BoxID, rates firewall.Rates) error
 }
 
 // Proxy is what the enforcer needs of [boxgate/proxy.Proxy].

@@ -47,8 +47,9 @@ func (f *fakes) step(name string) error {
 	return nil
 }
 
-func (f *fakes) AwaitBox(context.Context, policy.BoxID) error  { return f.step("await") }
-func (f *fakes) RemoveBox(context.Context, policy.BoxID) error { return f.step("remove") }
+func (f *fakes) AwaitBox(context.Context, policy.BoxID) error                 { return f.step("await") }
+func (f *fakes) SetRates(context.Context, policy.BoxID, firewall.Rates) error { return f.step("rates") }
+func (f *fakes) RemoveBox(context.Context, policy.BoxID) error                { return f.step("remove") }
 
 func (f *fakes) AddBoxes(_ context.Context, list []firewall.Attachment) (errs []error) {
 	for range list {

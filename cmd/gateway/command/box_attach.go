@@ -40,7 +40,7 @@ func (s *sandbox) body() boxBody {
 type boxAttach struct {
 	sandbox
 	name, policy, headers, stack string
-	sources                      []string
+	sources, limits              []string
 	installCA, disconnect        bool
 }
 
@@ -75,6 +75,7 @@ func newBoxAttach(o *cli.Options) *cobra.Command {
 	f.StringVar(&a.name, "name", "", "a name of your choice")
 	f.StringVar(&a.policy, "policy", "", "network policy: "+cli.BoxPolicyHelp+" (default: the gateway's policy.default)")
 	f.StringArrayVar(&a.sources, "source", nil, sourceHelp)
+	f.StringArrayVar(&a.limits, "limit", nil, limitHelp)
 	f.BoolVar(&a.installCA, "install-ca", false, "with --container: make the container trust the CA of its box")
 	f.BoolVar(&a.disconnect, "disconnect", false, "with --container: take it off the networks of Docker; else a terminal is asked")
 	f.StringVar(&a.headers, "headers", "", `header rules as for "gateway headers set": JSON or YAML, @FILE or -`)
@@ -88,6 +89,9 @@ func (a *boxAttach) body(stdin io.Reader) (boxBody, error) {
 	body := a.sandbox.body()
 	body.setText(map[string]string{"name": a.name, "stack": a.stack})
 	body.setSources(a.sources)
+	if err := body.setLimits(a.limits); err != nil {
+		return nil, err
+	}
 	return body, body.setNetwork(a.policy, a.headers, stdin)
 }
 

@@ -29,6 +29,15 @@ func (b boxBody) setSources(list []string) {
 	}
 }
 
+// setLimits sets the limits, if the command line gives any.
+func (b boxBody) setLimits(args []string) error {
+	limits, err := limitsOf(args)
+	if len(limits) > 0 {
+		b["limits"] = limits
+	}
+	return err
+}
+
 // setNetwork sets the policy and the header rules, if the command line gives them.
 func (b boxBody) setNetwork(policy, headers string, stdin io.Reader) error {
 	if policy != "" {

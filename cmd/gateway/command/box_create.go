@@ -12,7 +12,7 @@ import (
 // boxCreate holds the flags of `gateway box create`.
 type boxCreate struct {
 	name, size, runtime, policy, headers, snapshot string
-	env, sources                                   []string
+	env, sources, limits                           []string
 }
 
 func newBoxCreate(o *cli.Options) *cobra.Command {
@@ -42,6 +42,7 @@ func newBoxCreate(o *cli.Options) *cobra.Command {
 	f.StringVar(&c.snapshot, "from-snapshot", "", "ID of a snapshot, which says what files the box has, and its size and policy if they are not given")
 	f.StringArrayVar(&c.env, "env", nil, "NAME=VALUE for every command in the box")
 	f.StringArrayVar(&c.sources, "source", nil, sourceHelp)
+	f.StringArrayVar(&c.limits, "limit", nil, limitHelp)
 	return cmd
 }
 
@@ -52,6 +53,9 @@ func (c *boxCreate) body(stdin io.Reader) (boxBody, error) {
 		return nil, err
 	}
 	body.setSources(c.sources)
+	if err := body.setLimits(c.limits); err != nil {
+		return nil, err
+	}
 	vars := map[string]string{}
 	for _, e := range c.env {
 		k, v, ok := strings.Cut(e, "=")
