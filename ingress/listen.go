@@ -419,12 +419,16 @@ func (l *listener) named(sni string, h *held) bool {
 	return true
 }
 
+// longestHello is the most that a visitor's ClientHello should have: browsers' have less than 4 KiB.
+const longestHello = 16 << 10
+
 // handshake returns nil if it fails.
-func (l *listener) handshake(conn net.Conn) *tls.Conn {
-	secure := tls.Server(conn, l.tls)
+func (l *listener) handshake(conn net.Conn) *socket.Terminated {
+	secure := socket.Terminate(conn, longestHello, l.tls)
 	_ = conn.SetDeadline(time.Now().Add(l.g.ReadHeaderTimeout))
 	err := secure.HandshakeContext(context.Background())
 	if err == nil {
+		secure.Established()
 		_ = conn.SetDeadline(time.Time{})
 		return secure
 	}

@@ -79,7 +79,7 @@ func (c *conn) finish(s *exchange.Session, err error) {
 		c.event.Error = err.Error()
 	}
 	_ = c.tcp.SetWriteDeadline(time.Now().Add(socket.LingerTime))
-	if t, ok := s.Client.(*terminated); ok {
+	if t, ok := s.Client.(*socket.Terminated); ok {
 		_ = t.CloseWrite() // a disconnected client needs no close_notify
 	}
 	c.last = true

@@ -9,9 +9,9 @@ import (
 	"time"
 
 	"boxgate/internal/fault"
+	"boxgate/internal/socket"
 	"boxgate/policy"
 	"boxgate/proxy/origin"
-	"boxgate/proxy/usage"
 )
 
 // tlsConfigs are the server configurations used to terminate TLS, one per box. Boxes share no state such as ticket
@@ -86,7 +86,7 @@ func (p *Proxy) isHosts(n policy.Name) bool {
 // that was peeked: the decision was made for that name only. A cut of the connection closes its socket, which ends the
 // handshake; its deadline is the socket's, as a context's would cost a timer and a callback for each connection. hello is
 // the length of the ClientHello.
-func (p *Proxy) terminate(box *policy.Box, client net.Conn, hello int, name policy.Name, alpn []string) (*terminated, error) {
+func (p *Proxy) terminate(box *policy.Box, client net.Conn, hello int, name policy.Name, alpn []string) (*socket.Terminated, error) {
 	cfg := p.tlsConfig(box.ID)
 	if alpn != nil {
 		cfg = cfg.Clone()
@@ -95,8 +95,7 @@ func (p *Proxy) terminate(box *policy.Box, client net.Conn, hello int, name poli
 	if err := client.SetDeadline(time.Now().Add(p.cfg.boxHandshake())); err != nil {
 		return nil, err
 	}
-	wire := &bounded{Conn: client, most: 2*hello + usage.HandshakeRest}
-	conn := tls.Server(wire, cfg)
+	conn := socket.Terminate(client, hello, cfg)
 	if err := conn.Handshake(); err != nil {
 		return nil, err
 	}
@@ -104,9 +103,8 @@ func (p *Proxy) terminate(box *policy.Box, client net.Conn, hello int, name poli
 	if err != nil || got != name {
 		return nil, origin.ErrNoName
 	}
-	t := &terminated{conn, wire}
-	t.established()
-	return t, client.SetDeadline(time.Time{})
+	conn.Established()
+	return conn, client.SetDeadline(time.Time{})
 }
 
 // boxHandshake is the time for a TLS handshake with a box. A box that may take longer for its first message, because its machine is

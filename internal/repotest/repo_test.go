@@ -57,7 +57,7 @@ proxy/sign/signtest:
 proxy/ssh: policy internal/memory proxy/contain
 proxy/traverse: policy internal/socket
 proxy/tunnel: policy internal/buffers proxy/contain internal/h1 internal/socket
-proxy/usage: policy audit internal/memory internal/pace proxy/scrub
+proxy/usage: policy audit internal/memory internal/pace internal/socket proxy/scrub
 certs: policy audit internal/fault
 ingress/balancer:
 ingress/h2c: internal/h1 internal/h2/upstream

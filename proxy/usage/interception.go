@@ -2,14 +2,11 @@ package usage
 
 import (
 	"boxgate/internal/memory"
+	"boxgate/internal/socket"
 	"boxgate/policy"
 )
 
 const (
-	// LongestRecord is the most that a record has, in bytes.
-	LongestRecord = 18 << 10
-	// HandshakeRest is the most that a client sends after its first ClientHello and one more of the same length.
-	HandshakeRest = 8 << 10
 	// tlsCost is the most memory that terminated TLS uses, in bytes: keys (16 KiB), a buffer of records, which begins to grow when
 	// there is no room for another record (76), and one of a message of the handshake, which doubles (112): a record that was read with
 	// other content, one that came by itself, and one more read.
@@ -22,7 +19,7 @@ const (
 	// read with another one and may be the beginning of a message. It keeps the room, up to twice as much, while the
 	// connection is idle.
 	longestMessage = 64 << 10
-	mostAhead      = 2 * LongestRecord
+	mostAhead      = 2 * socket.LongestRecord
 )
 
 // Interception is a connection whose TLS is terminated. One goroutine at a time may use it. Those of nil do nothing.
@@ -59,7 +56,7 @@ func (i *Interception) Rest(sent int64) {
 	if i == nil || i.given > 0 {
 		return
 	}
-	uses := tlsIdle + 2*min(i.handshake, longestMessage) + 2*min(sent, LongestRecord) + 2*min(sent, mostAhead)
+	uses := tlsIdle + 2*min(i.handshake, longestMessage) + 2*min(sent, socket.LongestRecord) + 2*min(sent, mostAhead)
 	i.given = max(i.full-int(uses), 0)
 	i.holds.Shrink(i.given)
 }
