@@ -141,7 +141,7 @@ func TestRatesOfOneBoxCanBeItsOwn(t *testing.T) {
 	to := w.bulk(netip.AddrPortFrom(outside4, 0).String())
 	set := func(id policy.BoxID, send, receive int64) {
 		t.Helper()
-		w.must(w.fw.SetRates(t.Context(), id, Rates{send, receive}))
+		w.must(w.fw.SetRates(t.Context(), id, Rates{Send: send, Receive: receive}))
 	}
 	held := func(id policy.BoxID, rate int64) {
 		t.Helper()
@@ -169,7 +169,7 @@ func TestRatesOfOneBoxCanBeItsOwn(t *testing.T) {
 
 	w.must(w.fw.Close())
 	w.open()
-	w.rates = map[policy.BoxID]Rates{"low": {rateTested / 2, rateTested / 2}, "free": {policy.Unlimited, policy.Unlimited}}
+	w.rates = map[policy.BoxID]Rates{"low": {Send: rateTested / 2, Receive: rateTested / 2}, "free": {Send: policy.Unlimited, Receive: policy.Unlimited}}
 	for id, n := range map[policy.BoxID]byte{"low": 10, "all": 11, "free": 12} {
 		w.addBox(id, n)
 		w.apply(id, everything)
