@@ -58,6 +58,7 @@ func (s *Server) answerDirectly(ctx context.Context, v visit, transport policy.P
 			v.usage.sunk.note(a.host, v.now)
 			ev.Action = audit.ActionSink
 		}
+		answeredWith(&ev, rcode)
 		return s.appendDenied(dst, wire, &a, rcode, sink), true
 	}
 	ev.Action = audit.ActionForward
