@@ -181,8 +181,11 @@ func TestAttackSlowReaders(t *testing.T) {
 		}
 	}
 	const clients, streams = 20, 100
-	for range clients {
-		f := in.Frames("api.example.com")
+	open := make([]*harness.Frames, clients) // first, as there is no memory for more connections once the streams have it
+	for i := range open {
+		open[i] = in.Frames("api.example.com")
+	}
+	for _, f := range open {
 		for id := range uint32(streams) {
 			f.Send(2*id+1, true, harness.Head("api.example.com", harness.Field{":path", "/bytes/50000000"})...)
 		}

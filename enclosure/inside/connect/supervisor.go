@@ -53,6 +53,7 @@ type Supervisor struct {
 	known       map[Object]uint64     // files that the command has bound: the cookie of the socket
 	elsewhere   map[Object]descriptor // files that the command has bound in other network namespaces
 	undelivered map[uint32]result     // by thread of the command
+	connected   map[uint32]result     // the last connection that was made for each thread
 	refused     map[string]bool
 }
 
@@ -104,7 +105,7 @@ func Start(listener int, reach []Object, onRefused func(path string)) (err error
 	s := &Supervisor{
 		listener: listener, reach: reach, onRefused: onRefused,
 		calls: map[uint32]*call{}, working: map[*call]bool{}, waiting: map[int]int{}, connecting: map[uint64]bool{}, tasks: make(chan *call, mostThreads),
-		known: map[Object]uint64{}, elsewhere: map[Object]descriptor{}, undelivered: map[uint32]result{}, refused: map[string]bool{},
+		known: map[Object]uint64{}, elsewhere: map[Object]descriptor{}, undelivered: map[uint32]result{}, connected: map[uint32]result{}, refused: map[string]bool{},
 	}
 	s.changed.L = &s.mu
 	if s.proc, err = open(unix.AT_FDCWD, "/proc", unix.O_DIRECTORY); err != nil {
@@ -166,6 +167,25 @@ func (s *Supervisor) kept(thread uint32, socket uint64, address []byte) (unix.Er
 	r, ok := s.undelivered[thread]
 	delete(s.undelivered, thread)
 	return r.errno, ok && r.socket == socket && r.address == string(address)
+}
+
+// keepConnected notes a connection that was made for a thread.
+func (s *Supervisor) keepConnected(thread uint32, r result) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if len(s.connected) >= mostUndelivered {
+		clear(s.connected)
+	}
+	s.connected[thread] = r
+}
+
+// hasConnected reports, once, whether the last connection that was made for a thread was that of a socket to an address.
+func (s *Supervisor) hasConnected(thread uint32, socket uint64, address []byte) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	r, ok := s.connected[thread]
+	delete(s.connected, thread)
+	return ok && r.socket == socket && r.address == string(address)
 }
 
 // refuse notes that a socket was refused.

@@ -35,6 +35,14 @@ const lookEvery = time.Second
 // connectTo connects the command's socket without waiting, whether it blocks or not. If it does, the error is underWay instead of that of a
 // socket that does not block. While that is tried, the socket does not block for others that have it either, which takes some microseconds.
 func (c *call) connectTo(address []byte) unix.Errno {
+	errno := c.connectUnlessConnected(address)
+	if errno == unix.EISCONN && c.s.hasConnected(c.thread, c.cookie, c.address) {
+		return 0 // the caller had the answer in the same moment as a signal, which the kernel preferred, so that it asks again
+	}
+	return errno
+}
+
+func (c *call) connectUnlessConnected(address []byte) unix.Errno {
 	kind, err := unix.GetsockoptInt(c.socket, unix.SOL_SOCKET, unix.SO_TYPE)
 	if err != nil {
 		return errnoOf(err)
