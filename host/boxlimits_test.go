@@ -11,14 +11,14 @@ import (
 // only an admin key makes a box with more than the configuration gives.
 func TestLimitsOfABoxFromASnapshot(t *testing.T) {
 	t.Parallel()
-	host := policy.Limits{policy.LimitConnections: 100, policy.LimitStreams: 100, policy.LimitQuota: policy.Unlimited}
+	host := policy.Limits{policy.LimitConnections: 100, policy.LimitStreams: 100, policy.LimitUpstreams: 100, policy.LimitQuota: policy.Unlimited}
 	before := api.BoxLimits{
 		Operator: policy.Limits{policy.LimitConnections: 500, policy.LimitStreams: 50, policy.LimitQuota: 1 << 30},
-		Own:      policy.Limits{policy.LimitConnections: 400},
+		Own:      policy.Limits{policy.LimitConnections: 400, policy.LimitUpstreams: 10},
 	}
 	for role, want := range map[api.Role]policy.Limits{
-		api.RoleAdmin:   {policy.LimitConnections: 400, policy.LimitStreams: 20, policy.LimitQuota: 1 << 30},
-		api.RoleCreator: {policy.LimitConnections: 100, policy.LimitStreams: 20, policy.LimitQuota: 1 << 30},
+		api.RoleAdmin:   {policy.LimitConnections: 400, policy.LimitStreams: 20, policy.LimitUpstreams: 10, policy.LimitQuota: 1 << 30},
+		api.RoleCreator: {policy.LimitConnections: 100, policy.LimitStreams: 20, policy.LimitUpstreams: 10, policy.LimitQuota: 1 << 30},
 	} {
 		caller := api.Caller{Key: "key_1", Role: role}
 		change := api.LimitChange{policy.LimitStreams: 20}

@@ -143,7 +143,7 @@ func (s *snapshotHost) limits(ctx context.Context, before api.BoxLimits, req *ap
 		before.Operator[limit], before.Own[limit] = 0, 0
 	}
 	if api.CallerOf(ctx).Role != api.RoleAdmin {
-		before = api.BoxLimits{Own: before.Own.Within(before.Operator)}
+		before = api.BoxLimits{Own: before.Own.Over(before.Operator)} // a key's own never allow more than the operator's
 	}
 	return api.BoxLimits{Operator: req.Limits.Operator.Over(before.Operator), Own: req.Limits.Own.Over(before.Own)}
 }
