@@ -5,11 +5,13 @@ package proxytest
 import (
 	"context"
 	"crypto/tls"
+	"errors"
 	"io"
 	mrand "math/rand/v2"
 	"net"
 	"net/netip"
 	"sync"
+	"syscall"
 	"testing"
 	"time"
 
@@ -178,14 +180,19 @@ func (r *Rig) Dial(dst netip.AddrPort) *net.TCPConn {
 	return DialTo(r.T, r.Listen(dst))
 }
 
-// DialTo connects to an address of the rig.
+// DialTo connects to an address of the rig. On a busy machine the proxy may refuse a connection, for its silence, before this process has
+// noticed that it is there: that is tried again.
 func DialTo(t testing.TB, addr string) *net.TCPConn {
 	t.Helper()
-	c, err := TryDial(t, addr)
-	if err != nil {
-		t.Fatal(err)
+	for end := time.Now().Add(time.Minute); ; {
+		c, err := TryDial(t, addr)
+		switch {
+		case err == nil:
+			return c
+		case !errors.Is(err, syscall.ECONNRESET) || time.Now().After(end):
+			t.Fatal(err)
+		}
 	}
-	return c
 }
 
 // TryDial is DialTo for an address that may refuse.
