@@ -2,7 +2,6 @@ package proxy
 
 import (
 	"context"
-	"crypto/tls"
 	"errors"
 	"net"
 	"net/netip"
@@ -107,7 +106,7 @@ func (b *brokered) dial(ctx context.Context, at netip.Addr) (net.Conn, error) {
 
 // broker logs in to the server in the place of the box, and passes on what is said after that.
 func (c *conn) broker(f peek.First, rt route.Routed) {
-	if c.interception = c.usage.Intercept(c.p.cfg.MaxInterceptions, 0); c.interception == nil {
+	if c.interception = c.usage.Intercept(c.p.cfg.MaxInterceptions, helloOf(f)); c.interception == nil {
 		c.refuse(peek.Other, policy.ReasonLimit)
 		return
 	}
@@ -130,6 +129,14 @@ func (c *conn) broker(f peek.First, rt route.Routed) {
 	c.postgres(f, b)
 }
 
+// helloOf returns the length of the ClientHello among the first bytes; 0: they are none.
+func helloOf(f peek.First) int {
+	if f.Kind != peek.TLS {
+		return 0
+	}
+	return len(f.Data)
+}
+
 // mayLogIn waits until the box may cause another login, if that is soon.
 func (c *conn) mayLogIn() bool {
 	ctx, cancel := context.WithTimeout(c.ctx, c.p.cfg.DialTimeout)
@@ -142,8 +149,8 @@ func (c *conn) postgres(f peek.First, b *brokered) {
 	s := &postgres.Session{
 		Client: newReplay(c, f.Data), Direct: f.Kind == peek.TLS, Box: c.box.ID, Name: b.rt.Request.Name, Authority: b.authority(),
 		Login: b.login.Postgres, Keys: &c.p.keys, Roots: c.p.cfg.Roots, Clock: fault.Now, Dial: b.dial,
-		Terminate: func(client net.Conn) (*tls.Conn, error) {
-			return c.p.terminateAs(c.ctx, c.box, client, b.rt.Request.Name, postgres.ProtocolName)
+		Terminate: func(client net.Conn) (postgres.Secured, error) {
+			return c.p.terminateAs(c.ctx, c.box, client, helloOf(f), b.rt.Request.Name, postgres.ProtocolName)
 		},
 		Password: func(ctx context.Context) (policy.Secret, error) {
 			return b.secret(ctx, b.login.Postgres.Password, b.login.Postgres.Source)

@@ -111,10 +111,13 @@ func (p *Proxy) terminate(box *policy.Box, client net.Conn, hello int, name poli
 // slow, may take as long for the rest.
 func (c *Config) boxHandshake() time.Duration { return max(c.HandshakeTimeout, c.PeekTimeout) }
 
+// unreadHello is the most that a ClientHello should have, in bytes, that comes after other messages: database clients' have less than 4 KiB.
+const unreadHello = 16 << 10
+
 // terminateAs performs the TLS handshake with the box for a connection whose host is known without SNI. If the box gives a
-// name it must be that one. The caller sets deadlines.
-func (p *Proxy) terminateAs(ctx context.Context, box *policy.Box, client net.Conn, name policy.Name, alpn string) (*tls.Conn, error) {
-	conn := tls.Server(client, &tls.Config{
+// name it must be that one. hello is the length of the ClientHello, or 0 if it has not come. The caller sets deadlines.
+func (p *Proxy) terminateAs(ctx context.Context, box *policy.Box, client net.Conn, hello int, name policy.Name, alpn string) (*socket.Terminated, error) {
+	conn := socket.Terminate(client, max(hello, unreadHello), &tls.Config{
 		MinVersion: tls.VersionTLS12, Time: fault.Now, NextProtos: []string{alpn}, SessionTicketsDisabled: true,
 		GetCertificate: func(hello *tls.ClientHelloInfo) (*tls.Certificate, error) {
 			if got, err := policy.ParseName(hello.ServerName); hello.ServerName != "" && (err != nil || got != name) {
@@ -123,5 +126,9 @@ func (p *Proxy) terminateAs(ctx context.Context, box *policy.Box, client net.Con
 			return p.cfg.Leaves.LeafFor(ctx, hello, box.ID, name)
 		},
 	})
-	return conn, conn.HandshakeContext(ctx)
+	err := conn.HandshakeContext(ctx)
+	if err == nil {
+		conn.Established()
+	}
+	return conn, err
 }

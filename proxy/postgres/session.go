@@ -16,6 +16,12 @@ import (
 	"boxgate/policy"
 )
 
+// Secured is a connection by TLS.
+type Secured interface {
+	net.Conn
+	ConnectionState() tls.ConnectionState
+}
+
 // Session is the beginning of one connection of a box to a server that the gateway logs in to. All fields but Roots are
 // required.
 type Session struct {
@@ -30,7 +36,7 @@ type Session struct {
 	Clock     func() time.Time
 
 	// Terminate performs a TLS handshake with the box, as the server.
-	Terminate func(net.Conn) (*tls.Conn, error)
+	Terminate func(net.Conn) (Secured, error)
 	// Password returns the password. Its error is shown to the log alone.
 	Password func(context.Context) (policy.Secret, error)
 	// Dial connects to the server, at an address if one is given. Errors are of type *[policy.DeniedError] or
@@ -92,7 +98,7 @@ func (s *Session) hello() (packet, error) {
 		if err != nil {
 			return p, err
 		}
-		_, secured := s.Client.(*tls.Conn)
+		_, secured := s.Client.(Secured)
 		switch {
 		case p.code == codeTLS && len(p.body) == 0 && !secured && !asked[0]:
 			asked[0] = true
