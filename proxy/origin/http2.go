@@ -2,7 +2,6 @@ package origin
 
 import (
 	"context"
-	"crypto/tls"
 	"net/netip"
 	"slices"
 	"sync/atomic"
@@ -133,7 +132,7 @@ func (p *Origins) dialAny(ctx context.Context, pl *place, box *policy.Box, to Ta
 }
 
 // newH2Upstream takes ownership of a newly dialled connection. The caller's stream is its first user.
-func newH2Upstream(pl *place, conn *tls.Conn, box *policy.Box) (u *H2Conn, err error) {
+func newH2Upstream(pl *place, conn *socket.Terminated, box *policy.Box) (u *H2Conn, err error) {
 	defer func() {
 		if u == nil {
 			socket.Abort(conn)

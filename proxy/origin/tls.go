@@ -22,7 +22,7 @@ const maxSessions = 128
 //
 // Some servers, and firewalls before them, reset or drop a ClientHello that does not fit one packet, which the post-quantum
 // key share sees to. One that has not said a byte gets a second, small one on a new connection, and is remembered for that.
-func (p *Origins) DialTLS(ctx context.Context, box *policy.Box, d Target, alpn []string) (*tls.Conn, error) {
+func (p *Origins) DialTLS(ctx context.Context, box *policy.Box, d Target, alpn []string) (*socket.Terminated, error) {
 	if d.name.IsZero() {
 		return nil, &problem.Upstream{Reason: policy.ReasonUpstreamTLS, Err: ErrNoName}
 	}
@@ -56,14 +56,14 @@ type handshake struct {
 var smallGroups = []tls.CurveID{tls.X25519, tls.CurveP256, tls.CurveP384, tls.CurveP521}
 
 // handshake dials d and makes one attempt. silent says that it failed before the server had said a byte.
-func (p *Origins) handshake(ctx context.Context, box *policy.Box, d Target, h handshake) (conn *tls.Conn, silent bool, err error) {
+func (p *Origins) handshake(ctx context.Context, box *policy.Box, d Target, h handshake) (conn *socket.Terminated, silent bool, err error) {
 	raw, err := p.Dial(ctx, box, d)
 	if err != nil {
 		return nil, false, err
 	}
 	config, check := p.clientConfig(box, d, h)
 	below := &opening{Conn: direct(raw)}
-	conn = tls.Client(below, config)
+	conn = socket.Initiate(below, config)
 	ctx, cancel := context.WithDeadline(ctx, h.deadline)
 	defer cancel()
 	attempt, abandon := context.WithCancel(ctx)
@@ -85,6 +85,7 @@ func (p *Origins) handshake(ctx context.Context, box *policy.Box, d Target, h ha
 		silent = !below.heard.Load() && ctx.Err() == nil
 		return nil, silent, &problem.Upstream{Reason: policy.ReasonUpstreamTLS, Name: d.shown, Err: fmt.Errorf("TLS handshake: %w", err)}
 	}
+	conn.Established()
 	return conn, false, nil
 }
 
