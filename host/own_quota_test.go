@@ -1,0 +1,99 @@
+package host
+
+import (
+	"context"
+	"sync"
+	"testing"
+
+	"go.uber.org/zap"
+
+	"boxgate/host/meter"
+	"boxgate/policy"
+	"boxgate/store"
+)
+
+// counters are a kernel in which each box has sent and received so many bytes.
+type counters struct {
+	mu sync.Mutex
+	of uint64
+}
+
+func (c *counters) ReadLinks(boxes []policy.BoxID) (map[policy.BoxID]meter.Reading, error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	all := map[policy.BoxID]meter.Reading{}
+	for _, id := range boxes {
+		all[id] = meter.Reading{LinkLife: "1", In: c.of / 2, Out: c.of - c.of/2}
+	}
+	return all, nil
+}
+
+func (c *counters) Read(boxes []policy.BoxID) (map[policy.BoxID]meter.Reading, error) {
+	return c.ReadLinks(boxes)
+}
+
+func (c *counters) Disk(context.Context, policy.BoxID) (meter.Disk, error) { return meter.Disk{}, nil }
+
+// TestABoxIsHeldToAQuotaOfItsOwn: a box is cut off when it has used up a quota of its own, whatever that of all boxes is, and goes on when
+// its own is raised or lifted; the one beside it goes by that of all.
+func TestABoxIsHeldToAQuotaOfItsOwn(t *testing.T) {
+	t.Parallel()
+	const mib = 1 << 20
+	for name, c := range map[string]struct {
+		all, own, used int64
+		spent, beside  bool
+	}{
+		"below its own":             {policy.Unlimited, 4 * mib, 4*mib - 1, false, false},
+		"its own is used up":        {policy.Unlimited, 4 * mib, 4 * mib, true, false},
+		"less than that of all":     {8 * mib, 4 * mib, 5 * mib, true, false},
+		"more than that of all":     {4 * mib, 8 * mib, 5 * mib, false, true},
+		"none, where all have one":  {4 * mib, policy.Unlimited, 5 * mib, false, true},
+		"that of all, which is one": {4 * mib, 0, 4 * mib, true, true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			g := newGateway(t)
+			g.addBox("box1")
+			g.addBox("box2")
+			g.boxes.limits[policy.LimitQuota] = c.all
+			kernel := &counters{of: uint64(c.used)}
+			q := &quota{
+				log: zap.NewNop(), boxes: g.boxes, policies: g.policies, visitors: &visitorsOf{},
+			}
+			var err error
+			if q.meter, err = meter.Open(meter.Config{Boxes: g.boxes.ids, Kernel: kernel, Store: g.store, Log: zap.NewNop()}); err != nil {
+				t.Fatal(err)
+			}
+			q.before, _ = newPredecessor(t)
+			b, err := g.boxes.find("box1")
+			if err != nil {
+				t.Fatal(err)
+			}
+			beside, err := g.boxes.find("box2")
+			if err != nil {
+				t.Fatal(err)
+			}
+			look := func() {
+				var changes sync.WaitGroup
+				q.look(t.Context(), &changes)
+				changes.Wait()
+			}
+			own := policy.Limits{policy.LimitQuota: c.own}
+			b.Limits.Store(own)
+			look()
+			if b.spent.Load() != c.spent || beside.spent.Load() != c.beside {
+				t.Errorf("cut off: %t, and the one beside it: %t", b.spent.Load(), beside.spent.Load())
+			}
+			// The same at the start of a gateway, from what is stored.
+			record := store.Box{ID: "box1", Limits: store.BoxLimits{Operator: own}}
+			if got := q.spent([]store.Box{record, {ID: "box2"}}); got["box1"] != c.spent || got["box2"] != c.beside {
+				t.Errorf("at a start: %v", got)
+			}
+			b.Limits.Store(policy.Limits{policy.LimitQuota: c.used + mib})
+			look()
+			if b.spent.Load() {
+				t.Error("still cut off with a larger quota")
+			}
+		})
+	}
+}
