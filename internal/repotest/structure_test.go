@@ -1,6 +1,8 @@
 package repotest
 
 import (
+	"go/ast"
+	"strings"
 	"testing"
 
 	"boxgate/internal/structure/measure"
@@ -33,4 +35,52 @@ func TestFunctionsAreShort(t *testing.T) {
 		t.Errorf("functions have a median of %d lines and a 90th percentile of %d; the limits are %d and %d",
 			s.Median, s.P90, maxMedianFunction, maxP90Function)
 	}
+}
+
+// TestPointersBecomeNumbersInTheSystemCall: a stack that grows takes the variables on it along, but not the numbers that were made of
+// their addresses: the kernel would write where the variable was. Only in the arguments of the system call itself is that safe
+// (unsafe.Pointer, pattern 4); go vet does not look for it.
+func TestPointersBecomeNumbersInTheSystemCall(t *testing.T) {
+	atRoot(t)
+	found := 0
+	for _, s := range sources(t) {
+		if strings.HasSuffix(s.path, "_test.go") {
+			continue
+		}
+		inCalls := map[ast.Node]bool{}
+		ast.Inspect(s.file, func(n ast.Node) bool {
+			call, ok := n.(*ast.CallExpr)
+			if !ok {
+				return true
+			}
+			if f, ok := call.Fun.(*ast.SelectorExpr); ok && strings.Contains(f.Sel.Name, "yscall") {
+				for _, argument := range call.Args {
+					inCalls[argument] = true
+				}
+			}
+			if f, ok := call.Fun.(*ast.Ident); ok && f.Name == "uintptr" && len(call.Args) == 1 && isPointer(call.Args[0]) {
+				found++
+				if !inCalls[call] {
+					t.Errorf("%s: a pointer becomes a number outside of the arguments of a system call", s.path)
+				}
+			}
+			return true
+		})
+	}
+	if found < 10 {
+		t.Errorf("%d pointers that become numbers were found", found)
+	}
+}
+
+func isPointer(e ast.Expr) bool {
+	call, ok := e.(*ast.CallExpr)
+	if !ok {
+		return false
+	}
+	f, ok := call.Fun.(*ast.SelectorExpr)
+	if !ok || f.Sel.Name != "Pointer" {
+		return false
+	}
+	of, ok := f.X.(*ast.Ident)
+	return ok && of.Name == "unsafe"
 }

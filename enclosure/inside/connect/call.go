@@ -28,9 +28,10 @@ type response struct {
 	flags uint32
 }
 
-func ioctl(fd int, request uint, arg uintptr) error {
+// ioctl calls ioctl(2). The pointer becomes a number in the very call: the stack, where it may point to, can move before that.
+func ioctl(fd int, request uint, arg unsafe.Pointer) error {
 	for {
-		switch _, _, errno := unix.Syscall(unix.SYS_IOCTL, uintptr(fd), uintptr(request), arg); errno {
+		switch _, _, errno := unix.Syscall(unix.SYS_IOCTL, uintptr(fd), uintptr(request), uintptr(arg)); errno {
 		case 0:
 			return nil
 		case unix.EINTR:
@@ -44,7 +45,7 @@ func ioctl(fd int, request uint, arg uintptr) error {
 func (s *Supervisor) receive() (notification, error) {
 	for {
 		n := notification{} // which the kernel wants zeroed
-		err := ioctl(s.listener, unix.SECCOMP_IOCTL_NOTIF_RECV, uintptr(unsafe.Pointer(&n)))
+		err := ioctl(s.listener, unix.SECCOMP_IOCTL_NOTIF_RECV, unsafe.Pointer(&n))
 		if err != unix.ENOENT { // the caller was killed in between
 			return n, err
 		}
@@ -174,7 +175,7 @@ func (c *call) copyAddress() unix.Errno {
 
 // waits reports whether the caller still waits for the answer, so that its ID is not another thread's.
 func (c *call) waits() bool {
-	return ioctl(c.s.listener, unix.SECCOMP_IOCTL_NOTIF_ID_VALID, uintptr(unsafe.Pointer(&c.id))) == nil
+	return ioctl(c.s.listener, unix.SECCOMP_IOCTL_NOTIF_ID_VALID, unsafe.Pointer(&c.id)) == nil
 }
 
 // path returns the path that the address has for a Unix socket, if the kernel would look one up.

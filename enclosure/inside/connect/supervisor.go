@@ -134,7 +134,7 @@ func Start(listener int, reach []Object, onRefused func(path string)) (err error
 	if _, err := listening(diag); err != nil {
 		return fmt.Errorf("the kernel does not list Unix sockets; load its module unix_diag (CONFIG_UNIX_DIAG): %w", err)
 	}
-	_ = ioctl(listener, unix.SECCOMP_IOCTL_NOTIF_SET_FLAGS, unix.SECCOMP_USER_NOTIF_FD_SYNC_WAKE_UP) // faster; since Linux 6.6
+	_ = unix.IoctlSetInt(listener, unix.SECCOMP_IOCTL_NOTIF_SET_FLAGS, unix.SECCOMP_USER_NOTIF_FD_SYNC_WAKE_UP) // faster; since Linux 6.6
 	s.total = 1
 	ready := make(chan error, 1)
 	go s.serve(ready)

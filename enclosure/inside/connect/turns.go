@@ -266,7 +266,7 @@ func (c *call) finish(errno unix.Errno) {
 	if c.tried && errno == 0 { // before the caller can ask again
 		c.s.keepConnected(c.thread, result{c.cookie, string(c.address), 0})
 	}
-	if err := ioctl(c.s.listener, unix.SECCOMP_IOCTL_NOTIF_SEND, uintptr(unsafe.Pointer(&r))); err != nil && c.tried { // interrupted
+	if err := ioctl(c.s.listener, unix.SECCOMP_IOCTL_NOTIF_SEND, unsafe.Pointer(&r)); err != nil && c.tried { // interrupted
 		c.s.keep(c.thread, result{c.cookie, string(c.address), errno})
 	}
 	c.close()
