@@ -6,6 +6,7 @@ import (
 	"testing"
 	"time"
 
+	"boxgate/internal/nightly"
 	"boxgate/internal/socket"
 	"boxgate/internal/socket/sockettest"
 )
@@ -31,6 +32,7 @@ func connected(t *testing.T) (near, far net.Conn) {
 // TestPeerThatVanishes: what is sent to a peer that is gone stays unanswered; a peer that is there and reads nothing is not
 // taken for one.
 func TestPeerThatVanishes(t *testing.T) {
+	nightly.Root(t)
 	t.Parallel()
 	near, far := connected(t)
 	slow, reader := connected(t)

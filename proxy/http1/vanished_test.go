@@ -9,6 +9,7 @@ import (
 	"sync"
 	"testing"
 
+	"boxgate/internal/nightly"
 	"boxgate/internal/socket/sockettest"
 	"boxgate/proxy/proxytest"
 )
@@ -46,6 +47,7 @@ func (s *counted) count(method string) int {
 // TestServerVanishesBehindAKeptConnection: a request that can be repeated is, once, when nothing is acknowledged on a
 // connection that was kept; another one waits, and arrives once.
 func TestServerVanishesBehindAKeptConnection(t *testing.T) {
+	nightly.Root(t)
 	t.Parallel()
 	for _, h2 := range []bool{false, true} {
 		t.Run(fmt.Sprint("client with HTTP/2: ", h2), func(t *testing.T) {

@@ -10,6 +10,7 @@ import (
 	"sync/atomic"
 	"testing"
 
+	"boxgate/internal/nightly"
 	"boxgate/internal/socket/sockettest"
 	"boxgate/proxy/proxytest"
 )
@@ -17,6 +18,7 @@ import (
 // TestServerVanishesBehindASharedConnection: when nothing is acknowledged on a connection over HTTP/2, requests that can be
 // repeated are, once, on another one, and others wait.
 func TestServerVanishesBehindASharedConnection(t *testing.T) {
+	nightly.Root(t)
 	t.Parallel()
 	l := proxytest.New(t, proxytest.AllowAll)
 	var mu sync.Mutex

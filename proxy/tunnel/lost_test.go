@@ -15,6 +15,7 @@ import (
 // TestTunnelToAServerThatVanishes: a tunnel whose server acknowledges nothing ends, and one whose server is there and reads
 // nothing for a minute goes on. It waits for the kernel's own timers.
 func TestTunnelToAServerThatVanishes(t *testing.T) {
+	nightly.Root(t)
 	nightly.Only(t)
 	t.Parallel()
 	p := newPool(t)

@@ -10,7 +10,7 @@ import (
 )
 
 // Vanish has the kernel drop everything that comes for a TCP connection, as if its host were gone. Its peer hears nothing
-// more. Call back to end that.
+// more. Call back to end that. It takes root: a kernel can refuse filters to others.
 func Vanish(t testing.TB, c net.Conn) (back func()) {
 	t.Helper()
 	control := func(what func(fd int) error) {
