@@ -267,30 +267,71 @@ func startServer(t *testing.T, l *proxytest.Rig, chain chained, args ...string) 
 }
 
 // TestRenegotiation: a server asks for another handshake, with a client certificate that need not be there, once it has read
-// the request, as IIS and SAP do.
+// the request, as IIS and SAP do. It is given one on a connection, and none over HTTP/2.
 func TestRenegotiation(t *testing.T) {
 	t.Parallel()
-	for what, asks := range map[string]string{"never": "", "once": "R\n"} {
+	for what, test := range map[string]struct {
+		args     string
+		reads    string // after which the server asks
+		asks     string
+		statuses []int
+	}{
+		"never":       {"-crlf", "POST /late", "", []int{200}},
+		"once":        {"-crlf", "POST /late", "R\n", []int{200}},
+		"twice":       {"-crlf", "POST /late", "R\n", []int{200, 502}},
+		"over HTTP/2": {"-alpn h2", "PRI * HTTP/2.0", "R\n", []int{502}},
+	} {
 		for _, h2 := range []bool{false, true} {
+			if what == "over HTTP/2" && !h2 {
+				continue // which is not offered to the server
+			}
 			t.Run(what, func(t *testing.T) {
 				t.Parallel()
 				l := proxytest.New(t, proxytest.AllowAll, proxytest.Patient)
-				s := startServer(t, l, newChain(t, rsaKey(t, 2048), ecdsaKey(t), nil), "-tls1_2", "-crlf")
-				done := make(chan struct{})
-				go func() {
-					defer close(done)
-					for limit := time.Now().Add(time.Minute); !strings.Contains(s.text(), "GET /late") && time.Now().Before(limit); time.Sleep(time.Millisecond) {
+				s := startServer(t, l, newChain(t, rsaKey(t, 2048), ecdsaKey(t), nil), append(strings.Fields(test.args), "-tls1_2")...)
+				answered, over := make(chan struct{}), make(chan struct{})
+				says := func(text string, times int) bool {
+					for limit := time.Now().Add(time.Minute); strings.Count(s.text(), text) < times; {
+						select {
+						case <-answered:
+							return false
+						case <-time.After(time.Millisecond):
+							if time.Now().After(limit) {
+								return false
+							}
+						}
 					}
-					_, _ = io.WriteString(s.in, asks)
-					for limit := time.Now().Add(time.Minute); asks != "" && !strings.Contains(s.text(), "SSL_do_handshake -> 1") && time.Now().Before(limit); time.Sleep(time.Millisecond) {
-					}
-					_, _ = io.WriteString(s.in, "HTTP/1.1 200 OK\nContent-Length: 4\n\nwire")
-				}()
-				res, text := proxytest.Get(t, l.HTTPClientLater(s.port, h2), "https://"+proxytest.HostPort(s.port)+"/late", nil)
-				if res.StatusCode != 200 || text != "wire" {
-					t.Errorf("%d %s\n%s", res.StatusCode, text, s.text())
+					return true
 				}
-				<-done
+				go func() {
+					defer close(over)
+					for n := 1; says(test.reads, n); n++ {
+						_, _ = io.WriteString(s.in, test.asks)
+						if test.asks != "" && !says("SSL_do_handshake -> 1", n) {
+							return
+						}
+						_, _ = io.WriteString(s.in, "HTTP/1.1 200 OK\nContent-Length: 4\n\nwire")
+					}
+				}()
+				client, refused := l.HTTPClientLater(s.port, h2), 0
+				for _, status := range test.statuses {
+					res, err := client.Post("https://"+proxytest.HostPort(s.port)+"/late", "text/plain", nil)
+					if err != nil {
+						t.Fatalf("%v\n%s", err, s.text())
+					}
+					text, _ := io.ReadAll(res.Body)
+					if _ = res.Body.Close(); res.StatusCode != status || status == 200 && string(text) != "wire" {
+						t.Errorf("%d %s\n%s", res.StatusCode, text, s.text())
+					}
+					if status == 502 && res.StatusCode == status {
+						refused++
+						says("no renegotiation", refused)
+					}
+				}
+				close(answered)
+				if <-over; strings.Count(s.text(), "no renegotiation") < refused {
+					t.Errorf("another handshake was not refused:\n%s", s.text())
+				}
 			})
 		}
 	}
