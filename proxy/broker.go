@@ -146,6 +146,13 @@ func (c *conn) mayLogIn() bool {
 
 // postgres speaks PostgreSQL with both sides.
 func (c *conn) postgres(f peek.First, b *brokered) {
+	var server memory.Claim
+	server.Open(c.usage.Memory, memory.Upstreams)
+	defer server.Close()
+	if !server.Grow(postgres.LoginCost) {
+		c.refuse(peek.Other, policy.ReasonLimit)
+		return
+	}
 	s := &postgres.Session{
 		Client: newReplay(c, f.Data), Direct: f.Kind == peek.TLS, Box: c.box.ID, Name: b.rt.Request.Name, Authority: b.authority(),
 		Login: b.login.Postgres, Keys: &c.p.keys, Roots: c.p.cfg.Roots, Clock: fault.Now, Dial: b.dial,
@@ -163,6 +170,7 @@ func (c *conn) postgres(f peek.First, b *brokered) {
 		return
 	}
 	defer link.Close()
+	server.Shrink(postgres.LoginCost - postgres.LinkCost)
 	exchange.Dialled(&c.event, link.Addr, c.orig.Addr())
 	c.passBrokered(b, link.Client, link.Server)
 }

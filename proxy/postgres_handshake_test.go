@@ -3,10 +3,18 @@ package proxy_test
 import (
 	"crypto/tls"
 	"io"
+	"slices"
 	"strings"
+	"sync/atomic"
 	"testing"
 
+	"github.com/jackc/pgx/v5/pgconn"
+
 	"boxgate/audit"
+	"boxgate/internal/memory"
+	"boxgate/policy"
+	"boxgate/proxy"
+	"boxgate/proxy/postgres"
 	"boxgate/proxy/proxytest"
 )
 
@@ -30,4 +38,86 @@ func TestAttackLongHandshakeMessagesBeforeALogin(t *testing.T) {
 			r.Want("the end of the connection", func(e audit.Event) bool { return strings.Contains(e.Error, "handshake that is too long") })
 		})
 	}
+}
+
+// longer returns a certificate with so many bytes of others.
+func longer(cert tls.Certificate, more int) tls.Certificate {
+	cert.Certificate = slices.Clone(cert.Certificate)
+	for n := 0; n < more; n += len(cert.Certificate[0]) {
+		cert.Certificate = append(cert.Certificate, cert.Certificate[0])
+	}
+	return cert
+}
+
+// TestAttackDatabasesLongHandshakeMessages: a database server whose certificate message has 192 KiB is given up, in the login and when a query is
+// cancelled; one of 24 KiB is not.
+func TestAttackDatabasesLongHandshakeMessages(t *testing.T) {
+	t.Parallel()
+	r, s, dst := pgRig(t, dbRule)
+	usual := s.config.Certificates[0]
+	var shown atomic.Pointer[tls.Certificate]
+	s.config.Certificates = nil
+	s.config.GetCertificate = func(*tls.ClientHelloInfo) (*tls.Certificate, error) { return shown.Load(), nil }
+	with := func(more int) {
+		cert := longer(usual, more)
+		shown.Store(&cert)
+	}
+	tooLong := func(e audit.Event) bool { return strings.Contains(e.Error, "handshake that is too long") }
+	with(192 << 10)
+	_, err := pgconn.ConnectConfig(t.Context(), psql(r, dst))
+	refusedWith(t, err, "08001", "could not be verified")
+	r.Want("the end of the login", tooLong)
+	s.wantsNothing()
+	with(24 << 10)
+	c, err := pgconn.ConnectConfig(t.Context(), psql(r, dst))
+	if err != nil {
+		t.Fatal(err)
+	}
+	with(192 << 10)
+	count := func() (n int) {
+		for _, e := range r.Events.List() {
+			if tooLong(e) {
+				n++
+			}
+		}
+		return n
+	}
+	before := count()
+	_ = c.CancelRequest(t.Context())
+	proxytest.Await(t, "the end of the request to cancel", func() bool { return count() > before })
+	_ = c.Close(t.Context())
+}
+
+// TestAttackLoginThatDoesNotEnd: a server that sends 256 KiB of parameters is given up.
+func TestAttackLoginThatDoesNotEnd(t *testing.T) {
+	t.Parallel()
+	r, s, dst := pgRig(t, dbRule)
+	s.says256 = true
+	_, err := pgconn.ConnectConfig(t.Context(), psql(r, dst))
+	refusedWith(t, err, "08001", "could not log in")
+	if e := r.WantReason(policy.ReasonUpstreamLogin); !strings.Contains(e.Error, "during the login") {
+		t.Errorf("%+v", e)
+	}
+}
+
+// TestConnectionsToDatabasesAreCharged: a login is charged for before a server hears of it, and a connection until it ends.
+func TestConnectionsToDatabasesAreCharged(t *testing.T) {
+	t.Parallel()
+	r, s, dst := pgRig(t, dbRule)
+	most := int64(500 << 10) // for the client and its TLS, not for a login
+	budget := memory.New(64<<20, 64<<20)
+	r.With(func(c *proxy.Config) { c.Memory = memory.New(64<<20, most) })
+	if _, err := pgconn.ConnectConfig(t.Context(), psql(r, dst)); err == nil {
+		t.Error("a login for which there is no memory")
+	}
+	r.WantReason(policy.ReasonLimit)
+	s.wantsNothing()
+	r.With(func(c *proxy.Config) { c.Memory = budget })
+	c, err := pgconn.ConnectConfig(t.Context(), psql(r, dst))
+	if err != nil {
+		t.Fatal(err)
+	}
+	proxytest.Await(t, "the charge for a connection", func() bool { return budget.Held(memory.Upstreams) == postgres.LinkCost })
+	_ = c.Close(t.Context())
+	proxytest.Await(t, "it to be given back", func() bool { return budget.Held(memory.Upstreams) == 0 })
 }

@@ -35,12 +35,13 @@ const (
 
 // pgServer is a server that asks for the password in the clear, inside TLS.
 type pgServer struct {
-	t      *testing.T
-	config *tls.Config
-	wants  string // the password
-	says   string // to another; "": quotes it
-	newest uint16 // minor version; 0: 3.0
-	noKeys bool   // it takes no requests to cancel
+	t       *testing.T
+	config  *tls.Config
+	wants   string // the password
+	says    string // to another; "": quotes it
+	newest  uint16 // minor version; 0: 3.0
+	noKeys  bool   // it takes no requests to cancel
+	says256 bool   // so many KiB of parameters
 	// iterations are asked for by SCRAM; "": the password is asked for.
 	iterations string
 
@@ -115,6 +116,12 @@ func (s *pgServer) login(b *pgproto3.Backend, parameters map[string]string) bool
 	}
 	b.Send(&pgproto3.AuthenticationOk{})
 	b.Send(&pgproto3.ParameterStatus{Name: "server_version", Value: "17.1"})
+	for n := 0; s.says256 && n < 256; n++ {
+		b.Send(&pgproto3.ParameterStatus{Name: fmt.Sprint("parameter ", n), Value: strings.Repeat("x", 1000)})
+		if b.Flush() != nil {
+			return false
+		}
+	}
 	if !s.noKeys {
 		b.Send(&pgproto3.BackendKeyData{ProcessID: 77, SecretKey: s.key()})
 	}

@@ -47,7 +47,7 @@ proxy/origin: policy internal/fault internal/memory internal/h1 internal/h2/upst
 proxy/peek: policy internal/buffers internal/memory
 proxy/peek/peektest:
 proxy/placeholder: policy internal/h1 proxy/scrub
-proxy/postgres: policy proxy/problem proxy/scrub
+proxy/postgres: policy internal/socket proxy/problem proxy/scrub
 proxy/proxytest: policy audit internal/nightly proxy proxy/origin proxy/route
 proxy/problem: policy internal/handshake internal/h1 internal/h2 proxy/scrub
 proxy/route: policy

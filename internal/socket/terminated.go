@@ -4,6 +4,7 @@ import (
 	"crypto/tls"
 	"errors"
 	"net"
+	"sync/atomic"
 )
 
 const (
@@ -11,9 +12,17 @@ const (
 	LongestRecord = 18 << 10
 	// handshakeRest is the most that a client sends in a handshake after its first ClientHello and one more of the same length.
 	handshakeRest = 8 << 10
-	// serverHandshake is the most that a server sends in a handshake. Chains of certificates, with what proves their logging, have less
-	// than 32 KiB.
-	serverHandshake = 64 << 10
+	// ServerHandshake is the most that a server sends in a handshake, in bytes. Chains of certificates, with what proves their logging,
+	// have less.
+	ServerHandshake = 32 << 10
+)
+
+// What TLS with a server uses, in bytes: keys; a message of the handshake, whose buffer doubles as it grows and keeps its size; a record
+// and the beginning of the next, likewise; certificates as they came and parsed.
+const (
+	serverKeys = 16 << 10
+	// ServerCost is the most that it uses until the handshake is complete.
+	ServerCost = serverKeys + 2*ServerHandshake + 2*LongestRecord + 2*ServerHandshake
 )
 
 // errHandshakeSize ends a connection whose client sends longer messages of the handshake than any client needs. crypto/tls gathers up to
@@ -38,40 +47,101 @@ func Terminate(client net.Conn, hello int, cfg *tls.Config) *Terminated {
 }
 
 // Initiate returns the client's side of a connection to a server. [Terminated.Established] must follow the handshake. A server may have
-// another handshake made later, if the configuration allows it.
+// another handshake made later, if the configuration allows it. The configuration must be this connection's alone, and is changed.
 func Initiate(server net.Conn, cfg *tls.Config) *Terminated {
-	wire := &bounded{Conn: server, most: serverHandshake, then: serverHandshake, err: errServerSize}
+	wire, verify := boundServer(server), cfg.VerifyConnection
+	cfg.VerifyConnection = func(cs tls.ConnectionState) error {
+		wire.made++
+		if verify == nil {
+			return nil
+		}
+		return verify(cs)
+	}
 	return &Terminated{tls.Client(wire, cfg), wire}
 }
 
 // Established notes that the handshake is complete.
-func (t *Terminated) Established() { t.wire.most, t.wire.got = t.wire.then, 0 }
+func (t *Terminated) Established() { t.wire.established() }
 
 // Read reads content.
 func (t *Terminated) Read(p []byte) (int, error) {
 	n, err := t.Conn.Read(p)
 	if n > 0 {
-		t.wire.got = 0
+		t.wire.content()
 	}
 	return n, err
 }
+
+// Took returns how many bytes of the peer's the handshake took.
+func (t *Terminated) Took() int { return t.wire.took }
+
+// IdleCost is what TLS with a server keeps while nothing is read, in bytes.
+func (t *Terminated) IdleCost() int {
+	certificates, gathered := t.wire.took, max(t.wire.took, int(t.wire.longest.Load()))
+	if t.wire.made > 1 {
+		certificates = gathered
+	}
+	return serverKeys + 2*certificates + 2*min(gathered, ServerHandshake) + 2*min(gathered, LongestRecord)
+}
+
+// ToServer is a connection to a server that something else speaks TLS over, bounded as [Initiate] does. [ToServer.Established] must follow
+// the handshake. Safe for concurrent use.
+type ToServer struct{ *bounded }
+
+// NewToServer returns one that has carried nothing of TLS yet.
+func NewToServer(server net.Conn) ToServer { return ToServer{boundServer(server)} }
+
+// Established notes that the handshake is complete, but for what a server sends after its certificate.
+func (s ToServer) Established() { s.established() }
+
+// Content notes that content was read.
+func (s ToServer) Content() { s.content() }
 
 // bounded is what crypto/tls reads a peer's connection from. It gives it no more than a record at a time, as crypto/tls keeps what it has
 // read beyond one.
 type bounded struct {
 	net.Conn
-	most, got int
-	then      int // most, once the handshake is complete
-	err       error
+	most    int          // to be read before something comes of it
+	exactly bool         // most is not exceeded by a read
+	got     atomic.Int64 // since something has
+	longest atomic.Int64 // the most that got was before content came
+	took    int          // by the handshake
+	made    int          // handshakes with a server
+	then    int          // most, once the handshake is complete
+	err     error
+}
+
+func boundServer(server net.Conn) *bounded {
+	return &bounded{Conn: server, most: ServerHandshake, exactly: true, err: errServerSize}
+}
+
+// established notes that the handshake is complete. A server may make another that is not much longer, or send tickets.
+func (b *bounded) established() {
+	if b.took = int(b.got.Load()); b.exactly {
+		b.exactly, b.then = false, b.took+LongestRecord
+	}
+	b.most = b.then
+	b.got.Store(0)
+}
+
+func (b *bounded) content() {
+	if got := b.got.Swap(0); got > b.longest.Load() {
+		b.longest.Store(got)
+	}
 }
 
 // Read reads from the peer.
 func (b *bounded) Read(p []byte) (int, error) {
-	if b.got > b.most {
+	got := int(b.got.Load())
+	if got > b.most {
 		return 0, b.err
 	}
-	n, err := b.Conn.Read(p[:min(len(p), LongestRecord)])
-	b.got += n
+	n := min(len(p), LongestRecord)
+	if b.exactly {
+		n = min(n, b.most-got+1)
+	}
+	n, err := b.Conn.Read(p[:n])
+	b.got.Add(int64(n))
 	return n, err
 }
 

@@ -65,6 +65,9 @@ func newUpstream(pl *place, conn net.Conn, box *policy.Box) (u *Conn, err error)
 	if err != nil {
 		return nil, err
 	}
+	if err := pl.use(conn); err != nil {
+		return nil, err
+	}
 	u = &Conn{key: pl.key, place: pl, NetConn: conn, TCP: tcp, direct: direct, raw: raw, dial: dial}
 	u.reader.conn, u.layered = conn, !isBare(conn)
 	u.holds.Open(pl.pool.memory, memory.Buffers)
@@ -72,6 +75,17 @@ func newUpstream(pl *place, conn net.Conn, box *policy.Box) (u *Conn, err error)
 	pl.h1 = u
 	u.look = func(fd uintptr) { u.quiet = socket.Quiet(int(fd)) }
 	return u, nil
+}
+
+// idleCost is the memory that the connection keeps while it is idle, in bytes.
+func (u *Conn) idleCost() int {
+	if t, ok := u.NetConn.(*socket.Terminated); ok {
+		return plainIdle + t.IdleCost()
+	}
+	if u.layered { // TLS to a proxy
+		return originCost
+	}
+	return plainIdle
 }
 
 // isBare reports whether there is nothing between a connection and its socket.

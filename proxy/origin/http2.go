@@ -142,6 +142,9 @@ func newH2Upstream(pl *place, conn *socket.Terminated, box *policy.Box) (u *H2Co
 	if err != nil {
 		return nil, err
 	}
+	if err := pl.use(conn); err != nil {
+		return nil, err
+	}
 	client := upstream.New(conn, pl.release)
 	if !client.Reserve() {
 		client.Close()

@@ -3,12 +3,14 @@ package origin
 import (
 	"container/list"
 	"crypto/tls"
+	"net"
 	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
 
 	"boxgate/internal/memory"
+	"boxgate/internal/socket"
 	"boxgate/policy"
 	"boxgate/proxy/problem"
 	"boxgate/proxy/usage"
@@ -18,8 +20,14 @@ const (
 	idleTime = 60 * time.Second // how long idle connections are kept; servers commonly close them after 60 to 75 s
 	MaxIdle  = 64               // maximum idle connections of a box, over all hosts
 
-	originCost = 120 << 10 // memory for a connection: TLS, its certificates, a record or frame each way, one frame in several records
+	// Memory for a connection, in bytes.
+	originCost  = 120 << 10 // TLS, its certificates, a record or frame each way, one frame in several records
+	plainIdle   = 4 << 10   // without TLS, while it is idle
+	usualServer = 8 << 10   // what a handshake takes at most of which originCost has the certificates
 )
+
+// tlsCost returns the memory for a connection by TLS whose server has sent so much in the handshake.
+func tlsCost(took int) int { return originCost + 4*max(0, took-usualServer) }
 
 var errLimit = error(problem.Fixed("the box has reached its limit of connections to servers"))
 
@@ -57,6 +65,7 @@ type place struct {
 
 	// Guarded by pool.mu.
 	held  bool          // false once released or revoked
+	cost  int           // memory acquired for it
 	at    *list.Element // in pool.idle; nil while in use
 	since time.Time     // when it was put there
 }
@@ -104,14 +113,49 @@ func (p *boxPool) acquireLocked(key key) (*place, error) {
 			return nil, &problem.Upstream{Reason: policy.ReasonLimit, Name: key.shown(), Err: errLimit}
 		}
 	}
-	for !p.memory.Acquire(memory.Upstreams, originCost) {
-		if !p.dropOldestLocked() {
-			return nil, &problem.Upstream{Reason: policy.ReasonLimit, Name: key.shown(), Err: memory.ErrFull}
-		}
+	pl := &place{pool: p, key: key}
+	cost := originCost
+	if key.secure {
+		cost = max(cost, socket.ServerCost)
 	}
+	if !p.chargeLocked(pl, cost) {
+		return nil, &problem.Upstream{Reason: policy.ReasonLimit, Name: key.shown(), Err: memory.ErrFull}
+	}
+	pl.held = true
 	p.open.Add(1)
 	p.all.open.Add(1)
-	return &place{pool: p, key: key, held: true}, nil
+	return pl, nil
+}
+
+// chargeLocked changes the memory that is acquired for a place, for which idle connections give way. It reports whether there is that much.
+func (p *boxPool) chargeLocked(pl *place, cost int) bool {
+	for cost > pl.cost {
+		if p.memory.Acquire(memory.Upstreams, cost-pl.cost) {
+			pl.cost = cost
+			return true
+		}
+		if !p.dropOldestLocked() {
+			return false
+		}
+	}
+	p.memory.Release(memory.Upstreams, pl.cost-cost)
+	pl.cost = cost
+	return true
+}
+
+// use charges for a connection in use: it was dialled, or is idle no more. The error is a *[problem.Upstream].
+func (pl *place) use(conn net.Conn) error {
+	cost := originCost
+	if t, ok := conn.(*socket.Terminated); ok {
+		cost = tlsCost(t.Took())
+	}
+	p := pl.pool
+	p.mu.Lock()
+	defer p.unlock()
+	if pl.held && !p.chargeLocked(pl, cost) {
+		return &problem.Upstream{Reason: policy.ReasonLimit, Name: pl.key.shown(), Err: memory.ErrFull}
+	}
+	return nil
 }
 
 // most returns how many connections the box may have.
@@ -144,7 +188,8 @@ func (p *boxPool) releaseLocked(pl *place) {
 	pl.held = false
 	p.open.Add(-1)
 	p.all.open.Add(-1)
-	p.memory.Release(memory.Upstreams, originCost)
+	p.memory.Release(memory.Upstreams, pl.cost)
+	pl.cost = 0
 	p.wakeLocked(pl)
 	if pl.h2 != nil {
 		p.forgetLocked(pl.h2)
@@ -192,8 +237,9 @@ func (p *boxPool) restLocked(pl *place) {
 	}
 	pl.since = time.Now()
 	pl.at = p.idle.PushBack(pl)
-	if pl.h1 != nil {
+	if pl.h1 != nil { // nothing is read of it while it is idle, as is of HTTP/2
 		p.kept[pl.key] = append(p.kept[pl.key], pl.h1)
+		p.chargeLocked(pl, min(pl.cost, pl.h1.idleCost()))
 	}
 	if p.idle.Len() > MaxIdle {
 		p.dropOldestLocked()
@@ -228,7 +274,7 @@ func (p *boxPool) wakeLocked(pl *place) {
 func (p *boxPool) take(key key, c *policy.Compiled) *Conn {
 	for {
 		u := p.pop(key)
-		if u == nil || u.Usable(c) {
+		if u == nil || u.Usable(c) && u.place.use(u.NetConn) == nil {
 			return u
 		}
 		u.Close()

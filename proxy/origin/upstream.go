@@ -132,7 +132,7 @@ func (p *Origins) reach(ctx context.Context, box *policy.Box, by *policy.Upstrea
 	if err != nil || by.Scheme != policy.ProxyHTTPS {
 		return conn, err
 	}
-	secure := tls.Client(direct(conn), &tls.Config{
+	secure := socket.Initiate(direct(conn), &tls.Config{
 		ServerName: by.Host(), RootCAs: p.cfg.Roots, NextProtos: alpnHTTP1, MinVersion: tls.VersionTLS12, Time: fault.Now,
 		VerifyConnection: problem.WeakKey,
 	})
@@ -140,5 +140,6 @@ func (p *Origins) reach(ctx context.Context, box *policy.Box, by *policy.Upstrea
 		socket.Abort(conn)
 		return nil, err
 	}
+	secure.Established()
 	return secure, nil
 }

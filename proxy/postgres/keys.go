@@ -5,7 +5,6 @@ import (
 	"context"
 	"crypto/rand"
 	"crypto/subtle"
-	"crypto/tls"
 	"encoding/binary"
 	"errors"
 	"io"
@@ -14,6 +13,7 @@ import (
 	"sync"
 	"time"
 
+	"boxgate/internal/socket"
 	"boxgate/policy"
 	"boxgate/proxy/problem"
 )
@@ -140,10 +140,11 @@ func (s *Session) sendCancel(ctx context.Context, of backend) error {
 	if answer[0] != 'S' {
 		return s.notVerified(errors.New("the server does not speak TLS"))
 	}
-	secure := tls.Client(conn, s.tlsConfig(func() {}))
+	secure := socket.Initiate(conn, s.tlsConfig(func() {}))
 	if err := secure.HandshakeContext(ctx); err != nil {
 		return s.notVerified(err)
 	}
+	secure.Established()
 	request := binary.BigEndian.AppendUint32(nil, uint32(12+len(of.key)))
 	request = binary.BigEndian.AppendUint32(request, codeCancel)
 	request = binary.BigEndian.AppendUint32(request, of.process)

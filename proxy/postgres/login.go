@@ -14,8 +14,17 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgproto3"
 
+	"boxgate/internal/socket"
 	"boxgate/policy"
 	"boxgate/proxy/problem"
+)
+
+// Memory for a connection to a server, in bytes.
+const (
+	// LoginCost is what it takes until the server is logged in to: TLS, what the server says, and that decoded.
+	LoginCost = socket.ServerCost + 2*maxLogin
+	// LinkCost is what it takes from then on.
+	LinkCost = 120 << 10
 )
 
 // server is a server that is logged in to and ready for queries.
@@ -40,8 +49,9 @@ type attempt struct {
 	s        *Session
 	password string
 	dialled  net.Conn
-	verified bool  // the TLS handshake has shown the server to be the one of the name
-	failed   error // of the dial
+	wire     socket.ToServer // over which TLS is spoken
+	verified bool            // the TLS handshake has shown the server to be the one of the name
+	failed   error           // of the dial
 	in       io.Reader
 	minor    uint16 // of the version asked for
 	messages *messages
@@ -91,13 +101,16 @@ func (a *attempt) config(parameters map[string]string) (*pgconn.Config, error) {
 	c, login := of.Copy(), a.s.Login
 	c.Host, c.User, c.Database, c.Password = a.s.Name.String(), login.User, login.Database, a.password
 	c.LookupFunc = func(context.Context, string) ([]string, error) { return []string{c.Host}, nil }
-	c.DialFunc, c.TLSConfig, c.Fallbacks = a.dial, a.s.tlsConfig(func() { a.verified = true }), nil
+	c.DialFunc, c.TLSConfig, c.Fallbacks = a.dial, a.s.tlsConfig(func() {
+		a.verified = true
+		a.wire.Established()
+	}), nil
 	c.RuntimeParams, c.ConnectTimeout, c.MaxProtocolMessageBodyLen = parameters, 0, maxMessage
 	c.SSLNegotiation, c.SSLCertMode, c.ChannelBinding = "postgres", "disable", "prefer"
 	c.MinProtocolVersion, c.MaxProtocolVersion = "3.0", fmt.Sprintf("3.%d", a.minor)
 	c.BuildFrontend = func(r io.Reader, w io.Writer) *pgproto3.Frontend {
-		a.in = r
-		a.messages = &messages{r: r}
+		a.in = content{r, a.wire}
+		a.messages = &messages{r: a.in}
 		return pgproto3.NewFrontend(a.messages, w)
 	}
 	c.AfterNetConnect, c.ValidateConnect, c.AfterConnect, c.OAuthTokenProvider = nil, nil, nil, nil
@@ -123,8 +136,26 @@ func (s *Session) tlsConfig(verified func()) *tls.Config {
 }
 
 func (a *attempt) dial(ctx context.Context, _, _ string) (net.Conn, error) {
-	a.dialled, a.failed = a.s.Dial(ctx, netip.Addr{})
-	return a.dialled, a.failed
+	if a.dialled, a.failed = a.s.Dial(ctx, netip.Addr{}); a.failed != nil {
+		return nil, a.failed
+	}
+	a.wire = socket.NewToServer(a.dialled)
+	return a.wire, nil
+}
+
+// content reads what a server sends inside TLS.
+type content struct {
+	io.Reader
+	wire socket.ToServer
+}
+
+// Read implements [io.Reader].
+func (c content) Read(p []byte) (int, error) {
+	n, err := c.Reader.Read(p)
+	if n > 0 {
+		c.wire.Content()
+	}
+	return n, err
 }
 
 // take takes the connection from the library that logged in.

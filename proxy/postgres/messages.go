@@ -11,6 +11,8 @@ import (
 const (
 	// maxMessage is the longest message of a server during the login.
 	maxMessage = 64 << 10
+	// maxLogin is the most that a server sends during the login.
+	maxLogin = 64 << 10
 	// maxIterations is how often a password is hashed to prove it, at most: 25 times as often as PostgreSQL asks by default.
 	// A box that may change the password of its user, as all users may, chooses the number by that.
 	maxIterations = 100_000
@@ -24,12 +26,26 @@ type messages struct {
 	n    int     // of head, that were read
 	rest uint32  // of the body, that was not read
 	body []byte  // of a message that was read as a whole, as far as it was not passed on
+	read int     // in all
 
 	negotiated bool // the server speaks an older version than it was asked for
 }
 
+// errLogin ends a login whose server says more than any has to.
+var errLogin = fmt.Errorf("the server has sent more than %d KiB during the login", maxLogin>>10)
+
 // Read implements [io.Reader].
 func (m *messages) Read(p []byte) (int, error) {
+	if m.read > maxLogin {
+		return 0, errLogin
+	}
+	n, err := m.next(p)
+	m.read += n
+	return n, err
+}
+
+// next reads up to the end of a message.
+func (m *messages) next(p []byte) (int, error) {
 	const authentication = 'R'
 	if m.head[0] == authentication && m.rest > 0 && m.rest <= maxMessage {
 		if err := m.challenge(); err != nil {
