@@ -4,6 +4,7 @@ import (
 	"io"
 	"net"
 	"net/netip"
+	"sync"
 	"testing"
 	"time"
 
@@ -188,34 +189,50 @@ func TestRatesOfOneBoxCanBeItsOwn(t *testing.T) {
 	}
 }
 
-// TestRateIsNeverWithoutALimit changes a box's rate as fast as possible while it sends. Rates below that of all boxes never let more pass
-// than that: a change must not fill the bucket.
+// TestRateIsNeverWithoutALimit changes boxes' rates as fast as possible while they send. Rates below that of all boxes, and below a bound of
+// the box's own, never let more pass than that: a change must not fill the bucket.
 func TestRateIsNeverWithoutALimit(t *testing.T) {
 	w := newWorld(t)
 	w.must(w.fw.Close())
 	w.cfg.SendRate = rateTested
 	w.open()
-	w.addBox("one", 10)
-	w.apply("one", allow("198.51.100.0/24"))
+	bounds := map[policy.BoxID]int64{"all": rateTested, "own": rateTested / 2}
+	for id, n := range map[policy.BoxID]byte{"all": 10, "own": 11} {
+		w.addBox(id, n)
+		w.apply(id, allow("198.51.100.0/24"))
+	}
+	w.must(w.fw.SetRates(t.Context(), "own", Rates{Send: bounds["own"], SendMost: bounds["own"]}))
 	to := w.bulk(netip.AddrPortFrom(outside4, 0).String())
 	stop, stopped := make(chan struct{}), make(chan error, 1)
 	go func() {
-		for i := 0; ; i++ {
+		for i := int64(0); ; i++ {
 			select {
 			case <-stop:
 				stopped <- nil
 				return
 			default:
 			}
-			if err := w.fw.SetRates(t.Context(), "one", Rates{Send: rateTested - int64(i%2)*rateTested/4}); err != nil {
-				stopped <- err
-				return
+			for id, most := range bounds {
+				rates := Rates{Send: most - i%2*most/4}
+				if id == "own" {
+					rates.SendMost = most
+				}
+				if err := w.fw.SetRates(t.Context(), id, rates); err != nil {
+					stopped <- err
+					return
+				}
 			}
 		}
 	}()
-	if took := w.transfer("one", to, 'u', 3*rateTested); took < 1500*time.Millisecond {
-		t.Errorf("3 s worth were sent in %v", took)
+	var sent sync.WaitGroup
+	for id, rate := range bounds {
+		sent.Go(func() {
+			if took := w.transfer(id, to, 'u', 3*rate); took < 1500*time.Millisecond {
+				t.Errorf("box %s: 3 s worth were sent in %v", id, took)
+			}
+		})
 	}
+	sent.Wait()
 	close(stop)
 	w.must(<-stopped)
 }

@@ -32,11 +32,11 @@ func (f *Firewall) SetRates(ctx context.Context, id policy.BoxID, rates Rates) e
 }
 
 func (f *Firewall) setRates(b *box, rates Rates) error {
-	if b.SendRate != rates.Send {
-		if err := f.table.SetSendRate(&b.Entry, rates.Send); err != nil {
+	if b.SendRate != rates.Send || b.SendMost != rates.SendMost {
+		if err := f.table.SetSendRate(&b.Entry, rates.Send, rates.SendMost); err != nil {
 			return err
 		}
-		b.Rates.Send = rates.Send
+		b.Rates.Send, b.Rates.SendMost = rates.Send, rates.SendMost
 	}
 	if b.Rates.Receive != rates.Receive {
 		if err := f.links.SetReceiveRate(b.at.Index, rates.Receive); err != nil {

@@ -2,33 +2,92 @@ package host
 
 import (
 	"testing"
+	"testing/synctest"
+	"time"
 
 	"boxgate/api"
 	"boxgate/policy"
 )
 
-// TestLimitsOfABoxFromASnapshot shows that a box from a snapshot has the limits of the box of before that the request leaves out, and that
-// only an admin key makes a box with more than the configuration gives.
+// TestLimitsOfABoxFromASnapshot shows that a box from a snapshot has the limits of the box of before that the request leaves out, that
+// only an admin key makes a box with more than the configuration gives, and that no other key gets rid of what the operator has lowered.
 func TestLimitsOfABoxFromASnapshot(t *testing.T) {
 	t.Parallel()
-	host := policy.Limits{policy.LimitConnections: 100, policy.LimitStreams: 100, policy.LimitUpstreams: 100, policy.LimitQuota: policy.Unlimited}
-	before := api.BoxLimits{
-		Operator: policy.Limits{policy.LimitConnections: 500, policy.LimitStreams: 50, policy.LimitQuota: 1 << 30},
-		Own:      policy.Limits{policy.LimitConnections: 400, policy.LimitUpstreams: 10},
+	host := policy.Limits{
+		policy.LimitConnections: 100, policy.LimitStreams: 100, policy.LimitUpstreams: 100, policy.LimitRequests: 100,
+		policy.LimitDNSQueries: 100, policy.LimitQuota: policy.Unlimited,
 	}
+	before := api.BoxLimits{
+		Operator: policy.Limits{
+			policy.LimitConnections: 500, policy.LimitStreams: 50, policy.LimitRequests: 50, policy.LimitDNSQueries: 50, policy.LimitQuota: 1 << 30,
+		},
+		Own: policy.Limits{policy.LimitConnections: 400, policy.LimitUpstreams: 10, policy.LimitDNSQueries: 5},
+	}
+	change := api.LimitChange{policy.LimitStreams: 20, policy.LimitRequests: 80, policy.LimitDNSQueries: 0}
 	for role, want := range map[api.Role]policy.Limits{
-		api.RoleAdmin:   {policy.LimitConnections: 400, policy.LimitStreams: 20, policy.LimitUpstreams: 10, policy.LimitQuota: 1 << 30},
-		api.RoleCreator: {policy.LimitConnections: 100, policy.LimitStreams: 20, policy.LimitUpstreams: 10, policy.LimitQuota: 1 << 30},
+		api.RoleAdmin: {
+			policy.LimitConnections: 400, policy.LimitStreams: 20, policy.LimitUpstreams: 10, policy.LimitRequests: 80,
+			policy.LimitDNSQueries: 100, policy.LimitQuota: 1 << 30,
+		},
+		api.RoleCreator: {
+			policy.LimitConnections: 100, policy.LimitStreams: 20, policy.LimitUpstreams: 10, policy.LimitRequests: 50,
+			policy.LimitDNSQueries: 50, policy.LimitQuota: 1 << 30,
+		},
 	} {
 		caller := api.Caller{Key: "key_1", Role: role}
-		change := api.LimitChange{policy.LimitStreams: 20}
 		asked, err := api.BoxLimits{}.Changed(caller, host, change)
 		if err != nil {
 			t.Fatal(err)
 		}
-		got := (&snapshotHost{}).limits(api.WithCaller(t.Context(), caller), before, &api.CreateRequest{Limits: asked, LimitChange: change})
+		s := &snapshotHost{boxes: &boxes{limits: host}}
+		got := s.limits(api.WithCaller(t.Context(), caller), before, &api.CreateRequest{Limits: asked, LimitChange: change})
 		if got.Of(host) != want {
 			t.Errorf("%s: %v, want %v", role, got.Of(host).Map(), want.Map())
 		}
+		if role == api.RoleAdmin {
+			continue
+		}
+		for _, limit := range policy.AllLimits() { // nor later
+			raised, err := got.Changed(caller, host, api.LimitChange{limit: 0})
+			if err == nil && policy.Exceeds(raised.Of(host)[limit], before.Operator.Over(host)[limit]) {
+				t.Errorf("%s: the key raises %s to %d", role, limit, raised.Of(host)[limit])
+			}
+		}
+	}
+}
+
+// TestKeysGainNothingByChangingRates shows that a key that is no admin key changes what a box receives so seldom that full buckets gain it
+// little.
+func TestKeysGainNothingByChangingRates(t *testing.T) {
+	t.Parallel()
+	for given, want := range map[int64]time.Duration{policy.Unlimited: time.Second, 64 << 10: 32 * time.Second, 100 << 20: time.Second} {
+		synctest.Test(t, func(t *testing.T) {
+			b := &box{}
+			limits := policy.Limits{policy.LimitReceive: given, policy.LimitSend: given}
+			change := func(role api.Role) error {
+				own := b.Limits.Load()
+				own[policy.LimitReceive]++
+				err := b.mayChangeRates(api.WithCaller(t.Context(), api.Caller{Role: role}), own, limits)
+				if err == nil {
+					b.Limits.Store(own)
+				}
+				return err
+			}
+			time.Sleep(time.Hour)
+			if err := change(api.RoleCreator); err != nil {
+				t.Fatal(err)
+			}
+			time.Sleep(want - time.Millisecond)
+			if err := change(api.RoleCreator); err == nil {
+				t.Errorf("at %d bytes a second, the rate can be changed within %v", given, want)
+			}
+			if err := change(api.RoleAdmin); err != nil {
+				t.Error(err)
+			}
+			time.Sleep(time.Millisecond)
+			if err := change(api.RoleCreator); err != nil {
+				t.Error(err)
+			}
+		})
 	}
 }

@@ -137,13 +137,19 @@ func (s *snapshotHost) inherit(ctx context.Context, req *api.CreateRequest) (ori
 }
 
 // limits returns the limits of a box from a snapshot: those of the box of before that the request leaves out. Only of a box that an
-// admin key makes do they allow more than the configuration.
+// admin key makes do they allow more than the configuration. What the operator has lowered stays so, whatever another key asks for.
 func (s *snapshotHost) limits(ctx context.Context, before api.BoxLimits, req *api.CreateRequest) api.BoxLimits {
-	for limit := range req.LimitChange {
-		before.Operator[limit], before.Own[limit] = 0, 0
+	admin := api.CallerOf(ctx).Role == api.RoleAdmin
+	for limit, n := range before.Operator {
+		if !admin && policy.Exceeds(n, s.boxes.limits[limit]) {
+			before.Operator[limit] = 0
+		}
 	}
-	if api.CallerOf(ctx).Role != api.RoleAdmin {
-		before = api.BoxLimits{Own: before.Own.Over(before.Operator)} // a key's own never allow more than the operator's
+	for limit := range req.LimitChange {
+		before.Own[limit] = 0
+		if admin {
+			before.Operator[limit] = 0
+		}
 	}
 	return api.BoxLimits{Operator: req.Limits.Operator.Over(before.Operator), Own: req.Limits.Own.Over(before.Own)}
 }

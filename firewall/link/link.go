@@ -43,7 +43,12 @@ type Attachment struct {
 }
 
 // Rates are how many bytes a second a box may send and receive; 0: as many as all boxes; [policy.Unlimited]: any number.
-type Rates struct{ Send, Receive int64 }
+type Rates struct {
+	Send, Receive int64
+	// SendMost is a bound on Send that those who lower it cannot change: while it stays the same, no change of Send lets more pass. 0 and
+	// [policy.Unlimited]: none but that of all boxes.
+	SendMost int64
+}
 
 // name is the name of the box's interface on the host.
 func (a *Attachment) name() string { return network.LinkName(a.Box) }

@@ -24,6 +24,8 @@ type Entry struct {
 	Mark    uint32       // of its connections
 	// SendRate is how many bytes a second it may send; 0: as many as all boxes; [policy.Unlimited]: any number.
 	SendRate int64
+	// SendMost is a bound on SendRate whose bucket outlasts changes of that; 0 and [policy.Unlimited]: none.
+	SendMost int64
 
 	live  *version // what its element in the map of boxes points to; nil: it has none
 	doubt bool     // it is not known where the element leads: see settle

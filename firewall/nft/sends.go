@@ -40,8 +40,8 @@ func sendOver(rate uint64) *expr.Limit {
 
 // writeSend writes the chain of a box with a rate of its own, with the stamp, and leads its packets there; one that has none any more is
 // led back.
-// Below the rate of all boxes that counts as well: a chain begins with a full bucket, and who may lower a rate again and again must not
-// gain by it.
+// Below the rate of all boxes, and below a bound of its own, that counts as well: a chain begins with a full bucket, and who may lower a rate
+// again and again must not gain by it. The buckets of those are in sets, which outlast the chain.
 func (t *txn) writeSend(c *Config, e *Entry, stamp string) {
 	if e.SendRate == 0 {
 		if e.sends {
@@ -53,6 +53,9 @@ func (t *txn) writeSend(c *Config, e *Entry, stamp string) {
 	t.chain(chain)
 	if e.SendRate > 0 {
 		t.rule(chain, "bytes a second of this box", match{sendOver(uint64(e.SendRate))}, counted(countSent), drop())
+	}
+	if e.SendMost > 0 && !policy.Exceeds(e.SendRate, e.SendMost) {
+		t.rule(chain, "most bytes a second of this box", perInterface(&nftables.Set{Name: mostSet}, sendOver(uint64(e.SendMost))), counted(countSent), drop())
 	}
 	if c.SendRate > 0 && !policy.Exceeds(e.SendRate, int64(c.SendRate)) {
 		t.rule(chain, "bytes a second per box", perInterface(&nftables.Set{Name: sentSet}, sendOver(c.SendRate)), counted(countSent), drop())
@@ -68,14 +71,27 @@ func (t *txn) eraseSend(link string) {
 	t.addElements(sendsMap(), []nftables.SetElement{leadTo(link, chain)})
 	t.deleteElements(sendsMap(), nftables.SetElement{Key: ifname(link)})
 	t.c.DelChain(&nftables.Chain{Name: chain, Table: t.table})
+	t.emptyMost(link)
 }
 
-// SetSendRate changes how many bytes a second a registered box may send. On error the rate of before is in force.
-func (tbl *Table) SetSendRate(e *Entry, rate int64) error {
+// emptyMost removes the bucket of an interface's bound, whether or not it exists.
+func (t *txn) emptyMost(link string) {
+	set := &nftables.Set{Table: t.table, Name: mostSet, Dynamic: true, HasTimeout: true, KeyType: nftables.TypeIFName, KeyByteOrder: binaryutil.NativeEndian}
+	t.addElements(set, []nftables.SetElement{{Key: ifname(link)}})
+	t.deleteElements(set, nftables.SetElement{Key: ifname(link)})
+}
+
+// SetSendRate changes how many bytes a second a registered box may send, and the bound on that. On error those of before are in force.
+func (tbl *Table) SetSendRate(e *Entry, rate, most int64) error {
 	next := *e
-	next.SendRate = rate
+	next.SendRate, next.SendMost = rate, most
 	stamp := newStamp()
-	err := tbl.transact(func(t *txn) { t.writeSend(&tbl.cfg, &next, stamp) }, func(c *nftables.Conn) (bool, error) {
+	err := tbl.transact(func(t *txn) {
+		if most != e.SendMost {
+			t.emptyMost(e.Link)
+		}
+		t.writeSend(&tbl.cfg, &next, stamp)
+	}, func(c *nftables.Conn) (bool, error) {
 		if rate != 0 {
 			return stamped(c, sendChain(e.Link), stamp)
 		}
@@ -84,7 +100,7 @@ func (tbl *Table) SetSendRate(e *Entry, rate int64) error {
 		return err == nil && !there, err
 	})
 	if err == nil {
-		e.SendRate, e.sends = rate, rate != 0
+		e.SendRate, e.SendMost, e.sends = rate, most, rate != 0
 	}
 	return err
 }

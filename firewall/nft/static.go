@@ -86,6 +86,7 @@ type staticSets struct {
 	flows    *nftables.Set                    // connection marks of forwarded connections
 	pings    *nftables.Set                    // echo requests per interface
 	sent     *nftables.Set                    // bytes that boxes send, per interface
+	most     *nftables.Set                    // the same of boxes with a bound on their own rate
 	sends    *nftables.Set                    // interface → the chain of a box with a rate of its own
 	forwards *nftables.Set                    // forwarded connections per interface
 	notes    *nftables.Set                    // interfaces for which a connection was forwarded, see notes.go
@@ -132,13 +133,16 @@ func (t *txn) declareSets() *staticSets {
 		s.leaves[network.V4], s.leaves[network.V6]} {
 		t.set(set)
 	}
-	s.pings, s.sent = t.meter("pings"), t.meter(sentSet)
+	s.pings, s.sent, s.most = t.meter("pings"), t.meter(sentSet), t.meter(mostSet)
 	s.forwards, s.accepts, s.lookups, s.notes = t.census("forwards"), t.census("accepts"), t.census("lookups"), t.set(notesSet())
 	return s
 }
 
 // sentSet is the meter of the bytes that boxes send.
 const sentSet = "sent"
+
+// mostSet is the meter of the bytes that boxes send whose own rates have a bound. An element has the rate that it was made with.
+const mostSet = "sent_most"
 
 // meterTimeout is how long a meter keeps an idle interface.
 const meterTimeout = time.Hour
