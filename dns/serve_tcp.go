@@ -110,7 +110,7 @@ func (s *Server) serveConn(ctx context.Context, use *usage, conn *tcpConn) {
 	var answering sync.WaitGroup
 	defer answering.Wait()
 	for {
-		conn.SetReadDeadline(time.Now().Add(tcpIdle))
+		conn.SetReadDeadline(time.Now().Add(s.tcpIdle))
 		wire, err := readMessage(conn, maxQuery)
 		if err != nil || s.retiring.Err() != nil && s.policyOf(conn) != pol {
 			return // of a box whose policy is another process's to change

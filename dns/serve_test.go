@@ -42,7 +42,7 @@ func newLiveBehind(t *testing.T, spec policy.Spec, up *realUpstream, others []st
 	if l.Server, err = New(c); err != nil {
 		t.Fatal(err)
 	}
-	l.up.upstreams[len(others)].try, l.cache.timeout = time.Minute, 2*time.Minute
+	l.up.upstreams[len(others)].try, l.cache.timeout, l.tcpIdle = time.Minute, 2*time.Minute, 2*time.Minute
 	ln, pc := listenBoth(t)
 	l.addr = ln.Addr().String()
 	ctx, cancel := context.WithCancel(context.Background())
@@ -260,15 +260,33 @@ func TestTCPConnectionsAreLimitedPerBox(t *testing.T) {
 func TestIdleTCPConnectionsLeaveRoom(t *testing.T) {
 	t.Parallel()
 	l := newLive(t, domains("a.example.com"), newZone(t, "a.example.com. 60 IN A "+goodV4), Limits{TCPConns: 3})
-	used := l.dialTCP(t)
-	roundTripOver(t, used)
-	for range 200 {
-		roundTripOver(t, l.dialTCP(t)) // so that it has been accepted
-		roundTripOver(t, used)
-	}
-	roundTripOver(t, l.dialTCP(t))
-	roundTripOver(t, used)
 	use := l.usages.of(l.box)
+	ask := func(conn net.Conn) {
+		t.Helper()
+		roundTripOver(t, conn)
+		// With the answer at the client, the server may not have noted yet that the connection is idle.
+		idle := func() bool {
+			use.tcp.mu.Lock()
+			defer use.tcp.mu.Unlock()
+			for e := use.tcp.list.Front(); e != nil; e = e.Next() {
+				if e.Value.(*tcpConn).busy > 0 {
+					return false
+				}
+			}
+			return true
+		}
+		for deadline := time.Now().Add(time.Minute); !idle(); time.Sleep(time.Millisecond) {
+			if time.Now().After(deadline) {
+				t.Fatal("a connection stays busy")
+			}
+		}
+	}
+	used := l.dialTCP(t)
+	ask(used)
+	for range 200 {
+		ask(l.dialTCP(t)) // so that it has been accepted
+		ask(used)
+	}
 	use.tcp.mu.Lock()
 	defer use.tcp.mu.Unlock()
 	if n := use.tcp.list.Len(); n > 3 {
@@ -305,7 +323,7 @@ func TestBadFramesCloseTheConnection(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		conn.SetDeadline(time.Now().Add(tcpIdle / 2))
+		conn.SetDeadline(time.Now().Add(l.tcpIdle / 2))
 		io.WriteString(conn, frame)
 		if n, err := conn.Read(make([]byte, 1)); n > 0 || errors.Is(err, context.DeadlineExceeded) || isTimeout(err) {
 			t.Errorf("%q: read %d, %v; want a closed connection", frame, n, err)

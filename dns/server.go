@@ -36,6 +36,8 @@ type Server struct {
 
 	answering sync.WaitGroup // of those that read queries, until the last is answered
 
+	tcpIdle time.Duration // how long a TCP connection may take to send its whole next query
+
 	held sync.Map // net.Listener → *atomic.Int64: its open connections
 }
 
@@ -83,17 +85,18 @@ func newServer(c Config, up exchanger) *Server {
 	retiring, retire := context.WithCancel(context.Background())
 	return &Server{
 		retiring: retiring, retire: retire,
-		boxes:  c.Boxes,
-		sinkV4: c.SinkV4,
-		sinkV6: c.SinkV6,
-		isURL:  c.IsURL,
-		audit:  c.Audit,
-		log:    c.Log,
-		limits: limits,
-		cache:  newCache(up, limits.CacheBytes, limits.Lookups),
-		budget: outbound.NewBudget(limits.Sockets),
-		grants: newGrants(limits.GrantsPerBox, limits.Grants),
-		usages: newUsages(limits, c.Memory, c.Boxes, c.Audit.Record),
+		tcpIdle: tcpIdle,
+		boxes:   c.Boxes,
+		sinkV4:  c.SinkV4,
+		sinkV6:  c.SinkV6,
+		isURL:   c.IsURL,
+		audit:   c.Audit,
+		log:     c.Log,
+		limits:  limits,
+		cache:   newCache(up, limits.CacheBytes, limits.Lookups),
+		budget:  outbound.NewBudget(limits.Sockets),
+		grants:  newGrants(limits.GrantsPerBox, limits.Grants),
+		usages:  newUsages(limits, c.Memory, c.Boxes, c.Audit.Record),
 	}
 }
 

@@ -77,10 +77,10 @@ func (r *Rig) Want(what string, is func(audit.Event) bool) audit.Event {
 	}
 }
 
-// WantReason waits for an event with the reason.
+// WantReason waits for an event with the reason, other than one of phase open, which is recorded only for what lasts.
 func (r *Rig) WantReason(reason policy.Reason) audit.Event {
 	r.T.Helper()
-	return r.Want(string(reason), func(e audit.Event) bool { return e.Reason == reason })
+	return r.Want(string(reason), func(e audit.Event) bool { return e.Reason == reason && e.Phase != audit.PhaseOpen })
 }
 
 // DiscardEvents is a Recorder for benchmarks.

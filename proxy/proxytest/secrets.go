@@ -91,6 +91,19 @@ func (r *Recorder) Take() (*http.Request, string) {
 	return req, body
 }
 
+// BodyOf returns the body of the request for a path; "" if none has arrived. Unlike [Recorder.Take] it is not misled by the end of a request
+// before, of which the server may hear late.
+func (r *Recorder) BodyOf(path string) string {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for i, req := range r.got {
+		if req.URL.Path == path {
+			return r.body[i]
+		}
+	}
+	return ""
+}
+
 // EachProtocol runs a test over every pair of protocols: the client's and the upstream's.
 func EachProtocol(t *testing.T, test func(t *testing.T, l *Rig, client *http.Client, port uint16, up *Recorder)) {
 	for _, v := range []struct {
