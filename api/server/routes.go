@@ -2,6 +2,7 @@ package server
 
 import (
 	"net/http"
+	"sync"
 
 	"boxgate/api/boxes"
 	"boxgate/api/capture"
@@ -52,12 +53,16 @@ func (a *API) rooms() []room {
 	}
 }
 
-// addRoutes puts the endpoints of every room on the mux, and the description of them all.
-func (a *API) addRoutes() error {
-	var doc []byte
+// addRoutes puts the endpoints of every room on the mux, and the description of them all, which is made when it is first asked for.
+func (a *API) addRoutes() {
+	var describe func() ([]byte, error)
 	self := rest.Route{
 		Method: "GET", Path: "/openapi.json", ID: "getDescription", Summary: "This description", Produces: []string{"application/json"},
 		Handle: func(w http.ResponseWriter, _ *http.Request) (rest.Reply, error) {
+			doc, err := describe()
+			if err != nil {
+				return rest.Reply{}, err
+			}
 			w.Header().Set("Content-Type", "application/json")
 			w.WriteHeader(http.StatusOK)
 			_, _ = w.Write(doc)
@@ -75,7 +80,5 @@ func (a *API) addRoutes() error {
 		a.mux.Handle(rt.Pattern(), a.permitted(rt))
 		a.public[rt.Pattern()] = rt.Public
 	}
-	var err error
-	doc, err = openapi.Describe(subjects)
-	return err
+	describe = sync.OnceValues(func() ([]byte, error) { return openapi.Describe(subjects) })
 }

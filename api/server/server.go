@@ -131,9 +131,7 @@ func New(cfg Config) (*API, error) {
 	}
 	a.stop = sync.OnceFunc(func() { close(a.stopping) })
 	a.sessions = session.New(cfg.Host, cfg.History, a.bodies())
-	if err := a.addRoutes(); err != nil {
-		return nil, err
-	}
+	a.addRoutes()
 	return a, nil
 }
 

@@ -119,9 +119,13 @@ func TestAttackAddressesInDisguise(t *testing.T) {
 		refusedName(named, i%2, nameFor(w, netip.MustParseAddr(s), fmt.Sprintf("disguise-%d.example.com", i)))
 	}
 	// In the box curl reads numbers as addresses; the kernel sees what they are.
+	var lines []string
 	for _, host := range []string{"2852039166", "0xa9fea9fe", "0251.0376.0251.0376", "169.16689662"} {
-		if out, code := w.Sh(r.Box, "curl -sS -m 60 http://"+host+"/latest/meta-data/"); code != 7 {
-			t.Errorf("curl http://%s: exit %d: %s", host, code, out)
+		lines = append(lines, "curl -sS -m 60 http://"+host+"/latest/meta-data/")
+	}
+	for _, ran := range w.ShEach(r.Box, lines...) {
+		if ran.Code != 7 {
+			t.Errorf("%s: exit %d: %s", ran.Line, ran.Code, ran.Out)
 		}
 	}
 	w.Denial(r.Box, policy.StageKernel, netip.MustParseAddr("169.254.169.254"), 80, policy.ReasonProtectedRange)

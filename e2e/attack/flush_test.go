@@ -18,8 +18,12 @@ import (
 	"boxgate/audit"
 	"boxgate/e2e/harness"
 	"boxgate/internal/lab"
+	"boxgate/internal/nightly"
 	"boxgate/policy"
 )
+
+// pause is the time between two rounds of what attacks all the while. What is open for longer is noticed.
+var pause = nightly.Size(2*time.Millisecond, 0)
 
 // hammer sends from a box, by every way it knows, to targets until stop is called, which returns how often it tried.
 func hammer(r *harness.Raider, targets ...netip.Addr) (stop func() int) {
@@ -44,6 +48,7 @@ func hammer(r *harness.Raider, targets ...netip.Addr) (stop func() int) {
 					return nil
 				})
 				rounds.Add(1)
+				time.Sleep(pause)
 			}
 		})
 	}
@@ -165,7 +170,7 @@ func TestAttackBeforeTheFirstInstruction(t *testing.T) {
 // waylay waits for the namespaces of new boxes and sends from each as soon as it can be entered.
 func waylay(w *harness.World, targets [2]netip.Addr, sent *atomic.Int64, done <-chan struct{}) {
 	known := map[string]bool{}
-	look := time.NewTicker(100 * time.Microsecond)
+	look := time.NewTicker(time.Millisecond) // a new namespace has no link for longer than that
 	defer look.Stop()
 	var wg sync.WaitGroup
 	defer wg.Wait()
@@ -198,9 +203,12 @@ func waylay(w *harness.World, targets [2]netip.Addr, sent *atomic.Int64, done <-
 	}
 }
 
-// sendUntil sends datagrams and opens connections as fast as the network comes up.
+// sendUntil sends datagrams and opens connections as fast as the network comes up, and goes on in rounds.
 func sendUntil(done <-chan struct{}, targets [2]netip.Addr, sent *atomic.Int64) error {
-	for i := 0; ; i++ {
+	for begun := time.Now(); ; {
+		if time.Since(begun) > time.Second {
+			time.Sleep(pause)
+		}
 		select {
 		case <-done:
 			return nil

@@ -219,15 +219,19 @@ try:
     if len(sys.argv) > 5: s.setsockopt(*[int(a) for a in sys.argv[5:7]], bytes.fromhex(sys.argv[7]))
     s.connect((sys.argv[4], 9)); s.send(b"x" * (4000 if p == 17 and len(sys.argv) == 5 else 9)); s.recv(9)
 except OSError as e: print(e)' `
+	var lines []string
+	var sent []netip.Addr
 	for family, af := range [2]string{"2", "10"} {
 		for i, socket := range []string{" 2 136 ", " 1 132 ", " 6 33 ", " 2 17 "} {
-			out, _ := w.Sh(box, send+af+socket+to[i][family].String())
-			if strings.Contains(out, "not supported") {
-				continue // this kernel does not have the protocol
-			}
-			w.Denial(box, policy.StageKernel, to[i][family], 0, policy.ReasonProtocol)
-			w.Untouched(to[i][family])
+			lines, sent = append(lines, send+af+socket+to[i][family].String()), append(sent, to[i][family])
 		}
+	}
+	for i, ran := range w.ShEach(box, lines...) {
+		if strings.Contains(ran.Out, "not supported") {
+			continue // this kernel does not have the protocol
+		}
+		w.Denial(box, policy.StageKernel, sent[i], 0, policy.ReasonProtocol)
+		w.Untouched(sent[i])
 	}
 	w.MustSh(box, send+"2 2 17 "+to[4][0].String()+" 0 4 0707040000000000") // IP_OPTIONS: record route
 	w.Denial(box, policy.StageKernel, to[4][0], 0, policy.ReasonProtocol)

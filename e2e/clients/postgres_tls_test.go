@@ -103,16 +103,19 @@ func TestAttackPostgresServerThatIsNotTheOne(t *testing.T) {
 	}
 	box := w.Create(map[string]any{"runtime": "clients", "attach_headers": rules, "network_policy": harness.Custom(names...)})
 	for what, server := range servers {
+		var lines []string
 		for _, mode := range []string{"sslmode=disable", "sslmode=require", "sslmode=verify-full sslrootcert=$SSL_CERT_FILE"} {
-			out, code := w.Sh(box, `PGPASSWORD=none psql -X -At "host=`+server.Host+` user=app dbname=orders connect_timeout=120 `+mode+`" -c "select 'welcome'" 2>&1`)
+			lines = append(lines, `PGPASSWORD=none psql -X -At "host=`+server.Host+` user=app dbname=orders connect_timeout=120 `+mode+`" -c "select 'welcome'" 2>&1`)
+		}
+		for _, ran := range w.ShEach(box, lines...) {
 			if what == "the right one" {
-				if code != 0 || out != "welcome\n" {
-					t.Errorf("%s: exit %d: %s", what, code, out)
+				if ran.Code != 0 || ran.Out != "welcome\n" {
+					t.Errorf("%s: exit %d: %s", what, ran.Code, ran.Out)
 				}
 				continue
 			}
-			if code != 2 || !strings.Contains(out, "FATAL") || strings.Contains(out, password) {
-				t.Errorf("%s, %s: exit %d: %s", what, mode, code, out)
+			if ran.Code != 2 || !strings.Contains(ran.Out, "FATAL") || strings.Contains(ran.Out, password) {
+				t.Errorf("%s, %s: exit %d: %s", what, ran.Line, ran.Code, ran.Out)
 			}
 		}
 		log := server.Log()

@@ -112,9 +112,9 @@ func TestQuota(t *testing.T) {
 	}
 	refused := func(when string) {
 		t.Helper()
-		for _, way := range ways {
-			if out, code := w.Sh(box, way); code == 0 {
-				t.Errorf("%s: %s: %s", when, way, out)
+		for _, ran := range w.ShEach(box, ways...) {
+			if ran.Code == 0 {
+				t.Errorf("%s: %s: %s", when, ran.Line, ran.Out)
 			}
 		}
 	}

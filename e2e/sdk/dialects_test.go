@@ -113,18 +113,27 @@ func (d *dialectBox) ask(what string) string {
 
 func (d *dialectBox) reaches(what ...string) {
 	d.T.Helper()
-	for _, w := range what {
-		if out, code := d.Sh(d.box, "curl -sS -o /dev/null -w '%{http_code}' "+d.ask(w)); code != 0 || out != "200" {
-			d.T.Errorf("%s is not reached: exit %d: %s", w, code, out)
+	for i, ran := range d.curl(what) {
+		if ran.Code != 0 || ran.Out != "200" {
+			d.T.Errorf("%s is not reached: exit %d: %s", what[i], ran.Code, ran.Out)
 		}
 	}
 }
 
+func (d *dialectBox) curl(what []string) []harness.Ran {
+	d.T.Helper()
+	var lines []string
+	for _, w := range what {
+		lines = append(lines, "curl -sS -o /dev/null -w '%{http_code}' "+d.ask(w))
+	}
+	return d.ShEach(d.box, lines...)
+}
+
 func (d *dialectBox) refuses(what ...string) {
 	d.T.Helper()
-	for _, w := range what {
-		if out, code := d.Sh(d.box, "curl -sS -o /dev/null -w '%{http_code}' "+d.ask(w)); code == 0 && out != "403" {
-			d.T.Errorf("%s is reached: %s", w, out)
+	for i, ran := range d.curl(what) {
+		if ran.Code == 0 && ran.Out != "403" {
+			d.T.Errorf("%s is reached: %s", what[i], ran.Out)
 		}
 	}
 }

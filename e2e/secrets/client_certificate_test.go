@@ -175,17 +175,10 @@ func TestClientCertificateFromABox(t *testing.T) {
 			"bad-cert.example.com": both,
 		},
 	})
-	const curl = "curl -sS "
-	for _, way := range []string{"--http1.1 ", "--http2 "} {
-		for range 2 {
-			harness.Contains(t, w.MustSh(box, curl+way+"https://mutual.example.com/"), "I am blue")
-			harness.Contains(t, w.MustSh(box, curl+way+"https://optional.example.com/mine"), "I am blue")
-			harness.Contains(t, w.MustSh(box, curl+way+"https://optional.example.com/other"), "I am nobody")
-		}
-		harness.Contains(t, w.MustSh(box, curl+way+"https://careless.example.com/"), "upstream_tls", "does not ask for the client certificate")
-		harness.Contains(t, w.MustSh(box, curl+way+"https://bad-cert.example.com/"), "upstream_tls")
-		harness.Contains(t, w.MustSh(box, curl+way+"https://optional.example.com/late"), "secret_unavailable")
-	}
+	wantBothVersions(w, box, [2]string{"mutual.example.com/", "I am blue"}, [2]string{"optional.example.com/mine", "I am blue"}, [2]string{"optional.example.com/other", "I am nobody"},
+		[2]string{"mutual.example.com/", "I am blue"}, [2]string{"optional.example.com/mine", "I am blue"}, [2]string{"optional.example.com/other", "I am nobody"},
+		[2]string{"careless.example.com/", "upstream_tls; does not ask for the client certificate"},
+		[2]string{"bad-cert.example.com/", "upstream_tls"}, [2]string{"optional.example.com/late", "secret_unavailable"})
 	harness.Contains(t, w.MustSh(box, `curl -sS -m 20 --http1.1 -H "Connection: Upgrade" -H "Upgrade: websocket" -H "Sec-WebSocket-Version: 13" `+
 		`-H "Sec-WebSocket-Key: MDEyMzQ1Njc4OWFiY2RlZg==" https://mutual.example.com/ws -o - | tr -d '\000-\037'`), "I am blue")
 	f := w.Intrude(box).Frames("mutual.example.com")
@@ -224,19 +217,31 @@ func certificateRotates(t *testing.T, w *harness.World, box, dir string, ca *cli
 		t.Fatalf("the refresh failed: %s", out)
 	}
 	w.MustSh(box, "until grep -q ended /tmp/stream; do sleep 0.1; done")
-	for _, way := range []string{"--http1.1 ", "--http2 "} {
-		harness.Contains(t, w.MustSh(box, "curl -sS "+way+"https://mutual.example.com/"), "I am green")
-		harness.Contains(t, w.MustSh(box, "curl -sS "+way+"https://optional.example.com/mine"), "I am blue")
-	}
+	wantBothVersions(w, box, [2]string{"mutual.example.com/", "I am green"}, [2]string{"optional.example.com/mine", "I am blue"})
 	stranger, _ := newClientCA(t).issue(t, "red", time.Now().Add(time.Hour))
 	writeFile(t, dir, "both.pem", stranger, greenKey)
 	if out, exit := w.GatewayCommand("secret", "refresh", "both"); exit != 0 {
 		t.Fatalf("the refresh failed: %s", out)
 	}
-	for _, way := range []string{"--http1.1 ", "--http2 "} {
-		harness.Contains(t, w.MustSh(box, "curl -sS "+way+"https://mutual.example.com/"), `"secret_unavailable"`)
-	}
+	wantBothVersions(w, box, [2]string{"mutual.example.com/", `"secret_unavailable"`})
 	w.Event(box, func(e audit.Event) bool {
 		return e.Reason == policy.ReasonSecretUnavailable && e.Status == http.StatusBadGateway && strings.Contains(e.Error, `secret "both"`)
 	})
+}
+
+// wantBothVersions requests URLs from a box, one after the other, by each version of HTTP. Each is followed by texts that the answer contains.
+func wantBothVersions(w *harness.World, box string, answers ...[2]string) {
+	w.T.Helper()
+	var lines []string
+	for _, way := range []string{"--http1.1 ", "--http2 "} {
+		for _, a := range answers {
+			lines = append(lines, "curl -sS "+way+"https://"+a[0])
+		}
+	}
+	for i, ran := range w.ShEach(box, lines...) {
+		if ran.Code != 0 {
+			w.T.Errorf("%s: exit %d", ran.Line, ran.Code)
+		}
+		harness.Contains(w.T, ran.Out, strings.Split(answers[i%len(answers)][1], "; ")...)
+	}
 }

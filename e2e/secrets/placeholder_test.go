@@ -88,7 +88,7 @@ func TestPlaceholderLeaks(t *testing.T) {
 	if own := strings.TrimSpace(w.MustSh(box, "printenv API_KEY")); own == foreign || !isToken.MatchString(foreign) {
 		t.Fatalf("two boxes see %q and %q", own, foreign)
 	}
-	n := 0
+	var lines []string
 	for _, line := range []string{
 		`-H "Authorization: Bearer $API_KEY" https://www.example.com/`,
 		`-H "Authorization: Bearer $API_KEY" https://git.example.com/`,
@@ -105,10 +105,13 @@ func TestPlaceholderLeaks(t *testing.T) {
 		`--data "key=$API_KEY" http://plain.example.com/echo`,
 	} {
 		for _, way := range everyWay {
-			out, code := w.Sh(box, "curl -sS -o /tmp/body -w '%{http_code}' "+way+" "+line+"; cat /tmp/body")
-			if n++; code != 0 || !strings.HasPrefix(out, "403") || !strings.Contains(out, `"placeholder_leak"`) {
-				t.Errorf("curl %s %s: exit %d: %s", way, line, code, out)
-			}
+			lines = append(lines, "curl -sS -o /tmp/body -w '%{http_code}' "+way+" "+line+"; cat /tmp/body")
+		}
+	}
+	n := len(lines)
+	for _, ran := range w.ShEach(box, lines...) {
+		if ran.Code != 0 || !strings.HasPrefix(ran.Out, "403") || !strings.Contains(ran.Out, `"placeholder_leak"`) {
+			t.Errorf("%s: exit %d: %s", ran.Line, ran.Code, ran.Out)
 		}
 	}
 	// The explicit proxy is no way around.

@@ -18,15 +18,18 @@ func TestAttackPlaceholderInWhatServersShow(t *testing.T) {
 	box := placeholderBox(w)
 	token := strings.TrimSpace(w.MustSh(box, "printenv API_KEY"))
 	const socket = `--http1.1 -H "Connection: Upgrade" -H "Upgrade: websocket" -H "Sec-WebSocket-Version: 13" -H "Sec-WebSocket-Key: MDEyMzQ1Njc4OWFiY2RlZg==" `
+	var lines []string
 	for _, header := range []string{
 		"X-Goog-Meta-Owner", "x-amz-meta-owner", "X_Amz_Meta_Owner", "X-Ms-Meta-Owner", "X-Object-Meta-Owner", "X-Container-Meta-Owner",
 		"X-Amz-Tagging", "X-Amz-Website-Redirect-Location", "Content-Disposition", "Upload-Metadata", "Sec-WebSocket-Protocol", "Anthropic-Version",
 	} {
 		for _, way := range append([]string{socket}, everyWay...) {
-			out, code := w.Sh(box, `curl -sS --max-time 60 -w ' %{http_code}' `+way+` -H "`+header+`: x, $API_KEY" https://api.example.com/ws`)
-			if code != 0 || !strings.HasSuffix(out, " 403") || !strings.Contains(out, `"placeholder_leak"`) {
-				t.Errorf("curl %s, %s: exit %d: %s", way, header, code, out)
-			}
+			lines = append(lines, `curl -sS --max-time 60 -w ' %{http_code}' `+way+` -H "`+header+`: x, $API_KEY" https://api.example.com/ws`)
+		}
+	}
+	for _, ran := range w.ShEach(box, lines...) {
+		if ran.Code != 0 || !strings.HasSuffix(ran.Out, " 403") || !strings.Contains(ran.Out, `"placeholder_leak"`) {
+			t.Errorf("%s: exit %d: %s", ran.Line, ran.Code, ran.Out)
 		}
 	}
 	f := w.Intrude(box).Frames("api.example.com")

@@ -44,6 +44,9 @@ func (b *Root) trustJava(bundle []byte) error {
 			return err
 		}
 	}
+	if len(stores) == 0 {
+		return nil
+	}
 	store := javaKeyStore(bundle, time.Now())
 	for _, p := range stores {
 		if err := b.writeAt(p, store, 0o644); err != nil {
