@@ -48,6 +48,7 @@ type conn struct {
 	opening *audit.Opening
 	// explicit is true until a CONNECT names the destination of an explicit proxy client.
 	explicit bool
+	literal  bool // that CONNECT gave an address, not a name
 	handed   bool // another goroutine or a tunnel owns the connection now: see handOver and passOn
 	last     bool // a final message was sent that the client must be able to read: see [socket.LingeringClose]
 	quiet    bool // no event for the connection: each request records its own

@@ -9,7 +9,6 @@ import (
 	"boxgate/internal/socket"
 	"boxgate/policy"
 	"boxgate/proxy/contain"
-	"boxgate/proxy/origin"
 	"boxgate/proxy/peek"
 	"boxgate/proxy/problem"
 	"boxgate/proxy/tunnel"
@@ -86,7 +85,7 @@ func (c *conn) dialOthers() (up net.Conn) {
 	}
 	ctx, cancel := context.WithDeadline(c.ctx, c.detour.deadline)
 	defer cancel()
-	up, err := c.p.core.Origins.DialOthers(ctx, c.box, origin.To(rt, false), rt.Known.Dialled)
+	up, err := c.p.core.Origins.DialOthers(ctx, c.box, c.target(rt), rt.Known.Dialled)
 	if err != nil {
 		return nil
 	}

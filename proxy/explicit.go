@@ -188,7 +188,7 @@ func (c *conn) judgeConnect(authority string) *problem.Problem {
 	if addr, err := netip.ParseAddr(strings.Trim(host, "[]")); err == nil {
 		addr = addr.Unmap()
 		c.event.Name, c.event.Addr = "", addr
-		c.orig = netip.AddrPortFrom(addr, port)
+		c.orig, c.literal = netip.AddrPortFrom(addr, port), true
 		if addr.Zone() != "" {
 			return exchange.BadRequest("CONNECT to an address with a zone.")
 		}

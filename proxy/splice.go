@@ -28,7 +28,7 @@ func (c *conn) splice(f peek.First, rt route.Routed) {
 	}
 	c.event.Via = rt.Upstream.URL()
 	deadline := time.Now().Add(c.p.cfg.DialTimeout)
-	to := origin.To(rt, false)
+	to := c.target(rt)
 	addrs, err := c.p.core.Origins.Candidates(c.ctx, c.box, to)
 	if err != nil {
 		c.failed(f.Kind, err)
@@ -45,6 +45,15 @@ func (c *conn) splice(f peek.First, rt route.Routed) {
 		return
 	}
 	c.reached(f, rt, up)
+}
+
+// target returns where the bytes of the connection go by a route.
+func (c *conn) target(rt route.Routed) origin.Target {
+	to := origin.To(rt, false)
+	if c.literal {
+		to = to.Literal()
+	}
+	return to
 }
 
 // reached forwards between the client and a server that is connected.

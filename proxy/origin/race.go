@@ -5,6 +5,7 @@ import (
 	"errors"
 	"net"
 	"net/netip"
+	"slices"
 	"time"
 
 	"boxgate/internal/socket"
@@ -77,8 +78,22 @@ var errNoOthers = errors.New("there is no other address")
 // hasOthers reports whether the name of d may have other addresses than the only candidate, and the box had a choice
 // between them: it was told that the name has this one.
 func (p *Origins) hasOthers(box *policy.Box, d Target, addrs []netip.Addr) bool {
-	return len(addrs) == 1 && !d.There && !d.name.IsZero() && addrs[0].IsValid() && addrs[0] == d.Asked.Addr.Unmap() &&
-		p.cfg.Resolver.Granted(box.ID, d.name, addrs[0])
+	return len(addrs) == 1 && !d.There && !d.literal && !d.name.IsZero() && addrs[0].IsValid() && addrs[0] == d.Asked.Addr.Unmap() &&
+		p.cfg.Resolver.Granted(box.ID, d.name, addrs[0]) && (d.ByName || resolvable(box, d.name))
+}
+
+// resolvable reports whether the policy in force lets a name be asked of the upstream DNS servers. It may be one that has been told
+// the box under an earlier policy.
+func resolvable(box *policy.Box, n policy.Name) bool {
+	c := box.Policy.Load()
+	return c.Decide(policy.Request{Stage: policy.StageDNS, Box: box.ID, Name: n}).Allowed() || c.ResolvesOthers(n)
+}
+
+// isOfAll reports whether an address is of every name that the connection may be for. Where the client has not said its host, these are
+// the names that the box was told for the address that it chose. Anybody can give a name that address, and with it one of their own.
+func (p *Origins) isOfAll(box *policy.Box, d Target, a netip.Addr) bool {
+	stranger := func(n policy.Name) bool { return !p.cfg.Resolver.Granted(box.ID, n, a) }
+	return d.Action == policy.Broker || !slices.ContainsFunc(d.Known.Told, stranger) // a broker's server proves its name
 }
 
 // run tries the addresses until one accepts or all have failed.
@@ -161,15 +176,15 @@ func drain(results <-chan attempt, running int) {
 	}
 }
 
-// others returns the addresses of the name of d without the one that was tried, those of the other family first in turn. Each
-// has been judged.
+// others returns the addresses of the name of d without the one that was tried, those of the other family first in turn, which
+// the connection may go to. Each has been judged.
 func (p *Origins) others(ctx context.Context, box *policy.Box, d Target, tried netip.Addr) (good []netip.Addr) {
 	addrs, err := p.cfg.Resolver.Lookup(ctx, box, d.name)
 	if err != nil {
 		return nil
 	}
 	for _, a := range route.Interleave(addrs, tried.Is4()) {
-		if a != tried && len(good) < mostAddresses && p.judgeDial(ctx, box, d, a) == nil {
+		if a != tried && len(good) < mostAddresses && p.isOfAll(box, d, a) && p.judgeDial(ctx, box, d, a) == nil {
 			good = append(good, a)
 		}
 	}

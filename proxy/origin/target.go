@@ -17,11 +17,19 @@ type Target struct {
 	identity *Identity   // what the gateway authenticates by; nil: nothing
 	forward  bool        // it is a proxy that a rule forwards to: the policy for those decides
 	shown    policy.Name // in errors
+	literal  bool        // the box has given the address instead of a name
 }
 
 // To returns the target of a route. secure says that it speaks TLS.
 func To(rt route.Routed, secure bool) Target {
 	return Target{Routed: rt, name: rt.Request.Name, secure: secure, shown: rt.Request.Name}
+}
+
+// Literal returns the target for a box that has given the address instead of a name: whatever names have it, their other
+// addresses were not asked for.
+func (d Target) Literal() Target {
+	d.literal = true
+	return d
 }
 
 // Via returns, for requests to d, the target of a proxy that the policy for those ([policy.Compiled.Forwarding]) has a route
