@@ -26,8 +26,35 @@ type detour struct {
 	mu     sync.Mutex
 	begun  bool
 	over   bool
-	taken  bool  // another address was
-	failed error // the attempt
+	taken  bool               // another address was
+	failed error              // the attempt
+	opened bool               // the attempt has succeeded
+	stop   context.CancelFunc // ends the search
+}
+
+// limit has the search end with the attempt's success: what it has left would be of no use.
+func (d *detour) limit(stop context.CancelFunc) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.stop = stop; d.opened {
+		stop()
+	}
+}
+
+// succeeded ends the search.
+func (d *detour) succeeded() {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.opened = true; d.stop != nil {
+		d.stop()
+	}
+}
+
+// hasFailed reports whether the attempt has.
+func (d *detour) hasFailed() bool {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return d.failed != nil
 }
 
 // Slow tries the other addresses of the name.
@@ -85,7 +112,8 @@ func (c *conn) dialOthers() (up net.Conn) {
 	}
 	ctx, cancel := context.WithDeadline(c.ctx, c.detour.deadline)
 	defer cancel()
-	up, err := c.p.core.Origins.DialOthers(ctx, c.box, c.target(rt), rt.Known.Dialled)
+	c.detour.limit(cancel)
+	up, err := c.p.core.Origins.DialOthers(ctx, c.box, c.target(rt), rt.Known.Dialled, c.detour.hasFailed)
 	if err != nil {
 		return nil
 	}

@@ -6,10 +6,14 @@ import (
 	"io"
 	"net"
 	"net/netip"
+	"os"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"boxgate/policy"
 	"boxgate/proxy"
@@ -142,5 +146,137 @@ func TestAttackDeadAddressIsReplacedByAName(t *testing.T) {
 	c, _ := connect(r, r.Explicit(), dead.String(), "")
 	if got, err := logIn(c); err == nil || reached.Load() != 0 {
 		t.Errorf("another's server answers %q", got)
+	}
+}
+
+// attempts returns how many connections of this machine to addresses wait for an answer there.
+func attempts(t *testing.T, to []netip.Addr, port uint16) (n int) {
+	t.Helper()
+	table, err := os.ReadFile("/proc/net/tcp")
+	if err != nil {
+		t.Fatal(err)
+	}
+	remotes := map[string]bool{}
+	for _, addr := range to {
+		a := addr.As4()
+		remotes[fmt.Sprintf("%02X%02X%02X%02X:%04X", a[3], a[2], a[1], a[0], port)] = true
+	}
+	for line := range strings.Lines(string(table)) {
+		if f := strings.Fields(line); len(f) > 3 && remotes[f[2]] && f[3] == "02" {
+			n++
+		}
+	}
+	return n
+}
+
+// TestAttackNameOfManyDeadAddresses: a name of the box's own making, with addresses that never answer, makes a few connections
+// no cause of many.
+func TestAttackNameOfManyDeadAddresses(t *testing.T) {
+	t.Parallel()
+	r := proxytest.New(t, proxytest.AllowAll, func(c *proxy.Config) { c.MaxExtraAttempts = 16 })
+	ln, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	port := proxytest.PortOf(t, ln)
+	t.Cleanup(func() { ln.Close() })
+	var dead []netip.Addr
+	for range 12 {
+		dead = append(dead, silentAt(t, port))
+	}
+	r.Names.Grant("many.example", dead...)
+	r.Names.Set("many.example", dead...)
+	at := r.Listen(netip.AddrPortFrom(dead[0], port))
+	const conns = 20
+	var all []net.Conn
+	for range conns {
+		c := proxytest.DialTo(t, at)
+		_, _ = io.WriteString(c, "AUTH s3cret\n")
+		all = append(all, c)
+	}
+	extra := func() proxy.Use { return r.Proxy.Uses()["extra_attempts"] }
+	proxytest.Await(t, "attempts beside others", func() bool { return extra().Taken >= 4 })
+	most := 0
+	for end := time.Now().Add(time.Second); time.Now().Before(end); time.Sleep(10 * time.Millisecond) {
+		most = max(most, attempts(t, dead, port))
+		if n := extra().Taken; n > 4 {
+			t.Errorf("%d attempts are beside others", n)
+			break
+		}
+	}
+	// What ends and begins while the table is read may be counted twice. Without a bound there are four for each connection by now.
+	if most == 0 || most > 2*conns || extra().Most != 16 {
+		t.Errorf("%d connections made %d attempts at a time; %+v", conns, most, extra())
+	}
+	for _, c := range all {
+		c.Close()
+	}
+	r.Proxy.CloseAll()
+	proxytest.Await(t, "the end of the attempts", func() bool { return extra().Taken == 0 && attempts(t, dead, port) == 0 })
+}
+
+// TestRoomForExtraAttempts: a box that has as many attempts under way as it may still gets from a dead address to the next.
+func TestRoomForExtraAttempts(t *testing.T) {
+	t.Parallel()
+	r := proxytest.New(t, proxytest.AllowAll, func(c *proxy.Config) { c.MaxExtraAttempts = 4 })
+	ln, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { ln.Close() })
+	port := proxytest.PortOf(t, ln)
+	first, second := silentAt(t, port), silentAt(t, port)
+	r.Names.Grant("dead.example", first, second)
+	r.Names.Set("dead.example", first, second)
+	at := r.Listen(netip.AddrPortFrom(first, port))
+	for range 5 {
+		_, _ = io.WriteString(proxytest.DialTo(t, at), "AUTH s3cret\n")
+	}
+	proxytest.Await(t, "an attempt beside another", func() bool { return r.Proxy.Uses()["extra_attempts"].Taken == 1 })
+
+	// A refused attempt needs no room: nothing is under way beside the next.
+	live, _ := listens(t, r)
+	refused := netip.AddrPortFrom(netip.MustParseAddr("127.255.255.254"), live.Port())
+	r.Names.Grant("live.example", refused.Addr(), live.Addr())
+	r.Names.Set("live.example", refused.Addr(), live.Addr())
+	at = r.Listen(refused)
+	proxytest.Await(t, "an answer", func() bool {
+		_, err := logIn(proxytest.DialTo(t, at))
+		return err == nil
+	})
+}
+
+// TestSearchEndsWithTheAttempt: once the address that the box chose has accepted, no other is tried any more.
+func TestSearchEndsWithTheAttempt(t *testing.T) {
+	t.Parallel()
+	r := proxytest.New(t, proxytest.AllowAll, func(c *proxy.Config) { c.DialTimeout = 10 * time.Minute })
+	ln, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { ln.Close() })
+	port := proxytest.PortOf(t, ln)
+	slow, fd := silent(t, port)
+	dead := silentAt(t, port)
+	r.Names.Grant("slow.example", slow, dead)
+	r.Names.Set("slow.example", slow, dead)
+	c := r.Dial(netip.AddrPortFrom(slow, port))
+	_, _ = io.WriteString(c, "AUTH s3cret\n")
+	extra := func() int { return r.Proxy.Uses()["extra_attempts"].Taken }
+	proxytest.Await(t, "an attempt beside the first", func() bool { return extra() == 1 })
+	for range 2 { // what has kept it silent, and the connection
+		accepted, _, err := unix.Accept(fd)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer unix.Close(accepted)
+		_, _ = unix.Write(accepted, []byte("OK\n"))
+	}
+	if line, err := proxytest.FirstLine(c); err != nil || line != "OK" {
+		t.Fatalf("%q, %v", line, err)
+	}
+	proxytest.Await(t, "the end of the other attempt", func() bool { return extra() == 0 })
+	if n := len(r.Live.Of("box1")); n != 1 {
+		t.Errorf("%d connections are open", n)
 	}
 }

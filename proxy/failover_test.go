@@ -21,6 +21,13 @@ import (
 // silentAt returns an address at which a port answers no SYN: that of a listener whose backlog is full.
 func silentAt(t *testing.T, port uint16) netip.Addr {
 	t.Helper()
+	addr, _ := silent(t, port)
+	return addr
+}
+
+// silent is silentAt with the listener's descriptor: once what it holds is accepted, it answers.
+func silent(t *testing.T, port uint16) (netip.Addr, int) {
+	t.Helper()
 	for last := byte(2); last < 255; last++ {
 		addr := [4]byte{127, 9, byte(port), last}
 		fd, err := unix.Socket(unix.AF_INET, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
@@ -34,10 +41,10 @@ func silentAt(t *testing.T, port uint16) netip.Addr {
 			t.Fatal(err)
 		}
 		proxytest.DialTo(t, netip.AddrPortFrom(netip.AddrFrom4(addr), port).String())
-		return netip.AddrFrom4(addr)
+		return netip.AddrFrom4(addr), fd
 	}
 	t.Fatal("no address to be had")
-	return netip.Addr{}
+	return netip.Addr{}, -1
 }
 
 // twoAddresses is a name with a dead address, which the box has chosen, and one at which a server says hello and echoes.

@@ -94,6 +94,7 @@ type Config struct {
 	MaxUpstreams     int           // connections to servers in use or idle for HTTP requests of a box, not counting tunnels; 512
 	MaxAllConns      int           // connections of all boxes together; the last quarter is reserved for boxes with few; 0: no limit
 	MaxAllUpstreams  int           // connections to servers of all boxes together, likewise; 0: no limit
+	MaxExtraAttempts int           // attempts to connect of all boxes beside another one of the same connection: one descriptor each; 1024
 	MaxPipes         int           // pipes for splicing tunnels of all boxes; two descriptors each; 512
 	PeekTimeout      time.Duration // until the first message must be complete where the client speaks first; 10 s
 	SilenceTimeout   time.Duration // how long a client may stay silent before the server is taken to speak first; 300 ms
@@ -115,7 +116,7 @@ func (c *Config) setDefaults() {
 	}
 	for n, def := range map[*int]int{
 		&c.MaxConns: 2048, &c.MaxNewConns: 1000, &c.MaxInterceptions: 1024, &c.MaxStreams: 1024, &c.MaxRequests: 50000,
-		&c.MaxUpstreams: 512, &c.MaxPipes: 512,
+		&c.MaxUpstreams: 512, &c.MaxPipes: 512, &c.MaxExtraAttempts: 1024,
 	} {
 		if *n <= 0 {
 			*n = def
@@ -185,7 +186,7 @@ func New(cfg Config) (*Proxy, error) {
 				v, used, err := p.core.Credential(ctx, secret)
 				return v, used.Revoked, err
 			},
-			MaxPerBox: p.cfg.MaxUpstreams, MaxAll: p.cfg.MaxAllUpstreams,
+			MaxPerBox: p.cfg.MaxUpstreams, MaxAll: p.cfg.MaxAllUpstreams, MaxExtra: p.cfg.MaxExtraAttempts,
 		}),
 	}
 	p.live.Total = p.cfg.MaxAllConns

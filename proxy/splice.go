@@ -263,6 +263,7 @@ type owner conn
 // Opened records that the server has taken the first bytes.
 func (o *owner) Opened() {
 	c := (*conn)(o)
+	c.detour.succeeded()
 	c.spliced.first.Recycle()
 	c.spliced.first = peek.First{}
 	c.first.Release()

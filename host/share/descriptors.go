@@ -45,9 +45,11 @@ func shareDescriptors(n int) Descriptors {
 	return d
 }
 
-// Apply bounds what the proxy uses for all boxes.
+// Apply bounds what the proxy uses for all boxes. Attempts to connect beside another one of the same connection, which last seconds, come
+// out of the reserve.
 func (d Descriptors) Apply(c *proxy.Config) {
 	c.MaxAllConns, c.MaxAllUpstreams, c.MaxPipes = d.conns, d.upstreams, d.pipes
+	c.MaxExtraAttempts = d.reserve / 8
 }
 
 // Visits returns how many connections each of the two listeners of public URLs may hold, and how many requests may be

@@ -31,18 +31,20 @@ type Config struct {
 	Credential func(ctx context.Context, secret string) (value policy.Secret, revoked func() bool, err error)
 	MaxPerBox  int // connections of a box, in use or idle
 	MaxAll     int // connections of all boxes together; the last quarter is reserved for boxes with few; 0: no limit
+	MaxExtra   int // attempts of all boxes that are under way beside another one of the same connection
 }
 
 // Origins makes connections to origin servers and pools them per box: no box can affect the connections of another.
 // Create it with [New]. Safe for concurrent use.
 type Origins struct {
-	cfg   Config
-	pools allPools
+	cfg    Config
+	pools  allPools
+	extras extras
 }
 
 // New returns an Origins without connections.
 func New(cfg Config) *Origins {
-	return &Origins{cfg: cfg}
+	return &Origins{cfg: cfg, extras: extras{most: cfg.MaxExtra}}
 }
 
 // CloseBox drops the state of a box. HTTP/1.1 connections in use end with their clients.

@@ -6,6 +6,7 @@ import (
 	"net"
 	"net/netip"
 	"slices"
+	"sync"
 	"time"
 
 	"boxgate/internal/socket"
@@ -22,7 +23,50 @@ const (
 	Stagger = 250 * time.Millisecond
 	// mostAddresses is how many addresses are tried for one connection.
 	mostAddresses = 16
+	// mostExtra is how many extra attempts a box may have under way.
+	mostExtra = 64
 )
+
+// extras counts the attempts of boxes that are under way beside another one of the same connection. Connections are counted with one
+// socket to a server, and names of a box's own making have any number of addresses that never answer. Safe for concurrent use.
+type extras struct {
+	most int // of all boxes
+
+	mu    sync.Mutex
+	all   int
+	boxes map[policy.BoxID]int
+}
+
+// enter reports whether there is room for one more attempt of a box, which must leave.
+func (e *extras) enter(box policy.BoxID) bool {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if e.all >= e.most || e.boxes[box] >= min(mostExtra, max(1, e.most/4)) {
+		return false
+	}
+	if e.boxes == nil {
+		e.boxes = map[policy.BoxID]int{}
+	}
+	e.all++
+	e.boxes[box]++
+	return true
+}
+
+func (e *extras) leave(box policy.BoxID) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.all--
+	if e.boxes[box]--; e.boxes[box] == 0 {
+		delete(e.boxes, box)
+	}
+}
+
+// Extra returns how many attempts are under way beside another one of the same connection.
+func (p *Origins) Extra() int {
+	p.extras.mu.Lock()
+	defer p.extras.mu.Unlock()
+	return p.extras.all
+}
 
 // race is what is under way for one connection.
 type race struct {
@@ -31,6 +75,7 @@ type race struct {
 	box *policy.Box
 
 	d       Target
+	alone   func() bool  // no attempt is under way but those of the race; nil: so it is
 	addrs   []netip.Addr // to be tried yet
 	others  netip.Addr   // the rest of the name's addresses are to be found out; which was tried before
 	results chan attempt
@@ -65,12 +110,12 @@ func (p *Origins) DialFirst(ctx context.Context, box *policy.Box, d Target, addr
 }
 
 // DialOthers connects box to one of the addresses that the name of d has apart from the one that the box has chosen, which
-// is being tried or was. An error means that there is none, or that none accepts.
-func (p *Origins) DialOthers(ctx context.Context, box *policy.Box, d Target, tried netip.Addr) (net.Conn, error) {
+// is being tried or was: alone says which, and is called by the caller's goroutine. An error means that there is none, or that none accepts.
+func (p *Origins) DialOthers(ctx context.Context, box *policy.Box, d Target, tried netip.Addr, alone func() bool) (net.Conn, error) {
 	if !p.hasOthers(box, d, []netip.Addr{tried}) {
 		return nil, errNoOthers
 	}
-	return (&race{p: p, box: box, d: d, others: tried}).run(ctx)
+	return (&race{p: p, box: box, d: d, alone: alone, others: tried}).run(ctx)
 }
 
 var errNoOthers = errors.New("there is no other address")
@@ -108,8 +153,13 @@ func (r *race) run(ctx context.Context) (net.Conn, error) {
 	}
 	next := time.NewTimer(stagger)
 	defer next.Stop()
-	for r.start(); r.running > 0; {
+	for r.start(); r.running > 0 || len(r.addrs) > 0 && ctx.Err() == nil; {
+		var ended <-chan struct{}
+		if r.running == 0 { // there is no room yet
+			ended = ctx.Done()
+		}
 		select {
+		case <-ended:
 		case <-next.C:
 			r.start()
 		case a := <-r.results:
@@ -132,14 +182,22 @@ func (r *race) run(ctx context.Context) (net.Conn, error) {
 	return nil, r.verdict(r.failed)
 }
 
-// start begins the next attempt, or the search for other addresses once all known ones are being tried.
+// start begins the next attempt, or the search for other addresses once all known ones are being tried. An attempt for which there is no
+// room beside another waits.
 func (r *race) start() {
 	switch {
 	case len(r.addrs) > 0:
+		extra := r.running > 0 || r.alone != nil && !r.alone()
+		if extra && !r.p.extras.enter(r.box.ID) {
+			return
+		}
 		a := r.addrs[0]
 		r.addrs = r.addrs[1:]
 		d, more := r.d, len(r.addrs) > 0
 		r.begin(func() (end attempt) {
+			if extra {
+				defer r.p.extras.leave(r.box.ID)
+			}
 			end.conn, end.err = r.p.DialAddr(r.ctx, r.box, d, a, more)
 			return end
 		})
