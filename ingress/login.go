@@ -38,9 +38,15 @@ func (e *exchange) untie() {
 	}
 }
 
-// awaitBound is await while a connection to the box is bound: the end of either ends the other.
+// awaitBound is await while a connection to the box is bound: the end of either ends the other. It has the place of a request, of
+// which each needs one connection to a box, and ends both connections if there is none.
 func (c *client) awaitBound(end time.Time) error {
 	c.giveOut()
+	box, who := c.own.key.box, c.visitor
+	if !c.g.takePlaceAt(box, who.network, who.inside) {
+		return errUntied
+	}
+	defer c.g.leavePlaceAt(box, who.network, who.inside)
 	for {
 		next := time.Now().Add(goneCheck)
 		if next.After(end) {

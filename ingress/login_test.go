@@ -11,11 +11,15 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
+	"time"
 )
+
+// connCount counts connections to an application.
+type connCount struct{ made, open atomic.Int32 }
 
 // connectionLogin is an application at which connections log in, as by NTLM: after a login of three messages every request
 // on the connection is the user's, without a field.
-func connectionLogin(t *testing.T, conns *atomic.Int32) *httptest.Server {
+func connectionLogin(t *testing.T, conns *connCount) *httptest.Server {
 	t.Helper()
 	type key struct{}
 	s := httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -39,8 +43,16 @@ func connectionLogin(t *testing.T, conns *atomic.Int32) *httptest.Server {
 		}
 	}))
 	s.Config.ConnContext = func(ctx context.Context, _ net.Conn) context.Context {
-		conns.Add(1)
+		conns.made.Add(1)
 		return context.WithValue(ctx, key{}, &atomic.Pointer[string]{})
+	}
+	s.Config.ConnState = func(_ net.Conn, state http.ConnState) {
+		switch state {
+		case http.StateNew:
+			conns.open.Add(1)
+		case http.StateClosed, http.StateHijacked:
+			conns.open.Add(-1)
+		}
 	}
 	s.Start()
 	t.Cleanup(s.Close)
@@ -71,7 +83,7 @@ func askAs(t *testing.T, c *http.Client, url, authorization string) (int, string
 func TestAttackLoginOfAnotherVisitor(t *testing.T) {
 	t.Parallel()
 	f := start(t, nil)
-	var conns atomic.Int32
+	var conns connCount
 	f.expose("one", connectionLogin(t, &conns), Auth{Open: true})
 	url := "https://one" + domain + "/"
 	var all sync.WaitGroup
@@ -90,7 +102,7 @@ func TestAttackLoginOfAnotherVisitor(t *testing.T) {
 		})
 	}
 	all.Wait()
-	if n := conns.Load(); n != 30 {
+	if n := conns.made.Load(); n != 30 {
 		t.Errorf("30 visitors have %d connections", n)
 	}
 	for range 3 {
@@ -110,7 +122,7 @@ func TestAttackLoginOfAnotherVisitor(t *testing.T) {
 func TestVisitorsLoginEndsWithItsConnection(t *testing.T) {
 	t.Parallel()
 	f := start(t, nil)
-	var conns atomic.Int32
+	var conns connCount
 	server := connectionLogin(t, &conns)
 	f.expose("one", server, Auth{Open: true})
 	url := "https://one" + domain + "/"
@@ -134,4 +146,40 @@ func TestVisitorsLoginEndsWithItsConnection(t *testing.T) {
 	if status, body, err := askAs(t, client, url, ""); err != nil || status != 401 {
 		t.Errorf("after the connection was closed she is answered %d as %q: %v", status, body, err)
 	}
+}
+
+// TestAttackVisitorsHoldLogins: connections to a box that wait for visitors who say that they log in are counted like requests in progress,
+// of which one network has no more than a quarter.
+func TestAttackVisitorsHoldLogins(t *testing.T) {
+	t.Parallel()
+	f := start(t, func(c *Config) { c.Requests = 16 })
+	var conns connCount
+	f.expose("one", connectionLogin(t, &conns), Auth{Open: true})
+	url := "https://one" + domain + "/"
+	held := make([]*http.Client, 20)
+	for i := range held {
+		held[i] = f.client(t, false)
+		_, _, _ = askAs(t, held[i], url, "NTLM 1x") // or is refused
+	}
+	until := func(what string, holds func() bool) {
+		t.Helper()
+		for end := time.Now().Add(time.Minute); !holds(); time.Sleep(time.Millisecond) {
+			if time.Now().After(end) {
+				t.Fatalf("%s: %d connections to the box, %+v", what, conns.open.Load(), f.Uses()["url_requests"])
+			}
+		}
+	}
+	until("one network has a quarter", func() bool { return conns.open.Load() == 4 && f.Uses()["url_requests"].Taken == 4 })
+	other := f.from(t, "127.0.0.2")
+	other.Transport.(*http.Transport).ForceAttemptHTTP2 = false
+	for _, step := range []string{"NTLM 1ann", "NTLM 3ann", "", ""} {
+		status, body, err := askAs(t, other, url, step)
+		if err != nil || status == 200 && body != "ann" || status != 200 && step != "NTLM 1ann" {
+			t.Errorf("another visitor is answered %d as %q: %v", status, body, err)
+		}
+	}
+	for _, c := range held {
+		c.CloseIdleConnections()
+	}
+	until("one visitor is left", func() bool { return conns.open.Load() == 1 && f.Uses()["url_requests"].Taken == 1 })
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"net/http"
+	"net/netip"
 	"runtime/debug"
 	"strconv"
 	"time"
@@ -118,24 +119,29 @@ func (g *core) hold(v *visit) bool {
 
 // takePlace takes a place for a request, and reports whether there was one. Boxes have a part of the places, so that they leave
 // some to visitors from elsewhere.
-func (g *core) takePlace(v *visit) bool {
-	if v.inside && !g.inside.take(string(v.target.Box), v.network) {
+func (g *core) takePlace(v *visit) bool { return g.takePlaceAt(v.target.Box, v.network, v.inside) }
+
+// takePlaceAt is takePlace for visitors of a network, or for a box if they are inside.
+func (g *core) takePlaceAt(box policy.BoxID, network netip.Prefix, inside bool) bool {
+	if inside && !g.inside.take(string(box), network) {
 		return false
 	}
-	if g.places.take(string(v.target.Box), v.network) {
+	if g.places.take(string(box), network) {
 		return true
 	}
-	if v.inside {
-		g.inside.leave(string(v.target.Box), v.network)
+	if inside {
+		g.inside.leave(string(box), network)
 	}
 	return false
 }
 
 // leavePlace gives the place back.
-func (g *core) leavePlace(v *visit) {
-	g.places.leave(string(v.target.Box), v.network)
-	if v.inside {
-		g.inside.leave(string(v.target.Box), v.network)
+func (g *core) leavePlace(v *visit) { g.leavePlaceAt(v.target.Box, v.network, v.inside) }
+
+func (g *core) leavePlaceAt(box policy.BoxID, network netip.Prefix, inside bool) {
+	g.places.leave(string(box), network)
+	if inside {
+		g.inside.leave(string(box), network)
 	}
 }
 
