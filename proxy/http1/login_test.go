@@ -93,8 +93,10 @@ func TestAttackLoginOfAnotherUser(t *testing.T) {
 	port := l.RawServer(true, connectionLogin)
 	l.Policy(proxytest.AllowAll, proxytest.Intercepted(port))
 	var all sync.WaitGroup
+	var users []*visitor
 	for i := range 30 {
 		v, user := newVisitor(l, port), fmt.Sprint("user", i)
+		users = append(users, v)
 		all.Go(func() {
 			if err := v.login(user); err != nil {
 				t.Error(err)
@@ -108,6 +110,10 @@ func TestAttackLoginOfAnotherUser(t *testing.T) {
 		})
 	}
 	all.Wait()
+	for _, v := range users { // what anybody may have of their connections is left now
+		_ = v.conn.Close()
+	}
+	proxytest.Await(t, "the end of the users", func() bool { return l.Upstreams() == 0 || proxytest.IdleUpstreams(l) > 0 })
 	for range 5 {
 		stranger := newVisitor(l, port)
 		if status, body, err := stranger.ask("/", ""); err != nil || status != 401 {
