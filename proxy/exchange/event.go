@@ -2,6 +2,7 @@ package exchange
 
 import (
 	"errors"
+	"net/http"
 	"net/netip"
 	"time"
 
@@ -166,6 +167,10 @@ func (x *Exchange) End() {
 func UpstreamProblem(err error) *problem.Problem {
 	var denied *policy.DeniedError
 	var up *problem.Upstream
+	if errors.Is(err, errRuleChanged) {
+		return &problem.Problem{Status: http.StatusBadGateway, Reason: policy.ReasonSecretUnavailable,
+			Detail: "What the gateway sets for this host has changed before the request could be sent. It may be made again."}
+	}
 	if !errors.As(err, &denied) && !errors.As(err, &up) {
 		err = &problem.Upstream{Reason: policy.ReasonUpstreamHTTP, Err: err}
 	}

@@ -174,6 +174,15 @@ func (r *Ruling) stillAlike(s *Session) bool {
 	return d.Reason == "" && rule.SendsAlike(&r.header)
 }
 
+// Stale returns an error if the request may not be sent any more, as its rule would send something else by now, or nothing. The wait for
+// a connection, or for a server that has vanished, may have been long.
+func (r *Ruling) Stale(s *Session) error {
+	if r.stillAlike(s) {
+		return nil
+	}
+	return errRuleChanged
+}
+
 // placeholderNow returns a placeholder of the rule, if the policy in force still has a value for it in some places: a WebSocket
 // may live much longer than its rule.
 func (r *Ruling) placeholderNow(s *Session, token string, places policy.Places) *policy.Placeholder {

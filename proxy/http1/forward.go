@@ -186,6 +186,10 @@ func (h *conn) publish() error {
 		h.drop()
 		return d.Err(f.Way.Asked)
 	}
+	if err := h.ruling.Stale(h.s); err != nil {
+		h.drop()
+		return err
+	}
 	return nil
 }
 

@@ -107,3 +107,56 @@ func TestServerVanishesBehindAKeptConnection(t *testing.T) {
 		})
 	}
 }
+
+// TestAttackSecretIsSentAgainAfterItsRule: a request whose server has vanished is not sent again with what its rule has ceased to set.
+func TestAttackSecretIsSentAgainAfterItsRule(t *testing.T) {
+	nightly.Root(t)
+	t.Parallel()
+	for _, h2 := range []bool{false, true} {
+		t.Run(fmt.Sprint("client with HTTP/2: ", h2), func(t *testing.T) {
+			t.Parallel()
+			l := proxytest.New(t, proxytest.AllowAll)
+			kept, sent := make(chan net.Conn, 10), make(chan string, 10)
+			port := l.RawServer(true, func(c net.Conn, r *bufio.Reader) {
+				kept <- c
+				for {
+					req, err := http.ReadRequest(r)
+					if err != nil {
+						return
+					}
+					sent <- req.Header.Get("Authorization")
+					fmt.Fprint(c, "HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok")
+				}
+			})
+			l.Policy(proxytest.AllowAll, proxytest.SecretFor(proxytest.API, port))
+			client, url := l.HTTPClient(port, h2), "https://"+proxytest.HostPort(port)+"/"
+			if res, _ := proxytest.Get(t, client, url, nil); res.StatusCode != http.StatusOK || <-sent != "Bearer s3cret" {
+				t.Fatal(res.Status)
+			}
+			proxytest.Await(t, "a connection that is kept", func() bool { return proxytest.IdleUpstreams(l) == 1 })
+			sockettest.Vanish(t, <-kept)
+			status := make(chan int, 1)
+			go func() {
+				res, err := client.Get(url)
+				if err != nil {
+					t.Error(err)
+					status <- 0
+					return
+				}
+				_ = res.Body.Close()
+				status <- res.StatusCode
+			}()
+			proxytest.Await(t, "the request that waits", func() bool { return proxytest.IdleUpstreams(l) == 0 })
+			l.Policy(proxytest.AllowAll, proxytest.Intercepted(port))
+			l.Proxy.Recheck("box1")
+			if s := <-status; s != http.StatusBadGateway {
+				t.Errorf("it is answered %d", s)
+			}
+			select {
+			case v := <-sent:
+				t.Errorf("the server is sent %q", v)
+			default:
+			}
+		})
+	}
+}

@@ -127,6 +127,9 @@ func (st *stream) goesTo(up connection) error {
 		if err := st.flight.Stands(c).Err(st.flight.Way.Asked); err != nil {
 			return err
 		}
+		if err := st.ruling.Stale(st.s); err != nil {
+			return err
+		}
 	}
 	st.x.Under(addr, st.ruling.Request)
 	return nil
