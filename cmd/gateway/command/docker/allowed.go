@@ -2,6 +2,7 @@ package docker
 
 import (
 	"encoding/csv"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"path/filepath"
@@ -138,16 +139,30 @@ func checkLogOption(value string) error {
 
 // checkSecurity judges a security option: profiles may be replaced, not switched off.
 func checkSecurity(value string) error {
-	name, setting, _ := strings.Cut(strings.Replace(value, ":", "=", 1), "=")
+	name, setting, ok := strings.Cut(value, "=")
+	if !ok { // as it was written once
+		name, setting, _ = strings.Cut(value, ":")
+	}
 	switch {
 	case name == "no-new-privileges" && (setting == "" || setting == "true"):
 		return nil
-	case (name == "seccomp" || name == "apparmor") && setting != "" && setting != "unconfined":
+	case name == "seccomp" && refusesOthers(setting), name == "apparmor" && setting != "" && setting != "unconfined":
 		return nil
 	case name == "label" && checkLabel(setting):
 		return nil
 	}
-	return errors.New("it takes a protection away; allowed are no-new-privileges, seccomp= and apparmor= with a profile, and label= with a level or a type of containers")
+	return errors.New("it takes a protection away; allowed are no-new-privileges, seccomp= with a profile whose defaultAction refuses, apparmor= with a profile, and label= with a level or a type of containers")
+}
+
+// refusesOthers reports whether a seccomp profile, given by its name or content, refuses the calls that it does not list. A file is judged
+// once Docker has read it.
+func refusesOthers(profile string) bool {
+	if !strings.HasPrefix(strings.TrimSpace(profile), "{") {
+		return profile != "" && profile != "unconfined"
+	}
+	var p struct{ DefaultAction string }
+	err := json.Unmarshal([]byte(profile), &p)
+	return err == nil && slices.Contains([]string{"", "SCMP_ACT_ERRNO", "SCMP_ACT_KILL", "SCMP_ACT_KILL_PROCESS", "SCMP_ACT_KILL_THREAD", "SCMP_ACT_TRAP"}, p.DefaultAction)
 }
 
 // checkLabel reports whether an SELinux label keeps a container confined. Types such as spc_t are as good as none.

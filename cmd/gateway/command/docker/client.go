@@ -44,7 +44,10 @@ type container struct {
 }
 
 // containerMount is a volume of a container, with the directory of the host that it shows.
-type containerMount struct{ Type, Name, Source, Destination, Propagation string }
+type containerMount struct {
+	Type, Name, Source, Destination, Propagation string
+	RW                                           bool
+}
 
 // image is what `docker image inspect` says about one.
 type image struct {

@@ -3,6 +3,7 @@ package docker
 import (
 	"errors"
 	"fmt"
+	"os"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -95,4 +96,72 @@ func mountsBelow(path string) ([]inside.MountPoint, error) {
 		}
 	}
 	return out, nil
+}
+
+// refuseExchangeable refuses volumes whose source the container could exchange by another volume, for a link to a socket for example: Docker
+// looks sources up anew whenever it starts the container.
+func (c container) refuseExchangeable() error {
+	for _, m := range c.Mounts {
+		if m.Source == "" {
+			continue
+		}
+		dirs, err := lookedUpIn(m.Source)
+		if err != nil {
+			return fmt.Errorf("the volume %s: %w", m.Source, err)
+		}
+		for _, writable := range c.Mounts {
+			if writable.RW && writable.Source != "" && slices.ContainsFunc(dirs, func(dir string) bool { return isSame(dir, resolved(writable.Source)) }) {
+				return fmt.Errorf("the container could exchange the volume %s by the volume %s, for any directory of the host once it is started again: make that one read-only (:ro), or leave one out",
+					m.Source, writable.Source)
+			}
+		}
+	}
+	return nil
+}
+
+// isSame reports whether two paths lead to the same directory.
+func isSame(a, b string) bool {
+	if a == b {
+		return true
+	}
+	first, err := os.Stat(a)
+	if err != nil {
+		return false
+	}
+	second, err := os.Stat(b)
+	return err == nil && os.SameFile(first, second)
+}
+
+// mostLinks is how many links the kernel follows in a path.
+const mostLinks = 40
+
+// lookedUpIn returns the directories, without links, in which the kernel looks for the parts of an absolute path, those of its links
+// included: whoever writes to one decides where the path leads.
+func lookedUpIn(path string) (dirs []string, err error) {
+	at, rest := "/", strings.Split(path, "/")
+	for links := 0; len(rest) > 0; {
+		part := rest[0]
+		rest = rest[1:]
+		switch part {
+		case "", ".":
+			continue
+		case "..":
+			at = filepath.Dir(at)
+			continue
+		}
+		dirs = append(dirs, at)
+		to, err := os.Readlink(filepath.Join(at, part))
+		if err != nil { // no link, or not there
+			at = filepath.Join(at, part)
+			continue
+		}
+		if links++; links > mostLinks {
+			return nil, errors.New("it has too many links")
+		}
+		if filepath.IsAbs(to) {
+			at = "/"
+		}
+		rest = append(strings.Split(to, "/"), rest...)
+	}
+	return dirs, nil
 }

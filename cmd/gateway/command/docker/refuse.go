@@ -44,10 +44,16 @@ func (v volume) refuse(sockets ...string) error {
 	switch {
 	case v.Driver != "local":
 		return fmt.Errorf("the driver %q may reach other hosts past the gateway: use one of the driver local", v.Driver)
-	case device == "" || v.Options["type"] == "tmpfs":
+	case device == "":
 		return nil
-	case !slices.Contains(options, "bind") && !slices.Contains(options, "rbind"):
+	case slices.Contains(options, "bind") || slices.Contains(options, "rbind"): // whatever the type, as for mount(2)
+	case v.Options["type"] == "tmpfs":
+		return nil
+	default:
 		return errors.New("it is a disk, or a file system of another host past the gateway: use a volume without the option device")
+	}
+	if !filepath.IsAbs(device) || slices.Contains(strings.Split(device, "/"), "..") { // Docker takes it as it is, from its own directory
+		return fmt.Errorf("its option device is %q: use a volume with an absolute path without ..", device)
 	}
 	if err := checkSource(device); err != nil {
 		return err
@@ -91,7 +97,7 @@ func (c container) refuse(sockets ...string) error {
 			return fmt.Errorf("a container that reaches %s can leave the gateway: start it without the volume %s", socket, m.Source)
 		}
 	}
-	return nil
+	return c.refuseExchangeable()
 }
 
 // refuseOptions judges what a container was given by flags that can be repeated.

@@ -47,21 +47,25 @@ func TestRefusedContainers(t *testing.T) {
 		`{"HostConfig":{"CapAdd":["PERFMON"]}}`:                false,
 		`{"HostConfig":{"CapAdd":["NET_RAW","CAP_SYS_NICE"]}}`: true,
 		`{"HostConfig":{"IpcMode":"private","UTSMode":"","MaskedPaths":["/proc/kcore"],"SecurityOpt":["no-new-privileges","seccomp={}"]}}`: true,
-		`{"HostConfig":{"IpcMode":"host"}}`:                                                        false,
-		`{"HostConfig":{"IpcMode":"container:x"}}`:                                                 false,
-		`{"HostConfig":{"UTSMode":"host"}}`:                                                        false,
-		`{"HostConfig":{"UsernsMode":"host"}}`:                                                     false,
-		`{"HostConfig":{"MaskedPaths":[]}}`:                                                        false,
-		`{"HostConfig":{"SecurityOpt":["seccomp=unconfined"]}}`:                                    false,
-		`{"HostConfig":{"SecurityOpt":["label=disable"]}}`:                                         false,
-		`{"HostConfig":{"Devices":[{"PathOnHost":"/dev/fuse"}]}}`:                                  true,
-		`{"HostConfig":{"Devices":[{"PathOnHost":"/dev/vda"}]}}`:                                   false,
-		`{"HostConfig":{"Devices":[{"PathOnHost":"/dev/vhost-vsock"}]}}`:                           false,
-		`{"HostConfig":{"DeviceRequests":[{"Driver":"nvidia","DeviceIDs":["0"]}]}}`:                true,
-		`{"HostConfig":{"DeviceRequests":[{"Driver":"cdi","DeviceIDs":["vendor.com/disk=all"]}]}}`: false,
-		`{"Mounts":[{"Type":"bind","Source":"/proc/sys"}]}`:                                        false,
-		`{"Mounts":[{"Type":"bind","Source":"/sys"}]}`:                                             false,
-		`{"Mounts":[{"Type":"bind","Source":"/dev/null"}]}`:                                        false,
+		`{"HostConfig":{"IpcMode":"host"}}`:                                                                 false,
+		`{"HostConfig":{"IpcMode":"container:x"}}`:                                                          false,
+		`{"HostConfig":{"UTSMode":"host"}}`:                                                                 false,
+		`{"HostConfig":{"UsernsMode":"host"}}`:                                                              false,
+		`{"HostConfig":{"MaskedPaths":[]}}`:                                                                 false,
+		`{"HostConfig":{"SecurityOpt":["seccomp=unconfined"]}}`:                                             false,
+		`{"HostConfig":{"SecurityOpt":["seccomp={\"defaultAction\":\"SCMP_ACT_ALLOW\"}"]}}`:                 false,
+		`{"HostConfig":{"SecurityOpt":["seccomp= {\"defaultAction\":\"SCMP_ACT_LOG\"}"]}}`:                  false,
+		`{"HostConfig":{"SecurityOpt":["seccomp={\"defaultAction\":\"SCMP_ACT_ERRNO\",\"syscalls\":[]}"]}}`: true,
+		`{"HostConfig":{"SecurityOpt":["seccomp=builtin"]}}`:                                                true,
+		`{"HostConfig":{"SecurityOpt":["label=disable"]}}`:                                                  false,
+		`{"HostConfig":{"Devices":[{"PathOnHost":"/dev/fuse"}]}}`:                                           true,
+		`{"HostConfig":{"Devices":[{"PathOnHost":"/dev/vda"}]}}`:                                            false,
+		`{"HostConfig":{"Devices":[{"PathOnHost":"/dev/vhost-vsock"}]}}`:                                    false,
+		`{"HostConfig":{"DeviceRequests":[{"Driver":"nvidia","DeviceIDs":["0"]}]}}`:                         true,
+		`{"HostConfig":{"DeviceRequests":[{"Driver":"cdi","DeviceIDs":["vendor.com/disk=all"]}]}}`:          false,
+		`{"Mounts":[{"Type":"bind","Source":"/proc/sys"}]}`:                                                 false,
+		`{"Mounts":[{"Type":"bind","Source":"/sys"}]}`:                                                      false,
+		`{"Mounts":[{"Type":"bind","Source":"/dev/null"}]}`:                                                 false,
 		mount("/"):                       false,
 		mount("/run"):                    false,
 		mount("/var/run"):                false,
@@ -97,6 +101,10 @@ func TestVolumesThatAreHeld(t *testing.T) {
 		`{"Driver":"local","Options":{"type":"none","device":"/proc/sys","o":"bind"}}`:             false,
 		`{"Driver":"local","Options":{"type":"nfs","device":":/export","o":"addr=203.0.113.1"}}`:   false,
 		`{"Driver":"local","Options":{"type":"ext4","device":"/dev/vda"}}`:                         false,
+		`{"Driver":"local","Options":{"type":"tmpfs","device":"/var/run","o":"bind"}}`:             false, // which mount(2) takes for a bind mount
+		`{"Driver":"local","Options":{"type":"tmpfs","device":"/proc","o":"ro,rbind"}}`:            false,
+		`{"Driver":"local","Options":{"type":"none","device":"run","o":"bind"}}`:                   false, // below the daemon's own directory
+		`{"Driver":"local","Options":{"type":"none","device":"/var/link/../empty","o":"bind"}}`:    false,
 		`{"Driver":"vieux/sshfs"}`: false,
 	} {
 		var v volume
@@ -105,6 +113,39 @@ func TestVolumesThatAreHeld(t *testing.T) {
 		}
 		if err := v.refuse(); (err == nil) != held {
 			t.Errorf("%s: %v", text, err)
+		}
+	}
+}
+
+// TestAttackSourceThatTheContainerExchanges: a container can replace what is in a directory that it writes to, also by a link, and Docker
+// follows that when it starts the container again.
+func TestAttackSourceThatTheContainerExchanges(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	work, other := filepath.Join(dir, "work"), filepath.Join(dir, "other")
+	for _, d := range []string{filepath.Join(work, "cache", "deep"), other} {
+		if err := os.MkdirAll(d, 0o700); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for name, to := range map[string]string{filepath.Join(work, "link"): other, filepath.Join(dir, "first"): filepath.Join("work", "second"), filepath.Join(work, "second"): "../other", filepath.Join(dir, "circle"): "circle", filepath.Join(dir, "alias"): "work"} {
+		if err := os.Symlink(to, name); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, tt := range []struct {
+		writable bool
+		source   string
+		held     bool
+	}{
+		{true, "work/cache", false}, {true, "work/cache/deep", false}, {true, "work/none", false}, {true, "work/link", false}, {true, "first", false}, {true, "alias/cache", false},
+		{true, "work", true}, {true, "other", true}, {true, "alias", true}, {true, "workshop", true}, {false, "work/cache", true}, {false, "first", true}, {true, "circle", false},
+	} {
+		for _, kind := range []string{"bind", "volume"} {
+			c := container{Mounts: []containerMount{{Type: kind, Source: work, RW: tt.writable}, {Type: "bind", Source: filepath.Join(dir, tt.source)}}}
+			if err := c.refuse(); (err == nil) != tt.held {
+				t.Errorf("%s beside a %s (writable: %v): %v", tt.source, kind, tt.writable, err)
+			}
 		}
 	}
 }
