@@ -41,12 +41,20 @@ func arrange(s Spec) error {
 			return err
 		}
 	}
-	for _, path := range hiddenDevices {
-		if err := hide(path); err != nil {
+	if err := hideDevices(hiddenDevices); err != nil {
+		return err
+	}
+	for _, path := range s.Hidden {
+		if err := hideEverywhere(path); err != nil {
 			return fmt.Errorf("%s: %w", path, err)
 		}
 	}
-	for _, path := range s.Hidden {
+	return nil
+}
+
+// hideDevices covers devices by every mount that shows them, such as one for a chroot.
+func hideDevices(paths []string) error {
+	for _, path := range paths {
 		if err := hideEverywhere(path); err != nil {
 			return fmt.Errorf("%s: %w", path, err)
 		}

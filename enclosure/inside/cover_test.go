@@ -219,3 +219,29 @@ func TestAttackSocketWhereRootMayNotLook(t *testing.T) {
 		t.Error(err)
 	}
 }
+
+// TestAttackDeviceByAnotherMount: a device that is kept from commands is kept from them in every mount that shows it.
+func TestAttackDeviceByAnotherMount(t *testing.T) {
+	t.Parallel()
+	nightly.Root(t)
+	other := t.TempDir()
+	enclosed(t, func() error {
+		device := filepath.Join(other, "kept")
+		err := errors.Join(
+			unix.Mount("devices", other, "tmpfs", 0, ""), unix.Mknod(device, unix.S_IFCHR|0o666, int(unix.Mkdev(1, 5))),
+			os.Mkdir(filepath.Join(other, "view"), 0o755), os.WriteFile("/run/device", nil, 0o644), unix.Mount(device, "/run/device", "", unix.MS_BIND, ""))
+		if err != nil {
+			return err
+		}
+		defer unix.Unmount(other, unix.MNT_DETACH)
+		if err := hideDevices([]string{"/run/device", "/run/none"}); err != nil {
+			return err
+		}
+		for _, path := range []string{"/run/device", device} {
+			if st := statOf(t, path); st.Mode&unix.S_IFMT != unix.S_IFREG || st.Size != 0 {
+				t.Errorf("%s can be opened", path)
+			}
+		}
+		return nil
+	})
+}
