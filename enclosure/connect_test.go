@@ -315,3 +315,33 @@ print("late", late)
 		t.Error(out)
 	}
 }
+
+// TestAttackDescriptorsOfTheSupervisor: to the supervisor, links of /proc that lead to descriptors are its own. One process of a command
+// uses them to get past a directory that is closed to it, by a link, a path and a directory that it is in.
+func TestAttackDescriptorsOfTheSupervisor(t *testing.T) {
+	t.Parallel()
+	out, _ := python(t, 0, userDir(t), inConnect+`
+os.mkdir("closed"); s = server("closed/socket", 0); os.chmod("closed/socket", 0o777); os.chmod("closed", 0o700); os.chmod(".", 0o777)
+def attempt(path): c = socket.socket(socket.AF_UNIX); c.setblocking(False); return c.connect_ex(path)
+attempt("closed/socket")
+def wait(): c = socket.socket(socket.AF_UNIX); c.connect("closed/socket")
+for _ in range(3): threading.Thread(target=wait, daemon=True).start()
+in_connect(3)
+supervisor = next(p for p in os.listdir("/proc") if p.isdigit() and p != "1" and open("/proc/%s/cmdline" % p).read().startswith("gateway"))
+if os.fork() == 0:
+    os.setgroups([]); os.setgid(47110); os.setuid(47110); print(attempt("closed/socket") == errno.EACCES)
+    found = set(); os.symlink("/proc/self", "self"); os.symlink("/proc/thread-self/../..", "process"); os.symlink("/proc/net/..", "net")
+    here = os.getcwd(); task = os.listdir("/proc/%s/task" % supervisor)[-1]
+    for directory in ("self", "process", "net", "/proc/" + supervisor, "/proc/" + task, "/proc/%s/task/%s" % (supervisor, task)) * 5: # the waiting calls open it soon
+        found |= {attempt("%s/fd/%d" % (directory, n)) for n in range(40)}
+    os.chdir("/proc/" + supervisor); found |= {attempt("fd/%d" % n) for n in range(40)}
+    print(found & {0, errno.EAGAIN}, errno.EACCES in found); os._exit(0)
+os.wait(); os.chdir(os.path.dirname(sys.argv[0])); own = server("own"); at = os.open(".", os.O_PATH); os.symlink("/proc/self/fd/%d" % at, "here"); os.symlink("/proc/thread-self/cwd", "thread"); os.symlink("here/own", "far")
+os.symlink("circle", "circle"); os.symlink("/proc/self/cwd/endless", "endless")
+print([attempt(p) for p in ("here/own", "thread/./own", "far", "/proc/self/fd/%d/own" % at, "/proc/%d/cwd/own" % os.getpid(), "here/../%s/own" % os.path.basename(os.getcwd()))])
+print([errno.errorcode[attempt(p)] for p in ("here/own/", "here/none", "circle", "endless", "here/own/..")]); os._exit(0)
+`)
+	if want := "True\nset() True\n[0, 0, 0, 0, 0, 0]\n['ENOTDIR', 'ENOENT', 'ELOOP', 'ELOOP', 'ENOTDIR']\n"; out != want {
+		t.Errorf("%s, not %s", out, want)
+	}
+}

@@ -228,7 +228,7 @@ func (c *call) open(path string) (file int, errno unix.Errno) {
 		return 0, errnoOf(err)
 	}
 	errno = c.t.as(c.caller.identity, func() unix.Errno {
-		file, err = open(unix.AT_FDCWD, path, 0)
+		file, err = c.lookUp(path)
 		return errnoOf(err)
 	})
 	if err := c.t.leave(); err != nil && errno == 0 {
@@ -238,8 +238,8 @@ func (c *call) open(path string) (file int, errno unix.Errno) {
 	return file, errno
 }
 
-// begin returns the directory that a path is looked up from, below /proc, and the path from there. A link to the caller's own
-// directory in /proc would lead the supervisor to its own.
+// begin returns the directory that a path is looked up from, below /proc, and the path from there: in a /proc of a PID namespace that the
+// command has made, the links to the caller's own directory lead the supervisor nowhere.
 func (c *call) begin(path string) (dir, rest string) {
 	thread, process := strconv.Itoa(int(c.thread)), strconv.Itoa(c.caller.process)
 	for _, own := range [][2]string{{"/proc/self/", process}, {"/proc/thread-self/", thread}, {"/dev/fd/", process + "/fd"}} {
