@@ -1,6 +1,8 @@
 package connect
 
 import (
+	"os"
+	"runtime"
 	"sync"
 	"time"
 	"unsafe"
@@ -54,25 +56,68 @@ func (c *call) connectUnlessConnected(address []byte) unix.Errno {
 		return errnoOf(err)
 	}
 	c.tried = true
-	if flags&unix.O_NONBLOCK != 0 || kind != unix.SOCK_STREAM && kind != unix.SOCK_SEQPACKET {
+	switch {
+	case kind != unix.SOCK_STREAM && kind != unix.SOCK_SEQPACKET:
 		return c.try(address)
+	case flags&unix.O_NONBLOCK != 0:
+		return c.withoutBlocking(flags, func() unix.Errno { return c.try(address) })
 	}
-	if _, err := unix.FcntlInt(uintptr(c.socket), unix.F_SETFL, flags|unix.O_NONBLOCK); err != nil {
-		return errnoOf(err)
-	}
-	errno := c.try(address)
-	if errno == unix.EINPROGRESS || errno == unix.EALREADY { // most are made by now, or soon
-		_, _ = unix.Poll([]unix.PollFd{{Fd: int32(c.socket), Events: unix.POLLOUT}}, 1)
-		if errno = c.try(address); errno == unix.EISCONN {
-			errno = 0
+	errno := c.withoutBlocking(flags, func() unix.Errno {
+		errno := c.try(address)
+		if errno == unix.EINPROGRESS || errno == unix.EALREADY { // most are made by now, or soon
+			_, _ = unix.Poll([]unix.PollFd{{Fd: int32(c.socket), Events: unix.POLLOUT}}, 1)
+			if errno = c.try(address); errno == unix.EISCONN {
+				errno = 0
+			}
 		}
-	}
+		return errno
+	})
 	if _, err := unix.FcntlInt(uintptr(c.socket), unix.F_SETFL, flags); err != nil {
 		return errnoOf(err)
 	}
 	if errno == unix.EINPROGRESS || errno == unix.EALREADY || errno == unix.EAGAIN && c.family == unix.AF_UNIX {
 		return underWay
 	}
+	return errno
+}
+
+// longestTry is how long a connect(2) that does not block may take before it is looked at.
+const longestTry = 100 * time.Millisecond
+
+// withoutBlocking runs f, which connects the socket, while that does not block. The command can have it block again at any moment, by another
+// descriptor of it: then the call that hangs is made again without that.
+func (c *call) withoutBlocking(flags int, f func() unix.Errno) unix.Errno {
+	dontBlock := func() error {
+		_, err := unix.FcntlInt(uintptr(c.socket), unix.F_SETFL, flags|unix.O_NONBLOCK)
+		return err
+	}
+	if flags&unix.O_NONBLOCK == 0 {
+		if err := dontBlock(); err != nil {
+			return errnoOf(err)
+		}
+	}
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	thread := unix.Gettid()
+	var mu sync.Mutex // guards running, and is held while anything is done about f
+	running := true
+	var look *time.Timer
+	mu.Lock()
+	look = time.AfterFunc(longestTry, func() {
+		mu.Lock()
+		defer mu.Unlock()
+		if running {
+			_ = dontBlock()
+			_ = unix.Tgkill(os.Getpid(), thread, unix.SIGURG) // as the runtime does for goroutines; the kernel begins the call anew
+			look.Reset(longestTry)
+		}
+	})
+	mu.Unlock()
+	errno := f()
+	mu.Lock()
+	defer mu.Unlock()
+	running = false
+	look.Stop()
 	return errno
 }
 
