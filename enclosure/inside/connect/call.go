@@ -127,7 +127,8 @@ func (c *call) read() unix.Errno {
 	var err error
 	if c.process, err = unix.PidfdOpen(int(c.thread), pidfdThread); err != nil {
 		if c.process, err = c.openProcess(); err != nil {
-			return unix.EBADF
+			c.process = 0
+			return errnoOf(err) // EMFILE; if the caller is gone, the kernel drops the answer
 		}
 	}
 	length := int32(c.args[2])
