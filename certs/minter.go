@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"golang.org/x/sync/singleflight"
+	"golang.org/x/time/rate"
 
 	"boxgate/internal/fault"
 	"boxgate/policy"
@@ -46,9 +47,11 @@ type Minter struct {
 // boxLeaves belongs to one box, so that a box that asks for any number of names only evicts its own leaves.
 type boxLeaves struct {
 	ca      *Authority
-	key     *leafKey // shared by the box's leaves: a key per name would double the cost of minting
-	flights singleflight.Group
+	key     *leafKey                  // shared by the box's leaves: a key per name would double the cost of minting
+	flights singleflight.Group        // by name: none of another kind may share it
 	rsa     atomic.Pointer[rsaIssuer] // nil until a client takes RSA alone
+	making  singleflight.Group        // of rsa
+	rsaPace *rate.Limiter             // handshakes with an RSA leaf
 
 	mu       sync.Mutex
 	cache    leafLRU
@@ -69,7 +72,7 @@ func (m *Minter) Add(box policy.BoxID, ca *Authority) error {
 	if m.boxes == nil {
 		m.boxes = make(map[policy.BoxID]*boxLeaves)
 	}
-	m.boxes[box] = &boxLeaves{ca: ca, key: key, cache: newLeafLRU(leafCache), rsaCache: newLeafLRU(rsaLeafCache)}
+	m.boxes[box] = &boxLeaves{ca: ca, key: key, cache: newLeafLRU(leafCache), rsaCache: newLeafLRU(rsaLeafCache), rsaPace: rate.NewLimiter(rsaRate, rsaBurst)}
 	return nil
 }
 

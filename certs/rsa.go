@@ -1,6 +1,7 @@
 package certs
 
 import (
+	"cmp"
 	"context"
 	"crypto"
 	"crypto/rand"
@@ -15,6 +16,8 @@ import (
 	"slices"
 	"time"
 
+	"golang.org/x/time/rate"
+
 	"boxgate/policy"
 )
 
@@ -26,10 +29,16 @@ const (
 	rsaBits      = 2048
 	rsaLeafCache = 64               // RSA leaves kept per box, about 5 KB each
 	rsaPatience  = 10 * time.Second // that a handshake waits for the key; it takes a fraction of a second on an idle host
+
+	// How many handshakes with an RSA leaf a box may make a second, and at once. A signature takes a millisecond, many times as long
+	// as one of ECDSA, and a handshake with a new name costs two.
+	rsaRate  = rate.Limit(100)
+	rsaBurst = 200
 )
 
 // LeafFor is [Minter.Leaf] for a client: the certificate is an RSA one if the client takes no other. The box's first such
-// call waits up to ten seconds for the key, which is made in the background, for one box at a time.
+// call waits up to ten seconds for the key, which is made in the background, for one box at a time. So do calls for RSA ones that
+// are more than a box may make in a second.
 func (m *Minter) LeafFor(ctx context.Context, hello *tls.ClientHelloInfo, box policy.BoxID, n policy.Name) (*tls.Certificate, error) {
 	leaf, err := m.Leaf(ctx, box, n)
 	if err != nil || !rsaAlone(hello, leaf) {
@@ -69,6 +78,9 @@ func (m *Minter) rsaLeaf(ctx context.Context, box policy.BoxID, n policy.Name) (
 	if err != nil {
 		return nil, err
 	}
+	if err := b.rsaPace.Wait(ctx); err != nil {
+		return nil, fmt.Errorf("too many handshakes with clients that take RSA alone: %w", err)
+	}
 	by, err := m.rsaIssuer(ctx, box, b)
 	if err != nil {
 		return nil, err
@@ -96,26 +108,31 @@ func (m *Minter) rsaIssuer(ctx context.Context, box policy.BoxID, b *boxLeaves) 
 	if by := b.rsa.Load(); by != nil {
 		return by, nil
 	}
-	flight := b.flights.DoChan("rsa", func() (any, error) {
+	flight := b.making.DoChan("", func() (any, error) {
 		m.generating.Lock()
 		defer m.generating.Unlock()
 		if b.rsa.Load() != nil {
-			return nil, nil
+			return b.rsa.Load(), nil
 		}
 		if now, err := m.leaves(box); err != nil || now != b { // removed while it waited
 			return nil, ErrUnknownBox
 		}
 		by, err := b.ca.newRSAIssuer()
-		if err == nil {
-			b.rsa.Store(by)
+		if err != nil {
+			return nil, err
 		}
-		return nil, err
+		b.rsa.Store(by)
+		return by, nil
 	})
 	select {
 	case <-ctx.Done():
 		return nil, fmt.Errorf("wait for an RSA key: %w", ctx.Err())
 	case got := <-flight:
-		return b.rsa.Load(), got.Err
+		by, ok := got.Val.(*rsaIssuer)
+		if !ok {
+			return nil, cmp.Or(got.Err, errors.New("no RSA key was made"))
+		}
+		return by, nil
 	}
 }
 

@@ -17,6 +17,8 @@ import (
 	"testing"
 	"time"
 
+	"golang.org/x/time/rate"
+
 	"boxgate/policy"
 )
 
@@ -205,6 +207,67 @@ func TestRSAKeyHoldsUpNoOtherClient(t *testing.T) {
 	if _, err := m.LeafFor(t.Context(), hello, "b", mustName(t, "a.example.com")); err == nil {
 		t.Error("a leaf for a box that was removed")
 	}
+}
+
+// TestAttackHostNamedLikeARequest: while the RSA key of a box is made, a host may have any name, and gets its leaf.
+func TestAttackHostNamedLikeARequest(t *testing.T) {
+	t.Parallel()
+	var m Minter
+	if err := m.Add("b", newCA(t, "b")); err != nil {
+		t.Fatal(err)
+	}
+	m.generating.Lock()
+	ctx, cancel := context.WithTimeout(t.Context(), 500*time.Millisecond) // it goes on in the background
+	defer cancel()
+	if _, err := m.LeafFor(ctx, helloOf(t, rsaClient), "b", mustName(t, "a.example.com")); err == nil {
+		t.Fatal("a leaf without a key")
+	}
+	got := make(chan error, 1)
+	go func() {
+		_, err := m.Leaf(t.Context(), "b", mustName(t, "rsa"))
+		got <- err
+	}()
+	select {
+	case err := <-got:
+		if err != nil {
+			t.Error(err)
+		}
+	case <-time.After(time.Minute):
+		t.Error("no leaf as long as the key is made")
+	}
+	m.generating.Unlock()
+}
+
+// TestAttackFloodOfRSAHandshakes: what the signatures of RSA leaves cost the host is bounded for each box, and for clients that take RSA
+// alone.
+func TestAttackFloodOfRSAHandshakes(t *testing.T) {
+	t.Parallel()
+	var m Minter
+	for _, box := range []policy.BoxID{"b", "other"} {
+		if err := m.Add(box, newCA(t, string(box))); err != nil {
+			t.Fatal(err)
+		}
+		m.boxes[box].rsaPace.SetLimit(rate.Every(time.Hour)) // the test takes less time
+	}
+	hello, n := helloOf(t, rsaClient), mustName(t, "a.example.com")
+	granted := 0
+	for range 2 * rsaBurst {
+		if _, err := m.LeafFor(t.Context(), hello, "b", n); err == nil {
+			granted++
+		}
+	}
+	if granted == 0 || granted > rsaBurst {
+		t.Errorf("%d RSA leaves at once, want %d", granted, rsaBurst)
+	}
+	if _, err := m.LeafFor(t.Context(), helloOf(t, &tls.Config{ServerName: "a.example.com"}), "b", n); err != nil {
+		t.Errorf("a client that takes both: %v", err)
+	}
+	for range 10 { // a busy host may take longer than a call waits to make the key
+		if _, err := m.LeafFor(t.Context(), hello, "other", n); err == nil {
+			return
+		}
+	}
+	t.Error("another box gets no RSA leaf")
 }
 
 // TestAuthorityOfEarlierGateways is that of a box whose authority may have none below it.
