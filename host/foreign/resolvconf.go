@@ -75,7 +75,7 @@ func readBelow(process *os.File, path string) ([]byte, error) {
 	if err := unix.Fstat(place, &is); err != nil {
 		return nil, err
 	}
-	if is.Mode&unix.S_IFMT != unix.S_IFREG {
+	if is.Mode&unix.S_IFMT != unix.S_IFREG || isKernels(place, &is) {
 		return nil, fmt.Errorf("%s is not a file", path)
 	}
 	f, err := os.OpenFile(fmt.Sprintf("/proc/self/fd/%d", place), os.O_RDONLY|unix.O_NONBLOCK, 0)
@@ -84,6 +84,13 @@ func readBelow(process *os.File, path string) ([]byte, error) {
 	}
 	defer f.Close()
 	return io.ReadAll(io.LimitReader(f, maxResolvConf))
+}
+
+// isKernels reports whether what is a regular file by its mode is made by the kernel as it is read, with the gateway's rights: to read
+// /proc/kmsg, for one, takes the log from whoever else reads it. Such files have no length, except those of sysfs.
+func isKernels(file int, is *unix.Stat_t) bool {
+	var of unix.Statfs_t
+	return is.Size == 0 || unix.Fstatfs(file, &of) != nil || of.Type == unix.SYSFS_MAGIC || of.Type == unix.PROC_SUPER_MAGIC
 }
 
 // pidOf returns the ID of a process.

@@ -7,6 +7,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"syscall"
 	"testing"
 
 	"golang.org/x/sys/unix"
@@ -19,6 +20,12 @@ func TestSandboxProcess(t *testing.T) {
 	root := os.Getenv("SANDBOX_ROOT")
 	if root == "" {
 		return
+	}
+	if err := unix.Mount("proc", filepath.Join(root, "proc"), "proc", 0, ""); err != nil {
+		t.Fatal(err)
+	}
+	if err := unix.Mount("sys", filepath.Join(root, "sys"), "sysfs", unix.MS_RDONLY, ""); err != nil {
+		t.Fatal(err)
 	}
 	if err := unix.Chroot(root); err != nil {
 		t.Fatal(err)
@@ -33,11 +40,14 @@ func TestResolvConfOfASandbox(t *testing.T) {
 	t.Parallel()
 	root := t.TempDir()
 	file := filepath.Join(root, "etc/resolv.conf")
-	if err := os.Mkdir(filepath.Dir(file), 0o755); err != nil {
-		t.Fatal(err)
+	for _, dir := range []string{"etc", "proc", "sys"} {
+		if err := os.Mkdir(filepath.Join(root, dir), 0o755); err != nil {
+			t.Fatal(err)
+		}
 	}
 	cmd := exec.Command("/proc/self/exe", "-test.run=^TestSandboxProcess$")
 	cmd.Env = append(os.Environ(), "SANDBOX_ROOT="+root)
+	cmd.SysProcAttr = &syscall.SysProcAttr{Unshareflags: syscall.CLONE_NEWNS} // which makes its mounts private
 	stdin, err := cmd.StdinPipe()
 	if err != nil {
 		t.Fatal(err)
@@ -77,7 +87,10 @@ func TestResolvConfOfASandbox(t *testing.T) {
 		"a link upwards":        {func() error { return os.Symlink("../../../../../../.."+outside, file) }, nil},
 		"a directory":           {func() error { return os.Mkdir(file, 0o755) }, nil},
 		"a pipe without an end": {func() error { return unix.Mkfifo(file, 0o644) }, nil},
-		"a device":              {func() error { return unix.Mknod(file, unix.S_IFCHR|0o644, int(unix.Mkdev(1, 5))) }, nil},
+		// Reading may have effects, or show what the sandbox may not see.
+		"a file of the kernel's": {func() error { return os.Symlink("/proc/version", file) }, nil},
+		"one with a length":      {func() error { return os.Symlink("/sys/kernel/uevent_seqnum", file) }, nil},
+		"a device":               {func() error { return unix.Mknod(file, unix.S_IFCHR|0o644, int(unix.Mkdev(1, 5))) }, nil},
 	} {
 		if err := os.RemoveAll(file); err != nil {
 			t.Fatal(err)
