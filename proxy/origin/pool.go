@@ -72,7 +72,7 @@ type place struct {
 
 func newBoxPool(box *policy.Box, max int, holds *memory.Account) *boxPool {
 	return &boxPool{
-		box: box, max: max, memory: holds, sessions: tls.NewLRUClientSessionCache(maxSessions), all: &allPools{},
+		box: box, max: max, memory: holds, sessions: newSessions(), all: &allPools{},
 		kept: map[key][]*Conn{}, hosts: map[key]*h2Host{},
 	}
 }

@@ -14,9 +14,6 @@ import (
 	"boxgate/proxy/problem"
 )
 
-// maxSessions is the number of TLS sessions cached per box.
-const maxSessions = 128
-
 // DialTLS dials d and performs a TLS handshake that verifies the server to be d.name against the configured roots, and
 // presents the client certificate of d, if it has one. alpn lists the protocols to offer, most preferred first. Errors are of type *[policy.DeniedError] or *[problem.Upstream].
 //

@@ -1,0 +1,35 @@
+package origin
+
+import "crypto/tls"
+
+const (
+	maxSessions = 128      // TLS sessions kept for a box
+	maxSession  = 24 << 10 // bytes of one: the ticket, which is of any length, and the certificates of the server; some eight thousand usually
+)
+
+// sessions keeps the TLS sessions of a box that are not too long. Servers whose are get a full handshake each time.
+type sessions struct {
+	tls.ClientSessionCache
+}
+
+func newSessions() *sessions { return &sessions{tls.NewLRUClientSessionCache(maxSessions)} }
+
+// Put implements [tls.ClientSessionCache].
+func (s *sessions) Put(key string, of *tls.ClientSessionState) {
+	if of == nil || sizeOf(of) <= maxSession {
+		s.ClientSessionCache.Put(key, of)
+	}
+}
+
+// sizeOf returns the length of a session in bytes; more than any that is kept if it cannot be told.
+func sizeOf(of *tls.ClientSessionState) int {
+	ticket, state, err := of.ResumptionState()
+	if err != nil || state == nil || len(ticket) > maxSession {
+		return maxSession + 1
+	}
+	rest, err := state.Bytes()
+	if err != nil {
+		return maxSession + 1
+	}
+	return len(ticket) + len(rest)
+}
