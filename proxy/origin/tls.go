@@ -5,7 +5,6 @@ import (
 	"crypto/tls"
 	"fmt"
 	"net"
-	"sync/atomic"
 	"time"
 
 	"boxgate/internal/fault"
@@ -58,8 +57,8 @@ func (p *Origins) handshake(ctx context.Context, box *policy.Box, d Target, h ha
 	if err != nil {
 		return nil, false, err
 	}
-	config, check := p.clientConfig(box, d, h)
-	below := &opening{Conn: direct(raw)}
+	below := &opening{Conn: direct(raw), start: []byte{}}
+	config, check := p.clientConfig(box, d, h, below)
 	conn = socket.Initiate(below, config)
 	ctx, cancel := context.WithDeadline(ctx, h.deadline)
 	defer cancel()
@@ -83,6 +82,7 @@ func (p *Origins) handshake(ctx context.Context, box *policy.Box, d Target, h ha
 		return nil, silent, &problem.Upstream{Reason: policy.ReasonUpstreamTLS, Name: d.shown, Err: fmt.Errorf("TLS handshake: %w", err)}
 	}
 	conn.Established()
+	below.start = nil
 	return conn, false, nil
 }
 
@@ -90,7 +90,7 @@ func (p *Origins) handshake(ctx context.Context, box *policy.Box, d Target, h ha
 //
 // A server of HTTP/1.1 may ask for one more handshake, as those do that want a client certificate for some paths only.
 // crypto/tls takes it if the server's certificate stays the same. HTTP/2 forbids it (RFC 9113, 9.2.1).
-func (p *Origins) clientConfig(box *policy.Box, d Target, h handshake) (config *tls.Config, check func() error) {
+func (p *Origins) clientConfig(box *policy.Box, d Target, h handshake, below *opening) (config *tls.Config, check func() error) {
 	config = &tls.Config{
 		ServerName:         d.name.String(),
 		RootCAs:            p.cfg.Roots,
@@ -103,31 +103,13 @@ func (p *Origins) clientConfig(box *policy.Box, d Target, h handshake) (config *
 		if cs.NegotiatedProtocol != "h2" {
 			config.Renegotiation = tls.RenegotiateOnceAsClient // the configuration is this connection's alone
 		}
-		return problem.WeakKey(cs)
+		return below.verify(cs)
 	}
 	if h.small {
 		config.CurvePreferences, config.ClientSessionCache = smallGroups, nil // tickets have any size
 	}
 	return config, d.identity.present(config)
 }
-
-// opening is a connection that notes whether its peer has said anything.
-type opening struct {
-	net.Conn
-	heard atomic.Bool
-}
-
-// Read implements [net.Conn].
-func (o *opening) Read(b []byte) (int, error) {
-	n, err := o.Conn.Read(b)
-	if n > 0 && !o.heard.Load() {
-		o.heard.Store(true)
-	}
-	return n, err
-}
-
-// NetConn returns the connection below.
-func (o *opening) NetConn() net.Conn { return o.Conn }
 
 // direct returns a connection that was dialled with direct reads and writes.
 func direct(c net.Conn) net.Conn {

@@ -132,14 +132,16 @@ func (p *Origins) reach(ctx context.Context, box *policy.Box, by *policy.Upstrea
 	if err != nil || by.Scheme != policy.ProxyHTTPS {
 		return conn, err
 	}
-	secure := socket.Initiate(direct(conn), &tls.Config{
+	below := &opening{Conn: direct(conn), start: []byte{}}
+	secure := socket.Initiate(below, &tls.Config{
 		ServerName: by.Host(), RootCAs: p.cfg.Roots, NextProtos: alpnHTTP1, MinVersion: tls.VersionTLS12, Time: fault.Now,
-		VerifyConnection: problem.WeakKey,
+		VerifyConnection: below.verify,
 	})
 	if err := secure.HandshakeContext(ctx); err != nil {
 		socket.Abort(conn)
 		return nil, err
 	}
 	secure.Established()
+	below.start = nil
 	return secure, nil
 }
