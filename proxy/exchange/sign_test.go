@@ -146,6 +146,36 @@ func TestUnsignable(t *testing.T) {
 	})
 }
 
+// TestAttackSignedPathBesideTheRule: what AWS's services would read as another path than the one that a rule has judged is not signed.
+func TestAttackSignedPathBesideTheRule(t *testing.T) {
+	t.Parallel()
+	proxytest.EachProtocol(t, func(t *testing.T, l *proxytest.Rig, client *http.Client, port uint16, up *proxytest.Recorder) {
+		spec := proxytest.AllowAll
+		spec.Rules = []policy.RequestRule{{Hosts: []string{proxytest.API}, Paths: []string{"/public/*"}, Action: "allow"}, {Hosts: []string{proxytest.API}, Action: "deny"}}
+		l.Rules(spec, `{"`+proxytest.HostPort(port)+`": {"sign": {"aws": {"region": "eu-central-1", "service": "execute-api", "credentials": `+awsLiteral+`}}}}`)
+		ask := func(path string) (int, *http.Request) {
+			t.Helper()
+			status, _ := proxytest.Send(t, client, "GET", "https://"+proxytest.HostPort(port)+path, nil, nil)
+			got, _ := up.Take()
+			return status, got
+		}
+		for _, path := range []string{
+			"/secret", "/public/../secret", "//secret", "/./secret", "/public//../secret", "/public/a/../../secret", "/public/%2e%2e/secret", "/public/.%2E/secret", "/public%2f..%2fsecret",
+			"/public/..;/secret", "/public/;/../secret", "/public/%5c../secret", "/public/%252e%252e/secret", "/public/\uff0e\uff0e/secret", "/public/%c0%ae%c0%ae/secret", "/public/..",
+		} {
+			if status, got := ask(path); status != 403 || got != nil {
+				t.Errorf("%s: %d, the server received %v", path, status, got)
+			}
+		}
+		for _, path := range []string{"/public/a", "/public/a%20b/~"} {
+			status, got := ask(path)
+			if status != 200 || got == nil || got.RequestURI != path {
+				t.Errorf("%s: %d, the server received %v", path, status, got)
+			}
+		}
+	})
+}
+
 // TestExpiredAWSCredentials: temporary credentials are not used beyond their time, by the clock of the gateway.
 func TestExpiredAWSCredentials(t *testing.T) {
 	t.Parallel()
