@@ -23,11 +23,11 @@ func (p *Origins) DialTLS(ctx context.Context, box *policy.Box, d Target, alpn [
 		return nil, &problem.Upstream{Reason: policy.ReasonUpstreamTLS, Err: ErrNoName}
 	}
 	at, known := host{d.name, d.Asked.Port}, p.hostsOf(box.ID)
-	h := handshake{alpn: alpn, small: known.small(at), deadline: time.Now().Add(p.cfg.HandshakeTimeout)}
-	conn, silent, err := p.handshake(ctx, box, d, h)
+	h := handshake{alpn: alpn, small: known.small(at)}
+	conn, silent, err := p.handshake(ctx, box, d, &h)
 	if silent && !h.small {
 		h.small = true
-		again, still, err2 := p.handshake(ctx, box, d, h)
+		again, still, err2 := p.handshake(ctx, box, d, &h)
 		if err2 == nil {
 			known.needsSmall(at)
 		}
@@ -45,17 +45,20 @@ func (p *Origins) DialTLS(ctx context.Context, box *policy.Box, d Target, alpn [
 type handshake struct {
 	alpn     []string
 	small    bool      // with a ClientHello that fits one packet
-	deadline time.Time // for both attempts
+	deadline time.Time // for both attempts, from when the first has a connection
 }
 
 // smallGroups are offered in a small hello: the key share of ML-KEM alone has 1,216 bytes.
 var smallGroups = []tls.CurveID{tls.X25519, tls.CurveP256, tls.CurveP384, tls.CurveP521}
 
 // handshake dials d and makes one attempt. silent says that it failed before the server had said a byte.
-func (p *Origins) handshake(ctx context.Context, box *policy.Box, d Target, h handshake) (conn *socket.Terminated, silent bool, err error) {
+func (p *Origins) handshake(ctx context.Context, box *policy.Box, d Target, h *handshake) (conn *socket.Terminated, silent bool, err error) {
 	raw, err := p.Dial(ctx, box, d)
 	if err != nil {
 		return nil, false, err
+	}
+	if h.deadline.IsZero() {
+		h.deadline = time.Now().Add(p.cfg.HandshakeTimeout)
 	}
 	below := &opening{Conn: direct(raw), start: []byte{}}
 	config, check := p.clientConfig(box, d, h, below)
@@ -90,7 +93,7 @@ func (p *Origins) handshake(ctx context.Context, box *policy.Box, d Target, h ha
 //
 // A server of HTTP/1.1 may ask for one more handshake, as those do that want a client certificate for some paths only.
 // crypto/tls takes it if the server's certificate stays the same. HTTP/2 forbids it (RFC 9113, 9.2.1).
-func (p *Origins) clientConfig(box *policy.Box, d Target, h handshake, below *opening) (config *tls.Config, check func() error) {
+func (p *Origins) clientConfig(box *policy.Box, d Target, h *handshake, below *opening) (config *tls.Config, check func() error) {
 	config = &tls.Config{
 		ServerName:         d.name.String(),
 		RootCAs:            p.cfg.Roots,

@@ -15,6 +15,7 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
+	"time"
 
 	"boxgate/policy"
 	"boxgate/proxy"
@@ -278,4 +279,37 @@ func TestPasswordRevokedWhileConnecting(t *testing.T) {
 	if res.StatusCode != 502 || !strings.Contains(body, string(policy.ReasonUpstreamProxy)) || reached.Load() > 0 || l.Upstreams() > 0 {
 		t.Errorf("%s %s, reached %d", res.Status, body, reached.Load())
 	}
+}
+
+// TestHandshakeAfterASlowDial: the time that it takes to connect is not taken from that of the handshake.
+func TestHandshakeAfterASlowDial(t *testing.T) {
+	t.Parallel()
+	const limit = time.Second
+	l := proxytest.New(t, proxytest.AllowAll, proxytest.Patient)
+	l.With(func(c *proxy.Config) { c.DialTimeout, c.HandshakeTimeout = time.Minute, limit })
+	_, port := l.HTTPSServer(false, func(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, "hello") })
+	slow := l.RawServer(false, func(c net.Conn, r *bufio.Reader) {
+		if _, err := connectRequest(c, r); err != nil {
+			return
+		}
+		<-time.After(limit)
+		up, err := net.Dial("tcp", net.JoinHostPort("127.0.0.1", strconv.Itoa(int(port))))
+		if err != nil {
+			return
+		}
+		defer up.Close()
+		_, _ = io.WriteString(c, "HTTP/1.1 200 OK\r\n\r\n")
+		go func() { _, _ = io.Copy(up, r) }()
+		_, _ = io.Copy(c, up)
+	})
+	url := "http://proxy.test:" + strconv.Itoa(int(slow))
+	l.Rules(by(url), login(url, port, `"pw"`))
+	var status int
+	for range 10 { // a busy host may take a second for a handshake
+		res, _ := proxytest.Get(t, l.HTTPClient(port, false), "https://"+proxytest.HostPort(port)+"/", nil)
+		if status = res.StatusCode; status == 200 {
+			return
+		}
+	}
+	t.Errorf("%d", status)
 }
