@@ -195,8 +195,8 @@ func (c *conn) proceed(f peek.First, err error) {
 		c.refusePeek(f, os.ErrDeadlineExceeded)
 	case rt.Action == policy.Refuse:
 		c.deny(f, rt.Route)
-	case f.Kind == peek.Silent && f.Ended:
-		_ = c.tcp.Close() // closed without sending anything: nothing to forward
+	case f.Kind == peek.Silent && f.Ended && rt.Action != policy.Splice:
+		_ = c.tcp.Close() // closed without sending anything: there is nothing to judge, nor to log in with
 	case rt.Action == policy.Intercept:
 		c.intercept(f, rt)
 	case rt.Action == policy.Broker:

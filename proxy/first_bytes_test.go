@@ -314,7 +314,7 @@ func (c *cell) try(t *testing.T, sent []byte, timeout time.Duration) bool {
 			cfg.SilenceTimeout = timeout / 10
 		}
 	})
-	server := r.Server(c.port, func(conn net.Conn) { heard.serve(conn, c.pauses && len(sent) == 0) })
+	server := r.Server(c.port, func(conn net.Conn) { heard.serve(conn, (c.pauses || c.ends) && len(sent) == 0) })
 	for _, name := range []string{cdn, static, img} {
 		r.Names.Set(name, server.Addr())
 	}
@@ -421,6 +421,9 @@ func (c *cell) check(r *proxytest.Rig, heard *hearing, sent []byte, answer strin
 	}
 	if e.Verdict != policy.Allow {
 		t.Fatalf("decision %+v", e)
+	}
+	if c.ends && !strings.HasPrefix(answer, "220 ") {
+		t.Errorf("the client heard %q", answer)
 	}
 	isHTTP := !c.unread && c.name != "" && bytes.Contains(sent, []byte("HTTP/"))
 	if got := heard.await(t); !isHTTP && !bytes.Equal(got, sent) || isHTTP && !bytes.Contains(got, []byte(" / HTTP/1.1\r\n")) {

@@ -4,10 +4,12 @@ import (
 	"bufio"
 	"fmt"
 	"io"
+	"net"
 	"net/http"
 	"strings"
 	"testing"
 
+	"boxgate/e2e/harness"
 	"boxgate/internal/testnet"
 )
 
@@ -96,5 +98,46 @@ func TestFidelityConnectionClose(t *testing.T) {
 	}
 	if n := conns() - before; n != 2 {
 		t.Errorf("%d further connections to the server for three that it ended, one of them kept from before", n)
+	}
+}
+
+// TestFidelityEndBeforeTheFirstByte: a client that ends its side before it has sent anything (nc -N) still hears what the server
+// says first, on a port of no protocol that is known for it, as without the gateway; also by way of the explicit proxy, and
+// where the gateway waits for who speaks first.
+func TestFidelityEndBeforeTheFirstByte(t *testing.T) {
+	t.Parallel()
+	f := newFidelity(t, nil)
+	const host, banner = "raw.example.org", "* OK IMAP4rev1 ready\r\n"
+	if err := f.Net.ServeConns(host, 7000, func(c net.Conn) {
+		defer c.Close()
+		_, _ = io.Copy(io.Discard, c) // until the client has ended its side
+		_, _ = io.WriteString(c, banner)
+	}); err != nil {
+		t.Fatal(err)
+	}
+	hear := `python3 -c '
+import socket, sys, time
+for to, late in [("` + host + `", 7000), 0], [("10.200.0.1", 3128), 0], [("` + host + `", 7000), 1]:
+    s = socket.create_connection(to, 20)
+    f = s.makefile("rb")
+    if to[1] == 3128:
+        s.sendall(b"CONNECT ` + host + `:7000 HTTP/1.1\r\nHost: ` + host + `:7000\r\n\r\n")
+        while f.readline().strip(): pass
+    time.sleep(late)
+    s.shutdown(socket.SHUT_WR)
+    print(f.read())' 2>&1`
+	want := strings.Repeat("b'* OK IMAP4rev1 ready\\r\\n'\n", 3)
+	if out := f.run(hear); out != want {
+		t.Errorf("allowed by name: %q", out)
+	}
+	spec := harness.Custom("*.example.com", "*.example.org")
+	spec["denied_domains"] = []string{"evil.example.org"} // from now on names decide on the port
+	f.SetPolicy(f.Box, spec)
+	if out := f.run(hear); out != want {
+		t.Errorf("where names decide: %q", out)
+	}
+	f.SetPolicy(f.Box, harness.Custom("*.example.com"))
+	if out, _ := f.Sh(f.Box, hear); strings.Contains(out, "IMAP") {
+		t.Errorf("not allowed any more: %q", out)
 	}
 }
