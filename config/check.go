@@ -56,6 +56,9 @@ func (c *Config) checkMore(fail func(key, format string, args ...any)) {
 	if c.Drain < 0 || c.Drain > 24*time.Hour {
 		fail("drain", "%v is out of range; use 0s to 24h", c.Drain)
 	}
+	if c.DNS.MinGrant < 0 || c.DNS.MinGrant > 24*time.Hour {
+		fail("dns.min_grant", "%v is out of range; use 0s to 24h", c.DNS.MinGrant)
+	}
 	if c.Launcher.IdleTimeout < 0 {
 		fail("launcher.idle_timeout", "%v is negative; use 0 or more", c.Launcher.IdleTimeout)
 	}

@@ -67,6 +67,8 @@ type Network struct {
 // DNS has the upstream DNS servers.
 type DNS struct {
 	Upstreams []string `yaml:"upstreams"`
+	// MinGrant is the least time for which a box may use an address by the name for which it was told it.
+	MinGrant time.Duration `yaml:"min_grant"`
 }
 
 // Proxy is how egress connections are handled.

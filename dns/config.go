@@ -8,6 +8,7 @@ import (
 	"io"
 	"net"
 	"net/netip"
+	"time"
 
 	mdns "github.com/miekg/dns"
 	"go.uber.org/zap"
@@ -47,6 +48,9 @@ type Config struct {
 	Roots  *x509.CertPool // roots for tls:// upstreams; nil: the system's
 	Limits Limits
 	Memory *memory.Budget // shared by the boxes; nil: 64 MiB
+
+	// MinGrant is the least time that a [Grant] lasts, whatever the TTL of the answer.
+	MinGrant time.Duration
 }
 
 // Limits bound what boxes can make the server hold or do. A zero field takes its default.

@@ -68,7 +68,7 @@ func (s *Server) answerDirectly(ctx context.Context, v visit, transport policy.P
 	}
 	out = append(dst, a.packed.message...)
 	life := a.packed.age(out[len(dst):], v.now.Sub(a.cached.stored), a.cached.life)
-	s.remember(a.box, a.host, a.packed.addrs, v.now.Add(life+grantGrace))
+	s.remember(a.box, a.host, a.packed.addrs, life)
 	return a.finish(out, len(dst), wire), true
 }
 

@@ -11,7 +11,8 @@ import (
 	"boxgate/policy"
 )
 
-// grantGrace is how long a grant outlives the TTL it was answered with: clients connect a little after the lookup.
+// grantGrace is how long a grant outlives the TTL it was answered with, and the last connection to its address: clients
+// connect a little after the lookup, and again to the address that they know.
 const grantGrace = time.Minute
 
 // Grant records that a box was told that a name has an address. It lets the proxy dial the address the box chose, and
@@ -38,11 +39,15 @@ type boxGrants struct {
 	order  list.List
 }
 
-// held is a grant, and its place among those of its address.
+// held is a grant, its place among those of its address, and the number of connections that hold it.
 type held struct {
 	Grant
-	at int
+	at    int
+	conns int
 }
+
+// isLive reports whether the box may still be using the grant: it has not expired, or a connection that went by it is open.
+func (h *held) isLive(now time.Time) bool { return h.conns > 0 || now.Before(h.Expires) }
 
 // granted is what a grant is known by.
 type granted struct {
@@ -83,10 +88,7 @@ func (g *grants) remember(box policy.BoxID, n policy.Name, addrs []netip.Addr, e
 
 // addLocked adds a grant, and drops those that have expired and those beyond the limits.
 func (g *grants) addLocked(b *boxGrants, k granted, expires time.Time) {
-	now := time.Now()
-	for b.order.Len() > 0 && b.order.Front().Value.(*held).Expires.Before(now) {
-		g.dropOldestLocked(b)
-	}
+	g.dropExpiredLocked(b, time.Now())
 	if b.order.Len() >= g.perBox {
 		g.dropOldestLocked(b)
 	}
@@ -94,10 +96,23 @@ func (g *grants) addLocked(b *boxGrants, k granted, expires time.Time) {
 		g.dropOldestLocked(g.largestLocked())
 	}
 	same := b.byAddr[k.addr]
-	gr := &held{Grant{Name: k.name, Addr: k.addr, Expires: expires}, len(same)}
+	gr := &held{Grant: Grant{Name: k.name, Addr: k.addr, Expires: expires}, at: len(same)}
 	b.known[k] = b.order.PushBack(gr)
 	b.byAddr[k.addr] = append(same, gr)
 	g.total++
+}
+
+// dropExpiredLocked drops the grants of a box that have expired, as far as they are the oldest. Those that a connection holds
+// count as granted anew, so that they do not keep others from being dropped, nor are the first to be.
+func (g *grants) dropExpiredLocked(b *boxGrants, now time.Time) {
+	for e := b.order.Front(); e != nil && e.Value.(*held).Expires.Before(now); e = b.order.Front() {
+		if h := e.Value.(*held); h.conns > 0 {
+			h.Expires = now.Add(grantGrace)
+			b.order.MoveToBack(e)
+			continue
+		}
+		g.dropOldestLocked(b)
+	}
 }
 
 // largestLocked returns the box with the most grants, which loses one when the limit for all boxes is reached.
@@ -133,7 +148,30 @@ func (g *grants) has(box policy.BoxID, n policy.Name, a netip.Addr, now time.Tim
 		return false
 	}
 	e := b.known[granted{n, a.Unmap()}]
-	return e != nil && now.Before(e.Value.(*held).Expires)
+	return e != nil && e.Value.(*held).isLive(now)
+}
+
+// hold keeps a live grant from expiring until release is called, and for a moment after that. It reports nil if there is none.
+// The limits stand: a grant that is dropped for others is gone, whoever holds it.
+func (g *grants) hold(box policy.BoxID, n policy.Name, a netip.Addr) (release func()) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	b := g.boxes[box]
+	if b == nil || n.IsZero() {
+		return nil
+	}
+	e := b.known[granted{n, a.Unmap()}]
+	if e == nil || !e.Value.(*held).isLive(time.Now()) {
+		return nil
+	}
+	h := e.Value.(*held)
+	h.conns++
+	return func() {
+		g.mu.Lock()
+		defer g.mu.Unlock()
+		h.conns--
+		h.Expires = later(h.Expires, time.Now().Add(grantGrace))
+	}
 }
 
 // names returns the names granted with a, the latest expiry first.
@@ -142,7 +180,7 @@ func (g *grants) names(box policy.BoxID, a netip.Addr, now time.Time) []policy.N
 	g.mu.Lock()
 	if b := g.boxes[box]; b != nil {
 		for _, gr := range b.byAddr[a.Unmap()] {
-			if now.Before(gr.Expires) {
+			if gr.isLive(now) {
 				live = append(live, gr.Grant)
 			}
 		}

@@ -31,6 +31,104 @@ func TestGrantOutlivesTheTTLByAGrace(t *testing.T) {
 	})
 }
 
+// A grant lasts as long as connections by it, and a grace after the last; one that has expired is not renewed by a connection.
+func TestGrantOutlivesItsConnectionsByAGrace(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		b := newBench(t, domains("*.example.com"), newZone(t, "a.example.com. 1 IN A "+goodV4, "b.example.com. 1 IN A "+goodV4))
+		b.ask(t, "a.example.com", mdns.TypeA)
+		b.ask(t, "b.example.com", mdns.TypeA)
+		n, other := name(t, "a.example.com"), name(t, "b.example.com")
+		first, second := b.Hold("box1", n, addr(goodV4)), b.Hold("box1", n, addr("::ffff:"+goodV4))
+		for _, none := range []func(){
+			b.Hold("box2", n, addr(goodV4)), b.Hold("box1", n, addr(goodV6)), b.Hold("box1", policy.Name{}, addr(goodV4)),
+		} {
+			if none != nil {
+				t.Error("what was not granted is held")
+			}
+		}
+		time.Sleep(24 * time.Hour)
+		if !b.Granted("box1", n, addr(goodV4)) || b.Granted("box1", other, addr(goodV4)) {
+			t.Error("the grant of an open connection has ended, or another has not")
+		}
+		if got := b.GrantedNames("box1", addr(goodV4)); !slices.Equal(got, []policy.Name{n}) {
+			t.Errorf("names %v", got)
+		}
+		first()
+		time.Sleep(2 * grantGrace)
+		if !b.Granted("box1", n, addr(goodV4)) {
+			t.Error("the grant ended with the first of two connections")
+		}
+		second()
+		time.Sleep(grantGrace - time.Nanosecond)
+		if !b.Granted("box1", n, addr(goodV4)) {
+			t.Error("the grant ended too early")
+		}
+		time.Sleep(time.Nanosecond)
+		if b.Granted("box1", n, addr(goodV4)) || b.Hold("box1", n, addr(goodV4)) != nil {
+			t.Error("the grant did not end")
+		}
+	})
+}
+
+func TestLeastTimeOfAGrant(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		b := newBench(t, domains("*.example.com"), newZone(t, "a.example.com. 1 IN A "+goodV4, "b.example.com. 7200 IN A "+goodV4))
+		b.floor = time.Hour
+		for range 2 { // from upstream, and from the cache
+			b.ask(t, "a.example.com", mdns.TypeA)
+			b.ask(t, "b.example.com", mdns.TypeA)
+		}
+		time.Sleep(time.Hour - time.Nanosecond)
+		if !b.Granted("box1", name(t, "a.example.com"), addr(goodV4)) {
+			t.Error("the grant ended too early")
+		}
+		time.Sleep(time.Minute)
+		if b.Granted("box1", name(t, "a.example.com"), addr(goodV4)) || !b.Granted("box1", name(t, "b.example.com"), addr(goodV4)) {
+			t.Error("the grant did not end, or one of a longer TTL has")
+		}
+	})
+}
+
+// Connections that never end keep no more grants than there may be, and what has expired is dropped beside them.
+func TestHeldGrantsAreBounded(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		g := newGrants(10, 100)
+		give := func(i int, life time.Duration) policy.Name {
+			n := name(t, fmt.Sprintf("n%d.example.com", i))
+			g.remember("box", n, []netip.Addr{addr(goodV4)}, time.Now().Add(life))
+			return n
+		}
+		var release []func()
+		for i := range 5 {
+			release = append(release, g.hold("box", give(i, time.Second), addr(goodV4)))
+		}
+		for i := 5; i < 9; i++ {
+			give(i, time.Second)
+		}
+		time.Sleep(time.Minute)
+		give(9, time.Hour)
+		if b := g.boxes["box"]; b.order.Len() != 6 || g.total != 6 {
+			t.Errorf("%d grants are kept, of 5 that are held and a new one", b.order.Len())
+		}
+		for i := 10; i < 50; i++ {
+			n := give(i, time.Hour)
+			release = append(release, g.hold("box", n, addr(goodV4)))
+			if b := g.boxes["box"]; b.order.Len() > 10 || g.total != b.order.Len() || !g.has("box", n, addr(goodV4), time.Now()) {
+				t.Fatalf("%d grants, %d counted", b.order.Len(), g.total)
+			}
+		}
+		for _, r := range release { // most of them of grants that were dropped
+			r()
+		}
+		if g.has("box", name(t, "n0.example.com"), addr(goodV4), time.Now()) || g.total != 10 {
+			t.Errorf("%d grants after the connections have ended", g.total)
+		}
+	})
+}
+
 func TestGrantIsThereBeforeTheAnswer(t *testing.T) {
 	t.Parallel()
 	b := newBench(t, domains("a.example.com"), newZone(t, "a.example.com. 30 IN A "+goodV4))

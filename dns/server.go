@@ -21,6 +21,7 @@ type Server struct {
 	sinkV4 netip.Addr
 	sinkV6 netip.Addr
 	isURL  func(policy.Name) bool
+	floor  time.Duration // of what a grant lasts
 	audit  Recorder
 	log    *zap.Logger
 	limits Limits
@@ -90,6 +91,7 @@ func newServer(c Config, up exchanger) *Server {
 		sinkV4:  c.SinkV4,
 		sinkV6:  c.SinkV6,
 		isURL:   c.IsURL,
+		floor:   c.MinGrant,
 		audit:   c.Audit,
 		log:     c.Log,
 		limits:  limits,
@@ -237,7 +239,7 @@ func (s *Server) grantAddresses(pol *policy.Compiled, box *policy.Box, name poli
 	if len(addrs) > 0 || ev.Verdict == policy.Allow {
 		ev.Action = audit.ActionForward
 	}
-	s.remember(box, name, addrs, time.Now().Add(res.ttl()+grantGrace))
+	s.remember(box, name, addrs, res.ttl())
 	return kept.reply(q)
 }
 
@@ -247,8 +249,9 @@ func judgeAddr(pol *policy.Compiled, box *policy.Box, name policy.Name, a netip.
 	return d, a.IsValid() && d.Allowed()
 }
 
-// remember grants addresses to a box. Nothing stays of a box that has been removed meanwhile.
-func (s *Server) remember(box *policy.Box, n policy.Name, addrs []netip.Addr, expires time.Time) {
+// remember grants addresses to a box, by an answer with a TTL. Nothing stays of a box that has been removed meanwhile.
+func (s *Server) remember(box *policy.Box, n policy.Name, addrs []netip.Addr, ttl time.Duration) {
+	expires := time.Now().Add(max(ttl+grantGrace, s.floor))
 	if first := s.grants.remember(box.ID, n, addrs, expires); first && !isServed(s.boxes, box) {
 		s.grants.forget(box.ID)
 	}
@@ -264,6 +267,13 @@ func (s *Server) Forget(box policy.BoxID) {
 // Granted reports whether the box was told, in an answer that it may still be using, that n has the address a.
 func (s *Server) Granted(box policy.BoxID, n policy.Name, a netip.Addr) bool {
 	return s.grants.has(box, n, a, time.Now())
+}
+
+// Hold keeps the grant by which a box connects to an address of n from expiring, until release is called and for a minute after
+// that. It returns nil if the box has no such grant. A grant allows nothing: the connection, and those that follow it, are
+// judged by the policy in force.
+func (s *Server) Hold(box policy.BoxID, n policy.Name, a netip.Addr) (release func()) {
+	return s.grants.hold(box, n, a)
 }
 
 // GrantedNames returns the names for which the box was told the address a, the latest first. Names whose grant expired

@@ -26,7 +26,7 @@ func (p *parts) openEgress(context.Context) error {
 	}
 	p.dns, err = dns.New(dns.Config{
 		Boxes: p.connected, Upstreams: upstreams, SinkV4: p.addrs.SinkV4, SinkV6: p.addrs.SinkV6,
-		IsURL: p.ownURLs.named, Audit: p.audit, Log: p.log, Roots: p.roots, Limits: dnsLimits(p.cfg.Limits, p.shares), Memory: p.memory,
+		IsURL: p.ownURLs.named, MinGrant: p.cfg.DNS.MinGrant, Audit: p.audit, Log: p.log, Roots: p.roots, Limits: dnsLimits(p.cfg.Limits, p.shares), Memory: p.memory,
 	})
 	if err != nil {
 		return fmt.Errorf("dns.upstreams: %w", err)

@@ -40,6 +40,7 @@ type conn struct {
 	box   *policy.Box
 	usage *usage.Box   // counters of the box, or those shared by all unknown sources
 	first memory.Claim // for the first bytes
+	grant func()       // releases the grant by which the box has the address; nil if none is held
 	live  *live.Conn
 	ctx   context.Context
 	since time.Time   // when the wait for the first bytes began
@@ -146,6 +147,9 @@ func (c *conn) close(panicked any) {
 	}
 	c.event.Duration = time.Since(c.event.Time)
 	c.first.Release()
+	if c.grant != nil {
+		c.grant()
+	}
 	c.interception.End()
 	if c.live != nil {
 		c.event.BytesIn, c.event.BytesOut = c.live.In.Load(), c.live.Out.Load()
@@ -309,8 +313,11 @@ func (c *conn) forward(f peek.First) {
 	c.serveHTTP1(s)
 }
 
-// open records that the allowed traffic begins.
+// open records that the allowed traffic begins, and keeps the grant by which the box has the address while it lasts.
 func (c *conn) open() {
+	if rt, ok := c.live.Passing(); ok && c.grant == nil && c.orig.Addr().IsValid() {
+		c.grant = c.p.cfg.Resolver.Hold(c.box.ID, rt.Request.Name, c.orig.Addr())
+	}
 	c.opening = &audit.Opening{}
 	c.opening.Begin(c.p.cfg.Audit, &c.event)
 }

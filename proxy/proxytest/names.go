@@ -58,6 +58,11 @@ func (c *Switch) Granted(id policy.BoxID, n policy.Name, a netip.Addr) bool {
 	return (*c.now.Load()).Granted(id, n, a)
 }
 
+// Hold implements [route.Resolver].
+func (c *Switch) Hold(id policy.BoxID, n policy.Name, a netip.Addr) (release func()) {
+	return (*c.now.Load()).Hold(id, n, a)
+}
+
 // GrantedNames implements [route.Resolver].
 func (c *Switch) GrantedNames(id policy.BoxID, a netip.Addr) []policy.Name {
 	return (*c.now.Load()).GrantedNames(id, a)
@@ -68,6 +73,7 @@ type Names struct {
 	mu      sync.Mutex
 	answers map[string][]netip.Addr
 	grants  map[string][]netip.Addr // what the box was told
+	held    map[string]int          // connections, by name
 	others  []netip.Addr            // the answer for all other names; none: they do not exist
 }
 
@@ -128,6 +134,31 @@ func (n *Names) Granted(_ policy.BoxID, name policy.Name, a netip.Addr) bool {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	return slices.Contains(n.grants[name.String()], a)
+}
+
+// Hold implements [route.Resolver]. Grants of a rig do not expire: it counts.
+func (n *Names) Hold(_ policy.BoxID, name policy.Name, a netip.Addr) (release func()) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if !slices.Contains(n.grants[name.String()], a) {
+		return nil
+	}
+	if n.held == nil {
+		n.held = map[string]int{}
+	}
+	n.held[name.String()]++
+	return func() {
+		n.mu.Lock()
+		defer n.mu.Unlock()
+		n.held[name.String()]--
+	}
+}
+
+// Held returns how many connections hold a grant of a name.
+func (n *Names) Held(name string) int {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return n.held[name]
 }
 
 // GrantedNames implements [route.Resolver].

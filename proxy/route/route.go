@@ -20,6 +20,8 @@ type Resolver interface {
 	LookupBoth(context.Context, *policy.Box, policy.Name) ([]netip.Addr, error)
 	// Granted reports whether the box was told that the name has this address, by an answer that is still valid.
 	Granted(policy.BoxID, policy.Name, netip.Addr) bool
+	// Hold keeps that so until release is called, and for a moment after that, if it is so now: else it returns nil.
+	Hold(policy.BoxID, policy.Name, netip.Addr) (release func())
 	// GrantedNames returns the names that the box was told have this address.
 	GrantedNames(policy.BoxID, netip.Addr) []policy.Name
 }
