@@ -1,6 +1,7 @@
 package proxy
 
 import (
+	"errors"
 	"time"
 
 	"boxgate/internal/memory"
@@ -13,8 +14,16 @@ import (
 	"boxgate/proxy/route"
 )
 
+// errRooted is the error, for the log, of a client that the gateway cannot be the server of.
+var errRooted = errors.New("the server name ends in a dot (RFC 6066, 3): leave it out of the URL, since requests for this host are intercepted")
+
 // intercept terminates TLS and passes the connection to the message loop of the negotiated protocol.
 func (c *conn) intercept(f peek.First, rt route.Routed) {
+	if f.NamesRoot() {
+		c.event.Error = errRooted.Error()
+		c.refuse(f.Kind, policy.ReasonProtocol)
+		return
+	}
 	if c.interception = c.usage.Intercept(c.p.cfg.MaxInterceptions, len(f.Data)); c.interception == nil {
 		c.refuse(peek.Other, policy.ReasonLimit) // reset: the policy denies nothing here
 		return

@@ -37,7 +37,7 @@ func (c *conn) refuse(k peek.Kind, why policy.Reason) {
 // public one, and the box is within its limit of interceptions. The page's leaf is issued by the box's CA, which other
 // machines may trust as well, so names that mean a different host to each machine get no leaf.
 func (c *conn) deny(f peek.First, rt policy.Route) {
-	if c.p.cfg.DenyPage && f.Kind == peek.TLS && f.Name.IsPublic() && !c.p.isHosts(f.Name) && c.live.Denied() == nil {
+	if c.p.cfg.DenyPage && f.Kind == peek.TLS && !f.NamesRoot() && f.Name.IsPublic() && !c.p.isHosts(f.Name) && c.live.Denied() == nil {
 		if page := c.usage.Intercept(c.p.cfg.MaxInterceptions, len(f.Data)); page != nil {
 			defer page.End()
 			c.denyPage(f, rt)

@@ -85,6 +85,75 @@ func readExtensions(extensions wire) (name []byte, ok bool) {
 	return name, modern
 }
 
+// withoutRoot returns a whole ClientHello without the dot at the end of its first server name. It reports false if there is
+// none. The hello is not checked further.
+func withoutRoot(data []byte) (rootless []byte, ok bool) {
+	hello := joined(data)
+	rest := wire(hello)
+	var skipped, extensions wire
+	if !rest.skip(handshakeHeader+2+helloRandom) || !rest.vector(1, &skipped) || !rest.vector(2, &skipped) || !rest.vector(1, &skipped) {
+		return nil, false
+	}
+	all := len(hello) - len(rest)
+	if !rest.vector(2, &extensions) || len(rest) > 0 {
+		return nil, false
+	}
+	for len(extensions) > 0 {
+		var kind uint16
+		var body, list, host wire
+		at := len(hello) - len(extensions)
+		if !extensions.uint16(&kind) || !extensions.vector(2, &body) {
+			return nil, false
+		}
+		if kind != extServerName {
+			continue
+		}
+		if !body.vector(2, &list) || len(body) > 0 || !list.skip(1) || !list.vector(2, &host) || len(list) > 0 || len(host) < 2 || host[len(host)-1] != '.' {
+			return nil, false
+		}
+		for _, length := range []int{2, all, at + 2, at + 4, at + 7} { // of the message, the extensions, this one, its list, the name
+			shorten(hello[length:])
+		}
+		dot := len(hello) - len(extensions) - 1
+		return inRecord(append(hello[:dot], hello[dot+1:]...)), true
+	}
+	return nil, false
+}
+
+// joined returns a copy of the handshake message that the records of data begin with, without what follows it; nil if one of
+// these records is not whole.
+func joined(data []byte) (message []byte) {
+	for r := wire(data); ; {
+		if len(message) >= handshakeHeader {
+			if n := handshakeHeader + (int(message[1])<<16 | int(message[2])<<8 | int(message[3])); len(message) >= n {
+				return message[:n]
+			}
+		}
+		var payload wire
+		if !r.skip(recordHeader-2) || !r.vector(2, &payload) {
+			return nil
+		}
+		message = append(message, payload...)
+	}
+}
+
+// shorten makes a length of two bytes one less. It is not zero.
+func shorten(length []byte) {
+	if length[1]--; length[1] == 0xff {
+		length[0]--
+	}
+}
+
+// inRecord puts a handshake message into records.
+func inRecord(message []byte) (records []byte) {
+	for len(message) > 0 {
+		n := min(len(message), maxPlaintext)
+		records = append(append(records, recordHandshake, legacyMajor, 1, byte(n>>8), byte(n)), message[:n]...)
+		message = message[n:]
+	}
+	return records
+}
+
 // unnamed reports whether crypto/tls accepts the content of an extension that has no say in where the connection goes.
 func (w wire) unnamed(kind uint16) bool {
 	switch kind {

@@ -125,6 +125,64 @@ func TestAttackTwoReadingsOfAClientHello(t *testing.T) {
 	}
 }
 
+// A server name that ends in the root's dot is read by way of the hello without it, whatever shape that has; the rest is as strict.
+func TestServerNameWithTheRootsDot(t *testing.T) {
+	t.Parallel()
+	const plain, rooted = "www.example.com", "www.example.com."
+	dotted := func(protos []string) []byte {
+		h := peektest.Hello(t, &tls.Config{ServerName: plain + "x", InsecureSkipVerify: true, NextProtos: protos})
+		return bytes.Replace(h, []byte(plain+"x"), []byte(rooted), 1)
+	}
+	hello, long := dotted(nil), dotted(peektest.LongProtocols(20000))
+	for what, data := range map[string][]byte{
+		"one record":           hello,
+		"data behind it":       append(bytes.Clone(hello), "early"...),
+		"records of one byte":  inRecords(hello, 1),
+		"several records":      inRecords(hello, 100),
+		"more than a record":   long,
+		"an unknown extension": peektest.WithExtension(t, hello, []byte{0x12, 0x34, 0, 0}),
+	} {
+		f := First{Data: data}
+		if f.classify(); f.Kind != TLS || f.SNI != rooted || f.Name.String() != plain || !f.NamesRoot() {
+			t.Errorf("%s: %v %q %v", what, f.Kind, f.SNI, f.Name)
+		}
+	}
+	anonymous := peektest.Hello(t, &tls.Config{InsecureSkipVerify: true})
+	for what, data := range map[string][]byte{
+		"two dots":          bytes.Replace(hello, []byte(rooted), []byte("www.example.co.."), 1),
+		"a dot alone":       peektest.WithExtension(t, anonymous, []byte{0, 0, 0, 6, 0, 4, 0, 0, 1, '.'}),
+		"another name":      peektest.WithExtension(t, hello, []byte{0, 0, 0, 6, 0, 4, 0, 0, 1, 'a'}),
+		"two in one":        peektest.WithExtension(t, anonymous, []byte{0, 0, 0, 11, 0, 9, 0, 0, 2, 'a', '.', 0, 0, 1, 'b'}),
+		"nothing but ALPN":  peektest.WithExtension(t, anonymous, []byte{0, 0, 0, 0}),
+		"a length too long": peektest.WithExtension(t, anonymous, []byte{0, 0, 0, 7, 0, 5, 0, 0, 9, 'a', '.'}),
+	} {
+		f := First{Data: data}
+		if f.classify(); f.Kind != BadTLS || !f.Name.IsZero() {
+			t.Errorf("%s: %v %q %v", what, f.Kind, f.SNI, f.Name)
+		}
+	}
+	for n := range len(hello) { // cut anywhere
+		_, _ = withoutRoot(hello[:n])
+	}
+}
+
+// FuzzWithoutRoot: crypto/tls finds the name in what is left, or nothing.
+func FuzzWithoutRoot(f *testing.F) {
+	for _, hello := range commonHellos(f) {
+		f.Add(hello)
+		f.Add(inRecords(hello, 50))
+	}
+	f.Fuzz(func(t *testing.T, data []byte) {
+		rootless, ok := withoutRoot(data)
+		if again, twice := withoutRoot(rootless); ok && twice && len(again) == 0 {
+			t.Errorf("%x", data)
+		}
+		if name, ok := parsedName(rootless); ok && (name == "" || !bytes.Contains(joined(data), []byte(name+"."))) {
+			t.Errorf("the name is %q", name)
+		}
+	})
+}
+
 // FuzzReadHello: crypto/tls confirms whatever readHello accepts.
 func FuzzReadHello(f *testing.F) {
 	for _, hello := range commonHellos(f) {

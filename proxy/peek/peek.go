@@ -41,7 +41,7 @@ const (
 // First is what the first bytes of a connection showed, none of which are consumed.
 type First struct {
 	Kind  Kind
-	SNI   string      // as the client wrote it
+	SNI   string      // as the client wrote it, with the root's dot if it ends in that
 	Name  policy.Name // the SNI in canonical form; zero if there was none or it is no host name
 	Data  []byte      // every byte read so far
 	Ended bool        // the client has closed its sending side
@@ -155,6 +155,10 @@ func (f *First) read(c net.Conn) error {
 	return err
 }
 
+// NamesRoot reports whether the server name ends in the root's dot. The gateway itself cannot be the server of such a client:
+// crypto/tls refuses its ClientHello.
+func (f First) NamesRoot() bool { return strings.HasSuffix(f.SNI, ".") }
+
 // BeginsTLS reports whether the first byte is that of a TLS handshake record.
 func (f First) BeginsTLS() bool { return len(f.Data) > 0 && f.Data[0] == recordHandshake }
 
@@ -203,10 +207,22 @@ func (f *First) classifyTLS() {
 
 // serverName returns the server name in a whole ClientHello, empty if it has none. It reports false unless crypto/tls
 // understands the hello and TLS 1.2 or a later version is offered.
+//
+// A name may end in the root's dot. RFC 6066 forbids it, and crypto/tls refuses it, but Python and some Java clients send it
+// for https://example.com./, and other servers ignore it.
 func serverName(data []byte) (name string, ok bool) {
 	if name, ok := readHello(data); ok {
 		return string(name), true
 	}
+	if rootless, ok := withoutRoot(data); ok {
+		name, ok := parsedName(rootless)
+		return name + ".", ok
+	}
+	return parsedName(data)
+}
+
+// parsedName is serverName by crypto/tls alone.
+func parsedName(data []byte) (name string, ok bool) {
 	hello, err := parseHello(data)
 	if err != nil || !slices.ContainsFunc(hello.SupportedVersions, isOffer) {
 		return "", false
