@@ -67,6 +67,20 @@ func (f repairer) RestoreAll(ctx context.Context) (map[policy.BoxID]error, error
 	return f.restore(ctx)
 }
 
+// FollowUplink gives the links of all boxes the MTU of the uplink. One that cannot be changed gets it when it is restored.
+func (f repairer) FollowUplink() {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.closed || !f.links.MeasureUplink() {
+		return
+	}
+	for id, b := range f.boxes.byID {
+		if err := f.links.Resize(&b.Attachment, b.at.Index); err != nil && !errors.Is(err, namespace.ErrGone) {
+			f.cfg.Log.Warn("the link of a box does not have the MTU of the uplink", zap.String("box", string(id)), zap.Error(err))
+		}
+	}
+}
+
 // IsGone reports whether the box's network namespace is gone, as when the box was stopped without our doing. Then there
 // is nothing to repair, and that is logged once.
 func (f repairer) IsGone(id policy.BoxID, problem error) bool {

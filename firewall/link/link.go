@@ -67,6 +67,7 @@ type Links struct {
 	mu       sync.Mutex
 	indices  map[string]int // of interfaces, by the name under which they were found or attached; guarded by mu
 	surveyed bool           // indices has those of an earlier run too; guarded by mu
+	mtu      int            // of boxes' links; guarded by mu
 }
 
 // New returns those of the namespace that the handle is in. Both stay the caller's.
@@ -75,7 +76,9 @@ func New(ns netns.NsHandle, nl *netlink.Handle, addresses network.Addresses) (*L
 	if err != nil {
 		return nil, fmt.Errorf("packet gate (eBPF): %w", err)
 	}
-	return &Links{Addresses: addresses, ns: ns, nl: nl, gate: gate, indices: map[string]int{}}, nil
+	l := &Links{Addresses: addresses, ns: ns, nl: nl, gate: gate, indices: map[string]int{}, mtu: defaultMTU}
+	l.MeasureUplink()
+	return l, nil
 }
 
 // Close gives the program back. What is on the interfaces stays there.
@@ -131,6 +134,11 @@ func (l *Links) Attach(ctx context.Context, b *Attachment, v *View) (at Place, e
 			return at, err
 		}
 	}
+	if !made && !b.GuestStack {
+		if err := l.resize(b, link, inside); err != nil {
+			return at, err
+		}
+	}
 	if err := errors.Join(ctx.Err(), fault.At(ctx, "link: box's end up")); err != nil {
 		return at, err
 	}
@@ -170,6 +178,7 @@ func (l *Links) findLink(b *Attachment, inside *netlink.Handle, v *View) (netlin
 func (l *Links) createLink(b *Attachment, ns netns.NsHandle) (netlink.Link, error) {
 	attrs := netlink.NewLinkAttrs()
 	attrs.Name, attrs.HardwareAddr, attrs.Group = b.name(), linkMAC(b.Box, "host"), network.LinkGroup
+	attrs.MTU = l.wantedMTU() // of both ends
 	pair := &netlink.Veth{LinkAttrs: attrs, PeerName: Inside, PeerHardwareAddr: linkMAC(b.Box, "box"),
 		PeerNamespace: netlink.NsFd(ns)}
 	if err := l.nl.LinkAdd(pair); err != nil {

@@ -54,7 +54,10 @@ func (w *Watcher) routingChanged(batch []netlink.Message, d *damage) {
 		case unix.RTM_DELROUTE, unix.RTM_NEWROUTE:
 			w.routeChanged(m.Data, m.Header.Type == unix.RTM_DELROUTE, d)
 		case unix.RTM_NEWLINK, unix.RTM_DELLINK:
-			w.ifBroken(indexAt(m.Data, 4), d, w.linkIntact)
+			// A box can take its end down and up as fast as it likes, which must not keep a repair waiting.
+			if !w.ifBroken(indexAt(m.Data, 4), d, w.linkIntact) {
+				d.uplinkChanged()
+			}
 		case unix.RTM_DELQDISC, unix.RTM_DELTFILTER, unix.RTM_NEWTFILTER:
 			w.ifBroken(indexAt(m.Data, 4), d, w.gateIntact)
 		case rtmNewNetconf:
@@ -106,6 +109,9 @@ func (w *Watcher) routeChanged(data []byte, deleted bool, d *damage) {
 		}
 	}
 	prefix := netip.PrefixFrom(dst, int(data[1])) // rtm_dst_len
+	if prefix.Bits() <= 1 {                       // a default route, or half of one
+		d.uplinkChanged()
+	}
 	switch {
 	case table == route.ProxyTable && deleted, deleted && w.isPool(prefix) && !w.routing.PoolIntact(prefix):
 		d.all()
@@ -146,13 +152,16 @@ func indexAt(data []byte, offset int) int {
 	return int(int32(binary.NativeEndian.Uint32(data[offset:])))
 }
 
-// ifBroken notes the box whose host-side interface has the index, if the interface is not intact.
-func (w *Watcher) ifBroken(index int, d *damage, intact func(Box) bool) {
+// ifBroken notes the box whose host-side interface has the index, if the interface is not intact. It reports whether there is
+// such a box.
+func (w *Watcher) ifBroken(index int, d *damage, intact func(Box) bool) (isBoxes bool) {
 	w.owner.BoxAt(index, func(b Box) {
+		isBoxes = true
 		if !intact(b) {
 			d.add(false, b.ID)
 		}
 	})
+	return isBoxes
 }
 
 func (w *Watcher) linkIntact(b Box) bool    { return w.links.Intact(b.Index, b.Link) }

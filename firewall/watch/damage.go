@@ -16,6 +16,7 @@ type damage struct {
 	whole    bool       // damage to what all boxes share
 	boxes    map[policy.BoxID]bool
 	suspects map[netip.Addr]bool // routes there may be damaged: see checkRoutes
+	uplink   bool                // the uplink may have changed
 }
 
 func newDamage() *damage {
@@ -42,6 +43,23 @@ func (d *damage) suspectRoute(a netip.Addr) {
 	defer d.mu.Unlock()
 	d.suspects[a] = true
 	d.wakeUp()
+}
+
+// uplinkChanged notes that the uplink may have changed.
+func (d *damage) uplinkChanged() {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.uplink = true
+	d.wakeUp()
+}
+
+// takeUplink reports whether the uplink may have changed since it was last called.
+func (d *damage) takeUplink() bool {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	changed := d.uplink
+	d.uplink = false
+	return changed
 }
 
 func (d *damage) wakeUp() {

@@ -51,6 +51,8 @@ type Owner interface {
 	RestoreAll(ctx context.Context) (map[policy.BoxID]error, error)
 	// RestoreBoxes restores some boxes, unless they were removed since. It returns those that it restored, and the errors.
 	RestoreBoxes(ctx context.Context, boxes map[policy.BoxID]bool) ([]policy.BoxID, map[policy.BoxID]error)
+	// FollowUplink has the boxes' links take the MTU of the uplink, which may have changed.
+	FollowUplink()
 	// IsGone reports whether the problem is that there is nothing left of the box to repair.
 	IsGone(id policy.BoxID, problem error) bool
 }
@@ -112,6 +114,9 @@ func (w *Watcher) Run(ctx context.Context) error {
 		retry = nil
 		d.settle()
 		w.checkRoutes(d)
+		if d.takeUplink() {
+			w.owner.FollowUplink()
+		}
 		if whole, boxes := w.repair(ctx, d); whole || len(boxes) > 0 {
 			d.mu.Lock()
 			d.whole = d.whole || whole

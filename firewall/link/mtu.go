@@ -1,0 +1,103 @@
+package link
+
+import (
+	"fmt"
+	"net"
+
+	"github.com/vishvananda/netlink"
+
+	"boxgate/firewall/namespace"
+)
+
+// This file gives the boxes' links the MTU of the host's uplink. With a larger one a box would learn only from ICMP errors,
+// which many networks drop, that its packets do not fit; with a smaller one it would not use what the uplink offers.
+
+const (
+	defaultMTU = 1500      // while there is no uplink
+	leastMTU   = 1280      // the kernel takes IPv6 from a link with less (RFC 8200, 5)
+	mostMTU    = 1<<16 - 1 // of a veth
+)
+
+// far are addresses that nothing but the default route leads to. No packet is sent there.
+var far = []net.IP{net.IPv4(1, 1, 1, 1), net.ParseIP("2606:4700:4700::1111")}
+
+// uplinkMTU returns the MTU of the interface to the internet, the smaller one if each family has its own; 0: there is none.
+func (l *Links) uplinkMTU() (mtu int) {
+	for _, ip := range far {
+		routes, err := l.nl.RouteGet(ip)
+		if err != nil || len(routes) == 0 {
+			continue
+		}
+		link, err := l.nl.LinkByIndex(routes[0].LinkIndex)
+		if err != nil || link.Attrs().Flags&net.FlagLoopback != 0 {
+			continue
+		}
+		if m := min(max(link.Attrs().MTU, leastMTU), mostMTU); mtu == 0 || m < mtu {
+			mtu = m
+		}
+	}
+	return mtu
+}
+
+// MeasureUplink reads the MTU that links of boxes are to have, and reports whether it has changed. While there is no uplink,
+// that of the last one stays.
+func (l *Links) MeasureUplink() (changed bool) {
+	mtu := l.uplinkMTU()
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if mtu == 0 || mtu == l.mtu {
+		return false
+	}
+	l.mtu = mtu
+	return true
+}
+
+func (l *Links) wantedMTU() int {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.mtu
+}
+
+// Resize gives both ends of a box's link the MTU of the uplink. The stack of a guest has read its own when it began, and would
+// have larger packets dropped on their way: its link stays as it is.
+func (l *Links) Resize(b *Attachment, index int) error {
+	if b.GuestStack {
+		return nil
+	}
+	host, err := l.nl.LinkByIndex(index)
+	if err != nil {
+		return fmt.Errorf("interface %s: %w", b.name(), err)
+	}
+	ns, inside, err := namespace.Open(b.NetNS)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = ns.Close() }()
+	defer inside.Close()
+	return l.resize(b, host, inside)
+}
+
+// resize has the end that receives take what the other one may send at any moment.
+func (l *Links) resize(b *Attachment, host netlink.Link, inside *netlink.Handle) error {
+	box, err := inside.LinkByName(Inside)
+	if err != nil {
+		return fmt.Errorf("inside the box: interface %s: %w", Inside, err)
+	}
+	mtu := l.wantedMTU()
+	ends := []struct {
+		handle *netlink.Handle
+		link   netlink.Link
+	}{{l.nl, host}, {inside, box}}
+	if mtu < host.Attrs().MTU {
+		ends[0], ends[1] = ends[1], ends[0]
+	}
+	for _, end := range ends {
+		if end.link.Attrs().MTU == mtu {
+			continue
+		}
+		if err := end.handle.LinkSetMTU(end.link, mtu); err != nil {
+			return fmt.Errorf("interface %s of box %s: MTU %d: %w", end.link.Attrs().Name, b.Box, mtu, err)
+		}
+	}
+	return nil
+}
