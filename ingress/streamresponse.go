@@ -166,12 +166,13 @@ func (s *stream) relay() error {
 	}
 }
 
-// headFields returns the fields of a response for the client, until the next call.
+// headFields returns the fields of a response for the client, until the next call: without the length of the content that a 304 does
+// not have, for which Go's client waits over HTTP/2 (net/http: missingBody).
 func (s *stream) headFields(r *h1.Response) []hpack.HeaderField {
 	list := s.answer[:0]
 	for i := range r.Fields {
 		f := &r.Fields[i]
-		if value, ok := shown(r, f, r.Body.Chunked); ok {
+		if value, ok := shown(r, f, r.Body.Chunked); ok && (f.Kind != h1.ContentLength || r.Status != http.StatusNotModified) {
 			list = append(list, field(f.Name, value))
 		}
 	}
