@@ -1,0 +1,250 @@
+package differential
+
+import (
+	"context"
+	"crypto/tls"
+	"crypto/x509"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"net/netip"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	"boxgate/e2e/harness"
+)
+
+// seen is what a client saw of a server: the status with a few fields and the body, or that it failed, which includes an answer of the
+// gateway's own.
+type seen struct {
+	fails bool
+	what  string // in full; why, if it failed
+}
+
+func (s seen) String() string {
+	if s.fails {
+		return "fails"
+	}
+	return s.what
+}
+
+func failed(why any) seen { return seen{true, fmt.Sprint(why)} }
+
+// ours is the content type of the gateway's own answers.
+const ours = "application/problem+json"
+
+// answer is what a client saw of a response.
+func answer(status int, contentType string, fields []string, size int, body string) seen {
+	if strings.HasPrefix(contentType, ours) {
+		return failed(fmt.Sprintf("%d %.600s", status, body))
+	}
+	return seen{what: fmt.Sprintf("%d %q %d bytes %.80q", status, fields, size, body)}
+}
+
+// compared are the fields of a response that clients report.
+var compared = []string{"Location", "Etag", "X-Row", "Www-Authenticate"}
+
+// way is a box from which servers are reached in one of three ways.
+type way struct {
+	*harness.Intruder
+	name  string
+	file  string // in the box: what it trusts
+	roots *x509.CertPool
+}
+
+const (
+	asks   = "ask() { name=$1; shift; curl -sS --max-time 300 --cacert $roots -o $name.body -w '%{http_code}\\n%{content_type}\\n%{size_download}\\nFIELDS' \"$@\" >$name.status 2>$name.error </dev/null; echo $? >$name.code; }\n"
+	unit   = "\x1f"
+	record = "\x1e"
+	prints = "for name in *.code; do name=${name%.code}; for part in code error status; do cat $name.$part; printf '\\037'; done; [ ! -e $name.body ] || head -c 600 $name.body; printf '\\037%s\\036' $name; done\n"
+)
+
+// curl asks all servers by curl, eight at a time, and returns what it saw by the name of the row.
+func (w *way) curl(rows []row) map[string]seen {
+	w.T.Helper()
+	var script strings.Builder
+	fmt.Fprintf(&script, "roots=%s\nmkdir /tmp/curl && cd /tmp/curl && head -c 1048576 /dev/zero >upload\n", w.file)
+	var fields strings.Builder
+	for _, name := range compared {
+		fmt.Fprintf(&fields, "%%header{%s}\\n", strings.ToLower(name))
+	}
+	script.WriteString(strings.Replace(asks, "FIELDS", fields.String(), 1))
+	for n, r := range rows {
+		fmt.Fprintf(&script, "ask %s %s %s &\n", r.name, r.curlOptions(), r.url())
+		if n%8 == 7 {
+			script.WriteString("wait\n")
+		}
+	}
+	script.WriteString("wait\n" + prints)
+	out, heads := map[string]seen{}, map[string]bool{}
+	for _, r := range rows {
+		heads[r.name] = r.method == http.MethodHead // curl prints the fields in the place of the body
+	}
+	text := w.MustSh(w.Box, script.String())
+	for one := range strings.SplitSeq(strings.TrimSuffix(text, record), record) {
+		parts := strings.Split(one, unit)
+		if len(parts) != 5 {
+			w.T.Fatalf("%s: curl: %q in %.2000q", w.name, one, text)
+		}
+		code, errors, status, body, name := strings.TrimSpace(parts[0]), parts[1], strings.Split(parts[2], "\n"), parts[3], parts[4]
+		if code != "0" {
+			out[name] = failed(code + " " + errors)
+			continue
+		}
+		if heads[name] {
+			body = ""
+		}
+		number, _ := strconv.Atoi(status[0])
+		size, _ := strconv.Atoi(status[2])
+		out[name] = answer(number, status[1], status[3:3+len(compared)], size, body)
+	}
+	return out
+}
+
+// curlOptions are those of a row, quoted for a shell.
+func (r row) curlOptions() string {
+	line := r.options
+	switch {
+	case r.method == http.MethodHead:
+		line += " --head"
+	case r.method != "":
+		line += " -X " + r.method
+	}
+	if r.upload {
+		line += " --data-binary @upload"
+	}
+	if r.header != "" {
+		line += " -H '" + r.header + "'"
+	}
+	return line
+}
+
+// golang asks all servers by Go's client, and returns what it saw by the name of the row.
+func (w *way) golang(rows []row) map[string]seen {
+	out := map[string]seen{}
+	var mu sync.Mutex
+	var wait sync.WaitGroup
+	room := make(chan struct{}, 8)
+	for _, r := range rows {
+		room <- struct{}{}
+		wait.Go(func() {
+			defer func() { <-room }()
+			saw := w.get(r)
+			mu.Lock()
+			defer mu.Unlock()
+			out[r.name] = saw
+		})
+	}
+	wait.Wait()
+	return out
+}
+
+// get makes one request as Go's client does.
+func (w *way) get(r row) seen {
+	tr := &http.Transport{TLSClientConfig: &tls.Config{RootCAs: w.roots}, ForceAttemptHTTP2: true, DialContext: w.dial}
+	defer tr.CloseIdleConnections()
+	client := &http.Client{Transport: tr, Timeout: 5 * time.Minute, CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }}
+	var body io.Reader
+	method := r.method
+	if r.upload {
+		body = strings.NewReader(strings.Repeat("\x00", 1<<20))
+		if method == "" {
+			method = http.MethodPost
+		}
+	}
+	req, err := http.NewRequestWithContext(w.T.Context(), method, r.url(), body)
+	if err != nil {
+		return failed(err)
+	}
+	if name, value, ok := strings.Cut(r.header, ": "); ok {
+		req.Header.Set(name, value)
+	}
+	res, err := client.Do(req)
+	if err != nil {
+		return failed(err)
+	}
+	defer res.Body.Close()
+	text, err := io.ReadAll(res.Body)
+	if err != nil {
+		return failed(err)
+	}
+	fields := make([]string, len(compared))
+	for i, name := range compared {
+		fields[i] = res.Header.Get(name)
+	}
+	if len(res.Trailer) > 0 {
+		fields = append(fields, fmt.Sprint(res.Trailer))
+	}
+	return answer(res.StatusCode, res.Header.Get("Content-Type"), fields, len(text), string(text))
+}
+
+// sockets has the exchanges of all rows, one after the other.
+func (w *way) sockets(rows []row) map[string]seen {
+	out := map[string]seen{}
+	for _, r := range rows {
+		out[r.name] = w.socket(r)
+	}
+	return out
+}
+
+// socket has the exchange of a row on a connection of its own.
+func (w *way) socket(r row) seen {
+	c, err := w.dial(w.T.Context(), "tcp", net.JoinHostPort(r.host(), strconv.Itoa(int(r.port()))))
+	if err != nil {
+		return failed(err)
+	}
+	defer c.Close()
+	_ = c.SetDeadline(time.Now().Add(harness.Patience))
+	if !r.plain {
+		s := tls.Client(c, &tls.Config{ServerName: r.host(), RootCAs: w.roots, NextProtos: []string{"http/1.1"}})
+		if err := s.Handshake(); err != nil {
+			return failed(err)
+		}
+		c = s
+	}
+	text, err := r.talk(c)
+	if err != nil {
+		return failed(fmt.Sprintf("%v after %q", err, text))
+	}
+	return answer(0, "", nil, len(text), text)
+}
+
+// dial connects to the first address of a name that accepts, as clients do.
+func (w *way) dial(ctx context.Context, _, address string) (net.Conn, error) {
+	host, port, err := net.SplitHostPort(address)
+	if err != nil {
+		return nil, err
+	}
+	number, err := strconv.ParseUint(port, 10, 16)
+	if err != nil {
+		return nil, err
+	}
+	addrs, err := w.lookup(ctx, host)
+	for _, a := range addrs {
+		var c net.Conn
+		if c, err = w.Connect(netip.AddrPortFrom(a, uint16(number))); err == nil {
+			return c, nil
+		}
+	}
+	return nil, errors.Join(fmt.Errorf("%s has %v", host, addrs), err)
+}
+
+// lookup asks the box's DNS server for both families.
+func (w *way) lookup(ctx context.Context, host string) (addrs []netip.Addr, err error) {
+	resolver := net.Resolver{PreferGo: true, Dial: func(ctx context.Context, network, _ string) (c net.Conn, err error) {
+		err = w.InNetNS(func() (err error) {
+			c, err = new(net.Dialer).DialContext(ctx, network, w.DNS)
+			return err
+		})
+		return c, err
+	}}
+	addrs, err = resolver.LookupNetIP(ctx, "ip", host+".")
+	for i := range addrs {
+		addrs[i] = addrs[i].Unmap()
+	}
+	return addrs, err
+}

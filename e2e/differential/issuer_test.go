@@ -1,0 +1,251 @@
+package differential
+
+import (
+	"bytes"
+	"crypto"
+	"crypto/ecdsa"
+	"crypto/ed25519"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/rsa"
+	"crypto/tls"
+	"crypto/x509"
+	"crypto/x509/pkix"
+	"encoding/pem"
+	"fmt"
+	"math/big"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+)
+
+// issuer makes the certificates of the servers: a root that clients and gateway trust, an intermediate below it, and an old root that
+// nobody trusts and that has expired.
+type issuer struct {
+	t              *testing.T
+	root, mid, old *authority
+	rsa            map[string]crypto.Signer // keys that take long to make: each serves several servers
+}
+
+// authority is a certificate that signs others.
+type authority struct {
+	cert *x509.Certificate
+	key  crypto.Signer
+}
+
+func newIssuer(t *testing.T) *issuer {
+	t.Helper()
+	i := &issuer{t: t, rsa: map[string]crypto.Signer{}}
+	i.root = i.authority("Root", i.key("p256"), nil, nil)
+	i.mid = i.authority("Intermediate", i.key("p256"), i.root, nil)
+	i.old = i.authority("Old Root", i.key("p256"), nil, expired)
+	return i
+}
+
+// authority makes an authority below another one, or one of its own.
+func (i *issuer) authority(name string, key crypto.Signer, above *authority, edit func(*order)) *authority {
+	i.t.Helper()
+	o := i.order(name)
+	o.DNSNames, o.ExtKeyUsage = nil, nil
+	o.IsCA, o.BasicConstraintsValid, o.KeyUsage = true, true, x509.KeyUsageCertSign
+	if edit != nil {
+		edit(o)
+	}
+	if above == nil {
+		above = &authority{&o.Certificate, key}
+	}
+	return &authority{i.sign(o, key.Public(), above), key}
+}
+
+// order is a certificate to be made. Its fields are those of a usual one until a row edits them.
+type order struct {
+	x509.Certificate
+	issuer *issuer
+	kind   string       // of the key
+	below  *authority   // who signs it; nil: itself
+	sends  []*authority // what the server sends beside it
+}
+
+func (i *issuer) order(host string) *order {
+	serial, err := rand.Int(rand.Reader, big.NewInt(1<<62))
+	if err != nil {
+		i.t.Fatal(err)
+	}
+	now := time.Now()
+	return &order{issuer: i, kind: "p256", below: i.mid, sends: []*authority{i.mid}, Certificate: x509.Certificate{
+		SerialNumber: serial, Subject: pkix.Name{CommonName: host}, DNSNames: []string{host},
+		KeyUsage: x509.KeyUsageDigitalSignature, ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth},
+		NotBefore: now.Add(-time.Hour), NotAfter: now.Add(24 * time.Hour),
+	}}
+}
+
+func (i *issuer) sign(o *order, public crypto.PublicKey, by *authority) *x509.Certificate {
+	i.t.Helper()
+	der, err := x509.CreateCertificate(rand.Reader, &o.Certificate, by.cert, public, by.key)
+	if err != nil {
+		i.t.Fatal(err)
+	}
+	made, err := x509.ParseCertificate(der)
+	if err != nil {
+		i.t.Fatal(err)
+	}
+	return made
+}
+
+// chain makes what the server at a host shows.
+func (i *issuer) chain(host string, edit func(*order)) tls.Certificate {
+	i.t.Helper()
+	o := i.order(host)
+	if edit != nil {
+		edit(o)
+	}
+	key := i.key(o.kind)
+	below := o.below
+	if below == nil {
+		below = &authority{&o.Certificate, key}
+	}
+	out := tls.Certificate{PrivateKey: key, Certificate: [][]byte{i.sign(o, key.Public(), below).Raw}}
+	for _, a := range o.sends {
+		out.Certificate = append(out.Certificate, a.cert.Raw)
+	}
+	return out
+}
+
+// key returns a key of a kind.
+func (i *issuer) key(kind string) (key crypto.Signer) {
+	i.t.Helper()
+	if made := i.rsa[kind]; made != nil {
+		return made
+	}
+	var err error
+	switch kind {
+	case "p256":
+		key, err = ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	case "p384":
+		key, err = ecdsa.GenerateKey(elliptic.P384(), rand.Reader)
+	case "p521":
+		key, err = ecdsa.GenerateKey(elliptic.P521(), rand.Reader)
+	case "ed25519":
+		_, key, err = ed25519.GenerateKey(rand.Reader)
+	default:
+		var bits int
+		if _, err = fmt.Sscanf(kind, "rsa%d", &bits); err == nil {
+			key, err = rsa.GenerateKey(rand.Reader, bits)
+			i.rsa[kind] = key
+		}
+	}
+	if err != nil {
+		i.t.Fatalf("key %s: %v", kind, err)
+	}
+	return key
+}
+
+// key has the server use a key of a kind.
+func key(kind string) func(*order) { return func(o *order) { o.kind = kind } }
+
+func bare(o *order)  { o.sends = nil }
+func whole(o *order) { o.sends = []*authority{o.issuer.mid, o.issuer.root} }
+func odder(o *order) { o.sends = []*authority{o.issuer.root, o.issuer.old, o.issuer.mid} }
+
+func expired(o *order) {
+	o.NotBefore, o.NotAfter = time.Now().Add(-48*time.Hour), time.Now().Add(-time.Hour)
+}
+
+func notYetValid(o *order) {
+	o.NotBefore, o.NotAfter = time.Now().Add(24*time.Hour), time.Now().Add(48*time.Hour)
+}
+
+func otherName(o *order) { o.DNSNames = []string{"another.example.com"} }
+
+func wildcard(o *order) {
+	_, domain, _ := strings.Cut(o.DNSNames[0], ".")
+	o.DNSNames = []string{"*." + domain}
+}
+
+func wildcardTwoLabels(o *order) {
+	_, domain, _ := strings.Cut(o.DNSNames[0], ".")
+	_, domain, _ = strings.Cut(domain, ".")
+	o.DNSNames = []string{"*." + domain}
+}
+
+func manyNames(o *order) {
+	for n := range 500 {
+		o.DNSNames = append(o.DNSNames, strings.Repeat("n", n%50+1)+".other.example.com")
+	}
+}
+
+func noName(o *order) { o.DNSNames = nil }
+
+func clientsAlone(o *order) { o.ExtKeyUsage = []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth} }
+
+func selfSigned(o *order) { o.below, o.sends = nil, nil }
+
+func byTheRoot(o *order) { o.below, o.sends = o.issuer.root, nil }
+
+func untrusted(o *order) { o.below, o.sends = o.issuer.old, []*authority{o.issuer.old} }
+
+// expiredIntermediate has an intermediate that has expired.
+func expiredIntermediate(o *order) {
+	a := o.issuer.authority("Expired Intermediate", o.issuer.key("p256"), o.issuer.root, expired)
+	o.below, o.sends = a, []*authority{a}
+}
+
+// crossSigned has an intermediate with two certificates, and the server send the one of the expired root first.
+func crossSigned(o *order) {
+	i := o.issuer
+	mid := i.authority("Cross-Signed", i.key("p256"), i.root, nil)
+	other := i.authority("Cross-Signed", mid.key, i.old, nil)
+	o.below, o.sends = mid, []*authority{other, mid}
+}
+
+// crossSignedRoot has the server send the trusted root as signed by one that has expired, as many did in September 2021.
+func crossSignedRoot(o *order) {
+	i := o.issuer
+	cross := i.authority("Root", i.root.key, i.old, expired)
+	o.sends = []*authority{i.mid, cross, i.old}
+}
+
+// weakAuthority has an intermediate whose RSA key has 1,024 bits.
+func weakAuthority(o *order) {
+	a := o.issuer.authority("Weak", o.issuer.key("rsa1024"), o.issuer.root, nil)
+	o.below, o.sends = a, []*authority{a}
+}
+
+// pemFile writes a chain, and its key if there is one, into a file.
+func pemFile(t *testing.T, chain tls.Certificate) string {
+	t.Helper()
+	var text bytes.Buffer
+	for _, der := range chain.Certificate {
+		_ = pem.Encode(&text, &pem.Block{Type: "CERTIFICATE", Bytes: der})
+	}
+	if chain.PrivateKey != nil {
+		der, err := x509.MarshalPKCS8PrivateKey(chain.PrivateKey)
+		if err != nil {
+			t.Fatal(err)
+		}
+		_ = pem.Encode(&text, &pem.Block{Type: "PRIVATE KEY", Bytes: der})
+	}
+	file := filepath.Join(t.TempDir(), "chain.pem")
+	if err := os.WriteFile(file, text.Bytes(), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	return file
+}
+
+// odd makes a certificate that crypto/x509 does not make, by openssl below the root: arguments for its request and for its signature.
+func (i *issuer) odd(host, request, signature string) string {
+	i.t.Helper()
+	dir := i.t.TempDir()
+	root := pemFile(i.t, tls.Certificate{Certificate: [][]byte{i.root.cert.Raw}, PrivateKey: i.root.key})
+	line := `cd "$1" && printf 'subjectAltName=DNS:%s' "$2" >names &&
+openssl req -new -nodes -keyout key.pem -subj /CN=odd -out request.pem ` + request + ` &&
+openssl x509 -req -in request.pem -CA "$3" -CAkey "$3" -days 1 -extfile names -out cert.pem ` + signature + ` &&
+cat cert.pem key.pem >chain.pem`
+	if out, err := exec.CommandContext(i.t.Context(), "sh", "-c", line, "sh", dir, host, root).CombinedOutput(); err != nil {
+		i.t.Fatalf("openssl: %v: %s", err, out)
+	}
+	return filepath.Join(dir, "chain.pem")
+}
