@@ -4,6 +4,7 @@ import (
 	"crypto/tls"
 	"io"
 	"slices"
+	"strconv"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -120,4 +121,25 @@ func TestConnectionsToDatabasesAreCharged(t *testing.T) {
 	proxytest.Await(t, "the charge for a connection", func() bool { return budget.Held(memory.Upstreams) == postgres.LinkCost })
 	_ = c.Close(t.Context())
 	proxytest.Await(t, "it to be given back", func() bool { return budget.Held(memory.Upstreams) == 0 })
+}
+
+// TestAttackLongKeyToCancelQueries: a server's key has 256 bytes at most, as the protocol says; that of each connection is kept.
+func TestAttackLongKeyToCancelQueries(t *testing.T) {
+	t.Parallel()
+	for size, takes := range map[int]bool{256: true, 257: false} {
+		t.Run(strconv.Itoa(size), func(t *testing.T) {
+			t.Parallel()
+			r, s, dst := pgRig(t, dbRule)
+			s.secret = make([]byte, size)
+			c, err := pgconn.ConnectConfig(t.Context(), psql(r, dst))
+			if takes != (err == nil) {
+				t.Fatal(err)
+			}
+			if takes {
+				_ = c.Close(t.Context())
+				return
+			}
+			r.WantReason(policy.ReasonUpstreamLogin)
+		})
+	}
 }

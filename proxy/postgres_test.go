@@ -42,6 +42,7 @@ type pgServer struct {
 	newest  uint16 // minor version; 0: 3.0
 	noKeys  bool   // it takes no requests to cancel
 	says256 bool   // so many KiB of parameters
+	secret  []byte // its key for requests to cancel; nil: one that fits the version
 	// iterations are asked for by SCRAM; "": the password is asked for.
 	iterations string
 
@@ -132,6 +133,9 @@ func (s *pgServer) login(b *pgproto3.Backend, parameters map[string]string) bool
 
 // key is the key to cancel queries, which is long in version 3.2.
 func (s *pgServer) key() []byte {
+	if s.secret != nil {
+		return s.secret
+	}
 	if s.newest >= 2 {
 		return []byte("the real key, which has 32 bytes")
 	}

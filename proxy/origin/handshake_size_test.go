@@ -4,7 +4,9 @@ import (
 	"bufio"
 	"crypto/tls"
 	"net"
+	"strconv"
 	"strings"
+	"sync/atomic"
 	"testing"
 
 	"boxgate/proxy/proxytest"
@@ -35,6 +37,31 @@ func TestAttackServersLongHandshakeMessages(t *testing.T) {
 			res, text := proxytest.Get(t, l.HTTPClient(port, false), "https://"+proxytest.HostPort(port)+"/", nil)
 			if res.StatusCode != c.status {
 				t.Errorf("%d %s", res.StatusCode, text)
+			}
+		})
+	}
+}
+
+// TestAttackUpstreamProxiesLongHandshakeMessages is the same for a proxy that connections go by.
+func TestAttackUpstreamProxiesLongHandshakeMessages(t *testing.T) {
+	t.Parallel()
+	for what, c := range map[string]struct {
+		more  int
+		asked bool
+	}{"a long chain": {24 << 10, true}, "too long": {192 << 10, false}} {
+		t.Run(what, func(t *testing.T) {
+			t.Parallel()
+			l := proxytest.New(t, proxytest.AllowAll, proxytest.Patient)
+			chain := func(hello *tls.ClientHelloInfo) (*tls.Certificate, error) { return longChain(l, hello, c.more) }
+			var asked atomic.Bool
+			port := l.RawListen(&tls.Config{GetCertificate: chain}, func(_ net.Conn, r *bufio.Reader) {
+				_, err := r.Peek(1)
+				asked.Store(err == nil)
+			})
+			l.Rules(by("https://proxy.test:"+strconv.Itoa(int(port))), "{}")
+			res, text := proxytest.Get(t, l.HTTPClient(port, false), "http://"+proxytest.HostPort(port)+"/", nil)
+			if res.StatusCode != 502 || asked.Load() != c.asked {
+				t.Errorf("the handshake was completed: %v; %d %s", asked.Load(), res.StatusCode, text)
 			}
 		})
 	}

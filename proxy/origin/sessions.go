@@ -4,7 +4,7 @@ import "crypto/tls"
 
 const (
 	maxSessions = 128      // TLS sessions kept for a box
-	maxSession  = 24 << 10 // bytes of one: the ticket, which is of any length, and the certificates of the server; some eight thousand usually
+	maxSession  = 12 << 10 // bytes of one: the ticket, which is of any length, and the certificates of the server; some eight thousand usually
 )
 
 // sessions keeps the TLS sessions of a box that are not too long. Servers whose are get a full handshake each time.

@@ -18,7 +18,7 @@ func TestAttackLongSessions(t *testing.T) {
 	for what, c := range map[string]struct {
 		more    int // bytes of the ticket
 		resumed bool
-	}{"as is usual": {0, true}, "long": {40 << 10, false}} {
+	}{"as is usual": {0, true}, "long": {13 << 10, false}} {
 		for _, version := range []uint16{tls.VersionTLS12, tls.VersionTLS13} {
 			t.Run(what+", "+tls.VersionName(version), func(t *testing.T) {
 				t.Parallel()

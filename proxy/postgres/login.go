@@ -168,6 +168,9 @@ func (a *attempt) take(conn *pgconn.PgConn) (*server, error) {
 	if !ok || !a.verified {
 		return nil, errors.New("the server was not verified")
 	}
+	if len(taken.SecretKey) > maxKey {
+		return nil, errors.New("the server's key to cancel queries is too long")
+	}
 	if err := secure.SetDeadline(time.Time{}); err != nil {
 		return nil, err
 	}
