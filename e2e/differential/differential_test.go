@@ -17,7 +17,7 @@ import (
 // TestServersAreTheSameThroughTheGateway has clients ask every server of the table on each way.
 func TestServersAreTheSameThroughTheGateway(t *testing.T) {
 	t.Parallel()
-	l := newLab(t)
+	l := newLab(t, "")
 	saw := l.ask(map[string]func(*way, []row) map[string]seen{"curl": (*way).curl, "Go": (*way).golang, "socket": (*way).sockets})
 	l.compare(saw, []string{"curl", "Go", "socket"})
 }
@@ -29,18 +29,24 @@ type lab struct {
 	ways []*way // direct, spliced, intercepted
 }
 
-func newLab(t *testing.T) *lab {
+// newLab starts the servers of all rows. The boxes are of an image, or the default one.
+func newLab(t *testing.T, image string) *lab {
 	t.Helper()
 	issuer := newIssuer(t)
 	root := pemFile(t, tls.Certificate{Certificate: [][]byte{issuer.root.cert.Raw}})
-	l := &lab{World: harness.NewWorld(t, func(c *config.Config) { c.Proxy.UpstreamCAFiles = append(c.Proxy.UpstreamCAFiles, root) })}
+	l := &lab{World: harness.NewWorld(t, func(c *config.Config) {
+		c.Proxy.UpstreamCAFiles = append(c.Proxy.UpstreamCAFiles, root)
+		if image != "" {
+			withClients(t, c)
+		}
+	})}
 	for _, r := range table {
 		if nightly.Enabled() || !r.nightly {
 			l.rows = append(l.rows, r)
 		}
 	}
 	l.serve(issuer)
-	l.furnish(root)
+	l.furnish(root, image)
 	return l
 }
 
@@ -77,7 +83,7 @@ func (l *lab) serve(issuer *issuer) {
 }
 
 // furnish makes the boxes and puts into each the authorities that it trusts.
-func (l *lab) furnish(root string) {
+func (l *lab) furnish(root, image string) {
 	l.T.Helper()
 	text, err := os.ReadFile(root)
 	if err != nil {
@@ -93,6 +99,9 @@ func (l *lab) furnish(root string) {
 		{"spliced", map[string]any{"network_policy": harness.Custom("*." + domain)}},
 		{"intercepted", map[string]any{"network_policy": harness.Custom("*." + domain), "attach_headers": map[string]any{"*." + domain: rule, "*." + domain + ":9443": rule}}},
 	} {
+		if image != "" {
+			w.body["runtime"] = image
+		}
 		made := &way{name: w.name, Intruder: l.Intrude(l.Create(w.body)), file: "/workspace/home/roots.pem", roots: x509.NewCertPool()}
 		trusted := honest
 		if w.name == "intercepted" {

@@ -55,8 +55,8 @@ func (v server) at(port uint16) server { v.port = port; return v }
 // conns hands each connection, behind TLS unless config is nil, to handle.
 func conns(config *tls.Config, handle func(net.Conn)) server {
 	return server{start: func(s *site) {
+		config := config.Clone() // the table is for several labs at the same time; nil stays nil
 		if config != nil {
-			config = config.Clone()
 			config.Certificates = []tls.Certificate{s.chain(nil)}
 		}
 		err := s.Net.ServeConns(s.alive, s.port, func(c net.Conn) {
