@@ -97,8 +97,8 @@ func (s ToServer) Established() { s.established() }
 // Content notes that content was read.
 func (s ToServer) Content() { s.content() }
 
-// bounded is what crypto/tls reads a peer's connection from. It gives it no more than a record at a time, as crypto/tls keeps what it has
-// read beyond one.
+// bounded is the connection that crypto/tls reads from. A read returns at most one record, as crypto/tls buffers what it reads beyond one;
+// after content, at most two, which halves the system calls of a long body.
 type bounded struct {
 	net.Conn
 	most    int          // to be read before something comes of it
@@ -137,8 +137,11 @@ func (b *bounded) Read(p []byte) (int, error) {
 		return 0, b.err
 	}
 	n := min(len(p), LongestRecord)
-	if b.exactly {
+	switch {
+	case b.exactly:
 		n = min(n, b.most-got+1)
+	case got == 0:
+		n = min(len(p), 2*LongestRecord)
 	}
 	n, err := b.Conn.Read(p[:n])
 	b.got.Add(int64(n))
