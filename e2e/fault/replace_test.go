@@ -42,21 +42,19 @@ func killAll(w *harness.World) {
 	w.Until("the gateway has ended", func() bool { return len(processes(w)) == 0 && !ending(w) })
 }
 
-// ending reports whether a process of this program, whichever world's, has no command line any more and has not ended: it may
-// still hold sockets and locks.
+// ending reports whether a gateway, whichever world's, has no command line any more and has not ended: it may still hold sockets and
+// locks. The name is that of the program, or that of the link by which it executes itself.
 func ending(w *harness.World) bool {
 	w.T.Helper()
-	own, err := os.ReadFile("/proc/self/comm")
-	if err != nil {
-		w.T.Fatal(err)
-	}
+	name := filepath.Base(w.Self)
 	stats, err := filepath.Glob("/proc/[0-9]*/stat")
 	if err != nil {
 		w.T.Fatal(err)
 	}
 	for _, path := range stats {
-		stat, err := os.ReadFile(path)
-		if err != nil || !strings.Contains(string(stat), " ("+strings.TrimSpace(string(own))+") ") || strings.Contains(string(stat), ") Z ") {
+		text, err := os.ReadFile(path)
+		stat := string(text)
+		if err != nil || !strings.Contains(stat, " ("+name[:min(len(name), 15)]+") ") && !strings.Contains(stat, " (exe) ") || strings.Contains(stat, ") Z ") {
 			continue
 		}
 		if line, err := os.ReadFile(filepath.Join(filepath.Dir(path), "cmdline")); err == nil && len(line) == 0 {
