@@ -11,6 +11,8 @@ IMAGE_DIR  ?= /var/lib/boxgate/images
 PACKAGES   ?= ./...
 TESTFLAGS  ?=
 GATEFLAGS  ?=
+# Packages tested at a time: a package whose tests wait, for a slot or for a box, leaves the processors to another.
+JOBS       ?= $(shell echo $$((2 * $$(nproc))))
 PARTS      ?=
 MUTANTFLAGS ?=
 MUTANTLEDGER ?= bin/mutants.tsv
@@ -118,7 +120,7 @@ quick: ## run the tests that need neither root nor the kernel
 test: image docker runtime-debs promtool nameserver postgres sshd visitors ## the gate: run every test but the nightly ones, those of the kernel included
 	@test -x $(RUNSC_DIR)/runsc || command -v runsc >/dev/null || echo "NOT TESTED: boxes under gVisor, as there is no runsc; 'make runsc' builds it"
 	@CGO_ENABLED=0 $(GO) build -o bin/testgate ./internal/testgate
-	$(TEST_GATEWAY) TEST_IMAGE_DIR=$(IMAGE_DIR) bin/testgate -go $(GO) $(GATEFLAGS) -- -vet=off -timeout 30m $(TESTFLAGS) $(PACKAGES)
+	$(TEST_GATEWAY) TEST_IMAGE_DIR=$(IMAGE_DIR) bin/testgate -go $(GO) $(GATEFLAGS) -- -vet=off -timeout 30m -p $(JOBS) $(TESTFLAGS) $(PACKAGES)
 
 nightly: ## run everything at full size, in parts that a ledger remembers (PARTS='fuzz race': only these)
 	@dist/nightly.sh $(PARTS)
