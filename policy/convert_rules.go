@@ -1,5 +1,11 @@
 package policy
 
+import "encoding/json"
+
+// MarshalHeaderRules returns the document that [ParseHeaderRules] reads as these rules. Tokens are not part of it. It holds literal values in
+// the clear: whoever keeps it seals it.
+func MarshalHeaderRules(rules []HeaderRule) ([]byte, error) { return json.Marshal(writeRules(rules)) }
+
 // writeRules returns header rules in the form that [ParseHeaderRules] reads, with their values.
 func writeRules(rules []HeaderRule) map[string]any {
 	entries := map[string][]map[string]any{}

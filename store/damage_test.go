@@ -66,11 +66,9 @@ func meaning(db *DB) (string, error) {
 		errs = append(errs, err, encodeErr)
 	}
 	rules := func(h Headers, err error) {
-		for _, r := range h.Rules {
-			data, encodeErr := json.Marshal(recordOf(r))
-			fmt.Fprintf(&out, "%s\n", data)
-			errs = append(errs, encodeErr)
-		}
+		data, encodeErr := policy.MarshalHeaderRules(h.Rules)
+		fmt.Fprintf(&out, "%s\n", data)
+		errs = append(errs, encodeErr)
 		say(h.Version, err)
 	}
 	authority := func(ca CA, err error) { say([]string{string(ca.CertPEM), ca.KeyPEM.Reveal()}, err) }

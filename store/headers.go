@@ -77,9 +77,9 @@ func (db *DB) stageHeaders(tx *bolt.Tx, owner string, rules []policy.HeaderRule,
 	if version <= old.Version {
 		return fmt.Errorf("the header rules have version %d already, %d cannot follow: %w", old.Version, version, ErrConflict)
 	}
-	rec := headersRecord{Version: version}
-	for _, r := range rules {
-		rec.Rules = append(rec.Rules, recordOf(r))
+	rec, err := newHeadersRecord(rules, version)
+	if err != nil {
+		return err
 	}
 	slot := headerSlot(owner)
 	sealed, err := db.seal.SealJSON(tx, layout.Staged, slot.staged, rec)

@@ -1,0 +1,189 @@
+package store
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"slices"
+)
+
+// This file reads header rules as they were stored until November 2026: a list with a field for whatever a rule could do.
+
+type listedRule struct {
+	Pattern      string          `json:"pattern"`
+	Match        json.RawMessage `json:"match"`
+	Headers      []listedValue   `json:"headers"`
+	Placeholders []listedValue   `json:"placeholders"`
+	Scrub        bool            `json:"scrub"`
+	Deny         bool            `json:"deny"`
+	Places       []string        `json:"places"`
+	Query        []listedValue   `json:"query"`
+	Sign         *struct {
+		AWS  *listedSigning `json:"aws"`
+		HMAC *listedSigning `json:"hmac"`
+	} `json:"sign"`
+	Login *struct {
+		Postgres, SSH, Proxy *listedLogin
+	} `json:"login"`
+	Client *struct {
+		Certificate, Key string
+	} `json:"client_certificate"`
+	Forward string `json:"forward_url"`
+}
+
+// listedValue is a header, a parameter of the query or a placeholder.
+type listedValue struct {
+	Name, Variable, Value, Source, Prefix, Suffix, User string
+	Remove, Basic                                       bool
+}
+
+type listedSigning struct {
+	Key, Source                                          string
+	Regions, Services                                    []string
+	Header, Format, Encoding, Template, Timestamp, Clock string
+}
+
+type listedLogin struct {
+	User, Database, Password, Source, Auth, Scheme string
+	HostKeys                                       []string `json:"host_keys"`
+	Repos                                          json.RawMessage
+	Commands                                       []string
+}
+
+// convertRules returns the document of rules that were stored as a list.
+func convertRules(list json.RawMessage) (json.RawMessage, error) {
+	var rules []listedRule
+	dec := json.NewDecoder(bytes.NewReader(list))
+	dec.DisallowUnknownFields()
+	if err := dec.Decode(&rules); err != nil {
+		return nil, errRules // err may quote a secret
+	}
+	entries := map[string][]map[string]any{}
+	for _, r := range rules {
+		entry, err := r.entry()
+		if err != nil {
+			return nil, err
+		}
+		entries[r.Pattern] = append(entries[r.Pattern], entry)
+	}
+	hosts := map[string]any{}
+	for host, list := range entries {
+		if hosts[host] = list; len(list) == 1 {
+			hosts[host] = list[0]
+		}
+	}
+	document, err := json.Marshal(hosts)
+	if err != nil {
+		return nil, fmt.Errorf("converting header rules: %w", err)
+	}
+	return document, nil
+}
+
+// entry returns the rule as an entry of a document.
+func (r listedRule) entry() (map[string]any, error) {
+	if r.Login != nil {
+		switch l := r.Login; {
+		case l.Postgres != nil:
+			return map[string]any{"postgres": l.Postgres.entry("user")}, nil
+		case l.SSH != nil:
+			return map[string]any{"ssh": l.SSH.ssh()}, nil
+		case l.Proxy != nil:
+			return map[string]any{"proxy": l.Proxy.entry("username")}, nil
+		}
+		return nil, errRules
+	}
+	headers, removed := map[string]any{}, []string{}
+	for _, h := range r.Headers {
+		if h.Remove {
+			removed = append(removed, h.Name)
+		} else {
+			headers[h.Name] = h.entry()
+		}
+	}
+	out := map[string]any{"headers": headers, "scrub": r.Scrub}
+	add := func(key string, given bool, v any) {
+		if given {
+			out[key] = v
+		}
+	}
+	add("match", len(r.Match) > 0 && string(r.Match) != "null", r.Match)
+	add("remove", len(removed) > 0, removed)
+	add("placeholders", len(r.Placeholders) > 0, byName(r.Placeholders))
+	add("places", len(r.Places) > 0, r.Places)
+	add("query", len(r.Query) > 0, byName(r.Query))
+	add("deny", r.Deny, true)
+	add("forward_url", r.Forward != "", r.Forward)
+	if c := r.Client; c != nil {
+		out["client_certificate"] = map[string]any{"certificate": secretNamed(c.Certificate), "key": secretNamed(c.Key)}
+	}
+	if s := r.Sign; s != nil {
+		if s.AWS == nil && s.HMAC == nil {
+			return nil, errRules
+		}
+		out["sign"] = signingEntry(s.AWS, s.HMAC)
+	}
+	return out, nil
+}
+
+func byName(values []listedValue) map[string]any {
+	out := map[string]any{}
+	for _, v := range values {
+		out[v.Name+v.Variable] = v.entry()
+	}
+	return out
+}
+
+func (v listedValue) entry() any {
+	switch {
+	case v.Basic:
+		return map[string]string{"secret": v.Source, "encode": "basic", "user": v.User}
+	case v.Source != "" && v.Prefix+v.Suffix != "":
+		return map[string]string{"secret": v.Source, "prefix": v.Prefix, "suffix": v.Suffix}
+	}
+	return valueOrSecret(v.Value, v.Source)
+}
+
+func valueOrSecret(value, source string) any {
+	if source != "" {
+		return secretNamed(source)
+	}
+	return value
+}
+
+func secretNamed(name string) map[string]string { return map[string]string{"secret": name} }
+
+func signingEntry(aws, hmac *listedSigning) map[string]any {
+	if aws != nil {
+		return map[string]any{"aws": map[string]any{"credentials": valueOrSecret(aws.Key, aws.Source), "region": aws.Regions, "service": aws.Services}}
+	}
+	clock := map[string]string{"format": hmac.Clock}
+	if hmac.Timestamp != "" {
+		clock["header"] = hmac.Timestamp
+	}
+	return map[string]any{"hmac": map[string]any{
+		"key": valueOrSecret(hmac.Key, hmac.Source), "header": hmac.Header, "format": hmac.Format, "encoding": hmac.Encoding,
+		"template": hmac.Template, "timestamp": clock,
+	}}
+}
+
+// entry returns a login by a password.
+func (l listedLogin) entry(user string) map[string]any {
+	out := map[string]any{user: l.User, "password": valueOrSecret(l.Password, l.Source)}
+	for key, v := range map[string]string{"database": l.Database, "auth": l.Auth, "scheme": l.Scheme} {
+		if v != "" {
+			out[key] = v
+		}
+	}
+	return out
+}
+
+func (l listedLogin) ssh() map[string]any {
+	out := map[string]any{"user": l.User, "key": secretNamed(l.Source), "host_keys": slices.Clip(l.HostKeys)}
+	if len(l.Repos) > 0 && string(l.Repos) != "null" {
+		out["repos"] = l.Repos
+	}
+	if len(l.Commands) > 0 {
+		out["commands"] = l.Commands
+	}
+	return out
+}
