@@ -7,16 +7,19 @@ import (
 	"net"
 	"net/netip"
 	"os"
+	"sync/atomic"
 	"time"
 
 	gossh "golang.org/x/crypto/ssh"
 
 	"boxgate/audit"
+	"boxgate/internal/socket"
 	"boxgate/policy"
 	"boxgate/proxy/exchange"
 	"boxgate/proxy/peek"
 	"boxgate/proxy/problem"
 	"boxgate/proxy/ssh"
+	"boxgate/proxy/tunnel"
 )
 
 // This file logs boxes in to SSH servers.
@@ -29,6 +32,9 @@ func (c *conn) ssh(f peek.First, b *brokered) {
 		c.refuse(peek.Other, policy.ReasonInternal)
 		return
 	}
+	var lost atomic.Bool
+	unwatch := func() {}
+	defer func() { unwatch() }()
 	err = ssh.Serve(c.ctx, newReplay(c, f.Data), ssh.Login{
 		Rule: b.login.SSH, Host: b.rt.Request.Name, Port: c.port, Identity: identity, Memory: c.usage.Memory,
 		Box: c.box.ID, Log: c.p.cfg.Log, Handshake: c.p.cfg.DialTimeout + c.p.cfg.HandshakeTimeout, Idle: c.p.cfg.IdleTimeout,
@@ -39,6 +45,7 @@ func (c *conn) ssh(f peek.First, b *brokered) {
 			up, err := b.dial(ctx, netip.Addr{})
 			if err == nil {
 				exchange.Dialled(&c.event, addrPort(up.RemoteAddr()).Addr(), c.orig.Addr())
+				unwatch = c.p.core.Tunnels.WatchLost(up, func() { lost.Store(true); socket.Reset(up) })
 			}
 			return up, err
 		},
@@ -49,8 +56,11 @@ func (c *conn) ssh(f peek.First, b *brokered) {
 		Ask: c.askSSH,
 	})
 	c.last = true
-	if err != nil {
+	switch {
+	case err != nil:
 		c.noSSH(err)
+	case lost.Load() && c.live.Denied() == nil:
+		c.event.Error = tunnel.ErrLost.Error()
 	}
 }
 

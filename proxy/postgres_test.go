@@ -37,12 +37,13 @@ const (
 type pgServer struct {
 	t       *testing.T
 	config  *tls.Config
-	wants   string // the password
-	says    string // to another; "": quotes it
-	newest  uint16 // minor version; 0: 3.0
-	noKeys  bool   // it takes no requests to cancel
-	says256 bool   // so many KiB of parameters
-	secret  []byte // its key for requests to cancel; nil: one that fits the version
+	wants   string          // the password
+	says    string          // to another; "": quotes it
+	newest  uint16          // minor version; 0: 3.0
+	noKeys  bool            // it takes no requests to cancel
+	says256 bool            // so many KiB of parameters
+	kept    chan<- net.Conn // gets its connections; nil: none
+	secret  []byte          // its key for requests to cancel; nil: one that fits the version
 	// iterations are asked for by SCRAM; "": the password is asked for.
 	iterations string
 
@@ -68,6 +69,9 @@ func pgRig(t *testing.T, rules string) (*proxytest.Rig, *pgServer, netip.AddrPor
 
 func (s *pgServer) serve(c net.Conn) {
 	defer c.Close()
+	if s.kept != nil {
+		s.kept <- c
+	}
 	if _, err := io.ReadFull(c, make([]byte, 8)); err != nil {
 		return
 	}

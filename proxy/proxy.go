@@ -18,6 +18,7 @@ import (
 
 	"boxgate/audit"
 	"boxgate/internal/memory"
+	"boxgate/internal/socket"
 	"boxgate/policy"
 	"boxgate/proxy/contain"
 	"boxgate/proxy/exchange"
@@ -102,6 +103,7 @@ type Config struct {
 	DialTimeout      time.Duration // for resolving and dialling an upstream, over all its addresses; 15 s
 	AddressTimeout   time.Duration // for one of several addresses; 3 s
 	IdleTimeout      time.Duration // until a spliced or upgraded connection without traffic is closed; 24 h
+	LostAfter        time.Duration // how long a server may acknowledge nothing of what such a connection, or one after a login, has sent it; 20 s
 }
 
 func (c *Config) setDefaults() {
@@ -129,6 +131,7 @@ func (c *Config) setDefaults() {
 		&c.DialTimeout:      15 * time.Second,
 		&c.AddressTimeout:   3 * time.Second,
 		&c.IdleTimeout:      24 * time.Hour,
+		&c.LostAfter:        socket.LostAfter,
 	} {
 		if *d <= 0 {
 			*d = def
@@ -189,6 +192,7 @@ func New(cfg Config) (*Proxy, error) {
 			MaxPerBox: p.cfg.MaxUpstreams, MaxAll: p.cfg.MaxAllUpstreams, MaxExtra: p.cfg.MaxExtraAttempts,
 		}),
 	}
+	p.core.Tunnels.LostAfter = p.cfg.LostAfter
 	p.live.Total = p.cfg.MaxAllConns
 	return p, nil
 }

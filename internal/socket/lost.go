@@ -53,9 +53,6 @@ func Unanswered(fd int) time.Duration {
 	return min(silent, time.Duration(info.Rto)*time.Microsecond)
 }
 
-// IsLost reports whether the peer of a socket has acknowledged nothing for [LostAfter].
-func IsLost(fd int) bool { return Unanswered(fd) >= LostAfter }
-
 // UnansweredBy is [Unanswered] for a connection that is or wraps one of TCP; else 0.
 func UnansweredBy(c net.Conn) (silent time.Duration) {
 	if raw := rawOf(c); raw != nil {

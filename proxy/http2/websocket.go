@@ -116,7 +116,8 @@ func (d *downgrade) tunnel() error {
 		time.AfterFunc(tunnel.Rest, d.up.Abort)
 	}()
 	var in atomic.Int64
-	defer tunnel.WatchLost(d.up.NetConn, d.up.Abort)()
+	var lost atomic.Bool
+	defer d.st.s.Core.Tunnels.WatchLost(d.up.NetConn, func() { lost.Store(true); d.up.Abort() })()
 	idle := d.st.s.Core.Tunnels.WatchIdle(d.up.Abort, &d.st.uploaded, &in)
 	defer idle.Stop()
 	w := flushWriter{&d.st.w}
@@ -125,7 +126,10 @@ func (d *downgrade) tunnel() error {
 		err = tunnel.Pump(d.st.ruling.Masking(w), tunnel.End{Conn: d.up.NetConn, In: &d.up.In, Read: &in})
 	}
 	d.st.x.Event.BytesIn = in.Load()
-	if ended.Load() {
+	switch {
+	case lost.Load():
+		return tunnel.ErrLost
+	case ended.Load():
 		return nil
 	}
 	return err

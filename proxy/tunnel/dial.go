@@ -155,15 +155,12 @@ func (t *Tunnel) begin(n int) {
 		f.held = copy(*f.buf, first[n:])
 	}
 	t.moved = time.Now()
-	t.timer.Reset(min(t.pool.idle, keepAliveAfter))
+	t.timer.Reset(min(t.pool.idle, keepAliveAfter, t.pool.LostAfter))
 	t.Owner.Opened()
 }
 
 // keepAliveAfter is how old a tunnel is when keep-alive is set: few get so old.
 const keepAliveAfter = 10 * time.Second
-
-// lookAfter is how often a tunnel looks whether its server has vanished while something was under way to it.
-const lookAfter = 20 * time.Second
 
 // keepAlive makes the kernel notice an idle server that is gone.
 func (t *Tunnel) keepAlive() {

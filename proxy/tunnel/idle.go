@@ -49,8 +49,8 @@ func (w *IdleWatch) look() {
 	w.timer.Reset(w.limit)
 }
 
-// WatchLost calls end once the server at the other end of a connection has vanished, until stop is called.
-func WatchLost(c net.Conn, end func()) (stop func()) {
+// WatchLost calls end once the server at the other end of a connection has vanished, unless stop is called before, which must be.
+func (p *Pool) WatchLost(c net.Conn, end func()) (stop func()) {
 	var mu sync.Mutex
 	var timer *time.Timer
 	stopped := false
@@ -59,15 +59,15 @@ func WatchLost(c net.Conn, end func()) (stop func()) {
 		defer mu.Unlock()
 		switch {
 		case stopped:
-		case socket.UnansweredBy(c) >= socket.LostAfter:
+		case socket.UnansweredBy(c) >= p.LostAfter:
 			end()
 		default:
-			timer.Reset(lookAfter)
+			timer.Reset(p.LostAfter)
 		}
 	}
 	mu.Lock()
 	defer mu.Unlock()
-	timer = time.AfterFunc(lookAfter, look)
+	timer = time.AfterFunc(p.LostAfter, look)
 	return func() {
 		mu.Lock()
 		defer mu.Unlock()

@@ -49,7 +49,7 @@ func TestTunnelToAServerThatVanishes(t *testing.T) {
 		}
 	}()
 	began := time.Now()
-	if err := <-lostOwner.ended; !errors.Is(err, errLost) {
+	if err := <-lostOwner.ended; !errors.Is(err, ErrLost) {
 		t.Errorf("it ended with %v after %v", err, time.Since(began))
 	}
 	select {

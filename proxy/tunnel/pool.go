@@ -6,10 +6,15 @@ import (
 	"time"
 
 	"go.uber.org/zap"
+
+	"boxgate/internal/socket"
 )
 
 // Pool runs tunnels and lends them the pipes they splice through. Safe for concurrent use.
 type Pool struct {
+	// LostAfter is how long a server may acknowledge nothing of what passes to it. It must not change once the pool is used.
+	LostAfter time.Duration
+
 	idle  time.Duration
 	log   *zap.Logger
 	pipes pipePool
@@ -23,7 +28,7 @@ type Pool struct {
 // NewPool returns a pool whose tunnels end after being idle for idle. At most pipes pipes, two descriptors each, are in
 // use at a time; beyond that tunnels copy.
 func NewPool(idle time.Duration, pipes int, log *zap.Logger) *Pool {
-	return &Pool{idle: idle, log: log, pipes: pipePool{max: pipes}}
+	return &Pool{LostAfter: socket.LostAfter, idle: idle, log: log, pipes: pipePool{max: pipes}}
 }
 
 // Pipes returns how many pipes are in use.

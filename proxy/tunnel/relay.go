@@ -47,7 +47,8 @@ func (p *Pool) Relay(client, server End, box policy.BoxID) error {
 	}
 	idle := p.WatchIdle(func() { socket.Reset(client.Conn, server.Conn) }, client.Read, server.Read)
 	defer idle.Stop()
-	defer WatchLost(server.Conn, func() { socket.Reset(client.Conn, server.Conn) })()
+	var lost atomic.Bool
+	defer p.WatchLost(server.Conn, func() { lost.Store(true); socket.Reset(client.Conn, server.Conn) })()
 	go direction(server.Conn, server.To, client)
 	go direction(client.Conn, client.To, server)
 
@@ -60,6 +61,9 @@ func (p *Pool) Relay(client, server End, box policy.BoxID) error {
 		defer rest.Stop()
 	}
 	<-ended
+	if lost.Load() {
+		return ErrLost
+	}
 	return first.err
 }
 

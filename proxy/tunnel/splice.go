@@ -81,8 +81,8 @@ const client, server = 0, 1
 // ErrIdle ends a tunnel that has been idle for the idle timeout.
 var ErrIdle = errors.New("idle timeout")
 
-// errLost ends a tunnel whose server has vanished.
-var errLost = errors.New("the server acknowledges nothing any more")
+// ErrLost ends a tunnel whose server has vanished.
+var ErrLost = errors.New("the server acknowledges nothing any more")
 
 // errClosed ends a tunnel that was cut.
 var errClosed = errors.New("the tunnel was cut")
@@ -118,7 +118,7 @@ func (t *Tunnel) Start() {
 		}
 	}
 	t.moved = time.Now()
-	wait := t.pool.idle
+	wait := min(t.pool.idle, t.pool.LostAfter)
 	if t.dial != nil {
 		wait = min(t.dial.timeout, t.dial.patience)
 	}
@@ -154,10 +154,10 @@ func (t *Tunnel) expire() {
 	}
 	if left := t.pool.idle - time.Since(t.moved); left > 0 {
 		if t.keepAlive(); t.isLost() {
-			t.shut(errLost, true)
+			t.shut(ErrLost, true)
 			return
 		}
-		t.timer.Reset(min(left, lookAfter))
+		t.timer.Reset(min(left, t.pool.LostAfter))
 		return
 	}
 	t.shut(ErrIdle, true)
@@ -167,9 +167,9 @@ func (t *Tunnel) expire() {
 func (t *Tunnel) isLost() (lost bool) {
 	e := &t.ends[server]
 	if e.conn == nil {
-		return socket.IsLost(e.fd)
+		return socket.Unanswered(e.fd) >= t.pool.LostAfter
 	}
-	return socket.UnansweredBy(e.conn) >= socket.LostAfter
+	return socket.UnansweredBy(e.conn) >= t.pool.LostAfter
 }
 
 // turn reacts to an event of one end, and reports whether the tunnel has more to do that needs no further event.
