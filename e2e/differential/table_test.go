@@ -330,6 +330,9 @@ var exchanges = []row{
 		_, err := io.WriteString(c, "GET / HTTP/1.0\r\nHost: old-client."+domain+"\r\n\r\n")
 		return bodyOf(c, err)
 	}},
+	{name: "answers-at-the-end", server: conns(http1, atTheEnd), talk: ending("answers-at-the-end", true)},
+	{name: "answers-at-the-notice", server: conns(http1, atTheEnd), talk: ending("answers-at-the-notice", false)},
+	{name: "gives-up-at-the-end", server: conns(http1, givesUp), talk: ending("gives-up-at-the-end", true), refused: "socket"},
 	{name: "banner", server: conns(nil, banner).at(2525), talk: greeted, plain: true},
 	{name: "banner-dead-first", server: conns(nil, banner).at(2525), talk: greeted, plain: true, only: "ip4", dead: "192.0.2.103"},
 }
@@ -340,6 +343,7 @@ var plainText = []row{
 	{name: "plain-length-twice", server: conns(nil, answering("HTTP/1.1 200 OK\r\nContent-Length: 2\r\nContent-Length: 2\r\n\r\nok")), plain: true},
 	{name: "plain-chunk-padded", server: conns(nil, answering("HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n2  \r\nok\r\n0  \r\n\r\n")), plain: true},
 	{name: "plain-http10", server: conns(nil, answering("HTTP/1.0 200 OK\r\n\r\nok")), plain: true},
+	{name: "plain-answers-at-the-end", server: conns(nil, atTheEnd), plain: true, talk: ending("plain-answers-at-the-end", true)},
 	{name: "plain-dead-first", server: conns(nil, answering(okay)).at(8088), plain: true, only: "ip4", dead: "192.0.2.104"},
 }
 
@@ -362,6 +366,31 @@ func bodyFrom(in *bufio.Reader) (string, error) {
 		err = fmt.Errorf("%s: %.300s", res.Status, text)
 	}
 	return fmt.Sprintf("%d %s", res.StatusCode, text), err
+}
+
+// atTheEnd answers when the client has ended its side.
+func atTheEnd(c net.Conn) {
+	if _, err := io.Copy(io.Discard, c); err == nil {
+		_, _ = io.WriteString(c, okay)
+	}
+}
+
+// givesUp drops the request of a client that ends its side.
+func givesUp(c net.Conn) { _, _ = io.Copy(io.Discard, c) }
+
+// ending sends a request, ends its side (of TLS alone, unless all of it) and waits for the response.
+func ending(name string, all bool) func(net.Conn) (string, error) {
+	return func(c net.Conn) (string, error) {
+		_, err := io.WriteString(c, "GET / HTTP/1.1\r\nHost: "+name+"."+domain+"\r\n\r\n")
+		if s, ok := c.(*tls.Conn); ok {
+			err, c = errors.Join(err, s.CloseWrite()), s.NetConn()
+			if all {
+				err = errors.Join(err, c.(*net.TCPConn).CloseWrite())
+			}
+			return bodyOf(s, err)
+		}
+		return bodyOf(c, errors.Join(err, c.(*net.TCPConn).CloseWrite()))
+	}
 }
 
 // webSocket accepts an upgrade and sends back what comes.

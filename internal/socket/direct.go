@@ -25,6 +25,7 @@ type Direct struct {
 	in, out transfer
 	asking  *ask // nil until there is one
 	more    bool // the last read got all that it had room for
+	ended   bool // the last read found the end
 	held    bool
 }
 
@@ -33,6 +34,7 @@ type transfer struct {
 	ready func(fd uintptr) bool // read or write, made once
 	b     []byte                // what to fill, or what is left to send
 	n     int                   // bytes moved
+	now   bool                  // what would have to be waited for is an error
 	errno syscall.Errno
 }
 
@@ -86,11 +88,13 @@ func (d *Direct) Read(b []byte) (int, error) {
 		return 0, os.ErrDeadlineExceeded
 	}
 	n, err := d.in.move(b, d.raw.Read)
-	d.more = n == len(b)
-	if err != nil {
+	d.more, d.ended = n == len(b), n == 0 && err == nil
+	switch {
+	case errors.Is(err, syscall.EAGAIN):
+		return 0, os.ErrDeadlineExceeded
+	case err != nil:
 		return n, d.failed("read", err)
-	}
-	if n == 0 {
+	case n == 0:
 		return 0, io.EOF
 	}
 	return n, nil
@@ -102,6 +106,18 @@ func (d *Direct) More() bool { return d.more }
 // Hold makes reads fail with [os.ErrDeadlineExceeded] at once, until it is taken back. What a layer above returns
 // meanwhile is what it had already read.
 func (d *Direct) Hold(held bool) { d.held = held }
+
+// Ended reports whether the last read has found that the peer had ended its side.
+func (d *Direct) Ended() bool { return d.ended }
+
+// Quiet reports whether the peer has sent nothing that was not read, not even the end.
+func (d *Direct) Quiet() bool {
+	quiet := false
+	return d.raw.Control(func(fd uintptr) { quiet = Quiet(int(fd)) }) == nil && quiet
+}
+
+// DontWait makes reads fail with [os.ErrDeadlineExceeded] if nothing has arrived, until it is taken back.
+func (d *Direct) DontWait(now bool) { d.in.now = now }
 
 // Await waits until something has arrived, data or the end, without reading it. It needs little of the stack, so that the
 // goroutine of a connection that rests can do without a larger one.
@@ -145,7 +161,7 @@ func (t *transfer) move(b []byte, when func(func(fd uintptr) bool) error) (int, 
 // read receives what there is, and reports false if that is nothing yet.
 func (t *transfer) read(fd uintptr) bool {
 	n, errno := transmit(syscall.SYS_RECVFROM, fd, t.b, 0)
-	if errno == syscall.EAGAIN {
+	if errno == syscall.EAGAIN && !t.now {
 		return false
 	}
 	t.n, t.errno = n, errno

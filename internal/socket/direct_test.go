@@ -9,6 +9,8 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"golang.org/x/sys/unix"
 )
 
 // pair returns the two ends of a TCP connection, the first with direct reads and writes.
@@ -106,5 +108,43 @@ func TestDirectIsTheTCPConnection(t *testing.T) { // not parallel: it counts all
 	b := []byte{1}
 	if n := testing.AllocsPerRun(100, func() { _, _ = near.Write(b) }); n != 0 {
 		t.Errorf("%v allocations for a write", n)
+	}
+}
+
+// TestDirectDoesNotWait: a read that is not to wait returns what has arrived, or that it would have to.
+func TestDirectDoesNotWait(t *testing.T) {
+	t.Parallel()
+	near, far := pair(t)
+	d, ok := near.(*Direct)
+	if !ok {
+		t.Fatalf("%T is not direct", near)
+	}
+	d.DontWait(true)
+	b := make([]byte, 8)
+	if n, err := d.Read(b); n != 0 || !errors.Is(err, os.ErrDeadlineExceeded) || !d.Quiet() || d.Ended() {
+		t.Errorf("before anything has come: %d, %v", n, err)
+	}
+	_, _ = io.WriteString(far, "x")
+	arrives := func() {
+		t.Helper()
+		for end := time.Now().Add(time.Minute); d.Quiet(); time.Sleep(time.Millisecond) {
+			if time.Now().After(end) {
+				t.Fatal("nothing has come")
+			}
+		}
+	}
+	arrives()
+	if n, err := d.Read(b); n != 1 || err != nil || d.Ended() {
+		t.Errorf("%d, %v", n, err)
+	}
+	_ = far.CloseWrite()
+	arrives()
+	if n, err := d.Read(b); n != 0 || !errors.Is(err, io.EOF) || !d.Ended() || State(d) != unix.BPF_TCP_CLOSE_WAIT {
+		t.Errorf("at the end: %d, %v, state %d", n, err, State(d))
+	}
+	d.DontWait(false)
+	_ = near.Close()
+	if State(d) != unix.BPF_TCP_CLOSE {
+		t.Errorf("closed, it is in state %d", State(d))
 	}
 }

@@ -40,6 +40,20 @@ func SetKeepAlive(fd int) {
 	_ = unix.SetsockoptInt(fd, unix.IPPROTO_TCP, unix.TCP_KEEPCNT, keepAliveCount)
 }
 
+// State returns the state of a connection that is or wraps one of TCP, as unix.BPF_TCP_ESTABLISHED and its like; unix.BPF_TCP_CLOSE if it has
+// none any more.
+func State(c net.Conn) uint8 {
+	state := uint8(unix.BPF_TCP_CLOSE)
+	if raw := rawOf(c); raw != nil {
+		_ = raw.Control(func(fd uintptr) {
+			if info, err := unix.GetsockoptTCPInfo(int(fd), unix.IPPROTO_TCP, unix.TCP_INFO); err == nil {
+				state = info.State
+			}
+		})
+	}
+	return state
+}
+
 // Unanswered returns for how long the peer of a socket has acknowledged nothing, although something was sent to it again
 // and again. It is 0 if all that was sent is acknowledged, or little time has passed. A peer that acknowledges and takes
 // nothing more is there: then nothing is unacknowledged.

@@ -7,10 +7,8 @@ import (
 	"time"
 
 	"go.uber.org/zap"
-	"golang.org/x/sys/unix"
 
 	"boxgate/audit"
-	"boxgate/internal/socket"
 	"boxgate/policy"
 	"boxgate/proxy/live"
 	"boxgate/proxy/origin"
@@ -67,27 +65,6 @@ func (k *Core) NewSession(box *policy.Box, taken *usage.Box, live *live.Conn, co
 	return &Session{
 		Core: k, Box: box, Usage: taken, Live: live, Client: conn,
 		Origin: origin.Client{Box: box, Memory: taken.Memory, Denied: live.Denied},
-	}
-}
-
-// ClientGone returns a function that reports whether the client disconnected while waiting for a response. With TLS the
-// end of the TCP stream means so; over plain HTTP a client may close its sending side and still read.
-func ClientGone(s *Session) func() bool {
-	tcp, ok := socket.TCP(s.Client)
-	if !ok {
-		return func() bool { return false }
-	}
-	return func() bool {
-		raw, err := tcp.SyscallConn()
-		if err != nil {
-			return true
-		}
-		gone := true
-		_ = raw.Control(func(fd uintptr) {
-			info, err := unix.GetsockoptTCPInfo(int(fd), unix.IPPROTO_TCP, unix.TCP_INFO)
-			gone = err != nil || info.State == unix.BPF_TCP_CLOSE || (s.Secure && info.State == unix.BPF_TCP_CLOSE_WAIT)
-		})
-		return gone
 	}
 }
 

@@ -30,6 +30,7 @@ func (h *conn) giveOut() {
 // request.
 func (h *conn) forward() error {
 	upgrade := h.wantsWebSocket()
+	h.switches, h.looked = upgrade, false
 	h.narrow()
 	up := &h.upload
 	*up = upload{body: up.body}
@@ -121,6 +122,9 @@ func (h *conn) send(whole bool) error {
 		if err == nil || errors.Is(err, origin.ErrClientGone) {
 			return err
 		}
+		if h.up.Ended() && !errors.Is(err, origin.ErrVanished) {
+			return errEnded
+		}
 		if !whole && err != nil && !used {
 			return nil // the upload meets the same error; the server may have answered before it closed
 		}
@@ -166,7 +170,7 @@ func (h *conn) connect(again bool, another connector) error {
 		}
 		h.up = up
 	}
-	h.up.ReadFor(h.ctx, h.gone)
+	h.up.ReadFor(h.ctx, h.clientGone)
 	if err := h.publish(); err != nil {
 		return err
 	}

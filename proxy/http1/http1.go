@@ -36,28 +36,30 @@ type conn struct {
 	ctx context.Context
 
 	in       h1.Reader
-	deadline time.Time    // the read deadline that the client's connection has, unless it has expired; zero: none
-	holds    memory.Claim // for in
-	out      []byte       // pending output, to either side; from [buffers.BorrowOut]
-	up       *origin.Conn // kept between requests to the same destination
-	bound    bool         // the connection to the server is this client's alone, for good: see login.go
-	gone     func() bool  // reports whether the client disconnected
-	rested   bool         // it has been idle for parkAfter since the last request
-	end      time.Time    // of a connection that rests
-	sent     int64        // bytes that the client had sent when the wait for a request began
-	direct   *socket.Direct
+	deadline time.Time      // the read deadline that the client's connection has, unless it has expired; zero: none
+	holds    memory.Claim   // for in
+	out      []byte         // pending output, to either side; from [buffers.BorrowOut]
+	up       *origin.Conn   // kept between requests to the same destination
+	bound    bool           // the connection to the server is this client's alone, for good: see login.go
+	rested   bool           // it has been idle for parkAfter since the last request
+	end      time.Time      // of a connection that rests
+	sent     int64          // bytes that the client had sent when the wait for a request began
+	direct   *socket.Direct // below the client's connection
+	over     ending         // of the client's side
 	flight   flight
 	*work    // nil while it rests
 }
 
 // work is what a connection needs for its requests. It serves one after the other.
 type work struct {
-	req    h1.Request
-	method string // "" while the head is not known
-	head   int    // length of the head in the client's buffer
-	upload upload
-	x      exchange.Exchange
-	ruling exchange.Ruling
+	req      h1.Request
+	method   string // "" while the head is not known
+	head     int    // length of the head in the client's buffer
+	upload   upload
+	x        exchange.Exchange
+	ruling   exchange.Ruling
+	switches bool // the connection may become a WebSocket's
+	looked   bool // for the end of the client's side
 
 	res     h1.Response
 	resBody h1.Body
@@ -83,7 +85,7 @@ type Rest func() (Rest, error)
 // request is judged under the policy in force at the time. The error is nil when the connection ended gracefully. s.Client
 // is not closed.
 func Serve(ctx context.Context, s *exchange.Session) (Rest, error) {
-	h := &conn{s: s, ctx: ctx, in: h1.Reader{Source: s.Client}, gone: exchange.ClientGone(s)}
+	h := &conn{s: s, ctx: ctx, in: h1.Reader{Source: s.Client}}
 	h.holds.Open(s.Usage.Memory, memory.Buffers)
 	h.in.Memory = memory.Doubled{Claim: &h.holds}
 	s.Live.Watch(h)

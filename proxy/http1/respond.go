@@ -119,6 +119,9 @@ func (h *conn) responseHead() (int, error) {
 func (h *conn) noResponse(u *upload, err error) error {
 	running := u.done != nil
 	u.stop(h)
+	if h.up.Ended() && errors.Is(err, io.ErrUnexpectedEOF) {
+		err = errEnded
+	}
 	h.drop()
 	h.x.Event.BytesOut = u.sent
 	var malformed *h1.Error
@@ -133,6 +136,9 @@ func (h *conn) noResponse(u *upload, err error) error {
 		return errClose
 	case running && u.err != nil && !errors.As(u.err, &write):
 		h.x.Failed(u.err)
+	}
+	if errors.Is(err, errEnded) {
+		return h.refuseUpstream(err)
 	}
 	reason := policy.ReasonUpstreamHTTP
 	if errors.Is(err, memory.ErrFull) {

@@ -39,6 +39,8 @@ type Conn struct {
 	// layered says that something between NetConn and the socket may hold what it has read: TLS to the server, or to a proxy.
 	layered bool
 	dirty   bool // an exchange has begun and not ended cleanly: the connection must not be reused
+	// notified and finished say that the server was told of the end of the requests, by TLS and by TCP.
+	notified, finished bool
 }
 
 // newUpstream takes ownership of a newly dialled connection and its place. On an error both are released.
@@ -135,7 +137,7 @@ func (u *Conn) Again() bool { return u.served > 0 }
 // Done ends an exchange whose response, framed by f, was read whole, and reports whether the connection can carry
 // another: nothing behind the response has been read already.
 func (u *Conn) Done(f h1.Framing) bool {
-	u.dirty = len(u.In.Bytes()) > 0 || u.ahead()
+	u.dirty = u.Ended() || len(u.In.Bytes()) > 0 || u.ahead()
 	u.framed = f.Chunked || f.Length > 0
 	u.ended = time.Now()
 	u.In.Relax()
@@ -171,6 +173,36 @@ func (u *Conn) AskAgain() {
 
 // Answered says that the response has begun.
 func (u *Conn) Answered() { u.reader.again = false }
+
+// End tells the server that no request follows, by TLS (close_notify) and by TCP, each once. What it still sends can be read. The connection
+// carries nothing else.
+func (u *Conn) End(notify, finish bool) {
+	if t, ok := u.NetConn.(*socket.Terminated); ok && notify && !u.notified {
+		u.notified = true
+		_ = t.CloseWrite()
+	}
+	if !finish || u.finished {
+		return
+	}
+	u.finished = true
+	for c := below(u.NetConn); c != nil; c = below(c) {
+		if t, ok := c.(*socket.Terminated); ok { // to a proxy
+			_ = t.CloseWrite()
+		}
+	}
+	_ = u.TCP.CloseWrite()
+}
+
+// below returns the connection that c wraps, or nil.
+func below(c net.Conn) net.Conn {
+	if w, ok := c.(interface{ NetConn() net.Conn }); ok {
+		return w.NetConn()
+	}
+	return nil
+}
+
+// Ended reports whether the server was told that no request follows.
+func (u *Conn) Ended() bool { return u.notified || u.finished }
 
 // Uncount releases the place of a connection that from now on counts with its client's, as every tunnel does.
 func (u *Conn) Uncount() { u.place.release() }

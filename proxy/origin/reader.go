@@ -11,8 +11,11 @@ import (
 	"boxgate/proxy/problem"
 )
 
-// upstreamTick is how often a read from the upstream checks that the client is still connected.
-const upstreamTick = 5 * time.Second
+// A read from a server looks at the client after firstTick, and then after twice as long each time, up to upstreamTick.
+const (
+	firstTick    = 500 * time.Millisecond
+	upstreamTick = 5 * time.Second
+)
 
 // clientAwareReader reads from an upstream while its client is connected. A deadline that an earlier exchange set is left
 // to expire: setting one for each would cost more.
@@ -20,9 +23,10 @@ type clientAwareReader struct {
 	conn  net.Conn
 	ctx   context.Context
 	gone  func() bool
-	check time.Time // when to look at the client
-	armed bool      // a read deadline is set that has not been seen to expire
-	until time.Time // that deadline
+	check time.Time     // when to look at the client
+	wait  time.Duration // between looks
+	armed bool          // a read deadline is set that has not been seen to expire
+	until time.Time     // that deadline
 	// again says that what was sent can be sent again: then a server that seems to have vanished is not waited for.
 	again bool
 }
@@ -35,20 +39,15 @@ var ErrVanished = error(problem.Fixed("the server acknowledges nothing any more"
 
 // begin must be called before the reads of each exchange.
 func (r *clientAwareReader) begin(ctx context.Context, gone func() bool) {
-	r.ctx, r.gone, r.check, r.again = ctx, gone, time.Now().Add(upstreamTick), false
-	if !r.armed {
+	r.ctx, r.gone, r.check, r.wait, r.again = ctx, gone, time.Now().Add(firstTick), firstTick, false
+	if !r.armed || r.until.After(r.check) {
 		r.arm()
 	}
 }
 
 // beginAgain says that until the next begin the wait is for a response to what can be sent again, on a connection that was
 // kept: perhaps its server has vanished meanwhile.
-func (r *clientAwareReader) beginAgain() {
-	r.again, r.check = true, time.Now().Add(socket.VanishedLook)
-	if !r.armed || r.until.After(r.check) {
-		r.arm()
-	}
-}
+func (r *clientAwareReader) beginAgain() { r.again = true }
 
 func (r *clientAwareReader) arm() {
 	_ = r.conn.SetReadDeadline(r.check)
@@ -66,10 +65,11 @@ func (r *clientAwareReader) vanished() error {
 
 // tick is how long to wait for the next look.
 func (r *clientAwareReader) tick() time.Duration {
+	r.wait = min(2*r.wait, upstreamTick)
 	if r.again {
-		return socket.VanishedLook
+		r.wait = min(r.wait, socket.VanishedLook)
 	}
-	return upstreamTick
+	return r.wait
 }
 
 func (r *clientAwareReader) Read(b []byte) (int, error) {
