@@ -266,6 +266,23 @@ signal.setitimer(signal.ITIMER_REAL, 0); print(failed)
 	}
 }
 
+// TestConnectIsRepeated: a socket that is connected is not connected again, and the command is told so. The first of its further calls may be
+// taken for one that the kernel makes anew.
+func TestConnectIsRepeated(t *testing.T) {
+	t.Parallel()
+	out, _ := python(t, somebody, userDir(t), `
+libc.unshare(0x10000000 | 0x40000000) # a network namespace whose loopback interface the command can bring up
+import fcntl; fcntl.ioctl(socket.socket(), 0x8914, struct.pack("16sh14x", b"lo", 1))
+s = server("s"); inet = socket.socket(); inet.bind(("127.0.0.1", 0)); inet.listen()
+internet = struct.pack("=H", socket.AF_INET) + struct.pack("!H4s8x", inet.getsockname()[1], b"\x7f\0\0\1")
+for family, (a, n) in (socket.AF_UNIX, address("s")), (socket.AF_INET, (internet, len(internet))):
+    c = socket.socket(family); first, _, *more = [connect(c.fileno(), a, n) for _ in range(5)]; print(first, more)
+`)
+	if want := strings.Repeat(fmt.Sprintf("0 [%d, %[1]d, %[1]d]\n", int(unix.EISCONN)), 2); out != want {
+		t.Errorf("%q, not %q", out, want)
+	}
+}
+
 // TestAttack32BitCalls: calls by the interface of 32-bit programs are judged like others.
 func TestAttack32BitCalls(t *testing.T) {
 	t.Parallel()

@@ -66,6 +66,7 @@ type call struct {
 	address []byte // to connect to
 	caller  status // of a caller that connects a Unix socket
 	tried   bool   // the socket may have been connected
+	noted   bool   // that was done by an earlier call, whose answer this one gets
 	waited  wait   // while the connection is under way
 
 	before *call         // of the same thread, which has not ended; with mu
@@ -97,7 +98,7 @@ func (c *call) connect() unix.Errno {
 		return errnoOf(err)
 	}
 	if errno, ok := c.s.kept(c.thread, c.cookie, c.address); ok {
-		c.tried = true
+		c.tried, c.noted = true, true
 		return errno
 	}
 	if c.family != unix.AF_UNIX {

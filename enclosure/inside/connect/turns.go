@@ -263,7 +263,7 @@ func (c *call) isGone() bool {
 func (c *call) finish(errno unix.Errno) {
 	c.closeSocket() // before the command learns of the result: its own close is to be the last one
 	r := response{id: c.id, errno: -int32(errno)}
-	if c.tried && errno == 0 { // before the caller can ask again
+	if c.tried && !c.noted && errno == 0 { // before the caller can ask again
 		c.s.keepConnected(c.thread, result{c.cookie, string(c.address), 0})
 	}
 	if err := ioctl(c.s.listener, unix.SECCOMP_IOCTL_NOTIF_SEND, unsafe.Pointer(&r)); err != nil && c.tried { // interrupted

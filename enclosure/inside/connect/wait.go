@@ -39,6 +39,7 @@ const lookEvery = time.Second
 func (c *call) connectTo(address []byte) unix.Errno {
 	errno := c.connectUnlessConnected(address)
 	if errno == unix.EISCONN && c.s.hasConnected(c.thread, c.cookie, c.address) {
+		c.noted = true
 		return 0 // the caller had the answer in the same moment as a signal, which the kernel preferred, so that it asks again
 	}
 	return errno
