@@ -8,6 +8,7 @@ import (
 
 	"boxgate/policy"
 	"boxgate/proxy"
+	"boxgate/proxy/origin"
 	"boxgate/proxy/problem"
 	"boxgate/proxy/proxytest"
 )
@@ -22,6 +23,9 @@ func TestUpstreamIsVerified(t *testing.T) {
 	d := func(name string) error {
 		c, err := r.Core.Origins.DialTLS(context.Background(), r.Box, r.Target(name), nil)
 		if err == nil {
+			if got := origin.Start(t, c); got != nil {
+				t.Errorf("%d bytes of the handshake are kept", len(got))
+			}
 			c.Close()
 		}
 		return err

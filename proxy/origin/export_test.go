@@ -1,0 +1,18 @@
+package origin
+
+import (
+	"net"
+	"testing"
+)
+
+// Start is what is kept of the first bytes that came on a connection.
+func Start(t *testing.T, c net.Conn) []byte {
+	t.Helper()
+	for ; c != nil; c = below(c) {
+		if o, ok := c.(*opening); ok {
+			return o.start
+		}
+	}
+	t.Fatal("nothing notes the first bytes")
+	return nil
+}
