@@ -1,8 +1,11 @@
 package exchange
 
 import (
+	"slices"
+
 	"boxgate/internal/h1"
 	"boxgate/internal/handshake"
+	"boxgate/policy"
 	"boxgate/proxy/problem"
 )
 
@@ -13,6 +16,11 @@ func Idempotent(method string) bool {
 		return true
 	}
 	return false
+}
+
+// SetsLogin reports whether one of the headers that a rule sets is part of the login of a connection.
+func SetsLogin(set []policy.Header) bool {
+	return slices.ContainsFunc(set, func(h policy.Header) bool { return !h.Remove && h1.IsLogin(h.Name, h.Value.Reveal()) })
 }
 
 // ErrProtocol ends an exchange whose server broke the protocol.
