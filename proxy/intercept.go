@@ -28,7 +28,11 @@ func (c *conn) intercept(f peek.First, rt route.Routed) {
 		c.refuse(peek.Other, policy.ReasonLimit) // reset: the policy denies nothing here
 		return
 	}
-	client, err := c.p.terminate(c.box, newReplay(c, f.Data), len(f.Data), rt.Request.Name, nil)
+	var alpn []string // the usual ones
+	if c.p.core.Origins.OffersLogin(c.box.ID, rt.Request.Name, c.port) {
+		alpn = loginProtocols
+	}
+	client, err := c.p.terminate(c.box, newReplay(c, f.Data), len(f.Data), rt.Request.Name, alpn)
 	if err != nil {
 		c.event.Error = handshakeFault(err, c.live.In.Load()).Error()
 		c.refuse(peek.Other, policy.ReasonClientTLS)

@@ -75,6 +75,9 @@ func (p *Proxy) serverConfig(box policy.BoxID) *tls.Config {
 	return cfg
 }
 
+// loginProtocols are for hosts at which connections log in, which they cannot over HTTP/2. Clients that offer nothing else have that.
+var loginProtocols = []string{"http/1.1", "http/1.0", "h2"}
+
 func ticketName(cs tls.ConnectionState) []byte { return []byte("boxgate sni " + cs.ServerName) }
 
 // isHosts reports whether a name belongs to the gateway's host regardless of the policy: localhost, or a public URL.

@@ -38,7 +38,10 @@ func (h *conn) respond(u *upload, upgrade bool) error {
 		}
 		return h.tunnel(n)
 	}
-	h.bound = h.bound || h1.LogsIn(h.res.Fields)
+	if h1.LogsIn(h.res.Fields) {
+		h.bound = true
+		h.s.Core.Origins.NoteLogin(h.s.Box.ID, h.s.Name, h.s.Port)
+	}
 	whole := u.finished()
 	a := header.Answer{Minor: h.req.Minor, Close: h.req.Close || !whole || h.bound && h.res.Close}
 	if h.res.Body.Chunked || h.res.Body.UntilClose || h.scrub.Recodes() {

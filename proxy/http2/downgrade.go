@@ -264,8 +264,12 @@ func (d *downgrade) respond() bool {
 		return false
 	}
 	st.x.Event.Status = d.res.Status
+	offers := h1.LogsIn(d.res.Fields)
+	if offers {
+		st.leadToHTTP1()
+	}
 	st.answer(d.res.Status, header.ToHTTP2(&d.res))
-	reuse := !d.res.Close && !h1.LogsIn(d.res.Fields)
+	reuse := !d.res.Close && !offers
 	d.body.Begin(d.res.Body, true)
 	d.up.In.Take(n)
 	if err := d.relay(d.res.Body.UntilClose); err != nil {

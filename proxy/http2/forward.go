@@ -31,6 +31,12 @@ func (st *stream) logsIn() bool {
 	return slices.ContainsFunc(st.fields, isLogin) || exchange.SetsLogin(st.ruling.Set)
 }
 
+// leadToHTTP1 has the client make another connection for the login that the server offers, over HTTP/1.1.
+func (st *stream) leadToHTTP1() {
+	st.s.Core.Origins.NoteLogin(st.s.Box.ID, st.s.Name, st.s.Port)
+	st.client.Drain()
+}
+
 // forward sends an allowed request over the version that the upstream speaks, and relays its response. A login of a
 // connection is left to HTTP/1.1 (RFC 9113, 7), over which the client gets a connection to the server of its own.
 func (st *stream) forward() {

@@ -2,6 +2,8 @@ package http2_test
 
 import (
 	"bufio"
+	"context"
+	"crypto/tls"
 	"fmt"
 	"net"
 	"net/http"
@@ -14,6 +16,8 @@ import (
 
 // TestAttackLoginOverHTTP2: a connection that many share does not log in; a client that tries is sent to HTTP/1.1, and what a
 // server says of such logins gets no connection shared either.
+//
+// A server of HTTP/1.1 offers none to a client of HTTP/2 that would not be led to HTTP/1.1: see [TestLoginLeadsToHTTP1].
 func TestAttackLoginOverHTTP2(t *testing.T) {
 	t.Parallel()
 	for _, h2 := range []bool{true, false} {
@@ -25,7 +29,9 @@ func TestAttackLoginOverHTTP2(t *testing.T) {
 				if strings.HasPrefix(r.Header.Get("Authorization"), "N") {
 					logins.Add(1)
 				}
-				w.Header().Set("WWW-Authenticate", "NTLM")
+				if h2 {
+					w.Header().Set("WWW-Authenticate", "NTLM")
+				}
 				w.WriteHeader(http.StatusUnauthorized)
 			})
 			l.Policy(proxytest.AllowAll, proxytest.Intercepted(port))
@@ -57,6 +63,60 @@ func TestAttackLoginOverHTTP2(t *testing.T) {
 	}
 }
 
+// TestLoginLeadsToHTTP1: a client of HTTP/2 to which a server of HTTP/1.1 offers a login makes another connection for that, and so
+// does every later client of the box; one that speaks HTTP/2 alone is served as before.
+func TestLoginLeadsToHTTP1(t *testing.T) {
+	t.Parallel()
+	l := proxytest.New(t, proxytest.AllowAll)
+	_, port := l.HTTPSServer(false, func(w http.ResponseWriter, r *http.Request) {
+		if r.Header.Get("Authorization") == "" {
+			w.Header().Set("WWW-Authenticate", "NTLM")
+			w.WriteHeader(http.StatusUnauthorized)
+		}
+	})
+	l.Policy(proxytest.AllowAll, proxytest.Intercepted(port))
+	url := "https://" + proxytest.HostPort(port) + "/"
+	ask := func(client *http.Client, login string) (version, status int) {
+		t.Helper()
+		req, err := http.NewRequestWithContext(t.Context(), http.MethodGet, url, http.NoBody)
+		if err != nil {
+			t.Fatal(err)
+		}
+		req.Header.Set("Authorization", login)
+		res, err := client.Do(req)
+		if err != nil {
+			t.Fatal(err)
+		}
+		_ = res.Body.Close()
+		return res.ProtoMajor, res.StatusCode
+	}
+	both := func() *http.Client {
+		tr := &http.Transport{
+			ForceAttemptHTTP2: true, TLSClientConfig: &tls.Config{RootCAs: l.BoxCA.Pool()},
+			DialContext: func(context.Context, string, string) (net.Conn, error) { return l.DialPair("", port, false), nil },
+		}
+		t.Cleanup(tr.CloseIdleConnections)
+		return &http.Client{Transport: tr}
+	}
+	client := both()
+	for _, step := range []struct {
+		login           string
+		version, status int
+	}{{"", 2, 401}, {"NTLM TlRMTVNTUAAB", 1, 200}, {"NTLM TlRMTVNTUAAD", 1, 200}} {
+		if version, status := ask(client, step.login); version != step.version || status != step.status {
+			t.Errorf("%q: HTTP/%d, %d", step.login, version, status)
+		}
+	}
+	if version, status := ask(both(), ""); version != 1 || status != 401 {
+		t.Errorf("another client: HTTP/%d, %d", version, status)
+	}
+	for range 2 {
+		if version, status := ask(l.HTTPClient(port, true), ""); version != 2 || status != 401 {
+			t.Errorf("a client of HTTP/2 alone: HTTP/%d, %d", version, status)
+		}
+	}
+}
+
 // TestAttackChallengedConnectionIsShared: a connection to a server of HTTP/1.1 that has offered a login serves one request.
 func TestAttackChallengedConnectionIsShared(t *testing.T) {
 	t.Parallel()
@@ -73,9 +133,8 @@ func TestAttackChallengedConnectionIsShared(t *testing.T) {
 		}
 	})
 	l.Policy(proxytest.AllowAll, proxytest.Intercepted(port))
-	client := l.HTTPClient(port, true)
-	for range 4 {
-		if res, _ := proxytest.Get(t, client, "https://"+proxytest.HostPort(port)+"/", nil); res.StatusCode != http.StatusUnauthorized {
+	for range 4 { // each on a connection of its own: the client is led to HTTP/1.1, and goes on with HTTP/2
+		if res, _ := proxytest.Get(t, l.HTTPClient(port, true), "https://"+proxytest.HostPort(port)+"/", nil); res.StatusCode != http.StatusUnauthorized {
 			t.Errorf("it is answered %d", res.StatusCode)
 		}
 	}

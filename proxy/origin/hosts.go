@@ -10,21 +10,23 @@ import (
 const (
 	maxHosts   = 128       // hosts that a box's memory has room for
 	smallTime  = time.Hour // for which a host gets small hellos
+	loginTime  = time.Hour // for which HTTP/1.1 is preferred with clients of a host
 	offersTime = time.Minute
 )
 
-// host is a server as its TLS is known.
+// host is a server that is remembered.
 type host struct {
 	name policy.Name
 	port uint16
 }
 
-// hosts remembers for one box, and for a time, servers whose TLS is out of the ordinary. It is nil for a box that is gone.
+// hosts remembers for one box, and for a time, servers that are out of the ordinary. It is nil for a box that is gone.
 // Safe for concurrent use.
 type hosts struct {
 	mu     sync.Mutex
 	hellos map[host]time.Time // until when a host gets small hellos
 	offers map[host]offered
+	logins map[host]time.Time // until when a host is one of HTTP/1.1 on whose connections clients log in
 }
 
 // offered is what a server that the gateway has no way to encrypt with was found to offer.
@@ -79,6 +81,28 @@ func (h *hosts) noteOffer(at host, text string) {
 	h.offers[at] = offered{text, time.Now().Add(offersTime)}
 }
 
+func (h *hosts) login(at host) bool {
+	if h == nil {
+		return false
+	}
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return time.Now().Before(h.logins[at])
+}
+
+func (h *hosts) noteLogin(at host) {
+	if h == nil {
+		return
+	}
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if h.logins == nil {
+		h.logins = map[host]time.Time{}
+	}
+	dropAny(h.logins)
+	h.logins[at] = time.Now().Add(loginTime)
+}
+
 // dropAny makes room for one more entry. What is forgotten is found out again.
 func dropAny[V any](m map[host]V) {
 	for k := range m {
@@ -87,6 +111,16 @@ func dropAny[V any](m map[host]V) {
 		}
 		delete(m, k)
 	}
+}
+
+// NoteLogin notes that a server of HTTP/1.1 has offered a box a login of the connection (NTLM, Negotiate).
+func (p *Origins) NoteLogin(box policy.BoxID, name policy.Name, port uint16) {
+	p.hostsOf(box).noteLogin(host{name, port})
+}
+
+// OffersLogin reports whether [Origins.NoteLogin] has noted the server within the last hour. It may have been forgotten.
+func (p *Origins) OffersLogin(box policy.BoxID, name policy.Name, port uint16) bool {
+	return p.hostsOf(box).login(host{name, port})
 }
 
 // hostsOf returns the memory of a box; nil once the box is gone.

@@ -18,17 +18,19 @@ func TestMemoryOfHostsIsBounded(t *testing.T) {
 		at := host{name, 443}
 		h.needsSmall(at)
 		h.noteOffer(at, "something")
-		if _, known := h.offer(at); !h.small(at) || !known || h.small(host{name, 444}) {
+		h.noteLogin(at)
+		if _, known := h.offer(at); !h.small(at) || !known || !h.login(at) || h.small(host{name, 444}) || h.login(host{name, 444}) {
 			t.Fatal("the latest host is not known")
 		}
 	}
-	if len(h.hellos) != maxHosts || len(h.offers) != maxHosts {
-		t.Errorf("%d and %d hosts are known, want %d", len(h.hellos), len(h.offers), maxHosts)
+	if len(h.hellos) != maxHosts || len(h.offers) != maxHosts || len(h.logins) != maxHosts {
+		t.Errorf("%d, %d and %d hosts are known, want %d", len(h.hellos), len(h.offers), len(h.logins), maxHosts)
 	}
 	var gone *hosts
 	gone.needsSmall(host{})
 	gone.noteOffer(host{}, "")
-	if _, known := gone.offer(host{}); gone.small(host{}) || known {
+	gone.noteLogin(host{})
+	if _, known := gone.offer(host{}); gone.small(host{}) || known || gone.login(host{}) {
 		t.Error("a box that is gone is known")
 	}
 }

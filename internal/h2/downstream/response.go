@@ -27,6 +27,9 @@ func (s *Stream) WriteHeader(status int, fields []hpack.HeaderField, end bool) e
 	return nil
 }
 
+// Drain has the connection take no more requests. The client learns of it before anything that is sent on the stream later.
+func (s *Stream) Drain() { s.c.onDrain() }
+
 // Continue asks for the body with an interim response, 100, unless the final one has begun. It never waits, so that it may be
 // called while another goroutine writes. Only the first call has an effect.
 func (s *Stream) Continue() {
