@@ -1,6 +1,7 @@
 package differential
 
 import (
+	"bufio"
 	"context"
 	"crypto/tls"
 	"crypto/x509"
@@ -143,11 +144,22 @@ func (w *way) golang(rows []row) map[string]seen {
 	return out
 }
 
-// get makes one request as Go's client does.
+// get asks as Go's client does.
 func (w *way) get(r row) seen {
-	tr := &http.Transport{TLSClientConfig: &tls.Config{RootCAs: w.roots}, ForceAttemptHTTP2: true, DialContext: w.dial}
+	tr := &http.Transport{TLSClientConfig: &tls.Config{RootCAs: w.roots}, ForceAttemptHTTP2: !r.http1, DialContext: w.dial}
 	defer tr.CloseIdleConnections()
 	client := &http.Client{Transport: tr, Timeout: 5 * time.Minute, CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }}
+	saw := seen{}
+	for _, field := range r.requests() {
+		if saw = w.send(client, r, field); saw.fails {
+			break
+		}
+	}
+	return saw
+}
+
+// send makes one request, with a field in addition unless it is empty.
+func (w *way) send(client *http.Client, r row, field string) seen {
 	var body io.Reader
 	method := r.method
 	if r.upload {
@@ -160,8 +172,9 @@ func (w *way) get(r row) seen {
 	if err != nil {
 		return failed(err)
 	}
-	if name, value, ok := strings.Cut(r.header, ": "); ok {
+	if name, value, ok := strings.Cut(field, ": "); ok {
 		req.Header.Set(name, value)
+		req.Host = req.Header.Get("Host") // empty: that of the URL
 	}
 	res, err := client.Do(req)
 	if err != nil {
@@ -191,26 +204,60 @@ func (w *way) sockets(rows []row) map[string]seen {
 	return out
 }
 
-// socket has the exchange of a row on a connection of its own.
+// socket has the exchange of a row on connections of its own.
 func (w *way) socket(r row) seen {
-	c, err := w.dial(w.T.Context(), "tcp", net.JoinHostPort(r.host(), strconv.Itoa(int(r.port()))))
-	if err != nil {
-		return failed(err)
-	}
-	defer c.Close()
-	_ = c.SetDeadline(time.Now().Add(harness.Patience))
-	if !r.plain {
-		s := tls.Client(c, &tls.Config{ServerName: r.host(), RootCAs: w.roots, NextProtos: []string{"http/1.1"}})
-		if err := s.Handshake(); err != nil {
-			return failed(err)
+	config := &tls.Config{ServerName: r.host(), RootCAs: w.roots, NextProtos: []string{"http/1.1"}, ClientSessionCache: tls.NewLRUClientSessionCache(1)}
+	dial := func() (net.Conn, error) {
+		c, err := w.dial(w.T.Context(), "tcp", net.JoinHostPort(r.host(), strconv.Itoa(int(r.port()))))
+		if err != nil {
+			return nil, err
 		}
-		c = s
+		_ = c.SetDeadline(time.Now().Add(harness.Patience))
+		if r.plain {
+			return c, nil
+		}
+		s := tls.Client(c, config)
+		if err := s.HandshakeContext(w.T.Context()); err != nil {
+			_ = c.Close()
+			return nil, err
+		}
+		return s, nil
 	}
-	text, err := r.talk(c)
+	talks := r.talks
+	if talks == nil {
+		talks = func(dial func() (net.Conn, error)) (string, error) {
+			c, err := dial()
+			if err != nil {
+				return "", err
+			}
+			defer c.Close()
+			return r.talk(c)
+		}
+	}
+	text, err := talks(dial)
 	if err != nil {
 		return failed(fmt.Sprintf("%v after %q", err, text))
 	}
 	return answer(0, "", nil, len(text), text)
+}
+
+// openssl asks the servers by openssl s_client.
+func (w *way) openssl(rows []row) map[string]seen {
+	out := map[string]seen{}
+	for _, r := range rows {
+		at := net.JoinHostPort(r.host(), strconv.Itoa(int(r.port())))
+		line := fmt.Sprintf(`printf 'GET /page HTTP/1.1\r\nHost: %s\r\nConnection: close\r\n\r\n' |
+timeout 300 openssl s_client -ign_eof -quiet -verify_return_error -verify_quiet -CAfile %s -connect %s %s 2>&1`, at, w.file, at, r.options)
+		text, _ := w.Sh(w.Box, line)
+		res, err := http.ReadResponse(bufio.NewReader(strings.NewReader(text)), nil)
+		if err != nil {
+			out[r.name] = failed(text)
+			continue
+		}
+		body, _ := io.ReadAll(res.Body)
+		out[r.name] = answer(res.StatusCode, res.Header.Get("Content-Type"), nil, len(body), string(body))
+	}
+	return out
 }
 
 // dial connects to the first address of a name that accepts, as clients do.
@@ -242,7 +289,7 @@ func (w *way) lookup(ctx context.Context, host string) (addrs []netip.Addr, err 
 		})
 		return c, err
 	}}
-	addrs, err = resolver.LookupNetIP(ctx, "ip", host+".")
+	addrs, err = resolver.LookupNetIP(ctx, "ip", strings.TrimSuffix(host, ".")+".")
 	for i := range addrs {
 		addrs[i] = addrs[i].Unmap()
 	}

@@ -20,7 +20,7 @@ var others = map[string]struct {
 }{
 	"Node":   {"node client.js", []string{"client.js"}},
 	"Python": {"python3 client.py", []string{"client.py"}},
-	"Java":   {"java -XX:TieredStopAtLevel=1 -XX:+UseSerialGC -cp . Client", []string{"Client.class"}},
+	"Java":   {"java -Djdk.httpclient.allowRestrictedHeaders=host -XX:TieredStopAtLevel=1 -XX:+UseSerialGC -cp . Client", []string{"Client.class"}},
 }
 
 // TestOtherClientsAreTheSameThroughTheGateway is [TestServersAreTheSameThroughTheGateway] for clients that are in the clients' image alone.
@@ -40,11 +40,17 @@ const clientsImage = "clients"
 // withClients adds the clients' image to a configuration.
 func withClients(t *testing.T, c *config.Config) {
 	t.Helper()
+	c.Launcher.Images[clientsImage] = clientsRootfs(t)
+}
+
+// clientsRootfs is the clients' image.
+func clientsRootfs(t *testing.T) string {
+	t.Helper()
 	rootfs, err := filepath.EvalSymlinks(filepath.Join(harness.ImageDir(), "debian-clients-6", "rootfs"))
 	if err != nil {
 		t.Fatalf("the image of the clients' tests is missing: make image (%v)", err)
 	}
-	c.Launcher.Images[clientsImage] = rootfs
+	return rootfs
 }
 
 // other asks all servers by a program, and returns what it saw by the name of the row.
@@ -70,7 +76,7 @@ func (w *way) other(name string, rows []row) map[string]seen {
 		if method == "" {
 			method = "GET"
 		}
-		fmt.Fprintf(&list, "%s\t%s\t%s\t%s\t%d\n", r.name, r.url(), method, r.header, length)
+		fmt.Fprintf(&list, "%s\t%s\t%s\t%s\t%d\n", r.name, r.url(), method, strings.Join(r.requests(), unit), length)
 	}
 	text := w.MustSh(w.Box, "cd "+dir+" && cat >rows <<'END'\n"+list.String()+"END\n"+program.command+" "+w.file+" rows")
 	out := map[string]seen{}

@@ -39,6 +39,7 @@ type site struct {
 	port   uint16
 	alive  string      // the name of the addresses at which it listens
 	until  func() bool // it listens; nil: it does already
+	jvm    *jvm        // of all
 }
 
 // chain is what the server shows.

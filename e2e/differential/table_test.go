@@ -26,13 +26,22 @@ type row struct {
 	method  string                         // instead of GET
 	header  string                         // sent in addition
 	upload  bool                           // send a MiB
-	options string                         // of curl, in addition
-	alone   string                         // the only client that asks
+	options string                         // of curl, or of openssl s_client, in addition
+	alone   string                         // the only clients that ask, separated by spaces
 	talk    func(net.Conn) (string, error) // instead of a client of HTTP: what is received
 	plain   bool                           // without TLS
 	only    string                         // "ip4", "ip6": the family of its only address
 	dead    string                         // another address of its name, at which nothing listens
 	nightly bool                           // takes long
+	rooted  bool                           // the name in its URL ends in the root's dot
+	http1   bool                           // Go's client has no HTTP/2
+
+	// talks is talk with several connections.
+	talks func(dial func() (net.Conn, error)) (string, error)
+
+	// authorizations are sent one after the other by clients other than curl, each in a request on the same connection; empty ones are
+	// requests without. What counts is the last answer.
+	authorizations []string
 }
 
 func (r row) host() string { return r.name + "." + domain }
@@ -52,15 +61,33 @@ func (r row) url() string {
 	if r.plain {
 		scheme = "http"
 	}
-	return fmt.Sprintf("%s://%s:%d/page", scheme, r.host(), r.port())
+	host := r.host()
+	if r.rooted {
+		host += "."
+	}
+	return fmt.Sprintf("%s://%s:%d/page", scheme, host, r.port())
 }
 
 // suits reports whether the client asks the server.
 func (r row) suits(client string) bool {
 	if r.alone != "" {
-		return r.alone == client
+		return slices.Contains(strings.Fields(r.alone), client)
 	}
-	return (client == "socket") == (r.talk != nil)
+	return (client == "socket") == (r.talk != nil || r.talks != nil) && client != "openssl"
+}
+
+// requests are the fields that are sent in addition, one for each request.
+func (r row) requests() (fields []string) {
+	if len(r.authorizations) == 0 {
+		return []string{r.header}
+	}
+	for _, value := range r.authorizations {
+		if value != "" {
+			value = "Authorization: " + value
+		}
+		fields = append(fields, value)
+	}
+	return fields
 }
 
 func (r row) refuses(client string) bool {
@@ -68,7 +95,7 @@ func (r row) refuses(client string) bool {
 }
 
 // table has every server. Each group begins with one that is usual.
-var table = slices.Concat(framing, statuses, bodies, versions, keys, chains, handshakes, programs, addresses, exchanges, plainText)
+var table = slices.Concat(framing, statuses, bodies, versions, keys, chains, handshakes, hellos, programs, javas, addresses, exchanges, logins, plainText)
 
 // framing are responses of HTTP/1.1 in which heads or lengths are unusual.
 var framing = []row{
@@ -97,12 +124,15 @@ var framing = []row{
 	{name: "blank-before-colon", server: fine("Connection: close\r\nX-Row : a\r\nContent-Length: 2\r\n", "ok")},
 	{name: "bare-newlines", server: says("HTTP/1.1 200 OK\nX-Row: a\nContent-Length: 2\n\nok")},
 	{name: "parenthesis-in-name", server: fine("X(Row): a\r\nContent-Length: 2\r\n", "ok"), refused: "Go"},
+	{name: "blank-in-name", server: fine("Connection: close\r\nX Row: a\r\nContent-Length: 2\r\n", "ok")},
+	{name: "at-in-name", server: fine("X@Row: a\r\nContent-Length: 2\r\n", "ok"), refused: "Go"},
 	{name: "control-byte", server: fine("X-Row: a\x01b\r\nContent-Length: 2\r\n", "ok"), refused: "Go"},
 	{name: "latin-1", server: fine("X-Row: caf\xe9\r\nContent-Length: 2\r\n", "ok")},
 	{name: "utf-8", server: fine("X-Row: caf\xc3\xa9\r\nContent-Length: 2\r\n", "ok")},
 	{name: "no-reason", server: says("HTTP/1.1 200 \r\nContent-Length: 2\r\n\r\nok")},
 	{name: "no-reason-no-blank", server: says("HTTP/1.1 200\r\nContent-Length: 2\r\n\r\nok")},
 	{name: "fields-100", server: fine(strings.Repeat("X-Many: a\r\n", 97)+"Content-Length: 2\r\n", "ok")},
+	{name: "fields-130", server: fine(strings.Repeat("X-Many: a\r\n", 129)+"Content-Length: 2\r\n", "ok")},
 	{name: "fields-200", server: fine(strings.Repeat("X-Many: a\r\n", 199)+"Content-Length: 2\r\n", "ok")},
 	{name: "field-60k", server: fine("X-Big: "+strings.Repeat("b", 60<<10)+"\r\nContent-Length: 2\r\n", "ok")},
 	{name: "field-90k", server: fine("X-Big: "+strings.Repeat("b", 90<<10)+"\r\nContent-Length: 2\r\n", "ok")},
@@ -154,12 +184,8 @@ var bodies = []row{
 		w.Header().Set("X-Big", strings.Repeat("b", 60<<10))
 		fmt.Fprint(w, "ok")
 	})},
-	{name: "http2-fields-200", server: handles(func(w http.ResponseWriter, _ *http.Request) {
-		for n := range 200 {
-			w.Header().Set(fmt.Sprint("X-Many-", n), "a")
-		}
-		fmt.Fprint(w, "ok")
-	})},
+	{name: "http2-fields-130", server: handles(fields(130))},
+	{name: "http2-fields-200", server: handles(fields(200))},
 	{name: "http2-ends-in-body", server: handles(func(w http.ResponseWriter, _ *http.Request) {
 		fmt.Fprint(w, "ok")
 		_ = http.NewResponseController(w).Flush()
@@ -190,6 +216,16 @@ var bodies = []row{
 			time.Sleep(nightly.Size(10*time.Millisecond, time.Second))
 		}
 	})},
+}
+
+// fields answers with a number of fields.
+func fields(number int) http.HandlerFunc {
+	return func(w http.ResponseWriter, _ *http.Request) {
+		for n := range number {
+			w.Header().Set(fmt.Sprint("X-Many-", n), "a")
+		}
+		fmt.Fprint(w, "ok")
+	}
 }
 
 // count says how much was sent.
@@ -271,7 +307,7 @@ var handshakes = []row{
 	{name: "padded-records", server: openssl("-tls1_3 -record_padding 4096")},
 	{name: "own-preference", server: openssl("-serverpref -prioritize_chacha")},
 	{name: "small-hellos", server: smallHello(), refused: "Go"},
-	{name: "renegotiation", server: renegotiates(), alone: "curl"},
+	{name: "renegotiation", server: renegotiates(), alone: "curl Node Python"},
 	{name: "closes-at-once", server: conns(nil, func(net.Conn) {}), refused: "curl Go"},
 	{name: "closes-after-hello", server: conns(nil, func(c net.Conn) { _, _ = c.Read(make([]byte, 512)) }), refused: "curl Go"},
 	{name: "not-tls", server: conns(nil, func(c net.Conn) { _, _ = io.WriteString(c, okay) }), refused: "curl Go"},
@@ -290,6 +326,21 @@ func withoutNotice(fields string) func(net.Conn) {
 	}
 }
 
+// hellos are servers that are usual, and clients that are not.
+var hellos = []row{
+	{name: "client-rsa-tls12", server: speaks(http1), cert: key("rsa2048"), options: "--tls-max 1.2 --ciphers ECDHE-RSA-AES128-GCM-SHA256", alone: "curl"},
+	{name: "client-rsa-tls13", server: speaks(http1), cert: key("rsa2048"), options: "-sigalgs rsa_pss_rsae_sha256:RSA+SHA256", alone: "openssl"},
+	{name: "client-rsa-exchange", server: openssl(""), options: "--tls-max 1.2 --ciphers AES128-GCM-SHA256", alone: "curl"},
+	{name: "client-dhe", server: openssl(""), options: "--tls-max 1.2 --ciphers DHE-RSA-AES128-GCM-SHA256", alone: "curl"},
+	{name: "server-name-rooted", server: openssl(""), options: "-servername server-name-rooted." + domain + ".", alone: "openssl"},
+	{name: "url-rooted", server: says(okay), rooted: true},
+	{name: "plain-url-rooted", server: conns(nil, answering(okay)), rooted: true, plain: true},
+	{name: "host-rooted", server: says(okay), header: "Host: host-rooted." + domain + "."},
+	{name: "host-rooted-http2", server: handles(func(w http.ResponseWriter, _ *http.Request) { fmt.Fprint(w, "ok") }), header: "Host: host-rooted-http2." + domain + "."},
+	{name: "resumption", server: resumes(http1), talks: twice("resumption." + domain)},
+	{name: "resumption-tls12", server: resumes(&tls.Config{NextProtos: http1.NextProtos, MaxVersion: tls.VersionTLS12}), talks: twice("resumption-tls12." + domain)},
+}
+
 // programs are servers as distributions have them.
 var programs = []row{
 	{name: "openssl", server: openssl("")},
@@ -297,6 +348,23 @@ var programs = []row{
 	{name: "python-http10", server: python("http10")},
 	{name: "python-chunks", server: python("chunks")},
 	{name: "python-error", server: python("error")},
+}
+
+// javas are servers of the JDK.
+var javas = []row{
+	{name: "java", server: java("https")},
+	{name: "java-rsa", server: java("https"), cert: key("rsa2048")},
+	{name: "java-tls12", server: java("https tls12")},
+	{name: "java-tls13", server: java("https tls13")},
+	{name: "java-chunks", server: java("https chunks")},
+	{name: "java-error", server: java("https error")},
+	{name: "java-upload", server: java("https"), upload: true},
+	{name: "java-kept", server: java("https"), talk: keeps(atProgram("java-kept"))},
+	{name: "java-client-certificate-asked", server: java("https certificate")},
+	{name: "java-socket", server: java("socket")},
+	{name: "java-socket-tls12", server: java("socket tls12")},
+	{name: "java-resumption", server: java("socket resumption"), talks: twice(atProgram("java-resumption"))},
+	{name: "java-resumption-tls12", server: java("socket resumption tls12"), talks: twice(atProgram("java-resumption-tls12"))},
 }
 
 // addresses are names whose addresses are unusual.
@@ -326,6 +394,7 @@ var exchanges = []row{
 		}
 		return all, err
 	}},
+	{name: "kept", server: fine("Content-Length: 2\r\n", "ok"), talk: keeps("kept." + domain)},
 	{name: "old-client", server: fine("Transfer-Encoding: chunked\r\n", "2\r\nok\r\n0\r\n\r\n"), talk: func(c net.Conn) (string, error) {
 		_, err := io.WriteString(c, "GET / HTTP/1.0\r\nHost: old-client."+domain+"\r\n\r\n")
 		return bodyOf(c, err)
@@ -390,6 +459,26 @@ func ending(name string, all bool) func(net.Conn) (string, error) {
 			return bodyOf(s, err)
 		}
 		return bodyOf(c, errors.Join(err, c.(*net.TCPConn).CloseWrite()))
+	}
+}
+
+// atProgram is the authority of a program.
+func atProgram(name string) string { return fmt.Sprintf("%s.%s:%d", name, domain, programPort) }
+
+// keeps asks three times on one connection.
+func keeps(authority string) func(net.Conn) (string, error) {
+	return func(c net.Conn) (all string, err error) {
+		in := bufio.NewReader(c)
+		for range 3 {
+			if _, err = io.WriteString(c, "GET / HTTP/1.1\r\nHost: "+authority+"\r\n\r\n"); err != nil {
+				return all, err
+			}
+			text, err := bodyFrom(in)
+			if all += text; err != nil {
+				return all, err
+			}
+		}
+		return all, nil
 	}
 }
 

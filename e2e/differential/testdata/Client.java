@@ -25,16 +25,24 @@ public class Client {
     static HttpClient client;
 
     static String ask(String line) {
+        String out = "";
+        for (String field : line.split("\t", -1)[3].split("\u001f", -1)) {
+            out = ask(line, field);
+        }
+        return out;
+    }
+
+    static String ask(String line, String field) {
         String[] row = line.split("\t", -1);
         try {
             int length = Integer.parseInt(row[4]);
             HttpRequest.Builder b = HttpRequest.newBuilder(URI.create(row[1])).timeout(Duration.ofMinutes(5))
                 .method(row[2], length > 0 ? HttpRequest.BodyPublishers.ofByteArray(new byte[length]) : HttpRequest.BodyPublishers.noBody());
-            int colon = row[3].indexOf(": ");
-            if (row[3].startsWith("Expect: ")) {
+            int colon = field.indexOf(": ");
+            if (field.startsWith("Expect: ")) {
                 b.expectContinue(true);
             } else if (colon > 0) {
-                b.header(row[3].substring(0, colon), row[3].substring(colon + 2));
+                b.header(field.substring(0, colon), field.substring(colon + 2));
             }
             HttpResponse<byte[]> r = client.send(b.build(), HttpResponse.BodyHandlers.ofByteArray());
             StringBuilder fields = new StringBuilder();

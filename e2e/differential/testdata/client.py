@@ -10,17 +10,17 @@ context = ssl.create_default_context(cafile=sys.argv[1])
 
 
 def ask(line):
-    name, url, method, field, length = line.rstrip("\n").split("\t")
+    name, url, method, fields, length = line.rstrip("\n").split("\t")
     u = urllib.parse.urlsplit(url)
-    headers = dict([field.split(": ", 1)]) if field else {}
     try:
         if u.scheme == "https":
             c = http.client.HTTPSConnection(u.hostname, u.port, timeout=300, context=context)
         else:
             c = http.client.HTTPConnection(u.hostname, u.port, timeout=300)
-        c.request(method, u.path, b"\0" * int(length) if int(length) else None, headers)
-        r = c.getresponse()
-        body = r.read()
+        for field in fields.split("\x1f"):
+            c.request(method, u.path, b"\0" * int(length) if int(length) else None, dict([field.split(": ", 1)]) if field else {})
+            r = c.getresponse()
+            body = r.read()
         fields = "\n".join(r.getheader(n) or "" for n in COMPARED)
         return [name, "", str(r.status), r.getheader("Content-Type") or "", str(len(body)), fields, body[:600].decode("latin-1").translate({30: "?", 31: "?"})]
     except Exception as e:
