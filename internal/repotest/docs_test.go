@@ -1,10 +1,12 @@
 package repotest
 
 import (
+	"fmt"
 	"os"
 	"path/filepath"
 	"regexp"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 )
@@ -38,6 +40,50 @@ func TestDocumentsLinkToWhatExists(t *testing.T) {
 				t.Errorf("%s links to %s, which has no such heading", doc, found[1])
 			}
 		}
+	}
+}
+
+// TestDocumentsNameExistingTests holds documents to their word: each test that they name as proof must exist.
+func TestDocumentsNameExistingTests(t *testing.T) {
+	atRoot(t)
+	exists := map[string]bool{}
+	for _, names := range testsByPackage(t) {
+		for _, name := range names {
+			exists[name] = true
+		}
+	}
+	for _, doc := range []string{"docs/security.md", "docs/conformance.md"} {
+		for i, quoted := range strings.Split(read(t, doc), "`") {
+			if i%2 == 1 && strings.HasPrefix(quoted, "Test") && !exists[quoted] {
+				t.Errorf("%s names %s, which does not exist", doc, quoted)
+			}
+		}
+	}
+}
+
+// TestBenchmarkCasesHaveTests: each line of the table on agent-egress-bench names a test, or says that its cases do not apply, and
+// the lines have all cases that the text counts.
+func TestBenchmarkCasesHaveTests(t *testing.T) {
+	atRoot(t)
+	_, section, ok := strings.Cut(read(t, "docs/conformance.md"), "\n## agent-egress-bench\n")
+	if !ok {
+		t.Fatal("docs/conformance.md has no section on agent-egress-bench")
+	}
+	section, _, _ = strings.Cut(section, "\n## ")
+	count := 0
+	for line := range strings.Lines(section) {
+		columns := strings.Split(strings.Trim(line, "|\n "), " | ")
+		n, err := strconv.Atoi(columns[min(1, len(columns)-1)])
+		if err != nil {
+			continue // not of the table, or its head
+		}
+		count += n
+		if tested := strings.Contains(line, "`Test"); tested == strings.HasPrefix(columns[2], "not applicable") {
+			t.Errorf("%s: a test: %v", line, tested)
+		}
+	}
+	if total := fmt.Sprintf(" has %d cases ", count); count == 0 || !strings.Contains(section, total) {
+		t.Errorf("the lines have %d cases, the text does not", count)
 	}
 }
 

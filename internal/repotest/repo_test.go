@@ -355,26 +355,6 @@ func TestScriptsNameExistingPackages(t *testing.T) {
 	}
 }
 
-// TestSecurityNamesExistingTests holds docs/security.md to its word: each test it names as proof must exist.
-func TestSecurityNamesExistingTests(t *testing.T) {
-	atRoot(t)
-	text, err := os.ReadFile("docs/security.md")
-	if err != nil {
-		t.Fatal(err)
-	}
-	exists := map[string]bool{}
-	for _, names := range testsByPackage(t) {
-		for _, name := range names {
-			exists[name] = true
-		}
-	}
-	for i, quoted := range strings.Split(string(text), "`") {
-		if i%2 == 1 && strings.HasPrefix(quoted, "Test") && !exists[quoted] {
-			t.Errorf("docs/security.md names %s, which does not exist", quoted)
-		}
-	}
-}
-
 // TestOnePlaceCompilesPolicies holds that the gateway compiles a box's policy in one place, from all its inputs: a second
 // place would forget one of them, and what it compiles would be another policy.
 func TestOnePlaceCompilesPolicies(t *testing.T) {
