@@ -46,10 +46,13 @@ help: ## list the targets
 deps: ## install what building, the demo and the tests need (Debian and Ubuntu)
 	@dist/deps.sh
 
-build: ## build bin/gateway
+build: ## build bin/gateway and bin/gateway-demo
 	@command -v $(GO) >/dev/null || { echo "go is missing: install Go 1.26 or newer from https://go.dev/dl/ into /usr/local/go" >&2; exit 1; }
 	@mkdir -p bin
 	CGO_ENABLED=0 $(GO) build -o bin/gateway ./cmd/gateway
+	CGO_ENABLED=0 $(GO) build -o bin/gateway-demo ./cmd/gateway-demo
+	@# The gateway runs no demo that others could have changed; what sudo has built is of the user that the folder is of.
+	@chmod go-w bin bin/gateway bin/gateway-demo; chown --reference=bin bin/gateway bin/gateway-demo 2>/dev/null || true
 
 image: deps build ## build the debian image of the boxes, and the one of the clients' tests, once
 	@bin/gateway image build debian --dir $(IMAGE_DIR)

@@ -59,10 +59,10 @@ func moduleRoot() (string, error) {
 	return "", err
 }
 
-// dependOnSources lets `go test` see that the result of this run depends on the sources of the gateway: it notes which
+// dependOnSources lets `go test` see that the result of this run depends on the sources of the gateway and the demo: it notes which
 // files and directories of the module a test opens.
 func dependOnSources(root string) error {
-	cmd := exec.Command("go", "list", "-deps", "-f", "{{if and .Module .Module.Main}}{{.Dir}}{{range .EmbedFiles}}\n{{$.Dir}}/{{.}}{{end}}{{end}}", "./e2e/harness/gateway")
+	cmd := exec.Command("go", "list", "-deps", "-f", "{{if and .Module .Module.Main}}{{.Dir}}{{range .EmbedFiles}}\n{{$.Dir}}/{{.}}{{end}}{{end}}", "./e2e/harness/gateway", "./cmd/gateway-demo")
 	cmd.Dir = root
 	out, err := output(cmd)
 	if err != nil {

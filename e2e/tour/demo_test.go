@@ -1,6 +1,7 @@
 package tour
 
 import (
+	"errors"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -10,6 +11,7 @@ import (
 
 	"boxgate/e2e/harness"
 	"boxgate/internal/lab"
+	"boxgate/internal/nightly"
 )
 
 // TestDemo runs the tour as a user does: every step happens, and nothing is left behind.
@@ -76,6 +78,34 @@ func TestDemoStaysOpen(t *testing.T) {
 	}
 }
 
+// TestDemoEndsWithASignal: the process of `gateway demo` is the demo's, which ends on Ctrl-C, says what was not reached, and leaves
+// nothing.
+func TestDemoEndsWithASignal(t *testing.T) {
+	t.Parallel()
+	harness.TakeSlot(t)
+	var out lab.SyncBuffer
+	cmd := harness.ExecDetached(harness.Gateway(), "demo", "--json", "--image-dir", harness.ImageDir())
+	cmd.Stdout, cmd.Stderr = &out, &out
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = cmd.Process.Kill() })
+	if err := out.Await(t.Context(), "admin API on "); err != nil {
+		t.Fatalf("%v\n%s", err, out.String())
+	}
+	dir := labDirIn(t, out.String())
+	if err := cmd.Process.Signal(os.Interrupt); err != nil {
+		t.Fatal(err)
+	}
+	err := cmd.Wait()
+	if said := out.String(); cmd.ProcessState.ExitCode() != 1 || !strings.Contains(said, `{"error":"the demo is not complete`) {
+		t.Errorf("%v\n%s", err, said)
+	}
+	if left, err := lab.Traces(dir); err != nil || len(left) > 0 {
+		t.Errorf("left behind: %v %v", left, err)
+	}
+}
+
 // TestInterruptedDemoIsCleanedUp kills a demo's process half-way; what it left is removed by the next one.
 func TestInterruptedDemoIsCleanedUp(t *testing.T) {
 	t.Parallel()
@@ -121,4 +151,53 @@ func labDirIn(t *testing.T, out string) string {
 	}
 	line, _, _ := strings.Cut(rest, "\n")
 	return filepath.Dir(line)
+}
+
+// TestAttackAnotherProgramIsTheDemo: `gateway demo` runs the program beside the gateway, if nobody else can have put it there, and
+// none of that name in PATH or the working directory. Another gateway stands in for the demo: it says that it does not know the flag.
+func TestAttackAnotherProgramIsTheDemo(t *testing.T) {
+	t.Parallel()
+	nightly.Root(t) // the program is given to another user
+	const began = "unknown flag --gateway"
+	elsewhere := filepath.Join(t.TempDir(), "gateway-demo")
+	copyProgram(t, elsewhere)
+	for name, c := range map[string]struct {
+		refused string // "": it is run
+		spoil   func(dir, program string) error
+	}{
+		"as installed":         {"", func(_, _ string) error { return nil }},
+		"missing":              {"make build", func(_, p string) error { return os.Remove(p) }},
+		"another user's":       {"belongs to user 65534", func(_, p string) error { return os.Chown(p, 65534, 65534) }},
+		"writable by others":   {"others may write to", func(_, p string) error { return os.Chmod(p, 0o777) }},
+		"link":                 {"not a regular file", func(_, p string) error { return errors.Join(os.Remove(p), os.Symlink(elsewhere, p)) }},
+		"another user's place": {"belongs to user 65534", func(dir, _ string) error { return os.Chown(dir, 65534, 65534) }},
+		"place of all":         {"others may write to", func(dir, _ string) error { return os.Chmod(dir, 0o777|os.ModeSticky) }},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			dir := t.TempDir()
+			gateway, program := filepath.Join(dir, "gateway"), filepath.Join(dir, "gateway-demo")
+			copyProgram(t, program)
+			if err := errors.Join(os.Link(elsewhere, gateway), os.Chmod(dir, 0o755), c.spoil(dir, program)); err != nil {
+				t.Fatal(err)
+			}
+			cmd := exec.CommandContext(t.Context(), gateway, "demo", "--image-dir", harness.ImageDir())
+			cmd.Dir, cmd.Env = filepath.Dir(elsewhere), append(os.Environ(), "PATH="+filepath.Dir(elsewhere)+":"+os.Getenv("PATH"))
+			out, err := cmd.CombinedOutput()
+			if ran := strings.Contains(string(out), began); ran != (c.refused == "") || err == nil {
+				t.Errorf("it ran: %v; %v: %s", ran, err, out)
+			}
+			if !strings.Contains(string(out), c.refused) || c.refused != "" && cmd.ProcessState.ExitCode() != 1 {
+				t.Errorf("it says %q, %v", out, err)
+			}
+		})
+	}
+}
+
+// copyProgram copies the gateway under test to where root alone may change it.
+func copyProgram(t *testing.T, to string) {
+	t.Helper()
+	if out, err := exec.CommandContext(t.Context(), "install", "-m", "755", harness.Gateway(), to).CombinedOutput(); err != nil {
+		t.Fatalf("%v: %s", err, out)
+	}
 }

@@ -49,7 +49,10 @@ func Get() Info {
 }
 
 // String returns what `gateway --version` prints.
-func (b Info) String() string {
+func (b Info) String() string { return b.Of("gateway") }
+
+// Of returns what the --version of a program prints.
+func (b Info) Of(program string) string {
 	changed := ""
 	if b.Modified {
 		changed = ", modified"
@@ -58,5 +61,5 @@ func (b Info) String() string {
 	if b.Date != "" {
 		date = " of " + b.Date
 	}
-	return fmt.Sprintf("gateway %s (revision %s%s%s, %s, %s)", b.Version, b.Revision, date, changed, b.Go, b.Platform)
+	return fmt.Sprintf("%s %s (revision %s%s%s, %s, %s)", program, b.Version, b.Revision, date, changed, b.Go, b.Platform)
 }

@@ -51,7 +51,7 @@ const startTimeout = 2 * time.Minute
 
 // Options configure a lab.
 type Options struct {
-	Gateway  string // path of the gateway binary; "" is the program that makes the lab
+	Gateway  string // path of the gateway binary
 	ImageDir string
 	Change   func(*config.Config) // edits the final configuration
 	Net      testnet.Options
@@ -61,11 +61,6 @@ type Options struct {
 func New(ctx context.Context, o Options) (*Lab, error) {
 	l := &Lab{Self: o.Gateway, image: o.ImageDir}
 	var err error
-	if l.Self == "" {
-		if l.Self, err = os.Executable(); err != nil {
-			return nil, err
-		}
-	}
 	if l.Dir, l.lock, err = makeLabDir(); err != nil {
 		return nil, err
 	}

@@ -15,11 +15,11 @@ var (
 )
 
 // TestModulesOfTestsAreNotInTheGateway: docs/dependencies.md lists the modules that only tests use, and these are the ones that
-// go.mod requires and the gateway is not linked from.
+// go.mod requires and neither the gateway nor the demo is linked from.
 func TestModulesOfTestsAreNotInTheGateway(t *testing.T) {
 	atRoot(t)
 	sources(t) // which the go command is about to read, so that the result of this test is not kept when they change
-	linked, err := exec.CommandContext(t.Context(), "go", "list", "-deps", "-f", "{{with .Module}}{{.Path}}{{end}}", "./cmd/gateway").Output()
+	linked, err := exec.CommandContext(t.Context(), "go", "list", "-deps", "-f", "{{with .Module}}{{.Path}}{{end}}", "./cmd/gateway", "./cmd/gateway-demo").Output()
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -42,6 +42,27 @@ func TestModulesOfTestsAreNotInTheGateway(t *testing.T) {
 	}
 	if len(listed) > 0 {
 		t.Errorf("docs/dependencies.md lists %v, which go.mod does not require", listed)
+	}
+}
+
+// TestTestInternetIsNotInTheGateway: the program that holds keys contains no servers, certificate authorities or labs of the demo
+// and the tests; those are in gateway-demo.
+func TestTestInternetIsNotInTheGateway(t *testing.T) {
+	atRoot(t)
+	sources(t) // as above
+	for program, want := range map[string]bool{"./cmd/gateway": false, "./cmd/gateway-demo": true} {
+		linked, err := exec.CommandContext(t.Context(), "go", "list", "-deps", program).Output()
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, pkg := range []string{"internal/lab", "internal/testnet"} {
+			found := slices.ContainsFunc(strings.Fields(string(linked)), func(l string) bool {
+				return l == "boxgate/"+pkg || strings.HasPrefix(l, "boxgate/"+pkg+"/")
+			})
+			if found != want {
+				t.Errorf("%s is linked from %s: %v", program, pkg, found)
+			}
+		}
 	}
 }
 

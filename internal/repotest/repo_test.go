@@ -161,11 +161,12 @@ host/vigil: policy host/foreign
 host/reach: policy launcher/namespace
 host: policy audit config host/nslock preflight firewall dns proxy certs ingress launcher launcher/boxfs launcher/boxfs/worker api api/change api/files api/history api/problem api/schedules api/server store secrets secrets/identity selftest internal/acceptor internal/fault internal/memory internal/buildinfo internal/socket quota
 internal/lab: config api launcher internal/testnet
-internal/lab/demo: audit config host internal/lab internal/testnet
+internal/lab/demo: audit internal/lab internal/testnet
 enclosure: enclosure/inside
 enclosure/inside: enclosure/inside/connect
 enclosure/inside/connect:
-cmd/gateway: policy audit config preflight enclosure enclosure/inside host host/apart host/foreign firewall certs launcher api api/session/client store secrets selftest internal/buildinfo internal/lab/demo quota
+cmd/gateway: policy audit config preflight enclosure enclosure/inside host host/apart host/foreign firewall certs launcher api api/session/client store secrets selftest internal/buildinfo quota
+cmd/gateway-demo: cmd/gateway/command/cli internal/buildinfo internal/lab/demo
 cmd/gateway/command/cli: policy config api
 cmd/gateway/command/copying:
 cmd/gateway/command/terminal: api

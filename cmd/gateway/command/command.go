@@ -3,11 +3,8 @@
 package command
 
 import (
-	"context"
 	"os"
-	"os/signal"
 	"slices"
-	"syscall"
 
 	"github.com/spf13/cobra"
 
@@ -18,9 +15,8 @@ import (
 // Run executes one command line and returns its exit status: 0 on success, 1 when something was refused or failed, 2 on
 // a usage error. The first SIGINT or SIGTERM cancels the command; a second one stops the process at once.
 func Run(args []string) int {
-	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	ctx, stop := cli.Interruptible()
 	defer stop()
-	context.AfterFunc(ctx, stop)
 
 	var opts cli.Options
 	root := newRootCommand(&opts)
@@ -61,7 +57,7 @@ func newRootCommand(opts *cli.Options) *cobra.Command {
 	root.SetFlagErrorFunc(cli.FlagError)
 	opts.Register(root)
 	root.AddCommand(
-		newServeCommand(opts), newReloadCommand(opts), newUpgradeCommand(opts), newCheckCommand(opts), newDemoCommand(), newRunCommand(opts), newInsideCommand(), newDockerCommand(opts), newHoldCommand(), newImageCommand(opts),
+		newServeCommand(opts), newReloadCommand(opts), newUpgradeCommand(opts), newCheckCommand(opts), newDemoCommand(opts), newRunCommand(opts), newInsideCommand(), newDockerCommand(opts), newHoldCommand(), newImageCommand(opts),
 		newBoxCommand(opts), newSnapshotCommand(opts), newPolicyCommand(opts), newHeadersCommand(opts), newURLCommand(opts),
 		newStatusCommand(opts), newTopCommand(opts), newUninstallCommand(opts), newLogCommand(opts), newCACommand(opts), newVersionCommand(opts), newStoreCommand(opts), newAPIKeyCommand(opts), newAuditCommand(opts), newSecretCommand(opts), newProbeCommand(),
 	)

@@ -1,14 +1,26 @@
 package command
 
 import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+
 	"github.com/spf13/cobra"
+	"golang.org/x/sys/unix"
 
 	"boxgate/cmd/gateway/command/cli"
-	"boxgate/internal/lab/demo"
 )
 
+// demoProgram is the name of the program that shows the tour. It is not part of the gateway, which holds keys: it contains an
+// internet of its own, with the servers and certificate authorities of an attacker.
+const demoProgram = "gateway-demo"
+
 // newDemoCommand is `gateway demo`: the tour.
-func newDemoCommand() *cobra.Command {
+func newDemoCommand(o *cli.Options) *cobra.Command {
 	var imageDir string
 	var keep bool
 	cmd := &cobra.Command{
@@ -16,14 +28,80 @@ func newDemoCommand() *cobra.Command {
 		Short: "Show every promise over real kernel paths, in namespaces of its own",
 		Args:  cli.ExactArgs(0),
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			o := demo.Options{ImageDir: imageDir}
-			if keep {
-				o.Keep = cmd.InOrStdin()
+			self, err := os.Executable()
+			if err != nil {
+				return fmt.Errorf("finding %s, which is beside this program: %w", demoProgram, err)
 			}
-			return demo.Run(cmd.Context(), cmd.OutOrStdout(), o)
+			args := []string{demoProgram, "--gateway=" + self, "--image-dir=" + imageDir, fmt.Sprintf("--keep=%t", keep), fmt.Sprintf("--json=%t", o.JSON)}
+			return becomeDemo(cmd.Context(), filepath.Dir(self), args)
 		},
 	}
 	cmd.Flags().BoolVar(&keep, "keep", false, "leave everything open after the last step, with commands to try, until Enter or Ctrl-C")
 	cmd.Flags().StringVar(&imageDir, "image-dir", "/var/lib/boxgate/images", "where the debian image is kept")
 	return cmd
+}
+
+// becomeDemo replaces this process by the demo's program in dir, the folder of the running gateway. It returns only on failure.
+// Neither PATH nor the working directory has a say in which program that is.
+func becomeDemo(ctx context.Context, dir string, args []string) error {
+	owners, err := trustedOwners()
+	if err != nil {
+		return err
+	}
+	folder, err := unix.Open(dir, unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return fmt.Errorf("opening %s, the folder of the gateway: %w", dir, err)
+	}
+	defer unix.Close(folder)
+	if err := checkDemo(folder, dir, owners); err != nil {
+		return err
+	}
+	if ctx.Err() != nil { // a signal that came before is not the demo's
+		return ctx.Err()
+	}
+	// By the folder that was checked, in which only trusted users can have changed anything since.
+	err = unix.Exec(fmt.Sprintf("/proc/self/fd/%d/%s", folder, demoProgram), args, os.Environ())
+	return fmt.Errorf("%s cannot be executed: %w; it must be of the same release as this gateway, and for this machine", filepath.Join(dir, demoProgram), err)
+}
+
+// trustedOwners returns the users whose program the demo may be: root, the caller, and the owner of the running gateway, whose
+// program the caller runs already. The last one is for `sudo make demo` after `make build`.
+func trustedOwners() ([]uint32, error) {
+	var self unix.Stat_t
+	if err := unix.Stat("/proc/self/exe", &self); err != nil {
+		return nil, fmt.Errorf("finding the owner of this program: %w", err)
+	}
+	return []uint32{0, uint32(os.Geteuid()), self.Uid}, nil
+}
+
+// checkDemo requires that the demo's program is in an open folder, and that only the given users can replace or change it.
+func checkDemo(folder int, dir string, owners []uint32) error {
+	path := filepath.Join(dir, demoProgram)
+	var above, program unix.Stat_t
+	if err := unix.Fstat(folder, &above); err != nil {
+		return fmt.Errorf("looking at %s: %w", dir, err)
+	}
+	err := unix.Fstatat(folder, demoProgram, &program, unix.AT_SYMLINK_NOFOLLOW)
+	if errors.Is(err, fs.ErrNotExist) {
+		return fmt.Errorf("there is no %s: the demo is a program of its own, which is looked for beside the gateway alone. "+
+			"Build both with `make build`, install the package boxgate-demo, or put %s of the gateway's release there", path, demoProgram)
+	}
+	if err != nil {
+		return fmt.Errorf("looking at %s: %w", path, err)
+	}
+	if program.Mode&unix.S_IFMT != unix.S_IFREG {
+		return fmt.Errorf("%s is not a regular file: put the program itself there", path)
+	}
+	return errors.Join(checkOwner(dir, above, owners), checkOwner(path, program, owners))
+}
+
+// checkOwner requires that a file or folder belongs to one of the users, and that nobody else may write to it.
+func checkOwner(path string, found unix.Stat_t, owners []uint32) error {
+	if !slices.Contains(owners, found.Uid) {
+		return fmt.Errorf("%s belongs to user %d, who could have put any program there: it must belong to root or to you (`chown root %s`)", path, found.Uid, path)
+	}
+	if found.Mode&0o022 != 0 {
+		return fmt.Errorf("others may write to %s (mode %#o), and could have put any program there: `chmod go-w %s`", path, found.Mode&0o777, path)
+	}
+	return nil
 }

@@ -24,6 +24,7 @@ import (
 type tour struct {
 	lab      *lab.Lab
 	out      *pulse
+	program  string // path of the gateway
 	imageDir string
 	secret   string // the key that must never be in the box
 	done     []outcome
@@ -32,6 +33,7 @@ type tour struct {
 
 // Options are how to run the tour.
 type Options struct {
+	Gateway  string // path of the gateway's program
 	ImageDir string
 	// Keep, if not nil, leaves the lab open after the last step, until a line of it or its end is read or the context ends.
 	Keep io.Reader
@@ -68,7 +70,7 @@ func Run(ctx context.Context, out io.Writer, o Options) error {
 	if os.Geteuid() != 0 {
 		return errors.New("the demo makes network namespaces and containers and needs root: run `sudo make demo`")
 	}
-	d := &tour{out: newPulse(out), imageDir: o.ImageDir, secret: "sk-demo-" + strings.ToLower(rand.Text())}
+	d := &tour{out: newPulse(out), program: o.Gateway, imageDir: o.ImageDir, secret: "sk-demo-" + strings.ToLower(rand.Text())}
 	defer d.out.stop()
 	d.say("boxgate: a gateway, an internet of its own and one box, all in network namespaces made for this run.")
 	if err := lab.RemoveStaleLabs(); err != nil {

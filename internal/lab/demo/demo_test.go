@@ -17,7 +17,7 @@ func TestDemoFailsWhenAStepDoesNotHappen(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
 	var out bytes.Buffer
-	err := Run(ctx, &out, Options{ImageDir: t.TempDir()})
+	err := Run(ctx, &out, Options{Gateway: "/bin/true", ImageDir: t.TempDir()})
 	if err == nil {
 		t.Fatalf("an interrupted demo claims to be complete:\n%s", out.String())
 	}

@@ -1,6 +1,8 @@
 package demo
 
 import (
+	"bufio"
+	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
@@ -9,10 +11,9 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"time"
 
-	"boxgate/config"
-	"boxgate/host"
 	"boxgate/internal/lab"
 	"boxgate/internal/testnet"
 )
@@ -52,12 +53,10 @@ func demoSteps() []step {
 
 func (d *tour) startGateway(ctx context.Context) error {
 	var err error
-	if d.lab, err = lab.New(ctx, lab.Options{ImageDir: d.imageDir}); err != nil {
+	if d.lab, err = lab.New(ctx, lab.Options{Gateway: d.program, ImageDir: d.imageDir}); err != nil {
 		return err
 	}
-	cfg := config.Default()
-	cfg.Launcher.ImageDir = d.imageDir
-	if err := host.EnsureImage(ctx, cfg, "", d.say); err != nil {
+	if err := d.ensureImage(ctx); err != nil {
 		return err
 	}
 	start := time.Now()
@@ -65,6 +64,32 @@ func (d *tour) startGateway(ctx context.Context) error {
 		return err
 	}
 	d.say(fmt.Sprintf("ready after %d ms; admin API on %s", time.Since(start).Milliseconds(), d.lab.Socket))
+	return nil
+}
+
+// imagePatience is how long a build of the image that is interrupted may take to remove what it has made.
+const imagePatience = time.Minute
+
+// ensureImage has the gateway build the image of the box unless it is there, and says what it does.
+func (d *tour) ensureImage(ctx context.Context) error {
+	cmd := d.lab.Command(ctx, "image", "pull", "debian")
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true} // Ctrl-C is for the tour to handle; a second signal would end it at once
+	cmd.Cancel, cmd.WaitDelay = func() error { return cmd.Process.Signal(syscall.SIGTERM) }, imagePatience
+	var stderr bytes.Buffer
+	cmd.Stderr = &stderr
+	out, err := cmd.StdoutPipe()
+	if err != nil {
+		return err
+	}
+	if err := cmd.Start(); err != nil {
+		return err
+	}
+	for lines := bufio.NewScanner(out); lines.Scan(); {
+		d.say(lines.Text())
+	}
+	if err := cmd.Wait(); err != nil {
+		return fmt.Errorf("the image of the box: %w: %s", err, strings.TrimSpace(stderr.String()))
+	}
 	return nil
 }
 

@@ -1,0 +1,80 @@
+// Command gateway-demo is the program that `gateway demo` runs: it shows every promise of the gateway beside it, with an
+// internet of its own, in network namespaces made for that. It is apart from the gateway, so that the program that holds keys
+// contains no part of that internet. It takes the flags of `gateway demo` and exits with the same statuses.
+package main
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+
+	"github.com/spf13/cobra"
+
+	"boxgate/cmd/gateway/command/cli"
+	"boxgate/internal/buildinfo"
+	"boxgate/internal/lab/demo"
+)
+
+func main() { os.Exit(run(os.Args[1:])) }
+
+// run executes a command line and returns its exit status: 0 if every step happened, 1 if not, 2 on a usage error.
+func run(args []string) int {
+	ctx, stop := cli.Interruptible()
+	defer stop()
+	var asJSON bool
+	cmd := newCommand(&asJSON)
+	cmd.SetArgs(args)
+	return cli.Report(os.Stderr, cmd.ExecuteContext(ctx), asJSON)
+}
+
+// newCommand is the command line of the demo.
+func newCommand(asJSON *bool) *cobra.Command {
+	var o demo.Options
+	var keep bool
+	cmd := &cobra.Command{
+		Use:           "gateway-demo",
+		Short:         "Show every promise of the gateway over real kernel paths, in namespaces of its own",
+		Args:          cli.ExactArgs(0),
+		SilenceErrors: true,
+		SilenceUsage:  true,
+		RunE: func(cmd *cobra.Command, _ []string) (err error) {
+			if o.Gateway, err = gatewayAt(o.Gateway); err != nil {
+				return err
+			}
+			if keep {
+				o.Keep = cmd.InOrStdin()
+			}
+			return demo.Run(cmd.Context(), cmd.OutOrStdout(), o)
+		},
+	}
+	cmd.Version = buildinfo.Get().Version
+	cmd.SetVersionTemplate(buildinfo.Get().Of("gateway-demo") + "\n")
+	cmd.CompletionOptions.DisableDefaultCmd = true
+	cmd.SetFlagErrorFunc(cli.FlagError)
+	f := cmd.Flags()
+	f.StringVar(&o.Gateway, "gateway", "", "the gateway to show (default: the one beside this program)")
+	f.StringVar(&o.ImageDir, "image-dir", "/var/lib/boxgate/images", "where the debian image is kept")
+	f.BoolVar(&keep, "keep", false, "leave everything open after the last step, with commands to try, until Enter or Ctrl-C")
+	f.BoolVar(asJSON, "json", false, "print errors as JSON")
+	return cmd
+}
+
+// gatewayAt returns the absolute path of the gateway to show; "" is the one beside this program.
+func gatewayAt(path string) (string, error) {
+	if path == "" {
+		self, err := os.Executable()
+		if err != nil {
+			return "", err
+		}
+		path = filepath.Join(filepath.Dir(self), "gateway")
+	}
+	path, err := filepath.Abs(path)
+	if err != nil {
+		return "", err
+	}
+	if _, err := os.Stat(path); errors.Is(err, os.ErrNotExist) {
+		return "", fmt.Errorf("there is no %s, the gateway to show: build it with `make build`, or name another with --gateway", path)
+	}
+	return path, nil
+}
