@@ -59,9 +59,12 @@ func only(t *testing.T, dir, pattern string) string {
 // TestReleasedBinary: what is made of a commit runs anywhere, and is what it says it is.
 func TestReleasedBinary(t *testing.T) {
 	t.Parallel()
-	binary := filepath.Join(release(t, clone(t), "022", nil, "binaries"), "gateway-linux-"+runtime.GOARCH)
-	checkBinary(t, binary)
-	checkBill(t, binary)
+	made := release(t, clone(t), "022", nil, "binaries")
+	for _, program := range []string{"gateway", "gateway-demo"} {
+		binary := filepath.Join(made, program+"-linux-"+runtime.GOARCH)
+		checkBinary(t, program, binary)
+		checkBill(t, binary)
+	}
 }
 
 // TestReleases: two machines make the same bytes of a commit; what they make is what it says it is, can be installed, run and
@@ -87,16 +90,18 @@ func TestReleases(t *testing.T) {
 			t.Errorf("%s differs: %v %v, %d and %d bytes", f.Name(), errA, errB, len(a), len(b))
 		}
 	}
-	binary := filepath.Join(first, "gateway-linux-"+runtime.GOARCH)
-	t.Run("binary", func(t *testing.T) { checkBinary(t, binary) })
-	t.Run("bill", func(t *testing.T) { checkBill(t, binary) })
-	t.Run("package", func(t *testing.T) { checkPackage(t, only(t, first, "*.deb")) })
-	t.Run("service", func(t *testing.T) { checkService(t, only(t, first, "*.deb")) })
+	for _, program := range []string{"gateway", "gateway-demo"} {
+		binary := filepath.Join(first, program+"-linux-"+runtime.GOARCH)
+		t.Run("binary of "+program, func(t *testing.T) { checkBinary(t, program, binary) })
+		t.Run("bill of "+program, func(t *testing.T) { checkBill(t, binary) })
+	}
+	t.Run("package", func(t *testing.T) { checkPackage(t, only(t, first, "boxgate_*.deb"), only(t, first, "boxgate-demo_*.deb")) })
+	t.Run("service", func(t *testing.T) { checkService(t, only(t, first, "boxgate_*.deb")) })
 	t.Run("image", func(t *testing.T) { checkImage(t, only(t, first, "*.oci.tar")) })
 }
 
 // checkBinary: it runs anywhere, and says what it was built from.
-func checkBinary(t *testing.T, path string) {
+func checkBinary(t *testing.T, program, path string) {
 	f, err := elf.Open(path)
 	if err != nil {
 		t.Fatal(err)
@@ -108,7 +113,7 @@ func checkBinary(t *testing.T, path string) {
 		}
 	}
 	out, err := exec.Command(path, "--version").CombinedOutput()
-	if said := string(out); err != nil || !strings.Contains(said, "of 2030-01-02T03:04:05Z") || strings.Contains(said, "modified") || !strings.HasPrefix(said, "gateway v0.0.0-20300102030405-") {
+	if said := string(out); err != nil || !strings.Contains(said, "of 2030-01-02T03:04:05Z") || strings.Contains(said, "modified") || !strings.HasPrefix(said, program+" v0.0.0-20300102030405-") {
 		t.Errorf("--version says %q, %v", said, err)
 	}
 }
@@ -160,7 +165,7 @@ mount -t overlay -o "lowerdir=/,upperdir=$D/up/upper,workdir=$D/up/work" none "$
 for fs in /dev /sys; do mount --rbind $fs "$D/root$fs"; done
 mount -t proc none "$D/root/proc"; mount -t tmpfs none "$D/root/run"; mount -t tmpfs none "$D/root/tmp"; mount --bind "$D/state" "$D/root/var/lib"
 mkdir -p "$D/root/var/lib/dpkg"; cp -a /var/lib/dpkg/. "$D/root/var/lib/dpkg/"
-cp "$DEB" "$D/root/tmp/boxgate.deb"
+cp "$DEB" "$D/root/tmp/boxgate.deb"; cp "$DEMO" "$D/root/tmp/boxgate-demo.deb"
 ip link set lo up
 cd "$D/root"; mkdir -p old; pivot_root . old; umount -l /old # and not chroot, in which there are no user namespaces
 exec bash -ec "$SCRIPT"
@@ -177,6 +182,10 @@ dpkg-query -W -f '${Conffiles}\n' boxgate
 gateway --version; test -s /usr/share/man/man8/gateway-box-create.8.gz; bash -n /usr/share/bash-completion/completions/gateway
 man -l /usr/share/man/man8/gateway-uninstall.8.gz 2>/dev/null | grep -c purge || true
 systemd-analyze verify --man=no /usr/lib/systemd/system/boxgate.service
+test ! -e /usr/bin/gateway-demo; ! gateway demo 2>/tmp/refused; grep "install the package boxgate-demo" /tmp/refused
+dpkg -i --force-depends /tmp/boxgate-demo.deb # without what its boxes are made with
+gateway-demo --version | grep "^gateway-demo v"; gateway demo --image-dir=/dev/null/none >/tmp/shown 2>&1 || true; grep "in network namespaces made for this run" /tmp/shown
+dpkg -r boxgate-demo; test ! -e /usr/bin/gateway-demo; test ! -e /usr/share/doc/boxgate-demo
 set -a; . /etc/boxgate/environment; set +a
 export BOXGATE_DNS_UPSTREAMS=192.0.2.53
 gateway serve 2>/tmp/log & gateway=$!
@@ -210,7 +219,7 @@ kill $sleeper
 `
 
 // checkPackage: the package is installed, does not start, runs, and goes without a trace.
-func checkPackage(t *testing.T, deb string) {
+func checkPackage(t *testing.T, deb, demo string) {
 	dir := t.TempDir()
 	for _, sub := range []string{"up", "root", "state"} {
 		if err := os.Mkdir(filepath.Join(dir, sub), 0o755); err != nil {
@@ -218,7 +227,7 @@ func checkPackage(t *testing.T, deb string) {
 		}
 	}
 	cmd := exec.Command("unshare", "--mount", "--pid", "--fork", "--kill-child", "--net", "--ipc", "--uts", "sh", "-c", machine)
-	cmd.Env = []string{"D=" + dir, "DEB=" + deb, "SCRIPT=" + life, "PATH=" + os.Getenv("PATH") + ":/usr/sbin:/sbin", "LC_ALL=C.UTF-8", "DEBIAN_FRONTEND=noninteractive"}
+	cmd.Env = []string{"D=" + dir, "DEB=" + deb, "DEMO=" + demo, "SCRIPT=" + life, "PATH=" + os.Getenv("PATH") + ":/usr/sbin:/sbin", "LC_ALL=C.UTF-8", "DEBIAN_FRONTEND=noninteractive"}
 	out, err := cmd.CombinedOutput()
 	said := string(out)
 	if err != nil || !strings.Contains(said, "== purged") {

@@ -55,17 +55,17 @@ func (b binary) bill() ([]byte, error) {
 	sum := b.sum
 	// A UUID of version 8 (RFC 9562) made of the binary's checksum: the same binary has the same bill.
 	sum[6], sum[8] = sum[6]&0x0f|0x80, sum[8]&0x3f|0x80
-	gateway := moduleComponent(&b.info.Main, "application")
-	gateway.Hashes = []hash{{"SHA-256", hex.EncodeToString(b.sum[:])}}
+	whole := moduleComponent(&b.info.Main, "application")
+	whole.Hashes = []hash{{"SHA-256", hex.EncodeToString(b.sum[:])}}
 	for _, s := range b.info.Settings {
-		gateway.Properties = append(gateway.Properties, property{"boxgate:build:" + s.Key, s.Value})
+		whole.Properties = append(whole.Properties, property{"boxgate:build:" + s.Key, s.Value})
 	}
 	version := strings.TrimPrefix(b.info.GoVersion, "go")
 	list := []component{{Ref: "pkg:golang/std@" + version, Type: "library", Name: "std", Version: version, Scope: "required", PURL: "pkg:golang/std@" + version}}
 	for _, m := range b.info.Deps {
 		list = append(list, moduleComponent(m, "library"))
 	}
-	needs := dependency{Ref: gateway.Ref}
+	needs := dependency{Ref: whole.Ref}
 	for _, c := range list {
 		needs.DependsOn = append(needs.DependsOn, c.Ref)
 	}
@@ -76,7 +76,7 @@ func (b binary) bill() ([]byte, error) {
 	err := e.Encode(bill{
 		Schema: "http://cyclonedx.org/schema/bom-1.6.schema.json", Format: "CycloneDX", Spec: "1.6", Version: 1,
 		Serial:   fmt.Sprintf("urn:uuid:%x-%x-%x-%x-%x", sum[0:4], sum[4:6], sum[6:8], sum[8:10], sum[10:16]),
-		Metadata: metadata{b.date.UTC().Format(time.RFC3339), gateway}, Components: list, Dependencies: []dependency{needs},
+		Metadata: metadata{b.date.UTC().Format(time.RFC3339), whole}, Components: list, Dependencies: []dependency{needs},
 	})
 	return out.Bytes(), err
 }

@@ -19,32 +19,50 @@ import (
 // architectures are those that binaries are made for.
 var architectures = []string{"amd64", "arm64"}
 
-// binary is a built gateway.
+// program is one of those that are handed out.
+type program struct {
+	name    string // also of its folder below cmd
+	pkg     string // its Debian package
+	control string // the control file of that
+	service bool   // the package has a service, with its manual and configuration
+}
+
+// The demo is apart: it contains the internet of an attacker, which a host that holds keys need not have.
+var (
+	gateway  = program{name: "gateway", pkg: "boxgate", control: "dist/debian/control", service: true}
+	demo     = program{name: "gateway-demo", pkg: "boxgate-demo", control: "dist/debian/demo"}
+	programs = []program{gateway, demo}
+)
+
+// binary is a built program.
 type binary struct {
+	program
 	path, arch string
 	sum        [sha256.Size]byte
 	info       *debug.BuildInfo
 	date       time.Time // of the commit
 }
 
-// makeBinaries builds the gateway for each architecture, with its bill of materials, and writes their checksums.
+// makeBinaries builds the programs for each architecture, with their bills of materials, and writes their checksums.
 func makeBinaries(ctx context.Context, out string, arches []string) error {
 	var sums bytes.Buffer
 	for _, arch := range arches {
-		b, err := build(ctx, out, arch)
-		if err != nil {
-			return err
+		for _, p := range programs {
+			b, err := build(ctx, p, out, arch)
+			if err != nil {
+				return err
+			}
+			bill, err := b.bill()
+			if err != nil {
+				return err
+			}
+			name := filepath.Base(b.path)
+			if err := os.WriteFile(b.path+".cdx.json", bill, 0o644); err != nil {
+				return err
+			}
+			billSum := sha256.Sum256(bill)
+			fmt.Fprintf(&sums, "%s  %s\n%s  %s.cdx.json\n", hex.EncodeToString(b.sum[:]), name, hex.EncodeToString(billSum[:]), name)
 		}
-		bill, err := b.bill()
-		if err != nil {
-			return err
-		}
-		name := filepath.Base(b.path)
-		if err := os.WriteFile(b.path+".cdx.json", bill, 0o644); err != nil {
-			return err
-		}
-		billSum := sha256.Sum256(bill)
-		fmt.Fprintf(&sums, "%s  %s\n%s  %s.cdx.json\n", hex.EncodeToString(b.sum[:]), name, hex.EncodeToString(billSum[:]), name)
 	}
 	fmt.Print(sums.String())
 	return os.WriteFile(filepath.Join(out, "SHA256SUMS"), sums.Bytes(), 0o644)
@@ -54,30 +72,30 @@ func makeBinaries(ctx context.Context, out string, arches []string) error {
 // compiler, no identifier that the linker draws, and the commit as Go's toolchain records it.
 var buildArgs = []string{"build", "-trimpath", "-buildvcs=true", "-tags=http2legacy", "-ldflags=-s -w -buildid=", "-mod=readonly"}
 
-// built are the binaries of this run, by architecture.
+// built are the binaries of this run, by path.
 var built = map[string]binary{}
 
-// build builds the gateway for one architecture, once.
-func build(ctx context.Context, out, arch string) (b binary, err error) {
-	if b, ok := built[arch]; ok {
+// build builds a program for one architecture, once.
+func build(ctx context.Context, p program, out, arch string) (b binary, err error) {
+	path := filepath.Join(out, p.name+"-linux-"+arch)
+	if b, ok := built[path]; ok {
 		return b, nil
 	}
-	path := filepath.Join(out, "gateway-linux-"+arch)
-	cmd := exec.CommandContext(ctx, "go", append(buildArgs, "-o", path, "boxgate/cmd/gateway")...)
+	cmd := exec.CommandContext(ctx, "go", append(buildArgs, "-o", path, "boxgate/cmd/"+p.name)...)
 	// Settings of whoever builds would be settings of the binary.
 	cmd.Env = append(os.Environ(), "CGO_ENABLED=0", "GOOS=linux", "GOARCH="+arch, "GOFLAGS=", "GOAMD64=v1", "GOARM64=v8.0", "GOEXPERIMENT=")
 	cmd.Stdout, cmd.Stderr = os.Stderr, os.Stderr
 	if err := cmd.Run(); err != nil {
-		return binary{}, fmt.Errorf("building for %s: %w", arch, err)
+		return binary{}, fmt.Errorf("building %s for %s: %w", p.name, arch, err)
 	}
-	if b, err = read(path); err == nil {
-		built[arch] = b
+	if b, err = read(p, path); err == nil {
+		built[path] = b
 	}
 	return b, err
 }
 
-// read describes a built gateway.
-func read(path string) (binary, error) {
+// read describes a built program.
+func read(p program, path string) (binary, error) {
 	info, err := buildinfo.ReadFile(path)
 	if err != nil {
 		return binary{}, err
@@ -86,7 +104,7 @@ func read(path string) (binary, error) {
 	if err != nil {
 		return binary{}, err
 	}
-	b := binary{path: path, sum: sha256.Sum256(data), info: info, arch: setting(info, "GOARCH")}
+	b := binary{program: p, path: path, sum: sha256.Sum256(data), info: info, arch: setting(info, "GOARCH")}
 	if b.date, err = time.Parse(time.RFC3339, setting(info, "vcs.time")); err != nil {
 		return binary{}, errors.New("the binary does not say which commit it is of: build it in a clone of the repository, with git installed")
 	}

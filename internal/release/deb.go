@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"compress/gzip"
 	"context"
+	"errors"
 	"fmt"
 	"io/fs"
 	"os"
@@ -14,18 +15,20 @@ import (
 	"time"
 )
 
-// makePackages makes a Debian package for each architecture.
+// makePackages makes a Debian package of each program for each architecture.
 func makePackages(ctx context.Context, out string, arches []string) error {
 	for _, arch := range arches {
-		b, err := build(ctx, out, arch)
-		if err != nil {
-			return err
+		for _, p := range programs {
+			b, err := build(ctx, p, out, arch)
+			if err != nil {
+				return err
+			}
+			path, err := b.pack(ctx, out)
+			if err != nil {
+				return err
+			}
+			fmt.Println(path)
 		}
-		path, err := b.pack(ctx, out)
-		if err != nil {
-			return err
-		}
-		fmt.Println(path)
 	}
 	return nil
 }
@@ -40,12 +43,16 @@ func (b binary) pack(ctx context.Context, out string) (string, error) {
 	if err := os.Chmod(root, 0o755); err != nil {
 		return "", err
 	}
-	for _, step := range []func(string) error{b.addFiles, b.addManual, addControlFiles, b.addControl} {
+	steps := []func(string) error{b.addFiles}
+	if b.service {
+		steps = append(steps, b.addService, b.addManual, addControlFiles)
+	}
+	for _, step := range append(steps, b.addControl) {
 		if err := step(root); err != nil {
 			return "", err
 		}
 	}
-	path := filepath.Join(out, "boxgate_"+debianVersion(b.info.Main.Version)+"_"+b.arch+".deb")
+	path := filepath.Join(out, b.pkg+"_"+debianVersion(b.info.Main.Version)+"_"+b.arch+".deb")
 	cmd := exec.CommandContext(ctx, "dpkg-deb", "--build", "--root-owner-group", "-Zxz", root, path)
 	cmd.Env = append(os.Environ(), "SOURCE_DATE_EPOCH="+strconv.FormatInt(b.date.Unix(), 10))
 	if said, err := cmd.CombinedOutput(); err != nil {
@@ -54,17 +61,35 @@ func (b binary) pack(ctx context.Context, out string) (string, error) {
 	return path, nil
 }
 
-// shipped are the files of the repository that a package has, and where.
+// shipped are the files of the repository that the gateway's package has, and where.
 var shipped = []struct{ from, to string }{
 	{"dist/boxgate.yaml", "etc/boxgate/boxgate.yaml"},
 	{"dist/environment", "etc/boxgate/environment"},
-	{"LICENSE", "usr/share/doc/boxgate/copyright"},
 	{"dist/grafana/boxgate.json", "usr/share/boxgate/grafana/boxgate.json"},
 	{"dist/prometheus/alerts.yml", "usr/share/boxgate/prometheus/alerts.yml"},
 }
 
-// addFiles adds what does not depend on the architecture, and the binary with its bill of materials.
+// addFiles adds the program with its bill of materials and its terms.
 func (b binary) addFiles(root string) error {
+	terms, err := os.ReadFile("LICENSE")
+	if err != nil {
+		return err
+	}
+	bill, err := b.bill()
+	if err != nil {
+		return err
+	}
+	program, err := os.ReadFile(b.path)
+	if err != nil {
+		return err
+	}
+	docs := "usr/share/doc/" + b.pkg + "/"
+	return errors.Join(write(root, docs+"copyright", terms, 0o644), write(root, docs+b.pkg+".cdx.json", bill, 0o644),
+		write(root, "usr/bin/"+b.name, program, 0o755))
+}
+
+// addService adds the unit, the configuration and what else the service is looked after with.
+func (b binary) addService(root string) error {
 	for _, f := range shipped {
 		data, err := os.ReadFile(f.from)
 		if err != nil {
@@ -78,21 +103,7 @@ func (b binary) addFiles(root string) error {
 	if err != nil {
 		return err
 	}
-	if err := write(root, "usr/lib/systemd/system/boxgate.service", bytes.ReplaceAll(unit, []byte("/usr/local/bin/"), []byte("/usr/bin/")), 0o644); err != nil {
-		return err
-	}
-	bill, err := b.bill()
-	if err != nil {
-		return err
-	}
-	if err := write(root, "usr/share/doc/boxgate/boxgate.cdx.json", bill, 0o644); err != nil {
-		return err
-	}
-	program, err := os.ReadFile(b.path)
-	if err != nil {
-		return err
-	}
-	return write(root, "usr/bin/gateway", program, 0o755)
+	return write(root, "usr/lib/systemd/system/boxgate.service", bytes.ReplaceAll(unit, []byte("/usr/local/bin/"), []byte("/usr/bin/")), 0o644)
 }
 
 // addManual adds man pages and completions.
@@ -154,7 +165,7 @@ func addControlFiles(root string) error {
 
 // addControl adds what the package says of itself. It comes last, as it tells the size.
 func (b binary) addControl(root string) error {
-	control, err := os.ReadFile("dist/debian/control")
+	control, err := os.ReadFile(b.control)
 	if err != nil {
 		return err
 	}

@@ -24,7 +24,7 @@ import (
 // makeImages makes a container image for each architecture, as an archive for docker load.
 func makeImages(ctx context.Context, out string, arches []string) error {
 	for _, arch := range arches {
-		b, err := build(ctx, out, arch)
+		b, err := build(ctx, gateway, out, arch)
 		if err != nil {
 			return err
 		}

@@ -1,4 +1,4 @@
-// Command release makes what boxgate is handed out as: static binaries for amd64 and arm64 with their bills of materials,
+// Command release makes what boxgate is handed out as: static binaries of the gateway and the demo for amd64 and arm64 with their bills of materials,
 // Debian packages, and container images. What it makes depends on the commit and the toolchain alone, so that two machines
 // make the same bytes. `make release`, `make deb` and `make oci` run it.
 package main
@@ -17,7 +17,7 @@ const usage = `usage: release [-out DIRECTORY] [-arch amd64,arm64] [-debs DIRECT
 
   binaries   static binaries, their bills of materials (CycloneDX) and SHA256SUMS
   deb        Debian packages
-  oci        container images, for docker load
+  oci        container images of the gateway, for docker load
   docs       man pages and completions, as the packages have them
 
 With -debs, images take Debian's packages (dist/download.sh) from there instead of the archive.
