@@ -95,7 +95,9 @@ func TestReleases(t *testing.T) {
 		t.Run("binary of "+program, func(t *testing.T) { checkBinary(t, program, binary) })
 		t.Run("bill of "+program, func(t *testing.T) { checkBill(t, binary) })
 	}
-	t.Run("package", func(t *testing.T) { checkPackage(t, only(t, first, "boxgate_*.deb"), only(t, first, "boxgate-demo_*.deb")) })
+	t.Run("package", func(t *testing.T) {
+		checkPackage(t, only(t, first, "boxgate_*.deb"), only(t, first, "boxgate-demo_*.deb"))
+	})
 	t.Run("service", func(t *testing.T) { checkService(t, only(t, first, "boxgate_*.deb")) })
 	t.Run("image", func(t *testing.T) { checkImage(t, only(t, first, "*.oci.tar")) })
 }
