@@ -4,11 +4,13 @@ import (
 	"bufio"
 	"crypto/tls"
 	"encoding/binary"
+	"errors"
 	"io"
 	"net"
 	"net/http"
 	"net/netip"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -46,11 +48,15 @@ func balanced(t *testing.T, change func(*Config)) *fixture {
 	})
 }
 
-// from dials a listener from an address, and says something first.
+// from dials a listener from an address, and says something first. It dials again if the listener has given the connection up before it is
+// known here that there was one, which takes a busy machine and a short timeout.
 func from(t *testing.T, address, to, said string) net.Conn {
 	t.Helper()
 	d := net.Dialer{LocalAddr: &net.TCPAddr{IP: net.ParseIP(address)}}
 	c, err := d.DialContext(t.Context(), "tcp", to)
+	for until := time.Now().Add(time.Minute); errors.Is(err, syscall.ECONNRESET) && time.Now().Before(until); {
+		c, err = d.DialContext(t.Context(), "tcp", to)
+	}
 	if err != nil {
 		t.Fatal(err)
 	}
