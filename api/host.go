@@ -10,6 +10,7 @@ import (
 
 	"boxgate/audit"
 	"boxgate/policy"
+	"boxgate/policy/name"
 )
 
 // Host owns the boxes; the API is a front end to it. Every method may be called concurrently and must respect ctx. id
@@ -87,7 +88,7 @@ type Host interface {
 
 	// RotateStoreKey re-encrypts every secret of the store with a new key file or the new passphrase. The passphrase
 	// must be given if, and only if, the store has one; else the error is a *policy.InvalidError.
-	RotateStoreKey(ctx context.Context, newPassphrase policy.Secret) error
+	RotateStoreKey(ctx context.Context, newPassphrase name.Secret) error
 	// BackupStore writes a copy of the store as it is at one moment, with its secrets encrypted.
 	BackupStore(ctx context.Context, w io.Writer) error
 	// VerifyStore reads every document of the store.
@@ -195,7 +196,7 @@ type CreateRequest struct {
 	TTL         time.Duration // only with Ephemeral; never 0 then
 	CreatedBy   string        // ID of the API key, as in [Box]
 	Wait        time.Duration // how long the caller waits for the box to be made
-	Env         map[string]policy.Secret
+	Env         map[string]name.Secret
 	Source      policy.Source // as in [Box]
 	Limits      BoxLimits
 	LimitChange LimitChange // asked for; Limits says what that comes to
@@ -205,7 +206,7 @@ type CreateRequest struct {
 	Hosted      Hosted
 	// HostedSecrets are the secret values among the hosted product's fields, by JSON pointer, such as "/github_token"
 	// or "/mcp_servers/0/headers/Authorization". No answer ever contains them.
-	HostedSecrets map[string]policy.Secret
+	HostedSecrets map[string]name.Secret
 }
 
 // Hosted holds the fields of a create that belong to the hosted product (agents, models, skills, git): accepted, kept
@@ -318,7 +319,7 @@ type URLRequest struct {
 	Port      uint16 // never 0
 	Bearer    bool
 	Basic     bool
-	Hostnames []policy.Name // domains of its own that lead to it too; all different
+	Hostnames []name.Name   // domains of its own that lead to it too; all different
 	Protocol  string        // one of [URLProtocols]
 	ExpiresIn time.Duration // 0: never
 	Origins   []string      // canonical; see URL
@@ -339,7 +340,7 @@ type URL struct {
 	Pending                   []PendingName
 	Bearer, Basic             bool   // how it may be opened
 	Protocol                  string // one of [URLProtocols]
-	Token, Username, Password policy.Secret
+	Token, Username, Password name.Secret
 	CreatedAt                 time.Time
 	ExpiresAt                 time.Time // zero: never
 	// Origins are those, other than its own, whose pages may use the password or the session that a browser keeps for the URL.
@@ -373,7 +374,7 @@ type LinkRequest struct {
 
 // Link is a signed URL: whoever has it may do what was asked for.
 type Link struct {
-	URL       policy.Secret
+	URL       name.Secret
 	ExpiresAt time.Time
 }
 
@@ -390,7 +391,7 @@ type EventSearch struct {
 	Box          policy.BoxID // "" for every box
 	Since, Until time.Time    // zero: no limit
 	Host         string       // a name, *.name for those below it, or an address; "" for every one
-	Reason       policy.Reason
+	Reason       name.Reason
 	Denied       bool // only denials
 }
 

@@ -1,6 +1,8 @@
 package api
 
-import "boxgate/policy"
+import (
+	"boxgate/policy/name"
+)
 
 // The kernel's limits for starting a command: no argument or variable longer than MAX_ARG_STRLEN, and all of them
 // within a quarter of the stack's limit, 2 MiB. That is divided so as to leave room for placeholders (at most 2 × 512
@@ -13,7 +15,7 @@ const (
 )
 
 // EnvironmentSize is what the variables of a box count against [MaxEnvironment].
-func EnvironmentSize(vars map[string]policy.Secret) int {
+func EnvironmentSize(vars map[string]name.Secret) int {
 	sum := 0
 	for name, value := range vars {
 		sum += len(name) + len("=") + len(value.Reveal()) + ArgumentCost

@@ -14,6 +14,7 @@ import (
 
 	"boxgate/audit/lines"
 	"boxgate/policy"
+	"boxgate/policy/name"
 )
 
 // cpu reports the processor time that each operation takes, in all threads: the figure that holds on a busy machine.
@@ -35,7 +36,7 @@ func request() Event {
 	return Event{
 		Time: time.Now(), Box: "0a1b2c-sandbox", Stage: policy.StageHTTP, Protocol: policy.TCP, Name: "api.example.com",
 		Addr: netip.MustParseAddr("198.51.100.7"), Claimed: netip.MustParseAddr("198.51.100.8"), Port: 443, Method: "GET",
-		Path: "/v1/models/some/path", Verdict: policy.Allow, Action: ActionIntercept, Reason: policy.ReasonAllowedDomain,
+		Path: "/v1/models/some/path", Verdict: policy.Allow, Action: ActionIntercept, Reason: name.ReasonAllowedDomain,
 		Rule: "*.example.com", Version: 7, Headers: []string{"Authorization"}, BytesIn: 1024, BytesOut: 100,
 		Duration: 513 * time.Microsecond, Status: 200,
 	}
@@ -61,7 +62,7 @@ func BenchmarkRecord(b *testing.B) {
 		{"request", func(*Event) {}}, {"names", lookup},
 		{"refusals", func(e *Event) {
 			lookup(e)
-			e.Verdict, e.Action, e.Reason = policy.Deny, ActionSink, policy.ReasonNotAllowed
+			e.Verdict, e.Action, e.Reason = policy.Deny, ActionSink, name.ReasonNotAllowed
 		}},
 	} {
 		b.Run(what.name+"/file", func(b *testing.B) { benchmarkRecord(b, toFile(b), what.change) })

@@ -10,6 +10,7 @@ import (
 
 	"boxgate/audit/lines"
 	"boxgate/policy"
+	"boxgate/policy/name"
 )
 
 // What the gateway answers a stranger is told once a second with its number, and what a credential opened each time.
@@ -17,8 +18,8 @@ func TestAnswersToStrangersAreToldOnceASecondWithTheirNumber(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		l := New(Options{})
-		answer := func(name string, c Credential) {
-			l.Record(Event{Box: "b", Stage: policy.StageURL, Name: name, Action: ActionAnswer, Verdict: policy.Allow, Reason: policy.ReasonURL, Credential: c, Status: 200})
+		answer := func(label string, c Credential) {
+			l.Record(Event{Box: "b", Stage: policy.StageURL, Name: label, Action: ActionAnswer, Verdict: policy.Allow, Reason: name.ReasonURL, Credential: c, Status: 200})
 		}
 		for range 100 {
 			answer("page", CredentialNone)
@@ -80,8 +81,8 @@ func TestAttackEventsOfOneBoxHoldUpOthers(t *testing.T) {
 }
 
 // denial is a refusal of one box.
-func denial(name string) Event {
-	return Event{Box: "b", Stage: policy.StageConn, Name: name, Port: 443, Action: ActionRefuse, Reason: policy.ReasonNotAllowed}
+func denial(label string) Event {
+	return Event{Box: "b", Stage: policy.StageConn, Name: label, Port: 443, Action: ActionRefuse, Reason: name.ReasonNotAllowed}
 }
 
 // emitted returns the remembered events, as name×count.
@@ -144,7 +145,7 @@ func TestRefusalsOfManyKindsAreCountedToTheLast(t *testing.T) {
 				l.Record(denial("always"))
 			}
 			e := denial("x")
-			e.Reason = policy.ReasonDeniedDomain
+			e.Reason = name.ReasonDeniedDomain
 			for range 10 {
 				l.Record(e)
 			}

@@ -14,6 +14,7 @@ import (
 	"go.uber.org/zap/zapcore"
 
 	"boxgate/policy"
+	"boxgate/policy/name"
 )
 
 func TestNumbersOfEveryLength(t *testing.T) {
@@ -89,7 +90,7 @@ func FuzzLogLine(f *testing.F) {
 	f.Fuzz(func(t *testing.T, box, any, header string, ip []byte, signed int64, number uint64, yes bool) {
 		e := Event{
 			Seq: number, Time: time.Unix(signed>>32, signed&0xfffffff).UTC(), Box: policy.BoxID(box), Stage: policy.Stage(any), Protocol: policy.Protocol(box),
-			Name: any, Port: uint16(number), Method: box, Path: any, Action: Action(any), Reason: policy.Reason(any), Rule: box, Version: number,
+			Name: any, Port: uint16(number), Method: box, Path: any, Action: Action(any), Reason: name.Reason(any), Rule: box, Version: number,
 			BytesIn: signed, BytesOut: -signed, Duration: time.Duration(signed), Status: int(signed), Count: number, Destinations: number,
 			Credential: Credential(box), RCode: box, Phase: Phase(box), Conn: any, Error: any + box, SelfTest: yes,
 		}

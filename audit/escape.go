@@ -6,6 +6,7 @@ import (
 	"unicode/utf8"
 
 	"boxgate/policy"
+	"boxgate/policy/name"
 )
 
 // Longest texts that an event keeps, in bytes. A box chooses them, so they bound what one event may cost in memory.
@@ -99,7 +100,7 @@ func (e *Event) safe() (verbatim bool) {
 	e.Protocol = policy.Protocol(escapeWord(string(e.Protocol), maxText))
 	e.Action = Action(escapeWord(string(e.Action), maxText))
 	e.RCode = escapeWord(e.RCode, maxText)
-	e.Reason = policy.Reason(escapeWord(string(e.Reason), maxText))
+	e.Reason = name.Reason(escapeWord(string(e.Reason), maxText))
 	e.Phase = Phase(escapeWord(string(e.Phase), maxText))
 	e.Conn = escapeWord(e.Conn, maxText)
 	e.Name = escapeWord(e.Name, maxName)

@@ -5,6 +5,7 @@ import (
 	"time"
 
 	"boxgate/policy"
+	"boxgate/policy/name"
 )
 
 // Action says what was done with the traffic.
@@ -53,7 +54,7 @@ type Event struct {
 	Verdict    policy.Verdict `json:"verdict"`
 	Action     Action         `json:"action,omitempty"`
 	RCode      string         `json:"rcode,omitempty"` // of the answer to a DNS query; empty: NOERROR
-	Reason     policy.Reason  `json:"reason"`
+	Reason     name.Reason    `json:"reason"`
 	Rule       string         `json:"rule,omitempty"`
 	Version    uint64         `json:"policy_version,omitempty"`
 	Headers    []string       `json:"headers,omitempty"`   // names of the headers set, never values

@@ -8,6 +8,7 @@ import (
 	"golang.org/x/time/rate"
 
 	"boxgate/policy"
+	"boxgate/policy/name"
 )
 
 const (
@@ -243,7 +244,7 @@ func byNumber(s *flowSum, destinations uint64, why string) Event {
 	e.Addr, e.Port, e.Rule, e.Conn, e.Duration = netip.Addr{}, 0, "", "", 0
 	e.Count, e.Destinations, e.Error = s.n, destinations, why
 	if destinations > 0 {
-		e.Reason = policy.ReasonUnnamed
+		e.Reason = name.ReasonUnnamed
 	}
 	return e
 }

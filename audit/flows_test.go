@@ -8,13 +8,14 @@ import (
 	"time"
 
 	"boxgate/policy"
+	"boxgate/policy/name"
 )
 
 // flow is an event about a connection of the kernel to the n-th of many destinations.
 func flow(proto policy.Protocol, phase Phase, n int) Event {
 	e := Event{
 		Box: "b", Stage: policy.StageKernel, Protocol: proto, Addr: netip.AddrFrom4([4]byte{203, 0, byte(n >> 8), byte(n)}),
-		Port: 443, Verdict: policy.Allow, Action: ActionKernel, Reason: policy.ReasonAllowAll, Phase: phase, Conn: fmt.Sprint("ct", n),
+		Port: 443, Verdict: policy.Allow, Action: ActionKernel, Reason: name.ReasonAllowAll, Phase: phase, Conn: fmt.Sprint("ct", n),
 	}
 	if phase == PhaseEnd {
 		e.BytesOut = 10
@@ -74,7 +75,7 @@ func TestAnAnsweredConnectionIsNamedWhateverIsBesidesIt(t *testing.T) {
 		}
 		left := uint64(0)
 		for _, e := range l.Recent(Filter{}) {
-			if e.Reason == policy.ReasonUnnamed {
+			if e.Reason == name.ReasonUnnamed {
 				left += e.Destinations
 				if e.Addr.IsValid() || e.Port != 0 || e.Error == "" || e.Phase != PhaseOpen {
 					t.Errorf("event %+v", e)
@@ -253,7 +254,7 @@ func TestOneNetworkDoesNotHideAnother(t *testing.T) {
 			t.Errorf("%d lines stand for %d flows", lines, total)
 		}
 		for _, e := range l.Recent(Filter{}) {
-			if e.Reason == policy.ReasonUnnamed || !e.Addr.IsValid() {
+			if e.Reason == name.ReasonUnnamed || !e.Addr.IsValid() {
 				t.Errorf("not even the network is named: %s", Line(e))
 			}
 		}

@@ -16,6 +16,7 @@ import (
 
 	"boxgate/audit/lines"
 	"boxgate/policy"
+	"boxgate/policy/name"
 )
 
 // nasty is text that a box might send to confuse readers of the log.
@@ -54,7 +55,7 @@ func full() Event {
 	return Event{
 		Time: time.Date(2026, 3, 1, 12, 0, 0, 0, time.UTC), Box: "b1", Stage: policy.StageHTTP, Protocol: policy.TCP, Name: nasty,
 		Addr: netip.MustParseAddr("198.51.100.7"), Port: 443, Method: nasty, Path: "/" + nasty, Verdict: policy.Deny,
-		Action: ActionRefuse, Reason: policy.ReasonNotAllowed, Rule: nasty, Version: 7, Headers: []string{"X-" + nasty},
+		Action: ActionRefuse, Reason: name.ReasonNotAllowed, Rule: nasty, Version: 7, Headers: []string{"X-" + nasty},
 		BytesIn: 1, BytesOut: 2, Duration: 3 * time.Millisecond, Status: 403, Count: 4, Phase: PhaseOpen, Conn: nasty, Error: nasty,
 	}
 }
@@ -200,7 +201,7 @@ func TestMetrics(t *testing.T) {
 	t.Parallel()
 	l := New(Options{})
 	l.Record(full())
-	l.Record(Event{Stage: policy.StageDNS, Verdict: policy.Allow, Reason: policy.ReasonAllowAll, Action: ActionForward})
+	l.Record(Event{Stage: policy.StageDNS, Verdict: policy.Allow, Reason: name.ReasonAllowAll, Action: ActionForward})
 	for labels, want := range map[string]float64{
 		"action=refuse,reason=not_allowed,stage=http,verdict=deny": 4, // it stands for four
 		"action=forward,reason=allow_all,stage=dns,verdict=allow":  1,
@@ -221,7 +222,7 @@ func TestMetricLabelsStayBounded(t *testing.T) {
 	t.Parallel()
 	l := New(Options{MaxBoxes: 1, PerBox: 1})
 	for i := range 3 * maxSeries {
-		l.Record(Event{Stage: policy.StageConn, Reason: policy.Reason(fmt.Sprintf("reason_%d", i))})
+		l.Record(Event{Stage: policy.StageConn, Reason: name.Reason(fmt.Sprintf("reason_%d", i))})
 	}
 	l.Record(Event{Stage: policy.StageConn, Reason: "evil.example.com/path"})
 	reg := prometheus.NewRegistry()

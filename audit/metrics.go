@@ -7,6 +7,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	"boxgate/policy"
+	"boxgate/policy/name"
 )
 
 // maxSeries bounds the decision counters. The labels come from closed sets (6 stages, 2 verdicts, some 30 reasons, 6
@@ -125,6 +126,6 @@ func (m *metrics) of(s series) *counters {
 type series struct {
 	stage   policy.Stage
 	verdict policy.Verdict
-	reason  policy.Reason
+	reason  name.Reason
 	action  Action
 }

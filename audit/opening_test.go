@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"boxgate/policy"
+	"boxgate/policy/name"
 )
 
 const forwarded = "action=splice,reason=allow_all,stage=conn,verdict=allow"
@@ -15,7 +16,7 @@ func TestWhatGoesOnIsToldBeforeItEnds(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		l := New(Options{})
 		var o Opening // one for all
-		e := Event{Time: time.Now(), Box: "b", Stage: policy.StageConn, Verdict: policy.Allow, Action: ActionSplice, Reason: policy.ReasonAllowAll}
+		e := Event{Time: time.Now(), Box: "b", Stage: policy.StageConn, Verdict: policy.Allow, Action: ActionSplice, Reason: name.ReasonAllowAll}
 		end := func(e Event) {
 			e.Duration = time.Since(e.Time)
 			o.End(&e)
@@ -51,7 +52,7 @@ func TestWhatGoesOnIsToldBeforeItEnds(t *testing.T) {
 		if n := metric(t, l, "boxgate_bytes_total", "direction=in"); n != 15 {
 			t.Errorf("15 bytes were counted as %v", n)
 		}
-		e.Verdict, e.Reason, e.Phase = policy.Deny, policy.ReasonPolicyChanged, PhaseEnd
+		e.Verdict, e.Reason, e.Phase = policy.Deny, name.ReasonPolicyChanged, PhaseEnd
 		l.Record(e)
 		if n := metric(t, l, "boxgate_decisions_total", "action=splice,reason=policy_changed,stage=conn,verdict=deny"); n != 1 {
 			t.Errorf("a cut was counted as %v decisions", n)

@@ -7,6 +7,7 @@ import (
 	"golang.org/x/time/rate"
 
 	"boxgate/policy"
+	"boxgate/policy/name"
 )
 
 const (
@@ -71,7 +72,7 @@ type refusal struct {
 // class is what is logged about refusals that are only counted.
 type class struct {
 	stage    policy.Stage
-	reason   policy.Reason
+	reason   name.Reason
 	selfTest bool
 }
 

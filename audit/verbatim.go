@@ -5,6 +5,7 @@ import (
 	"unicode/utf8"
 
 	"boxgate/policy"
+	"boxgate/policy/name"
 )
 
 // isVerbatim reports whether every text in the event, as nearly always, stands for itself: [Event.safe] does not change
@@ -80,7 +81,7 @@ func (e *Event) inQuotes() *Event {
 	q.Stage = policy.Stage(inQuotes(string(e.Stage)))
 	q.Protocol = policy.Protocol(inQuotes(string(e.Protocol)))
 	q.Action = Action(inQuotes(string(e.Action)))
-	q.Reason = policy.Reason(inQuotes(string(e.Reason)))
+	q.Reason = name.Reason(inQuotes(string(e.Reason)))
 	q.Phase = Phase(inQuotes(string(e.Phase)))
 	q.Conn, q.Name, q.Path = inQuotes(e.Conn), inQuotes(e.Name), inQuotes(e.Path)
 	q.Credential, q.RCode = Credential(inQuotes(string(e.Credential))), inQuotes(e.RCode)

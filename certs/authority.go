@@ -12,7 +12,7 @@ import (
 	"math/big"
 	"time"
 
-	"boxgate/policy"
+	"boxgate/policy/name"
 )
 
 const (
@@ -62,7 +62,7 @@ func NewCA(name string) (*Authority, error) {
 // LoadCA reads what [Authority.CertificatePEM] and [Authority.KeyPEM] wrote. It refuses a certificate that is not an
 // authority's, a key that is not ECDSA P-256, and a key that does not match the certificate. Errors never quote the
 // key.
-func LoadCA(certPEM []byte, keyPEM policy.Secret) (*Authority, error) {
+func LoadCA(certPEM []byte, keyPEM name.Secret) (*Authority, error) {
 	cert, err := parseCertificate(certPEM)
 	if err != nil {
 		return nil, err
@@ -92,7 +92,7 @@ func parseCertificate(text []byte) (*x509.Certificate, error) {
 	return cert, nil
 }
 
-func parseKey(text policy.Secret) (*ecdsa.PrivateKey, error) {
+func parseKey(text name.Secret) (*ecdsa.PrivateKey, error) {
 	block, _ := pem.Decode([]byte(text.Reveal()))
 	if block == nil || block.Type != "PRIVATE KEY" {
 		return nil, errors.New("load CA: no PRIVATE KEY block")
@@ -117,12 +117,12 @@ func (a *Authority) CertificatePEM() []byte {
 }
 
 // KeyPEM returns the private key as PKCS #8. It is only for the encrypted store.
-func (a *Authority) KeyPEM() (policy.Secret, error) {
+func (a *Authority) KeyPEM() (name.Secret, error) {
 	der, err := x509.MarshalPKCS8PrivateKey(a.key)
 	if err != nil {
-		return policy.Secret{}, fmt.Errorf("encode CA key: %w", err)
+		return name.Secret{}, fmt.Errorf("encode CA key: %w", err)
 	}
-	return policy.NewSecret(string(pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: der}))), nil
+	return name.NewSecret(string(pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: der}))), nil
 }
 
 // newSerial returns 127 random bits (RFC 5280, 4.1.2.2 allows 20 octets; CAs use at least 64 random bits).

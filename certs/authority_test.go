@@ -13,7 +13,7 @@ import (
 	"strings"
 	"testing"
 
-	"boxgate/policy"
+	"boxgate/policy/name"
 )
 
 func newCA(t *testing.T, name string) *Authority {
@@ -25,9 +25,9 @@ func newCA(t *testing.T, name string) *Authority {
 	return ca
 }
 
-func mustName(t *testing.T, s string) policy.Name {
+func mustName(t *testing.T, s string) name.Name {
 	t.Helper()
-	n, err := policy.ParseName(s)
+	n, err := name.Parse(s)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -91,18 +91,18 @@ func TestLoadRefuses(t *testing.T) {
 		t.Fatal(err)
 	}
 	notCA := pemOf(leaf)
-	for name, try := range map[string]struct {
+	for label, try := range map[string]struct {
 		cert []byte
-		key  policy.Secret
+		key  name.Secret
 	}{
 		"another authority's key": {one.CertificatePEM(), key},
 		"no certificate":          {nil, key},
-		"no key":                  {one.CertificatePEM(), policy.Secret{}},
+		"no key":                  {one.CertificatePEM(), name.Secret{}},
 		"a leaf":                  {notCA, key},
 		"garbage":                 {[]byte("-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n"), key},
 	} {
 		if ca, err := LoadCA(try.cert, try.key); err == nil || ca != nil {
-			t.Errorf("%s: loaded", name)
+			t.Errorf("%s: loaded", label)
 		}
 	}
 }
@@ -147,7 +147,7 @@ func TestCurlTrustsTheLeaf(t *testing.T) {
 	}
 	ln, err := tls.Listen("tcp", "127.0.0.1:0", &tls.Config{
 		GetCertificate: func(h *tls.ClientHelloInfo) (*tls.Certificate, error) {
-			n, err := policy.ParseName(h.ServerName)
+			n, err := name.Parse(h.ServerName)
 			if err != nil {
 				return nil, err
 			}

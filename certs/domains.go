@@ -6,7 +6,7 @@ import (
 	"sync"
 	"time"
 
-	"boxgate/policy"
+	"boxgate/policy/name"
 )
 
 // Domains serves the certificates of public URLs from an authority: one for the domain that all share, and one for each
@@ -32,11 +32,11 @@ func NewDomains(ca *Authority, served func(host string) bool, shared ...string) 
 
 // GetCertificate is for tls.Config. Names that are no domain of a URL get the shared certificate.
 func (d *Domains) GetCertificate(hello *tls.ClientHelloInfo) (*tls.Certificate, error) {
-	name, err := policy.ParseName(hello.ServerName)
-	if err != nil || d.shared.covers(name.String()) || !d.served(name.String()) {
+	host, err := name.Parse(hello.ServerName)
+	if err != nil || d.shared.covers(host.String()) || !d.served(host.String()) {
 		return d.shared.GetCertificate(hello)
 	}
-	issued, err := d.ofDomain(name.String())
+	issued, err := d.ofDomain(host.String())
 	if err != nil {
 		return nil, err
 	}

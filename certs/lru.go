@@ -4,26 +4,26 @@ import (
 	"container/list"
 	"crypto/tls"
 
-	"boxgate/policy"
+	"boxgate/policy/name"
 )
 
 // leafLRU keeps the most recently used leaves, at most max of them. It is not safe for concurrent use.
 type leafLRU struct {
 	max   int
 	order *list.List // of *leafEntry, most recently used first
-	byKey map[policy.Name]*list.Element
+	byKey map[name.Name]*list.Element
 }
 
 type leafEntry struct {
-	name policy.Name
+	name name.Name
 	leaf *tls.Certificate
 }
 
 func newLeafLRU(limit int) leafLRU {
-	return leafLRU{max: limit, order: list.New(), byKey: make(map[policy.Name]*list.Element)}
+	return leafLRU{max: limit, order: list.New(), byKey: make(map[name.Name]*list.Element)}
 }
 
-func (l *leafLRU) get(n policy.Name) *tls.Certificate {
+func (l *leafLRU) get(n name.Name) *tls.Certificate {
 	e, ok := l.byKey[n]
 	if !ok {
 		return nil
@@ -32,7 +32,7 @@ func (l *leafLRU) get(n policy.Name) *tls.Certificate {
 	return entry(e).leaf
 }
 
-func (l *leafLRU) put(n policy.Name, leaf *tls.Certificate) {
+func (l *leafLRU) put(n name.Name, leaf *tls.Certificate) {
 	if e, ok := l.byKey[n]; ok {
 		entry(e).leaf = leaf
 		l.order.MoveToFront(e)

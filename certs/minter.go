@@ -15,6 +15,7 @@ import (
 
 	"boxgate/internal/fault"
 	"boxgate/policy"
+	"boxgate/policy/name"
 )
 
 const (
@@ -34,7 +35,7 @@ var ErrUnknownBox = errors.New("no certificate authority for this box")
 type Minter struct {
 	// Host lists the domains that lead to the host itself, such as that of the public URLs. No leaf is made for them or
 	// for names below them, nor for localhost. It must not change once the Minter is in use.
-	Host []policy.Name
+	Host []name.Name
 
 	now func() time.Time // nil: [fault.Now]
 
@@ -105,7 +106,7 @@ func (m *Minter) leaves(box policy.BoxID) (*boxLeaves, error) {
 // Leaf returns an ECDSA certificate for exactly n, valid for at least six hours more. Concurrent calls for the same name
 // mint one leaf. Leaf fails for the zero name, with [ErrHostName] for one of the host's own names and, wrapping
 // [ErrUnknownBox], for a box that was not added.
-func (m *Minter) Leaf(ctx context.Context, box policy.BoxID, n policy.Name) (*tls.Certificate, error) {
+func (m *Minter) Leaf(ctx context.Context, box policy.BoxID, n name.Name) (*tls.Certificate, error) {
 	b, err := m.permit(box, n)
 	if err != nil {
 		return nil, err
@@ -122,7 +123,7 @@ func (m *Minter) Leaf(ctx context.Context, box policy.BoxID, n policy.Name) (*tl
 }
 
 // permit returns the leaves of a box that may have one for n.
-func (m *Minter) permit(box policy.BoxID, n policy.Name) (*boxLeaves, error) {
+func (m *Minter) permit(box policy.BoxID, n name.Name) (*boxLeaves, error) {
 	if n.IsZero() {
 		return nil, errors.New("cannot issue a leaf without a name")
 	}
@@ -158,7 +159,7 @@ func (b *boxLeaves) await(ctx context.Context, key string, make func() (*tls.Cer
 }
 
 // cached returns a leaf that is neither about to expire nor, after the clock was set back, not yet valid.
-func (b *boxLeaves) cached(in *leafLRU, n policy.Name, now time.Time) *tls.Certificate {
+func (b *boxLeaves) cached(in *leafLRU, n name.Name, now time.Time) *tls.Certificate {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	leaf := in.get(n)
@@ -169,7 +170,7 @@ func (b *boxLeaves) cached(in *leafLRU, n policy.Name, now time.Time) *tls.Certi
 }
 
 // mint issues a leaf and keeps it in a cache.
-func (b *boxLeaves) mint(in *leafLRU, n policy.Name, now time.Time, issue func() (*tls.Certificate, error)) (*tls.Certificate, error) {
+func (b *boxLeaves) mint(in *leafLRU, n name.Name, now time.Time, issue func() (*tls.Certificate, error)) (*tls.Certificate, error) {
 	if leaf := b.cached(in, n, now); leaf != nil { // minted after the caller looked
 		return leaf, nil
 	}

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"boxgate/policy"
+	"boxgate/policy/name"
 )
 
 func pemOf(c *tls.Certificate) []byte {
@@ -26,7 +27,7 @@ func TestUnknownBoxGetsNoLeaf(t *testing.T) {
 	if err := m.Add("b", newCA(t, "b")); err != nil {
 		t.Fatal(err)
 	}
-	if leaf, err := m.Leaf(t.Context(), "b", policy.Name{}); err == nil {
+	if leaf, err := m.Leaf(t.Context(), "b", name.Name{}); err == nil {
 		t.Errorf("a leaf for no name: %v", leaf)
 	}
 	m.Remove("b")
@@ -150,14 +151,14 @@ func BenchmarkLeaf(b *testing.B) {
 	if err := m.Add("b", ca); err != nil {
 		b.Fatal(err)
 	}
-	name, err := policy.ParseName("a.example.com")
+	host, err := name.Parse("a.example.com")
 	if err != nil {
 		b.Fatal(err)
 	}
 	b.Run("cached", func(b *testing.B) {
 		b.ReportAllocs()
 		for b.Loop() {
-			if _, err := m.Leaf(b.Context(), "b", name); err != nil {
+			if _, err := m.Leaf(b.Context(), "b", host); err != nil {
 				b.Fatal(err)
 			}
 		}
@@ -175,7 +176,7 @@ func TestNoLeafForTheHostsOwnNames(t *testing.T) {
 	t.Parallel()
 	var m Minter
 	for _, domain := range []string{"preview.example.com"} {
-		n, err := policy.ParseName(domain)
+		n, err := name.Parse(domain)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -188,16 +189,16 @@ func TestNoLeafForTheHostsOwnNames(t *testing.T) {
 	if err := m.Add("b1", ca); err != nil {
 		t.Fatal(err)
 	}
-	for name, want := range map[string]error{
+	for host, want := range map[string]error{
 		"localhost": ErrHostName, "a.b.localhost": ErrHostName, "preview.example.com": ErrHostName, "box-80.preview.example.com": ErrHostName,
 		"xpreview.example.com": nil, "example.com": nil, "api.internal": nil,
 	} {
-		n, err := policy.ParseName(name)
+		n, err := name.Parse(host)
 		if err != nil {
 			t.Fatal(err)
 		}
 		if leaf, err := m.Leaf(t.Context(), "b1", n); !errors.Is(err, want) || (leaf == nil) != (want != nil) {
-			t.Errorf("%s: %v", name, err)
+			t.Errorf("%s: %v", host, err)
 		}
 	}
 }

@@ -19,6 +19,7 @@ import (
 	"golang.org/x/time/rate"
 
 	"boxgate/policy"
+	"boxgate/policy/name"
 )
 
 // Clients that take RSA alone (TLS 1.2 with ECDHE-RSA suites, or RSA signature algorithms only) get an RSA leaf below an
@@ -39,7 +40,7 @@ const (
 // LeafFor is [Minter.Leaf] for a client: the certificate is an RSA one if the client takes no other. The box's first such
 // call waits up to ten seconds for the key, which is made in the background, for one box at a time. So do calls for RSA ones that
 // are more than a box may make in a second.
-func (m *Minter) LeafFor(ctx context.Context, hello *tls.ClientHelloInfo, box policy.BoxID, n policy.Name) (*tls.Certificate, error) {
+func (m *Minter) LeafFor(ctx context.Context, hello *tls.ClientHelloInfo, box policy.BoxID, n name.Name) (*tls.Certificate, error) {
 	leaf, err := m.Leaf(ctx, box, n)
 	if err != nil || !rsaAlone(hello, leaf) {
 		return leaf, err
@@ -71,7 +72,7 @@ func (someRSA) Sign(io.Reader, []byte, crypto.SignerOpts) ([]byte, error) {
 }
 
 // rsaLeaf is [Minter.Leaf] for RSA.
-func (m *Minter) rsaLeaf(ctx context.Context, box policy.BoxID, n policy.Name) (*tls.Certificate, error) {
+func (m *Minter) rsaLeaf(ctx context.Context, box policy.BoxID, n name.Name) (*tls.Certificate, error) {
 	ctx, cancel := context.WithTimeout(ctx, rsaPatience)
 	defer cancel()
 	b, err := m.permit(box, n)

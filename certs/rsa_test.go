@@ -20,6 +20,7 @@ import (
 	"golang.org/x/time/rate"
 
 	"boxgate/policy"
+	"boxgate/policy/name"
 )
 
 // serve answers every request with hello, with leaves of box b, and returns the port.
@@ -27,7 +28,7 @@ func serve(t *testing.T, m *Minter) string {
 	t.Helper()
 	ln, err := tls.Listen("tcp", "127.0.0.1:0", &tls.Config{
 		GetCertificate: func(h *tls.ClientHelloInfo) (*tls.Certificate, error) {
-			n, err := policy.ParseName(h.ServerName)
+			n, err := name.Parse(h.ServerName)
 			if err != nil {
 				return nil, err
 			}

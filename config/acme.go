@@ -8,7 +8,7 @@ import (
 	"strings"
 	"time"
 
-	"boxgate/policy"
+	"boxgate/policy/name"
 )
 
 // ACME is how the certificates of public URLs are obtained in mode acme.
@@ -72,7 +72,7 @@ func (a *ACME) check(fail func(key, format string, args ...any), domain string) 
 	if local, host, ok := strings.Cut(a.Email, "@"); !ok || local == "" || host == "" || strings.ContainsAny(a.Email, " ,<>\"") {
 		fail(key+".email", "%q is not an e-mail address; issuers write to it when something is wrong with a certificate", a.Email)
 	}
-	if n, err := policy.ParseName(domain); err == nil && n.IsLoopback() {
+	if n, err := name.Parse(domain); err == nil && n.IsLoopback() {
 		fail("ingress.domain", "%q leads each machine to itself, so no issuer can reach it; set a domain of your own for mode acme", domain)
 	}
 	if len(a.Issuers) == 0 {
@@ -105,7 +105,7 @@ func (d *DNS01) check(fail func(key, format string, args ...any), key string) {
 	if host, port, err := net.SplitHostPort(d.Server); err != nil || host == "" || port == "" {
 		fail(key+".server", "%q is not host:port, such as ns1.example.org:53", d.Server)
 	}
-	if _, err := policy.ParseName(d.KeyName); err != nil {
+	if _, err := name.Parse(d.KeyName); err != nil {
 		fail(key+".key_name", "%q is not the name of a TSIG key", d.KeyName)
 	}
 	if !slices.Contains(tsigAlgorithms, d.KeyAlgorithm) {

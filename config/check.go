@@ -6,12 +6,12 @@ import (
 	"slices"
 	"time"
 
-	"boxgate/policy"
+	"boxgate/policy/name"
 )
 
 // checkMore finds values that are well-formed but that no gateway could run with.
 func (c *Config) checkMore(fail func(key, format string, args ...any)) {
-	if _, err := policy.ParseName(c.Ingress.Domain); err != nil {
+	if _, err := name.Parse(c.Ingress.Domain); err != nil {
 		fail("ingress.domain", "%q is not a domain name: %v", c.Ingress.Domain, err)
 	}
 	c.Ingress.checkNames(fail)

@@ -4,7 +4,7 @@ import (
 	"slices"
 	"strings"
 
-	"boxgate/policy"
+	"boxgate/policy/name"
 )
 
 // Domains say which API keys may give their URLs host names of their own below a domain.
@@ -17,10 +17,10 @@ type Domain struct {
 }
 
 // Of returns the entry with the longest suffix that covers a name, or nil.
-func (d Domains) Of(n policy.Name) *Domain {
+func (d Domains) Of(n name.Name) *Domain {
 	var found *Domain
 	for i := range d {
-		suffix, err := policy.ParseName(d[i].Suffix)
+		suffix, err := name.Parse(d[i].Suffix)
 		if err == nil && n.IsWithin(suffix) && (found == nil || len(suffix.String()) > len(found.Suffix)) {
 			found = &d[i]
 		}
@@ -35,9 +35,9 @@ func (d *Domain) ListsKey(id, name string) bool {
 
 func (d Domains) check(fail func(key, format string, args ...any)) {
 	const key = "ingress.domains"
-	seen := map[policy.Name]bool{}
+	seen := map[name.Name]bool{}
 	for _, row := range d {
-		suffix, err := policy.ParseName(row.Suffix)
+		suffix, err := name.Parse(row.Suffix)
 		switch {
 		case err != nil:
 			fail(key, "suffix %q is not a domain such as example.org; it is for all names at and below it", row.Suffix)

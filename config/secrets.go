@@ -13,6 +13,7 @@ import (
 	"go.yaml.in/yaml/v3"
 
 	"boxgate/policy"
+	"boxgate/policy/name"
 	"boxgate/secrets"
 )
 
@@ -141,7 +142,7 @@ func (c *Secrets) readKey(at, key string, node *yaml.Node, s *secrets.Source) {
 func setSecretKey(s *secrets.Source, key, text string) (err error) {
 	switch key {
 	case "value":
-		s.Value = policy.NewSecret(text)
+		s.Value = name.NewSecret(text)
 	case "file":
 		s.File = text
 	case "env":

@@ -8,7 +8,7 @@ import (
 
 	mdns "github.com/miekg/dns"
 
-	"boxgate/policy"
+	"boxgate/policy/name"
 )
 
 const (
@@ -28,7 +28,7 @@ var errChain = errors.New("the CNAME chain loops, is too long, or does not lead 
 type answer struct {
 	rcode   int           // NOERROR or NXDOMAIN
 	chain   []*mdns.CNAME // from the name asked on, in order
-	targets []policy.Name // where each of chain leads
+	targets []name.Name   // where each of chain leads
 	records []mdns.RR     // of the type asked, owned by the end of the chain
 	soa     *mdns.SOA     // of a negative answer; may be nil
 	open    bool          // the answer has nothing about the end of the chain: ask for it
@@ -42,7 +42,7 @@ type answer struct {
 
 // digest takes from an upstream message only what answers name and qtype: no record of another owner or type, and none
 // of the additional section.
-func digest(m *mdns.Msg, name policy.Name, qtype uint16, now time.Time) (*answer, error) {
+func digest(m *mdns.Msg, name name.Name, qtype uint16, now time.Time) (*answer, error) {
 	a := &answer{rcode: m.Rcode, stored: now}
 	end := name
 	for {

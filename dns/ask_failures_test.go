@@ -160,7 +160,7 @@ func (r byHand) query(host string) {
 		r.t.Fatal(err)
 	}
 	w := waiting{visit: r.usages.enter(r.box, now), wire: wire, from: netip.MustParseAddrPort("127.0.0.1:9"), buf: new([maxQuery]byte)}
-	if !r.ask(w, cacheKey{name(r.t, host), mdns.TypeA}) {
+	if !r.ask(w, cacheKey{mustName(r.t, host), mdns.TypeA}) {
 		r.t.Fatalf("%s is not asked for", host)
 	}
 }
@@ -262,7 +262,7 @@ func TestReadersShareTheirSockets(t *testing.T) {
 	other.Server = one.Server
 	one.query("a.example.com")
 	w := waiting{visit: one.usages.enter(one.box, time.Now())}
-	missing := cacheKey{name(t, "b.example.com"), mdns.TypeA}
+	missing := cacheKey{mustName(t, "b.example.com"), mdns.TypeA}
 	if other.ask(w, missing) {
 		t.Error("the other reader has a socket beyond the budget")
 	}

@@ -87,7 +87,7 @@ func TestPolicyTightenedWhileUpstreamIsAsked(t *testing.T) {
 		close(release)
 	}()
 	wantBlocked(t, l.patient(t, "a.example.com", mdns.TypeA), sinkV4)
-	if l.Granted("box1", name(t, "a.example.com"), addr(goodV4)) {
+	if l.Granted("box1", mustName(t, "a.example.com"), addr(goodV4)) {
 		t.Error("an address was granted")
 	}
 }
@@ -146,7 +146,7 @@ func TestReaderAndLookupAskOnce(t *testing.T) {
 	})
 	<-asked
 	wait.Go(func() {
-		if got, err := l.LookupBoth(t.Context(), l.box, name(t, "a.example.com")); err != nil || fmt.Sprint(got) != fmt.Sprint([]string{goodV4, goodV6}) {
+		if got, err := l.LookupBoth(t.Context(), l.box, mustName(t, "a.example.com")); err != nil || fmt.Sprint(got) != fmt.Sprint([]string{goodV4, goodV6}) {
 			t.Errorf("got %v, %v", got, err)
 		}
 	})

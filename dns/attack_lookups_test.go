@@ -20,15 +20,15 @@ func TestAttackLookupsOfOneBoxLeaveRoomForOthers(t *testing.T) {
 		b.zone.before = func() { time.Sleep(2 * time.Second) }
 		var wg sync.WaitGroup
 		for i := range 200 {
-			wg.Go(func() { _, _ = b.Lookup(t.Context(), b.box, name(t, fmt.Sprintf("n%d.example.com", i))) })
+			wg.Go(func() { _, _ = b.Lookup(t.Context(), b.box, mustName(t, fmt.Sprintf("n%d.example.com", i))) })
 		}
 		synctest.Wait()
 		other := newBox(t, "box2", domains("*.example.com"))
-		if addrs, err := b.Lookup(t.Context(), other, name(t, "a.example.com")); err != nil {
+		if addrs, err := b.Lookup(t.Context(), other, mustName(t, "a.example.com")); err != nil {
 			t.Errorf("another box got %v, %v", addrs, err)
 		}
 		// The first box's limit does not answer the other's question.
-		if addrs, err := b.Lookup(t.Context(), other, name(t, "n199.example.com")); err == nil || len(addrs) > 0 {
+		if addrs, err := b.Lookup(t.Context(), other, mustName(t, "n199.example.com")); err == nil || len(addrs) > 0 {
 			t.Errorf("%v, %v", addrs, err)
 		}
 		wg.Wait()
@@ -53,13 +53,13 @@ func TestLookupBothFailsWithEitherFamily(t *testing.T) {
 		b := newBench(t, domains("*.example.com"), newZone(t, "a.example.com. 60 IN A "+goodV4, "a.example.com. 60 IN AAAA "+goodV6))
 		whole := b.cache.up
 		b.cache.up = withoutIPv6{whole}
-		addrs, err := b.LookupBoth(t.Context(), b.box, name(t, "a.example.com"))
+		addrs, err := b.LookupBoth(t.Context(), b.box, mustName(t, "a.example.com"))
 		if err == nil || len(addrs) != 1 || addrs[0].String() != goodV4 {
 			t.Errorf("%v, %v; want the IPv4 address and an error", addrs, err)
 		}
 		b.cache.up = whole
 		time.Sleep(2 * failureTTL)
-		if addrs, err = b.LookupBoth(t.Context(), b.box, name(t, "a.example.com")); err != nil || len(addrs) != 2 {
+		if addrs, err = b.LookupBoth(t.Context(), b.box, mustName(t, "a.example.com")); err != nil || len(addrs) != 2 {
 			t.Errorf("%v, %v", addrs, err)
 		}
 	})

@@ -9,7 +9,7 @@ import (
 
 	mdns "github.com/miekg/dns"
 
-	"boxgate/policy"
+	"boxgate/policy/name"
 )
 
 const (
@@ -52,7 +52,7 @@ type flight struct {
 }
 
 type cacheKey struct {
-	name  policy.Name
+	name  name.Name
 	qtype uint16
 }
 
@@ -69,7 +69,7 @@ func newCache(up exchanger, bytes, lookups int) *cache {
 // ask returns the answer about n and qtype, from the cache while its TTL lasts, else from upstream, charged to use. A
 // lookup in flight outlives the caller's ctx: others may be waiting for it. A query that has waited for a flight before gets
 // what came of that one (onFlight).
-func (c *cache) ask(ctx context.Context, use *usage, n policy.Name, qtype uint16) (*answer, error) {
+func (c *cache) ask(ctx context.Context, use *usage, n name.Name, qtype uint16) (*answer, error) {
 	k := cacheKey{n, qtype}
 	for f := flightOf(ctx, k); ; f = nil {
 		if f == nil {

@@ -16,6 +16,7 @@ import (
 	"boxgate/audit"
 	"boxgate/internal/memory"
 	"boxgate/policy"
+	"boxgate/policy/name"
 )
 
 // Boxes finds the box that owns a source address, or nil. It is asked for every packet and must not block. The kernel
@@ -41,7 +42,7 @@ type Config struct {
 	Upstreams      []string
 	SinkV4, SinkV6 netip.Addr // answered for names that may not be reached, and for those of URLs
 	// IsURL reports whether a name is that of a public URL of this gateway now, to which the sink leads. nil: none is.
-	IsURL  func(policy.Name) bool
+	IsURL  func(name.Name) bool
 	Audit  Recorder
 	Log    *zap.Logger    // nil: nothing is logged
 	Dial   Dial           // nil: net.Dialer
@@ -106,12 +107,12 @@ const (
 )
 
 // SearchFromResolvConf returns the search list of a resolv.conf(5) that a box may have written. What is no name is left out.
-func SearchFromResolvConf(r io.Reader) []policy.Name {
+func SearchFromResolvConf(r io.Reader) []name.Name {
 	conf, err := mdns.ClientConfigFromReader(io.LimitReader(r, maxResolvConf))
 	if err != nil {
 		return nil
 	}
-	var names []policy.Name
+	var names []name.Name
 	for _, s := range conf.Search {
 		if n, err := parseName(s); err == nil && len(names) < maxSearch {
 			names = append(names, n)

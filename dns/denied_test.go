@@ -8,6 +8,7 @@ import (
 
 	"boxgate/audit"
 	"boxgate/policy"
+	"boxgate/policy/name"
 )
 
 // TestAnswersForDeniedNames: names of the search list, and single labels, do not exist unless the policy says otherwise, and
@@ -23,7 +24,7 @@ func TestAnswersForDeniedNames(t *testing.T) {
 		spec := domains("*.example.org", "api.cluster.local")
 		spec.DeniedNames = as
 		b := newBench(t, spec, newZone(t, "db.example.org. 60 IN A "+goodV4, "api.cluster.local. 60 IN A "+goodV4))
-		b.box.Search = []policy.Name{name(t, "default.svc.cluster.local"), name(t, "cluster.local")}
+		b.box.Search = []name.Name{mustName(t, "default.svc.cluster.local"), mustName(t, "cluster.local")}
 		for n, rcode := range want {
 			for _, qtype := range []uint16{mdns.TypeA, mdns.TypeAAAA, mdns.TypeTXT} {
 				m := b.ask(t, n, qtype)
@@ -35,7 +36,7 @@ func TestAnswersForDeniedNames(t *testing.T) {
 				if sunk {
 					action = audit.ActionSink
 				}
-				wantEvent(t, b.events.last(t), policy.Deny, action, policy.ReasonNotAllowed)
+				wantEvent(t, b.events.last(t), policy.Deny, action, name.ReasonNotAllowed)
 			}
 		}
 		wantNothingAsked(t, b.zone)

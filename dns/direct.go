@@ -9,6 +9,7 @@ import (
 
 	"boxgate/audit"
 	"boxgate/policy"
+	"boxgate/policy/name"
 )
 
 // desk is what one goroutine needs to answer queries directly, one after the other, without allocating.
@@ -23,7 +24,7 @@ type direct struct {
 	plainQuery
 	box     *policy.Box
 	policy  *policy.Compiled
-	host    policy.Name
+	host    name.Name
 	verdict policy.Decision // about the name, or about the first address
 	cached  *answer         // nil: refused
 	packed  *packed         // of cached

@@ -17,6 +17,7 @@ import (
 
 	"boxgate/audit"
 	"boxgate/policy"
+	"boxgate/policy/name"
 )
 
 // directSpecs are policies that differ in what they say of a name and of an address. The zero one stands for no policy: it
@@ -68,7 +69,7 @@ func compareDirect(t *testing.T, spec policy.Spec, z func(*testing.T) *zone, tra
 		var servers [2]*bench
 		for i := range servers {
 			servers[i] = newBench(t, spec, z(t))
-			servers[i].box.Search = []policy.Name{name(t, "evil.org"), name(t, "example.com")}
+			servers[i].box.Search = []name.Name{mustName(t, "evil.org"), mustName(t, "example.com")}
 			servers[i].cache.up = exchangeFunc(func(name string, qtype uint16) (*mdns.Msg, error) {
 				return servers[i].zone.exchange(context.Background(), name, qtype)
 			})
@@ -228,7 +229,7 @@ func TestDirectAnswerIsGrantedBeforeItIsRecorded(t *testing.T) {
 	b.grants.forget("box1")
 	b.audit = recorderFunc(func() {
 		for _, a := range []string{goodV4, goodV4b} {
-			if !b.Granted("box1", name(t, "a.example.com"), netip.MustParseAddr(a)) {
+			if !b.Granted("box1", mustName(t, "a.example.com"), netip.MustParseAddr(a)) {
 				t.Errorf("the decision was recorded without the grant of %s", a)
 			}
 		}
@@ -251,7 +252,7 @@ func TestPanicInADirectAnswer(t *testing.T) {
 	if m := b.ask(t, "a.example.com", mdns.TypeA); m.Rcode != mdns.RcodeServerFailure {
 		t.Errorf("got\n%v", m)
 	}
-	wantEvent(t, b.events.last(t), policy.Deny, audit.ActionRefuse, policy.ReasonInternal)
+	wantEvent(t, b.events.last(t), policy.Deny, audit.ActionRefuse, name.ReasonInternal)
 	b.grants = grants
 	wantAddresses(t, b.ask(t, "a.example.com", mdns.TypeA), goodV4)
 }

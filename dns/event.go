@@ -10,11 +10,12 @@ import (
 
 	"boxgate/audit"
 	"boxgate/policy"
+	"boxgate/policy/name"
 )
 
 // openEvent is the event of a query of which nothing is known: refused.
 func openEvent(v visit, transport policy.Protocol) audit.Event {
-	ev := audit.Event{Time: v.arrived, Stage: policy.StageDNS, Protocol: transport, Action: audit.ActionRefuse, Reason: policy.ReasonInternal}
+	ev := audit.Event{Time: v.arrived, Stage: policy.StageDNS, Protocol: transport, Action: audit.ActionRefuse, Reason: name.ReasonInternal}
 	if v.box != nil {
 		ev.Box = v.box.ID
 	}
@@ -30,7 +31,7 @@ func (s *Server) closeEvent(v visit, ev *audit.Event) {
 // failed answers a query that made the gateway panic.
 func (s *Server) failed(ev *audit.Event, wire []byte) []byte {
 	*ev = audit.Event{Time: ev.Time, Stage: ev.Stage, Protocol: ev.Protocol, Box: ev.Box, Name: ev.Name,
-		Action: audit.ActionRefuse, Reason: policy.ReasonInternal, Error: "fault of the gateway"}
+		Action: audit.ActionRefuse, Reason: name.ReasonInternal, Error: "fault of the gateway"}
 	answeredWith(ev, mdns.RcodeServerFailure)
 	s.log.Error("panic while answering a DNS query", zap.Stack("stack"))
 	return bareReply(wire, mdns.RcodeServerFailure)
@@ -55,7 +56,7 @@ func describe(ev *audit.Event, d policy.Decision) {
 
 // record passes the event to the audit log. Refusals that a box can provoke at line rate are coalesced.
 func (s *Server) record(use *usage, ev audit.Event) {
-	if ev.Reason == policy.ReasonLimit || ev.Reason == policy.ReasonUnknownBox {
+	if ev.Reason == name.ReasonLimit || ev.Reason == name.ReasonUnknownBox {
 		use.refusals.add(ev)
 		return
 	}

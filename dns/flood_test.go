@@ -7,7 +7,7 @@ import (
 
 	mdns "github.com/miekg/dns"
 
-	"boxgate/policy"
+	"boxgate/policy/name"
 )
 
 // TestFloodIsCountedAndNotAnswered: over the limit, as many queries are answered with a refusal as are served, and the
@@ -34,7 +34,7 @@ func TestFloodIsCountedAndNotAnswered(t *testing.T) {
 	}
 	over := func() (n uint64) {
 		for _, ev := range l.events.all() {
-			if ev.Reason == policy.ReasonLimit {
+			if ev.Reason == name.ReasonLimit {
 				n += ev.Count
 			}
 		}

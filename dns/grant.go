@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"boxgate/policy"
+	"boxgate/policy/name"
 )
 
 // grantGrace is how long a grant outlives the TTL it was answered with, and the last connection to its address: clients
@@ -18,7 +19,7 @@ const grantGrace = time.Minute
 // Grant records that a box was told that a name has an address. It lets the proxy dial the address the box chose, and
 // tell the names of connections that carry none. It allows nothing: the address is judged again when it is dialled.
 type Grant struct {
-	Name    policy.Name
+	Name    name.Name
 	Addr    netip.Addr
 	Expires time.Time
 }
@@ -51,7 +52,7 @@ func (h *held) isLive(now time.Time) bool { return h.conns > 0 || now.Before(h.E
 
 // granted is what a grant is known by.
 type granted struct {
-	name policy.Name
+	name name.Name
 	addr netip.Addr
 }
 
@@ -61,7 +62,7 @@ func newGrants(perBox, max int) *grants {
 
 // remember notes that box was told addrs for n, and reports whether they are the first of the box. A repeated grant gets
 // the later expiry.
-func (g *grants) remember(box policy.BoxID, n policy.Name, addrs []netip.Addr, expires time.Time) (first bool) {
+func (g *grants) remember(box policy.BoxID, n name.Name, addrs []netip.Addr, expires time.Time) (first bool) {
 	if len(addrs) == 0 {
 		return false
 	}
@@ -140,7 +141,7 @@ func (g *grants) dropOldestLocked(b *boxGrants) {
 	g.total--
 }
 
-func (g *grants) has(box policy.BoxID, n policy.Name, a netip.Addr, now time.Time) bool {
+func (g *grants) has(box policy.BoxID, n name.Name, a netip.Addr, now time.Time) bool {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	b := g.boxes[box]
@@ -153,7 +154,7 @@ func (g *grants) has(box policy.BoxID, n policy.Name, a netip.Addr, now time.Tim
 
 // hold keeps a live grant from expiring until release is called, and for a moment after that. It reports nil if there is none.
 // The limits stand: a grant that is dropped for others is gone, whoever holds it.
-func (g *grants) hold(box policy.BoxID, n policy.Name, a netip.Addr) (release func()) {
+func (g *grants) hold(box policy.BoxID, n name.Name, a netip.Addr) (release func()) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	b := g.boxes[box]
@@ -175,7 +176,7 @@ func (g *grants) hold(box policy.BoxID, n policy.Name, a netip.Addr) (release fu
 }
 
 // names returns the names granted with a, the latest expiry first.
-func (g *grants) names(box policy.BoxID, a netip.Addr, now time.Time) []policy.Name {
+func (g *grants) names(box policy.BoxID, a netip.Addr, now time.Time) []name.Name {
 	var live []Grant
 	g.mu.Lock()
 	if b := g.boxes[box]; b != nil {
@@ -187,7 +188,7 @@ func (g *grants) names(box policy.BoxID, a netip.Addr, now time.Time) []policy.N
 	}
 	g.mu.Unlock()
 	slices.SortStableFunc(live, func(x, y Grant) int { return cmp.Compare(y.Expires.UnixNano(), x.Expires.UnixNano()) })
-	names := make([]policy.Name, len(live))
+	names := make([]name.Name, len(live))
 	for i, gr := range live {
 		names[i] = gr.Name
 	}

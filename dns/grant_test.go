@@ -12,6 +12,7 @@ import (
 
 	"boxgate/audit"
 	"boxgate/policy"
+	"boxgate/policy/name"
 )
 
 func TestGrantOutlivesTheTTLByAGrace(t *testing.T) {
@@ -19,7 +20,7 @@ func TestGrantOutlivesTheTTLByAGrace(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := newBench(t, domains("a.example.com"), newZone(t, "a.example.com. 30 IN A "+goodV4))
 		b.ask(t, "a.example.com", mdns.TypeA)
-		n := name(t, "a.example.com")
+		n := mustName(t, "a.example.com")
 		time.Sleep(30*time.Second + grantGrace - time.Nanosecond)
 		if !b.Granted("box1", n, addr(goodV4)) || !b.Granted("box1", n, addr("::ffff:"+goodV4)) {
 			t.Error("the grant ended too early")
@@ -38,10 +39,10 @@ func TestGrantOutlivesItsConnectionsByAGrace(t *testing.T) {
 		b := newBench(t, domains("*.example.com"), newZone(t, "a.example.com. 1 IN A "+goodV4, "b.example.com. 1 IN A "+goodV4))
 		b.ask(t, "a.example.com", mdns.TypeA)
 		b.ask(t, "b.example.com", mdns.TypeA)
-		n, other := name(t, "a.example.com"), name(t, "b.example.com")
+		n, other := mustName(t, "a.example.com"), mustName(t, "b.example.com")
 		first, second := b.Hold("box1", n, addr(goodV4)), b.Hold("box1", n, addr("::ffff:"+goodV4))
 		for _, none := range []func(){
-			b.Hold("box2", n, addr(goodV4)), b.Hold("box1", n, addr(goodV6)), b.Hold("box1", policy.Name{}, addr(goodV4)),
+			b.Hold("box2", n, addr(goodV4)), b.Hold("box1", n, addr(goodV6)), b.Hold("box1", name.Name{}, addr(goodV4)),
 		} {
 			if none != nil {
 				t.Error("what was not granted is held")
@@ -51,7 +52,7 @@ func TestGrantOutlivesItsConnectionsByAGrace(t *testing.T) {
 		if !b.Granted("box1", n, addr(goodV4)) || b.Granted("box1", other, addr(goodV4)) {
 			t.Error("the grant of an open connection has ended, or another has not")
 		}
-		if got := b.GrantedNames("box1", addr(goodV4)); !slices.Equal(got, []policy.Name{n}) {
+		if got := b.GrantedNames("box1", addr(goodV4)); !slices.Equal(got, []name.Name{n}) {
 			t.Errorf("names %v", got)
 		}
 		first()
@@ -81,11 +82,11 @@ func TestLeastTimeOfAGrant(t *testing.T) {
 			b.ask(t, "b.example.com", mdns.TypeA)
 		}
 		time.Sleep(time.Hour - time.Nanosecond)
-		if !b.Granted("box1", name(t, "a.example.com"), addr(goodV4)) {
+		if !b.Granted("box1", mustName(t, "a.example.com"), addr(goodV4)) {
 			t.Error("the grant ended too early")
 		}
 		time.Sleep(time.Minute)
-		if b.Granted("box1", name(t, "a.example.com"), addr(goodV4)) || !b.Granted("box1", name(t, "b.example.com"), addr(goodV4)) {
+		if b.Granted("box1", mustName(t, "a.example.com"), addr(goodV4)) || !b.Granted("box1", mustName(t, "b.example.com"), addr(goodV4)) {
 			t.Error("the grant did not end, or one of a longer TTL has")
 		}
 	})
@@ -96,8 +97,8 @@ func TestHeldGrantsAreBounded(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		g := newGrants(10, 100)
-		give := func(i int, life time.Duration) policy.Name {
-			n := name(t, fmt.Sprintf("n%d.example.com", i))
+		give := func(i int, life time.Duration) name.Name {
+			n := mustName(t, fmt.Sprintf("n%d.example.com", i))
 			g.remember("box", n, []netip.Addr{addr(goodV4)}, time.Now().Add(life))
 			return n
 		}
@@ -123,7 +124,7 @@ func TestHeldGrantsAreBounded(t *testing.T) {
 		for _, r := range release { // most of them of grants that were dropped
 			r()
 		}
-		if g.has("box", name(t, "n0.example.com"), addr(goodV4), time.Now()) || g.total != 10 {
+		if g.has("box", mustName(t, "n0.example.com"), addr(goodV4), time.Now()) || g.total != 10 {
 			t.Errorf("%d grants after the connections have ended", g.total)
 		}
 	})
@@ -132,7 +133,7 @@ func TestHeldGrantsAreBounded(t *testing.T) {
 func TestGrantIsThereBeforeTheAnswer(t *testing.T) {
 	t.Parallel()
 	b := newBench(t, domains("a.example.com"), newZone(t, "a.example.com. 30 IN A "+goodV4))
-	n := name(t, "a.example.com")
+	n := mustName(t, "a.example.com")
 	b.audit = recorderFunc(func() {
 		if !b.Granted("box1", n, addr(goodV4)) {
 			t.Error("the decision was made without the grant")
@@ -145,10 +146,10 @@ func TestSinkIsNoGrant(t *testing.T) {
 	t.Parallel()
 	b := newBench(t, domains("a.example.com"), newZone(t))
 	b.ask(t, "b.example.com", mdns.TypeA)
-	if b.Granted("box1", name(t, "b.example.com"), addr(sinkV4)) {
+	if b.Granted("box1", mustName(t, "b.example.com"), addr(sinkV4)) {
 		t.Error("the sink was granted")
 	}
-	if b.Granted("box1", policy.Name{}, netip.Addr{}) || b.Granted("", policy.Name{}, addr(goodV4)) {
+	if b.Granted("box1", name.Name{}, netip.Addr{}) || b.Granted("", name.Name{}, addr(goodV4)) {
 		t.Error("zero values were granted")
 	}
 }
@@ -159,7 +160,7 @@ func TestNamesOfAnAddressLatestFirst(t *testing.T) {
 	b.ask(t, "a.example.com", mdns.TypeA)
 	b.ask(t, "b.example.com", mdns.TypeA)
 	b.ask(t, "a.example.com", mdns.TypeA)
-	want := []policy.Name{name(t, "b.example.com"), name(t, "a.example.com")}
+	want := []name.Name{mustName(t, "b.example.com"), mustName(t, "a.example.com")}
 	if got := b.GrantedNames("box1", addr(goodV4)); !slices.Equal(got, want) {
 		t.Errorf("names = %v, want %v", got, want)
 	}
@@ -173,8 +174,8 @@ func TestGrantsAreBounded(t *testing.T) {
 	t.Parallel()
 	g := newGrants(100, 250)
 	now := time.Now()
-	give := func(box policy.BoxID, i int) policy.Name {
-		n := name(t, fmt.Sprintf("n%d.example.com", i))
+	give := func(box policy.BoxID, i int) name.Name {
+		n := mustName(t, fmt.Sprintf("n%d.example.com", i))
 		g.remember(box, n, []netip.Addr{addr(goodV4), addr(goodV6)}, now.Add(time.Minute))
 		return n
 	}

@@ -10,6 +10,7 @@ import (
 
 	"boxgate/audit"
 	"boxgate/policy"
+	"boxgate/policy/name"
 )
 
 func TestAllowedNameIsResolvedAndGranted(t *testing.T) {
@@ -27,15 +28,15 @@ func TestAllowedNameIsResolvedAndGranted(t *testing.T) {
 		t.Errorf("flags are wrong:\n%v", m)
 	}
 	ev := b.events.last(t)
-	wantEvent(t, ev, policy.Allow, audit.ActionForward, policy.ReasonAllowedDomain)
+	wantEvent(t, ev, policy.Allow, audit.ActionForward, name.ReasonAllowedDomain)
 	if ev.Box != "box1" || ev.Name != "api.example.com" || ev.Protocol != policy.UDP || ev.Version != 1 || ev.Addr.String() != goodV4 {
 		t.Errorf("event = %+v", ev)
 	}
 	wantAddresses(t, b.ask(t, "api.example.com", mdns.TypeAAAA), goodV6)
-	if !b.Granted("box1", name(t, "api.example.com"), addr(goodV4)) || !b.Granted("box1", name(t, "api.example.com"), addr(goodV6)) {
+	if !b.Granted("box1", mustName(t, "api.example.com"), addr(goodV4)) || !b.Granted("box1", mustName(t, "api.example.com"), addr(goodV6)) {
 		t.Error("the answers were not remembered")
 	}
-	if b.Granted("box2", name(t, "api.example.com"), addr(goodV4)) {
+	if b.Granted("box2", mustName(t, "api.example.com"), addr(goodV4)) {
 		t.Error("another box has the grant")
 	}
 }
@@ -71,10 +72,10 @@ func TestDeniedNameGetsSinkAndNothingGoesUpstream(t *testing.T) {
 
 func TestReasonsOfTheSink(t *testing.T) {
 	t.Parallel()
-	for want, spec := range map[policy.Reason]policy.Spec{
-		policy.ReasonNotAllowed:   domains("other.example"),
-		policy.ReasonDenyAll:      {Mode: policy.ModeDenyAll},
-		policy.ReasonDeniedDomain: {Mode: policy.ModeCustom, AllowedDomains: []string{"*.example"}, DeniedDomains: []string{"evil.example"}},
+	for want, spec := range map[name.Reason]policy.Spec{
+		name.ReasonNotAllowed:   domains("other.example"),
+		name.ReasonDenyAll:      {Mode: policy.ModeDenyAll},
+		name.ReasonDeniedDomain: {Mode: policy.ModeCustom, AllowedDomains: []string{"*.example"}, DeniedDomains: []string{"evil.example"}},
 	} {
 		b := newBench(t, spec, newZone(t))
 		b.ask(t, "evil.example", mdns.TypeA)
@@ -107,7 +108,7 @@ func TestNamesThatAreNoHostNamesAreNotAllowedByAnyPolicy(t *testing.T) {
 	t.Parallel()
 	b := newBench(t, policy.Spec{Mode: policy.ModeAllowAll}, newZone(t))
 	wantBlocked(t, b.ask(t, `a\.b.example.com`, mdns.TypeA), sinkV4)
-	wantEvent(t, b.events.last(t), policy.Deny, audit.ActionSink, policy.ReasonNotAllowed)
+	wantEvent(t, b.events.last(t), policy.Deny, audit.ActionSink, name.ReasonNotAllowed)
 	wantNothingAsked(t, b.zone)
 }
 
@@ -123,24 +124,24 @@ func TestRefusedQueries(t *testing.T) {
 		what   string
 		q      *mdns.Msg
 		rcode  int
-		reason policy.Reason
+		reason name.Reason
 	}{
-		{"ANY", newQuery("example.com", mdns.TypeANY), mdns.RcodeRefused, policy.ReasonProtocol},
-		{"AXFR", newQuery("example.com", mdns.TypeAXFR), mdns.RcodeRefused, policy.ReasonProtocol},
-		{"IXFR", newQuery("example.com", mdns.TypeIXFR), mdns.RcodeRefused, policy.ReasonProtocol},
-		{"MAILA", newQuery("example.com", mdns.TypeMAILA), mdns.RcodeRefused, policy.ReasonProtocol},
-		{"TKEY", newQuery("example.com", mdns.TypeTKEY), mdns.RcodeRefused, policy.ReasonProtocol},
-		{"OPT", newQuery("example.com", mdns.TypeOPT), mdns.RcodeRefused, policy.ReasonProtocol},
-		{"type 0", newQuery("example.com", 0), mdns.RcodeRefused, policy.ReasonProtocol},
-		{"CHAOS", query(func(q *mdns.Msg) { q.Question[0].Qclass = mdns.ClassCHAOS }), mdns.RcodeRefused, policy.ReasonProtocol},
-		{"class ANY", query(func(q *mdns.Msg) { q.Question[0].Qclass = mdns.ClassANY }), mdns.RcodeRefused, policy.ReasonProtocol},
-		{"update", query(func(q *mdns.Msg) { q.Opcode = mdns.OpcodeUpdate }), mdns.RcodeNotImplemented, policy.ReasonProtocol},
-		{"notify", query(func(q *mdns.Msg) { q.Opcode = mdns.OpcodeNotify }), mdns.RcodeNotImplemented, policy.ReasonProtocol},
-		{"two questions", query(func(q *mdns.Msg) { q.Question = append(q.Question, q.Question[0]) }), mdns.RcodeFormatError, policy.ReasonBadRequest},
-		{"no question", query(func(q *mdns.Msg) { q.Question = nil }), mdns.RcodeFormatError, policy.ReasonBadRequest},
-		{"an answer", query(func(q *mdns.Msg) { q.Answer = []mdns.RR{mustRR("x. A 1.1.1.1")} }), mdns.RcodeFormatError, policy.ReasonBadRequest},
-		{"two OPTs", query(func(q *mdns.Msg) { q.Extra = append(q.Extra, q.Extra[0]) }), mdns.RcodeFormatError, policy.ReasonBadRequest},
-		{"EDNS 1", query(func(q *mdns.Msg) { q.IsEdns0().SetVersion(1) }), mdns.RcodeBadVers, policy.ReasonProtocol},
+		{"ANY", newQuery("example.com", mdns.TypeANY), mdns.RcodeRefused, name.ReasonProtocol},
+		{"AXFR", newQuery("example.com", mdns.TypeAXFR), mdns.RcodeRefused, name.ReasonProtocol},
+		{"IXFR", newQuery("example.com", mdns.TypeIXFR), mdns.RcodeRefused, name.ReasonProtocol},
+		{"MAILA", newQuery("example.com", mdns.TypeMAILA), mdns.RcodeRefused, name.ReasonProtocol},
+		{"TKEY", newQuery("example.com", mdns.TypeTKEY), mdns.RcodeRefused, name.ReasonProtocol},
+		{"OPT", newQuery("example.com", mdns.TypeOPT), mdns.RcodeRefused, name.ReasonProtocol},
+		{"type 0", newQuery("example.com", 0), mdns.RcodeRefused, name.ReasonProtocol},
+		{"CHAOS", query(func(q *mdns.Msg) { q.Question[0].Qclass = mdns.ClassCHAOS }), mdns.RcodeRefused, name.ReasonProtocol},
+		{"class ANY", query(func(q *mdns.Msg) { q.Question[0].Qclass = mdns.ClassANY }), mdns.RcodeRefused, name.ReasonProtocol},
+		{"update", query(func(q *mdns.Msg) { q.Opcode = mdns.OpcodeUpdate }), mdns.RcodeNotImplemented, name.ReasonProtocol},
+		{"notify", query(func(q *mdns.Msg) { q.Opcode = mdns.OpcodeNotify }), mdns.RcodeNotImplemented, name.ReasonProtocol},
+		{"two questions", query(func(q *mdns.Msg) { q.Question = append(q.Question, q.Question[0]) }), mdns.RcodeFormatError, name.ReasonBadRequest},
+		{"no question", query(func(q *mdns.Msg) { q.Question = nil }), mdns.RcodeFormatError, name.ReasonBadRequest},
+		{"an answer", query(func(q *mdns.Msg) { q.Answer = []mdns.RR{mustRR("x. A 1.1.1.1")} }), mdns.RcodeFormatError, name.ReasonBadRequest},
+		{"two OPTs", query(func(q *mdns.Msg) { q.Extra = append(q.Extra, q.Extra[0]) }), mdns.RcodeFormatError, name.ReasonBadRequest},
+		{"EDNS 1", query(func(q *mdns.Msg) { q.IsEdns0().SetVersion(1) }), mdns.RcodeBadVers, name.ReasonProtocol},
 	} {
 		m := b.exchange(t, tc.q, policy.UDP)
 		if m.Rcode != tc.rcode || m.Id != tc.q.Id || !m.Response || len(m.Answer) > 0 || m.Opcode != tc.q.Opcode {
@@ -169,7 +170,7 @@ func TestMalformedBytes(t *testing.T) {
 		if m.Rcode != mdns.RcodeFormatError || m.Id != uint16(good[0])<<8|uint16(good[1]) || !m.Response {
 			t.Errorf("%d bytes: got\n%v", n, m)
 		}
-		wantEvent(t, b.events.last(t), policy.Deny, audit.ActionRefuse, policy.ReasonBadRequest)
+		wantEvent(t, b.events.last(t), policy.Deny, audit.ActionRefuse, name.ReasonBadRequest)
 	}
 	wantNothingAsked(t, b.zone)
 }
@@ -182,13 +183,13 @@ func TestUnknownBoxAndNoPolicyAreDenied(t *testing.T) {
 	if m.Rcode != mdns.RcodeRefused || len(m.Answer) > 0 {
 		t.Errorf("got\n%v", m)
 	}
-	wantEvent(t, b.events.last(t), policy.Deny, audit.ActionRefuse, policy.ReasonUnknownBox)
+	wantEvent(t, b.events.last(t), policy.Deny, audit.ActionRefuse, name.ReasonUnknownBox)
 
 	b.box = &policy.Box{ID: "new"}
 	wantBlocked(t, b.ask(t, "example.com", mdns.TypeA), sinkV4)
-	wantEvent(t, b.events.last(t), policy.Deny, audit.ActionSink, policy.ReasonNoPolicy)
+	wantEvent(t, b.events.last(t), policy.Deny, audit.ActionSink, name.ReasonNoPolicy)
 	b.ask(t, `no\.name`, mdns.TypeA)
-	wantEvent(t, b.events.last(t), policy.Deny, audit.ActionSink, policy.ReasonNoPolicy)
+	wantEvent(t, b.events.last(t), policy.Deny, audit.ActionSink, name.ReasonNoPolicy)
 	wantNothingAsked(t, b.zone)
 }
 
@@ -200,10 +201,10 @@ func TestResolveMode(t *testing.T) {
 		"out.example. 60 IN A "+goodV4b, "denied.example. 60 IN A "+goodV4, "in.example. 60 IN TXT secret", "v6.example. 60 IN AAAA "+goodV6)
 	b := newBench(t, spec, z)
 	wantAddresses(t, b.ask(t, "in.example", mdns.TypeA), goodV4)
-	wantEvent(t, b.events.last(t), policy.Allow, audit.ActionForward, policy.ReasonAllowedCIDR)
+	wantEvent(t, b.events.last(t), policy.Allow, audit.ActionForward, name.ReasonAllowedCIDR)
 	wantAddresses(t, b.ask(t, "mixed.example", mdns.TypeA), goodV4)
 	wantBlocked(t, b.ask(t, "out.example", mdns.TypeA))
-	wantEvent(t, b.events.last(t), policy.Deny, audit.ActionRefuse, policy.ReasonNotAllowed)
+	wantEvent(t, b.events.last(t), policy.Deny, audit.ActionRefuse, name.ReasonNotAllowed)
 	wantBlocked(t, b.ask(t, "v6.example", mdns.TypeAAAA))
 	asked := len(z.questions())
 	wantBlocked(t, b.ask(t, "denied.example", mdns.TypeA), sinkV4)
@@ -224,7 +225,7 @@ func TestPolicyThatTightensWhileUpstreamIsAsked(t *testing.T) {
 	if ev := b.events.last(t); ev.Version != 2 || ev.Verdict != policy.Deny {
 		t.Errorf("event = %+v", ev)
 	}
-	if b.Granted("box1", name(t, "a.example.com"), addr(goodV4)) {
+	if b.Granted("box1", mustName(t, "a.example.com"), addr(goodV4)) {
 		t.Error("the address was granted")
 	}
 	if n := len(b.events.all()); n != 1 {
@@ -240,7 +241,7 @@ func TestOtherTypesPassWithoutAddresses(t *testing.T) {
 	if len(m.Answer) != 1 || m.Answer[0].(*mdns.MX).Mx != "mail.example.com." {
 		t.Errorf("got\n%v", m)
 	}
-	wantEvent(t, b.events.last(t), policy.Allow, audit.ActionForward, policy.ReasonAllowedDomain)
+	wantEvent(t, b.events.last(t), policy.Allow, audit.ActionForward, name.ReasonAllowedDomain)
 	wantAddresses(t, b.ask(t, "example.com", mdns.TypeTXT))
 
 	// An upstream that adds what was not asked for.
@@ -264,7 +265,7 @@ func TestNegativeAnswersPass(t *testing.T) {
 	if m.Rcode != mdns.RcodeNameError || len(m.Ns) != 1 || m.Ns[0].Header().Ttl != 60 {
 		t.Errorf("got\n%v", m)
 	}
-	wantEvent(t, b.events.last(t), policy.Allow, audit.ActionForward, policy.ReasonAllowedDomain)
+	wantEvent(t, b.events.last(t), policy.Allow, audit.ActionForward, name.ReasonAllowedDomain)
 	wantRCode(t, b, "NXDOMAIN")
 	b.ask(t, "none.example.com", mdns.TypeA)
 	wantRCode(t, b, "NXDOMAIN") // from the cache
@@ -292,7 +293,7 @@ func TestUpstreamDown(t *testing.T) {
 		t.Errorf("got\n%v", m)
 	}
 	ev := b.events.last(t)
-	wantEvent(t, ev, policy.Deny, audit.ActionRefuse, policy.ReasonUnresolved)
+	wantEvent(t, ev, policy.Deny, audit.ActionRefuse, name.ReasonUnresolved)
 	if ev.Error == "" {
 		t.Error("the event does not say what failed")
 	}
@@ -305,7 +306,7 @@ func TestPanicAnswersServfailAndIsRecorded(t *testing.T) {
 	if m := b.ask(t, "example.com", mdns.TypeA); m.Rcode != mdns.RcodeServerFailure {
 		t.Errorf("got\n%v", m)
 	}
-	wantEvent(t, b.events.last(t), policy.Deny, audit.ActionRefuse, policy.ReasonInternal)
+	wantEvent(t, b.events.last(t), policy.Deny, audit.ActionRefuse, name.ReasonInternal)
 
 	b = newBench(t, domains("example.com"), newZone(t))
 	b.zone.before = func() { panic("upstream") }

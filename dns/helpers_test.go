@@ -14,6 +14,7 @@ import (
 
 	"boxgate/audit"
 	"boxgate/policy"
+	"boxgate/policy/name"
 )
 
 // Addresses used by the tests. The public ones are global unicast; nothing is sent to them.
@@ -202,7 +203,7 @@ func newBox(t testing.TB, id policy.BoxID, spec policy.Spec) *policy.Box {
 
 func compile(t testing.TB, spec policy.Spec, version uint64) *policy.Compiled {
 	t.Helper()
-	c, err := policy.Compile(spec, nil, policy.NewProtected(nil, nil), version)
+	c, err := policy.Compile(spec, nil, name.NewProtected(nil, nil), version)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -213,9 +214,9 @@ func domains(allowed ...string) policy.Spec {
 	return policy.Spec{Mode: policy.ModeCustom, AllowedDomains: allowed}
 }
 
-func name(t testing.TB, s string) policy.Name {
+func mustName(t testing.TB, s string) name.Name {
 	t.Helper()
-	n, err := policy.ParseName(s)
+	n, err := name.Parse(s)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -290,7 +291,7 @@ func wantBlocked(t *testing.T, m *mdns.Msg, sink ...string) {
 	}
 }
 
-func wantEvent(t *testing.T, ev audit.Event, v policy.Verdict, action audit.Action, reason policy.Reason) {
+func wantEvent(t *testing.T, ev audit.Event, v policy.Verdict, action audit.Action, reason name.Reason) {
 	t.Helper()
 	if ev.Verdict != v || ev.Action != action || ev.Reason != reason || ev.Stage != policy.StageDNS {
 		t.Errorf("event = %+v, want %v %v %v", ev, v, action, reason)

@@ -10,6 +10,7 @@ import (
 	mdns "github.com/miekg/dns"
 
 	"boxgate/policy"
+	"boxgate/policy/name"
 )
 
 // secondFamilyDelay is how long Lookup waits for one family's answer once the other's is there (RFC 8305, section 3).
@@ -31,13 +32,13 @@ func (noAddress) NotFound() bool { return true }
 // families are asked at once and CNAMEs followed. The addresses are as upstream gave them: the caller must judge an
 // address before dialling it. The caller must also have judged the name; a name or chain that the box's policy denies
 // by name is a *policy.DeniedError nevertheless. Lookup returns when ctx ends.
-func (s *Server) Lookup(ctx context.Context, box *policy.Box, n policy.Name) ([]netip.Addr, error) {
+func (s *Server) Lookup(ctx context.Context, box *policy.Box, n name.Name) ([]netip.Addr, error) {
 	return s.lookup(ctx, box, n, waitBoth)
 }
 
 // LookupBoth is like Lookup, but waits for both families and fails if either lookup does. On partial failure it returns
 // what was found, with the error. It is for callers that must know every address of a name.
-func (s *Server) LookupBoth(ctx context.Context, box *policy.Box, n policy.Name) ([]netip.Addr, error) {
+func (s *Server) LookupBoth(ctx context.Context, box *policy.Box, n name.Name) ([]netip.Addr, error) {
 	var a4, a6 family
 	addrs, err := s.lookup(ctx, box, n, func(v4, v6 <-chan family) (family, family) {
 		a4, a6 = <-v4, <-v6
@@ -49,12 +50,12 @@ func (s *Server) LookupBoth(ctx context.Context, box *policy.Box, n policy.Name)
 	return addrs, err
 }
 
-func (s *Server) lookup(ctx context.Context, box *policy.Box, n policy.Name, wait func(v4, v6 <-chan family) (family, family)) ([]netip.Addr, error) {
+func (s *Server) lookup(ctx context.Context, box *policy.Box, n name.Name, wait func(v4, v6 <-chan family) (family, family)) ([]netip.Addr, error) {
 	if box == nil || n.IsZero() {
 		r := policy.Request{Stage: policy.StageDNS, Name: n}
-		reason := policy.ReasonUnknownBox
+		reason := name.ReasonUnknownBox
 		if box != nil {
-			r.Box, reason = box.ID, policy.ReasonNoName
+			r.Box, reason = box.ID, name.ReasonNoName
 		}
 		return nil, policy.Decision{Reason: reason}.Err(r)
 	}
@@ -79,7 +80,7 @@ type family struct {
 	err   error
 }
 
-func (s *Server) lookupFamily(ctx context.Context, box *policy.Box, n policy.Name, qtype uint16) <-chan family {
+func (s *Server) lookupFamily(ctx context.Context, box *policy.Box, n name.Name, qtype uint16) <-chan family {
 	out := make(chan family, 1)
 	go func() {
 		var f family

@@ -12,13 +12,14 @@ import (
 	mdns "github.com/miekg/dns"
 
 	"boxgate/policy"
+	"boxgate/policy/name"
 )
 
 func TestLookupReturnsRawAddressesOfBothFamilies(t *testing.T) {
 	t.Parallel()
 	b := newBench(t, domains("a.example.com"), newZone(t, "a.example.com. 60 IN CNAME b.cdn.net.",
 		"b.cdn.net. 60 IN A 10.0.0.1", "b.cdn.net. 60 IN A "+goodV4, "b.cdn.net. 60 IN AAAA "+goodV6))
-	got, err := b.Lookup(t.Context(), b.box, name(t, "a.example.com"))
+	got, err := b.Lookup(t.Context(), b.box, mustName(t, "a.example.com"))
 	want := []netip.Addr{addr("10.0.0.1"), addr(goodV4), addr(goodV6)}
 	if err != nil || !slices.Equal(got, want) {
 		t.Errorf("got %v, %v; want %v", got, err, want)
@@ -38,15 +39,15 @@ func TestLookupFailures(t *testing.T) {
 	z := newZone(t, "text.example.com. 60 IN TXT x")
 	b := newBench(t, policy.Spec{Mode: policy.ModeCustom, AllowedDomains: []string{"*.example.com"}, DeniedDomains: []string{"evil.example.com"}}, z)
 	for _, n := range []string{"text.example.com", "none.example.com"} {
-		if _, err := b.Lookup(t.Context(), b.box, name(t, n)); !errors.Is(err, ErrNoAddress) {
+		if _, err := b.Lookup(t.Context(), b.box, mustName(t, n)); !errors.Is(err, ErrNoAddress) {
 			t.Errorf("%s: %v", n, err)
 		}
 	}
 	asked := len(z.questions())
 	for _, lookup := range []func() ([]netip.Addr, error){
-		func() ([]netip.Addr, error) { return b.Lookup(t.Context(), b.box, name(t, "evil.example.com")) },
-		func() ([]netip.Addr, error) { return b.Lookup(t.Context(), b.box, policy.Name{}) },
-		func() ([]netip.Addr, error) { return b.Lookup(t.Context(), nil, name(t, "a.example.com")) },
+		func() ([]netip.Addr, error) { return b.Lookup(t.Context(), b.box, mustName(t, "evil.example.com")) },
+		func() ([]netip.Addr, error) { return b.Lookup(t.Context(), b.box, name.Name{}) },
+		func() ([]netip.Addr, error) { return b.Lookup(t.Context(), nil, mustName(t, "a.example.com")) },
 	} {
 		addrs, err := lookup()
 		if _, ok := errors.AsType[*policy.DeniedError](err); !ok || addrs != nil {
@@ -57,7 +58,7 @@ func TestLookupFailures(t *testing.T) {
 		t.Errorf("upstream was asked %q", z.questions()[asked:])
 	}
 	z.fail(errDown)
-	if _, err := b.Lookup(t.Context(), b.box, name(t, "down.example.com")); !errors.Is(err, errDown) {
+	if _, err := b.Lookup(t.Context(), b.box, mustName(t, "down.example.com")); !errors.Is(err, errDown) {
 		t.Errorf("got %v", err)
 	}
 }
@@ -70,7 +71,7 @@ func TestLookupHonoursItsContext(t *testing.T) {
 		ctx, cancel := context.WithTimeout(t.Context(), 10*time.Millisecond)
 		defer cancel()
 		start := time.Now()
-		if _, err := b.Lookup(ctx, b.box, name(t, "a.example.com")); !errors.Is(err, context.DeadlineExceeded) || time.Since(start) > 20*time.Millisecond {
+		if _, err := b.Lookup(ctx, b.box, mustName(t, "a.example.com")); !errors.Is(err, context.DeadlineExceeded) || time.Since(start) > 20*time.Millisecond {
 			t.Errorf("got %v after %v", err, time.Since(start))
 		}
 		// The lookup went on for others.
@@ -92,7 +93,7 @@ func TestLookupDoesNotWaitForASlowFamily(t *testing.T) {
 			return z.exchange(context.Background(), n, qtype)
 		})
 		start := time.Now()
-		got, err := b.Lookup(t.Context(), b.box, name(t, "a.example.com"))
+		got, err := b.Lookup(t.Context(), b.box, mustName(t, "a.example.com"))
 		if err != nil || len(got) != 1 || time.Since(start) != secondFamilyDelay {
 			t.Errorf("got %v, %v after %v", got, err, time.Since(start))
 		}

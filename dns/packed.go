@@ -8,7 +8,7 @@ import (
 
 	mdns "github.com/miekg/dns"
 
-	"boxgate/policy"
+	"boxgate/policy/name"
 )
 
 // maxPacked is how many records a packed answer may have. The work for one query is bounded by it.
@@ -71,7 +71,7 @@ func newPacked(k cacheKey, a *answer) *packed {
 }
 
 // loops reports whether the chain comes back to a name, or is too long to tell.
-func (a *answer) loops(n policy.Name) bool {
+func (a *answer) loops(n name.Name) bool {
 	for i, target := range a.targets {
 		if target == n || slices.Contains(a.targets[:i], target) {
 			return true

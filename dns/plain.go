@@ -7,6 +7,7 @@ import (
 	mdns "github.com/miekg/dns"
 
 	"boxgate/policy"
+	"boxgate/policy/name"
 )
 
 // Bits of the second half of a header's flags, and of the first.
@@ -135,13 +136,13 @@ func (q *plainQuery) maxSize(transport policy.Protocol) int {
 // names keeps the names that were asked for lately, so that no memory is needed to ask again. The zero value is ready.
 // Not safe for concurrent use.
 type names struct {
-	known [4096]policy.Name
+	known [4096]name.Name
 }
 
 var nameSeed = maphash.MakeSeed()
 
 // parse is parseName for a name in lower case.
-func (n *names) parse(text []byte) (policy.Name, error) {
+func (n *names) parse(text []byte) (name.Name, error) {
 	slot := &n.known[maphash.Bytes(nameSeed, text)%uint64(len(n.known))]
 	if slot.String() == string(text) {
 		return *slot, nil

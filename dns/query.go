@@ -7,7 +7,7 @@ import (
 
 	mdns "github.com/miekg/dns"
 
-	"boxgate/policy"
+	"boxgate/policy/name"
 )
 
 // query holds the parts of a box's message that the server needs.
@@ -22,15 +22,15 @@ type query struct {
 // badQuery says how to refuse a query that boxes may not send.
 type badQuery struct {
 	rcode  int
-	reason policy.Reason
+	reason name.Reason
 	ede    uint16
 }
 
 var (
-	formatError    = &badQuery{mdns.RcodeFormatError, policy.ReasonBadRequest, edeNone}
-	badVersion     = &badQuery{mdns.RcodeBadVers, policy.ReasonProtocol, edeNone}
-	notImplemented = &badQuery{mdns.RcodeNotImplemented, policy.ReasonProtocol, edeNotSupported}
-	notServed      = &badQuery{mdns.RcodeRefused, policy.ReasonProtocol, edeNotSupported}
+	formatError    = &badQuery{mdns.RcodeFormatError, name.ReasonBadRequest, edeNone}
+	badVersion     = &badQuery{mdns.RcodeBadVers, name.ReasonProtocol, edeNone}
+	notImplemented = &badQuery{mdns.RcodeNotImplemented, name.ReasonProtocol, edeNotSupported}
+	notServed      = &badQuery{mdns.RcodeRefused, name.ReasonProtocol, edeNotSupported}
 )
 
 // parseQuery parses a message from a box. On error it returns what could be parsed.

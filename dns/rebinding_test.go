@@ -14,6 +14,7 @@ import (
 
 	"boxgate/audit"
 	"boxgate/policy"
+	"boxgate/policy/name"
 )
 
 func addr(s string) netip.Addr { return netip.MustParseAddr(s) }
@@ -40,7 +41,7 @@ func TestRebindingToProtectedAddress(t *testing.T) {
 				b := newBench(t, spec, newZone(t, record("r.example.com.", tc.qtype, bad)))
 				wantBlocked(t, b.ask(t, "r.example.com", tc.qtype))
 				ev := b.events.last(t)
-				wantEvent(t, ev, policy.Deny, audit.ActionRefuse, policy.ReasonProtectedRange)
+				wantEvent(t, ev, policy.Deny, audit.ActionRefuse, name.ReasonProtectedRange)
 				if len(b.GrantedNames("box1", addr(bad))) > 0 {
 					t.Errorf("%s was granted", bad)
 				}
@@ -69,9 +70,9 @@ func TestOnlyGoodAddressesAmongBad(t *testing.T) {
 	b := newBench(t, policy.Spec{Mode: policy.ModeCustom, AllowedDomains: []string{"m.example.com"}, DeniedCIDRs: []string{goodV4b + "/32"}},
 		newZone(t, "m.example.com. 60 IN A 127.0.0.1", "m.example.com. 60 IN A "+goodV4b, "m.example.com. 60 IN A "+goodV4, "m.example.com. 60 IN A 10.0.0.1"))
 	wantAddresses(t, b.ask(t, "m.example.com", mdns.TypeA), goodV4)
-	wantEvent(t, b.events.last(t), policy.Allow, audit.ActionForward, policy.ReasonAllowedDomain)
+	wantEvent(t, b.events.last(t), policy.Allow, audit.ActionForward, name.ReasonAllowedDomain)
 	for _, bad := range []string{"127.0.0.1", goodV4b, "10.0.0.1"} {
-		if b.Granted("box1", name(t, "m.example.com"), addr(bad)) {
+		if b.Granted("box1", mustName(t, "m.example.com"), addr(bad)) {
 			t.Errorf("%s was granted", bad)
 		}
 	}
@@ -84,7 +85,7 @@ func TestCNAMEToPrivateAddress(t *testing.T) {
 		z.full = full
 		b := newBench(t, domains("c.example.com"), z)
 		wantBlocked(t, b.ask(t, "c.example.com", mdns.TypeA))
-		wantEvent(t, b.events.last(t), policy.Deny, audit.ActionRefuse, policy.ReasonProtectedRange)
+		wantEvent(t, b.events.last(t), policy.Deny, audit.ActionRefuse, name.ReasonProtectedRange)
 	}
 }
 
@@ -99,7 +100,7 @@ func TestCNAMEChainIsFollowed(t *testing.T) {
 		if len(m.Answer) != 3 || m.Answer[2].Header().Name != "c.cdn.net." || m.Answer[2].Header().Ttl != 600 {
 			t.Errorf("got\n%v", m)
 		}
-		if !b.Granted("box1", name(t, "a.example.com"), addr(goodV4)) || b.Granted("box1", name(t, "c.cdn.net"), addr(goodV4)) {
+		if !b.Granted("box1", mustName(t, "a.example.com"), addr(goodV4)) || b.Granted("box1", mustName(t, "c.cdn.net"), addr(goodV4)) {
 			t.Error("want a grant for the name asked, and only for it")
 		}
 		// The box did not ask for the names of the chain: they are not reachable by themselves.
@@ -120,14 +121,14 @@ func TestCNAMEToDeniedName(t *testing.T) {
 		b := newBench(t, spec, z)
 		wantBlocked(t, b.ask(t, "a.example.com", mdns.TypeA))
 		ev := b.events.last(t)
-		wantEvent(t, ev, policy.Deny, audit.ActionRefuse, policy.ReasonDeniedDomain)
+		wantEvent(t, ev, policy.Deny, audit.ActionRefuse, name.ReasonDeniedDomain)
 		if ev.Rule != "*.evil.net" || ev.Name != "a.example.com" {
 			t.Errorf("event = %+v", ev)
 		}
 		if !full && slices.Contains(z.questions(), "x.evil.net. A") {
 			t.Error("the denied name was asked for")
 		}
-		_, err := b.Lookup(t.Context(), b.box, name(t, "a.example.com"))
+		_, err := b.Lookup(t.Context(), b.box, mustName(t, "a.example.com"))
 		if _, ok := errors.AsType[*policy.DeniedError](err); !ok {
 			t.Errorf("Lookup: %v, want a denial", err)
 		}
@@ -154,7 +155,7 @@ func TestCNAMELoopsAndLongChainsEnd(t *testing.T) {
 			if m := b.ask(t, "n0.example.com", mdns.TypeA); m.Rcode != mdns.RcodeServerFailure || len(m.Answer) > 0 {
 				t.Errorf("%s: got\n%v", what, m)
 			}
-			wantEvent(t, b.events.last(t), policy.Deny, audit.ActionRefuse, policy.ReasonUnresolved)
+			wantEvent(t, b.events.last(t), policy.Deny, audit.ActionRefuse, name.ReasonUnresolved)
 			if n := len(z.questions()); n > maxAsks {
 				t.Errorf("%s: upstream was asked %d times", what, n)
 			}
@@ -171,5 +172,5 @@ func TestCachedChainToDeniedName(t *testing.T) {
 	wantAddresses(t, b.ask(t, "a.example.com", mdns.TypeA), goodV4)
 	b.box = newBox(t, "box2", policy.Spec{Mode: policy.ModeCustom, AllowedDomains: []string{"*.example.com"}, DeniedDomains: []string{"*.evil.net"}})
 	wantBlocked(t, b.ask(t, "a.example.com", mdns.TypeA))
-	wantEvent(t, b.events.last(t), policy.Deny, audit.ActionRefuse, policy.ReasonDeniedDomain)
+	wantEvent(t, b.events.last(t), policy.Deny, audit.ActionRefuse, name.ReasonDeniedDomain)
 }

@@ -10,6 +10,7 @@ import (
 
 	"boxgate/audit"
 	"boxgate/policy"
+	"boxgate/policy/name"
 )
 
 // Extended DNS errors (RFC 8914) that this server sends.
@@ -35,7 +36,7 @@ type reply struct {
 }
 
 // refuse makes the reply to a refused query, and fills in the event.
-func refuse(ev *audit.Event, rcode int, reason policy.Reason, ede uint16) reply {
+func refuse(ev *audit.Event, rcode int, reason name.Reason, ede uint16) reply {
 	ev.Verdict, ev.Action, ev.Reason = policy.Deny, audit.ActionRefuse, reason
 	r := reply{rcode: rcode}
 	if ede != edeNone {
@@ -45,7 +46,7 @@ func refuse(ev *audit.Event, rcode int, reason policy.Reason, ede uint16) reply 
 }
 
 // deny answers a query for a name that may not be reached as the policy says; the event holds the decision.
-func (s *Server) deny(pol *policy.Compiled, box *policy.Box, name policy.Name, q query, ev *audit.Event) reply {
+func (s *Server) deny(pol *policy.Compiled, box *policy.Box, name name.Name, q query, ev *audit.Event) reply {
 	if rcode := deniedRcode(pol.AnswerDenied(name, box.Search)); rcode != mdns.RcodeSuccess {
 		r := blocked(ev)
 		r.rcode = rcode
@@ -128,7 +129,7 @@ func unresolved(ev *audit.Event, err error) reply {
 	} else if errors.Is(err, errChain) {
 		ede = edeOther
 	}
-	return refuse(ev, mdns.RcodeServerFailure, policy.ReasonUnresolved, ede)
+	return refuse(ev, mdns.RcodeServerFailure, name.ReasonUnresolved, ede)
 }
 
 // pack writes a reply for the transport it goes out on. It never fails: a reply that cannot be packed becomes a bare

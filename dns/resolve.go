@@ -8,6 +8,7 @@ import (
 	mdns "github.com/miekg/dns"
 
 	"boxgate/policy"
+	"boxgate/policy/name"
 )
 
 // maxAsks bounds the upstream questions for one query: the name, and the ends of chains that answers did not include.
@@ -24,10 +25,10 @@ type resolution struct {
 
 // resolve finds the records of n, following CNAMEs, from the cache or upstream. A chain through a name that the box's
 // policy denies by name is a *policy.DeniedError.
-func (s *Server) resolve(ctx context.Context, box *policy.Box, n policy.Name, qtype uint16) (resolution, error) {
+func (s *Server) resolve(ctx context.Context, box *policy.Box, n name.Name, qtype uint16) (resolution, error) {
 	var res resolution
 	use := s.usages.of(box)
-	seen := map[policy.Name]bool{n: true}
+	seen := map[name.Name]bool{n: true}
 	for range maxAsks {
 		a, err := s.cache.ask(ctx, use, n, qtype)
 		if err != nil {
@@ -53,11 +54,11 @@ func (s *Server) resolve(ctx context.Context, box *policy.Box, n policy.Name, qt
 
 // denies returns the denial if the policy denies n by name. It is no denial if n is merely in no allowed list: a chain
 // leads where the owner of its first name wants, and that name was allowed.
-func denies(box *policy.Box, n policy.Name) error { return deniesName(box.Policy.Load(), box, n) }
+func denies(box *policy.Box, n name.Name) error { return deniesName(box.Policy.Load(), box, n) }
 
-func deniesName(pol *policy.Compiled, box *policy.Box, n policy.Name) error {
+func deniesName(pol *policy.Compiled, box *policy.Box, n name.Name) error {
 	r := policy.Request{Stage: policy.StageDNS, Box: box.ID, Name: n}
-	if d := pol.Decide(r); !d.Allowed() && d.Reason != policy.ReasonNotAllowed {
+	if d := pol.Decide(r); !d.Allowed() && d.Reason != name.ReasonNotAllowed {
 		return d.Err(r)
 	}
 	return nil

@@ -13,6 +13,7 @@ import (
 
 	"boxgate/audit"
 	"boxgate/policy"
+	"boxgate/policy/name"
 )
 
 const (
@@ -92,9 +93,9 @@ func (s *Server) policyOf(conn net.Conn) *policy.Compiled {
 
 // refuseConn records that a connection is closed before it sent anything.
 func (s *Server) refuseConn(box *policy.Box, use *usage) {
-	ev := audit.Event{Time: time.Now(), Stage: policy.StageDNS, Protocol: policy.TCP, Action: audit.ActionRefuse, Reason: policy.ReasonUnknownBox}
+	ev := audit.Event{Time: time.Now(), Stage: policy.StageDNS, Protocol: policy.TCP, Action: audit.ActionRefuse, Reason: name.ReasonUnknownBox}
 	if box != nil {
-		ev.Box, ev.Reason = box.ID, policy.ReasonLimit
+		ev.Box, ev.Reason = box.ID, name.ReasonLimit
 	}
 	s.record(use, ev)
 }

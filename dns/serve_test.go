@@ -16,6 +16,7 @@ import (
 
 	"boxgate/audit"
 	"boxgate/policy"
+	"boxgate/policy/name"
 )
 
 // live is a server on real sockets with a real upstream; the box is 127.0.0.1.
@@ -80,7 +81,7 @@ func TestRealClientOverBothTransports(t *testing.T) {
 		wantBlocked(t, l.ask(t, network, "r.example.com", mdns.TypeA))
 		wantBlocked(t, l.ask(t, network, "evil.org", mdns.TypeA), sinkV4)
 	}
-	if !l.Granted("box1", name(t, "a.example.com"), addr(goodV4)) {
+	if !l.Granted("box1", mustName(t, "a.example.com"), addr(goodV4)) {
 		t.Error("no grant")
 	}
 }
@@ -118,7 +119,7 @@ func TestUnknownSourceIsRefused(t *testing.T) {
 		t.Errorf("got %v", m)
 	}
 	for _, ev := range l.events.all() {
-		wantEvent(t, ev, policy.Deny, audit.ActionRefuse, policy.ReasonUnknownBox)
+		wantEvent(t, ev, policy.Deny, audit.ActionRefuse, name.ReasonUnknownBox)
 	}
 	if n := len(l.upstream.queries()); n > 0 {
 		t.Errorf("upstream received %d queries", n)
@@ -165,7 +166,7 @@ func TestLongAnswersAreTruncatedOverUDPAndWholeOverTCP(t *testing.T) {
 		t.Errorf("TCP: %d records, TC %v", len(m.Answer), m.Truncated)
 	}
 	// What was left out of the datagram is granted as well: the client may ask again over TCP.
-	if !l.Granted("box1", name(t, "big.example.com"), addr("93.184.217.99")) {
+	if !l.Granted("box1", mustName(t, "big.example.com"), addr("93.184.217.99")) {
 		t.Error("not all addresses were granted")
 	}
 }
@@ -245,7 +246,7 @@ func TestTCPConnectionsAreLimitedPerBox(t *testing.T) {
 	if n, err := extra.Read(make([]byte, 1)); err == nil {
 		t.Errorf("read %d bytes from a connection over the limit", n)
 	}
-	wantEvent(t, l.events.last(t), policy.Deny, audit.ActionRefuse, policy.ReasonLimit)
+	wantEvent(t, l.events.last(t), policy.Deny, audit.ActionRefuse, name.ReasonLimit)
 	close(release)
 	for _, conn := range conns {
 		if _, err := readMessage(conn, mdns.MaxMsgSize); err != nil {

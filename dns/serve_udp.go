@@ -12,6 +12,7 @@ import (
 
 	"boxgate/audit"
 	"boxgate/policy"
+	"boxgate/policy/name"
 )
 
 // maxQuery is the size of the largest query. A longer one is truncated, and so malformed.
@@ -139,9 +140,9 @@ func (r *reader) answerApart(ctx context.Context, w waiting) {
 // drop counts a query that gets no answer.
 func (s *Server) drop(v visit) {
 	defer v.leave()
-	ev := audit.Event{Stage: policy.StageDNS, Protocol: policy.UDP, Action: audit.ActionRefuse, Reason: policy.ReasonUnknownBox}
+	ev := audit.Event{Stage: policy.StageDNS, Protocol: policy.UDP, Action: audit.ActionRefuse, Reason: name.ReasonUnknownBox}
 	if v.box != nil {
-		ev.Box, ev.Reason = v.box.ID, policy.ReasonLimit
+		ev.Box, ev.Reason = v.box.ID, name.ReasonLimit
 	}
 	s.record(v.usage, ev)
 }

@@ -13,6 +13,7 @@ import (
 	"boxgate/dns/outbound"
 	"boxgate/internal/fault"
 	"boxgate/policy"
+	"boxgate/policy/name"
 )
 
 // Server answers the boxes' DNS queries by their policies. It is safe for concurrent use.
@@ -20,7 +21,7 @@ type Server struct {
 	boxes  Boxes
 	sinkV4 netip.Addr
 	sinkV6 netip.Addr
-	isURL  func(policy.Name) bool
+	isURL  func(name.Name) bool
 	floor  time.Duration // of what a grant lasts
 	audit  Recorder
 	log    *zap.Logger
@@ -81,7 +82,7 @@ func New(c Config) (*Server, error) {
 func newServer(c Config, up exchanger) *Server {
 	limits := c.Limits.withDefaults()
 	if c.IsURL == nil {
-		c.IsURL = func(policy.Name) bool { return false }
+		c.IsURL = func(name.Name) bool { return false }
 	}
 	retiring, retire := context.WithCancel(context.Background())
 	return &Server{
@@ -144,9 +145,9 @@ func (s *Server) answer(ctx context.Context, v visit, transport policy.Protocol,
 	var r reply
 	switch {
 	case v.box == nil:
-		r = refuse(&ev, mdns.RcodeRefused, policy.ReasonUnknownBox, edeProhibited)
+		r = refuse(&ev, mdns.RcodeRefused, name.ReasonUnknownBox, edeProhibited)
 	case !v.admitted:
-		r = refuse(&ev, mdns.RcodeRefused, policy.ReasonLimit, edeOther)
+		r = refuse(&ev, mdns.RcodeRefused, name.ReasonLimit, edeOther)
 	case bad != nil:
 		r = refuse(&ev, bad.rcode, bad.reason, bad.ede)
 	default:
@@ -189,28 +190,28 @@ func (s *Server) judge(ctx context.Context, box *policy.Box, q query, ev *audit.
 }
 
 // decideName judges the name alone. A name that is legal in DNS but not a host name is not allowed by any policy.
-func decideName(pol *policy.Compiled, box policy.BoxID, asked string) (policy.Name, policy.Decision) {
-	name, err := parseName(asked)
+func decideName(pol *policy.Compiled, box policy.BoxID, asked string) (name.Name, policy.Decision) {
+	host, err := parseName(asked)
 	if err != nil {
-		d := policy.Decision{Reason: policy.ReasonNotAllowed}
+		d := policy.Decision{Reason: name.ReasonNotAllowed}
 		if pol == nil {
-			d.Reason = policy.ReasonNoPolicy
+			d.Reason = name.ReasonNoPolicy
 		} else {
 			d.Version = pol.Version()
 		}
-		return policy.Name{}, d
+		return name.Name{}, d
 	}
-	return name, pol.Decide(policy.Request{Stage: policy.StageDNS, Box: box, Name: name})
+	return host, pol.Decide(policy.Request{Stage: policy.StageDNS, Box: box, Name: host})
 }
 
 // resolvesAnyway reports whether a name that is not allowed is resolved nevertheless, for its addresses in
 // allowed_cidrs. A name in denied_domains never is.
-func resolvesAnyway(pol *policy.Compiled, name policy.Name, d policy.Decision, qtype uint16) bool {
-	return pol != nil && !name.IsZero() && d.Reason == policy.ReasonNotAllowed && isAddress(qtype) && pol.ResolvesOthers(name)
+func resolvesAnyway(pol *policy.Compiled, host name.Name, d policy.Decision, qtype uint16) bool {
+	return pol != nil && !host.IsZero() && d.Reason == name.ReasonNotAllowed && isAddress(qtype) && pol.ResolvesOthers(host)
 }
 
 // grantAddresses drops the addresses that the policy denies, remembers the rest for the box, and answers with them.
-func (s *Server) grantAddresses(pol *policy.Compiled, box *policy.Box, name policy.Name, q query, res resolution, ev *audit.Event) reply {
+func (s *Server) grantAddresses(pol *policy.Compiled, box *policy.Box, name name.Name, q query, res resolution, ev *audit.Event) reply {
 	kept := res
 	kept.records = nil
 	var addrs []netip.Addr
@@ -244,13 +245,13 @@ func (s *Server) grantAddresses(pol *policy.Compiled, box *policy.Box, name poli
 }
 
 // judgeAddr judges one address of a name, and reports whether the box may be told it.
-func judgeAddr(pol *policy.Compiled, box *policy.Box, name policy.Name, a netip.Addr) (policy.Decision, bool) {
+func judgeAddr(pol *policy.Compiled, box *policy.Box, name name.Name, a netip.Addr) (policy.Decision, bool) {
 	d := pol.Decide(policy.Request{Stage: policy.StageDNS, Box: box.ID, Name: name, Addr: a})
 	return d, a.IsValid() && d.Allowed()
 }
 
 // remember grants addresses to a box, by an answer with a TTL. Nothing stays of a box that has been removed meanwhile.
-func (s *Server) remember(box *policy.Box, n policy.Name, addrs []netip.Addr, ttl time.Duration) {
+func (s *Server) remember(box *policy.Box, n name.Name, addrs []netip.Addr, ttl time.Duration) {
 	expires := time.Now().Add(max(ttl+grantGrace, s.floor))
 	if first := s.grants.remember(box.ID, n, addrs, expires); first && !isServed(s.boxes, box) {
 		s.grants.forget(box.ID)
@@ -265,20 +266,20 @@ func (s *Server) Forget(box policy.BoxID) {
 }
 
 // Granted reports whether the box was told, in an answer that it may still be using, that n has the address a.
-func (s *Server) Granted(box policy.BoxID, n policy.Name, a netip.Addr) bool {
+func (s *Server) Granted(box policy.BoxID, n name.Name, a netip.Addr) bool {
 	return s.grants.has(box, n, a, time.Now())
 }
 
 // Hold keeps the grant by which a box connects to an address of n from expiring, until release is called and for a minute after
 // that. It returns nil if the box has no such grant. A grant allows nothing: the connection, and those that follow it, are
 // judged by the policy in force.
-func (s *Server) Hold(box policy.BoxID, n policy.Name, a netip.Addr) (release func()) {
+func (s *Server) Hold(box policy.BoxID, n name.Name, a netip.Addr) (release func()) {
 	return s.grants.hold(box, n, a)
 }
 
 // GrantedNames returns the names for which the box was told the address a, the latest first. Names whose grant expired
 // are not among them. For the sink it is the name that the box was given it for just now, if there is only one.
-func (s *Server) GrantedNames(box policy.BoxID, a netip.Addr) []policy.Name {
+func (s *Server) GrantedNames(box policy.BoxID, a netip.Addr) []name.Name {
 	if s.isSink(a) {
 		return s.sunkNames(box, time.Now())
 	}

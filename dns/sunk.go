@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"boxgate/policy"
+	"boxgate/policy/name"
 )
 
 // sunkGrace is how long after a box was given the sink for a name a connection to the sink is taken to be for that name.
@@ -14,13 +15,13 @@ const sunkGrace = 5 * time.Second
 // sunk is the name for which a box was last given the sink. The zero value is ready to use.
 type sunk struct {
 	mu    sync.Mutex
-	name  policy.Name
+	name  name.Name
 	at    time.Time
 	other time.Time // when it was last given it for another name
 }
 
 // note notes that the box was given the sink for a name.
-func (s *sunk) note(n policy.Name, now time.Time) {
+func (s *sunk) note(n name.Name, now time.Time) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if n != s.name {
@@ -30,17 +31,17 @@ func (s *sunk) note(n policy.Name, now time.Time) {
 }
 
 // only returns the name, unless a connection may be for another one as well.
-func (s *sunk) only(now time.Time) []policy.Name {
+func (s *sunk) only(now time.Time) []name.Name {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.name.IsZero() || now.Sub(s.at) > sunkGrace || now.Sub(s.other) <= sunkGrace {
 		return nil
 	}
-	return []policy.Name{s.name}
+	return []name.Name{s.name}
 }
 
 // sunkNames returns the name for which a box was given the sink just now, if it is only one.
-func (s *Server) sunkNames(box policy.BoxID, now time.Time) []policy.Name {
+func (s *Server) sunkNames(box policy.BoxID, now time.Time) []name.Name {
 	if v, ok := s.usages.known.Load(box); ok {
 		return v.(*usage).sunk.only(now)
 	}

@@ -8,22 +8,22 @@ import (
 
 	mdns "github.com/miekg/dns"
 
-	"boxgate/policy"
+	"boxgate/policy/name"
 )
 
 // TestNameOfTheSink: what a box was given the sink for last is known for a moment, unless it was given it for something else as well.
 func TestNameOfTheSink(t *testing.T) {
 	t.Parallel()
-	a, b := name(t, "a.example"), name(t, "b.example")
+	a, b := mustName(t, "a.example"), mustName(t, "b.example")
 	now := time.Now()
 	var s sunk
 	steps := []struct {
-		note  policy.Name
+		note  name.Name
 		after time.Duration
-		want  []policy.Name
+		want  []name.Name
 	}{
-		{policy.Name{}, 0, nil}, {a, 0, []policy.Name{a}}, {a, time.Second, []policy.Name{a}}, {b, time.Second, nil},
-		{b, sunkGrace, []policy.Name{b}}, {a, time.Second, nil}, {policy.Name{}, 2 * sunkGrace, nil},
+		{name.Name{}, 0, nil}, {a, 0, []name.Name{a}}, {a, time.Second, []name.Name{a}}, {b, time.Second, nil},
+		{b, sunkGrace, []name.Name{b}}, {a, time.Second, nil}, {name.Name{}, 2 * sunkGrace, nil},
 	}
 	for i, step := range steps {
 		now = now.Add(step.after)

@@ -8,16 +8,16 @@ import (
 
 	mdns "github.com/miekg/dns"
 
-	"boxgate/policy"
+	"boxgate/policy/name"
 )
 
 // LookupText returns the TXT records of n, following CNAMEs. The strings of each record are joined. A name that does not exist has no
 // records, which is not an error. The lookup is the gateway's own: no policy is applied, the boxes' cache is neither read nor written, and
 // the caller bounds the number of concurrent lookups. It takes at most as long as a lookup for a box.
-func (s *Server) LookupText(ctx context.Context, n policy.Name) ([]string, error) {
+func (s *Server) LookupText(ctx context.Context, n name.Name) ([]string, error) {
 	ctx, cancel := context.WithTimeout(ctx, lookupTimeout)
 	defer cancel()
-	seen := map[policy.Name]bool{n: true}
+	seen := map[name.Name]bool{n: true}
 	for range maxAsks {
 		m, err := s.cache.up.exchange(ctx, n.String()+".", mdns.TypeTXT)
 		if err != nil {

@@ -16,15 +16,15 @@ func TestLookupText(t *testing.T) {
 	for host, want := range map[string][]string{
 		"a.example.com": {"onetwo", "three"}, "b.example.com": {"onetwo", "three"}, "c.example.com": nil, "none.example.com": nil,
 	} {
-		if got, err := b.LookupText(t.Context(), name(t, host)); err != nil || !slices.Equal(got, want) {
+		if got, err := b.LookupText(t.Context(), mustName(t, host)); err != nil || !slices.Equal(got, want) {
 			t.Errorf("%s: %q %v", host, got, err)
 		}
 	}
-	if got, err := b.LookupText(t.Context(), name(t, "loop.example.com")); err == nil {
+	if got, err := b.LookupText(t.Context(), mustName(t, "loop.example.com")); err == nil {
 		t.Errorf("a loop: %q", got)
 	}
 	z.fail(errDown)
-	if got, err := b.LookupText(t.Context(), name(t, "a.example.com")); err == nil {
+	if got, err := b.LookupText(t.Context(), mustName(t, "a.example.com")); err == nil {
 		t.Errorf("no upstream answers, and yet %q", got)
 	}
 }

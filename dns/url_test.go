@@ -7,6 +7,7 @@ import (
 
 	"boxgate/audit"
 	"boxgate/policy"
+	"boxgate/policy/name"
 )
 
 // TestPublicURLs: a public URL of the gateway leads to the sink where the policy allows its name, and nobody upstream is asked
@@ -16,17 +17,17 @@ func TestPublicURLs(t *testing.T) {
 	const host, other = "box-8000.preview.example.com", "box-8001.preview.example.com"
 	for what, c := range map[string]struct {
 		spec    policy.Spec
-		allowed policy.Reason // "": denied
+		allowed name.Reason // "": denied
 	}{
-		"by name":    {domains(host), policy.ReasonAllowedDomain},
-		"by domain":  {domains("*.example.com"), policy.ReasonAllowedDomain},
-		"allow-all":  {policy.Spec{Mode: policy.ModeAllowAll}, policy.ReasonAllowAll},
+		"by name":    {domains(host), name.ReasonAllowedDomain},
+		"by domain":  {domains("*.example.com"), name.ReasonAllowedDomain},
+		"allow-all":  {policy.Spec{Mode: policy.ModeAllowAll}, name.ReasonAllowAll},
 		"deny-all":   {policy.Spec{Mode: policy.ModeDenyAll}, ""},
 		"denied":     {policy.Spec{Mode: policy.ModeCustom, AllowedDomains: []string{host}, DeniedDomains: []string{"*.example.com"}}, ""},
 		"not listed": {domains(other), ""},
 	} {
 		b := newBench(t, c.spec, newZone(t, host+". 60 IN A "+goodV4, host+". 60 IN AAAA "+goodV6, other+". 60 IN A "+goodV4))
-		b.isURL = func(n policy.Name) bool { return n.String() == host }
+		b.isURL = func(n name.Name) bool { return n.String() == host }
 		for qtype, sink := range map[uint16][]string{mdns.TypeA: {sinkV4}, mdns.TypeAAAA: {sinkV6}, mdns.TypeHTTPS: nil, mdns.TypeTXT: nil} {
 			m := b.ask(t, host, qtype)
 			wantAddresses(t, m, sink...)
@@ -40,6 +41,6 @@ func TestPublicURLs(t *testing.T) {
 		wantNothingAsked(t, b.zone)
 	}
 	b := newBench(t, domains("*.example.com"), newZone(t, other+". 60 IN A "+goodV4))
-	b.isURL = func(n policy.Name) bool { return n.String() == host }
+	b.isURL = func(n name.Name) bool { return n.String() == host }
 	wantAddresses(t, b.ask(t, other, mdns.TypeA), goodV4)
 }

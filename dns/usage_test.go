@@ -13,6 +13,7 @@ import (
 
 	"boxgate/audit"
 	"boxgate/policy"
+	"boxgate/policy/name"
 )
 
 func TestQueryRateIsLimitedPerBox(t *testing.T) {
@@ -70,7 +71,7 @@ func TestQueryRateOfOneBoxIsItsOwn(t *testing.T) {
 func TestRefusalsAreCoalesced(t *testing.T) {
 	t.Parallel()
 	limits := Limits{QueriesPerSecond: 0.001, Burst: 1}
-	for name, end := range map[string]func(*testing.T, *bench){
+	for label, end := range map[string]func(*testing.T, *bench){
 		"the second ends":    func(*testing.T, *bench) { time.Sleep(coalesceInterval) },
 		"the box is deleted": func(_ *testing.T, b *bench) { b.Forget(b.box.ID) },
 		"ServeUDP returns": func(t *testing.T, b *bench) {
@@ -94,11 +95,11 @@ func TestRefusalsAreCoalesced(t *testing.T) {
 			synctest.Wait()
 			all := b.events.all()
 			if len(all) != 3 {
-				t.Fatalf("%d events once %s, want one more", len(all), name)
+				t.Fatalf("%d events once %s, want one more", len(all), label)
 			}
-			wantEvent(t, all[2], policy.Deny, audit.ActionRefuse, policy.ReasonLimit)
+			wantEvent(t, all[2], policy.Deny, audit.ActionRefuse, name.ReasonLimit)
 			if all[1].Count != 1 || all[2].Count != 50 {
-				t.Errorf("once %s, counts are %d and %d, want 1 and 50", name, all[1].Count, all[2].Count)
+				t.Errorf("once %s, counts are %d and %d, want 1 and 50", label, all[1].Count, all[2].Count)
 			}
 			time.Sleep(10 * coalesceInterval)
 			if n := len(b.events.all()); n != 3 {

@@ -6,7 +6,7 @@ import (
 
 	mdns "github.com/miekg/dns"
 
-	"boxgate/policy"
+	"boxgate/policy/name"
 )
 
 // headerSize is that of a message's header.
@@ -25,9 +25,9 @@ func isAddress(t uint16) bool { return t == mdns.TypeA || t == mdns.TypeAAAA }
 
 // parseName makes a policy name of one in presentation format. A backslash escapes a byte that is not allowed in a host
 // name.
-func parseName(presentation string) (policy.Name, error) {
+func parseName(presentation string) (name.Name, error) {
 	if strings.ContainsRune(presentation, '\\') {
-		return policy.Name{}, errors.New("not a host name")
+		return name.Name{}, errors.New("not a host name")
 	}
-	return policy.ParseName(presentation)
+	return name.Parse(presentation)
 }

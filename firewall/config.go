@@ -15,6 +15,7 @@ import (
 	"boxgate/firewall/nft"
 	"boxgate/firewall/report"
 	"boxgate/policy"
+	"boxgate/policy/name"
 )
 
 // Config says where boxes live and where the gateway listens. The fields before LogGroup are required.
@@ -49,7 +50,7 @@ type Config struct {
 	Explain func(policy.Request) policy.Decision
 	// Names returns the names for which DNS gave a box an address, the latest first: events about refused packets have the first one.
 	// If it is nil, they have none.
-	Names func(policy.BoxID, netip.Addr) []policy.Name
+	Names func(policy.BoxID, netip.Addr) []name.Name
 
 	// LastRun is when an earlier run was last known to report flows. Flows that began before are not reported again. Zero:
 	// there was none, or it is not known.

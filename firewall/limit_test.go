@@ -7,6 +7,7 @@ import (
 
 	"boxgate/audit"
 	"boxgate/policy"
+	"boxgate/policy/name"
 )
 
 // openUDP sends one datagram from each of n sockets of the box, which makes n connections for the kernel.
@@ -54,7 +55,7 @@ func TestConnectionsOfOneBoxAreLimited(t *testing.T) {
 		_, err := many.Write([]byte("x"))
 		w.must(err)
 	}
-	if n := w.count("refused_" + string(policy.ReasonLimit)); n != 0 {
+	if n := w.count("refused_" + string(name.ReasonLimit)); n != 0 {
 		t.Fatalf("%d packets of one connection were refused", n)
 	}
 
@@ -65,7 +66,7 @@ func TestConnectionsOfOneBoxAreLimited(t *testing.T) {
 		t.Error("the ninth connection was let through")
 	}
 	w.waitEvent("the refusal", func(e audit.Event) bool {
-		return e.Reason == policy.ReasonLimit && e.Box == "one" && e.Verdict == policy.Deny && e.Addr == outside4
+		return e.Reason == name.ReasonLimit && e.Box == "one" && e.Verdict == policy.Deny && e.Addr == outside4
 	})
 	if _, err := w.exchange(w.boxNS["two"], "udp", server, "x"); err != nil {
 		t.Errorf("another box: %v", err)

@@ -11,6 +11,7 @@ import (
 	"boxgate/firewall/namespace"
 	"boxgate/internal/fault"
 	"boxgate/policy"
+	"boxgate/policy/name"
 )
 
 // Probe finds out whether the kernel supports what the firewall needs: it opens one, with a box, in temporary network
@@ -54,7 +55,7 @@ func probe(ctx context.Context, box netns.NsHandle) error {
 		return err
 	}
 	if err := f.Apply(ctx, id, policy.KernelPlan{DefaultAllow: true, Protected: []netip.Prefix{four, six},
-		SteerOther: policy.PortSet{Ports: []uint16{80, 443}}}); err != nil {
+		SteerOther: name.PortSet{Ports: []uint16{80, 443}}}); err != nil {
 		return err
 	}
 	return f.CutFlows(ctx, id, func(Flow) bool { return false })

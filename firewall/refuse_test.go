@@ -14,6 +14,7 @@ import (
 
 	"boxgate/audit"
 	"boxgate/policy"
+	"boxgate/policy/name"
 )
 
 // refusedBy reports whether the error is what a program sees when the gateway refuses: a reset or an ICMP error, at
@@ -35,7 +36,7 @@ func TestRefusals(t *testing.T) {
 	plan := allow("198.51.100.0/24", "2001:db8:2::/48")
 	plan.Version = 7
 	plan.Denied = prefixes("198.51.100.64/26", "2001:db8:2:d::/64")
-	plan.RejectUDP = policy.PortSet{Ports: []uint16{443, 853}}
+	plan.RejectUDP = name.PortSet{Ports: []uint16{443, 853}}
 	w.apply("one", plan)
 	w.apply("two", allow("198.51.100.0/24"))
 	w.serveTCP(w.boxNS["two"], ":8080", nil)
@@ -44,23 +45,23 @@ func TestRefusals(t *testing.T) {
 	for _, c := range []struct {
 		name, to string
 		port     uint16
-		reason   policy.Reason
+		reason   name.Reason
 	}{
-		{"on no list", "203.0.113.10", 80, policy.ReasonNotAllowed},
-		{"on no list, v6", "2001:db8:1::10", 80, policy.ReasonNotAllowed},
-		{"denied inside allowed", "198.51.100.65", 80, policy.ReasonDeniedCIDR},
-		{"denied inside allowed, v6", "2001:db8:2:d::1", 80, policy.ReasonDeniedCIDR},
-		{"protected inside allowed", "198.51.100.130", 80, policy.ReasonProtectedRange},
-		{"protected inside allowed, v6", "2001:db8:2:ff::1", 80, policy.ReasonProtectedRange},
-		{"metadata", "169.254.169.254", 80, policy.ReasonProtectedRange},
-		{"another box", "10.77.0.11", 8080, policy.ReasonProtectedRange},
-		{"another box, v6", "fd77::b", 8080, policy.ReasonProtectedRange},
-		{"no box's address", "10.77.9.9", 8080, policy.ReasonProtectedRange},
-		{"the host's uplink", "203.0.113.1", 8080, policy.ReasonHostPort},
-		{"the host's uplink, v6", "2001:db8:1::1", 8080, policy.ReasonHostPort},
-		{"the host's broadcast", "203.0.113.255", 8080, policy.ReasonHostPort},
-		{"another port of the gateway", "10.77.0.1", 8080, policy.ReasonHostPort},
-		{"another port of the gateway, v6", "fd77::1", 8080, policy.ReasonHostPort},
+		{"on no list", "203.0.113.10", 80, name.ReasonNotAllowed},
+		{"on no list, v6", "2001:db8:1::10", 80, name.ReasonNotAllowed},
+		{"denied inside allowed", "198.51.100.65", 80, name.ReasonDeniedCIDR},
+		{"denied inside allowed, v6", "2001:db8:2:d::1", 80, name.ReasonDeniedCIDR},
+		{"protected inside allowed", "198.51.100.130", 80, name.ReasonProtectedRange},
+		{"protected inside allowed, v6", "2001:db8:2:ff::1", 80, name.ReasonProtectedRange},
+		{"metadata", "169.254.169.254", 80, name.ReasonProtectedRange},
+		{"another box", "10.77.0.11", 8080, name.ReasonProtectedRange},
+		{"another box, v6", "fd77::b", 8080, name.ReasonProtectedRange},
+		{"no box's address", "10.77.9.9", 8080, name.ReasonProtectedRange},
+		{"the host's uplink", "203.0.113.1", 8080, name.ReasonHostPort},
+		{"the host's uplink, v6", "2001:db8:1::1", 8080, name.ReasonHostPort},
+		{"the host's broadcast", "203.0.113.255", 8080, name.ReasonHostPort},
+		{"another port of the gateway", "10.77.0.1", 8080, name.ReasonHostPort},
+		{"another port of the gateway, v6", "fd77::1", 8080, name.ReasonHostPort},
 	} {
 		for _, network := range []string{"tcp", "udp"} {
 			to := netip.AddrPortFrom(netip.MustParseAddr(c.to), c.port)
@@ -87,7 +88,7 @@ func TestQUICIsRejectedWhereANameDecides(t *testing.T) {
 	w := newWorld(t)
 	w.addBox("one", 10)
 	plan := allow("198.51.100.0/24", "2001:db8:2::/48")
-	plan.RejectUDP = policy.PortSet{Ports: []uint16{443, 853}}
+	plan.RejectUDP = name.PortSet{Ports: []uint16{443, 853}}
 	w.apply("one", plan)
 	for _, to := range []netip.Addr{outside4, outside6} {
 		for _, port := range []uint16{443, 853} {
@@ -97,7 +98,7 @@ func TestQUICIsRejectedWhereANameDecides(t *testing.T) {
 			}
 		}
 	}
-	plan.RejectUDP = policy.PortSet{}
+	plan.RejectUDP = name.PortSet{}
 	w.apply("one", plan)
 	for _, to := range []netip.Addr{outside4, outside6} {
 		if _, err := w.exchange(w.boxNS["one"], "udp", netip.AddrPortFrom(to, 443), "initial"); err != nil {
@@ -151,12 +152,12 @@ func TestSpoofedSourceIsDropped(t *testing.T) {
 		if src.Is6() {
 			to = outside6
 		}
-		before := w.count("refused_" + string(policy.ReasonSpoofed))
+		before := w.count("refused_" + string(name.ReasonSpoofed))
 		w.must(w.in(w.boxNS["one"], func() error { return sendFrom(src, netip.AddrPortFrom(to, 9999)) }))
-		w.wait("the packet from "+from+" is counted", func() bool { return w.count("refused_"+string(policy.ReasonSpoofed)) > before })
+		w.wait("the packet from "+from+" is counted", func() bool { return w.count("refused_"+string(name.ReasonSpoofed)) > before })
 		w.nothingArrived("one", to)
 	}
-	e := w.waitEvent("spoofed source", func(e audit.Event) bool { return e.Reason == policy.ReasonSpoofed })
+	e := w.waitEvent("spoofed source", func(e audit.Event) bool { return e.Reason == name.ReasonSpoofed })
 	if e.Box != "one" || e.Port != 9999 || e.Verdict != policy.Deny {
 		t.Errorf("event %+v", e)
 	}

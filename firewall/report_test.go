@@ -6,6 +6,7 @@ import (
 
 	"boxgate/audit"
 	"boxgate/policy"
+	"boxgate/policy/name"
 )
 
 func TestSuppressedRefusalsAreCounted(t *testing.T) {
@@ -22,7 +23,7 @@ func TestSuppressedRefusalsAreCounted(t *testing.T) {
 	var total uint64
 	t.Cleanup(func() {
 		if t.Failed() {
-			t.Logf("events stand for %d packets, the kernel counts %d", total, w.count("refused_"+string(policy.ReasonNotAllowed)))
+			t.Logf("events stand for %d packets, the kernel counts %d", total, w.count("refused_"+string(name.ReasonNotAllowed)))
 		}
 	})
 	w.wait("events stand for all packets", func() bool {
@@ -30,7 +31,7 @@ func TestSuppressedRefusalsAreCounted(t *testing.T) {
 		defer w.events.mu.Unlock()
 		total = 0
 		for _, e := range w.events.events {
-			if e.Reason == policy.ReasonNotAllowed && e.Box == "one" {
+			if e.Reason == name.ReasonNotAllowed && e.Box == "one" {
 				total += max(e.Count, 1)
 			}
 		}
@@ -52,11 +53,11 @@ func TestEventsCarryThePolicysRule(t *testing.T) {
 		}
 		switch r.Addr {
 		case outside4:
-			return policy.Decision{Reason: policy.ReasonDeniedCIDR, Rule: "198.51.100.0/24", Version: 3}
+			return policy.Decision{Reason: name.ReasonDeniedCIDR, Rule: "198.51.100.0/24", Version: 3}
 		case marker4:
-			return policy.Decision{Verdict: policy.Allow, Reason: policy.ReasonAllowedCIDR, Rule: "198.51.100.250", Version: 3}
+			return policy.Decision{Verdict: policy.Allow, Reason: name.ReasonAllowedCIDR, Rule: "198.51.100.250", Version: 3}
 		}
-		return policy.Decision{Reason: policy.ReasonDenyAll, Version: 3}
+		return policy.Decision{Reason: name.ReasonDenyAll, Version: 3}
 	}
 	w.open()
 	w.addBox("one", 10)
@@ -65,12 +66,12 @@ func TestEventsCarryThePolicysRule(t *testing.T) {
 	w.apply("one", plan)
 	_, _ = w.dial(w.boxNS["one"], "tcp", netip.AddrPortFrom(outside4, 80))
 	e := w.waitEvent("denied", func(e audit.Event) bool { return e.Addr == outside4 })
-	if e.Reason != policy.ReasonDeniedCIDR || e.Rule != "198.51.100.0/24" || e.Version != 3 {
+	if e.Reason != name.ReasonDeniedCIDR || e.Rule != "198.51.100.0/24" || e.Version != 3 {
 		t.Errorf("event %+v", e)
 	}
 	_, _ = w.dial(w.boxNS["one"], "tcp", netip.AddrPortFrom(outside6, 80))
 	e = w.waitEvent("deny-all", func(e audit.Event) bool { return e.Addr == outside6 })
-	if e.Reason != policy.ReasonDenyAll || e.Rule != "" {
+	if e.Reason != name.ReasonDenyAll || e.Rule != "" {
 		t.Errorf("event %+v", e)
 	}
 	w.flushWire("one")
@@ -84,13 +85,13 @@ func TestEventsCarryThePolicysRule(t *testing.T) {
 func TestRefusalsHaveTheNameOfTheAddress(t *testing.T) {
 	w := newWorld(t)
 	w.must(w.fw.Close())
-	name, err := policy.ParseName("api.corp.example")
+	host, err := name.Parse("api.corp.example")
 	w.must(err)
-	older, err := policy.ParseName("older.corp.example")
+	older, err := name.Parse("older.corp.example")
 	w.must(err)
-	w.cfg.Names = func(box policy.BoxID, a netip.Addr) []policy.Name {
+	w.cfg.Names = func(box policy.BoxID, a netip.Addr) []name.Name {
 		if box == "one" && a == outside4 {
-			return []policy.Name{name, older}
+			return []name.Name{host, older}
 		}
 		return nil
 	}
@@ -103,9 +104,9 @@ func TestRefusalsHaveTheNameOfTheAddress(t *testing.T) {
 			e := w.waitEvent("denied", func(e audit.Event) bool { return e.Addr == to && e.Box == box })
 			want := ""
 			if box == "one" && to == outside4 {
-				want = name.String()
+				want = host.String()
 			}
-			if e.Name != want || e.Port != 22 || e.Verdict != policy.Deny || e.Reason != policy.ReasonNotAllowed {
+			if e.Name != want || e.Port != 22 || e.Verdict != policy.Deny || e.Reason != name.ReasonNotAllowed {
 				t.Errorf("event %+v, want the name %q", e, want)
 			}
 		}
@@ -163,7 +164,7 @@ func TestConnectionsWhoseReportsWereDroppedAreFound(t *testing.T) {
 	_, err := w.exchange(w.boxNS["one"], "tcp", netip.AddrPortFrom(outside4, server.Port()), "hello")
 	w.events.mu.Unlock()
 	w.must(err)
-	e := w.waitEvent("how many were dropped", func(e audit.Event) bool { return e.Reason == policy.ReasonUnnamed })
+	e := w.waitEvent("how many were dropped", func(e audit.Event) bool { return e.Reason == name.ReasonUnnamed })
 	if e.Count < 50 || e.Verdict != policy.Allow || e.Error == "" {
 		t.Errorf("event %+v", e)
 	}

@@ -9,6 +9,7 @@ import (
 
 	"boxgate/audit"
 	"boxgate/policy"
+	"boxgate/policy/name"
 )
 
 // rawIP sends handmade packets from a box that has raw sockets.
@@ -65,7 +66,7 @@ func TestOnlyPlainPacketsOfKnownProtocolsPass(t *testing.T) {
 	udp := []byte{0x10, 0, 0x10, 1, 0, 16, 0, 0, 1, 2, 3, 4, 5, 6, 7, 8}
 	v4, v6 := netip.MustParseAddr("198.51.100.33"), netip.MustParseAddr("2001:db8:2::33")
 	extension := func(next byte) []byte { return append([]byte{next, 0, 1, 4, 0, 0, 0, 0}, udp...) }
-	for name, b := range map[string][]byte{
+	for label, b := range map[string][]byte{
 		"first fragment":       packet4(a.V4, v4, unix.IPPROTO_UDP, nil, 0x2000, udp),
 		"later fragment":       packet4(a.V4, v4, unix.IPPROTO_UDP, nil, 0x0003, udp),
 		"IP options":           packet4(a.V4, v4, unix.IPPROTO_UDP, []byte{148, 4, 0, 0}, 0, udp),
@@ -83,14 +84,14 @@ func TestOnlyPlainPacketsOfKnownProtocolsPass(t *testing.T) {
 		if b[0]>>4 == 6 {
 			to = v6
 		}
-		before := w.count("refused_" + string(policy.ReasonProtocol))
+		before := w.count("refused_" + string(name.ReasonProtocol))
 		w.rawIP("one", to, b)
-		w.wait(name+" is refused", func() bool { return w.count("refused_"+string(policy.ReasonProtocol)) > before })
+		w.wait(label+" is refused", func() bool { return w.count("refused_"+string(name.ReasonProtocol)) > before })
 	}
 	w.nothingArrived("one", v4)
 	w.nothingArrived("one", v6)
 	w.waitEvent("protocol", func(e audit.Event) bool {
-		return e.Box == "one" && e.Reason == policy.ReasonProtocol && e.Addr == v6
+		return e.Box == "one" && e.Reason == name.ReasonProtocol && e.Addr == v6
 	})
 }
 

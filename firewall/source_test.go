@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"boxgate/policy"
+	"boxgate/policy/name"
 )
 
 // Addresses of the gateway's uplink besides its own.
@@ -157,7 +158,7 @@ func TestAttackByALostSource(t *testing.T) {
 	w.must(w.fw.CutFlows(context.Background(), "one", func(Flow) bool { return false }))
 	w.shell(w.gateway, "nft flush map inet boxgate leaves4; nft flush map inet boxgate leaves6")
 	nothing("without the elements")
-	if w.count("refused_"+string(policy.ReasonSourceAddress)) == 0 {
+	if w.count("refused_"+string(name.ReasonSourceAddress)) == 0 {
 		t.Error("what was refused is not counted")
 	}
 }

@@ -7,6 +7,7 @@ import (
 	"testing"
 
 	"boxgate/policy"
+	"boxgate/policy/name"
 )
 
 // serveProxy listens where the transparent proxy listens; its answers name the original destination.
@@ -19,7 +20,7 @@ func (w *world) serveProxy() {
 // steer is a plan where names decide on 80 and 443.
 func steer() policy.KernelPlan {
 	p := allow()
-	p.SteerOther = policy.PortSet{Ports: []uint16{80, 443}}
+	p.SteerOther = name.PortSet{Ports: []uint16{80, 443}}
 	return p
 }
 
@@ -50,7 +51,7 @@ func TestSteeringOfAllowedAddresses(t *testing.T) {
 	w := newWorld(t)
 	w.addBox("one", 10)
 	plan := allow("198.51.100.0/24")
-	plan.SteerAllowed = policy.PortSet{Ports: []uint16{443}}
+	plan.SteerAllowed = name.PortSet{Ports: []uint16{443}}
 	w.apply("one", plan)
 	w.serveProxy()
 	w.serveTCP(w.outside, ":443", nil)
@@ -61,7 +62,7 @@ func TestSteeringOfAllowedAddresses(t *testing.T) {
 	if got, err := w.exchange(w.boxNS["one"], "tcp", netip.AddrPortFrom(outside4, 8443), "x"); err != nil || !strings.HasPrefix(got, uplink4.String()) {
 		t.Errorf("port 8443 was not forwarded: %q, %v", got, err)
 	}
-	plan.SteerAllowed = policy.PortSet{All: true}
+	plan.SteerAllowed = name.PortSet{All: true}
 	w.apply("one", plan)
 	if got, err := w.exchange(w.boxNS["one"], "tcp", netip.AddrPortFrom(outside4, 8443), "x"); err != nil || !strings.HasPrefix(got, "10.77.0.10:") {
 		t.Errorf("all ports: port 8443 did not go to the proxy: %q, %v", got, err)

@@ -15,6 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"boxgate/policy"
+	"boxgate/policy/name"
 )
 
 // manyPrefixes returns n prefixes of both families that neither overlap nor touch.
@@ -82,7 +83,7 @@ func TestReplacingAThousandPrefixesLosesNoPacket(t *testing.T) {
 	if sent < 100 {
 		t.Errorf("only %d packets were sent meanwhile", sent)
 	}
-	if n := w.count("refused_" + string(policy.ReasonNotAllowed)); n != 0 {
+	if n := w.count("refused_" + string(name.ReasonNotAllowed)); n != 0 {
 		t.Errorf("%d packets were refused", n)
 	}
 }
@@ -186,11 +187,11 @@ func TestAddedAgainWithAnotherAddress(t *testing.T) {
 	if _, err := w.exchange(w.boxNS["one"], "tcp", netip.AddrPortFrom(outside4, server.Port()), "x"); err != nil {
 		t.Error(err)
 	}
-	before := w.count("refused_" + string(policy.ReasonSpoofed))
+	before := w.count("refused_" + string(name.ReasonSpoofed))
 	w.must(w.in(w.boxNS["one"], func() error {
 		return sendFrom(netip.MustParseAddr("10.77.0.10"), netip.AddrPortFrom(outside4, 9))
 	}))
-	w.wait("the old address is refused", func() bool { return w.count("refused_"+string(policy.ReasonSpoofed)) > before })
+	w.wait("the old address is refused", func() bool { return w.count("refused_"+string(name.ReasonSpoofed)) > before })
 	if b := w.addBox("two", 10); b.V4 == a.V4 {
 		t.Error("same address")
 	}

@@ -10,7 +10,7 @@ import (
 	"go.uber.org/zap"
 
 	"boxgate/api"
-	"boxgate/policy"
+	"boxgate/policy/name"
 	quotas "boxgate/quota"
 	"boxgate/store"
 )
@@ -75,7 +75,7 @@ func keyView(k store.APIKey) api.Key {
 }
 
 // CreateAPIKey implements the Host of [boxgate/api/keys].
-func (k *keys) CreateAPIKey(_ context.Context, req api.KeyRequest) (policy.Secret, api.Key, error) {
+func (k *keys) CreateAPIKey(_ context.Context, req api.KeyRequest) (name.Secret, api.Key, error) {
 	like := store.APIKey{Name: req.Name, Role: string(req.Role), Box: req.Box, Quotas: req.Quotas.Map()}
 	if req.ExpiresIn > 0 {
 		like.ExpiresAt = time.Now().UTC().Add(req.ExpiresIn)
@@ -83,11 +83,11 @@ func (k *keys) CreateAPIKey(_ context.Context, req api.KeyRequest) (policy.Secre
 	key, made, err := k.store.CreateAPIKey(like)
 	switch {
 	case errors.Is(err, store.ErrKeyNameTaken):
-		return policy.Secret{}, api.Key{}, api.Errorf(api.ErrConflict, "there is an API key named %q already; revoke it, or choose another name", req.Name)
+		return name.Secret{}, api.Key{}, api.Errorf(api.ErrConflict, "there is an API key named %q already; revoke it, or choose another name", req.Name)
 	case errors.Is(err, store.ErrManyKeys):
-		return policy.Secret{}, api.Key{}, api.Errorf(api.ErrLimit, "there are as many API keys as there can be; revoke some")
+		return name.Secret{}, api.Key{}, api.Errorf(api.ErrLimit, "there are as many API keys as there can be; revoke some")
 	case err != nil:
-		return policy.Secret{}, api.Key{}, notStored(k.log, "the API key could not be stored, nothing was made", err)
+		return name.Secret{}, api.Key{}, notStored(k.log, "the API key could not be stored, nothing was made", err)
 	}
 	k.quotas.Set(callerOf(made).Holder(), req.Quotas)
 	k.log.Info("an API key was made", zap.String("key", made.ID), zap.String("name", made.Name), zap.String("role", made.Role))
@@ -111,20 +111,20 @@ func (k *keys) named(idOrName string) (store.APIKey, error) {
 }
 
 // ReplaceAPIKey implements the Host of [boxgate/api/keys].
-func (k *keys) ReplaceAPIKey(_ context.Context, idOrName string, grace time.Duration) (policy.Secret, api.Key, error) {
+func (k *keys) ReplaceAPIKey(_ context.Context, idOrName string, grace time.Duration) (name.Secret, api.Key, error) {
 	old, err := k.named(idOrName)
 	if err != nil {
-		return policy.Secret{}, api.Key{}, err
+		return name.Secret{}, api.Key{}, err
 	}
 	if old.ID == store.OperatorKey {
-		return policy.Secret{}, api.Key{}, api.Errorf(api.ErrConflict, "the operator's key is replaced by POST /v2/api-key/rotate, which writes it into its file")
+		return name.Secret{}, api.Key{}, api.Errorf(api.ErrConflict, "the operator's key is replaced by POST /v2/api-key/rotate, which writes it into its file")
 	}
 	key, made, err := k.store.ReplaceAPIKey(old.ID, grace)
 	switch {
 	case errors.Is(err, store.ErrNotFound):
-		return policy.Secret{}, api.Key{}, api.Errorf(api.ErrConflict, "the API key %s has expired; make another", old.ID)
+		return name.Secret{}, api.Key{}, api.Errorf(api.ErrConflict, "the API key %s has expired; make another", old.ID)
 	case err != nil:
-		return policy.Secret{}, api.Key{}, notStored(k.log, "the API key could not be stored, the old one stays", err)
+		return name.Secret{}, api.Key{}, notStored(k.log, "the API key could not be stored, the old one stays", err)
 	}
 	k.changed()
 	k.log.Info("an API key was replaced", zap.String("key", made.ID), zap.String("name", made.Name), zap.Duration("grace_of_old_key", grace))

@@ -10,6 +10,7 @@ import (
 	"boxgate/api"
 	"boxgate/host/awake"
 	"boxgate/policy"
+	"boxgate/policy/name"
 	"boxgate/store"
 )
 
@@ -18,9 +19,9 @@ type box struct {
 	policy.Box // its Policy is nil while the box has no network
 	name       string
 	createdAt  time.Time
-	attached   *store.Attached          // as it was first; nil: launched here. What it is attached to now is in record
-	env        map[string]policy.Secret // given to every command
-	layers     []string                 // of the snapshot that it was made from
+	attached   *store.Attached        // as it was first; nil: launched here. What it is attached to now is in record
+	env        map[string]name.Secret // given to every command
+	layers     []string               // of the snapshot that it was made from
 
 	shown    atomic.Pointer[api.Box]      // what the API shows; published after each change, so that no reader waits for one
 	timed    atomic.Pointer[store.Policy] // the policy in force, with its leases; published likewise
@@ -70,9 +71,9 @@ func newBox(r store.Box, p store.Policy, headers store.Headers, hosted api.Hoste
 }
 
 // namesOfSearch parses a stored search list.
-func namesOfSearch(list []string) (names []policy.Name) {
+func namesOfSearch(list []string) (names []name.Name) {
 	for _, s := range list {
-		if n, err := policy.ParseName(s); err == nil {
+		if n, err := name.Parse(s); err == nil {
 			names = append(names, n)
 		}
 	}

@@ -9,6 +9,7 @@ import (
 
 	"boxgate/api"
 	"boxgate/policy"
+	"boxgate/policy/name"
 )
 
 // boxes are the boxes of this gateway. The zero value is empty. Safe for concurrent use; a box's own lock is taken before
@@ -159,7 +160,7 @@ func (t *boxes) Boxes(_ context.Context, f api.BoxFilter) ([]api.Box, error) {
 func (t *boxes) explain(r policy.Request) policy.Decision {
 	b, err := t.find(r.Box)
 	if err != nil {
-		return policy.Decision{Reason: policy.ReasonUnknownBox}
+		return policy.Decision{Reason: name.ReasonUnknownBox}
 	}
 	return b.Policy.Load().Decide(r)
 }

@@ -11,6 +11,7 @@ import (
 
 	"boxgate/api"
 	"boxgate/policy"
+	"boxgate/policy/name"
 	quotas "boxgate/quota"
 	"boxgate/store"
 )
@@ -152,7 +153,7 @@ func (l *lifecycle) allocate(req api.CreateRequest, attached *store.Attached, fr
 
 // hostnameOf is what the box calls itself.
 func hostnameOf(r store.Box) string {
-	if n, err := policy.ParseName(r.Name); err == nil && !strings.ContainsAny(n.String(), "._") {
+	if n, err := name.Parse(r.Name); err == nil && !strings.ContainsAny(n.String(), "._") {
 		return n.String()
 	}
 	return string(r.ID)

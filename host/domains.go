@@ -13,7 +13,7 @@ import (
 
 	"boxgate/api"
 	"boxgate/config"
-	"boxgate/policy"
+	"boxgate/policy/name"
 	"boxgate/store"
 )
 
@@ -40,7 +40,7 @@ type domains struct {
 	// store has who has which domain, and the tokens.
 	store *store.DB
 	// text looks up TXT records.
-	text func(context.Context, policy.Name) ([]string, error)
+	text func(context.Context, name.Name) ([]string, error)
 
 	mu      sync.Mutex
 	lookups map[string]int // in flight, by key
@@ -48,9 +48,9 @@ type domains struct {
 
 // claim checks which of the names a caller may use, and how that was proven. Names without a proof are returned as pending. The names
 // in had, which the URL has already, need no proof. An error refuses the whole request: a name is reserved for other keys, or too long.
-func (d *domains) claim(ctx context.Context, caller api.Caller, names []policy.Name, had []string) (claim store.Claim, pending []string, err error) {
+func (d *domains) claim(ctx context.Context, caller api.Caller, names []name.Name, had []string) (claim store.Claim, pending []string, err error) {
 	claim = store.Claim{Key: caller.Key, Admin: caller.Role == api.RoleAdmin, Proofs: map[string]string{}}
-	var unproven []policy.Name
+	var unproven []name.Name
 	for i, n := range names {
 		if slices.Contains(had, n.String()) {
 			continue
@@ -82,7 +82,7 @@ func (d *domains) claim(ctx context.Context, caller api.Caller, names []policy.N
 }
 
 // granted returns the proof of a caller that needs no TXT record for a name, or "" if it needs one.
-func (d *domains) granted(caller api.Caller, n policy.Name, pointer string) (proof string, err error) {
+func (d *domains) granted(caller api.Caller, n name.Name, pointer string) (proof string, err error) {
 	row := d.rows.Of(n)
 	switch {
 	case caller.Role == api.RoleAdmin:
@@ -92,7 +92,7 @@ func (d *domains) granted(caller api.Caller, n policy.Name, pointer string) (pro
 	case row != nil:
 		return "", api.Errorf(api.ErrForbidden, "%s lies within %s, which the operator keeps for other API keys: have this key entered in ingress.domains", n, row.Suffix)
 	}
-	if _, err := policy.ParseName(challengeLabel + n.String()); err != nil {
+	if _, err := name.Parse(challengeLabel + n.String()); err != nil {
 		return "", invalidAt(pointer, fmt.Sprintf("is too long for the TXT record %s%s that shows whose it is", challengeLabel, n))
 	}
 	return "", nil
@@ -100,7 +100,7 @@ func (d *domains) granted(caller api.Caller, n policy.Name, pointer string) (pro
 
 // shownAll reports for each name whether its TXT record has the key's token. Names beyond the key's concurrent lookups count as
 // unproven; provePending looks at them later.
-func (d *domains) shownAll(ctx context.Context, key string, names []policy.Name) []bool {
+func (d *domains) shownAll(ctx context.Context, key string, names []name.Name) []bool {
 	shown := make([]bool, len(names))
 	var asking sync.WaitGroup
 	for i, n := range names {
@@ -117,14 +117,14 @@ func (d *domains) shownAll(ctx context.Context, key string, names []policy.Name)
 }
 
 // shown reports whether a domain's TXT record has the key's token. A failed lookup counts as no.
-func (d *domains) shown(ctx context.Context, key string, n policy.Name) (ok bool) {
+func (d *domains) shown(ctx context.Context, key string, n name.Name) (ok bool) {
 	defer func() {
 		if recover() != nil {
 			ok = false
 			d.log.Error("panic while a TXT record was looked up")
 		}
 	}()
-	record, err := policy.ParseName(challengeLabel + n.String())
+	record, err := name.Parse(challengeLabel + n.String())
 	if err != nil {
 		return false
 	}

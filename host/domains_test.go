@@ -15,6 +15,7 @@ import (
 	"boxgate/config"
 	"boxgate/ingress"
 	"boxgate/policy"
+	"boxgate/policy/name"
 	quotas "boxgate/quota"
 	"boxgate/store"
 )
@@ -195,7 +196,7 @@ func TestWhoMayHaveADomain(t *testing.T) {
 	published := map[string][]string{}
 	d := &domains{
 		store: db, log: zap.NewNop(), rows: config.Domains{{Suffix: "corp.example", Keys: []string{"ci"}}, {Suffix: "x.corp.example", Keys: []string{"key_1"}}},
-		text: func(_ context.Context, n policy.Name) ([]string, error) {
+		text: func(_ context.Context, n name.Name) ([]string, error) {
 			if n.String() == challengeLabel+"down.example.org" {
 				return nil, errors.New("no nameserver answers")
 			}
@@ -233,11 +234,11 @@ func TestWhoMayHaveADomain(t *testing.T) {
 		{api.Caller{}, "app.example.org", "", true, false},
 		{api.Caller{Key: "root", Name: "root", Role: api.RoleAdmin}, "app.corp.example", proofOperator, false, false},
 	} {
-		n, err := policy.ParseName(tt.host)
+		n, err := name.Parse(tt.host)
 		if err != nil {
 			t.Fatal(err)
 		}
-		claim, pending, err := d.claim(t.Context(), tt.caller, []policy.Name{n}, nil)
+		claim, pending, err := d.claim(t.Context(), tt.caller, []name.Name{n}, nil)
 		if (err != nil) != tt.refused || claim.Proofs[tt.host] != tt.proof || (len(pending) > 0) != tt.pending || claim.Admin != (tt.caller.Role == api.RoleAdmin) {
 			t.Errorf("%s asks for %s: %+v, pending %v, %v", tt.caller.Name, tt.host, claim, pending, err)
 		}

@@ -9,6 +9,7 @@ import (
 	"boxgate/host/lease"
 	"boxgate/policy"
 	"boxgate/policy/amend"
+	"boxgate/policy/name"
 	"boxgate/store"
 )
 
@@ -20,8 +21,8 @@ type inputs struct {
 	version   uint64
 	headers   []policy.HeaderRule // the box's own
 	global    []policy.HeaderRule // of every box
-	tokens    policy.Secret       // what the tokens of its placeholders are made from
-	protected *policy.Protected   // nil: not known, and every address is protected
+	tokens    name.Secret         // what the tokens of its placeholders are made from
+	protected *name.Protected     // nil: not known, and every address is protected
 	ceiling   *policy.Ceiling     // nil: the operator has set none
 	spent     bool                // the box has used up its quota
 	upstream  *policy.HostUpstream
@@ -44,7 +45,7 @@ func (in inputs) compile() (*policy.Compiled, error) {
 	}
 	c.By(in.upstream)
 	if c.From(in.source, in.unusable); in.spent {
-		c.Withhold(policy.ReasonQuota, "limits.quota")
+		c.Withhold(name.ReasonQuota, "limits.quota")
 	}
 	return c, nil
 }
@@ -81,7 +82,7 @@ type shared struct {
 
 	mu        sync.Mutex
 	global    []policy.HeaderRule
-	protected *policy.Protected
+	protected *name.Protected
 	present   []netip.Prefix // the addresses of the host among others
 }
 
@@ -148,7 +149,7 @@ func (s *shared) setGlobal(rules []policy.HeaderRule) {
 }
 
 // setProtected notes the protected ranges, and the addresses of the host as they were made of.
-func (s *shared) setProtected(p *policy.Protected, present []netip.Prefix) {
+func (s *shared) setProtected(p *name.Protected, present []netip.Prefix) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.protected, s.present = p, present

@@ -12,6 +12,7 @@ import (
 	"boxgate/api"
 	"boxgate/host/handover"
 	"boxgate/policy"
+	"boxgate/policy/name"
 	quotas "boxgate/quota"
 	"boxgate/store"
 )
@@ -28,7 +29,7 @@ type keys struct {
 }
 
 // RotateStoreKey implements [api.Host].
-func (k *keys) RotateStoreKey(_ context.Context, newPassphrase policy.Secret) error {
+func (k *keys) RotateStoreKey(_ context.Context, newPassphrase name.Secret) error {
 	if err := CheckPassphrase(newPassphrase); err != nil {
 		return &policy.InvalidError{Problems: []policy.Problem{{Pointer: "/new_passphrase", Message: err.Error()}}}
 	}
@@ -76,7 +77,7 @@ func (k *keys) changed() {
 }
 
 // CheckPassphrase refuses passphrases that are too short or too long; whether one is needed is for others to decide.
-func CheckPassphrase(p policy.Secret) error {
+func CheckPassphrase(p name.Secret) error {
 	switch n := len(p.Reveal()); {
 	case n > 0 && n < 8:
 		return errors.New("the new passphrase is too short; use 8 bytes or more")

@@ -14,6 +14,7 @@ import (
 	"boxgate/audit/trail"
 	"boxgate/host/lease"
 	"boxgate/policy"
+	"boxgate/policy/name"
 	"boxgate/store"
 )
 
@@ -43,9 +44,9 @@ func (g *gateway) lease(allow bool, lasts time.Duration, entries ...string) {
 }
 
 // allows reports whether the policy in force allows a name.
-func (g *gateway) allows(name string) bool {
+func (g *gateway) allows(host string) bool {
 	g.t.Helper()
-	n, err := policy.ParseName(name)
+	n, err := name.Parse(host)
 	if err != nil {
 		g.t.Fatal(err)
 	}

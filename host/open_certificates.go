@@ -18,7 +18,7 @@ import (
 	"boxgate/certs"
 	"boxgate/certs/acme"
 	"boxgate/config"
-	"boxgate/policy"
+	"boxgate/policy/name"
 	quotas "boxgate/quota"
 	"boxgate/store"
 )
@@ -133,7 +133,7 @@ func CheckACME(cfg config.Config) error {
 // acmeConfig reads what the configuration names.
 func acmeConfig(cfg config.Config) (acme.Config, error) {
 	from := cfg.Ingress.TLS.ACME
-	domain, err := policy.ParseName(cfg.Ingress.Domain)
+	domain, err := name.Parse(cfg.Ingress.Domain)
 	storage, dirErr := acme.NewFiles(config.ACMEDir(cfg))
 	errs := []error{err, dirErr}
 	out := acme.Config{Email: from.Email, Storage: storage, Domain: domain}
@@ -174,24 +174,24 @@ func issuerOf(c config.Issuer) (acme.Issuer, error) {
 }
 
 // secretFile reads a key in base64 from a file that only its owner may read.
-func secretFile(path string, encoding *base64.Encoding) (policy.Secret, error) {
+func secretFile(path string, encoding *base64.Encoding) (name.Secret, error) {
 	info, err := os.Stat(path)
 	if err != nil {
-		return policy.Secret{}, err
+		return name.Secret{}, err
 	}
 	if mode := info.Mode(); !mode.IsRegular() || mode.Perm()&0o077 != 0 {
-		return policy.Secret{}, fmt.Errorf("%s holds a secret key and must be a file that only its owner may read: run chmod 600 %s", path, path)
+		return name.Secret{}, fmt.Errorf("%s holds a secret key and must be a file that only its owner may read: run chmod 600 %s", path, path)
 	}
 	data, err := os.ReadFile(path)
 	if err != nil {
-		return policy.Secret{}, err
+		return name.Secret{}, err
 	}
 	text := strings.TrimSpace(string(data))
 	if encoding == base64.RawURLEncoding {
 		text = strings.TrimRight(text, "=")
 	}
 	if key, err := encoding.DecodeString(text); err != nil || len(key) == 0 {
-		return policy.Secret{}, fmt.Errorf("%s does not hold a key in base64", path)
+		return name.Secret{}, fmt.Errorf("%s does not hold a key in base64", path)
 	}
-	return policy.NewSecret(text), nil
+	return name.NewSecret(text), nil
 }

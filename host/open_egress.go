@@ -6,7 +6,7 @@ import (
 	"net/netip"
 
 	"boxgate/dns"
-	"boxgate/policy"
+	"boxgate/policy/name"
 	"boxgate/proxy"
 )
 
@@ -16,7 +16,7 @@ func (p *parts) openEgress(context.Context) error {
 	if err != nil {
 		return err
 	}
-	domain, err := policy.ParseName(p.cfg.Ingress.Domain)
+	domain, err := name.Parse(p.cfg.Ingress.Domain)
 	if err != nil {
 		return fmt.Errorf("ingress.domain: %w", err)
 	}
@@ -35,7 +35,7 @@ func (p *parts) openEgress(context.Context) error {
 	if err := p.metrics.Register(p.dns); err != nil {
 		return err
 	}
-	p.minter.Host = []policy.Name{domain}
+	p.minter.Host = []name.Name{domain}
 	egress := proxy.Config{
 		Boxes: p.connected, Resolver: p.dns, Leaves: p.minter, SSHKeys: p.minter, Audit: p.audit, Log: p.log, Roots: p.roots,
 		Sink:     []netip.Addr{p.addrs.SinkV4, p.addrs.SinkV6},

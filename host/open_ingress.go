@@ -13,7 +13,7 @@ import (
 	"boxgate/config"
 	"boxgate/ingress"
 	"boxgate/ingress/account"
-	"boxgate/policy"
+	"boxgate/policy/name"
 )
 
 func (p *parts) openIngress(context.Context) error {
@@ -82,7 +82,7 @@ func (p *parts) openAccounts() (*ingress.Accounts, error) {
 	p.urlTable.own = at.Hostname()
 	desk := account.Config{Issuer: c.Issuer, ClientID: c.ClientID, Scopes: c.Scopes, Groups: c.GroupsClaim, Redirect: redirect}
 	if c.ClientSecret != "" {
-		desk.Secret = func(ctx context.Context) (policy.Secret, error) { return p.secrets.Secret(ctx, c.ClientSecret) }
+		desk.Secret = func(ctx context.Context) (name.Secret, error) { return p.secrets.Secret(ctx, c.ClientSecret) }
 	}
 	return &ingress.Accounts{Origin: "https://" + at.Host, Desk: account.NewDesk(desk, c.SessionTime)}, nil
 }

@@ -11,6 +11,7 @@ import (
 	"go.uber.org/zap"
 
 	"boxgate/policy"
+	"boxgate/policy/name"
 	"boxgate/store"
 )
 
@@ -133,12 +134,12 @@ func (u *publicURLs) provePending(ctx context.Context) {
 
 // prove puts a pending domain into service if its key has shown that it is its own. The key must still be valid.
 func (u *publicURLs) prove(ctx context.Context, n pendingName) {
-	name, err := policy.ParseName(n.host)
+	host, err := name.Parse(n.host)
 	caller, valid := u.domains.keyOf(n.key)
-	if err != nil || !valid || u.isGateways(name) != "" {
+	if err != nil || !valid || u.isGateways(host) != "" {
 		return
 	}
-	claim, pending, err := u.domains.claim(ctx, caller, []policy.Name{name}, nil)
+	claim, pending, err := u.domains.claim(ctx, caller, []name.Name{host}, nil)
 	if err != nil || len(pending) > 0 {
 		return
 	}

@@ -18,6 +18,7 @@ import (
 	"boxgate/firewall"
 	"boxgate/host/enforce"
 	"boxgate/policy"
+	"boxgate/policy/name"
 	"boxgate/store"
 )
 
@@ -91,7 +92,7 @@ func openGateway(t *testing.T, dir string) *gateway {
 	t.Cleanup(func() { _ = audited.Close() })
 	g := &gateway{t: t, dir: dir, kernel: &fakeKernel{}}
 	net := &enforce.Enforcer{Kernel: g.kernel, Proxy: fakeProxy{}, Boxes: &enforce.Registry{}}
-	g.policies = &policies{log: zap.NewNop(), store: db, boxes: &boxes{}, shared: &shared{protected: policy.NewProtected(nil, nil)}, net: net, trail: audited}
+	g.policies = &policies{log: zap.NewNop(), store: db, boxes: &boxes{}, shared: &shared{protected: name.NewProtected(nil, nil)}, net: net, trail: audited}
 	if _, err := db.DropStaged(); err != nil {
 		t.Fatal(err)
 	}
@@ -179,14 +180,14 @@ func (g *gateway) state(id policy.BoxID) state {
 	if err := errors.Join(err, errOwn, errAll); err != nil {
 		g.t.Fatal(err)
 	}
-	name, err := policy.ParseName("api.example.com")
+	host, err := name.Parse("api.example.com")
 	if err != nil {
 		g.t.Fatal(err)
 	}
 	s := state{mode: p.Spec.Mode, own: valueOf(own.Rules), global: valueOf(all.Rules), closed: b.Policy.Load() == nil}
 	if c := b.Policy.Load(); c != nil {
 		s.open = c.Kernel().DefaultAllow
-		if r, refused := c.HeaderRule(policy.Request{Name: name, Port: 443}); refused.Reason == "" && r.Applies() {
+		if r, refused := c.HeaderRule(policy.Request{Name: host, Port: 443}); refused.Reason == "" && r.Applies() {
 			s.applied = valueOf([]policy.HeaderRule{r})
 		}
 	}

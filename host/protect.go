@@ -12,7 +12,7 @@ import (
 
 	"boxgate/config"
 	"boxgate/firewall"
-	"boxgate/policy"
+	"boxgate/policy/name"
 )
 
 // protection keeps the addresses of the host and the pools of the boxes protected in every box.
@@ -42,8 +42,8 @@ func (p *protection) update(ctx context.Context) error {
 		stage: nothing,
 		enforce: func(ctx context.Context) error {
 			p.own = nil // from here on boxes may differ, until all have taken the change
-			forward := policy.NewProtected(slices.Concat(p.addrs.Exempt, p.addrs.ForwardExempt), own)
-			p.policies.shared.setProtected(policy.NewProtected(p.addrs.Exempt, own).WithForwarding(forward), own)
+			forward := name.NewProtected(slices.Concat(p.addrs.Exempt, p.addrs.ForwardExempt), own)
+			p.policies.shared.setProtected(name.NewProtected(p.addrs.Exempt, own).WithForwarding(forward), own)
 			return p.policies.spread(ctx)
 		},
 		commit: func() error { p.own = own; p.warnOfLost(own); return nil },

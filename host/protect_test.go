@@ -19,6 +19,7 @@ import (
 	"boxgate/host/apart"
 	"boxgate/internal/nightly"
 	"boxgate/policy"
+	"boxgate/policy/name"
 )
 
 // protectionOf keeps the addresses of a host protected in two boxes.
@@ -64,7 +65,7 @@ func TestAddressesAreProtectedWhileTheyChange(t *testing.T) {
 			}
 			for _, a := range []netip.Addr{one, two, three} {
 				d := b.Policy.Load().Decide(policy.Request{Stage: policy.StageKernel, Box: id, Addr: a, Port: 4444, Protocol: policy.UDP})
-				if got := d.Reason == policy.ReasonProtectedRange; got != slices.Contains(c.want, a) {
+				if got := d.Reason == name.ReasonProtectedRange; got != slices.Contains(c.want, a) {
 					t.Errorf("%d: %v is protected in %s: %v", what, a, id, got)
 				}
 			}

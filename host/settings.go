@@ -12,6 +12,7 @@ import (
 
 	"boxgate/api"
 	"boxgate/policy"
+	"boxgate/policy/name"
 	"boxgate/store"
 )
 
@@ -24,19 +25,19 @@ type settings struct {
 }
 
 // Environment implements the Host of [boxgate/api/settings].
-func (s *settings) Environment(context.Context) (map[string]policy.Secret, error) {
+func (s *settings) Environment(context.Context) (map[string]name.Secret, error) {
 	return s.store.Environment()
 }
 
 // SetEnvironment implements the Host of [boxgate/api/settings].
-func (s *settings) SetEnvironment(_ context.Context, vars map[string]policy.Secret) error {
+func (s *settings) SetEnvironment(_ context.Context, vars map[string]name.Secret) error {
 	placeholders := placeholdersOf(s.shared.inputs().global)
 	for name := range vars {
 		if pattern, ok := placeholders[name]; ok {
 			return invalidAt("/env_vars/"+name, conflictWith(pattern))
 		}
 	}
-	return s.change(func(now map[string]policy.Secret) error {
+	return s.change(func(now map[string]name.Secret) error {
 		clear(now)
 		for name, value := range vars {
 			now[name] = value
@@ -46,12 +47,12 @@ func (s *settings) SetEnvironment(_ context.Context, vars map[string]policy.Secr
 }
 
 // SetVariable implements the Host of [boxgate/api/settings].
-func (s *settings) SetVariable(_ context.Context, name string, value policy.Secret) error {
-	if pattern, ok := placeholdersOf(s.shared.inputs().global)[name]; ok {
+func (s *settings) SetVariable(_ context.Context, n string, value name.Secret) error {
+	if pattern, ok := placeholdersOf(s.shared.inputs().global)[n]; ok {
 		return invalidAt("", conflictWith(pattern))
 	}
-	return s.change(func(now map[string]policy.Secret) error {
-		now[name] = value
+	return s.change(func(now map[string]name.Secret) error {
+		now[n] = value
 		if size := api.EnvironmentSize(now); size > api.MaxEnvironment {
 			return invalidAt("/value", tooLarge(size))
 		}
@@ -60,17 +61,17 @@ func (s *settings) SetVariable(_ context.Context, name string, value policy.Secr
 }
 
 // DeleteVariable implements the Host of [boxgate/api/settings].
-func (s *settings) DeleteVariable(_ context.Context, name string) error {
-	return s.change(func(now map[string]policy.Secret) error {
-		if _, ok := now[name]; !ok {
-			return api.Errorf(api.ErrNotFound, "there is no variable %q for new boxes", name)
+func (s *settings) DeleteVariable(_ context.Context, n string) error {
+	return s.change(func(now map[string]name.Secret) error {
+		if _, ok := now[n]; !ok {
+			return api.Errorf(api.ErrNotFound, "there is no variable %q for new boxes", n)
 		}
-		delete(now, name)
+		delete(now, n)
 		return nil
 	})
 }
 
-func (s *settings) change(change func(map[string]policy.Secret) error) error {
+func (s *settings) change(change func(map[string]name.Secret) error) error {
 	err := s.store.ChangeEnvironment(change)
 	if refused := (*policy.InvalidError)(nil); err == nil || errors.As(err, &refused) || errors.Is(err, api.ErrNotFound) {
 		return err
@@ -80,7 +81,7 @@ func (s *settings) change(change func(map[string]policy.Secret) error) error {
 
 // environmentOf is the environment of a new box: its own, and what all new boxes get and it has not. A placeholder, which
 // keeps a secret out of the box, takes the place of a variable of all boxes.
-func (s *settings) environmentOf(own map[string]policy.Secret, headers []policy.HeaderRule) (map[string]policy.Secret, error) {
+func (s *settings) environmentOf(own map[string]name.Secret, headers []policy.HeaderRule) (map[string]name.Secret, error) {
 	all, err := s.store.Environment()
 	if err != nil {
 		return nil, err
@@ -125,8 +126,8 @@ func (s *settings) Configure(_ context.Context, id policy.BoxID, change func(*ap
 }
 
 // placeholdersOf returns the variables that are placeholders of header rules, with the pattern of the rule.
-func placeholdersOf(rules []policy.HeaderRule) map[string]policy.Pattern {
-	vars := map[string]policy.Pattern{}
+func placeholdersOf(rules []policy.HeaderRule) map[string]name.Pattern {
+	vars := map[string]name.Pattern{}
 	for _, rule := range rules {
 		for _, p := range rule.Placeholders {
 			vars[p.Variable] = rule.Pattern
@@ -135,7 +136,7 @@ func placeholdersOf(rules []policy.HeaderRule) map[string]policy.Pattern {
 	return vars
 }
 
-func conflictWith(pattern policy.Pattern) string {
+func conflictWith(pattern name.Pattern) string {
 	return fmt.Sprintf("the header rule of all boxes for %q has a placeholder of that name; give it in one place", pattern)
 }
 

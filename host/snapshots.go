@@ -13,6 +13,7 @@ import (
 	"boxgate/api"
 	"boxgate/host/snapshots"
 	"boxgate/policy"
+	"boxgate/policy/name"
 	"boxgate/store"
 )
 
@@ -117,7 +118,7 @@ func (s *snapshotHost) inherit(ctx context.Context, req *api.CreateRequest) (ori
 		return origin{}, err
 	}
 	env, secrets := r.Kept()
-	maps.DeleteFunc(secrets, func(pointer string, _ policy.Secret) bool {
+	maps.DeleteFunc(secrets, func(pointer string, _ name.Secret) bool {
 		return pointer == "/github_token" || // which is a header rule
 			pointer == "/agent_api_key" && req.Hosted.Agent != "" || strings.HasPrefix(pointer, "/mcp_servers/") && req.Hosted.MCPServers != nil
 	})
@@ -165,8 +166,8 @@ func (s *snapshotHost) release(b *box) {
 }
 
 // over is a map with entries of another one over it.
-func over(below, above map[string]policy.Secret) map[string]policy.Secret {
-	out := map[string]policy.Secret{}
+func over(below, above map[string]name.Secret) map[string]name.Secret {
+	out := map[string]name.Secret{}
 	maps.Copy(out, below)
 	maps.Copy(out, above)
 	return out

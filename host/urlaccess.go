@@ -14,13 +14,14 @@ import (
 	"boxgate/ingress/link"
 	"boxgate/ingress/signin"
 	"boxgate/policy"
+	"boxgate/policy/name"
 	"boxgate/store"
 )
 
 // newURLKey makes the key of a public URL.
-func newURLKey() policy.Secret {
+func newURLKey() name.Secret {
 	key := access.NewKey()
-	return policy.NewSecret(string(key[:]))
+	return name.NewSecret(string(key[:]))
 }
 
 // urlAccess is what a stored URL has beyond its credentials. A key that is not one gives it neither sessions nor links.
@@ -96,5 +97,5 @@ func (u *publicURLs) SignURL(_ context.Context, id policy.BoxID, port uint16, re
 		l.Expires = end
 	}
 	address := u.urlOf(id, port, "") + link.Escape(prefix) + "?" + signin.LinkParameter + "=" + link.Sign(target.Access.Links, target.ID, l)
-	return api.Link{URL: policy.NewSecret(address), ExpiresAt: l.Expires}, nil
+	return api.Link{URL: name.NewSecret(address), ExpiresAt: l.Expires}, nil
 }

@@ -18,6 +18,7 @@ import (
 	"boxgate/host/reach"
 	"boxgate/ingress"
 	"boxgate/policy"
+	"boxgate/policy/name"
 	"boxgate/store"
 )
 
@@ -162,13 +163,13 @@ func credentialsFor(req api.URLRequest, record *store.URL) (made api.URL) {
 	if req.Bearer {
 		token := randomHex(32)
 		digest := store.KeyHash(ingress.BearerDigest(token))
-		record.Bearer, made.Token = &digest, policy.NewSecret(token)
+		record.Bearer, made.Token = &digest, name.NewSecret(token)
 	}
 	if req.Basic {
 		user, password := "box", randomHex(32)
 		digest := store.KeyHash(ingress.BasicDigest(user, password))
 		record.Username, record.Password = user, &digest
-		made.Username, made.Password = policy.NewSecret(user), policy.NewSecret(password)
+		made.Username, made.Password = name.NewSecret(user), name.NewSecret(password)
 	}
 	return made
 }
@@ -186,7 +187,7 @@ func (u *publicURLs) domainsOf(id policy.BoxID, port uint16) ([]string, error) {
 }
 
 // ownDomains returns the domains of a URL as they are stored.
-func (u *publicURLs) ownDomains(names []policy.Name) ([]string, error) {
+func (u *publicURLs) ownDomains(names []name.Name) ([]string, error) {
 	var hosts []string
 	for i, n := range names {
 		if why := u.isGateways(n); why != "" {
@@ -199,8 +200,8 @@ func (u *publicURLs) ownDomains(names []policy.Name) ([]string, error) {
 
 // isGateways says why a name can be no URL's own domain, or returns "". Names at and below the gateway's own domain belong to
 // the boxes whose IDs are in them, and visitors sign in at one host for all URLs.
-func (u *publicURLs) isGateways(n policy.Name) string {
-	domain, err := policy.ParseName(u.cfg.Domain)
+func (u *publicURLs) isGateways(n name.Name) string {
+	domain, err := name.Parse(u.cfg.Domain)
 	switch {
 	case err != nil || n.IsWithin(domain):
 		return fmt.Sprintf("%s lies within %s, the domain of this gateway", n, u.cfg.Domain)
@@ -227,7 +228,7 @@ func (u *publicURLs) keep(record store.URL, claim store.Claim) error {
 func (u *publicURLs) hostsOf(r store.URL) []string {
 	hosts := []string{u.cfg.HostName(r.Box, r.Port)}
 	for _, h := range r.Hostnames {
-		n, err := policy.ParseName(h)
+		n, err := name.Parse(h)
 		if err != nil || u.isGateways(n) != "" {
 			u.log.Warn("a domain of a public URL is the gateway's own now, and is not served", zap.String("box", string(r.Box)),
 				zap.Uint16("port", r.Port), zap.String("domain", h))

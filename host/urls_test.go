@@ -7,7 +7,7 @@ import (
 	"go.uber.org/zap"
 
 	"boxgate/config"
-	"boxgate/policy"
+	"boxgate/policy/name"
 	"boxgate/store"
 )
 
@@ -15,15 +15,15 @@ import (
 func TestDomainsOfTheGateway(t *testing.T) {
 	t.Parallel()
 	u := &publicURLs{cfg: config.Ingress{Domain: "new.example.org"}, log: zap.NewNop(), table: &urlTable{own: "login.example.org"}}
-	for name, refused := range map[string]bool{
+	for host, refused := range map[string]bool{
 		"victim-80.new.example.org": true, "new.example.org": true, "login.example.org": true, "app.example.org": false, "a.login.example.org": false,
 	} {
-		n, err := policy.ParseName(name)
+		n, err := name.Parse(host)
 		if err != nil {
 			t.Fatal(err)
 		}
-		if _, err := u.ownDomains([]policy.Name{n}); (err != nil) != refused {
-			t.Errorf("%s: %v", name, err)
+		if _, err := u.ownDomains([]name.Name{n}); (err != nil) != refused {
+			t.Errorf("%s: %v", host, err)
 		}
 	}
 	hosts := u.hostsOf(store.URL{Box: "evil", Port: 80, Hostnames: []string{"app.example.org", "victim-80.new.example.org", "login.example.org"}})

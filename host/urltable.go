@@ -7,6 +7,7 @@ import (
 
 	"boxgate/ingress"
 	"boxgate/policy"
+	"boxgate/policy/name"
 )
 
 // urlTable finds the target of a public URL's host names. Safe for concurrent use.
@@ -37,22 +38,22 @@ func (t *urlTable) has(host string) bool {
 // ownURLs are the public URLs that boxes may open by name: those below the gateway's own domain, over HTTPS. Not those of
 // domains of a URL's own, which nobody has to show to be theirs: whoever makes a URL could take any name from the boxes.
 type ownURLs struct {
-	domain  policy.Name
+	domain  name.Name
 	port    uint16 // of HTTPS; 0: it is off
 	table   *urlTable
 	ingress *ingress.Ingress
 }
 
 // named reports whether a name is that of a public URL now.
-func (u *ownURLs) named(n policy.Name) bool {
+func (u *ownURLs) named(n name.Name) bool {
 	return u.port != 0 && n.IsWithin(u.domain) && u.table.has(n.String())
 }
 
 // Served implements [proxy.URLs].
-func (u *ownURLs) Served(n policy.Name, port uint16) bool { return port == u.port && u.named(n) }
+func (u *ownURLs) Served(n name.Name, port uint16) bool { return port == u.port && u.named(n) }
 
 // Visit implements [proxy.URLs].
-func (u *ownURLs) Visit(c net.Conn, n policy.Name) { u.ingress.Visit(c, n.String()) }
+func (u *ownURLs) Visit(c net.Conn, n name.Name) { u.ingress.Visit(c, n.String()) }
 
 // set makes hosts lead to a target, in place of all hosts of the same port of its box.
 func (t *urlTable) set(hosts []string, target ingress.Target) {

@@ -13,7 +13,7 @@ import (
 	"boxgate/ingress/account"
 	"boxgate/ingress/pages"
 	"boxgate/ingress/signin"
-	"boxgate/policy"
+	"boxgate/policy/name"
 )
 
 // Accounts lets visitors sign in with their accounts at an identity provider.
@@ -49,7 +49,7 @@ func (g *core) knownToProvider(ctx context.Context, v *visit, host string) bool 
 	case v.path == pages.ReturnPath && v.method == http.MethodGet:
 		g.fromProvider(ctx, v, tally, now)
 	default:
-		v.refuse(http.StatusNotFound, policy.ReasonURLUnknown, "There is no such page.")
+		v.refuse(http.StatusNotFound, name.ReasonURLUnknown, "There is no such page.")
 	}
 	return true
 }
@@ -58,7 +58,7 @@ func (g *core) knownToProvider(ctx context.Context, v *visit, host string) bool 
 func (g *core) startAccount(v *visit, now time.Time) {
 	a := v.target.Access
 	if g.Accounts == nil || !a.signsIn() || a.Accounts == nil {
-		v.refuse(http.StatusNotFound, policy.ReasonURLUnknown, "There is no such page.")
+		v.refuse(http.StatusNotFound, name.ReasonURLUnknown, "There is no such page.")
 		return
 	}
 	ticket, cookie := g.Accounts.Desk.Begin(v.target.ID, v.event.Name, signin.Local(signin.Next(v.query), pages.Reserved), now)
@@ -82,7 +82,7 @@ func (g *core) toProvider(ctx context.Context, v *visit, now time.Time) {
 // ask the provider about a code: not often, and not many at a time.
 func (g *core) fromProvider(ctx context.Context, v *visit, tally *tally, now time.Time) {
 	if !g.exchanges.take("", v.network) {
-		v.refuseWith(http.StatusServiceUnavailable, policy.ReasonLimit, "There are too many sign-ins at this time.", [2]string{"Retry-After", "5"})
+		v.refuseWith(http.StatusServiceUnavailable, name.ReasonLimit, "There are too many sign-ins at this time.", [2]string{"Retry-After", "5"})
 		return
 	}
 	defer g.exchanges.leave("", v.network)
@@ -109,7 +109,7 @@ func (g *core) fromProvider(ctx context.Context, v *visit, tally *tally, now tim
 func (g *core) finishAccount(v *visit, now time.Time) {
 	a := v.target.Access
 	if g.Accounts == nil || !a.signsIn() || a.Accounts == nil {
-		v.refuse(http.StatusNotFound, policy.ReasonURLUnknown, "There is no such page.")
+		v.refuse(http.StatusNotFound, name.ReasonURLUnknown, "There is no such page.")
 		return
 	}
 	code, _ := signin.Value(v.query, "code")
@@ -129,11 +129,11 @@ func (g *core) noAccount(v *visit, err error) {
 	v.event.Error = err.Error()
 	switch {
 	case errors.Is(err, account.ErrDown):
-		v.refuseWith(http.StatusServiceUnavailable, policy.ReasonURLUnavailable, "The identity provider does not answer.", [2]string{"Retry-After", "5"})
+		v.refuseWith(http.StatusServiceUnavailable, name.ReasonURLUnavailable, "The identity provider does not answer.", [2]string{"Retry-After", "5"})
 	case errors.Is(err, account.ErrTicket):
-		v.refuse(http.StatusForbidden, policy.ReasonURLAuth, "This sign-in was begun elsewhere, has taken too long, or is complete already.")
+		v.refuse(http.StatusForbidden, name.ReasonURLAuth, "This sign-in was begun elsewhere, has taken too long, or is complete already.")
 	default:
-		v.refuse(http.StatusForbidden, policy.ReasonURLAuth, "Your account does not open this address.")
+		v.refuse(http.StatusForbidden, name.ReasonURLAuth, "Your account does not open this address.")
 	}
 }
 

@@ -23,6 +23,7 @@ import (
 	"boxgate/ingress/account"
 	"boxgate/ingress/pages"
 	"boxgate/policy"
+	"boxgate/policy/name"
 )
 
 // startProvider builds and starts a provider whose users are their names, with passwords that are those names again. It
@@ -79,7 +80,7 @@ func withAccounts(t *testing.T, issuer string, box *recorder) *fixture {
 	f := start(t, func(c *Config) {
 		c.Accounts = &Accounts{Origin: accountOrigin, Desk: account.NewDesk(account.Config{
 			Issuer: issuer, ClientID: "boxgate", Scopes: []string{"email"}, Groups: "groups", Redirect: accountOrigin + pages.ReturnPath,
-			Secret: func(context.Context) (policy.Secret, error) { return policy.NewSecret("client-secret"), nil },
+			Secret: func(context.Context) (name.Secret, error) { return name.NewSecret("client-secret"), nil },
 		}, 0)}
 	})
 	for _, host := range []string{"one", "two"} {
@@ -188,7 +189,7 @@ func TestAccounts(t *testing.T) {
 			}
 		}
 	}
-	f.event(t, reason(policy.ReasonURLOrigin))
+	f.event(t, reason(name.ReasonURLOrigin))
 	before := box.count()
 	for _, user := range []string{"stranger", "unverified"} {
 		if resp, page := f.person(t).logIn("https://one"+domain+"/", user); resp.StatusCode != 403 || !strings.Contains(page, "Your account") || box.count() != before {

@@ -8,6 +8,7 @@ import (
 
 	"boxgate/audit"
 	"boxgate/policy"
+	"boxgate/policy/name"
 )
 
 func TestCredentials(t *testing.T) {
@@ -75,7 +76,7 @@ func TestCredentials(t *testing.T) {
 			}
 		})
 	}
-	e := f.event(t, reason(policy.ReasonURLAuth))
+	e := f.event(t, reason(name.ReasonURLAuth))
 	if e.Verdict != policy.Deny || e.Status != 401 || e.Action != audit.ActionRefuse || e.Stage != policy.StageURL || e.Box != "box1" {
 		t.Errorf("event of a refusal: %+v", e)
 	}
@@ -175,7 +176,7 @@ func TestOddHosts(t *testing.T) {
 			}
 		})
 	}
-	if e := f.event(t, reason(policy.ReasonURLUnknown)); e.Verdict != policy.Deny || e.Name == "" {
+	if e := f.event(t, reason(name.ReasonURLUnknown)); e.Verdict != policy.Deny || e.Name == "" {
 		t.Errorf("event of an unknown URL: %+v", e)
 	}
 }
@@ -208,7 +209,7 @@ func TestBoxDoesNotAnswer(t *testing.T) {
 	if addr := box.Listener.Addr().String(); strings.Contains(body, addr) || strings.Contains(body, "refused") {
 		t.Errorf("the answer tells about the inside: %s", body)
 	}
-	e := f.event(t, reason(policy.ReasonURLUnavailable))
+	e := f.event(t, reason(name.ReasonURLUnavailable))
 	if e.Verdict != policy.Deny || e.Status != 502 || e.Error == "" || e.Addr != netip.MustParseAddr("127.0.0.1") {
 		t.Errorf("event: %+v", e)
 	}

@@ -17,6 +17,7 @@ import (
 	"boxgate/audit"
 	"boxgate/ingress/balancer"
 	"boxgate/policy"
+	"boxgate/policy/name"
 )
 
 // proxyHeader is what a load balancer says of a visitor, "" of itself.
@@ -116,7 +117,7 @@ func TestOnlyBalancersAreBelieved(t *testing.T) {
 		t.Errorf("%d requests arrived", n)
 	}
 	f.event(t, func(e audit.Event) bool {
-		return e.Reason == policy.ReasonBadRequest && e.Peer.String() == "127.0.0.2" && strings.Contains(e.Error, "PROXY")
+		return e.Reason == name.ReasonBadRequest && e.Peer.String() == "127.0.0.2" && strings.Contains(e.Error, "PROXY")
 	})
 }
 
@@ -138,7 +139,7 @@ func TestVisitorsOfABalancerAreLimited(t *testing.T) {
 	if open("192.0.2.7:3") {
 		t.Error("a visitor took more than a quarter")
 	}
-	f.event(t, func(e audit.Event) bool { return e.Reason == policy.ReasonLimit && e.Peer.String() == "192.0.2.7" })
+	f.event(t, func(e audit.Event) bool { return e.Reason == name.ReasonLimit && e.Peer.String() == "192.0.2.7" })
 	if !open("192.0.2.9:1") {
 		t.Error("another visitor was refused")
 	}

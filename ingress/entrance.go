@@ -10,6 +10,7 @@ import (
 	"boxgate/ingress/pages"
 	"boxgate/ingress/signin"
 	"boxgate/policy"
+	"boxgate/policy/name"
 )
 
 // formMost is the size of the form of a sign-in.
@@ -42,7 +43,7 @@ func (g *core) entrance(v *visit, tally *tally, now time.Time) (answered bool) {
 func (g *core) reserved(v *visit, tally *tally, now time.Time) {
 	switch {
 	case v.target.Auth.open():
-		v.refuse(http.StatusNotFound, policy.ReasonURLUnknown, "There is no such page.")
+		v.refuse(http.StatusNotFound, name.ReasonURLUnknown, "There is no such page.")
 	case v.path == pages.SignInPath && v.method == http.MethodPost:
 		g.signIn(v, tally)
 	case v.path == pages.SignInPath && isSafe(v.method):
@@ -61,7 +62,7 @@ func (g *core) reserved(v *visit, tally *tally, now time.Time) {
 		fields, body := pages.SignOutPage()
 		v.client.reply(http.StatusOK, fields, body)
 	default:
-		v.refuse(http.StatusNotFound, policy.ReasonURLUnknown, "There is no such page.")
+		v.refuse(http.StatusNotFound, name.ReasonURLUnknown, "There is no such page.")
 	}
 }
 
@@ -70,7 +71,7 @@ func (g *core) reserved(v *visit, tally *tally, now time.Time) {
 // again, and a visitor with many forms in the making has no more attempts than others.
 func (g *core) signIn(v *visit, tally *tally) {
 	if foreign(&v.asked, nil) {
-		v.refuse(http.StatusForbidden, policy.ReasonURLOrigin, "Another site made this request.")
+		v.refuse(http.StatusForbidden, name.ReasonURLOrigin, "Another site made this request.")
 		return
 	}
 	v.by.until = v.target.Access.ends()
@@ -110,17 +111,17 @@ func (g *core) signIn(v *visit, tally *tally) {
 func (v *visit) formless(err error, late bool) {
 	v.event.Error = err.Error()
 	if late {
-		v.refuse(http.StatusRequestTimeout, policy.ReasonBadRequest, "The form did not come in time.")
+		v.refuse(http.StatusRequestTimeout, name.ReasonBadRequest, "The form did not come in time.")
 		return
 	}
-	v.refuse(http.StatusBadRequest, policy.ReasonBadRequest, "The form could not be read.")
+	v.refuse(http.StatusBadRequest, name.ReasonBadRequest, "The form could not be read.")
 }
 
 // begin signs a browser in and sends it to a path.
 func (g *core) begin(v *visit, by audit.Credential, next string, now time.Time) {
 	a := v.target.Access
 	if !a.signsIn() {
-		v.refuse(http.StatusUnauthorized, policy.ReasonURLAuth, "Nobody can sign in to this public URL with a browser.", v.target.Auth.challenges()...)
+		v.refuse(http.StatusUnauthorized, name.ReasonURLAuth, "Nobody can sign in to this public URL with a browser.", v.target.Auth.challenges()...)
 		return
 	}
 	s := access.New(false, now, earlier(now.Add(g.SessionTime), a.Expires))
@@ -131,7 +132,7 @@ func (g *core) begin(v *visit, by audit.Credential, next string, now time.Time) 
 // signOut ends the session of a browser, and what is open under it.
 func (g *core) signOut(v *visit, now time.Time) {
 	if foreign(&v.asked, nil) {
-		v.refuse(http.StatusForbidden, policy.ReasonURLOrigin, "Another site made this request.")
+		v.refuse(http.StatusForbidden, name.ReasonURLOrigin, "Another site made this request.")
 		return
 	}
 	unset := [2]string{"Set-Cookie", access.Unset}
@@ -139,7 +140,7 @@ func (g *core) signOut(v *visit, now time.Time) {
 	if ok {
 		if err := g.end(v.target, s, now); err != nil {
 			v.event.Error = err.Error()
-			v.refuseWith(http.StatusInternalServerError, policy.ReasonInternal, "You are signed out, but that could not be stored.", unset)
+			v.refuseWith(http.StatusInternalServerError, name.ReasonInternal, "You are signed out, but that could not be stored.", unset)
 			return
 		}
 	}
@@ -167,7 +168,7 @@ func (g *core) wrong(v *visit, tally *tally, now time.Time) {
 // ask refuses a request for want of a credential, and asks a browser to sign in, if it can.
 func (g *core) ask(v *visit, failed bool) {
 	auth, a := v.target.Auth, v.target.Access
-	n := pages.Notice{Status: http.StatusUnauthorized, Reason: policy.ReasonURLAuth, Detail: "This public URL needs a credential."}
+	n := pages.Notice{Status: http.StatusUnauthorized, Reason: name.ReasonURLAuth, Detail: "This public URL needs a credential."}
 	challenges := auth.challenges()
 	accounts := g.Accounts != nil && a != nil && a.Accounts != nil
 	if v.html && a.signsIn() && (auth.Bearer != nil || auth.Basic != nil || accounts) {
@@ -191,7 +192,7 @@ func (v *visit) wanted() string {
 
 // allow notes that what the visitor asked of the gateway itself was done.
 func (v *visit) allow(by audit.Credential) {
-	v.event.Verdict, v.event.Reason, v.event.Action, v.event.Credential = policy.Allow, policy.ReasonURL, audit.ActionAnswer, by
+	v.event.Verdict, v.event.Reason, v.event.Action, v.event.Credential = policy.Allow, name.ReasonURL, audit.ActionAnswer, by
 }
 
 // navigates reports whether a request is a browser that goes to an address, rather than a page or a program that asks for something.
@@ -208,5 +209,5 @@ func mayNavigate(q *asked) bool {
 
 // unnavigated refuses a step of a sign-in that a page took in the background, or in a frame, where nobody sees what happens.
 func (v *visit) unnavigated() {
-	v.refuse(http.StatusForbidden, policy.ReasonURLOrigin, "A sign-in takes place in a window of its own: open this address in the browser.")
+	v.refuse(http.StatusForbidden, name.ReasonURLOrigin, "A sign-in takes place in a window of its own: open this address in the browser.")
 }

@@ -15,7 +15,7 @@ import (
 	"boxgate/ingress/access"
 	"boxgate/ingress/link"
 	"boxgate/ingress/pages"
-	"boxgate/policy"
+	"boxgate/policy/name"
 )
 
 // guarded makes a public URL with a credential to which browsers can sign in.
@@ -256,7 +256,7 @@ func TestAnotherSiteUsesTheSession(t *testing.T) {
 		}
 	}
 	f.event(t, func(e audit.Event) bool {
-		return e.Reason == policy.ReasonURLOrigin && e.Credential == audit.CredentialSession
+		return e.Reason == name.ReasonURLOrigin && e.Credential == audit.CredentialSession
 	})
 }
 

@@ -21,7 +21,7 @@ import (
 	"boxgate/internal/h1"
 	"boxgate/internal/handshake"
 	"boxgate/internal/socket"
-	"boxgate/policy"
+	"boxgate/policy/name"
 )
 
 // interimMax is how many 1xx responses to one request are relayed.
@@ -494,7 +494,7 @@ func (e *exchange) unserved(err error) error {
 		v.tooMany()
 	case errors.Is(err, errLate):
 		v.event.Error = err.Error()
-		v.refuse(http.StatusGatewayTimeout, policy.ReasonURLUnavailable, "The box has not answered in time.")
+		v.refuse(http.StatusGatewayTimeout, name.ReasonURLUnavailable, "The box has not answered in time.")
 	case errors.Is(err, errUntied):
 		v.event.Error = err.Error()
 		return errEnd
@@ -509,13 +509,13 @@ func (e *exchange) unserved(err error) error {
 // badBody refuses a request whose body makes no sense. The rest of it is not read.
 func (e *exchange) badBody(err error) error {
 	e.visit.event.Error = err.Error()
-	e.visit.refuse(http.StatusBadRequest, policy.ReasonBadRequest, "The body of the request is malformed.")
+	e.visit.refuse(http.StatusBadRequest, name.ReasonBadRequest, "The body of the request is malformed.")
 	return errLinger
 }
 
 // stalledBody refuses a request whose body has stopped coming.
 func (e *exchange) stalledBody(err error) error {
 	e.visit.event.Error = err.Error()
-	e.visit.refuse(http.StatusRequestTimeout, policy.ReasonBadRequest, "The body of the request has not come in time.")
+	e.visit.refuse(http.StatusRequestTimeout, name.ReasonBadRequest, "The body of the request has not come in time.")
 	return errLinger
 }

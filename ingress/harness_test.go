@@ -28,6 +28,7 @@ import (
 	"boxgate/audit"
 	"boxgate/internal/socket"
 	"boxgate/policy"
+	"boxgate/policy/name"
 )
 
 const domain = ".preview.test"
@@ -86,7 +87,7 @@ func (f *fixture) event(t *testing.T, match func(audit.Event) bool) audit.Event 
 	}
 }
 
-func reason(want policy.Reason) func(audit.Event) bool {
+func reason(want name.Reason) func(audit.Event) bool {
 	return func(e audit.Event) bool { return e.Reason == want }
 }
 

@@ -14,6 +14,7 @@ import (
 
 	"boxgate/audit"
 	"boxgate/policy"
+	"boxgate/policy/name"
 )
 
 // The box sees that its client has gone, and is not kept busy by one that gave up.
@@ -54,7 +55,7 @@ func TestDisconnectsReachTheBox(t *testing.T) {
 // Revocation cuts a request whatever it is waiting for: the box's dial, its answer, or the client's body.
 func TestRevocationCutsWhateverIsWaitedFor(t *testing.T) {
 	t.Parallel()
-	for name, tt := range map[string]struct {
+	for label, tt := range map[string]struct {
 		dial func(context.Context, Target) (net.Conn, error)
 		head string
 		want string
@@ -63,7 +64,7 @@ func TestRevocationCutsWhateverIsWaitedFor(t *testing.T) {
 		"the answer": {want: "401"},
 		"the body":   {head: "Content-Length: 100\r\n", want: "401"},
 	} {
-		t.Run(name, func(t *testing.T) {
+		t.Run(label, func(t *testing.T) {
 			t.Parallel()
 			f := start(t, func(c *Config) { c.Dial = tt.dial })
 			f.script(t, "one", func(_ net.Conn, in *bufio.Reader) { _, _ = io.Copy(io.Discard, in) })
@@ -76,7 +77,7 @@ func TestRevocationCutsWhateverIsWaitedFor(t *testing.T) {
 			if err == nil && len(answer) > 0 && !strings.HasPrefix(string(answer), "HTTP/1.1 "+tt.want) {
 				t.Errorf("%q, %v", answer, err)
 			}
-			e := f.event(t, reason(policy.ReasonURLAuth))
+			e := f.event(t, reason(name.ReasonURLAuth))
 			if e.Verdict != policy.Deny || e.Error != errCut.Error() {
 				t.Errorf("%+v", e)
 			}
@@ -139,7 +140,7 @@ func TestSlowHeadsAreCut(t *testing.T) {
 // A box that breaks off, or makes no sense, while the client still uploads is at fault, not the client.
 func TestBoxFailsDuringAnUpload(t *testing.T) {
 	t.Parallel()
-	for name, answer := range map[string]string{"it closes": "", "it speaks another protocol": "SMTP ready\r\n"} {
+	for label, answer := range map[string]string{"it closes": "", "it speaks another protocol": "SMTP ready\r\n"} {
 		for _, body := range []string{"Expect: 100-continue\r\n\r\n", "\r\n" + strings.Repeat("HEAD", 1000)} {
 			f := start(t, nil)
 			f.script(t, "one", func(c net.Conn, in *bufio.Reader) {
@@ -150,13 +151,13 @@ func TestBoxFailsDuringAnUpload(t *testing.T) {
 			_, _ = io.WriteString(c, "POST / HTTP/1.1\r\nHost: one.preview.test\r\nContent-Length: 1000000\r\n"+body)
 			resp, err := http.ReadResponse(bufio.NewReader(c), nil)
 			if err != nil {
-				t.Fatalf("%s: %v", name, err)
+				t.Fatalf("%s: %v", label, err)
 			}
 			text, _ := io.ReadAll(resp.Body)
 			if resp.StatusCode != http.StatusBadGateway || !strings.Contains(string(text), "does not answer") {
-				t.Errorf("%s: %s, %q", name, resp.Status, text)
+				t.Errorf("%s: %s, %q", label, resp.Status, text)
 			}
-			f.event(t, func(e audit.Event) bool { return e.Reason == policy.ReasonURLUnavailable && e.Status == 502 })
+			f.event(t, func(e audit.Event) bool { return e.Reason == name.ReasonURLUnavailable && e.Status == 502 })
 		}
 	}
 }

@@ -19,6 +19,7 @@ import (
 	"boxgate/audit"
 	"boxgate/internal/handshake"
 	"boxgate/policy"
+	"boxgate/policy/name"
 )
 
 // frames is a visitor who writes HTTP/2 frames.
@@ -322,7 +323,7 @@ func TestBoxThatNeverAnswers(t *testing.T) {
 			status = resp.StatusCode
 		}
 		resp, body := get(t, client, "https://one"+domain+"/", nil)
-		if resp.StatusCode != http.StatusGatewayTimeout || !strings.Contains(body, string(policy.ReasonURLUnavailable)) {
+		if resp.StatusCode != http.StatusGatewayTimeout || !strings.Contains(body, string(name.ReasonURLUnavailable)) {
 			t.Errorf("%s %s", resp.Status, body)
 		}
 	}

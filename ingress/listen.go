@@ -19,6 +19,7 @@ import (
 	"boxgate/internal/h1"
 	"boxgate/internal/socket"
 	"boxgate/policy"
+	"boxgate/policy/name"
 
 	"go.uber.org/zap"
 )
@@ -61,13 +62,13 @@ func (l *listener) visitorOf(conn net.Conn, h *held) net.Conn {
 	}
 	told, err := balancer.Accept(conn, time.Now().Add(l.g.ReadHeaderTimeout))
 	if err != nil {
-		l.g.refusedConn(conn, policy.ReasonBadRequest, err)
+		l.g.refusedConn(conn, name.ReasonBadRequest, err)
 		socket.Reset(conn)
 		return nil
 	}
 	network := networkOf(told.RemoteAddr())
 	if !l.places.take("", network) {
-		l.g.refusedConn(told, policy.ReasonLimit, errCrowded)
+		l.g.refusedConn(told, name.ReasonLimit, errCrowded)
 		_ = conn.Close()
 		return nil
 	}
@@ -210,7 +211,7 @@ func (l *listener) enter(conn net.Conn, network netip.Prefix, freeSlot func()) *
 	defer l.mu.Unlock()
 	if l.closed || !l.places.take("", network) {
 		if !l.closed {
-			l.g.refusedConn(conn, policy.ReasonLimit, errCrowded)
+			l.g.refusedConn(conn, name.ReasonLimit, errCrowded)
 		}
 		_ = conn.Close()
 		freeSlot()
@@ -258,7 +259,7 @@ func (l *listener) giveWayLocked(now time.Time) {
 		return
 	}
 	l.conns[chosen].leaves = true
-	l.g.refusedConn(chosen, policy.ReasonLimit, errGaveWay)
+	l.g.refusedConn(chosen, name.ReasonLimit, errGaveWay)
 	socket.Abort(chosen) // who serves it notices, and releases it
 }
 
@@ -375,7 +376,7 @@ func (l *listener) accept(conn net.Conn, h *held) (serve func()) {
 		return nil
 	}
 	if !l.named(c.visitor.sni, h) {
-		l.g.refusedConn(conn, policy.ReasonLimit, errCrowdedURL)
+		l.g.refusedConn(conn, name.ReasonLimit, errCrowdedURL)
 		_ = conn.Close()
 		return nil
 	}
@@ -432,7 +433,7 @@ func (l *listener) handshake(conn net.Conn) *socket.Terminated {
 		_ = conn.SetDeadline(time.Time{})
 		return secure
 	}
-	l.g.refusedConn(conn, policy.ReasonClientTLS, err)
+	l.g.refusedConn(conn, name.ReasonClientTLS, err)
 	var plain tls.RecordHeaderError
 	if errors.As(err, &plain) && plain.Conn != nil && looksLikeHTTP(plain.RecordHeader[:]) {
 		_, _ = io.WriteString(plain.Conn, "HTTP/1.1 400 Bad Request\r\nConnection: close\r\nContent-Type: text/plain\r\n\r\nThis port speaks HTTPS.\n")
@@ -509,7 +510,7 @@ var errCrowded = errors.New("the address has too many connections")
 var errCrowdedURL = errors.New("the public URLs of the box have too many connections")
 
 // refusedConn records a connection that comes to no request: such as by a TLS handshake that fails.
-func (g *core) refusedConn(conn net.Conn, reason policy.Reason, err error) {
+func (g *core) refusedConn(conn net.Conn, reason name.Reason, err error) {
 	if g.Audit == nil {
 		return
 	}

@@ -16,6 +16,7 @@ import (
 
 	"boxgate/audit"
 	"boxgate/policy"
+	"boxgate/policy/name"
 )
 
 // from connects as a visitor at another address.
@@ -51,7 +52,7 @@ func TestOneVisitorDoesNotTakeAllRequests(t *testing.T) {
 		<-arrived
 	}
 	r := v.answer(v.ask(true, to("GET", "silent", "/")...))
-	if r.status() != "429" || !strings.Contains(r.body, string(policy.ReasonLimit)) {
+	if r.status() != "429" || !strings.Contains(r.body, string(name.ReasonLimit)) {
 		t.Fatalf("%+v", r)
 	}
 	retry := ""
@@ -90,7 +91,7 @@ func TestOneVisitorDoesNotTakeAllConnections(t *testing.T) {
 		t.Error("a fifth connection is served")
 	}
 	f.event(t, func(e audit.Event) bool {
-		return e.Reason == policy.ReasonLimit && e.Peer == netip.MustParseAddr("127.0.0.1") && e.Verdict == policy.Deny
+		return e.Reason == name.ReasonLimit && e.Peer == netip.MustParseAddr("127.0.0.1") && e.Verdict == policy.Deny
 	})
 	if resp, _ := get(t, f.from(t, "127.0.0.3"), "https://one"+domain+"/", nil); resp.StatusCode != 401 {
 		t.Errorf("another visitor: %s", resp.Status)
@@ -143,7 +144,7 @@ func TestOneURLDoesNotTakeAllConnections(t *testing.T) {
 	if _, err := open("one", "127.0.0.20"); err == nil {
 		t.Error("a ninth connection to one box is served")
 	}
-	f.event(t, func(e audit.Event) bool { return e.Reason == policy.ReasonLimit && e.Error == errCrowdedURL.Error() })
+	f.event(t, func(e audit.Event) bool { return e.Reason == name.ReasonLimit && e.Error == errCrowdedURL.Error() })
 	if _, err := open("two", "127.0.0.20"); err != nil {
 		t.Errorf("another box: %v", err)
 	}

@@ -13,6 +13,7 @@ import (
 	"boxgate/ingress/h2c"
 	"boxgate/internal/h1"
 	"boxgate/policy"
+	"boxgate/policy/name"
 )
 
 // Protocol is what an application in a box speaks to the gateway.
@@ -108,6 +109,6 @@ func (e *exchange) passReset(err error) bool {
 		return false
 	}
 	v := &e.visit.event
-	v.Error, v.Verdict, v.Reason, v.Action = err.Error(), policy.Deny, policy.ReasonURLUnavailable, audit.ActionRefuse
+	v.Error, v.Verdict, v.Reason, v.Action = err.Error(), policy.Deny, name.ReasonURLUnavailable, audit.ActionRefuse
 	return true
 }

@@ -11,6 +11,7 @@ import (
 
 	"boxgate/audit"
 	"boxgate/policy"
+	"boxgate/policy/name"
 )
 
 func TestForwardedHeadersAreReplaced(t *testing.T) {
@@ -82,7 +83,7 @@ func TestTargetIsNotTouched(t *testing.T) {
 		}
 	}
 	e := f.event(t, func(e audit.Event) bool { return strings.HasPrefix(e.Path, "/q") })
-	if e.Path != "/q" || e.Verdict != policy.Allow || e.Reason != policy.ReasonURL || e.Status != 200 || e.Action != audit.ActionForward || e.BytesOut == 0 {
+	if e.Path != "/q" || e.Verdict != policy.Allow || e.Reason != name.ReasonURL || e.Status != 200 || e.Action != audit.ActionForward || e.BytesOut == 0 {
 		t.Errorf("event: %+v", e)
 	}
 }

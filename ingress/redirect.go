@@ -9,6 +9,7 @@ import (
 	"boxgate/audit"
 	"boxgate/ingress/signin"
 	"boxgate/policy"
+	"boxgate/policy/name"
 )
 
 // Challenge answers the HTTP-01 challenges of ACME: it returns the body for a path at a host, if there is one.
@@ -29,22 +30,22 @@ func (r *redirection) answer(g *core, v *visit, target string) {
 	host, ok := hostOf(&v.asked)
 	if ok && r.challenge != nil && v.method == http.MethodGet {
 		if body, ok := r.challenge(host, v.path); ok {
-			v.event.Verdict, v.event.Reason, v.event.Action = policy.Allow, policy.ReasonURL, audit.ActionAnswer
+			v.event.Verdict, v.event.Reason, v.event.Action = policy.Allow, name.ReasonURL, audit.ActionAnswer
 			v.client.reply(http.StatusOK, [][2]string{{"Content-Type", "application/octet-stream"}}, []byte(body))
 			return
 		}
 	}
 	if !ok {
-		v.refuse(http.StatusMisdirectedRequest, policy.ReasonURLUnknown, "This address is not a public URL.")
+		v.refuse(http.StatusMisdirectedRequest, name.ReasonURLUnknown, "This address is not a public URL.")
 		return
 	}
 	if strings.HasPrefix(v.path, challengePath) {
-		v.refuse(http.StatusNotFound, policy.ReasonURLUnknown, "The gateway has no such challenge.")
+		v.refuse(http.StatusNotFound, name.ReasonURLUnknown, "The gateway has no such challenge.")
 		return
 	}
 	to, ok := g.URLs.Lookup(host)
 	if !ok || to.Protocol == TCP {
-		v.refuse(http.StatusNotFound, policy.ReasonURLUnknown, "There is no such public URL.")
+		v.refuse(http.StatusNotFound, name.ReasonURLUnknown, "There is no such public URL.")
 		return
 	}
 	v.event.Name, v.event.Box = host, to.Box
@@ -52,7 +53,7 @@ func (r *redirection) answer(g *core, v *visit, target string) {
 		v.tooMany()
 		return
 	}
-	v.event.Verdict, v.event.Reason, v.event.Action = policy.Allow, policy.ReasonURL, audit.ActionAnswer
+	v.event.Verdict, v.event.Reason, v.event.Action = policy.Allow, name.ReasonURL, audit.ActionAnswer
 	if r.httpsPort != 443 {
 		host = net.JoinHostPort(host, strconv.Itoa(int(r.httpsPort)))
 	}

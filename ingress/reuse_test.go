@@ -14,6 +14,7 @@ import (
 
 	"boxgate/audit"
 	"boxgate/policy"
+	"boxgate/policy/name"
 )
 
 // What was one request may be another by the time at which it would have been cut.
@@ -193,7 +194,7 @@ func (f *fixture) requestsInTurn(t *testing.T, n int, host string) {
 			})
 		case 2:
 			check(ask(true, "GET", path, "authorization", "Bearer token for another"), "401", func(e audit.Event) bool {
-				return e.Reason == policy.ReasonURLAuth && e.Status == 401 && e.Verdict == policy.Deny
+				return e.Reason == name.ReasonURLAuth && e.Status == 401 && e.Verdict == policy.Deny
 			})
 		case 3:
 			check(ask(true, "GET", "/%zz", right...), "400", nil)

@@ -10,6 +10,7 @@ import (
 
 	"boxgate/audit"
 	"boxgate/policy"
+	"boxgate/policy/name"
 )
 
 func TestWakeFails(t *testing.T) {
@@ -46,7 +47,7 @@ func TestPanicEndsOneRequest(t *testing.T) {
 	if resp, _ := get(t, f.client(t, false), "https://good"+domain+"/", nil); resp.StatusCode != 200 {
 		t.Error(resp.Status)
 	}
-	if e := f.event(t, reason(policy.ReasonInternal)); e.Verdict != policy.Deny {
+	if e := f.event(t, reason(name.ReasonInternal)); e.Verdict != policy.Deny {
 		t.Errorf("event: %+v", e)
 	}
 }
@@ -102,7 +103,7 @@ func TestRedirectsASecond(t *testing.T) {
 			t.Errorf("request %d: %s, want %d", i, resp.Status, status)
 		}
 	}
-	f.event(t, reason(policy.ReasonLimit))
+	f.event(t, reason(name.ReasonLimit))
 }
 
 func TestPlainOnlyOnLoopback(t *testing.T) {

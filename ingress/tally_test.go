@@ -11,7 +11,7 @@ import (
 
 	"boxgate/ingress/access"
 	"boxgate/ingress/link"
-	"boxgate/policy"
+	"boxgate/policy/name"
 )
 
 // An address that asks more often than it may is told when to come again, over both versions of HTTP together. Others, and
@@ -38,7 +38,7 @@ func TestRequestsASecond(t *testing.T) {
 		if resp.StatusCode != c.status {
 			t.Fatalf("%+v: %s", c, resp.Status)
 		}
-		if n, err := strconv.Atoi(resp.Header.Get("Retry-After")); c.status == 429 && (err != nil || n < 1 || !strings.Contains(body, string(policy.ReasonLimit))) {
+		if n, err := strconv.Atoi(resp.Header.Get("Retry-After")); c.status == 429 && (err != nil || n < 1 || !strings.Contains(body, string(name.ReasonLimit))) {
 			t.Errorf("Retry-After %q, %s", resp.Header.Get("Retry-After"), body)
 		}
 	}
@@ -54,7 +54,7 @@ func TestRequestsASecond(t *testing.T) {
 			t.Errorf("%s: %d", what, status)
 		}
 	}
-	f.event(t, reason(policy.ReasonLimit))
+	f.event(t, reason(name.ReasonLimit))
 }
 
 // Once an address has sent so many wrong credentials, its right one is not looked at for the rest of a minute. Requests

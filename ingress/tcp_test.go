@@ -15,6 +15,7 @@ import (
 	"boxgate/audit"
 	"boxgate/internal/socket"
 	"boxgate/policy"
+	"boxgate/policy/name"
 )
 
 // rawApp is an application in a box that is given each connection.
@@ -172,7 +173,7 @@ func TestRawTCPNeedsNoLessThanItsURL(t *testing.T) {
 		if n, err := c.Read(make([]byte, 1)); n > 0 || err == nil || errors.Is(err, io.EOF) {
 			t.Errorf("%s: %d, %v", host, n, err)
 		}
-		f.event(t, func(e audit.Event) bool { return e.Reason == policy.ReasonURLAuth && e.Name == host+domain })
+		f.event(t, func(e audit.Event) bool { return e.Reason == name.ReasonURLAuth && e.Name == host+domain })
 	}
 	if len(reached) > 0 || f.woken.Load() > 0 {
 		t.Error("the application was reached")
@@ -217,7 +218,7 @@ func TestRawTCPIsLimited(t *testing.T) {
 	if n, err := third.Read(make([]byte, 1)); n > 0 || err == nil {
 		t.Error("the third of one address was let in")
 	}
-	f.event(t, reason(policy.ReasonLimit))
+	f.event(t, reason(name.ReasonLimit))
 	socket.Reset(second)
 	f.event(t, func(e audit.Event) bool { return e.Verdict == policy.Allow && e.Error != "" })
 	f.mustConnect(t, "a")
@@ -251,5 +252,5 @@ func TestRawTCPWithoutApplication(t *testing.T) {
 	if _, err := c.Read(make([]byte, 1)); err == nil || errors.Is(err, io.EOF) {
 		t.Errorf("%v", err)
 	}
-	f.event(t, reason(policy.ReasonURLUnavailable))
+	f.event(t, reason(name.ReasonURLUnavailable))
 }

@@ -13,12 +13,13 @@ import (
 
 	"boxgate/audit"
 	"boxgate/policy"
+	"boxgate/policy/name"
 )
 
 // What cannot be read as a request is recorded too, with TLS and without; what it serves is recorded only once.
 func TestUnreadableRequestsAreTold(t *testing.T) {
 	t.Parallel()
-	for name, tt := range map[string]struct{ head, status string }{
+	for label, tt := range map[string]struct{ head, status string }{
 		"no request":          {"hello\r\n\r\n", "400"},
 		"two lengths":         {"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 1\r\nContent-Length: 2\r\n\r\n", "400"},
 		"no host":             {"GET / HTTP/1.1\r\n\r\n", "400"},
@@ -27,7 +28,7 @@ func TestUnreadableRequestsAreTold(t *testing.T) {
 		"an unknown encoding": {"POST / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: cow\r\n\r\n", "400"},
 		"half a head":         {"GET / HTTP/1.1\r\nHo", ""},
 	} {
-		t.Run(name, func(t *testing.T) {
+		t.Run(label, func(t *testing.T) {
 			t.Parallel()
 			for _, secure := range []bool{true, false} {
 				f := start(t, nil)
@@ -46,7 +47,7 @@ func TestUnreadableRequestsAreTold(t *testing.T) {
 				}
 				c.Close()
 				<-sent
-				e := f.event(t, reason(policy.ReasonBadRequest))
+				e := f.event(t, reason(name.ReasonBadRequest))
 				if e.Stage != policy.StageURL || e.Verdict != policy.Deny || e.Action != audit.ActionRefuse || e.Error == "" || time.Since(e.Time) > time.Minute {
 					t.Errorf("TLS %v: %+v", secure, e)
 				}
@@ -79,12 +80,12 @@ func TestServedRequestsAreToldOnce(t *testing.T) {
 	_, _ = io.WriteString(c, "marker\r\n\r\n")
 	_, _ = io.ReadAll(c)
 	c.Close()
-	f.event(t, reason(policy.ReasonBadRequest))
+	f.event(t, reason(name.ReasonBadRequest))
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	unread := 0
 	for _, e := range f.events {
-		if e.Reason == policy.ReasonBadRequest {
+		if e.Reason == name.ReasonBadRequest {
 			unread++
 		}
 	}
@@ -105,7 +106,7 @@ func TestMalformedHTTP2IsTold(t *testing.T) {
 	if err := framer.WriteRSTStream(1, http2.ErrCodeCancel); err != nil { // of a stream that was never opened
 		t.Fatal(err)
 	}
-	if e := f.event(t, reason(policy.ReasonBadRequest)); !strings.Contains(e.Error, "PROTOCOL_ERROR") {
+	if e := f.event(t, reason(name.ReasonBadRequest)); !strings.Contains(e.Error, "PROTOCOL_ERROR") {
 		t.Errorf("%+v", e)
 	}
 }

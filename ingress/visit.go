@@ -14,6 +14,7 @@ import (
 	"boxgate/ingress/pages"
 	"boxgate/ingress/signin"
 	"boxgate/policy"
+	"boxgate/policy/name"
 
 	"go.uber.org/zap"
 )
@@ -49,7 +50,7 @@ func newVisit(q asked, client replier, cut func(), opening *audit.Opening, entry
 	now := time.Now()
 	return visit{asked: q, client: client, cut: cut, opening: opening, entry: entry, began: now, event: audit.Event{
 		Time: now, Stage: policy.StageURL, Protocol: policy.TCP, Name: q.host, Peer: q.peer, Method: q.method, Path: q.path,
-		Action: audit.ActionRefuse, Reason: policy.ReasonInternal,
+		Action: audit.ActionRefuse, Reason: name.ReasonInternal,
 	}}
 }
 
@@ -58,7 +59,7 @@ func newVisit(q asked, client replier, cut func(), opening *audit.Opening, entry
 func (g *core) admit(ctx context.Context, v *visit, permits func(*visit) bool) bool {
 	host, ok := hostOf(&v.asked)
 	if !ok {
-		v.refuse(http.StatusMisdirectedRequest, policy.ReasonURLUnknown, "This address is not a public URL.")
+		v.refuse(http.StatusMisdirectedRequest, name.ReasonURLUnknown, "This address is not a public URL.")
 		return false
 	}
 	v.event.Name = host
@@ -66,11 +67,11 @@ func (g *core) admit(ctx context.Context, v *visit, permits func(*visit) bool) b
 		return false
 	}
 	if v.target, ok = g.URLs.Lookup(host); !ok {
-		v.refuse(http.StatusNotFound, policy.ReasonURLUnknown, "There is no such public URL.")
+		v.refuse(http.StatusNotFound, name.ReasonURLUnknown, "There is no such public URL.")
 		return false
 	}
 	if v.raw != (v.target.Protocol == TCP) {
-		v.refuse(http.StatusMisdirectedRequest, policy.ReasonURLUnknown, "This public URL does not speak HTTP.")
+		v.refuse(http.StatusMisdirectedRequest, name.ReasonURLUnknown, "This public URL does not speak HTTP.")
 		return false
 	}
 	v.event.Box, v.event.Addr, v.event.Port = v.target.Box, v.target.Addr.Addr(), v.target.Addr.Port()
@@ -78,7 +79,7 @@ func (g *core) admit(ctx context.Context, v *visit, permits func(*visit) bool) b
 		return false
 	}
 	if v.foreign() {
-		v.refuse(http.StatusForbidden, policy.ReasonURLOrigin, "Another site made this request with the password or the sign-in that your browser keeps for this URL.")
+		v.refuse(http.StatusForbidden, name.ReasonURLOrigin, "Another site made this request with the password or the sign-in that your browser keeps for this URL.")
 		return false
 	}
 	if !g.hold(v) {
@@ -87,7 +88,7 @@ func (g *core) admit(ctx context.Context, v *visit, permits func(*visit) bool) b
 	// A request that was looked up before the URL was revoked, and registered after open requests were cut, would
 	// outlive it: look again.
 	if again, ok := g.URLs.Lookup(host); !ok || !again.same(v.target) || again.Access.over(v.by) {
-		v.refuse(http.StatusUnauthorized, policy.ReasonURLAuth, "The public URL has just changed.")
+		v.refuse(http.StatusUnauthorized, name.ReasonURLAuth, "The public URL has just changed.")
 		return false
 	}
 	switch err := g.wake(ctx, v); {
@@ -99,7 +100,7 @@ func (g *core) admit(ctx context.Context, v *visit, permits func(*visit) bool) b
 		return false
 	}
 	// From here on the decision is to allow; a 502 reverses it.
-	v.event.Verdict, v.event.Reason, v.event.Action = policy.Allow, policy.ReasonURL, audit.ActionForward
+	v.event.Verdict, v.event.Reason, v.event.Action = policy.Allow, name.ReasonURL, audit.ActionForward
 	if g.Audit != nil {
 		v.opening.Begin(g.Audit, &v.event)
 	}
@@ -219,7 +220,7 @@ func (v *visit) byLink(now time.Time) bool {
 
 // barred refuses to look at the credential of a visitor who has sent too many wrong ones.
 func (v *visit) barred(wait time.Duration) {
-	v.refuseWith(http.StatusTooManyRequests, policy.ReasonLimit, "Too many wrong credentials have come from this address.",
+	v.refuseWith(http.StatusTooManyRequests, name.ReasonLimit, "Too many wrong credentials have come from this address.",
 		[2]string{"Retry-After", strconv.Itoa(int(wait/time.Second) + 1)})
 }
 
@@ -261,10 +262,10 @@ func (v *visit) keepsAuthorization() bool {
 // not exist.
 func (v *visit) expired() {
 	if v.target.Auth.open() {
-		v.refuse(http.StatusNotFound, policy.ReasonURLUnknown, "There is no such public URL.")
+		v.refuse(http.StatusNotFound, name.ReasonURLUnknown, "There is no such public URL.")
 		return
 	}
-	v.refuse(http.StatusUnauthorized, policy.ReasonURLAuth, "The credential of this public URL has expired.", v.target.Auth.challenges()...)
+	v.refuse(http.StatusUnauthorized, name.ReasonURLAuth, "The credential of this public URL has expired.", v.target.Auth.challenges()...)
 }
 
 // record ends a visit.
@@ -285,12 +286,12 @@ func (g *core) record(v *visit) {
 
 // panicked notes and logs that serving the request panicked. The panic's text is not logged, as it might quote traffic.
 func (g *core) panicked(v *visit) {
-	v.event.Verdict, v.event.Reason, v.event.Action = policy.Deny, policy.ReasonInternal, audit.ActionRefuse
+	v.event.Verdict, v.event.Reason, v.event.Action = policy.Deny, name.ReasonInternal, audit.ActionRefuse
 	g.Log.Error("panic while serving a public URL", zap.String("box", string(v.target.Box)), zap.ByteString("stack", debug.Stack()))
 }
 
 // refuse answers with a page or problem details (RFC 9457).
-func (v *visit) refuse(status int, reason policy.Reason, detail string, challenges ...string) {
+func (v *visit) refuse(status int, reason name.Reason, detail string, challenges ...string) {
 	var fields [][2]string
 	for _, c := range challenges {
 		fields = append(fields, [2]string{"Www-Authenticate", c})
@@ -300,11 +301,11 @@ func (v *visit) refuse(status int, reason policy.Reason, detail string, challeng
 
 // tooMany answers that there are as many requests as there may be.
 func (v *visit) tooMany() {
-	v.refuseWith(http.StatusTooManyRequests, policy.ReasonLimit, "There are too many requests at this time.", [2]string{"Retry-After", "1"})
+	v.refuseWith(http.StatusTooManyRequests, name.ReasonLimit, "There are too many requests at this time.", [2]string{"Retry-After", "1"})
 }
 
 // refuseWith is refuse with further fields.
-func (v *visit) refuseWith(status int, reason policy.Reason, detail string, more ...[2]string) {
+func (v *visit) refuseWith(status int, reason name.Reason, detail string, more ...[2]string) {
 	v.notify(pages.Notice{Status: status, Reason: reason, Detail: detail}, more...)
 }
 
@@ -323,26 +324,26 @@ func (v *visit) notify(n pages.Notice, more ...[2]string) {
 func (v *visit) asleep(err error) {
 	v.event.Error = err.Error()
 	if errors.Is(err, ErrDown) {
-		v.refuse(http.StatusBadGateway, policy.ReasonURLUnavailable, "The box has stopped because of an error. Its owner can see why, and start it again.")
+		v.refuse(http.StatusBadGateway, name.ReasonURLUnavailable, "The box has stopped because of an error. Its owner can see why, and start it again.")
 		return
 	}
 	if errors.Is(err, ErrSpent) {
-		v.refuse(http.StatusServiceUnavailable, policy.ReasonQuota, "The box has sent and received as much as it may for now.")
+		v.refuse(http.StatusServiceUnavailable, name.ReasonQuota, "The box has sent and received as much as it may for now.")
 		return
 	}
-	v.refuseWith(http.StatusServiceUnavailable, policy.ReasonURLUnavailable, "The box is being started.", [2]string{"Retry-After", "5"})
+	v.refuseWith(http.StatusServiceUnavailable, name.ReasonURLUnavailable, "The box is being started.", [2]string{"Retry-After", "5"})
 }
 
 // unavailable answers that the box cannot be reached. The cause is only logged: the client may be anybody.
 func (v *visit) unavailable(err error) {
 	v.event.Error = err.Error()
-	v.refuse(http.StatusBadGateway, policy.ReasonURLUnavailable, "The box does not answer on this port.")
+	v.refuse(http.StatusBadGateway, name.ReasonURLUnavailable, "The box does not answer on this port.")
 }
 
 // revoked answers that the URL, its credential or its box has gone meanwhile.
 func (v *visit) revoked() {
 	v.event.Error = errCut.Error()
-	v.refuse(http.StatusUnauthorized, policy.ReasonURLAuth, "The public URL has just changed.")
+	v.refuse(http.StatusUnauthorized, name.ReasonURLAuth, "The public URL has just changed.")
 }
 
 // refusedUnread records a refusal about which nothing else is known.
@@ -352,6 +353,6 @@ func (g *core) refusedUnread(began time.Time, why string) {
 	}
 	g.Audit.Record(audit.Event{
 		Time: began, Stage: policy.StageURL, Protocol: policy.TCP, Verdict: policy.Deny, Action: audit.ActionRefuse,
-		Reason: policy.ReasonBadRequest, Duration: time.Since(began), Error: why,
+		Reason: name.ReasonBadRequest, Duration: time.Since(began), Error: why,
 	})
 }

@@ -1,6 +1,7 @@
 package policy
 
 import (
+	"boxgate/policy/name"
 	"encoding/json"
 	"errors"
 	"time"
@@ -9,9 +10,9 @@ import (
 // AWSCredentials are what requests to AWS are signed with.
 type AWSCredentials struct {
 	AccessKeyID     string
-	SecretAccessKey Secret
-	SessionToken    Secret    // empty for a user's long-lived keys
-	Expires         time.Time // not to be used from then on; zero: they do not expire
+	SecretAccessKey name.Secret
+	SessionToken    name.Secret // empty for a user's long-lived keys
+	Expires         time.Time   // not to be used from then on; zero: they do not expire
 }
 
 var errAWSCredentials = errors.New(
@@ -29,7 +30,7 @@ type credentialProcess struct {
 // ParseAWSCredentials reads credentials from the value of one secret: a JSON object of access_key_id, secret_access_key
 // and session_token, or one as AWS's credential_process prints it. Unknown fields are ignored, so the output of `aws configure
 // export-credentials` can be used as it is. The error shows nothing of it.
-func ParseAWSCredentials(s Secret) (AWSCredentials, error) {
+func ParseAWSCredentials(s name.Secret) (AWSCredentials, error) {
 	var parts struct {
 		ID    string `json:"access_key_id"`
 		Key   string `json:"secret_access_key"`
@@ -39,9 +40,9 @@ func ParseAWSCredentials(s Secret) (AWSCredentials, error) {
 	if json.Unmarshal([]byte(s.Reveal()), &parts) != nil || parts.Version > 1 {
 		return AWSCredentials{}, errAWSCredentials
 	}
-	c := AWSCredentials{AccessKeyID: parts.ID, SecretAccessKey: NewSecret(parts.Key), SessionToken: NewSecret(parts.Token)}
+	c := AWSCredentials{AccessKeyID: parts.ID, SecretAccessKey: name.NewSecret(parts.Key), SessionToken: name.NewSecret(parts.Token)}
 	if other := &parts.credentialProcess; other.ID != "" {
-		c = AWSCredentials{AccessKeyID: other.ID, SecretAccessKey: NewSecret(other.Key), SessionToken: NewSecret(other.Token)}
+		c = AWSCredentials{AccessKeyID: other.ID, SecretAccessKey: name.NewSecret(other.Key), SessionToken: name.NewSecret(other.Token)}
 	}
 	if parts.Expires != nil {
 		c.Expires = *parts.Expires
@@ -53,7 +54,7 @@ func ParseAWSCredentials(s Secret) (AWSCredentials, error) {
 }
 
 // Secret returns the credentials as the value of one secret, of one line: the inverse of [ParseAWSCredentials].
-func (c AWSCredentials) Secret() Secret {
+func (c AWSCredentials) Secret() name.Secret {
 	d := credentialProcess{
 		Version: 1, ID: c.AccessKeyID, Key: c.SecretAccessKey.Reveal(), Token: c.SessionToken.Reveal(),
 	}
@@ -63,9 +64,9 @@ func (c AWSCredentials) Secret() Secret {
 	}
 	text, err := json.Marshal(d)
 	if err != nil { // a year beyond 9999: nothing that expires then is usable
-		return Secret{}
+		return name.Secret{}
 	}
-	return NewSecret(string(text))
+	return name.NewSecret(string(text))
 }
 
 // isAccessKeyID reports whether s may stand in a credential scope.
@@ -74,7 +75,7 @@ func isAccessKeyID(s string) bool {
 		return false
 	}
 	for i := range len(s) {
-		if c := s[i]; !isWordByte(c) && c != '-' && c != '.' {
+		if c := s[i]; !name.IsWordByte(c) && c != '-' && c != '.' {
 			return false
 		}
 	}

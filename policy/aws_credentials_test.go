@@ -1,6 +1,7 @@
 package policy
 
 import (
+	"boxgate/policy/name"
 	"strings"
 	"testing"
 	"time"
@@ -15,7 +16,7 @@ func TestParseAWSCredentials(t *testing.T) {
 		`{"Version":1,"AccessKeyId":"AKID","SecretAccessKey":"canary","SessionToken":"token","Expiration":"2030-01-02T03:04:05Z"}`:             end,
 		`{"Version":1,"AccessKeyId":"AKID","SecretAccessKey":"canary","SessionToken":"token","Expiration":"2030-01-02T04:04:05+01:00","x": 1}`: end,
 	} {
-		c, err := ParseAWSCredentials(NewSecret(text))
+		c, err := ParseAWSCredentials(name.NewSecret(text))
 		if err != nil || c.AccessKeyID != "AKID" || c.SecretAccessKey.Reveal() != "canary" || c.SessionToken.Reveal() != "token" || !c.Expires.Equal(expires) {
 			t.Errorf("%s: %+v %v", text, c, err)
 		}
@@ -33,7 +34,7 @@ func TestParseAWSCredentials(t *testing.T) {
 		`{"AccessKeyId":"AKID","SecretAccessKey":"canary","Expiration":"canary"}`, `{"Version":2,"AccessKeyId":"AKID","SecretAccessKey":"canary"}`,
 		`{"AccessKeyId":"AKIA\r\nX: y","SecretAccessKey":"canary"}`, `{"SecretAccessKey":"canary"}`,
 	} {
-		if c, err := ParseAWSCredentials(NewSecret(text)); err == nil || c != (AWSCredentials{}) || strings.Contains(err.Error(), "canary") {
+		if c, err := ParseAWSCredentials(name.NewSecret(text)); err == nil || c != (AWSCredentials{}) || strings.Contains(err.Error(), "canary") {
 			t.Errorf("%s: %+v %v", text, c, err)
 		}
 	}
@@ -47,7 +48,7 @@ func FuzzParseAWSCredentials(f *testing.F) {
 	f.Add(`{"Version":1,"AccessKeyId":"AKIA","SecretAccessKey":"s","SessionToken":"t","Expiration":"2026-11-23T01:02:03Z"}`)
 	f.Add(`{"access_key_id":"AKIA","secret_access_key":"s"}`)
 	f.Fuzz(func(t *testing.T, text string) {
-		c, err := ParseAWSCredentials(NewSecret(text))
+		c, err := ParseAWSCredentials(name.NewSecret(text))
 		if err != nil {
 			return
 		}

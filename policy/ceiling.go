@@ -1,6 +1,7 @@
 package policy
 
 import (
+	"boxgate/policy/name"
 	"net/netip"
 	"slices"
 	"strings"
@@ -38,7 +39,7 @@ func NewCeiling(spec Spec) (*Ceiling, error) {
 		return nil, err
 	}
 	c := build(spec, parsed.under(ruleCeiling+": "), nil, 0)
-	c.protected = &Protected{} // the policy below looks after those
+	c.protected = &name.Protected{} // the policy below looks after those
 	c.plan = c.newKernelPlan(parsed)
 	return &Ceiling{c}, nil
 }
@@ -63,7 +64,7 @@ func (p parsedSpec) under(prefix string) parsedSpec {
 
 // CompileUnder is [Compile] below a ceiling: the policy allows what both allow, and forwards in the kernel what both would
 // forward. A nil ceiling takes nothing away.
-func CompileUnder(ceiling *Ceiling, spec Spec, headers []HeaderRule, protected *Protected, version uint64) (*Compiled, error) {
+func CompileUnder(ceiling *Ceiling, spec Spec, headers []HeaderRule, protected *name.Protected, version uint64) (*Compiled, error) {
 	c, err := Compile(spec, headers, protected, version)
 	if err != nil || ceiling == nil {
 		return c, err
@@ -93,17 +94,17 @@ func (c *Compiled) limit(r Request, d Decision) Decision {
 		return top
 	}
 	dialName := d.DialName || top.DialName
-	if d.Reason == ReasonAllowedCIDR && top.Reason != ReasonAllowedCIDR {
-		d.Reason, d.Rule = ReasonNotDenied, ruleCeiling // bytes that name no host pass only to addresses that both list
+	if d.Reason == name.ReasonAllowedCIDR && top.Reason != name.ReasonAllowedCIDR {
+		d.Reason, d.Rule = name.ReasonNotDenied, ruleCeiling // bytes that name no host pass only to addresses that both list
 	}
 	d.DialName = dialName
 	return d
 }
 
 // resolves reports whether a name may be asked for upstream as far as this policy alone is concerned.
-func (c *Compiled) resolves(n Name) bool {
+func (c *Compiled) resolves(n name.Name) bool {
 	d := c.decide(Request{Stage: StageDNS, Name: n})
-	return d.Allowed() || d.Reason == ReasonNotAllowed && c.spec.resolvesOthers()
+	return d.Allowed() || d.Reason == name.ReasonNotAllowed && c.spec.resolvesOthers()
 }
 
 // under returns what both plans forward, and steers to the proxy what either of them does not leave to the kernel.
@@ -113,41 +114,29 @@ func (p KernelPlan) under(top KernelPlan) KernelPlan {
 		DefaultAllow: p.DefaultAllow && top.DefaultAllow,
 		Denied:       unite(p.Denied, top.Denied),
 		Protected:    p.Protected,
-		SteerAllowed: p.SteerAllowed.with(top.SteerAllowed),
-		RejectUDP:    p.RejectUDP.with(top.RejectUDP),
+		SteerAllowed: p.SteerAllowed.With(top.SteerAllowed),
+		RejectUDP:    p.RejectUDP.With(top.RejectUDP),
 	}
 	switch {
 	case out.DefaultAllow:
-		out.SteerOther = out.SteerAllowed.clone()
+		out.SteerOther = out.SteerAllowed.Clone()
 	case p.DefaultAllow:
 		out.Allowed, out.SteerOther = top.Allowed, top.SteerOther
 	case top.DefaultAllow:
 		out.Allowed, out.SteerOther = p.Allowed, p.SteerOther
 	default:
-		out.Allowed, out.SteerOther = common(p.Allowed, top.Allowed), p.SteerOther.with(top.SteerOther)
-	}
-	return out
-}
-
-// with returns the ports of both sets.
-func (s PortSet) with(other PortSet) PortSet {
-	out := s.clone()
-	if other.All {
-		out.add(0)
-	}
-	for _, port := range other.Ports {
-		out.add(port)
+		out.Allowed, out.SteerOther = common(p.Allowed, top.Allowed), p.SteerOther.With(top.SteerOther)
 	}
 	return out
 }
 
 // unite returns the addresses of either list.
 func unite(a, b []netip.Prefix) []netip.Prefix {
-	var all ranges
+	var all name.Ranges
 	for _, p := range slices.Concat(a, b) {
-		all.insert(p, "")
+		all.Insert(p, "")
 	}
-	return all.merged()
+	return all.Merged()
 }
 
 // common returns the addresses of both lists, which are in order and do not overlap within themselves.
@@ -176,13 +165,13 @@ func (c *Compiled) beyond(top *Compiled) []Problem {
 		ps.add("/mode", "the operator's policy.ceiling allows less: boxes reach no more than what it lists")
 	}
 	for i, s := range c.spec.AllowedDomains {
-		if p, flaw := parsePattern(s); flaw == "" && !top.allowsSome(p) {
-			ps.add(element("/allowed_domains", i), "%s is beyond the operator's policy.ceiling, so it has no effect", quoted(s))
+		if p, err := name.ParsePattern(s); err == nil && !top.allowsSome(p) {
+			ps.add(element("/allowed_domains", i), "%s is beyond the operator's policy.ceiling, so it has no effect", name.Quote(s))
 		}
 	}
 	for i, s := range c.spec.AllowedCIDRs {
-		if p, err := parseCIDR(s); err == nil && !top.reachesSome(p) {
-			ps.add(element("/allowed_cidrs", i), "%s is beyond the operator's policy.ceiling, so it has no effect", quoted(s))
+		if p, err := name.ParseCIDR(s); err == nil && !top.reachesSome(p) {
+			ps.add(element("/allowed_cidrs", i), "%s is beyond the operator's policy.ceiling, so it has no effect", name.Quote(s))
 		}
 	}
 	return ps.list
@@ -190,7 +179,7 @@ func (c *Compiled) beyond(top *Compiled) []Problem {
 
 // allowsSome reports whether the policy may allow a name that the pattern covers. Where addresses are allowed the name may
 // lead to one.
-func (c *Compiled) allowsSome(p Pattern) bool {
+func (c *Compiled) allowsSome(p name.Pattern) bool {
 	switch {
 	case c.domains.deniesWhole(p):
 		return false
@@ -198,19 +187,19 @@ func (c *Compiled) allowsSome(p Pattern) bool {
 		return true
 	}
 	return slices.ContainsFunc(c.spec.AllowedDomains, func(s string) bool {
-		q, flaw := parsePattern(s)
-		if p.port != 0 {
-			q = q.withPort(p.port)
+		q, err := name.ParsePattern(s)
+		if p.Port() != 0 {
+			q = q.WithDefaultPort(p.Port())
 		}
 		_, meet := intersect(p, q)
-		return flaw == "" && meet
+		return err == nil && meet
 	})
 }
 
 // reachesSome reports whether the policy may allow an address of the prefix. Where names are allowed one may lead there.
 func (c *Compiled) reachesSome(p netip.Prefix) bool {
-	if _, denied := c.denied.table.LookupPrefix(p); denied {
+	if _, denied := c.denied.CoveredBy(p); denied {
 		return false
 	}
-	return c.open || len(c.spec.AllowedDomains) > 0 || c.allowed.table.OverlapsPrefix(p)
+	return c.open || len(c.spec.AllowedDomains) > 0 || c.allowed.Overlaps(p)
 }

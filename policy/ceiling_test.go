@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	"boxgate/internal/nightly"
+	"boxgate/policy/name"
 )
 
 // underCeiling compiles both policies, and the ceiling as a policy of its own.
@@ -24,7 +25,7 @@ func underCeiling(in, top interpreter) (both, own, ceiling *Compiled) {
 	if err != nil {
 		panic(err)
 	}
-	ceiling, err = Compile(top.spec, nil, &Protected{}, own.version)
+	ceiling, err = Compile(top.spec, nil, &name.Protected{}, own.version)
 	if err != nil {
 		panic(err)
 	}
@@ -80,7 +81,7 @@ func checkFateUnder(t *testing.T, both, own, ceiling *Compiled, a netip.Addr, po
 		t.Fatalf("%+v under %+v: Forwards says true of %s port %d %s, which is %s", own.spec, ceiling.spec, a, port, proto, got)
 	}
 	for _, s := range someNames {
-		n, _ := ParseName(s)
+		n, _ := name.Parse(s)
 		d := both.Decide(Request{Stage: StageConn, Name: n, Addr: a, Port: port, Protocol: proto})
 		if got == refused && proto == TCP && d.Allowed() {
 			t.Fatalf("%+v under %+v: the kernel refuses %s port %d, which is allowed as %s", own.spec, ceiling.spec, a, port, s)
@@ -141,12 +142,12 @@ func TestAttackCeilingRulesUnread(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			p, err := CompileUnder(above, own, nil, &Protected{}, 1)
+			p, err := CompileUnder(above, own, nil, &name.Protected{}, 1)
 			if err != nil {
 				t.Fatal(err)
 			}
 			rt := p.Route(Request{Addr: addr, Port: 8443, Protocol: TCP},
-				Evidence{Opening: OpeningOther, Told: []Name{evil}, Dialled: addr, Ruled: c.ruled, Owned: Yes})
+				Evidence{Opening: OpeningOther, Told: []name.Name{evil}, Dialled: addr, Ruled: c.ruled, Owned: Yes})
 			if passes(rt) != c.want {
 				t.Errorf("%+v", rt)
 			}
@@ -159,28 +160,28 @@ func TestCeiling(t *testing.T) {
 	for _, c := range []struct {
 		name, ceiling, policy string
 		request               Request
-		want                  Reason
+		want                  name.Reason
 		rule                  string
 	}{
 		{
 			"a denied name", `{"mode":"custom","denied_domains":["*.evil.test"]}`, `{"mode":"allow-all"}`,
-			Request{Stage: StageDNS, Name: mustName(t, "x.evil.test")}, ReasonDeniedDomain, "policy.ceiling: *.evil.test",
+			Request{Stage: StageDNS, Name: mustName(t, "x.evil.test")}, name.ReasonDeniedDomain, "policy.ceiling: *.evil.test",
 		},
 		{
 			"a denied address", `{"mode":"custom","denied_cidrs":["203.0.113.0/24"]}`, `{"mode":"custom","allowed_cidrs":["203.0.113.7/32"]}`,
-			Request{Stage: StageKernel, Addr: netip.MustParseAddr("203.0.113.7"), Port: 22, Protocol: TCP}, ReasonDeniedCIDR, "policy.ceiling: 203.0.113.0/24",
+			Request{Stage: StageKernel, Addr: netip.MustParseAddr("203.0.113.7"), Port: 22, Protocol: TCP}, name.ReasonDeniedCIDR, "policy.ceiling: 203.0.113.0/24",
 		},
 		{
 			"what it does not list", `{"mode":"custom","allowed_domains":["api.good.test"]}`, `{"mode":"allow-all"}`,
-			Request{Stage: StageConn, Name: mustName(t, "other.test"), Port: 443, Protocol: TCP}, ReasonNotAllowed, "policy.ceiling",
+			Request{Stage: StageConn, Name: mustName(t, "other.test"), Port: 443, Protocol: TCP}, name.ReasonNotAllowed, "policy.ceiling",
 		},
 		{
 			"everything", `{"mode":"deny-all"}`, `{"mode":"allow-all"}`,
-			Request{Stage: StageConn, Name: mustName(t, "other.test"), Port: 443, Protocol: TCP}, ReasonDenyAll, "policy.ceiling",
+			Request{Stage: StageConn, Name: mustName(t, "other.test"), Port: 443, Protocol: TCP}, name.ReasonDenyAll, "policy.ceiling",
 		},
 		{
 			"a request", `{"mode":"allow-all","rules":[{"hosts":["api.good.test"],"methods":["DELETE"],"action":"deny"}]}`, `{"mode":"allow-all","rules":[{"hosts":["api.good.test"],"action":"allow"}]}`,
-			Request{Stage: StageHTTP, Name: mustName(t, "api.good.test"), Port: 443, Protocol: TCP, Method: "DELETE", Path: "/"}, ReasonRequestRule, "policy.ceiling: deny DELETE api.good.test",
+			Request{Stage: StageHTTP, Name: mustName(t, "api.good.test"), Port: 443, Protocol: TCP, Method: "DELETE", Path: "/"}, name.ReasonRequestRule, "policy.ceiling: deny DELETE api.good.test",
 		},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -196,7 +197,7 @@ func TestCeiling(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			p, err := CompileUnder(above, spec, nil, &Protected{}, 3)
+			p, err := CompileUnder(above, spec, nil, &name.Protected{}, 3)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -213,7 +214,7 @@ func TestCeilingOfAddressesKeepsNames(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	c, err := CompileUnder(above, Spec{Mode: ModeCustom, AllowedDomains: []string{"api.good.test"}}, nil, &Protected{}, 1)
+	c, err := CompileUnder(above, Spec{Mode: ModeCustom, AllowedDomains: []string{"api.good.test"}}, nil, &name.Protected{}, 1)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -243,7 +244,7 @@ func TestCeilingWarns(t *testing.T) {
 		{Spec{Mode: ModeDenyAll}, nil},
 		{Spec{Mode: ModeCustom, AllowedDomains: []string{"api.good.test", "*", "bad.test", "api.good.test:80"}}, []string{"/allowed_domains/2", "/allowed_domains/3"}},
 	} {
-		p, err := CompileUnder(above, c.spec, nil, &Protected{}, 1)
+		p, err := CompileUnder(above, c.spec, nil, &name.Protected{}, 1)
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -1,6 +1,9 @@
 package policy
 
-import "strings"
+import (
+	"boxgate/policy/name"
+	"strings"
+)
 
 // checkSpec checks a policy as a whole and returns its entries. The entries are valid only if ps stays empty.
 func checkSpec(s Spec, ps *problems) parsedSpec {
@@ -19,7 +22,7 @@ func checkSpec(s Spec, ps *problems) parsedSpec {
 		}
 		ps.add("/mode", "is missing; use %s", use)
 	default:
-		ps.add("/mode", `%s is no mode; use "allow-all", "deny-all" or "custom"`, quoted(string(s.Mode)))
+		ps.add("/mode", `%s is no mode; use "allow-all", "deny-all" or "custom"`, name.Quote(string(s.Mode)))
 	}
 	return parsed
 }
@@ -52,7 +55,7 @@ func checkDeniedNames(s Spec, ps *problems) {
 	switch s.DeniedNames {
 	case "", DeniedSink, DeniedNXDOMAIN, DeniedRefused:
 	default:
-		ps.add("/denied_names", `%s is no way to answer; use "sink", "nxdomain" or "refused"`, quoted(string(s.DeniedNames)))
+		ps.add("/denied_names", `%s is no way to answer; use "sink", "nxdomain" or "refused"`, name.Quote(string(s.DeniedNames)))
 	}
 	if s.DeniedNames != "" && s.Mode == ModeAllowAll {
 		ps.add("/denied_names", `means nothing in mode "allow-all", which denies no name`)
@@ -63,7 +66,7 @@ func checkCustom(s Spec, ps *problems) {
 	switch s.DNS {
 	case "", DNSStrict, DNSResolve:
 	default:
-		ps.add("/dns", `%s is no way to resolve; use "strict" or "resolve"`, quoted(string(s.DNS)))
+		ps.add("/dns", `%s is no way to resolve; use "strict" or "resolve"`, name.Quote(string(s.DNS)))
 	}
 	if len(s.AllowedDomains)+len(s.AllowedCIDRs) > 0 {
 		return
@@ -115,11 +118,11 @@ func checkDomains(at string, list []string, ps *problems) []domain {
 }
 
 func checkDomain(at, s string, ps *problems) (domain, bool) {
-	p, err := ParsePattern(s)
+	p, err := name.ParsePattern(s)
 	if err == nil {
 		return domain{p, s}, true
 	}
-	if meansAddress(bareHost(s)) || isPrefix(s) {
+	if name.MeansAddress(s) {
 		ps.add(at, "%s; addresses belong in the lists of CIDRs", err)
 	} else {
 		ps.add(at, "%s", err)
@@ -141,11 +144,11 @@ func checkCIDRs(at string, list []string, ps *problems) []cidr {
 }
 
 func checkCIDR(at, s string, ps *problems) (cidr, bool) {
-	p, err := parseCIDR(s)
+	p, err := name.ParseCIDR(s)
 	if err == nil {
 		return cidr{p, s}, true
 	}
-	if _, flaw := parsePattern(s); flaw == "" {
+	if _, nameErr := name.ParsePattern(s); nameErr == nil {
 		ps.add(at, "%s; names belong in the lists of domains", err)
 	} else {
 		ps.add(at, "%s", err)
@@ -200,26 +203,26 @@ func checkRule(at string, r RequestRule, ps *problems) requestRule {
 	case "":
 		ps.add(at+"/action", `is missing; use "allow" or "deny"`)
 	default:
-		ps.add(at+"/action", `%s is no action; use "allow" or "deny"`, quoted(r.Action))
+		ps.add(at+"/action", `%s is no action; use "allow" or "deny"`, name.Quote(r.Action))
 	}
 	return out
 }
 
 func checkMethod(at, m string, ps *problems) {
 	for i := range len(m) {
-		if !isToken(m[i]) {
-			ps.add(at, "%s is not an HTTP method", quoted(m))
+		if !name.IsToken(m[i]) {
+			ps.add(at, "%s is not an HTTP method", name.Quote(m))
 			return
 		}
 	}
 	switch {
 	case m == "" || len(m) > 64:
-		ps.add(at, "%s is not an HTTP method", quoted(m))
+		ps.add(at, "%s is not an HTTP method", name.Quote(m))
 	case m == "*":
 		ps.add(at, `"*" is not an HTTP method; leave methods out to match every one`)
 	case m != strings.ToUpper(m):
 		// Methods are case-sensitive (RFC 9110 9.1): "delete" would never match a DELETE.
-		ps.add(at, "%s is not in capitals; use %q", quoted(m), strings.ToUpper(m))
+		ps.add(at, "%s is not in capitals; use %q", name.Quote(m), strings.ToUpper(m))
 	}
 }
 
@@ -227,17 +230,17 @@ func checkPath(at, p string, ps *problems) pathPattern {
 	out := newPathPattern(p)
 	switch {
 	case p == "" || p[0] != '/' && p != "*":
-		ps.add(at, "%s does not begin with /", quoted(p))
+		ps.add(at, "%s does not begin with /", name.Quote(p))
 	case len(p) > 4096:
 		ps.add(at, "is longer than 4096 bytes")
 	case strings.ContainsAny(p, "?#"):
-		ps.add(at, "%s has a query or fragment, which paths are matched without; use %q", quoted(p), p[:strings.IndexAny(p, "?#")])
-	case strings.IndexFunc(p, isBlank) >= 0:
-		ps.add(at, "%s has a space or control character; write it percent-encoded", quoted(p))
+		ps.add(at, "%s has a query or fragment, which paths are matched without; use %q", name.Quote(p), p[:strings.IndexAny(p, "?#")])
+	case strings.IndexFunc(p, name.IsBlank) >= 0:
+		ps.add(at, "%s has a space or control character; write it percent-encoded", name.Quote(p))
 	case strings.Contains(strings.TrimSuffix(p, "*"), "*"):
-		ps.add(at, `%s has a * that is not at the end`, quoted(p))
+		ps.add(at, `%s has a * that is not at the end`, name.Quote(p))
 	case hasDotSegment(p):
-		ps.add(at, "%s has a . or .. segment; use %q", quoted(p), out.String())
+		ps.add(at, "%s has a . or .. segment; use %q", name.Quote(p), out.String())
 	}
 	return out
 }

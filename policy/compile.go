@@ -1,6 +1,7 @@
 package policy
 
 import (
+	"boxgate/policy/name"
 	"slices"
 	"strings"
 )
@@ -10,18 +11,18 @@ import (
 type Compiled struct {
 	spec       Spec
 	version    uint64
-	protected  *Protected
+	protected  *name.Protected
 	domains    *domains
-	denied     ranges
-	allowed    ranges
-	anyName    portRules // bare "*" in allowed_domains: allows connections without a name, too
-	open       bool      // what is in no list is allowed
-	namePorts  PortSet   // where names matter although the address is allowed: denied_domains or a rule covers them
-	ruledPorts PortSet   // that a header rule or a request rule names, or 80 and 443 if one covers every port
+	denied     name.Ranges
+	allowed    name.Ranges
+	anyName    portRules    // bare "*" in allowed_domains: allows connections without a name, too
+	open       bool         // what is in no list is allowed
+	namePorts  name.PortSet // where names matter although the address is allowed: denied_domains or a rule covers them
+	ruledPorts name.PortSet // that a header rule or a request rule names, or 80 and 443 if one covers every port
 	headers    headerTable
 	rules      []requestRule
-	matches    bool      // some rule, for headers or requests, looks at header fields
-	ruled      []Pattern // hosts of header rules, ports filled in, and of request rules
+	matches    bool           // some rule, for headers or requests, looks at header fields
+	ruled      []name.Pattern // hosts of header rules, ports filled in, and of request rules
 	plan       KernelPlan
 	warnings   []Problem
 	ceiling    *Compiled      // what the operator allows at most; nil: everything
@@ -36,7 +37,7 @@ type Compiled struct {
 // Compile checks a policy and makes it ready to decide. headers are the merged rules of [MergeHeaders]; protected is
 // nil if the ranges are not known, and then every address is protected. The error is an *[InvalidError] that lists
 // every problem.
-func Compile(spec Spec, headers []HeaderRule, protected *Protected, version uint64) (*Compiled, error) {
+func Compile(spec Spec, headers []HeaderRule, protected *name.Protected, version uint64) (*Compiled, error) {
 	ps := problems{more: MostBeside}
 	parsed := checkSpec(spec, &ps)
 	table := newHeaderTable(headers, &ps)
@@ -50,7 +51,7 @@ func Compile(spec Spec, headers []HeaderRule, protected *Protected, version uint
 	c.setUpstream(spec.UpstreamProxy)
 	c.warnings = c.newWarnings(parsed, headers)
 	if slices.ContainsFunc(headers, func(r HeaderRule) bool { return r.Forward != nil }) {
-		c.forwarding = c.newReach(protected.forForwarding())
+		c.forwarding = c.newReach(protected.Forwarding())
 	}
 	return c, nil
 }
@@ -75,10 +76,10 @@ func build(spec Spec, parsed parsedSpec, headers []HeaderRule, version uint64) *
 		rules:   parsed.rules,
 	}
 	for _, e := range parsed.deniedCIDRs {
-		c.denied.addDenied(e.prefix, e.rule)
+		c.denied.AddDenied(e.prefix, e.rule)
 	}
 	for _, e := range parsed.allowedCIDRs {
-		c.allowed.addAllowed(e.prefix, e.rule)
+		c.allowed.AddAllowed(e.prefix, e.rule)
 	}
 	c.matches = slices.ContainsFunc(c.rules, func(r requestRule) bool { return r.match.looksAtFields() })
 	c.anyName = c.domains.any.below.allowed
@@ -129,7 +130,7 @@ func (c *Compiled) PlaceholderVariable(token string) (variable string) {
 
 // Intercepts reports whether a header rule or a request rule covers the name and port, so that TLS must be terminated
 // to apply it.
-func (c *Compiled) Intercepts(n Name, port uint16) bool {
+func (c *Compiled) Intercepts(n name.Name, port uint16) bool {
 	if c == nil || n.IsZero() {
 		return false
 	}
@@ -137,7 +138,7 @@ func (c *Compiled) Intercepts(n Name, port uint16) bool {
 }
 
 // judgesRequests reports whether a request rule covers the name and port.
-func (c *Compiled) judgesRequests(n Name, port uint16) bool {
+func (c *Compiled) judgesRequests(n name.Name, port uint16) bool {
 	for i := range c.rules {
 		if c.rules[i].covers(n, port) {
 			return true
@@ -154,14 +155,14 @@ func (c *Compiled) NamesDecide(port uint16) bool {
 
 // RuledNames returns the names, written out in full in header rules and request rules, whose requests on the port are
 // judged. Hosts covered by a wildcard are not among them.
-func (c *Compiled) RuledNames(port uint16) []Name {
+func (c *Compiled) RuledNames(port uint16) []name.Name {
 	if c == nil {
 		return nil
 	}
-	var names []Name
+	var names []name.Name
 	for _, p := range c.ruled {
-		if !p.wild && p.Match(p.name, port) && !slices.Contains(names, p.name) {
-			names = append(names, p.name)
+		if !p.IsWildcard() && p.Match(p.Name(), port) && !slices.Contains(names, p.Name()) {
+			names = append(names, p.Name())
 		}
 	}
 	return names
@@ -169,14 +170,14 @@ func (c *Compiled) RuledNames(port uint16) []Name {
 
 // RulesEveryHost reports whether a request rule covers every host on the port.
 func (c *Compiled) RulesEveryHost(port uint16) bool {
-	return c != nil && slices.ContainsFunc(c.ruled, func(p Pattern) bool {
-		return p.wild && p.name.IsZero() && (p.port == 0 || p.port == port)
+	return c != nil && slices.ContainsFunc(c.ruled, func(p name.Pattern) bool {
+		return p.IsWildcard() && p.Name().IsZero() && (p.Port() == 0 || p.Port() == port)
 	})
 }
 
 // ResolvesOthers reports whether dns: resolve is in force for a name that is not allowed by itself: it is resolved all the
 // same, A and AAAA only, and the answers limited to what Decide allows by address.
-func (c *Compiled) ResolvesOthers(n Name) bool {
+func (c *Compiled) ResolvesOthers(n name.Name) bool {
 	if c == nil || c.withheld != nil {
 		return false
 	}
@@ -189,7 +190,7 @@ func (c *Compiled) ResolvesOthers(n Name) bool {
 // AnswerDenied returns how DNS answers for a name that may not be reached; the zero name stands for one that no host has. Names
 // below the search list of the box do not exist, nor do single labels, unless the policy says otherwise: the resolver of the
 // box must go on to the name that was meant, which may be allowed. It opens nothing, whoever wrote the list.
-func (c *Compiled) AnswerDenied(n Name, search []Name) DeniedNames {
+func (c *Compiled) AnswerDenied(n name.Name, search []name.Name) DeniedNames {
 	switch {
 	case c == nil:
 		return DeniedSink
@@ -207,7 +208,7 @@ func (c *Compiled) AnswerDenied(n Name, search []Name) DeniedNames {
 // not modify its slices.
 func (c *Compiled) Kernel() KernelPlan {
 	if c == nil {
-		return KernelPlan{Protected: (*Protected)(nil).prefixes()}
+		return KernelPlan{Protected: (*name.Protected)(nil).Prefixes()}
 	}
 	return c.plan
 }

@@ -1,6 +1,7 @@
 package policy
 
 import (
+	"boxgate/policy/name"
 	"encoding/json"
 	"slices"
 	"strings"
@@ -42,7 +43,7 @@ func Convert(data []byte, from, to Dialect) ([]byte, error) {
 	case DialectE2B:
 		out = writeE2B(spec, rules, &ps)
 	default:
-		ps.add("", "%s is no dialect; use boxgate, vercel or e2b", quoted(string(to)))
+		ps.add("", "%s is no dialect; use boxgate, vercel or e2b", name.Quote(string(to)))
 	}
 	if err := ps.err(); err != nil {
 		return nil, err
@@ -62,7 +63,7 @@ func readDialect(data []byte, from Dialect) (Spec, []HeaderRule, error) {
 		return readBoxgate(data)
 	}
 	var ps problems
-	ps.add("", "%s is no dialect; use boxgate, vercel or e2b", quoted(string(from)))
+	ps.add("", "%s is no dialect; use boxgate, vercel or e2b", name.Quote(string(from)))
 	return Spec{}, nil, ps.err()
 }
 
@@ -113,8 +114,8 @@ func checkForeign(spec Spec, ps *problems) {
 		ps.add("/denied_names", "the other dialect does not choose how denied names are answered; leave it out")
 	}
 	for i, s := range spec.AllowedDomains {
-		if p, err := ParsePattern(s); err == nil && p.Port() != 0 {
-			ps.add(element("/allowed_domains", i), "%s has a port, which the other dialect does not know", quoted(s))
+		if p, err := name.ParsePattern(s); err == nil && p.Port() != 0 {
+			ps.add(element("/allowed_domains", i), "%s has a port, which the other dialect does not know", name.Quote(s))
 		}
 	}
 }
@@ -175,10 +176,10 @@ func headerHosts(rules []HeaderRule) (hosts []string) {
 }
 
 func allowsHost(domains []string, host string) bool {
-	want, err := ParsePattern(host)
+	want, err := name.ParsePattern(host)
 	return err == nil && slices.ContainsFunc(domains, func(s string) bool {
-		p, err := ParsePattern(s)
-		return err == nil && p.covers(want)
+		p, err := name.ParsePattern(s)
+		return err == nil && p.Covers(want)
 	})
 }
 

@@ -1,6 +1,9 @@
 package policy
 
-import "encoding/json"
+import (
+	"boxgate/policy/name"
+	"encoding/json"
+)
 
 // MarshalHeaderRules returns the document that [ParseHeaderRules] reads as these rules. Tokens are not part of it. It holds literal values in
 // the clear: whoever keeps it seals it.
@@ -59,14 +62,14 @@ func writeEntry(r HeaderRule) map[string]any {
 }
 
 // writeValue writes a literal or the name of a secret.
-func writeValue(literal Secret, source string) any {
+func writeValue(literal name.Secret, source string) any {
 	if source != "" {
 		return map[string]string{"secret": source}
 	}
 	return literal.Reveal()
 }
 
-func writeAffixed(literal Secret, source, prefix, suffix string) any {
+func writeAffixed(literal name.Secret, source, prefix, suffix string) any {
 	if source != "" {
 		return map[string]string{"secret": source, "prefix": prefix, "suffix": suffix}
 	}
@@ -119,7 +122,7 @@ func plainHeaders(r HeaderRule, ps *problems) map[string]string {
 	out := map[string]string{}
 	for _, h := range r.Headers {
 		if h.Remove || h.Source != "" {
-			ps.add(at, "%s is removed or has a source, and the other dialect knows literal values alone", quoted(h.Name))
+			ps.add(at, "%s is removed or has a source, and the other dialect knows literal values alone", name.Quote(h.Name))
 		}
 		out[h.Name] = h.Value.Reveal()
 	}

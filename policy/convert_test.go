@@ -1,6 +1,7 @@
 package policy
 
 import (
+	"boxgate/policy/name"
 	"encoding/json"
 	"maps"
 	"reflect"
@@ -62,7 +63,7 @@ var everyField = []string{
 func TestConvertForgetsNothing(t *testing.T) {
 	t.Parallel()
 	seen := map[string]bool{}
-	reveal := cmp.Comparer(func(a, b Secret) bool { return a.Reveal() == b.Reveal() })
+	reveal := cmp.Comparer(func(a, b name.Secret) bool { return a.Reveal() == b.Reveal() })
 	for _, entry := range everyField {
 		host := "a.test"
 		if strings.Contains(entry, "postgres") || strings.Contains(entry, `"ssh"`) || strings.Contains(entry, `"proxy"`) {
@@ -82,7 +83,7 @@ func TestConvertForgetsNothing(t *testing.T) {
 		if err := json.Unmarshal(out, &back); err != nil {
 			t.Fatal(err)
 		}
-		if diff := cmp.Diff(rules, mustRules(t, string(back.AttachHeaders)), reveal, cmp.AllowUnexported(Pattern{}, Name{})); diff != "" {
+		if diff := cmp.Diff(rules, mustRules(t, string(back.AttachHeaders)), reveal, cmp.AllowUnexported(name.Pattern{}, name.Name{})); diff != "" {
 			t.Errorf("%s: %s", entry, diff)
 		}
 		for _, other := range []Dialect{DialectVercel, DialectE2B} {

@@ -1,5 +1,7 @@
 package policy
 
+import "boxgate/policy/name"
+
 // Ports with rules of their own, apart from the lists.
 const (
 	portDoT  = 853 // DNS over TLS (RFC 7858) and, by UDP, over QUIC (RFC 9250)
@@ -35,7 +37,7 @@ const (
 // A nil or zero policy denies.
 func (c *Compiled) Decide(r Request) Decision {
 	if c == nil || c.domains == nil {
-		return Decision{Reason: ReasonNoPolicy}
+		return Decision{Reason: name.ReasonNoPolicy}
 	}
 	d := c.decide(r)
 	if d.Verdict == Allow && c.ceiling != nil {
@@ -64,51 +66,51 @@ func (c *Compiled) decide(r Request) Decision {
 }
 
 func (c *Compiled) decideDestination(r Request) Decision {
-	addr := canonicalAddr(r.Addr)
+	addr := name.CanonicalAddr(r.Addr)
 	hasAddr := addr.IsValid()
 	if hasAddr {
 		if rule, in := c.protected.Contains(addr); in {
-			return Decision{Reason: ReasonProtectedRange, Rule: rule}
+			return Decision{Reason: name.ReasonProtectedRange, Rule: rule}
 		}
 	}
 	m := c.domains.match(r.Name, r.Port, r.Stage == StageDNS)
 	if m.denied {
-		return Decision{Reason: ReasonDeniedDomain, Rule: m.denyRule}
+		return Decision{Reason: name.ReasonDeniedDomain, Rule: m.denyRule}
 	}
 	if hasAddr {
-		if rule, in := c.denied.lookup(addr); in {
-			return Decision{Reason: ReasonDeniedCIDR, Rule: rule}
+		if rule, in := c.denied.Lookup(addr); in {
+			return Decision{Reason: name.ReasonDeniedCIDR, Rule: rule}
 		}
 	}
 	switch {
 	case c.spec.Mode == ModeDenyAll:
-		return Decision{Reason: ReasonDenyAll}
+		return Decision{Reason: name.ReasonDenyAll}
 	case !hasAddr && r.Name.IsZero():
-		return Decision{Reason: ReasonNoName}
+		return Decision{Reason: name.ReasonNoName}
 	case c.spec.Mode == ModeAllowAll:
-		return c.decideOpen(r, ReasonAllowAll)
+		return c.decideOpen(r, name.ReasonAllowAll)
 	}
 	if hasAddr {
-		if rule, in := c.allowed.lookup(addr); in {
-			return Decision{Verdict: Allow, Reason: ReasonAllowedCIDR, Rule: rule}
+		if rule, in := c.allowed.Lookup(addr); in {
+			return Decision{Verdict: Allow, Reason: name.ReasonAllowedCIDR, Rule: rule}
 		}
 	}
 	if named(r) {
 		if m.allowed {
-			return Decision{Verdict: Allow, Reason: ReasonAllowedDomain, Rule: m.allowRule, DialName: true}
+			return Decision{Verdict: Allow, Reason: name.ReasonAllowedDomain, Rule: m.allowRule, DialName: true}
 		}
 		if rule, ok := c.anyName.find(r.Port); ok && r.Name.IsZero() {
-			return c.unlessNameless(r, Decision{Verdict: Allow, Reason: ReasonAllowedDomain, Rule: rule})
+			return c.unlessNameless(r, Decision{Verdict: Allow, Reason: name.ReasonAllowedDomain, Rule: rule})
 		}
 	}
 	if c.open {
-		return c.decideOpen(r, ReasonNotDenied)
+		return c.decideOpen(r, name.ReasonNotDenied)
 	}
-	return Decision{Reason: ReasonNotAllowed}
+	return Decision{Reason: name.ReasonNotAllowed}
 }
 
 // decideOpen allows what is in no list. Where names matter, the name that a client gives must be more than a claim.
-func (c *Compiled) decideOpen(r Request, why Reason) Decision {
+func (c *Compiled) decideOpen(r Request, why name.Reason) Decision {
 	d := Decision{Verdict: Allow, Reason: why}
 	switch {
 	case r.Name.IsZero() || !named(r):
@@ -126,8 +128,8 @@ func (c *Compiled) unlessNameless(r Request, d Decision) Decision {
 	if !r.Name.IsZero() || r.Stage == StageDNS || !named(r) || !c.namePorts.Contains(r.Port) {
 		return d
 	}
-	if r.Port == defaultHTTPPort || r.Port == defaultTLSPort || c.ruledPorts.Contains(r.Port) {
-		return Decision{Reason: ReasonNoName}
+	if r.Port == name.HTTPPort || r.Port == name.HTTPSPort || c.ruledPorts.Contains(r.Port) {
+		return Decision{Reason: name.ReasonNoName}
 	}
 	return d
 }
@@ -140,27 +142,27 @@ func named(r Request) bool { return r.Stage == StageDNS || r.Protocol == TCP || 
 func (c *Compiled) decideTransport(r Request, d Decision) Decision {
 	switch r.Protocol {
 	case TCP, "":
-		if r.Port == portDoT && d.Reason != ReasonAllowedCIDR {
-			return Decision{Reason: ReasonProtocol, Rule: ruleDoT}
+		if r.Port == portDoT && d.Reason != name.ReasonAllowedCIDR {
+			return Decision{Reason: name.ReasonProtocol, Rule: ruleDoT}
 		}
 	case UDP:
 		switch {
 		case c.upstream != nil:
-			return Decision{Reason: ReasonProtocol, Rule: ruleUpstream}
-		case r.Port == portDoT && d.Reason != ReasonAllowedCIDR:
-			return Decision{Reason: ReasonProtocol, Rule: ruleDoQ}
+			return Decision{Reason: name.ReasonProtocol, Rule: ruleUpstream}
+		case r.Port == portDoT && d.Reason != name.ReasonAllowedCIDR:
+			return Decision{Reason: name.ReasonProtocol, Rule: ruleDoQ}
 		case !c.plan.RejectUDP.Contains(r.Port):
 		case r.Port == portQUIC:
-			return Decision{Reason: ReasonProtocol, Rule: ruleQUIC}
+			return Decision{Reason: name.ReasonProtocol, Rule: ruleQUIC}
 		default:
-			return Decision{Reason: ReasonProtocol, Rule: ruleRule}
+			return Decision{Reason: name.ReasonProtocol, Rule: ruleRule}
 		}
 	case ICMP:
 		if c.upstream != nil {
-			return Decision{Reason: ReasonProtocol, Rule: ruleUpstream}
+			return Decision{Reason: name.ReasonProtocol, Rule: ruleUpstream}
 		}
 	default:
-		return Decision{Reason: ReasonProtocol}
+		return Decision{Reason: name.ReasonProtocol}
 	}
 	return d
 }
@@ -176,13 +178,13 @@ func (c *Compiled) decideRequest(r Request, d Decision) Decision {
 		}
 		if j.plain == "" {
 			if j = judge(&r); isAmbiguous(j.plain) {
-				return Decision{Reason: ReasonAmbiguousPath, Rule: rule.rule}
+				return Decision{Reason: name.ReasonAmbiguousPath, Rule: rule.rule}
 			}
 		}
 		if !rule.decides(&j) {
 			continue
 		}
-		d.Reason, d.Rule = ReasonRequestRule, rule.rule
+		d.Reason, d.Rule = name.ReasonRequestRule, rule.rule
 		if rule.deny {
 			d.Verdict, d.DialName = Deny, false
 		}

@@ -1,6 +1,7 @@
 package policy
 
 import (
+	"boxgate/policy/name"
 	"fmt"
 	"net/netip"
 )
@@ -36,7 +37,7 @@ const (
 type Request struct {
 	Stage    Stage
 	Box      BoxID
-	Name     Name       // SNI, Host or query name; zero if none is known
+	Name     name.Name  // SNI, Host or query name; zero if none is known
 	Addr     netip.Addr // the destination address; invalid if not known yet (DNS before resolution, the sink)
 	Port     uint16     // destination port; 0 if not known (DNS, ICMP)
 	Protocol Protocol
@@ -78,7 +79,7 @@ func (v *Verdict) UnmarshalText(b []byte) error {
 // Decision is the answer to a [Request]. The zero value denies.
 type Decision struct {
 	Verdict Verdict
-	Reason  Reason
+	Reason  name.Reason
 	Rule    string // the rule as written that decided, such as "*.github.com"; empty where no single rule did
 	Version uint64 // version of the policy that decided
 	// DialName says that the verdict holds for the name, not for the address the box asked for: the proxy must dial an
@@ -101,7 +102,7 @@ func (d Decision) Err(r Request) error {
 // Which range matched would reveal which addresses are the host's own, and what a name resolves to inside the host's
 // network.
 func (d Decision) ShownRule() string {
-	if d.Reason == ReasonProtectedRange {
+	if d.Reason == name.ReasonProtectedRange {
 		return ""
 	}
 	return d.Rule

@@ -1,6 +1,7 @@
 package policy
 
 import (
+	"boxgate/policy/name"
 	"bytes"
 	"encoding/json"
 	"errors"
@@ -97,7 +98,7 @@ func readObject(d *json.Decoder, at string, ps *problems, depth int) (value, err
 			return value{}, errors.New("is not valid JSON")
 		}
 		if seen[key] {
-			ps.add(pointer(at, key), "duplicate key %s", quoted(key))
+			ps.add(pointer(at, key), "duplicate key %s", name.Quote(key))
 		}
 		seen[key] = true
 		item, err := readValue(d, pointer(at, key), ps, depth+1)
@@ -135,11 +136,11 @@ func (v value) fields(at, want string, ps *problems, known map[string]func(at st
 			read(pointer(at, key), v.items[i])
 			continue
 		}
-		near, shown := nearest(key, known), nameShown(key, isToken)
+		near, shown := nearest(key, known), name.Shown(key, name.IsToken)
 		if near != "" {
-			ps.add(pointer(at, shown), "unknown key %s; use %q", quoted(shown), near)
+			ps.add(pointer(at, shown), "unknown key %s; use %q", name.Quote(shown), near)
 		} else {
-			ps.add(pointer(at, shown), "unknown key %s", quoted(shown))
+			ps.add(pointer(at, shown), "unknown key %s", name.Quote(shown))
 		}
 	}
 }

@@ -1,6 +1,9 @@
 package policy
 
-import "strings"
+import (
+	"boxgate/policy/name"
+	"strings"
+)
 
 // domains answers, in one walk over the labels of a name, which denied and which allowed pattern covers it. The most
 // specific pattern is found first: the name itself, then "*.parent" from the longest parent up, then "*".
@@ -58,7 +61,7 @@ func newDomains(denied, allowed []domain) *domains {
 		if below {
 			rules = &exact.below.denied
 		}
-		*rules = append(*rules, portRule{e.pattern.port, e.rule})
+		*rules = append(*rules, portRule{e.pattern.Port(), e.rule})
 	}
 	for _, e := range allowed {
 		exact, below := d.node(e.pattern)
@@ -66,32 +69,33 @@ func newDomains(denied, allowed []domain) *domains {
 		if below {
 			rules = &exact.below.allowed
 		}
-		*rules = append(*rules, portRule{e.pattern.port, e.rule})
+		*rules = append(*rules, portRule{e.pattern.Port(), e.rule})
 	}
 	return d
 }
 
-func (d *domains) node(p Pattern) (node *domainNode, below bool) {
-	if p.name.IsZero() {
+func (d *domains) node(p name.Pattern) (node *domainNode, below bool) {
+	at := p.Name().String()
+	if at == "" {
 		return &d.any, true
 	}
-	node = d.nodes[p.name.s]
+	node = d.nodes[at]
 	if node == nil {
 		node = &domainNode{}
-		d.nodes[p.name.s] = node
-		d.deep = max(d.deep, 1+strings.Count(p.name.s, "."))
+		d.nodes[at] = node
+		d.deep = max(d.deep, 1+strings.Count(at, "."))
 	}
-	return node, p.wild
+	return node, p.IsWildcard()
 }
 
 // match walks from the name to its last label. wholeNames says that a rule for one port denies the name only where
 // that port is asked for (DNS, where the port is not known yet).
-func (d *domains) match(n Name, port uint16, wholeNames bool) (m match) {
+func (d *domains) match(n name.Name, port uint16, wholeNames bool) (m match) {
 	if n.IsZero() {
 		return m
 	}
 	if len(d.nodes) > 0 {
-		d.walk(n.s, port, wholeNames, &m)
+		d.walk(n.String(), port, wholeNames, &m)
 	}
 	m.take(d.any.below.denied, d.any.below.allowed, port, wholeNames)
 	return m
@@ -135,17 +139,17 @@ func (m *match) take(denied, allowed portRules, port uint16, wholeNames bool) {
 }
 
 // deniesWhole reports whether denied_domains covers all of a pattern.
-func (d *domains) deniesWhole(p Pattern) bool {
+func (d *domains) deniesWhole(p name.Pattern) bool {
 	covers := func(rs portRules) bool {
-		_, ok := rs.findWhole(p.port)
+		_, ok := rs.findWhole(p.Port())
 		return ok
 	}
 	if covers(d.any.below.denied) {
 		return true
 	}
-	for at, first := p.name.s, true; at != ""; first = false {
+	for at, first := p.Name().String(), true; at != ""; first = false {
 		if node := d.nodes[at]; node != nil {
-			if first && !p.wild && covers(node.denied) || (!first || p.wild) && covers(node.below.denied) {
+			if first && !p.IsWildcard() && covers(node.denied) || (!first || p.IsWildcard()) && covers(node.below.denied) {
 				return true
 			}
 		}

@@ -1,6 +1,7 @@
 package policy
 
 import (
+	"boxgate/policy/name"
 	"net/netip"
 	"slices"
 	"strings"
@@ -45,13 +46,13 @@ func isE2B(doc value) bool {
 type e2bOptions struct {
 	allow, deny []string
 	closed      bool // no access to the internet but for allow
-	headers     map[Pattern][]HeaderRule
+	headers     map[name.Pattern][]HeaderRule
 	proxy       *UpstreamSpec
 	login       *HeaderRule // for the proxy; nil: none
 }
 
 func translateE2B(doc value, ps *problems) (Spec, []HeaderRule, error) {
-	o := e2bOptions{headers: map[Pattern][]HeaderRule{}}
+	o := e2bOptions{headers: map[name.Pattern][]HeaderRule{}}
 	access := func(at string, v value) {
 		if v.kind != kindBool {
 			ps.add(at, "is %s; want true or false", v.kind)
@@ -99,7 +100,7 @@ func (o *e2bOptions) spec(ps *problems) Spec {
 	var allowed []netip.Prefix
 	for i, s := range o.allow {
 		at := element("/allowOut", i)
-		if meansAddress(bareHost(s)) || isPrefix(s) {
+		if name.MeansAddress(s) {
 			c, _ := checkCIDR(at, s, ps)
 			allowed, spec.AllowedCIDRs = append(allowed, c.prefix), append(spec.AllowedCIDRs, s)
 			continue
@@ -135,7 +136,7 @@ func (o *e2bOptions) deniedOnly(spec Spec, allowed []netip.Prefix, denied []cidr
 		for _, d := range denied {
 			if p.IsValid() && d.prefix.IsValid() && p.Overlaps(d.prefix) {
 				ps.add("/allowOut", "%s overlaps %s of denyOut, and in boxgate what is denied wins; deny what is around it instead",
-					quoted(spec.AllowedCIDRs[i]), quoted(d.rule))
+					name.Quote(spec.AllowedCIDRs[i]), name.Quote(d.rule))
 			}
 		}
 	}
@@ -155,7 +156,7 @@ func (o *e2bOptions) readRules(at string, v value, ps *problems) {
 	for i, host := range v.keys {
 		at := pointer(at, host)
 		d, ok := checkDomain(at, host, ps)
-		if ok && d.pattern.name.IsZero() {
+		if ok && d.pattern.Name().IsZero() {
 			ps.add(at, `headers on "*" would go to every host; set them on a domain`)
 		}
 		if _, twice := o.headers[d.pattern]; ok && twice {

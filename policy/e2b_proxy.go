@@ -1,6 +1,7 @@
 package policy
 
 import (
+	"boxgate/policy/name"
 	"net"
 	"strconv"
 )
@@ -8,11 +9,11 @@ import (
 // readProxy reads egressProxy, a SOCKS5 proxy with its credentials. These become a header rule, which has a host by its name.
 func (o *e2bOptions) readProxy(at string, v value, ps *problems) {
 	var address string
-	login := &ProxyLogin{Scheme: ProxySOCKS5, Password: NewSecret("")}
+	login := &ProxyLogin{Scheme: ProxySOCKS5, Password: name.NewSecret("")}
 	v.fields(at, "an object with address", ps, map[string]func(string, value){
 		"address":  func(at string, v value) { address = v.string(at, ps) },
 		"username": func(at string, v value) { login.User = v.string(at, ps) },
-		"password": func(at string, v value) { login.Password = NewSecret(v.string(at, ps)) },
+		"password": func(at string, v value) { login.Password = name.NewSecret(v.string(at, ps)) },
 	})
 	if v.kind != kindObject {
 		return
@@ -35,7 +36,7 @@ func (o *e2bOptions) readProxy(at string, v value, ps *problems) {
 	}
 	checkProxyUser(at+"/username", login.User, ps)
 	checkProxyPassword(at+"/password", login.Password, ps)
-	pattern, _ := ParsePattern(net.JoinHostPort(proxy.Name.String(), strconv.Itoa(int(proxy.Port)))) // made of a name and a port
+	pattern, _ := name.ParsePattern(net.JoinHostPort(proxy.Name.String(), strconv.Itoa(int(proxy.Port)))) // made of a name and a port
 	o.login = &HeaderRule{Pattern: pattern, Login: &Login{Proxy: login}}
 }
 
@@ -58,7 +59,7 @@ func writeE2BProxy(spec Spec, rules []HeaderRule, ps *problems) (out map[string]
 		}
 		at := pointer("/attach_headers", r.Pattern.String())
 		switch l := r.Login.Proxy; {
-		case p == nil || p.Name != r.Pattern.name || p.Port != r.Pattern.port:
+		case p == nil || p.Name != r.Pattern.Name() || p.Port != r.Pattern.Port():
 			ps.add(at, "is the login to a proxy that the policy does not use")
 		case !l.isFor(ProxySOCKS5):
 			ps.add(at, "is not for SOCKS5, and the other dialect knows no other proxies")

@@ -1,6 +1,7 @@
 package policy
 
 import (
+	"boxgate/policy/name"
 	"net/netip"
 	"slices"
 )
@@ -24,7 +25,7 @@ const (
 )
 
 // unread reports whether nobody knows which host the bytes are for: they may be for any at the address they reach.
-func (o Opening) unread(name Name) bool {
+func (o Opening) unread(name name.Name) bool {
 	return o != OpeningRequest && o != OpeningSecure && (o != OpeningTLS || name.IsZero())
 }
 
@@ -50,11 +51,11 @@ func AnswerOf(yes bool) Answer {
 // the narrowest.
 type Evidence struct {
 	Opening Opening
-	Bound   Name   // the name that a CONNECT gave: the tunnel leads there or nowhere
-	Told    []Name // the names for which DNS told the box the address it asks for
-	Proxied bool   // the request was made to a proxy: where it gives a name, an address may be looked up for it
-	NoAddr  bool   // an address was looked for (NeedAddr) and there is none
-	Greeted bool   // the server has spoken before the client, and does not speak HTTP/2
+	Bound   name.Name   // the name that a CONNECT gave: the tunnel leads there or nowhere
+	Told    []name.Name // the names for which DNS told the box the address it asks for
+	Proxied bool        // the request was made to a proxy: where it gives a name, an address may be looked up for it
+	NoAddr  bool        // an address was looked for (NeedAddr) and there is none
+	Greeted bool        // the server has spoken before the client, and does not speak HTTP/2
 
 	Dialled netip.Addr // the address that is about to be dialled, or was; invalid until it is known
 	Ruled   Answer     // whether Dialled, before it is known Request.Addr, is the address of a host with rules on the port
@@ -83,4 +84,4 @@ func ServerSpeaksFirst(port uint16) bool { return slices.Contains(serverFirst, p
 var serverFirst = []uint16{21, 22, 25, 110, 119, 143, 587, 2525, 3306, 5900}
 
 // isWeb reports whether a port is one of those of HTTP and HTTPS, where the client speaks first and names its host.
-func isWeb(port uint16) bool { return port == defaultHTTPPort || port == defaultTLSPort }
+func isWeb(port uint16) bool { return port == name.HTTPPort || port == name.HTTPSPort }

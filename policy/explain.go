@@ -1,5 +1,7 @@
 package policy
 
+import "boxgate/policy/name"
+
 // Unseen says what of a request the rules for its host look at, and is not known.
 type Unseen struct{ Query, Headers bool }
 
@@ -12,7 +14,7 @@ func (c *Compiled) Explain(r Request, knowsQuery bool) (Decision, Unseen) {
 		return d, Unseen{}
 	}
 	var header Decision
-	if d.Allowed() && r.Port != defaultHTTPPort {
+	if d.Allowed() && r.Port != name.HTTPPort {
 		if _, header = c.HeaderRule(r); header.Reason != "" {
 			d = header
 		}
@@ -24,7 +26,7 @@ func (c *Compiled) Explain(r Request, knowsQuery bool) (Decision, Unseen) {
 }
 
 // looksAtQuery reports whether rules for a host look at queries.
-func (c *Compiled) looksAtQuery(n Name, port uint16) bool {
+func (c *Compiled) looksAtQuery(n name.Name, port uint16) bool {
 	if of := c.headers.find(n, port); of != nil {
 		for i := range of.list {
 			if m := of.list[i].match; m != nil && len(m.query) > 0 {

@@ -1,6 +1,7 @@
 package policy
 
 import (
+	"boxgate/policy/name"
 	"net/url"
 	"regexp"
 	"strconv"
@@ -10,14 +11,13 @@ import (
 // ForwardURL is a proxy of the operator's that the requests of a rule are sent to, in the place of the server that they are
 // for. Only [ParseForward] makes one.
 type ForwardURL struct {
-	Name Name
+	Name name.Name
 	Port uint16
 	Path string // before the path of each request; "" or without a slash at its end
 }
 
 const (
 	maxForwardURL = 2048
-	httpsPort     = 443
 )
 
 // plainPath is a path that every server reads in the same way.
@@ -33,8 +33,8 @@ func ParseForward(text string) (ForwardURL, error) {
 	case u.User != nil || u.RawQuery != "" || u.ForceQuery || u.Fragment != "" || strings.HasSuffix(text, "#"):
 		return ForwardURL{}, flawError("is not an https URL without credentials, query and fragment")
 	}
-	f := ForwardURL{Port: httpsPort, Path: strings.TrimRight(u.EscapedPath(), "/")}
-	if f.Name, err = ParseName(u.Hostname()); err != nil || strings.Contains(u.Host, "[") {
+	f := ForwardURL{Port: name.HTTPSPort, Path: strings.TrimRight(u.EscapedPath(), "/")}
+	if f.Name, err = name.Parse(u.Hostname()); err != nil || strings.Contains(u.Host, "[") {
 		return ForwardURL{}, flawError("does not give its host by name")
 	}
 	if text := u.Port(); text != "" || strings.HasSuffix(u.Host, ":") {
@@ -58,7 +58,7 @@ func (e flawError) Error() string { return string(e) }
 
 // Authority returns the host, with the port if it is not that of https.
 func (f ForwardURL) Authority() string {
-	if f.Port == httpsPort {
+	if f.Port == name.HTTPSPort {
 		return f.Name.String()
 	}
 	return f.Name.String() + ":" + strconv.Itoa(int(f.Port))

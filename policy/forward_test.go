@@ -1,6 +1,7 @@
 package policy
 
 import (
+	"boxgate/policy/name"
 	"errors"
 	"net/netip"
 	"strings"
@@ -79,7 +80,7 @@ func TestForwardingPolicy(t *testing.T) {
 	t.Parallel()
 	rules := mustRules(t, `{"a.test": {"headers": {}, "forward_url": "https://proxy.test"}}`)
 	exempt := []netip.Prefix{netip.MustParsePrefix("10.9.0.0/16")}
-	protected := NewProtected(nil, nil).WithForwarding(NewProtected(exempt, nil))
+	protected := name.NewProtected(nil, nil).WithForwarding(name.NewProtected(exempt, nil))
 	ceiling, err := NewCeiling(Spec{Mode: ModeCustom, AllowedDomains: []string{"a.test", "listed.test"}})
 	if err != nil {
 		t.Fatal(err)

@@ -1,116 +1,16 @@
 package policy
 
 import (
+	"boxgate/policy/name"
 	"bytes"
 	"encoding/json"
 	"errors"
-	"net/netip"
 	"reflect"
 	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
 )
-
-var hostSeeds = []string{
-	"api.github.com", "API.GitHub.com.", "bücher.de", "xn--bcher-kva.de", "_acme-challenge.a.test", "r3---sn-h5q7dne7.googlevideo.com",
-	"localhost", "*.a.test", "*", "*:443", "a.test:8443", "*foo.com", "a*.com", "https://a.test/x", "127.1", "0x7f.1", "2130706433",
-	"[::1]:443", "::ffff:1.2.3.4", "1.2.3.4", "foo.0x", "a..b", ".", "", "a.test..", "１２７.0.0.1", "例え。テスト", "ß.de", "a\u200db.de", "℀.com",
-	"xn--a.com", "xn--.com", "xn--example-.com", "a\x00.test", "a%2eb.test", "-a-.test", strings.Repeat("a", 64) + ".test",
-}
-
-// FuzzParseName: what is accepted is canonical, cannot be read as an address, and parses to itself.
-func FuzzParseName(f *testing.F) {
-	for _, s := range hostSeeds {
-		f.Add(s)
-	}
-	f.Fuzz(func(t *testing.T, s string) {
-		n, err := ParseName(s)
-		if err != nil {
-			if !n.IsZero() {
-				t.Fatalf("%q: refused, yet a name came back", s)
-			}
-			checkMessage(t, err)
-			return
-		}
-		if again, err := ParseName(n.String()); err != nil || again != n {
-			t.Fatalf("%q: %q parses to %q, %v", s, n, again, err)
-		}
-		text := n.String()
-		if len(text) == 0 || len(text) > 253 || strings.ToLower(text) != text || strings.HasSuffix(text, ".") {
-			t.Fatalf("%q: %q is not canonical", s, text)
-		}
-		if _, err := netip.ParseAddr(text); err == nil {
-			t.Fatalf("%q: %q is an address", s, text)
-		}
-		last := text[strings.LastIndexByte(text, '.')+1:]
-		if strings.Trim(last, "0123456789") == "" || strings.HasPrefix(last, "0x") && strings.Trim(last[2:], "0123456789abcdef") == "" {
-			t.Fatalf("%q: %q ends in a number", s, text)
-		}
-		for _, label := range strings.Split(text, ".") {
-			if label == "" || len(label) > 63 || strings.Trim(label, "abcdefghijklmnopqrstuvwxyz0123456789-_") != "" {
-				t.Fatalf("%q: bad label %q", s, label)
-			}
-		}
-	})
-}
-
-// FuzzParsePattern: the canonical text parses to the same pattern, and covers what it says and no similar name.
-func FuzzParsePattern(f *testing.F) {
-	for _, s := range hostSeeds {
-		f.Add(s)
-	}
-	below, _ := ParseName("x.y.z.test")
-	f.Fuzz(func(t *testing.T, s string) {
-		p, err := ParsePattern(s)
-		if err != nil {
-			if p != (Pattern{}) || p.Match(below, 0) {
-				t.Fatalf("%q: refused, yet a pattern came back", s)
-			}
-			checkMessage(t, err)
-			return
-		}
-		if again, err := ParsePattern(p.String()); err != nil || again != p {
-			t.Fatalf("%q: %q parses to %q, %v", s, p, again, err)
-		}
-		if p.Match(Name{}, p.Port()) {
-			t.Fatalf("%q covers no name at all", s)
-		}
-		if p.Name().IsZero() {
-			if !p.IsWildcard() || !p.Match(below, p.Port()) {
-				t.Fatalf("%q does not cover any name", s)
-			}
-			return
-		}
-		if p.Match(p.Name(), p.Port()) == p.IsWildcard() {
-			t.Fatalf("%q: wrong about the name itself", s)
-		}
-		if evil, err := ParseName("evil-" + p.Name().String()); err == nil && p.Match(evil, p.Port()) {
-			t.Fatalf("%q covers %q", s, evil)
-		}
-		if child, err := ParseName("a.b." + p.Name().String()); err == nil && p.Match(child, p.Port()) != p.IsWildcard() {
-			t.Fatalf("%q: wrong about %q", s, child)
-		}
-		if p.Port() != 0 && p.Match(p.Name(), p.Port()%65535+1) {
-			t.Fatalf("%q covers another port", s)
-		}
-	})
-}
-
-// checkMessage: a message is one line of printable text, and a correction in it is itself accepted.
-func checkMessage(t *testing.T, err error) {
-	t.Helper()
-	if strings.ContainsFunc(err.Error(), func(r rune) bool { return r < ' ' || r == 0x7f }) {
-		t.Fatalf("control characters in %q", err)
-	}
-	if e, ok := errors.AsType[*syntaxError](err); ok && e.use != "" {
-		_, cidrErr := parseCIDR(e.use)
-		_, patternErr := ParsePattern(e.use)
-		if cidrErr != nil && patternErr != nil {
-			t.Fatalf("%v: the correction is refused as well", err)
-		}
-	}
-}
 
 // FuzzParseSpec: what is accepted compiles, and its JSON parses to the same; what is refused says why.
 func FuzzParseSpec(f *testing.F) {
@@ -148,7 +48,7 @@ func FuzzParseSpec(f *testing.F) {
 			t.Fatalf("%s came back as %s", text, twice)
 		}
 		d, err := Compile(again, nil, nil, 1)
-		if err != nil || !reflect.DeepEqual(c.Kernel(), d.Kernel()) || c.ResolvesOthers(Name{}) != d.ResolvesOthers(Name{}) {
+		if err != nil || !reflect.DeepEqual(c.Kernel(), d.Kernel()) || c.ResolvesOthers(name.Name{}) != d.ResolvesOthers(name.Name{}) {
 			t.Fatalf("%s means something else after it was stored", data)
 		}
 	})
@@ -193,7 +93,7 @@ func FuzzParseHeaders(f *testing.F) {
 
 // sameRules compares rules, the values of their secrets included.
 func sameRules(a, b []HeaderRule) bool {
-	return cmp.Equal(a, b, cmp.Comparer(func(a, b Pattern) bool { return a == b }))
+	return cmp.Equal(a, b, cmp.Comparer(func(a, b name.Pattern) bool { return a == b }))
 }
 
 // FuzzParseHeaderRules: whatever is accepted can be written on the wire and into an environment, and names only secrets
@@ -218,7 +118,7 @@ func FuzzParseHeaderRules(f *testing.F) {
 				t.Fatalf("%s: %v, and as a map %v, %v", data, rules, same, err)
 			}
 		}
-		if _, err := Compile(Spec{Mode: ModeAllowAll}, WithTokens(rules, NewSecret("key")), nil, 1); err != nil {
+		if _, err := Compile(Spec{Mode: ModeAllowAll}, WithTokens(rules, name.NewSecret("key")), nil, 1); err != nil {
 			t.Fatalf("%s: accepted, but does not compile: %v", data, err)
 		}
 		for _, r := range rules {
@@ -242,7 +142,7 @@ func FuzzParseHeaderRules(f *testing.F) {
 
 // FuzzFindToken: what is found has the form of a token, nothing that contains one is missed, and both forms agree.
 func FuzzFindToken(f *testing.F) {
-	token := NewToken(NewSecret("key"), "KEY")
+	token := NewToken(name.NewSecret("key"), "KEY")
 	for _, s := range []string{"", token, "bxgph_" + token, "Bearer " + token + token, token[:TokenLen-1], "bxgph_bxgph_", strings.ToUpper(token)} {
 		f.Add(s, s)
 	}

@@ -1,6 +1,7 @@
 package policy
 
 import (
+	"boxgate/policy/name"
 	"encoding/json"
 	"errors"
 	"flag"
@@ -128,7 +129,7 @@ func compileArchive(t *testing.T, a *txtar.Archive) *Compiled {
 			t.Fatalf("%s: %v", f.Name, err)
 		}
 	}
-	c, err := Compile(spec, rules, NewProtected(ranges.Exempt, ranges.Own), 7)
+	c, err := Compile(spec, rules, name.NewProtected(ranges.Exempt, ranges.Own), 7)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -191,7 +192,7 @@ func parseQuestion(t *testing.T, line string) Request {
 	r := Request{Stage: Stage(f[0]), Protocol: Protocol(f[1])}
 	var err error
 	if f[2] != "" {
-		if r.Name, err = ParseName(f[2]); err != nil {
+		if r.Name, err = name.Parse(f[2]); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -224,7 +225,7 @@ func problemLines(ps []Problem) []byte {
 }
 
 func kernelLines(p KernelPlan) []byte {
-	ports := func(s PortSet) string {
+	ports := func(s name.PortSet) string {
 		if s.All {
 			return "all"
 		}

@@ -1,6 +1,7 @@
 package policy
 
 import (
+	"boxgate/policy/name"
 	"cmp"
 	"slices"
 )
@@ -8,11 +9,11 @@ import (
 // Header is one header that the gateway sets on a matching request: a literal value, or a secret of the operator by
 // name. Or it is one that the gateway removes.
 type Header struct {
-	Name           string // canonical form (textproto.CanonicalMIMEHeaderKey); HTTP/2 sends it in lower case
-	Value          Secret // the literal; empty when Source is set
-	Source         string // name of a secret in the gateway's configuration; "" for a literal
-	Prefix, Suffix string // written around the value of Source
-	Basic          bool   // the value of Source is the password of basic authentication (RFC 7617), for User
+	Name           string      // canonical form (textproto.CanonicalMIMEHeaderKey); HTTP/2 sends it in lower case
+	Value          name.Secret // the literal; empty when Source is set
+	Source         string      // name of a secret in the gateway's configuration; "" for a literal
+	Prefix, Suffix string      // written around the value of Source
+	Basic          bool        // the value of Source is the password of basic authentication (RFC 7617), for User
 	User           string
 	Remove         bool // the box's own is dropped, and nothing set in its place
 }
@@ -20,10 +21,10 @@ type Header struct {
 // Placeholder is an environment variable that stands in for a secret: the box sees and sends a token, and the gateway
 // replaces it by the value in requests to the rule's hosts.
 type Placeholder struct {
-	Variable string // of the box's environment
-	Token    string // what the box sees; "" in rules as written, see [WithTokens]
-	Value    Secret // the literal; empty when Source is set
-	Source   string // name of a secret in the gateway's configuration; "" for a literal
+	Variable string      // of the box's environment
+	Token    string      // what the box sees; "" in rules as written, see [WithTokens]
+	Value    name.Secret // the literal; empty when Source is set
+	Source   string      // name of a secret in the gateway's configuration; "" for a literal
 }
 
 // HeaderRule says what the gateway changes in the HTTPS requests of the hosts its pattern covers (port 443 if the
@@ -33,7 +34,7 @@ type Placeholder struct {
 // Rules of the same pattern are alternatives, which stand next to each other: of those the first whose Match covers the
 // request applies alone, and if none does nothing is changed.
 type HeaderRule struct {
-	Pattern      Pattern
+	Pattern      name.Pattern
 	Match        *Match           // nil: every request
 	Headers      []Header         // sorted by name
 	Placeholders []Placeholder    // sorted by variable
@@ -52,8 +53,8 @@ type HeaderRule struct {
 
 // SharedScrub is what responses of a host must not show whichever of its rules applied, or none. It must not be modified.
 type SharedScrub struct {
-	Literals []Secret // of all rules
-	Sources  bool     // some rule sends what is not known before, such as a secret of the configuration
+	Literals []name.Secret // of all rules
+	Sources  bool          // some rule sends what is not known before, such as a secret of the configuration
 }
 
 // MaxPlaceholders is how many placeholders the header rules of a box, or the global ones, may have. Each becomes an
@@ -106,7 +107,7 @@ func (r HeaderRule) setsValues() bool {
 // pattern (and port), all alternatives at once, the other global rules stay. The result is sorted by pattern; it shares
 // its lists with the arguments, which must not be modified afterwards.
 func MergeHeaders(global, box []HeaderRule) []HeaderRule {
-	own := map[Pattern]bool{}
+	own := map[name.Pattern]bool{}
 	for _, r := range box {
 		own[r.key()] = true
 	}
@@ -118,7 +119,7 @@ func MergeHeaders(global, box []HeaderRule) []HeaderRule {
 
 // CountHosts returns how many hosts the rules are for: alternatives are for the same.
 func CountHosts(rules []HeaderRule) int {
-	hosts := map[Pattern]bool{}
+	hosts := map[name.Pattern]bool{}
 	for _, r := range rules {
 		hosts[r.key()] = true
 	}
@@ -126,11 +127,11 @@ func CountHosts(rules []HeaderRule) int {
 }
 
 // WithoutHosts returns the rules without those for the given patterns, and the patterns that no rule has.
-func WithoutHosts(rules []HeaderRule, hosts []Pattern) (rest []HeaderRule, unknown []Pattern) {
+func WithoutHosts(rules []HeaderRule, hosts []name.Pattern) (rest []HeaderRule, unknown []name.Pattern) {
 	rest = slices.Clone(rules)
 	for _, h := range hosts {
 		before := len(rest)
-		rest = slices.DeleteFunc(rest, func(r HeaderRule) bool { return r.key() == h.withPort(defaultTLSPort) })
+		rest = slices.DeleteFunc(rest, func(r HeaderRule) bool { return r.key() == h.WithDefaultPort(name.HTTPSPort) })
 		if len(rest) == before {
 			unknown = append(unknown, h)
 		}
@@ -139,7 +140,7 @@ func WithoutHosts(rules []HeaderRule, hosts []Pattern) (rest []HeaderRule, unkno
 }
 
 // key is the pattern with its port filled in: two rules with the same key are for the same hosts.
-func (r HeaderRule) key() Pattern { return r.Pattern.withPort(defaultTLSPort) }
+func (r HeaderRule) key() name.Pattern { return r.Pattern.WithDefaultPort(name.HTTPSPort) }
 
 // sortRules sorts by pattern. Alternatives keep their order.
 func sortRules(rules []HeaderRule) {

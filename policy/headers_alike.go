@@ -1,6 +1,9 @@
 package policy
 
-import "slices"
+import (
+	"boxgate/policy/name"
+	"slices"
+)
 
 // SendsAlike reports whether a rule adds to requests what another does, and sends them to the same place, so that one that began under the other may be sent
 // under it.
@@ -12,20 +15,20 @@ func (r *HeaderRule) SendsAlike(o *HeaderRule) bool {
 
 func (h Header) equal(o Header) bool {
 	same := h.Value.Equal(o.Value)
-	h.Value, o.Value = Secret{}, Secret{}
+	h.Value, o.Value = name.Secret{}, name.Secret{}
 	return same && h == o
 }
 
 // Equal reports whether two placeholders stand for the same value.
 func (p Placeholder) Equal(o Placeholder) bool {
 	same := p.Value.Equal(o.Value)
-	p.Value, o.Value = Secret{}, Secret{}
+	p.Value, o.Value = name.Secret{}, name.Secret{}
 	return same && p == o
 }
 
 func (q QueryParameter) equal(o QueryParameter) bool {
 	same := q.Value.Equal(o.Value)
-	q.Value, o.Value = Secret{}, Secret{}
+	q.Value, o.Value = name.Secret{}, name.Secret{}
 	return same && q == o
 }
 

@@ -1,6 +1,7 @@
 package policy
 
 import (
+	"boxgate/policy/name"
 	"errors"
 	"fmt"
 	"strings"
@@ -29,48 +30,31 @@ var refusedHeaders = map[string]string{
 }
 
 // headerNameFlaw completes the sentence that begins with the name; empty if there is none.
-func headerNameFlaw(name string) string {
+func headerNameFlaw(n string) string {
 	switch {
-	case name == "":
+	case n == "":
 		return "is an empty header name"
-	case len(name) > 256:
+	case len(n) > 256:
 		return "is longer than 256 bytes"
-	case name[0] == ':':
+	case n[0] == ':':
 		return "is a pseudo-header; the gateway keeps those of the request"
 	}
-	for _, r := range name {
-		if r >= utf8.RuneSelf || !isToken(byte(r)) {
-			return "is not a header name: " + quoted(string(r)) + " is not allowed in one"
+	for _, r := range n {
+		if r >= utf8.RuneSelf || !name.IsToken(byte(r)) {
+			return "is not a header name: " + name.Quote(string(r)) + " is not allowed in one"
 		}
 	}
-	if flaw, refused := refusedHeaders[foldHeader(name)]; refused {
+	if flaw, refused := refusedHeaders[foldHeader(n)]; refused {
 		return flaw + ", and cannot be set"
 	}
 	return ""
 }
 
-// nameShown returns a name as an error may show it: up to the first character that is not valid in one. What follows is
-// often a value that was put in the wrong place, as in "Authorization: Bearer …".
-func nameShown(name string, mayHold func(byte) bool) string {
-	for i := range len(name) {
-		if !mayHold(name[i]) && i > 0 {
-			return name[:i] + "…"
-		}
-	}
-	return name
-}
-
-// isToken reports whether c is a tchar of RFC 9110 5.6.2.
-func isToken(c byte) bool {
-	return 'a' <= c && c <= 'z' || 'A' <= c && c <= 'Z' || '0' <= c && c <= '9' ||
-		strings.IndexByte("!#$%&'*+-.^_`|~", c) >= 0
-}
-
 // CheckHeaderName returns nil if a header of that name may be set: a token that belongs neither to the connection nor to the
 // framing of the message.
-func CheckHeaderName(name string) error {
-	if flaw := headerNameFlaw(name); flaw != "" {
-		return errors.New(quoted(nameShown(name, isToken)) + " " + flaw)
+func CheckHeaderName(n string) error {
+	if flaw := headerNameFlaw(n); flaw != "" {
+		return errors.New(name.Quote(name.Shown(n, name.IsToken)) + " " + flaw)
 	}
 	return nil
 }
@@ -139,7 +123,7 @@ func IsSecretName(s string) bool {
 		return false
 	}
 	for i := range len(s) {
-		if c := s[i]; !isWordByte(c) && c != '.' && c != '-' {
+		if c := s[i]; !name.IsWordByte(c) && c != '.' && c != '-' {
 			return false
 		}
 	}
@@ -148,13 +132,8 @@ func IsSecretName(s string) bool {
 
 // ShownSecretName returns what was given as the name of a secret as an error may show it: up to the first character
 // that is not valid in one. What follows is often the value, as in YAML's {value:…}, where a space is missing.
-func ShownSecretName(name string) string {
-	return nameShown(name, func(c byte) bool { return isWordByte(c) || c == '.' || c == '-' })
-}
-
-// isWordByte reports whether c is valid in the name of a variable.
-func isWordByte(c byte) bool {
-	return 'a' <= c && c <= 'z' || 'A' <= c && c <= 'Z' || '0' <= c && c <= '9' || c == '_'
+func ShownSecretName(n string) string {
+	return name.Shown(n, func(c byte) bool { return name.IsWordByte(c) || c == '.' || c == '-' })
 }
 
 // takenVariables have a meaning to every program of a box: a placeholder in their place could only break it.
@@ -166,16 +145,16 @@ var takenVariables = map[string]bool{
 }
 
 // variableFlaw completes the sentence that begins with the name of a variable; empty if there is none.
-func variableFlaw(name string) string {
-	if name == "" || len(name) > 128 || '0' <= name[0] && name[0] <= '9' {
+func variableFlaw(n string) string {
+	if n == "" || len(n) > 128 || '0' <= n[0] && n[0] <= '9' {
 		return "is not a variable name: 1 to 128 letters, digits and '_', not beginning with a digit"
 	}
-	for i := range len(name) {
-		if !isWordByte(name[i]) {
+	for i := range len(n) {
+		if !name.IsWordByte(n[i]) {
 			return "is not a variable name: 1 to 128 letters, digits and '_', not beginning with a digit"
 		}
 	}
-	if takenVariables[strings.ToUpper(name)] {
+	if takenVariables[strings.ToUpper(n)] {
 		return "has a meaning to programs; choose another variable"
 	}
 	return ""

@@ -1,6 +1,7 @@
 package policy
 
 import (
+	"boxgate/policy/name"
 	"cmp"
 	"encoding/base64"
 	"fmt"
@@ -62,7 +63,7 @@ func (p *headerParser) rules(doc value) ([]HeaderRule, error) {
 		return nil, p.err()
 	}
 	rules := make([]HeaderRule, 0, len(doc.keys))
-	seen := map[Pattern]string{}
+	seen := map[name.Pattern]string{}
 	for i, host := range doc.keys {
 		at := pointer("", host)
 		of, ok := p.host(at, host, doc.items[i])
@@ -70,7 +71,7 @@ func (p *headerParser) rules(doc value) ([]HeaderRule, error) {
 			continue
 		}
 		if other, twice := seen[of[0].key()]; twice {
-			p.add(at, "%s and %s are the same hosts; keep one of them", quoted(other), quoted(host))
+			p.add(at, "%s and %s are the same hosts; keep one of them", name.Quote(other), name.Quote(host))
 			continue
 		}
 		seen[of[0].key()] = host
@@ -91,9 +92,9 @@ func (p *headerParser) rules(doc value) ([]HeaderRule, error) {
 
 // host reads the entry of one host pattern, or its list of alternatives; ok is false if the pattern is not valid.
 func (p *headerParser) host(at, host string, entry value) (rules []HeaderRule, ok bool) {
-	pattern, err := ParsePattern(host)
-	if err == nil && pattern.wild && pattern.name.IsZero() {
-		err = fmt.Errorf(`%s would send the headers to every host; use a name, or "*.name"`, quoted(host))
+	pattern, err := name.ParsePattern(host)
+	if err == nil && pattern.IsWildcard() && pattern.Name().IsZero() {
+		err = fmt.Errorf(`%s would send the headers to every host; use a name, or "*.name"`, name.Quote(host))
 	}
 	if err != nil {
 		p.add(at, "%s", err)
@@ -135,8 +136,8 @@ func (p *headerParser) rule(at string, entry value) (rule HeaderRule) {
 	known := p.entryKeys(&rule)
 	for _, key := range entry.keys {
 		if _, ok := known[key]; !ok && nearest(key, known) == "" {
-			key = nameShown(key, isToken)
-			p.add(pointer(at, key), `unknown key %s; beside other values than strings, header names go under "headers"`, quoted(key))
+			key = name.Shown(key, name.IsToken)
+			p.add(pointer(at, key), `unknown key %s; beside other values than strings, header names go under "headers"`, name.Quote(key))
 		}
 	}
 	entry.fields(at, "an object of headers", &p.problems, known)
@@ -235,11 +236,11 @@ func (p *headerParser) removed(at string, v value) []Header {
 		return nil
 	}
 	headers := make([]Header, 0, len(names))
-	for i, name := range names {
-		if flaw := headerNameFlaw(name); flaw != "" {
-			p.add(element(at, i), "%s %s", quoted(nameShown(name, isToken)), strings.Replace(flaw, "cannot be set", "cannot be removed", 1))
+	for i, n := range names {
+		if flaw := headerNameFlaw(n); flaw != "" {
+			p.add(element(at, i), "%s %s", name.Quote(name.Shown(n, name.IsToken)), strings.Replace(flaw, "cannot be set", "cannot be removed", 1))
 		}
-		headers = append(headers, Header{Name: textproto.CanonicalMIMEHeaderKey(name), Value: NewSecret(""), Remove: true})
+		headers = append(headers, Header{Name: textproto.CanonicalMIMEHeaderKey(n), Value: name.NewSecret(""), Remove: true})
 	}
 	return headers
 }
@@ -253,14 +254,14 @@ func (p *headerParser) checkRemoved(at string, rule *HeaderRule) {
 	}
 	removed := map[string]bool{}
 	for _, h := range rule.Headers {
-		switch name := foldHeader(h.Name); {
+		switch n := foldHeader(h.Name); {
 		case !h.Remove:
-		case seen[name]:
-			p.add(pointer(at, "remove"), "%s is set as well: every variant that the box sends is removed then anyway", quoted(h.Name))
-		case removed[name]:
-			p.add(pointer(at, "remove"), "%s is there twice", quoted(h.Name))
+		case seen[n]:
+			p.add(pointer(at, "remove"), "%s is set as well: every variant that the box sends is removed then anyway", name.Quote(h.Name))
+		case removed[n]:
+			p.add(pointer(at, "remove"), "%s is there twice", name.Quote(h.Name))
 		default:
-			removed[name] = true
+			removed[n] = true
 		}
 	}
 }
@@ -287,18 +288,18 @@ func (p *headerParser) headers(at string, v value) []Header {
 	}
 	headers := make([]Header, 0, len(v.keys))
 	seen := map[string]string{}
-	for i, name := range v.keys {
-		shown := nameShown(name, isToken)
+	for i, n := range v.keys {
+		shown := name.Shown(n, name.IsToken)
 		at := pointer(at, shown)
-		if flaw := headerNameFlaw(name); flaw != "" {
-			p.add(at, "%s %s", quoted(shown), flaw)
-		} else if other, twice := seen[foldHeader(name)]; twice {
-			p.add(at, "%s and %s are the same header to a server; keep one of them", quoted(other), quoted(name))
+		if flaw := headerNameFlaw(n); flaw != "" {
+			p.add(at, "%s %s", name.Quote(shown), flaw)
+		} else if other, twice := seen[foldHeader(n)]; twice {
+			p.add(at, "%s and %s are the same header to a server; keep one of them", name.Quote(other), name.Quote(n))
 		}
-		seen[foldHeader(name)] = name
+		seen[foldHeader(n)] = n
 		text := p.value(at, shown, v.items[i], true)
 		headers = append(headers, Header{
-			Name: textproto.CanonicalMIMEHeaderKey(name), Value: text.literal, Source: text.source,
+			Name: textproto.CanonicalMIMEHeaderKey(n), Value: text.literal, Source: text.source,
 			Prefix: text.prefix, Suffix: text.suffix, Basic: text.basic, User: text.user,
 		})
 	}
@@ -316,17 +317,17 @@ func (p *headerParser) placeholders(at string, v value) []Placeholder {
 		return nil
 	}
 	placeholders := make([]Placeholder, 0, len(v.keys))
-	for i, name := range v.keys {
-		shown := nameShown(name, isWordByte)
+	for i, n := range v.keys {
+		shown := name.Shown(n, name.IsWordByte)
 		at := pointer(at, shown)
-		if flaw := variableFlaw(name); flaw != "" {
-			p.add(at, "%s %s", quoted(shown), flaw)
+		if flaw := variableFlaw(n); flaw != "" {
+			p.add(at, "%s %s", name.Quote(shown), flaw)
 		}
 		text := p.value(at, shown, v.items[i], false)
 		if text.source == "" && text.literal.Reveal() == "" {
-			p.add(at, "the value of %s is empty", quoted(shown))
+			p.add(at, "the value of %s is empty", name.Quote(shown))
 		}
-		placeholders = append(placeholders, Placeholder{Variable: name, Value: text.literal, Source: text.source})
+		placeholders = append(placeholders, Placeholder{Variable: n, Value: text.literal, Source: text.source})
 	}
 	slices.SortFunc(placeholders, func(a, b Placeholder) int { return cmp.Compare(a.Variable, b.Variable) })
 	return placeholders
@@ -334,21 +335,21 @@ func (p *headerParser) placeholders(at string, v value) []Placeholder {
 
 // headerText is where a value comes from: a literal or the name of a secret.
 type headerText struct {
-	literal                Secret
+	literal                name.Secret
 	source, prefix, suffix string
 	user                   string
 	basic                  bool
 }
 
 // value reads a literal or the name of a secret. affixes says whether the secret may have a prefix and suffix.
-func (p *headerParser) value(at, name string, v value, affixes bool) (text headerText) {
-	text.literal = NewSecret("")
+func (p *headerParser) value(at, n string, v value, affixes bool) (text headerText) {
+	text.literal = name.NewSecret("")
 	if v.kind == kindText {
-		text.literal = p.literal(at, name, v.text)
+		text.literal = p.literal(at, n, v.text)
 		return text
 	}
 	known := map[string]func(string, value){
-		"value":  func(at string, v value) { text.literal = p.literal(at, name, v.string(at, &p.problems)) },
+		"value":  func(at string, v value) { text.literal = p.literal(at, n, v.string(at, &p.problems)) },
 		"secret": func(at string, v value) { text.source = p.source(at, v) },
 	}
 	if affixes {
@@ -371,7 +372,7 @@ func (p *headerParser) value(at, name string, v value, affixes bool) (text heade
 	case v.has("encode") && (v.has("prefix") || v.has("suffix")):
 		p.add(at, `"encode" makes the whole value; leave "prefix" and "suffix" out`)
 	case text.basic && literal:
-		text.literal, text.basic, text.user = NewSecret(BasicCredentials(text.user, text.literal.Reveal())), false, ""
+		text.literal, text.basic, text.user = name.NewSecret(BasicCredentials(text.user, text.literal.Reveal())), false, ""
 	}
 	return text
 }
@@ -392,11 +393,11 @@ func (p *headerParser) user(at string, v value) string {
 	return user
 }
 
-func (p *headerParser) literal(at, name, text string) Secret {
+func (p *headerParser) literal(at, n, text string) name.Secret {
 	if flaw := headerValueFlaw(text); flaw != "" {
-		p.add(at, "the value of %s %s", quoted(name), flaw)
+		p.add(at, "the value of %s %s", name.Quote(n), flaw)
 	}
-	return NewSecret(text)
+	return name.NewSecret(text)
 }
 
 func (p *headerParser) source(at string, v value) string {

@@ -1,6 +1,7 @@
 package policy
 
 import (
+	"boxgate/policy/name"
 	"slices"
 	"strings"
 )
@@ -58,7 +59,7 @@ func (h *hostScrub) add(of *alternatives) {
 	if !of.scrubs() {
 		return
 	}
-	note := func(literal Secret, source string) {
+	note := func(literal name.Secret, source string) {
 		if h.Sources = h.Sources || source != ""; source == "" {
 			h.Literals = append(h.Literals, literal)
 		}
@@ -71,19 +72,19 @@ func (h *hostScrub) add(of *alternatives) {
 }
 
 // scrubOf returns what is masked on every port of a host; nil or empty if nothing is.
-func (t *headerTable) scrubOf(n Name) *hostScrub {
+func (t *headerTable) scrubOf(n name.Name) *hostScrub {
 	if len(t.scrubs) == 0 || n.IsZero() {
 		return nil
 	}
-	of := t.scrubs[hostKey{n.s, false}]
-	for _, at, more := strings.Cut(n.s, "."); of == nil && more; _, at, more = strings.Cut(at, ".") {
+	of := t.scrubs[hostKey{n.String(), false}]
+	for _, at, more := strings.Cut(n.String(), "."); of == nil && more; _, at, more = strings.Cut(at, ".") {
 		of = t.scrubs[hostKey{at, true}]
 	}
 	return of
 }
 
 // addHost completes the rule for a request by what is masked for other rules of its host.
-func (t *headerTable) addHost(rule *HeaderRule, n Name) {
+func (t *headerTable) addHost(rule *HeaderRule, n name.Name) {
 	if of := t.scrubOf(n); of != nil && of.rules > 0 && (!rule.Scrub || of.rules > 1) {
 		rule.Scrub, rule.Shared = true, &of.SharedScrub
 	}
@@ -91,7 +92,7 @@ func (t *headerTable) addHost(rule *HeaderRule, n Name) {
 
 // ScrubRule returns the rule for requests in the clear: it sends nothing, and masks what rules for
 // the host send on other ports.
-func (c *Compiled) ScrubRule(n Name) (rule HeaderRule) {
+func (c *Compiled) ScrubRule(n name.Name) (rule HeaderRule) {
 	if c != nil {
 		c.headers.addHost(&rule, n)
 	}

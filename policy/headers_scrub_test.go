@@ -1,6 +1,7 @@
 package policy
 
 import (
+	"boxgate/policy/name"
 	"slices"
 	"testing"
 )
@@ -15,7 +16,7 @@ func TestScrubbingOfOtherPorts(t *testing.T) {
 			{"match": {"methods": ["GET"]}, "headers": {"X-Key": "wild-9443"}, "scrub": true},
 			{"headers": {"X-Key": "other-9443"}}],
 		"open.a.test:9443": {"headers": {"X-Key": "exception"}},
-		"b.test": {"headers": {"X-Key": "unscrubbed"}}}`), NewProtected(nil, nil), 1)
+		"b.test": {"headers": {"X-Key": "unscrubbed"}}}`), name.NewProtected(nil, nil), 1)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -31,15 +32,15 @@ func TestScrubbingOfOtherPorts(t *testing.T) {
 		{"x.a.test", 443, wild, 0}, {"x.y.a.test", 1, wild, 0}, {"a.test", 443, nil, 0},
 		{"open.a.test", 9443, nil, 1}, {"open.a.test", 1, nil, 0}, {"b.test", 443, nil, 1}, {"b.test", 1, nil, 0}, {"c.test", 443, nil, 0},
 	} {
-		name, err := ParseName(q.host)
+		hostName, err := name.Parse(q.host)
 		if err != nil {
 			t.Fatal(err)
 		}
-		rule, d := c.HeaderRule(Request{Stage: StageHTTP, Name: name, Port: q.port, Protocol: TCP, Method: "POST", Path: "/"})
+		rule, d := c.HeaderRule(Request{Stage: StageHTTP, Name: hostName, Port: q.port, Protocol: TCP, Method: "POST", Path: "/"})
 		if d.Reason != "" || len(rule.Headers) != q.sent || rule.Scrub != (q.want != nil) {
 			t.Errorf("%s:%d: %+v, %+v", q.host, q.port, rule, d)
 		}
-		for _, r := range []HeaderRule{rule, c.ScrubRule(name)} {
+		for _, r := range []HeaderRule{rule, c.ScrubRule(hostName)} {
 			var got []string
 			if r.Shared != nil {
 				for _, literal := range r.Shared.Literals {
@@ -50,11 +51,11 @@ func TestScrubbingOfOtherPorts(t *testing.T) {
 				t.Errorf("%s:%d: %q is masked, want %q", q.host, q.port, got, q.want)
 			}
 		}
-		if clear := c.ScrubRule(name); len(clear.Headers) != 0 || clear.Scrub != (q.want != nil) {
+		if clear := c.ScrubRule(hostName); len(clear.Headers) != 0 || clear.Scrub != (q.want != nil) {
 			t.Errorf("%s in the clear: %+v", q.host, clear)
 		}
 	}
-	if rule := (*Compiled)(nil).ScrubRule(Name{}); rule.Scrub {
+	if rule := (*Compiled)(nil).ScrubRule(name.Name{}); rule.Scrub {
 		t.Error("no policy masks something")
 	}
 }

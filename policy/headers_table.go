@@ -1,6 +1,7 @@
 package policy
 
 import (
+	"boxgate/policy/name"
 	"fmt"
 	"slices"
 	"strings"
@@ -10,7 +11,7 @@ import (
 type headerTable struct {
 	placeholders bool // some rule has one
 	matches      bool // some rule looks at header fields
-	logins       PortSet
+	logins       name.PortSet
 	proxies      map[headerKey]*ProxyLogin // the gateway's own, to upstream proxies
 	rules        map[headerKey]*alternatives
 	scrubs       map[hostKey]*hostScrub // nil: no rule scrubs
@@ -24,7 +25,7 @@ type headerKey struct {
 
 // alternatives are the header rules of one pattern, in their order.
 type alternatives struct {
-	pattern Pattern
+	pattern name.Pattern
 	list    []alternative
 	applies bool // some rule changes or refuses something
 	paths   bool // some rule looks at paths
@@ -45,10 +46,10 @@ func newHeaderTable(rules []HeaderRule, ps *problems) headerTable {
 	var last headerKey
 	for i, r := range rules {
 		p := r.key()
-		if !p.ok || p.name.IsZero() {
+		if p.Name().IsZero() {
 			ps.add(fmt.Sprintf("/attach_headers/%d", i), "has no host pattern")
 		}
-		key := headerKey{p.name.s, p.wild, p.port}
+		key := headerKey{p.Name().String(), p.IsWildcard(), p.Port()}
 		if r.Login != nil && r.Login.Proxy != nil { // not for what boxes say to the host
 			if t.proxies == nil {
 				t.proxies = map[headerKey]*ProxyLogin{}
@@ -61,7 +62,7 @@ func newHeaderTable(rules []HeaderRule, ps *problems) headerTable {
 			ps.add(pointer("/attach_headers", r.Pattern.String()), "is a duplicate")
 			continue
 		}
-		if of != nil && (r.Login != nil || of.list[0].Login != nil) || r.Login != nil && p.wild {
+		if of != nil && (r.Login != nil || of.list[0].Login != nil) || r.Login != nil && p.IsWildcard() {
 			ps.add(pointer("/attach_headers", r.Pattern.String()), "is a login, which is for one host and has no alternatives")
 			continue
 		}
@@ -72,7 +73,7 @@ func newHeaderTable(rules []HeaderRule, ps *problems) headerTable {
 		of.add(r, ps)
 		last = key
 		if r.Login != nil {
-			t.logins.add(p.port)
+			t.logins.Add(p.Port())
 		}
 		t.placeholders = t.placeholders || len(r.Placeholders) > 0
 		t.matches = t.matches || !of.needs.isZero()
@@ -82,7 +83,7 @@ func newHeaderTable(rules []HeaderRule, ps *problems) headerTable {
 }
 
 // eachSent calls visit with each value that the rule may send: a literal, or the name of its source.
-func (r *HeaderRule) eachSent(visit func(literal Secret, source string)) {
+func (r *HeaderRule) eachSent(visit func(literal name.Secret, source string)) {
 	for _, h := range r.Headers {
 		visit(h.Value, h.Source)
 	}
@@ -104,7 +105,7 @@ func (r *HeaderRule) eachSent(visit func(literal Secret, source string)) {
 // in.
 func (r *HeaderRule) Secrets() []string {
 	names := r.Client.Sources()
-	note := func(_ Secret, source string) { names = append(names, source) }
+	note := func(_ name.Secret, source string) { names = append(names, source) }
 	r.eachSent(note)
 	if s := r.Sign.HMAC; s != nil {
 		names = append(names, s.Key.Source)
@@ -130,12 +131,12 @@ func (of *alternatives) add(r HeaderRule, ps *problems) {
 
 // find returns the rules of the most specific pattern that covers the name and port, nil if there is none or they change
 // nothing. An unknown port or name is covered by none.
-func (t headerTable) find(n Name, port uint16) *alternatives {
+func (t headerTable) find(n name.Name, port uint16) *alternatives {
 	if len(t.rules) == 0 || n.IsZero() || port == 0 {
 		return nil
 	}
-	of := t.rules[headerKey{n.s, false, port}]
-	for at := n.s; of == nil; {
+	of := t.rules[headerKey{n.String(), false, port}]
+	for at := n.String(); of == nil; {
 		dot := strings.IndexByte(at, '.')
 		if dot < 0 {
 			return nil
@@ -172,16 +173,16 @@ func (of *alternatives) choose(r *Request) (*HeaderRule, Decision) {
 	}
 	j := judge(r)
 	if of.paths && isAmbiguous(j.plain) {
-		return nil, Decision{Reason: ReasonAmbiguousPath, Rule: of.pattern.String()}
+		return nil, Decision{Reason: name.ReasonAmbiguousPath, Rule: of.pattern.String()}
 	}
 	for i := range of.list {
 		a := &of.list[i]
 		switch f := a.fit(&j); {
 		case f == unfit:
 		case a.Deny:
-			return nil, Decision{Reason: ReasonHeaderRule, Rule: of.rule(i)}
+			return nil, Decision{Reason: name.ReasonHeaderRule, Rule: of.rule(i)}
 		case f == unsure:
-			return nil, Decision{Reason: ReasonAmbiguousRequest, Rule: of.rule(i)}
+			return nil, Decision{Reason: name.ReasonAmbiguousRequest, Rule: of.rule(i)}
 		default:
 			return &a.HeaderRule, Decision{}
 		}
@@ -218,7 +219,7 @@ func (t headerTable) refuses(r *Request) Decision {
 		a := &of.list[i]
 		switch f := a.fit(&j); {
 		case a.Deny && f > unfit:
-			return Decision{Reason: ReasonHeaderRule, Rule: of.rule(i)}
+			return Decision{Reason: name.ReasonHeaderRule, Rule: of.rule(i)}
 		case f == fits:
 			return Decision{}
 		}
@@ -235,9 +236,9 @@ func (of *alternatives) known(f *Fields) bool {
 }
 
 // shadows reports whether a rule more specific than p covers all of common.
-func (t headerTable) shadows(common, p Pattern) bool {
+func (t headerTable) shadows(common, p name.Pattern) bool {
 	for _, of := range t.rules {
-		if k := of.pattern.withPort(defaultTLSPort); k != p && k.covers(common) && p.covers(k) {
+		if k := of.pattern.WithDefaultPort(name.HTTPSPort); k != p && k.Covers(common) && p.Covers(k) {
 			return true
 		}
 	}
@@ -266,7 +267,7 @@ func (c *Compiled) HeaderRule(r Request) (HeaderRule, Decision) {
 }
 
 // Needs returns the header fields that the rules for a host look at, nil if they look at none.
-func (c *Compiled) Needs(n Name, port uint16) *Needs {
+func (c *Compiled) Needs(n name.Name, port uint16) *Needs {
 	if c == nil || !c.matches {
 		return nil
 	}
@@ -289,14 +290,14 @@ func (c *Compiled) Needs(n Name, port uint16) *Needs {
 }
 
 // Login returns the login for a host and port, nil if there is none. Nothing else may be said to them.
-func (c *Compiled) Login(n Name, port uint16) *Login {
+func (c *Compiled) Login(n name.Name, port uint16) *Login {
 	if c == nil {
 		return nil
 	}
 	return c.headers.login(n, port)
 }
 
-func (t headerTable) login(n Name, port uint16) *Login {
+func (t headerTable) login(n name.Name, port uint16) *Login {
 	if !t.logins.Contains(port) {
 		return nil
 	}

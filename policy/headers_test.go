@@ -1,6 +1,7 @@
 package policy
 
 import (
+	"boxgate/policy/name"
 	"errors"
 	"strings"
 	"testing"
@@ -136,7 +137,7 @@ func TestHeaderDocumentLimits(t *testing.T) {
 func TestTokens(t *testing.T) {
 	t.Parallel()
 	rules := mustRules(t, `{"a.test": {"placeholders": {"KEY": "v"}}, "b.test": {"placeholders": {"KEY": "w", "OTHER": "v"}}}`)
-	one, again, other := WithTokens(rules, NewSecret("one")), WithTokens(rules, NewSecret("one")), WithTokens(rules, NewSecret("two"))
+	one, again, other := WithTokens(rules, name.NewSecret("one")), WithTokens(rules, name.NewSecret("one")), WithTokens(rules, name.NewSecret("two"))
 	token := one[0].Placeholders[0].Token
 	if start, end := FindToken("x" + token); start != 1 || end != 1+TokenLen || len(token) != TokenLen {
 		t.Errorf("%q is not recognised", token)

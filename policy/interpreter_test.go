@@ -10,6 +10,7 @@ import (
 	"testing"
 
 	"boxgate/internal/nightly"
+	"boxgate/policy/name"
 )
 
 // interpreter decides slowly, straight from the sentences of the contract, with none of the tables of Compiled.
@@ -20,93 +21,93 @@ type interpreter struct {
 	own     []netip.Prefix
 }
 
-func (in interpreter) decide(r Request) (Verdict, Reason) {
+func (in interpreter) decide(r Request) (Verdict, name.Reason) {
 	v, reason := in.destination(r)
 	if v == Deny || r.Stage == StageDNS {
 		return v, reason
 	}
 	switch {
 	case r.Protocol != TCP && r.Protocol != UDP && r.Protocol != ICMP && r.Protocol != "":
-		return Deny, ReasonProtocol
-	case (r.Protocol == TCP || r.Protocol == "") && r.Port == 853 && reason != ReasonAllowedCIDR:
-		return Deny, ReasonProtocol
-	case r.Protocol == UDP && r.Port == 853 && reason != ReasonAllowedCIDR:
-		return Deny, ReasonProtocol
+		return Deny, name.ReasonProtocol
+	case (r.Protocol == TCP || r.Protocol == "") && r.Port == 853 && reason != name.ReasonAllowedCIDR:
+		return Deny, name.ReasonProtocol
+	case r.Protocol == UDP && r.Port == 853 && reason != name.ReasonAllowedCIDR:
+		return Deny, name.ReasonProtocol
 	case r.Protocol == UDP && r.Port != 443 && r.Port != 0 && in.ruledPort(r.Port):
-		return Deny, ReasonProtocol
+		return Deny, name.ReasonProtocol
 	case r.Protocol == UDP && r.Port == 443 && in.namesMatterOn443():
-		return Deny, ReasonProtocol
+		return Deny, name.ReasonProtocol
 	}
 	if r.Stage == StageHTTP {
 		for _, rule := range in.spec.Rules {
 			covered := slices.ContainsFunc(rule.Hosts, func(h string) bool { return in.domainMatches(h, r) })
 			if covered && (strings.Contains(r.Path, "//") || strings.ContainsAny(r.Path, "%;") || strings.Contains(r.Path, "..")) {
-				return Deny, ReasonAmbiguousPath
+				return Deny, name.ReasonAmbiguousPath
 			}
 			if in.ruleMatches(rule, r) {
 				if rule.Action == "allow" {
-					return Allow, ReasonRequestRule
+					return Allow, name.ReasonRequestRule
 				}
-				return Deny, ReasonRequestRule
+				return Deny, name.ReasonRequestRule
 			}
 		}
 	}
 	return v, reason
 }
 
-func (in interpreter) destination(r Request) (Verdict, Reason) {
+func (in interpreter) destination(r Request) (Verdict, name.Reason) {
 	a := r.Addr.Unmap().WithZone("")
 	if a.IsValid() && in.protected(a) {
-		return Deny, ReasonProtectedRange
+		return Deny, name.ReasonProtectedRange
 	}
 	for _, s := range in.spec.DeniedDomains {
 		_, port, hasPort := strings.Cut(s, ":")
 		// Before a port is known, DNS does not deny a name that is denied on one port only.
 		notYet := r.Stage == StageDNS && hasPort && r.Port == 0 && port != ""
 		if in.domainMatches(s, r) && !notYet {
-			return Deny, ReasonDeniedDomain
+			return Deny, name.ReasonDeniedDomain
 		}
 	}
 	if a.IsValid() && in.listed(in.spec.DeniedCIDRs, a, true) {
-		return Deny, ReasonDeniedCIDR
+		return Deny, name.ReasonDeniedCIDR
 	}
 	if in.spec.Mode == ModeDenyAll {
-		return Deny, ReasonDenyAll
+		return Deny, name.ReasonDenyAll
 	}
 	if !a.IsValid() && r.Name.IsZero() {
-		return Deny, ReasonNoName
+		return Deny, name.ReasonNoName
 	}
 	if in.spec.Mode == ModeAllowAll {
-		return in.open(r, ReasonAllowAll)
+		return in.open(r, name.ReasonAllowAll)
 	}
 	if a.IsValid() && in.listed(in.spec.AllowedCIDRs, a, false) {
-		return Allow, ReasonAllowedCIDR
+		return Allow, name.ReasonAllowedCIDR
 	}
 	if r.Stage == StageDNS || r.Protocol == TCP || r.Protocol == "" {
 		for _, s := range in.spec.AllowedDomains {
 			host, port, _ := strings.Cut(s, ":")
 			nameless := host == "*" && r.Name.IsZero() && (port == "" || r.Port == 0 || port == decimal(r.Port))
 			if nameless {
-				return in.open(r, ReasonAllowedDomain)
+				return in.open(r, name.ReasonAllowedDomain)
 			}
 			if in.domainMatches(s, r) {
-				return Allow, ReasonAllowedDomain
+				return Allow, name.ReasonAllowedDomain
 			}
 		}
 	}
 	if len(in.spec.AllowedDomains) == 0 && len(in.spec.AllowedCIDRs) == 0 {
-		return in.open(r, ReasonNotDenied)
+		return in.open(r, name.ReasonNotDenied)
 	}
-	return Deny, ReasonNotAllowed
+	return Deny, name.ReasonNotAllowed
 }
 
 // open allows unless a name that matters is missing.
-func (in interpreter) open(r Request, why Reason) (Verdict, Reason) {
+func (in interpreter) open(r Request, why name.Reason) (Verdict, name.Reason) {
 	tcp := r.Stage != StageDNS && (r.Protocol == TCP || r.Protocol == "")
 	web := r.Port == 80 || r.Port == 443
 	any, explicit := in.rulesOn(r.Port)
 	if tcp && r.Name.IsZero() && (explicit || web && (any || in.deniesNamesOn(r.Port))) {
-		return Deny, ReasonNoName
+		return Deny, name.ReasonNoName
 	}
 	return Allow, why
 }
@@ -175,7 +176,10 @@ func (in interpreter) domainMatches(pattern string, r Request) bool {
 	return slices.Equal(want, got)
 }
 
-var wellKnownNAT64 = netip.MustParsePrefix("64:ff9b::/96")
+var (
+	wellKnownNAT64 = netip.MustParsePrefix("64:ff9b::/96")
+	special        = name.SpecialPurpose()
+)
 
 // listed looks an address up in a list. A NAT64 address is in the list if its IPv4 is. An IPv6 range that is wider than
 // NAT64 denies it too, but does not allow it.
@@ -212,8 +216,8 @@ func (in interpreter) protected(a netip.Addr) bool {
 	for _, e := range in.exempt {
 		exempted = exempted || e.Contains(a)
 	}
-	for _, s := range specialPurpose {
-		if s.prefix.Contains(a) && !exempted {
+	for _, s := range special {
+		if s.Contains(a) && !exempted {
 			return true
 		}
 	}
@@ -314,7 +318,7 @@ func (r random) host() string {
 func (r random) prefixes(most int) []netip.Prefix {
 	var out []netip.Prefix
 	for _, s := range r.some(most, func() string { return pick(r, someCIDRs) }) {
-		p, err := parseCIDR(s)
+		p, err := name.ParseCIDR(s)
 		if err != nil {
 			panic(err)
 		}
@@ -367,7 +371,7 @@ func (r random) request() Request {
 		Port:     pick(r, append([]uint16{0}, somePorts...)),
 	}
 	if r.IntN(3) > 0 {
-		req.Name, _ = ParseName(pick(r, someNames))
+		req.Name, _ = name.Parse(pick(r, someNames))
 	}
 	if r.IntN(4) > 0 {
 		req.Addr = netip.MustParseAddr(pick(r, someAddrs))
@@ -377,7 +381,7 @@ func (r random) request() Request {
 
 // compile returns nil if the draw is no valid policy (custom without any list).
 func (in interpreter) compile() *Compiled {
-	c, err := Compile(in.spec, in.headers, NewProtected(in.exempt, in.own), 1)
+	c, err := Compile(in.spec, in.headers, name.NewProtected(in.exempt, in.own), 1)
 	if err != nil {
 		return nil
 	}
@@ -406,7 +410,7 @@ func FuzzDecideAgainstInterpreter(f *testing.F) {
 			if got.DialName && (!got.Allowed() || req.Name.IsZero()) {
 				t.Fatalf("%+v: DialName without an allowed name", req)
 			}
-			if got.Allowed() && (got.Reason == ReasonNotDenied || got.Reason == ReasonAllowAll) && got.DialName != in.mustDial(req) {
+			if got.Allowed() && (got.Reason == name.ReasonNotDenied || got.Reason == name.ReasonAllowAll) && got.DialName != in.mustDial(req) {
 				t.Fatalf("policy %+v\nrequest %+v: DialName %v", in.spec, req, got.DialName)
 			}
 		}

@@ -1,37 +1,9 @@
 package policy
 
 import (
+	"boxgate/policy/name"
 	"net/netip"
-	"slices"
 )
-
-// PortSet is a set of ports.
-type PortSet struct {
-	All   bool     // every port; Ports is empty then
-	Ports []uint16 // sorted, no duplicates
-}
-
-// Contains reports whether a port is in the set.
-func (s PortSet) Contains(port uint16) bool {
-	if s.All {
-		return true
-	}
-	_, found := slices.BinarySearch(s.Ports, port)
-	return found
-}
-
-// add adds a port; 0 stands for every port.
-func (s *PortSet) add(port uint16) {
-	switch i, found := slices.BinarySearch(s.Ports, port); {
-	case s.All || found:
-	case port == 0:
-		s.All, s.Ports = true, nil
-	default:
-		s.Ports = slices.Insert(s.Ports, i, port)
-	}
-}
-
-func (s PortSet) clone() PortSet { return PortSet{s.All, slices.Clone(s.Ports)} }
 
 // KernelPlan is what nftables enforces by itself. For a new packet the first of these that applies decides: Protected:
 // refuse; Denied: refuse; Allowed, or in no list while DefaultAllow: the address is allowed, so TCP on a port of
@@ -46,9 +18,9 @@ type KernelPlan struct {
 	Allowed      []netip.Prefix // allowed_cidrs, with the NAT64 (64:ff9b::/96) forms of those that are IPv4
 	Denied       []netip.Prefix // denied_cidrs, likewise; wins over Allowed
 	Protected    []netip.Prefix // protected ranges, likewise, exemptions taken out; wins over all
-	SteerAllowed PortSet        // TCP ports that go to the proxy although the address alone is allowed
-	SteerOther   PortSet        // TCP ports that go to the proxy where the address is neither allowed nor denied
-	RejectUDP    PortSet        // UDP ports that are rejected by ICMP even where the address is allowed: QUIC would bypass a name or rule
+	SteerAllowed name.PortSet   // TCP ports that go to the proxy although the address alone is allowed
+	SteerOther   name.PortSet   // TCP ports that go to the proxy where the address is neither allowed nor denied
+	RejectUDP    name.PortSet   // UDP ports that are rejected by ICMP even where the address is allowed: QUIC would bypass a name or rule
 	Sourced      bool           // what is forwarded leaves from Source alone, and what is of a family without an address there is refused
 	Source       Source
 }
@@ -64,16 +36,16 @@ func (c *Compiled) findPorts(parsed parsedSpec, headers []HeaderRule) {
 		}
 	}
 	for _, p := range c.ruled {
-		c.namePorts.add(p.port)
-		if p.port != 0 {
-			c.ruledPorts.add(p.port)
+		c.namePorts.Add(p.Port())
+		if p.Port() != 0 {
+			c.ruledPorts.Add(p.Port())
 		} else {
-			c.ruledPorts.add(defaultHTTPPort)
-			c.ruledPorts.add(defaultTLSPort)
+			c.ruledPorts.Add(name.HTTPPort)
+			c.ruledPorts.Add(name.HTTPSPort)
 		}
 	}
 	for _, d := range parsed.deniedDomains {
-		c.namePorts.add(d.pattern.port)
+		c.namePorts.Add(d.pattern.Port())
 	}
 }
 
@@ -81,13 +53,13 @@ func (c *Compiled) newKernelPlan(parsed parsedSpec) KernelPlan {
 	plan := KernelPlan{
 		Version:      c.version,
 		DefaultAllow: c.open,
-		Allowed:      c.allowed.merged(),
-		Denied:       c.denied.merged(),
-		Protected:    c.protected.prefixes(),
-		SteerAllowed: c.namePorts.clone(),
+		Allowed:      c.allowed.Merged(),
+		Denied:       c.denied.Merged(),
+		Protected:    c.protected.Prefixes(),
+		SteerAllowed: c.namePorts.Clone(),
 	}
 	for _, p := range c.ruled {
-		plan.rejectQUIC(p.port)
+		plan.rejectQUIC(p.Port())
 	}
 	if plan.SteerAllowed.Contains(portQUIC) {
 		plan.rejectQUIC(portQUIC)
@@ -95,17 +67,17 @@ func (c *Compiled) newKernelPlan(parsed parsedSpec) KernelPlan {
 	if c.open {
 		// Addresses in no list are allowed here, so both sets are the same. DNS over TLS or QUIC is for allowed_cidrs
 		// alone, of which there are none.
-		plan.SteerAllowed.add(portDoT)
-		plan.RejectUDP.add(portDoT)
-		plan.SteerOther = plan.SteerAllowed.clone()
+		plan.SteerAllowed.Add(portDoT)
+		plan.RejectUDP.Add(portDoT)
+		plan.SteerOther = plan.SteerAllowed.Clone()
 		return plan
 	}
 	// Web traffic is refused by name, so that the refusal says which.
-	plan.SteerOther.add(defaultHTTPPort)
-	plan.SteerOther.add(defaultTLSPort)
+	plan.SteerOther.Add(name.HTTPPort)
+	plan.SteerOther.Add(name.HTTPSPort)
 	for _, d := range parsed.allowedDomains {
-		plan.SteerOther.add(d.pattern.port)
-		if d.pattern.port == 0 || d.pattern.port == portQUIC {
+		plan.SteerOther.Add(d.pattern.Port())
+		if d.pattern.Port() == 0 || d.pattern.Port() == portQUIC {
 			plan.rejectQUIC(portQUIC)
 		}
 	}
@@ -118,5 +90,5 @@ func (p *KernelPlan) rejectQUIC(port uint16) {
 	if port == 0 {
 		port = portQUIC
 	}
-	p.RejectUDP.add(port)
+	p.RejectUDP.Add(port)
 }

@@ -7,6 +7,7 @@ import (
 	"testing"
 
 	"boxgate/internal/nightly"
+	"boxgate/policy/name"
 )
 
 // fate is what happens to a packet in the kernel.
@@ -78,7 +79,7 @@ func checkFate(t *testing.T, in interpreter, c *Compiled, a netip.Addr, port uin
 		return
 	}
 	for _, s := range someNames {
-		req.Name, _ = ParseName(s)
+		req.Name, _ = name.Parse(s)
 		req.Stage = StageConn
 		if got == forwarded && !c.Decide(req).Allowed() {
 			t.Fatalf("%+v: the kernel forwards %s port %d, which is denied as %s", c.Spec(), a, port, s)
@@ -110,7 +111,7 @@ func checkShape(t *testing.T, p KernelPlan) {
 			}
 		}
 	}
-	for _, s := range []PortSet{p.SteerAllowed, p.SteerOther} {
+	for _, s := range []name.PortSet{p.SteerAllowed, p.SteerOther} {
 		if !slices.IsSorted(s.Ports) || len(slices.Compact(slices.Clone(s.Ports))) != len(s.Ports) || s.All && len(s.Ports) > 0 {
 			t.Fatalf("bad port set %+v", s)
 		}

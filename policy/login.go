@@ -1,6 +1,9 @@
 package policy
 
-import "net/url"
+import (
+	"boxgate/policy/name"
+	"net/url"
+)
 
 // Login says how the gateway logs in to a server that does not speak HTTP, in the place of the box, which has no
 // credentials for it. Exactly one field is set. It is given to a host and port alone: a connection to them either is one
@@ -15,8 +18,8 @@ type Login struct {
 // Postgres is a login to a PostgreSQL server: one user, one database.
 type Postgres struct {
 	User, Database string
-	Password       Secret // the literal; empty when Source is set
-	Source         string // name of a secret in the gateway's configuration; "" for a literal
+	Password       name.Secret // the literal; empty when Source is set
+	Source         string      // name of a secret in the gateway's configuration; "" for a literal
 	Auth           PostgresAuth
 }
 
@@ -73,7 +76,7 @@ func (l *Login) Equal(o *Login) bool {
 	}
 	a, b := *l.Postgres, *o.Postgres
 	same := a.Password.Equal(b.Password)
-	a.Password, b.Password = Secret{}, Secret{}
+	a.Password, b.Password = name.Secret{}, name.Secret{}
 	return same && a == b
 }
 
@@ -97,8 +100,8 @@ type ProxyLogin struct {
 	// https: whoever may change the policy, and not the login, cannot have the login sent in clear text.
 	Scheme   ProxyScheme
 	User     string
-	Password Secret // the literal; empty when Source is set
-	Source   string // name of a secret in the gateway's configuration; "" for a literal
+	Password name.Secret // the literal; empty when Source is set
+	Source   string      // name of a secret in the gateway's configuration; "" for a literal
 }
 
 // isFor reports whether the login may be given to a proxy that is spoken to by a scheme.

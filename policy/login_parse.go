@@ -1,6 +1,7 @@
 package policy
 
 import (
+	"boxgate/policy/name"
 	"slices"
 	"strings"
 	"unicode"
@@ -36,19 +37,19 @@ func (p *headerParser) login(at string, entry value) *Login {
 }
 
 // loginHost says what is wrong with the pattern of a login.
-func (p *headerParser) loginHost(at string, pattern Pattern, login *Login) {
+func (p *headerParser) loginHost(at string, pattern name.Pattern, login *Login) {
 	switch {
-	case pattern.wild:
+	case pattern.IsWildcard():
 		p.add(at, "is a wildcard; a login is for one host, as the connection itself does not say which of them it is for")
-	case pattern.port == 0:
+	case pattern.Port() == 0:
 		port := ":5432"
 		if login.SSH != nil {
 			port = ":22"
 		} else if login.Proxy != nil {
 			port = ":3128"
 		}
-		p.add(at, "has no port; a login is for one, as in %s", quoted(pattern.name.String()+port))
-	case login.Proxy == nil && (isWeb(pattern.port) || pattern.port == portDoT):
+		p.add(at, "has no port; a login is for one, as in %s", name.Quote(pattern.Name().String()+port))
+	case login.Proxy == nil && (isWeb(pattern.Port()) || pattern.Port() == portDoT):
 		p.add(at, "has a port of HTTP or DNS, where nothing else is spoken")
 	}
 	if login.SSH != nil {
@@ -58,7 +59,7 @@ func (p *headerParser) loginHost(at string, pattern Pattern, login *Login) {
 
 // postgres reads a login to PostgreSQL.
 func (p *headerParser) postgres(at string, v value) *Postgres {
-	out := &Postgres{Password: NewSecret("")}
+	out := &Postgres{Password: name.NewSecret("")}
 	text := func(to *string) func(string, value) {
 		return func(at string, v value) { *to = p.identifier(at, v) }
 	}
@@ -73,9 +74,9 @@ func (p *headerParser) postgres(at string, v value) *Postgres {
 			out.Password, out.Source = text.literal, text.source
 		},
 		"auth": func(at string, v value) {
-			name, ok := v.string(at, &p.problems), false
-			if out.Auth, ok = ParsePostgresAuth(name); !ok && v.kind == kindText {
-				p.add(at, `is %s; use "scram-sha-256", "password" or "md5"`, quoted(name))
+			host, ok := v.string(at, &p.problems), false
+			if out.Auth, ok = ParsePostgresAuth(host); !ok && v.kind == kindText {
+				p.add(at, `is %s; use "scram-sha-256", "password" or "md5"`, name.Quote(host))
 			}
 		},
 	})
@@ -90,12 +91,12 @@ func (p *headerParser) postgres(at string, v value) *Postgres {
 // proxy reads a login to an upstream proxy. What SOCKS (RFC 1929) and basic authentication (RFC 7617) cannot carry is
 // refused.
 func (p *headerParser) proxy(at string, v value) *ProxyLogin {
-	out := &ProxyLogin{Password: NewSecret("")}
+	out := &ProxyLogin{Password: name.NewSecret("")}
 	v.fields(at, "an object of username and password", &p.problems, map[string]func(string, value){
 		"scheme": func(at string, v value) {
 			out.Scheme = ProxyScheme(v.string(at, &p.problems))
 			if _, known := defaultProxyPorts[out.Scheme]; !known && v.kind == kindText {
-				p.add(at, `is %s; use "https", "http" or "socks5"`, quoted(v.text))
+				p.add(at, `is %s; use "https", "http" or "socks5"`, name.Quote(v.text))
 			}
 		},
 		"username": func(at string, v value) {
@@ -137,7 +138,7 @@ func CheckProxyUser(user string) error {
 }
 
 // checkProxyPassword checks a literal password.
-func checkProxyPassword(at string, password Secret, ps *problems) {
+func checkProxyPassword(at string, password name.Secret, ps *problems) {
 	if text := password.Reveal(); text == "" || len(text) > maxProxyText || strings.ContainsFunc(text, unicode.IsControl) {
 		ps.add(at, "is empty, longer than %d bytes, or has a control character", maxProxyText)
 	}

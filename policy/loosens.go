@@ -1,6 +1,7 @@
 package policy
 
 import (
+	"boxgate/policy/name"
 	"net/netip"
 	"slices"
 )
@@ -13,7 +14,7 @@ func Loosens(old, next KernelPlan) bool {
 		return false
 	}
 	return wider && covers(old.Denied, next.Denied) && covers(old.Protected, next.Protected) &&
-		old.SteerAllowed.covers(next.SteerAllowed) && old.RejectUDP.covers(next.RejectUDP)
+		old.SteerAllowed.Covers(next.SteerAllowed) && old.RejectUDP.Covers(next.RejectUDP)
 }
 
 // covers reports whether every prefix of inner lies within one of outer. Of a list that is not sorted, or overlaps, it may
@@ -28,21 +29,13 @@ func covers(outer, inner []netip.Prefix) bool {
 	})
 }
 
-// covers reports whether every port of inner is in the set.
-func (s PortSet) covers(inner PortSet) bool {
-	if s.All {
-		return true
-	}
-	return !inner.All && !slices.ContainsFunc(inner.Ports, func(p uint16) bool { return !s.Contains(p) })
-}
-
 // Forwards reports whether the kernel forwards connections to the address by itself: the address alone is allowed, and
 // neither a name nor a rule can matter.
 func (c *Compiled) Forwards(a netip.Addr, port uint16, protocol Protocol) bool {
 	if c == nil {
 		return false
 	}
-	if _, listed := c.allowed.lookup(canonicalAddr(a)); !listed && !c.open {
+	if _, listed := c.allowed.Lookup(name.CanonicalAddr(a)); !listed && !c.open {
 		return false
 	}
 	if c.ceiling != nil && !c.ceiling.Forwards(a, port, protocol) {

@@ -7,6 +7,7 @@ import (
 	"testing"
 
 	"boxgate/internal/nightly"
+	"boxgate/policy/name"
 )
 
 // FuzzLoosens holds Loosens to its word: after a change that it calls looser, everything that the kernel forwarded before
@@ -99,9 +100,9 @@ func TestLoosensErrsOnTheSideOfFalse(t *testing.T) {
 		}
 		return out
 	}
-	base := KernelPlan{Allowed: list("192.0.2.0/25"), Denied: list("192.0.2.7/32"), SteerAllowed: PortSet{Ports: []uint16{443}},
-		RejectUDP: PortSet{Ports: []uint16{443}}}
-	for name, c := range map[string]struct {
+	base := KernelPlan{Allowed: list("192.0.2.0/25"), Denied: list("192.0.2.7/32"), SteerAllowed: name.PortSet{Ports: []uint16{443}},
+		RejectUDP: name.PortSet{Ports: []uint16{443}}}
+	for label, c := range map[string]struct {
 		change func(*KernelPlan)
 		want   bool
 	}{
@@ -110,20 +111,20 @@ func TestLoosensErrsOnTheSideOfFalse(t *testing.T) {
 		"one more":           {func(p *KernelPlan) { p.Allowed = list("192.0.2.0/25", "2001:db8::/32") }, true},
 		"everything":         {func(p *KernelPlan) { p.Allowed, p.DefaultAllow = nil, true }, true},
 		"nothing denied":     {func(p *KernelPlan) { p.Denied = nil }, true},
-		"less denied":        {func(p *KernelPlan) { p.RejectUDP = PortSet{} }, true},
+		"less denied":        {func(p *KernelPlan) { p.RejectUDP = name.PortSet{} }, true},
 		"a narrower network": {func(p *KernelPlan) { p.Allowed = list("192.0.2.0/26") }, false},
 		"another network":    {func(p *KernelPlan) { p.Allowed = list("192.0.1.0/24", "192.0.2.128/25") }, false},
 		"unsorted":           {func(p *KernelPlan) { p.Allowed = list("203.0.113.0/24", "198.51.100.0/24", "192.0.2.0/24") }, false},
 		"one more denied":    {func(p *KernelPlan) { p.Denied = list("192.0.2.7/32", "192.0.2.8/32") }, false},
 		"protected":          {func(p *KernelPlan) { p.Protected = list("192.0.2.1/32") }, false},
-		"steered":            {func(p *KernelPlan) { p.SteerAllowed = PortSet{All: true} }, false},
-		"another port":       {func(p *KernelPlan) { p.SteerAllowed = PortSet{Ports: []uint16{443, 8443}} }, false},
-		"rejected":           {func(p *KernelPlan) { p.RejectUDP = PortSet{Ports: []uint16{53, 443}} }, false},
+		"steered":            {func(p *KernelPlan) { p.SteerAllowed = name.PortSet{All: true} }, false},
+		"another port":       {func(p *KernelPlan) { p.SteerAllowed = name.PortSet{Ports: []uint16{443, 8443}} }, false},
+		"rejected":           {func(p *KernelPlan) { p.RejectUDP = name.PortSet{Ports: []uint16{53, 443}} }, false},
 	} {
 		next := base
 		c.change(&next)
 		if got := Loosens(base, next); got != c.want {
-			t.Errorf("%s: %v", name, got)
+			t.Errorf("%s: %v", label, got)
 		}
 	}
 	if open, shut := (KernelPlan{DefaultAllow: true}), (KernelPlan{}); Loosens(open, shut) || !Loosens(shut, open) {

@@ -1,6 +1,7 @@
 package policy
 
 import (
+	"boxgate/policy/name"
 	"regexp"
 	"regexp/syntax"
 	"strings"
@@ -45,13 +46,13 @@ func checkParameter(at string, p *pairMatcher, ps *problems) {
 
 // checkMatchedHeader completes the matcher of a header, whose name is compared in lower case.
 func checkMatchedHeader(at string, p *pairMatcher, ps *problems) {
-	name := p.key.text
-	p.key.text, p.key.re, p.folded = p.key.folded, p.key.foldedRE, foldHeader(name)
+	n := p.key.text
+	p.key.text, p.key.re, p.folded = p.key.folded, p.key.foldedRE, foldHeader(n)
 	if !p.key.exact {
 		return
 	}
-	if flaw := headerNameFlaw(name); flaw != "" {
-		ps.add(at, "%s %s", quoted(nameShown(name, isToken)), strings.Replace(flaw, "cannot be set", "cannot be matched", 1))
+	if flaw := headerNameFlaw(n); flaw != "" {
+		ps.add(at, "%s %s", name.Quote(name.Shown(n, name.IsToken)), strings.Replace(flaw, "cannot be set", "cannot be matched", 1))
 	}
 }
 

@@ -1,6 +1,7 @@
 package policy
 
 import (
+	"boxgate/policy/name"
 	"fmt"
 	"strings"
 	"testing"
@@ -16,7 +17,7 @@ func manyRules(t testing.TB, kind, matcher string) *Compiled {
 	for range maxAlternatives - 1 {
 		rules = append(rules, `{"match": {"`+kind+`": [`+strings.Join(pairs, ",")+`]}, "headers": {"X-Key": "k"}}`)
 	}
-	c, err := Compile(Spec{Mode: ModeAllowAll}, mustRules(t, `{"a.test": [`+strings.Join(rules, ",")+`, {"headers": {"X-Key": "last"}}]}`), NewProtected(nil, nil), 1)
+	c, err := Compile(Spec{Mode: ModeAllowAll}, mustRules(t, `{"a.test": [`+strings.Join(rules, ",")+`, {"headers": {"X-Key": "last"}}]}`), name.NewProtected(nil, nil), 1)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -26,10 +27,10 @@ func manyRules(t testing.TB, kind, matcher string) *Compiled {
 // costly are requests that take long to compare with costly rules: n repeats what the rules look at.
 func costly(t testing.TB, kind string, n int) (*Compiled, Request) {
 	t.Helper()
-	name, _ := ParseName("a.test")
-	r := Request{Stage: StageHTTP, Name: name, Port: 443, Protocol: TCP, Method: "GET", Path: "/"}
+	host, _ := name.Parse("a.test")
+	r := Request{Stage: StageHTTP, Name: host, Port: 443, Protocol: TCP, Method: "GET", Path: "/"}
 	c := manyRules(t, kind, `{"regex": "(a|aa|aaa|[a-c]){1,20}(b|bb)*[^d]*d$"}`)
-	r.Fields = &Fields{Needs: c.Needs(name, 443)}
+	r.Fields = &Fields{Needs: c.Needs(host, 443)}
 	for range n {
 		value := strings.Repeat("ab", 40)
 		r.Query += "&x-a=" + value
@@ -48,7 +49,7 @@ func TestMatchingIsBounded(t *testing.T) {
 			t.Errorf("%s: an ordinary request: %+v", kind, d)
 		}
 		if c, r = costly(t, kind, 500); r.Fields.List != nil {
-			if _, d := c.HeaderRule(r); d.Reason != ReasonAmbiguousRequest {
+			if _, d := c.HeaderRule(r); d.Reason != name.ReasonAmbiguousRequest {
 				t.Errorf("%s: a costly request: %+v", kind, d)
 			}
 		}

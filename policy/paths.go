@@ -1,6 +1,7 @@
 package policy
 
 import (
+	"boxgate/policy/name"
 	"strings"
 	"unicode/utf8"
 )
@@ -58,7 +59,7 @@ func isPlainEscape(x, y byte) bool {
 	if !ok1 || !ok2 || c < ' ' || c == 0x7f {
 		return false
 	}
-	return !isWordByte(c) && strings.IndexByte(`/\.%;?#-`, c) < 0
+	return !name.IsWordByte(c) && strings.IndexByte(`/\.%;?#-`, c) < 0
 }
 
 // isOddText reports whether a decoded path is not UTF-8 or holds a character that compatibility forms turn into the syntax

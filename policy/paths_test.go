@@ -1,6 +1,7 @@
 package policy
 
 import (
+	"boxgate/policy/name"
 	"net/url"
 	"path"
 	"strings"
@@ -66,20 +67,20 @@ func FuzzJudgedPaths(f *testing.F) {
 	for _, s := range []string{"/", "/admin", "/admin/x", "/a%20b", "/%7E", "/x/../admin", "/%61dmin", "/admin%2f", "/admin;x", "//admin", "/pub/%2e%2e/admin", "/caf%C3%A9", "/%EF%BC%8Fadmin", "/me%40x"} {
 		f.Add(s, "/admin", "/pub/")
 	}
-	name, _ := ParseName("a.test")
+	host, _ := name.Parse("a.test")
 	f.Fuzz(func(t *testing.T, p, denied, allowed string) {
 		c, err := Compile(Spec{Mode: ModeAllowAll, Rules: []RequestRule{
 			{Hosts: []string{"a.test"}, Paths: []string{denied}, Action: "deny"},
 			{Hosts: []string{"a.test"}, Paths: []string{allowed + "*"}, Action: "allow"},
 			{Hosts: []string{"a.test"}, Methods: []string{"POST"}, Action: "deny"},
-		}}, nil, NewProtected(nil, nil), 1)
+		}}, nil, name.NewProtected(nil, nil), 1)
 		if err != nil || p == "*" || p == "" {
 			return
 		}
 		for _, method := range []string{"GET", "POST"} {
-			r := Request{Stage: StageHTTP, Name: name, Port: 443, Protocol: TCP, Method: method, Path: p}
+			r := Request{Stage: StageHTTP, Name: host, Port: 443, Protocol: TCP, Method: method, Path: p}
 			d := c.Decide(r)
-			if d.Reason == ReasonAmbiguousPath {
+			if d.Reason == name.ReasonAmbiguousPath {
 				continue
 			}
 			read := readings(t, p)

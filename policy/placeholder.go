@@ -1,6 +1,7 @@
 package policy
 
 import (
+	"boxgate/policy/name"
 	"bytes"
 	"crypto/hmac"
 	"crypto/sha256"
@@ -23,7 +24,7 @@ var tokenEncoding = base32.NewEncoding(tokenAlphabet).WithPadding(base32.NoPaddi
 
 // NewToken returns the token of a variable under the key of a box: the same each time, and impossible to guess without
 // the key.
-func NewToken(key Secret, variable string) string {
+func NewToken(key name.Secret, variable string) string {
 	mac := hmac.New(sha256.New, []byte(key.Reveal()))
 	mac.Write([]byte(variable))
 	return tokenPrefix + tokenEncoding.EncodeToString(mac.Sum(nil)[:tokenBytes])
@@ -31,7 +32,7 @@ func NewToken(key Secret, variable string) string {
 
 // WithTokens returns the rules with every placeholder's token filled in. The result shares with rules what it does not
 // change.
-func WithTokens(rules []HeaderRule, key Secret) []HeaderRule {
+func WithTokens(rules []HeaderRule, key name.Secret) []HeaderRule {
 	out := slices.Clone(rules)
 	for i := range out {
 		out[i].Placeholders = slices.Clone(out[i].Placeholders)

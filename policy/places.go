@@ -1,6 +1,9 @@
 package policy
 
-import "slices"
+import (
+	"boxgate/policy/name"
+	"slices"
+)
 
 // Places are where the placeholders of a rule may stand in a request, besides header values.
 type Places uint8
@@ -51,8 +54,8 @@ func PlacesOf(names []string) (p Places, ok bool) {
 
 // QueryParameter is a parameter that the gateway sets in the query of a matching request.
 type QueryParameter struct {
-	Name           string // as it is after decoding
-	Value          Secret // the literal; empty when Source is set
-	Source         string // name of a secret in the gateway's configuration; "" for a literal
-	Prefix, Suffix string // written around the value of Source
+	Name           string      // as it is after decoding
+	Value          name.Secret // the literal; empty when Source is set
+	Source         string      // name of a secret in the gateway's configuration; "" for a literal
+	Prefix, Suffix string      // written around the value of Source
 }

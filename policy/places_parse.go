@@ -1,6 +1,7 @@
 package policy
 
 import (
+	"boxgate/policy/name"
 	"slices"
 	"strings"
 )
@@ -36,23 +37,23 @@ func (p *headerParser) query(at string, v value) []QueryParameter {
 		return nil
 	}
 	parameters := make([]QueryParameter, 0, len(v.keys))
-	for i, name := range v.keys {
-		shown := nameShown(name, isParameterByte)
+	for i, n := range v.keys {
+		shown := name.Shown(n, isParameterByte)
 		at := pointer(at, shown)
-		if shown != name || name == "" || len(name) > 128 || !isWordByte(name[0]) {
-			p.add(at, "%s is not the name of a parameter: up to 128 letters, digits, '_', '.' and '-', the first a letter or digit", quoted(shown))
+		if shown != n || n == "" || len(n) > 128 || !name.IsWordByte(n[0]) {
+			p.add(at, "%s is not the name of a parameter: up to 128 letters, digits, '_', '.' and '-', the first a letter or digit", name.Quote(shown))
 		}
 		text := p.value(at, shown, v.items[i], true)
 		if v.items[i].has("encode") {
 			p.add(pointer(at, "encode"), "is for headers")
 		}
 		if text.source == "" && text.literal.Reveal() == "" {
-			p.add(at, "the value of %s is empty", quoted(shown))
+			p.add(at, "the value of %s is empty", name.Quote(shown))
 		}
-		parameters = append(parameters, QueryParameter{name, text.literal, text.source, text.prefix, text.suffix})
+		parameters = append(parameters, QueryParameter{n, text.literal, text.source, text.prefix, text.suffix})
 	}
 	slices.SortFunc(parameters, func(a, b QueryParameter) int { return strings.Compare(a.Name, b.Name) })
 	return parameters
 }
 
-func isParameterByte(c byte) bool { return isWordByte(c) || c == '.' || c == '-' }
+func isParameterByte(c byte) bool { return name.IsWordByte(c) || c == '.' || c == '-' }

@@ -1,17 +1,17 @@
 package policy
 
 import (
+	"boxgate/policy/name"
 	"fmt"
 	"net/netip"
-	"os"
 	"reflect"
 	"strings"
 	"testing"
 )
 
-func mustName(t testing.TB, s string) Name {
+func mustName(t testing.TB, s string) name.Name {
 	t.Helper()
-	n, err := ParseName(s)
+	n, err := name.Parse(s)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -32,32 +32,32 @@ func TestZeroValuesDeny(t *testing.T) {
 	t.Parallel()
 	req := Request{Stage: StageConn, Name: mustName(t, "a.test"), Addr: netip.MustParseAddr("1.1.1.1"), Port: 443, Protocol: TCP}
 	var live Live
-	for name, c := range map[string]*Compiled{"nil": nil, "zero": {}, "live": live.Load()} {
-		if d := c.Decide(req); d.Allowed() || d.Reason != ReasonNoPolicy {
-			t.Errorf("%s policy: %+v", name, d)
+	for label, c := range map[string]*Compiled{"nil": nil, "zero": {}, "live": live.Load()} {
+		if d := c.Decide(req); d.Allowed() || d.Reason != name.ReasonNoPolicy {
+			t.Errorf("%s policy: %+v", label, d)
 		}
 		plan := c.Kernel()
 		if plan.DefaultAllow || len(plan.Allowed) > 0 || c.ResolvesOthers(req.Name) || c.Intercepts(req.Name, 443) || len(c.Warnings()) > 0 {
-			t.Errorf("%s policy opens something: %+v", name, plan)
+			t.Errorf("%s policy opens something: %+v", label, plan)
 		}
 	}
-	if _, protected := (*Protected)(nil).Contains(req.Addr); !protected {
+	if _, protected := (*name.Protected)(nil).Contains(req.Addr); !protected {
 		t.Error("nil protected ranges protect nothing")
 	}
-	if _, protected := NewProtected(nil, nil).Contains(netip.Addr{}); !protected {
+	if _, protected := name.NewProtected(nil, nil).Contains(netip.Addr{}); !protected {
 		t.Error("an invalid address is not protected")
 	}
 	open, err := Compile(Spec{Mode: ModeAllowAll}, nil, nil, 1)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if d := open.Decide(req); d.Allowed() || d.Reason != ReasonProtectedRange {
+	if d := open.Decide(req); d.Allowed() || d.Reason != name.ReasonProtectedRange {
 		t.Errorf("protected ranges unknown: %+v", d)
 	}
 	if d := open.Decide(Request{}); d.Allowed() {
 		t.Errorf("an empty request: %+v", d)
 	}
-	unknown, err := Compile(Spec{Mode: ModeAllowAll}, nil, NewProtected(nil, []netip.Prefix{{}}), 1)
+	unknown, err := Compile(Spec{Mode: ModeAllowAll}, nil, name.NewProtected(nil, []netip.Prefix{{}}), 1)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -73,7 +73,7 @@ func TestZeroValuesDeny(t *testing.T) {
 func TestCompiledIsImmutable(t *testing.T) {
 	t.Parallel()
 	spec := Spec{Mode: ModeCustom, AllowedDomains: []string{"a.test"}, Rules: []RequestRule{{Hosts: []string{"a.test"}, Action: "deny"}}}
-	c, err := Compile(spec, nil, NewProtected(nil, nil), 3)
+	c, err := Compile(spec, nil, name.NewProtected(nil, nil), 3)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -172,7 +172,7 @@ func TestResolvesOthers(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if c.ResolvesOthers(Name{}) != want {
+		if c.ResolvesOthers(name.Name{}) != want {
 			t.Errorf("%s: %t", doc, !want)
 		}
 	}
@@ -198,36 +198,6 @@ func TestSpecCannotCarryHeaders(t *testing.T) {
 	}
 }
 
-// TestReasonsAreDocumented: the set is closed, and docs/reasons.md explains exactly its members.
-func TestReasonsAreDocumented(t *testing.T) {
-	t.Parallel()
-	text, err := os.ReadFile("../docs/reasons.md")
-	if err != nil {
-		t.Fatal(err)
-	}
-	source, err := os.ReadFile("reason.go")
-	if err != nil {
-		t.Fatal(err)
-	}
-	listed := map[string]bool{}
-	for _, r := range Reasons() {
-		listed[string(r)] = true
-		if !strings.Contains(string(text), "\n| `"+string(r)+"` |") {
-			t.Errorf("docs/reasons.md does not explain %s", r)
-		}
-	}
-	for line := range strings.Lines(string(text)) {
-		if rest, ok := strings.CutPrefix(line, "| `"); ok {
-			if r, _, _ := strings.Cut(rest, "`"); !listed[r] {
-				t.Errorf("docs/reasons.md explains %s, which is not a reason", r)
-			}
-		}
-	}
-	if n := strings.Count(string(source), " Reason = "); n != len(listed) {
-		t.Errorf("reason.go declares %d reasons, Reasons lists %d", n, len(listed))
-	}
-}
-
 // TestDecideDoesNotAllocate, with 1,000 domains and 1,000 CIDRs.
 func TestDecideDoesNotAllocate(t *testing.T) {
 	c := bigPolicy(t)
@@ -246,7 +216,7 @@ func bigPolicy(t testing.TB) *Compiled {
 	}
 	spec.DeniedDomains = []string{"*.denied.example.net", "bad.example.org"}
 	spec.DeniedCIDRs = []string{"8.8.8.0/24"}
-	c, err := Compile(spec, mustHeaders(t, map[string]map[string]string{"*.svc7.example.net": {"x": "1"}}), NewProtected(nil, nil), 1)
+	c, err := Compile(spec, mustHeaders(t, map[string]map[string]string{"*.svc7.example.net": {"x": "1"}}), name.NewProtected(nil, nil), 1)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -290,7 +260,7 @@ func BenchmarkRoute(b *testing.B) {
 }
 
 func BenchmarkCompile(b *testing.B) {
-	spec, protected := bigPolicy(b).Spec(), NewProtected(nil, nil)
+	spec, protected := bigPolicy(b).Spec(), name.NewProtected(nil, nil)
 	for b.Loop() {
 		if _, err := Compile(spec, nil, protected, 1); err != nil {
 			b.Fatal(err)

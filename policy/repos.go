@@ -1,6 +1,7 @@
 package policy
 
 import (
+	"boxgate/policy/name"
 	"regexp"
 	"slices"
 	"strings"
@@ -51,12 +52,12 @@ func checkRepos(at string, repos []RepoRule, ps *problems) (out []requestRule) {
 // canonicalHost is the one spelling of a host that is compared with those that are known; port 443 is left out. What is no host
 // stays as it is.
 func canonicalHost(host string) string {
-	p, err := ParsePattern(host)
+	p, err := name.ParsePattern(host)
 	if err != nil {
 		return host
 	}
-	if p.port == defaultTLSPort {
-		p.port = 0
+	if p.Port() == name.HTTPSPort {
+		p = p.WithPort(0)
 	}
 	return p.String()
 }
@@ -69,16 +70,16 @@ var otherNames = map[string]string{
 // check reports whether a rule is valid.
 func (r RepoRule) check(at string, ps *problems) bool {
 	before := len(ps.list)
-	p, err := ParsePattern(r.Host)
-	switch {
+	p, err := name.ParsePattern(r.Host)
+	switch host := p.Name().String(); {
 	case err != nil:
 		ps.add(at+"/host", "%s", err)
 	case p.IsWildcard():
-		ps.add(at+"/host", "%s is a wildcard; name the host", quoted(r.Host))
-	case otherNames[p.name.s] != "":
-		ps.add(at+"/host", "%s is not the host of repositories; use %q", quoted(r.Host), otherNames[p.name.s])
-	case p.port != 0 && (p.name.s == gitHub || p.name.s == gitLab):
-		ps.add(at+"/host", "%s has a port on which there are no repositories; use %q", quoted(r.Host), p.name.s)
+		ps.add(at+"/host", "%s is a wildcard; name the host", name.Quote(r.Host))
+	case otherNames[host] != "":
+		ps.add(at+"/host", "%s is not the host of repositories; use %q", name.Quote(r.Host), otherNames[host])
+	case p.Port() != 0 && (host == gitHub || host == gitLab):
+		ps.add(at+"/host", "%s has a port on which there are no repositories; use %q", name.Quote(r.Host), host)
 	}
 	r.checkPath(at, ps)
 	return len(ps.list) == before
@@ -88,16 +89,16 @@ func (r RepoRule) check(at string, ps *problems) bool {
 func (r RepoRule) checkPath(at string, ps *problems) {
 	switch segments := strings.Count(r.Name, "/") + 1; {
 	case len(r.Name) > 256 || !repoName.MatchString(r.Name):
-		ps.add(at+"/name", "%s is no path of a repository, such as owner/name", quoted(r.Name))
+		ps.add(at+"/name", "%s is no path of a repository, such as owner/name", name.Quote(r.Name))
 	case strings.HasSuffix(strings.ToLower(r.Name), ".git"):
 		ps.add(at+"/name", "ends in .git; use %q, which stands for both forms", r.Name[:len(r.Name)-len(".git")])
 	case r.Host == gitHub && segments != 2, r.Host == gitLab && segments < 2:
-		ps.add(at+"/name", "%s is not owner/name", quoted(r.Name))
+		ps.add(at+"/name", "%s is not owner/name", name.Quote(r.Name))
 	}
 	switch r.Access {
 	case accessRead, accessPush:
 	default:
-		ps.add(at+"/access", `%s is no access; use "read" or "push"`, quoted(r.Access))
+		ps.add(at+"/access", `%s is no access; use "read" or "push"`, name.Quote(r.Access))
 	}
 }
 

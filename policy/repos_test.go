@@ -1,6 +1,7 @@
 package policy
 
 import (
+	"boxgate/policy/name"
 	"errors"
 	"testing"
 )
@@ -12,11 +13,11 @@ func TestRepoServices(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	c, err := Compile(spec, nil, NewProtected(nil, nil), 1)
+	c, err := Compile(spec, nil, name.NewProtected(nil, nil), 1)
 	if err != nil {
 		t.Fatal(err)
 	}
-	name, _ := ParseName("github.com")
+	host, _ := name.Parse("github.com")
 	for target, want := range map[[2]string]Verdict{
 		{"/acme/web/info/refs", "service=git-upload-pack"}:                                    Allow,
 		{"/acme/web.git/info/refs", "service=git-upload-pack"}:                                Allow,
@@ -30,7 +31,7 @@ func TestRepoServices(t *testing.T) {
 		{"/acme/tools%2Egit/info/refs", "service=git-receive-pack"}:                           Deny,
 		{"/acme/tools.git/info/refs/", "service=git-receive-pack"}:                            Deny,
 	} {
-		r := Request{Stage: StageHTTP, Name: name, Port: 443, Protocol: TCP, Method: "GET", Path: target[0], Query: target[1]}
+		r := Request{Stage: StageHTTP, Name: host, Port: 443, Protocol: TCP, Method: "GET", Path: target[0], Query: target[1]}
 		if d := c.Decide(r); d.Verdict != want {
 			t.Errorf("%v: %+v, want %s", target, d, want)
 		}

@@ -1,13 +1,14 @@
 package policy
 
 import (
+	"boxgate/policy/name"
 	"slices"
 	"strings"
 )
 
 // requestRule is a RequestRule ready to match.
 type requestRule struct {
-	hosts   []Pattern
+	hosts   []name.Pattern
 	methods []string
 	paths   []pathPattern
 	match   *requestMatcher // nil: every request
@@ -16,7 +17,7 @@ type requestRule struct {
 }
 
 // covers reports whether the rule applies to the host and port at all.
-func (r *requestRule) covers(n Name, port uint16) bool {
+func (r *requestRule) covers(n name.Name, port uint16) bool {
 	for _, h := range r.hosts {
 		if h.Match(n, port) {
 			return true

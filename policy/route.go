@@ -1,6 +1,7 @@
 package policy
 
 import (
+	"boxgate/policy/name"
 	"net/netip"
 	"slices"
 	"strings"
@@ -90,7 +91,7 @@ func (c *Compiled) Route(r Request, e Evidence) Route {
 	case c == nil || c.domains == nil:
 		return denied(r, c.Decide(r))
 	case r.Protocol != TCP && r.Protocol != "": // which have no openings
-		return q.refuse(r, ReasonProtocol, NeedNothing)
+		return q.refuse(r, name.ReasonProtocol, NeedNothing)
 	}
 	rt := q.byOpening()
 	if rt.Action == Splice || rt.Action == AwaitServer || rt.Action == Forward || rt.Action == Broker {
@@ -119,17 +120,17 @@ func (q *question) byOpening() Route {
 	case o == OpeningTLS && !q.r.Name.IsZero():
 		return q.named()
 	case o == OpeningTLS:
-		return q.byAddress(ReasonNoName, false)
+		return q.byAddress(name.ReasonNoName, false)
 	case o == OpeningUnreadable || o > OpeningSecure:
-		return q.byAddress(ReasonProtocol, true)
+		return q.byAddress(name.ReasonProtocol, true)
 	case q.headers.logins.Contains(port) && slices.ContainsFunc(q.implied(), q.logsIn):
 		return q.broker(q.implied())
 	case q.clientSpeaksFirst():
-		return Route{Action: AwaitClient, Request: q.r, Decision: Decision{Reason: ReasonPeekTimeout, Version: q.version}}
+		return Route{Action: AwaitClient, Request: q.r, Decision: Decision{Reason: name.ReasonPeekTimeout, Version: q.version}}
 	case isWeb(port):
-		return q.byAddress(ReasonNoName, false)
+		return q.byAddress(name.ReasonNoName, false)
 	case (o == OpeningLenient || o == OpeningPartial) && q.NamesDecide(port):
-		return q.byAddress(ReasonProtocol, true)
+		return q.byAddress(name.ReasonProtocol, true)
 	}
 	rt := q.byToldNames()
 	if rt.Action == Splice && q.e.Opening == OpeningSilent && !q.e.Greeted && q.NamesDecide(port) && !ServerSpeaksFirst(port) {
@@ -139,26 +140,26 @@ func (q *question) byOpening() Route {
 }
 
 // logsIn reports whether the gateway logs in to a host on the port.
-func (q *question) logsIn(n Name) bool { return q.headers.login(n, q.r.Port) != nil }
+func (q *question) logsIn(n name.Name) bool { return q.headers.login(n, q.r.Port) != nil }
 
 // broker decides a connection that may be for a host that the gateway logs in to: it must be for no other one. Other names that the box
 // was told for the address do not count, unless their requests are judged: what is for them would not pass at an address with a login.
 // Where a request rule covers the host as well, what is no request is refused as everywhere.
-func (q *question) broker(names []Name) Route {
-	if !slices.ContainsFunc(names, func(n Name) bool { return !q.logsIn(n) && q.Intercepts(n, q.r.Port) }) {
-		names = slices.DeleteFunc(slices.Clone(names), func(n Name) bool { return !q.logsIn(n) })
+func (q *question) broker(names []name.Name) Route {
+	if !slices.ContainsFunc(names, func(n name.Name) bool { return !q.logsIn(n) && q.Intercepts(n, q.r.Port) }) {
+		names = slices.DeleteFunc(slices.Clone(names), func(n name.Name) bool { return !q.logsIn(n) })
 	}
 	r := q.r
 	r.Name = names[0]
 	d := q.Decide(r)
 	switch {
-	case slices.ContainsFunc(names, func(n Name) bool { return n != names[0] }):
-		r.Name = Name{}
-		return q.refuse(r, ReasonNoName, NeedNothing)
+	case slices.ContainsFunc(names, func(n name.Name) bool { return n != names[0] }):
+		r.Name = name.Name{}
+		return q.refuse(r, name.ReasonNoName, NeedNothing)
 	case !d.Allowed():
 		return denied(r, d)
 	case q.judgesRequests(r.Name, r.Port):
-		return q.refuse(r, ReasonProtocol, NeedNothing)
+		return q.refuse(r, name.ReasonProtocol, NeedNothing)
 	}
 	return Route{Action: Broker, ByName: true, Request: r, Decision: d}
 }
@@ -171,7 +172,7 @@ func (q *question) clientSpeaksFirst() bool {
 	}
 	port := q.r.Port
 	return isWeb(port) || q.e.Opening == OpeningPartial && q.NamesDecide(port) && !ServerSpeaksFirst(port) ||
-		q.Intercepts(q.e.Bound, port) || slices.ContainsFunc(q.e.Told, func(n Name) bool { return q.Intercepts(n, port) })
+		q.Intercepts(q.e.Bound, port) || slices.ContainsFunc(q.e.Told, func(n name.Name) bool { return q.Intercepts(n, port) })
 }
 
 // connect decides whether there may be a tunnel at all: by the name, or the address, that was asked for.
@@ -187,7 +188,7 @@ func (q *question) connect() Route {
 // resolved for that, an address of the name is needed first.
 func (q *question) unlessLocated(d Decision) Route {
 	rt := denied(q.r, d)
-	if d.Reason == ReasonNotAllowed && !q.r.Name.IsZero() && !q.r.Addr.IsValid() && !q.e.NoAddr && q.ResolvesOthers(q.r.Name) {
+	if d.Reason == name.ReasonNotAllowed && !q.r.Name.IsZero() && !q.r.Addr.IsValid() && !q.e.NoAddr && q.ResolvesOthers(q.r.Name) {
 		rt.Needs = NeedAddr
 	}
 	return rt
@@ -196,23 +197,23 @@ func (q *question) unlessLocated(d Decision) Route {
 // request decides about a request by the host it is for.
 func (q *question) request() Route {
 	d, secure := q.Decide(q.r), q.e.Opening == OpeningSecure
-	name, port := q.r.Name, q.r.Port
+	host, port := q.r.Name, q.r.Port
 	switch {
 	case !d.Allowed() && q.e.Proxied:
 		return q.unlessLocated(d)
 	case !d.Allowed():
 		return denied(q.r, d)
-	case name.IsZero() && secure:
-		return q.refuse(q.r, ReasonAuthorityMismatch, NeedNothing)
-	case q.logsIn(name):
-		return q.refuse(q.r, ReasonProtocol, NeedNothing)
+	case host.IsZero() && secure:
+		return q.refuse(q.r, name.ReasonAuthorityMismatch, NeedNothing)
+	case q.logsIn(host):
+		return q.refuse(q.r, name.ReasonProtocol, NeedNothing)
 	case secure && q.headers.refuses(&q.r).Reason != "":
 		d = q.headers.refuses(&q.r)
 		d.Version = q.version
 		return denied(q.r, d)
-	case name.IsZero() && d.Reason != ReasonAllowedCIDR && q.NamesDecide(port):
-		return q.refuse(q.r, ReasonNoName, NeedNothing)
-	case secure || d.DialName || !q.r.Addr.IsValid() || q.Intercepts(name, port) || q.goesFar(name):
+	case host.IsZero() && d.Reason != name.ReasonAllowedCIDR && q.NamesDecide(port):
+		return q.refuse(q.r, name.ReasonNoName, NeedNothing)
+	case secure || d.DialName || !q.r.Addr.IsValid() || q.Intercepts(host, port) || q.goesFar(host):
 		return Route{Action: Forward, ByName: true, Request: q.r, Decision: d}
 	}
 	return q.asClaimed(Forward, d)
@@ -223,11 +224,11 @@ func (q *question) named() Route {
 	d := q.Decide(q.r)
 	switch {
 	case !q.e.Bound.IsZero() && q.r.Name != q.e.Bound:
-		return q.refuse(q.r, ReasonAuthorityMismatch, NeedNothing)
+		return q.refuse(q.r, name.ReasonAuthorityMismatch, NeedNothing)
 	case !d.Allowed():
 		return denied(q.r, d)
 	case q.logsIn(q.r.Name):
-		return q.broker([]Name{q.r.Name})
+		return q.broker([]name.Name{q.r.Name})
 	case q.Intercepts(q.r.Name, q.r.Port):
 		return Route{Action: Intercept, ByName: true, Request: q.r, Decision: d}
 	case d.DialName || !q.r.Addr.IsValid() || q.goesFar(q.r.Name):
@@ -245,7 +246,7 @@ func (q *question) asClaimed(a Action, d Decision) Route {
 	case !ruled:
 		return rt
 	case q.r.Name.IsZero() || !q.resolvable(q.r.Name):
-		return q.refuse(q.r, ReasonAuthorityMismatch, need)
+		return q.refuse(q.r, name.ReasonAuthorityMismatch, need)
 	}
 	rt.ByName, rt.Needs = true, need
 	return rt
@@ -254,19 +255,19 @@ func (q *question) asClaimed(a Action, d Decision) Route {
 // byAddress decides what should carry a name and carries none, by the address alone: neither what CONNECT nor what DNS said
 // about the address stands in for the name of a host that a server may find in the bytes. Where names decide on the port,
 // or listed says so, the address must be in allowed_cidrs.
-func (q *question) byAddress(lack Reason, listed bool) Route {
+func (q *question) byAddress(lack name.Reason, listed bool) Route {
 	r, bound := q.r, q.e.Bound
-	r.Name = Name{}
+	r.Name = name.Name{}
 	d := q.Decide(r)
 	switch {
-	case d.Reason == ReasonNotAllowed || d.Reason == ReasonNoName:
+	case d.Reason == name.ReasonNotAllowed || d.Reason == name.ReasonNoName:
 		if !bound.IsZero() && !r.Addr.IsValid() && !q.e.NoAddr {
 			return q.refuse(r, lack, NeedAddr)
 		}
 		return q.refuse(r, lack, NeedNothing)
 	case !d.Allowed():
 		return denied(r, d)
-	case d.Reason != ReasonAllowedCIDR && (listed || q.NamesDecide(r.Port)), q.Intercepts(bound, r.Port):
+	case d.Reason != name.ReasonAllowedCIDR && (listed || q.NamesDecide(r.Port)), q.Intercepts(bound, r.Port):
 		return q.refuse(r, lack, NeedNothing)
 	}
 	if ruled, need := q.ruled(); ruled {
@@ -283,9 +284,9 @@ func (q *question) byAddress(lack Reason, listed bool) Route {
 }
 
 // implied returns the names that a connection may be for when its bytes do not say.
-func (q *question) implied() []Name {
+func (q *question) implied() []name.Name {
 	if !q.e.Bound.IsZero() {
-		return []Name{q.e.Bound}
+		return []name.Name{q.e.Bound}
 	}
 	return q.e.Told
 }
@@ -303,11 +304,11 @@ func (q *question) byToldNames() Route {
 		case !d.Allowed():
 			rt = denied(r, d)
 		case q.Intercepts(n, r.Port): // what cannot be read must not pass where requests are judged
-			rt = q.refuse(r, ReasonProtocol, NeedNothing)
+			rt = q.refuse(r, name.ReasonProtocol, NeedNothing)
 		default:
 			return rt
 		}
-		if i == 0 || rt.Decision.Reason != ReasonNotAllowed {
+		if i == 0 || rt.Decision.Reason != name.ReasonNotAllowed {
 			refused = rt
 		}
 	}
@@ -315,7 +316,7 @@ func (q *question) byToldNames() Route {
 		return refused
 	}
 	r := q.r
-	r.Name = Name{}
+	r.Name = name.Name{}
 	d := q.Decide(r)
 	if !d.Allowed() {
 		return denied(r, d)
@@ -341,7 +342,7 @@ func (q *question) arrive(rt Route) Route {
 	}
 	if rt.Action != Broker && q.isUnread() && !q.bearsUnread(d, r) {
 		if ruled, need := q.ruledAt(); ruled {
-			return q.refuse(r, ReasonProtocol, need)
+			return q.refuse(r, name.ReasonProtocol, need)
 		}
 	}
 	if q.e.Dialled.IsValid() && (rt.ByName || !q.asked()) && q.e.Owned != Yes {
@@ -349,7 +350,7 @@ func (q *question) arrive(rt Route) Route {
 		if need == NeedNothing && q.e.Owned == Unknown {
 			need = NeedOwned
 		}
-		return q.refuse(r, ReasonPolicyChanged, need) // it went where it was asked to, by a name that does not lead there
+		return q.refuse(r, name.ReasonPolicyChanged, need) // it went where it was asked to, by a name that does not lead there
 	}
 	return rt
 }
@@ -369,7 +370,7 @@ func (q *question) bearsUnread(d Decision, r Request) bool {
 		return false
 	case isWeb(r.Port), !d.listsName():
 		return false
-	case q.ceiling == nil || !slices.ContainsFunc(q.ceiling.ruled, func(p Pattern) bool { return p.port == 0 || p.port == r.Port }):
+	case q.ceiling == nil || !slices.ContainsFunc(q.ceiling.ruled, func(p name.Pattern) bool { return p.Port() == 0 || p.Port() == r.Port }):
 		return true
 	}
 	return q.ceiling.decide(r).listsName()
@@ -378,11 +379,13 @@ func (q *question) bearsUnread(d Decision, r Request) bool {
 // listsName reports whether a destination is allowed because an entry other than "*" lists its name.
 func (d Decision) listsName() bool {
 	rule := strings.TrimPrefix(d.Rule, ruleCeiling+": ")
-	return d.Reason == ReasonAllowedDomain && rule != "*" && !strings.HasPrefix(rule, "*:")
+	return d.Reason == name.ReasonAllowedDomain && rule != "*" && !strings.HasPrefix(rule, "*:")
 }
 
 // asked reports whether the address that was dialled is the one that was asked for.
-func (q *question) asked() bool { return canonicalAddr(q.e.Dialled) == canonicalAddr(q.r.Addr) }
+func (q *question) asked() bool {
+	return name.CanonicalAddr(q.e.Dialled) == name.CanonicalAddr(q.r.Addr)
+}
 
 // ruled reports whether the address that was asked for may be that of a host with rules. Once another is dialled nobody asks
 // about it any more.
@@ -401,12 +404,12 @@ func (q *question) ruledAt() (bool, Need) {
 }
 
 // resolvable reports whether a name may be asked of the upstream DNS servers.
-func (q *question) resolvable(n Name) bool {
+func (q *question) resolvable(n name.Name) bool {
 	return q.Decide(Request{Stage: StageDNS, Box: q.r.Box, Name: n}).Allowed() || q.ResolvesOthers(n)
 }
 
 // refuse is the answer for a reason of the data path.
-func (q *question) refuse(r Request, why Reason, need Need) Route {
+func (q *question) refuse(r Request, why name.Reason, need Need) Route {
 	return Route{Request: r, Decision: Decision{Reason: why, Version: q.version}, Needs: need}
 }
 

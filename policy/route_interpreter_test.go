@@ -1,6 +1,7 @@
 package policy
 
 import (
+	"boxgate/policy/name"
 	"slices"
 	"strings"
 )
@@ -9,12 +10,12 @@ import (
 // to an address of that name, and the reason.
 type passing struct {
 	action Action
-	name   Name
+	name   name.Name
 	byName bool
-	reason Reason
+	reason name.Reason
 }
 
-func refusal(n Name, why Reason) passing { return passing{Refuse, n, false, why} }
+func refusal(n name.Name, why name.Reason) passing { return passing{Refuse, n, false, why} }
 
 // route answers like Compiled.Route, sentence by sentence from docs/security.md ("Why nothing passes an interceptor"), for
 // TCP. It asks the plain decide, and counts what is unknown as the worse answer.
@@ -44,14 +45,14 @@ func (in interpreter) route(r Request, e Evidence) passing {
 	// "Bytes without a name do not go where a host with rules may be, unless the policy lists the name itself."
 	// Where there is a login on the port, neither a name in TLS nor a listed one is enough.
 	withName := http || e.Opening == OpeningTLS && !r.Name.IsZero() && !in.loginsOn(r.Port)
-	listedByName := why == ReasonAllowedDomain && !in.anyNameAlone(dial) && r.Port != 80 && r.Port != 443 && !in.loginsOn(r.Port)
+	listedByName := why == name.ReasonAllowedDomain && !in.anyNameAlone(dial) && r.Port != 80 && r.Port != 443 && !in.loginsOn(r.Port)
 	if p.action != Broker && !withName && e.Ruled != No && !listedByName {
-		return refusal(p.name, ReasonProtocol)
+		return refusal(p.name, name.ReasonProtocol)
 	}
 	// "What goes by a name goes to an address of that name."
 	sameAddr := e.Dialled.Unmap().WithZone("") == r.Addr.Unmap().WithZone("")
 	if e.Dialled.IsValid() && e.Owned != Yes && (p.byName || !sameAddr) {
-		return refusal(p.name, ReasonPolicyChanged)
+		return refusal(p.name, name.ReasonPolicyChanged)
 	}
 	return p
 }
@@ -69,13 +70,13 @@ func (in interpreter) loginsOn(port uint16) bool {
 }
 
 // hasLogin reports whether there is a login to the host on the port.
-func (in interpreter) hasLogin(n Name, port uint16) bool {
+func (in interpreter) hasLogin(n name.Name, port uint16) bool {
 	return slices.ContainsFunc(in.headers, func(h HeaderRule) bool { return h.Login != nil && h.Pattern.Match(n, port) })
 }
 
 // startBroker: the gateway logs in where the connection can be for no other host with a login, or with requests that are judged.
-func (in interpreter) startBroker(r Request, names []Name) passing {
-	var left []Name
+func (in interpreter) startBroker(r Request, names []name.Name) passing {
+	var left []name.Name
 	for _, n := range names {
 		if in.hasLogin(n, r.Port) || in.hasRules(n, r.Port) {
 			left = append(left, n)
@@ -85,7 +86,7 @@ func (in interpreter) startBroker(r Request, names []Name) passing {
 	r.Name = names[0]
 	for _, n := range names {
 		if n != r.Name {
-			return refusal(Name{}, ReasonNoName)
+			return refusal(name.Name{}, name.ReasonNoName)
 		}
 	}
 	verdict, why := in.decide(r)
@@ -95,7 +96,7 @@ func (in interpreter) startBroker(r Request, names []Name) passing {
 	for _, rule := range in.spec.Rules {
 		for _, h := range rule.Hosts {
 			if in.domainMatches(h, Request{Name: r.Name, Port: r.Port}) {
-				return refusal(r.Name, ReasonProtocol)
+				return refusal(r.Name, name.ReasonProtocol)
 			}
 		}
 	}
@@ -115,7 +116,7 @@ func (in interpreter) namesDecideOn(port uint16) bool {
 }
 
 // hasRules reports whether a header or request rule is about the name on the port.
-func (in interpreter) hasRules(n Name, port uint16) bool {
+func (in interpreter) hasRules(n name.Name, port uint16) bool {
 	if n.IsZero() {
 		return false
 	}
@@ -149,16 +150,16 @@ func (in interpreter) hasRules(n Name, port uint16) bool {
 func (in interpreter) toItsOwner(r Request) bool {
 	_, why := in.destination(r)
 	switch why {
-	case ReasonAllowedDomain:
+	case name.ReasonAllowedDomain:
 		return !r.Name.IsZero()
-	case ReasonAllowAll, ReasonNotDenied:
+	case name.ReasonAllowAll, name.ReasonNotDenied:
 		return in.mustDial(r)
 	}
 	return false
 }
 
 // mayBeLookedUp reports whether DNS would look a name up.
-func (in interpreter) mayBeLookedUp(n Name) bool {
+func (in interpreter) mayBeLookedUp(n name.Name) bool {
 	verdict, _ := in.decide(Request{Stage: StageDNS, Name: n})
 	return verdict == Allow || in.spec.resolvesOthers()
 }
@@ -167,7 +168,7 @@ func (in interpreter) mayBeLookedUp(n Name) bool {
 func (in interpreter) start(r Request, e Evidence) passing {
 	names := e.Told // which the connection may be for when its bytes do not say
 	if !e.Bound.IsZero() {
-		names = []Name{e.Bound}
+		names = []name.Name{e.Bound}
 	}
 	switch e.Opening {
 	case OpeningSilent, OpeningPartial, OpeningLenient, OpeningOther, OpeningEnded:
@@ -191,27 +192,27 @@ func (in interpreter) start(r Request, e Evidence) passing {
 		if !r.Name.IsZero() {
 			return in.startNamed(r, e)
 		}
-		return in.startByAddress(r, e, ReasonNoName, false)
+		return in.startByAddress(r, e, name.ReasonNoName, false)
 	case OpeningSilent, OpeningPartial:
 		mustGoOn := web
-		for _, n := range append([]Name{e.Bound}, e.Told...) {
+		for _, n := range append([]name.Name{e.Bound}, e.Told...) {
 			mustGoOn = mustGoOn || in.hasRules(n, r.Port)
 		}
 		if e.Opening == OpeningPartial && !greets && in.namesDecideOn(r.Port) {
 			mustGoOn = true
 		}
 		if mustGoOn {
-			return passing{AwaitClient, r.Name, false, ReasonPeekTimeout}
+			return passing{AwaitClient, r.Name, false, name.ReasonPeekTimeout}
 		}
 	case OpeningLenient, OpeningOther, OpeningEnded:
 	default:
-		return in.startByAddress(r, e, ReasonProtocol, true)
+		return in.startByAddress(r, e, name.ReasonProtocol, true)
 	}
 	if web {
-		return in.startByAddress(r, e, ReasonNoName, false)
+		return in.startByAddress(r, e, name.ReasonNoName, false)
 	}
 	if in.namesDecideOn(r.Port) && (e.Opening == OpeningLenient || e.Opening == OpeningPartial) {
-		return in.startByAddress(r, e, ReasonProtocol, true)
+		return in.startByAddress(r, e, name.ReasonProtocol, true)
 	}
 	p := in.startTold(r, names)
 	if p.action == Splice && e.Opening == OpeningSilent && in.namesDecideOn(r.Port) && !greets && !e.Greeted {
@@ -227,16 +228,16 @@ func (in interpreter) startRequest(r Request, e Evidence) passing {
 	case verdict == Deny:
 		return refusal(r.Name, why)
 	case e.Opening == OpeningSecure && r.Name.IsZero():
-		return refusal(r.Name, ReasonAuthorityMismatch)
+		return refusal(r.Name, name.ReasonAuthorityMismatch)
 	case in.hasLogin(r.Name, r.Port):
-		return refusal(r.Name, ReasonProtocol)
-	case r.Name.IsZero() && where != ReasonAllowedCIDR && in.namesDecideOn(r.Port):
-		return refusal(r.Name, ReasonNoName)
+		return refusal(r.Name, name.ReasonProtocol)
+	case r.Name.IsZero() && where != name.ReasonAllowedCIDR && in.namesDecideOn(r.Port):
+		return refusal(r.Name, name.ReasonNoName)
 	}
 	byName := e.Opening == OpeningSecure || in.toItsOwner(r) || !r.Addr.IsValid() || in.hasRules(r.Name, r.Port)
 	if !byName && mayHaveRules(r, e) {
 		if r.Name.IsZero() || !in.mayBeLookedUp(r.Name) {
-			return refusal(r.Name, ReasonAuthorityMismatch)
+			return refusal(r.Name, name.ReasonAuthorityMismatch)
 		}
 		byName = true
 	}
@@ -245,14 +246,14 @@ func (in interpreter) startRequest(r Request, e Evidence) passing {
 
 func (in interpreter) startNamed(r Request, e Evidence) passing {
 	if !e.Bound.IsZero() && e.Bound != r.Name {
-		return refusal(r.Name, ReasonAuthorityMismatch)
+		return refusal(r.Name, name.ReasonAuthorityMismatch)
 	}
 	verdict, why := in.decide(r)
 	if verdict == Deny {
 		return refusal(r.Name, why)
 	}
 	if in.hasLogin(r.Name, r.Port) {
-		return in.startBroker(r, []Name{r.Name})
+		return in.startBroker(r, []name.Name{r.Name})
 	}
 	if in.hasRules(r.Name, r.Port) {
 		return passing{Intercept, r.Name, true, why}
@@ -260,23 +261,23 @@ func (in interpreter) startNamed(r Request, e Evidence) passing {
 	byName := in.toItsOwner(r) || !r.Addr.IsValid()
 	if !byName && mayHaveRules(r, e) {
 		if !in.mayBeLookedUp(r.Name) {
-			return refusal(r.Name, ReasonAuthorityMismatch)
+			return refusal(r.Name, name.ReasonAuthorityMismatch)
 		}
 		byName = true
 	}
 	return passing{Splice, r.Name, byName, why}
 }
 
-func (in interpreter) startByAddress(r Request, e Evidence, lack Reason, listed bool) passing {
-	r.Name = Name{}
+func (in interpreter) startByAddress(r Request, e Evidence, lack name.Reason, listed bool) passing {
+	r.Name = name.Name{}
 	verdict, why := in.decide(r)
-	if why == ReasonNotAllowed || why == ReasonNoName {
+	if why == name.ReasonNotAllowed || why == name.ReasonNoName {
 		return refusal(r.Name, lack)
 	}
 	if verdict == Deny {
 		return refusal(r.Name, why)
 	}
-	if (listed || in.namesDecideOn(r.Port)) && why != ReasonAllowedCIDR {
+	if (listed || in.namesDecideOn(r.Port)) && why != name.ReasonAllowedCIDR {
 		return refusal(r.Name, lack)
 	}
 	if in.hasRules(e.Bound, r.Port) || mayHaveRules(r, e) {
@@ -289,14 +290,14 @@ func (in interpreter) startByAddress(r Request, e Evidence, lack Reason, listed 
 			return refusal(e.Bound, why)
 		}
 	}
-	return passing{Splice, Name{}, false, why}
+	return passing{Splice, name.Name{}, false, why}
 }
 
-func (in interpreter) startTold(r Request, names []Name) passing {
+func (in interpreter) startTold(r Request, names []name.Name) passing {
 	if len(names) == 0 {
-		r.Name = Name{}
+		r.Name = name.Name{}
 		if verdict, why := in.decide(r); verdict == Allow {
-			return passing{Splice, Name{}, false, why}
+			return passing{Splice, name.Name{}, false, why}
 		} else {
 			return refusal(r.Name, why)
 		}
@@ -309,14 +310,14 @@ func (in interpreter) startTold(r Request, names []Name) passing {
 		case verdict == Deny:
 			said = append(said, refusal(n, why))
 		case in.hasRules(n, r.Port):
-			said = append(said, refusal(n, ReasonProtocol))
+			said = append(said, refusal(n, name.ReasonProtocol))
 		default:
 			return passing{Splice, n, in.toItsOwner(r) || !r.Addr.IsValid(), why}
 		}
 	}
 	// A name that is denied says more than one that is merely not allowed.
 	for i := len(said) - 1; i >= 0; i-- {
-		if said[i].reason != ReasonNotAllowed {
+		if said[i].reason != name.ReasonNotAllowed {
 			return said[i]
 		}
 	}

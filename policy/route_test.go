@@ -7,10 +7,11 @@ import (
 	"testing"
 
 	"boxgate/internal/nightly"
+	"boxgate/policy/name"
 )
 
-func (r random) name() Name {
-	n, _ := ParseName(pick(r, someNames))
+func (r random) name() name.Name {
+	n, _ := name.Parse(pick(r, someNames))
 	return n
 }
 
@@ -197,8 +198,8 @@ func TestNoEvidenceIsTheNarrowest(t *testing.T) {
 			}
 			none := Evidence{Ruled: e.Ruled, Owned: e.Owned, Dialled: e.Dialled}
 			any := e
-			any.Bound, any.Told, any.Greeted, any.Opening = Name{}, nil, true, e.Opening%OpeningSecure
-			req.Name, req.Method, req.Path = Name{}, "GET", "/"
+			any.Bound, any.Told, any.Greeted, any.Opening = name.Name{}, nil, true, e.Opening%OpeningSecure
+			req.Name, req.Method, req.Path = name.Name{}, "GET", "/"
 			if c.Route(req, none).Action != Refuse && c.Route(req, any).Action == Refuse {
 				t.Fatalf("policy %+v: %+v is refused with %+v", in.spec, req, any)
 			}
@@ -233,7 +234,7 @@ func TestNothingOutlivesAPolicyUnderWhichItCouldNotBegin(t *testing.T) {
 				held = was.Held(e, netip.Addr{}, Unknown)
 			}
 			held.Ruled = Answer(r.IntN(3)) // of dialled, asked anew
-			if slices.ContainsFunc(e.Told, func(n Name) bool { return next.Intercepts(n, req.Port) }) {
+			if slices.ContainsFunc(e.Told, func(n name.Name) bool { return next.Intercepts(n, req.Port) }) {
 				held.Ruled = Yes
 			}
 			if now := next.Route(req, held); !now.Keeps(was.Action) {
@@ -264,12 +265,12 @@ func TestZeroRouteRefuses(t *testing.T) {
 	}
 	for _, c := range []*Compiled{nil, {}} {
 		eachRoute(1, func(_ random, _ interpreter, _ *Compiled, req Request, e Evidence) {
-			if rt := c.Route(req, e); rt.Action != Refuse || rt.Decision.Reason != ReasonNoPolicy {
+			if rt := c.Route(req, e); rt.Action != Refuse || rt.Decision.Reason != name.ReasonNoPolicy {
 				t.Fatalf("%+v", rt)
 			}
 		})
 	}
-	c, err := Compile(Spec{Mode: ModeAllowAll}, nil, NewProtected(nil, nil), 1)
+	c, err := Compile(Spec{Mode: ModeAllowAll}, nil, name.NewProtected(nil, nil), 1)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -1,6 +1,7 @@
 package policy
 
 import (
+	"boxgate/policy/name"
 	"strings"
 )
 
@@ -30,8 +31,8 @@ func (s Signing) Sets(name string) bool {
 
 // Key is a value that signs, and is not sent: a literal, or a secret of the operator by name.
 type Key struct {
-	Value  Secret // the literal; empty when Source is set
-	Source string // name of a secret in the gateway's configuration; "" for a literal
+	Value  name.Secret // the literal; empty when Source is set
+	Source string      // name of a secret in the gateway's configuration; "" for a literal
 }
 
 // AWSSigning is AWS Signature Version 4. The first region and service are used unless there are others: then those that

@@ -1,6 +1,7 @@
 package policy
 
 import (
+	"boxgate/policy/name"
 	"net/textproto"
 	"slices"
 	"strings"
@@ -57,10 +58,10 @@ func (p *headerParser) checkRewrites(at string, r *HeaderRule) {
 }
 
 // key reads a value that signs.
-func (p *headerParser) key(at, name string, v value) Key {
-	text := p.value(at, name, v, false)
+func (p *headerParser) key(at, n string, v value) Key {
+	text := p.value(at, n, v, false)
 	if text.source == "" && text.literal.Reveal() == "" {
-		p.add(at, "the value of %s is empty", quoted(name))
+		p.add(at, "the value of %s is empty", name.Quote(n))
 	}
 	return Key{Value: text.literal, Source: text.source}
 }
@@ -137,11 +138,11 @@ func (p *headerParser) hmacSigning(at string, v value) *HMACSigning {
 }
 
 func (p *headerParser) headerName(at string, v value) string {
-	name := v.string(at, &p.problems)
-	if flaw := headerNameFlaw(name); v.kind == kindText && flaw != "" {
-		p.add(at, "%s %s", quoted(nameShown(name, isToken)), flaw)
+	n := v.string(at, &p.problems)
+	if flaw := headerNameFlaw(n); v.kind == kindText && flaw != "" {
+		p.add(at, "%s %s", name.Quote(name.Shown(n, name.IsToken)), flaw)
 	}
-	return textproto.CanonicalMIMEHeaderKey(name)
+	return textproto.CanonicalMIMEHeaderKey(n)
 }
 
 // timestamp reads how the time is sent: {"header": name, "format": …}.

@@ -1,6 +1,7 @@
 package policy
 
 import (
+	"boxgate/policy/name"
 	"fmt"
 	"net/netip"
 )
@@ -131,5 +132,5 @@ func (c *Compiled) leaving(r Request, d Decision) Decision {
 	if lack == "" {
 		return d
 	}
-	return Decision{Reason: ReasonSourceAddress, Rule: lack}
+	return Decision{Reason: name.ReasonSourceAddress, Rule: lack}
 }

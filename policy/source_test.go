@@ -1,6 +1,7 @@
 package policy
 
 import (
+	"boxgate/policy/name"
 	"net/netip"
 	"testing"
 )
@@ -38,7 +39,7 @@ func TestNothingLeavesWithoutASource(t *testing.T) {
 	headers := mustRules(t, `{"api.example.com": {"forward_url": "https://proxy.example.com"}}`)
 	lost := netip.MustParseAddr("2001:db8::7")
 	compile := func(upstream *HostUpstream) *Compiled {
-		c, err := Compile(Spec{Mode: ModeAllowAll}, headers, &Protected{}, 1)
+		c, err := Compile(Spec{Mode: ModeAllowAll}, headers, &name.Protected{}, 1)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -58,7 +59,7 @@ func TestNothingLeavesWithoutASource(t *testing.T) {
 		if d := decides.Decide(to("198.51.100.1")); !d.Allowed() {
 			t.Errorf("%s, IPv4: %+v", what, d)
 		}
-		if d := decides.Decide(to("2001:db8:2::1")); d.Allowed() || d.Reason != ReasonSourceAddress || d.Rule != "lost" {
+		if d := decides.Decide(to("2001:db8:2::1")); d.Allowed() || d.Reason != name.ReasonSourceAddress || d.Rule != "lost" {
 			t.Errorf("%s, IPv6: %+v", what, d)
 		}
 	}
@@ -80,7 +81,7 @@ func TestNothingLeavesWithoutASource(t *testing.T) {
 	if d := c.Decide(to("2001:db8:2::1")); !d.Allowed() {
 		t.Errorf("by a proxy: %+v", d)
 	}
-	if d := c.Reach(c.upstream).Decide(to("2001:db8:3::1")); d.Allowed() || d.Reason != ReasonSourceAddress {
+	if d := c.Reach(c.upstream).Decide(to("2001:db8:3::1")); d.Allowed() || d.Reason != name.ReasonSourceAddress {
 		t.Errorf("to the proxy: %+v", d)
 	}
 }
@@ -88,7 +89,7 @@ func TestNothingLeavesWithoutASource(t *testing.T) {
 // A change of the source is one that open connections do not outlive.
 func TestOtherSourcesCutConnections(t *testing.T) {
 	compile := func(s Source) *Compiled {
-		c, err := Compile(Spec{Mode: ModeAllowAll}, nil, &Protected{}, 1)
+		c, err := Compile(Spec{Mode: ModeAllowAll}, nil, &name.Protected{}, 1)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -107,7 +108,7 @@ func TestOtherSourcesCutConnections(t *testing.T) {
 		t.Errorf("from the same address: %+v", now)
 	}
 	for _, s := range []Source{second, {}} {
-		if now := compile(s).Route(asked, known); now.Keeps(rt.Action) || now.Decision.Reason != ReasonPolicyChanged {
+		if now := compile(s).Route(asked, known); now.Keeps(rt.Action) || now.Decision.Reason != name.ReasonPolicyChanged {
 			t.Errorf("from %v: %+v", s, now)
 		}
 		if Loosens(compile(first).Kernel(), compile(s).Kernel()) || Loosens(compile(s).Kernel(), compile(first).Kernel()) {

@@ -1,6 +1,7 @@
 package policy
 
 import (
+	"boxgate/policy/name"
 	"net/netip"
 	"slices"
 )
@@ -55,7 +56,7 @@ type Spec struct {
 // exactly. Paths are compared both as the request spells them and with percent-encoding resolved: a rule denies if
 // either form matches and allows only if both do. A path that servers may read in different ways, with "." and ".."
 // segments, repeated or encoded slashes and the like, is denied on every host that a rule covers
-// ([ReasonAmbiguousPath]).
+// ([name.ReasonAmbiguousPath]).
 type RequestRule struct {
 	Hosts   []string `json:"hosts"`
 	Methods []string `json:"methods,omitempty"`
@@ -84,7 +85,7 @@ const (
 // domain is one entry of a list of domains, and cidr one of a list of CIDRs, with the text that decisions name.
 type (
 	domain struct {
-		pattern Pattern
+		pattern name.Pattern
 		rule    string
 	}
 	cidr struct {

@@ -1,6 +1,7 @@
 package policy
 
 import (
+	"boxgate/policy/name"
 	"slices"
 	"strings"
 )
@@ -39,19 +40,19 @@ func GitServices() []string { return []string{gitUploadPack, gitReceivePack, git
 
 // Repo decides about a service of git on a repository: the path is as a client of a host gives it, with or without a slash
 // at its beginning and .git at its end, which mean the same. A rule that allows pushing allows reading, too.
-func (s *SSH) Repo(host Name, service, path string) Decision {
+func (s *SSH) Repo(host name.Name, service, path string) Decision {
 	if !slices.Contains(GitServices(), service) {
-		return Decision{Reason: ReasonRequestRule}
+		return Decision{Reason: name.ReasonRequestRule}
 	}
-	name := strings.TrimPrefix(path, "/")
-	refused := Decision{Reason: ReasonRequestRule}
+	n := strings.TrimPrefix(path, "/")
+	refused := Decision{Reason: name.ReasonRequestRule}
 	for _, r := range s.Repos {
-		if !sameRepo(host, r.Name, name) {
+		if !sameRepo(host, r.Name, n) {
 			continue
 		}
 		r.Host = host.String()
 		if service != gitReceivePack || r.Access == accessPush {
-			return Decision{Verdict: Allow, Reason: ReasonRequestRule, Rule: r.describe()}
+			return Decision{Verdict: Allow, Reason: name.ReasonRequestRule, Rule: r.describe()}
 		}
 		refused.Rule = r.describe()
 	}
@@ -59,7 +60,7 @@ func (s *SSH) Repo(host Name, service, path string) Decision {
 }
 
 // sameRepo reports whether a path is that of a repository, as in [RepoRule.path].
-func sameRepo(host Name, rule, path string) bool {
+func sameRepo(host name.Name, rule, path string) bool {
 	if !repoName.MatchString(path) {
 		return false
 	}
@@ -73,9 +74,9 @@ func sameRepo(host Name, rule, path string) bool {
 // Command decides about a command.
 func (s *SSH) Command(command string) Decision {
 	if slices.Contains(s.Commands, command) {
-		return Decision{Verdict: Allow, Reason: ReasonRequestRule, Rule: "command " + quoted(command)}
+		return Decision{Verdict: Allow, Reason: name.ReasonRequestRule, Rule: "command " + name.Quote(command)}
 	}
-	return Decision{Reason: ReasonRequestRule}
+	return Decision{Reason: name.ReasonRequestRule}
 }
 
 // HostKeyLines returns the keys as texts.

@@ -1,6 +1,7 @@
 package policy
 
 import (
+	"boxgate/policy/name"
 	"encoding/base64"
 	"encoding/binary"
 	"errors"
@@ -40,13 +41,13 @@ func ParseHostKey(line string) (HostKey, error) {
 		k.Authority, fields = true, fields[1:]
 	}
 	if len(fields) > 2 && !isHostKeyType(fields[0]) && isHostKeyType(fields[1]) {
-		return HostKey{}, fmt.Errorf("begins with the name of a host; use %s", quoted(strings.Join(fields[1:3], " ")))
+		return HostKey{}, fmt.Errorf("begins with the name of a host; use %s", name.Quote(strings.Join(fields[1:3], " ")))
 	}
 	if len(fields) < 2 {
 		return HostKey{}, errHostKeyForm
 	}
 	if !isHostKeyType(fields[0]) {
-		return HostKey{}, fmt.Errorf("%s is no type of a host's key; use ssh-ed25519, ecdsa-sha2-nistp256, -384 or -521, or ssh-rsa", quoted(fields[0]))
+		return HostKey{}, fmt.Errorf("%s is no type of a host's key; use ssh-ed25519, ecdsa-sha2-nistp256, -384 or -521, or ssh-rsa", name.Quote(fields[0]))
 	}
 	blob, err := base64.StdEncoding.DecodeString(fields[1])
 	if err != nil || !isKeyBlob(fields[0], blob) {

@@ -1,6 +1,7 @@
 package policy
 
 import (
+	"boxgate/policy/name"
 	"strings"
 	"unicode"
 	"unicode/utf8"
@@ -127,9 +128,9 @@ func (p *headerParser) sshCommands(at string, v value) []string {
 }
 
 // sshHost checks the repositories of a login for its host.
-func (p *headerParser) sshHost(at string, host Pattern, s *SSH) {
+func (p *headerParser) sshHost(at string, host name.Pattern, s *SSH) {
 	for i, r := range s.Repos {
-		r.Host = host.name.s
+		r.Host = host.Name().String()
 		r.checkPath(element(pointer(pointer(at, "ssh"), "repos"), i), &p.problems)
 	}
 }

@@ -1,6 +1,7 @@
 package policy
 
 import (
+	"boxgate/policy/name"
 	"crypto/sha256"
 	"encoding/binary"
 	"encoding/hex"
@@ -23,7 +24,7 @@ const (
 )
 
 // defaultProxyPorts are those of proxies whose URL has no port.
-var defaultProxyPorts = map[ProxyScheme]uint16{ProxyHTTP: defaultHTTPPort, ProxyHTTPS: defaultTLSPort, ProxySOCKS5: 1080}
+var defaultProxyPorts = map[ProxyScheme]uint16{ProxyHTTP: name.HTTPPort, ProxyHTTPS: name.HTTPSPort, ProxySOCKS5: 1080}
 
 // UpstreamSpec is an upstream proxy as written: all connections of a box go by it. Its credentials are not in it: they are
 // given to its host and port by a header rule, see [ProxyLogin].
@@ -45,13 +46,13 @@ func (s *UpstreamSpec) clone() *UpstreamSpec {
 // Immutable and safe for concurrent use. [ParseUpstream] makes one.
 type UpstreamProxy struct {
 	Scheme ProxyScheme
-	Name   Name       // of its host; zero if Addr is given
+	Name   name.Name  // of its host; zero if Addr is given
 	Addr   netip.Addr // of its host; invalid if Name is given
 	Port   uint16
 	Login  *ProxyLogin // nil: none
 
-	there     []Pattern      // names that it resolves
-	direct    []Pattern      // names whose servers are connected to without it
+	there     []name.Pattern // names that it resolves
+	direct    []name.Pattern // names whose servers are connected to without it
 	directNet []netip.Prefix // the same of servers that were asked for by address
 	key       string
 }
@@ -77,14 +78,13 @@ func ParseUpstream(text string) (*UpstreamProxy, error) {
 	}
 	p.Port = port
 	if text := u.Port(); text != "" || strings.HasSuffix(u.Host, ":") {
-		var flaw string
-		if p.Port, flaw = parsePort(text + strings.Repeat(":", 1-min(len(text), 1))); flaw != "" {
+		if p.Port, err = name.ParsePort(text); err != nil {
 			return nil, flawError("has no valid port")
 		}
 	}
 	if a, err := netip.ParseAddr(u.Hostname()); err == nil && a.Zone() == "" {
 		p.Addr = a.Unmap()
-	} else if p.Name, err = ParseName(u.Hostname()); err != nil || strings.Contains(u.Host, "[") {
+	} else if p.Name, err = name.Parse(u.Hostname()); err != nil || strings.Contains(u.Host, "[") {
 		return nil, flawError("gives its host neither by name nor by address")
 	}
 	p.seal("")
@@ -131,33 +131,33 @@ func (p *UpstreamProxy) seal(above string) {
 }
 
 // resolves reports whether the proxy resolves a name.
-func (p *UpstreamProxy) resolves(n Name, port uint16) bool { return covered(p.there, n, port) }
+func (p *UpstreamProxy) resolves(n name.Name, port uint16) bool { return covered(p.there, n, port) }
 
 // exceptsName reports whether servers of a name are connected to without the proxy.
-func (p *UpstreamProxy) exceptsName(n Name, port uint16) bool { return covered(p.direct, n, port) }
+func (p *UpstreamProxy) exceptsName(n name.Name, port uint16) bool { return covered(p.direct, n, port) }
 
 // exceptsAddr is exceptsName for a server that is asked for by its address.
 func (p *UpstreamProxy) exceptsAddr(a netip.Addr) bool {
-	a = canonicalAddr(a)
+	a = name.CanonicalAddr(a)
 	return a.IsValid() && slices.ContainsFunc(p.directNet, func(n netip.Prefix) bool { return n.Contains(a) })
 }
 
-func covered(list []Pattern, n Name, port uint16) bool {
-	return slices.ContainsFunc(list, func(p Pattern) bool { return p.Match(n, port) })
+func covered(list []name.Pattern, n name.Name, port uint16) bool {
+	return slices.ContainsFunc(list, func(p name.Pattern) bool { return p.Match(n, port) })
 }
 
 // except parses what is reached without the proxy: domains, and networks of servers that are asked for by address.
 func (p *UpstreamProxy) except(direct []string) error {
 	for _, s := range direct {
-		if !meansAddress(bareHost(s)) && !isPrefix(s) {
-			pattern, err := ParsePattern(s)
+		if !name.MeansAddress(s) {
+			pattern, err := name.ParsePattern(s)
 			if err != nil {
 				return err
 			}
 			p.direct = append(p.direct, pattern)
 			continue
 		}
-		network, err := parseCIDR(s)
+		network, err := name.ParseCIDR(s)
 		if err != nil {
 			return err
 		}
@@ -169,7 +169,7 @@ func (p *UpstreamProxy) except(direct []string) error {
 // leaveTo parses the domains that the proxy resolves.
 func (p *UpstreamProxy) leaveTo(there []string) error {
 	for _, s := range there {
-		pattern, err := ParsePattern(s)
+		pattern, err := name.ParsePattern(s)
 		if err != nil {
 			return err
 		}

@@ -1,6 +1,7 @@
 package policy
 
 import (
+	"boxgate/policy/name"
 	"encoding/json"
 	"slices"
 	"strings"
@@ -36,7 +37,7 @@ func translateVercel(doc value, ps *problems) (Spec, []HeaderRule, error) {
 	if doc.kind == kindText {
 		spec.Mode = Mode(doc.text)
 		if spec.Mode != ModeAllowAll && spec.Mode != ModeDenyAll {
-			ps.add("", `%s is no policy; use "allow-all", "deny-all" or an object with allow`, quoted(doc.text))
+			ps.add("", `%s is no policy; use "allow-all", "deny-all" or an object with allow`, name.Quote(doc.text))
 		}
 		return vercelResult(spec, nil, ps)
 	}
@@ -82,7 +83,7 @@ func readVercelSubnets(at string, v value, spec *Spec, ps *problems) {
 type vercelHost struct {
 	at      string
 	host    string
-	pattern Pattern
+	pattern name.Pattern
 	rules   []HeaderRule
 }
 
@@ -280,12 +281,12 @@ func overlayHeaders(headers, later []Header) []Header {
 // specific one; where the two differ the policy is refused. A specific domain without headers before a wider one with
 // headers is kept as a rule that sets none.
 func vercelHeaders(hosts []vercelHost, ps *problems) []HeaderRule {
-	out := map[Pattern][]HeaderRule{}
+	out := map[name.Pattern][]HeaderRule{}
 	for i, h := range hosts {
 		if !setsHeaders(h.rules) {
 			continue
 		}
-		if h.pattern.ok && h.pattern.name.IsZero() {
+		if !h.pattern.IsZero() && h.pattern.Name().IsZero() {
 			ps.add(h.at, `headers on "*" would go to every host; set them on a domain`)
 		}
 		out[h.pattern] = h.rules
@@ -304,7 +305,7 @@ func vercelHeaders(hosts []vercelHost, ps *problems) []HeaderRule {
 func setsHeaders(rules []HeaderRule) bool { return slices.ContainsFunc(rules, HeaderRule.Applies) }
 
 // patternRules returns the rules of each pattern as one list.
-func patternRules(of map[Pattern][]HeaderRule, ps *problems) (rules []HeaderRule) {
+func patternRules(of map[name.Pattern][]HeaderRule, ps *problems) (rules []HeaderRule) {
 	if len(of) > MaxHeaderHosts {
 		ps.add("", "headers are set on %d hosts; the limit is %d", len(of), MaxHeaderHosts)
 	}
@@ -324,7 +325,7 @@ func refuseShadowed(earlier, later vercelHost, ps *problems) bool {
 		return false
 	}
 	ps.add(later.at, "%s comes before and covers it, so its own headers would never be set; put %s first",
-		quoted(earlier.host), quoted(later.host))
+		name.Quote(earlier.host), name.Quote(later.host))
 	return true
 }
 
@@ -337,6 +338,6 @@ func sameEntry(a, b HeaderRule) bool {
 }
 
 // covers443 reports whether p covers all hosts of q that headers can be set on.
-func covers443(p, q Pattern) bool {
-	return p.ok && q.ok && p.withPort(defaultTLSPort).covers(q.withPort(defaultTLSPort))
+func covers443(p, q name.Pattern) bool {
+	return p.WithDefaultPort(name.HTTPSPort).Covers(q.WithDefaultPort(name.HTTPSPort))
 }

@@ -1,6 +1,7 @@
 package policy
 
 import (
+	"boxgate/policy/name"
 	"slices"
 	"strings"
 )
@@ -35,7 +36,7 @@ func (c *Compiled) newWarnings(parsed parsedSpec, headers []HeaderRule) []Proble
 // warnProxyLogin finds the login of the upstream proxy, if it is for another scheme than the policy gives that.
 func (c *Compiled) warnProxyLogin(h HeaderRule, ps *problems) {
 	p, u := h.key(), c.upstream
-	if h.Login == nil || h.Login.Proxy == nil || u == nil || u.Name != p.name || u.Port != p.port || h.Login.Proxy.isFor(u.Scheme) {
+	if h.Login == nil || h.Login.Proxy == nil || u == nil || u.Name != p.Name() || u.Port != p.Port() || h.Login.Proxy.isFor(u.Scheme) {
 		return
 	}
 	ps.add(pointer("/attach_headers", h.Pattern.String()), "is not given to the upstream_proxy, which the policy has spoken to by %s: a login is for https unless its scheme says otherwise", u.Scheme)
@@ -47,7 +48,7 @@ func (c *Compiled) warnPlain(at string, h HeaderRule, parsed parsedSpec, ps *pro
 	p := h.key()
 	does := ""
 	switch {
-	case p.port != defaultTLSPort:
+	case p.Port() != name.HTTPSPort:
 		return
 	case h.Deny:
 		does = "denies"
@@ -56,8 +57,8 @@ func (c *Compiled) warnPlain(at string, h HeaderRule, parsed parsedSpec, ps *pro
 	default:
 		return
 	}
-	plain := HeaderRule{Pattern: Pattern{ok: p.ok, wild: p.wild, name: p.name, port: defaultHTTPPort}}
-	judged := slices.ContainsFunc(c.rules, func(r requestRule) bool { return r.covers(p.name, defaultHTTPPort) })
+	plain := HeaderRule{Pattern: p.WithPort(name.HTTPPort)}
+	judged := slices.ContainsFunc(c.rules, func(r requestRule) bool { return r.covers(p.Name(), name.HTTPPort) })
 	if !judged && c.neverApplies(plain, parsed) == "" {
 		ps.add(at, "%s requests over TLS alone, and the policy allows the host over plain HTTP as well: deny those by rules of the policy", does)
 	}
@@ -71,7 +72,7 @@ func (r HeaderRule) warnScrub(at string, ps *problems) {
 	if !r.Scrub {
 		return
 	}
-	short := func(at string, v Secret, source string) {
+	short := func(at string, v name.Secret, source string) {
 		if source == "" && len(v.Reveal()) < minScrub {
 			ps.add(at, "is shorter than %d bytes: it is sent, but not masked in responses", minScrub)
 		}
@@ -101,22 +102,22 @@ func (r HeaderRule) warnShown(at string, ps *problems) {
 
 func (c *Compiled) warnDomains(ps *problems) {
 	for i, s := range c.spec.AllowedDomains {
-		if p, flaw := parsePattern(s); flaw == "" && c.domains.deniesWhole(p) {
-			ps.add(element("/allowed_domains", i), "%s is denied by denied_domains, which wins", quoted(s))
+		if p, err := name.ParsePattern(s); err == nil && c.domains.deniesWhole(p) {
+			ps.add(element("/allowed_domains", i), "%s is denied by denied_domains, which wins", name.Quote(s))
 		}
 	}
 }
 
 func (c *Compiled) warnCIDRs(ps *problems) {
 	for i, s := range c.spec.AllowedCIDRs {
-		p, err := parseCIDR(s)
+		p, err := name.ParseCIDR(s)
 		if err != nil {
 			continue
 		}
-		if rule, in := c.protected.prefix(p); in {
-			ps.add(element("/allowed_cidrs", i), "%s is in a protected range, which no policy opens: %s", quoted(s), protectedBy(rule))
-		} else if rule, in := c.denied.table.LookupPrefix(p); in {
-			ps.add(element("/allowed_cidrs", i), "%s is denied by %s in denied_cidrs, which wins", quoted(s), quoted(rule))
+		if rule, in := c.protected.CoveredBy(p); in {
+			ps.add(element("/allowed_cidrs", i), "%s is in a protected range, which no policy opens: %s", name.Quote(s), protectedBy(rule))
+		} else if rule, in := c.denied.CoveredBy(p); in {
+			ps.add(element("/allowed_cidrs", i), "%s is denied by %s in denied_cidrs, which wins", name.Quote(s), name.Quote(rule))
 		}
 	}
 }
@@ -130,7 +131,7 @@ func (c *Compiled) warnPaths(ps *problems) {
 				plain += "x"
 			}
 			if plain != "" && isAmbiguous(plain) {
-				ps.add(element(element("/rules", i)+"/paths", k), "%s matches nothing: such paths are refused where a rule covers the host", quoted(path))
+				ps.add(element(element("/rules", i)+"/paths", k), "%s matches nothing: such paths are refused where a rule covers the host", name.Quote(path))
 			}
 		}
 	}
@@ -149,17 +150,17 @@ func (c *Compiled) neverApplies(h HeaderRule, parsed parsedSpec) string {
 		return "the policy denies everything"
 	}
 	p := h.key()
-	if p.name.IsLoopback() {
+	if p.Name().IsLoopback() {
 		return "TLS is never terminated for the host's own names"
 	}
-	if h.Login != nil && c.judgesRequests(p.name, p.port) {
+	if h.Login != nil && c.judgesRequests(p.Name(), p.Port()) {
 		return "a request rule covers it, and what is no request is refused there"
 	}
 	if c.open || len(parsed.allowedCIDRs) > 0 {
 		if c.domains.deniesWhole(p) {
 			return "denied_domains covers it"
 		}
-		if p.port == portDoT && len(parsed.allowedCIDRs) == 0 {
+		if p.Port() == portDoT && len(parsed.allowedCIDRs) == 0 {
 			return "port 853 is for allowed_cidrs alone"
 		}
 		return ""
@@ -175,7 +176,7 @@ func (c *Compiled) neverApplies(h HeaderRule, parsed parsedSpec) string {
 			why = "denied_domains covers what allowed_domains allows of it"
 		case c.headers.shadows(common, p):
 			why = "a more specific header rule covers what allowed_domains allows of it"
-		case p.port == portDoT:
+		case p.Port() == portDoT:
 			why = "port 853 is for allowed_cidrs alone"
 		default:
 			return ""
@@ -185,15 +186,15 @@ func (c *Compiled) neverApplies(h HeaderRule, parsed parsedSpec) string {
 }
 
 // intersect returns the pattern that covers what both cover, with the port of q; ok is false if there is nothing.
-func intersect(p, q Pattern) (common Pattern, ok bool) {
-	full := p.withPort(q.port)
+func intersect(p, q name.Pattern) (common name.Pattern, ok bool) {
+	full := p.WithDefaultPort(q.Port())
 	switch {
-	case full.port != q.port:
-		return Pattern{}, false
-	case full.covers(q):
+	case full.Port() != q.Port():
+		return name.Pattern{}, false
+	case full.Covers(q):
 		return q, true
-	case q.covers(full):
+	case q.Covers(full):
 		return full, true
 	}
-	return Pattern{}, false
+	return name.Pattern{}, false
 }

@@ -1,6 +1,7 @@
 package policy
 
 import (
+	"boxgate/policy/name"
 	"net/http"
 	"reflect"
 	"regexp/syntax"
@@ -60,10 +61,10 @@ func (r RequestRule) decidesAllOf(other RequestRule) bool {
 		return false
 	}
 	for _, host := range other.Hosts {
-		p, err := ParsePattern(host)
+		p, err := name.ParsePattern(host)
 		if err != nil || !slices.ContainsFunc(r.Hosts, func(s string) bool {
-			q, err := ParsePattern(s)
-			return err == nil && q.covers(p)
+			q, err := name.ParsePattern(s)
+			return err == nil && q.Covers(p)
 		}) {
 			return false
 		}
@@ -161,7 +162,7 @@ func pathless(re *syntax.Regexp) string {
 			return "every path begins with /"
 		}
 		if at := slices.IndexFunc(part.Rune, func(r rune) bool { return strings.ContainsRune("?# ", r) }); at >= 0 {
-			return "no path contains " + quoted(string(part.Rune[at])) + "; the query is matched by query"
+			return "no path contains " + name.Quote(string(part.Rune[at])) + "; the query is matched by query"
 		}
 	}
 	return ""

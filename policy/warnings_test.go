@@ -1,6 +1,9 @@
 package policy
 
-import "testing"
+import (
+	"boxgate/policy/name"
+	"testing"
+)
 
 // TestShortSecretsAreWarnedOf: a value that is too short to be masked stays visible, and the user must be told.
 func TestShortSecretsAreWarnedOf(t *testing.T) {
@@ -16,7 +19,7 @@ func TestShortSecretsAreWarnedOf(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		c, err := Compile(Spec{Mode: ModeAllowAll}, rules, NewProtected(nil, nil), 1)
+		c, err := Compile(Spec{Mode: ModeAllowAll}, rules, name.NewProtected(nil, nil), 1)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -37,7 +40,7 @@ func TestShownHeadersAreWarnedOf(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	c, err := Compile(Spec{Mode: ModeAllowAll}, rules, NewProtected(nil, nil), 1)
+	c, err := Compile(Spec{Mode: ModeAllowAll}, rules, name.NewProtected(nil, nil), 1)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -94,7 +97,7 @@ func TestMatchesThatNoRequestHas(t *testing.T) {
 // warned returns the pointers of a policy's warnings.
 func warned(t *testing.T, spec Spec, rules []HeaderRule) (got string) {
 	t.Helper()
-	c, err := Compile(spec, rules, NewProtected(nil, nil), 1)
+	c, err := Compile(spec, rules, name.NewProtected(nil, nil), 1)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -113,7 +116,7 @@ func TestExplain(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	c, err := Compile(Spec{Mode: ModeAllowAll}, rules, NewProtected(nil, nil), 1)
+	c, err := Compile(Spec{Mode: ModeAllowAll}, rules, name.NewProtected(nil, nil), 1)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -153,7 +156,7 @@ func TestDenialsOfTLSAloneAreWarnedOf(t *testing.T) {
 		{"a.test", Spec{Mode: ModeAllowAll, Rules: []RequestRule{{Hosts: []string{"a.test:80"}, Action: "deny"}}}, false},
 	} {
 		for _, rule := range []string{`"deny": true`, `"forward_url": "https://proxy.test/"`} {
-			c, err := Compile(tt.spec, mustRules(t, `{"`+tt.host+`": [{"match": {"path": {"prefix": "/x"}}, `+rule+`}]}`), NewProtected(nil, nil), 1)
+			c, err := Compile(tt.spec, mustRules(t, `{"`+tt.host+`": [{"match": {"path": {"prefix": "/x"}}, `+rule+`}]}`), name.NewProtected(nil, nil), 1)
 			if err != nil {
 				t.Fatal(err)
 			}

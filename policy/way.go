@@ -1,5 +1,7 @@
 package policy
 
+import "boxgate/policy/name"
+
 // This file holds policies against upstream proxies: what goes by which, and what has no way.
 
 // HostUpstream is the upstream proxy of all boxes: the operator's, which may be at any address.
@@ -22,7 +24,7 @@ func NewHostUpstream(p UpstreamProxy, there, direct []string) (*HostUpstream, er
 // reach returns a policy for connections to the proxy.
 func (h *HostUpstream) reach() *Compiled {
 	out := build(Spec{Mode: ModeAllowAll}, parsedSpec{}, nil, 0)
-	out.protected = &Protected{}
+	out.protected = &name.Protected{}
 	return out
 }
 
@@ -48,7 +50,7 @@ func (c *Compiled) By(h *HostUpstream) *Compiled {
 
 // newReach makes a policy for connections that are not the box's but that its rules lead to: all may be reached but what is
 // protected.
-func (c *Compiled) newReach(protected *Protected) *Compiled {
+func (c *Compiled) newReach(protected *name.Protected) *Compiled {
 	out := build(Spec{Mode: ModeAllowAll}, parsedSpec{}, nil, c.version)
 	out.protected = protected
 	return out
@@ -64,7 +66,7 @@ func (c *Compiled) setUpstream(s *UpstreamSpec) {
 	if err != nil || p.leaveTo(s.ResolveThere) != nil { // checked before
 		p = &UpstreamProxy{}
 	}
-	if l := c.headers.proxies[headerKey{p.Name.s, false, p.Port}]; l.isFor(p.Scheme) {
+	if l := c.headers.proxies[headerKey{p.Name.String(), false, p.Port}]; l.isFor(p.Scheme) {
 		p.Login = l
 	}
 	p.seal("")
@@ -82,7 +84,7 @@ func (c *Compiled) Reach(by *UpstreamProxy) *Compiled {
 }
 
 // ResolvedThere reports whether an upstream proxy resolves a name, so that nobody here is asked for its addresses.
-func (c *Compiled) ResolvedThere(n Name) bool {
+func (c *Compiled) ResolvedThere(n name.Name) bool {
 	return c != nil && c.upstream != nil && c.upstream.resolves(n, 0) && !c.upstream.exceptsName(n, 0)
 }
 
@@ -94,10 +96,10 @@ func (q *question) by(rt Route) Route {
 		p = nil
 	}
 	if q.e.Settled && q.e.By != p.Key() {
-		return q.refuse(r, ReasonPolicyChanged, NeedNothing)
+		return q.refuse(r, name.ReasonPolicyChanged, NeedNothing)
 	}
 	if q.e.Settled && q.e.From != q.source {
-		return q.refuse(r, ReasonPolicyChanged, NeedNothing)
+		return q.refuse(r, name.ReasonPolicyChanged, NeedNothing)
 	}
 	rt.Upstream, rt.From = p, q.source
 	rt.There = p != nil && rt.ByName && p.resolves(r.Name, r.Port) && (rt.Action == Broker || !q.isUnread())
@@ -106,7 +108,9 @@ func (q *question) by(rt Route) Route {
 
 // goesFar reports whether what names its host goes to the name because it goes by an upstream proxy, which may have to be
 // given it, or be left out for it.
-func (q *question) goesFar(n Name) bool { return q.upstream != nil && !n.IsZero() && q.resolvable(n) }
+func (q *question) goesFar(n name.Name) bool {
+	return q.upstream != nil && !n.IsZero() && q.resolvable(n)
+}
 
 // Settle returns the evidence by which what passes under the route is judged from now on: it keeps to the upstream proxy, or
 // to going without, and to the addresses that it leaves from.
@@ -125,10 +129,10 @@ const ruleUpstream = "only TCP goes by the upstream proxy"
 // which knows the way, and nothing else has one.
 func (p *KernelPlan) leaveNothing() {
 	if p.DefaultAllow || len(p.Allowed) > 0 {
-		p.SteerOther = PortSet{All: true}
+		p.SteerOther = name.PortSet{All: true}
 	}
 	p.DefaultAllow, p.Allowed = false, nil
-	p.SteerAllowed, p.RejectUDP = PortSet{All: true}, PortSet{All: true}
+	p.SteerAllowed, p.RejectUDP = name.PortSet{All: true}, name.PortSet{All: true}
 }
 
 // GoesWith reports whether connections go by a proxy that is used with a secret of the configuration, or that is itself reached

@@ -5,6 +5,7 @@ import (
 	"testing"
 
 	"boxgate/internal/nightly"
+	"boxgate/policy/name"
 )
 
 // FuzzWithhold: a policy that is withheld allows nothing, resolves nothing and forwards nothing, and denies what it denied
@@ -20,7 +21,7 @@ func FuzzWithhold(f *testing.F) {
 		if c == nil {
 			return
 		}
-		none.Withhold(ReasonQuota, "limits.quota")
+		none.Withhold(name.ReasonQuota, "limits.quota")
 		if plan := none.Kernel(); plan.DefaultAllow || len(plan.Allowed) > 0 {
 			t.Fatalf("the kernel forwards: %+v", plan)
 		}
@@ -28,7 +29,7 @@ func FuzzWithhold(f *testing.F) {
 			req := r.request()
 			was, is := c.Decide(req), none.Decide(req)
 			switch {
-			case is.Allowed(), was.Allowed() && (is.Reason != ReasonQuota || is.Rule != "limits.quota"), !was.Allowed() && is != was:
+			case is.Allowed(), was.Allowed() && (is.Reason != name.ReasonQuota || is.Rule != "limits.quota"), !was.Allowed() && is != was:
 				t.Fatalf("%+v: %+v became %+v", req, was, is)
 			}
 			if none.ResolvesOthers(req.Name) || none.Forwards(req.Addr, req.Port, req.Protocol) {
@@ -40,7 +41,7 @@ func FuzzWithhold(f *testing.F) {
 
 func TestWithholdingLeavesNoWayToForward(t *testing.T) {
 	headers := mustRules(t, `{"api.example.com": {"forward_url": "https://proxy.example.com"}}`)
-	c, err := Compile(Spec{Mode: ModeAllowAll}, headers, &Protected{}, 1)
+	c, err := Compile(Spec{Mode: ModeAllowAll}, headers, &name.Protected{}, 1)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -48,7 +49,7 @@ func TestWithholdingLeavesNoWayToForward(t *testing.T) {
 	if d := c.Forwarding().Decide(request); !d.Allowed() {
 		t.Fatalf("%+v", d)
 	}
-	c.Withhold(ReasonQuota, "limits.quota")
+	c.Withhold(name.ReasonQuota, "limits.quota")
 	if d := c.Forwarding().Decide(request); d.Allowed() {
 		t.Errorf("%+v", d)
 	}

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"boxgate/policy"
+	"boxgate/policy/name"
 	"boxgate/proxy"
 	"boxgate/proxy/proxytest"
 )
@@ -30,7 +31,7 @@ func (h *halting) halt() {
 	h.halted = true
 }
 
-func (h *halting) Lookup(ctx context.Context, b *policy.Box, n policy.Name) ([]netip.Addr, error) {
+func (h *halting) Lookup(ctx context.Context, b *policy.Box, n name.Name) ([]netip.Addr, error) {
 	h.mu.Lock()
 	halted := h.halted
 	h.mu.Unlock()
@@ -45,7 +46,7 @@ func (h *halting) Lookup(ctx context.Context, b *policy.Box, n policy.Name) ([]n
 	return h.Names.Lookup(ctx, b, n)
 }
 
-func (h *halting) LookupBoth(ctx context.Context, b *policy.Box, n policy.Name) ([]netip.Addr, error) {
+func (h *halting) LookupBoth(ctx context.Context, b *policy.Box, n name.Name) ([]netip.Addr, error) {
 	return h.Lookup(ctx, b, n)
 }
 
@@ -94,7 +95,7 @@ func TestAttackHostWithRulesByNAT64(t *testing.T) {
 	r := proxytest.New(t, policy.Spec{Mode: policy.ModeDenyAll})
 	const plain, translated = "192.0.2.5", "64:ff9b::192.0.2.5"
 	spec := judged(policy.Spec{Mode: policy.ModeCustom, AllowedCIDRs: []string{plain}})
-	pol, err := policy.Compile(spec, nil, policy.NewProtected([]netip.Prefix{netip.MustParsePrefix("192.0.2.0/24")}, nil), 1)
+	pol, err := policy.Compile(spec, nil, name.NewProtected([]netip.Prefix{netip.MustParsePrefix("192.0.2.0/24")}, nil), 1)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -117,7 +118,7 @@ func TestAttackHostWithRulesByNAT64(t *testing.T) {
 // half is a resolver that has the answer of one family and waits for the other's.
 type half struct{ *proxytest.Names }
 
-func (h half) LookupBoth(ctx context.Context, b *policy.Box, n policy.Name) ([]netip.Addr, error) {
+func (h half) LookupBoth(ctx context.Context, b *policy.Box, n name.Name) ([]netip.Addr, error) {
 	addrs, _ := h.Lookup(ctx, b, n)
 	return addrs, errors.New("no answer for AAAA")
 }
@@ -133,7 +134,7 @@ func TestAttackHostWithRulesByTheFamilyThatDNSOwes(t *testing.T) {
 	if err := withoutName(r.Dial(trap)); err == nil {
 		t.Error("the handshake succeeded")
 	}
-	r.WantReason(policy.ReasonNoName)
+	r.WantReason(name.ReasonNoName)
 }
 
 // What was decided for a silent client no longer counts once it has given a name.

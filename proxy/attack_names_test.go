@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"boxgate/policy"
+	"boxgate/policy/name"
 	"boxgate/proxy"
 	"boxgate/proxy/proxytest"
 )
@@ -104,7 +105,7 @@ func TestAttackAddressAsHostWhereNamesDecide(t *testing.T) {
 	if got, _ := io.ReadAll(c); !strings.HasPrefix(string(got), "HTTP/1.1 403") {
 		t.Errorf("answered %q", got)
 	}
-	r.WantReason(policy.ReasonNoName)
+	r.WantReason(name.ReasonNoName)
 	proxied := proxytest.DialTo(t, r.Explicit())
 	_, _ = io.WriteString(proxied, "GET http://"+trap.String()+"/ HTTP/1.1\r\nHost: "+trap.String()+"\r\nConnection: close\r\n\r\n")
 	if got, _ := io.ReadAll(proxied); !strings.HasPrefix(string(got), "HTTP/1.1 403") {

@@ -14,6 +14,7 @@ import (
 	"boxgate/internal/memory"
 	"boxgate/internal/socket"
 	"boxgate/policy"
+	"boxgate/policy/name"
 	"boxgate/proxy/exchange"
 	"boxgate/proxy/origin"
 	"boxgate/proxy/peek"
@@ -39,9 +40,9 @@ type brokered struct {
 func (b *brokered) Recheck(c *policy.Compiled) policy.Decision {
 	switch {
 	case !b.login.Equal(c.Login(b.rt.Request.Name, b.c.port)):
-		return policy.Decision{Reason: policy.ReasonPolicyChanged, Version: route.Version(c)}
+		return policy.Decision{Reason: name.ReasonPolicyChanged, Version: route.Version(c)}
 	case b.Revoked():
-		return policy.Decision{Reason: policy.ReasonSecretUnavailable, Rule: b.authority(), Version: route.Version(c)}
+		return policy.Decision{Reason: name.ReasonSecretUnavailable, Rule: b.authority(), Version: route.Version(c)}
 	}
 	return policy.Decision{Verdict: policy.Allow}
 }
@@ -61,17 +62,17 @@ func (b *brokered) authority() string {
 }
 
 // secret returns a value to log in with: that of the secret of the configuration if source names one.
-func (b *brokered) secret(ctx context.Context, literal policy.Secret, source string) (policy.Secret, error) {
+func (b *brokered) secret(ctx context.Context, literal name.Secret, source string) (name.Secret, error) {
 	if source == "" {
 		return literal, nil
 	}
 	value, used, err := b.c.p.core.Credential(ctx, source)
 	if err != nil {
-		return policy.Secret{}, err
+		return name.Secret{}, err
 	}
 	b.used.Store(&used)
 	if used.Revoked() { // before a revocation could find it
-		return policy.Secret{}, errRevoked
+		return name.Secret{}, errRevoked
 	}
 	return value, nil
 }
@@ -107,17 +108,17 @@ func (b *brokered) dial(ctx context.Context, at netip.Addr) (net.Conn, error) {
 // broker logs in to the server in the place of the box, and passes on what is said after that.
 func (c *conn) broker(f peek.First, rt route.Routed) {
 	if c.interception = c.usage.Intercept(c.p.cfg.MaxInterceptions, helloOf(f)); c.interception == nil {
-		c.refuse(peek.Other, policy.ReasonLimit)
+		c.refuse(peek.Other, name.ReasonLimit)
 		return
 	}
 	b := &brokered{c: c, rt: rt, login: c.box.Policy.Load().Login(rt.Request.Name, c.port)}
 	c.live.Watch(b)
 	if b.login == nil || c.p.recheck(c.live) { // the policy has changed
-		c.refuse(peek.Other, policy.ReasonPolicyChanged)
+		c.refuse(peek.Other, name.ReasonPolicyChanged)
 		return
 	}
 	if !c.mayLogIn() {
-		c.refuse(peek.Other, policy.ReasonLimit)
+		c.refuse(peek.Other, name.ReasonLimit)
 		return
 	}
 	c.event.Via = rt.Upstream.URL()
@@ -150,7 +151,7 @@ func (c *conn) postgres(f peek.First, b *brokered) {
 	server.Open(c.usage.Memory, memory.Upstreams)
 	defer server.Close()
 	if !server.Grow(postgres.LoginCost) {
-		c.refuse(peek.Other, policy.ReasonLimit)
+		c.refuse(peek.Other, name.ReasonLimit)
 		return
 	}
 	s := &postgres.Session{
@@ -159,7 +160,7 @@ func (c *conn) postgres(f peek.First, b *brokered) {
 		Terminate: func(client net.Conn) (postgres.Secured, error) {
 			return c.p.terminateAs(c.ctx, c.box, client, helloOf(f), b.rt.Request.Name, postgres.ProtocolName)
 		},
-		Password: func(ctx context.Context) (policy.Secret, error) {
+		Password: func(ctx context.Context) (name.Secret, error) {
 			return b.secret(ctx, b.login.Postgres.Password, b.login.Postgres.Source)
 		},
 		HelloTimeout: c.p.cfg.PeekTimeout, LoginTimeout: c.p.cfg.DialTimeout + c.p.cfg.HandshakeTimeout,

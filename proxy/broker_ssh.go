@@ -15,6 +15,7 @@ import (
 	"boxgate/audit"
 	"boxgate/internal/socket"
 	"boxgate/policy"
+	"boxgate/policy/name"
 	"boxgate/proxy/exchange"
 	"boxgate/proxy/peek"
 	"boxgate/proxy/problem"
@@ -29,7 +30,7 @@ func (c *conn) ssh(f peek.First, b *brokered) {
 	identity, err := c.sshIdentity()
 	if err != nil {
 		c.event.Error = err.Error()
-		c.refuse(peek.Other, policy.ReasonInternal)
+		c.refuse(peek.Other, name.ReasonInternal)
 		return
 	}
 	var lost atomic.Bool
@@ -38,8 +39,8 @@ func (c *conn) ssh(f peek.First, b *brokered) {
 	err = ssh.Serve(c.ctx, newReplay(c, f.Data), ssh.Login{
 		Rule: b.login.SSH, Host: b.rt.Request.Name, Port: c.port, Identity: identity, Memory: c.usage.Memory,
 		Box: c.box.ID, Log: c.p.cfg.Log, Handshake: c.p.cfg.DialTimeout + c.p.cfg.HandshakeTimeout, Idle: c.p.cfg.IdleTimeout,
-		Key: func(ctx context.Context) (policy.Secret, error) {
-			return b.secret(ctx, policy.Secret{}, b.login.SSH.Source)
+		Key: func(ctx context.Context) (name.Secret, error) {
+			return b.secret(ctx, name.Secret{}, b.login.SSH.Source)
 		},
 		Dial: func(ctx context.Context) (net.Conn, error) {
 			up, err := b.dial(ctx, netip.Addr{})
@@ -82,15 +83,15 @@ func (c *conn) noSSH(err error) {
 	switch {
 	case errors.As(err, &failure):
 		c.notBrokered(err)
-		if c.event.Reason = failure.Reason; failure.Reason == policy.ReasonUnreachable {
+		if c.event.Reason = failure.Reason; failure.Reason == name.ReasonUnreachable {
 			c.event.Reason = cmp.Or(reasonOf(failure.Err), failure.Reason)
 		}
 	case errors.Is(err, os.ErrDeadlineExceeded):
 		c.notBrokered(err)
-		c.event.Reason = policy.ReasonPeekTimeout
+		c.event.Reason = name.ReasonPeekTimeout
 	default:
 		c.notBrokered(err)
-		c.event.Reason = policy.ReasonProtocol
+		c.event.Reason = name.ReasonProtocol
 	}
 	if cut := c.live.Denied(); cut != nil {
 		c.event.Reason = exchange.CutReason(cut.Decision)
@@ -98,7 +99,7 @@ func (c *conn) noSSH(err error) {
 }
 
 // reasonOf returns why a server could not be dialled, if the error says so.
-func reasonOf(err error) policy.Reason {
+func reasonOf(err error) name.Reason {
 	var denied *policy.DeniedError
 	var up *problem.Upstream
 	if errors.As(err, &denied) || errors.As(err, &up) {
@@ -115,7 +116,7 @@ func (c *conn) askSSH(a ssh.Ask) (ended func(ssh.Outcome), ok bool) {
 		Reason: cmp.Or(a.Decision.Reason, c.event.Reason), Rule: cmp.Or(a.Decision.Rule, c.event.Rule), Login: c.event.Login, Secret: c.event.Secret,
 	}
 	if !c.usage.Requests.Allow() {
-		e.Verdict, e.Action, e.Reason = policy.Deny, audit.ActionRefuse, policy.ReasonLimit
+		e.Verdict, e.Action, e.Reason = policy.Deny, audit.ActionRefuse, name.ReasonLimit
 		c.usage.Excess.Add(*e)
 		return nil, false
 	}

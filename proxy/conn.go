@@ -15,6 +15,7 @@ import (
 	"boxgate/internal/memory"
 	"boxgate/internal/socket"
 	"boxgate/policy"
+	"boxgate/policy/name"
 	"boxgate/proxy/contain"
 	"boxgate/proxy/live"
 	"boxgate/proxy/peek"
@@ -36,7 +37,7 @@ type conn struct {
 	orig  netip.AddrPort // original destination; Addr is invalid for the sink and for names given to the explicit proxy
 	sink  netip.Addr     // where it went to, if that was the sink
 	port  uint16
-	bound policy.Name // the name in CONNECT: the only allowed destination
+	bound name.Name // the name in CONNECT: the only allowed destination
 	box   *policy.Box
 	usage *usage.Box   // counters of the box, or those shared by all unknown sources
 	first memory.Claim // for the first bytes
@@ -69,7 +70,7 @@ func (p *Proxy) newConn(tcp *net.TCPConn, orig netip.AddrPort, count *atomic.Int
 		p: p, tcp: tcp, count: count, from: addrPort(tcp.RemoteAddr()).Addr(), orig: orig, port: orig.Port(), ctx: p.base, since: now,
 		event: audit.Event{
 			Time: now, Stage: policy.StageConn, Protocol: policy.TCP, Addr: orig.Addr(), Port: orig.Port(),
-			Action: audit.ActionRefuse, Reason: policy.ReasonInternal,
+			Action: audit.ActionRefuse, Reason: name.ReasonInternal,
 		},
 	}
 }
@@ -83,7 +84,7 @@ func (p *Proxy) handleTransparent(tcp *net.TCPConn, listener netip.AddrPort, cou
 		return
 	}
 	if !c.orig.IsValid() || c.orig == listener || p.core.Router.IsOwn(c.orig.Addr()) {
-		c.refuse(peek.Other, policy.ReasonHostPort)
+		c.refuse(peek.Other, name.ReasonHostPort)
 		return
 	}
 	if p.core.Router.IsSink(c.orig.Addr()) {
@@ -99,29 +100,29 @@ func (p *Proxy) handleTransparent(tcp *net.TCPConn, listener netip.AddrPort, cou
 func (c *conn) admit() bool {
 	if c.find(c.from); c.box == nil {
 		c.event.Error = "from " + c.from.String()
-		c.refuse(peek.Other, policy.ReasonUnknownBox)
+		c.refuse(peek.Other, name.ReasonUnknownBox)
 		return false
 	}
 	c.event.Box = c.box.ID
 	if !c.usage.Arrivals.Allow() {
-		c.refuse(peek.Other, policy.ReasonLimit)
+		c.refuse(peek.Other, name.ReasonLimit)
 		return false
 	}
 	if !c.usage.Memory.Acquire(memory.Connections, connCost) {
-		c.refuse(peek.Other, policy.ReasonLimit)
+		c.refuse(peek.Other, name.ReasonLimit)
 		return false
 	}
 	ctx, cancel := context.WithCancel(c.p.base)
 	if c.live = c.p.live.Add(c.box, c.tcp.RemoteAddr(), c.usage.Limit(policy.LimitConnections, c.p.cfg.MaxConns), cancel); c.live == nil {
 		cancel()
 		c.usage.Memory.Release(memory.Connections, connCost)
-		c.refuse(peek.Other, policy.ReasonLimit)
+		c.refuse(peek.Other, name.ReasonLimit)
 		return false
 	}
 	c.ctx = ctx
 	c.first.Open(c.usage.Memory, memory.FirstBytes)
 	if c.p.cfg.Boxes.BoxByAddr(c.from) != c.box { // CloseBox may have looked before the connection was there to be closed
-		c.refuse(peek.Other, policy.ReasonUnknownBox)
+		c.refuse(peek.Other, name.ReasonUnknownBox)
 		return false
 	}
 	return c.live.Attach(c.tcp)
@@ -143,7 +144,7 @@ func (c *conn) close(panicked any) {
 		contain.Log(c.p.cfg.Log, "panic in a connection", c.event.Box, panicked)
 		c.event.Error = "fault of the gateway"
 		c.quiet = false
-		c.refuse(peek.Other, policy.ReasonInternal)
+		c.refuse(peek.Other, name.ReasonInternal)
 	}
 	c.event.Duration = time.Since(c.event.Time)
 	c.first.Release()
@@ -189,7 +190,7 @@ func (c *conn) proceed(f peek.First, err error) {
 	fault.Mark(c.ctx, "proxy: first bytes read")
 	rt := c.decide(f)
 	if (rt.Action == policy.Intercept || rt.Action == policy.Broker) && c.p.isHosts(rt.Request.Name) {
-		rt.Route = refused(rt.Route, policy.ReasonHostPort)
+		rt.Route = refused(rt.Route, name.ReasonHostPort)
 	}
 	switch c.note(f, rt.Route); {
 	case rt.Action == policy.AwaitClient && f.Kind == peek.Silent: // the policy changed during the wait
@@ -221,14 +222,14 @@ func (c *conn) decide(f peek.First) route.Routed {
 	}
 	// This checks a policy that came into force in the meantime; later ones check the settled route.
 	if c.live.Settle(rt); c.box.Policy.Load() != pol && c.p.recheck(c.live) {
-		rt.Route = refused(rt.Route, policy.ReasonPolicyChanged)
+		rt.Route = refused(rt.Route, name.ReasonPolicyChanged)
 		rt.Decision.Version = route.Version(c.box.Policy.Load())
 	}
 	return rt
 }
 
 // refused refuses the connection for a reason of the data path.
-func refused(rt policy.Route, why policy.Reason) policy.Route {
+func refused(rt policy.Route, why name.Reason) policy.Route {
 	return policy.Route{Request: rt.Request, Decision: policy.Decision{Reason: why, Version: rt.Decision.Version}}
 }
 
@@ -371,7 +372,7 @@ func (c *conn) find(from netip.Addr) {
 
 // record records the event. Refusals that a box can trigger as fast as it can connect are coalesced.
 func (c *conn) record() {
-	if c.usage != nil && (c.event.Reason == policy.ReasonLimit || c.event.Reason == policy.ReasonUnknownBox) {
+	if c.usage != nil && (c.event.Reason == name.ReasonLimit || c.event.Reason == name.ReasonUnknownBox) {
 		c.usage.Refusals.Add(c.event)
 		return
 	}

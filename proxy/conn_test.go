@@ -14,6 +14,7 @@ import (
 
 	"boxgate/audit"
 	"boxgate/policy"
+	"boxgate/policy/name"
 	"boxgate/proxy"
 	"boxgate/proxy/peek"
 	"boxgate/proxy/peek/peektest"
@@ -90,7 +91,7 @@ func TestDeniedNameGetsAnAlertBeforeAnyCertificate(t *testing.T) {
 	if !proxytest.AccessDeniedAlert(err) {
 		t.Fatalf("%v", err)
 	}
-	e := r.WantReason(policy.ReasonNotAllowed)
+	e := r.WantReason(name.ReasonNotAllowed)
 	if e.Name != "bad.example" || e.Verdict != policy.Deny || e.Action != audit.ActionRefuse || e.Stage != policy.StageConn || e.Box != "box1" || e.Port != 443 {
 		t.Errorf("%+v", e)
 	}
@@ -106,7 +107,7 @@ func TestSinkIsRefusedByNameAndServesOnceAllowed(t *testing.T) {
 	if _, err := r.Hello(r.Dial(at), "bad.example"); err == nil {
 		t.Fatal("a denied name was served")
 	}
-	if e := r.WantReason(policy.ReasonNotAllowed); e.Name != "bad.example" || e.Addr.IsValid() {
+	if e := r.WantReason(name.ReasonNotAllowed); e.Name != "bad.example" || e.Addr.IsValid() {
 		t.Errorf("%+v", e)
 	}
 	r.Policy(policy.Spec{Mode: policy.ModeAllowAll}, nil)
@@ -153,7 +154,7 @@ func TestFirstByteAndThenSilenceIsClosedAtTheDeadline(t *testing.T) {
 			t.Errorf("after %q came %q", sent, got)
 		}
 	}
-	r.WantReason(policy.ReasonPeekTimeout)
+	r.WantReason(name.ReasonPeekTimeout)
 }
 
 func TestEndlessRequestLineIsClosedAtTheCap(t *testing.T) {
@@ -162,7 +163,7 @@ func TestEndlessRequestLineIsClosedAtTheCap(t *testing.T) {
 	c := r.Dial(r.Trap(443))
 	go io.WriteString(c, "GET /"+strings.Repeat("a", 2*peek.Cap))
 	closedWithout(t, c)
-	r.WantReason(policy.ReasonPeekSize)
+	r.WantReason(name.ReasonPeekSize)
 }
 
 func TestWhatIsNeitherTLSNorHTTPOn443And80IsRefused(t *testing.T) {
@@ -179,7 +180,7 @@ func TestWhatIsNeitherTLSNorHTTPOn443And80IsRefused(t *testing.T) {
 			}
 		}
 	}
-	r.WantReason(policy.ReasonNoName)
+	r.WantReason(name.ReasonNoName)
 }
 
 func TestNoSNIAndAddressSNIAndOldTLSAreRefused(t *testing.T) {
@@ -196,8 +197,8 @@ func TestNoSNIAndAddressSNIAndOldTLSAreRefused(t *testing.T) {
 			t.Errorf("%s: %v", what, err)
 		}
 	}
-	r.WantReason(policy.ReasonNoName)
-	r.WantReason(policy.ReasonProtocol)
+	r.WantReason(name.ReasonNoName)
+	r.WantReason(name.ReasonProtocol)
 }
 
 func TestAnAddressRuleAllowsWhatNamesNothing(t *testing.T) {
@@ -214,7 +215,7 @@ func TestAnAddressRuleAllowsWhatNamesNothing(t *testing.T) {
 	if got := closedWithout(t, c); string(got) != "SSH-2.0-x\r\n" {
 		t.Errorf("%q", got)
 	}
-	e := r.WantReason(policy.ReasonAllowedCIDR)
+	e := r.WantReason(name.ReasonAllowedCIDR)
 	if e.Action != audit.ActionSplice || e.BytesIn != 11 || e.BytesOut != 11 || e.Verdict != policy.Allow {
 		t.Errorf("%+v", e)
 	}
@@ -240,7 +241,7 @@ func TestWhereTheServerSpeaksFirstTheGrantDecides(t *testing.T) {
 		}
 		closedOnArrival(t, r.Listen(r.Trap(port))) // no grant
 	}
-	r.WantReason(policy.ReasonNotAllowed)
+	r.WantReason(name.ReasonNotAllowed)
 }
 
 func TestSilenceIsNoWayRoundInterception(t *testing.T) {
@@ -250,11 +251,11 @@ func TestSilenceIsNoWayRoundInterception(t *testing.T) {
 	r.Names.Grant("api.example", trap.Addr())
 	r.Policy(proxytest.Allow("api.example"), map[string]map[string]string{"api.example:8443": {"Authorization": "x"}})
 	closedWithout(t, r.Dial(trap))
-	r.WantReason(policy.ReasonPeekTimeout)
+	r.WantReason(name.ReasonPeekTimeout)
 	c := r.Dial(trap)
 	_, _ = io.WriteString(c, "\x00raw bytes")
 	closedWithout(t, c)
-	r.WantReason(policy.ReasonProtocol)
+	r.WantReason(name.ReasonProtocol)
 }
 
 func TestOwnAddressesAndTheListenerAreRefused(t *testing.T) {
@@ -262,19 +263,19 @@ func TestOwnAddressesAndTheListenerAreRefused(t *testing.T) {
 	t.Parallel()
 	r := proxytest.New(t, policy.Spec{Mode: policy.ModeAllowAll}, func(c *proxy.Config) { c.Own = []netip.Addr{own} })
 	closedOnArrival(t, r.Listen(netip.AddrPortFrom(own, 443)))
-	if e := r.WantReason(policy.ReasonHostPort); e.Addr != own {
+	if e := r.WantReason(name.ReasonHostPort); e.Addr != own {
 		t.Errorf("%+v", e)
 	}
 	r.With(func(c *proxy.Config) { c.OriginalDst = nil }) // a box that dials the listener itself
 	addr := r.Listen(netip.AddrPort{})
 	closedOnArrival(t, addr)
 	r.Want("listener", func(e audit.Event) bool {
-		return e.Reason == policy.ReasonHostPort && netip.AddrPortFrom(e.Addr, e.Port).String() == addr
+		return e.Reason == name.ReasonHostPort && netip.AddrPortFrom(e.Addr, e.Port).String() == addr
 	})
 	r.Names.Set("good.example", own)
 	c, err := r.Core.Origins.Dial(t.Context(), r.Box, r.Target("good.example"))
 	var denied *policy.DeniedError
-	if c != nil || !errors.As(err, &denied) || denied.Decision.Reason != policy.ReasonHostPort {
+	if c != nil || !errors.As(err, &denied) || denied.Decision.Reason != name.ReasonHostPort {
 		t.Errorf("a name of the gateway: %v", err)
 	}
 }
@@ -289,7 +290,7 @@ func TestUnknownBoxIsClosed(t *testing.T) {
 		_ = c.SetDeadline(time.Now().Add(time.Minute))
 		closedWithout(t, c)
 	}
-	if e := r.WantReason(policy.ReasonUnknownBox); e.Verdict != policy.Deny || e.Box != "" {
+	if e := r.WantReason(name.ReasonUnknownBox); e.Verdict != policy.Deny || e.Box != "" {
 		t.Errorf("%+v", e)
 	}
 }
@@ -309,7 +310,7 @@ func TestConnectionLimitCountsFromAcceptAndPerBox(t *testing.T) {
 	}
 	proxytest.Await(t, "the three connections", func() bool { return len(r.Live.Of("box1")) == 3 })
 	closedOnArrival(t, addr)
-	if e := r.WantReason(policy.ReasonLimit); e.Box != "box1" {
+	if e := r.WantReason(name.ReasonLimit); e.Box != "box1" {
 		t.Errorf("%+v", e)
 	}
 	d := net.Dialer{LocalAddr: &net.TCPAddr{IP: other.V4.AsSlice()}}
@@ -322,7 +323,7 @@ func TestConnectionLimitCountsFromAcceptAndPerBox(t *testing.T) {
 		t.Errorf("the other box: %q, %v", got, err)
 	}
 	silent[0].Close()
-	r.Want("end of a silent connection", func(e audit.Event) bool { return e.Reason == policy.ReasonNoName })
+	r.Want("end of a silent connection", func(e audit.Event) bool { return e.Reason == name.ReasonNoName })
 	proxytest.Await(t, "the end of its connection", func() bool { return len(r.Live.Of("box1")) < 3 })
 	if got, err := r.Hello(proxytest.DialTo(t, addr), "good.example"); err != nil || got != "hello from good.example" {
 		t.Errorf("after one was closed: %q, %v", got, err)
@@ -342,7 +343,7 @@ func TestPanicKillsOneConnection(t *testing.T) {
 	if _, err := r.Hello(r.Dial(owner), "api.example"); err == nil {
 		t.Error("a connection that panicked was served")
 	}
-	if e := r.WantReason(policy.ReasonInternal); e.Verdict != policy.Deny || strings.Contains(e.Error, "secret") {
+	if e := r.WantReason(name.ReasonInternal); e.Verdict != policy.Deny || strings.Contains(e.Error, "secret") {
 		t.Errorf("%+v", e)
 	}
 	_, _ = io.WriteString(other, "still here\n")
@@ -353,7 +354,7 @@ func TestPanicKillsOneConnection(t *testing.T) {
 
 type panicking struct{}
 
-func (panicking) LeafFor(context.Context, *tls.ClientHelloInfo, policy.BoxID, policy.Name) (*tls.Certificate, error) {
+func (panicking) LeafFor(context.Context, *tls.ClientHelloInfo, policy.BoxID, name.Name) (*tls.Certificate, error) {
 	panic("secret")
 }
 
@@ -368,7 +369,7 @@ func TestDenyPageAnswersOverTLS(t *testing.T) {
 	if err != nil || !bytes.HasPrefix(answer, []byte("HTTP/1.1 403 ")) || !bytes.Contains(answer, []byte(`"reason":"not_allowed"`)) {
 		t.Errorf("%q, %v", answer, err)
 	}
-	if e := r.WantReason(policy.ReasonNotAllowed); e.Status != 403 || e.Action != audit.ActionRefuse || e.Verdict != policy.Deny {
+	if e := r.WantReason(name.ReasonNotAllowed); e.Status != 403 || e.Action != audit.ActionRefuse || e.Verdict != policy.Deny {
 		t.Errorf("%+v", e)
 	}
 }

@@ -7,7 +7,7 @@ import (
 	"time"
 
 	"boxgate/internal/socket"
-	"boxgate/policy"
+	"boxgate/policy/name"
 	"boxgate/proxy/contain"
 	"boxgate/proxy/peek"
 	"boxgate/proxy/problem"
@@ -132,7 +132,7 @@ func (c *conn) goOnAt(up net.Conn) {
 	rt, ok := c.live.Passing()
 	if !c.live.Reclaim(c.tcp) || !ok { // it was cut
 		socket.Abort(up)
-		c.refuse(peek.Other, policy.ReasonUnreachable)
+		c.refuse(peek.Other, name.ReasonUnreachable)
 		return
 	}
 	c.reached(c.spliced.first, rt, up)
@@ -142,5 +142,5 @@ func (c *conn) goOnAt(up net.Conn) {
 func (c *conn) unreachable(err error) {
 	defer c.p.running.Done()
 	defer func() { c.close(recover()) }()
-	c.failed(c.spliced.first.Kind, &problem.Upstream{Reason: policy.ReasonUnreachable, Name: c.spliced.name, Err: err})
+	c.failed(c.spliced.first.Kind, &problem.Upstream{Reason: name.ReasonUnreachable, Name: c.spliced.name, Err: err})
 }

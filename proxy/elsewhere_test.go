@@ -16,6 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"boxgate/policy"
+	"boxgate/policy/name"
 	"boxgate/proxy"
 	"boxgate/proxy/proxytest"
 	"boxgate/proxy/route"
@@ -106,7 +107,7 @@ type lookups struct {
 	n atomic.Int32
 }
 
-func (l *lookups) Lookup(ctx context.Context, b *policy.Box, n policy.Name) ([]netip.Addr, error) {
+func (l *lookups) Lookup(ctx context.Context, b *policy.Box, n name.Name) ([]netip.Addr, error) {
 	l.n.Add(1)
 	return l.Resolver.Lookup(ctx, b, n)
 }
@@ -129,7 +130,7 @@ func TestAttackDeadAddressAsksForADeniedName(t *testing.T) {
 	if got, err := r.Hello(r.Dial(dead), "left.example"); err == nil {
 		t.Errorf("it got to %q", got)
 	}
-	r.WantReason(policy.ReasonUnreachable)
+	r.WantReason(name.ReasonUnreachable)
 	if n := counted.n.Load(); n != 0 {
 		t.Errorf("DNS was asked for the name %d times", n)
 	}

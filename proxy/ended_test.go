@@ -14,6 +14,7 @@ import (
 
 	"boxgate/audit"
 	"boxgate/policy"
+	"boxgate/policy/name"
 	"boxgate/proxy/proxytest"
 )
 
@@ -132,22 +133,22 @@ func TestWhatEndsWithTheGatewaySaysSo(t *testing.T) {
 			openEverything(r)
 			proxytest.Await(t, "five connections", func() bool { return len(r.Live.Of("box1")) == 5 })
 			end(r)
-			for name, is := range map[string]func(audit.Event) bool{
+			for label, is := range map[string]func(audit.Event) bool{
 				"tunnel": func(e audit.Event) bool { return e.Name == "spliced.example" && e.Action == audit.ActionSplice },
 				"plain":  func(e audit.Event) bool { return e.Path == "/plain" },
 				"h1":     func(e audit.Event) bool { return e.Path == "/h1" },
 				"h2":     func(e audit.Event) bool { return e.Path == "/h2" },
 			} {
-				e := r.Want("the end of "+name, func(e audit.Event) bool { return is(e) && e.Phase != audit.PhaseOpen })
-				if e.Verdict != policy.Allow || e.Reason != policy.ReasonAllowedDomain || e.Error != what {
-					t.Errorf("%s: %+v", name, e)
+				e := r.Want("the end of "+label, func(e audit.Event) bool { return is(e) && e.Phase != audit.PhaseOpen })
+				if e.Verdict != policy.Allow || e.Reason != name.ReasonAllowedDomain || e.Error != what {
+					t.Errorf("%s: %+v", label, e)
 				}
 			}
 			r.Want("the silent one", func(e audit.Event) bool {
-				return e.Verdict == policy.Deny && e.Reason == policy.ReasonPeekTimeout && e.Error == what
+				return e.Verdict == policy.Deny && e.Reason == name.ReasonPeekTimeout && e.Error == what
 			})
 			for _, e := range r.Events.List() {
-				if e.Reason == policy.ReasonPolicyChanged {
+				if e.Reason == name.ReasonPolicyChanged {
 					t.Errorf("%+v", e)
 				}
 			}

@@ -2,6 +2,7 @@ package proxy
 
 import (
 	"boxgate/policy"
+	"boxgate/policy/name"
 	"boxgate/proxy/peek"
 )
 
@@ -21,7 +22,7 @@ func (c *conn) question(f peek.First) (policy.Request, policy.Evidence) {
 }
 
 // asks returns the destination that the connection asks for, under a name.
-func (c *conn) asks(name policy.Name) policy.Request {
+func (c *conn) asks(name name.Name) policy.Request {
 	return policy.Request{
 		Stage: policy.StageConn, Box: c.box.ID, Name: name, Addr: c.orig.Addr(), Port: c.port, Protocol: policy.TCP,
 	}

@@ -20,6 +20,7 @@ import (
 	"boxgate/internal/memory"
 	"boxgate/internal/socket"
 	"boxgate/policy"
+	"boxgate/policy/name"
 	"boxgate/proxy/exchange"
 	"boxgate/proxy/header"
 	"boxgate/proxy/peek"
@@ -60,9 +61,9 @@ func (c *conn) serveExplicit() {
 	case err != nil || f.Kind == peek.Oversize:
 		c.refusePeek(f, err)
 	case f.Kind == peek.Silent:
-		c.refuse(peek.Other, policy.ReasonNoName)
+		c.refuse(peek.Other, name.ReasonNoName)
 	case f.Kind != peek.HTTP:
-		c.refuse(peek.Other, policy.ReasonProtocol)
+		c.refuse(peek.Other, name.ReasonProtocol)
 	case bytes.HasPrefix(f.Data, []byte("CONNECT ")):
 		c.connect(f)
 	default:
@@ -86,7 +87,7 @@ func (c *conn) connect(f peek.First) {
 			answer = exchange.NoMemory()
 		}
 		if errors.Is(err, os.ErrDeadlineExceeded) {
-			answer = &problem.Problem{Status: http.StatusRequestTimeout, Reason: policy.ReasonPeekTimeout,
+			answer = &problem.Problem{Status: http.StatusRequestTimeout, Reason: name.ReasonPeekTimeout,
 				Detail: "The head of the CONNECT was not complete in time."}
 		}
 		c.refuseConnect(answer)
@@ -103,7 +104,7 @@ func (c *conn) connect(f peek.First) {
 	w := &connectWriter{c: c, header: http.Header{}}
 	c.p.front.ServeHTTP(w, r.WithContext(context.WithValue(c.ctx, connKey{}, c)))
 	if !w.hijacked { // goproxy answered on its own, which no handler here asks for
-		c.refuse(peek.Other, policy.ReasonProtocol)
+		c.refuse(peek.Other, name.ReasonProtocol)
 	}
 }
 
@@ -192,13 +193,13 @@ func (c *conn) judgeConnect(authority string) *problem.Problem {
 		if addr.Zone() != "" {
 			return exchange.BadRequest("CONNECT to an address with a zone.")
 		}
-	} else if c.bound, err = policy.ParseName(host); err != nil {
+	} else if c.bound, err = name.Parse(host); err != nil {
 		return exchange.BadRequest("CONNECT needs a host name or an address.")
 	}
 	rt := c.p.core.Router.Route(c.ctx, c.box.Policy.Load(), c.box, c.asks(c.bound), policy.Evidence{Opening: policy.OpeningConnect})
 	c.orig = netip.AddrPortFrom(rt.Asked.Addr, port)
 	if addr := c.orig.Addr(); c.p.core.Router.IsOwn(addr) || c.p.core.Router.IsSink(addr) {
-		rt.Route = refused(rt.Route, policy.ReasonHostPort)
+		rt.Route = refused(rt.Route, name.ReasonHostPort)
 	}
 	c.note(peek.First{}, rt.Route)
 	if err := rt.Err(); err != nil {
@@ -212,7 +213,7 @@ func (c *conn) judgeConnect(authority string) *problem.Problem {
 func (c *conn) tunnel() {
 	if _, err := io.WriteString(c.tcp, "HTTP/1.1 200 Connection established\r\n\r\n"); err != nil {
 		c.event.Error = err.Error()
-		c.refuse(peek.Other, policy.ReasonClientTLS)
+		c.refuse(peek.Other, name.ReasonClientTLS)
 		return
 	}
 	c.explicit, c.since = false, time.Now()

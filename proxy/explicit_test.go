@@ -20,6 +20,7 @@ import (
 	"boxgate/audit"
 	"boxgate/internal/nightly"
 	"boxgate/policy"
+	"boxgate/policy/name"
 	"boxgate/proxy"
 	"boxgate/proxy/peek/peektest"
 	"boxgate/proxy/proxytest"
@@ -90,7 +91,7 @@ func TestCurlThroughTheExplicitProxy(t *testing.T) {
 	if out, code := get("https://bad.example/"); code != 56 || !strings.Contains(out, "403") {
 		t.Errorf("CONNECT to a denied name: %q, exit %d", out, code)
 	}
-	if e := r.WantReason(policy.ReasonNotAllowed); e.Name != "bad.example" || e.Port != 443 || e.Status != 403 || e.Action != audit.ActionRefuse {
+	if e := r.WantReason(name.ReasonNotAllowed); e.Name != "bad.example" || e.Port != 443 || e.Status != 403 || e.Action != audit.ActionRefuse {
 		t.Errorf("%+v", e)
 	}
 	if out, code := get("https://" + owner.Addr().String() + "/"); code != 56 || !strings.Contains(out, "403") {
@@ -144,7 +145,7 @@ func TestConnectTunnelIsBoundToItsName(t *testing.T) {
 	if _, err := r.Hello(c, "other.example"); !proxytest.AccessDeniedAlert(err) {
 		t.Errorf("another SNI in the tunnel: %v", err)
 	}
-	r.WantReason(policy.ReasonAuthorityMismatch)
+	r.WantReason(name.ReasonAuthorityMismatch)
 }
 
 func TestConnectToAnAddressNeedsAnAddressRule(t *testing.T) {
@@ -250,8 +251,8 @@ func TestWhatTheExplicitProxyRefuses(t *testing.T) {
 	if got := closedWithout(t, c); len(got) > 0 {
 		t.Errorf("TLS to the proxy itself: %q", got)
 	}
-	r.WantReason(policy.ReasonHostPort)
-	r.WantReason(policy.ReasonProtocol)
+	r.WantReason(name.ReasonHostPort)
+	r.WantReason(name.ReasonProtocol)
 }
 
 func TestGoproxyDialsNothingByItself(t *testing.T) {

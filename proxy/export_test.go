@@ -5,6 +5,7 @@ import (
 	"net/netip"
 
 	"boxgate/policy"
+	"boxgate/policy/name"
 	"boxgate/proxy/usage"
 )
 
@@ -30,7 +31,7 @@ func (p *Proxy) TLSConfigs() int {
 }
 
 // Terminate is terminate for a client whose ClientHello is of the usual length.
-func Terminate(p *Proxy, box *policy.Box, client net.Conn, name policy.Name, alpn []string) (net.Conn, error) {
+func Terminate(p *Proxy, box *policy.Box, client net.Conn, name name.Name, alpn []string) (net.Conn, error) {
 	c, err := p.terminate(box, client, 2<<10, name, alpn)
 	if err != nil {
 		return nil, err

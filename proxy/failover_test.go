@@ -14,6 +14,7 @@ import (
 
 	"boxgate/audit"
 	"boxgate/policy"
+	"boxgate/policy/name"
 	"boxgate/proxy"
 	"boxgate/proxy/proxytest"
 )
@@ -150,7 +151,7 @@ func TestAttackAnotherAddressThatIsDenied(t *testing.T) {
 		if c, err := n.open(); err == nil {
 			t.Errorf("it got to %s", c.RemoteAddr())
 		}
-		n.WantReason(policy.ReasonUnreachable)
+		n.WantReason(name.ReasonUnreachable)
 	})
 }
 
@@ -180,7 +181,7 @@ func TestAttackOtherAddressIsRevoked(t *testing.T) {
 			c.Close()
 		}
 		<-over
-		if e := n.WantReason(policy.ReasonPolicyChanged); e.Addr != n.alive.Addr() {
+		if e := n.WantReason(name.ReasonPolicyChanged); e.Addr != n.alive.Addr() {
 			t.Errorf("%+v", e)
 		}
 	})

@@ -19,6 +19,7 @@ import (
 
 	"boxgate/audit"
 	"boxgate/policy"
+	"boxgate/policy/name"
 	"boxgate/proxy"
 	"boxgate/proxy/peek/peektest"
 	"boxgate/proxy/proxytest"
@@ -287,7 +288,7 @@ func (c *cell) expect(t *testing.T, ground string, comes table, column int) stri
 	if row := comes.cells[ground]; row != nil {
 		return row[column]
 	}
-	if ground != "nothing" && !slices.Contains(policy.Reasons(), policy.Reason(ground)) {
+	if ground != "nothing" && !slices.Contains(name.Reasons(), name.Reason(ground)) {
 		t.Fatalf("%q is no ground", ground)
 	}
 	return ground
@@ -304,7 +305,7 @@ func (c cell) run(t *testing.T) {
 // machine was too busy to send them well within it.
 func (c *cell) try(t *testing.T, sent []byte, timeout time.Duration) bool {
 	t.Helper()
-	heard, halfWay := &hearing{}, c.want == string(policy.ReasonPeekTimeout)
+	heard, halfWay := &hearing{}, c.want == string(name.ReasonPeekTimeout)
 	r := proxytest.New(t, policy.Spec{Mode: policy.ModeDenyAll}, func(cfg *proxy.Config) {
 		cfg.PeekTimeout, cfg.SilenceTimeout = 20*time.Second, 20*time.Second
 		if halfWay {
@@ -366,7 +367,7 @@ func (c *cell) dial(r *proxytest.Rig, server netip.AddrPort) (conn *net.TCPConn,
 	}
 	proxy := r.Explicit()
 	conn, status, err = tryConnect(r, proxy, authority, "")
-	for tries := 0; err != nil && c.want == string(policy.ReasonPeekTimeout) && tries < 100; tries++ {
+	for tries := 0; err != nil && c.want == string(name.ReasonPeekTimeout) && tries < 100; tries++ {
 		if conn != nil {
 			conn.Close() // the short timeout passed before the CONNECT itself was read
 		}
@@ -411,7 +412,7 @@ func (c *cell) check(r *proxytest.Rig, heard *hearing, sent []byte, answer strin
 	}
 	e := r.Want("a decision", func(e audit.Event) bool { return e.Phase != audit.PhaseOpen })
 	if c.want != "passes" {
-		if e.Verdict != policy.Deny || e.Reason != policy.Reason(c.want) {
+		if e.Verdict != policy.Deny || e.Reason != name.Reason(c.want) {
 			t.Errorf("decision %+v", e)
 		}
 		if len(answer) > 0 && !strings.HasPrefix(answer, "HTTP/1.1 4") && answer != string(proxy.AccessDenied) {

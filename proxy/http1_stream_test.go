@@ -19,6 +19,7 @@ import (
 
 	"boxgate/internal/nightly"
 	"boxgate/policy"
+	"boxgate/policy/name"
 	"boxgate/proxy/proxytest"
 )
 
@@ -320,7 +321,7 @@ func TestTighteningCutsARequestUnderWay(t *testing.T) {
 		}
 	}
 	for _, e := range l.Events.Wait(t, 2) {
-		if e.Reason != policy.ReasonPolicyChanged || e.Verdict != policy.Deny {
+		if e.Reason != name.ReasonPolicyChanged || e.Verdict != policy.Deny {
 			t.Errorf("event %+v", e)
 		}
 	}

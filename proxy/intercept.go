@@ -6,7 +6,7 @@ import (
 
 	"boxgate/internal/memory"
 	"boxgate/internal/socket"
-	"boxgate/policy"
+	"boxgate/policy/name"
 	"boxgate/proxy/exchange"
 	"boxgate/proxy/http1"
 	"boxgate/proxy/http2"
@@ -21,11 +21,11 @@ var errRooted = errors.New("the server name ends in a dot (RFC 6066, 3): leave i
 func (c *conn) intercept(f peek.First, rt route.Routed) {
 	if f.NamesRoot() {
 		c.event.Error = errRooted.Error()
-		c.refuse(f.Kind, policy.ReasonProtocol)
+		c.refuse(f.Kind, name.ReasonProtocol)
 		return
 	}
 	if c.interception = c.usage.Intercept(c.p.cfg.MaxInterceptions, len(f.Data)); c.interception == nil {
-		c.refuse(peek.Other, policy.ReasonLimit) // reset: the policy denies nothing here
+		c.refuse(peek.Other, name.ReasonLimit) // reset: the policy denies nothing here
 		return
 	}
 	var alpn []string // the usual ones
@@ -35,7 +35,7 @@ func (c *conn) intercept(f peek.First, rt route.Routed) {
 	client, err := c.p.terminate(c.box, newReplay(c, f.Data), len(f.Data), rt.Request.Name, alpn)
 	if err != nil {
 		c.event.Error = handshakeFault(err, c.live.In.Load()).Error()
-		c.refuse(peek.Other, policy.ReasonClientTLS)
+		c.refuse(peek.Other, name.ReasonClientTLS)
 		return
 	}
 	c.interception.Established(c.live.Out.Load())
@@ -72,7 +72,7 @@ func (c *conn) serveHTTP2(s *exchange.Session) {
 	var holds memory.Claim
 	holds.Open(c.usage.Memory, memory.HTTP2)
 	if !holds.Grow(http2.ConnCost) {
-		c.refuse(peek.Other, policy.ReasonLimit)
+		c.refuse(peek.Other, name.ReasonLimit)
 		return
 	}
 	defer holds.Close()

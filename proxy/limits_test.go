@@ -10,6 +10,7 @@ import (
 
 	"boxgate/audit"
 	"boxgate/policy"
+	"boxgate/policy/name"
 	"boxgate/proxy"
 	"boxgate/proxy/proxytest"
 )
@@ -54,7 +55,7 @@ func TestNewConnectionsBeyondTheRateAreResetBeforeTheyAreRead(t *testing.T) {
 		}
 		c.Close()
 	}
-	e := r.WantReason(policy.ReasonLimit)
+	e := r.WantReason(name.ReasonLimit)
 	if e.Box != "box1" || e.Verdict != policy.Deny || e.Action != audit.ActionRefuse || e.Name != "" || e.Port != 443 {
 		t.Errorf("%+v", e)
 	}
@@ -83,7 +84,7 @@ func TestOpenInterceptionsAreLimitedPerBox(t *testing.T) {
 	if _, err := intercepted(proxytest.DialTo(t, addr)); err == nil || proxytest.AccessDeniedAlert(err) {
 		t.Errorf("one too many ended with %v, want a reset", err)
 	}
-	if e := r.WantReason(policy.ReasonLimit); e.Box != "box1" || e.Verdict != policy.Deny || e.Name != "good.example" {
+	if e := r.WantReason(name.ReasonLimit); e.Box != "box1" || e.Verdict != policy.Deny || e.Name != "good.example" {
 		t.Errorf("%+v", e)
 	}
 	if got, err := r.Hello(r.Dial(spliced), "spliced.example"); err != nil || got != "hello from spliced.example" {
@@ -110,7 +111,7 @@ func TestDenialPageCountsAsInterception(t *testing.T) {
 	if _, err := r.Hello(proxytest.DialTo(t, addr), "bad.example.com"); !proxytest.AccessDeniedAlert(err) {
 		t.Errorf("beyond the limit a denied name ended with %v, want the alert", err)
 	}
-	if e := r.WantReason(policy.ReasonNotAllowed); e.Name != "bad.example.com" {
+	if e := r.WantReason(name.ReasonNotAllowed); e.Name != "bad.example.com" {
 		t.Errorf("%+v", e)
 	}
 }
@@ -142,7 +143,7 @@ func TestFloodOfConnectionsIsCountedNotLoggedOneByOne(t *testing.T) {
 // limited returns how many refusals for a limit were recorded, and in how many events.
 func limited(r *proxytest.Rig) (refusals, lines int) {
 	for _, e := range r.Events.List() {
-		if e.Reason == policy.ReasonLimit {
+		if e.Reason == name.ReasonLimit {
 			refusals += int(max(e.Count, 1))
 			lines++
 		}
@@ -194,7 +195,7 @@ func TestBoxRemovedWhileAConnectionIsAdmitted(t *testing.T) {
 		defer c.Close()
 		_ = tls.Client(c, &tls.Config{ServerName: "denied.example.com", InsecureSkipVerify: true}).Handshake()
 	}
-	r.WantReason(policy.ReasonUnknownBox)
+	r.WantReason(name.ReasonUnknownBox)
 	if n := r.Proxy.TLSConfigs(); n > 0 || r.Usages.Knows(r.Box.ID) {
 		t.Errorf("kept for a box that is gone: %d TLS configurations", n)
 	}

@@ -13,6 +13,7 @@ import (
 
 	"boxgate/audit"
 	"boxgate/policy"
+	"boxgate/policy/name"
 	"boxgate/proxy"
 	"boxgate/proxy/proxytest"
 )
@@ -74,7 +75,7 @@ func TestUnknownAddressesOfAHostWithRulesAreNoWayPastIt(t *testing.T) {
 	if err := withoutName(r.Dial(trap)); err == nil {
 		t.Error("the handshake succeeded")
 	}
-	r.WantReason(policy.ReasonNoName)
+	r.WantReason(name.ReasonNoName)
 	r.Resolver.Set(&failing{Names: r.Names, err: notFound{}})
 	server := r.TLSServer("api.example")
 	r.Policy(judged(cidr(server.Addr())), nil)
@@ -99,12 +100,12 @@ func TestPanicOfALookupEndsOneConnection(t *testing.T) {
 	if err := withoutName(r.Dial(server)); err == nil {
 		t.Error("a connection passed of which it is not known whether it may")
 	}
-	r.WantReason(policy.ReasonInternal)
+	r.WantReason(name.ReasonInternal)
 }
 
 type bursting struct{ *proxytest.Names }
 
-func (bursting) LookupBoth(context.Context, *policy.Box, policy.Name) ([]netip.Addr, error) {
+func (bursting) LookupBoth(context.Context, *policy.Box, name.Name) ([]netip.Addr, error) {
 	panic("fake")
 }
 
@@ -113,11 +114,11 @@ type failing struct {
 	err error
 }
 
-func (f *failing) Lookup(context.Context, *policy.Box, policy.Name) ([]netip.Addr, error) {
+func (f *failing) Lookup(context.Context, *policy.Box, name.Name) ([]netip.Addr, error) {
 	return nil, f.err
 }
 
-func (f *failing) LookupBoth(context.Context, *policy.Box, policy.Name) ([]netip.Addr, error) {
+func (f *failing) LookupBoth(context.Context, *policy.Box, name.Name) ([]netip.Addr, error) {
 	return nil, f.err
 }
 

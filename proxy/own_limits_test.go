@@ -7,6 +7,7 @@ import (
 	"testing"
 
 	"boxgate/policy"
+	"boxgate/policy/name"
 	"boxgate/proxy"
 	"boxgate/proxy/proxytest"
 )
@@ -104,7 +105,7 @@ func TestNewConnectionsOfOneBoxHaveTheirOwnRate(t *testing.T) {
 	}
 	r.Box.Limits.Store(policy.Limits{policy.LimitNewConnections: 1})
 	proxytest.Await(t, "a connection beyond it", func() bool { return !connects() })
-	r.WantReason(policy.ReasonLimit)
+	r.WantReason(name.ReasonLimit)
 }
 
 func TestRequestsOfOneBoxHaveTheirOwnRate(t *testing.T) {

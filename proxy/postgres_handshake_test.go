@@ -13,7 +13,7 @@ import (
 
 	"boxgate/audit"
 	"boxgate/internal/memory"
-	"boxgate/policy"
+	"boxgate/policy/name"
 	"boxgate/proxy"
 	"boxgate/proxy/postgres"
 	"boxgate/proxy/proxytest"
@@ -96,7 +96,7 @@ func TestAttackLoginThatDoesNotEnd(t *testing.T) {
 	s.says256 = true
 	_, err := pgconn.ConnectConfig(t.Context(), psql(r, dst))
 	refusedWith(t, err, "08001", "could not log in")
-	if e := r.WantReason(policy.ReasonUpstreamLogin); !strings.Contains(e.Error, "during the login") {
+	if e := r.WantReason(name.ReasonUpstreamLogin); !strings.Contains(e.Error, "during the login") {
 		t.Errorf("%+v", e)
 	}
 }
@@ -111,7 +111,7 @@ func TestConnectionsToDatabasesAreCharged(t *testing.T) {
 	if _, err := pgconn.ConnectConfig(t.Context(), psql(r, dst)); err == nil {
 		t.Error("a login for which there is no memory")
 	}
-	r.WantReason(policy.ReasonLimit)
+	r.WantReason(name.ReasonLimit)
 	s.wantsNothing()
 	r.With(func(c *proxy.Config) { c.Memory = budget })
 	c, err := pgconn.ConnectConfig(t.Context(), psql(r, dst))
@@ -139,7 +139,7 @@ func TestAttackLongKeyToCancelQueries(t *testing.T) {
 				_ = c.Close(t.Context())
 				return
 			}
-			r.WantReason(policy.ReasonUpstreamLogin)
+			r.WantReason(name.ReasonUpstreamLogin)
 		})
 	}
 }

@@ -22,6 +22,7 @@ import (
 
 	"boxgate/audit"
 	"boxgate/policy"
+	"boxgate/policy/name"
 	"boxgate/proxy"
 	"boxgate/proxy/proxytest"
 )
@@ -273,19 +274,19 @@ func TestPostgresLogin(t *testing.T) {
 func TestPostgresRefusals(t *testing.T) {
 	t.Parallel()
 	r, s, dst := pgRig(t, dbRule)
-	for name, c := range map[string]struct {
+	for label, c := range map[string]struct {
 		change     func(*pgconn.Config)
 		code, text string
-		reason     policy.Reason
+		reason     name.Reason
 	}{
-		"another user":      {func(c *pgconn.Config) { c.User = "postgres" }, "28000", `as user "app" only`, policy.ReasonHeaderRule},
-		"another database":  {func(c *pgconn.Config) { c.Database = "postgres" }, "28000", `database "orders"`, policy.ReasonHeaderRule},
-		"replication":       {func(c *pgconn.Config) { c.RuntimeParams = map[string]string{"replication": "true"} }, "0A000", "replication", policy.ReasonHeaderRule},
-		"options":           {func(c *pgconn.Config) { c.RuntimeParams = map[string]string{"options": "-c x=y"} }, "0A000", "options", policy.ReasonHeaderRule},
-		"user in capitals":  {func(c *pgconn.Config) { c.RuntimeParams = map[string]string{"USER": "postgres"} }, "0A000", "USER", policy.ReasonHeaderRule},
-		"session authority": {func(c *pgconn.Config) { c.RuntimeParams = map[string]string{"role": "postgres"} }, "0A000", "role", policy.ReasonHeaderRule},
+		"another user":      {func(c *pgconn.Config) { c.User = "postgres" }, "28000", `as user "app" only`, name.ReasonHeaderRule},
+		"another database":  {func(c *pgconn.Config) { c.Database = "postgres" }, "28000", `database "orders"`, name.ReasonHeaderRule},
+		"replication":       {func(c *pgconn.Config) { c.RuntimeParams = map[string]string{"replication": "true"} }, "0A000", "replication", name.ReasonHeaderRule},
+		"options":           {func(c *pgconn.Config) { c.RuntimeParams = map[string]string{"options": "-c x=y"} }, "0A000", "options", name.ReasonHeaderRule},
+		"user in capitals":  {func(c *pgconn.Config) { c.RuntimeParams = map[string]string{"USER": "postgres"} }, "0A000", "USER", name.ReasonHeaderRule},
+		"session authority": {func(c *pgconn.Config) { c.RuntimeParams = map[string]string{"role": "postgres"} }, "0A000", "role", name.ReasonHeaderRule},
 	} {
-		t.Run(name, func(t *testing.T) {
+		t.Run(label, func(t *testing.T) {
 			_, err := pgconn.ConnectConfig(t.Context(), psql(r, dst, c.change))
 			refusedWith(t, err, c.code, c.text)
 			r.WantReason(c.reason)
@@ -307,7 +308,7 @@ func TestPostgresFailures(t *testing.T) {
 		r, s, dst := pgRig(t, dbRule)
 		s.wants = "another"
 		refusedWith(t, connect(t, r, dst), "28P01", "holds the password")
-		if e := r.WantReason(policy.ReasonUpstreamLogin); strings.Contains(e.Error, dbPassword) {
+		if e := r.WantReason(name.ReasonUpstreamLogin); strings.Contains(e.Error, dbPassword) {
 			t.Errorf("%+v", e)
 		}
 	})
@@ -321,7 +322,7 @@ func TestPostgresFailures(t *testing.T) {
 		t.Parallel()
 		r, s, dst := pgRig(t, strings.Replace(dbRule, `, "auth": "password"`, "", 1))
 		refusedWith(t, connect(t, r, dst), "08001", "could not log in")
-		r.WantReason(policy.ReasonUpstreamLogin)
+		r.WantReason(name.ReasonUpstreamLogin)
 		s.wantsNothing()
 	})
 	t.Run("the certificate of another", func(t *testing.T) {
@@ -329,7 +330,7 @@ func TestPostgresFailures(t *testing.T) {
 		r, s, dst := pgRig(t, dbRule)
 		s.config.Certificates = []tls.Certificate{r.Upstream.Certificate(t, "other.example.com")}
 		refusedWith(t, connect(t, r, dst), "08001", "could not be verified")
-		r.WantReason(policy.ReasonUpstreamTLS)
+		r.WantReason(name.ReasonUpstreamTLS)
 		s.wantsNothing()
 	})
 	t.Run("no secret", func(t *testing.T) {
@@ -339,7 +340,7 @@ func TestPostgresFailures(t *testing.T) {
 			c.Secrets = proxytest.Sources{"db": func(context.Context) (string, error) { return "", errors.New("vault is sealed") }}
 		})
 		refusedWith(t, connect(t, r, dst), "58000", "not available")
-		if e := r.WantReason(policy.ReasonSecretUnavailable); !strings.Contains(e.Error, "vault is sealed") {
+		if e := r.WantReason(name.ReasonSecretUnavailable); !strings.Contains(e.Error, "vault is sealed") {
 			t.Errorf("%+v", e)
 		}
 		s.wantsNothing()
@@ -353,7 +354,7 @@ func TestAttackCostlyPostgresProof(t *testing.T) {
 	s.iterations = "10000000"
 	_, err := pgconn.ConnectConfig(t.Context(), psql(r, dst))
 	refusedWith(t, err, "08001", "could not log in")
-	if e := r.WantReason(policy.ReasonUpstreamLogin); !strings.Contains(e.Error, "10000000 iterations") {
+	if e := r.WantReason(name.ReasonUpstreamLogin); !strings.Contains(e.Error, "10000000 iterations") {
 		t.Errorf("%+v", e)
 	}
 	s.wantsNothing()
@@ -369,7 +370,7 @@ func TestAttackFloodOfLogins(t *testing.T) {
 	if _, err := pgconn.ConnectConfig(t.Context(), psql(r, dst)); err == nil {
 		t.Error("a login beyond the limit")
 	}
-	r.WantReason(policy.ReasonLimit)
+	r.WantReason(name.ReasonLimit)
 	s.wantsNothing()
 	logins.SetBurst(burst)
 	c, err := pgconn.ConnectConfig(t.Context(), psql(r, dst))
@@ -386,18 +387,18 @@ func TestPostgresOtherWays(t *testing.T) {
 	ways := map[string]struct {
 		prepare func(*proxytest.Rig, netip.Addr)
 		say     string
-		reason  policy.Reason
+		reason  name.Reason
 	}{
-		"a request":                {nil, "GET / HTTP/1.1\r\nHost: db.example.com:5432\r\nConnection: close\r\n\r\n", policy.ReasonProtocol},
-		"SSH":                      {nil, "SSH-2.0-x\r\n", policy.ReasonProtocol},
-		"version 2":                {nil, "\x00\x00\x00\x10\x00\x02\x00\x00user\x00a\x00\x00", policy.ReasonProtocol},
-		"GSSAPI twice":             {nil, strings.Repeat("\x00\x00\x00\x08\x04\xd2\x16\x30", 2), policy.ReasonProtocol},
-		"a key of no one":          {nil, "\x00\x00\x00\x10\x04\xd2\x16\x2e\x00\x00\x00\x4dreal", policy.ReasonHeaderRule},
-		"a name that was not told": {func(r *proxytest.Rig, _ netip.Addr) { r.Names.Grant(db) }, "\x00\x00\x00\x08\x04\xd2\x16\x2f", policy.ReasonNotAllowed},
+		"a request":                {nil, "GET / HTTP/1.1\r\nHost: db.example.com:5432\r\nConnection: close\r\n\r\n", name.ReasonProtocol},
+		"SSH":                      {nil, "SSH-2.0-x\r\n", name.ReasonProtocol},
+		"version 2":                {nil, "\x00\x00\x00\x10\x00\x02\x00\x00user\x00a\x00\x00", name.ReasonProtocol},
+		"GSSAPI twice":             {nil, strings.Repeat("\x00\x00\x00\x08\x04\xd2\x16\x30", 2), name.ReasonProtocol},
+		"a key of no one":          {nil, "\x00\x00\x00\x10\x04\xd2\x16\x2e\x00\x00\x00\x4dreal", name.ReasonHeaderRule},
+		"a name that was not told": {func(r *proxytest.Rig, _ netip.Addr) { r.Names.Grant(db) }, "\x00\x00\x00\x08\x04\xd2\x16\x2f", name.ReasonNotAllowed},
 		"two names with logins": {func(r *proxytest.Rig, a netip.Addr) {
 			r.Names.Grant("other.example.com", a)
 			r.Rules(proxytest.Allow(db+":5432"), strings.TrimSuffix(dbRule, "}")+", "+strings.Replace(dbRule[1:], "db.example.com", "other.example.com", 1))
-		}, "\x00\x00\x00\x08\x04\xd2\x16\x2f", policy.ReasonNoName},
+		}, "\x00\x00\x00\x08\x04\xd2\x16\x2f", name.ReasonNoName},
 	}
 	for name, way := range ways {
 		t.Run(name, func(t *testing.T) {
@@ -498,19 +499,19 @@ func TestPostgresVersions(t *testing.T) {
 // TestPostgresIsCut: a connection ends when its secret is revoked, when its rule changes and when it is gone.
 func TestPostgresIsCut(t *testing.T) {
 	t.Parallel()
-	for name, cut := range map[string]struct {
+	for label, cut := range map[string]struct {
 		by     func(*proxytest.Rig)
-		reason policy.Reason
+		reason name.Reason
 	}{
-		"revoked": {func(r *proxytest.Rig) { r.Proxy.Revoke("db") }, policy.ReasonSecretUnavailable},
-		"denied":  {func(r *proxytest.Rig) { r.Rules(proxytest.Allow("x.example"), dbRule); r.Proxy.Recheck(r.Box.ID) }, policy.ReasonNotAllowed},
-		"no rule": {func(r *proxytest.Rig) { r.Rules(proxytest.Allow(db+":5432"), "{}"); r.Proxy.Recheck(r.Box.ID) }, policy.ReasonPolicyChanged},
+		"revoked": {func(r *proxytest.Rig) { r.Proxy.Revoke("db") }, name.ReasonSecretUnavailable},
+		"denied":  {func(r *proxytest.Rig) { r.Rules(proxytest.Allow("x.example"), dbRule); r.Proxy.Recheck(r.Box.ID) }, name.ReasonNotAllowed},
+		"no rule": {func(r *proxytest.Rig) { r.Rules(proxytest.Allow(db+":5432"), "{}"); r.Proxy.Recheck(r.Box.ID) }, name.ReasonPolicyChanged},
 		"new rule": {func(r *proxytest.Rig) {
 			r.Rules(proxytest.Allow(db+":5432"), strings.Replace(dbRule, "orders", "bills", 1))
 			r.Proxy.Recheck(r.Box.ID)
-		}, policy.ReasonPolicyChanged},
+		}, name.ReasonPolicyChanged},
 	} {
-		t.Run(name, func(t *testing.T) {
+		t.Run(label, func(t *testing.T) {
 			t.Parallel()
 			r, _, dst := pgRig(t, dbRule)
 			c, err := pgconn.ConnectConfig(t.Context(), psql(r, dst))
@@ -527,8 +528,8 @@ func TestPostgresIsCut(t *testing.T) {
 }
 
 // exchangeReason reports whether a cut was recorded for the reason, or as a change of the policy in general.
-func exchangeReason(got, want policy.Reason) bool {
-	return got == want || want == policy.ReasonNotAllowed && got == policy.ReasonPolicyChanged
+func exchangeReason(got, want name.Reason) bool {
+	return got == want || want == name.ReasonNotAllowed && got == name.ReasonPolicyChanged
 }
 
 // TestPostgresMessages: after the login a second one is not passed on.

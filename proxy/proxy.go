@@ -20,6 +20,7 @@ import (
 	"boxgate/internal/memory"
 	"boxgate/internal/socket"
 	"boxgate/policy"
+	"boxgate/policy/name"
 	"boxgate/proxy/contain"
 	"boxgate/proxy/exchange"
 	"boxgate/proxy/live"
@@ -41,7 +42,7 @@ type Resolver = route.Resolver
 // Leaves issues the certificates used to terminate TLS from a box. Safe for concurrent use.
 type Leaves interface {
 	// LeafFor returns a certificate for the name of a kind that the client takes.
-	LeafFor(context.Context, *tls.ClientHelloInfo, policy.BoxID, policy.Name) (*tls.Certificate, error)
+	LeafFor(context.Context, *tls.ClientHelloInfo, policy.BoxID, name.Name) (*tls.Certificate, error)
 }
 
 // SSHKeys are the keys by which boxes know the gateway as an SSH server. Safe for concurrent use.
@@ -58,10 +59,10 @@ type Secrets = exchange.Secrets
 // URLs are the gateway's public URLs, which boxes may open by name. Safe for concurrent use.
 type URLs interface {
 	// Served reports whether a name is that of a public URL now, and served over TLS on a port.
-	Served(policy.Name, uint16) bool
+	Served(name.Name, uint16) bool
 	// Visit serves a connection to a public URL, which begins with a ClientHello, and returns when it has ended. It is
 	// served for no other name. The visitor is its remote address.
-	Visit(net.Conn, policy.Name)
+	Visit(net.Conn, name.Name)
 }
 
 // Config configures a [Proxy]. Boxes, Resolver, Leaves and Audit are required; zero durations and limits mean the
@@ -79,7 +80,7 @@ type Config struct {
 	Sink     []netip.Addr     // the addresses DNS hands out for names a box may not reach: never dialled
 	Own      []netip.Addr     // addresses of the gateway itself, never dialled whatever the policy says
 	URLs     URLs             // nil: boxes cannot open the public URLs
-	Host     []policy.Name    // domains of the gateway's host, such as those of its public URLs: TLS for them is never terminated
+	Host     []name.Name      // domains of the gateway's host, such as those of its public URLs: TLS for them is never terminated
 	Memory   *memory.Budget   // shared by all boxes; nil: 256 MiB
 	DenyPage bool             // a denied TLS connection to a public name gets a 403 page under a leaf instead of an alert
 
@@ -184,7 +185,7 @@ func New(cfg Config) (*Proxy, error) {
 		Origins: origin.New(origin.Config{
 			Router: router, Resolver: p.cfg.Resolver, Roots: p.cfg.Roots, DialTimeout: p.cfg.DialTimeout,
 			AddressTimeout: p.cfg.AddressTimeout, HandshakeTimeout: p.cfg.HandshakeTimeout,
-			Credential: func(ctx context.Context, secret string) (policy.Secret, func() bool, error) {
+			Credential: func(ctx context.Context, secret string) (name.Secret, func() bool, error) {
 				p.upstreamSecrets.Store(secret, true)
 				v, used, err := p.core.Credential(ctx, secret)
 				return v, used.Revoked, err
@@ -231,7 +232,7 @@ func (p *Proxy) leaveUpstream(secret string) {
 		return
 	}
 	conns := slices.DeleteFunc(p.live.All(), func(l *live.Conn) bool { return !l.Box.Policy.Load().GoesWith(secret) })
-	p.closeAll(conns, policy.ReasonSecretUnavailable, nil)
+	p.closeAll(conns, name.ReasonSecretUnavailable, nil)
 	p.core.Origins.CloseAllIdle() // of all boxes: that costs them no more than to connect again
 }
 
@@ -259,7 +260,7 @@ func (p *Proxy) recheckAll(conns []*live.Conn) {
 func (p *Proxy) recheck(l *live.Conn) (cut bool) {
 	defer contain.Panic(p.cfg.Log, l.Box.ID, func() {
 		cut = true
-		l.Close(&policy.DeniedError{Request: policy.Request{Box: l.Box.ID}, Decision: policy.Decision{Reason: policy.ReasonInternal}}, contain.ErrFault)
+		l.Close(&policy.DeniedError{Request: policy.Request{Box: l.Box.ID}, Decision: policy.Decision{Reason: name.ReasonInternal}}, contain.ErrFault)
 	})
 	if !l.Recheck(p.core.Router.Reroute) {
 		return false
@@ -289,7 +290,7 @@ func (p *Proxy) Passing(box policy.BoxID) map[netip.AddrPort]bool {
 // CloseBox closes every connection of a box and drops its state. Call it once Boxes no longer finds the box, so that no
 // new connection can begin.
 func (p *Proxy) CloseBox(box policy.BoxID) {
-	p.closeAll(p.live.Of(box), policy.ReasonUnknownBox, live.ErrBoxRemoved)
+	p.closeAll(p.live.Of(box), name.ReasonUnknownBox, live.ErrBoxRemoved)
 	p.usages.Forget(box)
 	p.core.Router.Forget(box)
 	p.forgetTLS(box)
@@ -297,7 +298,7 @@ func (p *Proxy) CloseBox(box policy.BoxID) {
 }
 
 // closeAll cuts the connections and waits for their handlers to return.
-func (p *Proxy) closeAll(conns []*live.Conn, why policy.Reason, stop error) {
+func (p *Proxy) closeAll(conns []*live.Conn, why name.Reason, stop error) {
 	for _, l := range conns {
 		l.Close(&policy.DeniedError{Request: policy.Request{Box: l.Box.ID}, Decision: policy.Decision{Reason: why}}, stop)
 	}
@@ -320,7 +321,7 @@ func (p *Proxy) Retire() {
 func (p *Proxy) Open() int { return p.live.Open() }
 
 // CloseAll cuts every connection of every box.
-func (p *Proxy) CloseAll() { p.closeAll(p.live.All(), policy.ReasonInternal, live.ErrShutdown) }
+func (p *Proxy) CloseAll() { p.closeAll(p.live.All(), name.ReasonInternal, live.ErrShutdown) }
 
 // Shutdown stops accepting and waits for open connections, including tunnels, to finish. If ctx ends first, it closes
 // them and returns the error of ctx.
@@ -344,9 +345,9 @@ func (p *Proxy) Shutdown(ctx context.Context) error {
 	case <-drained:
 		return nil
 	case <-ctx.Done():
-		p.closeAll(p.live.All(), policy.ReasonInternal, live.ErrShutdown) // before cancelling the context, so that their events give this reason
+		p.closeAll(p.live.All(), name.ReasonInternal, live.ErrShutdown) // before cancelling the context, so that their events give this reason
 		p.cancel()
-		p.closeAll(p.live.All(), policy.ReasonInternal, live.ErrShutdown) // connections that were being accepted
+		p.closeAll(p.live.All(), name.ReasonInternal, live.ErrShutdown) // connections that were being accepted
 		return ctx.Err()
 	}
 }

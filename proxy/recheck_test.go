@@ -12,6 +12,7 @@ import (
 
 	"boxgate/audit"
 	"boxgate/policy"
+	"boxgate/policy/name"
 	"boxgate/proxy"
 	"boxgate/proxy/proxytest"
 )
@@ -51,7 +52,7 @@ func TestRecheckCutsWhatIsDeniedAndNothingElse(t *testing.T) {
 	if !echoes(r, b) {
 		t.Error("the allowed connection was disturbed")
 	}
-	if e := r.WantReason(policy.ReasonPolicyChanged); e.Name != "a.example" || e.Verdict != policy.Deny || e.Version != 2 || e.BytesIn == 0 && e.BytesOut == 0 && e.Error == "" {
+	if e := r.WantReason(name.ReasonPolicyChanged); e.Name != "a.example" || e.Verdict != policy.Deny || e.Version != 2 || e.BytesIn == 0 && e.BytesOut == 0 && e.Error == "" {
 		t.Errorf("%+v", e)
 	}
 	if e := r.Want("the first decision", func(e audit.Event) bool { return e.Name == "a.example" && e.Verdict == policy.Allow }); e.Action != audit.ActionSplice || e.Version != 1 {
@@ -117,7 +118,7 @@ type swapping struct {
 	swap func()
 }
 
-func (s swapping) Lookup(ctx context.Context, b *policy.Box, n policy.Name) ([]netip.Addr, error) {
+func (s swapping) Lookup(ctx context.Context, b *policy.Box, n name.Name) ([]netip.Addr, error) {
 	s.swap()
 	return s.Names.Lookup(ctx, b, n)
 }

@@ -12,6 +12,7 @@ import (
 	"boxgate/internal/memory"
 	"boxgate/internal/socket"
 	"boxgate/policy"
+	"boxgate/policy/name"
 	"boxgate/proxy/peek"
 	"boxgate/proxy/problem"
 )
@@ -22,7 +23,7 @@ const (
 )
 
 // refuse refuses the connection in its own protocol and records the reason, replacing any earlier decision.
-func (c *conn) refuse(k peek.Kind, why policy.Reason) {
+func (c *conn) refuse(k peek.Kind, why name.Reason) {
 	c.event.Verdict, c.event.Action, c.event.Reason = policy.Deny, audit.ActionRefuse, why
 	if k == peek.TLS || k == peek.BadTLS {
 		_ = c.tcp.SetWriteDeadline(time.Now().Add(socket.LingerTime))
@@ -53,18 +54,18 @@ func (c *conn) refusePeek(f peek.First, err error) {
 	c.nameByDNS()
 	switch {
 	case errors.Is(err, memory.ErrFull):
-		c.refuse(peek.Other, policy.ReasonLimit)
+		c.refuse(peek.Other, name.ReasonLimit)
 	case f.Kind == peek.Oversize:
-		c.refuse(peek.Other, policy.ReasonPeekSize)
+		c.refuse(peek.Other, name.ReasonPeekSize)
 	case errors.Is(err, os.ErrDeadlineExceeded):
-		c.refuse(peek.Other, policy.ReasonPeekTimeout)
+		c.refuse(peek.Other, name.ReasonPeekTimeout)
 	case c.live.Stopped() != nil:
-		c.refuse(peek.Other, policy.ReasonPeekTimeout) // its deadline was shortened
+		c.refuse(peek.Other, name.ReasonPeekTimeout) // its deadline was shortened
 	case c.live.Denied() != nil: // cut while peeking
-		c.refuse(peek.Other, policy.ReasonPolicyChanged)
+		c.refuse(peek.Other, name.ReasonPolicyChanged)
 	default:
 		c.event.Error = err.Error()
-		c.refuse(peek.Other, policy.ReasonNoName)
+		c.refuse(peek.Other, name.ReasonNoName)
 	}
 }
 

@@ -9,6 +9,7 @@ import (
 	"testing"
 
 	"boxgate/policy"
+	"boxgate/policy/name"
 	"boxgate/proxy"
 	"boxgate/proxy/proxytest"
 )
@@ -30,7 +31,7 @@ func TestConnectionsOfAllBoxesAreLimited(t *testing.T) {
 		}
 	}
 	closedOnArrival(t, addr)
-	if e := r.WantReason(policy.ReasonLimit); e.Box != "box1" {
+	if e := r.WantReason(name.ReasonLimit); e.Box != "box1" {
 		t.Errorf("%+v", e)
 	}
 	c := second(addr)

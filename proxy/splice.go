@@ -9,6 +9,7 @@ import (
 
 	"boxgate/internal/socket"
 	"boxgate/policy"
+	"boxgate/policy/name"
 	"boxgate/proxy/contain"
 	"boxgate/proxy/exchange"
 	"boxgate/proxy/origin"
@@ -80,7 +81,7 @@ func (c *conn) isForURL(f peek.First, rt route.Routed) bool {
 
 // visit hands the connection over to the server of the public URLs. It stays the proxy's to count and to cut: a cut closes
 // the socket, and does not wait for the server to notice.
-func (c *conn) visit(f peek.First, name policy.Name) {
+func (c *conn) visit(f peek.First, name name.Name) {
 	c.open()
 	c.live.Watch(visiting{})
 	c.handOver(func() step {
@@ -192,7 +193,7 @@ func (c *conn) relayLayered(f peek.First, rt route.Routed, up net.Conn) {
 		return // which closed both
 	}
 	if rt.Action != policy.Splice {
-		c.refuse(peek.Other, policy.ReasonProtocol)
+		c.refuse(peek.Other, name.ReasonProtocol)
 		return
 	}
 	_ = up.SetWriteDeadline(time.Now().Add(c.p.cfg.DialTimeout))
@@ -235,7 +236,7 @@ func (c *conn) passOn(f peek.First, rt route.Routed, to netip.Addr, deadline tim
 type spliced struct {
 	first peek.First // until the server has taken it
 	at    netip.Addr // of the server
-	name  policy.Name
+	name  name.Name
 }
 
 // tunnelled describes the tunnel of the connection.
@@ -279,7 +280,7 @@ func (o *owner) Ended(err error) {
 	switch {
 	case c.opening == nil: // cut before the server had accepted
 		c.event.Error = err.Error()
-		c.refuse(peek.Other, policy.ReasonUnreachable)
+		c.refuse(peek.Other, name.ReasonUnreachable)
 	case err != nil && c.live.Denied() == nil:
 		c.event.Error = err.Error()
 	}
@@ -294,7 +295,7 @@ func (c *conn) failed(k peek.Kind, err error) {
 		c.refuse(k, d.Reason)
 		return
 	}
-	reason := policy.ReasonUnreachable
+	reason := name.ReasonUnreachable
 	var up *problem.Upstream
 	if errors.As(err, &up) {
 		reason = up.Reason

@@ -13,6 +13,7 @@ import (
 
 	"boxgate/audit"
 	"boxgate/policy"
+	"boxgate/policy/name"
 	"boxgate/proxy"
 	"boxgate/proxy/proxytest"
 )
@@ -31,7 +32,7 @@ func TestHalfCloseIsPassedOn(t *testing.T) {
 	if got := closedWithout(t, c); string(got) != "ALL OF IT" {
 		t.Errorf("%q", got)
 	}
-	if e := r.WantReason(policy.ReasonAllowAll); e.BytesIn != 9 || e.BytesOut != 9 || e.Error != "" {
+	if e := r.WantReason(name.ReasonAllowAll); e.BytesIn != 9 || e.BytesOut != 9 || e.Error != "" {
 		t.Errorf("%+v", e)
 	}
 }
@@ -70,7 +71,7 @@ func TestBulkGoesThroughUnchangedBothWays(t *testing.T) {
 	if !bytes.Equal(got, sent) {
 		t.Errorf("%d bytes came back of %d", len(got), len(sent))
 	}
-	ended := func(e audit.Event) bool { return e.Reason == policy.ReasonAllowAll && e.Phase != audit.PhaseOpen } // it may have taken long
+	ended := func(e audit.Event) bool { return e.Reason == name.ReasonAllowAll && e.Phase != audit.PhaseOpen } // it may have taken long
 	if e := r.Want("the end of the connection", ended); e.BytesIn != int64(len(sent)) || e.BytesOut != int64(len(sent)) {
 		t.Errorf("%+v", e)
 	}

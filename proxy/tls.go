@@ -11,6 +11,7 @@ import (
 	"boxgate/internal/fault"
 	"boxgate/internal/socket"
 	"boxgate/policy"
+	"boxgate/policy/name"
 	"boxgate/proxy/origin"
 )
 
@@ -51,11 +52,11 @@ func (p *Proxy) serverConfig(box policy.BoxID) *tls.Config {
 		Time:       fault.Now,
 		NextProtos: []string{"h2", "http/1.1", "http/1.0"},
 		GetCertificate: func(hello *tls.ClientHelloInfo) (*tls.Certificate, error) {
-			name, err := policy.ParseName(hello.ServerName)
+			host, err := name.Parse(hello.ServerName)
 			if err != nil {
 				return nil, err
 			}
-			return p.cfg.Leaves.LeafFor(hello.Context(), hello, box, name)
+			return p.cfg.Leaves.LeafFor(hello.Context(), hello, box, host)
 		},
 	}
 	cfg.WrapSession = func(cs tls.ConnectionState, ss *tls.SessionState) ([]byte, error) {
@@ -81,7 +82,7 @@ var loginProtocols = []string{"http/1.1", "http/1.0", "h2"}
 func ticketName(cs tls.ConnectionState) []byte { return []byte("boxgate sni " + cs.ServerName) }
 
 // isHosts reports whether a name belongs to the gateway's host regardless of the policy: localhost, or a public URL.
-func (p *Proxy) isHosts(n policy.Name) bool {
+func (p *Proxy) isHosts(n name.Name) bool {
 	return n.IsLoopback() || slices.ContainsFunc(p.cfg.Host, n.IsWithin)
 }
 
@@ -89,7 +90,7 @@ func (p *Proxy) isHosts(n policy.Name) bool {
 // that was peeked: the decision was made for that name only. A cut of the connection closes its socket, which ends the
 // handshake; its deadline is the socket's, as a context's would cost a timer and a callback for each connection. hello is
 // the length of the ClientHello.
-func (p *Proxy) terminate(box *policy.Box, client net.Conn, hello int, name policy.Name, alpn []string) (*socket.Terminated, error) {
+func (p *Proxy) terminate(box *policy.Box, client net.Conn, hello int, host name.Name, alpn []string) (*socket.Terminated, error) {
 	cfg := p.tlsConfig(box.ID)
 	if alpn != nil {
 		cfg = cfg.Clone()
@@ -102,8 +103,8 @@ func (p *Proxy) terminate(box *policy.Box, client net.Conn, hello int, name poli
 	if err := conn.Handshake(); err != nil {
 		return nil, err
 	}
-	got, err := policy.ParseName(conn.ConnectionState().ServerName)
-	if err != nil || got != name {
+	got, err := name.Parse(conn.ConnectionState().ServerName)
+	if err != nil || got != host {
 		return nil, origin.ErrNoName
 	}
 	conn.Established()
@@ -119,14 +120,14 @@ const unreadHello = 16 << 10
 
 // terminateAs performs the TLS handshake with the box for a connection whose host is known without SNI. If the box gives a
 // name it must be that one. hello is the length of the ClientHello, or 0 if it has not come. The caller sets deadlines.
-func (p *Proxy) terminateAs(ctx context.Context, box *policy.Box, client net.Conn, hello int, name policy.Name, alpn string) (*socket.Terminated, error) {
+func (p *Proxy) terminateAs(ctx context.Context, box *policy.Box, client net.Conn, hello int, host name.Name, alpn string) (*socket.Terminated, error) {
 	conn := socket.Terminate(client, max(hello, unreadHello), &tls.Config{
 		MinVersion: tls.VersionTLS12, Time: fault.Now, NextProtos: []string{alpn}, SessionTicketsDisabled: true,
 		GetCertificate: func(hello *tls.ClientHelloInfo) (*tls.Certificate, error) {
-			if got, err := policy.ParseName(hello.ServerName); hello.ServerName != "" && (err != nil || got != name) {
+			if got, err := name.Parse(hello.ServerName); hello.ServerName != "" && (err != nil || got != host) {
 				return nil, origin.ErrNoName
 			}
-			return p.cfg.Leaves.LeafFor(ctx, hello, box.ID, name)
+			return p.cfg.Leaves.LeafFor(ctx, hello, box.ID, host)
 		},
 	})
 	err := conn.HandshakeContext(ctx)

@@ -10,13 +10,14 @@ import (
 	"time"
 
 	"boxgate/policy"
+	"boxgate/policy/name"
 	"boxgate/proxy"
 	"boxgate/proxy/origin"
 	"boxgate/proxy/proxytest"
 )
 
 // handshakes terminates one connection of the box as name and returns what both sides say.
-func handshakes(r *proxytest.Rig, cfg *tls.Config, name policy.Name) (client tls.ConnectionState, clientErr, serverErr error) {
+func handshakes(r *proxytest.Rig, cfg *tls.Config, name name.Name) (client tls.ConnectionState, clientErr, serverErr error) {
 	r.T.Helper()
 	ln, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {

@@ -17,7 +17,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"boxgate/audit"
-	"boxgate/policy"
+	"boxgate/policy/name"
 )
 
 // commandPath is where programs without a path are looked for, and the PATH of every command.
@@ -32,10 +32,10 @@ const (
 // runCommand returns what a command writes to its standard output. It runs without a shell, in /, with only PATH, HOME
 // and LANG in its environment and nothing on its standard input, in a process group of its own that is killed when the
 // command or ctx ends. said is what it wrote to its standard error, safe to log; known is the previous value.
-func runCommand(ctx context.Context, argv []string, known policy.Secret, f form) (value policy.Secret, said string, err error) {
+func runCommand(ctx context.Context, argv []string, known name.Secret, f form) (value name.Secret, said string, err error) {
 	program, err := findProgram(argv[0])
 	if err != nil {
-		return policy.Secret{}, "", err
+		return name.Secret{}, "", err
 	}
 	stdout, stderr := &bounded{limit: f.maxRaw(), full: f.errTooLong()}, &bounded{limit: maxStderr}
 	cmd := exec.CommandContext(ctx, program, argv[1:]...)
@@ -52,14 +52,14 @@ func runCommand(ctx context.Context, argv []string, known policy.Secret, f form)
 		return unix.Kill(-cmd.Process.Pid, unix.SIGKILL)
 	}
 	if err := cmd.Start(); err != nil {
-		return policy.Secret{}, "", causeOf(err)
+		return name.Secret{}, "", causeOf(err)
 	}
 	endGroup(cmd.Process.Pid, &ended)
 	err = failureOf(ctx, cmd.Wait(), stdout)
 	said = shown(stderr, stdout.kept, known)
 	if err != nil {
 		clear(stdout.kept)
-		return policy.Secret{}, said, err
+		return name.Secret{}, said, err
 	}
 	value, err = f.valueOf(stdout.kept)
 	return value, said, err
@@ -141,7 +141,7 @@ func commandEnvironment() []string {
 
 // shown makes a command's standard error fit for the log. It may contain the value, the previous one or what the
 // command just wrote: both are masked. If it was truncated, its end may be part of a value, and is dropped.
-func shown(stderr *bounded, stdout []byte, known policy.Secret) string {
+func shown(stderr *bounded, stdout []byte, known name.Secret) string {
 	text, longest := string(stderr.kept), 0
 	both := string(stdout) + "\n" + known.Reveal()
 	lines := strings.FieldsFunc(both, func(r rune) bool { return r == '\n' || r == '\r' })

@@ -12,7 +12,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"boxgate/policy"
+	"boxgate/policy/name"
 )
 
 // A file that is empty or changes while it is read is being written: the read is retried this often, after this delay.
@@ -25,23 +25,23 @@ var errChanging = errors.New("it keeps changing while it is read; write a new fi
 
 // readFile returns the value in a file. The file is opened each time, so that both a changed file and a replaced one
 // (by rename, or by changing a symbolic link) are noticed.
-func readFile(ctx context.Context, path string, f form) (policy.Secret, error) {
+func readFile(ctx context.Context, path string, f form) (name.Secret, error) {
 	for try := 1; ; try++ {
 		raw, stable, err := readOnce(path, f.maxRaw())
 		switch {
 		case err != nil:
-			return policy.Secret{}, err
+			return name.Secret{}, err
 		case stable && (len(raw) > 0 || try == readTries):
 			return f.valueOf(raw)
 		case try == readTries:
 			clear(raw)
-			return policy.Secret{}, errChanging
+			return name.Secret{}, errChanging
 		}
 		clear(raw)
 		select {
 		case <-time.After(readPause):
 		case <-ctx.Done():
-			return policy.Secret{}, errChanging
+			return name.Secret{}, errChanging
 		}
 	}
 }
@@ -51,7 +51,7 @@ func readFile(ctx context.Context, path string, f form) (policy.Secret, error) {
 const missingTime = 500 * time.Millisecond
 
 // awaitFile is [readFile] for a file that may be about to be replaced, which it waits for.
-func awaitFile(ctx context.Context, path string, f form, patience time.Duration) (policy.Secret, error) {
+func awaitFile(ctx context.Context, path string, f form, patience time.Duration) (name.Secret, error) {
 	for deadline := time.Now().Add(patience); ; {
 		v, err := readFile(ctx, path, f)
 		if !errors.Is(err, fs.ErrNotExist) || !time.Now().Before(deadline) {

@@ -11,7 +11,7 @@ import (
 	"go.uber.org/zap"
 	"go.uber.org/zap/zaptest/observer"
 
-	"boxgate/policy"
+	"boxgate/policy/name"
 )
 
 // canary is the value of secrets in tests: no error, log line or metric may contain it.
@@ -113,11 +113,11 @@ type scripted struct {
 }
 
 // load implements the source of an entry.
-func (s *scripted) load(ctx context.Context, _ policy.Secret) (reading, error) {
+func (s *scripted) load(ctx context.Context, _ name.Secret) (reading, error) {
 	s.calls <- struct{}{}
 	v, err := s.give(ctx)
 	if err != nil {
 		return reading{}, err
 	}
-	return reading{value: policy.NewSecret(v)}, nil
+	return reading{value: name.NewSecret(v)}, nil
 }

@@ -8,7 +8,7 @@ import (
 	"testing"
 	"time"
 
-	"boxgate/policy"
+	"boxgate/policy/name"
 	"boxgate/secrets/oauth"
 	"boxgate/secrets/remote/remotetest"
 )
@@ -200,7 +200,7 @@ func TestARefusedAssertion(t *testing.T) {
 	t.Parallel()
 	server := remotetest.NewServer(t, remotetest.Reply(200, remotetest.Token("first", 3600)))
 	from := &oauth.OAuth2{TokenURL: server.URL, Grant: "jwt_bearer", PrivateKey: "key", Issuer: "me"}
-	s, logs := asking(t, server, "oauth2", from, map[string]Source{"key": {Value: policy.NewSecret(remotetest.Keys().RSA), Document: true}}, nil)
+	s, logs := asking(t, server, "oauth2", from, map[string]Source{"key": {Value: name.NewSecret(remotetest.Keys().RSA), Document: true}}, nil)
 	wants(t, s, "s", "first")
 	h := &hands{at: s.now()}
 	s.now = h.now

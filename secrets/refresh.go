@@ -7,7 +7,7 @@ import (
 	"sync/atomic"
 	"time"
 
-	"boxgate/policy"
+	"boxgate/policy/name"
 	"boxgate/secrets/remote"
 )
 
@@ -35,18 +35,18 @@ type entry struct {
 	name   string
 	source Source
 	// load reads the source. It is given the last value, to be masked in what the source says.
-	load  func(ctx context.Context, known policy.Secret) (reading, error)
+	load  func(ctx context.Context, known name.Secret) (reading, error)
 	owner *Secrets
 
 	hanging atomic.Bool // a load has not returned: do not begin another
 
 	mu       sync.Mutex
 	have     bool // value was read and has not expired
-	value    policy.Secret
-	last     policy.Secret // the last value read; if expired it is not used, but must not be shown either
-	forever  bool          // value does not expire
-	read     moment        // when the source was asked for value
-	early    moment        // when to refresh it before it expires
+	value    name.Secret
+	last     name.Secret // the last value read; if expired it is not used, but must not be shown either
+	forever  bool        // value does not expire
+	read     moment      // when the source was asked for value
+	early    moment      // when to refresh it before it expires
 	expires  moment
 	ends     time.Time // like expires, but by what the source said alone; zero: it said nothing
 	err      error     // why the last refresh failed; nil if it did not
@@ -66,12 +66,12 @@ type flight struct {
 	stale bool // the secret was revoked meanwhile: what was read must not be used. Guarded by the entry's mu
 	// rereads counts how often that happened. Guarded by the entry's mu.
 	rereads int
-	value   policy.Secret
+	value   name.Secret
 	err     error
 }
 
 // get returns the value if it has not expired, else that of a refresh, of which there is one at a time.
-func (e *entry) get(ctx context.Context) (policy.Secret, error) {
+func (e *entry) get(ctx context.Context) (name.Secret, error) {
 	e.mu.Lock()
 	now := e.owner.now()
 	valid := e.valid(now)
@@ -86,20 +86,20 @@ func (e *entry) get(ctx context.Context) (policy.Secret, error) {
 	case valid:
 		return value, nil
 	case f == nil:
-		return policy.Secret{}, err // it has just failed
+		return name.Secret{}, err // it has just failed
 	}
 	select {
 	case <-f.done:
 		return f.value, f.err
 	case <-ctx.Done():
-		return policy.Secret{}, e.wrap(ctx.Err())
+		return name.Secret{}, e.wrap(ctx.Err())
 	}
 }
 
 // valid reports whether the value may be used. The caller holds e.mu.
 func (e *entry) valid(now moment) bool {
 	if e.have && !e.forever && e.expires.reached(now) {
-		e.have, e.value = false, policy.Secret{}
+		e.have, e.value = false, name.Secret{}
 	}
 	return e.have
 }
@@ -114,7 +114,7 @@ func (e *entry) begin() {
 	if e.owner.rests() && e.have {
 		return
 	}
-	e.have, e.value, e.err = false, policy.Secret{}, e.wrap(errStopping)
+	e.have, e.value, e.err = false, name.Secret{}, e.wrap(errStopping)
 }
 
 // refresh reads the source, again if it is revoked meanwhile, and keeps the result. The age of a value counts from the
@@ -198,7 +198,7 @@ func (e *entry) fail(err error) (newlyGone bool) {
 		return false
 	}
 	newlyGone = !e.gone
-	e.gone, e.have, e.value = true, false, policy.Secret{}
+	e.gone, e.have, e.value = true, false, name.Secret{}
 	return newlyGone
 }
 

@@ -8,7 +8,7 @@ import (
 	"testing/synctest"
 	"time"
 
-	"boxgate/policy"
+	"boxgate/policy/name"
 )
 
 // scriptedSecrets are secrets with one file source "s", refreshed after 8 s, whose reads the test implements.
@@ -91,8 +91,8 @@ func TestAHangingSourceHoldsNobodyElse(t *testing.T) {
 		hang := make(chan struct{})
 		defer func() { close(hang); synctest.Wait() }()
 		s, src := scriptedSecrets(t, func(context.Context) (string, error) { <-hang; return "late", nil }) // ignores its context
-		s.entries["other"] = &entry{name: "other", source: Source{Value: policy.NewSecret("v")}, owner: s,
-			load: s.loader("other", Source{Value: policy.NewSecret("v")})}
+		s.entries["other"] = &entry{name: "other", source: Source{Value: name.NewSecret("v")}, owner: s,
+			load: s.loader("other", Source{Value: name.NewSecret("v")})}
 		began := time.Now()
 		var all sync.WaitGroup
 		all.Go(func() { fails(t, s, "s", "does not answer") })
@@ -136,7 +136,7 @@ func TestASlowSourceIsAskedForEachUse(t *testing.T) {
 
 func TestAfterCloseThereIsNoSecret(t *testing.T) {
 	t.Parallel()
-	s, _ := single(t, Source{Value: policy.NewSecret(canary)})
+	s, _ := single(t, Source{Value: name.NewSecret(canary)})
 	f, _ := single(t, Source{File: file(t, canary), Refresh: 100 * time.Millisecond})
 	wants(t, f, "s", canary)
 	f.Close()

@@ -8,12 +8,12 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 
-	"boxgate/policy"
+	"boxgate/policy/name"
 )
 
 func TestRefreshesAreCounted(t *testing.T) {
 	t.Parallel()
-	s, _ := opened(t, map[string]Source{"good": {Value: policy.NewSecret(canary)}, "bad": {File: "/nonexistent/file"}})
+	s, _ := opened(t, map[string]Source{"good": {Value: name.NewSecret(canary)}, "bad": {File: "/nonexistent/file"}})
 	wants(t, s, "good", canary)
 	fails(t, s, "bad")
 	fails(t, s, "unknown")

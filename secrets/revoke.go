@@ -5,7 +5,7 @@ import (
 	"errors"
 	"time"
 
-	"boxgate/policy"
+	"boxgate/policy/name"
 	"boxgate/secrets/remote"
 )
 
@@ -120,7 +120,7 @@ func (e *entry) drop() {
 	}
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	e.have, e.value, e.retry, e.failures = false, policy.Secret{}, e.spared, 0
+	e.have, e.value, e.retry, e.failures = false, name.Secret{}, e.spared, 0
 	if e.err == nil {
 		e.err = e.wrap(errRevoked)
 	}

@@ -13,7 +13,7 @@ import (
 	"testing/synctest"
 	"time"
 
-	"boxgate/policy"
+	"boxgate/policy/name"
 	"boxgate/secrets/oauth"
 	"boxgate/secrets/remote"
 	"boxgate/secrets/remote/remotetest"
@@ -53,7 +53,7 @@ func (derived) Needs() []string      { return []string{"s"} }
 func (derived) Place() string        { return "test" }
 func (derived) Fetch(ctx context.Context, d remote.Desk) (remote.Value, error) {
 	v, err := d.Secret(ctx, "s")
-	return remote.Value{Secret: policy.NewSecret("of-" + v.Reveal())}, err
+	return remote.Value{Secret: name.NewSecret("of-" + v.Reveal())}, err
 }
 
 // withDerived adds a secret "d" that is made with "s".

@@ -14,7 +14,7 @@ import (
 
 	"go.uber.org/zap"
 
-	"boxgate/policy"
+	"boxgate/policy/name"
 	"boxgate/secrets/remote"
 )
 
@@ -106,11 +106,11 @@ func (e *entry) start() {
 
 // Secret returns the current value of a secret. It does not wait for a refresh while the old value is still valid. It
 // fails with an *[Error] if there is no valid value and the source has none, or if ctx ends first.
-func (s *Secrets) Secret(ctx context.Context, name string) (policy.Secret, error) {
-	if !s.Has(name) {
-		return policy.Secret{}, &Error{Secret: name, Err: ErrUnknown}
+func (s *Secrets) Secret(ctx context.Context, n string) (name.Secret, error) {
+	if !s.Has(n) {
+		return name.Secret{}, &Error{Secret: n, Err: ErrUnknown}
 	}
-	return s.entries[name].get(ctx)
+	return s.entries[n].get(ctx)
 }
 
 // Has reports whether there is a secret of that name, whether or not its value is available.
@@ -141,14 +141,14 @@ func (s *Secrets) Rest() {
 }
 
 // Forget drops the value of a secret, which is read again if it may be.
-func (s *Secrets) Forget(name string) {
-	if !s.Has(name) {
+func (s *Secrets) Forget(n string) {
+	if !s.Has(n) {
 		return
 	}
-	e := s.entries[name]
+	e := s.entries[n]
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	e.have, e.value, e.err = false, policy.Secret{}, e.wrap(errStopping)
+	e.have, e.value, e.err = false, name.Secret{}, e.wrap(errStopping)
 }
 
 // rests reports whether values stay available although there are no more refreshes.
@@ -171,16 +171,16 @@ func (s *Secrets) fly(refresh func()) bool {
 
 // reading is what a source gave.
 type reading struct {
-	value    policy.Secret
+	value    name.Secret
 	lifetime time.Duration // how long the source says that it may be used; 0: it does not say
 	said     string        // for the log: what a command wrote to its standard error, or a server said; both masked
 }
 
 // loader returns the function that reads a source. It is given the last value, to be masked in what the source says.
-func (s *Secrets) loader(name string, from Source) func(context.Context, policy.Secret) (reading, error) {
+func (s *Secrets) loader(n string, from Source) func(context.Context, name.Secret) (reading, error) {
 	switch path := from.path(); {
 	case path != "":
-		return func(ctx context.Context, _ policy.Secret) (reading, error) {
+		return func(ctx context.Context, _ name.Secret) (reading, error) {
 			v, err := awaitFile(ctx, path, from.form(), missingTime)
 			if errors.Is(err, fs.ErrNotExist) {
 				err = goneError{err}
@@ -188,28 +188,28 @@ func (s *Secrets) loader(name string, from Source) func(context.Context, policy.
 			return reading{value: v}, err
 		}
 	case len(from.Command) > 0:
-		return func(ctx context.Context, known policy.Secret) (reading, error) {
+		return func(ctx context.Context, known name.Secret) (reading, error) {
 			v, said, err := runCommand(ctx, from.Command, known, from.form())
 			return reading{value: v, said: said}, err
 		}
 	case from.Remote != nil:
-		return s.asker(name, from)
+		return s.asker(n, from)
 	case from.Env != "":
 		v, err := readVariable(from.Env, from.form())
-		return func(context.Context, policy.Secret) (reading, error) { return reading{value: v}, err }
+		return func(context.Context, name.Secret) (reading, error) { return reading{value: v}, err }
 	case from.Credential != "":
-		return func(context.Context, policy.Secret) (reading, error) { return reading{}, errNoCredentials }
+		return func(context.Context, name.Secret) (reading, error) { return reading{}, errNoCredentials }
 	default:
-		return func(context.Context, policy.Secret) (reading, error) { return reading{value: from.Value}, nil }
+		return func(context.Context, name.Secret) (reading, error) { return reading{value: from.Value}, nil }
 	}
 }
 
 // asker returns the function that asks a remote source.
-func (s *Secrets) asker(name string, from Source) func(context.Context, policy.Secret) (reading, error) {
+func (s *Secrets) asker(n string, from Source) func(context.Context, name.Secret) (reading, error) {
 	desk := remote.Desk{
-		Name: name, Client: s.client, Memory: s.memory, Secret: s.needed, Now: func() time.Time { return s.now().wall },
+		Name: n, Client: s.client, Memory: s.memory, Secret: s.needed, Now: func() time.Time { return s.now().wall },
 	}
-	return func(ctx context.Context, known policy.Secret) (reading, error) {
+	return func(ctx context.Context, known name.Secret) (reading, error) {
 		desk := desk
 		desk.Client = s.client.Hiding(known)
 		v, err := from.Remote.Fetch(ctx, desk)
@@ -226,18 +226,18 @@ func (s *Secrets) asker(name string, from Source) func(context.Context, policy.S
 }
 
 // needed returns a secret that another one is made with.
-func (s *Secrets) needed(ctx context.Context, name string) (policy.Secret, error) {
-	v, err := s.Secret(ctx, name)
+func (s *Secrets) needed(ctx context.Context, n string) (name.Secret, error) {
+	v, err := s.Secret(ctx, n)
 	if err != nil {
-		return policy.Secret{}, fmt.Errorf("it needs secret %q: %w", name, err)
+		return name.Secret{}, fmt.Errorf("it needs secret %q: %w", n, err)
 	}
 	return v, nil
 }
 
-func readVariable(name string, f form) (policy.Secret, error) {
-	v, ok := os.LookupEnv(name)
+func readVariable(n string, f form) (name.Secret, error) {
+	v, ok := os.LookupEnv(n)
 	if !ok {
-		return policy.Secret{}, errors.New("it is not set in the gateway's environment")
+		return name.Secret{}, errors.New("it is not set in the gateway's environment")
 	}
 	return f.checked(v)
 }
@@ -257,7 +257,7 @@ type forgetful struct{}
 var errForgetful = errors.New("there is no store")
 
 // Remembered implements [remote.Memory].
-func (forgetful) Remembered(string) (policy.Secret, error) { return policy.Secret{}, errForgetful }
+func (forgetful) Remembered(string) (name.Secret, error) { return name.Secret{}, errForgetful }
 
 // Remember implements [remote.Memory].
-func (forgetful) Remember(string, policy.Secret) error { return errForgetful }
+func (forgetful) Remember(string, name.Secret) error { return errForgetful }

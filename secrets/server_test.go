@@ -9,7 +9,7 @@ import (
 	"go.uber.org/zap"
 	"go.uber.org/zap/zaptest/observer"
 
-	"boxgate/policy"
+	"boxgate/policy/name"
 	"boxgate/secrets/remote"
 	"boxgate/secrets/remote/remotetest"
 )
@@ -40,7 +40,7 @@ func askingWith(t *testing.T, server *remotetest.Server, source Source, others m
 }
 
 // literal is a source with a value.
-func literal(v string) Source { return Source{Value: policy.NewSecret(v)} }
+func literal(v string) Source { return Source{Value: name.NewSecret(v)} }
 
 // quiet fails the test if a log line or the metrics show a canary.
 func quiet(t *testing.T, logs *observer.ObservedLogs) {

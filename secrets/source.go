@@ -11,13 +11,14 @@ import (
 	"time"
 
 	"boxgate/policy"
+	"boxgate/policy/name"
 	"boxgate/secrets/remote"
 )
 
 // Source says where the value of one secret comes from. Exactly one of Value, File, Env, Command, Credential and Remote is
 // set.
 type Source struct {
-	Value      policy.Secret // the value itself
+	Value      name.Secret   // the value itself
 	File       string        // absolute path; the file must belong to root or the gateway's user and not be accessible to others
 	Env        string        // variable of the gateway's environment, removed from it when the secrets are opened
 	Command    []string      // program and arguments, run without a shell; its standard output is the value

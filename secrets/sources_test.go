@@ -12,6 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"boxgate/policy"
+	"boxgate/policy/name"
 )
 
 func TestEverySourceGivesItsValue(t *testing.T) {
@@ -21,7 +22,7 @@ func TestEverySourceGivesItsValue(t *testing.T) {
 		t.Fatal(err)
 	}
 	s, _ := opened(t, map[string]Source{
-		"literal": {Value: policy.NewSecret(canary)},
+		"literal": {Value: name.NewSecret(canary)},
 		"file":    {File: file(t, canary+"\n")},
 		"env":     {Env: variable},
 		"command": {Command: []string{script(t, `printf '%s\n' "$1"`), canary}},
@@ -171,7 +172,7 @@ func TestMistakesInTheForm(t *testing.T) {
 		"secrets.s: has no source":               {"s": {}},
 		"secrets.s: has several":                 {"s": {File: "/x", Env: "X"}},
 		`"a…" is not a name`:                     {"a b": {File: "/x"}},
-		"secrets.s.value: the value ends":        {"s": {Value: policy.NewSecret("canary\n")}},
+		"secrets.s.value: the value ends":        {"s": {Value: name.NewSecret("canary\n")}},
 		"secrets.s.file: \"x\" is not an abs":    {"s": {File: "x"}},
 		"secrets.s.env: \"1X\"":                  {"s": {Env: "1X"}},
 		"secrets.s.env: PATH is used":            {"s": {Env: "PATH"}},

@@ -8,7 +8,7 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 
-	"boxgate/policy"
+	"boxgate/policy/name"
 )
 
 // unused is a secret that was read once, with the given lifetime, and a function that advances its clock.
@@ -24,8 +24,8 @@ func unused(t *testing.T, lifetime time.Duration) (*Secrets, *entry, func(time.D
 	start := s.now()
 	s.now = func() moment { return start.add(passed) }
 	e := s.entries["s"]
-	e.load = func(context.Context, policy.Secret) (reading, error) {
-		return reading{value: policy.NewSecret(canary), lifetime: lifetime}, nil
+	e.load = func(context.Context, name.Secret) (reading, error) {
+		return reading{value: name.NewSecret(canary), lifetime: lifetime}, nil
 	}
 	e.err, e.retry, e.failures = nil, moment{}, 0
 	wants(t, s, "s", canary)
@@ -62,7 +62,7 @@ func TestAnUnusedSecretIsNotUnavailable(t *testing.T) {
 	if st := s.Status()[0]; !st.Valid || !st.Stale || !st.Expires.IsZero() || expiry(t, s) != nil {
 		t.Errorf("an hour later: %+v", st)
 	}
-	e.load = func(context.Context, policy.Secret) (reading, error) { return reading{}, errors.New("gone") }
+	e.load = func(context.Context, name.Secret) (reading, error) { return reading{}, errors.New("gone") }
 	fails(t, s, "s")
 	if st := s.Status()[0]; st.Valid || st.Stale || st.Err == nil {
 		t.Errorf("its source fails: %+v", st)
@@ -82,7 +82,7 @@ func TestOnlyTheSourceSaysWhenASecretExpires(t *testing.T) {
 	if st := s.Status()[0]; !st.Valid || !st.Stale || expiry(t, s) != nil {
 		t.Errorf("expired without being used: %+v", st)
 	}
-	e.load = func(context.Context, policy.Secret) (reading, error) { return reading{}, errors.New("gone") }
+	e.load = func(context.Context, name.Secret) (reading, error) { return reading{}, errors.New("gone") }
 	fails(t, s, "s")
 	if st := s.Status()[0]; st.Valid || expiry(t, s) == nil {
 		t.Errorf("expired, and its source fails: %+v", st)

@@ -8,6 +8,7 @@ import (
 	"unicode/utf8"
 
 	"boxgate/policy"
+	"boxgate/policy/name"
 )
 
 // maxValue is the longest value that fits into a header, maxDocument the longest of the others, in bytes.
@@ -39,10 +40,10 @@ func (f form) errTooLong() error { return fmt.Errorf("it is longer than %d bytes
 
 // valueOf makes a secret of the content of a file or the output of a command: one trailing line break is stripped. raw
 // is cleared.
-func (f form) valueOf(raw []byte) (policy.Secret, error) {
+func (f form) valueOf(raw []byte) (name.Secret, error) {
 	defer clear(raw)
 	if len(raw) > f.maxRaw() {
-		return policy.Secret{}, f.errTooLong()
+		return name.Secret{}, f.errTooLong()
 	}
 	text, cut := bytes.CutSuffix(raw, []byte("\n"))
 	if cut {
@@ -52,14 +53,14 @@ func (f form) valueOf(raw []byte) (policy.Secret, error) {
 }
 
 // checked makes a secret of a value if it has the form.
-func (f form) checked(v string) (policy.Secret, error) {
+func (f form) checked(v string) (name.Secret, error) {
 	if v == "" {
-		return policy.Secret{}, errEmpty
+		return name.Secret{}, errEmpty
 	}
 	if err := f.check(v); err != nil {
-		return policy.Secret{}, err
+		return name.Secret{}, err
 	}
-	return policy.NewSecret(v), nil
+	return name.NewSecret(v), nil
 }
 
 func (f form) check(v string) error {

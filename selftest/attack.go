@@ -7,6 +7,7 @@ import (
 
 	"boxgate/audit"
 	"boxgate/policy"
+	"boxgate/policy/name"
 
 	"boxgate/selftest/probe"
 	"boxgate/selftest/watch"
@@ -18,7 +19,7 @@ type attack struct {
 	task probe.Task
 
 	// reasons: a denial for one of them must be logged. None: the policy promises no log, or no denial.
-	reasons []policy.Reason
+	reasons []name.Reason
 	// about selects the decisions that can be about this attack.
 	about func(audit.Event) bool
 	// read judges what came back: how to put it, and whether it is proof of a hole. nil: [refusedAtOnce].
@@ -67,20 +68,20 @@ func (a *attack) skip(format string, args ...any) {
 }
 
 // refused says that the attack must be refused for one of the reasons, and how the card words that.
-func (a *attack) refused(reasons ...policy.Reason) {
+func (a *attack) refused(reasons ...name.Reason) {
 	a.reasons = reasons
 	a.Expected = "refused: " + string(reasons[0])
 }
 
 // judgedAt asks the policy about a destination, before anything is known of a name. When it is allowed the attack is
 // skipped. also are reasons for which another part of the gateway may refuse it first.
-func (b *builder) judgedAt(a *attack, proto policy.Protocol, to netip.AddrPort, also ...policy.Reason) {
+func (b *builder) judgedAt(a *attack, proto policy.Protocol, to netip.AddrPort, also ...name.Reason) {
 	b.judged(a, policy.Request{Stage: policy.StageKernel, Addr: to.Addr(), Port: to.Port(), Protocol: proto}, also...)
 	a.to, a.about = to, atAddress(to)
 }
 
 // judged asks the policy.
-func (b *builder) judged(a *attack, r policy.Request, also ...policy.Reason) {
+func (b *builder) judged(a *attack, r policy.Request, also ...name.Reason) {
 	r.Box = b.cfg.Box
 	d := b.cfg.Policy.Decide(r)
 	if d.Allowed() {
@@ -88,7 +89,7 @@ func (b *builder) judged(a *attack, r policy.Request, also ...policy.Reason) {
 		a.skip("allowed by policy: %s", ruleOf(d))
 		return
 	}
-	a.refused(append([]policy.Reason{d.Reason}, also...)...)
+	a.refused(append([]name.Reason{d.Reason}, also...)...)
 }
 
 func ruleOf(d policy.Decision) string {
@@ -99,10 +100,10 @@ func ruleOf(d policy.Decision) string {
 }
 
 // unnamed are the reasons for which the proxy refuses what carries no name that is allowed.
-var unnamed = []policy.Reason{policy.ReasonNoName, policy.ReasonNotAllowed, policy.ReasonProtocol, policy.ReasonPeekTimeout}
+var unnamed = []name.Reason{name.ReasonNoName, name.ReasonNotAllowed, name.ReasonProtocol, name.ReasonPeekTimeout}
 
 // concat is append to a slice that others share.
-func concat(reasons []policy.Reason, more ...policy.Reason) []policy.Reason {
+func concat(reasons []name.Reason, more ...name.Reason) []name.Reason {
 	return append(slices.Clone(reasons), more...)
 }
 
@@ -110,19 +111,19 @@ func concat(reasons []policy.Reason, more ...policy.Reason) []policy.Reason {
 const noSuchName = ".boxgate-selftest.invalid"
 
 // listed returns a name that a list covers, the first that is no bare "*".
-func (b *builder) listed(list []string) (policy.Pattern, policy.Name, bool) {
+func (b *builder) listed(list []string) (name.Pattern, name.Name, bool) {
 	for _, entry := range list {
-		p, err := policy.ParsePattern(entry)
+		p, err := name.ParsePattern(entry)
 		if err != nil || p.Name().IsZero() {
 			continue
 		}
-		name := p.Name()
+		host := p.Name()
 		if p.IsWildcard() {
-			if name, err = policy.ParseName("boxgate-selftest." + name.String()); err != nil {
+			if host, err = name.Parse("boxgate-selftest." + host.String()); err != nil {
 				continue
 			}
 		}
-		return p, name, true
+		return p, host, true
 	}
-	return policy.Pattern{}, policy.Name{}, false
+	return name.Pattern{}, name.Name{}, false
 }

@@ -6,7 +6,7 @@ import (
 	"time"
 
 	"boxgate/audit"
-	"boxgate/policy"
+	"boxgate/policy/name"
 
 	"boxgate/selftest/probe"
 	"boxgate/selftest/watch"
@@ -54,7 +54,7 @@ func (b *builder) build(prefix []byte) error {
 
 // pace spreads what is refused for the same reason over time, so that the kernel logs each one.
 func (b *builder) pace() {
-	count := map[policy.Reason]int{}
+	count := map[name.Reason]int{}
 	for _, a := range b.attacks {
 		if a.Verdict == Skipped || len(a.reasons) == 0 {
 			continue

@@ -4,6 +4,7 @@ import (
 	"net/netip"
 
 	"boxgate/policy"
+	"boxgate/policy/name"
 
 	"boxgate/selftest/packet"
 	"boxgate/selftest/probe"
@@ -70,10 +71,10 @@ func (b *builder) specialAddresses(s *side) {
 				a.send(b.udpFrame(s, to, a.task.Token))
 			}
 			// Multicast, broadcast and loopback are no destination for the host either, which is noticed first.
-			b.judgedAt(a, proto, to, policy.ReasonHostPort)
+			b.judgedAt(a, proto, to, name.ReasonHostPort)
 			switch {
 			case a.Verdict == Skipped:
-			case a.reasons[0] == policy.ReasonProtectedRange:
+			case a.reasons[0] == name.ReasonProtectedRange:
 				a.about = inKernel(proto, to)
 			default: // exempted by the operator, and so refused like any other address
 				a.reasons, a.read = concat(a.reasons, unnamed...), b.refusedByProxy
@@ -89,7 +90,7 @@ func (b *builder) specialAddresses(s *side) {
 // otherAddresses are attacks on addresses that are in no list of the policy.
 func (b *builder) otherAddresses(s *side) {
 	const group = "addresses not allowed"
-	tcp := func(name string, port uint16, also ...policy.Reason) {
+	tcp := func(name string, port uint16, also ...name.Reason) {
 		to := netip.AddrPortFrom(s.stranger(), port)
 		b.add(s, group, name, to.String(), func(a *attack) {
 			a.send(connect(to, append([]byte("boxgate selftest "), a.task.Token...)))
@@ -100,13 +101,13 @@ func (b *builder) otherAddresses(s *side) {
 	tcp("TCP to any port", 4242)
 	tcp("SSH", 22)
 	tcp("raw bytes on 443", 443)
-	tcp("raw bytes on 80", 80, policy.ReasonBadRequest)
+	tcp("raw bytes on 80", 80, name.ReasonBadRequest)
 	tcp("DNS over TLS", 853)
-	udp := func(name string, port uint16) {
+	udp := func(n string, port uint16) {
 		to := netip.AddrPortFrom(s.stranger(), port)
-		b.add(s, group, name, to.String(), func(a *attack) {
+		b.add(s, group, n, to.String(), func(a *attack) {
 			a.send(probe.Task{Kind: probe.UDP, To: to, Data: [][]byte{a.task.Token}})
-			b.judgedAt(a, policy.UDP, to, policy.ReasonProtocol)
+			b.judgedAt(a, policy.UDP, to, name.ReasonProtocol)
 			a.own = true
 		})
 	}

@@ -9,6 +9,7 @@ import (
 	mdns "github.com/miekg/dns"
 
 	"boxgate/policy"
+	"boxgate/policy/name"
 
 	"boxgate/selftest/probe"
 )
@@ -33,13 +34,13 @@ func (b *builder) queries(s *side) {
 }
 
 // query asks a server for a name that holds the token.
-func (b *builder) query(s *side, name string, k probe.Kind, server netip.AddrPort, format string, qtype uint16) {
-	b.add(s, "DNS", name, server.String(), func(a *attack) {
+func (b *builder) query(s *side, key string, k probe.Kind, server netip.AddrPort, format string, qtype uint16) {
+	b.add(s, "DNS", key, server.String(), func(a *attack) {
 		asked := fmt.Sprintf(format, a.task.Token)
 		m := new(mdns.Msg).SetQuestion(mdns.Fqdn(asked), qtype)
 		m.SetEdns0(1232, false)
 		wire, err := m.Pack()
-		n, nameErr := policy.ParseName(asked)
+		n, nameErr := name.Parse(asked)
 		if err != nil || nameErr != nil {
 			a.skip("%s is no name that could be asked for", asked)
 			return
@@ -53,8 +54,8 @@ func (b *builder) query(s *side, name string, k probe.Kind, server netip.AddrPor
 		address := qtype == mdns.TypeA || qtype == mdns.TypeAAAA
 		switch {
 		case qtype == mdns.TypeANY:
-			a.refused(policy.ReasonProtocol)
-		case d.Allowed(), address && d.Reason == policy.ReasonNotAllowed && b.cfg.Policy.ResolvesOthers(n):
+			a.refused(name.ReasonProtocol)
+		case d.Allowed(), address && d.Reason == name.ReasonNotAllowed && b.cfg.Policy.ResolvesOthers(n):
 			if !a.own {
 				a.Expected = "allowed"
 				a.skip("allowed by policy: names are resolved")

@@ -7,6 +7,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"boxgate/policy"
+	"boxgate/policy/name"
 
 	"boxgate/selftest/packet"
 	"boxgate/selftest/probe"
@@ -20,7 +21,7 @@ func (b *builder) ownHost(s *side) {
 		if c.At == s.loopback {
 			b.add(s, group, "UDP to its loopback address", to.String(), func(a *attack) {
 				a.send(b.udpFrame(s, to, a.task.Token))
-				a.refused(policy.ReasonHostPort, policy.ReasonProtectedRange)
+				a.refused(name.ReasonHostPort, name.ReasonProtectedRange)
 				a.canary, a.to, a.about = c, to, inKernel(policy.UDP, to)
 				if s.box.Is6() { // the kernel drops ::1 from outside before any rule sees it
 					a.reasons, a.Expected = nil, "dropped"
@@ -30,12 +31,12 @@ func (b *builder) ownHost(s *side) {
 		}
 		b.add(s, group, "TCP to a listening port", to.String(), func(a *attack) {
 			a.send(connect(to, a.task.Token))
-			a.refused(policy.ReasonHostPort)
+			a.refused(name.ReasonHostPort)
 			a.canary, a.to, a.about = c, to, inKernel(policy.TCP, to)
 		})
 		b.add(s, group, "UDP to a listening port", to.String(), func(a *attack) {
 			a.send(probe.Task{Kind: probe.UDP, To: to, Data: [][]byte{a.task.Token}})
-			a.refused(policy.ReasonHostPort)
+			a.refused(name.ReasonHostPort)
 			a.canary, a.to, a.about = c, to, inKernel(policy.UDP, to)
 		})
 	}
@@ -44,7 +45,7 @@ func (b *builder) ownHost(s *side) {
 			to := netip.AddrPortFrom(at, p.Port)
 			b.add(s, group, p.Name, to.String(), func(a *attack) {
 				a.send(connect(to, httpRequest("GET", "/", to.String(), a.task.Token)))
-				a.refused(policy.ReasonHostPort)
+				a.refused(name.ReasonHostPort)
 				a.to, a.about = to, inKernel(policy.TCP, to)
 			})
 		}
@@ -52,7 +53,7 @@ func (b *builder) ownHost(s *side) {
 	sink := netip.AddrPortFrom(s.sink, 4242)
 	b.add(s, group, "UDP to the sink", sink.String(), func(a *attack) {
 		a.send(probe.Task{Kind: probe.UDP, To: sink, Data: [][]byte{a.task.Token}})
-		a.refused(policy.ReasonNotAllowed, policy.ReasonDenyAll, policy.ReasonProtectedRange)
+		a.refused(name.ReasonNotAllowed, name.ReasonDenyAll, name.ReasonProtectedRange)
 		a.to, a.about = sink, inKernel(policy.UDP, sink)
 	})
 }
@@ -120,7 +121,7 @@ func (b *builder) forgedSources(s *side) {
 		to := netip.AddrPortFrom(s.stranger(), 4242)
 		b.add(s, "forged sources", src.what, to.String(), func(a *attack) {
 			a.send(b.frame(s, b.datagram(src.addr, to, a.task.Token)))
-			a.refused(policy.ReasonSpoofed)
+			a.refused(name.ReasonSpoofed)
 			a.to, a.own, a.about = to, true, inKernel(policy.UDP, to)
 		})
 	}

@@ -4,6 +4,7 @@ import (
 	"net/netip"
 
 	"boxgate/policy"
+	"boxgate/policy/name"
 )
 
 // names are attacks on decisions by name: names that are not allowed, and allowed names with another's address.
@@ -25,7 +26,7 @@ func (b *builder) names(s *side) {
 	b.ownerOnly(s, "HTTP, an allowed name with another's address", name, portOf(pattern, 80))
 }
 
-func portOf(p policy.Pattern, usual uint16) uint16 {
+func portOf(p name.Pattern, usual uint16) uint16 {
 	if p.Port() != 0 {
 		return p.Port()
 	}
@@ -33,27 +34,27 @@ func portOf(p policy.Pattern, usual uint16) uint16 {
 }
 
 // deniedName connects to a stranger under a name that the policy denies; "" makes one up.
-func (b *builder) deniedName(s *side, attackName, name string, port uint16, byByte bool) {
+func (b *builder) deniedName(s *side, attackName, host string, port uint16, byByte bool) {
 	to := netip.AddrPortFrom(s.stranger(), port)
 	b.add(s, "names", attackName, to.String(), func(a *attack) {
-		if name == "" {
-			name = string(a.task.Token) + noSuchName
+		if host == "" {
+			host = string(a.task.Token) + noSuchName
 		}
-		n, err := policy.ParseName(name)
+		n, err := name.Parse(host)
 		if err != nil {
-			a.skip("%s is too long to be a name", name)
+			a.skip("%s is too long to be a name", host)
 			return
 		}
-		stage, message := policy.StageConn, clientHello(name, a.task.Token)
+		stage, message := policy.StageConn, clientHello(host, a.task.Token)
 		if port == 80 {
-			stage, message = policy.StageHTTP, httpRequest("GET", "/", name, a.task.Token)
+			stage, message = policy.StageHTTP, httpRequest("GET", "/", host, a.task.Token)
 		}
 		a.send(connect(to, message))
 		if byByte {
 			a.task.Data = slowly(message)
 		}
 		b.judged(a, policy.Request{Stage: stage, Name: n, Addr: to.Addr(), Port: port, Protocol: policy.TCP, Method: "GET", Path: "/"})
-		a.to, a.own, a.read, a.about = to, true, b.refusedByProxy, atAddressOrName(to, name)
+		a.to, a.own, a.read, a.about = to, true, b.refusedByProxy, atAddressOrName(to, host)
 	})
 }
 
@@ -68,7 +69,7 @@ func (b *builder) noName(s *side) {
 }
 
 // ownerOnly connects to a stranger under a name that is allowed. Whatever comes of it, it must not reach the stranger.
-func (b *builder) ownerOnly(s *side, attackName string, name policy.Name, port uint16) {
+func (b *builder) ownerOnly(s *side, attackName string, name name.Name, port uint16) {
 	to := netip.AddrPortFrom(s.stranger(), port)
 	b.add(s, "names", attackName, to.String(), func(a *attack) {
 		message := clientHello(name.String(), a.task.Token)

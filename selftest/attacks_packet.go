@@ -5,18 +5,18 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"boxgate/policy"
+	"boxgate/policy/name"
 
 	"boxgate/selftest/packet"
 )
 
 // oddPackets are protocols and shapes of packets that no box may send, wherever they go.
 func (b *builder) oddPackets(s *side) {
-	add := func(name string, packets func(to netip.Addr, token []byte) [][]byte) {
+	add := func(n string, packets func(to netip.Addr, token []byte) [][]byte) {
 		to := s.stranger()
-		b.add(s, "protocols and packets", name, to.String(), func(a *attack) {
+		b.add(s, "protocols and packets", n, to.String(), func(a *attack) {
 			a.send(b.frame(s, packets(to, a.task.Token)...))
-			a.refused(policy.ReasonProtocol)
+			a.refused(name.ReasonProtocol)
 			at := netip.AddrPortFrom(to, 0)
 			a.to, a.own, a.about = at, true, atAddress(at)
 		})

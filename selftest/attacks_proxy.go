@@ -7,6 +7,7 @@ import (
 
 	"boxgate/audit"
 	"boxgate/policy"
+	"boxgate/policy/name"
 
 	"boxgate/selftest/probe"
 )
@@ -24,22 +25,22 @@ func (b *builder) explicit(s *side) {
 		b.connectTo(s, "CONNECT to the host", netip.AddrPortFrom(c.At, c.Port), func(a *attack) { a.canary = c })
 	}
 	b.add(s, "explicit proxy", "CONNECT to a name not allowed", "", func(a *attack) {
-		name := string(a.task.Token) + noSuchName
-		n, err := policy.ParseName(name)
+		host := string(a.task.Token) + noSuchName
+		n, err := name.Parse(host)
 		if err != nil {
-			a.skip("%s is no name", name)
+			a.skip("%s is no name", host)
 			return
 		}
-		a.Target = name + ":443"
+		a.Target = host + ":443"
 		a.send(connect(b.proxyOf(s), fmt.Appendf(nil, "CONNECT %s HTTP/1.1\r\nHost: %s\r\n\r\n", a.Target, a.Target)))
 		b.judged(a, policy.Request{Stage: policy.StageConn, Name: n, Port: 443, Protocol: policy.TCP})
-		a.about, a.read = aboutName(name, policy.StageConn), proxyStatus
+		a.about, a.read = aboutName(host, policy.StageConn), proxyStatus
 		a.elsewhere = b.cfg.Policy.ResolvesOthers(n) // then any name may be asked for upstream, to judge its addresses
 	})
 	b.add(s, "explicit proxy", "absolute-form request for metadata", metadata.String(), func(a *attack) {
 		a.send(connect(b.proxyOf(s), httpRequest("GET", "http://"+metadata.String()+"/", metadata.String(), a.task.Token)))
 		b.judged(a, policy.Request{Stage: policy.StageConn, Addr: metadata.Addr(), Port: metadata.Port(), Protocol: policy.TCP},
-			policy.ReasonHostPort)
+			name.ReasonHostPort)
 		a.to, a.read = metadata, proxyStatus
 		a.about = func(e audit.Event) bool { return e.Stage == policy.StageHTTP && atAddressOrName(metadata, "")(e) }
 	})
@@ -50,11 +51,11 @@ func (b *builder) proxyOf(s *side) netip.AddrPort {
 }
 
 // connectTo asks the explicit proxy for a tunnel to an address.
-func (b *builder) connectTo(s *side, name string, to netip.AddrPort, more func(*attack)) {
-	b.add(s, "explicit proxy", name, to.String(), func(a *attack) {
+func (b *builder) connectTo(s *side, n string, to netip.AddrPort, more func(*attack)) {
+	b.add(s, "explicit proxy", n, to.String(), func(a *attack) {
 		a.send(connect(b.proxyOf(s), fmt.Appendf(nil, "CONNECT %s HTTP/1.1\r\nHost: %s\r\n\r\n", to, to)))
 		b.judged(a, policy.Request{Stage: policy.StageConn, Addr: to.Addr(), Port: to.Port(), Protocol: policy.TCP},
-			policy.ReasonHostPort, policy.ReasonNoName)
+			name.ReasonHostPort, name.ReasonNoName)
 		a.to, a.read = to, proxyStatus
 		a.about = func(e audit.Event) bool { return e.Stage == policy.StageConn && atAddress(to)(e) }
 		if more != nil {

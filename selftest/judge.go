@@ -5,7 +5,7 @@ import (
 	"slices"
 
 	"boxgate/audit"
-	"boxgate/policy"
+	"boxgate/policy/name"
 
 	"boxgate/selftest/probe"
 	"boxgate/selftest/watch"
@@ -68,7 +68,7 @@ func (j *judge) line(a *attack) Line {
 	return l
 }
 
-func wrongReason(want, got policy.Reason) string {
+func wrongReason(want, got name.Reason) string {
 	return fmt.Sprintf("refused, but not for %s: that rule does not stand, and %s stood behind it", want, got)
 }
 

@@ -8,6 +8,7 @@ import (
 
 	"boxgate/audit"
 	"boxgate/policy"
+	"boxgate/policy/name"
 
 	"boxgate/selftest/probe"
 	"boxgate/selftest/watch"
@@ -17,12 +18,12 @@ var target = netip.MustParseAddrPort("8.8.8.77:4242")
 
 // attackOn is an attack by UDP that must be refused as not allowed.
 func attackOn(to netip.AddrPort, id int) *attack {
-	a := &attack{to: to, own: true, about: atAddress(to), reasons: []policy.Reason{policy.ReasonNotAllowed}}
+	a := &attack{to: to, own: true, about: atAddress(to), reasons: []name.Reason{name.ReasonNotAllowed}}
 	a.task = probe.Task{ID: id, Kind: probe.UDP, To: to}
 	return a
 }
 
-func refusal(to netip.AddrPort, why policy.Reason, count uint64) audit.Event {
+func refusal(to netip.AddrPort, why name.Reason, count uint64) audit.Event {
 	return audit.Event{Stage: policy.StageKernel, Addr: to.Addr(), Port: to.Port(), Reason: why, Count: count}
 }
 
@@ -34,29 +35,29 @@ func (reachedCanary) Reached(tcp bool) bool { return !tcp }
 func TestVerdicts(t *testing.T) {
 	t.Parallel()
 	elsewhere := netip.MustParseAddrPort("10.200.0.3:1")
-	for name, tt := range map[string]struct {
+	for label, tt := range map[string]struct {
 		change  func(*attack)
 		answer  probe.Outcome
 		seen    []watch.Sighting
 		missed  int
-		logged  policy.Reason
+		logged  name.Reason
 		verdict Verdict
 	}{
-		"refused and logged":             {answer: probe.Refused, logged: policy.ReasonNotAllowed, verdict: Tight},
-		"silent and logged":              {answer: probe.Silent, logged: policy.ReasonNotAllowed, verdict: Tight},
+		"refused and logged":             {answer: probe.Refused, logged: name.ReasonNotAllowed, verdict: Tight},
+		"silent and logged":              {answer: probe.Silent, logged: name.ReasonNotAllowed, verdict: Tight},
 		"refused, not logged":            {answer: probe.Refused, verdict: Hole},
-		"refused for another reason":     {answer: probe.Refused, logged: policy.ReasonProtocol, verdict: Hole},
-		"answered although logged":       {answer: probe.Answered, logged: policy.ReasonNotAllowed, verdict: Hole},
-		"connected although logged":      {answer: probe.Open, logged: policy.ReasonNotAllowed, verdict: Hole},
-		"its token was seen elsewhere":   {answer: probe.Refused, logged: policy.ReasonNotAllowed, seen: []watch.Sighting{{To: elsewhere, Task: 7}}, verdict: Hole},
-		"another's token was seen":       {answer: probe.Refused, logged: policy.ReasonNotAllowed, seen: []watch.Sighting{{To: elsewhere, Task: 8}}, verdict: Tight},
-		"its target was sent to":         {answer: probe.Refused, logged: policy.ReasonNotAllowed, seen: []watch.Sighting{{To: target, Task: -1}}, verdict: Hole},
-		"it was not sent":                {answer: probe.Failed, logged: policy.ReasonNotAllowed, verdict: NotRun},
-		"not everything could be seen":   {answer: probe.Refused, logged: policy.ReasonNotAllowed, missed: 1, verdict: NotRun},
-		"a leak counts before the drops": {answer: probe.Refused, logged: policy.ReasonNotAllowed, missed: 1, seen: []watch.Sighting{{To: target, Task: 7}}, verdict: Hole},
+		"refused for another reason":     {answer: probe.Refused, logged: name.ReasonProtocol, verdict: Hole},
+		"answered although logged":       {answer: probe.Answered, logged: name.ReasonNotAllowed, verdict: Hole},
+		"connected although logged":      {answer: probe.Open, logged: name.ReasonNotAllowed, verdict: Hole},
+		"its token was seen elsewhere":   {answer: probe.Refused, logged: name.ReasonNotAllowed, seen: []watch.Sighting{{To: elsewhere, Task: 7}}, verdict: Hole},
+		"another's token was seen":       {answer: probe.Refused, logged: name.ReasonNotAllowed, seen: []watch.Sighting{{To: elsewhere, Task: 8}}, verdict: Tight},
+		"its target was sent to":         {answer: probe.Refused, logged: name.ReasonNotAllowed, seen: []watch.Sighting{{To: target, Task: -1}}, verdict: Hole},
+		"it was not sent":                {answer: probe.Failed, logged: name.ReasonNotAllowed, verdict: NotRun},
+		"not everything could be seen":   {answer: probe.Refused, logged: name.ReasonNotAllowed, missed: 1, verdict: NotRun},
+		"a leak counts before the drops": {answer: probe.Refused, logged: name.ReasonNotAllowed, missed: 1, seen: []watch.Sighting{{To: target, Task: 7}}, verdict: Hole},
 		"its connection request left": {
 			change: func(a *attack) { a.task.Kind, a.own = probe.TCP, false },
-			answer: probe.Silent, logged: policy.ReasonNotAllowed, seen: []watch.Sighting{{To: elsewhere, Task: -1, First: target}}, verdict: Hole,
+			answer: probe.Silent, logged: name.ReasonNotAllowed, seen: []watch.Sighting{{To: elsewhere, Task: -1, First: target}}, verdict: Hole,
 		},
 		"the name's owner was reached": {
 			change: func(a *attack) { a.elsewhere, a.reasons, a.read = true, nil, whatever },
@@ -68,10 +69,10 @@ func TestVerdicts(t *testing.T) {
 		},
 		"it arrived at the canary": {
 			change: func(a *attack) { a.canary = reachedCanary{} },
-			answer: probe.Silent, logged: policy.ReasonNotAllowed, verdict: Hole,
+			answer: probe.Silent, logged: name.ReasonNotAllowed, verdict: Hole,
 		},
 	} {
-		t.Run(name, func(t *testing.T) {
+		t.Run(label, func(t *testing.T) {
 			t.Parallel()
 			a := attackOn(target, 7)
 			if tt.change != nil {
@@ -98,18 +99,18 @@ func TestDecisionsAreClaimedOnce(t *testing.T) {
 	attacks := []*attack{attackOn(target, 0), attackOn(target, 1), attackOn(other, 2), attackOn(other, 3)}
 	events := make(chan audit.Event, 8)
 	d := follow(events)
-	events <- refusal(target, policy.ReasonNotAllowed, 0)
-	events <- audit.Event{Stage: policy.StageKernel, Addr: other.Addr(), Port: other.Port(), Verdict: policy.Allow, Reason: policy.ReasonNotAllowed}
+	events <- refusal(target, name.ReasonNotAllowed, 0)
+	events <- audit.Event{Stage: policy.StageKernel, Addr: other.Addr(), Port: other.Port(), Verdict: policy.Allow, Reason: name.ReasonNotAllowed}
 	d.await(t.Context(), attacks[:1], time.Minute)
 	if claims := d.claims(attacks); len(claims) != 1 || claims[0].Addr != target.Addr() {
 		t.Errorf("one decision: %+v", claims)
 	}
-	events <- refusal(netip.MustParseAddrPort("10.200.0.3:1"), policy.ReasonNotAllowed, 2)
+	events <- refusal(netip.MustParseAddrPort("10.200.0.3:1"), name.ReasonNotAllowed, 2)
 	d.await(t.Context(), attacks[:3], time.Minute)
 	if claims := d.claims(attacks); len(claims) != 3 {
 		t.Errorf("one decision and two counted: %+v", claims)
 	}
-	events <- refusal(other, policy.ReasonProtocol, 0)
+	events <- refusal(other, name.ReasonProtocol, 0)
 	close(events)
 	d.await(t.Context(), attacks, 50*time.Millisecond) // the last was refused for another reason: await gives up
 	if claims := d.claims(attacks); len(claims) != 4 {

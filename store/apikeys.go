@@ -8,7 +8,7 @@ import (
 
 	bolt "go.etcd.io/bbolt"
 
-	"boxgate/policy"
+	"boxgate/policy/name"
 	"boxgate/store/document"
 	"boxgate/store/layout"
 	"boxgate/store/private"
@@ -34,7 +34,7 @@ func (db *DB) EnsureAPIKey() (made bool, err error) {
 }
 
 // AddAPIKey keeps the hash of a key of the operator. The key must be one that [NewKey] made.
-func (db *DB) AddAPIKey(name string, key policy.Secret) error {
+func (db *DB) AddAPIKey(name string, key name.Secret) error {
 	return db.changeKeys(func(keys document.Table) error {
 		return putKey(keys, APIKey{ID: OperatorKey, Name: name, Hash: HashKey(key.Reveal()), CreatedAt: time.Now().UTC()})
 	})

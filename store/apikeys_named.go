@@ -7,7 +7,7 @@ import (
 	"slices"
 	"time"
 
-	"boxgate/policy"
+	"boxgate/policy/name"
 	"boxgate/store/document"
 )
 
@@ -16,7 +16,7 @@ const maxAPIKeys = 1000
 
 // CreateAPIKey makes a key with the name, role, box, expiry and quotas of like, and returns it with its record. The key itself is
 // kept nowhere. A name that another key has is an [ErrKeyNameTaken], and more keys than there may be an [ErrManyKeys].
-func (db *DB) CreateAPIKey(like APIKey) (policy.Secret, APIKey, error) {
+func (db *DB) CreateAPIKey(like APIKey) (name.Secret, APIKey, error) {
 	key, now := NewKey(), time.Now().UTC()
 	fresh := APIKey{
 		ID: newKeyID(), Name: like.Name, Role: like.Role, Box: like.Box, ExpiresAt: like.ExpiresAt, Quotas: like.Quotas,
@@ -35,7 +35,7 @@ func (db *DB) CreateAPIKey(like APIKey) (policy.Secret, APIKey, error) {
 		return putKey(keys, fresh)
 	})
 	if err != nil {
-		return policy.Secret{}, APIKey{}, err
+		return name.Secret{}, APIKey{}, err
 	}
 	return key, fresh, nil
 }
@@ -49,7 +49,7 @@ func newKeyID() string {
 
 // ReplaceAPIKey gives the key of that ID a new value, and returns it. The old one stops working at once, or after grace if
 // that is more than 0; name, role, box, expiry and quotas stay. The error is [ErrNotFound] if there is no such key, or it has expired.
-func (db *DB) ReplaceAPIKey(id string, grace time.Duration) (policy.Secret, APIKey, error) {
+func (db *DB) ReplaceAPIKey(id string, grace time.Duration) (name.Secret, APIKey, error) {
 	key, now := NewKey(), time.Now().UTC()
 	var fresh APIKey
 	err := db.changeKeys(func(keys document.Table) error {
@@ -69,7 +69,7 @@ func (db *DB) ReplaceAPIKey(id string, grace time.Duration) (policy.Secret, APIK
 		return replaceKeys(keys, fresh, now.Add(grace))
 	})
 	if err != nil {
-		return policy.Secret{}, APIKey{}, err
+		return name.Secret{}, APIKey{}, err
 	}
 	return key, fresh, nil
 }

@@ -7,6 +7,7 @@ import (
 	bolt "go.etcd.io/bbolt"
 
 	"boxgate/policy"
+	"boxgate/policy/name"
 	"boxgate/store/document"
 	"boxgate/store/layout"
 )
@@ -61,7 +62,7 @@ func (db *DB) getCA(owner string) (CA, error) {
 	if err != nil {
 		return CA{}, err
 	}
-	return CA{CertPEM: rec.Cert, KeyPEM: policy.NewSecret(key)}, nil
+	return CA{CertPEM: rec.Cert, KeyPEM: name.NewSecret(key)}, nil
 }
 
 func (db *DB) putCA(tx *bolt.Tx, owner string, ca CA) error {

@@ -10,7 +10,7 @@ import (
 
 	bolt "go.etcd.io/bbolt"
 
-	"boxgate/policy"
+	"boxgate/policy/name"
 	"boxgate/store/layout"
 )
 
@@ -33,7 +33,7 @@ func TestBackupAndRestore(t *testing.T) {
 	t.Parallel()
 	const canary = "sk-canary-backup"
 	dir, db, operators := withKey(t)
-	allocate(t, db, Box{ID: "b1", Name: "web", State: "creating", Env: map[string]policy.Secret{"TOKEN": policy.NewSecret(canary)}})
+	allocate(t, db, Box{ID: "b1", Name: "web", State: "creating", Env: map[string]name.Secret{"TOKEN": name.NewSecret(canary)}})
 	ci, made, err := db.CreateAPIKey(APIKey{Name: "ci", Role: RoleAdmin})
 	if err != nil {
 		t.Fatal(err)

@@ -12,6 +12,7 @@ import (
 	bolt "go.etcd.io/bbolt"
 
 	"boxgate/policy"
+	"boxgate/policy/name"
 	"boxgate/store/document"
 	"boxgate/store/layout"
 )
@@ -177,7 +178,7 @@ func (db *DB) getBox(tx *bolt.Tx, id policy.BoxID) (Box, error) {
 		return Box{}, err
 	}
 	b.Env, b.Secrets, b.Extra = hide(s.Env), hide(s.Secrets), s.Extra
-	b.PlaceholderKey = policy.NewSecret(string(s.PlaceholderKey))
+	b.PlaceholderKey = name.NewSecret(string(s.PlaceholderKey))
 	return b, nil
 }
 
@@ -241,7 +242,7 @@ func requireBox(tx *bolt.Tx, id policy.BoxID) error {
 }
 
 // reveal reveals secrets, to be sealed at once.
-func reveal(m map[string]policy.Secret) map[string]string {
+func reveal(m map[string]name.Secret) map[string]string {
 	if m == nil {
 		return nil
 	}
@@ -252,13 +253,13 @@ func reveal(m map[string]policy.Secret) map[string]string {
 	return out
 }
 
-func hide(m map[string]string) map[string]policy.Secret {
+func hide(m map[string]string) map[string]name.Secret {
 	if m == nil {
 		return nil
 	}
-	out := make(map[string]policy.Secret, len(m))
+	out := make(map[string]name.Secret, len(m))
 	for k, v := range m {
-		out[k] = policy.NewSecret(v)
+		out[k] = name.NewSecret(v)
 	}
 	return out
 }

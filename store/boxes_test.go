@@ -12,6 +12,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"boxgate/policy"
+	"boxgate/policy/name"
 )
 
 func TestNothingIsKeptOfABoxThatDoesNotExist(t *testing.T) {
@@ -221,7 +222,7 @@ func TestChangeURL(t *testing.T) {
 	db := open(t, Options{Dir: newDir(t)})
 	allocate(t, db, Box{ID: "b1"})
 	first := time.Unix(1000, 1).UTC()
-	if err := db.SetURL(URL{Box: "b1", Port: 80, CreatedAt: first, Key: policy.NewSecret("key")}, Claim{}); err != nil {
+	if err := db.SetURL(URL{Box: "b1", Port: 80, CreatedAt: first, Key: name.NewSecret("key")}, Claim{}); err != nil {
 		t.Fatal(err)
 	}
 	end := func(u *URL) { u.SignedOut = append(u.SignedOut, SignedOut{Session: "s"}) }

@@ -16,6 +16,7 @@ import (
 
 	"boxgate/internal/nightly"
 	"boxgate/policy"
+	"boxgate/policy/name"
 	"boxgate/store/layout"
 	"boxgate/store/pages"
 )
@@ -33,12 +34,12 @@ func fullStore(t *testing.T) string {
 	}
 	for _, id := range []policy.BoxID{"b1", "b2"} {
 		allocate(t, db, Box{ID: id, Name: "name-" + string(id), State: "idle", CreatedAt: time.Unix(1000, 0).UTC(),
-			Env: map[string]policy.Secret{"A": policy.NewSecret("value")}})
+			Env: map[string]name.Secret{"A": name.NewSecret("value")}})
 		spec := policy.Spec{Mode: policy.ModeCustom, DeniedDomains: []string{"evil.example.com"}}
 		if err := errors.Join(
 			db.StagePolicy(id, Policy{Spec: spec, Version: 1}), db.CommitPolicy(id), db.SetHeaders(id, rules(t, "api.example.com", "X-Key", "value"), 1),
-			db.SetCA(id, CA{CertPEM: []byte("cert"), KeyPEM: policy.NewSecret("key")}),
-			db.SetURL(URL{Box: id, Port: 8000, Bearer: &KeyHash{1}, ExpiresAt: time.Unix(4000000000, 0).UTC(), Key: policy.NewSecret("url-key-" + string(id))}, Claim{}),
+			db.SetCA(id, CA{CertPEM: []byte("cert"), KeyPEM: name.NewSecret("key")}),
+			db.SetURL(URL{Box: id, Port: 8000, Bearer: &KeyHash{1}, ExpiresAt: time.Unix(4000000000, 0).UTC(), Key: name.NewSecret("url-key-" + string(id))}, Claim{}),
 		); err != nil {
 			t.Fatal(err)
 		}

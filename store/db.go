@@ -14,7 +14,7 @@ import (
 	berrors "go.etcd.io/bbolt/errors"
 	"golang.org/x/sys/unix"
 
-	"boxgate/policy"
+	"boxgate/policy/name"
 	"boxgate/store/document"
 	"boxgate/store/layout"
 	"boxgate/store/pages"
@@ -30,7 +30,7 @@ type Options struct {
 	// child process inherits it. A store must be opened in the way it was created.
 	PassphraseEnv string
 	// Passphrase is used instead of what PassphraseEnv names, if it is not empty.
-	Passphrase policy.Secret
+	Passphrase name.Secret
 	// Traces are patterns ([filepath.Match]) of files outside of Dir that show that a gateway has run here. While there
 	// is one of them, a missing store is not created: see [ErrLost].
 	Traces []string

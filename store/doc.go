@@ -6,7 +6,7 @@
 // [DB.CommitPolicy]; what was staged and never committed is dropped at the next start of the gateway ([DB.DropStaged]).
 //
 // Secrets are sealed with a data key that is itself encrypted by age, to a key file or a passphrase: see [Options].
-// They go in and come out as [policy.Secret]. The file must still be kept private: names, labels, policies and
+// They go in and come out as [name.Secret]. The file must still be kept private: names, labels, policies and
 // addresses are stored in the clear.
 //
 // The methods take and return records, never buckets or transactions, so that a store for a fleet can offer the same

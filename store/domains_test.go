@@ -9,6 +9,7 @@ import (
 	bolt "go.etcd.io/bbolt"
 
 	"boxgate/policy"
+	"boxgate/policy/name"
 	"boxgate/store/layout"
 )
 
@@ -248,7 +249,7 @@ func TestDomainTokens(t *testing.T) {
 			t.Errorf("another %s has the same token", what)
 		}
 	}
-	if err := errors.Join(db.RotateKey(policy.Secret{}), db.Close()); err != nil {
+	if err := errors.Join(db.RotateKey(name.Secret{}), db.Close()); err != nil {
 		t.Fatal(err)
 	}
 	if token(open(t, Options{Dir: dir}), "alice", "app.example.org") != first {

@@ -3,7 +3,7 @@ package store
 import (
 	bolt "go.etcd.io/bbolt"
 
-	"boxgate/policy"
+	"boxgate/policy/name"
 	"boxgate/store/layout"
 )
 
@@ -11,7 +11,7 @@ import (
 const environment = "environment"
 
 // Environment returns the variables that new boxes get.
-func (db *DB) Environment() (map[string]policy.Secret, error) {
+func (db *DB) Environment() (map[string]name.Secret, error) {
 	var vars map[string]string
 	err := db.bolt.View(func(tx *bolt.Tx) (err error) {
 		vars, err = db.environment(tx)
@@ -21,7 +21,7 @@ func (db *DB) Environment() (map[string]policy.Secret, error) {
 }
 
 // ChangeEnvironment changes the variables that new boxes get. If change returns an error nothing changes.
-func (db *DB) ChangeEnvironment(change func(vars map[string]policy.Secret) error) error {
+func (db *DB) ChangeEnvironment(change func(vars map[string]name.Secret) error) error {
 	return db.bolt.Update(func(tx *bolt.Tx) error {
 		plain, err := db.environment(tx)
 		if err != nil {

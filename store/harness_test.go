@@ -12,6 +12,7 @@ import (
 	bolt "go.etcd.io/bbolt"
 
 	"boxgate/policy"
+	"boxgate/policy/name"
 	"boxgate/store/layout"
 )
 
@@ -55,7 +56,7 @@ func rules(t *testing.T, pattern, name, value string) []policy.HeaderRule {
 	return out
 }
 
-var secrets = cmp.Comparer(func(a, b policy.Secret) bool { return a.Reveal() == b.Reveal() })
+var secrets = cmp.Comparer(func(a, b name.Secret) bool { return a.Reveal() == b.Reveal() })
 
 // assertRefused fails unless opening fails with an error that has the words.
 func assertRefused(t *testing.T, o Options, words ...string) {

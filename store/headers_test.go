@@ -11,6 +11,7 @@ import (
 	bolt "go.etcd.io/bbolt"
 
 	"boxgate/policy"
+	"boxgate/policy/name"
 	"boxgate/store/layout"
 )
 
@@ -50,7 +51,7 @@ func TestHeaderRulesRoundTrip(t *testing.T) {
 		}
 	}
 	db = open(t, Options{Dir: dir})
-	patterns := cmp.Options{cmp.Comparer(func(a, b policy.Pattern) bool { return a == b }), cmp.Comparer(func(a, b policy.Name) bool { return a == b })}
+	patterns := cmp.Options{cmp.Comparer(func(a, b name.Pattern) bool { return a == b }), cmp.Comparer(func(a, b name.Name) bool { return a == b })}
 	for name, read := range map[string]func() (Headers, error){"box": func() (Headers, error) { return db.Headers("b1") }, "global": db.GlobalHeaders} {
 		got, err := read()
 		if err != nil {

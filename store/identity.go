@@ -3,7 +3,7 @@ package store
 import (
 	bolt "go.etcd.io/bbolt"
 
-	"boxgate/policy"
+	"boxgate/policy/name"
 	"boxgate/store/layout"
 )
 
@@ -11,13 +11,13 @@ import (
 const identityKeys = "identity keys"
 
 // IdentityKeys returns the keys that tokens are signed with; the zero value if there are none yet.
-func (db *DB) IdentityKeys() (policy.Secret, error) { return db.text(identityKeys) }
+func (db *DB) IdentityKeys() (name.Secret, error) { return db.text(identityKeys) }
 
 // SetIdentityKeys keeps the keys that tokens are signed with, sealed.
-func (db *DB) SetIdentityKeys(text policy.Secret) error { return db.setText(identityKeys, text) }
+func (db *DB) SetIdentityKeys(text name.Secret) error { return db.setText(identityKeys, text) }
 
 // text returns a text of the installation; the zero value if there is none.
-func (db *DB) text(key string) (policy.Secret, error) {
+func (db *DB) text(key string) (name.Secret, error) {
 	known := map[string]string{}
 	err := db.bolt.View(func(tx *bolt.Tx) error {
 		settings, err := db.table(tx, layout.Settings)
@@ -31,18 +31,18 @@ func (db *DB) text(key string) (policy.Secret, error) {
 		return db.seal.OpenJSON(tx, layout.Settings, key, sealed, &known)
 	})
 	if err != nil || known["text"] == "" {
-		return policy.Secret{}, err
+		return name.Secret{}, err
 	}
-	return policy.NewSecret(known["text"]), nil
+	return name.NewSecret(known["text"]), nil
 }
 
 // setText keeps a text of the installation, sealed, in the place of what was kept before.
-func (db *DB) setText(key string, text policy.Secret) error { return db.putText(key, text, true) }
+func (db *DB) setText(key string, text name.Secret) error { return db.putText(key, text, true) }
 
 // setTextOnce is setText, unless a text is kept.
-func (db *DB) setTextOnce(key string, text policy.Secret) error { return db.putText(key, text, false) }
+func (db *DB) setTextOnce(key string, text name.Secret) error { return db.putText(key, text, false) }
 
-func (db *DB) putText(key string, text policy.Secret, replace bool) error {
+func (db *DB) putText(key string, text name.Secret, replace bool) error {
 	return db.bolt.Update(func(tx *bolt.Tx) error {
 		sealed, err := db.seal.SealJSON(tx, layout.Settings, key, map[string]string{"text": text.Reveal()})
 		if err != nil {

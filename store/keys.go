@@ -8,7 +8,7 @@ import (
 	"encoding/hex"
 	"fmt"
 
-	"boxgate/policy"
+	"boxgate/policy/name"
 )
 
 // KeyHash is the SHA-256 of a key that [NewKey] made. A slow password hash would gain nothing: such a key has 256
@@ -17,10 +17,10 @@ import (
 type KeyHash [sha256.Size]byte
 
 // NewKey makes a random key of 256 bits, in characters that need no quoting in a header or a URL.
-func NewKey() policy.Secret {
+func NewKey() name.Secret {
 	var b [32]byte
 	_, _ = rand.Read(b[:]) // never fails: crypto/rand crashes the process instead
-	return policy.NewSecret(base64.RawURLEncoding.EncodeToString(b[:]))
+	return name.NewSecret(base64.RawURLEncoding.EncodeToString(b[:]))
 }
 
 // HashKey returns the hash under which a key is kept.

@@ -3,7 +3,7 @@ package store
 import (
 	"testing"
 
-	"boxgate/policy"
+	"boxgate/policy/name"
 )
 
 // What the source of a secret keeps survives a restart and a new key.
@@ -15,11 +15,11 @@ func TestSourceMemory(t *testing.T) {
 		t.Fatalf("%q, %v", got.Reveal(), err)
 	}
 	for _, text := range []string{"canary-old-refresh-token", "canary-new-refresh-token"} {
-		if err := db.Remember("s", policy.NewSecret(text)); err != nil {
+		if err := db.Remember("s", name.NewSecret(text)); err != nil {
 			t.Fatal(err)
 		}
 	}
-	if err := db.RotateKey(policy.Secret{}); err != nil {
+	if err := db.RotateKey(name.Secret{}); err != nil {
 		t.Fatal(err)
 	}
 	if err := db.Close(); err != nil {

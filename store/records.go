@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"boxgate/policy"
+	"boxgate/policy/name"
 )
 
 // Box is the record of one sandbox. Index and the addresses are assigned by [DB.AllocateBox] and never change.
@@ -40,12 +41,12 @@ type Box struct {
 	// there.
 	Extra json.RawMessage `json:"-"`
 	// Env is the environment of the box, sealed.
-	Env map[string]policy.Secret `json:"-"`
+	Env map[string]name.Secret `json:"-"`
 	// Secrets are the other secrets of the box by the name its owner gave them, sealed.
-	Secrets map[string]policy.Secret `json:"-"`
+	Secrets map[string]name.Secret `json:"-"`
 	// PlaceholderKey is the key from which the tokens of the box's placeholders are derived, sealed; empty in boxes of
 	// older versions.
-	PlaceholderKey policy.Secret `json:"-"`
+	PlaceholderKey name.Secret `json:"-"`
 }
 
 // BoxLimits are the limits of one box that differ from those of the configuration: those that the operator has set, and those that
@@ -109,7 +110,7 @@ type Headers struct {
 // CA is a certificate authority: one of a box, or the installation's own.
 type CA struct {
 	CertPEM []byte
-	KeyPEM  policy.Secret
+	KeyPEM  name.Secret
 }
 
 // URL is the public URL of one port of a box. Credentials are only stored as hashes ([HashKey]); a nil hash means that
@@ -136,7 +137,7 @@ type URL struct {
 	// SignedOutBefore: all sessions that began earlier were ended as well.
 	SignedOutBefore time.Time `json:"signed_out_before,omitzero"`
 	// Key authenticates the sessions and links of this URL, sealed; empty in URLs of older versions.
-	Key policy.Secret `json:"-"`
+	Key name.Secret `json:"-"`
 }
 
 // Accounts says whose accounts at the identity provider a public URL lets in.

@@ -7,7 +7,7 @@ import (
 	"os"
 	"path/filepath"
 
-	"boxgate/policy"
+	"boxgate/policy/name"
 	"boxgate/store/document"
 	"boxgate/store/layout"
 	"boxgate/store/private"
@@ -18,9 +18,9 @@ const FileBefore = layout.FileDB + ".before-restore"
 
 // RestoreOptions say what is restored, and where.
 type RestoreOptions struct {
-	Dir        string        // the state directory, with the key file of the backup unless it has a passphrase
-	From       string        // the backup
-	Passphrase policy.Secret // of the backup, if it has one
+	Dir        string      // the state directory, with the key file of the backup unless it has a passphrase
+	From       string      // the backup
+	Passphrase name.Secret // of the backup, if it has one
 	// KeepAPIKeys keeps API keys with names as they are in the backup, also those that were revoked since.
 	KeepAPIKeys bool
 }

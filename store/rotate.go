@@ -9,7 +9,7 @@ import (
 	"filippo.io/age"
 	bolt "go.etcd.io/bbolt"
 
-	"boxgate/policy"
+	"boxgate/policy/name"
 	"boxgate/store/document"
 	"boxgate/store/keyring"
 	"boxgate/store/layout"
@@ -22,7 +22,7 @@ import (
 // The values change in one transaction. During that the key file has both the old and the new identity, so whenever the
 // gateway dies the store opens with the key file as it is; the next start removes the unused identity. Data encrypted
 // with the old key remains in free pages of the file until the next start, which rewrites the file.
-func (db *DB) RotateKey(newPassphrase policy.Secret) error {
+func (db *DB) RotateKey(newPassphrase name.Secret) error {
 	db.rotating.Lock()
 	defer db.rotating.Unlock()
 	sealing, err := db.sealing()

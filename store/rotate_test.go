@@ -16,6 +16,7 @@ import (
 	bolt "go.etcd.io/bbolt"
 
 	"boxgate/policy"
+	"boxgate/policy/name"
 	"boxgate/store/layout"
 )
 
@@ -50,8 +51,8 @@ func (c sealingCase) filled(t *testing.T) (dir string, db *DB) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	s := policy.NewSecret(rotated)
-	allocate(t, db, Box{ID: "b1", Env: map[string]policy.Secret{"A": s}, Secrets: map[string]policy.Secret{"B": s}, Extra: json.RawMessage(`"` + rotated + `"`)})
+	s := name.NewSecret(rotated)
+	allocate(t, db, Box{ID: "b1", Env: map[string]name.Secret{"A": s}, Secrets: map[string]name.Secret{"B": s}, Extra: json.RawMessage(`"` + rotated + `"`)})
 	allocate(t, db, Box{ID: "b2"})
 	if err := errors.Join(
 		db.SetHeaders("b1", rules(t, "api.example.com", "X-Key", rotated), 1), db.SetGlobalHeaders(rules(t, "api.example.com", "X-Key", rotated), 1),
@@ -126,7 +127,7 @@ func TestAChangeOfTheKeyMayStopAnywhere(t *testing.T) {
 				left[step] = snapshot(t, dir)
 				return nil
 			}
-			if err := db.RotateKey(policy.NewSecret(c.new)); err != nil {
+			if err := db.RotateKey(name.NewSecret(c.new)); err != nil {
 				t.Fatal(err)
 			}
 			if !slices.Equal(reached, c.steps) {
@@ -203,7 +204,7 @@ func TestAChangeOfTheKeyMayFailAnywhere(t *testing.T) {
 					}
 					return nil
 				}
-				if err := db.RotateKey(policy.NewSecret(c.new)); !errors.Is(err, failure) {
+				if err := db.RotateKey(name.NewSecret(c.new)); !errors.Is(err, failure) {
 					t.Fatal(err)
 				}
 				if f := flaw(db); f != "" {
@@ -213,7 +214,7 @@ func TestAChangeOfTheKeyMayFailAnywhere(t *testing.T) {
 					t.Error(err)
 				}
 				db.stop = nil
-				if err := db.RotateKey(policy.NewSecret(c.new)); err != nil {
+				if err := db.RotateKey(name.NewSecret(c.new)); err != nil {
 					t.Fatal(err)
 				}
 				if err := db.Close(); err != nil {
@@ -233,14 +234,14 @@ func TestTheOldKeyOpensNothing(t *testing.T) {
 			t.Parallel()
 			dir, db := c.filled(t)
 			for i := range 40 { // many pages, which no later transaction happens to write over
-				filler := policy.NewSecret(strings.Repeat("x", 4000))
-				if _, err := db.AllocateBox(Box{ID: policy.BoxID(fmt.Sprint("f", i)), Env: map[string]policy.Secret{"A": filler}}, Pools{V6: pools.V6}); err != nil {
+				filler := name.NewSecret(strings.Repeat("x", 4000))
+				if _, err := db.AllocateBox(Box{ID: policy.BoxID(fmt.Sprint("f", i)), Env: map[string]name.Secret{"A": filler}}, Pools{V6: pools.V6}); err != nil {
 					t.Fatal(err)
 				}
 			}
 			before := sealedBytes(t, db)
 			oldKey, _ := os.ReadFile(filepath.Join(dir, layout.FileSecret)) // none with a passphrase
-			if err := errors.Join(db.RotateKey(policy.NewSecret(c.new)), db.Close()); err != nil {
+			if err := errors.Join(db.RotateKey(name.NewSecret(c.new)), db.Close()); err != nil {
 				t.Fatal(err)
 			}
 			db, err := c.openWith(dir, c.new)
@@ -335,7 +336,7 @@ func TestTheKeyChangesUnderUse(t *testing.T) {
 		})
 	}
 	for range 10 {
-		if err := db.RotateKey(policy.Secret{}); err != nil {
+		if err := db.RotateKey(name.Secret{}); err != nil {
 			t.Error(err)
 		}
 		if f := flaw(db); f != "" {
@@ -360,9 +361,9 @@ func TestAChangeOfTheKeyThatDoesNotFit(t *testing.T) {
 	t.Parallel()
 	for _, c := range sealingCases {
 		_, db := c.filled(t)
-		wrong := policy.NewSecret("x")
+		wrong := name.NewSecret("x")
 		if c.old != "" {
-			wrong = policy.Secret{}
+			wrong = name.Secret{}
 		}
 		if err := db.RotateKey(wrong); !errors.Is(err, ErrPassphrase) {
 			t.Errorf("%s: %v", c.name, err)
@@ -375,7 +376,7 @@ func TestAChangeOfTheKeyThatDoesNotFit(t *testing.T) {
 	if err := os.Remove(filepath.Join(dir, layout.FileSecret)); err != nil {
 		t.Fatal(err)
 	}
-	if err := db.RotateKey(policy.Secret{}); err == nil || flaw(db) != "" {
+	if err := db.RotateKey(name.Secret{}); err == nil || flaw(db) != "" {
 		t.Errorf("without its key file: %v, %s", err, flaw(db))
 	}
 	if err := db.Close(); err != nil {

@@ -15,13 +15,14 @@ import (
 	bolt "go.etcd.io/bbolt"
 
 	"boxgate/policy"
+	"boxgate/policy/name"
 	"boxgate/store/layout"
 )
 
 // sameRules compares header rules with their values. Empty lists are as good as none.
 var sameRules = cmp.Options{
 	secrets, cmpopts.EquateEmpty(),
-	cmp.Comparer(func(a, b policy.Pattern) bool { return a == b }), cmp.Comparer(func(a, b policy.Name) bool { return a == b }),
+	cmp.Comparer(func(a, b name.Pattern) bool { return a == b }), cmp.Comparer(func(a, b name.Name) bool { return a == b }),
 	cmp.Comparer(func(a, b policy.HostKey) bool { return a == b }),
 }
 

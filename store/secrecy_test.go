@@ -11,17 +11,17 @@ import (
 
 	bolt "go.etcd.io/bbolt"
 
-	"boxgate/policy"
+	"boxgate/policy/name"
 	"boxgate/store/layout"
 )
 
 func TestTheFileHoldsNoSecret(t *testing.T) {
 	t.Parallel()
 	const secret = "Plaintext-Secret-0123456789"
-	for name, passphrase := range map[string]string{"key file": "", "passphrase": "correct horse"} {
-		t.Run(name, func(t *testing.T) {
+	for label, passphrase := range map[string]string{"key file": "", "passphrase": "correct horse"} {
+		t.Run(label, func(t *testing.T) {
 			dir := newDir(t)
-			env := "BOXGATE_TEST_PASSPHRASE_" + strings.ToUpper(strings.ReplaceAll(name, " ", "_"))
+			env := "BOXGATE_TEST_PASSPHRASE_" + strings.ToUpper(strings.ReplaceAll(label, " ", "_"))
 			if err := os.Setenv(env, passphrase); err != nil {
 				t.Fatal(err)
 			}
@@ -29,8 +29,8 @@ func TestTheFileHoldsNoSecret(t *testing.T) {
 			if v, ok := os.LookupEnv(env); ok {
 				t.Errorf("the passphrase stays in the environment: %q", v)
 			}
-			s := policy.NewSecret(secret)
-			allocate(t, db, Box{ID: "b1", Env: map[string]policy.Secret{"A": s}, Secrets: map[string]policy.Secret{"B": s}, Extra: json.RawMessage(`"` + secret + `"`)})
+			s := name.NewSecret(secret)
+			allocate(t, db, Box{ID: "b1", Env: map[string]name.Secret{"A": s}, Secrets: map[string]name.Secret{"B": s}, Extra: json.RawMessage(`"` + secret + `"`)})
 			key := NewKey()
 			if err := errors.Join(
 				db.SetHeaders("b1", rules(t, "api.example.com", "X-Key", secret), 1), db.SetGlobalHeaders(rules(t, "api.example.com", "X-Key", secret), 1),

@@ -8,14 +8,14 @@ import (
 
 	bolt "go.etcd.io/bbolt"
 
-	"boxgate/policy"
+	"boxgate/policy/name"
 	"boxgate/store/layout"
 )
 
 // setting sets one variable.
-func setting(name, value string) func(map[string]policy.Secret) error {
-	return func(vars map[string]policy.Secret) error {
-		vars[name] = policy.NewSecret(value)
+func setting(label, value string) func(map[string]name.Secret) error {
+	return func(vars map[string]name.Secret) error {
+		vars[label] = name.NewSecret(value)
 		return nil
 	}
 }
@@ -27,7 +27,7 @@ func TestEnvironment(t *testing.T) {
 		t.Fatal(err)
 	}
 	refused := errors.New("refused")
-	err := db.ChangeEnvironment(func(vars map[string]policy.Secret) error {
+	err := db.ChangeEnvironment(func(vars map[string]name.Secret) error {
 		delete(vars, "A")
 		return refused
 	})

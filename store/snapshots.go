@@ -10,6 +10,7 @@ import (
 	bolt "go.etcd.io/bbolt"
 
 	"boxgate/policy"
+	"boxgate/policy/name"
 	"boxgate/store/layout"
 )
 
@@ -47,7 +48,7 @@ func (s Snapshot) Of(b Box, p Policy) Snapshot {
 }
 
 // Kept returns the environment and the other secrets of the box that the snapshot was taken of.
-func (s Snapshot) Kept() (env, secrets map[string]policy.Secret) { return hide(s.Env), hide(s.Secrets) }
+func (s Snapshot) Kept() (env, secrets map[string]name.Secret) { return hide(s.Env), hide(s.Secrets) }
 
 // AddSnapshot stores a new snapshot of a box, and makes it an owner of its layers.
 func (db *DB) AddSnapshot(s Snapshot) error {

@@ -7,6 +7,7 @@ import (
 	"testing"
 
 	"boxgate/policy"
+	"boxgate/policy/name"
 )
 
 func layersOf(t *testing.T, db *DB) []string {
@@ -84,7 +85,7 @@ func TestNoBoxOfADeletedSnapshot(t *testing.T) {
 func TestSnapshotsKeepWhatTheBoxWas(t *testing.T) {
 	t.Parallel()
 	db := open(t, Options{Dir: newDir(t)})
-	b := allocate(t, db, Box{ID: "source", Env: map[string]policy.Secret{"TOKEN": policy.NewSecret("in the environment")}, Runtime: "node"})
+	b := allocate(t, db, Box{ID: "source", Env: map[string]name.Secret{"TOKEN": name.NewSecret("in the environment")}, Runtime: "node"})
 	if err := db.AddSnapshot(Snapshot{ID: "s", Name: "first"}.Of(b, Policy{Spec: policy.Spec{Mode: policy.ModeDenyAll}, Named: "web"})); err != nil {
 		t.Fatal(err)
 	}

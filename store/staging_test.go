@@ -8,6 +8,7 @@ import (
 	bolt "go.etcd.io/bbolt"
 
 	"boxgate/policy"
+	"boxgate/policy/name"
 	"boxgate/store/layout"
 )
 
@@ -88,7 +89,7 @@ func TestPolicyAndHeadersAreStagedApart(t *testing.T) {
 func TestStagedHeadersOutliveAChangeOfTheKey(t *testing.T) {
 	t.Parallel()
 	_, db := stagedStore(t)
-	if err := errors.Join(db.RotateKey(policy.Secret{}), db.CommitHeaders("b1"), db.CommitGlobalHeaders()); err != nil {
+	if err := errors.Join(db.RotateKey(name.Secret{}), db.CommitHeaders("b1"), db.CommitGlobalHeaders()); err != nil {
 		t.Fatal(err)
 	}
 	if own, err := db.Headers("b1"); valueOf(t, own, err) != "new" {

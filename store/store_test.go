@@ -18,6 +18,7 @@ import (
 	bolt "go.etcd.io/bbolt"
 
 	"boxgate/policy"
+	"boxgate/policy/name"
 	"boxgate/store/layout"
 )
 
@@ -31,13 +32,13 @@ func TestEverythingIsReadBackAfterReopening(t *testing.T) {
 	box := allocate(t, db, Box{
 		ID: "b1", Name: "demo", State: "running", Image: "debian", Runtime: "default", Size: "small", Labels: []string{"x"},
 		KeepAlive: true, CreatedAt: time.Unix(1000, 0).UTC(), Attached: &Attached{Kind: "netns", Ref: "/run/netns/x"},
-		Extra: json.RawMessage(`{"model":"m"}`), Env: map[string]policy.Secret{"TOKEN": policy.NewSecret("env-secret")},
-		Secrets: map[string]policy.Secret{"/github_token": policy.NewSecret("hosted-secret")},
+		Extra: json.RawMessage(`{"model":"m"}`), Env: map[string]name.Secret{"TOKEN": name.NewSecret("env-secret")},
+		Secrets: map[string]name.Secret{"/github_token": name.NewSecret("hosted-secret")},
 	})
 	spec := policy.Spec{Mode: policy.ModeCustom, AllowedDomains: []string{"api.example.com"}}
 	url := URL{Box: "b1", Port: 8000, Bearer: new(KeyHash), Username: "box", CreatedAt: time.Unix(2000, 0).UTC(), ExpiresAt: time.Unix(4000, 0).UTC(),
-		Origins: []string{"https://example.org"}, Accounts: &Accounts{Emails: []string{"a@example.org"}, Groups: []string{"g"}}, SignedOut: []SignedOut{{"0123", time.Unix(3000, 0).UTC()}}, SignedOutBefore: time.Unix(2500, 0).UTC(), Key: policy.NewSecret("url-secret")}
-	ca := CA{CertPEM: []byte("cert"), KeyPEM: policy.NewSecret("key-secret")}
+		Origins: []string{"https://example.org"}, Accounts: &Accounts{Emails: []string{"a@example.org"}, Groups: []string{"g"}}, SignedOut: []SignedOut{{"0123", time.Unix(3000, 0).UTC()}}, SignedOutBefore: time.Unix(2500, 0).UTC(), Key: name.NewSecret("url-secret")}
+	ca := CA{CertPEM: []byte("cert"), KeyPEM: name.NewSecret("key-secret")}
 	if err := errors.Join(
 		db.StagePolicy("b1", Policy{Spec: spec, Version: 1}), db.CommitPolicy("b1"), db.SetHeaders("b1", rules(t, "api.example.com", "X-Key", "box-value"), 1),
 		db.SetGlobalHeaders(rules(t, "*.example.org:8443", "X-Key", "global-value"), 3), db.SetCA("b1", ca), db.SetInstallationCA(ca),

@@ -1,6 +1,8 @@
 package store
 
-import "boxgate/policy"
+import (
+	"boxgate/policy/name"
+)
 
 // trailHead is the key of the last known entry of the audit trail.
 const trailHead = "audit trail"
@@ -12,4 +14,4 @@ func (db *DB) TrailHead() (string, error) {
 }
 
 // SetTrailHead keeps which entry of the audit trail is the last, so that its end cannot be cut off unseen.
-func (db *DB) SetTrailHead(text string) error { return db.setText(trailHead, policy.NewSecret(text)) }
+func (db *DB) SetTrailHead(text string) error { return db.setText(trailHead, name.NewSecret(text)) }

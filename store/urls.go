@@ -12,6 +12,7 @@ import (
 	bolt "go.etcd.io/bbolt"
 
 	"boxgate/policy"
+	"boxgate/policy/name"
 	"boxgate/store/document"
 	"boxgate/store/layout"
 )
@@ -132,7 +133,7 @@ func (db *DB) openURL(tx *bolt.Tx, key, data []byte) (URL, error) {
 	if err := db.seal.OpenJSON(tx, layout.URLs, string(key), record.Sealed, &secret); err != nil {
 		return URL{}, err
 	}
-	record.Key = policy.NewSecret(string(secret))
+	record.Key = name.NewSecret(string(secret))
 	return record.URL, nil
 }
 

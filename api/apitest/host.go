@@ -26,6 +26,7 @@ import (
 	"boxgate/api/schedules"
 	"boxgate/audit"
 	"boxgate/policy"
+	"boxgate/policy/name"
 )
 
 // Key is the operator's key of the API.
@@ -41,7 +42,7 @@ type Host struct {
 	Mu      sync.Mutex
 	ByID    map[policy.BoxID]*Box
 	Global  api.HeaderState
-	Env     map[string]policy.Secret // of new boxes
+	Env     map[string]name.Secret // of new boxes
 	Created []api.CreateRequest
 	Execs   []api.ExecRequest
 	Sizes   []api.TerminalSize // of every resize of a session
@@ -79,7 +80,7 @@ func NewBox(b api.Box) *Box {
 // NewHost makes a host without boxes, whose commands run in a directory of the test.
 func NewHost(t testing.TB) *Host {
 	over, end := context.WithCancel(context.Background())
-	return &Host{Dir: t.TempDir(), over: over, end: end, ByID: map[policy.BoxID]*Box{}, Env: map[string]policy.Secret{}, Global: api.HeaderState{Version: 1}}
+	return &Host{Dir: t.TempDir(), over: over, end: end, ByID: map[policy.BoxID]*Box{}, Env: map[string]name.Secret{}, Global: api.HeaderState{Version: 1}}
 }
 
 // Add makes a box and returns its ID.
@@ -315,7 +316,7 @@ func (h *Host) Explain(_ context.Context, id policy.BoxID, req policy.Request, k
 	if req.Fields != nil {
 		rule += fmt.Sprint(req.Fields.List)
 	}
-	d := policy.Decision{Reason: policy.ReasonNotAllowed, Rule: rule + req.Query, Version: b.Policy.Version}
+	d := policy.Decision{Reason: name.ReasonNotAllowed, Rule: rule + req.Query, Version: b.Policy.Version}
 	return d, policy.Unseen{Query: !knowsQuery && req.Stage == policy.StageHTTP, Headers: req.Fields == nil && req.Stage == policy.StageHTTP}, nil
 }
 
@@ -366,7 +367,7 @@ func (h *Host) SetGlobalHeaders(_ context.Context, rules []policy.HeaderRule, if
 }
 
 // RotateStoreKey implements [api.Host].
-func (h *Host) RotateStoreKey(_ context.Context, newPassphrase policy.Secret) error {
+func (h *Host) RotateStoreKey(_ context.Context, newPassphrase name.Secret) error {
 	leave, err := h.enter()
 	defer leave()
 	h.Passphrase = newPassphrase.Reveal()
@@ -420,10 +421,10 @@ func (h *Host) CreateURL(_ context.Context, id policy.BoxID, req api.URLRequest)
 	}
 	u := api.URL{URL: fmt.Sprintf("https://%s-%d.preview.test", id, req.Port), Port: req.Port, Bearer: req.Bearer, Basic: req.Basic, CreatedAt: time.Unix(1_700_000_000, 0)}
 	if req.Bearer {
-		u.Token = policy.NewSecret("url-token-secret")
+		u.Token = name.NewSecret("url-token-secret")
 	}
 	if req.Basic {
-		u.Username, u.Password = policy.NewSecret("box"), policy.NewSecret("url-password-secret")
+		u.Username, u.Password = name.NewSecret("box"), name.NewSecret("url-password-secret")
 	}
 	b.URLs[req.Port] = u
 	return u, nil
@@ -441,7 +442,7 @@ func (h *Host) SignURL(_ context.Context, id policy.BoxID, port uint16, req api.
 		return api.Link{}, api.Errorf(api.ErrNotFound, "box %s has no public URL for port %d", id, port)
 	}
 	link := fmt.Sprintf("%s%s?boxgate_link=%s", u.URL, req.PathPrefix, strings.Join(req.Methods, "-"))
-	return api.Link{URL: policy.NewSecret(link), ExpiresAt: time.Unix(0, 0).Add(req.ExpiresIn)}, nil
+	return api.Link{URL: name.NewSecret(link), ExpiresAt: time.Unix(0, 0).Add(req.ExpiresIn)}, nil
 }
 
 // DeleteURL implements [api.Host].
@@ -489,8 +490,8 @@ func (s memoryStream) Events() <-chan audit.Event { return s }
 func (s memoryStream) Lost() uint64 { return 3 }
 
 // Decision is a decision about a connection of a box to a name.
-func Decision(box policy.BoxID, at int64, name string, verdict policy.Verdict) audit.Event {
-	return audit.Event{Time: time.Unix(at, 0), Box: box, Stage: policy.StageConn, Name: name, Verdict: verdict, Reason: policy.ReasonNotAllowed}
+func Decision(box policy.BoxID, at int64, n string, verdict policy.Verdict) audit.Event {
+	return audit.Event{Time: time.Unix(at, 0), Box: box, Stage: policy.StageConn, Name: n, Verdict: verdict, Reason: name.ReasonNotAllowed}
 }
 
 // Tell records an event and sends it to the followers.

@@ -10,7 +10,7 @@ import (
 	"boxgate/api"
 	"boxgate/audit"
 	"boxgate/audit/trail"
-	"boxgate/policy"
+	"boxgate/policy/name"
 	"boxgate/quota"
 )
 
@@ -36,11 +36,11 @@ func (h *Host) APIKeys(context.Context) (out []api.Key, err error) {
 }
 
 // CreateAPIKey implements the Host of [boxgate/api/keys].
-func (h *Host) CreateAPIKey(_ context.Context, req api.KeyRequest) (policy.Secret, api.Key, error) {
+func (h *Host) CreateAPIKey(_ context.Context, req api.KeyRequest) (name.Secret, api.Key, error) {
 	leave, err := h.enter()
 	defer leave()
 	if err != nil {
-		return policy.Secret{}, api.Key{}, err
+		return name.Secret{}, api.Key{}, err
 	}
 	if h.Keys == nil {
 		h.Keys = map[string]api.Key{}
@@ -52,7 +52,7 @@ func (h *Host) CreateAPIKey(_ context.Context, req api.KeyRequest) (policy.Secre
 	}
 	key := fmt.Sprintf("sk-made-%d", n)
 	h.Keys[key] = k
-	return policy.NewSecret(key), k, nil
+	return name.NewSecret(key), k, nil
 }
 
 func (h *Host) keyOf(idOrName string) (string, api.Key) {
@@ -65,16 +65,16 @@ func (h *Host) keyOf(idOrName string) (string, api.Key) {
 }
 
 // ReplaceAPIKey implements the Host of [boxgate/api/keys].
-func (h *Host) ReplaceAPIKey(_ context.Context, key string, _ time.Duration) (policy.Secret, api.Key, error) {
+func (h *Host) ReplaceAPIKey(_ context.Context, key string, _ time.Duration) (name.Secret, api.Key, error) {
 	leave, err := h.enter()
 	defer leave()
 	old, k := h.keyOf(key)
 	if old == "" || err != nil {
-		return policy.Secret{}, api.Key{}, api.ErrNotFound
+		return name.Secret{}, api.Key{}, api.ErrNotFound
 	}
 	delete(h.Keys, old)
 	h.Keys[old+"-next"] = k
-	return policy.NewSecret(old + "-next"), k, nil
+	return name.NewSecret(old + "-next"), k, nil
 }
 
 // SetAPIKeyQuotas implements the Host of [boxgate/api/keys].

@@ -7,17 +7,18 @@ import (
 
 	"boxgate/api"
 	"boxgate/policy"
+	"boxgate/policy/name"
 )
 
 // Environment implements the Host of [boxgate/api/settings].
-func (h *Host) Environment(context.Context) (map[string]policy.Secret, error) {
+func (h *Host) Environment(context.Context) (map[string]name.Secret, error) {
 	leave, err := h.enter()
 	defer leave()
 	return maps.Clone(h.Env), err
 }
 
 // SetEnvironment implements the Host of [boxgate/api/settings].
-func (h *Host) SetEnvironment(_ context.Context, vars map[string]policy.Secret) error {
+func (h *Host) SetEnvironment(_ context.Context, vars map[string]name.Secret) error {
 	leave, err := h.enter()
 	defer leave()
 	if err == nil {
@@ -27,7 +28,7 @@ func (h *Host) SetEnvironment(_ context.Context, vars map[string]policy.Secret) 
 }
 
 // SetVariable implements the Host of [boxgate/api/settings].
-func (h *Host) SetVariable(_ context.Context, name string, value policy.Secret) error {
+func (h *Host) SetVariable(_ context.Context, name string, value name.Secret) error {
 	leave, err := h.enter()
 	defer leave()
 	if err == nil {

@@ -13,6 +13,7 @@ import (
 	"boxgate/api/rest"
 	"boxgate/api/spec"
 	"boxgate/policy"
+	"boxgate/policy/name"
 )
 
 // createBody is the JSON of a create, in the dialect of the SDK.
@@ -171,11 +172,11 @@ func (b *createBody) checkNames(p *problem.List) {
 }
 
 // hosted separates the hosted product's fields into what may be read back and the secrets, by their pointer.
-func (b *createBody) hosted(p *problem.List) (api.Hosted, map[string]policy.Secret) {
-	secrets := make(map[string]policy.Secret)
+func (b *createBody) hosted(p *problem.List) (api.Hosted, map[string]name.Secret) {
+	secrets := make(map[string]name.Secret)
 	keep := func(pointer, value string) {
 		if value != "" {
-			secrets[pointer] = policy.NewSecret(value)
+			secrets[pointer] = name.NewSecret(value)
 		}
 	}
 	keep("/agent_api_key", b.AgentAPIKey)

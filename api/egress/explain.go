@@ -10,6 +10,7 @@ import (
 	"boxgate/api/problem"
 	"boxgate/api/rest"
 	"boxgate/policy"
+	"boxgate/policy/name"
 )
 
 // explainBody is a destination to judge.
@@ -27,13 +28,13 @@ type explainBody struct {
 
 // decisionView is a decision.
 type decisionView struct {
-	Verdict  string        `json:"verdict" enum:"allow deny"`
-	Reason   policy.Reason `json:"reason"`
-	Rule     string        `json:"rule,omitempty" doc:"the rule as written that decided"`
-	Version  uint64        `json:"version"`
-	Named    string        `json:"named,omitempty" doc:"the named policy that the box follows, with its leases beside it"`
-	DialName bool          `json:"dial_name,omitempty" doc:"holds for the name: the gateway dials one of its addresses and judges that one again"`
-	Unknown  []string      `json:"unknown,omitempty" doc:"query, headers: rules for the host look at them, and they were not given; other ones may be decided otherwise"`
+	Verdict  string      `json:"verdict" enum:"allow deny"`
+	Reason   name.Reason `json:"reason"`
+	Rule     string      `json:"rule,omitempty" doc:"the rule as written that decided"`
+	Version  uint64      `json:"version"`
+	Named    string      `json:"named,omitempty" doc:"the named policy that the box follows, with its leases beside it"`
+	DialName bool        `json:"dial_name,omitempty" doc:"holds for the name: the gateway dials one of its addresses and judges that one again"`
+	Unknown  []string    `json:"unknown,omitempty" doc:"query, headers: rules for the host look at them, and they were not given; other ones may be decided otherwise"`
 }
 
 func (b *explainBody) request(box policy.BoxID) (policy.Request, error) {
@@ -44,7 +45,7 @@ func (b *explainBody) request(box policy.BoxID) (policy.Request, error) {
 		p.Add("", "host or ip is required")
 	}
 	if b.Host != "" {
-		if req.Name, err = policy.ParseName(b.Host); err != nil {
+		if req.Name, err = name.Parse(b.Host); err != nil {
 			p.Add("/host", "%v", err)
 		}
 	}

@@ -10,6 +10,7 @@ import (
 	"boxgate/api/stream"
 	"boxgate/audit"
 	"boxgate/policy"
+	"boxgate/policy/name"
 )
 
 // searchQuery selects decisions on disk.
@@ -28,7 +29,7 @@ type searchAllQuery struct {
 }
 
 func (q *searchQuery) filter() (api.EventSearch, error) {
-	f := api.EventSearch{Host: q.Host, Reason: policy.Reason(q.Reason), Denied: q.Denied}
+	f := api.EventSearch{Host: q.Host, Reason: name.Reason(q.Reason), Denied: q.Denied}
 	for name, at := range map[string]struct {
 		text string
 		into *time.Time

@@ -8,6 +8,7 @@ import (
 	"boxgate/api/history"
 	"boxgate/audit"
 	"boxgate/policy"
+	"boxgate/policy/name"
 )
 
 func TestRequestsAreInTheLogByTime(t *testing.T) {
@@ -18,8 +19,8 @@ func TestRequestsAreInTheLogByTime(t *testing.T) {
 			BytesIn: 1, BytesOut: 2, Duration: 1234567, Credential: audit.CredentialBearer},
 		{Time: at(16), Stage: policy.StageDNS, Verdict: policy.Allow},
 		{Time: at(17), Stage: policy.StageURL, Verdict: policy.Allow, Phase: audit.PhaseOpen},
-		{Time: at(30), Stage: policy.StageURL, Reason: policy.ReasonURLAuth, Method: "POST", Port: 8000, Path: "/y", Status: 401, Count: 3},
-		{Time: at(31), Stage: policy.StageURL, Reason: policy.ReasonURLUnavailable, Method: "POST", Port: 8000, Path: "/y", Status: 502, Credential: audit.CredentialSession, Error: "why"},
+		{Time: at(30), Stage: policy.StageURL, Reason: name.ReasonURLAuth, Method: "POST", Port: 8000, Path: "/y", Status: 401, Count: 3},
+		{Time: at(31), Stage: policy.StageURL, Reason: name.ReasonURLUnavailable, Method: "POST", Port: 8000, Path: "/y", Status: 502, Credential: audit.CredentialSession, Error: "why"},
 	})
 	want := []history.LogEntry{
 		{Timestamp: 10, Message: "first"},

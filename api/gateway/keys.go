@@ -7,7 +7,7 @@ import (
 	"boxgate/api"
 	"boxgate/api/problem"
 	"boxgate/api/rest"
-	"boxgate/policy"
+	"boxgate/policy/name"
 )
 
 // maxGrace bounds how long a replaced key may go on working.
@@ -29,7 +29,7 @@ func (e *Endpoints) rotateStoreKey(w http.ResponseWriter, r *http.Request) (rest
 	if err := e.Bodies.Decode(w, r, &body); err != nil {
 		return rest.Reply{}, err
 	}
-	if err := e.Host.RotateStoreKey(r.Context(), policy.NewSecret(body.NewPassphrase)); err != nil {
+	if err := e.Host.RotateStoreKey(r.Context(), name.NewSecret(body.NewPassphrase)); err != nil {
 		return rest.Reply{}, err
 	}
 	return rest.Done(), nil

@@ -8,7 +8,7 @@ import (
 	"boxgate/api"
 	"boxgate/api/rest"
 	"boxgate/internal/buildinfo"
-	"boxgate/policy"
+	"boxgate/policy/name"
 )
 
 // recently is how far back denials are counted.
@@ -46,10 +46,10 @@ type placeView struct {
 
 // denialsView counts denials.
 type denialsView struct {
-	Seconds int                      `json:"seconds" doc:"how far back they are counted"`
-	Total   uint64                   `json:"total"`
-	Reasons map[policy.Reason]uint64 `json:"reasons"`
-	AtLeast bool                     `json:"at_least" doc:"there may have been more that the gateway no longer remembers"`
+	Seconds int                    `json:"seconds" doc:"how far back they are counted"`
+	Total   uint64                 `json:"total"`
+	Reasons map[name.Reason]uint64 `json:"reasons"`
+	AtLeast bool                   `json:"at_least" doc:"there may have been more that the gateway no longer remembers"`
 }
 
 func (e *Endpoints) status(_ http.ResponseWriter, r *http.Request) (rest.Reply, error) {
@@ -86,7 +86,7 @@ func (e *Endpoints) status(_ http.ResponseWriter, r *http.Request) (rest.Reply, 
 // denials counts the denials that are still remembered. One event can stand for many.
 func (e *Endpoints) denials(ctx context.Context) (denialsView, error) {
 	past, err := e.Host.RecentEvents(ctx, api.EventFilter{Since: time.Now().Add(-recently), Denied: true})
-	view := denialsView{Seconds: int(recently.Seconds()), Reasons: map[policy.Reason]uint64{}, AtLeast: past.Missing}
+	view := denialsView{Seconds: int(recently.Seconds()), Reasons: map[name.Reason]uint64{}, AtLeast: past.Missing}
 	for _, event := range past.Events {
 		n := max(event.Count, 1)
 		view.Total += n

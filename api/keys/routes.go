@@ -8,7 +8,7 @@ import (
 	"boxgate/api"
 	"boxgate/api/rest"
 	"boxgate/api/strict"
-	"boxgate/policy"
+	"boxgate/policy/name"
 	"boxgate/quota"
 )
 
@@ -18,9 +18,9 @@ type Host interface {
 	// APIKeys lists the keys, oldest first.
 	APIKeys(ctx context.Context) ([]api.Key, error)
 	// CreateAPIKey makes a key, which nobody can read again. A name in use is an ErrConflict.
-	CreateAPIKey(ctx context.Context, req api.KeyRequest) (policy.Secret, api.Key, error)
+	CreateAPIKey(ctx context.Context, req api.KeyRequest) (name.Secret, api.Key, error)
 	// ReplaceAPIKey gives a key a new value; the old one stops working after grace.
-	ReplaceAPIKey(ctx context.Context, key string, grace time.Duration) (policy.Secret, api.Key, error)
+	ReplaceAPIKey(ctx context.Context, key string, grace time.Duration) (name.Secret, api.Key, error)
 	// SetAPIKeyQuotas overrides the named quotas of a key and leaves its others as they are. 0 removes the override, so that the
 	// configured quota holds again.
 	SetAPIKeyQuotas(ctx context.Context, key string, named map[quota.Kind]int64) (api.Key, error)

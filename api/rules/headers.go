@@ -15,6 +15,7 @@ import (
 	"boxgate/api/spec"
 	"boxgate/api/strict"
 	"boxgate/policy"
+	"boxgate/policy/name"
 )
 
 // headersView is a set of header rules as it may be shown: without values.
@@ -164,7 +165,7 @@ func viewSign(s policy.Signing) *signingView {
 
 // readHeaders reads header rules: {"attach_headers": {…}}, as in a create and as read, or the inner object alone.
 // removed collects the hosts that have null instead of a rule; if it is nil, null is refused.
-func (e *Endpoints) readHeaders(w http.ResponseWriter, r *http.Request, removed *[]policy.Pattern) ([]policy.HeaderRule, *uint64, error) {
+func (e *Endpoints) readHeaders(w http.ResponseWriter, r *http.Request, removed *[]name.Pattern) ([]policy.HeaderRule, *uint64, error) {
 	data, err := e.Bodies.Read(w, r)
 	if err != nil {
 		return nil, nil, err
@@ -201,17 +202,17 @@ func (e *Endpoints) readHeaders(w http.ResponseWriter, r *http.Request, removed 
 }
 
 // takeNulls removes from a set of rules the hosts that have null instead of a rule.
-func takeNulls(data []byte, p *problem.List) ([]byte, []policy.Pattern) {
+func takeNulls(data []byte, p *problem.List) ([]byte, []name.Pattern) {
 	var entries map[string]json.RawMessage
 	if json.Unmarshal(data, &entries) != nil {
 		return data, nil // the parser reports what is wrong
 	}
-	var removed []policy.Pattern
+	var removed []name.Pattern
 	for host, entry := range entries {
 		if string(entry) != "null" {
 			continue
 		}
-		pattern, err := policy.ParsePattern(host)
+		pattern, err := name.ParsePattern(host)
 		if err != nil {
 			p.Add("/"+problem.EscapeKey(host), "%v", err)
 		}

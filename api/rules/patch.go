@@ -9,6 +9,7 @@ import (
 	"boxgate/api/problem"
 	"boxgate/api/rest"
 	"boxgate/policy"
+	"boxgate/policy/name"
 )
 
 func (e *Endpoints) patchHeaders(w http.ResponseWriter, r *http.Request) (rest.Reply, error) {
@@ -44,7 +45,7 @@ type headerStore struct {
 // it retries for as long as other clients change the rules in between. It ends, because each retry means that one of
 // them has succeeded.
 func (e *Endpoints) patch(w http.ResponseWriter, r *http.Request, s headerStore) (rest.Reply, error) {
-	var removed []policy.Pattern
+	var removed []name.Pattern
 	changed, match, err := e.readHeaders(w, r, &removed)
 	if err != nil {
 		return rest.Reply{}, err

@@ -15,6 +15,7 @@ import (
 	"boxgate/api/stream"
 	"boxgate/audit"
 	"boxgate/policy"
+	"boxgate/policy/name"
 )
 
 func TestKeysAreRotated(t *testing.T) {
@@ -109,11 +110,11 @@ func TestStatus(t *testing.T) {
 	f.create(t, `{"name":"two"}`)
 	now := time.Now()
 	f.host.Told = []audit.Event{
-		{Seq: 1, Time: now.Add(-time.Hour), Reason: policy.ReasonNotAllowed},
-		{Seq: 2, Time: now, Reason: policy.ReasonNotAllowed},
-		{Seq: 3, Time: now, Reason: policy.ReasonNotAllowed, Count: 40},
-		{Seq: 4, Time: now, Reason: policy.ReasonProtectedRange},
-		{Seq: 5, Time: now, Verdict: policy.Allow, Reason: policy.ReasonAllowAll},
+		{Seq: 1, Time: now.Add(-time.Hour), Reason: name.ReasonNotAllowed},
+		{Seq: 2, Time: now, Reason: name.ReasonNotAllowed},
+		{Seq: 3, Time: now, Reason: name.ReasonNotAllowed, Count: 40},
+		{Seq: 4, Time: now, Reason: name.ReasonProtectedRange},
+		{Seq: 5, Time: now, Verdict: policy.Allow, Reason: name.ReasonAllowAll},
 	}
 	a := f.Call(t, "GET", "/v2/gateway", "")
 	var got struct {

@@ -9,7 +9,7 @@ import (
 	"boxgate/api/problem"
 	"boxgate/api/rest"
 	"boxgate/api/spec"
-	"boxgate/policy"
+	"boxgate/policy/name"
 )
 
 // masked stands for every value.
@@ -30,7 +30,7 @@ type variableBody struct {
 	Value *string `json:"value" doc:"never read back"`
 }
 
-func viewEnv(vars map[string]policy.Secret) envView {
+func viewEnv(vars map[string]name.Secret) envView {
 	view := envView{EnvVars: map[string]string{}}
 	for name := range vars {
 		view.EnvVars[name] = masked
@@ -77,20 +77,20 @@ func (e *Endpoints) putVariable(w http.ResponseWriter, r *http.Request) (rest.Re
 		return rest.Reply{}, err
 	}
 	var p problem.List
-	name := r.PathValue("key")
-	spec.VariableName(&p, "", name)
+	n := r.PathValue("key")
+	spec.VariableName(&p, "", n)
 	if body.Value == nil {
 		p.Add("/value", "is required")
 		return rest.Reply{}, p.Err()
 	}
-	spec.Variable(&p, "/value", name, *body.Value)
+	spec.Variable(&p, "/value", n, *body.Value)
 	if err := p.Err(); err != nil {
 		return rest.Reply{}, err
 	}
-	if err := e.Host.SetVariable(r.Context(), name, policy.NewSecret(*body.Value)); err != nil {
+	if err := e.Host.SetVariable(r.Context(), n, name.NewSecret(*body.Value)); err != nil {
 		return rest.Reply{}, err
 	}
-	return rest.DoneWith("", map[string]any{"variable_set": name}), nil
+	return rest.DoneWith("", map[string]any{"variable_set": n}), nil
 }
 
 func (e *Endpoints) deleteVariable(_ http.ResponseWriter, r *http.Request) (rest.Reply, error) {

@@ -9,18 +9,19 @@ import (
 	"boxgate/api/rest"
 	"boxgate/api/strict"
 	"boxgate/policy"
+	"boxgate/policy/name"
 )
 
 // Host keeps the settings. Errors are as those of [api.Host].
 type Host interface {
 	Box(ctx context.Context, idOrName string) (api.Box, error)
 	// Environment returns the variables that new boxes get.
-	Environment(ctx context.Context) (map[string]policy.Secret, error)
+	Environment(ctx context.Context) (map[string]name.Secret, error)
 	// SetEnvironment replaces them. A variable that is a placeholder of a header rule of every box is a
 	// *policy.InvalidError.
-	SetEnvironment(ctx context.Context, vars map[string]policy.Secret) error
+	SetEnvironment(ctx context.Context, vars map[string]name.Secret) error
 	// SetVariable sets one of them. Too many are a *policy.InvalidError.
-	SetVariable(ctx context.Context, name string, value policy.Secret) error
+	SetVariable(ctx context.Context, name string, value name.Secret) error
 	// DeleteVariable removes one of them.
 	DeleteVariable(ctx context.Context, name string) error
 	// Configure changes a box's configuration. If change returns an error nothing changes; changes of one box are made one

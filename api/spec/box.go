@@ -7,7 +7,7 @@ import (
 
 	"boxgate/api"
 	"boxgate/api/problem"
-	"boxgate/policy"
+	"boxgate/policy/name"
 )
 
 // Limits on what a box is labelled and configured with.
@@ -68,13 +68,13 @@ func VariableName(p *problem.List, at, name string) {
 }
 
 // Environment checks the variables at a pointer, and returns them as secrets.
-func Environment(p *problem.List, at string, vars map[string]string) map[string]policy.Secret {
-	env := make(map[string]policy.Secret, len(vars))
-	for name, value := range vars {
-		one := at + "/" + problem.EscapeKey(name)
-		VariableName(p, one, name)
-		Variable(p, one, name, value)
-		env[name] = policy.NewSecret(value)
+func Environment(p *problem.List, at string, vars map[string]string) map[string]name.Secret {
+	env := make(map[string]name.Secret, len(vars))
+	for n, value := range vars {
+		one := at + "/" + problem.EscapeKey(n)
+		VariableName(p, one, n)
+		Variable(p, one, n, value)
+		env[n] = name.NewSecret(value)
 	}
 	if sum := api.EnvironmentSize(env); sum > api.MaxEnvironment {
 		p.Add(at, "the variables need %d bytes; the limit is %d, above which the kernel starts no command", sum, api.MaxEnvironment)

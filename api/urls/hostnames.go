@@ -6,7 +6,7 @@ import (
 	"strings"
 
 	"boxgate/api/problem"
-	"boxgate/policy"
+	"boxgate/policy/name"
 )
 
 // mostHostnames bounds the domains of one URL: each may cost the gateway a certificate.
@@ -17,26 +17,26 @@ const longestHostname = 240
 
 // parseHostnames returns the canonical forms of the domains that a URL is to have. It refuses what can be no domain of
 // the caller's own: single labels, and what is not a host name at all.
-func parseHostnames(list []string) ([]policy.Name, error) {
+func parseHostnames(list []string) ([]name.Name, error) {
 	if len(list) > mostHostnames {
 		return nil, problem.Invalid("/hostnames", "must have at most %d entries", mostHostnames)
 	}
-	var names []policy.Name
+	var names []name.Name
 	var problems problem.List
 	for i, text := range list {
 		pointer := fmt.Sprintf("/hostnames/%d", i)
-		name, err := policy.ParseName(text)
+		host, err := name.Parse(text)
 		switch {
 		case err != nil:
 			problems.Add(pointer, "%v", err)
-		case !strings.Contains(name.String(), ".") || strings.Contains(name.String(), "_"):
-			problems.Add(pointer, "%q cannot be the name of a website", name)
-		case len(name.String()) > longestHostname:
+		case !strings.Contains(host.String(), ".") || strings.Contains(host.String(), "_"):
+			problems.Add(pointer, "%q cannot be the name of a website", host)
+		case len(host.String()) > longestHostname:
 			problems.Add(pointer, "is longer than %d characters", longestHostname)
-		case slices.Contains(names, name):
-			problems.Add(pointer, "%q is listed twice", name)
+		case slices.Contains(names, host):
+			problems.Add(pointer, "%q is listed twice", host)
 		}
-		names = append(names, name)
+		names = append(names, host)
 	}
 	return names, problems.Err()
 }

@@ -7,7 +7,7 @@ import (
 
 	"boxgate/api"
 	"boxgate/api/problem"
-	"boxgate/policy"
+	"boxgate/policy/name"
 )
 
 // oidcBody says whose accounts open a URL.
@@ -42,11 +42,11 @@ func (b *oidcBody) accounts() (*api.URLAccounts, error) {
 		out.Emails = append(out.Emails, strings.Map(lower, e))
 	}
 	for i, d := range b.Domains {
-		name, err := policy.ParseName(d)
+		host, err := name.Parse(d)
 		if err != nil {
 			return nil, problem.Invalid(fmt.Sprintf("/oidc/domains/%d", i), "must be a domain such as example.org")
 		}
-		out.Domains = append(out.Domains, name.String())
+		out.Domains = append(out.Domains, host.String())
 	}
 	for i, g := range b.Groups {
 		if g == "" || len(g) > 256 {

@@ -8,7 +8,7 @@ import (
 	"net/url"
 	"strings"
 
-	"boxgate/policy"
+	"boxgate/policy/name"
 )
 
 // checkOrigin requires an origin as browsers write it (RFC 6454, 6.2): a scheme, a host in lower case, and a port unless it
@@ -36,11 +36,11 @@ func canonicalOrigin(u *url.URL) (string, error) {
 			host = "[" + host + "]"
 		}
 	} else {
-		name, err := policy.ParseName(host)
+		hostName, err := name.Parse(host)
 		if err != nil {
 			return "", errors.New("does not have the name of a host")
 		}
-		host = name.String()
+		host = hostName.String()
 	}
 	if port == "" && strings.HasSuffix(u.Host, ":") || port == map[string]string{"http": "80", "https": "443"}[u.Scheme] {
 		port = ""

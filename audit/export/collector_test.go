@@ -21,6 +21,7 @@ import (
 
 	"boxgate/audit"
 	"boxgate/policy"
+	"boxgate/policy/name"
 )
 
 // patience is how long anything may take on a busy machine.
@@ -120,12 +121,12 @@ func newWorld(t *testing.T, c *collector, o Options, times times) *world {
 	}
 	o.Key, o.Log = "key", zap.New(core)
 	o.Origin = func() Origin { return Origin{Host: "abc123", Name: "host-1", Run: "run-1", Version: "1.2.3"} }
-	o.Secret = func(_ context.Context, name string) (policy.Secret, error) {
-		value, ok := w.secrets.Load(name)
+	o.Secret = func(_ context.Context, label string) (name.Secret, error) {
+		value, ok := w.secrets.Load(label)
 		if !ok {
-			return policy.Secret{}, fmt.Errorf("secret %q: there is none", name)
+			return name.Secret{}, fmt.Errorf("secret %q: there is none", label)
 		}
-		return policy.NewSecret(value.(string)), nil
+		return name.NewSecret(value.(string)), nil
 	}
 	w.Exporter = newExporter(o, times)
 	w.log = audit.New(audit.Options{Exports: []audit.Export{{Lines: w.Lines()}}})
@@ -144,7 +145,7 @@ func (w *world) close() {
 func allowed(box string, n int) audit.Event {
 	return audit.Event{
 		Box: policy.BoxID(box), Stage: policy.StageHTTP, Protocol: policy.TCP, Name: "api.example.com", Port: 443, Method: "GET",
-		Path: fmt.Sprintf("/%d", n), Verdict: policy.Allow, Action: audit.ActionIntercept, Reason: policy.ReasonAllowedDomain, Status: 200,
+		Path: fmt.Sprintf("/%d", n), Verdict: policy.Allow, Action: audit.ActionIntercept, Reason: name.ReasonAllowedDomain, Status: 200,
 	}
 }
 

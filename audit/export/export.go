@@ -23,7 +23,7 @@ import (
 
 	"boxgate/audit"
 	"boxgate/audit/lines"
-	"boxgate/policy"
+	"boxgate/policy/name"
 )
 
 // The bounds of a batch: whole events, at least one. As JSON they take up to some four times the bytes.
@@ -40,7 +40,7 @@ type Options struct {
 	Key     string            // name of the secret that signs webhooks
 	Roots   *x509.CertPool    // nil: the system's
 	// Secret returns the value of a secret. It is asked before each request.
-	Secret func(ctx context.Context, name string) (policy.Secret, error)
+	Secret func(ctx context.Context, name string) (name.Secret, error)
 	// Origin says whose decisions these are. It is asked for each batch.
 	Origin func() Origin
 	Log    *zap.Logger // nil: none

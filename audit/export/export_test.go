@@ -14,6 +14,7 @@ import (
 
 	"boxgate/audit"
 	"boxgate/policy"
+	"boxgate/policy/name"
 )
 
 // TestWebhooksAreSigned: each batch is verified by the standard's own library, by any of the keys that sign, and by no other; header,
@@ -23,7 +24,7 @@ func TestWebhooksAreSigned(t *testing.T) {
 	c := newCollector(t, nil)
 	w := newWorld(t, c, Options{Kind: Webhook, Headers: map[string]string{"X-Team": "token"}}, quick)
 	w.secrets.Store("key", key("o")+" "+key("n"))
-	w.log.Record(audit.Event{Box: "box-1", Stage: policy.StageConn, Name: "denied.example.com", Port: 443, Reason: policy.ReasonNotAllowed, Action: audit.ActionRefuse})
+	w.log.Record(audit.Event{Box: "box-1", Stage: policy.StageConn, Name: "denied.example.com", Port: 443, Reason: name.ReasonNotAllowed, Action: audit.ActionRefuse})
 	w.close()
 	got := c.received()
 	if len(got) != 1 {
@@ -34,7 +35,7 @@ func TestWebhooksAreSigned(t *testing.T) {
 		if d.Host != "abc123" || d.HostName != "host-1" || d.Run != "run-1" || d.Version != "1.2.3" || len(d.Decisions) != 1 {
 			t.Errorf("the data is %+v", d)
 		}
-		if e := d.Decisions[0]; e.Seq != 1 || e.Box != "box-1" || e.Name != "denied.example.com" || e.Verdict != policy.Deny || e.Reason != policy.ReasonNotAllowed {
+		if e := d.Decisions[0]; e.Seq != 1 || e.Box != "box-1" || e.Name != "denied.example.com" || e.Verdict != policy.Deny || e.Reason != name.ReasonNotAllowed {
 			t.Errorf("the decision is %+v", e)
 		}
 	}

@@ -15,6 +15,7 @@ import (
 
 	"boxgate/audit"
 	"boxgate/policy"
+	"boxgate/policy/name"
 )
 
 // line is an event as it is logged.
@@ -63,14 +64,14 @@ func TestOTLP(t *testing.T) {
 	at := time.Date(2026, 3, 4, 5, 6, 7, 89, time.UTC)
 	w.log.Record(audit.Event{
 		Time: at, Box: "box-1", Stage: policy.StageHTTP, Protocol: policy.TCP, Name: "api.example.com", Addr: netip.MustParseAddr("192.0.2.1"), Claimed: netip.MustParseAddr("192.0.2.2"),
-		Port: 8443, Method: "GET", Path: "/a", Verdict: policy.Allow, Action: audit.ActionIntercept, Reason: policy.ReasonAllowedDomain, Rule: "api.example.com", Version: 1 << 40,
+		Port: 8443, Method: "GET", Path: "/a", Verdict: policy.Allow, Action: audit.ActionIntercept, Reason: name.ReasonAllowedDomain, Rule: "api.example.com", Version: 1 << 40,
 		Headers: []string{"Authorization", "X-Key"}, BytesIn: 1 << 41, BytesOut: 5, Duration: 1500, Status: 201,
 	})
-	w.log.Record(audit.Event{Time: at, Box: "box-1", Stage: policy.StageDNS, Protocol: policy.UDP, Name: "denied.example.com", Method: "AAAA", Reason: policy.ReasonNotAllowed, Action: audit.ActionSink})
-	w.log.Record(audit.Event{Time: at, Box: "box-2", Stage: policy.StageKernel, Protocol: policy.ICMP, Addr: netip.MustParseAddr("2001:db8::1"), Reason: policy.ReasonDeniedCIDR, Action: audit.ActionKernel})
+	w.log.Record(audit.Event{Time: at, Box: "box-1", Stage: policy.StageDNS, Protocol: policy.UDP, Name: "denied.example.com", Method: "AAAA", Reason: name.ReasonNotAllowed, Action: audit.ActionSink})
+	w.log.Record(audit.Event{Time: at, Box: "box-2", Stage: policy.StageKernel, Protocol: policy.ICMP, Addr: netip.MustParseAddr("2001:db8::1"), Reason: name.ReasonDeniedCIDR, Action: audit.ActionKernel})
 	w.log.Record(audit.Event{
 		Time: at, Box: "box-2", Stage: policy.StageURL, Protocol: policy.TCP, Name: "b-80.preview.example.com", Peer: netip.MustParseAddr("198.51.100.1"), Method: "BREW", Path: "/\x1b[1m",
-		Verdict: policy.Allow, Reason: policy.ReasonAllowAll, Action: audit.ActionForward, Status: 200, Credential: audit.CredentialBearer,
+		Verdict: policy.Allow, Reason: name.ReasonAllowAll, Action: audit.ActionForward, Status: 200, Credential: audit.CredentialBearer,
 	})
 	w.close()
 	var got []*logs.LogRecord
@@ -96,7 +97,7 @@ func TestOTLP(t *testing.T) {
 		{
 			"server.address": "api.example.com", "server.port": 8443, "network.transport": "tcp", "network.peer.address": "192.0.2.1", "http.request.method": "GET",
 			"url.path": "/a", "http.response.status_code": 201, "boxgate.seq": 1, "boxgate.box": "box-1", "boxgate.stage": "http", "boxgate.claimed_addr": "192.0.2.2",
-			"boxgate.verdict": "allow", "boxgate.action": "intercept", "boxgate.reason": string(policy.ReasonAllowedDomain), "boxgate.rule": "api.example.com",
+			"boxgate.verdict": "allow", "boxgate.action": "intercept", "boxgate.reason": string(name.ReasonAllowedDomain), "boxgate.rule": "api.example.com",
 			"boxgate.policy_version": 1 << 40, "boxgate.headers": "Authorization,X-Key", "boxgate.bytes_in": 1 << 41, "boxgate.bytes_out": 5, "boxgate.duration_ns": 1500,
 		},
 		{
@@ -105,12 +106,12 @@ func TestOTLP(t *testing.T) {
 		},
 		{
 			"server.address": "2001:db8::1", "network.peer.address": "2001:db8::1", "boxgate.protocol": "icmp", "boxgate.seq": 3, "boxgate.box": "box-2", "boxgate.stage": "kernel",
-			"boxgate.verdict": "deny", "boxgate.action": "kernel", "boxgate.reason": string(policy.ReasonDeniedCIDR),
+			"boxgate.verdict": "deny", "boxgate.action": "kernel", "boxgate.reason": string(name.ReasonDeniedCIDR),
 		},
 		{
 			"server.address": "b-80.preview.example.com", "network.transport": "tcp", "client.address": "198.51.100.1", "http.request.method": "_OTHER", "http.request.method_original": "BREW",
 			"url.path": `/\x1b[1m`, "http.response.status_code": 200, "boxgate.seq": 4, "boxgate.box": "box-2", "boxgate.stage": "url", "boxgate.verdict": "allow",
-			"boxgate.action": "forward", "boxgate.reason": string(policy.ReasonAllowAll), "boxgate.credential": "bearer",
+			"boxgate.action": "forward", "boxgate.reason": string(name.ReasonAllowAll), "boxgate.credential": "bearer",
 		},
 	}
 	if len(got) != len(want) {
@@ -128,7 +129,7 @@ func TestOTLP(t *testing.T) {
 			t.Errorf("record %d: %v", i, r)
 		}
 	}
-	if text := got[0].Body.GetStringValue(); text != "allow http GET api.example.com:8443/a: "+string(policy.ReasonAllowedDomain) {
+	if text := got[0].Body.GetStringValue(); text != "allow http GET api.example.com:8443/a: "+string(name.ReasonAllowedDomain) {
 		t.Errorf("the body is %q", text)
 	}
 }

@@ -13,12 +13,12 @@ import (
 	"time"
 
 	"boxgate/audit"
-	"boxgate/policy"
+	"boxgate/policy/name"
 )
 
 // webhook sends batches of events signed as https://www.standardwebhooks.com asks for, version 1.0.0.
 type webhook struct {
-	secret func(ctx context.Context, name string) (policy.Secret, error)
+	secret func(ctx context.Context, name string) (name.Secret, error)
 	key    string // name of the secret that signs
 }
 
@@ -79,7 +79,7 @@ const maxKeys = 4
 var errKey = errors.New(`the signing key is not "whsec_" and 24 to 64 bytes in base64, or up to 4 such keys with spaces between them`)
 
 // signingKeys returns the keys that a secret has.
-func signingKeys(secret policy.Secret) (keys [][]byte, err error) {
+func signingKeys(secret name.Secret) (keys [][]byte, err error) {
 	for text := range strings.FieldsSeq(secret.Reveal()) {
 		key, err := base64.StdEncoding.DecodeString(strings.TrimPrefix(text, "whsec_"))
 		if err != nil || len(key) < 24 || len(key) > 64 {

@@ -22,6 +22,7 @@ import (
 	"boxgate/audit"
 	"boxgate/audit/segments"
 	"boxgate/policy"
+	"boxgate/policy/name"
 )
 
 // Store keeps lines of decisions in files: the latest in main, older ones in kept. It is the sink of one [lines.Writer], and safe for
@@ -140,7 +141,7 @@ type Filter struct {
 	Box          policy.BoxID
 	Since, Until time.Time // zero: no limit
 	Host         string    // the name, or *.name for those below it; "" for every one
-	Reason       policy.Reason
+	Reason       name.Reason
 	Denied       bool
 }
 

@@ -11,6 +11,7 @@ import (
 	"boxgate/audit"
 	"boxgate/audit/lines"
 	"boxgate/policy"
+	"boxgate/policy/name"
 )
 
 func record(t testing.TB, dir string, size int64, events ...audit.Event) *Store {
@@ -43,8 +44,8 @@ func search(t testing.TB, s *Store, f Filter) (names []string) {
 	return names
 }
 
-func decision(box, name string, at time.Time) audit.Event {
-	return audit.Event{Box: policy.BoxID(box), Name: name, Time: at, Stage: policy.StageHTTP, Verdict: policy.Allow, Reason: policy.ReasonAllowedDomain, Method: "GET", Path: "/"}
+func decision(box, label string, at time.Time) audit.Event {
+	return audit.Event{Box: policy.BoxID(box), Name: label, Time: at, Stage: policy.StageHTTP, Verdict: policy.Allow, Reason: name.ReasonAllowedDomain, Method: "GET", Path: "/"}
 }
 
 // TestDecisionsAreFoundAfterARestart, by box, time, host and reason, also when a crash has cut the last line short.
@@ -52,7 +53,7 @@ func TestDecisionsAreFoundAfterARestart(t *testing.T) {
 	t.Parallel()
 	dir, now := t.TempDir(), time.Now()
 	denied := decision("b2", "evil.example.net", now.Add(-time.Hour))
-	denied.Verdict, denied.Reason = policy.Decision{}.Verdict, policy.ReasonNotAllowed
+	denied.Verdict, denied.Reason = policy.Decision{}.Verdict, name.ReasonNotAllowed
 	s := record(t, dir, 1<<20, decision("b1", "api.example.com", now.Add(-3*time.Hour)), decision("b1", "example.com", now.Add(-2*time.Hour)), denied)
 	if err := s.Close(); err != nil {
 		t.Fatal(err)
@@ -77,7 +78,7 @@ func TestDecisionsAreFoundAfterARestart(t *testing.T) {
 		{Filter{}, "[api.example.com example.com evil.example.net later.example.com]"},
 		{Filter{Box: "b2"}, "[evil.example.net]"},
 		{Filter{Denied: true}, "[evil.example.net]"},
-		{Filter{Reason: policy.ReasonNotAllowed}, "[evil.example.net]"},
+		{Filter{Reason: name.ReasonNotAllowed}, "[evil.example.net]"},
 		{Filter{Host: "*.example.com"}, "[api.example.com later.example.com]"},
 		{Filter{Host: "EXAMPLE.com"}, "[example.com]"},
 		{Filter{Since: now.Add(-150 * time.Minute), Until: now.Add(-30 * time.Minute)}, "[example.com evil.example.net]"},

@@ -21,7 +21,7 @@ import (
 	"github.com/caddyserver/certmagic"
 	"go.uber.org/zap"
 
-	"boxgate/policy"
+	"boxgate/policy/name"
 )
 
 // Issuer is a certificate authority that speaks ACME.
@@ -30,7 +30,7 @@ type Issuer struct {
 	Roots     *x509.CertPool // who vouches for the issuer's own server; nil: the system's roots
 	// KeyID and HMAC bind the account to one at the issuer (RFC 8555, 7.3.4); HMAC is in base64url, as issuers show it.
 	KeyID string
-	HMAC  policy.Secret
+	HMAC  name.Secret
 }
 
 // DNS01 is a nameserver that accepts updates (RFC 2136) signed by TSIG (RFC 8945).
@@ -38,7 +38,7 @@ type DNS01 struct {
 	Server       string // host:port of the zone's primary
 	KeyName      string
 	KeyAlgorithm string // such as hmac-sha256
-	Key          policy.Secret
+	Key          name.Secret
 	// Propagation is how long the zone's other servers may take to have an update.
 	Propagation time.Duration
 }
@@ -48,8 +48,8 @@ type Config struct {
 	Email   string
 	Issuers []Issuer // asked in this order until one issues
 	Storage certmagic.Storage
-	Domain  policy.Name // URLs have names one label below it
-	DNS01   *DNS01      // for a certificate for all those names; nil: each has a certificate of its own
+	Domain  name.Name // URLs have names one label below it
+	DNS01   *DNS01    // for a certificate for all those names; nil: each has a certificate of its own
 	// HTTP and HTTPS are where the gateway listens; the zero value: nowhere, so the challenge of that port is not offered.
 	HTTP, HTTPS netip.AddrPort
 	// Served reports whether a host leads to a public URL now.

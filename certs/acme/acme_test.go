@@ -20,7 +20,7 @@ import (
 
 	"boxgate/certs/acme/pebbletest"
 	"boxgate/internal/nightly"
-	"boxgate/policy"
+	"boxgate/policy/name"
 )
 
 // payload is what a request to an issuer says (RFC 7515, 7.2.2).
@@ -236,7 +236,7 @@ func TestExternalAccount(t *testing.T) {
 	if _, _, err := f.shown("app.example.org"); err == nil {
 		t.Fatal("a certificate without an account")
 	}
-	bound.KeyID, bound.HMAC = "kid-1", policy.NewSecret(key)
+	bound.KeyID, bound.HMAC = "kid-1", name.NewSecret(key)
 	f.use(f.config(bound))
 	f.mustShow("app.example.org", p)
 }

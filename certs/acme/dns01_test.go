@@ -15,7 +15,7 @@ import (
 
 	"boxgate/certs/acme/pebbletest"
 	"boxgate/internal/nightly"
-	"boxgate/policy"
+	"boxgate/policy/name"
 )
 
 // knotRoot is where `make nameserver` unpacks Knot DNS.
@@ -145,7 +145,7 @@ func TestWildcardByDNS01(t *testing.T) {
 	f.names.address = newKnot(t)
 	front := newFront(t, f.pebble(pebbletest.Options{}))
 	cfg := f.config(front.Issuer)
-	cfg.DNS01 = &DNS01{Server: f.names.address, KeyName: "boxgate", KeyAlgorithm: "hmac-sha256", Key: policy.NewSecret(tsigKey)}
+	cfg.DNS01 = &DNS01{Server: f.names.address, KeyName: "boxgate", KeyAlgorithm: "hmac-sha256", Key: name.NewSecret(tsigKey)}
 	f.served.Store("app.example.org", true)
 	m := f.use(cfg)
 	for _, host := range []string{"id-80.preview.example.com", "nobody.preview.example.com"} {
@@ -178,7 +178,7 @@ func TestWrongTSIGKey(t *testing.T) {
 	f.names.address = newKnot(t)
 	cfg := f.config(issuer(t, f.pebble(pebbletest.Options{})))
 	wrong := base64.StdEncoding.EncodeToString([]byte("thirty-two bytes that are public"))
-	cfg.DNS01 = &DNS01{Server: f.names.address, KeyName: "boxgate", KeyAlgorithm: "hmac-sha256", Key: policy.NewSecret(wrong)}
+	cfg.DNS01 = &DNS01{Server: f.names.address, KeyName: "boxgate", KeyAlgorithm: "hmac-sha256", Key: name.NewSecret(wrong)}
 	cfg.retry = time.Hour
 	m := f.use(cfg)
 	f.eventually("the wildcard fails", func() bool { return m.Failing() == 1 })

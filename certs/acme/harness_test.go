@@ -29,7 +29,7 @@ import (
 	"go.uber.org/zap/zapcore"
 
 	"boxgate/certs/acme/pebbletest"
-	"boxgate/policy"
+	"boxgate/policy/name"
 )
 
 // patience bounds what takes seconds on an idle machine.
@@ -142,7 +142,7 @@ func (f *field) pebble(o pebbletest.Options) *pebbletest.Pebble {
 // config is that of a gateway with these issuers.
 func (f *field) config(issuers ...Issuer) Config {
 	f.Helper()
-	domain, err := policy.ParseName("preview.example.com")
+	domain, err := name.Parse("preview.example.com")
 	if err != nil {
 		f.Fatal(err)
 	}

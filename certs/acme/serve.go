@@ -12,7 +12,7 @@ import (
 	"github.com/mholt/acmez/v3"
 	"github.com/mholt/acmez/v3/acme"
 
-	"boxgate/policy"
+	"boxgate/policy/name"
 )
 
 // Protocol is the application protocol of TLS-ALPN-01 (RFC 8737). A connection that has negotiated it serves nothing else.
@@ -43,16 +43,16 @@ func (m *Manager) wanted(subject string) bool {
 //  4. the one in the storage, or else of an issuer: the handshake waits for it, for [Config.Wait] at most. A host that
 //     failed is not tried again for a while.
 func (m *Manager) GetCertificate(hello *tls.ClientHelloInfo) (*tls.Certificate, error) {
-	name, err := policy.ParseName(hello.ServerName)
+	host, err := name.Parse(hello.ServerName)
 	if err != nil {
 		return nil, nil //nolint:nilerr // crypto/tls sends unrecognized_name
 	}
-	subject := m.subject(name.String())
+	subject := m.subject(host.String())
 	if subject == "" {
 		return nil, nil // as above
 	}
 	if slices.Equal(hello.SupportedProtos, []string{Protocol}) {
-		return m.challengeCertificate(hello, name.String())
+		return m.challengeCertificate(hello, host.String())
 	}
 	if cert := m.cached(hello, subject); cert != nil {
 		return cert, nil
@@ -61,7 +61,7 @@ func (m *Manager) GetCertificate(hello *tls.ClientHelloInfo) (*tls.Certificate, 
 	if cert := m.cached(hello, subject); cert != nil {
 		return cert, nil
 	}
-	return nil, errors.Join(errors.New("no certificate for "+name.String()), err)
+	return nil, errors.Join(errors.New("no certificate for "+host.String()), err)
 }
 
 // cached returns a certificate from memory, or nil if there is none that is valid now.

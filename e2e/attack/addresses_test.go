@@ -16,6 +16,7 @@ import (
 	"boxgate/e2e/harness"
 	"boxgate/internal/testnet"
 	"boxgate/policy"
+	"boxgate/policy/name"
 )
 
 // explicitProxies are where software that knows HTTPS_PROXY connects.
@@ -38,18 +39,18 @@ func TestAttackNoName(t *testing.T) {
 	t.Parallel()
 	w := harness.SharedCaptured(t)
 	evil := [2]netip.Addr{w.V4("evil.example.net"), w.V6("evil.example.net")}
-	for name, p := range map[string]map[string]any{
+	for label, p := range map[string]map[string]any{
 		"listed names": harness.Custom("api.example.com", "*.example.com"),
 		"denied names": {"mode": "custom", "denied_domains": []string{"evil.example.net"}},
 	} {
-		t.Run(name, func(t *testing.T) {
+		t.Run(label, func(t *testing.T) {
 			w := w.On(t)
 			r := w.Raid(w.Create(map[string]any{"network_policy": p}))
 			for family, a := range evil {
 				if _, err := claim(r, netip.AddrPortFrom(a, 443), ""); err == nil || !strings.Contains(err.Error(), "access denied") {
 					t.Errorf("no SNI to %v: %v", a, err)
 				}
-				w.Denial(r.Box, policy.StageConn, a, 443, policy.ReasonNoName)
+				w.Denial(r.Box, policy.StageConn, a, 443, name.ReasonNoName)
 				host := a.String()
 				if family == 1 {
 					host = "[" + host + "]"
@@ -128,7 +129,7 @@ func TestAttackAddressesInDisguise(t *testing.T) {
 			t.Errorf("%s: exit %d: %s", ran.Line, ran.Code, ran.Out)
 		}
 	}
-	w.Denial(r.Box, policy.StageKernel, netip.MustParseAddr("169.254.169.254"), 80, policy.ReasonProtectedRange)
+	w.Denial(r.Box, policy.StageKernel, netip.MustParseAddr("169.254.169.254"), 80, name.ReasonProtectedRange)
 	w.Untouched(netip.MustParseAddr("169.254.169.254"))
 	if seen := w.Net.Received("", testnet.Path("/disguise")); len(seen) != 0 {
 		t.Errorf("%d requests arrived, the first: %+v", len(seen), seen[0])
@@ -183,10 +184,10 @@ func TestAttackSpecialAddresses(t *testing.T) {
 			}
 		}
 		w.Event(r.Box, func(e audit.Event) bool {
-			return e.Stage == policy.StageKernel && e.Reason == policy.ReasonProtectedRange
+			return e.Stage == policy.StageKernel && e.Reason == name.ReasonProtectedRange
 		})
 		w.Event(r.Box, func(e audit.Event) bool {
-			return e.Stage == policy.StageConn && e.Reason == policy.ReasonProtectedRange
+			return e.Stage == policy.StageConn && e.Reason == name.ReasonProtectedRange
 		})
 	}
 	w.Untouched(targets...)
@@ -226,14 +227,14 @@ func TestAttackHostPorts(t *testing.T) {
 	}
 	for _, target := range []struct {
 		addr   netip.Addr
-		reason policy.Reason
+		reason name.Reason
 	}{
-		{uplink4, policy.ReasonHostPort}, {uplink6, policy.ReasonHostPort},
-		{netip.MustParseAddr("10.200.0.1"), policy.ReasonHostPort}, {netip.MustParseAddr("fd42:b0c5::1"), policy.ReasonHostPort},
-		{victim.V4, policy.ReasonProtectedRange}, {victim.V6, policy.ReasonProtectedRange},
-		{netip.MustParseAddr("10.200.0.0"), policy.ReasonProtectedRange}, {netip.MustParseAddr("fd42:b0c5::"), policy.ReasonProtectedRange},
-		{netip.MustParseAddr("10.200.255.255"), policy.ReasonProtectedRange}, {netip.MustParseAddr("10.200.9.9"), policy.ReasonProtectedRange},
-		{netip.MustParseAddr("fd42:b0c5::9:9"), policy.ReasonProtectedRange},
+		{uplink4, name.ReasonHostPort}, {uplink6, name.ReasonHostPort},
+		{netip.MustParseAddr("10.200.0.1"), name.ReasonHostPort}, {netip.MustParseAddr("fd42:b0c5::1"), name.ReasonHostPort},
+		{victim.V4, name.ReasonProtectedRange}, {victim.V6, name.ReasonProtectedRange},
+		{netip.MustParseAddr("10.200.0.0"), name.ReasonProtectedRange}, {netip.MustParseAddr("fd42:b0c5::"), name.ReasonProtectedRange},
+		{netip.MustParseAddr("10.200.255.255"), name.ReasonProtectedRange}, {netip.MustParseAddr("10.200.9.9"), name.ReasonProtectedRange},
+		{netip.MustParseAddr("fd42:b0c5::9:9"), name.ReasonProtectedRange},
 	} {
 		family := 0
 		if target.addr.Is6() {
@@ -253,7 +254,7 @@ func TestAttackHostPorts(t *testing.T) {
 			t.Errorf("UDP to %v: the box saw %s", target.addr, got)
 		}
 		e := w.Event(r.Box, func(e audit.Event) bool { return e.Stage == policy.StageKernel && e.Addr == target.addr })
-		if e.Verdict != policy.Deny || e.Reason != target.reason && e.Reason != policy.ReasonHostPort {
+		if e.Verdict != policy.Deny || e.Reason != target.reason && e.Reason != name.ReasonHostPort {
 			t.Errorf("decision: %s", audit.Line(e))
 		}
 		// The same under a name that the policy allows.
@@ -334,7 +335,7 @@ func TestAttackNewHostAddress(t *testing.T) {
 		if got := open.Try("tcp", netip.AddrPortFrom(a, 3000)); got != harness.SawReset {
 			t.Errorf("TCP to %v: the box saw %s", a, got)
 		}
-		w.Denial(open.Box, policy.StageKernel, a, 3000, policy.ReasonHostPort)
+		w.Denial(open.Box, policy.StageKernel, a, 3000, name.ReasonHostPort)
 		w.Until("the name is refused", func() bool {
 			return plainAnswer(named, netip.AddrPortFrom(www[family], 80), "fresh.example.com", "/after") == "403"
 		})
@@ -351,7 +352,7 @@ func TestAttackNewHostAddress(t *testing.T) {
 			}
 		}
 	}
-	w.DenialOf(named.Box, policy.StageHTTP, "fresh.example.com", policy.ReasonProtectedRange)
+	w.DenialOf(named.Box, policy.StageHTTP, "fresh.example.com", name.ReasonProtectedRange)
 }
 
 // An address of one family is listed; the same host's address of the other is not.
@@ -369,11 +370,11 @@ func TestAttackOtherFamily(t *testing.T) {
 		if got := r.Try("tcp", netip.AddrPortFrom(other, 4444)); got != harness.SawReset {
 			t.Errorf("TCP to %v: the box saw %s", other, got)
 		}
-		w.Denial(r.Box, policy.StageKernel, other, 4444, policy.ReasonNotAllowed)
+		w.Denial(r.Box, policy.StageKernel, other, 4444, name.ReasonNotAllowed)
 		if got := r.Try("udp", netip.AddrPortFrom(other, 123)); got != harness.SawProhibited {
 			t.Errorf("UDP to %v: the box saw %s", other, got)
 		}
-		w.Denial(r.Box, policy.StageKernel, other, 123, policy.ReasonNotAllowed)
+		w.Denial(r.Box, policy.StageKernel, other, 123, name.ReasonNotAllowed)
 		// By name too: only addresses of the listed family are given out, and none of the other is dialled.
 		m := ask(r, "udp", gatewayDNS, "www.example.com", []uint16{mdns.TypeAAAA, mdns.TypeA}[family])
 		for _, a := range addressesIn(m) {
@@ -416,7 +417,7 @@ func TestAttackDenyWins(t *testing.T) {
 			if got := r.Try("tcp", netip.AddrPortFrom(a, 4444)); got != harness.SawReset {
 				t.Errorf("TCP to %v: the box saw %s", a, got)
 			}
-			w.Denial(r.Box, policy.StageKernel, a, 4444, policy.ReasonDeniedCIDR)
+			w.Denial(r.Box, policy.StageKernel, a, 4444, name.ReasonDeniedCIDR)
 			w.Untouched(a)
 		}
 		for _, a := range []netip.Addr{harness.AttackerAt(63)[family], harness.AttackerAt(128)[family], harness.AttackerAt(4)[family], harness.AttackerAt(6)[family], at("exempt.example.com")} {
@@ -427,7 +428,7 @@ func TestAttackDenyWins(t *testing.T) {
 		if a := at("exempt-denied.example.com"); r.Try("tcp", netip.AddrPortFrom(a, 4444)) != harness.SawReset {
 			t.Errorf("%v is denied, although exempt", a)
 		} else {
-			w.Denial(r.Box, policy.StageKernel, a, 4444, policy.ReasonDeniedCIDR)
+			w.Denial(r.Box, policy.StageKernel, a, 4444, name.ReasonDeniedCIDR)
 			w.Untouched(a)
 		}
 		if got := plainAnswer(r, netip.AddrPortFrom(plain[family], 80), "exempt-denied.example.com", "/deny"); got != "403" {
@@ -447,5 +448,5 @@ func TestAttackDenyWins(t *testing.T) {
 		}
 	}
 	ask(r, "udp", gatewayDNS, "deep.sub.example.com", mdns.TypeA)
-	w.DenialOf(r.Box, policy.StageDNS, "deep.sub.example.com", policy.ReasonDeniedDomain)
+	w.DenialOf(r.Box, policy.StageDNS, "deep.sub.example.com", name.ReasonDeniedDomain)
 }

@@ -12,6 +12,7 @@ import (
 	"boxgate/config"
 	"boxgate/e2e/harness"
 	"boxgate/policy"
+	"boxgate/policy/name"
 )
 
 // The holder of an API key opens a box as far as a policy goes: it reaches no more than the operator's ceiling. The kernel
@@ -42,7 +43,7 @@ func TestAttackBeyondTheCeiling(t *testing.T) {
 		allowed(box, "curl -k -sS -m 30 https://evil.example.net/ceiling", 35)
 		allowed(box, "curl -k -sS -m 30 --resolve evil.example.net:443:"+evil4+" https://evil.example.net/ceiling", 35)
 	}
-	e := w.Event(box, func(e audit.Event) bool { return e.Name == "evil.example.net" && e.Reason == policy.ReasonDeniedDomain })
+	e := w.Event(box, func(e audit.Event) bool { return e.Name == "evil.example.net" && e.Reason == name.ReasonDeniedDomain })
 	if e.Rule != "policy.ceiling: evil.example.net" {
 		t.Errorf("the log says %+v", e)
 	}

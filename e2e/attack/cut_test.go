@@ -21,6 +21,7 @@ import (
 	"boxgate/internal/nightly"
 	"boxgate/internal/testnet"
 	"boxgate/policy"
+	"boxgate/policy/name"
 )
 
 // cutTime is how soon after the answer to a PUT everything is cut that the new policy denies.
@@ -234,7 +235,7 @@ func TestAttackKeepsUsingWhatAPolicyClosed(t *testing.T) {
 	w.Until("the decisions say policy_changed", func() bool {
 		clear(cuts)
 		for _, e := range in.Events(in.Box) {
-			if e.Reason == policy.ReasonPolicyChanged && e.Verdict == policy.Deny && !e.Time.Before(since) && e.Stage == policy.StageConn {
+			if e.Reason == name.ReasonPolicyChanged && e.Verdict == policy.Deny && !e.Time.Before(since) && e.Stage == policy.StageConn {
 				cuts[e.Name] += int(max(e.Count, 1))
 			}
 		}
@@ -337,7 +338,7 @@ func TestAttackKeepsUsingARequestThatARuleForbids(t *testing.T) {
 		t.Error("the denied stream was not reset")
 	}
 	w.Event(in.Box, func(e audit.Event) bool {
-		return e.Reason == policy.ReasonPolicyChanged && e.Path == "/sse" && e.Stage == policy.StageHTTP
+		return e.Reason == name.ReasonPolicyChanged && e.Path == "/sse" && e.Stage == policy.StageHTTP
 	})
 }
 

@@ -19,6 +19,7 @@ import (
 	"boxgate/config"
 	"boxgate/e2e/harness"
 	"boxgate/policy"
+	"boxgate/policy/name"
 )
 
 // TestAttackHiddenAmongDecoys has a box that may go anywhere hide one TCP connection among a burst of flows to other
@@ -101,7 +102,7 @@ func TestAttackFlowsWhileTheGatewayIsDown(t *testing.T) {
 			w.Event(r.Box, told(brief[family], policy.TCP)),
 			w.Event(r.Box, told(netip.AddrPortFrom(during[family], 4444), policy.UDP)),
 		} {
-			if e.Verdict != policy.Allow || e.Reason != policy.ReasonAllowAll || e.Stage != policy.StageKernel {
+			if e.Verdict != policy.Allow || e.Reason != name.ReasonAllowAll || e.Stage != policy.StageKernel {
 				t.Errorf("the decision: %s", audit.Line(e))
 			}
 		}

@@ -17,6 +17,7 @@ import (
 	"boxgate/e2e/harness"
 	"boxgate/internal/testnet"
 	"boxgate/policy"
+	"boxgate/policy/name"
 )
 
 // gatewayDNS is the DNS server that boxes are told to use.
@@ -161,7 +162,7 @@ func TestAttackEncryptedDNS(t *testing.T) {
 			t.Errorf("DNS over HTTPS at %v: %v", a, err)
 		}
 		w.Event(r.Box, func(e audit.Event) bool {
-			return e.Stage == policy.StageConn && e.Name == "dns.example.com" && e.Addr == a && e.Reason == policy.ReasonNotAllowed
+			return e.Stage == policy.StageConn && e.Name == "dns.example.com" && e.Addr == a && e.Reason == name.ReasonNotAllowed
 		})
 	}
 	if seen := w.Net.Received("dns.example.com", testnet.Port(443)); len(seen) != 0 {
@@ -278,7 +279,7 @@ func TestAttackDNSFlood(t *testing.T) {
 			_, _ = c.Write(m)
 		}
 	}()
-	limited := w.Event(flooder.Box, func(e audit.Event) bool { return e.Stage == policy.StageDNS && e.Reason == policy.ReasonLimit })
+	limited := w.Event(flooder.Box, func(e audit.Event) bool { return e.Stage == policy.StageDNS && e.Reason == name.ReasonLimit })
 	if limited.Verdict != policy.Deny {
 		t.Errorf("decision: %s", audit.Line(limited))
 	}

@@ -11,6 +11,7 @@ import (
 	"boxgate/audit"
 	"boxgate/e2e/harness"
 	"boxgate/policy"
+	"boxgate/policy/name"
 )
 
 // TestShutdownIsNoPolicyChange stops the gateway while a tunnel and streams are open, in both families, all under the name
@@ -50,7 +51,7 @@ func TestShutdownIsNoPolicyChange(t *testing.T) {
 		if json.Unmarshal([]byte(line), &e) != nil || e.Box != policy.BoxID(r.Box) {
 			continue
 		}
-		if e.Reason == policy.ReasonPolicyChanged {
+		if e.Reason == name.ReasonPolicyChanged {
 			t.Errorf("%s", line)
 		}
 		if e.Phase != audit.PhaseEnd || e.Action == audit.ActionIntercept && e.Stage == policy.StageConn {

@@ -21,6 +21,7 @@ import (
 	"boxgate/internal/nightly"
 	"boxgate/internal/testnet"
 	"boxgate/policy"
+	"boxgate/policy/name"
 )
 
 // cutWithin is how long after the answer of the PUT anything may still be open, not counting by how much this process is
@@ -165,11 +166,11 @@ func testFlowsEnd(t *testing.T, tight map[string]any) {
 		t.Errorf("%d bytes or datagrams arrived %v after the PUT was answered, or later", after-before, grace())
 	}
 	transfers.Wait()
-	w.Event(r.Box, func(e audit.Event) bool { return e.Reason == policy.ReasonPolicyChanged && e.Addr == tunnels[0] })
-	w.Event(r.Box, func(e audit.Event) bool { return e.Reason == policy.ReasonPolicyChanged && e.Addr == tunnels[1] })
+	w.Event(r.Box, func(e audit.Event) bool { return e.Reason == name.ReasonPolicyChanged && e.Addr == tunnels[0] })
+	w.Event(r.Box, func(e audit.Event) bool { return e.Reason == name.ReasonPolicyChanged && e.Addr == tunnels[1] })
 	for _, a := range flows {
 		e := w.Event(r.Box, func(e audit.Event) bool { return e.Addr == a && e.Protocol == policy.UDP && e.Verdict == policy.Deny })
-		if e.Reason != policy.ReasonNotAllowed && e.Reason != policy.ReasonDeniedCIDR {
+		if e.Reason != name.ReasonNotAllowed && e.Reason != name.ReasonDeniedCIDR {
 			t.Errorf("decision: %s", audit.Line(e))
 		}
 		// That the kernel's connection was cut is told when it ends, with what it carried.
@@ -339,12 +340,12 @@ func TestAttackFlowsUnderABorrowedName(t *testing.T) {
 	t.Parallel()
 	w := harness.SharedCaptured(t)
 	evil, www := [2]netip.Addr{w.V4("evil.example.net"), w.V6("evil.example.net")}, [2]netip.Addr{w.V4("www.example.com"), w.V6("www.example.com")}
-	for name, loose := range map[string]map[string]any{
+	for label, loose := range map[string]map[string]any{
 		"addresses": {"mode": "custom", "denied_domains": []string{"unrelated.example.org"},
 			"allowed_cidrs": append([]string{www[0].String() + "/32", www[1].String() + "/128"}, attackerNets...)},
 		"allow-all": {"mode": "allow-all"},
 	} {
-		t.Run(name, func(t *testing.T) {
+		t.Run(label, func(t *testing.T) {
 			w := w.On(t)
 			r := w.Raid(w.Create(map[string]any{
 				"network_policy": loose, "attach_headers": map[string]any{"api.example.com": map[string]string{"X-Key": harness.TestSecret}},
@@ -353,12 +354,12 @@ func TestAttackFlowsUnderABorrowedName(t *testing.T) {
 			var borrowed, honest []*sse
 			for family := range 2 {
 				for _, secure := range []bool{true, false} {
-					if s := listen(r, evil[family], secure); secure && name == "allow-all" {
+					if s := listen(r, evil[family], secure); secure && label == "allow-all" {
 						honest = append(honest, s) // the header rule makes names decide on 443: it went to the name's owner
 					} else {
 						borrowed = append(borrowed, s)
 					}
-					if secure || name != "allow-all" { // there plain HTTP is the kernel's
+					if secure || label != "allow-all" { // there plain HTTP is the kernel's
 						honest = append(honest, listen(r, www[family], secure))
 					}
 				}
@@ -375,7 +376,7 @@ func TestAttackFlowsUnderABorrowedName(t *testing.T) {
 			for _, s := range honest {
 				w.Until(s.what+", which leads to the name, goes on", func() bool { return time.Unix(0, s.heard.Load()).After(answered.Add(3 * cutWithin)) })
 			}
-			w.Event(r.Box, func(e audit.Event) bool { return e.Reason == policy.ReasonPolicyChanged && e.Addr == evil[0] })
+			w.Event(r.Box, func(e audit.Event) bool { return e.Reason == name.ReasonPolicyChanged && e.Addr == evil[0] })
 		})
 	}
 }

@@ -20,6 +20,7 @@ import (
 	"boxgate/internal/lab"
 	"boxgate/internal/nightly"
 	"boxgate/policy"
+	"boxgate/policy/name"
 )
 
 // pause is the time between two rounds of what attacks all the while. What is open for longer is noticed.
@@ -103,7 +104,7 @@ func TestAttackFlushedRules(t *testing.T) {
 		w.Until("a refusal is logged", func() bool { // the box has used up what may be logged one by one
 			r.Try("udp", netip.AddrPortFrom(a, 4444))
 			return slices.ContainsFunc(w.Events(r.Box), func(e audit.Event) bool {
-				return e.Addr == a && e.Verdict == policy.Deny && e.Reason == policy.ReasonNotAllowed
+				return e.Addr == a && e.Verdict == policy.Deny && e.Reason == name.ReasonNotAllowed
 			})
 		})
 	}

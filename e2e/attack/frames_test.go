@@ -7,7 +7,7 @@ import (
 
 	"boxgate/audit"
 	"boxgate/e2e/harness"
-	"boxgate/policy"
+	"boxgate/policy/name"
 )
 
 // TestAttackFramesThatCarryNothing sends requests in any number of frames without content, which cost the sender nine bytes
@@ -56,6 +56,6 @@ func TestAttackFramesThatCarryNothing(t *testing.T) {
 		})
 	}
 	in.Event(in.Box, func(e audit.Event) bool {
-		return e.Reason == policy.ReasonBadRequest && e.Error == "the connection is ended with ENHANCE_YOUR_CALM"
+		return e.Reason == name.ReasonBadRequest && e.Error == "the connection is ended with ENHANCE_YOUR_CALM"
 	})
 }

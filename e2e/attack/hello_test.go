@@ -20,6 +20,7 @@ import (
 	"boxgate/config"
 	"boxgate/e2e/harness"
 	"boxgate/policy"
+	"boxgate/policy/name"
 )
 
 // echKeys is an ECHConfigList of one X25519 key under a public name (RFC 9849, 4).
@@ -55,7 +56,7 @@ func TestAttackEncryptedClientHello(t *testing.T) {
 	if err := encrypted("evil.example.net", "www.example.com"); err == nil || !strings.Contains(err.Error(), "access denied") {
 		t.Errorf("a foreign outer name: %v", err)
 	}
-	if e := in.Denied(since, policy.StageConn, policy.ReasonNotAllowed); e.Name != "evil.example.net" {
+	if e := in.Denied(since, policy.StageConn, name.ReasonNotAllowed); e.Name != "evil.example.net" {
 		t.Errorf("decision %+v", e)
 	}
 	var rejected *tls.ECHRejectionError // the server has no such key, and says so under its own certificate
@@ -134,21 +135,21 @@ func TestAttackSilenceAndGarbage(t *testing.T) {
 			}
 		}()
 	}
-	for name, endless := range map[string]struct {
+	for label, endless := range map[string]struct {
 		to     netip.AddrPort
 		first  string
 		rest   string
-		reason policy.Reason
+		reason name.Reason
 	}{
-		"bytes":              {address, "", "\x00garbage", policy.ReasonNoName},
-		"hello of 64 KiB":    {address, "\x16\x03\x01\x40\x00\x01\x00\xff\xf8", strings.Repeat("\x16", 16380) + "\x16\x03\x01\x3f\xfc", policy.ReasonPeekSize},
-		"request line":       {netip.AddrPortFrom(address.Addr(), 80), "GET /", "aaaaaaaaaaaaaaaa", policy.ReasonPeekSize},
-		"to the proxy":       {explicit, "", "\x00garbage", policy.ReasonProtocol},
-		"line to the proxy":  {explicit, "CONNECT ", "aaaaaaaaaaaaaaaa", policy.ReasonPeekSize},
-		"TLS to the proxy":   {explicit, whole, whole, policy.ReasonProtocol},
-		"method without end": {netip.AddrPortFrom(address.Addr(), 80), "", "AAAAAAAAAAAAAAAA", policy.ReasonNoName},
+		"bytes":              {address, "", "\x00garbage", name.ReasonNoName},
+		"hello of 64 KiB":    {address, "\x16\x03\x01\x40\x00\x01\x00\xff\xf8", strings.Repeat("\x16", 16380) + "\x16\x03\x01\x3f\xfc", name.ReasonPeekSize},
+		"request line":       {netip.AddrPortFrom(address.Addr(), 80), "GET /", "aaaaaaaaaaaaaaaa", name.ReasonPeekSize},
+		"to the proxy":       {explicit, "", "\x00garbage", name.ReasonProtocol},
+		"line to the proxy":  {explicit, "CONNECT ", "aaaaaaaaaaaaaaaa", name.ReasonPeekSize},
+		"TLS to the proxy":   {explicit, whole, whole, name.ReasonProtocol},
+		"method without end": {netip.AddrPortFrom(address.Addr(), 80), "", "AAAAAAAAAAAAAAAA", name.ReasonNoName},
 	} {
-		t.Run("endless "+name, func(t *testing.T) {
+		t.Run("endless "+label, func(t *testing.T) {
 			in := in.On(t)
 			since := time.Now()
 			c := in.Dial(endless.to)
@@ -173,7 +174,7 @@ func TestAttackSilenceAndGarbage(t *testing.T) {
 	in.Until("the decisions say peek_timeout", func() bool {
 		timeouts := 0
 		for _, e := range in.Events(in.Box) {
-			if e.Reason == policy.ReasonPeekTimeout && e.Verdict == policy.Deny {
+			if e.Reason == name.ReasonPeekTimeout && e.Verdict == policy.Deny {
 				timeouts += int(max(e.Count, 1))
 			}
 		}

@@ -10,6 +10,7 @@ import (
 
 	"boxgate/e2e/harness"
 	"boxgate/policy"
+	"boxgate/policy/name"
 )
 
 // TestAttackSmugglingFromHTTP2 sends what would become a second request, or another one, when it is written as HTTP/1.1.
@@ -144,9 +145,9 @@ func TestAttackAuthorityOnLaterRequests(t *testing.T) {
 				if res.StatusCode != 421 && res.StatusCode != 400 || strings.Contains(body, harness.Canary) {
 					t.Errorf("answer %d %s", res.StatusCode, body)
 				}
-				reason := policy.ReasonAuthorityMismatch
+				reason := name.ReasonAuthorityMismatch
 				if res.StatusCode == 400 {
-					reason = policy.ReasonBadRequest
+					reason = name.ReasonBadRequest
 				}
 				in.Denied(since, policy.StageHTTP, reason)
 			})
@@ -198,17 +199,17 @@ func TestAttackPlainHTTPNamesAnotherHostLater(t *testing.T) {
 		for _, step := range []struct {
 			request string
 			status  int
-			reason  policy.Reason
+			reason  name.Reason
 		}{
 			{"GET /one HTTP/1.1\r\nHost: www.example.com\r\n\r\n", 200, ""},
-			{"GET /two HTTP/1.1\r\nHost: evil.example.net\r\n\r\n", 403, policy.ReasonNotAllowed},
-			{"GET /three HTTP/1.1\r\nHost: 169.254.169.254\r\n\r\n", 421, policy.ReasonAuthorityMismatch},
-			{"GET /four HTTP/1.1\r\nHost: www.example.com:8080\r\n\r\n", 421, policy.ReasonAuthorityMismatch},
-			{"GET http://evil.example.net/five HTTP/1.1\r\nHost: evil.example.net\r\n\r\n", 403, policy.ReasonNotAllowed},
+			{"GET /two HTTP/1.1\r\nHost: evil.example.net\r\n\r\n", 403, name.ReasonNotAllowed},
+			{"GET /three HTTP/1.1\r\nHost: 169.254.169.254\r\n\r\n", 421, name.ReasonAuthorityMismatch},
+			{"GET /four HTTP/1.1\r\nHost: www.example.com:8080\r\n\r\n", 421, name.ReasonAuthorityMismatch},
+			{"GET http://evil.example.net/five HTTP/1.1\r\nHost: evil.example.net\r\n\r\n", 403, name.ReasonNotAllowed},
 			{"GET /six HTTP/1.1\r\nHost: api.example.com\r\n\r\n", 200, ""},
 			{"GET http://www.example.com/seven HTTP/1.1\r\nHost: www.example.com\r\n\r\n", 200, ""},
-			{"CONNECT " + in.V4("evil.example.net").String() + ":443 HTTP/1.1\r\nHost: www.example.com\r\n\r\n", 405, policy.ReasonMethod},
-			{"GET http://evil.example.net/eight HTTP/1.1\r\nHost: www.example.com\r\n\r\n", 400, policy.ReasonBadRequest},
+			{"CONNECT " + in.V4("evil.example.net").String() + ":443 HTTP/1.1\r\nHost: www.example.com\r\n\r\n", 405, name.ReasonMethod},
+			{"GET http://evil.example.net/eight HTTP/1.1\r\nHost: www.example.com\r\n\r\n", 400, name.ReasonBadRequest},
 		} {
 			since := time.Now()
 			if res, body := harness.Exchange(t, c, r, step.request); res.StatusCode != step.status || !strings.Contains(body, string(step.reason)) {

@@ -14,6 +14,7 @@ import (
 	"boxgate/audit"
 	"boxgate/e2e/harness"
 	"boxgate/policy"
+	"boxgate/policy/name"
 )
 
 // smuggled is what an attacker wants to be read as a second request.
@@ -170,7 +171,7 @@ func TestAttackSmuggling(t *testing.T) {
 	in.Until("every refusal is counted", func() bool {
 		refused := 0 // repeated ones share an event
 		for _, e := range in.Events(in.Box) {
-			if !e.Time.Before(began) && e.Stage == policy.StageHTTP && e.Verdict == policy.Deny && e.Reason == policy.ReasonBadRequest {
+			if !e.Time.Before(began) && e.Stage == policy.StageHTTP && e.Verdict == policy.Deny && e.Reason == name.ReasonBadRequest {
 				refused += int(max(e.Count, 1))
 			}
 		}

@@ -15,6 +15,7 @@ import (
 	"boxgate/config"
 	"boxgate/e2e/harness"
 	"boxgate/policy"
+	"boxgate/policy/name"
 )
 
 // nameFor lets a name lead to an address.
@@ -58,17 +59,17 @@ func TestAttackExemptedGatewayAddress(t *testing.T) {
 	r := w.Raid(w.Create(map[string]any{"network_policy": listed}))
 	www := [2]netip.Addr{w.V4("www.example.com"), w.V6("www.example.com")}
 	for family, a := range []netip.Addr{netip.MustParseAddr("10.200.0.1"), netip.MustParseAddr("fd42:b0c5::1")} {
-		name := fmt.Sprintf("inside-%d.example.com", family)
-		record := fmt.Sprintf("%s. 60 IN %s %v", name, []string{"A", "AAAA"}[family], a)
-		if err := w.Net.SetRecords(name, record); err != nil {
+		label := fmt.Sprintf("inside-%d.example.com", family)
+		record := fmt.Sprintf("%s. 60 IN %s %v", label, []string{"A", "AAAA"}[family], a)
+		if err := w.Net.SetRecords(label, record); err != nil {
 			t.Fatal(err)
 		}
-		m := ask(r, "udp", gatewayDNS, name, []uint16{mdns.TypeA, mdns.TypeAAAA}[family])
+		m := ask(r, "udp", gatewayDNS, label, []uint16{mdns.TypeA, mdns.TypeAAAA}[family])
 		if got := addressesIn(m); !slices.Equal(got, []netip.Addr{a}) {
-			t.Fatalf("%s resolved to %v: something else than the dial holds it off, and the test shows nothing", name, got)
+			t.Fatalf("%s resolved to %v: something else than the dial holds it off, and the test shows nothing", label, got)
 		}
 		for _, port := range []uint16{8600, 9600, 3128, 53, 80} {
-			at, named := netip.AddrPortFrom(a, port), fmt.Sprintf("%s:%d", name, port)
+			at, named := netip.AddrPortFrom(a, port), fmt.Sprintf("%s:%d", label, port)
 			for _, host := range []string{at.String(), named} {
 				if status, text := viaProxy(r, family, "GET http://"+host+"/metrics HTTP/1.1\r\nHost: "+host); status != 403 {
 					t.Errorf("GET %s: the box saw %d %.80s", host, status, text)
@@ -81,14 +82,14 @@ func TestAttackExemptedGatewayAddress(t *testing.T) {
 				t.Errorf("CONNECT %s: the box saw %.80q", named, got)
 			}
 		}
-		if got := plainAnswer(r, netip.AddrPortFrom(www[family], 80), name, "/inside"); got != "403" {
-			t.Errorf("Host %s: the box saw %s", name, got)
+		if got := plainAnswer(r, netip.AddrPortFrom(www[family], 80), label, "/inside"); got != "403" {
+			t.Errorf("Host %s: the box saw %s", label, got)
 		}
-		if _, err := claim(r, netip.AddrPortFrom(www[family], 443), name); err == nil || !strings.Contains(err.Error(), "access denied") {
-			t.Errorf("SNI %s: %v", name, err)
+		if _, err := claim(r, netip.AddrPortFrom(www[family], 443), label); err == nil || !strings.Contains(err.Error(), "access denied") {
+			t.Errorf("SNI %s: %v", label, err)
 		}
-		w.DenialOf(r.Box, policy.StageHTTP, name, policy.ReasonHostPort)
-		w.DenialOf(r.Box, policy.StageConn, name, policy.ReasonHostPort)
+		w.DenialOf(r.Box, policy.StageHTTP, label, name.ReasonHostPort)
+		w.DenialOf(r.Box, policy.StageConn, label, name.ReasonHostPort)
 	}
 }
 

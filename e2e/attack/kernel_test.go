@@ -10,6 +10,7 @@ import (
 
 	"boxgate/e2e/harness"
 	"boxgate/policy"
+	"boxgate/policy/name"
 )
 
 // attackerNets are what the attacker of the test internet owns.
@@ -98,7 +99,7 @@ func TestAttackFragmentsOptionsAndTunnels(t *testing.T) {
 			t.Run(to.String()+" "+a.name, func(t *testing.T) {
 				w := w.On(t)
 				r.Packet(a.make(r.Own(to), to))
-				w.Denial(r.Box, policy.StageKernel, to, 0, policy.ReasonProtocol)
+				w.Denial(r.Box, policy.StageKernel, to, 0, name.ReasonProtocol)
 				if got := r.RefusalOf(to, patience(a.saw)); a.saw != "" && got != a.saw {
 					t.Errorf("the box saw %s, want %s", got, a.saw)
 				}
@@ -230,11 +231,11 @@ except OSError as e: print(e)' `
 		if strings.Contains(ran.Out, "not supported") {
 			continue // this kernel does not have the protocol
 		}
-		w.Denial(box, policy.StageKernel, sent[i], 0, policy.ReasonProtocol)
+		w.Denial(box, policy.StageKernel, sent[i], 0, name.ReasonProtocol)
 		w.Untouched(sent[i])
 	}
 	w.MustSh(box, send+"2 2 17 "+to[4][0].String()+" 0 4 0707040000000000") // IP_OPTIONS: record route
-	w.Denial(box, policy.StageKernel, to[4][0], 0, policy.ReasonProtocol)
+	w.Denial(box, policy.StageKernel, to[4][0], 0, name.ReasonProtocol)
 	w.Untouched(to[4][0])
 }
 
@@ -249,13 +250,13 @@ func TestAttackICMPTunnel(t *testing.T) {
 	for family := range 2 {
 		to, allowed := harness.AttackerAt(31)[family], www[family]
 		r.Packet(harness.ICMPPacket(r.Own(to), to, 8, 128, 0, echo))
-		w.Denial(r.Box, policy.StageKernel, to, 0, policy.ReasonNotAllowed)
+		w.Denial(r.Box, policy.StageKernel, to, 0, name.ReasonNotAllowed)
 		if got := r.RefusalOf(to, patience(harness.SawProhibited)); got != harness.SawProhibited {
 			t.Errorf("the box saw %s", got)
 		}
 		// An allowed name allows no ICMP: it goes by address.
 		named.Packet(harness.ICMPPacket(named.Own(allowed), allowed, 8, 128, 0, echo))
-		w.Denial(named.Box, policy.StageKernel, allowed, 0, policy.ReasonNotAllowed)
+		w.Denial(named.Box, policy.StageKernel, allowed, 0, name.ReasonNotAllowed)
 		w.Untouched(to, allowed)
 		// Messages other than echo carry bytes as well.
 		for _, kind := range [][2]byte{{13, 139}, {15, 130}, {17, 144}} {
@@ -266,7 +267,7 @@ func TestAttackICMPTunnel(t *testing.T) {
 		}
 		answered(r)
 		w.Untouched(allowed)
-		w.Denial(r.Box, policy.StageKernel, allowed, 0, policy.ReasonProtocol)
+		w.Denial(r.Box, policy.StageKernel, allowed, 0, name.ReasonProtocol)
 	}
 	for i := range 200 {
 		a := www[i%2]
@@ -296,11 +297,11 @@ func TestAttackUDP(t *testing.T) {
 	for _, c := range []struct {
 		r      *harness.Raider
 		port   uint16
-		reason policy.Reason
+		reason name.Reason
 	}{
-		{named, 443, policy.ReasonProtocol}, {named, 853, policy.ReasonNotAllowed}, {named, 123, policy.ReasonNotAllowed},
-		{named, 4444, policy.ReasonNotAllowed}, {closed, 443, policy.ReasonDenyAll}, {closed, 853, policy.ReasonDenyAll},
-		{closed, 4444, policy.ReasonDenyAll},
+		{named, 443, name.ReasonProtocol}, {named, 853, name.ReasonNotAllowed}, {named, 123, name.ReasonNotAllowed},
+		{named, 4444, name.ReasonNotAllowed}, {closed, 443, name.ReasonDenyAll}, {closed, 853, name.ReasonDenyAll},
+		{closed, 4444, name.ReasonDenyAll},
 	} {
 		for _, a := range host {
 			if got := c.r.Try("udp", netip.AddrPortFrom(a, c.port)); got != harness.SawProhibited {
@@ -323,7 +324,7 @@ func TestAttackUDP(t *testing.T) {
 			if got := ruled.Try("udp", netip.AddrPortFrom(a, port)); got != harness.SawProhibited {
 				t.Errorf("QUIC to %v port %d: the box saw %s", a, port, got)
 			}
-			w.Denial(ruled.Box, policy.StageKernel, a, port, policy.ReasonProtocol)
+			w.Denial(ruled.Box, policy.StageKernel, a, port, name.ReasonProtocol)
 		}
 	}
 	w.Untouched(host[:]...)

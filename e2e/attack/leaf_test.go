@@ -10,6 +10,7 @@ import (
 	"boxgate/config"
 	"boxgate/e2e/harness"
 	"boxgate/policy"
+	"boxgate/policy/name"
 )
 
 // shake makes a TLS handshake with the gateway for a name, whatever the name resolves to, and returns the certificate's
@@ -40,18 +41,18 @@ func TestAttackLeafForANameOfTheHost(t *testing.T) {
 	made := []string{"router", "printer.local", "api.internal", "x.home.arpa", "1.0.0.127.in-addr.arpa", "x.test", "x.invalid", "x.onion", "x.lan"}
 	for _, network := range []string{"ip4", "ip6"} {
 		at := denied.Resolve("www.example.com", network)
-		for _, name := range append(append([]string{}, hosts...), made...) {
-			if got := shake(denied, at, name); got != nil {
-				t.Errorf("%s, denied: a page under a certificate for %v", name, got)
+		for _, label := range append(append([]string{}, hosts...), made...) {
+			if got := shake(denied, at, label); got != nil {
+				t.Errorf("%s, denied: a page under a certificate for %v", label, got)
 			}
-			denied.DenialOf(denied.Box, policy.StageConn, name, policy.ReasonNotAllowed)
+			denied.DenialOf(denied.Box, policy.StageConn, label, name.ReasonNotAllowed)
 		}
-		for _, name := range hosts {
-			if got := shake(open, at, name); got != nil {
-				t.Errorf("%s, intercepted: a certificate for %v", name, got)
+		for _, title := range hosts {
+			if got := shake(open, at, title); got != nil {
+				t.Errorf("%s, intercepted: a certificate for %v", title, got)
 			}
 			open.Event(open.Box, func(e audit.Event) bool {
-				return e.Stage == policy.StageConn && e.Name == name && e.Verdict == policy.Deny && e.Reason == policy.ReasonHostPort
+				return e.Stage == policy.StageConn && e.Name == title && e.Verdict == policy.Deny && e.Reason == name.ReasonHostPort
 			})
 		}
 		// What has to work.

@@ -8,6 +8,7 @@ import (
 	"boxgate/audit"
 	"boxgate/e2e/harness"
 	"boxgate/policy"
+	"boxgate/policy/name"
 )
 
 // A box has an exchange of every kind under way with hosts that it may reach for a time, and connections that the kernel
@@ -69,10 +70,10 @@ func TestAttackOutlivesALease(t *testing.T) {
 		t.Errorf("after its end: %d %s", code, out)
 	}
 	w.Event(in.Box, func(e audit.Event) bool {
-		return e.Name == "evil.example.net" && e.Stage == policy.StageDNS && e.Reason == policy.ReasonNotAllowed
+		return e.Name == "evil.example.net" && e.Stage == policy.StageDNS && e.Reason == name.ReasonNotAllowed
 	})
 	w.Event(in.Box, func(e audit.Event) bool {
-		return e.Reason == policy.ReasonPolicyChanged && e.Name == "evil.example.net"
+		return e.Reason == name.ReasonPolicyChanged && e.Name == "evil.example.net"
 	})
 	harness.Contains(t, w.ReadLog(), "a temporary entry of a policy has begun", "a temporary entry of a policy has ended")
 	finishAll(t, kept, "api.example.com", "www.example.com")

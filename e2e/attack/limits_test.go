@@ -18,6 +18,7 @@ import (
 	"boxgate/e2e/harness"
 	"boxgate/internal/lab"
 	"boxgate/policy"
+	"boxgate/policy/name"
 )
 
 // limitsOfTest are low, so that a flood stays small.
@@ -48,7 +49,7 @@ func TestAttackFloodsOfOneBoxDoNotReachTheOthers(t *testing.T) {
 		t.Errorf("the other box noticed the floods (%d, %v): %s", code, err, said.String())
 	}
 	for _, e := range w.Events(honest) {
-		if e.Reason == policy.ReasonLimit {
+		if e.Reason == name.ReasonLimit {
 			t.Errorf("the other box was limited: %s", audit.Line(e))
 		}
 	}
@@ -70,7 +71,7 @@ func holdInterceptions(in *harness.Intruder) {
 	if err == nil || !strings.Contains(err.Error(), "connection reset") {
 		in.T.Errorf("one interception too many ended with %v", err)
 	}
-	if e := in.Denied(since, policy.StageConn, policy.ReasonLimit); e.Name != "api.example.com" {
+	if e := in.Denied(since, policy.StageConn, name.ReasonLimit); e.Name != "api.example.com" {
 		in.T.Errorf("decision %+v", e)
 	}
 	for _, c := range held {
@@ -100,7 +101,7 @@ func floodDNS(in *harness.Intruder, queries int) {
 	if err != nil {
 		in.T.Fatal(err)
 	}
-	in.Denied(since, policy.StageDNS, policy.ReasonLimit)
+	in.Denied(since, policy.StageDNS, name.ReasonLimit)
 	most := 20 + int(25*time.Since(since).Seconds()) // those of an interval are told of together
 	if lines, _ := limited(in, since, policy.StageDNS); lines > most {
 		in.T.Errorf("%d events tell of one flood of queries", lines)
@@ -173,7 +174,7 @@ func stayOpen(in *harness.Intruder, conns []net.Conn, want int) {
 func limited(in *harness.Intruder, since time.Time, stage policy.Stage) (lines int, refusals uint64) {
 	in.T.Helper()
 	for _, e := range in.Events(in.Box) {
-		if !e.Time.Before(since) && e.Stage == stage && e.Reason == policy.ReasonLimit {
+		if !e.Time.Before(since) && e.Stage == stage && e.Reason == name.ReasonLimit {
 			lines++
 			refusals += max(e.Count, 1)
 		}
@@ -201,7 +202,7 @@ func TestAttackBoxHoldsAllItsTunnels(t *testing.T) {
 		}
 		c.Close()
 	}
-	in.Denied(since, policy.StageConn, policy.ReasonLimit)
+	in.Denied(since, policy.StageConn, name.ReasonLimit)
 	var s, p int
 	t.Cleanup(func() { t.Logf("%d sockets and %d pipes more than before", s-sockets, p-pipes) })
 	w.UntilEvery(20*time.Millisecond, "idle tunnels hold two sockets each and no pipe", func() bool {

@@ -18,6 +18,7 @@ import (
 	"boxgate/e2e/harness"
 	"boxgate/internal/nightly"
 	"boxgate/policy"
+	"boxgate/policy/name"
 )
 
 // heldUp is how long a request takes that an attack holds up: until it ends, or for good. A busy machine alone takes less.
@@ -125,7 +126,7 @@ func refusedForLimit(w *harness.World) (total int) {
 			Reason string
 			Count  int
 		}
-		if json.Unmarshal([]byte(line), &e) == nil && e.Reason == string(policy.ReasonLimit) {
+		if json.Unmarshal([]byte(line), &e) == nil && e.Reason == string(name.ReasonLimit) {
 			total += max(1, e.Count)
 		}
 	}

@@ -11,7 +11,7 @@ import (
 	"boxgate/api"
 	"boxgate/audit"
 	"boxgate/e2e/harness"
-	"boxgate/policy"
+	"boxgate/policy/name"
 )
 
 const namedWeb = "/v2/box/settings/network-policies/web"
@@ -81,7 +81,7 @@ func TestAttackKeepsUsingWhatANamedPolicyClosed(t *testing.T) {
 	finishAll(t, kept[2], "cdn.example.org", "evil.example.net")
 	for _, in := range followers {
 		w.Event(in.Box, func(e audit.Event) bool {
-			return e.Reason == policy.ReasonPolicyChanged && e.Name == "evil.example.net"
+			return e.Reason == name.ReasonPolicyChanged && e.Name == "evil.example.net"
 		})
 	}
 	refused := func(when string) {

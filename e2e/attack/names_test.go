@@ -16,6 +16,7 @@ import (
 	"boxgate/e2e/harness"
 	"boxgate/internal/testnet"
 	"boxgate/policy"
+	"boxgate/policy/name"
 )
 
 // claim connects to an address and says by SNI that it is a host. The certificate is not looked at.
@@ -189,7 +190,7 @@ func TestAttackAuthorityOtherThanSNI(t *testing.T) {
 	}
 	w.NothingReached("evil.example.net")
 	w.NothingReached("www.example.com")
-	for _, reason := range []policy.Reason{policy.ReasonAuthorityMismatch, policy.ReasonMethod, policy.ReasonBadRequest} {
+	for _, reason := range []name.Reason{name.ReasonAuthorityMismatch, name.ReasonMethod, name.ReasonBadRequest} {
 		w.Event(r.Box, func(e audit.Event) bool {
 			return e.Stage == policy.StageHTTP && e.Reason == reason && e.Verdict == policy.Deny
 		})
@@ -259,7 +260,7 @@ func TestAttackSecondHostOnKeepAlive(t *testing.T) {
 		if got, text := send(first, "plain.example.com"); got != 200 {
 			t.Fatalf("the first request: %d %s", got, text)
 		}
-		if got, text := send("/denied", "evil.example.net"); got != 403 || !strings.Contains(text, string(policy.ReasonNotAllowed)) {
+		if got, text := send("/denied", "evil.example.net"); got != 403 || !strings.Contains(text, string(name.ReasonNotAllowed)) {
 			t.Errorf("the second request: %d %s", got, text)
 		}
 		if got, text := send(second, "www.example.com"); got != 200 {
@@ -285,5 +286,5 @@ func TestAttackSecondHostOnKeepAlive(t *testing.T) {
 		t.Errorf("%+v", seen)
 	}
 	w.NothingReached("evil.example.net")
-	w.DenialOf(r.Box, policy.StageHTTP, "evil.example.net", policy.ReasonNotAllowed)
+	w.DenialOf(r.Box, policy.StageHTTP, "evil.example.net", name.ReasonNotAllowed)
 }

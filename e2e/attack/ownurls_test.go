@@ -21,6 +21,7 @@ import (
 	"boxgate/config"
 	"boxgate/e2e/harness"
 	"boxgate/policy"
+	"boxgate/policy/name"
 )
 
 // urlDomain is a domain that programs ask DNS for, unlike those below localhost.
@@ -136,7 +137,7 @@ func TestAttackBoxOpensPublicURLs(t *testing.T) {
 		_ = c.Close()
 	}
 	egress := in.Event(in.Box, func(e audit.Event) bool { return e.Stage == policy.StageConn && e.Name == open.host && e.BytesIn > 0 })
-	if egress.Verdict != policy.Allow || egress.Action != audit.ActionSplice || egress.Reason != policy.ReasonAllowAll || egress.BytesOut == 0 || egress.Port != 443 {
+	if egress.Verdict != policy.Allow || egress.Action != audit.ActionSplice || egress.Reason != name.ReasonAllowAll || egress.BytesOut == 0 || egress.Port != 443 {
 		t.Errorf("the connection's event: %+v", egress)
 	}
 	in.overHTTP2(open)
@@ -181,14 +182,14 @@ func TestAttackBoxOpensPublicURLsAgainstItsPolicy(t *testing.T) {
 	in, open, locked := innerWorld(t, map[string]any{"mode": "allow-all"})
 	for what, c := range map[string]struct {
 		policy map[string]any
-		denied policy.Reason // "": none
+		denied name.Reason // "": none
 	}{
-		"deny-all":                            {map[string]any{"mode": "deny-all"}, policy.ReasonDenyAll},
-		"denied by name":                      {map[string]any{"mode": "custom", "denied_domains": []string{open.host}}, policy.ReasonDeniedDomain},
-		"denied by domain, allowed by name":   {map[string]any{"mode": "custom", "allowed_domains": []string{open.host}, "denied_domains": []string{"*." + urlDomain}}, policy.ReasonDeniedDomain},
-		"other names are allowed":             {harness.Custom("api.example.com", locked.host), policy.ReasonNotAllowed},
-		"allowed on another port":             {harness.Custom(open.host + ":8443"), policy.ReasonNotAllowed},
-		"addresses are allowed":               {map[string]any{"mode": "custom", "allowed_cidrs": []string{"0.0.0.0/0", "::/0"}}, policy.ReasonNotAllowed},
+		"deny-all":                            {map[string]any{"mode": "deny-all"}, name.ReasonDenyAll},
+		"denied by name":                      {map[string]any{"mode": "custom", "denied_domains": []string{open.host}}, name.ReasonDeniedDomain},
+		"denied by domain, allowed by name":   {map[string]any{"mode": "custom", "allowed_domains": []string{open.host}, "denied_domains": []string{"*." + urlDomain}}, name.ReasonDeniedDomain},
+		"other names are allowed":             {harness.Custom("api.example.com", locked.host), name.ReasonNotAllowed},
+		"allowed on another port":             {harness.Custom(open.host + ":8443"), name.ReasonNotAllowed},
+		"addresses are allowed":               {map[string]any{"mode": "custom", "allowed_cidrs": []string{"0.0.0.0/0", "::/0"}}, name.ReasonNotAllowed},
 		"the name is allowed":                 {harness.Custom(open.host), ""},
 		"its domain is allowed":               {harness.Custom("*." + urlDomain), ""},
 		"another of the domain is denied":     {map[string]any{"mode": "custom", "denied_domains": []string{locked.host}}, ""},
@@ -295,7 +296,7 @@ func TestAttackHeaderRuleOnAPublicURL(t *testing.T) {
 		t.Errorf("a handshake, with a certificate of %v", c.ConnectionState().PeerCertificates[0].Issuer)
 	}
 	ruled.Event(box, func(e audit.Event) bool {
-		return e.Stage == policy.StageConn && e.Name == open.host && e.Verdict == policy.Deny && e.Reason == policy.ReasonHostPort
+		return e.Stage == policy.StageConn && e.Name == open.host && e.Verdict == policy.Deny && e.Reason == name.ReasonHostPort
 	})
 }
 

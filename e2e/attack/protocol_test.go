@@ -16,6 +16,7 @@ import (
 	"boxgate/e2e/harness"
 	"boxgate/internal/testnet"
 	"boxgate/policy"
+	"boxgate/policy/name"
 )
 
 // recordConn writes what comes before the first read, a ClientHello in TLS records, in another shape: in records of a
@@ -88,7 +89,7 @@ func TestAttackClientHelloInPieces(t *testing.T) {
 		"network_policy": harness.Custom("api.example.com", "www.example.com"),
 		"attach_headers": map[string]any{"api.example.com": map[string]string{"X-Key": harness.Canary}},
 	}))
-	for name, shape := range map[string]struct {
+	for label, shape := range map[string]struct {
 		pieces pieces
 		alpn   []string
 		min    int // length of the ClientHello at least
@@ -100,7 +101,7 @@ func TestAttackClientHelloInPieces(t *testing.T) {
 		"large in small segments":     {pieces: pieces{segment: 1000}, alpn: manyProtocols(), min: 32 << 10},
 		"post-quantum key share":      {min: 1184},
 	} {
-		t.Run(name, func(t *testing.T) {
+		t.Run(label, func(t *testing.T) {
 			in := in.On(t)
 			for _, network := range []string{"ip4", "ip6"} {
 				hello := func(host string) (*recordConn, *tls.Conn) {
@@ -124,7 +125,7 @@ func TestAttackClientHelloInPieces(t *testing.T) {
 					t.Errorf("evil.example.net over %s: %v", network, err)
 				}
 				c.Close()
-				if e := in.Denied(since, policy.StageConn, policy.ReasonNotAllowed); e.Name != "evil.example.net" {
+				if e := in.Denied(since, policy.StageConn, name.ReasonNotAllowed); e.Name != "evil.example.net" {
 					t.Errorf("decision %+v", e)
 				}
 			}
@@ -206,32 +207,32 @@ const sslv2 = "\x80\x2e\x01\x03\x01\x00\x15\x00\x00\x00\x10\x01\x00\x80\x03\x00\
 var strangeFirst = map[string]struct {
 	text   string
 	alert  bool
-	reason policy.Reason
+	reason name.Reason
 }{
-	"no SNI":               {hello{0x303, []uint16{0x304, 0x303}, nil, false}.String(), true, policy.ReasonNoName},
-	"SNI with an IPv4":     {hello{0x303, []uint16{0x304, 0x303}, []string{"198.51.100.11"}, false}.String(), true, policy.ReasonNoName},
-	"SNI with an IPv6":     {hello{0x303, []uint16{0x304, 0x303}, []string{"2001:db8:1::11"}, false}.String(), true, policy.ReasonNoName},
-	"SNI with a NUL":       {hello{0x303, []uint16{0x304}, []string{"www.example.com\x00.evil.net"}, false}.String(), true, policy.ReasonNoName},
-	"SNI with a port":      {hello{0x303, []uint16{0x304}, []string{"www.example.com:443"}, false}.String(), true, policy.ReasonNoName},
-	"SNI of a number":      {hello{0x303, []uint16{0x304}, []string{"0xa9fea9fe"}, false}.String(), true, policy.ReasonNoName},
-	"two SNI names":        {hello{0x303, []uint16{0x304}, []string{"www.example.com", "evil.example.net"}, false}.String(), true, policy.ReasonProtocol},
-	"two SNI extensions":   {hello{0x303, []uint16{0x304}, []string{"www.example.com"}, true}.String(), true, policy.ReasonProtocol},
-	"SNI with two dots":    {hello{0x303, []uint16{0x304}, []string{"www.example.com.."}, false}.String(), true, policy.ReasonProtocol},
-	"SNI with a final dot": {hello{0x303, []uint16{0x304}, []string{"evil.example.net."}, false}.String(), true, policy.ReasonNotAllowed},
-	"TLS 1.0":              {hello{0x301, nil, []string{"www.example.com"}, false}.String(), true, policy.ReasonProtocol},
-	"TLS 1.1":              {hello{0x302, nil, []string{"www.example.com"}, false}.String(), true, policy.ReasonProtocol},
-	"TLS 1.1 by extension": {hello{0x303, []uint16{0x302}, []string{"www.example.com"}, false}.String(), true, policy.ReasonProtocol},
-	"no handshake message": {"\x16\x03\x01\x00\x04\x02\x00\x00\x00", true, policy.ReasonProtocol},
-	"hello of 16 MiB":      {"\x16\x03\x01\x40\x00\x01\xff\xff\xff", true, policy.ReasonProtocol},
-	"empty records":        {strings.Repeat("\x16\x03\x01\x00\x00", 1000), true, policy.ReasonProtocol},
-	"SSL 2.0":              {sslv2, false, policy.ReasonNoName},
-	"SSH":                  {"SSH-2.0-OpenSSH_9.9\r\n", false, policy.ReasonNoName},
-	"SMTP":                 {"EHLO www.example.com\r\n", false, policy.ReasonNoName},
-	"FTP":                  {"USER anonymous\r\n", false, policy.ReasonNoName},
-	"raw bytes":            {"\x00\x01\x02\x03www.example.com", false, policy.ReasonNoName},
-	"HTTP/2 in the clear":  {"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", false, policy.ReasonNoName},
-	"HTTP/0.9":             {"GET /\r\n", false, policy.ReasonNoName},
-	"SOCKS 5":              {"\x05\x01\x00", false, policy.ReasonNoName},
+	"no SNI":               {hello{0x303, []uint16{0x304, 0x303}, nil, false}.String(), true, name.ReasonNoName},
+	"SNI with an IPv4":     {hello{0x303, []uint16{0x304, 0x303}, []string{"198.51.100.11"}, false}.String(), true, name.ReasonNoName},
+	"SNI with an IPv6":     {hello{0x303, []uint16{0x304, 0x303}, []string{"2001:db8:1::11"}, false}.String(), true, name.ReasonNoName},
+	"SNI with a NUL":       {hello{0x303, []uint16{0x304}, []string{"www.example.com\x00.evil.net"}, false}.String(), true, name.ReasonNoName},
+	"SNI with a port":      {hello{0x303, []uint16{0x304}, []string{"www.example.com:443"}, false}.String(), true, name.ReasonNoName},
+	"SNI of a number":      {hello{0x303, []uint16{0x304}, []string{"0xa9fea9fe"}, false}.String(), true, name.ReasonNoName},
+	"two SNI names":        {hello{0x303, []uint16{0x304}, []string{"www.example.com", "evil.example.net"}, false}.String(), true, name.ReasonProtocol},
+	"two SNI extensions":   {hello{0x303, []uint16{0x304}, []string{"www.example.com"}, true}.String(), true, name.ReasonProtocol},
+	"SNI with two dots":    {hello{0x303, []uint16{0x304}, []string{"www.example.com.."}, false}.String(), true, name.ReasonProtocol},
+	"SNI with a final dot": {hello{0x303, []uint16{0x304}, []string{"evil.example.net."}, false}.String(), true, name.ReasonNotAllowed},
+	"TLS 1.0":              {hello{0x301, nil, []string{"www.example.com"}, false}.String(), true, name.ReasonProtocol},
+	"TLS 1.1":              {hello{0x302, nil, []string{"www.example.com"}, false}.String(), true, name.ReasonProtocol},
+	"TLS 1.1 by extension": {hello{0x303, []uint16{0x302}, []string{"www.example.com"}, false}.String(), true, name.ReasonProtocol},
+	"no handshake message": {"\x16\x03\x01\x00\x04\x02\x00\x00\x00", true, name.ReasonProtocol},
+	"hello of 16 MiB":      {"\x16\x03\x01\x40\x00\x01\xff\xff\xff", true, name.ReasonProtocol},
+	"empty records":        {strings.Repeat("\x16\x03\x01\x00\x00", 1000), true, name.ReasonProtocol},
+	"SSL 2.0":              {sslv2, false, name.ReasonNoName},
+	"SSH":                  {"SSH-2.0-OpenSSH_9.9\r\n", false, name.ReasonNoName},
+	"SMTP":                 {"EHLO www.example.com\r\n", false, name.ReasonNoName},
+	"FTP":                  {"USER anonymous\r\n", false, name.ReasonNoName},
+	"raw bytes":            {"\x00\x01\x02\x03www.example.com", false, name.ReasonNoName},
+	"HTTP/2 in the clear":  {"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", false, name.ReasonNoName},
+	"HTTP/0.9":             {"GET /\r\n", false, name.ReasonNoName},
+	"SOCKS 5":              {"\x05\x01\x00", false, name.ReasonNoName},
 }
 
 func TestAttackFirstBytesThatNameNoHost(t *testing.T) {

@@ -13,6 +13,7 @@ import (
 	"boxgate/e2e/harness"
 	"boxgate/internal/testnet"
 	"boxgate/policy"
+	"boxgate/policy/name"
 )
 
 // An allowed name whose owner lets it lead to where nobody may go: at once, among good addresses, behind an alias, or
@@ -43,26 +44,26 @@ func TestAttackRebinding(t *testing.T) {
 	r := w.Raid(w.Create(map[string]any{"network_policy": map[string]any{
 		"mode": "custom", "allowed_domains": []string{"*.example.com"}, "denied_domains": []string{"evil.example.net"}, "denied_cidrs": attackerNets}}))
 	www := [2]netip.Addr{w.V4("www.example.com"), w.V6("www.example.com")}
-	for name, reason := range map[string]policy.Reason{
-		"private.example.com": policy.ReasonProtectedRange, "loop.example.com": policy.ReasonProtectedRange, "mapped.example.com": policy.ReasonProtectedRange,
-		"nat64.example.com": policy.ReasonProtectedRange, "denied.example.com": policy.ReasonDeniedCIDR, "alias-private.example.com": policy.ReasonProtectedRange,
-		"alias-denied.example.com": policy.ReasonDeniedDomain, "alias-chain.example.com": policy.ReasonDeniedDomain,
+	for label, reason := range map[string]name.Reason{
+		"private.example.com": name.ReasonProtectedRange, "loop.example.com": name.ReasonProtectedRange, "mapped.example.com": name.ReasonProtectedRange,
+		"nat64.example.com": name.ReasonProtectedRange, "denied.example.com": name.ReasonDeniedCIDR, "alias-private.example.com": name.ReasonProtectedRange,
+		"alias-denied.example.com": name.ReasonDeniedDomain, "alias-chain.example.com": name.ReasonDeniedDomain,
 	} {
 		for family, qtype := range []uint16{mdns.TypeA, mdns.TypeAAAA} {
-			m := ask(r, "udp", gatewayDNS, name, qtype)
+			m := ask(r, "udp", gatewayDNS, label, qtype)
 			if a := addressesIn(m); len(a) != 0 {
-				t.Errorf("%s resolved to %v", name, a)
+				t.Errorf("%s resolved to %v", label, a)
 			}
-			if _, err := claim(r, netip.AddrPortFrom(www[family], 443), name); err == nil || !strings.Contains(err.Error(), "access denied") {
-				t.Errorf("SNI %s: %v", name, err)
+			if _, err := claim(r, netip.AddrPortFrom(www[family], 443), label); err == nil || !strings.Contains(err.Error(), "access denied") {
+				t.Errorf("SNI %s: %v", label, err)
 			}
-			if got := plainAnswer(r, netip.AddrPortFrom(www[family], 80), name, "/rebound"); got != "403" {
-				t.Errorf("Host %s: the box saw %s", name, got)
+			if got := plainAnswer(r, netip.AddrPortFrom(www[family], 80), label, "/rebound"); got != "403" {
+				t.Errorf("Host %s: the box saw %s", label, got)
 			}
 		}
-		w.DenialOf(r.Box, policy.StageDNS, name, reason)
-		w.DenialOf(r.Box, policy.StageConn, name, reason)
-		w.DenialOf(r.Box, policy.StageHTTP, name, reason)
+		w.DenialOf(r.Box, policy.StageDNS, label, reason)
+		w.DenialOf(r.Box, policy.StageConn, label, reason)
+		w.DenialOf(r.Box, policy.StageHTTP, label, reason)
 	}
 	for family, qtype := range []uint16{mdns.TypeA, mdns.TypeAAAA} {
 		if a := addressesIn(ask(r, "udp", gatewayDNS, "mixed.example.com", qtype)); !slices.Equal(a, good[family:family+1]) {
@@ -83,9 +84,9 @@ func TestAttackRebinding(t *testing.T) {
 // rebindLater lets a name be good when it is first asked for and bad ever after.
 func rebindLater(w *harness.World, r *harness.Raider, www [2]netip.Addr, bad [2]string) {
 	w.T.Helper()
-	const name = "rebind.example.com"
-	goodAt := [2]netip.Addr{w.V4(name), w.V6(name)}
-	w.Net.SetAnswerer(name, func(q mdns.Question, count int) testnet.Answer {
+	const label = "rebind.example.com"
+	goodAt := [2]netip.Addr{w.V4(label), w.V6(label)}
+	w.Net.SetAnswerer(label, func(q mdns.Question, count int) testnet.Answer {
 		text := fmt.Sprintf("%s 0 IN A %v", q.Name, goodAt[0])
 		switch {
 		case q.Qtype == mdns.TypeA && count > 2:
@@ -102,20 +103,20 @@ func rebindLater(w *harness.World, r *harness.Raider, www [2]netip.Addr, bad [2]
 		return testnet.Answer{Records: []mdns.RR{rr}}
 	})
 	for family, qtype := range []uint16{mdns.TypeA, mdns.TypeAAAA} {
-		if a := addressesIn(ask(r, "udp", gatewayDNS, name, qtype)); !slices.Equal(a, goodAt[family:family+1]) {
-			w.T.Errorf("at first %s resolved to %v", name, a)
+		if a := addressesIn(ask(r, "udp", gatewayDNS, label, qtype)); !slices.Equal(a, goodAt[family:family+1]) {
+			w.T.Errorf("at first %s resolved to %v", label, a)
 		}
 	}
 	w.UntilEvery(50*time.Millisecond, "the name has been asked for again", func() bool {
-		ask(r, "udp", gatewayDNS, name, mdns.TypeA)
-		ask(r, "udp", gatewayDNS, name, mdns.TypeAAAA)
-		return len(w.Net.Queries(name)) >= 4
+		ask(r, "udp", gatewayDNS, label, mdns.TypeA)
+		ask(r, "udp", gatewayDNS, label, mdns.TypeAAAA)
+		return len(w.Net.Queries(label)) >= 4
 	})
 	for family, qtype := range []uint16{mdns.TypeA, mdns.TypeAAAA} {
-		if a := addressesIn(ask(r, "udp", gatewayDNS, name, qtype)); len(a) != 0 {
-			w.T.Errorf("later %s resolved to %v", name, a)
+		if a := addressesIn(ask(r, "udp", gatewayDNS, label, qtype)); len(a) != 0 {
+			w.T.Errorf("later %s resolved to %v", label, a)
 		}
-		if got := plainAnswer(r, netip.AddrPortFrom(www[family], 80), name, "/rebound"); got != "403" {
+		if got := plainAnswer(r, netip.AddrPortFrom(www[family], 80), label, "/rebound"); got != "403" {
 			w.T.Errorf("later the box saw %s", got)
 		}
 		// The address it asked for itself is no better.
@@ -123,5 +124,5 @@ func rebindLater(w *harness.World, r *harness.Raider, www [2]netip.Addr, bad [2]
 			w.T.Errorf("%s itself: the box saw %s", bad[family], got)
 		}
 	}
-	w.DenialOf(r.Box, policy.StageHTTP, name, policy.ReasonProtectedRange)
+	w.DenialOf(r.Box, policy.StageHTTP, label, name.ReasonProtectedRange)
 }

@@ -9,6 +9,7 @@ import (
 	"boxgate/e2e/harness"
 	"boxgate/internal/testnet"
 	"boxgate/policy"
+	"boxgate/policy/name"
 )
 
 // The webhook of a run is traffic of the box, like that of a schedule: it reaches neither the gateway's own servers, nor what the
@@ -26,8 +27,8 @@ func TestAttackWebhookOfARun(t *testing.T) {
 			t.Fatalf("%s: %v", hook, err)
 		}
 	}
-	for hook, reason := range map[string]policy.Reason{
-		"http://127.0.0.1:8600/v2/box": policy.ReasonProtectedRange, "http://169.254.169.254/": policy.ReasonProtectedRange, "https://evil.example.net/": policy.ReasonNotAllowed,
+	for hook, reason := range map[string]name.Reason{
+		"http://127.0.0.1:8600/v2/box": name.ReasonProtectedRange, "http://169.254.169.254/": name.ReasonProtectedRange, "https://evil.example.net/": name.ReasonNotAllowed,
 	} {
 		run(hook)
 		w.Event(box, func(e audit.Event) bool {

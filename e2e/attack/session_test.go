@@ -9,7 +9,7 @@ import (
 	"boxgate/api"
 	"boxgate/audit"
 	"boxgate/e2e/harness"
-	"boxgate/policy"
+	"boxgate/policy/name"
 )
 
 // signedIn returns the line of the cookie with which a browser is signed in.
@@ -42,7 +42,7 @@ func TestAttackTokenInTheQuery(t *testing.T) {
 	if seen := v.seen(); seen != "" {
 		t.Errorf("the box saw %q", seen)
 	}
-	if e := v.Event(v.box, func(e audit.Event) bool { return e.Reason == policy.ReasonURLAuth }); strings.Contains(e.Path, v.Token) {
+	if e := v.Event(v.box, func(e audit.Event) bool { return e.Reason == name.ReasonURLAuth }); strings.Contains(e.Path, v.Token) {
 		t.Errorf("decision %+v", e)
 	}
 }

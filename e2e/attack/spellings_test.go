@@ -14,6 +14,7 @@ import (
 	"boxgate/e2e/harness"
 	"boxgate/internal/testnet"
 	"boxgate/policy"
+	"boxgate/policy/name"
 )
 
 // refusedNames are texts that must never pass for a name below example.com, nor for any host.
@@ -85,8 +86,8 @@ func TestAttackSpellingsOfNames(t *testing.T) {
 		}
 	}
 	w.NothingReached("evil.example.net")
-	w.DenialOf(r.Box, policy.StageHTTP, "evil-example.com", policy.ReasonNotAllowed)
-	w.DenialOf(r.Box, policy.StageConn, "evil-example.com", policy.ReasonNotAllowed)
+	w.DenialOf(r.Box, policy.StageHTTP, "evil-example.com", name.ReasonNotAllowed)
+	w.DenialOf(r.Box, policy.StageConn, "evil-example.com", name.ReasonNotAllowed)
 }
 
 // sendHello sends a ClientHello with the SNI as it is, whatever it is, and returns the first bytes of the answer.

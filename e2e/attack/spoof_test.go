@@ -16,6 +16,7 @@ import (
 	"boxgate/e2e/harness"
 	"boxgate/internal/testnet"
 	"boxgate/policy"
+	"boxgate/policy/name"
 )
 
 // A box that has been promised little pretends to be the one that has the key.
@@ -43,7 +44,7 @@ func TestAttackForgedSource(t *testing.T) {
 				thief.FrameFrom(victim.MAC, thief.Other, ethertypeOf(dst), harness.UDPPacket(netip.AddrPortFrom(src, 40000), netip.AddrPortFrom(dst, 4444), "x"))
 			}
 		}
-		e := w.Denial(thief.Box, policy.StageKernel, api[family], 443, policy.ReasonSpoofed)
+		e := w.Denial(thief.Box, policy.StageKernel, api[family], 443, name.ReasonSpoofed)
 		if got := thief.RefusalOf(e.Addr, patience(harness.SawNothing)); got != harness.SawNothing {
 			t.Errorf("the thief saw %s", got)
 		}
@@ -55,7 +56,7 @@ func TestAttackForgedSource(t *testing.T) {
 		w.Until("all forged packets are accounted for", func() bool {
 			told = 0
 			for _, e := range w.Events(thief.Box) {
-				if e.Reason == policy.ReasonSpoofed {
+				if e.Reason == name.ReasonSpoofed {
 					told += max(e.Count, 1)
 				}
 			}
@@ -130,8 +131,8 @@ func TestAttackForgedNeighbours(t *testing.T) {
 		thief.FrameFrom(thief.MAC, mac, unix.ETH_P_IPV6, harness.UDPPacket(netip.AddrPortFrom(thief.V6, 9), netip.AddrPortFrom(victim.V6, 3000), "x"))
 	}
 	answered(thief)
-	w.Denial(thief.Box, policy.StageKernel, victim.V4, 3000, policy.ReasonProtectedRange)
-	w.Denial(thief.Box, policy.StageKernel, victim.V6, 3000, policy.ReasonProtectedRange)
+	w.Denial(thief.Box, policy.StageKernel, victim.V4, 3000, name.ReasonProtectedRange)
+	w.Denial(thief.Box, policy.StageKernel, victim.V6, 3000, name.ReasonProtectedRange)
 	w.Untouched(harness.AttackerAt(98)[0], netip.MustParseAddr("169.254.169.254"))
 	if after := neighbours(w); after != before {
 		t.Errorf("the host's neighbours changed from\n%s\nto\n%s", before, after)

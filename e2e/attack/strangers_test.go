@@ -12,6 +12,7 @@ import (
 	"boxgate/audit"
 	"boxgate/e2e/harness"
 	"boxgate/policy"
+	"boxgate/policy/name"
 )
 
 // TestAttackStrangersFillTheLog has strangers connect to the public URLs over and over without completing a handshake: they
@@ -40,7 +41,7 @@ func TestAttackStrangersFillTheLog(t *testing.T) {
 		lines, count = 0, 0
 		for line := range bytes.Lines([]byte(w.ReadLog())) {
 			var e audit.Event
-			if json.Unmarshal(line, &e) == nil && e.Stage == policy.StageURL && e.Reason == policy.ReasonClientTLS {
+			if json.Unmarshal(line, &e) == nil && e.Stage == policy.StageURL && e.Reason == name.ReasonClientTLS {
 				lines, count = lines+1, count+int(max(e.Count, 1))
 				peers[e.Peer] = true
 			}

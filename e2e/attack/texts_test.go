@@ -12,22 +12,22 @@ import (
 	"boxgate/audit"
 	"boxgate/e2e/harness"
 	"boxgate/internal/testnet"
-	"boxgate/policy"
+	"boxgate/policy/name"
 )
 
 // rude are servers that end a connection where it tells most: what the system says of it names both ends.
 var rude = map[uint16]struct {
 	end       func(net.Conn)
 	protocols []string
-	reason    policy.Reason
+	reason    name.Reason
 	says      string // in the answer to the box
 }{
-	9441: {afterRead(testnet.Reset), nil, policy.ReasonUpstreamTLS, "connection reset"},
-	9442: {afterRead(testnet.Reset), []string{"http/1.1"}, policy.ReasonUpstreamHTTP, "connection reset"},
-	9443: {afterRead(testnet.Reset), []string{"h2"}, policy.ReasonUpstreamHTTP, ""},
-	9444: {func(c net.Conn) { _ = c.Close() }, nil, policy.ReasonUpstreamTLS, ""},
-	9445: {afterRead(func(c net.Conn) { _, _ = c.Write([]byte("SSH-2.0-x\r\n")); _ = c.Close() }), nil, policy.ReasonUpstreamTLS, "does not speak TLS"},
-	9446: {afterRead(func(c net.Conn) { _, _ = c.Write([]byte("SSH-2.0-x\r\n\r\n")); _ = c.Close() }), []string{"http/1.1"}, policy.ReasonUpstreamHTTP, "malformed"},
+	9441: {afterRead(testnet.Reset), nil, name.ReasonUpstreamTLS, "connection reset"},
+	9442: {afterRead(testnet.Reset), []string{"http/1.1"}, name.ReasonUpstreamHTTP, "connection reset"},
+	9443: {afterRead(testnet.Reset), []string{"h2"}, name.ReasonUpstreamHTTP, ""},
+	9444: {func(c net.Conn) { _ = c.Close() }, nil, name.ReasonUpstreamTLS, ""},
+	9445: {afterRead(func(c net.Conn) { _, _ = c.Write([]byte("SSH-2.0-x\r\n")); _ = c.Close() }), nil, name.ReasonUpstreamTLS, "does not speak TLS"},
+	9446: {afterRead(func(c net.Conn) { _, _ = c.Write([]byte("SSH-2.0-x\r\n\r\n")); _ = c.Close() }), []string{"http/1.1"}, name.ReasonUpstreamHTTP, "malformed"},
 }
 
 func afterRead(end func(net.Conn)) func(net.Conn) {
@@ -60,7 +60,7 @@ func TestAttackErrorsShowNothingOfTheHost(t *testing.T) {
 	box := w.Create(map[string]any{"network_policy": harness.Custom("*.example.com"), "attach_headers": rules})
 
 	v4, v6 := w.Net.GatewayAddrs()
-	check := func(what, url string, reason policy.Reason, says string) {
+	check := func(what, url string, reason name.Reason, says string) {
 		t.Helper()
 		out, code := w.Sh(box, "curl -sS --max-time 60 "+what+" -w ' %{http_code}' "+url)
 		if code != 0 || !strings.HasSuffix(out, " 502") || !strings.Contains(out, `"`+string(reason)+`"`) || !strings.Contains(out, says) {
@@ -77,13 +77,13 @@ func TestAttackErrorsShowNothingOfTheHost(t *testing.T) {
 			for port, r := range rude {
 				check(family+" "+version, fmt.Sprintf("https://%s:%d/", host, port), r.reason, r.says)
 			}
-			check(family+" "+version, fmt.Sprintf("https://%s:%d/", host, closed), policy.ReasonUnreachable, "connection refused")
-			check(family+" "+version, "https://bad-cert.example.com/", policy.ReasonUpstreamTLS, "unknown authority")
+			check(family+" "+version, fmt.Sprintf("https://%s:%d/", host, closed), name.ReasonUnreachable, "connection refused")
+			check(family+" "+version, "https://bad-cert.example.com/", name.ReasonUpstreamTLS, "unknown authority")
 		}
-		check(family, fmt.Sprintf("http://%s:9447/", host), policy.ReasonUpstreamHTTP, "connection reset")
+		check(family, fmt.Sprintf("http://%s:9447/", host), name.ReasonUpstreamHTTP, "connection reset")
 	}
-	check("-x http://10.200.0.1:3128", fmt.Sprintf("http://%s:9447/", host), policy.ReasonUpstreamHTTP, "connection reset")
-	check("-x http://10.200.0.1:3128", fmt.Sprintf("http://%s:9439/", host), policy.ReasonUnreachable, "connection refused")
+	check("-x http://10.200.0.1:3128", fmt.Sprintf("http://%s:9447/", host), name.ReasonUpstreamHTTP, "connection reset")
+	check("-x http://10.200.0.1:3128", fmt.Sprintf("http://%s:9439/", host), name.ReasonUnreachable, "connection refused")
 
 	for _, own := range []string{v4.String(), "[" + v6.String() + "]"} { // for whoever looks after the host
 		w.Event(box, func(e audit.Event) bool {
@@ -108,13 +108,13 @@ func TestAttackDenialsShowNoProtectedRange(t *testing.T) {
 		"host.example.com": map[string]string{"X-Key": harness.Canary}, "inside.example.com": map[string]string{"X-Key": harness.Canary},
 	}})
 	r := w.Raid(box)
-	for name, addrs := range map[string][]netip.Addr{"host.example.com": {v4, v6}, "inside.example.com": w.Net.Addrs("inside.example.com")} {
+	for label, addrs := range map[string][]netip.Addr{"host.example.com": {v4, v6}, "inside.example.com": w.Net.Addrs("inside.example.com")} {
 		var told []string
 		for _, line := range []string{
-			"-x http://10.200.0.1:3128 http://" + name + "/",
-			"--resolve " + name + ":80:198.51.100.10 http://" + name + "/",
-			"--resolve " + name + ":443:198.51.100.10 https://" + name + "/",
-			"--http1.1 --resolve " + name + ":443:[2001:db8:1::10] https://" + name + "/",
+			"-x http://10.200.0.1:3128 http://" + label + "/",
+			"--resolve " + label + ":80:198.51.100.10 http://" + label + "/",
+			"--resolve " + label + ":443:198.51.100.10 https://" + label + "/",
+			"--http1.1 --resolve " + label + ":443:[2001:db8:1::10] https://" + label + "/",
 		} {
 			out, _ := w.Sh(box, "curl -sS --max-time 60 "+line)
 			if !strings.Contains(out, `"protected_range"`) {
@@ -123,17 +123,17 @@ func TestAttackDenialsShowNoProtectedRange(t *testing.T) {
 			told = append(told, out)
 		}
 		for _, qtype := range []uint16{mdns.TypeA, mdns.TypeAAAA, mdns.TypeHTTPS, mdns.TypeANY} {
-			told = append(told, ask(r, "udp", gatewayDNS, name, qtype).String())
+			told = append(told, ask(r, "udp", gatewayDNS, label, qtype).String())
 		}
 		for _, out := range told {
 			for _, secret := range []string{addrs[0].String(), addrs[1].String(), "10.0.0.0/8", "fc00::/7", "host or boxes"} {
 				if strings.Contains(out, secret) {
-					t.Errorf("%s: the box reads %q in %s", name, secret, out)
+					t.Errorf("%s: the box reads %q in %s", label, secret, out)
 				}
 			}
 		}
 		w.Event(box, func(e audit.Event) bool {
-			return e.Name == name && e.Reason == policy.ReasonProtectedRange && e.Rule != "" && (e.Addr == addrs[0] || e.Addr == addrs[1])
+			return e.Name == label && e.Reason == name.ReasonProtectedRange && e.Rule != "" && (e.Addr == addrs[0] || e.Addr == addrs[1])
 		})
 	}
 }

@@ -15,6 +15,7 @@ import (
 	"boxgate/e2e/harness"
 	"boxgate/internal/testnet"
 	"boxgate/policy"
+	"boxgate/policy/name"
 )
 
 // secretWorld is a world with a box that may reach a few hosts, with a key for api.example.com, and evil.example.net
@@ -62,9 +63,9 @@ func TestAttackTunnelOutOfAnInterceptedConnection(t *testing.T) {
 		if res, _ = harness.Exchange(t, c, r, "GET / HTTP/1.1\r\nHost: evil.example.net\r\n\r\n"); res.StatusCode != 421 {
 			t.Errorf("the request behind it: %d", res.StatusCode)
 		}
-		in.Denied(since, policy.StageHTTP, policy.ReasonAuthorityMismatch)
+		in.Denied(since, policy.StageHTTP, name.ReasonAuthorityMismatch)
 	})
-	for name, request := range map[string]string{
+	for label, request := range map[string]string{
 		"CONNECT to another host": "CONNECT evil.example.net:443 HTTP/1.1\r\nHost: evil.example.net:443\r\n\r\n",
 		"CONNECT to its own host": "CONNECT api.example.com:443 HTTP/1.1\r\nHost: api.example.com:443\r\n\r\n",
 		"CONNECT to an address":   "CONNECT " + in.V4("evil.example.net").String() + ":443 HTTP/1.1\r\nHost: api.example.com\r\n\r\n",
@@ -72,14 +73,14 @@ func TestAttackTunnelOutOfAnInterceptedConnection(t *testing.T) {
 		"TRACK":                   "TRACK /echo HTTP/1.1\r\nHost: api.example.com\r\n\r\n",
 		"trace":                   "trace /echo HTTP/1.1\r\nHost: api.example.com\r\n\r\n",
 	} {
-		t.Run(name, func(t *testing.T) {
+		t.Run(label, func(t *testing.T) {
 			in := in.On(t)
 			c := in.TLS(in.DialHost("api.example.com", 443), "api.example.com")
 			since := time.Now()
 			if res, body := harness.Exchange(t, c, bufio.NewReader(c), request); res.StatusCode != 405 || strings.Contains(body, harness.Canary) {
 				t.Errorf("answer %d %s", res.StatusCode, body)
 			}
-			in.Denied(since, policy.StageHTTP, policy.ReasonMethod)
+			in.Denied(since, policy.StageHTTP, name.ReasonMethod)
 		})
 	}
 	t.Run("STARTTLS stays with its host", func(t *testing.T) {
@@ -142,7 +143,7 @@ func TestAttackServerAnswersNoWebSocket(t *testing.T) {
 	in := secretWorld(t, change)
 	origin := start(in.World)
 	const right = "Sec-WebSocket-Accept: BACScCJPNqyz+UBoqMH89VmURoA=\r\n"
-	for name, c := range map[string]struct {
+	for label, c := range map[string]struct {
 		fields string
 		want   int
 	}{
@@ -158,7 +159,7 @@ func TestAttackServerAnswersNoWebSocket(t *testing.T) {
 	} {
 		origin.Answers("HTTP/1.1 101 Switching Protocols\r\n" + c.fields + "\r\nSSH-2.0-tunnel\r\n")
 		for _, way := range []string{"intercepted", "plain"} {
-			tcp, path := in.DialHost(harness.OriginName, map[string]uint16{"intercepted": 443, "plain": 80}[way]), "/"+strings.ReplaceAll(name, " ", "-")
+			tcp, path := in.DialHost(harness.OriginName, map[string]uint16{"intercepted": 443, "plain": 80}[way]), "/"+strings.ReplaceAll(label, " ", "-")
 			if way == "intercepted" {
 				tcp = in.TLS(tcp, harness.OriginName)
 			}
@@ -169,21 +170,21 @@ func TestAttackServerAnswersNoWebSocket(t *testing.T) {
 			if c.want == 101 {
 				said, _ = r.ReadString('\n')
 			} else if rest, _ := io.ReadAll(r); len(rest) > 0 {
-				t.Errorf("%s, %s: behind the refusal came %q", name, way, rest)
+				t.Errorf("%s, %s: behind the refusal came %q", label, way, rest)
 			}
 			if res.StatusCode != c.want || (said != "") != (c.want == 101) {
-				t.Errorf("%s, %s: %d %q", name, way, res.StatusCode, said)
+				t.Errorf("%s, %s: %d %q", label, way, res.StatusCode, said)
 			}
 			if c.want == 502 {
 				in.Event(in.Box, func(e audit.Event) bool {
-					return e.Path == path && e.Reason == policy.ReasonUpstreamHTTP && e.Verdict == policy.Deny
+					return e.Path == path && e.Reason == name.ReasonUpstreamHTTP && e.Verdict == policy.Deny
 				})
 			}
 		}
 		f := in.Frames(harness.OriginName)
 		f.Send(1, false, harness.Head(harness.OriginName, harness.Field{":method", "CONNECT"}, harness.Field{":protocol", "websocket"}, harness.Field{"sec-websocket-version", "13"})...)
 		if got := f.Outcome(1); got != "502" { // its key is another one
-			t.Errorf("%s, over HTTP/2: %s", name, got)
+			t.Errorf("%s, over HTTP/2: %s", label, got)
 		}
 	}
 }
@@ -196,39 +197,39 @@ func TestAttackExplicitProxy(t *testing.T) {
 	for request, want := range map[string]struct {
 		status int
 		stage  policy.Stage
-		reason policy.Reason
+		reason name.Reason
 	}{
-		"CONNECT evil.example.net:443":            {403, policy.StageConn, policy.ReasonNotAllowed},
-		"CONNECT " + evil + ":443":                {403, policy.StageConn, policy.ReasonNotAllowed},
-		"CONNECT [2001:db8:bad::10]:443":          {403, policy.StageConn, policy.ReasonNotAllowed},
-		"CONNECT 169.254.169.254:80":              {403, policy.StageConn, policy.ReasonProtectedRange},
-		"CONNECT [::ffff:169.254.169.254]:80":     {403, policy.StageConn, policy.ReasonProtectedRange},
-		"CONNECT [64:ff9b::a9fe:a9fe]:80":         {403, policy.StageConn, policy.ReasonProtectedRange},
-		"CONNECT 127.0.0.1:8600":                  {403, policy.StageConn, policy.ReasonProtectedRange},
-		"CONNECT [::1]:8600":                      {403, policy.StageConn, policy.ReasonProtectedRange},
-		"CONNECT 0.0.0.0:8600":                    {403, policy.StageConn, policy.ReasonProtectedRange},
-		"CONNECT 10.200.0.1:3128":                 {403, policy.StageConn, policy.ReasonHostPort},
-		"CONNECT 192.0.2.254:9600":                {403, policy.StageConn, policy.ReasonProtectedRange},
-		"CONNECT 2852039166:80":                   {400, policy.StageConn, policy.ReasonBadRequest},
-		"CONNECT 0xa9fea9fe:80":                   {400, policy.StageConn, policy.ReasonBadRequest},
-		"CONNECT 0251.0376.0251.0376:80":          {400, policy.StageConn, policy.ReasonBadRequest},
-		"CONNECT 169.254.43518:80":                {400, policy.StageConn, policy.ReasonBadRequest},
-		"CONNECT localhost:8600":                  {403, policy.StageConn, policy.ReasonNotAllowed},
-		"CONNECT www.example.com":                 {400, policy.StageConn, policy.ReasonBadRequest},
-		"CONNECT www.example.com:0":               {400, policy.StageConn, policy.ReasonBadRequest},
-		"CONNECT www.example.com:65979":           {400, policy.StageConn, policy.ReasonBadRequest},
-		"CONNECT www.example.com@evil:443":        {400, policy.StageConn, policy.ReasonBadRequest},
-		"GET http://evil.example.net/":            {403, policy.StageHTTP, policy.ReasonNotAllowed},
-		"GET http://" + evil + "/":                {403, policy.StageHTTP, policy.ReasonNotAllowed},
-		"GET http://www.example.com@evil/":        {400, policy.StageHTTP, policy.ReasonBadRequest},
-		"GET https://www.example.com/":            {400, policy.StageHTTP, policy.ReasonBadRequest},
-		"GET http://169.254.169.254/latest":       {403, policy.StageHTTP, policy.ReasonProtectedRange},
-		"GET http://0xa9fea9fe/latest":            {400, policy.StageHTTP, policy.ReasonBadRequest},
-		"GET http://10.200.0.1:3128/":             {403, policy.StageHTTP, policy.ReasonProtectedRange},
-		"GET http://metadata.example.net/latest":  {403, policy.StageHTTP, policy.ReasonNotAllowed},
-		"GET ftp://www.example.com/":              {400, policy.StageHTTP, policy.ReasonBadRequest},
-		"GET /":                                   {400, policy.StageHTTP, policy.ReasonBadRequest},
-		"OPTIONS *":                               {400, policy.StageHTTP, policy.ReasonBadRequest},
+		"CONNECT evil.example.net:443":            {403, policy.StageConn, name.ReasonNotAllowed},
+		"CONNECT " + evil + ":443":                {403, policy.StageConn, name.ReasonNotAllowed},
+		"CONNECT [2001:db8:bad::10]:443":          {403, policy.StageConn, name.ReasonNotAllowed},
+		"CONNECT 169.254.169.254:80":              {403, policy.StageConn, name.ReasonProtectedRange},
+		"CONNECT [::ffff:169.254.169.254]:80":     {403, policy.StageConn, name.ReasonProtectedRange},
+		"CONNECT [64:ff9b::a9fe:a9fe]:80":         {403, policy.StageConn, name.ReasonProtectedRange},
+		"CONNECT 127.0.0.1:8600":                  {403, policy.StageConn, name.ReasonProtectedRange},
+		"CONNECT [::1]:8600":                      {403, policy.StageConn, name.ReasonProtectedRange},
+		"CONNECT 0.0.0.0:8600":                    {403, policy.StageConn, name.ReasonProtectedRange},
+		"CONNECT 10.200.0.1:3128":                 {403, policy.StageConn, name.ReasonHostPort},
+		"CONNECT 192.0.2.254:9600":                {403, policy.StageConn, name.ReasonProtectedRange},
+		"CONNECT 2852039166:80":                   {400, policy.StageConn, name.ReasonBadRequest},
+		"CONNECT 0xa9fea9fe:80":                   {400, policy.StageConn, name.ReasonBadRequest},
+		"CONNECT 0251.0376.0251.0376:80":          {400, policy.StageConn, name.ReasonBadRequest},
+		"CONNECT 169.254.43518:80":                {400, policy.StageConn, name.ReasonBadRequest},
+		"CONNECT localhost:8600":                  {403, policy.StageConn, name.ReasonNotAllowed},
+		"CONNECT www.example.com":                 {400, policy.StageConn, name.ReasonBadRequest},
+		"CONNECT www.example.com:0":               {400, policy.StageConn, name.ReasonBadRequest},
+		"CONNECT www.example.com:65979":           {400, policy.StageConn, name.ReasonBadRequest},
+		"CONNECT www.example.com@evil:443":        {400, policy.StageConn, name.ReasonBadRequest},
+		"GET http://evil.example.net/":            {403, policy.StageHTTP, name.ReasonNotAllowed},
+		"GET http://" + evil + "/":                {403, policy.StageHTTP, name.ReasonNotAllowed},
+		"GET http://www.example.com@evil/":        {400, policy.StageHTTP, name.ReasonBadRequest},
+		"GET https://www.example.com/":            {400, policy.StageHTTP, name.ReasonBadRequest},
+		"GET http://169.254.169.254/latest":       {403, policy.StageHTTP, name.ReasonProtectedRange},
+		"GET http://0xa9fea9fe/latest":            {400, policy.StageHTTP, name.ReasonBadRequest},
+		"GET http://10.200.0.1:3128/":             {403, policy.StageHTTP, name.ReasonProtectedRange},
+		"GET http://metadata.example.net/latest":  {403, policy.StageHTTP, name.ReasonNotAllowed},
+		"GET ftp://www.example.com/":              {400, policy.StageHTTP, name.ReasonBadRequest},
+		"GET /":                                   {400, policy.StageHTTP, name.ReasonBadRequest},
+		"OPTIONS *":                               {400, policy.StageHTTP, name.ReasonBadRequest},
 		"GET http://www.example.com:443/":         {0, policy.StageHTTP, ""}, // plain HTTP to 443 is what it says
 		"GET http://api.example.com/no-key-there": {0, policy.StageHTTP, ""},
 	} {
@@ -263,7 +264,7 @@ func TestAttackExplicitProxy(t *testing.T) {
 		if answer != harness.AlertDenied {
 			t.Errorf("answer %q", answer)
 		}
-		in.Denied(since, policy.StageConn, policy.ReasonAuthorityMismatch)
+		in.Denied(since, policy.StageConn, name.ReasonAuthorityMismatch)
 	})
 	t.Run("CONNECT in the tunnel", func(t *testing.T) {
 		in := in.On(t)
@@ -326,7 +327,7 @@ func TestAttackResumptionUnderAnotherName(t *testing.T) {
 		if _, err := connect("evil.example.net", "api.example.com"); err == nil || !strings.Contains(err.Error(), "access denied") {
 			t.Errorf("a denied name: %v", err)
 		}
-		in.Denied(since, policy.StageConn, policy.ReasonNotAllowed)
+		in.Denied(since, policy.StageConn, name.ReasonNotAllowed)
 	}
 	for _, r := range in.Requests("cdn.example.org", "/resumed") {
 		if r.Header.Get("X-Key") != "" || r.Header.Get("X-Other") != "other" {

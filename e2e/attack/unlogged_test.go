@@ -11,6 +11,7 @@ import (
 	"boxgate/audit"
 	"boxgate/e2e/harness"
 	"boxgate/policy"
+	"boxgate/policy/name"
 )
 
 // What goes on when the gateway is killed is in the log: no tunnel, stream or WebSocket goes unseen by being long. What
@@ -134,7 +135,7 @@ func TestAttackLoopOfDenialsDoesNotFillTheLog(t *testing.T) {
 		t.Errorf("%d refusals became %d in %d lines", loop, count, lines)
 	}
 	w.Event(in.Box, func(e audit.Event) bool {
-		return e.Stage == policy.StageConn && e.Name == "evil.example.net" && e.Reason == policy.ReasonNotAllowed
+		return e.Stage == policy.StageConn && e.Name == "evil.example.net" && e.Reason == name.ReasonNotAllowed
 	})
 	if n := strings.Count(w.ReadLog(), `"stage":"http"`); n > most {
 		t.Errorf("%d lines of the log", n)

@@ -15,6 +15,7 @@ import (
 	"boxgate/e2e/harness"
 	"boxgate/internal/testnet"
 	"boxgate/policy"
+	"boxgate/policy/name"
 )
 
 // poison is what a hostile server wants to be taken for the answer to another request.
@@ -54,8 +55,8 @@ func TestAttackByTheServer(t *testing.T) {
 	in := secretWorld(t, change)
 	origin := start(in.World)
 	secure := netip.AddrPortFrom(in.Resolve(harness.OriginName, "ip4"), 443)
-	for name, broken := range brokenAnswers {
-		t.Run(name, func(t *testing.T) {
+	for label, broken := range brokenAnswers {
+		t.Run(label, func(t *testing.T) {
 			in := in.On(t)
 			for _, way := range []string{"h1", "h2", "plain"} {
 				origin.Answers(broken.text)
@@ -86,7 +87,7 @@ func TestAttackByTheServer(t *testing.T) {
 				}
 				if broken.want == 502 {
 					in.Event(in.Box, func(e audit.Event) bool {
-						return !e.Time.Before(since) && e.Path == "/broken" && e.Reason == policy.ReasonUpstreamHTTP && e.Status == 502
+						return !e.Time.Before(since) && e.Path == "/broken" && e.Reason == name.ReasonUpstreamHTTP && e.Status == 502
 					})
 				}
 				// The next request gets its own answer, whatever connection it goes by.
@@ -202,7 +203,7 @@ func TestAttackDeniedHostWithPages(t *testing.T) {
 	}
 	w.NothingReached("evil.example.net")
 	if e := w.Event(box, func(e audit.Event) bool { return e.Name == "evil.example.net" && e.Stage == policy.StageConn }); e.Verdict != policy.Deny ||
-		e.Reason != policy.ReasonNotAllowed || e.Status != 403 {
+		e.Reason != name.ReasonNotAllowed || e.Status != 403 {
 		t.Errorf("decision %+v", e)
 	}
 }

@@ -15,6 +15,7 @@ import (
 	"boxgate/e2e/harness"
 	"boxgate/internal/testnet"
 	"boxgate/policy"
+	"boxgate/policy/name"
 )
 
 // lenientServer serves two virtual hosts on one address, as nginx and others do: it looks for a Host anywhere in what it
@@ -94,7 +95,7 @@ func TestAttackDeniedVirtualHost(t *testing.T) {
 	spec["denied_domains"] = []string{"static.example.org"}
 	in := w.Intrude(w.Create(map[string]any{"network_policy": spec}))
 	open := w.Intrude(w.Create(map[string]any{"network_policy": map[string]any{"mode": "allow-all"}}))
-	for port, reason := range map[uint16]policy.Reason{80: policy.ReasonNoName, 8080: policy.ReasonProtocol} {
+	for port, reason := range map[uint16]name.Reason{80: name.ReasonNoName, 8080: name.ReasonProtocol} {
 		for what, text := range deniedHostBytes {
 			t.Run(fmt.Sprintf("%s on %d", what, port), func(t *testing.T) {
 				in, open := in.On(t), open.On(t)
@@ -148,7 +149,7 @@ func tlsWithoutName(in *harness.Intruder) {
 			if _, err := io.WriteString(c, "GET /nameless HTTP/1.1\r\nHost: static.example.org\r\n\r\n"); err == nil {
 				in.T.Errorf("TLS without SNI on %d, %s: the handshake succeeded", port, way)
 			}
-			in.Denied(since, policy.StageConn, policy.ReasonNoName)
+			in.Denied(since, policy.StageConn, name.ReasonNoName)
 		}
 	}
 	if seen := in.Net.Received("static.example.org", testnet.Path("/nameless")); len(seen) > 0 {

@@ -16,6 +16,7 @@ import (
 	"boxgate/audit"
 	"boxgate/e2e/harness"
 	"boxgate/policy"
+	"boxgate/policy/name"
 )
 
 // socketServer answers a WebSocket's handshake, in the way that its path says, with a first message; and any other request
@@ -156,7 +157,7 @@ func TestAttackAnotherSiteUsesThePassword(t *testing.T) {
 			t.Errorf("%s: %d, want %d; the box saw %q", name, status, c.want, seen)
 		}
 	}
-	if e := v.Event(v.box, func(e audit.Event) bool { return e.Reason == policy.ReasonURLOrigin && e.Method == "DELETE" }); e.Verdict != policy.Deny ||
+	if e := v.Event(v.box, func(e audit.Event) bool { return e.Reason == name.ReasonURLOrigin && e.Method == "DELETE" }); e.Verdict != policy.Deny ||
 		e.Stage != policy.StageURL || e.Status != 403 {
 		t.Errorf("decision %+v", e)
 	}
@@ -174,7 +175,7 @@ func TestAttackBoxAnswersNoWebSocket(t *testing.T) {
 		}
 		if want == 502 {
 			v.Event(v.box, func(e audit.Event) bool {
-				return e.Path == path && e.Reason == policy.ReasonURLUnavailable && e.Verdict == policy.Deny && e.Error != ""
+				return e.Path == path && e.Reason == name.ReasonURLUnavailable && e.Verdict == policy.Deny && e.Error != ""
 			})
 		}
 	}

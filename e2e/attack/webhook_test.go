@@ -13,6 +13,7 @@ import (
 	"boxgate/internal/lab"
 	"boxgate/internal/testnet"
 	"boxgate/policy"
+	"boxgate/policy/name"
 )
 
 // The webhook of a schedule is asked by the gateway, which the kernel's rules do not hold back: it must be judged like the
@@ -38,18 +39,18 @@ func TestAttackWebhook(t *testing.T) {
 	box := w.Create(map[string]any{
 		"network_policy": map[string]any{"mode": "custom", "allowed_domains": []string{"*.example.com"}, "allowed_cidrs": []string{"0.0.0.0/0", "::/0"}, "denied_domains": []string{"evil.example.net"}},
 	})
-	reasons := map[string]policy.Reason{
-		"http://169.254.169.254/latest/meta-data/": policy.ReasonProtectedRange,
-		"http://[fd00:ec2::254]/":                  policy.ReasonProtectedRange,
-		"http://[::ffff:169.254.169.254]/":         policy.ReasonProtectedRange,
-		"http://127.0.0.1:8600/v2/box":             policy.ReasonProtectedRange,
-		"http://[::1]:9600/metrics":                policy.ReasonProtectedRange,
-		"https://127.0.0.1:8600/":                  policy.ReasonProtectedRange,
-		"http://private.example.com/":              policy.ReasonProtectedRange,
-		"https://private.example.com/":             policy.ReasonProtectedRange,
-		"http://loop.example.com:8600/v2/box":      policy.ReasonProtectedRange,
-		"https://evil.example.net/":                policy.ReasonDeniedDomain,
-		"http://evil.example.net/":                 policy.ReasonDeniedDomain,
+	reasons := map[string]name.Reason{
+		"http://169.254.169.254/latest/meta-data/": name.ReasonProtectedRange,
+		"http://[fd00:ec2::254]/":                  name.ReasonProtectedRange,
+		"http://[::ffff:169.254.169.254]/":         name.ReasonProtectedRange,
+		"http://127.0.0.1:8600/v2/box":             name.ReasonProtectedRange,
+		"http://[::1]:9600/metrics":                name.ReasonProtectedRange,
+		"https://127.0.0.1:8600/":                  name.ReasonProtectedRange,
+		"http://private.example.com/":              name.ReasonProtectedRange,
+		"https://private.example.com/":             name.ReasonProtectedRange,
+		"http://loop.example.com:8600/v2/box":      name.ReasonProtectedRange,
+		"https://evil.example.net/":                name.ReasonDeniedDomain,
+		"http://evil.example.net/":                 name.ReasonDeniedDomain,
 	}
 	var urls []string
 	for link := range reasons {

@@ -23,6 +23,7 @@ import (
 	"boxgate/internal/testnet"
 	"boxgate/launcher"
 	"boxgate/policy"
+	"boxgate/policy/name"
 )
 
 // service is how the section of docs/credentials.md with its name is tried.
@@ -344,7 +345,7 @@ func (p *page) refused(e *example, cause string) {
 	for _, host := range e.hosts {
 		harness.Contains(p.T, p.MustSh(e.box, p.ask(e, host, "")), "secret_unavailable")
 		p.Event(e.box, func(d audit.Event) bool {
-			return d.Reason == policy.ReasonSecretUnavailable && d.Status == http.StatusBadGateway && d.Rule == host && strings.Contains(d.Error, `secret "`) && strings.Contains(d.Error, cause)
+			return d.Reason == name.ReasonSecretUnavailable && d.Status == http.StatusBadGateway && d.Rule == host && strings.Contains(d.Error, `secret "`) && strings.Contains(d.Error, cause)
 		})
 	}
 	p.mu.Lock()

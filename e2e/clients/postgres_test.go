@@ -20,6 +20,7 @@ import (
 	"boxgate/internal/lab"
 	"boxgate/internal/testnet"
 	"boxgate/policy"
+	"boxgate/policy/name"
 )
 
 const (
@@ -131,7 +132,7 @@ func (p *postgresBox) refused() {
 		}
 	}
 	p.Event(p.box, func(e audit.Event) bool {
-		return e.Reason == policy.ReasonHeaderRule && e.Verdict == policy.Deny && e.Rule == dbHost+":5432"
+		return e.Reason == name.ReasonHeaderRule && e.Verdict == policy.Deny && e.Rule == dbHost+":5432"
 	})
 }
 
@@ -219,7 +220,7 @@ func (p *postgresBox) revoked(secret string) {
 		p.T.Errorf("exit %d, %v: %s", code, err, out.String())
 	}
 	p.Event(p.box, func(e audit.Event) bool {
-		return e.Verdict == policy.Deny && e.Reason == policy.ReasonSecretUnavailable
+		return e.Verdict == policy.Deny && e.Reason == name.ReasonSecretUnavailable
 	})
 	text, code := p.Sh(p.box, p.psql(verified, "select 1"))
 	if code != 2 || !strings.Contains(text, "the secret with which the gateway logs in to "+dbHost+":5432 is not available") {

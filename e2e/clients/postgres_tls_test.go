@@ -20,6 +20,7 @@ import (
 	"boxgate/e2e/harness"
 	"boxgate/internal/lab"
 	"boxgate/policy"
+	"boxgate/policy/name"
 )
 
 // serverCA signs certificates of servers.
@@ -124,7 +125,7 @@ func TestAttackPostgresServerThatIsNotTheOne(t *testing.T) {
 			continue
 		}
 		w.Event(box, func(e audit.Event) bool {
-			return e.Verdict == policy.Deny && e.Rule == server.Host+":5432" && e.Reason == policy.ReasonUpstreamTLS
+			return e.Verdict == policy.Deny && e.Rule == server.Host+":5432" && e.Reason == name.ReasonUpstreamTLS
 		})
 		harness.Contains(t, log, "connection received")
 		if strings.Contains(log, "user=") || strings.Contains(log, "app") || strings.Contains(log, password) {

@@ -12,7 +12,7 @@ import (
 	"boxgate/e2e/harness"
 	"boxgate/internal/lab"
 	"boxgate/internal/testnet/sshd"
-	"boxgate/policy"
+	"boxgate/policy/name"
 )
 
 var exampleHostKey = regexp.MustCompile(`ssh-ed25519 [^"]*`)
@@ -66,6 +66,6 @@ func TestSSH(t *testing.T) {
 		t.Errorf("exit %d: %s", code, out)
 	}
 	w.Event(box, func(d audit.Event) bool {
-		return d.Reason == policy.ReasonSecretUnavailable && d.Rule == host+":22" && strings.Contains(d.Error, `secret "deploy-key"`)
+		return d.Reason == name.ReasonSecretUnavailable && d.Rule == host+":22" && strings.Contains(d.Error, `secret "deploy-key"`)
 	})
 }

@@ -7,6 +7,7 @@ import (
 	"boxgate/audit"
 	"boxgate/e2e/harness"
 	"boxgate/policy"
+	"boxgate/policy/name"
 )
 
 // TestClientsThatDoNotTrustTheCA: what a client that does not trust the box's CA makes of the handshake differs, and the log
@@ -15,7 +16,7 @@ func TestClientsThatDoNotTrustTheCA(t *testing.T) {
 	t.Parallel()
 	w, _, _ := newClients(t)
 	const store = "/etc/ssl/certs/ISRG_Root_X1.pem"
-	for name, line := range map[string]string{
+	for label, line := range map[string]string{
 		"curl":    "curl -sS --capath /nowhere --cacert " + store + " https://HOST/",
 		"TLS 1.2": "curl -sS --tls-max 1.2 --capath /nowhere --cacert " + store + " https://HOST/",
 		"wget":    "wget -q -O- --ca-directory=/nowhere --ca-certificate=" + store + " https://HOST/",
@@ -28,11 +29,11 @@ func TestClientsThatDoNotTrustTheCA(t *testing.T) {
 			"runtime": "clients", "network_policy": harness.Custom(shopHost), "attach_headers": map[string]any{shopHost: map[string]string{"X-Key": harness.Canary}},
 		})
 		if out, code := w.Sh(box, strings.ReplaceAll(line, "HOST", shopHost)+" 2>&1"); code == 0 {
-			t.Errorf("%s trusts the CA: %s", name, out)
+			t.Errorf("%s trusts the CA: %s", label, out)
 			continue
 		}
 		w.Event(box, func(e audit.Event) bool {
-			known := e.Reason == policy.ReasonClientTLS || name == "wget" && e.Stage == policy.StageConn // which completes the handshake
+			known := e.Reason == name.ReasonClientTLS || label == "wget" && e.Stage == policy.StageConn // which completes the handshake
 			return known && strings.Contains(e.Error, "does not trust the box's CA") && strings.Contains(e.Error, "gateway ca")
 		})
 	}

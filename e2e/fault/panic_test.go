@@ -19,6 +19,7 @@ import (
 	"boxgate/e2e/harness"
 	"boxgate/internal/lab"
 	"boxgate/policy"
+	"boxgate/policy/name"
 )
 
 // trafficWorld is a running world whose gateway fails as told, with a box that has a secret.
@@ -86,7 +87,7 @@ func TestAttackPanicInOneConnection(t *testing.T) {
 	internal := func(stage policy.Stage) {
 		t.Helper()
 		w.Event(in.Box, func(e audit.Event) bool {
-			return e.Stage == stage && e.Verdict == policy.Deny && e.Reason == policy.ReasonInternal
+			return e.Stage == stage && e.Verdict == policy.Deny && e.Reason == name.ReasonInternal
 		})
 	}
 	fine("before")

@@ -13,6 +13,7 @@ import (
 	"testing"
 
 	"boxgate/policy"
+	"boxgate/policy/name"
 )
 
 // TestFidelityRootsDot: a client that sends the root's dot in the server name reaches a server that ignores it, as OpenSSL does,
@@ -40,14 +41,14 @@ print(s.recv(100))' 2>&1`)
 	if out := say(spliced, "evil.example.net.", "9443"); !strings.Contains(out, "ACCESS_DENIED") {
 		t.Errorf("a name that is not allowed: %s", out)
 	}
-	if e := f.DenialOf(f.Box, policy.StageConn, "evil.example.net", policy.ReasonNotAllowed); e.Port != 9443 {
+	if e := f.DenialOf(f.Box, policy.StageConn, "evil.example.net", name.ReasonNotAllowed); e.Port != 9443 {
 		t.Errorf("decision %+v", e)
 	}
 	// The gateway's own TLS cannot be the server of such a client: it says why.
 	if out := say(bothHost, bothHost+".", "443"); !strings.Contains(out, "ACCESS_DENIED") {
 		t.Errorf("an intercepted host: %s", out)
 	}
-	if e := f.DenialOf(f.Box, policy.StageConn, bothHost, policy.ReasonProtocol); !strings.Contains(e.Error, "ends in a dot") {
+	if e := f.DenialOf(f.Box, policy.StageConn, bothHost, name.ReasonProtocol); !strings.Contains(e.Error, "ends in a dot") {
 		t.Errorf("decision %+v", e)
 	}
 	for _, version := range []string{"--http1.1", "--http2"} {

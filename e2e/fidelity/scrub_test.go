@@ -13,6 +13,7 @@ import (
 	"boxgate/internal/nightly"
 	"boxgate/internal/testnet"
 	"boxgate/policy"
+	"boxgate/policy/name"
 	"boxgate/proxy/scrub"
 )
 
@@ -87,7 +88,7 @@ func TestAttackResponseThatCannotBeScrubbed(t *testing.T) {
 		}
 	})
 	f.Event(f.Box, func(e audit.Event) bool {
-		return e.Reason == policy.ReasonUnscrubbable && e.Verdict == policy.Deny && e.Status == 502 && e.Path == "/part"
+		return e.Reason == name.ReasonUnscrubbable && e.Verdict == policy.Deny && e.Status == 502 && e.Path == "/part"
 	})
 }
 

@@ -10,6 +10,7 @@ import (
 	"boxgate/api"
 	"boxgate/audit"
 	"boxgate/policy"
+	"boxgate/policy/name"
 )
 
 // Events are the decisions about a box so far.
@@ -80,7 +81,7 @@ func (w *World) await(box string, match func(audit.Event) bool) (found audit.Eve
 }
 
 // Denied waits for a denial for the reason, recorded at the stage after the given time.
-func (in *Intruder) Denied(since time.Time, stage policy.Stage, reason policy.Reason) audit.Event {
+func (in *Intruder) Denied(since time.Time, stage policy.Stage, reason name.Reason) audit.Event {
 	in.T.Helper()
 	e, seen, ok := in.await(in.Box, func(e audit.Event) bool {
 		return !e.Time.Before(since) && e.Stage == stage && e.Verdict == policy.Deny && e.Reason == reason
@@ -98,7 +99,7 @@ func (in *Intruder) Denied(since time.Time, stage policy.Stage, reason policy.Re
 }
 
 // Denial waits for a denying decision about an address; port 0 is any port.
-func (w *World) Denial(box string, stage policy.Stage, to netip.Addr, port uint16, reason policy.Reason) audit.Event {
+func (w *World) Denial(box string, stage policy.Stage, to netip.Addr, port uint16, reason name.Reason) audit.Event {
 	w.T.Helper()
 	e := w.Event(box, func(e audit.Event) bool { return e.Stage == stage && e.Addr == to && (port == 0 || e.Port == port) })
 	if e.Verdict != policy.Deny || e.Reason != reason {
@@ -108,7 +109,7 @@ func (w *World) Denial(box string, stage policy.Stage, to netip.Addr, port uint1
 }
 
 // DenialOf waits for a denying decision about a name.
-func (w *World) DenialOf(box string, stage policy.Stage, name string, reason policy.Reason) audit.Event {
+func (w *World) DenialOf(box string, stage policy.Stage, name string, reason name.Reason) audit.Event {
 	w.T.Helper()
 	return w.Event(box, func(e audit.Event) bool {
 		return e.Stage == stage && e.Name == name && e.Verdict == policy.Deny && e.Reason == reason

@@ -18,7 +18,7 @@ import (
 	"boxgate/config"
 	"boxgate/e2e/harness"
 	"boxgate/internal/testnet"
-	"boxgate/policy"
+	"boxgate/policy/name"
 )
 
 func TestKilledGatewayLeavesTheBoxClosedAndPicksItUpAgain(t *testing.T) {
@@ -57,7 +57,7 @@ setsid sh try.sh >/dev/null 2>&1 &`)
 		t.Errorf("after the restart curl exited with %d", code)
 	}
 	w.NothingReached("evil.example.net")
-	w.Event(box, func(e audit.Event) bool { return e.Name == "evil.example.net" && e.Reason == policy.ReasonNotAllowed })
+	w.Event(box, func(e audit.Event) bool { return e.Name == "evil.example.net" && e.Reason == name.ReasonNotAllowed })
 }
 
 // awaitRounds waits until the box's loop has gone round n times, looking from the host at the file it writes.

@@ -10,6 +10,7 @@ import (
 	"boxgate/e2e/harness"
 	"boxgate/internal/lab"
 	"boxgate/policy"
+	"boxgate/policy/name"
 )
 
 // sourceWorld is a gateway that offers four addresses, which its host does not have yet.
@@ -132,8 +133,8 @@ func TestSourceAddresses(t *testing.T) {
 	own.V4, own.V6 = s.Net.GatewayAddrs()
 
 	s.leavesFrom(box, "while the host has none of its addresses", policy.Source{})
-	s.DenialOf(box, policy.StageDNS, "www.example.com", policy.ReasonSourceAddress)
-	s.Denial(box, policy.StageKernel, s.V4("plain.example.com"), 4444, policy.ReasonSourceAddress)
+	s.DenialOf(box, policy.StageDNS, "www.example.com", name.ReasonSourceAddress)
+	s.Denial(box, policy.StageKernel, s.V4("plain.example.com"), 4444, name.ReasonSourceAddress)
 
 	s.host("add", s.v4[0], s.v4[1], s.v6[0], s.v6[1])
 	s.Until("the addresses are noticed", func() bool {
@@ -172,7 +173,7 @@ func TestSourceAddresses(t *testing.T) {
 		t.Errorf("it is told addresses that it cannot reach: %s", out)
 	}
 	s.Event(box, func(e audit.Event) bool {
-		return e.Reason == policy.ReasonSourceAddress && strings.Contains(e.Rule, "IPv6")
+		return e.Reason == name.ReasonSourceAddress && strings.Contains(e.Rule, "IPv6")
 	})
 	s.Kill()
 	s.Up()

@@ -18,6 +18,7 @@ import (
 	"boxgate/e2e/harness"
 	"boxgate/internal/lab"
 	"boxgate/policy"
+	"boxgate/policy/name"
 )
 
 // A box sends and receives no faster than limits.send_bytes_per_second and receive_bytes_per_second say, through the proxy too:
@@ -101,7 +102,7 @@ func TestQuota(t *testing.T) {
 
 	w.MustSh(box, "curl -sS -f -o /dev/null https://www.example.com/bytes/"+strconv.Itoa(most))
 	w.Event(box, func(e audit.Event) bool {
-		return e.Reason == policy.ReasonPolicyChanged || e.Reason == policy.ReasonQuota
+		return e.Reason == name.ReasonPolicyChanged || e.Reason == name.ReasonQuota
 	})
 	if code, err := ended(); err != nil || code == 0 {
 		t.Errorf("the open stream ended with %d, %v", code, err)
@@ -119,7 +120,7 @@ func TestQuota(t *testing.T) {
 		}
 	}
 	refused("cut off")
-	w.DenialOf(box, policy.StageDNS, "www.example.com", policy.ReasonQuota)
+	w.DenialOf(box, policy.StageDNS, "www.example.com", name.ReasonQuota)
 	if status := visit(); status != 503 {
 		t.Errorf("the public URL answers %d", status)
 	}

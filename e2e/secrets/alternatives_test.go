@@ -9,6 +9,7 @@ import (
 	"boxgate/e2e/harness"
 	"boxgate/internal/testnet"
 	"boxgate/policy"
+	"boxgate/policy/name"
 )
 
 // TestAlternativesFromABox: what a server receives depends on the request, whatever family, version and spelling; what
@@ -63,7 +64,7 @@ func TestAlternativesFromABox(t *testing.T) {
 			}
 		}
 	}
-	if e := w.DenialOf(box, policy.StageHTTP, "api.example.com", policy.ReasonHeaderRule); e.Rule != "api.example.com, alternative 1" || len(e.Headers) != 0 {
+	if e := w.DenialOf(box, policy.StageHTTP, "api.example.com", name.ReasonHeaderRule); e.Rule != "api.example.com, alternative 1" || len(e.Headers) != 0 {
 		t.Errorf("decision %+v", e)
 	}
 }

@@ -30,7 +30,7 @@ import (
 	"boxgate/audit"
 	"boxgate/e2e/harness"
 	"boxgate/internal/testnet/sshd"
-	"boxgate/policy"
+	"boxgate/policy/name"
 	"boxgate/proxy/sign/signtest"
 )
 
@@ -406,7 +406,7 @@ func (b *brokers) refuses(in *harness.Intruder, out *strings.Builder) {
 			}
 		}
 		in.Event(in.Box, func(e audit.Event) bool {
-			return e.Reason == policy.ReasonSecretUnavailable && e.Rule == host && e.Path == path && strings.Contains(e.Error, `secret "`+secret+`"`)
+			return e.Reason == name.ReasonSecretUnavailable && e.Rule == host && e.Path == path && strings.Contains(e.Error, `secret "`+secret+`"`)
 		})
 	}
 	ask(brokerHost, "/oauth", "oauth")
@@ -425,7 +425,7 @@ func (b *brokers) refuses(in *harness.Intruder, out *strings.Builder) {
 	}
 	for rule, secret := range map[string]string{forge + ":22": "forge", baseHost + ":5432": "db"} {
 		in.Event(in.Box, func(e audit.Event) bool {
-			return e.Reason == policy.ReasonSecretUnavailable && e.Rule == rule && strings.Contains(e.Error, `secret "`+secret+`"`)
+			return e.Reason == name.ReasonSecretUnavailable && e.Rule == rule && strings.Contains(e.Error, `secret "`+secret+`"`)
 		})
 	}
 	if b.counts() != before || strings.Count(b.base.Log(), "connection authorized") != logins {

@@ -22,7 +22,7 @@ import (
 	"boxgate/audit"
 	"boxgate/e2e/harness"
 	"boxgate/internal/lab"
-	"boxgate/policy"
+	"boxgate/policy/name"
 )
 
 // clientCA signs the certificates of clients.
@@ -225,7 +225,7 @@ func certificateRotates(t *testing.T, w *harness.World, box, dir string, ca *cli
 	}
 	wantBothVersions(w, box, [2]string{"mutual.example.com/", `"secret_unavailable"`})
 	w.Event(box, func(e audit.Event) bool {
-		return e.Reason == policy.ReasonSecretUnavailable && e.Status == http.StatusBadGateway && strings.Contains(e.Error, `secret "both"`)
+		return e.Reason == name.ReasonSecretUnavailable && e.Status == http.StatusBadGateway && strings.Contains(e.Error, `secret "both"`)
 	})
 }
 

@@ -17,6 +17,7 @@ import (
 	"boxgate/config"
 	"boxgate/e2e/harness"
 	"boxgate/policy"
+	"boxgate/policy/name"
 )
 
 // forwardProxy is a proxy of the operator's: it answers with what it was sent, as the request that arrived.
@@ -110,7 +111,7 @@ func TestForwardURLFromABox(t *testing.T) {
 	if out, _ := w.Sh(box, "curl -sS -m 20 https://proxy.example.net:8443/"); strings.Contains(out, "decided") {
 		t.Error("the box reaches the proxy by itself")
 	}
-	w.DenialOf(box, policy.StageHTTP, "api.example.com", policy.ReasonUnreachable)
+	w.DenialOf(box, policy.StageHTTP, "api.example.com", name.ReasonUnreachable)
 	if text := w.LogText(); strings.Contains(text, "eyJ") {
 		t.Error("the log shows a token")
 	}

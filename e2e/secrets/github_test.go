@@ -20,6 +20,7 @@ import (
 	"boxgate/e2e/harness"
 	"boxgate/internal/lab"
 	"boxgate/policy"
+	"boxgate/policy/name"
 )
 
 // gitHub is a GitHub of the test internet, with one app and its latest installation token.
@@ -152,7 +153,7 @@ func TestGitHubAppFromABox(t *testing.T) {
 	harness.Contains(t, out, "status 404")
 	harness.Contains(t, w.MustSh(box, "curl -sS https://github.example.com/repos/acme/web"), "secret_unavailable")
 	w.Event(box, func(e audit.Event) bool {
-		return e.Reason == policy.ReasonSecretUnavailable && e.Status == http.StatusBadGateway && strings.Contains(e.Error, "github_app app 12345")
+		return e.Reason == name.ReasonSecretUnavailable && e.Status == http.StatusBadGateway && strings.Contains(e.Error, "github_app app 12345")
 	})
 	if _, exit := w.GatewayCommand("secret", "refresh", "nothing"); exit == 0 {
 		t.Error("an unknown secret was refreshed")
@@ -196,7 +197,7 @@ func streamEnds(t *testing.T, w *harness.World, box string, g *gitHub) {
 	}
 	w.MustSh(box, "timeout 60 sh -c 'until grep -q ended /tmp/stream; do sleep 0.1; done'")
 	w.Event(box, func(e audit.Event) bool {
-		return e.Reason == policy.ReasonSecretUnavailable && e.Verdict == policy.Deny && strings.HasPrefix(e.Path, "/stream")
+		return e.Reason == name.ReasonSecretUnavailable && e.Verdict == policy.Deny && strings.HasPrefix(e.Path, "/stream")
 	})
 	harness.Contains(t, w.MustSh(box, "curl -sS -f https://github.example.com/repos/acme/web"), "acme/web")
 	g.mu.Lock()

@@ -15,6 +15,7 @@ import (
 	"boxgate/internal/nightly"
 	"boxgate/internal/testnet"
 	"boxgate/policy"
+	"boxgate/policy/name"
 	"boxgate/secrets"
 )
 
@@ -134,7 +135,7 @@ func TestSecretSourceFails(t *testing.T) {
 		}
 		harness.Contains(t, w.MustSh(box, "cat /tmp/body"), `"secret_unavailable"`, `"status":502`)
 	}
-	e := w.Event(box, func(e audit.Event) bool { return e.Reason == policy.ReasonSecretUnavailable })
+	e := w.Event(box, func(e audit.Event) bool { return e.Reason == name.ReasonSecretUnavailable })
 	if e.Verdict != policy.Deny || e.Status != 502 || !strings.Contains(e.Error, `"key"`) || len(e.Headers) != 0 {
 		t.Errorf("decision %+v", e)
 	}

@@ -16,6 +16,7 @@ import (
 	"boxgate/internal/lab"
 	"boxgate/internal/testnet"
 	"boxgate/policy"
+	"boxgate/policy/name"
 	"boxgate/store"
 )
 
@@ -128,7 +129,7 @@ func TestPlaceholderLeaks(t *testing.T) {
 	w.Until("every leak is in the log", func() bool {
 		leaks = 0
 		for _, e := range w.Events(box) {
-			if e.Reason == policy.ReasonPlaceholderLeak && e.Verdict == policy.Deny {
+			if e.Reason == name.ReasonPlaceholderLeak && e.Verdict == policy.Deny {
 				leaks += int(max(e.Count, 1)) // repeated ones share a line
 			}
 		}
@@ -138,7 +139,7 @@ func TestPlaceholderLeaks(t *testing.T) {
 		t.Errorf("%d leaks in the log, want %d", leaks, n)
 	}
 	w.Event(box, func(e audit.Event) bool {
-		return e.Reason == policy.ReasonPlaceholderLeak && e.Name == "www.example.com" && strings.Contains(e.Error, "API_KEY") && strings.Contains(e.Error, "(Authorization)")
+		return e.Reason == name.ReasonPlaceholderLeak && e.Name == "www.example.com" && strings.Contains(e.Error, "API_KEY") && strings.Contains(e.Error, "(Authorization)")
 	})
 }
 
@@ -221,7 +222,7 @@ func TestPlaceholdersOfABoxFromAnOlderVersion(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	record.PlaceholderKey = policy.Secret{}
+	record.PlaceholderKey = name.Secret{}
 	if err := errors.Join(db.UpdateBox(record), db.Close(), w.Start(t.Context())); err != nil {
 		t.Fatal(err)
 	}

@@ -12,6 +12,7 @@ import (
 	"boxgate/audit"
 	"boxgate/e2e/harness"
 	"boxgate/policy"
+	"boxgate/policy/name"
 )
 
 const bodiesHost = "bodies.example.com"
@@ -107,7 +108,7 @@ u.urlopen(u.Request("https://`+bodiesHost+`/python", data=json.dumps({"key": os.
 	if e.Verdict != policy.Allow || strings.Join(e.Headers, " ") != "?key body" {
 		t.Errorf("event %+v", e)
 	}
-	w.DenialOf(plain, policy.StageHTTP, bodiesHost, policy.ReasonPlaceholderLeak)
+	w.DenialOf(plain, policy.StageHTTP, bodiesHost, name.ReasonPlaceholderLeak)
 	if strings.Contains(w.LogText(), harness.TestSecret) {
 		t.Error("the gateway's log holds the secret")
 	}

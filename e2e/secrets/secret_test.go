@@ -15,7 +15,7 @@ import (
 	"boxgate/audit"
 	"boxgate/e2e/harness"
 	"boxgate/internal/testnet"
-	"boxgate/policy"
+	"boxgate/policy/name"
 )
 
 // TestAttackOwnVariantsOfAnInjectedHeader sends what the gateway sets, in every way that a server might take for it.
@@ -141,7 +141,7 @@ func TestAttackSecretsGoNowhereElse(t *testing.T) {
 			t.Errorf("%s received a request", host)
 		}
 		w.Event(box, func(e audit.Event) bool {
-			return e.Name == host && e.Reason == policy.ReasonUpstreamTLS && e.Headers == nil
+			return e.Name == host && e.Reason == name.ReasonUpstreamTLS && e.Headers == nil
 		})
 	}
 }

@@ -8,6 +8,7 @@ import (
 	"boxgate/e2e/harness"
 	"boxgate/internal/testnet"
 	"boxgate/policy"
+	"boxgate/policy/name"
 )
 
 // TestAttackPlaceholderInWhatServersShow: a box puts a token where the host of its rule sends it back, or stores it for
@@ -41,7 +42,7 @@ func TestAttackPlaceholderInWhatServersShow(t *testing.T) {
 	if got := w.Net.Received("api.example.com", testnet.Of(testnet.Request)); len(got) != 0 {
 		t.Errorf("arrived: %+v", got)
 	}
-	e := w.DenialOf(box, policy.StageHTTP, "api.example.com", policy.ReasonPlaceholderLeak)
+	e := w.DenialOf(box, policy.StageHTTP, "api.example.com", name.ReasonPlaceholderLeak)
 	if !strings.Contains(e.Error, "API_KEY") {
 		t.Errorf("decision %+v", e)
 	}

@@ -19,6 +19,7 @@ import (
 	"boxgate/internal/lab"
 	"boxgate/internal/testnet"
 	"boxgate/policy"
+	"boxgate/policy/name"
 )
 
 // sourced is a world whose box sends one header from each kind of source to api.example.com.
@@ -190,30 +191,30 @@ func TestSecretsComeFromEverySource(t *testing.T) {
 const pace = 50 * time.Millisecond
 
 // breakAndRepair rotates, removes and restores what a source reads, and looks at what open connections do meanwhile.
-func (s *sourced) breakAndRepair(c *conns, name, cause string) {
+func (s *sourced) breakAndRepair(c *conns, label, cause string) {
 	t := s.T
 	t.Helper()
-	s.put(t, name, "canary-rotated-"+name)
-	s.UntilEvery(pace, name+": the new value is used on open connections", func() bool { return c.flaw() == "" })
-	if err := os.Remove(filepath.Join(s.files, name)); err != nil {
+	s.put(t, label, "canary-rotated-"+label)
+	s.UntilEvery(pace, label+": the new value is used on open connections", func() bool { return c.flaw() == "" })
+	if err := os.Remove(filepath.Join(s.files, label)); err != nil {
 		t.Fatal(err)
 	}
-	s.UntilEvery(pace, name+": requests are refused", c.refused)
+	s.UntilEvery(pace, label+": requests are refused", c.refused)
 	for range 3 {
 		if !c.refused() {
-			t.Errorf("%s: a request was answered while the source gave nothing", name)
+			t.Errorf("%s: a request was answered while the source gave nothing", label)
 		}
 	}
-	if out := s.MustSh(s.box, "curl -sS https://www.example.com/other-"+name); strings.Contains(out, "secret_unavailable") ||
-		len(s.Requests("www.example.com", "/other-"+name)) != 1 {
-		t.Errorf("%s: the other rule is held up: %s", name, out)
+	if out := s.MustSh(s.box, "curl -sS https://www.example.com/other-"+label); strings.Contains(out, "secret_unavailable") ||
+		len(s.Requests("www.example.com", "/other-"+label)) != 1 {
+		t.Errorf("%s: the other rule is held up: %s", label, out)
 	}
 	s.Event(s.box, func(e audit.Event) bool {
-		return e.Reason == policy.ReasonSecretUnavailable && e.Verdict == policy.Deny && e.Status == http.StatusBadGateway &&
-			strings.Contains(e.Error, `"`+name+`"`) && strings.Contains(e.Error, cause) && len(e.Headers) == 0
+		return e.Reason == name.ReasonSecretUnavailable && e.Verdict == policy.Deny && e.Status == http.StatusBadGateway &&
+			strings.Contains(e.Error, `"`+label+`"`) && strings.Contains(e.Error, cause) && len(e.Headers) == 0
 	})
-	s.put(t, name, "canary-repaired-"+name)
-	s.UntilEvery(pace, name+": it works again on open connections", func() bool { return c.flaw() == "" })
+	s.put(t, label, "canary-repaired-"+label)
+	s.UntilEvery(pace, label+": it works again on open connections", func() bool { return c.flaw() == "" })
 }
 
 // nowhere fails the test if a value is seen where it should not be.

@@ -11,6 +11,7 @@ import (
 	"boxgate/e2e/harness"
 	"boxgate/internal/testnet/sshd"
 	"boxgate/policy"
+	"boxgate/policy/name"
 )
 
 const sshTo = "ssh -o BatchMode=yes -o ConnectTimeout=60 "
@@ -29,7 +30,7 @@ func TestAttackSSHServerWithAnotherKey(t *testing.T) {
 		}
 	}
 	w.Event(box, func(e audit.Event) bool {
-		return e.Reason == policy.ReasonUpstreamTLS && e.Verdict == policy.Deny && e.Rule == forge+":22"
+		return e.Reason == name.ReasonUpstreamTLS && e.Verdict == policy.Deny && e.Rule == forge+":22"
 	})
 	w.Until("the server has logged both", func() bool { return strings.Count(w.server.Log(), "Connection from") >= 2 })
 	if log := w.server.Log(); strings.Contains(log, "userauth-request") || strings.Contains(log, "Accepted") {

@@ -16,6 +16,7 @@ import (
 	"boxgate/internal/lab"
 	"boxgate/internal/testnet/sshd"
 	"boxgate/policy"
+	"boxgate/policy/name"
 )
 
 const (
@@ -125,12 +126,12 @@ func TestGitOverSSHFromABox(t *testing.T) {
 		t.Errorf("the push is recorded as %+v", e)
 	}
 	e = w.Event(box, func(e audit.Event) bool { return e.Method == "git-receive-pack" && e.Verdict == policy.Deny })
-	if e.Path != "acme/tools" || e.Rule != "read "+forge+"/acme/tools" || e.Reason != policy.ReasonRequestRule {
+	if e.Path != "acme/tools" || e.Rule != "read "+forge+"/acme/tools" || e.Reason != name.ReasonRequestRule {
 		t.Errorf("the refused push is recorded as %+v", e)
 	}
 	w.Event(box, func(e audit.Event) bool { return e.Method == "direct-tcpip" && e.Verdict == policy.Deny })
 	w.Event(box, func(e audit.Event) bool {
-		return e.Method == "" && e.Reason == policy.ReasonHeaderRule && e.Verdict == policy.Deny
+		return e.Method == "" && e.Reason == name.ReasonHeaderRule && e.Verdict == policy.Deny
 	})
 	w.nothingShown(box)
 }
@@ -189,7 +190,7 @@ func TestSSHFromABox(t *testing.T) {
 	if out, code := w.Sh(box, ssh+forge+" id 2>&1"); code == 0 || !strings.Contains(out, "is not available") {
 		t.Errorf("without a key: exit %d: %s", code, out)
 	}
-	w.Event(box, func(e audit.Event) bool { return e.Reason == policy.ReasonSecretUnavailable && e.Method == "" })
+	w.Event(box, func(e audit.Event) bool { return e.Reason == name.ReasonSecretUnavailable && e.Method == "" })
 }
 
 // ends fails the test if an open connection outlives what it was made with.
@@ -229,5 +230,5 @@ func TestLoginAtAnAddressOfTwoNames(t *testing.T) {
 	if out, code := w.Sh(box, list); code == 0 {
 		t.Errorf("for one of two hosts with a login, it was logged in: %s", out)
 	}
-	w.Event(box, func(e audit.Event) bool { return e.Port == 22 && e.Reason == policy.ReasonNoName })
+	w.Event(box, func(e audit.Event) bool { return e.Port == 22 && e.Reason == name.ReasonNoName })
 }

@@ -10,6 +10,7 @@ import (
 	"boxgate/internal/lab"
 	"boxgate/internal/testnet"
 	"boxgate/policy"
+	"boxgate/policy/name"
 )
 
 func TestSecretReachesTheServerAndNeverTheBox(t *testing.T) {
@@ -62,7 +63,7 @@ func TestHostNotOnTheListIsRefusedByAnAlert(t *testing.T) {
 	w.NothingReached("evil.example.net")
 	for _, stage := range []policy.Stage{policy.StageDNS, policy.StageConn, policy.StageHTTP} {
 		e := w.Event(box, func(e audit.Event) bool { return e.Stage == stage && e.Name == "evil.example.net" })
-		if e.Verdict != policy.Deny || e.Reason != policy.ReasonNotAllowed {
+		if e.Verdict != policy.Deny || e.Reason != name.ReasonNotAllowed {
 			t.Errorf("%s decision %+v", stage, e)
 		}
 	}
@@ -99,7 +100,7 @@ func TestMetadataIsRefusedAlthoughThePolicyListsIt(t *testing.T) {
 	}
 	w.NothingReached("169.254.169.254")
 	e := w.Event(box, func(e audit.Event) bool { return e.Addr.String() == "169.254.169.254" })
-	if e.Verdict != policy.Deny || e.Reason != policy.ReasonProtectedRange || e.Stage != policy.StageKernel || e.Port != 80 {
+	if e.Verdict != policy.Deny || e.Reason != name.ReasonProtectedRange || e.Stage != policy.StageKernel || e.Port != 80 {
 		t.Errorf("decision %+v", e)
 	}
 }
@@ -148,7 +149,7 @@ func TestPolicyOpensAndClosesOnARunningBox(t *testing.T) {
 	if code, err := cutEnd(); err != nil || code == 0 || code == 28 { // 28: it went on until curl gave up
 		t.Errorf("the cut stream ended with %d, %v", code, err)
 	}
-	e := w.Event(box, func(e audit.Event) bool { return e.Reason == policy.ReasonPolicyChanged })
+	e := w.Event(box, func(e audit.Event) bool { return e.Reason == name.ReasonPolicyChanged })
 	if e.Name != "evil.example.net" {
 		t.Errorf("decision %+v", e)
 	}

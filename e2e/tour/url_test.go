@@ -16,6 +16,7 @@ import (
 	"boxgate/config"
 	"boxgate/e2e/harness"
 	"boxgate/policy"
+	"boxgate/policy/name"
 )
 
 // visitor is an HTTP client that opens public URLs from the gateway's own namespace, whatever their name resolves to.
@@ -126,7 +127,7 @@ func TestPublicURLAuthentication(t *testing.T) {
 	if status, _ := visit(t, c, both.URL, func(r *http.Request) { r.Header.Set("Authorization", "Bearer "+both.Token) }); status != 502 {
 		t.Errorf("a port nobody listens on: %d", status)
 	}
-	for _, reason := range []policy.Reason{policy.ReasonURL, policy.ReasonURLAuth, policy.ReasonURLUnavailable} {
+	for _, reason := range []name.Reason{name.ReasonURL, name.ReasonURLAuth, name.ReasonURLUnavailable} {
 		w.Event(box, func(e audit.Event) bool { return e.Stage == policy.StageURL && e.Reason == reason })
 	}
 	if err := w.Client.Do(t.Context(), "DELETE", api.BoxPath(box, "preview/8000"), nil, nil); err != nil {

@@ -17,6 +17,7 @@ import (
 	"boxgate/e2e/harness"
 	"boxgate/internal/nightly"
 	"boxgate/policy"
+	"boxgate/policy/name"
 )
 
 // fails are ways to use a proxy that does not take them.
@@ -46,7 +47,7 @@ func TestAttackPastAProxyThatDoesNotServe(t *testing.T) {
 	if err := w.Net.ServeConns("odd.example.net", 8888, greet); err != nil {
 		t.Fatal(err)
 	}
-	for name, c := range map[string]struct{ url, password string }{
+	for label, c := range map[string]struct{ url, password string }{
 		"wrong password":       {"http://proxy.example.net:8888", "wrong-canary-password"},
 		"wrong password socks": {"socks5://socks.example.net:1080", "wrong-canary-password"},
 		"no password":          {"http://proxy.example.net:8888", ""},
@@ -63,7 +64,7 @@ func TestAttackPastAProxyThatDoesNotServe(t *testing.T) {
 		"the gateway":          {"http://10.200.0.1:3128", ""},
 		"the host":             {"http://127.0.0.1:8600", ""},
 	} {
-		if strings.HasSuffix(name, " socks") && name != "wrong password socks" && !nightly.Enabled() {
+		if strings.HasSuffix(label, " socks") && label != "wrong password socks" && !nightly.Enabled() {
 			continue
 		}
 		body := map[string]any{"network_policy": by(open(), c.url), "attach_headers": map[string]any{"api.example.com": map[string]string{"X-Key": "v"}}}
@@ -73,20 +74,20 @@ func TestAttackPastAProxyThatDoesNotServe(t *testing.T) {
 		box := w.Create(body)
 		for _, r := range w.ShEach(box, strings.Split(strings.ReplaceAll(strings.Join(fails, "\n"), "-f ", ""), "\n")...) {
 			if r.Code == 0 && !strings.Contains(r.Line, "api.example.com") && !strings.Contains(r.Line, "plain.example.com") {
-				t.Errorf("%s: %s reached something: %s", name, r.Line, r.Out)
+				t.Errorf("%s: %s reached something: %s", label, r.Line, r.Out)
 			}
 		}
 		for _, r := range w.ShEach(box, fails...) {
 			if r.Code == 0 || strings.Contains(r.Out, "10.0.0.9") || strings.Contains(r.Out, "proxy.example.net") {
-				t.Errorf("%s: %s: %d %s", name, r.Line, r.Code, r.Out)
+				t.Errorf("%s: %s: %d %s", label, r.Line, r.Code, r.Out)
 			}
 		}
 		if out := w.MustSh(box, "curl -sS -m 30 -w ' %{http_code}' https://api.example.com/"); !strings.HasSuffix(out, " 502") || !strings.Contains(out, "upstream_proxy") ||
 			strings.Contains(out, "example.net") || strings.Contains(out, "10.0.0") {
-			t.Errorf("%s: the box is told %s", name, out)
+			t.Errorf("%s: the box is told %s", label, out)
 		}
 		w.Event(box, func(e audit.Event) bool {
-			return e.Reason == policy.ReasonUpstreamProxy && e.Verdict == policy.Deny && e.Via == c.url
+			return e.Reason == name.ReasonUpstreamProxy && e.Verdict == policy.Deny && e.Via == c.url
 		})
 		w.MustDelete(box)
 	}

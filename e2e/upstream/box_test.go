@@ -9,6 +9,7 @@ import (
 	"boxgate/audit"
 	"boxgate/e2e/harness"
 	"boxgate/policy"
+	"boxgate/policy/name"
 )
 
 // origins are servers that boxes reach by proxies.
@@ -146,7 +147,7 @@ func refusesOthers(t *testing.T, w *harness.World, box string) {
 		}
 	}
 	w.Event(box, func(e audit.Event) bool {
-		return e.Protocol == policy.UDP && e.Port == 9999 && e.Reason == policy.ReasonProtocol && e.Verdict == policy.Deny
+		return e.Protocol == policy.UDP && e.Port == 9999 && e.Reason == name.ReasonProtocol && e.Verdict == policy.Deny
 	})
 }
 

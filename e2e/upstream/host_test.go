@@ -13,7 +13,7 @@ import (
 	"boxgate/e2e/harness"
 	"boxgate/internal/lab"
 	"boxgate/internal/testnet"
-	"boxgate/policy"
+	"boxgate/policy/name"
 	"boxgate/secrets"
 )
 
@@ -99,7 +99,7 @@ func TestUpstreamProxyOfTheHost(t *testing.T) {
 	if out, code := w.Sh(box, "curl -k -sS -f -m 20 https://www.example.com/; curl -sS -f -m 20 http://plain.example.com/"); code == 0 {
 		t.Errorf("without a password: %s", out)
 	}
-	w.Event(box, func(e audit.Event) bool { return e.Reason == policy.ReasonSecretUnavailable })
+	w.Event(box, func(e audit.Event) bool { return e.Reason == name.ReasonSecretUnavailable })
 	if seen := direct(w, "www.example.com", "plain.example.com"); len(seen) > 0 {
 		t.Errorf("without a password, packets went directly: %v", seen)
 	}

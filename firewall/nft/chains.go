@@ -8,7 +8,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"boxgate/firewall/network"
-	"boxgate/policy"
+	"boxgate/policy/name"
 )
 
 // writeGuard writes the first checks of a packet: its source must be the box's own and its shape plain.
@@ -33,9 +33,9 @@ func (t *txn) writeGuard(c *Config, s *staticSets) {
 
 	// The first eight bytes of the header: its length, and behind it the flag and the offset of a fragment.
 	t.rule(chainShape+suffix(network.V4), "fragments and IP options", field(expr.PayloadBaseNetworkHeader, 0,
-		[]byte{0x0f, 0, 0, 0, 0, 0, 0x3f, 0xff}, neq([]byte{5, 0, 0, 0, 0, 0, 0, 0})), refuse(policy.ReasonProtocol))
+		[]byte{0x0f, 0, 0, 0, 0, 0, 0x3f, 0xff}, neq([]byte{5, 0, 0, 0, 0, 0, 0, 0})), refuse(name.ReasonProtocol))
 	for _, h := range []uint8{unix.IPPROTO_HOPOPTS, unix.IPPROTO_ROUTING, unix.IPPROTO_FRAGMENT, unix.IPPROTO_DSTOPTS} {
-		t.rule(chainShape+suffix(network.V6), "extension header or fragment", hasExtension(h), refuse(policy.ReasonProtocol))
+		t.rule(chainShape+suffix(network.V6), "extension header or fragment", hasExtension(h), refuse(name.ReasonProtocol))
 	}
 }
 
@@ -49,7 +49,7 @@ func (t *txn) checkSource(chain string, s *staticSets) {
 		t.rule(chain, "not needed: both ends have permanent neighbours", sourceIn(netip.MustParsePrefix(p)),
 			proto(unix.IPPROTO_ICMPV6), counted(countNeighbour), drop())
 	}
-	t.rule(chain, "", refuse(policy.ReasonSpoofed))
+	t.rule(chain, "", refuse(name.ReasonSpoofed))
 }
 
 // ifaceAnd loads an interface name and another value as one key.
@@ -65,7 +65,7 @@ func (t *txn) writeJudge(c *Config, s *staticSets) {
 		unix.IPPROTO_ICMPV6))
 	t.rule(chain, "", ctState(stateEstablished), jump(chainKnown))
 	t.rule(chain, "only TCP, UDP and ICMP", match{meta(expr.MetaKeyL4PROTO),
-		&expr.Lookup{SourceRegister: r1, SetName: known.Name, SetID: known.ID, Invert: true}}, refuse(policy.ReasonProtocol))
+		&expr.Lookup{SourceRegister: r1, SetName: known.Name, SetID: known.ID, Invert: true}}, refuse(name.ReasonProtocol))
 	t.rule(chain, "", ctState(stateInvalid|stateUntracked), counted(countInvalid), drop())
 	t.rule(chain, "", ctState(stateRelated), jump(chainRelated))
 	t.rule(chain, "", isReply(), jumpTo(chainAnswer))
@@ -77,9 +77,9 @@ func (t *txn) writeJudge(c *Config, s *staticSets) {
 	t.judgeOwn(c)
 	local := t.anonymous(nftables.TypeFIBAddr, []nftables.SetElement{{Key: native32(unix.RTN_LOCAL)},
 		{Key: native32(unix.RTN_BROADCAST)}, {Key: native32(unix.RTN_ANYCAST)}})
-	t.rule(chain, "the host's own addresses", match{destType(), lookup(local)}, refuse(policy.ReasonHostPort))
+	t.rule(chain, "the host's own addresses", match{destType(), lookup(local)}, refuse(name.ReasonHostPort))
 	t.rule(chain, "", match{meta(expr.MetaKeyIIFNAME), leadBy(s.boxes)})
-	t.rule(chain, "", refuse(policy.ReasonUnknownBox))
+	t.rule(chain, "", refuse(name.ReasonUnknownBox))
 
 	t.judgeKnown(c, s)
 	t.judgeRelated(c, s)
@@ -110,7 +110,7 @@ func (t *txn) judgeRelated(c *Config, s *staticSets) {
 		t.rule(chainRelated, "not needed: both ends know the link", destIs(a),
 			counted(countStray), drop())
 	}
-	t.rule(chainRelated, "", refuse(policy.ReasonProtocol))
+	t.rule(chainRelated, "", refuse(name.ReasonProtocol))
 }
 
 // judgeOwn opens the only ports of the host that boxes can reach, besides DNS, and leads what is for the sink to the proxy.
@@ -124,7 +124,7 @@ func (t *txn) judgeOwn(c *Config) {
 		t.rule(chainOwn, "", gateway, udp, destPort(c.DNSPort), jumpTo(chainLookup))
 		t.rule(chainOwn, "the explicit proxy", gateway, tcp, destPort(c.ExplicitPort), jumpTo(chainGateway))
 		t.rule(chainOwn, "sink: the proxy reads the name; it refuses all but public URLs", sink, tcp, jumpTo(chainProxy))
-		t.rule(chainOwn, "", sink, refuse(policy.ReasonNotAllowed))
+		t.rule(chainOwn, "", sink, refuse(name.ReasonNotAllowed))
 	}
 }
 
@@ -167,7 +167,7 @@ func (t *txn) writeTargets(c *Config, s *staticSets) {
 		t.rule(chainPassICMP, "errors about a forwarded connection", ofFamily(p.f), proto(p.proto), ctState(stateRelated),
 			match{kind, lookup(set)}, jumpTo(chainPing))
 	}
-	t.rule(chainPassICMP, "", refuse(policy.ReasonProtocol))
+	t.rule(chainPassICMP, "", refuse(name.ReasonProtocol))
 	t.rule(chainPing, "", ctState(stateNew), forwarded)
 	t.rule(chainPing, "", perInterface(s.pings, &expr.Limit{Type: expr.LimitTypePkts, Rate: 10,
 		Unit: expr.LimitTimeSecond, Burst: 20}), admit(network.MarkForward))
@@ -180,7 +180,7 @@ func (t *txn) writeAdmission(c *Config, s *staticSets) {
 	const why = "concurrent connections per box"
 	for chain, set := range map[string]*nftables.Set{chainAdmit: s.forwards, chainAdmitOwn: s.accepts, chainAdmitNames: s.lookups} {
 		t.rule(chain, why, ctState(stateNew), unconfirmed(), perInterface(set, &expr.Connlimit{Count: c.FlowLimit,
-			Flags: expr.NFT_CONNLIMIT_F_INV}), refuse(policy.ReasonLimit))
+			Flags: expr.NFT_CONNLIMIT_F_INV}), refuse(name.ReasonLimit))
 	}
 }
 

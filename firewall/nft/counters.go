@@ -4,7 +4,7 @@ import (
 	"github.com/google/nftables"
 	"golang.org/x/sys/unix"
 
-	"boxgate/policy"
+	"boxgate/policy/name"
 )
 
 // Counters reads how many packets the rules have refused, over a connection of its own.
@@ -23,7 +23,7 @@ func (tbl *Table) Counters() (*Counters, error) {
 func (c *Counters) Close() error { return c.c.CloseLasting() }
 
 // Seen returns how many packets of each interface were refused for the reason.
-func (c *Counters) Seen(reason policy.Reason) (map[string]uint64, error) {
+func (c *Counters) Seen(reason name.Reason) (map[string]uint64, error) {
 	elements, err := c.c.GetSetElements(&nftables.Set{Table: table(), Name: seenSet(reason), KeyType: nftables.TypeIFName})
 	if err != nil {
 		return nil, err

@@ -9,7 +9,7 @@ import (
 	"github.com/google/nftables/expr"
 
 	"boxgate/firewall/network"
-	"boxgate/policy"
+	"boxgate/policy/name"
 )
 
 // Connections that the kernel forwards for a box leave from the address that one of two maps has for that of the box, or from
@@ -61,7 +61,7 @@ func (t *txn) writeLeave(d *draft) {
 		f := network.FamilyOf(a)
 		t.rule(chain, "it leaves from the address that the plan says", ofFamily(f), leave(f), match{eq(a.AsSlice())}, jumpTo(chainPass))
 	}
-	t.rule(chain, "no address to leave from", refuse(policy.ReasonSourceAddress))
+	t.rule(chain, "no address to leave from", refuse(name.ReasonSourceAddress))
 }
 
 // leaveChanges are elements to be taken out of the maps and put into them.

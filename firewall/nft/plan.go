@@ -8,7 +8,7 @@ import (
 	"github.com/google/nftables"
 
 	"boxgate/firewall/network"
-	"boxgate/policy"
+	"boxgate/policy/name"
 )
 
 // writePlan writes what the version lets its boxes reach. The zero plan refuses everything except DNS and the sink.
@@ -17,14 +17,14 @@ func (t *txn) writePlan(d *draft, stamp string) {
 	t.chain(chain)
 	t.chain(open)
 	for _, f := range network.Families {
-		t.rule(chain, stamp, destInSet(f, d.shield.set(f)), refuse(policy.ReasonProtectedRange))
+		t.rule(chain, stamp, destInSet(f, d.shield.set(f)), refuse(name.ReasonProtectedRange))
 	}
 	for _, f := range network.Families {
 		if s := d.denied[f]; s != nil {
-			t.rule(chain, "", destInSet(f, s.name), refuse(policy.ReasonDeniedCIDR))
+			t.rule(chain, "", destInSet(f, s.name), refuse(name.ReasonDeniedCIDR))
 		}
 	}
-	t.onPorts(chain, "QUIC: names and requests are read from TCP", udp, d.plan.RejectUDP, refuse(policy.ReasonProtocol))
+	t.onPorts(chain, "QUIC: names and requests are read from TCP", udp, d.plan.RejectUDP, refuse(name.ReasonProtocol))
 	through := jumpTo(chainPass)
 	if d.sourced {
 		t.writeLeave(d)
@@ -43,14 +43,14 @@ func (t *txn) writePlan(d *draft, stamp string) {
 	if d.plan.DefaultAllow {
 		t.rule(chain, "not denied", through)
 	} else {
-		t.rule(chain, "", refuse(policy.ReasonNotAllowed))
+		t.rule(chain, "", refuse(name.ReasonNotAllowed))
 	}
 	t.steer(open, d.plan.SteerAllowed)
 	t.rule(open, "", through)
 }
 
 // steer sends TCP to the given ports to the proxy.
-func (t *txn) steer(chain string, ports policy.PortSet) {
+func (t *txn) steer(chain string, ports name.PortSet) {
 	t.onPorts(chain, "a name or a header rule decides", tcp, ports, jumpTo(chainProxy))
 }
 
@@ -59,7 +59,7 @@ func (t *txn) steer(chain string, ports policy.PortSet) {
 const fewPorts = 4
 
 // onPorts applies pieces to the packets of a transport protocol to the ports.
-func (t *txn) onPorts(chain, why string, transport match, ports policy.PortSet, what match) {
+func (t *txn) onPorts(chain, why string, transport match, ports name.PortSet, what match) {
 	list := slices.Compact(slices.Sorted(slices.Values(ports.Ports)))
 	switch {
 	case ports.All:

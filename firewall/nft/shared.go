@@ -8,6 +8,7 @@ import (
 	"slices"
 
 	"boxgate/policy"
+	"boxgate/policy/name"
 )
 
 // digest identifies a plan by what the table holds of it, which is all but the version of the policy.
@@ -23,7 +24,7 @@ func (tbl *Table) digest(p policy.KernelPlan) digest {
 			b = append(append(b, a[:]...), byte(prefix.Addr().BitLen()), byte(prefix.Bits()))
 		}
 	}
-	for _, ports := range []policy.PortSet{p.SteerAllowed, p.SteerOther, p.RejectUDP} {
+	for _, ports := range []name.PortSet{p.SteerAllowed, p.SteerOther, p.RejectUDP} {
 		b = append(binary.BigEndian.AppendUint32(b, uint32(len(ports.Ports))), flag(ports.All))
 		for _, port := range ports.Ports {
 			b = binary.BigEndian.AppendUint16(b, port)

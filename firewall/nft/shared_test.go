@@ -6,6 +6,7 @@ import (
 	"testing"
 
 	"boxgate/policy"
+	"boxgate/policy/name"
 )
 
 // Boxes whose plans differ in anything but the version of their policy must not share rules: a field of the plan that the
@@ -18,14 +19,14 @@ func TestDigestsDifferInEveryField(t *testing.T) {
 		}
 		return out
 	}
-	ports := func(list ...uint16) policy.PortSet { return policy.PortSet{Ports: list} }
+	ports := func(list ...uint16) name.PortSet { return name.PortSet{Ports: list} }
 	values := map[reflect.Type][]any{
 		reflect.TypeFor[bool](): {false, true},
 		reflect.TypeFor[[]netip.Prefix](): {prefixes(), prefixes("0.0.0.0/0"), prefixes("0.0.0.0/1"), prefixes("::/0"),
 			prefixes("::ffff:0.0.0.0/96"), prefixes("10.0.0.0/8", "192.0.2.0/24"), prefixes("192.0.2.0/24")},
 		reflect.TypeFor[policy.Source](): {policy.Source{}, policy.Source{V4: netip.MustParseAddr("192.0.2.1")}, policy.Source{V6: netip.MustParseAddr("2001:db8::1")},
 			policy.Source{V4: netip.MustParseAddr("192.0.2.1"), V6: netip.MustParseAddr("2001:db8::1")}},
-		reflect.TypeFor[policy.PortSet](): {ports(), policy.PortSet{All: true}, ports(0), ports(80), ports(80, 443), ports(443)},
+		reflect.TypeFor[name.PortSet](): {ports(), name.PortSet{All: true}, ports(0), ports(80), ports(80, 443), ports(443)},
 	}
 	tbl := New(emptyNamespace(t), Config{})
 	whose := map[digest]string{tbl.digest(policy.KernelPlan{}): "the zero plan"}

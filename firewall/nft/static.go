@@ -9,7 +9,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"boxgate/firewall/network"
-	"boxgate/policy"
+	"boxgate/policy/name"
 )
 
 // Static chains.
@@ -52,9 +52,9 @@ const (
 
 // Refusals are the reasons for which the kernel refuses a packet. Each has a chain "refuse_<reason>". For a packet that
 // matched nothing, the policy says whether the event has not_allowed or deny_all.
-var Refusals = []policy.Reason{
-	policy.ReasonSpoofed, policy.ReasonProtocol, policy.ReasonHostPort, policy.ReasonProtectedRange,
-	policy.ReasonDeniedCIDR, policy.ReasonNotAllowed, policy.ReasonUnknownBox, policy.ReasonLimit, policy.ReasonSourceAddress,
+var Refusals = []name.Reason{
+	name.ReasonSpoofed, name.ReasonProtocol, name.ReasonHostPort, name.ReasonProtectedRange,
+	name.ReasonDeniedCIDR, name.ReasonNotAllowed, name.ReasonUnknownBox, name.ReasonLimit, name.ReasonSourceAddress,
 }
 
 // Counters of packets that are dropped without an event.
@@ -75,7 +75,7 @@ const (
 var silent = []string{countForeign, countNeighbour, countInvalid, countStray, countNoProxy, countPings, countUnjudged,
 	countUnsolicited, countLeak, countSent, countAbsent}
 
-func refuse(reason policy.Reason) match { return jumpTo("refuse_" + string(reason)) }
+func refuse(reason name.Reason) match { return jumpTo("refuse_" + string(reason)) }
 
 // staticSets are the sets and maps that the static chains consult and AddBox fills.
 type staticSets struct {
@@ -208,18 +208,18 @@ func (t *txn) writeRefusals(group uint16) {
 		t.rule(chain, "", counted(refusalCounter(r)), perInterface(seen, &expr.Counter{}))
 		t.rule(chain, "at most 10 a second per box", perInterface(logged, &expr.Limit{Type: expr.LimitTypePkts,
 			Rate: 10, Unit: expr.LimitTimeSecond, Burst: 20}), logTo(group, string(r)))
-		if r == policy.ReasonSpoofed {
+		if r == name.ReasonSpoofed {
 			t.rule(chain, "no answer to an address that is not the sender's", drop())
 			continue
 		}
 		t.rule(chain, "the kernel answers only what is for this host", toHost(), jumpTo(chainReject))
 	}
-	t.rule(chainClosed, "", refuse(policy.ReasonNotAllowed))
+	t.rule(chainClosed, "", refuse(name.ReasonNotAllowed))
 	t.rule(chainReject, "", proto(unix.IPPROTO_TCP), match{&expr.Reject{Type: unix.NFT_REJECT_TCP_RST}})
 	t.rule(chainReject, "", match{&expr.Reject{Type: unix.NFT_REJECT_ICMPX_UNREACH,
 		Code: unix.NFT_REJECT_ICMPX_ADMIN_PROHIBITED}})
 }
 
-func refusalCounter(r policy.Reason) string { return "refused_" + string(r) }
+func refusalCounter(r name.Reason) string { return "refused_" + string(r) }
 
-func seenSet(r policy.Reason) string { return "seen_" + string(r) }
+func seenSet(r name.Reason) string { return "seen_" + string(r) }

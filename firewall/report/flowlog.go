@@ -9,6 +9,7 @@ import (
 	"boxgate/firewall/flow"
 	"boxgate/firewall/network"
 	"boxgate/policy"
+	"boxgate/policy/name"
 )
 
 // flow records two events for a connection that the kernel forwards: one when it begins, one with bytes and duration
@@ -61,11 +62,11 @@ func connName(id uint32) string {
 
 // withAllowance says why the connection was allowed, by the current policy: the one under which it began may be gone.
 func (r *Reports) withAllowance(e audit.Event) audit.Event {
-	e.Reason = policy.ReasonNotDenied
+	e.Reason = name.ReasonNotDenied
 	if d, ok := r.explain(e); ok && d.Allowed() {
 		e.Reason, e.Rule, e.Version = d.Reason, d.Rule, d.Version
 	} else if ok && e.Phase == audit.PhaseEnd {
-		e.Reason = policy.ReasonPolicyChanged
+		e.Reason = name.ReasonPolicyChanged
 	}
 	return e
 }

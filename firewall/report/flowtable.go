@@ -11,6 +11,7 @@ import (
 	"boxgate/firewall/flow"
 	"boxgate/firewall/network"
 	"boxgate/policy"
+	"boxgate/policy/name"
 )
 
 // Reading the connection table takes time in proportion to its size, so it is only read for a reason.
@@ -68,7 +69,7 @@ func (r *Reports) tellDropped() {
 	}
 	r.flowsDropped = total
 	r.cfg.Audit.Record(audit.Event{Time: time.Now(), Stage: policy.StageKernel, Verdict: policy.Allow, Action: audit.ActionKernel,
-		Reason: policy.ReasonUnnamed, Count: n,
+		Reason: name.ReasonUnnamed, Count: n,
 		Error: "reports of connections that the kernel dropped because there were too many; open connections were looked up"})
 }
 

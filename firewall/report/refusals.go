@@ -17,6 +17,7 @@ import (
 	"boxgate/firewall/flow"
 	"boxgate/firewall/nft"
 	"boxgate/policy"
+	"boxgate/policy/name"
 )
 
 // Messages and attributes of NFLOG (linux/netfilter/nfnetlink_log.h).
@@ -73,13 +74,13 @@ func (r *Reports) refused(m netlink.Message) {
 	if err != nil {
 		return
 	}
-	var reason policy.Reason
+	var reason name.Reason
 	var p packet
 	index := 0
 	for _, a := range attrs {
 		switch {
 		case a.Type == attrPrefix:
-			reason = policy.Reason(bytes.TrimRight(a.Data, "\x00"))
+			reason = name.Reason(bytes.TrimRight(a.Data, "\x00"))
 		case a.Type == attrInput && len(a.Data) == 4:
 			index = int(binary.BigEndian.Uint32(a.Data))
 		case a.Type == attrPayload:
@@ -109,14 +110,14 @@ func (r *Reports) refused(m netlink.Message) {
 // address is in no list, the policy may know a more specific reason.
 func (r *Reports) withRule(e audit.Event) audit.Event {
 	switch e.Reason {
-	case policy.ReasonSpoofed, policy.ReasonProtocol, policy.ReasonHostPort, policy.ReasonLimit:
+	case name.ReasonSpoofed, name.ReasonProtocol, name.ReasonHostPort, name.ReasonLimit:
 		return e
 	}
 	d, ok := r.explain(e)
 	if !ok || d.Allowed() {
 		return e
 	}
-	if e.Reason == policy.ReasonNotAllowed && (d.Reason == policy.ReasonDenyAll || d.Reason == policy.ReasonDeniedDomain || d.Reason == policy.ReasonProtocol) {
+	if e.Reason == name.ReasonNotAllowed && (d.Reason == name.ReasonDenyAll || d.Reason == name.ReasonDeniedDomain || d.Reason == name.ReasonProtocol) {
 		e.Reason = d.Reason
 	}
 	if d.Reason == e.Reason {
@@ -171,7 +172,7 @@ func parsePacket(b []byte) packet {
 // countKey names a counter of refused packets: the kernel keeps one per interface and reason.
 type countKey struct {
 	link   string
-	reason policy.Reason
+	reason name.Reason
 }
 
 // count compares what was reported with what was counted.
@@ -180,7 +181,7 @@ type count struct {
 	seen  uint64 // packets that the kernel had counted at the last check
 	dirty bool   // packets arrived since the last check
 	box   *tracked
-	as    policy.Reason // what the policy called the last refusal
+	as    name.Reason // what the policy called the last refusal
 }
 
 // count notes that packets have arrived for the counter. mu is held.
@@ -195,7 +196,7 @@ func (r *Reports) count(k countKey, t *tracked) *count {
 }
 
 // explained notes what the policy calls refusals of a counter.
-func (r *Reports) explained(k countKey, as policy.Reason) {
+func (r *Reports) explained(k countKey, as name.Reason) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if c := r.counts[k]; c != nil {
@@ -231,10 +232,10 @@ func (r *Reports) countEverything() {
 	}
 }
 
-func (r *Reports) dirtyReasons() []policy.Reason {
+func (r *Reports) dirtyReasons() []name.Reason {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	var out []policy.Reason
+	var out []name.Reason
 	for k, c := range r.counts {
 		if c.dirty && !slices.Contains(out, k.reason) {
 			out = append(out, k.reason)
@@ -246,7 +247,7 @@ func (r *Reports) dirtyReasons() []policy.Reason {
 // settle returns events for the difference between counted and reported. Where those packets went is not known, so they
 // name no destination. What had been counted at the last check is compared with what has been reported until now: the reports
 // of packets that were just counted may still be under way, and they would be told twice.
-func (r *Reports) settle(reason policy.Reason, seen map[string]uint64) []audit.Event {
+func (r *Reports) settle(reason name.Reason, seen map[string]uint64) []audit.Event {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	var out []audit.Event

@@ -3,7 +3,7 @@ package report
 import (
 	"testing"
 
-	"boxgate/policy"
+	"boxgate/policy/name"
 )
 
 // TestRefusalsAreToldOnce: packets whose own reports are still under way when the kernel's counters are read are told by those
@@ -11,10 +11,10 @@ import (
 func TestRefusalsAreToldOnce(t *testing.T) {
 	r := &Reports{counts: map[countKey]*count{}}
 	box := &tracked{}
-	key := countKey{"", policy.ReasonSpoofed}
+	key := countKey{"", name.ReasonSpoofed}
 	report := func(packets uint64) { r.count(key, box).told += packets }
 	look := func(counted uint64) (told uint64) {
-		for _, e := range r.settle(policy.ReasonSpoofed, map[string]uint64{"": counted}) {
+		for _, e := range r.settle(name.ReasonSpoofed, map[string]uint64{"": counted}) {
 			told += e.Count
 		}
 		return told
@@ -35,7 +35,7 @@ func TestRefusalsAreToldOnce(t *testing.T) {
 	if told = look(30); told != 0 {
 		t.Errorf("told at once of %d packets, whose reports may be under way", told)
 	}
-	for _, e := range r.settle(policy.ReasonSpoofed, nil) { // the table was replaced
+	for _, e := range r.settle(name.ReasonSpoofed, nil) { // the table was replaced
 		told += e.Count
 	}
 	if told != 9 {

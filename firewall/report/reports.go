@@ -18,6 +18,7 @@ import (
 	"boxgate/firewall/flow"
 	"boxgate/firewall/nft"
 	"boxgate/policy"
+	"boxgate/policy/name"
 )
 
 // Reports reads the kernel's reports about refused packets and forwarded connections, and records events.
@@ -55,7 +56,7 @@ type Config struct {
 }
 
 // Names returns the names for which DNS gave a box an address, the latest first.
-type Names func(policy.BoxID, netip.Addr) []policy.Name
+type Names func(policy.BoxID, netip.Addr) []name.Name
 
 // Recorder takes the events. Record must not block.
 type Recorder interface{ Record(audit.Event) }

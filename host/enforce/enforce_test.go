@@ -9,6 +9,7 @@ import (
 
 	"boxgate/firewall"
 	"boxgate/policy"
+	"boxgate/policy/name"
 )
 
 // narrow and wide are the CIDRs of two policies of which the second opens more.
@@ -82,7 +83,7 @@ func (f *fakes) CloseBox(policy.BoxID) { _ = f.step("close connections") }
 
 func compiled(t *testing.T, cidrs []string) *policy.Compiled {
 	t.Helper()
-	c, err := policy.Compile(policy.Spec{Mode: policy.ModeCustom, AllowedCIDRs: cidrs}, nil, policy.NewProtected(nil, nil), 1)
+	c, err := policy.Compile(policy.Spec{Mode: policy.ModeCustom, AllowedCIDRs: cidrs}, nil, name.NewProtected(nil, nil), 1)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -13,17 +13,17 @@ import (
 	"github.com/coreos/go-oidc/v3/oidc"
 	"golang.org/x/oauth2"
 
-	"boxgate/policy"
+	"boxgate/policy/name"
 )
 
 // Config says which provider it is, and who the gateway is there.
 type Config struct {
 	Issuer   string
 	ClientID string
-	Secret   func(context.Context) (policy.Secret, error) // the client's secret; nil: it has none
-	Scopes   []string                                     // besides openid
-	Groups   string                                       // the claim with the groups of a visitor
-	Redirect string                                       // the gateway's address there
+	Secret   func(context.Context) (name.Secret, error) // the client's secret; nil: it has none
+	Scopes   []string                                   // besides openid
+	Groups   string                                     // the claim with the groups of a visitor
+	Redirect string                                     // the gateway's address there
 }
 
 // ErrDown is a provider that cannot be reached or gives no answer.

@@ -4,13 +4,13 @@ import (
 	"encoding/json"
 	"net/http"
 
-	"boxgate/policy"
+	"boxgate/policy/name"
 )
 
 // Notice is an answer of the gateway.
 type Notice struct {
 	Status int
-	Reason policy.Reason
+	Reason name.Reason
 	Detail string // what is wrong
 	Form   *Form  // asks a browser to sign in; nil: does not
 }
@@ -25,11 +25,11 @@ type Form struct {
 
 // problem is the body of an answer to a program.
 type problem struct {
-	Title  string        `json:"title"`
-	Status int           `json:"status"`
-	Detail string        `json:"detail"`
-	Remedy string        `json:"remedy,omitempty"`
-	Reason policy.Reason `json:"reason"`
+	Title  string      `json:"title"`
+	Status int         `json:"status"`
+	Detail string      `json:"detail"`
+	Remedy string      `json:"remedy,omitempty"`
+	Reason name.Reason `json:"reason"`
 }
 
 // Problem returns the fields and the body of the answer to a program.

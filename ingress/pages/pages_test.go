@@ -15,19 +15,19 @@ import (
 
 	"golang.org/x/net/html"
 
-	"boxgate/policy"
+	"boxgate/policy/name"
 )
 
 // all are the notices that a visitor may see.
 func all() map[string]Notice {
 	notices := map[string]Notice{
-		"sign-in": {Status: 401, Reason: policy.ReasonURLAuth, Detail: "This public URL needs a credential.",
+		"sign-in": {Status: 401, Reason: name.ReasonURLAuth, Detail: "This public URL needs a credential.",
 			Form: &Form{Bearer: true, Basic: true, Provider: true, Next: "/a?b=c"}},
-		"failed":     {Status: 401, Reason: policy.ReasonURLAuth, Form: &Form{Bearer: true, Failed: true}},
+		"failed":     {Status: 401, Reason: name.ReasonURLAuth, Form: &Form{Bearer: true, Failed: true}},
 		"signed out": {Status: 200, Detail: "You are signed out."},
 	}
 	for _, status := range []int{400, 401, 403, 404, 408, 421, 429, 502, 503, 504} {
-		notices[strconv.Itoa(status)] = Notice{Status: status, Reason: policy.ReasonURLAuth, Detail: "What is wrong."}
+		notices[strconv.Itoa(status)] = Notice{Status: status, Reason: name.ReasonURLAuth, Detail: "What is wrong."}
 	}
 	return notices
 }

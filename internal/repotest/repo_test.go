@@ -19,10 +19,12 @@ import (
 
 // allowed lists, for each package, the packages of this module that it may import besides those below itself. Arrows
 // point to policy; audit is the one other package that all may import, for audit.Event; siblings never import siblings.
+// Who may import policy may import policy/name as well, whose types are in its API.
 // The floors of the firewall, the proxy, the admin API, the launcher, the store, the self-test and the command line are
 // listed one by one: a floor imports only the floors below it.
 var allowed = importTable(`
 policy:
+policy/name:
 audit: policy internal/fault
 firewall: policy audit internal/fault
 firewall/flow: policy firewall/namespace firewall/network
@@ -179,9 +181,15 @@ e2e: policy audit config host/nslock certs launcher launcher/launchertest api ap
 func importTable(text string) map[string][]string {
 	table := map[string][]string{}
 	for line := range strings.Lines(text) {
-		if pkg, may, ok := strings.Cut(line, ":"); ok {
-			table[pkg] = strings.Fields(may)
+		pkg, list, ok := strings.Cut(line, ":")
+		if !ok {
+			continue
 		}
+		may := strings.Fields(list)
+		if slices.Contains(may, "policy") {
+			may = append(may, "policy/name")
+		}
+		table[pkg] = may
 	}
 	return table
 }

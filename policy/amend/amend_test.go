@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	"boxgate/policy"
+	"boxgate/policy/name"
 )
 
 func entry(t *testing.T, s string) Entry {
@@ -133,18 +134,18 @@ func compare(t *testing.T, before policy.Spec, after Change, verb string, e Entr
 	was, is := compiled(t, before), compiled(t, after.Spec)
 	for _, host := range []string{"a.com", "x.a.com", "b.com", "c.com"} {
 		for _, port := range []uint16{443, 80} {
-			name, err := policy.ParseName(host)
+			hostName, err := name.Parse(host)
 			if err != nil {
 				t.Fatal(err)
 			}
-			asked := policy.Request{Stage: policy.StageConn, Name: name, Port: port, Protocol: policy.TCP}
+			asked := policy.Request{Stage: policy.StageConn, Name: hostName, Port: port, Protocol: policy.TCP}
 			got := is.Decide(asked).Allowed()
-			if want := verb == "allow"; !e.isAddress() && e.pattern.Match(name, port) && got != want && !excepted(after, e) {
+			if want := verb == "allow"; !e.isAddress() && e.pattern.Match(hostName, port) && got != want && !excepted(after, e) {
 				t.Errorf("%s %s of %s: %s:%d is allowed: %v", verb, e, text(t, before), host, port, got)
-			} else if (e.isAddress() || !e.pattern.Match(name, port)) && got != was.Decide(asked).Allowed() {
+			} else if (e.isAddress() || !e.pattern.Match(hostName, port)) && got != was.Decide(asked).Allowed() {
 				t.Errorf("%s %s of %s changes %s:%d", verb, e, text(t, before), host, port)
 			}
-			if asked = (policy.Request{Stage: policy.StageDNS, Name: name}); !is.Decide(asked).Allowed() && was.Decide(asked).Allowed() && verb == "allow" {
+			if asked = (policy.Request{Stage: policy.StageDNS, Name: hostName}); !is.Decide(asked).Allowed() && was.Decide(asked).Allowed() && verb == "allow" {
 				t.Errorf("allow %s of %s: %s is not resolved any more", e, text(t, before), host)
 			}
 		}
@@ -167,7 +168,7 @@ func excepted(c Change, e Entry) bool {
 
 func compiled(t *testing.T, s policy.Spec) *policy.Compiled {
 	t.Helper()
-	c, err := policy.Compile(s, nil, policy.NewProtected(nil, nil), 1)
+	c, err := policy.Compile(s, nil, name.NewProtected(nil, nil), 1)
 	if err != nil {
 		t.Fatalf("%s: %v", text(t, s), err)
 	}

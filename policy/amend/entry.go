@@ -8,20 +8,21 @@ import (
 	"slices"
 
 	"boxgate/policy"
+	"boxgate/policy/name"
 )
 
 // Entry is one destination as the lists of a policy have it: a name, "*.name", with or without a port; or an address or CIDR.
 type Entry struct {
 	text    string
-	pattern policy.Pattern // zero for an address
-	prefix  netip.Prefix   // zero for a name
+	pattern name.Pattern // zero for an address
+	prefix  netip.Prefix // zero for a name
 }
 
 // ParseEntry reads an entry. The error says what is wrong with it, and what was probably meant.
 func ParseEntry(s string) (Entry, error) {
 	prefix, isAddress := prefixOf(s)
 	if !isAddress {
-		pattern, err := policy.ParsePattern(s)
+		pattern, err := name.ParsePattern(s)
 		return Entry{s, pattern, netip.Prefix{}}, err
 	}
 	// The policy's own parser allows one spelling for each range.
@@ -29,7 +30,7 @@ func ParseEntry(s string) (Entry, error) {
 	if invalid, ok := errors.AsType[*policy.InvalidError](err); ok {
 		return Entry{}, errors.New(invalid.Problems[0].Message)
 	}
-	return Entry{s, policy.Pattern{}, prefix}, err
+	return Entry{s, name.Pattern{}, prefix}, err
 }
 
 // prefixOf reads a CIDR, or an address as its host route.

@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	"boxgate/policy"
+	"boxgate/policy/name"
 )
 
 // TestPresets: every file is what it should be, and compiles. Each host has a port, so that a preset for HTTPS does not open
@@ -19,23 +20,23 @@ func TestPresets(t *testing.T) {
 			t.Errorf("there is no preset %s", want)
 		}
 	}
-	for _, name := range Names() {
-		checkFile(t, name)
-		p, err := Find(name)
-		if err != nil || p.Name != name || p.Version < 1 || p.About == "" || !strings.HasPrefix(p.Source, "https://") || len(p.AllowedDomains) == 0 {
-			t.Errorf("%s: %+v %v", name, p, err)
+	for _, label := range Names() {
+		checkFile(t, label)
+		p, err := Find(label)
+		if err != nil || p.Name != label || p.Version < 1 || p.About == "" || !strings.HasPrefix(p.Source, "https://") || len(p.AllowedDomains) == 0 {
+			t.Errorf("%s: %+v %v", label, p, err)
 		}
-		spec, err := Policy(name)
+		spec, err := Policy(label)
 		if err != nil {
 			t.Fatal(err)
 		}
-		compiled, err := policy.Compile(spec, nil, &policy.Protected{}, 1)
+		compiled, err := policy.Compile(spec, nil, &name.Protected{}, 1)
 		if err != nil || len(compiled.Warnings()) > 0 {
-			t.Errorf("%s: %v %v", name, err, compiled.Warnings())
+			t.Errorf("%s: %v %v", label, err, compiled.Warnings())
 		}
 		for _, host := range p.AllowedDomains {
-			if pattern, err := policy.ParsePattern(host); err != nil || pattern.Port() == 0 || pattern.IsWildcard() || pattern.String() != host {
-				t.Errorf("%s: %q is not a canonical name with a port: %v", name, host, err)
+			if pattern, err := name.ParsePattern(host); err != nil || pattern.Port() == 0 || pattern.IsWildcard() || pattern.String() != host {
+				t.Errorf("%s: %q is not a canonical name with a port: %v", label, host, err)
 			}
 		}
 	}

@@ -7,6 +7,7 @@ import (
 	"testing"
 
 	"boxgate/policy"
+	"boxgate/policy/name"
 	"boxgate/proxy/proxytest"
 )
 
@@ -60,7 +61,7 @@ func TestAlternatives(t *testing.T) {
 			}
 		}
 		denied := l.Events.Wait(t, 7)[6]
-		if denied.Verdict != policy.Deny || denied.Reason != policy.ReasonHeaderRule || denied.Rule != proxytest.HostPort(port)+", alternative 1" || denied.Status != 403 {
+		if denied.Verdict != policy.Deny || denied.Reason != name.ReasonHeaderRule || denied.Rule != proxytest.HostPort(port)+", alternative 1" || denied.Status != 403 {
 			t.Errorf("event %+v", denied)
 		}
 	})

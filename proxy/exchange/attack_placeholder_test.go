@@ -6,7 +6,7 @@ import (
 	"strings"
 	"testing"
 
-	"boxgate/policy"
+	"boxgate/policy/name"
 	"boxgate/proxy/proxytest"
 )
 
@@ -17,7 +17,7 @@ func TestAttackPlaceholderWhereServersAnswer(t *testing.T) {
 	key := proxytest.TokenFor("KEY")
 	proxytest.EachProtocol(t, func(t *testing.T, l *proxytest.Rig, client *http.Client, port uint16, up *proxytest.Recorder) {
 		l.Rules(proxytest.AllowAll, `{"`+proxytest.HostPort(port)+`": {"placeholders": {"KEY": "the-value"}}}`)
-		for i, name := range []string{
+		for i, label := range []string{
 			"Origin", "Referer", "User-Agent", "Content-Type", "Content-Language", "Accept", "Accept-Language", "If-None-Match", "If-Match",
 			"Access-Control-Request-Headers", "X-Request-Id", "X_Request_ID", "x-correlation-id", "Idempotency-Key", "Traceparent", "X-B3-TraceId",
 			"X-Forwarded-For", "Forwarded", "X-Http-Method-Override", "Range", "From", "Grpc-Timeout", "Sec-Fetch-Site",
@@ -29,7 +29,7 @@ func TestAttackPlaceholderWhereServersAnswer(t *testing.T) {
 			"HTTP-Referer", "X-Title", "Helicone-Property-Token", "Cf-Aig-Metadata", "X-Portkey-Metadata",
 		} {
 			req, _ := http.NewRequest("POST", "https://"+proxytest.HostPort(port)+"/", strings.NewReader("x"))
-			req.Header[name] = []string{"https://" + key}
+			req.Header[label] = []string{"https://" + key}
 			res, err := client.Do(req)
 			if err != nil {
 				t.Fatal(err)
@@ -37,11 +37,11 @@ func TestAttackPlaceholderWhereServersAnswer(t *testing.T) {
 			text, _ := io.ReadAll(res.Body)
 			_ = res.Body.Close()
 			if got, _ := up.Take(); got != nil || res.StatusCode != 403 || !strings.Contains(string(text), "placeholder_leak") {
-				t.Errorf("%s: %d %s", name, res.StatusCode, text)
+				t.Errorf("%s: %d %s", label, res.StatusCode, text)
 			}
 			e := l.Events.Wait(t, i+1)[i]
-			if e.Reason != policy.ReasonPlaceholderLeak || !strings.Contains(strings.ToLower(e.Error), "the placeholder key in a header that holds no key ("+strings.ToLower(name)) {
-				t.Errorf("%s: event %+v", name, e)
+			if e.Reason != name.ReasonPlaceholderLeak || !strings.Contains(strings.ToLower(e.Error), "the placeholder key in a header that holds no key ("+strings.ToLower(label)) {
+				t.Errorf("%s: event %+v", label, e)
 			}
 		}
 		for _, name := range []string{"Authorization", "Cookie", "X-Api-Key", "Private-Token", "X-Amz-Security-Token", "X-Auth-Key", "X-Goog-Api-Key",

@@ -3,7 +3,7 @@ package exchange
 import (
 	"context"
 
-	"boxgate/policy"
+	"boxgate/policy/name"
 )
 
 // Credential is a value with which the gateway logged in on a connection. The zero value is a literal.
@@ -15,14 +15,14 @@ type Credential struct {
 
 // Credential returns the value of a secret of the configuration for a connection that is about to be logged in, and what
 // is to be asked about the connection from now on.
-func (k *Core) Credential(ctx context.Context, source string) (policy.Secret, Credential, error) {
+func (k *Core) Credential(ctx context.Context, source string) (name.Secret, Credential, error) {
 	c := Credential{k, source, k.Revoked.count.Load()}
 	v, err := k.fetch(ctx, source)
 	if err != nil {
-		return policy.Secret{}, c, err
+		return name.Secret{}, c, err
 	}
 	k.Revoked.note([]string{source})
-	return policy.NewSecret(v), c, nil
+	return name.NewSecret(v), c, nil
 }
 
 // Revoked reports whether the value was revoked after it was asked for.

@@ -8,6 +8,7 @@ import (
 
 	"boxgate/audit"
 	"boxgate/policy"
+	"boxgate/policy/name"
 	"boxgate/proxy/placeholder"
 	"boxgate/proxy/problem"
 	"boxgate/proxy/route"
@@ -32,7 +33,7 @@ func (x *Exchange) Begin(s *Session) {
 	}
 	*x = Exchange{s: s, opening: opening, named: x.named, Event: audit.Event{
 		Time: time.Now(), Box: s.Box.ID, Stage: policy.StageHTTP, Protocol: policy.TCP, Name: s.Name.String(),
-		Addr: s.Orig.Addr(), Port: s.Port, Action: audit.ActionRefuse, Reason: policy.ReasonInternal,
+		Addr: s.Orig.Addr(), Port: s.Port, Action: audit.ActionRefuse, Reason: name.ReasonInternal,
 	}}
 }
 
@@ -63,7 +64,7 @@ func (x *Exchange) Judged(m *Message, r *Ruling) {
 	x.Failed(r.err)
 	if r.Refused != nil {
 		e.Status = r.Refused.Status
-		if r.Refused.Reason == policy.ReasonAuthorityMismatch {
+		if r.Refused.Reason == name.ReasonAuthorityMismatch {
 			e.Name = m.Authority // the name in the request, not that of the connection
 		}
 		return
@@ -110,7 +111,7 @@ func (x *Exchange) Failed(err error) {
 func (x *Exchange) Leaked() {
 	e := &x.Event
 	e.Verdict, e.Action, e.Headers = policy.Deny, audit.ActionRefuse, nil
-	e.Reason, e.Rule, e.Error = policy.ReasonPlaceholderLeak, "", placeholder.ErrLate.Error()
+	e.Reason, e.Rule, e.Error = name.ReasonPlaceholderLeak, "", placeholder.ErrLate.Error()
 }
 
 // Broken notes how a tunnel ended: with nothing, an error, or a placeholder in a message, which was not sent.
@@ -139,11 +140,11 @@ func (x *Exchange) Cut(d policy.Decision) {
 }
 
 // CutReason returns the reason for cutting what was allowed, and now is decided by d.
-func CutReason(d policy.Decision) policy.Reason {
-	if d.Reason == policy.ReasonSecretUnavailable {
+func CutReason(d policy.Decision) name.Reason {
+	if d.Reason == name.ReasonSecretUnavailable {
 		return d.Reason
 	}
-	return policy.ReasonPolicyChanged
+	return name.ReasonPolicyChanged
 }
 
 // End records the event.
@@ -156,7 +157,7 @@ func (x *Exchange) End() {
 	}
 	e.Duration = time.Since(e.Time)
 	x.opening.End(e)
-	if e.Reason == policy.ReasonLimit && e.Phase == "" { // the end of an exchange recorded as open must not get lost
+	if e.Reason == name.ReasonLimit && e.Phase == "" { // the end of an exchange recorded as open must not get lost
 		x.s.Usage.Excess.Add(*e)
 		return
 	}
@@ -168,11 +169,11 @@ func UpstreamProblem(err error) *problem.Problem {
 	var denied *policy.DeniedError
 	var up *problem.Upstream
 	if errors.Is(err, errRuleChanged) {
-		return &problem.Problem{Status: http.StatusBadGateway, Reason: policy.ReasonSecretUnavailable,
+		return &problem.Problem{Status: http.StatusBadGateway, Reason: name.ReasonSecretUnavailable,
 			Detail: "What the gateway sets for this host has changed before the request could be sent. It may be made again."}
 	}
 	if !errors.As(err, &denied) && !errors.As(err, &up) {
-		err = &problem.Upstream{Reason: policy.ReasonUpstreamHTTP, Err: err}
+		err = &problem.Upstream{Reason: name.ReasonUpstreamHTTP, Err: err}
 	}
 	p := problem.Of(err)
 	return &p
@@ -184,7 +185,7 @@ type Inflight struct {
 	Way     route.Routed
 	sources []string // as in its ruling, with the rule that they are of
 	asked   uint64
-	rule    policy.Pattern
+	rule    name.Pattern
 
 	via *Via
 	at  netip.Addr // of via, if it is known
@@ -204,7 +205,7 @@ func (f *Inflight) Revoked() bool { return f.s.Core.Revoked.since(f.asked, f.sou
 // Stands asks a policy whether the request may continue. One that was sent with a secret that is revoked may not.
 func (f *Inflight) Stands(c *policy.Compiled) policy.Decision {
 	if f.Revoked() {
-		return policy.Decision{Reason: policy.ReasonSecretUnavailable, Rule: f.rule.String(), Version: c.Version()}
+		return policy.Decision{Reason: name.ReasonSecretUnavailable, Rule: f.rule.String(), Version: c.Version()}
 	}
 	if d := f.via.stands(f.s, c, f.at); d.Reason != "" {
 		return d

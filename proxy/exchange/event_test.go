@@ -5,6 +5,7 @@ import (
 
 	"boxgate/audit"
 	"boxgate/policy"
+	"boxgate/policy/name"
 	"boxgate/proxy/exchange"
 	"boxgate/proxy/live"
 	"boxgate/proxy/problem"
@@ -24,12 +25,12 @@ func TestEndOfAnOpenRequestIsNotThinned(t *testing.T) {
 			x.Under(x.Event.Addr, policy.Request{})
 			r.Want("the open event", func(e audit.Event) bool { return e.Phase == audit.PhaseOpen })
 		}
-		x.Refused(&problem.Problem{Status: 503, Reason: policy.ReasonLimit})
+		x.Refused(&problem.Problem{Status: 503, Reason: name.ReasonLimit})
 		x.End()
 	}
 	end(false)
 	end(true)
 	end(false)
 	r.Proxy.CloseBox("box1")
-	r.Want("the end", func(e audit.Event) bool { return e.Phase == audit.PhaseEnd && e.Reason == policy.ReasonLimit })
+	r.Want("the end", func(e audit.Event) bool { return e.Phase == audit.PhaseEnd && e.Reason == name.ReasonLimit })
 }

@@ -7,6 +7,7 @@ import (
 	"strconv"
 
 	"boxgate/policy"
+	"boxgate/policy/name"
 	"boxgate/proxy/origin"
 	"boxgate/proxy/route"
 )
@@ -15,7 +16,7 @@ import (
 // use.
 type Tokens interface {
 	// Token returns a token for an audience about a request to a host.
-	Token(box policy.BoxID, audience, host string) (policy.Secret, error)
+	Token(box policy.BoxID, audience, host string) (name.Secret, error)
 }
 
 // Via is the proxy of the operator's that a request is sent to in the place of its server.
@@ -49,8 +50,8 @@ func (r *Ruling) forward(s *Session, m *Message) error {
 	}
 	asked := policy.Request{Stage: policy.StageHTTP, Box: s.Box.ID, Name: to.Name, Port: to.Port, Protocol: policy.TCP}
 	way, _ := route.Now(r.Policy.Forwarding(), asked, policy.Evidence{Opening: policy.OpeningSecure}) // refuses if it is not known
-	header := func(name, value string) policy.Header {
-		return policy.Header{Name: name, Value: policy.NewSecret(value)}
+	header := func(n, value string) policy.Header {
+		return policy.Header{Name: n, Value: name.NewSecret(value)}
 	}
 	r.Via = &Via{
 		Authority: to.Authority(), Target: to.Target(m.Path), way: way, audience: to.URL(),

@@ -6,6 +6,7 @@ import (
 	"testing"
 
 	"boxgate/policy"
+	"boxgate/policy/name"
 	"boxgate/proxy"
 	"boxgate/proxy/proxytest"
 	"boxgate/proxy/scrub"
@@ -13,8 +14,8 @@ import (
 
 type fixedToken struct{}
 
-func (fixedToken) Token(policy.BoxID, string, string) (policy.Secret, error) {
-	return policy.NewSecret("token-of-the-gateway"), nil
+func (fixedToken) Token(policy.BoxID, string, string) (name.Secret, error) {
+	return name.NewSecret("token-of-the-gateway"), nil
 }
 
 // TestAttackForgedForwardingHeadersOnACompressedBody: a body that is read before it is sent does not open a way for what the

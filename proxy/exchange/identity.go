@@ -8,6 +8,7 @@ import (
 
 	"boxgate/internal/fault"
 	"boxgate/policy"
+	"boxgate/policy/name"
 	"boxgate/proxy/origin"
 )
 
@@ -20,7 +21,7 @@ type identities struct {
 
 // parsed is an identity with the values that it was made of.
 type parsed struct {
-	certificate, key policy.Secret
+	certificate, key name.Secret
 	identity         *origin.Identity
 }
 
@@ -50,7 +51,7 @@ func (k *Core) identity(ctx context.Context, c *policy.ClientCertificate) (*orig
 }
 
 // of returns the identity that two values make.
-func (i *identities) of(c policy.ClientCertificate, certificate, key policy.Secret) (*origin.Identity, error) {
+func (i *identities) of(c policy.ClientCertificate, certificate, key name.Secret) (*origin.Identity, error) {
 	i.mu.Lock()
 	defer i.mu.Unlock()
 	if last, ok := i.last[c]; ok && last.certificate.Equal(certificate) && last.key.Equal(key) {
@@ -69,13 +70,13 @@ func (i *identities) of(c policy.ClientCertificate, certificate, key policy.Secr
 }
 
 // document returns the value of a secret that need not be valid in a header.
-func (k *Core) document(ctx context.Context, name string) (policy.Secret, error) {
+func (k *Core) document(ctx context.Context, n string) (name.Secret, error) {
 	if k.Secrets == nil {
-		return policy.Secret{}, fmt.Errorf("secret %q: %w", name, errNoSecrets)
+		return name.Secret{}, fmt.Errorf("secret %q: %w", n, errNoSecrets)
 	}
-	s, err := k.Secrets.Secret(ctx, name)
+	s, err := k.Secrets.Secret(ctx, n)
 	if err != nil {
-		return policy.Secret{}, fmt.Errorf("secret %q: %w", name, err)
+		return name.Secret{}, fmt.Errorf("secret %q: %w", n, err)
 	}
 	return s, nil
 }

@@ -11,6 +11,7 @@ import (
 	"boxgate/internal/fault"
 	"boxgate/internal/h1"
 	"boxgate/policy"
+	"boxgate/policy/name"
 	"boxgate/proxy/origin"
 	"boxgate/proxy/placeholder"
 	"boxgate/proxy/problem"
@@ -46,7 +47,7 @@ type Ruling struct {
 	Request policy.Request   // as the policy judged it
 	way     route.Routed     // its route, used to check later whether it may continue
 	Policy  *policy.Compiled // that decided it
-	Reason  policy.Reason
+	Reason  name.Reason
 	rule    string
 	byName  bool
 	header  policy.HeaderRule  // of the destination; the zero rule if there is none
@@ -135,7 +136,7 @@ func (r *Ruling) pickHeaders() bool {
 
 // unjudged is the ruling on a request that has not been judged: should it be taken for one, it refuses.
 func unjudged() (Ruling, bool) {
-	return Ruling{Refused: &problem.Problem{Status: 500, Reason: policy.ReasonInternal}, Reason: policy.ReasonInternal}, false
+	return Ruling{Refused: &problem.Problem{Status: 500, Reason: name.ReasonInternal}, Reason: name.ReasonInternal}, false
 }
 
 // decided reports whether the rest of a ruling takes no waiting: nothing has a source, and nothing has to be remembered of
@@ -161,9 +162,9 @@ func (s *Session) routeRequest(ctx context.Context, r *Ruling, wait bool) (known
 	r.Reason, r.rule = r.way.Decision.Reason, r.way.Decision.Rule
 	switch {
 	case r.way.Action == policy.Forward:
-	case r.Reason == policy.ReasonAuthorityMismatch:
+	case r.Reason == name.ReasonAuthorityMismatch:
 		r.Refused = mismatch()
-	case r.Reason == policy.ReasonNoName:
+	case r.Reason == name.ReasonNoName:
 		r.Refused = nameless()
 	default:
 		refused := problem.Of(r.way.Err())
@@ -178,10 +179,10 @@ func (s *Session) judgeForm(m *Message) *problem.Problem {
 	switch strings.ToUpper(m.Method) {
 	case "CONNECT":
 		if !m.Websocket {
-			return &problem.Problem{Status: 405, Reason: policy.ReasonMethod, Detail: "CONNECT is not served on this connection."}
+			return &problem.Problem{Status: 405, Reason: name.ReasonMethod, Detail: "CONNECT is not served on this connection."}
 		}
 	case "TRACE", "TRACK": // they would echo the headers that the gateway sets to the client
-		return &problem.Problem{Status: 405, Reason: policy.ReasonMethod, Detail: "TRACE and TRACK are not served."}
+		return &problem.Problem{Status: 405, Reason: name.ReasonMethod, Detail: "TRACE and TRACK are not served."}
 	}
 	want := "http"
 	if s.Secure {
@@ -205,8 +206,8 @@ var errForProxy = errors.New("the request is for a proxy: name it as upstream_pr
 // forProxy says what to do about a refused request that a client makes only of a proxy: where a company has one, its name
 // is allowed, and boxes are told to use it.
 func (s *Session) forProxy(m *Message, r *Ruling) {
-	connect := r.Refused.Reason == policy.ReasonMethod && strings.EqualFold(m.Method, "CONNECT")
-	absolute := r.Refused.Reason == policy.ReasonAuthorityMismatch && m.Target != ""
+	connect := r.Refused.Reason == name.ReasonMethod && strings.EqualFold(m.Method, "CONNECT")
+	absolute := r.Refused.Reason == name.ReasonAuthorityMismatch && m.Target != ""
 	if s.Explicit || !connect && (!absolute || s.Secure) {
 		return
 	}
@@ -217,7 +218,7 @@ func (s *Session) forProxy(m *Message, r *Ruling) {
 
 // BadRequest returns the problem that refuses a malformed request.
 func BadRequest(detail string) *problem.Problem {
-	return &problem.Problem{Status: 400, Reason: policy.ReasonBadRequest, Detail: detail}
+	return &problem.Problem{Status: 400, Reason: name.ReasonBadRequest, Detail: detail}
 }
 
 // judgeAuthority compares the request's authority with the connection: with SNI and port if TLS was terminated, else
@@ -241,17 +242,17 @@ func (s *Session) judgeAuthority(m *Message, r *policy.Request) *problem.Problem
 	if addr, err := netip.ParseAddr(strings.Trim(host, "[]")); err == nil {
 		return s.judgeLiteral(addr.Unmap(), r)
 	}
-	name, err := policy.ParseName(host)
+	hostName, err := name.Parse(host)
 	if err != nil {
 		return BadRequest("Host is not a host name with an optional port.")
 	}
-	r.Name = name
+	r.Name = hostName
 	return nil
 }
 
 // judgeLiteral judges an address as authority: allowed on the explicit proxy, elsewhere only if it is the destination.
 func (s *Session) judgeLiteral(addr netip.Addr, r *policy.Request) *problem.Problem {
-	r.Name = policy.Name{}
+	r.Name = name.Name{}
 	if s.Explicit {
 		r.Addr = addr
 		return nil
@@ -263,12 +264,12 @@ func (s *Session) judgeLiteral(addr netip.Addr, r *policy.Request) *problem.Prob
 }
 
 func mismatch() *problem.Problem {
-	return &problem.Problem{Status: 421, Reason: policy.ReasonAuthorityMismatch,
+	return &problem.Problem{Status: 421, Reason: name.ReasonAuthorityMismatch,
 		Detail: "The authority of the request is not that of the connection."}
 }
 
 func nameless() *problem.Problem {
-	return &problem.Problem{Status: 403, Reason: policy.ReasonNoName,
+	return &problem.Problem{Status: 403, Reason: name.ReasonNoName,
 		Detail: "The host must be given by its name: on this port the policy judges names."}
 }
 
@@ -312,10 +313,10 @@ func sameAuthority(a, b string, def uint16) bool {
 }
 
 // isName reports whether host is a spelling of n. The fast path covers what clients usually send.
-func isName(host string, n policy.Name) bool {
+func isName(host string, n name.Name) bool {
 	if h1.EqualFold([]byte(host), n.String()) {
 		return true
 	}
-	parsed, err := policy.ParseName(host)
+	parsed, err := name.Parse(host)
 	return err == nil && parsed == n
 }

@@ -3,7 +3,7 @@ package exchange
 import (
 	"net/http"
 
-	"boxgate/policy"
+	"boxgate/policy/name"
 	"boxgate/proxy/problem"
 )
 
@@ -13,13 +13,13 @@ const RetryAfter = "1"
 // TooMany refuses a request of a box that exceeds its rate limit. Requests are counted before they are judged: a flood
 // causes no policy decisions, and refused requests count as well.
 func TooMany() *problem.Problem {
-	return &problem.Problem{Status: http.StatusTooManyRequests, Reason: policy.ReasonLimit,
+	return &problem.Problem{Status: http.StatusTooManyRequests, Reason: name.ReasonLimit,
 		Detail: "The box sends more requests a second than it may."}
 }
 
 // NoMemory is the problem for a request beyond its box's memory limit.
 func NoMemory() *problem.Problem {
-	return &problem.Problem{Status: http.StatusServiceUnavailable, Reason: policy.ReasonLimit,
+	return &problem.Problem{Status: http.StatusServiceUnavailable, Reason: name.ReasonLimit,
 		Detail: "The box has reached its memory limit in the gateway."}
 }
 

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"boxgate/policy"
+	"boxgate/policy/name"
 	"boxgate/proxy"
 	"boxgate/proxy/proxytest"
 )
@@ -15,15 +16,15 @@ import (
 // Requests a second are counted alike over HTTP/1.1, HTTP/2 and plain HTTP, and one box's do not count for another's.
 func TestRequestsBeyondTheLimitAreToldWhenToComeAgain(t *testing.T) {
 	t.Parallel()
-	for name, h2 := range map[string]bool{"h1": false, "h2": true, "plain": false} {
-		t.Run(name, func(t *testing.T) {
+	for label, h2 := range map[string]bool{"h1": false, "h2": true, "plain": false} {
+		t.Run(label, func(t *testing.T) {
 			l := proxytest.New(t, proxytest.AllowAll, proxytest.Patient)
 			l.With(func(c *proxy.Config) { c.MaxRequests = 1 }) // and two at once
 			var reached atomic.Int64
 			handler := func(http.ResponseWriter, *http.Request) { reached.Add(1) }
 			var port uint16
 			scheme := "https://"
-			if name == "plain" {
+			if label == "plain" {
 				_, port = l.HTTPServer(handler)
 				scheme = "http://"
 				l.Policy(proxytest.AllowAll, proxytest.Intercepted(port))
@@ -50,7 +51,7 @@ func TestRequestsBeyondTheLimitAreToldWhenToComeAgain(t *testing.T) {
 			l.Proxy.CloseBox(l.Box.ID) // which tells what is not told yet
 			told := 0
 			for _, e := range l.Events.Wait(t, 1) {
-				if e.Reason == policy.ReasonLimit {
+				if e.Reason == name.ReasonLimit {
 					told += int(max(e.Count, 1))
 					if e.Verdict != policy.Deny || e.Status != http.StatusTooManyRequests || e.Path != "/a" || !strings.HasPrefix(e.Name, proxytest.API) {
 						t.Errorf("%+v", e)

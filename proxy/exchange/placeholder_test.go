@@ -15,6 +15,7 @@ import (
 	"golang.org/x/net/http2"
 
 	"boxgate/policy"
+	"boxgate/policy/name"
 	"boxgate/proxy"
 	"boxgate/proxy/proxytest"
 )
@@ -81,7 +82,7 @@ func TestPlaceholders(t *testing.T) {
 // TestPlaceholderLeaks: a token anywhere else is refused, told to the log, and nothing is forwarded.
 func TestPlaceholderLeaks(t *testing.T) {
 	t.Parallel()
-	key, foreign, unknown := proxytest.TokenFor("KEY"), proxytest.TokenFor("FOREIGN"), policy.NewToken(policy.NewSecret("another box"), "KEY")
+	key, foreign, unknown := proxytest.TokenFor("KEY"), proxytest.TokenFor("FOREIGN"), policy.NewToken(name.NewSecret("another box"), "KEY")
 	proxytest.EachProtocol(t, func(t *testing.T, l *proxytest.Rig, client *http.Client, port uint16, up *proxytest.Recorder) {
 		l.Rules(policy.Spec{Mode: policy.ModeAllowAll, Rules: []policy.RequestRule{{Hosts: []string{"*"}, Methods: []string{"PURGE"}, Action: "deny"}}},
 			`{"`+proxytest.HostPort(port)+`": {"headers": {"X-Set": "set"}, "placeholders": {"KEY": "the-value"}}, "elsewhere.test": {"placeholders": {"FOREIGN": "not-yours"}}}`)
@@ -110,7 +111,7 @@ func TestPlaceholderLeaks(t *testing.T) {
 				t.Errorf("%s: %d %s", tt.what, res.StatusCode, text)
 			}
 			e := l.Events.Wait(t, n)[n-1]
-			if e.Verdict != policy.Deny || e.Reason != policy.ReasonPlaceholderLeak || !strings.Contains(e.Error, tt.log) || len(e.Headers) != 0 {
+			if e.Verdict != policy.Deny || e.Reason != name.ReasonPlaceholderLeak || !strings.Contains(e.Error, tt.log) || len(e.Headers) != 0 {
 				if !strings.EqualFold(e.Error, tt.log) { // HTTP/2 writes names in lower case
 					t.Errorf("%s: event %+v", tt.what, e)
 				}
@@ -145,7 +146,7 @@ func TestPlaceholderLeaksOverPlainHTTP(t *testing.T) {
 		if text := proxytest.ReadAll(t, res.Body); res.StatusCode != 403 || !strings.Contains(text, "placeholder_leak") {
 			t.Errorf("%d: %d %s", i, res.StatusCode, text)
 		}
-		if e := l.Events.Wait(t, i+1)[i]; e.Reason != policy.ReasonPlaceholderLeak {
+		if e := l.Events.Wait(t, i+1)[i]; e.Reason != name.ReasonPlaceholderLeak {
 			t.Errorf("%d: event %+v", i, e)
 		}
 	}

@@ -14,6 +14,7 @@ import (
 	"github.com/coder/websocket"
 
 	"boxgate/policy"
+	"boxgate/policy/name"
 	"boxgate/proxy"
 	"boxgate/proxy/proxytest"
 	"boxgate/proxy/scrub"
@@ -103,7 +104,7 @@ func TestPlacesAreForTheRuleToAllow(t *testing.T) {
 				if status != 403 || !strings.Contains(text, "placeholder_leak") {
 					t.Errorf("%s (%s): %d %s", tt.what, how, status, text)
 				}
-				if e := l.Events.Wait(t, n)[n-1]; e.Verdict != policy.Deny || e.Reason != policy.ReasonPlaceholderLeak || len(e.Headers) > 0 {
+				if e := l.Events.Wait(t, n)[n-1]; e.Verdict != policy.Deny || e.Reason != name.ReasonPlaceholderLeak || len(e.Headers) > 0 {
 					t.Errorf("%s (%s): event %+v", tt.what, how, e)
 				}
 			}
@@ -389,7 +390,7 @@ func TestPlaceholderInWebSocketMessages(t *testing.T) {
 			}
 		}
 	}
-	for name, try := range map[string]struct {
+	for label, try := range map[string]struct {
 		places, text string
 		kind         websocket.MessageType
 	}{
@@ -403,11 +404,11 @@ func TestPlaceholderInWebSocketMessages(t *testing.T) {
 		c, ctx := open(try.places)
 		_ = c.Write(ctx, try.kind, []byte(try.text))
 		if _, got, err := c.Read(ctx); err == nil {
-			t.Errorf("%s: %q", name, got)
+			t.Errorf("%s: %q", label, got)
 		}
-		proxytest.Await(t, "the event of "+name, func() bool {
+		proxytest.Await(t, "the event of "+label, func() bool {
 			for _, e := range l.Events.Wait(t, 1) {
-				if e.Reason == policy.ReasonPlaceholderLeak {
+				if e.Reason == name.ReasonPlaceholderLeak {
 					return true
 				}
 			}

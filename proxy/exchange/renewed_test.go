@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"boxgate/policy"
+	"boxgate/policy/name"
 	"boxgate/proxy"
 	"boxgate/proxy/proxytest"
 	"boxgate/proxy/scrub"
@@ -22,12 +23,12 @@ type agingTokens struct {
 	late  atomic.Bool
 }
 
-func (a *agingTokens) Token(policy.BoxID, string, string) (policy.Secret, error) {
+func (a *agingTokens) Token(policy.BoxID, string, string) (name.Secret, error) {
 	a.asked <- struct{}{}
 	if a.late.Load() {
-		return policy.NewSecret("late"), nil
+		return name.NewSecret("late"), nil
 	}
-	return policy.NewSecret("early"), nil
+	return name.NewSecret("early"), nil
 }
 
 // slow is a body that is there once the gateway has asked for a value, after which the value becomes another.

@@ -9,6 +9,7 @@ import (
 
 	"boxgate/internal/memory"
 	"boxgate/policy"
+	"boxgate/policy/name"
 	"boxgate/proxy/placeholder"
 	"boxgate/proxy/problem"
 	"boxgate/proxy/scrub"
@@ -167,7 +168,7 @@ var errRuleChanged = errors.New("the rule of the host has changed since the requ
 // stillAlike reports whether the policy in force adds to the request what the one does that it was judged by.
 func (r *Ruling) stillAlike(s *Session) bool {
 	c := s.Box.Policy.Load()
-	if c == r.Policy || r.header.Pattern == (policy.Pattern{}) { // it adds nothing
+	if c == r.Policy || r.header.Pattern == (name.Pattern{}) { // it adds nothing
 		return true
 	}
 	rule, d := c.HeaderRule(r.Request)
@@ -246,7 +247,7 @@ func (w *Rewriting) judgeAgain(target string, own []string) error {
 	}
 	rule, d := r.Policy.HeaderRule(way.Asked)
 	if d.Reason == "" && (len(rule.Query) == 0 || &rule.Query[0] != &r.header.Query[0]) {
-		d = policy.Decision{Reason: policy.ReasonAmbiguousRequest, Rule: r.header.Pattern.String(), Version: r.Policy.Version()}
+		d = policy.Decision{Reason: name.ReasonAmbiguousRequest, Rule: r.header.Pattern.String(), Version: r.Policy.Version()}
 	}
 	if d.Reason != "" {
 		return d.Err(way.Asked)
@@ -362,7 +363,7 @@ func (w *Rewriting) refuse(err error) *problem.Problem {
 		refused := problem.Of(err)
 		r.Refused, r.rule = &refused, denied.Decision.Rule
 	case errors.As(err, &unfit):
-		r.Refused = &problem.Problem{Status: unfit.Status, Reason: policy.ReasonUnsignable, Detail: unfit.Detail}
+		r.Refused = &problem.Problem{Status: unfit.Status, Reason: name.ReasonUnsignable, Detail: unfit.Detail}
 	case errors.Is(err, memory.ErrFull):
 		r.Refused, r.rule = NoMemory(), ""
 	case errors.Is(err, placeholder.ErrMany):
@@ -372,7 +373,7 @@ func (w *Rewriting) refuse(err error) *problem.Problem {
 	case errors.Is(err, scrub.ErrBody):
 		r.Refused, r.rule = BadRequest("The body of the request is not valid in its content coding."), ""
 	default:
-		r.Refused = &problem.Problem{Status: http.StatusBadGateway, Reason: policy.ReasonSecretUnavailable,
+		r.Refused = &problem.Problem{Status: http.StatusBadGateway, Reason: name.ReasonSecretUnavailable,
 			Detail: "A secret that the gateway sets for this host is not available."}
 	}
 	r.Reason, r.Refused.Rule, r.Refused.Host = r.Refused.Reason, r.rule, r.Request.Name.String()

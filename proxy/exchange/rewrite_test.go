@@ -7,6 +7,7 @@ import (
 
 	"boxgate/internal/memory"
 	"boxgate/policy"
+	"boxgate/policy/name"
 	"boxgate/proxy/placeholder"
 	"boxgate/proxy/scrub"
 )
@@ -29,7 +30,7 @@ func TestEncodersAreCharged(t *testing.T) {
 		}{{decoding + 3*len(plain), nil}, {decoding + len(plain), memory.ErrFull}} {
 			most := int64(try.room)*8/7 + 8 // of which an eighth is for others
 			account := memory.New(100*most, most).Account("box")
-			r := &Ruling{header: policy.HeaderRule{Placeholders: []policy.Placeholder{{Token: token, Value: policy.NewSecret("value")}}}}
+			r := &Ruling{header: policy.HeaderRule{Placeholders: []policy.Placeholder{{Token: token, Value: name.NewSecret("value")}}}}
 			w := &Rewriting{s: &Session{Box: &policy.Box{}}, r: r, Body: body, Whole: true, codings: codings, syntax: placeholder.JSON}
 			w.holds.Open(account, memory.Buffers)
 			if err := w.replace(t.Context()); !errors.Is(err, try.want) || w.Changed != (err == nil) {

@@ -9,7 +9,7 @@ import (
 
 	"boxgate/internal/h1"
 	"boxgate/internal/memory"
-	"boxgate/policy"
+	"boxgate/policy/name"
 	"boxgate/proxy/problem"
 	"boxgate/proxy/scrub"
 	"boxgate/proxy/usage"
@@ -44,7 +44,7 @@ var (
 func (s *Session) NewScrubbing(r *Ruling, status int, bodiless bool, field func(string) []string) (*Scrubbing, error) {
 	sc := &Scrubbing{Set: r.Scrub}
 	refused := func(why error) (*Scrubbing, error) {
-		return nil, &problem.Upstream{Reason: policy.ReasonUnscrubbable, Name: r.Request.Name, Err: why}
+		return nil, &problem.Upstream{Reason: name.ReasonUnscrubbable, Name: r.Request.Name, Err: why}
 	}
 	if r.errors && status < http.StatusBadRequest {
 		return &Scrubbing{}, nil
@@ -77,14 +77,14 @@ func (s *Session) NewScrubbing(r *Ruling, status int, bodiless bool, field func(
 	sc.messages = hasMessages(field("Content-Type"))
 	if len(codings) > 0 {
 		if !s.Usage.Recodings.Enter(MaxRecodings) {
-			return nil, &problem.Upstream{Reason: policy.ReasonLimit, Name: r.Request.Name,
+			return nil, &problem.Upstream{Reason: name.ReasonLimit, Name: r.Request.Name,
 				Err: errRecodings}
 		}
 		sc.codings, sc.Resized, sc.usage = codings, true, s.Usage
 		sc.holds.Open(s.Usage.Memory, memory.Recoding)
 		if !sc.holds.Grow(scrub.Memory(codings)) {
 			sc.End()
-			return nil, &problem.Upstream{Reason: policy.ReasonLimit, Name: r.Request.Name, Err: memory.ErrFull}
+			return nil, &problem.Upstream{Reason: name.ReasonLimit, Name: r.Request.Name, Err: memory.ErrFull}
 		}
 	}
 	return sc, nil

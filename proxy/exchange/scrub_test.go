@@ -20,6 +20,7 @@ import (
 	"github.com/klauspost/compress/zstd"
 
 	"boxgate/policy"
+	"boxgate/policy/name"
 	"boxgate/proxy"
 	"boxgate/proxy/exchange"
 	"boxgate/proxy/proxytest"
@@ -230,7 +231,7 @@ func TestUnscrubbableResponsesAreRefused(t *testing.T) {
 				if res.StatusCode != 502 || !strings.Contains(body, `"unscrubbable"`) || proxytest.Leak(body) != "" || res.Header.Get(c.name) != "" {
 					t.Errorf("%d %v %s", res.StatusCode, res.Header, body)
 				}
-				if e := l.Events.Wait(t, 1)[0]; e.Reason != policy.ReasonUnscrubbable || e.Verdict != policy.Deny || e.Status != 502 {
+				if e := l.Events.Wait(t, 1)[0]; e.Reason != name.ReasonUnscrubbable || e.Verdict != policy.Deny || e.Status != 502 {
 					t.Errorf("event %+v", e)
 				}
 				if res, err := client.Head(at); err != nil || (res.StatusCode == 502) != c.alsoForHeads {

@@ -10,6 +10,7 @@ import (
 
 	"boxgate/audit"
 	"boxgate/policy"
+	"boxgate/policy/name"
 	"boxgate/proxy/live"
 	"boxgate/proxy/origin"
 	"boxgate/proxy/route"
@@ -24,8 +25,8 @@ const ClientIdle = 5 * time.Minute
 type Session struct {
 	Core  *Core
 	Box   *policy.Box
-	Usage *usage.Box  // counters of the box
-	Name  policy.Name // SNI of an intercepted connection; zero on plain HTTP (Host decides per request)
+	Usage *usage.Box // counters of the box
+	Name  name.Name  // SNI of an intercepted connection; zero on plain HTTP (Host decides per request)
 	// orig is the original destination. Its Addr is invalid for the sink and the explicit proxy: then the destination
 	// is a name, or an address literal as authority of an explicit request.
 	Orig   netip.AddrPort

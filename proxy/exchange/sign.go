@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"boxgate/policy"
+	"boxgate/policy/name"
 	"boxgate/proxy/scrub"
 	"boxgate/proxy/sign"
 )
@@ -91,10 +92,10 @@ func (w *Rewriting) signed(ctx context.Context, how policy.Signing) (sign.Signed
 var errExpiredKeys = errors.New("the AWS credentials have expired")
 
 // key returns the value that signs.
-func (k *Core) key(ctx context.Context, key policy.Key) (policy.Secret, error) {
+func (k *Core) key(ctx context.Context, key policy.Key) (name.Secret, error) {
 	if key.Source == "" {
 		return key.Value, nil
 	}
 	v, err := k.secret(ctx, key.Source)
-	return policy.NewSecret(v), err
+	return name.NewSecret(v), err
 }

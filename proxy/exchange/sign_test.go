@@ -16,6 +16,7 @@ import (
 	"time"
 
 	"boxgate/policy"
+	"boxgate/policy/name"
 	"boxgate/proxy"
 	"boxgate/proxy/proxytest"
 	"boxgate/proxy/scrub"
@@ -101,20 +102,20 @@ func TestUnsignable(t *testing.T) {
 			header       http.Header
 			body         io.Reader
 			status       int
-			reason       policy.Reason
+			reason       name.Reason
 		}{
-			{"no region", "/", nil, nil, 400, policy.ReasonUnsignable},
-			{"another region", "/", own("eu-west-1/s3"), nil, 400, policy.ReasonUnsignable},
-			{"another service", "/", own("us-east-1/iam"), nil, 400, policy.ReasonUnsignable},
-			{"two signatures", "/?X-Amz-Credential=DUMMY%2F20260101%2Fus-east-1%2Fs3%2Faws4_request", own("us-east-1/s3"), nil, 400, policy.ReasonUnsignable},
-			{"chunks that are signed", "/", http.Header{"Authorization": {dummyScope}, "X-Amz-Content-Sha256": {"STREAMING-AWS4-HMAC-SHA256-PAYLOAD"}}, strings.NewReader("2;chunk-signature=00\r\nhi\r\n"), 400, policy.ReasonUnsignable},
-			{"chunks that are signed, with a trailer", "/", http.Header{"Authorization": {dummyScope}, "X-Amz-Content-Sha256": {"STREAMING-AWS4-HMAC-SHA256-PAYLOAD-TRAILER"}}, strings.NewReader("2"), 400, policy.ReasonUnsignable},
-			{"no hash at all", "/", http.Header{"Authorization": {dummyScope}, "X-Amz-Content-Sha256": {"zz"}}, strings.NewReader("2"), 400, policy.ReasonUnsignable},
-			{"two hashes", "/", http.Header{"Authorization": {dummyScope}, "X-Amz-Content-Sha256": {proxytest.HashOf("2"), "UNSIGNED-PAYLOAD"}}, strings.NewReader("2"), 400, policy.ReasonUnsignable},
-			{"version 2 in the query", "/?AWSAccessKeyId=DUMMY&Expires=1&Signature=x", http.Header{"Authorization": {dummyScope}}, nil, 400, policy.ReasonUnsignable},
-			{"version 2, in another way", "/?Signature%56ersion=2", http.Header{"Authorization": {dummyScope}}, nil, 400, policy.ReasonUnsignable},
-			{"a semicolon", "/?a=b;X-Amz-Signature=1", http.Header{"Authorization": {dummyScope}}, nil, 400, policy.ReasonUnsignable},
-			{"a large body", "/", http.Header{"Authorization": {dummyScope}}, proxytest.Unsized(strings.Repeat("x", 1<<20+1)), 413, policy.ReasonUnsignable},
+			{"no region", "/", nil, nil, 400, name.ReasonUnsignable},
+			{"another region", "/", own("eu-west-1/s3"), nil, 400, name.ReasonUnsignable},
+			{"another service", "/", own("us-east-1/iam"), nil, 400, name.ReasonUnsignable},
+			{"two signatures", "/?X-Amz-Credential=DUMMY%2F20260101%2Fus-east-1%2Fs3%2Faws4_request", own("us-east-1/s3"), nil, 400, name.ReasonUnsignable},
+			{"chunks that are signed", "/", http.Header{"Authorization": {dummyScope}, "X-Amz-Content-Sha256": {"STREAMING-AWS4-HMAC-SHA256-PAYLOAD"}}, strings.NewReader("2;chunk-signature=00\r\nhi\r\n"), 400, name.ReasonUnsignable},
+			{"chunks that are signed, with a trailer", "/", http.Header{"Authorization": {dummyScope}, "X-Amz-Content-Sha256": {"STREAMING-AWS4-HMAC-SHA256-PAYLOAD-TRAILER"}}, strings.NewReader("2"), 400, name.ReasonUnsignable},
+			{"no hash at all", "/", http.Header{"Authorization": {dummyScope}, "X-Amz-Content-Sha256": {"zz"}}, strings.NewReader("2"), 400, name.ReasonUnsignable},
+			{"two hashes", "/", http.Header{"Authorization": {dummyScope}, "X-Amz-Content-Sha256": {proxytest.HashOf("2"), "UNSIGNED-PAYLOAD"}}, strings.NewReader("2"), 400, name.ReasonUnsignable},
+			{"version 2 in the query", "/?AWSAccessKeyId=DUMMY&Expires=1&Signature=x", http.Header{"Authorization": {dummyScope}}, nil, 400, name.ReasonUnsignable},
+			{"version 2, in another way", "/?Signature%56ersion=2", http.Header{"Authorization": {dummyScope}}, nil, 400, name.ReasonUnsignable},
+			{"a semicolon", "/?a=b;X-Amz-Signature=1", http.Header{"Authorization": {dummyScope}}, nil, 400, name.ReasonUnsignable},
+			{"a large body", "/", http.Header{"Authorization": {dummyScope}}, proxytest.Unsized(strings.Repeat("x", 1<<20+1)), 413, name.ReasonUnsignable},
 		} {
 			status, text := proxytest.Send(t, client, "PUT", "https://"+proxytest.HostPort(port)+tt.target, tt.header, tt.body)
 			n++

@@ -10,6 +10,7 @@ import (
 	"testing"
 
 	"boxgate/policy"
+	"boxgate/policy/name"
 	"boxgate/proxy"
 	"boxgate/proxy/proxytest"
 )
@@ -28,7 +29,7 @@ func TestSecretSources(t *testing.T) {
 			t.Errorf("the upstream received %v", got.Header)
 		}
 		n := 1
-		for name, rule := range map[string]string{
+		for label, rule := range map[string]string{
 			"failing":                  `"headers": {"X-Plain": "plain", "X-Key": {"secret": "broken"}}`,
 			"unknown":                  `"headers": {"X-Key": {"secret": "none"}}`,
 			"empty":                    `"headers": {"X-Key": {"secret": "empty"}}`,
@@ -47,15 +48,15 @@ func TestSecretSources(t *testing.T) {
 			}
 			res, text := proxytest.Get(t, client, "https://"+proxytest.HostPort(port)+"/", header)
 			if res.StatusCode != 502 || !strings.Contains(text, `"secret_unavailable"`) || res.Header.Get("Content-Type") != "application/problem+json" {
-				t.Errorf("%s: %d %s", name, res.StatusCode, text)
+				t.Errorf("%s: %d %s", label, res.StatusCode, text)
 			}
 			if got, _ := up.Take(); got != nil {
-				t.Errorf("%s: the upstream received %v", name, got.Header)
+				t.Errorf("%s: the upstream received %v", label, got.Header)
 			}
 			if n++; true {
 				e := l.Events.Wait(t, n)[n-1]
-				if e.Verdict != policy.Deny || e.Reason != policy.ReasonSecretUnavailable || e.Error == "" || e.Status != 502 || strings.Contains(e.Error, "evil") {
-					t.Errorf("%s: event %+v", name, e)
+				if e.Verdict != policy.Deny || e.Reason != name.ReasonSecretUnavailable || e.Error == "" || e.Status != 502 || strings.Contains(e.Error, "evil") {
+					t.Errorf("%s: event %+v", label, e)
 				}
 			}
 		}

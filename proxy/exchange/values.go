@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"boxgate/policy"
+	"boxgate/policy/name"
 	"boxgate/proxy/placeholder"
 	"boxgate/proxy/problem"
 	"boxgate/proxy/scrub"
@@ -19,7 +20,7 @@ import (
 // Secrets returns the values of the secrets that header rules name. On an error the request that needs the value is
 // refused, with the error's text in the decision log. Safe for concurrent use.
 type Secrets interface {
-	Secret(ctx context.Context, name string) (policy.Secret, error)
+	Secret(ctx context.Context, name string) (name.Secret, error)
 }
 
 // errNoSecrets is returned for every secret by a proxy without secrets.
@@ -77,7 +78,7 @@ func (k *Core) Literals(ctx context.Context, headers []policy.Header) ([]policy.
 		if err := policy.CheckHeaderValue(v); err != nil {
 			return nil, fmt.Errorf("secret %q in %s: %w", h.Source, h.Name, err)
 		}
-		*h = policy.Header{Name: h.Name, Value: policy.NewSecret(v)}
+		*h = policy.Header{Name: h.Name, Value: name.NewSecret(v)}
 	}
 	return out, nil
 }
@@ -85,15 +86,15 @@ func (k *Core) Literals(ctx context.Context, headers []policy.Header) ([]policy.
 // fill completes the ruling on an allowed request: the headers to set and the values of the placeholders that the box
 // sent. It refuses misplaced placeholders, and requests that need an unavailable value.
 func (r *Ruling) fill(ctx context.Context, s *Session, m *Message) {
-	if r.header.Pattern == (policy.Pattern{}) && len(m.Tokens.Found) == 0 {
+	if r.header.Pattern == (name.Pattern{}) && len(m.Tokens.Found) == 0 {
 		return
 	}
 	if m.Tokens.Many {
-		r.Refused, r.Reason, r.rule, r.err = BadRequest("The request holds too many placeholders."), policy.ReasonBadRequest, "", placeholder.ErrMany
+		r.Refused, r.Reason, r.rule, r.err = BadRequest("The request holds too many placeholders."), name.ReasonBadRequest, "", placeholder.ErrMany
 		return
 	}
 	if leak := r.leaked(m.Tokens.Found); leak != nil {
-		r.Refused, r.Reason, r.rule = LeakProblem(), policy.ReasonPlaceholderLeak, ""
+		r.Refused, r.Reason, r.rule = LeakProblem(), name.ReasonPlaceholderLeak, ""
 		r.err = leak.Error(r.Policy)
 		return
 	}
@@ -110,7 +111,7 @@ func (r *Ruling) fill(ctx context.Context, s *Session, m *Message) {
 	}
 	if err != nil {
 		r.Set, r.Swaps, r.err = nil, nil, err
-		r.Reason, r.rule = policy.ReasonSecretUnavailable, r.header.Pattern.String()
+		r.Reason, r.rule = name.ReasonSecretUnavailable, r.header.Pattern.String()
 		r.Refused = &problem.Problem{Status: http.StatusBadGateway, Reason: r.Reason, Rule: r.rule,
 			Detail: "A secret that the gateway sets for this host is not available."}
 		return
@@ -172,7 +173,7 @@ func (r *Ruling) leaked(tokens []placeholder.Sent) *placeholder.Sent {
 
 // LeakProblem returns the problem for a request with a placeholder where its value does not belong.
 func LeakProblem() *problem.Problem {
-	return &problem.Problem{Status: http.StatusForbidden, Reason: policy.ReasonPlaceholderLeak,
+	return &problem.Problem{Status: http.StatusForbidden, Reason: name.ReasonPlaceholderLeak,
 		Detail: "A placeholder was sent where its value does not belong."}
 }
 

@@ -9,6 +9,7 @@ import (
 	"testing"
 
 	"boxgate/policy"
+	"boxgate/policy/name"
 	"boxgate/proxy/proxytest"
 	"boxgate/proxy/route"
 )
@@ -19,7 +20,7 @@ type held struct {
 	asked, answer chan struct{}
 }
 
-func (h *held) Lookup(ctx context.Context, b *policy.Box, n policy.Name) ([]netip.Addr, error) {
+func (h *held) Lookup(ctx context.Context, b *policy.Box, n name.Name) ([]netip.Addr, error) {
 	select {
 	case h.asked <- struct{}{}:
 	default:
@@ -76,7 +77,7 @@ func TestAttackSecretIsSentAfterItsRule(t *testing.T) {
 					}
 				}
 				if after != "Bearer old" {
-					e := l.WantReason(policy.ReasonSecretUnavailable)
+					e := l.WantReason(name.ReasonSecretUnavailable)
 					if e.Verdict != policy.Deny || e.Headers != nil || got.status != http.StatusBadGateway || !strings.Contains(e.Error, "the rule of the host has changed") {
 						t.Errorf("it is answered %+v, and logged as %+v", got, e)
 					}

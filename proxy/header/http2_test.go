@@ -8,6 +8,7 @@ import (
 
 	"boxgate/internal/h1"
 	"boxgate/policy"
+	"boxgate/policy/name"
 )
 
 func list(pairs ...string) (fields []hpack.HeaderField) {
@@ -17,7 +18,7 @@ func list(pairs ...string) (fields []hpack.HeaderField) {
 	return fields
 }
 
-var setKey = []policy.Header{{Name: "X-Api-Key", Value: policy.NewSecret("s3cret")}}
+var setKey = []policy.Header{{Name: "X-Api-Key", Value: name.NewSecret("s3cret")}}
 
 // TestTrailersPass: trailer fields pass whether they were announced or not, but for variants of headers that are set and
 // for those that frame, route or control. The list of the request stays whole, for another attempt.

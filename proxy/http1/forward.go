@@ -6,7 +6,7 @@ import (
 
 	"boxgate/internal/buffers"
 	"boxgate/internal/h1"
-	"boxgate/policy"
+	"boxgate/policy/name"
 	"boxgate/proxy/exchange"
 	"boxgate/proxy/header"
 	"boxgate/proxy/origin"
@@ -133,7 +133,7 @@ func (h *conn) send(whole bool) error {
 			return errors.Join(errUntied, err)
 		}
 		if !used || !again || h.ctx.Err() != nil {
-			return &problem.Upstream{Reason: policy.ReasonUpstreamHTTP, Name: h.ruling.Request.Name, Err: err}
+			return &problem.Upstream{Reason: name.ReasonUpstreamHTTP, Name: h.ruling.Request.Name, Err: err}
 		}
 	}
 }

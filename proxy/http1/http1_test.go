@@ -14,6 +14,7 @@ import (
 
 	"boxgate/audit"
 	"boxgate/policy"
+	"boxgate/policy/name"
 	"boxgate/proxy/problem"
 	"boxgate/proxy/proxytest"
 )
@@ -171,7 +172,7 @@ func TestEachPlainRequestIsDecided(t *testing.T) {
 	if err := json.NewDecoder(res.Body).Decode(&p); err != nil {
 		t.Fatal(err)
 	}
-	if res.StatusCode != 403 || p.Reason != policy.ReasonNotAllowed || p.Host != "evil.example.com" || p.Status != 403 {
+	if res.StatusCode != 403 || p.Reason != name.ReasonNotAllowed || p.Host != "evil.example.com" || p.Status != 403 {
 		t.Errorf("%d %+v", res.StatusCode, p)
 	}
 	res = proxytest.Ask(t, c, r, "GET / HTTP/1.1\r\nHost: "+proxytest.HostPort(port)+"\r\n\r\n", "GET")

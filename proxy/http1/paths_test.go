@@ -7,6 +7,7 @@ import (
 	"testing"
 
 	"boxgate/policy"
+	"boxgate/policy/name"
 	"boxgate/proxy/proxytest"
 )
 
@@ -53,7 +54,7 @@ func TestOddPaths(t *testing.T) {
 		}
 	}
 	events := l.Events.Wait(t, 2*len(proxytest.OddPaths))
-	if e := events[1]; e.Verdict != policy.Deny || e.Reason != policy.ReasonAmbiguousPath || e.Path != "//" || e.Status != 403 {
+	if e := events[1]; e.Verdict != policy.Deny || e.Reason != name.ReasonAmbiguousPath || e.Path != "//" || e.Status != 403 {
 		t.Errorf("event %+v", e)
 	}
 }

@@ -11,7 +11,7 @@ import (
 	"boxgate/internal/h1"
 	"boxgate/internal/memory"
 	"boxgate/internal/socket"
-	"boxgate/policy"
+	"boxgate/policy/name"
 	"boxgate/proxy/exchange"
 	"boxgate/proxy/placeholder"
 	"boxgate/proxy/problem"
@@ -41,16 +41,16 @@ func (h *conn) refuseHead(err error) error {
 		return h.refuse(exchange.NoMemory())
 	case errors.As(err, &malformed):
 		h.head = 0
-		return h.refuse(&problem.Problem{Status: malformed.Status, Reason: policy.ReasonBadRequest, Detail: "The request is refused: " + malformed.What + "."})
+		return h.refuse(&problem.Problem{Status: malformed.Status, Reason: name.ReasonBadRequest, Detail: "The request is refused: " + malformed.What + "."})
 	case errors.Is(err, os.ErrDeadlineExceeded):
 		h.head = 0
-		return h.refuse(&problem.Problem{Status: http.StatusRequestTimeout, Reason: policy.ReasonPeekTimeout, Detail: "The request head was not complete in time."})
+		return h.refuse(&problem.Problem{Status: http.StatusRequestTimeout, Reason: name.ReasonPeekTimeout, Detail: "The request head was not complete in time."})
 	case errors.Is(err, io.EOF):
-		h.x.Refused(&problem.Problem{Reason: policy.ReasonBadRequest})
+		h.x.Refused(&problem.Problem{Reason: name.ReasonBadRequest})
 		h.x.Failed(io.ErrUnexpectedEOF)
 		return err
 	}
-	h.x.Refused(&problem.Problem{Reason: policy.ReasonBadRequest})
+	h.x.Refused(&problem.Problem{Reason: name.ReasonBadRequest})
 	h.x.Failed(err)
 	return err
 }

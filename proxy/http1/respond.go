@@ -8,7 +8,7 @@ import (
 	"boxgate/internal/h1"
 	"boxgate/internal/memory"
 	"boxgate/internal/socket"
-	"boxgate/policy"
+	"boxgate/policy/name"
 	"boxgate/proxy/exchange"
 	"boxgate/proxy/header"
 	"boxgate/proxy/origin"
@@ -143,9 +143,9 @@ func (h *conn) noResponse(u *upload, err error) error {
 	if errors.Is(err, errEnded) {
 		return h.refuseUpstream(err)
 	}
-	reason := policy.ReasonUpstreamHTTP
+	reason := name.ReasonUpstreamHTTP
 	if errors.Is(err, memory.ErrFull) {
-		reason = policy.ReasonLimit
+		reason = name.ReasonLimit
 	}
 	return h.refuseUpstream(&problem.Upstream{Reason: reason, Name: h.ruling.Request.Name, Err: err})
 }

@@ -9,7 +9,7 @@ import (
 	"sync/atomic"
 	"testing"
 
-	"boxgate/policy"
+	"boxgate/policy/name"
 	"boxgate/proxy/proxytest"
 )
 
@@ -28,7 +28,7 @@ func TestSmuggling(t *testing.T) {
 	})
 	l.Policy(proxytest.AllowAll, proxytest.SecretFor(proxytest.API, port))
 	host := "Host: " + proxytest.HostPort(port) + "\r\n"
-	for name, in := range map[string]string{
+	for label, in := range map[string]string{
 		"CL.TE":                    "POST / HTTP/1.1\r\n" + host + "Content-Length: 30\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\nGET /admin HTTP/1.1\r\n\r\n",
 		"TE.CL":                    "POST / HTTP/1.1\r\n" + host + "Transfer-Encoding: chunked\r\nContent-Length: 4\r\n\r\n5c\r\nGET /admin HTTP/1.1\r\n\r\n0\r\n\r\n",
 		"TE.TE":                    "POST / HTTP/1.1\r\n" + host + "Transfer-Encoding: chunked\r\nTransfer-encoding: cow\r\n\r\n0\r\n\r\n",
@@ -55,7 +55,7 @@ func TestSmuggling(t *testing.T) {
 		"many fields":              "GET / HTTP/1.1\r\n" + host + strings.Repeat("X: y\r\n", 200) + "\r\n",
 		"Connection names framing": "POST / HTTP/1.1\r\n" + host + "Connection: content-length\r\nContent-Length: 5\r\n\r\nhello",
 	} {
-		t.Run(name, func(t *testing.T) {
+		t.Run(label, func(t *testing.T) {
 			c := l.DialPair(proxytest.API, port, true)
 			before := got.Load()
 			sent := make(chan struct{})
@@ -67,10 +67,10 @@ func TestSmuggling(t *testing.T) {
 			res := proxytest.ReadResponse(t, r, "GET")
 			body := proxytest.ReadAll(t, res.Body)
 			want := 400
-			if name == "large head" {
+			if label == "large head" {
 				want = 431
 			}
-			if res.StatusCode != want || !res.Close || !strings.Contains(body, string(policy.ReasonBadRequest)) {
+			if res.StatusCode != want || !res.Close || !strings.Contains(body, string(name.ReasonBadRequest)) {
 				t.Errorf("%s, close %v: %s", res.Status, res.Close, body)
 			}
 			if _, err := r.ReadByte(); !errors.Is(err, io.EOF) {

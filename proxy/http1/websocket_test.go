@@ -12,6 +12,7 @@ import (
 	"github.com/coder/websocket"
 
 	"boxgate/policy"
+	"boxgate/policy/name"
 	"boxgate/proxy/proxytest"
 )
 
@@ -70,7 +71,7 @@ func TestWebSocketIsCutWhenThePolicyTightens(t *testing.T) {
 	if _, _, err := c.Read(ctx); err == nil {
 		t.Error("goes on under deny-all")
 	}
-	if e := l.Events.Wait(t, 1)[0]; e.Reason != policy.ReasonPolicyChanged {
+	if e := l.Events.Wait(t, 1)[0]; e.Reason != name.ReasonPolicyChanged {
 		t.Errorf("event %+v", e)
 	}
 }

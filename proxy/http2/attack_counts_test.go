@@ -3,7 +3,7 @@ package http2_test
 import (
 	"testing"
 
-	"boxgate/policy"
+	"boxgate/policy/name"
 	"boxgate/proxy"
 	"boxgate/proxy/proxytest"
 )
@@ -29,7 +29,7 @@ func TestAttackFloodOfRequestsWithFieldsOfHTTP1(t *testing.T) {
 	l.Proxy.CloseBox(l.Box.ID)
 	limited := false
 	for _, e := range l.Events.Wait(t, 3) {
-		limited = limited || e.Reason == policy.ReasonLimit
+		limited = limited || e.Reason == name.ReasonLimit
 	}
 	if !limited {
 		t.Error("no refusal is for the limit")

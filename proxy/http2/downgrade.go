@@ -13,7 +13,7 @@ import (
 
 	"boxgate/internal/buffers"
 	"boxgate/internal/h1"
-	"boxgate/policy"
+	"boxgate/policy/name"
 	"boxgate/proxy/contain"
 	"boxgate/proxy/exchange"
 	"boxgate/proxy/header"
@@ -58,7 +58,7 @@ func (st *stream) forward1(up *origin.Conn, again bool) {
 		}
 		stop()
 		if !used || !again || ctx.Err() != nil {
-			st.refuseUpstream(&problem.Upstream{Reason: policy.ReasonUpstreamHTTP, Name: st.ruling.Request.Name, Err: err})
+			st.refuseUpstream(&problem.Upstream{Reason: name.ReasonUpstreamHTTP, Name: st.ruling.Request.Name, Err: err})
 			return
 		}
 		up.Close()
@@ -257,7 +257,7 @@ func (d *downgrade) respond() bool {
 		err = exchange.ErrProtocol
 	}
 	if err != nil {
-		st.refuseUpstream(&problem.Upstream{Reason: policy.ReasonUpstreamHTTP, Name: st.ruling.Request.Name, Err: err})
+		st.refuseUpstream(&problem.Upstream{Reason: name.ReasonUpstreamHTTP, Name: st.ruling.Request.Name, Err: err})
 		return false
 	}
 	if !st.scrubbable(d.res.Status, d.res.Body.Empty(), exchange.ResponseValues(&d.res)) {

@@ -15,6 +15,7 @@ import (
 	"boxgate/internal/h2/upstream"
 	"boxgate/internal/memory"
 	"boxgate/policy"
+	"boxgate/policy/name"
 	"boxgate/proxy/exchange"
 	"boxgate/proxy/header"
 	"boxgate/proxy/origin"
@@ -85,7 +86,7 @@ func (st *stream) failed2(err error) {
 	if errors.Is(err, errRepeat) {
 		code, reset = http2.ErrCodeRefusedStream, true
 	}
-	failure := &problem.Upstream{Reason: policy.ReasonUpstreamHTTP, Name: st.ruling.Request.Name, Err: err}
+	failure := &problem.Upstream{Reason: name.ReasonUpstreamHTTP, Name: st.ruling.Request.Name, Err: err}
 	if st.ctx.Err() != nil || !reset || code == http2.ErrCodeProtocol || code == http2.ErrCodeFlowControl {
 		st.refuseUpstream(failure)
 		return
@@ -110,7 +111,7 @@ func (st *stream) forward2(up *origin.H2Conn) error {
 // pass relays a response whose head has come, or refuses it.
 func (st *stream) pass(res *result) {
 	if !st.holds.Grow(header.SizeFactor * header.SizeHTTP2(res.Fields)) {
-		st.refuseUpstream(&problem.Upstream{Reason: policy.ReasonLimit, Name: st.ruling.Request.Name, Err: memory.ErrFull})
+		st.refuseUpstream(&problem.Upstream{Reason: name.ReasonLimit, Name: st.ruling.Request.Name, Err: memory.ErrFull})
 		return
 	}
 	if st.scrubbable(res.Status, st.bodiless(&res.Head), exchange.HTTP2Values(res.Fields)) {

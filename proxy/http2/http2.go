@@ -18,6 +18,7 @@ import (
 	"boxgate/internal/memory"
 	"boxgate/internal/socket"
 	"boxgate/policy"
+	"boxgate/policy/name"
 	"boxgate/proxy/contain"
 	"boxgate/proxy/exchange"
 	"boxgate/proxy/header"
@@ -289,7 +290,7 @@ func (st *stream) admit() {
 		return
 	}
 	if !taken.Streams.Enter(taken.Limit(policy.LimitStreams, st.s.Core.MaxStreams)) {
-		st.denial = &problem.Problem{Status: http.StatusServiceUnavailable, Reason: policy.ReasonLimit,
+		st.denial = &problem.Problem{Status: http.StatusServiceUnavailable, Reason: name.ReasonLimit,
 			Detail: "The box has reached its limit of requests in progress."}
 		return
 	}
@@ -389,9 +390,9 @@ func (st *stream) judgeHead() {
 	if st.ruling.Refused == nil && st.headSize() > h1.MaxHead {
 		st.ruling.Refused = exchange.BadRequest("The request is refused: its head is too large.")
 		st.ruling.Refused.Status = http.StatusRequestHeaderFieldsTooLarge
-		st.ruling.Reason = policy.ReasonBadRequest
+		st.ruling.Reason = name.ReasonBadRequest
 	}
-	if st.ruling.Refused != nil && st.ruling.Reason != policy.ReasonAmbiguousPath && st.ruling.Reason != policy.ReasonAmbiguousRequest {
+	if st.ruling.Refused != nil && st.ruling.Reason != name.ReasonAmbiguousPath && st.ruling.Reason != name.ReasonAmbiguousRequest {
 		return
 	}
 	switch {
@@ -402,7 +403,7 @@ func (st *stream) judgeHead() {
 	default:
 		return
 	}
-	st.ruling.Reason = policy.ReasonBadRequest
+	st.ruling.Reason = name.ReasonBadRequest
 }
 
 // refuse answers with a problem.
@@ -445,7 +446,7 @@ func (st *stream) refuseUpstream(err error) {
 func (c *conn) refused(r downstream.Refusal) {
 	var x exchange.Exchange
 	x.Begin(c.s)
-	x.Refused(&problem.Problem{Reason: policy.ReasonBadRequest})
+	x.Refused(&problem.Problem{Reason: name.ReasonBadRequest})
 	x.Event.Error = r.Why
 	if h1.ValidMethod(r.Method) {
 		x.Event.Method = r.Method
@@ -454,7 +455,7 @@ func (c *conn) refused(r downstream.Refusal) {
 		x.Event.Path = exchange.WithoutQuery(r.Path)
 	}
 	if over := !c.s.Usage.Requests.Allow(); over || r.Flood {
-		x.Event.Reason = policy.ReasonLimit
+		x.Event.Reason = name.ReasonLimit
 		socket.Abort(c.s.Client)
 	}
 	x.End()

@@ -14,6 +14,7 @@ import (
 	"golang.org/x/net/http2/hpack"
 
 	"boxgate/policy"
+	"boxgate/policy/name"
 	"boxgate/proxy/proxytest"
 )
 
@@ -32,7 +33,7 @@ func TestPlaceholderInATrailer(t *testing.T) {
 				}
 				_ = res.Body.Close()
 			}
-			if e := l.Events.Wait(t, i+1)[i]; e.Verdict != policy.Deny || e.Reason != policy.ReasonPlaceholderLeak || len(e.Headers) != 0 {
+			if e := l.Events.Wait(t, i+1)[i]; e.Verdict != policy.Deny || e.Reason != name.ReasonPlaceholderLeak || len(e.Headers) != 0 {
 				t.Errorf("%d bytes: event %+v", size, e)
 			}
 			if got, _ := up.Take(); got != nil && len(got.Trailer) != 0 && got.Trailer.Get("X-Sum") != "" {
@@ -65,7 +66,7 @@ func TestPlaceholderInABody(t *testing.T) {
 				_ = res.Body.Close()
 			}
 			if n++; true {
-				if e := l.Events.Wait(t, n)[n-1]; e.Verdict != policy.Deny || e.Reason != policy.ReasonPlaceholderLeak {
+				if e := l.Events.Wait(t, n)[n-1]; e.Verdict != policy.Deny || e.Reason != name.ReasonPlaceholderLeak {
 					t.Errorf("%s: event %+v", what, e)
 				}
 			}

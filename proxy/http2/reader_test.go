@@ -9,6 +9,7 @@ import (
 
 	"boxgate/audit"
 	"boxgate/policy"
+	"boxgate/policy/name"
 	"boxgate/proxy/proxytest"
 )
 
@@ -47,7 +48,7 @@ func TestFieldsOfHTTP1ResetTheStream(t *testing.T) {
 	}
 	refused := 0
 	for _, e := range l.Events.Wait(t, 16) {
-		if e.Reason == policy.ReasonBadRequest && e.Verdict == policy.Deny && e.Method == "GET" && e.Action == audit.ActionRefuse {
+		if e.Reason == name.ReasonBadRequest && e.Verdict == policy.Deny && e.Method == "GET" && e.Action == audit.ActionRefuse {
 			refused++
 		}
 	}

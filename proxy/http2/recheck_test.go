@@ -10,6 +10,7 @@ import (
 
 	"boxgate/audit"
 	"boxgate/policy"
+	"boxgate/policy/name"
 	"boxgate/proxy"
 	"boxgate/proxy/proxytest"
 )
@@ -65,7 +66,7 @@ func TestRecheckCutsTheStreamsThatAreDenied(t *testing.T) {
 		if rest := proxytest.ReadAll(t, kept); rest != "two\n" {
 			t.Errorf("h2 %v: the stream that is allowed: %q", h2, rest)
 		}
-		if e := l.WantReason(policy.ReasonPolicyChanged); e.Path != "/denied" || e.Verdict != policy.Deny {
+		if e := l.WantReason(name.ReasonPolicyChanged); e.Path != "/denied" || e.Verdict != policy.Deny {
 			t.Errorf("h2 %v: %+v", h2, e)
 		}
 		l.Want("the other", func(e audit.Event) bool {
@@ -98,5 +99,5 @@ func TestRevokedSecretCutsTheConnection(t *testing.T) {
 	if rest := proxytest.ReadAll(t, kept); rest != "two\n" {
 		t.Errorf("the stream with another secret: %q", rest)
 	}
-	l.WantReason(policy.ReasonSecretUnavailable)
+	l.WantReason(name.ReasonSecretUnavailable)
 }

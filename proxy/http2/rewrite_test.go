@@ -9,7 +9,7 @@ import (
 	"strings"
 	"testing"
 
-	"boxgate/policy"
+	"boxgate/policy/name"
 	"boxgate/proxy/proxytest"
 )
 
@@ -47,7 +47,7 @@ func TestBodiesThatAreReadFirst(t *testing.T) {
 		}
 		for what, body := range map[string]io.Reader{"length": strings.NewReader(strings.Repeat("x", 2<<20)), "stream": proxytest.Unsized(strings.Repeat("x", 2<<20))} {
 			status, text := proxytest.Send(t, client, "POST", url, nil, body)
-			if got, _ := up.Take(); got != nil || status != 413 || !strings.Contains(text, string(policy.ReasonUnsignable)) {
+			if got, _ := up.Take(); got != nil || status != 413 || !strings.Contains(text, string(name.ReasonUnsignable)) {
 				t.Errorf("h2 %v, beyond the bound (%s): %d %s, the server got %v", h2, what, status, text, got != nil)
 			}
 		}

@@ -12,6 +12,7 @@ import (
 	"boxgate/audit"
 	"boxgate/internal/h2"
 	"boxgate/policy"
+	"boxgate/policy/name"
 	"boxgate/proxy"
 	"boxgate/proxy/proxytest"
 )
@@ -24,7 +25,7 @@ func TestRefusedStreamsAreTold(t *testing.T) {
 	l.Policy(proxytest.AllowAll, proxytest.SecretFor(proxytest.API, port))
 	ok := []string{":method", "GET", ":scheme", "https", ":authority", proxytest.HostPort(port), ":path", "/"}
 	with := func(more ...string) []string { return append(append([]string{}, ok...), more...) }
-	for name, tt := range map[string]struct {
+	for label, tt := range map[string]struct {
 		fields []string
 		raw    func(*http2.Framer) error
 		want   string
@@ -41,7 +42,7 @@ func TestRefusedStreamsAreTold(t *testing.T) {
 		"an even stream":           {raw: func(f *http2.Framer) error { return f.WriteRSTStream(2, http2.ErrCodeCancel) }, want: "the connection is ended with PROTOCOL_ERROR"},
 		"a window too large":       {raw: func(f *http2.Framer) error { return f.WriteWindowUpdate(0, 1<<31-1) }, want: "the connection is ended with FLOW_CONTROL_ERROR"},
 	} {
-		t.Run(name, func(t *testing.T) {
+		t.Run(label, func(t *testing.T) {
 			r := newRawH2(t, l.DialPair(proxytest.API, port, true, "h2"))
 			before := len(l.Events.Wait(t, 0))
 			if tt.raw != nil {
@@ -60,7 +61,7 @@ func TestRefusedStreamsAreTold(t *testing.T) {
 				r.untilAnswered()
 			}
 			e := l.Events.Wait(t, before+1)[before]
-			if e.Verdict != policy.Deny || e.Reason != policy.ReasonBadRequest || e.Action != audit.ActionRefuse || e.Stage != policy.StageHTTP ||
+			if e.Verdict != policy.Deny || e.Reason != name.ReasonBadRequest || e.Action != audit.ActionRefuse || e.Stage != policy.StageHTTP ||
 				e.Name != proxytest.API || e.Box != l.Box.ID || !strings.Contains(e.Error, tt.want) {
 				t.Errorf("%+v", e)
 			}
@@ -88,7 +89,7 @@ func TestAttackMalformedStreamsCountAsRequests(t *testing.T) {
 		}
 	}
 	<-ended
-	l.Want("the end of malformed requests", func(e audit.Event) bool { return e.Stage == policy.StageHTTP && e.Reason == policy.ReasonLimit })
+	l.Want("the end of malformed requests", func(e audit.Event) bool { return e.Stage == policy.StageHTTP && e.Reason == name.ReasonLimit })
 }
 
 // send sends the head of a request, in as many frames as it needs.

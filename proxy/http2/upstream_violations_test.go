@@ -18,7 +18,7 @@ import (
 
 	"boxgate/internal/h2"
 	"boxgate/internal/h2/upstream"
-	"boxgate/policy"
+	"boxgate/policy/name"
 	"boxgate/proxy/exchange"
 	"boxgate/proxy/proxytest"
 )
@@ -318,7 +318,7 @@ func TestStreamErrorOfUpstreamIsOneStreams(t *testing.T) {
 		t.Errorf("%d connections", n)
 	}
 	for _, e := range l.Events.Wait(t, 6) {
-		if e.Status == 502 && e.Reason != policy.ReasonUpstreamHTTP {
+		if e.Status == 502 && e.Reason != name.ReasonUpstreamHTTP {
 			t.Errorf("event %+v", e)
 		}
 	}

@@ -18,6 +18,7 @@ import (
 
 	"boxgate/audit"
 	"boxgate/policy"
+	"boxgate/policy/name"
 	"boxgate/proxy/proxytest"
 )
 
@@ -199,7 +200,7 @@ func TestWaitingRequestsAreCut(t *testing.T) {
 	}
 	cut := 0
 	for _, e := range l.Events.Wait(t, requests+1) {
-		if e.Stage == policy.StageHTTP && e.Verdict == policy.Deny && e.Reason == policy.ReasonPolicyChanged {
+		if e.Stage == policy.StageHTTP && e.Verdict == policy.Deny && e.Reason == name.ReasonPolicyChanged {
 			cut++
 		}
 	}

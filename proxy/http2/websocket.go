@@ -14,7 +14,7 @@ import (
 	"golang.org/x/net/http2/hpack"
 
 	"boxgate/internal/socket"
-	"boxgate/policy"
+	"boxgate/policy/name"
 	"boxgate/proxy/contain"
 	"boxgate/proxy/exchange"
 	"boxgate/proxy/header"
@@ -37,7 +37,7 @@ func (st *stream) serveWebSocket() {
 	d := &downgrade{st: st, up: up}
 	n, err := d.shakeHands()
 	if err != nil {
-		st.refuseUpstream(&problem.Upstream{Reason: policy.ReasonUpstreamHTTP, Name: st.ruling.Request.Name, Err: err})
+		st.refuseUpstream(&problem.Upstream{Reason: name.ReasonUpstreamHTTP, Name: st.ruling.Request.Name, Err: err})
 		return
 	}
 	if !st.scrubbable(d.res.Status, d.res.Body.Empty(), exchange.ResponseValues(&d.res)) {

@@ -14,6 +14,7 @@ import (
 
 	"boxgate/internal/socket"
 	"boxgate/policy"
+	"boxgate/policy/name"
 	"boxgate/proxy/problem"
 	"boxgate/proxy/route"
 )
@@ -28,7 +29,7 @@ type Config struct {
 	HandshakeTimeout time.Duration
 	// Credential returns the value of a secret of the configuration, for upstream proxies, and what says whether it was
 	// revoked since; nil: there are none.
-	Credential func(ctx context.Context, secret string) (value policy.Secret, revoked func() bool, err error)
+	Credential func(ctx context.Context, secret string) (value name.Secret, revoked func() bool, err error)
 	MaxPerBox  int // connections of a box, in use or idle
 	MaxAll     int // connections of all boxes together; the last quarter is reserved for boxes with few; 0: no limit
 	MaxExtra   int // attempts of all boxes that are under way beside another one of the same connection
@@ -120,7 +121,7 @@ func (d Target) hidden(err error) error {
 	if !d.forward || !errors.As(err, &denied) {
 		return err
 	}
-	return &problem.Upstream{Reason: policy.ReasonUnreachable, Name: d.shown, Err: errors.New(denied.Error())}
+	return &problem.Upstream{Reason: name.ReasonUnreachable, Name: d.shown, Err: errors.New(denied.Error())}
 }
 
 // Candidates returns the addresses of d that the policy in force allows, in the order to try them. The zero Addr stands for
@@ -135,7 +136,7 @@ func (p *Origins) Candidates(ctx context.Context, box *policy.Box, d Target) ([]
 	}
 	addrs, err := p.addresses(ctx, box, d)
 	if err != nil {
-		return nil, &problem.Upstream{Reason: policy.ReasonUnresolved, Name: d.shown, Err: err}
+		return nil, &problem.Upstream{Reason: name.ReasonUnresolved, Name: d.shown, Err: err}
 	}
 	var good []netip.Addr
 	var denied error
@@ -152,7 +153,7 @@ func (p *Origins) Candidates(ctx context.Context, box *policy.Box, d Target) ([]
 	case denied != nil:
 		return nil, denied
 	default:
-		return nil, &problem.Upstream{Reason: policy.ReasonUnresolved, Name: d.shown}
+		return nil, &problem.Upstream{Reason: name.ReasonUnresolved, Name: d.shown}
 	}
 }
 
@@ -187,7 +188,7 @@ func (p *Origins) judgeDial(ctx context.Context, box *policy.Box, d Target, a ne
 	a = a.Unmap()
 	c := box.Policy.Load()
 	if p.cfg.Router.IsOwn(a) || p.cfg.Router.IsSink(a) {
-		return policy.Decision{Reason: policy.ReasonHostPort, Version: route.Version(c)}.Err(d.dialling(a))
+		return policy.Decision{Reason: name.ReasonHostPort, Version: route.Version(c)}.Err(d.dialling(a))
 	}
 	asked, known := d.At(a)
 	if why := d.OverruledBy(p.cfg.Router.Route(ctx, c, box, asked, known).Route); why != nil {
@@ -245,5 +246,5 @@ var errNoSource = errors.New("the box has no source address of this family")
 
 // sourceless is the error for a connection that has no address to leave from.
 func (d Target) sourceless(why error) error {
-	return &problem.Upstream{Reason: policy.ReasonSourceAddress, Name: d.shown, Err: why}
+	return &problem.Upstream{Reason: name.ReasonSourceAddress, Name: d.shown, Err: why}
 }

@@ -13,6 +13,7 @@ import (
 	"testing"
 
 	"boxgate/policy"
+	"boxgate/policy/name"
 	"boxgate/proxy/proxytest"
 )
 
@@ -40,7 +41,7 @@ func TestRebindingOnlyGoodAddressesAreUsed(t *testing.T) {
 	if !proxytest.AccessDeniedAlert(err) {
 		t.Fatalf("only a metadata address: %v", err)
 	}
-	if e := r.WantReason(policy.ReasonProtectedRange); e.Addr != netip.MustParseAddr("169.254.169.254") || e.Verdict != policy.Deny {
+	if e := r.WantReason(name.ReasonProtectedRange); e.Addr != netip.MustParseAddr("169.254.169.254") || e.Verdict != policy.Deny {
 		t.Errorf("%+v", e)
 	}
 }
@@ -54,7 +55,7 @@ func TestTheDiallerJudgesTheAddressOfTheSocket(t *testing.T) {
 	// As if the policy had changed after the candidates were judged.
 	c, err := r.Core.Origins.DialAddr(t.Context(), r.Box, to, trap.Addr(), false)
 	var denied *policy.DeniedError
-	if c != nil || !errors.As(err, &denied) || denied.Decision.Reason != policy.ReasonDeniedCIDR || denied.Request.Stage != policy.StageDial {
+	if c != nil || !errors.As(err, &denied) || denied.Decision.Reason != name.ReasonDeniedCIDR || denied.Request.Stage != policy.StageDial {
 		t.Errorf("%v, %v", c, err)
 	}
 }
@@ -66,12 +67,12 @@ func TestUnresolvedAndUnreachableSayWhich(t *testing.T) {
 	if _, err := r.Hello(r.Dial(owner), "good.example"); err == nil {
 		t.Error("a name without an address was served")
 	}
-	r.WantReason(policy.ReasonUnresolved)
+	r.WantReason(name.ReasonUnresolved)
 	r.Names.Set("good.example", netip.MustParseAddr("127.255.255.254")) // nothing listens there
 	if _, err := r.Hello(r.Dial(owner), "good.example"); !errors.Is(err, syscall.ECONNRESET) {
 		t.Errorf("unreachable: %v", err)
 	}
-	if e := r.WantReason(policy.ReasonUnreachable); e.Verdict != policy.Deny || e.Error == "" {
+	if e := r.WantReason(name.ReasonUnreachable); e.Verdict != policy.Deny || e.Error == "" {
 		t.Errorf("%+v", e)
 	}
 }
@@ -84,10 +85,10 @@ func TestUntrustedUpstreamGetsNothing(t *testing.T) {
 	l.Policy(proxytest.AllowAll, proxytest.SecretFor(proxytest.API, port))
 	c := l.DialPair(proxytest.API, port, true)
 	res := proxytest.Ask(t, c, bufio.NewReader(c), "GET / HTTP/1.1\r\nHost: "+proxytest.HostPort(port)+"\r\n\r\n", "GET")
-	if body := proxytest.ReadAll(t, res.Body); res.StatusCode != 502 || !strings.Contains(body, string(policy.ReasonUpstreamTLS)) || strings.Contains(body, "s3cret") {
+	if body := proxytest.ReadAll(t, res.Body); res.StatusCode != 502 || !strings.Contains(body, string(name.ReasonUpstreamTLS)) || strings.Contains(body, "s3cret") {
 		t.Errorf("%d %s", res.StatusCode, body)
 	}
-	if e := l.Events.Wait(t, 1)[0]; e.Reason != policy.ReasonUpstreamTLS || e.Verdict != policy.Deny || e.Headers != nil || reached.Load() != 0 {
+	if e := l.Events.Wait(t, 1)[0]; e.Reason != name.ReasonUpstreamTLS || e.Verdict != policy.Deny || e.Headers != nil || reached.Load() != 0 {
 		t.Errorf("event %+v, reached %d", e, reached.Load())
 	}
 }
@@ -103,11 +104,11 @@ func TestUnresolvedAndUnreachable(t *testing.T) {
 	_ = ln.Close()
 	l.Names.Set("nowhere.example.com")
 	l.Policy(proxytest.AllowAll, proxytest.Intercepted(port))
-	for name, want := range map[string]policy.Reason{"nowhere.example.com": policy.ReasonUnresolved, proxytest.API: policy.ReasonUnreachable} {
-		c := l.DialPair(name, port, true)
-		res := proxytest.Ask(t, c, bufio.NewReader(c), "GET / HTTP/1.1\r\nHost: "+name+":"+strconv.Itoa(int(port))+"\r\n\r\n", "GET")
+	for label, want := range map[string]name.Reason{"nowhere.example.com": name.ReasonUnresolved, proxytest.API: name.ReasonUnreachable} {
+		c := l.DialPair(label, port, true)
+		res := proxytest.Ask(t, c, bufio.NewReader(c), "GET / HTTP/1.1\r\nHost: "+label+":"+strconv.Itoa(int(port))+"\r\n\r\n", "GET")
 		if body := proxytest.ReadAll(t, res.Body); res.StatusCode != 502 || !strings.Contains(body, string(want)) {
-			t.Errorf("%s: %d %s", name, res.StatusCode, body)
+			t.Errorf("%s: %d %s", label, res.StatusCode, body)
 		}
 	}
 }

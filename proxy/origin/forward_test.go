@@ -9,14 +9,15 @@ import (
 	"testing"
 
 	"boxgate/policy"
+	"boxgate/policy/name"
 	"boxgate/proxy"
 	"boxgate/proxy/proxytest"
 )
 
 type tokens struct{}
 
-func (tokens) Token(policy.BoxID, string, string) (policy.Secret, error) {
-	return policy.NewSecret("token-of-the-gateway"), nil
+func (tokens) Token(policy.BoxID, string, string) (name.Secret, error) {
+	return name.NewSecret("token-of-the-gateway"), nil
 }
 
 // forwarded are header rules that forward requests for the port of api.example.com to a proxy.
@@ -69,7 +70,7 @@ func TestAttackForwardedToWhatIsDenied(t *testing.T) {
 			l.Names.Set("forward.test", netip.MustParseAddr(addr))
 			l.Rules(proxytest.AllowAll, forwarded(port, "forward.test:1"))
 			status, text := proxytest.Send(t, client, "POST", "https://"+proxytest.HostPort(port)+"/a", nil, strings.NewReader("content"))
-			if status != 502 || !strings.Contains(text, string(policy.ReasonUnreachable)) || strings.Contains(text, addr) || strings.Contains(text, "forward.test") {
+			if status != 502 || !strings.Contains(text, string(name.ReasonUnreachable)) || strings.Contains(text, addr) || strings.Contains(text, "forward.test") {
 				t.Errorf("%s: %d %s", what, status, text)
 			}
 			if got, _ := up.Take(); got != nil {

@@ -5,6 +5,7 @@ import (
 	"time"
 
 	"boxgate/policy"
+	"boxgate/policy/name"
 )
 
 const (
@@ -16,7 +17,7 @@ const (
 
 // host is a server that is remembered.
 type host struct {
-	name policy.Name
+	name name.Name
 	port uint16
 }
 
@@ -114,12 +115,12 @@ func dropAny[V any](m map[host]V) {
 }
 
 // NoteLogin notes that a server of HTTP/1.1 has offered a box a login of the connection (NTLM, Negotiate).
-func (p *Origins) NoteLogin(box policy.BoxID, name policy.Name, port uint16) {
+func (p *Origins) NoteLogin(box policy.BoxID, name name.Name, port uint16) {
 	p.hostsOf(box).noteLogin(host{name, port})
 }
 
 // OffersLogin reports whether [Origins.NoteLogin] has noted the server within the last hour. It may have been forgotten.
-func (p *Origins) OffersLogin(box policy.BoxID, name policy.Name, port uint16) bool {
+func (p *Origins) OffersLogin(box policy.BoxID, name name.Name, port uint16) bool {
 	return p.hostsOf(box).login(host{name, port})
 }
 

@@ -4,22 +4,22 @@ import (
 	"fmt"
 	"testing"
 
-	"boxgate/policy"
+	"boxgate/policy/name"
 )
 
 func TestMemoryOfHostsIsBounded(t *testing.T) {
 	t.Parallel()
 	var h hosts
 	for i := range 3 * maxHosts {
-		name, err := policy.ParseName(fmt.Sprintf("n%d.example", i))
+		hostName, err := name.Parse(fmt.Sprintf("n%d.example", i))
 		if err != nil {
 			t.Fatal(err)
 		}
-		at := host{name, 443}
+		at := host{hostName, 443}
 		h.needsSmall(at)
 		h.noteOffer(at, "something")
 		h.noteLogin(at)
-		if _, known := h.offer(at); !h.small(at) || !known || !h.login(at) || h.small(host{name, 444}) || h.login(host{name, 444}) {
+		if _, known := h.offer(at); !h.small(at) || !known || !h.login(at) || h.small(host{hostName, 444}) || h.login(host{hostName, 444}) {
 			t.Fatal("the latest host is not known")
 		}
 	}

@@ -10,6 +10,7 @@ import (
 	"boxgate/internal/h2/upstream"
 	"boxgate/internal/socket"
 	"boxgate/policy"
+	"boxgate/policy/name"
 	"boxgate/proxy/problem"
 )
 
@@ -148,7 +149,7 @@ func newH2Upstream(pl *place, conn *socket.Terminated, box *policy.Box) (u *H2Co
 	client := upstream.New(conn, pl.release)
 	if !client.Reserve() {
 		client.Close()
-		return nil, &problem.Upstream{Reason: policy.ReasonUpstreamHTTP, Name: pl.key.shown()}
+		return nil, &problem.Upstream{Reason: name.ReasonUpstreamHTTP, Name: pl.key.shown()}
 	}
 	return &H2Conn{place: pl, Client: client, dial: dial, users: 1}, nil
 }

@@ -10,6 +10,7 @@ import (
 	"testing"
 
 	"boxgate/policy"
+	"boxgate/policy/name"
 	"boxgate/proxy/proxytest"
 )
 
@@ -48,7 +49,7 @@ func TestKeptConnectionIsJudgedAgain(t *testing.T) {
 		}
 		l.Policy(policy.Spec{Mode: policy.ModeCustom, DeniedCIDRs: []string{"127.0.0.1/32"}}, nil)
 		res, body := proxytest.Get(t, client, url, nil)
-		if res.StatusCode != 403 || !strings.Contains(body, string(policy.ReasonDeniedCIDR)) {
+		if res.StatusCode != 403 || !strings.Contains(body, string(name.ReasonDeniedCIDR)) {
 			t.Errorf("h2 %v: %s %s", h2, res.Status, body)
 		}
 		if e := l.Events.Wait(t, 2)[1]; e.Verdict != policy.Deny || e.Addr != netip.MustParseAddr("127.0.0.1") {

@@ -16,6 +16,7 @@ import (
 
 	"boxgate/internal/socket"
 	"boxgate/policy"
+	"boxgate/policy/name"
 	"boxgate/proxy/problem"
 )
 
@@ -31,7 +32,7 @@ const (
 // explain adds what the server offers to the error of a handshake that failed for want of something in common.
 func (p *Origins) explain(ctx context.Context, box *policy.Box, d Target, known *hosts, err error) error {
 	var up *problem.Upstream
-	if !errors.As(err, &up) || up.Reason != policy.ReasonUpstreamTLS || !problem.NothingInCommon(up.Err) {
+	if !errors.As(err, &up) || up.Reason != name.ReasonUpstreamTLS || !problem.NothingInCommon(up.Err) {
 		return err
 	}
 	at := host{d.name, d.Asked.Port}

@@ -18,6 +18,7 @@ import (
 	"boxgate/audit"
 	"boxgate/internal/handshake"
 	"boxgate/policy"
+	"boxgate/policy/name"
 	"boxgate/proxy"
 	"boxgate/proxy/origin"
 	"boxgate/proxy/proxytest"
@@ -144,7 +145,7 @@ func TestBoxAtItsLimitOfUpstreams(t *testing.T) {
 	if body := proxytest.ReadAll(t, res.Body); res.StatusCode != 503 || !strings.Contains(body, `"reason":"limit"`) {
 		t.Errorf("beyond the limit: %s %s", res.Status, body)
 	}
-	if e := l.Events.Wait(t, 1)[0]; e.Reason != policy.ReasonLimit || e.Verdict != policy.Deny || e.Action != audit.ActionRefuse || e.Status != 503 || e.Box != "box1" {
+	if e := l.Events.Wait(t, 1)[0]; e.Reason != name.ReasonLimit || e.Verdict != policy.Deny || e.Action != audit.ActionRefuse || e.Status != 503 || e.Box != "box1" {
 		t.Errorf("event %+v", e)
 	}
 

@@ -12,6 +12,7 @@ import (
 	"boxgate/internal/memory"
 	"boxgate/internal/socket"
 	"boxgate/policy"
+	"boxgate/policy/name"
 	"boxgate/proxy/problem"
 	"boxgate/proxy/usage"
 )
@@ -110,7 +111,7 @@ func (p *boxPool) acquireLocked(key key) (*place, error) {
 	}
 	for !p.roomLocked() {
 		if !p.dropOldestLocked() {
-			return nil, &problem.Upstream{Reason: policy.ReasonLimit, Name: key.shown(), Err: errLimit}
+			return nil, &problem.Upstream{Reason: name.ReasonLimit, Name: key.shown(), Err: errLimit}
 		}
 	}
 	pl := &place{pool: p, key: key}
@@ -119,7 +120,7 @@ func (p *boxPool) acquireLocked(key key) (*place, error) {
 		cost = max(cost, socket.ServerCost)
 	}
 	if !p.chargeLocked(pl, cost) {
-		return nil, &problem.Upstream{Reason: policy.ReasonLimit, Name: key.shown(), Err: memory.ErrFull}
+		return nil, &problem.Upstream{Reason: name.ReasonLimit, Name: key.shown(), Err: memory.ErrFull}
 	}
 	pl.held = true
 	p.open.Add(1)
@@ -153,7 +154,7 @@ func (pl *place) use(conn net.Conn) error {
 	p.mu.Lock()
 	defer p.unlock()
 	if pl.held && !p.chargeLocked(pl, cost) {
-		return &problem.Upstream{Reason: policy.ReasonLimit, Name: pl.key.shown(), Err: memory.ErrFull}
+		return &problem.Upstream{Reason: name.ReasonLimit, Name: pl.key.shown(), Err: memory.ErrFull}
 	}
 	return nil
 }
@@ -168,7 +169,7 @@ func (p *boxPool) roomLocked() bool {
 }
 
 // errBoxGone refuses a request that outlived its box.
-var errBoxGone = &policy.DeniedError{Decision: policy.Decision{Reason: policy.ReasonUnknownBox}}
+var errBoxGone = &policy.DeniedError{Decision: policy.Decision{Reason: name.ReasonUnknownBox}}
 
 // crowded reports whether the box has so many connections open that none should be reserved for an idle client.
 func (p *boxPool) crowded() bool { return p.open.Load() > int64(p.most()/2) }

@@ -6,6 +6,7 @@ import (
 
 	"boxgate/internal/memory"
 	"boxgate/policy"
+	"boxgate/policy/name"
 )
 
 // TestHostsRememberedAreBounded names ever new hosts that speak HTTP/1.1 alone.
@@ -13,7 +14,7 @@ func TestHostsRememberedAreBounded(t *testing.T) {
 	t.Parallel()
 	p := newBoxPool(&policy.Box{}, 4, memory.New(1<<20, 1<<20).Account("box"))
 	for i := range 100 {
-		n, err := policy.ParseName(fmt.Sprintf("h%d.example.com", i))
+		n, err := name.Parse(fmt.Sprintf("h%d.example.com", i))
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -11,6 +11,7 @@ import (
 
 	"boxgate/internal/socket"
 	"boxgate/policy"
+	"boxgate/policy/name"
 	"boxgate/proxy/problem"
 	"boxgate/proxy/route"
 )
@@ -129,7 +130,7 @@ func (p *Origins) hasOthers(box *policy.Box, d Target, addrs []netip.Addr) bool 
 
 // resolvable reports whether the policy in force lets a name be asked of the upstream DNS servers. It may be one that has been told
 // the box under an earlier policy.
-func resolvable(box *policy.Box, n policy.Name) bool {
+func resolvable(box *policy.Box, n name.Name) bool {
 	c := box.Policy.Load()
 	return c.Decide(policy.Request{Stage: policy.StageDNS, Box: box.ID, Name: n}).Allowed() || c.ResolvesOthers(n)
 }
@@ -137,7 +138,7 @@ func resolvable(box *policy.Box, n policy.Name) bool {
 // isOfAll reports whether an address is of every name that the connection may be for. Where the client has not said its host, these are
 // the names that the box was told for the address that it chose. Anybody can give a name that address, and with it one of their own.
 func (p *Origins) isOfAll(box *policy.Box, d Target, a netip.Addr) bool {
-	stranger := func(n policy.Name) bool { return !p.cfg.Resolver.Granted(box.ID, n, a) }
+	stranger := func(n name.Name) bool { return !p.cfg.Resolver.Granted(box.ID, n, a) }
 	return d.Action == policy.Broker || !slices.ContainsFunc(d.Known.Told, stranger) // a broker's server proves its name
 }
 
@@ -259,5 +260,5 @@ func (r *race) verdict(failed error) error {
 	case errors.As(failed, &proxy):
 		return proxy
 	}
-	return &problem.Upstream{Reason: policy.ReasonUnreachable, Name: r.d.shown, Err: failed}
+	return &problem.Upstream{Reason: name.ReasonUnreachable, Name: r.d.shown, Err: failed}
 }

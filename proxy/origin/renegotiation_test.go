@@ -20,7 +20,7 @@ import (
 	"sync/atomic"
 	"testing"
 
-	"boxgate/policy"
+	"boxgate/policy/name"
 	"boxgate/proxy"
 	"boxgate/proxy/proxytest"
 )
@@ -225,7 +225,7 @@ func TestAttackServersWithoutSecureRenegotiation(t *testing.T) {
 				t.Errorf("the secret was sent %d times", secrets.Load())
 			}
 			if res.StatusCode == 502 {
-				l.WantReason(policy.ReasonUpstreamTLS)
+				l.WantReason(name.ReasonUpstreamTLS)
 			}
 		})
 	}

@@ -10,6 +10,7 @@ import (
 
 	"boxgate/audit"
 	"boxgate/policy"
+	"boxgate/policy/name"
 	"boxgate/proxy/proxytest"
 )
 
@@ -50,7 +51,7 @@ func TestAttackWithoutASource(t *testing.T) {
 	l.From = policy.Source{V4: netip.MustParseAddr("192.0.2.1")} // of another host
 	l.Policy(proxytest.AllowAll, proxytest.Intercepted(port))
 	res, body := proxytest.Get(t, l.HTTPClient(port, false), "https://"+proxytest.HostPort(port)+"/", nil)
-	if res.StatusCode != 502 || !strings.Contains(body, string(policy.ReasonSourceAddress)) {
+	if res.StatusCode != 502 || !strings.Contains(body, string(name.ReasonSourceAddress)) {
 		t.Errorf("%s %s", res.Status, body)
 	}
 	l.From = policy.Source{V6: netip.IPv6Loopback()}
@@ -60,7 +61,7 @@ func TestAttackWithoutASource(t *testing.T) {
 	}
 	for _, stage := range []policy.Stage{policy.StageHTTP, policy.StageConn} {
 		l.Want("a refusal", func(e audit.Event) bool {
-			return e.Stage == stage && e.Reason == policy.ReasonSourceAddress && e.Verdict == policy.Deny
+			return e.Stage == stage && e.Reason == name.ReasonSourceAddress && e.Verdict == policy.Deny
 		})
 	}
 }

@@ -5,19 +5,20 @@ import (
 
 	"boxgate/internal/memory"
 	"boxgate/policy"
+	"boxgate/policy/name"
 	"boxgate/proxy/route"
 )
 
 // Target is the destination of a connection, with how to connect to it.
 type Target struct {
 	route.Routed
-	name   policy.Name // the host; zero if not known
-	secure bool        // over TLS, with a certificate for name
+	name   name.Name // the host; zero if not known
+	secure bool      // over TLS, with a certificate for name
 
-	identity *Identity   // what the gateway authenticates by; nil: nothing
-	forward  bool        // it is a proxy that a rule forwards to: the policy for those decides
-	shown    policy.Name // in errors
-	literal  bool        // the box has given the address instead of a name
+	identity *Identity // what the gateway authenticates by; nil: nothing
+	forward  bool      // it is a proxy that a rule forwards to: the policy for those decides
+	shown    name.Name // in errors
+	literal  bool      // the box has given the address instead of a name
 }
 
 // To returns the target of a route. secure says that it speaks TLS.
@@ -56,7 +57,7 @@ func (d Target) As(i *Identity) Target {
 
 // key identifies the targets of a box that may share a connection: those of one host that are judged alike.
 type key struct {
-	name   policy.Name
+	name   name.Name
 	addr   netip.Addr // of a destination allowed by address; invalid where the name decided
 	port   uint16
 	secure bool
@@ -76,9 +77,9 @@ func (k key) decider(c *policy.Compiled) *policy.Compiled {
 }
 
 // shown is the name in errors; the zero name for a proxy, of which the box knows nothing.
-func (k key) shown() policy.Name {
+func (k key) shown() name.Name {
 	if k.forward {
-		return policy.Name{}
+		return name.Name{}
 	}
 	return k.name
 }

@@ -4,6 +4,7 @@ import (
 	"testing"
 
 	"boxgate/policy"
+	"boxgate/policy/name"
 	"boxgate/proxy/route"
 )
 
@@ -17,12 +18,12 @@ func TestKeysOfTargets(t *testing.T) {
 			if url == "" && password != "" {
 				continue
 			}
-			c, err := policy.Compile(spec(url), rules(t, password), policy.NewProtected(nil, nil), 1)
+			c, err := policy.Compile(spec(url), rules(t, password), name.NewProtected(nil, nil), 1)
 			if err != nil {
 				t.Fatal(err)
 			}
-			name, _ := policy.ParseName("server.test")
-			rt, _ := route.Now(c, policy.Request{Name: name, Port: 443, Protocol: policy.TCP}, policy.Evidence{Opening: policy.OpeningSecure})
+			host, _ := name.Parse("server.test")
+			rt, _ := route.Now(c, policy.Request{Name: host, Port: 443, Protocol: policy.TCP}, policy.Evidence{Opening: policy.OpeningSecure})
 			k := To(rt, true).key()
 			if rt.Action != policy.Forward || rt.Upstream.URL() != url {
 				t.Fatalf("%s: %+v", url, rt)

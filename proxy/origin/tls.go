@@ -10,6 +10,7 @@ import (
 	"boxgate/internal/fault"
 	"boxgate/internal/socket"
 	"boxgate/policy"
+	"boxgate/policy/name"
 	"boxgate/proxy/problem"
 )
 
@@ -20,7 +21,7 @@ import (
 // key share sees to. One that has not said a byte gets a second, small one on a new connection, and is remembered for that.
 func (p *Origins) DialTLS(ctx context.Context, box *policy.Box, d Target, alpn []string) (*socket.Terminated, error) {
 	if d.name.IsZero() {
-		return nil, &problem.Upstream{Reason: policy.ReasonUpstreamTLS, Err: ErrNoName}
+		return nil, &problem.Upstream{Reason: name.ReasonUpstreamTLS, Err: ErrNoName}
 	}
 	at, known := host{d.name, d.Asked.Port}, p.hostsOf(box.ID)
 	h := handshake{alpn: alpn, small: known.small(at)}
@@ -82,7 +83,7 @@ func (p *Origins) handshake(ctx context.Context, box *policy.Box, d Target, h *h
 	if err != nil {
 		_ = raw.Close()
 		silent = !below.heard.Load() && ctx.Err() == nil
-		return nil, silent, &problem.Upstream{Reason: policy.ReasonUpstreamTLS, Name: d.shown, Err: fmt.Errorf("TLS handshake: %w", err)}
+		return nil, silent, &problem.Upstream{Reason: name.ReasonUpstreamTLS, Name: d.shown, Err: fmt.Errorf("TLS handshake: %w", err)}
 	}
 	conn.Established()
 	below.start = nil

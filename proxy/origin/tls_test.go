@@ -6,7 +6,7 @@ import (
 	"net/netip"
 	"testing"
 
-	"boxgate/policy"
+	"boxgate/policy/name"
 	"boxgate/proxy"
 	"boxgate/proxy/origin"
 	"boxgate/proxy/problem"
@@ -34,11 +34,11 @@ func TestUpstreamIsVerified(t *testing.T) {
 		t.Error(err)
 	}
 	var up *problem.Upstream
-	if err := d("other.example"); !errors.As(err, &up) || up.Reason != policy.ReasonUpstreamTLS {
+	if err := d("other.example"); !errors.As(err, &up) || up.Reason != name.ReasonUpstreamTLS {
 		t.Errorf("a certificate for another name: %v", err)
 	}
 	r.With(func(c *proxy.Config) { c.Roots = r.BoxCA.Pool() })
-	if err := d("good.example"); !errors.As(err, &up) || up.Reason != policy.ReasonUpstreamTLS {
+	if err := d("good.example"); !errors.As(err, &up) || up.Reason != name.ReasonUpstreamTLS {
 		t.Errorf("a certificate of an authority that is not trusted: %v", err)
 	}
 }

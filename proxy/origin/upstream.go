@@ -12,6 +12,7 @@ import (
 	"boxgate/internal/fault"
 	"boxgate/internal/socket"
 	"boxgate/policy"
+	"boxgate/policy/name"
 	"boxgate/proxy/problem"
 	"boxgate/proxy/traverse"
 )
@@ -80,7 +81,7 @@ func (p *Origins) dialBy(ctx context.Context, box *policy.Box, d Target, a netip
 	}
 	as, revoked, err := p.credentials(ctx, d.Upstream.Login)
 	if err != nil {
-		return nil, &problem.Upstream{Reason: policy.ReasonSecretUnavailable, Name: d.shown, Err: errors.New("the password for the upstream proxy: " + err.Error())}
+		return nil, &problem.Upstream{Reason: name.ReasonSecretUnavailable, Name: d.shown, Err: errors.New("the password for the upstream proxy: " + err.Error())}
 	}
 	conn, err := p.reach(ctx, box, d.Upstream)
 	if err == nil {
@@ -93,7 +94,7 @@ func (p *Origins) dialBy(ctx context.Context, box *policy.Box, d Target, a netip
 		}
 		socket.Abort(conn)
 	}
-	return nil, &problem.Upstream{Reason: policy.ReasonUpstreamProxy, Name: d.shown, Err: errors.New(d.Upstream.URL() + ": " + err.Error())}
+	return nil, &problem.Upstream{Reason: name.ReasonUpstreamProxy, Name: d.shown, Err: errors.New(d.Upstream.URL() + ": " + err.Error())}
 }
 
 // errRevoked refuses a connection whose password was revoked while it was made.

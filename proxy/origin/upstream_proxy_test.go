@@ -18,6 +18,7 @@ import (
 	"time"
 
 	"boxgate/policy"
+	"boxgate/policy/name"
 	"boxgate/proxy"
 	"boxgate/proxy/proxytest"
 )
@@ -183,21 +184,21 @@ func TestTunnelByAnUpstreamProxy(t *testing.T) {
 // the box is not told where it is.
 func TestAttackPastAnUpstreamProxy(t *testing.T) {
 	t.Parallel()
-	for name, c := range map[string]struct {
+	for label, c := range map[string]struct {
 		scheme, password string
 		spec             func(url string) policy.Spec
-		want             policy.Reason
+		want             name.Reason
 	}{
-		"wrong password":               {"http", `"wrong"`, nil, policy.ReasonUpstreamProxy},
-		"wrong password socks":         {"socks5", `"wrong"`, nil, policy.ReasonUpstreamProxy},
-		"no such secret":               {"http", `{"secret": "missing"}`, nil, policy.ReasonSecretUnavailable},
-		"not there":                    {"http", `"pw"`, func(string) policy.Spec { return by("http://proxy.test:" + closedPort(t)) }, policy.ReasonUpstreamProxy},
-		"no TLS":                       {"http", `"pw"`, func(url string) policy.Spec { return by("https" + strings.TrimPrefix(url, "http")) }, policy.ReasonUpstreamProxy},
-		"in a protected range":         {"http", `"pw"`, func(string) policy.Spec { return by("http://10.0.0.1:3128") }, policy.ReasonUpstreamProxy},
-		"to a name that is protected":  {"http", `"pw"`, func(url string) policy.Spec { return by(url, "*") }, policy.ReasonProtectedRange},
-		"to a name that has a bad way": {"http", `"wrong"`, func(url string) policy.Spec { return by(url, "*.example.com") }, policy.ReasonProtectedRange},
+		"wrong password":               {"http", `"wrong"`, nil, name.ReasonUpstreamProxy},
+		"wrong password socks":         {"socks5", `"wrong"`, nil, name.ReasonUpstreamProxy},
+		"no such secret":               {"http", `{"secret": "missing"}`, nil, name.ReasonSecretUnavailable},
+		"not there":                    {"http", `"pw"`, func(string) policy.Spec { return by("http://proxy.test:" + closedPort(t)) }, name.ReasonUpstreamProxy},
+		"no TLS":                       {"http", `"pw"`, func(url string) policy.Spec { return by("https" + strings.TrimPrefix(url, "http")) }, name.ReasonUpstreamProxy},
+		"in a protected range":         {"http", `"pw"`, func(string) policy.Spec { return by("http://10.0.0.1:3128") }, name.ReasonUpstreamProxy},
+		"to a name that is protected":  {"http", `"pw"`, func(url string) policy.Spec { return by(url, "*") }, name.ReasonProtectedRange},
+		"to a name that has a bad way": {"http", `"wrong"`, func(url string) policy.Spec { return by(url, "*.example.com") }, name.ReasonProtectedRange},
 	} {
-		t.Run(name, func(t *testing.T) {
+		t.Run(label, func(t *testing.T) {
 			t.Parallel()
 			l := proxytest.New(t, proxytest.AllowAll, proxytest.Patient)
 			l.With(func(c *proxy.Config) { c.Secrets = proxytest.Sources{} })
@@ -208,12 +209,12 @@ func TestAttackPastAnUpstreamProxy(t *testing.T) {
 			if c.spec != nil {
 				spec = c.spec(p.url)
 			}
-			if c.want == policy.ReasonProtectedRange {
+			if c.want == name.ReasonProtectedRange {
 				l.Names.Set(proxytest.API, proxytest.Loopback, netip.MustParseAddr("10.0.0.1"))
 			}
 			l.Rules(spec, login(p.url, port, c.password))
 			_, body := proxytest.Get(t, l.HTTPClient(port, false), "https://"+proxytest.HostPort(port)+"/", nil)
-			if !strings.Contains(body, `"`+string(c.want)+`"`) || strings.Contains(body, "proxy.test") || c.want == policy.ReasonUpstreamProxy && strings.Contains(body, "10.0.0.1") {
+			if !strings.Contains(body, `"`+string(c.want)+`"`) || strings.Contains(body, "proxy.test") || c.want == name.ReasonUpstreamProxy && strings.Contains(body, "10.0.0.1") {
 				t.Errorf("the box is told %s", body)
 			}
 			if e := l.WantReason(c.want); e.Verdict != policy.Deny || strings.Contains(e.Error, "wrong") {
@@ -276,7 +277,7 @@ func TestPasswordRevokedWhileConnecting(t *testing.T) {
 	p := newUpstreamProxy(l, "http")
 	l.Rules(by(p.url), login(p.url, port, `{"secret": "pw"}`))
 	res, body := proxytest.Get(t, l.HTTPClient(port, false), "https://"+proxytest.HostPort(port)+"/", nil)
-	if res.StatusCode != 502 || !strings.Contains(body, string(policy.ReasonUpstreamProxy)) || reached.Load() > 0 || l.Upstreams() > 0 {
+	if res.StatusCode != 502 || !strings.Contains(body, string(name.ReasonUpstreamProxy)) || reached.Load() > 0 || l.Upstreams() > 0 {
 		t.Errorf("%s %s, reached %d", res.Status, body, reached.Load())
 	}
 }

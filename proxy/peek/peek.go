@@ -14,7 +14,7 @@ import (
 
 	"boxgate/internal/buffers"
 	"boxgate/internal/memory"
-	"boxgate/policy"
+	"boxgate/policy/name"
 )
 
 // Cap is the largest first message that is read: enough for a ClientHello at crypto/tls's own limit, however
@@ -41,10 +41,10 @@ const (
 // First is what the first bytes of a connection showed, none of which are consumed.
 type First struct {
 	Kind  Kind
-	SNI   string      // as the client wrote it, with the root's dot if it ends in that
-	Name  policy.Name // the SNI in canonical form; zero if there was none or it is no host name
-	Data  []byte      // every byte read so far
-	Ended bool        // the client has closed its sending side
+	SNI   string    // as the client wrote it, with the root's dot if it ends in that
+	Name  name.Name // the SNI in canonical form; zero if there was none or it is no host name
+	Data  []byte    // every byte read so far
+	Ended bool      // the client has closed its sending side
 	scan  helloScan
 
 	holds  *memory.Claim // for what data takes beyond peekStart
@@ -200,8 +200,8 @@ func (f *First) classifyTLS() {
 		return
 	}
 	f.SNI = sni
-	if name, err := policy.ParseName(sni); err == nil {
-		f.Name = name
+	if host, err := name.Parse(sni); err == nil {
+		f.Name = host
 	}
 }
 

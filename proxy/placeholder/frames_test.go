@@ -7,6 +7,7 @@ import (
 	"testing"
 
 	"boxgate/policy"
+	"boxgate/policy/name"
 )
 
 // room is memory of a limited size.
@@ -24,7 +25,7 @@ func (r *room) Grow(n int) bool {
 func (r *room) Shrink(n int) { r.held -= n }
 
 func token(variable string) string {
-	return policy.NewToken(policy.NewSecret("key of a box"), variable)
+	return policy.NewToken(name.NewSecret("key of a box"), variable)
 }
 
 // textFrame is a text message of a client.

@@ -5,11 +5,12 @@ import (
 	"testing"
 
 	"boxgate/policy"
+	"boxgate/policy/name"
 )
 
 // FuzzSwapField: a value goes in for each token and nothing else changes; what is put in is not looked at again.
 func FuzzSwapField(f *testing.F) {
-	key := policy.NewToken(policy.NewSecret("key of a box"), "KEY")
+	key := policy.NewToken(name.NewSecret("key of a box"), "KEY")
 	f.Add("Authorization", "Bearer ", "", "value")
 	f.Add("Authorization", "Basic ", "=", "a:b")
 	f.Add("X", "bxgph_", key[:20], key)

@@ -5,7 +5,7 @@ import (
 	"slices"
 	"strings"
 
-	"boxgate/policy"
+	"boxgate/policy/name"
 )
 
 // safeParameters are the parameters that a client may set as it connects: what drivers send. All that they change could be
@@ -19,21 +19,21 @@ var safeParameters = []string{
 // check compares what the box asks for with the login, and returns the parameters to pass on.
 func (s *Session) check(asked startup) (map[string]string, *Refusal) {
 	refuse := func(text string, args ...any) (map[string]string, *Refusal) {
-		return nil, &Refusal{Reason: policy.ReasonHeaderRule, Code: codeNotAuthorized, Text: fmt.Sprintf(text, args...)}
+		return nil, &Refusal{Reason: name.ReasonHeaderRule, Code: codeNotAuthorized, Text: fmt.Sprintf(text, args...)}
 	}
 	passed := map[string]string{}
-	for name, value := range asked.parameters {
+	for n, value := range asked.parameters {
 		switch {
-		case name == "user" && value != s.Login.User:
+		case n == "user" && value != s.Login.User:
 			return refuse("the gateway logs in to %s as user %q only", s.Authority, s.Login.User)
-		case name == "database" && value != s.Login.Database:
+		case n == "database" && value != s.Login.Database:
 			return refuse("the gateway logs in to database %q of %s only", s.Login.Database, s.Authority)
-		case name == "user", name == "database":
-		case slices.Contains(safeParameters, strings.ToLower(name)):
-			passed[name] = value
+		case n == "user", n == "database":
+		case slices.Contains(safeParameters, strings.ToLower(n)):
+			passed[n] = value
 		default:
-			return nil, &Refusal{Reason: policy.ReasonHeaderRule, Code: codeUnsupported,
-				Text: fmt.Sprintf("the startup parameter %q is not passed on; use SET once connected", shown(name))}
+			return nil, &Refusal{Reason: name.ReasonHeaderRule, Code: codeUnsupported,
+				Text: fmt.Sprintf("the startup parameter %q is not passed on; use SET once connected", shown(n))}
 		}
 	}
 	return passed, nil

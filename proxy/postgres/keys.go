@@ -15,6 +15,7 @@ import (
 
 	"boxgate/internal/socket"
 	"boxgate/policy"
+	"boxgate/policy/name"
 	"boxgate/proxy/problem"
 )
 
@@ -102,11 +103,11 @@ func find(keys []ownKey, key []byte) (of backend, found bool) {
 func (s *Session) cancel(ctx context.Context, p packet) error {
 	c, err := parseCancel(p)
 	if err != nil {
-		return &Refusal{Reason: policy.ReasonProtocol, Err: err}
+		return &Refusal{Reason: name.ReasonProtocol, Err: err}
 	}
 	of, ok := s.Keys.find(s.Box, s.Authority, c)
 	if !ok {
-		return &Refusal{Reason: policy.ReasonHeaderRule, Err: errors.New("a request to cancel with a key that is not of this box")}
+		return &Refusal{Reason: name.ReasonHeaderRule, Err: errors.New("a request to cancel with a key that is not of this box")}
 	}
 	ctx, stop := context.WithTimeout(ctx, s.LoginTimeout)
 	defer stop()
@@ -118,7 +119,7 @@ func (s *Session) cancel(ctx context.Context, p packet) error {
 	case errors.As(err, new(*policy.DeniedError)), errors.As(err, &typed):
 		return err
 	}
-	return &problem.Upstream{Reason: policy.ReasonUnreachable, Name: s.Name, Err: err}
+	return &problem.Upstream{Reason: name.ReasonUnreachable, Name: s.Name, Err: err}
 }
 
 func (s *Session) sendCancel(ctx context.Context, of backend) error {

@@ -16,6 +16,7 @@ import (
 
 	"boxgate/internal/socket"
 	"boxgate/policy"
+	"boxgate/policy/name"
 	"boxgate/proxy/problem"
 )
 
@@ -68,7 +69,7 @@ func (s *Session) login(ctx context.Context, parameters map[string]string, minor
 	defer cancel()
 	password, err := s.Password(ctx)
 	if err != nil {
-		return nil, &Refusal{policy.ReasonSecretUnavailable, codeUnavailable,
+		return nil, &Refusal{name.ReasonSecretUnavailable, codeUnavailable,
 			"the secret with which the gateway logs in to " + s.Authority + " is not available", err}
 	}
 	a := &attempt{s: s, password: password.Reveal()}
@@ -77,7 +78,7 @@ func (s *Session) login(ctx context.Context, parameters map[string]string, minor
 	}
 	config, err := a.config(parameters)
 	if err != nil {
-		return nil, &Refusal{Reason: policy.ReasonInternal, Err: err}
+		return nil, &Refusal{Reason: name.ReasonInternal, Err: err}
 	}
 	conn, err := pgconn.ConnectConfig(ctx, config)
 	if err != nil {
@@ -194,16 +195,16 @@ func (a *attempt) refusal(err error) *Refusal {
 		return a.s.notVerified(err)
 	case errors.As(err, &said):
 		text, code := a.without(said.Message), state(said.Code)
-		return &Refusal{policy.ReasonUpstreamLogin, code, text, fmt.Errorf("the server refused the login: %s (%s)", text, code)}
+		return &Refusal{name.ReasonUpstreamLogin, code, text, fmt.Errorf("the server refused the login: %s (%s)", text, code)}
 	}
-	return &Refusal{policy.ReasonUpstreamLogin, codeUnreachable, "the gateway could not log in to " + a.s.Authority,
+	return &Refusal{name.ReasonUpstreamLogin, codeUnreachable, "the gateway could not log in to " + a.s.Authority,
 		errors.New(a.without(err.Error()))}
 }
 
 // notVerified is the refusal where a server does not speak TLS, or not with a certificate for the name.
 func (s *Session) notVerified(err error) *Refusal {
-	return &Refusal{policy.ReasonUpstreamTLS, codeUnreachable, "the TLS certificate of " + s.Authority + " could not be verified",
-		&problem.Upstream{Reason: policy.ReasonUpstreamTLS, Name: s.Name, Err: err}}
+	return &Refusal{name.ReasonUpstreamTLS, codeUnreachable, "the TLS certificate of " + s.Authority + " could not be verified",
+		&problem.Upstream{Reason: name.ReasonUpstreamTLS, Name: s.Name, Err: err}}
 }
 
 func addrOf(c net.Conn) netip.Addr {

@@ -14,6 +14,7 @@ import (
 	"github.com/jackc/pgx/v5/pgproto3"
 
 	"boxgate/policy"
+	"boxgate/policy/name"
 )
 
 // Secured is a connection by TLS.
@@ -28,8 +29,8 @@ type Session struct {
 	Client    net.Conn // the box, from its first byte
 	Direct    bool     // its first byte is one of TLS
 	Box       policy.BoxID
-	Name      policy.Name // of the server, in its certificate
-	Authority string      // name and port of the server
+	Name      name.Name // of the server, in its certificate
+	Authority string    // name and port of the server
 	Login     *policy.Postgres
 	Keys      *Keys
 	Roots     *x509.CertPool // trusted for the server; nil: the system's
@@ -38,7 +39,7 @@ type Session struct {
 	// Terminate performs a TLS handshake with the box, as the server.
 	Terminate func(net.Conn) (Secured, error)
 	// Password returns the password. Its error is shown to the log alone.
-	Password func(context.Context) (policy.Secret, error)
+	Password func(context.Context) (name.Secret, error)
 	// Dial connects to the server, at an address if one is given. Errors are of type *[policy.DeniedError] or
 	// *problem.Upstream.
 	Dial func(context.Context, netip.Addr) (net.Conn, error)
@@ -79,7 +80,7 @@ func (s *Session) Open(ctx context.Context) (*Link, error) {
 	link := s.link(server)
 	if err := s.welcome(asked, server, link.key); err != nil {
 		link.Close()
-		return nil, &Refusal{Reason: policy.ReasonClientTLS, Err: fmt.Errorf("telling the box that it is logged in: %w", err)}
+		return nil, &Refusal{Reason: name.ReasonClientTLS, Err: fmt.Errorf("telling the box that it is logged in: %w", err)}
 	}
 	return link, nil
 }
@@ -181,7 +182,7 @@ func (b *pgproto3Buffer) add(m pgproto3.BackendMessage) {
 // Refusal is why a connection is refused, with a text for each of two audiences: the box is sent Text under the SQLSTATE
 // Code, and the log has Err.
 type Refusal struct {
-	Reason     policy.Reason
+	Reason     name.Reason
 	Code, Text string
 	Err        error
 }
@@ -211,13 +212,13 @@ func helloRefusal(err error) *Refusal {
 	var handshake errHandshake
 	switch {
 	case errors.As(err, &handshake):
-		return &Refusal{Reason: policy.ReasonClientTLS, Err: handshake.error}
+		return &Refusal{Reason: name.ReasonClientTLS, Err: handshake.error}
 	case errors.Is(err, os.ErrDeadlineExceeded):
-		return &Refusal{policy.ReasonPeekTimeout, codeProtocolViolation, "the startup packet was not complete in time", err}
+		return &Refusal{name.ReasonPeekTimeout, codeProtocolViolation, "the startup packet was not complete in time", err}
 	case errors.Is(err, errStartup):
-		return &Refusal{policy.ReasonProtocol, codeProtocolViolation, "this is not the PostgreSQL protocol, version 3", err}
+		return &Refusal{name.ReasonProtocol, codeProtocolViolation, "this is not the PostgreSQL protocol, version 3", err}
 	}
-	return &Refusal{Reason: policy.ReasonProtocol, Err: fmt.Errorf("before the startup packet was complete: %w", err)}
+	return &Refusal{Reason: name.ReasonProtocol, Err: fmt.Errorf("before the startup packet was complete: %w", err)}
 }
 
 // refuse tells the box why it is refused.

@@ -8,17 +8,18 @@ import (
 	"net/http"
 
 	"boxgate/policy"
+	"boxgate/policy/name"
 )
 
 // Problem is the problem details body of a refusal over HTTP (RFC 9457).
 type Problem struct {
-	Type   string        `json:"type"`
-	Title  string        `json:"title"`
-	Status int           `json:"status"`
-	Detail string        `json:"detail,omitempty"`
-	Host   string        `json:"host,omitempty"`
-	Reason policy.Reason `json:"reason"`
-	Rule   string        `json:"rule,omitempty"`
+	Type   string      `json:"type"`
+	Title  string      `json:"title"`
+	Status int         `json:"status"`
+	Detail string      `json:"detail,omitempty"`
+	Host   string      `json:"host,omitempty"`
+	Reason name.Reason `json:"reason"`
+	Rule   string      `json:"rule,omitempty"`
 }
 
 // Of returns the problem for err: 403 for a policy denial, 502 for an upstream that could not be used, 503 where the
@@ -35,12 +36,12 @@ func Of(err error) Problem {
 	var up *Upstream
 	if errors.As(err, &up) {
 		status := http.StatusBadGateway
-		if up.Reason == policy.ReasonLimit {
+		if up.Reason == name.ReasonLimit {
 			status = http.StatusServiceUnavailable
 		}
 		return Problem{Status: status, Detail: up.shown(), Host: up.Name.String(), Reason: up.Reason}
 	}
-	return Problem{Status: http.StatusBadGateway, Reason: policy.ReasonInternal}
+	return Problem{Status: http.StatusBadGateway, Reason: name.ReasonInternal}
 }
 
 // Body returns the problem as JSON, with type and title derived from its other fields.

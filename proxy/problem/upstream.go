@@ -14,7 +14,7 @@ import (
 	"boxgate/internal/h1"
 	"boxgate/internal/h2"
 	"boxgate/internal/handshake"
-	"boxgate/policy"
+	"boxgate/policy/name"
 	"boxgate/proxy/scrub"
 )
 
@@ -22,8 +22,8 @@ import (
 // [Upstream.Error] is for the log: it includes system errors, with addresses and ports of the host. [Upstream.shown] is
 // for the box: it consists of the name that the box asked for and of texts in this file.
 type Upstream struct {
-	Reason policy.Reason // upstream_unresolved, upstream_unreachable, upstream_tls, upstream_http, unscrubbable or limit
-	Name   policy.Name
+	Reason name.Reason // upstream_unresolved, upstream_unreachable, upstream_tls, upstream_http, unscrubbable or limit
+	Name   name.Name
 	Err    error
 }
 

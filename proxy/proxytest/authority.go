@@ -19,6 +19,7 @@ import (
 	"time"
 
 	"boxgate/policy"
+	"boxgate/policy/name"
 )
 
 // Authority is a certificate authority of a test. Safe for concurrent use.
@@ -114,6 +115,6 @@ func (a *Authority) ForHello(hello *tls.ClientHelloInfo) (*tls.Certificate, erro
 }
 
 // LeafFor makes an authority the Leaves of a proxy.
-func (a *Authority) LeafFor(_ context.Context, _ *tls.ClientHelloInfo, _ policy.BoxID, n policy.Name) (*tls.Certificate, error) {
+func (a *Authority) LeafFor(_ context.Context, _ *tls.ClientHelloInfo, _ policy.BoxID, n name.Name) (*tls.Certificate, error) {
 	return a.forName(n.String())
 }

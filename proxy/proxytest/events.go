@@ -8,6 +8,7 @@ import (
 
 	"boxgate/audit"
 	"boxgate/policy"
+	"boxgate/policy/name"
 )
 
 // Events keeps the events of a proxy.
@@ -78,7 +79,7 @@ func (r *Rig) Want(what string, is func(audit.Event) bool) audit.Event {
 }
 
 // WantReason waits for an event with the reason, other than one of phase open, which is recorded only for what lasts.
-func (r *Rig) WantReason(reason policy.Reason) audit.Event {
+func (r *Rig) WantReason(reason name.Reason) audit.Event {
 	r.T.Helper()
 	return r.Want(string(reason), func(e audit.Event) bool { return e.Reason == reason && e.Phase != audit.PhaseOpen })
 }

@@ -9,6 +9,7 @@ import (
 	"sync/atomic"
 
 	"boxgate/policy"
+	"boxgate/policy/name"
 	"boxgate/proxy/route"
 )
 
@@ -44,27 +45,27 @@ type Switch struct {
 func (c *Switch) Set(r route.Resolver) { c.now.Store(&r) }
 
 // Lookup implements [route.Resolver].
-func (c *Switch) Lookup(ctx context.Context, b *policy.Box, n policy.Name) ([]netip.Addr, error) {
+func (c *Switch) Lookup(ctx context.Context, b *policy.Box, n name.Name) ([]netip.Addr, error) {
 	return (*c.now.Load()).Lookup(ctx, b, n)
 }
 
 // LookupBoth implements [route.Resolver].
-func (c *Switch) LookupBoth(ctx context.Context, b *policy.Box, n policy.Name) ([]netip.Addr, error) {
+func (c *Switch) LookupBoth(ctx context.Context, b *policy.Box, n name.Name) ([]netip.Addr, error) {
 	return (*c.now.Load()).LookupBoth(ctx, b, n)
 }
 
 // Granted implements [route.Resolver].
-func (c *Switch) Granted(id policy.BoxID, n policy.Name, a netip.Addr) bool {
+func (c *Switch) Granted(id policy.BoxID, n name.Name, a netip.Addr) bool {
 	return (*c.now.Load()).Granted(id, n, a)
 }
 
 // Hold implements [route.Resolver].
-func (c *Switch) Hold(id policy.BoxID, n policy.Name, a netip.Addr) (release func()) {
+func (c *Switch) Hold(id policy.BoxID, n name.Name, a netip.Addr) (release func()) {
 	return (*c.now.Load()).Hold(id, n, a)
 }
 
 // GrantedNames implements [route.Resolver].
-func (c *Switch) GrantedNames(id policy.BoxID, a netip.Addr) []policy.Name {
+func (c *Switch) GrantedNames(id policy.BoxID, a netip.Addr) []name.Name {
 	return (*c.now.Load()).GrantedNames(id, a)
 }
 
@@ -112,7 +113,7 @@ func (n *Names) Grant(name string, addrs ...netip.Addr) {
 }
 
 // Lookup implements [route.Resolver].
-func (n *Names) Lookup(_ context.Context, _ *policy.Box, name policy.Name) ([]netip.Addr, error) {
+func (n *Names) Lookup(_ context.Context, _ *policy.Box, name name.Name) ([]netip.Addr, error) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	if a, ok := n.answers[name.String()]; ok {
@@ -125,19 +126,19 @@ func (n *Names) Lookup(_ context.Context, _ *policy.Box, name policy.Name) ([]ne
 }
 
 // LookupBoth implements [route.Resolver].
-func (n *Names) LookupBoth(ctx context.Context, b *policy.Box, name policy.Name) ([]netip.Addr, error) {
+func (n *Names) LookupBoth(ctx context.Context, b *policy.Box, name name.Name) ([]netip.Addr, error) {
 	return n.Lookup(ctx, b, name)
 }
 
 // Granted implements [route.Resolver].
-func (n *Names) Granted(_ policy.BoxID, name policy.Name, a netip.Addr) bool {
+func (n *Names) Granted(_ policy.BoxID, name name.Name, a netip.Addr) bool {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	return slices.Contains(n.grants[name.String()], a)
 }
 
 // Hold implements [route.Resolver]. Grants of a rig do not expire: it counts.
-func (n *Names) Hold(_ policy.BoxID, name policy.Name, a netip.Addr) (release func()) {
+func (n *Names) Hold(_ policy.BoxID, name name.Name, a netip.Addr) (release func()) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	if !slices.Contains(n.grants[name.String()], a) {
@@ -162,12 +163,12 @@ func (n *Names) Held(name string) int {
 }
 
 // GrantedNames implements [route.Resolver].
-func (n *Names) GrantedNames(_ policy.BoxID, a netip.Addr) []policy.Name {
+func (n *Names) GrantedNames(_ policy.BoxID, a netip.Addr) []name.Name {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	var out []policy.Name
-	for name, addrs := range n.grants {
-		if parsed, err := policy.ParseName(name); err == nil && slices.Contains(addrs, a) {
+	var out []name.Name
+	for host, addrs := range n.grants {
+		if parsed, err := name.Parse(host); err == nil && slices.Contains(addrs, a) {
 			out = append(out, parsed)
 		}
 	}

@@ -17,6 +17,7 @@ import (
 
 	"boxgate/internal/nightly"
 	"boxgate/policy"
+	"boxgate/policy/name"
 	"boxgate/proxy"
 	"boxgate/proxy/origin"
 )
@@ -119,7 +120,7 @@ func (r *Rig) Rules(spec policy.Spec, doc string) {
 func (r *Rig) enforce(spec policy.Spec, rules []policy.HeaderRule) {
 	r.T.Helper()
 	exempt := []netip.Prefix{netip.MustParsePrefix("127.0.0.0/8"), netip.MustParsePrefix("::1/128")}
-	c, err := policy.Compile(spec, rules, policy.NewProtected(exempt, nil), r.Box.Policy.Load().Version()+1)
+	c, err := policy.Compile(spec, rules, name.NewProtected(exempt, nil), r.Box.Policy.Load().Version()+1)
 	if err != nil {
 		r.T.Fatal(err)
 	}
@@ -300,9 +301,9 @@ func (r *Rig) Target(name string) origin.Target {
 }
 
 // MustName parses a name.
-func MustName(t testing.TB, s string) policy.Name {
+func MustName(t testing.TB, s string) name.Name {
 	t.Helper()
-	n, err := policy.ParseName(s)
+	n, err := name.Parse(s)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -19,11 +19,12 @@ import (
 	"time"
 
 	"boxgate/policy"
+	"boxgate/policy/name"
 	"boxgate/proxy"
 )
 
 // BoxKey is the key that the tokens of the box are derived from.
-var BoxKey = policy.NewSecret("the key of the box")
+var BoxKey = name.NewSecret("the key of the box")
 
 // TokenFor returns the token by which the box names a variable.
 func TokenFor(variable string) string { return policy.NewToken(BoxKey, variable) }
@@ -32,13 +33,13 @@ func TokenFor(variable string) string { return policy.NewToken(BoxKey, variable)
 type Sources map[string]func(context.Context) (string, error)
 
 // Secret makes Sources the Secrets of a proxy.
-func (s Sources) Secret(ctx context.Context, name string) (policy.Secret, error) {
-	get, ok := s[name]
+func (s Sources) Secret(ctx context.Context, n string) (name.Secret, error) {
+	get, ok := s[n]
 	if !ok {
-		return policy.Secret{}, errors.New("no such secret")
+		return name.Secret{}, errors.New("no such secret")
 	}
 	v, err := get(ctx)
-	return policy.NewSecret(v), err
+	return name.NewSecret(v), err
 }
 
 // Fixed is a source that always has the value v.

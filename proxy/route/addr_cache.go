@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"boxgate/policy"
+	"boxgate/policy/name"
 )
 
 const (
@@ -30,7 +31,7 @@ type addrCaches struct {
 // addrCache caches the addresses that a list of hosts has, or had within the last hour: a server may return only some
 // of a host's addresses in each answer.
 type addrCache struct {
-	names []policy.Name
+	names []name.Name
 	turn  chan struct{} // semaphore of the goroutine that looks the names up
 
 	// Guarded by the mu of addrCaches.
@@ -40,7 +41,7 @@ type addrCache struct {
 }
 
 // contains reports whether a may be an address of one of the names.
-func (c *addrCaches) contains(ctx context.Context, from Resolver, box *policy.Box, names []policy.Name, a netip.Addr, stale bool) bool {
+func (c *addrCaches) contains(ctx context.Context, from Resolver, box *policy.Box, names []name.Name, a netip.Addr, stale bool) bool {
 	at := c.of(names)
 	complete := c.refresh(ctx, at, from, box)
 	c.mu.Lock()
@@ -53,7 +54,7 @@ func (c *addrCaches) contains(ctx context.Context, from Resolver, box *policy.Bo
 	return held
 }
 
-func (c *addrCaches) of(names []policy.Name) *addrCache {
+func (c *addrCaches) of(names []name.Name) *addrCache {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	at := &addrCache{names: names, turn: make(chan struct{}, 1), seen: map[netip.Addr]time.Time{}}
@@ -113,7 +114,7 @@ func (c *addrCache) note(found []netip.Addr, complete bool) {
 		}
 	}
 	for _, a := range found {
-		c.seen[policy.Untranslated(a)] = now
+		c.seen[name.Untranslated(a)] = now
 	}
 	if complete {
 		c.asked, c.whole = now, now
@@ -122,7 +123,7 @@ func (c *addrCache) note(found []netip.Addr, complete bool) {
 
 // lookupAll looks up the addresses of all names, both families. Names that the policy denies or that do not exist have
 // none.
-func lookupAll(ctx context.Context, from Resolver, box *policy.Box, names []policy.Name) (found []netip.Addr, complete bool) {
+func lookupAll(ctx context.Context, from Resolver, box *policy.Box, names []name.Name) (found []netip.Addr, complete bool) {
 	ctx, cancel := context.WithTimeout(ctx, lookupTimeout)
 	defer cancel()
 	var (
@@ -154,7 +155,7 @@ func lookupAll(ctx context.Context, from Resolver, box *policy.Box, names []poli
 }
 
 // lookup looks up one name. A panic is returned: in a goroutine of its own it would end the gateway.
-func lookup(ctx context.Context, from Resolver, box *policy.Box, n policy.Name) (addrs []netip.Addr, panicked any, err error) {
+func lookup(ctx context.Context, from Resolver, box *policy.Box, n name.Name) (addrs []netip.Addr, panicked any, err error) {
 	defer func() { panicked = recover() }()
 	addrs, err = from.LookupBoth(ctx, box, n)
 	return addrs, nil, err

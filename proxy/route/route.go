@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"boxgate/policy"
+	"boxgate/policy/name"
 )
 
 // Resolver resolves names for a box and remembers its answers. They are not trusted: every address is judged when it is
@@ -15,15 +16,15 @@ import (
 type Resolver interface {
 	// Lookup returns the addresses of a name, both families, in no particular order. An error with a method NotFound
 	// that returns true means that the name has none.
-	Lookup(context.Context, *policy.Box, policy.Name) ([]netip.Addr, error)
+	Lookup(context.Context, *policy.Box, name.Name) ([]netip.Addr, error)
 	// LookupBoth is Lookup, but waits for both families. On partial failure it returns what was found, with the error.
-	LookupBoth(context.Context, *policy.Box, policy.Name) ([]netip.Addr, error)
+	LookupBoth(context.Context, *policy.Box, name.Name) ([]netip.Addr, error)
 	// Granted reports whether the box was told that the name has this address, by an answer that is still valid.
-	Granted(policy.BoxID, policy.Name, netip.Addr) bool
+	Granted(policy.BoxID, name.Name, netip.Addr) bool
 	// Hold keeps that so until release is called, and for a moment after that, if it is so now: else it returns nil.
-	Hold(policy.BoxID, policy.Name, netip.Addr) (release func())
+	Hold(policy.BoxID, name.Name, netip.Addr) (release func())
 	// GrantedNames returns the names that the box was told have this address.
-	GrantedNames(policy.BoxID, netip.Addr) []policy.Name
+	GrantedNames(policy.BoxID, netip.Addr) []name.Name
 }
 
 // Router asks policies for routes. Create it with [New]. Safe for concurrent use.
@@ -158,7 +159,7 @@ func (rt Routed) OverruledBy(now policy.Route) *policy.DeniedError {
 	}
 	d := now.Decision
 	if now.Action != policy.Refuse { // it would have to take another route
-		d = policy.Decision{Reason: policy.ReasonPolicyChanged, Version: d.Version}
+		d = policy.Decision{Reason: name.ReasonPolicyChanged, Version: d.Version}
 	}
 	d.Verdict = policy.Deny
 	return &policy.DeniedError{Request: now.Request, Decision: d}
@@ -172,9 +173,9 @@ func (g *Router) ruled(ctx context.Context, c *policy.Compiled, box *policy.Box,
 	if !to.Addr().IsValid() || c.RulesEveryHost(to.Port()) {
 		return true
 	}
-	at := policy.Untranslated(to.Addr())
+	at := name.Untranslated(to.Addr())
 	told := append(g.resolver.GrantedNames(box.ID, at), g.resolver.GrantedNames(box.ID, to.Addr())...)
-	if slices.ContainsFunc(told, func(n policy.Name) bool { return c.Intercepts(n, to.Port()) }) {
+	if slices.ContainsFunc(told, func(n name.Name) bool { return c.Intercepts(n, to.Port()) }) {
 		return true
 	}
 	names := c.RuledNames(to.Port())
@@ -183,19 +184,19 @@ func (g *Router) ruled(ctx context.Context, c *policy.Compiled, box *policy.Box,
 
 // owns reports whether a name is known to have an address: the box was told so by an answer that is still valid, or the
 // gateway finds it by a lookup.
-func (g *Router) owns(ctx context.Context, box *policy.Box, n policy.Name, a netip.Addr) bool {
+func (g *Router) owns(ctx context.Context, box *policy.Box, n name.Name, a netip.Addr) bool {
 	if g.resolver.Granted(box.ID, n, a) {
 		return true
 	}
 	ctx, cancel := context.WithTimeout(ctx, recheckLookup)
 	defer cancel()
-	found, _ := lookupAll(ctx, g.resolver, box, []policy.Name{n})
+	found, _ := lookupAll(ctx, g.resolver, box, []name.Name{n})
 	return slices.ContainsFunc(found, func(f netip.Addr) bool { return f.Unmap() == a.Unmap() })
 }
 
 // locate returns the first address of a name for which the policy allows the request and which may be dialled for the
 // name: the one that CONNECT gave, else that of the request. It returns the zero Addr if there is none.
-func (g *Router) locate(ctx context.Context, c *policy.Compiled, box *policy.Box, r policy.Request, name policy.Name) netip.Addr {
+func (g *Router) locate(ctx context.Context, c *policy.Compiled, box *policy.Box, r policy.Request, name name.Name) netip.Addr {
 	if name.IsZero() {
 		name = r.Name
 	}

@@ -8,7 +8,7 @@ import (
 	"sync"
 	"time"
 
-	"boxgate/policy"
+	"boxgate/policy/name"
 )
 
 const (
@@ -21,7 +21,7 @@ const (
 // empty. Safe for concurrent use.
 type History struct {
 	mu    sync.Mutex
-	hosts map[policy.Name]*hostHistory // whatever the port: a server may show on one what it was sent on another
+	hosts map[name.Name]*hostHistory // whatever the port: a server may show on one what it was sent on another
 }
 
 // hostHistory is what was sent to one host.
@@ -33,7 +33,7 @@ type hostHistory struct {
 
 // Set returns the set for these texts and those sent to the host before. It supersedes the set last returned for the
 // host. If no text is long enough to be found, it returns nil or, if there may be one later, an empty set.
-func (m *History) Set(host policy.Name, texts []string, later bool, now time.Time) *Set {
+func (m *History) Set(host name.Name, texts []string, later bool, now time.Time) *Set {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	h := m.hostLocked(host)
@@ -59,15 +59,15 @@ func (m *History) Set(host policy.Name, texts []string, later bool, now time.Tim
 }
 
 // hostLocked makes room for a new host by forgetting the one whose newest secret is the oldest.
-func (m *History) hostLocked(host policy.Name) *hostHistory {
+func (m *History) hostLocked(host name.Name) *hostHistory {
 	if h := m.hosts[host]; h != nil {
 		return h
 	}
 	if m.hosts == nil {
-		m.hosts = map[policy.Name]*hostHistory{}
+		m.hosts = map[name.Name]*hostHistory{}
 	}
 	if len(m.hosts) >= maxHosts {
-		delete(m.hosts, slices.MinFunc(slices.Collect(maps.Keys(m.hosts)), func(a, b policy.Name) int {
+		delete(m.hosts, slices.MinFunc(slices.Collect(maps.Keys(m.hosts)), func(a, b name.Name) int {
 			return m.hosts[a].checked.Compare(m.hosts[b].checked)
 		}))
 	}

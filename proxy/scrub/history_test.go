@@ -5,19 +5,19 @@ import (
 	"testing"
 	"time"
 
-	"boxgate/policy"
+	"boxgate/policy/name"
 )
 
 // TestHistoryIsBounded fills it with hosts and secrets, and lets time pass.
 func TestHistoryIsBounded(t *testing.T) {
 	t.Parallel()
 	var m History
-	parse := func(text string) policy.Name {
-		name, err := policy.ParseName(text)
+	parse := func(text string) name.Name {
+		hostName, err := name.Parse(text)
 		if err != nil {
 			t.Fatal(err)
 		}
-		return name
+		return hostName
 	}
 	now := time.Now()
 	for i := range 3 * maxHosts {

@@ -12,6 +12,7 @@ import (
 	v4 "github.com/aws/aws-sdk-go-v2/aws/signer/v4"
 
 	"boxgate/policy"
+	"boxgate/policy/name"
 )
 
 const hashHeader = "X-Amz-Content-Sha256"
@@ -50,11 +51,11 @@ func AWS(s *policy.AWSSigning, c policy.AWSCredentials, r *Request) (Signed, err
 		return Signed{}, err
 	}
 	signed := Signed{Target: target}
-	for _, name := range awsOwn {
-		if v := out.Header.Get(name); v != "" {
-			signed.Set = append(signed.Set, policy.Header{Name: name, Value: policy.NewSecret(v)})
+	for _, n := range awsOwn {
+		if v := out.Header.Get(n); v != "" {
+			signed.Set = append(signed.Set, policy.Header{Name: n, Value: name.NewSecret(v)})
 		} else {
-			signed.Remove = append(signed.Remove, name)
+			signed.Remove = append(signed.Remove, n)
 		}
 	}
 	return signed, nil

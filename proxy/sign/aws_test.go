@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"boxgate/policy"
+	"boxgate/policy/name"
 )
 
 // TestCanonicalPaths signs paths as AWS's services read them: with the canonical form computed here, step by step from its
@@ -37,7 +38,7 @@ func TestCanonicalPaths(t *testing.T) {
 			at := time.Date(2015, 8, 30, 12, 36, 0, 0, time.UTC)
 			r := &Request{Method: "GET", Host: "example.amazonaws.com", Target: try.path + "?x=1", Time: at}
 			s := &policy.AWSSigning{Regions: []string{"us-east-1"}, Services: []string{service}}
-			keys := policy.AWSCredentials{AccessKeyID: "AKIDEXAMPLE", SecretAccessKey: policy.NewSecret("wJalrXUtnFEMI/K7MDENG+bPxRfiCYEXAMPLEKEY")}
+			keys := policy.AWSCredentials{AccessKeyID: "AKIDEXAMPLE", SecretAccessKey: name.NewSecret("wJalrXUtnFEMI/K7MDENG+bPxRfiCYEXAMPLEKEY")}
 			signed, err := AWS(s, keys, r)
 			if err != nil {
 				t.Fatal(err)

@@ -11,10 +11,11 @@ import (
 	"time"
 
 	"boxgate/policy"
+	"boxgate/policy/name"
 )
 
 // HMAC signs a request by HMAC-SHA256.
-func HMAC(s *policy.HMACSigning, key policy.Secret, r *Request) (Signed, error) {
+func HMAC(s *policy.HMACSigning, key name.Secret, r *Request) (Signed, error) {
 	if key.Reveal() == "" {
 		return Signed{}, errKey
 	}
@@ -26,9 +27,9 @@ func HMAC(s *policy.HMACSigning, key policy.Secret, r *Request) (Signed, error) 
 		signature = base64.StdEncoding.EncodeToString(mac.Sum(nil))
 	}
 	value := strings.NewReplacer(policy.SignSignature, signature, policy.SignTimestamp, clock).Replace(s.Format)
-	signed := Signed{Target: r.Target, Set: []policy.Header{{Name: s.Header, Value: policy.NewSecret(value)}}}
+	signed := Signed{Target: r.Target, Set: []policy.Header{{Name: s.Header, Value: name.NewSecret(value)}}}
 	if s.Timestamp != "" {
-		signed.Set = append(signed.Set, policy.Header{Name: s.Timestamp, Value: policy.NewSecret(clock)})
+		signed.Set = append(signed.Set, policy.Header{Name: s.Timestamp, Value: name.NewSecret(clock)})
 	}
 	return signed, nil
 }

@@ -17,6 +17,7 @@ import (
 
 	"boxgate/internal/memory"
 	"boxgate/policy"
+	"boxgate/policy/name"
 )
 
 // A box that does not speak SSH, or stops in the middle of it, holds a connection no longer than a handshake may take. It has
@@ -179,7 +180,7 @@ func TestMemoryOfABox(t *testing.T) {
 	for {
 		var failure *Failure
 		if err := r.failure(); errors.As(err, &failure) {
-			if failure.Reason != policy.ReasonLimit {
+			if failure.Reason != name.ReasonLimit {
 				t.Errorf("%v: %v", failure.Reason, failure)
 			}
 			return

@@ -7,6 +7,7 @@ import (
 	"testing"
 
 	"boxgate/policy"
+	"boxgate/policy/name"
 )
 
 func read(t testing.TB, path string) []byte {
@@ -43,7 +44,7 @@ func FuzzParseGit(f *testing.F) {
 		f.Add(seed)
 	}
 	rule := &policy.SSH{Repos: []policy.RepoRule{{Name: "a/b", Access: "read"}}}
-	host, err := policy.ParseName("git.example.com")
+	host, err := name.Parse("git.example.com")
 	if err != nil {
 		f.Fatal(err)
 	}

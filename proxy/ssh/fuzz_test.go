@@ -22,6 +22,7 @@ import (
 
 	"boxgate/internal/memory"
 	"boxgate/policy"
+	"boxgate/policy/name"
 	"boxgate/proxy/contain"
 )
 
@@ -105,15 +106,15 @@ func newEnds(f testing.TB) *ends {
 	if err != nil {
 		f.Fatal(err)
 	}
-	name, err := policy.ParseName("git.example.com")
+	hostName, err := name.Parse("git.example.com")
 	if err != nil {
 		f.Fatal(err)
 	}
 	e := &ends{host: signer(), budget: memory.New(256<<20, 256<<20)}
 	e.login = Login{
-		Rule: &policy.SSH{User: "git", HostKeys: []policy.HostKey{{Blob: string(e.host.PublicKey().Marshal())}}}, Box: "box", Host: name, Port: 22, Identity: signer(),
-		Key: func(context.Context) (policy.Secret, error) {
-			return policy.NewSecret(string(pem.EncodeToMemory(block))), nil
+		Rule: &policy.SSH{User: "git", HostKeys: []policy.HostKey{{Blob: string(e.host.PublicKey().Marshal())}}}, Box: "box", Host: hostName, Port: 22, Identity: signer(),
+		Key: func(context.Context) (name.Secret, error) {
+			return name.NewSecret(string(pem.EncodeToMemory(block))), nil
 		},
 		Memory: e.budget.Account("box"), Entered: func() {}, Ask: func(Ask) (func(Outcome), bool) { return func(Outcome) {}, true },
 		Log: zap.NewNop(), Handshake: 20 * time.Second, Idle: 20 * time.Second,
@@ -328,7 +329,7 @@ func TestPanicInAHandshake(t *testing.T) {
 	var box sync.WaitGroup
 	box.Go(func() { command(client) })
 	var failed *Failure
-	if err := Serve(t.Context(), inside, login); !errors.As(err, &failed) || !errors.Is(failed.Err, contain.ErrFault) || failed.Reason != policy.ReasonUpstreamLogin {
+	if err := Serve(t.Context(), inside, login); !errors.As(err, &failed) || !errors.Is(failed.Err, contain.ErrFault) || failed.Reason != name.ReasonUpstreamLogin {
 		t.Errorf("a server: %v", err)
 	}
 	_ = inside.Close()

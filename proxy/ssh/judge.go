@@ -5,12 +5,13 @@ import (
 	"strings"
 
 	"boxgate/policy"
+	"boxgate/policy/name"
 )
 
 // judge decides about a command, shell or subsystem, and returns the command as it was understood, which is what is sent on.
 // why says why it is refused.
 func (c *conn) judge(kind, text string) (asked Ask, command, why string) {
-	asked = Ask{Verb: kind, What: firstWord(text), Decision: policy.Decision{Reason: policy.ReasonRequestRule}}
+	asked = Ask{Verb: kind, What: firstWord(text), Decision: policy.Decision{Reason: name.ReasonRequestRule}}
 	switch {
 	case !c.Rule.Limited():
 		asked.Decision = policy.Decision{Verdict: policy.Allow} // as the connection

@@ -11,6 +11,7 @@ import (
 	gossh "golang.org/x/crypto/ssh"
 
 	"boxgate/policy"
+	"boxgate/policy/name"
 )
 
 // Errors of private keys. None has anything of the key in it.
@@ -24,7 +25,7 @@ var (
 const minRSA = 2048
 
 // ParseKey reads a private key.
-func ParseKey(secret policy.Secret) (gossh.Signer, error) {
+func ParseKey(secret name.Secret) (gossh.Signer, error) {
 	signer, err := gossh.ParsePrivateKey([]byte(secret.Reveal() + "\n"))
 	var locked *gossh.PassphraseMissingError
 	switch {

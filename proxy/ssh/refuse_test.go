@@ -12,6 +12,7 @@ import (
 
 	"boxgate/internal/testnet/sshd"
 	"boxgate/policy"
+	"boxgate/policy/name"
 )
 
 // Nothing but the commands that the rule names is run, whatever a client asks for.
@@ -31,7 +32,7 @@ func TestLimitedLoginsRunNothingElse(t *testing.T) {
 		}
 	}
 	for _, a := range r.asked() {
-		if a.Decision.Allowed() || a.Decision.Reason != policy.ReasonRequestRule {
+		if a.Decision.Allowed() || a.Decision.Reason != name.ReasonRequestRule {
 			t.Errorf("asked: %+v", a)
 		}
 	}
@@ -177,24 +178,24 @@ func TestFailures(t *testing.T) {
 	t.Parallel()
 	const canary = "c4n4ry"
 	other, otherPublic := sshd.NewKey(t)
-	for name, c := range map[string]struct {
+	for label, c := range map[string]struct {
 		change func(*testing.T, *rig)
 		shown  string
-		reason policy.Reason
+		reason name.Reason
 	}{
-		"another user":     {func(_ *testing.T, r *rig) { r.login.Rule.User = "root" }, "for the user root and no other", policy.ReasonHeaderRule},
-		"no source":        {func(_ *testing.T, r *rig) { r.login.Key = failing }, "is not available", policy.ReasonSecretUnavailable},
-		"no key":           {func(_ *testing.T, r *rig) { r.login.Key = fixed(canary) }, "cannot be used", policy.ReasonSecretUnavailable},
-		"a passphrase":     {func(t *testing.T, r *rig) { r.login.Key = fixed(locked(t)) }, "cannot be used", policy.ReasonSecretUnavailable},
-		"another key":      {func(_ *testing.T, r *rig) { r.login.Key = fixed(other) }, "did not accept the key", policy.ReasonUpstreamLogin},
-		"no host key":      {func(_ *testing.T, r *rig) { r.login.Rule.HostKeys = []policy.HostKey{} }, "no valid host key", policy.ReasonUpstreamTLS},
-		"another host key": {func(t *testing.T, r *rig) { r.login.Rule.HostKeys = []policy.HostKey{hostKey(t, otherPublic, false)} }, "none of those", policy.ReasonUpstreamTLS},
+		"another user":     {func(_ *testing.T, r *rig) { r.login.Rule.User = "root" }, "for the user root and no other", name.ReasonHeaderRule},
+		"no source":        {func(_ *testing.T, r *rig) { r.login.Key = failing }, "is not available", name.ReasonSecretUnavailable},
+		"no key":           {func(_ *testing.T, r *rig) { r.login.Key = fixed(canary) }, "cannot be used", name.ReasonSecretUnavailable},
+		"a passphrase":     {func(t *testing.T, r *rig) { r.login.Key = fixed(locked(t)) }, "cannot be used", name.ReasonSecretUnavailable},
+		"another key":      {func(_ *testing.T, r *rig) { r.login.Key = fixed(other) }, "did not accept the key", name.ReasonUpstreamLogin},
+		"no host key":      {func(_ *testing.T, r *rig) { r.login.Rule.HostKeys = []policy.HostKey{} }, "no valid host key", name.ReasonUpstreamTLS},
+		"another host key": {func(t *testing.T, r *rig) { r.login.Rule.HostKeys = []policy.HostKey{hostKey(t, otherPublic, false)} }, "none of those", name.ReasonUpstreamTLS},
 		"no authority": {func(t *testing.T, r *rig) {
 			r.login.Rule.HostKeys = []policy.HostKey{hostKey(t, r.server.HostKey, true)}
-		}, "no host key of a kind", policy.ReasonUpstreamTLS},
-		"a server that is away": {func(_ *testing.T, r *rig) { _ = r.dials.Close() }, "could not be reached", policy.ReasonUnreachable},
+		}, "no host key of a kind", name.ReasonUpstreamTLS},
+		"a server that is away": {func(_ *testing.T, r *rig) { _ = r.dials.Close() }, "could not be reached", name.ReasonUnreachable},
 	} {
-		t.Run(name, func(t *testing.T) {
+		t.Run(label, func(t *testing.T) {
 			t.Parallel()
 			r := newRig(t, policy.SSH{}, func(r *rig) { c.change(t, r) })
 			got := r.ssh("", "id")
@@ -213,12 +214,12 @@ func TestFailures(t *testing.T) {
 	}
 }
 
-func failing(context.Context) (policy.Secret, error) {
-	return policy.Secret{}, errors.New("no such file")
+func failing(context.Context) (name.Secret, error) {
+	return name.Secret{}, errors.New("no such file")
 }
 
-func fixed(key string) func(context.Context) (policy.Secret, error) {
-	return func(context.Context) (policy.Secret, error) { return policy.NewSecret(key), nil }
+func fixed(key string) func(context.Context) (name.Secret, error) {
+	return func(context.Context) (name.Secret, error) { return name.NewSecret(key), nil }
 }
 
 // locked returns a key with a passphrase.

@@ -15,6 +15,7 @@ import (
 
 	"boxgate/internal/memory"
 	"boxgate/policy"
+	"boxgate/policy/name"
 	"boxgate/proxy/contain"
 )
 
@@ -22,12 +23,12 @@ import (
 type Login struct {
 	Rule *policy.SSH
 	Box  policy.BoxID
-	Host policy.Name // of the server
+	Host name.Name // of the server
 	Port uint16
 	// Identity is the key that the box knows the gateway by.
 	Identity gossh.Signer
 	// Key returns the private key to log in with.
-	Key func(context.Context) (policy.Secret, error)
+	Key func(context.Context) (name.Secret, error)
 	// Dial connects to the server, if the policy in force allows it.
 	Dial func(context.Context) (net.Conn, error)
 	// Memory pays for what is buffered.
@@ -58,7 +59,7 @@ type Outcome struct {
 
 // Failure is why a box was not logged in.
 type Failure struct {
-	Reason policy.Reason
+	Reason name.Reason
 	Shown  string // for the box
 	Err    error
 }
@@ -102,7 +103,7 @@ const connCost = 640 << 10
 // whose last message may not have been read yet.
 func Serve(ctx context.Context, client net.Conn, l Login) error {
 	if !l.Memory.Acquire(memory.Connections, connCost) {
-		return &Failure{Reason: policy.ReasonLimit, Shown: "the box has reached its memory limit in the gateway"}
+		return &Failure{Reason: name.ReasonLimit, Shown: "the box has reached its memory limit in the gateway"}
 	}
 	defer l.Memory.Release(memory.Connections, connCost)
 	c := &conn{Login: l, ctx: ctx, box: newInflow(client, l.Memory), gone: make(chan struct{})}
@@ -232,11 +233,11 @@ func (c *conn) enter(user string) error {
 // login logs the gateway in to the server.
 func (c *conn) login(user string) *Failure {
 	if user != c.Rule.User {
-		return &Failure{Reason: policy.ReasonHeaderRule, Shown: fmt.Sprintf("the rule for %s is for the user %s and no other", c.Host, c.Rule.User)}
+		return &Failure{Reason: name.ReasonHeaderRule, Shown: fmt.Sprintf("the rule for %s is for the user %s and no other", c.Host, c.Rule.User)}
 	}
 	known, err := parseHostKeys(c.Rule.HostKeys)
 	if err != nil {
-		return &Failure{policy.ReasonUpstreamTLS, "the rule for " + c.Host.String() + " has no valid host key", err}
+		return &Failure{name.ReasonUpstreamTLS, "the rule for " + c.Host.String() + " has no valid host key", err}
 	}
 	signer, failed := c.signer()
 	if failed != nil {
@@ -246,10 +247,10 @@ func (c *conn) login(user string) *Failure {
 	defer cancel()
 	up, err := c.Dial(ctx)
 	if err != nil {
-		return &Failure{policy.ReasonUnreachable, c.Host.String() + " could not be reached", err}
+		return &Failure{name.ReasonUnreachable, c.Host.String() + " could not be reached", err}
 	}
 	if !c.attach(up) {
-		return &Failure{policy.ReasonUnreachable, "the connection was closed", net.ErrClosed}
+		return &Failure{name.ReasonUnreachable, "the connection was closed", net.ErrClosed}
 	}
 	return c.authenticate(known, signer)
 }
@@ -260,11 +261,11 @@ func (c *conn) signer() (gossh.Signer, *Failure) {
 	defer cancel()
 	secret, err := c.Key(ctx)
 	if err != nil {
-		return nil, &Failure{policy.ReasonSecretUnavailable, "the key for " + c.Host.String() + " is not available", err}
+		return nil, &Failure{name.ReasonSecretUnavailable, "the key for " + c.Host.String() + " is not available", err}
 	}
 	signer, err := ParseKey(secret)
 	if err != nil {
-		return nil, &Failure{policy.ReasonSecretUnavailable, "the key for " + c.Host.String() + " cannot be used", fmt.Errorf("secret %q: %w", c.Rule.Source, err)}
+		return nil, &Failure{name.ReasonSecretUnavailable, "the key for " + c.Host.String() + " cannot be used", fmt.Errorf("secret %q: %w", c.Rule.Source, err)}
 	}
 	return signer, nil
 }
@@ -307,13 +308,13 @@ func (c *conn) unauthenticated(err error, verified bool) *Failure {
 	var algorithm *gossh.AlgorithmNegotiationError
 	switch host := c.Host.String(); {
 	case errors.Is(err, errHostKey):
-		return &Failure{policy.ReasonUpstreamTLS, "the host key of " + host + " is none of those that the rule names", err}
+		return &Failure{name.ReasonUpstreamTLS, "the host key of " + host + " is none of those that the rule names", err}
 	case errors.As(err, &algorithm) && algorithm.What == "host key":
-		return &Failure{policy.ReasonUpstreamTLS, host + " has no host key of a kind that the rule names", err}
+		return &Failure{name.ReasonUpstreamTLS, host + " has no host key of a kind that the rule names", err}
 	case verified:
-		return &Failure{policy.ReasonUpstreamLogin, host + " did not accept the key of the gateway for the user " + c.Rule.User, err}
+		return &Failure{name.ReasonUpstreamLogin, host + " did not accept the key of the gateway for the user " + c.Rule.User, err}
 	default:
-		return &Failure{policy.ReasonUpstreamLogin, "the handshake with " + host + " failed", err}
+		return &Failure{name.ReasonUpstreamLogin, "the handshake with " + host + " failed", err}
 	}
 }
 
@@ -425,7 +426,7 @@ func (c *conn) refuseRequests(requests <-chan *gossh.Request) {
 
 // refused records that something was refused which is refused to everyone.
 func (c *conn) refused(what string) {
-	if ended, ok := c.Ask(Ask{Verb: what, Decision: policy.Decision{Reason: policy.ReasonProtocol}}); ok {
+	if ended, ok := c.Ask(Ask{Verb: what, Decision: policy.Decision{Reason: name.ReasonProtocol}}); ok {
 		ended(Outcome{})
 	}
 }

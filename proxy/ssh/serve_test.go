@@ -22,6 +22,7 @@ import (
 	"boxgate/internal/memory"
 	"boxgate/internal/testnet/sshd"
 	"boxgate/policy"
+	"boxgate/policy/name"
 )
 
 // rig is a gateway that logs in to a server, and a box's clients.
@@ -41,9 +42,9 @@ type rig struct {
 	conns sync.WaitGroup
 }
 
-func mustName(t *testing.T, s string) policy.Name {
+func mustName(t *testing.T, s string) name.Name {
 	t.Helper()
-	n, err := policy.ParseName(s)
+	n, err := name.Parse(s)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -90,8 +91,8 @@ func newRig(t *testing.T, rule policy.SSH, change func(*rig)) *rig {
 	}
 	r.login = Login{
 		Rule: &rule, Host: mustName(t, "git.example.com"), Port: 22, Identity: identity,
-		Key: func(context.Context) (policy.Secret, error) {
-			return policy.NewSecret(strings.TrimSpace(r.server.Key)), nil
+		Key: func(context.Context) (name.Secret, error) {
+			return name.NewSecret(strings.TrimSpace(r.server.Key)), nil
 		},
 		Dial: func(ctx context.Context) (net.Conn, error) {
 			return (&net.Dialer{}).DialContext(ctx, "tcp", r.dials.Addr().String())

@@ -18,12 +18,13 @@ import (
 
 	"boxgate/internal/socket"
 	"boxgate/policy"
+	"boxgate/policy/name"
 )
 
 // Credentials are what the proxy asks for. None of it is in an error.
 type Credentials struct {
 	User     string
-	Password policy.Secret
+	Password name.Secret
 }
 
 // Refused says that the proxy does not connect to the server.

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"boxgate/policy"
+	"boxgate/policy/name"
 )
 
 // answers is a proxy that says something, whatever it is asked, and then what a server says.
@@ -41,7 +42,7 @@ func answers(t *testing.T, text string) net.Conn {
 // TestConnectTakesNoByteOfTheServer: what the server says right behind the answer of the proxy is still there.
 func TestConnectTakesNoByteOfTheServer(t *testing.T) {
 	t.Parallel()
-	as := &Credentials{"user", policy.NewSecret("canary")}
+	as := &Credentials{"user", name.NewSecret("canary")}
 	for text, scheme := range map[string]policy.ProxyScheme{
 		"HTTP/1.1 200 OK\r\n\r\nhello":                                                       policy.ProxyHTTP,
 		"HTTP/1.0 200 Connection established\r\nProxy-Agent: x\r\n\r\nhello":                 policy.ProxyHTTP,
@@ -65,7 +66,7 @@ func TestConnectTakesNoByteOfTheServer(t *testing.T) {
 // TestConnectFails: an answer that is not one, or a refusal, is an error without what the proxy or the gateway said.
 func TestConnectFails(t *testing.T) {
 	t.Parallel()
-	as := &Credentials{"user", policy.NewSecret("canary")}
+	as := &Credentials{"user", name.NewSecret("canary")}
 	for text, scheme := range map[string]policy.ProxyScheme{
 		"HTTP/1.1 407 canary\r\nX: canary\r\n\r\n":                  policy.ProxyHTTP,
 		"HTTP/1.1 302 Found\r\nLocation: http://canary/\r\n\r\n":    policy.ProxyHTTP,

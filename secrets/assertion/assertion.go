@@ -20,7 +20,7 @@ import (
 	"github.com/go-jose/go-jose/v4"
 	"github.com/go-jose/go-jose/v4/jwt"
 
-	"boxgate/policy"
+	"boxgate/policy/name"
 )
 
 // minRSA is the smallest RSA key that is used, in bits.
@@ -47,7 +47,7 @@ type Signer struct {
 
 // Parse returns the signer for a private key in PEM: RSA of 2048 bits or more, ECDSA on P-256, P-384 or P-521, or
 // Ed25519. A certificate in the text is the key's, and is named in the tokens. Errors quote nothing of the text.
-func Parse(text policy.Secret, keyID string) (*Signer, error) {
+func Parse(text name.Secret, keyID string) (*Signer, error) {
 	s := &Signer{keyID: keyID}
 	rest := []byte(text.Reveal())
 	for {
@@ -106,7 +106,7 @@ func (s *Signer) choose() error {
 }
 
 // Sign returns a token of the claims, issued now.
-func (s *Signer) Sign(c Claims, now time.Time) (policy.Secret, error) {
+func (s *Signer) Sign(c Claims, now time.Time) (name.Secret, error) {
 	options := (&jose.SignerOptions{}).WithType("JWT")
 	if s.thumbprint != "" {
 		options.WithHeader("x5t#S256", s.thumbprint)
@@ -120,13 +120,13 @@ func (s *Signer) Sign(c Claims, now time.Time) (policy.Secret, error) {
 	}
 	signer, err := jose.NewSigner(jose.SigningKey{Algorithm: algorithm, Key: s.key}, options)
 	if err != nil {
-		return policy.Secret{}, errors.New("the private key cannot sign")
+		return name.Secret{}, errors.New("the private key cannot sign")
 	}
 	text, err := jwt.Signed(signer).Claims(c.standard(now)).Claims(c.further()).Serialize()
 	if err != nil {
-		return policy.Secret{}, errors.New("the private key cannot sign")
+		return name.Secret{}, errors.New("the private key cannot sign")
 	}
-	return policy.NewSecret(text), nil
+	return name.NewSecret(text), nil
 }
 
 // standard are the claims of RFC 7519, but for the audience.

@@ -15,6 +15,7 @@ import (
 	v4 "github.com/aws/aws-sdk-go-v2/aws/signer/v4"
 
 	"boxgate/policy"
+	"boxgate/policy/name"
 	"boxgate/secrets/remote"
 )
 
@@ -44,7 +45,7 @@ func (c call) send(ctx context.Context, d remote.Desk, credentials string) (remo
 		return remote.Answer{}, nil, err
 	}
 	return d.Client.Do(ctx, remote.Request{
-		URL: c.url, Header: c.header, Body: c.body, Hide: []policy.Secret{keys.SecretAccessKey, keys.SessionToken},
+		URL: c.url, Header: c.header, Body: c.body, Hide: []name.Secret{keys.SecretAccessKey, keys.SessionToken},
 	})
 }
 

@@ -6,7 +6,7 @@ import (
 	"net/http"
 	"regexp"
 
-	"boxgate/policy"
+	"boxgate/policy/name"
 	"boxgate/secrets/remote"
 )
 
@@ -72,7 +72,7 @@ func (s *Secret) Fetch(ctx context.Context, d remote.Desk) (remote.Value, error)
 		value = string(a.SecretBinary)
 	}
 	if s.Field == "" {
-		return remote.Value{Secret: policy.NewSecret(value)}, nil
+		return remote.Value{Secret: name.NewSecret(value)}, nil
 	}
 	return remote.FieldOf(value, s.Field)
 }

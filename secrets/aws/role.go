@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"boxgate/policy"
+	"boxgate/policy/name"
 	"boxgate/secrets/remote"
 )
 
@@ -112,7 +113,7 @@ func (r *Role) Fetch(ctx context.Context, d remote.Desk) (remote.Value, error) {
 		return remote.Value{}, remote.ErrExpired
 	}
 	keys := policy.AWSCredentials{
-		AccessKeyID: got.AccessKeyID, SecretAccessKey: policy.NewSecret(got.SecretAccessKey), SessionToken: policy.NewSecret(got.SessionToken),
+		AccessKeyID: got.AccessKeyID, SecretAccessKey: name.NewSecret(got.SecretAccessKey), SessionToken: name.NewSecret(got.SessionToken),
 		Expires: d.Now().Add(left), // by the local clock, which is the one that it is compared with
 	}
 	if _, err := policy.ParseAWSCredentials(keys.Secret()); err != nil {

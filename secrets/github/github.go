@@ -11,7 +11,7 @@ import (
 	"strings"
 	"time"
 
-	"boxgate/policy"
+	"boxgate/policy/name"
 	"boxgate/secrets/assertion"
 	"boxgate/secrets/remote"
 )
@@ -145,7 +145,7 @@ func (a *App) Fetch(ctx context.Context, d remote.Desk) (remote.Value, error) {
 	if left <= 0 {
 		return remote.Value{}, remote.ErrExpired
 	}
-	return remote.Value{Secret: policy.NewSecret(answer.Token), Lifetime: left}, nil
+	return remote.Value{Secret: name.NewSecret(answer.Token), Lifetime: left}, nil
 }
 
 // authenticate returns the headers of requests as the app.

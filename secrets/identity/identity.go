@@ -21,6 +21,7 @@ import (
 	"github.com/go-jose/go-jose/v4"
 
 	"boxgate/policy"
+	"boxgate/policy/name"
 	"boxgate/secrets/assertion"
 )
 
@@ -36,9 +37,9 @@ const (
 // Memory keeps the keys over restarts, sealed. Safe for concurrent use.
 type Memory interface {
 	// IdentityKeys returns what was last kept; the zero value if nothing was.
-	IdentityKeys() (policy.Secret, error)
+	IdentityKeys() (name.Secret, error)
 	// SetIdentityKeys keeps a text, in the place of what was kept before.
-	SetIdentityKeys(policy.Secret) error
+	SetIdentityKeys(name.Secret) error
 }
 
 // Issuer signs tokens. Create it with [New]. Safe for concurrent use.
@@ -56,7 +57,7 @@ type Issuer struct {
 type key struct {
 	id     string
 	since  time.Time
-	text   policy.Secret // PEM
+	text   name.Secret // PEM
 	signer *assertion.Signer
 	public jose.JSONWebKey
 }
@@ -68,11 +69,11 @@ func New(name string, memory Memory, now func() time.Time) *Issuer {
 
 // Token returns a token that says, for half a minute, to an audience that a request for a host comes from a box. It waits for
 // the store only if there is no key yet, or the keys are overdue; else at most one caller at a time does.
-func (i *Issuer) Token(box policy.BoxID, audience, host string) (policy.Secret, error) {
+func (i *Issuer) Token(box policy.BoxID, audience, host string) (name.Secret, error) {
 	now := i.now()
 	keys, err := i.usable(now)
 	if err != nil {
-		return policy.Secret{}, err
+		return name.Secret{}, err
 	}
 	claims := assertion.Claims{
 		Issuer: i.name, Subject: string(box), Audience: audience, Lifetime: lifetime,
@@ -183,7 +184,7 @@ func (i *Issuer) read() ([]key, error) {
 	}
 	keys := make([]key, 0, len(records)+1)
 	for _, r := range records {
-		k, err := parseKey(policy.NewSecret(r.Key), r.Since)
+		k, err := parseKey(name.NewSecret(r.Key), r.Since)
 		if err != nil {
 			return nil, err
 		}
@@ -201,7 +202,7 @@ func (i *Issuer) keep(keys []key) error {
 	if err != nil {
 		return err
 	}
-	if err := i.memory.SetIdentityKeys(policy.NewSecret(string(text))); err != nil {
+	if err := i.memory.SetIdentityKeys(name.NewSecret(string(text))); err != nil {
 		return fmt.Errorf("the identity keys cannot be kept: %w", err)
 	}
 	return nil
@@ -217,11 +218,11 @@ func newKey(now time.Time) (key, error) {
 		return key{}, err
 	}
 	text := pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: der})
-	return parseKey(policy.NewSecret(string(text)), now.UTC().Truncate(time.Second))
+	return parseKey(name.NewSecret(string(text)), now.UTC().Truncate(time.Second))
 }
 
 // parseKey makes a key of its text. Its ID is the beginning of its thumbprint (RFC 7638).
-func parseKey(text policy.Secret, since time.Time) (key, error) {
+func parseKey(text name.Secret, since time.Time) (key, error) {
 	block, _ := pem.Decode([]byte(text.Reveal()))
 	if block == nil {
 		return key{}, errDamaged

@@ -11,23 +11,23 @@ import (
 	"github.com/go-jose/go-jose/v4"
 	"github.com/go-jose/go-jose/v4/jwt"
 
-	"boxgate/policy"
+	"boxgate/policy/name"
 )
 
 // memory is a store in memory, which may fail.
 type memory struct {
 	mu     sync.Mutex
-	text   policy.Secret
+	text   name.Secret
 	broken error
 }
 
-func (m *memory) IdentityKeys() (policy.Secret, error) {
+func (m *memory) IdentityKeys() (name.Secret, error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	return m.text, m.broken
 }
 
-func (m *memory) SetIdentityKeys(text policy.Secret) error {
+func (m *memory) SetIdentityKeys(text name.Secret) error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if m.broken == nil {
@@ -37,7 +37,7 @@ func (m *memory) SetIdentityKeys(text policy.Secret) error {
 }
 
 // verify checks a token as a proxy would, and returns its claims and the ID of its key.
-func verify(t *testing.T, i *Issuer, token policy.Secret, now time.Time) (claims map[string]any, kid string) {
+func verify(t *testing.T, i *Issuer, token name.Secret, now time.Time) (claims map[string]any, kid string) {
 	t.Helper()
 	text, err := i.KeySet()
 	if err != nil {
@@ -140,16 +140,16 @@ func TestKeysRotate(t *testing.T) {
 // TestStoreFails: without a store that keeps the keys nothing is signed.
 func TestStoreFails(t *testing.T) {
 	t.Parallel()
-	for name, m := range map[string]*memory{
-		"broken": {broken: errors.New("no disk")}, "damaged": {text: policy.NewSecret("canary")},
-		"damaged key": {text: policy.NewSecret(`[{"key": "canary"}]`)},
+	for label, m := range map[string]*memory{
+		"broken": {broken: errors.New("no disk")}, "damaged": {text: name.NewSecret("canary")},
+		"damaged key": {text: name.NewSecret(`[{"key": "canary"}]`)},
 	} {
 		i := New("urn:test", m, time.Now)
 		if token, err := i.Token("b", "https://proxy.test", "api.test"); err == nil || token.Reveal() != "" {
-			t.Errorf("%s: a token", name)
+			t.Errorf("%s: a token", label)
 		}
 		if set, err := i.KeySet(); err == nil {
-			t.Errorf("%s: %s", name, set)
+			t.Errorf("%s: %s", label, set)
 		}
 	}
 }
@@ -160,7 +160,7 @@ type held struct {
 	writes, goOn chan struct{}
 }
 
-func (h *held) SetIdentityKeys(text policy.Secret) error {
+func (h *held) SetIdentityKeys(text name.Secret) error {
 	h.writes <- struct{}{}
 	<-h.goOn
 	return h.memory.SetIdentityKeys(text)

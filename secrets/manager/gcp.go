@@ -8,7 +8,7 @@ import (
 	"strconv"
 	"strings"
 
-	"boxgate/policy"
+	"boxgate/policy/name"
 	"boxgate/secrets/remote"
 )
 
@@ -76,5 +76,5 @@ func (g *GCP) Fetch(ctx context.Context, d remote.Desk) (remote.Value, error) {
 	if g.Field != "" {
 		return remote.FieldOf(string(data), g.Field)
 	}
-	return remote.Value{Secret: policy.NewSecret(string(data))}, nil
+	return remote.Value{Secret: name.NewSecret(string(data))}, nil
 }

@@ -6,7 +6,7 @@ import (
 	"net/url"
 	"strings"
 
-	"boxgate/policy"
+	"boxgate/policy/name"
 	"boxgate/secrets/remote"
 )
 
@@ -67,13 +67,13 @@ func (o *OnePassword) Fetch(ctx context.Context, d remote.Desk) (remote.Value, e
 	case item.State != "":
 		return remote.Value{}, remote.ErrGone
 	}
-	name := o.Field
-	if name == "" {
-		name = "password"
+	n := o.Field
+	if n == "" {
+		n = "password"
 	}
 	for _, f := range item.Fields {
-		if (f.ID == name || f.Label == name) && f.Value != "" {
-			return remote.Value{Secret: policy.NewSecret(f.Value)}, nil
+		if (f.ID == n || f.Label == n) && f.Value != "" {
+			return remote.Value{Secret: name.NewSecret(f.Value)}, nil
 		}
 	}
 	return remote.Value{}, remote.ErrAnswer("value in the configured field")

@@ -9,7 +9,7 @@ import (
 	"strings"
 	"time"
 
-	"boxgate/policy"
+	"boxgate/policy/name"
 	"boxgate/secrets/remote"
 )
 
@@ -115,7 +115,7 @@ func (v *Vault) Fetch(ctx context.Context, d remote.Desk) (remote.Value, error) 
 		return remote.Value{}, err
 	}
 	d.Client = client
-	return v.withToken(ctx, d, func(token policy.Secret) (remote.Value, error) {
+	return v.withToken(ctx, d, func(token name.Secret) (remote.Value, error) {
 		if v.KV == 1 {
 			return v.readPlain(ctx, d, token)
 		}
@@ -124,7 +124,7 @@ func (v *Vault) Fetch(ctx context.Context, d remote.Desk) (remote.Value, error) 
 }
 
 // readVersioned reads a secret from a store of version 2.
-func (v *Vault) readVersioned(ctx context.Context, d remote.Desk, token policy.Secret) (remote.Value, error) {
+func (v *Vault) readVersioned(ctx context.Context, d remote.Desk, token name.Secret) (remote.Value, error) {
 	var a struct {
 		Data struct {
 			Data     json.RawMessage `json:"data"`
@@ -154,7 +154,7 @@ func passed(text string, now time.Time) bool {
 }
 
 // readPlain reads a secret from a store of version 1.
-func (v *Vault) readPlain(ctx context.Context, d remote.Desk, token policy.Secret) (remote.Value, error) {
+func (v *Vault) readPlain(ctx context.Context, d remote.Desk, token name.Secret) (remote.Value, error) {
 	var a struct {
 		Data json.RawMessage `json:"data"`
 	}
@@ -164,7 +164,7 @@ func (v *Vault) readPlain(ctx context.Context, d remote.Desk, token policy.Secre
 	return remote.FieldOf(string(a.Data), v.Field)
 }
 
-func (v *Vault) request(at string, token policy.Secret) remote.Request {
+func (v *Vault) request(at string, token name.Secret) remote.Request {
 	r := remote.Request{URL: strings.TrimSuffix(v.Address, "/") + at, Header: http.Header{"X-Vault-Request": {"true"}}}
 	if v.Namespace != "" {
 		r.Header.Set("X-Vault-Namespace", v.Namespace)

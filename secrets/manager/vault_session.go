@@ -8,7 +8,7 @@ import (
 	"sync"
 	"time"
 
-	"boxgate/policy"
+	"boxgate/policy/name"
 	"boxgate/secrets/remote"
 )
 
@@ -16,8 +16,8 @@ import (
 // concurrent use.
 type session struct {
 	mu      sync.Mutex
-	token   policy.Secret
-	secret  policy.Secret // what the gateway logged in with
+	token   name.Secret
+	secret  name.Secret // what the gateway logged in with
 	expires time.Time
 	retired bool // the token must not be used any more, and is to be revoked
 }
@@ -34,7 +34,7 @@ func (v *Vault) Forget() {
 
 // withToken calls read with a token of Vault, that of the last login if it has one. If Vault does not accept that any more,
 // read is called once more, with a new one.
-func (v *Vault) withToken(ctx context.Context, d remote.Desk, read func(policy.Secret) (remote.Value, error)) (remote.Value, error) {
+func (v *Vault) withToken(ctx context.Context, d remote.Desk, read func(name.Secret) (remote.Value, error)) (remote.Value, error) {
 	secret, err := d.Secret(ctx, v.Needs()[0])
 	if err != nil {
 		return remote.Value{}, err
@@ -60,7 +60,7 @@ func (v *Vault) withToken(ctx context.Context, d remote.Desk, read func(policy.S
 
 // lasting returns the token of the last login if it may still be used, and none if not. One that Vault would keep for longer is
 // revoked.
-func (v *Vault) lasting(ctx context.Context, d remote.Desk, secret policy.Secret) policy.Secret {
+func (v *Vault) lasting(ctx context.Context, d remote.Desk, secret name.Secret) name.Secret {
 	s := &v.session
 	s.mu.Lock()
 	token, lasts := s.token, d.Now().Before(s.expires)
@@ -68,21 +68,21 @@ func (v *Vault) lasting(ctx context.Context, d remote.Desk, secret policy.Secret
 		s.mu.Unlock()
 		return token
 	}
-	s.token, s.secret, s.expires, s.retired = policy.Secret{}, policy.Secret{}, time.Time{}, false
+	s.token, s.secret, s.expires, s.retired = name.Secret{}, name.Secret{}, time.Time{}, false
 	s.mu.Unlock()
 	if token.Reveal() != "" && lasts {
 		r := v.request("/v1/auth/token/revoke-self", token)
 		r.Method, r.Once = http.MethodPost, true
 		_, _, _ = d.Client.Do(ctx, r) // its lease ends all the same
 	}
-	return policy.Secret{}
+	return name.Secret{}
 }
 
 // login returns the token of a new login, and remembers it for as long as its lease lasts.
-func (v *Vault) login(ctx context.Context, d remote.Desk, secret policy.Secret) (policy.Secret, error) {
+func (v *Vault) login(ctx context.Context, d remote.Desk, secret name.Secret) (name.Secret, error) {
 	r, err := v.loginRequest(secret)
 	if err != nil {
-		return policy.Secret{}, err
+		return name.Secret{}, err
 	}
 	var a struct {
 		Auth struct {
@@ -92,12 +92,12 @@ func (v *Vault) login(ctx context.Context, d remote.Desk, secret policy.Secret) 
 	}
 	began := d.Now()
 	if _, err := d.Client.JSON(ctx, r, &a); err != nil {
-		return policy.Secret{}, err
+		return name.Secret{}, err
 	}
 	if a.Auth.Token == "" {
-		return policy.Secret{}, remote.ErrAnswer("client_token")
+		return name.Secret{}, remote.ErrAnswer("client_token")
 	}
-	token, lease := policy.NewSecret(a.Auth.Token), maxSession
+	token, lease := name.NewSecret(a.Auth.Token), maxSession
 	if a.Auth.Lease > 0 {
 		lease = time.Duration(min(a.Auth.Lease, int64(maxSession/time.Second))) * time.Second
 	}
@@ -108,7 +108,7 @@ func (v *Vault) login(ctx context.Context, d remote.Desk, secret policy.Secret) 
 }
 
 // loginRequest is the request to log in.
-func (v *Vault) loginRequest(secret policy.Secret) (remote.Request, error) {
+func (v *Vault) loginRequest(secret name.Secret) (remote.Request, error) {
 	way, method, body := v.JWT, "kubernetes", map[string]string{}
 	if v.AppRole != nil {
 		way, method = v.AppRole, "approle"
@@ -120,7 +120,7 @@ func (v *Vault) loginRequest(secret policy.Secret) (remote.Request, error) {
 		method = way.Mount
 	}
 	text, err := json.Marshal(body)
-	r := v.request("/v1/auth/"+escaped(method)+"/login", policy.Secret{})
-	r.Body, r.Hide = text, []policy.Secret{secret}
+	r := v.request("/v1/auth/"+escaped(method)+"/login", name.Secret{})
+	r.Body, r.Hide = text, []name.Secret{secret}
 	return r, err
 }

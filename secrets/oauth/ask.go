@@ -8,7 +8,7 @@ import (
 	"strings"
 	"time"
 
-	"boxgate/policy"
+	"boxgate/policy/name"
 	"boxgate/secrets/remote"
 )
 
@@ -41,7 +41,7 @@ func (q question) ask(ctx context.Context, d remote.Desk) (answer, error) {
 	}
 	var a answer
 	head, err := d.Client.JSON(ctx, remote.Request{
-		URL: q.url, Form: q.form, Header: header, Once: q.once, Hide: []policy.Secret{policy.NewSecret(q.secret)},
+		URL: q.url, Form: q.form, Header: header, Once: q.once, Hide: []name.Secret{name.NewSecret(q.secret)},
 	}, &a)
 	a.head = head
 	return a, err
@@ -53,7 +53,7 @@ func (a *answer) value() (remote.Value, error) {
 		return remote.Value{}, remote.ErrAnswer("bearer token")
 	}
 	left, err := a.lifetime()
-	return remote.Value{Secret: policy.NewSecret(a.AccessToken), Lifetime: left}, err
+	return remote.Value{Secret: name.NewSecret(a.AccessToken), Lifetime: left}, err
 }
 
 // lifetime returns how long the access token is valid; 0 if the server does not say.

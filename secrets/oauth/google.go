@@ -9,7 +9,7 @@ import (
 	"strings"
 	"time"
 
-	"boxgate/policy"
+	"boxgate/policy/name"
 	"boxgate/secrets/assertion"
 	"boxgate/secrets/remote"
 )
@@ -76,10 +76,10 @@ func (g *Google) Fetch(ctx context.Context, d remote.Desk) (remote.Value, error)
 }
 
 // assert signs the assertion of the service account.
-func (g *Google) assert(ctx context.Context, d remote.Desk) (policy.Secret, error) {
+func (g *Google) assert(ctx context.Context, d remote.Desk) (name.Secret, error) {
 	text, err := d.Secret(ctx, g.Key)
 	if err != nil {
-		return policy.Secret{}, err
+		return name.Secret{}, err
 	}
 	var file struct {
 		Email string `json:"client_email"`
@@ -87,11 +87,11 @@ func (g *Google) assert(ctx context.Context, d remote.Desk) (policy.Secret, erro
 		KeyID string `json:"private_key_id"`
 	}
 	if json.Unmarshal([]byte(text.Reveal()), &file) != nil || file.Email == "" || file.Key == "" {
-		return policy.Secret{}, errors.New("the key is not the JSON of a service account, with client_email and private_key")
+		return name.Secret{}, errors.New("the key is not the JSON of a service account, with client_email and private_key")
 	}
-	signer, err := assertion.Parse(policy.NewSecret(file.Key), file.KeyID)
+	signer, err := assertion.Parse(name.NewSecret(file.Key), file.KeyID)
 	if err != nil {
-		return policy.Secret{}, err
+		return name.Secret{}, err
 	}
 	more := map[string]any{}
 	if g.Audience != "" {
@@ -122,5 +122,5 @@ func idToken(a answer, now time.Time) (remote.Value, error) {
 	if left <= 0 {
 		return remote.Value{}, remote.ErrExpired
 	}
-	return remote.Value{Secret: policy.NewSecret(a.IDToken), Lifetime: left}, nil
+	return remote.Value{Secret: name.NewSecret(a.IDToken), Lifetime: left}, nil
 }

@@ -9,7 +9,7 @@ import (
 	"fmt"
 
 	"boxgate/internal/fault"
-	"boxgate/policy"
+	"boxgate/policy/name"
 	"boxgate/secrets/remote"
 )
 
@@ -48,15 +48,15 @@ func (o *OAuth2) refresh(ctx context.Context, d remote.Desk) (remote.Value, erro
 }
 
 // secrets returns the tokens.
-func (r *rotation) secrets() (list []policy.Secret) {
+func (r *rotation) secrets() (list []name.Secret) {
 	for _, token := range r.Tokens {
-		list = append(list, policy.NewSecret(token))
+		list = append(list, name.NewSecret(token))
 	}
 	return list
 }
 
 // recall returns the refresh tokens to present, and others that the server may know.
-func (o *OAuth2) recall(ctx context.Context, d remote.Desk) (kept rotation, others []policy.Secret, err error) {
+func (o *OAuth2) recall(ctx context.Context, d remote.Desk) (kept rotation, others []name.Secret, err error) {
 	first, err := d.Secret(ctx, o.RefreshToken)
 	if err != nil {
 		return rotation{}, nil, err
@@ -133,7 +133,7 @@ func (o *OAuth2) rotate(ctx context.Context, d remote.Desk, kept rotation, used 
 func (o *OAuth2) keep(ctx context.Context, d remote.Desk, r rotation) error {
 	text, err := json.Marshal(r)
 	if err == nil {
-		err = d.Memory.Remember(d.Name, policy.NewSecret(string(text)))
+		err = d.Memory.Remember(d.Name, name.NewSecret(string(text)))
 	}
 	if err == nil {
 		err = fault.At(ctx, "secrets: refresh tokens kept")

@@ -12,7 +12,7 @@ import (
 	"time"
 
 	"boxgate/internal/fault"
-	"boxgate/policy"
+	"boxgate/policy/name"
 	"boxgate/secrets/oauth"
 	"boxgate/secrets/remote"
 	"boxgate/secrets/remote/remotetest"
@@ -172,8 +172,8 @@ type odd struct {
 	err  error
 }
 
-func (o odd) Remembered(string) (policy.Secret, error) { return policy.NewSecret(o.text), o.err }
-func (o odd) Remember(string, policy.Secret) error     { return nil }
+func (o odd) Remembered(string) (name.Secret, error) { return name.NewSecret(o.text), o.err }
+func (o odd) Remember(string, name.Secret) error     { return nil }
 
 // TestMemoriesThatAreDamaged: a kept token that cannot be read is not replaced by the configured one, which was used up long ago.
 func TestMemoriesThatAreDamaged(t *testing.T) {

@@ -17,7 +17,7 @@ import (
 	"strings"
 	"time"
 
-	"boxgate/policy"
+	"boxgate/policy/name"
 )
 
 const (
@@ -31,7 +31,7 @@ const (
 // Client sends requests to endpoints. Safe for concurrent use.
 type Client struct {
 	http *http.Client
-	hide []policy.Secret // masked in what servers say, besides what is in a request
+	hide []name.Secret // masked in what servers say, besides what is in a request
 }
 
 // NewClient returns a client that trusts roots; nil: the system's. It uses no proxy, and keeps no connections.
@@ -68,7 +68,7 @@ func (c *Client) WithCA(file string) (*Client, error) {
 
 // Hiding returns a client that masks values as well, and the parts of those that are JSON objects, in what servers say: they may
 // quote an earlier answer of theirs, or an earlier request.
-func (c *Client) Hiding(known ...policy.Secret) *Client {
+func (c *Client) Hiding(known ...name.Secret) *Client {
 	hide := slices.Concat(c.hide, known)
 	for _, value := range known {
 		var parts map[string]any
@@ -77,7 +77,7 @@ func (c *Client) Hiding(known ...policy.Secret) *Client {
 		}
 		for _, part := range parts {
 			if text, ok := part.(string); ok {
-				hide = append(hide, policy.NewSecret(text))
+				hide = append(hide, name.NewSecret(text))
 			}
 		}
 	}
@@ -94,7 +94,7 @@ type Request struct {
 	// Once keeps the request from being repeated: it must not be received twice.
 	Once bool
 	// Hide are the secrets in the request, to be masked in what the server says about it.
-	Hide []policy.Secret
+	Hide []name.Secret
 }
 
 // Answer is the head of a response.

@@ -12,7 +12,7 @@ import (
 	"testing"
 	"time"
 
-	"boxgate/policy"
+	"boxgate/policy/name"
 	"boxgate/secrets/remote"
 	"boxgate/secrets/remote/remotetest"
 )
@@ -135,7 +135,7 @@ func TestUnreachableServers(t *testing.T) {
 func TestWhatServersSay(t *testing.T) {
 	t.Parallel()
 	const secret, earlier = "canary+secret/1", "canary-earlier"
-	for name, c := range map[string]struct {
+	for label, c := range map[string]struct {
 		answer     string
 		code, said string
 	}{
@@ -150,14 +150,14 @@ func TestWhatServersSay(t *testing.T) {
 		"odd error":    {`{"error":[1],"message":"x"}`, "", "x"},
 		"long":         {`{"message":"` + strings.Repeat("x", 5000) + `"}`, "", ""},
 	} {
-		t.Run(name, func(t *testing.T) {
+		t.Run(label, func(t *testing.T) {
 			t.Parallel()
 			server := remotetest.NewServer(t, func(w http.ResponseWriter, _ *http.Request) {
 				w.WriteHeader(http.StatusForbidden)
 				fmt.Fprint(w, c.answer)
 			})
-			client := remote.NewClient(server.Roots()).Hiding(policy.NewSecret(`{"token":"` + earlier + `"}`))
-			_, _, err := client.Do(t.Context(), remote.Request{URL: server.URL, Header: http.Header{"Authorization": {"Bearer " + secret}}, Hide: []policy.Secret{policy.NewSecret(secret)}})
+			client := remote.NewClient(server.Roots()).Hiding(name.NewSecret(`{"token":"` + earlier + `"}`))
+			_, _, err := client.Do(t.Context(), remote.Request{URL: server.URL, Header: http.Header{"Authorization": {"Bearer " + secret}}, Hide: []name.Secret{name.NewSecret(secret)}})
 			refused, ok := errors.AsType[*remote.Error](err)
 			if !ok || refused.Status != 403 || refused.Code != c.code || strings.Contains(err.Error()+refused.Said, "canary") || len(refused.Said) > 1000 {
 				t.Fatalf("%v: %+v", err, refused)

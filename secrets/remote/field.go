@@ -3,7 +3,7 @@ package remote
 import (
 	"encoding/json"
 
-	"boxgate/policy"
+	"boxgate/policy/name"
 )
 
 // FieldOf returns a text field of a JSON object.
@@ -17,5 +17,5 @@ func FieldOf(object, field string) (Value, error) {
 	if !ok || json.Unmarshal(raw, &text) != nil || text == "" {
 		return Value{}, ErrAnswer("text in the configured field")
 	}
-	return Value{Secret: policy.NewSecret(text)}, nil
+	return Value{Secret: name.NewSecret(text)}, nil
 }

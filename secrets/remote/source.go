@@ -4,7 +4,7 @@ import (
 	"context"
 	"time"
 
-	"boxgate/policy"
+	"boxgate/policy/name"
 )
 
 // Source is a source that is asked over the network. Its fields are its section in the configuration.
@@ -31,7 +31,7 @@ type Fail func(key, format string, args ...any)
 
 // Value is what a source gave.
 type Value struct {
-	Secret policy.Secret
+	Secret name.Secret
 	// Lifetime is how long it may be used, counted from before it was asked for. 0: the source does not say.
 	Lifetime time.Duration
 }
@@ -41,7 +41,7 @@ type Desk struct {
 	Name   string // of the secret
 	Client *Client
 	// Secret returns another secret, one of [Source.Needs].
-	Secret func(ctx context.Context, name string) (policy.Secret, error)
+	Secret func(ctx context.Context, name string) (name.Secret, error)
 	// Now is the wall clock.
 	Now func() time.Time
 	// Memory outlives restarts of the gateway.
@@ -52,9 +52,9 @@ type Desk struct {
 // sealed on disk. Safe for concurrent use.
 type Memory interface {
 	// Remembered returns what was last kept for a secret; the zero value if nothing was.
-	Remembered(secret string) (policy.Secret, error)
+	Remembered(secret string) (name.Secret, error)
 	// Remember keeps a text for a secret. It is on disk when it returns.
-	Remember(secret string, text policy.Secret) error
+	Remember(secret string, text name.Secret) error
 }
 
 // Left returns how long a value can be used that expires at a time by the clock of the server that issued it. The server's

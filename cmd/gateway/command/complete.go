@@ -12,6 +12,7 @@ import (
 	"boxgate/api"
 	"boxgate/cmd/gateway/command/cli"
 	"boxgate/policy"
+	"boxgate/policy/name"
 	"boxgate/policy/preset"
 )
 
@@ -120,7 +121,7 @@ func completePresets(begun string) []string {
 
 func completeReason(*cobra.Command, []string, string) ([]string, cobra.ShellCompDirective) {
 	var all []string
-	for _, r := range policy.Reasons() {
+	for _, r := range name.Reasons() {
 		all = append(all, string(r))
 	}
 	return all, cobra.ShellCompDirectiveNoFileComp

@@ -15,7 +15,7 @@ import (
 	"boxgate/cmd/gateway/command/cli"
 	"boxgate/config"
 	"boxgate/host"
-	"boxgate/policy"
+	"boxgate/policy/name"
 	"boxgate/store"
 )
 
@@ -40,7 +40,7 @@ func newStoreCommand(o *cli.Options) *cobra.Command {
 	return cmd
 }
 
-func storeKeyChange(next policy.Secret) keyChange {
+func storeKeyChange(next name.Secret) keyChange {
 	body := map[string]string{}
 	if next.Reveal() != "" {
 		body["new_passphrase"] = next.Reveal()
@@ -53,22 +53,22 @@ func storeKeyChange(next policy.Secret) keyChange {
 }
 
 // newPassphrase returns the new passphrase given to the command; empty if none.
-func newPassphrase(fromStdin bool, stdin io.Reader) (policy.Secret, error) {
+func newPassphrase(fromStdin bool, stdin io.Reader) (name.Secret, error) {
 	text := os.Getenv(config.NewPassphraseVariable)
 	if fromStdin {
 		data, err := io.ReadAll(io.LimitReader(stdin, 4096))
 		if err != nil {
-			return policy.Secret{}, fmt.Errorf("reading the new passphrase: %w", err)
+			return name.Secret{}, fmt.Errorf("reading the new passphrase: %w", err)
 		}
 		if text = string(bytes.TrimSuffix(bytes.TrimSuffix(data, []byte("\n")), []byte("\r"))); text == "" {
-			return policy.Secret{}, errors.New("no new passphrase on standard input")
+			return name.Secret{}, errors.New("no new passphrase on standard input")
 		}
 	}
-	next := policy.NewSecret(text)
+	next := name.NewSecret(text)
 	return next, host.CheckPassphrase(next)
 }
 
-func sayStoreKey(w io.Writer, cfg config.Config, next policy.Secret) error {
+func sayStoreKey(w io.Writer, cfg config.Config, next name.Secret) error {
 	said := fmt.Sprintf("The secrets of the store are now encrypted with the new key in %s. Update your backup of it.\n", filepath.Join(cfg.StateDir, "secret.key"))
 	if next.Reveal() != "" {
 		said = fmt.Sprintf("The secrets of the store are now encrypted with the new passphrase. From now on, start the gateway with it in %s.\n", config.PassphraseVariable)
@@ -81,7 +81,7 @@ func apiKeyChange(grace time.Duration) keyChange {
 	return keyChange{
 		path: "/v2/api-key/rotate", body: map[string]string{"grace": grace.String()},
 		direct: func(cfg config.Config) error {
-			return onClosedStore(cfg, policy.Secret{}, func(db *store.DB) error { return db.RotateAPIKey(grace) })
+			return onClosedStore(cfg, name.Secret{}, func(db *store.DB) error { return db.RotateAPIKey(grace) })
 		},
 		say: func(w io.Writer, cfg config.Config) error {
 			_, err := fmt.Fprintf(w, "The new API key is in %s.\n", filepath.Join(cfg.StateDir, "api-key"))
@@ -127,8 +127,8 @@ func (c keyChange) answer(cmd *cobra.Command, o *cli.Options, cfg config.Config)
 
 // rotateClosedStore changes the key of a store that no gateway has open. Opening it a second time rewrites the file
 // without data encrypted with the old key.
-func rotateClosedStore(cfg config.Config, next policy.Secret) error {
-	err := onClosedStore(cfg, policy.Secret{}, func(db *store.DB) error { return db.RotateKey(next) })
+func rotateClosedStore(cfg config.Config, next name.Secret) error {
+	err := onClosedStore(cfg, name.Secret{}, func(db *store.DB) error { return db.RotateKey(next) })
 	if errors.Is(err, store.ErrPassphrase) {
 		return fmt.Errorf("%w (in %s, or with --passphrase-stdin)", err, config.NewPassphraseVariable)
 	}
@@ -140,7 +140,7 @@ func rotateClosedStore(cfg config.Config, next policy.Secret) error {
 
 // onClosedStore opens the store of a gateway that is not running, if it exists. The passphrase is that of the
 // environment unless one is given.
-func onClosedStore(cfg config.Config, passphrase policy.Secret, do func(*store.DB) error) error {
+func onClosedStore(cfg config.Config, passphrase name.Secret, do func(*store.DB) error) error {
 	if _, err := os.Stat(filepath.Join(cfg.StateDir, "boxgate.db")); err != nil {
 		return fmt.Errorf("there is no store to change: %w", err)
 	}

@@ -18,7 +18,7 @@ import (
 	"boxgate/audit"
 	"boxgate/cmd/gateway/command/cli"
 	"boxgate/cmd/gateway/command/remedy"
-	"boxgate/policy"
+	"boxgate/policy/name"
 )
 
 // newLogCommand is `gateway log`.
@@ -31,7 +31,7 @@ func newLogCommand(o *cli.Options) *cobra.Command {
 		Short: "Print the decisions, with -f as they happen",
 		Args:  cli.ExactArgs(0),
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			if r.reason != "" && !slices.Contains(policy.Reasons(), policy.Reason(r.reason)) {
+			if r.reason != "" && !slices.Contains(name.Reasons(), name.Reason(r.reason)) {
 				return cli.Usagef("there is no reason %q; see docs/reasons.md, or let your shell complete it", r.reason)
 			}
 			r.cmd, r.path, r.query = cmd, "/v2/egress", url.Values{}
@@ -81,11 +81,11 @@ type logReader struct {
 	reason            string // only these; "" for all
 	patience          time.Duration
 
-	connected bool                             // to a stream, at least once
-	run       string                           // of the gateway that made these decisions
-	seq       uint64                           // of the latest decision that was printed
-	printing  error                            // the error of writing the output
-	remedied  map[policy.Reason]remedy.Opening // what the first denial of each reason was said to need
+	connected bool                           // to a stream, at least once
+	run       string                         // of the gateway that made these decisions
+	seq       uint64                         // of the latest decision that was printed
+	printing  error                          // the error of writing the output
+	remedied  map[name.Reason]remedy.Opening // what the first denial of each reason was said to need
 }
 
 // read prints one stream to its end.
@@ -199,7 +199,7 @@ func (r *logReader) print(line []byte) error {
 	if decision {
 		r.seq = max(r.seq, e.Seq)
 	}
-	if decision && r.reason != "" && e.Reason != policy.Reason(r.reason) {
+	if decision && r.reason != "" && e.Reason != name.Reason(r.reason) {
 		return nil
 	}
 	if r.o.JSON || !decision {
@@ -222,7 +222,7 @@ func (r *logReader) advise(e audit.Event) error {
 		return nil
 	}
 	if r.remedied == nil {
-		r.remedied = map[policy.Reason]remedy.Opening{}
+		r.remedied = map[name.Reason]remedy.Opening{}
 	}
 	r.remedied[e.Reason] = opening
 	_, err := fmt.Fprintf(r.cmd.ErrOrStderr(), "  %s: %s\n", e.Reason, text)

@@ -13,7 +13,7 @@ import (
 	"boxgate/api"
 	"boxgate/cmd/gateway/command/cli"
 	"boxgate/config"
-	"boxgate/policy"
+	"boxgate/policy/name"
 	"boxgate/store"
 )
 
@@ -43,7 +43,7 @@ func backupTo(cmd *cobra.Command, o *cli.Options, w io.Writer) (n int64, err err
 		return 0, err
 	}
 	if o.Admin == "" {
-		err := onClosedStore(cfg, policy.Secret{}, func(db *store.DB) error { n, err = db.Backup(w); return err })
+		err := onClosedStore(cfg, name.Secret{}, func(db *store.DB) error { n, err = db.Backup(w); return err })
 		if err == nil || !errors.Is(err, store.ErrInUse) {
 			return n, err
 		}
@@ -98,7 +98,7 @@ func newStoreRestoreCommand(o *cli.Options) *cobra.Command {
 				return cli.FileError(err)
 			}
 			r, err := store.Restore(store.RestoreOptions{
-				Dir: cfg.StateDir, From: args[0], KeepAPIKeys: keep, Passphrase: policy.NewSecret(os.Getenv(config.PassphraseVariable)),
+				Dir: cfg.StateDir, From: args[0], KeepAPIKeys: keep, Passphrase: name.NewSecret(os.Getenv(config.PassphraseVariable)),
 			})
 			if err != nil {
 				return fmt.Errorf("nothing was changed: %w", err)
@@ -138,7 +138,7 @@ func newStoreVerifyCommand(o *cli.Options) *cobra.Command {
 			}
 			err = store.ErrInUse
 			if o.Admin == "" {
-				err = onClosedStore(cfg, policy.Secret{}, func(db *store.DB) error {
+				err = onClosedStore(cfg, name.Secret{}, func(db *store.DB) error {
 					found, err := db.Verify()
 					r = api.StoreReport{Documents: found.Documents, Problems: found.Problems}
 					return err

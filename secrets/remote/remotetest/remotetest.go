@@ -17,7 +17,7 @@ import (
 	"testing"
 	"time"
 
-	"boxgate/policy"
+	"boxgate/policy/name"
 	"boxgate/secrets/remote"
 )
 
@@ -63,12 +63,12 @@ func (s *Server) Desk(secrets map[string]string, m *Memory) remote.Desk {
 	known := maps.Clone(secrets)
 	return remote.Desk{
 		Name: "s", Client: remote.NewClient(s.Roots()), Now: time.Now, Memory: m,
-		Secret: func(_ context.Context, name string) (policy.Secret, error) {
-			text, ok := known[name]
+		Secret: func(_ context.Context, n string) (name.Secret, error) {
+			text, ok := known[n]
 			if !ok {
-				return policy.Secret{}, fmt.Errorf("there is no secret %q", name)
+				return name.Secret{}, fmt.Errorf("there is no secret %q", n)
 			}
-			return policy.NewSecret(text), nil
+			return name.NewSecret(text), nil
 		},
 	}
 }
@@ -95,14 +95,14 @@ type Memory struct {
 }
 
 // Remembered implements [remote.Memory].
-func (m *Memory) Remembered(secret string) (policy.Secret, error) {
+func (m *Memory) Remembered(secret string) (name.Secret, error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	return policy.NewSecret(m.texts[secret]), nil
+	return name.NewSecret(m.texts[secret]), nil
 }
 
 // Remember implements [remote.Memory].
-func (m *Memory) Remember(secret string, text policy.Secret) error {
+func (m *Memory) Remember(secret string, text name.Secret) error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if m.err != nil {

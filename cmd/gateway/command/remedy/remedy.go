@@ -9,6 +9,7 @@ import (
 
 	"boxgate/audit"
 	"boxgate/policy"
+	"boxgate/policy/name"
 )
 
 // elsewhere is said of a reason that has no remedy here, as one of a newer gateway has none.
@@ -44,11 +45,11 @@ func opened(e audit.Event) string {
 	case !ok && isByAddressAlone(e) && e.Name != "":
 		return "names do not open " + strings.ToUpper(string(e.Protocol)) + ", which is judged by its address alone, and an address is opened with all of its ports, under any name; " +
 			"if that is meant, add it to allowed_cidrs: gateway policy edit " + boxOf(e)
-	case ok && e.Reason == policy.ReasonNoName && !o.IsAddress():
+	case ok && e.Reason == name.ReasonNoName && !o.IsAddress():
 		return "if it does not, and is not one for HTTP or TLS, allow the name: gateway policy allow " + boxOf(e) + " " + o.Entry
-	case !ok && e.Reason == policy.ReasonNoName:
+	case !ok && e.Reason == name.ReasonNoName:
 		return "what is allowed by name cannot be matched otherwise"
-	case !ok && e.Reason == policy.ReasonDeniedDomain:
+	case !ok && e.Reason == name.ReasonDeniedDomain:
 		return "denied entries win, and this one is for more than what was refused; to change it: gateway policy edit " + boxOf(e)
 	case !ok:
 		return "see what the policy allows: gateway policy get " + boxOf(e)
@@ -84,30 +85,30 @@ const HTTPSPort = 443
 // it a name but only the address, with all its ports, could be allowed. A connection that gave no name and has no address went to the
 // sink: its name is the one for which the box was given the sink.
 func OpeningOf(e audit.Event) (Opening, bool) {
-	name, port := e.Name, e.Port
+	host, port := e.Name, e.Port
 	if e.Stage == policy.StageDNS {
 		port = HTTPSPort
 	}
 	switch e.Reason {
-	case policy.ReasonNotAllowed, policy.ReasonDenyAll, policy.ReasonDeniedDomain, policy.ReasonNoName:
+	case name.ReasonNotAllowed, name.ReasonDenyAll, name.ReasonDeniedDomain, name.ReasonNoName:
 	default:
 		return Opening{}, false
 	}
 	if policy.IsOfCeiling(e.Rule) {
 		return Opening{}, false
 	}
-	if name == "" {
-		if !e.Addr.IsValid() || e.Reason == policy.ReasonDeniedDomain {
+	if host == "" {
+		if !e.Addr.IsValid() || e.Reason == name.ReasonDeniedDomain {
 			return Opening{}, false
 		}
 		return Opening{Entry: e.Addr.Unmap().WithZone("").String()}, true
 	}
-	canonical, err := policy.ParseName(name)
-	if err != nil || port == 0 || isByAddressAlone(e) || e.Reason == policy.ReasonNoName && (e.Addr.IsValid() || e.Stage != policy.StageConn) {
+	canonical, err := name.Parse(host)
+	if err != nil || port == 0 || isByAddressAlone(e) || e.Reason == name.ReasonNoName && (e.Addr.IsValid() || e.Stage != policy.StageConn) {
 		return Opening{}, false
 	}
 	entry := net.JoinHostPort(canonical.String(), strconv.Itoa(int(port)))
-	if e.Reason == policy.ReasonDeniedDomain && e.Rule != entry { // lifting it would open more
+	if e.Reason == name.ReasonDeniedDomain && e.Rule != entry { // lifting it would open more
 		return Opening{}, false
 	}
 	return Opening{Entry: entry, Port: port, Lookup: e.Stage == policy.StageDNS}, true
@@ -119,47 +120,47 @@ func isByAddressAlone(e audit.Event) bool {
 }
 
 // remedies are the sentences, in which BOX, RULE and OPENED stand for the box and the rule of the event, and for how to allow what it denies.
-var remedies = map[policy.Reason]string{
-	policy.ReasonUnknownBox:        "right after a box was deleted this is a late packet; otherwise find out what sends from that address",
-	policy.ReasonNoPolicy:          "set the policy again: gateway policy set BOX POLICY",
-	policy.ReasonProtectedRange:    "no policy opens this range; if boxes must reach it, list this address alone in network.protected_exempt of the configuration",
-	policy.ReasonDeniedDomain:      "the policy denies it by RULE; OPENED",
-	policy.ReasonDeniedCIDR:        "the policy denies that address by RULE; to change denied_cidrs: gateway policy edit BOX",
-	policy.ReasonDenyAll:           "the policy denies everything; OPENED",
-	policy.ReasonNotAllowed:        "OPENED",
-	policy.ReasonHeaderRule:        "a header rule refuses such requests; see the rules: gateway headers list --box BOX",
-	policy.ReasonRequestRule:       "a request rule refuses it; see the rules: gateway policy get BOX",
-	policy.ReasonSpoofed:           "something in the box forges addresses, or a network inside the box is not translated to the box's address",
-	policy.ReasonHostPort:          "boxes reach nothing on the host; run the service elsewhere",
-	policy.ReasonProtocol:          "QUIC clients fall back to TCP; DNS over TLS needs the resolver's address in allowed_cidrs",
-	policy.ReasonNoName:            "use a client that says which host it wants (SNI, or a Host header); OPENED",
-	policy.ReasonAuthorityMismatch: "the client must open a connection for each host",
-	policy.ReasonBadRequest:        "the request is malformed or ambiguous, and is never repaired: mend the client",
-	policy.ReasonAmbiguousPath:     "send the path without dot segments, repeated slashes and the like",
-	policy.ReasonAmbiguousRequest:  "send each parameter and header once, spelled as in the rule",
-	policy.ReasonPlaceholderLeak:   "a placeholder went where its value does not belong; if that host should get the value, add it to its rule: gateway headers set --box BOX",
-	policy.ReasonSecretUnavailable: "the source of the secret fails; see: gateway secret list",
-	policy.ReasonUnsignable:        "the request cannot be signed as the rule of its host asks; mostly, send X-Amz-Content-Sha256: UNSIGNED-PAYLOAD or the hash of the body",
-	policy.ReasonUnscrubbable:      "the response cannot be searched for secrets; turn that coding off, or remove scrub from the rule",
-	policy.ReasonMethod:            "TRACE, TRACK and CONNECT are always refused where requests are judged",
-	policy.ReasonPeekTimeout:       "the client sent no complete first message; where the server speaks first, resolve its name by DNS before connecting",
-	policy.ReasonPeekSize:          "no ordinary client begins with so large a message: look at what runs there",
-	policy.ReasonLimit:             "find out what opens so many; the limits are under limits in the configuration",
-	policy.ReasonSourceAddress:     "the box has no address to leave from: look at its source addresses (gateway box get), network.sources, and ip addr",
-	policy.ReasonQuota:             "the box has used up limits.quota of the configuration; it may go on when the period is over",
-	policy.ReasonUnresolved:        "the name has no address that may be dialled: check it, and the upstream DNS servers",
-	policy.ReasonUnreachable:       "check the destination, and the host's own connectivity",
-	policy.ReasonUpstreamTLS:       "the server's certificate could not be verified; add a private CA to proxy.upstream_ca_files",
-	policy.ReasonUpstreamProxy:     "the upstream proxy could not be used: look at the error of the event, and try the proxy from the host",
-	policy.ReasonUpstreamLogin:     "the server took no login with these credentials: look at the error of the event",
-	policy.ReasonUpstreamHTTP:      "the server broke the protocol: look at the error of the event",
-	policy.ReasonClientTLS:         "the client does not trust the box's CA; see: gateway ca --box BOX",
-	policy.ReasonPolicyChanged:     "intended: the new policy denies it",
-	policy.ReasonInternal:          "a bug of the gateway: report it with this line",
-	policy.ReasonURLUnknown:        "there is no such public URL; see: gateway url list BOX",
-	policy.ReasonURLAuth:           "send the credential that was shown when the URL was made, or make it anew: gateway url create BOX PORT",
-	policy.ReasonURLOrigin:         "if the other site is yours, list it with --origin when the URL is made",
-	policy.ReasonURLUnavailable:    "start the server in the box, listening on all of its addresses",
+var remedies = map[name.Reason]string{
+	name.ReasonUnknownBox:        "right after a box was deleted this is a late packet; otherwise find out what sends from that address",
+	name.ReasonNoPolicy:          "set the policy again: gateway policy set BOX POLICY",
+	name.ReasonProtectedRange:    "no policy opens this range; if boxes must reach it, list this address alone in network.protected_exempt of the configuration",
+	name.ReasonDeniedDomain:      "the policy denies it by RULE; OPENED",
+	name.ReasonDeniedCIDR:        "the policy denies that address by RULE; to change denied_cidrs: gateway policy edit BOX",
+	name.ReasonDenyAll:           "the policy denies everything; OPENED",
+	name.ReasonNotAllowed:        "OPENED",
+	name.ReasonHeaderRule:        "a header rule refuses such requests; see the rules: gateway headers list --box BOX",
+	name.ReasonRequestRule:       "a request rule refuses it; see the rules: gateway policy get BOX",
+	name.ReasonSpoofed:           "something in the box forges addresses, or a network inside the box is not translated to the box's address",
+	name.ReasonHostPort:          "boxes reach nothing on the host; run the service elsewhere",
+	name.ReasonProtocol:          "QUIC clients fall back to TCP; DNS over TLS needs the resolver's address in allowed_cidrs",
+	name.ReasonNoName:            "use a client that says which host it wants (SNI, or a Host header); OPENED",
+	name.ReasonAuthorityMismatch: "the client must open a connection for each host",
+	name.ReasonBadRequest:        "the request is malformed or ambiguous, and is never repaired: mend the client",
+	name.ReasonAmbiguousPath:     "send the path without dot segments, repeated slashes and the like",
+	name.ReasonAmbiguousRequest:  "send each parameter and header once, spelled as in the rule",
+	name.ReasonPlaceholderLeak:   "a placeholder went where its value does not belong; if that host should get the value, add it to its rule: gateway headers set --box BOX",
+	name.ReasonSecretUnavailable: "the source of the secret fails; see: gateway secret list",
+	name.ReasonUnsignable:        "the request cannot be signed as the rule of its host asks; mostly, send X-Amz-Content-Sha256: UNSIGNED-PAYLOAD or the hash of the body",
+	name.ReasonUnscrubbable:      "the response cannot be searched for secrets; turn that coding off, or remove scrub from the rule",
+	name.ReasonMethod:            "TRACE, TRACK and CONNECT are always refused where requests are judged",
+	name.ReasonPeekTimeout:       "the client sent no complete first message; where the server speaks first, resolve its name by DNS before connecting",
+	name.ReasonPeekSize:          "no ordinary client begins with so large a message: look at what runs there",
+	name.ReasonLimit:             "find out what opens so many; the limits are under limits in the configuration",
+	name.ReasonSourceAddress:     "the box has no address to leave from: look at its source addresses (gateway box get), network.sources, and ip addr",
+	name.ReasonQuota:             "the box has used up limits.quota of the configuration; it may go on when the period is over",
+	name.ReasonUnresolved:        "the name has no address that may be dialled: check it, and the upstream DNS servers",
+	name.ReasonUnreachable:       "check the destination, and the host's own connectivity",
+	name.ReasonUpstreamTLS:       "the server's certificate could not be verified; add a private CA to proxy.upstream_ca_files",
+	name.ReasonUpstreamProxy:     "the upstream proxy could not be used: look at the error of the event, and try the proxy from the host",
+	name.ReasonUpstreamLogin:     "the server took no login with these credentials: look at the error of the event",
+	name.ReasonUpstreamHTTP:      "the server broke the protocol: look at the error of the event",
+	name.ReasonClientTLS:         "the client does not trust the box's CA; see: gateway ca --box BOX",
+	name.ReasonPolicyChanged:     "intended: the new policy denies it",
+	name.ReasonInternal:          "a bug of the gateway: report it with this line",
+	name.ReasonURLUnknown:        "there is no such public URL; see: gateway url list BOX",
+	name.ReasonURLAuth:           "send the credential that was shown when the URL was made, or make it anew: gateway url create BOX PORT",
+	name.ReasonURLOrigin:         "if the other site is yours, list it with --origin when the URL is made",
+	name.ReasonURLUnavailable:    "start the server in the box, listening on all of its addresses",
 }
 
 func boxOf(e audit.Event) string {
@@ -192,12 +193,12 @@ func Destination(e audit.Event) string {
 		}
 		return e.Addr.String()
 	}
-	name, err := policy.ParseName(e.Name)
+	host, err := name.Parse(e.Name)
 	switch {
 	case err != nil:
 		return ""
 	case e.Port == 0:
-		return name.String()
+		return host.String()
 	}
-	return net.JoinHostPort(name.String(), strconv.Itoa(int(e.Port)))
+	return net.JoinHostPort(host.String(), strconv.Itoa(int(e.Port)))
 }

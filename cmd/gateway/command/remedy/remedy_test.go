@@ -9,17 +9,18 @@ import (
 	"boxgate/audit"
 	"boxgate/policy"
 	"boxgate/policy/amend"
+	"boxgate/policy/name"
 )
 
 // allowing are the reasons that no denial has.
-var allowing = []policy.Reason{
-	policy.ReasonAllowAll, policy.ReasonAllowedCIDR, policy.ReasonAllowedDomain, policy.ReasonNotDenied, policy.ReasonURL, policy.ReasonUnnamed,
+var allowing = []name.Reason{
+	name.ReasonAllowAll, name.ReasonAllowedCIDR, name.ReasonAllowedDomain, name.ReasonNotDenied, name.ReasonURL, name.ReasonUnnamed,
 }
 
 // TestEveryDenialHasARemedy, and nothing else has.
 func TestEveryDenialHasARemedy(t *testing.T) {
 	t.Parallel()
-	for _, r := range policy.Reasons() {
+	for _, r := range name.Reasons() {
 		text := For(audit.Event{Reason: r, Box: "b1", Name: "a.example"})
 		if has := text != "" && text != elsewhere; has == slices.Contains(allowing, r) {
 			t.Errorf("denied by %s: %q", r, text)
@@ -50,7 +51,7 @@ func TestRemedyCanBePasted(t *testing.T) {
 		{audit.Event{Box: "b1", BoxName: "web-1"}, "gateway policy get web-1"},
 		{audit.Event{Box: "b1", BoxName: "$(reboot)"}, "gateway policy get b1"},
 	} {
-		c.event.Reason = policy.ReasonNotAllowed
+		c.event.Reason = name.ReasonNotAllowed
 		if got := For(c.event); !strings.HasSuffix(got, c.want) || strings.Contains(got, "$") {
 			t.Errorf("%+v: %q, want %q", c.event, got, c.want)
 		}
@@ -62,31 +63,31 @@ func TestRemedyCanBePasted(t *testing.T) {
 // allowed, the sentence says so.
 func TestAttackRemedyOpensMoreThanWasRefused(t *testing.T) {
 	t.Parallel()
-	const name, other = "api.corp.example", "evil.corp.example"
+	const label, other = "api.corp.example", "evil.corp.example"
 	addr, elsewhere := netip.MustParseAddr("192.0.2.1"), netip.MustParseAddr("192.0.2.2")
 	events := []audit.Event{
-		{Stage: policy.StageKernel, Protocol: policy.TCP, Name: name, Addr: addr, Port: 22},
-		{Stage: policy.StageKernel, Protocol: policy.UDP, Name: name, Addr: addr, Port: 22},
-		{Stage: policy.StageKernel, Protocol: policy.ICMP, Name: name, Addr: addr},
+		{Stage: policy.StageKernel, Protocol: policy.TCP, Name: label, Addr: addr, Port: 22},
+		{Stage: policy.StageKernel, Protocol: policy.UDP, Name: label, Addr: addr, Port: 22},
+		{Stage: policy.StageKernel, Protocol: policy.ICMP, Name: label, Addr: addr},
 		{Stage: policy.StageKernel, Protocol: policy.TCP, Addr: addr, Port: 22},
 		{Stage: policy.StageKernel, Protocol: policy.UDP, Addr: addr, Port: 22},
-		{Stage: policy.StageConn, Protocol: policy.TCP, Name: name, Addr: addr, Port: 22},
-		{Stage: policy.StageConn, Protocol: policy.TCP, Name: name, Port: 22},
-		{Stage: policy.StageHTTP, Protocol: policy.TCP, Name: name, Port: 22, Method: "GET", Path: "/"},
-		{Stage: policy.StageDNS, Protocol: policy.UDP, Name: name},
+		{Stage: policy.StageConn, Protocol: policy.TCP, Name: label, Addr: addr, Port: 22},
+		{Stage: policy.StageConn, Protocol: policy.TCP, Name: label, Port: 22},
+		{Stage: policy.StageHTTP, Protocol: policy.TCP, Name: label, Port: 22, Method: "GET", Path: "/"},
+		{Stage: policy.StageDNS, Protocol: policy.UDP, Name: label},
 		{Stage: policy.StageKernel, Count: 9},
 	}
 	for _, spec := range []policy.Spec{
 		{Mode: policy.ModeDenyAll},
-		{Mode: policy.ModeCustom, AllowedDomains: []string{name + ":80", "third.example"}},
+		{Mode: policy.ModeCustom, AllowedDomains: []string{label + ":80", "third.example"}},
 		{Mode: policy.ModeCustom, AllowedDomains: []string{"third.example"}, AllowedCIDRs: []string{"198.51.100.0/24"}},
-		{Mode: policy.ModeCustom, AllowedDomains: []string{"*"}, DeniedDomains: []string{name + ":22", other}},
-		{Mode: policy.ModeCustom, AllowedDomains: []string{"*"}, DeniedDomains: []string{name, other}},
+		{Mode: policy.ModeCustom, AllowedDomains: []string{"*"}, DeniedDomains: []string{label + ":22", other}},
+		{Mode: policy.ModeCustom, AllowedDomains: []string{"*"}, DeniedDomains: []string{label, other}},
 		{Mode: policy.ModeCustom, DeniedDomains: []string{"*.corp.example"}},
 	} {
 		for _, e := range events {
 			e.Box = "b1"
-			for _, reason := range policy.Reasons() {
+			for _, reason := range name.Reasons() {
 				e.Reason = reason
 				d := compiled(t, spec).Decide(request(e))
 				e.Rule = d.Rule
@@ -95,7 +96,7 @@ func TestAttackRemedyOpensMoreThanWasRefused(t *testing.T) {
 				if !printed {
 					continue
 				}
-				if d.Allowed() || d.Reason != reason && reason != policy.ReasonNoName {
+				if d.Allowed() || d.Reason != reason && reason != name.ReasonNoName {
 					continue // it would not be refused so
 				}
 				entry, caveat, _ := strings.Cut(command, " ")
@@ -105,7 +106,7 @@ func TestAttackRemedyOpensMoreThanWasRefused(t *testing.T) {
 					continue
 				}
 				change, err := amend.Allow(spec, parsed)
-				if err != nil && reason == policy.ReasonNoName {
+				if err != nil && reason == name.ReasonNoName {
 					continue // the command says which denied entry wins, and changes nothing
 				}
 				if err != nil {
@@ -133,7 +134,7 @@ func TestAttackRemedyOpensMoreThanWasRefused(t *testing.T) {
 
 func compiled(t *testing.T, s policy.Spec) *policy.Compiled {
 	t.Helper()
-	c, err := policy.Compile(s, nil, &policy.Protected{}, 1)
+	c, err := policy.Compile(s, nil, &name.Protected{}, 1)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -149,12 +150,12 @@ func request(e audit.Event) policy.Request {
 	if e.Stage == policy.StageHTTP {
 		r.Method, r.Path = e.Method, e.Path
 	}
-	r.Name, _ = policy.ParseName(e.Name)
+	r.Name, _ = name.Parse(e.Name)
 	return r
 }
 
 // neighbours are not what was refused.
-func neighbours(e audit.Event, name string, addr netip.Addr) []policy.Request {
+func neighbours(e audit.Event, host string, addr netip.Addr) []policy.Request {
 	var all []policy.Request
 	add := func(change func(*policy.Request)) {
 		for _, protocol := range []policy.Protocol{policy.TCP, policy.UDP} {
@@ -166,8 +167,8 @@ func neighbours(e audit.Event, name string, addr netip.Addr) []policy.Request {
 	}
 	add(func(r *policy.Request) { r.Port = 8080 })
 	add(func(r *policy.Request) { r.Port = 8080; r.Addr = netip.Addr{} })
-	add(func(r *policy.Request) { r.Name, _ = policy.ParseName(name) })
-	add(func(r *policy.Request) { r.Name, _ = policy.ParseName("x." + e.Name) })
-	add(func(r *policy.Request) { r.Name, r.Addr = policy.Name{}, addr })
+	add(func(r *policy.Request) { r.Name, _ = name.Parse(host) })
+	add(func(r *policy.Request) { r.Name, _ = name.Parse("x." + e.Name) })
+	add(func(r *policy.Request) { r.Name, r.Addr = name.Name{}, addr })
 	return all
 }

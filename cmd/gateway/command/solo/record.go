@@ -17,6 +17,7 @@ import (
 	"boxgate/cmd/gateway/command/remedy"
 	"boxgate/enclosure/inside"
 	"boxgate/policy"
+	"boxgate/policy/name"
 )
 
 // Record is what a command has reached, and what it was refused.
@@ -48,7 +49,7 @@ type destination struct {
 // outcome is what happened at a destination.
 type outcome struct {
 	count  uint64
-	reason policy.Reason
+	reason name.Reason
 	opens  bool // a policy can allow it
 }
 
@@ -83,8 +84,8 @@ func destinationOf(e audit.Event) destination {
 	if e.Stage == policy.StageDNS {
 		e.Addr, e.Port, e.Protocol = netip.Addr{}, 0, ""
 	}
-	if name, err := policy.ParseName(e.Name); err == nil {
-		return destination{name: name.String(), port: e.Port, protocol: e.Protocol}
+	if host, err := name.Parse(e.Name); err == nil {
+		return destination{name: host.String(), port: e.Port, protocol: e.Protocol}
 	}
 	return destination{addr: e.Addr, port: e.Port, protocol: e.Protocol}
 }
@@ -152,10 +153,10 @@ func (r *Record) printf(format string, args ...any) {
 // advice says what to do about a denial.
 func advice(d destination, e audit.Event) string {
 	switch e.Reason {
-	case policy.ReasonNotAllowed, policy.ReasonDenyAll, policy.ReasonNoName:
+	case name.ReasonNotAllowed, name.ReasonDenyAll, name.ReasonNoName:
 		o, ok := remedy.OpeningOf(e)
 		switch {
-		case !ok && e.Reason == policy.ReasonNoName:
+		case !ok && e.Reason == name.ReasonNoName:
 			return "use a client that says which host it wants (SNI, or a Host header)"
 		case !ok || d.protocol != "" && d.protocol != policy.TCP:
 			return "gateway run passes TCP and DNS, nothing else"
@@ -163,13 +164,13 @@ func advice(d destination, e audit.Event) string {
 			return o.Caveat(fmt.Sprintf("to allow it, put %q into allowed_cidrs", o.Entry))
 		}
 		return o.Caveat(fmt.Sprintf("to allow it, put %q into allowed_domains", o.Entry))
-	case policy.ReasonProtocol:
+	case name.ReasonProtocol:
 		return "gateway run passes TCP and DNS, nothing else; QUIC clients fall back to TCP"
-	case policy.ReasonDeniedDomain, policy.ReasonDeniedCIDR:
+	case name.ReasonDeniedDomain, name.ReasonDeniedCIDR:
 		return "the policy denies it, and what is denied wins"
-	case policy.ReasonProtectedRange, policy.ReasonHostPort:
+	case name.ReasonProtectedRange, name.ReasonHostPort:
 		return "private networks, cloud metadata and the host itself are closed whatever the policy; network.protected_exempt of the configuration lists exceptions"
-	case policy.ReasonHeaderRule, policy.ReasonRequestRule:
+	case name.ReasonHeaderRule, name.ReasonRequestRule:
 		return "a rule refuses such requests"
 	}
 	return remedy.Plain(e)
@@ -251,7 +252,7 @@ func (r *Record) wider() (policy.Spec, bool) {
 	all := slices.Collect(maps.Keys(r.reached))
 	helps := false
 	for d, o := range r.refused {
-		if o.opens && o.reason != policy.ReasonDeniedDomain && (d.protocol == "" || d.protocol == policy.TCP) {
+		if o.opens && o.reason != name.ReasonDeniedDomain && (d.protocol == "" || d.protocol == policy.TCP) {
 			all, helps = append(all, d), true
 		}
 	}

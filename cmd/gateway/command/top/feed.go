@@ -14,6 +14,7 @@ import (
 	"boxgate/audit"
 	"boxgate/cmd/gateway/command/remedy"
 	"boxgate/policy"
+	"boxgate/policy/name"
 )
 
 // Interval is how often the boxes are asked for.
@@ -105,7 +106,7 @@ func change(ctx context.Context, client *api.Client, box policy.BoxID, to, actio
 func explain(ctx context.Context, client *api.Client, e audit.Event) string {
 	text := string(e.Reason) + ": " + remedy.For(e)
 	body := map[string]any{"port": e.Port, "protocol": e.Protocol}
-	switch _, err := policy.ParseName(e.Name); {
+	switch _, err := name.Parse(e.Name); {
 	case err == nil:
 		body["host"] = e.Name
 	case e.Addr.IsValid():

@@ -10,6 +10,7 @@ import (
 
 	"boxgate/audit"
 	"boxgate/policy"
+	"boxgate/policy/name"
 )
 
 var noon = time.Date(2026, 6, 1, 12, 0, 0, 0, time.UTC)
@@ -57,7 +58,7 @@ func TestLinesAreClean(t *testing.T) {
 	var m Model
 	m.Boxes(noon, []Box{box(hostile, hostile, 0, 0), box("b1", strings.Repeat("long", 40), 1<<60, 0)})
 	for i := range 300 {
-		m.Event(audit.Event{Box: "b1", BoxName: hostile, Name: hostile + fmt.Sprint(i), Path: hostile, Method: hostile, Port: 443, Verdict: policy.Deny, Time: noon, Count: 1 << 40, Reason: policy.ReasonNotAllowed})
+		m.Event(audit.Event{Box: "b1", BoxName: hostile, Name: hostile + fmt.Sprint(i), Path: hostile, Method: hostile, Port: 443, Verdict: policy.Deny, Time: noon, Count: 1 << 40, Reason: name.ReasonNotAllowed})
 	}
 	m.Event(audit.Event{Box: "b1", Addr: netip.MustParseAddr("2001:db8::1"), Verdict: policy.Deny, Time: noon})
 	for width := range 130 {

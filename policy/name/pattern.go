@@ -1,4 +1,4 @@
-package policy
+package name
 
 import (
 	"strconv"
@@ -16,8 +16,8 @@ type Pattern struct {
 
 // The ports of HTTPS and HTTP.
 const (
-	defaultTLSPort  = 443
-	defaultHTTPPort = 80
+	HTTPSPort = 443
+	HTTPPort  = 80
 )
 
 // ParsePattern reads "name", "*.name" or "*", each optionally followed by ":port". The error says what is wrong and,
@@ -63,6 +63,18 @@ func parsePort(s string) (port uint16, flaw string) {
 		return 0, "has a port that is not a number from 1 to 65535"
 	}
 	return uint16(v), ""
+}
+
+// IsZero reports whether the pattern is the zero Pattern, which covers nothing.
+func (p Pattern) IsZero() bool { return !p.ok }
+
+// ParsePort reads a port as patterns have it.
+func ParsePort(s string) (uint16, error) {
+	port, flaw := parsePort(s)
+	if flaw != "" {
+		return 0, &syntaxError{input: s, flaw: flaw}
+	}
+	return port, nil
 }
 
 // Match reports whether the pattern covers the name on the port. Port 0 means that the port is not known yet (DNS):
@@ -129,8 +141,14 @@ func (p Pattern) Port() uint16 { return p.port }
 // IsWildcard reports whether the pattern is "*.name" or "*".
 func (p Pattern) IsWildcard() bool { return p.wild }
 
-// withPort returns p with the port filled in where it gives none.
-func (p Pattern) withPort(port uint16) Pattern {
+// WithPort returns p with the port in the place of its own; 0 is every port.
+func (p Pattern) WithPort(port uint16) Pattern {
+	p.port = port
+	return p
+}
+
+// WithDefaultPort returns p with the port filled in where it gives none.
+func (p Pattern) WithDefaultPort(port uint16) Pattern {
 	if p.port == 0 {
 		p.port = port
 	}

@@ -1,4 +1,4 @@
-package policy
+package name
 
 // Reason says why a decision came out as it did. The set is closed: the same string goes to the log, the metric label
 // and the answer, and docs/reasons.md explains each.

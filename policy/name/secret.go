@@ -1,4 +1,4 @@
-package policy
+package name
 
 import (
 	"crypto/subtle"

@@ -1,4 +1,4 @@
-package policy
+package name
 
 import (
 	"bytes"
@@ -20,16 +20,25 @@ import (
 	"go.yaml.in/yaml/v3"
 )
 
+// header and rule hold secrets as header rules do.
+type (
+	header struct {
+		Name  string
+		Value Secret
+	}
+	headerRule struct{ Headers []header }
+)
+
 // TestSecretIsNeverShown writes a secret in every way that programs write values, alone and inside other values.
 func TestSecretIsNeverShown(t *testing.T) {
 	t.Parallel()
 	const value = "hunter2"
 	s := NewSecret(value)
-	rule := HeaderRule{Headers: []Header{{Name: "Authorization", Value: s}}}
+	rule := headerRule{Headers: []header{{Name: "Authorization", Value: s}}}
 	hidden := struct{ inner Secret }{s} // fmt does not ask the methods of unexported fields
 	var out bytes.Buffer
 	for _, verb := range []string{"%v", "%+v", "%#v", "%s", "%q", "%x", "%X", "%d", "%t", "%p", "%10v", "% x", "%#q", "%T"} {
-		for _, v := range []any{s, &s, rule, &rule, []HeaderRule{rule}, map[string]Secret{"k": s}, hidden, &hidden} {
+		for _, v := range []any{s, &s, rule, &rule, []headerRule{rule}, map[string]Secret{"k": s}, hidden, &hidden} {
 			fmt.Fprintf(&out, verb+"\n", v)
 		}
 	}
@@ -56,7 +65,7 @@ func TestSecretIsNeverShown(t *testing.T) {
 	writeLogs(&out, s, rule)
 	fmt.Fprintln(&out, fmt.Errorf("refused: %s %v %w", s, rule, errors.Join(fmt.Errorf("%q", s))))
 	deepPrint(&out, reflect.ValueOf(&hidden), 0)
-	deepPrint(&out, reflect.ValueOf(map[string]any{"k": []HeaderRule{rule}, "l": Placeholder{Value: s}}), 0)
+	deepPrint(&out, reflect.ValueOf(map[string]any{"k": []headerRule{rule}, "l": header{Value: s}}), 0)
 	for _, shape := range []string{value, fmt.Sprintf("%x", value), fmt.Sprintf("%X", value), "68 75 6e", fmt.Sprintf("%d", []byte(value))} {
 		if i := strings.Index(out.String(), shape); i >= 0 {
 			t.Errorf("the value is shown as %q", shape)
@@ -102,7 +111,7 @@ const panicWith = "POLICY_TEST_PANIC_WITH"
 func TestPanicsDoNotShowSecrets(t *testing.T) {
 	const value = "hunter2"
 	s := NewSecret(value)
-	rule := HeaderRule{Headers: []Header{{Name: "Authorization", Value: s}}}
+	rule := headerRule{Headers: []header{{Name: "Authorization", Value: s}}}
 	values := map[string]any{
 		"secret": s, "pointer": &s, "rule": rule, "error": fmt.Errorf("with %v and %+v", s, rule), "struct": struct{ S Secret }{s},
 		"unexported": struct{ s Secret }{s}, "map": map[string]Secret{"k": s}, "text": fmt.Sprint(s, rule),
@@ -132,7 +141,7 @@ func TestSecretsAreNotDecoded(t *testing.T) {
 	}
 }
 
-func writeLogs(out *bytes.Buffer, s Secret, rule HeaderRule) {
+func writeLogs(out *bytes.Buffer, s Secret, rule headerRule) {
 	for _, enc := range []zapcore.Encoder{
 		zapcore.NewJSONEncoder(zap.NewProductionEncoderConfig()), zapcore.NewConsoleEncoder(zap.NewDevelopmentEncoderConfig()),
 	} {

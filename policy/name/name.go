@@ -1,16 +1,18 @@
-package policy
+package name
 
 import (
 	"net/netip"
+	"strconv"
 	"strings"
 	"unicode"
 	"unicode/utf8"
 
 	"golang.org/x/net/idna"
+	"golang.org/x/net/publicsuffix"
 )
 
 // Name is a host name in canonical form: lower case, no trailing dot, IDNA as punycode, every label 1 to 63 bytes, at
-// most 253 in all. Only [ParseName] makes one, so a Name can be compared with == and used as a map key. The zero Name
+// most 253 in all. Only [Parse] makes one, so a Name can be compared with == and used as a map key. The zero Name
 // means "no name is known" and matches no pattern, not even "*".
 type Name struct{ s string }
 
@@ -27,11 +29,11 @@ const (
 	maxInputLen = 1024
 )
 
-// ParseName returns the canonical form of a host name. It refuses whatever a resolver or a server might read as
+// Parse returns the canonical form of a host name. It refuses whatever a resolver or a server might read as
 // something else: IP addresses in every spelling (also the decimal, octal, hexadecimal and short ones of RFC 3986 7.4),
 // any name whose last label is a number, URLs, ports, wildcards, empty labels, spaces and control bytes. The error says
 // what is wrong and, where it is obvious, what was probably meant.
-func ParseName(s string) (Name, error) {
+func Parse(s string) (Name, error) {
 	if isCanonical(s) {
 		return Name{s}, nil
 	}
@@ -79,7 +81,7 @@ const punycodePrefix = "xn--"
 var lookup = idna.New(idna.MapForLookup(), idna.Transitional(false), idna.StrictDomainName(false),
 	idna.CheckHyphens(false), idna.BidiRule())
 
-// parseName does the work of [ParseName]; flaw completes the sentence `"…" is …`, and is empty if there is none.
+// parseName does the work of [Parse]; flaw completes the sentence `"…" is …`, and is empty if there is none.
 func parseName(s string) (n Name, flaw string) {
 	if flaw := shapeFlaw(s); flaw != "" {
 		return Name{}, flaw
@@ -142,7 +144,7 @@ func shapeFlaw(s string) string {
 		return "is too long"
 	case !utf8.ValidString(s):
 		return "is not valid UTF-8"
-	case strings.IndexFunc(s, isBlank) >= 0:
+	case strings.IndexFunc(s, IsBlank) >= 0:
 		return "has a space or control character"
 	case strings.Contains(s, "://"):
 		return "is a URL"
@@ -160,7 +162,7 @@ func shapeFlaw(s string) string {
 	return ""
 }
 
-func isBlank(r rune) bool { return unicode.IsSpace(r) || unicode.IsControl(r) }
+func IsBlank(r rune) bool { return unicode.IsSpace(r) || unicode.IsControl(r) }
 
 func isPrefix(s string) bool {
 	_, err := netip.ParsePrefix(s)
@@ -189,8 +191,103 @@ func labelFlaw(label string) string {
 		case c == '*':
 			return `has a * that is not the whole first label`
 		default:
-			return "has a character that is not allowed in a host name (" + quoted(string(c)) + ")"
+			return "has a character that is not allowed in a host name (" + Quote(string(c)) + ")"
 		}
 	}
 	return ""
+}
+
+// IsLoopback reports whether the name is localhost or below it: every resolver resolves it to the machine itself (RFC
+// 6761, 6.3).
+func (n Name) IsLoopback() bool { return n.s == "localhost" || strings.HasSuffix(n.s, ".localhost") }
+
+// IsWithin reports whether n is the domain or at any depth below it. Nothing is within the zero Name.
+func (n Name) IsWithin(domain Name) bool {
+	return !domain.IsZero() && (n == domain || isBelow(n, domain))
+}
+
+// IsPublic reports whether the name can be that of a host on the internet: below a delegated top-level domain. Single
+// labels, special-use names (RFC 6761: localhost, local, test, invalid, home.arpa and the like), internal and any other
+// top-level domain that a site makes up are not. A domain delegated after the list of golang.org/x/net/publicsuffix was
+// made counts as made up.
+func (n Name) IsPublic() bool {
+	dot := strings.LastIndexByte(n.s, '.')
+	if dot < 0 {
+		return false
+	}
+	switch n.s[dot+1:] {
+	case "arpa", "onion": // infrastructure (RFC 3172), and no DNS name (RFC 7686)
+		return false
+	}
+	suffix, icann := publicsuffix.PublicSuffix(n.s)
+	return icann || strings.Contains(suffix, ".") // a private entry is below a delegated domain; one label is the default rule
+}
+
+// isNumber reports whether a resolver may take a last label for a number, and so the whole name for an IPv4 address:
+// decimal and octal digits, or hexadecimal ones after 0x (WHATWG URL, "ends in a number").
+func isNumber(label string) bool {
+	if label == "" {
+		return false
+	}
+	digits, hex := strings.CutPrefix(label, "0x")
+	for i := range len(digits) {
+		c := digits[i]
+		if '0' <= c && c <= '9' || hex && 'a' <= c && c <= 'f' {
+			continue
+		}
+		return false
+	}
+	return true
+}
+
+// MeansAddress reports whether s is an IP address in any spelling, perhaps with what surrounds it in a URL, or a CIDR.
+func MeansAddress(s string) bool {
+	if isPrefix(s) {
+		return true
+	}
+	if s = bareHost(s); isAddress(s) {
+		return true
+	}
+	_, ok := legacyIPv4(strings.Split(strings.ToLower(strings.TrimSuffix(s, ".")), "."))
+	return ok
+}
+
+// legacyIPv4 reads the forms that inet_aton accepts in addition to four decimal numbers: one to four parts, each
+// decimal, octal or hexadecimal, the last one filling the remaining bytes. It is only used to name the address in the
+// message.
+func legacyIPv4(labels []string) (netip.Addr, bool) {
+	if len(labels) > 4 {
+		return netip.Addr{}, false
+	}
+	var sum uint64
+	for i, label := range labels {
+		v, ok := legacyNumber(label)
+		last := i == len(labels)-1
+		if !ok || !last && v > 255 {
+			return netip.Addr{}, false
+		}
+		if !last {
+			sum |= v << (8 * (3 - i))
+			continue
+		}
+		if v >= 1<<(8*(4-i)) {
+			return netip.Addr{}, false
+		}
+		sum |= v
+	}
+	return netip.AddrFrom4([4]byte{byte(sum >> 24), byte(sum >> 16), byte(sum >> 8), byte(sum)}), true
+}
+
+func legacyNumber(s string) (uint64, bool) {
+	base := 10
+	if hex, ok := strings.CutPrefix(s, "0x"); ok {
+		if hex == "" {
+			return 0, true
+		}
+		s, base = hex, 16
+	} else if len(s) > 1 && s[0] == '0' {
+		base = 8
+	}
+	v, err := strconv.ParseUint(s, base, 32)
+	return v, err == nil
 }

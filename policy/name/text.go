@@ -1,4 +1,4 @@
-package policy
+package name
 
 import (
 	"strconv"
@@ -13,15 +13,15 @@ type syntaxError struct {
 }
 
 func (e *syntaxError) Error() string {
-	s := quoted(e.input) + " " + e.flaw
+	s := Quote(e.input) + " " + e.flaw
 	if e.use != "" {
 		s += "; use " + strconv.Quote(e.use)
 	}
 	return s
 }
 
-// quoted returns a refused text quoted and shortened, safe to print to a terminal or log.
-func quoted(s string) string {
+// Quote returns a refused text quoted and shortened, safe to print to a terminal or log.
+func Quote(s string) string {
 	const most = 100
 	if len(s) > most {
 		s = strings.ToValidUTF8(s[:most], "") + "…"
@@ -73,4 +73,26 @@ func wholeLabel(s string) string {
 		return s
 	}
 	return "*." + rest
+}
+
+// Shown returns a name as an error may show it: up to the first character that is not valid in one. What follows is
+// often a value that was put in the wrong place, as in "Authorization: Bearer …".
+func Shown(name string, mayHold func(byte) bool) string {
+	for i := range len(name) {
+		if !mayHold(name[i]) && i > 0 {
+			return name[:i] + "…"
+		}
+	}
+	return name
+}
+
+// IsToken reports whether c is a tchar of RFC 9110 5.6.2.
+func IsToken(c byte) bool {
+	return 'a' <= c && c <= 'z' || 'A' <= c && c <= 'Z' || '0' <= c && c <= '9' ||
+		strings.IndexByte("!#$%&'*+-.^_`|~", c) >= 0
+}
+
+// IsWordByte reports whether c is valid in the name of a variable.
+func IsWordByte(c byte) bool {
+	return 'a' <= c && c <= 'z' || 'A' <= c && c <= 'Z' || '0' <= c && c <= '9' || c == '_'
 }
