@@ -10,20 +10,21 @@ import (
 
 	"boxgate/audit"
 	"boxgate/policy"
+	"boxgate/policy/document"
 	"boxgate/policy/name"
 )
 
 // Host owns the boxes; the API is a front end to it. Every method may be called concurrently and must respect ctx. id
 // is always a [Box.ID] that an earlier call returned; if the box has gone since, the error is an [ErrNotFound].
 //
-// An error made by [Errorf] is shown to the caller with the status of its kind; a *[policy.InvalidError] becomes a 422
+// An error made by [Errorf] is shown to the caller with the status of its kind; a *[document.InvalidError] becomes a 422
 // with its pointers; any other error is logged and answered with a 500 without detail.
 type Host interface {
 	// CreateBox returns once the box can run commands, or earlier with StatusCreating (clients poll). A name already in
-	// use is an ErrConflict; a runtime or field that cannot be honoured is a *policy.InvalidError.
+	// use is an ErrConflict; a runtime or field that cannot be honoured is a *document.InvalidError.
 	CreateBox(ctx context.Context, req CreateRequest) (Box, error)
 	// AttachBox attaches an existing network namespace to the gateway and returns once its policy is in force. A
-	// namespace that cannot be found or used is a *policy.InvalidError.
+	// namespace that cannot be found or used is a *document.InvalidError.
 	AttachBox(ctx context.Context, req AttachRequest) (Box, error)
 	// DetachBox takes an attached box off the network and forgets it; a box that was launched here is an ErrConflict.
 	DetachBox(ctx context.Context, id policy.BoxID) error
@@ -87,7 +88,7 @@ type Host interface {
 	IngressCA(ctx context.Context) ([]byte, error)
 
 	// RotateStoreKey re-encrypts every secret of the store with a new key file or the new passphrase. The passphrase
-	// must be given if, and only if, the store has one; else the error is a *policy.InvalidError.
+	// must be given if, and only if, the store has one; else the error is a *document.InvalidError.
 	RotateStoreKey(ctx context.Context, newPassphrase name.Secret) error
 	// BackupStore writes a copy of the store as it is at one moment, with its secrets encrypted.
 	BackupStore(ctx context.Context, w io.Writer) error
@@ -167,7 +168,7 @@ type Box struct {
 	CreatedAt    time.Time
 	UpdatedAt    time.Time
 	LastActivity time.Time
-	Warnings     []policy.Problem // such as header rules that can never apply; only read after CreateBox
+	Warnings     []document.Problem // such as header rules that can never apply; only read after CreateBox
 }
 
 // Usage is what a box has used since it was created.
@@ -292,7 +293,7 @@ type PolicyState struct {
 	Named    string // the named policy that the box follows, which says Spec; "": none
 	Version  uint64
 	Leases   []Lease
-	Warnings []policy.Problem
+	Warnings []document.Problem
 	Was      *PolicyState // replaced by the call that returned it; nil if it has replaced none
 }
 
@@ -300,7 +301,7 @@ type PolicyState struct {
 type PolicyChange struct {
 	Spec  policy.Spec
 	Named string // the named policy that the box is to follow, instead of Spec; "": none
-	// Keep are the leases that go on; any other ends. One that does not run is a *policy.InvalidError. nil: those that
+	// Keep are the leases that go on; any other ends. One that does not run is a *document.InvalidError. nil: those that
 	// deny go on, those that allow end.
 	Keep *[]LeaseEntry
 }
@@ -309,7 +310,7 @@ type PolicyChange struct {
 type HeaderState struct {
 	Rules    []policy.HeaderRule
 	Version  uint64
-	Warnings []policy.Problem
+	Warnings []document.Problem
 	Was      []policy.HeaderRule // replaced by the call that returned it
 }
 

@@ -1,6 +1,9 @@
 package api
 
-import "boxgate/policy"
+import (
+	"boxgate/policy"
+	"boxgate/policy/document"
+)
 
 // NamedPolicy is a policy with a name that boxes follow: it is theirs, and changes for all of them at once.
 type NamedPolicy struct {
@@ -8,7 +11,7 @@ type NamedPolicy struct {
 	Spec     policy.Spec
 	Version  uint64 // only grows
 	Boxes    []Box  // that follow it, oldest first
-	Warnings []policy.Problem
+	Warnings []document.Problem
 
 	// Of the call that has set it:
 	Was       policy.Spec // replaced by it; the zero value for a new name

@@ -9,6 +9,7 @@ import (
 	"go.yaml.in/yaml/v3"
 
 	"boxgate/policy"
+	"boxgate/policy/document"
 )
 
 // Policies are the operator's own policies.
@@ -88,7 +89,7 @@ func (p Policies) CompileCeiling() (*policy.Ceiling, error) {
 
 func (p Policies) check(fail func(key, format string, args ...any)) {
 	report := func(key string, err error) {
-		var invalid *policy.InvalidError
+		var invalid *document.InvalidError
 		if !errors.As(err, &invalid) {
 			fail(key, "%v", err)
 			return
@@ -115,7 +116,7 @@ func (p Policies) check(fail func(key, format string, args ...any)) {
 }
 
 // at writes a problem of a document in one line.
-func at(p policy.Problem) string {
+func at(p document.Problem) string {
 	if p.Pointer == "" {
 		return p.Message
 	}

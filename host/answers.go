@@ -7,7 +7,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"boxgate/api"
-	"boxgate/policy"
+	"boxgate/policy/document"
 	"boxgate/store"
 )
 
@@ -31,5 +31,5 @@ func notStored(log *zap.Logger, what string, err error) error {
 
 // invalidAt is one mistake in a request.
 func invalidAt(pointer, message string) error {
-	return &policy.InvalidError{Problems: []policy.Problem{{Pointer: pointer, Message: message}}}
+	return &document.InvalidError{Problems: []document.Problem{{Pointer: pointer, Message: message}}}
 }

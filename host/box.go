@@ -10,6 +10,7 @@ import (
 	"boxgate/api"
 	"boxgate/host/awake"
 	"boxgate/policy"
+	"boxgate/policy/document"
 	"boxgate/policy/name"
 	"boxgate/store"
 )
@@ -118,7 +119,7 @@ func (b *box) headerState() api.HeaderState {
 }
 
 // warnings are those of the policy in force; a box without network has none.
-func (b *box) warnings() []policy.Problem {
+func (b *box) warnings() []document.Problem {
 	if c := b.Policy.Load(); c != nil {
 		return c.Warnings()
 	}

@@ -13,6 +13,7 @@ import (
 	"boxgate/launcher/boxfs"
 	"boxgate/launcher/boxfs/worker"
 	"boxgate/policy"
+	"boxgate/policy/document"
 )
 
 // files opens the files of boxes.
@@ -116,7 +117,7 @@ func fileError(path string, err error) error {
 	case errors.Is(failed, syscall.ENOSPC), errors.Is(failed, syscall.EDQUOT):
 		kind = api.ErrFull
 	case errors.Is(failed, syscall.ENAMETOOLONG), errors.Is(failed, syscall.EINVAL):
-		return &policy.InvalidError{Problems: []policy.Problem{{Message: clip(path) + ": " + failed.Message}}}
+		return &document.InvalidError{Problems: []document.Problem{{Message: clip(path) + ": " + failed.Message}}}
 	}
 	return api.Errorf(kind, "%s: %s%s", clip(path), failed.Message, remedies[failed.Errno])
 }

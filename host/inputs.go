@@ -33,7 +33,7 @@ type inputs struct {
 // errNoTokenKey refuses placeholders that would all have the same token, or none.
 var errNoTokenKey = errors.New("the box has no key for its placeholders")
 
-// compile makes the policy ready to decide. The error for mistakes in it is a *[policy.InvalidError].
+// compile makes the policy ready to decide. The error for mistakes in it is a *[document.InvalidError].
 func (in inputs) compile() (*policy.Compiled, error) {
 	if in.tokens.Reveal() == "" {
 		return nil, errNoTokenKey

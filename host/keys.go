@@ -11,7 +11,7 @@ import (
 
 	"boxgate/api"
 	"boxgate/host/handover"
-	"boxgate/policy"
+	"boxgate/policy/document"
 	"boxgate/policy/name"
 	quotas "boxgate/quota"
 	"boxgate/store"
@@ -31,11 +31,11 @@ type keys struct {
 // RotateStoreKey implements [api.Host].
 func (k *keys) RotateStoreKey(_ context.Context, newPassphrase name.Secret) error {
 	if err := CheckPassphrase(newPassphrase); err != nil {
-		return &policy.InvalidError{Problems: []policy.Problem{{Pointer: "/new_passphrase", Message: err.Error()}}}
+		return &document.InvalidError{Problems: []document.Problem{{Pointer: "/new_passphrase", Message: err.Error()}}}
 	}
 	err := k.store.RotateKey(newPassphrase)
 	if errors.Is(err, store.ErrPassphrase) {
-		return &policy.InvalidError{Problems: []policy.Problem{{Pointer: "/new_passphrase", Message: err.Error()}}}
+		return &document.InvalidError{Problems: []document.Problem{{Pointer: "/new_passphrase", Message: err.Error()}}}
 	}
 	if err != nil {
 		return api.Errorf(api.ErrUnavailable, "the key of the store was not fully changed: %w", err)

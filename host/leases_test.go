@@ -14,6 +14,7 @@ import (
 	"boxgate/audit/trail"
 	"boxgate/host/lease"
 	"boxgate/policy"
+	"boxgate/policy/document"
 	"boxgate/policy/name"
 	"boxgate/store"
 )
@@ -174,7 +175,7 @@ func TestLeaseLosesToDenials(t *testing.T) {
 		t.Error("a lease lifts what the policy denies")
 	}
 	_, err := g.AddLeases(t.Context(), "b1", api.LeaseRequest{Allow: true, Entries: []string{"a.example.com"}, Lasts: time.Hour}, nil)
-	if wrong := (*policy.InvalidError)(nil); !errors.As(err, &wrong) || wrong.Problems[0].Pointer != "/entries/0" {
+	if wrong := (*document.InvalidError)(nil); !errors.As(err, &wrong) || wrong.Problems[0].Pointer != "/entries/0" {
 		t.Error(err)
 	}
 }

@@ -16,6 +16,7 @@ import (
 	"boxgate/api"
 	"boxgate/config"
 	"boxgate/policy"
+	"boxgate/policy/document"
 	quotas "boxgate/quota"
 	"boxgate/store"
 )
@@ -99,7 +100,7 @@ func TestNamedPolicyReachesItsBoxes(t *testing.T) {
 		t.Errorf("b2: %+v", g.state("b2"))
 	}
 	_, err := g.SetPolicy(t.Context(), "b2", api.PolicyChange{Named: "missing"}, nil)
-	if wrong := (*policy.InvalidError)(nil); !errors.As(err, &wrong) || wrong.Problems[0].Pointer != "/named" {
+	if wrong := (*document.InvalidError)(nil); !errors.As(err, &wrong) || wrong.Problems[0].Pointer != "/named" {
 		t.Error(err)
 	}
 }
@@ -328,7 +329,7 @@ func TestNewBoxFollowsANamedPolicy(t *testing.T) {
 		t.Errorf("%+v %v", spec, err)
 	}
 	_, err := l.policyOfNew(policy.Spec{}, "missing")
-	if wrong := (*policy.InvalidError)(nil); !errors.As(err, &wrong) || wrong.Problems[0].Pointer != "/network_policy/named" {
+	if wrong := (*document.InvalidError)(nil); !errors.As(err, &wrong) || wrong.Problems[0].Pointer != "/network_policy/named" {
 		t.Error(err)
 	}
 	made := newBox(store.Box{ID: "b4"}, store.Policy{Spec: denyAll, Version: 1, Named: "web"}, store.Headers{}, api.Hosted{})

@@ -19,6 +19,7 @@ import (
 	"boxgate/host/schedule"
 	"boxgate/internal/fault"
 	"boxgate/policy"
+	"boxgate/policy/document"
 	"boxgate/proxy"
 	quotas "boxgate/quota"
 	"boxgate/store"
@@ -142,7 +143,7 @@ func (s *scheduled) DeleteSchedule(_ context.Context, box policy.BoxID, id strin
 
 // answer is the answer to a change of a schedule that ended with err.
 func (s *scheduled) answer(err error) error {
-	refused := (*policy.InvalidError)(nil)
+	refused := (*document.InvalidError)(nil)
 	switch {
 	case err == nil, errors.As(err, &refused):
 		return err
@@ -156,21 +157,21 @@ func (s *scheduled) answer(err error) error {
 
 // checkSchedule finds mistakes in what a schedule is made of.
 func checkSchedule(s schedules.Spec) error {
-	var problems []policy.Problem
+	var problems []document.Problem
 	if _, err := schedule.Parse(s.Cron, s.TimeZone); err != nil {
 		at := "/cron"
 		if schedule.IsZoneError(err) {
 			at = "/time_zone"
 		}
-		problems = append(problems, policy.Problem{Pointer: at, Message: err.Error()})
+		problems = append(problems, document.Problem{Pointer: at, Message: err.Error()})
 	}
 	if s.WebhookURL != "" {
 		if err := schedule.CheckURL(s.WebhookURL); err != nil {
-			problems = append(problems, policy.Problem{Pointer: "/webhook_url", Message: err.Error()})
+			problems = append(problems, document.Problem{Pointer: "/webhook_url", Message: err.Error()})
 		}
 	}
 	if problems != nil {
-		return &policy.InvalidError{Problems: problems}
+		return &document.InvalidError{Problems: problems}
 	}
 	return nil
 }

@@ -12,6 +12,7 @@ import (
 
 	"boxgate/api"
 	"boxgate/policy"
+	"boxgate/policy/document"
 	"boxgate/policy/name"
 	"boxgate/store"
 )
@@ -73,7 +74,7 @@ func (s *settings) DeleteVariable(_ context.Context, n string) error {
 
 func (s *settings) change(change func(map[string]name.Secret) error) error {
 	err := s.store.ChangeEnvironment(change)
-	if refused := (*policy.InvalidError)(nil); err == nil || errors.As(err, &refused) || errors.Is(err, api.ErrNotFound) {
+	if refused := (*document.InvalidError)(nil); err == nil || errors.As(err, &refused) || errors.Is(err, api.ErrNotFound) {
 		return err
 	}
 	return notStored(s.log, "the environment of new boxes could not be stored", err)

@@ -1,10 +1,11 @@
 package policy
 
 import (
-	"boxgate/policy/name"
 	"encoding/json"
 	"errors"
 	"time"
+
+	"boxgate/policy/name"
 )
 
 // AWSCredentials are what requests to AWS are signed with.

@@ -1,10 +1,11 @@
 package policy
 
 import (
-	"boxgate/policy/name"
 	"strings"
 	"testing"
 	"time"
+
+	"boxgate/policy/name"
 )
 
 // TestParseAWSCredentials: both forms, which come back from their own text as they were, and nothing of the value in an error.

@@ -1,8 +1,9 @@
 package policy
 
 import (
-	"boxgate/policy/name"
 	"net/netip"
+
+	"boxgate/policy/name"
 )
 
 // Box is what the data path knows about a sandbox. Its addresses identify it: the kernel has checked the source address

@@ -1,10 +1,12 @@
 package policy
 
 import (
-	"boxgate/policy/name"
 	"net/netip"
 	"slices"
 	"strings"
+
+	"boxgate/policy/document"
+	"boxgate/policy/name"
 )
 
 // Ceiling is the operator's policy above those of the boxes: what it denies is denied, whatever the policy of a box says.
@@ -20,22 +22,22 @@ func IsOfCeiling(rule string) bool {
 }
 
 // NewCeiling makes a policy the ceiling of others. Its rules for requests may only deny: what one allowed could not be
-// taken back by another, which users of allow rules expect. The error is an *[InvalidError] that lists every problem.
+// taken back by another, which users of allow rules expect. The error is an *[document.InvalidError] that lists every problem.
 func NewCeiling(spec Spec) (*Ceiling, error) {
-	var ps problems
-	parsed := checkSpec(spec, &ps)
+	var ps document.Problems
+	parsed := checkSpec(spec, maxEntries, &ps)
 	for i, r := range spec.Rules {
 		if r.Action == actionAllow {
-			ps.add(element("/rules", i)+"/action", `is "allow"; a ceiling takes only rules that deny`)
+			ps.Add(document.Element("/rules", i)+"/action", `is "allow"; a ceiling takes only rules that deny`)
 		}
 	}
 	if len(spec.Repos) > 0 {
-		ps.add("/repos", "belong into the policies of boxes; a ceiling takes only rules that deny")
+		ps.Add("/repos", "belong into the policies of boxes; a ceiling takes only rules that deny")
 	}
 	if spec.UpstreamProxy != nil {
-		ps.add("/upstream_proxy", "belongs into the policies of boxes; that of all boxes is proxy.upstream of the configuration")
+		ps.Add("/upstream_proxy", "belongs into the policies of boxes; that of all boxes is proxy.upstream of the configuration")
 	}
-	if err := ps.err(); err != nil {
+	if err := ps.Err(); err != nil {
 		return nil, err
 	}
 	c := build(spec, parsed.under(ruleCeiling+": "), nil, 0)
@@ -159,22 +161,22 @@ func common(a, b []netip.Prefix) (out []netip.Prefix) {
 }
 
 // beyond finds what the policy allows and the ceiling does not.
-func (c *Compiled) beyond(top *Compiled) []Problem {
-	var ps problems
+func (c *Compiled) beyond(top *Compiled) []document.Problem {
+	var ps document.Problems
 	if c.open && !top.open {
-		ps.add("/mode", "the operator's policy.ceiling allows less: boxes reach no more than what it lists")
+		ps.Add("/mode", "the operator's policy.ceiling allows less: boxes reach no more than what it lists")
 	}
 	for i, s := range c.spec.AllowedDomains {
 		if p, err := name.ParsePattern(s); err == nil && !top.allowsSome(p) {
-			ps.add(element("/allowed_domains", i), "%s is beyond the operator's policy.ceiling, so it has no effect", name.Quote(s))
+			ps.Add(document.Element("/allowed_domains", i), "%s is beyond the operator's policy.ceiling, so it has no effect", name.Quote(s))
 		}
 	}
 	for i, s := range c.spec.AllowedCIDRs {
 		if p, err := name.ParseCIDR(s); err == nil && !top.reachesSome(p) {
-			ps.add(element("/allowed_cidrs", i), "%s is beyond the operator's policy.ceiling, so it has no effect", name.Quote(s))
+			ps.Add(document.Element("/allowed_cidrs", i), "%s is beyond the operator's policy.ceiling, so it has no effect", name.Quote(s))
 		}
 	}
-	return ps.list
+	return ps.List
 }
 
 // allowsSome reports whether the policy may allow a name that the pattern covers. Where addresses are allowed the name may

@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	"boxgate/internal/nightly"
+	"boxgate/policy/document"
 	"boxgate/policy/name"
 )
 
@@ -264,7 +265,7 @@ func TestCeilingRefusesWhatItCannotMean(t *testing.T) {
 		Mode: ModeAllowAll, Rules: []RequestRule{{Hosts: []string{"a.test"}, Action: actionAllow}},
 		Repos: []RepoRule{{Name: "o/r", Access: "read"}},
 	})
-	var invalid *InvalidError
+	var invalid *document.InvalidError
 	if !errors.As(err, &invalid) || len(invalid.Problems) < 2 {
 		t.Errorf("%v", err)
 	}

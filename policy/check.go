@@ -1,14 +1,17 @@
 package policy
 
 import (
-	"boxgate/policy/name"
 	"strings"
+
+	"boxgate/policy/document"
+	"boxgate/policy/name"
 )
 
-// checkSpec checks a policy as a whole and returns its entries. The entries are valid only if ps stays empty.
-func checkSpec(s Spec, ps *problems) parsedSpec {
-	parsed := checkEntries(s, ps)
-	checkUpstream(s.UpstreamProxy, ps)
+// checkSpec checks a policy as a whole, whose lists may have so many entries, and returns them. They are valid only if ps stays
+// empty.
+func checkSpec(s Spec, most int, ps *document.Problems) parsedSpec {
+	parsed := checkEntries(s, most, ps)
+	checkUpstream(s.UpstreamProxy, most, ps)
 	checkDeniedNames(s, ps)
 	switch s.Mode {
 	case ModeAllowAll, ModeDenyAll:
@@ -20,15 +23,15 @@ func checkSpec(s Spec, ps *problems) parsedSpec {
 		if len(s.AllowedDomains)+len(s.DeniedDomains)+len(s.AllowedCIDRs)+len(s.DeniedCIDRs) > 0 {
 			use = `"custom"`
 		}
-		ps.add("/mode", "is missing; use %s", use)
+		ps.Add("/mode", "is missing; use %s", use)
 	default:
-		ps.add("/mode", `%s is no mode; use "allow-all", "deny-all" or "custom"`, name.Quote(string(s.Mode)))
+		ps.Add("/mode", `%s is no mode; use "allow-all", "deny-all" or "custom"`, name.Quote(string(s.Mode)))
 	}
 	return parsed
 }
 
 // checkNoLists refuses lists that an allow-all or deny-all policy would ignore.
-func checkNoLists(s Spec, ps *problems) {
+func checkNoLists(s Spec, ps *document.Problems) {
 	for _, list := range []struct {
 		key   string
 		given bool
@@ -40,33 +43,33 @@ func checkNoLists(s Spec, ps *problems) {
 		{"dns", s.DNS != ""},
 	} {
 		if list.given {
-			ps.add("/"+list.key, `means nothing in mode %q; use mode "custom"`, s.Mode)
+			ps.Add("/"+list.key, `means nothing in mode %q; use mode "custom"`, s.Mode)
 		}
 	}
 	if s.Mode == ModeDenyAll && len(s.Repos) > 0 {
-		ps.add("/repos", `means nothing in mode "deny-all", which denies every request`)
+		ps.Add("/repos", `means nothing in mode "deny-all", which denies every request`)
 	}
 	if s.Mode == ModeDenyAll && len(s.Rules) > 0 {
-		ps.add("/rules", `means nothing in mode "deny-all", which denies every request`)
+		ps.Add("/rules", `means nothing in mode "deny-all", which denies every request`)
 	}
 }
 
-func checkDeniedNames(s Spec, ps *problems) {
+func checkDeniedNames(s Spec, ps *document.Problems) {
 	switch s.DeniedNames {
 	case "", DeniedSink, DeniedNXDOMAIN, DeniedRefused:
 	default:
-		ps.add("/denied_names", `%s is no way to answer; use "sink", "nxdomain" or "refused"`, name.Quote(string(s.DeniedNames)))
+		ps.Add("/denied_names", `%s is no way to answer; use "sink", "nxdomain" or "refused"`, name.Quote(string(s.DeniedNames)))
 	}
 	if s.DeniedNames != "" && s.Mode == ModeAllowAll {
-		ps.add("/denied_names", `means nothing in mode "allow-all", which denies no name`)
+		ps.Add("/denied_names", `means nothing in mode "allow-all", which denies no name`)
 	}
 }
 
-func checkCustom(s Spec, ps *problems) {
+func checkCustom(s Spec, ps *document.Problems) {
 	switch s.DNS {
 	case "", DNSStrict, DNSResolve:
 	default:
-		ps.add("/dns", `%s is no way to resolve; use "strict" or "resolve"`, name.Quote(string(s.DNS)))
+		ps.Add("/dns", `%s is no way to resolve; use "strict" or "resolve"`, name.Quote(string(s.DNS)))
 	}
 	if len(s.AllowedDomains)+len(s.AllowedCIDRs) > 0 {
 		return
@@ -77,181 +80,150 @@ func checkCustom(s Spec, ps *problems) {
 		given bool
 	}{{"allowed_domains", s.AllowedDomains != nil}, {"allowed_cidrs", s.AllowedCIDRs != nil}} {
 		if list.given {
-			ps.add("/"+list.key, `is empty, so nothing would be allowed; use mode "deny-all", or leave the list out to allow what is not denied`)
+			ps.Add("/"+list.key, `is empty, so nothing would be allowed; use mode "deny-all", or leave the list out to allow what is not denied`)
 			return
 		}
 	}
 	if len(s.DeniedDomains)+len(s.DeniedCIDRs) == 0 {
-		ps.add("", `mode "custom" needs at least one entry in allowed_domains, allowed_cidrs, denied_domains or denied_cidrs; use mode "allow-all" or "deny-all" without any`)
+		ps.Add("", `mode "custom" needs at least one entry in allowed_domains, allowed_cidrs, denied_domains or denied_cidrs; use mode "allow-all" or "deny-all" without any`)
 	}
 }
 
 // checkEntries checks each entry of the lists by itself.
-func checkEntries(s Spec, ps *problems) parsedSpec {
+func checkEntries(s Spec, most int, ps *document.Problems) parsedSpec {
 	return parsedSpec{
-		allowedDomains: checkDomains("/allowed_domains", s.AllowedDomains, ps),
-		deniedDomains:  checkDomains("/denied_domains", s.DeniedDomains, ps),
-		allowedCIDRs:   checkCIDRs("/allowed_cidrs", s.AllowedCIDRs, ps),
-		deniedCIDRs:    checkCIDRs("/denied_cidrs", s.DeniedCIDRs, ps),
+		allowedDomains: checkDomains("/allowed_domains", s.AllowedDomains, most, ps),
+		deniedDomains:  checkDomains("/denied_domains", s.DeniedDomains, most, ps),
+		allowedCIDRs:   checkCIDRs("/allowed_cidrs", s.AllowedCIDRs, most, ps),
+		deniedCIDRs:    checkCIDRs("/denied_cidrs", s.DeniedCIDRs, most, ps),
 		rules:          append(checkRules("/rules", s.Rules, ps), checkRepos("/repos", s.Repos, ps)...),
 	}
 }
 
-func tooMany(at string, n, most int, ps *problems) bool {
-	if n > most {
-		ps.add(at, "has %d entries; the limit is %d", n, most)
-	}
-	return n > most
-}
-
-func checkDomains(at string, list []string, ps *problems) []domain {
-	if tooMany(at, len(list), maxEntries+ps.more, ps) {
+func checkDomains(at string, list []string, most int, ps *document.Problems) []domain {
+	if ps.TooMany(at, len(list), most) {
 		return nil
 	}
 	out := make([]domain, 0, len(list))
 	for i, s := range list {
-		if d, ok := checkDomain(element(at, i), s, ps); ok {
-			out = append(out, d)
+		if p, ok := ps.Pattern(document.Element(at, i), s); ok {
+			out = append(out, domain{p, s})
 		}
 	}
 	return out
 }
 
-func checkDomain(at, s string, ps *problems) (domain, bool) {
-	p, err := name.ParsePattern(s)
-	if err == nil {
-		return domain{p, s}, true
-	}
-	if name.MeansAddress(s) {
-		ps.add(at, "%s; addresses belong in the lists of CIDRs", err)
-	} else {
-		ps.add(at, "%s", err)
-	}
-	return domain{}, false
-}
-
-func checkCIDRs(at string, list []string, ps *problems) []cidr {
-	if tooMany(at, len(list), maxEntries+ps.more, ps) {
+func checkCIDRs(at string, list []string, most int, ps *document.Problems) []cidr {
+	if ps.TooMany(at, len(list), most) {
 		return nil
 	}
 	out := make([]cidr, 0, len(list))
 	for i, s := range list {
-		if c, ok := checkCIDR(element(at, i), s, ps); ok {
-			out = append(out, c)
+		if p, ok := ps.CIDR(document.Element(at, i), s); ok {
+			out = append(out, cidr{p, s})
 		}
 	}
 	return out
 }
 
-func checkCIDR(at, s string, ps *problems) (cidr, bool) {
-	p, err := name.ParseCIDR(s)
-	if err == nil {
-		return cidr{p, s}, true
-	}
-	if _, nameErr := name.ParsePattern(s); nameErr == nil {
-		ps.add(at, "%s; names belong in the lists of domains", err)
-	} else {
-		ps.add(at, "%s", err)
-	}
-	return cidr{}, false
-}
-
-func checkRules(at string, rules []RequestRule, ps *problems) []requestRule {
-	if tooMany(at, len(rules), maxRules, ps) {
+func checkRules(at string, rules []RequestRule, ps *document.Problems) []requestRule {
+	if ps.TooMany(at, len(rules), maxRules) {
 		return nil
 	}
 	out := make([]requestRule, 0, len(rules))
 	for i, r := range rules {
-		out = append(out, checkRule(element(at, i), r, ps))
+		out = append(out, checkRule(document.Element(at, i), r, ps))
 	}
 	return out
 }
 
-func checkRule(at string, r RequestRule, ps *problems) requestRule {
-	if tooMany(at+"/hosts", len(r.Hosts), maxRuleElements, ps) || tooMany(at+"/methods", len(r.Methods), maxRuleElements, ps) ||
-		tooMany(at+"/paths", len(r.Paths), maxRuleElements, ps) {
+func checkRule(at string, r RequestRule, ps *document.Problems) requestRule {
+	if ps.TooMany(at+"/hosts", len(r.Hosts), maxRuleElements) || ps.TooMany(at+"/methods", len(r.Methods), maxRuleElements) ||
+		ps.TooMany(at+"/paths", len(r.Paths), maxRuleElements) {
 		return requestRule{}
 	}
 	if len(r.Hosts) == 0 {
-		ps.add(at+"/hosts", `is empty; name the hosts, or use "*" for all of them`)
+		ps.Add(at+"/hosts", `is empty; name the hosts, or use "*" for all of them`)
 	}
 	// An empty list would match everything, which is the opposite of what it says.
 	if r.Methods != nil && len(r.Methods) == 0 {
-		ps.add(at+"/methods", "is empty; leave it out to match every method")
+		ps.Add(at+"/methods", "is empty; leave it out to match every method")
 	}
 	if r.Paths != nil && len(r.Paths) == 0 {
-		ps.add(at+"/paths", "is empty; leave it out to match every path")
+		ps.Add(at+"/paths", "is empty; leave it out to match every path")
 	}
 	out := requestRule{deny: r.Action != actionAllow, methods: r.Methods, rule: describe(r)}
-	for _, d := range checkDomains(at+"/hosts", r.Hosts, ps) {
-		out.hosts = append(out.hosts, d.pattern)
+	for i, s := range r.Hosts {
+		if p, ok := ps.Pattern(document.Element(at+"/hosts", i), s); ok {
+			out.hosts = append(out.hosts, p)
+		}
 	}
 	if r.Match != nil {
 		if len(r.Methods) > 0 && len(r.Match.Methods) > 0 {
-			ps.add(at+"/match/methods", "methods are given in the rule as well; give them in one place")
+			ps.Add(at+"/match/methods", "methods are given in the rule as well; give them in one place")
 		}
 		out.match = checkMatch(at+"/match", *r.Match, ps)
 	}
 	for i, m := range r.Methods {
-		checkMethod(element(at+"/methods", i), m, ps)
+		checkMethod(document.Element(at+"/methods", i), m, ps)
 	}
 	for i, p := range r.Paths {
-		out.paths = append(out.paths, checkPath(element(at+"/paths", i), p, ps))
+		out.paths = append(out.paths, checkPath(document.Element(at+"/paths", i), p, ps))
 	}
 	switch r.Action {
 	case actionAllow, actionDeny:
 	case "":
-		ps.add(at+"/action", `is missing; use "allow" or "deny"`)
+		ps.Add(at+"/action", `is missing; use "allow" or "deny"`)
 	default:
-		ps.add(at+"/action", `%s is no action; use "allow" or "deny"`, name.Quote(r.Action))
+		ps.Add(at+"/action", `%s is no action; use "allow" or "deny"`, name.Quote(r.Action))
 	}
 	return out
 }
 
-func checkMethod(at, m string, ps *problems) {
+func checkMethod(at, m string, ps *document.Problems) {
 	for i := range len(m) {
 		if !name.IsToken(m[i]) {
-			ps.add(at, "%s is not an HTTP method", name.Quote(m))
+			ps.Add(at, "%s is not an HTTP method", name.Quote(m))
 			return
 		}
 	}
 	switch {
 	case m == "" || len(m) > 64:
-		ps.add(at, "%s is not an HTTP method", name.Quote(m))
+		ps.Add(at, "%s is not an HTTP method", name.Quote(m))
 	case m == "*":
-		ps.add(at, `"*" is not an HTTP method; leave methods out to match every one`)
+		ps.Add(at, `"*" is not an HTTP method; leave methods out to match every one`)
 	case m != strings.ToUpper(m):
 		// Methods are case-sensitive (RFC 9110 9.1): "delete" would never match a DELETE.
-		ps.add(at, "%s is not in capitals; use %q", name.Quote(m), strings.ToUpper(m))
+		ps.Add(at, "%s is not in capitals; use %q", name.Quote(m), strings.ToUpper(m))
 	}
 }
 
-func checkPath(at, p string, ps *problems) pathPattern {
+func checkPath(at, p string, ps *document.Problems) pathPattern {
 	out := newPathPattern(p)
 	switch {
 	case p == "" || p[0] != '/' && p != "*":
-		ps.add(at, "%s does not begin with /", name.Quote(p))
+		ps.Add(at, "%s does not begin with /", name.Quote(p))
 	case len(p) > 4096:
-		ps.add(at, "is longer than 4096 bytes")
+		ps.Add(at, "is longer than 4096 bytes")
 	case strings.ContainsAny(p, "?#"):
-		ps.add(at, "%s has a query or fragment, which paths are matched without; use %q", name.Quote(p), p[:strings.IndexAny(p, "?#")])
+		ps.Add(at, "%s has a query or fragment, which paths are matched without; use %q", name.Quote(p), p[:strings.IndexAny(p, "?#")])
 	case strings.IndexFunc(p, name.IsBlank) >= 0:
-		ps.add(at, "%s has a space or control character; write it percent-encoded", name.Quote(p))
+		ps.Add(at, "%s has a space or control character; write it percent-encoded", name.Quote(p))
 	case strings.Contains(strings.TrimSuffix(p, "*"), "*"):
-		ps.add(at, `%s has a * that is not at the end`, name.Quote(p))
+		ps.Add(at, `%s has a * that is not at the end`, name.Quote(p))
 	case hasDotSegment(p):
-		ps.add(at, "%s has a . or .. segment; use %q", name.Quote(p), out.String())
+		ps.Add(at, "%s has a . or .. segment; use %q", name.Quote(p), out.String())
 	}
 	return out
 }
 
 // checkUpstream checks the upstream proxy of a policy.
-func checkUpstream(s *UpstreamSpec, ps *problems) {
+func checkUpstream(s *UpstreamSpec, most int, ps *document.Problems) {
 	if s == nil {
 		return
 	}
 	if _, err := ParseUpstream(s.URL); err != nil {
-		ps.add("/upstream_proxy/url", "%s", err)
+		ps.Add("/upstream_proxy/url", "%s", err)
 	}
-	checkDomains("/upstream_proxy/resolve_there", s.ResolveThere, ps)
+	checkDomains("/upstream_proxy/resolve_there", s.ResolveThere, most, ps)
 }

@@ -1,9 +1,11 @@
 package policy
 
 import (
-	"boxgate/policy/name"
 	"slices"
 	"strings"
+
+	"boxgate/policy/document"
+	"boxgate/policy/name"
 )
 
 // Compiled is a policy in force, together with the header rules of its box and the protected ranges: immutable, and
@@ -24,7 +26,7 @@ type Compiled struct {
 	matches    bool           // some rule, for headers or requests, looks at header fields
 	ruled      []name.Pattern // hosts of header rules, ports filled in, and of request rules
 	plan       KernelPlan
-	warnings   []Problem
+	warnings   []document.Problem
 	ceiling    *Compiled      // what the operator allows at most; nil: everything
 	forwarding *Compiled      // see Forwarding
 	withheld   *Decision      // instead of whatever is allowed; nil: nothing is withheld
@@ -35,13 +37,13 @@ type Compiled struct {
 }
 
 // Compile checks a policy and makes it ready to decide. headers are the merged rules of [MergeHeaders]; protected is
-// nil if the ranges are not known, and then every address is protected. The error is an *[InvalidError] that lists
+// nil if the ranges are not known, and then every address is protected. The error is an *[document.InvalidError] that lists
 // every problem.
 func Compile(spec Spec, headers []HeaderRule, protected *name.Protected, version uint64) (*Compiled, error) {
-	ps := problems{more: MostBeside}
-	parsed := checkSpec(spec, &ps)
+	var ps document.Problems
+	parsed := checkSpec(spec, maxEntries+MostBeside, &ps)
 	table := newHeaderTable(headers, &ps)
-	if err := ps.err(); err != nil {
+	if err := ps.Err(); err != nil {
 		return nil, err
 	}
 	c := build(spec, parsed, headers, version)
@@ -215,9 +217,9 @@ func (c *Compiled) Kernel() KernelPlan {
 
 // Warnings returns the entries of the policy and the header rules that have no effect. Pointers into the policy are
 // those of [ParseSpec]; those of header rules are "/attach_headers/" and the pattern.
-func (c *Compiled) Warnings() []Problem {
+func (c *Compiled) Warnings() []document.Problem {
 	if c == nil {
 		return nil
 	}
-	return append([]Problem(nil), c.warnings...)
+	return append([]document.Problem(nil), c.warnings...)
 }

@@ -1,10 +1,12 @@
 package policy
 
 import (
-	"boxgate/policy/name"
 	"encoding/json"
 	"slices"
 	"strings"
+
+	"boxgate/policy/document"
+	"boxgate/policy/name"
 )
 
 // Dialect is a way of writing policies.
@@ -23,7 +25,7 @@ type Document struct {
 	AttachHeaders map[string]any `json:"attach_headers,omitempty"`
 }
 
-// Convert writes a policy of one dialect in another, with the values of its header rules. The error is an *[InvalidError]
+// Convert writes a policy of one dialect in another, with the values of its header rules. The error is an *[document.InvalidError]
 // with what is wrong in the document, or what the other dialect cannot say.
 func Convert(data []byte, from, to Dialect) ([]byte, error) {
 	spec, rules, err := readDialect(data, from)
@@ -34,7 +36,7 @@ func Convert(data []byte, from, to Dialect) ([]byte, error) {
 		return nil, err
 	}
 	var out any
-	var ps problems
+	var ps document.Problems
 	switch to {
 	case DialectBoxgate:
 		out = Document{spec, writeRules(rules)}
@@ -43,9 +45,9 @@ func Convert(data []byte, from, to Dialect) ([]byte, error) {
 	case DialectE2B:
 		out = writeE2B(spec, rules, &ps)
 	default:
-		ps.add("", "%s is no dialect; use boxgate, vercel or e2b", name.Quote(string(to)))
+		ps.Add("", "%s is no dialect; use boxgate, vercel or e2b", name.Quote(string(to)))
 	}
-	if err := ps.err(); err != nil {
+	if err := ps.Err(); err != nil {
 		return nil, err
 	}
 	return json.MarshalIndent(out, "", "  ")
@@ -62,60 +64,60 @@ func readDialect(data []byte, from Dialect) (Spec, []HeaderRule, error) {
 	case DialectBoxgate:
 		return readBoxgate(data)
 	}
-	var ps problems
-	ps.add("", "%s is no dialect; use boxgate, vercel or e2b", name.Quote(string(from)))
-	return Spec{}, nil, ps.err()
+	var ps document.Problems
+	ps.Add("", "%s is no dialect; use boxgate, vercel or e2b", name.Quote(string(from)))
+	return Spec{}, nil, ps.Err()
 }
 
 func readBoxgate(data []byte) (spec Spec, rules []HeaderRule, err error) {
-	var ps problems
-	doc, ok := parseDocument(data, &ps)
+	var ps document.Problems
+	doc, ok := document.Parse(data, &ps)
 	if !ok {
-		return Spec{}, nil, ps.err()
+		return Spec{}, nil, ps.Err()
 	}
-	if doc.kind == kindText || doc.has("mode") {
+	if doc.Kind == document.Text || doc.Has("mode") {
 		spec, err = ParseSpec(data)
 		return spec, nil, err
 	}
 	headers := &headerParser{}
-	doc.fields("", "a policy, or an object of network_policy and attach_headers", &ps, map[string]func(string, value){
-		"network_policy": func(at string, v value) {
-			var own problems
+	doc.Fields("", "a policy, or an object of network_policy and attach_headers", &ps, map[string]func(string, document.Value){
+		"network_policy": func(at string, v document.Value) {
+			var own document.Problems
 			spec = readSpec(v, &own)
-			checkSpec(spec, &own)
-			ps.addBelow(at, own.err())
+			checkSpec(spec, maxEntries, &own)
+			ps.AddBelow(at, own.Err())
 		},
-		"attach_headers": func(at string, v value) {
+		"attach_headers": func(at string, v document.Value) {
 			rules, err = headers.rules(v)
-			ps.addBelow(at, err)
+			ps.AddBelow(at, err)
 		},
 	})
-	if !doc.has("network_policy") && doc.kind == kindObject {
-		ps.add("/network_policy", "is missing")
+	if !doc.Has("network_policy") && doc.Kind == document.Object {
+		ps.Add("/network_policy", "is missing")
 	}
-	return spec, rules, ps.err()
+	return spec, rules, ps.Err()
 }
 
 // checkForeign refuses what neither of the other dialects can say.
-func checkForeign(spec Spec, ps *problems) {
+func checkForeign(spec Spec, ps *document.Problems) {
 	if len(spec.DeniedDomains) > 0 {
-		ps.add("/denied_domains", "the other dialect denies no names")
+		ps.Add("/denied_domains", "the other dialect denies no names")
 	}
 	if len(spec.Rules) > 0 {
-		ps.add("/rules", "the other dialect denies no requests")
+		ps.Add("/rules", "the other dialect denies no requests")
 	}
 	if len(spec.Repos) > 0 {
-		ps.add("/repos", "the other dialect knows no repositories")
+		ps.Add("/repos", "the other dialect knows no repositories")
 	}
 	if spec.DNS != "" {
-		ps.add("/dns", "the other dialect does not choose how names are resolved; leave it out")
+		ps.Add("/dns", "the other dialect does not choose how names are resolved; leave it out")
 	}
 	if spec.DeniedNames != "" {
-		ps.add("/denied_names", "the other dialect does not choose how denied names are answered; leave it out")
+		ps.Add("/denied_names", "the other dialect does not choose how denied names are answered; leave it out")
 	}
 	for i, s := range spec.AllowedDomains {
 		if p, err := name.ParsePattern(s); err == nil && p.Port() != 0 {
-			ps.add(element("/allowed_domains", i), "%s has a port, which the other dialect does not know", name.Quote(s))
+			ps.Add(document.Element("/allowed_domains", i), "%s has a port, which the other dialect does not know", name.Quote(s))
 		}
 	}
 }
@@ -123,10 +125,10 @@ func checkForeign(spec Spec, ps *problems) {
 // everyAddress are the CIDRs of all addresses.
 var everyAddress = []string{"0.0.0.0/0", "::/0"}
 
-func writeVercel(spec Spec, rules []HeaderRule, ps *problems) any {
+func writeVercel(spec Spec, rules []HeaderRule, ps *document.Problems) any {
 	checkForeign(spec, ps)
 	if spec.UpstreamProxy != nil {
-		ps.add("/upstream_proxy", "the other dialect has no upstream proxies")
+		ps.Add("/upstream_proxy", "the other dialect has no upstream proxies")
 	}
 	if spec.Mode != ModeCustom && len(rules) == 0 {
 		return spec.Mode
@@ -143,7 +145,7 @@ func writeVercel(spec Spec, rules []HeaderRule, ps *problems) any {
 	allow := orderedObject{}
 	for _, host := range headerHosts(rules) {
 		if !allowsHost(domains, host) {
-			ps.add(pointer("/attach_headers", host), "its host is not in allowed_domains, and in the other dialect headers allow their host")
+			ps.Add(document.Pointer("/attach_headers", host), "its host is not in allowed_domains, and in the other dialect headers allow their host")
 		}
 		allow.add(host, vercelRules(rules, host, ps))
 	}
@@ -183,7 +185,7 @@ func allowsHost(domains []string, host string) bool {
 	})
 }
 
-func vercelRules(rules []HeaderRule, host string, ps *problems) []any {
+func vercelRules(rules []HeaderRule, host string, ps *document.Problems) []any {
 	out := []any{}
 	for _, r := range rules {
 		if r.Pattern.String() != host || r.Match == nil && !r.Applies() {
@@ -243,7 +245,7 @@ func vercelMatch(m Match) map[string]any {
 	return out
 }
 
-func writeE2B(spec Spec, rules []HeaderRule, ps *problems) any {
+func writeE2B(spec Spec, rules []HeaderRule, ps *document.Problems) any {
 	checkForeign(spec, ps)
 	out := map[string]any{}
 	switch open := spec.defaultAllow(); {
@@ -251,7 +253,7 @@ func writeE2B(spec Spec, rules []HeaderRule, ps *problems) any {
 	case open:
 		out["denyOut"] = spec.DeniedCIDRs
 	case len(spec.DeniedCIDRs) > 0:
-		ps.add("/denied_cidrs", "in the other dialect what is allowed wins over what is denied")
+		ps.Add("/denied_cidrs", "in the other dialect what is allowed wins over what is denied")
 	default:
 		out["denyOut"] = everyAddress
 		if allowed := slices.Concat(spec.AllowedDomains, spec.AllowedCIDRs); len(allowed) > 0 {
@@ -265,10 +267,10 @@ func writeE2B(spec Spec, rules []HeaderRule, ps *problems) any {
 	of := map[string]any{}
 	for _, r := range rules {
 		if r.Match != nil {
-			ps.add(pointer("/attach_headers", r.Pattern.String()), "looks at the request, which the other dialect does not")
+			ps.Add(document.Pointer("/attach_headers", r.Pattern.String()), "looks at the request, which the other dialect does not")
 		}
 		if r.Forward != nil {
-			ps.add(pointer("/attach_headers", r.Pattern.String()), "forwards requests to a proxy, which the other dialect does not")
+			ps.Add(document.Pointer("/attach_headers", r.Pattern.String()), "forwards requests to a proxy, which the other dialect does not")
 		}
 		of[r.Pattern.String()] = []any{map[string]any{"transform": map[string]any{"headers": plainHeaders(r, ps)}}}
 	}

@@ -1,8 +1,10 @@
 package policy
 
 import (
-	"boxgate/policy/name"
 	"encoding/json"
+
+	"boxgate/policy/document"
+	"boxgate/policy/name"
 )
 
 // MarshalHeaderRules returns the document that [ParseHeaderRules] reads as these rules. Tokens are not part of it. It holds literal values in
@@ -117,26 +119,26 @@ func writeLogin(l *Login) map[string]any {
 }
 
 // plainHeaders returns the headers of a rule for a dialect that knows literal values alone.
-func plainHeaders(r HeaderRule, ps *problems) map[string]string {
-	at := pointer("/attach_headers", r.Pattern.String())
+func plainHeaders(r HeaderRule, ps *document.Problems) map[string]string {
+	at := document.Pointer("/attach_headers", r.Pattern.String())
 	out := map[string]string{}
 	for _, h := range r.Headers {
 		if h.Remove || h.Source != "" {
-			ps.add(at, "%s is removed or has a source, and the other dialect knows literal values alone", name.Quote(h.Name))
+			ps.Add(at, "%s is removed or has a source, and the other dialect knows literal values alone", name.Quote(h.Name))
 		}
 		out[h.Name] = h.Value.Reveal()
 	}
 	if r.Login != nil {
-		ps.add(at, "is a login to a server that does not speak HTTP, and the other dialect knows headers alone")
+		ps.Add(at, "is a login to a server that does not speak HTTP, and the other dialect knows headers alone")
 	}
 	if r.Deny || r.Scrub || len(r.Placeholders) > 0 || r.Client != nil {
-		ps.add(at, "has placeholders, scrub, deny or a client certificate, which the other dialect does not know")
+		ps.Add(at, "has placeholders, scrub, deny or a client certificate, which the other dialect does not know")
 	}
 	if r.Rewrites() {
-		ps.add(at, "signs, or sets parameters of the query, which the other dialect does not know")
+		ps.Add(at, "signs, or sets parameters of the query, which the other dialect does not know")
 	}
 	if r.Pattern.Port() != 0 {
-		ps.add(at, "has a port, which the other dialect does not know")
+		ps.Add(at, "has a port, which the other dialect does not know")
 	}
 	return out
 }

@@ -1,12 +1,13 @@
 package policy
 
 import (
-	"boxgate/policy/name"
 	"encoding/json"
 	"maps"
 	"reflect"
 	"strings"
 	"testing"
+
+	"boxgate/policy/name"
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/rogpeppe/go-internal/txtar"

@@ -1,9 +1,10 @@
 package policy
 
 import (
-	"boxgate/policy/name"
 	"fmt"
 	"net/netip"
+
+	"boxgate/policy/name"
 )
 
 // BoxID identifies one sandbox. It is made by the gateway and safe in file names, interface names and URLs

@@ -1,8 +1,9 @@
 package policy
 
 import (
-	"boxgate/policy/name"
 	"strings"
+
+	"boxgate/policy/name"
 )
 
 // domains answers, in one walk over the labels of a name, which denied and which allowed pattern covers it. The most

@@ -1,37 +1,39 @@
 package policy
 
 import (
-	"boxgate/policy/name"
 	"net"
 	"strconv"
+
+	"boxgate/policy/document"
+	"boxgate/policy/name"
 )
 
 // readProxy reads egressProxy, a SOCKS5 proxy with its credentials. These become a header rule, which has a host by its name.
-func (o *e2bOptions) readProxy(at string, v value, ps *problems) {
+func (o *e2bOptions) readProxy(at string, v document.Value, ps *document.Problems) {
 	var address string
 	login := &ProxyLogin{Scheme: ProxySOCKS5, Password: name.NewSecret("")}
-	v.fields(at, "an object with address", ps, map[string]func(string, value){
-		"address":  func(at string, v value) { address = v.string(at, ps) },
-		"username": func(at string, v value) { login.User = v.string(at, ps) },
-		"password": func(at string, v value) { login.Password = name.NewSecret(v.string(at, ps)) },
+	v.Fields(at, "an object with address", ps, map[string]func(string, document.Value){
+		"address":  func(at string, v document.Value) { address = v.AsString(at, ps) },
+		"username": func(at string, v document.Value) { login.User = v.AsString(at, ps) },
+		"password": func(at string, v document.Value) { login.Password = name.NewSecret(v.AsString(at, ps)) },
 	})
-	if v.kind != kindObject {
+	if v.Kind != document.Object {
 		return
 	}
 	proxy, err := ParseUpstream(string(ProxySOCKS5) + "://" + address)
 	if _, _, noPort := net.SplitHostPort(address); err != nil || noPort != nil {
-		ps.add(at+"/address", "is not the host and port of a SOCKS5 proxy, such as proxy.example.com:1080")
+		ps.Add(at+"/address", "is not the host and port of a SOCKS5 proxy, such as proxy.example.com:1080")
 		return
 	}
 	o.proxy = &UpstreamSpec{URL: proxy.URL()}
 	switch {
-	case !v.has("username") && !v.has("password"):
+	case !v.Has("username") && !v.Has("password"):
 		return
-	case !v.has("username") || !v.has("password"):
-		ps.add(at, "has one of username and password; give both, or neither")
+	case !v.Has("username") || !v.Has("password"):
+		ps.Add(at, "has one of username and password; give both, or neither")
 		return
 	case proxy.Name.IsZero():
-		ps.add(at+"/address", "gives the proxy by its address, and boxgate keeps credentials by name; use the name of the proxy")
+		ps.Add(at+"/address", "gives the proxy by its address, and boxgate keeps credentials by name; use the name of the proxy")
 		return
 	}
 	checkProxyUser(at+"/username", login.User, ps)
@@ -42,14 +44,14 @@ func (o *e2bOptions) readProxy(at string, v value, ps *problems) {
 
 // writeE2BProxy writes the proxy of a policy and the login that rules have for it; nil if there is none. The other rules are
 // returned.
-func writeE2BProxy(spec Spec, rules []HeaderRule, ps *problems) (out map[string]string, rest []HeaderRule) {
+func writeE2BProxy(spec Spec, rules []HeaderRule, ps *document.Problems) (out map[string]string, rest []HeaderRule) {
 	p, err := (*UpstreamProxy)(nil), error(nil)
 	if spec.UpstreamProxy != nil {
 		if p, err = ParseUpstream(spec.UpstreamProxy.URL); err == nil {
 			out = map[string]string{"address": net.JoinHostPort(p.Host(), strconv.Itoa(int(p.Port)))}
 		}
 		if p == nil || p.Scheme != ProxySOCKS5 || len(spec.UpstreamProxy.ResolveThere) > 0 {
-			ps.add("/upstream_proxy", "is not one of SOCKS5 for names that are resolved here; the other dialect knows no other")
+			ps.Add("/upstream_proxy", "is not one of SOCKS5 for names that are resolved here; the other dialect knows no other")
 		}
 	}
 	for _, r := range rules {
@@ -57,14 +59,14 @@ func writeE2BProxy(spec Spec, rules []HeaderRule, ps *problems) (out map[string]
 			rest = append(rest, r)
 			continue
 		}
-		at := pointer("/attach_headers", r.Pattern.String())
+		at := document.Pointer("/attach_headers", r.Pattern.String())
 		switch l := r.Login.Proxy; {
 		case p == nil || p.Name != r.Pattern.Name() || p.Port != r.Pattern.Port():
-			ps.add(at, "is the login to a proxy that the policy does not use")
+			ps.Add(at, "is the login to a proxy that the policy does not use")
 		case !l.isFor(ProxySOCKS5):
-			ps.add(at, "is not for SOCKS5, and the other dialect knows no other proxies")
+			ps.Add(at, "is not for SOCKS5, and the other dialect knows no other proxies")
 		case l.Source != "":
-			ps.add(at, "has a source, and the other dialect knows literal values alone")
+			ps.Add(at, "has a source, and the other dialect knows literal values alone")
 		default:
 			out["username"], out["password"] = l.User, l.Password.Reveal()
 		}

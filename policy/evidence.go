@@ -1,9 +1,10 @@
 package policy
 
 import (
-	"boxgate/policy/name"
 	"net/netip"
 	"slices"
+
+	"boxgate/policy/name"
 )
 
 // Opening is what a client has said so far, as far as it matters to where its bytes may go. The zero value is the

@@ -1,11 +1,12 @@
 package policy
 
 import (
-	"boxgate/policy/name"
 	"net/url"
 	"regexp"
 	"strconv"
 	"strings"
+
+	"boxgate/policy/name"
 )
 
 // ForwardURL is a proxy of the operator's that the requests of a rule are sent to, in the place of the server that they are

@@ -1,11 +1,13 @@
 package policy
 
 import (
-	"boxgate/policy/name"
 	"errors"
 	"net/netip"
 	"strings"
 	"testing"
+
+	"boxgate/policy/document"
+	"boxgate/policy/name"
 )
 
 // TestForwardURLs: what is a URL to forward to, what it becomes, and what is none; errors quote nothing.
@@ -67,7 +69,7 @@ func TestForwardRules(t *testing.T) {
 		`{"forward_url": 1}`: "/a.test/forward_url",
 	} {
 		_, err := ParseHeaderRules([]byte(`{"a.test": `+entry+`}`), nil)
-		var invalid *InvalidError
+		var invalid *document.InvalidError
 		if !errors.As(err, &invalid) || len(invalid.Problems) != 1 || invalid.Problems[0].Pointer != at || strings.Contains(err.Error(), "canary") {
 			t.Errorf("%s: %v", entry, err)
 		}

@@ -1,13 +1,15 @@
 package policy
 
 import (
-	"boxgate/policy/name"
 	"bytes"
 	"encoding/json"
 	"errors"
 	"reflect"
 	"strings"
 	"testing"
+
+	"boxgate/policy/document"
+	"boxgate/policy/name"
 
 	"github.com/google/go-cmp/cmp"
 )
@@ -56,7 +58,7 @@ func FuzzParseSpec(f *testing.F) {
 
 func checkInvalid(t *testing.T, err error) {
 	t.Helper()
-	invalid, ok := errors.AsType[*InvalidError](err)
+	invalid, ok := errors.AsType[*document.InvalidError](err)
 	if !ok || len(invalid.Problems) == 0 {
 		t.Fatalf("want an *InvalidError with problems, got %v", err)
 	}

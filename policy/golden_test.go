@@ -1,7 +1,6 @@
 package policy
 
 import (
-	"boxgate/policy/name"
 	"encoding/json"
 	"errors"
 	"flag"
@@ -12,6 +11,9 @@ import (
 	"strconv"
 	"strings"
 	"testing"
+
+	"boxgate/policy/document"
+	"boxgate/policy/name"
 
 	"github.com/rogpeppe/go-internal/txtar"
 )
@@ -45,7 +47,7 @@ func TestGoldenProblems(t *testing.T) {
 		for i := 0; i+1 < len(a.Files); i += 2 {
 			doc := a.Files[i]
 			err := readAny(doc)
-			invalid, ok := errors.AsType[*InvalidError](err)
+			invalid, ok := errors.AsType[*document.InvalidError](err)
 			if !ok {
 				t.Errorf("%s: want an *InvalidError, got %v", doc.Name, err)
 				continue
@@ -212,7 +214,7 @@ func parseQuestion(t *testing.T, line string) Request {
 	return r
 }
 
-func problemLines(ps []Problem) []byte {
+func problemLines(ps []document.Problem) []byte {
 	var out strings.Builder
 	for _, p := range ps {
 		at := p.Pointer

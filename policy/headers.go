@@ -1,9 +1,10 @@
 package policy
 
 import (
-	"boxgate/policy/name"
 	"cmp"
 	"slices"
+
+	"boxgate/policy/name"
 )
 
 // Header is one header that the gateway sets on a matching request: a literal value, or a secret of the operator by

@@ -1,8 +1,9 @@
 package policy
 
 import (
-	"boxgate/policy/name"
 	"slices"
+
+	"boxgate/policy/name"
 )
 
 // SendsAlike reports whether a rule adds to requests what another does, and sends them to the same place, so that one that began under the other may be sent

@@ -1,11 +1,12 @@
 package policy
 
 import (
-	"boxgate/policy/name"
 	"errors"
 	"fmt"
 	"strings"
 	"unicode/utf8"
+
+	"boxgate/policy/name"
 )
 
 // foldHeader returns a name as servers that turn headers into variables see it: without case, and "_" as "-".

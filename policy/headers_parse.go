@@ -1,7 +1,6 @@
 package policy
 
 import (
-	"boxgate/policy/name"
 	"cmp"
 	"encoding/base64"
 	"fmt"
@@ -9,20 +8,23 @@ import (
 	"net/textproto"
 	"slices"
 	"strings"
+
+	"boxgate/policy/document"
+	"boxgate/policy/name"
 )
 
 // ParseHeaders reads header rules in their compact form: host pattern → header name → value, such as
 // {"api.example.com": {"Authorization": "Bearer …"}}. The rules come back sorted by pattern. The error is an
-// *[InvalidError] that lists every problem; its pointers are relative to m, and it never holds a value.
+// *[document.InvalidError] that lists every problem; its pointers are relative to m, and it never holds a value.
 func ParseHeaders(m map[string]map[string]string) ([]HeaderRule, error) {
-	doc := value{kind: kindObject}
+	doc := document.Value{Kind: document.Object}
 	for _, host := range slices.Sorted(maps.Keys(m)) {
-		entry := value{kind: kindObject}
+		entry := document.Value{Kind: document.Object}
 		for _, name := range slices.Sorted(maps.Keys(m[host])) {
-			entry.keys = append(entry.keys, name)
-			entry.items = append(entry.items, value{kind: kindText, text: m[host][name]})
+			entry.Keys = append(entry.Keys, name)
+			entry.Items = append(entry.Items, document.Value{Kind: document.Text, Text: m[host][name]})
 		}
-		doc.keys, doc.items = append(doc.keys, host), append(doc.items, entry)
+		doc.Keys, doc.Items = append(doc.Keys, host), append(doc.Items, entry)
 	}
 	return (&headerParser{}).rules(doc)
 }
@@ -40,50 +42,50 @@ func ParseHeaders(m map[string]map[string]string) ([]HeaderRule, error) {
 // whether there is a secret of that name; nil accepts any. Errors are as for ParseHeaders.
 func ParseHeaderRules(data []byte, known func(secret string) bool) ([]HeaderRule, error) {
 	p := &headerParser{known: known}
-	doc, ok := parseDocument(data, &p.problems)
+	doc, ok := document.Parse(data, &p.Problems)
 	if !ok {
-		return nil, p.err()
+		return nil, p.Err()
 	}
 	return p.rules(doc)
 }
 
 // headerParser reads header rules and collects their problems.
 type headerParser struct {
-	problems
+	document.Problems
 	known func(string) bool
 }
 
-func (p *headerParser) rules(doc value) ([]HeaderRule, error) {
-	if doc.kind != kindObject {
-		p.add("", "is %s; want an object of host patterns", doc.kind)
-		return nil, p.err()
+func (p *headerParser) rules(doc document.Value) ([]HeaderRule, error) {
+	if doc.Kind != document.Object {
+		p.Add("", "is %s; want an object of host patterns", doc.Kind)
+		return nil, p.Err()
 	}
-	if len(doc.keys) > MaxHeaderHosts {
-		p.add("", "there are %d hosts; the limit is %d", len(doc.keys), MaxHeaderHosts)
-		return nil, p.err()
+	if len(doc.Keys) > MaxHeaderHosts {
+		p.Add("", "there are %d hosts; the limit is %d", len(doc.Keys), MaxHeaderHosts)
+		return nil, p.Err()
 	}
-	rules := make([]HeaderRule, 0, len(doc.keys))
+	rules := make([]HeaderRule, 0, len(doc.Keys))
 	seen := map[name.Pattern]string{}
-	for i, host := range doc.keys {
-		at := pointer("", host)
-		of, ok := p.host(at, host, doc.items[i])
+	for i, host := range doc.Keys {
+		at := document.Pointer("", host)
+		of, ok := p.host(at, host, doc.Items[i])
 		if !ok || len(of) == 0 {
 			continue
 		}
 		if other, twice := seen[of[0].key()]; twice {
-			p.add(at, "%s and %s are the same hosts; keep one of them", name.Quote(other), name.Quote(host))
+			p.Add(at, "%s and %s are the same hosts; keep one of them", name.Quote(other), name.Quote(host))
 			continue
 		}
 		seen[of[0].key()] = host
 		rules = append(rules, of...)
 	}
 	if len(rules) > maxHeaderRules {
-		p.add("", "there are %d rules; the limit is %d", len(rules), maxHeaderRules)
+		p.Add("", "there are %d rules; the limit is %d", len(rules), maxHeaderRules)
 	}
 	if n := CountPlaceholders(rules); n > MaxPlaceholders {
-		p.add("", "there are %d placeholders; the limit is %d", n, MaxPlaceholders)
+		p.Add("", "there are %d placeholders; the limit is %d", n, MaxPlaceholders)
 	}
-	if err := p.err(); err != nil {
+	if err := p.Err(); err != nil {
 		return nil, err
 	}
 	sortRules(rules)
@@ -91,26 +93,26 @@ func (p *headerParser) rules(doc value) ([]HeaderRule, error) {
 }
 
 // host reads the entry of one host pattern, or its list of alternatives; ok is false if the pattern is not valid.
-func (p *headerParser) host(at, host string, entry value) (rules []HeaderRule, ok bool) {
+func (p *headerParser) host(at, host string, entry document.Value) (rules []HeaderRule, ok bool) {
 	pattern, err := name.ParsePattern(host)
 	if err == nil && pattern.IsWildcard() && pattern.Name().IsZero() {
 		err = fmt.Errorf(`%s would send the headers to every host; use a name, or "*.name"`, name.Quote(host))
 	}
 	if err != nil {
-		p.add(at, "%s", err)
+		p.Add(at, "%s", err)
 	}
 	switch {
-	case entry.kind != kindList:
+	case entry.Kind != document.List:
 		rules = []HeaderRule{p.rule(at, entry)}
-	case len(entry.items) == 0:
-		p.add(at, "is an empty list; use {} for a rule that changes nothing")
-	case tooMany(at, len(entry.items), maxAlternatives, &p.problems):
+	case len(entry.Items) == 0:
+		p.Add(at, "is an empty list; use {} for a rule that changes nothing")
+	case p.TooMany(at, len(entry.Items), maxAlternatives):
 	default:
-		for i, item := range entry.items {
+		for i, item := range entry.Items {
 			if isLogin(item) {
-				p.add(element(at, i), "is a login, which has no alternatives: what would tell them apart is in requests")
+				p.Add(document.Element(at, i), "is a login, which has no alternatives: what would tell them apart is in requests")
 			}
-			rules = append(rules, p.rule(element(at, i), item))
+			rules = append(rules, p.rule(document.Element(at, i), item))
 		}
 	}
 	for i := range rules {
@@ -123,7 +125,7 @@ func (p *headerParser) host(at, host string, entry value) (rules []HeaderRule, o
 }
 
 // rule reads one entry.
-func (p *headerParser) rule(at string, entry value) (rule HeaderRule) {
+func (p *headerParser) rule(at string, entry document.Value) (rule HeaderRule) {
 	switch {
 	case isCompact(entry):
 		rule.Headers = p.headers(at, entry)
@@ -132,113 +134,113 @@ func (p *headerParser) rule(at string, entry value) (rule HeaderRule) {
 		rule.Login = p.login(at, entry)
 		return rule
 	}
-	before := len(p.list)
+	before := len(p.List)
 	known := p.entryKeys(&rule)
-	for _, key := range entry.keys {
-		if _, ok := known[key]; !ok && nearest(key, known) == "" {
+	for _, key := range entry.Keys {
+		if _, ok := known[key]; !ok && document.Nearest(key, known) == "" {
 			key = name.Shown(key, name.IsToken)
-			p.add(pointer(at, key), `unknown key %s; beside other values than strings, header names go under "headers"`, name.Quote(key))
+			p.Add(document.Pointer(at, key), `unknown key %s; beside other values than strings, header names go under "headers"`, name.Quote(key))
 		}
 	}
-	entry.fields(at, "an object of headers", &p.problems, known)
-	if !entry.has("scrub") {
+	entry.Fields(at, "an object of headers", &p.Problems, known)
+	if !entry.Has("scrub") {
 		rule.Scrub = rule.scrubsByDefault()
 	}
 	p.checkRemoved(at, &rule)
 	p.checkRewrites(at, &rule)
 	switch {
-	case len(p.list) > before:
+	case len(p.List) > before:
 	case rule.Deny && (rule.secretive() || rule.Scrub || rule.Client != nil || rule.Forward != nil):
-		p.add(pointer(at, "deny"), "refuses the requests, so nothing else can be done with them; give match alone beside it")
+		p.Add(document.Pointer(at, "deny"), "refuses the requests, so nothing else can be done with them; give match alone beside it")
 	case rule.Forward != nil && rule.setsValues():
-		p.add(pointer(at, "forward_url"), "sends the requests to another host, so nothing that sets values can stand beside it")
+		p.Add(document.Pointer(at, "forward_url"), "sends the requests to another host, so nothing that sets values can stand beside it")
 	case rule.Scrub && !rule.secretive():
-		p.add(pointer(at, "scrub"), "has nothing to look for: the rule has neither headers nor placeholders")
+		p.Add(document.Pointer(at, "scrub"), "has nothing to look for: the rule has neither headers nor placeholders")
 	}
 	return rule
 }
 
 // entryKeys returns how to read each key of an entry into rule.
-func (p *headerParser) entryKeys(rule *HeaderRule) map[string]func(string, value) {
-	flag := func(to *bool) func(string, value) {
-		return func(at string, v value) {
-			if *to = v.truth; v.kind != kindBool {
-				p.add(at, "is %s; want true or false", v.kind)
+func (p *headerParser) entryKeys(rule *HeaderRule) map[string]func(string, document.Value) {
+	flag := func(to *bool) func(string, document.Value) {
+		return func(at string, v document.Value) {
+			if *to = v.Truth; v.Kind != document.Bool {
+				p.Add(at, "is %s; want true or false", v.Kind)
 			}
 		}
 	}
-	return map[string]func(string, value){
-		"match": func(at string, v value) {
-			rule.Match = readMatch(at, v, &p.problems)
-			checkMatch(at, *rule.Match, &p.problems)
+	return map[string]func(string, document.Value){
+		"match": func(at string, v document.Value) {
+			rule.Match = readMatch(at, v, &p.Problems)
+			checkMatch(at, *rule.Match, &p.Problems)
 		},
-		"headers":            func(at string, v value) { rule.Headers = append(rule.Headers, p.headers(at, v)...) },
-		"remove":             func(at string, v value) { rule.Headers = append(rule.Headers, p.removed(at, v)...) },
-		"placeholders":       func(at string, v value) { rule.Placeholders = p.placeholders(at, v) },
+		"headers":            func(at string, v document.Value) { rule.Headers = append(rule.Headers, p.headers(at, v)...) },
+		"remove":             func(at string, v document.Value) { rule.Headers = append(rule.Headers, p.removed(at, v)...) },
+		"placeholders":       func(at string, v document.Value) { rule.Placeholders = p.placeholders(at, v) },
 		"scrub":              flag(&rule.Scrub),
 		"deny":               flag(&rule.Deny),
-		"client_certificate": func(at string, v value) { rule.Client = p.clientCertificate(at, v) },
-		"places":             func(at string, v value) { rule.Places = p.places(at, v) },
-		"query":              func(at string, v value) { rule.Query = p.query(at, v) },
-		"sign":               func(at string, v value) { rule.Sign = p.signing(at, v) },
-		"forward_url":        func(at string, v value) { rule.Forward = p.forward(at, v) },
+		"client_certificate": func(at string, v document.Value) { rule.Client = p.clientCertificate(at, v) },
+		"places":             func(at string, v document.Value) { rule.Places = p.places(at, v) },
+		"query":              func(at string, v document.Value) { rule.Query = p.query(at, v) },
+		"sign":               func(at string, v document.Value) { rule.Sign = p.signing(at, v) },
+		"forward_url":        func(at string, v document.Value) { rule.Forward = readForward(at, v, &p.Problems) },
 	}
 }
 
 // clientCertificate reads {"secret": name} or {"certificate": {"secret": name}, "key": {"secret": name}}.
-func (p *headerParser) clientCertificate(at string, v value) *ClientCertificate {
+func (p *headerParser) clientCertificate(at string, v document.Value) *ClientCertificate {
 	var c ClientCertificate
 	both := ""
-	part := func(to *string) func(string, value) {
-		return func(at string, v value) {
-			v.fields(at, `{"secret": name}`, &p.problems, map[string]func(string, value){
-				"secret": func(at string, v value) { *to = p.source(at, v) },
+	part := func(to *string) func(string, document.Value) {
+		return func(at string, v document.Value) {
+			v.Fields(at, `{"secret": name}`, &p.Problems, map[string]func(string, document.Value){
+				"secret": func(at string, v document.Value) { *to = p.source(at, v) },
 			})
-			if v.kind == kindObject && !v.has("secret") {
-				p.add(at, `has no "secret"`)
+			if v.Kind == document.Object && !v.Has("secret") {
+				p.Add(at, `has no "secret"`)
 			}
 		}
 	}
-	v.fields(at, "an object with secret, or with certificate and key", &p.problems, map[string]func(string, value){
-		"secret":      func(at string, v value) { both = p.source(at, v) },
+	v.Fields(at, "an object with secret, or with certificate and key", &p.Problems, map[string]func(string, document.Value){
+		"secret":      func(at string, v document.Value) { both = p.source(at, v) },
 		"certificate": part(&c.Certificate),
 		"key":         part(&c.Key),
 	})
 	switch {
-	case v.kind != kindObject:
-	case v.has("secret") && (v.has("certificate") || v.has("key")):
-		p.add(at, `has "secret" beside "certificate" or "key"; give one secret that holds both, or two`)
-	case v.has("secret"):
+	case v.Kind != document.Object:
+	case v.Has("secret") && (v.Has("certificate") || v.Has("key")):
+		p.Add(at, `has "secret" beside "certificate" or "key"; give one secret that holds both, or two`)
+	case v.Has("secret"):
 		return &ClientCertificate{both, both}
-	case !v.has("certificate") || !v.has("key"):
-		p.add(at, `needs "secret", or "certificate" and "key"`)
+	case !v.Has("certificate") || !v.Has("key"):
+		p.Add(at, `needs "secret", or "certificate" and "key"`)
 	}
 	return &c
 }
 
-// forward reads the URL of a proxy.
-func (ps *problems) forward(at string, v value) *ForwardURL {
-	text := v.string(at, ps)
-	if v.kind != kindText {
+// readForward reads the URL of a proxy.
+func readForward(at string, v document.Value, ps *document.Problems) *ForwardURL {
+	text := v.AsString(at, ps)
+	if v.Kind != document.Text {
 		return nil
 	}
 	f, err := ParseForward(text)
 	if err != nil {
-		ps.add(at, "%v", err)
+		ps.Add(at, "%v", err)
 	}
 	return &f
 }
 
 // removed reads the names of headers to remove.
-func (p *headerParser) removed(at string, v value) []Header {
-	names := v.strings(at, &p.problems)
-	if tooMany(at, len(names), maxHostHeaders, &p.problems) {
+func (p *headerParser) removed(at string, v document.Value) []Header {
+	names := v.AsStrings(at, &p.Problems)
+	if p.TooMany(at, len(names), maxHostHeaders) {
 		return nil
 	}
 	headers := make([]Header, 0, len(names))
 	for i, n := range names {
 		if flaw := headerNameFlaw(n); flaw != "" {
-			p.add(element(at, i), "%s %s", name.Quote(name.Shown(n, name.IsToken)), strings.Replace(flaw, "cannot be set", "cannot be removed", 1))
+			p.Add(document.Element(at, i), "%s %s", name.Quote(name.Shown(n, name.IsToken)), strings.Replace(flaw, "cannot be set", "cannot be removed", 1))
 		}
 		headers = append(headers, Header{Name: textproto.CanonicalMIMEHeaderKey(n), Value: name.NewSecret(""), Remove: true})
 	}
@@ -257,9 +259,9 @@ func (p *headerParser) checkRemoved(at string, rule *HeaderRule) {
 		switch n := foldHeader(h.Name); {
 		case !h.Remove:
 		case seen[n]:
-			p.add(pointer(at, "remove"), "%s is set as well: every variant that the box sends is removed then anyway", name.Quote(h.Name))
+			p.Add(document.Pointer(at, "remove"), "%s is set as well: every variant that the box sends is removed then anyway", name.Quote(h.Name))
 		case removed[n]:
-			p.add(pointer(at, "remove"), "%s is there twice", name.Quote(h.Name))
+			p.Add(document.Pointer(at, "remove"), "%s is there twice", name.Quote(h.Name))
 		default:
 			removed[n] = true
 		}
@@ -272,32 +274,32 @@ func sortHeaders(headers []Header) {
 
 // isCompact reports whether an entry has only header names and literal values. The one key of a rule whose value is a text is
 // no name of a header: else the requests would go to their server.
-func isCompact(entry value) bool {
-	return entry.kind == kindObject && !entry.has("forward_url") &&
-		!slices.ContainsFunc(entry.items, func(v value) bool { return v.kind != kindText })
+func isCompact(entry document.Value) bool {
+	return entry.Kind == document.Object && !entry.Has("forward_url") &&
+		!slices.ContainsFunc(entry.Items, func(v document.Value) bool { return v.Kind != document.Text })
 }
 
-func (p *headerParser) headers(at string, v value) []Header {
-	if v.kind != kindObject {
-		p.add(at, "is %s; want an object of header names and values", v.kind)
+func (p *headerParser) headers(at string, v document.Value) []Header {
+	if v.Kind != document.Object {
+		p.Add(at, "is %s; want an object of header names and values", v.Kind)
 		return nil
 	}
-	if len(v.keys) > maxHostHeaders {
-		p.add(at, "there are %d headers; the limit for one host is %d", len(v.keys), maxHostHeaders)
+	if len(v.Keys) > maxHostHeaders {
+		p.Add(at, "there are %d headers; the limit for one host is %d", len(v.Keys), maxHostHeaders)
 		return nil
 	}
-	headers := make([]Header, 0, len(v.keys))
+	headers := make([]Header, 0, len(v.Keys))
 	seen := map[string]string{}
-	for i, n := range v.keys {
+	for i, n := range v.Keys {
 		shown := name.Shown(n, name.IsToken)
-		at := pointer(at, shown)
+		at := document.Pointer(at, shown)
 		if flaw := headerNameFlaw(n); flaw != "" {
-			p.add(at, "%s %s", name.Quote(shown), flaw)
+			p.Add(at, "%s %s", name.Quote(shown), flaw)
 		} else if other, twice := seen[foldHeader(n)]; twice {
-			p.add(at, "%s and %s are the same header to a server; keep one of them", name.Quote(other), name.Quote(n))
+			p.Add(at, "%s and %s are the same header to a server; keep one of them", name.Quote(other), name.Quote(n))
 		}
 		seen[foldHeader(n)] = n
-		text := p.value(at, shown, v.items[i], true)
+		text := p.value(at, shown, v.Items[i], true)
 		headers = append(headers, Header{
 			Name: textproto.CanonicalMIMEHeaderKey(n), Value: text.literal, Source: text.source,
 			Prefix: text.prefix, Suffix: text.suffix, Basic: text.basic, User: text.user,
@@ -307,25 +309,25 @@ func (p *headerParser) headers(at string, v value) []Header {
 	return headers
 }
 
-func (p *headerParser) placeholders(at string, v value) []Placeholder {
-	if v.kind != kindObject {
-		p.add(at, "is %s; want an object of variables and values", v.kind)
+func (p *headerParser) placeholders(at string, v document.Value) []Placeholder {
+	if v.Kind != document.Object {
+		p.Add(at, "is %s; want an object of variables and values", v.Kind)
 		return nil
 	}
-	if len(v.keys) > maxHostPlaceholders {
-		p.add(at, "there are %d placeholders; the limit for one host is %d", len(v.keys), maxHostPlaceholders)
+	if len(v.Keys) > maxHostPlaceholders {
+		p.Add(at, "there are %d placeholders; the limit for one host is %d", len(v.Keys), maxHostPlaceholders)
 		return nil
 	}
-	placeholders := make([]Placeholder, 0, len(v.keys))
-	for i, n := range v.keys {
+	placeholders := make([]Placeholder, 0, len(v.Keys))
+	for i, n := range v.Keys {
 		shown := name.Shown(n, name.IsWordByte)
-		at := pointer(at, shown)
+		at := document.Pointer(at, shown)
 		if flaw := variableFlaw(n); flaw != "" {
-			p.add(at, "%s %s", name.Quote(shown), flaw)
+			p.Add(at, "%s %s", name.Quote(shown), flaw)
 		}
-		text := p.value(at, shown, v.items[i], false)
+		text := p.value(at, shown, v.Items[i], false)
 		if text.source == "" && text.literal.Reveal() == "" {
-			p.add(at, "the value of %s is empty", name.Quote(shown))
+			p.Add(at, "the value of %s is empty", name.Quote(shown))
 		}
 		placeholders = append(placeholders, Placeholder{Variable: n, Value: text.literal, Source: text.source})
 	}
@@ -342,35 +344,35 @@ type headerText struct {
 }
 
 // value reads a literal or the name of a secret. affixes says whether the secret may have a prefix and suffix.
-func (p *headerParser) value(at, n string, v value, affixes bool) (text headerText) {
+func (p *headerParser) value(at, n string, v document.Value, affixes bool) (text headerText) {
 	text.literal = name.NewSecret("")
-	if v.kind == kindText {
-		text.literal = p.literal(at, n, v.text)
+	if v.Kind == document.Text {
+		text.literal = p.literal(at, n, v.Text)
 		return text
 	}
-	known := map[string]func(string, value){
-		"value":  func(at string, v value) { text.literal = p.literal(at, n, v.string(at, &p.problems)) },
-		"secret": func(at string, v value) { text.source = p.source(at, v) },
+	known := map[string]func(string, document.Value){
+		"value":  func(at string, v document.Value) { text.literal = p.literal(at, n, v.AsString(at, &p.Problems)) },
+		"secret": func(at string, v document.Value) { text.source = p.source(at, v) },
 	}
 	if affixes {
-		known["prefix"] = func(at string, v value) { text.prefix = p.affix(at, v, false) }
-		known["suffix"] = func(at string, v value) { text.suffix = p.affix(at, v, true) }
-		known["encode"] = func(at string, v value) { text.basic = p.oneOf(at, v, "basic") == "basic" }
-		known["user"] = func(at string, v value) { text.user = p.user(at, v) }
+		known["prefix"] = func(at string, v document.Value) { text.prefix = p.affix(at, v, false) }
+		known["suffix"] = func(at string, v document.Value) { text.suffix = p.affix(at, v, true) }
+		known["encode"] = func(at string, v document.Value) { text.basic = p.oneOf(at, v, "basic") == "basic" }
+		known["user"] = func(at string, v document.Value) { text.user = p.user(at, v) }
 	}
-	v.fields(at, `a string, {"secret": name} or {"value": string}`, &p.problems, known)
-	if v.kind != kindObject {
+	v.Fields(at, `a string, {"secret": name} or {"value": string}`, &p.Problems, known)
+	if v.Kind != document.Object {
 		return text
 	}
-	switch literal, secret := v.has("value"), v.has("secret"); {
+	switch literal, secret := v.Has("value"), v.Has("secret"); {
 	case literal == secret:
-		p.add(at, `needs one of "secret" and "value"`)
-	case literal && (v.has("prefix") || v.has("suffix")):
-		p.add(at, `"prefix" and "suffix" go around a secret; write them into the value`)
-	case v.has("user") && !v.has("encode"):
-		p.add(pointer(at, "user"), `is for "encode": "basic"`)
-	case v.has("encode") && (v.has("prefix") || v.has("suffix")):
-		p.add(at, `"encode" makes the whole value; leave "prefix" and "suffix" out`)
+		p.Add(at, `needs one of "secret" and "value"`)
+	case literal && (v.Has("prefix") || v.Has("suffix")):
+		p.Add(at, `"prefix" and "suffix" go around a secret; write them into the value`)
+	case v.Has("user") && !v.Has("encode"):
+		p.Add(document.Pointer(at, "user"), `is for "encode": "basic"`)
+	case v.Has("encode") && (v.Has("prefix") || v.Has("suffix")):
+		p.Add(at, `"encode" makes the whole value; leave "prefix" and "suffix" out`)
 	case text.basic && literal:
 		text.literal, text.basic, text.user = name.NewSecret(BasicCredentials(text.user, text.literal.Reveal())), false, ""
 	}
@@ -382,40 +384,40 @@ func BasicCredentials(user, password string) string {
 	return "Basic " + base64.StdEncoding.EncodeToString([]byte(user+":"+password))
 }
 
-func (p *headerParser) user(at string, v value) string {
-	user := v.string(at, &p.problems)
+func (p *headerParser) user(at string, v document.Value) string {
+	user := v.AsString(at, &p.Problems)
 	if flaw := headerBytesFlaw(user); flaw != "" {
-		p.add(at, "%s", flaw)
+		p.Add(at, "%s", flaw)
 	}
 	if strings.Contains(user, ":") || len(user) > 256 {
-		p.add(at, "is not a user of basic authentication: at most 256 bytes without a colon")
+		p.Add(at, "is not a user of basic authentication: at most 256 bytes without a colon")
 	}
 	return user
 }
 
 func (p *headerParser) literal(at, n, text string) name.Secret {
 	if flaw := headerValueFlaw(text); flaw != "" {
-		p.add(at, "the value of %s %s", name.Quote(n), flaw)
+		p.Add(at, "the value of %s %s", name.Quote(n), flaw)
 	}
 	return name.NewSecret(text)
 }
 
-func (p *headerParser) source(at string, v value) string {
-	name := v.string(at, &p.problems)
+func (p *headerParser) source(at string, v document.Value) string {
+	name := v.AsString(at, &p.Problems)
 	switch {
-	case v.kind != kindText:
+	case v.Kind != document.Text:
 	case !IsSecretName(name):
-		p.add(at, "is not the name of a secret: letters, digits, '.', '_' and '-', at most 64") // perhaps the secret itself
+		p.Add(at, "is not the name of a secret: letters, digits, '.', '_' and '-', at most 64") // perhaps the secret itself
 	case p.known != nil && !p.known(name):
-		p.add(at, "there is no secret of this name in the gateway's configuration")
+		p.Add(at, "there is no secret of this name in the gateway's configuration")
 	}
 	return name
 }
 
-func (p *headerParser) affix(at string, v value, suffix bool) string {
-	text := v.string(at, &p.problems)
+func (p *headerParser) affix(at string, v document.Value, suffix bool) string {
+	text := v.AsString(at, &p.Problems)
 	if flaw := affixFlaw(text, suffix); flaw != "" {
-		p.add(at, "%s", flaw)
+		p.Add(at, "%s", flaw)
 	}
 	return text
 }

@@ -1,9 +1,10 @@
 package policy
 
 import (
-	"boxgate/policy/name"
 	"slices"
 	"strings"
+
+	"boxgate/policy/name"
 )
 
 // hostKey is the host of a header rule, whatever its port.

@@ -1,9 +1,10 @@
 package policy
 
 import (
-	"boxgate/policy/name"
 	"slices"
 	"testing"
+
+	"boxgate/policy/name"
 )
 
 // TestScrubbingOfOtherPorts: what rules mask is masked on every port of their hosts, those of wildcards included.

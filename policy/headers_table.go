@@ -1,10 +1,12 @@
 package policy
 
 import (
-	"boxgate/policy/name"
 	"fmt"
 	"slices"
 	"strings"
+
+	"boxgate/policy/document"
+	"boxgate/policy/name"
 )
 
 // headerTable finds the header rules of a host. Every header pattern has a port, given or 443.
@@ -38,7 +40,7 @@ type alternative struct {
 	match *requestMatcher // nil: every request
 }
 
-func newHeaderTable(rules []HeaderRule, ps *problems) headerTable {
+func newHeaderTable(rules []HeaderRule, ps *document.Problems) headerTable {
 	t := headerTable{}
 	if len(rules) > 0 {
 		t.rules = make(map[headerKey]*alternatives, len(rules))
@@ -47,7 +49,7 @@ func newHeaderTable(rules []HeaderRule, ps *problems) headerTable {
 	for i, r := range rules {
 		p := r.key()
 		if p.Name().IsZero() {
-			ps.add(fmt.Sprintf("/attach_headers/%d", i), "has no host pattern")
+			ps.Add(fmt.Sprintf("/attach_headers/%d", i), "has no host pattern")
 		}
 		key := headerKey{p.Name().String(), p.IsWildcard(), p.Port()}
 		if r.Login != nil && r.Login.Proxy != nil { // not for what boxes say to the host
@@ -59,11 +61,11 @@ func newHeaderTable(rules []HeaderRule, ps *problems) headerTable {
 		}
 		of := t.rules[key]
 		if of != nil && (key != last || len(of.list) == maxAlternatives) {
-			ps.add(pointer("/attach_headers", r.Pattern.String()), "is a duplicate")
+			ps.Add(document.Pointer("/attach_headers", r.Pattern.String()), "is a duplicate")
 			continue
 		}
 		if of != nil && (r.Login != nil || of.list[0].Login != nil) || r.Login != nil && p.IsWildcard() {
-			ps.add(pointer("/attach_headers", r.Pattern.String()), "is a login, which is for one host and has no alternatives")
+			ps.Add(document.Pointer("/attach_headers", r.Pattern.String()), "is a login, which is for one host and has no alternatives")
 			continue
 		}
 		if of == nil {
@@ -117,10 +119,10 @@ func (r *HeaderRule) Secrets() []string {
 }
 
 // add adds the next rule of the pattern.
-func (of *alternatives) add(r HeaderRule, ps *problems) {
+func (of *alternatives) add(r HeaderRule, ps *document.Problems) {
 	a := alternative{HeaderRule: r}
 	if r.Match != nil {
-		at := element(pointer("/attach_headers", r.Pattern.String()), len(of.list))
+		at := document.Element(document.Pointer("/attach_headers", r.Pattern.String()), len(of.list))
 		a.match = checkMatch(at+"/match", *r.Match, ps)
 		of.paths = of.paths || a.match.path != nil
 		of.needs.add(a.match.needs())

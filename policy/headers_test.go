@@ -1,10 +1,12 @@
 package policy
 
 import (
-	"boxgate/policy/name"
 	"errors"
 	"strings"
 	"testing"
+
+	"boxgate/policy/document"
+	"boxgate/policy/name"
 )
 
 func mustRules(t testing.TB, doc string) []HeaderRule {
@@ -81,7 +83,7 @@ func TestClientCertificates(t *testing.T) {
 		`{"client_certificate": {"secret": "a"}, "scrub": true}`:                   "/a.test/scrub",
 	} {
 		_, err := ParseHeaderRules([]byte(`{"a.test": `+entry+`}`), nil)
-		var invalid *InvalidError
+		var invalid *document.InvalidError
 		if pointer == "" { // a header of that name
 			if err != nil {
 				t.Errorf("%s: %v", entry, err)
@@ -126,7 +128,7 @@ func TestHeaderDocumentLimits(t *testing.T) {
 			t.Errorf("%s: the most allowed is refused: %.200s", name, err.Error())
 		}
 		_, err := ParseHeaderRules([]byte(tt.tooMuch), nil)
-		invalid, ok := errors.AsType[*InvalidError](err)
+		invalid, ok := errors.AsType[*document.InvalidError](err)
 		if !ok || len(invalid.Problems) != 1 || invalid.Problems[0].Pointer != tt.at {
 			t.Errorf("%s: one too many: %.200v", name, err)
 		}

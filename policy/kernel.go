@@ -1,8 +1,9 @@
 package policy
 
 import (
-	"boxgate/policy/name"
 	"net/netip"
+
+	"boxgate/policy/name"
 )
 
 // KernelPlan is what nftables enforces by itself. For a new packet the first of these that applies decides: Protected:

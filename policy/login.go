@@ -1,8 +1,9 @@
 package policy
 
 import (
-	"boxgate/policy/name"
 	"net/url"
+
+	"boxgate/policy/name"
 )
 
 // Login says how the gateway logs in to a server that does not speak HTTP, in the place of the box, which has no

@@ -1,11 +1,13 @@
 package policy
 
 import (
-	"boxgate/policy/name"
 	"slices"
 	"strings"
 	"unicode"
 	"unicode/utf8"
+
+	"boxgate/policy/document"
+	"boxgate/policy/name"
 )
 
 // loginKeys are the keys of entries for servers that do not speak HTTP.
@@ -13,24 +15,24 @@ var loginKeys = []string{"postgres", "ssh", "proxy"}
 
 // isLogin reports whether an entry is that of a server that does not speak HTTP. A header that is set to a text is none,
 // whatever its name.
-func isLogin(entry value) bool {
-	return entry.kind == kindObject && slices.ContainsFunc(loginKeys, entry.has) && !isCompact(entry)
+func isLogin(entry document.Value) bool {
+	return entry.Kind == document.Object && slices.ContainsFunc(loginKeys, entry.Has) && !isCompact(entry)
 }
 
 // login reads such an entry.
-func (p *headerParser) login(at string, entry value) *Login {
+func (p *headerParser) login(at string, entry document.Value) *Login {
 	login := &Login{}
-	if len(entry.keys) > 1 {
-		p.add(at, "has a login, which stands alone: nothing else can be done with a protocol other than HTTP")
+	if len(entry.Keys) > 1 {
+		p.Add(at, "has a login, which stands alone: nothing else can be done with a protocol other than HTTP")
 	}
-	for i, key := range entry.keys {
+	for i, key := range entry.Keys {
 		switch key {
 		case "postgres":
-			login.Postgres = p.postgres(pointer(at, key), entry.items[i])
+			login.Postgres = p.postgres(document.Pointer(at, key), entry.Items[i])
 		case "ssh":
-			login.SSH = p.ssh(pointer(at, key), entry.items[i])
+			login.SSH = p.ssh(document.Pointer(at, key), entry.Items[i])
 		case "proxy":
-			login.Proxy = p.proxy(pointer(at, key), entry.items[i])
+			login.Proxy = p.proxy(document.Pointer(at, key), entry.Items[i])
 		}
 	}
 	return login
@@ -40,7 +42,7 @@ func (p *headerParser) login(at string, entry value) *Login {
 func (p *headerParser) loginHost(at string, pattern name.Pattern, login *Login) {
 	switch {
 	case pattern.IsWildcard():
-		p.add(at, "is a wildcard; a login is for one host, as the connection itself does not say which of them it is for")
+		p.Add(at, "is a wildcard; a login is for one host, as the connection itself does not say which of them it is for")
 	case pattern.Port() == 0:
 		port := ":5432"
 		if login.SSH != nil {
@@ -48,9 +50,9 @@ func (p *headerParser) loginHost(at string, pattern name.Pattern, login *Login) 
 		} else if login.Proxy != nil {
 			port = ":3128"
 		}
-		p.add(at, "has no port; a login is for one, as in %s", name.Quote(pattern.Name().String()+port))
+		p.Add(at, "has no port; a login is for one, as in %s", name.Quote(pattern.Name().String()+port))
 	case login.Proxy == nil && (isWeb(pattern.Port()) || pattern.Port() == portDoT):
-		p.add(at, "has a port of HTTP or DNS, where nothing else is spoken")
+		p.Add(at, "has a port of HTTP or DNS, where nothing else is spoken")
 	}
 	if login.SSH != nil {
 		p.sshHost(at, pattern, login.SSH)
@@ -58,31 +60,31 @@ func (p *headerParser) loginHost(at string, pattern name.Pattern, login *Login) 
 }
 
 // postgres reads a login to PostgreSQL.
-func (p *headerParser) postgres(at string, v value) *Postgres {
+func (p *headerParser) postgres(at string, v document.Value) *Postgres {
 	out := &Postgres{Password: name.NewSecret("")}
-	text := func(to *string) func(string, value) {
-		return func(at string, v value) { *to = p.identifier(at, v) }
+	text := func(to *string) func(string, document.Value) {
+		return func(at string, v document.Value) { *to = p.identifier(at, v) }
 	}
-	v.fields(at, "an object of user, database and password", &p.problems, map[string]func(string, value){
+	v.Fields(at, "an object of user, database and password", &p.Problems, map[string]func(string, document.Value){
 		"user":     text(&out.User),
 		"database": text(&out.Database),
-		"password": func(at string, v value) {
+		"password": func(at string, v document.Value) {
 			text := p.value(at, "password", v, false)
 			if text.source == "" && text.literal.Reveal() == "" {
-				p.add(at, "is empty")
+				p.Add(at, "is empty")
 			}
 			out.Password, out.Source = text.literal, text.source
 		},
-		"auth": func(at string, v value) {
-			host, ok := v.string(at, &p.problems), false
-			if out.Auth, ok = ParsePostgresAuth(host); !ok && v.kind == kindText {
-				p.add(at, `is %s; use "scram-sha-256", "password" or "md5"`, name.Quote(host))
+		"auth": func(at string, v document.Value) {
+			host, ok := v.AsString(at, &p.Problems), false
+			if out.Auth, ok = ParsePostgresAuth(host); !ok && v.Kind == document.Text {
+				p.Add(at, `is %s; use "scram-sha-256", "password" or "md5"`, name.Quote(host))
 			}
 		},
 	})
 	for _, key := range []string{"user", "database", "password"} {
-		if v.kind == kindObject && !v.has(key) {
-			p.add(pointer(at, key), "is missing")
+		if v.Kind == document.Object && !v.Has(key) {
+			p.Add(document.Pointer(at, key), "is missing")
 		}
 	}
 	return out
@@ -90,30 +92,30 @@ func (p *headerParser) postgres(at string, v value) *Postgres {
 
 // proxy reads a login to an upstream proxy. What SOCKS (RFC 1929) and basic authentication (RFC 7617) cannot carry is
 // refused.
-func (p *headerParser) proxy(at string, v value) *ProxyLogin {
+func (p *headerParser) proxy(at string, v document.Value) *ProxyLogin {
 	out := &ProxyLogin{Password: name.NewSecret("")}
-	v.fields(at, "an object of username and password", &p.problems, map[string]func(string, value){
-		"scheme": func(at string, v value) {
-			out.Scheme = ProxyScheme(v.string(at, &p.problems))
-			if _, known := defaultProxyPorts[out.Scheme]; !known && v.kind == kindText {
-				p.add(at, `is %s; use "https", "http" or "socks5"`, name.Quote(v.text))
+	v.Fields(at, "an object of username and password", &p.Problems, map[string]func(string, document.Value){
+		"scheme": func(at string, v document.Value) {
+			out.Scheme = ProxyScheme(v.AsString(at, &p.Problems))
+			if _, known := defaultProxyPorts[out.Scheme]; !known && v.Kind == document.Text {
+				p.Add(at, `is %s; use "https", "http" or "socks5"`, name.Quote(v.Text))
 			}
 		},
-		"username": func(at string, v value) {
-			if out.User = v.string(at, &p.problems); v.kind == kindText {
-				checkProxyUser(at, out.User, &p.problems)
+		"username": func(at string, v document.Value) {
+			if out.User = v.AsString(at, &p.Problems); v.Kind == document.Text {
+				checkProxyUser(at, out.User, &p.Problems)
 			}
 		},
-		"password": func(at string, v value) {
+		"password": func(at string, v document.Value) {
 			text := p.value(at, "password", v, false)
 			if out.Password, out.Source = text.literal, text.source; out.Source == "" {
-				checkProxyPassword(at, out.Password, &p.problems)
+				checkProxyPassword(at, out.Password, &p.Problems)
 			}
 		},
 	})
 	for _, key := range []string{"username", "password"} {
-		if v.kind == kindObject && !v.has(key) {
-			p.add(pointer(at, key), "is missing")
+		if v.Kind == document.Object && !v.Has(key) {
+			p.Add(document.Pointer(at, key), "is missing")
 		}
 	}
 	return out
@@ -123,9 +125,9 @@ func (p *headerParser) proxy(at string, v value) *ProxyLogin {
 const maxProxyText = 255
 
 // checkProxyUser checks a user name, which basic authentication ends with a colon.
-func checkProxyUser(at, user string, ps *problems) {
+func checkProxyUser(at, user string, ps *document.Problems) {
 	if err := CheckProxyUser(user); err != nil {
-		ps.add(at, "%s", err)
+		ps.Add(at, "%s", err)
 	}
 }
 
@@ -138,9 +140,9 @@ func CheckProxyUser(user string) error {
 }
 
 // checkProxyPassword checks a literal password.
-func checkProxyPassword(at string, password name.Secret, ps *problems) {
+func checkProxyPassword(at string, password name.Secret, ps *document.Problems) {
 	if text := password.Reveal(); text == "" || len(text) > maxProxyText || strings.ContainsFunc(text, unicode.IsControl) {
-		ps.add(at, "is empty, longer than %d bytes, or has a control character", maxProxyText)
+		ps.Add(at, "is empty, longer than %d bytes, or has a control character", maxProxyText)
 	}
 }
 
@@ -148,14 +150,14 @@ func checkProxyPassword(at string, password name.Secret, ps *problems) {
 const maxIdentifier = 256
 
 // identifier reads the name of a user or database.
-func (p *headerParser) identifier(at string, v value) string {
-	name := v.string(at, &p.problems)
+func (p *headerParser) identifier(at string, v document.Value) string {
+	name := v.AsString(at, &p.Problems)
 	switch {
-	case v.kind != kindText:
+	case v.Kind != document.Text:
 	case name == "" || len(name) > maxIdentifier:
-		p.add(at, "is empty or longer than %d bytes", maxIdentifier)
+		p.Add(at, "is empty or longer than %d bytes", maxIdentifier)
 	case !utf8.ValidString(name) || strings.ContainsFunc(name, unicode.IsControl):
-		p.add(at, "has a control character")
+		p.Add(at, "has a control character")
 	}
 	return name
 }

@@ -1,9 +1,10 @@
 package policy
 
 import (
-	"boxgate/policy/name"
 	"net/netip"
 	"slices"
+
+	"boxgate/policy/name"
 )
 
 // Loosens reports whether the kernel forwards under the next plan all that it forwards under the old one, so that no

@@ -1,10 +1,12 @@
 package policy
 
 import (
-	"boxgate/policy/name"
 	"regexp"
 	"regexp/syntax"
 	"strings"
+
+	"boxgate/policy/document"
+	"boxgate/policy/name"
 )
 
 // Limits of a match. Those of regular expressions bound the time that one takes: it grows with the size of the program
@@ -16,17 +18,17 @@ const (
 )
 
 // checkMatch checks a match and makes it ready to compare. It is valid only if ps stays empty.
-func checkMatch(at string, m Match, ps *problems) *requestMatcher {
+func checkMatch(at string, m Match, ps *document.Problems) *requestMatcher {
 	out := &requestMatcher{methods: m.Methods}
 	if m.IsZero() && m.Methods == nil {
-		ps.add(at, "is empty; leave it out to match every request")
+		ps.Add(at, "is empty; leave it out to match every request")
 	}
 	if m.Methods != nil && len(m.Methods) == 0 {
-		ps.add(at+"/methods", "is empty; leave it out to match every method")
+		ps.Add(at+"/methods", "is empty; leave it out to match every method")
 	}
-	if !tooMany(at+"/methods", len(m.Methods), maxRuleElements, ps) {
+	if !ps.TooMany(at+"/methods", len(m.Methods), maxRuleElements) {
 		for i, method := range m.Methods {
-			checkMethod(element(at+"/methods", i), method, ps)
+			checkMethod(document.Element(at+"/methods", i), method, ps)
 		}
 	}
 	if m.Path != nil {
@@ -38,25 +40,25 @@ func checkMatch(at string, m Match, ps *problems) *requestMatcher {
 }
 
 // checkParameter completes the matcher of a query parameter.
-func checkParameter(at string, p *pairMatcher, ps *problems) {
+func checkParameter(at string, p *pairMatcher, ps *document.Problems) {
 	if p.folded = foldParameter(p.key.text); p.key.exact && p.key.text == "" {
-		ps.add(at, "is an empty name")
+		ps.Add(at, "is an empty name")
 	}
 }
 
 // checkMatchedHeader completes the matcher of a header, whose name is compared in lower case.
-func checkMatchedHeader(at string, p *pairMatcher, ps *problems) {
+func checkMatchedHeader(at string, p *pairMatcher, ps *document.Problems) {
 	n := p.key.text
 	p.key.text, p.key.re, p.folded = p.key.folded, p.key.foldedRE, foldHeader(n)
 	if !p.key.exact {
 		return
 	}
 	if flaw := headerNameFlaw(n); flaw != "" {
-		ps.add(at, "%s %s", name.Quote(name.Shown(n, name.IsToken)), strings.Replace(flaw, "cannot be set", "cannot be matched", 1))
+		ps.Add(at, "%s %s", name.Quote(name.Shown(n, name.IsToken)), strings.Replace(flaw, "cannot be set", "cannot be matched", 1))
 	}
 }
 
-func checkPathMatcher(at string, m Matcher, ps *problems) *pathMatcher {
+func checkPathMatcher(at string, m Matcher, ps *document.Problems) *pathMatcher {
 	sent := checkMatcher(at, m, ps)
 	out := &pathMatcher{sent, sent}
 	switch {
@@ -65,7 +67,7 @@ func checkPathMatcher(at string, m Matcher, ps *problems) *pathMatcher {
 	case m.Prefix != nil && *m.Prefix != "":
 		out.resolved.set(checkPath(at+"/prefix", escapeStar(*m.Prefix), ps).clean)
 	case m.Exact != nil:
-		ps.add(at+"/exact", "is empty; every path begins with /")
+		ps.Add(at+"/exact", "is empty; every path begins with /")
 	}
 	return out
 }
@@ -79,8 +81,8 @@ func escapeStar(path string) string {
 }
 
 // checkPairs checks the conditions on a query or on headers; complete fills in what depends on which of them it is.
-func checkPairs(at string, m MatchPairs, ps *problems, complete func(at string, p *pairMatcher, ps *problems)) []pairMatcher {
-	if tooMany(at, len(m.Pairs), maxMatchPairs, ps) {
+func checkPairs(at string, m MatchPairs, ps *document.Problems, complete func(at string, p *pairMatcher, ps *document.Problems)) []pairMatcher {
+	if ps.TooMany(at, len(m.Pairs), maxMatchPairs) {
 		return nil
 	}
 	out := make([]pairMatcher, 0, len(m.Pairs))
@@ -100,26 +102,26 @@ func checkPairs(at string, m MatchPairs, ps *problems, complete func(at string, 
 func pairPointer(at string, m MatchPairs, i int) string {
 	for _, p := range m.Pairs {
 		if p.Key.Exact == nil || p.Value == nil {
-			return element(at, i)
+			return document.Element(at, i)
 		}
 	}
-	return pointer(at, *m.Pairs[i].Key.Exact)
+	return document.Pointer(at, *m.Pairs[i].Key.Exact)
 }
 
-func checkMatcher(at string, m Matcher, ps *problems) (out textMatcher) {
+func checkMatcher(at string, m Matcher, ps *document.Problems) (out textMatcher) {
 	given := 0
 	for _, s := range []*string{m.Exact, m.Prefix, m.Regex} {
 		if s != nil {
 			given++
 			if len(*s) > maxMatcherText {
-				ps.add(at, "is longer than %d bytes", maxMatcherText)
+				ps.Add(at, "is longer than %d bytes", maxMatcherText)
 				return out
 			}
 		}
 	}
 	switch {
 	case given != 1:
-		ps.add(at, `needs exactly one of "exact", "prefix" and "regex"`)
+		ps.Add(at, `needs exactly one of "exact", "prefix" and "regex"`)
 	case m.Regex != nil:
 		out.re, out.foldedRE, out.size = checkRegex(at+"/regex", *m.Regex, ps)
 	case m.Exact != nil:
@@ -140,26 +142,26 @@ func (m *textMatcher) set(text string) {
 }
 
 // checkRegex compiles a regular expression, as written and without regard to case.
-func checkRegex(at, expr string, ps *problems) (re, folded *regexp.Regexp, size int) {
+func checkRegex(at, expr string, ps *document.Problems) (re, folded *regexp.Regexp, size int) {
 	if expr == "" {
-		ps.add(at, `is empty; {"prefix": ""} matches everything`)
+		ps.Add(at, `is empty; {"prefix": ""} matches everything`)
 		return nil, nil, 0
 	}
 	size, err := programSize("(?i:" + expr + ")")
 	if err != nil {
-		ps.add(at, "is no regular expression (RE2): %s", regexFlaw(err))
+		ps.Add(at, "is no regular expression (RE2): %s", regexFlaw(err))
 		return nil, nil, 0
 	} else if size > maxRegexProgram {
-		ps.add(at, "is too large: it compiles to %d instructions, the limit is %d; use fewer or smaller repetitions", size, maxRegexProgram)
+		ps.Add(at, "is too large: it compiles to %d instructions, the limit is %d; use fewer or smaller repetitions", size, maxRegexProgram)
 		return nil, nil, 0
 	}
 	re, err = regexp.Compile(expr)
 	if err != nil { // "a)(?:b" is an expression only inside the parentheses
-		ps.add(at, "is no regular expression (RE2): %s", regexFlaw(err))
+		ps.Add(at, "is no regular expression (RE2): %s", regexFlaw(err))
 		return nil, nil, 0
 	}
 	if folded, err = regexp.Compile("(?i:" + expr + ")"); err != nil {
-		ps.add(at, "is no regular expression (RE2): %s", regexFlaw(err))
+		ps.Add(at, "is no regular expression (RE2): %s", regexFlaw(err))
 	}
 	return re, folded, size
 }

@@ -1,10 +1,11 @@
 package policy
 
 import (
-	"boxgate/policy/name"
 	"fmt"
 	"strings"
 	"testing"
+
+	"boxgate/policy/name"
 )
 
 // manyRules are as many alternatives as a host may have, each with as many conditions of the kind as it may have.

@@ -1,12 +1,14 @@
 package policy
 
 import (
-	"boxgate/policy/name"
 	"encoding/json"
 	"errors"
 	"net/url"
 	"strings"
 	"testing"
+
+	"boxgate/policy/document"
+	"boxgate/policy/name"
 
 	"github.com/google/go-cmp/cmp"
 )
@@ -14,14 +16,14 @@ import (
 // parsedMatch returns a match in JSON, ready to compare.
 func parsedMatch(t testing.TB, doc string) (Match, *requestMatcher) {
 	t.Helper()
-	var ps problems
-	v, ok := parseDocument([]byte(doc), &ps)
+	var ps document.Problems
+	v, ok := document.Parse([]byte(doc), &ps)
 	if !ok {
-		t.Fatal(ps.err())
+		t.Fatal(ps.Err())
 	}
 	m := readMatch("", v, &ps)
 	out := checkMatch("", *m, &ps)
-	if err := ps.err(); err != nil {
+	if err := ps.Err(); err != nil {
 		t.Fatalf("%s: %v", doc, err)
 	}
 	return *m, out
@@ -244,15 +246,15 @@ func TestMatchProblems(t *testing.T) {
 		`{"headers": {"a": {"exact": "` + strings.Repeat("x", maxMatcherText+1) + `"}}}`: "/headers/a",
 		`{"header": {}}`: "/header",
 	} {
-		var ps problems
-		v, ok := parseDocument([]byte(doc), &ps)
+		var ps document.Problems
+		v, ok := document.Parse([]byte(doc), &ps)
 		if !ok {
 			t.Fatal(doc)
 		}
 		checkMatch("", *readMatch("", v, &ps), &ps)
-		invalid, ok := errors.AsType[*InvalidError](ps.err())
+		invalid, ok := errors.AsType[*document.InvalidError](ps.Err())
 		if !ok || invalid.Problems[0].Pointer != at {
-			t.Errorf("%.80s: %v, want a problem at %q", doc, ps.err(), at)
+			t.Errorf("%.80s: %v, want a problem at %q", doc, ps.Err(), at)
 		}
 	}
 }
@@ -265,9 +267,9 @@ func FuzzFitQuery(f *testing.F) {
 	}
 	f.Fuzz(func(t *testing.T, query, name, value string) {
 		m := Match{Query: MatchPairs{[]MatchPair{{Key: *MatchExact(name), Value: MatchExact(value)}}}}
-		var ps problems
+		var ps document.Problems
 		matcher := checkMatch("", m, &ps)
-		if ps.err() != nil || strings.Contains(query, "#") {
+		if ps.Err() != nil || strings.Contains(query, "#") {
 			return
 		}
 		got := matcher.query[0].fitQuery(query, &effort{fullEffort})
@@ -294,15 +296,15 @@ func FuzzFitQuery(f *testing.F) {
 func FuzzMatch(f *testing.F) {
 	f.Add([]byte(`{"methods":["GET"],"path":{"regex":"^/(a|b)*$"},"query":{"a":{"exact":"x"}},"headers":[{"key":{"prefix":"x-"}}]}`), "/a?a=x", "x-a")
 	f.Fuzz(func(t *testing.T, data []byte, target, header string) {
-		var ps problems
-		v, ok := parseDocument(data, &ps)
+		var ps document.Problems
+		v, ok := document.Parse(data, &ps)
 		if !ok {
 			return
 		}
 		m := readMatch("", v, &ps)
 		matcher := checkMatch("", *m, &ps)
-		if ps.err() != nil {
-			checkInvalid(t, ps.err())
+		if ps.Err() != nil {
+			checkInvalid(t, ps.Err())
 			return
 		}
 		stored, err := json.Marshal(m)
@@ -314,8 +316,8 @@ func FuzzMatch(f *testing.F) {
 			t.Fatalf("%s: %v", stored, err)
 		}
 		same := checkMatch("", again, &ps)
-		if ps.err() != nil {
-			t.Fatalf("%s: %v", stored, ps.err())
+		if ps.Err() != nil {
+			t.Fatalf("%s: %v", stored, ps.Err())
 		}
 		request := "GET " + target + "\n" + header + ": " + target
 		if a, b := fitOf(matcher, request), fitOf(same, request); a != b {

@@ -1,9 +1,10 @@
 package policy
 
 import (
-	"boxgate/policy/name"
 	"strings"
 	"unicode/utf8"
+
+	"boxgate/policy/name"
 )
 
 // isAmbiguous reports whether servers may read a path (as sent, without its query) in different ways, so that a request

@@ -1,12 +1,13 @@
 package policy
 
 import (
-	"boxgate/policy/name"
 	"net/url"
 	"path"
 	"strings"
 	"testing"
 	"unicode/utf8"
+
+	"boxgate/policy/name"
 )
 
 // TestAmbiguousPaths: what servers read in different ways, and what they all read alike.

@@ -1,13 +1,14 @@
 package policy
 
 import (
-	"boxgate/policy/name"
 	"bytes"
 	"crypto/hmac"
 	"crypto/sha256"
 	"encoding/base32"
 	"slices"
 	"strings"
+
+	"boxgate/policy/name"
 )
 
 // A token is tokenPrefix and 160 bits in lower-case base32: what a box holds in the place of a secret. It is recognised

@@ -1,8 +1,9 @@
 package policy
 
 import (
-	"boxgate/policy/name"
 	"slices"
+
+	"boxgate/policy/name"
 )
 
 // Places are where the placeholders of a rule may stand in a request, besides header values.

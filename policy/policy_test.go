@@ -1,12 +1,13 @@
 package policy
 
 import (
-	"boxgate/policy/name"
 	"fmt"
 	"net/netip"
 	"reflect"
 	"strings"
 	"testing"
+
+	"boxgate/policy/name"
 )
 
 func mustName(t testing.TB, s string) name.Name {

@@ -1,10 +1,12 @@
 package policy
 
 import (
-	"boxgate/policy/name"
 	"regexp"
 	"slices"
 	"strings"
+
+	"boxgate/policy/document"
+	"boxgate/policy/name"
 )
 
 const (
@@ -17,13 +19,13 @@ const (
 const gitHubWrites = "pulls|issues|git|contents|merges|merge-upstream|comments|commits|statuses|labels|milestones|releases"
 
 // checkRepos checks the rules for repositories and compiles them to request rules.
-func checkRepos(at string, repos []RepoRule, ps *problems) (out []requestRule) {
-	if tooMany(at, len(repos), maxRepos, ps) {
+func checkRepos(at string, repos []RepoRule, ps *document.Problems) (out []requestRule) {
+	if ps.TooMany(at, len(repos), maxRepos) {
 		return nil
 	}
 	var hosts []string
 	for i, r := range repos {
-		at := element(at, i)
+		at := document.Element(at, i)
 		if r.Host == "" {
 			r.Host = gitHub
 		}
@@ -68,37 +70,37 @@ var otherNames = map[string]string{
 }
 
 // check reports whether a rule is valid.
-func (r RepoRule) check(at string, ps *problems) bool {
-	before := len(ps.list)
+func (r RepoRule) check(at string, ps *document.Problems) bool {
+	before := len(ps.List)
 	p, err := name.ParsePattern(r.Host)
 	switch host := p.Name().String(); {
 	case err != nil:
-		ps.add(at+"/host", "%s", err)
+		ps.Add(at+"/host", "%s", err)
 	case p.IsWildcard():
-		ps.add(at+"/host", "%s is a wildcard; name the host", name.Quote(r.Host))
+		ps.Add(at+"/host", "%s is a wildcard; name the host", name.Quote(r.Host))
 	case otherNames[host] != "":
-		ps.add(at+"/host", "%s is not the host of repositories; use %q", name.Quote(r.Host), otherNames[host])
+		ps.Add(at+"/host", "%s is not the host of repositories; use %q", name.Quote(r.Host), otherNames[host])
 	case p.Port() != 0 && (host == gitHub || host == gitLab):
-		ps.add(at+"/host", "%s has a port on which there are no repositories; use %q", name.Quote(r.Host), host)
+		ps.Add(at+"/host", "%s has a port on which there are no repositories; use %q", name.Quote(r.Host), host)
 	}
 	r.checkPath(at, ps)
-	return len(ps.list) == before
+	return len(ps.List) == before
 }
 
 // checkPath checks the name of the repository, and the access.
-func (r RepoRule) checkPath(at string, ps *problems) {
+func (r RepoRule) checkPath(at string, ps *document.Problems) {
 	switch segments := strings.Count(r.Name, "/") + 1; {
 	case len(r.Name) > 256 || !repoName.MatchString(r.Name):
-		ps.add(at+"/name", "%s is no path of a repository, such as owner/name", name.Quote(r.Name))
+		ps.Add(at+"/name", "%s is no path of a repository, such as owner/name", name.Quote(r.Name))
 	case strings.HasSuffix(strings.ToLower(r.Name), ".git"):
-		ps.add(at+"/name", "ends in .git; use %q, which stands for both forms", r.Name[:len(r.Name)-len(".git")])
+		ps.Add(at+"/name", "ends in .git; use %q, which stands for both forms", r.Name[:len(r.Name)-len(".git")])
 	case r.Host == gitHub && segments != 2, r.Host == gitLab && segments < 2:
-		ps.add(at+"/name", "%s is not owner/name", name.Quote(r.Name))
+		ps.Add(at+"/name", "%s is not owner/name", name.Quote(r.Name))
 	}
 	switch r.Access {
 	case accessRead, accessPush:
 	default:
-		ps.add(at+"/access", `%s is no access; use "read" or "push"`, name.Quote(r.Access))
+		ps.Add(at+"/access", `%s is no access; use "read" or "push"`, name.Quote(r.Access))
 	}
 }
 

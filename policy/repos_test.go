@@ -1,9 +1,11 @@
 package policy
 
 import (
-	"boxgate/policy/name"
 	"errors"
 	"testing"
+
+	"boxgate/policy/document"
+	"boxgate/policy/name"
 )
 
 // TestRepoServices: the service that git asks for decides, and no second one beside it.
@@ -57,7 +59,7 @@ func TestRepoProblems(t *testing.T) {
 		`{"name": "acme/web", "access": "read", "branch": "x"}`:                "/repos/0/branch",
 	} {
 		_, err := ParseSpec([]byte(`{"mode": "allow-all", "repos": [` + doc + `]}`))
-		invalid, ok := errors.AsType[*InvalidError](err)
+		invalid, ok := errors.AsType[*document.InvalidError](err)
 		if !ok || invalid.Problems[0].Pointer != at {
 			t.Errorf("%s: %v, want a problem at %q", doc, err, at)
 		}

@@ -1,9 +1,10 @@
 package policy
 
 import (
-	"boxgate/policy/name"
 	"slices"
 	"strings"
+
+	"boxgate/policy/name"
 )
 
 // requestRule is a RequestRule ready to match.

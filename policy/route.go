@@ -1,10 +1,11 @@
 package policy
 
 import (
-	"boxgate/policy/name"
 	"net/netip"
 	"slices"
 	"strings"
+
+	"boxgate/policy/name"
 )
 
 // Action is what is to be done with a connection or a request. The zero value is Refuse.

@@ -1,9 +1,10 @@
 package policy
 
 import (
-	"boxgate/policy/name"
 	"slices"
 	"strings"
+
+	"boxgate/policy/name"
 )
 
 // passing is what the plain interpreter says of a connection or request: the action, the name it goes by, whether it goes

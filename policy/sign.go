@@ -1,8 +1,9 @@
 package policy
 
 import (
-	"boxgate/policy/name"
 	"strings"
+
+	"boxgate/policy/name"
 )
 
 // Signing says how the gateway signs the requests of a header rule, with keys that the box does not have. At most one

@@ -1,6 +1,7 @@
 package policy
 
 import (
+	"boxgate/policy/document"
 	"errors"
 	"strings"
 	"testing"
@@ -81,7 +82,7 @@ func TestRewriteProblems(t *testing.T) {
 		`{"headers": {"A": {"secret": "k", "encode": "basic", "prefix": "a"}}}`: "/headers/A",
 	} {
 		_, err := ParseHeaderRules([]byte(`{"a.test": `+entry+`}`), nil)
-		invalid, ok := errors.AsType[*InvalidError](err)
+		invalid, ok := errors.AsType[*document.InvalidError](err)
 		if !ok {
 			t.Errorf("%s is accepted", entry)
 			continue

@@ -1,9 +1,10 @@
 package policy
 
 import (
-	"boxgate/policy/name"
 	"fmt"
 	"net/netip"
+
+	"boxgate/policy/name"
 )
 
 // Source is from which addresses of the host the connections of a box leave, one for each family at most. With one alone,

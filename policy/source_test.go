@@ -1,9 +1,10 @@
 package policy
 
 import (
-	"boxgate/policy/name"
 	"net/netip"
 	"testing"
+
+	"boxgate/policy/name"
 )
 
 func TestParseSource(t *testing.T) {

@@ -1,9 +1,10 @@
 package policy
 
 import (
-	"boxgate/policy/name"
 	"net/netip"
 	"slices"
+
+	"boxgate/policy/name"
 )
 
 // Mode is the kind of a policy.

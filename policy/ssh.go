@@ -1,9 +1,10 @@
 package policy
 
 import (
-	"boxgate/policy/name"
 	"slices"
 	"strings"
+
+	"boxgate/policy/name"
 )
 
 // SSH is a login to an SSH server: one user, whose private key the gateway holds, and what that user may do there.

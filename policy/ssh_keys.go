@@ -1,12 +1,13 @@
 package policy
 
 import (
-	"boxgate/policy/name"
 	"encoding/base64"
 	"encoding/binary"
 	"errors"
 	"fmt"
 	"strings"
+
+	"boxgate/policy/name"
 )
 
 // HostKey is a public key in the form of RFC 4253, 6.6.

@@ -1,10 +1,12 @@
 package policy
 
 import (
-	"boxgate/policy/name"
 	"strings"
 	"unicode"
 	"unicode/utf8"
+
+	"boxgate/policy/document"
+	"boxgate/policy/name"
 )
 
 // Limits of logins to SSH servers.
@@ -18,68 +20,68 @@ const (
 )
 
 // ssh reads a login to an SSH server.
-func (p *headerParser) ssh(at string, v value) *SSH {
+func (p *headerParser) ssh(at string, v document.Value) *SSH {
 	out := &SSH{}
-	v.fields(at, wantSSH, &p.problems, map[string]func(string, value){
-		"user":      func(at string, v value) { out.User = p.sshUser(at, v) },
-		"key":       func(at string, v value) { out.Source = p.sshKey(at, v) },
-		"host_keys": func(at string, v value) { out.HostKeys = p.hostKeys(at, v) },
-		"repos":     func(at string, v value) { out.Repos = p.sshRepos(at, v) },
-		"commands":  func(at string, v value) { out.Commands = p.sshCommands(at, v) },
+	v.Fields(at, wantSSH, &p.Problems, map[string]func(string, document.Value){
+		"user":      func(at string, v document.Value) { out.User = p.sshUser(at, v) },
+		"key":       func(at string, v document.Value) { out.Source = p.sshKey(at, v) },
+		"host_keys": func(at string, v document.Value) { out.HostKeys = p.hostKeys(at, v) },
+		"repos":     func(at string, v document.Value) { out.Repos = p.sshRepos(at, v) },
+		"commands":  func(at string, v document.Value) { out.Commands = p.sshCommands(at, v) },
 	})
-	if v.kind != kindObject {
+	if v.Kind != document.Object {
 		return out
 	}
 	for _, key := range []string{"user", "key"} {
-		if !v.has(key) {
-			p.add(pointer(at, key), "is missing")
+		if !v.Has(key) {
+			p.Add(document.Pointer(at, key), "is missing")
 		}
 	}
-	if !v.has("host_keys") {
-		p.add(pointer(at, "host_keys"), "is missing: a server is trusted by its key alone, never because it is the first that answers")
+	if !v.Has("host_keys") {
+		p.Add(document.Pointer(at, "host_keys"), "is missing: a server is trusted by its key alone, never because it is the first that answers")
 	}
 	return out
 }
 
-func (p *headerParser) sshUser(at string, v value) string {
-	name := v.string(at, &p.problems)
+func (p *headerParser) sshUser(at string, v document.Value) string {
+	name := v.AsString(at, &p.Problems)
 	bad := func(r rune) bool { return r <= ' ' || r == unicode.ReplacementChar || r == 0x7f }
-	if v.kind == kindText && (name == "" || len(name) > maxSSHUser || !utf8.ValidString(name) || strings.ContainsFunc(name, bad)) {
-		p.add(at, "is not the name of a user: 1 to %d characters without spaces", maxSSHUser)
+	if v.Kind == document.Text && (name == "" || len(name) > maxSSHUser || !utf8.ValidString(name) || strings.ContainsFunc(name, bad)) {
+		p.Add(at, "is not the name of a user: 1 to %d characters without spaces", maxSSHUser)
 	}
 	return name
 }
 
 // sshKey reads which secret is the private key. It may not stand in the rule itself.
-func (p *headerParser) sshKey(at string, v value) (source string) {
-	if v.kind != kindObject {
-		p.add(at, "is %s; want %s", v.kind, wantSSHSecret)
+func (p *headerParser) sshKey(at string, v document.Value) (source string) {
+	if v.Kind != document.Object {
+		p.Add(at, "is %s; want %s", v.Kind, wantSSHSecret)
 		return ""
 	}
-	v.fields(at, wantSSHSecret, &p.problems, map[string]func(string, value){
-		"secret": func(at string, v value) { source = p.source(at, v) },
+	v.Fields(at, wantSSHSecret, &p.Problems, map[string]func(string, document.Value){
+		"secret": func(at string, v document.Value) { source = p.source(at, v) },
 	})
-	if !v.has("secret") {
-		p.add(at, "want %s", wantSSHSecret)
+	if !v.Has("secret") {
+		p.Add(at, "want %s", wantSSHSecret)
 	}
 	return source
 }
 
-func (p *headerParser) hostKeys(at string, v value) (keys []HostKey) {
-	lines := v.strings(at, &p.problems)
-	if v.kind == kindList && len(lines) == 0 {
-		p.add(at, "is empty: a server is trusted by its key alone, never because it is the first that answers")
+func (p *headerParser) hostKeys(at string, v document.Value) (keys []HostKey) {
+	lines := v.AsStrings(at, &p.Problems)
+	if v.Kind == document.List && len(lines) == 0 {
+		p.Add(at, "is empty: a server is trusted by its key alone, never because it is the first that answers")
 	}
-	if tooMany(at, len(lines), maxHostKeys, &p.problems) {
+	if p.TooMany(at, len(lines), maxHostKeys) {
 		return nil
 	}
 	for i, line := range lines {
-		if v.items[i].kind != kindText {
+		if v.Items[i].Kind != document.Text {
 			continue
 		}
 		key, err := ParseHostKey(line)
 		if err != nil {
-			p.add(element(at, i), "%s", err)
+			p.Add(document.Element(at, i), "%s", err)
 		}
 		keys = append(keys, key)
 	}
@@ -87,41 +89,41 @@ func (p *headerParser) hostKeys(at string, v value) (keys []HostKey) {
 }
 
 // sshRepos reads rules for repositories. Their names are checked when the host is known.
-func (p *headerParser) sshRepos(at string, v value) (repos []RepoRule) {
-	if v.kind != kindList || len(v.items) == 0 {
-		p.add(at, "want a list of repositories with name and access; leave it out to allow all that the user may do")
+func (p *headerParser) sshRepos(at string, v document.Value) (repos []RepoRule) {
+	if v.Kind != document.List || len(v.Items) == 0 {
+		p.Add(at, "want a list of repositories with name and access; leave it out to allow all that the user may do")
 		return nil
 	}
-	if tooMany(at, len(v.items), maxRepos, &p.problems) {
+	if p.TooMany(at, len(v.Items), maxRepos) {
 		return nil
 	}
-	for i, item := range v.items {
-		at := element(at, i)
+	for i, item := range v.Items {
+		at := document.Element(at, i)
 		var r RepoRule
-		item.fields(at, "an object of name and access", &p.problems, map[string]func(string, value){
-			"name":   func(at string, v value) { r.Name = v.string(at, &p.problems) },
-			"access": func(at string, v value) { r.Access = v.string(at, &p.problems) },
+		item.Fields(at, "an object of name and access", &p.Problems, map[string]func(string, document.Value){
+			"name":   func(at string, v document.Value) { r.Name = v.AsString(at, &p.Problems) },
+			"access": func(at string, v document.Value) { r.Access = v.AsString(at, &p.Problems) },
 		})
 		repos = append(repos, r)
 	}
 	return repos
 }
 
-func (p *headerParser) sshCommands(at string, v value) []string {
-	commands := v.strings(at, &p.problems)
-	if v.kind == kindList && len(commands) == 0 {
-		p.add(at, "is empty; leave it out to allow all that the user may do")
+func (p *headerParser) sshCommands(at string, v document.Value) []string {
+	commands := v.AsStrings(at, &p.Problems)
+	if v.Kind == document.List && len(commands) == 0 {
+		p.Add(at, "is empty; leave it out to allow all that the user may do")
 	}
-	if tooMany(at, len(commands), maxCommands, &p.problems) {
+	if p.TooMany(at, len(commands), maxCommands) {
 		return nil
 	}
 	for i, c := range commands {
 		switch {
-		case v.items[i].kind != kindText:
+		case v.Items[i].Kind != document.Text:
 		case c == "" || len(c) > maxCommand:
-			p.add(element(at, i), "is empty or longer than %d bytes", maxCommand)
+			p.Add(document.Element(at, i), "is empty or longer than %d bytes", maxCommand)
 		case !utf8.ValidString(c) || strings.ContainsFunc(c, unicode.IsControl):
-			p.add(element(at, i), "has a control character")
+			p.Add(document.Element(at, i), "has a control character")
 		}
 	}
 	return commands
@@ -131,7 +133,7 @@ func (p *headerParser) sshCommands(at string, v value) []string {
 func (p *headerParser) sshHost(at string, host name.Pattern, s *SSH) {
 	for i, r := range s.Repos {
 		r.Host = host.Name().String()
-		r.checkPath(element(pointer(pointer(at, "ssh"), "repos"), i), &p.problems)
+		r.checkPath(document.Element(document.Pointer(document.Pointer(at, "ssh"), "repos"), i), &p.Problems)
 	}
 }
 

@@ -1,7 +1,6 @@
 package policy
 
 import (
-	"boxgate/policy/name"
 	"crypto/sha256"
 	"encoding/binary"
 	"encoding/hex"
@@ -11,6 +10,8 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+
+	"boxgate/policy/name"
 )
 
 // ProxyScheme is how an upstream proxy is spoken to.

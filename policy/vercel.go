@@ -1,10 +1,12 @@
 package policy
 
 import (
-	"boxgate/policy/name"
 	"encoding/json"
 	"slices"
 	"strings"
+
+	"boxgate/policy/document"
+	"boxgate/policy/name"
 )
 
 // ParseVercel reads a network policy in the dialect of Vercel Sandbox and translates it:
@@ -16,34 +18,34 @@ import (
 // wins, and of the domains that cover a host the first one. The headers that transforms set are returned as header
 // rules, alternatives in their order, nil if there are none, and so are those that forward, and those with a response, which
 // refuse. What boxgate cannot honour is refused: headers on "*", and responses other than a 403 of the gateway's own. The
-// error is an *[InvalidError] that lists every problem.
+// error is an *[document.InvalidError] that lists every problem.
 func ParseVercel(data []byte) (Spec, []HeaderRule, error) {
-	var ps problems
-	doc, ok := parseDocument(data, &ps)
+	var ps document.Problems
+	doc, ok := document.Parse(data, &ps)
 	if !ok {
-		return Spec{}, nil, ps.err()
+		return Spec{}, nil, ps.Err()
 	}
 	return translateVercel(doc, &ps)
 }
 
 // isVercel reports whether a document is in that dialect rather than boxgate's own.
-func isVercel(doc value) bool {
-	return doc.kind == kindText || !doc.has("mode") && (doc.has("allow") || doc.has("subnets"))
+func isVercel(doc document.Value) bool {
+	return doc.Kind == document.Text || !doc.Has("mode") && (doc.Has("allow") || doc.Has("subnets"))
 }
 
-func translateVercel(doc value, ps *problems) (Spec, []HeaderRule, error) {
+func translateVercel(doc document.Value, ps *document.Problems) (Spec, []HeaderRule, error) {
 	var spec Spec
 	var hosts []vercelHost
-	if doc.kind == kindText {
-		spec.Mode = Mode(doc.text)
+	if doc.Kind == document.Text {
+		spec.Mode = Mode(doc.Text)
 		if spec.Mode != ModeAllowAll && spec.Mode != ModeDenyAll {
-			ps.add("", `%s is no policy; use "allow-all", "deny-all" or an object with allow`, name.Quote(doc.text))
+			ps.Add("", `%s is no policy; use "allow-all", "deny-all" or an object with allow`, name.Quote(doc.Text))
 		}
 		return vercelResult(spec, nil, ps)
 	}
-	doc.fields("", `"allow-all", "deny-all" or an object with allow`, ps, map[string]func(string, value){
-		"allow":   func(at string, v value) { hosts = readVercelAllow(at, v, ps) },
-		"subnets": func(at string, v value) { readVercelSubnets(at, v, &spec, ps) },
+	doc.Fields("", `"allow-all", "deny-all" or an object with allow`, ps, map[string]func(string, document.Value){
+		"allow":   func(at string, v document.Value) { hosts = readVercelAllow(at, v, ps) },
+		"subnets": func(at string, v document.Value) { readVercelSubnets(at, v, &spec, ps) },
 	})
 	for _, h := range hosts {
 		spec.AllowedDomains = append(spec.AllowedDomains, h.host)
@@ -55,25 +57,25 @@ func translateVercel(doc value, ps *problems) (Spec, []HeaderRule, error) {
 	return vercelResult(spec, hosts, ps)
 }
 
-func vercelResult(spec Spec, hosts []vercelHost, ps *problems) (Spec, []HeaderRule, error) {
+func vercelResult(spec Spec, hosts []vercelHost, ps *document.Problems) (Spec, []HeaderRule, error) {
 	headers := vercelHeaders(hosts, ps)
-	if err := ps.err(); err != nil {
+	if err := ps.Err(); err != nil {
 		return Spec{}, nil, err
 	}
 	return spec, headers, nil
 }
 
-func readVercelSubnets(at string, v value, spec *Spec, ps *problems) {
-	list := func(to *[]string) func(string, value) {
-		return func(at string, v value) {
-			*to = v.strings(at, ps)
-			checkCIDRs(at, *to, ps)
+func readVercelSubnets(at string, v document.Value, spec *Spec, ps *document.Problems) {
+	list := func(to *[]string) func(string, document.Value) {
+		return func(at string, v document.Value) {
+			*to = v.AsStrings(at, ps)
+			checkCIDRs(at, *to, maxEntries, ps)
 			if len(*to) == 0 {
 				*to = nil
 			}
 		}
 	}
-	v.fields(at, "an object with allow and deny", ps, map[string]func(string, value){
+	v.Fields(at, "an object with allow and deny", ps, map[string]func(string, document.Value){
 		"allow": list(&spec.AllowedCIDRs),
 		"deny":  list(&spec.DeniedCIDRs),
 	})
@@ -88,47 +90,46 @@ type vercelHost struct {
 }
 
 // readVercelAllow reads both forms of allow, in the order written.
-func readVercelAllow(at string, v value, ps *problems) []vercelHost {
+func readVercelAllow(at string, v document.Value, ps *document.Problems) []vercelHost {
 	var hosts []vercelHost
-	switch v.kind {
-	case kindList:
-		for i, s := range v.strings(at, ps) {
-			hosts = append(hosts, vercelHost{at: element(at, i), host: s})
+	switch v.Kind {
+	case document.List:
+		for i, s := range v.AsStrings(at, ps) {
+			hosts = append(hosts, vercelHost{at: document.Element(at, i), host: s})
 		}
-	case kindObject:
-		if tooMany(at, len(v.items), maxEntries, ps) {
+	case document.Object:
+		if ps.TooMany(at, len(v.Items), maxEntries) {
 			return nil
 		}
-		for i, host := range v.keys {
-			at := pointer(at, host)
-			hosts = append(hosts, vercelHost{at: at, host: host, rules: readVercelRules(at, v.items[i], ps)})
+		for i, host := range v.Keys {
+			at := document.Pointer(at, host)
+			hosts = append(hosts, vercelHost{at: at, host: host, rules: readVercelRules(at, v.Items[i], ps)})
 		}
 	default:
-		ps.add(at, "is %s; want a list of domains, or an object with rules for each", v.kind)
+		ps.Add(at, "is %s; want a list of domains, or an object with rules for each", v.Kind)
 	}
-	if tooMany(at, len(hosts), maxEntries, ps) {
+	if ps.TooMany(at, len(hosts), maxEntries) {
 		return nil
 	}
 	for i := range hosts {
-		d, _ := checkDomain(hosts[i].at, hosts[i].host, ps)
-		hosts[i].pattern = d.pattern
+		hosts[i].pattern, _ = ps.Pattern(hosts[i].at, hosts[i].host)
 	}
 	return hosts
 }
 
 // readVercelRules reads the rules of a domain. Those behind one that is for every request never apply, and are read only
 // for their mistakes.
-func readVercelRules(at string, v value, ps *problems) (rules []HeaderRule) {
-	if v.kind != kindList {
-		ps.add(at, "is %s; want a list of rules", v.kind)
+func readVercelRules(at string, v document.Value, ps *document.Problems) (rules []HeaderRule) {
+	if v.Kind != document.List {
+		ps.Add(at, "is %s; want a list of rules", v.Kind)
 		return nil
 	}
-	if tooMany(at, len(v.items), maxAlternatives, ps) {
+	if ps.TooMany(at, len(v.Items), maxAlternatives) {
 		return nil
 	}
 	last := false
-	for i, item := range v.items {
-		rule := readVercelRule(element(at, i), item, ps)
+	for i, item := range v.Items {
+		rule := readVercelRule(document.Element(at, i), item, ps)
 		if !last {
 			rules = append(rules, rule)
 		}
@@ -137,134 +138,136 @@ func readVercelRules(at string, v value, ps *problems) (rules []HeaderRule) {
 	return rules
 }
 
-func readVercelRule(at string, v value, ps *problems) (rule HeaderRule) {
-	v.fields(at, "an object with transform, forwardURL or response", ps, map[string]func(string, value){
-		"transform": func(at string, v value) { rule.Headers = readVercelTransforms(at, v, ps) },
-		"match": func(at string, v value) {
-			before := len(ps.list)
+func readVercelRule(at string, v document.Value, ps *document.Problems) (rule HeaderRule) {
+	v.Fields(at, "an object with transform, forwardURL or response", ps, map[string]func(string, document.Value){
+		"transform": func(at string, v document.Value) { rule.Headers = readVercelTransforms(at, v, ps) },
+		"match": func(at string, v document.Value) {
+			before := len(ps.List)
 			if m := readVercelMatch(at, v, ps); !m.IsZero() || m.Methods != nil {
-				if rule.Match = m; len(ps.list) == before {
+				if rule.Match = m; len(ps.List) == before {
 					checkVercelMatch(at, *m, ps)
 				}
 			}
 		},
-		"forwardURL": func(at string, v value) { rule.Forward = ps.forward(at, v) },
-		"response":   func(at string, v value) { rule.Deny = readVercelResponse(at, v, ps) },
+		"forwardURL": func(at string, v document.Value) { rule.Forward = readForward(at, v, ps) },
+		"response":   func(at string, v document.Value) { rule.Deny = readVercelResponse(at, v, ps) },
 	})
 	actions := 0
 	for _, key := range []string{"transform", "forwardURL", "response"} {
-		if v.has(key) {
+		if v.Has(key) {
 			actions++
 		}
 	}
-	if v.kind == kindObject && actions != 1 {
-		ps.add(at, "has %d of transform, forwardURL and response; give one of them", actions)
+	if v.Kind == document.Object && actions != 1 {
+		ps.Add(at, "has %d of transform, forwardURL and response; give one of them", actions)
 	}
 	return rule
 }
 
 // readVercelResponse reads an answer in the place of the server's, which the gateway gives in its own words.
-func readVercelResponse(at string, v value, ps *problems) bool {
-	own := func(at string, _ value) { ps.add(at, "the gateway says itself why it refuses a request; leave it out") }
-	v.fields(at, "an object with statusCode", ps, map[string]func(string, value){
-		"statusCode": func(at string, v value) {
-			if v.kind != kindNumber || v.text != "403" {
-				ps.add(at, "the gateway refuses requests with 403; use 403")
+func readVercelResponse(at string, v document.Value, ps *document.Problems) bool {
+	own := func(at string, _ document.Value) {
+		ps.Add(at, "the gateway says itself why it refuses a request; leave it out")
+	}
+	v.Fields(at, "an object with statusCode", ps, map[string]func(string, document.Value){
+		"statusCode": func(at string, v document.Value) {
+			if v.Kind != document.Number || v.Text != "403" {
+				ps.Add(at, "the gateway refuses requests with 403; use 403")
 			}
 		},
 		"headers": own, "body": own, "contentType": own,
 	})
-	if v.kind == kindObject && !v.has("statusCode") {
-		ps.add(at, "has no statusCode; use 403")
+	if v.Kind == document.Object && !v.Has("statusCode") {
+		ps.Add(at, "has no statusCode; use 403")
 	}
 	return true
 }
 
 // checkVercelMatch checks a match under the names of that dialect.
-func checkVercelMatch(at string, m Match, ps *problems) {
-	var own problems
+func checkVercelMatch(at string, m Match, ps *document.Problems) {
+	var own document.Problems
 	checkMatch("", m, &own)
-	for _, p := range own.list {
+	for _, p := range own.List {
 		where := p.Pointer
 		for ours, theirs := range map[string]string{"/methods": "/method", "/query": "/queryString", "/path/prefix": "/path/startsWith"} {
 			if rest, ok := strings.CutPrefix(p.Pointer, ours); ok {
 				where = theirs + rest
 			}
 		}
-		ps.add(at+where, "%s", p.Message)
+		ps.Add(at+where, "%s", p.Message)
 	}
 }
 
 // readVercelMatch reads a match, whose keys have names of their own.
-func readVercelMatch(at string, v value, ps *problems) *Match {
+func readVercelMatch(at string, v document.Value, ps *document.Problems) *Match {
 	var m Match
-	v.fields(at, "an object with method, path, queryString and headers", ps, map[string]func(string, value){
-		"method":      func(at string, v value) { m.Methods = v.strings(at, ps) },
-		"path":        func(at string, v value) { m.Path = readVercelMatcher(at, v, ps) },
-		"queryString": func(at string, v value) { m.Query = readVercelPairs(at, v, ps) },
-		"headers":     func(at string, v value) { m.Headers = readVercelPairs(at, v, ps) },
+	v.Fields(at, "an object with method, path, queryString and headers", ps, map[string]func(string, document.Value){
+		"method":      func(at string, v document.Value) { m.Methods = v.AsStrings(at, ps) },
+		"path":        func(at string, v document.Value) { m.Path = readVercelMatcher(at, v, ps) },
+		"queryString": func(at string, v document.Value) { m.Query = readVercelPairs(at, v, ps) },
+		"headers":     func(at string, v document.Value) { m.Headers = readVercelPairs(at, v, ps) },
 	})
 	return &m
 }
 
-func readVercelMatcher(at string, v value, ps *problems) *Matcher {
+func readVercelMatcher(at string, v document.Value, ps *document.Problems) *Matcher {
 	var m Matcher
-	text := func(to **string) func(string, value) {
-		return func(at string, v value) {
-			s := v.string(at, ps)
+	text := func(to **string) func(string, document.Value) {
+		return func(at string, v document.Value) {
+			s := v.AsString(at, ps)
 			*to = &s
 		}
 	}
-	v.fields(at, "an object with exact, startsWith or regex", ps, map[string]func(string, value){
+	v.Fields(at, "an object with exact, startsWith or regex", ps, map[string]func(string, document.Value){
 		"exact": text(&m.Exact), "startsWith": text(&m.Prefix), "regex": text(&m.Regex),
 	})
 	return &m
 }
 
-func readVercelPairs(at string, v value, ps *problems) (out MatchPairs) {
-	if v.kind != kindList {
-		ps.add(at, "is %s; want a list of objects with key and value", v.kind)
+func readVercelPairs(at string, v document.Value, ps *document.Problems) (out MatchPairs) {
+	if v.Kind != document.List {
+		ps.Add(at, "is %s; want a list of objects with key and value", v.Kind)
 		return out
 	}
-	for i, item := range v.items {
-		at := element(at, i)
+	for i, item := range v.Items {
+		at := document.Element(at, i)
 		pair := MatchPair{Key: *MatchPrefix("")} // without a key any will do
-		item.fields(at, "an object with key and value", ps, map[string]func(string, value){
-			"key":   func(at string, v value) { pair.Key = *readVercelMatcher(at, v, ps) },
-			"value": func(at string, v value) { pair.Value = readVercelMatcher(at, v, ps) },
+		item.Fields(at, "an object with key and value", ps, map[string]func(string, document.Value){
+			"key":   func(at string, v document.Value) { pair.Key = *readVercelMatcher(at, v, ps) },
+			"value": func(at string, v document.Value) { pair.Value = readVercelMatcher(at, v, ps) },
 		})
 		out.Pairs = append(out.Pairs, pair)
 	}
 	return out
 }
 
-func readVercelTransforms(at string, v value, ps *problems) (headers []Header) {
-	if v.kind != kindList {
-		ps.add(at, "is %s; want a list of transforms", v.kind)
+func readVercelTransforms(at string, v document.Value, ps *document.Problems) (headers []Header) {
+	if v.Kind != document.List {
+		ps.Add(at, "is %s; want a list of transforms", v.Kind)
 		return nil
 	}
-	for i, item := range v.items {
-		item.fields(element(at, i), "an object with headers", ps, map[string]func(string, value){
-			"headers": func(at string, v value) { headers = overlayHeaders(headers, readPlainHeaders(at, v, ps)) },
+	for i, item := range v.Items {
+		item.Fields(document.Element(at, i), "an object with headers", ps, map[string]func(string, document.Value){
+			"headers": func(at string, v document.Value) { headers = overlayHeaders(headers, readPlainHeaders(at, v, ps)) },
 		})
 	}
-	tooMany(at, len(headers), maxHostHeaders, ps)
+	ps.TooMany(at, len(headers), maxHostHeaders)
 	sortHeaders(headers)
 	return headers
 }
 
 // readPlainHeaders reads an object of header names and literal values. The dialects that have them know no secrets of the
 // gateway, and who writes a policy may have a key of the API that may name none.
-func readPlainHeaders(at string, v value, ps *problems) []Header {
+func readPlainHeaders(at string, v document.Value, ps *document.Problems) []Header {
 	p := &headerParser{known: func(string) bool { return false }}
 	headers := p.headers(at, v)
 	for _, h := range headers {
 		if h.Source != "" || h.Remove {
-			ps.add(pointer(at, h.Name), "is not text; name secrets of the gateway in attach_headers")
+			ps.Add(document.Pointer(at, h.Name), "is not text; name secrets of the gateway in attach_headers")
 		}
 	}
-	for _, problem := range p.list {
-		ps.add(problem.Pointer, "%s", problem.Message)
+	for _, problem := range p.List {
+		ps.Add(problem.Pointer, "%s", problem.Message)
 	}
 	return headers
 }
@@ -280,14 +283,14 @@ func overlayHeaders(headers, later []Header) []Header {
 // vercelHeaders turns the hosts into header rules. In the Vercel dialect the first domain wins, in boxgate the most
 // specific one; where the two differ the policy is refused. A specific domain without headers before a wider one with
 // headers is kept as a rule that sets none.
-func vercelHeaders(hosts []vercelHost, ps *problems) []HeaderRule {
+func vercelHeaders(hosts []vercelHost, ps *document.Problems) []HeaderRule {
 	out := map[name.Pattern][]HeaderRule{}
 	for i, h := range hosts {
 		if !setsHeaders(h.rules) {
 			continue
 		}
 		if !h.pattern.IsZero() && h.pattern.Name().IsZero() {
-			ps.add(h.at, `headers on "*" would go to every host; set them on a domain`)
+			ps.Add(h.at, `headers on "*" would go to every host; set them on a domain`)
 		}
 		out[h.pattern] = h.rules
 		for k, other := range hosts {
@@ -305,9 +308,9 @@ func vercelHeaders(hosts []vercelHost, ps *problems) []HeaderRule {
 func setsHeaders(rules []HeaderRule) bool { return slices.ContainsFunc(rules, HeaderRule.Applies) }
 
 // patternRules returns the rules of each pattern as one list.
-func patternRules(of map[name.Pattern][]HeaderRule, ps *problems) (rules []HeaderRule) {
+func patternRules(of map[name.Pattern][]HeaderRule, ps *document.Problems) (rules []HeaderRule) {
 	if len(of) > MaxHeaderHosts {
-		ps.add("", "headers are set on %d hosts; the limit is %d", len(of), MaxHeaderHosts)
+		ps.Add("", "headers are set on %d hosts; the limit is %d", len(of), MaxHeaderHosts)
 	}
 	for pattern, list := range of {
 		for _, r := range list {
@@ -320,11 +323,11 @@ func patternRules(of map[name.Pattern][]HeaderRule, ps *problems) (rules []Heade
 }
 
 // refuseShadowed refuses a later domain whose hosts an earlier one already covers with other headers.
-func refuseShadowed(earlier, later vercelHost, ps *problems) bool {
+func refuseShadowed(earlier, later vercelHost, ps *document.Problems) bool {
 	if !covers443(earlier.pattern, later.pattern) || slices.EqualFunc(earlier.rules, later.rules, sameEntry) {
 		return false
 	}
-	ps.add(later.at, "%s comes before and covers it, so its own headers would never be set; put %s first",
+	ps.Add(later.at, "%s comes before and covers it, so its own headers would never be set; put %s first",
 		name.Quote(earlier.host), name.Quote(later.host))
 	return true
 }

@@ -1,18 +1,20 @@
 package policy
 
 import (
-	"boxgate/policy/name"
 	"slices"
 	"strings"
+
+	"boxgate/policy/document"
+	"boxgate/policy/name"
 )
 
 // newWarnings finds entries that have no effect.
-func (c *Compiled) newWarnings(parsed parsedSpec, headers []HeaderRule) []Problem {
-	var ps problems
+func (c *Compiled) newWarnings(parsed parsedSpec, headers []HeaderRule) []document.Problem {
+	var ps document.Problems
 	c.warnDomains(&ps)
 	c.warnCIDRs(&ps)
 	if c.spec.Mode == ModeCustom && c.spec.DNS == DNSResolve && len(c.spec.AllowedCIDRs) == 0 {
-		ps.add("/dns", `"resolve" returns only addresses inside allowed_cidrs, and there are none`)
+		ps.Add("/dns", `"resolve" returns only addresses inside allowed_cidrs, and there are none`)
 	}
 	c.warnPaths(&ps)
 	c.warnRules(&ps)
@@ -22,29 +24,29 @@ func (c *Compiled) newWarnings(parsed parsedSpec, headers []HeaderRule) []Proble
 		if !h.Applies() {
 			continue
 		}
-		at := pointer("/attach_headers", h.Pattern.String())
+		at := document.Pointer("/attach_headers", h.Pattern.String())
 		if why := c.neverApplies(h, parsed); why != "" {
-			ps.add(at, "can never apply: %s", why)
+			ps.Add(at, "can never apply: %s", why)
 		}
 		c.warnPlain(at, h, parsed, &ps)
 		h.warnScrub(at, &ps)
 		h.warnShown(at, &ps)
 	}
-	return ps.list
+	return ps.List
 }
 
 // warnProxyLogin finds the login of the upstream proxy, if it is for another scheme than the policy gives that.
-func (c *Compiled) warnProxyLogin(h HeaderRule, ps *problems) {
+func (c *Compiled) warnProxyLogin(h HeaderRule, ps *document.Problems) {
 	p, u := h.key(), c.upstream
 	if h.Login == nil || h.Login.Proxy == nil || u == nil || u.Name != p.Name() || u.Port != p.Port() || h.Login.Proxy.isFor(u.Scheme) {
 		return
 	}
-	ps.add(pointer("/attach_headers", h.Pattern.String()), "is not given to the upstream_proxy, which the policy has spoken to by %s: a login is for https unless its scheme says otherwise", u.Scheme)
+	ps.Add(document.Pointer("/attach_headers", h.Pattern.String()), "is not given to the upstream_proxy, which the policy has spoken to by %s: a login is for https unless its scheme says otherwise", u.Scheme)
 }
 
 // warnPlain finds a rule that denies or forwards, while the policy allows its host over plain HTTP, where header rules do not
 // apply.
-func (c *Compiled) warnPlain(at string, h HeaderRule, parsed parsedSpec, ps *problems) {
+func (c *Compiled) warnPlain(at string, h HeaderRule, parsed parsedSpec, ps *document.Problems) {
 	p := h.key()
 	does := ""
 	switch {
@@ -60,7 +62,7 @@ func (c *Compiled) warnPlain(at string, h HeaderRule, parsed parsedSpec, ps *pro
 	plain := HeaderRule{Pattern: p.WithPort(name.HTTPPort)}
 	judged := slices.ContainsFunc(c.rules, func(r requestRule) bool { return r.covers(p.Name(), name.HTTPPort) })
 	if !judged && c.neverApplies(plain, parsed) == "" {
-		ps.add(at, "%s requests over TLS alone, and the policy allows the host over plain HTTP as well: deny those by rules of the policy", does)
+		ps.Add(at, "%s requests over TLS alone, and the policy allows the host over plain HTTP as well: deny those by rules of the policy", does)
 	}
 }
 
@@ -68,62 +70,62 @@ func (c *Compiled) warnPlain(at string, h HeaderRule, parsed parsedSpec, ps *pro
 const minScrub = 8
 
 // warnScrub finds literals that a rule wants masked but that are too short to mask.
-func (r HeaderRule) warnScrub(at string, ps *problems) {
+func (r HeaderRule) warnScrub(at string, ps *document.Problems) {
 	if !r.Scrub {
 		return
 	}
 	short := func(at string, v name.Secret, source string) {
 		if source == "" && len(v.Reveal()) < minScrub {
-			ps.add(at, "is shorter than %d bytes: it is sent, but not masked in responses", minScrub)
+			ps.Add(at, "is shorter than %d bytes: it is sent, but not masked in responses", minScrub)
 		}
 	}
 	for _, h := range r.Headers {
 		if h.Remove {
 			continue
 		}
-		short(pointer(pointer(at, "headers"), h.Name), h.Value, h.Source)
+		short(document.Pointer(document.Pointer(at, "headers"), h.Name), h.Value, h.Source)
 	}
 	for _, p := range r.Placeholders {
-		short(pointer(pointer(at, "placeholders"), p.Variable), p.Value, p.Source)
+		short(document.Pointer(document.Pointer(at, "placeholders"), p.Variable), p.Value, p.Source)
 	}
 	for _, q := range r.Query {
-		short(pointer(pointer(at, "query"), q.Name), q.Value, q.Source)
+		short(document.Pointer(document.Pointer(at, "query"), q.Name), q.Value, q.Source)
 	}
 }
 
 // warnShown finds headers that servers show again, although their values are kept like secrets.
-func (r HeaderRule) warnShown(at string, ps *problems) {
+func (r HeaderRule) warnShown(at string, ps *document.Problems) {
 	for _, h := range r.Headers {
 		if !h.Remove && ShownHeader(h.Name) {
-			ps.add(pointer(pointer(at, "headers"), h.Name), "servers print this header, send it back or store it readably: its value should be no secret")
+			ps.Add(document.Pointer(document.Pointer(at, "headers"), h.Name), "servers print this header, send it back or store it readably: its value should be no secret")
 		}
 	}
 }
 
-func (c *Compiled) warnDomains(ps *problems) {
+func (c *Compiled) warnDomains(ps *document.Problems) {
 	for i, s := range c.spec.AllowedDomains {
 		if p, err := name.ParsePattern(s); err == nil && c.domains.deniesWhole(p) {
-			ps.add(element("/allowed_domains", i), "%s is denied by denied_domains, which wins", name.Quote(s))
+			ps.Add(document.Element("/allowed_domains", i), "%s is denied by denied_domains, which wins", name.Quote(s))
 		}
 	}
 }
 
-func (c *Compiled) warnCIDRs(ps *problems) {
+func (c *Compiled) warnCIDRs(ps *document.Problems) {
 	for i, s := range c.spec.AllowedCIDRs {
 		p, err := name.ParseCIDR(s)
 		if err != nil {
 			continue
 		}
 		if rule, in := c.protected.CoveredBy(p); in {
-			ps.add(element("/allowed_cidrs", i), "%s is in a protected range, which no policy opens: %s", name.Quote(s), protectedBy(rule))
+			ps.Add(document.Element("/allowed_cidrs", i), "%s is in a protected range, which no policy opens: %s", name.Quote(s), protectedBy(rule))
 		} else if rule, in := c.denied.CoveredBy(p); in {
-			ps.add(element("/allowed_cidrs", i), "%s is denied by %s in denied_cidrs, which wins", name.Quote(s), name.Quote(rule))
+			ps.Add(document.Element("/allowed_cidrs", i), "%s is denied by %s in denied_cidrs, which wins", name.Quote(s), name.Quote(rule))
 		}
 	}
 }
 
 // warnPaths warns of paths that no request can have where a rule covers its host.
-func (c *Compiled) warnPaths(ps *problems) {
+func (c *Compiled) warnPaths(ps *document.Problems) {
 	for i, rule := range c.spec.Rules {
 		for k, path := range rule.Paths {
 			plain, prefix := strings.CutSuffix(path, "*")
@@ -131,7 +133,7 @@ func (c *Compiled) warnPaths(ps *problems) {
 				plain += "x"
 			}
 			if plain != "" && isAmbiguous(plain) {
-				ps.add(element(element("/rules", i)+"/paths", k), "%s matches nothing: such paths are refused where a rule covers the host", name.Quote(path))
+				ps.Add(document.Element(document.Element("/rules", i)+"/paths", k), "%s matches nothing: such paths are refused where a rule covers the host", name.Quote(path))
 			}
 		}
 	}

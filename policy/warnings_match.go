@@ -1,33 +1,35 @@
 package policy
 
 import (
-	"boxgate/policy/name"
 	"net/http"
 	"reflect"
 	"regexp/syntax"
 	"slices"
 	"strings"
+
+	"boxgate/policy/document"
+	"boxgate/policy/name"
 )
 
 // This file warns of matches that no request can have.
 
 // warnAlternatives finds alternatives behind one that covers all their requests. Those of a pattern follow one another.
-func warnAlternatives(headers []HeaderRule, ps *problems) {
+func warnAlternatives(headers []HeaderRule, ps *document.Problems) {
 	first := 0
 	for i, h := range headers {
 		if h.Pattern != headers[first].Pattern {
 			first = i
 		}
-		at := pointer("/attach_headers", h.Pattern.String())
+		at := document.Pointer("/attach_headers", h.Pattern.String())
 		if i > first || i+1 < len(headers) && headers[i+1].Pattern == h.Pattern {
-			at = element(at, i-first)
+			at = document.Element(at, i-first)
 		}
 		if h.Match != nil {
 			warnMatch(at+"/match", *h.Match, ps)
 		}
 		for k := first; k < i; k++ {
 			if coversRequests(headers[k].Match, h.Match) {
-				ps.add(at, "can never apply: number %d of the host, which comes before it, is for all of its requests", k-first)
+				ps.Add(at, "can never apply: number %d of the host, which comes before it, is for all of its requests", k-first)
 				break
 			}
 		}
@@ -35,18 +37,18 @@ func warnAlternatives(headers []HeaderRule, ps *problems) {
 }
 
 // warnRules finds request rules behind one that decides all their requests.
-func (c *Compiled) warnRules(ps *problems) {
+func (c *Compiled) warnRules(ps *document.Problems) {
 	for i, r := range c.spec.Rules {
-		at := element("/rules", i)
+		at := document.Element("/rules", i)
 		for k, method := range r.Methods {
-			warnMethod(element(at+"/methods", k), method, ps)
+			warnMethod(document.Element(at+"/methods", k), method, ps)
 		}
 		if r.Match != nil {
 			warnMatch(at+"/match", *r.Match, ps)
 		}
 		for k := range i {
 			if c.spec.Rules[k].decidesAllOf(r) {
-				ps.add(at, "can never apply: number %d, which comes before it, decides all of its requests", k)
+				ps.Add(at, "can never apply: number %d, which comes before it, decides all of its requests", k)
 				break
 			}
 		}
@@ -122,9 +124,9 @@ func coversPairs(all, some MatchPairs) bool {
 }
 
 // warnMatch finds what no request has.
-func warnMatch(at string, m Match, ps *problems) {
+func warnMatch(at string, m Match, ps *document.Problems) {
 	for i, method := range m.Methods {
-		warnMethod(element(at+"/methods", i), method, ps)
+		warnMethod(document.Element(at+"/methods", i), method, ps)
 	}
 	if m.Path == nil || m.Path.Regex == nil {
 		return
@@ -134,14 +136,14 @@ func warnMatch(at string, m Match, ps *problems) {
 		return
 	}
 	if why := pathless(re.Simplify()); why != "" {
-		ps.add(at+"/path/regex", "matches no path: %s", why)
+		ps.Add(at+"/path/regex", "matches no path: %s", why)
 	}
 }
 
 // warnMethod warns of the method that no request has here.
-func warnMethod(at, method string, ps *problems) {
+func warnMethod(at, method string, ps *document.Problems) {
 	if method == http.MethodConnect {
-		ps.add(at, "no request has this method: it opens a tunnel, whose requests are judged one by one")
+		ps.Add(at, "no request has this method: it opens a tunnel, whose requests are judged one by one")
 	}
 }
 

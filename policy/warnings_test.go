@@ -1,8 +1,9 @@
 package policy
 
 import (
-	"boxgate/policy/name"
 	"testing"
+
+	"boxgate/policy/name"
 )
 
 // TestShortSecretsAreWarnedOf: a value that is too short to be masked stays visible, and the user must be told.

@@ -7,10 +7,11 @@ import (
 
 	"boxgate/api"
 	"boxgate/policy"
+	"boxgate/policy/document"
 )
 
 func noNamed(name, pointer string) error {
-	return &policy.InvalidError{Problems: []policy.Problem{{Pointer: pointer, Message: "there is no named policy " + name}}}
+	return &document.InvalidError{Problems: []document.Problem{{Pointer: pointer, Message: "there is no named policy " + name}}}
 }
 
 // NamedPolicies implements the Host of [boxgate/api/rules].

@@ -15,7 +15,7 @@ import (
 type Host interface {
 	api.Host
 	// ReattachBox attaches a box to a sandbox again, to the one that it names (nil: the one it was attached to), and returns
-	// once its policy is in force there. A sandbox that cannot be found or used is a *policy.InvalidError; a box that was
+	// once its policy is in force there. A sandbox that cannot be found or used is a *document.InvalidError; a box that was
 	// launched here, an ErrConflict.
 	ReattachBox(ctx context.Context, id policy.BoxID, to *api.Attached) (api.Box, error)
 	// HostLimits returns the limits that the configuration gives each box.

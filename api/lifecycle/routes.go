@@ -20,7 +20,7 @@ type Host interface {
 	// ResumeBox lets a paused box go on. One that runs stays so.
 	ResumeBox(ctx context.Context, id policy.BoxID) (api.Box, error)
 	// SetInitCommand replaces what is run each time the box is started; "" for nothing. A box without keep_alive is a
-	// *policy.InvalidError.
+	// *document.InvalidError.
 	SetInitCommand(ctx context.Context, id policy.BoxID, command string) error
 }
 

@@ -5,15 +5,15 @@ import (
 	"fmt"
 	"strings"
 
-	"boxgate/policy"
+	"boxgate/policy/document"
 )
 
 // List collects the problems of a body.
-type List []policy.Problem
+type List []document.Problem
 
 // Add adds a problem.
 func (p *List) Add(pointer, format string, args ...any) {
-	*p = append(*p, policy.Problem{Pointer: pointer, Message: fmt.Sprintf(format, args...)})
+	*p = append(*p, document.Problem{Pointer: pointer, Message: fmt.Sprintf(format, args...)})
 }
 
 // Merge adds the problems of err below a pointer, and returns err if it is of another kind.
@@ -21,22 +21,22 @@ func (p *List) Merge(pointer string, err error) error {
 	if err == nil {
 		return nil
 	}
-	wrong, ok := errors.AsType[*policy.InvalidError](err)
+	wrong, ok := errors.AsType[*document.InvalidError](err)
 	if !ok {
 		return err
 	}
 	for _, one := range wrong.Problems {
-		*p = append(*p, policy.Problem{Pointer: pointer + one.Pointer, Message: one.Message})
+		*p = append(*p, document.Problem{Pointer: pointer + one.Pointer, Message: one.Message})
 	}
 	return nil
 }
 
-// Err returns the problems as a *[policy.InvalidError], or nil if there are none.
+// Err returns the problems as a *[document.InvalidError], or nil if there are none.
 func (p *List) Err() error {
 	if len(*p) == 0 {
 		return nil
 	}
-	return &policy.InvalidError{Problems: *p}
+	return &document.InvalidError{Problems: *p}
 }
 
 // EscapeKey escapes a key for a JSON pointer (RFC 6901, 3).

@@ -7,7 +7,7 @@ import (
 	"net/http"
 
 	"boxgate/api"
-	"boxgate/policy"
+	"boxgate/policy/document"
 	"boxgate/quota"
 )
 
@@ -49,7 +49,7 @@ func (View) SchemaName() string { return "problemView" }
 
 // StatusOf is the one mapping of errors to answers. An error of no known kind gives 500 and says nothing.
 func StatusOf(err error) (int, Body) {
-	if invalid, ok := errors.AsType[*policy.InvalidError](err); ok && len(invalid.Problems) > 0 {
+	if invalid, ok := errors.AsType[*document.InvalidError](err); ok && len(invalid.Problems) > 0 {
 		return http.StatusUnprocessableEntity, invalidBody(invalid.Problems)
 	}
 	if refused, ok := errors.AsType[*Refusal](err); ok {
@@ -70,7 +70,7 @@ func StatusOf(err error) (int, Body) {
 	return http.StatusInternalServerError, Body{Error: "internal error; the gateway's log has the details"}
 }
 
-func invalidBody(problems []policy.Problem) Body {
+func invalidBody(problems []document.Problem) Body {
 	first := problems[0]
 	body := Body{Error: first.Message, Pointer: first.Pointer, Problems: Views(problems)}
 	if first.Pointer != "" {
@@ -83,7 +83,7 @@ func invalidBody(problems []policy.Problem) Body {
 }
 
 // Views shows problems in JSON.
-func Views(problems []policy.Problem) []View {
+func Views(problems []document.Problem) []View {
 	var views []View
 	for _, p := range problems {
 		views = append(views, View{p.Pointer, p.Message})
@@ -107,7 +107,7 @@ func Refuse(status int, format string, args ...any) error {
 
 // Invalid makes a 422 with one problem.
 func Invalid(pointer, format string, args ...any) error {
-	return &policy.InvalidError{Problems: []policy.Problem{{Pointer: pointer, Message: fmt.Sprintf(format, args...)}}}
+	return &document.InvalidError{Problems: []document.Problem{{Pointer: pointer, Message: fmt.Sprintf(format, args...)}}}
 }
 
 // Clip shortens what a client sent before it is sent back.

@@ -8,7 +8,7 @@ import (
 	"testing"
 
 	"boxgate/api"
-	"boxgate/policy"
+	"boxgate/policy/document"
 	"boxgate/quota"
 )
 
@@ -30,7 +30,7 @@ func TestStatusOfErrors(t *testing.T) {
 		{context.DeadlineExceeded, 504, context.DeadlineExceeded.Error()},
 		{fmt.Errorf("making: %w", &quota.Error{Holder: quota.Holder{What: "API key", Name: "ci"}, Kind: quota.Boxes, Used: 2, Limit: 2}), 429, "API key ci has 2 boxes, as many as it may (quotas.boxes); delete one, or have the operator raise it"},
 		{Invalid("/a/b", "is wrong"), 422, "/a/b: is wrong"},
-		{&policy.InvalidError{}, 500, ""},
+		{&document.InvalidError{}, 500, ""},
 		{errors.New("secret"), 500, ""},
 	}
 	for _, tt := range tests {

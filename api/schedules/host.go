@@ -44,7 +44,7 @@ type Schedule struct {
 }
 
 // Host keeps and runs the schedules. Errors are as those of [api.Host]; an expression or a URL that cannot be used is a
-// *policy.InvalidError.
+// *document.InvalidError.
 type Host interface {
 	Box(ctx context.Context, idOrName string) (api.Box, error)
 	// Schedules lists the schedules of a box, oldest first.

@@ -18,9 +18,9 @@ type Host interface {
 	// Environment returns the variables that new boxes get.
 	Environment(ctx context.Context) (map[string]name.Secret, error)
 	// SetEnvironment replaces them. A variable that is a placeholder of a header rule of every box is a
-	// *policy.InvalidError.
+	// *document.InvalidError.
 	SetEnvironment(ctx context.Context, vars map[string]name.Secret) error
-	// SetVariable sets one of them. Too many are a *policy.InvalidError.
+	// SetVariable sets one of them. Too many are a *document.InvalidError.
 	SetVariable(ctx context.Context, name string, value name.Secret) error
 	// DeleteVariable removes one of them.
 	DeleteVariable(ctx context.Context, name string) error
@@ -28,7 +28,7 @@ type Host interface {
 	// after the other.
 	Configure(ctx context.Context, id policy.BoxID, change func(*api.Configuration) error) (api.Box, error)
 	// SetSource has everything that leaves for the box leave from other addresses of the host, and returns when it does and
-	// what was open is cut. One that the operator does not offer is a *policy.InvalidError.
+	// what was open is cut. One that the operator does not offer is a *document.InvalidError.
 	SetSource(ctx context.Context, id policy.BoxID, source policy.Source) (api.Box, error)
 	// HostLimits returns the limits that the configuration gives each box.
 	HostLimits() policy.Limits

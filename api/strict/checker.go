@@ -9,13 +9,13 @@ import (
 	"strings"
 
 	"boxgate/api/problem"
-	"boxgate/policy"
+	"boxgate/policy/document"
 )
 
 // checker walks a JSON text next to the Go type it is meant for and collects what does not fit.
 type checker struct {
 	dec      *json.Decoder
-	problems []policy.Problem
+	problems []document.Problem
 	claim    func(n int64) error // asks for memory
 	size     int64               // of the decoded values beyond what was claimed
 }
@@ -149,7 +149,7 @@ func (c *checker) array(pointer string, t reflect.Type, depth int) error {
 // add keeps a problem, up to a hundred of them.
 func (c *checker) add(pointer, format string, args ...any) {
 	if len(c.problems) < 100 {
-		c.problems = append(c.problems, policy.Problem{Pointer: problem.Clip(pointer), Message: fmt.Sprintf(format, args...)})
+		c.problems = append(c.problems, document.Problem{Pointer: problem.Clip(pointer), Message: fmt.Sprintf(format, args...)})
 	}
 }
 

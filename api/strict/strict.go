@@ -10,7 +10,7 @@ import (
 	"unicode/utf8"
 
 	"boxgate/api/problem"
-	"boxgate/policy"
+	"boxgate/policy/document"
 	"boxgate/quota"
 )
 
@@ -38,7 +38,7 @@ func unmarshal(data []byte, v any, claim func(n int64) error) error {
 		return problem.Refuse(http.StatusBadRequest, "unexpected data after JSON value at byte %d", c.dec.InputOffset())
 	}
 	if len(c.problems) > 0 {
-		return &policy.InvalidError{Problems: c.problems}
+		return &document.InvalidError{Problems: c.problems}
 	}
 	if err := json.Unmarshal(data, v); err != nil {
 		if wrong, ok := errors.AsType[*json.UnmarshalTypeError](err); ok {

@@ -12,6 +12,7 @@ import (
 	"boxgate/config"
 	"boxgate/e2e/harness"
 	"boxgate/policy"
+	"boxgate/policy/document"
 	"boxgate/policy/name"
 )
 
@@ -56,8 +57,8 @@ func TestAttackBeyondTheCeiling(t *testing.T) {
 	}
 
 	var view struct {
-		NetworkPolicy policy.Spec      `json:"network_policy"`
-		Warnings      []policy.Problem `json:"warnings"`
+		NetworkPolicy policy.Spec        `json:"network_policy"`
+		Warnings      []document.Problem `json:"warnings"`
 	}
 	var raw json.RawMessage
 	body := map[string]any{"network_policy": harness.Custom("evil.example.net")}
@@ -67,7 +68,7 @@ func TestAttackBeyondTheCeiling(t *testing.T) {
 	if err := json.Unmarshal(raw, &view); err != nil {
 		t.Fatal(err)
 	}
-	if !slices.ContainsFunc(view.Warnings, func(p policy.Problem) bool { return strings.Contains(p.Message, "policy.ceiling") }) {
+	if !slices.ContainsFunc(view.Warnings, func(p document.Problem) bool { return strings.Contains(p.Message, "policy.ceiling") }) {
 		t.Errorf("no warning of the ceiling: %s", raw)
 	}
 

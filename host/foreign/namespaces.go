@@ -12,7 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"boxgate/api"
-	"boxgate/policy"
+	"boxgate/policy/document"
 )
 
 // Found is a network namespace that was found.
@@ -22,7 +22,7 @@ type Found struct {
 }
 
 // Open opens the network namespace that is to be attached. The error for one that cannot be found, or that check refuses, is
-// a *[policy.InvalidError].
+// a *[document.InvalidError].
 func Open(ctx context.Context, a api.Attached, check func(path string) error) (Found, error) {
 	pointer, open := "/netns", func() (Found, error) {
 		ns, err := openNetNS(a.Ref)
@@ -116,5 +116,5 @@ func openNetNS(path string) (*os.File, error) {
 }
 
 func invalidAt(pointer string, err error) error {
-	return &policy.InvalidError{Problems: []policy.Problem{{Pointer: pointer, Message: err.Error()}}}
+	return &document.InvalidError{Problems: []document.Problem{{Pointer: pointer, Message: err.Error()}}}
 }

@@ -19,12 +19,13 @@ import (
 
 // allowed lists, for each package, the packages of this module that it may import besides those below itself. Arrows
 // point to policy; audit is the one other package that all may import, for audit.Event; siblings never import siblings.
-// Who may import policy may import policy/name as well, whose types are in its API.
+// Who may import policy may import policy/name and policy/document as well, whose types are in its API.
 // The floors of the firewall, the proxy, the admin API, the launcher, the store, the self-test and the command line are
 // listed one by one: a floor imports only the floors below it.
 var allowed = importTable(`
 policy:
 policy/name:
+policy/document: policy/name
 audit: policy internal/fault
 firewall: policy audit internal/fault
 firewall/flow: policy firewall/namespace firewall/network
@@ -187,7 +188,7 @@ func importTable(text string) map[string][]string {
 		}
 		may := strings.Fields(list)
 		if slices.Contains(may, "policy") {
-			may = append(may, "policy/name")
+			may = append(may, "policy/name", "policy/document")
 		}
 		table[pkg] = may
 	}

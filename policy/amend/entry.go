@@ -8,6 +8,7 @@ import (
 	"slices"
 
 	"boxgate/policy"
+	"boxgate/policy/document"
 	"boxgate/policy/name"
 )
 
@@ -27,7 +28,7 @@ func ParseEntry(s string) (Entry, error) {
 	}
 	// The policy's own parser allows one spelling for each range.
 	_, err := policy.Compile(policy.Spec{Mode: policy.ModeCustom, AllowedCIDRs: []string{s}}, nil, nil, 0)
-	if invalid, ok := errors.AsType[*policy.InvalidError](err); ok {
+	if invalid, ok := errors.AsType[*document.InvalidError](err); ok {
 		return Entry{}, errors.New(invalid.Problems[0].Message)
 	}
 	return Entry{s, name.Pattern{}, prefix}, err
