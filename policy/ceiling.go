@@ -6,6 +6,7 @@ import (
 	"strings"
 
 	"boxgate/policy/document"
+	"boxgate/policy/match"
 	"boxgate/policy/name"
 )
 
@@ -27,7 +28,7 @@ func NewCeiling(spec Spec) (*Ceiling, error) {
 	var ps document.Problems
 	parsed := checkSpec(spec, maxEntries, &ps)
 	for i, r := range spec.Rules {
-		if r.Action == actionAllow {
+		if r.Action == match.ActionAllow {
 			ps.Add(document.Element("/rules", i)+"/action", `is "allow"; a ceiling takes only rules that deny`)
 		}
 	}
@@ -59,7 +60,7 @@ func (p parsedSpec) under(prefix string) parsedSpec {
 		}
 	}
 	for i := range p.rules {
-		p.rules[i].rule = prefix + p.rules[i].rule
+		p.rules[i].Rule = prefix + p.rules[i].Rule
 	}
 	return p
 }

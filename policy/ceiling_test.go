@@ -9,13 +9,14 @@ import (
 
 	"boxgate/internal/nightly"
 	"boxgate/policy/document"
+	"boxgate/policy/match"
 	"boxgate/policy/name"
 )
 
 // underCeiling compiles both policies, and the ceiling as a policy of its own.
 func underCeiling(in, top interpreter) (both, own, ceiling *Compiled) {
 	for i := range top.spec.Rules {
-		top.spec.Rules[i].Action = actionDeny
+		top.spec.Rules[i].Action = match.ActionDeny
 	}
 	own = in.compile()
 	above, err := NewCeiling(top.spec)
@@ -123,7 +124,7 @@ func FuzzRouteUnderCeiling(f *testing.F) {
 // Bytes that nobody can read do not go there, unless the ceiling lists the name as well.
 func TestAttackCeilingRulesUnread(t *testing.T) {
 	evil, addr := mustName(t, "evil.test"), netip.MustParseAddr("203.0.113.7")
-	rules := []RequestRule{{Hosts: []string{"api.good.test:8443"}, Action: actionDeny}}
+	rules := []match.RequestRule{{Hosts: []string{"api.good.test:8443"}, Action: match.ActionDeny}}
 	own := Spec{Mode: ModeCustom, AllowedDomains: []string{"evil.test:8443"}}
 	for _, c := range []struct {
 		name    string
@@ -186,19 +187,11 @@ func TestCeiling(t *testing.T) {
 		},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			top, err := ParseSpec([]byte(c.ceiling))
+			above, err := NewCeiling(mustSpec(t, c.ceiling))
 			if err != nil {
 				t.Fatal(err)
 			}
-			above, err := NewCeiling(top)
-			if err != nil {
-				t.Fatal(err)
-			}
-			spec, err := ParseSpec([]byte(c.policy))
-			if err != nil {
-				t.Fatal(err)
-			}
-			p, err := CompileUnder(above, spec, nil, &name.Protected{}, 3)
+			p, err := CompileUnder(above, mustSpec(t, c.policy), nil, &name.Protected{}, 3)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -262,8 +255,8 @@ func TestCeilingWarns(t *testing.T) {
 // TestCeilingRefusesWhatItCannotMean: a rule that allows in a ceiling would be taken for one that the boxes can rely on.
 func TestCeilingRefusesWhatItCannotMean(t *testing.T) {
 	_, err := NewCeiling(Spec{
-		Mode: ModeAllowAll, Rules: []RequestRule{{Hosts: []string{"a.test"}, Action: actionAllow}},
-		Repos: []RepoRule{{Name: "o/r", Access: "read"}},
+		Mode: ModeAllowAll, Rules: []match.RequestRule{{Hosts: []string{"a.test"}, Action: match.ActionAllow}},
+		Repos: []match.RepoRule{{Name: "o/r", Access: "read"}},
 	})
 	var invalid *document.InvalidError
 	if !errors.As(err, &invalid) || len(invalid.Problems) < 2 {

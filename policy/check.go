@@ -1,9 +1,8 @@
 package policy
 
 import (
-	"strings"
-
 	"boxgate/policy/document"
+	"boxgate/policy/match"
 	"boxgate/policy/name"
 )
 
@@ -96,7 +95,7 @@ func checkEntries(s Spec, most int, ps *document.Problems) parsedSpec {
 		deniedDomains:  checkDomains("/denied_domains", s.DeniedDomains, most, ps),
 		allowedCIDRs:   checkCIDRs("/allowed_cidrs", s.AllowedCIDRs, most, ps),
 		deniedCIDRs:    checkCIDRs("/denied_cidrs", s.DeniedCIDRs, most, ps),
-		rules:          append(checkRules("/rules", s.Rules, ps), checkRepos("/repos", s.Repos, ps)...),
+		rules:          append(match.CompileRules("/rules", s.Rules, ps), match.CompileRepos("/repos", s.Repos, ps)...),
 	}
 }
 
@@ -122,97 +121,6 @@ func checkCIDRs(at string, list []string, most int, ps *document.Problems) []cid
 		if p, ok := ps.CIDR(document.Element(at, i), s); ok {
 			out = append(out, cidr{p, s})
 		}
-	}
-	return out
-}
-
-func checkRules(at string, rules []RequestRule, ps *document.Problems) []requestRule {
-	if ps.TooMany(at, len(rules), maxRules) {
-		return nil
-	}
-	out := make([]requestRule, 0, len(rules))
-	for i, r := range rules {
-		out = append(out, checkRule(document.Element(at, i), r, ps))
-	}
-	return out
-}
-
-func checkRule(at string, r RequestRule, ps *document.Problems) requestRule {
-	if ps.TooMany(at+"/hosts", len(r.Hosts), maxRuleElements) || ps.TooMany(at+"/methods", len(r.Methods), maxRuleElements) ||
-		ps.TooMany(at+"/paths", len(r.Paths), maxRuleElements) {
-		return requestRule{}
-	}
-	if len(r.Hosts) == 0 {
-		ps.Add(at+"/hosts", `is empty; name the hosts, or use "*" for all of them`)
-	}
-	// An empty list would match everything, which is the opposite of what it says.
-	if r.Methods != nil && len(r.Methods) == 0 {
-		ps.Add(at+"/methods", "is empty; leave it out to match every method")
-	}
-	if r.Paths != nil && len(r.Paths) == 0 {
-		ps.Add(at+"/paths", "is empty; leave it out to match every path")
-	}
-	out := requestRule{deny: r.Action != actionAllow, methods: r.Methods, rule: describe(r)}
-	for i, s := range r.Hosts {
-		if p, ok := ps.Pattern(document.Element(at+"/hosts", i), s); ok {
-			out.hosts = append(out.hosts, p)
-		}
-	}
-	if r.Match != nil {
-		if len(r.Methods) > 0 && len(r.Match.Methods) > 0 {
-			ps.Add(at+"/match/methods", "methods are given in the rule as well; give them in one place")
-		}
-		out.match = checkMatch(at+"/match", *r.Match, ps)
-	}
-	for i, m := range r.Methods {
-		checkMethod(document.Element(at+"/methods", i), m, ps)
-	}
-	for i, p := range r.Paths {
-		out.paths = append(out.paths, checkPath(document.Element(at+"/paths", i), p, ps))
-	}
-	switch r.Action {
-	case actionAllow, actionDeny:
-	case "":
-		ps.Add(at+"/action", `is missing; use "allow" or "deny"`)
-	default:
-		ps.Add(at+"/action", `%s is no action; use "allow" or "deny"`, name.Quote(r.Action))
-	}
-	return out
-}
-
-func checkMethod(at, m string, ps *document.Problems) {
-	for i := range len(m) {
-		if !name.IsToken(m[i]) {
-			ps.Add(at, "%s is not an HTTP method", name.Quote(m))
-			return
-		}
-	}
-	switch {
-	case m == "" || len(m) > 64:
-		ps.Add(at, "%s is not an HTTP method", name.Quote(m))
-	case m == "*":
-		ps.Add(at, `"*" is not an HTTP method; leave methods out to match every one`)
-	case m != strings.ToUpper(m):
-		// Methods are case-sensitive (RFC 9110 9.1): "delete" would never match a DELETE.
-		ps.Add(at, "%s is not in capitals; use %q", name.Quote(m), strings.ToUpper(m))
-	}
-}
-
-func checkPath(at, p string, ps *document.Problems) pathPattern {
-	out := newPathPattern(p)
-	switch {
-	case p == "" || p[0] != '/' && p != "*":
-		ps.Add(at, "%s does not begin with /", name.Quote(p))
-	case len(p) > 4096:
-		ps.Add(at, "is longer than 4096 bytes")
-	case strings.ContainsAny(p, "?#"):
-		ps.Add(at, "%s has a query or fragment, which paths are matched without; use %q", name.Quote(p), p[:strings.IndexAny(p, "?#")])
-	case strings.IndexFunc(p, name.IsBlank) >= 0:
-		ps.Add(at, "%s has a space or control character; write it percent-encoded", name.Quote(p))
-	case strings.Contains(strings.TrimSuffix(p, "*"), "*"):
-		ps.Add(at, `%s has a * that is not at the end`, name.Quote(p))
-	case hasDotSegment(p):
-		ps.Add(at, "%s has a . or .. segment; use %q", name.Quote(p), out.String())
 	}
 	return out
 }

@@ -5,6 +5,7 @@ import (
 	"strings"
 
 	"boxgate/policy/document"
+	"boxgate/policy/match"
 	"boxgate/policy/name"
 )
 
@@ -22,7 +23,7 @@ type Compiled struct {
 	namePorts  name.PortSet // where names matter although the address is allowed: denied_domains or a rule covers them
 	ruledPorts name.PortSet // that a header rule or a request rule names, or 80 and 443 if one covers every port
 	headers    headerTable
-	rules      []requestRule
+	rules      []match.CompiledRule
 	matches    bool           // some rule, for headers or requests, looks at header fields
 	ruled      []name.Pattern // hosts of header rules, ports filled in, and of request rules
 	plan       KernelPlan
@@ -83,7 +84,7 @@ func build(spec Spec, parsed parsedSpec, headers []HeaderRule, version uint64) *
 	for _, e := range parsed.allowedCIDRs {
 		c.allowed.AddAllowed(e.prefix, e.rule)
 	}
-	c.matches = slices.ContainsFunc(c.rules, func(r requestRule) bool { return r.match.looksAtFields() })
+	c.matches = slices.ContainsFunc(c.rules, func(r match.CompiledRule) bool { return r.Match.LooksAtFields() })
 	c.anyName = c.domains.any.below.allowed
 	c.findPorts(parsed, headers)
 	return c
@@ -142,7 +143,7 @@ func (c *Compiled) Intercepts(n name.Name, port uint16) bool {
 // judgesRequests reports whether a request rule covers the name and port.
 func (c *Compiled) judgesRequests(n name.Name, port uint16) bool {
 	for i := range c.rules {
-		if c.rules[i].covers(n, port) {
+		if c.rules[i].Covers(n, port) {
 			return true
 		}
 	}

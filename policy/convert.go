@@ -6,6 +6,7 @@ import (
 	"strings"
 
 	"boxgate/policy/document"
+	"boxgate/policy/match"
 	"boxgate/policy/name"
 )
 
@@ -209,8 +210,8 @@ func vercelRules(rules []HeaderRule, host string, ps *document.Problems) []any {
 	return out
 }
 
-func vercelMatch(m Match) map[string]any {
-	matcher := func(m *Matcher) map[string]string {
+func vercelMatch(m match.Match) map[string]any {
+	matcher := func(m *match.Matcher) map[string]string {
 		switch {
 		case m.Exact != nil:
 			return map[string]string{"exact": *m.Exact}
@@ -219,7 +220,7 @@ func vercelMatch(m Match) map[string]any {
 		}
 		return map[string]string{"regex": *m.Regex}
 	}
-	pairs := func(m MatchPairs) (out []any) {
+	pairs := func(m match.Pairs) (out []any) {
 		for _, p := range m.Pairs {
 			pair := map[string]any{"key": matcher(&p.Key)}
 			if p.Value != nil {

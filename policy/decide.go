@@ -1,6 +1,9 @@
 package policy
 
-import "boxgate/policy/name"
+import (
+	"boxgate/policy/match"
+	"boxgate/policy/name"
+)
 
 // Ports with rules of their own, apart from the lists.
 const (
@@ -170,25 +173,28 @@ func (c *Compiled) decideTransport(r Request, d Decision) Decision {
 // decideRequest applies the first request rule that matches. Where any rule covers the host, a path that servers may
 // read in different ways is denied whatever the rules say.
 func (c *Compiled) decideRequest(r Request, d Decision) Decision {
-	var j judged
+	var j match.Request
 	for i := range c.rules {
 		rule := &c.rules[i]
-		if !rule.covers(r.Name, r.Port) {
+		if !rule.Covers(r.Name, r.Port) {
 			continue
 		}
-		if j.plain == "" {
-			if j = judge(&r); isAmbiguous(j.plain) {
-				return Decision{Reason: name.ReasonAmbiguousPath, Rule: rule.rule}
+		if j.IsZero() {
+			if j = judge(&r); j.IsAmbiguous() {
+				return Decision{Reason: name.ReasonAmbiguousPath, Rule: rule.Rule}
 			}
 		}
-		if !rule.decides(&j) {
+		if !rule.Decides(&j) {
 			continue
 		}
-		d.Reason, d.Rule = name.ReasonRequestRule, rule.rule
-		if rule.deny {
+		d.Reason, d.Rule = name.ReasonRequestRule, rule.Rule
+		if rule.Deny {
 			d.Verdict, d.DialName = Deny, false
 		}
 		return d
 	}
 	return d
 }
+
+// judge returns a request as matchers see it.
+func judge(r *Request) match.Request { return match.NewRequest(r.Method, r.Path, r.Query, r.Fields) }

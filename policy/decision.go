@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"net/netip"
 
+	"boxgate/policy/match"
 	"boxgate/policy/name"
 )
 
@@ -42,10 +43,10 @@ type Request struct {
 	Addr     netip.Addr // the destination address; invalid if not known yet (DNS before resolution, the sink)
 	Port     uint16     // destination port; 0 if not known (DNS, ICMP)
 	Protocol Protocol
-	Method   string  // HTTP method, only at StageHTTP
-	Path     string  // HTTP path without the query, only at StageHTTP
-	Query    string  // HTTP query as sent, without "?", only at StageHTTP
-	Fields   *Fields // header fields that the policy looks at, see [Compiled.Needs], only at StageHTTP
+	Method   string        // HTTP method, only at StageHTTP
+	Path     string        // HTTP path without the query, only at StageHTTP
+	Query    string        // HTTP query as sent, without "?", only at StageHTTP
+	Fields   *match.Fields // header fields that the policy looks at, see [Compiled.Needs], only at StageHTTP
 }
 
 // Verdict is the outcome of a decision. The zero value is Deny.

@@ -48,8 +48,8 @@ func (rs portRules) findWhole(port uint16) (rule string, ok bool) {
 	return "", false
 }
 
-// match is the result of a walk. An empty rule can be valid, so each has a flag.
-type match struct {
+// entries is the result of a walk. An empty rule can be valid, so each has a flag.
+type entries struct {
 	denyRule, allowRule string
 	denied, allowed     bool
 }
@@ -91,7 +91,7 @@ func (d *domains) node(p name.Pattern) (node *domainNode, below bool) {
 
 // match walks from the name to its last label. wholeNames says that a rule for one port denies the name only where
 // that port is asked for (DNS, where the port is not known yet).
-func (d *domains) match(n name.Name, port uint16, wholeNames bool) (m match) {
+func (d *domains) match(n name.Name, port uint16, wholeNames bool) (m entries) {
 	if n.IsZero() {
 		return m
 	}
@@ -102,7 +102,7 @@ func (d *domains) match(n name.Name, port uint16, wholeNames bool) (m match) {
 	return m
 }
 
-func (d *domains) walk(name string, port uint16, wholeNames bool, m *match) {
+func (d *domains) walk(name string, port uint16, wholeNames bool, m *entries) {
 	skip := strings.Count(name, ".") + 1 - d.deep
 	for at := name; ; {
 		if skip <= 0 {
@@ -126,7 +126,7 @@ func (d *domains) walk(name string, port uint16, wholeNames bool, m *match) {
 	}
 }
 
-func (m *match) take(denied, allowed portRules, port uint16, wholeNames bool) {
+func (m *entries) take(denied, allowed portRules, port uint16, wholeNames bool) {
 	if !m.denied && len(denied) > 0 {
 		if wholeNames {
 			m.denyRule, m.denied = denied.findWhole(port)

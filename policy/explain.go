@@ -29,18 +29,15 @@ func (c *Compiled) Explain(r Request, knowsQuery bool) (Decision, Unseen) {
 func (c *Compiled) looksAtQuery(n name.Name, port uint16) bool {
 	if of := c.headers.find(n, port); of != nil {
 		for i := range of.list {
-			if m := of.list[i].match; m != nil && len(m.query) > 0 {
+			if of.list[i].match.LooksAtQuery() {
 				return true
 			}
 		}
 	}
 	for i := range c.rules {
-		if r := &c.rules[i]; r.match != nil && len(r.match.query) > 0 && r.covers(n, port) {
+		if r := &c.rules[i]; r.Match.LooksAtQuery() && r.Covers(n, port) {
 			return true
 		}
 	}
 	return false
 }
-
-// AllFields are the header fields of a request of which every field is known.
-func AllFields(list []Field) *Fields { return &Fields{Needs: &Needs{all: true}, List: list} }

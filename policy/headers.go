@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"slices"
 
+	"boxgate/policy/match"
 	"boxgate/policy/name"
 )
 
@@ -36,7 +37,7 @@ type Placeholder struct {
 // request applies alone, and if none does nothing is changed.
 type HeaderRule struct {
 	Pattern      name.Pattern
-	Match        *Match           // nil: every request
+	Match        *match.Match     // nil: every request
 	Headers      []Header         // sorted by name
 	Placeholders []Placeholder    // sorted by variable
 	Places       Places           // where the placeholders may stand, besides header values

@@ -4,57 +4,15 @@ import (
 	"errors"
 	"fmt"
 	"strings"
-	"unicode/utf8"
 
+	"boxgate/policy/match"
 	"boxgate/policy/name"
 )
-
-// foldHeader returns a name as servers that turn headers into variables see it: without case, and "_" as "-".
-func foldHeader(name string) string { return strings.ReplaceAll(strings.ToLower(name), "_", "-") }
-
-// refusedHeaders belong to the connection or to the framing of the message (RFC 9110 7.6.1 and 7.2, RFC 9112 6): the
-// gateway sets them itself.
-var refusedHeaders = map[string]string{
-	"connection":          "is hop-by-hop",
-	"keep-alive":          "is hop-by-hop",
-	"proxy-connection":    "is hop-by-hop",
-	"proxy-authenticate":  "is hop-by-hop",
-	"proxy-authorization": "is hop-by-hop",
-	"te":                  "is hop-by-hop",
-	"trailer":             "is hop-by-hop",
-	"transfer-encoding":   "is hop-by-hop",
-	"upgrade":             "is hop-by-hop",
-	"http2-settings":      "is hop-by-hop",
-	"host":                "names the destination that the policy judges",
-	"content-length":      "belongs to the framing of the message",
-	"expect":              "belongs to the framing of the message",
-}
-
-// headerNameFlaw completes the sentence that begins with the name; empty if there is none.
-func headerNameFlaw(n string) string {
-	switch {
-	case n == "":
-		return "is an empty header name"
-	case len(n) > 256:
-		return "is longer than 256 bytes"
-	case n[0] == ':':
-		return "is a pseudo-header; the gateway keeps those of the request"
-	}
-	for _, r := range n {
-		if r >= utf8.RuneSelf || !name.IsToken(byte(r)) {
-			return "is not a header name: " + name.Quote(string(r)) + " is not allowed in one"
-		}
-	}
-	if flaw, refused := refusedHeaders[foldHeader(n)]; refused {
-		return flaw + ", and cannot be set"
-	}
-	return ""
-}
 
 // CheckHeaderName returns nil if a header of that name may be set: a token that belongs neither to the connection nor to the
 // framing of the message.
 func CheckHeaderName(n string) error {
-	if flaw := headerNameFlaw(n); flaw != "" {
+	if flaw := match.HeaderFlaw(n); flaw != "" {
 		return errors.New(name.Quote(name.Shown(n, name.IsToken)) + " " + flaw)
 	}
 	return nil

@@ -10,6 +10,7 @@ import (
 	"strings"
 
 	"boxgate/policy/document"
+	"boxgate/policy/match"
 	"boxgate/policy/name"
 )
 
@@ -171,8 +172,8 @@ func (p *headerParser) entryKeys(rule *HeaderRule) map[string]func(string, docum
 	}
 	return map[string]func(string, document.Value){
 		"match": func(at string, v document.Value) {
-			rule.Match = readMatch(at, v, &p.Problems)
-			checkMatch(at, *rule.Match, &p.Problems)
+			rule.Match = match.Read(at, v, &p.Problems)
+			match.Compile(at, *rule.Match, &p.Problems)
 		},
 		"headers":            func(at string, v document.Value) { rule.Headers = append(rule.Headers, p.headers(at, v)...) },
 		"remove":             func(at string, v document.Value) { rule.Headers = append(rule.Headers, p.removed(at, v)...) },
@@ -239,7 +240,7 @@ func (p *headerParser) removed(at string, v document.Value) []Header {
 	}
 	headers := make([]Header, 0, len(names))
 	for i, n := range names {
-		if flaw := headerNameFlaw(n); flaw != "" {
+		if flaw := match.HeaderFlaw(n); flaw != "" {
 			p.Add(document.Element(at, i), "%s %s", name.Quote(name.Shown(n, name.IsToken)), strings.Replace(flaw, "cannot be set", "cannot be removed", 1))
 		}
 		headers = append(headers, Header{Name: textproto.CanonicalMIMEHeaderKey(n), Value: name.NewSecret(""), Remove: true})
@@ -252,11 +253,11 @@ func (p *headerParser) checkRemoved(at string, rule *HeaderRule) {
 	sortHeaders(rule.Headers)
 	seen := map[string]bool{}
 	for _, h := range rule.Headers {
-		seen[foldHeader(h.Name)] = seen[foldHeader(h.Name)] || !h.Remove
+		seen[match.FoldHeader(h.Name)] = seen[match.FoldHeader(h.Name)] || !h.Remove
 	}
 	removed := map[string]bool{}
 	for _, h := range rule.Headers {
-		switch n := foldHeader(h.Name); {
+		switch n := match.FoldHeader(h.Name); {
 		case !h.Remove:
 		case seen[n]:
 			p.Add(document.Pointer(at, "remove"), "%s is set as well: every variant that the box sends is removed then anyway", name.Quote(h.Name))
@@ -293,12 +294,12 @@ func (p *headerParser) headers(at string, v document.Value) []Header {
 	for i, n := range v.Keys {
 		shown := name.Shown(n, name.IsToken)
 		at := document.Pointer(at, shown)
-		if flaw := headerNameFlaw(n); flaw != "" {
+		if flaw := match.HeaderFlaw(n); flaw != "" {
 			p.Add(at, "%s %s", name.Quote(shown), flaw)
-		} else if other, twice := seen[foldHeader(n)]; twice {
+		} else if other, twice := seen[match.FoldHeader(n)]; twice {
 			p.Add(at, "%s and %s are the same header to a server; keep one of them", name.Quote(other), name.Quote(n))
 		}
-		seen[foldHeader(n)] = n
+		seen[match.FoldHeader(n)] = n
 		text := p.value(at, shown, v.Items[i], true)
 		headers = append(headers, Header{
 			Name: textproto.CanonicalMIMEHeaderKey(n), Value: text.literal, Source: text.source,

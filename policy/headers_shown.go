@@ -1,6 +1,7 @@
 package policy
 
 import (
+	"boxgate/policy/match"
 	"slices"
 	"strings"
 )
@@ -10,7 +11,7 @@ import (
 // page, such as the unsupported media type; or to anyone who reads what was stored, such as the metadata of an object.
 // A value put there would be shown to anyone who asks.
 func ShownHeader(name string) bool {
-	name = foldHeader(name)
+	name = match.FoldHeader(name)
 	has := func(test func(string, string) bool) func(string) bool {
 		return func(part string) bool { return test(name, part) }
 	}

@@ -6,6 +6,7 @@ import (
 	"strings"
 
 	"boxgate/policy/document"
+	"boxgate/policy/match"
 	"boxgate/policy/name"
 )
 
@@ -31,13 +32,13 @@ type alternatives struct {
 	list    []alternative
 	applies bool // some rule changes or refuses something
 	paths   bool // some rule looks at paths
-	needs   Needs
+	needs   match.Needs
 }
 
 // alternative is a header rule ready to compare.
 type alternative struct {
 	HeaderRule
-	match *requestMatcher // nil: every request
+	match *match.Conditions // nil: every request
 }
 
 func newHeaderTable(rules []HeaderRule, ps *document.Problems) headerTable {
@@ -78,7 +79,7 @@ func newHeaderTable(rules []HeaderRule, ps *document.Problems) headerTable {
 			t.logins.Add(p.Port())
 		}
 		t.placeholders = t.placeholders || len(r.Placeholders) > 0
-		t.matches = t.matches || !of.needs.isZero()
+		t.matches = t.matches || !of.needs.IsZero()
 	}
 	t.scrubs = newHostScrubs(t.rules)
 	return t
@@ -123,9 +124,9 @@ func (of *alternatives) add(r HeaderRule, ps *document.Problems) {
 	a := alternative{HeaderRule: r}
 	if r.Match != nil {
 		at := document.Element(document.Pointer("/attach_headers", r.Pattern.String()), len(of.list))
-		a.match = checkMatch(at+"/match", *r.Match, ps)
-		of.paths = of.paths || a.match.path != nil
-		of.needs.add(a.match.needs())
+		a.match = match.Compile(at+"/match", *r.Match, ps)
+		of.paths = of.paths || a.match.LooksAtPath()
+		of.needs.Add(a.match.Needs())
 	}
 	of.applies = of.applies || r.Applies()
 	of.list = append(of.list, a)
@@ -174,16 +175,16 @@ func (of *alternatives) choose(r *Request) (*HeaderRule, Decision) {
 		return &first.HeaderRule, Decision{}
 	}
 	j := judge(r)
-	if of.paths && isAmbiguous(j.plain) {
+	if of.paths && j.IsAmbiguous() {
 		return nil, Decision{Reason: name.ReasonAmbiguousPath, Rule: of.pattern.String()}
 	}
 	for i := range of.list {
 		a := &of.list[i]
 		switch f := a.fit(&j); {
-		case f == unfit:
+		case f == match.Unfit:
 		case a.Deny:
 			return nil, Decision{Reason: name.ReasonHeaderRule, Rule: of.rule(i)}
-		case f == unsure:
+		case f == match.Unsure:
 			return nil, Decision{Reason: name.ReasonAmbiguousRequest, Rule: of.rule(i)}
 		default:
 			return &a.HeaderRule, Decision{}
@@ -200,11 +201,11 @@ func (of *alternatives) rule(i int) string {
 	return fmt.Sprintf("%s, alternative %d", of.pattern, i+1)
 }
 
-func (a *alternative) fit(r *judged) fit {
+func (a *alternative) fit(r *match.Request) match.Fit {
 	if a.match == nil {
-		return fits
+		return match.Fits
 	}
-	return a.match.fit(r)
+	return a.match.Fit(r)
 }
 
 // refuses returns why the header rules of its host refuse a request; the zero decision if they do not. A request that
@@ -220,9 +221,9 @@ func (t headerTable) refuses(r *Request) Decision {
 	for i := range of.list {
 		a := &of.list[i]
 		switch f := a.fit(&j); {
-		case a.Deny && f > unfit:
+		case a.Deny && f > match.Unfit:
 			return Decision{Reason: name.ReasonHeaderRule, Rule: of.rule(i)}
-		case f == fits:
+		case f == match.Fits:
 			return Decision{}
 		}
 	}
@@ -230,11 +231,11 @@ func (t headerTable) refuses(r *Request) Decision {
 }
 
 // known reports whether all header fields that the rules look at are known.
-func (of *alternatives) known(f *Fields) bool {
-	if of.needs.isZero() {
+func (of *alternatives) known(f *match.Fields) bool {
+	if of.needs.IsZero() {
 		return true
 	}
-	return f != nil && f.Needs.covers(of.needs)
+	return f != nil && f.Needs.Covers(of.needs)
 }
 
 // shadows reports whether a rule more specific than p covers all of common.
@@ -269,23 +270,23 @@ func (c *Compiled) HeaderRule(r Request) (HeaderRule, Decision) {
 }
 
 // Needs returns the header fields that the rules for a host look at, nil if they look at none.
-func (c *Compiled) Needs(n name.Name, port uint16) *Needs {
+func (c *Compiled) Needs(n name.Name, port uint16) *match.Needs {
 	if c == nil || !c.matches {
 		return nil
 	}
-	var all Needs
+	var all match.Needs
 	if of := c.headers.find(n, port); of != nil {
-		all.add(of.needs)
+		all.Add(of.needs)
 	}
 	for i := range c.rules {
-		if r := &c.rules[i]; r.match.looksAtFields() && r.covers(n, port) {
-			all.add(r.match.needs())
+		if r := &c.rules[i]; r.Match.LooksAtFields() && r.Covers(n, port) {
+			all.Add(r.Match.Needs())
 		}
 	}
 	if above := c.ceiling.Needs(n, port); above != nil {
-		all.add(*above)
+		all.Add(*above)
 	}
-	if all.isZero() {
+	if all.IsZero() {
 		return nil
 	}
 	return &all

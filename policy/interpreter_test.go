@@ -10,6 +10,7 @@ import (
 	"testing"
 
 	"boxgate/internal/nightly"
+	"boxgate/policy/match"
 	"boxgate/policy/name"
 )
 
@@ -266,7 +267,7 @@ func (in interpreter) ruledPort(port uint16) bool {
 	return slices.ContainsFunc(in.headers, func(h HeaderRule) bool { return h.Applies() && h.Pattern.Port() == port })
 }
 
-func (in interpreter) ruleMatches(rule RequestRule, r Request) bool {
+func (in interpreter) ruleMatches(rule match.RequestRule, r Request) bool {
 	host := slices.ContainsFunc(rule.Hosts, func(h string) bool { return in.domainMatches(h, r) })
 	method := len(rule.Methods) == 0 || slices.Contains(rule.Methods, r.Method)
 	path := len(rule.Paths) == 0 || slices.ContainsFunc(rule.Paths, func(p string) bool {
@@ -334,7 +335,7 @@ func (r random) interpreter() interpreter {
 		if in.spec.Mode == ModeDenyAll {
 			break
 		}
-		rule := RequestRule{Hosts: []string{r.host()}, Action: pick(r, []string{"allow", "deny"})}
+		rule := match.RequestRule{Hosts: []string{r.host()}, Action: pick(r, []string{"allow", "deny"})}
 		rule.Methods = r.some(1, func() string { return pick(r, []string{"GET", "POST"}) })
 		rule.Paths = r.some(1, func() string { return pick(r, []string{"/a", "/a*", "/", "/a/*"}) })
 		in.spec.Rules = append(in.spec.Rules, rule)

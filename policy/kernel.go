@@ -29,7 +29,7 @@ type KernelPlan struct {
 // findPorts notes the hosts of rules, and on which ports names matter where the address alone is allowed.
 func (c *Compiled) findPorts(parsed parsedSpec, headers []HeaderRule) {
 	for _, rule := range parsed.rules {
-		c.ruled = append(c.ruled, rule.hosts...)
+		c.ruled = append(c.ruled, rule.Hosts...)
 	}
 	for _, h := range headers {
 		if h.Applies() {

@@ -5,6 +5,7 @@ import (
 	"strings"
 	"testing"
 
+	"boxgate/policy/match"
 	"boxgate/policy/name"
 )
 
@@ -12,7 +13,7 @@ import (
 func manyRules(t testing.TB, kind, matcher string) *Compiled {
 	t.Helper()
 	var pairs, rules []string
-	for i := range maxMatchPairs {
+	for i := range 16 {
 		pairs = append(pairs, fmt.Sprintf(`{"key": {"regex": "^x-[a-z]+%d?"}, "value": %s}`, i, matcher))
 	}
 	for range maxAlternatives - 1 {
@@ -31,11 +32,11 @@ func costly(t testing.TB, kind string, n int) (*Compiled, Request) {
 	host, _ := name.Parse("a.test")
 	r := Request{Stage: StageHTTP, Name: host, Port: 443, Protocol: TCP, Method: "GET", Path: "/"}
 	c := manyRules(t, kind, `{"regex": "(a|aa|aaa|[a-c]){1,20}(b|bb)*[^d]*d$"}`)
-	r.Fields = &Fields{Needs: c.Needs(host, 443)}
+	r.Fields = &match.Fields{Needs: c.Needs(host, 443)}
 	for range n {
 		value := strings.Repeat("ab", 40)
 		r.Query += "&x-a=" + value
-		r.Fields.List = append(r.Fields.List, Field{"X-A", value})
+		r.Fields.List = append(r.Fields.List, match.Field{Name: "X-A", Value: value})
 	}
 	return c, r
 }
@@ -54,66 +55,6 @@ func TestMatchingIsBounded(t *testing.T) {
 				t.Errorf("%s: a costly request: %+v", kind, d)
 			}
 		}
-	}
-}
-
-// TestEffortIsSpent: with nothing left, each way to compare is unsure of what it has not looked at.
-func TestEffortIsSpent(t *testing.T) {
-	t.Parallel()
-	for doc, request := range map[string]string{
-		`{"path": {"exact": "/a"}}`:               "GET /b",
-		`{"path": {"prefix": "/a"}}`:              "GET /b",
-		`{"path": {"regex": "^/a"}}`:              "GET /b",
-		`{"query": {"a": {"exact": "b"}}}`:        "GET /?b=c",
-		`{"headers": {"X-A": {"exact": "b"}}}`:    "GET /\nX-A: c",
-		`{"headers": [{"key": {"regex": "^a"}}]}`: "GET /\nX-A: c",
-	} {
-		_, m := parsedMatch(t, doc)
-		if fitOf(m, request) != unfit {
-			t.Errorf("%s fits %q", doc, request)
-		}
-		needs := m.needs()
-		r := Request{Fields: &Fields{Needs: &needs}}
-		r.Method, r.Path, _ = strings.Cut(request, " ")
-		r.Path, _, _ = strings.Cut(r.Path, "\n")
-		r.Path, r.Query, _ = strings.Cut(r.Path, "?")
-		if strings.Contains(request, "X-A") {
-			r.Fields.List = []Field{{"X-A", "c"}}
-		}
-		j := judge(&r)
-		j.effort.left = 1
-		if f := m.fit(&j); f != unsure {
-			t.Errorf("%s: %d without having looked", doc, f)
-		}
-	}
-}
-
-// TestNamesCostTheirNumber: of a matcher that many parameters are for, each costs steps, twice as many twice as much, and a
-// request with the most parameters for the most matchers does not get through.
-func TestNamesCostTheirNumber(t *testing.T) {
-	t.Parallel()
-	spent := func(key string, n int) int {
-		_, m := parsedMatch(t, `{"query": [{"key": `+key+`}]}`)
-		r := Request{}
-		for i := range n {
-			r.Query += fmt.Sprintf("&x%03d", i)
-		}
-		j := judge(&r)
-		if f := m.fit(&j); f != fits {
-			t.Errorf("%s of %d: %d", key, n, f)
-		}
-		return fullEffort - j.effort.left
-	}
-	for _, key := range []string{`{"prefix": ""}`, `{"prefix": "x"}`, `{"regex": "^x"}`} {
-		few, many := spent(key, 128), spent(key, 256)
-		if many-few < 128*nameSteps || many > 2*few+nameSteps {
-			t.Errorf("%s: %d steps for 128 parameters, %d for 256", key, few, many)
-		}
-	}
-	_, m := parsedMatch(t, `{"query": [{"key": {"prefix": ""}}]}`)
-	j := judge(&Request{Query: "a&b"})
-	if j.effort.left = 2*splitSteps*3 + nameSteps; m.fit(&j) != unsure {
-		t.Error("a name that could not be remembered leaves the fit sure")
 	}
 }
 

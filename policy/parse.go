@@ -1,6 +1,9 @@
 package policy
 
-import "boxgate/policy/document"
+import (
+	"boxgate/policy/document"
+	"boxgate/policy/match"
+)
 
 // ParseSpec reads a policy from JSON and checks all of it: keys and types strictly, domains, CIDRs and rules. The Spec
 // holds the entries as written. The error is an *[document.InvalidError] that lists every problem. A document in the dialect of
@@ -57,47 +60,11 @@ func readSpec(doc document.Value, ps *document.Problems) Spec {
 		"denied_domains":  list(&s.DeniedDomains),
 		"allowed_cidrs":   list(&s.AllowedCIDRs),
 		"denied_cidrs":    list(&s.DeniedCIDRs),
-		"repos":           func(at string, v document.Value) { s.Repos = readRepos(at, v, ps) },
-		"rules":           func(at string, v document.Value) { s.Rules = readRules(at, v, ps) },
+		"repos":           func(at string, v document.Value) { s.Repos = match.ReadRepos(at, v, ps) },
+		"rules":           func(at string, v document.Value) { s.Rules = match.ReadRules(at, v, ps) },
 		"upstream_proxy":  func(at string, v document.Value) { s.UpstreamProxy = readUpstream(at, v, ps) },
 	})
 	return s
-}
-
-func readRules(at string, v document.Value, ps *document.Problems) []RequestRule {
-	if v.Kind != document.List {
-		ps.Add(at, "is %s; want a list of rules", v.Kind)
-		return nil
-	}
-	rules := make([]RequestRule, len(v.Items))
-	for i, item := range v.Items {
-		r := &rules[i]
-		item.Fields(document.Element(at, i), "an object with hosts and action", ps, map[string]func(string, document.Value){
-			"hosts":   func(at string, v document.Value) { r.Hosts = v.AsStrings(at, ps) },
-			"methods": func(at string, v document.Value) { r.Methods = v.AsStrings(at, ps) },
-			"paths":   func(at string, v document.Value) { r.Paths = v.AsStrings(at, ps) },
-			"match":   func(at string, v document.Value) { r.Match = readMatch(at, v, ps) },
-			"action":  func(at string, v document.Value) { r.Action = v.AsString(at, ps) },
-		})
-	}
-	return rules
-}
-
-func readRepos(at string, v document.Value, ps *document.Problems) []RepoRule {
-	if v.Kind != document.List {
-		ps.Add(at, "is %s; want a list of repositories", v.Kind)
-		return nil
-	}
-	repos := make([]RepoRule, len(v.Items))
-	for i, item := range v.Items {
-		r := &repos[i]
-		item.Fields(document.Element(at, i), "an object with name and access", ps, map[string]func(string, document.Value){
-			"host":   func(at string, v document.Value) { r.Host = v.AsString(at, ps) },
-			"name":   func(at string, v document.Value) { r.Name = v.AsString(at, ps) },
-			"access": func(at string, v document.Value) { r.Access = v.AsString(at, ps) },
-		})
-	}
-	return repos
 }
 
 // readUpstream reads the upstream proxy of a document without checking it.

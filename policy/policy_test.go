@@ -1,12 +1,14 @@
 package policy
 
 import (
+	"encoding/json"
 	"fmt"
 	"net/netip"
 	"reflect"
 	"strings"
 	"testing"
 
+	"boxgate/policy/match"
 	"boxgate/policy/name"
 )
 
@@ -17,6 +19,17 @@ func mustName(t testing.TB, s string) name.Name {
 		t.Fatal(err)
 	}
 	return n
+}
+
+// mustSpec reads a policy of which nothing is checked: Compile does that.
+func mustSpec(t testing.TB, doc string) (s Spec) {
+	t.Helper()
+	d := json.NewDecoder(strings.NewReader(doc))
+	d.DisallowUnknownFields()
+	if err := d.Decode(&s); err != nil {
+		t.Fatal(err)
+	}
+	return s
 }
 
 func mustHeaders(t testing.TB, m map[string]map[string]string) []HeaderRule {
@@ -73,7 +86,7 @@ func TestZeroValuesDeny(t *testing.T) {
 // TestCompiledIsImmutable: what the caller does with its slices afterwards changes nothing.
 func TestCompiledIsImmutable(t *testing.T) {
 	t.Parallel()
-	spec := Spec{Mode: ModeCustom, AllowedDomains: []string{"a.test"}, Rules: []RequestRule{{Hosts: []string{"a.test"}, Action: "deny"}}}
+	spec := Spec{Mode: ModeCustom, AllowedDomains: []string{"a.test"}, Rules: []match.RequestRule{{Hosts: []string{"a.test"}, Action: "deny"}}}
 	c, err := Compile(spec, nil, name.NewProtected(nil, nil), 3)
 	if err != nil {
 		t.Fatal(err)
@@ -165,11 +178,7 @@ func TestResolvesOthers(t *testing.T) {
 		`{"mode":"allow-all"}`: false,
 		`{"mode":"deny-all"}`:  false,
 	} {
-		spec, err := ParseSpec([]byte(doc))
-		if err != nil {
-			t.Fatal(err)
-		}
-		c, err := Compile(spec, nil, nil, 1)
+		c, err := Compile(mustSpec(t, doc), nil, nil, 1)
 		if err != nil {
 			t.Fatal(err)
 		}

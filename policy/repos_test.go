@@ -11,10 +11,7 @@ import (
 // TestRepoServices: the service that git asks for decides, and no second one beside it.
 func TestRepoServices(t *testing.T) {
 	t.Parallel()
-	spec, err := ParseSpec([]byte(`{"mode": "allow-all", "repos": [{"name": "acme/web", "access": "read"}, {"name": "acme/tools", "access": "push"}]}`))
-	if err != nil {
-		t.Fatal(err)
-	}
+	spec := mustSpec(t, `{"mode": "allow-all", "repos": [{"name": "acme/web", "access": "read"}, {"name": "acme/tools", "access": "push"}]}`)
 	c, err := Compile(spec, nil, name.NewProtected(nil, nil), 1)
 	if err != nil {
 		t.Fatal(err)

@@ -3,6 +3,7 @@ package policy
 import (
 	"strings"
 
+	"boxgate/policy/match"
 	"boxgate/policy/name"
 )
 
@@ -20,12 +21,12 @@ func (s Signing) Signs() bool { return s.AWS != nil || s.HMAC != nil }
 func (s Signing) Sets(name string) bool {
 	switch {
 	case s.AWS != nil:
-		switch foldHeader(name) {
+		switch match.FoldHeader(name) {
 		case "authorization", "x-amz-date", "x-amz-security-token", "x-amz-content-sha256":
 			return true
 		}
 	case s.HMAC != nil:
-		return foldHeader(name) == foldHeader(s.HMAC.Header) || foldHeader(name) == foldHeader(s.HMAC.Timestamp)
+		return match.FoldHeader(name) == match.FoldHeader(s.HMAC.Header) || match.FoldHeader(name) == match.FoldHeader(s.HMAC.Timestamp)
 	}
 	return false
 }

@@ -6,6 +6,7 @@ import (
 	"strings"
 
 	"boxgate/policy/document"
+	"boxgate/policy/match"
 	"boxgate/policy/name"
 )
 
@@ -133,7 +134,7 @@ func (p *headerParser) hmacSigning(at string, v document.Value) *HMACSigning {
 	if flaw := headerBytesFlaw(s.Format); flaw != "" {
 		p.Add(document.Pointer(at, "format"), "%s", flaw)
 	}
-	if s.Header != "" && foldHeader(s.Header) == foldHeader(s.Timestamp) {
+	if s.Header != "" && match.FoldHeader(s.Header) == match.FoldHeader(s.Timestamp) {
 		p.Add(document.Pointer(at, "timestamp"), "is the header of the signature; name another")
 	}
 	return s
@@ -141,7 +142,7 @@ func (p *headerParser) hmacSigning(at string, v document.Value) *HMACSigning {
 
 func (p *headerParser) headerName(at string, v document.Value) string {
 	n := v.AsString(at, &p.Problems)
-	if flaw := headerNameFlaw(n); v.Kind == document.Text && flaw != "" {
+	if flaw := match.HeaderFlaw(n); v.Kind == document.Text && flaw != "" {
 		p.Add(at, "%s %s", name.Quote(name.Shown(n, name.IsToken)), flaw)
 	}
 	return textproto.CanonicalMIMEHeaderKey(n)

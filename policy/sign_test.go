@@ -1,10 +1,11 @@
 package policy
 
 import (
-	"boxgate/policy/document"
 	"errors"
 	"strings"
 	"testing"
+
+	"boxgate/policy/document"
 )
 
 const awsKeys = `"{\"access_key_id\":\"AKID\",\"secret_access_key\":\"canary\"}"`

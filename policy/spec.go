@@ -4,6 +4,7 @@ import (
 	"net/netip"
 	"slices"
 
+	"boxgate/policy/match"
 	"boxgate/policy/name"
 )
 
@@ -39,49 +40,26 @@ const (
 
 // Spec is a policy as written, in the dialect of the admin API.
 type Spec struct {
-	Mode           Mode          `json:"mode" enum:"allow-all deny-all custom"`
-	AllowedDomains []string      `json:"allowed_domains,omitempty"`
-	DeniedDomains  []string      `json:"denied_domains,omitempty"`
-	AllowedCIDRs   []string      `json:"allowed_cidrs,omitempty"`
-	DeniedCIDRs    []string      `json:"denied_cidrs,omitempty"`
-	DNS            DNSMode       `json:"dns,omitempty" enum:"strict resolve"`
-	DeniedNames    DeniedNames   `json:"denied_names,omitempty" enum:"sink nxdomain refused" doc:"how DNS answers for names that may not be reached"`
-	Rules          []RequestRule `json:"rules,omitempty"`
-	Repos          []RepoRule    `json:"repos,omitempty"`
-	UpstreamProxy  *UpstreamSpec `json:"upstream_proxy,omitempty" doc:"all connections go by this proxy"`
-}
-
-// RequestRule judges requests on the hosts it names. The first rule that matches decides; none matches: allow. It never
-// allows what the rest of the policy denies. A host without a port means every port, so that using another port does
-// not bypass the rule. Empty Methods or Paths match every method or path. A path ending in "*" matches by prefix, else
-// exactly. Paths are compared both as the request spells them and with percent-encoding resolved: a rule denies if
-// either form matches and allows only if both do. A path that servers may read in different ways, with "." and ".."
-// segments, repeated or encoded slashes and the like, is denied on every host that a rule covers
-// ([name.ReasonAmbiguousPath]).
-type RequestRule struct {
-	Hosts   []string `json:"hosts"`
-	Methods []string `json:"methods,omitempty"`
-	Paths   []string `json:"paths,omitempty"`
-	Match   *Match   `json:"match,omitempty" doc:"further conditions; a rule that denies applies if some server may read the request so, one that allows only if all do"`
-	Action  string   `json:"action" enum:"allow deny"`
+	Mode           Mode                `json:"mode" enum:"allow-all deny-all custom"`
+	AllowedDomains []string            `json:"allowed_domains,omitempty"`
+	DeniedDomains  []string            `json:"denied_domains,omitempty"`
+	AllowedCIDRs   []string            `json:"allowed_cidrs,omitempty"`
+	DeniedCIDRs    []string            `json:"denied_cidrs,omitempty"`
+	DNS            DNSMode             `json:"dns,omitempty" enum:"strict resolve"`
+	DeniedNames    DeniedNames         `json:"denied_names,omitempty" enum:"sink nxdomain refused" doc:"how DNS answers for names that may not be reached"`
+	Rules          []match.RequestRule `json:"rules,omitempty"`
+	Repos          []match.RepoRule    `json:"repos,omitempty"`
+	UpstreamProxy  *UpstreamSpec       `json:"upstream_proxy,omitempty" doc:"all connections go by this proxy"`
 }
 
 // Limits of a policy.
 const (
-	maxEntries      = 10_000 // of each list of domains or CIDRs
-	maxRules        = 256
-	maxRuleElements = 256 // hosts, methods or paths of one rule
+	maxEntries = 10_000 // of each list of domains or CIDRs
 )
 
 // MostBeside is how many entries may stand beside a policy for a time. A policy that has as many as it may have can be compiled with them:
 // they are no reason to refuse it.
 const MostBeside = 256
-
-// The actions of a request rule.
-const (
-	actionAllow = "allow"
-	actionDeny  = "deny"
-)
 
 // domain is one entry of a list of domains, and cidr one of a list of CIDRs, with the text that decisions name.
 type (
@@ -99,7 +77,7 @@ type (
 type parsedSpec struct {
 	allowedDomains, deniedDomains []domain
 	allowedCIDRs, deniedCIDRs     []cidr
-	rules                         []requestRule
+	rules                         []match.CompiledRule
 }
 
 // defaultAllow reports whether a custom policy has only denied lists, so that everything else is allowed.
@@ -125,10 +103,7 @@ func (s Spec) clone() Spec {
 	s.Repos = slices.Clone(s.Repos)
 	s.UpstreamProxy = s.UpstreamProxy.clone()
 	for i, r := range s.Rules {
-		s.Rules[i].Hosts = slices.Clone(r.Hosts)
-		s.Rules[i].Methods = slices.Clone(r.Methods)
-		s.Rules[i].Paths = slices.Clone(r.Paths)
-		s.Rules[i].Match = r.Match.clone()
+		s.Rules[i] = r.Clone()
 	}
 	return s
 }

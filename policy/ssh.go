@@ -4,6 +4,7 @@ import (
 	"slices"
 	"strings"
 
+	"boxgate/policy/match"
 	"boxgate/policy/name"
 )
 
@@ -13,8 +14,8 @@ type SSH struct {
 	Source   string    // the secret in the gateway's configuration that is the private key
 	HostKeys []HostKey // the server must prove that it has one of them
 	// Repos and Commands are what the user may do. If both are empty it may do anything that needs no forwarding.
-	Repos    []RepoRule // git repositories; the host of each is that of the login
-	Commands []string   // commands, as a whole
+	Repos    []match.RepoRule // git repositories; the host of each is that of the login
+	Commands []string         // commands, as a whole
 }
 
 // Limited reports whether only some commands are allowed.
@@ -48,28 +49,16 @@ func (s *SSH) Repo(host name.Name, service, path string) Decision {
 	n := strings.TrimPrefix(path, "/")
 	refused := Decision{Reason: name.ReasonRequestRule}
 	for _, r := range s.Repos {
-		if !sameRepo(host, r.Name, n) {
+		if !match.SameRepo(host, r.Name, n) {
 			continue
 		}
 		r.Host = host.String()
-		if service != gitReceivePack || r.Access == accessPush {
-			return Decision{Verdict: Allow, Reason: name.ReasonRequestRule, Rule: r.describe()}
+		if service != gitReceivePack || r.Access == match.AccessPush {
+			return Decision{Verdict: Allow, Reason: name.ReasonRequestRule, Rule: r.Describe()}
 		}
-		refused.Rule = r.describe()
+		refused.Rule = r.Describe()
 	}
 	return refused
-}
-
-// sameRepo reports whether a path is that of a repository, as in [RepoRule.path].
-func sameRepo(host name.Name, rule, path string) bool {
-	if !repoName.MatchString(path) {
-		return false
-	}
-	same := func(a, b string) bool { return a == b }
-	if foldsRepos(host.String()) {
-		same = strings.EqualFold
-	}
-	return same(path, rule) || strings.HasSuffix(path, ".git") && same(strings.TrimSuffix(path, ".git"), rule)
 }
 
 // Command decides about a command.

@@ -6,6 +6,7 @@ import (
 	"unicode/utf8"
 
 	"boxgate/policy/document"
+	"boxgate/policy/match"
 	"boxgate/policy/name"
 )
 
@@ -89,17 +90,17 @@ func (p *headerParser) hostKeys(at string, v document.Value) (keys []HostKey) {
 }
 
 // sshRepos reads rules for repositories. Their names are checked when the host is known.
-func (p *headerParser) sshRepos(at string, v document.Value) (repos []RepoRule) {
+func (p *headerParser) sshRepos(at string, v document.Value) (repos []match.RepoRule) {
 	if v.Kind != document.List || len(v.Items) == 0 {
 		p.Add(at, "want a list of repositories with name and access; leave it out to allow all that the user may do")
 		return nil
 	}
-	if p.TooMany(at, len(v.Items), maxRepos) {
+	if p.TooMany(at, len(v.Items), match.MaxRepos) {
 		return nil
 	}
 	for i, item := range v.Items {
 		at := document.Element(at, i)
-		var r RepoRule
+		var r match.RepoRule
 		item.Fields(at, "an object of name and access", &p.Problems, map[string]func(string, document.Value){
 			"name":   func(at string, v document.Value) { r.Name = v.AsString(at, &p.Problems) },
 			"access": func(at string, v document.Value) { r.Access = v.AsString(at, &p.Problems) },
@@ -133,7 +134,7 @@ func (p *headerParser) sshCommands(at string, v document.Value) []string {
 func (p *headerParser) sshHost(at string, host name.Pattern, s *SSH) {
 	for i, r := range s.Repos {
 		r.Host = host.Name().String()
-		r.checkPath(document.Element(document.Pointer(document.Pointer(at, "ssh"), "repos"), i), &p.Problems)
+		r.CheckPath(document.Element(document.Pointer(document.Pointer(at, "ssh"), "repos"), i), &p.Problems)
 	}
 }
 

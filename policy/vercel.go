@@ -6,6 +6,7 @@ import (
 	"strings"
 
 	"boxgate/policy/document"
+	"boxgate/policy/match"
 	"boxgate/policy/name"
 )
 
@@ -184,9 +185,9 @@ func readVercelResponse(at string, v document.Value, ps *document.Problems) bool
 }
 
 // checkVercelMatch checks a match under the names of that dialect.
-func checkVercelMatch(at string, m Match, ps *document.Problems) {
+func checkVercelMatch(at string, m match.Match, ps *document.Problems) {
 	var own document.Problems
-	checkMatch("", m, &own)
+	match.Compile("", m, &own)
 	for _, p := range own.List {
 		where := p.Pointer
 		for ours, theirs := range map[string]string{"/methods": "/method", "/query": "/queryString", "/path/prefix": "/path/startsWith"} {
@@ -199,8 +200,8 @@ func checkVercelMatch(at string, m Match, ps *document.Problems) {
 }
 
 // readVercelMatch reads a match, whose keys have names of their own.
-func readVercelMatch(at string, v document.Value, ps *document.Problems) *Match {
-	var m Match
+func readVercelMatch(at string, v document.Value, ps *document.Problems) *match.Match {
+	var m match.Match
 	v.Fields(at, "an object with method, path, queryString and headers", ps, map[string]func(string, document.Value){
 		"method":      func(at string, v document.Value) { m.Methods = v.AsStrings(at, ps) },
 		"path":        func(at string, v document.Value) { m.Path = readVercelMatcher(at, v, ps) },
@@ -210,8 +211,8 @@ func readVercelMatch(at string, v document.Value, ps *document.Problems) *Match 
 	return &m
 }
 
-func readVercelMatcher(at string, v document.Value, ps *document.Problems) *Matcher {
-	var m Matcher
+func readVercelMatcher(at string, v document.Value, ps *document.Problems) *match.Matcher {
+	var m match.Matcher
 	text := func(to **string) func(string, document.Value) {
 		return func(at string, v document.Value) {
 			s := v.AsString(at, ps)
@@ -224,14 +225,14 @@ func readVercelMatcher(at string, v document.Value, ps *document.Problems) *Matc
 	return &m
 }
 
-func readVercelPairs(at string, v document.Value, ps *document.Problems) (out MatchPairs) {
+func readVercelPairs(at string, v document.Value, ps *document.Problems) (out match.Pairs) {
 	if v.Kind != document.List {
 		ps.Add(at, "is %s; want a list of objects with key and value", v.Kind)
 		return out
 	}
 	for i, item := range v.Items {
 		at := document.Element(at, i)
-		pair := MatchPair{Key: *MatchPrefix("")} // without a key any will do
+		pair := match.Pair{Key: *match.Prefix("")} // without a key any will do
 		item.Fields(at, "an object with key and value", ps, map[string]func(string, document.Value){
 			"key":   func(at string, v document.Value) { pair.Key = *readVercelMatcher(at, v, ps) },
 			"value": func(at string, v document.Value) { pair.Value = readVercelMatcher(at, v, ps) },
@@ -275,7 +276,7 @@ func readPlainHeaders(at string, v document.Value, ps *document.Problems) []Head
 // overlayHeaders returns headers with those of a later transform, which replace earlier ones.
 func overlayHeaders(headers, later []Header) []Header {
 	headers = slices.DeleteFunc(headers, func(h Header) bool {
-		return slices.ContainsFunc(later, func(l Header) bool { return foldHeader(l.Name) == foldHeader(h.Name) })
+		return slices.ContainsFunc(later, func(l Header) bool { return match.FoldHeader(l.Name) == match.FoldHeader(h.Name) })
 	})
 	return append(headers, later...)
 }

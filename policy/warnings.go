@@ -5,6 +5,7 @@ import (
 	"strings"
 
 	"boxgate/policy/document"
+	"boxgate/policy/match"
 	"boxgate/policy/name"
 )
 
@@ -60,7 +61,7 @@ func (c *Compiled) warnPlain(at string, h HeaderRule, parsed parsedSpec, ps *doc
 		return
 	}
 	plain := HeaderRule{Pattern: p.WithPort(name.HTTPPort)}
-	judged := slices.ContainsFunc(c.rules, func(r requestRule) bool { return r.covers(p.Name(), name.HTTPPort) })
+	judged := slices.ContainsFunc(c.rules, func(r match.CompiledRule) bool { return r.Covers(p.Name(), name.HTTPPort) })
 	if !judged && c.neverApplies(plain, parsed) == "" {
 		ps.Add(at, "%s requests over TLS alone, and the policy allows the host over plain HTTP as well: deny those by rules of the policy", does)
 	}
@@ -132,7 +133,7 @@ func (c *Compiled) warnPaths(ps *document.Problems) {
 			if prefix && plain != "" {
 				plain += "x"
 			}
-			if plain != "" && isAmbiguous(plain) {
+			if plain != "" && match.IsAmbiguous(plain) {
 				ps.Add(document.Element(document.Element("/rules", i)+"/paths", k), "%s matches nothing: such paths are refused where a rule covers the host", name.Quote(path))
 			}
 		}
@@ -199,4 +200,46 @@ func intersect(p, q name.Pattern) (common name.Pattern, ok bool) {
 		return full, true
 	}
 	return name.Pattern{}, false
+}
+
+// warnAlternatives finds alternatives behind one that covers all their requests. Those of a pattern follow one another.
+func warnAlternatives(headers []HeaderRule, ps *document.Problems) {
+	first := 0
+	for i, h := range headers {
+		if h.Pattern != headers[first].Pattern {
+			first = i
+		}
+		at := document.Pointer("/attach_headers", h.Pattern.String())
+		if i > first || i+1 < len(headers) && headers[i+1].Pattern == h.Pattern {
+			at = document.Element(at, i-first)
+		}
+		if h.Match != nil {
+			match.Warn(at+"/match", *h.Match, ps)
+		}
+		for k := first; k < i; k++ {
+			if match.Covers(headers[k].Match, h.Match) {
+				ps.Add(at, "can never apply: number %d of the host, which comes before it, is for all of its requests", k-first)
+				break
+			}
+		}
+	}
+}
+
+// warnRules finds request rules behind one that decides all their requests.
+func (c *Compiled) warnRules(ps *document.Problems) {
+	for i, r := range c.spec.Rules {
+		at := document.Element("/rules", i)
+		for k, method := range r.Methods {
+			match.WarnMethod(document.Element(at+"/methods", k), method, ps)
+		}
+		if r.Match != nil {
+			match.Warn(at+"/match", *r.Match, ps)
+		}
+		for k := range i {
+			if c.spec.Rules[k].DecidesAllOf(r) {
+				ps.Add(at, "can never apply: number %d, which comes before it, decides all of its requests", k)
+				break
+			}
+		}
+	}
 }

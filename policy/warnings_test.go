@@ -3,6 +3,7 @@ package policy
 import (
 	"testing"
 
+	"boxgate/policy/match"
 	"boxgate/policy/name"
 )
 
@@ -77,17 +78,17 @@ func TestMatchesThatNoRequestHas(t *testing.T) {
 			t.Errorf("%s: warnings for %q, want %q", doc, got, want)
 		}
 	}
-	first := RequestRule{Hosts: []string{"*.example.com"}, Methods: []string{"GET"}, Paths: []string{"/v1/*"}, Action: actionDeny}
-	all := RequestRule{Hosts: []string{"*.example.com"}, Action: actionAllow}
+	first := match.RequestRule{Hosts: []string{"*.example.com"}, Methods: []string{"GET"}, Paths: []string{"/v1/*"}, Action: match.ActionDeny}
+	all := match.RequestRule{Hosts: []string{"*.example.com"}, Action: match.ActionAllow}
 	for name, c := range map[string]struct {
-		rules []RequestRule
+		rules []match.RequestRule
 		want  string
 	}{
-		"behind a rule for everything":   {[]RequestRule{all, {Hosts: []string{"a.example.com"}, Action: actionDeny}}, "/rules/1"},
-		"behind a wider rule":            {[]RequestRule{first, {Hosts: []string{"a.example.com"}, Methods: []string{"GET"}, Paths: []string{"/v1/a"}, Action: actionAllow}}, "/rules/1"},
-		"of more methods":                {[]RequestRule{first, {Hosts: []string{"a.example.com"}, Paths: []string{"/v1/a"}, Action: actionAllow}}, ""},
-		"of another host":                {[]RequestRule{first, {Hosts: []string{"example.com"}, Methods: []string{"GET"}, Paths: []string{"/v1/a"}, Action: actionAllow}}, ""},
-		"denying what an allow may miss": {[]RequestRule{{Hosts: []string{"*.example.com"}, Methods: []string{"GET"}, Action: actionAllow}, {Hosts: []string{"a.example.com"}, Methods: []string{"GET"}, Action: actionDeny}}, ""},
+		"behind a rule for everything":   {[]match.RequestRule{all, {Hosts: []string{"a.example.com"}, Action: match.ActionDeny}}, "/rules/1"},
+		"behind a wider rule":            {[]match.RequestRule{first, {Hosts: []string{"a.example.com"}, Methods: []string{"GET"}, Paths: []string{"/v1/a"}, Action: match.ActionAllow}}, "/rules/1"},
+		"of more methods":                {[]match.RequestRule{first, {Hosts: []string{"a.example.com"}, Paths: []string{"/v1/a"}, Action: match.ActionAllow}}, ""},
+		"of another host":                {[]match.RequestRule{first, {Hosts: []string{"example.com"}, Methods: []string{"GET"}, Paths: []string{"/v1/a"}, Action: match.ActionAllow}}, ""},
+		"denying what an allow may miss": {[]match.RequestRule{{Hosts: []string{"*.example.com"}, Methods: []string{"GET"}, Action: match.ActionAllow}, {Hosts: []string{"a.example.com"}, Methods: []string{"GET"}, Action: match.ActionDeny}}, ""},
 	} {
 		if got := warned(t, Spec{Mode: ModeAllowAll, Rules: c.rules}, nil); got != c.want {
 			t.Errorf("%s: warnings for %q, want %q", name, got, c.want)
@@ -126,7 +127,7 @@ func TestExplain(t *testing.T) {
 	if d, unknown := c.Explain(at, false); !unknown.Query || !unknown.Headers {
 		t.Errorf("%+v %+v", d, unknown)
 	}
-	at.Fields = AllFields([]Field{{"X-Role", "dev"}})
+	at.Fields = match.AllFields([]match.Field{{Name: "X-Role", Value: "dev"}})
 	if d, unknown := c.Explain(at, true); !d.Allowed() || unknown != (Unseen{}) {
 		t.Errorf("%+v %+v", d, unknown)
 	}
@@ -154,7 +155,7 @@ func TestDenialsOfTLSAloneAreWarnedOf(t *testing.T) {
 		{"a.test", Spec{Mode: ModeCustom, AllowedDomains: []string{"a.test"}}, true},
 		{"a.test", Spec{Mode: ModeCustom, AllowedDomains: []string{"a.test:443"}}, false},
 		{"a.test", Spec{Mode: ModeCustom, DeniedDomains: []string{"a.test:80"}}, false},
-		{"a.test", Spec{Mode: ModeAllowAll, Rules: []RequestRule{{Hosts: []string{"a.test:80"}, Action: "deny"}}}, false},
+		{"a.test", Spec{Mode: ModeAllowAll, Rules: []match.RequestRule{{Hosts: []string{"a.test:80"}, Action: "deny"}}}, false},
 	} {
 		for _, rule := range []string{`"deny": true`, `"forward_url": "https://proxy.test/"`} {
 			c, err := Compile(tt.spec, mustRules(t, `{"`+tt.host+`": [{"match": {"path": {"prefix": "/x"}}, `+rule+`}]}`), name.NewProtected(nil, nil), 1)

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"boxgate/policy"
+	"boxgate/policy/match"
 	"boxgate/policy/name"
 	"boxgate/proxy"
 	"boxgate/proxy/proxytest"
@@ -154,7 +155,7 @@ func TestAttackNoNameUnderARuleForEveryHost(t *testing.T) {
 	for _, port := range []uint16{80, 443, 8443} {
 		trap := r.Trap(port)
 		spec := cidr(trap.Addr())
-		spec.Rules = []policy.RequestRule{{Hosts: []string{"*"}, Methods: []string{"POST"}, Action: "deny"}}
+		spec.Rules = []match.RequestRule{{Hosts: []string{"*"}, Methods: []string{"POST"}, Action: "deny"}}
 		r.Policy(spec, nil)
 		if err := withoutName(r.Dial(trap)); err == nil {
 			t.Errorf("port %d: the handshake succeeded", port)

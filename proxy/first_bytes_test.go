@@ -19,6 +19,7 @@ import (
 
 	"boxgate/audit"
 	"boxgate/policy"
+	"boxgate/policy/match"
 	"boxgate/policy/name"
 	"boxgate/proxy"
 	"boxgate/proxy/peek/peektest"
@@ -198,7 +199,7 @@ func deniedName() policy.Spec {
 }
 
 func ruledCDN(spec policy.Spec) policy.Spec {
-	spec.Rules = []policy.RequestRule{{Hosts: []string{cdn}, Methods: []string{"POST"}, Action: "deny"}}
+	spec.Rules = []match.RequestRule{{Hosts: []string{cdn}, Methods: []string{"POST"}, Action: "deny"}}
 	return spec
 }
 

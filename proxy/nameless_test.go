@@ -13,6 +13,7 @@ import (
 
 	"boxgate/audit"
 	"boxgate/policy"
+	"boxgate/policy/match"
 	"boxgate/policy/name"
 	"boxgate/proxy"
 	"boxgate/proxy/proxytest"
@@ -20,7 +21,7 @@ import (
 
 // judged is a policy that judges the requests of api.example on every port.
 func judged(spec policy.Spec) policy.Spec {
-	spec.Rules = []policy.RequestRule{{Hosts: []string{"api.example", "*.wild.example"}, Methods: []string{"POST"}, Action: "deny"}}
+	spec.Rules = []match.RequestRule{{Hosts: []string{"api.example", "*.wild.example"}, Methods: []string{"POST"}, Action: "deny"}}
 	return spec
 }
 

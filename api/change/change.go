@@ -11,6 +11,7 @@ import (
 	"boxgate/api"
 	"boxgate/api/rest"
 	"boxgate/policy"
+	"boxgate/policy/match"
 )
 
 // Limits of the names in one description, in bytes.
@@ -129,7 +130,7 @@ func pair(before, after string) []string {
 }
 
 // ruleHosts returns the rules of each host in their order. The text is for comparing: it may have values.
-func ruleHosts(rules []policy.RequestRule) map[string]string {
+func ruleHosts(rules []match.RequestRule) map[string]string {
 	m := map[string]string{}
 	for _, rule := range rules {
 		hosts := rule.Hosts
@@ -146,7 +147,7 @@ func ruleHosts(rules []policy.RequestRule) map[string]string {
 }
 
 // reposOf names rules for repositories.
-func reposOf(rules []policy.RepoRule) (names []string) {
+func reposOf(rules []match.RepoRule) (names []string) {
 	for _, r := range rules {
 		names = append(names, strings.TrimSpace(r.Host+" "+r.Name+" "+r.Access))
 	}

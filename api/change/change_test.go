@@ -9,6 +9,7 @@ import (
 
 	"boxgate/api"
 	"boxgate/policy"
+	"boxgate/policy/match"
 )
 
 // written encodes what a change says.
@@ -27,13 +28,13 @@ func TestChangesOfPolicies(t *testing.T) {
 	ends := time.Date(2030, 1, 2, 3, 4, 5, 0, time.FixedZone("", 3600))
 	was := api.PolicyState{Version: 1, Named: "web", Spec: policy.Spec{
 		Mode: policy.ModeCustom, AllowedDomains: []string{"a.example", "b.example"}, DeniedCIDRs: []string{"192.0.2.0/24"},
-		Rules: []policy.RequestRule{{Hosts: []string{"r.example", "s.example"}, Action: "deny"}, {Hosts: []string{"t.example"}, Action: "deny"}},
-		Repos: []policy.RepoRule{{Name: "o/gone", Access: "push"}, {Name: "o/stays", Access: "read"}},
+		Rules: []match.RequestRule{{Hosts: []string{"r.example", "s.example"}, Action: "deny"}, {Hosts: []string{"t.example"}, Action: "deny"}},
+		Repos: []match.RepoRule{{Name: "o/gone", Access: "push"}, {Name: "o/stays", Access: "read"}},
 	}}
 	is := api.PolicyState{Version: 2, Was: &was, Spec: policy.Spec{
 		Mode: policy.ModeCustom, DNS: policy.DNSResolve, AllowedDomains: []string{"b.example", "c.example"}, DeniedCIDRs: []string{"192.0.2.0/24"},
-		Rules:         []policy.RequestRule{{Hosts: []string{"s.example"}, Action: "allow", Paths: []string{"/sk-path"}}, {Hosts: []string{"t.example"}, Action: "deny"}},
-		Repos:         []policy.RepoRule{{Name: "o/stays", Access: "read"}},
+		Rules:         []match.RequestRule{{Hosts: []string{"s.example"}, Action: "allow", Paths: []string{"/sk-path"}}, {Hosts: []string{"t.example"}, Action: "deny"}},
+		Repos:         []match.RepoRule{{Name: "o/stays", Access: "read"}},
 		UpstreamProxy: &policy.UpstreamSpec{URL: "https://proxy.example:3128", ResolveThere: []string{"*.corp.example"}},
 	}, Leases: []api.Lease{{LeaseEntry: api.LeaseEntry{Entry: "d.example"}, ExpiresAt: ends}}}
 	c := OfPolicy("box1", is)

@@ -10,6 +10,7 @@ import (
 	"boxgate/api/problem"
 	"boxgate/api/rest"
 	"boxgate/policy"
+	"boxgate/policy/match"
 	"boxgate/policy/name"
 )
 
@@ -78,7 +79,7 @@ func (b *explainBody) request(box policy.BoxID) (policy.Request, error) {
 		}
 	}
 	if b.Headers != nil {
-		req.Fields = policy.AllFields(b.fields())
+		req.Fields = match.AllFields(b.fields())
 	}
 	if b.Method != "" || b.Path != "" || b.Query != nil || b.Headers != nil {
 		req.Stage = policy.StageHTTP
@@ -87,10 +88,10 @@ func (b *explainBody) request(box policy.BoxID) (policy.Request, error) {
 }
 
 // fields are the headers as a list.
-func (b *explainBody) fields() []policy.Field {
-	out := make([]policy.Field, 0, len(b.Headers))
+func (b *explainBody) fields() []match.Field {
+	out := make([]match.Field, 0, len(b.Headers))
 	for _, name := range slices.Sorted(maps.Keys(b.Headers)) {
-		out = append(out, policy.Field{Name: name, Value: b.Headers[name]})
+		out = append(out, match.Field{Name: name, Value: b.Headers[name]})
 	}
 	return out
 }

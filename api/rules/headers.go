@@ -15,6 +15,7 @@ import (
 	"boxgate/api/spec"
 	"boxgate/api/strict"
 	"boxgate/policy"
+	"boxgate/policy/match"
 	"boxgate/policy/name"
 )
 
@@ -34,7 +35,7 @@ type ruleView struct {
 
 // headerEntryView is one header rule without its values.
 type headerEntryView struct {
-	Match        *policy.Match     `json:"match,omitempty" doc:"the requests that it is for; absent: every one"`
+	Match        *match.Match      `json:"match,omitempty" doc:"the requests that it is for; absent: every one"`
 	Headers      []headerView      `json:"headers"`
 	Remove       []string          `json:"remove,omitempty"`
 	Placeholders []placeholderView `json:"placeholders,omitempty"`
@@ -70,11 +71,11 @@ type proxyView struct {
 }
 
 type sshView struct {
-	User     string            `json:"user"`
-	Secret   string            `json:"secret" doc:"as for a header"`
-	HostKeys []string          `json:"host_keys"`
-	Repos    []policy.RepoRule `json:"repos,omitempty"`
-	Commands []string          `json:"commands,omitempty"`
+	User     string           `json:"user"`
+	Secret   string           `json:"secret" doc:"as for a header"`
+	HostKeys []string         `json:"host_keys"`
+	Repos    []match.RepoRule `json:"repos,omitempty"`
+	Commands []string         `json:"commands,omitempty"`
 }
 
 // signingView is how requests are signed, without the key.

@@ -4,7 +4,7 @@ import (
 	"encoding/json"
 	"reflect"
 
-	"boxgate/policy"
+	"boxgate/policy/match"
 )
 
 // Headers is the JSON of header rules, host pattern to a compact or a full entry, which policy.ParseHeaderRules reads.
@@ -81,7 +81,7 @@ type sshRepoBody struct {
 
 // headerEntryBody describes the full form of an entry.
 type headerEntryBody struct {
-	Match        *policy.Match          `json:"match,omitempty" doc:"the requests that the entry is for; absent: every one. Of several entries the first that matches applies alone"`
+	Match        *match.Match           `json:"match,omitempty" doc:"the requests that the entry is for; absent: every one. Of several entries the first that matches applies alone"`
 	Headers      map[string]headerValue `json:"headers,omitempty"`
 	Placeholders map[string]headerValue `json:"placeholders,omitempty" doc:"environment variable to the value that the gateway replaces its content with; no prefix or suffix"`
 	Remove       []string               `json:"remove,omitempty" doc:"headers of the box that are not passed on"`

@@ -13,6 +13,7 @@ import (
 	"boxgate/e2e/harness"
 	"boxgate/policy"
 	"boxgate/policy/document"
+	"boxgate/policy/match"
 	"boxgate/policy/name"
 )
 
@@ -24,7 +25,7 @@ func TestAttackBeyondTheCeiling(t *testing.T) {
 		c.Policy.Default.Spec = policy.Spec{Mode: policy.ModeDenyAll}
 		c.Policy.Ceiling.Spec = policy.Spec{
 			Mode: policy.ModeCustom, DeniedDomains: []string{"evil.example.net"},
-			Rules: []policy.RequestRule{{Hosts: []string{"api.example.com"}, Methods: []string{"DELETE"}, Action: "deny"}},
+			Rules: []match.RequestRule{{Hosts: []string{"api.example.com"}, Methods: []string{"DELETE"}, Action: "deny"}},
 		}
 	})
 	evil4 := w.V4("evil.example.net").String()

@@ -19,13 +19,14 @@ import (
 
 // allowed lists, for each package, the packages of this module that it may import besides those below itself. Arrows
 // point to policy; audit is the one other package that all may import, for audit.Event; siblings never import siblings.
-// Who may import policy may import policy/name and policy/document as well, whose types are in its API.
+// Who may import policy may import policy/name, policy/document and policy/match as well, whose types are in its API.
 // The floors of the firewall, the proxy, the admin API, the launcher, the store, the self-test and the command line are
 // listed one by one: a floor imports only the floors below it.
 var allowed = importTable(`
 policy:
 policy/name:
 policy/document: policy/name
+policy/match: policy/name policy/document
 audit: policy internal/fault
 firewall: policy audit internal/fault
 firewall/flow: policy firewall/namespace firewall/network
@@ -188,7 +189,7 @@ func importTable(text string) map[string][]string {
 		}
 		may := strings.Fields(list)
 		if slices.Contains(may, "policy") {
-			may = append(may, "policy/name", "policy/document")
+			may = append(may, "policy/name", "policy/document", "policy/match")
 		}
 		table[pkg] = may
 	}

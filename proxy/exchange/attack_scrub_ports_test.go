@@ -8,7 +8,7 @@ import (
 	"sync/atomic"
 	"testing"
 
-	"boxgate/policy"
+	"boxgate/policy/match"
 	"boxgate/proxy"
 	"boxgate/proxy/proxytest"
 )
@@ -36,7 +36,7 @@ func TestAttackSecretOnAnotherPort(t *testing.T) {
 	_, judged := l.HTTPSServer(true, show)
 	_, plain := l.HTTPServer(show)
 	spec := proxytest.AllowAll
-	spec.Rules = []policy.RequestRule{{Hosts: []string{proxytest.HostPort(judged)}, Methods: []string{"PURGE"}, Action: "deny"}}
+	spec.Rules = []match.RequestRule{{Hosts: []string{proxytest.HostPort(judged)}, Methods: []string{"PURGE"}, Action: "deny"}}
 	l.Rules(spec, fmt.Sprintf(`{%q: {"headers": {"X-Key": {"secret": "s"}, "X-Other": %q}, "scrub": true},
 		%q: {"headers": {"X-Plain": "not a secret"}}}`, proxytest.HostPort(keyed), literal, proxytest.HostPort(ruled)))
 	masked := func(what, text string) {

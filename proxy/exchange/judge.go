@@ -11,6 +11,7 @@ import (
 	"boxgate/internal/fault"
 	"boxgate/internal/h1"
 	"boxgate/policy"
+	"boxgate/policy/match"
 	"boxgate/policy/name"
 	"boxgate/proxy/origin"
 	"boxgate/proxy/placeholder"
@@ -37,7 +38,7 @@ type Message struct {
 // Head is the head of a request, of which rules may look at some fields.
 type Head interface {
 	// Forwarded returns the fields that rules look at and that the server is sent as the box sent them.
-	Forwarded(*policy.Needs) []policy.Field
+	Forwarded(*match.Needs) []match.Field
 }
 
 // Ruling is the judge's answer. Unless it refuses, the request may go to the name of request if byName, else to its
@@ -100,7 +101,7 @@ func (s *Session) judge(ctx context.Context, m *Message, wait bool) (r Ruling, k
 	fault.Mark(ctx, "proxy: request read")
 	r.Policy = s.Box.Policy.Load()
 	if needs := r.Policy.Needs(r.Request.Name, r.Request.Port); needs != nil && m.Head != nil {
-		r.Request.Fields = &policy.Fields{Needs: needs, List: m.Head.Forwarded(needs)}
+		r.Request.Fields = &match.Fields{Needs: needs, List: m.Head.Forwarded(needs)}
 	}
 	switch known = s.routeRequest(ctx, &r, wait); {
 	case !known:

@@ -15,6 +15,7 @@ import (
 	"golang.org/x/net/http2"
 
 	"boxgate/policy"
+	"boxgate/policy/match"
 	"boxgate/policy/name"
 	"boxgate/proxy"
 	"boxgate/proxy/proxytest"
@@ -84,7 +85,7 @@ func TestPlaceholderLeaks(t *testing.T) {
 	t.Parallel()
 	key, foreign, unknown := proxytest.TokenFor("KEY"), proxytest.TokenFor("FOREIGN"), policy.NewToken(name.NewSecret("another box"), "KEY")
 	proxytest.EachProtocol(t, func(t *testing.T, l *proxytest.Rig, client *http.Client, port uint16, up *proxytest.Recorder) {
-		l.Rules(policy.Spec{Mode: policy.ModeAllowAll, Rules: []policy.RequestRule{{Hosts: []string{"*"}, Methods: []string{"PURGE"}, Action: "deny"}}},
+		l.Rules(policy.Spec{Mode: policy.ModeAllowAll, Rules: []match.RequestRule{{Hosts: []string{"*"}, Methods: []string{"PURGE"}, Action: "deny"}}},
 			`{"`+proxytest.HostPort(port)+`": {"headers": {"X-Set": "set"}, "placeholders": {"KEY": "the-value"}}, "elsewhere.test": {"placeholders": {"FOREIGN": "not-yours"}}}`)
 		n := 0
 		for _, tt := range []struct {

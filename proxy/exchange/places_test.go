@@ -14,6 +14,7 @@ import (
 	"github.com/coder/websocket"
 
 	"boxgate/policy"
+	"boxgate/policy/match"
 	"boxgate/policy/name"
 	"boxgate/proxy"
 	"boxgate/proxy/proxytest"
@@ -298,8 +299,8 @@ func TestQueryIsJudgedAgain(t *testing.T) {
 			}
 		}
 		// A rule of the policy, too.
-		spec.Rules = []policy.RequestRule{
-			{Hosts: []string{proxytest.HostPort(port)}, Match: &policy.Match{Query: policy.MatchPairs{Pairs: []policy.MatchPair{{Key: *policy.MatchExact("v_1")}}}}, Action: "allow"},
+		spec.Rules = []match.RequestRule{
+			{Hosts: []string{proxytest.HostPort(port)}, Match: &match.Match{Query: match.Pairs{Pairs: []match.Pair{{Key: *match.Exact("v_1")}}}}, Action: "allow"},
 			{Hosts: []string{proxytest.HostPort(port)}, Action: "deny"},
 		}
 		l.Rules(spec, `{"`+proxytest.HostPort(port)+`": {"query": {"v.1": "canary-set"}, "scrub": false}}`)

@@ -16,6 +16,7 @@ import (
 	"time"
 
 	"boxgate/policy"
+	"boxgate/policy/match"
 	"boxgate/policy/name"
 	"boxgate/proxy"
 	"boxgate/proxy/proxytest"
@@ -152,7 +153,7 @@ func TestAttackSignedPathBesideTheRule(t *testing.T) {
 	t.Parallel()
 	proxytest.EachProtocol(t, func(t *testing.T, l *proxytest.Rig, client *http.Client, port uint16, up *proxytest.Recorder) {
 		spec := proxytest.AllowAll
-		spec.Rules = []policy.RequestRule{{Hosts: []string{proxytest.API}, Paths: []string{"/public/*"}, Action: "allow"}, {Hosts: []string{proxytest.API}, Action: "deny"}}
+		spec.Rules = []match.RequestRule{{Hosts: []string{proxytest.API}, Paths: []string{"/public/*"}, Action: "allow"}, {Hosts: []string{proxytest.API}, Action: "deny"}}
 		l.Rules(spec, `{"`+proxytest.HostPort(port)+`": {"sign": {"aws": {"region": "eu-central-1", "service": "execute-api", "credentials": `+awsLiteral+`}}}}`)
 		ask := func(path string) (int, *http.Request) {
 			t.Helper()

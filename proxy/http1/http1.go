@@ -15,6 +15,7 @@ import (
 	"boxgate/internal/memory"
 	"boxgate/internal/socket"
 	"boxgate/policy"
+	"boxgate/policy/match"
 	"boxgate/proxy/exchange"
 	"boxgate/proxy/header"
 	"boxgate/proxy/origin"
@@ -388,7 +389,7 @@ func (h *conn) message() exchange.Message {
 }
 
 // Forwarded implements [exchange.Head].
-func (h *conn) Forwarded(needs *policy.Needs) []policy.Field { return header.Wanted(&h.req, needs) }
+func (h *conn) Forwarded(needs *match.Needs) []match.Field { return header.Wanted(&h.req, needs) }
 
 // recall returns b as a string, which is *last if that is the same and becomes *last if it is short.
 func recall(last *string, b []byte) string {

@@ -14,6 +14,7 @@ import (
 
 	"boxgate/audit"
 	"boxgate/policy"
+	"boxgate/policy/match"
 	"boxgate/policy/name"
 	"boxgate/proxy/problem"
 	"boxgate/proxy/proxytest"
@@ -224,7 +225,7 @@ func TestRequestRules(t *testing.T) {
 	t.Parallel()
 	l := proxytest.New(t, proxytest.AllowAll, proxytest.Patient)
 	_, port := l.HTTPSServer(false, func(w http.ResponseWriter, r *http.Request) { fmt.Fprint(w, "hello") })
-	l.Policy(policy.Spec{Mode: policy.ModeAllowAll, Rules: []policy.RequestRule{
+	l.Policy(policy.Spec{Mode: policy.ModeAllowAll, Rules: []match.RequestRule{
 		{Hosts: []string{proxytest.HostPort(port)}, Paths: []string{"/admin*"}, Action: "deny"},
 		{Hosts: []string{proxytest.HostPort(port)}, Methods: []string{"DELETE"}, Action: "deny"},
 	}}, nil)

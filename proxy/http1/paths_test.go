@@ -7,6 +7,7 @@ import (
 	"testing"
 
 	"boxgate/policy"
+	"boxgate/policy/match"
 	"boxgate/policy/name"
 	"boxgate/proxy/proxytest"
 )
@@ -14,7 +15,7 @@ import (
 // TestOddPaths: byte for byte where no request rule covers the host, refused where one does, over both versions.
 func TestOddPaths(t *testing.T) {
 	t.Parallel()
-	covered := policy.Spec{Mode: policy.ModeAllowAll, Rules: []policy.RequestRule{{Hosts: []string{proxytest.API}, Paths: []string{"/admin*"}, Action: "deny"}}}
+	covered := policy.Spec{Mode: policy.ModeAllowAll, Rules: []match.RequestRule{{Hosts: []string{proxytest.API}, Paths: []string{"/admin*"}, Action: "deny"}}}
 	l := proxytest.New(t, proxytest.AllowAll, proxytest.Patient)
 	lines := make(chan string, 1)
 	port := l.RawServer(true, func(c net.Conn, r *bufio.Reader) {

@@ -27,6 +27,7 @@ import (
 
 	"boxgate/audit"
 	"boxgate/policy"
+	"boxgate/policy/match"
 	"boxgate/proxy/proxytest"
 )
 
@@ -152,7 +153,7 @@ func TestHTTP2Refusals(t *testing.T) {
 	l := proxytest.New(t, proxytest.AllowAll, proxytest.Patient)
 	var reached atomic.Int32
 	_, port := l.HTTPSServer(false, func(http.ResponseWriter, *http.Request) { reached.Add(1) })
-	l.Policy(policy.Spec{Mode: policy.ModeCustom, AllowedDomains: []string{proxytest.API}, Rules: []policy.RequestRule{
+	l.Policy(policy.Spec{Mode: policy.ModeCustom, AllowedDomains: []string{proxytest.API}, Rules: []match.RequestRule{
 		{Hosts: []string{proxytest.HostPort(port)}, Paths: []string{"/admin*"}, Action: "deny"},
 	}}, proxytest.SecretFor(proxytest.API, port))
 	ps := strconv.Itoa(int(port))

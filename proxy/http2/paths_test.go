@@ -7,6 +7,7 @@ import (
 	"golang.org/x/net/http2/hpack"
 
 	"boxgate/policy"
+	"boxgate/policy/match"
 	"boxgate/proxy/proxytest"
 )
 
@@ -33,7 +34,7 @@ func TestOddPathsOverHTTP2(t *testing.T) {
 		if sent != path+"?q=/../%2f" {
 			t.Errorf("%q: the upstream received %q", path, sent)
 		}
-		l.Rules(policy.Spec{Mode: policy.ModeAllowAll, Rules: []policy.RequestRule{{Hosts: []string{"*.example.com"}, Paths: []string{"/admin*"}, Action: "deny"}}}, `{}`)
+		l.Rules(policy.Spec{Mode: policy.ModeAllowAll, Rules: []match.RequestRule{{Hosts: []string{"*.example.com"}, Paths: []string{"/admin*"}, Action: "deny"}}}, `{}`)
 		if got := h2.ask(request...); got != "403" {
 			t.Errorf("%q with a rule: %s", path, got)
 		}
@@ -50,7 +51,7 @@ func TestMethodsAreJudgedAsForwarded(t *testing.T) {
 	l := proxytest.New(t, proxytest.AllowAll, proxytest.Patient)
 	up := &proxytest.Recorder{}
 	_, port := l.HTTPSServer(false, up.Serve)
-	l.Rules(policy.Spec{Mode: policy.ModeAllowAll, Rules: []policy.RequestRule{
+	l.Rules(policy.Spec{Mode: policy.ModeAllowAll, Rules: []match.RequestRule{
 		{Hosts: []string{proxytest.API}, Methods: []string{"DELETE"}, Action: "deny"},
 		{Hosts: []string{proxytest.API}, Methods: []string{"GET"}, Paths: []string{"/ws"}, Action: "deny"},
 		{Hosts: []string{proxytest.API}, Methods: []string{"CONNECT"}, Action: "allow"},

@@ -10,6 +10,7 @@ import (
 
 	"boxgate/audit"
 	"boxgate/policy"
+	"boxgate/policy/match"
 	"boxgate/policy/name"
 	"boxgate/proxy"
 	"boxgate/proxy/proxytest"
@@ -55,7 +56,7 @@ func TestRecheckCutsTheStreamsThatAreDenied(t *testing.T) {
 		l.Policy(proxytest.AllowAll, proxytest.Intercepted(port))
 		client, url := l.HTTPClient(port, true), "https://"+proxytest.HostPort(port)
 		denied, kept := open(t, client, url+"/denied"), open(t, client, url+"/kept")
-		l.Policy(policy.Spec{Mode: policy.ModeAllowAll, Rules: []policy.RequestRule{
+		l.Policy(policy.Spec{Mode: policy.ModeAllowAll, Rules: []match.RequestRule{
 			{Hosts: []string{proxytest.HostPort(port)}, Paths: []string{"/denied"}, Action: "deny"},
 		}}, proxytest.Intercepted(port))
 		l.Proxy.Recheck(l.Box.ID)

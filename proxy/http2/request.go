@@ -8,7 +8,7 @@ import (
 	"golang.org/x/net/http2/hpack"
 
 	"boxgate/internal/h1"
-	"boxgate/policy"
+	"boxgate/policy/match"
 	"boxgate/proxy/exchange"
 	"boxgate/proxy/header"
 	"boxgate/proxy/placeholder"
@@ -52,7 +52,7 @@ func (st *stream) message() exchange.Message {
 }
 
 // Forwarded implements [exchange.Head].
-func (st *stream) Forwarded(needs *policy.Needs) []policy.Field {
+func (st *stream) Forwarded(needs *match.Needs) []match.Field {
 	return header.WantedHTTP2(st.fields, needs)
 }
 

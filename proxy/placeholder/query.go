@@ -4,7 +4,7 @@ import (
 	"net/url"
 	"strings"
 
-	"boxgate/policy"
+	"boxgate/policy/match"
 )
 
 // RemoveQuery returns a request target without a query parameter, in any spelling that some server may take for it. What
@@ -49,7 +49,7 @@ func AddQuery(target, name, value string) string {
 // a letter of their own character set of what such an escape stands for: it, and what follows, may be anything.
 func mayFold(name, folded string) bool {
 	for range 4 {
-		if i := policy.OldEscape(name); i >= 0 {
+		if i := match.OldEscape(name); i >= 0 {
 			return strings.HasPrefix(folded, foldParameter(name[:i]))
 		}
 		plain := decoded(name)

@@ -7,6 +7,7 @@ import (
 	"testing"
 
 	"boxgate/policy"
+	"boxgate/policy/match"
 	"boxgate/policy/name"
 )
 
@@ -43,7 +44,7 @@ func FuzzParseGit(f *testing.F) {
 	for _, seed := range []string{"git-upload-pack 'a/b.git'", "git-receive-pack '/x'; id", "git-upload-pack 'a'\\''b'", "git-upload-archive '~x'", "git-upload-pack '-x'"} {
 		f.Add(seed)
 	}
-	rule := &policy.SSH{Repos: []policy.RepoRule{{Name: "a/b", Access: "read"}}}
+	rule := &policy.SSH{Repos: []match.RepoRule{{Name: "a/b", Access: "read"}}}
 	host, err := name.Parse("git.example.com")
 	if err != nil {
 		f.Fatal(err)

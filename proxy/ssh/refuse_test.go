@@ -12,13 +12,14 @@ import (
 
 	"boxgate/internal/testnet/sshd"
 	"boxgate/policy"
+	"boxgate/policy/match"
 	"boxgate/policy/name"
 )
 
 // Nothing but the commands that the rule names is run, whatever a client asks for.
 func TestLimitedLoginsRunNothingElse(t *testing.T) {
 	t.Parallel()
-	r := newRig(t, policy.SSH{Repos: []policy.RepoRule{{Name: "a/b", Access: "push"}}, Commands: []string{"uptime -p"}}, nil)
+	r := newRig(t, policy.SSH{Repos: []match.RepoRule{{Name: "a/b", Access: "push"}}, Commands: []string{"uptime -p"}}, nil)
 	r.server.Repo("a/b.git")
 	for _, args := range [][]string{
 		{}, {"id"}, {"-s", "sftp"}, {"uptime"}, {"uptime -p; id"},

@@ -22,6 +22,7 @@ import (
 	"boxgate/internal/memory"
 	"boxgate/internal/testnet/sshd"
 	"boxgate/policy"
+	"boxgate/policy/match"
 	"boxgate/policy/name"
 )
 
@@ -242,7 +243,7 @@ func TestTransfersAreWhole(t *testing.T) {
 
 func TestGitPullsAndPushes(t *testing.T) {
 	t.Parallel()
-	r := newRig(t, policy.SSH{Repos: []policy.RepoRule{{Name: "owner/mine", Access: "push"}, {Name: "owner/lib", Access: "read"}}}, nil)
+	r := newRig(t, policy.SSH{Repos: []match.RepoRule{{Name: "owner/mine", Access: "push"}, {Name: "owner/lib", Access: "read"}}}, nil)
 	r.server.Repo("owner/mine.git")
 	r.server.Repo("owner/lib.git")
 	r.server.Repo("owner/other.git")

@@ -10,7 +10,7 @@ import (
 
 	"boxgate/api"
 	"boxgate/cmd/gateway/command/cli"
-	"boxgate/policy"
+	"boxgate/policy/match"
 )
 
 // newHeadersCommand is `gateway headers`; without --box it applies to the rules of every box.
@@ -105,7 +105,7 @@ type headersAnswer struct {
 
 // headerEntry is one entry of a host.
 type headerEntry struct {
-	Match   policy.Match
+	Match   match.Match
 	Headers []struct{ Name, Secret string }
 	Remove  []string
 	// Placeholders are variables of the box.

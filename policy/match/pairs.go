@@ -1,4 +1,4 @@
-package policy
+package match
 
 import "strings"
 
@@ -7,7 +7,7 @@ const maxQueryPairs = 512
 
 // found collects the parameters or fields that a matcher is about.
 type found struct {
-	best  fit             // of any one
+	best  Fit             // of any one
 	some  bool            // there is one
 	names map[string]bool // their names, folded, unless the matcher is about one name alone
 	twice bool            // one of them surely fits, and another may have the same name
@@ -15,7 +15,7 @@ type found struct {
 
 // add takes one whose name fits as said. Names are looked up, not compared with each other: a request may have hundreds, and a
 // host hundreds of matchers.
-func (s *found) add(m *pairMatcher, name string, f fit, e *effort) {
+func (s *found) add(m *pairMatcher, name string, f Fit, e *effort) {
 	s.best = max(s.best, f)
 	if m.key.exact {
 		s.twice = s.twice || s.some
@@ -23,7 +23,7 @@ func (s *found) add(m *pairMatcher, name string, f fit, e *effort) {
 		return
 	}
 	if !e.spend(nameSteps + compareSteps*len(name)) {
-		s.best, s.twice = max(s.best, unsure), true
+		s.best, s.twice = max(s.best, Unsure), true
 		return
 	}
 	if s.names == nil {
@@ -34,15 +34,15 @@ func (s *found) add(m *pairMatcher, name string, f fit, e *effort) {
 }
 
 // fit is that of the whole request: of a name that is repeated, servers take the first, the last or all.
-func (s *found) fit() fit {
+func (s *found) fit() Fit {
 	if s.twice {
-		return min(s.best, unsure)
+		return min(s.best, Unsure)
 	}
 	return s.best
 }
 
 // fitQuery compares a query as sent. Some servers separate parameters at ";" as well as at "&".
-func (m *pairMatcher) fitQuery(query string, e *effort) fit {
+func (m *pairMatcher) fitQuery(query string, e *effort) Fit {
 	f := m.fitParameters(query, "&", e)
 	if strings.Contains(query, ";") {
 		other := m.fitParameters(query, "&;", e)
@@ -51,14 +51,14 @@ func (m *pairMatcher) fitQuery(query string, e *effort) fit {
 	return f
 }
 
-func (m *pairMatcher) fitParameters(query, separators string, e *effort) fit {
+func (m *pairMatcher) fitParameters(query, separators string, e *effort) Fit {
 	if !e.spend(splitSteps * len(query)) {
-		return unsure
+		return Unsure
 	}
 	var s found
 	for n := 0; query != ""; n++ {
 		if n == maxQueryPairs {
-			return unsure
+			return Unsure
 		}
 		pair := query
 		if i := strings.IndexAny(query, separators); i >= 0 {
@@ -67,7 +67,7 @@ func (m *pairMatcher) fitParameters(query, separators string, e *effort) fit {
 			query = ""
 		}
 		name, value, _ := strings.Cut(pair, "=")
-		if f := m.fitName(name, e); f > unfit {
+		if f := m.fitName(name, e); f > Unfit {
 			s.add(m, foldParameter(decodePercent(name)), m.fitParameter(f, value, e), e)
 		}
 	}
@@ -75,37 +75,37 @@ func (m *pairMatcher) fitParameters(query, separators string, e *effort) fit {
 }
 
 // fitParameter compares the value of a parameter whose name fits as said.
-func (m *pairMatcher) fitParameter(name fit, value string, e *effort) fit {
+func (m *pairMatcher) fitParameter(name Fit, value string, e *effort) Fit {
 	switch {
 	case m.anyValue:
 		return name
 	case hasOldEscape(value):
-		return min(name, unsure)
+		return min(name, Unsure)
 	}
 	return min(name, m.value.all(readingsOf(value), e))
 }
 
 // fitName compares the name of a parameter. Frameworks rewrite names: PHP makes "_" of dots and spaces, and several read
 // "name[]" and "name[0]" as elements of name.
-func (m *pairMatcher) fitName(raw string, e *effort) fit {
+func (m *pairMatcher) fitName(raw string, e *effort) Fit {
 	if m.key.exact && raw == m.key.text {
-		return fits // the common case, without decoding
+		return Fits // the common case, without decoding
 	}
 	if hasOldEscape(raw) {
-		return unsure
+		return Unsure
 	}
 	all := namesOf(raw)
 	f := m.key.all(all, e)
-	if f > unfit || !m.key.exact {
+	if f > Unfit || !m.key.exact {
 		return f
 	}
 	for _, s := range all {
 		base, _, _ := strings.Cut(foldParameter(s), "[")
 		if base == m.folded || foldParameter(s) == m.folded {
-			return unsure
+			return Unsure
 		}
 	}
-	return unfit
+	return Unfit
 }
 
 // namesOf is readingsOf for the name of a parameter: of "??a=1" some servers drop the second question mark, and of what begins
@@ -128,21 +128,21 @@ func foldParameter(name string) string {
 }
 
 // fitFields compares header fields. Servers that turn headers into variables read "_" as "-".
-func (m *pairMatcher) fitFields(fields *Fields, e *effort) fit {
+func (m *pairMatcher) fitFields(fields *Fields, e *effort) Fit {
 	if !fields.knows(m) {
-		return unsure
+		return Unsure
 	}
 	var s found
 	for _, field := range fields.List {
 		if !e.spend(splitSteps * (len(field.Name) + len(field.Value) + 1)) {
-			return unsure
+			return Unsure
 		}
-		folded := foldHeader(field.Name)
+		folded := FoldHeader(field.Name)
 		name := m.key.one(strings.ToLower(field.Name), e)
-		if name < fits && m.key.exact && folded == m.folded {
-			name = unsure
+		if name < Fits && m.key.exact && folded == m.folded {
+			name = Unsure
 		}
-		if name > unfit {
+		if name > Unfit {
 			s.add(m, folded, min(name, m.fitField(field.Value, e)), e)
 		}
 	}
@@ -150,18 +150,18 @@ func (m *pairMatcher) fitFields(fields *Fields, e *effort) fit {
 }
 
 // fitField compares the value of a field, which servers may read as a list.
-func (m *pairMatcher) fitField(value string, e *effort) fit {
+func (m *pairMatcher) fitField(value string, e *effort) Fit {
 	if m.anyValue {
-		return fits
+		return Fits
 	}
 	f := m.value.one(value, e)
-	if f > unfit || !strings.Contains(value, ",") {
+	if f > Unfit || !strings.Contains(value, ",") {
 		return f
 	}
 	for element := range strings.SplitSeq(value, ",") {
-		if m.value.one(strings.Trim(element, " \t"), e) > unfit {
-			return unsure
+		if m.value.one(strings.Trim(element, " \t"), e) > Unfit {
+			return Unsure
 		}
 	}
-	return unfit
+	return Unfit
 }

@@ -1,4 +1,4 @@
-package policy
+package match
 
 import (
 	"regexp"
@@ -9,8 +9,36 @@ import (
 	"boxgate/policy/name"
 )
 
+// RepoRule opens one git repository of a host over HTTPS. On a host that any of these rules names, only what they open
+// passes; request rules of the policy come first. A rule does not allow its host: the lists of the policy do.
+type RepoRule struct {
+	Host   string `json:"host,omitempty" doc:"absent: github.com"`
+	Name   string `json:"name" doc:"owner/repository, or a longer path; without .git"`
+	Access string `json:"access" enum:"read push"`
+}
+
+// What a rule opens.
 const (
-	maxRepos  = 64
+	AccessRead = "read"
+	AccessPush = "push"
+)
+
+// The hosts whose repositories have names without case.
+const (
+	gitHub = "github.com"
+	gitLab = "gitlab.com"
+)
+
+// repoName is a path of a repository whose segments need no escaping.
+var repoName = regexp.MustCompile(`^[A-Za-z0-9_-][A-Za-z0-9_.-]*(/[A-Za-z0-9_-][A-Za-z0-9_.-]*)*$`)
+
+func (r RepoRule) Describe() string { return r.Access + " " + r.Host + "/" + r.Name }
+
+// foldsRepos reports whether a host ignores the case of repositories' names.
+func foldsRepos(host string) bool { return host == gitHub || host == gitLab }
+
+const (
+	MaxRepos  = 64
 	gitHubAPI = "api.github.com"
 )
 
@@ -18,9 +46,9 @@ const (
 // changes who may do what: hooks, keys, collaborators, secrets, protected branches, the repository itself.
 const gitHubWrites = "pulls|issues|git|contents|merges|merge-upstream|comments|commits|statuses|labels|milestones|releases"
 
-// checkRepos checks the rules for repositories and compiles them to request rules.
-func checkRepos(at string, repos []RepoRule, ps *document.Problems) (out []requestRule) {
-	if ps.TooMany(at, len(repos), maxRepos) {
+// CompileRepos checks the rules for repositories and compiles them to request rules.
+func CompileRepos(at string, repos []RepoRule, ps *document.Problems) (out []CompiledRule) {
+	if ps.TooMany(at, len(repos), MaxRepos) {
 		return nil
 	}
 	var hosts []string
@@ -34,8 +62,8 @@ func checkRepos(at string, repos []RepoRule, ps *document.Problems) (out []reque
 			continue
 		}
 		for _, rule := range r.rules() {
-			compiled := checkRule(at, rule, ps)
-			compiled.rule = r.describe()
+			compiled := compileRule(at, rule, ps)
+			compiled.Rule = r.Describe()
 			out = append(out, compiled)
 		}
 		if hosts = append(hosts, r.Host); r.Host == gitHub {
@@ -44,8 +72,8 @@ func checkRepos(at string, repos []RepoRule, ps *document.Problems) (out []reque
 	}
 	slices.Sort(hosts)
 	for _, host := range slices.Compact(hosts) {
-		rest := checkRule(at, RequestRule{Hosts: []string{host}, Action: actionDeny}, ps)
-		rest.rule = "repos of " + host
+		rest := compileRule(at, RequestRule{Hosts: []string{host}, Action: ActionDeny}, ps)
+		rest.Rule = "repos of " + host
 		out = append(out, rest)
 	}
 	return out
@@ -83,12 +111,12 @@ func (r RepoRule) check(at string, ps *document.Problems) bool {
 	case p.Port() != 0 && (host == gitHub || host == gitLab):
 		ps.Add(at+"/host", "%s has a port on which there are no repositories; use %q", name.Quote(r.Host), host)
 	}
-	r.checkPath(at, ps)
+	r.CheckPath(at, ps)
 	return len(ps.List) == before
 }
 
-// checkPath checks the name of the repository, and the access.
-func (r RepoRule) checkPath(at string, ps *document.Problems) {
+// CheckPath checks the name of the repository, and the access.
+func (r RepoRule) CheckPath(at string, ps *document.Problems) {
 	switch segments := strings.Count(r.Name, "/") + 1; {
 	case len(r.Name) > 256 || !repoName.MatchString(r.Name):
 		ps.Add(at+"/name", "%s is no path of a repository, such as owner/name", name.Quote(r.Name))
@@ -98,7 +126,7 @@ func (r RepoRule) checkPath(at string, ps *document.Problems) {
 		ps.Add(at+"/name", "%s is not owner/name", name.Quote(r.Name))
 	}
 	switch r.Access {
-	case accessRead, accessPush:
+	case AccessRead, AccessPush:
 	default:
 		ps.Add(at+"/access", `%s is no access; use "read" or "push"`, name.Quote(r.Access))
 	}
@@ -107,17 +135,17 @@ func (r RepoRule) checkPath(at string, ps *document.Problems) {
 // rules returns the request rules that allow what the rule opens.
 func (r RepoRule) rules() []RequestRule {
 	services := []string{"git-upload-pack"}
-	if r.Access == accessPush {
+	if r.Access == AccessPush {
 		services = append(services, "git-receive-pack")
 	}
 	base := r.path() + `(\.git)?/`
 	var out []RequestRule
 	for _, service := range services { // the smart protocol, gitprotocol-http(5)
 		out = append(out,
-			r.allow(r.Host, base+"info/refs$", []string{"GET"}, MatchPair{*MatchExact("service"), MatchExact(service)}),
+			r.allow(r.Host, base+"info/refs$", []string{"GET"}, Pair{*Exact("service"), Exact(service)}),
 			r.allow(r.Host, base+service+"$", []string{"POST"}))
 	}
-	if r.Access == accessPush { // whether a batch reads or writes is in its body
+	if r.Access == AccessPush { // whether a batch reads or writes is in its body
 		out = append(out, r.allow(r.Host, base+"info/lfs/(objects/batch|locks(/verify|/[0-9A-Za-z_-]+/unlock)?|verify)$", []string{"GET", "POST"}))
 	}
 	if r.Host != gitHub {
@@ -125,7 +153,7 @@ func (r RepoRule) rules() []RequestRule {
 	}
 	api := `^/repos/(?i:` + regexp.QuoteMeta(r.Name) + ")"
 	out = append(out, r.allow(gitHubAPI, api+"(/|$)", []string{"GET", "HEAD"}))
-	if r.Access == accessPush {
+	if r.Access == AccessPush {
 		out = append(out, r.allow(gitHubAPI, api+"/("+gitHubWrites+")(/|$)", []string{"POST", "PUT", "PATCH", "DELETE"}))
 	}
 	return out
@@ -140,7 +168,36 @@ func (r RepoRule) path() string {
 	return "^/" + name
 }
 
-func (r RepoRule) allow(host, path string, methods []string, query ...MatchPair) RequestRule {
-	return RequestRule{Hosts: []string{host}, Action: actionAllow,
-		Match: &Match{Methods: methods, Path: MatchRegex(path), Query: MatchPairs{query}}}
+func (r RepoRule) allow(host, path string, methods []string, query ...Pair) RequestRule {
+	return RequestRule{Hosts: []string{host}, Action: ActionAllow,
+		Match: &Match{Methods: methods, Path: Regex(path), Query: Pairs{query}}}
+}
+
+func ReadRepos(at string, v document.Value, ps *document.Problems) []RepoRule {
+	if v.Kind != document.List {
+		ps.Add(at, "is %s; want a list of repositories", v.Kind)
+		return nil
+	}
+	repos := make([]RepoRule, len(v.Items))
+	for i, item := range v.Items {
+		r := &repos[i]
+		item.Fields(document.Element(at, i), "an object with name and access", ps, map[string]func(string, document.Value){
+			"host":   func(at string, v document.Value) { r.Host = v.AsString(at, ps) },
+			"name":   func(at string, v document.Value) { r.Name = v.AsString(at, ps) },
+			"access": func(at string, v document.Value) { r.Access = v.AsString(at, ps) },
+		})
+	}
+	return repos
+}
+
+// SameRepo reports whether a path is that of a repository, as in [RepoRule.path].
+func SameRepo(host name.Name, rule, path string) bool {
+	if !repoName.MatchString(path) {
+		return false
+	}
+	same := func(a, b string) bool { return a == b }
+	if foldsRepos(host.String()) {
+		same = strings.EqualFold
+	}
+	return same(path, rule) || strings.HasSuffix(path, ".git") && same(strings.TrimSuffix(path, ".git"), rule)
 }

@@ -1,4 +1,4 @@
-package policy
+package match
 
 import (
 	"regexp"
@@ -17,9 +17,9 @@ const (
 	maxRegexProgram = 512 // instructions
 )
 
-// checkMatch checks a match and makes it ready to compare. It is valid only if ps stays empty.
-func checkMatch(at string, m Match, ps *document.Problems) *requestMatcher {
-	out := &requestMatcher{methods: m.Methods}
+// Compile checks a match and makes it ready to compare. It is valid only if ps stays empty.
+func Compile(at string, m Match, ps *document.Problems) *Conditions {
+	out := &Conditions{methods: m.Methods}
 	if m.IsZero() && m.Methods == nil {
 		ps.Add(at, "is empty; leave it out to match every request")
 	}
@@ -49,11 +49,11 @@ func checkParameter(at string, p *pairMatcher, ps *document.Problems) {
 // checkMatchedHeader completes the matcher of a header, whose name is compared in lower case.
 func checkMatchedHeader(at string, p *pairMatcher, ps *document.Problems) {
 	n := p.key.text
-	p.key.text, p.key.re, p.folded = p.key.folded, p.key.foldedRE, foldHeader(n)
+	p.key.text, p.key.re, p.folded = p.key.folded, p.key.foldedRE, FoldHeader(n)
 	if !p.key.exact {
 		return
 	}
-	if flaw := headerNameFlaw(n); flaw != "" {
+	if flaw := HeaderFlaw(n); flaw != "" {
 		ps.Add(at, "%s %s", name.Quote(name.Shown(n, name.IsToken)), strings.Replace(flaw, "cannot be set", "cannot be matched", 1))
 	}
 }
@@ -81,7 +81,7 @@ func escapeStar(path string) string {
 }
 
 // checkPairs checks the conditions on a query or on headers; complete fills in what depends on which of them it is.
-func checkPairs(at string, m MatchPairs, ps *document.Problems, complete func(at string, p *pairMatcher, ps *document.Problems)) []pairMatcher {
+func checkPairs(at string, m Pairs, ps *document.Problems, complete func(at string, p *pairMatcher, ps *document.Problems)) []pairMatcher {
 	if ps.TooMany(at, len(m.Pairs), maxMatchPairs) {
 		return nil
 	}
@@ -99,7 +99,7 @@ func checkPairs(at string, m MatchPairs, ps *document.Problems, complete func(at
 }
 
 // pairPointer points to a condition in the form in which it is written.
-func pairPointer(at string, m MatchPairs, i int) string {
+func pairPointer(at string, m Pairs, i int) string {
 	for _, p := range m.Pairs {
 		if p.Key.Exact == nil || p.Value == nil {
 			return document.Element(at, i)

@@ -1,4 +1,4 @@
-package policy
+package match
 
 import (
 	"regexp"
@@ -7,15 +7,16 @@ import (
 	"unicode/utf8"
 )
 
-// fit is how well a request meets a condition. The zero value is unfit. Of a request that is unsure some server may say
+// Fit is how well a request meets a condition. The zero value is unfit. Of a request that is unsure some server may say
 // that it meets the condition, and another that it does not: a rule that denies applies to it, one that allows or sends
 // something does not.
-type fit uint8
+type Fit uint8
 
+// The fits, from the worst to the best.
 const (
-	unfit fit = iota
-	unsure
-	fits
+	Unfit Fit = iota
+	Unsure
+	Fits
 )
 
 // maxMatchedText is the length of the longest text that regular expressions are tried on. Of a longer one the fit is
@@ -57,47 +58,47 @@ type textMatcher struct {
 }
 
 // one compares one reading of a text. What differs in case alone is unsure: some servers ignore case.
-func (m *textMatcher) one(s string, e *effort) fit {
+func (m *textMatcher) one(s string, e *effort) Fit {
 	switch {
 	case m.any:
-		return fits
+		return Fits
 	case m.re != nil:
 		return m.regex(s, e)
 	case !e.spend(compareSteps * len(s)):
-		return unsure
+		return Unsure
 	case m.exact:
 		switch {
 		case s == m.text:
-			return fits
+			return Fits
 		case strings.EqualFold(s, m.text) || strings.ToLower(s) == m.folded:
-			return unsure
+			return Unsure
 		}
 	case strings.HasPrefix(s, m.text):
-		return fits
+		return Fits
 	case strings.HasPrefix(strings.ToLower(s), m.folded):
-		return unsure
+		return Unsure
 	}
-	return unfit
+	return Unfit
 }
 
-func (m *textMatcher) regex(s string, e *effort) fit {
+func (m *textMatcher) regex(s string, e *effort) Fit {
 	switch {
 	case len(s) > maxMatchedText, !e.spend(2 * m.size * (len(s) + 1)):
-		return unsure
+		return Unsure
 	case m.re.MatchString(s):
 		if !utf8.ValidString(s) {
-			return unsure
+			return Unsure
 		}
-		return fits
+		return Fits
 	case m.foldedRE.MatchString(s):
-		return unsure
+		return Unsure
 	}
-	return unfit
+	return Unfit
 }
 
 // all compares every reading of a text.
-func (m *textMatcher) all(readings []string, e *effort) fit {
-	least, most := fits, unfit
+func (m *textMatcher) all(readings []string, e *effort) Fit {
+	least, most := Fits, Unfit
 	for _, s := range readings {
 		f := m.one(s, e)
 		least, most = min(least, f), max(most, f)
@@ -106,11 +107,11 @@ func (m *textMatcher) all(readings []string, e *effort) fit {
 }
 
 // agreed is the fit of a text whose readings fit at least and at most so well.
-func agreed(least, most fit) fit {
+func agreed(least, most Fit) Fit {
 	if least == most {
 		return least
 	}
-	return unsure
+	return Unsure
 }
 
 // readingsOf returns what servers may read in a part of a query: percent-encoding decoded, "+" as it is and as a space,

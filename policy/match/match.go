@@ -1,0 +1,195 @@
+package match
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"maps"
+	"reflect"
+	"slices"
+	"strings"
+
+	"boxgate/policy/document"
+)
+
+// Match says which requests a rule is for: those that all given parts cover. The zero value covers every request.
+type Match struct {
+	Methods []string `json:"methods,omitempty" doc:"any of them; none given: every method"`
+	Path    *Matcher `json:"path,omitempty"`
+	Query   Pairs    `json:"query,omitzero" doc:"every one must be met by a parameter of the query"`
+	Headers Pairs    `json:"headers,omitzero" doc:"every one must be met by a header"`
+}
+
+// Matcher compares a text. Exactly one field is given.
+type Matcher struct {
+	Exact  *string `json:"exact,omitempty"`
+	Prefix *string `json:"prefix,omitempty"`
+	Regex  *string `json:"regex,omitempty" doc:"RE2, not anchored unless written so"`
+}
+
+// Pair is met by a parameter or header whose name Key covers and whose value Value does; nil covers every value.
+type Pair struct {
+	Key   Matcher  `json:"key"`
+	Value *Matcher `json:"value,omitempty"`
+}
+
+// SchemaName is the name in the description of the API.
+func (Pair) SchemaName() string { return "MatchPair" }
+
+// Pairs are the conditions on the query or the headers of a request. In JSON they are an object of names and
+// matchers, or a list of pairs, whose keys may be matchers of any kind.
+type Pairs struct {
+	Pairs []Pair
+}
+
+// Exact returns a matcher for one text.
+func Exact(s string) *Matcher { return &Matcher{Exact: &s} }
+
+// Prefix returns a matcher for the texts that begin with s.
+func Prefix(s string) *Matcher { return &Matcher{Prefix: &s} }
+
+// Regex returns a matcher for a regular expression.
+func Regex(s string) *Matcher { return &Matcher{Regex: &s} }
+
+// IsZero reports whether there are no conditions.
+func (m Pairs) IsZero() bool { return len(m.Pairs) == 0 }
+
+// IsZero reports whether the match covers every request.
+func (m Match) IsZero() bool {
+	return len(m.Methods) == 0 && m.Path == nil && m.Query.IsZero() && m.Headers.IsZero()
+}
+
+// Forms lists both forms for the description of the API.
+func (Pairs) Forms() []reflect.Type {
+	return []reflect.Type{reflect.TypeFor[map[string]Matcher](), reflect.TypeFor[[]Pair]()}
+}
+
+// MarshalJSON writes the object if every key is a name that occurs once, else the list.
+func (m Pairs) MarshalJSON() ([]byte, error) {
+	named := make(map[string]*Matcher, len(m.Pairs))
+	for _, p := range m.Pairs {
+		if p.Key.Exact == nil || p.Value == nil || named[*p.Key.Exact] != nil {
+			return json.Marshal(m.Pairs)
+		}
+		named[*p.Key.Exact] = p.Value
+	}
+	return json.Marshal(named)
+}
+
+// UnmarshalJSON reads both forms.
+func (m *Pairs) UnmarshalJSON(data []byte) error {
+	d := json.NewDecoder(bytes.NewReader(data))
+	d.DisallowUnknownFields()
+	m.Pairs = nil
+	switch {
+	case bytes.HasPrefix(data, []byte("[")):
+		return d.Decode(&m.Pairs)
+	case !bytes.HasPrefix(data, []byte("{")):
+		return errors.New("want an object of names and matchers, or a list")
+	}
+	var named map[string]Matcher
+	if err := d.Decode(&named); err != nil {
+		return err
+	}
+	for _, name := range slices.Sorted(maps.Keys(named)) {
+		value := named[name]
+		m.Pairs = append(m.Pairs, Pair{Key: *Exact(name), Value: &value})
+	}
+	return nil
+}
+
+// Clone returns a copy that shares no list with m. Matchers are never modified, and are shared.
+func (m *Match) Clone() *Match {
+	if m == nil {
+		return nil
+	}
+	return &Match{slices.Clone(m.Methods), m.Path, Pairs{slices.Clone(m.Query.Pairs)}, Pairs{slices.Clone(m.Headers.Pairs)}}
+}
+
+// String writes a match in one line, as decisions name it.
+func (m Match) String() string {
+	var parts []string
+	if len(m.Methods) > 0 {
+		parts = append(parts, strings.Join(m.Methods, ","))
+	}
+	if m.Path != nil {
+		parts = append(parts, "path"+m.Path.describe())
+	}
+	for _, p := range m.Query.Pairs {
+		parts = append(parts, "query "+p.describe())
+	}
+	for _, p := range m.Headers.Pairs {
+		parts = append(parts, "header "+p.describe())
+	}
+	return strings.Join(parts, " ")
+}
+
+func (p Pair) describe() string {
+	name := strings.TrimPrefix(p.Key.describe(), "=")
+	if p.Value == nil {
+		return name
+	}
+	return name + p.Value.describe()
+}
+
+func (m Matcher) describe() string {
+	switch {
+	case m.Exact != nil:
+		return "=" + *m.Exact
+	case m.Prefix != nil:
+		return "=" + *m.Prefix + "*"
+	case m.Regex != nil:
+		return "~" + *m.Regex
+	}
+	return ""
+}
+
+// Read reads a match without checking its values.
+func Read(at string, v document.Value, ps *document.Problems) *Match {
+	var m Match
+	v.Fields(at, "an object with methods, path, query and headers", ps, map[string]func(string, document.Value){
+		"methods": func(at string, v document.Value) { m.Methods = v.AsStrings(at, ps) },
+		"path":    func(at string, v document.Value) { m.Path = readMatcher(at, v, ps) },
+		"query":   func(at string, v document.Value) { m.Query = readPairs(at, v, ps) },
+		"headers": func(at string, v document.Value) { m.Headers = readPairs(at, v, ps) },
+	})
+	return &m
+}
+
+func readMatcher(at string, v document.Value, ps *document.Problems) *Matcher {
+	var m Matcher
+	text := func(to **string) func(string, document.Value) {
+		return func(at string, v document.Value) {
+			s := v.AsString(at, ps)
+			*to = &s
+		}
+	}
+	v.Fields(at, `an object with one of "exact", "prefix" and "regex"`, ps, map[string]func(string, document.Value){
+		"exact": text(&m.Exact), "prefix": text(&m.Prefix), "regex": text(&m.Regex),
+	})
+	return &m
+}
+
+// readPairs reads both forms of conditions on a query or on headers.
+func readPairs(at string, v document.Value, ps *document.Problems) (out Pairs) {
+	switch v.Kind {
+	case document.Object:
+		for i, name := range v.Keys {
+			value := readMatcher(document.Pointer(at, name), v.Items[i], ps)
+			out.Pairs = append(out.Pairs, Pair{*Exact(name), value})
+		}
+	case document.List:
+		for i, item := range v.Items {
+			at := document.Element(at, i)
+			pair := Pair{}
+			item.Fields(at, "an object with key and value", ps, map[string]func(string, document.Value){
+				"key":   func(at string, v document.Value) { pair.Key = *readMatcher(at, v, ps) },
+				"value": func(at string, v document.Value) { pair.Value = readMatcher(at, v, ps) },
+			})
+			out.Pairs = append(out.Pairs, pair)
+		}
+	default:
+		ps.Add(at, "is %s; want an object of names and matchers, or a list of keys and values", v.Kind)
+	}
+	return out
+}

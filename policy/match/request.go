@@ -1,0 +1,104 @@
+package match
+
+import (
+	"slices"
+	"strings"
+)
+
+// Request is a request as matchers see it: the path as sent and resolved. It holds no pointer to the request, which would
+// be allocated then.
+type Request struct {
+	method, plain, clean, query string
+	fields                      *Fields
+	effort                      effort
+}
+
+// NewRequest returns a request as matchers see it: path is as sent, and query without its question mark.
+func NewRequest(method, path, query string, fields *Fields) Request {
+	if path == "" {
+		path = "/"
+	}
+	return Request{method, path, resolvePath(path), query, fields, effort{fullEffort}}
+}
+
+// IsZero reports whether there is no request yet.
+func (r *Request) IsZero() bool { return r.plain == "" }
+
+// IsAmbiguous reports whether servers may read the path in different ways.
+func (r *Request) IsAmbiguous() bool { return IsAmbiguous(r.plain) }
+
+// Conditions is a [Match] ready to compare.
+type Conditions struct {
+	methods        []string
+	path           *pathMatcher
+	query, headers []pairMatcher
+}
+
+// pathMatcher compares a path as sent and resolved.
+type pathMatcher struct{ sent, resolved textMatcher }
+
+// pairMatcher is a [Pair] ready to compare.
+type pairMatcher struct {
+	key, value textMatcher
+	anyValue   bool
+	folded     string // of an exact key: what is compared where servers rewrite names
+}
+
+// Fit compares a request.
+func (m *Conditions) Fit(r *Request) Fit {
+	f := m.fitMethod(r.method)
+	if m.path != nil && f > Unfit {
+		f = min(f, m.path.fit(r))
+	}
+	for i := 0; i < len(m.query) && f > Unfit; i++ {
+		f = min(f, m.query[i].fitQuery(r.query, &r.effort))
+	}
+	for i := 0; i < len(m.headers) && f > Unfit; i++ {
+		f = min(f, m.headers[i].fitFields(r.fields, &r.effort))
+	}
+	return f
+}
+
+// fitMethod compares a method. Methods are case-sensitive (RFC 9110, 9.1), but some servers ignore that.
+func (m *Conditions) fitMethod(method string) Fit {
+	switch {
+	case len(m.methods) == 0 || slices.Contains(m.methods, method):
+		return Fits
+	case slices.ContainsFunc(m.methods, func(s string) bool { return strings.EqualFold(s, method) }):
+		return Unsure
+	}
+	return Unfit
+}
+
+func (m *pathMatcher) fit(r *Request) Fit {
+	sent := m.sent.one(r.plain, &r.effort)
+	resolved := sent
+	if r.clean != r.plain || m.resolved.text != m.sent.text {
+		resolved = m.resolved.one(r.clean, &r.effort)
+	}
+	return agreed(min(sent, resolved), max(sent, resolved))
+}
+
+// LooksAtPath reports whether the path matters.
+func (m *Conditions) LooksAtPath() bool { return m != nil && m.path != nil }
+
+// LooksAtQuery reports whether the query matters.
+func (m *Conditions) LooksAtQuery() bool { return m != nil && len(m.query) > 0 }
+
+// LooksAtFields reports whether header fields matter.
+func (m *Conditions) LooksAtFields() bool { return m != nil && len(m.headers) > 0 }
+
+// Needs returns the header fields that the matcher looks at.
+func (m *Conditions) Needs() (n Needs) {
+	if m == nil {
+		return n
+	}
+	for i := range m.headers {
+		if h := &m.headers[i]; h.key.exact {
+			n.Add(Needs{names: []string{h.folded}})
+		} else {
+			n.all = true
+		}
+	}
+	return n
+}

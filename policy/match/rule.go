@@ -1,0 +1,226 @@
+package match
+
+import (
+	"slices"
+	"strings"
+
+	"boxgate/policy/document"
+	"boxgate/policy/name"
+)
+
+// RequestRule judges requests on the hosts it names. The first rule that matches decides; none matches: allow. It never
+// allows what the rest of the policy denies. A host without a port means every port, so that using another port does
+// not bypass the rule. Empty Methods or Paths match every method or path. A path ending in "*" matches by prefix, else
+// exactly. Paths are compared both as the request spells them and with percent-encoding resolved: a rule denies if
+// either form matches and allows only if both do. A path that servers may read in different ways, with "." and ".."
+// segments, repeated or encoded slashes and the like, is denied on every host that a rule covers
+// ([name.ReasonAmbiguousPath]).
+type RequestRule struct {
+	Hosts   []string `json:"hosts"`
+	Methods []string `json:"methods,omitempty"`
+	Paths   []string `json:"paths,omitempty"`
+	Match   *Match   `json:"match,omitempty" doc:"further conditions; a rule that denies applies if some server may read the request so, one that allows only if all do"`
+	Action  string   `json:"action" enum:"allow deny"`
+}
+
+// The actions of a request rule.
+const (
+	ActionAllow = "allow"
+	ActionDeny  = "deny"
+)
+
+// Limits of rules for requests.
+const (
+	maxRules        = 256
+	maxRuleElements = 256 // hosts, methods or paths of one rule
+)
+
+// CompiledRule is a RequestRule ready to match.
+type CompiledRule struct {
+	Hosts   []name.Pattern
+	methods []string
+	paths   []pathPattern
+	Match   *Conditions // nil: every request
+	Deny    bool
+	Rule    string
+}
+
+// Covers reports whether the rule applies to the host and port at all.
+func (r *CompiledRule) Covers(n name.Name, port uint16) bool {
+	for _, h := range r.Hosts {
+		if h.Match(n, port) {
+			return true
+		}
+	}
+	return false
+}
+
+// Decides reports whether the rule decides a request to a host that it covers.
+func (r *CompiledRule) Decides(req *Request) bool {
+	if len(r.methods) > 0 && !r.hasMethod(req.method) || !r.hasPath(req.plain, req.clean) {
+		return false
+	}
+	if r.Match == nil {
+		return true
+	}
+	f := r.Match.Fit(req)
+	return f == Fits || r.Deny && f == Unsure
+}
+
+// hasPath reports whether the rule covers a path. plain is the path as sent, clean the resolved form.
+func (r *CompiledRule) hasPath(plain, clean string) bool {
+	if len(r.paths) == 0 {
+		return true
+	}
+	// Where the server may read the path differently from us, a denying rule must match either reading, an allowing one
+	// both.
+	for _, p := range r.paths {
+		asSent, resolved := matchPath(p.plain, p.prefix, plain), matchPath(p.clean, p.prefix, clean)
+		if asSent && resolved || r.Deny && (asSent || resolved) {
+			return true
+		}
+	}
+	return false
+}
+
+// hasMethod reports whether the rule covers a method. Methods are case-sensitive (RFC 9110, 9.1), but some servers
+// ignore that, and so does a rule that denies.
+func (r *CompiledRule) hasMethod(method string) bool {
+	return slices.Contains(r.methods, method) ||
+		r.Deny && slices.ContainsFunc(r.methods, func(m string) bool { return strings.EqualFold(m, method) })
+}
+
+// describe writes a rule in one line for decisions.
+func describe(r RequestRule) string {
+	s := r.Action
+	if len(r.Methods) > 0 {
+		s += " " + strings.Join(r.Methods, ",")
+	}
+	s += " " + strings.Join(r.Hosts, ",")
+	if len(r.Paths) > 0 {
+		s += " " + strings.Join(r.Paths, ",")
+	}
+	if r.Match != nil {
+		s += " " + r.Match.String()
+	}
+	return s
+}
+
+func ReadRules(at string, v document.Value, ps *document.Problems) []RequestRule {
+	if v.Kind != document.List {
+		ps.Add(at, "is %s; want a list of rules", v.Kind)
+		return nil
+	}
+	rules := make([]RequestRule, len(v.Items))
+	for i, item := range v.Items {
+		r := &rules[i]
+		item.Fields(document.Element(at, i), "an object with hosts and action", ps, map[string]func(string, document.Value){
+			"hosts":   func(at string, v document.Value) { r.Hosts = v.AsStrings(at, ps) },
+			"methods": func(at string, v document.Value) { r.Methods = v.AsStrings(at, ps) },
+			"paths":   func(at string, v document.Value) { r.Paths = v.AsStrings(at, ps) },
+			"match":   func(at string, v document.Value) { r.Match = Read(at, v, ps) },
+			"action":  func(at string, v document.Value) { r.Action = v.AsString(at, ps) },
+		})
+	}
+	return rules
+}
+
+func CompileRules(at string, rules []RequestRule, ps *document.Problems) []CompiledRule {
+	if ps.TooMany(at, len(rules), maxRules) {
+		return nil
+	}
+	out := make([]CompiledRule, 0, len(rules))
+	for i, r := range rules {
+		out = append(out, compileRule(document.Element(at, i), r, ps))
+	}
+	return out
+}
+
+func compileRule(at string, r RequestRule, ps *document.Problems) CompiledRule {
+	if ps.TooMany(at+"/hosts", len(r.Hosts), maxRuleElements) || ps.TooMany(at+"/methods", len(r.Methods), maxRuleElements) ||
+		ps.TooMany(at+"/paths", len(r.Paths), maxRuleElements) {
+		return CompiledRule{}
+	}
+	if len(r.Hosts) == 0 {
+		ps.Add(at+"/hosts", `is empty; name the hosts, or use "*" for all of them`)
+	}
+	// An empty list would match everything, which is the opposite of what it says.
+	if r.Methods != nil && len(r.Methods) == 0 {
+		ps.Add(at+"/methods", "is empty; leave it out to match every method")
+	}
+	if r.Paths != nil && len(r.Paths) == 0 {
+		ps.Add(at+"/paths", "is empty; leave it out to match every path")
+	}
+	out := CompiledRule{Deny: r.Action != ActionAllow, methods: r.Methods, Rule: describe(r)}
+	for i, s := range r.Hosts {
+		if p, ok := ps.Pattern(document.Element(at+"/hosts", i), s); ok {
+			out.Hosts = append(out.Hosts, p)
+		}
+	}
+	if r.Match != nil {
+		if len(r.Methods) > 0 && len(r.Match.Methods) > 0 {
+			ps.Add(at+"/match/methods", "methods are given in the rule as well; give them in one place")
+		}
+		out.Match = Compile(at+"/match", *r.Match, ps)
+	}
+	for i, m := range r.Methods {
+		checkMethod(document.Element(at+"/methods", i), m, ps)
+	}
+	for i, p := range r.Paths {
+		out.paths = append(out.paths, checkPath(document.Element(at+"/paths", i), p, ps))
+	}
+	switch r.Action {
+	case ActionAllow, ActionDeny:
+	case "":
+		ps.Add(at+"/action", `is missing; use "allow" or "deny"`)
+	default:
+		ps.Add(at+"/action", `%s is no action; use "allow" or "deny"`, name.Quote(r.Action))
+	}
+	return out
+}
+
+func checkMethod(at, m string, ps *document.Problems) {
+	for i := range len(m) {
+		if !name.IsToken(m[i]) {
+			ps.Add(at, "%s is not an HTTP method", name.Quote(m))
+			return
+		}
+	}
+	switch {
+	case m == "" || len(m) > 64:
+		ps.Add(at, "%s is not an HTTP method", name.Quote(m))
+	case m == "*":
+		ps.Add(at, `"*" is not an HTTP method; leave methods out to match every one`)
+	case m != strings.ToUpper(m):
+		// Methods are case-sensitive (RFC 9110 9.1): "delete" would never match a DELETE.
+		ps.Add(at, "%s is not in capitals; use %q", name.Quote(m), strings.ToUpper(m))
+	}
+}
+
+// Clone returns a copy that shares nothing with r.
+func (r RequestRule) Clone() RequestRule {
+	r.Hosts = slices.Clone(r.Hosts)
+	r.Methods = slices.Clone(r.Methods)
+	r.Paths = slices.Clone(r.Paths)
+	r.Match = r.Match.Clone()
+	return r
+}
+
+// DecidesAllOf reports whether r decides every request that other does. One that allows decides only what it is sure of, and one
+// that denies also what it is not.
+func (r RequestRule) DecidesAllOf(other RequestRule) bool {
+	all := len(r.Methods) == 0 && len(r.Paths) == 0 && r.Match == nil
+	if !all && r.Action == ActionAllow && other.Action != ActionAllow {
+		return false
+	}
+	for _, host := range other.Hosts {
+		p, err := name.ParsePattern(host)
+		if err != nil || !slices.ContainsFunc(r.Hosts, func(s string) bool {
+			q, err := name.ParsePattern(s)
+			return err == nil && q.Covers(p)
+		}) {
+			return false
+		}
+	}
+	return coversMethods(r.Methods, other.Methods) && (len(r.Paths) == 0 || coversPaths(r.Paths, other.Paths)) && Covers(r.Match, other.Match)
+}
