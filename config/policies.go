@@ -9,6 +9,7 @@ import (
 	"go.yaml.in/yaml/v3"
 
 	"boxgate/policy"
+	"boxgate/policy/dialect"
 	"boxgate/policy/document"
 )
 
@@ -74,7 +75,7 @@ func (d *PolicyDocument) read(data []byte) {
 		return
 	}
 	var headers []policy.HeaderRule
-	if d.Spec, headers, d.err = policy.ParseNetworkPolicy(data); d.err == nil && len(headers) > 0 {
+	if d.Spec, headers, d.err = dialect.Parse(data); d.err == nil && len(headers) > 0 {
 		d.err = errors.New("transforms belong into the policies of boxes, or into the header rules of all boxes")
 	}
 }

@@ -16,6 +16,7 @@ import (
 	"boxgate/api"
 	"boxgate/config"
 	"boxgate/policy"
+	"boxgate/policy/dialect"
 	"boxgate/policy/document"
 	quotas "boxgate/quota"
 	"boxgate/store"
@@ -350,7 +351,7 @@ func TestTemporaryEntriesHoldUpNoNamedPolicy(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := policy.ParseSpec(body); err != nil {
+	if _, err := dialect.ParseSpec(body); err != nil {
 		t.Fatal(err)
 	}
 	g.name("web", policy.Spec{Mode: policy.ModeCustom, DeniedDomains: []string{"old.example"}})
@@ -369,7 +370,7 @@ func TestTemporaryEntriesHoldUpNoNamedPolicy(t *testing.T) {
 	if body, err = json.Marshal(long); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := policy.ParseSpec(body); err == nil {
+	if _, err := dialect.ParseSpec(body); err == nil {
 		t.Error("a policy has more entries than it may")
 	}
 }

@@ -18,6 +18,7 @@ import (
 	"boxgate/host/systemd"
 	"boxgate/internal/fault"
 	"boxgate/policy"
+	"boxgate/policy/dialect"
 	"boxgate/store"
 )
 
@@ -322,7 +323,7 @@ func (h *Host) takePolicy(m handover.Message) {
 		h.cutBox(m.Box)
 		return
 	}
-	spec, err := policy.ParseSpec(m.Spec)
+	spec, err := dialect.ParseSpec(m.Spec)
 	if err != nil {
 		h.cutBox(m.Box)
 		return

@@ -26,7 +26,7 @@ func IsOfCeiling(rule string) bool {
 // taken back by another, which users of allow rules expect. The error is an *[document.InvalidError] that lists every problem.
 func NewCeiling(spec Spec) (*Ceiling, error) {
 	var ps document.Problems
-	parsed := checkSpec(spec, maxEntries, &ps)
+	parsed := checkSpec(spec, MaxEntries, &ps)
 	for i, r := range spec.Rules {
 		if r.Action == match.ActionAllow {
 			ps.Add(document.Element("/rules", i)+"/action", `is "allow"; a ceiling takes only rules that deny`)

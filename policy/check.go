@@ -135,3 +135,9 @@ func checkUpstream(s *UpstreamSpec, most int, ps *document.Problems) {
 	}
 	checkDomains("/upstream_proxy/resolve_there", s.ResolveThere, most, ps)
 }
+
+// Check adds what is wrong with a policy.
+func (s Spec) Check(ps *document.Problems) { checkSpec(s, MaxEntries, ps) }
+
+// CheckEntries adds what is wrong with the entries of a policy, each by itself.
+func (s Spec) CheckEntries(ps *document.Problems) { checkEntries(s, MaxEntries, ps) }

@@ -42,7 +42,7 @@ type Compiled struct {
 // every problem.
 func Compile(spec Spec, headers []HeaderRule, protected *name.Protected, version uint64) (*Compiled, error) {
 	var ps document.Problems
-	parsed := checkSpec(spec, maxEntries+MostBeside, &ps)
+	parsed := checkSpec(spec, MaxEntries+MostBeside, &ps)
 	table := newHeaderTable(headers, &ps)
 	if err := ps.Err(); err != nil {
 		return nil, err
@@ -75,7 +75,7 @@ func build(spec Spec, parsed parsedSpec, headers []HeaderRule, version uint64) *
 		spec:    spec.clone(),
 		version: version,
 		domains: newDomains(parsed.deniedDomains, parsed.allowedDomains),
-		open:    spec.defaultAllow(),
+		open:    spec.DefaultAllow(),
 		rules:   parsed.rules,
 	}
 	for _, e := range parsed.deniedCIDRs {
@@ -217,7 +217,7 @@ func (c *Compiled) Kernel() KernelPlan {
 }
 
 // Warnings returns the entries of the policy and the header rules that have no effect. Pointers into the policy are
-// those of [ParseSpec]; those of header rules are "/attach_headers/" and the pattern.
+// those of [dialect.ParseSpec]; those of header rules are "/attach_headers/" and the pattern.
 func (c *Compiled) Warnings() []document.Problem {
 	if c == nil {
 		return nil

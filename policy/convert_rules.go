@@ -3,16 +3,17 @@ package policy
 import (
 	"encoding/json"
 
-	"boxgate/policy/document"
 	"boxgate/policy/name"
 )
 
 // MarshalHeaderRules returns the document that [ParseHeaderRules] reads as these rules. Tokens are not part of it. It holds literal values in
 // the clear: whoever keeps it seals it.
-func MarshalHeaderRules(rules []HeaderRule) ([]byte, error) { return json.Marshal(writeRules(rules)) }
+func MarshalHeaderRules(rules []HeaderRule) ([]byte, error) {
+	return json.Marshal(WriteHeaderRules(rules))
+}
 
-// writeRules returns header rules in the form that [ParseHeaderRules] reads, with their values.
-func writeRules(rules []HeaderRule) map[string]any {
+// WriteHeaderRules returns header rules in the form that [ParseHeaderRules] reads, with their values.
+func WriteHeaderRules(rules []HeaderRule) map[string]any {
 	entries := map[string][]map[string]any{}
 	for _, r := range rules {
 		entries[r.Pattern.String()] = append(entries[r.Pattern.String()], writeEntry(r))
@@ -116,29 +117,4 @@ func writeLogin(l *Login) map[string]any {
 		out["auth"] = pg.Auth.String()
 	}
 	return map[string]any{"postgres": out}
-}
-
-// plainHeaders returns the headers of a rule for a dialect that knows literal values alone.
-func plainHeaders(r HeaderRule, ps *document.Problems) map[string]string {
-	at := document.Pointer("/attach_headers", r.Pattern.String())
-	out := map[string]string{}
-	for _, h := range r.Headers {
-		if h.Remove || h.Source != "" {
-			ps.Add(at, "%s is removed or has a source, and the other dialect knows literal values alone", name.Quote(h.Name))
-		}
-		out[h.Name] = h.Value.Reveal()
-	}
-	if r.Login != nil {
-		ps.Add(at, "is a login to a server that does not speak HTTP, and the other dialect knows headers alone")
-	}
-	if r.Deny || r.Scrub || len(r.Placeholders) > 0 || r.Client != nil {
-		ps.Add(at, "has placeholders, scrub, deny or a client certificate, which the other dialect does not know")
-	}
-	if r.Rewrites() {
-		ps.Add(at, "signs, or sets parameters of the query, which the other dialect does not know")
-	}
-	if r.Pattern.Port() != 0 {
-		ps.Add(at, "has a port, which the other dialect does not know")
-	}
-	return out
 }

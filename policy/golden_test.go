@@ -1,38 +1,32 @@
-package policy
+package policy_test
 
 import (
 	"encoding/json"
-	"errors"
-	"flag"
 	"fmt"
 	"net/netip"
-	"os"
-	"path/filepath"
 	"strconv"
 	"strings"
 	"testing"
 
-	"boxgate/policy/document"
-	"boxgate/policy/name"
-
 	"github.com/rogpeppe/go-internal/txtar"
-)
 
-// The tables under testdata are meant to be read. After a change of behaviour, `go test ./policy -run Golden -update`
-// writes what is decided now, and the difference is reviewed like code.
-var update = flag.Bool("update", false, "rewrite the golden tables")
+	"boxgate/policy"
+	"boxgate/policy/dialect"
+	"boxgate/policy/name"
+	"boxgate/policy/policytest"
+)
 
 // TestGoldenDecisions compares decisions with the tables of testdata/decisions: one policy per file, one question per
 // line.
 func TestGoldenDecisions(t *testing.T) {
-	eachArchive(t, "testdata/decisions/*.txtar", func(t *testing.T, a *txtar.Archive) {
+	policytest.EachArchive(t, "testdata/decisions/*.txtar", func(t *testing.T, a *txtar.Archive) {
 		c := compileArchive(t, a)
 		for i, f := range a.Files {
 			switch f.Name {
 			case "decisions":
 				a.Files[i].Data = answer(t, f.Data, c)
 			case "warnings":
-				a.Files[i].Data = problemLines(c.Warnings())
+				a.Files[i].Data = policytest.ProblemLines(c.Warnings())
 			case "kernel":
 				a.Files[i].Data = kernelLines(c.Kernel())
 			}
@@ -40,90 +34,18 @@ func TestGoldenDecisions(t *testing.T) {
 	})
 }
 
-// TestGoldenProblems compares the errors about bad policies and headers with the tables of testdata/problems: each
-// document is followed by its problems.
-func TestGoldenProblems(t *testing.T) {
-	eachArchive(t, "testdata/problems/*.txtar", func(t *testing.T, a *txtar.Archive) {
-		for i := 0; i+1 < len(a.Files); i += 2 {
-			doc := a.Files[i]
-			err := readAny(doc)
-			invalid, ok := errors.AsType[*document.InvalidError](err)
-			if !ok {
-				t.Errorf("%s: want an *InvalidError, got %v", doc.Name, err)
-				continue
-			}
-			a.Files[i+1].Data = problemLines(invalid.Problems)
-			if strings.Contains(err.Error(), "SECRET") {
-				t.Errorf("%s: the error shows a header value: %v", doc.Name, err)
-			}
-		}
-	})
-}
-
-func readAny(f txtar.File) error {
-	if !strings.HasSuffix(f.Name, ".headers.json") {
-		_, _, err := ParseNetworkPolicy(f.Data)
-		return err
-	}
-	_, err := ParseHeaderRules(f.Data, func(secret string) bool { return secret == "openai" })
-	return err
-}
-
-// eachArchive runs rewrite on each archive and compares the result with the file.
-func eachArchive(t *testing.T, glob string, rewrite func(*testing.T, *txtar.Archive)) {
-	files, err := filepath.Glob(glob)
-	if err != nil || len(files) == 0 {
-		t.Fatal("no golden files", err)
-	}
-	for _, file := range files {
-		t.Run(strings.TrimSuffix(filepath.Base(file), ".txtar"), func(t *testing.T) {
-			want, err := os.ReadFile(file)
-			if err != nil {
-				t.Fatal(err)
-			}
-			a := txtar.Parse(want)
-			rewrite(t, a)
-			got := txtar.Format(a)
-			if *update {
-				if err := os.WriteFile(file, got, 0o644); err != nil {
-					t.Fatal(err)
-				}
-				return
-			}
-			diffLines(t, string(want), string(got))
-		})
-	}
-}
-
-func diffLines(t *testing.T, want, got string) {
+func compileArchive(t *testing.T, a *txtar.Archive) *policy.Compiled {
 	t.Helper()
-	w, g := strings.Split(want, "\n"), strings.Split(got, "\n")
-	for i := range max(len(w), len(g)) {
-		var a, b string
-		if i < len(w) {
-			a = w[i]
-		}
-		if i < len(g) {
-			b = g[i]
-		}
-		if a != b {
-			t.Errorf("line %d:\nwant %s\ngot  %s", i+1, a, b)
-		}
-	}
-}
-
-func compileArchive(t *testing.T, a *txtar.Archive) *Compiled {
-	t.Helper()
-	var spec Spec
-	var rules []HeaderRule
+	var spec policy.Spec
+	var rules []policy.HeaderRule
 	var ranges struct{ Exempt, Own []netip.Prefix }
 	for _, f := range a.Files {
 		var err error
 		switch f.Name {
 		case "policy.json":
-			spec, rules, err = ParseNetworkPolicy(f.Data)
+			spec, rules, err = dialect.Parse(f.Data)
 		case "headers.json":
-			rules, err = ParseHeaderRules(f.Data, nil)
+			rules, err = policy.ParseHeaderRules(f.Data, nil)
 		case "protected.json":
 			err = json.Unmarshal(f.Data, &ranges)
 		}
@@ -131,7 +53,7 @@ func compileArchive(t *testing.T, a *txtar.Archive) *Compiled {
 			t.Fatalf("%s: %v", f.Name, err)
 		}
 	}
-	c, err := Compile(spec, rules, name.NewProtected(ranges.Exempt, ranges.Own), 7)
+	c, err := policy.Compile(spec, rules, name.NewProtected(ranges.Exempt, ranges.Own), 7)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -140,7 +62,7 @@ func compileArchive(t *testing.T, a *txtar.Archive) *Compiled {
 
 // answer writes the decision after each question: stage, protocol, name, address, port (- for unknown) and, at the
 // stage http, method and path.
-func answer(t *testing.T, table []byte, c *Compiled) []byte {
+func answer(t *testing.T, table []byte, c *policy.Compiled) []byte {
 	t.Helper()
 	var out strings.Builder
 	for line := range strings.Lines(string(table)) {
@@ -180,7 +102,7 @@ func answer(t *testing.T, table []byte, c *Compiled) []byte {
 	return []byte(out.String())
 }
 
-func parseQuestion(t *testing.T, line string) Request {
+func parseQuestion(t *testing.T, line string) policy.Request {
 	t.Helper()
 	f := strings.Fields(line)
 	if len(f) != 5 && len(f) != 7 {
@@ -191,7 +113,7 @@ func parseQuestion(t *testing.T, line string) Request {
 			f[i] = ""
 		}
 	}
-	r := Request{Stage: Stage(f[0]), Protocol: Protocol(f[1])}
+	r := policy.Request{Stage: policy.Stage(f[0]), Protocol: policy.Protocol(f[1])}
 	var err error
 	if f[2] != "" {
 		if r.Name, err = name.Parse(f[2]); err != nil {
@@ -214,19 +136,7 @@ func parseQuestion(t *testing.T, line string) Request {
 	return r
 }
 
-func problemLines(ps []document.Problem) []byte {
-	var out strings.Builder
-	for _, p := range ps {
-		at := p.Pointer
-		if at == "" {
-			at = "(all)"
-		}
-		fmt.Fprintf(&out, "%s: %s\n", at, p.Message)
-	}
-	return []byte(out.String())
-}
-
-func kernelLines(p KernelPlan) []byte {
+func kernelLines(p policy.KernelPlan) []byte {
 	ports := func(s name.PortSet) string {
 		if s.All {
 			return "all"

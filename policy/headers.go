@@ -76,9 +76,9 @@ const MaxHeaderHosts = 256
 
 // Limits of header rules.
 const (
-	maxHostHeaders      = 64
+	MaxHostHeaders      = 64
 	maxHostPlaceholders = 64
-	maxAlternatives     = 64   // of one host
+	MaxAlternatives     = 64   // of one host
 	maxHeaderRules      = 1024 // of all hosts, alternatives counted one by one
 )
 
@@ -115,7 +115,7 @@ func MergeHeaders(global, box []HeaderRule) []HeaderRule {
 	}
 	out := slices.DeleteFunc(slices.Clone(global), func(r HeaderRule) bool { return own[r.key()] })
 	out = append(out, box...)
-	sortRules(out)
+	SortRules(out)
 	return out
 }
 
@@ -144,7 +144,7 @@ func WithoutHosts(rules []HeaderRule, hosts []name.Pattern) (rest []HeaderRule, 
 // key is the pattern with its port filled in: two rules with the same key are for the same hosts.
 func (r HeaderRule) key() name.Pattern { return r.Pattern.WithDefaultPort(name.HTTPSPort) }
 
-// sortRules sorts by pattern. Alternatives keep their order.
-func sortRules(rules []HeaderRule) {
+// SortRules sorts by pattern. Alternatives keep their order.
+func SortRules(rules []HeaderRule) {
 	slices.SortStableFunc(rules, func(a, b HeaderRule) int { return cmp.Compare(a.key().String(), b.key().String()) })
 }

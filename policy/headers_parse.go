@@ -89,7 +89,7 @@ func (p *headerParser) rules(doc document.Value) ([]HeaderRule, error) {
 	if err := p.Err(); err != nil {
 		return nil, err
 	}
-	sortRules(rules)
+	SortRules(rules)
 	return rules, nil
 }
 
@@ -107,7 +107,7 @@ func (p *headerParser) host(at, host string, entry document.Value) (rules []Head
 		rules = []HeaderRule{p.rule(at, entry)}
 	case len(entry.Items) == 0:
 		p.Add(at, "is an empty list; use {} for a rule that changes nothing")
-	case p.TooMany(at, len(entry.Items), maxAlternatives):
+	case p.TooMany(at, len(entry.Items), MaxAlternatives):
 	default:
 		for i, item := range entry.Items {
 			if isLogin(item) {
@@ -184,7 +184,7 @@ func (p *headerParser) entryKeys(rule *HeaderRule) map[string]func(string, docum
 		"places":             func(at string, v document.Value) { rule.Places = p.places(at, v) },
 		"query":              func(at string, v document.Value) { rule.Query = p.query(at, v) },
 		"sign":               func(at string, v document.Value) { rule.Sign = p.signing(at, v) },
-		"forward_url":        func(at string, v document.Value) { rule.Forward = readForward(at, v, &p.Problems) },
+		"forward_url":        func(at string, v document.Value) { rule.Forward = ReadForward(at, v, &p.Problems) },
 	}
 }
 
@@ -219,8 +219,8 @@ func (p *headerParser) clientCertificate(at string, v document.Value) *ClientCer
 	return &c
 }
 
-// readForward reads the URL of a proxy.
-func readForward(at string, v document.Value, ps *document.Problems) *ForwardURL {
+// ReadForward reads the URL of a proxy.
+func ReadForward(at string, v document.Value, ps *document.Problems) *ForwardURL {
 	text := v.AsString(at, ps)
 	if v.Kind != document.Text {
 		return nil
@@ -235,7 +235,7 @@ func readForward(at string, v document.Value, ps *document.Problems) *ForwardURL
 // removed reads the names of headers to remove.
 func (p *headerParser) removed(at string, v document.Value) []Header {
 	names := v.AsStrings(at, &p.Problems)
-	if p.TooMany(at, len(names), maxHostHeaders) {
+	if p.TooMany(at, len(names), MaxHostHeaders) {
 		return nil
 	}
 	headers := make([]Header, 0, len(names))
@@ -250,7 +250,7 @@ func (p *headerParser) removed(at string, v document.Value) []Header {
 
 // checkRemoved sorts the headers of a rule and refuses those that are removed twice, or set as well.
 func (p *headerParser) checkRemoved(at string, rule *HeaderRule) {
-	sortHeaders(rule.Headers)
+	SortHeaders(rule.Headers)
 	seen := map[string]bool{}
 	for _, h := range rule.Headers {
 		seen[match.FoldHeader(h.Name)] = seen[match.FoldHeader(h.Name)] || !h.Remove
@@ -269,7 +269,7 @@ func (p *headerParser) checkRemoved(at string, rule *HeaderRule) {
 	}
 }
 
-func sortHeaders(headers []Header) {
+func SortHeaders(headers []Header) {
 	slices.SortFunc(headers, func(a, b Header) int { return cmp.Compare(a.Name, b.Name) })
 }
 
@@ -285,8 +285,8 @@ func (p *headerParser) headers(at string, v document.Value) []Header {
 		p.Add(at, "is %s; want an object of header names and values", v.Kind)
 		return nil
 	}
-	if len(v.Keys) > maxHostHeaders {
-		p.Add(at, "there are %d headers; the limit for one host is %d", len(v.Keys), maxHostHeaders)
+	if len(v.Keys) > MaxHostHeaders {
+		p.Add(at, "there are %d headers; the limit for one host is %d", len(v.Keys), MaxHostHeaders)
 		return nil
 	}
 	headers := make([]Header, 0, len(v.Keys))
@@ -306,7 +306,7 @@ func (p *headerParser) headers(at string, v document.Value) []Header {
 			Prefix: text.prefix, Suffix: text.suffix, Basic: text.basic, User: text.user,
 		})
 	}
-	sortHeaders(headers)
+	SortHeaders(headers)
 	return headers
 }
 
@@ -422,3 +422,22 @@ func (p *headerParser) affix(at string, v document.Value, suffix bool) string {
 	}
 	return text
 }
+
+// ReadPlainHeaders reads an object of header names and literal values. The dialects that have them know no secrets of the
+// gateway, and who writes a policy may have a key of the API that may name none.
+func ReadPlainHeaders(at string, v document.Value, ps *document.Problems) []Header {
+	p := &headerParser{known: func(string) bool { return false }}
+	headers := p.headers(at, v)
+	for _, h := range headers {
+		if h.Source != "" || h.Remove {
+			ps.Add(document.Pointer(at, h.Name), "is not text; name secrets of the gateway in attach_headers")
+		}
+	}
+	for _, problem := range p.List {
+		ps.Add(problem.Pointer, "%s", problem.Message)
+	}
+	return headers
+}
+
+// ReadHeaderRules is [ParseHeaderRules] for a document that was read already, whose rules may name any secret.
+func ReadHeaderRules(doc document.Value) ([]HeaderRule, error) { return (&headerParser{}).rules(doc) }

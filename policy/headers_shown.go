@@ -1,9 +1,10 @@
 package policy
 
 import (
-	"boxgate/policy/match"
 	"slices"
 	"strings"
+
+	"boxgate/policy/match"
 )
 
 // ShownHeader reports whether no server reads a key from a request header and many show it again: in a response header,

@@ -61,7 +61,7 @@ func newHeaderTable(rules []HeaderRule, ps *document.Problems) headerTable {
 			continue
 		}
 		of := t.rules[key]
-		if of != nil && (key != last || len(of.list) == maxAlternatives) {
+		if of != nil && (key != last || len(of.list) == MaxAlternatives) {
 			ps.Add(document.Pointer("/attach_headers", r.Pattern.String()), "is a duplicate")
 			continue
 		}

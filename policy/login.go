@@ -105,8 +105,8 @@ type ProxyLogin struct {
 	Source   string      // name of a secret in the gateway's configuration; "" for a literal
 }
 
-// isFor reports whether the login may be given to a proxy that is spoken to by a scheme.
-func (l *ProxyLogin) isFor(scheme ProxyScheme) bool {
+// IsFor reports whether the login may be given to a proxy that is spoken to by a scheme.
+func (l *ProxyLogin) IsFor(scheme ProxyScheme) bool {
 	return l != nil && (l.Scheme == scheme || l.Scheme == "" && scheme == ProxyHTTPS)
 }
 

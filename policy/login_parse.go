@@ -102,14 +102,16 @@ func (p *headerParser) proxy(at string, v document.Value) *ProxyLogin {
 			}
 		},
 		"username": func(at string, v document.Value) {
-			if out.User = v.AsString(at, &p.Problems); v.Kind == document.Text {
-				checkProxyUser(at, out.User, &p.Problems)
+			out.User = v.AsString(at, &p.Problems)
+			if err := CheckProxyUser(out.User); err != nil && v.Kind == document.Text {
+				p.Add(at, "%s", err)
 			}
 		},
 		"password": func(at string, v document.Value) {
 			text := p.value(at, "password", v, false)
-			if out.Password, out.Source = text.literal, text.source; out.Source == "" {
-				checkProxyPassword(at, out.Password, &p.Problems)
+			out.Password, out.Source = text.literal, text.source
+			if err := CheckProxyPassword(out.Password); err != nil && out.Source == "" {
+				p.Add(at, "%s", err)
 			}
 		},
 	})
@@ -124,14 +126,8 @@ func (p *headerParser) proxy(at string, v document.Value) *ProxyLogin {
 // maxProxyText is what a login of SOCKS holds of a user name, and of a password.
 const maxProxyText = 255
 
-// checkProxyUser checks a user name, which basic authentication ends with a colon.
-func checkProxyUser(at, user string, ps *document.Problems) {
-	if err := CheckProxyUser(user); err != nil {
-		ps.Add(at, "%s", err)
-	}
-}
-
-// CheckProxyUser checks the name of a user at a proxy. The error completes a sentence about it.
+// CheckProxyUser checks the name of a user at a proxy, which basic authentication ends with a colon. The error completes a
+// sentence about it.
 func CheckProxyUser(user string) error {
 	if user == "" || len(user) > maxProxyText || !utf8.ValidString(user) || strings.ContainsFunc(user, unicode.IsControl) || strings.Contains(user, ":") {
 		return flawError("is empty, longer than 255 bytes, or has a colon or a control character")
@@ -139,11 +135,12 @@ func CheckProxyUser(user string) error {
 	return nil
 }
 
-// checkProxyPassword checks a literal password.
-func checkProxyPassword(at string, password name.Secret, ps *document.Problems) {
+// CheckProxyPassword checks the password of a user at a proxy. The error completes a sentence about it, and shows nothing of it.
+func CheckProxyPassword(password name.Secret) error {
 	if text := password.Reveal(); text == "" || len(text) > maxProxyText || strings.ContainsFunc(text, unicode.IsControl) {
-		ps.Add(at, "is empty, longer than %d bytes, or has a control character", maxProxyText)
+		return flawError("is empty, longer than 255 bytes, or has a control character")
 	}
+	return nil
 }
 
 // maxIdentifier is larger than what PostgreSQL keeps of a name, which is 63 bytes unless it was compiled otherwise.

@@ -16,7 +16,7 @@ func manyRules(t testing.TB, kind, matcher string) *Compiled {
 	for i := range 16 {
 		pairs = append(pairs, fmt.Sprintf(`{"key": {"regex": "^x-[a-z]+%d?"}, "value": %s}`, i, matcher))
 	}
-	for range maxAlternatives - 1 {
+	for range MaxAlternatives - 1 {
 		rules = append(rules, `{"match": {"`+kind+`": [`+strings.Join(pairs, ",")+`]}, "headers": {"X-Key": "k"}}`)
 	}
 	c, err := Compile(Spec{Mode: ModeAllowAll}, mustRules(t, `{"a.test": [`+strings.Join(rules, ",")+`, {"headers": {"X-Key": "last"}}]}`), name.NewProtected(nil, nil), 1)

@@ -54,7 +54,7 @@ type Spec struct {
 
 // Limits of a policy.
 const (
-	maxEntries = 10_000 // of each list of domains or CIDRs
+	MaxEntries = 10_000 // of each list of domains or CIDRs
 )
 
 // MostBeside is how many entries may stand beside a policy for a time. A policy that has as many as it may have can be compiled with them:
@@ -80,8 +80,8 @@ type parsedSpec struct {
 	rules                         []match.CompiledRule
 }
 
-// defaultAllow reports whether a custom policy has only denied lists, so that everything else is allowed.
-func (s Spec) defaultAllow() bool {
+// DefaultAllow reports whether a custom policy has only denied lists, so that everything else is allowed.
+func (s Spec) DefaultAllow() bool {
 	return s.Mode == ModeAllowAll || s.Mode == ModeCustom && len(s.AllowedDomains)+len(s.AllowedCIDRs) == 0
 }
 

@@ -39,7 +39,7 @@ func (c *Compiled) newWarnings(parsed parsedSpec, headers []HeaderRule) []docume
 // warnProxyLogin finds the login of the upstream proxy, if it is for another scheme than the policy gives that.
 func (c *Compiled) warnProxyLogin(h HeaderRule, ps *document.Problems) {
 	p, u := h.key(), c.upstream
-	if h.Login == nil || h.Login.Proxy == nil || u == nil || u.Name != p.Name() || u.Port != p.Port() || h.Login.Proxy.isFor(u.Scheme) {
+	if h.Login == nil || h.Login.Proxy == nil || u == nil || u.Name != p.Name() || u.Port != p.Port() || h.Login.Proxy.IsFor(u.Scheme) {
 		return
 	}
 	ps.Add(document.Pointer("/attach_headers", h.Pattern.String()), "is not given to the upstream_proxy, which the policy has spoken to by %s: a login is for https unless its scheme says otherwise", u.Scheme)

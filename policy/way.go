@@ -66,7 +66,7 @@ func (c *Compiled) setUpstream(s *UpstreamSpec) {
 	if err != nil || p.leaveTo(s.ResolveThere) != nil { // checked before
 		p = &UpstreamProxy{}
 	}
-	if l := c.headers.proxies[headerKey{p.Name.String(), false, p.Port}]; l.isFor(p.Scheme) {
+	if l := c.headers.proxies[headerKey{p.Name.String(), false, p.Port}]; l.IsFor(p.Scheme) {
 		p.Login = l
 	}
 	p.seal("")

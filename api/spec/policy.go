@@ -6,6 +6,7 @@ import (
 
 	"boxgate/api/problem"
 	"boxgate/policy"
+	"boxgate/policy/dialect"
 )
 
 // Policy is the JSON of a policy in any dialect, which [ParsePolicy] reads.
@@ -23,7 +24,7 @@ type policyReference struct {
 	Leases  []LeaseEntry `json:"leases,omitempty" doc:"as in a policy"`
 }
 
-// policyBody describes a policy in the dialect of this API; policy.ParseSpec reads it.
+// policyBody describes a policy in the dialect of this API; dialect.ParseSpec reads it.
 type policyBody struct {
 	policy.Spec
 	Version uint64       `json:"version,omitempty" doc:"if given, the version that must be in force, as with If-Match"`
@@ -48,11 +49,11 @@ type GivenPolicy struct {
 }
 
 // ParsePolicy reads a policy in the dialect of this API, which always has a mode, or in one of those that
-// [policy.ParseNetworkPolicy] translates, which may include header rules; or the name of one: {"named": NAME} and nothing else.
+// [dialect.Parse] translates, which may include header rules; or the name of one: {"named": NAME} and nothing else.
 func ParsePolicy(data []byte) (given GivenPolicy, err error) {
 	var fields map[string]json.RawMessage
 	if json.Unmarshal(data, &fields) != nil || fields["named"] == nil {
-		given.Spec, given.Headers, err = policy.ParseNetworkPolicy(data)
+		given.Spec, given.Headers, err = dialect.Parse(data)
 		return given, err
 	}
 	if len(fields) > 1 {

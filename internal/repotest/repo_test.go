@@ -27,6 +27,8 @@ policy:
 policy/name:
 policy/document: policy/name
 policy/match: policy/name policy/document
+policy/dialect: policy policy/policytest
+policy/policytest: policy/document
 audit: policy internal/fault
 firewall: policy audit internal/fault
 firewall/flow: policy firewall/namespace firewall/network
@@ -108,7 +110,7 @@ api/session: policy api api/history api/problem api/rest api/strict quota
 api/session/client: api
 api/settings: policy api api/apitest api/change api/history api/problem api/rest api/spec api/strict
 api/snapshots: policy api api/history api/problem api/rest api/strict
-api/spec: policy api api/problem
+api/spec: policy policy/dialect api api/problem
 api/stream:
 api/strict: policy api/problem quota
 api/trail: policy audit api api/problem api/rest api/stream
@@ -155,7 +157,7 @@ internal/socket:
 bench: api internal/testnet
 dist:
 internal/buildinfo:
-config: policy secrets quota
+config: policy policy/dialect secrets quota
 preflight: config
 host/apart: firewall/namespace
 host/nslock: host/apart
@@ -163,13 +165,13 @@ host/follow: policy api host/foreign
 host/foreign: policy api
 host/vigil: policy host/foreign
 host/reach: policy launcher/namespace
-host: policy audit config host/nslock preflight firewall dns proxy certs ingress launcher launcher/boxfs launcher/boxfs/worker api api/change api/files api/history api/problem api/schedules api/server store secrets secrets/identity selftest internal/acceptor internal/fault internal/memory internal/buildinfo internal/socket quota
+host: policy policy/dialect audit config host/nslock preflight firewall dns proxy certs ingress launcher launcher/boxfs launcher/boxfs/worker api api/change api/files api/history api/problem api/schedules api/server store secrets secrets/identity selftest internal/acceptor internal/fault internal/memory internal/buildinfo internal/socket quota
 internal/lab: config api launcher internal/testnet
 internal/lab/demo: audit internal/lab internal/testnet
 enclosure: enclosure/inside
 enclosure/inside: enclosure/inside/connect
 enclosure/inside/connect:
-cmd/gateway: policy audit config preflight enclosure enclosure/inside host host/apart host/foreign firewall certs launcher api api/session/client store secrets selftest internal/buildinfo quota
+cmd/gateway: policy policy/dialect audit config preflight enclosure enclosure/inside host host/apart host/foreign firewall certs launcher api api/session/client store secrets selftest internal/buildinfo quota
 cmd/gateway-demo: cmd/gateway/command/cli internal/buildinfo internal/lab/demo
 cmd/gateway/command/cli: policy config api
 cmd/gateway/command/copying:

@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	"boxgate/policy"
+	"boxgate/policy/dialect"
 	"boxgate/policy/name"
 )
 
@@ -22,7 +23,7 @@ func entry(t *testing.T, s string) Entry {
 
 func spec(t *testing.T, text string) policy.Spec {
 	t.Helper()
-	s, err := policy.ParseSpec([]byte(text))
+	s, err := dialect.ParseSpec([]byte(text))
 	if err != nil {
 		t.Fatalf("%s: %v", text, err)
 	}

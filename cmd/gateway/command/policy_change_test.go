@@ -13,7 +13,7 @@ import (
 	"testing"
 
 	"boxgate/cmd/gateway/command/cli"
-	"boxgate/policy"
+	"boxgate/policy/dialect"
 )
 
 // admin stands in for the admin API of a gateway with one box.
@@ -89,7 +89,7 @@ func (a *admin) policy(t *testing.T) string {
 	if err != nil {
 		t.Fatal(err)
 	}
-	spec, err := policy.ParseSpec(data)
+	spec, err := dialect.ParseSpec(data)
 	if err != nil {
 		t.Fatal(err)
 	}

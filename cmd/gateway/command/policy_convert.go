@@ -8,7 +8,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"boxgate/cmd/gateway/command/cli"
-	"boxgate/policy"
+	"boxgate/policy/dialect"
 )
 
 // maxPolicyFile bounds what is read of a policy to convert.
@@ -44,14 +44,14 @@ policy of Vercel Sandbox) and e2b (the network options of E2B). What the other d
 			if err != nil {
 				return err
 			}
-			out, err := policy.Convert(data, policy.Dialect(from), policy.Dialect(to))
+			out, err := dialect.Convert(data, dialect.Dialect(from), dialect.Dialect(to))
 			if err != nil {
 				return err
 			}
 			return cli.Indented(cmd.OutOrStdout(), json.RawMessage(out))
 		},
 	}
-	cmd.Flags().StringVar(&from, "from", string(policy.DialectBoxgate), "dialect of FILE: boxgate, vercel or e2b")
-	cmd.Flags().StringVar(&to, "to", string(policy.DialectBoxgate), "dialect to write")
+	cmd.Flags().StringVar(&from, "from", string(dialect.Boxgate), "dialect of FILE: boxgate, vercel or e2b")
+	cmd.Flags().StringVar(&to, "to", string(dialect.Boxgate), "dialect to write")
 	return cmd
 }

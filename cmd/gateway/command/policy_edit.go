@@ -23,6 +23,7 @@ import (
 	"boxgate/cmd/gateway/command/terminal"
 	"boxgate/policy"
 	"boxgate/policy/amend"
+	"boxgate/policy/dialect"
 )
 
 // newPolicyEdit is `gateway policy edit`.
@@ -93,7 +94,7 @@ func (e *policyEdit) edited(ctx context.Context) (*policy.Spec, error) {
 		if err != nil {
 			return nil, err
 		}
-		spec, err := policy.ParseSpec(data)
+		spec, err := dialect.ParseSpec(data)
 		switch {
 		case bytes.Equal(data, e.text) || err == nil && len(amend.Diff(e.before.spec, spec)) == 0:
 			return nil, e.say("Nothing was changed.")

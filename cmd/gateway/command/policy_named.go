@@ -14,6 +14,7 @@ import (
 	"boxgate/api"
 	"boxgate/cmd/gateway/command/cli"
 	"boxgate/policy"
+	"boxgate/policy/dialect"
 )
 
 const namedHelp = `A named policy is one that many boxes follow: "named:NAME" takes the place of a policy wherever one is given to a box. A change of it
@@ -127,7 +128,7 @@ func readNamed(ctx context.Context, client *api.Client, name string) (policy.Spe
 	if err := client.Get(ctx, namedPath(name), &answer); err != nil {
 		return policy.Spec{}, err
 	}
-	return policy.ParseSpec(answer.Policy)
+	return dialect.ParseSpec(answer.Policy)
 }
 
 // namedNames asks the gateway for the names of its named policies, each after a prefix.

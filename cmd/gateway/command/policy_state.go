@@ -9,6 +9,7 @@ import (
 	"boxgate/api"
 	"boxgate/cmd/gateway/command/cli"
 	"boxgate/policy"
+	"boxgate/policy/dialect"
 )
 
 // policyState is the policy of a box as the API shows it.
@@ -50,7 +51,7 @@ func parsePolicyState(answer json.RawMessage) (policyState, error) {
 		return s, err
 	}
 	// Strictly: a change based on less than the whole policy would lose the rest.
-	if s.spec, err = policy.ParseSpec(doc); err != nil {
+	if s.spec, err = dialect.ParseSpec(doc); err != nil {
 		return s, fmt.Errorf("this program does not understand all of the gateway's policy; use the version that the gateway has: %w", err)
 	}
 	return s, nil
@@ -87,5 +88,5 @@ func policyArgument(arg string, stdin io.Reader) (policy.Spec, error) {
 	if err != nil {
 		return policy.Spec{}, err
 	}
-	return policy.ParseSpec(data)
+	return dialect.ParseSpec(data)
 }

@@ -19,6 +19,7 @@ import (
 	"boxgate/enclosure"
 	"boxgate/enclosure/inside"
 	"boxgate/policy"
+	"boxgate/policy/dialect"
 	"boxgate/preflight"
 )
 
@@ -148,7 +149,7 @@ func (r *runCommand) options(cmd *cobra.Command, args []string) (solo.Options, e
 		if err != nil {
 			return o, fmt.Errorf("--policy: %w", err)
 		}
-		if o.Policy, o.Headers, err = policy.ParseNetworkPolicy(data); err != nil {
+		if o.Policy, o.Headers, err = dialect.Parse(data); err != nil {
 			return o, fmt.Errorf("--policy: %w", err)
 		}
 		if len(o.Headers) > 0 {

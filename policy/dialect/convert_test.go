@@ -1,4 +1,4 @@
-package policy
+package dialect
 
 import (
 	"encoding/json"
@@ -7,16 +7,18 @@ import (
 	"strings"
 	"testing"
 
-	"boxgate/policy/name"
-
 	"github.com/google/go-cmp/cmp"
 	"github.com/rogpeppe/go-internal/txtar"
+
+	"boxgate/policy"
+	"boxgate/policy/name"
+	"boxgate/policy/policytest"
 )
 
 // TestConvert compares conversions with the tables of testdata/convert: a document, named by its dialect, is followed by
 // it in the others, or by what they cannot say. What another dialect can say means the same when it is read again.
 func TestConvert(t *testing.T) {
-	eachArchive(t, "testdata/convert/*.txtar", func(t *testing.T, a *txtar.Archive) {
+	policytest.EachArchive(t, "testdata/convert/*.txtar", func(t *testing.T, a *txtar.Archive) {
 		from := Dialect(a.Files[0].Name)
 		for i := 1; i < len(a.Files); i++ {
 			to := Dialect(strings.TrimPrefix(a.Files[i].Name, "to "))
@@ -26,11 +28,11 @@ func TestConvert(t *testing.T) {
 				continue
 			}
 			a.Files[i].Data = append(out, '\n')
-			back, err := Convert(out, to, DialectBoxgate)
+			back, err := Convert(out, to, Boxgate)
 			if err != nil {
 				t.Fatalf("%s: what was written cannot be read: %v\n%s", to, err, out)
 			}
-			if again, err := Convert(back, DialectBoxgate, to); err != nil || string(again) != string(out) {
+			if again, err := Convert(back, Boxgate, to); err != nil || string(again) != string(out) {
 				t.Errorf("%s: came back as %s, %v", to, again, err)
 			}
 		}
@@ -43,7 +45,7 @@ var everyField = []string{
 	`{"headers": {"Authorization": {"secret": "k", "encode": "basic", "user": "me"}}}`,
 	`{"placeholders": {"KEY": "value", "OTHER": {"secret": "k"}}, "places": ["header", "query", "json"], "scrub": false}`,
 	`{"query": {"key": {"secret": "k", "prefix": "p", "suffix": "s"}, "other": "literal"}}`,
-	`{"sign": {"aws": {"credentials": ` + awsKeys + `, "region": ["a", "b"], "service": "s3"}}}`,
+	`{"sign": {"aws": {"credentials": "{\"access_key_id\":\"AKID\",\"secret_access_key\":\"canary\"}", "region": ["a", "b"], "service": "s3"}}}`,
 	`{"sign": {"aws": {"credentials": {"secret": "k"}, "region": "a", "service": "s3"}}}`,
 	`{"sign": {"hmac": {"key": {"secret": "k"}, "header": "x-sig", "template": "{method}", "encoding": "base64", "format": "v1={signature}",
 		"timestamp": {"header": "x-time", "format": "rfc3339"}}}}`,
@@ -71,10 +73,10 @@ func TestConvertForgetsNothing(t *testing.T) {
 			host += ":5432"
 		}
 		attach := `{"` + host + `": ` + entry + `}`
-		rules := mustRules(t, attach)
+		rules := rulesOf(t, attach)
 		noteFields(reflect.ValueOf(rules), seen)
 		doc := []byte(`{"network_policy": {"mode": "custom", "allowed_domains": ["` + host + `"]}, "attach_headers": ` + attach + `}`)
-		out, err := Convert(doc, DialectBoxgate, DialectBoxgate)
+		out, err := Convert(doc, Boxgate, Boxgate)
 		if err != nil {
 			t.Fatalf("%s: %v", entry, err)
 		}
@@ -84,11 +86,11 @@ func TestConvertForgetsNothing(t *testing.T) {
 		if err := json.Unmarshal(out, &back); err != nil {
 			t.Fatal(err)
 		}
-		if diff := cmp.Diff(rules, mustRules(t, string(back.AttachHeaders)), reveal, cmp.AllowUnexported(name.Pattern{}, name.Name{})); diff != "" {
+		if diff := cmp.Diff(rules, rulesOf(t, string(back.AttachHeaders)), reveal, cmp.AllowUnexported(name.Pattern{}, name.Name{})); diff != "" {
 			t.Errorf("%s: %s", entry, diff)
 		}
-		for _, other := range []Dialect{DialectVercel, DialectE2B} {
-			if out, err := Convert(doc, DialectBoxgate, other); err == nil {
+		for _, other := range []Dialect{Vercel, E2B} {
+			if out, err := Convert(doc, Boxgate, other); err == nil {
 				t.Errorf("%s: became %s", entry, out)
 			}
 		}
@@ -121,4 +123,13 @@ func noteFields(v reflect.Value, seen map[string]bool) {
 			}
 		}
 	}
+}
+
+func rulesOf(t testing.TB, doc string) []policy.HeaderRule {
+	t.Helper()
+	rules, err := policy.ParseHeaderRules([]byte(doc), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return rules
 }

@@ -1,29 +1,30 @@
-package policy
+package dialect
 
 import (
+	"boxgate/policy"
 	"boxgate/policy/document"
 	"boxgate/policy/match"
 )
 
 // ParseSpec reads a policy from JSON and checks all of it: keys and types strictly, domains, CIDRs and rules. The Spec
 // holds the entries as written. The error is an *[document.InvalidError] that lists every problem. A document in the dialect of
-// Vercel Sandbox or E2B is translated as by [ParseNetworkPolicy]; if it carries headers it is refused, since a Spec cannot.
-func ParseSpec(data []byte) (Spec, error) {
-	spec, headers, err := ParseNetworkPolicy(data)
+// Vercel Sandbox or E2B is translated as by [Parse]; if it carries headers it is refused, since a Spec cannot.
+func ParseSpec(data []byte) (policy.Spec, error) {
+	spec, headers, err := Parse(data)
 	if err != nil {
-		return Spec{}, err
+		return policy.Spec{}, err
 	}
 	if len(headers) > 0 {
 		var ps document.Problems
 		ps.Add("", "transform sets headers, which cannot be set here")
-		return Spec{}, ps.Err()
+		return policy.Spec{}, ps.Err()
 	}
 	return spec, nil
 }
 
-// ParseNetworkPolicy reads a policy in any dialect: boxgate's own, that of Vercel Sandbox (see [ParseVercel]) or of E2B
+// Parse reads a policy in any dialect: boxgate's own, that of Vercel Sandbox (see [ParseVercel]) or of E2B
 // (see [ParseE2B]). The latter two may include header rules, which come back sorted by pattern; headers is nil otherwise.
-func ParseNetworkPolicy(data []byte) (spec Spec, headers []HeaderRule, err error) {
+func Parse(data []byte) (spec policy.Spec, headers []policy.HeaderRule, err error) {
 	var ps document.Problems
 	doc, ok := document.Parse(data, &ps)
 	switch {
@@ -35,27 +36,27 @@ func ParseNetworkPolicy(data []byte) (spec Spec, headers []HeaderRule, err error
 	default:
 		spec = readSpec(doc, &ps)
 		if len(ps.List) == 0 {
-			checkSpec(spec, maxEntries, &ps)
+			spec.Check(&ps)
 		} else {
-			checkEntries(spec, maxEntries, &ps)
+			spec.CheckEntries(&ps)
 		}
 	}
 	if err := ps.Err(); err != nil {
-		return Spec{}, nil, err
+		return policy.Spec{}, nil, err
 	}
 	return spec, nil, nil
 }
 
 // readSpec reads the fields of a document without checking their values.
-func readSpec(doc document.Value, ps *document.Problems) Spec {
-	var s Spec
+func readSpec(doc document.Value, ps *document.Problems) policy.Spec {
+	var s policy.Spec
 	list := func(to *[]string) func(string, document.Value) {
 		return func(at string, v document.Value) { *to = v.AsStrings(at, ps) }
 	}
 	doc.Fields("", "an object with mode", ps, map[string]func(string, document.Value){
-		"mode":            func(at string, v document.Value) { s.Mode = Mode(v.AsString(at, ps)) },
-		"dns":             func(at string, v document.Value) { s.DNS = DNSMode(v.AsString(at, ps)) },
-		"denied_names":    func(at string, v document.Value) { s.DeniedNames = DeniedNames(v.AsString(at, ps)) },
+		"mode":            func(at string, v document.Value) { s.Mode = policy.Mode(v.AsString(at, ps)) },
+		"dns":             func(at string, v document.Value) { s.DNS = policy.DNSMode(v.AsString(at, ps)) },
+		"denied_names":    func(at string, v document.Value) { s.DeniedNames = policy.DeniedNames(v.AsString(at, ps)) },
 		"allowed_domains": list(&s.AllowedDomains),
 		"denied_domains":  list(&s.DeniedDomains),
 		"allowed_cidrs":   list(&s.AllowedCIDRs),
@@ -68,8 +69,8 @@ func readSpec(doc document.Value, ps *document.Problems) Spec {
 }
 
 // readUpstream reads the upstream proxy of a document without checking it.
-func readUpstream(at string, v document.Value, ps *document.Problems) *UpstreamSpec {
-	s := &UpstreamSpec{}
+func readUpstream(at string, v document.Value, ps *document.Problems) *policy.UpstreamSpec {
+	s := &policy.UpstreamSpec{}
 	v.Fields(at, "an object with url", ps, map[string]func(string, document.Value){
 		"url":           func(at string, v document.Value) { s.URL = v.AsString(at, ps) },
 		"resolve_there": func(at string, v document.Value) { s.ResolveThere = v.AsStrings(at, ps) },

@@ -1,10 +1,11 @@
-package policy
+package dialect
 
 import (
 	"encoding/json"
 	"slices"
 	"strings"
 
+	"boxgate/policy"
 	"boxgate/policy/document"
 	"boxgate/policy/match"
 	"boxgate/policy/name"
@@ -15,14 +16,14 @@ type Dialect string
 
 // The dialects.
 const (
-	DialectBoxgate Dialect = "boxgate" // this API's own, which is that of Upstash Box with header rules beside it
-	DialectVercel  Dialect = "vercel"  // see [ParseVercel]
-	DialectE2B     Dialect = "e2b"     // see [ParseE2B]
+	Boxgate Dialect = "boxgate" // this API's own, which is that of Upstash Box with header rules beside it
+	Vercel  Dialect = "vercel"  // see [ParseVercel]
+	E2B     Dialect = "e2b"     // see [ParseE2B]
 )
 
 // Document is a policy with the header rules that come with it.
 type Document struct {
-	NetworkPolicy Spec           `json:"network_policy"`
+	NetworkPolicy policy.Spec    `json:"network_policy"`
 	AttachHeaders map[string]any `json:"attach_headers,omitempty"`
 }
 
@@ -33,17 +34,17 @@ func Convert(data []byte, from, to Dialect) ([]byte, error) {
 	if err != nil {
 		return nil, err
 	}
-	if _, err := Compile(spec, rules, nil, 1); err != nil {
+	if _, err := policy.Compile(spec, rules, nil, 1); err != nil {
 		return nil, err
 	}
 	var out any
 	var ps document.Problems
 	switch to {
-	case DialectBoxgate:
-		out = Document{spec, writeRules(rules)}
-	case DialectVercel:
+	case Boxgate:
+		out = Document{spec, policy.WriteHeaderRules(rules)}
+	case Vercel:
 		out = writeVercel(spec, rules, &ps)
-	case DialectE2B:
+	case E2B:
 		out = writeE2B(spec, rules, &ps)
 	default:
 		ps.Add("", "%s is no dialect; use boxgate, vercel or e2b", name.Quote(string(to)))
@@ -56,40 +57,39 @@ func Convert(data []byte, from, to Dialect) ([]byte, error) {
 
 // readDialect reads a document of one dialect. That of boxgate is a policy, or an object of network_policy and
 // attach_headers as in a request to create a box.
-func readDialect(data []byte, from Dialect) (Spec, []HeaderRule, error) {
+func readDialect(data []byte, from Dialect) (policy.Spec, []policy.HeaderRule, error) {
 	switch from {
-	case DialectVercel:
+	case Vercel:
 		return ParseVercel(data)
-	case DialectE2B:
+	case E2B:
 		return ParseE2B(data)
-	case DialectBoxgate:
+	case Boxgate:
 		return readBoxgate(data)
 	}
 	var ps document.Problems
 	ps.Add("", "%s is no dialect; use boxgate, vercel or e2b", name.Quote(string(from)))
-	return Spec{}, nil, ps.Err()
+	return policy.Spec{}, nil, ps.Err()
 }
 
-func readBoxgate(data []byte) (spec Spec, rules []HeaderRule, err error) {
+func readBoxgate(data []byte) (spec policy.Spec, rules []policy.HeaderRule, err error) {
 	var ps document.Problems
 	doc, ok := document.Parse(data, &ps)
 	if !ok {
-		return Spec{}, nil, ps.Err()
+		return policy.Spec{}, nil, ps.Err()
 	}
 	if doc.Kind == document.Text || doc.Has("mode") {
 		spec, err = ParseSpec(data)
 		return spec, nil, err
 	}
-	headers := &headerParser{}
 	doc.Fields("", "a policy, or an object of network_policy and attach_headers", &ps, map[string]func(string, document.Value){
 		"network_policy": func(at string, v document.Value) {
 			var own document.Problems
 			spec = readSpec(v, &own)
-			checkSpec(spec, maxEntries, &own)
+			spec.Check(&own)
 			ps.AddBelow(at, own.Err())
 		},
 		"attach_headers": func(at string, v document.Value) {
-			rules, err = headers.rules(v)
+			rules, err = policy.ReadHeaderRules(v)
 			ps.AddBelow(at, err)
 		},
 	})
@@ -100,7 +100,7 @@ func readBoxgate(data []byte) (spec Spec, rules []HeaderRule, err error) {
 }
 
 // checkForeign refuses what neither of the other dialects can say.
-func checkForeign(spec Spec, ps *document.Problems) {
+func checkForeign(spec policy.Spec, ps *document.Problems) {
 	if len(spec.DeniedDomains) > 0 {
 		ps.Add("/denied_domains", "the other dialect denies no names")
 	}
@@ -126,16 +126,16 @@ func checkForeign(spec Spec, ps *document.Problems) {
 // everyAddress are the CIDRs of all addresses.
 var everyAddress = []string{"0.0.0.0/0", "::/0"}
 
-func writeVercel(spec Spec, rules []HeaderRule, ps *document.Problems) any {
+func writeVercel(spec policy.Spec, rules []policy.HeaderRule, ps *document.Problems) any {
 	checkForeign(spec, ps)
 	if spec.UpstreamProxy != nil {
 		ps.Add("/upstream_proxy", "the other dialect has no upstream proxies")
 	}
-	if spec.Mode != ModeCustom && len(rules) == 0 {
+	if spec.Mode != policy.ModeCustom && len(rules) == 0 {
 		return spec.Mode
 	}
 	domains, subnets := spec.AllowedDomains, map[string][]string{"allow": spec.AllowedCIDRs, "deny": spec.DeniedCIDRs}
-	if spec.defaultAllow() {
+	if spec.DefaultAllow() {
 		domains, subnets["allow"] = []string{"*"}, everyAddress
 	}
 	for key, list := range subnets {
@@ -160,7 +160,7 @@ func writeVercel(spec Spec, rules []HeaderRule, ps *document.Problems) any {
 }
 
 // headerHosts returns the patterns of rules, the most specific ones first: in that dialect the first domain wins.
-func headerHosts(rules []HeaderRule) (hosts []string) {
+func headerHosts(rules []policy.HeaderRule) (hosts []string) {
 	for _, r := range rules {
 		if s := r.Pattern.String(); !slices.Contains(hosts, s) {
 			hosts = append(hosts, s)
@@ -186,7 +186,7 @@ func allowsHost(domains []string, host string) bool {
 	})
 }
 
-func vercelRules(rules []HeaderRule, host string, ps *document.Problems) []any {
+func vercelRules(rules []policy.HeaderRule, host string, ps *document.Problems) []any {
 	out := []any{}
 	for _, r := range rules {
 		if r.Pattern.String() != host || r.Match == nil && !r.Applies() {
@@ -246,11 +246,11 @@ func vercelMatch(m match.Match) map[string]any {
 	return out
 }
 
-func writeE2B(spec Spec, rules []HeaderRule, ps *document.Problems) any {
+func writeE2B(spec policy.Spec, rules []policy.HeaderRule, ps *document.Problems) any {
 	checkForeign(spec, ps)
 	out := map[string]any{}
-	switch open := spec.defaultAllow(); {
-	case spec.Mode == ModeAllowAll:
+	switch open := spec.DefaultAllow(); {
+	case spec.Mode == policy.ModeAllowAll:
 	case open:
 		out["denyOut"] = spec.DeniedCIDRs
 	case len(spec.DeniedCIDRs) > 0:
@@ -312,4 +312,29 @@ func (o orderedObject) MarshalJSON() ([]byte, error) {
 		out = append(append(append(out, name...), ':'), value...)
 	}
 	return append(out, '}'), nil
+}
+
+// plainHeaders returns the headers of a rule for a dialect that knows literal values alone.
+func plainHeaders(r policy.HeaderRule, ps *document.Problems) map[string]string {
+	at := document.Pointer("/attach_headers", r.Pattern.String())
+	out := map[string]string{}
+	for _, h := range r.Headers {
+		if h.Remove || h.Source != "" {
+			ps.Add(at, "%s is removed or has a source, and the other dialect knows literal values alone", name.Quote(h.Name))
+		}
+		out[h.Name] = h.Value.Reveal()
+	}
+	if r.Login != nil {
+		ps.Add(at, "is a login to a server that does not speak HTTP, and the other dialect knows headers alone")
+	}
+	if r.Deny || r.Scrub || len(r.Placeholders) > 0 || r.Client != nil {
+		ps.Add(at, "has placeholders, scrub, deny or a client certificate, which the other dialect does not know")
+	}
+	if r.Rewrites() {
+		ps.Add(at, "signs, or sets parameters of the query, which the other dialect does not know")
+	}
+	if r.Pattern.Port() != 0 {
+		ps.Add(at, "has a port, which the other dialect does not know")
+	}
+	return out
 }

@@ -1,10 +1,13 @@
-package policy
+package dialect
 
 import (
+	"net"
 	"net/netip"
 	"slices"
+	"strconv"
 	"strings"
 
+	"boxgate/policy"
 	"boxgate/policy/document"
 	"boxgate/policy/name"
 )
@@ -19,11 +22,11 @@ import (
 // else it is refused. All rules of a domain apply, later headers replacing earlier ones. Refused as well are
 // maskRequestHost, httpsPorts, allowPublicTraffic: false, and identity tokens in headers. The error is an *[document.InvalidError] that lists
 // every problem.
-func ParseE2B(data []byte) (Spec, []HeaderRule, error) {
+func ParseE2B(data []byte) (policy.Spec, []policy.HeaderRule, error) {
 	var ps document.Problems
 	doc, ok := document.Parse(data, &ps)
 	if !ok {
-		return Spec{}, nil, ps.Err()
+		return policy.Spec{}, nil, ps.Err()
 	}
 	return translateE2B(doc, &ps)
 }
@@ -48,13 +51,13 @@ func isE2B(doc document.Value) bool {
 type e2bOptions struct {
 	allow, deny []string
 	closed      bool // no access to the internet but for allow
-	headers     map[name.Pattern][]HeaderRule
-	proxy       *UpstreamSpec
-	login       *HeaderRule // for the proxy; nil: none
+	headers     map[name.Pattern][]policy.HeaderRule
+	proxy       *policy.UpstreamSpec
+	login       *policy.HeaderRule // for the proxy; nil: none
 }
 
-func translateE2B(doc document.Value, ps *document.Problems) (Spec, []HeaderRule, error) {
-	o := e2bOptions{headers: map[name.Pattern][]HeaderRule{}}
+func translateE2B(doc document.Value, ps *document.Problems) (policy.Spec, []policy.HeaderRule, error) {
+	o := e2bOptions{headers: map[name.Pattern][]policy.HeaderRule{}}
 	access := func(at string, v document.Value) {
 		if v.Kind != document.Bool {
 			ps.Add(at, "is %s; want true or false", v.Kind)
@@ -86,19 +89,19 @@ func translateE2B(doc document.Value, ps *document.Problems) (Spec, []HeaderRule
 		if _, twice := o.headers[o.login.Pattern]; twice {
 			ps.Add("/egressProxy", "is at a host and port that rules has headers for; boxgate needs one or the other")
 		}
-		o.headers[o.login.Pattern] = []HeaderRule{*o.login}
+		o.headers[o.login.Pattern] = []policy.HeaderRule{*o.login}
 	}
 	headers := patternRules(o.headers, ps)
 	if err := ps.Err(); err != nil {
-		return Spec{}, nil, err
+		return policy.Spec{}, nil, err
 	}
 	return spec, headers, nil
 }
 
 // spec translates the lists. Addresses are those that are also written as one, without a prefix length.
-func (o *e2bOptions) spec(ps *document.Problems) Spec {
-	denied := checkCIDRs("/denyOut", o.deny, maxEntries, ps)
-	var spec Spec
+func (o *e2bOptions) spec(ps *document.Problems) policy.Spec {
+	denied := readCIDRs("/denyOut", o.deny, ps)
+	var spec policy.Spec
 	var allowed []netip.Prefix
 	for i, s := range o.allow {
 		at := document.Element("/allowOut", i)
@@ -110,13 +113,13 @@ func (o *e2bOptions) spec(ps *document.Problems) Spec {
 		ps.Pattern(at, s)
 		spec.AllowedDomains = append(spec.AllowedDomains, s)
 	}
-	spec.Mode = ModeCustom
+	spec.Mode = policy.ModeCustom
 	switch {
 	case slices.ContainsFunc(allowed, isAllTraffic):
-		return Spec{Mode: ModeAllowAll}
-	case o.closed || slices.ContainsFunc(denied, func(c cidr) bool { return isAllTraffic(c.prefix) }):
+		return policy.Spec{Mode: policy.ModeAllowAll}
+	case o.closed || slices.ContainsFunc(denied, func(s subnet) bool { return isAllTraffic(s.prefix) }):
 		if len(o.allow) == 0 {
-			return Spec{Mode: ModeDenyAll}
+			return policy.Spec{Mode: policy.ModeDenyAll}
 		}
 		return spec
 	}
@@ -124,12 +127,12 @@ func (o *e2bOptions) spec(ps *document.Problems) Spec {
 }
 
 // deniedOnly translates lists that deny some addresses: all others are allowed, whether allowOut lists them or not.
-func (o *e2bOptions) deniedOnly(spec Spec, allowed []netip.Prefix, denied []cidr, ps *document.Problems) Spec {
+func (o *e2bOptions) deniedOnly(spec policy.Spec, allowed []netip.Prefix, denied []subnet, ps *document.Problems) policy.Spec {
 	if len(denied) == 0 {
 		if len(o.allow) > 0 {
 			ps.Add("/allowOut", `restricts nothing, because nothing is denied; add "0.0.0.0/0" to denyOut, or leave it out`)
 		}
-		return Spec{Mode: ModeAllowAll}
+		return policy.Spec{Mode: policy.ModeAllowAll}
 	}
 	if len(spec.AllowedDomains) > 0 {
 		ps.Add("/allowOut", `allows names even at the addresses of denyOut, and in boxgate what is denied wins; deny "0.0.0.0/0", or leave the names out`)
@@ -138,11 +141,11 @@ func (o *e2bOptions) deniedOnly(spec Spec, allowed []netip.Prefix, denied []cidr
 		for _, d := range denied {
 			if p.IsValid() && d.prefix.IsValid() && p.Overlaps(d.prefix) {
 				ps.Add("/allowOut", "%s overlaps %s of denyOut, and in boxgate what is denied wins; deny what is around it instead",
-					name.Quote(spec.AllowedCIDRs[i]), name.Quote(d.rule))
+					name.Quote(spec.AllowedCIDRs[i]), name.Quote(d.text))
 			}
 		}
 	}
-	return Spec{Mode: ModeCustom, DeniedCIDRs: o.deny}
+	return policy.Spec{Mode: policy.ModeCustom, DeniedCIDRs: o.deny}
 }
 
 func isAllTraffic(p netip.Prefix) bool { return p.IsValid() && p.Bits() == 0 }
@@ -152,7 +155,7 @@ func (o *e2bOptions) readRules(at string, v document.Value, ps *document.Problem
 		ps.Add(at, "is %s; want an object of domains", v.Kind)
 		return
 	}
-	if ps.TooMany(at, len(v.Keys), MaxHeaderHosts) {
+	if ps.TooMany(at, len(v.Keys), policy.MaxHeaderHosts) {
 		return
 	}
 	for i, host := range v.Keys {
@@ -164,12 +167,12 @@ func (o *e2bOptions) readRules(at string, v document.Value, ps *document.Problem
 		if _, twice := o.headers[pattern]; ok && twice {
 			ps.Add(at, "is a duplicate")
 		}
-		o.headers[pattern] = []HeaderRule{{Headers: readE2BRules(at, v.Items[i], ps)}}
+		o.headers[pattern] = []policy.HeaderRule{{Headers: readE2BRules(at, v.Items[i], ps)}}
 	}
 }
 
 // readE2BRules reads the rules of a domain, all of which apply.
-func readE2BRules(at string, v document.Value, ps *document.Problems) (headers []Header) {
+func readE2BRules(at string, v document.Value, ps *document.Problems) (headers []policy.Header) {
 	if v.Kind != document.List {
 		ps.Add(at, "is %s; want a list of rules", v.Kind)
 		return nil
@@ -183,17 +186,106 @@ func readE2BRules(at string, v document.Value, ps *document.Problems) (headers [
 			},
 		})
 	}
-	ps.TooMany(at, len(headers), maxHostHeaders)
-	sortHeaders(headers)
+	ps.TooMany(at, len(headers), policy.MaxHostHeaders)
+	policy.SortHeaders(headers)
 	return headers
 }
 
-func readE2BHeaders(at string, v document.Value, ps *document.Problems) []Header {
-	headers := readPlainHeaders(at, v, ps)
+func readE2BHeaders(at string, v document.Value, ps *document.Problems) []policy.Header {
+	headers := policy.ReadPlainHeaders(at, v, ps)
 	for _, h := range headers {
 		if strings.Contains(h.Value.Reveal(), "${e2b.") {
 			ps.Add(document.Pointer(at, h.Name), "asks for an identity token of E2B, which boxgate cannot mint; use a secret of its own in attach_headers")
 		}
 	}
 	return headers
+}
+
+// readProxy reads egressProxy, a SOCKS5 proxy with its credentials. These become a header rule, which has a host by its name.
+func (o *e2bOptions) readProxy(at string, v document.Value, ps *document.Problems) {
+	var address string
+	login := &policy.ProxyLogin{Scheme: policy.ProxySOCKS5, Password: name.NewSecret("")}
+	v.Fields(at, "an object with address", ps, map[string]func(string, document.Value){
+		"address":  func(at string, v document.Value) { address = v.AsString(at, ps) },
+		"username": func(at string, v document.Value) { login.User = v.AsString(at, ps) },
+		"password": func(at string, v document.Value) { login.Password = name.NewSecret(v.AsString(at, ps)) },
+	})
+	if v.Kind != document.Object {
+		return
+	}
+	proxy, err := policy.ParseUpstream(string(policy.ProxySOCKS5) + "://" + address)
+	if _, _, noPort := net.SplitHostPort(address); err != nil || noPort != nil {
+		ps.Add(at+"/address", "is not the host and port of a SOCKS5 proxy, such as proxy.example.com:1080")
+		return
+	}
+	o.proxy = &policy.UpstreamSpec{URL: proxy.URL()}
+	switch {
+	case !v.Has("username") && !v.Has("password"):
+		return
+	case !v.Has("username") || !v.Has("password"):
+		ps.Add(at, "has one of username and password; give both, or neither")
+		return
+	case proxy.Name.IsZero():
+		ps.Add(at+"/address", "gives the proxy by its address, and boxgate keeps credentials by name; use the name of the proxy")
+		return
+	}
+	if err := policy.CheckProxyUser(login.User); err != nil {
+		ps.Add(at+"/username", "%s", err)
+	}
+	if err := policy.CheckProxyPassword(login.Password); err != nil {
+		ps.Add(at+"/password", "%s", err)
+	}
+	pattern, _ := name.ParsePattern(net.JoinHostPort(proxy.Name.String(), strconv.Itoa(int(proxy.Port)))) // made of a name and a port
+	o.login = &policy.HeaderRule{Pattern: pattern, Login: &policy.Login{Proxy: login}}
+}
+
+// writeE2BProxy writes the proxy of a policy and the login that rules have for it; nil if there is none. The other rules are
+// returned.
+func writeE2BProxy(spec policy.Spec, rules []policy.HeaderRule, ps *document.Problems) (out map[string]string, rest []policy.HeaderRule) {
+	p, err := (*policy.UpstreamProxy)(nil), error(nil)
+	if spec.UpstreamProxy != nil {
+		if p, err = policy.ParseUpstream(spec.UpstreamProxy.URL); err == nil {
+			out = map[string]string{"address": net.JoinHostPort(p.Host(), strconv.Itoa(int(p.Port)))}
+		}
+		if p == nil || p.Scheme != policy.ProxySOCKS5 || len(spec.UpstreamProxy.ResolveThere) > 0 {
+			ps.Add("/upstream_proxy", "is not one of SOCKS5 for names that are resolved here; the other dialect knows no other")
+		}
+	}
+	for _, r := range rules {
+		if r.Login == nil || r.Login.Proxy == nil {
+			rest = append(rest, r)
+			continue
+		}
+		at := document.Pointer("/attach_headers", r.Pattern.String())
+		switch l := r.Login.Proxy; {
+		case p == nil || p.Name != r.Pattern.Name() || p.Port != r.Pattern.Port():
+			ps.Add(at, "is the login to a proxy that the policy does not use")
+		case !l.IsFor(policy.ProxySOCKS5):
+			ps.Add(at, "is not for SOCKS5, and the other dialect knows no other proxies")
+		case l.Source != "":
+			ps.Add(at, "has a source, and the other dialect knows literal values alone")
+		default:
+			out["username"], out["password"] = l.User, l.Password.Reveal()
+		}
+	}
+	return out, rest
+}
+
+// subnet is a range of addresses, as it is and as it was written.
+type subnet struct {
+	prefix netip.Prefix
+	text   string
+}
+
+// readCIDRs returns the valid entries of a list.
+func readCIDRs(at string, list []string, ps *document.Problems) (out []subnet) {
+	if ps.TooMany(at, len(list), policy.MaxEntries) {
+		return nil
+	}
+	for i, s := range list {
+		if p, ok := ps.CIDR(document.Element(at, i), s); ok {
+			out = append(out, subnet{p, s})
+		}
+	}
+	return out
 }

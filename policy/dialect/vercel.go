@@ -1,10 +1,11 @@
-package policy
+package dialect
 
 import (
 	"encoding/json"
 	"slices"
 	"strings"
 
+	"boxgate/policy"
 	"boxgate/policy/document"
 	"boxgate/policy/match"
 	"boxgate/policy/name"
@@ -20,11 +21,11 @@ import (
 // rules, alternatives in their order, nil if there are none, and so are those that forward, and those with a response, which
 // refuse. What boxgate cannot honour is refused: headers on "*", and responses other than a 403 of the gateway's own. The
 // error is an *[document.InvalidError] that lists every problem.
-func ParseVercel(data []byte) (Spec, []HeaderRule, error) {
+func ParseVercel(data []byte) (policy.Spec, []policy.HeaderRule, error) {
 	var ps document.Problems
 	doc, ok := document.Parse(data, &ps)
 	if !ok {
-		return Spec{}, nil, ps.Err()
+		return policy.Spec{}, nil, ps.Err()
 	}
 	return translateVercel(doc, &ps)
 }
@@ -34,12 +35,12 @@ func isVercel(doc document.Value) bool {
 	return doc.Kind == document.Text || !doc.Has("mode") && (doc.Has("allow") || doc.Has("subnets"))
 }
 
-func translateVercel(doc document.Value, ps *document.Problems) (Spec, []HeaderRule, error) {
-	var spec Spec
+func translateVercel(doc document.Value, ps *document.Problems) (policy.Spec, []policy.HeaderRule, error) {
+	var spec policy.Spec
 	var hosts []vercelHost
 	if doc.Kind == document.Text {
-		spec.Mode = Mode(doc.Text)
-		if spec.Mode != ModeAllowAll && spec.Mode != ModeDenyAll {
+		spec.Mode = policy.Mode(doc.Text)
+		if spec.Mode != policy.ModeAllowAll && spec.Mode != policy.ModeDenyAll {
 			ps.Add("", `%s is no policy; use "allow-all", "deny-all" or an object with allow`, name.Quote(doc.Text))
 		}
 		return vercelResult(spec, nil, ps)
@@ -51,26 +52,26 @@ func translateVercel(doc document.Value, ps *document.Problems) (Spec, []HeaderR
 	for _, h := range hosts {
 		spec.AllowedDomains = append(spec.AllowedDomains, h.host)
 	}
-	spec.Mode = ModeCustom
+	spec.Mode = policy.ModeCustom
 	if len(spec.AllowedDomains)+len(spec.AllowedCIDRs) == 0 {
-		spec = Spec{Mode: ModeDenyAll}
+		spec = policy.Spec{Mode: policy.ModeDenyAll}
 	}
 	return vercelResult(spec, hosts, ps)
 }
 
-func vercelResult(spec Spec, hosts []vercelHost, ps *document.Problems) (Spec, []HeaderRule, error) {
+func vercelResult(spec policy.Spec, hosts []vercelHost, ps *document.Problems) (policy.Spec, []policy.HeaderRule, error) {
 	headers := vercelHeaders(hosts, ps)
 	if err := ps.Err(); err != nil {
-		return Spec{}, nil, err
+		return policy.Spec{}, nil, err
 	}
 	return spec, headers, nil
 }
 
-func readVercelSubnets(at string, v document.Value, spec *Spec, ps *document.Problems) {
+func readVercelSubnets(at string, v document.Value, spec *policy.Spec, ps *document.Problems) {
 	list := func(to *[]string) func(string, document.Value) {
 		return func(at string, v document.Value) {
 			*to = v.AsStrings(at, ps)
-			checkCIDRs(at, *to, maxEntries, ps)
+			readCIDRs(at, *to, ps)
 			if len(*to) == 0 {
 				*to = nil
 			}
@@ -87,7 +88,7 @@ type vercelHost struct {
 	at      string
 	host    string
 	pattern name.Pattern
-	rules   []HeaderRule
+	rules   []policy.HeaderRule
 }
 
 // readVercelAllow reads both forms of allow, in the order written.
@@ -99,7 +100,7 @@ func readVercelAllow(at string, v document.Value, ps *document.Problems) []verce
 			hosts = append(hosts, vercelHost{at: document.Element(at, i), host: s})
 		}
 	case document.Object:
-		if ps.TooMany(at, len(v.Items), maxEntries) {
+		if ps.TooMany(at, len(v.Items), policy.MaxEntries) {
 			return nil
 		}
 		for i, host := range v.Keys {
@@ -109,7 +110,7 @@ func readVercelAllow(at string, v document.Value, ps *document.Problems) []verce
 	default:
 		ps.Add(at, "is %s; want a list of domains, or an object with rules for each", v.Kind)
 	}
-	if ps.TooMany(at, len(hosts), maxEntries) {
+	if ps.TooMany(at, len(hosts), policy.MaxEntries) {
 		return nil
 	}
 	for i := range hosts {
@@ -120,12 +121,12 @@ func readVercelAllow(at string, v document.Value, ps *document.Problems) []verce
 
 // readVercelRules reads the rules of a domain. Those behind one that is for every request never apply, and are read only
 // for their mistakes.
-func readVercelRules(at string, v document.Value, ps *document.Problems) (rules []HeaderRule) {
+func readVercelRules(at string, v document.Value, ps *document.Problems) (rules []policy.HeaderRule) {
 	if v.Kind != document.List {
 		ps.Add(at, "is %s; want a list of rules", v.Kind)
 		return nil
 	}
-	if ps.TooMany(at, len(v.Items), maxAlternatives) {
+	if ps.TooMany(at, len(v.Items), policy.MaxAlternatives) {
 		return nil
 	}
 	last := false
@@ -139,7 +140,7 @@ func readVercelRules(at string, v document.Value, ps *document.Problems) (rules 
 	return rules
 }
 
-func readVercelRule(at string, v document.Value, ps *document.Problems) (rule HeaderRule) {
+func readVercelRule(at string, v document.Value, ps *document.Problems) (rule policy.HeaderRule) {
 	v.Fields(at, "an object with transform, forwardURL or response", ps, map[string]func(string, document.Value){
 		"transform": func(at string, v document.Value) { rule.Headers = readVercelTransforms(at, v, ps) },
 		"match": func(at string, v document.Value) {
@@ -150,7 +151,7 @@ func readVercelRule(at string, v document.Value, ps *document.Problems) (rule He
 				}
 			}
 		},
-		"forwardURL": func(at string, v document.Value) { rule.Forward = readForward(at, v, ps) },
+		"forwardURL": func(at string, v document.Value) { rule.Forward = policy.ReadForward(at, v, ps) },
 		"response":   func(at string, v document.Value) { rule.Deny = readVercelResponse(at, v, ps) },
 	})
 	actions := 0
@@ -242,41 +243,27 @@ func readVercelPairs(at string, v document.Value, ps *document.Problems) (out ma
 	return out
 }
 
-func readVercelTransforms(at string, v document.Value, ps *document.Problems) (headers []Header) {
+func readVercelTransforms(at string, v document.Value, ps *document.Problems) (headers []policy.Header) {
 	if v.Kind != document.List {
 		ps.Add(at, "is %s; want a list of transforms", v.Kind)
 		return nil
 	}
 	for i, item := range v.Items {
 		item.Fields(document.Element(at, i), "an object with headers", ps, map[string]func(string, document.Value){
-			"headers": func(at string, v document.Value) { headers = overlayHeaders(headers, readPlainHeaders(at, v, ps)) },
+			"headers": func(at string, v document.Value) {
+				headers = overlayHeaders(headers, policy.ReadPlainHeaders(at, v, ps))
+			},
 		})
 	}
-	ps.TooMany(at, len(headers), maxHostHeaders)
-	sortHeaders(headers)
-	return headers
-}
-
-// readPlainHeaders reads an object of header names and literal values. The dialects that have them know no secrets of the
-// gateway, and who writes a policy may have a key of the API that may name none.
-func readPlainHeaders(at string, v document.Value, ps *document.Problems) []Header {
-	p := &headerParser{known: func(string) bool { return false }}
-	headers := p.headers(at, v)
-	for _, h := range headers {
-		if h.Source != "" || h.Remove {
-			ps.Add(document.Pointer(at, h.Name), "is not text; name secrets of the gateway in attach_headers")
-		}
-	}
-	for _, problem := range p.List {
-		ps.Add(problem.Pointer, "%s", problem.Message)
-	}
+	ps.TooMany(at, len(headers), policy.MaxHostHeaders)
+	policy.SortHeaders(headers)
 	return headers
 }
 
 // overlayHeaders returns headers with those of a later transform, which replace earlier ones.
-func overlayHeaders(headers, later []Header) []Header {
-	headers = slices.DeleteFunc(headers, func(h Header) bool {
-		return slices.ContainsFunc(later, func(l Header) bool { return match.FoldHeader(l.Name) == match.FoldHeader(h.Name) })
+func overlayHeaders(headers, later []policy.Header) []policy.Header {
+	headers = slices.DeleteFunc(headers, func(h policy.Header) bool {
+		return slices.ContainsFunc(later, func(l policy.Header) bool { return match.FoldHeader(l.Name) == match.FoldHeader(h.Name) })
 	})
 	return append(headers, later...)
 }
@@ -284,8 +271,8 @@ func overlayHeaders(headers, later []Header) []Header {
 // vercelHeaders turns the hosts into header rules. In the Vercel dialect the first domain wins, in boxgate the most
 // specific one; where the two differ the policy is refused. A specific domain without headers before a wider one with
 // headers is kept as a rule that sets none.
-func vercelHeaders(hosts []vercelHost, ps *document.Problems) []HeaderRule {
-	out := map[name.Pattern][]HeaderRule{}
+func vercelHeaders(hosts []vercelHost, ps *document.Problems) []policy.HeaderRule {
+	out := map[name.Pattern][]policy.HeaderRule{}
 	for i, h := range hosts {
 		if !setsHeaders(h.rules) {
 			continue
@@ -298,7 +285,7 @@ func vercelHeaders(hosts []vercelHost, ps *document.Problems) []HeaderRule {
 			switch {
 			case k < i && refuseShadowed(other, h, ps), k > i && refuseShadowed(h, other, ps):
 			case k < i && !setsHeaders(other.rules) && covers443(h.pattern, other.pattern):
-				out[other.pattern] = []HeaderRule{{}}
+				out[other.pattern] = []policy.HeaderRule{{}}
 			}
 		}
 	}
@@ -306,12 +293,14 @@ func vercelHeaders(hosts []vercelHost, ps *document.Problems) []HeaderRule {
 }
 
 // setsHeaders reports whether some rule changes anything.
-func setsHeaders(rules []HeaderRule) bool { return slices.ContainsFunc(rules, HeaderRule.Applies) }
+func setsHeaders(rules []policy.HeaderRule) bool {
+	return slices.ContainsFunc(rules, policy.HeaderRule.Applies)
+}
 
 // patternRules returns the rules of each pattern as one list.
-func patternRules(of map[name.Pattern][]HeaderRule, ps *document.Problems) (rules []HeaderRule) {
-	if len(of) > MaxHeaderHosts {
-		ps.Add("", "headers are set on %d hosts; the limit is %d", len(of), MaxHeaderHosts)
+func patternRules(of map[name.Pattern][]policy.HeaderRule, ps *document.Problems) (rules []policy.HeaderRule) {
+	if len(of) > policy.MaxHeaderHosts {
+		ps.Add("", "headers are set on %d hosts; the limit is %d", len(of), policy.MaxHeaderHosts)
 	}
 	for pattern, list := range of {
 		for _, r := range list {
@@ -319,7 +308,7 @@ func patternRules(of map[name.Pattern][]HeaderRule, ps *document.Problems) (rule
 			rules = append(rules, r)
 		}
 	}
-	sortRules(rules)
+	policy.SortRules(rules)
 	return rules
 }
 
@@ -334,14 +323,22 @@ func refuseShadowed(earlier, later vercelHost, ps *document.Problems) bool {
 }
 
 // sameEntry reports whether two rules of that dialect do the same.
-func sameEntry(a, b HeaderRule) bool {
+func sameEntry(a, b policy.HeaderRule) bool {
 	matchA, errA := json.Marshal(a.Match)
 	matchB, errB := json.Marshal(b.Match)
-	return errA == nil && errB == nil && string(matchA) == string(matchB) && a.Forward.url() == b.Forward.url() && a.Deny == b.Deny &&
-		slices.EqualFunc(a.Headers, b.Headers, func(x, y Header) bool { return x.Name == y.Name && x.Value.Equal(y.Value) })
+	return errA == nil && errB == nil && string(matchA) == string(matchB) && forwardText(a.Forward) == forwardText(b.Forward) && a.Deny == b.Deny &&
+		slices.EqualFunc(a.Headers, b.Headers, func(x, y policy.Header) bool { return x.Name == y.Name && x.Value.Equal(y.Value) })
 }
 
 // covers443 reports whether p covers all hosts of q that headers can be set on.
 func covers443(p, q name.Pattern) bool {
 	return p.WithDefaultPort(name.HTTPSPort).Covers(q.WithDefaultPort(name.HTTPSPort))
+}
+
+// forwardText returns the URL of a proxy, "" for none.
+func forwardText(f *policy.ForwardURL) string {
+	if f == nil {
+		return ""
+	}
+	return f.URL()
 }
