@@ -105,7 +105,7 @@ func (p Policies) check(fail func(key, format string, args ...any)) {
 	case p.Default.Spec.Mode == "":
 		fail("policy.default", `is empty; use allow-all, deny-all or a policy`)
 	default:
-		if _, err := policy.Compile(p.Default.Spec, nil, nil, 1); err != nil {
+		if _, err := policy.Compile(p.Default.Spec, policy.Options{Version: 1}); err != nil {
 			report("policy.default", err)
 		}
 	}

@@ -203,7 +203,7 @@ func newBox(t testing.TB, id policy.BoxID, spec policy.Spec) *policy.Box {
 
 func compile(t testing.TB, spec policy.Spec, version uint64) *policy.Compiled {
 	t.Helper()
-	c, err := policy.Compile(spec, nil, name.NewProtected(nil, nil), version)
+	c, err := policy.Compile(spec, policy.Options{Version: version, Protected: name.NewProtected(nil, nil)})
 	if err != nil {
 		t.Fatal(err)
 	}

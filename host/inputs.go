@@ -38,16 +38,14 @@ func (in inputs) compile() (*policy.Compiled, error) {
 	if in.tokens.Reveal() == "" {
 		return nil, errNoTokenKey
 	}
-	rules := policy.WithTokens(in.rules(), in.tokens)
-	c, err := policy.CompileUnder(in.ceiling, besides(in.spec, in.leases), rules, in.protected, in.version)
-	if err != nil {
-		return nil, err
+	o := policy.Options{
+		Version: in.version, Headers: policy.WithTokens(in.rules(), in.tokens), Protected: in.protected, Ceiling: in.ceiling,
+		Upstream: in.upstream, Source: in.source, Unusable: in.unusable,
 	}
-	c.By(in.upstream)
-	if c.From(in.source, in.unusable); in.spent {
-		c.Withhold(name.ReasonQuota, "limits.quota")
+	if in.spent {
+		o.Withheld = policy.Withheld{Reason: name.ReasonQuota, Rule: "limits.quota"}
 	}
-	return c, nil
+	return policy.Compile(besides(in.spec, in.leases), o)
 }
 
 // besides returns what a policy is while leases last.

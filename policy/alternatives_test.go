@@ -19,7 +19,7 @@ func TestAlternatives(t *testing.T) {
 			{"match": {"path": {"prefix": "/public/"}}, "headers": {}},
 			{"match": {"methods": ["GET"], "query": {"team": {"exact": "blue"}}}, "headers": {"X-Key": "reader"}, "remove": ["X-Debug"]},
 			{"match": {"headers": {"X-Role": {"exact": "root"}}}, "headers": {"X-Key": "root"}}]}`)
-	c, err := Compile(Spec{Mode: ModeAllowAll}, rules, name.NewProtected(nil, nil), 9)
+	c, err := Compile(Spec{Mode: ModeAllowAll}, Options{Version: 9, Headers: rules, Protected: name.NewProtected(nil, nil)})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -67,7 +67,7 @@ func TestRulesThatComeLater(t *testing.T) {
 		`{"api.example.com": {"match": {"headers": {"X-A": {"exact": "1"}}}, "deny": true}}`:                                                                   name.ReasonHeaderRule,
 		`{"api.example.com": [{"match": {"path": {"exact": "/"}}, "headers": {"X-Key": "k"}}, {"match": {"headers": {"X-A": {"exact": "1"}}}, "deny": true}]}`: "",
 	} {
-		c, err := Compile(Spec{Mode: ModeAllowAll}, mustRules(t, doc), name.NewProtected(nil, nil), 1)
+		c, err := Compile(Spec{Mode: ModeAllowAll}, Options{Version: 1, Headers: mustRules(t, doc), Protected: name.NewProtected(nil, nil)})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -87,7 +87,7 @@ func TestMatchedRequestRules(t *testing.T) {
 		{"hosts": ["a.test"], "match": {"query": {"admin": {"prefix": ""}}}, "action": "deny"},
 		{"hosts": ["a.test"], "methods": ["GET"], "match": {"path": {"regex": "^/v[12]/"}, "query": {"team": {"exact": "blue"}}}, "action": "allow"},
 		{"hosts": ["a.test"], "action": "deny"}]}`)
-	c, err := Compile(spec, nil, name.NewProtected(nil, nil), 1)
+	c, err := Compile(spec, Options{Version: 1, Protected: name.NewProtected(nil, nil)})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -108,7 +108,7 @@ func TestMatchedRequestRules(t *testing.T) {
 // alone, are judged without an allocation.
 func TestRulesAllocateNothing(t *testing.T) {
 	rules := mustRules(t, `{"a.test": {"X-Key": "k"}, "b.test": [{"match": {"path": {"prefix": "/v1/"}}, "headers": {"X-Key": "k"}}]}`)
-	c, err := Compile(Spec{Mode: ModeAllowAll, Rules: []match.RequestRule{{Hosts: []string{"b.test"}, Paths: []string{"/admin*"}, Action: "deny"}}}, rules, name.NewProtected(nil, nil), 1)
+	c, err := Compile(Spec{Mode: ModeAllowAll, Rules: []match.RequestRule{{Hosts: []string{"b.test"}, Paths: []string{"/admin*"}, Action: "deny"}}}, Options{Version: 1, Headers: rules, Protected: name.NewProtected(nil, nil)})
 	if err != nil {
 		t.Fatal(err)
 	}

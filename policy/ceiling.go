@@ -65,12 +65,10 @@ func (p parsedSpec) under(prefix string) parsedSpec {
 	return p
 }
 
-// CompileUnder is [Compile] below a ceiling: the policy allows what both allow, and forwards in the kernel what both would
-// forward. A nil ceiling takes nothing away.
-func CompileUnder(ceiling *Ceiling, spec Spec, headers []HeaderRule, protected *name.Protected, version uint64) (*Compiled, error) {
-	c, err := Compile(spec, headers, protected, version)
-	if err != nil || ceiling == nil {
-		return c, err
+// setCeiling puts the policy below a ceiling: it allows what both allow, and the kernel forwards what both would forward.
+func (c *Compiled) setCeiling(ceiling *Ceiling) {
+	if ceiling == nil {
+		return
 	}
 	top := ceiling.policy
 	c.ceiling = top
@@ -84,7 +82,6 @@ func CompileUnder(ceiling *Ceiling, spec Spec, headers []HeaderRule, protected *
 	c.ruled = slices.Concat(c.ruled, top.ruled)
 	c.plan = c.plan.under(top.plan)
 	c.warnings = append(c.warnings, c.beyond(top)...)
-	return c, nil
 }
 
 // limit is the decision below a ceiling for what the policy itself allows.

@@ -23,11 +23,11 @@ func underCeiling(in, top interpreter) (both, own, ceiling *Compiled) {
 	if own == nil || err != nil {
 		return nil, nil, nil
 	}
-	both, err = CompileUnder(above, in.spec, in.headers, own.protected, own.version)
+	both, err = Compile(in.spec, Options{Version: own.version, Headers: in.headers, Protected: own.protected, Ceiling: above})
 	if err != nil {
 		panic(err)
 	}
-	ceiling, err = Compile(top.spec, nil, &name.Protected{}, own.version)
+	ceiling, err = Compile(top.spec, Options{Version: own.version, Protected: &name.Protected{}})
 	if err != nil {
 		panic(err)
 	}
@@ -144,7 +144,7 @@ func TestAttackCeilingRulesUnread(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			p, err := CompileUnder(above, own, nil, &name.Protected{}, 1)
+			p, err := Compile(own, Options{Version: 1, Protected: &name.Protected{}, Ceiling: above})
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -191,7 +191,7 @@ func TestCeiling(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			p, err := CompileUnder(above, mustSpec(t, c.policy), nil, &name.Protected{}, 3)
+			p, err := Compile(mustSpec(t, c.policy), Options{Version: 3, Protected: &name.Protected{}, Ceiling: above})
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -208,7 +208,7 @@ func TestCeilingOfAddressesKeepsNames(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	c, err := CompileUnder(above, Spec{Mode: ModeCustom, AllowedDomains: []string{"api.good.test"}}, nil, &name.Protected{}, 1)
+	c, err := Compile(Spec{Mode: ModeCustom, AllowedDomains: []string{"api.good.test"}}, Options{Version: 1, Protected: &name.Protected{}, Ceiling: above})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -238,7 +238,7 @@ func TestCeilingWarns(t *testing.T) {
 		{Spec{Mode: ModeDenyAll}, nil},
 		{Spec{Mode: ModeCustom, AllowedDomains: []string{"api.good.test", "*", "bad.test", "api.good.test:80"}}, []string{"/allowed_domains/2", "/allowed_domains/3"}},
 	} {
-		p, err := CompileUnder(above, c.spec, nil, &name.Protected{}, 1)
+		p, err := Compile(c.spec, Options{Version: 1, Protected: &name.Protected{}, Ceiling: above})
 		if err != nil {
 			t.Fatal(err)
 		}

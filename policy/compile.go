@@ -1,6 +1,7 @@
 package policy
 
 import (
+	"net/netip"
 	"slices"
 	"strings"
 
@@ -37,25 +38,49 @@ type Compiled struct {
 	lacks      lacks          // of the source
 }
 
-// Compile checks a policy and makes it ready to decide. headers are the merged rules of [MergeHeaders]; protected is
-// nil if the ranges are not known, and then every address is protected. The error is an *[document.InvalidError] that lists
-// every problem.
-func Compile(spec Spec, headers []HeaderRule, protected *name.Protected, version uint64) (*Compiled, error) {
+// Options are what a policy is compiled from besides its [Spec]. With the zero value there are no header rules, and every
+// address is protected.
+type Options struct {
+	Version   uint64
+	Headers   []HeaderRule            // the merged rules of [MergeHeaders]
+	Protected *name.Protected         // nil: the ranges are not known, and every address is protected
+	Ceiling   *Ceiling                // the operator's policy above this one; nil takes nothing away
+	Upstream  *HostUpstream           // the operator's proxy, which reaches that of the policy if there is one; nil: none
+	Source    Source                  // from where everything leaves; zero: from wherever the host chooses
+	Unusable  func(netip.Addr) string // says why nothing can leave from an address of Source now, or ""; nil: nothing can
+	Withheld  Withheld                // why the box may reach nothing for now; zero: it may
+}
+
+// Withheld is a reason, which is not the policy's, for which a box may reach nothing for now: what the policy denies is denied as
+// before, and what it allows is denied with this reason and rule.
+type Withheld struct {
+	Reason name.Reason
+	Rule   string
+}
+
+// Compile checks a policy and makes it ready to decide, from all that it depends on: nothing is changed afterwards. The error is
+// an *[document.InvalidError] that lists every problem.
+func Compile(spec Spec, o Options) (*Compiled, error) {
 	var ps document.Problems
 	parsed := checkSpec(spec, MaxEntries+MostBeside, &ps)
-	table := newHeaderTable(headers, &ps)
+	table := newHeaderTable(o.Headers, &ps)
 	if err := ps.Err(); err != nil {
 		return nil, err
 	}
-	c := build(spec, parsed, headers, version)
-	c.protected, c.headers = protected, table
+	c := build(spec, parsed, o.Headers, o.Version)
+	c.protected, c.headers = o.Protected, table
 	c.matches = c.matches || table.matches
 	c.plan = c.newKernelPlan(parsed)
 	c.setUpstream(spec.UpstreamProxy)
-	c.warnings = c.newWarnings(parsed, headers)
-	if slices.ContainsFunc(headers, func(r HeaderRule) bool { return r.Forward != nil }) {
-		c.forwarding = c.newReach(protected.Forwarding())
+	c.warnings = c.newWarnings(parsed, o.Headers)
+	if slices.ContainsFunc(o.Headers, func(r HeaderRule) bool { return r.Forward != nil }) {
+		c.forwarding = c.newReach(o.Protected.Forwarding())
 	}
+	// Each of these takes away from what those before it allow, also from the policies for connections in the place of the box.
+	c.setCeiling(o.Ceiling)
+	c.setHostUpstream(o.Upstream)
+	c.setSource(o.Source, o.Unusable)
+	c.setWithheld(o.Withheld)
 	return c, nil
 }
 

@@ -35,8 +35,8 @@ const (
 //
 // What that allows is then checked against the transport (UDP where names or rules decide, DNS over TLS or QUIC,
 // protocols other than TCP, UDP and ICMP) and, for a request, against the request rules. What passes all that must be
-// allowed by the operator's ceiling as well, if there is one, have an address to leave from (see [Compiled.From]), and not
-// be withheld from the box (see [Compiled.Withhold]).
+// allowed by the operator's ceiling as well, if there is one, have an address to leave from (see [Options.Source]), and not
+// be withheld from the box (see [Options.Withheld]).
 // A nil or zero policy denies.
 func (c *Compiled) Decide(r Request) Decision {
 	if c == nil || c.domains == nil {

@@ -88,9 +88,9 @@ func TestForwardingPolicy(t *testing.T) {
 		t.Fatal(err)
 	}
 	spec := Spec{Mode: ModeCustom, AllowedDomains: []string{"a.test"}}
-	c, err := CompileUnder(nil, spec, rules, protected, 1)
-	under, errUnder := CompileUnder(ceiling, spec, rules, protected, 1)
-	none, errNone := CompileUnder(nil, spec, nil, protected, 1)
+	c, err := Compile(spec, Options{Version: 1, Headers: rules, Protected: protected})
+	under, errUnder := Compile(spec, Options{Version: 1, Headers: rules, Protected: protected, Ceiling: ceiling})
+	none, errNone := Compile(spec, Options{Version: 1, Protected: protected})
 	if err := errors.Join(err, errUnder, errNone); err != nil {
 		t.Fatal(err)
 	}

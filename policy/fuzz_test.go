@@ -63,7 +63,7 @@ func FuzzParseHeaderRules(f *testing.F) {
 				t.Fatalf("%s: %v, and as a map %v, %v", data, rules, same, err)
 			}
 		}
-		if _, err := Compile(Spec{Mode: ModeAllowAll}, WithTokens(rules, name.NewSecret("key")), nil, 1); err != nil {
+		if _, err := Compile(Spec{Mode: ModeAllowAll}, Options{Version: 1, Headers: WithTokens(rules, name.NewSecret("key"))}); err != nil {
 			t.Fatalf("%s: accepted, but does not compile: %v", data, err)
 		}
 		for _, r := range rules {

@@ -53,7 +53,7 @@ func compileArchive(t *testing.T, a *txtar.Archive) *policy.Compiled {
 			t.Fatalf("%s: %v", f.Name, err)
 		}
 	}
-	c, err := policy.Compile(spec, rules, name.NewProtected(ranges.Exempt, ranges.Own), 7)
+	c, err := policy.Compile(spec, policy.Options{Version: 7, Headers: rules, Protected: name.NewProtected(ranges.Exempt, ranges.Own)})
 	if err != nil {
 		t.Fatal(err)
 	}

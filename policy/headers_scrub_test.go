@@ -10,14 +10,14 @@ import (
 // TestScrubbingOfOtherPorts: what rules mask is masked on every port of their hosts, those of wildcards included.
 func TestScrubbingOfOtherPorts(t *testing.T) {
 	t.Parallel()
-	c, err := Compile(Spec{Mode: ModeAllowAll}, mustRules(t, `{
+	c, err := Compile(Spec{Mode: ModeAllowAll}, Options{Version: 1, Headers: mustRules(t, `{
 		"api.a.test": {"headers": {"X-Key": "exact-443"}, "scrub": true},
 		"api.a.test:8443": {"headers": {"X-Key": "exact-8443"}},
 		"*.a.test:9443": [
 			{"match": {"methods": ["GET"]}, "headers": {"X-Key": "wild-9443"}, "scrub": true},
 			{"headers": {"X-Key": "other-9443"}}],
 		"open.a.test:9443": {"headers": {"X-Key": "exception"}},
-		"b.test": {"headers": {"X-Key": "unscrubbed"}}}`), name.NewProtected(nil, nil), 1)
+		"b.test": {"headers": {"X-Key": "unscrubbed"}}}`), Protected: name.NewProtected(nil, nil)})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -63,7 +63,7 @@ func TestClientCertificates(t *testing.T) {
 	if a, b := *rules[0].Client, *rules[1].Client; a != (ClientCertificate{"both", "both"}) || b != (ClientCertificate{"cert", "key"}) {
 		t.Errorf("%+v, %+v", a, b)
 	}
-	c, err := Compile(Spec{Mode: ModeAllowAll}, rules, nil, 1)
+	c, err := Compile(Spec{Mode: ModeAllowAll}, Options{Version: 1, Headers: rules})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -381,8 +381,12 @@ func (r random) request() Request {
 }
 
 // compile returns nil if the draw is no valid policy (custom without any list).
-func (in interpreter) compile() *Compiled {
-	c, err := Compile(in.spec, in.headers, name.NewProtected(in.exempt, in.own), 1)
+func (in interpreter) compile() *Compiled { return in.compileWith(Options{}) }
+
+// compileWith is compile with other options.
+func (in interpreter) compileWith(o Options) *Compiled {
+	o.Version, o.Headers, o.Protected = 1, in.headers, name.NewProtected(in.exempt, in.own)
+	c, err := Compile(in.spec, o)
 	if err != nil {
 		return nil
 	}

@@ -19,7 +19,7 @@ func manyRules(t testing.TB, kind, matcher string) *Compiled {
 	for range MaxAlternatives - 1 {
 		rules = append(rules, `{"match": {"`+kind+`": [`+strings.Join(pairs, ",")+`]}, "headers": {"X-Key": "k"}}`)
 	}
-	c, err := Compile(Spec{Mode: ModeAllowAll}, mustRules(t, `{"a.test": [`+strings.Join(rules, ",")+`, {"headers": {"X-Key": "last"}}]}`), name.NewProtected(nil, nil), 1)
+	c, err := Compile(Spec{Mode: ModeAllowAll}, Options{Version: 1, Headers: mustRules(t, `{"a.test": [`+strings.Join(rules, ",")+`, {"headers": {"X-Key": "last"}}]}`), Protected: name.NewProtected(nil, nil)})
 	if err != nil {
 		t.Fatal(err)
 	}

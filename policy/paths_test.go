@@ -50,7 +50,7 @@ func FuzzJudgedPaths(f *testing.F) {
 			{Hosts: []string{"a.test"}, Paths: []string{denied}, Action: "deny"},
 			{Hosts: []string{"a.test"}, Paths: []string{allowed + "*"}, Action: "allow"},
 			{Hosts: []string{"a.test"}, Methods: []string{"POST"}, Action: "deny"},
-		}}, nil, name.NewProtected(nil, nil), 1)
+		}}, Options{Version: 1, Protected: name.NewProtected(nil, nil)})
 		if err != nil || p == "*" || p == "" {
 			return
 		}

@@ -61,7 +61,7 @@ func TestZeroValuesDeny(t *testing.T) {
 	if _, protected := name.NewProtected(nil, nil).Contains(netip.Addr{}); !protected {
 		t.Error("an invalid address is not protected")
 	}
-	open, err := Compile(Spec{Mode: ModeAllowAll}, nil, nil, 1)
+	open, err := Compile(Spec{Mode: ModeAllowAll}, Options{Version: 1})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -71,14 +71,14 @@ func TestZeroValuesDeny(t *testing.T) {
 	if d := open.Decide(Request{}); d.Allowed() {
 		t.Errorf("an empty request: %+v", d)
 	}
-	unknown, err := Compile(Spec{Mode: ModeAllowAll}, nil, name.NewProtected(nil, []netip.Prefix{{}}), 1)
+	unknown, err := Compile(Spec{Mode: ModeAllowAll}, Options{Version: 1, Protected: name.NewProtected(nil, []netip.Prefix{{}})})
 	if err != nil {
 		t.Fatal(err)
 	}
 	if d := unknown.Decide(req); d.Allowed() {
 		t.Errorf("a host address that is not valid: %+v", d)
 	}
-	if _, err := Compile(Spec{Mode: ModeAllowAll}, []HeaderRule{{}}, nil, 1); err == nil {
+	if _, err := Compile(Spec{Mode: ModeAllowAll}, Options{Version: 1, Headers: []HeaderRule{{}}}); err == nil {
 		t.Error("a header rule without pattern compiles")
 	}
 }
@@ -87,7 +87,7 @@ func TestZeroValuesDeny(t *testing.T) {
 func TestCompiledIsImmutable(t *testing.T) {
 	t.Parallel()
 	spec := Spec{Mode: ModeCustom, AllowedDomains: []string{"a.test"}, Rules: []match.RequestRule{{Hosts: []string{"a.test"}, Action: "deny"}}}
-	c, err := Compile(spec, nil, name.NewProtected(nil, nil), 3)
+	c, err := Compile(spec, Options{Version: 3, Protected: name.NewProtected(nil, nil)})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -160,7 +160,7 @@ func TestResolvesOthers(t *testing.T) {
 		`{"mode":"allow-all"}`: false,
 		`{"mode":"deny-all"}`:  false,
 	} {
-		c, err := Compile(mustSpec(t, doc), nil, nil, 1)
+		c, err := Compile(mustSpec(t, doc), Options{Version: 1})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -188,7 +188,7 @@ func bigPolicy(t testing.TB) *Compiled {
 	}
 	spec.DeniedDomains = []string{"*.denied.example.net", "bad.example.org"}
 	spec.DeniedCIDRs = []string{"8.8.8.0/24"}
-	c, err := Compile(spec, mustHeaders(t, map[string]map[string]string{"*.svc7.example.net": {"x": "1"}}), name.NewProtected(nil, nil), 1)
+	c, err := Compile(spec, Options{Version: 1, Headers: mustHeaders(t, map[string]map[string]string{"*.svc7.example.net": {"x": "1"}}), Protected: name.NewProtected(nil, nil)})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -234,7 +234,7 @@ func BenchmarkRoute(b *testing.B) {
 func BenchmarkCompile(b *testing.B) {
 	spec, protected := bigPolicy(b).Spec(), name.NewProtected(nil, nil)
 	for b.Loop() {
-		if _, err := Compile(spec, nil, protected, 1); err != nil {
+		if _, err := Compile(spec, Options{Version: 1, Protected: protected}); err != nil {
 			b.Fatal(err)
 		}
 	}

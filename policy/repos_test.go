@@ -10,7 +10,7 @@ import (
 func TestRepoServices(t *testing.T) {
 	t.Parallel()
 	spec := mustSpec(t, `{"mode": "allow-all", "repos": [{"name": "acme/web", "access": "read"}, {"name": "acme/tools", "access": "push"}]}`)
-	c, err := Compile(spec, nil, name.NewProtected(nil, nil), 1)
+	c, err := Compile(spec, Options{Version: 1, Protected: name.NewProtected(nil, nil)})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -270,7 +270,7 @@ func TestZeroRouteRefuses(t *testing.T) {
 			}
 		})
 	}
-	c, err := Compile(Spec{Mode: ModeAllowAll}, nil, name.NewProtected(nil, nil), 1)
+	c, err := Compile(Spec{Mode: ModeAllowAll}, Options{Version: 1, Protected: name.NewProtected(nil, nil)})
 	if err != nil {
 		t.Fatal(err)
 	}

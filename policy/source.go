@@ -79,12 +79,15 @@ const (
 	ruleNoV6 = "no IPv6 address among the source addresses"
 )
 
-// From makes everything that leaves for the box leave from the source, and denies what is of a family that it has no address
-// of, or one that cannot be used now: unusable says why, or "". Call it after [Compiled.By], and before anybody else has the
-// policy, which does not change afterwards.
-func (c *Compiled) From(s Source, unusable func(netip.Addr) string) {
+// setSource makes everything that leaves for the box leave from the source, and denies what is of a family that it has no
+// address of, or one that cannot be used now: unusable says why, or "". It comes after the upstream proxies, whose connections
+// leave from there as well.
+func (c *Compiled) setSource(s Source, unusable func(netip.Addr) string) {
 	if s == (Source{}) {
 		return
+	}
+	if unusable == nil {
+		unusable = func(a netip.Addr) string { return "whether " + a.String() + " can be used is not known" }
 	}
 	l, usable := lacks{ruleNoV4, ruleNoV6}, Source{}
 	if s.V4.IsValid() {
@@ -100,7 +103,7 @@ func (c *Compiled) From(s Source, unusable func(netip.Addr) string) {
 	c.leaveFrom(s, usable, l)
 }
 
-// leaveFrom is From for the policy and for those that decide about the connections made in its place.
+// leaveFrom is setSource for the policy and for those that decide about the connections made in its place.
 func (c *Compiled) leaveFrom(s, usable Source, l lacks) {
 	c.source, c.lacks = s, l
 	c.plan.Sourced, c.plan.Source = true, usable

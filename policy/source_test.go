@@ -40,20 +40,30 @@ func TestNothingLeavesWithoutASource(t *testing.T) {
 	headers := mustRules(t, `{"api.example.com": {"forward_url": "https://proxy.example.com"}}`)
 	lost := netip.MustParseAddr("2001:db8::7")
 	compile := func(upstream *HostUpstream) *Compiled {
-		c, err := Compile(Spec{Mode: ModeAllowAll}, headers, &name.Protected{}, 1)
+		c, err := Compile(Spec{Mode: ModeAllowAll}, Options{
+			Version: 1, Headers: headers, Protected: &name.Protected{}, Upstream: upstream,
+			Source: Source{V4: netip.MustParseAddr("203.0.113.7"), V6: lost},
+			Unusable: func(a netip.Addr) string {
+				if a == lost {
+					return "lost"
+				}
+				return ""
+			},
+		})
 		if err != nil {
 			t.Fatal(err)
 		}
-		c.By(upstream).From(Source{V4: netip.MustParseAddr("203.0.113.7"), V6: lost}, func(a netip.Addr) string {
-			if a == lost {
-				return "lost"
-			}
-			return ""
-		})
 		return c
 	}
 	to := func(a string) Request {
 		return Request{Stage: StageDial, Name: mustName(t, "proxy.example.com"), Addr: netip.MustParseAddr(a), Port: 443, Protocol: TCP}
+	}
+	unknown, err := Compile(Spec{Mode: ModeAllowAll}, Options{Protected: &name.Protected{}, Source: Source{V4: netip.MustParseAddr("203.0.113.7")}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if d := unknown.Decide(to("198.51.100.1")); d.Allowed() || d.Reason != name.ReasonSourceAddress {
+		t.Errorf("from an address of which nothing is known: %+v", d)
 	}
 	c := compile(nil)
 	for what, decides := range map[string]*Compiled{"the box": c, "a proxy of forward_url": c.Forwarding()} {
@@ -90,11 +100,10 @@ func TestNothingLeavesWithoutASource(t *testing.T) {
 // A change of the source is one that open connections do not outlive.
 func TestOtherSourcesCutConnections(t *testing.T) {
 	compile := func(s Source) *Compiled {
-		c, err := Compile(Spec{Mode: ModeAllowAll}, nil, &name.Protected{}, 1)
+		c, err := Compile(Spec{Mode: ModeAllowAll}, Options{Version: 1, Protected: &name.Protected{}, Source: s, Unusable: func(netip.Addr) string { return "" }})
 		if err != nil {
 			t.Fatal(err)
 		}
-		c.From(s, func(netip.Addr) string { return "" })
 		return c
 	}
 	first, second := Source{V4: netip.MustParseAddr("203.0.113.7")}, Source{V4: netip.MustParseAddr("203.0.113.8")}

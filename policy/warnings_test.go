@@ -21,7 +21,7 @@ func TestShortSecretsAreWarnedOf(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		c, err := Compile(Spec{Mode: ModeAllowAll}, rules, name.NewProtected(nil, nil), 1)
+		c, err := Compile(Spec{Mode: ModeAllowAll}, Options{Version: 1, Headers: rules, Protected: name.NewProtected(nil, nil)})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -42,7 +42,7 @@ func TestShownHeadersAreWarnedOf(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	c, err := Compile(Spec{Mode: ModeAllowAll}, rules, name.NewProtected(nil, nil), 1)
+	c, err := Compile(Spec{Mode: ModeAllowAll}, Options{Version: 1, Headers: rules, Protected: name.NewProtected(nil, nil)})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -99,7 +99,7 @@ func TestMatchesThatNoRequestHas(t *testing.T) {
 // warned returns the pointers of a policy's warnings.
 func warned(t *testing.T, spec Spec, rules []HeaderRule) (got string) {
 	t.Helper()
-	c, err := Compile(spec, rules, name.NewProtected(nil, nil), 1)
+	c, err := Compile(spec, Options{Version: 1, Headers: rules, Protected: name.NewProtected(nil, nil)})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -118,7 +118,7 @@ func TestExplain(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	c, err := Compile(Spec{Mode: ModeAllowAll}, rules, name.NewProtected(nil, nil), 1)
+	c, err := Compile(Spec{Mode: ModeAllowAll}, Options{Version: 1, Headers: rules, Protected: name.NewProtected(nil, nil)})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -158,7 +158,7 @@ func TestDenialsOfTLSAloneAreWarnedOf(t *testing.T) {
 		{"a.test", Spec{Mode: ModeAllowAll, Rules: []match.RequestRule{{Hosts: []string{"a.test:80"}, Action: "deny"}}}, false},
 	} {
 		for _, rule := range []string{`"deny": true`, `"forward_url": "https://proxy.test/"`} {
-			c, err := Compile(tt.spec, mustRules(t, `{"`+tt.host+`": [{"match": {"path": {"prefix": "/x"}}, `+rule+`}]}`), name.NewProtected(nil, nil), 1)
+			c, err := Compile(tt.spec, Options{Version: 1, Headers: mustRules(t, `{"`+tt.host+`": [{"match": {"path": {"prefix": "/x"}}, `+rule+`}]}`), Protected: name.NewProtected(nil, nil)})
 			if err != nil {
 				t.Fatal(err)
 			}

@@ -28,11 +28,11 @@ func (h *HostUpstream) reach() *Compiled {
 	return out
 }
 
-// By makes connections of the box go by the operator's proxy, unless they go by one of its own: that one is then reached by the
-// operator's. It returns c, which must not be in use yet.
-func (c *Compiled) By(h *HostUpstream) *Compiled {
+// setHostUpstream makes connections of the box go by the operator's proxy, unless they go by one of its own: that one is then
+// reached by the operator's.
+func (c *Compiled) setHostUpstream(h *HostUpstream) {
 	if h == nil {
-		return c
+		return
 	}
 	for _, to := range []*Compiled{c.forwarding, c.reach} {
 		if to != nil {
@@ -41,11 +41,10 @@ func (c *Compiled) By(h *HostUpstream) *Compiled {
 	}
 	if c.upstream != nil {
 		c.upstream.seal(h.proxy.Key())
-		return c
+		return
 	}
 	c.upstream, c.reach = h.proxy, h.reach()
 	c.plan.leaveNothing()
-	return c
 }
 
 // newReach makes a policy for connections that are not the box's but that its rules lead to: all may be reached but what is

@@ -8,6 +8,8 @@ import (
 	"boxgate/policy/name"
 )
 
+var overQuota = Withheld{Reason: name.ReasonQuota, Rule: "limits.quota"}
+
 // FuzzWithhold: a policy that is withheld allows nothing, resolves nothing and forwards nothing, and denies what it denied
 // before for the same reason.
 func FuzzWithhold(f *testing.F) {
@@ -17,11 +19,10 @@ func FuzzWithhold(f *testing.F) {
 	f.Fuzz(func(t *testing.T, seed uint64) {
 		r := random{rand.New(rand.NewPCG(seed, 11))}
 		in := r.interpreter()
-		c, none := in.compile(), in.compile()
+		c, none := in.compile(), in.compileWith(Options{Withheld: overQuota})
 		if c == nil {
 			return
 		}
-		none.Withhold(name.ReasonQuota, "limits.quota")
 		if plan := none.Kernel(); plan.DefaultAllow || len(plan.Allowed) > 0 {
 			t.Fatalf("the kernel forwards: %+v", plan)
 		}
@@ -41,7 +42,7 @@ func FuzzWithhold(f *testing.F) {
 
 func TestWithholdingLeavesNoWayToForward(t *testing.T) {
 	headers := mustRules(t, `{"api.example.com": {"forward_url": "https://proxy.example.com"}}`)
-	c, err := Compile(Spec{Mode: ModeAllowAll}, headers, &name.Protected{}, 1)
+	c, err := Compile(Spec{Mode: ModeAllowAll}, Options{Version: 1, Headers: headers, Protected: &name.Protected{}})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -49,7 +50,9 @@ func TestWithholdingLeavesNoWayToForward(t *testing.T) {
 	if d := c.Forwarding().Decide(request); !d.Allowed() {
 		t.Fatalf("%+v", d)
 	}
-	c.Withhold(name.ReasonQuota, "limits.quota")
+	if c, err = Compile(Spec{Mode: ModeAllowAll}, Options{Version: 1, Headers: headers, Protected: &name.Protected{}, Withheld: overQuota}); err != nil {
+		t.Fatal(err)
+	}
 	if d := c.Forwarding().Decide(request); d.Allowed() {
 		t.Errorf("%+v", d)
 	}

@@ -95,7 +95,7 @@ func TestAttackHostWithRulesByNAT64(t *testing.T) {
 	r := proxytest.New(t, policy.Spec{Mode: policy.ModeDenyAll})
 	const plain, translated = "192.0.2.5", "64:ff9b::192.0.2.5"
 	spec := judged(policy.Spec{Mode: policy.ModeCustom, AllowedCIDRs: []string{plain}})
-	pol, err := policy.Compile(spec, nil, name.NewProtected([]netip.Prefix{netip.MustParsePrefix("192.0.2.0/24")}, nil), 1)
+	pol, err := policy.Compile(spec, policy.Options{Version: 1, Protected: name.NewProtected([]netip.Prefix{netip.MustParsePrefix("192.0.2.0/24")}, nil)})
 	if err != nil {
 		t.Fatal(err)
 	}

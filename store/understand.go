@@ -127,7 +127,7 @@ func same(key, want string) error {
 }
 
 func understandPolicy(_ string, p Policy) error {
-	_, err := policy.Compile(p.Spec, nil, nil, p.Version)
+	_, err := policy.Compile(p.Spec, policy.Options{Version: p.Version})
 	return err
 }
 

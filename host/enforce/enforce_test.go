@@ -83,7 +83,7 @@ func (f *fakes) CloseBox(policy.BoxID) { _ = f.step("close connections") }
 
 func compiled(t *testing.T, cidrs []string) *policy.Compiled {
 	t.Helper()
-	c, err := policy.Compile(policy.Spec{Mode: policy.ModeCustom, AllowedCIDRs: cidrs}, nil, name.NewProtected(nil, nil), 1)
+	c, err := policy.Compile(policy.Spec{Mode: policy.ModeCustom, AllowedCIDRs: cidrs}, policy.Options{Version: 1, Protected: name.NewProtected(nil, nil)})
 	if err != nil {
 		t.Fatal(err)
 	}

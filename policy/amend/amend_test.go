@@ -169,7 +169,7 @@ func excepted(c Change, e Entry) bool {
 
 func compiled(t *testing.T, s policy.Spec) *policy.Compiled {
 	t.Helper()
-	c, err := policy.Compile(s, nil, name.NewProtected(nil, nil), 1)
+	c, err := policy.Compile(s, policy.Options{Version: 1, Protected: name.NewProtected(nil, nil)})
 	if err != nil {
 		t.Fatalf("%s: %v", text(t, s), err)
 	}

@@ -27,7 +27,7 @@ func ParseEntry(s string) (Entry, error) {
 		return Entry{s, pattern, netip.Prefix{}}, err
 	}
 	// The policy's own parser allows one spelling for each range.
-	_, err := policy.Compile(policy.Spec{Mode: policy.ModeCustom, AllowedCIDRs: []string{s}}, nil, nil, 0)
+	_, err := policy.Compile(policy.Spec{Mode: policy.ModeCustom, AllowedCIDRs: []string{s}}, policy.Options{})
 	if invalid, ok := errors.AsType[*document.InvalidError](err); ok {
 		return Entry{}, errors.New(invalid.Problems[0].Message)
 	}

@@ -34,7 +34,7 @@ func Convert(data []byte, from, to Dialect) ([]byte, error) {
 	if err != nil {
 		return nil, err
 	}
-	if _, err := policy.Compile(spec, rules, nil, 1); err != nil {
+	if _, err := policy.Compile(spec, policy.Options{Version: 1, Headers: rules}); err != nil {
 		return nil, err
 	}
 	var out any

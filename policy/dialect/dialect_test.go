@@ -129,10 +129,10 @@ func FuzzParseSpec(f *testing.F) {
 			checkProblems(t, err)
 			return
 		}
-		if _, err := policy.Compile(spec, headers, nil, 1); err != nil {
+		if _, err := policy.Compile(spec, policy.Options{Version: 1, Headers: headers}); err != nil {
 			t.Fatalf("headers of %s: %v", data, err)
 		}
-		c, err := policy.Compile(spec, nil, nil, 1)
+		c, err := policy.Compile(spec, policy.Options{Version: 1})
 		if err != nil {
 			t.Fatalf("%s parses but does not compile: %v", data, err)
 		}
@@ -147,7 +147,7 @@ func FuzzParseSpec(f *testing.F) {
 		if twice, _ := json.Marshal(again); !bytes.Equal(text, twice) {
 			t.Fatalf("%s came back as %s", text, twice)
 		}
-		d, err := policy.Compile(again, nil, nil, 1)
+		d, err := policy.Compile(again, policy.Options{Version: 1})
 		if err != nil || !reflect.DeepEqual(c.Kernel(), d.Kernel()) || c.ResolvesOthers(name.Name{}) != d.ResolvesOthers(name.Name{}) {
 			t.Fatalf("%s means something else after it was stored", data)
 		}

@@ -30,7 +30,7 @@ func TestPresets(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		compiled, err := policy.Compile(spec, nil, &name.Protected{}, 1)
+		compiled, err := policy.Compile(spec, policy.Options{Version: 1, Protected: &name.Protected{}})
 		if err != nil || len(compiled.Warnings()) > 0 {
 			t.Errorf("%s: %v %v", label, err, compiled.Warnings())
 		}

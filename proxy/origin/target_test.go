@@ -18,7 +18,7 @@ func TestKeysOfTargets(t *testing.T) {
 			if url == "" && password != "" {
 				continue
 			}
-			c, err := policy.Compile(spec(url), rules(t, password), name.NewProtected(nil, nil), 1)
+			c, err := policy.Compile(spec(url), policy.Options{Version: 1, Headers: rules(t, password), Protected: name.NewProtected(nil, nil)})
 			if err != nil {
 				t.Fatal(err)
 			}

@@ -120,11 +120,13 @@ func (r *Rig) Rules(spec policy.Spec, doc string) {
 func (r *Rig) enforce(spec policy.Spec, rules []policy.HeaderRule) {
 	r.T.Helper()
 	exempt := []netip.Prefix{netip.MustParsePrefix("127.0.0.0/8"), netip.MustParsePrefix("::1/128")}
-	c, err := policy.Compile(spec, rules, name.NewProtected(exempt, nil), r.Box.Policy.Load().Version()+1)
+	c, err := policy.Compile(spec, policy.Options{
+		Version: r.Box.Policy.Load().Version() + 1, Headers: rules, Protected: name.NewProtected(exempt, nil),
+		Source: r.From, Unusable: func(netip.Addr) string { return "" },
+	})
 	if err != nil {
 		r.T.Fatal(err)
 	}
-	c.From(r.From, func(netip.Addr) string { return "" })
 	r.Box.Policy.Store(c)
 }
 

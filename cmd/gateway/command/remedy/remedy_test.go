@@ -134,7 +134,7 @@ func TestAttackRemedyOpensMoreThanWasRefused(t *testing.T) {
 
 func compiled(t *testing.T, s policy.Spec) *policy.Compiled {
 	t.Helper()
-	c, err := policy.Compile(s, nil, &name.Protected{}, 1)
+	c, err := policy.Compile(s, policy.Options{Version: 1, Protected: &name.Protected{}})
 	if err != nil {
 		t.Fatal(err)
 	}
