@@ -4,6 +4,7 @@ import (
 	"net/netip"
 	"slices"
 	"strings"
+	"sync/atomic"
 
 	"boxgate/policy/document"
 	"boxgate/policy/match"
@@ -248,4 +249,25 @@ func (c *Compiled) Warnings() []document.Problem {
 		return nil
 	}
 	return append([]document.Problem(nil), c.warnings...)
+}
+
+// Live is the one mutable cell of a box's policy. The zero value holds nothing and denies. Safe for concurrent use.
+type Live struct{ p atomic.Pointer[Compiled] }
+
+// Load returns the policy in force, or nil (which denies) when none was stored.
+func (l *Live) Load() *Compiled { return l.p.Load() }
+
+// Store puts c in force for every decision that begins afterwards.
+func (l *Live) Store(c *Compiled) { l.p.Store(c) }
+
+// setWithheld denies what the policy allows, and has the kernel forward nothing.
+func (c *Compiled) setWithheld(w Withheld) {
+	if w == (Withheld{}) {
+		return
+	}
+	c.withheld = &Decision{Reason: w.Reason, Rule: w.Rule}
+	c.plan = KernelPlan{Version: c.plan.Version, Denied: c.plan.Denied, Protected: c.plan.Protected, RejectUDP: c.plan.RejectUDP}
+	if c.forwarding != nil {
+		c.forwarding.setWithheld(w)
+	}
 }

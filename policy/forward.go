@@ -6,6 +6,7 @@ import (
 	"strconv"
 	"strings"
 
+	"boxgate/policy/document"
 	"boxgate/policy/name"
 )
 
@@ -82,4 +83,17 @@ func (f ForwardURL) Target(target string) string {
 		return f.Path + "/"
 	}
 	return f.Path + target
+}
+
+// ReadForward reads the URL of a proxy.
+func ReadForward(at string, v document.Value, ps *document.Problems) *ForwardURL {
+	text := v.AsString(at, ps)
+	if v.Kind != document.Text {
+		return nil
+	}
+	f, err := ParseForward(text)
+	if err != nil {
+		ps.Add(at, "%v", err)
+	}
+	return &f
 }

@@ -188,50 +188,6 @@ func (p *headerParser) entryKeys(rule *HeaderRule) map[string]func(string, docum
 	}
 }
 
-// clientCertificate reads {"secret": name} or {"certificate": {"secret": name}, "key": {"secret": name}}.
-func (p *headerParser) clientCertificate(at string, v document.Value) *ClientCertificate {
-	var c ClientCertificate
-	both := ""
-	part := func(to *string) func(string, document.Value) {
-		return func(at string, v document.Value) {
-			v.Fields(at, `{"secret": name}`, &p.Problems, map[string]func(string, document.Value){
-				"secret": func(at string, v document.Value) { *to = p.source(at, v) },
-			})
-			if v.Kind == document.Object && !v.Has("secret") {
-				p.Add(at, `has no "secret"`)
-			}
-		}
-	}
-	v.Fields(at, "an object with secret, or with certificate and key", &p.Problems, map[string]func(string, document.Value){
-		"secret":      func(at string, v document.Value) { both = p.source(at, v) },
-		"certificate": part(&c.Certificate),
-		"key":         part(&c.Key),
-	})
-	switch {
-	case v.Kind != document.Object:
-	case v.Has("secret") && (v.Has("certificate") || v.Has("key")):
-		p.Add(at, `has "secret" beside "certificate" or "key"; give one secret that holds both, or two`)
-	case v.Has("secret"):
-		return &ClientCertificate{both, both}
-	case !v.Has("certificate") || !v.Has("key"):
-		p.Add(at, `needs "secret", or "certificate" and "key"`)
-	}
-	return &c
-}
-
-// ReadForward reads the URL of a proxy.
-func ReadForward(at string, v document.Value, ps *document.Problems) *ForwardURL {
-	text := v.AsString(at, ps)
-	if v.Kind != document.Text {
-		return nil
-	}
-	f, err := ParseForward(text)
-	if err != nil {
-		ps.Add(at, "%v", err)
-	}
-	return &f
-}
-
 // removed reads the names of headers to remove.
 func (p *headerParser) removed(at string, v document.Value) []Header {
 	names := v.AsStrings(at, &p.Problems)
@@ -308,32 +264,6 @@ func (p *headerParser) headers(at string, v document.Value) []Header {
 	}
 	SortHeaders(headers)
 	return headers
-}
-
-func (p *headerParser) placeholders(at string, v document.Value) []Placeholder {
-	if v.Kind != document.Object {
-		p.Add(at, "is %s; want an object of variables and values", v.Kind)
-		return nil
-	}
-	if len(v.Keys) > maxHostPlaceholders {
-		p.Add(at, "there are %d placeholders; the limit for one host is %d", len(v.Keys), maxHostPlaceholders)
-		return nil
-	}
-	placeholders := make([]Placeholder, 0, len(v.Keys))
-	for i, n := range v.Keys {
-		shown := name.Shown(n, name.IsWordByte)
-		at := document.Pointer(at, shown)
-		if flaw := variableFlaw(n); flaw != "" {
-			p.Add(at, "%s %s", name.Quote(shown), flaw)
-		}
-		text := p.value(at, shown, v.Items[i], false)
-		if text.source == "" && text.literal.Reveal() == "" {
-			p.Add(at, "the value of %s is empty", name.Quote(shown))
-		}
-		placeholders = append(placeholders, Placeholder{Variable: n, Value: text.literal, Source: text.source})
-	}
-	slices.SortFunc(placeholders, func(a, b Placeholder) int { return cmp.Compare(a.Variable, b.Variable) })
-	return placeholders
 }
 
 // headerText is where a value comes from: a literal or the name of a secret.

@@ -2,12 +2,14 @@ package policy
 
 import (
 	"bytes"
+	"cmp"
 	"crypto/hmac"
 	"crypto/sha256"
 	"encoding/base32"
 	"slices"
 	"strings"
 
+	"boxgate/policy/document"
 	"boxgate/policy/name"
 )
 
@@ -84,4 +86,135 @@ func isTokenBody[S []byte | string](s S) bool {
 		}
 	}
 	return true
+}
+
+// Places are where the placeholders of a rule may stand in a request, besides header values.
+type Places uint8
+
+// The places.
+const (
+	InQuery     Places = 1 << iota // the value of a parameter in the query
+	InForm                         // the value of a field in a body of application/x-www-form-urlencoded
+	InJSON                         // a string in a JSON body that is not the name of a member
+	InWebSocket                    // a text message of a WebSocket
+)
+
+// placeNames are in the order of the bits. A header value is always a place.
+var placeNames = []string{"query", "form", "json", "websocket"}
+
+const headerPlace = "header"
+
+// Has reports whether all of some places are among them.
+func (p Places) Has(some Places) bool { return p&some == some }
+
+// Names returns the places as written in rules, header values included; nil if there is nothing else.
+func (p Places) Names() []string {
+	if p == 0 {
+		return nil
+	}
+	names := []string{headerPlace}
+	for i, name := range placeNames {
+		if p.Has(1 << i) {
+			names = append(names, name)
+		}
+	}
+	return names
+}
+
+// PlacesOf is the inverse of [Places.Names].
+func PlacesOf(names []string) (p Places, ok bool) {
+	for _, name := range names {
+		i := slices.Index(placeNames, name)
+		if i < 0 && name != headerPlace {
+			return 0, false
+		}
+		if i >= 0 {
+			p |= 1 << i
+		}
+	}
+	return p, true
+}
+
+// QueryParameter is a parameter that the gateway sets in the query of a matching request.
+type QueryParameter struct {
+	Name           string      // as it is after decoding
+	Value          name.Secret // the literal; empty when Source is set
+	Source         string      // name of a secret in the gateway's configuration; "" for a literal
+	Prefix, Suffix string      // written around the value of Source
+}
+
+// places reads a list of places.
+func (p *headerParser) places(at string, v document.Value) Places {
+	names := v.AsStrings(at, &p.Problems)
+	all := append([]string{headerPlace}, placeNames...)
+	for i, name := range names {
+		if !slices.Contains(all, name) {
+			p.Add(document.Element(at, i), "is not one of %s", strings.Join(all, ", "))
+		}
+	}
+	if v.Kind == document.List && !slices.Contains(names, headerPlace) {
+		p.Add(at, `lacks "header": header values are always a place`)
+	}
+	places, _ := PlacesOf(names)
+	return places
+}
+
+const maxQueryParameters = 16
+
+// query reads the parameters to set.
+func (p *headerParser) query(at string, v document.Value) []QueryParameter {
+	if v.Kind != document.Object {
+		p.Add(at, "is %s; want an object of parameter names and values", v.Kind)
+		return nil
+	}
+	if len(v.Keys) > maxQueryParameters {
+		p.Add(at, "there are %d parameters; the limit for one host is %d", len(v.Keys), maxQueryParameters)
+		return nil
+	}
+	parameters := make([]QueryParameter, 0, len(v.Keys))
+	for i, n := range v.Keys {
+		shown := name.Shown(n, isParameterByte)
+		at := document.Pointer(at, shown)
+		if shown != n || n == "" || len(n) > 128 || !name.IsWordByte(n[0]) {
+			p.Add(at, "%s is not the name of a parameter: up to 128 letters, digits, '_', '.' and '-', the first a letter or digit", name.Quote(shown))
+		}
+		text := p.value(at, shown, v.Items[i], true)
+		if v.Items[i].Has("encode") {
+			p.Add(document.Pointer(at, "encode"), "is for headers")
+		}
+		if text.source == "" && text.literal.Reveal() == "" {
+			p.Add(at, "the value of %s is empty", name.Quote(shown))
+		}
+		parameters = append(parameters, QueryParameter{n, text.literal, text.source, text.prefix, text.suffix})
+	}
+	slices.SortFunc(parameters, func(a, b QueryParameter) int { return strings.Compare(a.Name, b.Name) })
+	return parameters
+}
+
+func isParameterByte(c byte) bool { return name.IsWordByte(c) || c == '.' || c == '-' }
+
+func (p *headerParser) placeholders(at string, v document.Value) []Placeholder {
+	if v.Kind != document.Object {
+		p.Add(at, "is %s; want an object of variables and values", v.Kind)
+		return nil
+	}
+	if len(v.Keys) > maxHostPlaceholders {
+		p.Add(at, "there are %d placeholders; the limit for one host is %d", len(v.Keys), maxHostPlaceholders)
+		return nil
+	}
+	placeholders := make([]Placeholder, 0, len(v.Keys))
+	for i, n := range v.Keys {
+		shown := name.Shown(n, name.IsWordByte)
+		at := document.Pointer(at, shown)
+		if flaw := variableFlaw(n); flaw != "" {
+			p.Add(at, "%s %s", name.Quote(shown), flaw)
+		}
+		text := p.value(at, shown, v.Items[i], false)
+		if text.source == "" && text.literal.Reveal() == "" {
+			p.Add(at, "the value of %s is empty", name.Quote(shown))
+		}
+		placeholders = append(placeholders, Placeholder{Variable: n, Value: text.literal, Source: text.source})
+	}
+	slices.SortFunc(placeholders, func(a, b Placeholder) int { return cmp.Compare(a.Variable, b.Variable) })
+	return placeholders
 }
