@@ -6,6 +6,7 @@ import (
 
 	"boxgate/policy/match"
 	"boxgate/policy/name"
+	"boxgate/rule"
 )
 
 // Header is one header that the gateway sets on a matching request: a literal value, or a secret of the operator by
@@ -51,6 +52,8 @@ type HeaderRule struct {
 	Client *ClientCertificate
 	// Forward is where requests are sent in the place of the host; nil: to the host.
 	Forward *ForwardURL
+	// Effects are what else is done, by kind in the order of their keys, at most one of each.
+	Effects []rule.Effect
 }
 
 // SharedScrub is what responses of a host must not show whichever of its rules applied, or none. It must not be modified.
@@ -84,7 +87,7 @@ const (
 
 // Applies reports whether the rule changes or refuses anything, so that what is said to its hosts has to be read.
 func (r HeaderRule) Applies() bool {
-	return r.secretive() || r.Deny || r.Login != nil && r.Login.Proxy == nil || r.Client != nil || r.Forward != nil
+	return r.secretive() || r.Deny || r.Login != nil && r.Login.Proxy == nil || r.Client != nil || r.Forward != nil || len(r.Effects) > 0
 }
 
 // secretive reports whether the rule changes texts in requests, which responses may show.
@@ -154,8 +157,13 @@ func SortRules(rules []HeaderRule) {
 func (r *HeaderRule) SendsAlike(o *HeaderRule) bool {
 	return r.Places == o.Places && slices.EqualFunc(r.Headers, o.Headers, Header.equal) &&
 		slices.EqualFunc(r.Placeholders, o.Placeholders, Placeholder.Equal) && slices.EqualFunc(r.Query, o.Query, QueryParameter.equal) &&
-		r.Sign.equal(o.Sign) && r.Forward.url() == o.Forward.url() && (r.Client == nil) == (o.Client == nil) && (r.Client == nil || *r.Client == *o.Client)
+		r.Sign.equal(o.Sign) && r.Forward.url() == o.Forward.url() && (r.Client == nil) == (o.Client == nil) && (r.Client == nil || *r.Client == *o.Client) &&
+		slices.EqualFunc(r.Effects, o.Effects, sameEffect)
 }
+
+func byKey(a, b rule.Effect) int { return cmp.Compare(a.Key(), b.Key()) }
+
+func sameEffect(a, b rule.Effect) bool { return a.Key() == b.Key() && a.Equal(b) }
 
 func (h Header) equal(o Header) bool {
 	same := h.Value.Equal(o.Value)

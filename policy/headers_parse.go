@@ -12,6 +12,7 @@ import (
 	"boxgate/policy/document"
 	"boxgate/policy/match"
 	"boxgate/policy/name"
+	"boxgate/rule/kinds"
 )
 
 // ParseHeaders reads header rules in their compact form: host pattern → header name → value, such as
@@ -147,11 +148,12 @@ func (p *headerParser) rule(at string, entry document.Value) (rule HeaderRule) {
 	if !entry.Has("scrub") {
 		rule.Scrub = rule.scrubsByDefault()
 	}
+	slices.SortFunc(rule.Effects, byKey)
 	p.checkRemoved(at, &rule)
 	p.checkRewrites(at, &rule)
 	switch {
 	case len(p.List) > before:
-	case rule.Deny && (rule.secretive() || rule.Scrub || rule.Client != nil || rule.Forward != nil):
+	case rule.Deny && (rule.secretive() || rule.Scrub || rule.Client != nil || rule.Forward != nil || len(rule.Effects) > 0):
 		p.Add(document.Pointer(at, "deny"), "refuses the requests, so nothing else can be done with them; give match alone beside it")
 	case rule.Forward != nil && rule.setsValues():
 		p.Add(document.Pointer(at, "forward_url"), "sends the requests to another host, so nothing that sets values can stand beside it")
@@ -170,7 +172,7 @@ func (p *headerParser) entryKeys(rule *HeaderRule) map[string]func(string, docum
 			}
 		}
 	}
-	return map[string]func(string, document.Value){
+	known := map[string]func(string, document.Value){
 		"match": func(at string, v document.Value) {
 			rule.Match = match.Read(at, v, &p.Problems)
 			match.Compile(at, *rule.Match, &p.Problems)
@@ -186,6 +188,14 @@ func (p *headerParser) entryKeys(rule *HeaderRule) map[string]func(string, docum
 		"sign":               func(at string, v document.Value) { rule.Sign = p.signing(at, v) },
 		"forward_url":        func(at string, v document.Value) { rule.Forward = ReadForward(at, v, &p.Problems) },
 	}
+	for _, kind := range kinds.All {
+		known[kind.Key()] = func(at string, v document.Value) {
+			if e := kind.Parse(at, v, &p.Problems); e != nil {
+				rule.Effects = append(rule.Effects, e)
+			}
+		}
+	}
+	return known
 }
 
 // removed reads the names of headers to remove.

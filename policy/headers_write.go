@@ -61,6 +61,9 @@ func writeEntry(r HeaderRule) map[string]any {
 			delete(out, key)
 		}
 	}
+	for _, e := range r.Effects {
+		out[e.Key()] = e.Document()
+	}
 	return out
 }
 

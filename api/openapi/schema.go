@@ -49,6 +49,8 @@ func (s *schemas) of(t reflect.Type) object {
 		return object{"type": "string", "enum": isEnumerated(t)}
 	case t.Kind() == reflect.Struct && isFreeForm(t):
 		return object{"type": "object", "additionalProperties": true}
+	case t.Kind() == reflect.Struct && isExtended(t):
+		return s.ofStruct(t)
 	case t.Kind() == reflect.Struct && isInForms(t):
 		return s.anyOf(reflect.Zero(t).Interface().(inForms).Forms())
 	case t.Implements(textMarshaler), t.Kind() == reflect.String && t.Implements(jsonMarshaler): // text that is escaped in its own way
@@ -90,6 +92,11 @@ func isEnumerated(t reflect.Type) []string {
 
 func isFreeForm(t reflect.Type) bool {
 	_, ok := reflect.Zero(t).Interface().(freeForm)
+	return ok
+}
+
+func isExtended(t reflect.Type) bool {
+	_, ok := reflect.Zero(t).Interface().(strict.Extended)
 	return ok
 }
 

@@ -4,7 +4,9 @@ import (
 	"cmp"
 	"encoding/json"
 	"errors"
+	"maps"
 	"net/http"
+	"reflect"
 	"slices"
 
 	"boxgate/api"
@@ -17,6 +19,7 @@ import (
 	"boxgate/policy"
 	"boxgate/policy/match"
 	"boxgate/policy/name"
+	"boxgate/rule/kinds"
 )
 
 // headersView is a set of header rules as it may be shown: without values.
@@ -49,6 +52,39 @@ type headerEntryView struct {
 	SSH          *sshView          `json:"ssh,omitempty"`
 	Proxy        *proxyView        `json:"proxy,omitempty"`
 	Forward      string            `json:"forward_url,omitempty"`
+	effects      map[string]any    // what else it does, by the keys of the kinds
+}
+
+// Members are those that kinds of rules read.
+func (headerEntryView) Members() []reflect.StructField { return kinds.Members() }
+
+// MarshalJSON adds what kinds of rules show.
+func (v headerEntryView) MarshalJSON() ([]byte, error) {
+	type plain headerEntryView
+	return marshalWith(plain(v), v.effects)
+}
+
+// MarshalJSON adds what kinds of rules show of a host's only rule.
+func (v ruleView) MarshalJSON() ([]byte, error) {
+	type plain headerEntryView
+	more := maps.Clone(v.effects)
+	if len(v.Alternatives) > 0 {
+		more = map[string]any{"alternatives": v.Alternatives}
+	}
+	return marshalWith(plain(v.headerEntryView), more)
+}
+
+// marshalWith returns the JSON of a struct with more members, in the order of their keys.
+func marshalWith(v any, more map[string]any) ([]byte, error) {
+	out, err := json.Marshal(v)
+	if err != nil || len(more) == 0 {
+		return out, err
+	}
+	rest, err := json.Marshal(more)
+	if err != nil {
+		return nil, err
+	}
+	return append(append(out[:len(out)-1], ','), rest[1:]...), nil // no entry is without members
 }
 
 // clientView names the secrets of a client certificate.
@@ -151,6 +187,12 @@ func viewRule(rule policy.HeaderRule) headerEntryView {
 		one.Query = append(one.Query, headerView{q.Name, q.Source})
 	}
 	one.Places, one.Sign = rule.Places.Names(), viewSign(rule.Sign)
+	for _, e := range rule.Effects {
+		if one.effects == nil {
+			one.effects = map[string]any{}
+		}
+		one.effects[e.Key()] = e.Show()
+	}
 	return one
 }
 

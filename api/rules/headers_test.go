@@ -1,12 +1,15 @@
 package rules_test
 
 import (
+	"encoding/json"
+	"errors"
 	"strings"
 	"testing"
 
 	"boxgate/api"
 	"boxgate/api/apitest"
 	"boxgate/policy"
+	"boxgate/rule/kinds"
 )
 
 const fullRules = `{"api.example.com": {
@@ -33,6 +36,37 @@ func TestFullHeaderRules(t *testing.T) {
 					t.Errorf("%s: %s %s", path, got.Status, got.Text)
 				}
 			}
+		}
+	}
+}
+
+// TestKindsAreShown: what each kind shows of a rule stands beside its other members, alone and among alternatives, and no value.
+func TestKindsAreShown(t *testing.T) {
+	t.Parallel()
+	f := serve(t)
+	path := "/v2/box/" + f.create(t, api.CreateRequest{}) + "/config/attach-headers"
+	for _, kind := range kinds.All {
+		member := `"` + kind.Key() + `": ` + kind.Example()
+		put := f.Call(t, "PUT", path, `{"a.test": {`+member+`}, "b.test": [{"match": {"methods": ["GET"]}, `+member+`}, {"headers": {"X": "sk-x"}}]}`)
+		got := f.Call(t, "GET", path, "")
+		var view struct {
+			Rules map[string]struct {
+				Alternatives []map[string]json.RawMessage
+			}
+		}
+		var alone struct {
+			Rules map[string]map[string]json.RawMessage
+		}
+		if err := errors.Join(json.Unmarshal([]byte(got.Text), &view), json.Unmarshal([]byte(got.Text), &alone)); err != nil || got.StatusCode != 200 {
+			t.Fatal(put.Text, got.Text, err)
+		}
+		for _, shown := range []json.RawMessage{alone.Rules["a.test"][kind.Key()], view.Rules["b.test"].Alternatives[0][kind.Key()]} {
+			if kind.Line(shown) == "" {
+				t.Errorf("%s is shown as %q", kind.Key(), shown)
+			}
+		}
+		if rest := view.Rules["b.test"].Alternatives[1]; rest[kind.Key()] != nil || !strings.Contains(string(rest["headers"]), `"X"`) || strings.Contains(got.Text, "sk-") {
+			t.Errorf("the other alternative is shown as %s", got.Text)
 		}
 	}
 }

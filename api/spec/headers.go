@@ -5,6 +5,7 @@ import (
 	"reflect"
 
 	"boxgate/policy/match"
+	"boxgate/rule/kinds"
 )
 
 // Headers is the JSON of header rules, host pattern to a compact or a full entry, which policy.ParseHeaderRules reads.
@@ -93,6 +94,9 @@ type headerEntryBody struct {
 	Scrub        *bool                  `json:"scrub,omitempty" doc:"mask the rule's secrets in responses; true by default for rules with placeholders or a query"`
 	Forward      string                 `json:"forward_url,omitempty" doc:"https URL of a proxy that the requests are sent to in the place of the host; neither headers nor placeholders may stand beside it"`
 }
+
+// Members are those that kinds of rules read.
+func (headerEntryBody) Members() []reflect.StructField { return kinds.Members() }
 
 // clientCertificate describes where a client certificate comes from.
 type clientCertificate struct {

@@ -15,7 +15,8 @@ type Field struct {
 	Tag      reflect.StructTag
 }
 
-// FieldsOf lists the fields of a struct type that have a json tag, embedded structs included.
+// FieldsOf lists the fields of a struct type that have a json tag, embedded structs included, and the members of an [Extended] one, which have no
+// Index.
 func FieldsOf(t reflect.Type) []Field {
 	var fields []Field
 	for f := range t.Fields() {
@@ -30,8 +31,20 @@ func FieldsOf(t reflect.Type) []Field {
 			fields = append(fields, Field{name, f.Type, !strings.Contains(options, "omit"), f.Index, f.Tag})
 		}
 	}
+	if e, ok := reflect.Zero(t).Interface().(Extended); ok {
+		for _, f := range e.Members() {
+			name, options, _ := strings.Cut(f.Tag.Get("json"), ",")
+			if slices.ContainsFunc(fields, func(f Field) bool { return f.Name == name }) { // of an embedded struct
+				continue
+			}
+			fields = append(fields, Field{name, f.Type, !strings.Contains(options, "omit"), nil, f.Tag})
+		}
+	}
 	return fields
 }
+
+// Extended is implemented by structs whose JSON has members besides those of their fields, and a MarshalJSON or UnmarshalJSON for them.
+type Extended interface{ Members() []reflect.StructField }
 
 // nearest returns the field whose name is the same but for case and separators, or "".
 func nearest(key string, fields []Field) string {

@@ -23,12 +23,14 @@ import (
 // The floors of the firewall, the proxy, the admin API, the launcher, the store, the self-test and the command line are
 // listed one by one: a floor imports only the floors below it.
 var allowed = importTable(`
-policy:
+policy: rule rule/kinds
 policy/name:
 policy/document: policy/name
 policy/match: policy/name policy/document
-policy/dialect: policy policy/policytest
+policy/dialect: policy policy/policytest rule/kinds
 policy/policytest: policy/document
+rule: policy/name policy/document
+rule/kinds: rule
 audit: policy internal/fault
 firewall: policy audit internal/fault
 firewall/flow: policy firewall/namespace firewall/network
@@ -44,7 +46,7 @@ dns: policy audit internal/fault internal/memory internal/pace
 dns/outbound:
 proxy: policy audit internal/fault internal/handshake internal/memory internal/pace internal/h1 internal/h2 internal/h2/upstream internal/buffers internal/socket
 proxy/contain: policy
-proxy/exchange: policy audit internal/fault internal/handshake internal/h1 proxy/contain proxy/header proxy/live proxy/origin proxy/placeholder proxy/problem proxy/route proxy/scrub proxy/sign internal/socket proxy/tunnel proxy/usage internal/memory
+proxy/exchange: policy rule audit internal/fault internal/handshake internal/h1 proxy/contain proxy/header proxy/live proxy/origin proxy/placeholder proxy/problem proxy/route proxy/scrub proxy/sign internal/socket proxy/tunnel proxy/usage internal/memory
 proxy/header: policy internal/h1 proxy/scrub
 proxy/http1: policy audit internal/memory internal/buffers proxy/contain proxy/exchange internal/h1 proxy/header proxy/live proxy/origin proxy/placeholder proxy/problem proxy/scrub internal/socket proxy/tunnel
 proxy/http2: policy audit internal/memory internal/buffers proxy/contain proxy/exchange internal/h1 internal/h2 internal/h2/downstream internal/h2/upstream proxy/header proxy/live proxy/origin proxy/placeholder proxy/problem proxy/scrub internal/socket proxy/tunnel
@@ -103,14 +105,14 @@ api/lifecycle: policy api api/history api/problem api/rest api/spec api/strict
 api/openapi: api/problem api/rest api/strict
 api/problem: policy api quota
 api/rest: policy api api/problem api/strict quota
-api/rules: policy api api/access api/apitest api/change api/history api/problem api/rest api/spec api/strict
+api/rules: policy rule/kinds api api/access api/apitest api/change api/history api/problem api/rest api/spec api/strict
 api/server: policy audit api api/access api/apitest api/boxes api/capture api/egress api/exec api/files api/gateway api/git api/harness api/history api/keys api/lifecycle api/openapi api/problem api/rest api/rules api/schedules api/session api/session/client api/settings api/snapshots api/stream api/strict api/trail api/urls quota
 api/schedules: policy api api/apitest api/history api/problem api/rest api/spec api/strict
 api/session: policy api api/history api/problem api/rest api/strict quota
 api/session/client: api
 api/settings: policy api api/apitest api/change api/history api/problem api/rest api/spec api/strict
 api/snapshots: policy api api/history api/problem api/rest api/strict
-api/spec: policy policy/dialect api api/problem
+api/spec: policy policy/dialect rule/kinds api api/problem
 api/stream:
 api/strict: policy api/problem quota
 api/trail: policy audit api api/problem api/rest api/stream
@@ -171,7 +173,7 @@ internal/lab/demo: audit internal/lab internal/testnet
 enclosure: enclosure/inside
 enclosure/inside: enclosure/inside/connect
 enclosure/inside/connect:
-cmd/gateway: policy policy/dialect audit config preflight enclosure enclosure/inside host host/apart host/foreign firewall certs launcher api api/session/client store secrets selftest internal/buildinfo quota
+cmd/gateway: policy policy/dialect rule/kinds audit config preflight enclosure enclosure/inside host host/apart host/foreign firewall certs launcher api api/session/client store secrets selftest internal/buildinfo quota
 cmd/gateway-demo: cmd/gateway/command/cli internal/buildinfo internal/lab/demo
 cmd/gateway/command/cli: policy config api
 cmd/gateway/command/copying:

@@ -330,6 +330,9 @@ func plainHeaders(r policy.HeaderRule, ps *document.Problems) map[string]string 
 	if r.Deny || r.Scrub || len(r.Placeholders) > 0 || r.Client != nil {
 		ps.Add(at, "has placeholders, scrub, deny or a client certificate, which the other dialect does not know")
 	}
+	for _, e := range r.Effects {
+		ps.Add(at, "has %s, which the other dialect does not know", e.Key())
+	}
 	if r.Rewrites() {
 		ps.Add(at, "signs, or sets parameters of the query, which the other dialect does not know")
 	}

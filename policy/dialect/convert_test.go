@@ -13,6 +13,7 @@ import (
 	"boxgate/policy"
 	"boxgate/policy/name"
 	"boxgate/policy/policytest"
+	"boxgate/rule/kinds"
 )
 
 // TestConvert compares conversions with the tables of testdata/convert: a document, named by its dialect, is followed by
@@ -67,7 +68,11 @@ func TestConvertForgetsNothing(t *testing.T) {
 	t.Parallel()
 	seen := map[string]bool{}
 	reveal := cmp.Comparer(func(a, b name.Secret) bool { return a.Reveal() == b.Reveal() })
-	for _, entry := range everyField {
+	entries := everyField
+	for _, kind := range kinds.All {
+		entries = append(entries, `{"`+kind.Key()+`": `+kind.Example()+`}`)
+	}
+	for _, entry := range entries {
 		host := "a.test"
 		if strings.Contains(entry, "postgres") || strings.Contains(entry, `"ssh"`) || strings.Contains(entry, `"proxy"`) {
 			host += ":5432"
@@ -104,7 +109,7 @@ func TestConvertForgetsNothing(t *testing.T) {
 
 // noteFields notes the fields of rules: whether one has a value other than zero.
 func noteFields(v reflect.Value, seen map[string]bool) {
-	compiled := map[string]bool{"HeaderRule.Shared": true, "Placeholder.Token": true, "RepoRule.Host": true}
+	compiled := map[string]bool{"HeaderRule.Shared": true, "Placeholder.Token": true, "RepoRule.Host": true, "HeaderRule.Effects": true}
 	switch v.Kind() {
 	case reflect.Pointer:
 		if !v.IsNil() {

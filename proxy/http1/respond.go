@@ -108,6 +108,7 @@ func (h *conn) responseHead() (int, error) {
 		n, err := h.res.Parse(h.up.In.Bytes(), h.method)
 		if err == nil {
 			exchange.MaskHead(h.ruling.Scrub, &h.res)
+			h.res.Fields = h.ruling.ResponseFields(h.res.Fields)
 		}
 		if !errors.Is(err, h1.ErrShort) {
 			return n, err
@@ -169,7 +170,7 @@ func (h *conn) relay(chunked bool) error {
 		}
 		if done {
 			if chunked {
-				h.out = header.AppendLastChunk(h.out, h.resBody.Trailers, nil)
+				h.out = header.AppendLastChunk(h.out, h.ruling.ResponseFields(h.resBody.Trailers), nil)
 			}
 			in.Take(n)
 			return h.flush()

@@ -46,7 +46,7 @@ func (h *conn) relayScrubbed(chunked bool) error {
 	}
 	if chunked {
 		exchange.MaskFields(h.scrub.Set, h.resBody.Trailers)
-		h.out = header.AppendLastChunk(h.out, h.resBody.Trailers, nil)
+		h.out = header.AppendLastChunk(h.out, h.ruling.ResponseFields(h.resBody.Trailers), nil)
 	}
 	return h.flush()
 }

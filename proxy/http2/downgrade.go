@@ -275,13 +275,12 @@ func (d *downgrade) respond() bool {
 	if err := d.relay(d.res.Body.UntilClose); err != nil {
 		st.abort(err)
 	}
-	exchange.MaskFields(st.ruling.Scrub, d.body.Trailers)
 	fields := make([]hpack.HeaderField, 0, len(d.body.Trailers))
 	for i := range d.body.Trailers {
 		f := &d.body.Trailers[i]
 		fields = append(fields, hpack.HeaderField{Name: strings.ToLower(string(f.Name)), Value: string(f.Value)})
 	}
-	st.w.trailers = header.PassTrailers(fields, nil)
+	st.setTrailers(fields)
 	return reuse
 }
 
@@ -304,9 +303,7 @@ func (d *downgrade) finalHead() (int, error) {
 		if d.res.Status == http.StatusContinue {
 			d.told(true)
 		} else {
-			fields := header.ToHTTP2(&d.res)
-			exchange.MaskHTTP2(d.st.ruling.Scrub, fields)
-			d.st.w.interim(d.res.Status, fields)
+			d.st.interim(d.res.Status, header.ToHTTP2(&d.res))
 		}
 		in.Take(n)
 	}

@@ -177,8 +177,7 @@ func (st *stream) finish(body *upstream.Stream) {
 		_ = st.w.sendHead(false) // the client may have left
 		st.abort(err)
 	}
-	st.w.trailers = header.PassTrailers(body.Trailers(), nil)
-	exchange.MaskHTTP2(st.ruling.Scrub, st.w.trailers)
+	st.setTrailers(body.Trailers())
 }
 
 // abort resets the stream: a truncated body must not look complete.

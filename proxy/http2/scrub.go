@@ -8,6 +8,7 @@ import (
 
 	"boxgate/internal/h2/upstream"
 	"boxgate/proxy/exchange"
+	"boxgate/proxy/header"
 	"boxgate/proxy/scrub"
 )
 
@@ -57,7 +58,20 @@ func (st *stream) answer(status int, fields []hpack.HeaderField) {
 			fields = slices.DeleteFunc(fields, func(f hpack.HeaderField) bool { return f.Name == "content-length" })
 		}
 	}
-	st.w.begin(status, fields)
+	st.w.begin(status, st.ruling.ResponseHTTP2(fields))
+}
+
+// interim sends a 1xx head, masked.
+func (st *stream) interim(status int, fields []hpack.HeaderField) {
+	exchange.MaskHTTP2(st.ruling.Scrub, fields)
+	st.w.interim(status, st.ruling.ResponseHTTP2(fields))
+}
+
+// setTrailers sets the trailers of the response, masked.
+func (st *stream) setTrailers(fields []hpack.HeaderField) {
+	fields = header.PassTrailers(fields, nil)
+	exchange.MaskHTTP2(st.ruling.Scrub, fields)
+	st.w.trailers = st.ruling.ResponseHTTP2(fields)
 }
 
 // relayScrubbed relays a body that is scrubbed.

@@ -252,7 +252,7 @@ func (st *stream) closable(trailers []hpack.HeaderField) bool {
 	if header.SizeHTTP2(trailers) > headNow {
 		return false
 	}
-	st.w.trailers = header.PassTrailers(trailers, nil)
+	st.setTrailers(trailers)
 	if st.w.closable() {
 		return true
 	}

@@ -8,7 +8,6 @@ import (
 
 	"boxgate/internal/h2/upstream"
 	"boxgate/proxy/contain"
-	"boxgate/proxy/exchange"
 	"boxgate/proxy/header"
 	"boxgate/proxy/origin"
 )
@@ -133,7 +132,7 @@ func (st *stream) receive(r *result) (err error) {
 		if !r.Interim() {
 			break
 		}
-		st.interim(&r.Head, r.upload)
+		st.passInterim(&r.Head, r.upload)
 	}
 	if r.source != nil {
 		r.source.forget()
@@ -147,13 +146,11 @@ func (st *stream) receive(r *result) (err error) {
 	return nil
 }
 
-// interim passes a 1xx response on, but for a 100: the client was sent one when its body was first read.
-func (st *stream) interim(h *upstream.Head, u *upload) {
+// passInterim passes a 1xx response on, but for a 100: the client was sent one when its body was first read.
+func (st *stream) passInterim(h *upstream.Head, u *upload) {
 	if h.Status == http.StatusContinue {
 		u.told(true)
 		return
 	}
-	fields := header.PassResponse(h.Fields, true)
-	exchange.MaskHTTP2(st.ruling.Scrub, fields)
-	st.w.interim(h.Status, fields)
+	st.interim(h.Status, header.PassResponse(h.Fields, true))
 }

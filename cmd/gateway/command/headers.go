@@ -1,6 +1,8 @@
 package command
 
 import (
+	"encoding/json"
+	"errors"
 	"io"
 	"maps"
 	"slices"
@@ -11,6 +13,7 @@ import (
 	"boxgate/api"
 	"boxgate/cmd/gateway/command/cli"
 	"boxgate/policy/match"
+	"boxgate/rule/kinds"
 )
 
 // newHeadersCommand is `gateway headers`; without --box it applies to the rules of every box.
@@ -96,11 +99,20 @@ func newHeadersRemove(o *cli.Options, path func() string) *cobra.Command {
 
 // headersAnswer is a set of header rules as the API shows it.
 type headersAnswer struct {
-	Rules map[string]struct {
-		headerEntry
-		Alternatives []headerEntry
-	}
+	Rules    map[string]headerRules
 	Warnings []cli.Warning
+}
+
+// headerRules are the entry of a host, or its alternatives.
+type headerRules struct {
+	headerEntry
+	Alternatives []headerEntry
+}
+
+// UnmarshalJSON reads both.
+func (r *headerRules) UnmarshalJSON(data []byte) error {
+	several := struct{ Alternatives *[]headerEntry }{&r.Alternatives}
+	return errors.Join(json.Unmarshal(data, &r.headerEntry), json.Unmarshal(data, &several))
 }
 
 // headerEntry is one entry of a host.
@@ -117,6 +129,14 @@ type headerEntry struct {
 	Client       *struct{ Certificate string } `json:"client_certificate"`
 	SSH          struct{ User, Secret string }
 	Forward      string `json:"forward_url"`
+	// effects are what else it does, by the keys of the kinds.
+	effects map[string]json.RawMessage
+}
+
+// UnmarshalJSON keeps what kinds of rules show.
+func (e *headerEntry) UnmarshalJSON(data []byte) error {
+	type plain headerEntry
+	return errors.Join(json.Unmarshal(data, (*plain)(e)), json.Unmarshal(data, &e.effects))
 }
 
 func renderHeaders(w io.Writer, a headersAnswer) error {
@@ -163,6 +183,11 @@ func (e headerEntry) row() []string {
 	}
 	if e.Forward != "" {
 		headers = append(headers, "(forwarded to "+e.Forward+")")
+	}
+	for _, kind := range kinds.All {
+		if shown, ok := e.effects[kind.Key()]; ok {
+			headers = append(headers, kind.Line(shown))
+		}
 	}
 	for _, p := range e.Placeholders {
 		placeholders = append(placeholders, withSecret(p.Variable, p.Secret))

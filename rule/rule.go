@@ -1,0 +1,50 @@
+// Package rule is the interface between header rules and what they can do to the requests of a host and their responses. Each thing that a
+// rule can do is a [Kind] in a folder of its own below this one: how it is written in the document of a rule, how it is shown, what it does, and
+// the tests of all that. Package rule/kinds lists them.
+//
+// A kind reads its member of a rule's document and returns an [Effect], which implements the interface of each stage at which it does something:
+// [ResponseHead] for the heads of responses. Everything else follows from the kind: the strict parser, the store, the API and its description,
+// the conversion from and to other dialects, `gateway headers list`, and whether a request that began under one rule may go on under another.
+package rule
+
+import (
+	"encoding/json"
+	"reflect"
+
+	"boxgate/policy/document"
+)
+
+// Kind is something that a header rule can do. Kinds are stateless, and safe for concurrent use.
+type Kind interface {
+	// Key is the member of a rule's document that the kind reads. It is never changed: stores have it.
+	Key() string
+	// Doc describes the member in a sentence, and Form is a type whose JSON it has, for the description of the API.
+	Doc() string
+	Form() reflect.Type
+	// Example is the JSON of a member. The tests of what all kinds share try it.
+	Example() string
+	// Parse reads the member, which is at a pointer. It adds every mistake to the problems, and quotes no secret in them. It returns nil if
+	// there was one.
+	Parse(at string, v document.Value, ps *document.Problems) Effect
+	// Line is what `gateway headers list` prints of an effect that is shown as this JSON; "" if it cannot be read.
+	Line(shown json.RawMessage) string
+}
+
+// Effect is a kind with the parameters of one rule. Effects are immutable, and safe for concurrent use.
+type Effect interface {
+	// Key is that of the kind.
+	Key() string
+	// Document returns the member of the rule's document that the kind reads as this effect, as a value for encoding/json. It has secrets in the
+	// clear.
+	Document() any
+	// Show is Document without secrets. The API answers it.
+	Show() any
+	// Equal reports whether a request that began under this effect may go on under another of the same kind.
+	Equal(other Effect) bool
+}
+
+// ResponseHead is implemented by effects that change the heads of responses: of interim ones, of the final one, and trailers.
+type ResponseHead interface {
+	// DropsResponseField reports whether the client is not sent a field of this name, which is in lower case.
+	DropsResponseField(name string) bool
+}
