@@ -30,7 +30,8 @@ policy/match: policy/name policy/document
 policy/dialect: policy policy/policytest rule/kinds
 policy/policytest: policy/document
 rule: policy/name policy/document
-rule/kinds: rule
+rule/kinds: rule rule/response
+rule/response: policy/name policy/document policy proxy/proxytest rule
 audit: policy internal/fault
 firewall: policy audit internal/fault
 firewall/flow: policy firewall/namespace firewall/network

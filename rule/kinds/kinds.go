@@ -5,10 +5,13 @@ import (
 	"reflect"
 
 	"boxgate/rule"
+	"boxgate/rule/response"
 )
 
 // All are the kinds in the order of their keys.
-var All = []rule.Kind{}
+var All = []rule.Kind{
+	response.Kind{},
+}
 
 // Members are the members of a rule's document that kinds read, as fields of a struct for the description of the API.
 func Members() []reflect.StructField {
