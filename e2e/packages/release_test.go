@@ -167,7 +167,7 @@ mount -t overlay -o "lowerdir=/,upperdir=$D/up/upper,workdir=$D/up/work" none "$
 for fs in /dev /sys; do mount --rbind $fs "$D/root$fs"; done
 mount -t proc none "$D/root/proc"; mount -t tmpfs none "$D/root/run"; mount -t tmpfs none "$D/root/tmp"; mount --bind "$D/state" "$D/root/var/lib"
 mkdir -p "$D/root/var/lib/dpkg"; cp -a /var/lib/dpkg/. "$D/root/var/lib/dpkg/"
-cp "$DEB" "$D/root/tmp/boxgate.deb"; cp "$DEMO" "$D/root/tmp/boxgate-demo.deb"
+cp "$DEB" "$D/root/tmp/boxgate.deb"; [ -z "${DEMO-}" ] || cp "$DEMO" "$D/root/tmp/boxgate-demo.deb"
 ip link set lo up
 cd "$D/root"; mkdir -p old; pivot_root . old; umount -l /old # and not chroot, in which there are no user namespaces
 exec bash -ec "$SCRIPT"
