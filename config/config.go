@@ -18,6 +18,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"boxgate/launcher/oci"
 )
 
 // Config is the configuration file. Every key has a default, and every key can be set by environment as BOXGATE_ and
@@ -173,7 +175,7 @@ func Default() Config {
 			SessionTime: 12 * time.Hour, OIDC: defaultOIDC(), HSTS: HSTS{MaxAge: 8760 * time.Hour}, Limits: DefaultURLLimits(),
 		},
 		Launcher: Launcher{
-			Enabled: true, Runtime: "runc", Images: map[string]string{"default": "debian"}, IdleTimeout: 30 * time.Minute, Disk: defaultDisk(), Reserve: 1 << 30,
+			Enabled: true, Runtime: oci.Default, Images: map[string]string{"default": "debian"}, IdleTimeout: 30 * time.Minute, Disk: defaultDisk(), Reserve: 1 << 30,
 		},
 		Policy:  defaultPolicies(),
 		Metrics: Metrics{Listen: "127.0.0.1:9600", PerBox: PerBox{Max: 100}},

@@ -144,7 +144,7 @@ func (l *Launcher) startCommand(ctx context.Context, r record, p *specs.Process,
 	if err != nil {
 		return nil, err
 	}
-	branch, err := l.cgroup(r.ID).NewBranch(branchName(), l.branchDialect())
+	branch, err := l.cgroup(r.ID).NewBranch(branchName(), l.runtime.CgroupFlag)
 	if err != nil {
 		return nil, l.explainExec(ctx, r.ID, p.Args[0], err)
 	}
@@ -183,7 +183,7 @@ func (l *Launcher) startCommand(ctx context.Context, r record, p *specs.Process,
 		_, _ = c.proc.Await(endedContext())
 		return nil, &StartError{Program: p.Args[0], Message: err.Error()}
 	}
-	if size := p.ConsoleSize; size != nil { // not every runtime sets it
+	if size := p.ConsoleSize; size != nil { // see [oci.Runtime].LateTerminalSize
 		_ = terminal.Resize(c.tty, terminal.Size{Rows: uint16(size.Height), Cols: uint16(size.Width)})
 	}
 	streams.Attach(c.tty)
@@ -199,7 +199,7 @@ func endedContext() context.Context {
 
 // adopt takes charge of the process that the runtime has started.
 func (l *Launcher) adopt(id policy.BoxID, files execFiles, branch *cgroup.Branch) (*Command, error) {
-	if l.HasOwnStack() {
+	if l.runtime.OwnProcesses {
 		return l.adoptGuest(id, files)
 	}
 	return adopt(files.pid, branch)
@@ -253,18 +253,6 @@ func branchName() string {
 	return cgroup.BranchPrefix + hex.EncodeToString(id[:])
 }
 
-// branchDialect is how the runtime is told about the control group of a command.
-func (l *Launcher) branchDialect() cgroup.Dialect {
-	switch filepath.Base(l.cfg.Runtime) {
-	case "runc":
-		return cgroup.EachByItsOwn
-	case "crun":
-		return cgroup.OneForAll
-	default:
-		return cgroup.NoDialect
-	}
-}
-
 // execFiles are the files exchanged with the runtime when a command starts: the process to start, its ID, the
 // runtime's log, the socket for the command's terminal, which is there if it is to have one, and its ID in a kernel of its own.
 type execFiles struct {
@@ -313,7 +301,7 @@ func (l *Launcher) runtimeExec(ctx context.Context, id policy.BoxID, lim contain
 	if files.terminal {
 		args = append(args, "--console-socket", files.console)
 	}
-	if l.HasOwnStack() {
+	if l.runtime.OwnProcesses {
 		args = append(args, "--internal-pid-file", files.inner)
 	}
 	cmd := l.runtimeCommand(ctx, files.log, append(args, string(id))...)
@@ -372,7 +360,7 @@ func (l *Launcher) whileStarting(ctx context.Context, id policy.BoxID) (context.
 
 // obstacle returns what in a box keeps the runtime from starting commands in it, if there is such a thing.
 func (l *Launcher) obstacle(id policy.BoxID) error {
-	if l.HasOwnStack() {
+	if l.runtime.OwnFiles {
 		return nil
 	}
 	pid, err := readPid(filepath.Join(l.dirs.box(id), "pid"))

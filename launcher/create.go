@@ -159,8 +159,8 @@ func (l *Launcher) build(spec Spec, img image.Image, ids namespace.IDs, write fu
 		return err
 	}
 	userNS := l.dirs.userPin(id)
-	if l.HasOwnStack() {
-		userNS = "" // it has one made, since it cannot enter one
+	if l.runtime.OwnUserNS {
+		userNS = ""
 	}
 	_, unlimited := os.Stat(l.dirs.limited(id))
 	config, err := container.Box{
@@ -188,7 +188,7 @@ func (l *Launcher) startRuntime(ctx context.Context, spec Spec) error {
 	pidFile := filepath.Join(l.dirs.box(id), "pid")
 	making, cancel := bounded(ctx)
 	defer cancel()
-	args := append([]string{"create", "--bundle", l.dirs.bundle(id), "--pid-file", pidFile}, keyringArgs(l.cfg.Runtime)...)
+	args := append([]string{"create", "--bundle", l.dirs.bundle(id), "--pid-file", pidFile}, l.runtime.CreateArgs...)
 	create := l.runtimeCommand(making, logFile, append(args, string(id))...)
 	if err = l.startLimited(create, lim); err == nil {
 		err = create.Wait()

@@ -124,7 +124,7 @@ func (l *Launcher) removeContainer(ctx context.Context, id policy.BoxID) error {
 		return errors.Join(err, cerr)
 	}
 	var errs []error
-	for _, path := range append(l.guestFiles(id), l.containerState(id)) {
+	for _, path := range append(l.stateFiles(id), l.containerState(id)) {
 		errs = append(errs, os.RemoveAll(path))
 	}
 	return errors.Join(errs...)

@@ -50,7 +50,7 @@ func (l *Launcher) freeze(ctx context.Context, id policy.BoxID, briefly bool) (w
 		return false, fmt.Errorf("box %s: %w", id, err)
 	case err != nil:
 		return false, err
-	case was && l.HasOwnStack():
+	case was && l.runtime.OwnPause:
 		return true, nil
 	case was:
 		return true, l.cgroup(id).Settle(ctx)
@@ -68,10 +68,10 @@ func (l *Launcher) freeze(ctx context.Context, id policy.BoxID, briefly bool) (w
 	return false, errors.Join(fmt.Errorf("box %s cannot be paused: %w", id, err), l.thaw(thawing, id))
 }
 
-// standsStill reports whether a box that runs was frozen, or ErrNotRunning. The launcher knows this of a box of the host's
-// kernel without the runtime, which takes a process or more to tell.
+// standsStill reports whether a box that runs was frozen, or ErrNotRunning. The runtime, which takes a process or more to tell, is
+// asked only if the launcher has not frozen the box itself.
 func (l *Launcher) standsStill(ctx context.Context, id policy.BoxID) (bool, error) {
-	if l.HasOwnStack() {
+	if l.runtime.OwnPause {
 		st, err := l.State(ctx, id)
 		if err == nil && st.Pid == 0 {
 			err = ErrNotRunning
@@ -95,7 +95,7 @@ func (l *Launcher) standsStill(ctx context.Context, id policy.BoxID) (bool, erro
 // thaw resumes a box. The caller holds its lock.
 func (l *Launcher) thaw(ctx context.Context, id policy.BoxID) error {
 	var err error
-	if !l.HasOwnStack() {
+	if !l.runtime.OwnPause {
 		err = l.cgroup(id).Thaw() // also if it cannot be told what the box does
 	}
 	still, serr := l.standsStill(ctx, id)
@@ -110,10 +110,10 @@ func (l *Launcher) thaw(ctx context.Context, id policy.BoxID) error {
 	return fault.At(ctx, "resume: box thawed")
 }
 
-// stand has everything in a box stand still before it returns. The launcher does so itself rather than by its runtime: crun
-// asks the kernel and does not wait, and then takes a box of which a single process has not stopped for one that runs.
+// stand has everything in a box stand still before it returns: by the freezer of its control group, or by the runtime if only
+// that can pause a box ([oci.Runtime].OwnPause).
 func (l *Launcher) stand(ctx context.Context, id policy.BoxID) error {
-	if l.HasOwnStack() {
+	if l.runtime.OwnPause {
 		return within(ctx, func(ctx context.Context) error { return l.runc.Pause(ctx, string(id)) })
 	}
 	return l.cgroup(id).Freeze(ctx)

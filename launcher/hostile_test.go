@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"boxgate/internal/nightly"
+	"boxgate/launcher/oci"
 	"boxgate/policy"
 
 	"golang.org/x/sys/unix"
@@ -126,7 +127,7 @@ func makeDir(t *testing.T, dir string) string {
 // is seen to have ended: no zombie keeps its PID namespace.
 func TestHalfStartedCommandsAreReaped(t *testing.T) {
 	t.Parallel()
-	for _, runtime := range []string{"runc", withoutUnified(t)} {
+	for _, runtime := range []string{oci.Default, withoutUnified(t)} {
 		if runtime == "" {
 			t.Log("NOT RUN under crun, which this host does not have")
 			continue
@@ -134,7 +135,7 @@ func TestHalfStartedCommandsAreReaped(t *testing.T) {
 		t.Run(filepath.Base(runtime), func(t *testing.T) {
 			t.Parallel()
 			l := newLauncher(t)
-			l.cfg.Runtime, l.runc.Command, l.runc.ExtraArgs = runtime, runtime, extraArgs(runtime)
+			l.useRuntime(runtime)
 			for range 8 {
 				killedAmongStarts(t, l, newBox(t, l, nil))
 			}

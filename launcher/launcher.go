@@ -18,6 +18,7 @@ import (
 	"boxgate/launcher/image"
 	"boxgate/launcher/motion"
 	"boxgate/launcher/namespace"
+	"boxgate/launcher/oci"
 	"boxgate/launcher/process"
 	"boxgate/launcher/snapshot"
 	"boxgate/launcher/trash"
@@ -44,7 +45,7 @@ type Config struct {
 	// /run/boxgate-boxes named after StateDir, so that launchers with different state never conflict. The environment
 	// of commands passes through it, so it should be on a file system in memory.
 	RunDir  string
-	Runtime string // OCI runtime binary; default runc
+	Runtime string // OCI runtime binary; default [oci.Default]
 	// AttachOnly says that no box is launched: only namespaces of others are pinned. No runtime is needed then.
 	AttachOnly bool
 	Images     map[string]string // name → image (see EnsureImage); the entry "default" is used when a Spec names none
@@ -64,8 +65,9 @@ type IOLimits = container.IO
 type Launcher struct {
 	cfg        Config
 	dirs       dirs
-	tag        string // distinguishes the control groups of this state directory from those of others
-	runc       *runc.Runc
+	tag        string       // distinguishes the control groups of this state directory from those of others
+	runtime    *oci.Runtime // what the OCI runtime does differently from others
+	runc       *runc.Runc   // calls it
 	log        *zap.Logger
 	execs      execCount
 	starts     *starts
@@ -98,7 +100,7 @@ func New(cfg Config) (*Launcher, error) {
 		return nil, fmt.Errorf("the launcher's state directory %q is not an absolute path", cfg.StateDir)
 	}
 	if cfg.Runtime == "" {
-		cfg.Runtime = "runc"
+		cfg.Runtime = oci.Default
 	}
 	if err := cfg.needRuntime(); err != nil {
 		return nil, err
@@ -121,7 +123,7 @@ func New(cfg Config) (*Launcher, error) {
 	}
 	l.branches.Bound = l.dirs.bound()
 	l.layers, l.captures = snapshot.Layers{Dir: l.dirs.layers(), Images: l.images}, ofCaptures
-	l.runc = &runc.Runc{Command: cfg.Runtime, Root: l.dirs.runtimeRoot(), WorkDir: "/", ExtraArgs: extraArgs(cfg.Runtime)}
+	l.useRuntime(cfg.Runtime)
 	if err := CheckRunDir(cfg.StateDir, cfg.RunDir); err != nil {
 		return nil, err
 	}
@@ -133,6 +135,12 @@ func New(cfg Config) (*Launcher, error) {
 		return nil, err
 	}
 	return l, nil
+}
+
+// useRuntime sets the OCI runtime of boxes, given by its name or path.
+func (l *Launcher) useRuntime(program string) {
+	l.runtime = oci.ByName(program)
+	l.runc = &runc.Runc{Command: program, Root: l.dirs.runtimeRoot(), WorkDir: "/", ExtraArgs: l.runtime.Args}
 }
 
 // needRuntime requires the runtime where boxes are launched, and where they are not, that none was.
@@ -158,13 +166,12 @@ func NeedNoBoxes(stateDir string) error {
 	return nil
 }
 
-func runtimeRemedy(name string) string {
-	switch name {
-	case "runc", "crun":
-		return "apt-get install " + name
-	default:
-		return "install it, or name another in launcher.runtime"
+// runtimeRemedy says what to do about a missing runtime. A package installs a program into PATH, not at any path that is configured.
+func runtimeRemedy(program string) string {
+	if r := oci.ByName(program); r.Package != "" && program == r.Name {
+		return r.Install
 	}
+	return "install it, or name another in launcher.runtime"
 }
 
 // RunDirOf returns where a launcher keeps what boxes need while they run. runDir is that of [Config].
@@ -214,7 +221,9 @@ func (l *Launcher) Close() error {
 	if entries, err := os.ReadDir(l.dirs.boxes()); err != nil || len(entries) > 0 {
 		return err
 	}
-	_ = namespace.Unpin(filepath.Join(l.dirs.runtimeRoot(), guestNetNS))
+	for _, path := range oci.Namespaces(l.dirs.runtimeRoot()) {
+		_ = namespace.Unpin(path)
+	}
 	for _, d := range []string{l.dirs.execFiles(), l.dirs.bound(), l.dirs.runtimeRoot(), l.dirs.allMounts(), l.dirs.userPins(), l.dirs.pins(), l.dirs.attached(), l.dirs.run} {
 		_ = os.Remove(d) // what is not empty stays
 	}

@@ -43,7 +43,7 @@ func (l *Launcher) openFiles(ctx context.Context, r record) (*boxfs.Session, err
 	if !r.Created {
 		return nil, fmt.Errorf("box %s: %w", r.ID, ErrNotRunning)
 	}
-	if l.HasOwnStack() { // its processes are not the host's
+	if l.runtime.OwnFiles {
 		return nil, ErrNoFiles
 	}
 	pid, err := readPid(filepath.Join(l.dirs.box(r.ID), "pid"))

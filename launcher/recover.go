@@ -7,11 +7,11 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
-	"strings"
 
 	"go.uber.org/zap"
 
 	"boxgate/launcher/files"
+	"boxgate/launcher/oci"
 	"boxgate/launcher/overlay"
 	"boxgate/policy"
 )
@@ -99,8 +99,7 @@ func (l *Launcher) leftovers() (map[policy.BoxID]bool, error) {
 			return nil, err
 		}
 		for _, e := range entries {
-			name, _, _ := strings.Cut(e.Name(), guestMark)
-			if id := policy.BoxID(name); checkID(id) == nil && name != guestNetNS {
+			if id := policy.BoxID(oci.ContainerOf(e.Name())); checkID(id) == nil {
 				ids[id] = true
 			}
 		}

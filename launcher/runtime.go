@@ -8,7 +8,6 @@ import (
 	"io/fs"
 	"os"
 	"os/exec"
-	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
@@ -27,34 +26,8 @@ func (l *Launcher) cgroup(id policy.BoxID) cgroup.Group {
 	return cgroup.Group("/boxgate-" + l.tag + "-" + string(id))
 }
 
-// gvisor is the name of gVisor's runtime. It is told from the others by this: its boxes have a kernel of their own.
-const gvisor = "runsc"
-
-// isGVisor reports whether a runtime is gVisor's.
-func isGVisor(runtime string) bool { return filepath.Base(runtime) == gvisor }
-
-// HasOwnStack reports whether boxes have a network stack of their own, which takes over what it finds in their network
-// namespace when they start. From then on the namespace must be left alone.
-func (l *Launcher) HasOwnStack() bool { return isGVisor(l.cfg.Runtime) }
-
-// extraArgs are arguments of the runtime, before its command. gVisor is told that files are not its own alone, and are to be
-// written where a box is found again after a restart of the host: not to its own memory.
-func extraArgs(runtime string) []string {
-	if !isGVisor(runtime) {
-		return nil
-	}
-	return []string{"--network=sandbox", "--overlay2=none", "--file-access=shared", "--host-uds=none", "--platform=systrap"}
-}
-
-// keyringArgs keep runc and crun from making a session keyring for the box and for each of its commands: the kernel charges them
-// to the box's user, who may have 200. They inherit the one that [container.StartLimited] makes.
-func keyringArgs(runtime string) []string {
-	switch filepath.Base(runtime) {
-	case "runc", "crun":
-		return []string{"--no-new-keyring"}
-	}
-	return nil
-}
+// HasOwnStack reports whether boxes have a network stack of their own; see [oci.Runtime].OwnNetwork.
+func (l *Launcher) HasOwnStack() bool { return l.runtime.OwnNetwork }
 
 // runtimeCommand is a call of the runtime that writes what goes wrong to a file of ours.
 func (l *Launcher) runtimeCommand(ctx context.Context, logFile string, args ...string) *exec.Cmd {
@@ -67,34 +40,23 @@ func (l *Launcher) runtimeCommand(ctx context.Context, logFile string, args ...s
 	return cmd
 }
 
-// Below the runtime's root, gVisor keeps files named after a box and guestMark, and an empty network namespace of its own.
-const (
-	guestMark  = "_sandbox:"
-	guestNetNS = "null-netns"
-)
-
-// guestFiles are where gVisor keeps what it knows of a box.
-func (l *Launcher) guestFiles(id policy.BoxID) []string {
-	if !l.HasOwnStack() {
-		return nil
-	}
-	found, _ := filepath.Glob(filepath.Join(l.dirs.runtimeRoot(), string(id)+guestMark+"*")) // the pattern is valid
-	return found
+// stateFiles are the files that the runtime keeps of a box, besides its directory.
+func (l *Launcher) stateFiles(id policy.BoxID) []string {
+	return l.runtime.StateFiles(l.dirs.runtimeRoot(), string(id))
 }
 
 // isContainer reports whether the runtime knows a box.
 func (l *Launcher) isContainer(id policy.BoxID) bool {
-	if len(l.guestFiles(id)) > 0 {
+	if len(l.stateFiles(id)) > 0 {
 		return true
 	}
 	_, err := os.Stat(l.containerState(id))
 	return !errors.Is(err, fs.ErrNotExist)
 }
 
-// startLimited starts the runtime with the limits of a box. gVisor's own kernel keeps those of processes, and its host processes,
-// of which there are several per process of the box, would run into them.
+// startLimited starts the runtime with the limits of a box, unless it enforces them itself.
 func (l *Launcher) startLimited(cmd *exec.Cmd, lim container.Limits) error {
-	if l.HasOwnStack() {
+	if l.runtime.OwnLimits {
 		return cmd.Start()
 	}
 	return container.StartLimited(cmd, lim)

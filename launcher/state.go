@@ -81,7 +81,7 @@ func (l *Launcher) FirstProcess(id policy.BoxID) (*os.File, error) {
 		return nil, err
 	}
 	handle := os.NewFile(uintptr(fd), "pidfd")
-	if !l.HasOwnStack() && !boxfs.Inhabits(pid, l.dirs.userPin(id)) { // the ID has passed on
+	if !l.runtime.OwnUserNS && !boxfs.Inhabits(pid, l.dirs.userPin(id)) { // the ID has passed on
 		handle.Close()
 		return nil, fmt.Errorf("box %s: %w", id, ErrNotRunning)
 	}
@@ -126,10 +126,10 @@ func (l *Launcher) List(ctx context.Context) ([]Status, error) {
 // status puts together what the record, the runtime (nil: it knows nothing) and the launcher know.
 func (l *Launcher) status(r record, c *runc.Container) Status {
 	s := Status{ID: r.ID, Image: r.Image, Size: r.Size, NetNS: l.dirs.pin(r.ID), State: StateError}
-	if c != nil && !l.HasOwnStack() && (c.Status == "paused" || c.Status == "running" && l.isStopping(r.ID)) {
-		c.Status = "paused" // crun says that a box runs while one of its processes still moves, as one does that joins it
+	if c != nil && !l.runtime.OwnPause && (c.Status == "paused" || c.Status == "running" && l.isStopping(r.ID)) {
+		c.Status = "paused" // a runtime may report it as running while one of its processes still moves, as one does that joins it
 		if lives, err := l.lives(r.ID); err == nil && !lives {
-			c = nil // runc says that a box is paused whose group is frozen, whether anything is left in it or not
+			c = nil // a runtime may report a box as paused whose group is frozen and empty
 		}
 	}
 	switch {

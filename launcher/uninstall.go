@@ -11,6 +11,7 @@ import (
 	"strings"
 
 	"boxgate/launcher/namespace"
+	"boxgate/launcher/oci"
 	"boxgate/launcher/overlay"
 	"boxgate/policy"
 )
@@ -61,7 +62,9 @@ func (l *Launcher) Uninstall(ctx context.Context, purge bool) error {
 	if purge {
 		errs = append(errs, l.EmptyTrash(ctx))
 	}
-	errs = append(errs, namespace.Unpin(filepath.Join(l.dirs.runtimeRoot(), guestNetNS)))
+	for _, path := range oci.Namespaces(l.dirs.runtimeRoot()) {
+		errs = append(errs, namespace.Unpin(path))
+	}
 	for _, own := range l.dirs.ofRun() {
 		errs = append(errs, overlay.Unmount(own))
 	}

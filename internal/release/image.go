@@ -19,6 +19,8 @@ import (
 	"github.com/google/go-containerregistry/pkg/v1/empty"
 	"github.com/google/go-containerregistry/pkg/v1/mutate"
 	"github.com/google/go-containerregistry/pkg/v1/tarball"
+
+	"boxgate/launcher/oci"
 )
 
 // makeImages makes a container image for each architecture, as an archive for docker load.
@@ -156,7 +158,7 @@ func parent(path string) string {
 
 // runtimePackages are what an image takes from Debian: the runtime of the boxes with the libraries that it is linked with,
 // and the public roots.
-var runtimePackages = []string{"runc", "libc6", "libseccomp2", "ca-certificates"}
+var runtimePackages = []string{oci.ByName(oci.Default).Package, "libc6", "libseccomp2", "ca-certificates"}
 
 // runtimeFiles are the files of those packages that programs need at run time, in the version that the archive has now.
 func runtimeFiles(ctx context.Context, arch string) ([]file, error) {
@@ -230,7 +232,7 @@ func isNeeded(path string) bool {
 	case strings.HasPrefix(dir, "usr/lib"):
 		return strings.Contains(name, ".so")
 	case dir == "usr/sbin/", dir == "usr/bin/":
-		return name == "runc"
+		return name == oci.Default
 	default:
 		return strings.HasPrefix(dir, "usr/share/doc/") && name == "copyright"
 	}

@@ -74,7 +74,7 @@ ingress: policy audit internal/handshake internal/buffers internal/h1 internal/h
 launcher: policy audit internal/fault
 launcher/boxfs: policy launcher/boxfs/worker
 launcher/boxfs/worker: launcher/files
-launcher/cgroup:
+launcher/cgroup: launcher/oci
 launcher/container: launcher/namespace
 launcher/disk:
 launcher/files:
@@ -83,8 +83,9 @@ launcher/image: launcher/disk launcher/files launcher/launchertest
 launcher/launchertest:
 launcher/motion: policy
 launcher/namespace: launcher/files
+launcher/oci:
 launcher/overlay:
-launcher/process: policy
+launcher/process: policy launcher/oci
 launcher/snapshot: launcher/files launcher/image launcher/namespace
 launcher/terminal:
 launcher/trash: launcher/files
@@ -142,9 +143,9 @@ internal/acceptor: internal/socket
 internal/mutants:
 internal/nightly:
 internal/testgate:
-internal/release: cmd/gateway
+internal/release: cmd/gateway launcher/oci
 internal/recording: internal/lab/demo
-internal/repotest: internal/mutants internal/structure
+internal/repotest: internal/mutants internal/structure launcher/oci
 internal/structure:
 conformance:
 internal/fault:
@@ -160,8 +161,8 @@ internal/socket:
 bench: api internal/testnet
 dist:
 internal/buildinfo:
-config: policy policy/dialect secrets quota
-preflight: config
+config: policy policy/dialect launcher/oci secrets quota
+preflight: config launcher/oci
 host/apart: firewall/namespace
 host/nslock: host/apart
 host/follow: policy api host/foreign
@@ -174,14 +175,14 @@ internal/lab/demo: audit internal/lab internal/testnet
 enclosure: enclosure/inside
 enclosure/inside: enclosure/inside/connect
 enclosure/inside/connect:
-cmd/gateway: policy policy/dialect rule/kinds audit config preflight enclosure enclosure/inside host host/apart host/foreign firewall certs launcher api api/session/client store secrets selftest internal/buildinfo quota
+cmd/gateway: policy policy/dialect rule/kinds audit config preflight enclosure enclosure/inside host host/apart host/foreign firewall certs launcher launcher/oci api api/session/client store secrets selftest internal/buildinfo quota
 cmd/gateway-demo: cmd/gateway/command/cli internal/buildinfo internal/lab/demo
 cmd/gateway/command/cli: policy config api
 cmd/gateway/command/copying:
 cmd/gateway/command/terminal: api
 e2e/harness: policy audit config certs launcher api cmd/gateway/command/cli internal/lab internal/testnet
 e2e/harness/gateway: e2e/harness cmd/gateway internal/fault
-e2e: policy audit config host/nslock certs launcher launcher/launchertest api api/session/client store secrets proxy/scrub cmd/gateway/command/cli internal/lab e2e/harness proxy/sign/signtest quota
+e2e: policy audit config host/nslock certs launcher launcher/launchertest launcher/oci api api/session/client store secrets proxy/scrub cmd/gateway/command/cli internal/lab e2e/harness proxy/sign/signtest quota
 `)
 
 // importTable reads lines of a package, a colon and the packages that it may import.

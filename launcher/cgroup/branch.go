@@ -14,6 +14,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"boxgate/launcher/oci"
 )
 
 // Branch is a control group below that of a box, for one command and all that it starts. The limits of the box bind its members as
@@ -31,29 +33,19 @@ type Branch struct {
 // BranchPrefix is what the names of branches begin with.
 const BranchPrefix = "run-"
 
-// Dialect says how a runtime's exec is told about a group below that of the box.
-type Dialect int
-
-// The dialects.
-const (
-	NoDialect    Dialect = iota // it cannot be told
-	OneForAll                   // --cgroup NAME, with version 2 only
-	EachByItsOwn                // also --cgroup CONTROLLERS:NAME
-)
-
 // NewBranch makes a control group of that name below the group of a box. It is nil where the host or the runtime has none.
-func (g Group) NewBranch(name string, d Dialect) (*Branch, error) {
+func (g Group) NewBranch(name string, flag oci.CgroupFlag) (*Branch, error) {
 	h, err := mounted()
 	if err != nil {
 		return nil, err
 	}
 	b := g.branch(h, name)
 	switch {
-	case b == nil || d == NoDialect:
+	case b == nil || flag == oci.NoCgroupFlag:
 		return nil, nil
 	case b.unified != "":
 		b.args = []string{"--cgroup", name}
-	case d == EachByItsOwn:
+	case flag == oci.CgroupPerController:
 		b.args = []string{"--cgroup", h.cpuacctNames + ":" + name, "--cgroup", h.freezerNames + ":" + name}
 	default:
 		return nil, nil

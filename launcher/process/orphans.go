@@ -10,6 +10,8 @@ import (
 	"sync"
 
 	"golang.org/x/sys/unix"
+
+	"boxgate/launcher/oci"
 )
 
 // ReapOrphans reaps the processes that a runtime which has failed, or was killed, left to us as their reaper: it has told
@@ -94,11 +96,10 @@ func read(id int) (pid int, comm string, ok bool) {
 	return child(string(stat), os.Getpid())
 }
 
-// halfStarted reports whether a process has the name of one that a runtime has not made the command of a box yet. That of crun
-// is its own name, which its commands on the host have as well: those are in no PID namespace below ours. A command that
-// takes such a name only loses its own exit status.
+// halfStarted reports whether a process has the name of one that a runtime has not made the command of a box yet. A command
+// that takes such a name only loses its own exit status.
 func halfStarted(pid int, comm string, ok bool) bool {
-	return ok && (strings.HasPrefix(comm, "runc:[") || comm == "crun" && inBox(pid))
+	return ok && oci.HalfStarted(comm, func() bool { return inBox(pid) })
 }
 
 // inBox reports whether a process, which may have ended, is in a PID namespace below ours.

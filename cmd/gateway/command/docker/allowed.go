@@ -8,6 +8,8 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+
+	"boxgate/launcher/oci"
 )
 
 // Which flags of `docker run` a container may have is an allowlist: a flag that is not known here, of a newer Docker for example, is
@@ -32,7 +34,7 @@ var checked = map[string]func(value string) error{
 	"--log-opt":       checkLogOption,
 	"--mount":         checkMount,
 	"--pid":           oneOf("private"),
-	"--runtime":       oneOf("runc", "crun", "io.containerd.runc.v2"),
+	"--runtime":       oneOf(append(oci.HostNetworked(), "io.containerd.runc.v2")...), // the last is Docker's own name for runc
 	"--security-opt":  checkSecurity,
 	"--userns":        oneOf("private"),
 	"--uts":           oneOf("private"),

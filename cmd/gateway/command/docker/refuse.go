@@ -10,6 +10,7 @@ import (
 	"strings"
 
 	"boxgate/enclosure/inside"
+	"boxgate/launcher/oci"
 )
 
 // judge says why the gateway, whose own sockets are given, could not hold a container with its volumes.
@@ -73,8 +74,8 @@ func (c container) refuse(sockets ...string) error {
 		return fmt.Errorf("a container that sees the processes of others can leave the gateway: start it without --pid %s", c.HostConfig.PidMode)
 	case len(c.HostConfig.DeviceCgroupRules) > 0:
 		return errors.New("a container that makes devices can leave the gateway: start it without --device-cgroup-rule")
-	case c.HostConfig.Runtime == "runsc":
-		return errors.New("gVisor needs its network before it starts: see docs/attach.md")
+	case oci.ByName(c.HostConfig.Runtime).OwnNetwork:
+		return fmt.Errorf("%s needs its network before it starts: see docs/attach.md", oci.ByName(c.HostConfig.Runtime).Title)
 	case c.HostConfig.IpcMode == "host" || strings.HasPrefix(c.HostConfig.IpcMode, "container:"):
 		return fmt.Errorf("a container that shares memory with others can have them pass the gateway: start it without --ipc %s", c.HostConfig.IpcMode)
 	case c.HostConfig.UTSMode == "host":

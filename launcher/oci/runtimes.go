@@ -1,0 +1,89 @@
+package oci
+
+import (
+	"bytes"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+)
+
+// tested are the runtimes that boxgate is tested with, by e2e/runtimes.
+var tested = []*Runtime{runc, crun, gvisor}
+
+// noKeyring keeps a runtime from making a session keyring for the box and for each of its commands: the kernel charges them to
+// the box's user, who may have 200. They inherit the one that the launcher makes when it starts the runtime.
+const noKeyring = "--no-new-keyring"
+
+// runc is the reference: boxes are complete under it.
+var runc = &Runtime{
+	Name: Default, Title: "runc", Package: "runc", Install: "apt-get install runc",
+	CreateArgs: []string{noKeyring},
+	CgroupFlag: CgroupPerController,
+	// runc:[1:CHILD] and runc:[2:INIT] set up namespaces and wait for their turn.
+	halfStarted: func(comm string, _ func() bool) bool { return strings.HasPrefix(comm, "runc:[") },
+}
+
+// crun's exec has no control groups for commands with version 1, and it refuses a host that has controllers in both versions.
+var crun = &Runtime{
+	Name: "crun", Title: "crun", Package: "crun", Install: "apt-get install crun",
+	CreateArgs: []string{noKeyring},
+	CgroupFlag: CgroupOfAll,
+
+	RefusesHybrid:    true,
+	LateTerminalSize: true,
+
+	lacks: crunLacks,
+	// A process that crun has not turned into a command has crun's own name, and so have the ones that the gateway calls on the host:
+	// those are in no PID namespace below the gateway's.
+	halfStarted: func(comm string, inBox func() bool) bool { return comm == "crun" && inBox() },
+}
+
+func crunLacks(cgroups string) string {
+	controllers, err := os.ReadFile(filepath.Join(cgroups, "unified", "cgroup.controllers"))
+	if len(bytes.TrimSpace(controllers)) > 0 { // only a warning: a later version, or a wrapper, may start them
+		return fmt.Sprintf("crun refuses to start boxes on a host that has controllers in control groups of version 1 and of version 2 (%s): "+
+			"boot with systemd.unified_cgroup_hierarchy=1, or set launcher.runtime to runc", bytes.TrimSpace(controllers))
+	}
+	if _, v2 := os.Stat(filepath.Join(cgroups, "cgroup.controllers")); v2 != nil || err == nil {
+		return "under crun, commands have control groups of their own with version 2 alone: here their CPU time is not known, " +
+			"to kill one is to kill its process group, and those of sessions outlive a gateway that was killed; set launcher.runtime to runc, or boot with systemd.unified_cgroup_hierarchy=1"
+	}
+	return ""
+}
+
+// gvisor runs boxes in a kernel in user space, the sandbox. The host sees the sandbox's processes, not the box's.
+var gvisor = &Runtime{
+	Name: "runsc", Title: "gVisor", Install: "make runsc builds it; or see https://gvisor.dev/docs/user_guide/install/",
+	// Files are shared with the host, and written to the box's layer rather than to the sandbox's memory: that is where a snapshot
+	// and a restart of the host find them.
+	Args: []string{"--network=sandbox", "--overlay2=none", "--file-access=shared", "--host-uds=none", "--platform=systrap"},
+
+	OwnNetwork:       true,
+	OwnProcesses:     true,
+	OwnFiles:         true,
+	OwnLimits:        true,
+	OwnPause:         true,
+	OwnUserNS:        true,
+	LateTerminalSize: true,
+	NamelessTerminal: true,
+
+	stateMark:  "_sandbox:", // ID_sandbox:ID.state and .lock
+	emptyNetNS: "null-netns",
+	lacks: func(string) string {
+		return "under gVisor, commands have no control groups of their own, so their CPU time is not known (that of boxes is), and those of sessions outlive a gateway that was killed; their files are read and written by exec, not by the files API; " +
+			"the box's loopback cannot be reached by public URLs, so applications must listen on all addresses; and gateway box selftest cannot test it"
+	},
+}
+
+// untested is a runtime of which only the name is known.
+func untested(name string) *Runtime {
+	return &Runtime{
+		Name: name, Title: name, Install: "apt-get install " + name,
+		LateTerminalSize: true,
+		lacks: func(string) string {
+			return fmt.Sprintf("%s is not among the runtimes that boxgate is tested with (%s): if boxes do not start, set launcher.runtime to one of these",
+				name, strings.Join(Names(), ", "))
+		},
+	}
+}
