@@ -15,30 +15,31 @@ import (
 	"boxgate/config"
 	"boxgate/e2e/harness"
 	"boxgate/internal/lab"
+	"boxgate/launcher/oci"
 	"boxgate/policy"
 )
 
-// runscPath is where `make runsc` puts gVisor.
-const runscPath = "/var/lib/boxgate/gvisor/runsc"
+// builtPath is where `make runsc` puts gVisor.
+const builtPath = "/var/lib/boxgate/gvisor"
 
 // present returns the path of a runtime; "" if the host has none.
 func present(name string) string {
 	if path, err := exec.LookPath(name); err == nil {
 		return path
 	}
-	if _, err := os.Stat(runscPath); err == nil && name == "runsc" {
-		return runscPath
+	if path, err := exec.LookPath(filepath.Join(builtPath, name)); err == nil {
+		return path
 	}
 	return ""
 }
 
-// each runs a test under every runtime that is present. runc must be.
-func each(t *testing.T, test func(t *testing.T, w *harness.World, runtime string)) {
+// each runs a test under every runtime that is present. The default must be.
+func each(t *testing.T, test func(t *testing.T, w *harness.World, runtime *oci.Runtime)) {
 	t.Helper()
-	for _, name := range []string{"runc", "crun", "runsc"} {
-		path := present(name)
-		if path == "" && name == "runc" {
-			t.Fatal("there is no runc: apt-get install runc")
+	for _, name := range oci.Names() {
+		path, runtime := present(name), oci.ByName(name)
+		if path == "" && name == oci.Default {
+			t.Fatalf("there is no %s: %s", name, runtime.Install)
 		}
 		if path == "" {
 			t.Logf("NOT RUN under %s, which this host does not have: see docs/running.md", name)
@@ -46,10 +47,10 @@ func each(t *testing.T, test func(t *testing.T, w *harness.World, runtime string
 		}
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			if name == "crun" {
+			if runtime.RefusesHybrid {
 				path = withoutUnified(t, path)
 			}
-			test(t, harness.NewWorld(t, func(c *config.Config) { c.Launcher.Runtime = path }), name)
+			test(t, harness.NewWorld(t, func(c *config.Config) { c.Launcher.Runtime = path }), runtime)
 		})
 	}
 }
@@ -57,16 +58,16 @@ func each(t *testing.T, test func(t *testing.T, w *harness.World, runtime string
 // unified is where a hybrid host has control groups of version 2.
 const unified = "/sys/fs/cgroup/unified"
 
-// withoutUnified returns a runtime that sees control groups of version 1 alone, since crun refuses a host that has controllers
+// withoutUnified returns a runtime that sees control groups of version 1 alone, for one that refuses a host that has controllers
 // of both.
 func withoutUnified(t *testing.T, path string) string {
 	t.Helper()
 	if controllers, err := os.ReadFile(unified + "/cgroup.controllers"); err != nil || len(bytes.TrimSpace(controllers)) == 0 {
 		return path
 	}
-	wrapper := filepath.Join(t.TempDir(), "crun")
+	wrapper := filepath.Join(t.TempDir(), filepath.Base(path))
 	script := "#!/bin/sh\nexec unshare --mount --propagation unchanged sh -c 'mount --make-rprivate /sys/fs/cgroup && umount " + unified +
-		" && exec " + path + " \"$@\"' crun \"$@\"\n"
+		" && exec " + path + " \"$@\"' sh \"$@\"\n"
 	if err := os.WriteFile(wrapper, []byte(script), 0o700); err != nil {
 		t.Fatal(err)
 	}
@@ -77,7 +78,7 @@ func withoutUnified(t *testing.T, path string) string {
 // that of a shell.
 func TestCommandsUnderEachRuntime(t *testing.T) {
 	t.Parallel()
-	each(t, func(t *testing.T, w *harness.World, _ string) {
+	each(t, func(t *testing.T, w *harness.World, _ *oci.Runtime) {
 		box := w.Create(map[string]any{"env_vars": map[string]string{"STAGE": "test"}})
 		run := func(line string) (string, string, int) {
 			t.Helper()
@@ -133,7 +134,7 @@ func nothingLeft(w *harness.World, box string) {
 // What leaves a box is decided the same under each runtime, secrets are set outside of it, and it trusts its CA.
 func TestEgressUnderEachRuntime(t *testing.T) {
 	t.Parallel()
-	each(t, func(t *testing.T, w *harness.World, _ string) {
+	each(t, func(t *testing.T, w *harness.World, _ *oci.Runtime) {
 		box := w.Create(map[string]any{
 			"network_policy": harness.Custom("*.example.com"),
 			"attach_headers": map[string]any{"api.example.com": map[string]string{"X-Key": harness.Canary}},
@@ -171,7 +172,7 @@ func TestEgressUnderEachRuntime(t *testing.T) {
 // A paused box answers nothing and does nothing, and goes on as it was, also if it starts processes all the time.
 func TestPauseUnderEachRuntime(t *testing.T) {
 	t.Parallel()
-	each(t, func(t *testing.T, w *harness.World, _ string) {
+	each(t, func(t *testing.T, w *harness.World, _ *oci.Runtime) {
 		box := w.Create(map[string]any{})
 		w.MustSh(box, `(i=0; while :; do i=$((i+1)); echo $i > n; /bin/true; done) >/dev/null 2>&1 &`)
 		call := func(what string) {
@@ -198,7 +199,7 @@ func TestPauseUnderEachRuntime(t *testing.T) {
 // Boxes outlive the gateway: their processes, files and network are the same after it was killed.
 func TestRestartUnderEachRuntime(t *testing.T) {
 	t.Parallel()
-	each(t, func(t *testing.T, w *harness.World, _ string) {
+	each(t, func(t *testing.T, w *harness.World, _ *oci.Runtime) {
 		box := w.Create(map[string]any{"network_policy": harness.Custom("plain.example.com")})
 		w.MustSh(box, "echo kept > note; (sleep 300 >/dev/null 2>&1 &)")
 		works := func(when string) {

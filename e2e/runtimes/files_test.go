@@ -6,17 +6,18 @@ import (
 
 	"boxgate/api"
 	"boxgate/e2e/harness"
+	"boxgate/launcher/oci"
 )
 
-// Files that are written by the API are the box's, and the other way round. Under gVisor the host does not see them, and says so.
+// Files that are written by the API are the box's, and the other way round. A runtime under which the host cannot open them says so.
 func TestFilesUnderEachRuntime(t *testing.T) {
 	t.Parallel()
-	each(t, func(t *testing.T, w *harness.World, runtime string) {
+	each(t, func(t *testing.T, w *harness.World, runtime *oci.Runtime) {
 		box := w.Create(map[string]any{})
 		write := func(text string) error {
 			return w.Client.Do(t.Context(), "POST", api.BoxPath(box, "files/write"), map[string]any{"path": "note", "content": text}, nil)
 		}
-		if err := write("first"); runtime == "runsc" {
+		if err := write("first"); runtime.OwnFiles {
 			if err == nil || strings.Contains(err.Error(), "not running") {
 				t.Errorf("a file of a kernel of its own: %v", err)
 			}

@@ -9,12 +9,13 @@ import (
 	"boxgate/api"
 	session "boxgate/api/session/client"
 	"boxgate/e2e/harness"
+	"boxgate/launcher/oci"
 )
 
 // A session has input, output, signals, a status, and a terminal of the size that is asked for; what it has started ends with it.
 func TestSessionsUnderEachRuntime(t *testing.T) {
 	t.Parallel()
-	each(t, func(t *testing.T, w *harness.World, runtime string) {
+	each(t, func(t *testing.T, w *harness.World, runtime *oci.Runtime) {
 		box := w.Create(map[string]any{})
 		run := func(req session.Request, during func(*session.Session)) (string, int) {
 			t.Helper()
@@ -51,14 +52,9 @@ func TestSessionsUnderEachRuntime(t *testing.T) {
 			_ = s.Resize(api.TerminalSize{Rows: 40, Cols: 90})
 			_, _ = s.Write([]byte("typed\n"))
 		})
-		sized := strings.Contains(out, "/dev/pts/") && (strings.Contains(out, "30 70") || strings.Contains(out, "40 90"))
-		switch runtime {
-		case "crun": // it does not set the size for commands: that comes when the command runs already
-			sized = strings.Contains(out, "/dev/pts/")
-		case "runsc": // the same, and in gVisor a terminal has no name
-			sized = true
-		}
-		if !sized || !strings.Contains(out, "got typed") || code != 3 {
+		named := runtime.NamelessTerminal || strings.Contains(out, "/dev/pts/")
+		sized := runtime.LateTerminalSize || strings.Contains(out, "30 70") || strings.Contains(out, "40 90")
+		if !named || !sized || !strings.Contains(out, "got typed") || code != 3 {
 			t.Errorf("a terminal: %d %q", code, out)
 		}
 

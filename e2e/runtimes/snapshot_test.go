@@ -6,13 +6,14 @@ import (
 
 	"boxgate/api"
 	"boxgate/e2e/harness"
+	"boxgate/launcher/oci"
 )
 
 // A snapshot of a box that is in use has its files as they were, with owners, modes and links; boxes from it have them too, and a policy
 // of their own, and what they change is theirs. It outlives its box.
 func TestSnapshotsUnderEachRuntime(t *testing.T) {
 	t.Parallel()
-	each(t, func(t *testing.T, w *harness.World, _ string) {
+	each(t, func(t *testing.T, w *harness.World, _ *oci.Runtime) {
 		box := w.Create(map[string]any{"network_policy": harness.Custom("plain.example.com"), "env_vars": map[string]string{"STAGE": "test"}})
 		const look = "stat -c %U:%a:%h file tree/script; readlink link; cat file; sha256sum < tree/big"
 		w.MustSh(box, `echo kept > file; chmod 640 file; mkdir tree; head -c 3000000 /dev/urandom > tree/big; printf '#!/bin/sh\necho ran\n' > tree/script; chmod 750 tree/script
@@ -88,7 +89,7 @@ func restored(w *harness.World, snapshot string) string {
 // After a restart of the host, a box starts again with what it wrote, and its policy.
 func TestRebootUnderEachRuntime(t *testing.T) {
 	t.Parallel()
-	each(t, func(t *testing.T, w *harness.World, _ string) {
+	each(t, func(t *testing.T, w *harness.World, _ *oci.Runtime) {
 		box := w.Create(map[string]any{"network_policy": harness.Custom("plain.example.com")})
 		w.MustSh(box, "echo kept > note; mkdir -m 700 own; rm -rf ~/.bashrc")
 		w.Reboot()
