@@ -1,7 +1,9 @@
 package policy
 
 import (
+	"encoding/json"
 	"errors"
+	"fmt"
 	"slices"
 	"strings"
 	"testing"
@@ -207,5 +209,32 @@ func TestScrubbingOfOtherPorts(t *testing.T) {
 	}
 	if rule := (*Compiled)(nil).ScrubRule(name.Name{}); rule.Scrub {
 		t.Error("no policy masks something")
+	}
+}
+
+// TestRulesShowNoSecret: whichever way a program writes rules, no literal of theirs is in it.
+func TestRulesShowNoSecret(t *testing.T) {
+	t.Parallel()
+	rules := mustRules(t, `{
+		"a.test": {"headers": {"X-A": "canary"}, "placeholders": {"KEY": "canary"}, "query": {"q": "canary"}},
+		"b.test": {"sign": {"aws": {"credentials": "{\"access_key_id\":\"AKID\",\"secret_access_key\":\"canary\"}", "region": "a", "service": "s3"}}},
+		"c.test": {"sign": {"hmac": {"key": "canary", "header": "x-sig", "template": "{body}"}}},
+		"d.test:5432": {"postgres": {"user": "u", "database": "d", "password": "canary"}},
+		"e.test:3128": {"proxy": {"username": "u", "password": "canary"}}}`)
+	var out strings.Builder
+	for _, verb := range []string{"%v", "%+v", "%#v", "%s", "%q", "%x"} {
+		for _, r := range rules {
+			for _, v := range []any{r, &r, r.Headers, r.Placeholders, r.Query, r.Sign, r.Sign.AWS, r.Sign.HMAC, r.Login} {
+				fmt.Fprintf(&out, verb+"\n", v)
+			}
+		}
+	}
+	text, err := json.Marshal(rules)
+	if err != nil {
+		t.Fatal(err)
+	}
+	out.Write(text)
+	if shown := out.String(); strings.Contains(shown, "canary") || strings.Contains(shown, "63616e617279") || !strings.Contains(shown, "AKID") && !strings.Contains(shown, "X-A") {
+		t.Error("the rules are shown with their literals, or not at all")
 	}
 }
