@@ -14,6 +14,7 @@ import (
 	"golang.org/x/time/rate"
 
 	"boxgate/internal/fault"
+	"boxgate/internal/lru"
 	"boxgate/policy"
 	"boxgate/policy/name"
 )
@@ -54,10 +55,14 @@ type boxLeaves struct {
 	making  singleflight.Group        // of rsa
 	rsaPace *rate.Limiter             // handshakes with an RSA leaf
 
-	mu       sync.Mutex
-	cache    leafLRU
-	rsaCache leafLRU
+	cache    *leaves
+	rsaCache *leaves
 }
+
+// leaves keeps leaves by name, each at a cost of 1.
+type leaves = lru.Cache[name.Name, *tls.Certificate]
+
+func newLeaves(limit int) *leaves { return lru.New[name.Name, *tls.Certificate](limit) }
 
 // Add sets the authority of a box. Adding a box again with another authority drops the leaves of the old one.
 func (m *Minter) Add(box policy.BoxID, ca *Authority) error {
@@ -73,7 +78,7 @@ func (m *Minter) Add(box policy.BoxID, ca *Authority) error {
 	if m.boxes == nil {
 		m.boxes = make(map[policy.BoxID]*boxLeaves)
 	}
-	m.boxes[box] = &boxLeaves{ca: ca, key: key, cache: newLeafLRU(leafCache), rsaCache: newLeafLRU(rsaLeafCache), rsaPace: rate.NewLimiter(rsaRate, rsaBurst)}
+	m.boxes[box] = &boxLeaves{ca: ca, key: key, cache: newLeaves(leafCache), rsaCache: newLeaves(rsaLeafCache), rsaPace: rate.NewLimiter(rsaRate, rsaBurst)}
 	return nil
 }
 
@@ -112,11 +117,11 @@ func (m *Minter) Leaf(ctx context.Context, box policy.BoxID, n name.Name) (*tls.
 		return nil, err
 	}
 	now := m.clock()
-	if leaf := b.cached(&b.cache, n, now); leaf != nil {
+	if leaf := b.cached(b.cache, n, now); leaf != nil {
 		return leaf, nil
 	}
 	return b.await(ctx, n.String(), func() (*tls.Certificate, error) {
-		return b.mint(&b.cache, n, now, func() (*tls.Certificate, error) {
+		return b.mint(b.cache, n, now, func() (*tls.Certificate, error) {
 			return b.ca.issue(b.key, []string{n.String()}, now, leafLifetime)
 		})
 	})
@@ -159,18 +164,16 @@ func (b *boxLeaves) await(ctx context.Context, key string, make func() (*tls.Cer
 }
 
 // cached returns a leaf that is neither about to expire nor, after the clock was set back, not yet valid.
-func (b *boxLeaves) cached(in *leafLRU, n name.Name, now time.Time) *tls.Certificate {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	leaf := in.get(n)
-	if leaf == nil || now.Add(leafRenew).After(leaf.Leaf.NotAfter) || now.Before(leaf.Leaf.NotBefore) {
+func (b *boxLeaves) cached(in *leaves, n name.Name, now time.Time) *tls.Certificate {
+	leaf, ok := in.Get(n)
+	if !ok || now.Add(leafRenew).After(leaf.Leaf.NotAfter) || now.Before(leaf.Leaf.NotBefore) {
 		return nil
 	}
 	return leaf
 }
 
 // mint issues a leaf and keeps it in a cache.
-func (b *boxLeaves) mint(in *leafLRU, n name.Name, now time.Time, issue func() (*tls.Certificate, error)) (*tls.Certificate, error) {
+func (b *boxLeaves) mint(in *leaves, n name.Name, now time.Time, issue func() (*tls.Certificate, error)) (*tls.Certificate, error) {
 	if leaf := b.cached(in, n, now); leaf != nil { // minted after the caller looked
 		return leaf, nil
 	}
@@ -178,8 +181,6 @@ func (b *boxLeaves) mint(in *leafLRU, n name.Name, now time.Time, issue func() (
 	if err != nil {
 		return nil, err
 	}
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	in.put(n, leaf)
+	in.Put(n, leaf, 1)
 	return leaf, nil
 }

@@ -134,10 +134,10 @@ func TestCacheIsBounded(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if got := m.boxes["b"].cache.order.Len(); got != leafCache {
+	if got := m.boxes["b"].cache.Len(); got != leafCache {
 		t.Errorf("%d leaves kept, want %d", got, leafCache)
 	}
-	if m.boxes["b"].cache.get(mustName(t, "n0.example.com")) != nil {
+	if _, ok := m.boxes["b"].cache.Get(mustName(t, "n0.example.com")); ok {
 		t.Error("the leaf used longest ago was kept")
 	}
 }

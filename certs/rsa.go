@@ -87,11 +87,11 @@ func (m *Minter) rsaLeaf(ctx context.Context, box policy.BoxID, n name.Name) (*t
 		return nil, err
 	}
 	now := m.clock()
-	if leaf := b.cached(&b.rsaCache, n, now); leaf != nil {
+	if leaf := b.cached(b.rsaCache, n, now); leaf != nil {
 		return leaf, nil
 	}
 	return b.await(ctx, "rsa "+n.String(), func() (*tls.Certificate, error) { // no name has a space
-		return b.mint(&b.rsaCache, n, now, func() (*tls.Certificate, error) { return by.issue(n.String(), now) })
+		return b.mint(b.rsaCache, n, now, func() (*tls.Certificate, error) { return by.issue(n.String(), now) })
 	})
 }
 

@@ -168,7 +168,7 @@ func TestFloodOfHellosMakesOneKey(t *testing.T) {
 			t.Fatal("another key for one box")
 		}
 	}
-	if got := m.boxes["b"].rsaCache.order.Len(); got != rsaLeafCache {
+	if got := m.boxes["b"].rsaCache.Len(); got != rsaLeafCache {
 		t.Errorf("%d RSA leaves kept, want %d", got, rsaLeafCache)
 	}
 }

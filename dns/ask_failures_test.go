@@ -15,6 +15,7 @@ import (
 	"go.uber.org/zap/zaptest/observer"
 
 	"boxgate/dns/outbound"
+	"boxgate/internal/lru"
 	"boxgate/policy"
 )
 
@@ -197,7 +198,7 @@ func TestOneSilentNameDoesNotHoldTheServer(t *testing.T) {
 		t.Fatal("a server that answers is held down")
 	}
 
-	r.cache.answers = newLRU[cacheKey, *answer](1 << 20)
+	r.cache.answers = lru.New[cacheKey, *answer](1 << 20)
 	r.query("silent.example.com")
 	r.sweep(t.Context(), time.Now().Add(2*time.Minute))
 	r.answering.Wait()

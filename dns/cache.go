@@ -9,6 +9,7 @@ import (
 
 	mdns "github.com/miekg/dns"
 
+	"boxgate/internal/lru"
 	"boxgate/policy/name"
 )
 
@@ -37,7 +38,7 @@ var errBusy = errors.New("too many DNS lookups are in flight")
 // is in it.
 type cache struct {
 	up      exchanger
-	answers *lru[cacheKey, *answer]
+	answers *lru.Cache[cacheKey, *answer]
 	lookups chan struct{} // a slot for each lookup under way
 	timeout time.Duration // of a lookup; lookupTimeout
 
@@ -59,7 +60,7 @@ type cacheKey struct {
 func newCache(up exchanger, bytes, lookups int) *cache {
 	return &cache{
 		up:      up,
-		answers: newLRU[cacheKey, *answer](bytes),
+		answers: lru.New[cacheKey, *answer](bytes),
 		lookups: make(chan struct{}, lookups),
 		timeout: lookupTimeout,
 		flights: map[cacheKey]*flight{},
@@ -183,7 +184,7 @@ func (c *cache) fresh(k cacheKey) *answer { return c.freshAt(k, time.Now()) }
 
 // freshAt returns the answer that may be used at that time, or nil.
 func (c *cache) freshAt(k cacheKey, now time.Time) *answer {
-	a, ok := c.answers.get(k)
+	a, ok := c.answers.Get(k)
 	if !ok || now.Sub(a.stored) >= a.life {
 		return nil
 	}
@@ -220,7 +221,7 @@ func failure(err error) *answer { return &answer{err: err, stored: time.Now(), l
 // keep keeps an answer whose message had a size, if it may be kept.
 func (c *cache) keep(k cacheKey, a *answer, size int) {
 	if a.life > 0 {
-		c.answers.put(k, a, 2*size+len(k.name.String())+entryOverhead) // as records, and packed
+		c.answers.Put(k, a, 2*size+len(k.name.String())+entryOverhead) // as records, and packed
 	}
 }
 

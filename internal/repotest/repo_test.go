@@ -43,7 +43,7 @@ firewall/nft: policy internal/fault firewall/namespace firewall/network
 firewall/report: policy audit firewall/flow firewall/namespace firewall/network firewall/nft
 firewall/route: firewall/namespace firewall/network
 firewall/watch: policy firewall/link firewall/namespace firewall/network firewall/nft firewall/route
-dns: policy audit internal/fault internal/memory internal/pace
+dns: policy audit internal/fault internal/lru internal/memory internal/pace
 dns/outbound:
 proxy: policy audit internal/fault internal/handshake internal/memory internal/pace internal/h1 internal/h2 internal/h2/upstream internal/buffers internal/socket
 proxy/contain: policy
@@ -67,7 +67,7 @@ proxy/ssh: policy internal/memory proxy/contain
 proxy/traverse: policy internal/socket
 proxy/tunnel: policy internal/buffers proxy/contain internal/h1 internal/socket
 proxy/usage: policy audit internal/memory internal/pace internal/socket proxy/scrub
-certs: policy audit internal/fault
+certs: policy audit internal/fault internal/lru
 ingress/balancer:
 ingress/h2c: internal/h1 internal/h2/upstream
 ingress: policy audit internal/handshake internal/buffers internal/h1 internal/h2/downstream internal/memory internal/socket
@@ -155,6 +155,7 @@ internal/h2: internal/memory internal/buffers internal/h1
 internal/h2/downstream: internal/memory internal/buffers internal/h2 internal/socket
 internal/h2/upstream: internal/buffers internal/h1 internal/h2 internal/socket
 internal/handshake:
+internal/lru:
 internal/memory:
 internal/pace:
 internal/socket:
