@@ -22,6 +22,9 @@ const (
 // Roles lists the roles that keys can have.
 var Roles = []Role{RoleAdmin, RoleCreator, RoleReader, RoleBox}
 
+// KeyHeader is the field of a request that has the API key. A bearer token serves as well.
+const KeyHeader = "X-Box-Api-Key"
+
 // OperatorKey is the ID of the key that the gateway itself makes, for the commands on its host.
 const OperatorKey = "operator"
 

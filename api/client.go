@@ -123,7 +123,7 @@ func (c *Client) sendBody(ctx context.Context, method, path string, body io.Read
 	for name, values := range header {
 		req.Header[name] = values
 	}
-	req.Header.Set("X-Box-Api-Key", c.key)
+	req.Header.Set(KeyHeader, c.key)
 	if method == http.MethodPost {
 		req.Header.Set("Prefer", "wait=600") // a command line has nothing else to do
 	}
@@ -167,7 +167,7 @@ func (c *Client) unreachable(err error) error {
 
 // WebSocket opens a WebSocket. A refusal is a *[ResponseError].
 func (c *Client) WebSocket(ctx context.Context, path string) (*websocket.Conn, error) {
-	opts := &websocket.DialOptions{HTTPClient: c.http, HTTPHeader: http.Header{"X-Box-Api-Key": {c.key}}}
+	opts := &websocket.DialOptions{HTTPClient: c.http, HTTPHeader: http.Header{KeyHeader: {c.key}}}
 	conn, resp, err := websocket.Dial(ctx, c.base+path, opts)
 	switch {
 	case err == nil:

@@ -269,10 +269,16 @@ type BoxFilter struct {
 	Label string // only boxes with this label
 }
 
+// Workspace is the home and the working directory of a box: relative paths are below it.
+const Workspace = "/workspace/home"
+
+// SkippedTrailer is the trailer of an archive of a box's files that has the number of those that it lacks.
+const SkippedTrailer = "X-Boxgate-Skipped"
+
 // ExecRequest is a command to run in a box.
 type ExecRequest struct {
 	Command []string          // argv; never empty
-	Dir     string            // absolute, in the box; /workspace/home unless the caller said otherwise
+	Dir     string            // absolute, in the box; [Workspace] unless the caller said otherwise
 	Env     map[string]string // added to that of the box
 	Stdin   io.Reader         // nil: empty
 	// Left is closed when the caller has gone. The command goes on, but no longer keeps the box awake. nil: the caller stays.

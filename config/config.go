@@ -266,7 +266,7 @@ const EnvironmentPrefix = "BOXGATE_"
 
 // notConfiguration are variables with the prefix that are read elsewhere.
 var notConfiguration = map[string]bool{
-	"BOXGATE_API_KEY": true, "BOXGATE_ADMIN": true, PassphraseVariable: true, NewPassphraseVariable: true, "BOXGATE_CONFIG": true,
+	APIKeyVariable: true, AdminVariable: true, PassphraseVariable: true, NewPassphraseVariable: true, FileVariable: true,
 }
 
 // applyEnvironment sets the keys that BOXGATE_* variables name; an unknown variable is an error.
@@ -463,8 +463,12 @@ func checkListeners(fail func(key, format string, args ...any), listeners map[st
 	}
 }
 
-// The variables that hold the passphrase of the store.
+// The variables that have no key in the configuration file.
 const (
+	FileVariable   = "BOXGATE_CONFIG"  // the configuration file
+	AdminVariable  = "BOXGATE_ADMIN"   // for clients: the admin API, a socket or a URL
+	APIKeyVariable = "BOXGATE_API_KEY" // for clients
+	// The passphrase of the store, and the next one during a change.
 	PassphraseVariable    = "BOXGATE_STORE_PASSPHRASE"
 	NewPassphraseVariable = "BOXGATE_STORE_NEW_PASSPHRASE"
 )

@@ -6,14 +6,15 @@ import (
 
 	mdns "github.com/miekg/dns"
 
+	"boxgate/dns/outbound"
 	"boxgate/policy/name"
 )
 
 // headerSize is that of a message's header.
 const headerSize = 12
 
-// udpSize is what this server takes and sends over UDP without risking fragments (DNS flag day 2020).
-const udpSize = 1232
+// udpSize is what this server takes and sends over UDP.
+const udpSize = outbound.UDPSize
 
 // isMeta reports whether a type asks for something other than records of that type: transfers, ANY, and the rest of the
 // range that RFC 6895, section 3.1 reserves.

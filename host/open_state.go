@@ -26,7 +26,7 @@ func (p *parts) openStore(context.Context) error {
 		return err
 	}
 	if !p.takesOver { // else the predecessor may need it
-		_ = os.Remove(filepath.Join(p.cfg.StateDir, store.File) + keptSuffix)
+		_ = os.Remove(filepath.Join(p.cfg.StateDir, store.FileName) + keptSuffix)
 	}
 	if _, err := p.store.EnsureAPIKey(); err != nil {
 		return fmt.Errorf("making the first API key: %w", err)

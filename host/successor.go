@@ -73,7 +73,7 @@ func (h *Host) goOn(ctx context.Context, start Start) error {
 	if err := h.letGo(); err != nil {
 		h.parts.log.Warn("not everything could be closed that the next process opens", zap.Error(err))
 	}
-	file := filepath.Join(h.parts.cfg.StateDir, store.File)
+	file := filepath.Join(h.parts.cfg.StateDir, store.FileName)
 	if err := os.Rename(file+keptSuffix, file); err != nil && !errors.Is(err, os.ErrNotExist) {
 		return fmt.Errorf("the store as it was: %w", err)
 	}
@@ -176,7 +176,7 @@ func (h *Host) lend(ctx context.Context) error {
 	}
 	h.succession.lent = true
 	err := errors.Join(fault.At(ctx, "replace: nothing changes"), h.letGo())
-	file := filepath.Join(h.parts.cfg.StateDir, store.File)
+	file := filepath.Join(h.parts.cfg.StateDir, store.FileName)
 	return errors.Join(err, copyFile(file, file+keptSuffix), fault.At(ctx, "replace: let go"))
 }
 
@@ -248,7 +248,7 @@ func (h *Host) retire(next *successor) (pid int) {
 	}
 	all.Wait()
 	h.parts.listeners.closeQuietly()
-	_ = os.Remove(filepath.Join(h.parts.cfg.StateDir, store.File) + keptSuffix)
+	_ = os.Remove(filepath.Join(h.parts.cfg.StateDir, store.FileName) + keptSuffix)
 	if err := systemd.Notify(fmt.Sprintf("MAINPID=%d", next.process.Pid)); err != nil {
 		h.parts.log.Warn("systemd was not told which process serves", zap.Error(err))
 	}

@@ -165,9 +165,6 @@ func (db *DB) table(tx *bolt.Tx, name []byte) (document.Table, error) { return d
 // is none.
 func CheckDir(dir string) error { return private.CheckDir(dir) }
 
-// File is the name of the store's file in the state directory.
-const File = layout.FileDB
-
 // Owns reports whether a file or directory of that name in a state directory is the store's.
 func Owns(name string) bool {
 	return slices.ContainsFunc(layout.Files, func(pattern string) bool {
@@ -176,8 +173,11 @@ func Owns(name string) bool {
 	})
 }
 
-// FileName is the name of the store's file in a state directory.
-const FileName = layout.FileDB
+// The names of the store's files in a state directory.
+const (
+	FileName    = layout.FileDB
+	KeyFileName = layout.FileSecret // the key that its secrets are encrypted with, unless that is a passphrase
+)
 
 // InUse reports whether a process has the store of a state directory open.
 func InUse(dir string) bool {

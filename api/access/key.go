@@ -14,7 +14,7 @@ import (
 
 // keyOf returns the key of a request; two different ones count as none.
 func keyOf(r *http.Request) (string, bool) {
-	keys := slices.Clone(r.Header.Values("X-Box-Api-Key"))
+	keys := slices.Clone(r.Header.Values(api.KeyHeader))
 	for _, v := range r.Header.Values("Authorization") {
 		scheme, token, _ := strings.Cut(v, " ")
 		if !strings.EqualFold(scheme, "Bearer") {

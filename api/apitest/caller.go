@@ -7,6 +7,8 @@ import (
 	"net/http/httptest"
 	"strings"
 	"testing"
+
+	"boxgate/api"
 )
 
 // Caller calls an API that is served.
@@ -37,7 +39,7 @@ func (c *Caller) Call(t testing.TB, method, path, body string, edit ...func(*htt
 	if err != nil {
 		t.Fatal(err)
 	}
-	req.Header.Set("X-Box-Api-Key", Key)
+	req.Header.Set(api.KeyHeader, Key)
 	if body != "" {
 		req.Header.Set("Content-Type", "application/json")
 	}
@@ -73,7 +75,7 @@ func (c *Caller) Expect(t testing.TB, status int, method, path, body string, wor
 
 // With makes a request come with another key.
 func With(key string) func(*http.Request) {
-	return func(r *http.Request) { r.Header.Set("X-Box-Api-Key", key) }
+	return func(r *http.Request) { r.Header.Set(api.KeyHeader, key) }
 }
 
 // IfMatch makes a request conditional on a version.

@@ -48,7 +48,7 @@ func Serve(t testing.TB, host *Host, routes []rest.Route) *Served {
 	s.Server = httptest.NewServer(http.HandlerFunc(func(rw http.ResponseWriter, r *http.Request) {
 		w := &rest.Writer{ResponseWriter: rw, Record: s.record}
 		defer answers.Recover(w, r)
-		caller, known := host.FindKey(r.Header.Get("X-Box-Api-Key"))
+		caller, known := host.FindKey(r.Header.Get(api.KeyHeader))
 		if !known {
 			answers.Fail(w, r, problem.Refuse(http.StatusUnauthorized, "a valid API key is required"))
 			return

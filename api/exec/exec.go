@@ -15,9 +15,6 @@ import (
 	"boxgate/policy"
 )
 
-// Workspace is the home and working directory of a box.
-const Workspace = spec.Workspace
-
 // execBody is a command to run.
 type execBody struct {
 	Command []string `json:"command" doc:"program and arguments; no shell in between" min:"1" example:"[\"ls\",\"-l\"]"`

@@ -5,11 +5,9 @@ import (
 	"strings"
 	"unicode/utf8"
 
+	"boxgate/api"
 	"boxgate/api/problem"
 )
-
-// Workspace is the directory that relative paths are below.
-const Workspace = "/workspace/home"
 
 // maxPath is the longest path that the kernel takes.
 const maxPath = 4095
@@ -19,14 +17,14 @@ const maxPath = 4095
 func resolve(name, text string, empty bool) (string, error) {
 	switch {
 	case text == "" && empty:
-		return Workspace, nil
+		return api.Workspace, nil
 	case text == "":
-		return "", problem.Invalid("/"+name, "is missing: name a file of the box, absolute or below %s", Workspace)
+		return "", problem.Invalid("/"+name, "is missing: name a file of the box, absolute or below %s", api.Workspace)
 	case strings.ContainsRune(text, 0):
 		return "", problem.Invalid("/"+name, "must not contain NUL")
 	}
 	if !strings.HasPrefix(text, "/") {
-		text = Workspace + "/" + text
+		text = api.Workspace + "/" + text
 	}
 	if len(text) > maxPath {
 		return "", problem.Invalid("/"+name, "has %d bytes; the limit is %d", len(text), maxPath)

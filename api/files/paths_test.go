@@ -4,6 +4,8 @@ import (
 	"strings"
 	"testing"
 	"unicode/utf8"
+
+	"boxgate/api"
 )
 
 // FuzzResolve: a path that is accepted is absolute, ends as it was written, and the kernel can take it.
@@ -19,7 +21,7 @@ func FuzzResolve(f *testing.F) {
 		if !strings.HasPrefix(got, "/") || !strings.HasSuffix(got, text) || len(got) > maxPath || strings.ContainsRune(got, 0) {
 			t.Errorf("%q became %q", text, got)
 		}
-		if !strings.HasPrefix(text, "/") && !strings.HasPrefix(got, Workspace+"/") {
+		if !strings.HasPrefix(text, "/") && !strings.HasPrefix(got, api.Workspace+"/") {
 			t.Errorf("%q became %q", text, got)
 		}
 		if !utf8.ValidString(shown(got)) {

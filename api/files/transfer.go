@@ -10,6 +10,7 @@ import (
 	"net/http"
 	"strconv"
 
+	"boxgate/api"
 	"boxgate/api/problem"
 	"boxgate/api/rest"
 )
@@ -18,8 +19,6 @@ const (
 	tarMedia = "application/x-tar"
 	// maxUploads is how many files one upload holds.
 	maxUploads = 10_000
-	// skippedTrailer says how many files an archive lacks.
-	skippedTrailer = "X-Boxgate-Skipped"
 )
 
 // uploadForm is the form of an upload. The n-th of paths belongs to the n-th of files, and comes before it.
@@ -180,7 +179,7 @@ func (e *Endpoints) downloadFolder(w http.ResponseWriter, files Files, path stri
 		return rest.Reply{}, err
 	}
 	w.Header().Set("Content-Type", tarMedia)
-	w.Header().Set("Trailer", skippedTrailer)
+	w.Header().Set("Trailer", api.SkippedTrailer)
 	w.WriteHeader(http.StatusOK)
 	_, err = io.CopyBuffer(rest.SteadyWriter(w), archive, make([]byte, 128<<10))
 	if err != nil {
@@ -190,6 +189,6 @@ func (e *Endpoints) downloadFolder(w http.ResponseWriter, files Files, path stri
 	if err != nil {
 		panic(http.ErrAbortHandler)
 	}
-	w.Header().Set(skippedTrailer, strconv.Itoa(n))
+	w.Header().Set(api.SkippedTrailer, strconv.Itoa(n))
 	return rest.Reply{Written: true}, nil
 }

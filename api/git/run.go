@@ -14,9 +14,6 @@ import (
 	"boxgate/policy"
 )
 
-// workspace is the directory that folders are below.
-const workspace = "/workspace/home"
-
 // repository is a directory of a box in which commands are run.
 type repository struct {
 	e   *Endpoints
@@ -38,7 +35,7 @@ func (e *Endpoints) in(r *http.Request, folder string) (repository, error) {
 	}
 	dir := path.Clean(folder)
 	if !path.IsAbs(dir) {
-		dir = path.Join(workspace, dir)
+		dir = path.Join(api.Workspace, dir)
 	}
 	answer, err := e.Output.Open(r.Context(), box.ID)
 	return repository{e, r.Context(), box.ID, dir, answer}, err

@@ -138,7 +138,7 @@ func (b *runBody) dir() string {
 	if path.IsAbs(b.Folder) {
 		return path.Clean(b.Folder)
 	}
-	return path.Join("/workspace/home", b.Folder)
+	return path.Join(api.Workspace, b.Folder)
 }
 
 // environment are the variables of the protocol.

@@ -9,6 +9,7 @@ import (
 	"slices"
 	"strings"
 
+	"boxgate/api"
 	"boxgate/api/rest"
 	"boxgate/api/strict"
 )
@@ -57,7 +58,7 @@ func Describe(subjects []Subject) ([]byte, error) {
 		"components": object{
 			"schemas": s.structs,
 			"securitySchemes": object{
-				"key":    object{"type": "apiKey", "in": "header", "name": "X-Box-Api-Key"},
+				"key":    object{"type": "apiKey", "in": "header", "name": api.KeyHeader},
 				"bearer": object{"type": "http", "scheme": "bearer"},
 			},
 		},

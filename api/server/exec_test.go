@@ -14,7 +14,6 @@ import (
 
 	"boxgate/api"
 	"boxgate/api/apitest"
-	"boxgate/api/exec"
 )
 
 func TestExec(t *testing.T) {
@@ -46,7 +45,7 @@ func TestExec(t *testing.T) {
 			}
 		}
 	}
-	for folder, dir := range map[string]string{"": exec.Workspace, "src": exec.Workspace + "/src", "/tmp": "/tmp", "../..": "/"} {
+	for folder, dir := range map[string]string{"": api.Workspace, "src": api.Workspace + "/src", "/tmp": "/tmp", "../..": "/"} {
 		f.Call(t, "POST", path, `{"command":["true"],"folder":"`+folder+`"}`)
 		if got := f.host.Execs[len(f.host.Execs)-1].Dir; got != dir {
 			t.Errorf("folder %q is %q, want %q", folder, got, dir)

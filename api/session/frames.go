@@ -12,9 +12,6 @@ import (
 	"boxgate/api/strict"
 )
 
-// home is where commands start unless their caller says otherwise.
-const home = "/workspace/home"
-
 // fromClient is a frame of a client: which fields it has depends on its type.
 type fromClient struct {
 	Type string `json:"type"`
@@ -72,7 +69,7 @@ func (f *fromClient) request() (api.SessionRequest, string, error) {
 		p.Add("/argv", "must name a program, unless cmd has a line for a shell")
 	}
 	if !path.IsAbs(req.Dir) {
-		req.Dir = path.Join(home, req.Dir)
+		req.Dir = path.Join(api.Workspace, req.Dir)
 	}
 	checkStrings(&p, req.Command, f.Cwd)
 	req.Env = f.environment(&p)

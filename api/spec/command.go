@@ -9,9 +9,6 @@ import (
 	"boxgate/api/problem"
 )
 
-// Workspace is the home and working directory of a box.
-const Workspace = "/workspace/home"
-
 // Command checks a program and its arguments.
 func Command(p *problem.List, at string, command []string) {
 	if len(command) == 0 || command[0] == "" {
@@ -32,7 +29,7 @@ func Command(p *problem.List, at string, command []string) {
 	}
 }
 
-// Folder returns a working directory as an absolute path. One that is not absolute is below [Workspace].
+// Folder returns a working directory as an absolute path. One that is not absolute is below [api.Workspace].
 func Folder(p *problem.List, at, folder string) string {
 	if strings.ContainsRune(folder, 0) || len(folder) > 4095 {
 		p.Add(at, "is not a path")
@@ -40,5 +37,5 @@ func Folder(p *problem.List, at, folder string) string {
 	if dir := path.Clean(folder); path.IsAbs(dir) {
 		return dir
 	}
-	return path.Join(Workspace, folder)
+	return path.Join(api.Workspace, folder)
 }

@@ -139,7 +139,7 @@ func TestQuestionsCannotBePredicted(t *testing.T) {
 			m, from := up.next()
 			opt := m.IsEdns0()
 			if len(m.Question) != 1 || !strings.EqualFold(m.Question[0].Name, name+".") || m.Question[0].Qtype != mdns.TypeA ||
-				!m.RecursionDesired || opt == nil || opt.Do() || opt.UDPSize() != udpSize || len(opt.Option) > 0 {
+				!m.RecursionDesired || opt == nil || opt.Do() || opt.UDPSize() != UDPSize || len(opt.Option) > 0 {
 				t.Fatalf("the question is\n%v", m)
 			}
 			ids[m.Id], ports[from.Port()], spellings[m.Question[0].Name] = true, true, true

@@ -13,11 +13,13 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Sizes of a message and its parts.
+// UDPSize is the size of the largest message over UDP that risks no fragments (DNS flag day 2020).
+const UDPSize = 1232
+
+// Sizes of a message's parts.
 const (
 	headerSize  = 12
 	maxQuestion = headerSize + 255 + 4 + 11 // header, name, type and class, OPT record
-	udpSize     = 1232
 )
 
 // Bits of the flags, in the third and the fourth byte of a message.
@@ -66,7 +68,7 @@ func (q *Question[T]) write(name string, qtype uint16, coins []byte) {
 	q.end = len(b)
 	b = append(b, 0)
 	b = binary.BigEndian.AppendUint16(b, mdns.TypeOPT)
-	b = binary.BigEndian.AppendUint16(b, udpSize)
+	b = binary.BigEndian.AppendUint16(b, UDPSize)
 	q.size = len(append(b, 0, 0, 0, 0, 0, 0))
 }
 

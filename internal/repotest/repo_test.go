@@ -104,7 +104,7 @@ api/harness: policy api api/history api/problem api/rest api/stream api/strict q
 api/history: policy api api/problem api/stream quota
 api/keys: policy api api/problem api/rest api/strict quota
 api/lifecycle: policy api api/history api/problem api/rest api/spec api/strict
-api/openapi: api/problem api/rest api/strict
+api/openapi: api api/problem api/rest api/strict
 api/problem: policy api quota
 api/rest: policy api api/problem api/strict quota
 api/rules: policy rule/kinds api api/access api/apitest api/change api/history api/problem api/rest api/spec api/strict

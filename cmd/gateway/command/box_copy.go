@@ -175,7 +175,7 @@ func (c *boxCopy) unpack(resp *http.Response, local string) error {
 	if err != nil {
 		return err
 	}
-	skipped, _ := strconv.Atoi(resp.Trailer.Get("X-Boxgate-Skipped"))
+	skipped, _ := strconv.Atoi(resp.Trailer.Get(api.SkippedTrailer))
 	if err := c.done(copied{Path: local, Bytes: n, Skipped: skipped}); err != nil {
 		return err
 	}

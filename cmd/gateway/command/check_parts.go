@@ -36,7 +36,7 @@ func needStateDir(cfg config.Config) error {
 	if err := preflight.NeedWritable("state_dir", cfg.StateDir); err != nil {
 		return err
 	}
-	if _, err := os.Stat(filepath.Join(cfg.StateDir, store.File)); err == nil {
+	if _, err := os.Stat(filepath.Join(cfg.StateDir, store.FileName)); err == nil {
 		return nil // a gateway whose disk has filled up starts, and says what it cannot store
 	}
 	return preflight.NeedRoom("state_dir", cfg.StateDir)

@@ -69,7 +69,7 @@ func newPassphrase(fromStdin bool, stdin io.Reader) (name.Secret, error) {
 }
 
 func sayStoreKey(w io.Writer, cfg config.Config, next name.Secret) error {
-	said := fmt.Sprintf("The secrets of the store are now encrypted with the new key in %s. Update your backup of it.\n", filepath.Join(cfg.StateDir, "secret.key"))
+	said := fmt.Sprintf("The secrets of the store are now encrypted with the new key in %s. Update your backup of it.\n", filepath.Join(cfg.StateDir, store.KeyFileName))
 	if next.Reveal() != "" {
 		said = fmt.Sprintf("The secrets of the store are now encrypted with the new passphrase. From now on, start the gateway with it in %s.\n", config.PassphraseVariable)
 	}
@@ -141,7 +141,7 @@ func rotateClosedStore(cfg config.Config, next name.Secret) error {
 // onClosedStore opens the store of a gateway that is not running, if it exists. The passphrase is that of the
 // environment unless one is given.
 func onClosedStore(cfg config.Config, passphrase name.Secret, do func(*store.DB) error) error {
-	if _, err := os.Stat(filepath.Join(cfg.StateDir, "boxgate.db")); err != nil {
+	if _, err := os.Stat(filepath.Join(cfg.StateDir, store.FileName)); err != nil {
 		return fmt.Errorf("there is no store to change: %w", err)
 	}
 	db, err := store.Open(store.Options{

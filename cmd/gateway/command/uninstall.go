@@ -13,6 +13,7 @@ import (
 	"boxgate/cmd/gateway/command/cli"
 	"boxgate/cmd/gateway/command/envfile"
 	"boxgate/cmd/gateway/command/terminal"
+	"boxgate/config"
 	"boxgate/host"
 	"boxgate/host/uninstall"
 )
@@ -70,7 +71,7 @@ func setEnvironment(cmd *cobra.Command, o *cli.Options, file string) error {
 		}
 	}
 	if !cmd.Flags().Changed("config") {
-		o.ConfigFile = os.Getenv("BOXGATE_CONFIG")
+		o.ConfigFile = os.Getenv(config.FileVariable)
 	}
 	return nil
 }

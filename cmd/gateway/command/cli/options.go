@@ -26,9 +26,9 @@ type Options struct {
 // Register adds the flags to those of root. Their defaults come from the environment.
 func (o *Options) Register(root *cobra.Command) {
 	f := root.PersistentFlags()
-	f.StringVar(&o.ConfigFile, "config", os.Getenv("BOXGATE_CONFIG"), "configuration file (default: "+config.DefaultFile+", if it exists)")
+	f.StringVar(&o.ConfigFile, "config", os.Getenv(config.FileVariable), "configuration file (default: "+config.DefaultFile+", if it exists)")
 	f.BoolVar(&o.JSON, "json", false, "print JSON")
-	f.StringVar(&o.Admin, "admin", os.Getenv("BOXGATE_ADMIN"), "admin API: a socket path or a URL (default: the configuration's socket)")
+	f.StringVar(&o.Admin, "admin", os.Getenv(config.AdminVariable), "admin API: a socket path or a URL (default: the configuration's socket)")
 }
 
 // File returns the configuration file: the one named, else that of a packaged install if it exists, else "".
@@ -48,7 +48,7 @@ func (o *Options) Load() (config.Config, error) { return config.Load(o.File(), o
 // loadForClient is Load, but does without a file that is not named if the address and the key are given: a user with a key
 // may be barred from the host's configuration.
 func (o *Options) loadForClient() (config.Config, error) {
-	if o.ConfigFile == "" && o.Admin != "" && os.Getenv("BOXGATE_API_KEY") != "" {
+	if o.ConfigFile == "" && o.Admin != "" && os.Getenv(config.APIKeyVariable) != "" {
 		return config.Load("", os.Environ())
 	}
 	return o.Load()
@@ -80,7 +80,7 @@ func (o *Options) address(cfg config.Config) string {
 }
 
 func apiKey(cfg config.Config) (string, error) {
-	if key := os.Getenv("BOXGATE_API_KEY"); key != "" {
+	if key := os.Getenv(config.APIKeyVariable); key != "" {
 		return key, nil
 	}
 	data, err := os.ReadFile(filepath.Join(cfg.StateDir, "api-key"))
