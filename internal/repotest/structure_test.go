@@ -2,6 +2,7 @@ package repotest
 
 import (
 	"go/ast"
+	"path"
 	"strings"
 	"testing"
 
@@ -83,4 +84,33 @@ func isPointer(e ast.Expr) bool {
 	}
 	of, ok := f.X.(*ast.Ident)
 	return ok && of.Name == "unsafe"
+}
+
+// TestSharedNamesAreWrittenOnce: names that several packages use have one constant, in this package.
+func TestSharedNamesAreWrittenOnce(t *testing.T) {
+	atRoot(t)
+	once := map[string]string{
+		`"X-Box-Api-Key"`: "api", `"X-Boxgate-Skipped"`: "api", `"secret.key"`: "store/layout",
+		`"BOXGATE_CONFIG"`: "config", `"BOXGATE_ADMIN"`: "config", `"BOXGATE_API_KEY"`: "config",
+	}
+	found := map[string]bool{}
+	for _, s := range sources(t) {
+		if strings.HasSuffix(s.path, "_test.go") {
+			continue
+		}
+		ast.Inspect(s.file, func(n ast.Node) bool {
+			literal, ok := n.(*ast.BasicLit)
+			if !ok || once[literal.Value] == "" {
+				return true
+			}
+			found[literal.Value] = true
+			if dir := path.Dir(s.path); dir != once[literal.Value] {
+				t.Errorf("%s: %s is a constant of package %s", s.path, literal.Value, once[literal.Value])
+			}
+			return true
+		})
+	}
+	if len(found) != len(once) {
+		t.Errorf("%d of the %d names are written anywhere", len(found), len(once))
+	}
 }
