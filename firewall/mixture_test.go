@@ -202,7 +202,11 @@ func (w *world) flowing(id policy.BoxID, to []netip.Addr) (stop func() error) {
 	w.t.Helper()
 	end := w.flood(id, to)
 	return func() error {
-		if sent, arrived := end(); arrived == 0 {
+		sent, arrived := end()
+		for until := time.Now().Add(time.Minute); arrived == 0 && time.Now().Before(until); time.Sleep(10 * time.Millisecond) {
+			_, arrived = end() // the receivers may not have read what has arrived
+		}
+		if arrived == 0 {
 			return fmt.Errorf("none of %d allowed packets arrived: the flood does not flow", sent)
 		}
 		return nil
