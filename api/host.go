@@ -272,7 +272,7 @@ type BoxFilter struct {
 // Workspace is the home and the working directory of a box: relative paths are below it.
 const Workspace = "/workspace/home"
 
-// SkippedTrailer is the trailer of an archive of a box's files that has the number of those that it lacks.
+// SkippedTrailer is the trailer field with the number of files that were left out of an archive.
 const SkippedTrailer = "X-Boxgate-Skipped"
 
 // ExecRequest is a command to run in a box.

@@ -40,7 +40,7 @@ type boxGrants struct {
 	order  list.List
 }
 
-// held is a grant, its place among those of its address, and the number of connections that hold it.
+// held is a grant with its index among the grants of its address and its reference count, one for each open connection.
 type held struct {
 	Grant
 	at    int

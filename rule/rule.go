@@ -1,6 +1,6 @@
 // Package rule is the interface between header rules and what they can do to the requests of a host and their responses. Each thing that a
-// rule can do is a [Kind] in a folder of its own below this one: how it is written in the document of a rule, how it is shown, what it does, and
-// the tests of all that. Package rule/kinds lists them.
+// rule can do is a [Kind] in a folder of its own below this one: its document, its view, its effect and their
+// tests. Package rule/kinds lists them.
 //
 // A kind reads its member of a rule's document and returns an [Effect], which implements the interface of each stage at which it does something:
 // [ResponseHead] for the heads of responses. Everything else follows from the kind: the strict parser, the store, the API and its description,

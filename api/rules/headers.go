@@ -55,7 +55,7 @@ type headerEntryView struct {
 	effects      map[string]any    // what else it does, by the keys of the kinds
 }
 
-// Members are those that kinds of rules read.
+// Members returns the members that the kinds of rules add.
 func (headerEntryView) Members() []reflect.StructField { return kinds.Members() }
 
 // MarshalJSON adds what kinds of rules show.

@@ -95,7 +95,7 @@ type headerEntryBody struct {
 	Forward      string                 `json:"forward_url,omitempty" doc:"https URL of a proxy that the requests are sent to in the place of the host; neither headers nor placeholders may stand beside it"`
 }
 
-// Members are those that kinds of rules read.
+// Members returns the members that the kinds of rules add.
 func (headerEntryBody) Members() []reflect.StructField { return kinds.Members() }
 
 // clientCertificate describes where a client certificate comes from.

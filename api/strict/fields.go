@@ -43,7 +43,7 @@ func FieldsOf(t reflect.Type) []Field {
 	return fields
 }
 
-// Extended is implemented by structs whose JSON has members besides those of their fields, and a MarshalJSON or UnmarshalJSON for them.
+// Extended is implemented by structs that marshal to more JSON members than they have fields.
 type Extended interface{ Members() []reflect.StructField }
 
 // nearest returns the field whose name is the same but for case and separators, or "".

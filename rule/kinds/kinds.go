@@ -13,7 +13,7 @@ var All = []rule.Kind{
 	response.Kind{},
 }
 
-// Members are the members of a rule's document that kinds read, as fields of a struct for the description of the API.
+// Members returns the document members of all kinds as struct fields, for the description of the API.
 func Members() []reflect.StructField {
 	fields := make([]reflect.StructField, 0, len(All))
 	for _, k := range All {

@@ -95,7 +95,7 @@ func checkDemo(folder int, dir string, owners []uint32) error {
 	return errors.Join(checkOwner(dir, above, owners), checkOwner(path, program, owners))
 }
 
-// checkOwner requires that a file or folder belongs to one of the users, and that nobody else may write to it.
+// checkOwner refuses a file or folder that is owned by any other user, or writable by group or others.
 func checkOwner(path string, found unix.Stat_t, owners []uint32) error {
 	if !slices.Contains(owners, found.Uid) {
 		return fmt.Errorf("%s belongs to user %d, who could have put any program there: it must belong to root or to you (`chown root %s`)", path, found.Uid, path)
