@@ -65,7 +65,7 @@ func (h *head) version(b []byte) error {
 }
 
 // field handles the fields that affect framing or the connection.
-func (h *head) field(f Field) error {
+func (h *head) field(f *Field) error {
 	switch f.Kind {
 	case ContentLength:
 		if h.HasLength {

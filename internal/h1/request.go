@@ -63,8 +63,8 @@ func (r *Request) parse(b []byte) error {
 	if r.Fields, err = parseFields(b[line+1:len(b)-2], r.Fields); err != nil {
 		return err
 	}
-	for _, f := range r.Fields {
-		if err := r.field(f); err != nil {
+	for i := range r.Fields {
+		if err := r.field(&r.Fields[i]); err != nil {
 			return err
 		}
 	}
@@ -75,7 +75,7 @@ func (r *Request) parse(b []byte) error {
 	return r.framing()
 }
 
-func (r *Request) field(f Field) error {
+func (r *Request) field(f *Field) error {
 	switch f.Kind {
 	case Host:
 		if len(f.Value) == 0 || !all(f.Value, host) {

@@ -1,6 +1,9 @@
 package h1
 
-import "bytes"
+import (
+	"bytes"
+	"slices"
+)
 
 // Response is the head of a response. Its slices point into the buffer it was parsed from. A Response can be reused for
 // further heads; it is not safe for concurrent use.
@@ -51,17 +54,17 @@ func (r *Response) parse(b []byte, method string) error {
 	if r.Fields, err = parseFields(b[line+1:len(b)-2], r.Fields); err != nil {
 		return err
 	}
-	kept := r.Fields[:0]
-	for _, f := range r.Fields {
-		repeated := f.Kind == ContentLength && r.HasLength
-		if err := r.field(&f); err != nil {
+	repeated := false
+	for i := range r.Fields {
+		f := &r.Fields[i]
+		repeated = repeated || f.Kind == ContentLength && r.HasLength
+		if err := r.field(f); err != nil {
 			return err
 		}
-		if !repeated {
-			kept = append(kept, f)
-		}
 	}
-	r.Fields = kept
+	if repeated {
+		r.dropRepeated()
+	}
 	if err := r.framing(); err != nil {
 		return err
 	}
@@ -78,6 +81,16 @@ func (r *Response) parse(b []byte, method string) error {
 	return nil
 }
 
+// dropRepeated removes each Content-Length but the first.
+func (r *Response) dropRepeated() {
+	first := true
+	r.Fields = slices.DeleteFunc(r.Fields, func(f Field) bool {
+		drop := f.Kind == ContentLength && !first
+		first = first && f.Kind != ContentLength
+		return drop
+	})
+}
+
 // field handles a field that affects framing or the connection. What RFC 9112 lets a client take is taken, and written
 // strictly: a Content-Length repeated with the same value (6.3), the transfer coding identity of RFC 2616, and empty
 // elements of Transfer-Encoding (RFC 9110, 5.6.1).
@@ -88,7 +101,7 @@ func (r *Response) field(f *Field) error {
 	case TransferEncoding:
 		return r.transferEncoding(f.Value)
 	}
-	return r.head.field(*f)
+	return r.head.field(f)
 }
 
 // contentLength reduces f to one value if its value is a list.

@@ -36,29 +36,40 @@ var errServerSize = errors.New("the server sends a message of the handshake that
 // complete, or content is returned. Create it with [Terminate] or [Initiate]. Safe for one reader and one writer at a time.
 type Terminated struct {
 	*tls.Conn
-	wire *bounded
+	wire bounded
 }
 
 // Terminate returns the server's side of a connection whose client begins with a ClientHello of at most so many bytes.
 // [Terminated.Established] must follow the handshake.
 func Terminate(client net.Conn, hello int, cfg *tls.Config) *Terminated {
-	wire := &bounded{Conn: client, most: 2*hello + handshakeRest, then: LongestRecord, err: errHandshakeSize}
-	return &Terminated{tls.Server(wire, cfg), wire}
+	t := &Terminated{wire: bounded{Conn: client, most: 2*hello + handshakeRest, then: LongestRecord, err: errHandshakeSize}}
+	t.wire.direct, _ = client.(*Direct)
+	t.Conn = tls.Server(&t.wire, cfg)
+	return t
 }
 
 // Initiate returns the client's side of a connection to a server. [Terminated.Established] must follow the handshake. A server may have
 // another handshake made later, if the configuration allows it. The configuration must be this connection's alone, and is changed.
 func Initiate(server net.Conn, cfg *tls.Config) *Terminated {
-	wire, verify := boundServer(server), cfg.VerifyConnection
+	t, verify := &Terminated{wire: boundServer(server)}, cfg.VerifyConnection
+	t.wire.start = make([]byte, 0, maxStart)
 	cfg.VerifyConnection = func(cs tls.ConnectionState) error {
-		wire.made++
+		t.wire.made++
 		if verify == nil {
 			return nil
 		}
 		return verify(cs)
 	}
-	return &Terminated{tls.Client(wire, cfg), wire}
+	t.Conn = tls.Client(&t.wire, cfg)
+	return t
 }
+
+// Start returns the first bytes that the server sent, up to 2 KiB, which is enough for a ServerHello of TLS 1.2. It returns nil once the
+// handshake is complete, and on the server's side.
+func (t *Terminated) Start() []byte { return t.wire.start }
+
+// Heard reports whether the peer has sent anything. Safe for concurrent use until the handshake is complete.
+func (t *Terminated) Heard() bool { return t.wire.got.Load() > 0 }
 
 // Established notes that the handshake is complete.
 func (t *Terminated) Established() { t.wire.established() }
@@ -89,7 +100,10 @@ func (t *Terminated) IdleCost() int {
 type ToServer struct{ *bounded }
 
 // NewToServer returns one that has carried nothing of TLS yet.
-func NewToServer(server net.Conn) ToServer { return ToServer{boundServer(server)} }
+func NewToServer(server net.Conn) ToServer {
+	b := boundServer(server)
+	return ToServer{&b}
+}
 
 // Established notes that the handshake is complete, but for what a server sends after its certificate.
 func (s ToServer) Established() { s.established() }
@@ -101,6 +115,7 @@ func (s ToServer) Content() { s.content() }
 // after content, at most two, which halves the system calls of a long body.
 type bounded struct {
 	net.Conn
+	direct  *Direct      // Conn, if it is one: saves two calls by interface for each record
 	most    int          // to be read before something comes of it
 	exactly bool         // most is not exceeded by a read
 	got     atomic.Int64 // since something has
@@ -108,11 +123,17 @@ type bounded struct {
 	took    int          // by the handshake
 	made    int          // handshakes with a server
 	then    int          // most, once the handshake is complete
+	start   []byte       // the first bytes read, until the handshake is complete; nil: they are not kept
 	err     error
 }
 
-func boundServer(server net.Conn) *bounded {
-	return &bounded{Conn: server, most: ServerHandshake, exactly: true, err: errServerSize}
+// maxStart is the capacity of start in bytes.
+const maxStart = 2 << 10
+
+func boundServer(server net.Conn) (b bounded) {
+	b.Conn, b.most, b.exactly, b.err = server, ServerHandshake, true, errServerSize
+	b.direct, _ = server.(*Direct)
+	return b
 }
 
 // established notes that the handshake is complete. A server may make another that is not much longer, or send tickets.
@@ -120,7 +141,7 @@ func (b *bounded) established() {
 	if b.took = int(b.got.Load()); b.exactly {
 		b.exactly, b.then = false, b.took+LongestRecord
 	}
-	b.most = b.then
+	b.most, b.start = b.then, nil
 	b.got.Store(0)
 }
 
@@ -143,9 +164,25 @@ func (b *bounded) Read(p []byte) (int, error) {
 	case got == 0:
 		n = min(len(p), 2*LongestRecord)
 	}
-	n, err := b.Conn.Read(p[:n])
+	var err error
+	if b.direct != nil {
+		n, err = b.direct.Read(p[:n])
+	} else {
+		n, err = b.Conn.Read(p[:n])
+	}
 	b.got.Add(int64(n))
+	if b.start != nil {
+		b.start = append(b.start, p[:min(n, cap(b.start)-len(b.start))]...)
+	}
 	return n, err
+}
+
+// Write writes to the peer.
+func (b *bounded) Write(p []byte) (int, error) {
+	if b.direct != nil {
+		return b.direct.Write(p)
+	}
+	return b.Conn.Write(p)
 }
 
 // NetConn returns the connection below.

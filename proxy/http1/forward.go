@@ -170,7 +170,7 @@ func (h *conn) connect(again bool, another connector) error {
 		}
 		h.up = up
 	}
-	h.up.ReadFor(h.ctx, h.clientGone)
+	h.up.ReadFor(h.ctx, h.gone)
 	if err := h.publish(); err != nil {
 		return err
 	}

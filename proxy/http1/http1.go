@@ -59,8 +59,9 @@ type work struct {
 	upload   upload
 	x        exchange.Exchange
 	ruling   exchange.Ruling
-	switches bool // the connection may become a WebSocket's
-	looked   bool // for the end of the client's side
+	switches bool        // the connection may become a WebSocket's
+	looked   bool        // for the end of the client's side
+	gone     func() bool // clientGone, made once
 
 	res     h1.Response
 	resBody h1.Body
@@ -118,7 +119,7 @@ func (h *conn) run() (err error) {
 		}
 		h.rested = false
 		if h.work == nil {
-			h.work = &work{}
+			h.work = &work{gone: h.clientGone}
 		}
 		if err := h.serveOne(); err != nil {
 			if errors.Is(err, errLinger) {

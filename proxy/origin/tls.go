@@ -61,40 +61,39 @@ func (p *Origins) handshake(ctx context.Context, box *policy.Box, d Target, h *h
 	if h.deadline.IsZero() {
 		h.deadline = time.Now().Add(p.cfg.HandshakeTimeout)
 	}
-	below := &opening{Conn: direct(raw), start: []byte{}}
-	config, check := p.clientConfig(box, d, h, below)
-	conn = socket.Initiate(below, config)
+	var made *socket.Terminated
+	config, check := p.clientConfig(box, d, h, func() []byte { return made.Start() })
+	made = socket.Initiate(direct(raw), config)
 	ctx, cancel := context.WithDeadline(ctx, h.deadline)
 	defer cancel()
 	attempt, abandon := context.WithCancel(ctx)
 	defer abandon()
 	if !h.small {
 		waiting := time.AfterFunc(time.Until(h.deadline)/3, func() {
-			if !below.heard.Load() {
+			if !made.Heard() {
 				abandon()
 			}
 		})
 		defer waiting.Stop()
 	}
-	err = conn.HandshakeContext(attempt)
+	err = made.HandshakeContext(attempt)
 	if err == nil {
 		err = check()
 	}
 	if err != nil {
 		_ = raw.Close()
-		silent = !below.heard.Load() && ctx.Err() == nil
+		silent = !made.Heard() && ctx.Err() == nil
 		return nil, silent, &problem.Upstream{Reason: name.ReasonUpstreamTLS, Name: d.shown, Err: fmt.Errorf("TLS handshake: %w", err)}
 	}
-	conn.Established()
-	below.start = nil
-	return conn, false, nil
+	made.Established()
+	return made, false, nil
 }
 
 // clientConfig returns the configuration of one connection, and what to check once its handshake has succeeded.
 //
 // A server of HTTP/1.1 may ask for one more handshake, as those do that want a client certificate for some paths only.
 // crypto/tls takes it if the server's certificate stays the same. HTTP/2 forbids it (RFC 9113, 9.2.1).
-func (p *Origins) clientConfig(box *policy.Box, d Target, h *handshake, below *opening) (config *tls.Config, check func() error) {
+func (p *Origins) clientConfig(box *policy.Box, d Target, h *handshake, start func() []byte) (config *tls.Config, check func() error) {
 	config = &tls.Config{
 		ServerName:         d.name.String(),
 		RootCAs:            p.cfg.Roots,
@@ -107,7 +106,7 @@ func (p *Origins) clientConfig(box *policy.Box, d Target, h *handshake, below *o
 		if cs.NegotiatedProtocol != "h2" {
 			config.Renegotiation = tls.RenegotiateOnceAsClient // the configuration is this connection's alone
 		}
-		return below.verify(cs)
+		return verify(cs, start())
 	}
 	if h.small {
 		config.CurvePreferences, config.ClientSessionCache = smallGroups, nil // tickets have any size

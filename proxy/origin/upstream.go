@@ -133,16 +133,15 @@ func (p *Origins) reach(ctx context.Context, box *policy.Box, by *policy.Upstrea
 	if err != nil || by.Scheme != policy.ProxyHTTPS {
 		return conn, err
 	}
-	below := &opening{Conn: direct(conn), start: []byte{}}
-	secure := socket.Initiate(below, &tls.Config{
+	var secure *socket.Terminated
+	secure = socket.Initiate(direct(conn), &tls.Config{
 		ServerName: by.Host(), RootCAs: p.cfg.Roots, NextProtos: alpnHTTP1, MinVersion: tls.VersionTLS12, Time: fault.Now,
-		VerifyConnection: below.verify,
+		VerifyConnection: func(cs tls.ConnectionState) error { return verify(cs, secure.Start()) },
 	})
 	if err := secure.HandshakeContext(ctx); err != nil {
 		socket.Abort(conn)
 		return nil, err
 	}
 	secure.Established()
-	below.start = nil
 	return secure, nil
 }
