@@ -34,15 +34,26 @@ func owner(line []byte) policy.BoxID {
 	return policy.BoxID(id)
 }
 
-// timeOf returns the time of a line; now if it has none.
-func timeOf(line []byte) time.Time {
+// losses are the times of the last lines about boxes that were removed, as they stand in the lines.
+type losses map[policy.BoxID][]byte
+
+func (l losses) add(box policy.BoxID, line []byte) {
 	_, rest, _ := bytes.Cut(line, []byte(`"time":"`))
 	text, _, _ := bytes.Cut(rest, []byte(`"`))
-	t, err := time.Parse(time.RFC3339Nano, string(text))
-	if err != nil {
-		return time.Now()
+	l[box] = append(l[box][:0], text...)
+}
+
+// times returns the times; now for a line without one.
+func (l losses) times() map[policy.BoxID]time.Time {
+	times := make(map[policy.BoxID]time.Time, len(l))
+	for box, text := range l {
+		t, err := time.Parse(time.RFC3339Nano, string(text))
+		if err != nil {
+			t = time.Now()
+		}
+		times[box] = t
 	}
-	return t
+	return times
 }
 
 const partHead = `{"part":`
@@ -209,7 +220,7 @@ func (s *Store) keep(oldest segments.Segment) error {
 	if err := s.kept.Next(max(s.size/32, 1), s.keptAge(oldest)); err != nil {
 		return err
 	}
-	most, lost := s.share(), map[policy.BoxID]time.Time{}
+	most, lost := s.share(), losses{}
 	p := part{files: s.kept, of: oldest, buf: []byte(partLine(oldest.Number))}
 	_, err := oldest.Read(0, func(line []byte) error {
 		n, box := int64(len(line))+1, owner(line)
@@ -218,7 +229,7 @@ func (s *Store) keep(oldest segments.Segment) error {
 			a.kept += n
 			return nil
 		}
-		lost[box] = timeOf(line)
+		lost.add(box, line)
 		return nil
 	})
 	if err != nil && !errors.Is(err, segments.ErrLine) {
@@ -229,7 +240,7 @@ func (s *Store) keep(oldest segments.Segment) error {
 		s.held = nil
 		s.whole.begin(time.Now())
 	}
-	s.whole.lose(lost)
+	s.whole.lose(lost.times())
 	s.whole.move(oldest.Number)
 	_ = s.whole.save() // on a full disk it is saved later
 	return s.main.RemoveOldest()
@@ -319,7 +330,7 @@ func (s *Store) cutDown() error {
 
 // thin removes lines about boxes beyond their share from a segment of kept.
 func (s *Store) thin(segment segments.Segment, most int64) error {
-	lost := map[policy.BoxID]time.Time{}
+	lost := losses{}
 	var head []byte // of the part, until a line of it stays
 	edit := func(to, line []byte) []byte {
 		if _, begins := partOf(line); begins {
@@ -330,7 +341,7 @@ func (s *Store) thin(segment segments.Segment, most int64) error {
 		a := s.of(box)
 		if a.main+a.kept > most {
 			a.kept -= n
-			lost[box] = timeOf(line)
+			lost.add(box, line)
 			return to
 		}
 		to = append(to, head...)
@@ -338,7 +349,7 @@ func (s *Store) thin(segment segments.Segment, most int64) error {
 		return append(append(to, line...), '\n')
 	}
 	return s.kept.Rewrite(segment, edit, func() error {
-		s.whole.lose(lost)
+		s.whole.lose(lost.times())
 		return s.whole.save()
 	})
 }

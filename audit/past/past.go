@@ -40,7 +40,16 @@ type Store struct {
 
 	// Room returns why there is no room on the disk for n more bytes; nil: nothing is kept free.
 	Room func(n int64) error
+	// granted is what may be written before Room is called again, in bytes, until a time; of the writer alone.
+	granted int64
+	until   time.Time
 }
+
+// Room is called for this many bytes at a time, and at least this often.
+const (
+	roomAhead = 1 << 20
+	roomEvery = 200 * time.Millisecond
+)
 
 // errBatch is a batch that does not fit into the whole store.
 var errBatch = errors.New("the history of decisions is smaller than what is to be written")
@@ -97,10 +106,8 @@ func (s *Store) writePiece(b []byte) (int, error) {
 	if s.released.Load() {
 		return 0, os.ErrClosed
 	}
-	if s.Room != nil {
-		if err := s.Room(int64(len(b))); err != nil {
-			return 0, err
-		}
+	if err := s.room(int64(len(b))); err != nil {
+		return 0, err
 	}
 	if err := s.makeRoom(len(b)); err != nil {
 		return 0, err
@@ -112,6 +119,23 @@ func (s *Store) writePiece(b []byte) (int, error) {
 	}
 	s.count(b[:n])
 	return n, err
+}
+
+// room returns why there is no room on the disk for n more bytes. It asks for some more at once, because asking costs as much as writing
+// a few lines; if there is not as much, it asks every time.
+func (s *Store) room(n int64) error {
+	if s.Room == nil {
+		return nil
+	}
+	if s.granted -= n; s.granted >= 0 && time.Now().Before(s.until) {
+		return nil
+	}
+	s.granted = 0
+	if s.Room(n+roomAhead) == nil {
+		s.granted, s.until = roomAhead, time.Now().Add(roomEvery)
+		return nil
+	}
+	return s.Room(n)
 }
 
 // TryWrite implements the sink of a [lines.Writer]. It writes nothing: what is urgent for a log is not for the history, and whoever
