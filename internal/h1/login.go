@@ -46,12 +46,20 @@ func listsScheme[S []byte | string](list S) bool {
 			for end < len(list) && list[end] != ',' && list[end] != ' ' && list[end] != '\t' {
 				end++
 			}
-			for _, scheme := range connectionSchemes {
-				if isWord(list[i:end], scheme) {
-					return true
-				}
+			if isConnectionScheme(list[i:end]) {
+				return true
 			}
 			first, i = false, end-1
+		}
+	}
+	return false
+}
+
+// isConnectionScheme looks at the length first, as IsLogin does.
+func isConnectionScheme[S []byte | string](word S) bool {
+	for _, scheme := range connectionSchemes {
+		if len(word) == len(scheme) && isWord(word, scheme) {
+			return true
 		}
 	}
 	return false

@@ -51,7 +51,8 @@ func Terminate(client net.Conn, hello int, cfg *tls.Config) *Terminated {
 // Initiate returns the client's side of a connection to a server. [Terminated.Established] must follow the handshake. A server may have
 // another handshake made later, if the configuration allows it. The configuration must be this connection's alone, and is changed.
 func Initiate(server net.Conn, cfg *tls.Config) *Terminated {
-	t, verify := &Terminated{wire: boundServer(server)}, cfg.VerifyConnection
+	t, verify := &Terminated{}, cfg.VerifyConnection
+	t.wire.open(server)
 	t.wire.start = make([]byte, 0, maxStart)
 	cfg.VerifyConnection = func(cs tls.ConnectionState) error {
 		t.wire.made++
@@ -68,8 +69,8 @@ func Initiate(server net.Conn, cfg *tls.Config) *Terminated {
 // handshake is complete, and on the server's side.
 func (t *Terminated) Start() []byte { return t.wire.start }
 
-// Heard reports whether the peer has sent anything. Safe for concurrent use until the handshake is complete.
-func (t *Terminated) Heard() bool { return t.wire.got.Load() > 0 }
+// Heard reports whether the server has sent anything. Safe for concurrent use.
+func (t *Terminated) Heard() bool { return t.wire.heard.Load() }
 
 // Established notes that the handshake is complete.
 func (t *Terminated) Established() { t.wire.established() }
@@ -96,13 +97,14 @@ func (t *Terminated) IdleCost() int {
 }
 
 // ToServer is a connection to a server that something else speaks TLS over, bounded as [Initiate] does. [ToServer.Established] must follow
-// the handshake. Safe for concurrent use.
+// the handshake. Safe for one reader and one writer at a time; the reader calls [ToServer.Content].
 type ToServer struct{ *bounded }
 
 // NewToServer returns one that has carried nothing of TLS yet.
 func NewToServer(server net.Conn) ToServer {
-	b := boundServer(server)
-	return ToServer{&b}
+	b := &bounded{}
+	b.open(server)
+	return ToServer{b}
 }
 
 // Established notes that the handshake is complete, but for what a server sends after its certificate.
@@ -118,11 +120,12 @@ type bounded struct {
 	direct  *Direct      // Conn, if it is one: saves two calls by interface for each record
 	most    int          // to be read before something comes of it
 	exactly bool         // most is not exceeded by a read
-	got     atomic.Int64 // since something has
+	got     int          // since something has; of the reader alone
 	longest atomic.Int64 // the most that got was before content came
 	took    int          // by the handshake
 	made    int          // handshakes with a server
 	then    int          // most, once the handshake is complete
+	heard   atomic.Bool  // a server has sent something
 	start   []byte       // the first bytes read, until the handshake is complete; nil: they are not kept
 	err     error
 }
@@ -130,38 +133,37 @@ type bounded struct {
 // maxStart is the capacity of start in bytes.
 const maxStart = 2 << 10
 
-func boundServer(server net.Conn) (b bounded) {
+func (b *bounded) open(server net.Conn) {
 	b.Conn, b.most, b.exactly, b.err = server, ServerHandshake, true, errServerSize
 	b.direct, _ = server.(*Direct)
-	return b
 }
 
 // established notes that the handshake is complete. A server may make another that is not much longer, or send tickets.
 func (b *bounded) established() {
-	if b.took = int(b.got.Load()); b.exactly {
+	if b.took = b.got; b.exactly {
 		b.exactly, b.then = false, b.took+LongestRecord
 	}
 	b.most, b.start = b.then, nil
-	b.got.Store(0)
+	b.got = 0
 }
 
 func (b *bounded) content() {
-	if got := b.got.Swap(0); got > b.longest.Load() {
+	if got := int64(b.got); got > b.longest.Load() {
 		b.longest.Store(got)
 	}
+	b.got = 0
 }
 
 // Read reads from the peer.
 func (b *bounded) Read(p []byte) (int, error) {
-	got := int(b.got.Load())
-	if got > b.most {
+	if b.got > b.most {
 		return 0, b.err
 	}
 	n := min(len(p), LongestRecord)
 	switch {
 	case b.exactly:
-		n = min(n, b.most-got+1)
-	case got == 0:
+		n = min(n, b.most-b.got+1)
+	case b.got == 0:
 		n = min(len(p), 2*LongestRecord)
 	}
 	var err error
@@ -170,8 +172,9 @@ func (b *bounded) Read(p []byte) (int, error) {
 	} else {
 		n, err = b.Conn.Read(p[:n])
 	}
-	b.got.Add(int64(n))
+	b.got += n
 	if b.start != nil {
+		b.heard.Store(b.heard.Load() || n > 0)
 		b.start = append(b.start, p[:min(n, cap(b.start)-len(b.start))]...)
 	}
 	return n, err

@@ -3,14 +3,16 @@ package origin
 import (
 	"net"
 	"testing"
+
+	"boxgate/internal/socket"
 )
 
 // Start is what is kept of the first bytes that came on a connection.
 func Start(t *testing.T, c net.Conn) []byte {
 	t.Helper()
 	for ; c != nil; c = below(c) {
-		if o, ok := c.(*opening); ok {
-			return o.start
+		if o, ok := c.(*socket.Terminated); ok {
+			return o.Start()
 		}
 	}
 	t.Fatal("nothing notes the first bytes")
