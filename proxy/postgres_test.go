@@ -70,11 +70,11 @@ func pgRig(t *testing.T, rules string) (*proxytest.Rig, *pgServer, netip.AddrPor
 
 func (s *pgServer) serve(c net.Conn) {
 	defer c.Close()
-	if s.kept != nil {
-		s.kept <- c
-	}
 	if _, err := io.ReadFull(c, make([]byte, 8)); err != nil {
 		return
+	}
+	if s.kept != nil {
+		s.kept <- c
 	}
 	_, _ = c.Write([]byte{'S'})
 	secure := tls.Server(c, s.config)
