@@ -1,6 +1,7 @@
 package past
 
 import (
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -295,3 +296,131 @@ func TestLossesAreBounded(t *testing.T) {
 		}
 	}
 }
+
+// TestOldDecisionsGo: files whose last decision is older than the age are removed, copies as well, and the history counts as whole from the
+// oldest file that is left.
+func TestOldDecisionsGo(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	h := openHistory(t, dir, 1<<20)
+	h.record("quiet", "early.example.com")
+	h.flood(3<<20, "loud")
+	if len(search(t, h.Store, Filter{Box: "quiet"})) != 1 {
+		t.Fatal("within the size it is gone already") // or this test shows nothing
+	}
+	if err := h.Close(); err != nil {
+		t.Fatal(err)
+	}
+	before := onDisk(t, dir)
+	for end := time.Now().Add(time.Minute); ; {
+		s, err := Open(dir, 1<<20, time.Nanosecond)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got := search(t, s, Filter{Box: "quiet"}); len(got) == 0 {
+			if whole := s.Whole("quiet"); whole.IsZero() || whole.After(time.Now()) {
+				t.Errorf("it counts as whole from %v", whole)
+			}
+			if left := onDisk(t, dir); left >= before/4 {
+				t.Errorf("of %d bytes %d are left", before, left)
+			}
+			if err := s.Close(); err != nil {
+				t.Error(err)
+			}
+			return
+		}
+		if err := s.Close(); err != nil || time.Now().After(end) {
+			t.Fatalf("old decisions are still there: %v", err)
+		}
+	}
+}
+
+// TestManyBoxesShareWhatIsKept: when the shares sink because there are more boxes, the oldest of each goes, and no more is used than before.
+func TestManyBoxesShareWhatIsKept(t *testing.T) {
+	t.Parallel()
+	const size = 2 << 20
+	dir := t.TempDir()
+	h := openHistory(t, dir, size)
+	defer h.Close()
+	for i := range 60 {
+		box := fmt.Sprintf("b%d", i)
+		h.flood(60<<10, box)
+		h.flood(100<<10, "loud")
+		if sum := onDisk(t, dir); sum > size {
+			t.Fatalf("%d bytes of %d", sum, size)
+		}
+	}
+	h.flood(4<<20, "loud")
+	for i := range 60 {
+		box := policy.BoxID(fmt.Sprintf("b%d", i))
+		switch n := len(search(t, h.Store, Filter{Box: box})); {
+		case n == 0:
+			t.Errorf("nothing is left of %s", box)
+		case n < 60<<10/700 && !h.Whole(box).After(time.Time{}):
+			t.Errorf("of %s there are %d decisions, and it counts as whole", box, n)
+		}
+	}
+}
+
+// TestReleasedHistoryIsWrittenByAnother: after it was released, a write is an error and changes nothing.
+func TestReleasedHistoryIsWrittenByAnother(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	h := openHistory(t, dir, 1<<20)
+	h.record("b1", "api.example.com")
+	if n, ok, err := h.TryWrite([]byte("{}\n")); n != 0 || ok || err != nil {
+		t.Errorf("a line was written beside the log: %d %v %v", n, ok, err)
+	}
+	if err := h.Release(); err != nil {
+		t.Fatal(err)
+	}
+	before := onDisk(t, dir)
+	if n, err := h.Store.Write([]byte("{}\n")); n != 0 || err == nil || onDisk(t, dir) != before {
+		t.Errorf("%d bytes were written: %v", n, err)
+	}
+	again := openHistory(t, dir, 1<<20)
+	defer again.Close()
+	if got := search(t, again.Store, Filter{}); len(got) != 1 {
+		t.Errorf("the next finds %v", got)
+	}
+}
+
+// TestRoomIsAskedFor before each write if there is little, and otherwise for some writes at once.
+func TestRoomIsAskedFor(t *testing.T) {
+	t.Parallel()
+	s, err := Open(t.TempDir(), 64<<20, time.Hour)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer s.Close()
+	asked, left := 0, int64(64<<20)
+	s.Room = func(n int64) error {
+		asked++
+		if n > left {
+			return errFull
+		}
+		return nil
+	}
+	line := []byte(strings.Repeat("x", 1<<10-1) + "\n")
+	for range 4 << 10 {
+		if _, err := s.Write(line); err != nil {
+			t.Fatal(err)
+		}
+		left -= int64(len(line))
+	}
+	if asked > 2<<10 || asked < 4 {
+		t.Errorf("asked %d times in %d writes", asked, 4<<10)
+	}
+	written := int64(0)
+	for left = 1<<20 + 1<<19; ; left -= int64(len(line)) {
+		if _, err := s.Write(line); err != nil {
+			break
+		}
+		written += int64(len(line))
+	}
+	if left >= int64(len(line)) || left < 0 || written > 1<<20+1<<19 {
+		t.Errorf("%d bytes were written, and %d were left", written, left)
+	}
+}
+
+var errFull = errors.New("full")

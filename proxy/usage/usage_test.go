@@ -1,0 +1,138 @@
+package usage
+
+import (
+	"sync"
+	"testing"
+
+	"boxgate/audit"
+	"boxgate/internal/memory"
+	"boxgate/policy"
+)
+
+// table returns one whose boxes have so much memory, and the refusals that were recorded.
+func table(total, box int64) (*Table, func() []audit.Event) {
+	var mu sync.Mutex
+	var got []audit.Event
+	t := New(Config{Memory: memory.New(total, box), Arrivals: 10, Requests: 20, Record: func(e audit.Event) {
+		mu.Lock()
+		defer mu.Unlock()
+		got = append(got, e)
+	}})
+	return t, func() []audit.Event {
+		mu.Lock()
+		defer mu.Unlock()
+		return got
+	}
+}
+
+// TestEachBoxHasAUsage of its own, which is forgotten with the box; refusals that wait are recorded then.
+func TestEachBoxHasAUsage(t *testing.T) {
+	t.Parallel()
+	table, recorded := table(1<<30, 1<<30)
+	one, two := &policy.Box{ID: "one"}, &policy.Box{ID: "two"}
+	if table.Knows("one") || table.Find("one") != nil {
+		t.Error("a box that has used nothing is known")
+	}
+	of := table.Of(one)
+	if of != table.Of(one) || of != table.Find("one") || of == table.Of(two) || of == table.Of(nil) || !table.Knows("one") {
+		t.Error("usages are mixed up")
+	}
+	for range 3 {
+		of.Refusals.Add(audit.Event{Box: "one"})
+		table.Of(nil).Excess.Add(audit.Event{})
+	}
+	table.Forget("one")
+	if table.Knows("one") || table.Of(one) == of {
+		t.Error("a box is not forgotten")
+	}
+	before := len(recorded())
+	if sum := count(recorded(), "one"); sum != 3 {
+		t.Errorf("%d of 3 refusals are recorded", sum)
+	}
+	table.Flush()
+	if sum := count(recorded(), ""); sum != 3 || len(recorded()) <= before {
+		t.Errorf("of no box %d of 3 refusals are recorded", sum)
+	}
+}
+
+func count(events []audit.Event, of policy.BoxID) (sum uint64) {
+	for _, e := range events {
+		if e.Box == of {
+			sum += max(e.Count, 1)
+		}
+	}
+	return sum
+}
+
+// TestLimitsOfOneBox go before those of all, for as long as it has them.
+func TestLimitsOfOneBox(t *testing.T) {
+	t.Parallel()
+	table, _ := table(1<<30, 1<<30)
+	box := &policy.Box{ID: "one"}
+	of := table.Of(box)
+	if got := of.Limit(policy.LimitInterceptions, 7); got != 7 {
+		t.Errorf("without a limit of its own it may have %d", got)
+	}
+	own := policy.Limits{}
+	own[policy.LimitInterceptions] = 2
+	box.Limits.Store(own)
+	if got := of.Limit(policy.LimitInterceptions, 7); got != 2 {
+		t.Errorf("with one of 2 it may have %d", got)
+	}
+}
+
+// TestInterceptionsAreCountedAndCharged, less while they are idle, and not at all when they have ended.
+func TestInterceptionsAreCountedAndCharged(t *testing.T) {
+	t.Parallel()
+	table, _ := table(1<<30, 3*tlsCost*8/7+8) // an eighth is left for smaller things
+	of := table.Of(&policy.Box{ID: "one"})
+	first, second := of.Intercept(2, 0), of.Intercept(2, 0)
+	if first == nil || second == nil || of.Interceptions.Load() != 2 {
+		t.Fatal("two of two were refused")
+	}
+	if of.Intercept(2, 0) != nil || of.Interceptions.Load() != 2 || of.Memory.Held() != 2*tlsCost {
+		t.Errorf("a third of two: %d, and %d bytes", of.Interceptions.Load(), of.Memory.Held())
+	}
+	if of.Intercept(9, usualHello+tlsCost) != nil || of.Memory.Held() != 2*tlsCost {
+		t.Errorf("beyond the memory: %d bytes", of.Memory.Held())
+	}
+	first.Established(2 << 10)
+	first.Rest(3 << 10)
+	idle := of.Memory.Held() - tlsCost
+	if idle >= tlsCost/4 || idle < tlsIdle {
+		t.Errorf("an idle one is charged with %d bytes", idle)
+	}
+	first.Rest(3 << 10) // once
+	if of.Memory.Held() != tlsCost+idle {
+		t.Error("it gave something back twice")
+	}
+	var third *Interception
+	if third = of.Intercept(9, 0); third == nil {
+		t.Fatal("what an idle one gave back is not there for others")
+	}
+	if fourth := of.Intercept(9, 0); fourth != nil {
+		t.Fatal("a fourth has room")
+	} else if !first.Wake() {
+		t.Error("it may not read although there is room")
+	}
+	first.Rest(3 << 10)
+	hog := memory.Claim{}
+	hog.Open(of.Memory, memory.Buffers)
+	for hog.Grow(1 << 10) {
+	}
+	if first.Wake() {
+		t.Error("it may read without room")
+	}
+	hog.Close()
+	for _, i := range []*Interception{first, second, third, nil} {
+		i.End()
+	}
+	if of.Interceptions.Load() != 0 || of.Memory.Held() != 0 {
+		t.Errorf("in the end: %d, and %d bytes", of.Interceptions.Load(), of.Memory.Held())
+	}
+	var none *Interception
+	none.Rest(1)
+	if !none.Wake() {
+		t.Error("what is not intercepted may not read")
+	}
+}
