@@ -7,6 +7,7 @@ import (
 	"net"
 	"net/netip"
 	"os"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -197,17 +198,19 @@ func TestAttackNameOfManyDeadAddresses(t *testing.T) {
 	}
 	extra := func() proxy.Use { return r.Proxy.Uses()["extra_attempts"] }
 	proxytest.Await(t, "attempts beside others", func() bool { return extra().Taken >= 4 })
-	most := 0
-	for end := time.Now().Add(time.Second); time.Now().Before(end); time.Sleep(10 * time.Millisecond) {
-		most = max(most, attempts(t, dead, port))
+	var counts []int
+	for end := time.Now().Add(time.Second); time.Now().Before(end) || len(counts) < 10; time.Sleep(10 * time.Millisecond) {
+		counts = append(counts, attempts(t, dead, port))
 		if n := extra().Taken; n > 4 {
 			t.Errorf("%d attempts are beside others", n)
 			break
 		}
 	}
-	// What ends and begins while the table is read may be counted twice. Without a bound there are four for each connection by now.
-	if most == 0 || most > 2*conns || extra().Most != 16 {
-		t.Errorf("%d connections made %d attempts at a time; %+v", conns, most, extra())
+	// What ends and begins while the table is read is counted twice, on a busy machine sometimes all of it. Without a bound there are four
+	// for each connection.
+	slices.Sort(counts)
+	if usual := counts[len(counts)/2]; usual == 0 || usual > 2*conns || extra().Most != 16 {
+		t.Errorf("%d connections made %d attempts at a time; %+v", conns, usual, extra())
 	}
 	for _, c := range all {
 		c.Close()
