@@ -7,7 +7,7 @@ import (
 	"slices"
 	"strings"
 
-	"boxgate/policy"
+	"boxgate/policy/match"
 )
 
 // Export is where decisions are sent besides the log: collectors of the operator's.
@@ -107,7 +107,7 @@ func checkCollector(fail func(key, format string, args ...any), key, text string
 // checkSecretHeaders requires headers that may be set, each with a secret that there is.
 func checkSecretHeaders(fail func(key, format string, args ...any), key string, headers map[string]string, secrets Secrets) {
 	for _, name := range slices.Sorted(maps.Keys(headers)) {
-		if err := policy.CheckHeaderName(name); err != nil {
+		if err := match.CheckHeaderName(name); err != nil {
 			fail(key, "%v", err)
 			continue
 		}

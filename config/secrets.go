@@ -12,7 +12,6 @@ import (
 
 	"go.yaml.in/yaml/v3"
 
-	"boxgate/policy"
 	"boxgate/policy/name"
 	"boxgate/secrets"
 )
@@ -78,8 +77,8 @@ func (c *Secrets) UnmarshalYAML(node *yaml.Node) error {
 		return nil
 	}
 	for i := 0; i+1 < len(node.Content); i += 2 {
-		name := node.Content[i].Value
-		c.Sources[name] = c.readSource("secrets."+policy.ShownSecretName(name), followed(node.Content[i+1]))
+		key := node.Content[i].Value
+		c.Sources[key] = c.readSource("secrets."+name.ShownSecretName(key), followed(node.Content[i+1]))
 	}
 	return nil
 }
@@ -112,7 +111,7 @@ func (c *Secrets) readSource(at string, node *yaml.Node) (s secrets.Source) {
 
 func (c *Secrets) readKey(at, key string, node *yaml.Node, s *secrets.Source) {
 	if !slices.Contains(secretKeys, key) {
-		c.errs = append(c.errs, fmt.Errorf("unknown key %q; did you mean %q?", at+"."+policy.ShownSecretName(key), at+"."+Nearest(key, secretKeys)))
+		c.errs = append(c.errs, fmt.Errorf("unknown key %q; did you mean %q?", at+"."+name.ShownSecretName(key), at+"."+Nearest(key, secretKeys)))
 		return
 	}
 	at += "." + key

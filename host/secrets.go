@@ -9,7 +9,7 @@ import (
 	"go.uber.org/zap"
 
 	"boxgate/api"
-	"boxgate/policy"
+	"boxgate/policy/name"
 	"boxgate/secrets"
 	"boxgate/secrets/identity"
 )
@@ -38,16 +38,16 @@ func (s *sources) Secrets(context.Context) ([]api.SecretStatus, error) {
 }
 
 // RefreshSecret implements [api.Host]. That the source fails is part of the answer.
-func (s *sources) RefreshSecret(ctx context.Context, name string) (api.SecretStatus, error) {
-	if !s.secrets.Has(name) {
-		return api.SecretStatus{}, api.Errorf(api.ErrNotFound, "the configuration has no secret %q", policy.ShownSecretName(name))
+func (s *sources) RefreshSecret(ctx context.Context, n string) (api.SecretStatus, error) {
+	if !s.secrets.Has(n) {
+		return api.SecretStatus{}, api.Errorf(api.ErrNotFound, "the configuration has no secret %q", name.ShownSecretName(n))
 	}
-	s.log.Info("a secret is revoked and read anew", zap.String("secret", name))
-	if err := s.secrets.Refresh(ctx, name); errors.Is(err, secrets.ErrStatic) || errors.Is(err, secrets.ErrBusy) {
-		return api.SecretStatus{}, api.Errorf(api.ErrConflict, "secret %q: %w", name, err)
+	s.log.Info("a secret is revoked and read anew", zap.String("secret", n))
+	if err := s.secrets.Refresh(ctx, n); errors.Is(err, secrets.ErrStatic) || errors.Is(err, secrets.ErrBusy) {
+		return api.SecretStatus{}, api.Errorf(api.ErrConflict, "secret %q: %w", n, err)
 	}
 	list, err := s.Secrets(ctx)
-	i := slices.IndexFunc(list, func(st api.SecretStatus) bool { return st.Name == name })
+	i := slices.IndexFunc(list, func(st api.SecretStatus) bool { return st.Name == n })
 	if err != nil || i < 0 {
 		return api.SecretStatus{}, errors.Join(err, errors.New("the secret has no status"))
 	}

@@ -41,7 +41,7 @@ func (p *headerParser) clientCertificate(at string, v document.Value) *ClientCer
 	part := func(to *string) func(string, document.Value) {
 		return func(at string, v document.Value) {
 			v.Fields(at, `{"secret": name}`, &p.Problems, map[string]func(string, document.Value){
-				"secret": func(at string, v document.Value) { *to = p.source(at, v) },
+				"secret": func(at string, v document.Value) { *to = p.Source(at, v) },
 			})
 			if v.Kind == document.Object && !v.Has("secret") {
 				p.Add(at, `has no "secret"`)
@@ -49,7 +49,7 @@ func (p *headerParser) clientCertificate(at string, v document.Value) *ClientCer
 		}
 	}
 	v.Fields(at, "an object with secret, or with certificate and key", &p.Problems, map[string]func(string, document.Value){
-		"secret":      func(at string, v document.Value) { both = p.source(at, v) },
+		"secret":      func(at string, v document.Value) { both = p.Source(at, v) },
 		"certificate": part(&c.Certificate),
 		"key":         part(&c.Key),
 	})

@@ -7,6 +7,7 @@ import (
 	"testing"
 
 	"boxgate/policy/document"
+	"boxgate/policy/match"
 	"boxgate/policy/name"
 
 	"github.com/google/go-cmp/cmp"
@@ -72,12 +73,12 @@ func FuzzParseHeaderRules(f *testing.F) {
 				if h.Source != "" {
 					sent = h.Prefix + "value" + h.Suffix
 				}
-				if CheckHeaderValue(sent) != nil || h.Source != "" && (h.Source != "k" || h.Value.Reveal() != "") || strings.ContainsAny(h.Name, ": \r\n\x00") {
+				if match.CheckHeaderValue(sent) != nil || h.Source != "" && (h.Source != "k" || h.Value.Reveal() != "") || strings.ContainsAny(h.Name, ": \r\n\x00") {
 					t.Fatalf("%s: header %q, source %q", data, h.Name, h.Source)
 				}
 			}
 			for _, p := range r.Placeholders {
-				if (p.Source == "") == (p.Value.Reveal() == "") || CheckHeaderValue(p.Value.Reveal()) != nil || strings.ContainsAny(p.Variable, "=\x00") || p.Variable == "" {
+				if (p.Source == "") == (p.Value.Reveal() == "") || match.CheckHeaderValue(p.Value.Reveal()) != nil || strings.ContainsAny(p.Variable, "=\x00") || p.Variable == "" {
 					t.Fatalf("%s: placeholder %q", data, p.Variable)
 				}
 			}

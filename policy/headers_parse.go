@@ -2,7 +2,6 @@ package policy
 
 import (
 	"cmp"
-	"encoding/base64"
 	"fmt"
 	"maps"
 	"net/textproto"
@@ -12,6 +11,7 @@ import (
 	"boxgate/policy/document"
 	"boxgate/policy/match"
 	"boxgate/policy/name"
+	"boxgate/rule"
 	"boxgate/rule/kinds"
 )
 
@@ -43,7 +43,7 @@ func ParseHeaders(m map[string]map[string]string) ([]HeaderRule, error) {
 // The entry of a server that does not speak HTTP has the name of its protocol as its only key, see [Login]. known reports
 // whether there is a secret of that name; nil accepts any. Errors are as for ParseHeaders.
 func ParseHeaderRules(data []byte, known func(secret string) bool) ([]HeaderRule, error) {
-	p := &headerParser{known: known}
+	p := &headerParser{rule.Context{Known: known}}
 	doc, ok := document.Parse(data, &p.Problems)
 	if !ok {
 		return nil, p.Err()
@@ -53,8 +53,7 @@ func ParseHeaderRules(data []byte, known func(secret string) bool) ([]HeaderRule
 
 // headerParser reads header rules and collects their problems.
 type headerParser struct {
-	document.Problems
-	known func(string) bool
+	rule.Context
 }
 
 func (p *headerParser) rules(doc document.Value) ([]HeaderRule, error) {
@@ -164,34 +163,27 @@ func (p *headerParser) rule(at string, entry document.Value) (rule HeaderRule) {
 }
 
 // entryKeys returns how to read each key of an entry into rule.
-func (p *headerParser) entryKeys(rule *HeaderRule) map[string]func(string, document.Value) {
-	flag := func(to *bool) func(string, document.Value) {
-		return func(at string, v document.Value) {
-			if *to = v.Truth; v.Kind != document.Bool {
-				p.Add(at, "is %s; want true or false", v.Kind)
-			}
-		}
-	}
+func (p *headerParser) entryKeys(r *HeaderRule) map[string]func(string, document.Value) {
 	known := map[string]func(string, document.Value){
 		"match": func(at string, v document.Value) {
-			rule.Match = match.Read(at, v, &p.Problems)
-			match.Compile(at, *rule.Match, &p.Problems)
+			r.Match = match.Read(at, v, &p.Problems)
+			match.Compile(at, *r.Match, &p.Problems)
 		},
-		"headers":            func(at string, v document.Value) { rule.Headers = append(rule.Headers, p.headers(at, v)...) },
-		"remove":             func(at string, v document.Value) { rule.Headers = append(rule.Headers, p.removed(at, v)...) },
-		"placeholders":       func(at string, v document.Value) { rule.Placeholders = p.placeholders(at, v) },
-		"scrub":              flag(&rule.Scrub),
-		"deny":               flag(&rule.Deny),
-		"client_certificate": func(at string, v document.Value) { rule.Client = p.clientCertificate(at, v) },
-		"places":             func(at string, v document.Value) { rule.Places = p.places(at, v) },
-		"query":              func(at string, v document.Value) { rule.Query = p.query(at, v) },
-		"sign":               func(at string, v document.Value) { rule.Sign = p.signing(at, v) },
-		"forward_url":        func(at string, v document.Value) { rule.Forward = ReadForward(at, v, &p.Problems) },
+		"headers":            func(at string, v document.Value) { r.Headers = append(r.Headers, p.headers(at, v)...) },
+		"remove":             func(at string, v document.Value) { r.Headers = append(r.Headers, p.removed(at, v)...) },
+		"placeholders":       func(at string, v document.Value) { r.Placeholders = p.placeholders(at, v) },
+		"scrub":              func(at string, v document.Value) { r.Scrub = p.Flag(at, v) },
+		"deny":               func(at string, v document.Value) { r.Deny = p.Flag(at, v) },
+		"client_certificate": func(at string, v document.Value) { r.Client = p.clientCertificate(at, v) },
+		"places":             func(at string, v document.Value) { r.Places = p.places(at, v) },
+		"query":              func(at string, v document.Value) { r.Query = p.query(at, v) },
+		"sign":               func(at string, v document.Value) { r.Sign = p.signing(at, v) },
+		"forward_url":        func(at string, v document.Value) { r.Forward = ReadForward(at, v, &p.Problems) },
 	}
 	for _, kind := range kinds.All {
 		known[kind.Key()] = func(at string, v document.Value) {
-			if e := kind.Parse(at, v, &p.Problems); e != nil {
-				rule.Effects = append(rule.Effects, e)
+			if e := kind.Parse(at, v, &p.Context); e != nil {
+				r.Effects = append(r.Effects, e)
 			}
 		}
 	}
@@ -266,107 +258,20 @@ func (p *headerParser) headers(at string, v document.Value) []Header {
 			p.Add(at, "%s and %s are the same header to a server; keep one of them", name.Quote(other), name.Quote(n))
 		}
 		seen[match.FoldHeader(n)] = n
-		text := p.value(at, shown, v.Items[i], true)
+		text := p.Value(at, shown, v.Items[i], true)
 		headers = append(headers, Header{
-			Name: textproto.CanonicalMIMEHeaderKey(n), Value: text.literal, Source: text.source,
-			Prefix: text.prefix, Suffix: text.suffix, Basic: text.basic, User: text.user,
+			Name: textproto.CanonicalMIMEHeaderKey(n), Value: text.Literal, Source: text.Source,
+			Prefix: text.Prefix, Suffix: text.Suffix, Basic: text.Basic, User: text.User,
 		})
 	}
 	SortHeaders(headers)
 	return headers
 }
 
-// headerText is where a value comes from: a literal or the name of a secret.
-type headerText struct {
-	literal                name.Secret
-	source, prefix, suffix string
-	user                   string
-	basic                  bool
-}
-
-// value reads a literal or the name of a secret. affixes says whether the secret may have a prefix and suffix.
-func (p *headerParser) value(at, n string, v document.Value, affixes bool) (text headerText) {
-	text.literal = name.NewSecret("")
-	if v.Kind == document.Text {
-		text.literal = p.literal(at, n, v.Text)
-		return text
-	}
-	known := map[string]func(string, document.Value){
-		"value":  func(at string, v document.Value) { text.literal = p.literal(at, n, v.AsString(at, &p.Problems)) },
-		"secret": func(at string, v document.Value) { text.source = p.source(at, v) },
-	}
-	if affixes {
-		known["prefix"] = func(at string, v document.Value) { text.prefix = p.affix(at, v, false) }
-		known["suffix"] = func(at string, v document.Value) { text.suffix = p.affix(at, v, true) }
-		known["encode"] = func(at string, v document.Value) { text.basic = p.oneOf(at, v, "basic") == "basic" }
-		known["user"] = func(at string, v document.Value) { text.user = p.user(at, v) }
-	}
-	v.Fields(at, `a string, {"secret": name} or {"value": string}`, &p.Problems, known)
-	if v.Kind != document.Object {
-		return text
-	}
-	switch literal, secret := v.Has("value"), v.Has("secret"); {
-	case literal == secret:
-		p.Add(at, `needs one of "secret" and "value"`)
-	case literal && (v.Has("prefix") || v.Has("suffix")):
-		p.Add(at, `"prefix" and "suffix" go around a secret; write them into the value`)
-	case v.Has("user") && !v.Has("encode"):
-		p.Add(document.Pointer(at, "user"), `is for "encode": "basic"`)
-	case v.Has("encode") && (v.Has("prefix") || v.Has("suffix")):
-		p.Add(at, `"encode" makes the whole value; leave "prefix" and "suffix" out`)
-	case text.basic && literal:
-		text.literal, text.basic, text.user = name.NewSecret(BasicCredentials(text.user, text.literal.Reveal())), false, ""
-	}
-	return text
-}
-
-// BasicCredentials returns the value of Authorization for basic authentication (RFC 7617).
-func BasicCredentials(user, password string) string {
-	return "Basic " + base64.StdEncoding.EncodeToString([]byte(user+":"+password))
-}
-
-func (p *headerParser) user(at string, v document.Value) string {
-	user := v.AsString(at, &p.Problems)
-	if flaw := headerBytesFlaw(user); flaw != "" {
-		p.Add(at, "%s", flaw)
-	}
-	if strings.Contains(user, ":") || len(user) > 256 {
-		p.Add(at, "is not a user of basic authentication: at most 256 bytes without a colon")
-	}
-	return user
-}
-
-func (p *headerParser) literal(at, n, text string) name.Secret {
-	if flaw := headerValueFlaw(text); flaw != "" {
-		p.Add(at, "the value of %s %s", name.Quote(n), flaw)
-	}
-	return name.NewSecret(text)
-}
-
-func (p *headerParser) source(at string, v document.Value) string {
-	name := v.AsString(at, &p.Problems)
-	switch {
-	case v.Kind != document.Text:
-	case !IsSecretName(name):
-		p.Add(at, "is not the name of a secret: letters, digits, '.', '_' and '-', at most 64") // perhaps the secret itself
-	case p.known != nil && !p.known(name):
-		p.Add(at, "there is no secret of this name in the gateway's configuration")
-	}
-	return name
-}
-
-func (p *headerParser) affix(at string, v document.Value, suffix bool) string {
-	text := v.AsString(at, &p.Problems)
-	if flaw := affixFlaw(text, suffix); flaw != "" {
-		p.Add(at, "%s", flaw)
-	}
-	return text
-}
-
 // ReadPlainHeaders reads an object of header names and literal values. The dialects that have them know no secrets of the
 // gateway, and who writes a policy may have a key of the API that may name none.
 func ReadPlainHeaders(at string, v document.Value, ps *document.Problems) []Header {
-	p := &headerParser{known: func(string) bool { return false }}
+	p := &headerParser{rule.Context{Known: func(string) bool { return false }}}
 	headers := p.headers(at, v)
 	for _, h := range headers {
 		if h.Source != "" || h.Remove {

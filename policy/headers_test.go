@@ -9,6 +9,7 @@ import (
 	"testing"
 
 	"boxgate/policy/document"
+	"boxgate/policy/match"
 	"boxgate/policy/name"
 )
 
@@ -119,7 +120,7 @@ func TestHeaderDocumentLimits(t *testing.T) {
 		}
 		return "{" + strings.Join(parts, ",") + "}"
 	}
-	value := strings.Repeat("v", maxHeaderValue)
+	value := strings.Repeat("v", match.MaxHeaderValue)
 	for name, tt := range map[string]struct{ ok, tooMuch, at string }{
 		"hosts":        {hosts(256), hosts(257), ""},
 		"headers":      {`{"a.test":{` + many(64, `"N":"1"`) + `}}`, `{"a.test":{` + many(65, `"N":"1"`) + `}}`, "/a.test"},

@@ -182,11 +182,11 @@ func (p *headerParser) postgres(at string, v document.Value) *Postgres {
 		"user":     text(&out.User),
 		"database": text(&out.Database),
 		"password": func(at string, v document.Value) {
-			text := p.value(at, "password", v, false)
-			if text.source == "" && text.literal.Reveal() == "" {
+			text := p.Value(at, "password", v, false)
+			if text.Source == "" && text.Literal.Reveal() == "" {
 				p.Add(at, "is empty")
 			}
-			out.Password, out.Source = text.literal, text.source
+			out.Password, out.Source = text.Literal, text.Source
 		},
 		"auth": func(at string, v document.Value) {
 			host, ok := v.AsString(at, &p.Problems), false
@@ -221,8 +221,8 @@ func (p *headerParser) proxy(at string, v document.Value) *ProxyLogin {
 			}
 		},
 		"password": func(at string, v document.Value) {
-			text := p.value(at, "password", v, false)
-			out.Password, out.Source = text.literal, text.source
+			text := p.Value(at, "password", v, false)
+			out.Password, out.Source = text.Literal, text.Source
 			if err := CheckProxyPassword(out.Password); err != nil && out.Source == "" {
 				p.Add(at, "%s", err)
 			}

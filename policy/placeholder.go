@@ -178,14 +178,14 @@ func (p *headerParser) query(at string, v document.Value) []QueryParameter {
 		if shown != n || n == "" || len(n) > 128 || !name.IsWordByte(n[0]) {
 			p.Add(at, "%s is not the name of a parameter: up to 128 letters, digits, '_', '.' and '-', the first a letter or digit", name.Quote(shown))
 		}
-		text := p.value(at, shown, v.Items[i], true)
+		text := p.Value(at, shown, v.Items[i], true)
 		if v.Items[i].Has("encode") {
 			p.Add(document.Pointer(at, "encode"), "is for headers")
 		}
-		if text.source == "" && text.literal.Reveal() == "" {
+		if text.Source == "" && text.Literal.Reveal() == "" {
 			p.Add(at, "the value of %s is empty", name.Quote(shown))
 		}
-		parameters = append(parameters, QueryParameter{n, text.literal, text.source, text.prefix, text.suffix})
+		parameters = append(parameters, QueryParameter{n, text.Literal, text.Source, text.Prefix, text.Suffix})
 	}
 	slices.SortFunc(parameters, func(a, b QueryParameter) int { return strings.Compare(a.Name, b.Name) })
 	return parameters
@@ -209,11 +209,11 @@ func (p *headerParser) placeholders(at string, v document.Value) []Placeholder {
 		if flaw := variableFlaw(n); flaw != "" {
 			p.Add(at, "%s %s", name.Quote(shown), flaw)
 		}
-		text := p.value(at, shown, v.Items[i], false)
-		if text.source == "" && text.literal.Reveal() == "" {
+		text := p.Value(at, shown, v.Items[i], false)
+		if text.Source == "" && text.Literal.Reveal() == "" {
 			p.Add(at, "the value of %s is empty", name.Quote(shown))
 		}
-		placeholders = append(placeholders, Placeholder{Variable: n, Value: text.literal, Source: text.source})
+		placeholders = append(placeholders, Placeholder{Variable: n, Value: text.Literal, Source: text.Source})
 	}
 	slices.SortFunc(placeholders, func(a, b Placeholder) int { return cmp.Compare(a.Variable, b.Variable) })
 	return placeholders

@@ -125,11 +125,11 @@ func (p *headerParser) checkRewrites(at string, r *HeaderRule) {
 
 // key reads a value that signs.
 func (p *headerParser) key(at, n string, v document.Value) Key {
-	text := p.value(at, n, v, false)
-	if text.source == "" && text.literal.Reveal() == "" {
+	text := p.Value(at, n, v, false)
+	if text.Source == "" && text.Literal.Reveal() == "" {
 		p.Add(at, "the value of %s is empty", name.Quote(n))
 	}
-	return Key{Value: text.literal, Source: text.source}
+	return Key{Value: text.Literal, Source: text.Source}
 }
 
 // required adds a problem for each key that an object lacks.
@@ -194,7 +194,7 @@ func (p *headerParser) hmacSigning(at string, v document.Value) *HMACSigning {
 	if v.Has("format") && !strings.Contains(s.Format, SignSignature) {
 		p.Add(document.Pointer(at, "format"), "has no %s", SignSignature)
 	}
-	if flaw := headerBytesFlaw(s.Format); flaw != "" {
+	if flaw := match.HeaderBytesFlaw(s.Format); flaw != "" {
 		p.Add(document.Pointer(at, "format"), "%s", flaw)
 	}
 	if s.Header != "" && match.FoldHeader(s.Header) == match.FoldHeader(s.Timestamp) {
@@ -285,7 +285,7 @@ func ParseAWSCredentials(s name.Secret) (AWSCredentials, error) {
 	if parts.Expires != nil {
 		c.Expires = *parts.Expires
 	}
-	if !isAccessKeyID(c.AccessKeyID) || c.SecretAccessKey.Reveal() == "" || CheckHeaderValue(c.SessionToken.Reveal()) != nil {
+	if !isAccessKeyID(c.AccessKeyID) || c.SecretAccessKey.Reveal() == "" || match.CheckHeaderValue(c.SessionToken.Reveal()) != nil {
 		return AWSCredentials{}, errAWSCredentials
 	}
 	return c, nil

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"boxgate/policy/document"
+	"boxgate/policy/match"
 	"boxgate/policy/name"
 )
 
@@ -113,7 +114,7 @@ func TestParseAWSCredentials(t *testing.T) {
 		if err != nil || !sameCredentials(c, again) {
 			t.Errorf("%s: came back as %+v, %v", text, again, err)
 		}
-		if err := CheckHeaderValue(c.Secret().Reveal()); err != nil {
+		if err := match.CheckHeaderValue(c.Secret().Reveal()); err != nil {
 			t.Errorf("the value does not fit in one line: %v", err)
 		}
 	}

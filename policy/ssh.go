@@ -225,7 +225,7 @@ func (p *headerParser) sshKey(at string, v document.Value) (source string) {
 		return ""
 	}
 	v.Fields(at, wantSSHSecret, &p.Problems, map[string]func(string, document.Value){
-		"secret": func(at string, v document.Value) { source = p.source(at, v) },
+		"secret": func(at string, v document.Value) { source = p.Source(at, v) },
 	})
 	if !v.Has("secret") {
 		p.Add(at, "want %s", wantSSHSecret)

@@ -23,11 +23,17 @@ type Kind interface {
 	Form() reflect.Type
 	// Example is the JSON of a member. The tests of what all kinds share try it.
 	Example() string
-	// Parse reads the member, which is at a pointer. It adds every mistake to the problems, and quotes no secret in them. It returns nil if
-	// there was one.
-	Parse(at string, v document.Value, ps *document.Problems) Effect
+	// Parse reads the member, which is at a pointer. It adds every mistake to the context's problems, and quotes no secret in them. It returns
+	// nil if there was one.
+	Parse(at string, v document.Value, c *Context) Effect
 	// Line is what `gateway headers list` prints of an effect that is shown as this JSON; "" if it cannot be read.
 	Line(shown json.RawMessage) string
+}
+
+// Viewed is implemented by kinds whose effects are shown in another form than that in which they are written.
+type Viewed interface {
+	// View is a type whose JSON effects are shown in, and a sentence about it.
+	View() (form reflect.Type, doc string)
 }
 
 // Effect is a kind with the parameters of one rule. Effects are immutable, and safe for concurrent use.
@@ -41,6 +47,20 @@ type Effect interface {
 	Show() any
 	// Equal reports whether a request that began under this effect may go on under another of the same kind.
 	Equal(other Effect) bool
+}
+
+// Sourced is implemented by effects that need secrets of the operator, whatever for.
+type Sourced interface {
+	// Sources returns their names.
+	Sources() []string
+}
+
+// LineWithSecret returns what `gateway headers list` prints of something that has its value of a secret; "" is a literal.
+func LineWithSecret(what, secret string) string {
+	if secret == "" {
+		return what
+	}
+	return what + " (" + secret + ")"
 }
 
 // ResponseHead is implemented by effects that change the heads of responses: of interim ones, of the final one, and trailers.

@@ -10,7 +10,6 @@ import (
 	"strings"
 	"time"
 
-	"boxgate/policy"
 	"boxgate/policy/name"
 	"boxgate/secrets/remote"
 )
@@ -58,15 +57,15 @@ var gatewayVariables = map[string]bool{"PATH": true, "HOME": true, "TMPDIR": tru
 func Validate(sources map[string]Source) error {
 	var errs []error
 	sources = withDocuments(sources)
-	for _, name := range slices.Sorted(maps.Keys(sources)) {
-		if !policy.IsSecretName(name) {
+	for _, n := range slices.Sorted(maps.Keys(sources)) {
+		if !name.IsSecretName(n) {
 			errs = append(errs, fmt.Errorf("secrets: %q is not a name: 1 to 64 letters, digits, '.', '_' and '-', the first a letter or digit",
-				policy.ShownSecretName(name)))
+				name.ShownSecretName(n)))
 		}
-		at := "secrets." + policy.ShownSecretName(name)
-		errs = append(errs, sources[name].validate(at)...)
-		if err := checkNeeds(sources, name); err != nil {
-			errs = append(errs, fmt.Errorf("%s.%s: %w", at, sources[name].Kind, err))
+		at := "secrets." + name.ShownSecretName(n)
+		errs = append(errs, sources[n].validate(at)...)
+		if err := checkNeeds(sources, n); err != nil {
+			errs = append(errs, fmt.Errorf("%s.%s: %w", at, sources[n].Kind, err))
 		}
 	}
 	return errors.Join(errs...)

@@ -7,7 +7,7 @@ import (
 	"strings"
 	"unicode/utf8"
 
-	"boxgate/policy"
+	"boxgate/policy/match"
 	"boxgate/policy/name"
 )
 
@@ -66,7 +66,7 @@ func (f form) checked(v string) (name.Secret, error) {
 func (f form) check(v string) error {
 	switch {
 	case !f.document:
-		return policy.CheckHeaderValue(v)
+		return match.CheckHeaderValue(v)
 	case len(v) > maxDocument:
 		return f.errTooLong()
 	case !utf8.ValidString(v) || strings.Contains(v, "\x00"):

@@ -56,7 +56,7 @@ type headerEntryView struct {
 }
 
 // Members returns the members that the kinds of rules add.
-func (headerEntryView) Members() []reflect.StructField { return kinds.Members() }
+func (headerEntryView) Members() []reflect.StructField { return kinds.Views() }
 
 // MarshalJSON adds what kinds of rules show.
 func (v headerEntryView) MarshalJSON() ([]byte, error) {

@@ -9,7 +9,7 @@ import (
 
 	"boxgate/api/problem"
 	"boxgate/api/spec"
-	"boxgate/policy"
+	"boxgate/policy/match"
 )
 
 // The limits of a schedule.
@@ -141,10 +141,10 @@ func checkHeaders(p *problem.List, headers map[string]string) {
 	seen := map[string]bool{}
 	for name, value := range headers {
 		at := "/webhook_headers/" + problem.EscapeKey(name)
-		if err := policy.CheckHeaderName(name); err != nil {
+		if err := match.CheckHeaderName(name); err != nil {
 			p.Add(at, "%v", err)
 		}
-		if err := policy.CheckHeaderValue(value); err != nil {
+		if err := match.CheckHeaderValue(value); err != nil {
 			p.Add(at, "%v", err)
 		}
 		if seen[strings.ToLower(name)] {

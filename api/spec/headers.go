@@ -5,6 +5,7 @@ import (
 	"reflect"
 
 	"boxgate/policy/match"
+	"boxgate/rule"
 	"boxgate/rule/kinds"
 )
 
@@ -39,10 +40,10 @@ type loginBody struct {
 
 // postgresBody describes a login to PostgreSQL.
 type postgresBody struct {
-	User     string      `json:"user" doc:"the only one as whom the box may connect"`
-	Database string      `json:"database" doc:"the only one that the box may connect to"`
-	Password headerValue `json:"password" doc:"a literal or a secret, without prefix or suffix"`
-	Auth     string      `json:"auth,omitempty" doc:"scram-sha-256 (default), or a weaker way in which the password may be proved as well: password (inside TLS), md5"`
+	User     string         `json:"user" doc:"the only one as whom the box may connect"`
+	Database string         `json:"database" doc:"the only one that the box may connect to"`
+	Password rule.ValueForm `json:"password" doc:"a literal or a secret, without prefix or suffix"`
+	Auth     string         `json:"auth,omitempty" doc:"scram-sha-256 (default), or a weaker way in which the password may be proved as well: password (inside TLS), md5"`
 }
 
 // sshLoginBody describes the entry of an SSH server.
@@ -57,9 +58,9 @@ type proxyLoginBody struct {
 
 // proxyBody describes a login to an upstream proxy.
 type proxyBody struct {
-	Scheme   string      `json:"scheme,omitempty" enum:"https http socks5" doc:"of the proxy that the login is for; absent: https. The password of the others passes in clear text, and is not given to one of another scheme"`
-	Username string      `json:"username"`
-	Password headerValue `json:"password" doc:"a literal or a secret, without prefix or suffix"`
+	Scheme   string         `json:"scheme,omitempty" enum:"https http socks5" doc:"of the proxy that the login is for; absent: https. The password of the others passes in clear text, and is not given to one of another scheme"`
+	Username string         `json:"username"`
+	Password rule.ValueForm `json:"password" doc:"a literal or a secret, without prefix or suffix"`
 }
 
 // sshBody describes a login to an SSH server.
@@ -82,17 +83,17 @@ type sshRepoBody struct {
 
 // headerEntryBody describes the full form of an entry.
 type headerEntryBody struct {
-	Match        *match.Match           `json:"match,omitempty" doc:"the requests that the entry is for; absent: every one. Of several entries the first that matches applies alone"`
-	Headers      map[string]headerValue `json:"headers,omitempty"`
-	Placeholders map[string]headerValue `json:"placeholders,omitempty" doc:"environment variable to the value that the gateway replaces its content with; no prefix or suffix"`
-	Remove       []string               `json:"remove,omitempty" doc:"headers of the box that are not passed on"`
-	Deny         bool                   `json:"deny,omitempty" doc:"refuse the requests with 403; nothing but match may stand beside it"`
-	Client       *clientCertificate     `json:"client_certificate,omitempty" doc:"authenticate to the server by a client certificate"`
-	Places       []string               `json:"places,omitempty" doc:"where placeholders are replaced: header, which is always one, query, form, json, websocket"`
-	Query        map[string]headerValue `json:"query,omitempty" doc:"parameter to the value that it has in the query; any that the box sends is removed"`
-	Sign         *signingBody           `json:"sign,omitempty" doc:"sign the requests, with keys that the box does not have"`
-	Scrub        *bool                  `json:"scrub,omitempty" doc:"mask the rule's secrets in responses; true by default for rules with placeholders or a query"`
-	Forward      string                 `json:"forward_url,omitempty" doc:"https URL of a proxy that the requests are sent to in the place of the host; neither headers nor placeholders may stand beside it"`
+	Match        *match.Match              `json:"match,omitempty" doc:"the requests that the entry is for; absent: every one. Of several entries the first that matches applies alone"`
+	Headers      map[string]rule.ValueForm `json:"headers,omitempty"`
+	Placeholders map[string]rule.ValueForm `json:"placeholders,omitempty" doc:"environment variable to the value that the gateway replaces its content with; no prefix or suffix"`
+	Remove       []string                  `json:"remove,omitempty" doc:"headers of the box that are not passed on"`
+	Deny         bool                      `json:"deny,omitempty" doc:"refuse the requests with 403; nothing but match may stand beside it"`
+	Client       *clientCertificate        `json:"client_certificate,omitempty" doc:"authenticate to the server by a client certificate"`
+	Places       []string                  `json:"places,omitempty" doc:"where placeholders are replaced: header, which is always one, query, form, json, websocket"`
+	Query        map[string]rule.ValueForm `json:"query,omitempty" doc:"parameter to the value that it has in the query; any that the box sends is removed"`
+	Sign         *signingBody              `json:"sign,omitempty" doc:"sign the requests, with keys that the box does not have"`
+	Scrub        *bool                     `json:"scrub,omitempty" doc:"mask the rule's secrets in responses; true by default for rules with placeholders or a query"`
+	Forward      string                    `json:"forward_url,omitempty" doc:"https URL of a proxy that the requests are sent to in the place of the host; neither headers nor placeholders may stand beside it"`
 }
 
 // Members returns the members that the kinds of rules add.
@@ -117,18 +118,18 @@ type signingBody struct {
 }
 
 type awsSigningBody struct {
-	Credentials headerValue   `json:"credentials" doc:"a JSON object of access_key_id, secret_access_key and session_token, as a string, or a secret with that value"`
-	Region      signingScopes `json:"region"`
-	Service     signingScopes `json:"service"`
+	Credentials rule.ValueForm `json:"credentials" doc:"a JSON object of access_key_id, secret_access_key and session_token, as a string, or a secret with that value"`
+	Region      signingScopes  `json:"region"`
+	Service     signingScopes  `json:"service"`
 }
 
 type hmacSigningBody struct {
-	Key       headerValue   `json:"key"`
-	Header    string        `json:"header" doc:"that has the signature"`
-	Format    string        `json:"format,omitempty" doc:"of the header's value: {signature} by default; {timestamp} as well"`
-	Encoding  string        `json:"encoding,omitempty" doc:"hex (default) or base64"`
-	Timestamp *signingClock `json:"timestamp,omitempty"`
-	Template  string        `json:"template" doc:"what is signed, with {timestamp}, {method}, {host}, {path}, {query}, {target}, {body}, {body_sha256}"`
+	Key       rule.ValueForm `json:"key"`
+	Header    string         `json:"header" doc:"that has the signature"`
+	Format    string         `json:"format,omitempty" doc:"of the header's value: {signature} by default; {timestamp} as well"`
+	Encoding  string         `json:"encoding,omitempty" doc:"hex (default) or base64"`
+	Timestamp *signingClock  `json:"timestamp,omitempty"`
+	Template  string         `json:"template" doc:"what is signed, with {timestamp}, {method}, {host}, {path}, {query}, {target}, {body}, {body_sha256}"`
 }
 
 type signingClock struct {
@@ -142,22 +143,4 @@ type signingScopes struct{}
 // Forms lists one, and those that the client's own signature chooses from.
 func (signingScopes) Forms() []reflect.Type {
 	return []reflect.Type{reflect.TypeFor[string](), reflect.TypeFor[[]string]()}
-}
-
-// headerValue is the value of one header or placeholder.
-type headerValue struct{}
-
-// Forms lists the literal and the value of a secret.
-func (headerValue) Forms() []reflect.Type {
-	return []reflect.Type{reflect.TypeFor[string](), reflect.TypeFor[headerValueBody]()}
-}
-
-// headerValueBody describes a value that is written as an object.
-type headerValueBody struct {
-	Secret string `json:"secret,omitempty" doc:"name of a secret in the gateway's configuration"`
-	Prefix string `json:"prefix,omitempty" doc:"before the secret's value"`
-	Suffix string `json:"suffix,omitempty" doc:"after the secret's value"`
-	Encode string `json:"encode,omitempty" doc:"in headers: basic, for the password of basic authentication"`
-	User   string `json:"user,omitempty" doc:"of basic authentication"`
-	Value  string `json:"value,omitempty" doc:"a literal, instead of secret; a string instead of the object is one, too"`
 }

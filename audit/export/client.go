@@ -14,7 +14,7 @@ import (
 	"strings"
 	"time"
 
-	"boxgate/policy"
+	"boxgate/policy/match"
 )
 
 const (
@@ -83,7 +83,7 @@ func (x *Exporter) authorize(ctx context.Context, h http.Header) error {
 		if err != nil {
 			return err
 		}
-		if err := policy.CheckHeaderValue(value.Reveal()); err != nil {
+		if err := match.CheckHeaderValue(value.Reveal()); err != nil {
 			return fmt.Errorf("secret %q cannot be the header %s: %w", secret, name, err)
 		}
 		h.Set(name, value.Reveal())

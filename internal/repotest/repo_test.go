@@ -29,7 +29,7 @@ policy/document: policy/name
 policy/match: policy/name policy/document
 policy/dialect: policy policy/policytest rule/kinds
 policy/policytest: policy/document
-rule: policy/name policy/document
+rule: policy/name policy/document policy/match
 rule/kinds: rule rule/response
 rule/response: policy/name policy/document policy proxy/proxytest rule
 audit: policy internal/fault
@@ -114,7 +114,7 @@ api/session: policy api api/history api/problem api/rest api/strict quota
 api/session/client: api
 api/settings: policy api api/apitest api/change api/history api/problem api/rest api/spec api/strict
 api/snapshots: policy api api/history api/problem api/rest api/strict
-api/spec: policy policy/dialect rule/kinds api api/problem
+api/spec: policy policy/dialect rule rule/kinds api api/problem
 api/stream:
 api/strict: policy api/problem quota
 api/trail: policy audit api api/problem api/rest api/stream

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"strings"
 )
 
 // Secret is a value that must not be shown. Its fmt, JSON, YAML, text, gob, slog and zap encodings are "[redacted]";
@@ -58,3 +59,23 @@ func (s Secret) GobEncode() ([]byte, error) { return []byte(redacted), nil }
 
 // LogValue returns "[redacted]" for log/slog.
 func (s Secret) LogValue() slog.Value { return slog.StringValue(redacted) }
+
+// IsSecretName reports whether s may name a secret of the operator: 1 to 64 letters, digits, '.', '_' and '-', the
+// first a letter or digit.
+func IsSecretName(s string) bool {
+	if s == "" || len(s) > 64 || strings.IndexByte("._-", s[0]) >= 0 {
+		return false
+	}
+	for i := range len(s) {
+		if c := s[i]; !IsWordByte(c) && c != '.' && c != '-' {
+			return false
+		}
+	}
+	return true
+}
+
+// ShownSecretName returns what was given as the name of a secret as an error may show it: up to the first character
+// that is not valid in one. What follows is often the value, as in YAML's {value:…}, where a space is missing.
+func ShownSecretName(n string) string {
+	return Shown(n, func(c byte) bool { return IsWordByte(c) || c == '.' || c == '-' })
+}

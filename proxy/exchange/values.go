@@ -11,10 +11,12 @@ import (
 	"time"
 
 	"boxgate/policy"
+	"boxgate/policy/match"
 	"boxgate/policy/name"
 	"boxgate/proxy/placeholder"
 	"boxgate/proxy/problem"
 	"boxgate/proxy/scrub"
+	"boxgate/rule"
 )
 
 // Secrets returns the values of the secrets that header rules name. On an error the request that needs the value is
@@ -32,7 +34,7 @@ func (k *Core) secret(ctx context.Context, name string) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	if err := policy.CheckHeaderValue(v); err != nil {
+	if err := match.CheckHeaderValue(v); err != nil {
 		return "", fmt.Errorf("secret %q: %w", name, err)
 	}
 	return v, nil
@@ -73,9 +75,9 @@ func (k *Core) Literals(ctx context.Context, headers []policy.Header) ([]policy.
 			return nil, err
 		}
 		if v = h.Prefix + v + h.Suffix; h.Basic {
-			v = policy.BasicCredentials(h.User, v)
+			v = rule.BasicCredentials(h.User, v)
 		}
-		if err := policy.CheckHeaderValue(v); err != nil {
+		if err := match.CheckHeaderValue(v); err != nil {
 			return nil, fmt.Errorf("secret %q in %s: %w", h.Source, h.Name, err)
 		}
 		*h = policy.Header{Name: h.Name, Value: name.NewSecret(v)}

@@ -47,8 +47,8 @@ func (Kind) Form() reflect.Type { return reflect.TypeFor[form]() }
 func (Kind) Example() string { return `{"remove": ["Server", "X-Internal-Host"]}` }
 
 // Parse implements [rule.Kind].
-func (Kind) Parse(at string, v document.Value, ps *document.Problems) rule.Effect {
-	before := len(ps.List)
+func (Kind) Parse(at string, v document.Value, c *rule.Context) rule.Effect {
+	ps, before := &c.Problems, len(c.List)
 	e := &effect{}
 	v.Fields(at, `an object with "remove"`, ps, map[string]func(string, document.Value){
 		"remove": func(at string, v document.Value) { e.names = parseNames(at, v, ps) },
