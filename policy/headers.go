@@ -48,12 +48,20 @@ type HeaderRule struct {
 	Shared       *SharedScrub // of the compiled rules of a host with several of which one scrubs; nil in rules as written
 	Deny         bool         // the requests are refused; nothing else is given
 	Login        *Login       // how the gateway logs in to the server, which does not speak HTTP; nothing else is given then
-	// Client authenticates the gateway to the server in the TLS handshake; nil if nothing does.
-	Client *ClientCertificate
 	// Forward is where requests are sent in the place of the host; nil: to the host.
 	Forward *ForwardURL
 	// Effects are what else is done, by kind in the order of their keys, at most one of each.
 	Effects []rule.Effect
+	// Connection is what the effects do to connections; nil in rules as written, see [HeaderRule.OnConnections].
+	Connection *rule.Connection
+}
+
+// OnConnections returns what the effects of the rule do to connections. Nothing is searched for if the rule is compiled.
+func (r *HeaderRule) OnConnections() rule.Connection {
+	if r.Connection != nil {
+		return *r.Connection
+	}
+	return rule.Connections(r.Effects)
 }
 
 // SharedScrub is what responses of a host must not show whichever of its rules applied, or none. It must not be modified.
@@ -87,7 +95,7 @@ const (
 
 // Applies reports whether the rule changes or refuses anything, so that what is said to its hosts has to be read.
 func (r HeaderRule) Applies() bool {
-	return r.secretive() || r.Deny || r.Login != nil && r.Login.Proxy == nil || r.Client != nil || r.Forward != nil || len(r.Effects) > 0
+	return r.secretive() || r.Deny || r.Login != nil && r.Login.Proxy == nil || r.Forward != nil || len(r.Effects) > 0
 }
 
 // secretive reports whether the rule changes texts in requests, which responses may show.
@@ -157,7 +165,7 @@ func SortRules(rules []HeaderRule) {
 func (r *HeaderRule) SendsAlike(o *HeaderRule) bool {
 	return r.Places == o.Places && slices.EqualFunc(r.Headers, o.Headers, Header.equal) &&
 		slices.EqualFunc(r.Placeholders, o.Placeholders, Placeholder.Equal) && slices.EqualFunc(r.Query, o.Query, QueryParameter.equal) &&
-		r.Sign.equal(o.Sign) && r.Forward.url() == o.Forward.url() && (r.Client == nil) == (o.Client == nil) && (r.Client == nil || *r.Client == *o.Client) &&
+		r.Sign.equal(o.Sign) && r.Forward.url() == o.Forward.url() &&
 		slices.EqualFunc(r.Effects, o.Effects, sameEffect)
 }
 

@@ -152,7 +152,7 @@ func (p *headerParser) rule(at string, entry document.Value) (rule HeaderRule) {
 	p.checkRewrites(at, &rule)
 	switch {
 	case len(p.List) > before:
-	case rule.Deny && (rule.secretive() || rule.Scrub || rule.Client != nil || rule.Forward != nil || len(rule.Effects) > 0):
+	case rule.Deny && (rule.secretive() || rule.Scrub || rule.Forward != nil || len(rule.Effects) > 0):
 		p.Add(document.Pointer(at, "deny"), "refuses the requests, so nothing else can be done with them; give match alone beside it")
 	case rule.Forward != nil && rule.setsValues():
 		p.Add(document.Pointer(at, "forward_url"), "sends the requests to another host, so nothing that sets values can stand beside it")
@@ -169,16 +169,15 @@ func (p *headerParser) entryKeys(r *HeaderRule) map[string]func(string, document
 			r.Match = match.Read(at, v, &p.Problems)
 			match.Compile(at, *r.Match, &p.Problems)
 		},
-		"headers":            func(at string, v document.Value) { r.Headers = append(r.Headers, p.headers(at, v)...) },
-		"remove":             func(at string, v document.Value) { r.Headers = append(r.Headers, p.removed(at, v)...) },
-		"placeholders":       func(at string, v document.Value) { r.Placeholders = p.placeholders(at, v) },
-		"scrub":              func(at string, v document.Value) { r.Scrub = p.Flag(at, v) },
-		"deny":               func(at string, v document.Value) { r.Deny = p.Flag(at, v) },
-		"client_certificate": func(at string, v document.Value) { r.Client = p.clientCertificate(at, v) },
-		"places":             func(at string, v document.Value) { r.Places = p.places(at, v) },
-		"query":              func(at string, v document.Value) { r.Query = p.query(at, v) },
-		"sign":               func(at string, v document.Value) { r.Sign = p.signing(at, v) },
-		"forward_url":        func(at string, v document.Value) { r.Forward = ReadForward(at, v, &p.Problems) },
+		"headers":      func(at string, v document.Value) { r.Headers = append(r.Headers, p.headers(at, v)...) },
+		"remove":       func(at string, v document.Value) { r.Headers = append(r.Headers, p.removed(at, v)...) },
+		"placeholders": func(at string, v document.Value) { r.Placeholders = p.placeholders(at, v) },
+		"scrub":        func(at string, v document.Value) { r.Scrub = p.Flag(at, v) },
+		"deny":         func(at string, v document.Value) { r.Deny = p.Flag(at, v) },
+		"places":       func(at string, v document.Value) { r.Places = p.places(at, v) },
+		"query":        func(at string, v document.Value) { r.Query = p.query(at, v) },
+		"sign":         func(at string, v document.Value) { r.Sign = p.signing(at, v) },
+		"forward_url":  func(at string, v document.Value) { r.Forward = ReadForward(at, v, &p.Problems) },
 	}
 	for _, kind := range kinds.All {
 		known[kind.Key()] = func(at string, v document.Value) {

@@ -8,6 +8,7 @@ import (
 	"boxgate/policy/document"
 	"boxgate/policy/match"
 	"boxgate/policy/name"
+	"boxgate/rule"
 )
 
 // headerTable finds the header rules of a host. Every header pattern has a port, given or 443.
@@ -107,7 +108,12 @@ func (r *HeaderRule) eachSent(visit func(literal name.Secret, source string)) {
 // Secrets returns the names of the operator's secrets that the rule needs for whatever it does: to send, to sign, or to log
 // in.
 func (r *HeaderRule) Secrets() []string {
-	names := r.Client.Sources()
+	var names []string
+	for _, e := range r.Effects {
+		if s, ok := e.(rule.Sourced); ok {
+			names = append(names, s.Sources()...)
+		}
+	}
 	note := func(_ name.Secret, source string) { names = append(names, source) }
 	r.eachSent(note)
 	if s := r.Sign.HMAC; s != nil {
@@ -121,7 +127,9 @@ func (r *HeaderRule) Secrets() []string {
 
 // add adds the next rule of the pattern.
 func (of *alternatives) add(r HeaderRule, ps *document.Problems) {
+	connection := rule.Connections(r.Effects)
 	a := alternative{HeaderRule: r}
+	a.Connection = &connection
 	if r.Match != nil {
 		at := document.Element(document.Pointer("/attach_headers", r.Pattern.String()), len(of.list))
 		a.match = match.Compile(at+"/match", *r.Match, ps)

@@ -59,47 +59,6 @@ func TestParseHeaderRules(t *testing.T) {
 	}
 }
 
-// TestClientCertificates: both forms, what is wrong with others, and that the rule alone has TLS terminated.
-func TestClientCertificates(t *testing.T) {
-	t.Parallel()
-	rules := mustRules(t, `{"a.test": {"client_certificate": {"secret": "both"}},
-		"b.test": {"client_certificate": {"certificate": {"secret": "cert"}, "key": {"secret": "key"}}}}`)
-	if a, b := *rules[0].Client, *rules[1].Client; a != (ClientCertificate{"both", "both"}) || b != (ClientCertificate{"cert", "key"}) {
-		t.Errorf("%+v, %+v", a, b)
-	}
-	c, err := Compile(Spec{Mode: ModeAllowAll}, Options{Version: 1, Headers: rules})
-	if err != nil {
-		t.Fatal(err)
-	}
-	if !c.Intercepts(mustName(t, "a.test"), 443) || c.Intercepts(mustName(t, "c.test"), 443) {
-		t.Error("Intercepts")
-	}
-	for entry, pointer := range map[string]string{
-		`{"client_certificate": "both"}`:                                           "",
-		`{"client_certificate": {}}`:                                               "/a.test/client_certificate",
-		`{"client_certificate": {"certificate": {"secret": "a"}}}`:                 "/a.test/client_certificate",
-		`{"client_certificate": {"certificate": {"secret": "a"}, "key": {}}}`:      "/a.test/client_certificate/key",
-		`{"client_certificate": {"certificate": {"secret": "a"}, "key": "b"}}`:     "/a.test/client_certificate/key",
-		`{"client_certificate": {"secret": "a", "key": {"secret": "a"}}}`:          "/a.test/client_certificate",
-		`{"client_certificate": {"secret": "-----BEGIN PRIVATE KEY----- canary"}}`: "/a.test/client_certificate/secret",
-		`{"client_certificate": {"secret": "a", "password": "canary"}}`:            "/a.test/client_certificate/password",
-		`{"client_certificate": {"secret": "a"}, "deny": true}`:                    "/a.test/deny",
-		`{"client_certificate": {"secret": "a"}, "scrub": true}`:                   "/a.test/scrub",
-	} {
-		_, err := ParseHeaderRules([]byte(`{"a.test": `+entry+`}`), nil)
-		var invalid *document.InvalidError
-		if pointer == "" { // a header of that name
-			if err != nil {
-				t.Errorf("%s: %v", entry, err)
-			}
-			continue
-		}
-		if !errors.As(err, &invalid) || len(invalid.Problems) != 1 || invalid.Problems[0].Pointer != pointer || strings.Contains(err.Error(), "canary") {
-			t.Errorf("%s: %v", entry, err)
-		}
-	}
-}
-
 // TestHeaderDocumentLimits: one more than any limit allows is refused, with its pointer.
 func TestHeaderDocumentLimits(t *testing.T) {
 	t.Parallel()

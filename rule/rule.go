@@ -3,7 +3,7 @@
 // tests. Package rule/kinds lists them.
 //
 // A kind reads its member of a rule's document and returns an [Effect], which implements the interface of each stage at which it does something:
-// [ResponseHead] for the heads of responses. Everything else follows from the kind: the strict parser, the store, the API and its description,
+// [Identity] and the others of [Connection] for connections, [ResponseHead] for the heads of responses. Everything else follows from the kind: the strict parser, the store, the API and its description,
 // the conversion from and to other dialects, `gateway headers list`, and whether a request that began under one rule may go on under another.
 package rule
 
@@ -34,6 +34,14 @@ type Kind interface {
 type Viewed interface {
 	// View is a type whose JSON effects are shown in, and a sentence about it.
 	View() (form reflect.Type, doc string)
+}
+
+// Flagged is implemented by kinds whose member a flag of `gateway headers set HOST` gives.
+type Flagged interface {
+	// Flag is the name of the flag, and what it is for.
+	Flag() (name, usage string)
+	// FromFlag returns the member that a text stands for, as a value for encoding/json.
+	FromFlag(text string) any
 }
 
 // Effect is a kind with the parameters of one rule. Effects are immutable, and safe for concurrent use.

@@ -48,7 +48,6 @@ type headerEntryView struct {
 	Scrub        bool              `json:"scrub,omitempty"`
 	Deny         bool              `json:"deny,omitempty"`
 	Postgres     *postgresView     `json:"postgres,omitempty"`
-	Client       *clientView       `json:"client_certificate,omitempty"`
 	SSH          *sshView          `json:"ssh,omitempty"`
 	Proxy        *proxyView        `json:"proxy,omitempty"`
 	Forward      string            `json:"forward_url,omitempty"`
@@ -85,12 +84,6 @@ func marshalWith(v any, more map[string]any) ([]byte, error) {
 		return nil, err
 	}
 	return append(append(out[:len(out)-1], ','), rest[1:]...), nil // no entry is without members
-}
-
-// clientView names the secrets of a client certificate.
-type clientView struct {
-	Certificate string `json:"certificate" doc:"the secret that holds it"`
-	Key         string `json:"key" doc:"the secret that holds its private key; it may be the same"`
 }
 
 type postgresView struct {
@@ -166,7 +159,7 @@ func viewHeaders(s api.HeaderState) rest.Reply {
 
 // viewRule returns what may be shown of one rule.
 func viewRule(rule policy.HeaderRule) headerEntryView {
-	one := headerEntryView{Match: rule.Match, Headers: []headerView{}, Scrub: rule.Scrub, Deny: rule.Deny, Client: (*clientView)(rule.Client)}
+	one := headerEntryView{Match: rule.Match, Headers: []headerView{}, Scrub: rule.Scrub, Deny: rule.Deny}
 	if rule.Forward != nil {
 		one.Forward = rule.Forward.URL()
 	}

@@ -88,7 +88,6 @@ type headerEntryBody struct {
 	Placeholders map[string]rule.ValueForm `json:"placeholders,omitempty" doc:"environment variable to the value that the gateway replaces its content with; no prefix or suffix"`
 	Remove       []string                  `json:"remove,omitempty" doc:"headers of the box that are not passed on"`
 	Deny         bool                      `json:"deny,omitempty" doc:"refuse the requests with 403; nothing but match may stand beside it"`
-	Client       *clientCertificate        `json:"client_certificate,omitempty" doc:"authenticate to the server by a client certificate"`
 	Places       []string                  `json:"places,omitempty" doc:"where placeholders are replaced: header, which is always one, query, form, json, websocket"`
 	Query        map[string]rule.ValueForm `json:"query,omitempty" doc:"parameter to the value that it has in the query; any that the box sends is removed"`
 	Sign         *signingBody              `json:"sign,omitempty" doc:"sign the requests, with keys that the box does not have"`
@@ -98,18 +97,6 @@ type headerEntryBody struct {
 
 // Members returns the members that the kinds of rules add.
 func (headerEntryBody) Members() []reflect.StructField { return kinds.Members() }
-
-// clientCertificate describes where a client certificate comes from.
-type clientCertificate struct {
-	Secret      string     `json:"secret,omitempty" doc:"name of a secret with the certificate, intermediate ones and the private key, in PEM"`
-	Certificate *secretRef `json:"certificate,omitempty" doc:"instead, one secret for the certificates"`
-	Key         *secretRef `json:"key,omitempty" doc:"and another for the private key"`
-}
-
-// secretRef names a secret.
-type secretRef struct {
-	Secret string `json:"secret" doc:"name of a secret in the gateway's configuration"`
-}
 
 // signingBody describes how requests are signed.
 type signingBody struct {

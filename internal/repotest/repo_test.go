@@ -27,10 +27,11 @@ policy: rule rule/kinds
 policy/name:
 policy/document: policy/name
 policy/match: policy/name policy/document
-policy/dialect: policy policy/policytest rule/kinds
+policy/dialect: policy policy/policytest rule rule/kinds
 policy/policytest: policy/document
 rule: policy/name policy/document policy/match
-rule/kinds: rule rule/response
+rule/kinds: rule rule/clientcert rule/response
+rule/clientcert: policy/name policy/document policy rule
 rule/response: policy/name policy/document policy proxy/proxytest rule
 audit: policy internal/fault
 firewall: policy audit internal/fault
@@ -176,7 +177,7 @@ internal/lab/demo: audit internal/lab internal/testnet
 enclosure: enclosure/inside
 enclosure/inside: enclosure/inside/connect
 enclosure/inside/connect:
-cmd/gateway: policy policy/dialect rule/kinds audit config preflight enclosure enclosure/inside host host/apart host/foreign firewall certs launcher launcher/oci api api/session/client store secrets selftest internal/buildinfo quota
+cmd/gateway: policy policy/dialect rule rule/kinds audit config preflight enclosure enclosure/inside host host/apart host/foreign firewall certs launcher launcher/oci api api/session/client store secrets selftest internal/buildinfo quota
 cmd/gateway-demo: cmd/gateway/command/cli internal/buildinfo internal/lab/demo
 cmd/gateway/command/cli: policy config api
 cmd/gateway/command/copying:

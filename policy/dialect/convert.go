@@ -9,6 +9,7 @@ import (
 	"boxgate/policy/document"
 	"boxgate/policy/match"
 	"boxgate/policy/name"
+	"boxgate/rule"
 )
 
 // Dialect is a way of writing policies.
@@ -327,10 +328,13 @@ func plainHeaders(r policy.HeaderRule, ps *document.Problems) map[string]string 
 	if r.Login != nil {
 		ps.Add(at, "is a login to a server that does not speak HTTP, and the other dialect knows headers alone")
 	}
-	if r.Deny || r.Scrub || len(r.Placeholders) > 0 || r.Client != nil {
+	if r.Deny || r.Scrub || len(r.Placeholders) > 0 || r.OnConnections().Identity != nil {
 		ps.Add(at, "has placeholders, scrub, deny or a client certificate, which the other dialect does not know")
 	}
 	for _, e := range r.Effects {
+		if _, named := e.(rule.Identity); named { // above
+			continue
+		}
 		ps.Add(at, "has %s, which the other dialect does not know", e.Key())
 	}
 	if r.Rewrites() {

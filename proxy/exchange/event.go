@@ -74,7 +74,7 @@ func (x *Exchange) Judged(m *Message, r *Ruling) {
 	}
 	e.Verdict, e.Headers = policy.Allow, x.named.headers(r.Set, r.Swaps)
 	if r.identity != nil {
-		e.Secret = r.header.Client.Certificate
+		e.Secret = r.header.OnConnections().Identity.CertificateSource()
 	}
 	e.Action = audit.ActionForward
 	if x.s.Secure {

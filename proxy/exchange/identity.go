@@ -7,16 +7,16 @@ import (
 	"sync"
 
 	"boxgate/internal/fault"
-	"boxgate/policy"
 	"boxgate/policy/name"
 	"boxgate/proxy/origin"
+	"boxgate/rule"
 )
 
 // identities are the client certificates of rules as they were last parsed. The zero value is empty. There are no more
 // than the configuration has pairs of secrets. Safe for concurrent use.
 type identities struct {
 	mu   sync.Mutex
-	last map[policy.ClientCertificate]parsed
+	last map[rule.Identity]parsed
 }
 
 // parsed is an identity with the values that it was made of.
@@ -28,44 +28,45 @@ type parsed struct {
 var errExpired = errors.New("the certificate has expired")
 
 // identity returns the client certificate that a rule has requests sent with, nil if it has none.
-func (k *Core) identity(ctx context.Context, c *policy.ClientCertificate) (*origin.Identity, error) {
-	if c == nil {
+func (k *Core) identity(ctx context.Context, of rule.Identity) (*origin.Identity, error) {
+	if of == nil {
 		return nil, nil
 	}
-	certificate, err := k.document(ctx, c.Certificate)
+	certificate, err := k.document(ctx, of.CertificateSource())
 	if err != nil {
 		return nil, err
 	}
-	key, err := k.document(ctx, c.Key)
+	key, err := k.document(ctx, of.KeySource())
 	if err != nil {
 		return nil, err
 	}
-	identity, err := k.identities.of(*c, certificate, key)
+	identity, err := k.identities.of(of, certificate, key)
 	if err == nil && identity.Expired(fault.Now()) {
 		err = errExpired
 	}
 	if err != nil {
-		return nil, fmt.Errorf("secret %q: %w", c.Certificate, err)
+		return nil, fmt.Errorf("secret %q: %w", of.CertificateSource(), err)
 	}
 	return identity, nil
 }
 
 // of returns the identity that two values make.
-func (i *identities) of(c policy.ClientCertificate, certificate, key name.Secret) (*origin.Identity, error) {
+func (i *identities) of(effect rule.Identity, certificate, key name.Secret) (*origin.Identity, error) {
 	i.mu.Lock()
 	defer i.mu.Unlock()
-	if last, ok := i.last[c]; ok && last.certificate.Equal(certificate) && last.key.Equal(key) {
+	if last, ok := i.last[effect]; ok && last.certificate.Equal(certificate) && last.key.Equal(key) {
 		return last.identity, nil
 	}
-	identity, err := origin.NewIdentity(certificate.Reveal(), key.Reveal())
+	pair, err := effect.Certificate(certificate, key)
 	if err != nil {
-		delete(i.last, c)
+		delete(i.last, effect)
 		return nil, err
 	}
 	if i.last == nil {
-		i.last = map[policy.ClientCertificate]parsed{}
+		i.last = map[rule.Identity]parsed{}
 	}
-	i.last[c] = parsed{certificate, key, identity}
+	identity := origin.NewIdentity(pair, certificate, key)
+	i.last[effect] = parsed{certificate, key, identity}
 	return identity, nil
 }
 

@@ -78,7 +78,10 @@ func (r *Ruling) sourcesOf() (names []string) {
 	if r.Rewrites() {
 		names = r.rewriteSources(names)
 	}
-	return append(names, r.header.Client.Sources()...)
+	if i := r.header.OnConnections().Identity; i != nil {
+		names = append(names, i.Sources()...)
+	}
+	return names
 }
 
 // rewriteSources appends the secrets that a request may be changed or signed with, once its body is known.

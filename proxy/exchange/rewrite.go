@@ -155,7 +155,7 @@ func (r *Ruling) renew(ctx context.Context, s *Session) (err error) {
 	if err = r.introduce(s); err != nil { // without which the box could send those headers itself
 		return err
 	}
-	if r.identity, err = s.Core.identity(ctx, r.header.Client); err != nil {
+	if r.identity, err = s.Core.identity(ctx, r.header.OnConnections().Identity); err != nil {
 		return err
 	}
 	r.Swaps, err = s.Core.refreshed(ctx, r.header.Placeholders, r.Swaps)

@@ -106,7 +106,7 @@ func (r *Ruling) fill(ctx context.Context, s *Session, m *Message) {
 		r.Swaps, err = s.Core.swaps(ctx, r.header.Placeholders, m.Tokens.Found)
 	}
 	if err == nil {
-		r.identity, err = s.Core.identity(ctx, r.header.Client)
+		r.identity, err = s.Core.identity(ctx, r.header.OnConnections().Identity)
 	}
 	if err == nil {
 		err = r.forward(s, m)

@@ -6,6 +6,7 @@ import (
 	"encoding/binary"
 	"time"
 
+	"boxgate/policy/name"
 	"boxgate/proxy/problem"
 )
 
@@ -16,21 +17,13 @@ type Identity struct {
 	sum         [sha256.Size]byte // of certificate and key as they were given
 }
 
-// ErrIdentity refuses a certificate and key that cannot be used. It says nothing of their content.
-var ErrIdentity = error(problem.Fixed("it is no certificate with its unencrypted private key, both in PEM"))
-
-// NewIdentity parses a certificate, followed by intermediate ones, and its private key, both in PEM. The two texts may be
-// the same.
-func NewIdentity(certificate, key string) (*Identity, error) {
-	pair, err := tls.X509KeyPair([]byte(certificate), []byte(key))
-	if err != nil {
-		return nil, ErrIdentity // the error may quote what it found in the place of a certificate
-	}
-	h := sha256.New()
-	_ = binary.Write(h, binary.BigEndian, uint64(len(certificate))) // writes to a hash never fail
-	h.Write([]byte(certificate))
-	h.Write([]byte(key))
-	return &Identity{pair, [sha256.Size]byte(h.Sum(nil))}, nil
+// NewIdentity returns an identity of a certificate, with its Leaf, that was made of the values of two secrets.
+func NewIdentity(pair tls.Certificate, certificate, key name.Secret) *Identity {
+	h, text := sha256.New(), certificate.Reveal()
+	_ = binary.Write(h, binary.BigEndian, uint64(len(text))) // writes to a hash never fail
+	h.Write([]byte(text))
+	h.Write([]byte(key.Reveal()))
+	return &Identity{pair, [sha256.Size]byte(h.Sum(nil))}
 }
 
 // Expired reports whether the certificate has expired.

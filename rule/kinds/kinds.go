@@ -6,11 +6,13 @@ import (
 	"strconv"
 
 	"boxgate/rule"
+	"boxgate/rule/clientcert"
 	"boxgate/rule/response"
 )
 
 // All are the kinds in the order of their keys.
 var All = []rule.Kind{
+	clientcert.Kind{},
 	response.Kind{},
 }
 

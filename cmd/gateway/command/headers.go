@@ -126,7 +126,6 @@ type headerEntry struct {
 	Sign         *struct{ Kind, Secret string }
 	Scrub, Deny  bool
 	Postgres     struct{ User, Database, Secret string }
-	Client       *struct{ Certificate string } `json:"client_certificate"`
 	SSH          struct{ User, Secret string }
 	Forward      string `json:"forward_url"`
 	// effects are what else it does, by the keys of the kinds.
@@ -177,9 +176,6 @@ func (e headerEntry) row() []string {
 	}
 	if e.Deny {
 		headers = append(headers, "(denied)")
-	}
-	if e.Client != nil {
-		headers = append(headers, withSecret("(client certificate)", e.Client.Certificate))
 	}
 	if e.Forward != "" {
 		headers = append(headers, "(forwarded to "+e.Forward+")")

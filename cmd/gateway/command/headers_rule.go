@@ -4,18 +4,28 @@ import (
 	"encoding/json"
 	"io"
 	"os"
+	"slices"
 	"strings"
 
 	"github.com/spf13/cobra"
 
 	"boxgate/cmd/gateway/command/cli"
+	"boxgate/rule"
+	"boxgate/rule/kinds"
 )
 
 // hostRule holds the flags of `gateway headers set HOST`.
 type hostRule struct {
 	headers, secrets, placeholders []string
 	scrub                          bool
-	certificate, forward           string
+	forward                        string
+	of                             []*kindFlag // what kinds of rules have flags for
+}
+
+// kindFlag is the flag of a kind of rules.
+type kindFlag struct {
+	key, name, text string
+	member          func(text string) any
 }
 
 func (r *hostRule) register(cmd *cobra.Command) {
@@ -23,9 +33,16 @@ func (r *hostRule) register(cmd *cobra.Command) {
 	f.StringArrayVar(&r.headers, "header", nil, "NAME=VALUE, NAME=@FILE or NAME=- (standard input)")
 	f.StringArrayVar(&r.secrets, "secret", nil, "NAME=SECRET or 'NAME=text {SECRET} text': a header from a secret of the gateway's configuration")
 	f.StringArrayVar(&r.placeholders, "placeholder", nil, "VARIABLE=SECRET: the box sees a token, the host gets the secret")
-	f.StringVar(&r.certificate, "client-certificate", "", "SECRET: a certificate and its key, in PEM, that the gateway authenticates with")
 	f.StringVar(&r.forward, "forward-url", "", "URL of a proxy of yours (https) that decides about the requests in the place of the host")
 	f.BoolVar(&r.scrub, "scrub", false, "mask the rule's secrets in responses")
+	for _, k := range kinds.All {
+		if flagged, ok := k.(rule.Flagged); ok {
+			name, usage := flagged.Flag()
+			of := &kindFlag{key: k.Key(), name: name, member: flagged.FromFlag}
+			r.of = append(r.of, of)
+			f.StringVar(&of.text, name, "", usage)
+		}
+	}
 }
 
 // change returns the request for what `gateway headers set` is given: a whole set of rules, or a host, whose rule is in
@@ -49,13 +66,21 @@ func isHost(arg string) bool {
 }
 
 func (r *hostRule) given() bool {
-	return len(r.headers)+len(r.secrets)+len(r.placeholders) > 0 || r.scrub || r.certificate != "" || r.forward != ""
+	return len(r.headers)+len(r.secrets)+len(r.placeholders) > 0 || r.scrub || r.forward != "" || slices.ContainsFunc(r.of, func(f *kindFlag) bool { return f.text != "" })
+}
+
+// flagNames lists the flags of kinds, each after a comma.
+func (r *hostRule) flagNames() (list string) {
+	for _, f := range r.of {
+		list += ", --" + f.name
+	}
+	return list
 }
 
 // document is the rule of one host in the full form.
 func (r *hostRule) document(host string, stdin io.Reader) (json.RawMessage, error) {
 	if !r.given() {
-		return nil, cli.Usagef("no rule given for %q: use --header, --secret, --placeholder, --client-certificate or --forward-url (--help has examples)", host)
+		return nil, cli.Usagef("no rule given for %q: use --header, --secret, --placeholder%s or --forward-url (--help has examples)", host, r.flagNames())
 	}
 	headers, placeholders := map[string]any{}, map[string]any{}
 	for _, arg := range r.headers {
@@ -88,8 +113,10 @@ func (r *hostRule) document(host string, stdin io.Reader) (json.RawMessage, erro
 	if r.forward != "" {
 		rule["forward_url"] = r.forward
 	}
-	if r.certificate != "" {
-		rule["client_certificate"] = map[string]string{"secret": r.certificate}
+	for _, f := range r.of {
+		if f.text != "" {
+			rule[f.key] = f.member(f.text)
+		}
 	}
 	return json.Marshal(map[string]any{host: rule})
 }
