@@ -74,7 +74,7 @@ func Compile(spec Spec, o Options) (*Compiled, error) {
 	c.plan = c.newKernelPlan(parsed)
 	c.setUpstream(spec.UpstreamProxy)
 	c.warnings = c.newWarnings(parsed, o.Headers)
-	if slices.ContainsFunc(o.Headers, func(r HeaderRule) bool { return r.Forward != nil }) {
+	if slices.ContainsFunc(o.Headers, func(r HeaderRule) bool { return r.OnConnections().Redirect != nil }) {
 		c.forwarding = c.newReach(o.Protected.Forwarding())
 	}
 	// Each of these takes away from what those before it allow, also from the policies for connections in the place of the box.

@@ -48,8 +48,6 @@ type HeaderRule struct {
 	Shared       *SharedScrub // of the compiled rules of a host with several of which one scrubs; nil in rules as written
 	Deny         bool         // the requests are refused; nothing else is given
 	Login        *Login       // how the gateway logs in to the server, which does not speak HTTP; nothing else is given then
-	// Forward is where requests are sent in the place of the host; nil: to the host.
-	Forward *ForwardURL
 	// Effects are what else is done, by kind in the order of their keys, at most one of each.
 	Effects []rule.Effect
 	// Connection is what the effects do to connections; nil in rules as written, see [HeaderRule.OnConnections].
@@ -95,7 +93,7 @@ const (
 
 // Applies reports whether the rule changes or refuses anything, so that what is said to its hosts has to be read.
 func (r HeaderRule) Applies() bool {
-	return r.secretive() || r.Deny || r.Login != nil && r.Login.Proxy == nil || r.Forward != nil || len(r.Effects) > 0
+	return r.secretive() || r.Deny || r.Login != nil && r.Login.Proxy == nil || len(r.Effects) > 0
 }
 
 // secretive reports whether the rule changes texts in requests, which responses may show.
@@ -114,6 +112,16 @@ func (r *HeaderRule) scrubsByDefault() bool {
 // setsValues reports whether the rule sends values of its own.
 func (r HeaderRule) setsValues() bool {
 	return len(r.Placeholders) > 0 || r.Rewrites() || slices.ContainsFunc(r.Headers, func(h Header) bool { return !h.Remove })
+}
+
+// refusesValues returns an effect of the rule beside which no values may be set; nil if there is none.
+func (r HeaderRule) refusesValues() rule.WithoutValues {
+	for _, e := range r.Effects {
+		if e, ok := e.(rule.WithoutValues); ok {
+			return e
+		}
+	}
+	return nil
 }
 
 // MergeHeaders returns the rules of a box over the global ones: a box's rules replace the global rules of the same
@@ -165,8 +173,7 @@ func SortRules(rules []HeaderRule) {
 func (r *HeaderRule) SendsAlike(o *HeaderRule) bool {
 	return r.Places == o.Places && slices.EqualFunc(r.Headers, o.Headers, Header.equal) &&
 		slices.EqualFunc(r.Placeholders, o.Placeholders, Placeholder.Equal) && slices.EqualFunc(r.Query, o.Query, QueryParameter.equal) &&
-		r.Sign.equal(o.Sign) && r.Forward.url() == o.Forward.url() &&
-		slices.EqualFunc(r.Effects, o.Effects, sameEffect)
+		r.Sign.equal(o.Sign) && slices.EqualFunc(r.Effects, o.Effects, sameEffect)
 }
 
 func byKey(a, b rule.Effect) int { return cmp.Compare(a.Key(), b.Key()) }

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"maps"
 	"net/textproto"
+	"reflect"
 	"slices"
 	"strings"
 
@@ -152,10 +153,11 @@ func (p *headerParser) rule(at string, entry document.Value) (rule HeaderRule) {
 	p.checkRewrites(at, &rule)
 	switch {
 	case len(p.List) > before:
-	case rule.Deny && (rule.secretive() || rule.Scrub || rule.Forward != nil || len(rule.Effects) > 0):
+	case rule.Deny && (rule.secretive() || rule.Scrub || len(rule.Effects) > 0):
 		p.Add(document.Pointer(at, "deny"), "refuses the requests, so nothing else can be done with them; give match alone beside it")
-	case rule.Forward != nil && rule.setsValues():
-		p.Add(document.Pointer(at, "forward_url"), "sends the requests to another host, so nothing that sets values can stand beside it")
+	case rule.setsValues() && rule.refusesValues() != nil:
+		e := rule.refusesValues()
+		p.Add(document.Pointer(at, e.Key()), "%s", e.RefusesValues())
 	case rule.Scrub && !rule.secretive():
 		p.Add(document.Pointer(at, "scrub"), "has nothing to look for: the rule has neither headers nor placeholders")
 	}
@@ -177,7 +179,6 @@ func (p *headerParser) entryKeys(r *HeaderRule) map[string]func(string, document
 		"places":       func(at string, v document.Value) { r.Places = p.places(at, v) },
 		"query":        func(at string, v document.Value) { r.Query = p.query(at, v) },
 		"sign":         func(at string, v document.Value) { r.Sign = p.signing(at, v) },
-		"forward_url":  func(at string, v document.Value) { r.Forward = ReadForward(at, v, &p.Problems) },
 	}
 	for _, kind := range kinds.All {
 		known[kind.Key()] = func(at string, v document.Value) {
@@ -230,10 +231,11 @@ func SortHeaders(headers []Header) {
 	slices.SortFunc(headers, func(a, b Header) int { return cmp.Compare(a.Name, b.Name) })
 }
 
-// isCompact reports whether an entry has only header names and literal values. The one key of a rule whose value is a text is
+// isCompact reports whether an entry has only header names and literal values. The key of a kind whose member is a text is
 // no name of a header: else the requests would go to their server.
 func isCompact(entry document.Value) bool {
-	return entry.Kind == document.Object && !entry.Has("forward_url") &&
+	isText := func(k rule.Kind) bool { return k.Form().Kind() == reflect.String && entry.Has(k.Key()) }
+	return entry.Kind == document.Object && !slices.ContainsFunc(kinds.All, isText) &&
 		!slices.ContainsFunc(entry.Items, func(v document.Value) bool { return v.Kind != document.Text })
 }
 

@@ -50,12 +50,12 @@ func writeEntry(r HeaderRule) map[string]any {
 	}
 	out := map[string]any{
 		"match": r.Match, "headers": headers, "remove": remove, "placeholders": placeholders, "places": r.Places.Names(), "query": query,
-		"sign": writeSign(r.Sign), "scrub": r.Scrub, "deny": r.Deny, "forward_url": r.Forward.url(),
+		"sign": writeSign(r.Sign), "scrub": r.Scrub, "deny": r.Deny,
 	}
 	for key, given := range map[string]bool{
 		"match": r.Match != nil, "headers": len(headers) > 0 || !r.Applies(), "remove": len(remove) > 0,
 		"placeholders": len(placeholders) > 0, "places": r.Places != 0, "query": len(query) > 0, "sign": r.Sign.Signs(),
-		"scrub": r.Scrub != r.scrubsByDefault(), "deny": r.Deny, "forward_url": r.Forward != nil,
+		"scrub": r.Scrub != r.scrubsByDefault(), "deny": r.Deny,
 	} {
 		if !given {
 			delete(out, key)

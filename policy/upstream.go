@@ -318,3 +318,9 @@ func (c *Compiled) GoesWith(secret string) bool {
 	l := c.upstream.Login
 	return l != nil && l.Source == secret || c.reach.GoesWith(secret)
 }
+
+// flawError completes a sentence.
+type flawError string
+
+// Error returns the flaw.
+func (e flawError) Error() string { return string(e) }

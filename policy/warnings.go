@@ -55,7 +55,7 @@ func (c *Compiled) warnPlain(at string, h HeaderRule, parsed parsedSpec, ps *doc
 		return
 	case h.Deny:
 		does = "denies"
-	case h.Forward != nil:
+	case h.OnConnections().Redirect != nil:
 		does = "forwards"
 	default:
 		return

@@ -3,6 +3,7 @@ package rule
 import (
 	"crypto/tls"
 
+	"boxgate/policy/match"
 	"boxgate/policy/name"
 )
 
@@ -22,16 +23,49 @@ type Identity interface {
 	Certificate(certificate, key name.Secret) (tls.Certificate, error)
 }
 
+// Redirect is implemented by effects that send requests to a proxy of the operator's, over TLS, in the place of their server.
+type Redirect interface {
+	Effect
+	// Proxy returns the host, which has to prove its name, and the port.
+	Proxy() (n name.Name, port uint16)
+	// URL returns the URL of the proxy without a slash at its end. It is the audience of the tokens that say which box a request is from.
+	URL() string
+	// Authority and Target return the Host and the target (path and query) of a request, given its own target.
+	Authority() string
+	Target(target string) string
+	// Introduction returns the header fields by which the proxy learns what a request is for: a target on a host and port.
+	Introduction(host name.Name, port uint16, target string) []match.Field
+	// TokenField is the name of the field for a token of the box.
+	TokenField() string
+}
+
+// AdminOnly is implemented by effects that only API keys with the role of an administrator may set.
+type AdminOnly interface {
+	Effect
+	OnlyForAdmins()
+}
+
+// WithoutValues is implemented by effects beside which a rule may set no values.
+type WithoutValues interface {
+	Effect
+	// RefusesValues completes a sentence that begins with the effect: why it refuses them.
+	RefusesValues() string
+}
+
 // Connection is what the effects of one rule do to connections. The zero value changes nothing.
 type Connection struct {
 	Identity Identity // nil: none
+	Redirect Redirect // nil: requests are sent to their server
 }
 
 // Connections returns what effects do to connections.
 func Connections(effects []Effect) (c Connection) {
 	for _, e := range effects {
-		if i, ok := e.(Identity); ok {
-			c.Identity = i
+		switch e := e.(type) {
+		case Identity:
+			c.Identity = e
+		case Redirect:
+			c.Redirect = e
 		}
 	}
 	return c

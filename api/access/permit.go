@@ -8,6 +8,7 @@ import (
 	"boxgate/api"
 	"boxgate/api/problem"
 	"boxgate/policy"
+	"boxgate/rule"
 )
 
 // boxes finds a box by its ID or its name, as [api.Host] does, and the snapshots of one that may be deleted.
@@ -71,12 +72,14 @@ func Rules(ctx context.Context, rules []policy.HeaderRule) error {
 	if caller.Role == api.RoleAdmin {
 		return nil
 	}
-	for _, rule := range rules {
-		if rule.Forward != nil {
-			return problem.Refuse(http.StatusForbidden, "forward_url of %q needs an API key with the role %s", rule.Pattern, api.RoleAdmin)
+	for _, r := range rules {
+		for _, e := range r.Effects {
+			if _, only := e.(rule.AdminOnly); only {
+				return problem.Refuse(http.StatusForbidden, "%s of %q needs an API key with the role %s", e.Key(), r.Pattern, api.RoleAdmin)
+			}
 		}
-		if names := rule.Secrets(); len(names) > 0 {
-			return problem.Refuse(http.StatusForbidden, "the secret %q in the rule of %q needs an API key with the role %s", problem.Clip(names[0]), rule.Pattern, api.RoleAdmin)
+		if names := r.Secrets(); len(names) > 0 {
+			return problem.Refuse(http.StatusForbidden, "the secret %q in the rule of %q needs an API key with the role %s", problem.Clip(names[0]), r.Pattern, api.RoleAdmin)
 		}
 	}
 	return nil

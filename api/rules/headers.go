@@ -50,7 +50,6 @@ type headerEntryView struct {
 	Postgres     *postgresView     `json:"postgres,omitempty"`
 	SSH          *sshView          `json:"ssh,omitempty"`
 	Proxy        *proxyView        `json:"proxy,omitempty"`
-	Forward      string            `json:"forward_url,omitempty"`
 	effects      map[string]any    // what else it does, by the keys of the kinds
 }
 
@@ -160,9 +159,6 @@ func viewHeaders(s api.HeaderState) rest.Reply {
 // viewRule returns what may be shown of one rule.
 func viewRule(rule policy.HeaderRule) headerEntryView {
 	one := headerEntryView{Match: rule.Match, Headers: []headerView{}, Scrub: rule.Scrub, Deny: rule.Deny}
-	if rule.Forward != nil {
-		one.Forward = rule.Forward.URL()
-	}
 	for _, h := range rule.Headers { // sorted by name
 		if h.Remove {
 			one.Remove = append(one.Remove, h.Name)

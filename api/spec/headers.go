@@ -92,7 +92,6 @@ type headerEntryBody struct {
 	Query        map[string]rule.ValueForm `json:"query,omitempty" doc:"parameter to the value that it has in the query; any that the box sends is removed"`
 	Sign         *signingBody              `json:"sign,omitempty" doc:"sign the requests, with keys that the box does not have"`
 	Scrub        *bool                     `json:"scrub,omitempty" doc:"mask the rule's secrets in responses; true by default for rules with placeholders or a query"`
-	Forward      string                    `json:"forward_url,omitempty" doc:"https URL of a proxy that the requests are sent to in the place of the host; neither headers nor placeholders may stand beside it"`
 }
 
 // Members returns the members that the kinds of rules add.

@@ -27,11 +27,12 @@ policy: rule rule/kinds
 policy/name:
 policy/document: policy/name
 policy/match: policy/name policy/document
-policy/dialect: policy policy/policytest rule rule/kinds
+policy/dialect: policy policy/policytest rule rule/forward rule/kinds
 policy/policytest: policy/document
 rule: policy/name policy/document policy/match
-rule/kinds: rule rule/clientcert rule/response
+rule/kinds: rule rule/clientcert rule/forward rule/response
 rule/clientcert: policy/name policy/document policy rule
+rule/forward: policy/name policy/document policy/match policy rule
 rule/response: policy/name policy/document policy proxy/proxytest rule
 audit: policy internal/fault
 firewall: policy audit internal/fault
@@ -91,7 +92,7 @@ launcher/snapshot: launcher/files launcher/image launcher/namespace
 launcher/terminal:
 launcher/trash: launcher/files
 api: policy audit quota
-api/access: policy api api/problem
+api/access: policy rule api api/problem
 api/apitest: policy audit api api/access api/files api/problem api/rest api/schedules api/strict quota
 api/capture: policy api quota
 api/change: policy api api/rest

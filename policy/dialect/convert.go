@@ -195,13 +195,13 @@ func vercelRules(rules []policy.HeaderRule, host string, ps *document.Problems) 
 		}
 		denies := r.Deny
 		r.Deny = false // which that dialect knows
-		headers := plainHeaders(r, ps)
+		headers, to := plainHeaders(r, ps), r.OnConnections().Redirect
 		rule := map[string]any{"transform": []any{map[string]any{"headers": headers}}}
 		switch {
 		case denies:
 			rule = map[string]any{"response": map[string]int{"statusCode": 403}}
-		case r.Forward != nil:
-			rule = map[string]any{"forwardURL": r.Forward.URL()}
+		case to != nil:
+			rule = map[string]any{"forwardURL": to.URL()}
 		}
 		if r.Match != nil {
 			rule["match"] = vercelMatch(*r.Match)
@@ -271,7 +271,7 @@ func writeE2B(spec policy.Spec, rules []policy.HeaderRule, ps *document.Problems
 		if r.Match != nil {
 			ps.Add(document.Pointer("/attach_headers", r.Pattern.String()), "looks at the request, which the other dialect does not")
 		}
-		if r.Forward != nil {
+		if r.OnConnections().Redirect != nil {
 			ps.Add(document.Pointer("/attach_headers", r.Pattern.String()), "forwards requests to a proxy, which the other dialect does not")
 		}
 		of[r.Pattern.String()] = []any{map[string]any{"transform": map[string]any{"headers": plainHeaders(r, ps)}}}
@@ -332,10 +332,11 @@ func plainHeaders(r policy.HeaderRule, ps *document.Problems) map[string]string 
 		ps.Add(at, "has placeholders, scrub, deny or a client certificate, which the other dialect does not know")
 	}
 	for _, e := range r.Effects {
-		if _, named := e.(rule.Identity); named { // above
-			continue
+		switch e.(type) {
+		case rule.Identity, rule.Redirect: // which is said above, or by the dialect
+		default:
+			ps.Add(at, "has %s, which the other dialect does not know", e.Key())
 		}
-		ps.Add(at, "has %s, which the other dialect does not know", e.Key())
 	}
 	if r.Rewrites() {
 		ps.Add(at, "signs, or sets parameters of the query, which the other dialect does not know")

@@ -95,6 +95,9 @@ func TestConvertForgetsNothing(t *testing.T) {
 			t.Errorf("%s: %s", entry, diff)
 		}
 		for _, other := range []Dialect{Vercel, E2B} {
+			if r := rules[0]; other == Vercel && r.OnConnections().Redirect != nil && len(r.Headers) == 0 { // which that dialect knows
+				continue
+			}
 			if out, err := Convert(doc, Boxgate, other); err == nil {
 				t.Errorf("%s: became %s", entry, out)
 			}

@@ -9,6 +9,8 @@ import (
 	"boxgate/policy/document"
 	"boxgate/policy/match"
 	"boxgate/policy/name"
+	"boxgate/rule"
+	"boxgate/rule/forward"
 )
 
 // ParseVercel reads a network policy in the dialect of Vercel Sandbox and translates it:
@@ -151,7 +153,7 @@ func readVercelRule(at string, v document.Value, ps *document.Problems) (rule po
 				}
 			}
 		},
-		"forwardURL": func(at string, v document.Value) { rule.Forward = policy.ReadForward(at, v, ps) },
+		"forwardURL": func(at string, v document.Value) { rule.Effects = readVercelForward(at, v, ps) },
 		"response":   func(at string, v document.Value) { rule.Deny = readVercelResponse(at, v, ps) },
 	})
 	actions := 0
@@ -322,23 +324,27 @@ func refuseShadowed(earlier, later vercelHost, ps *document.Problems) bool {
 	return true
 }
 
+// readVercelForward reads the URL of a proxy.
+func readVercelForward(at string, v document.Value, ps *document.Problems) []rule.Effect {
+	c := rule.Context{Problems: *ps}
+	e := forward.Kind{}.Parse(at, v, &c)
+	*ps = c.Problems
+	if e == nil {
+		return nil
+	}
+	return []rule.Effect{e}
+}
+
 // sameEntry reports whether two rules of that dialect do the same.
 func sameEntry(a, b policy.HeaderRule) bool {
 	matchA, errA := json.Marshal(a.Match)
 	matchB, errB := json.Marshal(b.Match)
-	return errA == nil && errB == nil && string(matchA) == string(matchB) && forwardText(a.Forward) == forwardText(b.Forward) && a.Deny == b.Deny &&
+	return errA == nil && errB == nil && string(matchA) == string(matchB) && a.Deny == b.Deny &&
+		slices.EqualFunc(a.Effects, b.Effects, rule.Effect.Equal) &&
 		slices.EqualFunc(a.Headers, b.Headers, func(x, y policy.Header) bool { return x.Name == y.Name && x.Value.Equal(y.Value) })
 }
 
 // covers443 reports whether p covers all hosts of q that headers can be set on.
 func covers443(p, q name.Pattern) bool {
 	return p.WithDefaultPort(name.HTTPSPort).Covers(q.WithDefaultPort(name.HTTPSPort))
-}
-
-// forwardText returns the URL of a proxy, "" for none.
-func forwardText(f *policy.ForwardURL) string {
-	if f == nil {
-		return ""
-	}
-	return f.URL()
 }

@@ -3,13 +3,13 @@ package exchange
 import (
 	"errors"
 	"net/netip"
-	"slices"
-	"strconv"
 
 	"boxgate/policy"
+	"boxgate/policy/match"
 	"boxgate/policy/name"
 	"boxgate/proxy/origin"
 	"boxgate/proxy/route"
+	"boxgate/rule"
 )
 
 // Tokens signs what tells the proxies that requests are forwarded to which box a request comes from. Safe for concurrent
@@ -25,40 +25,25 @@ type Via struct {
 	Target    string // path and query
 	way       route.Routed
 
-	audience string          // of tokens
-	headers  []policy.Header // that the proxy goes by, besides the token
+	to           rule.Redirect
+	introduction []match.Field // by which the proxy learns what the request is for
 }
-
-// The headers by which the proxy learns what the request is for and which box it is from. They are those of Vercel
-// Sandbox.
-const (
-	forwardedHost   = "Vercel-Forwarded-Host"
-	forwardedScheme = "Vercel-Forwarded-Scheme"
-	forwardedPort   = "Vercel-Forwarded-Port"
-	forwardedPath   = "Vercel-Forwarded-Path"
-	forwardedToken  = "Vercel-Sandbox-Oidc-Token"
-)
 
 var errNoTokens = errors.New("the gateway signs no identity tokens")
 
 // forward sends the request to the proxy of its rule, if there is one: it adds the headers that the proxy goes by, in the
 // place of any that the box sent.
 func (r *Ruling) forward(s *Session, m *Message) error {
-	to := r.header.Forward
+	to := r.header.OnConnections().Redirect
 	if to == nil {
 		return nil
 	}
-	asked := policy.Request{Stage: policy.StageHTTP, Box: s.Box.ID, Name: to.Name, Port: to.Port, Protocol: policy.TCP}
+	host, port := to.Proxy()
+	asked := policy.Request{Stage: policy.StageHTTP, Box: s.Box.ID, Name: host, Port: port, Protocol: policy.TCP}
 	way, _ := route.Now(r.Policy.Forwarding(), asked, policy.Evidence{Opening: policy.OpeningSecure}) // refuses if it is not known
-	header := func(n, value string) policy.Header {
-		return policy.Header{Name: n, Value: name.NewSecret(value)}
-	}
 	r.Via = &Via{
-		Authority: to.Authority(), Target: to.Target(m.Path), way: way, audience: to.URL(),
-		headers: []policy.Header{
-			header(forwardedHost, r.Request.Name.String()), header(forwardedScheme, "https"),
-			header(forwardedPort, strconv.Itoa(int(r.Request.Port))), header(forwardedPath, m.Path),
-		},
+		Authority: to.Authority(), Target: to.Target(m.Path), way: way, to: to,
+		introduction: to.Introduction(r.Request.Name, r.Request.Port, m.Path),
 	}
 	return r.introduce(s)
 }
@@ -72,11 +57,16 @@ func (r *Ruling) introduce(s *Session) error {
 	if s.Core.Tokens == nil {
 		return errNoTokens
 	}
-	token, err := s.Core.Tokens.Token(s.Box.ID, r.Via.audience, r.Request.Name.String())
+	token, err := s.Core.Tokens.Token(s.Box.ID, r.Via.to.URL(), r.Request.Name.String())
 	if err != nil {
 		return err
 	}
-	r.Set = append(append(slices.Clip(r.Set), r.Via.headers...), policy.Header{Name: forwardedToken, Value: token})
+	set := make([]policy.Header, len(r.Set), len(r.Set)+len(r.Via.introduction)+1)
+	copy(set, r.Set)
+	for _, f := range r.Via.introduction {
+		set = append(set, policy.Header{Name: f.Name, Value: name.NewSecret(f.Value)})
+	}
+	r.Set = append(set, policy.Header{Name: r.Via.to.TokenField(), Value: token})
 	return nil
 }
 

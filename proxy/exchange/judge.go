@@ -18,6 +18,7 @@ import (
 	"boxgate/proxy/problem"
 	"boxgate/proxy/route"
 	"boxgate/proxy/scrub"
+	"boxgate/rule"
 )
 
 // This file judges one request. HTTP/1.1 and HTTP/2 use the same judge; neither forwards anything before it has allowed
@@ -143,7 +144,7 @@ func unjudged() (Ruling, bool) {
 // decided reports whether the rest of a ruling takes no waiting: nothing has a source, and nothing has to be remembered of
 // what is masked in the response.
 func (r *Ruling) decided() bool {
-	return !r.header.Scrub && r.header.OnConnections().Identity == nil && r.header.Forward == nil && !slices.ContainsFunc(r.header.Headers, func(h policy.Header) bool { return h.Source != "" }) &&
+	return !r.header.Scrub && r.header.OnConnections() == (rule.Connection{}) && !slices.ContainsFunc(r.header.Headers, func(h policy.Header) bool { return h.Source != "" }) &&
 		!slices.ContainsFunc(r.header.Placeholders, func(p policy.Placeholder) bool { return p.Source != "" })
 }
 

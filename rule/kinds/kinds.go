@@ -7,12 +7,14 @@ import (
 
 	"boxgate/rule"
 	"boxgate/rule/clientcert"
+	"boxgate/rule/forward"
 	"boxgate/rule/response"
 )
 
 // All are the kinds in the order of their keys.
 var All = []rule.Kind{
 	clientcert.Kind{},
+	forward.Kind{},
 	response.Kind{},
 }
 

@@ -127,7 +127,6 @@ type headerEntry struct {
 	Scrub, Deny  bool
 	Postgres     struct{ User, Database, Secret string }
 	SSH          struct{ User, Secret string }
-	Forward      string `json:"forward_url"`
 	// effects are what else it does, by the keys of the kinds.
 	effects map[string]json.RawMessage
 }
@@ -176,9 +175,6 @@ func (e headerEntry) row() []string {
 	}
 	if e.Deny {
 		headers = append(headers, "(denied)")
-	}
-	if e.Forward != "" {
-		headers = append(headers, "(forwarded to "+e.Forward+")")
 	}
 	for _, kind := range kinds.All {
 		if shown, ok := e.effects[kind.Key()]; ok {

@@ -18,7 +18,6 @@ import (
 type hostRule struct {
 	headers, secrets, placeholders []string
 	scrub                          bool
-	forward                        string
 	of                             []*kindFlag // what kinds of rules have flags for
 }
 
@@ -33,7 +32,6 @@ func (r *hostRule) register(cmd *cobra.Command) {
 	f.StringArrayVar(&r.headers, "header", nil, "NAME=VALUE, NAME=@FILE or NAME=- (standard input)")
 	f.StringArrayVar(&r.secrets, "secret", nil, "NAME=SECRET or 'NAME=text {SECRET} text': a header from a secret of the gateway's configuration")
 	f.StringArrayVar(&r.placeholders, "placeholder", nil, "VARIABLE=SECRET: the box sees a token, the host gets the secret")
-	f.StringVar(&r.forward, "forward-url", "", "URL of a proxy of yours (https) that decides about the requests in the place of the host")
 	f.BoolVar(&r.scrub, "scrub", false, "mask the rule's secrets in responses")
 	for _, k := range kinds.All {
 		if flagged, ok := k.(rule.Flagged); ok {
@@ -66,21 +64,23 @@ func isHost(arg string) bool {
 }
 
 func (r *hostRule) given() bool {
-	return len(r.headers)+len(r.secrets)+len(r.placeholders) > 0 || r.scrub || r.forward != "" || slices.ContainsFunc(r.of, func(f *kindFlag) bool { return f.text != "" })
+	return len(r.headers)+len(r.secrets)+len(r.placeholders) > 0 || r.scrub || slices.ContainsFunc(r.of, func(f *kindFlag) bool { return f.text != "" })
 }
 
-// flagNames lists the flags of kinds, each after a comma.
-func (r *hostRule) flagNames() (list string) {
+// flagNames lists the flags of which a rule needs one.
+func (r *hostRule) flagNames() string {
+	names := []string{"--header", "--secret", "--placeholder"}
 	for _, f := range r.of {
-		list += ", --" + f.name
+		names = append(names, "--"+f.name)
 	}
-	return list
+	last := len(names) - 1
+	return strings.Join(names[:last], ", ") + " or " + names[last]
 }
 
 // document is the rule of one host in the full form.
 func (r *hostRule) document(host string, stdin io.Reader) (json.RawMessage, error) {
 	if !r.given() {
-		return nil, cli.Usagef("no rule given for %q: use --header, --secret, --placeholder%s or --forward-url (--help has examples)", host, r.flagNames())
+		return nil, cli.Usagef("no rule given for %q: use %s (--help has examples)", host, r.flagNames())
 	}
 	headers, placeholders := map[string]any{}, map[string]any{}
 	for _, arg := range r.headers {
@@ -110,9 +110,6 @@ func (r *hostRule) document(host string, stdin io.Reader) (json.RawMessage, erro
 		placeholders[variable] = map[string]string{"secret": secret}
 	}
 	rule := map[string]any{"headers": headers, "placeholders": placeholders, "scrub": r.scrub}
-	if r.forward != "" {
-		rule["forward_url"] = r.forward
-	}
 	for _, f := range r.of {
 		if f.text != "" {
 			rule[f.key] = f.member(f.text)

@@ -1,4 +1,4 @@
-package policy
+package forward_test
 
 import (
 	"errors"
@@ -6,8 +6,11 @@ import (
 	"strings"
 	"testing"
 
+	"boxgate/policy"
 	"boxgate/policy/document"
 	"boxgate/policy/name"
+	"boxgate/rule"
+	"boxgate/rule/forward"
 )
 
 // TestForwardURLs: what is a URL to forward to, what it becomes, and what is none; errors quote nothing.
@@ -40,25 +43,32 @@ func TestForwardURLs(t *testing.T) {
 		"https:proxy.test":                                "",
 		"https://proxy.test/" + strings.Repeat("a", 4096): "",
 	} {
-		f, err := ParseForward(text)
+		f, err := parse(text)
 		switch {
-		case want == "" && (err == nil || strings.Contains(err.Error(), "anary")):
+		case want == "" && (f != nil || err == nil || strings.Contains(err.Error(), "anary")):
 			t.Errorf("%s: %+v, %v", text, f, err)
 		case want != "" && (err != nil || f.URL() != want):
-			t.Errorf("%s: %s, %v", text, f.URL(), err)
+			t.Errorf("%s: %v, %v", text, f, err)
 		}
 	}
-	f, _ := ParseForward("https://proxy.test:8443/in")
+	f, _ := parse("https://proxy.test:8443/in")
 	if f.Authority() != "proxy.test:8443" || f.Target("/a?b=c") != "/in/a?b=c" || f.Target("*") != "/in/" {
 		t.Errorf("%s %s %s", f.Authority(), f.Target("/a?b=c"), f.Target("*"))
 	}
 }
 
+// parse reads the URL as the member of a rule.
+func parse(text string) (rule.Redirect, error) {
+	var c rule.Context
+	to, _ := forward.Kind{}.Parse("", document.Value{Kind: document.Text, Text: text}, &c).(rule.Redirect)
+	return to, c.Err()
+}
+
 // TestForwardRules: nothing that sends values stands beside forward_url, and the URL is shown by no error.
 func TestForwardRules(t *testing.T) {
 	t.Parallel()
-	rules := mustRules(t, `{"a.test": {"forward_url": "https://proxy.test", "headers": {}, "remove": ["X-A"], "client_certificate": {"secret": "c"}}}`)
-	if !rules[0].Applies() || rules[0].Forward.URL() != "https://proxy.test" {
+	rules := rulesOf(t, `{"a.test": {"forward_url": "https://proxy.test", "headers": {}, "remove": ["X-A"], "client_certificate": {"secret": "c"}}}`)
+	if !rules[0].Applies() || rules[0].OnConnections().Redirect.URL() != "https://proxy.test" {
 		t.Errorf("%+v", rules[0])
 	}
 	for entry, at := range map[string]string{
@@ -68,7 +78,7 @@ func TestForwardRules(t *testing.T) {
 		`{"forward_url": "https://u:canary@proxy.test", "headers": {}}`:            "/a.test/forward_url",
 		`{"forward_url": 1}`: "/a.test/forward_url",
 	} {
-		_, err := ParseHeaderRules([]byte(`{"a.test": `+entry+`}`), nil)
+		_, err := policy.ParseHeaderRules([]byte(`{"a.test": `+entry+`}`), nil)
 		var invalid *document.InvalidError
 		if !errors.As(err, &invalid) || len(invalid.Problems) != 1 || invalid.Problems[0].Pointer != at || strings.Contains(err.Error(), "canary") {
 			t.Errorf("%s: %v", entry, err)
@@ -80,22 +90,22 @@ func TestForwardRules(t *testing.T) {
 // the box may reach; without a rule that forwards, nothing is.
 func TestForwardingPolicy(t *testing.T) {
 	t.Parallel()
-	rules := mustRules(t, `{"a.test": {"headers": {}, "forward_url": "https://proxy.test"}}`)
+	rules := rulesOf(t, `{"a.test": {"headers": {}, "forward_url": "https://proxy.test"}}`)
 	exempt := []netip.Prefix{netip.MustParsePrefix("10.9.0.0/16")}
 	protected := name.NewProtected(nil, nil).WithForwarding(name.NewProtected(exempt, nil))
-	ceiling, err := NewCeiling(Spec{Mode: ModeCustom, AllowedDomains: []string{"a.test", "listed.test"}})
+	ceiling, err := policy.NewCeiling(policy.Spec{Mode: policy.ModeCustom, AllowedDomains: []string{"a.test", "listed.test"}})
 	if err != nil {
 		t.Fatal(err)
 	}
-	spec := Spec{Mode: ModeCustom, AllowedDomains: []string{"a.test"}}
-	c, err := Compile(spec, Options{Version: 1, Headers: rules, Protected: protected})
-	under, errUnder := Compile(spec, Options{Version: 1, Headers: rules, Protected: protected, Ceiling: ceiling})
-	none, errNone := Compile(spec, Options{Version: 1, Protected: protected})
+	spec := policy.Spec{Mode: policy.ModeCustom, AllowedDomains: []string{"a.test"}}
+	c, err := policy.Compile(spec, policy.Options{Version: 1, Headers: rules, Protected: protected})
+	under, errUnder := policy.Compile(spec, policy.Options{Version: 1, Headers: rules, Protected: protected, Ceiling: ceiling})
+	none, errNone := policy.Compile(spec, policy.Options{Version: 1, Protected: protected})
 	if err := errors.Join(err, errUnder, errNone); err != nil {
 		t.Fatal(err)
 	}
 	for _, test := range []struct {
-		c          *Compiled
+		c          *policy.Compiled
 		name, addr string
 		allowed    bool
 	}{
@@ -104,7 +114,7 @@ func TestForwardingPolicy(t *testing.T) {
 		{under, "proxy.test", "8.8.8.8", false}, {under, "listed.test", "8.8.8.8", true}, {under, "listed.test", "10.8.1.1", false},
 		{none, "proxy.test", "8.8.8.8", false}, {nil, "proxy.test", "8.8.8.8", false},
 	} {
-		r := Request{Stage: StageDial, Name: mustName(t, test.name), Addr: netip.MustParseAddr(test.addr), Port: 443, Protocol: TCP}
+		r := policy.Request{Stage: policy.StageDial, Name: nameOf(t, test.name), Addr: netip.MustParseAddr(test.addr), Port: 443, Protocol: policy.TCP}
 		if got := test.c.Forwarding().Decide(r); got.Allowed() != test.allowed {
 			t.Errorf("%s at %s: %+v", test.name, test.addr, got)
 		}
@@ -112,4 +122,22 @@ func TestForwardingPolicy(t *testing.T) {
 			t.Errorf("the box reaches %s at %s", test.name, test.addr)
 		}
 	}
+}
+
+func rulesOf(t testing.TB, doc string) []policy.HeaderRule {
+	t.Helper()
+	rules, err := policy.ParseHeaderRules([]byte(doc), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return rules
+}
+
+func nameOf(t testing.TB, s string) name.Name {
+	t.Helper()
+	n, err := name.Parse(s)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return n
 }
