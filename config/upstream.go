@@ -1,6 +1,10 @@
 package config
 
-import "boxgate/policy"
+import (
+	"boxgate/policy"
+	"boxgate/rule"
+	"boxgate/rule/upstream"
+)
 
 // Upstream is the proxy by which boxes' connections leave the host.
 type Upstream struct {
@@ -24,7 +28,7 @@ func (u Upstream) Compile() (*policy.HostUpstream, error) {
 		return nil, err
 	}
 	if u.Username != "" {
-		p.Login = &policy.ProxyLogin{User: u.Username, Source: u.Password}
+		p.Login = upstream.New("", u.Username, rule.Value{Source: u.Password})
 	}
 	return policy.NewHostUpstream(*p, u.ResolveThere, u.Direct)
 }
@@ -47,7 +51,7 @@ func (u Upstream) check(fail func(key, format string, args ...any), secrets Secr
 	case u.Password != "" && !known:
 		fail("proxy.upstream.password", "is not the name of an entry of secrets; add one, such as secrets: {corp-proxy: {file: /etc/boxgate/proxy-password}}, and use its name")
 	}
-	if err := policy.CheckProxyUser(u.Username); u.Username != "" && err != nil {
+	if err := upstream.CheckUser(u.Username); u.Username != "" && err != nil {
 		fail("proxy.upstream.username", "%v", err)
 	}
 	if _, err := u.Compile(); err != nil {

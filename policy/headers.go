@@ -47,10 +47,9 @@ type HeaderRule struct {
 	Scrub        bool         // the rule's secrets are masked in responses
 	Shared       *SharedScrub // of the compiled rules of a host with several of which one scrubs; nil in rules as written
 	Deny         bool         // the requests are refused; nothing else is given
-	Login        *Login       // how the gateway logs in to the server, which does not speak HTTP; nothing else is given then
 	// Effects are what else is done, by kind in the order of their keys, at most one of each.
 	Effects []rule.Effect
-	// Connection is what the effects do to connections; nil in rules as written, see [HeaderRule.OnConnections].
+	// Connection is what the effects do to connections. Only compiled rules have it, see [HeaderRule.OnConnections].
 	Connection *rule.Connection
 }
 
@@ -93,7 +92,13 @@ const (
 
 // Applies reports whether the rule changes or refuses anything, so that what is said to its hosts has to be read.
 func (r HeaderRule) Applies() bool {
-	return r.secretive() || r.Deny || r.Login != nil && r.Login.Proxy == nil || len(r.Effects) > 0
+	return r.secretive() || r.Deny || slices.ContainsFunc(r.Effects, isForBoxes)
+}
+
+// isForBoxes reports whether an effect is on what boxes send, or may be.
+func isForBoxes(e rule.Effect) bool {
+	_, own := e.(rule.ProxyLogin)
+	return !own
 }
 
 // secretive reports whether the rule changes texts in requests, which responses may show.

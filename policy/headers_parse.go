@@ -41,7 +41,7 @@ func ParseHeaders(m map[string]map[string]string) ([]HeaderRule, error) {
 //
 // where a value is a string, {"value": string} or {"secret": name}, in headers and queries with "prefix" and "suffix"
 // around it, in headers with "encode". A rule with placeholders or a query scrubs unless it says otherwise.
-// The entry of a server that does not speak HTTP has the name of its protocol as its only key, see [Login]. known reports
+// The entry of a server that does not speak HTTP has the name of its protocol as its only key, see [rule.LoginKind]. known reports
 // whether there is a secret of that name; nil accepts any. Errors are as for ParseHeaders.
 func ParseHeaderRules(data []byte, known func(secret string) bool) ([]HeaderRule, error) {
 	p := &headerParser{rule.Context{Known: known}}
@@ -103,15 +103,18 @@ func (p *headerParser) host(at, host string, entry document.Value) (rules []Head
 	if err != nil {
 		p.Add(at, "%s", err)
 	}
+	p.Host = pattern
+	entries := entry.Items
 	switch {
 	case entry.Kind != document.List:
+		entries = []document.Value{entry}
 		rules = []HeaderRule{p.rule(at, entry)}
 	case len(entry.Items) == 0:
 		p.Add(at, "is an empty list; use {} for a rule that changes nothing")
 	case p.TooMany(at, len(entry.Items), MaxAlternatives):
 	default:
 		for i, item := range entry.Items {
-			if isLogin(item) {
+			if loginKind(item) != nil {
 				p.Add(document.Element(at, i), "is a login, which has no alternatives: what would tell them apart is in requests")
 			}
 			rules = append(rules, p.rule(document.Element(at, i), item))
@@ -119,11 +122,51 @@ func (p *headerParser) host(at, host string, entry document.Value) (rules []Head
 	}
 	for i := range rules {
 		rules[i].Pattern = pattern
-		if rules[i].Login != nil && err == nil {
-			p.loginHost(at, pattern, rules[i].Login)
+		if kind := loginKind(entries[i]); kind != nil && err == nil {
+			p.loginHost(at, pattern, kind)
 		}
 	}
 	return rules, err == nil
+}
+
+// loginKind returns the kind of the login that an entry is; nil if it is none. A header that is set to a text is none, whatever its name.
+func loginKind(entry document.Value) rule.LoginKind {
+	if entry.Kind != document.Object || isCompact(entry) {
+		return nil
+	}
+	for _, key := range entry.Keys {
+		if k := kinds.Login(key); k != nil {
+			return k
+		}
+	}
+	return nil
+}
+
+// login reads the entry of a server that does not speak HTTP.
+func (p *headerParser) login(at string, entry document.Value) (effects []rule.Effect) {
+	if len(entry.Keys) > 1 {
+		p.Add(at, "has a login, which stands alone: nothing else can be done with a protocol other than HTTP")
+	}
+	for i, key := range entry.Keys {
+		if kind := kinds.Login(key); kind != nil {
+			if e := kind.Parse(document.Pointer(at, key), entry.Items[i], &p.Context); e != nil {
+				effects = append(effects, e)
+			}
+		}
+	}
+	return effects
+}
+
+// loginHost says what is wrong with the pattern of a login.
+func (p *headerParser) loginHost(at string, pattern name.Pattern, kind rule.LoginKind) {
+	switch {
+	case pattern.IsWildcard():
+		p.Add(at, "is a wildcard; a login is for one host, as the connection itself does not say which of them it is for")
+	case pattern.Port() == 0:
+		p.Add(at, "has no port; a login is for one, as in %s", name.Quote(fmt.Sprintf("%s:%d", pattern.Name(), kind.UsualPort())))
+	case !kind.OnWebPorts() && (isWeb(pattern.Port()) || pattern.Port() == portDoT):
+		p.Add(at, "has a port of HTTP or DNS, where nothing else is spoken")
+	}
 }
 
 // rule reads one entry.
@@ -132,8 +175,8 @@ func (p *headerParser) rule(at string, entry document.Value) (rule HeaderRule) {
 	case isCompact(entry):
 		rule.Headers = p.headers(at, entry)
 		return rule
-	case isLogin(entry):
-		rule.Login = p.login(at, entry)
+	case loginKind(entry) != nil:
+		rule.Effects = p.login(at, entry)
 		return rule
 	}
 	before := len(p.List)

@@ -16,7 +16,7 @@ type headerTable struct {
 	placeholders bool // some rule has one
 	matches      bool // some rule looks at header fields
 	logins       name.PortSet
-	proxies      map[headerKey]*ProxyLogin // the gateway's own, to upstream proxies
+	proxies      map[headerKey]rule.ProxyLogin // the gateway's own, to upstream proxies
 	rules        map[headerKey]*alternatives
 	scrubs       map[hostKey]*hostScrub // nil: no rule scrubs
 }
@@ -54,19 +54,21 @@ func newHeaderTable(rules []HeaderRule, ps *document.Problems) headerTable {
 			ps.Add(fmt.Sprintf("/attach_headers/%d", i), "has no host pattern")
 		}
 		key := headerKey{p.Name().String(), p.IsWildcard(), p.Port()}
-		if r.Login != nil && r.Login.Proxy != nil { // not for what boxes say to the host
+		on := rule.Connections(r.Effects)
+		if on.Proxy != nil { // not for what boxes say to the host
 			if t.proxies == nil {
-				t.proxies = map[headerKey]*ProxyLogin{}
+				t.proxies = map[headerKey]rule.ProxyLogin{}
 			}
-			t.proxies[key] = r.Login.Proxy
+			t.proxies[key] = on.Proxy
 			continue
 		}
+		r.Connection = &on
 		of := t.rules[key]
 		if of != nil && (key != last || len(of.list) == MaxAlternatives) {
 			ps.Add(document.Pointer("/attach_headers", r.Pattern.String()), "is a duplicate")
 			continue
 		}
-		if of != nil && (r.Login != nil || of.list[0].Login != nil) || r.Login != nil && p.IsWildcard() {
+		if of != nil && (on.Login != nil || of.list[0].Connection.Login != nil) || on.Login != nil && p.IsWildcard() {
 			ps.Add(document.Pointer("/attach_headers", r.Pattern.String()), "is a login, which is for one host and has no alternatives")
 			continue
 		}
@@ -76,7 +78,7 @@ func newHeaderTable(rules []HeaderRule, ps *document.Problems) headerTable {
 		}
 		of.add(r, ps)
 		last = key
-		if r.Login != nil {
+		if on.Login != nil {
 			t.logins.Add(p.Port())
 		}
 		t.placeholders = t.placeholders || len(r.Placeholders) > 0
@@ -119,17 +121,12 @@ func (r *HeaderRule) Secrets() []string {
 	if s := r.Sign.HMAC; s != nil {
 		names = append(names, s.Key.Source)
 	}
-	if r.Login != nil {
-		names = append(names, r.Login.Source())
-	}
 	return slices.DeleteFunc(names, func(name string) bool { return name == "" })
 }
 
 // add adds the next rule of the pattern.
 func (of *alternatives) add(r HeaderRule, ps *document.Problems) {
-	connection := rule.Connections(r.Effects)
 	a := alternative{HeaderRule: r}
-	a.Connection = &connection
 	if r.Match != nil {
 		at := document.Element(document.Pointer("/attach_headers", r.Pattern.String()), len(of.list))
 		a.match = match.Compile(at+"/match", *r.Match, ps)
@@ -301,19 +298,19 @@ func (c *Compiled) Needs(n name.Name, port uint16) *match.Needs {
 }
 
 // Login returns the login for a host and port, nil if there is none. Nothing else may be said to them.
-func (c *Compiled) Login(n name.Name, port uint16) *Login {
+func (c *Compiled) Login(n name.Name, port uint16) rule.Login {
 	if c == nil {
 		return nil
 	}
 	return c.headers.login(n, port)
 }
 
-func (t headerTable) login(n name.Name, port uint16) *Login {
+func (t headerTable) login(n name.Name, port uint16) rule.Login {
 	if !t.logins.Contains(port) {
 		return nil
 	}
 	if of := t.find(n, port); of != nil {
-		return of.list[0].Login
+		return of.list[0].Connection.Login
 	}
 	return nil
 }

@@ -184,7 +184,7 @@ func TestRulesShowNoSecret(t *testing.T) {
 	var out strings.Builder
 	for _, verb := range []string{"%v", "%+v", "%#v", "%s", "%q", "%x"} {
 		for _, r := range rules {
-			for _, v := range []any{r, &r, r.Headers, r.Placeholders, r.Query, r.Sign, r.Sign.AWS, r.Sign.HMAC, r.Login} {
+			for _, v := range []any{r, &r, r.Headers, r.Placeholders, r.Query, r.Sign, r.Sign.AWS, r.Sign.HMAC, r.Effects, effectOf(r)} {
 				fmt.Fprintf(&out, verb+"\n", v)
 			}
 		}
@@ -197,4 +197,12 @@ func TestRulesShowNoSecret(t *testing.T) {
 	if shown := out.String(); strings.Contains(shown, "canary") || strings.Contains(shown, "63616e617279") || !strings.Contains(shown, "AKID") && !strings.Contains(shown, "X-A") {
 		t.Error("the rules are shown with their literals, or not at all")
 	}
+}
+
+// effectOf returns the only effect of a rule, nil if it has none.
+func effectOf(r HeaderRule) any {
+	if len(r.Effects) == 0 {
+		return nil
+	}
+	return r.Effects[0]
 }

@@ -28,8 +28,8 @@ func WriteHeaderRules(rules []HeaderRule) map[string]any {
 }
 
 func writeEntry(r HeaderRule) map[string]any {
-	if r.Login != nil {
-		return writeLogin(r.Login)
+	if on := r.OnConnections(); on.Login != nil || on.Proxy != nil { // which stands alone
+		return map[string]any{r.Effects[0].Key(): r.Effects[0].Document()}
 	}
 	headers, remove, placeholders, query := map[string]any{}, []string{}, map[string]any{}, map[string]any{}
 	for _, h := range r.Headers {
@@ -101,23 +101,4 @@ func writeSign(s Signing) map[string]any {
 		}}
 	}
 	return nil
-}
-
-func writeLogin(l *Login) map[string]any {
-	if l.SSH != nil {
-		return map[string]any{"ssh": l.SSH.document()}
-	}
-	if l.Proxy != nil {
-		proxy := map[string]any{"username": l.Proxy.User, "password": writeValue(l.Proxy.Password, l.Proxy.Source)}
-		if l.Proxy.Scheme != "" {
-			proxy["scheme"] = string(l.Proxy.Scheme)
-		}
-		return map[string]any{"proxy": proxy}
-	}
-	pg := l.Postgres
-	out := map[string]any{"user": pg.User, "database": pg.Database, "password": writeValue(pg.Password, pg.Source)}
-	if pg.Auth != AuthSCRAM {
-		out["auth"] = pg.Auth.String()
-	}
-	return map[string]any{"postgres": out}
 }

@@ -111,19 +111,20 @@ func TestMatchedRequestRules(t *testing.T) {
 // TestRulesAllocateNothing: requests of hosts whose rules do not look at them, and those of rules that look at the path
 // alone, are judged without an allocation.
 func TestRulesAllocateNothing(t *testing.T) {
-	rules := mustRules(t, `{"a.test": {"X-Key": "k"}, "b.test": [{"match": {"path": {"prefix": "/v1/"}}, "headers": {"X-Key": "k"}}]}`)
+	rules := mustRules(t, `{"a.test": {"X-Key": "k"}, "b.test": [{"match": {"path": {"prefix": "/v1/"}}, "headers": {"X-Key": "k"}}],
+		"c.test": {"headers": {"X-Key": "k"}, "client_certificate": {"secret": "c"}}}`)
 	c, err := Compile(Spec{Mode: ModeAllowAll, Rules: []match.RequestRule{{Hosts: []string{"b.test"}, Paths: []string{"/admin*"}, Action: "deny"}}}, Options{Version: 1, Headers: rules, Protected: name.NewProtected(nil, nil)})
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, host := range []string{"a.test", "b.test"} {
+	for _, host := range []string{"a.test", "b.test", "c.test"} {
 		hostName, _ := name.Parse(host)
 		r := Request{Stage: StageHTTP, Name: hostName, Port: 443, Protocol: TCP, Method: "GET", Path: "/v1/models", Query: "a=b"}
 		if n := testing.AllocsPerRun(100, func() {
 			if rt := c.Route(r, Evidence{Opening: OpeningSecure}); rt.Action != Forward || c.Needs(hostName, 443) != nil {
 				t.Fatal("refused")
 			}
-			if rule, _ := c.HeaderRule(r); len(rule.Headers) != 1 {
+			if rule, _ := c.HeaderRule(r); len(rule.Headers) != 1 || (rule.OnConnections().Identity != nil) != (host == "c.test") {
 				t.Fatal("no rule")
 			}
 		}); n > 0 {

@@ -19,7 +19,7 @@ const (
 	Splice             // the bytes pass unread
 	Intercept          // TLS is terminated, and each request inside is routed by itself
 	Forward            // the request is forwarded
-	Broker             // the gateway logs in to the server in the place of the box, see [Login]
+	Broker             // the gateway logs in to the server in the place of the box, see [rule.Login]
 )
 
 // Route is the answer to how a connection, or a request in it, may pass. The zero value refuses.

@@ -67,12 +67,12 @@ func (in interpreter) anyNameAlone(r Request) bool {
 
 // loginsOn reports whether there is a login to any host on the port.
 func (in interpreter) loginsOn(port uint16) bool {
-	return slices.ContainsFunc(in.headers, func(h HeaderRule) bool { return h.Login != nil && h.Pattern.Port() == port })
+	return slices.ContainsFunc(in.headers, func(h HeaderRule) bool { return h.OnConnections().Login != nil && h.Pattern.Port() == port })
 }
 
 // hasLogin reports whether there is a login to the host on the port.
 func (in interpreter) hasLogin(n name.Name, port uint16) bool {
-	return slices.ContainsFunc(in.headers, func(h HeaderRule) bool { return h.Login != nil && h.Pattern.Match(n, port) })
+	return slices.ContainsFunc(in.headers, func(h HeaderRule) bool { return h.OnConnections().Login != nil && h.Pattern.Match(n, port) })
 }
 
 // startBroker: the gateway logs in where the connection can be for no other host with a login, or with requests that are judged.

@@ -12,6 +12,7 @@ import (
 	"strings"
 
 	"boxgate/policy/name"
+	"boxgate/rule"
 )
 
 // ProxyScheme is how an upstream proxy is spoken to.
@@ -28,7 +29,7 @@ const (
 var defaultProxyPorts = map[ProxyScheme]uint16{ProxyHTTP: name.HTTPPort, ProxyHTTPS: name.HTTPSPort, ProxySOCKS5: 1080}
 
 // UpstreamSpec is an upstream proxy as written: all connections of a box go by it. Its credentials are not in it: they are
-// given to its host and port by a header rule, see [ProxyLogin].
+// given to its host and port by a header rule, see [rule.ProxyLogin].
 type UpstreamSpec struct {
 	URL string `json:"url" doc:"http://, https:// or socks5://, a host and a port; without credentials, which an entry proxy of attach_headers has"`
 	// ResolveThere are the names that the proxy resolves. All others are resolved by the gateway.
@@ -50,7 +51,7 @@ type UpstreamProxy struct {
 	Name   name.Name  // of its host; zero if Addr is given
 	Addr   netip.Addr // of its host; invalid if Name is given
 	Port   uint16
-	Login  *ProxyLogin // nil: none
+	Login  rule.ProxyLogin // nil: none
 
 	there     []name.Pattern // names that it resolves
 	direct    []name.Pattern // names whose servers are connected to without it
@@ -122,7 +123,7 @@ func (p *UpstreamProxy) seal(above string) {
 	p.key = p.URL()
 	if p.Login != nil {
 		h := sha256.New()
-		for _, s := range []string{p.Login.User, p.Login.Source, p.Login.Password.Reveal()} {
+		for _, s := range []string{p.Login.Username(), p.Login.Password().Source, p.Login.Password().Literal.Reveal()} {
 			_ = binary.Write(h, binary.BigEndian, uint64(len(s))) // writes to a hash never fail
 			h.Write([]byte(s))
 		}
@@ -240,7 +241,7 @@ func (c *Compiled) setUpstream(s *UpstreamSpec) {
 	if err != nil || p.leaveTo(s.ResolveThere) != nil { // checked before
 		p = &UpstreamProxy{}
 	}
-	if l := c.headers.proxies[headerKey{p.Name.String(), false, p.Port}]; l.IsFor(p.Scheme) {
+	if l := c.headers.proxies[headerKey{p.Name.String(), false, p.Port}]; l != nil && l.IsFor(string(p.Scheme)) {
 		p.Login = l
 	}
 	p.seal("")
@@ -316,7 +317,7 @@ func (c *Compiled) GoesWith(secret string) bool {
 		return false
 	}
 	l := c.upstream.Login
-	return l != nil && l.Source == secret || c.reach.GoesWith(secret)
+	return l != nil && l.Password().Source == secret || c.reach.GoesWith(secret)
 }
 
 // flawError completes a sentence.

@@ -38,8 +38,8 @@ func (c *Compiled) newWarnings(parsed parsedSpec, headers []HeaderRule) []docume
 
 // warnProxyLogin finds the login of the upstream proxy, if it is for another scheme than the policy gives that.
 func (c *Compiled) warnProxyLogin(h HeaderRule, ps *document.Problems) {
-	p, u := h.key(), c.upstream
-	if h.Login == nil || h.Login.Proxy == nil || u == nil || u.Name != p.Name() || u.Port != p.Port() || h.Login.Proxy.IsFor(u.Scheme) {
+	p, u, login := h.key(), c.upstream, h.OnConnections().Proxy
+	if login == nil || u == nil || u.Name != p.Name() || u.Port != p.Port() || login.IsFor(string(u.Scheme)) {
 		return
 	}
 	ps.Add(document.Pointer("/attach_headers", h.Pattern.String()), "is not given to the upstream_proxy, which the policy has spoken to by %s: a login is for https unless its scheme says otherwise", u.Scheme)
@@ -156,7 +156,7 @@ func (c *Compiled) neverApplies(h HeaderRule, parsed parsedSpec) string {
 	if p.Name().IsLoopback() {
 		return "TLS is never terminated for the host's own names"
 	}
-	if h.Login != nil && c.judgesRequests(p.Name(), p.Port()) {
+	if h.OnConnections().Login != nil && c.judgesRequests(p.Name(), p.Port()) {
 		return "a request rule covers it, and what is no request is refused there"
 	}
 	if c.open || len(parsed.allowedCIDRs) > 0 {

@@ -22,6 +22,9 @@ import (
 	"boxgate/proxy/problem"
 	"boxgate/proxy/route"
 	"boxgate/proxy/tunnel"
+	"boxgate/rule"
+	postgresrule "boxgate/rule/postgres"
+	sshrule "boxgate/rule/ssh"
 )
 
 // This file logs in to servers that do not speak HTTP, in the place of boxes.
@@ -31,7 +34,7 @@ import (
 type brokered struct {
 	c      *conn
 	rt     route.Routed
-	login  *policy.Login
+	login  rule.Login
 	used   atomic.Pointer[exchange.Credential] // nil while no secret of the configuration is in use
 	passes atomic.Bool                         // what is said passes
 }
@@ -39,12 +42,20 @@ type brokered struct {
 // Recheck implements [live.Requests].
 func (b *brokered) Recheck(c *policy.Compiled) policy.Decision {
 	switch {
-	case !b.login.Equal(c.Login(b.rt.Request.Name, b.c.port)):
+	case !sameLogin(b.login, c.Login(b.rt.Request.Name, b.c.port)):
 		return policy.Decision{Reason: name.ReasonPolicyChanged, Version: route.Version(c)}
 	case b.Revoked():
 		return policy.Decision{Reason: name.ReasonSecretUnavailable, Rule: b.authority(), Version: route.Version(c)}
 	}
 	return policy.Decision{Verdict: policy.Allow}
+}
+
+// sameLogin reports whether what one login began may go on under another.
+func sameLogin(a, b rule.Login) bool {
+	if a == nil || b == nil {
+		return a == b
+	}
+	return a.Key() == b.Key() && a.Equal(b)
 }
 
 // Revoked implements [live.Requests].
@@ -61,12 +72,12 @@ func (b *brokered) authority() string {
 	return net.JoinHostPort(b.rt.Request.Name.String(), strconv.Itoa(int(b.c.port)))
 }
 
-// secret returns a value to log in with: that of the secret of the configuration if source names one.
-func (b *brokered) secret(ctx context.Context, literal name.Secret, source string) (name.Secret, error) {
-	if source == "" {
-		return literal, nil
+// secret returns a value to log in with: that of the secret of the configuration if it names one.
+func (b *brokered) secret(ctx context.Context, of rule.Value) (name.Secret, error) {
+	if of.Source == "" {
+		return of.Literal, nil
 	}
-	value, used, err := b.c.p.core.Credential(ctx, source)
+	value, used, err := b.c.p.core.Credential(ctx, of.Source)
 	if err != nil {
 		return name.Secret{}, err
 	}
@@ -123,11 +134,14 @@ func (c *conn) broker(f peek.First, rt route.Routed) {
 	}
 	c.event.Via = rt.Upstream.URL()
 	c.event.Rule, c.event.Login, c.event.Secret = b.authority(), b.login.URL(b.authority()), b.login.Source()
-	if b.login.SSH != nil {
-		c.ssh(f, b)
-		return
+	switch login := b.login.(type) {
+	case *postgresrule.Login:
+		c.postgres(f, b, login)
+	case *sshrule.Login:
+		c.ssh(f, b, login)
+	default: // nothing is said to a server whose protocol is not known
+		c.refuse(peek.Other, name.ReasonInternal)
 	}
-	c.postgres(f, b)
 }
 
 // helloOf returns the length of the ClientHello among the first bytes; 0: they are none.
@@ -146,7 +160,7 @@ func (c *conn) mayLogIn() bool {
 }
 
 // postgres speaks PostgreSQL with both sides.
-func (c *conn) postgres(f peek.First, b *brokered) {
+func (c *conn) postgres(f peek.First, b *brokered, login *postgresrule.Login) {
 	var server memory.Claim
 	server.Open(c.usage.Memory, memory.Upstreams)
 	defer server.Close()
@@ -156,12 +170,12 @@ func (c *conn) postgres(f peek.First, b *brokered) {
 	}
 	s := &postgres.Session{
 		Client: newReplay(c, f.Data), Direct: f.Kind == peek.TLS, Box: c.box.ID, Name: b.rt.Request.Name, Authority: b.authority(),
-		Login: b.login.Postgres, Keys: &c.p.keys, Roots: c.p.cfg.Roots, Clock: fault.Now, Dial: b.dial,
+		Login: login, Keys: &c.p.keys, Roots: c.p.cfg.Roots, Clock: fault.Now, Dial: b.dial,
 		Terminate: func(client net.Conn) (postgres.Secured, error) {
 			return c.p.terminateAs(c.ctx, c.box, client, helloOf(f), b.rt.Request.Name, postgres.ProtocolName)
 		},
 		Password: func(ctx context.Context) (name.Secret, error) {
-			return b.secret(ctx, b.login.Postgres.Password, b.login.Postgres.Source)
+			return b.secret(ctx, login.Password)
 		},
 		HelloTimeout: c.p.cfg.PeekTimeout, LoginTimeout: c.p.cfg.DialTimeout + c.p.cfg.HandshakeTimeout,
 	}

@@ -21,12 +21,14 @@ import (
 	"boxgate/proxy/problem"
 	"boxgate/proxy/ssh"
 	"boxgate/proxy/tunnel"
+	"boxgate/rule"
+	sshrule "boxgate/rule/ssh"
 )
 
 // This file logs boxes in to SSH servers.
 
 // ssh speaks SSH with both sides.
-func (c *conn) ssh(f peek.First, b *brokered) {
+func (c *conn) ssh(f peek.First, b *brokered, login *sshrule.Login) {
 	identity, err := c.sshIdentity()
 	if err != nil {
 		c.event.Error = err.Error()
@@ -37,10 +39,10 @@ func (c *conn) ssh(f peek.First, b *brokered) {
 	unwatch := func() {}
 	defer func() { unwatch() }()
 	err = ssh.Serve(c.ctx, newReplay(c, f.Data), ssh.Login{
-		Rule: b.login.SSH, Host: b.rt.Request.Name, Port: c.port, Identity: identity, Memory: c.usage.Memory,
+		Rule: login, Host: b.rt.Request.Name, Port: c.port, Identity: identity, Memory: c.usage.Memory,
 		Box: c.box.ID, Log: c.p.cfg.Log, Handshake: c.p.cfg.DialTimeout + c.p.cfg.HandshakeTimeout, Idle: c.p.cfg.IdleTimeout,
 		Key: func(ctx context.Context) (name.Secret, error) {
-			return b.secret(ctx, name.Secret{}, b.login.SSH.Source)
+			return b.secret(ctx, rule.Value{Source: login.Secret})
 		},
 		Dial: func(ctx context.Context) (net.Conn, error) {
 			up, err := b.dial(ctx, netip.Addr{})

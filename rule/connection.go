@@ -2,6 +2,7 @@ package rule
 
 import (
 	"crypto/tls"
+	"reflect"
 
 	"boxgate/policy/match"
 	"boxgate/policy/name"
@@ -39,6 +40,40 @@ type Redirect interface {
 	TokenField() string
 }
 
+// LoginKind is implemented by kinds of logins, whose effects are [Login] or [ProxyLogin]. The member of such a kind stands alone in its entry,
+// which is for one host on one port and has no alternatives.
+type LoginKind interface {
+	Kind
+	// Entry is a type whose JSON an entry with the member has, for the description of the API.
+	Entry() reflect.Type
+	// UsualPort is the port of most servers.
+	UsualPort() uint16
+	// OnWebPorts reports whether servers may have a port of HTTP.
+	OnWebPorts() bool
+}
+
+// Login is implemented by effects by which the gateway logs in to a server that does not speak HTTP, in the place of the box, which has no
+// credentials for it. A connection to its host and port either is one that the gateway logs in, or is refused.
+type Login interface {
+	Effect
+	Sourced
+	// Source is the name of the secret that it needs; "" if that is a literal.
+	Source() string
+	// URL says what is logged in to and as whom, for the decision log. authority is the host and port.
+	URL(authority string) string
+}
+
+// ProxyLogin is implemented by effects by which the gateway authenticates to an upstream proxy. They are of no use to a box that connects
+// there, and apply to no request.
+type ProxyLogin interface {
+	Effect
+	Sourced
+	// IsFor reports whether the login may be given to a proxy that is spoken to by a scheme.
+	IsFor(scheme string) bool
+	Username() string
+	Password() Value
+}
+
 // AdminOnly is implemented by effects that only API keys with the role of an administrator may set.
 type AdminOnly interface {
 	Effect
@@ -56,6 +91,8 @@ type WithoutValues interface {
 type Connection struct {
 	Identity Identity // nil: none
 	Redirect Redirect // nil: requests are sent to their server
+	Login    Login    // nil: what is said to the server is HTTP
+	Proxy    ProxyLogin
 }
 
 // Connections returns what effects do to connections.
@@ -66,6 +103,10 @@ func Connections(effects []Effect) (c Connection) {
 			c.Identity = e
 		case Redirect:
 			c.Redirect = e
+		case Login:
+			c.Login = e
+		case ProxyLogin:
+			c.Proxy = e
 		}
 	}
 	return c

@@ -35,6 +35,14 @@ func (v Value) Equal(o Value) bool {
 	return same && v == o
 }
 
+// Sources returns the name of its source, if it has one.
+func (v Value) Sources() []string {
+	if v.Source == "" {
+		return nil
+	}
+	return []string{v.Source}
+}
+
 // Plain returns the JSON that is read as a value without prefix and suffix.
 func (v Value) Plain() any {
 	if v.Source != "" {
@@ -82,6 +90,7 @@ func BasicCredentials(user, password string) string {
 type Context struct {
 	document.Problems
 	Known func(secret string) bool // reports whether the configuration has a secret of this name; nil: any
+	Host  name.Pattern             // the hosts that the rule is for; zero if they are not valid
 }
 
 // Value reads a literal or the name of a secret, which n names in messages. affixes reports whether the secret may have a prefix and suffix, or

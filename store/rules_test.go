@@ -23,7 +23,6 @@ import (
 var sameRules = cmp.Options{
 	secrets, cmpopts.EquateEmpty(),
 	cmp.Comparer(func(a, b name.Pattern) bool { return a == b }), cmp.Comparer(func(a, b name.Name) bool { return a == b }),
-	cmp.Comparer(func(a, b policy.HostKey) bool { return a == b }),
 }
 
 // listedStore returns a copy of a store of the last version that stored rules as lists, and the rules that are in it.

@@ -236,7 +236,7 @@ func Headers(was, is []policy.HeaderRule, version uint64) HeadersChange {
 
 // alike reports whether two rules of one host say the same.
 func alike(a, b policy.HeaderRule) bool {
-	return a.SendsAlike(&b) && a.Scrub == b.Scrub && a.Deny == b.Deny && a.Login.Equal(b.Login) && reflect.DeepEqual(a.Match, b.Match)
+	return a.SendsAlike(&b) && a.Scrub == b.Scrub && a.Deny == b.Deny && reflect.DeepEqual(a.Match, b.Match)
 }
 
 func byHost(rules []policy.HeaderRule) map[string][]policy.HeaderRule {

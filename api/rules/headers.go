@@ -1,7 +1,6 @@
 package rules
 
 import (
-	"cmp"
 	"encoding/json"
 	"errors"
 	"maps"
@@ -47,9 +46,6 @@ type headerEntryView struct {
 	Sign         *signingView      `json:"sign,omitempty"`
 	Scrub        bool              `json:"scrub,omitempty"`
 	Deny         bool              `json:"deny,omitempty"`
-	Postgres     *postgresView     `json:"postgres,omitempty"`
-	SSH          *sshView          `json:"ssh,omitempty"`
-	Proxy        *proxyView        `json:"proxy,omitempty"`
 	effects      map[string]any    // what else it does, by the keys of the kinds
 }
 
@@ -83,27 +79,6 @@ func marshalWith(v any, more map[string]any) ([]byte, error) {
 		return nil, err
 	}
 	return append(append(out[:len(out)-1], ','), rest[1:]...), nil // no entry is without members
-}
-
-type postgresView struct {
-	User     string `json:"user"`
-	Database string `json:"database"`
-	Secret   string `json:"secret,omitempty" doc:"as for a header"`
-	Auth     string `json:"auth"`
-}
-
-type proxyView struct {
-	Scheme   string `json:"scheme" enum:"https http socks5" doc:"of the proxy that it is for"`
-	Username string `json:"username"`
-	Secret   string `json:"secret,omitempty" doc:"as for a header"`
-}
-
-type sshView struct {
-	User     string           `json:"user"`
-	Secret   string           `json:"secret" doc:"as for a header"`
-	HostKeys []string         `json:"host_keys"`
-	Repos    []match.RepoRule `json:"repos,omitempty"`
-	Commands []string         `json:"commands,omitempty"`
 }
 
 // signingView is how requests are signed, without the key.
@@ -168,9 +143,6 @@ func viewRule(rule policy.HeaderRule) headerEntryView {
 	}
 	for _, p := range rule.Placeholders {
 		one.Placeholders = append(one.Placeholders, placeholderView{p.Variable, p.Source})
-	}
-	if rule.Login != nil {
-		one.viewLogin(rule.Login)
 	}
 	for _, q := range rule.Query {
 		one.Query = append(one.Query, headerView{q.Name, q.Source})
@@ -312,17 +284,4 @@ func changedHeaders(id policy.BoxID, s api.HeaderState) rest.Reply {
 	reply := viewHeaders(s)
 	reply.Change = change.OfHeaders(id, s)
 	return reply
-}
-
-func (v *headerEntryView) viewLogin(l *policy.Login) {
-	switch {
-	case l.SSH != nil:
-		s := l.SSH
-		v.SSH = &sshView{s.User, s.Source, s.HostKeyLines(), s.Repos, s.Commands}
-	case l.Proxy != nil:
-		v.Proxy = &proxyView{string(cmp.Or(l.Proxy.Scheme, policy.ProxyHTTPS)), l.Proxy.User, l.Proxy.Source}
-	default:
-		pg := l.Postgres
-		v.Postgres = &postgresView{pg.User, pg.Database, pg.Source, pg.Auth.String()}
-	}
 }

@@ -28,57 +28,13 @@ func (headerEntries) Forms() []reflect.Type {
 // headerEntry is one entry of a host pattern.
 type headerEntry struct{}
 
-// Forms lists the compact form, header name to value, the full one, and that of a server that does not speak HTTP.
+// Forms lists the compact form, header name to value, the full one, and those of servers that do not speak HTTP.
 func (headerEntry) Forms() []reflect.Type {
-	return []reflect.Type{reflect.TypeFor[map[string]string](), reflect.TypeFor[headerEntryBody](), reflect.TypeFor[loginBody](), reflect.TypeFor[sshLoginBody](), reflect.TypeFor[proxyLoginBody]()}
-}
-
-// loginBody describes the entry of a server that does not speak HTTP.
-type loginBody struct {
-	Postgres postgresBody `json:"postgres" doc:"the gateway logs in to this PostgreSQL server in the place of the box; the pattern must be a host with a port"`
-}
-
-// postgresBody describes a login to PostgreSQL.
-type postgresBody struct {
-	User     string         `json:"user" doc:"the only one as whom the box may connect"`
-	Database string         `json:"database" doc:"the only one that the box may connect to"`
-	Password rule.ValueForm `json:"password" doc:"a literal or a secret, without prefix or suffix"`
-	Auth     string         `json:"auth,omitempty" doc:"scram-sha-256 (default), or a weaker way in which the password may be proved as well: password (inside TLS), md5"`
-}
-
-// sshLoginBody describes the entry of an SSH server.
-type sshLoginBody struct {
-	SSH sshBody `json:"ssh" doc:"the gateway logs in to this SSH server in the place of the box; the pattern must be a host with a port"`
-}
-
-// proxyLoginBody describes the entry of an upstream proxy.
-type proxyLoginBody struct {
-	Proxy proxyBody `json:"proxy" doc:"what the gateway authenticates by to this upstream proxy; the pattern must be a host with a port, and no box is given it"`
-}
-
-// proxyBody describes a login to an upstream proxy.
-type proxyBody struct {
-	Scheme   string         `json:"scheme,omitempty" enum:"https http socks5" doc:"of the proxy that the login is for; absent: https. The password of the others passes in clear text, and is not given to one of another scheme"`
-	Username string         `json:"username"`
-	Password rule.ValueForm `json:"password" doc:"a literal or a secret, without prefix or suffix"`
-}
-
-// sshBody describes a login to an SSH server.
-type sshBody struct {
-	User     string        `json:"user" doc:"the only one as whom the box may log in"`
-	Key      secretBody    `json:"key" doc:"the private key, which is a document in the configuration"`
-	HostKeys []string      `json:"host_keys" doc:"public keys of the server, as in known_hosts after the names; @cert-authority before one that signs host certificates"`
-	Repos    []sshRepoBody `json:"repos,omitempty" doc:"the box may pull from and push to these repositories, and do nothing else but run commands"`
-	Commands []string      `json:"commands,omitempty" doc:"the box may run these commands, exactly as they are, and do nothing else but use repos"`
-}
-
-type secretBody struct {
-	Secret string `json:"secret" doc:"name of a secret in the gateway's configuration"`
-}
-
-type sshRepoBody struct {
-	Name   string `json:"name" doc:"owner/repository, or a longer path; without .git"`
-	Access string `json:"access" enum:"read push"`
+	forms := []reflect.Type{reflect.TypeFor[map[string]string](), reflect.TypeFor[headerEntryBody]()}
+	for _, kind := range kinds.Logins {
+		forms = append(forms, kind.Entry())
+	}
+	return forms
 }
 
 // headerEntryBody describes the full form of an entry.

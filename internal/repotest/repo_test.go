@@ -27,13 +27,16 @@ policy: rule rule/kinds
 policy/name:
 policy/document: policy/name
 policy/match: policy/name policy/document
-policy/dialect: policy policy/policytest rule rule/forward rule/kinds
+policy/dialect: policy policy/policytest rule rule/forward rule/kinds rule/upstream
 policy/policytest: policy/document
 rule: policy/name policy/document policy/match
-rule/kinds: rule rule/clientcert rule/forward rule/response
+rule/kinds: policy rule rule/clientcert rule/forward rule/postgres rule/response rule/ssh rule/upstream
 rule/clientcert: policy/name policy/document policy rule
 rule/forward: policy/name policy/document policy/match policy rule
+rule/postgres: policy/name policy/document policy rule
 rule/response: policy/name policy/document policy proxy/proxytest rule
+rule/ssh: policy/name policy/document policy/match policy rule
+rule/upstream: policy/name policy/document policy rule
 audit: policy internal/fault
 firewall: policy audit internal/fault
 firewall/flow: policy firewall/namespace firewall/network
@@ -47,25 +50,25 @@ firewall/route: firewall/namespace firewall/network
 firewall/watch: policy firewall/link firewall/namespace firewall/network firewall/nft firewall/route
 dns: policy audit internal/fault internal/lru internal/memory internal/pace
 dns/outbound:
-proxy: policy audit internal/fault internal/handshake internal/memory internal/pace internal/h1 internal/h2 internal/h2/upstream internal/buffers internal/socket
+proxy: policy rule rule/postgres rule/ssh audit internal/fault internal/handshake internal/memory internal/pace internal/h1 internal/h2 internal/h2/upstream internal/buffers internal/socket
 proxy/contain: policy
 proxy/exchange: policy rule audit internal/fault internal/handshake internal/h1 proxy/contain proxy/header proxy/live proxy/origin proxy/placeholder proxy/problem proxy/route proxy/scrub proxy/sign internal/socket proxy/tunnel proxy/usage internal/memory
 proxy/header: policy internal/h1 proxy/scrub
 proxy/http1: policy audit internal/memory internal/buffers proxy/contain proxy/exchange internal/h1 proxy/header proxy/live proxy/origin proxy/placeholder proxy/problem proxy/scrub internal/socket proxy/tunnel
 proxy/http2: policy audit internal/memory internal/buffers proxy/contain proxy/exchange internal/h1 internal/h2 internal/h2/downstream internal/h2/upstream proxy/header proxy/live proxy/origin proxy/placeholder proxy/problem proxy/scrub internal/socket proxy/tunnel
 proxy/live: policy proxy/route internal/socket proxy/usage
-proxy/origin: policy internal/fault internal/memory internal/h1 internal/h2/upstream proxy/problem proxy/route internal/socket proxy/traverse proxy/usage
+proxy/origin: policy rule internal/fault internal/memory internal/h1 internal/h2/upstream proxy/problem proxy/route internal/socket proxy/traverse proxy/usage
 proxy/peek: policy internal/buffers internal/memory
 proxy/peek/peektest:
 proxy/placeholder: policy internal/h1 proxy/scrub
-proxy/postgres: policy internal/socket proxy/problem proxy/scrub
+proxy/postgres: policy rule/postgres internal/socket proxy/problem proxy/scrub
 proxy/proxytest: policy audit internal/nightly proxy proxy/origin proxy/route
 proxy/problem: policy internal/handshake internal/h1 internal/h2 proxy/scrub
 proxy/route: policy
 proxy/scrub: policy
 proxy/sign: policy
 proxy/sign/signtest:
-proxy/ssh: policy internal/memory proxy/contain
+proxy/ssh: policy rule/ssh internal/memory proxy/contain
 proxy/traverse: policy internal/socket
 proxy/tunnel: policy internal/buffers proxy/contain internal/h1 internal/socket
 proxy/usage: policy audit internal/memory internal/pace internal/socket proxy/scrub
@@ -164,7 +167,7 @@ internal/socket:
 bench: api internal/testnet
 dist:
 internal/buildinfo:
-config: policy policy/dialect launcher/oci secrets quota
+config: policy policy/dialect rule rule/upstream launcher/oci secrets quota
 preflight: config launcher/oci
 host/apart: firewall/namespace
 host/nslock: host/apart

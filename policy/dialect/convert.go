@@ -325,15 +325,16 @@ func plainHeaders(r policy.HeaderRule, ps *document.Problems) map[string]string 
 		}
 		out[h.Name] = h.Value.Reveal()
 	}
-	if r.Login != nil {
+	on := r.OnConnections()
+	if on.Login != nil || on.Proxy != nil {
 		ps.Add(at, "is a login to a server that does not speak HTTP, and the other dialect knows headers alone")
 	}
-	if r.Deny || r.Scrub || len(r.Placeholders) > 0 || r.OnConnections().Identity != nil {
+	if r.Deny || r.Scrub || len(r.Placeholders) > 0 || on.Identity != nil {
 		ps.Add(at, "has placeholders, scrub, deny or a client certificate, which the other dialect does not know")
 	}
 	for _, e := range r.Effects {
 		switch e.(type) {
-		case rule.Identity, rule.Redirect: // which is said above, or by the dialect
+		case rule.Identity, rule.Redirect, rule.Login, rule.ProxyLogin: // which is said above, or by the dialect
 		default:
 			ps.Add(at, "has %s, which the other dialect does not know", e.Key())
 		}

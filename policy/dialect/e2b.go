@@ -10,6 +10,8 @@ import (
 	"boxgate/policy"
 	"boxgate/policy/document"
 	"boxgate/policy/name"
+	"boxgate/rule"
+	"boxgate/rule/upstream"
 )
 
 // ParseE2B reads the network options of E2B and translates them:
@@ -204,11 +206,11 @@ func readE2BHeaders(at string, v document.Value, ps *document.Problems) []policy
 // readProxy reads egressProxy, a SOCKS5 proxy with its credentials. These become a header rule, which has a host by its name.
 func (o *e2bOptions) readProxy(at string, v document.Value, ps *document.Problems) {
 	var address string
-	login := &policy.ProxyLogin{Scheme: policy.ProxySOCKS5, Password: name.NewSecret("")}
+	user, password := "", name.NewSecret("")
 	v.Fields(at, "an object with address", ps, map[string]func(string, document.Value){
 		"address":  func(at string, v document.Value) { address = v.AsString(at, ps) },
-		"username": func(at string, v document.Value) { login.User = v.AsString(at, ps) },
-		"password": func(at string, v document.Value) { login.Password = name.NewSecret(v.AsString(at, ps)) },
+		"username": func(at string, v document.Value) { user = v.AsString(at, ps) },
+		"password": func(at string, v document.Value) { password = name.NewSecret(v.AsString(at, ps)) },
 	})
 	if v.Kind != document.Object {
 		return
@@ -229,14 +231,14 @@ func (o *e2bOptions) readProxy(at string, v document.Value, ps *document.Problem
 		ps.Add(at+"/address", "gives the proxy by its address, and boxgate keeps credentials by name; use the name of the proxy")
 		return
 	}
-	if err := policy.CheckProxyUser(login.User); err != nil {
+	if err := upstream.CheckUser(user); err != nil {
 		ps.Add(at+"/username", "%s", err)
 	}
-	if err := policy.CheckProxyPassword(login.Password); err != nil {
+	if err := upstream.CheckPassword(password); err != nil {
 		ps.Add(at+"/password", "%s", err)
 	}
 	pattern, _ := name.ParsePattern(net.JoinHostPort(proxy.Name.String(), strconv.Itoa(int(proxy.Port)))) // made of a name and a port
-	o.login = &policy.HeaderRule{Pattern: pattern, Login: &policy.Login{Proxy: login}}
+	o.login = &policy.HeaderRule{Pattern: pattern, Effects: []rule.Effect{upstream.New(string(policy.ProxySOCKS5), user, rule.Value{Literal: password})}}
 }
 
 // writeE2BProxy writes the proxy of a policy and the login that rules have for it; nil if there is none. The other rules are
@@ -252,20 +254,21 @@ func writeE2BProxy(spec policy.Spec, rules []policy.HeaderRule, ps *document.Pro
 		}
 	}
 	for _, r := range rules {
-		if r.Login == nil || r.Login.Proxy == nil {
+		login := r.OnConnections().Proxy
+		if login == nil {
 			rest = append(rest, r)
 			continue
 		}
 		at := document.Pointer("/attach_headers", r.Pattern.String())
-		switch l := r.Login.Proxy; {
+		switch password := login.Password(); {
 		case p == nil || p.Name != r.Pattern.Name() || p.Port != r.Pattern.Port():
 			ps.Add(at, "is the login to a proxy that the policy does not use")
-		case !l.IsFor(policy.ProxySOCKS5):
+		case !login.IsFor(string(policy.ProxySOCKS5)):
 			ps.Add(at, "is not for SOCKS5, and the other dialect knows no other proxies")
-		case l.Source != "":
+		case password.Source != "":
 			ps.Add(at, "has a source, and the other dialect knows literal values alone")
 		default:
-			out["username"], out["password"] = l.User, l.Password.Reveal()
+			out["username"], out["password"] = login.Username(), password.Literal.Reveal()
 		}
 	}
 	return out, rest

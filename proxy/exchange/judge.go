@@ -18,7 +18,6 @@ import (
 	"boxgate/proxy/problem"
 	"boxgate/proxy/route"
 	"boxgate/proxy/scrub"
-	"boxgate/rule"
 )
 
 // This file judges one request. HTTP/1.1 and HTTP/2 use the same judge; neither forwards anything before it has allowed
@@ -144,7 +143,8 @@ func unjudged() (Ruling, bool) {
 // decided reports whether the rest of a ruling takes no waiting: nothing has a source, and nothing has to be remembered of
 // what is masked in the response.
 func (r *Ruling) decided() bool {
-	return !r.header.Scrub && r.header.OnConnections() == (rule.Connection{}) && !slices.ContainsFunc(r.header.Headers, func(h policy.Header) bool { return h.Source != "" }) &&
+	on := r.header.OnConnections()
+	return !r.header.Scrub && on.Identity == nil && on.Redirect == nil && !slices.ContainsFunc(r.header.Headers, func(h policy.Header) bool { return h.Source != "" }) &&
 		!slices.ContainsFunc(r.header.Placeholders, func(p policy.Placeholder) bool { return p.Source != "" })
 }
 

@@ -15,6 +15,7 @@ import (
 	"boxgate/policy/name"
 	"boxgate/proxy/problem"
 	"boxgate/proxy/traverse"
+	"boxgate/rule"
 )
 
 // This file connects to servers by upstream proxies. There is no other way for what goes by one: whatever fails, nothing is
@@ -101,18 +102,20 @@ func (p *Origins) dialBy(ctx context.Context, box *policy.Box, d Target, a netip
 var errRevoked = errors.New("the password was revoked")
 
 // credentials returns what the gateway authenticates by, nil if there is nothing, and what says whether it was revoked since.
-func (p *Origins) credentials(ctx context.Context, l *policy.ProxyLogin) (as *traverse.Credentials, revoked func() bool, err error) {
+func (p *Origins) credentials(ctx context.Context, l rule.ProxyLogin) (as *traverse.Credentials, revoked func() bool, err error) {
 	never := func() bool { return false }
-	switch {
-	case l == nil:
+	if l == nil {
 		return nil, never, nil
-	case l.Source == "":
-		return &traverse.Credentials{User: l.User, Password: l.Password}, never, nil
+	}
+	password := l.Password()
+	switch {
+	case password.Source == "":
+		return &traverse.Credentials{User: l.Username(), Password: password.Literal}, never, nil
 	case p.cfg.Credential == nil:
 		return nil, never, errors.New("the gateway has no secrets")
 	}
-	password, revoked, err := p.cfg.Credential(ctx, l.Source)
-	return &traverse.Credentials{User: l.User, Password: password}, revoked, err
+	value, revoked, err := p.cfg.Credential(ctx, password.Source)
+	return &traverse.Credentials{User: l.Username(), Password: value}, revoked, err
 }
 
 // reach connects to a proxy, as the policy for that allows: by another proxy, if that is the only way. Its certificate is

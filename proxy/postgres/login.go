@@ -15,9 +15,9 @@ import (
 	"github.com/jackc/pgx/v5/pgproto3"
 
 	"boxgate/internal/socket"
-	"boxgate/policy"
 	"boxgate/policy/name"
 	"boxgate/proxy/problem"
+	postgresrule "boxgate/rule/postgres"
 )
 
 // Memory for a connection to a server, in bytes.
@@ -116,7 +116,7 @@ func (a *attempt) config(parameters map[string]string) (*pgconn.Config, error) {
 	}
 	c.AfterNetConnect, c.ValidateConnect, c.AfterConnect, c.OAuthTokenProvider = nil, nil, nil, nil
 	c.RequireAuth = "scram-sha-256"
-	if login.Auth != policy.AuthSCRAM {
+	if login.Auth != postgresrule.SCRAM {
 		c.RequireAuth += "," + login.Auth.String()
 	}
 	return c, nil

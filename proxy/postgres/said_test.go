@@ -9,7 +9,7 @@ import (
 	"strings"
 	"testing"
 
-	"boxgate/policy"
+	postgresrule "boxgate/rule/postgres"
 )
 
 // TestServersDoNotTellThePassword: in whatever form a server writes the password, what it says is not passed on; and it is if
@@ -17,7 +17,7 @@ import (
 func TestServersDoNotTellThePassword(t *testing.T) {
 	t.Parallel()
 	const password = `it's a "can\ary" of 100%`
-	a := &attempt{s: &Session{Login: &policy.Postgres{User: "app"}}, password: password}
+	a := &attempt{s: &Session{Login: &postgresrule.Login{User: "app"}}, password: password}
 	sum := md5.Sum([]byte(password + "app"))
 	quoted, _ := json.Marshal(password)
 	for how, text := range map[string]string{

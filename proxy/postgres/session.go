@@ -15,6 +15,7 @@ import (
 
 	"boxgate/policy"
 	"boxgate/policy/name"
+	postgresrule "boxgate/rule/postgres"
 )
 
 // Secured is a connection by TLS.
@@ -31,7 +32,7 @@ type Session struct {
 	Box       policy.BoxID
 	Name      name.Name // of the server, in its certificate
 	Authority string    // name and port of the server
-	Login     *policy.Postgres
+	Login     *postgresrule.Login
 	Keys      *Keys
 	Roots     *x509.CertPool // trusted for the server; nil: the system's
 	Clock     func() time.Time

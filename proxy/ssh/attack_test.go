@@ -16,8 +16,8 @@ import (
 	"golang.org/x/time/rate"
 
 	"boxgate/internal/memory"
-	"boxgate/policy"
 	"boxgate/policy/name"
+	sshrule "boxgate/rule/ssh"
 )
 
 // A box that does not speak SSH, or stops in the middle of it, holds a connection no longer than a handshake may take. It has
@@ -25,7 +25,7 @@ import (
 func TestHandshakesThatDoNotEnd(t *testing.T) {
 	t.Parallel()
 	dialled := make(chan struct{}, 16)
-	r := newRig(t, policy.SSH{}, func(r *rig) {
+	r := newRig(t, sshrule.Login{}, func(r *rig) {
 		r.login.Handshake = time.Second
 		r.login.Dial = func(context.Context) (net.Conn, error) {
 			dialled <- struct{}{}
@@ -57,7 +57,7 @@ func TestHandshakesThatDoNotEnd(t *testing.T) {
 
 func TestThousandsOfChannels(t *testing.T) {
 	t.Parallel()
-	r := newRig(t, policy.SSH{}, nil)
+	r := newRig(t, sshrule.Login{}, nil)
 	client := r.client(t)
 	open := 0
 	var first gossh.Channel
@@ -90,7 +90,7 @@ func TestThousandsOfChannels(t *testing.T) {
 // is bounded, and all arrives in the end.
 func TestFloodOfSmallPackets(t *testing.T) {
 	t.Parallel()
-	r := newRig(t, policy.SSH{}, nil)
+	r := newRig(t, sshrule.Login{}, nil)
 	client := r.client(t)
 	session, err := client.NewSession()
 	if err != nil {
@@ -141,7 +141,7 @@ func TestFloodOfSmallPackets(t *testing.T) {
 // Data that no command reads is not kept.
 func TestExtendedDataFromTheBox(t *testing.T) {
 	t.Parallel()
-	r := newRig(t, policy.SSH{}, nil)
+	r := newRig(t, sshrule.Login{}, nil)
 	channel, requests, err := r.client(t).OpenChannel("session", nil)
 	if err != nil {
 		t.Fatal(err)
@@ -155,7 +155,7 @@ func TestExtendedDataFromTheBox(t *testing.T) {
 // With no memory left for the box, no connection begins, and no session.
 func TestMemoryOfABox(t *testing.T) {
 	t.Parallel()
-	r := newRig(t, policy.SSH{}, func(r *rig) {
+	r := newRig(t, sshrule.Login{}, func(r *rig) {
 		r.budget = memory.New(4*connCost, 4*connCost)
 		r.login.Memory = r.budget.Account("box")
 	})
@@ -193,7 +193,7 @@ func TestMemoryOfABox(t *testing.T) {
 func TestCut(t *testing.T) {
 	t.Parallel()
 	ctx, cut := context.WithCancel(t.Context())
-	r := newRig(t, policy.SSH{}, nil)
+	r := newRig(t, sshrule.Login{}, nil)
 	ln := listen(t)
 	served := make(chan error, 1)
 	go func() {
@@ -223,7 +223,7 @@ func TestCut(t *testing.T) {
 
 func TestIdleConnectionsEnd(t *testing.T) {
 	t.Parallel()
-	r := newRig(t, policy.SSH{}, func(r *rig) { r.login.Idle = 100 * time.Millisecond })
+	r := newRig(t, sshrule.Login{}, func(r *rig) { r.login.Idle = 100 * time.Millisecond })
 	if err := r.client(t).Wait(); err == nil {
 		t.Error("the connection ended without an error")
 	}
@@ -231,7 +231,7 @@ func TestIdleConnectionsEnd(t *testing.T) {
 
 func TestNewKeysArePaced(t *testing.T) {
 	t.Parallel()
-	r := newRig(t, policy.SSH{}, nil)
+	r := newRig(t, sshrule.Login{}, nil)
 	ctx, cancel := context.WithCancel(t.Context())
 	signer := &pacedSigner{r.login.Identity, rate.NewLimiter(rate.Every(time.Hour), 2), ctx}
 	for range 2 {

@@ -9,13 +9,13 @@ import (
 	"testing"
 
 	"boxgate/internal/testnet/sshd"
-	"boxgate/policy"
+	sshrule "boxgate/rule/ssh"
 )
 
 // A command whose output is no longer read ends: OpenSSH sends eow@openssh.com, and the command gets SIGPIPE.
 func TestCommandsEndWithTheirReader(t *testing.T) {
 	t.Parallel()
-	r := newRig(t, policy.SSH{}, nil)
+	r := newRig(t, sshrule.Login{}, nil)
 	ssh := "ssh " + strings.Join(r.sshArgs(), " ") + " git@127.0.0.1 "
 	r.server.Repo("big.git")
 	got := r.run("", "sh", "-c", `git init -q -b main w && cd w && head -c 4194304 /dev/urandom >a && git add . && git commit -qm x && git push -q git@127.0.0.1:big.git main`)
@@ -41,10 +41,10 @@ func TestCommandsEndWithTheirReader(t *testing.T) {
 // Clients and servers without AES-GCM and MACs of ciphertext: libssh2 before 1.11, which Debian 12's curl uses for SFTP.
 func TestClientsWithPlainMACs(t *testing.T) {
 	t.Parallel()
-	r := newRig(t, policy.SSH{}, func(r *rig) {
+	r := newRig(t, sshrule.Login{}, func(r *rig) {
 		old := sshd.New(r.T, "Ciphers aes256-ctr", "MACs hmac-sha2-256")
 		r.server = old
-		r.login.Rule.HostKeys = []policy.HostKey{hostKey(r.T, old.HostKey, false)}
+		r.login.Rule.HostKeys = []sshrule.HostKey{hostKey(r.T, old.HostKey, false)}
 		dials := listen(r.T)
 		go old.Serve(dials)
 		r.login.Dial = func(ctx context.Context) (net.Conn, error) {

@@ -5,7 +5,7 @@ import (
 	"slices"
 	"strings"
 
-	"boxgate/policy"
+	sshrule "boxgate/rule/ssh"
 )
 
 // gitCommand is a command that git sends over SSH: a service and the path of a repository.
@@ -19,7 +19,7 @@ var errNotGit = errors.New("this is not a command that git sends: only git-uploa
 // that need no escaping in single quotes, so that what is sent on means the same to every shell.
 func parseGit(command string) (gitCommand, error) {
 	service, quoted, ok := strings.Cut(command, " ")
-	if !ok || !slices.Contains(policy.GitServices(), service) || len(quoted) < len("'x'") || len(quoted) > maxPath {
+	if !ok || !slices.Contains(sshrule.GitServices(), service) || len(quoted) < len("'x'") || len(quoted) > maxPath {
 		return gitCommand{}, errNotGit
 	}
 	path, opened := strings.CutPrefix(quoted, "'")

@@ -6,9 +6,9 @@ import (
 	"strings"
 	"testing"
 
-	"boxgate/policy"
 	"boxgate/policy/match"
 	"boxgate/policy/name"
+	sshrule "boxgate/rule/ssh"
 )
 
 func read(t testing.TB, path string) []byte {
@@ -44,7 +44,7 @@ func FuzzParseGit(f *testing.F) {
 	for _, seed := range []string{"git-upload-pack 'a/b.git'", "git-receive-pack '/x'; id", "git-upload-pack 'a'\\''b'", "git-upload-archive '~x'", "git-upload-pack '-x'"} {
 		f.Add(seed)
 	}
-	rule := &policy.SSH{Repos: []match.RepoRule{{Name: "a/b", Access: "read"}}}
+	login := &sshrule.Login{Repos: []match.RepoRule{{Name: "a/b", Access: "read"}}}
 	host, err := name.Parse("git.example.com")
 	if err != nil {
 		f.Fatal(err)
@@ -61,10 +61,10 @@ func FuzzParseGit(f *testing.F) {
 		if want := "2|" + git.service + "|" + git.path; err != nil || string(out) != want {
 			t.Fatalf("a shell reads %q in %q; want %q", out, command, want)
 		}
-		d := rule.Repo(host, git.service, git.path)
+		repo, allowed := login.Repo(host, git.service, git.path)
 		named := git.path == "a/b" || git.path == "a/b.git" || git.path == "/a/b" || git.path == "/a/b.git"
-		if d.Allowed() != (named && git.service != "git-receive-pack") {
-			t.Fatalf("%q: %+v", command, d)
+		if allowed != (named && git.service != "git-receive-pack") {
+			t.Fatalf("%q: %v, by %q", command, allowed, repo)
 		}
 	})
 }

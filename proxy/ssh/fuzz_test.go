@@ -21,9 +21,9 @@ import (
 	"golang.org/x/sys/unix"
 
 	"boxgate/internal/memory"
-	"boxgate/policy"
 	"boxgate/policy/name"
 	"boxgate/proxy/contain"
+	sshrule "boxgate/rule/ssh"
 )
 
 // The fuzz targets of this file send packets of any kind in any order to the two sides of the gateway, inside the encryption.
@@ -112,7 +112,7 @@ func newEnds(f testing.TB) *ends {
 	}
 	e := &ends{host: signer(), budget: memory.New(256<<20, 256<<20)}
 	e.login = Login{
-		Rule: &policy.SSH{User: "git", HostKeys: []policy.HostKey{{Blob: string(e.host.PublicKey().Marshal())}}}, Box: "box", Host: hostName, Port: 22, Identity: signer(),
+		Rule: &sshrule.Login{User: "git", HostKeys: []sshrule.HostKey{{Blob: string(e.host.PublicKey().Marshal())}}}, Box: "box", Host: hostName, Port: 22, Identity: signer(),
 		Key: func(context.Context) (name.Secret, error) {
 			return name.NewSecret(string(pem.EncodeToMemory(block))), nil
 		},

@@ -19,7 +19,8 @@ func (c *conn) judge(kind, text string) (asked Ask, command, why string) {
 	case kind != "exec":
 		return asked, "", "the rule allows single commands alone, and no " + kind
 	}
-	if asked.Decision = c.Rule.Command(text); asked.Decision.Allowed() {
+	if c.Rule.Command(text) {
+		asked.Decision.Verdict, asked.Decision.Rule = policy.Allow, "command "+name.Quote(text)
 		return asked, text, ""
 	}
 	if len(c.Rule.Repos) == 0 {
@@ -29,7 +30,11 @@ func (c *conn) judge(kind, text string) (asked Ask, command, why string) {
 	if err != nil {
 		return asked, "", err.Error()
 	}
-	asked = Ask{Verb: git.service, What: git.repo(), Decision: c.Rule.Repo(c.Host, git.service, git.path)}
+	asked.Verb, asked.What = git.service, git.repo()
+	repo, allowed := c.Rule.Repo(c.Host, git.service, git.path)
+	if asked.Decision.Rule = repo; allowed {
+		asked.Decision.Verdict = policy.Allow
+	}
 	return asked, git.String(), fmt.Sprintf("the rule does not allow %s on %s", git.service, git.repo())
 }
 

@@ -10,8 +10,8 @@ import (
 
 	gossh "golang.org/x/crypto/ssh"
 
-	"boxgate/policy"
 	"boxgate/policy/name"
+	sshrule "boxgate/rule/ssh"
 )
 
 // Errors of private keys. None has anything of the key in it.
@@ -64,7 +64,7 @@ type hostKeys struct {
 }
 
 // parseHostKeys reads the keys of a rule. Without any, no server is known.
-func parseHostKeys(list []policy.HostKey) (k hostKeys, err error) {
+func parseHostKeys(list []sshrule.HostKey) (k hostKeys, err error) {
 	for _, key := range list {
 		public, err := gossh.ParsePublicKey([]byte(key.Blob))
 		if err != nil {

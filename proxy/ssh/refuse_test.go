@@ -11,15 +11,15 @@ import (
 	gossh "golang.org/x/crypto/ssh"
 
 	"boxgate/internal/testnet/sshd"
-	"boxgate/policy"
 	"boxgate/policy/match"
 	"boxgate/policy/name"
+	sshrule "boxgate/rule/ssh"
 )
 
 // Nothing but the commands that the rule names is run, whatever a client asks for.
 func TestLimitedLoginsRunNothingElse(t *testing.T) {
 	t.Parallel()
-	r := newRig(t, policy.SSH{Repos: []match.RepoRule{{Name: "a/b", Access: "push"}}, Commands: []string{"uptime -p"}}, nil)
+	r := newRig(t, sshrule.Login{Repos: []match.RepoRule{{Name: "a/b", Access: "push"}}, Commands: []string{"uptime -p"}}, nil)
 	r.server.Repo("a/b.git")
 	for _, args := range [][]string{
 		{}, {"id"}, {"-s", "sftp"}, {"uptime"}, {"uptime -p; id"},
@@ -54,7 +54,7 @@ func TestLimitedLoginsHaveNoTerminalAndNoLocale(t *testing.T) {
 	t.Parallel()
 	const command = "tty; env"
 	for _, limited := range []bool{true, false} {
-		rule := policy.SSH{}
+		rule := sshrule.Login{}
 		if limited {
 			rule.Commands = []string{command}
 		}
@@ -76,7 +76,7 @@ func TestLimitedLoginsHaveNoTerminalAndNoLocale(t *testing.T) {
 
 func TestWithoutLimitsSessionsAreWhole(t *testing.T) {
 	t.Parallel()
-	r := newRig(t, policy.SSH{}, nil)
+	r := newRig(t, sshrule.Login{}, nil)
 	if got := r.ssh("echo it $((1+1)); exit 3\n"); got.out != "it 2\n" || got.status != 3 {
 		t.Errorf("a shell: %+v", got)
 	}
@@ -93,7 +93,7 @@ func TestWithoutLimitsSessionsAreWhole(t *testing.T) {
 // Nothing opens a way to elsewhere, in either direction, without limits on commands either.
 func TestNothingIsForwarded(t *testing.T) {
 	t.Parallel()
-	r := newRig(t, policy.SSH{}, nil)
+	r := newRig(t, sshrule.Login{}, nil)
 	target := listen(t)
 	reached := make(chan struct{}, 16)
 	go func() {
@@ -189,16 +189,16 @@ func TestFailures(t *testing.T) {
 		"no key":           {func(_ *testing.T, r *rig) { r.login.Key = fixed(canary) }, "cannot be used", name.ReasonSecretUnavailable},
 		"a passphrase":     {func(t *testing.T, r *rig) { r.login.Key = fixed(locked(t)) }, "cannot be used", name.ReasonSecretUnavailable},
 		"another key":      {func(_ *testing.T, r *rig) { r.login.Key = fixed(other) }, "did not accept the key", name.ReasonUpstreamLogin},
-		"no host key":      {func(_ *testing.T, r *rig) { r.login.Rule.HostKeys = []policy.HostKey{} }, "no valid host key", name.ReasonUpstreamTLS},
-		"another host key": {func(t *testing.T, r *rig) { r.login.Rule.HostKeys = []policy.HostKey{hostKey(t, otherPublic, false)} }, "none of those", name.ReasonUpstreamTLS},
+		"no host key":      {func(_ *testing.T, r *rig) { r.login.Rule.HostKeys = []sshrule.HostKey{} }, "no valid host key", name.ReasonUpstreamTLS},
+		"another host key": {func(t *testing.T, r *rig) { r.login.Rule.HostKeys = []sshrule.HostKey{hostKey(t, otherPublic, false)} }, "none of those", name.ReasonUpstreamTLS},
 		"no authority": {func(t *testing.T, r *rig) {
-			r.login.Rule.HostKeys = []policy.HostKey{hostKey(t, r.server.HostKey, true)}
+			r.login.Rule.HostKeys = []sshrule.HostKey{hostKey(t, r.server.HostKey, true)}
 		}, "no host key of a kind", name.ReasonUpstreamTLS},
 		"a server that is away": {func(_ *testing.T, r *rig) { _ = r.dials.Close() }, "could not be reached", name.ReasonUnreachable},
 	} {
 		t.Run(label, func(t *testing.T) {
 			t.Parallel()
-			r := newRig(t, policy.SSH{}, func(r *rig) { c.change(t, r) })
+			r := newRig(t, sshrule.Login{}, func(r *rig) { c.change(t, r) })
 			got := r.ssh("", "id")
 			if got.status != 255 || !strings.Contains(got.err, "boxgate: ") || !strings.Contains(got.err, c.shown) || strings.Contains(got.err, canary) {
 				t.Errorf("got %+v", got)
@@ -260,7 +260,7 @@ func TestAServerThatIsNotTheOneLearnsNothing(t *testing.T) {
 		}
 		close(asked)
 	}()
-	r := newRig(t, policy.SSH{}, func(r *rig) {
+	r := newRig(t, sshrule.Login{}, func(r *rig) {
 		r.login.Dial = func(context.Context) (net.Conn, error) { return net.Dial("tcp", ln.Addr().String()) }
 	})
 	if got := r.ssh("", "id"); got.status != 255 {
@@ -279,7 +279,7 @@ func TestCertificatesOfHosts(t *testing.T) {
 		t.Fatal(err)
 	}
 	for name, works := range map[string]bool{"git.example.com": true, "other.example.com": false} {
-		r := newRig(t, policy.SSH{HostKeys: []policy.HostKey{hostKey(t, public, true)}}, func(r *rig) { r.server.Certify(authority, name) })
+		r := newRig(t, sshrule.Login{HostKeys: []sshrule.HostKey{hostKey(t, public, true)}}, func(r *rig) { r.server.Certify(authority, name) })
 		if got := r.ssh("", "true"); (got.status == 0) != works {
 			t.Errorf("a certificate for %s: %+v", name, got)
 		}

@@ -17,11 +17,12 @@ import (
 	"boxgate/policy"
 	"boxgate/policy/name"
 	"boxgate/proxy/contain"
+	sshrule "boxgate/rule/ssh"
 )
 
 // Login is one connection of a box that is logged in to a server. All fields are required unless they say otherwise.
 type Login struct {
-	Rule *policy.SSH
+	Rule *sshrule.Login
 	Box  policy.BoxID
 	Host name.Name // of the server
 	Port uint16
@@ -265,7 +266,7 @@ func (c *conn) signer() (gossh.Signer, *Failure) {
 	}
 	signer, err := ParseKey(secret)
 	if err != nil {
-		return nil, &Failure{name.ReasonSecretUnavailable, "the key for " + c.Host.String() + " cannot be used", fmt.Errorf("secret %q: %w", c.Rule.Source, err)}
+		return nil, &Failure{name.ReasonSecretUnavailable, "the key for " + c.Host.String() + " cannot be used", fmt.Errorf("secret %q: %w", c.Rule.Secret, err)}
 	}
 	return signer, nil
 }

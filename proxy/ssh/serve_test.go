@@ -21,9 +21,9 @@ import (
 
 	"boxgate/internal/memory"
 	"boxgate/internal/testnet/sshd"
-	"boxgate/policy"
 	"boxgate/policy/match"
 	"boxgate/policy/name"
+	sshrule "boxgate/rule/ssh"
 )
 
 // rig is a gateway that logs in to a server, and a box's clients.
@@ -52,13 +52,13 @@ func mustName(t *testing.T, s string) name.Name {
 	return n
 }
 
-func hostKey(t testing.TB, line string, authority bool) policy.HostKey {
+func hostKey(t testing.TB, line string, authority bool) sshrule.HostKey {
 	t.Helper()
 	key, _, _, _, err := gossh.ParseAuthorizedKey([]byte(line))
 	if err != nil {
 		t.Fatal(err)
 	}
-	return policy.HostKey{Authority: authority, Blob: string(key.Marshal())}
+	return sshrule.HostKey{Authority: authority, Blob: string(key.Marshal())}
 }
 
 func listen(t testing.TB) net.Listener {
@@ -72,7 +72,7 @@ func listen(t testing.TB) net.Listener {
 }
 
 // newRig runs a gateway in front of a server. change may change the login before it is used.
-func newRig(t *testing.T, rule policy.SSH, change func(*rig)) *rig {
+func newRig(t *testing.T, rule sshrule.Login, change func(*rig)) *rig {
 	t.Helper()
 	r := &rig{T: t, server: sshd.New(t), dials: listen(t), budget: memory.New(256<<20, 256<<20)}
 	go r.server.Serve(r.dials)
@@ -88,7 +88,7 @@ func newRig(t *testing.T, rule policy.SSH, change func(*rig)) *rig {
 		rule.User = sshd.User
 	}
 	if rule.HostKeys == nil {
-		rule.HostKeys = []policy.HostKey{hostKey(t, r.server.HostKey, false)}
+		rule.HostKeys = []sshrule.HostKey{hostKey(t, r.server.HostKey, false)}
 	}
 	r.login = Login{
 		Rule: &rule, Host: mustName(t, "git.example.com"), Port: 22, Identity: identity,
@@ -209,7 +209,7 @@ func (r *rig) ssh(stdin string, args ...string) result {
 
 func TestCommandsAndTheirStreams(t *testing.T) {
 	t.Parallel()
-	r := newRig(t, policy.SSH{}, nil)
+	r := newRig(t, sshrule.Login{}, nil)
 	got := r.ssh("from the box", "cat; echo oops >&2; exit 7")
 	if got.out != "from the box" || !strings.Contains(got.err, "oops") || got.status != 7 {
 		t.Errorf("got %+v", got)
@@ -229,7 +229,7 @@ func TestCommandsAndTheirStreams(t *testing.T) {
 // A transfer is larger than all windows, and the reader is slow at the beginning; new keys are made during it.
 func TestTransfersAreWhole(t *testing.T) {
 	t.Parallel()
-	r := newRig(t, policy.SSH{}, nil)
+	r := newRig(t, sshrule.Login{}, nil)
 	const size = "33554432"
 	got := r.run("", "sh", "-c", "ssh -o RekeyLimit=8M "+strings.Join(r.sshArgs(), " ")+" git@127.0.0.1 head -c "+size+" /dev/zero | (read -r x </dev/null; wc -c)")
 	if strings.TrimSpace(got.out) != size {
@@ -243,7 +243,7 @@ func TestTransfersAreWhole(t *testing.T) {
 
 func TestGitPullsAndPushes(t *testing.T) {
 	t.Parallel()
-	r := newRig(t, policy.SSH{Repos: []match.RepoRule{{Name: "owner/mine", Access: "push"}, {Name: "owner/lib", Access: "read"}}}, nil)
+	r := newRig(t, sshrule.Login{Repos: []match.RepoRule{{Name: "owner/mine", Access: "push"}, {Name: "owner/lib", Access: "read"}}}, nil)
 	r.server.Repo("owner/mine.git")
 	r.server.Repo("owner/lib.git")
 	r.server.Repo("owner/other.git")

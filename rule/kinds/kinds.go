@@ -8,7 +8,10 @@ import (
 	"boxgate/rule"
 	"boxgate/rule/clientcert"
 	"boxgate/rule/forward"
+	"boxgate/rule/postgres"
 	"boxgate/rule/response"
+	"boxgate/rule/ssh"
+	"boxgate/rule/upstream"
 )
 
 // All are the kinds in the order of their keys.
@@ -18,30 +21,58 @@ var All = []rule.Kind{
 	response.Kind{},
 }
 
+// Logins are the kinds that stand alone in an entry.
+var Logins = []rule.LoginKind{
+	postgres.Kind{},
+	ssh.Kind{},
+	upstream.Kind{},
+}
+
+// Login returns the kind of a login by its key; nil if there is none.
+func Login(key string) rule.LoginKind {
+	for _, k := range Logins {
+		if k.Key() == key {
+			return k
+		}
+	}
+	return nil
+}
+
 // Members returns the members of a rule's document that kinds read, for the description of the API.
 func Members() []reflect.StructField {
-	return members(func(k rule.Kind) (reflect.Type, string) { return k.Form(), k.Doc() })
+	fields := make([]reflect.StructField, 0, len(All))
+	for _, k := range All {
+		fields = append(fields, member(k.Key(), k.Form(), k.Doc()))
+	}
+	return fields
 }
 
 // Views returns the members of a rule as it is shown.
 func Views() []reflect.StructField {
-	return members(func(k rule.Kind) (reflect.Type, string) {
+	fields := make([]reflect.StructField, 0, len(All)+len(Logins))
+	for _, k := range Shown() {
+		form, doc := k.Form(), k.Doc()
 		if v, ok := k.(rule.Viewed); ok {
-			return v.View()
+			form, doc = v.View()
 		}
-		return k.Form(), k.Doc()
-	})
-}
-
-func members(of func(rule.Kind) (form reflect.Type, doc string)) []reflect.StructField {
-	fields := make([]reflect.StructField, 0, len(All))
-	for _, k := range All {
-		form, doc := of(k)
-		tag := reflect.StructTag(`json:"` + k.Key() + `,omitempty"`)
-		if doc != "" {
-			tag += reflect.StructTag(" doc:" + strconv.Quote(doc))
-		}
-		fields = append(fields, reflect.StructField{Name: k.Key(), Type: form, Tag: tag})
+		fields = append(fields, member(k.Key(), form, doc))
 	}
 	return fields
+}
+
+// Shown returns all kinds, in the order in which `gateway headers list` prints them.
+func Shown() []rule.Kind {
+	out := make([]rule.Kind, 0, len(All)+len(Logins))
+	for _, k := range Logins {
+		out = append(out, k)
+	}
+	return append(out, All...)
+}
+
+func member(key string, form reflect.Type, doc string) reflect.StructField {
+	tag := reflect.StructTag(`json:"` + key + `,omitempty"`)
+	if doc != "" {
+		tag += reflect.StructTag(` doc:` + strconv.Quote(doc))
+	}
+	return reflect.StructField{Name: key, Type: form, Tag: tag}
 }

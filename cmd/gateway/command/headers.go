@@ -125,8 +125,6 @@ type headerEntry struct {
 	Query        []struct{ Name, Secret string }
 	Sign         *struct{ Kind, Secret string }
 	Scrub, Deny  bool
-	Postgres     struct{ User, Database, Secret string }
-	SSH          struct{ User, Secret string }
 	// effects are what else it does, by the keys of the kinds.
 	effects map[string]json.RawMessage
 }
@@ -161,12 +159,6 @@ func (e headerEntry) row() []string {
 	for _, name := range e.Remove {
 		headers = append(headers, "-"+name)
 	}
-	if pg := e.Postgres; pg.User != "" {
-		headers = append(headers, withSecret("postgres: "+pg.User+" in "+pg.Database, pg.Secret))
-	}
-	if e.SSH.User != "" {
-		headers = append(headers, withSecret("ssh: "+e.SSH.User, e.SSH.Secret))
-	}
 	for _, q := range e.Query {
 		headers = append(headers, withSecret("?"+q.Name, q.Secret))
 	}
@@ -176,9 +168,11 @@ func (e headerEntry) row() []string {
 	if e.Deny {
 		headers = append(headers, "(denied)")
 	}
-	for _, kind := range kinds.All {
+	for _, kind := range kinds.Shown() {
 		if shown, ok := e.effects[kind.Key()]; ok {
-			headers = append(headers, kind.Line(shown))
+			if line := kind.Line(shown); line != "" {
+				headers = append(headers, line)
+			}
 		}
 	}
 	for _, p := range e.Placeholders {

@@ -1,0 +1,198 @@
+// Package postgres is the kind of rules by which the gateway logs in to a PostgreSQL server in the place of the box:
+//
+//	{"postgres": {"user": "app", "database": "orders", "password": {"secret": "orders-db"}}}
+//
+// Package proxy/postgres speaks with the server.
+package postgres
+
+import (
+	"encoding/json"
+	"net/url"
+	"reflect"
+	"strings"
+	"unicode"
+	"unicode/utf8"
+
+	"boxgate/policy/document"
+	"boxgate/policy/name"
+	"boxgate/rule"
+)
+
+// Key is the member of a rule's document.
+const Key = "postgres"
+
+// Kind reads logins to PostgreSQL servers.
+type Kind struct{}
+
+// entry is the JSON of an entry with a login.
+type entry struct {
+	Postgres form `json:"postgres" doc:"the gateway logs in to this PostgreSQL server in the place of the box; the pattern must be a host with a port"`
+}
+
+// SchemaName is the name of the entry in the description of the API.
+func (entry) SchemaName() string { return "loginBody" }
+
+// form is the JSON of the member.
+type form struct {
+	User     string         `json:"user" doc:"the only one as whom the box may connect"`
+	Database string         `json:"database" doc:"the only one that the box may connect to"`
+	Password rule.ValueForm `json:"password" doc:"a literal or a secret, without prefix or suffix"`
+	Auth     string         `json:"auth,omitempty" doc:"scram-sha-256 (default), or a weaker way in which the password may be proved as well: password (inside TLS), md5"`
+}
+
+// SchemaName is the name of the form in the description of the API.
+func (form) SchemaName() string { return "postgresBody" }
+
+// view is what the API shows.
+type view struct {
+	User     string `json:"user"`
+	Database string `json:"database"`
+	Secret   string `json:"secret,omitempty" doc:"as for a header"`
+	Auth     string `json:"auth"`
+}
+
+// SchemaName is the name of the view in the description of the API.
+func (view) SchemaName() string { return "postgresView" }
+
+// Key implements [rule.Kind].
+func (Kind) Key() string { return Key }
+
+// Doc implements [rule.Kind].
+func (Kind) Doc() string { return "log in to a PostgreSQL server in the place of the box" }
+
+// Form implements [rule.Kind].
+func (Kind) Form() reflect.Type { return reflect.TypeFor[form]() }
+
+// Entry implements [rule.LoginKind].
+func (Kind) Entry() reflect.Type { return reflect.TypeFor[entry]() }
+
+// View implements [rule.Viewed].
+func (Kind) View() (form reflect.Type, doc string) { return reflect.TypeFor[*view](), "" }
+
+// Example implements [rule.Kind].
+func (Kind) Example() string {
+	return `{"user": "app", "database": "orders", "password": {"secret": "orders-db"}, "auth": "md5"}`
+}
+
+// UsualPort implements [rule.LoginKind].
+func (Kind) UsualPort() uint16 { return 5432 }
+
+// OnWebPorts implements [rule.LoginKind].
+func (Kind) OnWebPorts() bool { return false }
+
+// Line implements [rule.Kind].
+func (Kind) Line(shown json.RawMessage) string {
+	var v view
+	if json.Unmarshal(shown, &v) != nil || v.User == "" {
+		return ""
+	}
+	return rule.LineWithSecret("postgres: "+v.User+" in "+v.Database, v.Secret)
+}
+
+// Parse implements [rule.Kind].
+func (Kind) Parse(at string, v document.Value, c *rule.Context) rule.Effect {
+	before := len(c.List)
+	l := &Login{}
+	text := func(to *string) func(string, document.Value) {
+		return func(at string, v document.Value) { *to = identifier(at, v, &c.Problems) }
+	}
+	v.Fields(at, "an object of user, database and password", &c.Problems, map[string]func(string, document.Value){
+		"user":     text(&l.User),
+		"database": text(&l.Database),
+		"password": func(at string, v document.Value) {
+			if l.Password = c.Value(at, "password", v, false); l.Password.Source == "" && l.Password.Literal.Reveal() == "" {
+				c.Add(at, "is empty")
+			}
+		},
+		"auth": func(at string, v document.Value) {
+			way, ok := v.AsString(at, &c.Problems), false
+			if l.Auth, ok = auths[way]; !ok && v.Kind == document.Text {
+				c.Add(at, `is %s; use "scram-sha-256", "password" or "md5"`, name.Quote(way))
+			}
+		},
+	})
+	c.Required(at, v, "user", "database", "password")
+	if len(c.List) > before {
+		return nil
+	}
+	return l
+}
+
+// maxIdentifier is larger than what PostgreSQL keeps of a name, which is 63 bytes unless it was compiled otherwise.
+const maxIdentifier = 256
+
+// identifier reads the name of a user or database.
+func identifier(at string, v document.Value, ps *document.Problems) string {
+	name := v.AsString(at, ps)
+	switch {
+	case v.Kind != document.Text:
+	case name == "" || len(name) > maxIdentifier:
+		ps.Add(at, "is empty or longer than %d bytes", maxIdentifier)
+	case !utf8.ValidString(name) || strings.ContainsFunc(name, unicode.IsControl):
+		ps.Add(at, "has a control character")
+	}
+	return name
+}
+
+// Login is a login to a PostgreSQL server: one user, one database.
+type Login struct {
+	User, Database string
+	Password       rule.Value
+	Auth           Auth
+}
+
+// Auth says in which ways the password may be proved to the server. The zero value is the narrowest.
+type Auth uint8
+
+// The ways. The weaker ones are for servers that offer no better: a server that offers SCRAM gets SCRAM.
+const (
+	SCRAM    Auth = iota // SCRAM-SHA-256, bound to the TLS connection where the server can
+	Password             // or the password itself, inside TLS
+	MD5                  // or its MD5 hash
+)
+
+// auths are the ways by the names that PostgreSQL has for them.
+var auths = map[string]Auth{"scram-sha-256": SCRAM, "password": Password, "md5": MD5}
+
+// String returns the name of the way in pg_hba.conf.
+func (a Auth) String() string {
+	for name, auth := range auths {
+		if auth == a {
+			return name
+		}
+	}
+	return "none"
+}
+
+// Key implements [rule.Effect].
+func (*Login) Key() string { return Key }
+
+// Document implements [rule.Effect].
+func (l *Login) Document() any {
+	out := map[string]any{"user": l.User, "database": l.Database, "password": l.Password.Plain()}
+	if l.Auth != SCRAM {
+		out["auth"] = l.Auth.String()
+	}
+	return out
+}
+
+// Show implements [rule.Effect].
+func (l *Login) Show() any { return view{l.User, l.Database, l.Password.Source, l.Auth.String()} }
+
+// Equal implements [rule.Effect].
+func (l *Login) Equal(other rule.Effect) bool {
+	o, ok := other.(*Login)
+	return ok && l.User == o.User && l.Database == o.Database && l.Auth == o.Auth && l.Password.Equal(o.Password)
+}
+
+// Source implements [rule.Login].
+func (l *Login) Source() string { return l.Password.Source }
+
+// Sources implements [rule.Sourced].
+func (l *Login) Sources() []string { return l.Password.Sources() }
+
+// URL implements [rule.Login].
+func (l *Login) URL(authority string) string {
+	u := url.URL{Scheme: "postgres", User: url.User(l.User), Host: authority, Path: "/" + l.Database}
+	return u.String()
+}
