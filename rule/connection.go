@@ -34,7 +34,7 @@ type Redirect interface {
 	// Authority and Target return the Host and the target (path and query) of a request, given its own target.
 	Authority() string
 	Target(target string) string
-	// Introduction returns the header fields by which the proxy learns what a request is for: a target on a host and port.
+	// Introduction returns header fields for the proxy with the original destination of a request.
 	Introduction(host name.Name, port uint16, target string) []match.Field
 	// TokenField is the name of the field for a token of the box.
 	TokenField() string
@@ -52,18 +52,18 @@ type LoginKind interface {
 	OnWebPorts() bool
 }
 
-// Login is implemented by effects by which the gateway logs in to a server that does not speak HTTP, in the place of the box, which has no
+// Login is implemented by effects that have the gateway log in to a server of another protocol than HTTP for the box, which has no
 // credentials for it. A connection to its host and port either is one that the gateway logs in, or is refused.
 type Login interface {
 	Effect
 	Sourced
 	// Source is the name of the secret that it needs; "" if that is a literal.
 	Source() string
-	// URL says what is logged in to and as whom, for the decision log. authority is the host and port.
+	// URL names the server and the user for the decision log. authority is the host and port.
 	URL(authority string) string
 }
 
-// ProxyLogin is implemented by effects by which the gateway authenticates to an upstream proxy. They are of no use to a box that connects
+// ProxyLogin is implemented by effects that authenticate the gateway to an upstream proxy. They are of no use to a box that connects
 // there, and apply to no request.
 type ProxyLogin interface {
 	Effect
@@ -89,10 +89,10 @@ type WithoutValues interface {
 
 // Connection is what the effects of one rule do to connections. The zero value changes nothing.
 type Connection struct {
-	Identity Identity // nil: none
-	Redirect Redirect // nil: requests are sent to their server
-	Login    Login    // nil: what is said to the server is HTTP
-	Proxy    ProxyLogin
+	Identity Identity   // nil: none
+	Redirect Redirect   // nil: requests are sent to their server
+	Login    Login      // nil: the server speaks HTTP
+	Proxy    ProxyLogin // nil: the host is no upstream proxy that wants a login
 }
 
 // Connections returns what effects do to connections.

@@ -1,10 +1,10 @@
-// Package clientcert is the kind of rules with a client certificate, by which the gateway authenticates to a server in the TLS handshake:
+// Package clientcert is the kind of rules that authenticate the gateway to a server by a client certificate in the TLS handshake:
 //
 //	{"client_certificate": {"secret": "api-client"}}
 //	{"client_certificate": {"certificate": {"secret": "pay-cert"}, "key": {"secret": "pay-key"}}}
 //
-// Secrets of the configuration have the certificate, perhaps followed by intermediate ones, and its private key, all in PEM. Neither may
-// stand in the rule.
+// Secrets of the configuration hold the certificate, perhaps followed by intermediate ones, and its private key, all in PEM. Literals are
+// refused.
 package clientcert
 
 import (
@@ -40,7 +40,7 @@ type secretRef struct {
 	Secret string `json:"secret" doc:"name of a secret in the gateway's configuration"`
 }
 
-// view is what the API shows.
+// view is the form in which the API shows an effect.
 type view struct {
 	Certificate string `json:"certificate" doc:"the secret that holds it"`
 	Key         string `json:"key" doc:"the secret that holds its private key; it may be the same"`
@@ -116,7 +116,7 @@ func (Kind) Line(shown json.RawMessage) string {
 	return rule.LineWithSecret("(client certificate)", v.Certificate)
 }
 
-// effect presents a certificate. It names the secrets that it is made of.
+// effect presents a certificate. It names the secrets that hold it and its key.
 type effect struct{ certificate, key string }
 
 // Key implements [rule.Effect].
@@ -145,14 +145,14 @@ func (e effect) CertificateSource() string { return e.certificate }
 // KeySource implements [rule.Identity].
 func (e effect) KeySource() string { return e.key }
 
-// errCertificate refuses a certificate and key that cannot be used. It says nothing of their content.
+// errCertificate refuses an unusable certificate or key, and quotes neither.
 var errCertificate = errors.New("it is no certificate with its unencrypted private key, both in PEM")
 
 // Certificate implements [rule.Identity].
 func (effect) Certificate(certificate, key name.Secret) (tls.Certificate, error) {
 	pair, err := tls.X509KeyPair([]byte(certificate.Reveal()), []byte(key.Reveal()))
 	if err != nil {
-		return tls.Certificate{}, errCertificate // the error may quote what it found in the place of a certificate
+		return tls.Certificate{}, errCertificate // the error may quote the text that should be a certificate
 	}
 	return pair, nil
 }

@@ -2,7 +2,7 @@
 //
 //	{"forward_url": "https://proxy.example.net/sandbox"}
 //
-// The proxy is told what a request is for in the header fields of Vercel Sandbox.
+// The header fields of Vercel Sandbox carry the original destination and a token of the box.
 package forward
 
 import (
@@ -134,7 +134,7 @@ func (e *effect) Equal(other rule.Effect) bool {
 	return ok && *e == *o
 }
 
-// OnlyForAdmins implements [rule.AdminOnly]: the proxy is sent whatever the box sends, with a token that the gateway signs.
+// OnlyForAdmins implements [rule.AdminOnly]: the proxy receives the requests with a token that the gateway signs.
 func (*effect) OnlyForAdmins() {}
 
 // RefusesValues implements [rule.WithoutValues].
@@ -159,7 +159,7 @@ func (e *effect) Target(target string) string {
 	return e.path + target
 }
 
-// The headers by which the proxy learns what the request is for and which box it is from. They are those of Vercel Sandbox.
+// Header fields for the proxy, as Vercel Sandbox has them: the original destination of the request, and a token of the box.
 const (
 	forwardedHost   = "Vercel-Forwarded-Host"
 	forwardedScheme = "Vercel-Forwarded-Scheme"

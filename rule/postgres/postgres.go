@@ -1,8 +1,8 @@
-// Package postgres is the kind of rules by which the gateway logs in to a PostgreSQL server in the place of the box:
+// Package postgres is the kind of rules that have the gateway log in to a PostgreSQL server for the box:
 //
 //	{"postgres": {"user": "app", "database": "orders", "password": {"secret": "orders-db"}}}
 //
-// Package proxy/postgres speaks with the server.
+// Package proxy/postgres has the protocol.
 package postgres
 
 import (
@@ -43,7 +43,7 @@ type form struct {
 // SchemaName is the name of the form in the description of the API.
 func (form) SchemaName() string { return "postgresBody" }
 
-// view is what the API shows.
+// view is the form in which the API shows a login.
 type view struct {
 	User     string `json:"user"`
 	Database string `json:"database"`
@@ -141,7 +141,7 @@ type Login struct {
 	Auth           Auth
 }
 
-// Auth says in which ways the password may be proved to the server. The zero value is the narrowest.
+// Auth is a limit on how the password may be proved to the server. The zero value is the narrowest.
 type Auth uint8
 
 // The ways. The weaker ones are for servers that offer no better: a server that offers SCRAM gets SCRAM.

@@ -1,8 +1,8 @@
-// Package ssh is the kind of rules by which the gateway logs in to an SSH server in the place of the box, with a key that the box never sees:
+// Package ssh is the kind of rules that have the gateway log in to an SSH server for the box, with a key that the box never sees:
 //
 //	{"ssh": {"user": "git", "key": {"secret": "forge-key"}, "host_keys": ["ssh-ed25519 AAAA…"], "repos": [{"name": "acme/web", "access": "push"}]}}
 //
-// Package proxy/ssh speaks with both sides.
+// Package proxy/ssh has the protocol.
 package ssh
 
 import (
@@ -65,7 +65,7 @@ type sshRepo struct {
 // SchemaName is the name of the form in the description of the API.
 func (sshRepo) SchemaName() string { return "sshRepoBody" }
 
-// view is what the API shows.
+// view is the form in which the API shows a login.
 type view struct {
 	User     string           `json:"user"`
 	Secret   string           `json:"secret" doc:"as for a header"`
@@ -194,7 +194,7 @@ const (
 // GitServices are the programs of git that a server runs for its clients.
 func GitServices() []string { return []string{gitUploadPack, gitReceivePack, gitUploadArchive} }
 
-// Repo reports whether a service of git on a repository is allowed, and by which of the repositories of the rule; or which one allows less.
+// Repo reports whether a service of git on a repository is allowed. It returns the repository of the rule that decides, "" if there is none.
 // The path is as a client of a host gives it, with or without a slash at its beginning and .git at its end, which mean the same. A rule that
 // allows pushing allows reading, too.
 func (l *Login) Repo(host name.Name, service, path string) (repo string, allowed bool) {

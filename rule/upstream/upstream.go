@@ -1,8 +1,8 @@
-// Package upstream is the kind of rules by which the gateway authenticates to an upstream proxy:
+// Package upstream is the kind of rules that authenticate the gateway to an upstream proxy:
 //
 //	{"proxy": {"scheme": "socks5", "username": "boxes", "password": {"secret": "proxy-password"}}}
 //
-// Such a rule applies to no request, and no box is given it: connections to servers go by the proxy if the policy says so.
+// Such a rule applies to no request and is of no use to a box: the policy decides which connections go by the proxy.
 package upstream
 
 import (
@@ -23,7 +23,7 @@ import (
 // Key is the member of a rule's document.
 const Key = "proxy"
 
-// schemes are those of proxies, the default first.
+// schemes of proxies, the default first.
 var schemes = []string{"https", "http", "socks5"}
 
 // Kind reads logins to upstream proxies.
@@ -47,7 +47,7 @@ type form struct {
 // SchemaName is the name of the form in the description of the API.
 func (form) SchemaName() string { return "proxyBody" }
 
-// view is what the API shows.
+// view is the form in which the API shows a login.
 type view struct {
 	Scheme   string `json:"scheme" enum:"https http socks5" doc:"of the proxy that it is for"`
 	Username string `json:"username"`
@@ -136,7 +136,7 @@ func CheckPassword(password name.Secret) error {
 	return nil
 }
 
-// login is what the gateway authenticates by to an upstream proxy.
+// login authenticates the gateway to an upstream proxy.
 type login struct {
 	// scheme is that of the proxy which the login is for: to one that is spoken to in another way it is not given. Empty is
 	// https: whoever may change the policy, and not the login, cannot have the login sent in clear text.
