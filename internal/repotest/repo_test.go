@@ -50,20 +50,20 @@ firewall/route: firewall/namespace firewall/network
 firewall/watch: policy firewall/link firewall/namespace firewall/network firewall/nft firewall/route
 dns: policy audit internal/fault internal/lru internal/memory internal/pace
 dns/outbound:
-proxy: policy rule rule/postgres rule/ssh audit internal/fault internal/handshake internal/memory internal/pace internal/h1 internal/h2 internal/h2/upstream internal/buffers internal/socket
+proxy: policy rule rule/postgres rule/ssh audit internal/fault internal/handshake internal/memory internal/pace internal/h1 internal/h2 internal/h2/upstream internal/buffers internal/socket relay
 proxy/contain: policy
 proxy/exchange: policy rule audit internal/fault internal/handshake internal/h1 proxy/contain proxy/header proxy/live proxy/origin proxy/placeholder proxy/problem proxy/route proxy/scrub proxy/sign internal/socket proxy/tunnel proxy/usage internal/memory
-proxy/header: policy internal/h1 proxy/scrub
-proxy/http1: policy audit internal/memory internal/buffers proxy/contain proxy/exchange internal/h1 proxy/header proxy/live proxy/origin proxy/placeholder proxy/problem proxy/scrub internal/socket proxy/tunnel
-proxy/http2: policy audit internal/memory internal/buffers proxy/contain proxy/exchange internal/h1 internal/h2 internal/h2/downstream internal/h2/upstream proxy/header proxy/live proxy/origin proxy/placeholder proxy/problem proxy/scrub internal/socket proxy/tunnel
+proxy/header: policy internal/h1 proxy/scrub relay
+proxy/http1: policy audit internal/memory internal/buffers proxy/contain proxy/exchange internal/h1 proxy/header proxy/live proxy/origin proxy/placeholder proxy/problem proxy/scrub internal/socket proxy/tunnel relay
+proxy/http2: policy audit internal/memory internal/buffers proxy/contain proxy/exchange internal/h1 internal/h2 internal/h2/downstream internal/h2/upstream proxy/header proxy/live proxy/origin proxy/placeholder proxy/problem proxy/scrub internal/socket proxy/tunnel relay
 proxy/live: policy proxy/route internal/socket proxy/usage
-proxy/origin: policy rule internal/fault internal/memory internal/h1 internal/h2/upstream proxy/problem proxy/route internal/socket proxy/traverse proxy/usage
+proxy/origin: policy rule internal/fault internal/memory internal/h1 internal/h2/upstream proxy/problem proxy/route internal/socket proxy/traverse proxy/usage relay
 proxy/peek: policy internal/buffers internal/memory
 proxy/peek/peektest:
 proxy/placeholder: policy internal/h1 proxy/scrub
 proxy/postgres: policy rule/postgres internal/socket proxy/problem proxy/scrub
 proxy/proxytest: policy audit internal/nightly proxy proxy/origin proxy/route
-proxy/problem: policy internal/handshake internal/h1 internal/h2 proxy/scrub
+proxy/problem: policy internal/handshake internal/h1 internal/h2 proxy/scrub relay
 proxy/route: policy
 proxy/scrub: policy
 proxy/sign: policy
@@ -72,10 +72,11 @@ proxy/ssh: policy rule/ssh internal/memory proxy/contain
 proxy/traverse: policy internal/socket
 proxy/tunnel: policy internal/buffers proxy/contain internal/h1 internal/socket
 proxy/usage: policy audit internal/memory internal/pace internal/socket proxy/scrub
+relay: internal/buffers internal/h1 internal/handshake internal/socket
 certs: policy audit internal/fault internal/lru
 ingress/balancer:
 ingress/h2c: internal/h1 internal/h2/upstream
-ingress: policy audit internal/handshake internal/buffers internal/h1 internal/h2/downstream internal/memory internal/socket
+ingress: policy audit internal/handshake internal/buffers internal/h1 internal/h2/downstream internal/memory internal/socket relay
 launcher: policy audit internal/fault
 launcher/boxfs: policy launcher/boxfs/worker
 launcher/boxfs/worker: launcher/files

@@ -1,50 +1,10 @@
 package exchange
 
 import (
-	"errors"
 	"io"
 
-	"boxgate/internal/h1"
 	"boxgate/proxy/scrub"
 )
-
-// Arriving is the body of an HTTP/1.1 response, read as it arrives.
-type Arriving struct {
-	In         *h1.Reader
-	Body       *h1.Body
-	UntilClose bool
-	content    []byte // in the buffer of in, not read yet
-	done       bool
-}
-
-// Read returns content, then io.EOF after the end of the body. It calls wait before it blocks on the server.
-func (a *Arriving) Read(p []byte, wait func() error) (int, error) {
-	for len(a.content) == 0 {
-		if a.done {
-			return 0, io.EOF
-		}
-		content, n, done, err := a.Body.Next(a.In.Bytes())
-		if err != nil {
-			return 0, err
-		}
-		a.In.Take(n)
-		a.content, a.done = content, done
-		if n > 0 || done {
-			continue
-		}
-		if err := wait(); err != nil {
-			return 0, err
-		}
-		if err := a.In.Fill(); err != nil {
-			if a.done = a.UntilClose && errors.Is(err, io.EOF); !a.done {
-				return 0, h1.NoEOF(err)
-			}
-		}
-	}
-	n := copy(p, a.content)
-	a.content = a.content[n:]
-	return n, nil
-}
 
 // maskedFrames is the client's side of a WebSocket. It masks secrets in what is written to it.
 type maskedFrames struct {

@@ -9,7 +9,7 @@ import (
 	"time"
 
 	"boxgate/internal/h1"
-	"boxgate/proxy/exchange"
+	"boxgate/relay"
 )
 
 // TestDeadlinesOfEarlierReads has each read end at its own time: a deadline that is left over from an earlier one ends
@@ -20,7 +20,7 @@ func TestDeadlinesOfEarlierReads(t *testing.T) {
 		near, far := net.Pipe()
 		defer far.Close()
 		defer near.Close()
-		h := &conn{s: &exchange.Session{Client: near}, in: h1.Reader{Source: near}}
+		h := &relay.Client{Conn: near, In: h1.Reader{Source: near}}
 		for i, step := range []struct{ limit, data time.Duration }{
 			{250 * time.Millisecond, 100 * time.Millisecond},
 			{30 * time.Second, 10 * time.Second}, // while the first deadline expires
@@ -34,7 +34,7 @@ func TestDeadlinesOfEarlierReads(t *testing.T) {
 			if step.data > 0 {
 				time.AfterFunc(step.data, func() { _, _ = far.Write([]byte("x")) })
 			}
-			err := h.readUntil(begun.Add(step.limit), h.in.Fill)
+			err := h.ReadUntil(begun.Add(step.limit), h.In.Fill)
 			took := time.Since(begun)
 			if step.data > 0 && (err != nil || took != step.data) {
 				t.Errorf("read %d: %v after %v, want data after %v", i, err, took, step.data)

@@ -5,12 +5,11 @@ import (
 	"fmt"
 	"io"
 	"os"
-	"time"
 
 	"golang.org/x/sys/unix"
 
 	"boxgate/internal/socket"
-	"boxgate/proxy/origin"
+	"boxgate/relay"
 )
 
 // This file passes on that a client has ended its side while its request is in progress (RFC 9112, 9.6). Some servers answer at the end of
@@ -23,7 +22,7 @@ type ending struct {
 }
 
 // errEnded ends an exchange whose client has ended its side, after which the server has closed the connection without a response.
-var errEnded = fmt.Errorf("%w: it had ended its side of the connection, and the server gave no response", origin.ErrClientGone)
+var errEnded = fmt.Errorf("%w: it had ended its side of the connection, and the server gave no response", relay.ErrClientGone)
 
 // clientGone is called now and then while the server is waited for. It reports whether the client has disconnected, as TLS that ends without
 // a notice says too. A client that has merely ended its side still reads: the server is told. Such a client may have left all the same, which
@@ -32,7 +31,7 @@ func (h *conn) clientGone() bool {
 	if h.direct == nil {
 		return false
 	}
-	state := socket.State(h.s.Client)
+	state := socket.State(h.Conn)
 	switch {
 	case state == unix.BPF_TCP_CLOSE, h.switches && h.s.Secure && state == unix.BPF_TCP_CLOSE_WAIT:
 		return true
@@ -49,14 +48,7 @@ func (h *conn) clientGone() bool {
 // mayEnd reports whether the end of the client's side may be looked for: nothing else reads from the client, or has arrived, and what was
 // read of the request is not needed any more.
 func (h *conn) mayEnd() bool {
-	if done := h.upload.done; done != nil {
-		select {
-		case <-done:
-		default:
-			return false
-		}
-	}
-	return !h.switches && len(h.in.Bytes()) == 0
+	return h.Upload.Idle() && !h.switches && len(h.In.Bytes()) == 0
 }
 
 // lookForEnd reads what has come from the client since its request: the beginning of another, which is kept, or the end. Without waiting, it
@@ -66,15 +58,14 @@ func (h *conn) lookForEnd() error {
 		return nil
 	}
 	h.looked = true
-	h.deadline = time.Time{}
-	_ = h.s.Client.SetReadDeadline(time.Time{}) // which may have passed
+	h.Unlimited() // the deadline may have passed
 	h.direct.DontWait(true)
-	err := h.in.Fill()
+	err := h.In.Fill()
 	h.direct.DontWait(false)
 	if err == nil {
 		return nil
 	}
-	h.in.Release()
+	h.In.Release()
 	switch {
 	case errors.Is(err, os.ErrDeadlineExceeded):
 		return nil

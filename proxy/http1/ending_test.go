@@ -18,8 +18,8 @@ import (
 	"boxgate/audit"
 	"boxgate/internal/socket"
 	"boxgate/policy"
-	"boxgate/proxy/origin"
 	"boxgate/proxy/proxytest"
+	"boxgate/relay"
 )
 
 // ask is a request of a client that sends no other.
@@ -213,5 +213,5 @@ func TestClientThatLeavesWithoutNotice(t *testing.T) {
 	end(t, c, false, true)
 	proxytest.Await(t, "the end of the connection", func() bool { return len(l.Live.Of("box1")) == 0 && l.Upstreams() == 0 })
 	<-ended
-	l.Want("the end", func(e audit.Event) bool { return e.Error == origin.ErrClientGone.Error() })
+	l.Want("the end", func(e audit.Event) bool { return e.Error == relay.ErrClientGone.Error() })
 }

@@ -8,6 +8,7 @@ import (
 	"boxgate/internal/h1"
 	"boxgate/proxy/exchange"
 	"boxgate/proxy/live"
+	"boxgate/relay"
 )
 
 // TestFinishEndsTheUpload: a handler that panics leaves an upload that reads from the client. Its buffer goes back to the
@@ -17,17 +18,34 @@ func TestFinishEndsTheUpload(t *testing.T) {
 	near, far := net.Pipe()
 	defer far.Close()
 	defer near.Close()
-	h := &conn{s: &exchange.Session{Client: near, Live: &live.Conn{}}, ctx: context.Background(), in: h1.Reader{Source: near}, work: &work{}}
-	done := make(chan struct{})
-	h.upload.done = done
-	go func() {
-		defer close(done)
-		_ = h.in.Fill()
-	}()
+	h := &conn{
+		Client: relay.Client{Conn: near, In: h1.Reader{Source: near}}, s: &exchange.Session{Live: &live.Conn{}}, ctx: context.Background(), work: &work{},
+	}
+	reading := &reader{body: body{h: h}, begun: make(chan struct{}), ended: make(chan struct{})}
+	h.Upload.Start(reading, nowhere{})
+	<-reading.begun
 	h.finish()
 	select {
-	case <-done:
+	case <-reading.ended:
 	default:
 		t.Error("the upload goes on")
 	}
 }
+
+// reader is a body of which nothing comes.
+type reader struct {
+	body
+	begun, ended chan struct{}
+}
+
+func (r *reader) More(*relay.Output) ([]byte, int, bool, error) {
+	close(r.begun)
+	defer close(r.ended)
+	return nil, 0, false, r.h.In.Fill()
+}
+
+// nowhere is a server that takes everything.
+type nowhere struct{}
+
+func (nowhere) Write([]byte) error { return nil }
+func (nowhere) Abort()             {}

@@ -1,141 +1,94 @@
 package http1
 
 import (
-	"context"
 	"errors"
 
-	"boxgate/internal/buffers"
-	"boxgate/internal/h1"
 	"boxgate/policy/name"
 	"boxgate/proxy/exchange"
 	"boxgate/proxy/header"
 	"boxgate/proxy/origin"
 	"boxgate/proxy/problem"
+	"boxgate/relay"
 )
-
-// takeOut returns the output buffer, emptied.
-func (h *conn) takeOut() []byte {
-	if h.out == nil {
-		h.out = buffers.BorrowOut()
-	}
-	return h.out[:0]
-}
-
-func (h *conn) giveOut() {
-	buffers.ReturnOut(h.out)
-	h.out = nil
-}
 
 // forward sends an allowed request and relays its response. A nil error means that the connection can carry another
 // request.
 func (h *conn) forward() error {
-	upgrade := h.wantsWebSocket()
+	upgrade := relay.OpensWebSocket(&h.Req)
 	h.switches, h.looked = upgrade, false
 	h.narrow()
-	up := &h.upload
-	*up = upload{body: up.body}
-	up.body.Begin(h.req.Body, false)
-	refused := h.watchBody(up)
-	defer up.end()
-	if refused != nil {
+	defer h.body.close()
+	if refused := h.beginBody(); refused != nil {
 		return h.refuse(refused)
 	}
-	if h.ruling.Rewrites() || up.watch.Decodes() {
-		if allowed, err := h.rewrite(up); !allowed {
+	if h.ruling.Rewrites() || h.body.watch.Decodes() {
+		if allowed, err := h.rewrite(&h.body); !allowed {
 			return err
 		}
 	}
 	h.bindRequest()
 	if h.up != nil && !h.up.Serves(h.ruling.Target(h.s)) {
 		h.park()
-		h.req.Close = h.req.Close || h.bound
+		h.Req.Close = h.Req.Close || h.bound
 	}
 	if via := h.ruling.Via; via != nil {
-		header.Readdress(&h.req, via.Authority, via.Target)
+		header.Readdress(&h.Req, via.Authority, via.Target)
 	}
-	h.out = header.AppendRequest(h.takeOut(), &h.req, h.ruling.Set, upgrade)
-	h.in.Take(h.head)
-
-	up.set = h.ruling.Set
-	out, whole, err := up.resume(&h.in, h.out, h.req.Body.Chunked)
-	h.out = out
-	if err != nil {
-		return h.refuseBody(err)
-	}
-	if err := h.send(whole); err != nil {
-		return h.refuseUpstream(err)
-	}
-	h.x.Event.BytesOut += up.sent
-	if !whole {
-		up.start(h)
-	}
-	return h.respond(up, upgrade)
+	tied := h.bound && h.up != nil
+	h.again = !tied && h.Req.Body.Empty() && relay.Idempotent(h.ruling.Request.Method)
+	h.Out.Buf = header.AppendRequest(h.Out.Take(), &h.Req, h.ruling.Set, upgrade)
+	h.body.set, h.body.chunks = h.ruling.Set, h.Req.Body.Chunked
+	h.Source = &h.body
+	defer h.endScrub()
+	return h.Forward(&h.Exchange, h, upgrade, tied)
 }
 
 // narrow removes from the request what could lead to messages that cannot be searched.
 func (h *conn) narrow() {
-	if h.req.Upgrade != nil {
-		h.req.Fields = h.ruling.WithoutExtensions(h.req.Fields)
+	if h.Req.Upgrade != nil {
+		h.Req.Fields = h.ruling.WithoutExtensions(h.Req.Fields)
 	}
 	if h.ruling.Scrub != nil {
-		header.NarrowFields(&h.req)
+		header.NarrowFields(&h.Req)
 	}
 }
 
-// watchBody sets what searches the body for placeholders.
-func (h *conn) watchBody(u *upload) (refused *problem.Problem) {
-	if h.req.Body.Empty() || !h.ruling.Policy.HasPlaceholders() {
-		return nil
+// Ask implements [relay.Sender].
+func (h *conn) Ask(whole bool) (used bool, err error) {
+	used = h.up.Begin()
+	if h.again {
+		h.up.AskAgain()
 	}
-	u.watch, refused = h.s.Watch(&h.ruling, exchange.FieldValues(h.req.Fields)("Content-Encoding"))
-	return refused
+	_, err = h.up.NetConn.Write(h.Out.Buf)
+	if err == nil && whole {
+		err = h.firstByte()
+		h.up.Answered()
+	}
+	switch {
+	case err == nil, errors.Is(err, relay.ErrClientGone):
+		return used, err
+	case h.up.Ended() && !errors.Is(err, origin.ErrVanished):
+		return used, errEnded
+	}
+	return used, &problem.Upstream{Reason: name.ReasonUpstreamHTTP, Name: h.ruling.Request.Name, Err: err}
 }
 
-func (h *conn) wantsWebSocket() bool {
-	r := &h.req
-	return r.Upgrade != nil && r.Minor > 0 && r.Body.Empty() && string(r.Method) == "GET" && h1.EqualFold(r.Upgrade, "websocket")
+// Final implements [relay.Sender].
+func (h *conn) Final(err error) bool { return errors.Is(err, relay.ErrClientGone) }
+
+// Again implements [relay.Sender]. Other connections that were kept have probably ended as well.
+func (h *conn) Again(_ error, used bool) (again, fresh bool) {
+	return used && h.again && h.ctx.Err() == nil, true
 }
 
-// send flushes the output buffer to the upstream and, if the request is complete, waits for the first byte of the
-// response. The server may have just closed a kept connection: an idempotent request without a body is then retried on
-// a new one (RFC 9110, 9.2.2), so it is sent without asking first whether one just used is still open.
-func (h *conn) send(whole bool) error {
-	again := whole && h.req.Body.Empty() && exchange.Idempotent(h.ruling.Request.Method)
-	connect := h.s.Core.Origins.HTTP1
-	tied := h.bound && h.up != nil
-	if h.bound {
-		again, connect = again && !tied, h.s.Core.Origins.Fresh1
+// Drop implements [relay.Sender]: it closes the upstream connection, whose last exchange did not end cleanly.
+func (h *conn) Drop() {
+	if h.up == nil {
+		return
 	}
-	for {
-		if err := h.connect(again, connect); err != nil {
-			return err
-		}
-		used := h.up.Begin()
-		if again {
-			h.up.AskAgain()
-		}
-		_, err := h.up.NetConn.Write(h.out)
-		if err == nil && whole {
-			err = h.firstByte()
-			h.up.Answered()
-		}
-		if err == nil || errors.Is(err, origin.ErrClientGone) {
-			return err
-		}
-		if h.up.Ended() && !errors.Is(err, origin.ErrVanished) {
-			return errEnded
-		}
-		if !whole && err != nil && !used {
-			return nil // the upload meets the same error; the server may have answered before it closed
-		}
-		h.drop()
-		if connect = h.s.Core.Origins.Fresh1; tied {
-			return errors.Join(errUntied, err)
-		}
-		if !used || !again || h.ctx.Err() != nil {
-			return &problem.Upstream{Reason: name.ReasonUpstreamHTTP, Name: h.ruling.Request.Name, Err: err}
-		}
-	}
+	h.s.Live.Detach(h.up.TCP)
+	h.up.Close()
+	h.up = nil
 }
 
 // firstByte waits for the response, so that a retry happens before anything is sent to the client.
@@ -146,35 +99,46 @@ func (h *conn) firstByte() error {
 	return h.up.In.Fill()
 }
 
-// connector is [origin.Origins.HTTP1] or [origin.Origins.Fresh1].
-type connector func(context.Context, origin.Client, origin.Target) (*origin.Conn, error)
-
-// connect ensures that there is an upstream connection, judged under the policy in force; a new one comes from another.
-// again says that the request may be sent again: then one that was used just now is taken to be open.
-func (h *conn) connect(again bool, another connector) error {
+// Connect implements [relay.Sender]: it ensures that there is an upstream connection, judged under the policy in force. One that was
+// used just now is taken to be open for a request that may be sent again.
+func (h *conn) Connect(fresh bool) error {
 	c := h.s.Box.Policy.Load()
-	if h.up != nil && (!h.up.Ready(c) || (!again || !h.up.Fresh(parkAfter)) && !h.up.Quiet()) {
-		h.drop()
+	if h.up != nil && (!h.up.Ready(c) || (!h.again || !h.up.Fresh(relay.RestAfter)) && !h.up.Quiet()) {
+		h.Drop()
 		if h.bound {
-			return errUntied
+			return relay.ErrUnbound
 		}
 	}
 	if h.up == nil {
-		up, err := another(h.ctx, h.s.Origin, h.ruling.Target(h.s))
-		if err != nil {
+		if err := h.attach(fresh || h.bound); err != nil {
 			return err
 		}
-		if !h.s.Live.Attach(up.TCP) {
-			up.Close()
-			return h.cutError()
-		}
-		h.up = up
 	}
 	h.up.ReadFor(h.ctx, h.gone)
+	h.From, h.To = &h.up.In, h.up
 	if err := h.publish(); err != nil {
 		return err
 	}
 	h.x.Under(h.up.Addr(), h.ruling.Request)
+	return nil
+}
+
+// attach takes an upstream connection from the pool, unless it is to be a fresh one.
+func (h *conn) attach(fresh bool) (err error) {
+	var up *origin.Conn
+	if to := h.ruling.Target(h.s); fresh {
+		up, err = h.s.Core.Origins.Fresh1(h.ctx, h.s.Origin, to)
+	} else {
+		up, err = h.s.Core.Origins.HTTP1(h.ctx, h.s.Origin, to)
+	}
+	if err != nil {
+		return err
+	}
+	if !h.s.Live.Attach(up.TCP) {
+		up.Close()
+		return h.cutError()
+	}
+	h.up = up
 	return nil
 }
 
@@ -187,11 +151,11 @@ func (h *conn) publish() error {
 	}
 	f, _ := h.flight.load()
 	if d := f.Stands(c); !d.Allowed() {
-		h.drop()
+		h.Drop()
 		return d.Err(f.Way.Asked)
 	}
 	if err := h.ruling.Stale(h.s); err != nil {
-		h.drop()
+		h.Drop()
 		return err
 	}
 	return nil
@@ -204,20 +168,23 @@ func (h *conn) cutError() error {
 	return errClose
 }
 
+// Unsent implements [relay.Side].
+func (h *conn) Unsent(err error) error { return h.refuseUpstream(err) }
+
 // refuseUpstream reports to the client why the upstream could not be used.
 func (h *conn) refuseUpstream(err error) error {
 	h.x.Unserved(err)
-	if errors.Is(err, origin.ErrClientGone) || h.ctx.Err() != nil {
-		h.drop()
+	if errors.Is(err, relay.ErrClientGone) || h.ctx.Err() != nil {
+		h.Drop()
 		return err
 	}
-	if errors.Is(err, errUntied) {
+	if errors.Is(err, relay.ErrUnbound) {
 		return errClose
 	}
 	p := exchange.UpstreamProblem(err)
 	if p.Host == "" {
 		p.Host = h.ruling.Request.Name.String()
 	}
-	h.head = 0 // already consumed; the rest of the body is not read
+	h.Head = 0 // already consumed; the rest of the body is not read
 	return h.refuse(p)
 }

@@ -20,12 +20,10 @@ import (
 	"boxgate/proxy/header"
 	"boxgate/proxy/origin"
 	"boxgate/proxy/placeholder"
+	"boxgate/relay"
 )
 
-const (
-	clientHead = 30 * time.Second       // time from a head's first byte to its last
-	parkAfter  = 250 * time.Millisecond // idle time after which the upstream connection returns to the pool
-)
+const clientHead = 30 * time.Second // time from a head's first byte to its last
 
 // keepText is the length up to which texts of one request are kept for the next, which often has the same.
 const keepText = 256
@@ -33,39 +31,33 @@ const keepText = 256
 // conn is the state of one HTTP/1.x client connection. One goroutine handles its requests in turn; a second one exists
 // only while a body is uploaded that had not fully arrived.
 type conn struct {
+	relay.Client
 	s   *exchange.Session
 	ctx context.Context
 
-	in       h1.Reader
-	deadline time.Time      // the read deadline that the client's connection has, unless it has expired; zero: none
-	holds    memory.Claim   // for in
-	out      []byte         // pending output, to either side; from [buffers.BorrowOut]
-	up       *origin.Conn   // kept between requests to the same destination
-	bound    bool           // the connection to the server is this client's alone, for good: see login.go
-	rested   bool           // it has been idle for parkAfter since the last request
-	end      time.Time      // of a connection that rests
-	sent     int64          // bytes that the client had sent when the wait for a request began
-	direct   *socket.Direct // below the client's connection
-	over     ending         // of the client's side
-	flight   flight
-	*work    // nil while it rests
+	holds  memory.Claim   // for In
+	up     *origin.Conn   // kept between requests to the same destination
+	bound  bool           // the connection to the server is this client's alone, for good: see login.go
+	rested bool           // it has been idle for [relay.RestAfter] since the last request
+	end    time.Time      // of a connection that rests
+	sent   int64          // bytes that the client had sent when the wait for a request began
+	direct *socket.Direct // below the client's connection
+	over   ending         // of the client's side
+	flight flight
+	*work  // nil while it rests
 }
 
 // work is what a connection needs for its requests. It serves one after the other.
 type work struct {
-	req      h1.Request
-	method   string // "" while the head is not known
-	head     int    // length of the head in the client's buffer
-	upload   upload
-	x        exchange.Exchange
-	ruling   exchange.Ruling
-	switches bool        // the connection may become a WebSocket's
-	looked   bool        // for the end of the client's side
-	gone     func() bool // clientGone, made once
-
-	res     h1.Response
-	resBody h1.Body
-	scrub   *exchange.Scrubbing // of the response; nil if it is not scrubbed
+	relay.Exchange // its Method is "" while the head is not known
+	body           body
+	x              exchange.Exchange
+	ruling         exchange.Ruling
+	again          bool                // the request may be sent again
+	switches       bool                // the connection may become a WebSocket's
+	looked         bool                // for the end of the client's side
+	gone           func() bool         // clientGone, made once
+	scrub          *exchange.Scrubbing // of the response; nil if it is not scrubbed
 
 	authority, path string // of the latest request, up to keepText
 }
@@ -73,8 +65,6 @@ type work struct {
 var (
 	// errClose ends a connection gracefully.
 	errClose = errors.New("connection ends")
-	// errLinger does so after the client has had time to read the last response.
-	errLinger = errors.New("connection ends when the client has read the answer")
 	// errRest hands an idle connection over.
 	errRest = errors.New("connection rests")
 )
@@ -87,9 +77,9 @@ type Rest func() (Rest, error)
 // request is judged under the policy in force at the time. The error is nil when the connection ended gracefully. s.Client
 // is not closed.
 func Serve(ctx context.Context, s *exchange.Session) (Rest, error) {
-	h := &conn{s: s, ctx: ctx, in: h1.Reader{Source: s.Client}}
+	h := &conn{Client: relay.Client{Conn: s.Client, In: h1.Reader{Source: s.Client}}, s: s, ctx: ctx}
 	h.holds.Open(s.Usage.Memory, memory.Buffers)
-	h.in.Memory = memory.Doubled{Claim: &h.holds}
+	h.In.Memory = memory.Doubled{Claim: &h.holds}
 	s.Live.Watch(h)
 	h.direct, _ = socket.DirectOf(s.Client)
 	return h.onward(h.run())
@@ -122,9 +112,9 @@ func (h *conn) run() (err error) {
 			h.work = &work{gone: h.clientGone}
 		}
 		if err := h.serveOne(); err != nil {
-			if errors.Is(err, errLinger) {
+			if errors.Is(err, relay.ErrLinger) {
 				h.park() // others need not wait for the client to read its response
-				h.linger()
+				h.Linger()
 			}
 			return err
 		}
@@ -133,7 +123,7 @@ func (h *conn) run() (err error) {
 
 // quiet returns nil for the ordinary ends of a connection, else err.
 func quiet(err error) error {
-	if errors.Is(err, io.EOF) || errors.Is(err, errClose) || errors.Is(err, errLinger) ||
+	if errors.Is(err, io.EOF) || errors.Is(err, errClose) || errors.Is(err, relay.ErrUnbound) || errors.Is(err, relay.ErrLinger) ||
 		errors.Is(err, os.ErrDeadlineExceeded) {
 		return nil
 	}
@@ -205,10 +195,10 @@ func (f *flight) drop() {
 func (h *conn) finish() {
 	h.s.Live.Watch(nil)
 	if h.work != nil {
-		h.upload.stop(h) // which uses in, if the handler panicked
+		h.Upload.Stop() // which uses In, if the handler panicked
 	}
-	h.in.Release()
-	h.giveOut()
+	h.In.Release()
+	h.Out.Give()
 	h.park()
 }
 
@@ -226,35 +216,25 @@ func (h *conn) park() {
 	h.up = nil
 }
 
-// drop closes the upstream connection, whose last exchange did not end cleanly.
-func (h *conn) drop() {
-	if h.up == nil {
-		return
-	}
-	h.s.Live.Detach(h.up.TCP)
-	h.up.Close()
-	h.up = nil
-}
-
-// await returns when the beginning of a request has arrived. When it has waited for parkAfter the connection rests: it keeps
+// await returns when the beginning of a request has arrived. When it has waited for relay.RestAfter the connection rests: it keeps
 // neither buffers nor an upstream connection, and errRest is returned.
 func (h *conn) await() error {
-	if len(h.in.Bytes()) > 0 {
+	if len(h.In.Bytes()) > 0 {
 		return nil // pipelined
 	}
 	if h.rested {
-		return h.readUntil(h.end, h.in.Wait)
+		return h.ReadUntil(h.end, h.In.Wait)
 	}
 	if h.bound && h.up != nil {
-		return h.awaitBound()
+		return h.AwaitBound(time.Now().Add(exchange.ClientIdle), h.up.Quiet)
 	}
 	if h.up != nil && h.up.Crowded() {
 		h.park()
 	}
 	since := time.Now()
 	h.sent = h.s.Live.Out.Load()
-	h.in.Relax()
-	err := h.readUntil(since.Add(parkAfter), h.in.Fill)
+	h.In.Relax()
+	err := h.ReadUntil(since.Add(relay.RestAfter), h.In.Fill)
 	if !errors.Is(err, os.ErrDeadlineExceeded) {
 		return err
 	}
@@ -266,11 +246,11 @@ func (h *conn) await() error {
 // rest gives up what a connection without a request does not need, and sets its end. The next goroutine need only wait.
 func (h *conn) rest(end time.Time) {
 	h.rested, h.end = true, end
-	h.giveOut()
-	h.in.Release()
+	h.Out.Give()
+	h.In.Release()
 	h.flight.drop()
 	h.work = nil
-	h.limit(end)
+	h.Limit(end)
 	if sent := h.s.Live.Out.Load(); h.direct != nil && sent == h.sent { // arrival takes it back
 		h.s.TLS.Rest(sent)
 	}
@@ -290,57 +270,18 @@ func (h *conn) arrival() error {
 	return nil
 }
 
-// readUntil calls read, which reads from the client, until it succeeds, fails, or the time has come. An earlier deadline
-// is left to expire: setting one for each read would cost more.
-func (h *conn) readUntil(until time.Time, read func() error) error {
-	for {
-		h.limit(until)
-		err := read()
-		if err == nil || !errors.Is(err, os.ErrDeadlineExceeded) {
-			return err
-		}
-		h.deadline = time.Time{}
-		if !time.Now().Before(until) {
-			return err
-		}
-	}
-}
-
-// limit sets the read deadline, unless there is an earlier one.
-func (h *conn) limit(until time.Time) {
-	if h.deadline.IsZero() || h.deadline.After(until) {
-		_ = h.s.Client.SetReadDeadline(until)
-		h.deadline = until
-	}
-}
-
-// readHead reads the rest of a request head. The head stays in the buffer until it has been forwarded.
-func (h *conn) readHead() error {
-	h.req.Reset()
-	h.method, h.head = "", 0
-	for {
-		n, err := h.req.Parse(h.in.Bytes())
-		if !errors.Is(err, h1.ErrShort) {
-			h.head = n
-			return err
-		}
-		if err := h.readUntil(h.x.Event.Time.Add(clientHead), h.in.Fill); err != nil {
-			return err
-		}
-	}
-}
-
 // serveOne handles one request. A nil error means that the connection can carry another.
 func (h *conn) serveOne() error {
 	h.x.Begin(h.s)
 	defer h.x.End()
-	if err := h.readHead(); err != nil {
+	h.Method = ""
+	if err := h.ReadHead(&h.Req, h1.MaxHead, h.x.Event.Time.Add(clientHead)); err != nil {
 		return h.refuseHead(err)
 	}
 	// It counts now: the time of its event, when the head began, would set the limiter back.
 	if !h.s.Usage.Requests.Allow() {
 		m := h.message()
-		h.method = m.Method
+		h.Method = m.Method
 		h.x.Named(&m)
 		return h.refuse(exchange.TooMany())
 	}
@@ -356,7 +297,7 @@ func (h *conn) serveOne() error {
 // in between is caught here, a later one by watch.
 func (h *conn) judge() (allowed bool, err error) {
 	m := h.message()
-	h.method = m.Method
+	h.Method = m.Method
 	for {
 		h.ruling = h.s.Judge(h.ctx, &m)
 		h.x.Judged(&m, &h.ruling)
@@ -367,7 +308,7 @@ func (h *conn) judge() (allowed bool, err error) {
 		h.flight.set(h.s, &h.ruling, netip.Addr{})
 		if h.s.Box.Policy.Load() == h.ruling.Policy {
 			if !h.ruling.Rewrites() { // which does that later
-				placeholder.SwapFields(h.req.Fields, h.ruling.Swaps)
+				placeholder.SwapFields(h.Req.Fields, h.ruling.Swaps)
 			}
 			return true, nil
 		}
@@ -375,7 +316,7 @@ func (h *conn) judge() (allowed bool, err error) {
 }
 
 func (h *conn) message() exchange.Message {
-	r := &h.req
+	r := &h.Req
 	if r.Hostless {
 		r.Host = hostOf(h.s, r)
 	}
@@ -385,12 +326,12 @@ func (h *conn) message() exchange.Message {
 	if r.Form == h1.Absolute {
 		m.Target = string(r.Authority)
 	}
-	m.Tokens = placeholder.InRequest(h.in.Bytes()[:h.head], r)
+	m.Tokens = placeholder.InRequest(h.In.Bytes()[:h.Head], r)
 	return m
 }
 
 // Forwarded implements [exchange.Head].
-func (h *conn) Forwarded(needs *match.Needs) []match.Field { return header.Wanted(&h.req, needs) }
+func (h *conn) Forwarded(needs *match.Needs) []match.Field { return header.Wanted(&h.Req, needs) }
 
 // recall returns b as a string, which is *last if that is the same and becomes *last if it is short.
 func recall(last *string, b []byte) string {

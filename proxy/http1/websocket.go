@@ -3,27 +3,27 @@ package http1
 import (
 	"sync/atomic"
 
-	"boxgate/proxy/header"
 	"boxgate/proxy/tunnel"
+	"boxgate/relay"
 )
 
-// tunnel forwards the 101 and then relays bytes both ways between the client and that upstream. The request stays
+// Tunnel implements [relay.Side]. It forwards the 101 and then relays bytes both ways between the client and that upstream. The request stays
 // published: a later policy that denies it cuts the tunnel. n is the length of the response's head.
-func (h *conn) tunnel(n int) error {
-	h.out = header.AppendResponse(h.takeOut(), &h.res, header.Answer{Minor: 1, Upgrade: true})
+func (h *conn) Tunnel(n int) error {
+	h.Out.Buf = relay.AppendResponse(h.Out.Take(), &h.Res, relay.Answer{Minor: 1, Upgrade: true}, h)
 	h.up.In.Take(n)
-	if err := h.flush(); err != nil {
-		h.drop()
+	if err := h.Flush(); err != nil {
+		h.Drop()
 		return err
 	}
-	h.giveOut()
-	defer h.drop()
+	h.Out.Give()
+	defer h.Drop()
 	h.up.Uncount() // the client's connection counts for both, as for every tunnel
 	var in, out atomic.Int64
 	toServer, end := h.s.Searched(h.ctx, &h.ruling, h.up.NetConn)
 	defer end()
 	err := h.s.Core.Tunnels.Relay(
-		tunnel.End{Conn: h.s.Client, To: h.ruling.Masking(h.s.Client), In: &h.in, Read: &out},
+		tunnel.End{Conn: h.Conn, To: h.ruling.Masking(h.Conn), In: &h.In, Read: &out},
 		tunnel.End{Conn: h.up.NetConn, To: toServer, In: &h.up.In, Read: &in}, h.s.Box.ID)
 	h.x.Event.BytesIn, h.x.Event.BytesOut = in.Load(), out.Load()
 	h.x.Broken(err)

@@ -19,6 +19,7 @@ import (
 	"boxgate/proxy/header"
 	"boxgate/proxy/origin"
 	"boxgate/proxy/problem"
+	"boxgate/relay"
 )
 
 // downgrade forwards one HTTP/2 request to an upstream that speaks HTTP/1.1. Every field was validated by the rules of
@@ -28,7 +29,7 @@ type downgrade struct {
 	up      *origin.Conn
 	taken   *uploadBody // the request's body, if it was taken from the client before; nil: it is read from there
 	res     h1.Response
-	body    h1.Body
+	body    relay.Incoming
 	sent    chan struct{} // closed when the upload has ended; nil if there is no body
 	outcome error         // of the upload; read it after sent is closed
 	proceed chan bool     // tells an upload that waits for 100 whether to begin; nil if none waits
@@ -252,9 +253,9 @@ func (st *stream) head(upgrade bool) []byte {
 // respond relays the response to the client, and reports whether the connection can carry another request.
 func (d *downgrade) respond() bool {
 	st := d.st
-	n, err := d.finalHead()
-	if err == nil && d.res.Status == http.StatusSwitchingProtocols {
-		err = exchange.ErrProtocol
+	n, err := relay.FinalHead(&d.up.In, &d.res, d.st.client.Method, d)
+	if d.told(false); err == nil && d.res.Status == http.StatusSwitchingProtocols {
+		err = relay.ErrProtocol
 	}
 	if err != nil {
 		st.refuseUpstream(&problem.Upstream{Reason: name.ReasonUpstreamHTTP, Name: st.ruling.Request.Name, Err: err})
@@ -270,11 +271,8 @@ func (d *downgrade) respond() bool {
 	}
 	st.answer(d.res.Status, header.ToHTTP2(&d.res))
 	reuse := !d.res.Close && !offers
-	d.body.Begin(d.res.Body, true)
 	d.up.In.Take(n)
-	if err := d.relay(d.res.Body.UntilClose); err != nil {
-		st.abort(err)
-	}
+	d.relay()
 	fields := make([]hpack.HeaderField, 0, len(d.body.Trailers))
 	for i := range d.body.Trailers {
 		f := &d.body.Trailers[i]
@@ -284,64 +282,42 @@ func (d *downgrade) respond() bool {
 	return reuse
 }
 
-// finalHead reads response heads up to the final one, whose length it returns, and forwards the interim ones.
-func (d *downgrade) finalHead() (int, error) {
-	in := &d.up.In
-	for range exchange.InterimMax {
-		d.res.Reset()
-		n, err := d.res.Parse(in.Bytes(), d.st.client.Method)
-		for errors.Is(err, h1.ErrShort) {
-			if err = in.Fill(); err != nil {
-				return 0, h1.NoEOF(err)
-			}
-			n, err = d.res.Parse(in.Bytes(), d.st.client.Method)
-		}
-		if err != nil || !d.res.Interim() {
-			d.told(false)
-			return n, err
-		}
-		if d.res.Status == http.StatusContinue {
-			d.told(true)
-		} else {
-			d.st.interim(d.res.Status, header.ToHTTP2(&d.res))
-		}
-		in.Take(n)
+// Received implements [relay.Receiver]. The head is changed in the form of HTTP/2.
+func (d *downgrade) Received(*h1.Response) {}
+
+// Interim implements [relay.Receiver].
+func (d *downgrade) Interim(r *h1.Response) error {
+	if r.Status == http.StatusContinue {
+		d.told(true)
+	} else {
+		d.st.interim(r.Status, header.ToHTTP2(r))
 	}
-	return 0, exchange.ErrProtocol
+	return nil
 }
 
-// relay copies the body, flushing before it waits for more.
-func (d *downgrade) relay(untilClose bool) error {
+// relay copies the body to the client; if that fails, the stream is aborted.
+func (d *downgrade) relay() {
+	d.body.Begin(&d.up.In, &d.res)
+	err := error(nil)
 	if d.st.scrub != nil {
-		return d.st.relayScrubbed(&exchange.Arriving{In: &d.up.In, Body: &d.body, UntilClose: untilClose})
+		err = d.st.relayScrubbed(&d.body)
+	} else {
+		err = d.body.Copy(d)
 	}
-	in := &d.up.In
-	for {
-		content, n, done, err := d.body.Next(in.Bytes())
-		if err != nil {
-			return err
-		}
-		if len(content) > 0 {
-			d.st.x.Event.BytesIn += int64(len(content))
-			if _, err := d.st.w.Write(content); err != nil {
-				return err
-			}
-		}
-		in.Take(n)
-		if done {
-			return nil
-		}
-		if n > 0 && len(in.Bytes()) > 0 {
-			continue
-		}
-		if err := d.st.w.Flush(); err != nil {
-			return err
-		}
-		if err := in.Fill(); err != nil {
-			if untilClose && errors.Is(err, io.EOF) {
-				return nil
-			}
-			return h1.NoEOF(err)
-		}
+	if err != nil {
+		d.st.abort(err)
 	}
 }
+
+// Put implements [relay.Sink].
+func (d *downgrade) Put(content []byte) error {
+	d.st.x.Event.BytesIn += int64(len(content))
+	_, err := d.st.w.Write(content)
+	return err
+}
+
+// Flush implements [relay.Sink].
+func (d *downgrade) Flush() error { return d.st.w.Flush() }
+
+// Fill implements [relay.Sink].
+func (d *downgrade) Fill(in *h1.Reader) error { return in.Fill() }

@@ -21,6 +21,7 @@ import (
 	"boxgate/proxy/origin"
 	"boxgate/proxy/placeholder"
 	"boxgate/proxy/problem"
+	"boxgate/relay"
 )
 
 // errLogin refuses a login of a connection (NTLM, Negotiate) over HTTP/2, where others share the connection.
@@ -75,7 +76,7 @@ func (st *stream) connection() (origin.Any, error) {
 
 // repeatable reports whether a request may be retried once after a failure on a pooled connection.
 func (st *stream) repeatable() bool {
-	return st.length == 0 && exchange.Idempotent(st.client.Method)
+	return st.length == 0 && relay.Idempotent(st.client.Method)
 }
 
 // failed2 reports to the client that there is no response. If the upstream reset the stream, the client gets the same
@@ -183,7 +184,7 @@ func (st *stream) finish(body *upstream.Stream) {
 // abort resets the stream: a truncated body must not look complete.
 func (st *stream) abort(err error) {
 	if err == nil {
-		err = exchange.ErrProtocol
+		err = relay.ErrProtocol
 	}
 	st.x.Failed(err)
 	code, _ := resetCode(err)

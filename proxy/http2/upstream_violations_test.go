@@ -19,8 +19,8 @@ import (
 	"boxgate/internal/h2"
 	"boxgate/internal/h2/upstream"
 	"boxgate/policy/name"
-	"boxgate/proxy/exchange"
 	"boxgate/proxy/proxytest"
+	"boxgate/relay"
 )
 
 // rogue is an origin server that writes single frames. A request for /bad is answered by a misdeed, any other with
@@ -176,7 +176,7 @@ var misdeeds = map[string]struct {
 	"GOAWAY":        {func(s *rogue, id uint32) { _ = s.WriteGoAway(id, http2.ErrCodeProtocol, nil); _ = s.conn.Close() }, "502"},
 	"cut in a head": {func(s *rogue, _ uint32) { _, _ = s.conn.Write([]byte("\x00\x00\x05\x01")); _ = s.conn.Close() }, "502"},
 	"endless 1xx": {func(s *rogue, id uint32) {
-		for range 4 * exchange.InterimMax {
+		for range 4 * relay.InterimMax {
 			s.head(id, false, ":status", "103", "link", "</x>; rel=preload")
 		}
 	}, "103 502|502|103 broken off|broken off"},

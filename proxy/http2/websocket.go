@@ -21,6 +21,7 @@ import (
 	"boxgate/proxy/origin"
 	"boxgate/proxy/problem"
 	"boxgate/proxy/tunnel"
+	"boxgate/relay"
 )
 
 // serveWebSocket forwards an extended CONNECT (RFC 8441) to the upstream as an HTTP/1.1 upgrade, which every WebSocket
@@ -78,22 +79,19 @@ func (d *downgrade) shakeHands() (int, error) {
 	if _, err := d.up.NetConn.Write(d.st.head(true)); err != nil {
 		return 0, err
 	}
-	n, err := d.finalHead()
+	n, err := relay.FinalHead(&d.up.In, &d.res, d.st.client.Method, d)
 	if err != nil || d.res.Status != http.StatusSwitchingProtocols {
 		return n, err
 	}
-	return n, exchange.Upgraded(exchange.HTTP2Values(d.st.fields), &d.res)
+	return n, relay.Upgraded(exchange.HTTP2Values(d.st.fields), &d.res)
 }
 
 // pass relays a response that is not an upgrade to the client.
 func (d *downgrade) pass(n int) {
 	d.st.x.Event.Status = d.res.Status
 	d.st.answer(d.res.Status, header.ToHTTP2(&d.res))
-	d.body.Begin(d.res.Body, true)
 	d.up.In.Take(n)
-	if err := d.relay(d.res.Body.UntilClose); err != nil {
-		d.st.abort(err)
-	}
+	d.relay()
 }
 
 // tunnel relays the bytes of the stream and of the upgraded connection until the server has ended, or the client has

@@ -157,7 +157,7 @@ func (u *Conn) ahead() bool {
 }
 
 // ReadFor limits the following reads: they continue until ctx ends or gone, polled now and then, reports true. Reads
-// then fail with the error of ctx, or ErrClientGone.
+// then fail with the error of ctx, or [relay.ErrClientGone].
 func (u *Conn) ReadFor(ctx context.Context, gone func() bool) {
 	u.reader.begin(ctx, gone)
 	u.In.Source = &u.reader

@@ -9,6 +9,7 @@ import (
 
 	"boxgate/internal/socket"
 	"boxgate/proxy/problem"
+	"boxgate/relay"
 )
 
 // A read from a server looks at the client after firstTick, and then after twice as long each time, up to upstreamTick.
@@ -30,9 +31,6 @@ type clientAwareReader struct {
 	// again says that what was sent can be sent again: then a server that seems to have vanished is not waited for.
 	again bool
 }
-
-// ErrClientGone ends a read from a server because the client disconnected.
-var ErrClientGone = errors.New("the client disconnected")
 
 // ErrVanished ends a read from a server that acknowledges nothing of what was sent to it.
 var ErrVanished = error(problem.Fixed("the server acknowledges nothing any more"))
@@ -83,7 +81,7 @@ func (r *clientAwareReader) Read(b []byte) (int, error) {
 		}
 		if now := time.Now(); !now.Before(r.check) {
 			if r.gone() {
-				return 0, ErrClientGone
+				return 0, relay.ErrClientGone
 			}
 			if err := r.vanished(); err != nil {
 				return 0, err

@@ -6,6 +6,8 @@ import (
 	"net"
 	"testing"
 	"time"
+
+	"boxgate/relay"
 )
 
 // TestReadsEndWithTheClient polls the client only when the time for that has come, and reads on while it is there.
@@ -31,7 +33,7 @@ func TestReadsEndWithTheClient(t *testing.T) {
 	}
 	asked = 1
 	elapse()
-	if _, err := r.Read(b); !errors.Is(err, ErrClientGone) {
+	if _, err := r.Read(b); !errors.Is(err, relay.ErrClientGone) {
 		t.Errorf("a client that is gone: %v", err)
 	}
 	cancel()

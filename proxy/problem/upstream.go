@@ -16,6 +16,7 @@ import (
 	"boxgate/internal/handshake"
 	"boxgate/policy/name"
 	"boxgate/proxy/scrub"
+	"boxgate/relay"
 )
 
 // Upstream is the reason why an allowed destination could not be used, with a text for each of two audiences.
@@ -67,6 +68,7 @@ func (f Fixed) Error() string { return string(f) }
 
 // shownErrors are errors of other packages of the gateway that may be shown like [Fixed].
 var shownErrors = []error{
+	relay.ErrProtocol,
 	h2.ErrServer, scrub.ErrCoding, scrub.ErrCompressed, scrub.ErrFrame,
 	handshake.ErrKey, handshake.ErrAccept, handshake.ErrProtocol, handshake.ErrExtension,
 }

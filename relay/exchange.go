@@ -1,0 +1,183 @@
+package relay
+
+import (
+	"errors"
+	"net/http"
+
+	"boxgate/internal/h1"
+)
+
+// Exchange is one request that is sent to a server over HTTP/1.1, and its response. The client may speak any version: then Req is
+// the request in the form of HTTP/1.1.
+type Exchange struct {
+	Req     h1.Request
+	Method  string // as the server gets it
+	Source  Source // of the body of the request
+	Upload  Upload
+	To      Server     // of the current attempt
+	From    *h1.Reader // what has arrived from it
+	Res     h1.Response
+	Recoded bool     // the body of the response is not as long as its head says
+	Body    Incoming // of the response
+}
+
+// Sender takes connections to a server and asks on them.
+type Sender interface {
+	// Connect takes a connection for the request: one that was kept unless fresh is set, or a new one. It sets To and From.
+	Connect(fresh bool) error
+	// Ask sends the head, with what has been gathered of the body. If that is the whole request, it waits for the response's first byte.
+	// used says that the connection had carried another request before.
+	Ask(whole bool) (used bool, err error)
+	// Final reports whether an error of Ask is none of the connection: nothing is tried again.
+	Final(err error) bool
+	// Again says whether the request may be sent again after an error, over a connection that had been used or not, and whether that
+	// must be a fresh one.
+	Again(err error, used bool) (again, fresh bool)
+	// Drop closes the connection.
+	Drop()
+}
+
+// ErrNotAsked is returned by [Sender.Ask] if the server of a kept connection was not waiting for a request: nothing was sent.
+var ErrNotAsked = errors.New("the server was not waiting for a request")
+
+// Send sends the request, as the output has it, whole or up to a body that is uploaded later. A server may just have closed a kept
+// connection: a request that allows it is then sent again on another one (RFC 9110, 9.2.2), before anything is sent to the client.
+// tied says that the connection is bound to the client: there is no other.
+func (x *Exchange) Send(s Sender, whole, tied bool) error {
+	for fresh := false; ; {
+		if err := s.Connect(fresh); err != nil {
+			return err
+		}
+		used, err := s.Ask(whole)
+		if err == nil || s.Final(err) {
+			return err
+		}
+		unasked := errors.Is(err, ErrNotAsked)
+		if !whole && !used {
+			return nil // the upload meets the same error; the server may have answered before it closed
+		}
+		s.Drop()
+		if tied {
+			return errors.Join(ErrUnbound, err)
+		}
+		if unasked {
+			continue
+		}
+		again := false
+		if again, fresh = s.Again(err, used); !again {
+			return err
+		}
+	}
+}
+
+// Side is one direction, egress or public URLs: what it does differently with a request of an HTTP/1.x client that it has admitted.
+type Side interface {
+	Sender
+	Receiver
+	ResponseFields
+	// Inspect sees the final head. An error refuses the response.
+	Inspect(*h1.Response) error
+	// Begin is called before the response begins. It reports whether the connection must end after it.
+	Begin() (end bool)
+	// Relay copies the body of the response to the client.
+	Relay() error
+	// AppendEnd appends the last chunk for the client.
+	AppendEnd(dst []byte, trailers []h1.Field) []byte
+	// Tunnel passes on a 101, whose head has that length, and then bytes.
+	Tunnel(head int) error
+
+	// The rest ends the exchange, whose upload has stopped, and returns what [Client.Forward] is to return. BadBody: the body was
+	// refused before anything was sent. Unsent: it was not sent. NoResponse: no final head came, or none that can be passed on. Broken:
+	// the response was not whole. Settle: it was; reuse says that the server's connection can carry another request, by the framing,
+	// and end that the client's cannot.
+	BadBody(err error) error
+	Unsent(err error) error
+	NoResponse(err error) error
+	Broken(err error) error
+	Settle(reuse bool) (end bool)
+}
+
+// Forward sends a request, whose head for the server is in the output, and relays its response. A nil error means that the
+// connection can carry another request. upgrade says that the head asks for an upgrade to WebSocket.
+func (c *Client) Forward(x *Exchange, s Side, upgrade, tied bool) error {
+	c.In.Take(c.Head)
+	c.Head = 0
+	out, n, whole, err := x.Source.Gather(c.Out.Buf)
+	if c.Out.Buf, x.Upload.Content = out, int64(n); err != nil {
+		return s.BadBody(err)
+	}
+	if err := x.Send(s, whole, tied); err != nil {
+		return s.Unsent(err)
+	}
+	if !whole {
+		x.Upload.Start(x.Source, x.To)
+	}
+	return c.respond(x, s, upgrade)
+}
+
+// respond relays the response to the client.
+func (c *Client) respond(x *Exchange, s Side, upgrade bool) error {
+	n, err := FinalHead(x.From, &x.Res, x.Method, s)
+	if err == nil {
+		err = s.Inspect(&x.Res)
+	}
+	if err == nil && x.Res.Status == http.StatusSwitchingProtocols {
+		if err = x.upgraded(upgrade); err == nil {
+			return s.Tunnel(n)
+		}
+	}
+	if err != nil {
+		x.Upload.Stop()
+		return s.NoResponse(err)
+	}
+	whole := x.Upload.Finished()
+	a := Answer{Minor: x.Req.Minor}
+	a.Close = s.Begin() || x.Req.Close || !whole
+	if x.Res.Body.Chunked || x.Res.Body.UntilClose || x.Recoded {
+		a.Chunked, a.Close = a.Minor > 0, a.Close || a.Minor == 0
+	}
+	c.Out.Buf = AppendResponse(c.Out.Take(), &x.Res, a, ResponseFields(s))
+	x.From.Take(n)
+	err = c.relay(x, s, a.Chunked)
+	x.Upload.Stop()
+	if err != nil {
+		return s.Broken(err) // what the client has of the body must not look complete
+	}
+	if s.Settle(whole && !x.Res.Close) || a.Close {
+		return ErrLinger
+	}
+	return nil
+}
+
+// upgraded checks a 101.
+func (x *Exchange) upgraded(asked bool) error {
+	if !asked {
+		return ErrProtocol
+	}
+	return Upgraded(Values(x.Req.Fields), &x.Res)
+}
+
+// relay copies the body to the client, after the head in the output.
+func (c *Client) relay(x *Exchange, s Side, chunked bool) error {
+	c.Passed, c.chunked = 0, chunked
+	x.Body.Begin(x.From, &x.Res)
+	if err := s.Relay(); err != nil {
+		return err
+	}
+	if chunked {
+		c.Out.Buf = s.AppendEnd(c.Out.Buf, x.Body.Trailers)
+	}
+	return c.Flush()
+}
+
+// Interim passes a 1xx response on: not to HTTP/1.0, which has none (RFC 9110, 15.2), and a 100 only to a client that expects it.
+func (c *Client) Interim(x *Exchange, s ResponseFields) error {
+	if x.Req.Minor == 0 || x.Res.Status == http.StatusContinue && !x.Req.Continue {
+		return nil
+	}
+	c.Out.Buf = AppendResponse(c.Out.Take(), &x.Res, Answer{Minor: 1}, s)
+	if c.Flush() != nil {
+		return ErrClientGone
+	}
+	return nil
+}
