@@ -17,31 +17,18 @@ import (
 
 	"boxgate/audit"
 	"boxgate/ingress/h2c"
-	"boxgate/internal/buffers"
 	"boxgate/internal/h1"
-	"boxgate/internal/handshake"
-	"boxgate/internal/socket"
 	"boxgate/policy/name"
+	"boxgate/relay"
 )
 
-// interimMax is how many 1xx responses to one request are relayed.
-const interimMax = 32
-
 var (
-	errProtocol = errors.New("the response is not one to this request")
 	// errLate is a box that takes too long to answer.
 	errLate = errors.New("the box did not answer in time")
-)
-
-var (
 	// errEnd ends a connection gracefully.
 	errEnd = errors.New("connection ends")
-	// errLinger does so after the client has had time to read the last response.
-	errLinger = errors.New("connection ends when the client has read the answer")
 	// errAbort resets it: what the client has of a response must not look whole.
 	errAbort = errors.New("connection is reset")
-	// errGone is the client's disconnect.
-	errGone = errors.New("the client disconnected")
 )
 
 // cutTime is how long a request that is cut has to be refused, if it has no answer yet.
@@ -84,33 +71,30 @@ func (w *visitor) permits(v *visit) bool {
 	return true
 }
 
-// exchange is one request to a box and its response: what is the same for clients of HTTP/1.x and HTTP/2. The request is
-// one of HTTP/1.1, as the box gets it.
+// exchange is one request to a box and its response: what is the same for clients of HTTP/1.x and HTTP/2.
 type exchange struct {
+	relay.Exchange
 	g       *core
 	visitor *visitor
 	client  side
 	// ctx ends with errCut when the request is cut, and when the client has ended it.
 	ctx context.Context
 
-	req     h1.Request
-	out     []byte // pending output, to either side
-	http2   bool   // the request is sent over HTTP/2 if the application speaks it
-	method  string // of the request that the box gets; that of an extended CONNECT is not the client's
+	out     *relay.Output // the head for the box
+	how     forwarding
+	http2   bool // the request is sent over HTTP/2 if the application speaks it
 	visit   visit
 	opening audit.Opening // of the visit
 	entry   request       // likewise
 	texts   texts
 	find    func(name string) []string // values, made once
-	res     h1.Response
-	resBody h1.Body
-	up      *upstream                // of the current request
-	cuts    atomic.Pointer[upstream] // the same, for cuts
-	bound   bool                     // connections to the box are this client's alone, for good: see login.go
-	own     *upstream                // of a bound client that makes no request
-	upload  upload
-	since   time.Time   // it waits for the box's answer
-	begun   atomic.Bool // the box's response is relayed: nothing else can be said
+	up      *upstream                  // of the current request
+	cuts    atomic.Pointer[upstream]   // the same, for cuts
+	bound   bool                       // connections to the box are this client's alone, for good: see login.go
+	own     *upstream                  // of a bound client that makes no request
+	tries   int                        // how often an application that speaks HTTP/2 has not processed the request
+	since   time.Time                  // it waits for the box's answer
+	begun   atomic.Bool                // the box's response is relayed: nothing else can be said
 }
 
 // texts are those of the latest request, which the next often repeats.
@@ -137,8 +121,6 @@ func recall(last *string, b []byte) string {
 // side is the client's side of an exchange.
 type side interface {
 	replier
-	// interim forwards a 1xx response.
-	interim(r *h1.Response) error
 	// gone reports whether the client no longer wants the response.
 	gone() bool
 	// reset resets the request alone, and reports whether that can be done.
@@ -154,6 +136,14 @@ func (e *exchange) cutBy() time.Time {
 	return time.Now().Add(e.g.grace)
 }
 
+// Cut implements [relay.Cuts].
+func (e *exchange) Cut() (by time.Time, err error) {
+	if err = e.ctx.Err(); err != nil {
+		by = e.cutBy()
+	}
+	return by, err
+}
+
 // wasCut reports whether the URL, its credential or its box has gone meanwhile.
 func (e *exchange) wasCut() bool {
 	return e.ctx.Err() != nil && errors.Is(context.Cause(e.ctx), errCut)
@@ -161,7 +151,7 @@ func (e *exchange) wasCut() bool {
 
 // asked returns the head of the request for the checks.
 func (e *exchange) asked() asked {
-	r := &e.req
+	r := &e.Req
 	if e.find == nil {
 		e.find = e.values
 	}
@@ -187,18 +177,18 @@ func (e *exchange) values(name string) []string {
 	if name == "authorization" {
 		return e.authorization()
 	}
-	return valuesOf(e.req.Fields, name)
+	return valuesOf(e.Req.Fields, name)
 }
 
 // authorization is values of the field that most requests of a connection repeat.
 func (e *exchange) authorization() []string {
 	var only []byte
-	for i := range e.req.Fields {
-		f := &e.req.Fields[i]
+	for i := range e.Req.Fields {
+		f := &e.Req.Fields[i]
 		switch {
 		case !h1.EqualFold(f.Name, "authorization"):
 		case only != nil || len(f.Value) == 0 || len(f.Value) > keepText:
-			return valuesOf(e.req.Fields, "authorization")
+			return valuesOf(e.Req.Fields, "authorization")
 		default:
 			only = f.Value
 		}
@@ -236,25 +226,6 @@ func method(m []byte) string {
 	return string(m)
 }
 
-// upgrades reports whether the request opens a WebSocket.
-func (e *exchange) upgrades() bool {
-	r := &e.req
-	return r.Upgrade != nil && r.Minor > 0 && r.Body.Empty() && h1.EqualFold(r.Upgrade, "websocket")
-}
-
-// takeOut returns the output buffer, emptied.
-func (e *exchange) takeOut() []byte {
-	if e.out == nil {
-		e.out = buffers.BorrowOut()
-	}
-	return e.out[:0]
-}
-
-func (e *exchange) giveOut() {
-	buffers.ReturnOut(e.out)
-	e.out = nil
-}
-
 // hsts returns the value of Strict-Transport-Security for the visitor, or "": browsers ignore it over plain HTTP.
 func (e *exchange) hsts() string {
 	if !e.visitor.secure {
@@ -263,79 +234,56 @@ func (e *exchange) hsts() string {
 	return e.g.transport
 }
 
-// head writes the request's head for the box to the output buffer.
+// head writes the request's head for the box to the output.
 func (e *exchange) head(upgrade bool) {
-	how := forwarding{client: e.visitor.peer, secure: e.visitor.secure, upgrade: upgrade,
+	e.how = forwarding{r: &e.Req, client: e.visitor.peer, secure: e.visitor.secure,
 		open: e.visit.keepsAuthorization(), auth: e.visit.target.Auth, link: e.visit.event.Credential == audit.CredentialLink,
 		forward: e.g.ForwardFields}
-	e.method = method(e.req.Method)
+	e.Method, e.tries = method(e.Req.Method), 0
 	e.http2 = e.prefersHTTP2(upgrade)
-	if bytes.IndexByte(e.req.Target, '?') >= 0 {
-		e.req.Target = withoutOwnParameters(e.req.Target)
+	if bytes.IndexByte(e.Req.Path, '?') >= 0 {
+		e.Req.Path = withoutOwnParameters(e.Req.Path)
 	}
-	e.out = appendRequest(e.takeOut(), &e.req, &how)
+	e.out.Buf = relay.AppendRequest(e.out.Take(), &e.Req, upgrade, &e.how)
 }
 
-// send writes the output buffer to the box and, if that is the whole request, waits for the first byte of the response.
-// The box may just have closed a connection that was kept: a request that may be repeated is then tried once on a new
-// one.
-func (e *exchange) send(whole bool) error {
-	e.res.Reset()
-	again := whole && e.upload.received == 0 && (isSafe(e.method) || e.method == http.MethodPut || e.method == http.MethodDelete)
-	tied := e.own != nil
-	for kept, tries := true, 0; ; e.dropUpstream() {
-		if err := e.connect(kept); err != nil {
-			return err
-		}
-		err := e.up.ask(e.out, whole)
-		if errors.Is(err, socket.ErrNotAsked) {
-			if tied {
-				return errUntied
-			}
-			continue
-		}
-		sent := err == nil
-		if sent && whole {
-			err = e.up.in.Fill()
-		}
-		if err == nil {
-			return nil
-		}
-		if (whole || !sent) && tries < 2 && h2c.Unprocessed(err) {
-			tries++
-			continue
-		}
-		if errors.Is(err, errGone) || errors.Is(err, errLate) || e.ctx.Err() != nil {
-			return err
-		}
-		if !whole && !e.up.used {
-			return nil // the upload meets the same error; the box may have answered before it closed
-		}
-		if tied {
-			return errors.Join(errUntied, err)
-		}
-		if !e.up.used || !again {
-			return err
-		}
-		kept = false
+// Ask implements [relay.Sender].
+func (e *exchange) Ask(whole bool) (used bool, err error) {
+	if err = e.up.ask(e.out.Buf, whole); err == nil && whole {
+		err = e.up.in.Fill()
 	}
+	return e.up.used, err
 }
 
-// connect takes a connection to the box's port: one that was kept, if it may be one, or a new one.
-func (e *exchange) connect(kept bool) error {
-	up, err := e.connection(kept)
+// Final implements [relay.Sender].
+func (e *exchange) Final(err error) bool {
+	return errors.Is(err, relay.ErrClientGone) || errors.Is(err, errLate) || e.ctx.Err() != nil
+}
+
+// Again implements [relay.Sender].
+func (e *exchange) Again(err error, whole, used bool) (again, fresh bool) {
+	if e.tries < 2 && h2c.Unprocessed(err) {
+		e.tries++
+		return true, false
+	}
+	return used && whole && e.Req.Body.Empty() && relay.Idempotent(e.Method), true
+}
+
+// Connect implements [relay.Sender]: it takes a connection to the box's port.
+func (e *exchange) Connect(fresh bool) error {
+	up, err := e.connection(!fresh)
 	if err != nil {
 		return err
 	}
 	e.since, up.by = time.Now(), e
-	e.up = up
+	e.up, e.To, e.From = up, up, &up.in
 	if e.cuts.Store(up); e.ctx.Err() != nil { // a cut may have looked before it was there
 		return context.Cause(e.ctx)
 	}
 	return nil
 }
 
-// connection returns what [exchange.connect] takes.
+// connection returns what [exchange.Connect] takes.
 func (e *exchange) connection(kept bool) (*upstream, error) {
 	if e.own != nil {
 		return e.tied()
@@ -363,10 +311,10 @@ func (e *exchange) expected() error {
 	if err := e.left(); err != nil {
 		return err
 	}
-	if last := e.upload.last.Load(); last > e.since.UnixNano() {
-		e.since = time.Unix(0, last)
+	if last := e.Upload.Progress(); last.After(e.since) {
+		e.since = last
 	}
-	if e.res.Status < 200 && time.Since(e.since) > e.g.ResponseTimeout {
+	if e.Res.Status < 200 && time.Since(e.since) > e.g.ResponseTimeout {
 		return errLate
 	}
 	return nil
@@ -386,12 +334,12 @@ func (g *core) dial(ctx context.Context, t Target) (net.Conn, error) {
 // abortUpstream interrupts what is waited for from the box. It never blocks.
 func (e *exchange) abortUpstream() {
 	if up := e.cuts.Swap(nil); up != nil {
-		up.abort()
+		up.Abort()
 	}
 }
 
-// dropUpstream closes the connection to the box, unless it was kept.
-func (e *exchange) dropUpstream() {
+// Drop implements [relay.Sender]: it closes the connection to the box, unless it was kept.
+func (e *exchange) Drop() {
 	if e.up != nil {
 		e.cuts.Store(nil)
 		e.up.close()
@@ -402,7 +350,7 @@ func (e *exchange) dropUpstream() {
 // keepUpstream leaves the connection to the box, whose exchange has ended, for other requests, unless a cut has found it.
 func (e *exchange) keepUpstream() {
 	if !e.cuts.CompareAndSwap(e.up, nil) {
-		e.dropUpstream()
+		e.Drop()
 		return
 	}
 	switch {
@@ -416,58 +364,27 @@ func (e *exchange) keepUpstream() {
 	e.up = nil
 }
 
-// upgraded checks a 101.
-func (e *exchange) upgraded(asked bool) error {
-	if !asked || e.res.Minor == 0 || !h1.EqualFold(e.res.Upgrade, "websocket") { // which is nil unless Connection names it
-		return errProtocol
-	}
-	return handshake.Verify(valuesIn(e.req.Fields), valuesIn(e.res.Fields))
-}
+// Received implements [relay.Receiver].
+func (e *exchange) Received(*h1.Response) {}
 
-// valuesIn returns the function that finds the values of a field by its name, in any case.
-func valuesIn(fields []h1.Field) handshake.Fields {
-	return func(name string) []string { return valuesOf(fields, strings.ToLower(name)) }
-}
+// Passes implements [relay.ResponseFields].
+func (e *exchange) Passes(f *h1.Field) (value []byte, ok bool) { return shown(f) }
 
-// finalHead reads response heads up to the final one, whose length it returns, and relays the interim ones.
-func (e *exchange) finalHead() (int, error) {
-	for range interimMax {
-		e.res.Reset()
-		n, err := e.responseHead()
-		if err != nil || !e.res.Interim() {
-			return n, err
-		}
-		// 100 answers an expectation; HTTP/1.0 has no 1xx (RFC 9110, 15.2).
-		if e.req.Minor > 0 && (e.res.Status != http.StatusContinue || e.req.Continue) {
-			if err := e.client.interim(&e.res); err != nil {
-				return 0, errGone
-			}
-		}
-		e.up.in.Take(n)
+// AppendExtra implements [relay.ResponseFields].
+func (e *exchange) AppendExtra(dst []byte) []byte {
+	if hsts := e.hsts(); hsts != "" {
+		dst = h1.AppendPair(dst, "Strict-Transport-Security", hsts)
 	}
-	return 0, errProtocol
-}
-
-func (e *exchange) responseHead() (int, error) {
-	for {
-		n, err := e.res.Parse(e.up.in.Bytes(), e.method)
-		if !errors.Is(err, h1.ErrShort) {
-			return n, err
-		}
-		if err := e.up.in.Fill(); err != nil {
-			return 0, h1.NoEOF(err)
-		}
-	}
+	return dst
 }
 
 // received notes how much of the request's body came.
-func (e *exchange) received() { e.visit.event.BytesIn = e.upload.received }
+func (e *exchange) received() { e.visit.event.BytesIn = e.Upload.Content }
 
-// noResponse ends an exchange without a final response.
+// noResponse ends an exchange without a final response, whose upload has stopped.
 func (e *exchange) noResponse(err error) error {
-	e.upload.stop(e.up)
 	e.received()
-	fault := e.upload.clientFault()
+	fault := e.Upload.Fault()
 	var malformed *h1.Error
 	switch {
 	case e.ctx.Err() != nil:
@@ -476,7 +393,7 @@ func (e *exchange) noResponse(err error) error {
 	case errors.Is(fault, os.ErrDeadlineExceeded):
 		return e.stalledBody(fault)
 	case fault != nil:
-		err = errGone
+		err = relay.ErrClientGone
 	}
 	return e.unserved(err)
 }
@@ -487,15 +404,15 @@ func (e *exchange) unserved(err error) error {
 	switch {
 	case e.wasCut():
 		v.revoked()
-	case errors.Is(err, errGone), e.ctx.Err() != nil:
-		v.event.Error = errGone.Error()
+	case errors.Is(err, relay.ErrClientGone), e.ctx.Err() != nil:
+		v.event.Error = relay.ErrClientGone.Error()
 		return errEnd
 	case errors.Is(err, errFull):
 		v.tooMany()
 	case errors.Is(err, errLate):
 		v.event.Error = err.Error()
 		v.refuse(http.StatusGatewayTimeout, name.ReasonURLUnavailable, "The box has not answered in time.")
-	case errors.Is(err, errUntied):
+	case errors.Is(err, relay.ErrUnbound):
 		v.event.Error = err.Error()
 		return errEnd
 	case e.passReset(err):
@@ -503,19 +420,19 @@ func (e *exchange) unserved(err error) error {
 	default:
 		v.unavailable(err)
 	}
-	return errLinger
+	return relay.ErrLinger
 }
 
 // badBody refuses a request whose body makes no sense. The rest of it is not read.
 func (e *exchange) badBody(err error) error {
 	e.visit.event.Error = err.Error()
 	e.visit.refuse(http.StatusBadRequest, name.ReasonBadRequest, "The body of the request is malformed.")
-	return errLinger
+	return relay.ErrLinger
 }
 
 // stalledBody refuses a request whose body has stopped coming.
 func (e *exchange) stalledBody(err error) error {
 	e.visit.event.Error = err.Error()
 	e.visit.refuse(http.StatusRequestTimeout, name.ReasonBadRequest, "The body of the request has not come in time.")
-	return errLinger
+	return relay.ErrLinger
 }

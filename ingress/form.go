@@ -13,26 +13,26 @@ var errForm = errors.New("the form is too large or has no length")
 
 // form implements [replier]. The connection ends after the response.
 func (c *client) form(most int, until time.Time) (content []byte, err error) {
-	size := c.req.Body.Length
-	if c.req.Body.Chunked || size > int64(most) {
+	size := c.Req.Body.Length
+	if c.Req.Body.Chunked || size > int64(most) {
 		return nil, errForm
 	}
-	c.in.Take(c.headLen)
-	c.headLen = 0
+	c.In.Take(c.Head)
+	c.Head = 0
 	c.body.begin(c)
 	for {
-		part, n, done, err := c.body.body.Next(c.in.Bytes())
+		part, n, done, err := c.body.Next(c.In.Bytes())
 		if err != nil {
 			return nil, err
 		}
 		content = append(content, part...)
-		if c.in.Take(n); done {
+		if c.In.Take(n); done {
 			return content, nil
 		}
-		if n > 0 && len(c.in.Bytes()) > 0 {
+		if n > 0 && len(c.In.Bytes()) > 0 {
 			continue
 		}
-		if err := c.readUntil(until, c.in.Fill); err != nil {
+		if err := c.ReadUntil(until, c.In.Fill); err != nil {
 			return nil, h1.NoEOF(err)
 		}
 	}
@@ -40,7 +40,7 @@ func (c *client) form(most int, until time.Time) (content []byte, err error) {
 
 // form implements [replier].
 func (s *stream) form(most int, until time.Time) ([]byte, error) {
-	if s.req.Body.Chunked || s.req.Body.Length > int64(most) {
+	if s.Req.Body.Chunked || s.Req.Body.Length > int64(most) {
 		return nil, errForm
 	}
 	defer time.AfterFunc(time.Until(until), s.in.CloseRead).Stop()

@@ -1,113 +1,98 @@
 package ingress
 
 import (
+	"runtime/debug"
 	"sync/atomic"
 	"time"
 
-	"boxgate/internal/buffers"
+	"go.uber.org/zap"
+
 	"boxgate/internal/h1"
+	"boxgate/policy"
+	"boxgate/relay"
 )
 
 // forward sends an admitted request to the box and relays its response. A nil error means that the connection can carry
 // another request.
 func (c *client) forward() error {
-	upgrade := c.upgrades()
-	c.bound = c.bound || h1.LogsIn(c.req.Fields)
+	upgrade := relay.OpensWebSocket(&c.Req)
+	c.bound = c.bound || h1.LogsIn(c.Req.Fields)
 	c.head(upgrade)
-	c.in.Take(c.headLen)
-	c.headLen = 0
 	c.body.begin(c)
-	n, whole, err := 0, false, error(nil)
-	if c.out, n, whole, err = c.body.gather(c.out); err != nil {
-		return c.badBody(err)
-	}
-	c.upload.received = int64(n)
-	if err := c.send(whole); err != nil {
-		return c.unserved(err)
-	}
-	if !whole {
-		c.deadline = time.Time{} // the upload sets its own
-		c.upload.start(&c.body, c.up, func() { c.g.moved(&c.visit, true) })
-	}
-	return c.respond(upgrade)
+	c.Source = &c.body
+	return c.Forward(&c.Exchange, c, upgrade, c.own != nil)
 }
 
-// arriving is the body of a request over HTTP/1.x.
+// arriving is the body of a request over HTTP/1.x ([relay.Source]). Its trailers are dropped: they could repeat any field that was
+// removed from the head.
 type arriving struct {
+	relay.Body
 	c     *client
-	body  h1.Body
-	dry   bool        // all that has arrived is taken
 	free  atomic.Bool // it may take any time
 	ended atomic.Bool // it was interrupted
 	until time.Time   // the deadline for reading
 }
 
 func (a *arriving) begin(c *client) {
-	a.c, a.dry, a.until = c, false, time.Time{}
+	a.c, a.until = c, time.Time{}
 	a.free.Store(false)
 	a.ended.Store(false)
-	a.body.Begin(c.req.Body, false)
+	a.Begin(&c.In, c.Req.Body, a)
 }
 
-// gather appends what has arrived of the body to out, up to a limit, and reports how much content it is, and whether that is
-// all of it.
-func (a *arriving) gather(out []byte) (grown []byte, n int, last bool, err error) {
-	in := &a.c.in
-	for first := true; first || len(out) < buffers.OutFlush; first = false {
-		content, taken, done, err := a.body.Next(in.Bytes())
-		if err != nil {
-			return out, n, false, err
-		}
-		n += len(content)
-		out = a.append(out, content, done)
-		in.Take(taken)
-		a.dry = taken == 0 || len(in.Bytes()) == 0
-		if done || a.dry {
-			return out, n, done, nil
-		}
+// Gather implements [relay.Source].
+func (a *arriving) Gather(head []byte) (grown []byte, content int, whole bool, err error) {
+	if grown, content, whole, err = a.Body.Gather(head); !whole {
+		a.c.Forget() // Await sets deadlines
 	}
-	return out, n, false, nil
+	return grown, content, whole, err
 }
 
-func (a *arriving) append(out, content []byte, last bool) []byte {
-	if !a.body.Chunked() {
-		return append(out, content...)
+// More implements [relay.Source].
+func (a *arriving) More(out *relay.Output) (framed []byte, content int, last bool, err error) {
+	if framed, content, last, err = a.Body.More(out); err == nil {
+		a.c.g.moved(&a.c.visit, true)
 	}
-	if out = h1.AppendChunk(out, content); last {
-		out = h1.AppendLastChunk(out, nil, nil)
-	}
-	return out
+	return framed, content, last, err
 }
 
-// more implements [source].
-func (a *arriving) more(out []byte) (grown []byte, n int, last bool, err error) {
-	if a.dry {
-		a.wait()
-		if err := a.c.in.Fill(); err != nil {
-			return out, 0, false, h1.NoEOF(err)
-		}
-	}
-	return a.gather(out)
+// Panicked implements [relay.Source].
+func (a *arriving) Panicked(any) { a.c.g.panickedIn(a.c.visit.target.Box) }
+
+// panickedIn logs that sending a body panicked. The panic's text is not logged, as it might quote traffic.
+func (g *core) panickedIn(box policy.BoxID) {
+	g.Log.Error("panic while sending a body to a box", zap.String("box", string(box)), zap.ByteString("stack", debug.Stack()))
 }
 
-// wait limits how long the next part may take. Setting a deadline costs more than reading the clock, so it is renewed only
-// when a good part of it has passed.
-func (a *arriving) wait() {
+// Look implements [relay.Inspector].
+func (a *arriving) Look([]byte) error { return nil }
+
+// End implements [relay.Inspector].
+func (a *arriving) End([]h1.Field) error { return nil }
+
+// AppendLast implements [relay.Inspector].
+func (a *arriving) AppendLast(out []byte, _ []h1.Field) []byte {
+	return h1.AppendLastChunk(out, nil, nil)
+}
+
+// Await implements [relay.Inspector]: it limits how long the next part may take. Setting a deadline costs more than reading the
+// clock, so it is renewed only when a good part of it has passed.
+func (a *arriving) Await() {
 	limit := a.c.g.BodyTimeout
 	if now := time.Now(); a.until.Sub(now) < limit/2 && !a.free.Load() {
 		a.until = now.Add(limit)
-		_ = a.c.conn.SetReadDeadline(a.until)
+		_ = a.c.Conn.SetReadDeadline(a.until)
 	}
 	a.settle()
 }
 
-// settle sets the deadline that others may have set before, and wait has overwritten.
+// settle sets the deadline that others may have set before, and Await has overwritten.
 func (a *arriving) settle() {
 	switch {
 	case a.ended.Load() || a.c.ctx.Err() != nil:
-		_ = a.c.conn.SetReadDeadline(time.Unix(1, 0))
+		_ = a.c.Conn.SetReadDeadline(time.Unix(1, 0))
 	case a.free.Load():
-		_ = a.c.conn.SetReadDeadline(time.Time{})
+		_ = a.c.Conn.SetReadDeadline(time.Time{})
 	}
 }
 
@@ -117,8 +102,8 @@ func (a *arriving) answered() {
 	a.settle()
 }
 
-// interrupt implements [source].
-func (a *arriving) interrupt() {
+// Interrupt implements [relay.Source].
+func (a *arriving) Interrupt() {
 	a.ended.Store(true)
-	_ = a.c.conn.SetReadDeadline(time.Unix(1, 0))
+	_ = a.c.Conn.SetReadDeadline(time.Unix(1, 0))
 }

@@ -104,7 +104,7 @@ func FuzzHTTP1Form(f *testing.F) {
 		if s.read(text) != nil {
 			return
 		}
-		r := &s.req
+		r := &s.Req
 		target := path
 		if method == http.MethodConnect {
 			target = host

@@ -25,6 +25,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	"boxgate/audit"
+	"boxgate/relay"
 )
 
 // grpcApp is a gRPC server without TLS, as it runs in a box.
@@ -332,7 +333,7 @@ func TestVisitorsWhoLeaveWaitForNoApplication(t *testing.T) {
 		<-dialling
 		leave()
 		<-ended
-		f.event(t, func(e audit.Event) bool { return e.Name == host+domain && e.Error == errGone.Error() })
+		f.event(t, func(e audit.Event) bool { return e.Name == host+domain && e.Error == relay.ErrClientGone.Error() })
 	}
 }
 

@@ -20,6 +20,7 @@ import (
 	"boxgate/internal/socket"
 	"boxgate/policy"
 	"boxgate/policy/name"
+	"boxgate/relay"
 
 	"go.uber.org/zap"
 )
@@ -355,7 +356,7 @@ func (l *listener) accept(conn net.Conn, h *held) (serve func()) {
 		_ = conn.Close()
 		return nil
 	}
-	c := &client{conn: conn, tcp: tcp, held: h, move: l.move}
+	c := &client{Client: relay.Client{Conn: conn}, tcp: tcp, held: h, move: l.move}
 	c.g, c.visitor, c.client = &l.g.core, new(visitor), c
 	c.visitor.network, c.visitor.inside = l.counted(h), h.only != ""
 	c.visitor.peer, _, _ = net.SplitHostPort(conn.RemoteAddr().String())
@@ -369,7 +370,7 @@ func (l *listener) accept(conn net.Conn, h *held) (serve func()) {
 		}
 		state := secure.ConnectionState()
 		version = state.NegotiatedProtocol
-		c.conn, c.visitor.secure, c.visitor.sni = secure, true, state.ServerName
+		c.Conn, c.visitor.secure, c.visitor.sni = secure, true, state.ServerName
 	}
 	if version != "" && version == l.g.Validation || h.only != "" && bareHost(c.visitor.sni) != h.only {
 		_ = conn.Close()
@@ -382,15 +383,15 @@ func (l *listener) accept(conn net.Conn, h *held) (serve func()) {
 	}
 	if l.tls != nil && l.g.isRaw(c.visitor.sni, version) {
 		h.begin() // it goes on until its requests would be cut
-		return newPassage(&l.g.core, c.visitor, c.conn).run
+		return newPassage(&l.g.core, c.visitor, c.Conn).run
 	}
 	if version == "h2" {
 		h.busy.Store(true) // it is told to end, and does so when its requests have
-		return (&session{&l.g.core, c.visitor, c.conn, h}).run
+		return (&session{&l.g.core, c.visitor, c.Conn, h}).run
 	}
 	c.ctx, c.cancel = context.WithCancelCause(context.Background())
-	c.cut = c.cutNow
-	c.in = h1.Reader{Source: c.conn}
+	c.cut, c.out = c.cutNow, &c.Out
+	c.In, c.Stall, c.Cuts = h1.Reader{Source: c.Conn}, l.g.BodyTimeout, c
 	return c.serve
 }
 

@@ -1,21 +1,17 @@
 package ingress
 
 import (
-	"errors"
-	"os"
 	"time"
 
 	"golang.org/x/net/http2"
 
 	"boxgate/internal/h1"
+	"boxgate/relay"
 )
 
 // This file handles logins of connections (NTLM, Negotiate) at applications: what comes after one is the visitor's without any
 // credential. So once a message has part of one, the visitor's connection and that to the box are bound: neither carries
 // what is anybody else's, and when one ends, so does the other.
-
-// errUntied ends a visitor's connection whose bound connection to the box has ended: the visitor believes to be logged in.
-var errUntied = errors.New("the connection to the box, on which the visitor had logged in, has ended")
 
 // tied takes the bound connection for a request.
 func (e *exchange) tied() (*upstream, error) {
@@ -23,7 +19,7 @@ func (e *exchange) tied() (*upstream, error) {
 	e.own = nil
 	if u.key != e.visit.target.incarnation() || !u.quiet() {
 		u.close()
-		return nil, errUntied
+		return nil, relay.ErrUnbound
 	}
 	u.used = true
 	u.patience()
@@ -41,31 +37,18 @@ func (e *exchange) untie() {
 // awaitBound is await while a connection to the box is bound: the end of either ends the other. It has the place of a request, of
 // which each needs one connection to a box, and ends both connections if there is none.
 func (c *client) awaitBound(end time.Time) error {
-	c.giveOut()
 	box, who := c.own.key.box, c.visitor
 	if !c.g.takePlaceAt(box, who.network, who.inside) {
-		return errUntied
+		return relay.ErrUnbound
 	}
 	defer c.g.leavePlaceAt(box, who.network, who.inside)
-	for {
-		next := time.Now().Add(goneCheck)
-		if next.After(end) {
-			next = end
-		}
-		err := c.readUntil(next, c.in.Fill)
-		switch {
-		case !errors.Is(err, os.ErrDeadlineExceeded), !time.Now().Before(end):
-			return err
-		case !c.own.quiet():
-			return errUntied
-		}
-	}
+	return c.AwaitBound(end, c.own.quiet)
 }
 
 // leavesLogin resets a request over HTTP/2 that is part of the login of a connection: those are left to HTTP/1.1
 // (RFC 9113, 7), over which the visitor gets a connection to the box of its own.
 func (s *stream) leavesLogin() bool {
-	if !h1.LogsIn(s.req.Fields) {
+	if !h1.LogsIn(s.Req.Fields) {
 		return false
 	}
 	s.visit.event.Error = "a login of the connection takes HTTP/1.1, as the client was told"

@@ -14,6 +14,7 @@ import (
 	"boxgate/internal/h1"
 	"boxgate/policy"
 	"boxgate/policy/name"
+	"boxgate/relay"
 )
 
 // Protocol is what an application in a box speaks to the gateway.
@@ -53,7 +54,7 @@ func (e *exchange) prefersHTTP2(upgrade bool) bool {
 	case H2C:
 		return !upgrade
 	case Auto:
-		return e.method == http.MethodPost && isGRPC(e.req.Fields)
+		return e.Method == http.MethodPost && isGRPC(e.Req.Fields)
 	default:
 		return false
 	}
@@ -93,10 +94,10 @@ func (e *exchange) overHTTP2() (*upstream, error) {
 	return up, nil
 }
 
-// left returns errGone if the client no longer waits.
+// left returns relay.ErrClientGone if the client no longer waits.
 func (e *exchange) left() error {
 	if e.client.gone() {
-		return errGone
+		return relay.ErrClientGone
 	}
 	return nil
 }

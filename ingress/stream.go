@@ -16,12 +16,14 @@ import (
 	"boxgate/internal/buffers"
 	"boxgate/internal/h1"
 	"boxgate/internal/h2/downstream"
+	"boxgate/relay"
 )
 
 // stream is one request over HTTP/2. Its memory is used for one request after another, of any connection
 // to the same gateway.
 type stream struct {
 	exchange
+	output   relay.Output
 	in       *downstream.Stream
 	cut      func() // cutNow, made once
 	answered bool   // a final response has begun
@@ -34,7 +36,7 @@ func (c *session) open(in *downstream.Stream) *stream {
 	s, ok := c.g.streams.Get().(*stream)
 	if !ok {
 		s = &stream{}
-		s.g, s.client, s.cut = c.g, s, s.cutNow
+		s.g, s.client, s.cut, s.out = c.g, s, s.cutNow, &s.output
 	}
 	s.in, s.visitor, s.ctx = in, c.visitor, in.Context()
 	s.texts.host, s.texts.target = in.Authority, in.Path
@@ -46,14 +48,15 @@ func (s *stream) recycle() {
 	if s.shared || s.wasCut() || s.http2 { // connections over HTTP/2 are made for several requests, and ask who still waits
 		return
 	}
-	s.req.Reset()
-	s.res.Reset()
-	clear(s.req.Fields[:cap(s.req.Fields)])
-	clear(s.res.Fields[:cap(s.res.Fields)])
+	s.Req.Reset()
+	s.Res.Reset()
+	clear(s.Req.Fields[:cap(s.Req.Fields)])
+	clear(s.Res.Fields[:cap(s.Res.Fields)])
 	clear(s.answer[:cap(s.answer)])
-	s.upload.reset()
+	s.Upload.Reset()
 	s.begun.Store(false)
-	s.in, s.visitor, s.ctx, s.texts, s.answered, s.visit, s.resBody = nil, nil, nil, texts{}, false, visit{}, h1.Body{}
+	s.in, s.visitor, s.ctx, s.texts, s.answered, s.visit, s.how = nil, nil, nil, texts{}, false, visit{}, forwarding{}
+	s.Source, s.To, s.From, s.Body = nil, nil, nil, relay.Incoming{}
 	s.g.streams.Put(s)
 }
 
@@ -87,9 +90,9 @@ func (s *stream) ended() {
 		s.shared = true
 		s.g.panicked(&s.visit)
 	}
-	s.upload.stop(s.up)
-	s.dropUpstream()
-	s.giveOut()
+	s.Upload.Stop()
+	s.Drop()
+	s.out.Give()
 	s.g.record(&s.visit)
 }
 
@@ -132,17 +135,17 @@ func (s *stream) read(text []byte) error {
 	if len(text) > s.g.MaxHeaderBytes {
 		return &h1.Error{Status: http.StatusRequestHeaderFieldsTooLarge, What: "its head is too large"}
 	}
-	n, err := s.req.Parse(text)
+	n, err := s.Req.Parse(text)
 	if err != nil {
 		return err
 	}
-	if string(s.req.Host) != s.in.Authority {
+	if string(s.Req.Host) != s.in.Authority {
 		return &h1.Error{Status: http.StatusBadRequest, What: "the authority is not a host"}
 	}
-	if s.in.Protocol != "" && !s.req.Body.Empty() {
+	if s.in.Protocol != "" && !s.Req.Body.Empty() {
 		return &h1.Error{Status: http.StatusBadRequest, What: "a CONNECT with a body"}
 	}
-	if n != len(text) || !s.req.Body.Chunked && s.in.Protocol == "" && s.req.Body.Length != s.in.Length {
+	if n != len(text) || !s.Req.Body.Chunked && s.in.Protocol == "" && s.Req.Body.Length != s.in.Length {
 		return &h1.Error{Status: http.StatusBadRequest, What: "Content-Length is not the length of the body"}
 	}
 	return nil
@@ -184,26 +187,19 @@ func (s *stream) reply(status int, fields [][2]string, body []byte) {
 func (s *stream) forward() {
 	s.in.Await(s) // if its context has ended, no connection is taken
 	defer s.in.Await(nil)
-	upgrade := s.upgrades()
+	upgrade := relay.OpensWebSocket(&s.Req)
 	s.head(upgrade)
-	body := &streamBody{in: s.in, chunked: s.req.Body.Chunked}
-	whole := s.req.Body.Empty()
-	if !whole {
-		n, err := 0, error(nil)
-		if s.out, n, whole, err = body.gather(s.out); err != nil {
-			_ = s.noBody(err)
-			return
-		}
-		s.upload.received = int64(n)
+	if s.Source = nil; !s.Req.Body.Empty() {
+		s.Source = &streamBody{s: s, in: s.in, chunked: s.Req.Body.Chunked}
 	}
-	if err := s.send(whole); err != nil {
+	switch refused, err := s.Open(&s.output, s, false); {
+	case refused:
+		_ = s.noBody(err)
+	case err != nil:
 		_ = s.unserved(err)
-		return
+	default:
+		s.respond(upgrade)
 	}
-	if !whole {
-		s.upload.start(body, s.up, func() { s.g.moved(&s.visit, true) })
-	}
-	s.respond(upgrade)
 }
 
 // noBody ends a request whose body could not be read.
@@ -211,7 +207,7 @@ func (s *stream) noBody(err error) error {
 	if errors.Is(err, os.ErrDeadlineExceeded) {
 		return s.stalledBody(err)
 	}
-	return s.unserved(errGone)
+	return s.unserved(relay.ErrClientGone)
 }
 
 // appendHTTP1 appends the head of a request in the form of HTTP/1.1, so that the same parser judges requests of both

@@ -16,32 +16,40 @@ import (
 	"boxgate/internal/h1"
 	"boxgate/internal/h2/downstream"
 	"boxgate/internal/socket"
+	"boxgate/relay"
 )
 
 // resetCut is the code with which a request ends that is cut.
 const resetCut = http2.ErrCodeCancel
 
-// streamBody is the body of a request over HTTP/2.
+// streamBody is the body of a request over HTTP/2 ([relay.Source]).
 type streamBody struct {
+	s       *stream
 	in      *downstream.Stream
 	chunked bool
 }
 
-// gather appends the body if all of it has arrived and it is small.
-func (b *streamBody) gather(out []byte) (grown []byte, n int, last bool, err error) {
-	if n, whole := b.in.Arrived(); !whole || n > buffers.OutFlush {
-		return out, 0, false, nil
+// Gather implements [relay.Source]: it appends the body if all of it has arrived and it is small.
+func (b *streamBody) Gather(head []byte) (grown []byte, content int, whole bool, err error) {
+	if n, all := b.in.Arrived(); !all || n > buffers.OutFlush {
+		return head, 0, false, nil
 	}
-	for !last && err == nil {
-		taken := 0
-		out, taken, last, err = b.more(out)
-		n += taken
+	for n := 0; !whole && err == nil; content += n {
+		head, n, whole, err = b.read(head)
 	}
-	return out, n, last, err
+	return head, content, whole, err
 }
 
-// more implements [source].
-func (b *streamBody) more(out []byte) (grown []byte, n int, last bool, err error) {
+// More implements [relay.Source].
+func (b *streamBody) More(out *relay.Output) (framed []byte, content int, last bool, err error) {
+	if out.Buf, content, last, err = b.read(out.Take()); err == nil {
+		b.s.g.moved(&b.s.visit, true)
+	}
+	return out.Buf, content, last, err
+}
+
+// read appends what comes next of the body.
+func (b *streamBody) read(out []byte) (grown []byte, n int, last bool, err error) {
 	buf := bodyBuffers.Get()
 	defer bodyBuffers.Put(buf)
 	n, err = b.in.Read(*buf)
@@ -62,42 +70,46 @@ func (b *streamBody) more(out []byte) (grown []byte, n int, last bool, err error
 	return out, n, false, err
 }
 
-// interrupt implements [source].
-func (b *streamBody) interrupt() { b.in.CloseRead() }
+// Panicked implements [relay.Source].
+func (b *streamBody) Panicked(any) { b.s.g.panickedIn(b.s.visit.target.Box) }
+
+// Interrupt implements [relay.Source].
+func (b *streamBody) Interrupt() { b.in.CloseRead() }
 
 var bodyBuffers = buffers.NewPool(16 << 10)
 
 // respond relays the response to the client.
 func (s *stream) respond(upgrade bool) {
-	n, err := s.finalHead()
-	if err == nil && s.res.Status == http.StatusSwitchingProtocols {
-		if err = s.upgraded(upgrade); err == nil {
+	n, err := relay.FinalHead(s.From, &s.Res, s.Method, s)
+	if err == nil && s.Res.Status == http.StatusSwitchingProtocols {
+		if err = s.Upgraded(upgrade); err == nil {
 			s.tunnel(n)
 			return
 		}
 	}
-	if err == nil && s.in.Protocol != "" && s.res.Status < 300 {
-		err = errProtocol // the client would take it for the handshake's success
+	if err == nil && s.in.Protocol != "" && s.Res.Status < 300 {
+		err = relay.ErrProtocol // the client would take it for the handshake's success
 	}
 	if err != nil {
+		s.Upload.Stop()
 		_ = s.noResponse(err)
 		return
 	}
 	s.answered = true
 	s.begun.Store(true)
 	s.in.Limit(0, s.g.BodyTimeout) // the box has answered: the two may talk to each other
-	s.visit.event.Status = s.res.Status
-	err = s.in.WriteHeader(s.res.Status, s.headFields(&s.res), s.res.Body.Empty())
+	s.visit.event.Status = s.Res.Status
+	err = s.in.WriteHeader(s.Res.Status, s.headFields(&s.Res), s.Res.Body.Empty())
 	s.up.in.Take(n)
-	if err == nil && !s.res.Body.Empty() {
+	if err == nil && !s.Res.Body.Empty() {
 		err = s.relay()
 	}
 	if err != nil {
 		s.failed(err)
 		return
 	}
-	reuse := s.upload.finished() && !s.res.Close && !h1.LogsIn(s.res.Fields)
-	s.upload.stop(s.up)
+	reuse := s.Upload.Finished() && !s.Res.Close && !h1.LogsIn(s.Res.Fields)
+	s.Upload.Stop()
 	s.received()
 	// Where the client has gone just now, the connection is perhaps ended any moment: nobody else may get it.
 	if reuse && len(s.up.in.Bytes()) == 0 && s.in.Await(nil) {
@@ -107,64 +119,46 @@ func (s *stream) respond(upgrade bool) {
 
 // failed ends a response that is not whole: the stream is reset.
 func (s *stream) failed(err error) {
-	s.upload.stop(s.up)
+	s.Upload.Stop()
 	s.received()
 	switch {
 	case s.wasCut():
 		err = errCut
 	case s.ctx.Err() != nil:
-		err = errGone
+		err = relay.ErrClientGone
 	}
 	s.visit.event.Error = err.Error()
 }
 
-// interim implements [side].
-func (s *stream) interim(r *h1.Response) error {
-	if err := s.in.WriteHeader(r.Status, s.headFields(r), false); err != nil {
-		return err
+// Interim implements [relay.Receiver].
+func (s *stream) Interim(r *h1.Response) error {
+	if !s.TakesInterim() {
+		return nil
 	}
-	return s.in.Flush()
+	if s.in.WriteHeader(r.Status, s.headFields(r), false) != nil || s.in.Flush() != nil {
+		return relay.ErrClientGone
+	}
+	return nil
 }
 
-// relay copies the response's body to the client. It flushes before it waits for more.
+// relay copies the response's body to the client.
 func (s *stream) relay() error {
-	in := &s.up.in
-	s.resBody.Begin(s.res.Body, true)
-	for {
-		content, n, done, err := s.resBody.Next(in.Bytes())
-		if err != nil {
-			return err
-		}
-		if len(content) > 0 {
-			sent, err := s.in.Write(content)
-			s.visit.event.BytesOut += int64(sent)
-			if err != nil {
-				return err
-			}
-		}
-		if done {
-			err = s.in.CloseWrite(s.trailers())
-			in.Take(n)
-			return err
-		}
-		in.Take(n)
-		if n > 0 && len(in.Bytes()) > 0 {
-			continue
-		}
-		if err := s.in.Flush(); err != nil {
-			return err
-		}
-		s.g.leave(&s.visit)
-		err = in.Fill()
-		s.g.moved(&s.visit, false)
-		if err != nil {
-			if s.res.Body.UntilClose && errors.Is(err, io.EOF) {
-				return s.in.CloseWrite(nil)
-			}
-			return h1.NoEOF(err)
-		}
+	s.Body.Begin(s.From, &s.Res)
+	if err := s.Body.Copy(s); err != nil {
+		return err
 	}
+	return s.in.CloseWrite(s.trailers())
 }
+
+// Put implements [relay.Sink].
+func (s *stream) Put(content []byte) error {
+	sent, err := s.in.Write(content)
+	s.visit.event.BytesOut += int64(sent)
+	return err
+}
+
+// Flush implements [relay.Sink].
+func (s *stream) Flush() error { return s.in.Flush() }
 
 // headFields returns the fields of a response for the client, until the next call: without the length of the content that a 304 does
 // not have, for which Go's client waits over HTTP/2 (net/http: missingBody).
@@ -172,8 +166,14 @@ func (s *stream) headFields(r *h1.Response) []hpack.HeaderField {
 	list := s.answer[:0]
 	for i := range r.Fields {
 		f := &r.Fields[i]
-		if value, ok := shown(r, f, r.Body.Chunked); ok && (f.Kind != h1.ContentLength || r.Status != http.StatusNotModified) {
-			list = append(list, field(f.Name, value))
+		switch {
+		case f.Kind == h1.ContentLength && r.Status == http.StatusNotModified:
+		case relay.PassesFrame(r, f, r.Body.Chunked):
+			list = append(list, field(f.Name, f.Value))
+		case !r.Named(f.Name):
+			if value, ok := shown(f); ok {
+				list = append(list, field(f.Name, value))
+			}
 		}
 	}
 	if !r.Interim() {
@@ -194,8 +194,8 @@ func (s *stream) appendHSTS(list []hpack.HeaderField) []hpack.HeaderField {
 // trailers returns the trailer fields of the response for the client.
 func (s *stream) trailers() []hpack.HeaderField {
 	var list []hpack.HeaderField
-	for i := range s.resBody.Trailers {
-		if f := &s.resBody.Trailers[i]; !f.Forbidden() && !withheld(f.Name) {
+	for i := range s.Body.Trailers {
+		if f := &s.Body.Trailers[i]; !f.Forbidden() && !withheld(f.Name) {
 			list = append(list, field(f.Name, f.Value))
 		}
 	}
@@ -224,13 +224,13 @@ var common = func() map[string]string {
 	return names
 }()
 
-// tunnel accepts a WebSocket and relays bytes both ways, as [client.tunnel] does.
+// tunnel accepts a WebSocket and relays bytes both ways, as [client.Tunnel] does.
 func (s *stream) tunnel(n int) {
 	s.answered, s.shared = true, true
 	s.begun.Store(true)
 	s.in.Limit(0, 0)
 	s.visit.event.Status = http.StatusOK
-	fields := s.headFields(&s.res)
+	fields := s.headFields(&s.Res)
 	kept := fields[:0]
 	for _, f := range fields {
 		if f.Name != "sec-websocket-accept" {
@@ -239,7 +239,7 @@ func (s *stream) tunnel(n int) {
 	}
 	err := s.in.WriteHeader(http.StatusOK, kept, false)
 	s.up.in.Take(n)
-	s.giveOut()
+	s.out.Give()
 	if err == nil {
 		err = s.in.Flush()
 	}
@@ -262,10 +262,10 @@ func (s *stream) pump() error {
 	up := s.up
 	s.up.in.Source = s.up.conn
 	go func() {
-		err := errGone
+		err := relay.ErrClientGone
 		defer func() {
 			if recover() != nil || err != nil {
-				up.abort()
+				up.Abort()
 			}
 			ended <- err
 		}()
@@ -303,7 +303,7 @@ func (s *stream) fromClient(up *upstream, n *atomic.Int64) error {
 		switch {
 		case errors.Is(err, io.EOF):
 			socket.CloseWrite(up.conn)
-			time.AfterFunc(rest, up.abort)
+			time.AfterFunc(rest, up.Abort)
 			return nil
 		case err != nil:
 			return err

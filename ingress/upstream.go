@@ -59,8 +59,14 @@ func (u *upstream) patience() {
 	}
 }
 
-// abort interrupts reads and writes in progress. It never blocks.
-func (u *upstream) abort() { socket.Abort(u.conn) }
+// Write implements [relay.Server].
+func (u *upstream) Write(b []byte) error {
+	_, err := u.conn.Write(b)
+	return err
+}
+
+// Abort implements [relay.Server].
+func (u *upstream) Abort() { socket.Abort(u.conn) }
 
 func (u *upstream) close() {
 	u.in.Release()
@@ -79,8 +85,7 @@ func (u *upstream) ask(request []byte, whole bool) error {
 	case u.used && !u.quiet():
 		return socket.ErrNotAsked
 	}
-	_, err := u.conn.Write(request)
-	return err
+	return u.Write(request)
 }
 
 // quiet reports whether the box has sent neither data nor EOF on an idle connection.

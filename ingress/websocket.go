@@ -4,6 +4,7 @@ import (
 	"time"
 
 	"boxgate/internal/socket"
+	"boxgate/relay"
 )
 
 const (
@@ -11,16 +12,16 @@ const (
 	rest      = 5 * time.Second // how long one side of a WebSocket may go on after the other has closed
 )
 
-// tunnel forwards the 101 and then relays bytes both ways until both directions have ended, or one has and the other stays
+// Tunnel implements [relay.Side]. It forwards the 101 and then relays bytes both ways until both directions have ended, or one has and the other stays
 // silent. n is the length of the response's head.
-func (c *client) tunnel(n int) error {
+func (c *client) Tunnel(n int) error {
 	c.answered = true
 	c.begun.Store(true)
-	c.visit.event.Status = c.res.Status
-	c.out = appendResponse(c.takeOut(), &c.res, framed{minor: 1, hsts: c.hsts(), upgrade: true})
+	c.visit.event.Status = c.Res.Status
+	c.Out.Buf = relay.AppendResponse(c.Out.Take(), &c.Res, relay.Answer{Minor: 1, Upgrade: true}, c)
 	c.up.in.Take(n)
-	err := c.flush()
-	c.giveOut()
+	err := c.Flush()
+	c.Out.Give()
 	if err == nil {
 		err = c.pump()
 	}
@@ -39,7 +40,7 @@ func (c *client) pump() error {
 	c.up.in.Source = c.up.conn
 	c.g.leave(&c.visit)
 	p := pipe{
-		client: c.conn, box: c.up.conn, fromClient: &c.in, fromBox: &c.up.in, kill: socket.Abort,
+		client: c.Conn, box: c.up.conn, fromClient: &c.In, fromBox: &c.up.in, kill: socket.Abort,
 		moved: func(byVisitor bool) { c.g.moved(&c.visit, byVisitor) },
 	}
 	err := p.run(c.ctx, func() (stop func() bool) { return time.AfterFunc(rest, p.abort).Stop })

@@ -168,9 +168,6 @@ func (c *Client) Flush() error {
 	return err
 }
 
-// Fill implements [Sink].
-func (c *Client) Fill(in *h1.Reader) error { return in.Fill() }
-
 // write writes to the client, who must take some of it in time. Setting a deadline costs more than reading the clock, so it is
 // renewed only when a good part of it has passed.
 func (c *Client) write(b []byte) error {

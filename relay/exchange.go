@@ -5,6 +5,7 @@ import (
 	"net/http"
 
 	"boxgate/internal/h1"
+	"boxgate/internal/socket"
 )
 
 // Exchange is one request that is sent to a server over HTTP/1.1, and its response. The client may speak any version: then Req is
@@ -12,7 +13,7 @@ import (
 type Exchange struct {
 	Req     h1.Request
 	Method  string // as the server gets it
-	Source  Source // of the body of the request
+	Source  Source // of the body of the request; nil: it has none
 	Upload  Upload
 	To      Server     // of the current attempt
 	From    *h1.Reader // what has arrived from it
@@ -26,24 +27,41 @@ type Sender interface {
 	// Connect takes a connection for the request: one that was kept unless fresh is set, or a new one. It sets To and From.
 	Connect(fresh bool) error
 	// Ask sends the head, with what has been gathered of the body. If that is the whole request, it waits for the response's first byte.
-	// used says that the connection had carried another request before.
+	// used says that the connection had carried another request before. [socket.ErrNotAsked] says that its server was not waiting for one:
+	// nothing was sent.
 	Ask(whole bool) (used bool, err error)
 	// Final reports whether an error of Ask is none of the connection: nothing is tried again.
 	Final(err error) bool
-	// Again says whether the request may be sent again after an error, over a connection that had been used or not, and whether that
-	// must be a fresh one.
-	Again(err error, used bool) (again, fresh bool)
+	// Again says whether the request, of which a body may be still to come, may be sent again after an error, over a connection that had
+	// been used or not, and whether that must be a fresh one.
+	Again(err error, whole, used bool) (again, fresh bool)
 	// Drop closes the connection.
 	Drop()
 }
 
-// ErrNotAsked is returned by [Sender.Ask] if the server of a kept connection was not waiting for a request: nothing was sent.
-var ErrNotAsked = errors.New("the server was not waiting for a request")
+// Open sends a request whose head is in out, with what has arrived of its body, and has the rest uploaded. tied says that the
+// connection is bound to the client: there is no other. refused says that an error is about the body, before anything was sent.
+func (x *Exchange) Open(out *Output, s Sender, tied bool) (refused bool, err error) {
+	whole, n := x.Source == nil, 0
+	if !whole {
+		out.Buf, n, whole, err = x.Source.Gather(out.Buf)
+	}
+	if x.Upload.Content = int64(n); err != nil {
+		return true, err
+	}
+	if err := x.send(s, whole, tied); err != nil {
+		return false, err
+	}
+	if !whole {
+		x.Upload.Start(x.Source, x.To)
+	}
+	return false, nil
+}
 
-// Send sends the request, as the output has it, whole or up to a body that is uploaded later. A server may just have closed a kept
-// connection: a request that allows it is then sent again on another one (RFC 9110, 9.2.2), before anything is sent to the client.
-// tied says that the connection is bound to the client: there is no other.
-func (x *Exchange) Send(s Sender, whole, tied bool) error {
+// send sends the output. A server may just have closed a connection that was kept: a request that allows it is then sent again on
+// another one (RFC 9110, 9.2.2), before anything is sent to the client.
+func (x *Exchange) send(s Sender, whole, tied bool) error {
+	x.Res.Reset()
 	for fresh := false; ; {
 		if err := s.Connect(fresh); err != nil {
 			return err
@@ -52,19 +70,18 @@ func (x *Exchange) Send(s Sender, whole, tied bool) error {
 		if err == nil || s.Final(err) {
 			return err
 		}
-		unasked := errors.Is(err, ErrNotAsked)
-		if !whole && !used {
+		unasked := errors.Is(err, socket.ErrNotAsked)
+		again := unasked
+		if !unasked {
+			again, fresh = s.Again(err, whole, used)
+		}
+		if !again && !whole && !used {
 			return nil // the upload meets the same error; the server may have answered before it closed
 		}
-		s.Drop()
-		if tied {
+		if s.Drop(); tied {
 			return errors.Join(ErrUnbound, err)
 		}
-		if unasked {
-			continue
-		}
-		again := false
-		if again, fresh = s.Again(err, used); !again {
+		if !again {
 			return err
 		}
 	}
@@ -102,15 +119,11 @@ type Side interface {
 func (c *Client) Forward(x *Exchange, s Side, upgrade, tied bool) error {
 	c.In.Take(c.Head)
 	c.Head = 0
-	out, n, whole, err := x.Source.Gather(c.Out.Buf)
-	if c.Out.Buf, x.Upload.Content = out, int64(n); err != nil {
+	switch refused, err := x.Open(&c.Out, s, tied); {
+	case refused:
 		return s.BadBody(err)
-	}
-	if err := x.Send(s, whole, tied); err != nil {
+	case err != nil:
 		return s.Unsent(err)
-	}
-	if !whole {
-		x.Upload.Start(x.Source, x.To)
 	}
 	return c.respond(x, s, upgrade)
 }
@@ -122,7 +135,7 @@ func (c *Client) respond(x *Exchange, s Side, upgrade bool) error {
 		err = s.Inspect(&x.Res)
 	}
 	if err == nil && x.Res.Status == http.StatusSwitchingProtocols {
-		if err = x.upgraded(upgrade); err == nil {
+		if err = x.Upgraded(upgrade); err == nil {
 			return s.Tunnel(n)
 		}
 	}
@@ -149,8 +162,8 @@ func (c *Client) respond(x *Exchange, s Side, upgrade bool) error {
 	return nil
 }
 
-// upgraded checks a 101.
-func (x *Exchange) upgraded(asked bool) error {
+// Upgraded checks a 101.
+func (x *Exchange) Upgraded(asked bool) error {
 	if !asked {
 		return ErrProtocol
 	}
@@ -170,12 +183,18 @@ func (c *Client) relay(x *Exchange, s Side, chunked bool) error {
 	return c.Flush()
 }
 
-// Interim passes a 1xx response on: not to HTTP/1.0, which has none (RFC 9110, 15.2), and a 100 only to a client that expects it.
-func (c *Client) Interim(x *Exchange, s ResponseFields) error {
-	if x.Req.Minor == 0 || x.Res.Status == http.StatusContinue && !x.Req.Continue {
+// TakesInterim reports whether the client takes the 1xx response: HTTP/1.0 has none (RFC 9110, 15.2), and a 100 is for a client that
+// expects it.
+func (x *Exchange) TakesInterim() bool {
+	return x.Req.Minor > 0 && (x.Res.Status != http.StatusContinue || x.Req.Continue)
+}
+
+// Interim passes a 1xx response on.
+func (c *Client) Interim(x *Exchange, by ResponseFields) error {
+	if !x.TakesInterim() {
 		return nil
 	}
-	c.Out.Buf = AppendResponse(c.Out.Take(), &x.Res, Answer{Minor: 1}, s)
+	c.Out.Buf = AppendResponse(c.Out.Take(), &x.Res, Answer{Minor: 1}, by)
 	if c.Flush() != nil {
 		return ErrClientGone
 	}

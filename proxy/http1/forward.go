@@ -77,7 +77,7 @@ func (h *conn) Ask(whole bool) (used bool, err error) {
 func (h *conn) Final(err error) bool { return errors.Is(err, relay.ErrClientGone) }
 
 // Again implements [relay.Sender]. Other connections that were kept have probably ended as well.
-func (h *conn) Again(_ error, used bool) (again, fresh bool) {
+func (h *conn) Again(_ error, _, used bool) (again, fresh bool) {
 	return used && h.again && h.ctx.Err() == nil, true
 }
 

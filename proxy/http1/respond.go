@@ -59,6 +59,9 @@ func (h *conn) Relay() error {
 	return h.Body.Copy(h)
 }
 
+// Fill implements [relay.Sink].
+func (h *conn) Fill(in *h1.Reader) error { return in.Fill() }
+
 // AppendEnd implements [relay.Side].
 func (h *conn) AppendEnd(dst []byte, trailers []h1.Field) []byte {
 	return header.AppendLastChunk(dst, h.ruling.ResponseFields(trailers), nil)
