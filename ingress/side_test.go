@@ -1,0 +1,19 @@
+package ingress
+
+import (
+	"bufio"
+	"net"
+	"testing"
+
+	"boxgate/relay/relaytest"
+)
+
+// TestSideOfPublicURLs walks what holds on every side of the engine.
+func TestSideOfPublicURLs(t *testing.T) {
+	t.Parallel()
+	relaytest.Run(t, func(t *testing.T, server func(net.Conn, *bufio.Reader)) relaytest.Rig {
+		f := start(t, nil)
+		f.script(t, "one", server)
+		return relaytest.Rig{Host: "one" + domain, Dial: func() net.Conn { return f.connectTo(t, "one"+domain) }}
+	})
+}
