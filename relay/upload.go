@@ -34,6 +34,9 @@ type Source interface {
 // ErrFault is the outcome of an upload that a panic interrupted.
 var ErrFault = errors.New("interrupted by a fault of the gateway")
 
+// ErrUnwanted is returned by a [Source] that has sent nothing: the server has answered before it asked for the body.
+var ErrUnwanted = errors.New("the server did not ask for the body")
+
 // Upload sends the body of one request while the response is read. The zero value is one that has nothing to send.
 type Upload struct {
 	Content int64 // taken from the client; not to be read while Running
@@ -83,6 +86,7 @@ func (u *Upload) send() error {
 		framed, n, last, err := u.from.More(&out)
 		u.Content += int64(n)
 		if err != nil {
+			u.refused = errors.Is(err, ErrUnwanted)
 			return err
 		}
 		if len(framed) > 0 {

@@ -11,7 +11,6 @@ import (
 
 	"golang.org/x/net/http2/hpack"
 
-	"boxgate/internal/buffers"
 	"boxgate/internal/h1"
 	"boxgate/policy/name"
 	"boxgate/proxy/contain"
@@ -23,107 +22,124 @@ import (
 )
 
 // downgrade forwards one HTTP/2 request to an upstream that speaks HTTP/1.1. Every field was validated by the rules of
-// the HTTP/1.1 parser, so none can end a line or a head.
+// the HTTP/1.1 parser, so none can end a line or a head. It is the [relay.Sender] of the request, the [relay.Source] of its body, and
+// gets the response.
 type downgrade struct {
+	relay.Exchange
 	st      *stream
 	up      *origin.Conn
+	stop    func() bool // the end of the stream's context no longer ends the upstream's reads; it reports whether it has not
+	again   bool        // the request may be sent again, once
+	reuse   bool        // the response lets the connection carry another request
+	out     relay.Output
 	taken   *uploadBody // the request's body, if it was taken from the client before; nil: it is read from there
-	res     h1.Response
-	body    relay.Incoming
-	sent    chan struct{} // closed when the upload has ended; nil if there is no body
-	outcome error         // of the upload; read it after sent is closed
-	proceed chan bool     // tells an upload that waits for 100 whether to begin; nil if none waits
+	begun   bool        // the body has been asked for
+	left    int64       // of a body whose length is known
+	buf     *[]byte     // for the body
+	proceed chan bool   // tells an upload that waits for 100 whether to begin; nil if none waits
 }
 
 // clientStays never reports the client as gone: when it disconnects, the context of its stream ends.
 func clientStays() bool { return false }
 
-// forward1 sends the request over HTTP/1.1 and relays the response.
-func (st *stream) forward1(up *origin.Conn, again bool) {
-	ctx, d := st.ctx, &downgrade{st: st}
-	head := st.head(false)
-	kept := false
-	defer func() { // a closure: a second attempt replaces up
-		if !kept {
-			up.Close()
-		}
-	}()
-	var stop func() bool
-	for ; ; again = false {
-		used := up.Again()
-		// A cut, or a reset of the stream by the client, cancels the context, which must interrupt the reads as well.
-		stop = context.AfterFunc(ctx, up.Abort)
-		err := d.send(up, head)
-		if err == nil {
-			break
-		}
-		stop()
-		if !used || !again || ctx.Err() != nil {
-			st.refuseUpstream(&problem.Upstream{Reason: name.ReasonUpstreamHTTP, Name: st.ruling.Request.Name, Err: err})
-			return
-		}
-		up.Close()
-		next, err := st.s.Core.Origins.Fresh1(ctx, st.s.Origin, st.ruling.Target(st.s))
-		if err != nil {
-			st.refuseUpstream(err)
-			return
-		}
-		up = next
-	}
-	reuse := false
-	defer func() {
-		if !d.sentAll() {
-			up.Abort()
-			st.client.CloseRead() // interrupts a read in progress
-			<-d.sent
-			reuse = false
-		}
-		if stop() && reuse && up.Done(d.res.Body) {
-			up.Keep()
-			kept = true
-		}
-	}()
-	reuse = d.respond()
+// newDowngrade returns the downgrade of a request to a connection, which it owns: [downgrade.end] must follow.
+func (st *stream) newDowngrade(up *origin.Conn) *downgrade {
+	d := &downgrade{st: st, up: up, stop: func() bool { return false }, left: st.length}
+	d.Method = st.client.Method
+	return d
 }
 
-// send writes the head, starts the upload and, for a request without a body, waits for the first byte of the response.
-func (d *downgrade) send(up *origin.Conn, head []byte) error {
-	d.up = up
-	if err := d.st.goesTo(up); err != nil {
-		return err
+// forward1 sends the request over HTTP/1.1 and relays the response.
+func (st *stream) forward1(up *origin.Conn, again bool) {
+	d := st.newDowngrade(up)
+	defer d.end()
+	d.again, d.out.Buf = again, st.head(false)
+	if st.length != 0 {
+		d.Source = d
 	}
-	up.Begin()
-	up.ReadFor(d.st.ctx, clientStays)
-	if _, err := up.NetConn.Write(head); err != nil {
-		return err
-	}
-	if d.st.length == 0 {
-		if d.st.repeatable() {
-			up.AskAgain()
-		}
-		defer up.Answered()
-		return up.In.Fill()
-	}
-	d.sent, d.outcome = make(chan struct{}), contain.ErrFault
-	if d.st.expects {
+	if st.length != 0 && st.expects {
 		d.proceed = make(chan bool, 1)
 	}
-	go func() {
-		defer close(d.sent)
-		defer contain.Panic(d.st.s.Core.Log, d.st.s.Box.ID, up.Abort)
-		if d.outcome = d.awaitContinue(); d.outcome == nil {
-			d.outcome = d.upload()
+	if _, err := d.Open(&d.out, d, false); err != nil {
+		st.refuseUpstream(err)
+		return
+	}
+	d.reuse = d.respond()
+}
+
+// end ends the upload, and keeps the connection or closes it.
+func (d *downgrade) end() {
+	sent := d.Upload.Idle() && d.Upload.Err() == nil
+	d.Upload.Stop()
+	if d.buf != nil {
+		bodyBuffers.Put(d.buf)
+	}
+	switch kept := d.stop() && sent && d.reuse; {
+	case d.up == nil:
+	case kept && d.up.Done(d.Res.Body):
+		d.up.Keep()
+	default:
+		d.up.Close()
+	}
+}
+
+// Connect implements [relay.Sender].
+func (d *downgrade) Connect(bool) (err error) {
+	st := d.st
+	if d.up == nil {
+		if d.up, err = st.s.Core.Origins.Fresh1(st.ctx, st.s.Origin, st.ruling.Target(st.s)); err != nil {
+			return err
 		}
-		var write *origin.WriteError
-		if d.outcome != nil && !errors.As(d.outcome, &write) && !errors.Is(d.outcome, errUnwanted) {
-			up.Abort() // the client aborted: the upstream must not take the partial body for the whole
-		}
-	}()
+	}
+	// A cut, or a reset of the stream by the client, cancels the context, which must interrupt the reads as well.
+	d.stop = context.AfterFunc(st.ctx, d.up.Abort)
+	if err := st.goesTo(d.up); err != nil {
+		return d.failed(err)
+	}
+	d.up.ReadFor(st.ctx, clientStays)
+	d.To, d.From = d.up, &d.up.In
 	return nil
 }
 
-// errUnwanted ends an upload because the server responded before it began.
-var errUnwanted = errors.New("the server did not ask for the body")
+// Ask implements [relay.Sender].
+func (d *downgrade) Ask(whole bool) (used bool, err error) {
+	used = d.up.Begin()
+	if _, err := d.up.NetConn.Write(d.out.Buf); err != nil {
+		return used, d.failed(err)
+	}
+	if !whole {
+		return used, nil
+	}
+	if d.st.repeatable() {
+		d.up.AskAgain()
+	}
+	defer d.up.Answered()
+	if err := d.up.In.Fill(); err != nil {
+		return used, d.failed(err)
+	}
+	return used, nil
+}
+
+// failed returns a failure of the upstream.
+func (d *downgrade) failed(err error) error {
+	return &problem.Upstream{Reason: name.ReasonUpstreamHTTP, Name: d.st.ruling.Request.Name, Err: err}
+}
+
+// Final implements [relay.Sender].
+func (d *downgrade) Final(error) bool { return d.st.ctx.Err() != nil }
+
+// Again implements [relay.Sender].
+func (d *downgrade) Again(_ error, _, used bool) (again, fresh bool) {
+	again, d.again = used && d.again, false
+	return again, true
+}
+
+// Drop implements [relay.Sender].
+func (d *downgrade) Drop() {
+	d.stop()
+	d.up.Close()
+	d.up = nil
+}
 
 // awaitContinue delays the upload of a client that waits for 100 until the server responds.
 func (d *downgrade) awaitContinue() error {
@@ -135,7 +151,7 @@ func (d *downgrade) awaitContinue() error {
 	select {
 	case wanted := <-d.proceed:
 		if !wanted {
-			return errUnwanted
+			return relay.ErrUnwanted
 		}
 	case <-limit.C:
 	case <-d.st.ctx.Done():
@@ -152,65 +168,58 @@ func (d *downgrade) told(wanted bool) {
 	}
 }
 
-// sentAll reports whether the whole body was sent.
-func (d *downgrade) sentAll() bool {
-	if d.sent == nil {
-		return true
-	}
-	select {
-	case <-d.sent:
-		return d.outcome == nil
-	default:
-		return false
-	}
-}
-
 // errShort is a body that ends before its length. The server would take what is sent next for the rest of it.
 var errShort = errors.New("the body is shorter than its length")
 
-// upload sends the request's body: unchanged if its length is known, else in chunks with its trailers.
-func (d *downgrade) upload() error {
-	if err := d.takeUp(); err != nil {
-		return err
-	}
-	chunked, left := d.st.length < 0, d.st.length
-	buf := bodyBuffers.Get()
-	defer bodyBuffers.Put(buf)
-	out := buffers.BorrowOut()
-	defer func() { buffers.ReturnOut(out) }()
-	for {
-		n, err := d.next(*buf)
-		content := (*buf)[:n]
-		if left -= int64(n); errors.Is(err, io.EOF) && !chunked && left != 0 {
-			return errShort
-		}
-		if chunked {
-			out = h1.AppendChunk(out[:0], content)
-			if errors.Is(err, io.EOF) {
-				out = header.AppendLastChunk(out, d.trailers(), d.st.ruling.Set)
-			}
-			content = out
-		}
-		if failed := d.up.Write(content); failed != nil {
-			return failed
-		}
-		if errors.Is(err, io.EOF) {
-			return nil
-		}
-		if err != nil {
-			return err
-		}
-	}
+// Gather implements [relay.Source].
+func (d *downgrade) Gather(head []byte) (grown []byte, content int, whole bool, err error) {
+	return head, 0, false, nil
 }
 
-// takeUp goes on with a body that was taken from the client before, once all of it has been searched for placeholders.
-func (d *downgrade) takeUp() error {
-	s := d.st.early.source
-	if s == nil {
+// More implements [relay.Source]: the body passes unchanged if its length is known, else in chunks with its trailers.
+func (d *downgrade) More(out *relay.Output) (framed []byte, content int, last bool, err error) {
+	if err := d.begin(); err != nil {
+		return nil, 0, false, err
+	}
+	n, err := d.next(*d.buf)
+	part, last := (*d.buf)[:n], errors.Is(err, io.EOF)
+	if last {
+		err = nil
+	}
+	if d.st.length >= 0 {
+		if d.left -= int64(n); last && d.left != 0 {
+			err = errShort
+		}
+		return part, n, last, err
+	}
+	if out.Buf = h1.AppendChunk(out.Take(), part); last {
+		out.Buf = header.AppendLastChunk(out.Buf, d.trailers(), d.st.ruling.Set)
+	}
+	return out.Buf, n, last, err
+}
+
+// begin waits until the body is wanted, and all of one that was taken from the client before has been searched for placeholders.
+func (d *downgrade) begin() error {
+	if d.begun {
 		return nil
 	}
-	d.taken = s.attempt()
-	return s.inspect()
+	d.begun, d.buf = true, bodyBuffers.Get()
+	if err := d.awaitContinue(); err != nil {
+		return err
+	}
+	if s := d.st.early.source; s != nil {
+		d.taken = s.attempt()
+		return s.inspect()
+	}
+	return nil
+}
+
+// Interrupt implements [relay.Source].
+func (d *downgrade) Interrupt() { d.st.client.CloseRead() }
+
+// Panicked implements [relay.Source].
+func (d *downgrade) Panicked(v any) {
+	contain.Log(d.st.s.Core.Log, "panic in an exchange", d.st.s.Box.ID, v)
 }
 
 // next reads what comes next of the body, which has been searched for placeholders. At the end, so have the trailers.
@@ -253,29 +262,29 @@ func (st *stream) head(upgrade bool) []byte {
 // respond relays the response to the client, and reports whether the connection can carry another request.
 func (d *downgrade) respond() bool {
 	st := d.st
-	n, err := relay.FinalHead(&d.up.In, &d.res, d.st.client.Method, d)
-	if d.told(false); err == nil && d.res.Status == http.StatusSwitchingProtocols {
+	n, err := relay.FinalHead(d.From, &d.Res, d.Method, d)
+	if d.told(false); err == nil && d.Res.Status == http.StatusSwitchingProtocols {
 		err = relay.ErrProtocol
 	}
 	if err != nil {
 		st.refuseUpstream(&problem.Upstream{Reason: name.ReasonUpstreamHTTP, Name: st.ruling.Request.Name, Err: err})
 		return false
 	}
-	if !st.scrubbable(d.res.Status, d.res.Body.Empty(), exchange.ResponseValues(&d.res)) {
+	if !st.scrubbable(d.Res.Status, d.Res.Body.Empty(), exchange.ResponseValues(&d.Res)) {
 		return false
 	}
-	st.x.Event.Status = d.res.Status
-	offers := h1.LogsIn(d.res.Fields)
+	st.x.Event.Status = d.Res.Status
+	offers := h1.LogsIn(d.Res.Fields)
 	if offers {
 		st.leadToHTTP1()
 	}
-	st.answer(d.res.Status, header.ToHTTP2(&d.res))
-	reuse := !d.res.Close && !offers
+	st.answer(d.Res.Status, header.ToHTTP2(&d.Res))
+	reuse := !d.Res.Close && !offers
 	d.up.In.Take(n)
 	d.relay()
-	fields := make([]hpack.HeaderField, 0, len(d.body.Trailers))
-	for i := range d.body.Trailers {
-		f := &d.body.Trailers[i]
+	fields := make([]hpack.HeaderField, 0, len(d.Body.Trailers))
+	for i := range d.Body.Trailers {
+		f := &d.Body.Trailers[i]
 		fields = append(fields, hpack.HeaderField{Name: strings.ToLower(string(f.Name)), Value: string(f.Value)})
 	}
 	st.setTrailers(fields)
@@ -297,12 +306,12 @@ func (d *downgrade) Interim(r *h1.Response) error {
 
 // relay copies the body to the client; if that fails, the stream is aborted.
 func (d *downgrade) relay() {
-	d.body.Begin(&d.up.In, &d.res)
+	d.Body.Begin(d.From, &d.Res)
 	err := error(nil)
 	if d.st.scrub != nil {
-		err = d.st.relayScrubbed(&d.body)
+		err = d.st.relayScrubbed(&d.Body)
 	} else {
-		err = d.body.Copy(d)
+		err = d.Body.Copy(d)
 	}
 	if err != nil {
 		d.st.abort(err)

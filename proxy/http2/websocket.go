@@ -1,7 +1,6 @@
 package http2
 
 import (
-	"context"
 	"crypto/rand"
 	"encoding/base64"
 	"errors"
@@ -14,12 +13,10 @@ import (
 	"golang.org/x/net/http2/hpack"
 
 	"boxgate/internal/socket"
-	"boxgate/policy/name"
 	"boxgate/proxy/contain"
 	"boxgate/proxy/exchange"
 	"boxgate/proxy/header"
 	"boxgate/proxy/origin"
-	"boxgate/proxy/problem"
 	"boxgate/proxy/tunnel"
 	"boxgate/relay"
 )
@@ -32,24 +29,22 @@ func (st *stream) serveWebSocket() {
 		st.refuseUpstream(err)
 		return
 	}
-	defer up.Close()
-	stop := context.AfterFunc(st.ctx, up.Abort)
-	defer stop()
-	d := &downgrade{st: st, up: up}
+	d := st.newDowngrade(up)
+	defer d.end()
 	n, err := d.shakeHands()
 	if err != nil {
-		st.refuseUpstream(&problem.Upstream{Reason: name.ReasonUpstreamHTTP, Name: st.ruling.Request.Name, Err: err})
+		st.refuseUpstream(err)
 		return
 	}
-	if !st.scrubbable(d.res.Status, d.res.Body.Empty(), exchange.ResponseValues(&d.res)) {
+	if !st.scrubbable(d.Res.Status, d.Res.Body.Empty(), exchange.ResponseValues(&d.Res)) {
 		return
 	}
-	if d.res.Status != http.StatusSwitchingProtocols {
+	if d.Res.Status != http.StatusSwitchingProtocols {
 		d.pass(n)
 		return
 	}
 	st.x.Event.Status = http.StatusOK
-	fields := slices.DeleteFunc(header.ToHTTP2(&d.res), func(f hpack.HeaderField) bool { return f.Name == "sec-websocket-accept" })
+	fields := slices.DeleteFunc(header.ToHTTP2(&d.Res), func(f hpack.HeaderField) bool { return f.Name == "sec-websocket-accept" })
 	st.answer(http.StatusOK, fields)
 	up.In.Take(n)
 	if err := d.tunnel(); err != nil {
@@ -59,7 +54,7 @@ func (st *stream) serveWebSocket() {
 
 // shakeHands sends the upgrade request and returns the length of the final head of the response.
 func (d *downgrade) shakeHands() (int, error) {
-	if err := d.st.goesTo(d.up); err != nil {
+	if err := d.Connect(false); err != nil {
 		return 0, err
 	}
 	key := make([]byte, 16)
@@ -75,21 +70,23 @@ func (d *downgrade) shakeHands() (int, error) {
 		d.st.fields = append(d.st.fields, hpack.HeaderField{Name: "sec-websocket-version", Value: "13"})
 	}
 	d.up.Begin()
-	d.up.ReadFor(d.st.ctx, clientStays)
 	if _, err := d.up.NetConn.Write(d.st.head(true)); err != nil {
-		return 0, err
+		return 0, d.failed(err)
 	}
-	n, err := relay.FinalHead(&d.up.In, &d.res, d.st.client.Method, d)
-	if err != nil || d.res.Status != http.StatusSwitchingProtocols {
-		return n, err
+	n, err := relay.FinalHead(d.From, &d.Res, d.Method, d)
+	if err == nil && d.Res.Status == http.StatusSwitchingProtocols {
+		err = relay.Upgraded(exchange.HTTP2Values(d.st.fields), &d.Res)
 	}
-	return n, relay.Upgraded(exchange.HTTP2Values(d.st.fields), &d.res)
+	if err != nil {
+		return 0, d.failed(err)
+	}
+	return n, nil
 }
 
 // pass relays a response that is not an upgrade to the client.
 func (d *downgrade) pass(n int) {
-	d.st.x.Event.Status = d.res.Status
-	d.st.answer(d.res.Status, header.ToHTTP2(&d.res))
+	d.st.x.Event.Status = d.Res.Status
+	d.st.answer(d.Res.Status, header.ToHTTP2(&d.Res))
 	d.up.In.Take(n)
 	d.relay()
 }
