@@ -271,10 +271,10 @@ func (s *stream) pump() error {
 		}()
 		err = s.fromClient(up, &received)
 	}()
-	err := pass(flushing{s.in}, s.up.conn, &s.up.in, &sent, func() { s.g.moved(&s.visit, false) })
+	err := relay.Pump(flushing{s.in}, relay.End{Conn: s.up.conn, In: &s.up.in, Read: &sent, Moved: func() { s.g.moved(&s.visit, false) }})
 	if err == nil {
 		_ = s.in.CloseWrite(nil) // the client may have gone
-		limit := time.AfterFunc(rest, s.in.CloseRead)
+		limit := time.AfterFunc(relay.Rest, s.in.CloseRead)
 		defer limit.Stop()
 	} else {
 		s.in.CloseRead()
@@ -303,7 +303,7 @@ func (s *stream) fromClient(up *upstream, n *atomic.Int64) error {
 		switch {
 		case errors.Is(err, io.EOF):
 			socket.CloseWrite(up.conn)
-			time.AfterFunc(rest, up.Abort)
+			time.AfterFunc(relay.Rest, up.Abort)
 			return nil
 		case err != nil:
 			return err

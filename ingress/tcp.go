@@ -13,6 +13,7 @@ import (
 	"boxgate/audit"
 	"boxgate/internal/h1"
 	"boxgate/internal/socket"
+	"boxgate/relay"
 )
 
 // halfOpenTime is how long a connection of raw TCP may pass nothing once one side has ended its direction. One that is open
@@ -106,15 +107,15 @@ func (p *passage) run() {
 func (p *passage) pass(box net.Conn) {
 	p.box.Store(&box)
 	p.g.leave(&p.visit)
-	t := pipe{
-		client: p.conn, box: box, fromClient: &h1.Reader{Source: p.conn}, fromBox: &h1.Reader{Source: box}, kill: socket.Reset,
-		moved: func(byVisitor bool) { p.g.moved(&p.visit, byVisitor) },
-	}
+	var received, sent atomic.Int64
+	t := p.g.tunnel(&p.visit, p.conn, box, &received, &sent)
+	t.Client.In, t.Server.In, t.Kill = &h1.Reader{}, &h1.Reader{}, socket.Reset
+	t.Half = func() func() bool { return watch(t, p.g.halfOpen) }
 	if p.ctx.Err() != nil { // a cut may have looked before the box was there
-		t.abort()
+		t.Abort()
 	}
-	err := t.run(p.ctx, func() func() bool { return t.watch(p.g.halfOpen) })
-	p.visit.event.BytesIn, p.visit.event.BytesOut = t.received.Load(), t.sent.Load()
+	err := t.Run(p.ctx)
+	p.visit.event.BytesIn, p.visit.event.BytesOut = received.Load(), sent.Load()
 	switch {
 	case p.ctx.Err() != nil:
 		p.visit.event.Error = errCut.Error()
@@ -126,21 +127,21 @@ func (p *passage) pass(box net.Conn) {
 	}
 }
 
-// watch aborts both sides when nothing has passed for as long as limit, until stop.
-func (p *pipe) watch(limit time.Duration) (stop func() bool) {
+// watch aborts a tunnel when nothing has passed for as long as limit, until stop.
+func watch(t *relay.Tunnel, limit time.Duration) (stop func() bool) {
 	var timer *time.Timer
 	var passed int64
 	ready := make(chan struct{})
 	timer = time.AfterFunc(limit, func() {
 		<-ready
-		if now := p.received.Load() + p.sent.Load(); now != passed {
+		if now := t.Client.Read.Load() + t.Server.Read.Load(); now != passed {
 			passed = now
 			timer.Reset(limit)
 			return
 		}
-		p.abort()
+		t.Abort()
 	})
-	passed = p.received.Load() + p.sent.Load()
+	passed = t.Client.Read.Load() + t.Server.Read.Load()
 	close(ready)
 	return timer.Stop
 }

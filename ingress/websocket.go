@@ -1,15 +1,12 @@
 package ingress
 
 import (
+	"net"
+	"sync/atomic"
 	"time"
 
 	"boxgate/internal/socket"
 	"boxgate/relay"
-)
-
-const (
-	quietHold = time.Second     // time after which an idle direction gives its buffer back
-	rest      = 5 * time.Second // how long one side of a WebSocket may go on after the other has closed
 )
 
 // Tunnel implements [relay.Side]. It forwards the 101 and then relays bytes both ways until both directions have ended, or one has and the other stays
@@ -37,13 +34,21 @@ func (c *client) Tunnel(n int) error {
 }
 
 func (c *client) pump() error {
-	c.up.in.Source = c.up.conn
 	c.g.leave(&c.visit)
-	p := pipe{
-		client: c.Conn, box: c.up.conn, fromClient: &c.In, fromBox: &c.up.in, kill: socket.Abort,
-		moved: func(byVisitor bool) { c.g.moved(&c.visit, byVisitor) },
-	}
-	err := p.run(c.ctx, func() (stop func() bool) { return time.AfterFunc(rest, p.abort).Stop })
-	c.visit.event.BytesIn, c.visit.event.BytesOut = p.received.Load(), p.sent.Load()
+	var received, sent atomic.Int64
+	t := c.g.tunnel(&c.visit, c.Conn, c.up.conn, &received, &sent)
+	t.Client.In, t.Server.In, t.Kill = &c.In, &c.up.in, socket.Abort
+	t.Half = func() func() bool { return time.AfterFunc(relay.Rest, t.Abort).Stop }
+	err := t.Run(c.ctx)
+	c.visit.event.BytesIn, c.visit.event.BytesOut = received.Load(), sent.Load()
 	return err
+}
+
+// tunnel returns a tunnel of a visit between a visitor and a box, whose readers, Kill and Half are to be set.
+func (g *core) tunnel(v *visit, visitor, box net.Conn, received, sent *atomic.Int64) *relay.Tunnel {
+	return &relay.Tunnel{
+		Client:   relay.End{Conn: visitor, To: visitor, Read: received, Moved: func() { g.moved(v, true) }},
+		Server:   relay.End{Conn: box, To: box, Read: sent, Moved: func() { g.moved(v, false) }},
+		Panicked: func(any) { g.panickedIn(v.target.Box) },
+	}
 }

@@ -21,7 +21,7 @@ import (
 	"boxgate/proxy/postgres"
 	"boxgate/proxy/problem"
 	"boxgate/proxy/route"
-	"boxgate/proxy/tunnel"
+	"boxgate/relay"
 	"boxgate/rule"
 	postgresrule "boxgate/rule/postgres"
 	sshrule "boxgate/rule/ssh"
@@ -205,8 +205,8 @@ func (c *conn) pass(client, server net.Conn, out, in *atomic.Int64) {
 		held[i].Open(c.usage.Memory, memory.Buffers)
 		defer held[i].Close()
 	}
-	end := func(i int, conn net.Conn, read *atomic.Int64) tunnel.End {
-		return tunnel.End{Conn: conn, To: conn, In: &h1.Reader{Memory: &held[i]}, Read: read}
+	end := func(i int, conn net.Conn, read *atomic.Int64) relay.End {
+		return relay.End{Conn: conn, To: conn, In: &h1.Reader{Memory: &held[i]}, Read: read}
 	}
 	err := c.p.core.Tunnels.Relay(end(0, client, out), end(1, server, in), c.box.ID)
 	if err != nil && c.live.Denied() == nil {

@@ -70,7 +70,7 @@ proxy/sign: policy
 proxy/sign/signtest:
 proxy/ssh: policy rule/ssh internal/memory proxy/contain
 proxy/traverse: policy internal/socket
-proxy/tunnel: policy internal/buffers proxy/contain internal/h1 internal/socket
+proxy/tunnel: policy internal/buffers proxy/contain internal/h1 internal/socket relay
 proxy/usage: policy audit internal/memory internal/pace internal/socket proxy/scrub
 relay: internal/buffers internal/h1 internal/handshake internal/socket
 certs: policy audit internal/fault internal/lru

@@ -3,7 +3,6 @@ package http1
 import (
 	"sync/atomic"
 
-	"boxgate/proxy/tunnel"
 	"boxgate/relay"
 )
 
@@ -23,8 +22,8 @@ func (h *conn) Tunnel(n int) error {
 	toServer, end := h.s.Searched(h.ctx, &h.ruling, h.up.NetConn)
 	defer end()
 	err := h.s.Core.Tunnels.Relay(
-		tunnel.End{Conn: h.Conn, To: h.ruling.Masking(h.Conn), In: &h.In, Read: &out},
-		tunnel.End{Conn: h.up.NetConn, To: toServer, In: &h.up.In, Read: &in}, h.s.Box.ID)
+		relay.End{Conn: h.Conn, To: h.ruling.Masking(h.Conn), In: &h.In, Read: &out},
+		relay.End{Conn: h.up.NetConn, To: toServer, In: &h.up.In, Read: &in}, h.s.Box.ID)
 	h.x.Event.BytesIn, h.x.Event.BytesOut = in.Load(), out.Load()
 	h.x.Broken(err)
 	return errClose

@@ -108,7 +108,7 @@ func (d *downgrade) tunnel() error {
 		}
 		ended.Store(true)
 		socket.CloseWrite(d.up.NetConn)
-		time.AfterFunc(tunnel.Rest, d.up.Abort)
+		time.AfterFunc(relay.Rest, d.up.Abort)
 	}()
 	var in atomic.Int64
 	var lost atomic.Bool
@@ -118,7 +118,7 @@ func (d *downgrade) tunnel() error {
 	w := flushWriter{&d.st.w}
 	err := w.Flush() // the head
 	if err == nil {
-		err = tunnel.Pump(d.st.ruling.Masking(w), tunnel.End{Conn: d.up.NetConn, In: &d.up.In, Read: &in})
+		err = relay.Pump(d.st.ruling.Masking(w), relay.End{Conn: d.up.NetConn, In: &d.up.In, Read: &in})
 	}
 	d.st.x.Event.BytesIn = in.Load()
 	switch {
