@@ -7,7 +7,6 @@ import (
 	"net"
 	"net/http"
 	"os"
-	"strconv"
 	"time"
 
 	"golang.org/x/net/http2"
@@ -164,27 +163,14 @@ func (c *client) reply(status int, fields [][2]string, body []byte) {
 	}
 	c.answered = true
 	c.visit.event.Status = status
-	out := h1.AppendStatus(c.Out.Take(), status, []byte(http.StatusText(status)))
-	for _, f := range fields {
-		out = h1.AppendPair(out, f[0], f[1])
-	}
 	if hsts := c.hsts(); hsts != "" {
-		out = h1.AppendPair(out, "Strict-Transport-Security", hsts)
+		fields = append(fields, [2]string{"Strict-Transport-Security", hsts})
 	}
-	out = h1.AppendPair(out, "Content-Length", strconv.Itoa(len(body)))
-	switch {
-	case !c.keeps():
-		out = h1.AppendPair(out, "Connection", "close")
-	case c.Req.Minor == 0:
-		out = h1.AppendPair(out, "Connection", "keep-alive")
-	}
-	out = append(out, "\r\n"...)
-	if c.visit.method != http.MethodHead { // what c.Req points to may be overwritten by now
-		out = append(out, body...)
-		c.visit.event.BytesOut += int64(len(body))
-	}
-	c.Out.Buf = out
-	_ = c.Flush() // the client may have gone
+	n, _ := c.Reply(&relay.Reply{ // the client may have gone
+		Status: status, Fields: fields, Body: body, Minor: c.Req.Minor, Keep: c.keeps(),
+		Head: c.visit.method == http.MethodHead, // what c.Req points to may be overwritten by now
+	})
+	c.visit.event.BytesOut += int64(n)
 }
 
 // reset implements [side]. Over HTTP/1.1 a request cannot be reset alone.

@@ -103,21 +103,6 @@ type texts struct {
 	authorization [1]string
 }
 
-// keepText is the length up to which texts are kept.
-const keepText = 512
-
-// recall returns b as a string, which is *last if that is the same and becomes *last if it is short.
-func recall(last *string, b []byte) string {
-	if string(b) == *last {
-		return *last
-	}
-	s := string(b)
-	if len(s) <= keepText {
-		*last = s
-	}
-	return s
-}
-
 // side is the client's side of an exchange.
 type side interface {
 	replier
@@ -155,9 +140,9 @@ func (e *exchange) asked() asked {
 	if e.find == nil {
 		e.find = e.values
 	}
-	path, query, _ := strings.Cut(recall(&e.texts.target, r.Target), "?")
+	path, query, _ := strings.Cut(relay.Recall(&e.texts.target, r.Target), "?")
 	return asked{
-		method: method(r.Method), host: recall(&e.texts.host, r.Host), path: path, query: query, html: takesHTML(r.Fields), sni: e.visitor.sni, secure: e.visitor.secure,
+		method: relay.Method(r.Method), host: relay.Recall(&e.texts.host, r.Host), path: path, query: query, html: takesHTML(r.Fields), sni: e.visitor.sni, secure: e.visitor.secure,
 		direct: r.Form == h1.Origin, values: e.find, peer: e.visitor.addr, network: e.visitor.network, inside: e.visitor.inside,
 	}
 }
@@ -177,7 +162,7 @@ func (e *exchange) values(name string) []string {
 	if name == "authorization" {
 		return e.authorization()
 	}
-	return valuesOf(e.Req.Fields, name)
+	return relay.Values(e.Req.Fields, name)
 }
 
 // authorization is values of the field that most requests of a connection repeat.
@@ -187,8 +172,8 @@ func (e *exchange) authorization() []string {
 		f := &e.Req.Fields[i]
 		switch {
 		case !h1.EqualFold(f.Name, "authorization"):
-		case only != nil || len(f.Value) == 0 || len(f.Value) > keepText:
-			return valuesOf(e.Req.Fields, "authorization")
+		case only != nil || len(f.Value) == 0 || len(f.Value) > relay.KeepText:
+			return relay.Values(e.Req.Fields, "authorization")
 		default:
 			only = f.Value
 		}
@@ -199,31 +184,8 @@ func (e *exchange) authorization() []string {
 	if known := e.visitor.accepted.Load(); known != nil && e.texts.authorization[0] == "" {
 		e.texts.authorization[0] = known.value
 	}
-	e.texts.authorization[0] = recall(&e.texts.authorization[0], only)
+	e.texts.authorization[0] = relay.Recall(&e.texts.authorization[0], only)
 	return e.texts.authorization[:]
-}
-
-// valuesOf returns the values of a field, whose name is given in lower case, one for each of its lines.
-func valuesOf(fields []h1.Field, name string) (values []string) {
-	for i := range fields {
-		if f := &fields[i]; h1.EqualFold(f.Name, name) {
-			values = append(values, string(f.Value))
-		}
-	}
-	return values
-}
-
-// method converts a method without allocating for the common ones.
-func method(m []byte) string {
-	switch string(m) {
-	case http.MethodGet:
-		return http.MethodGet
-	case http.MethodPost:
-		return http.MethodPost
-	case http.MethodHead:
-		return http.MethodHead
-	}
-	return string(m)
 }
 
 // hsts returns the value of Strict-Transport-Security for the visitor, or "": browsers ignore it over plain HTTP.
@@ -239,7 +201,7 @@ func (e *exchange) head(upgrade bool) {
 	e.how = forwarding{r: &e.Req, client: e.visitor.peer, secure: e.visitor.secure,
 		open: e.visit.keepsAuthorization(), auth: e.visit.target.Auth, link: e.visit.event.Credential == audit.CredentialLink,
 		forward: e.g.ForwardFields}
-	e.Method, e.tries = method(e.Req.Method), 0
+	e.Method, e.tries = relay.Method(e.Req.Method), 0
 	e.http2 = e.prefersHTTP2(upgrade)
 	if bytes.IndexByte(e.Req.Path, '?') >= 0 {
 		e.Req.Path = withoutOwnParameters(e.Req.Path)

@@ -7,6 +7,7 @@ import (
 	"testing"
 
 	"boxgate/internal/h2/downstream"
+	"boxgate/relay"
 
 	"golang.org/x/net/http/httpguts"
 	"golang.org/x/net/http2/hpack"
@@ -112,7 +113,7 @@ func FuzzHTTP1Form(f *testing.F) {
 		if string(r.Method) != method || string(r.Target) != target || string(r.Host) != host {
 			t.Errorf("%q %q %q became %q", method, path, host, text)
 		}
-		if got := valuesOf(r.Fields, name); name != "host" && (len(got) == 0 || got[0] != strings.Trim(value, " \t")) {
+		if got := relay.Values(r.Fields, name); name != "host" && (len(got) == 0 || got[0] != strings.Trim(value, " \t")) {
 			t.Errorf("%q: %q became %q", name, value, text)
 		}
 		if chunked := length < 0; r.Body.Chunked != chunked || !chunked && r.Body.Length != length {

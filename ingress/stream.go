@@ -99,7 +99,7 @@ func (s *stream) ended() {
 // asked is [exchange.asked]; an extended CONNECT is what the client sent.
 func (s *stream) asked() asked {
 	q := s.exchange.asked()
-	q.method = method([]byte(s.in.Method))
+	q.method = relay.Method([]byte(s.in.Method))
 	return q
 }
 

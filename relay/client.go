@@ -6,6 +6,7 @@ import (
 	"net"
 	"net/http"
 	"os"
+	"strconv"
 	"time"
 
 	"boxgate/internal/buffers"
@@ -13,7 +14,7 @@ import (
 	"boxgate/internal/socket"
 )
 
-// RestAfter is the time after which a connection that waits for a request keeps nothing that another one could use.
+// RestAfter is the time after which an idle connection gives back its buffers and its connection to the server.
 const RestAfter = 250 * time.Millisecond
 
 // BoundCheck is how often a connection that waits for a request looks whether the server's connection that is bound to it has ended.
@@ -37,19 +38,19 @@ type Client struct {
 	Out  Output // for either side
 	Head int    // length of the head of the current request in In; 0: it was taken
 
-	Stall time.Duration // how long the client may take nothing of what is written; 0: any time
-	Cuts  Cuts          // nil: nothing but a close of Conn cuts the connection
+	Stall time.Duration // how long a write to the client may make no progress; 0: for ever
+	Cuts  Cuts          // nil: the connection is cut by closing Conn only
 
 	Passed int64 // content of the current response that was written
 
-	deadline time.Time // for reading, unless it has expired; zero: none, or not known
+	deadline time.Time // for reading, unless it has expired; zero: not set, or not known
 	until    time.Time // for writing
 	chunked  bool      // content is written in chunks
 }
 
-// Cuts tells of a connection that another goroutine cuts by deadlines, which the client's own must not replace.
+// Cuts reports whether another goroutine has cut the connection by setting deadlines, which later ones must not replace.
 type Cuts interface {
-	// Cut returns nil, or why the connection was cut, with the time until which it may be written to.
+	// Cut returns a nil error, or the cause of the cut and the deadline for the last writes.
 	Cut() (by time.Time, err error)
 }
 
@@ -94,7 +95,7 @@ func (c *Client) Unlimited() {
 	_ = c.Conn.SetReadDeadline(time.Time{})
 }
 
-// Forget says that others set the deadline for reading from now on.
+// Forget discards the remembered deadline for reading, because the caller sets deadlines on Conn itself.
 func (c *Client) Forget() { c.deadline = time.Time{} }
 
 // ReadHead reads the rest of the head of a request, of at most that many bytes, until a time. It stays in the buffer until it has
@@ -136,6 +137,38 @@ func (c *Client) AwaitBound(end time.Time, quiet func() bool) error {
 			return ErrUnbound
 		}
 	}
+}
+
+// Reply is a whole response of the gateway's own to a client of HTTP/1.x.
+type Reply struct {
+	Status int
+	Fields [][2]string
+	Body   []byte
+	Minor  uint8 // of the client's version
+	Head   bool  // the method is HEAD: the body is left out
+	Keep   bool  // the connection can carry another request
+}
+
+// Reply sends a response, and returns how much of it is body.
+func (c *Client) Reply(r *Reply) (content int, err error) {
+	out := h1.AppendStatus(c.Out.Take(), r.Status, []byte(http.StatusText(r.Status)))
+	for _, f := range r.Fields {
+		out = h1.AppendPair(out, f[0], f[1])
+	}
+	out = h1.AppendPair(out, "Content-Length", strconv.Itoa(len(r.Body)))
+	switch {
+	case !r.Keep:
+		out = append(out, "Connection: close\r\n"...)
+	case r.Minor == 0:
+		out = append(out, "Connection: keep-alive\r\n"...)
+	}
+	out = append(out, "\r\n"...)
+	if !r.Head {
+		out = append(out, r.Body...)
+		content = len(r.Body)
+	}
+	c.Out.Buf = out
+	return content, c.Flush()
 }
 
 // Put appends content to the output, framed, or writes large content directly.

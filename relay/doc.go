@@ -2,6 +2,6 @@
 // request to a server over HTTP/1.1 ([Exchange]) and brings the response back, with all that framing takes: bodies of both
 // directions, interim responses, trailers, upgrades, requests that are repeated, connections that end.
 //
-// Who judges a request, which fields pass, where the connection to the server comes from and what is said of a failure is the
-// business of the two sides: they implement [Side].
+// The two sides judge requests, choose the fields to forward, supply connections to servers and report failures: they implement
+// [Side].
 package relay

@@ -13,12 +13,12 @@ import (
 type Exchange struct {
 	Req     h1.Request
 	Method  string // as the server gets it
-	Source  Source // of the body of the request; nil: it has none
+	Source  Source // of the request body; nil: no body
 	Upload  Upload
 	To      Server     // of the current attempt
-	From    *h1.Reader // what has arrived from it
+	From    *h1.Reader // buffers the bytes received from To
 	Res     h1.Response
-	Recoded bool     // the body of the response is not as long as its head says
+	Recoded bool     // the side changes the length of the response body
 	Body    Incoming // of the response
 }
 
@@ -26,21 +26,22 @@ type Exchange struct {
 type Sender interface {
 	// Connect takes a connection for the request: one that was kept unless fresh is set, or a new one. It sets To and From.
 	Connect(fresh bool) error
-	// Ask sends the head, with what has been gathered of the body. If that is the whole request, it waits for the response's first byte.
-	// used says that the connection had carried another request before. [socket.ErrNotAsked] says that its server was not waiting for one:
-	// nothing was sent.
+	// Ask sends the output: the head and the gathered beginning of the body. If that is the whole request, it waits for the first byte of
+	// the response. used reports whether the connection had carried an earlier request. It returns [socket.ErrNotAsked] without sending
+	// if the server of a kept connection has already sent data or EOF.
 	Ask(whole bool) (used bool, err error)
-	// Final reports whether an error of Ask is none of the connection: nothing is tried again.
+	// Final reports whether an error of Ask ends the exchange whatever the connection: the client has gone, or a deadline has passed.
 	Final(err error) bool
-	// Again says whether the request, of which a body may be still to come, may be sent again after an error, over a connection that had
-	// been used or not, and whether that must be a fresh one.
+	// Again reports whether the request may be sent again after an error of Ask, whose arguments and result it gets, and whether only
+	// over a fresh connection.
 	Again(err error, whole, used bool) (again, fresh bool)
 	// Drop closes the connection.
 	Drop()
 }
 
-// Open sends a request whose head is in out, with what has arrived of its body, and has the rest uploaded. tied says that the
-// connection is bound to the client: there is no other. refused says that an error is about the body, before anything was sent.
+// Open sends a request whose head is in out, with the beginning of its body that has arrived, and starts the upload of the rest. tied
+// means that the connection is bound to the client and cannot be replaced. refused reports that the body was refused before anything
+// was sent.
 func (x *Exchange) Open(out *Output, s Sender, tied bool) (refused bool, err error) {
 	whole, n := x.Source == nil, 0
 	if !whole {
@@ -87,7 +88,7 @@ func (x *Exchange) send(s Sender, whole, tied bool) error {
 	}
 }
 
-// Side is one direction, egress or public URLs: what it does differently with a request of an HTTP/1.x client that it has admitted.
+// Side is one direction, egress or public URLs, for an admitted request of an HTTP/1.x client: the decisions in which they differ.
 type Side interface {
 	Sender
 	Receiver
@@ -103,19 +104,23 @@ type Side interface {
 	// Tunnel passes on a 101, whose head has that length, and then bytes.
 	Tunnel(head int) error
 
-	// The rest ends the exchange, whose upload has stopped, and returns what [Client.Forward] is to return. BadBody: the body was
-	// refused before anything was sent. Unsent: it was not sent. NoResponse: no final head came, or none that can be passed on. Broken:
-	// the response was not whole. Settle: it was; reuse says that the server's connection can carry another request, by the framing,
-	// and end that the client's cannot.
+	// The other methods end an exchange whose upload has stopped. All but Settle return the result of [Client.Forward].
+
+	// BadBody answers a request whose body was refused before anything was sent.
 	BadBody(err error) error
+	// Unsent answers a request that could not be sent.
 	Unsent(err error) error
+	// NoResponse answers a request that got no final head, or one that cannot be forwarded.
 	NoResponse(err error) error
+	// Broken ends a response that was cut short.
 	Broken(err error) error
+	// Settle ends a complete exchange. reuse reports whether the framing lets the server's connection carry another request; end,
+	// whether the client's must close.
 	Settle(reuse bool) (end bool)
 }
 
 // Forward sends a request, whose head for the server is in the output, and relays its response. A nil error means that the
-// connection can carry another request. upgrade says that the head asks for an upgrade to WebSocket.
+// connection can carry another request. upgrade and tied are those of [OpensWebSocket] and [Exchange.Open].
 func (c *Client) Forward(x *Exchange, s Side, upgrade, tied bool) error {
 	c.In.Take(c.Head)
 	c.Head = 0
@@ -154,7 +159,7 @@ func (c *Client) respond(x *Exchange, s Side, upgrade bool) error {
 	err = c.relay(x, s, a.Chunked)
 	x.Upload.Stop()
 	if err != nil {
-		return s.Broken(err) // what the client has of the body must not look complete
+		return s.Broken(err) // a truncated body must not look complete
 	}
 	if s.Settle(whole && !x.Res.Close) || a.Close {
 		return ErrLinger
@@ -167,7 +172,7 @@ func (x *Exchange) Upgraded(asked bool) error {
 	if !asked {
 		return ErrProtocol
 	}
-	return Upgraded(Values(x.Req.Fields), &x.Res)
+	return Upgraded(ValuesIn(x.Req.Fields), &x.Res)
 }
 
 // relay copies the body to the client, after the head in the output.

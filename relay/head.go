@@ -4,7 +4,7 @@ import "boxgate/internal/h1"
 
 // RequestFields decides about the fields of a request that neither frame it nor belong to its connection.
 type RequestFields interface {
-	// AppendField appends a field of the client, or nothing, or what stands for it.
+	// AppendField appends a field of the client, unchanged or rewritten, or drops it.
 	AppendField(dst []byte, f *h1.Field) []byte
 	// Announces reports whether a list of trailers, as in Trailer, is passed on.
 	Announces(list []byte) bool
@@ -12,9 +12,8 @@ type RequestFields interface {
 	AppendOwn(dst []byte) []byte
 }
 
-// AppendRequest appends the head of a request for a server: its path, one Host, what frames it, and the fields that by decides
-// about. upgrade keeps an upgrade to WebSocket. The client can keep none of the gateway's own fields away by naming them in
-// Connection.
+// AppendRequest appends the head of a request for a server: the path, one Host, the framing fields, and the fields that by passes.
+// upgrade keeps an upgrade to WebSocket. The gateway's own fields come last: a client cannot drop them by naming them in Connection.
 func AppendRequest[F RequestFields](dst []byte, r *h1.Request, upgrade bool, by F) []byte {
 	dst = append(append(append(dst, r.Method...), ' '), r.Path...)
 	dst = append(dst, " HTTP/1.1\r\n"...)
@@ -75,7 +74,7 @@ func PassesFrame(r *h1.Response, f *h1.Field, chunked bool) bool {
 	return f.Kind == h1.ContentLength && r.Status >= 200 && r.Status != 204 || f.Kind == h1.Trailer && chunked
 }
 
-// AppendResponse appends the head of a response for a client of HTTP/1.x: what frames it, and the fields that by decides about.
+// AppendResponse appends the head of a response for a client of HTTP/1.x: the framing fields, and the fields that by passes.
 func AppendResponse[F ResponseFields](dst []byte, r *h1.Response, a Answer, by F) []byte {
 	dst = h1.AppendStatus(dst, r.Status, r.Reason)
 	for i := range r.Fields {

@@ -61,20 +61,12 @@ func Upgraded(request handshake.Fields, r *h1.Response) error {
 	if r.Minor == 0 || !h1.EqualFold(r.Upgrade, "websocket") { // which is nil unless Connection names it
 		return ErrProtocol
 	}
-	return handshake.Verify(request, Values(r.Fields))
+	return handshake.Verify(request, ValuesIn(r.Fields))
 }
 
-// Values returns the function that finds the values of a field by its name, one for each of its lines.
-func Values(fields []h1.Field) handshake.Fields {
-	return func(name string) (values []string) {
-		name = strings.ToLower(name)
-		for i := range fields {
-			if f := &fields[i]; h1.EqualFold(f.Name, name) {
-				values = append(values, string(f.Value))
-			}
-		}
-		return values
-	}
+// ValuesIn returns the function that finds the values of a field by its name, in any case.
+func ValuesIn(fields []h1.Field) handshake.Fields {
+	return func(name string) []string { return Values(fields, strings.ToLower(name)) }
 }
 
 // OpensWebSocket reports whether a request asks for an upgrade to WebSocket (RFC 6455, 4.1).
@@ -111,7 +103,7 @@ func (b *Incoming) Begin(in *h1.Reader, r *h1.Response) {
 type Sink interface {
 	// Put takes content, which it does not keep.
 	Put(content []byte) error
-	// Flush sends what it has.
+	// Flush sends buffered content.
 	Flush() error
 	// Fill calls in.Fill.
 	Fill(in *h1.Reader) error

@@ -19,20 +19,20 @@ const (
 	Rest = 5 * time.Second
 )
 
-// End is one end of a tunnel, with what was already read from it.
+// End is one end of a tunnel, with the bytes already read from it.
 type End struct {
 	Conn  net.Conn
-	To    io.Writer     // takes what is written to Conn: Conn, or what wraps it
+	To    io.Writer     // the destination of bytes for Conn: Conn itself or a wrapper
 	In    *h1.Reader    // data read from Conn and not passed on yet
 	Read  *atomic.Int64 // bytes received from this end and passed on
-	Moved func()        // called before each part is passed on; nil: nothing is
+	Moved func()        // called before each part is passed on; may be nil
 }
 
 // Tunnel passes bytes both ways between a client and a server.
 type Tunnel struct {
 	Client, Server End
 	Kill           func(...net.Conn)         // ends both connections when they must; never blocks
-	Half           func() (stop func() bool) // called when one direction has ended well: bounds what the other may still do, until stop
+	Half           func() (stop func() bool) // called when one direction has ended gracefully: limits the time of the other, until stop
 	Panicked       func(v any)               // called with the value of a panic
 }
 
@@ -46,7 +46,7 @@ type ending struct {
 }
 
 // Run passes bytes until both directions have ended, or one has failed or ctx has ended: then both connections are killed, as neither
-// side may take that for a graceful close. When it returns, nothing uses either end.
+// side may take that for a graceful close. Both goroutines have ended when it returns.
 func (t *Tunnel) Run(ctx context.Context) error {
 	t.Client.In.Source, t.Server.In.Source = t.Client.Conn, t.Server.Conn
 	_ = t.Client.Conn.SetWriteDeadline(time.Time{})

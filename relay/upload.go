@@ -19,11 +19,11 @@ type Server interface {
 
 // Source is a body that a client sends.
 type Source interface {
-	// Gather appends what has arrived of the body to the head, framed for the server, up to a limit. It returns how much content that is,
-	// and whether the body ends there. What it leaves is for More.
+	// Gather appends the received part of the body to the head, framed for the server, up to a limit. It returns the length of its
+	// content, and whether the body ends there. More returns the rest.
 	Gather(head []byte) (grown []byte, content int, whole bool, err error)
-	// More waits for what comes next of the body and returns it, framed for the server and valid until the next call, how much content
-	// it is, and whether that is the end. It may use out.
+	// More waits for the next part of the body. It returns the part framed for the server, valid until the next call, the length of its
+	// content, and whether the body ends there. It may use out.
 	More(out *Output) (framed []byte, content int, last bool, err error)
 	// Interrupt ends a call of More in progress, and every later one.
 	Interrupt()
@@ -34,10 +34,10 @@ type Source interface {
 // ErrFault is the outcome of an upload that a panic interrupted.
 var ErrFault = errors.New("interrupted by a fault of the gateway")
 
-// ErrUnwanted is returned by a [Source] that has sent nothing: the server has answered before it asked for the body.
+// ErrUnwanted is returned by a [Source] whose client waits for a 100 that the server did not send before its answer.
 var ErrUnwanted = errors.New("the server did not ask for the body")
 
-// Upload sends the body of one request while the response is read. The zero value is one that has nothing to send.
+// Upload sends the body of one request while the response is read. The zero value is an upload that is complete.
 type Upload struct {
 	Content int64 // taken from the client; not to be read while Running
 
@@ -105,7 +105,7 @@ func (u *Upload) send() error {
 // Running reports whether the upload was started and not stopped.
 func (u *Upload) Running() bool { return u.done != nil }
 
-// Idle reports whether nothing reads from the client any more.
+// Idle reports whether no upload is reading from the client.
 func (u *Upload) Idle() bool {
 	if u.done == nil {
 		return true
@@ -118,7 +118,7 @@ func (u *Upload) Idle() bool {
 	}
 }
 
-// Progress returns when the server took a part of the body last; the zero time if it has taken none.
+// Progress returns when the server last accepted part of the body, or the zero time.
 func (u *Upload) Progress() time.Time {
 	if last := u.last.Load(); last > 0 {
 		return time.Unix(0, last)
@@ -161,8 +161,8 @@ func (u *Upload) Stop() {
 // Err returns the error of a stopped upload, whoever is to blame for it.
 func (u *Upload) Err() error { return u.err }
 
-// Fault returns why a stopped upload has failed for a reason other than the server: a *[h1.Error], [ErrClientGone], or what the
-// source returned. nil: it has not.
+// Fault returns the error of a stopped upload that failed because of the client: a *[h1.Error], [ErrClientGone], or another error of
+// the source. It is nil if the server refused more of the body, or Stop interrupted the upload.
 func (u *Upload) Fault() error {
 	var malformed *h1.Error
 	switch {
@@ -224,7 +224,7 @@ func (b *Body) Gather(out []byte) (grown []byte, content int, last bool, err err
 	return out, content, false, nil
 }
 
-// part takes what has arrived, up to the end of a chunk, which has been inspected.
+// part consumes received content, at most to the end of a chunk, and has it inspected.
 func (b *Body) part(last *bool) ([]byte, error) {
 	part, n, done, err := b.Next(b.in.Bytes())
 	if err == nil {

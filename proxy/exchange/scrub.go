@@ -122,21 +122,6 @@ func (sc *Scrubbing) Relay(ctx context.Context, dst scrub.Sink, src scrub.Source
 	return scrub.Copy(dst, src, m, sc.codings, sc.holds.Shrink, ctx.Err)
 }
 
-// ResponseValues returns a lookup function for the field values of a head.
-func ResponseValues(r *h1.Response) func(string) []string { return FieldValues(r.Fields) }
-
-// FieldValues returns a lookup function for the values in fields.
-func FieldValues(fields []h1.Field) func(string) []string {
-	return func(name string) (values []string) {
-		for i := range fields {
-			if f := &fields[i]; strings.EqualFold(string(f.Name), name) {
-				values = append(values, string(f.Value))
-			}
-		}
-		return values
-	}
-}
-
 // MaskHead masks a head in place. Framing fields are left unchanged: they have been parsed.
 func MaskHead(set *scrub.Set, r *h1.Response) {
 	if set == nil {

@@ -25,9 +25,6 @@ import (
 
 const clientHead = 30 * time.Second // time from a head's first byte to its last
 
-// keepText is the length up to which texts of one request are kept for the next, which often has the same.
-const keepText = 256
-
 // conn is the state of one HTTP/1.x client connection. One goroutine handles its requests in turn; a second one exists
 // only while a body is uploaded that had not fully arrived.
 type conn struct {
@@ -59,7 +56,7 @@ type work struct {
 	gone           func() bool         // clientGone, made once
 	scrub          *exchange.Scrubbing // of the response; nil if it is not scrubbed
 
-	authority, path string // of the latest request, up to keepText
+	authority, path string // of the latest request, which the next often has as well
 }
 
 var (
@@ -321,7 +318,7 @@ func (h *conn) message() exchange.Message {
 		r.Host = hostOf(h.s, r)
 	}
 	m := exchange.Message{
-		Method: methodString(r.Method), Authority: recall(&h.authority, r.Host), Path: recall(&h.path, r.Path), Scheme: string(r.Scheme), Head: h,
+		Method: relay.Method(r.Method), Authority: relay.Recall(&h.authority, r.Host), Path: relay.Recall(&h.path, r.Path), Scheme: string(r.Scheme), Head: h,
 	}
 	if r.Form == h1.Absolute {
 		m.Target = string(r.Authority)
@@ -332,18 +329,6 @@ func (h *conn) message() exchange.Message {
 
 // Forwarded implements [exchange.Head].
 func (h *conn) Forwarded(needs *match.Needs) []match.Field { return header.Wanted(&h.Req, needs) }
-
-// recall returns b as a string, which is *last if that is the same and becomes *last if it is short.
-func recall(last *string, b []byte) string {
-	if string(b) == *last {
-		return *last
-	}
-	s := string(b)
-	if len(s) <= keepText {
-		*last = s
-	}
-	return s
-}
 
 // hostOf returns the authority of an HTTP/1.0 request without a Host: that of its target, else the name that a TLS
 // client has already sent. A plain HTTP request without either is refused.
@@ -357,19 +342,4 @@ func hostOf(s *exchange.Session, r *h1.Request) []byte {
 		return []byte(net.JoinHostPort(s.Name.String(), strconv.Itoa(int(s.Port))))
 	}
 	return nil
-}
-
-// methodString converts a method without allocating for the common ones.
-func methodString(m []byte) string {
-	switch string(m) {
-	case "GET":
-		return "GET"
-	case "POST":
-		return "POST"
-	case "HEAD":
-		return "HEAD"
-	case "PUT":
-		return "PUT"
-	}
-	return string(m)
 }

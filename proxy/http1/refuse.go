@@ -5,7 +5,6 @@ import (
 	"io"
 	"net/http"
 	"os"
-	"strconv"
 
 	"boxgate/internal/h1"
 	"boxgate/internal/memory"
@@ -68,24 +67,10 @@ func (h *conn) refuseBody(err error) error {
 }
 
 func (h *conn) writeProblem(p *problem.Problem, keep bool) error {
-	body := p.Body()
-	out := h1.AppendStatus(h.Out.Take(), p.Status, []byte(http.StatusText(p.Status)))
-	out = h1.AppendPair(out, "Content-Type", "application/problem+json")
-	out = h1.AppendPair(out, "Content-Length", strconv.Itoa(len(body)))
-	out = h1.AppendPair(out, "Cache-Control", "no-store")
+	fields := [][2]string{{"Content-Type", "application/problem+json"}, {"Cache-Control", "no-store"}}
 	if p.Status == http.StatusTooManyRequests {
-		out = h1.AppendPair(out, "Retry-After", exchange.RetryAfter)
+		fields = append(fields, [2]string{"Retry-After", exchange.RetryAfter})
 	}
-	if !keep {
-		out = h1.AppendPair(out, "Connection", "close")
-	} else if h.Req.Minor == 0 {
-		out = h1.AppendPair(out, "Connection", "keep-alive")
-	}
-	out = append(out, "\r\n"...)
-	if h.Method != "HEAD" {
-		out = append(out, body...)
-	}
-	h.Out.Buf = out
-	_, err := h.Conn.Write(out)
+	_, err := h.Reply(&relay.Reply{Status: p.Status, Fields: fields, Body: p.Body(), Minor: h.Req.Minor, Head: h.Method == http.MethodHead, Keep: keep})
 	return err
 }

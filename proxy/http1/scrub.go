@@ -1,6 +1,9 @@
 package http1
 
-import "boxgate/proxy/exchange"
+import (
+	"boxgate/proxy/exchange"
+	"boxgate/relay"
+)
 
 // sink is the client of a response that is scrubbed.
 type sink struct{ *conn }
@@ -9,7 +12,7 @@ func (s sink) Write(p []byte) (int, error) { return len(p), s.Put(p) }
 
 // beginScrub inspects the final head before any of it is forwarded.
 func (h *conn) beginScrub() (err error) {
-	h.scrub, err = h.s.NewScrubbing(&h.ruling, h.Res.Status, h.Res.Body.Empty(), exchange.ResponseValues(&h.Res))
+	h.scrub, err = h.s.NewScrubbing(&h.ruling, h.Res.Status, h.Res.Body.Empty(), relay.ValuesIn(h.Res.Fields))
 	if err == nil && h.scrub.Resized {
 		exchange.WithoutLength(&h.Res)
 	}

@@ -33,7 +33,7 @@ func (h *conn) beginBody() (refused *problem.Problem) {
 	if h.Req.Body.Empty() || !h.ruling.Policy.HasPlaceholders() {
 		return nil
 	}
-	h.body.watch, refused = h.s.Watch(&h.ruling, exchange.FieldValues(h.Req.Fields)("Content-Encoding"))
+	h.body.watch, refused = h.s.Watch(&h.ruling, relay.Values(h.Req.Fields, "content-encoding"))
 	return refused
 }
 

@@ -14,7 +14,6 @@ import (
 	"boxgate/internal/h1"
 	"boxgate/policy/name"
 	"boxgate/proxy/contain"
-	"boxgate/proxy/exchange"
 	"boxgate/proxy/header"
 	"boxgate/proxy/origin"
 	"boxgate/proxy/problem"
@@ -270,7 +269,7 @@ func (d *downgrade) respond() bool {
 		st.refuseUpstream(&problem.Upstream{Reason: name.ReasonUpstreamHTTP, Name: st.ruling.Request.Name, Err: err})
 		return false
 	}
-	if !st.scrubbable(d.Res.Status, d.Res.Body.Empty(), exchange.ResponseValues(&d.Res)) {
+	if !st.scrubbable(d.Res.Status, d.Res.Body.Empty(), relay.ValuesIn(d.Res.Fields)) {
 		return false
 	}
 	st.x.Event.Status = d.Res.Status

@@ -36,7 +36,7 @@ func (st *stream) serveWebSocket() {
 		st.refuseUpstream(err)
 		return
 	}
-	if !st.scrubbable(d.Res.Status, d.Res.Body.Empty(), exchange.ResponseValues(&d.Res)) {
+	if !st.scrubbable(d.Res.Status, d.Res.Body.Empty(), relay.ValuesIn(d.Res.Fields)) {
 		return
 	}
 	if d.Res.Status != http.StatusSwitchingProtocols {

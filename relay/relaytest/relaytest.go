@@ -1,5 +1,5 @@
-// Package relaytest holds what is true of HTTP/1.1 on every side of package relay: one list of attacks and oddities, which the tests of
-// egress and of public URLs walk.
+// Package relaytest is the conformance suite of the sides of package relay: one list of attacks and edge cases of HTTP/1.1, run by the
+// tests of egress and of public URLs.
 package relaytest
 
 import (
@@ -21,7 +21,7 @@ import (
 type Rig struct {
 	Host string          // as requests name the server
 	Dial func() net.Conn // connects a client, over TLS if the side speaks that
-	Says string          // what the answer to a malformed request holds
+	Says string          // a part of the answer to a malformed request
 }
 
 // Side makes a rig with a server.
@@ -81,8 +81,8 @@ func answers(text string) func(net.Conn, *bufio.Reader) {
 
 const ok = "HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"
 
-// refusesTwoMeanings sends what two parsers could read in two ways: the answer is 400, the connection ends, and the server receives
-// nothing.
+// refusesTwoMeanings sends requests that two parsers could read in two ways: the answer is 400, the connection ends, and no byte
+// reaches the server.
 func refusesTwoMeanings(t *testing.T, side Side) {
 	var got atomic.Int64
 	rig := side(t, func(_ net.Conn, in *bufio.Reader) {
@@ -173,7 +173,7 @@ func responses(t *testing.T, side Side) {
 			if tt.ask == "" {
 				tt.ask = "GET / HTTP/1.1\r\nHOST\r\n\r\n"
 			}
-			for range 2 { // what is left of one must not be taken for the next
+			for range 2 { // leftovers of one must not be taken for the next
 				c, in := rig.dial(t)
 				resp, body, err := rig.ask(t, c, in, tt.ask)
 				if tt.broken && resp == nil {
@@ -213,7 +213,7 @@ func interim(t *testing.T, side Side) {
 	}
 }
 
-// upgrades lead to a WebSocket that was asked for, and to nothing else.
+// upgrades lead only to a WebSocket that was requested.
 func upgrades(t *testing.T, side Side) {
 	const key = "dGhlIHNhbXBsZSBub25jZQ=="
 	asked := "HOST\r\nConnection: Upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Version: 13\r\nSec-WebSocket-Key: " + key + "\r\n"
@@ -260,7 +260,7 @@ func upgrades(t *testing.T, side Side) {
 	}
 }
 
-// sentAgain: what a server may have done already is not asked of it twice.
+// sentAgain: a request that the server may have acted on is not repeated.
 func sentAgain(t *testing.T, side Side) {
 	for method, again := range map[string]bool{"GET": true, "HEAD": true, "OPTIONS": true, "POST": false, "PUT": false, "DELETE": false, "PATCH": false} {
 		t.Run(method, func(t *testing.T) {
@@ -352,8 +352,8 @@ func brokenOff(t *testing.T, side Side) {
 	}
 }
 
-// answeredEarly: an answer comes before the request is complete, and the connection ends, as what is left of the body could be taken
-// for a request.
+// answeredEarly: an answer comes before the request is complete, and the connection ends, as the rest of the body could be taken for a
+// request.
 func answeredEarly(t *testing.T, side Side) {
 	rig := side(t, func(c net.Conn, in *bufio.Reader) {
 		if _, err := http.ReadRequest(in); err == nil {

@@ -1,4 +1,4 @@
-package http1
+package relay
 
 import (
 	"errors"
@@ -9,7 +9,6 @@ import (
 	"time"
 
 	"boxgate/internal/h1"
-	"boxgate/relay"
 )
 
 // TestDeadlinesOfEarlierReads has each read end at its own time: a deadline that is left over from an earlier one ends
@@ -20,7 +19,7 @@ func TestDeadlinesOfEarlierReads(t *testing.T) {
 		near, far := net.Pipe()
 		defer far.Close()
 		defer near.Close()
-		h := &relay.Client{Conn: near, In: h1.Reader{Source: near}}
+		h := &Client{Conn: near, In: h1.Reader{Source: near}}
 		for i, step := range []struct{ limit, data time.Duration }{
 			{250 * time.Millisecond, 100 * time.Millisecond},
 			{30 * time.Second, 10 * time.Second}, // while the first deadline expires
