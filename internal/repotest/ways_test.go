@@ -15,8 +15,9 @@ import (
 // maxHops is how many functions someone must read to follow one way through the gateway.
 const maxHops = 6
 
-// maxWays is how many tables there are: of a connection, a request, a DNS query that is answered at once, any other, and a policy update.
-const maxWays = 5
+// maxWays is how many tables there are: of a connection, a request, a visit, a DNS query that is answered at once, any other, and a
+// policy update.
+const maxWays = 6
 
 // function is a function and the file that it is in, as documents name it.
 type function struct{ file, name string }
