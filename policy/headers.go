@@ -43,14 +43,15 @@ type HeaderRule struct {
 	Placeholders []Placeholder    // sorted by variable
 	Places       Places           // where the placeholders may stand, besides header values
 	Query        []QueryParameter // sorted by name
-	Sign         Signing
-	Scrub        bool         // the rule's secrets are masked in responses
-	Shared       *SharedScrub // of the compiled rules of a host with several of which one scrubs; nil in rules as written
-	Deny         bool         // the requests are refused; nothing else is given
+	Scrub        bool             // the rule's secrets are masked in responses
+	Shared       *SharedScrub     // of the compiled rules of a host with several of which one scrubs; nil in rules as written
+	Deny         bool             // the requests are refused; nothing else is given
 	// Effects are what else is done, by kind in the order of their keys, at most one of each.
 	Effects []rule.Effect
 	// Connection is what the effects do to connections. Only compiled rules have it, see [HeaderRule.OnConnections].
 	Connection *rule.Connection
+	// Request is what the effects do to requests. Only compiled rules have it.
+	Request rule.Request
 }
 
 // OnConnections returns what the effects of the rule do to connections. Nothing is searched for if the rule is compiled.
@@ -103,11 +104,13 @@ func isForBoxes(e rule.Effect) bool {
 
 // secretive reports whether the rule changes texts in requests, which responses may show.
 func (r *HeaderRule) secretive() bool {
-	return len(r.Headers)+len(r.Placeholders) > 0 || r.Rewrites()
+	return len(r.Headers)+len(r.Placeholders) > 0 || r.rewrites() || rule.Sends(r.Effects)
 }
 
-// Rewrites reports whether the rule may change more of a request than its header fields, or sign it.
-func (r *HeaderRule) Rewrites() bool { return len(r.Query) > 0 || r.Places != 0 || r.Sign.Signs() }
+// Rewrites reports whether the rule, which is compiled, may change more of a request than its header fields, or sign it.
+func (r *HeaderRule) Rewrites() bool { return r.rewrites() || r.Request.Rewrites() }
+
+func (r *HeaderRule) rewrites() bool { return len(r.Query) > 0 || r.Places != 0 }
 
 // scrubsByDefault reports whether the rule scrubs if that is not said.
 func (r *HeaderRule) scrubsByDefault() bool {
@@ -116,7 +119,7 @@ func (r *HeaderRule) scrubsByDefault() bool {
 
 // setsValues reports whether the rule sends values of its own.
 func (r HeaderRule) setsValues() bool {
-	return len(r.Placeholders) > 0 || r.Rewrites() || slices.ContainsFunc(r.Headers, func(h Header) bool { return !h.Remove })
+	return len(r.Placeholders) > 0 || r.rewrites() || rule.Sends(r.Effects) || slices.ContainsFunc(r.Headers, func(h Header) bool { return !h.Remove })
 }
 
 // refusesValues returns an effect of the rule beside which no values may be set; nil if there is none.
@@ -178,7 +181,7 @@ func SortRules(rules []HeaderRule) {
 func (r *HeaderRule) SendsAlike(o *HeaderRule) bool {
 	return r.Places == o.Places && slices.EqualFunc(r.Headers, o.Headers, Header.equal) &&
 		slices.EqualFunc(r.Placeholders, o.Placeholders, Placeholder.Equal) && slices.EqualFunc(r.Query, o.Query, QueryParameter.equal) &&
-		r.Sign.equal(o.Sign) && slices.EqualFunc(r.Effects, o.Effects, sameEffect)
+		slices.EqualFunc(r.Effects, o.Effects, sameEffect)
 }
 
 func byKey(a, b rule.Effect) int { return cmp.Compare(a.Key(), b.Key()) }
@@ -203,18 +206,3 @@ func (q QueryParameter) equal(o QueryParameter) bool {
 	q.Value, o.Value = name.Secret{}, name.Secret{}
 	return same && q == o
 }
-
-func (s Signing) equal(o Signing) bool {
-	switch {
-	case s.AWS != nil && o.AWS != nil:
-		return s.AWS.Credentials.equal(o.AWS.Credentials) && slices.Equal(s.AWS.Regions, o.AWS.Regions) && slices.Equal(s.AWS.Services, o.AWS.Services)
-	case s.HMAC != nil && o.HMAC != nil:
-		a, b := *s.HMAC, *o.HMAC
-		same := a.Key.equal(b.Key)
-		a.Key, b.Key = Key{}, Key{}
-		return same && a == b
-	}
-	return s == o
-}
-
-func (k Key) equal(o Key) bool { return k.Source == o.Source && k.Value.Equal(o.Value) }

@@ -221,7 +221,6 @@ func (p *headerParser) entryKeys(r *HeaderRule) map[string]func(string, document
 		"deny":         func(at string, v document.Value) { r.Deny = p.Flag(at, v) },
 		"places":       func(at string, v document.Value) { r.Places = p.places(at, v) },
 		"query":        func(at string, v document.Value) { r.Query = p.query(at, v) },
-		"sign":         func(at string, v document.Value) { r.Sign = p.signing(at, v) },
 	}
 	for _, kind := range kinds.All {
 		known[kind.Key()] = func(at string, v document.Value) {
@@ -231,6 +230,19 @@ func (p *headerParser) entryKeys(r *HeaderRule) map[string]func(string, document
 		}
 	}
 	return known
+}
+
+// checkRewrites refuses what would be set twice, and places without placeholders.
+func (p *headerParser) checkRewrites(at string, r *HeaderRule) {
+	if r.Places != 0 && len(r.Placeholders) == 0 {
+		p.Add(document.Pointer(at, "places"), "is for placeholders, and there are none")
+	}
+	signer := rule.Requests(r.Effects).Signer
+	for _, h := range r.Headers {
+		if signer != nil && signer.SetsHeader(h.Name) {
+			p.Add(document.Pointer(document.Pointer(at, "headers"), h.Name), "is set by the signature")
+		}
+	}
 }
 
 // removed reads the names of headers to remove.

@@ -99,12 +99,7 @@ func (r *HeaderRule) eachSent(visit func(literal name.Secret, source string)) {
 	for _, q := range r.Query {
 		visit(q.Value, q.Source)
 	}
-	if s := r.Sign.AWS; s != nil {
-		c, err := ParseAWSCredentials(s.Credentials.Value)
-		if s.Credentials.Source != "" || err == nil {
-			visit(c.SessionToken, s.Credentials.Source)
-		}
-	}
+	rule.EachSent(r.Effects, visit)
 }
 
 // Secrets returns the names of the operator's secrets that the rule needs for whatever it does: to send, to sign, or to log
@@ -118,15 +113,13 @@ func (r *HeaderRule) Secrets() []string {
 	}
 	note := func(_ name.Secret, source string) { names = append(names, source) }
 	r.eachSent(note)
-	if s := r.Sign.HMAC; s != nil {
-		names = append(names, s.Key.Source)
-	}
 	return slices.DeleteFunc(names, func(name string) bool { return name == "" })
 }
 
 // add adds the next rule of the pattern.
 func (of *alternatives) add(r HeaderRule, ps *document.Problems) {
 	a := alternative{HeaderRule: r}
+	a.Request = rule.Requests(r.Effects)
 	if r.Match != nil {
 		at := document.Element(document.Pointer("/attach_headers", r.Pattern.String()), len(of.list))
 		a.match = match.Compile(at+"/match", *r.Match, ps)
@@ -375,7 +368,7 @@ func (h *hostScrub) add(of *alternatives) {
 	}
 	for i := range of.list {
 		of.list[i].eachSent(note)
-		h.Sources = h.Sources || len(of.list[i].Query) > 0 || of.list[i].Sign.AWS != nil
+		h.Sources = h.Sources || len(of.list[i].Query) > 0 || of.list[i].Request.Later
 	}
 	h.rules += len(of.list)
 }

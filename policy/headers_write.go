@@ -50,11 +50,11 @@ func writeEntry(r HeaderRule) map[string]any {
 	}
 	out := map[string]any{
 		"match": r.Match, "headers": headers, "remove": remove, "placeholders": placeholders, "places": r.Places.Names(), "query": query,
-		"sign": writeSign(r.Sign), "scrub": r.Scrub, "deny": r.Deny,
+		"scrub": r.Scrub, "deny": r.Deny,
 	}
 	for key, given := range map[string]bool{
 		"match": r.Match != nil, "headers": len(headers) > 0 || !r.Applies(), "remove": len(remove) > 0,
-		"placeholders": len(placeholders) > 0, "places": r.Places != 0, "query": len(query) > 0, "sign": r.Sign.Signs(),
+		"placeholders": len(placeholders) > 0, "places": r.Places != 0, "query": len(query) > 0,
 		"scrub": r.Scrub != r.scrubsByDefault(), "deny": r.Deny,
 	} {
 		if !given {
@@ -80,25 +80,4 @@ func writeAffixed(literal name.Secret, source, prefix, suffix string) any {
 		return map[string]string{"secret": source, "prefix": prefix, "suffix": suffix}
 	}
 	return literal.Reveal()
-}
-
-func writeSign(s Signing) map[string]any {
-	switch {
-	case s.AWS != nil:
-		a := s.AWS
-		return map[string]any{"aws": map[string]any{
-			"credentials": writeValue(a.Credentials.Value, a.Credentials.Source), "region": a.Regions, "service": a.Services,
-		}}
-	case s.HMAC != nil:
-		h := s.HMAC
-		clock := map[string]string{"format": h.Clock}
-		if h.Timestamp != "" {
-			clock["header"] = h.Timestamp
-		}
-		return map[string]any{"hmac": map[string]any{
-			"key": writeValue(h.Key.Value, h.Key.Source), "header": h.Header, "format": h.Format, "encoding": h.Encoding,
-			"template": h.Template, "timestamp": clock,
-		}}
-	}
-	return nil
 }

@@ -43,7 +43,6 @@ type headerEntryView struct {
 	Placeholders []placeholderView `json:"placeholders,omitempty"`
 	Places       []string          `json:"places,omitempty" doc:"where placeholders are replaced; absent: in header values alone"`
 	Query        []headerView      `json:"query,omitempty" doc:"parameters that are set in the query"`
-	Sign         *signingView      `json:"sign,omitempty"`
 	Scrub        bool              `json:"scrub,omitempty"`
 	Deny         bool              `json:"deny,omitempty"`
 	effects      map[string]any    // what else it does, by the keys of the kinds
@@ -79,15 +78,6 @@ func marshalWith(v any, more map[string]any) ([]byte, error) {
 		return nil, err
 	}
 	return append(append(out[:len(out)-1], ','), rest[1:]...), nil // no entry is without members
-}
-
-// signingView is how requests are signed, without the key.
-type signingView struct {
-	Kind     string   `json:"kind" doc:"aws or hmac"`
-	Secret   string   `json:"secret,omitempty" doc:"the secret that signs; absent for a literal"`
-	Regions  []string `json:"regions,omitempty"`
-	Services []string `json:"services,omitempty"`
-	Header   string   `json:"header,omitempty" doc:"that has the signature of an HMAC"`
 }
 
 type headerView struct {
@@ -147,7 +137,7 @@ func viewRule(rule policy.HeaderRule) headerEntryView {
 	for _, q := range rule.Query {
 		one.Query = append(one.Query, headerView{q.Name, q.Source})
 	}
-	one.Places, one.Sign = rule.Places.Names(), viewSign(rule.Sign)
+	one.Places = rule.Places.Names()
 	for _, e := range rule.Effects {
 		if one.effects == nil {
 			one.effects = map[string]any{}
@@ -155,16 +145,6 @@ func viewRule(rule policy.HeaderRule) headerEntryView {
 		one.effects[e.Key()] = e.Show()
 	}
 	return one
-}
-
-func viewSign(s policy.Signing) *signingView {
-	switch {
-	case s.AWS != nil:
-		return &signingView{Kind: "aws", Secret: s.AWS.Credentials.Source, Regions: s.AWS.Regions, Services: s.AWS.Services}
-	case s.HMAC != nil:
-		return &signingView{Kind: "hmac", Secret: s.HMAC.Key.Source, Header: s.HMAC.Header}
-	}
-	return nil
 }
 
 // readHeaders reads header rules: {"attach_headers": {…}}, as in a create and as read, or the inner object alone.

@@ -46,43 +46,8 @@ type headerEntryBody struct {
 	Deny         bool                      `json:"deny,omitempty" doc:"refuse the requests with 403; nothing but match may stand beside it"`
 	Places       []string                  `json:"places,omitempty" doc:"where placeholders are replaced: header, which is always one, query, form, json, websocket"`
 	Query        map[string]rule.ValueForm `json:"query,omitempty" doc:"parameter to the value that it has in the query; any that the box sends is removed"`
-	Sign         *signingBody              `json:"sign,omitempty" doc:"sign the requests, with keys that the box does not have"`
 	Scrub        *bool                     `json:"scrub,omitempty" doc:"mask the rule's secrets in responses; true by default for rules with placeholders or a query"`
 }
 
 // Members returns the members that the kinds of rules add.
 func (headerEntryBody) Members() []reflect.StructField { return kinds.Members() }
-
-// signingBody describes how requests are signed.
-type signingBody struct {
-	AWS  *awsSigningBody  `json:"aws,omitempty" doc:"by AWS Signature Version 4"`
-	HMAC *hmacSigningBody `json:"hmac,omitempty" doc:"by HMAC-SHA256 of a template; instead of aws"`
-}
-
-type awsSigningBody struct {
-	Credentials rule.ValueForm `json:"credentials" doc:"a JSON object of access_key_id, secret_access_key and session_token, as a string, or a secret with that value"`
-	Region      signingScopes  `json:"region"`
-	Service     signingScopes  `json:"service"`
-}
-
-type hmacSigningBody struct {
-	Key       rule.ValueForm `json:"key"`
-	Header    string         `json:"header" doc:"that has the signature"`
-	Format    string         `json:"format,omitempty" doc:"of the header's value: {signature} by default; {timestamp} as well"`
-	Encoding  string         `json:"encoding,omitempty" doc:"hex (default) or base64"`
-	Timestamp *signingClock  `json:"timestamp,omitempty"`
-	Template  string         `json:"template" doc:"what is signed, with {timestamp}, {method}, {host}, {path}, {query}, {target}, {body}, {body_sha256}"`
-}
-
-type signingClock struct {
-	Header string `json:"header,omitempty" doc:"that has the time; absent if no header of its own has"`
-	Format string `json:"format,omitempty" doc:"unix (default), unix_ms or rfc3339"`
-}
-
-// signingScopes is a part of credential scopes.
-type signingScopes struct{}
-
-// Forms lists one, and those that the client's own signature chooses from.
-func (signingScopes) Forms() []reflect.Type {
-	return []reflect.Type{reflect.TypeFor[string](), reflect.TypeFor[[]string]()}
-}

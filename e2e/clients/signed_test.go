@@ -17,7 +17,7 @@ import (
 	"boxgate/internal/lab"
 	"boxgate/internal/nightly"
 	"boxgate/policy"
-	"boxgate/proxy/sign/signtest"
+	"boxgate/rule/sign/signtest"
 	"boxgate/secrets"
 )
 

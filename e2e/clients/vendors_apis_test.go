@@ -9,7 +9,7 @@ import (
 	"strings"
 	"time"
 
-	"boxgate/proxy/sign/signtest"
+	"boxgate/rule/sign/signtest"
 )
 
 // gitHub serves what an app's installation token opens: the API, and a repository.

@@ -31,7 +31,7 @@ import (
 	"boxgate/e2e/harness"
 	"boxgate/internal/testnet/sshd"
 	"boxgate/policy/name"
-	"boxgate/proxy/sign/signtest"
+	"boxgate/rule/sign/signtest"
 )
 
 const (

@@ -30,11 +30,13 @@ policy/match: policy/name policy/document
 policy/dialect: policy policy/policytest rule rule/forward rule/kinds rule/upstream
 policy/policytest: policy/document
 rule: policy/name policy/document policy/match
-rule/kinds: policy rule rule/clientcert rule/forward rule/postgres rule/response rule/ssh rule/upstream
+rule/kinds: policy policy/document rule rule/clientcert rule/forward rule/postgres rule/response rule/sign rule/ssh rule/upstream
 rule/clientcert: policy/name policy/document policy rule
 rule/forward: policy/name policy/document policy/match policy rule
 rule/postgres: policy/name policy/document policy rule
 rule/response: policy/name policy/document policy proxy/proxytest rule
+rule/sign: policy proxy proxy/proxytest proxy/scrub rule
+rule/sign/signtest:
 rule/ssh: policy/name policy/document policy/match policy rule
 rule/upstream: policy/name policy/document policy rule
 audit: policy internal/fault
@@ -66,8 +68,6 @@ proxy/proxytest: policy audit internal/nightly proxy proxy/origin proxy/route
 proxy/problem: policy internal/handshake internal/h1 internal/h2 proxy/scrub relay
 proxy/route: policy
 proxy/scrub: policy
-proxy/sign: policy
-proxy/sign/signtest:
 proxy/ssh: policy rule/ssh internal/memory proxy/contain
 proxy/traverse: policy internal/socket
 proxy/tunnel: policy internal/buffers proxy/contain internal/h1 internal/socket relay
@@ -134,7 +134,7 @@ store/pages:
 store/private:
 secrets: policy audit internal/fault
 secrets/assertion: policy
-secrets/aws: policy secrets/remote
+secrets/aws: policy rule/sign secrets/remote
 secrets/github: policy secrets/assertion secrets/remote
 secrets/identity: policy secrets/assertion
 secrets/manager: policy secrets/remote
@@ -189,7 +189,7 @@ cmd/gateway/command/copying:
 cmd/gateway/command/terminal: api
 e2e/harness: policy audit config certs launcher api cmd/gateway/command/cli internal/lab internal/testnet
 e2e/harness/gateway: e2e/harness cmd/gateway internal/fault
-e2e: policy audit config host/nslock certs launcher launcher/launchertest launcher/oci api api/session/client store secrets proxy/scrub cmd/gateway/command/cli internal/lab e2e/harness proxy/sign/signtest quota
+e2e: policy audit config host/nslock certs launcher launcher/launchertest launcher/oci api api/session/client store secrets proxy/scrub cmd/gateway/command/cli internal/lab e2e/harness rule/sign/signtest quota
 `)
 
 // importTable reads lines of a package, a colon and the packages that it may import.

@@ -78,6 +78,7 @@ func (r *Ruling) sourcesOf() (names []string) {
 	if r.Rewrites() {
 		names = r.rewriteSources(names)
 	}
+	names = append(names, r.header.Request.Sources...)
 	if i := r.header.OnConnections().Identity; i != nil {
 		names = append(names, i.Sources()...)
 	}
@@ -93,11 +94,6 @@ func (r *Ruling) rewriteSources(names []string) []string {
 		for i := range r.header.Placeholders {
 			names = append(names, r.header.Placeholders[i].Source)
 		}
-	}
-	if s := r.header.Sign; s.AWS != nil {
-		names = append(names, s.AWS.Credentials.Source)
-	} else if s.HMAC != nil {
-		names = append(names, s.HMAC.Key.Source)
 	}
 	return slices.DeleteFunc(names, func(s string) bool { return s == "" })
 }

@@ -9,21 +9,22 @@ import (
 
 	"boxgate/internal/memory"
 	"boxgate/policy"
+	"boxgate/policy/match"
 	"boxgate/policy/name"
 	"boxgate/proxy/placeholder"
 	"boxgate/proxy/problem"
 	"boxgate/proxy/scrub"
-	"boxgate/proxy/sign"
+	"boxgate/rule"
 )
 
 // This file changes more of a request than its header fields, where the rule of its host asks for that: parameters of the
 // query, placeholders in the query and the body, a signature.
 
 // MaxBody is the largest body that is changed or hashed.
-const MaxBody = sign.MaxBody
+const MaxBody = rule.MaxBody
 
 // Field is one header field of a request.
-type Field = sign.Field
+type Field = match.Field
 
 // Outgoing is an allowed request as it will be forwarded, with the headers of its ruling.
 type Outgoing struct {
@@ -61,9 +62,9 @@ func (r *Ruling) Rewrites() bool { return r.header.Rewrites() }
 func (s *Session) Rewrite(r *Ruling, out Outgoing, coded bool) (w *Rewriting, read bool, refused *problem.Problem) {
 	w = &Rewriting{Outgoing: out, s: s, r: r}
 	w.holds.Open(s.Usage.Memory, memory.Buffers)
-	if r.header.Sign.Signs() {
+	if signer := r.header.Request.Signer; signer != nil {
 		var err error
-		if w.hash, err = sign.Plan(r.header.Sign, w.request()); err != nil {
+		if w.hash, err = signer.HashesBody(w.message()); err != nil {
 			return w, false, w.refuse(err)
 		}
 	}
@@ -356,14 +357,14 @@ func (w *Rewriting) Close() {
 func (w *Rewriting) refuse(err error) *problem.Problem {
 	r := w.r
 	r.Set, r.Swaps, r.err, r.rule = nil, nil, err, r.header.Pattern.String()
-	var unfit *sign.Refusal
+	var unfit *rule.Refusal
 	var denied *policy.DeniedError
 	switch {
 	case errors.As(err, &denied):
 		refused := problem.Of(err)
 		r.Refused, r.rule = &refused, denied.Decision.Rule
 	case errors.As(err, &unfit):
-		r.Refused = &problem.Problem{Status: unfit.Status, Reason: name.ReasonUnsignable, Detail: unfit.Detail}
+		r.Refused = &problem.Problem{Status: unfit.Status, Reason: unfit.Reason, Detail: unfit.Detail}
 	case errors.Is(err, memory.ErrFull):
 		r.Refused, r.rule = NoMemory(), ""
 	case errors.Is(err, placeholder.ErrMany):

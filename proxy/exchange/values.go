@@ -28,6 +28,9 @@ type Secrets interface {
 // errNoSecrets is returned for every secret by a proxy without secrets.
 var errNoSecrets = errors.New("the gateway has no secrets")
 
+// Text implements [rule.Secrets].
+func (k *Core) Text(ctx context.Context, name string) (string, error) { return k.secret(ctx, name) }
+
 // secret returns the value of a secret, checked to be a valid header value.
 func (k *Core) secret(ctx context.Context, name string) (string, error) {
 	v, err := k.fetch(ctx, name)
@@ -223,7 +226,7 @@ func (r *Ruling) scrubbed(s *Session) {
 
 // masked returns the set of what is masked in responses, which supersedes earlier ones.
 func (r *Ruling) masked(s *Session) *scrub.Set {
-	later := r.header.Shared != nil && r.header.Shared.Sources || len(r.header.Query) > 0 || r.header.Sign.AWS != nil ||
+	later := r.header.Shared != nil && r.header.Shared.Sources || len(r.header.Query) > 0 || r.header.Request.Later ||
 		slices.ContainsFunc(r.header.Placeholders, func(p policy.Placeholder) bool { return p.Source != "" })
 	return s.Usage.Told.Set(r.Request.Name, r.secrets(), later, time.Now())
 }

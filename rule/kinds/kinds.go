@@ -10,12 +10,14 @@ import (
 	"boxgate/rule/forward"
 	"boxgate/rule/postgres"
 	"boxgate/rule/response"
+	"boxgate/rule/sign"
 	"boxgate/rule/ssh"
 	"boxgate/rule/upstream"
 )
 
-// All are the kinds in the order of their keys.
+// All are the kinds in the order in which `gateway headers list` prints them.
 var All = []rule.Kind{
+	sign.Kind{},
 	clientcert.Kind{},
 	forward.Kind{},
 	response.Kind{},

@@ -13,7 +13,7 @@ import (
 	sdk "github.com/aws/aws-sdk-go-v2/aws"
 	v4 "github.com/aws/aws-sdk-go-v2/aws/signer/v4"
 
-	"boxgate/policy"
+	"boxgate/rule/sign"
 	"boxgate/secrets/aws"
 	"boxgate/secrets/remote"
 	"boxgate/secrets/remote/remotetest"
@@ -67,7 +67,7 @@ func TestAWSRole(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	k, err := policy.ParseAWSCredentials(v.Secret)
+	k, err := sign.ParseCredentials(v.Secret)
 	if err != nil || k.AccessKeyID != "ASIATEST" || k.SecretAccessKey.Reveal() != "canary/s" || k.SessionToken.Reveal() != "canary+t==" ||
 		time.Until(k.Expires) > time.Hour || time.Until(k.Expires) < 55*time.Minute {
 		t.Errorf("%+v, %v", k, err)

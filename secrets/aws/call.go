@@ -14,8 +14,8 @@ import (
 	"github.com/aws/aws-sdk-go-v2/aws"
 	v4 "github.com/aws/aws-sdk-go-v2/aws/signer/v4"
 
-	"boxgate/policy"
 	"boxgate/policy/name"
+	"boxgate/rule/sign"
 	"boxgate/secrets/remote"
 )
 
@@ -34,7 +34,7 @@ func (c call) send(ctx context.Context, d remote.Desk, credentials string) (remo
 	if err != nil {
 		return remote.Answer{}, nil, err
 	}
-	keys, err := policy.ParseAWSCredentials(value)
+	keys, err := sign.ParseCredentials(value)
 	switch {
 	case err != nil:
 		return remote.Answer{}, nil, fmt.Errorf("the secret with its credentials %w", err)
@@ -49,7 +49,7 @@ func (c call) send(ctx context.Context, d remote.Desk, credentials string) (remo
 	})
 }
 
-func (c call) sign(ctx context.Context, keys policy.AWSCredentials, now time.Time) error {
+func (c call) sign(ctx context.Context, keys sign.Credentials, now time.Time) error {
 	r, err := http.NewRequestWithContext(ctx, http.MethodPost, c.url, nil)
 	if err != nil {
 		return errors.New("the request cannot be made")

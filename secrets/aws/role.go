@@ -9,8 +9,8 @@ import (
 	"strconv"
 	"time"
 
-	"boxgate/policy"
 	"boxgate/policy/name"
+	"boxgate/rule/sign"
 	"boxgate/secrets/remote"
 )
 
@@ -20,7 +20,7 @@ const (
 	roleTime                 = time.Hour
 )
 
-// Role assumes a role by AWS STS. Its value is credentials as [policy.ParseAWSCredentials] reads them.
+// Role assumes a role by AWS STS. Its value is credentials as [sign.ParseCredentials] reads them.
 type Role struct {
 	ARN         string        `yaml:"role_arn"`
 	Region      string        `yaml:"region"`
@@ -112,11 +112,11 @@ func (r *Role) Fetch(ctx context.Context, d remote.Desk) (remote.Value, error) {
 	if left <= 0 {
 		return remote.Value{}, remote.ErrExpired
 	}
-	keys := policy.AWSCredentials{
+	keys := sign.Credentials{
 		AccessKeyID: got.AccessKeyID, SecretAccessKey: name.NewSecret(got.SecretAccessKey), SessionToken: name.NewSecret(got.SessionToken),
 		Expires: d.Now().Add(left), // by the local clock, which is the one that it is compared with
 	}
-	if _, err := policy.ParseAWSCredentials(keys.Secret()); err != nil {
+	if _, err := sign.ParseCredentials(keys.Secret()); err != nil {
 		return remote.Value{}, remote.ErrAnswer("valid credentials")
 	}
 	return remote.Value{Secret: keys.Secret(), Lifetime: left}, nil

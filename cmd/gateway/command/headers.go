@@ -123,7 +123,6 @@ type headerEntry struct {
 	// Placeholders are variables of the box.
 	Placeholders []struct{ Variable, Secret string }
 	Query        []struct{ Name, Secret string }
-	Sign         *struct{ Kind, Secret string }
 	Scrub, Deny  bool
 	// effects are what else it does, by the keys of the kinds.
 	effects map[string]json.RawMessage
@@ -161,9 +160,6 @@ func (e headerEntry) row() []string {
 	}
 	for _, q := range e.Query {
 		headers = append(headers, withSecret("?"+q.Name, q.Secret))
-	}
-	if e.Sign != nil {
-		headers = append(headers, withSecret("signed: "+e.Sign.Kind, e.Sign.Secret))
 	}
 	if e.Deny {
 		headers = append(headers, "(denied)")

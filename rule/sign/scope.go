@@ -4,16 +4,14 @@ import (
 	"net/url"
 	"slices"
 	"strings"
-
-	"boxgate/policy"
 )
 
 // scope is the region and service that a client would have signed for; empty if it did not say.
 type scope struct{ region, service string }
 
 // awsScope returns the scope of the client's own signature.
-func (r *Request) awsScope() (scope, error) {
-	credentials := r.values("Authorization")
+func (r *request) awsScope() (scope, error) {
+	credentials := r.Values("Authorization")
 	_, query, _ := strings.Cut(r.Target, "?")
 	for pair := range strings.SplitSeq(query, "&") {
 		if name, value, _ := strings.Cut(pair, "="); presigned(name) && strings.EqualFold(unescaped(name), "X-Amz-Credential") {
@@ -39,12 +37,12 @@ func (r *Request) awsScope() (scope, error) {
 }
 
 // within returns the region and service to sign for: the client's own, if the rule lists several and them among others.
-func (s scope) within(rule *policy.AWSSigning) (region, service string, err error) {
-	region, ok := choose(rule.Regions, s.region)
+func (s scope) within(e *awsEffect) (region, service string, err error) {
+	region, ok := choose(e.regions, s.region)
 	if !ok {
 		return "", "", refuse("The rule of this host does not sign for the region of the request, or the request names none.")
 	}
-	service, ok = choose(rule.Services, s.service)
+	service, ok = choose(e.services, s.service)
 	if !ok {
 		return "", "", refuse("The rule of this host does not sign for the service of the request, or the request names none.")
 	}

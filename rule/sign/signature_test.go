@@ -1,4 +1,4 @@
-package exchange_test
+package sign_test
 
 import (
 	"context"
@@ -21,7 +21,7 @@ import (
 	"boxgate/proxy"
 	"boxgate/proxy/proxytest"
 	"boxgate/proxy/scrub"
-	"boxgate/proxy/sign/signtest"
+	"boxgate/rule/sign/signtest"
 )
 
 const awsLiteral = `"{\"access_key_id\":\"AKIDREAL\",\"secret_access_key\":\"canary/secret+key\",\"session_token\":\"canary-token\"}"`

@@ -9,8 +9,8 @@ import (
 	"testing"
 	"time"
 
-	"boxgate/policy"
 	"boxgate/policy/name"
+	"boxgate/rule"
 )
 
 // TestCanonicalPaths signs paths as AWS's services read them: with the canonical form computed here, step by step from its
@@ -36,10 +36,10 @@ func TestCanonicalPaths(t *testing.T) {
 	} {
 		for service, want := range map[string]string{"execute-api": try.canonical, "s3": try.s3, "s3-outposts": try.s3, "s3express": try.s3} {
 			at := time.Date(2015, 8, 30, 12, 36, 0, 0, time.UTC)
-			r := &Request{Method: "GET", Host: "example.amazonaws.com", Target: try.path + "?x=1", Time: at}
-			s := &policy.AWSSigning{Regions: []string{"us-east-1"}, Services: []string{service}}
-			keys := policy.AWSCredentials{AccessKeyID: "AKIDEXAMPLE", SecretAccessKey: name.NewSecret("wJalrXUtnFEMI/K7MDENG+bPxRfiCYEXAMPLEKEY")}
-			signed, err := AWS(s, keys, r)
+			r := &rule.Message{Method: "GET", Host: "example.amazonaws.com", Target: try.path + "?x=1", Time: at}
+			e := &awsEffect{regions: []string{"us-east-1"}, services: []string{service}}
+			keys := Credentials{AccessKeyID: "AKIDEXAMPLE", SecretAccessKey: name.NewSecret("wJalrXUtnFEMI/K7MDENG+bPxRfiCYEXAMPLEKEY")}
+			signed, err := e.sign(keys, &request{Message: r})
 			if err != nil {
 				t.Fatal(err)
 			}

@@ -2,6 +2,7 @@ package sign
 
 import (
 	"context"
+	"errors"
 	"net/http"
 	"net/textproto"
 	"net/url"
@@ -11,32 +12,107 @@ import (
 	"github.com/aws/aws-sdk-go-v2/aws"
 	v4 "github.com/aws/aws-sdk-go-v2/aws/signer/v4"
 
-	"boxgate/policy"
+	"boxgate/policy/match"
 	"boxgate/policy/name"
+	"boxgate/rule"
 )
 
 const hashHeader = "X-Amz-Content-Sha256"
 
-// AWS signs a request by AWS Signature Version 4. The error is a *[Refusal] if the request is to blame.
-func AWS(s *policy.AWSSigning, c policy.AWSCredentials, r *Request) (Signed, error) {
-	if c.AccessKeyID == "" || c.SecretAccessKey.Reveal() == "" {
-		return Signed{}, errKey
+// awsEffect signs by AWS Signature Version 4. The first region and service are used unless there are others: then those that the request's own
+// credential scope names, which must be among them.
+type awsEffect struct {
+	credentials rule.Value // see [ParseCredentials]
+	regions     []string
+	services    []string
+}
+
+// Key implements [rule.Effect].
+func (*awsEffect) Key() string { return Key }
+
+// Document implements [rule.Effect].
+func (e *awsEffect) Document() any {
+	return map[string]any{"aws": map[string]any{"credentials": e.credentials.Plain(), "region": e.regions, "service": e.services}}
+}
+
+// Show implements [rule.Effect].
+func (e *awsEffect) Show() any {
+	return signingView{Kind: "aws", Secret: e.credentials.Source, Regions: e.regions, Services: e.services}
+}
+
+// Equal implements [rule.Effect].
+func (e *awsEffect) Equal(other rule.Effect) bool {
+	o, ok := other.(*awsEffect)
+	return ok && e.credentials.Equal(o.credentials) && slices.Equal(e.regions, o.regions) && slices.Equal(e.services, o.services)
+}
+
+// Sources implements [rule.Sourced].
+func (e *awsEffect) Sources() []string { return e.credentials.Sources() }
+
+// EachSent implements [rule.Sender]. A session token is sent; the keys are not.
+func (e *awsEffect) EachSent(visit func(literal name.Secret, source string)) {
+	c, err := ParseCredentials(e.credentials.Literal)
+	if e.credentials.Source != "" || err == nil {
+		visit(c.SessionToken, e.credentials.Source)
 	}
+}
+
+// SendsLater implements [rule.Sender].
+func (*awsEffect) SendsLater() bool { return true }
+
+// SetsHeader implements [rule.Signer].
+func (*awsEffect) SetsHeader(name string) bool {
+	switch match.FoldHeader(name) {
+	case "authorization", "x-amz-date", "x-amz-security-token", "x-amz-content-sha256":
+		return true
+	}
+	return false
+}
+
+// HashesBody implements [rule.Signer].
+func (*awsEffect) HashesBody(m *rule.Message) (bool, error) {
+	hash, err := awsHash(m)
+	return hash == "" && m.Length != 0, err
+}
+
+// TooLarge implements [rule.Signer].
+func (*awsEffect) TooLarge() *rule.Refusal { return &tooLarge }
+
+var errExpired = errors.New("the AWS credentials have expired")
+
+// Sign implements [rule.Signer]. A session token goes with the signature in the clear, and AWS prints what it was sent when it refuses a
+// request.
+func (e *awsEffect) Sign(ctx context.Context, s rule.Secrets, m *rule.Message) (rule.Signed, error) {
+	text, err := e.credentials.Bare(ctx, s)
+	if err != nil {
+		return rule.Signed{}, err
+	}
+	credentials, err := ParseCredentials(name.NewSecret(text))
+	if err != nil {
+		return rule.Signed{}, err
+	}
+	if !credentials.Expires.IsZero() && !m.Time.Before(credentials.Expires) {
+		return rule.Signed{}, errExpired
+	}
+	return e.sign(credentials, &request{Message: m})
+}
+
+func (e *awsEffect) sign(c Credentials, r *request) (rule.Signed, error) {
 	own, err := r.awsScope()
 	if err != nil {
-		return Signed{}, err
+		return rule.Signed{}, err
 	}
-	region, service, err := own.within(s)
+	region, service, err := own.within(e)
 	if err != nil {
-		return Signed{}, err
+		return rule.Signed{}, err
 	}
 	target, err := withoutPresigned(r.Target)
 	if err != nil {
-		return Signed{}, err
+		return rule.Signed{}, err
 	}
-	hash, err := r.awsHash()
+	hash, err := awsHash(r.Message)
 	if err != nil {
-		return Signed{}, err
+		return rule.Signed{}, err
 	}
 	if hash == "" {
 		hash = r.bodyHash()
@@ -48,16 +124,17 @@ func AWS(s *policy.AWSSigning, c policy.AWSCredentials, r *Request) (Signed, err
 		o.DisableURIPathEscaping = isS3(service)
 	})
 	if err := signer.SignHTTP(context.Background(), creds, out, hash, service, region, r.Time); err != nil {
-		return Signed{}, err
+		return rule.Signed{}, err
 	}
-	signed := Signed{Target: target}
+	signed, removed := rule.Signed{Target: target, Shown: c.SessionToken.Reveal()}, []rule.Field(nil)
 	for _, n := range awsOwn {
 		if v := out.Header.Get(n); v != "" {
-			signed.Set = append(signed.Set, policy.Header{Name: n, Value: name.NewSecret(v)})
+			signed.Set = append(signed.Set, rule.Field{Name: n, Value: name.NewSecret(v)})
 		} else {
-			signed.Remove = append(signed.Remove, n)
+			removed = append(removed, rule.Field{Name: n, Remove: true})
 		}
 	}
+	signed.Set = append(signed.Set, removed...)
 	return signed, nil
 }
 
@@ -90,7 +167,7 @@ func normalizedPath(path string) string {
 
 // request returns the request as the signer takes it: with the fields that are signed. The opaque URL keeps the encoding of
 // the path as it is forwarded.
-func (r *Request) request(target string, plain bool) *http.Request {
+func (r *request) request(target string, plain bool) *http.Request {
 	path, query, _ := strings.Cut(target, "?")
 	if !plain {
 		path = normalizedPath(path)
@@ -123,8 +200,8 @@ func isSigned(name string) bool {
 }
 
 // awsHash returns the hash of the body as it is signed, or "" if it has to be computed.
-func (r *Request) awsHash() (string, error) {
-	values := r.values(hashHeader)
+func awsHash(m *rule.Message) (string, error) {
+	values := m.Values(hashHeader)
 	switch {
 	case len(values) == 0:
 		return "", nil
@@ -139,7 +216,7 @@ func (r *Request) awsHash() (string, error) {
 			"Send the body with UNSIGNED-PAYLOAD, or with STREAMING-UNSIGNED-PAYLOAD-TRAILER, as clients do over HTTPS by default.")
 	case !isHash(v):
 		return "", refuse("X-Amz-Content-Sha256 is not a SHA-256 hash in hexadecimal.")
-	case r.Altered:
+	case m.Altered:
 		return "", nil
 	default:
 		return v, nil

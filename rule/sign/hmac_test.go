@@ -5,12 +5,14 @@ import (
 	"encoding/hex"
 	"strings"
 	"testing"
+
+	"boxgate/rule"
 )
 
 // changing changes the body of a request when a part of the text to sign is written.
 type changing struct {
 	text string
-	r    *Request
+	r    *request
 }
 
 func (c *changing) Write(p []byte) (int, error) {
@@ -25,7 +27,7 @@ func (c *changing) Write(p []byte) (int, error) {
 func TestBodyIsHashedOnce(t *testing.T) {
 	t.Parallel()
 	sum := sha256.Sum256([]byte("body"))
-	w := &changing{r: &Request{Body: []byte("body")}}
+	w := &changing{r: &request{Message: &rule.Message{Body: []byte("body")}}}
 	fill(w, strings.Repeat("{body_sha256}", 3), "", w.r)
 	if want := strings.Repeat(hex.EncodeToString(sum[:]), 3); w.text != want {
 		t.Errorf("signed %s, want %s", w.text, want)
