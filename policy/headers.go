@@ -38,14 +38,13 @@ type Placeholder struct {
 // request applies alone, and if none does nothing is changed.
 type HeaderRule struct {
 	Pattern      name.Pattern
-	Match        *match.Match     // nil: every request
-	Headers      []Header         // sorted by name
-	Placeholders []Placeholder    // sorted by variable
-	Places       Places           // where the placeholders may stand, besides header values
-	Query        []QueryParameter // sorted by name
-	Scrub        bool             // the rule's secrets are masked in responses
-	Shared       *SharedScrub     // of the compiled rules of a host with several of which one scrubs; nil in rules as written
-	Deny         bool             // the requests are refused; nothing else is given
+	Match        *match.Match  // nil: every request
+	Headers      []Header      // sorted by name
+	Placeholders []Placeholder // sorted by variable
+	Places       Places        // where the placeholders may stand, besides header values
+	Scrub        bool          // the rule's secrets are masked in responses
+	Shared       *SharedScrub  // of the compiled rules of a host with several of which one scrubs; nil in rules as written
+	Deny         bool          // the requests are refused; nothing else is given
 	// Effects are what else is done, by kind in the order of their keys, at most one of each.
 	Effects []rule.Effect
 	// Connection is what the effects do to connections. Only compiled rules have it, see [HeaderRule.OnConnections].
@@ -110,11 +109,11 @@ func (r *HeaderRule) secretive() bool {
 // Rewrites reports whether the rule, which is compiled, may change more of a request than its header fields, or sign it.
 func (r *HeaderRule) Rewrites() bool { return r.rewrites() || r.Request.Rewrites() }
 
-func (r *HeaderRule) rewrites() bool { return len(r.Query) > 0 || r.Places != 0 }
+func (r *HeaderRule) rewrites() bool { return r.Places != 0 }
 
 // scrubsByDefault reports whether the rule scrubs if that is not said.
 func (r *HeaderRule) scrubsByDefault() bool {
-	return len(r.Placeholders)+len(r.Query) > 0
+	return len(r.Placeholders) > 0 || rule.ScrubsByDefault(r.Effects)
 }
 
 // setsValues reports whether the rule sends values of its own.
@@ -180,7 +179,7 @@ func SortRules(rules []HeaderRule) {
 // under it.
 func (r *HeaderRule) SendsAlike(o *HeaderRule) bool {
 	return r.Places == o.Places && slices.EqualFunc(r.Headers, o.Headers, Header.equal) &&
-		slices.EqualFunc(r.Placeholders, o.Placeholders, Placeholder.Equal) && slices.EqualFunc(r.Query, o.Query, QueryParameter.equal) &&
+		slices.EqualFunc(r.Placeholders, o.Placeholders, Placeholder.Equal) &&
 		slices.EqualFunc(r.Effects, o.Effects, sameEffect)
 }
 
@@ -199,10 +198,4 @@ func (p Placeholder) Equal(o Placeholder) bool {
 	same := p.Value.Equal(o.Value)
 	p.Value, o.Value = name.Secret{}, name.Secret{}
 	return same && p == o
-}
-
-func (q QueryParameter) equal(o QueryParameter) bool {
-	same := q.Value.Equal(o.Value)
-	q.Value, o.Value = name.Secret{}, name.Secret{}
-	return same && q == o
 }

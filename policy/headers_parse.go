@@ -220,7 +220,6 @@ func (p *headerParser) entryKeys(r *HeaderRule) map[string]func(string, document
 		"scrub":        func(at string, v document.Value) { r.Scrub = p.Flag(at, v) },
 		"deny":         func(at string, v document.Value) { r.Deny = p.Flag(at, v) },
 		"places":       func(at string, v document.Value) { r.Places = p.places(at, v) },
-		"query":        func(at string, v document.Value) { r.Query = p.query(at, v) },
 	}
 	for _, kind := range kinds.All {
 		known[kind.Key()] = func(at string, v document.Value) {

@@ -90,29 +90,31 @@ func newHeaderTable(rules []HeaderRule, ps *document.Problems) headerTable {
 
 // eachSent calls visit with each value that the rule may send: a literal, or the name of its source.
 func (r *HeaderRule) eachSent(visit func(literal name.Secret, source string)) {
+	r.eachOwn(visit)
+	rule.EachSent(r.Effects, visit)
+}
+
+// eachOwn is eachSent without what kinds send.
+func (r *HeaderRule) eachOwn(visit func(literal name.Secret, source string)) {
 	for _, h := range r.Headers {
 		visit(h.Value, h.Source)
 	}
 	for _, p := range r.Placeholders {
 		visit(p.Value, p.Source)
 	}
-	for _, q := range r.Query {
-		visit(q.Value, q.Source)
-	}
-	rule.EachSent(r.Effects, visit)
 }
 
 // Secrets returns the names of the operator's secrets that the rule needs for whatever it does: to send, to sign, or to log
 // in.
 func (r *HeaderRule) Secrets() []string {
 	var names []string
+	note := func(_ name.Secret, source string) { names = append(names, source) }
+	r.eachOwn(note)
 	for _, e := range r.Effects {
 		if s, ok := e.(rule.Sourced); ok {
 			names = append(names, s.Sources()...)
 		}
 	}
-	note := func(_ name.Secret, source string) { names = append(names, source) }
-	r.eachSent(note)
 	return slices.DeleteFunc(names, func(name string) bool { return name == "" })
 }
 
@@ -368,7 +370,7 @@ func (h *hostScrub) add(of *alternatives) {
 	}
 	for i := range of.list {
 		of.list[i].eachSent(note)
-		h.Sources = h.Sources || len(of.list[i].Query) > 0 || of.list[i].Request.Later
+		h.Sources = h.Sources || of.list[i].Request.Later
 	}
 	h.rules += len(of.list)
 }

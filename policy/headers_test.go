@@ -184,7 +184,7 @@ func TestRulesShowNoSecret(t *testing.T) {
 	var out strings.Builder
 	for _, verb := range []string{"%v", "%+v", "%#v", "%s", "%q", "%x"} {
 		for _, r := range rules {
-			for _, v := range []any{r, &r, r.Headers, r.Placeholders, r.Query, r.Effects, effectOf(r)} {
+			for _, v := range []any{r, &r, r.Headers, r.Placeholders, r.Effects, effectOf(r)} {
 				fmt.Fprintf(&out, verb+"\n", v)
 			}
 		}

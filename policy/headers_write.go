@@ -31,7 +31,7 @@ func writeEntry(r HeaderRule) map[string]any {
 	if on := r.OnConnections(); on.Login != nil || on.Proxy != nil { // which stands alone
 		return map[string]any{r.Effects[0].Key(): r.Effects[0].Document()}
 	}
-	headers, remove, placeholders, query := map[string]any{}, []string{}, map[string]any{}, map[string]any{}
+	headers, remove, placeholders := map[string]any{}, []string{}, map[string]any{}
 	for _, h := range r.Headers {
 		switch {
 		case h.Remove:
@@ -45,16 +45,13 @@ func writeEntry(r HeaderRule) map[string]any {
 	for _, p := range r.Placeholders {
 		placeholders[p.Variable] = writeValue(p.Value, p.Source)
 	}
-	for _, q := range r.Query {
-		query[q.Name] = writeAffixed(q.Value, q.Source, q.Prefix, q.Suffix)
-	}
 	out := map[string]any{
-		"match": r.Match, "headers": headers, "remove": remove, "placeholders": placeholders, "places": r.Places.Names(), "query": query,
+		"match": r.Match, "headers": headers, "remove": remove, "placeholders": placeholders, "places": r.Places.Names(),
 		"scrub": r.Scrub, "deny": r.Deny,
 	}
 	for key, given := range map[string]bool{
 		"match": r.Match != nil, "headers": len(headers) > 0 || !r.Applies(), "remove": len(remove) > 0,
-		"placeholders": len(placeholders) > 0, "places": r.Places != 0, "query": len(query) > 0,
+		"placeholders": len(placeholders) > 0, "places": r.Places != 0,
 		"scrub": r.Scrub != r.scrubsByDefault(), "deny": r.Deny,
 	} {
 		if !given {

@@ -135,14 +135,6 @@ func PlacesOf(names []string) (p Places, ok bool) {
 	return p, true
 }
 
-// QueryParameter is a parameter that the gateway sets in the query of a matching request.
-type QueryParameter struct {
-	Name           string      // as it is after decoding
-	Value          name.Secret // the literal; empty when Source is set
-	Source         string      // name of a secret in the gateway's configuration; "" for a literal
-	Prefix, Suffix string      // written around the value of Source
-}
-
 // places reads a list of places.
 func (p *headerParser) places(at string, v document.Value) Places {
 	names := v.AsStrings(at, &p.Problems)
@@ -158,40 +150,6 @@ func (p *headerParser) places(at string, v document.Value) Places {
 	places, _ := PlacesOf(names)
 	return places
 }
-
-const maxQueryParameters = 16
-
-// query reads the parameters to set.
-func (p *headerParser) query(at string, v document.Value) []QueryParameter {
-	if v.Kind != document.Object {
-		p.Add(at, "is %s; want an object of parameter names and values", v.Kind)
-		return nil
-	}
-	if len(v.Keys) > maxQueryParameters {
-		p.Add(at, "there are %d parameters; the limit for one host is %d", len(v.Keys), maxQueryParameters)
-		return nil
-	}
-	parameters := make([]QueryParameter, 0, len(v.Keys))
-	for i, n := range v.Keys {
-		shown := name.Shown(n, isParameterByte)
-		at := document.Pointer(at, shown)
-		if shown != n || n == "" || len(n) > 128 || !name.IsWordByte(n[0]) {
-			p.Add(at, "%s is not the name of a parameter: up to 128 letters, digits, '_', '.' and '-', the first a letter or digit", name.Quote(shown))
-		}
-		text := p.Value(at, shown, v.Items[i], true)
-		if v.Items[i].Has("encode") {
-			p.Add(document.Pointer(at, "encode"), "is for headers")
-		}
-		if text.Source == "" && text.Literal.Reveal() == "" {
-			p.Add(at, "the value of %s is empty", name.Quote(shown))
-		}
-		parameters = append(parameters, QueryParameter{n, text.Literal, text.Source, text.Prefix, text.Suffix})
-	}
-	slices.SortFunc(parameters, func(a, b QueryParameter) int { return strings.Compare(a.Name, b.Name) })
-	return parameters
-}
-
-func isParameterByte(c byte) bool { return name.IsWordByte(c) || c == '.' || c == '-' }
 
 func (p *headerParser) placeholders(at string, v document.Value) []Placeholder {
 	if v.Kind != document.Object {

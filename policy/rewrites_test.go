@@ -28,7 +28,7 @@ func TestParseRewrites(t *testing.T) {
 	if b.Scrub || rule.Requests(b.Effects).Signer == nil || strings.Join(b.Secrets(), " ") != "k" {
 		t.Errorf("%+v", b)
 	}
-	if q := c.Query; len(q) != 2 || q[0].Name != "a" || q[0].Value.Reveal() != "literal" || q[1].Source != "k" || q[1].Prefix != "p" || c.Scrub {
+	if q := rule.Requests(c.Effects).Query; q == nil || strings.Join(q.Parameters(), " ") != "a key" || strings.Join(c.Secrets(), " ") != "k" || c.Scrub {
 		t.Errorf("%+v", c)
 	}
 	if !d.Places.Has(InQuery|InForm|InJSON|InWebSocket) || !d.Scrub || strings.Join(d.Places.Names(), " ") != "header query form json websocket" {

@@ -7,6 +7,7 @@ import (
 	"boxgate/policy/document"
 	"boxgate/policy/match"
 	"boxgate/policy/name"
+	"boxgate/rule"
 )
 
 // newWarnings finds entries that have no effect.
@@ -31,6 +32,11 @@ func (c *Compiled) newWarnings(parsed parsedSpec, headers []HeaderRule) []docume
 		}
 		c.warnPlain(at, h, parsed, &ps)
 		h.warnScrub(at, &ps)
+		for _, e := range h.Effects {
+			if w, ok := e.(rule.Warner); ok {
+				w.Warn(at, h.Scrub, &ps)
+			}
+		}
 		h.warnShown(at, &ps)
 	}
 	return ps.List
@@ -88,9 +94,6 @@ func (r HeaderRule) warnScrub(at string, ps *document.Problems) {
 	}
 	for _, p := range r.Placeholders {
 		short(document.Pointer(document.Pointer(at, "placeholders"), p.Variable), p.Value, p.Source)
-	}
-	for _, q := range r.Query {
-		short(document.Pointer(document.Pointer(at, "query"), q.Name), q.Value, q.Source)
 	}
 }
 

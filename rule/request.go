@@ -6,6 +6,7 @@ import (
 	"strings"
 	"time"
 
+	"boxgate/policy/document"
 	"boxgate/policy/match"
 	"boxgate/policy/name"
 )
@@ -23,6 +24,26 @@ type Sender interface {
 	EachSent(visit func(literal name.Secret, source string))
 	// SendsLater reports whether requests may be sent with more than what is known when they are judged.
 	SendsLater() bool
+	// ScrubsByDefault reports whether a rule masks its secrets in responses unless it says otherwise.
+	ScrubsByDefault() bool
+}
+
+// Warner is implemented by effects that may not do what is meant.
+type Warner interface {
+	// Warn adds warnings, below the pointer of the rule. scrubs reports whether the rule masks its secrets in responses.
+	Warn(at string, scrubs bool, ps *document.Problems)
+}
+
+// QuerySetter is implemented by effects that set parameters in the query of requests. A rule has at most one.
+type QuerySetter interface {
+	Sender
+	// Parameters returns the names of the parameters.
+	Parameters() []string
+	// RemoveQuery returns a request target without those of the client, in any spelling that some server may take for them. own are the parts
+	// that were removed and are spelled as the parameters themselves.
+	RemoveQuery(target string) (rest string, own []string)
+	// SetQuery returns the target with the parameters. It calls sent with each text of theirs that a response may show.
+	SetQuery(ctx context.Context, s Secrets, target string, sent func(text string)) (string, error)
 }
 
 // Signer is implemented by effects that sign requests as they are forwarded. A rule has at most one.
@@ -40,15 +61,19 @@ type Signer interface {
 
 // Request is what the effects of one rule do to requests. The zero Request changes nothing.
 type Request struct {
-	Signer  Signer   // nil: requests are not signed
-	Later   bool     // some effect sends more than what is known when a request is judged
-	Sources []string // names of the secrets that requests are sent or signed with
+	Query   QuerySetter // nil: none are set
+	Signer  Signer      // nil: requests are not signed
+	Later   bool        // some effect sends more than what is known when a request is judged
+	Sources []string    // names of the secrets that requests are sent or signed with
 }
 
 // Requests returns what effects do to requests.
 func Requests(effects []Effect) (r Request) {
 	for _, e := range effects {
-		if s, ok := e.(Signer); ok {
+		switch s := e.(type) {
+		case QuerySetter:
+			r.Query = s
+		case Signer:
 			r.Signer = s
 		}
 		if s, ok := e.(Sender); ok {
@@ -62,11 +87,16 @@ func Requests(effects []Effect) (r Request) {
 }
 
 // Rewrites reports whether more of a request than its header fields may be changed, or it is signed.
-func (r *Request) Rewrites() bool { return r.Signer != nil }
+func (r *Request) Rewrites() bool { return r.Signer != nil || r.Query != nil }
 
 // Sends reports whether one of the effects sends texts in requests.
 func Sends(effects []Effect) bool {
 	return slices.ContainsFunc(effects, func(e Effect) bool { _, ok := e.(Sender); return ok })
+}
+
+// ScrubsByDefault reports whether one of the effects has its rule mask secrets unless it says otherwise.
+func ScrubsByDefault(effects []Effect) bool {
+	return slices.ContainsFunc(effects, func(e Effect) bool { s, ok := e.(Sender); return ok && s.ScrubsByDefault() })
 }
 
 // EachSent calls visit with each value that effects may send.

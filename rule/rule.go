@@ -24,7 +24,7 @@ type Kind interface {
 	// Example is the JSON of a member. The tests of what all kinds share try it.
 	Example() string
 	// Parse reads the member, which is at a pointer. It adds every mistake to the context's problems, and quotes no secret in them. It returns
-	// nil if there was one.
+	// nil if there was one, or if the member is empty and changes nothing.
 	Parse(at string, v document.Value, c *Context) Effect
 	// Line is what `gateway headers list` prints of an effect that is shown as this JSON; "" if it cannot be read.
 	Line(shown json.RawMessage) string

@@ -81,6 +81,16 @@ func (v Value) Whole(bare string) string {
 	return v.Prefix + bare + v.Suffix
 }
 
+// minScrub is the length of the shortest text that is masked in responses.
+const minScrub = 8
+
+// WarnShort warns of a literal that a rule wants masked but that is too short to mask.
+func (v Value) WarnShort(at string, ps *document.Problems) {
+	if v.Source == "" && len(v.Literal.Reveal()) < minScrub {
+		ps.Add(at, "is shorter than %d bytes: it is sent, but not masked in responses", minScrub)
+	}
+}
+
 // BasicCredentials returns the value of Authorization for basic authentication (RFC 7617).
 func BasicCredentials(user, password string) string {
 	return "Basic " + base64.StdEncoding.EncodeToString([]byte(user+":"+password))
@@ -133,10 +143,15 @@ func (c *Context) Value(at, n string, v document.Value, affixes bool) (text Valu
 // Filled is [Context.Value] for a value that may not be empty.
 func (c *Context) Filled(at, n string, v document.Value, affixes bool) Value {
 	text := c.Value(at, n, v, affixes)
-	if text.Source == "" && text.Literal.Reveal() == "" {
+	c.NotEmpty(at, n, text)
+	return text
+}
+
+// NotEmpty refuses an empty literal, which n names in messages.
+func (c *Context) NotEmpty(at, n string, v Value) {
+	if v.Source == "" && v.Literal.Reveal() == "" {
 		c.Add(at, "the value of %s is empty", name.Quote(n))
 	}
-	return text
 }
 
 func (c *Context) user(at string, v document.Value) string {
@@ -214,6 +229,15 @@ func (c *Context) Flag(at string, v document.Value) bool {
 	}
 	return v.Truth
 }
+
+// NamedView is what is shown of a value that is sent by a name.
+type NamedView struct {
+	Name   string `json:"name"`
+	Secret string `json:"secret,omitempty" doc:"the secret of the gateway's configuration that it comes from; absent for a literal"`
+}
+
+// SchemaName is the name of the view in the description of the API.
+func (NamedView) SchemaName() string { return "headerView" }
 
 // ValueForm describes the JSON that [Context.Value] reads, for the description of the API.
 type ValueForm struct{}

@@ -18,6 +18,7 @@ import (
 	"boxgate/policy"
 	"boxgate/policy/match"
 	"boxgate/policy/name"
+	"boxgate/rule"
 	"boxgate/rule/kinds"
 )
 
@@ -38,11 +39,10 @@ type ruleView struct {
 // headerEntryView is one header rule without its values.
 type headerEntryView struct {
 	Match        *match.Match      `json:"match,omitempty" doc:"the requests that it is for; absent: every one"`
-	Headers      []headerView      `json:"headers"`
+	Headers      []rule.NamedView  `json:"headers"`
 	Remove       []string          `json:"remove,omitempty"`
 	Placeholders []placeholderView `json:"placeholders,omitempty"`
 	Places       []string          `json:"places,omitempty" doc:"where placeholders are replaced; absent: in header values alone"`
-	Query        []headerView      `json:"query,omitempty" doc:"parameters that are set in the query"`
 	Scrub        bool              `json:"scrub,omitempty"`
 	Deny         bool              `json:"deny,omitempty"`
 	effects      map[string]any    // what else it does, by the keys of the kinds
@@ -80,11 +80,6 @@ func marshalWith(v any, more map[string]any) ([]byte, error) {
 	return append(append(out[:len(out)-1], ','), rest[1:]...), nil // no entry is without members
 }
 
-type headerView struct {
-	Name   string `json:"name"`
-	Secret string `json:"secret,omitempty" doc:"the secret of the gateway's configuration that it comes from; absent for a literal"`
-}
-
 type placeholderView struct {
 	Variable string `json:"variable"`
 	Secret   string `json:"secret,omitempty" doc:"as for a header"`
@@ -99,14 +94,14 @@ func viewHeaders(s api.HeaderState) rest.Reply {
 	view := headersView{
 		AttachHeaders: map[string][]string{}, Rules: map[string]ruleView{}, Version: s.Version, Warnings: problem.Views(s.Warnings),
 	}
-	for _, rule := range s.Rules { // alternatives stand next to each other
-		host, entry := rule.Pattern.String(), viewRule(rule)
+	for _, r := range s.Rules { // alternatives stand next to each other
+		host, entry := r.Pattern.String(), viewRule(r)
 		whole, several := view.Rules[host]
 		switch {
 		case !several:
 			whole.headerEntryView = entry
 		case whole.Alternatives == nil:
-			whole.Alternatives, whole.headerEntryView = []headerEntryView{whole.headerEntryView, entry}, headerEntryView{Headers: []headerView{}}
+			whole.Alternatives, whole.headerEntryView = []headerEntryView{whole.headerEntryView, entry}, headerEntryView{Headers: []rule.NamedView{}}
 		default:
 			whole.Alternatives = append(whole.Alternatives, entry)
 		}
@@ -122,23 +117,20 @@ func viewHeaders(s api.HeaderState) rest.Reply {
 }
 
 // viewRule returns what may be shown of one rule.
-func viewRule(rule policy.HeaderRule) headerEntryView {
-	one := headerEntryView{Match: rule.Match, Headers: []headerView{}, Scrub: rule.Scrub, Deny: rule.Deny}
-	for _, h := range rule.Headers { // sorted by name
+func viewRule(r policy.HeaderRule) headerEntryView {
+	one := headerEntryView{Match: r.Match, Headers: []rule.NamedView{}, Scrub: r.Scrub, Deny: r.Deny}
+	for _, h := range r.Headers { // sorted by name
 		if h.Remove {
 			one.Remove = append(one.Remove, h.Name)
 			continue
 		}
-		one.Headers = append(one.Headers, headerView{h.Name, h.Source})
+		one.Headers = append(one.Headers, rule.NamedView{Name: h.Name, Secret: h.Source})
 	}
-	for _, p := range rule.Placeholders {
+	for _, p := range r.Placeholders {
 		one.Placeholders = append(one.Placeholders, placeholderView{p.Variable, p.Source})
 	}
-	for _, q := range rule.Query {
-		one.Query = append(one.Query, headerView{q.Name, q.Source})
-	}
-	one.Places = rule.Places.Names()
-	for _, e := range rule.Effects {
+	one.Places = r.Places.Names()
+	for _, e := range r.Effects {
 		if one.effects == nil {
 			one.effects = map[string]any{}
 		}

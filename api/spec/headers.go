@@ -45,7 +45,6 @@ type headerEntryBody struct {
 	Remove       []string                  `json:"remove,omitempty" doc:"headers of the box that are not passed on"`
 	Deny         bool                      `json:"deny,omitempty" doc:"refuse the requests with 403; nothing but match may stand beside it"`
 	Places       []string                  `json:"places,omitempty" doc:"where placeholders are replaced: header, which is always one, query, form, json, websocket"`
-	Query        map[string]rule.ValueForm `json:"query,omitempty" doc:"parameter to the value that it has in the query; any that the box sends is removed"`
 	Scrub        *bool                     `json:"scrub,omitempty" doc:"mask the rule's secrets in responses; true by default for rules with placeholders or a query"`
 }
 

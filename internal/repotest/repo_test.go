@@ -30,10 +30,11 @@ policy/match: policy/name policy/document
 policy/dialect: policy policy/policytest rule rule/forward rule/kinds rule/upstream
 policy/policytest: policy/document
 rule: policy/name policy/document policy/match
-rule/kinds: policy policy/document rule rule/clientcert rule/forward rule/postgres rule/response rule/sign rule/ssh rule/upstream
+rule/kinds: policy policy/document rule rule/clientcert rule/forward rule/postgres rule/query rule/response rule/sign rule/ssh rule/upstream
 rule/clientcert: policy/name policy/document policy rule
 rule/forward: policy/name policy/document policy/match policy rule
 rule/postgres: policy/name policy/document policy rule
+rule/query: policy proxy/proxytest rule
 rule/response: policy/name policy/document policy proxy/proxytest rule
 rule/sign: policy proxy proxy/proxytest proxy/scrub rule
 rule/sign/signtest:
@@ -113,7 +114,7 @@ api/lifecycle: policy api api/history api/problem api/rest api/spec api/strict
 api/openapi: api api/problem api/rest api/strict
 api/problem: policy api quota
 api/rest: policy api api/problem api/strict quota
-api/rules: policy rule/kinds api api/access api/apitest api/change api/history api/problem api/rest api/spec api/strict
+api/rules: policy rule rule/kinds api api/access api/apitest api/change api/history api/problem api/rest api/spec api/strict
 api/server: policy audit api api/access api/apitest api/boxes api/capture api/egress api/exec api/files api/gateway api/git api/harness api/history api/keys api/lifecycle api/openapi api/problem api/rest api/rules api/schedules api/session api/session/client api/settings api/snapshots api/stream api/strict api/trail api/urls quota
 api/schedules: policy api api/apitest api/history api/problem api/rest api/spec api/strict
 api/session: policy api api/history api/problem api/rest api/strict quota

@@ -332,7 +332,7 @@ func plainHeaders(r policy.HeaderRule, ps *document.Problems) map[string]string 
 	if r.Deny || r.Scrub || len(r.Placeholders) > 0 || on.Identity != nil {
 		ps.Add(at, "has placeholders, scrub, deny or a client certificate, which the other dialect does not know")
 	}
-	if does := rule.Requests(r.Effects); len(r.Query) > 0 || r.Places != 0 || does.Rewrites() {
+	if does := rule.Requests(r.Effects); r.Places != 0 || does.Rewrites() {
 		ps.Add(at, "signs, or sets parameters of the query, which the other dialect does not know")
 	}
 	for _, e := range r.Effects {

@@ -87,9 +87,6 @@ func (r *Ruling) sourcesOf() (names []string) {
 
 // rewriteSources appends the secrets that a request may be changed or signed with, once its body is known.
 func (r *Ruling) rewriteSources(names []string) []string {
-	for i := range r.header.Query {
-		names = append(names, r.header.Query[i].Source)
-	}
 	if r.header.Places != 0 {
 		for i := range r.header.Placeholders {
 			names = append(names, r.header.Placeholders[i].Source)

@@ -202,32 +202,24 @@ func (r *Ruling) placeholderNow(s *Session, token string, places policy.Places) 
 
 // setQuery sets the parameters of the rule, and replaces placeholders in what else the query has.
 func (w *Rewriting) setQuery(ctx context.Context) error {
-	target, own := w.Target, []string(nil)
-	for i := range w.r.header.Query {
-		var pairs []string
-		target, pairs = placeholder.RemoveQuery(target, w.r.header.Query[i].Name)
-		own = append(own, pairs...)
+	setter := w.r.header.Request.Query
+	if setter == nil {
+		w.Target = placeholder.SwapTarget(w.Target, w.r.Swaps)
+		return nil
 	}
+	target, own := setter.RemoveQuery(w.Target)
 	if target != w.Target {
 		if err := w.judgeAgain(target, own); err != nil {
 			return err
 		}
 	}
-	w.Target = placeholder.SwapTarget(target, w.r.Swaps)
-	for i := range w.r.header.Query {
-		p := &w.r.header.Query[i]
-		v := p.Value.Reveal()
-		if p.Source != "" {
-			var err error
-			if v, err = w.s.Core.secret(ctx, p.Source); err != nil {
-				return err
-			}
-			w.r.tell(v)
-			v = p.Prefix + v + p.Suffix
-		}
-		w.r.tell(v)
-		w.Target = placeholder.AddQuery(w.Target, p.Name, v)
-		w.r.changed("?" + p.Name)
+	target, err := setter.SetQuery(ctx, w.s.Core, placeholder.SwapTarget(target, w.r.Swaps), w.r.tell)
+	if err != nil {
+		return err
+	}
+	w.Target = target
+	for _, name := range setter.Parameters() {
+		w.r.changed("?" + name)
 	}
 	return nil
 }
@@ -247,7 +239,7 @@ func (w *Rewriting) judgeAgain(target string, own []string) error {
 		return err
 	}
 	rule, d := r.Policy.HeaderRule(way.Asked)
-	if d.Reason == "" && (len(rule.Query) == 0 || &rule.Query[0] != &r.header.Query[0]) {
+	if d.Reason == "" && rule.Request.Query != r.header.Request.Query {
 		d = policy.Decision{Reason: name.ReasonAmbiguousRequest, Rule: r.header.Pattern.String(), Version: r.Policy.Version()}
 	}
 	if d.Reason != "" {

@@ -226,7 +226,7 @@ func (r *Ruling) scrubbed(s *Session) {
 
 // masked returns the set of what is masked in responses, which supersedes earlier ones.
 func (r *Ruling) masked(s *Session) *scrub.Set {
-	later := r.header.Shared != nil && r.header.Shared.Sources || len(r.header.Query) > 0 || r.header.Request.Later ||
+	later := r.header.Shared != nil && r.header.Shared.Sources || r.header.Request.Later ||
 		slices.ContainsFunc(r.header.Placeholders, func(p policy.Placeholder) bool { return p.Source != "" })
 	return s.Usage.Told.Set(r.Request.Name, r.secrets(), later, time.Now())
 }

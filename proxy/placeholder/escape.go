@@ -33,3 +33,5 @@ func inEscape(before string) bool {
 	}
 	return len(rest) < digits && !strings.ContainsFunc(rest, func(c rune) bool { return c >= 0x80 || nibble(byte(c)) < 0 })
 }
+
+func nibble(c byte) int { return strings.IndexByte("0123456789abcdef", c|0x20) }

@@ -9,6 +9,7 @@ import (
 	"boxgate/rule/clientcert"
 	"boxgate/rule/forward"
 	"boxgate/rule/postgres"
+	"boxgate/rule/query"
 	"boxgate/rule/response"
 	"boxgate/rule/sign"
 	"boxgate/rule/ssh"
@@ -17,6 +18,7 @@ import (
 
 // All are the kinds in the order in which `gateway headers list` prints them.
 var All = []rule.Kind{
+	query.Kind{},
 	sign.Kind{},
 	clientcert.Kind{},
 	forward.Kind{},

@@ -60,6 +60,9 @@ func (e *awsEffect) EachSent(visit func(literal name.Secret, source string)) {
 // SendsLater implements [rule.Sender].
 func (*awsEffect) SendsLater() bool { return true }
 
+// ScrubsByDefault implements [rule.Sender].
+func (*awsEffect) ScrubsByDefault() bool { return false }
+
 // SetsHeader implements [rule.Signer].
 func (*awsEffect) SetsHeader(name string) bool {
 	switch match.FoldHeader(name) {

@@ -74,6 +74,9 @@ func (*hmacEffect) EachSent(func(literal name.Secret, source string)) {}
 // SendsLater implements [rule.Sender].
 func (*hmacEffect) SendsLater() bool { return false }
 
+// ScrubsByDefault implements [rule.Sender].
+func (*hmacEffect) ScrubsByDefault() bool { return false }
+
 // SetsHeader implements [rule.Signer].
 func (e *hmacEffect) SetsHeader(name string) bool {
 	return match.FoldHeader(name) == match.FoldHeader(e.header) || match.FoldHeader(name) == match.FoldHeader(e.timestamp)

@@ -122,7 +122,6 @@ type headerEntry struct {
 	Remove  []string
 	// Placeholders are variables of the box.
 	Placeholders []struct{ Variable, Secret string }
-	Query        []struct{ Name, Secret string }
 	Scrub, Deny  bool
 	// effects are what else it does, by the keys of the kinds.
 	effects map[string]json.RawMessage
@@ -157,9 +156,6 @@ func (e headerEntry) row() []string {
 	}
 	for _, name := range e.Remove {
 		headers = append(headers, "-"+name)
-	}
-	for _, q := range e.Query {
-		headers = append(headers, withSecret("?"+q.Name, q.Secret))
 	}
 	if e.Deny {
 		headers = append(headers, "(denied)")

@@ -1,4 +1,4 @@
-package placeholder
+package query
 
 import (
 	"net/url"
@@ -7,18 +7,18 @@ import (
 	"boxgate/policy/match"
 )
 
-// RemoveQuery returns a request target without a query parameter, in any spelling that some server may take for it. What
+// remove returns a request target without a query parameter, in any spelling that some server may take for it. What
 // remains is kept byte for byte. own are the parts that were removed and are spelled as the parameter itself.
-func RemoveQuery(target, name string) (rest string, own []string) {
+func remove(target, name string) (rest string, own []string) {
 	path, query, found := strings.Cut(target, "?")
 	if !found {
 		return target, nil
 	}
 	folded := foldParameter(name)
 	var kept strings.Builder
-	for separator := ""; query != ""; {
+	for separator := ""; query != ""; { // all servers separate parameters at "&", some at ";" as well
 		pair, next, rest := query, "", ""
-		if i := strings.IndexFunc(query, separates); i >= 0 {
+		if i := strings.IndexAny(query, "&;"); i >= 0 {
 			pair, next, rest = query[:i], query[i:i+1], query[i+1:]
 		}
 		spelled, _, _ := strings.Cut(pair, "=")
@@ -33,9 +33,9 @@ func RemoveQuery(target, name string) (rest string, own []string) {
 	return path + "?" + strings.TrimLeft(kept.String(), "&;"), own
 }
 
-// AddQuery returns a request target with a parameter added to its query.
-func AddQuery(target, name, value string) string {
-	pair := url.QueryEscape(name) + "=" + Form.escape(value)
+// add returns a request target with a parameter added to its query.
+func add(target, name, value string) string {
+	pair := url.QueryEscape(name) + "=" + strings.ReplaceAll(url.QueryEscape(value), "+", "%20") // which means the same in a form
 	switch path, query, found := strings.Cut(target, "?"); {
 	case !found:
 		return target + "?" + pair

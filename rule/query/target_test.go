@@ -1,4 +1,4 @@
-package placeholder
+package query
 
 import "testing"
 
@@ -11,7 +11,7 @@ func TestRemoveQuery(t *testing.T) {
 		"%uFF41pi_key=1", "api%uff3fkey=1", "api_ke%uFF59", "%25uFF41pi_key=1", "api_key%uFF3Bx=1",
 	} {
 		for _, target := range []string{"/?" + spelled, "/?a=1&" + spelled, "/?" + spelled + "&a=1", "/?a=1;" + spelled} {
-			if rest, _ := RemoveQuery(target, "api_key"); rest != "/?" && rest != "/?a=1" {
+			if rest, _ := remove(target, "api_key"); rest != "/?" && rest != "/?a=1" {
 				t.Errorf("%s: %s stays", target, rest)
 			}
 		}
@@ -19,7 +19,7 @@ func TestRemoveQuery(t *testing.T) {
 	for _, target := range []string{
 		"/api_key=1", "/?api_key2=1", "/?my_api_key=1", "/?a=api_key", "/?x%uFF41pi_key=1", "/?other%u4e2d=1", "/?a=%u0061pi_key", "/?%u00=1", "/?%uzzzz=1&%u=2",
 	} {
-		if rest, own := RemoveQuery(target, "api_key"); rest != target || len(own) > 0 {
+		if rest, own := remove(target, "api_key"); rest != target || len(own) > 0 {
 			t.Errorf("%s: became %s without %q", target, rest, own)
 		}
 	}
@@ -29,8 +29,8 @@ func FuzzRemoveQuery(f *testing.F) {
 	f.Add("/?a=1&%u0061pi_key=2;b")
 	f.Add("/??api_key&%25u00&%uff")
 	f.Fuzz(func(t *testing.T, target string) {
-		rest, _ := RemoveQuery(target, "api_key")
-		if again, _ := RemoveQuery(rest, "api_key"); again != rest {
+		rest, _ := remove(target, "api_key")
+		if again, _ := remove(rest, "api_key"); again != rest {
 			t.Errorf("%q: %q, and then %q", target, rest, again)
 		}
 	})
