@@ -130,7 +130,7 @@ func (s *settings) Configure(_ context.Context, id policy.BoxID, change func(*ap
 func placeholdersOf(rules []policy.HeaderRule) map[string]name.Pattern {
 	vars := map[string]name.Pattern{}
 	for _, rule := range rules {
-		for _, p := range rule.Placeholders {
+		for _, p := range rule.Placeholders() {
 			vars[p.Variable] = rule.Pattern
 		}
 	}

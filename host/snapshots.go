@@ -130,7 +130,7 @@ func (s *snapshotHost) inherit(ctx context.Context, req *api.CreateRequest) (ori
 		req.Policy, req.Named = r.Policy, r.Named
 	}
 	for _, rule := range req.Headers {
-		for _, p := range rule.Placeholders { // which keep a secret out of the box, and take precedence
+		for _, p := range rule.Placeholders() { // which keep a secret out of the box, and take precedence
 			delete(req.Env, p.Variable)
 		}
 	}

@@ -9,6 +9,7 @@ import (
 	"boxgate/policy/document"
 	"boxgate/policy/match"
 	"boxgate/policy/name"
+	"boxgate/rule"
 )
 
 // Compiled is a policy in force, together with the header rules of its box and the protected ranges: immutable, and
@@ -139,7 +140,7 @@ func (c *Compiled) HasPlaceholders() bool { return c != nil && c.headers.placeho
 func (c *Compiled) Tokens() map[string]string {
 	out := map[string]string{}
 	if c != nil {
-		c.headers.eachPlaceholder(func(p *Placeholder) { out[p.Variable] = p.Token })
+		c.headers.eachPlaceholder(func(p *rule.Placeholder) { out[p.Variable] = p.Token })
 	}
 	return out
 }
@@ -149,7 +150,7 @@ func (c *Compiled) PlaceholderVariable(token string) (variable string) {
 	if c == nil || token == "" {
 		return ""
 	}
-	c.headers.eachPlaceholder(func(p *Placeholder) {
+	c.headers.eachPlaceholder(func(p *rule.Placeholder) {
 		if p.Token == token {
 			variable = p.Variable
 		}

@@ -93,7 +93,7 @@ func answer(t *testing.T, table []byte, c *policy.Compiled) []byte {
 			for _, h := range rule.Headers {
 				fmt.Fprintf(&out, ", set %s", h.Name)
 			}
-			for _, p := range rule.Placeholders {
+			for _, p := range rule.Placeholders() {
 				fmt.Fprintf(&out, ", replace %s", p.Variable)
 			}
 		}

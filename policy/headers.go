@@ -21,15 +21,6 @@ type Header struct {
 	Remove         bool // the box's own is dropped, and nothing set in its place
 }
 
-// Placeholder is an environment variable that stands in for a secret: the box sees and sends a token, and the gateway
-// replaces it by the value in requests to the rule's hosts.
-type Placeholder struct {
-	Variable string      // of the box's environment
-	Token    string      // what the box sees; "" in rules as written, see [WithTokens]
-	Value    name.Secret // the literal; empty when Source is set
-	Source   string      // name of a secret in the gateway's configuration; "" for a literal
-}
-
 // HeaderRule says what the gateway changes in the HTTPS requests of the hosts its pattern covers (port 443 if the
 // pattern gives none). The most specific pattern that covers a host applies alone, so a rule that sets nothing takes its
 // hosts out of wider rules.
@@ -37,14 +28,12 @@ type Placeholder struct {
 // Rules of the same pattern are alternatives, which stand next to each other: of those the first whose Match covers the
 // request applies alone, and if none does nothing is changed.
 type HeaderRule struct {
-	Pattern      name.Pattern
-	Match        *match.Match  // nil: every request
-	Headers      []Header      // sorted by name
-	Placeholders []Placeholder // sorted by variable
-	Places       Places        // where the placeholders may stand, besides header values
-	Scrub        bool          // the rule's secrets are masked in responses
-	Shared       *SharedScrub  // of the compiled rules of a host with several of which one scrubs; nil in rules as written
-	Deny         bool          // the requests are refused; nothing else is given
+	Pattern name.Pattern
+	Match   *match.Match // nil: every request
+	Headers []Header     // sorted by name
+	Scrub   bool         // the rule's secrets are masked in responses
+	Shared  *SharedScrub // of the compiled rules of a host with several of which one scrubs; nil in rules as written
+	Deny    bool         // the requests are refused; nothing else is given
 	// Effects are what else is done, by kind in the order of their keys, at most one of each.
 	Effects []rule.Effect
 	// Connection is what the effects do to connections. Only compiled rules have it, see [HeaderRule.OnConnections].
@@ -74,7 +63,7 @@ const MaxPlaceholders = 512
 // CountPlaceholders returns how many placeholders the rules have.
 func CountPlaceholders(rules []HeaderRule) (n int) {
 	for _, r := range rules {
-		n += len(r.Placeholders)
+		n += len(r.Placeholders())
 	}
 	return n
 }
@@ -84,10 +73,9 @@ const MaxHeaderHosts = 256
 
 // Limits of header rules.
 const (
-	MaxHostHeaders      = 64
-	maxHostPlaceholders = 64
-	MaxAlternatives     = 64   // of one host
-	maxHeaderRules      = 1024 // of all hosts, alternatives counted one by one
+	MaxHostHeaders  = 64
+	MaxAlternatives = 64   // of one host
+	maxHeaderRules  = 1024 // of all hosts, alternatives counted one by one
 )
 
 // Applies reports whether the rule changes or refuses anything, so that what is said to its hosts has to be read.
@@ -103,22 +91,20 @@ func isForBoxes(e rule.Effect) bool {
 
 // secretive reports whether the rule changes texts in requests, which responses may show.
 func (r *HeaderRule) secretive() bool {
-	return len(r.Headers)+len(r.Placeholders) > 0 || r.rewrites() || rule.Sends(r.Effects)
+	return len(r.Headers) > 0 || rule.Sends(r.Effects)
 }
 
-// Rewrites reports whether the rule, which is compiled, may change more of a request than its header fields, or sign it.
-func (r *HeaderRule) Rewrites() bool { return r.rewrites() || r.Request.Rewrites() }
-
-func (r *HeaderRule) rewrites() bool { return r.Places != 0 }
+// Placeholders returns the placeholders of the rule, sorted by variable.
+func (r *HeaderRule) Placeholders() []rule.Placeholder { return rule.Requests(r.Effects).Placeholders }
 
 // scrubsByDefault reports whether the rule scrubs if that is not said.
 func (r *HeaderRule) scrubsByDefault() bool {
-	return len(r.Placeholders) > 0 || rule.ScrubsByDefault(r.Effects)
+	return rule.ScrubsByDefault(r.Effects)
 }
 
 // setsValues reports whether the rule sends values of its own.
 func (r HeaderRule) setsValues() bool {
-	return len(r.Placeholders) > 0 || r.rewrites() || rule.Sends(r.Effects) || slices.ContainsFunc(r.Headers, func(h Header) bool { return !h.Remove })
+	return rule.Sends(r.Effects) || slices.ContainsFunc(r.Headers, func(h Header) bool { return !h.Remove })
 }
 
 // refusesValues returns an effect of the rule beside which no values may be set; nil if there is none.
@@ -178,8 +164,7 @@ func SortRules(rules []HeaderRule) {
 // SendsAlike reports whether a rule adds to requests what another does, and sends them to the same place, so that one that began under the other may be sent
 // under it.
 func (r *HeaderRule) SendsAlike(o *HeaderRule) bool {
-	return r.Places == o.Places && slices.EqualFunc(r.Headers, o.Headers, Header.equal) &&
-		slices.EqualFunc(r.Placeholders, o.Placeholders, Placeholder.Equal) &&
+	return slices.EqualFunc(r.Headers, o.Headers, Header.equal) &&
 		slices.EqualFunc(r.Effects, o.Effects, sameEffect)
 }
 
@@ -193,9 +178,12 @@ func (h Header) equal(o Header) bool {
 	return same && h == o
 }
 
-// Equal reports whether two placeholders stand for the same value.
-func (p Placeholder) Equal(o Placeholder) bool {
-	same := p.Value.Equal(o.Value)
-	p.Value, o.Value = name.Secret{}, name.Secret{}
-	return same && p == o
+// WithTokens returns the rules with the tokens that a box with this key sees for placeholders. The result shares with rules what it does not
+// change.
+func WithTokens(rules []HeaderRule, key name.Secret) []HeaderRule {
+	out := slices.Clone(rules)
+	for i := range out {
+		out[i].Effects = rule.WithTokens(out[i].Effects, key)
+	}
+	return out
 }

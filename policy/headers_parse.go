@@ -180,7 +180,8 @@ func (p *headerParser) rule(at string, entry document.Value) (rule HeaderRule) {
 		return rule
 	}
 	before := len(p.List)
-	known := p.entryKeys(&rule)
+	p.Entry = entry
+	known := p.entryKeys(at, &rule)
 	for _, key := range entry.Keys {
 		if _, ok := known[key]; !ok && document.Nearest(key, known) == "" {
 			key = name.Shown(key, name.IsToken)
@@ -207,35 +208,38 @@ func (p *headerParser) rule(at string, entry document.Value) (rule HeaderRule) {
 	return rule
 }
 
-// entryKeys returns how to read each key of an entry into rule.
-func (p *headerParser) entryKeys(r *HeaderRule) map[string]func(string, document.Value) {
+// entryKeys returns how to read each key of the entry at a pointer into a rule.
+func (p *headerParser) entryKeys(at string, r *HeaderRule) map[string]func(string, document.Value) {
 	known := map[string]func(string, document.Value){
 		"match": func(at string, v document.Value) {
 			r.Match = match.Read(at, v, &p.Problems)
 			match.Compile(at, *r.Match, &p.Problems)
 		},
-		"headers":      func(at string, v document.Value) { r.Headers = append(r.Headers, p.headers(at, v)...) },
-		"remove":       func(at string, v document.Value) { r.Headers = append(r.Headers, p.removed(at, v)...) },
-		"placeholders": func(at string, v document.Value) { r.Placeholders = p.placeholders(at, v) },
-		"scrub":        func(at string, v document.Value) { r.Scrub = p.Flag(at, v) },
-		"deny":         func(at string, v document.Value) { r.Deny = p.Flag(at, v) },
-		"places":       func(at string, v document.Value) { r.Places = p.places(at, v) },
+		"headers": func(at string, v document.Value) { r.Headers = append(r.Headers, p.headers(at, v)...) },
+		"remove":  func(at string, v document.Value) { r.Headers = append(r.Headers, p.removed(at, v)...) },
+		"scrub":   func(at string, v document.Value) { r.Scrub = p.Flag(at, v) },
+		"deny":    func(at string, v document.Value) { r.Deny = p.Flag(at, v) },
 	}
 	for _, kind := range kinds.All {
-		known[kind.Key()] = func(at string, v document.Value) {
+		read := func(at string, v document.Value) {
 			if e := kind.Parse(at, v, &p.Context); e != nil {
 				r.Effects = append(r.Effects, e)
+			}
+		}
+		known[kind.Key()] = read
+		for _, m := range kinds.Further(kind) { // which are read with the first
+			known[m.Key] = func(string, document.Value) {
+				if !p.Entry.Has(kind.Key()) {
+					read(document.Pointer(at, kind.Key()), document.Value{})
+				}
 			}
 		}
 	}
 	return known
 }
 
-// checkRewrites refuses what would be set twice, and places without placeholders.
+// checkRewrites refuses what would be set twice.
 func (p *headerParser) checkRewrites(at string, r *HeaderRule) {
-	if r.Places != 0 && len(r.Placeholders) == 0 {
-		p.Add(document.Pointer(at, "places"), "is for placeholders, and there are none")
-	}
 	signer := rule.Requests(r.Effects).Signer
 	for _, h := range r.Headers {
 		if signer != nil && signer.SetsHeader(h.Name) {

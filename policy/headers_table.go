@@ -81,7 +81,7 @@ func newHeaderTable(rules []HeaderRule, ps *document.Problems) headerTable {
 		if on.Login != nil {
 			t.logins.Add(p.Port())
 		}
-		t.placeholders = t.placeholders || len(r.Placeholders) > 0
+		t.placeholders = t.placeholders || len(r.Placeholders()) > 0
 		t.matches = t.matches || !of.needs.IsZero()
 	}
 	t.scrubs = newHostScrubs(t.rules)
@@ -98,9 +98,6 @@ func (r *HeaderRule) eachSent(visit func(literal name.Secret, source string)) {
 func (r *HeaderRule) eachOwn(visit func(literal name.Secret, source string)) {
 	for _, h := range r.Headers {
 		visit(h.Value, h.Source)
-	}
-	for _, p := range r.Placeholders {
-		visit(p.Value, p.Source)
 	}
 }
 
@@ -154,11 +151,11 @@ func (t headerTable) find(n name.Name, port uint16) *alternatives {
 }
 
 // eachPlaceholder calls visit with the placeholders of all rules.
-func (t headerTable) eachPlaceholder(visit func(*Placeholder)) {
+func (t headerTable) eachPlaceholder(visit func(*rule.Placeholder)) {
 	for _, of := range t.rules {
 		for i := range of.list {
-			for k := range of.list[i].Placeholders {
-				visit(&of.list[i].Placeholders[k])
+			for k := range of.list[i].Request.Placeholders {
+				visit(&of.list[i].Request.Placeholders[k])
 			}
 		}
 	}

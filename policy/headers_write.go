@@ -2,8 +2,10 @@ package policy
 
 import (
 	"encoding/json"
+	"maps"
 
 	"boxgate/policy/name"
+	"boxgate/rule"
 )
 
 // MarshalHeaderRules returns the document that [ParseHeaderRules] reads as these rules. Tokens are not part of it. It holds literal values in
@@ -31,7 +33,7 @@ func writeEntry(r HeaderRule) map[string]any {
 	if on := r.OnConnections(); on.Login != nil || on.Proxy != nil { // which stands alone
 		return map[string]any{r.Effects[0].Key(): r.Effects[0].Document()}
 	}
-	headers, remove, placeholders := map[string]any{}, []string{}, map[string]any{}
+	headers, remove := map[string]any{}, []string{}
 	for _, h := range r.Headers {
 		switch {
 		case h.Remove:
@@ -42,16 +44,12 @@ func writeEntry(r HeaderRule) map[string]any {
 			headers[h.Name] = writeAffixed(h.Value, h.Source, h.Prefix, h.Suffix)
 		}
 	}
-	for _, p := range r.Placeholders {
-		placeholders[p.Variable] = writeValue(p.Value, p.Source)
-	}
 	out := map[string]any{
-		"match": r.Match, "headers": headers, "remove": remove, "placeholders": placeholders, "places": r.Places.Names(),
+		"match": r.Match, "headers": headers, "remove": remove,
 		"scrub": r.Scrub, "deny": r.Deny,
 	}
 	for key, given := range map[string]bool{
 		"match": r.Match != nil, "headers": len(headers) > 0 || !r.Applies(), "remove": len(remove) > 0,
-		"placeholders": len(placeholders) > 0, "places": r.Places != 0,
 		"scrub": r.Scrub != r.scrubsByDefault(), "deny": r.Deny,
 	} {
 		if !given {
@@ -60,6 +58,9 @@ func writeEntry(r HeaderRule) map[string]any {
 	}
 	for _, e := range r.Effects {
 		out[e.Key()] = e.Document()
+		if w, ok := e.(rule.WideEffect); ok {
+			maps.Copy(out, w.Members())
+		}
 	}
 	return out
 }

@@ -31,7 +31,7 @@ func TestParseRewrites(t *testing.T) {
 	if q := rule.Requests(c.Effects).Query; q == nil || strings.Join(q.Parameters(), " ") != "a key" || strings.Join(c.Secrets(), " ") != "k" || c.Scrub {
 		t.Errorf("%+v", c)
 	}
-	if !d.Places.Has(InQuery|InForm|InJSON|InWebSocket) || !d.Scrub || strings.Join(d.Places.Names(), " ") != "header query form json websocket" {
+	if p := rule.Requests(d.Effects).Places; !p.Has(rule.InQuery|rule.InForm|rule.InJSON|rule.InWebSocket) || !d.Scrub || strings.Join(p.Names(), " ") != "header query form json websocket" {
 		t.Errorf("%+v", d)
 	}
 	if h := e.Headers; !h[0].Basic || h[0].User != "me" || h[0].Source != "k" || h[1].Value.Reveal() != "Basic OnB3" || h[1].Basic {
@@ -39,11 +39,11 @@ func TestParseRewrites(t *testing.T) {
 	}
 	for _, r := range rules[:4] {
 		does := rule.Requests(r.Effects)
-		if !r.Applies() || !r.Rewrites() && !does.Rewrites() {
+		if !r.Applies() || !does.Rewrites() {
 			t.Errorf("%s does not apply", r.Pattern)
 		}
 	}
-	if e.Rewrites() {
+	if does := rule.Requests(e.Effects); does.Rewrites() {
 		t.Error("basic authentication is a header like others")
 	}
 }

@@ -92,15 +92,12 @@ func (r HeaderRule) warnScrub(at string, ps *document.Problems) {
 		}
 		short(document.Pointer(document.Pointer(at, "headers"), h.Name), h.Value, h.Source)
 	}
-	for _, p := range r.Placeholders {
-		short(document.Pointer(document.Pointer(at, "placeholders"), p.Variable), p.Value, p.Source)
-	}
 }
 
 // warnShown finds headers that servers show again, although their values are kept like secrets.
 func (r HeaderRule) warnShown(at string, ps *document.Problems) {
 	for _, h := range r.Headers {
-		if !h.Remove && ShownHeader(h.Name) {
+		if !h.Remove && match.ShownHeader(h.Name) {
 			ps.Add(document.Pointer(document.Pointer(at, "headers"), h.Name), "servers print this header, send it back or store it readably: its value should be no secret")
 		}
 	}

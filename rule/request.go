@@ -46,6 +46,80 @@ type QuerySetter interface {
 	SetQuery(ctx context.Context, s Secrets, target string, sent func(text string)) (string, error)
 }
 
+// Placeholder is an environment variable that stands in for a secret: the box sees and sends a token, and the gateway replaces it by the value
+// in requests to the hosts of the rule.
+type Placeholder struct {
+	Variable string // of the box's environment
+	Token    string // what the box sees; "" in rules as written
+	Value           // without prefix and suffix
+}
+
+// Equal reports whether two placeholders stand for the same value.
+func (p Placeholder) Equal(o Placeholder) bool {
+	return p.Variable == o.Variable && p.Token == o.Token && p.Value.Equal(o.Value)
+}
+
+// Replacer is implemented by effects that replace placeholders. A rule has at most one.
+type Replacer interface {
+	Sender
+	// Placeholders returns those of the rule, sorted by variable. The list must not be modified.
+	Placeholders() []Placeholder
+	// Places returns where they may stand.
+	Places() Places
+	// WithTokens returns the effect with the tokens that a box with this key sees.
+	WithTokens(key name.Secret) Effect
+}
+
+// Places are where the placeholders of a rule may stand in a request, besides header values.
+type Places uint8
+
+// The places.
+const (
+	InQuery     Places = 1 << iota // the value of a parameter in the query
+	InForm                         // the value of a field in a body of application/x-www-form-urlencoded
+	InJSON                         // a string in a JSON body that is not the name of a member
+	InWebSocket                    // a text message of a WebSocket
+)
+
+// placeNames are in the order of the bits. A header value is always a place.
+var placeNames = []string{"query", "form", "json", "websocket"}
+
+const headerPlace = "header"
+
+// Has reports whether all of some places are among them.
+func (p Places) Has(some Places) bool { return p&some == some }
+
+// Names returns the places as written in rules, header values included; nil if there is nothing else.
+func (p Places) Names() []string {
+	if p == 0 {
+		return nil
+	}
+	names := []string{headerPlace}
+	for i, name := range placeNames {
+		if p.Has(1 << i) {
+			names = append(names, name)
+		}
+	}
+	return names
+}
+
+// PlaceNames returns the names of all places, that of header values first.
+func PlaceNames() []string { return append([]string{headerPlace}, placeNames...) }
+
+// PlacesOf is the inverse of [Places.Names].
+func PlacesOf(names []string) (p Places, ok bool) {
+	for _, name := range names {
+		i := slices.Index(placeNames, name)
+		if i < 0 && name != headerPlace {
+			return 0, false
+		}
+		if i >= 0 {
+			p |= 1 << i
+		}
+	}
+	return p, true
+}
+
 // Signer is implemented by effects that sign requests as they are forwarded. A rule has at most one.
 type Signer interface {
 	Sender
@@ -61,33 +135,52 @@ type Signer interface {
 
 // Request is what the effects of one rule do to requests. The zero Request changes nothing.
 type Request struct {
-	Query   QuerySetter // nil: none are set
-	Signer  Signer      // nil: requests are not signed
-	Later   bool        // some effect sends more than what is known when a request is judged
-	Sources []string    // names of the secrets that requests are sent or signed with
+	Placeholders []Placeholder // that are replaced
+	Places       Places        // where, besides header values
+	Query        QuerySetter   // nil: no parameters are set
+	Signer       Signer        // nil: requests are not signed
+
+	Later   bool     // some effect sends more than what is known when a request is judged
+	Sources []string // names of the secrets that requests are sent or signed with, without those of placeholders
 }
 
 // Requests returns what effects do to requests.
 func Requests(effects []Effect) (r Request) {
 	for _, e := range effects {
-		switch s := e.(type) {
+		replaces := false
+		switch e := e.(type) {
+		case Replacer:
+			r.Placeholders, r.Places, replaces = e.Placeholders(), e.Places(), true
 		case QuerySetter:
-			r.Query = s
+			r.Query = e
 		case Signer:
-			r.Signer = s
+			r.Signer = e
 		}
-		if s, ok := e.(Sender); ok {
-			r.Later = r.Later || s.SendsLater()
-			if s, ok := e.(Sourced); ok {
-				r.Sources = append(r.Sources, s.Sources()...)
-			}
+		s, sends := e.(Sender)
+		if !sends {
+			continue
+		}
+		r.Later = r.Later || s.SendsLater()
+		if s, ok := e.(Sourced); ok && !replaces {
+			r.Sources = append(r.Sources, s.Sources()...)
 		}
 	}
 	return r
 }
 
+// WithTokens returns effects with the tokens that a box with this key sees. The result shares with effects what it does not change.
+func WithTokens(effects []Effect, key name.Secret) []Effect {
+	out := slices.Clone(effects)
+	for i, e := range out {
+		if r, ok := e.(Replacer); ok {
+			out[i] = r.WithTokens(key)
+		}
+	}
+	return out
+}
+
 // Rewrites reports whether more of a request than its header fields may be changed, or it is signed.
-func (r *Request) Rewrites() bool { return r.Signer != nil || r.Query != nil }
+func (r *Request) Rewrites() bool { return r.Places != 0 || r.Query != nil || r.Signer != nil }
 
 // Sends reports whether one of the effects sends texts in requests.
 func Sends(effects []Effect) bool {

@@ -23,7 +23,8 @@ type Kind interface {
 	Form() reflect.Type
 	// Example is the JSON of a member. The tests of what all kinds share try it.
 	Example() string
-	// Parse reads the member, which is at a pointer. It adds every mistake to the context's problems, and quotes no secret in them. It returns
+	// Parse reads the member, which is at a pointer. A [Wide] kind finds the others in the context, and its value is of no kind if the entry has
+	// only some of those. Parse adds every mistake to the context's problems, and quotes no secret in them. It returns
 	// nil if there was one, or if the member is empty and changes nothing.
 	Parse(at string, v document.Value, c *Context) Effect
 	// Line is what `gateway headers list` prints of an effect that is shown as this JSON; "" if it cannot be read.
@@ -44,6 +45,25 @@ type Flagged interface {
 	FromFlag(text string) any
 }
 
+// Wide is implemented by kinds that read more than one member of a rule's document.
+type Wide interface {
+	// Members are those besides the one of Key.
+	Members() []Member
+}
+
+// Member is one of the members of a kind.
+type Member struct {
+	Key, Doc string
+	Form     reflect.Type
+	ViewDoc  string // in the form in which rules are shown, whose type is the same
+}
+
+// Variables is implemented by kinds of variables: their line stands in the column of placeholders of `gateway headers list`.
+type Variables interface {
+	// ListsVariables only marks the kind.
+	ListsVariables()
+}
+
 // Effect is a kind with the parameters of one rule. Effects are immutable, and safe for concurrent use.
 type Effect interface {
 	// Key is that of the kind.
@@ -55,6 +75,12 @@ type Effect interface {
 	Show() any
 	// Equal reports whether a request that began under this effect may go on under another of the same kind.
 	Equal(other Effect) bool
+}
+
+// WideEffect is implemented by the effects of a [Wide] kind.
+type WideEffect interface {
+	// Members returns the members besides the one of Key that are read as this effect. They have no secrets.
+	Members() map[string]any
 }
 
 // Sourced is implemented by effects that need secrets of the operator, whatever for.

@@ -99,8 +99,19 @@ func BasicCredentials(user, password string) string {
 // Context is what kinds know while they read a rule, and where they add mistakes.
 type Context struct {
 	document.Problems
+	Entry document.Value           // the whole entry that is read
 	Known func(secret string) bool // reports whether the configuration has a secret of this name; nil: any
 	Host  name.Pattern             // the hosts that the rule is for; zero if they are not valid
+}
+
+// Member returns a member of the entry, if it has it, and its pointer. Another one of its members is at a pointer.
+func (c *Context) Member(beside, key string) (at string, v document.Value, ok bool) {
+	for i, k := range c.Entry.Keys {
+		if k == key {
+			return beside[:strings.LastIndexByte(beside, '/')+1] + key, c.Entry.Items[i], true
+		}
+	}
+	return "", document.Value{}, false
 }
 
 // Value reads a literal or the name of a secret, which n names in messages. affixes reports whether the secret may have a prefix and suffix, or

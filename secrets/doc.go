@@ -1,5 +1,5 @@
 // Package secrets provides the values of the operator's secrets: literals, files, variables of the gateway's
-// environment and the output of commands. Header rules name them ([policy.Header], [policy.Placeholder]). A rule can
+// environment and the output of commands. Header rules name them ([policy.Header], [rule.Value]). A rule can
 // only name what the configuration defines, so that those who write rules cannot read files of the host or run commands
 // on it.
 //

@@ -126,7 +126,7 @@ func (b *createBody) network(req *api.CreateRequest, hasSecret func(string) bool
 		p.Add("/attach_headers", "with those of network_policy there are %d hosts; the limit is %d", n, policy.MaxHeaderHosts)
 	}
 	for _, rule := range req.Headers {
-		for _, ph := range rule.Placeholders {
+		for _, ph := range rule.Placeholders() {
 			if _, twice := b.EnvVars[ph.Variable]; twice {
 				p.Add("/env_vars/"+problem.EscapeKey(ph.Variable), "a header rule of %q has a placeholder of that name; give it in one place", rule.Pattern)
 			}

@@ -1,6 +1,7 @@
 package rules
 
 import (
+	"bytes"
 	"encoding/json"
 	"errors"
 	"maps"
@@ -38,14 +39,23 @@ type ruleView struct {
 
 // headerEntryView is one header rule without its values.
 type headerEntryView struct {
-	Match        *match.Match      `json:"match,omitempty" doc:"the requests that it is for; absent: every one"`
-	Headers      []rule.NamedView  `json:"headers"`
-	Remove       []string          `json:"remove,omitempty"`
-	Placeholders []placeholderView `json:"placeholders,omitempty"`
-	Places       []string          `json:"places,omitempty" doc:"where placeholders are replaced; absent: in header values alone"`
-	Scrub        bool              `json:"scrub,omitempty"`
-	Deny         bool              `json:"deny,omitempty"`
-	effects      map[string]any    // what else it does, by the keys of the kinds
+	entryHead
+	sent map[string]any // what it sends, by the keys of the kinds
+	entryTail
+	effects map[string]any // what else it does, likewise
+}
+
+// entryHead are the members before those of kinds.
+type entryHead struct {
+	Match   *match.Match     `json:"match,omitempty" doc:"the requests that it is for; absent: every one"`
+	Headers []rule.NamedView `json:"headers"`
+	Remove  []string         `json:"remove,omitempty"`
+}
+
+// entryTail are the members behind those of kinds that send something.
+type entryTail struct {
+	Scrub bool `json:"scrub,omitempty"`
+	Deny  bool `json:"deny,omitempty"`
 }
 
 // Members returns the members that the kinds of rules add.
@@ -53,36 +63,30 @@ func (headerEntryView) Members() []reflect.StructField { return kinds.Views() }
 
 // MarshalJSON adds what kinds of rules show.
 func (v headerEntryView) MarshalJSON() ([]byte, error) {
-	type plain headerEntryView
-	return marshalWith(plain(v), v.effects)
+	return joined(v.entryHead, v.sent, v.entryTail, v.effects)
 }
 
 // MarshalJSON adds what kinds of rules show of a host's only rule.
 func (v ruleView) MarshalJSON() ([]byte, error) {
-	type plain headerEntryView
-	more := maps.Clone(v.effects)
 	if len(v.Alternatives) > 0 {
-		more = map[string]any{"alternatives": v.Alternatives}
+		return joined(v.entryHead, v.entryTail, map[string]any{"alternatives": v.Alternatives})
 	}
-	return marshalWith(plain(v.headerEntryView), more)
+	return v.headerEntryView.MarshalJSON()
 }
 
-// marshalWith returns the JSON of a struct with more members, in the order of their keys.
-func marshalWith(v any, more map[string]any) ([]byte, error) {
-	out, err := json.Marshal(v)
-	if err != nil || len(more) == 0 {
-		return out, err
+// joined returns one JSON object with the members of several.
+func joined(objects ...any) ([]byte, error) {
+	out := []byte{'{'}
+	for _, o := range objects {
+		text, err := json.Marshal(o)
+		if err != nil {
+			return nil, err
+		}
+		if members, ok := bytes.CutPrefix(text, []byte{'{'}); ok && len(members) > 1 { // neither null nor empty
+			out = append(append(out, members[:len(members)-1]...), ',')
+		}
 	}
-	rest, err := json.Marshal(more)
-	if err != nil {
-		return nil, err
-	}
-	return append(append(out[:len(out)-1], ','), rest[1:]...), nil // no entry is without members
-}
-
-type placeholderView struct {
-	Variable string `json:"variable"`
-	Secret   string `json:"secret,omitempty" doc:"as for a header"`
+	return append(out[:len(out)-1], '}'), nil // there is a member: "headers"
 }
 
 // headersBody is a new set of header rules.
@@ -101,7 +105,7 @@ func viewHeaders(s api.HeaderState) rest.Reply {
 		case !several:
 			whole.headerEntryView = entry
 		case whole.Alternatives == nil:
-			whole.Alternatives, whole.headerEntryView = []headerEntryView{whole.headerEntryView, entry}, headerEntryView{Headers: []rule.NamedView{}}
+			whole.Alternatives, whole.headerEntryView = []headerEntryView{whole.headerEntryView, entry}, headerEntryView{entryHead: entryHead{Headers: []rule.NamedView{}}}
 		default:
 			whole.Alternatives = append(whole.Alternatives, entry)
 		}
@@ -118,7 +122,10 @@ func viewHeaders(s api.HeaderState) rest.Reply {
 
 // viewRule returns what may be shown of one rule.
 func viewRule(r policy.HeaderRule) headerEntryView {
-	one := headerEntryView{Match: r.Match, Headers: []rule.NamedView{}, Scrub: r.Scrub, Deny: r.Deny}
+	one := headerEntryView{
+		entryHead: entryHead{Match: r.Match, Headers: []rule.NamedView{}}, entryTail: entryTail{Scrub: r.Scrub, Deny: r.Deny},
+		sent: map[string]any{}, effects: map[string]any{},
+	}
 	for _, h := range r.Headers { // sorted by name
 		if h.Remove {
 			one.Remove = append(one.Remove, h.Name)
@@ -126,15 +133,15 @@ func viewRule(r policy.HeaderRule) headerEntryView {
 		}
 		one.Headers = append(one.Headers, rule.NamedView{Name: h.Name, Secret: h.Source})
 	}
-	for _, p := range r.Placeholders {
-		one.Placeholders = append(one.Placeholders, placeholderView{p.Variable, p.Source})
-	}
-	one.Places = r.Places.Names()
 	for _, e := range r.Effects {
-		if one.effects == nil {
-			one.effects = map[string]any{}
+		shown := one.effects
+		if _, sends := e.(rule.Sender); sends {
+			shown = one.sent
 		}
-		one.effects[e.Key()] = e.Show()
+		shown[e.Key()] = e.Show()
+		if w, ok := e.(rule.WideEffect); ok {
+			maps.Copy(shown, w.Members())
+		}
 	}
 	return one
 }

@@ -22,7 +22,7 @@ func TestFullHeaderRules(t *testing.T) {
 	f := serve(t)
 	id := f.create(t, api.CreateRequest{})
 	f.Call(t, "PUT", "/v2/box/"+id+"/config/attach-headers", fullRules)
-	if rule := f.host.ByID["box1"].Rules.Rules[1]; rule.Headers[0].Source != "known" || rule.Headers[0].Prefix != "sk-prefix " || rule.Placeholders[1].Value.Reveal() != "sk-other" || !rule.Scrub {
+	if rule := f.host.ByID["box1"].Rules.Rules[1]; rule.Headers[0].Source != "known" || rule.Headers[0].Prefix != "sk-prefix " || rule.Placeholders()[1].Literal.Reveal() != "sk-other" || !rule.Scrub {
 		t.Errorf("the host was given %+v", rule)
 	}
 	view := `"rules":{"*.example.org":{"headers":[{"name":"X-Key"}]},"api.example.com":{"headers":[{"name":"Authorization","secret":"known"},{"name":"X-Plain"},{"name":"X-Value"}],` +

@@ -172,7 +172,7 @@ func TestCreateWithHeaderRules(t *testing.T) {
 	id := f.create(t, `{"attach_headers":{"api.example.com": {
 		"headers": {"authorization": {"secret": "known", "prefix": "sk-prefix "}, "X-Plain": "sk-plain"},
 		"placeholders": {"API_KEY": {"secret": "known"}, "OTHER": "sk-other"}, "scrub": true}, "*.example.org": {"X-Key": "sk-compact"}}}`)
-	if rule := f.host.Created[0].Headers[1]; rule.Headers[0].Source != "known" || rule.Headers[0].Prefix != "sk-prefix " || rule.Placeholders[1].Value.Reveal() != "sk-other" || !rule.Scrub {
+	if rule := f.host.Created[0].Headers[1]; rule.Headers[0].Source != "known" || rule.Headers[0].Prefix != "sk-prefix " || rule.Placeholders()[1].Literal.Reveal() != "sk-other" || !rule.Scrub {
 		t.Errorf("the host was given %+v", rule)
 	}
 	f.Expect(t, 200, "GET", "/v2/box/"+id+"/config/attach-headers", "", `"headers":[{"name":"Authorization","secret":"known"},{"name":"X-Plain"}]`)

@@ -30,9 +30,10 @@ policy/match: policy/name policy/document
 policy/dialect: policy policy/policytest rule rule/forward rule/kinds rule/upstream
 policy/policytest: policy/document
 rule: policy/name policy/document policy/match
-rule/kinds: policy policy/document rule rule/clientcert rule/forward rule/postgres rule/query rule/response rule/sign rule/ssh rule/upstream
+rule/kinds: policy policy/document rule rule/clientcert rule/forward rule/placeholder rule/postgres rule/query rule/response rule/sign rule/ssh rule/upstream
 rule/clientcert: policy/name policy/document policy rule
 rule/forward: policy/name policy/document policy/match policy rule
+rule/placeholder: policy/name policy/document policy/match internal/h1 proxy/scrub rule
 rule/postgres: policy/name policy/document policy rule
 rule/query: policy proxy/proxytest rule
 rule/response: policy/name policy/document policy proxy/proxytest rule
@@ -55,17 +56,16 @@ dns: policy audit internal/fault internal/lru internal/memory internal/pace
 dns/outbound:
 proxy: policy rule rule/postgres rule/ssh audit internal/fault internal/handshake internal/memory internal/pace internal/h1 internal/h2 internal/h2/upstream internal/buffers internal/socket relay
 proxy/contain: policy
-proxy/exchange: policy rule audit internal/fault internal/handshake internal/h1 proxy/contain proxy/header proxy/live proxy/origin proxy/placeholder proxy/problem proxy/route proxy/scrub proxy/sign internal/socket proxy/tunnel proxy/usage internal/memory
+proxy/exchange: policy rule audit internal/fault internal/handshake internal/h1 proxy/contain proxy/header proxy/live proxy/origin proxy/placeholder proxy/problem proxy/route proxy/scrub proxy/sign internal/socket proxy/tunnel proxy/usage internal/memory rule/placeholder
 proxy/header: policy internal/h1 proxy/scrub relay
-proxy/http1: policy audit internal/memory internal/buffers proxy/contain proxy/exchange internal/h1 proxy/header proxy/live proxy/origin proxy/placeholder proxy/problem proxy/scrub internal/socket proxy/tunnel relay
-proxy/http2: policy audit internal/memory internal/buffers proxy/contain proxy/exchange internal/h1 internal/h2 internal/h2/downstream internal/h2/upstream proxy/header proxy/live proxy/origin proxy/placeholder proxy/problem proxy/scrub internal/socket proxy/tunnel relay
+proxy/http1: policy audit internal/memory internal/buffers proxy/contain proxy/exchange internal/h1 proxy/header proxy/live proxy/origin proxy/placeholder proxy/problem proxy/scrub internal/socket proxy/tunnel relay rule/placeholder
+proxy/http2: policy audit internal/memory internal/buffers proxy/contain proxy/exchange internal/h1 internal/h2 internal/h2/downstream internal/h2/upstream proxy/header proxy/live proxy/origin proxy/placeholder proxy/problem proxy/scrub internal/socket proxy/tunnel relay rule/placeholder
 proxy/live: policy proxy/route internal/socket proxy/usage
 proxy/origin: policy rule internal/fault internal/memory internal/h1 internal/h2/upstream proxy/problem proxy/route internal/socket proxy/traverse proxy/usage relay
 proxy/peek: policy internal/buffers internal/memory
 proxy/peek/peektest:
-proxy/placeholder: policy internal/h1 proxy/scrub
 proxy/postgres: policy rule/postgres internal/socket proxy/problem proxy/scrub
-proxy/proxytest: policy audit internal/nightly proxy proxy/origin proxy/route
+proxy/proxytest: policy audit internal/nightly proxy proxy/origin proxy/route rule/placeholder
 proxy/problem: policy internal/handshake internal/h1 internal/h2 proxy/scrub relay
 proxy/route: policy
 proxy/scrub: policy

@@ -329,10 +329,11 @@ func plainHeaders(r policy.HeaderRule, ps *document.Problems) map[string]string 
 	if on.Login != nil || on.Proxy != nil {
 		ps.Add(at, "is a login to a server that does not speak HTTP, and the other dialect knows headers alone")
 	}
-	if r.Deny || r.Scrub || len(r.Placeholders) > 0 || on.Identity != nil {
+	does := rule.Requests(r.Effects)
+	if r.Deny || r.Scrub || len(does.Placeholders) > 0 || on.Identity != nil {
 		ps.Add(at, "has placeholders, scrub, deny or a client certificate, which the other dialect does not know")
 	}
-	if does := rule.Requests(r.Effects); r.Places != 0 || does.Rewrites() {
+	if does.Rewrites() {
 		ps.Add(at, "signs, or sets parameters of the query, which the other dialect does not know")
 	}
 	for _, e := range r.Effects {

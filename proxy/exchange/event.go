@@ -9,9 +9,9 @@ import (
 	"boxgate/audit"
 	"boxgate/policy"
 	"boxgate/policy/name"
-	"boxgate/proxy/placeholder"
 	"boxgate/proxy/problem"
 	"boxgate/proxy/route"
+	"boxgate/rule/placeholder"
 )
 
 // Exchange is one request passing through the proxy, with its single audit event.

@@ -14,10 +14,11 @@ import (
 	"boxgate/policy/match"
 	"boxgate/policy/name"
 	"boxgate/proxy/origin"
-	"boxgate/proxy/placeholder"
 	"boxgate/proxy/problem"
 	"boxgate/proxy/route"
 	"boxgate/proxy/scrub"
+	"boxgate/rule"
+	"boxgate/rule/placeholder"
 )
 
 // This file judges one request. HTTP/1.1 and HTTP/2 use the same judge; neither forwards anything before it has allowed
@@ -145,7 +146,7 @@ func unjudged() (Ruling, bool) {
 func (r *Ruling) decided() bool {
 	on := r.header.OnConnections()
 	return !r.header.Scrub && on.Identity == nil && on.Redirect == nil && !slices.ContainsFunc(r.header.Headers, func(h policy.Header) bool { return h.Source != "" }) &&
-		!slices.ContainsFunc(r.header.Placeholders, func(p policy.Placeholder) bool { return p.Source != "" })
+		!slices.ContainsFunc(r.header.Request.Placeholders, func(p rule.Placeholder) bool { return p.Source != "" })
 }
 
 // routeRequest routes the request and completes the ruling, which it refuses if the route does. If it may not wait, it

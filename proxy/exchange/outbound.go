@@ -10,11 +10,11 @@ import (
 
 	"boxgate/internal/h1"
 	"boxgate/internal/memory"
-	"boxgate/policy"
 	"boxgate/proxy/contain"
-	"boxgate/proxy/placeholder"
 	"boxgate/proxy/problem"
 	"boxgate/proxy/scrub"
+	"boxgate/rule"
+	"boxgate/rule/placeholder"
 )
 
 // This file searches what a box with placeholders sends after the head of a request: bodies and WebSocket messages.
@@ -23,7 +23,7 @@ import (
 func (s *Session) Watch(r *Ruling, encodings []string) (placeholder.Watch, *problem.Problem) {
 	codings, err := scrub.ParseCodings(strings.Join(encodings, ","))
 	if len(codings) == 0 || err != nil || !r.Policy.HasPlaceholders() { // others are searched as they are
-		return placeholder.NewWatch(r.Policy), nil
+		return placeholder.NewWatch(r.Policy.HasPlaceholders()), nil
 	}
 	if !s.Usage.Recodings.Enter(MaxRecodings) {
 		return placeholder.Watch{}, NoMemory()
@@ -35,7 +35,7 @@ func (s *Session) Watch(r *Ruling, encodings []string) (placeholder.Watch, *prob
 		free()
 		return placeholder.Watch{}, NoMemory()
 	}
-	return placeholder.NewCodedWatch(r.Policy, codings, func(decode func()) {
+	return placeholder.NewCodedWatch(codings, func(decode func()) {
 		go func() {
 			defer free()
 			defer contain.Panic(s.Core.Log, s.Box.ID, func() {})
@@ -60,9 +60,9 @@ func (s *Session) Searched(ctx context.Context, r *Ruling, w io.Writer) (searche
 	f := &Frames{Writer: w}
 	f.holds.Open(s.Usage.Memory, memory.Buffers)
 	f.frames.Memory = &f.holds
-	if r.header.Places.Has(policy.InWebSocket) {
+	if r.header.Request.Places.Has(rule.InWebSocket) {
 		f.frames.Values = func(tokens []string) ([]string, error) {
-			values, err := r.valuesOf(ctx, s, tokens, policy.InWebSocket)
+			values, err := r.valuesOf(ctx, s, tokens, rule.InWebSocket)
 			if err == nil && r.header.Scrub {
 				r.maskAlso(s, values)
 			}

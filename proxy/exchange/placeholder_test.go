@@ -41,7 +41,7 @@ func TestPlaceholders(t *testing.T) {
 			{"Authorization", "Basic " + key, "Basic the-value"},
 			{"Authorization", proxytest.Basic("nothing", "here"), proxytest.Basic("nothing", "here")},
 			{"X-Other", "Basic " + base64.StdEncoding.EncodeToString([]byte("user:"+key)), "Basic " + base64.StdEncoding.EncodeToString([]byte("user:"+key))},
-			{"X-Almost", key[:policy.TokenLen-1], key[:policy.TokenLen-1]},
+			{"X-Almost", key[:len(key)-1], key[:len(key)-1]},
 		} {
 			req, _ := http.NewRequest("POST", "https://"+proxytest.HostPort(port)+"/path?q=1", strings.NewReader("body "+key[1:]))
 			req.Header[tt.name] = []string{tt.send}
@@ -83,7 +83,7 @@ func TestPlaceholders(t *testing.T) {
 // TestPlaceholderLeaks: a token anywhere else is refused, told to the log, and nothing is forwarded.
 func TestPlaceholderLeaks(t *testing.T) {
 	t.Parallel()
-	key, foreign, unknown := proxytest.TokenFor("KEY"), proxytest.TokenFor("FOREIGN"), policy.NewToken(name.NewSecret("another box"), "KEY")
+	key, foreign, unknown := proxytest.TokenFor("KEY"), proxytest.TokenFor("FOREIGN"), proxytest.ForeignToken("KEY")
 	proxytest.EachProtocol(t, func(t *testing.T, l *proxytest.Rig, client *http.Client, port uint16, up *proxytest.Recorder) {
 		l.Rules(policy.Spec{Mode: policy.ModeAllowAll, Rules: []match.RequestRule{{Hosts: []string{"*"}, Methods: []string{"PURGE"}, Action: "deny"}}},
 			`{"`+proxytest.HostPort(port)+`": {"headers": {"X-Set": "set"}, "placeholders": {"KEY": "the-value"}}, "elsewhere.test": {"placeholders": {"FOREIGN": "not-yours"}}}`)

@@ -132,7 +132,7 @@ func TestLargeBodiesPass(t *testing.T) {
 				t.Errorf("%s: %d bytes arrived", how, len(got))
 			}
 		}
-		edge := `"` + strings.Repeat("x", 1<<20-policy.TokenLen-2) + proxytest.TokenFor("OTHER") + `"`
+		edge := `"` + strings.Repeat("x", 1<<20-len(proxytest.TokenFor("KEY"))-2) + proxytest.TokenFor("OTHER") + `"`
 		if status, text := proxytest.Send(t, client, "POST", "https://"+proxytest.HostPort(port)+"/", kind, strings.NewReader(edge)); status != 200 {
 			t.Errorf("the largest: %d %s", status, text)
 		}

@@ -70,8 +70,8 @@ func (r *Ruling) sourcesOf() (names []string) {
 			names = append(names, name)
 		}
 	}
-	for i := range r.header.Placeholders {
-		if name := r.header.Placeholders[i].Source; name != "" && len(r.Swaps) > 0 {
+	for i := range r.header.Request.Placeholders {
+		if name := r.header.Request.Placeholders[i].Source; name != "" && len(r.Swaps) > 0 {
 			names = append(names, name)
 		}
 	}
@@ -87,9 +87,9 @@ func (r *Ruling) sourcesOf() (names []string) {
 
 // rewriteSources appends the secrets that a request may be changed or signed with, once its body is known.
 func (r *Ruling) rewriteSources(names []string) []string {
-	if r.header.Places != 0 {
-		for i := range r.header.Placeholders {
-			names = append(names, r.header.Placeholders[i].Source)
+	if r.header.Request.Places != 0 {
+		for i := range r.header.Request.Placeholders {
+			names = append(names, r.header.Request.Placeholders[i].Source)
 		}
 	}
 	return slices.DeleteFunc(names, func(s string) bool { return s == "" })

@@ -11,10 +11,10 @@ import (
 	"boxgate/policy"
 	"boxgate/policy/match"
 	"boxgate/policy/name"
-	"boxgate/proxy/placeholder"
 	"boxgate/proxy/problem"
 	"boxgate/proxy/scrub"
 	"boxgate/rule"
+	"boxgate/rule/placeholder"
 )
 
 // This file changes more of a request than its header fields, where the rule of its host asks for that: parameters of the
@@ -54,7 +54,7 @@ type Rewriting struct {
 }
 
 // Rewrites reports whether a request that was not refused is to be changed by [Session.Rewrite].
-func (r *Ruling) Rewrites() bool { return r.header.Rewrites() }
+func (r *Ruling) Rewrites() bool { return r.header.Request.Rewrites() }
 
 // Rewrite begins to change a request. If read is set, the body has to be read, up to a byte more than [MaxBody]: also one
 // that is coded and has to be decoded to be searched, if it is not too large, so that nothing of it is sent before. The
@@ -79,8 +79,8 @@ func (s *Session) Rewrite(r *Ruling, out Outgoing, coded bool) (w *Rewriting, re
 func (r *Ruling) replacedIn(contentType, contentEncoding string) (placeholder.Syntax, []string) {
 	syntax := placeholder.SyntaxOf(contentType)
 	switch {
-	case syntax == placeholder.Form && r.header.Places.Has(policy.InForm):
-	case syntax == placeholder.JSON && r.header.Places.Has(policy.InJSON):
+	case syntax == placeholder.Form && r.header.Request.Places.Has(rule.InForm):
+	case syntax == placeholder.JSON && r.header.Request.Places.Has(rule.InJSON):
 	default:
 		return placeholder.Opaque, nil
 	}
@@ -159,7 +159,7 @@ func (r *Ruling) renew(ctx context.Context, s *Session) (err error) {
 	if r.identity, err = s.Core.identity(ctx, r.header.OnConnections().Identity); err != nil {
 		return err
 	}
-	r.Swaps, err = s.Core.refreshed(ctx, r.header.Placeholders, r.Swaps)
+	r.Swaps, err = s.Core.refreshed(ctx, r.header.Request.Placeholders, r.Swaps)
 	return err
 }
 
@@ -187,14 +187,14 @@ func (r *Ruling) Stale(s *Session) error {
 
 // placeholderNow returns a placeholder of the rule, if the policy in force still has a value for it in some places: a WebSocket
 // may live much longer than its rule.
-func (r *Ruling) placeholderNow(s *Session, token string, places policy.Places) *policy.Placeholder {
-	ph, c := placeholder.Of(r.header.Placeholders, token), s.Box.Policy.Load()
+func (r *Ruling) placeholderNow(s *Session, token string, places rule.Places) *rule.Placeholder {
+	ph, c := placeholder.Of(r.header.Request.Placeholders, token), s.Box.Policy.Load()
 	if ph == nil || c == r.Policy {
 		return ph
 	}
-	rule, d := c.HeaderRule(r.Request)
-	now := placeholder.Of(rule.Placeholders, token)
-	if d.Reason != "" || !rule.Places.Has(places) || now == nil || !now.Equal(*ph) {
+	then, d := c.HeaderRule(r.Request)
+	now := placeholder.Of(then.Request.Placeholders, token)
+	if d.Reason != "" || !then.Request.Places.Has(places) || now == nil || !now.Equal(*ph) {
 		return nil
 	}
 	return ph
@@ -300,14 +300,14 @@ func (w *Rewriting) decoded(ctx context.Context) (plain []byte, fits bool, err e
 }
 
 // valuesOf returns the values of placeholders in the body, or in a message, which places says.
-func (r *Ruling) valuesOf(ctx context.Context, s *Session, tokens []string, places policy.Places) ([]string, error) {
+func (r *Ruling) valuesOf(ctx context.Context, s *Session, tokens []string, places rule.Places) ([]string, error) {
 	values := make([]string, 0, len(tokens))
 	for _, token := range tokens {
 		ph := r.placeholderNow(s, token, places)
 		if ph == nil {
 			return nil, placeholder.ErrLate
 		}
-		v := ph.Value.Reveal()
+		v := ph.Literal.Reveal()
 		if ph.Source != "" {
 			var err error
 			if v, err = s.Core.secret(ctx, ph.Source); err != nil {

@@ -8,14 +8,15 @@ import (
 	"boxgate/internal/memory"
 	"boxgate/policy"
 	"boxgate/policy/name"
-	"boxgate/proxy/placeholder"
 	"boxgate/proxy/scrub"
+	"boxgate/rule"
+	"boxgate/rule/placeholder"
 )
 
 // TestEncodersAreCharged: what compresses a changed body is charged to the box like what has decompressed it.
 func TestEncodersAreCharged(t *testing.T) {
 	t.Parallel()
-	token := "bxgph_" + strings.Repeat("a", policy.TokenLen-len("bxgph_"))
+	token := "bxgph_" + strings.Repeat("a", placeholder.TokenLen-len("bxgph_"))
 	plain := []byte(`["` + strings.Repeat("x", 300<<10) + token + `"]`)
 	for _, coding := range []string{"gzip", "br", "zstd"} {
 		codings := []string{coding}
@@ -30,7 +31,7 @@ func TestEncodersAreCharged(t *testing.T) {
 		}{{decoding + 3*len(plain), nil}, {decoding + len(plain), memory.ErrFull}} {
 			most := int64(try.room)*8/7 + 8 // of which an eighth is for others
 			account := memory.New(100*most, most).Account("box")
-			r := &Ruling{header: policy.HeaderRule{Placeholders: []policy.Placeholder{{Token: token, Value: name.NewSecret("value")}}}}
+			r := &Ruling{header: policy.HeaderRule{Request: rule.Request{Placeholders: []rule.Placeholder{{Token: token, Value: rule.Value{Literal: name.NewSecret("value")}}}}}}
 			w := &Rewriting{s: &Session{Box: &policy.Box{}}, r: r, Body: body, Whole: true, codings: codings, syntax: placeholder.JSON}
 			w.holds.Open(account, memory.Buffers)
 			if err := w.replace(t.Context()); !errors.Is(err, try.want) || w.Changed != (err == nil) {

@@ -13,10 +13,10 @@ import (
 	"boxgate/policy"
 	"boxgate/policy/match"
 	"boxgate/policy/name"
-	"boxgate/proxy/placeholder"
 	"boxgate/proxy/problem"
 	"boxgate/proxy/scrub"
 	"boxgate/rule"
+	"boxgate/rule/placeholder"
 )
 
 // Secrets returns the values of the secrets that header rules name. On an error the request that needs the value is
@@ -100,13 +100,13 @@ func (r *Ruling) fill(ctx context.Context, s *Session, m *Message) {
 	}
 	if leak := r.leaked(m.Tokens.Found); leak != nil {
 		r.Refused, r.Reason, r.rule = LeakProblem(), name.ReasonPlaceholderLeak, ""
-		r.err = leak.Error(r.Policy)
+		r.err = leak.Error(r.Policy.PlaceholderVariable(leak.Text))
 		return
 	}
 	var err error
 	r.asked = s.Core.Revoked.count.Load()
 	if r.Set, err = s.Core.Literals(ctx, r.header.Headers); err == nil {
-		r.Swaps, err = s.Core.swaps(ctx, r.header.Placeholders, m.Tokens.Found)
+		r.Swaps, err = s.Core.swaps(ctx, r.header.Request.Placeholders, m.Tokens.Found)
 	}
 	if err == nil {
 		r.identity, err = s.Core.identity(ctx, r.header.OnConnections().Identity)
@@ -169,7 +169,7 @@ func headerNames(set []policy.Header, swaps []placeholder.Swap) []string {
 func (r *Ruling) leaked(tokens []placeholder.Sent) *placeholder.Sent {
 	for i := range tokens {
 		t := &tokens[i]
-		if !t.Swappable(r.header.Places) || placeholder.Of(r.header.Placeholders, t.Text) == nil {
+		if !t.Swappable(r.header.Request.Places) || placeholder.Of(r.header.Request.Placeholders, t.Text) == nil {
 			return t
 		}
 	}
@@ -183,11 +183,11 @@ func LeakProblem() *problem.Problem {
 }
 
 // swaps returns the values of the placeholders in the request; those of others are not fetched.
-func (k *Core) swaps(ctx context.Context, list []policy.Placeholder, tokens []placeholder.Sent) ([]placeholder.Swap, error) {
+func (k *Core) swaps(ctx context.Context, list []rule.Placeholder, tokens []placeholder.Sent) ([]placeholder.Swap, error) {
 	var out []placeholder.Swap
 	for _, t := range tokens {
 		ph := placeholder.Of(list, t.Text)
-		v := ph.Value.Reveal()
+		v := ph.Literal.Reveal()
 		if ph.Source != "" {
 			var err error
 			if v, err = k.secret(ctx, ph.Source); err != nil {
@@ -203,7 +203,7 @@ func (k *Core) swaps(ctx context.Context, list []policy.Placeholder, tokens []pl
 }
 
 // refreshed returns swaps with their values of now.
-func (k *Core) refreshed(ctx context.Context, list []policy.Placeholder, swaps []placeholder.Swap) ([]placeholder.Swap, error) {
+func (k *Core) refreshed(ctx context.Context, list []rule.Placeholder, swaps []placeholder.Swap) ([]placeholder.Swap, error) {
 	out := slices.Clone(swaps)
 	for i := range out {
 		if ph := placeholder.Of(list, out[i].Token); ph != nil && ph.Source != "" {
@@ -226,8 +226,7 @@ func (r *Ruling) scrubbed(s *Session) {
 
 // masked returns the set of what is masked in responses, which supersedes earlier ones.
 func (r *Ruling) masked(s *Session) *scrub.Set {
-	later := r.header.Shared != nil && r.header.Shared.Sources || r.header.Request.Later ||
-		slices.ContainsFunc(r.header.Placeholders, func(p policy.Placeholder) bool { return p.Source != "" })
+	later := r.header.Shared != nil && r.header.Shared.Sources || r.header.Request.Later
 	return s.Usage.Told.Set(r.Request.Name, r.secrets(), later, time.Now())
 }
 
@@ -251,8 +250,8 @@ func (r *Ruling) secrets() (texts []string) {
 			texts = append(texts, scrub.Texts(strings.TrimSuffix(strings.TrimPrefix(value, h.Prefix), h.Suffix))...)
 		}
 	}
-	for i := range r.header.Placeholders {
-		texts = append(texts, scrub.Texts(r.header.Placeholders[i].Value.Reveal())...)
+	for i := range r.header.Request.Placeholders {
+		texts = append(texts, scrub.Texts(r.header.Request.Placeholders[i].Literal.Reveal())...)
 	}
 	for i := range r.Swaps {
 		texts = append(texts, scrub.Texts(r.Swaps[i].Value)...)

@@ -7,7 +7,6 @@ import (
 	"net/http"
 	"testing"
 
-	"boxgate/policy"
 	"boxgate/proxy/proxytest"
 )
 
@@ -20,7 +19,7 @@ func TestExpectIsAnswered(t *testing.T) {
 	l.Rules(proxytest.AllowAll, proxytest.JSONRule(t, port, `, "scrub": false, `+proxytest.Everywhere))
 	c := l.DialPair(proxytest.API, port, true)
 	r := bufio.NewReader(c)
-	body := `["` + policy.NewToken(proxytest.BoxKey, "KEY") + `"]`
+	body := `["` + proxytest.TokenFor("KEY") + `"]`
 	_, _ = fmt.Fprintf(c, "POST / HTTP/1.1\r\nHost: %s\r\nContent-Type: application/json\r\nExpect: 100-continue\r\nContent-Length: %d\r\n\r\n", proxytest.HostPort(port), len(body))
 	if line, err := r.ReadString('\n'); err != nil || line != "HTTP/1.1 100 Continue\r\n" {
 		t.Fatalf("%q %v", line, err)

@@ -19,8 +19,8 @@ import (
 	"boxgate/proxy/exchange"
 	"boxgate/proxy/header"
 	"boxgate/proxy/origin"
-	"boxgate/proxy/placeholder"
 	"boxgate/relay"
+	"boxgate/rule/placeholder"
 )
 
 const clientHead = 30 * time.Second // time from a head's first byte to its last

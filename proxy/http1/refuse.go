@@ -10,9 +10,9 @@ import (
 	"boxgate/internal/memory"
 	"boxgate/policy/name"
 	"boxgate/proxy/exchange"
-	"boxgate/proxy/placeholder"
 	"boxgate/proxy/problem"
 	"boxgate/relay"
+	"boxgate/rule/placeholder"
 )
 
 // refuse answers the request with a problem. A nil error means that the whole request was read and the connection can

@@ -10,9 +10,9 @@ import (
 	"boxgate/policy/name"
 	"boxgate/proxy/exchange"
 	"boxgate/proxy/header"
-	"boxgate/proxy/placeholder"
 	"boxgate/proxy/problem"
 	"boxgate/relay"
+	"boxgate/rule/placeholder"
 )
 
 // This file is the side of egress ([relay.Side]) of a response.

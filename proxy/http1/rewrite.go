@@ -11,9 +11,9 @@ import (
 	"boxgate/internal/memory"
 	"boxgate/proxy/exchange"
 	"boxgate/proxy/header"
-	"boxgate/proxy/placeholder"
 	"boxgate/proxy/problem"
 	"boxgate/relay"
+	"boxgate/rule/placeholder"
 )
 
 // This file changes more of a request than its header fields, where the rule of its host asks for that.

@@ -8,9 +8,9 @@ import (
 	"boxgate/proxy/contain"
 	"boxgate/proxy/exchange"
 	"boxgate/proxy/header"
-	"boxgate/proxy/placeholder"
 	"boxgate/proxy/problem"
 	"boxgate/relay"
+	"boxgate/rule/placeholder"
 )
 
 // body is the body of a request ([relay.Source]), searched for placeholders.

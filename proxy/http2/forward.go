@@ -19,9 +19,9 @@ import (
 	"boxgate/proxy/exchange"
 	"boxgate/proxy/header"
 	"boxgate/proxy/origin"
-	"boxgate/proxy/placeholder"
 	"boxgate/proxy/problem"
 	"boxgate/relay"
+	"boxgate/rule/placeholder"
 )
 
 // errLogin refuses a login of a connection (NTLM, Negotiate) over HTTP/2, where others share the connection.

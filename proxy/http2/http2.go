@@ -23,8 +23,8 @@ import (
 	"boxgate/proxy/exchange"
 	"boxgate/proxy/header"
 	"boxgate/proxy/origin"
-	"boxgate/proxy/placeholder"
 	"boxgate/proxy/problem"
+	"boxgate/rule/placeholder"
 )
 
 const (

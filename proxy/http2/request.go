@@ -11,7 +11,7 @@ import (
 	"boxgate/policy/match"
 	"boxgate/proxy/exchange"
 	"boxgate/proxy/header"
-	"boxgate/proxy/placeholder"
+	"boxgate/rule/placeholder"
 )
 
 // begin takes the head of the request.

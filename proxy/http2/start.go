@@ -11,7 +11,7 @@ import (
 	"boxgate/proxy/contain"
 	"boxgate/proxy/header"
 	"boxgate/proxy/origin"
-	"boxgate/proxy/placeholder"
+	"boxgate/rule/placeholder"
 )
 
 // This file serves requests without a goroutine of their own: the goroutine that reads the client's connection judges a
@@ -94,7 +94,7 @@ func (st *stream) send() bool {
 		st.early.leave()
 		return false
 	}
-	st.watch = placeholder.NewWatch(st.ruling.Policy)
+	st.watch = placeholder.NewWatch(st.ruling.Policy.HasPlaceholders())
 	if st.next = (*stream).forward; st.early.up != nil && !st.logsIn() && st.sendOn(st.early.up) {
 		return true
 	}

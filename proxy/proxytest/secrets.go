@@ -18,16 +18,21 @@ import (
 	"testing"
 	"time"
 
-	"boxgate/policy"
 	"boxgate/policy/name"
 	"boxgate/proxy"
+	"boxgate/rule/placeholder"
 )
 
 // BoxKey is the key that the tokens of the box are derived from.
 var BoxKey = name.NewSecret("the key of the box")
 
 // TokenFor returns the token by which the box names a variable.
-func TokenFor(variable string) string { return policy.NewToken(BoxKey, variable) }
+func TokenFor(variable string) string { return placeholder.NewToken(BoxKey, variable) }
+
+// ForeignToken returns the token by which another box names a variable.
+func ForeignToken(variable string) string {
+	return placeholder.NewToken(name.NewSecret("another box"), variable)
+}
 
 // Sources are the secrets of a test, by name.
 type Sources map[string]func(context.Context) (string, error)

@@ -8,6 +8,7 @@ import (
 	"boxgate/rule"
 	"boxgate/rule/clientcert"
 	"boxgate/rule/forward"
+	"boxgate/rule/placeholder"
 	"boxgate/rule/postgres"
 	"boxgate/rule/query"
 	"boxgate/rule/response"
@@ -18,6 +19,7 @@ import (
 
 // All are the kinds in the order in which `gateway headers list` prints them.
 var All = []rule.Kind{
+	placeholder.Kind{},
 	query.Kind{},
 	sign.Kind{},
 	clientcert.Kind{},
@@ -43,25 +45,37 @@ func Login(key string) rule.LoginKind {
 }
 
 // Members returns the members of a rule's document that kinds read, for the description of the API.
-func Members() []reflect.StructField {
-	fields := make([]reflect.StructField, 0, len(All))
+func Members() (fields []reflect.StructField) {
 	for _, k := range All {
 		fields = append(fields, member(k.Key(), k.Form(), k.Doc()))
+		for _, m := range Further(k) {
+			fields = append(fields, member(m.Key, m.Form, m.Doc))
+		}
 	}
 	return fields
 }
 
 // Views returns the members of a rule as it is shown.
-func Views() []reflect.StructField {
-	fields := make([]reflect.StructField, 0, len(All)+len(Logins))
+func Views() (fields []reflect.StructField) {
 	for _, k := range Shown() {
 		form, doc := k.Form(), k.Doc()
 		if v, ok := k.(rule.Viewed); ok {
 			form, doc = v.View()
 		}
 		fields = append(fields, member(k.Key(), form, doc))
+		for _, m := range Further(k) {
+			fields = append(fields, member(m.Key, m.Form, m.ViewDoc))
+		}
 	}
 	return fields
+}
+
+// Further returns the members that a kind reads besides the one of its key.
+func Further(k rule.Kind) []rule.Member {
+	if w, ok := k.(rule.Wide); ok {
+		return w.Members()
+	}
+	return nil
 }
 
 // Shown returns all kinds, in the order in which `gateway headers list` prints them.
@@ -76,7 +90,7 @@ func Shown() []rule.Kind {
 func member(key string, form reflect.Type, doc string) reflect.StructField {
 	tag := reflect.StructTag(`json:"` + key + `,omitempty"`)
 	if doc != "" {
-		tag += reflect.StructTag(` doc:` + strconv.Quote(doc))
+		tag += reflect.StructTag(" doc:" + strconv.Quote(doc))
 	}
 	return reflect.StructField{Name: key, Type: form, Tag: tag}
 }

@@ -13,6 +13,7 @@ import (
 	"boxgate/api"
 	"boxgate/cmd/gateway/command/cli"
 	"boxgate/policy/match"
+	"boxgate/rule"
 	"boxgate/rule/kinds"
 )
 
@@ -117,12 +118,10 @@ func (r *headerRules) UnmarshalJSON(data []byte) error {
 
 // headerEntry is one entry of a host.
 type headerEntry struct {
-	Match   match.Match
-	Headers []struct{ Name, Secret string }
-	Remove  []string
-	// Placeholders are variables of the box.
-	Placeholders []struct{ Variable, Secret string }
-	Scrub, Deny  bool
+	Match       match.Match
+	Headers     []struct{ Name, Secret string }
+	Remove      []string
+	Scrub, Deny bool
 	// effects are what else it does, by the keys of the kinds.
 	effects map[string]json.RawMessage
 }
@@ -161,14 +160,17 @@ func (e headerEntry) row() []string {
 		headers = append(headers, "(denied)")
 	}
 	for _, kind := range kinds.Shown() {
+		line := ""
 		if shown, ok := e.effects[kind.Key()]; ok {
-			if line := kind.Line(shown); line != "" {
-				headers = append(headers, line)
-			}
+			line = kind.Line(shown)
 		}
-	}
-	for _, p := range e.Placeholders {
-		placeholders = append(placeholders, withSecret(p.Variable, p.Secret))
+		switch _, variables := kind.(rule.Variables); {
+		case line == "":
+		case variables:
+			placeholders = append(placeholders, line)
+		default:
+			headers = append(headers, line)
+		}
 	}
 	match, scrub := "-", "no"
 	if !e.Match.IsZero() {

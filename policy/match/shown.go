@@ -1,43 +1,16 @@
-package policy
+package match
 
 import (
 	"slices"
 	"strings"
-
-	"boxgate/policy/match"
-	"boxgate/policy/name"
 )
-
-// takenVariables have a meaning to every program of a box: a placeholder in their place could only break it.
-var takenVariables = map[string]bool{
-	"PATH": true, "HOME": true, "USER": true, "LOGNAME": true, "SHELL": true, "PWD": true, "LANG": true, "TERM": true,
-	"IFS": true, "TMPDIR": true, "LD_PRELOAD": true, "LD_LIBRARY_PATH": true, "SSL_CERT_FILE": true,
-	"CURL_CA_BUNDLE": true, "REQUESTS_CA_BUNDLE": true, "NODE_EXTRA_CA_CERTS": true, "NODE_OPTIONS": true,
-	"HTTP_PROXY": true, "HTTPS_PROXY": true, "ALL_PROXY": true, "NO_PROXY": true,
-}
-
-// variableFlaw completes the sentence that begins with the name of a variable; empty if there is none.
-func variableFlaw(n string) string {
-	if n == "" || len(n) > 128 || '0' <= n[0] && n[0] <= '9' {
-		return "is not a variable name: 1 to 128 letters, digits and '_', not beginning with a digit"
-	}
-	for i := range len(n) {
-		if !name.IsWordByte(n[i]) {
-			return "is not a variable name: 1 to 128 letters, digits and '_', not beginning with a digit"
-		}
-	}
-	if takenVariables[strings.ToUpper(n)] {
-		return "has a meaning to programs; choose another variable"
-	}
-	return ""
-}
 
 // ShownHeader reports whether no server reads a key from a request header and many show it again: in a response header,
 // such as the origin of a cross-origin request, the ID of a request or the subprotocol of a WebSocket; on an error
 // page, such as the unsupported media type; or to anyone who reads what was stored, such as the metadata of an object.
 // A value put there would be shown to anyone who asks.
 func ShownHeader(name string) bool {
-	name = match.FoldHeader(name)
+	name = FoldHeader(name)
 	has := func(test func(string, string) bool) func(string) bool {
 		return func(part string) bool { return test(name, part) }
 	}

@@ -8,11 +8,11 @@ import (
 	"golang.org/x/net/http2/hpack"
 
 	"boxgate/internal/h1"
-	"boxgate/policy"
+	"boxgate/rule"
 )
 
 // Of returns the placeholder in list with a token, or nil.
-func Of(list []policy.Placeholder, token string) *policy.Placeholder {
+func Of(list []rule.Placeholder, token string) *rule.Placeholder {
 	for i := range list {
 		if list[i].Token == token && token != "" {
 			return &list[i]
@@ -29,14 +29,14 @@ type Swap struct {
 
 // SwapField returns the value of a header with its tokens replaced.
 func SwapField(name, value string, swaps []Swap) string {
-	if start, _ := policy.FindToken(value); start >= 0 {
+	if start, _ := FindToken(value); start >= 0 {
 		return swapText(value, swaps)
 	}
 	credentials, ok := basicOf(name, value)
 	if !ok {
 		return value
 	}
-	if start, _ := policy.FindToken(credentials); start < 0 {
+	if start, _ := FindToken(credentials); start < 0 {
 		return value // as encoded by the box
 	}
 	return value[:len("Basic ")] + base64.StdEncoding.EncodeToString([]byte(swapText(credentials, swaps)))
@@ -44,12 +44,12 @@ func SwapField(name, value string, swaps []Swap) string {
 
 // swapText replaces in a single pass, so that values are never searched for tokens.
 func swapText(s string, swaps []Swap) string {
-	start, end := policy.FindToken(s)
+	start, end := FindToken(s)
 	if start < 0 {
 		return s
 	}
 	var b strings.Builder
-	for ; start >= 0; start, end = policy.FindToken(s) {
+	for ; start >= 0; start, end = FindToken(s) {
 		b.WriteString(s[:start])
 		for i := range swaps {
 			if swaps[i].Token == s[start:end] {
@@ -65,7 +65,7 @@ func swapText(s string, swaps []Swap) string {
 
 // SwapTarget returns a request target with the tokens in its query replaced.
 func SwapTarget(target string, swaps []Swap) string {
-	if start, _ := policy.FindToken(target); start < 0 || len(swaps) == 0 {
+	if start, _ := FindToken(target); start < 0 || len(swaps) == 0 {
 		return target
 	}
 	path, query, _ := strings.Cut(target, "?")

@@ -7,8 +7,6 @@ import (
 	"net/url"
 	"slices"
 	"strings"
-
-	"boxgate/policy"
 )
 
 // Syntax is how a text that may have tokens is written: where in it a value may stand, and how it is escaped there.
@@ -51,7 +49,7 @@ type Replacement struct {
 // [ErrMany] if there are more than [MaxTokens], and what values returns if that fails.
 func Replace(text []byte, syntax Syntax, values Values) (r Replacement, err error) {
 	r = Replacement{text: text, size: len(text)}
-	start, end := policy.FindTokenBytes(text)
+	start, end := FindTokenBytes(text)
 	if start < 0 {
 		return r, nil
 	}
@@ -115,7 +113,7 @@ func (r *Replacement) Bytes() []byte {
 
 // nextToken returns where the first token at or after an offset is.
 func nextToken(text []byte, at int) (start, end int) {
-	if start, end = policy.FindTokenBytes(text[at:]); start < 0 {
+	if start, end = FindTokenBytes(text[at:]); start < 0 {
 		return start, end
 	}
 	return start + at, end + at
@@ -143,7 +141,7 @@ type span struct{ start, end int }
 
 // add adds a part, unless it is too short for a token: a text may have very many of those.
 func (s *spans) add(start, end int) {
-	if end-start >= policy.TokenLen {
+	if end-start >= TokenLen {
 		*s = append(*s, span{start, end})
 	}
 }

@@ -9,7 +9,8 @@ import (
 	"golang.org/x/net/http2/hpack"
 
 	"boxgate/internal/h1"
-	"boxgate/policy"
+	"boxgate/policy/match"
+	"boxgate/rule"
 )
 
 // place is where in a request a token was found.
@@ -23,7 +24,7 @@ const (
 	inTarget              // elsewhere in the request line: method, request target, authority
 	inField               // a hop-by-hop or framing field, or any field's name
 	inTrailer
-	inPrinted // a header that never contains a key: see [policy.ShownHeader]
+	inPrinted // a header that never contains a key: see [match.ShownHeader]
 	inEscaped // behind an unfinished escape: see inEscape
 )
 
@@ -40,11 +41,12 @@ type Sent struct {
 	where  place
 }
 
-// Error says for the log which placeholder of c was sent where. The token itself would mean nothing to the reader.
-func (t *Sent) Error(c *policy.Compiled) error {
+// Error says for the log which placeholder was sent where: that of a variable, which is "" if the token is of another box. The token itself
+// would mean nothing to the reader.
+func (t *Sent) Error(variable string) error {
 	what := "a placeholder"
-	if v := c.PlaceholderVariable(t.Text); v != "" {
-		what = "the placeholder " + v
+	if variable != "" {
+		what = "the placeholder " + variable
 	}
 	if t.Header != "" {
 		return fmt.Errorf("%s %s (%s)", what, placeNames[t.where], t.Header)
@@ -54,8 +56,8 @@ func (t *Sent) Error(c *policy.Compiled) error {
 
 // Swappable reports whether the token was found where its value may be sent: in the value of a header that can contain
 // a key, or in one of the places of the rule.
-func (t *Sent) Swappable(places policy.Places) bool {
-	return t.where <= inBasicPassword || t.where == inQuery && places.Has(policy.InQuery)
+func (t *Sent) Swappable(places rule.Places) bool {
+	return t.where <= inBasicPassword || t.where == inQuery && places.Has(rule.InQuery)
 }
 
 // EndsAtColon reports whether a colon in the value would be read as its end (RFC 7617, 2).
@@ -75,7 +77,7 @@ type Scan struct {
 
 func (t *Scan) look(s string, where place, header string) {
 	for {
-		start, end := policy.FindToken(s)
+		start, end := FindToken(s)
 		if start < 0 {
 			return
 		}
@@ -94,7 +96,7 @@ func (t *Scan) look(s string, where place, header string) {
 
 // target searches a request target.
 func (t *Scan) target(target string) {
-	if start, _ := policy.FindToken(target); start < 0 {
+	if start, _ := FindToken(target); start < 0 {
 		return
 	}
 	path, query, _ := strings.Cut(target, "?")
@@ -116,7 +118,7 @@ func (t *Scan) field(name, value string, passed bool) {
 		t.look(value, inField, name)
 		return
 	}
-	if policy.ShownHeader(name) {
+	if match.ShownHeader(name) {
 		t.look(value, inPrinted, name)
 		return
 	}
@@ -130,7 +132,7 @@ func (t *Scan) field(name, value string, passed bool) {
 
 // InRequest returns the tokens in an HTTP/1.x request head; head is its full text.
 func InRequest(head []byte, r *h1.Request) (t Scan) {
-	start, _ := policy.FindTokenBytes(head)
+	start, _ := FindTokenBytes(head)
 	if start < 0 && !hasBasic(r) {
 		return t
 	}
@@ -181,16 +183,16 @@ func InHTTP2Request(fields []hpack.HeaderField, target string, line ...string) (
 
 // suspect reports whether a field may have a token: credentials of basic authentication hide it.
 func suspect(f *hpack.HeaderField) bool {
-	name, _ := policy.FindToken(f.Name)
-	value, _ := policy.FindToken(f.Value)
+	name, _ := FindToken(f.Name)
+	value, _ := FindToken(f.Value)
 	return name >= 0 || value >= 0 || f.Name == "authorization"
 }
 
 // InTrailer returns [ErrLate] if a trailer section contains a token.
 func InTrailer(fields []h1.Field) error {
 	for i := range fields {
-		name, _ := policy.FindTokenBytes(fields[i].Name)
-		value, _ := policy.FindTokenBytes(fields[i].Value)
+		name, _ := FindTokenBytes(fields[i].Name)
+		value, _ := FindTokenBytes(fields[i].Value)
 		if name >= 0 || value >= 0 {
 			return ErrLate
 		}
@@ -201,8 +203,8 @@ func InTrailer(fields []h1.Field) error {
 // InHTTP2Trailer is [InTrailer] for HTTP/2.
 func InHTTP2Trailer(fields []hpack.HeaderField) error {
 	for i := range fields {
-		name, _ := policy.FindToken(fields[i].Name)
-		value, _ := policy.FindToken(fields[i].Value)
+		name, _ := FindToken(fields[i].Name)
+		value, _ := FindToken(fields[i].Value)
 		if name >= 0 || value >= 0 {
 			return ErrLate
 		}

@@ -5,8 +5,6 @@ import (
 	"encoding/binary"
 	"encoding/json"
 	"errors"
-
-	"boxgate/policy"
 )
 
 // ErrFrames is returned when a WebSocket client violates the protocol, or sends frames that cannot be searched.
@@ -194,7 +192,7 @@ func (f *Frames) ofControl(dst, masked []byte) ([]byte, error) {
 	for i, c := range frame[head:] {
 		plain = append(plain, c^f.key[i&3])
 	}
-	if start, _ := policy.FindTokenBytes(plain); start >= 0 {
+	if start, _ := FindTokenBytes(plain); start >= 0 {
 		return dst, ErrLate
 	}
 	return append(dst, frame...), nil

@@ -4,25 +4,24 @@ import (
 	"encoding/base64"
 	"testing"
 
-	"boxgate/policy"
 	"boxgate/policy/name"
 )
 
 // FuzzSwapField: a value goes in for each token and nothing else changes; what is put in is not looked at again.
 func FuzzSwapField(f *testing.F) {
-	key := policy.NewToken(name.NewSecret("key of a box"), "KEY")
+	key := NewToken(name.NewSecret("key of a box"), "KEY")
 	f.Add("Authorization", "Bearer ", "", "value")
 	f.Add("Authorization", "Basic ", "=", "a:b")
 	f.Add("X", "bxgph_", key[:20], key)
 	f.Fuzz(func(t *testing.T, name, before, after, value string) {
-		if s, _ := policy.FindToken(before); s >= 0 {
+		if s, _ := FindToken(before); s >= 0 {
 			return
 		}
-		start, _ := policy.FindToken(before + key + after)
+		start, _ := FindToken(before + key + after)
 		if start != len(before) { // the edges make another token
 			return
 		}
-		if s, _ := policy.FindToken(after); s >= 0 {
+		if s, _ := FindToken(after); s >= 0 {
 			return
 		}
 		swaps := []Swap{{Token: key, Value: value, Header: name}}

@@ -6,7 +6,6 @@ import (
 	"strings"
 	"testing"
 
-	"boxgate/policy"
 	"boxgate/policy/name"
 )
 
@@ -25,7 +24,7 @@ func (r *room) Grow(n int) bool {
 func (r *room) Shrink(n int) { r.held -= n }
 
 func token(variable string) string {
-	return policy.NewToken(name.NewSecret("key of a box"), variable)
+	return NewToken(name.NewSecret("key of a box"), variable)
 }
 
 // textFrame is a text message of a client.

@@ -6,7 +6,6 @@ import (
 	"io"
 	"sync"
 
-	"boxgate/policy"
 	"boxgate/proxy/scrub"
 )
 
@@ -37,16 +36,16 @@ type coded struct {
 	asked bool   // the decoder waits for a part; known to the caller's side
 }
 
-// NewCodedWatch is [NewWatch] for a body with codings. The caller has reserved [scrub.Memory]. start runs the decoder in a
+// NewCodedWatch is [NewWatch] for a body with codings, of a box that has placeholders. The caller has reserved [scrub.Memory]. start runs the decoder in a
 // goroutine, which ends after [Watch.Close], which must follow.
-func NewCodedWatch(c *policy.Compiled, codings []string, start func(decode func())) Watch {
+func NewCodedWatch(codings []string, start func(decode func())) Watch {
 	d := &coded{parts: make(chan []byte), hungry: make(chan struct{}), done: make(chan struct{}), quit: make(chan struct{})}
 	start(func() {
 		defer close(d.done)
 		d.err = ErrCoded // should there be a panic
 		d.err = d.search(codings)
 	})
-	return Watch{on: c.HasPlaceholders(), coded: d}
+	return Watch{on: true, coded: d}
 }
 
 func (d *coded) search(codings []string) error {

@@ -1,9 +1,5 @@
 package placeholder
 
-import (
-	"boxgate/policy"
-)
-
 // Watch searches a body for tokens as it passes. Nothing is buffered: the chunk in which a token ends is not forwarded,
 // so no server receives a whole one. The zero value searches for nothing. Not safe for concurrent use, but for Close.
 type Watch struct {
@@ -12,8 +8,8 @@ type Watch struct {
 	coded *coded // for a compressed body; nil if it is not
 }
 
-// NewWatch returns a watch for request bodies of a box that has placeholders.
-func NewWatch(c *policy.Compiled) Watch { return Watch{on: c.HasPlaceholders()} }
+// NewWatch returns a watch for request bodies of a box. It is on if the box has placeholders.
+func NewWatch(on bool) Watch { return Watch{on: on} }
 
 // Look checks the next chunk of the body. It returns [ErrLate] if a token ends in it, and [ErrCoded] if the body cannot be
 // decoded.
@@ -48,15 +44,15 @@ func (w *Watch) Close() {
 }
 
 func (w *Watch) plain(piece []byte) error {
-	const most = policy.TokenLen - 1
+	const most = TokenLen - 1
 	if len(w.tail) > 0 {
 		border := append(w.tail, piece[:min(len(piece), most)]...)
-		if start, _ := policy.FindTokenBytes(border); start >= 0 {
+		if start, _ := FindTokenBytes(border); start >= 0 {
 			return ErrLate
 		}
 		w.tail = border
 	}
-	if start, _ := policy.FindTokenBytes(piece); start >= 0 {
+	if start, _ := FindTokenBytes(piece); start >= 0 {
 		return ErrLate
 	}
 	if len(piece) >= most || len(w.tail) == 0 {
