@@ -38,7 +38,7 @@ type HeaderRule struct {
 	Effects []rule.Effect
 	// Connection is what the effects do to connections. Only compiled rules have it, see [HeaderRule.OnConnections].
 	Connection *rule.Connection
-	// Request is what the effects do to requests. Only compiled rules have it.
+	// Request is what the effects do to requests and their responses. Only compiled rules have it.
 	Request rule.Request
 }
 

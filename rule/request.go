@@ -133,18 +133,19 @@ type Signer interface {
 	TooLarge() *Refusal
 }
 
-// Request is what the effects of one rule do to requests. The zero Request changes nothing.
+// Request is what the effects of one rule do to requests and their responses. The zero Request changes nothing.
 type Request struct {
-	Placeholders []Placeholder // that are replaced
-	Places       Places        // where, besides header values
-	Query        QuerySetter   // nil: no parameters are set
-	Signer       Signer        // nil: requests are not signed
+	Placeholders []Placeholder  // that are replaced
+	Places       Places         // where, besides header values
+	Query        QuerySetter    // nil: no parameters are set
+	Signer       Signer         // nil: requests are not signed
+	Responses    []ResponseHead // that change the heads of responses
 
 	Later   bool     // some effect sends more than what is known when a request is judged
 	Sources []string // names of the secrets that requests are sent or signed with, without those of placeholders
 }
 
-// Requests returns what effects do to requests.
+// Requests returns what effects do to requests and their responses.
 func Requests(effects []Effect) (r Request) {
 	for _, e := range effects {
 		replaces := false
@@ -155,6 +156,9 @@ func Requests(effects []Effect) (r Request) {
 			r.Query = e
 		case Signer:
 			r.Signer = e
+		}
+		if h, ok := e.(ResponseHead); ok {
+			r.Responses = append(r.Responses, h)
 		}
 		s, sends := e.(Sender)
 		if !sends {
