@@ -21,6 +21,11 @@ type Header struct {
 	Remove         bool // the box's own is dropped, and nothing set in its place
 }
 
+// value returns where the value of a header that is set comes from.
+func (h Header) value() rule.Value {
+	return rule.Value{Literal: h.Value, Source: h.Source, Prefix: h.Prefix, Suffix: h.Suffix, Basic: h.Basic, User: h.User}
+}
+
 // HeaderRule says what the gateway changes in the HTTPS requests of the hosts its pattern covers (port 443 if the
 // pattern gives none). The most specific pattern that covers a host applies alone, so a rule that sets nothing takes its
 // hosts out of wider rules.

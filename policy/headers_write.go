@@ -4,7 +4,6 @@ import (
 	"encoding/json"
 	"maps"
 
-	"boxgate/policy/name"
 	"boxgate/rule"
 )
 
@@ -35,13 +34,10 @@ func writeEntry(r HeaderRule) map[string]any {
 	}
 	headers, remove := map[string]any{}, []string{}
 	for _, h := range r.Headers {
-		switch {
-		case h.Remove:
+		if h.Remove {
 			remove = append(remove, h.Name)
-		case h.Basic:
-			headers[h.Name] = map[string]string{"secret": h.Source, "encode": "basic", "user": h.User}
-		default:
-			headers[h.Name] = writeAffixed(h.Value, h.Source, h.Prefix, h.Suffix)
+		} else {
+			headers[h.Name] = h.value().Document()
 		}
 	}
 	out := map[string]any{
@@ -63,19 +59,4 @@ func writeEntry(r HeaderRule) map[string]any {
 		}
 	}
 	return out
-}
-
-// writeValue writes a literal or the name of a secret.
-func writeValue(literal name.Secret, source string) any {
-	if source != "" {
-		return map[string]string{"secret": source}
-	}
-	return literal.Reveal()
-}
-
-func writeAffixed(literal name.Secret, source, prefix, suffix string) any {
-	if source != "" {
-		return map[string]string{"secret": source, "prefix": prefix, "suffix": suffix}
-	}
-	return literal.Reveal()
 }

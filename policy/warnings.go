@@ -73,24 +73,12 @@ func (c *Compiled) warnPlain(at string, h HeaderRule, parsed parsedSpec, ps *doc
 	}
 }
 
-// minScrub is the length of the shortest text that is masked in responses.
-const minScrub = 8
-
 // warnScrub finds literals that a rule wants masked but that are too short to mask.
 func (r HeaderRule) warnScrub(at string, ps *document.Problems) {
-	if !r.Scrub {
-		return
-	}
-	short := func(at string, v name.Secret, source string) {
-		if source == "" && len(v.Reveal()) < minScrub {
-			ps.Add(at, "is shorter than %d bytes: it is sent, but not masked in responses", minScrub)
-		}
-	}
 	for _, h := range r.Headers {
-		if h.Remove {
-			continue
+		if r.Scrub && !h.Remove {
+			h.value().WarnShort(document.Pointer(document.Pointer(at, "headers"), h.Name), ps)
 		}
-		short(document.Pointer(document.Pointer(at, "headers"), h.Name), h.Value, h.Source)
 	}
 }
 

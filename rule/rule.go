@@ -3,8 +3,9 @@
 // tests. Package rule/kinds lists them.
 //
 // A kind reads its member of a rule's document and returns an [Effect], which implements the interface of each stage at which it does something:
-// those of [Request] for requests, [Identity] and the others of [Connection] for connections, [ResponseHead] for the heads of responses. Everything else follows from the kind: the strict parser, the store, the API and its description,
-// the conversion from and to other dialects, `gateway headers list`, and whether a request that began under one rule may go on under another.
+// those of [Request] for requests and their responses, and those of [Connection] for connections. Everything else follows from the kind: the
+// strict parser, the store, the API and its description, the conversion from and to other dialects, `gateway headers list`, and whether a
+// request that began under one rule may go on under another.
 package rule
 
 import (
