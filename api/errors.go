@@ -5,7 +5,7 @@ import (
 	"fmt"
 )
 
-// The kinds of error a [Host] may return, each with one status.
+// The kinds of error that the gateway may answer a call with, each with one status.
 var (
 	ErrNotFound     = errors.New("not found")                                            // 404
 	ErrConflict     = errors.New("in conflict with the current state")                   // 409

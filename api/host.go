@@ -2,8 +2,6 @@ package api
 
 import (
 	"cmp"
-	"context"
-	"encoding/json"
 	"io"
 	"net/netip"
 	"time"
@@ -13,106 +11,6 @@ import (
 	"boxgate/policy/document"
 	"boxgate/policy/name"
 )
-
-// Host owns the boxes; the API is a front end to it. Every method may be called concurrently and must respect ctx. id
-// is always a [Box.ID] that an earlier call returned; if the box has gone since, the error is an [ErrNotFound].
-//
-// An error made by [Errorf] is shown to the caller with the status of its kind; a *[document.InvalidError] becomes a 422
-// with its pointers; any other error is logged and answered with a 500 without detail.
-type Host interface {
-	// CreateBox returns once the box can run commands, or earlier with StatusCreating (clients poll). A name already in
-	// use is an ErrConflict; a runtime or field that cannot be honoured is a *document.InvalidError.
-	CreateBox(ctx context.Context, req CreateRequest) (Box, error)
-	// AttachBox attaches an existing network namespace to the gateway and returns once its policy is in force. A
-	// namespace that cannot be found or used is a *document.InvalidError.
-	AttachBox(ctx context.Context, req AttachRequest) (Box, error)
-	// DetachBox takes an attached box off the network and forgets it; a box that was launched here is an ErrConflict.
-	DetachBox(ctx context.Context, id policy.BoxID) error
-	// Box finds a box by its ID or its name; the ID wins.
-	Box(ctx context.Context, idOrName string) (Box, error)
-	// Boxes lists the boxes, oldest first.
-	Boxes(ctx context.Context, f BoxFilter) ([]Box, error)
-	// DeleteBox stops the box, cuts its connections and forgets it.
-	DeleteBox(ctx context.Context, id policy.BoxID) error
-	// Exec runs a command to its end and copies its output as it comes; the two writers are safe for concurrent use and
-	// only block while the API's client does. After one has failed, the rest of its stream is thrown away, no faster than a
-	// box may have the gateway do that. When ctx ends the command is killed and ctx's error returned. A command that ran is
-	// not an error, whatever its exit code.
-	Exec(ctx context.Context, id policy.BoxID, req ExecRequest, stdout, stderr io.Writer) (ExecResult, error)
-
-	// Policy returns the policy in force.
-	Policy(ctx context.Context, id policy.BoxID) (PolicyState, error)
-	// SetPolicy returns after the new policy is in force everywhere. If ifMatch is not nil and is not the version in
-	// force, nothing changes and the error is ErrPrecondition.
-	SetPolicy(ctx context.Context, id policy.BoxID, set PolicyChange, ifMatch *uint64) (PolicyState, error)
-	// Explain says how the policy in force would decide; nothing is sent.
-	// knowsQuery says that a request without a query is known to have none.
-	Explain(ctx context.Context, id policy.BoxID, req policy.Request, knowsQuery bool) (policy.Decision, policy.Unseen, error)
-
-	// Headers returns the box's own header rules.
-	Headers(ctx context.Context, id policy.BoxID) (HeaderState, error)
-	// SetHeaders replaces the box's own header rules, with ifMatch as in SetPolicy.
-	SetHeaders(ctx context.Context, id policy.BoxID, rules []policy.HeaderRule, ifMatch *uint64) (HeaderState, error)
-	// GlobalHeaders returns the rules that apply to every box.
-	GlobalHeaders(ctx context.Context) (HeaderState, error)
-	// SetGlobalHeaders replaces them, in force in every box when it returns.
-	SetGlobalHeaders(ctx context.Context, rules []policy.HeaderRule, ifMatch *uint64) (HeaderState, error)
-
-	// URLs lists the box's public URLs by port, without credentials.
-	URLs(ctx context.Context, id policy.BoxID) ([]URL, error)
-	// CreateURL makes the public URL of a port. An existing one is replaced, with new credentials, and connections
-	// opened with the old ones are cut. A domain that is another URL's, or was another key's until recently, is an ErrConflict, and one
-	// that the operator keeps for others an ErrForbidden. A domain that the caller has not shown to be his is pending.
-	CreateURL(ctx context.Context, id policy.BoxID, req URLRequest) (URL, error)
-	// SignURL makes a link that permits some requests to the public URL of a port.
-	SignURL(ctx context.Context, id policy.BoxID, port uint16, req LinkRequest) (Link, error)
-	// DeleteURL removes the public URL of a port and cuts its connections.
-	DeleteURL(ctx context.Context, id policy.BoxID, port uint16) error
-
-	// RecentEvents returns the decisions still remembered.
-	RecentEvents(ctx context.Context, f EventFilter) (PastEvents, error)
-	// FollowEvents delivers the decisions made from now on until ctx ends.
-	FollowEvents(ctx context.Context, f EventFilter) (EventStream, error)
-
-	// SearchEvents calls begin with the time from which on no decision about the boxes of the filter is missing, and then do with the
-	// decisions on disk that it selects, oldest first. If none are kept, the error is an ErrConflict.
-	SearchEvents(ctx context.Context, f EventSearch, begin func(whole time.Time), do func(audit.Event) error) error
-
-	// SelfTest tries from inside the box what a hostile program there would try. A hole is reported, but is not an
-	// error; a self-test that cannot start because another is running is an ErrConflict.
-	SelfTest(ctx context.Context, id policy.BoxID) (SelfTestReport, error)
-
-	// CA returns the PEM of the box's interception CA certificate.
-	CA(ctx context.Context, id policy.BoxID) ([]byte, error)
-	// IngressCA returns the PEM of the internal CA that signs public URLs; ErrNotFound if another issuer does.
-	IngressCA(ctx context.Context) ([]byte, error)
-
-	// RotateStoreKey re-encrypts every secret of the store with a new key file or the new passphrase. The passphrase
-	// must be given if, and only if, the store has one; else the error is a *document.InvalidError.
-	RotateStoreKey(ctx context.Context, newPassphrase name.Secret) error
-	// BackupStore writes a copy of the store as it is at one moment, with its secrets encrypted.
-	BackupStore(ctx context.Context, w io.Writer) error
-	// VerifyStore reads every document of the store.
-	VerifyStore(ctx context.Context) (StoreReport, error)
-	// RotateAPIKey makes a new API key and writes it where the commands on the gateway's host find it. Earlier keys
-	// stop working after grace.
-	RotateAPIKey(ctx context.Context, grace time.Duration) error
-
-	// Secrets returns the state of every secret of the configuration, by name.
-	Secrets(ctx context.Context) ([]SecretStatus, error)
-	// RefreshSecret gives up the value of a secret, cuts the connections that carry it, and reads it anew; the state says
-	// whether that succeeded. A secret that cannot change while the gateway runs is an ErrConflict.
-	RefreshSecret(ctx context.Context, name string) (SecretStatus, error)
-
-	// IdentityKeys returns the public keys of the tokens that forwarded requests carry, as a JSON Web Key Set.
-	IdentityKeys(ctx context.Context) (json.RawMessage, error)
-
-	// Ready returns nil when boxes can be created and served and every listener accepts connections. Otherwise the error names the
-	// obstacle.
-	Ready(ctx context.Context) error
-	// Capacity returns the use of the gateway's bounded resources.
-	Capacity(ctx context.Context) (Capacity, error)
-}
 
 // StoreReport is what was found when the store was read.
 type StoreReport struct {

@@ -11,7 +11,7 @@ import (
 	"boxgate/store"
 )
 
-// AttachBox implements [api.Host]. The namespace is opened once and judged and pinned through that: what its name means
+// AttachBox implements the Host of [boxgate/api/boxes]. The namespace is opened once and judged and pinned through that: what its name means
 // a moment later does not matter. It gets its interface closed, then its policy; a failure undoes every step.
 func (l *lifecycle) AttachBox(ctx context.Context, req api.AttachRequest) (api.Box, error) {
 	var err error
@@ -48,7 +48,7 @@ func (l *lifecycle) AttachBox(ctx context.Context, req api.AttachRequest) (api.B
 	return b.viewWithWarnings(), nil
 }
 
-// DetachBox implements [api.Host].
+// DetachBox implements the Host of [boxgate/api/boxes].
 func (l *lifecycle) DetachBox(ctx context.Context, id policy.BoxID) error {
 	b, err := l.boxes.find(id)
 	if err != nil {

@@ -17,7 +17,7 @@ type authorities struct {
 	urls   *certs.Authority // nil unless the internal CA signs public URLs
 }
 
-// CA implements [api.Host].
+// CA implements the Authorities of [boxgate/api/gateway].
 func (a *authorities) CA(_ context.Context, id policy.BoxID) ([]byte, error) {
 	ca, err := a.minter.Authority(id)
 	if err != nil {
@@ -26,7 +26,7 @@ func (a *authorities) CA(_ context.Context, id policy.BoxID) ([]byte, error) {
 	return ca.CertificatePEM(), nil
 }
 
-// IngressCA implements [api.Host].
+// IngressCA implements the Authorities of [boxgate/api/gateway].
 func (a *authorities) IngressCA(context.Context) ([]byte, error) {
 	if a.urls == nil {
 		return nil, api.Errorf(api.ErrNotFound, "the public URLs of this gateway do not use an internal CA: ingress.tls.mode is another")

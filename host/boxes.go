@@ -122,7 +122,7 @@ func (t *boxes) all() []*box {
 	return out
 }
 
-// Box implements [api.Host].
+// Box implements the Finder of [boxgate/api/rest].
 func (t *boxes) Box(_ context.Context, idOrName string) (api.Box, error) {
 	b, err := t.find(policy.BoxID(idOrName))
 	if err != nil && idOrName != "" {
@@ -145,7 +145,7 @@ func (t *boxes) withUsage(v api.Box, fresh bool) api.Box {
 	return v
 }
 
-// Boxes implements [api.Host].
+// Boxes implements the Table of [boxgate/api/boxes].
 func (t *boxes) Boxes(_ context.Context, f api.BoxFilter) ([]api.Box, error) {
 	var views []api.Box
 	for _, b := range t.all() {

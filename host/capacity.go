@@ -13,7 +13,7 @@ import (
 	"boxgate/api"
 )
 
-// Capacity implements [api.Host].
+// Capacity implements the Health of [boxgate/api/gateway].
 func (h *Host) Capacity(ctx context.Context) (api.Capacity, error) {
 	open, most, err := descriptors()
 	return api.Capacity{

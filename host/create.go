@@ -16,7 +16,7 @@ import (
 	"boxgate/store"
 )
 
-// CreateBox implements [api.Host]. The order matters: the network namespace exists, its interface is closed, then the
+// CreateBox implements the Host of [boxgate/api/boxes]. The order matters: the network namespace exists, its interface is closed, then the
 // policy is in force, and only then does the first process of the box start. A failure undoes every step.
 func (l *lifecycle) CreateBox(ctx context.Context, req api.CreateRequest) (api.Box, error) {
 	if !l.cfg.Launcher.Enabled {

@@ -11,7 +11,7 @@ import (
 	"boxgate/policy"
 )
 
-// DeleteBox implements [api.Host]. The network goes first, so that nothing leaves while processes are being stopped. The
+// DeleteBox implements the Host of [boxgate/api/boxes]. The network goes first, so that nothing leaves while processes are being stopped. The
 // record goes last: if the gateway dies half-way, its next start deletes the rest. The box's files are removed later
 // (see [boxgate/launcher.Launcher.KeepTrashEmpty]). The deletion goes on if the caller hangs up.
 func (l *lifecycle) DeleteBox(ctx context.Context, id policy.BoxID) error {

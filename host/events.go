@@ -18,7 +18,7 @@ type events struct {
 	turns *searches
 }
 
-// SearchEvents implements [api.Host].
+// SearchEvents implements the Host of [boxgate/api/egress].
 func (e *events) SearchEvents(ctx context.Context, f api.EventSearch, begin func(whole time.Time), do func(audit.Event) error) error {
 	if e.past == nil {
 		return api.Errorf(api.ErrConflict, "this gateway keeps no history of decisions; log.history.size gives it one")
@@ -31,14 +31,14 @@ func (e *events) SearchEvents(ctx context.Context, f api.EventSearch, begin func
 	})
 }
 
-// RecentEvents implements [api.Host].
+// RecentEvents implements the Host of [boxgate/api/egress].
 func (e *events) RecentEvents(_ context.Context, f api.EventFilter) (api.PastEvents, error) {
 	which := audit.Filter{Box: f.Box, Since: f.Since, After: f.After, Denied: f.Denied}
 	missing := e.audit.Missing(which)
 	return api.PastEvents{Events: e.audit.Recent(which), Run: e.audit.ID(), Missing: missing}, nil
 }
 
-// FollowEvents implements [api.Host].
+// FollowEvents implements the Host of [boxgate/api/egress].
 func (e *events) FollowEvents(ctx context.Context, f api.EventFilter) (api.EventStream, error) {
 	return e.audit.Subscribe(ctx, audit.Filter{Box: f.Box, Since: f.Since, Denied: f.Denied}), nil
 }

@@ -20,7 +20,7 @@ type commands struct {
 	sandboxes sandboxes
 }
 
-// Exec implements [api.Host].
+// Exec implements the Host of [boxgate/api/exec].
 func (c *commands) Exec(ctx context.Context, id policy.BoxID, req api.ExecRequest, stdout, stderr io.Writer) (api.ExecResult, error) {
 	var res launcher.Result
 	caller := api.CallerOf(ctx).Holder()

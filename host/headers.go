@@ -11,7 +11,7 @@ import (
 	"boxgate/store"
 )
 
-// Headers implements [api.Host].
+// Headers implements the Host of [boxgate/api/rules].
 func (p *policies) Headers(_ context.Context, id policy.BoxID) (api.HeaderState, error) {
 	b, err := p.boxes.find(id)
 	if err != nil {
@@ -22,7 +22,7 @@ func (p *policies) Headers(_ context.Context, id policy.BoxID) (api.HeaderState,
 	return b.headerState(), nil
 }
 
-// SetHeaders implements [api.Host].
+// SetHeaders implements the Host of [boxgate/api/rules].
 func (p *policies) SetHeaders(ctx context.Context, id policy.BoxID, rules []policy.HeaderRule, ifMatch *uint64) (api.HeaderState, error) {
 	b, err := p.boxes.lock(id)
 	if err != nil {
@@ -62,13 +62,13 @@ func (p *policies) SetHeaders(ctx context.Context, id policy.BoxID, rules []poli
 	return state, nil
 }
 
-// GlobalHeaders implements [api.Host].
+// GlobalHeaders implements the Host of [boxgate/api/rules].
 func (p *policies) GlobalHeaders(context.Context) (api.HeaderState, error) {
 	g := p.committedGlobal()
 	return api.HeaderState{Rules: g.Rules, Version: g.Version}, nil
 }
 
-// SetGlobalHeaders implements [api.Host]. If one box does not take the rules, none keeps them.
+// SetGlobalHeaders implements the Host of [boxgate/api/rules]. If one box does not take the rules, none keeps them.
 func (p *policies) SetGlobalHeaders(ctx context.Context, rules []policy.HeaderRule, ifMatch *uint64) (api.HeaderState, error) {
 	p.changingGlobal.Lock()
 	defer p.changingGlobal.Unlock()

@@ -1,5 +1,5 @@
 // Package host owns the boxes of one gateway. It wires the parts together (store, kernel rules, DNS, proxy, public URLs,
-// launcher), makes, changes and removes boxes through all of them, and is the only implementation of [api.Host].
+// launcher), makes, changes and removes boxes through all of them, and has the services that answer the calls of the API.
 //
 // Call [Listen] for the sockets, then [Open], which builds the gateway, then [Host.Recover], which picks up the boxes of an
 // earlier run, then [Host.Serve], which returns when its context ends or a server fails, then [Host.Close]. Kernel rules
@@ -54,9 +54,7 @@ type Host struct {
 	ready        func()
 }
 
-var _ server.Host = (*Host)(nil)
-
-// Ready implements [api.Host]: boxes were recovered, and every listener accepts connections.
+// Ready implements the Health of [boxgate/api/gateway]: boxes were recovered, and every listener accepts connections.
 func (h *Host) Ready(ctx context.Context) error {
 	if !h.recovered.Load() {
 		return api.Errorf(api.ErrUnavailable, "the gateway is starting")
@@ -65,4 +63,14 @@ func (h *Host) Ready(ctx context.Context) error {
 		return api.Errorf(api.ErrUnavailable, "%v", err)
 	}
 	return nil
+}
+
+// services are the parts that answer the calls of the API.
+func (h *Host) services() server.Services {
+	return server.Services{
+		Boxes: h.boxes, Life: h.lifecycle, Lifecycle: h.usage, Commands: h.commands, Sessions: h.commands, Files: h.files, Git: h.git,
+		Rules: h.policies, BoxRules: h.policies, Explain: h.policies, Settings: h.settings, Decisions: h.events, URLs: h.publicURLs,
+		Schedules: h.scheduled, Errands: h.scheduled, Snapshots: h.snapshotHost, SelfTests: h.selfTests, Keys: h.keys, TrailReader: h.auditTrail,
+		Health: h, Store: h.keys, Secrets: h.sources, Authorities: h.authorities,
+	}
 }

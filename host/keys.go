@@ -28,7 +28,7 @@ type keys struct {
 	settingQuotas sync.Mutex // one change at a time reads what it changes
 }
 
-// RotateStoreKey implements [api.Host].
+// RotateStoreKey implements the Store of [boxgate/api/gateway].
 func (k *keys) RotateStoreKey(_ context.Context, newPassphrase name.Secret) error {
 	if err := CheckPassphrase(newPassphrase); err != nil {
 		return &document.InvalidError{Problems: []document.Problem{{Pointer: "/new_passphrase", Message: err.Error()}}}
@@ -44,7 +44,7 @@ func (k *keys) RotateStoreKey(_ context.Context, newPassphrase name.Secret) erro
 	return nil
 }
 
-// RotateAPIKey implements [api.Host].
+// RotateAPIKey implements the Store of [boxgate/api/gateway].
 func (k *keys) RotateAPIKey(_ context.Context, grace time.Duration) error {
 	if err := k.store.RotateAPIKey(grace); err != nil {
 		return api.Errorf(api.ErrUnavailable, "the API key was not fully replaced: %w", err)
@@ -54,7 +54,7 @@ func (k *keys) RotateAPIKey(_ context.Context, grace time.Duration) error {
 	return nil
 }
 
-// BackupStore implements [api.Host].
+// BackupStore implements the Store of [boxgate/api/gateway].
 func (k *keys) BackupStore(_ context.Context, w io.Writer) error {
 	n, err := k.store.Backup(w)
 	if err != nil {
@@ -64,7 +64,7 @@ func (k *keys) BackupStore(_ context.Context, w io.Writer) error {
 	return nil
 }
 
-// VerifyStore implements [api.Host].
+// VerifyStore implements the Store of [boxgate/api/gateway].
 func (k *keys) VerifyStore(context.Context) (api.StoreReport, error) {
 	r, err := k.store.Verify()
 	return api.StoreReport{Documents: r.Documents, Problems: r.Problems}, err

@@ -32,7 +32,7 @@ type policies struct {
 	global store.Headers // the committed global header rules
 }
 
-// Policy implements [api.Host].
+// Policy implements the Host of [boxgate/api/rules].
 func (p *policies) Policy(_ context.Context, id policy.BoxID) (api.PolicyState, error) {
 	b, err := p.boxes.find(id)
 	if err != nil {
@@ -41,7 +41,7 @@ func (p *policies) Policy(_ context.Context, id policy.BoxID) (api.PolicyState, 
 	return p.stateOf(b), nil
 }
 
-// SetPolicy implements [api.Host].
+// SetPolicy implements the Host of [boxgate/api/rules].
 func (p *policies) SetPolicy(ctx context.Context, id policy.BoxID, set api.PolicyChange, ifMatch *uint64) (api.PolicyState, error) {
 	b, err := p.lockToFollow(ctx, id)
 	if err != nil {
@@ -114,7 +114,7 @@ func (p *policies) changeLocked(ctx context.Context, b *box, ifMatch *uint64, ed
 	return state, nil
 }
 
-// Explain implements [api.Host].
+// Explain implements the Rules of [boxgate/api/egress].
 func (p *policies) Explain(_ context.Context, id policy.BoxID, req policy.Request, knowsQuery bool) (policy.Decision, policy.Unseen, error) {
 	c, err := p.explaining(id)
 	if err != nil {

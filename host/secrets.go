@@ -21,10 +21,10 @@ type sources struct {
 	tokens  *identity.Issuer
 }
 
-// IdentityKeys implements [api.Host].
+// IdentityKeys implements the Secrets of [boxgate/api/gateway].
 func (s *sources) IdentityKeys(context.Context) (json.RawMessage, error) { return s.tokens.KeySet() }
 
-// Secrets implements [api.Host].
+// Secrets implements the Secrets of [boxgate/api/gateway].
 func (s *sources) Secrets(context.Context) ([]api.SecretStatus, error) {
 	var out []api.SecretStatus
 	for _, st := range s.secrets.Status() {
@@ -37,7 +37,7 @@ func (s *sources) Secrets(context.Context) ([]api.SecretStatus, error) {
 	return out, nil
 }
 
-// RefreshSecret implements [api.Host]. That the source fails is part of the answer.
+// RefreshSecret implements the Secrets of [boxgate/api/gateway]. That the source fails is part of the answer.
 func (s *sources) RefreshSecret(ctx context.Context, n string) (api.SecretStatus, error) {
 	if !s.secrets.Has(n) {
 		return api.SecretStatus{}, api.Errorf(api.ErrNotFound, "the configuration has no secret %q", name.ShownSecretName(n))

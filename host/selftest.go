@@ -32,7 +32,7 @@ type selfTests struct {
 	running sync.Mutex // held by the self-test that runs
 }
 
-// SelfTest implements [api.Host]. One self-test runs at a time: two would share the kernel's limit on logged refusals.
+// SelfTest implements the SelfTests of [boxgate/api/boxes]. One self-test runs at a time: two would share the kernel's limit on logged refusals.
 func (s *selfTests) SelfTest(ctx context.Context, id policy.BoxID) (api.SelfTestReport, error) {
 	b, err := s.boxes.find(id)
 	if err != nil {

@@ -50,7 +50,7 @@ func (h *Host) Serve(ctx context.Context) error {
 func (h *Host) serveParts(ctx context.Context) error {
 	h.turn.lookUp, h.turn.dial = h.lookUp, h.parts.listeners.dialAdmin
 	admin, err := server.New(server.Config{
-		Host: h, History: h.parts.history, FindKey: h.turn.find, Trail: h.parts.trail.trail, Hosts: h.parts.cfg.Admin.Hosts, HasSecret: h.parts.secrets.Has, Log: h.parts.log, Quotas: h.parts.quotas, Admitted: h.parts.keyed.Shown, MaxBody: h.parts.largestBody(),
+		Services: h.services(), History: h.parts.history, FindKey: h.turn.find, Trail: h.parts.trail.trail, Hosts: h.parts.cfg.Admin.Hosts, HasSecret: h.parts.secrets.Has, Log: h.parts.log, Quotas: h.parts.quotas, Admitted: h.parts.keyed.Shown, MaxBody: h.parts.largestBody(),
 	})
 	if err != nil {
 		return err

@@ -72,7 +72,7 @@ func signedOut(ended *access.Ended) (list []store.SignedOut, before time.Time) {
 	return list, before
 }
 
-// SignURL implements [api.Host].
+// SignURL implements the Host of [boxgate/api/urls].
 func (u *publicURLs) SignURL(_ context.Context, id policy.BoxID, port uint16, req api.LinkRequest) (api.Link, error) {
 	if _, err := u.boxes.find(id); err != nil {
 		return api.Link{}, err

@@ -56,7 +56,7 @@ func (u *publicURLs) urlOf(id policy.BoxID, port uint16, protocol string) string
 	return url
 }
 
-// URLs implements [api.Host].
+// URLs implements the Host of [boxgate/api/urls].
 func (u *publicURLs) URLs(_ context.Context, id policy.BoxID) ([]api.URL, error) {
 	if _, err := u.boxes.find(id); err != nil {
 		return nil, err
@@ -87,7 +87,7 @@ func (u *publicURLs) urlView(r store.URL) (api.URL, error) {
 	}, err
 }
 
-// CreateURL implements [api.Host].
+// CreateURL implements the Host of [boxgate/api/urls].
 func (u *publicURLs) CreateURL(ctx context.Context, id policy.BoxID, req api.URLRequest) (api.URL, error) {
 	if err := u.permits(req); err != nil {
 		return api.URL{}, err
@@ -256,7 +256,7 @@ func urlTarget(r store.URL, addr netip.Addr) ingress.Target {
 	}
 }
 
-// DeleteURL implements [api.Host].
+// DeleteURL implements the Host of [boxgate/api/urls].
 func (u *publicURLs) DeleteURL(_ context.Context, id policy.BoxID, port uint16) error {
 	b, err := u.boxes.lock(id)
 	if err != nil {

@@ -11,9 +11,13 @@ import (
 	"boxgate/rule"
 )
 
-// boxes finds a box by its ID or its name, as [api.Host] does, and the snapshots of one that may be deleted.
-type boxes interface {
+// finder finds a box by its ID or its name.
+type finder interface {
 	Box(ctx context.Context, idOrName string) (api.Box, error)
+}
+
+// snapshots lists the snapshots of a box, which may be deleted.
+type snapshots interface {
 	Snapshots(ctx context.Context, box policy.BoxID) ([]api.Snapshot, error)
 }
 
@@ -22,7 +26,7 @@ type boxes interface {
 //
 // For keys that do not see every box it replaces {id} by the ID of the box that was judged. So a name that goes to another
 // box in between leads nowhere.
-func Permit(r *http.Request, route string, found boxes) error {
+func Permit(r *http.Request, route string, boxes finder, of snapshots) error {
 	caller := api.CallerOf(r.Context())
 	g, known := grants[route]
 	if !known || !g.to(caller.Role) {
@@ -32,9 +36,9 @@ func Permit(r *http.Request, route string, found boxes) error {
 	if id == "" || caller.Role == api.RoleAdmin || caller.Role == api.RoleReader {
 		return nil
 	}
-	box, err := found.Box(r.Context(), id)
+	box, err := boxes.Box(r.Context(), id)
 	if err != nil || !caller.Sees(box) {
-		if g&outlives != 0 && leftBy(r.Context(), policy.BoxID(id), caller, found) {
+		if g&outlives != 0 && leftBy(r.Context(), policy.BoxID(id), caller, of) {
 			return nil
 		}
 		return api.Errorf(api.ErrNotFound, "no box has the ID or name %q", problem.Clip(id))
@@ -44,8 +48,8 @@ func Permit(r *http.Request, route string, found boxes) error {
 }
 
 // leftBy reports whether a key sees a snapshot of a box that it does not see: of one that was deleted.
-func leftBy(ctx context.Context, id policy.BoxID, caller api.Caller, found boxes) bool {
-	list, err := found.Snapshots(ctx, id)
+func leftBy(ctx context.Context, id policy.BoxID, caller api.Caller, of snapshots) bool {
+	list, err := of.Snapshots(ctx, id)
 	return err == nil && slices.ContainsFunc(list, caller.SeesSnapshot)
 }
 

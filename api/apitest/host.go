@@ -115,7 +115,7 @@ func (h *Host) box(id policy.BoxID) (b *Box, leave func(), err error) {
 	return b, leave, err
 }
 
-// CreateBox implements [api.Host].
+// CreateBox implements the Host of [boxgate/api/boxes].
 func (h *Host) CreateBox(_ context.Context, req api.CreateRequest) (api.Box, error) {
 	leave, err := h.enter()
 	defer leave()
@@ -146,7 +146,7 @@ func (h *Host) CreateBox(_ context.Context, req api.CreateRequest) (api.Box, err
 	return b.Box, nil
 }
 
-// Box implements [api.Host].
+// Box implements the Finder of [boxgate/api/rest].
 func (h *Host) Box(_ context.Context, idOrName string) (api.Box, error) {
 	leave, err := h.enter()
 	defer leave()
@@ -164,7 +164,7 @@ func (h *Host) Box(_ context.Context, idOrName string) (api.Box, error) {
 	return api.Box{}, api.ErrNotFound
 }
 
-// Boxes implements [api.Host].
+// Boxes implements the Table of [boxgate/api/boxes].
 func (h *Host) Boxes(_ context.Context, f api.BoxFilter) ([]api.Box, error) {
 	leave, err := h.enter()
 	defer leave()
@@ -177,7 +177,7 @@ func (h *Host) Boxes(_ context.Context, f api.BoxFilter) ([]api.Box, error) {
 	return list, err
 }
 
-// DeleteBox implements [api.Host].
+// DeleteBox implements the Host of [boxgate/api/boxes].
 func (h *Host) DeleteBox(_ context.Context, id policy.BoxID) error {
 	_, leave, err := h.box(id)
 	defer leave()
@@ -187,7 +187,7 @@ func (h *Host) DeleteBox(_ context.Context, id policy.BoxID) error {
 	return err
 }
 
-// Exec implements [api.Host].
+// Exec implements the Host of [boxgate/api/exec].
 func (h *Host) Exec(ctx context.Context, id policy.BoxID, req api.ExecRequest, stdout, stderr io.Writer) (api.ExecResult, error) {
 	_, leave, err := h.box(id)
 	h.Execs = append(h.Execs, req)
@@ -223,7 +223,7 @@ func (s swallowing) Write(b []byte) (int, error) {
 	return len(b), nil
 }
 
-// Policy implements [api.Host].
+// Policy implements the Host of [boxgate/api/rules].
 func (h *Host) Policy(_ context.Context, id policy.BoxID) (api.PolicyState, error) {
 	b, leave, err := h.box(id)
 	defer leave()
@@ -233,7 +233,7 @@ func (h *Host) Policy(_ context.Context, id policy.BoxID) (api.PolicyState, erro
 	return b.Policy, nil
 }
 
-// SetPolicy implements [api.Host].
+// SetPolicy implements the Host of [boxgate/api/rules].
 func (h *Host) SetPolicy(_ context.Context, id policy.BoxID, set api.PolicyChange, ifMatch *uint64) (api.PolicyState, error) {
 	b, leave, err := h.box(id)
 	defer leave()
@@ -305,7 +305,7 @@ func changed(b *Box, was api.PolicyState) api.PolicyState {
 	return is
 }
 
-// Explain implements [api.Host].
+// Explain implements the Rules of [boxgate/api/egress].
 func (h *Host) Explain(_ context.Context, id policy.BoxID, req policy.Request, knowsQuery bool) (policy.Decision, policy.Unseen, error) {
 	b, leave, err := h.box(id)
 	defer leave()
@@ -320,7 +320,7 @@ func (h *Host) Explain(_ context.Context, id policy.BoxID, req policy.Request, k
 	return d, policy.Unseen{Query: !knowsQuery && req.Stage == policy.StageHTTP, Headers: req.Fields == nil && req.Stage == policy.StageHTTP}, nil
 }
 
-// Headers implements [api.Host].
+// Headers implements the Host of [boxgate/api/rules].
 func (h *Host) Headers(_ context.Context, id policy.BoxID) (api.HeaderState, error) {
 	b, leave, err := h.box(id)
 	defer leave()
@@ -330,7 +330,7 @@ func (h *Host) Headers(_ context.Context, id policy.BoxID) (api.HeaderState, err
 	return b.Rules, nil
 }
 
-// SetHeaders implements [api.Host].
+// SetHeaders implements the Host of [boxgate/api/rules].
 func (h *Host) SetHeaders(_ context.Context, id policy.BoxID, rules []policy.HeaderRule, ifMatch *uint64) (api.HeaderState, error) {
 	b, leave, err := h.box(id)
 	defer leave()
@@ -349,14 +349,14 @@ func setHeaders(s *api.HeaderState, rules []policy.HeaderRule, ifMatch *uint64) 
 	return api.HeaderState{Rules: rules, Version: s.Version, Was: was}, nil
 }
 
-// GlobalHeaders implements [api.Host].
+// GlobalHeaders implements the Host of [boxgate/api/rules].
 func (h *Host) GlobalHeaders(context.Context) (api.HeaderState, error) {
 	leave, err := h.enter()
 	defer leave()
 	return h.Global, err
 }
 
-// SetGlobalHeaders implements [api.Host].
+// SetGlobalHeaders implements the Host of [boxgate/api/rules].
 func (h *Host) SetGlobalHeaders(_ context.Context, rules []policy.HeaderRule, ifMatch *uint64) (api.HeaderState, error) {
 	leave, err := h.enter()
 	defer leave()
@@ -366,7 +366,7 @@ func (h *Host) SetGlobalHeaders(_ context.Context, rules []policy.HeaderRule, if
 	return setHeaders(&h.Global, rules, ifMatch)
 }
 
-// RotateStoreKey implements [api.Host].
+// RotateStoreKey implements the Store of [boxgate/api/gateway].
 func (h *Host) RotateStoreKey(_ context.Context, newPassphrase name.Secret) error {
 	leave, err := h.enter()
 	defer leave()
@@ -374,7 +374,7 @@ func (h *Host) RotateStoreKey(_ context.Context, newPassphrase name.Secret) erro
 	return err
 }
 
-// RotateAPIKey implements [api.Host].
+// RotateAPIKey implements the Store of [boxgate/api/gateway].
 func (h *Host) RotateAPIKey(_ context.Context, grace time.Duration) error {
 	leave, err := h.enter()
 	defer leave()
@@ -382,14 +382,14 @@ func (h *Host) RotateAPIKey(_ context.Context, grace time.Duration) error {
 	return err
 }
 
-// Secrets implements [api.Host].
+// Secrets implements the Secrets of [boxgate/api/gateway].
 func (h *Host) Secrets(context.Context) ([]api.SecretStatus, error) {
 	leave, err := h.enter()
 	defer leave()
 	return []api.SecretStatus{{Name: "openai", Source: "file /etc/boxgate/openai.key", Valid: true, Read: time.Now()}}, err
 }
 
-// RefreshSecret implements [api.Host].
+// RefreshSecret implements the Secrets of [boxgate/api/gateway].
 func (h *Host) RefreshSecret(ctx context.Context, name string) (api.SecretStatus, error) {
 	list, err := h.Secrets(ctx)
 	if err != nil || name != list[0].Name {
@@ -398,7 +398,7 @@ func (h *Host) RefreshSecret(ctx context.Context, name string) (api.SecretStatus
 	return list[0], nil
 }
 
-// URLs implements [api.Host].
+// URLs implements the Host of [boxgate/api/urls].
 func (h *Host) URLs(_ context.Context, id policy.BoxID) ([]api.URL, error) {
 	b, leave, err := h.box(id)
 	defer leave()
@@ -412,7 +412,7 @@ func (h *Host) URLs(_ context.Context, id policy.BoxID) ([]api.URL, error) {
 	return list, nil
 }
 
-// CreateURL implements [api.Host].
+// CreateURL implements the Host of [boxgate/api/urls].
 func (h *Host) CreateURL(_ context.Context, id policy.BoxID, req api.URLRequest) (api.URL, error) {
 	b, leave, err := h.box(id)
 	defer leave()
@@ -430,7 +430,7 @@ func (h *Host) CreateURL(_ context.Context, id policy.BoxID, req api.URLRequest)
 	return u, nil
 }
 
-// SignURL implements [api.Host].
+// SignURL implements the Host of [boxgate/api/urls].
 func (h *Host) SignURL(_ context.Context, id policy.BoxID, port uint16, req api.LinkRequest) (api.Link, error) {
 	b, leave, err := h.box(id)
 	defer leave()
@@ -445,7 +445,7 @@ func (h *Host) SignURL(_ context.Context, id policy.BoxID, port uint16, req api.
 	return api.Link{URL: name.NewSecret(link), ExpiresAt: time.Unix(0, 0).Add(req.ExpiresIn)}, nil
 }
 
-// DeleteURL implements [api.Host].
+// DeleteURL implements the Host of [boxgate/api/urls].
 func (h *Host) DeleteURL(_ context.Context, id policy.BoxID, port uint16) error {
 	b, leave, err := h.box(id)
 	defer leave()
@@ -459,7 +459,7 @@ func (h *Host) DeleteURL(_ context.Context, id policy.BoxID, port uint16) error 
 	return nil
 }
 
-// RecentEvents implements [api.Host].
+// RecentEvents implements the Host of [boxgate/api/egress].
 func (h *Host) RecentEvents(_ context.Context, f api.EventFilter) (api.PastEvents, error) {
 	leave, err := h.enter()
 	defer leave()
@@ -472,7 +472,7 @@ func (h *Host) RecentEvents(_ context.Context, f api.EventFilter) (api.PastEvent
 	return api.PastEvents{Events: list, Run: "run1", Missing: f.After == 0}, err
 }
 
-// FollowEvents implements [api.Host].
+// FollowEvents implements the Host of [boxgate/api/egress].
 func (h *Host) FollowEvents(ctx context.Context, _ api.EventFilter) (api.EventStream, error) {
 	leave, err := h.enter()
 	defer leave()
@@ -507,35 +507,35 @@ func (h *Host) Tell(e audit.Event) {
 	}
 }
 
-// CA implements [api.Host].
+// CA implements the Authorities of [boxgate/api/gateway].
 func (h *Host) CA(_ context.Context, id policy.BoxID) ([]byte, error) {
 	_, leave, err := h.box(id)
 	defer leave()
 	return []byte("-----BEGIN CERTIFICATE-----\nAA==\n-----END CERTIFICATE-----\n"), err
 }
 
-// IngressCA implements [api.Host].
+// IngressCA implements the Authorities of [boxgate/api/gateway].
 func (h *Host) IngressCA(context.Context) ([]byte, error) {
 	leave, err := h.enter()
 	defer leave()
 	return []byte("-----BEGIN EC PRIVATE KEY-----\nAA==\n-----END EC PRIVATE KEY-----\n"), err
 }
 
-// IdentityKeys implements [api.Host].
+// IdentityKeys implements the Secrets of [boxgate/api/gateway].
 func (h *Host) IdentityKeys(context.Context) (json.RawMessage, error) {
 	leave, err := h.enter()
 	defer leave()
 	return json.RawMessage(`{"keys":[]}`), err
 }
 
-// Ready implements [api.Host].
+// Ready implements the Health of [boxgate/api/gateway].
 func (h *Host) Ready(context.Context) error {
 	h.Mu.Lock()
 	defer h.Mu.Unlock()
 	return h.NotReady
 }
 
-// Capacity implements [api.Host].
+// Capacity implements the Health of [boxgate/api/gateway].
 func (h *Host) Capacity(context.Context) (api.Capacity, error) {
 	return api.Capacity{
 		Listeners:   []api.ListenerState{{Name: "urls_https", Address: "[::]:443", Accepts: true, Connections: 3, Limit: 128}},

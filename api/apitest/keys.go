@@ -114,18 +114,18 @@ func (h *Host) ReadTrail(context.Context, trail.Filter, bool, func([]byte) error
 // VerifyTrail implements the Host of [boxgate/api/trail].
 func (h *Host) VerifyTrail(context.Context) (trail.Report, error) { return trail.Report{}, nil }
 
-// BackupStore implements [api.Host].
+// BackupStore implements the Store of [boxgate/api/gateway].
 func (h *Host) BackupStore(_ context.Context, w io.Writer) error {
 	_, err := io.WriteString(w, "copy of the store")
 	return err
 }
 
-// VerifyStore implements [api.Host].
+// VerifyStore implements the Store of [boxgate/api/gateway].
 func (h *Host) VerifyStore(context.Context) (api.StoreReport, error) {
 	return api.StoreReport{Documents: 3, Problems: []string{}}, nil
 }
 
-// SearchEvents implements [api.Host].
+// SearchEvents implements the Host of [boxgate/api/egress].
 func (h *Host) SearchEvents(_ context.Context, f api.EventSearch, begin func(time.Time), do func(audit.Event) error) error {
 	h.Mu.Lock()
 	found := h.Told

@@ -39,7 +39,7 @@ func (h *Host) SetInitCommand(_ context.Context, id policy.BoxID, command string
 	return err
 }
 
-// AttachBox implements [api.Host].
+// AttachBox implements the Host of [boxgate/api/boxes].
 func (h *Host) AttachBox(_ context.Context, req api.AttachRequest) (api.Box, error) {
 	leave, err := h.enter()
 	defer leave()
@@ -67,7 +67,7 @@ func (h *Host) ReattachBox(_ context.Context, id policy.BoxID, to *api.Attached)
 	return b.Box, nil
 }
 
-// DetachBox implements [api.Host].
+// DetachBox implements the Host of [boxgate/api/boxes].
 func (h *Host) DetachBox(_ context.Context, id policy.BoxID) error {
 	b, leave, err := h.box(id)
 	defer leave()

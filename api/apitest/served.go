@@ -38,7 +38,7 @@ func Serve(t testing.TB, host *Host, routes []rest.Route) *Served {
 	for _, rt := range routes {
 		serve := answers.Serve(rt)
 		mux.HandleFunc(rt.Pattern(), func(w http.ResponseWriter, r *http.Request) {
-			if err := access.Permit(r, rt.ID, host); err != nil && !rt.Public {
+			if err := access.Permit(r, rt.ID, host, host); err != nil && !rt.Public {
 				answers.Fail(w, r, err)
 				return
 			}

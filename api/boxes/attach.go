@@ -99,7 +99,7 @@ func (e *Endpoints) attachBox(w http.ResponseWriter, r *http.Request) (rest.Repl
 	if err != nil {
 		return rest.Reply{}, err
 	}
-	if req.Limits, err = (api.BoxLimits{}).Changed(api.CallerOf(r.Context()), e.Host.HostLimits(), req.LimitChange); err != nil {
+	if req.Limits, err = (api.BoxLimits{}).Changed(api.CallerOf(r.Context()), e.Boxes.HostLimits(), req.LimitChange); err != nil {
 		return rest.Reply{}, err
 	}
 	box, err := e.Host.AttachBox(r.Context(), req)
@@ -127,7 +127,7 @@ func (e *Endpoints) reattachBox(w http.ResponseWriter, r *http.Request) (rest.Re
 		}
 		to = &what
 	}
-	box, err := rest.Box(r, e.Host)
+	box, err := rest.Box(r, e.Boxes)
 	if err != nil {
 		return rest.Reply{}, err
 	}
@@ -140,7 +140,7 @@ func (e *Endpoints) reattachBox(w http.ResponseWriter, r *http.Request) (rest.Re
 
 // detachBox is POST /v2/box/{id}/detach.
 func (e *Endpoints) detachBox(_ http.ResponseWriter, r *http.Request) (rest.Reply, error) {
-	box, err := rest.Box(r, e.Host)
+	box, err := rest.Box(r, e.Boxes)
 	if err != nil {
 		return rest.Reply{}, err
 	}

@@ -22,7 +22,7 @@ func (e *Endpoints) listBoxes(_ http.ResponseWriter, r *http.Request) (rest.Repl
 	if err := rest.Query(r, &query); err != nil {
 		return rest.Reply{}, err
 	}
-	boxes, err := e.Host.Boxes(r.Context(), api.BoxFilter{Label: query.Label})
+	boxes, err := e.Boxes.Boxes(r.Context(), api.BoxFilter{Label: query.Label})
 	if err != nil {
 		return rest.Reply{}, err
 	}
@@ -36,7 +36,7 @@ func (e *Endpoints) listBoxes(_ http.ResponseWriter, r *http.Request) (rest.Repl
 }
 
 func (e *Endpoints) getBox(_ http.ResponseWriter, r *http.Request) (rest.Reply, error) {
-	box, err := rest.Box(r, e.Host)
+	box, err := rest.Box(r, e.Boxes)
 	if err != nil {
 		return rest.Reply{}, err
 	}
@@ -44,7 +44,7 @@ func (e *Endpoints) getBox(_ http.ResponseWriter, r *http.Request) (rest.Reply, 
 }
 
 func (e *Endpoints) getStatus(_ http.ResponseWriter, r *http.Request) (rest.Reply, error) {
-	box, err := rest.Box(r, e.Host)
+	box, err := rest.Box(r, e.Boxes)
 	if err != nil {
 		return rest.Reply{}, err
 	}
@@ -52,7 +52,7 @@ func (e *Endpoints) getStatus(_ http.ResponseWriter, r *http.Request) (rest.Repl
 }
 
 func (e *Endpoints) deleteBox(_ http.ResponseWriter, r *http.Request) (rest.Reply, error) {
-	box, err := rest.Box(r, e.Host)
+	box, err := rest.Box(r, e.Boxes)
 	if err != nil {
 		return rest.Reply{}, err
 	}
@@ -71,7 +71,7 @@ func (e *Endpoints) deleteBoxes(w http.ResponseWriter, r *http.Request) (rest.Re
 	var boxes []api.Box
 	var unknown []string
 	for _, id := range body.IDs {
-		box, err := rest.FindBox(r.Context(), e.Host, id)
+		box, err := rest.FindBox(r.Context(), e.Boxes, id)
 		switch {
 		case errors.Is(err, api.ErrNotFound):
 			unknown = append(unknown, strconv.Quote(problem.Clip(id)))

@@ -58,11 +58,11 @@ func selfTestViewOf(r api.SelfTestReport) selfTestView {
 
 // selfTest runs the attack list from inside the box. A hole is not a failure of the call: it is in the card.
 func (e *Endpoints) selfTest(_ http.ResponseWriter, r *http.Request) (rest.Reply, error) {
-	box, err := rest.Box(r, e.Host)
+	box, err := rest.Box(r, e.Boxes)
 	if err != nil {
 		return rest.Reply{}, err
 	}
-	report, err := e.Host.SelfTest(r.Context(), box.ID)
+	report, err := e.SelfTests.SelfTest(r.Context(), box.ID)
 	if err != nil {
 		return rest.Reply{}, err
 	}

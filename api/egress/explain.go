@@ -97,7 +97,7 @@ func (b *explainBody) fields() []match.Field {
 }
 
 func (e *Endpoints) explain(w http.ResponseWriter, r *http.Request) (rest.Reply, error) {
-	box, err := rest.Box(r, e.Host)
+	box, err := rest.Box(r, e.Boxes)
 	if err != nil {
 		return rest.Reply{}, err
 	}
@@ -109,7 +109,7 @@ func (e *Endpoints) explain(w http.ResponseWriter, r *http.Request) (rest.Reply,
 	if err != nil {
 		return rest.Reply{}, err
 	}
-	d, unknown, err := e.Host.Explain(r.Context(), box.ID, req, body.Query != nil)
+	d, unknown, err := e.Rules.Explain(r.Context(), box.ID, req, body.Query != nil)
 	if err != nil {
 		return rest.Reply{}, err
 	}

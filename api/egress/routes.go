@@ -1,18 +1,41 @@
 package egress
 
 import (
+	"context"
 	"reflect"
+	"time"
 
 	"boxgate/api"
 	"boxgate/api/rest"
 	"boxgate/api/stream"
 	"boxgate/api/strict"
 	"boxgate/audit"
+	"boxgate/policy"
 )
+
+// Host has the decisions about the traffic of boxes. Errors are as in package api.
+type Host interface {
+	// RecentEvents returns the decisions still remembered.
+	RecentEvents(ctx context.Context, f api.EventFilter) (api.PastEvents, error)
+	// FollowEvents delivers the decisions made from now on until ctx ends.
+	FollowEvents(ctx context.Context, f api.EventFilter) (api.EventStream, error)
+	// SearchEvents calls begin with the time from which on no decision about the boxes of the filter is missing, and then do with the
+	// decisions on disk that it selects, oldest first. If none are kept, the error is an ErrConflict.
+	SearchEvents(ctx context.Context, f api.EventSearch, begin func(whole time.Time), do func(audit.Event) error) error
+}
+
+// Rules explains decisions.
+type Rules interface {
+	// Explain says how the policy in force would decide; nothing is sent.
+	// knowsQuery says that a request without a query is known to have none.
+	Explain(ctx context.Context, id policy.BoxID, req policy.Request, knowsQuery bool) (policy.Decision, policy.Unseen, error)
+}
 
 // Endpoints serves decisions about egress.
 type Endpoints struct {
-	Host     api.Host
+	Boxes    rest.Finder
+	Host     Host
+	Rules    Rules
 	Bodies   strict.Bodies
 	Stopping <-chan struct{} // closed when the server shuts down: streams end
 }

@@ -47,7 +47,7 @@ func (q *searchQuery) filter() (api.EventSearch, error) {
 }
 
 func (e *Endpoints) searchBox(w http.ResponseWriter, r *http.Request) (rest.Reply, error) {
-	box, err := rest.Box(r, e.Host)
+	box, err := rest.Box(r, e.Boxes)
 	if err != nil {
 		return rest.Reply{}, err
 	}
@@ -64,7 +64,7 @@ func (e *Endpoints) searchAll(w http.ResponseWriter, r *http.Request) (rest.Repl
 		return rest.Reply{}, err
 	}
 	id := policy.BoxID(q.Box)
-	if box, err := e.Host.Box(r.Context(), q.Box); q.Box != "" && err == nil {
+	if box, err := e.Boxes.Box(r.Context(), q.Box); q.Box != "" && err == nil {
 		id = box.ID
 	}
 	return e.search(w, r, &q.searchQuery, id)

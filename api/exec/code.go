@@ -48,7 +48,7 @@ printf '%s%s' "$1" 'the image has no Python; create the box with an image that h
 }
 
 func (e *Endpoints) readCode(w http.ResponseWriter, r *http.Request) (*command, error) {
-	box, err := rest.Box(r, e.Host)
+	box, err := rest.Box(r, e.Boxes)
 	if err != nil {
 		return nil, err
 	}

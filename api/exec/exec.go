@@ -51,7 +51,7 @@ type command struct {
 }
 
 func (e *Endpoints) readCommand(w http.ResponseWriter, r *http.Request) (*command, error) {
-	box, err := rest.Box(r, e.Host)
+	box, err := rest.Box(r, e.Boxes)
 	if err != nil {
 		return nil, err
 	}

@@ -1,6 +1,8 @@
 package exec
 
 import (
+	"context"
+	"io"
 	"reflect"
 
 	"boxgate/api"
@@ -9,11 +11,29 @@ import (
 	"boxgate/api/rest"
 	"boxgate/api/stream"
 	"boxgate/api/strict"
+	"boxgate/policy"
 )
+
+// Host runs commands in boxes.
+type Host interface {
+	// Exec runs a command to its end and copies its output as it comes; the two writers are safe for concurrent use and
+	// only block while the API's client does. After one has failed, the rest of its stream is thrown away, no faster than a
+	// box may have the gateway do that. When ctx ends the command is killed and ctx's error returned. A command that ran is
+	// not an error, whatever its exit code.
+	Exec(ctx context.Context, id policy.BoxID, req api.ExecRequest, stdout, stderr io.Writer) (api.ExecResult, error)
+}
+
+// Events has the decisions about the traffic of boxes.
+type Events interface {
+	// RecentEvents returns the decisions still remembered.
+	RecentEvents(ctx context.Context, f api.EventFilter) (api.PastEvents, error)
+}
 
 // Endpoints serves the commands that run in boxes.
 type Endpoints struct {
-	Host    api.Host
+	Boxes   rest.Finder
+	Host    Host
+	Events  Events
 	History *history.History
 	Bodies  strict.Bodies
 	// MaxOutput is how much of each of a command's two streams the answer of exec holds, in bytes.

@@ -16,7 +16,7 @@ type runsView struct {
 }
 
 func (e *Endpoints) listRuns(_ http.ResponseWriter, r *http.Request) (rest.Reply, error) {
-	box, err := rest.Box(r, e.Host)
+	box, err := rest.Box(r, e.Boxes)
 	if err != nil {
 		return rest.Reply{}, err
 	}
@@ -24,7 +24,7 @@ func (e *Endpoints) listRuns(_ http.ResponseWriter, r *http.Request) (rest.Reply
 }
 
 func (e *Endpoints) getRun(_ http.ResponseWriter, r *http.Request) (rest.Reply, error) {
-	box, err := rest.Box(r, e.Host)
+	box, err := rest.Box(r, e.Boxes)
 	if err != nil {
 		return rest.Reply{}, err
 	}
@@ -41,7 +41,7 @@ func noRun(box policy.BoxID, r *http.Request) error {
 }
 
 func (e *Endpoints) cancelRun(_ http.ResponseWriter, r *http.Request) (rest.Reply, error) {
-	box, err := rest.Box(r, e.Host)
+	box, err := rest.Box(r, e.Boxes)
 	if err != nil {
 		return rest.Reply{}, err
 	}
@@ -64,7 +64,7 @@ type logsQuery struct {
 }
 
 func (e *Endpoints) getLogs(_ http.ResponseWriter, r *http.Request) (rest.Reply, error) {
-	box, err := rest.Box(r, e.Host)
+	box, err := rest.Box(r, e.Boxes)
 	if err != nil {
 		return rest.Reply{}, err
 	}
@@ -72,7 +72,7 @@ func (e *Endpoints) getLogs(_ http.ResponseWriter, r *http.Request) (rest.Reply,
 	if err := rest.Query(r, &query); err != nil {
 		return rest.Reply{}, err
 	}
-	past, err := e.Host.RecentEvents(r.Context(), api.EventFilter{Box: box.ID})
+	past, err := e.Events.RecentEvents(r.Context(), api.EventFilter{Box: box.ID})
 	if err != nil {
 		return rest.Reply{}, err
 	}

@@ -19,7 +19,6 @@ import (
 
 // chatty is a host with one box, whose commands print until they are ended.
 type chatty struct {
-	api.Host
 	ended chan struct{} // closed once a command has ended
 }
 
@@ -63,7 +62,7 @@ func (u *unread) SetWriteDeadline(t time.Time) error {
 func TestCancelledCommandDoesNotWaitForItsClient(t *testing.T) {
 	t.Parallel()
 	h := chatty{ended: make(chan struct{})}
-	e := &Endpoints{Host: h, History: history.New(nil), Bodies: strict.Bodies{Most: 1 << 20}}
+	e := &Endpoints{Boxes: h, Host: h, History: history.New(nil), Bodies: strict.Bodies{Most: 1 << 20}}
 	waiting := make(chan struct{})
 	u := &unread{ResponseWriter: httptest.NewRecorder(), waits: sync.OnceFunc(func() { close(waiting) }), stuck: make(chan struct{})}
 	r := httptest.NewRequestWithContext(api.WithCaller(t.Context(), api.Caller{Role: api.RoleAdmin}), "POST", "/", strings.NewReader(`{"command":["yes"]}`))

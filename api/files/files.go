@@ -35,7 +35,7 @@ type pathView struct {
 
 // with runs f on the files of the box that the request names.
 func (e *Endpoints) with(r *http.Request, f func(Files) (rest.Reply, error)) (rest.Reply, error) {
-	box, err := rest.Box(r, e.Host)
+	box, err := rest.Box(r, e.Boxes)
 	if err != nil {
 		return rest.Reply{}, err
 	}
@@ -53,7 +53,7 @@ func (e *Endpoints) in(ctx context.Context, box policy.BoxID, f func(Files) (res
 
 // show is with for calls whose answer holds what files and directories contain.
 func (e *Endpoints) show(r *http.Request, f func(Files, *capture.Answer) (rest.Reply, error)) (rest.Reply, error) {
-	box, err := rest.Box(r, e.Host)
+	box, err := rest.Box(r, e.Boxes)
 	if err != nil {
 		return rest.Reply{}, err
 	}

@@ -75,7 +75,8 @@ func TestListIsBounded(t *testing.T) {
 		{entries: 400, room: 1 << 20, folder: "d"},
 		{entries: 20_001, room: 256 << 20, folder: strings.Repeat("d/", 50), want: 5000, truncated: true},
 	} {
-		e := &Endpoints{Host: &oneFile{entries: c.entries}, Output: capture.New(c.room)}
+		h := &oneFile{entries: c.entries}
+		e := &Endpoints{Boxes: h, Host: h, Output: capture.New(c.room)}
 		r := httptest.NewRequestWithContext(api.WithCaller(t.Context(), api.Caller{Role: api.RoleAdmin}), "GET", "/?folder="+c.folder, nil)
 		r.SetPathValue("id", "b")
 		rep, err := e.list(nil, r)
@@ -109,7 +110,7 @@ func (h *oneFile) Write(path string, _ uint32, content io.Reader) error {
 
 func serve(t *testing.T, h *oneFile) *httptest.Server {
 	t.Helper()
-	e := &Endpoints{Host: h, Bodies: strict.Bodies{Most: 1 << 20}, MaxRead: 10, Output: capture.New(1 << 20)}
+	e := &Endpoints{Boxes: h, Host: h, Bodies: strict.Bodies{Most: 1 << 20}, MaxRead: 10, Output: capture.New(1 << 20)}
 	mux := http.NewServeMux()
 	for _, rt := range e.Routes() {
 		answers := rest.Answerer{Log: zap.NewNop()}.Serve(rt)

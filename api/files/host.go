@@ -4,14 +4,11 @@ import (
 	"context"
 	"io"
 
-	"boxgate/api"
 	"boxgate/policy"
 )
 
 // Host is what the files need of a gateway.
 type Host interface {
-	// Box finds a box; see [api.Host].
-	Box(ctx context.Context, idOrName string) (api.Box, error)
 	// OpenFiles returns the files of a box that is up and stays so until Close is called. They end with ctx.
 	OpenFiles(ctx context.Context, id policy.BoxID) (Files, error)
 }

@@ -10,6 +10,7 @@ import (
 
 // Endpoints serves the files of boxes.
 type Endpoints struct {
+	Boxes  rest.Finder
 	Host   Host
 	Bodies strict.Bodies
 	// MaxRead is how many bytes of a file one answer of read holds.

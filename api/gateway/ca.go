@@ -12,16 +12,16 @@ import (
 var errPrivateKey = errors.New("api: the Host returned a private key instead of a certificate")
 
 func (e *Endpoints) boxCA(w http.ResponseWriter, r *http.Request) (rest.Reply, error) {
-	box, err := rest.Box(r, e.Host)
+	box, err := rest.Box(r, e.Boxes)
 	if err != nil {
 		return rest.Reply{}, err
 	}
-	pem, err := e.Host.CA(r.Context(), box.ID)
+	pem, err := e.Authorities.CA(r.Context(), box.ID)
 	return writePEM(w, pem, err)
 }
 
 func (e *Endpoints) ingressCA(w http.ResponseWriter, r *http.Request) (rest.Reply, error) {
-	pem, err := e.Host.IngressCA(r.Context())
+	pem, err := e.Authorities.IngressCA(r.Context())
 	return writePEM(w, pem, err)
 }
 

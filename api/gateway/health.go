@@ -18,7 +18,7 @@ func (e *Endpoints) healthz(http.ResponseWriter, *http.Request) (rest.Reply, err
 func (e *Endpoints) readyz(_ http.ResponseWriter, r *http.Request) (rest.Reply, error) {
 	ctx, cancel := context.WithTimeout(r.Context(), 5*time.Second)
 	defer cancel()
-	if err := e.Host.Ready(ctx); err != nil {
+	if err := e.Health.Ready(ctx); err != nil {
 		return rest.Reply{}, &api.Error{Kind: api.ErrUnavailable, Message: "not ready; the gateway's log says what is missing", Cause: err}
 	}
 	return rest.Done(), nil

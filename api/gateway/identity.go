@@ -25,7 +25,7 @@ type publicKey struct {
 
 // identityKeys shows the keys by which proxies check the tokens of forwarded requests. They are public.
 func (e *Endpoints) identityKeys(_ http.ResponseWriter, r *http.Request) (rest.Reply, error) {
-	text, err := e.Host.IdentityKeys(r.Context())
+	text, err := e.Secrets.IdentityKeys(r.Context())
 	if err != nil {
 		return rest.Reply{}, err
 	}

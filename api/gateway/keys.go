@@ -29,7 +29,7 @@ func (e *Endpoints) rotateStoreKey(w http.ResponseWriter, r *http.Request) (rest
 	if err := e.Bodies.Decode(w, r, &body); err != nil {
 		return rest.Reply{}, err
 	}
-	if err := e.Host.RotateStoreKey(r.Context(), name.NewSecret(body.NewPassphrase)); err != nil {
+	if err := e.Store.RotateStoreKey(r.Context(), name.NewSecret(body.NewPassphrase)); err != nil {
 		return rest.Reply{}, err
 	}
 	return rest.Done(), nil
@@ -48,7 +48,7 @@ func (e *Endpoints) rotateAPIKey(w http.ResponseWriter, r *http.Request) (rest.R
 			return rest.Reply{}, problem.Invalid("/grace", "must be a duration from 0s to 720h, such as 1h")
 		}
 	}
-	if err := e.Host.RotateAPIKey(r.Context(), grace); err != nil {
+	if err := e.Store.RotateAPIKey(r.Context(), grace); err != nil {
 		return rest.Reply{}, err
 	}
 	return rest.Done(), nil

@@ -1,18 +1,83 @@
 package gateway
 
 import (
+	"context"
+	"encoding/json"
+	"io"
 	"reflect"
 	"time"
 
 	"boxgate/api"
 	"boxgate/api/rest"
 	"boxgate/api/strict"
+	"boxgate/policy"
+	"boxgate/policy/name"
 )
+
+// Boxes finds and lists the boxes.
+type Boxes interface {
+	rest.Finder
+	// Boxes lists the boxes, oldest first.
+	Boxes(ctx context.Context, f api.BoxFilter) ([]api.Box, error)
+}
+
+// Health knows whether the gateway serves, and what it holds.
+type Health interface {
+	// Ready returns nil when boxes can be created and served and every listener accepts connections. Otherwise the error names the
+	// obstacle.
+	Ready(ctx context.Context) error
+	// Capacity returns the use of the gateway's bounded resources.
+	Capacity(ctx context.Context) (api.Capacity, error)
+}
+
+// Store changes the keys of the store and of the API, and copies and checks the store.
+type Store interface {
+	// RotateStoreKey re-encrypts every secret of the store with a new key file or the new passphrase. The passphrase
+	// must be given if, and only if, the store has one; else the error is a *document.InvalidError.
+	RotateStoreKey(ctx context.Context, newPassphrase name.Secret) error
+	// BackupStore writes a copy of the store as it is at one moment, with its secrets encrypted.
+	BackupStore(ctx context.Context, w io.Writer) error
+	// VerifyStore reads every document of the store.
+	VerifyStore(ctx context.Context) (api.StoreReport, error)
+	// RotateAPIKey makes a new API key and writes it where the commands on the gateway's host find it. Earlier keys
+	// stop working after grace.
+	RotateAPIKey(ctx context.Context, grace time.Duration) error
+}
+
+// Secrets has the state of the secrets of the configuration, and the keys of the tokens.
+type Secrets interface {
+	// Secrets returns the state of every secret of the configuration, by name.
+	Secrets(ctx context.Context) ([]api.SecretStatus, error)
+	// RefreshSecret gives up the value of a secret, cuts the connections that carry it, and reads it anew; the state says
+	// whether that succeeded. A secret that cannot change while the gateway runs is an ErrConflict.
+	RefreshSecret(ctx context.Context, name string) (api.SecretStatus, error)
+	// IdentityKeys returns the public keys of the tokens that forwarded requests carry, as a JSON Web Key Set.
+	IdentityKeys(ctx context.Context) (json.RawMessage, error)
+}
+
+// Authorities are the certificate authorities.
+type Authorities interface {
+	// CA returns the PEM of the box's interception CA certificate.
+	CA(ctx context.Context, id policy.BoxID) ([]byte, error)
+	// IngressCA returns the PEM of the internal CA that signs public URLs; ErrNotFound if another issuer does.
+	IngressCA(ctx context.Context) ([]byte, error)
+}
+
+// Events has the decisions about the traffic of boxes.
+type Events interface {
+	// RecentEvents returns the decisions still remembered.
+	RecentEvents(ctx context.Context, f api.EventFilter) (api.PastEvents, error)
+}
 
 // Endpoints serves the gateway itself: its health and state, its keys and its CAs.
 type Endpoints struct {
-	Host   api.Host
-	Bodies strict.Bodies
+	Boxes       Boxes
+	Health      Health
+	Store       Store
+	Secrets     Secrets
+	Authorities Authorities
+	Events      Events
+	Bodies      strict.Bodies
 	// Started is when the gateway began to serve.
 	Started time.Time
 }

@@ -39,7 +39,7 @@ func timeOrNone(at time.Time) *string {
 
 // listSecrets says how old each secret of the configuration is.
 func (e *Endpoints) listSecrets(_ http.ResponseWriter, r *http.Request) (rest.Reply, error) {
-	list, err := e.Host.Secrets(r.Context())
+	list, err := e.Secrets.Secrets(r.Context())
 	if err != nil {
 		return rest.Reply{}, err
 	}
@@ -52,7 +52,7 @@ func (e *Endpoints) listSecrets(_ http.ResponseWriter, r *http.Request) (rest.Re
 
 // refreshSecret gives up the value of a secret and reads it anew.
 func (e *Endpoints) refreshSecret(_ http.ResponseWriter, r *http.Request) (rest.Reply, error) {
-	s, err := e.Host.RefreshSecret(r.Context(), r.PathValue("name"))
+	s, err := e.Secrets.RefreshSecret(r.Context(), r.PathValue("name"))
 	if err != nil {
 		return rest.Reply{}, err
 	}

@@ -53,7 +53,7 @@ type denialsView struct {
 }
 
 func (e *Endpoints) status(_ http.ResponseWriter, r *http.Request) (rest.Reply, error) {
-	boxes, err := e.Host.Boxes(r.Context(), api.BoxFilter{})
+	boxes, err := e.Boxes.Boxes(r.Context(), api.BoxFilter{})
 	if err != nil {
 		return rest.Reply{}, err
 	}
@@ -61,7 +61,7 @@ func (e *Endpoints) status(_ http.ResponseWriter, r *http.Request) (rest.Reply, 
 	if err != nil {
 		return rest.Reply{}, err
 	}
-	capacity, err := e.Host.Capacity(r.Context())
+	capacity, err := e.Health.Capacity(r.Context())
 	if err != nil {
 		return rest.Reply{}, err
 	}
@@ -85,7 +85,7 @@ func (e *Endpoints) status(_ http.ResponseWriter, r *http.Request) (rest.Reply, 
 
 // denials counts the denials that are still remembered. One event can stand for many.
 func (e *Endpoints) denials(ctx context.Context) (denialsView, error) {
-	past, err := e.Host.RecentEvents(ctx, api.EventFilter{Since: time.Now().Add(-recently), Denied: true})
+	past, err := e.Events.RecentEvents(ctx, api.EventFilter{Since: time.Now().Add(-recently), Denied: true})
 	view := denialsView{Seconds: int(recently.Seconds()), Reasons: map[name.Reason]uint64{}, AtLeast: past.Missing}
 	for _, event := range past.Events {
 		n := max(event.Count, 1)

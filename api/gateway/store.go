@@ -9,7 +9,7 @@ import (
 // backup streams a copy of the store. It is complete when the answer is; one that fails half-way is cut off.
 func (e *Endpoints) backup(w http.ResponseWriter, r *http.Request) (rest.Reply, error) {
 	out := &lateWriter{w: w}
-	if err := e.Host.BackupStore(r.Context(), out); err != nil {
+	if err := e.Store.BackupStore(r.Context(), out); err != nil {
 		if out.begun {
 			panic(http.ErrAbortHandler)
 		}
@@ -36,7 +36,7 @@ func (l *lateWriter) Write(b []byte) (int, error) {
 }
 
 func (e *Endpoints) verifyStore(_ http.ResponseWriter, r *http.Request) (rest.Reply, error) {
-	report, err := e.Host.VerifyStore(r.Context())
+	report, err := e.Store.VerifyStore(r.Context())
 	if err != nil {
 		return rest.Reply{}, err
 	}

@@ -89,7 +89,7 @@ func (e *Endpoints) clone(w http.ResponseWriter, r *http.Request) (rest.Reply, e
 // clients change the rules in between.
 func (g repository) attach(rules []policy.HeaderRule) error {
 	for {
-		now, err := g.e.Host.Headers(g.ctx, g.box)
+		now, err := g.e.Rules.Headers(g.ctx, g.box)
 		if err != nil {
 			return err
 		}
@@ -97,7 +97,7 @@ func (g repository) attach(rules []policy.HeaderRule) error {
 		if len(merged) > policy.MaxHeaderHosts {
 			return problem.Invalid("/github_token", "the box has header rules for %d hosts, the most there can be", len(now.Rules))
 		}
-		_, err = g.e.Host.SetHeaders(g.ctx, g.box, merged, &now.Version)
+		_, err = g.e.Rules.SetHeaders(g.ctx, g.box, merged, &now.Version)
 		if err == nil {
 			g.e.History.Log(g.box, "info", "user", "attach headers of github.com and api.github.com set from a token")
 		}
@@ -322,7 +322,7 @@ func (e *Endpoints) putIdentity(w http.ResponseWriter, r *http.Request) (rest.Re
 	if err := p.Err(); err != nil {
 		return rest.Reply{}, err
 	}
-	box, err := rest.Box(r, e.Host)
+	box, err := rest.Box(r, e.Boxes)
 	if err != nil {
 		return rest.Reply{}, err
 	}

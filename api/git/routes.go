@@ -13,21 +13,37 @@ import (
 	"boxgate/policy"
 )
 
-// Host is what git needs of a gateway. The methods of [api.Host] are described there.
+// Host knows who makes the commits in boxes.
 type Host interface {
-	Box(ctx context.Context, idOrName string) (api.Box, error)
-	Exec(ctx context.Context, id policy.BoxID, req api.ExecRequest, stdout, stderr io.Writer) (api.ExecResult, error)
-	Headers(ctx context.Context, id policy.BoxID) (api.HeaderState, error)
-	SetHeaders(ctx context.Context, id policy.BoxID, rules []policy.HeaderRule, ifMatch *uint64) (api.HeaderState, error)
 	// SetGitIdentity changes who makes the commits in a box, and returns who does. "" leaves a value as it is.
 	SetGitIdentity(ctx context.Context, id policy.BoxID, name, email string) (nowName, nowEmail string, err error)
 }
 
+// Commands runs commands in boxes.
+type Commands interface {
+	// Exec runs a command to its end and copies its output as it comes; the two writers are safe for concurrent use and
+	// only block while the API's client does. After one has failed, the rest of its stream is thrown away, no faster than a
+	// box may have the gateway do that. When ctx ends the command is killed and ctx's error returned. A command that ran is
+	// not an error, whatever its exit code.
+	Exec(ctx context.Context, id policy.BoxID, req api.ExecRequest, stdout, stderr io.Writer) (api.ExecResult, error)
+}
+
+// Rules keeps the header rules of boxes. Errors are as in package api.
+type Rules interface {
+	// Headers returns the box's own header rules.
+	Headers(ctx context.Context, id policy.BoxID) (api.HeaderState, error)
+	// SetHeaders replaces the box's own header rules, with ifMatch as in SetPolicy.
+	SetHeaders(ctx context.Context, id policy.BoxID, rules []policy.HeaderRule, ifMatch *uint64) (api.HeaderState, error)
+}
+
 // Endpoints serves git in boxes.
 type Endpoints struct {
-	Host    Host
-	History *history.History
-	Bodies  strict.Bodies
+	Boxes    rest.Finder
+	Host     Host
+	Commands Commands
+	Rules    Rules
+	History  *history.History
+	Bodies   strict.Bodies
 	// MaxOutput is how much of what git prints an answer holds, in bytes.
 	MaxOutput int
 	// Output is what the answers hold together.

@@ -26,7 +26,7 @@ type repository struct {
 
 // in finds the box that a request names, and a folder of it.
 func (e *Endpoints) in(r *http.Request, folder string) (repository, error) {
-	box, err := rest.Box(r, e.Host)
+	box, err := rest.Box(r, e.Boxes)
 	if err != nil {
 		return repository{}, err
 	}
@@ -52,7 +52,7 @@ type printed struct {
 func (g repository) run(stdin io.Reader, args ...string) (printed, error) {
 	g.answer.Clear()
 	out, errs := g.answer.Output(g.e.MaxOutput), g.answer.Output(g.e.MaxOutput)
-	res, err := g.e.Host.Exec(g.ctx, g.box, api.ExecRequest{Command: args, Dir: g.dir, Stdin: stdin}, out, errs)
+	res, err := g.e.Commands.Exec(g.ctx, g.box, api.ExecRequest{Command: args, Dir: g.dir, Stdin: stdin}, out, errs)
 	if err == nil && res.ExitCode == notStarted {
 		err = g.mustExist()
 	}
@@ -65,7 +65,7 @@ const notStarted = 127
 // mustExist refuses a folder that the box does not have.
 func (g repository) mustExist() error {
 	there := api.ExecRequest{Command: []string{"test", "-d", g.dir}, Dir: "/"}
-	res, err := g.e.Host.Exec(g.ctx, g.box, there, io.Discard, io.Discard)
+	res, err := g.e.Commands.Exec(g.ctx, g.box, there, io.Discard, io.Discard)
 	if err == nil && res.ExitCode == 1 {
 		err = problem.Invalid("/folder", "the box has no directory %q", problem.Clip(g.dir))
 	}

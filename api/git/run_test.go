@@ -13,7 +13,6 @@ import (
 
 // bare is a box in which nothing can be started. folder says whether it has the folder that is asked for.
 type bare struct {
-	Host
 	folder bool
 }
 
@@ -36,7 +35,7 @@ func TestMissingFolderIsSaid(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		g := repository{e: &Endpoints{Host: &bare{folder: there}, MaxOutput: 1 << 10}, ctx: t.Context(), box: "box1", dir: "/src", answer: answer}
+		g := repository{e: &Endpoints{Commands: &bare{folder: there}, MaxOutput: 1 << 10}, ctx: t.Context(), box: "box1", dir: "/src", answer: answer}
 		if _, err := g.must("status"); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("folder there %v: %v", there, err)
 		}

@@ -28,7 +28,7 @@ func (e *Endpoints) writeFiles(ctx context.Context, j *job) (name string, remove
 	}
 	var out bytes.Buffer
 	script := `umask 077; f=$(mktemp /tmp/prompt-files-XXXXXXXX) && cat >"$f" && printf %s "$f"`
-	res, err := e.Host.Exec(ctx, j.box.ID, api.ExecRequest{Command: []string{"sh", "-c", script}, Dir: "/", Stdin: bytes.NewReader(data)}, &bounded{w: &out, room: 256}, io.Discard)
+	res, err := e.Commands.Exec(ctx, j.box.ID, api.ExecRequest{Command: []string{"sh", "-c", script}, Dir: "/", Stdin: bytes.NewReader(data)}, &bounded{w: &out, room: 256}, io.Discard)
 	if err != nil {
 		return "", nil, err
 	}
@@ -40,7 +40,7 @@ func (e *Endpoints) writeFiles(ctx context.Context, j *job) (name string, remove
 		defer cancel()
 		if ctx.Err() == nil {
 			rm := api.ExecRequest{Command: []string{"rm", "-f", "--", name}, Dir: "/"}
-			_, _ = e.Host.Exec(ctx, j.box.ID, rm, io.Discard, io.Discard)
+			_, _ = e.Commands.Exec(ctx, j.box.ID, rm, io.Discard, io.Discard)
 		}
 	}, nil
 }

@@ -61,7 +61,7 @@ type job struct {
 
 // read reads a request for a run.
 func (e *Endpoints) read(w http.ResponseWriter, r *http.Request) (*job, error) {
-	box, err := rest.Box(r, e.Host)
+	box, err := rest.Box(r, e.Boxes)
 	if err != nil {
 		return nil, err
 	}

@@ -1,6 +1,8 @@
 package harness
 
 import (
+	"context"
+	"io"
 	"net/http"
 	"reflect"
 
@@ -18,12 +20,22 @@ type Errands interface {
 	ErrandClient(box policy.BoxID) (*http.Client, error)
 }
 
+// Commands runs commands in boxes.
+type Commands interface {
+	// Exec runs a command to its end and copies its output as it comes; the two writers are safe for concurrent use and
+	// only block while the API's client does. After one has failed, the rest of its stream is thrown away, no faster than a
+	// box may have the gateway do that. When ctx ends the command is killed and ctx's error returned. A command that ran is
+	// not an error, whatever its exit code.
+	Exec(ctx context.Context, id policy.BoxID, req api.ExecRequest, stdout, stderr io.Writer) (api.ExecResult, error)
+}
+
 // Endpoints serves runs of agents.
 type Endpoints struct {
-	Host    api.Host
-	Errands Errands
-	History *history.History
-	Bodies  strict.Bodies
+	Boxes    rest.Finder
+	Commands Commands
+	Errands  Errands
+	History  *history.History
+	Bodies   strict.Bodies
 }
 
 // Routes lists the endpoints.

@@ -83,7 +83,7 @@ func (e *Endpoints) exec(ctx context.Context, j *job, run *history.Run, to sink)
 		context.AfterFunc(running, func() { late.Stop() })
 	}}
 	var complaints bytes.Buffer
-	res, err := e.Host.Exec(running, j.box.ID, j.request, p, &bounded{w: &complaints, room: 4 << 10})
+	res, err := e.Commands.Exec(running, j.box.ID, j.request, p, &bounded{w: &complaints, room: 4 << 10})
 	if err == nil {
 		p.finish()
 	}

@@ -20,7 +20,6 @@ import (
 
 // hostile is a box whose programs do as a test says.
 type hostile struct {
-	api.Host
 	harness func(ctx context.Context, out io.Writer) error
 	rm      func(ctx context.Context)
 	end     chan struct{} // closed to have what still goes on end
@@ -74,7 +73,7 @@ func (l *listener) hurry() {
 func play(t *testing.T, h *hostile, l *listener, files bool, cancelled time.Duration) (string, history.RunDetail, error) {
 	t.Helper()
 	h.end = make(chan struct{})
-	e := &Endpoints{Host: h, History: history.New(nil)}
+	e := &Endpoints{Commands: h, History: history.New(nil)}
 	j := &job{box: api.Box{ID: "box1"}, request: api.ExecRequest{Command: []string{"harness"}, Env: map[string]string{}}}
 	if files {
 		j.body.Files = []fileBody{{Data: "eA=="}}

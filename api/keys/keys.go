@@ -156,7 +156,7 @@ func (e *Endpoints) create(w http.ResponseWriter, r *http.Request) (rest.Reply, 
 		return rest.Reply{}, err
 	}
 	if body.Box != "" {
-		box, err := rest.FindBox(r.Context(), e.Host, body.Box)
+		box, err := rest.FindBox(r.Context(), e.Boxes, body.Box)
 		if err != nil {
 			return rest.Reply{}, err
 		}

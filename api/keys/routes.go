@@ -12,9 +12,8 @@ import (
 	"boxgate/quota"
 )
 
-// Host keeps the keys, hashed. Errors are as those of [api.Host]; a key is named by its ID, or else by its name.
+// Host keeps the keys, hashed. Errors are as in package api; a key is named by its ID, or else by its name.
 type Host interface {
-	Box(ctx context.Context, idOrName string) (api.Box, error)
 	// APIKeys lists the keys, oldest first.
 	APIKeys(ctx context.Context) ([]api.Key, error)
 	// CreateAPIKey makes a key, which nobody can read again. A name in use is an ErrConflict.
@@ -30,6 +29,7 @@ type Host interface {
 
 // Endpoints serves the keys.
 type Endpoints struct {
+	Boxes  rest.Finder
 	Host   Host
 	Bodies strict.Bodies
 }

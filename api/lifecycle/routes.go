@@ -14,7 +14,6 @@ import (
 
 // Host is what the endpoints need of the gateway. PauseBox and ResumeBox return the box as it is then.
 type Host interface {
-	Box(ctx context.Context, idOrName string) (api.Box, error)
 	// PauseBox freezes a box. One that is paused stays so; one that cannot be paused is an ErrConflict.
 	PauseBox(ctx context.Context, id policy.BoxID) (api.Box, error)
 	// ResumeBox lets a paused box go on. One that runs stays so.
@@ -26,6 +25,7 @@ type Host interface {
 
 // Endpoints serves what pauses and resumes boxes.
 type Endpoints struct {
+	Boxes   rest.Finder
 	Host    Host
 	History *history.History
 	Bodies  strict.Bodies
@@ -63,7 +63,7 @@ func (e *Endpoints) resume(_ http.ResponseWriter, r *http.Request) (rest.Reply, 
 
 // change changes the state of a box and logs that.
 func (e *Endpoints) change(r *http.Request, to func(context.Context, policy.BoxID) (api.Box, error), what string) (rest.Reply, error) {
-	box, err := rest.Box(r, e.Host)
+	box, err := rest.Box(r, e.Boxes)
 	if err != nil {
 		return rest.Reply{}, err
 	}

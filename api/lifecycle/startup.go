@@ -17,7 +17,7 @@ type startBody struct {
 const maxInitCommand = 64 << 10
 
 func (e *Endpoints) getStartup(_ http.ResponseWriter, r *http.Request) (rest.Reply, error) {
-	box, err := rest.Box(r, e.Host)
+	box, err := rest.Box(r, e.Boxes)
 	if err != nil {
 		return rest.Reply{}, err
 	}
@@ -46,7 +46,7 @@ func (e *Endpoints) deleteStartup(_ http.ResponseWriter, r *http.Request) (rest.
 
 // start changes what is run when a box is started.
 func (e *Endpoints) start(r *http.Request, body startBody) (rest.Reply, error) {
-	box, err := rest.Box(r, e.Host)
+	box, err := rest.Box(r, e.Boxes)
 	if err != nil {
 		return rest.Reply{}, err
 	}

@@ -97,7 +97,7 @@ func TestHalfOfAHostFails(t *testing.T) {
 	for _, broken := range []failing{{reads: true}, {writes: true}} {
 		broken.Host = apitest.NewHost(t)
 		past := history.New(nil)
-		f := apitest.Serve(t, broken.Host, (&rules.Endpoints{Host: broken, History: past, Bodies: apitest.Bodies}).Routes())
+		f := apitest.Serve(t, broken.Host, (&rules.Endpoints{Boxes: broken, Host: broken, History: past, Bodies: apitest.Bodies}).Routes())
 		if _, err := broken.CreateBox(t.Context(), api.CreateRequest{}); err != nil {
 			t.Fatal(err)
 		}

@@ -210,7 +210,7 @@ func takeNulls(data []byte, p *problem.List) ([]byte, []name.Pattern) {
 }
 
 func (e *Endpoints) getHeaders(_ http.ResponseWriter, r *http.Request) (rest.Reply, error) {
-	box, err := rest.Box(r, e.Host)
+	box, err := rest.Box(r, e.Boxes)
 	if err != nil {
 		return rest.Reply{}, err
 	}
@@ -222,7 +222,7 @@ func (e *Endpoints) getHeaders(_ http.ResponseWriter, r *http.Request) (rest.Rep
 }
 
 func (e *Endpoints) putHeaders(w http.ResponseWriter, r *http.Request) (rest.Reply, error) {
-	box, err := rest.Box(r, e.Host)
+	box, err := rest.Box(r, e.Boxes)
 	if err != nil {
 		return rest.Reply{}, err
 	}

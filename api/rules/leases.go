@@ -94,7 +94,7 @@ func (b *leasesBody) request() (api.LeaseRequest, error) {
 }
 
 func (e *Endpoints) getLeases(_ http.ResponseWriter, r *http.Request) (rest.Reply, error) {
-	box, err := rest.Box(r, e.Host)
+	box, err := rest.Box(r, e.Boxes)
 	if err != nil {
 		return rest.Reply{}, err
 	}
@@ -106,7 +106,7 @@ func (e *Endpoints) getLeases(_ http.ResponseWriter, r *http.Request) (rest.Repl
 }
 
 func (e *Endpoints) addLeases(w http.ResponseWriter, r *http.Request) (rest.Reply, error) {
-	box, err := rest.Box(r, e.Host)
+	box, err := rest.Box(r, e.Boxes)
 	if err != nil {
 		return rest.Reply{}, err
 	}
@@ -133,7 +133,7 @@ func (e *Endpoints) addLeases(w http.ResponseWriter, r *http.Request) (rest.Repl
 }
 
 func (e *Endpoints) endLeases(_ http.ResponseWriter, r *http.Request) (rest.Reply, error) {
-	box, err := rest.Box(r, e.Host)
+	box, err := rest.Box(r, e.Boxes)
 	if err != nil {
 		return rest.Reply{}, err
 	}

@@ -38,7 +38,7 @@ func TestPatchGoesThroughUnderContention(t *testing.T) {
 	path := "/v2/box/" + id + "/config/attach-headers"
 	f.Expect(t, 200, "PUT", path, `{"a.test":{"X":"a"}}`)
 	busy := &busyHost{Host: f.host, others: 50}
-	s := apitest.Serve(t, f.host, (&rules.Endpoints{Host: busy, History: f.history, Bodies: apitest.Bodies}).Routes())
+	s := apitest.Serve(t, f.host, (&rules.Endpoints{Boxes: busy, Host: busy, History: f.history, Bodies: apitest.Bodies}).Routes())
 	patch := func(edit ...func(*http.Request)) int {
 		return s.Call(t, "PATCH", path, `{"b.test":{"X":"b"}}`, edit...).StatusCode
 	}

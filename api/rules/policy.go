@@ -28,7 +28,7 @@ func viewPolicy(s api.PolicyState) rest.Reply {
 }
 
 func (e *Endpoints) getPolicy(_ http.ResponseWriter, r *http.Request) (rest.Reply, error) {
-	box, err := rest.Box(r, e.Host)
+	box, err := rest.Box(r, e.Boxes)
 	if err != nil {
 		return rest.Reply{}, err
 	}
@@ -40,7 +40,7 @@ func (e *Endpoints) getPolicy(_ http.ResponseWriter, r *http.Request) (rest.Repl
 }
 
 func (e *Endpoints) putPolicy(w http.ResponseWriter, r *http.Request) (rest.Reply, error) {
-	box, err := rest.Box(r, e.Host)
+	box, err := rest.Box(r, e.Boxes)
 	if err != nil {
 		return rest.Reply{}, err
 	}

@@ -13,13 +13,40 @@ import (
 	"boxgate/policy"
 )
 
-// Host is what the endpoints need of the gateway. Errors are as those of [api.Host].
+// Host keeps the rules of boxes. Errors are as in package api.
 type Host interface {
-	api.Host
+	Policies
+	Headers
+	Named
+}
+
+// Policies are the policies of single boxes.
+type Policies interface {
+	// Policy returns the policy in force.
+	Policy(ctx context.Context, id policy.BoxID) (api.PolicyState, error)
+	// SetPolicy returns after the new policy is in force everywhere. If ifMatch is not nil and is not the version in
+	// force, nothing changes and the error is ErrPrecondition.
+	SetPolicy(ctx context.Context, id policy.BoxID, set api.PolicyChange, ifMatch *uint64) (api.PolicyState, error)
 	// AddLeases allows or denies destinations for a time, in force everywhere when it returns. ifMatch is as in SetPolicy.
 	AddLeases(ctx context.Context, id policy.BoxID, req api.LeaseRequest, ifMatch *uint64) (api.PolicyState, error)
 	// EndLeases ends leases before their time. If there is none of those the error is an ErrNotFound.
 	EndLeases(ctx context.Context, id policy.BoxID, which func(api.LeaseEntry) bool, ifMatch *uint64) (api.PolicyState, error)
+}
+
+// Headers are the header rules.
+type Headers interface {
+	// Headers returns the box's own header rules.
+	Headers(ctx context.Context, id policy.BoxID) (api.HeaderState, error)
+	// SetHeaders replaces the box's own header rules, with ifMatch as in SetPolicy.
+	SetHeaders(ctx context.Context, id policy.BoxID, rules []policy.HeaderRule, ifMatch *uint64) (api.HeaderState, error)
+	// GlobalHeaders returns the rules that apply to every box.
+	GlobalHeaders(ctx context.Context) (api.HeaderState, error)
+	// SetGlobalHeaders replaces them, in force in every box when it returns.
+	SetGlobalHeaders(ctx context.Context, rules []policy.HeaderRule, ifMatch *uint64) (api.HeaderState, error)
+}
+
+// Named are the policies that boxes follow by name.
+type Named interface {
 	// NamedPolicies returns the named policies, by name.
 	NamedPolicies(ctx context.Context) ([]api.NamedPolicy, error)
 	// SetNamedPolicy makes a named policy, or replaces it for all boxes that follow it: in force for each of them when it
@@ -31,6 +58,7 @@ type Host interface {
 
 // Endpoints serves the rules of a box: its policy, and the headers set for it.
 type Endpoints struct {
+	Boxes   rest.Finder
 	Host    Host
 	History *history.History
 	Bodies  strict.Bodies

@@ -22,7 +22,7 @@ func serve(t testing.TB) *fixture {
 	t.Helper()
 	f := &fixture{host: apitest.NewHost(t), history: history.New(nil)}
 	known := func(name string) bool { return name != "unknown" }
-	f.Served = apitest.Serve(t, f.host, (&rules.Endpoints{Host: f.host, History: f.history, Bodies: apitest.Bodies, HasSecret: known}).Routes())
+	f.Served = apitest.Serve(t, f.host, (&rules.Endpoints{Boxes: f.host, Host: f.host, History: f.history, Bodies: apitest.Bodies, HasSecret: known}).Routes())
 	return f
 }
 

@@ -5,7 +5,6 @@ import (
 	"encoding/json"
 	"time"
 
-	"boxgate/api"
 	"boxgate/policy"
 )
 
@@ -43,10 +42,9 @@ type Schedule struct {
 	Runs, Failures       int64
 }
 
-// Host keeps and runs the schedules. Errors are as those of [api.Host]; an expression or a URL that cannot be used is a
+// Host keeps and runs the schedules. Errors are as in package api; an expression or a URL that cannot be used is a
 // *document.InvalidError.
 type Host interface {
-	Box(ctx context.Context, idOrName string) (api.Box, error)
 	// Schedules lists the schedules of a box, oldest first.
 	Schedules(ctx context.Context, box policy.BoxID) ([]Schedule, error)
 	// AddSchedule makes a schedule. One too many is an ErrLimit; for an attached box, in which nothing can be run, it is an

@@ -15,6 +15,7 @@ import (
 
 // Endpoints serves the schedules.
 type Endpoints struct {
+	Boxes   rest.Finder
 	Host    Host
 	History *history.History
 	Bodies  strict.Bodies
@@ -36,7 +37,7 @@ func (e *Endpoints) Routes() []rest.Route {
 }
 
 func (e *Endpoints) add(w http.ResponseWriter, r *http.Request) (rest.Reply, error) {
-	box, err := rest.Box(r, e.Host)
+	box, err := rest.Box(r, e.Boxes)
 	if err != nil {
 		return rest.Reply{}, err
 	}
@@ -57,7 +58,7 @@ func (e *Endpoints) add(w http.ResponseWriter, r *http.Request) (rest.Reply, err
 }
 
 func (e *Endpoints) list(_ http.ResponseWriter, r *http.Request) (rest.Reply, error) {
-	box, err := rest.Box(r, e.Host)
+	box, err := rest.Box(r, e.Boxes)
 	if err != nil {
 		return rest.Reply{}, err
 	}
@@ -73,7 +74,7 @@ func (e *Endpoints) list(_ http.ResponseWriter, r *http.Request) (rest.Reply, er
 }
 
 func (e *Endpoints) get(_ http.ResponseWriter, r *http.Request) (rest.Reply, error) {
-	box, err := rest.Box(r, e.Host)
+	box, err := rest.Box(r, e.Boxes)
 	if err != nil {
 		return rest.Reply{}, err
 	}
@@ -113,7 +114,7 @@ func (e *Endpoints) resume(_ http.ResponseWriter, r *http.Request) (rest.Reply, 
 
 // edit changes the schedule that the request names.
 func (e *Endpoints) edit(r *http.Request, what string, change func(context.Context, api.Box, string) (Schedule, error)) (rest.Reply, error) {
-	box, err := rest.Box(r, e.Host)
+	box, err := rest.Box(r, e.Boxes)
 	if err != nil {
 		return rest.Reply{}, err
 	}
@@ -131,7 +132,7 @@ func changed(box api.Box, id, how string) *rest.Change {
 }
 
 func (e *Endpoints) delete(_ http.ResponseWriter, r *http.Request) (rest.Reply, error) {
-	box, err := rest.Box(r, e.Host)
+	box, err := rest.Box(r, e.Boxes)
 	if err != nil {
 		return rest.Reply{}, err
 	}

@@ -17,7 +17,7 @@ import (
 func serve(t *testing.T) (*apitest.Served, string) {
 	t.Helper()
 	host := apitest.NewHost(t)
-	f := apitest.Serve(t, host, (&schedules.Endpoints{Host: host, History: history.New(nil), Bodies: apitest.Bodies}).Routes())
+	f := apitest.Serve(t, host, (&schedules.Endpoints{Boxes: host, Host: host, History: history.New(nil), Bodies: apitest.Bodies}).Routes())
 	return f, host.Add(t, api.CreateRequest{})
 }
 

@@ -73,8 +73,8 @@ func TestManyAnswersStayWithinTheirBudget(t *testing.T) {
 	const size, budget = 256 << 10, 4 << 20
 	loud := &loudHost{size: size, begin: make(chan struct{})}
 	f := serve(t, func(c *Config) {
-		loud.Host = c.Host.(*apitest.Host)
-		c.Host, c.MaxOutput, c.MaxBuffered = loud, size, budget
+		loud.Host = c.Boxes.(*apitest.Host)
+		c.Services, c.MaxOutput, c.MaxBuffered = services(loud), size, budget
 	})
 	id := f.create(t, `{}`)
 	call := func(method, path, body string) (kept int) {

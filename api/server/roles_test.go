@@ -49,7 +49,7 @@ func TestEveryRouteHasItsRoles(t *testing.T) {
 		t.Fatal(err)
 	}
 	r = r.WithContext(api.WithCaller(r.Context(), api.Caller{Role: api.RoleAdmin}))
-	if access.Permit(r, "newEndpoint", nil) == nil {
+	if access.Permit(r, "newEndpoint", nil, nil) == nil {
 		t.Error("an endpoint that is not in the table is permitted")
 	}
 }
@@ -206,7 +206,7 @@ func (h swapping) Box(ctx context.Context, idOrName string) (api.Box, error) {
 // TestANameThatMovesAfterItWasJudged: what was judged is what is used.
 func TestANameThatMovesAfterItWasJudged(t *testing.T) {
 	t.Parallel()
-	f := serve(t, func(cfg *Config) { cfg.Host = swapping{cfg.Host.(*apitest.Host)} })
+	f := serve(t, func(cfg *Config) { cfg.Services = services(swapping{cfg.Boxes.(*apitest.Host)}) })
 	f.create(t, `{"name":"web"}`)
 	f.create(t, `{"name":"next"}`)
 	f.host.Mu.Lock()

@@ -34,22 +34,24 @@ type room struct {
 func (a *API) rooms() []room {
 	bodies, past, output := a.bodies(), a.History, capture.New(a.MaxBuffered)
 	return []room{
-		{"boxes", "The life of boxes", &boxes.Endpoints{Host: a.Host, History: past, Bodies: bodies, HasSecret: a.HasSecret}},
-		{"lifecycle", "Pausing, resuming and starting boxes", &lifecycle.Endpoints{Host: a.Host, History: past, Bodies: bodies}},
-		{"commands", "Commands in boxes", &exec.Endpoints{Host: a.Host, History: past, Bodies: bodies, MaxOutput: a.MaxOutput, Output: output}},
-		{"agents", "Custom harnesses of boxes", &harness.Endpoints{Host: a.Host, Errands: a.Host, History: past, Bodies: bodies}},
+		{"boxes", "The life of boxes", &boxes.Endpoints{Boxes: a.Boxes, Host: a.Life, Snapshots: a.Snapshots, SelfTests: a.SelfTests, History: past, Bodies: bodies, HasSecret: a.HasSecret}},
+		{"lifecycle", "Pausing, resuming and starting boxes", &lifecycle.Endpoints{Boxes: a.Boxes, Host: a.Lifecycle, History: past, Bodies: bodies}},
+		{"commands", "Commands in boxes", &exec.Endpoints{Boxes: a.Boxes, Host: a.Commands, Events: a.Decisions, History: past, Bodies: bodies, MaxOutput: a.MaxOutput, Output: output}},
+		{"agents", "Custom harnesses of boxes", &harness.Endpoints{Boxes: a.Boxes, Commands: a.Commands, Errands: a.Errands, History: past, Bodies: bodies}},
 		{"sessions", "Commands that their caller talks to", a.sessions},
-		{"files", "Files of boxes", &files.Endpoints{Host: a.Host, Bodies: bodies, MaxRead: a.MaxRead, Output: output}},
-		{"git", "Git in boxes", &git.Endpoints{Host: a.Host, History: past, Bodies: bodies, MaxOutput: a.MaxOutput, Output: output}},
-		{"rules", "What boxes may reach, and the headers set for them", &rules.Endpoints{Host: a.Host, History: past, Bodies: bodies, HasSecret: a.HasSecret}},
-		{"decisions", "What was decided about the traffic of boxes", &egress.Endpoints{Host: a.Host, Bodies: bodies, Stopping: a.stopping}},
-		{"urls", "Public URLs of boxes", &urls.Endpoints{Host: a.Host, History: past, Bodies: bodies}},
-		{"schedules", "What boxes do again and again", &schedules.Endpoints{Host: a.Host, History: past, Bodies: bodies}},
-		{"snapshots", "Snapshots of boxes", &snapshots.Endpoints{Host: a.Host, History: past, Bodies: bodies}},
-		{"settings", "What can be changed of boxes besides their rules", &settings.Endpoints{Host: a.Host, History: past, Bodies: bodies}},
-		{"keys", "The keys of the API", &keys.Endpoints{Host: a.Host, Bodies: bodies}},
-		{"audit", "Who changed what", &trailroom.Endpoints{Host: a.Host, Stopping: a.stopping}},
-		{"gateway", "The gateway itself", &gateway.Endpoints{Host: a.Host, Bodies: bodies, Started: a.started}},
+		{"files", "Files of boxes", &files.Endpoints{Boxes: a.Boxes, Host: a.Files, Bodies: bodies, MaxRead: a.MaxRead, Output: output}},
+		{"git", "Git in boxes", &git.Endpoints{Boxes: a.Boxes, Host: a.Git, Commands: a.Commands, Rules: a.Rules, History: past, Bodies: bodies, MaxOutput: a.MaxOutput, Output: output}},
+		{"rules", "What boxes may reach, and the headers set for them", &rules.Endpoints{Boxes: a.Boxes, Host: a.Rules, History: past, Bodies: bodies, HasSecret: a.HasSecret}},
+		{"decisions", "What was decided about the traffic of boxes", &egress.Endpoints{Boxes: a.Boxes, Host: a.Decisions, Rules: a.Explain, Bodies: bodies, Stopping: a.stopping}},
+		{"urls", "Public URLs of boxes", &urls.Endpoints{Boxes: a.Boxes, Host: a.URLs, History: past, Bodies: bodies}},
+		{"schedules", "What boxes do again and again", &schedules.Endpoints{Boxes: a.Boxes, Host: a.Schedules, History: past, Bodies: bodies}},
+		{"snapshots", "Snapshots of boxes", &snapshots.Endpoints{Boxes: a.Boxes, Host: a.Snapshots, History: past, Bodies: bodies}},
+		{"settings", "What can be changed of boxes besides their rules", &settings.Endpoints{Boxes: a.Boxes, Host: a.Settings, Rules: a.BoxRules, History: past, Bodies: bodies}},
+		{"keys", "The keys of the API", &keys.Endpoints{Boxes: a.Boxes, Host: a.Keys, Bodies: bodies}},
+		{"audit", "Who changed what", &trailroom.Endpoints{Boxes: a.Boxes, Host: a.TrailReader, Stopping: a.stopping}},
+		{"gateway", "The gateway itself", &gateway.Endpoints{
+			Boxes: a.Boxes, Health: a.Health, Store: a.Store, Secrets: a.Secrets, Authorities: a.Authorities, Events: a.Decisions, Bodies: bodies, Started: a.started,
+		}},
 	}
 }
 

@@ -3,8 +3,10 @@ package server
 import (
 	"context"
 	"errors"
+	"fmt"
 	"io"
 	"net/http"
+	"reflect"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -14,7 +16,10 @@ import (
 	"boxgate/api"
 	"boxgate/api/access"
 	"boxgate/api/boxes"
+	"boxgate/api/egress"
+	"boxgate/api/exec"
 	"boxgate/api/files"
+	"boxgate/api/gateway"
 	"boxgate/api/git"
 	"boxgate/api/harness"
 	"boxgate/api/history"
@@ -28,29 +33,52 @@ import (
 	"boxgate/api/snapshots"
 	"boxgate/api/strict"
 	trailroom "boxgate/api/trail"
+	"boxgate/api/urls"
 	"boxgate/audit"
 	"boxgate/quota"
 )
 
-// Host is what the endpoints of all rooms need of the gateway.
-type Host interface {
-	boxes.Host
-	lifecycle.Host
-	rules.Host
-	schedules.Host
-	session.Host
-	settings.Host
-	files.Host
-	snapshots.Host
-	git.Host
-	keys.Host
-	trailroom.Host
-	harness.Errands
+// Services are the parts of the gateway that answer the calls. All are required.
+type Services struct {
+	Boxes       boxes.Table
+	Life        boxes.Host
+	Lifecycle   lifecycle.Host
+	Commands    exec.Host
+	Sessions    session.Host
+	Files       files.Host
+	Git         git.Host
+	Rules       rules.Host
+	BoxRules    settings.Rules
+	Explain     egress.Rules
+	Settings    settings.Host
+	Decisions   egress.Host
+	URLs        urls.Host
+	Schedules   schedules.Host
+	Errands     harness.Errands
+	Snapshots   snapshots.Host
+	SelfTests   boxes.SelfTests
+	Keys        keys.Host
+	TrailReader trailroom.Host
+	Health      gateway.Health
+	Store       gateway.Store
+	Secrets     gateway.Secrets
+	Authorities gateway.Authorities
 }
 
-// Config is what [New] needs. Host and FindKey are required.
+// missing returns an error that names the first service that is not there.
+func (s Services) missing() error {
+	all := reflect.ValueOf(s)
+	for i := range all.NumField() {
+		if all.Field(i).IsNil() {
+			return fmt.Errorf("api: the service %s is required", all.Type().Field(i).Name)
+		}
+	}
+	return nil
+}
+
+// Config is what [New] needs. The services and FindKey are required.
 type Config struct {
-	Host Host
+	Services
 	// History remembers the runs and log lines of boxes. nil: one of its own.
 	History *history.History
 	// FindKey returns who a key belongs to, if it is valid now. It must take the same time for every wrong key.
@@ -96,10 +124,13 @@ type API struct {
 	refusals refusals
 }
 
-// New makes the API over cfg.Host.
+// New makes the API over the services of cfg.
 func New(cfg Config) (*API, error) {
-	if cfg.Host == nil || cfg.FindKey == nil {
-		return nil, errors.New("api: Host and FindKey are required")
+	if err := cfg.missing(); err != nil {
+		return nil, err
+	}
+	if cfg.FindKey == nil {
+		return nil, errors.New("api: FindKey is required")
 	}
 	if cfg.Log == nil {
 		cfg.Log = zap.NewNop()
@@ -130,7 +161,7 @@ func New(cfg Config) (*API, error) {
 		public: make(map[string]bool), stopping: make(chan struct{}),
 	}
 	a.stop = sync.OnceFunc(func() { close(a.stopping) })
-	a.sessions = session.New(cfg.Host, cfg.History, a.bodies())
+	a.sessions = session.New(cfg.Boxes, cfg.Sessions, cfg.History, a.bodies())
 	a.addRoutes()
 	return a, nil
 }

@@ -15,8 +15,24 @@ import (
 
 	"boxgate/api"
 	"boxgate/api/apitest"
+	"boxgate/api/boxes"
+	"boxgate/api/egress"
+	"boxgate/api/exec"
+	"boxgate/api/files"
+	"boxgate/api/gateway"
+	"boxgate/api/git"
+	"boxgate/api/harness"
+	"boxgate/api/keys"
+	"boxgate/api/lifecycle"
 	"boxgate/api/openapi"
 	"boxgate/api/rest"
+	"boxgate/api/rules"
+	"boxgate/api/schedules"
+	"boxgate/api/session"
+	"boxgate/api/settings"
+	"boxgate/api/snapshots"
+	trailroom "boxgate/api/trail"
+	"boxgate/api/urls"
 )
 
 // fixture is a served API over a memory host.
@@ -25,6 +41,40 @@ type fixture struct {
 	api  *API
 	host *apitest.Host
 	log  *bytes.Buffer
+}
+
+// anything is a service of every kind.
+type anything interface {
+	boxes.Table
+	boxes.Host
+	boxes.SelfTests
+	lifecycle.Host
+	exec.Host
+	session.Host
+	files.Host
+	git.Host
+	rules.Host
+	settings.Rules
+	settings.Host
+	egress.Rules
+	egress.Host
+	urls.Host
+	schedules.Host
+	harness.Errands
+	snapshots.Host
+	keys.Host
+	trailroom.Host
+	gateway.Health
+	gateway.Store
+	gateway.Secrets
+	gateway.Authorities
+}
+
+func services(h anything) Services {
+	return Services{
+		Boxes: h, Life: h, Lifecycle: h, Commands: h, Sessions: h, Files: h, Git: h, Rules: h, BoxRules: h, Explain: h, Settings: h, Decisions: h,
+		URLs: h, Schedules: h, Errands: h, Snapshots: h, SelfTests: h, Keys: h, TrailReader: h, Health: h, Store: h, Secrets: h, Authorities: h,
+	}
 }
 
 // secondServer serves the same boxes on another listener.
@@ -42,10 +92,10 @@ func serve(t testing.TB, edits ...func(*Config)) *fixture {
 	f := &fixture{host: apitest.NewHost(t), log: &bytes.Buffer{}}
 	sink := zapcore.Lock(zapcore.AddSync(f.log))
 	cfg := Config{
-		Host:    f.host,
-		FindKey: f.host.FindKey,
-		Log:     zap.New(zapcore.NewCore(zapcore.NewJSONEncoder(zap.NewProductionEncoderConfig()), sink, zap.DebugLevel)),
-		MaxBody: 1 << 20, MaxOutput: 1 << 16,
+		Services: services(f.host),
+		FindKey:  f.host.FindKey,
+		Log:      zap.New(zapcore.NewCore(zapcore.NewJSONEncoder(zap.NewProductionEncoderConfig()), sink, zap.DebugLevel)),
+		MaxBody:  1 << 20, MaxOutput: 1 << 16,
 	}
 	for _, edit := range edits {
 		edit(&cfg)
@@ -166,7 +216,7 @@ func TestBrowserOfAnotherSite(t *testing.T) {
 
 func TestConfiguredHost(t *testing.T) {
 	t.Parallel()
-	a, err := New(Config{Host: apitest.NewHost(t), FindKey: func(string) (api.Caller, bool) { return api.Caller{Role: api.RoleAdmin}, true }, Hosts: []string{"Gate.example."}})
+	a, err := New(Config{Services: services(apitest.NewHost(t)), FindKey: func(string) (api.Caller, bool) { return api.Caller{Role: api.RoleAdmin}, true }, Hosts: []string{"Gate.example."}})
 	if err != nil {
 		t.Fatal(err)
 	}

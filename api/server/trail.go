@@ -34,7 +34,7 @@ func (a *API) permitted(rt rest.Route) http.Handler {
 		return serve
 	}
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		if err := access.Permit(r, rt.ID, a.Host); err != nil {
+		if err := access.Permit(r, rt.ID, a.Boxes, a.Snapshots); err != nil {
 			a.noteRefused(r, rt.Pattern(), err)
 			a.answers.Fail(w, r, err)
 			return
@@ -132,7 +132,7 @@ func (a *API) boxOf(r *http.Request) policy.BoxID {
 	if id == "" {
 		return ""
 	}
-	box, err := rest.FindBox(r.Context(), a.Host, id)
+	box, err := rest.FindBox(r.Context(), a.Boxes, id)
 	if err != nil {
 		return ""
 	}

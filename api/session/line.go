@@ -26,7 +26,7 @@ const startMost = 30 * time.Second
 
 // serve is GET exec-session: a new session, or another connection to one.
 func (e *Endpoints) serve(w http.ResponseWriter, r *http.Request) (rest.Reply, error) {
-	box, err := rest.Box(r, e.host)
+	box, err := rest.Box(r, e.boxes)
 	if err != nil {
 		return rest.Reply{}, err
 	}

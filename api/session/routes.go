@@ -14,7 +14,6 @@ import (
 
 // Host is what sessions need of the gateway.
 type Host interface {
-	Box(ctx context.Context, idOrName string) (api.Box, error)
 	// StartSession starts a command in a box. stdin ends the command's input when it ends; the writers block the command
 	// for as long as they block. ctx is that of the session, not only of its start. A command that cannot be started is
 	// an ErrUnavailable.
@@ -23,6 +22,7 @@ type Host interface {
 
 // Endpoints serves sessions. Call [New].
 type Endpoints struct {
+	boxes    rest.Finder
 	host     Host
 	history  *history.History
 	bodies   strict.Bodies
@@ -31,8 +31,8 @@ type Endpoints struct {
 }
 
 // New makes the endpoints.
-func New(host Host, past *history.History, bodies strict.Bodies) *Endpoints {
-	return &Endpoints{host: host, history: past, bodies: bodies, stopping: make(chan struct{}), open: newRegistry()}
+func New(boxes rest.Finder, host Host, past *history.History, bodies strict.Bodies) *Endpoints {
+	return &Endpoints{boxes: boxes, host: host, history: past, bodies: bodies, stopping: make(chan struct{}), open: newRegistry()}
 }
 
 // Stop ends all sessions, also those whose client could have come back: their commands are killed and their clients are told why. New ones

@@ -93,7 +93,7 @@ type client struct {
 func in(t *testing.T, h *host, test func(c *client)) {
 	t.Helper()
 	synctest.Test(t, func(t *testing.T) {
-		e := New(h, history.New(nil), strict.Bodies{Most: 1 << 20})
+		e := New(h, h, history.New(nil), strict.Bodies{Most: 1 << 20})
 		p := &pipes{make(chan net.Conn), make(chan struct{})}
 		server := &http.Server{Handler: mux(e), BaseContext: func(net.Listener) context.Context {
 			return api.WithCaller(context.Background(), api.Caller{Role: api.RoleAdmin})

@@ -48,7 +48,7 @@ type skillsView struct {
 
 // configure changes the box that the request names.
 func (e *Endpoints) configure(r *http.Request, change func(*api.Configuration) error) (api.Box, error) {
-	box, err := rest.Box(r, e.Host)
+	box, err := rest.Box(r, e.Boxes)
 	if err != nil {
 		return api.Box{}, err
 	}

@@ -28,11 +28,11 @@ func viewLimits(host policy.Limits, b api.BoxLimits) limitsView {
 
 // getLimits is GET /v2/box/{id}/config/limits.
 func (e *Endpoints) getLimits(_ http.ResponseWriter, r *http.Request) (rest.Reply, error) {
-	box, err := rest.Box(r, e.Host)
+	box, err := rest.Box(r, e.Boxes)
 	if err != nil {
 		return rest.Reply{}, err
 	}
-	return rest.Reply{Body: viewLimits(e.Host.HostLimits(), box.Limits)}, nil
+	return rest.Reply{Body: viewLimits(e.Boxes.HostLimits(), box.Limits)}, nil
 }
 
 // changeLimits is PATCH /v2/box/{id}/config/limits.
@@ -49,13 +49,13 @@ func (e *Endpoints) changeLimits(w http.ResponseWriter, r *http.Request) (rest.R
 	if err := p.Err(); err != nil {
 		return rest.Reply{}, err
 	}
-	box, err := rest.Box(r, e.Host)
+	box, err := rest.Box(r, e.Boxes)
 	if err != nil {
 		return rest.Reply{}, err
 	}
 	caller := api.CallerOf(r.Context())
-	box, err = e.Host.SetLimits(r.Context(), box.ID, func(now api.BoxLimits) (api.BoxLimits, error) {
-		return now.Changed(caller, e.Host.HostLimits(), change)
+	box, err = e.Rules.SetLimits(r.Context(), box.ID, func(now api.BoxLimits) (api.BoxLimits, error) {
+		return now.Changed(caller, e.Boxes.HostLimits(), change)
 	})
 	if err != nil {
 		return rest.Reply{}, err
@@ -65,7 +65,7 @@ func (e *Endpoints) changeLimits(w http.ResponseWriter, r *http.Request) (rest.R
 		names = append(names, limit.String())
 	}
 	slices.Sort(names)
-	view := viewLimits(e.Host.HostLimits(), box.Limits)
+	view := viewLimits(e.Boxes.HostLimits(), box.Limits)
 	e.History.Log(box.ID, "info", "user", "limits changed: %v", names)
 	return rest.Reply{
 		Body: view, Change: &rest.Change{Box: box.ID, What: map[string]any{"limits": map[string]any{"operator": view.Operator, "own": view.Own}}},

@@ -12,9 +12,8 @@ import (
 	"boxgate/policy/name"
 )
 
-// Host keeps the settings. Errors are as those of [api.Host].
+// Host keeps the settings. Errors are as in package api.
 type Host interface {
-	Box(ctx context.Context, idOrName string) (api.Box, error)
 	// Environment returns the variables that new boxes get.
 	Environment(ctx context.Context) (map[string]name.Secret, error)
 	// SetEnvironment replaces them. A variable that is a placeholder of a header rule of every box is a
@@ -27,18 +26,29 @@ type Host interface {
 	// Configure changes a box's configuration. If change returns an error nothing changes; changes of one box are made one
 	// after the other.
 	Configure(ctx context.Context, id policy.BoxID, change func(*api.Configuration) error) (api.Box, error)
+}
+
+// Rules changes what a box is held to besides its policy.
+type Rules interface {
 	// SetSource has everything that leaves for the box leave from other addresses of the host, and returns when it does and
 	// what was open is cut. One that the operator does not offer is a *document.InvalidError.
 	SetSource(ctx context.Context, id policy.BoxID, source policy.Source) (api.Box, error)
-	// HostLimits returns the limits that the configuration gives each box.
-	HostLimits() policy.Limits
 	// SetLimits changes the limits of a box, and returns when it is held to them. If change returns an error nothing changes.
 	SetLimits(ctx context.Context, id policy.BoxID, change func(api.BoxLimits) (api.BoxLimits, error)) (api.Box, error)
 }
 
+// Boxes finds the boxes.
+type Boxes interface {
+	rest.Finder
+	// HostLimits returns the limits that the configuration gives each box.
+	HostLimits() policy.Limits
+}
+
 // Endpoints serves the settings.
 type Endpoints struct {
+	Boxes   Boxes
 	Host    Host
+	Rules   Rules
 	History *history.History
 	Bodies  strict.Bodies
 }

@@ -27,11 +27,11 @@ func (e *Endpoints) putSource(w http.ResponseWriter, r *http.Request) (rest.Repl
 	if err != nil {
 		return rest.Reply{}, err
 	}
-	box, err := rest.Box(r, e.Host)
+	box, err := rest.Box(r, e.Boxes)
 	if err != nil {
 		return rest.Reply{}, err
 	}
-	if box, err = e.Host.SetSource(r.Context(), box.ID, source); err != nil {
+	if box, err = e.Rules.SetSource(r.Context(), box.ID, source); err != nil {
 		return rest.Reply{}, err
 	}
 	list := append([]netip.Addr{}, box.Source.Addrs()...)

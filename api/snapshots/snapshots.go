@@ -16,9 +16,8 @@ import (
 	"boxgate/policy"
 )
 
-// Host keeps the snapshots. Errors are as those of [api.Host].
+// Host keeps the snapshots. Errors are as in package api.
 type Host interface {
-	Box(ctx context.Context, idOrName string) (api.Box, error)
 	// TakeSnapshot takes a snapshot of a box, which stands still for a moment unless it is paused. It may return before the
 	// snapshot is ready (clients poll). A box that cannot have one now is an ErrConflict.
 	TakeSnapshot(ctx context.Context, id policy.BoxID, name string) (api.Snapshot, error)
@@ -30,6 +29,7 @@ type Host interface {
 
 // Endpoints serves the snapshots.
 type Endpoints struct {
+	Boxes   rest.Finder
 	Host    Host
 	History *history.History
 	Bodies  strict.Bodies
@@ -91,7 +91,7 @@ func (e *Endpoints) take(w http.ResponseWriter, r *http.Request) (rest.Reply, er
 	if len(body.Name) > 256 || strings.ContainsFunc(body.Name, func(c rune) bool { return c < ' ' || c == 0x7f }) {
 		return rest.Reply{}, problem.Invalid("/name", "must be at most 256 bytes without control characters")
 	}
-	box, err := rest.Box(r, e.Host)
+	box, err := rest.Box(r, e.Boxes)
 	if err != nil {
 		return rest.Reply{}, err
 	}
@@ -123,7 +123,7 @@ func (e *Endpoints) listOfBox(_ http.ResponseWriter, r *http.Request) (rest.Repl
 // ofBox returns the box in the path and its snapshots. A box that was deleted has its ID alone, and is an error if the key sees no
 // snapshot of it.
 func (e *Endpoints) ofBox(r *http.Request) ([]api.Snapshot, policy.BoxID, error) {
-	box, err := rest.Box(r, e.Host)
+	box, err := rest.Box(r, e.Boxes)
 	if err == nil && !api.CallerOf(r.Context()).Sees(box) { // it has the ID of a deleted one for a name
 		err = api.Errorf(api.ErrNotFound, "no box has the ID or name %q", problem.Clip(r.PathValue("id")))
 	}

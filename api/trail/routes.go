@@ -16,7 +16,6 @@ import (
 
 // Host has the trail.
 type Host interface {
-	Box(ctx context.Context, idOrName string) (api.Box, error)
 	// ReadTrail calls do with the lines of the entries that the filter selects, oldest first; with follow also with those that come,
 	// until ctx ends.
 	ReadTrail(ctx context.Context, f trail.Filter, follow bool, do func(line []byte) error) error
@@ -26,6 +25,7 @@ type Host interface {
 
 // Endpoints serves the trail.
 type Endpoints struct {
+	Boxes    rest.Finder
 	Host     Host
 	Stopping <-chan struct{} // closed when the server shuts down: streams end
 }
@@ -74,7 +74,7 @@ func (e *Endpoints) list(w http.ResponseWriter, r *http.Request) (rest.Reply, er
 	}
 	f := trail.Filter{Key: q.Key, Box: policy.BoxID(q.Box), PolicyVersion: uint64(max(q.PolicyVersion, 0))}
 	if q.Box != "" {
-		if box, err := e.Host.Box(r.Context(), q.Box); err == nil {
+		if box, err := e.Boxes.Box(r.Context(), q.Box); err == nil {
 			f.Box = box.ID
 		}
 	}

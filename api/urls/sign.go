@@ -58,7 +58,7 @@ func (b *signBody) request() (api.LinkRequest, error) {
 }
 
 func (e *Endpoints) signURL(w http.ResponseWriter, r *http.Request) (rest.Reply, error) {
-	box, err := rest.Box(r, e.Host)
+	box, err := rest.Box(r, e.Boxes)
 	if err != nil {
 		return rest.Reply{}, err
 	}

@@ -127,7 +127,7 @@ func (b *urlBody) request() (api.URLRequest, error) {
 }
 
 func (e *Endpoints) createURL(w http.ResponseWriter, r *http.Request) (rest.Reply, error) {
-	box, err := rest.Box(r, e.Host)
+	box, err := rest.Box(r, e.Boxes)
 	if err != nil {
 		return rest.Reply{}, err
 	}
@@ -171,7 +171,7 @@ func (b *urlBody) checkRaw(protocol string) error {
 }
 
 func (e *Endpoints) listURLs(_ http.ResponseWriter, r *http.Request) (rest.Reply, error) {
-	box, err := rest.Box(r, e.Host)
+	box, err := rest.Box(r, e.Boxes)
 	if err != nil {
 		return rest.Reply{}, err
 	}
@@ -187,7 +187,7 @@ func (e *Endpoints) listURLs(_ http.ResponseWriter, r *http.Request) (rest.Reply
 }
 
 func (e *Endpoints) deleteURL(_ http.ResponseWriter, r *http.Request) (rest.Reply, error) {
-	box, err := rest.Box(r, e.Host)
+	box, err := rest.Box(r, e.Boxes)
 	if err != nil {
 		return rest.Reply{}, err
 	}

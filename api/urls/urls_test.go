@@ -25,7 +25,7 @@ type fixture struct {
 func serve(t *testing.T) (f *fixture, id string) {
 	t.Helper()
 	f = &fixture{host: apitest.NewHost(t), history: history.New(nil)}
-	f.Served = apitest.Serve(t, f.host, (&urls.Endpoints{Host: f.host, History: f.history, Bodies: apitest.Bodies}).Routes())
+	f.Served = apitest.Serve(t, f.host, (&urls.Endpoints{Boxes: f.host, Host: f.host, History: f.history, Bodies: apitest.Bodies}).Routes())
 	return f, f.host.Add(t, api.CreateRequest{})
 }
 
@@ -157,7 +157,7 @@ func (h *asked) CreateURL(ctx context.Context, id policy.BoxID, req api.URLReque
 func TestPendingDomainsAreShown(t *testing.T) {
 	t.Parallel()
 	host := &asked{Host: apitest.NewHost(t), pending: []api.PendingName{{Hostname: "app.example.org", Record: "_c.app.example.org", Value: "v=1"}}}
-	f := apitest.Serve(t, host.Host, (&urls.Endpoints{Host: host, History: history.New(nil), Bodies: apitest.Bodies}).Routes())
+	f := apitest.Serve(t, host.Host, (&urls.Endpoints{Boxes: host, Host: host, History: history.New(nil), Bodies: apitest.Bodies}).Routes())
 	id := host.Add(t, api.CreateRequest{})
 	f.Expect(t, 201, "POST", "/v2/box/"+id+"/preview", `{"port":80,"hostnames":["app.example.org"]}`,
 		`"pending_hostnames":[{"hostname":"app.example.org","record":"_c.app.example.org","value":"v=1"}]`)
@@ -170,7 +170,7 @@ func TestPendingDomainsAreShown(t *testing.T) {
 func TestURLsAsTheyAreAskedFor(t *testing.T) {
 	t.Parallel()
 	host := &asked{Host: apitest.NewHost(t)}
-	f := apitest.Serve(t, host.Host, (&urls.Endpoints{Host: host, History: history.New(nil), Bodies: apitest.Bodies}).Routes())
+	f := apitest.Serve(t, host.Host, (&urls.Endpoints{Boxes: host, Host: host, History: history.New(nil), Bodies: apitest.Bodies}).Routes())
 	id := host.Add(t, api.CreateRequest{})
 	f.Expect(t, 201, "POST", "/v2/box/"+id+"/preview", `{"port":80,"hostnames":["APP.example.org."],"expires_in":60,"origins":["https://a.example:8443","http://[::1]:3000"],
 		"oidc":{"emails":["Ann@Example.org"],"domains":["Example.net"],"groups":["Admins"]}}`)
