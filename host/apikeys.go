@@ -10,6 +10,7 @@ import (
 	"go.uber.org/zap"
 
 	"boxgate/api"
+	"boxgate/host/change"
 	"boxgate/policy/name"
 	quotas "boxgate/quota"
 	"boxgate/store"
@@ -87,7 +88,7 @@ func (k *keys) CreateAPIKey(_ context.Context, req api.KeyRequest) (name.Secret,
 	case errors.Is(err, store.ErrManyKeys):
 		return name.Secret{}, api.Key{}, api.Errorf(api.ErrLimit, "there are as many API keys as there can be; revoke some")
 	case err != nil:
-		return name.Secret{}, api.Key{}, notStored(k.log, "the API key could not be stored, nothing was made", err)
+		return name.Secret{}, api.Key{}, change.NotStored(k.log, "the API key could not be stored, nothing was made", err)
 	}
 	k.quotas.Set(callerOf(made).Holder(), req.Quotas)
 	k.log.Info("an API key was made", zap.String("key", made.ID), zap.String("name", made.Name), zap.String("role", made.Role))
@@ -124,7 +125,7 @@ func (k *keys) ReplaceAPIKey(_ context.Context, idOrName string, grace time.Dura
 	case errors.Is(err, store.ErrNotFound):
 		return name.Secret{}, api.Key{}, api.Errorf(api.ErrConflict, "the API key %s has expired; make another", old.ID)
 	case err != nil:
-		return name.Secret{}, api.Key{}, notStored(k.log, "the API key could not be stored, the old one stays", err)
+		return name.Secret{}, api.Key{}, change.NotStored(k.log, "the API key could not be stored, the old one stays", err)
 	}
 	k.changed()
 	k.log.Info("an API key was replaced", zap.String("key", made.ID), zap.String("name", made.Name), zap.Duration("grace_of_old_key", grace))
@@ -143,7 +144,7 @@ func (k *keys) DeleteAPIKey(_ context.Context, idOrName string) (api.Key, error)
 	if err := k.store.DeleteAPIKey(old.ID); errors.Is(err, store.ErrNotFound) {
 		return api.Key{}, api.ErrNotFound
 	} else if err != nil {
-		return api.Key{}, notStored(k.log, "the API key could not be revoked, it still works", err)
+		return api.Key{}, change.NotStored(k.log, "the API key could not be revoked, it still works", err)
 	}
 	k.changed()
 	k.quotas.Set(callerOf(old).Holder(), quotas.Limits{})
@@ -180,7 +181,7 @@ func (k *keys) SetAPIKeyQuotas(_ context.Context, idOrName string, named map[quo
 	case errors.Is(err, store.ErrNotFound):
 		return api.Key{}, api.ErrNotFound
 	case err != nil:
-		return api.Key{}, notStored(k.log, "the quotas of the API key could not be stored, those before hold", err)
+		return api.Key{}, change.NotStored(k.log, "the quotas of the API key could not be stored, those before hold", err)
 	}
 	k.quotas.Set(callerOf(set).Holder(), own)
 	k.log.Info("the quotas of an API key were changed", zap.String("key", set.ID), zap.String("name", set.Name), zap.Any("quotas", set.Quotas))

@@ -38,23 +38,23 @@ func (l *lifecycle) AttachBox(ctx context.Context, req api.AttachRequest) (api.B
 	if err != nil {
 		return api.Box{}, err
 	}
-	defer b.mu.Unlock()
+	defer b.Unlock()
 	p := &provisioning{box: b, foreign: found.NS}
 	if err := l.provision(ctx, p, attachSteps); err != nil {
 		return api.Box{}, l.discard(b, err)
 	}
-	b.follows(p.netns)
+	b.Follow(p.netns)
 	l.follower.Look(b.ID)
-	return b.viewWithWarnings(), nil
+	return b.ViewWithWarnings(), nil
 }
 
 // DetachBox implements the Host of [boxgate/api/boxes].
 func (l *lifecycle) DetachBox(ctx context.Context, id policy.BoxID) error {
-	b, err := l.boxes.find(id)
+	b, err := l.boxes.Find(id)
 	if err != nil {
 		return err
 	}
-	if b.attached == nil {
+	if b.Attached == nil {
 		return api.Errorf(api.ErrConflict, "box %s was launched here: delete it", id)
 	}
 	return l.DeleteBox(ctx, id)

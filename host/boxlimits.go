@@ -6,6 +6,8 @@ import (
 	"time"
 
 	"boxgate/api"
+	"boxgate/host/change"
+	"boxgate/host/state"
 	"boxgate/policy"
 	"boxgate/store"
 )
@@ -21,46 +23,46 @@ const (
 // SetLimits implements the Host of [boxgate/api/settings]. At no moment is the box held to neither the old nor the new limits. What it has
 // beyond a new one stays.
 func (p *policies) SetLimits(ctx context.Context, id policy.BoxID, set func(api.BoxLimits) (api.BoxLimits, error)) (api.Box, error) {
-	b, err := p.boxes.lock(id)
+	b, err := p.boxes.Lock(id)
 	if err != nil {
 		return api.Box{}, err
 	}
-	defer b.mu.Unlock()
-	next, err := set(api.BoxLimits(b.record.Limits))
+	defer b.Unlock()
+	next, err := set(api.BoxLimits(b.Record.Limits))
 	if err != nil {
 		return api.Box{}, err
 	}
-	own := p.boxes.own(next)
-	if err := b.mayChangeRates(ctx, own, next.Operator.Over(p.boxes.limits)); err != nil {
+	own := p.boxes.Own(next)
+	if err := mayChangeRates(ctx, b, own, next.Operator.Over(p.boxes.Limits)); err != nil {
 		return api.Box{}, err
 	}
-	record := b.record
+	record := b.Record
 	record.Limits, record.UpdatedAt = store.BoxLimits(next), time.Now()
 	nothing := func() error { return nil }
-	err = apply(ctx, p.log, change{
-		what:    "the limits of box " + string(id),
-		stage:   nothing,
-		enforce: func(ctx context.Context) error { return p.net.Limit(ctx, &b.Box, own, next.Operator) },
-		commit: func() error {
+	err = change.Apply(ctx, p.log, change.Change{
+		What:    "the limits of box " + string(id),
+		Stage:   nothing,
+		Enforce: func(ctx context.Context) error { return p.net.Limit(ctx, &b.Box, own, next.Operator) },
+		Commit: func() error {
 			if err := p.store.UpdateBox(record); err != nil {
 				return err
 			}
-			b.record = record
+			b.Record = record
 			return nil
 		},
-		abort:  nothing,
-		settle: func() (bool, error) { err := p.settleLimits(b); return b.record.Limits == record.Limits, err },
+		Abort:  nothing,
+		Settle: func() (bool, error) { err := p.settleLimits(b); return b.Record.Limits == record.Limits, err },
 	})
 	if err != nil {
 		return api.Box{}, err
 	}
-	b.publish()
-	return b.view(), nil
+	b.Publish()
+	return b.View(), nil
 }
 
 // mayChangeRates refuses changes of the rates by keys without the role admin that follow each other too closely. given is what the operator
-// gives the box. The caller holds b.mu.
-func (b *box) mayChangeRates(ctx context.Context, own, given policy.Limits) error {
+// gives the box. The caller holds the lock of b.
+func mayChangeRates(ctx context.Context, b *state.Box, own, given policy.Limits) error {
 	now := b.Limits.Load()
 	receives := own[policy.LimitReceive] != now[policy.LimitReceive]
 	if !receives && own[policy.LimitSend] == now[policy.LimitSend] || api.CallerOf(ctx).Role == api.RoleAdmin {
@@ -70,23 +72,23 @@ func (b *box) mayChangeRates(ctx context.Context, own, given policy.Limits) erro
 	if most := given[policy.LimitReceive]; receives && most > 0 {
 		pace = max(pace, time.Duration(receiveBurst*receiveGain*int64(time.Second)/most))
 	}
-	if time.Since(b.rated) < pace {
+	if time.Since(b.Rated) < pace {
 		return api.Errorf(api.ErrLimit, "the bytes a second of the box were changed less than %v ago; try again then", pace)
 	}
-	b.rated = time.Now()
+	b.Rated = time.Now()
 	return nil
 }
 
-// settleLimits holds a box to the limits that the store has. The caller holds b.mu.
-func (p *policies) settleLimits(b *box) error {
+// settleLimits holds a box to the limits that the store has. The caller holds the lock of b.
+func (p *policies) settleLimits(b *state.Box) error {
 	stored, err := p.store.Box(b.ID)
 	if err != nil {
 		return errors.Join(err, p.shut(b))
 	}
-	b.record.Limits, b.record.UpdatedAt = stored.Limits, stored.UpdatedAt
-	ctx, cancel := begun(context.Background())
+	b.Record.Limits, b.Record.UpdatedAt = stored.Limits, stored.UpdatedAt
+	ctx, cancel := change.Begun(context.Background())
 	defer cancel()
-	if err := p.net.Limit(ctx, &b.Box, p.boxes.own(api.BoxLimits(stored.Limits)), stored.Limits.Operator); err != nil {
+	if err := p.net.Limit(ctx, &b.Box, p.boxes.Own(api.BoxLimits(stored.Limits)), stored.Limits.Operator); err != nil {
 		return errors.Join(err, p.shut(b))
 	}
 	return nil

@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"boxgate/api"
+	"boxgate/host/state"
 	"boxgate/policy"
 )
 
@@ -39,7 +40,7 @@ func TestLimitsOfABoxFromASnapshot(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		s := &snapshotHost{boxes: &boxes{limits: host}}
+		s := &snapshotHost{boxes: &state.Table{Limits: host}}
 		got := s.limits(api.WithCaller(t.Context(), caller), before, &api.CreateRequest{Limits: asked, LimitChange: change})
 		if got.Of(host) != want {
 			t.Errorf("%s: %v, want %v", role, got.Of(host).Map(), want.Map())
@@ -62,12 +63,12 @@ func TestKeysGainNothingByChangingRates(t *testing.T) {
 	t.Parallel()
 	for given, want := range map[int64]time.Duration{policy.Unlimited: time.Second, 64 << 10: 32 * time.Second, 100 << 20: time.Second} {
 		synctest.Test(t, func(t *testing.T) {
-			b := &box{}
+			b := &state.Box{}
 			limits := policy.Limits{policy.LimitReceive: given, policy.LimitSend: given}
 			change := func(role api.Role) error {
 				own := b.Limits.Load()
 				own[policy.LimitReceive]++
-				err := b.mayChangeRates(api.WithCaller(t.Context(), api.Caller{Role: role}), own, limits)
+				err := mayChangeRates(api.WithCaller(t.Context(), api.Caller{Role: role}), b, own, limits)
 				if err == nil {
 					b.Limits.Store(own)
 				}

@@ -10,6 +10,8 @@ import (
 	"go.uber.org/zap"
 
 	"boxgate/api"
+	"boxgate/host/change"
+	"boxgate/host/state"
 	"boxgate/policy"
 	"boxgate/policy/name"
 	quotas "boxgate/quota"
@@ -49,7 +51,7 @@ func (l *lifecycle) CreateBox(ctx context.Context, req api.CreateRequest) (api.B
 	m := &creation{lifecycle: l, box: b, ended: make(chan error, 1)}
 	go func() {
 		defer cancel()
-		m.ended <- contained(l.log, func() error { return m.run(making) }, zap.String("box", string(b.ID)))
+		m.ended <- change.Contain(l.log, func() error { return m.run(making) }, zap.String("box", string(b.ID)))
 	}()
 	return m.await(ctx, req.Wait, cancel)
 }
@@ -73,7 +75,7 @@ func (l *lifecycle) policyOfNew(given policy.Spec, named string) (policy.Spec, e
 
 // admit stores the record of a new box and makes the box known, with its lock held. From then on a change of the named policy that
 // it follows finds it; what it says in this moment is what the box begins with.
-func (l *lifecycle) admit(ctx context.Context, req api.CreateRequest, attached *store.Attached, from origin) (*box, error) {
+func (l *lifecycle) admit(ctx context.Context, req api.CreateRequest, attached *store.Attached, from origin) (*state.Box, error) {
 	done, err := l.holdings.reserve(ctx, quotas.Boxes, 1)
 	if err != nil {
 		return nil, err
@@ -88,15 +90,15 @@ func (l *lifecycle) admit(ctx context.Context, req api.CreateRequest, attached *
 	if err != nil {
 		return nil, err
 	}
-	b.mu.Lock()
-	l.boxes.add(b)
+	b.Lock()
+	l.boxes.Add(b)
 	return b, nil
 }
 
 // discard forgets a new box that could not be completed, and returns the answer. What could not be undone stays known, so
 // that its name and addresses are not given away, and can be deleted again.
-func (l *lifecycle) discard(b *box, cause error) error {
-	if b.deleting && errors.Is(cause, errDeletedMeanwhile) {
+func (l *lifecycle) discard(b *state.Box, cause error) error {
+	if b.Deleting && errors.Is(cause, errDeletedMeanwhile) {
 		return cause // the deletion removes what there is
 	}
 	var left error
@@ -107,7 +109,7 @@ func (l *lifecycle) discard(b *box, cause error) error {
 	}
 	l.log.Error("a box could not be created", zap.String("box", string(b.ID)), zap.Error(errors.Join(cause, left)))
 	if left != nil {
-		b.showError("it could not be created, nor fully removed; delete it")
+		b.ShowError("it could not be created, nor fully removed; delete it")
 		return api.Errorf(api.ErrUnavailable, "the box could not be created, and what is left of it must be deleted: %w", cause)
 	}
 	if errors.Is(cause, context.Canceled) || errors.Is(cause, context.DeadlineExceeded) {
@@ -118,7 +120,7 @@ func (l *lifecycle) discard(b *box, cause error) error {
 }
 
 // allocate stores the record of a new box, which gives it its addresses.
-func (l *lifecycle) allocate(req api.CreateRequest, attached *store.Attached, from origin) (*box, error) {
+func (l *lifecycle) allocate(req api.CreateRequest, attached *store.Attached, from origin) (*state.Box, error) {
 	hosted, err := json.Marshal(req.Hosted)
 	if err != nil {
 		return nil, err
@@ -146,9 +148,9 @@ func (l *lifecycle) allocate(req api.CreateRequest, attached *store.Attached, fr
 	case errors.Is(err, store.ErrNotFound):
 		return nil, errNoSnapshot(req.Snapshot) // deleted by now
 	case err != nil:
-		return nil, notStored(l.log, "the box could not be stored, nothing was made", err)
+		return nil, change.NotStored(l.log, "the box could not be stored, nothing was made", err)
 	}
-	return newBox(record, store.Policy{Spec: req.Policy, Version: 1, Named: req.Named}, store.Headers{Rules: req.Headers, Version: 1}, req.Hosted), nil
+	return state.NewBox(record, store.Policy{Spec: req.Policy, Version: 1, Named: req.Named}, store.Headers{Rules: req.Headers, Version: 1}, req.Hosted), nil
 }
 
 // hostnameOf is what the box calls itself.

@@ -7,6 +7,8 @@ import (
 	"go.uber.org/zap"
 
 	"boxgate/api"
+	"boxgate/host/change"
+	"boxgate/host/state"
 )
 
 // makingMost bounds the making of a box, an image that has to be pulled for it included.
@@ -15,7 +17,7 @@ const makingMost = time.Hour
 // creation is a box being made.
 type creation struct {
 	*lifecycle
-	box      *box
+	box      *state.Box
 	ended    chan error // gets the outcome
 	promised bool       // the caller was told that the box is being made; guarded by the box's lock
 }
@@ -23,28 +25,28 @@ type creation struct {
 // run makes the box. The caller holds the box's lock, which run releases.
 func (m *creation) run(ctx context.Context) error {
 	b := m.box
-	defer b.mu.Unlock()
-	defer b.move()()
+	defer b.Unlock()
+	defer b.BeginMove()()
 	err := m.provision(ctx, &provisioning{box: b}, launchSteps)
 	switch {
 	case err == nil:
 		m.commands.usage.watch(b)
 		m.commands.runInit(b)
-		m.expireLater(b, time.Until(b.record.ExpiresAt))
+		m.expireLater(b, time.Until(b.Record.ExpiresAt))
 		return nil
-	case m.promised && !b.deleting:
-		m.expireLater(b, time.Until(b.record.ExpiresAt))
+	case m.promised && !b.Deleting:
+		m.expireLater(b, time.Until(b.Record.ExpiresAt))
 		return m.keepFailed(b, err)
 	}
 	return m.discard(b, err)
 }
 
 // keepFailed shows whoever asks for the box why it could not be made. Nothing of it runs.
-func (l *lifecycle) keepFailed(b *box, cause error) error {
+func (l *lifecycle) keepFailed(b *state.Box, cause error) error {
 	l.log.Error("a box could not be created", zap.String("box", string(b.ID)), zap.Error(cause))
 	problem := "it could not be created; delete it, and create it again: " + cause.Error()
-	if err := l.setState(b, api.StatusError, problem); err != nil {
-		b.showError(problem)
+	if err := b.SetState(l.store, api.StatusError, problem); err != nil {
+		b.ShowError(problem)
 	}
 	return cause
 }
@@ -71,24 +73,24 @@ func (m *creation) answer(err error) (api.Box, error) {
 	if err != nil {
 		return api.Box{}, err
 	}
-	m.box.mu.Lock()
-	defer m.box.mu.Unlock()
-	return m.box.viewWithWarnings(), nil
+	m.box.Lock()
+	defer m.box.Unlock()
+	return m.box.ViewWithWarnings(), nil
 }
 
 // promise stores that the box will be there, or say why not, unless its making has ended by now.
 func (m *creation) promise() (box api.Box, ok bool, err error) {
 	b := m.box
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	if b.deleting || b.status != api.StatusCreating {
+	b.Lock()
+	defer b.Unlock()
+	if b.Deleting || b.Status != api.StatusCreating {
 		return api.Box{}, false, nil
 	}
-	record := b.record
+	record := b.Record
 	record.Promised = true
 	if err := m.store.UpdateBox(record); err != nil {
-		return api.Box{}, false, notStored(m.log, "that the box is being made could not be stored; it goes on, or is removed when the gateway is started anew", err)
+		return api.Box{}, false, change.NotStored(m.log, "that the box is being made could not be stored; it goes on, or is removed when the gateway is started anew", err)
 	}
-	b.record, m.promised = record, true
-	return b.viewWithWarnings(), true, nil
+	b.Record, m.promised = record, true
+	return b.ViewWithWarnings(), true, nil
 }

@@ -7,6 +7,8 @@ import (
 	"go.uber.org/zap"
 
 	"boxgate/api"
+	"boxgate/host/change"
+	"boxgate/host/state"
 	"boxgate/internal/fault"
 	"boxgate/policy"
 )
@@ -15,27 +17,27 @@ import (
 // record goes last: if the gateway dies half-way, its next start deletes the rest. The box's files are removed later
 // (see [boxgate/launcher.Launcher.KeepTrashEmpty]). The deletion goes on if the caller hangs up.
 func (l *lifecycle) DeleteBox(ctx context.Context, id policy.BoxID) error {
-	ctx, cancel := begun(ctx)
+	ctx, cancel := change.Begun(ctx)
 	defer cancel()
-	b, err := l.boxes.lock(id)
+	b, err := l.boxes.Lock(id)
 	if err != nil {
 		return err
 	}
-	defer b.mu.Unlock()
-	if err := contained(l.log, func() error { return l.tearDown(ctx, b) }, zap.String("box", string(id))); err != nil {
+	defer b.Unlock()
+	if err := change.Contain(l.log, func() error { return l.tearDown(ctx, b) }, zap.String("box", string(id))); err != nil {
 		l.log.Error("a box could not be deleted", zap.String("box", string(id)), zap.Error(err))
-		if b.deleted {
+		if b.Deleted {
 			return nil
 		}
-		b.showError("it could not be fully deleted; delete it again")
+		b.ShowError("it could not be fully deleted; delete it again")
 		return api.Errorf(api.ErrUnavailable, "deleting box %s: %w", id, err)
 	}
 	return nil
 }
 
-// tearDown deletes a box step by step; after a failure it can be repeated. The caller holds b.mu.
-func (l *lifecycle) tearDown(ctx context.Context, b *box) error {
-	b.deleting = true
+// tearDown deletes a box step by step; after a failure it can be repeated. The caller holds the lock of b.
+func (l *lifecycle) tearDown(ctx context.Context, b *state.Box) error {
+	b.Deleting = true
 	l.urls.drop(b.ID)
 	if err := fault.At(ctx, "delete: begun"); err != nil {
 		return err
@@ -44,13 +46,13 @@ func (l *lifecycle) tearDown(ctx context.Context, b *box) error {
 		return fmt.Errorf("its network: %w", err)
 	}
 	// A store that cannot be written does not keep a box alive; it is written again at the end.
-	if err := l.setState(b, api.StatusDeleted, ""); err != nil {
+	if err := b.SetState(l.store, api.StatusDeleted, ""); err != nil {
 		l.log.Error("the deletion of a box was not stored", zap.String("box", string(b.ID)), zap.Error(err))
 	}
 	if err := fault.At(ctx, "delete: deletion stored"); err != nil {
 		return err
 	}
-	if err := b.unlocked(func() error { return l.sandboxes.release(ctx, b) }); err != nil {
+	if err := b.Unlocked(func() error { return l.sandboxes.Release(ctx, b) }); err != nil {
 		return err
 	}
 	if err := fault.At(ctx, "delete: nothing runs"); err != nil {
@@ -59,19 +61,19 @@ func (l *lifecycle) tearDown(ctx context.Context, b *box) error {
 	return l.forget(b)
 }
 
-// forget removes a box from the store and from memory. If the store fails, the box stays in the table. The caller holds b.mu.
-func (l *lifecycle) forget(b *box) error {
-	if b.deleted { // by another request
+// forget removes a box from the store and from memory. If the store fails, the box stays in the table. The caller holds the lock of b.
+func (l *lifecycle) forget(b *state.Box) error {
+	if b.Deleted { // by another request
 		return nil
 	}
 	l.urls.drop(b.ID)
 	if err := l.store.DeleteBox(b.ID); err != nil {
-		return notStored(l.log, "its deletion could not be stored", err)
+		return change.NotStored(l.log, "its deletion could not be stored", err)
 	}
-	b.deleted = true
+	b.Deleted = true
 	defer func() {
 		l.snapshots.release(b)
-		l.boxes.remove(b.ID)
+		l.boxes.Remove(b.ID)
 		l.follower.Look(b.ID)
 		l.audit.Forget(b.ID)
 		l.history.Forget(b.ID)

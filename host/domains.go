@@ -13,6 +13,7 @@ import (
 
 	"boxgate/api"
 	"boxgate/config"
+	"boxgate/host/change"
 	"boxgate/policy/name"
 	"boxgate/store"
 )
@@ -93,7 +94,7 @@ func (d *domains) granted(caller api.Caller, n name.Name, pointer string) (proof
 		return "", api.Errorf(api.ErrForbidden, "%s lies within %s, which the operator keeps for other API keys: have this key entered in ingress.domains", n, row.Suffix)
 	}
 	if _, err := name.Parse(challengeLabel + n.String()); err != nil {
-		return "", invalidAt(pointer, fmt.Sprintf("is too long for the TXT record %s%s that shows whose it is", challengeLabel, n))
+		return "", change.InvalidAt(pointer, fmt.Sprintf("is too long for the TXT record %s%s that shows whose it is", challengeLabel, n))
 	}
 	return "", nil
 }

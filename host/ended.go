@@ -8,6 +8,8 @@ import (
 	"go.uber.org/zap"
 
 	"boxgate/api"
+	"boxgate/host/change"
+	"boxgate/host/state"
 	"boxgate/launcher"
 )
 
@@ -19,10 +21,10 @@ func (u *usage) countEnds(metrics *prometheus.Registry) error {
 	return metrics.Register(u.ends)
 }
 
-// watch has it noticed when the first process of a launched box ends, which has just been started or found. The caller holds b.mu.
-func (u *usage) watch(b *box) {
-	b.life++
-	life := b.life
+// watch has it noticed when the first process of a launched box ends, which has just been started or found. The caller holds the lock of b.
+func (u *usage) watch(b *state.Box) {
+	b.Life++
+	life := b.Life
 	ended := func() { u.ended(b, life) }
 	process, err := u.sandboxes.FirstProcess(b.ID)
 	switch {
@@ -36,18 +38,18 @@ func (u *usage) watch(b *box) {
 }
 
 // ended shows that the first process of a box has ended, unless the box has been started again or deleted since.
-func (u *usage) ended(b *box, life uint64) {
-	err := contained(u.log, func() error {
+func (u *usage) ended(b *state.Box, life uint64) {
+	err := change.Contain(u.log, func() error {
 		ctx := context.Background()
 		if now, err := u.sandboxes.State(ctx, b.ID); err != nil || now.Pid != 0 {
 			return err
 		}
-		b.mu.Lock()
-		defer b.mu.Unlock()
-		if err := b.settled(ctx); err != nil || b.life != life {
+		b.Lock()
+		defer b.Unlock()
+		if err := b.AwaitSettled(ctx); err != nil || b.Life != life {
 			return err
 		}
-		if b.status == api.StatusIdle || b.status == api.StatusPaused {
+		if b.Status == api.StatusIdle || b.Status == api.StatusPaused {
 			_ = u.noteEnded(b) // whoever uses it next is told
 		}
 		return nil
@@ -57,11 +59,11 @@ func (u *usage) ended(b *box, life uint64) {
 	}
 }
 
-// noteEnded shows a box in state error because its first process has ended, and returns why. The caller holds b.mu.
-func (u *usage) noteEnded(b *box) error {
-	why := u.sandboxes.whyEnded(b.ID)
-	b.ended = true
-	b.showError(why.Error())
+// noteEnded shows a box in state error because its first process has ended, and returns why. The caller holds the lock of b.
+func (u *usage) noteEnded(b *state.Box) error {
+	why := u.sandboxes.WhyEnded(b.ID)
+	b.Ended = true
+	b.ShowError(why.Error())
 	u.ends.Inc()
 	u.history.Log(b.ID, "error", "system", "the box has ended: %v", why)
 	u.log.Warn("a box has ended", zap.String("box", string(b.ID)), zap.String("status", string(api.StatusError)), zap.String("reason", why.Error()))
@@ -69,11 +71,11 @@ func (u *usage) noteEnded(b *box) error {
 }
 
 // noteUsedAfterEnd is noteEnded for a box that was found ended when it was used. A call of resume starts it.
-func (u *usage) noteUsedAfterEnd(b *box) error {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	if b.status == api.StatusIdle && b.moving == nil {
+func (u *usage) noteUsedAfterEnd(b *state.Box) error {
+	b.Lock()
+	defer b.Unlock()
+	if b.Status == api.StatusIdle && b.Moving == nil {
 		return u.noteEnded(b)
 	}
-	return u.sandboxes.whyEnded(b.ID)
+	return u.sandboxes.WhyEnded(b.ID)
 }

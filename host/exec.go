@@ -9,6 +9,7 @@ import (
 	"go.uber.org/zap"
 
 	"boxgate/api"
+	"boxgate/host/state"
 	"boxgate/launcher"
 	"boxgate/policy"
 )
@@ -17,16 +18,16 @@ import (
 type commands struct {
 	log       *zap.Logger
 	usage     *usage
-	sandboxes sandboxes
+	sandboxes state.Sandboxes
 }
 
 // Exec implements the Host of [boxgate/api/exec].
 func (c *commands) Exec(ctx context.Context, id policy.BoxID, req api.ExecRequest, stdout, stderr io.Writer) (api.ExecResult, error) {
 	var res launcher.Result
 	caller := api.CallerOf(ctx).Holder()
-	err := c.usage.doFor(ctx, id, req.Left, func(b *box) (err error) {
+	err := c.usage.doFor(ctx, id, req.Left, func(b *state.Box) (err error) {
 		res, err = c.sandboxes.Exec(ctx, id, launcher.ExecSpec{
-			Args: req.Command, Env: b.environmentWith(req.Env), Cwd: req.Dir, Stdin: req.Stdin, Stdout: stdout, Stderr: stderr,
+			Args: req.Command, Env: b.EnvironmentWith(req.Env), Cwd: req.Dir, Stdin: req.Stdin, Stdout: stdout, Stderr: stderr,
 			Starter: caller.ID, Operator: caller.Operator,
 		})
 		return err
@@ -50,22 +51,10 @@ func (c *commands) Exec(ctx context.Context, id policy.BoxID, req api.ExecReques
 // exitNoProgram is the exit code of a shell for a program that does not exist or cannot be started.
 const exitNoProgram = 127
 
-// environment is that given with the box, and the placeholders of the header rules in force, which take precedence: they keep
-// a secret out of the box. It is added to every command and is not in the container's own configuration, which is on disk
-// in the clear.
-func (b *box) environment() map[string]string {
-	env := make(map[string]string, len(b.env))
-	for name, value := range b.env {
-		env[name] = value.Reveal()
-	}
-	maps.Copy(env, b.Policy.Load().Tokens())
-	return env
-}
-
 // Tokens returns the placeholders of a box's header rules, by the names of their variables: what its commands get in the place of
 // secrets. It is for those who start the commands of an attached box.
 func (c *commands) Tokens(_ context.Context, id policy.BoxID) (map[string]string, error) {
-	b, err := c.usage.boxes.find(id)
+	b, err := c.usage.boxes.Find(id)
 	if err != nil {
 		return nil, err
 	}
@@ -75,8 +64,8 @@ func (c *commands) Tokens(_ context.Context, id policy.BoxID) (map[string]string
 }
 
 // runInit runs the box's init command in the background, if it has one; it may be a server and never end.
-func (c *commands) runInit(b *box) {
-	id, command := b.ID, b.record.InitCommand
+func (c *commands) runInit(b *state.Box) {
+	id, command := b.ID, b.Record.InitCommand
 	if command == "" {
 		return
 	}

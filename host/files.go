@@ -9,6 +9,7 @@ import (
 
 	"boxgate/api"
 	apifiles "boxgate/api/files"
+	"boxgate/host/state"
 	"boxgate/launcher"
 	"boxgate/launcher/boxfs"
 	"boxgate/launcher/boxfs/worker"
@@ -19,7 +20,7 @@ import (
 // files opens the files of boxes.
 type files struct {
 	usage     *usage
-	sandboxes sandboxes
+	sandboxes state.Sandboxes
 }
 
 // OpenFiles implements [apifiles.Host].

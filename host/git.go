@@ -6,6 +6,7 @@ import (
 	"strings"
 
 	"boxgate/api"
+	"boxgate/host/state"
 	"boxgate/launcher"
 	"boxgate/policy"
 )
@@ -13,7 +14,7 @@ import (
 // git keeps who makes the commits in boxes.
 type git struct {
 	usage     *usage
-	sandboxes sandboxes
+	sandboxes state.Sandboxes
 	settings  *settings
 }
 
@@ -60,7 +61,7 @@ func (g *git) SetGitIdentity(ctx context.Context, id policy.BoxID, name, email s
 func (g *git) configure(ctx context.Context, id policy.BoxID, key, value string) error {
 	var out bytes.Buffer
 	var res launcher.Result
-	err := g.usage.do(ctx, id, func(*box) (err error) {
+	err := g.usage.do(ctx, id, func(*state.Box) (err error) {
 		res, err = g.sandboxes.Exec(ctx, id, launcher.ExecSpec{
 			User: "root", Cwd: "/", Args: []string{"git", "config", "--file", "/etc/gitconfig", "--replace-all", key, value}, Stderr: &out,
 		})

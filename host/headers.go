@@ -7,57 +7,58 @@ import (
 	"go.uber.org/zap"
 
 	"boxgate/api"
+	"boxgate/host/change"
 	"boxgate/policy"
 	"boxgate/store"
 )
 
 // Headers implements the Host of [boxgate/api/rules].
 func (p *policies) Headers(_ context.Context, id policy.BoxID) (api.HeaderState, error) {
-	b, err := p.boxes.find(id)
+	b, err := p.boxes.Find(id)
 	if err != nil {
 		return api.HeaderState{}, err
 	}
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return b.headerState(), nil
+	b.Lock()
+	defer b.Unlock()
+	return b.HeaderState(), nil
 }
 
 // SetHeaders implements the Host of [boxgate/api/rules].
 func (p *policies) SetHeaders(ctx context.Context, id policy.BoxID, rules []policy.HeaderRule, ifMatch *uint64) (api.HeaderState, error) {
-	b, err := p.boxes.lock(id)
+	b, err := p.boxes.Lock(id)
 	if err != nil {
 		return api.HeaderState{}, err
 	}
-	defer b.mu.Unlock()
-	if ifMatch != nil && *ifMatch != b.headersVersion {
+	defer b.Unlock()
+	if ifMatch != nil && *ifMatch != b.HeadersVersion {
 		return api.HeaderState{}, api.ErrPrecondition
 	}
-	was, version := b.headers, b.headersVersion+1
+	was, version := b.Headers, b.HeadersVersion+1
 	in := p.shared.of(b)
 	in.headers = rules
 	next, err := in.compile()
 	if err != nil {
 		return api.HeaderState{}, err
 	}
-	err = apply(ctx, p.log, change{
-		what:    "the header rules of box " + string(id),
-		stage:   func() error { return p.store.StageHeaders(id, rules, version) },
-		enforce: func(ctx context.Context) error { return p.enforce(ctx, b, next) },
-		commit: func() error {
+	err = change.Apply(ctx, p.log, change.Change{
+		What:    "the header rules of box " + string(id),
+		Stage:   func() error { return p.store.StageHeaders(id, rules, version) },
+		Enforce: func(ctx context.Context) error { return p.Enforce(ctx, b, next) },
+		Commit: func() error {
 			if err := p.store.CommitHeaders(id); err != nil {
 				return err
 			}
-			b.headers, b.headersVersion = rules, version
+			b.Headers, b.HeadersVersion = rules, version
 			return nil
 		},
-		abort:  func() error { return p.store.AbortHeaders(id) },
-		settle: func() (bool, error) { err := p.settle(b); return b.headersVersion == version, err },
+		Abort:  func() error { return p.store.AbortHeaders(id) },
+		Settle: func() (bool, error) { err := p.settle(b); return b.HeadersVersion == version, err },
 	})
 	if err != nil {
 		return api.HeaderState{}, err
 	}
-	b.publish()
-	state := b.headerState()
+	b.Publish()
+	state := b.HeaderState()
 	state.Was = was
 	return state, nil
 }
@@ -77,19 +78,19 @@ func (p *policies) SetGlobalHeaders(ctx context.Context, rules []policy.HeaderRu
 		return api.HeaderState{}, api.ErrPrecondition
 	}
 	next := store.Headers{Rules: rules, Version: old.Version + 1}
-	err := apply(ctx, p.log, change{
-		what:    "the header rules of all boxes",
-		stage:   func() error { return p.store.StageGlobalHeaders(rules, next.Version) },
-		enforce: func(ctx context.Context) error { return p.enforceGlobal(ctx, rules) },
-		commit: func() error {
+	err := change.Apply(ctx, p.log, change.Change{
+		What:    "the header rules of all boxes",
+		Stage:   func() error { return p.store.StageGlobalHeaders(rules, next.Version) },
+		Enforce: func(ctx context.Context) error { return p.enforceGlobal(ctx, rules) },
+		Commit: func() error {
 			if err := p.store.CommitGlobalHeaders(); err != nil {
 				return err
 			}
 			p.setCommittedGlobal(next)
 			return nil
 		},
-		abort:  p.store.AbortGlobalHeaders,
-		settle: func() (bool, error) { err := p.settleGlobal(); return p.committedGlobal().Version == next.Version, err },
+		Abort:  p.store.AbortGlobalHeaders,
+		Settle: func() (bool, error) { err := p.settleGlobal(); return p.committedGlobal().Version == next.Version, err },
 	})
 	if err != nil {
 		return api.HeaderState{}, err
@@ -123,7 +124,7 @@ func (p *policies) settleGlobal() error {
 	if err == nil {
 		p.setCommittedGlobal(stored)
 	}
-	return errors.Join(err, contained(p.log, p.restoreGlobal))
+	return errors.Join(err, change.Contain(p.log, p.restoreGlobal))
 }
 
 // loadGlobal reads the committed global header rules when the gateway starts.

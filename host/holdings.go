@@ -11,6 +11,7 @@ import (
 
 	"boxgate/api"
 	"boxgate/host/snapshots"
+	"boxgate/host/state"
 	"boxgate/launcher"
 	"boxgate/policy"
 	quotas "boxgate/quota"
@@ -22,7 +23,7 @@ import (
 type holdings struct {
 	log   *zap.Logger
 	book  *quotas.Book
-	boxes *boxes
+	boxes *state.Table
 	store *store.DB
 	// layer returns how much a layer takes on disk; an error if it is not complete.
 	layer func(layer string) (int64, error)
@@ -148,8 +149,8 @@ func (h *holdings) count(k quotas.Kind) (tally, error) {
 	t := tally{}
 	switch k {
 	case quotas.Boxes:
-		for _, b := range h.boxes.unsorted() {
-			t.add(b.shown.Load().CreatedBy, 1)
+		for _, b := range h.boxes.Unsorted() {
+			t.add(b.Shown.Load().CreatedBy, 1)
 		}
 	case quotas.SnapshotBytes:
 		return h.countBytes()
@@ -182,8 +183,8 @@ func (h *holdings) countBytes() (tally, error) {
 	for _, s := range list {
 		add(cmp.Or(s.TakenBy, api.OperatorKey), s.Layers)
 	}
-	for _, b := range h.boxes.unsorted() {
-		add(cmp.Or(b.shown.Load().CreatedBy, api.OperatorKey), b.layers)
+	for _, b := range h.boxes.Unsorted() {
+		add(cmp.Or(b.Shown.Load().CreatedBy, api.OperatorKey), b.Layers)
 	}
 	return t, nil
 }

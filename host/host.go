@@ -12,6 +12,7 @@ import (
 
 	"boxgate/api"
 	"boxgate/api/server"
+	"boxgate/host/state"
 )
 
 // Host is one gateway. What it does for the API lies in the types that it embeds, each with one job over the parts that
@@ -19,7 +20,7 @@ import (
 //
 // Lock order: the mutex that serialises changes of all boxes, then that of a box, then that of a table.
 type Host struct {
-	*boxes        // finds boxes
+	*state.Table  // finds boxes
 	*policies     // changes what they may do
 	*lifecycle    // makes, attaches, recovers and deletes them
 	*publicURLs   // makes and deletes their public URLs
@@ -68,7 +69,7 @@ func (h *Host) Ready(ctx context.Context) error {
 // services are the parts that answer the calls of the API.
 func (h *Host) services() server.Services {
 	return server.Services{
-		Boxes: h.boxes, Life: h.lifecycle, Lifecycle: h.usage, Commands: h.commands, Sessions: h.commands, Files: h.files, Git: h.git,
+		Boxes: &listing{h.Table, h.parts.meter}, Life: h.lifecycle, Lifecycle: h.usage, Commands: h.commands, Sessions: h.commands, Files: h.files, Git: h.git,
 		Rules: h.policies, BoxRules: h.policies, Explain: h.policies, Settings: h.settings, Decisions: h.events, URLs: h.publicURLs,
 		Schedules: h.scheduled, Errands: h.scheduled, Snapshots: h.snapshotHost, SelfTests: h.selfTests, Keys: h.keys, TrailReader: h.auditTrail,
 		Health: h, Store: h.keys, Secrets: h.sources, Authorities: h.authorities,

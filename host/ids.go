@@ -5,6 +5,7 @@ import (
 	"encoding/hex"
 	"regexp"
 
+	"boxgate/host/change"
 	"boxgate/policy"
 )
 
@@ -15,7 +16,7 @@ var looksLikeID = regexp.MustCompile(`^[0-9a-f]{16}$`)
 func (l *lifecycle) newID() (policy.BoxID, error) {
 	host, err := l.store.HostID()
 	if err != nil {
-		return "", notStored(l.log, "the host has no ID yet, nothing was made", err)
+		return "", change.NotStored(l.log, "the host has no ID yet, nothing was made", err)
 	}
 	return policy.BoxID(host + randomHex(5)), nil
 }

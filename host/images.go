@@ -11,6 +11,7 @@ import (
 
 	"boxgate/api"
 	"boxgate/config"
+	"boxgate/host/change"
 	"boxgate/launcher"
 	"boxgate/preflight"
 )
@@ -23,14 +24,14 @@ func (l *lifecycle) imageOf(ctx context.Context, runtime string) (string, error)
 	}
 	found, ok := images[name]
 	if !ok {
-		return "", invalidAt("/runtime", fmt.Sprintf("no image is configured for %q: add it to launcher.images, or use one of %s",
+		return "", change.InvalidAt("/runtime", fmt.Sprintf("no image is configured for %q: add it to launcher.images, or use one of %s",
 			runtime, strings.Join(slices.Sorted(maps.Keys(images)), ", ")))
 	}
 	if err := l.sandboxes.CheckImage(ctx, found); err != nil {
 		if ctx.Err() != nil {
 			return "", context.Cause(ctx)
 		}
-		return "", invalidAt("/runtime", fmt.Sprintf("this host cannot have the image of %q: %v", name, err))
+		return "", change.InvalidAt("/runtime", fmt.Sprintf("this host cannot have the image of %q: %v", name, err))
 	}
 	return found, nil
 }
@@ -47,7 +48,7 @@ func (l *lifecycle) originOf(ctx context.Context, req *api.CreateRequest) (origi
 		return from, err
 	}
 	if image, err := l.imageOf(ctx, runtime); err != nil || image != from.image {
-		return origin{}, invalidAt("/runtime", fmt.Sprintf("the snapshot was taken of a box with runtime %q, and so is a box from it: leave runtime out", req.Runtime))
+		return origin{}, change.InvalidAt("/runtime", fmt.Sprintf("the snapshot was taken of a box with runtime %q, and so is a box from it: leave runtime out", req.Runtime))
 	}
 	req.Runtime = runtime
 	return from, nil
@@ -56,17 +57,17 @@ func (l *lifecycle) originOf(ctx context.Context, req *api.CreateRequest) (origi
 // ensureImage builds, pulls or unpacks the image of a new box unless it is there, which may take minutes.
 func (p *provisioning) ensureImage(ctx context.Context) error {
 	b := p.box
-	if len(b.record.Layers) > 0 {
+	if len(b.Record.Layers) > 0 {
 		return nil // they keep theirs
 	}
-	defer b.progress.Store(nil)
-	err := b.unlocked(func() error {
-		return p.sandboxes.EnsureImage(ctx, b.record.Image, func(line string) {
-			b.progress.Store(&line)
-			p.log.Info("image", zap.String("box", string(b.ID)), zap.String("image", b.record.Image), zap.String("progress", line))
+	defer b.Progress.Store(nil)
+	err := b.Unlocked(func() error {
+		return p.sandboxes.EnsureImage(ctx, b.Record.Image, func(line string) {
+			b.Progress.Store(&line)
+			p.log.Info("image", zap.String("box", string(b.ID)), zap.String("image", b.Record.Image), zap.String("progress", line))
 		})
 	})
-	if b.deleting {
+	if b.Deleting {
 		return errDeletedMeanwhile
 	}
 	return err

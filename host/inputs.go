@@ -7,6 +7,7 @@ import (
 	"sync"
 
 	"boxgate/host/lease"
+	"boxgate/host/state"
 	"boxgate/policy"
 	"boxgate/policy/amend"
 	"boxgate/policy/name"
@@ -106,12 +107,12 @@ func unusable(listed []netip.Addr, present []netip.Prefix) func(netip.Addr) stri
 	}
 }
 
-// of returns what the policy of a box is compiled from at present, for a change to modify. The caller holds b.mu.
-func (s *shared) of(b *box) inputs {
+// of returns what the policy of a box is compiled from at present, for a change to modify. The caller holds the lock of b.
+func (s *shared) of(b *state.Box) inputs {
 	in := s.inputs()
-	in.leases = s.running(b.leases)
-	in.spec, in.version, in.headers, in.tokens = b.spec, b.version, b.headers, b.record.PlaceholderKey
-	in.spent, in.source = b.spent.Load(), b.record.Source
+	in.leases = s.running(b.Leases)
+	in.spec, in.version, in.headers, in.tokens = b.Spec, b.Version, b.Headers, b.Record.PlaceholderKey
+	in.spent, in.source = b.Spent.Load(), b.Record.Source
 	return in
 }
 

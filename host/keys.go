@@ -10,6 +10,7 @@ import (
 	"go.uber.org/zap"
 
 	"boxgate/api"
+	"boxgate/host/change"
 	"boxgate/host/handover"
 	"boxgate/policy/document"
 	"boxgate/policy/name"
@@ -58,7 +59,7 @@ func (k *keys) RotateAPIKey(_ context.Context, grace time.Duration) error {
 func (k *keys) BackupStore(_ context.Context, w io.Writer) error {
 	n, err := k.store.Backup(w)
 	if err != nil {
-		return notStored(k.log, "the store could not be copied", err)
+		return change.NotStored(k.log, "the store could not be copied", err)
 	}
 	k.log.Info("the store was backed up", zap.Int64("bytes", n))
 	return nil

@@ -14,8 +14,10 @@ import (
 	"boxgate/api"
 	apichange "boxgate/api/change"
 	"boxgate/audit/trail"
+	"boxgate/host/change"
 	"boxgate/host/enforce"
 	"boxgate/host/lease"
+	"boxgate/host/state"
 	"boxgate/policy"
 	"boxgate/policy/amend"
 	"boxgate/store"
@@ -27,12 +29,12 @@ const mostLeases = policy.MostBeside
 // AddLeases implements the Host of [boxgate/api/rules].
 func (p *policies) AddLeases(ctx context.Context, id policy.BoxID, req api.LeaseRequest, ifMatch *uint64) (api.PolicyState, error) {
 	idle := map[api.LeaseEntry]string{}
-	state, err := p.change(ctx, id, ifMatch, func(_ *box, next *store.Policy) error {
+	state, err := p.change(ctx, id, ifMatch, func(_ *state.Box, next *store.Policy) error {
 		now, by := p.shared.now(), api.CallerOf(ctx).Key
 		for i, text := range req.Entries {
 			why, err := idleOf(next.Spec, text, req.Allow)
 			if err != nil {
-				return invalidAt(fmt.Sprintf("/entries/%d", i), err.Error())
+				return change.InvalidAt(fmt.Sprintf("/entries/%d", i), err.Error())
 			}
 			key := api.LeaseEntry{Allow: req.Allow, Entry: text}
 			idle[key] = why
@@ -61,7 +63,7 @@ func idleOf(spec policy.Spec, text string, allow bool) (string, error) {
 
 // EndLeases implements the Host of [boxgate/api/rules].
 func (p *policies) EndLeases(ctx context.Context, id policy.BoxID, which func(api.LeaseEntry) bool, ifMatch *uint64) (api.PolicyState, error) {
-	return p.change(ctx, id, ifMatch, func(_ *box, next *store.Policy) error {
+	return p.change(ctx, id, ifMatch, func(_ *state.Box, next *store.Policy) error {
 		before := len(next.Leases)
 		next.Leases = slices.DeleteFunc(next.Leases, func(l store.Lease) bool { return which(keyOf(l)) })
 		if len(next.Leases) == before {
@@ -80,7 +82,7 @@ func kept(running []store.Lease, keep *[]api.LeaseEntry) ([]store.Lease, error) 
 	}
 	for i, key := range *keep {
 		if !slices.ContainsFunc(running, func(l store.Lease) bool { return keyOf(l) == key }) {
-			return nil, invalidAt(fmt.Sprintf("/leases/%d", i), "does not run, or has ended; leases are made by POST config/network-policy/leases")
+			return nil, change.InvalidAt(fmt.Sprintf("/leases/%d", i), "does not run, or has ended; leases are made by POST config/network-policy/leases")
 		}
 	}
 	return slices.DeleteFunc(running, func(l store.Lease) bool { return !slices.Contains(*keep, keyOf(l)) }), nil
@@ -90,9 +92,9 @@ func keyOf(l store.Lease) api.LeaseEntry { return api.LeaseEntry{Allow: l.Allow,
 
 // stateOf is the policy of a box as the API shows it, with the time that is left of its leases: none of one that is about to
 // end, which is shown for as long as it is in force.
-func (p *policies) stateOf(b *box) api.PolicyState {
-	state, now := b.shown.Load().Policy, p.shared.now()
-	state.Leases = leaseViews(b.timed.Load().Leases, now)
+func (p *policies) stateOf(b *state.Box) api.PolicyState {
+	state, now := b.Shown.Load().Policy, p.shared.now()
+	state.Leases = leaseViews(b.Timed.Load().Leases, now)
 	return state
 }
 
@@ -123,8 +125,8 @@ func (p *policies) keepLeases(ctx context.Context) error {
 // endDue begins to end the leases that are due, and returns when the next look is.
 func (p *policies) endDue(ctx context.Context) time.Duration {
 	next, now := time.Hour, p.shared.now()
-	for _, b := range p.boxes.all() {
-		leases := b.timed.Load().Leases
+	for _, b := range p.boxes.All() {
+		leases := b.Timed.Load().Leases
 		due := false
 		for _, l := range leases {
 			left := lease.Left(l, now)
@@ -134,13 +136,13 @@ func (p *policies) endDue(ctx context.Context) time.Duration {
 				due = true // if it fails it is tried again with the next tick; if not, the end itself asks for the next look
 			}
 		}
-		if !due || ctx.Err() != nil || !b.endingLeases.CompareAndSwap(false, true) {
+		if !due || ctx.Err() != nil || !b.EndingLeases.CompareAndSwap(false, true) {
 			continue
 		}
 		p.ending.Go(func() {
-			defer b.endingLeases.Store(false)
-			b.mu.Lock()
-			defer b.mu.Unlock()
+			defer b.EndingLeases.Store(false)
+			b.Lock()
+			defer b.Unlock()
 			if err := p.guarded(b, func() error { return p.endLeases(b) }); err != nil {
 				p.log.Error("temporary entries of a policy could not be ended; trying again", zap.String("box", string(b.ID)), zap.Error(err))
 			}
@@ -151,58 +153,58 @@ func (p *policies) endDue(ctx context.Context) time.Duration {
 
 // endLeases puts the policy of a box in force without the leases that have ended.
 //
-// It is not a change like those of [apply]: what has ended must not go on because it cannot be written down, and is not put
-// back in force by a rollback. The next start leaves it out as well, whatever the store says. The caller holds b.mu.
-func (p *policies) endLeases(b *box) error {
-	running := p.shared.running(b.leases)
-	if b.deleted || len(running) == len(b.leases) {
+// It is not a change like those of [change.Apply]: what has ended must not go on because it cannot be written down, and is not put
+// back in force by a rollback. The next start leaves it out as well, whatever the store says. The caller holds the lock of b.
+func (p *policies) endLeases(b *state.Box) error {
+	running := p.shared.running(b.Leases)
+	if b.Deleted || len(running) == len(b.Leases) {
 		return nil
 	}
-	ctx, cancel := begun(context.Background())
+	ctx, cancel := change.Begun(context.Background())
 	defer cancel()
 	in := p.shared.of(b)
-	in.leases, in.version = running, b.lastVersion+1
+	in.leases, in.version = running, b.LastVersion+1
 	next, err := in.compile()
 	if err == nil {
-		b.lastVersion = in.version
+		b.LastVersion = in.version
 		err = p.enforceEnd(ctx, b, next)
 	}
 	if err != nil && !errors.Is(err, enforce.ErrClosed) {
 		return err
 	}
-	before := b.leases
-	b.leases, b.version = running, in.version
-	if err := errors.Join(p.store.StagePolicy(b.ID, b.storedPolicy()), p.store.CommitPolicy(b.ID)); err != nil {
+	before := b.Leases
+	b.Leases, b.Version = running, in.version
+	if err := errors.Join(p.store.StagePolicy(b.ID, b.StoredPolicy()), p.store.CommitPolicy(b.ID)); err != nil {
 		p.log.Warn("the end of temporary entries could not be stored; they have ended all the same", zap.String("box", string(b.ID)), zap.Error(err))
 	}
-	b.publish()
+	b.Publish()
 	p.noteLeases(b, before)
 	p.recordEnds(b, before)
 	return err
 }
 
-// recordEnds writes to the audit trail which temporary entries have expired, by the key that made them. The caller holds b.mu.
-func (p *policies) recordEnds(b *box, before []store.Lease) {
+// recordEnds writes to the audit trail which temporary entries have expired, by the key that made them. The caller holds the lock of b.
+func (p *policies) recordEnds(b *state.Box, before []store.Lease) {
 	ended := map[string][]store.Lease{} // by the key that gave them
 	for _, l := range before {
-		if !slices.Contains(b.leases, l) {
+		if !slices.Contains(b.Leases, l) {
 			ended[l.Key] = append(ended[l.Key], l)
 		}
 	}
 	var list []trail.Entry
 	for _, key := range slices.Sorted(maps.Keys(ended)) {
-		was := api.PolicyState{Spec: b.spec, Named: b.named, Leases: leaseViews(ended[key], p.shared.now())}
-		is := api.PolicyState{Spec: b.spec, Named: b.named, Version: b.version}
+		was := api.PolicyState{Spec: b.Spec, Named: b.Named, Leases: leaseViews(ended[key], p.shared.now())}
+		is := api.PolicyState{Spec: b.Spec, Named: b.Named, Version: b.Version}
 		data, err := json.Marshal(map[string]any{"policy": apichange.Policy(was, is, apichange.Whole)})
 		if err != nil {
 			continue
 		}
-		e := trail.Entry{Kind: trail.Policy, Box: b.ID, PolicyVersion: b.version, KeyID: key, Change: trail.Change{RawMessage: data}, Note: "temporary entries have ended"}
+		e := trail.Entry{Kind: trail.Policy, Box: b.ID, PolicyVersion: b.Version, KeyID: key, Change: trail.Change{RawMessage: data}, Note: "temporary entries have ended"}
 		e.Key, e.Role = p.nameOfKey(key)
 		list = append(list, e)
 	}
 	if _, err := p.trail.AppendAll(list); err != nil {
-		p.log.Error("the end of temporary entries of a policy is not in the audit trail", zap.String("box", string(b.ID)), zap.Uint64("policy_version", b.version), zap.Error(err))
+		p.log.Error("the end of temporary entries of a policy is not in the audit trail", zap.String("box", string(b.ID)), zap.Uint64("policy_version", b.Version), zap.Error(err))
 	}
 }
 
@@ -225,7 +227,7 @@ func of(l store.Lease, key string) store.Lease {
 
 // enforceEnd puts a policy in force, and again if that fails: the one before would open what has ended. If the kernel does
 // not take it, the box is closed.
-func (p *policies) enforceEnd(ctx context.Context, b *box, next *policy.Compiled) error {
+func (p *policies) enforceEnd(ctx context.Context, b *state.Box, next *policy.Compiled) error {
 	err := p.net.Enforce(ctx, &b.Box, next)
 	if err == nil || errors.Is(err, enforce.ErrClosed) {
 		return p.noteClosed(b, err)
@@ -234,14 +236,14 @@ func (p *policies) enforceEnd(ctx context.Context, b *box, next *policy.Compiled
 	return p.noteClosed(b, p.net.Restore(&b.Box, next))
 }
 
-// noteLeases logs which leases have begun and ended since, and has them looked after. The caller holds b.mu.
-func (p *policies) noteLeases(b *box, before []store.Lease) {
+// noteLeases logs which leases have begun and ended since, and has them looked after. The caller holds the lock of b.
+func (p *policies) noteLeases(b *state.Box, before []store.Lease) {
 	for _, l := range before {
-		if !slices.Contains(b.leases, l) {
+		if !slices.Contains(b.Leases, l) {
 			p.noteLease(b, l, "a temporary entry of a policy has ended")
 		}
 	}
-	for _, l := range b.leases {
+	for _, l := range b.Leases {
 		if !slices.Contains(before, l) {
 			p.noteLease(b, l, "a temporary entry of a policy has begun")
 		}
@@ -252,13 +254,13 @@ func (p *policies) noteLeases(b *box, before []store.Lease) {
 	}
 }
 
-func (p *policies) noteLease(b *box, l store.Lease, what string) {
+func (p *policies) noteLease(b *state.Box, l store.Lease, what string) {
 	verb := "deny"
 	if l.Allow {
 		verb = "allow"
 	}
-	p.log.Info(what, zap.String("box", string(b.ID)), zap.String("box_name", b.name), zap.String("action", verb), zap.String("entry", l.Entry),
-		zap.Time("expires_at", l.ExpiresAt), zap.Uint64("policy_version", b.version))
+	p.log.Info(what, zap.String("box", string(b.ID)), zap.String("box_name", b.Name), zap.String("action", verb), zap.String("entry", l.Entry),
+		zap.Time("expires_at", l.ExpiresAt), zap.Uint64("policy_version", b.Version))
 }
 
 // keepLent ends leases at their time until ctx ends, in what this process judges while the kernel rules and the store are
@@ -266,7 +268,7 @@ func (p *policies) noteLease(b *box, l store.Lease, what string) {
 func (p *policies) keepLent(ctx context.Context) {
 	for ctx.Err() == nil {
 		next := time.Hour
-		for _, b := range p.boxes.all() {
+		for _, b := range p.boxes.All() {
 			next = min(next, p.endLent(b))
 		}
 		select {
@@ -278,26 +280,26 @@ func (p *policies) keepLent(ctx context.Context) {
 
 // endLent judges what the box has open here by its policy without the leases that have ended, and returns when the next look is. The
 // process that has the store ends them in the kernel and in the store when it serves.
-func (p *policies) endLent(b *box) (next time.Duration) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
+func (p *policies) endLent(b *state.Box) (next time.Duration) {
+	b.Lock()
+	defer b.Unlock()
 	next, now := time.Hour, p.shared.now()
-	running := p.shared.running(b.leases)
+	running := p.shared.running(b.Leases)
 	for _, l := range running {
 		next = min(next, leaseTick, lease.Left(l, now))
 	}
-	if len(running) == len(b.leases) || b.Policy.Load() == nil {
+	if len(running) == len(b.Leases) || b.Policy.Load() == nil {
 		return next
 	}
 	in := p.shared.of(b)
-	in.leases, in.version = running, b.lastVersion+1
+	in.leases, in.version = running, b.LastVersion+1
 	compiled, err := in.compile()
 	if err != nil {
 		b.Policy.Store(nil)
 		p.net.Proxy.CloseBox(b.ID)
 		return next
 	}
-	b.leases, b.version, b.lastVersion = running, in.version, in.version
+	b.Leases, b.Version, b.LastVersion = running, in.version, in.version
 	b.Policy.Store(compiled)
 	p.net.Proxy.Recheck(b.ID)
 	return next

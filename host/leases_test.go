@@ -13,6 +13,7 @@ import (
 	"boxgate/api"
 	"boxgate/audit/trail"
 	"boxgate/host/lease"
+	"boxgate/host/state"
 	"boxgate/policy"
 	"boxgate/policy/document"
 	"boxgate/policy/name"
@@ -51,7 +52,7 @@ func (g *gateway) allows(host string) bool {
 	if err != nil {
 		g.t.Fatal(err)
 	}
-	b, err := g.boxes.find("b1")
+	b, err := g.boxes.Find("b1")
 	if err != nil {
 		g.t.Fatal(err)
 	}
@@ -262,7 +263,7 @@ func TestLeaseEndsWhateverFails(t *testing.T) {
 	h.pass(time.Hour)
 	g.kernel.before = func(policy.BoxID, policy.KernelPlan) error { return errors.New("injected") }
 	g.end()
-	if b, _ := g.boxes.find("b1"); b.Policy.Load() != nil || b.view().Status != api.StatusError {
+	if b, _ := g.boxes.Find("b1"); b.Policy.Load() != nil || b.View().Status != api.StatusError {
 		t.Error("the box is open under a policy that has ended")
 	}
 }
@@ -277,11 +278,11 @@ func TestLeaseIsNotPutBack(t *testing.T) {
 		"global headers": func() error { _, err := g.SetGlobalHeaders(t.Context(), rule(t, "v"), nil); return err },
 		"headers":        func() error { _, err := g.SetHeaders(t.Context(), "b1", rule(t, "w"), nil); return err },
 		"settle": func() error {
-			b, err := g.boxes.lock("b1")
+			b, err := g.boxes.Lock("b1")
 			if err != nil {
 				return err
 			}
-			defer b.mu.Unlock()
+			defer b.Unlock()
 			return g.settle(b)
 		},
 	} {
@@ -337,7 +338,7 @@ func TestLeaseOutlivesTheGateway(t *testing.T) {
 	if len(running) != 1 || running[0].Entry != "b.example.com" {
 		t.Fatalf("%+v", running)
 	}
-	b := newBox(mustRecord(t, g), stored, mustHeaders(t, g), api.Hosted{})
+	b := state.NewBox(mustRecord(t, g), stored, mustHeaders(t, g), api.Hosted{})
 	c, err := g.shared.of(b).compile()
 	if err != nil {
 		t.Fatal(err)

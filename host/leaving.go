@@ -8,6 +8,8 @@ import (
 	"time"
 
 	"boxgate/api"
+	"boxgate/host/change"
+	"boxgate/host/state"
 	"boxgate/policy"
 )
 
@@ -15,7 +17,7 @@ import (
 func (s *shared) offers(source policy.Source) error {
 	for _, a := range source.Addrs() {
 		if !slices.Contains(s.sources, a) {
-			return invalidAt("/source_addresses", fmt.Sprintf("%v is not in network.sources of the gateway's configuration", a))
+			return change.InvalidAt("/source_addresses", fmt.Sprintf("%v is not in network.sources of the gateway's configuration", a))
 		}
 	}
 	return nil
@@ -27,47 +29,47 @@ func (p *policies) SetSource(ctx context.Context, id policy.BoxID, source policy
 	if err := p.shared.offers(source); err != nil {
 		return api.Box{}, err
 	}
-	b, err := p.boxes.lock(id)
+	b, err := p.boxes.Lock(id)
 	if err != nil {
 		return api.Box{}, err
 	}
-	defer b.mu.Unlock()
+	defer b.Unlock()
 	in := p.shared.of(b)
 	in.source = source
 	next, err := in.compile()
 	if err != nil {
 		return api.Box{}, err
 	}
-	record := b.record
+	record := b.Record
 	record.Source, record.UpdatedAt = source, time.Now()
 	nothing := func() error { return nil }
-	err = apply(ctx, p.log, change{
-		what:    "the source addresses of box " + string(id),
-		stage:   nothing,
-		enforce: func(ctx context.Context) error { return p.enforce(ctx, b, next) },
-		commit: func() error {
+	err = change.Apply(ctx, p.log, change.Change{
+		What:    "the source addresses of box " + string(id),
+		Stage:   nothing,
+		Enforce: func(ctx context.Context) error { return p.Enforce(ctx, b, next) },
+		Commit: func() error {
 			if err := p.store.UpdateBox(record); err != nil {
 				return err
 			}
-			b.record = record
+			b.Record = record
 			return nil
 		},
-		abort:  nothing,
-		settle: func() (bool, error) { err := p.settleSource(b); return b.record.Source == source, err },
+		Abort:  nothing,
+		Settle: func() (bool, error) { err := p.settleSource(b); return b.Record.Source == source, err },
 	})
 	if err != nil {
 		return api.Box{}, err
 	}
-	b.publish()
-	return b.view(), nil
+	b.Publish()
+	return b.View(), nil
 }
 
-// settleSource puts what the store holds of a box in force, its source addresses included. The caller holds b.mu.
-func (p *policies) settleSource(b *box) error {
+// settleSource puts what the store holds of a box in force, its source addresses included. The caller holds the lock of b.
+func (p *policies) settleSource(b *state.Box) error {
 	stored, err := p.store.Box(b.ID)
 	if err != nil {
 		return errors.Join(err, p.shut(b))
 	}
-	b.record.Source, b.record.UpdatedAt = stored.Source, stored.UpdatedAt
+	b.Record.Source, b.Record.UpdatedAt = stored.Source, stored.UpdatedAt
 	return p.settle(b)
 }

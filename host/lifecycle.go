@@ -13,16 +13,18 @@ import (
 	"boxgate/certs"
 	"boxgate/config"
 	"boxgate/firewall"
+	"boxgate/host/change"
 	"boxgate/host/enforce"
 	"boxgate/host/follow"
 	"boxgate/host/meter"
+	"boxgate/host/state"
 	"boxgate/policy"
 	"boxgate/store"
 )
 
 // lifecycle makes, attaches, recovers and deletes boxes.
 type lifecycle struct {
-	states
+	store       *store.DB
 	cfg         config.Config
 	addrs       config.Addresses
 	roots       []byte // in PEM, which launched boxes trust besides the public ones
@@ -31,10 +33,10 @@ type lifecycle struct {
 	firewall    *firewall.Firewall
 	minter      *certs.Minter
 	authorities *authorities
-	boxes       *boxes
+	boxes       *state.Table
 	shared      *shared
 	net         *enforce.Enforcer
-	sandboxes   sandboxes
+	sandboxes   state.Sandboxes
 	urls        *publicURLs
 	commands    *commands
 	meter       *meter.Meter
@@ -55,7 +57,7 @@ func (l *lifecycle) checkNew(name string, spec policy.Spec, headers []policy.Hea
 		return err
 	}
 	if looksLikeID.MatchString(name) {
-		return invalidAt("/name", "looks like the ID of a box; choose another name")
+		return change.InvalidAt("/name", "looks like the ID of a box; choose another name")
 	}
 	return nil
 }
@@ -69,8 +71,8 @@ func (l *lifecycle) pools() store.Pools {
 const expiryRetry = time.Minute
 
 // expireLater deletes an ephemeral box after that time, and tries again until it is gone.
-func (l *lifecycle) expireLater(b *box, after time.Duration) {
-	if b.record.ExpiresAt.IsZero() {
+func (l *lifecycle) expireLater(b *state.Box, after time.Duration) {
+	if b.Record.ExpiresAt.IsZero() {
 		return
 	}
 	time.AfterFunc(after, func() {

@@ -12,6 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"boxgate/host/meter"
+	"boxgate/host/state"
 	"boxgate/policy"
 	"boxgate/store"
 )
@@ -79,7 +80,7 @@ func (m limitMetrics) whole() map[string]float64 {
 		used["descriptors"] = float64(len(open)) / float64(most.Cur)
 	}
 	// The pool's first and last addresses, the gateway's and the sink's are no box's.
-	used["addresses"] = float64(len(p.boxes.ids())) / (math.Exp2(float64(32-p.addrs.PoolV4.Bits())) - 4)
+	used["addresses"] = float64(len(p.boxes.Ids())) / (math.Exp2(float64(32-p.addrs.PoolV4.Bits())) - 4)
 	if p.lines != nil {
 		bytes, limit := p.lines.Pending()
 		used["log"] = ratio(int64(bytes), int64(limit))
@@ -97,8 +98,8 @@ func ratio(used, limit int64) float64 {
 // collectBoxes goes through all boxes, the oldest first.
 func (m limitMetrics) collectBoxes(ch chan<- prometheus.Metric, gauge func(*prometheus.Desc, float64, ...string)) {
 	p := m.parts
-	all := p.boxes.all()
-	slices.SortFunc(all, func(a, b *box) int { return cmp.Or(a.createdAt.Compare(b.createdAt), cmp.Compare(a.ID, b.ID)) })
+	all := p.boxes.All()
+	slices.SortFunc(all, func(a, b *state.Box) int { return cmp.Or(a.CreatedAt.Compare(b.CreatedAt), cmp.Compare(a.ID, b.ID)) })
 	most := map[string]float64{"connections": 0, "interceptions": 0, "streams": 0, "memory": 0}
 	for i, b := range all {
 		filled := m.filled(b)
@@ -118,7 +119,7 @@ func (m limitMetrics) collectBoxes(ch chan<- prometheus.Metric, gauge func(*prom
 }
 
 // filled is how much of its limits a box uses.
-func (m limitMetrics) filled(b *box) map[string]float64 {
+func (m limitMetrics) filled(b *state.Box) map[string]float64 {
 	id := b.ID
 	filled := m.parts.proxy.Filled(id)
 	filled["memory"] = ratio(m.parts.memory.HeldBy(string(id)), b.Limits.Of(policy.LimitMemory, m.parts.memory.Most()))

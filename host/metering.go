@@ -9,6 +9,7 @@ import (
 	"boxgate/api"
 	"boxgate/firewall"
 	"boxgate/host/meter"
+	"boxgate/host/state"
 	"boxgate/launcher"
 	"boxgate/policy"
 )
@@ -17,16 +18,10 @@ import (
 func (h *Host) openMeter(context.Context) (err error) {
 	p := h.parts
 	p.meter, err = meter.Open(meter.Config{
-		Period: p.cfg.Limits.QuotaPeriod, Boxes: p.boxes.ids, Kernel: kernelCounters{p.boxes, p.firewall, sandboxes{p.launcher}, bootID()}, Store: p.store, Log: p.log,
+		Period: p.cfg.Limits.QuotaPeriod, Boxes: p.boxes.Ids, Kernel: kernelCounters{p.boxes, p.firewall, state.Sandboxes{Launcher: p.launcher}, bootID()}, Store: p.store, Log: p.log,
 	})
 	if err != nil {
 		return err
-	}
-	p.boxes.metered = func(id policy.BoxID, fresh bool) api.Usage {
-		if fresh {
-			p.meter.Refresh(id)
-		}
-		return usageView(p.meter.Of(id))
 	}
 	p.launcher.OnEnd(func(id policy.BoxID) { p.meter.Read(id) })
 	return p.metrics.Register(p.meter)
@@ -41,9 +36,9 @@ func usageView(u meter.Usage) api.Usage {
 
 // kernelCounters reads what the kernel counts of boxes.
 type kernelCounters struct {
-	boxes     *boxes
+	boxes     *state.Table
 	firewall  *firewall.Firewall
-	sandboxes sandboxes
+	sandboxes state.Sandboxes
 	boot      string // of the host: the kernel gives out the same numbers again after the next
 }
 
@@ -76,7 +71,7 @@ func (k kernelCounters) Read(ids []policy.BoxID) (map[policy.BoxID]meter.Reading
 
 // group reads the control group of a launched box.
 func (k kernelCounters) group(id policy.BoxID) (launcher.Usage, error) {
-	if b, err := k.boxes.find(id); err != nil || b.attached != nil {
+	if b, err := k.boxes.Find(id); err != nil || b.Attached != nil {
 		return launcher.Usage{}, launcher.ErrNoUsage
 	}
 	return k.sandboxes.Usage(id)
@@ -84,7 +79,7 @@ func (k kernelCounters) group(id policy.BoxID) (launcher.Usage, error) {
 
 // Disk implements [meter.Kernel].
 func (k kernelCounters) Disk(ctx context.Context, id policy.BoxID) (meter.Disk, error) {
-	if b, err := k.boxes.find(id); err != nil || b.attached != nil {
+	if b, err := k.boxes.Find(id); err != nil || b.Attached != nil {
 		return meter.Disk{Whole: true}, err
 	}
 	used, err := k.sandboxes.DiskUsage(ctx, id)

@@ -10,6 +10,8 @@ import (
 	"sync"
 
 	"boxgate/api"
+	"boxgate/host/change"
+	"boxgate/host/state"
 	"boxgate/internal/fault"
 	"boxgate/policy"
 	"boxgate/store"
@@ -56,7 +58,7 @@ func (n *namedPolicies) copied() map[string]store.Policy {
 func (n *namedPolicies) specOf(name, pointer string) (policy.Spec, error) {
 	p, known := n.find(name)
 	if !known {
-		return policy.Spec{}, invalidAt(pointer, fmt.Sprintf("there is no named policy %q", name))
+		return policy.Spec{}, change.InvalidAt(pointer, fmt.Sprintf("there is no named policy %q", name))
 	}
 	return p.Spec, nil
 }
@@ -82,9 +84,9 @@ func (p *policies) NamedPolicies(context.Context) ([]api.NamedPolicy, error) {
 
 func (p *policies) namedView(name string, named store.Policy) api.NamedPolicy {
 	view := api.NamedPolicy{Name: name, Spec: named.Spec, Version: named.Version}
-	for _, b := range p.boxes.all() {
-		if b.timed.Load().Named == name {
-			view.Boxes = append(view.Boxes, b.view())
+	for _, b := range p.boxes.All() {
+		if b.Timed.Load().Named == name {
+			view.Boxes = append(view.Boxes, b.View())
 		}
 	}
 	return view
@@ -125,8 +127,8 @@ func (p *policies) SetNamedPolicy(ctx context.Context, name string, spec policy.
 // mayChange refuses a change of a named policy that has another version, and one in a process that is being replaced.
 func (p *policies) mayChange(old store.Policy, ifMatch *uint64) error {
 	switch {
-	case p.boxes.lent.Load():
-		return errLent
+	case p.boxes.Lent.Load():
+		return state.ErrLent
 	case ifMatch != nil && *ifMatch != old.Version:
 		return api.ErrPrecondition
 	}
@@ -139,13 +141,13 @@ const patience = 3
 // patiently calls f until it finds no box busy. Meanwhile it waits, until ctx at most, for the box that is, with nothing held: some
 // keep their locks for minutes. But among boxes of which one or the other is always busy a change must come to its turn: the last
 // time, f is told to wait with what it holds.
-func patiently(ctx context.Context, f func(last bool) (busy *box)) error {
+func patiently(ctx context.Context, f func(last bool) (busy *state.Box)) error {
 	for n := range patience + 1 {
 		busy := f(n == patience)
 		if busy == nil {
 			break
 		}
-		busy.await()
+		busy.AwaitLock()
 		if err := ctx.Err(); err != nil {
 			return err
 		}
@@ -153,30 +155,15 @@ func patiently(ctx context.Context, f func(last bool) (busy *box)) error {
 	return nil
 }
 
-// await waits until nobody has the lock of the box.
-func (b *box) await() {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-}
-
-// tryLock takes the lock of the box, unless the box is busy and this is not the last time.
-func (b *box) tryLock(last bool) bool {
-	if last {
-		b.mu.Lock()
-		return true
-	}
-	return b.mu.TryLock()
-}
-
 // lockToFollow returns a box with its lock held, and with that of the named policies, for reading. On an error it holds neither.
-func (p *policies) lockToFollow(ctx context.Context, id policy.BoxID) (*box, error) {
-	b, err := p.boxes.find(id)
+func (p *policies) lockToFollow(ctx context.Context, id policy.BoxID) (*state.Box, error) {
+	b, err := p.boxes.Find(id)
 	if err != nil {
 		return nil, err
 	}
 	changing := &p.shared.named.changing
-	if err := patiently(ctx, func(last bool) *box {
-		if changing.RLock(); b.tryLock(last) {
+	if err := patiently(ctx, func(last bool) *state.Box {
+		if changing.RLock(); b.TryLockOr(last) {
 			return nil
 		}
 		changing.RUnlock()
@@ -184,7 +171,7 @@ func (p *policies) lockToFollow(ctx context.Context, id policy.BoxID) (*box, err
 	}); err != nil {
 		return nil, err
 	}
-	if b, err = p.boxes.locked(b); err != nil {
+	if b, err = p.boxes.Locked(b); err != nil {
 		changing.RUnlock()
 	}
 	return b, err
@@ -193,9 +180,9 @@ func (p *policies) lockToFollow(ctx context.Context, id policy.BoxID) (*box, err
 // lockFollowers returns the boxes that follow a named policy, with their locks held, and with that of the named policies, which
 // keeps boxes from beginning or ceasing to follow. On an error it holds none. Nothing else holds the locks of several boxes
 // once the gateway serves.
-func (p *policies) lockFollowers(ctx context.Context, name string) (list []*box, err error) {
+func (p *policies) lockFollowers(ctx context.Context, name string) (list []*state.Box, err error) {
 	changing := &p.shared.named.changing
-	err = patiently(ctx, func(last bool) (busy *box) {
+	err = patiently(ctx, func(last bool) (busy *state.Box) {
 		changing.Lock()
 		if list, busy = p.tryFollowers(name, last); busy != nil {
 			changing.Unlock()
@@ -206,15 +193,15 @@ func (p *policies) lockFollowers(ctx context.Context, name string) (list []*box,
 }
 
 // tryFollowers returns the boxes that follow a named policy, with their locks held; or one that is busy, and holds none.
-func (p *policies) tryFollowers(name string, last bool) (list []*box, busy *box) {
-	for _, b := range p.boxes.all() {
+func (p *policies) tryFollowers(name string, last bool) (list []*state.Box, busy *state.Box) {
+	for _, b := range p.boxes.All() {
 		switch {
-		case b.timed.Load().Named != name:
-		case !b.tryLock(last):
+		case b.Timed.Load().Named != name:
+		case !b.TryLockOr(last):
 			unlock(list)
 			return nil, b
-		case b.deleted:
-			b.mu.Unlock()
+		case b.Deleted:
+			b.Unlock()
 		default:
 			list = append(list, b)
 		}
@@ -222,25 +209,25 @@ func (p *policies) tryFollowers(name string, last bool) (list []*box, busy *box)
 	return list, nil
 }
 
-func unlock(boxes []*box) {
+func unlock(boxes []*state.Box) {
 	for _, b := range boxes {
-		b.mu.Unlock()
+		b.Unlock()
 	}
 }
 
 // following is a box, and what a change of the named policy that it follows makes of its own.
 type following struct {
-	*box
+	*state.Box
 	before   []store.Lease
 	was      api.PolicyState
 	next     store.Policy
 	compiled *policy.Compiled
 }
 
-// follow compiles what a named policy makes of a box. The caller holds b.mu.
-func (p *policies) follow(b *box, named store.Policy) (following, error) {
-	f := following{box: b, before: b.leases, was: p.stateOf(b), next: b.storedPolicy()}
-	f.next.Spec, f.next.Version, f.next.Leases = named.Spec, b.lastVersion+1, p.shared.running(b.leases)
+// follow compiles what a named policy makes of a box. The caller holds the lock of b.
+func (p *policies) follow(b *state.Box, named store.Policy) (following, error) {
+	f := following{Box: b, before: b.Leases, was: p.stateOf(b), next: b.StoredPolicy()}
+	f.next.Spec, f.next.Version, f.next.Leases = named.Spec, b.LastVersion+1, p.shared.running(b.Leases)
 	in := p.shared.of(b)
 	in.spec, in.leases, in.version = f.next.Spec, f.next.Leases, f.next.Version
 	var err error
@@ -252,7 +239,7 @@ func (p *policies) follow(b *box, named store.Policy) (following, error) {
 
 // changeNamed changes a named policy and those of the boxes that follow it: in the store at once, and for each box by the way of a
 // change of its own. It returns the policies of the boxes before and after. The caller holds the locks of the boxes.
-func (p *policies) changeNamed(ctx context.Context, name string, next store.Policy, boxes []*box) (changed []api.Follower, err error) {
+func (p *policies) changeNamed(ctx context.Context, name string, next store.Policy, boxes []*state.Box) (changed []api.Follower, err error) {
 	var list []following
 	var ids []policy.BoxID
 	stored := map[policy.BoxID]store.Policy{}
@@ -264,25 +251,25 @@ func (p *policies) changeNamed(ctx context.Context, name string, next store.Poli
 		list, ids, stored[b.ID] = append(list, f), append(ids, b.ID), f.next
 	}
 	for _, f := range list {
-		f.lastVersion = f.next.Version
+		f.LastVersion = f.next.Version
 		defer p.before.policyAlone(f.ID)()
 	}
-	err = apply(ctx, p.log, change{
-		what:    "the named policy " + name,
-		stage:   func() error { return p.store.StageNamed(name, next, stored) },
-		enforce: func(ctx context.Context) error { return p.enforceNamed(ctx, list) },
-		commit: func() error {
+	err = change.Apply(ctx, p.log, change.Change{
+		What:    "the named policy " + name,
+		Stage:   func() error { return p.store.StageNamed(name, next, stored) },
+		Enforce: func(ctx context.Context) error { return p.enforceNamed(ctx, list) },
+		Commit: func() error {
 			if err := p.store.CommitNamed(name, ids); err != nil {
 				return err
 			}
 			p.takeNamed(name, next)
 			for _, f := range list {
-				f.take(f.next)
+				f.TakePolicy(f.next)
 			}
 			return nil
 		},
-		abort: func() error { return p.store.AbortNamed(name, ids) },
-		settle: func() (bool, error) {
+		Abort: func() error { return p.store.AbortNamed(name, ids) },
+		Settle: func() (bool, error) {
 			err := p.settleNamed(name, boxes, ids)
 			now, _ := p.shared.named.find(name)
 			return now.Version == next.Version, err
@@ -292,9 +279,9 @@ func (p *policies) changeNamed(ctx context.Context, name string, next store.Poli
 		return nil, err
 	}
 	for _, f := range list {
-		f.publish()
-		p.noteLeases(f.box, f.before)
-		changed = append(changed, api.Follower{Box: f.ID, Was: f.was, Is: p.stateOf(f.box)})
+		f.Publish()
+		p.noteLeases(f.Box, f.before)
+		changed = append(changed, api.Follower{Box: f.ID, Was: f.was, Is: p.stateOf(f.Box)})
 	}
 	return changed, nil
 }
@@ -316,7 +303,7 @@ func (p *policies) enforceNamed(ctx context.Context, list []following) error {
 		}
 		errs := []error{fmt.Errorf("box %s: %w", f.ID, err)}
 		for _, done := range list[:i+1] {
-			errs = append(errs, p.settle(done.box))
+			errs = append(errs, p.settle(done.Box))
 		}
 		return errors.Join(errs...)
 	}
@@ -324,16 +311,16 @@ func (p *policies) enforceNamed(ctx context.Context, list []following) error {
 }
 
 func (p *policies) enforceOne(ctx context.Context, f following) error {
-	ctx, cancel := begun(ctx) // however many boxes there are
+	ctx, cancel := change.Begun(ctx) // however many boxes there are
 	defer cancel()
-	if err := p.enforce(ctx, f.box, f.compiled); err != nil {
+	if err := p.Enforce(ctx, f.Box, f.compiled); err != nil {
 		return err
 	}
 	return fault.At(ctx, "named policy: one box has it")
 }
 
 // settleNamed puts in force what the store holds of a named policy and of the boxes that follow it. The caller holds their locks.
-func (p *policies) settleNamed(name string, boxes []*box, ids []policy.BoxID) error {
+func (p *policies) settleNamed(name string, boxes []*state.Box, ids []policy.BoxID) error {
 	errs := []error{p.store.AbortNamed(name, ids), p.loadNamed()}
 	for _, b := range boxes {
 		errs = append(errs, p.settle(b))
@@ -365,7 +352,7 @@ func (p *policies) DeleteNamedPolicy(_ context.Context, name string, ifMatch *ui
 	case errors.Is(err, store.ErrNotFound):
 		return api.NamedPolicy{}, errNoNamed(name)
 	case err != nil:
-		return api.NamedPolicy{}, notStored(p.log, "the deletion of the named policy could not be stored", err)
+		return api.NamedPolicy{}, change.NotStored(p.log, "the deletion of the named policy could not be stored", err)
 	}
 	all := named.copied()
 	delete(all, name)

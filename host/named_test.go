@@ -15,6 +15,7 @@ import (
 
 	"boxgate/api"
 	"boxgate/config"
+	"boxgate/host/state"
 	"boxgate/policy"
 	"boxgate/policy/dialect"
 	"boxgate/policy/document"
@@ -262,11 +263,11 @@ func TestNamedPolicyInUseStays(t *testing.T) {
 func TestNamedPolicyWhileTheStoreIsLent(t *testing.T) {
 	t.Parallel()
 	g, _ := sharing(t)
-	g.boxes.lent.Store(true)
-	if _, err := g.SetNamedPolicy(t.Context(), "web", allowAll, nil); !errors.Is(err, errLent) {
+	g.boxes.Lent.Store(true)
+	if _, err := g.SetNamedPolicy(t.Context(), "web", allowAll, nil); !errors.Is(err, state.ErrLent) {
 		t.Error(err)
 	}
-	if _, err := g.DeleteNamedPolicy(t.Context(), "web", nil); !errors.Is(err, errLent) {
+	if _, err := g.DeleteNamedPolicy(t.Context(), "web", nil); !errors.Is(err, state.ErrLent) {
 		t.Error(err)
 	}
 }
@@ -275,7 +276,7 @@ func TestNamedPolicyWhileTheStoreIsLent(t *testing.T) {
 func TestNamedPolicyAmongOtherChanges(t *testing.T) {
 	t.Parallel()
 	g, _ := sharing(t)
-	l := &lifecycle{states: states{g.store}, log: zap.NewNop(), boxes: g.boxes, shared: g.shared, holdings: unbounded(g.boxes)}
+	l := &lifecycle{store: g.store, log: zap.NewNop(), boxes: g.boxes, shared: g.shared, holdings: unbounded(g.boxes)}
 	l.addrs = config.Addresses{PoolV4: netip.MustParsePrefix("10.200.0.0/24"), PoolV6: netip.MustParsePrefix("fd42::/64")}
 	var all sync.WaitGroup
 	try := func(f func(i int) error) {
@@ -304,18 +305,18 @@ func TestNamedPolicyAmongOtherChanges(t *testing.T) {
 		if err != nil {
 			return err
 		}
-		defer b.mu.Unlock()
+		defer b.Unlock()
 		return (&provisioning{lifecycle: l, box: b}).storeInitial(t.Context())
 	})
 	try(func(int) error { _, err := g.SetGlobalHeaders(t.Context(), rule(t, "v"), nil); return err })
 	all.Wait()
 	want := g.named("web").Spec.Mode
-	if n := len(g.boxes.all()); n != 18 {
+	if n := len(g.boxes.All()); n != 18 {
 		t.Errorf("there are %d boxes", n)
 	}
-	for _, b := range g.boxes.all() {
+	for _, b := range g.boxes.All() {
 		stored, err := g.store.Policy(b.ID)
-		if s := b.timed.Load(); err != nil || s.Named != stored.Named || s.Version != stored.Version || s.Named == "web" && (s.Spec.Mode != want || stored.Spec.Mode != want) {
+		if s := b.Timed.Load(); err != nil || s.Named != stored.Named || s.Version != stored.Version || s.Named == "web" && (s.Spec.Mode != want || stored.Spec.Mode != want) {
 			t.Errorf("%s: %+v, stored %+v, %v; the named policy says %s", b.ID, s, stored, err, want)
 		}
 	}
@@ -333,8 +334,8 @@ func TestNewBoxFollowsANamedPolicy(t *testing.T) {
 	if wrong := (*document.InvalidError)(nil); !errors.As(err, &wrong) || wrong.Problems[0].Pointer != "/network_policy/named" {
 		t.Error(err)
 	}
-	made := newBox(store.Box{ID: "b4"}, store.Policy{Spec: denyAll, Version: 1, Named: "web"}, store.Headers{}, api.Hosted{})
-	if p := made.storedPolicy(); p.Named != "web" || made.view().Policy.Named != "web" {
+	made := state.NewBox(store.Box{ID: "b4"}, store.Policy{Spec: denyAll, Version: 1, Named: "web"}, store.Headers{}, api.Hosted{})
+	if p := made.StoredPolicy(); p.Named != "web" || made.View().Policy.Named != "web" {
 		t.Errorf("%+v", p)
 	}
 }
@@ -380,7 +381,7 @@ func TestTemporaryEntriesHoldUpNoNamedPolicy(t *testing.T) {
 func TestNamedPolicyWaitsForBusyBoxes(t *testing.T) {
 	t.Parallel()
 	g, _ := sharing(t)
-	l := &lifecycle{states: states{g.store}, log: zap.NewNop(), boxes: g.boxes, shared: g.shared, holdings: unbounded(g.boxes)}
+	l := &lifecycle{store: g.store, log: zap.NewNop(), boxes: g.boxes, shared: g.shared, holdings: unbounded(g.boxes)}
 	l.addrs = config.Addresses{PoolV4: netip.MustParsePrefix("10.200.0.0/24"), PoolV6: netip.MustParsePrefix("fd42::/64")}
 	for what, change := range map[string]func(context.Context) error{
 		"a change of the policy": func(ctx context.Context) error {
@@ -392,7 +393,7 @@ func TestNamedPolicyWaitsForBusyBoxes(t *testing.T) {
 			return err
 		},
 	} {
-		b2, err := g.boxes.lock("b2")
+		b2, err := g.boxes.Lock("b2")
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -411,7 +412,7 @@ func TestNamedPolicyWaitsForBusyBoxes(t *testing.T) {
 					t.Error(err)
 					return
 				}
-				b.mu.Unlock()
+				b.Unlock()
 			}
 		}()
 		select {
@@ -423,7 +424,7 @@ func TestNamedPolicyWaitsForBusyBoxes(t *testing.T) {
 		case <-others:
 		}
 		cancel()
-		b2.mu.Unlock()
+		b2.Unlock()
 		if err := <-ended; !errors.Is(err, context.Canceled) && err != nil {
 			t.Errorf("%s: %v", what, err)
 		}
@@ -435,17 +436,17 @@ func TestNamedPolicyWaitsForBusyBoxes(t *testing.T) {
 	for _, id := range []policy.BoxID{"b1", "b2"} {
 		busy.Go(func() {
 			for {
-				b, err := g.boxes.lock(id)
+				b, err := g.boxes.Lock(id)
 				if err != nil {
 					t.Error(err)
 					return
 				}
 				select {
 				case <-stop:
-					b.mu.Unlock()
+					b.Unlock()
 					return
 				case <-time.After(5 * time.Millisecond):
-					b.mu.Unlock()
+					b.Unlock()
 				}
 			}
 		})
@@ -461,4 +462,6 @@ func TestNamedPolicyWaitsForBusyBoxes(t *testing.T) {
 }
 
 // unbounded are holdings without quotas.
-func unbounded(b *boxes) *holdings { return &holdings{book: quotas.New(quotas.Config{}), boxes: b} }
+func unbounded(b *state.Table) *holdings {
+	return &holdings{book: quotas.New(quotas.Config{}), boxes: b}
+}

@@ -14,11 +14,13 @@ import (
 	"boxgate/config"
 	"boxgate/firewall"
 	"boxgate/host/apart"
+	"boxgate/host/change"
 	"boxgate/host/enforce"
 	"boxgate/host/follow"
 	"boxgate/host/keyless"
 	"boxgate/host/reach"
 	"boxgate/host/share"
+	"boxgate/host/state"
 	"boxgate/internal/fault"
 	"boxgate/policy"
 	quotas "boxgate/quota"
@@ -43,7 +45,7 @@ type Options struct {
 // fails, nothing it opened stays open; kernel rules stay, so that boxes that run are closed rather than open. A panic of a
 // part is an error.
 func Open(ctx context.Context, o Options) (h *Host, err error) {
-	err = contained(o.Log, func() (err error) {
+	err = change.Contain(o.Log, func() (err error) {
 		h, err = open(ctx, o)
 		return err
 	})
@@ -54,9 +56,9 @@ func Open(ctx context.Context, o Options) (h *Host, err error) {
 func open(ctx context.Context, o Options) (*Host, error) {
 	p := &parts{
 		cfg: o.Config, log: o.Log, lines: o.Decisions, addrs: o.Addresses, listeners: o.Listeners, apart: o.Apart, metrics: prometheus.NewRegistry(),
-		minter: &certs.Minter{}, boxes: &boxes{limits: o.Config.Limits.OfBoxes()}, connected: &enforce.Registry{}, urlTable: &urlTable{}, reach: &reach.Boxes{},
+		minter: &certs.Minter{}, boxes: &state.Table{Limits: o.Config.Limits.OfBoxes()}, connected: &enforce.Registry{}, urlTable: &urlTable{}, reach: &reach.Boxes{},
 	}
-	p.history = history.New(p.boxes.exist)
+	p.history = history.New(p.boxes.Exist)
 	p.visits = &visits{boxes: p.boxes, reach: p.reach}
 	var err error
 	if p.shares, err = share.RaiseDescriptors(); err != nil {
@@ -112,17 +114,17 @@ func (h *Host) wire(context.Context) error {
 		return fmt.Errorf("proxy.upstream: %w", err)
 	}
 	own := newHoldings(p)
-	held, common := sandboxes{p.launcher}, &shared{ceiling: ceiling, upstream: upstream, sources: p.addrs.Sources}
+	held, common := state.Sandboxes{Launcher: p.launcher}, &shared{ceiling: ceiling, upstream: upstream, sources: p.addrs.Sources}
 	net := &enforce.Enforcer{
 		Kernel: kernel, Proxy: both{p.proxy, h.before, p.boxes}, Boxes: p.connected, Forget: []func(policy.BoxID){p.dns.Forget, p.minter.Remove},
 	}
-	h.boxes = p.boxes
+	h.Table = p.boxes
 	h.policies = &policies{before: h.before, log: p.log, store: p.store, boxes: p.boxes, shared: common, net: net, trail: p.trail.trail, leased: make(chan struct{}, 1)}
 	h.publicURLs = &publicURLs{
 		before: h.before, cfg: p.cfg.Ingress, listeners: p.listeners, log: p.log, store: p.store, ingress: p.ingress, boxes: p.boxes, table: p.urlTable, reach: p.reach,
 		domains: p.domains, holdings: own,
 	}
-	h.usage = &usage{states: states{p.store}, log: p.log, boxes: p.boxes, sandboxes: held, history: p.history, room: own.room}
+	h.usage = &usage{store: p.store, log: p.log, boxes: p.boxes, sandboxes: held, history: p.history, room: own.room}
 	if err := h.countEnds(p.metrics); err != nil {
 		return err
 	}
@@ -147,7 +149,7 @@ func (h *Host) wire(context.Context) error {
 		before: h.before, log: p.log, meter: p.meter, boxes: p.boxes, policies: h.policies, visitors: p.ingress,
 	}
 	h.lifecycle = &lifecycle{
-		states: states{p.store}, cfg: p.cfg, roots: p.added, addrs: p.addrs, log: p.log, audit: p.audit, firewall: p.firewall, minter: p.minter,
+		store: p.store, cfg: p.cfg, roots: p.added, addrs: p.addrs, log: p.log, audit: p.audit, firewall: p.firewall, minter: p.minter,
 		authorities: h.authorities, boxes: p.boxes, shared: common, net: net, sandboxes: held, urls: h.publicURLs, commands: h.commands, settings: h.settings, meter: p.meter, quota: transfer,
 		snapshots: h.snapshotHost, scheduled: h.scheduled, history: p.history, holdings: own,
 	}
@@ -172,7 +174,7 @@ func (h *Host) protect(ctx context.Context) error { return h.protection.update(c
 // Recover picks up the boxes of an earlier run. Call it once, after [Open] and before [Host.Serve]. After an error, close
 // the gateway. A panic is an error.
 func (h *Host) Recover(ctx context.Context) error {
-	err := contained(h.parts.log, func() error {
+	err := change.Contain(h.parts.log, func() error {
 		if err := h.recoverBoxes(ctx); err != nil {
 			return err
 		}
@@ -192,5 +194,5 @@ func (h *Host) Close() error {
 		h.parts.flushExports() // the rest is another process's
 		return nil
 	}
-	return contained(h.parts.log, h.parts.close)
+	return change.Contain(h.parts.log, h.parts.close)
 }

@@ -31,7 +31,7 @@ func (p *parts) openAudit(context.Context) error {
 	if p.past != nil {
 		unkept = p.past.Lost
 	}
-	p.audit = audit.New(audit.Options{Lines: p.lines, History: p.kept, Unkept: unkept, Exports: p.exports, Console: p.cfg.Log.Format == "console", Name: p.boxes.nameOf})
+	p.audit = audit.New(audit.Options{Lines: p.lines, History: p.kept, Unkept: unkept, Exports: p.exports, Console: p.cfg.Log.Format == "console", Name: p.boxes.NameOf})
 	return errors.Join(p.metrics.Register(p.audit), p.metrics.Register(share.Metrics{Budget: p.memory}), registerProcess(p.metrics))
 }
 

@@ -13,7 +13,7 @@ func (p *parts) openFirewall(ctx context.Context) error {
 		GatewayV4: p.addrs.GatewayV4, GatewayV6: p.addrs.GatewayV6, SinkV4: p.addrs.SinkV4, SinkV6: p.addrs.SinkV6,
 		DNSPort: p.listeners.dnsPort, ProxyPort: p.listeners.proxyPort, ExplicitPort: explicitPort,
 		FlowLimit: uint32(p.cfg.Limits.KernelFlows),
-		SendRate:  uint64(p.cfg.Limits.Send), ReceiveRate: uint64(p.cfg.Limits.Receive), Sources: p.addrs.Sources, Explain: p.boxes.explain, Names: p.dns.GrantedNames, Audit: p.audit, Log: p.log,
+		SendRate:  uint64(p.cfg.Limits.Send), ReceiveRate: uint64(p.cfg.Limits.Receive), Sources: p.addrs.Sources, Explain: p.boxes.Explain, Names: p.dns.GrantedNames, Audit: p.audit, Log: p.log,
 		LastRun: lastRun(p.launcher.RunDir()),
 	}
 	err := p.apart.Do(func() (err error) {

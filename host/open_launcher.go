@@ -8,7 +8,9 @@ import (
 	"go.uber.org/zap"
 
 	"boxgate/config"
+	"boxgate/host/change"
 	"boxgate/host/snapshots"
+	"boxgate/host/state"
 	"boxgate/launcher"
 	"boxgate/preflight"
 )
@@ -20,8 +22,8 @@ func (p *parts) openLauncher(context.Context) error {
 	if p.launcher, err = launcher.New(c); err != nil {
 		return err
 	}
-	p.shelf = snapshots.New(p.log, p.store, p.launcher, func(f func() error) error { return contained(p.log, f) })
-	if err := countStates(p.metrics, p.boxes); err != nil {
+	p.shelf = snapshots.New(p.log, p.store, p.launcher, func(f func() error) error { return change.Contain(p.log, f) })
+	if err := state.CountStates(p.metrics, p.boxes); err != nil {
 		return err
 	}
 	for name, gauge := range map[string]struct {

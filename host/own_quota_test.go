@@ -55,21 +55,21 @@ func TestABoxIsHeldToAQuotaOfItsOwn(t *testing.T) {
 			g := newGateway(t)
 			g.addBox("box1")
 			g.addBox("box2")
-			g.boxes.limits[policy.LimitQuota] = c.all
+			g.boxes.Limits[policy.LimitQuota] = c.all
 			kernel := &counters{of: uint64(c.used)}
 			q := &quota{
 				log: zap.NewNop(), boxes: g.boxes, policies: g.policies, visitors: &visitorsOf{},
 			}
 			var err error
-			if q.meter, err = meter.Open(meter.Config{Boxes: g.boxes.ids, Kernel: kernel, Store: g.store, Log: zap.NewNop()}); err != nil {
+			if q.meter, err = meter.Open(meter.Config{Boxes: g.boxes.Ids, Kernel: kernel, Store: g.store, Log: zap.NewNop()}); err != nil {
 				t.Fatal(err)
 			}
 			q.before, _ = newPredecessor(t)
-			b, err := g.boxes.find("box1")
+			b, err := g.boxes.Find("box1")
 			if err != nil {
 				t.Fatal(err)
 			}
-			beside, err := g.boxes.find("box2")
+			beside, err := g.boxes.Find("box2")
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -81,8 +81,8 @@ func TestABoxIsHeldToAQuotaOfItsOwn(t *testing.T) {
 			own := policy.Limits{policy.LimitQuota: c.own}
 			b.Limits.Store(own)
 			look()
-			if b.spent.Load() != c.spent || beside.spent.Load() != c.beside {
-				t.Errorf("cut off: %t, and the one beside it: %t", b.spent.Load(), beside.spent.Load())
+			if b.Spent.Load() != c.spent || beside.Spent.Load() != c.beside {
+				t.Errorf("cut off: %t, and the one beside it: %t", b.Spent.Load(), beside.Spent.Load())
 			}
 			// The same at the start of a gateway, from what is stored.
 			record := store.Box{ID: "box1", Limits: store.BoxLimits{Operator: own}}
@@ -91,7 +91,7 @@ func TestABoxIsHeldToAQuotaOfItsOwn(t *testing.T) {
 			}
 			b.Limits.Store(policy.Limits{policy.LimitQuota: c.used + mib})
 			look()
-			if b.spent.Load() {
+			if b.Spent.Load() {
 				t.Error("still cut off with a larger quota")
 			}
 		})

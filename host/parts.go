@@ -25,6 +25,7 @@ import (
 	"boxgate/host/reach"
 	"boxgate/host/share"
 	"boxgate/host/snapshots"
+	"boxgate/host/state"
 	"boxgate/ingress"
 	"boxgate/internal/fault"
 	"boxgate/internal/memory"
@@ -52,7 +53,7 @@ type parts struct {
 	quotas    *quotas.Book      // of API keys
 	keyed     *keyless.Keyed    // connections that have shown one
 
-	boxes     *boxes
+	boxes     *state.Table
 	connected *enforce.Registry
 	urlTable  *urlTable
 	domains   *domains
@@ -109,7 +110,7 @@ func (p *parts) close() error {
 		p.shelf.Close()
 	}
 	if p.launcher != nil {
-		if len(p.boxes.all()) == 0 {
+		if len(p.boxes.All()) == 0 {
 			forgetRun(p.launcher.RunDir())
 		}
 		errs = append(errs, p.launcher.Close())

@@ -143,14 +143,14 @@ func (u *publicURLs) prove(ctx context.Context, n pendingName) {
 	if err != nil || len(pending) > 0 {
 		return
 	}
-	b, err := u.boxes.find(n.box)
-	if err != nil || !b.mu.TryLock() { // it is being changed: the next look is soon enough
+	b, err := u.boxes.Find(n.box)
+	if err != nil || !b.TryLock() { // it is being changed: the next look is soon enough
 		return
 	}
-	if _, err := u.boxes.locked(b); err != nil {
+	if _, err := u.boxes.Locked(b); err != nil {
 		return
 	}
-	defer b.mu.Unlock()
+	defer b.Unlock()
 	record, err := u.store.ProveHost(n.box, n.port, n.made, n.host, claim)
 	if err != nil {
 		u.log.Info("a domain of a public URL is proven, and stays pending", zap.String("box", string(n.box)), zap.Uint16("port", n.port),

@@ -8,7 +8,9 @@ import (
 
 	"boxgate/api"
 	"boxgate/audit/trail"
+	"boxgate/host/change"
 	"boxgate/host/enforce"
+	"boxgate/host/state"
 	"boxgate/policy"
 	"boxgate/store"
 )
@@ -18,7 +20,7 @@ type policies struct {
 	before *Predecessor
 	log    *zap.Logger
 	store  *store.DB
-	boxes  *boxes
+	boxes  *state.Table
 	shared *shared
 	net    *enforce.Enforcer
 	trail  *trail.Trail // of changes that no call asks for
@@ -34,7 +36,7 @@ type policies struct {
 
 // Policy implements the Host of [boxgate/api/rules].
 func (p *policies) Policy(_ context.Context, id policy.BoxID) (api.PolicyState, error) {
-	b, err := p.boxes.find(id)
+	b, err := p.boxes.Find(id)
 	if err != nil {
 		return api.PolicyState{}, err
 	}
@@ -47,14 +49,14 @@ func (p *policies) SetPolicy(ctx context.Context, id policy.BoxID, set api.Polic
 	if err != nil {
 		return api.PolicyState{}, err
 	}
-	defer b.mu.Unlock()
+	defer b.Unlock()
 	defer p.shared.named.changing.RUnlock()
 	if set.Named != "" {
 		if set.Spec, err = p.shared.named.specOf(set.Named, "/named"); err != nil {
 			return api.PolicyState{}, err
 		}
 	}
-	return p.changeLocked(ctx, b, ifMatch, func(_ *box, next *store.Policy) (err error) {
+	return p.changeLocked(ctx, b, ifMatch, func(_ *state.Box, next *store.Policy) (err error) {
 		next.Spec, next.Named = set.Spec, set.Named
 		next.Leases, err = kept(next.Leases, set.Keep)
 		return err
@@ -63,22 +65,22 @@ func (p *policies) SetPolicy(ctx context.Context, id policy.BoxID, set api.Polic
 
 // change changes the policy of a box: edit makes the next one of that in force, without the leases that have ended. The
 // version follows.
-func (p *policies) change(ctx context.Context, id policy.BoxID, ifMatch *uint64, edit func(*box, *store.Policy) error) (api.PolicyState, error) {
-	b, err := p.boxes.lock(id)
+func (p *policies) change(ctx context.Context, id policy.BoxID, ifMatch *uint64, edit func(*state.Box, *store.Policy) error) (api.PolicyState, error) {
+	b, err := p.boxes.Lock(id)
 	if err != nil {
 		return api.PolicyState{}, err
 	}
-	defer b.mu.Unlock()
+	defer b.Unlock()
 	return p.changeLocked(ctx, b, ifMatch, edit)
 }
 
 // changeLocked is change for a box whose lock the caller holds.
-func (p *policies) changeLocked(ctx context.Context, b *box, ifMatch *uint64, edit func(*box, *store.Policy) error) (api.PolicyState, error) {
-	if ifMatch != nil && *ifMatch != b.version {
+func (p *policies) changeLocked(ctx context.Context, b *state.Box, ifMatch *uint64, edit func(*state.Box, *store.Policy) error) (api.PolicyState, error) {
+	if ifMatch != nil && *ifMatch != b.Version {
 		return api.PolicyState{}, api.ErrPrecondition
 	}
-	was, before, next := p.stateOf(b), b.leases, b.storedPolicy()
-	next.Version, next.Leases = b.lastVersion+1, p.shared.running(b.leases)
+	was, before, next := p.stateOf(b), b.Leases, b.StoredPolicy()
+	next.Version, next.Leases = b.LastVersion+1, p.shared.running(b.Leases)
 	if err := edit(b, &next); err != nil {
 		return api.PolicyState{}, err
 	}
@@ -88,26 +90,26 @@ func (p *policies) changeLocked(ctx context.Context, b *box, ifMatch *uint64, ed
 	if err != nil {
 		return api.PolicyState{}, err
 	}
-	b.lastVersion = next.Version
+	b.LastVersion = next.Version
 	defer p.before.policyAlone(b.ID)()
-	err = apply(ctx, p.log, change{
-		what:    "the policy of box " + string(b.ID),
-		stage:   func() error { return p.store.StagePolicy(b.ID, next) },
-		enforce: func(ctx context.Context) error { return p.enforce(ctx, b, compiled) },
-		commit: func() error {
+	err = change.Apply(ctx, p.log, change.Change{
+		What:    "the policy of box " + string(b.ID),
+		Stage:   func() error { return p.store.StagePolicy(b.ID, next) },
+		Enforce: func(ctx context.Context) error { return p.Enforce(ctx, b, compiled) },
+		Commit: func() error {
 			if err := p.store.CommitPolicy(b.ID); err != nil {
 				return err
 			}
-			b.take(next)
+			b.TakePolicy(next)
 			return nil
 		},
-		abort:  func() error { return p.store.AbortPolicy(b.ID) },
-		settle: func() (bool, error) { err := p.settle(b); return b.version == next.Version, err },
+		Abort:  func() error { return p.store.AbortPolicy(b.ID) },
+		Settle: func() (bool, error) { err := p.settle(b); return b.Version == next.Version, err },
 	})
 	if err != nil {
 		return api.PolicyState{}, err
 	}
-	b.publish()
+	b.Publish()
 	p.noteLeases(b, before)
 	state := p.stateOf(b)
 	state.Was = &was
@@ -127,16 +129,16 @@ func (p *policies) Explain(_ context.Context, id policy.BoxID, req policy.Reques
 
 // explaining returns the policy of a box that decides, or would if it ran.
 func (p *policies) explaining(id policy.BoxID) (*policy.Compiled, error) {
-	b, err := p.boxes.find(id)
+	b, err := p.boxes.Find(id)
 	if err != nil {
 		return nil, err
 	}
 	if c := b.Policy.Load(); c != nil {
 		return c, nil
 	}
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	if b.status != api.StatusPaused || b.connected() {
+	b.Lock()
+	defer b.Unlock()
+	if b.Status != api.StatusPaused || b.Connected() {
 		return b.Policy.Load(), nil
 	}
 	return p.shared.of(b).compile() // what will be in force before it starts

@@ -17,10 +17,13 @@ import (
 	"boxgate/config"
 	"boxgate/firewall"
 	"boxgate/host/enforce"
+	"boxgate/host/state"
 	"boxgate/policy"
 	"boxgate/policy/name"
 	"boxgate/store"
 )
+
+var errFake = errors.New("fake failure")
 
 // fakeKernel takes every plan but those that it is told to fail at; before is called with each.
 type fakeKernel struct {
@@ -92,7 +95,7 @@ func openGateway(t *testing.T, dir string) *gateway {
 	t.Cleanup(func() { _ = audited.Close() })
 	g := &gateway{t: t, dir: dir, kernel: &fakeKernel{}}
 	net := &enforce.Enforcer{Kernel: g.kernel, Proxy: fakeProxy{}, Boxes: &enforce.Registry{}}
-	g.policies = &policies{log: zap.NewNop(), store: db, boxes: &boxes{}, shared: &shared{protected: name.NewProtected(nil, nil)}, net: net, trail: audited}
+	g.policies = &policies{log: zap.NewNop(), store: db, boxes: &state.Table{}, shared: &shared{protected: name.NewProtected(nil, nil)}, net: net, trail: audited}
 	if _, err := db.DropStaged(); err != nil {
 		t.Fatal(err)
 	}
@@ -114,12 +117,12 @@ func (g *gateway) recover(r store.Box) {
 	g.t.Helper()
 	p, err := g.store.Policy(r.ID)
 	headers, errHeaders := g.store.Headers(r.ID)
-	b := newBox(r, p, headers, api.Hosted{})
+	b := state.NewBox(r, p, headers, api.Hosted{})
 	c, errCompile := g.shared.of(b).compile()
 	if err := errors.Join(err, errHeaders, errCompile); err != nil {
 		g.t.Fatal(err)
 	}
-	g.boxes.add(b)
+	g.boxes.Add(b)
 	if err := g.net.Connect(g.t.Context(), &b.Box, enforce.Interface{}, c); err != nil {
 		g.t.Fatal(err)
 	}
@@ -128,7 +131,7 @@ func (g *gateway) recover(r store.Box) {
 // addBox makes a box that may reach nothing.
 func (g *gateway) addBox(id policy.BoxID) {
 	g.t.Helper()
-	r, err := g.store.AllocateBox(store.Box{ID: id, State: "idle", CreatedAt: time.Unix(int64(len(g.boxes.all())), 0), PlaceholderKey: store.NewKey()},
+	r, err := g.store.AllocateBox(store.Box{ID: id, State: "idle", CreatedAt: time.Unix(int64(len(g.boxes.All())), 0), PlaceholderKey: store.NewKey()},
 		store.Pools{V4: netip.MustParsePrefix("10.200.0.0/24"), V6: netip.MustParsePrefix("fd42::/64"), Reserved: 3})
 	if err := errors.Join(err, g.store.StagePolicy(id, store.Policy{Spec: denyAll, Version: 1}), g.store.CommitPolicy(id)); err != nil {
 		g.t.Fatal(err)
@@ -158,8 +161,8 @@ func valueOf(rules []policy.HeaderRule) string {
 	return rules[0].Headers[0].Value.Reveal()
 }
 
-// state is what a gateway says of one box: API, the policy in force, the rules that reach the server.
-type state struct {
+// seen is what a gateway says of one box: API, the policy in force, the rules that reach the server.
+type seen struct {
 	mode    policy.Mode // the API's
 	open    bool        // the policy in force
 	closed  bool        // no policy
@@ -168,9 +171,9 @@ type state struct {
 	applied string      // the value that requests get
 }
 
-func (g *gateway) state(id policy.BoxID) state {
+func (g *gateway) state(id policy.BoxID) seen {
 	g.t.Helper()
-	b, err := g.boxes.find(id)
+	b, err := g.boxes.Find(id)
 	if err != nil {
 		g.t.Fatal(err)
 	}
@@ -184,7 +187,7 @@ func (g *gateway) state(id policy.BoxID) state {
 	if err != nil {
 		g.t.Fatal(err)
 	}
-	s := state{mode: p.Spec.Mode, own: valueOf(own.Rules), global: valueOf(all.Rules), closed: b.Policy.Load() == nil}
+	s := seen{mode: p.Spec.Mode, own: valueOf(own.Rules), global: valueOf(all.Rules), closed: b.Policy.Load() == nil}
 	if c := b.Policy.Load(); c != nil {
 		s.open = c.Kernel().DefaultAllow
 		if r, refused := c.HeaderRule(policy.Request{Name: host, Port: 443}); refused.Reason == "" && r.Applies() {
@@ -212,33 +215,33 @@ func (g *gateway) copyOf() string {
 // changes are those that go through apply, with what the box b1 then says.
 func changes(t *testing.T) map[string]struct {
 	make func(*gateway) error
-	want state
+	want seen
 } {
 	t.Helper()
 	return map[string]struct {
 		make func(*gateway) error
-		want state
+		want seen
 	}{
 		"policy": {
 			func(g *gateway) error {
 				_, err := g.SetPolicy(t.Context(), "b1", api.PolicyChange{Spec: allowAll}, nil)
 				return err
 			},
-			state{mode: policy.ModeAllowAll, open: true},
+			seen{mode: policy.ModeAllowAll, open: true},
 		},
 		"headers": {
 			func(g *gateway) error { _, err := g.SetHeaders(t.Context(), "b1", rule(t, "own"), nil); return err },
-			state{mode: policy.ModeDenyAll, own: "own", applied: "own"},
+			seen{mode: policy.ModeDenyAll, own: "own", applied: "own"},
 		},
 		"global headers": {
 			func(g *gateway) error { _, err := g.SetGlobalHeaders(t.Context(), rule(t, "global"), nil); return err },
-			state{mode: policy.ModeDenyAll, global: "global", applied: "global"},
+			seen{mode: policy.ModeDenyAll, global: "global", applied: "global"},
 		},
 	}
 }
 
 // Before the change: nothing is open.
-var before = state{mode: policy.ModeDenyAll}
+var before = seen{mode: policy.ModeDenyAll}
 
 // A gateway that dies while a change is put in force starts with what was committed before it; after the answer, with the
 // change.
@@ -337,9 +340,9 @@ func TestABoxWithoutAWayBackIsClosedAlone(t *testing.T) {
 	if got := g.state("b1"); got != before {
 		t.Errorf("b1 has %+v", got)
 	}
-	b, err := g.boxes.find("b2")
-	if err != nil || !g.state("b2").closed || b.view().Status != api.StatusError {
-		t.Errorf("b2 is %+v: %+v %v", b.view(), g.state("b2"), err)
+	b, err := g.boxes.Find("b2")
+	if err != nil || !g.state("b2").closed || b.View().Status != api.StatusError {
+		t.Errorf("b2 is %+v: %+v %v", b.View(), g.state("b2"), err)
 	}
 }
 
@@ -407,7 +410,7 @@ func TestProtectedRangesAreNotRolledBack(t *testing.T) {
 	pool := netip.MustParsePrefix("8.8.8.0/24")
 	p := &protection{log: zap.NewNop(), list: firewall.HostAddresses, addrs: config.Addresses{PoolV4: pool, PoolV6: netip.MustParsePrefix("2001:4860::/64")}, policies: g.policies}
 	reaches := func(id policy.BoxID) bool {
-		b, err := g.boxes.find(id)
+		b, err := g.boxes.Find(id)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -464,7 +467,7 @@ func TestAnAddressThatComesBackIsProtected(t *testing.T) {
 		t.Error(err)
 	}
 	for _, id := range []policy.BoxID{"b1", "b2"} {
-		b, err := g.boxes.find(id)
+		b, err := g.boxes.Find(id)
 		if err != nil {
 			t.Fatal(err)
 		}

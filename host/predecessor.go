@@ -16,6 +16,7 @@ import (
 
 	"boxgate/config"
 	"boxgate/host/handover"
+	"boxgate/host/state"
 	"boxgate/policy"
 	"boxgate/proxy"
 )
@@ -214,7 +215,7 @@ func (p *Predecessor) drains() bool { return p != nil && !p.ended(0) }
 type both struct {
 	*proxy.Proxy
 	before *Predecessor
-	boxes  *boxes
+	boxes  *state.Table
 }
 
 // policyAlone notes that what changes for a box until the returned function is called is its policy, and not its header rules.
@@ -245,7 +246,7 @@ func (b both) Recheck(id policy.BoxID) {
 	alone := b.before.only[id]
 	b.before.mu.Unlock()
 	order := handover.Message{Kind: handover.Cut, Box: id}
-	if known, err := b.boxes.find(id); alone && err == nil {
+	if known, err := b.boxes.Find(id); alone && err == nil {
 		if c := known.Policy.Load(); c != nil {
 			if spec, err := json.Marshal(c.Spec()); err == nil {
 				order.Kind, order.Spec, order.Version = handover.Policy, spec, c.Version()

@@ -91,7 +91,7 @@ func TestAQuotaCutsVisitorsWhereTheyDrain(t *testing.T) {
 	g.addBox("box2")
 	before, other := newPredecessor(t)
 	q := &quota{before: before, log: zap.NewNop(), boxes: g.boxes, policies: g.policies, visitors: &visitorsOf{}}
-	b, err := g.boxes.find("box1")
+	b, err := g.boxes.Find("box1")
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -12,6 +12,7 @@ import (
 
 	"boxgate/config"
 	"boxgate/firewall"
+	"boxgate/host/change"
 	"boxgate/policy/name"
 )
 
@@ -37,17 +38,17 @@ func (p *protection) update(ctx context.Context) error {
 		return reading
 	}
 	nothing := func() error { return nil }
-	return errors.Join(reading, apply(ctx, p.log, change{
-		what:  "the protected ranges",
-		stage: nothing,
-		enforce: func(ctx context.Context) error {
+	return errors.Join(reading, change.Apply(ctx, p.log, change.Change{
+		What:  "the protected ranges",
+		Stage: nothing,
+		Enforce: func(ctx context.Context) error {
 			p.own = nil // from here on boxes may differ, until all have taken the change
 			forward := name.NewProtected(slices.Concat(p.addrs.Exempt, p.addrs.ForwardExempt), own)
 			p.policies.shared.setProtected(name.NewProtected(p.addrs.Exempt, own).WithForwarding(forward), own)
 			return p.policies.spread(ctx)
 		},
-		commit: func() error { p.own = own; p.warnOfLost(own); return nil },
-		settle: func() (bool, error) { return false, nil },
+		Commit: func() error { p.own = own; p.warnOfLost(own); return nil },
+		Settle: func() (bool, error) { return false, nil },
 	}))
 }
 

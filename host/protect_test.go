@@ -59,7 +59,7 @@ func TestAddressesAreProtectedWhileTheyChange(t *testing.T) {
 			t.Errorf("%d: %v, want %v", what, err, c.bad)
 		}
 		for _, id := range []policy.BoxID{"b1", "b2"} {
-			b, err := p.policies.boxes.find(id)
+			b, err := p.policies.boxes.Find(id)
 			if err != nil {
 				t.Fatal(err)
 			}

@@ -11,7 +11,9 @@ import (
 
 	"boxgate/api"
 	"boxgate/certs"
+	"boxgate/host/change"
 	"boxgate/host/enforce"
+	"boxgate/host/state"
 	"boxgate/internal/fault"
 	"boxgate/launcher"
 	"boxgate/policy"
@@ -20,14 +22,14 @@ import (
 // provisioning is one box on its way to being complete: launched, attached or recovered. Each way is a list of steps.
 type provisioning struct {
 	*lifecycle
-	box     *box
+	box     *state.Box
 	foreign *os.File                         // the network namespace to attach; nil unless the box is attached now
 	running map[policy.BoxID]launcher.Status // what was launched by an earlier run; nil unless the box is recovered
 
 	compiled *policy.Compiled
 	ca       *certs.Authority
 	netns    string
-	undo     undo
+	undo     change.Undo
 }
 
 // step is one step of provisioning. One that has effects to undo adds how to p.undo before it begins.
@@ -72,16 +74,16 @@ var errDeletedMeanwhile = api.Errorf(api.ErrConflict, "the box was deleted while
 // fails, the error is a *leftoverError. The caller holds the box's lock.
 func (l *lifecycle) provision(ctx context.Context, p *provisioning, steps []step) error {
 	p.lifecycle = l
-	err := contained(l.log, func() error {
+	err := change.Contain(l.log, func() error {
 		for _, s := range steps {
-			if p.box.deleting { // since a step that released the lock
+			if p.box.Deleting { // since a step that released the lock
 				return errDeletedMeanwhile
 			}
 			if err := s(p, ctx); err != nil {
 				return err
 			}
 		}
-		if p.box.deleting {
+		if p.box.Deleting {
 			return errDeletedMeanwhile
 		}
 		return nil
@@ -89,10 +91,10 @@ func (l *lifecycle) provision(ctx context.Context, p *provisioning, steps []step
 	if err == nil {
 		return nil
 	}
-	if p.box.deleted { // its addresses may be another's by now
+	if p.box.Deleted { // its addresses may be another's by now
 		return errDeletedMeanwhile
 	}
-	if left := p.undo.run(ctx, l.log); left != nil {
+	if left := p.undo.Run(ctx, l.log); left != nil {
 		return &leftoverError{cause: err, left: left}
 	}
 	return err
@@ -112,9 +114,9 @@ func (p *provisioning) storeInitial(ctx context.Context) error {
 		return err
 	}
 	b, db := p.box, p.store
-	err := db.StagePolicy(b.ID, b.storedPolicy())
+	err := db.StagePolicy(b.ID, b.StoredPolicy())
 	if err == nil {
-		err = db.StageHeaders(b.ID, b.headers, b.headersVersion)
+		err = db.StageHeaders(b.ID, b.Headers, b.HeadersVersion)
 	}
 	if err == nil {
 		err = fault.At(ctx, "create: policy staged")
@@ -123,7 +125,7 @@ func (p *provisioning) storeInitial(ctx context.Context) error {
 		err = errors.Join(db.CommitPolicy(b.ID), db.CommitHeaders(b.ID))
 	}
 	if err != nil {
-		return notStored(p.log, "its policy could not be stored", err)
+		return change.NotStored(p.log, "its policy could not be stored", err)
 	}
 	return nil
 }
@@ -136,14 +138,14 @@ func (p *provisioning) addAuthority(ctx context.Context) (err error) {
 	if err := fault.At(ctx, "create: authority stored"); err != nil {
 		return err
 	}
-	p.undo.add(func(context.Context) error { p.minter.Remove(p.box.ID); return nil })
+	p.undo.Add(func(context.Context) error { p.minter.Remove(p.box.ID); return nil })
 	return p.minter.Add(p.box.ID, p.ca)
 }
 
 // makeNamespace makes the network namespace of a box to be launched; nothing runs in it.
 func (p *provisioning) makeNamespace(ctx context.Context) (err error) {
-	p.undo.add(func(ctx context.Context) error {
-		return p.box.unlocked(func() error { return p.sandboxes.Delete(ctx, p.box.ID) })
+	p.undo.Add(func(ctx context.Context) error {
+		return p.box.Unlocked(func() error { return p.sandboxes.Delete(ctx, p.box.ID) })
 	})
 	if p.netns, err = p.sandboxes.Prepare(ctx, p.launchSpec()); err != nil {
 		return fmt.Errorf("its network namespace: %w", err)
@@ -153,14 +155,14 @@ func (p *provisioning) makeNamespace(ctx context.Context) (err error) {
 
 // pinNamespace keeps the network namespace of a box to be attached.
 func (p *provisioning) pinNamespace(ctx context.Context) (err error) {
-	p.undo.add(func(context.Context) error { return p.sandboxes.DetachNamespace(p.box.ID) })
+	p.undo.Add(func(context.Context) error { return p.sandboxes.DetachNamespace(p.box.ID) })
 	p.netns, err = p.sandboxes.AttachNamespace(p.box.ID, p.foreign)
 	return errors.Join(err, fault.At(ctx, "attach: namespace pinned"))
 }
 
 // findNamespace finds the network namespace of a box that runs.
 func (p *provisioning) findNamespace(context.Context) (err error) {
-	if p.box.attached != nil {
+	if p.box.Attached != nil {
 		p.netns, err = p.sandboxes.AttachedNamespace(p.box.ID)
 		return err
 	}
@@ -168,35 +170,35 @@ func (p *provisioning) findNamespace(context.Context) (err error) {
 	if !found {
 		return launcher.ErrNotFound
 	}
-	p.netns, err = namespaceOf(status)
+	p.netns, err = state.NamespaceOf(status)
 	return err
 }
 
 // makeReachable lets public URLs reach what listens on the box's loopback. The namespace of a sandbox with a network stack of
 // its own is not the sandbox's network: only the box's address leads into that.
 func (p *provisioning) makeReachable(context.Context) error {
-	if p.sandboxes.hasGuestStack(p.box) {
+	if p.sandboxes.HasGuestStack(p.box) {
 		return nil
 	}
-	p.undo.add(func(context.Context) error { p.urls.reach.Remove(p.box.ID); return nil })
+	p.undo.Add(func(context.Context) error { p.urls.reach.Remove(p.box.ID); return nil })
 	return p.urls.reach.Add(p.box.ID, p.box.V6, p.netns)
 }
 
 // findURLs makes the box's public URLs known. Nobody is served yet.
 func (p *provisioning) findURLs(context.Context) error {
-	p.undo.add(func(context.Context) error { p.urls.drop(p.box.ID); return nil })
+	p.undo.Add(func(context.Context) error { p.urls.drop(p.box.ID); return nil })
 	return p.urls.recover(p.box)
 }
 
 // connect gives the box its interface, closed, and puts its policy in force.
 func (p *provisioning) connect(ctx context.Context) error {
-	p.undo.add(func(ctx context.Context) error { return p.net.Disconnect(ctx, &p.box.Box) })
+	p.undo.Add(func(ctx context.Context) error { return p.net.Disconnect(ctx, &p.box.Box) })
 	return p.net.Connect(ctx, &p.box.Box, p.at(), p.compiled)
 }
 
 // at is where the box gets its interface.
 func (p *provisioning) at() enforce.Interface {
-	return enforce.Interface{NetNS: p.netns, GuestStack: p.sandboxes.hasGuestStack(p.box)}
+	return enforce.Interface{NetNS: p.netns, GuestStack: p.sandboxes.HasGuestStack(p.box)}
 }
 
 // await waits until no first packet of the box would be lost.
@@ -214,10 +216,10 @@ func (p *provisioning) startProcess(ctx context.Context) error {
 
 // slowly runs a slow step without the box's lock. Meanwhile another request may have taken the box off the network.
 func (p *provisioning) slowly(f func() error) error {
-	if err := p.box.unlocked(f); err != nil {
+	if err := p.box.Unlocked(f); err != nil {
 		return err
 	}
-	if !p.box.connected() {
+	if !p.box.Connected() {
 		return errDeletedMeanwhile
 	}
 	return nil
@@ -228,16 +230,16 @@ func (p *provisioning) cutFlows(ctx context.Context) error { return p.net.CutFlo
 
 // storeIdle completes a new box: from here on the next start keeps it.
 func (p *provisioning) storeIdle(context.Context) error {
-	if err := p.setState(p.box, api.StatusIdle, ""); err != nil {
-		return notStored(p.log, "its state could not be stored", err)
+	if err := p.box.SetState(p.store, api.StatusIdle, ""); err != nil {
+		return change.NotStored(p.log, "its state could not be stored", err)
 	}
 	return nil
 }
 
 func (p *provisioning) launchSpec() launcher.Spec {
-	r := p.box.record
+	r := p.box.Record
 	return launcher.Spec{
 		ID: r.ID, Image: r.Image, Layers: r.Layers, Size: launcher.Size(r.Size), CA: p.ca.CertificatePEM(), Roots: p.roots,
-		Hostname: hostnameOf(r), Git: gitIdentityOf(p.box.hosted), DNS: []netip.Addr{p.addrs.GatewayV4, p.addrs.GatewayV6},
+		Hostname: hostnameOf(r), Git: gitIdentityOf(p.box.Hosted), DNS: []netip.Addr{p.addrs.GatewayV4, p.addrs.GatewayV6},
 	}
 }

@@ -7,6 +7,9 @@ import (
 	"testing"
 
 	"go.uber.org/zap"
+
+	"boxgate/host/change"
+	"boxgate/host/state"
 )
 
 // fakeSteps note what is done and undone.
@@ -15,7 +18,7 @@ type fakeSteps struct{ done []string }
 // step is one that notes its name and how it is undone, then ends in how.
 func (f *fakeSteps) step(name string, how func(*provisioning) error, undone error) step {
 	return func(p *provisioning, _ context.Context) error {
-		p.undo.add(func(ctx context.Context) error {
+		p.undo.Add(func(ctx context.Context) error {
 			f.done = append(f.done, "undo "+name)
 			return errors.Join(undone, ctx.Err())
 		})
@@ -29,7 +32,7 @@ func fails(*provisioning) error  { return errFake }
 func panics(*provisioning) error { panic("with a secret") }
 
 // deletes is what happens while a step runs without the box's lock.
-func deletes(p *provisioning) error { p.box.deleted = true; return errFake }
+func deletes(p *provisioning) error { p.box.Deleted = true; return errFake }
 
 // When a step fails or panics, it and those before it are undone, the last one first, although the caller has hung up and
 // although one of them cannot be undone. Of a box that was deleted meanwhile nothing is undone: what it had may be
@@ -45,7 +48,7 @@ func TestFailedProvisioningIsUndone(t *testing.T) {
 	}{
 		"none fails":        {works, nil, []string{"a", "b", "c"}, nil},
 		"an error":          {fails, nil, []string{"a", "b", "undo b", "undo a"}, errFake},
-		"a panic":           {panics, nil, []string{"a", "b", "undo b", "undo a"}, errFault},
+		"a panic":           {panics, nil, []string{"a", "b", "undo b", "undo a"}, change.ErrFault},
 		"and it is stuck":   {fails, errLeft, []string{"a", "b", "undo b", "undo a"}, errFake},
 		"deleted meanwhile": {deletes, nil, []string{"a", "b"}, errDeletedMeanwhile},
 	} {
@@ -53,7 +56,7 @@ func TestFailedProvisioningIsUndone(t *testing.T) {
 		hangUp()
 		f := &fakeSteps{}
 		l := &lifecycle{log: zap.NewNop()}
-		err := l.provision(ctx, &provisioning{box: &box{}}, []step{f.step("a", works, nil), f.step("b", c.bad, c.undone), f.step("c", works, nil)})
+		err := l.provision(ctx, &provisioning{box: &state.Box{}}, []step{f.step("a", works, nil), f.step("b", c.bad, c.undone), f.step("c", works, nil)})
 		if !errors.Is(err, c.cause) || c.cause == nil && err != nil {
 			t.Errorf("%s: %v", name, err)
 		}

@@ -10,8 +10,10 @@ import (
 	"go.uber.org/zap"
 
 	"boxgate/api"
+	"boxgate/host/change"
 	"boxgate/host/handover"
 	"boxgate/host/meter"
+	"boxgate/host/state"
 	"boxgate/policy"
 	"boxgate/store"
 )
@@ -25,7 +27,7 @@ type quota struct {
 	before   *Predecessor
 	log      *zap.Logger
 	meter    *meter.Meter
-	boxes    *boxes
+	boxes    *state.Table
 	policies *policies
 	visitors interface{ CloseBox(policy.BoxID) } // of public URLs
 }
@@ -50,7 +52,7 @@ func (q *quota) run(ctx context.Context) {
 // another's change.
 func (q *quota) look(ctx context.Context, changes *sync.WaitGroup) {
 	var limited []policy.BoxID
-	all := q.boxes.unsorted()
+	all := q.boxes.Unsorted()
 	for _, b := range all {
 		if q.most(b) != policy.Unlimited {
 			limited = append(limited, b.ID)
@@ -66,9 +68,9 @@ func (q *quota) look(ctx context.Context, changes *sync.WaitGroup) {
 	}
 	for _, b := range all {
 		spent := exhausted(used[b.ID], q.most(b))
-		if spent != b.spent.Load() && b.sparing.CompareAndSwap(false, true) {
+		if spent != b.Spent.Load() && b.Sparing.CompareAndSwap(false, true) {
 			changes.Go(func() {
-				defer b.sparing.Store(false)
+				defer b.Sparing.Store(false)
 				q.set(ctx, b, spent)
 			})
 		}
@@ -76,8 +78,8 @@ func (q *quota) look(ctx context.Context, changes *sync.WaitGroup) {
 }
 
 // most returns how many bytes a box may send and receive in a period.
-func (q *quota) most(b *box) int64 {
-	return b.Limits.Of(policy.LimitQuota, q.boxes.limits[policy.LimitQuota])
+func (q *quota) most(b *state.Box) int64 {
+	return b.Limits.Of(policy.LimitQuota, q.boxes.Limits[policy.LimitQuota])
 }
 
 func exhausted(used uint64, most int64) bool { return most != policy.Unlimited && used >= uint64(most) }
@@ -87,7 +89,7 @@ func exhausted(used uint64, most int64) bool { return most != policy.Unlimited &
 func (q *quota) spent(list []store.Box) map[policy.BoxID]bool {
 	out, most := map[policy.BoxID]bool{}, map[policy.BoxID]int64{}
 	for _, r := range list {
-		if n := api.BoxLimits(r.Limits).Of(q.boxes.limits)[policy.LimitQuota]; n != policy.Unlimited {
+		if n := api.BoxLimits(r.Limits).Of(q.boxes.Limits)[policy.LimitQuota]; n != policy.Unlimited {
 			most[r.ID] = n
 		}
 	}
@@ -102,7 +104,7 @@ func (q *quota) spent(list []store.Box) map[policy.BoxID]bool {
 }
 
 // set cuts a box off, or takes that back. What cannot be put in force is tried again.
-func (q *quota) set(ctx context.Context, b *box, spent bool) {
+func (q *quota) set(ctx context.Context, b *state.Box, spent bool) {
 	id := zap.String("box", string(b.ID))
 	if err := q.putInForce(ctx, b, spent); err != nil {
 		q.log.Error("a box's quota could not be put in force; it is tried again", id, zap.Bool("used_up", spent), zap.Error(err))
@@ -118,24 +120,24 @@ func (q *quota) set(ctx context.Context, b *box, spent bool) {
 }
 
 // putInForce changes what the box may do. From its first step on, whatever else changes the box's policy regards it.
-func (q *quota) putInForce(ctx context.Context, b *box, spent bool) error {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	if b.gone() != nil {
+func (q *quota) putInForce(ctx context.Context, b *state.Box, spent bool) error {
+	b.Lock()
+	defer b.Unlock()
+	if b.Gone() != nil {
 		return nil
 	}
-	b.spent.Store(spent)
-	ctx, cancel := begun(ctx)
+	b.Spent.Store(spent)
+	ctx, cancel := change.Begun(ctx)
 	defer cancel()
 	err := q.policies.contained(b, func() error {
 		next, err := q.policies.shared.of(b).compile()
 		if err != nil {
 			return err
 		}
-		return q.policies.enforce(ctx, b, next)
+		return q.policies.Enforce(ctx, b, next)
 	})
 	if err != nil {
-		b.spent.Store(!spent)
+		b.Spent.Store(!spent)
 	}
 	return err
 }

@@ -11,7 +11,9 @@ import (
 	"go.uber.org/zap"
 
 	"boxgate/api"
+	"boxgate/host/change"
 	"boxgate/host/foreign"
+	"boxgate/host/state"
 	"boxgate/internal/fault"
 	"boxgate/policy"
 	"boxgate/store"
@@ -20,14 +22,14 @@ import (
 // ReattachBox attaches a box to a sandbox again: to the one that it names (nil: the one it was attached to). What belongs to
 // the box stays: its ID and addresses, policy, header rules, public URLs and CA.
 func (l *lifecycle) ReattachBox(ctx context.Context, id policy.BoxID, to *api.Attached) (api.Box, error) {
-	b, err := l.boxes.find(id)
+	b, err := l.boxes.Find(id)
 	if err != nil {
 		return api.Box{}, err
 	}
-	if b.attached == nil {
+	if b.Attached == nil {
 		return api.Box{}, api.Errorf(api.ErrConflict, "box %s was launched here: it is not attached to anything", id)
 	}
-	now := b.sandbox.Load()
+	now := b.Sandbox.Load()
 	if now == nil {
 		return api.Box{}, api.Errorf(api.ErrConflict, "box %s is being attached already", id)
 	}
@@ -40,33 +42,33 @@ func (l *lifecycle) ReattachBox(ctx context.Context, id policy.BoxID, to *api.At
 		return api.Box{}, err
 	}
 	defer found.NS.Close()
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	if err := b.gone(); err != nil {
+	b.Lock()
+	defer b.Unlock()
+	if err := b.Gone(); err != nil {
 		return api.Box{}, err
 	}
 	defer l.follower.Look(id)
-	target := store.Attached{Kind: to.Kind, Ref: to.Ref, Container: found.Container, Stack: b.attached.Stack}
+	target := store.Attached{Kind: to.Kind, Ref: to.Ref, Container: found.Container, Stack: b.Attached.Stack}
 	if err := l.move(ctx, b, target, found.NS); err != nil {
 		return api.Box{}, api.Errorf(api.ErrUnavailable, "box %s could not be attached again, and has no network: %w", id, err)
 	}
-	return b.viewWithWarnings(), nil
+	return b.ViewWithWarnings(), nil
 }
 
 // checkSandbox returns why a box cannot be attached to a network namespace, other than the one that it is attached to.
-func (l *lifecycle) checkSandbox(b *box, path string) error {
-	if now := b.sandbox.Load(); now != nil && b.connected() && foreign.Same(now.Pin, path) {
+func (l *lifecycle) checkSandbox(b *state.Box, path string) error {
+	if now := b.Sandbox.Load(); now != nil && b.Connected() && foreign.Same(now.Pin, path) {
 		return nil
 	}
 	return l.firewall.CheckForeign(path)
 }
 
 // move attaches a box to another network namespace. It is off the network from when it leaves the one that it has until its
-// policy is in force in the other. The caller holds b.mu.
-func (l *lifecycle) move(ctx context.Context, b *box, to store.Attached, ns *os.File) error {
-	ctx, cancel := begun(ctx)
+// policy is in force in the other. The caller holds the lock of b.
+func (l *lifecycle) move(ctx context.Context, b *state.Box, to store.Attached, ns *os.File) error {
+	ctx, cancel := change.Begun(ctx)
 	defer cancel()
-	if now := b.sandbox.Load(); b.connected() && foreign.Same(now.Pin, foreign.PathOf(ns)) {
+	if now := b.Sandbox.Load(); b.Connected() && foreign.Same(now.Pin, foreign.PathOf(ns)) {
 		return l.rename(b, to, now.Pin)
 	}
 	if err := l.leave(ctx, b, to, "it is being attached"); err != nil {
@@ -76,35 +78,35 @@ func (l *lifecycle) move(ctx context.Context, b *box, to store.Attached, ns *os.
 	err := l.provision(ctx, p, reattachSteps)
 	switch {
 	case err == nil:
-		b.follows(p.netns)
+		b.Follow(p.netns)
 		l.log.Info("a box was attached again", zap.String("box", string(b.ID)), zap.String("sandbox", to.Kind+" "+to.Ref))
-	case b.deleted || errors.Is(err, errDeletedMeanwhile): // or its sandbox has ended, which is shown
+	case b.Deleted || errors.Is(err, errDeletedMeanwhile): // or its sandbox has ended, which is shown
 	default:
-		b.showGone("it could not be attached: " + err.Error())
+		b.ShowGone("it could not be attached: " + err.Error())
 	}
 	return err
 }
 
-// rename notes another name of the sandbox that a box is attached to. The caller holds b.mu.
-func (l *lifecycle) rename(b *box, to store.Attached, pin string) error {
+// rename notes another name of the sandbox that a box is attached to. The caller holds the lock of b.
+func (l *lifecycle) rename(b *state.Box, to store.Attached, pin string) error {
 	if err := l.storeAttached(b, to, api.StatusIdle, ""); err != nil {
 		return err
 	}
-	b.follows(pin)
+	b.Follow(pin)
 	return nil
 }
 
 // leave takes an attached box off the network and lets go of the namespace that it has. From then on it is attached to
-// something that has no namespace yet, or no more. It can be repeated. The caller holds b.mu.
-func (l *lifecycle) leave(ctx context.Context, b *box, to store.Attached, why string) error {
-	err := contained(l.log, func() error { return l.leaveSteps(ctx, b, to, why) }, zap.String("box", string(b.ID)))
+// something that has no namespace yet, or no more. It can be repeated. The caller holds the lock of b.
+func (l *lifecycle) leave(ctx context.Context, b *state.Box, to store.Attached, why string) error {
+	err := change.Contain(l.log, func() error { return l.leaveSteps(ctx, b, to, why) }, zap.String("box", string(b.ID)))
 	if err != nil {
-		b.showGone("it could not be taken off the network in full, and is tried again")
+		b.ShowGone("it could not be taken off the network in full, and is tried again")
 	}
 	return err
 }
 
-func (l *lifecycle) leaveSteps(ctx context.Context, b *box, to store.Attached, why string) error {
+func (l *lifecycle) leaveSteps(ctx context.Context, b *state.Box, to store.Attached, why string) error {
 	l.urls.reach.Remove(b.ID)
 	if err := l.net.Disconnect(ctx, &b.Box); err != nil {
 		return fmt.Errorf("taking it off the network: %w", err)
@@ -122,20 +124,20 @@ func (l *lifecycle) leaveSteps(ctx context.Context, b *box, to store.Attached, w
 	if err := l.storeAttached(b, to, api.StatusGone, why); err != nil {
 		return err
 	}
-	b.follows("")
+	b.Follow("")
 	return fault.At(ctx, "leave: stored")
 }
 
-// storeAttached stores what a box is attached to, with its state. The caller holds b.mu.
-func (l *lifecycle) storeAttached(b *box, to store.Attached, s api.Status, problem string) error {
-	record := b.record
-	to.Search = b.attached.Search // as when it was attached first
+// storeAttached stores what a box is attached to, with its state. The caller holds the lock of b.
+func (l *lifecycle) storeAttached(b *state.Box, to store.Attached, s api.Status, problem string) error {
+	record := b.Record
+	to.Search = b.Attached.Search // as when it was attached first
 	record.Attached, record.State, record.Error, record.UpdatedAt = &to, string(s), problem, time.Now()
 	if err := l.store.UpdateBox(record); err != nil {
-		return notStored(l.log, "what the box is attached to could not be stored", err)
+		return change.NotStored(l.log, "what the box is attached to could not be stored", err)
 	}
-	b.record, b.status, b.problem = record, s, problem
-	b.publish()
+	b.Record, b.Status, b.Problem = record, s, problem
+	b.Publish()
 	return nil
 }
 
@@ -145,8 +147,8 @@ type followed struct{ *lifecycle }
 // Attached implements [follow.Owner].
 func (l followed) Attached() []policy.BoxID {
 	var ids []policy.BoxID
-	for _, b := range l.boxes.all() {
-		if b.sandbox.Load() != nil {
+	for _, b := range l.boxes.All() {
+		if b.Sandbox.Load() != nil {
 			ids = append(ids, b.ID)
 		}
 	}
@@ -155,26 +157,26 @@ func (l followed) Attached() []policy.BoxID {
 
 // Sandbox implements [follow.Owner].
 func (l followed) Sandbox(id policy.BoxID) (foreign.Sandbox, uint64, bool) {
-	b, err := l.boxes.find(id)
+	b, err := l.boxes.Find(id)
 	if err != nil {
 		return foreign.Sandbox{}, 0, false
 	}
-	now := b.sandbox.Load()
+	now := b.Sandbox.Load()
 	if now == nil {
 		return foreign.Sandbox{}, 0, false
 	}
-	return now.Sandbox, now.turn, true
+	return now.Sandbox, now.Turn, true
 }
 
 // Lose implements [follow.Owner].
 func (l followed) Lose(ctx context.Context, id policy.BoxID, turn uint64, why string) error {
-	return l.inTurn(id, turn, func(b *box) error {
-		if b.status == api.StatusGone && b.problem == why {
+	return l.inTurn(id, turn, func(b *state.Box) error {
+		if b.Status == api.StatusGone && b.Problem == why {
 			return nil
 		}
-		ctx, cancel := begun(ctx)
+		ctx, cancel := change.Begun(ctx)
 		defer cancel()
-		if err := l.leave(ctx, b, *b.record.Attached, why); err != nil {
+		if err := l.leave(ctx, b, *b.Record.Attached, why); err != nil {
 			return err
 		}
 		l.log.Warn("a box is gone: it has no network until it is attached again", zap.String("box", string(id)),
@@ -185,29 +187,29 @@ func (l followed) Lose(ctx context.Context, id policy.BoxID, turn uint64, why st
 
 // Move implements [follow.Owner].
 func (l followed) Move(ctx context.Context, id policy.BoxID, turn uint64, to foreign.Found) error {
-	return l.inTurn(id, turn, func(b *box) error {
+	return l.inTurn(id, turn, func(b *state.Box) error {
 		if err := l.checkSandbox(b, foreign.PathOf(to.NS)); err != nil {
 			err = fmt.Errorf("its container runs, but cannot be attached: %w", err)
-			if b.status == api.StatusGone {
-				b.showGone(err.Error())
+			if b.Status == api.StatusGone {
+				b.ShowGone(err.Error())
 			}
 			return err
 		}
-		return l.move(ctx, b, *b.record.Attached, to.NS)
+		return l.move(ctx, b, *b.Record.Attached, to.NS)
 	})
 }
 
 // inTurn does something with a box whose sandbox has not changed since turn.
-func (l followed) inTurn(id policy.BoxID, turn uint64, do func(*box) error) error {
-	b, err := l.boxes.lock(id)
+func (l followed) inTurn(id policy.BoxID, turn uint64, do func(*state.Box) error) error {
+	b, err := l.boxes.Lock(id)
 	if errors.Is(err, api.ErrNotFound) {
 		return nil
 	}
 	if err != nil {
 		return err
 	}
-	defer b.mu.Unlock()
-	if b.sandbox.Load().turn != turn {
+	defer b.Unlock()
+	if b.Sandbox.Load().Turn != turn {
 		return nil // and it is looked at again
 	}
 	return do(b)

@@ -10,7 +10,9 @@ import (
 	"go.uber.org/zap"
 
 	"boxgate/api"
+	"boxgate/host/change"
 	"boxgate/host/enforce"
+	"boxgate/host/state"
 	"boxgate/internal/fault"
 	"boxgate/launcher"
 	"boxgate/policy"
@@ -41,7 +43,7 @@ func (l *lifecycle) recoverBoxes(ctx context.Context) error {
 	if err := l.snapshots.shelf.Recover(); err != nil {
 		return fmt.Errorf("recovering snapshots: %w", err)
 	}
-	if err := l.sandboxes.pruneAttached(l.boxes); err != nil {
+	if err := l.sandboxes.PruneAttached(l.boxes); err != nil {
 		return fmt.Errorf("releasing network namespaces: %w", err)
 	}
 	if err := l.firewall.Prune(ctx); err != nil {
@@ -53,7 +55,7 @@ func (l *lifecycle) recoverBoxes(ctx context.Context) error {
 // removeUnknown removes containers that belong to no box.
 func (l *lifecycle) removeUnknown(ctx context.Context, running []launcher.Status) {
 	for _, status := range running {
-		if _, err := l.boxes.find(status.ID); err == nil {
+		if _, err := l.boxes.Find(status.ID); err == nil {
 			continue
 		}
 		l.log.Warn("a container without a box is removed", zap.String("box", string(status.ID)))
@@ -70,24 +72,24 @@ func (l *lifecycle) pickUp(ctx context.Context, records []store.Box, running map
 	spent := l.quota.spent(records)
 	for _, r := range records {
 		b, err := l.stored(r)
-		b.spent.Store(spent[r.ID])
-		b.mu.Lock()
-		defer b.mu.Unlock()
-		l.boxes.add(b)
-		if b.status == api.StatusDeleted || b.status == api.StatusCreating && !r.Promised {
+		b.Spent.Store(spent[r.ID])
+		b.Lock()
+		defer b.Unlock()
+		l.boxes.Add(b)
+		if b.Status == api.StatusDeleted || b.Status == api.StatusCreating && !r.Promised {
 			l.reapOrphan(ctx, b)
 			continue
 		}
-		l.expireLater(b, time.Until(b.record.ExpiresAt))
-		if b.status == api.StatusCreating {
+		l.expireLater(b, time.Until(b.Record.ExpiresAt))
+		if b.Status == api.StatusCreating {
 			l.breakOff(ctx, b)
 		}
-		if b.status == api.StatusError {
+		if b.Status == api.StatusError {
 			continue
 		}
-		if b.attached != nil {
+		if b.Attached != nil {
 			pin, _ := l.sandboxes.AttachedNamespace(b.ID) // "" if it is gone
-			b.follows(pin)
+			b.Follow(pin)
 		}
 		p := &provisioning{box: b, running: running}
 		steps := recoverSteps
@@ -108,8 +110,8 @@ func (l *lifecycle) pickUp(ctx context.Context, records []store.Box, running map
 			continue
 		}
 		if p.compiled == nil { // it has no network until it is started
-			b.status, b.problem = api.StatusPaused, ""
-			b.publish()
+			b.Status, b.Problem = api.StatusPaused, ""
+			b.Publish()
 			continue
 		}
 		ready = append(ready, p)
@@ -121,7 +123,7 @@ func (l *lifecycle) pickUp(ctx context.Context, records []store.Box, running map
 // may have been another's. The caller holds the locks of all.
 func (l *lifecycle) rejoin(ctx context.Context, ready []*provisioning) {
 	connected := map[policy.BoxID]bool{}
-	err := contained(l.log, func() error { return l.rejoinTogether(ctx, ready, connected) })
+	err := change.Contain(l.log, func() error { return l.rejoinTogether(ctx, ready, connected) })
 	if err != nil {
 		l.log.Warn("some boxes could not be connected together, and are connected one by one", zap.Error(err))
 	}
@@ -137,22 +139,22 @@ func (l *lifecycle) rejoin(ctx context.Context, ready []*provisioning) {
 }
 
 // wakeUp shows a box that has its network. What the runtime says of it counts: a gateway that died while it paused or resumed
-// the box leaves it awake, unless its sleep was stored. The caller holds b.mu.
+// the box leaves it awake, unless its sleep was stored. The caller holds the lock of b.
 func (l *lifecycle) wakeUp(ctx context.Context, p *provisioning) {
 	b, asleep := p.box, p.running[p.box.ID].State == launcher.StatePaused
-	if asleep && b.status == api.StatusIdle {
+	if asleep && b.Status == api.StatusIdle {
 		if err := l.sandboxes.Resume(ctx, b.ID); err == nil {
 			asleep = false
 		} else {
 			l.log.Error("a box that was frozen could not be resumed", zap.String("box", string(b.ID)), zap.Error(err))
 		}
 	}
-	b.status, b.problem = api.StatusIdle, ""
+	b.Status, b.Problem = api.StatusIdle, ""
 	if asleep {
-		b.status = api.StatusPaused
+		b.Status = api.StatusPaused
 	}
-	b.publish()
-	if b.attached == nil {
+	b.Publish()
+	if b.Attached == nil {
 		l.commands.usage.watch(b)
 	}
 }
@@ -180,36 +182,36 @@ func (l *lifecycle) rejoinTogether(ctx context.Context, ready []*provisioning, c
 	return errors.Join(errs...)
 }
 
-// recoverGone picks up an attached box whose namespace was gone before this start. The caller holds b.mu.
-func (l *lifecycle) recoverGone(ctx context.Context, b *box) error {
-	problem := b.record.Error
-	if b.status != api.StatusGone {
+// recoverGone picks up an attached box whose namespace was gone before this start. The caller holds the lock of b.
+func (l *lifecycle) recoverGone(ctx context.Context, b *state.Box) error {
+	problem := b.Record.Error
+	if b.Status != api.StatusGone {
 		problem = "its network namespace is gone, as after a restart of the host: attach it again with `gateway box reattach`"
 	}
 	if err := l.provision(ctx, &provisioning{box: b}, []step{(*provisioning).findURLs}); err != nil {
 		return err
 	}
-	b.showGone(problem)
+	b.ShowGone(problem)
 	return nil
 }
 
-// giveUp shows that a box could not be recovered. The caller holds b.mu.
-func (l *lifecycle) giveUp(b *box, err error) {
+// giveUp shows that a box could not be recovered. The caller holds the lock of b.
+func (l *lifecycle) giveUp(b *state.Box, err error) {
 	l.log.Error("a box could not be recovered; it stays closed", zap.String("box", string(b.ID)), zap.Error(err))
-	b.ended = errors.Is(err, errEnded)
-	b.showError("it could not be recovered after a restart of the gateway: " + err.Error())
+	b.Ended = errors.Is(err, state.ErrEnded)
+	b.ShowError("it could not be recovered after a restart of the gateway: " + err.Error())
 }
 
 // stored makes a box of what the store holds of it. After an error it is one that may reach nothing, to be shown and deleted.
-func (l *lifecycle) stored(r store.Box) (*box, error) {
+func (l *lifecycle) stored(r store.Box) (*state.Box, error) {
 	b, err := l.readStored(r)
 	if err != nil {
-		b = newBox(r, store.Policy{Spec: policy.Spec{Mode: policy.ModeDenyAll}}, store.Headers{}, api.Hosted{})
+		b = state.NewBox(r, store.Policy{Spec: policy.Spec{Mode: policy.ModeDenyAll}}, store.Headers{}, api.Hosted{})
 	}
 	return b, err
 }
 
-func (l *lifecycle) readStored(r store.Box) (*box, error) {
+func (l *lifecycle) readStored(r store.Box) (*state.Box, error) {
 	p, err := l.store.Policy(r.ID)
 	// A box that was being allocated has none yet. Of any other it is missing: no policy would be that of a new box.
 	if unfinished := r.State == string(api.StatusCreating); err != nil && (!unfinished || !errors.Is(err, store.ErrNotFound)) {
@@ -235,7 +237,7 @@ func (l *lifecycle) readStored(r store.Box) (*box, error) {
 		}
 	}
 	p.Leases = l.shared.anchored(p.Leases)
-	return newBox(r, p, headers, hosted), nil
+	return state.NewBox(r, p, headers, hosted), nil
 }
 
 // errBrokenOff is why a box could not be made that the gateway did not live to complete.
@@ -243,23 +245,23 @@ var errBrokenOff = errors.New("the gateway was started anew while it was being m
 
 // breakOff removes what there is of a box that was being made when the gateway ended, and that its caller asks for. The caller
 // holds b.mu.
-func (l *lifecycle) breakOff(ctx context.Context, b *box) {
+func (l *lifecycle) breakOff(ctx context.Context, b *state.Box) {
 	cause := errBrokenOff
-	if err := l.sandboxes.release(ctx, b); err != nil {
+	if err := l.sandboxes.Release(ctx, b); err != nil {
 		cause = errors.Join(cause, err)
 	}
 	_ = l.keepFailed(b, cause)
 }
 
 // reapOrphan removes a box that was half made or half deleted when the gateway ended. Its interface, if it has one, is
-// closed and is pruned. The caller holds b.mu.
-func (l *lifecycle) reapOrphan(ctx context.Context, b *box) {
-	err := l.sandboxes.release(ctx, b)
+// closed and is pruned. The caller holds the lock of b.
+func (l *lifecycle) reapOrphan(ctx context.Context, b *state.Box) {
+	err := l.sandboxes.Release(ctx, b)
 	if err == nil {
 		err = l.forget(b)
 	}
 	if err != nil {
 		l.log.Error("a box that was half made or half deleted could not be removed", zap.String("box", string(b.ID)), zap.Error(err))
-		b.showError("it was half made or half deleted when the gateway ended, and could not be removed; delete it")
+		b.ShowError("it was half made or half deleted when the gateway ended, and could not be removed; delete it")
 	}
 }

@@ -7,6 +7,7 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"boxgate/api"
+	"boxgate/host/state"
 	"boxgate/internal/fault"
 )
 
@@ -20,13 +21,13 @@ var restartSteps = []step{
 
 // restart takes a box through restartSteps; when one fails, nothing of the box runs. Its init command runs again. The caller holds
 // b.mu, and has begun a change of its state.
-func (l *lifecycle) restart(ctx context.Context, b *box) error {
+func (l *lifecycle) restart(ctx context.Context, b *state.Box) error {
 	if err := l.provision(ctx, &provisioning{box: b}, restartSteps); err != nil {
 		return err
 	}
 	l.log.Info("a box was started again", zap.String("box", string(b.ID)))
 	l.commands.usage.watch(b)
-	b.gate.Started()
+	b.Gate.Started()
 	l.commands.runInit(b)
 	return nil
 }
@@ -34,7 +35,7 @@ func (l *lifecycle) restart(ctx context.Context, b *box) error {
 // disconnect takes what is left of the network of an ended box away.
 func (p *provisioning) disconnect(ctx context.Context) error {
 	p.urls.reach.Remove(p.box.ID)
-	if !p.box.connected() {
+	if !p.box.Connected() {
 		return nil
 	}
 	return p.net.Disconnect(ctx, &p.box.Box)
@@ -42,10 +43,10 @@ func (p *provisioning) disconnect(ctx context.Context) error {
 
 // renewNamespace makes a new network namespace for the box; nothing runs in it.
 func (p *provisioning) renewNamespace(ctx context.Context) error {
-	p.undo.add(func(ctx context.Context) error {
-		return p.box.unlocked(func() error { return p.sandboxes.Stop(ctx, p.box.ID) })
+	p.undo.Add(func(ctx context.Context) error {
+		return p.box.Unlocked(func() error { return p.sandboxes.Stop(ctx, p.box.ID) })
 	})
-	return p.box.unlocked(func() (err error) {
+	return p.box.Unlocked(func() (err error) {
 		p.netns, err = p.sandboxes.Renew(ctx, p.box.ID)
 		return err
 	})
@@ -66,8 +67,8 @@ const startingAtOnce = 4
 func (l *lifecycle) startKept(ctx context.Context) error {
 	var group errgroup.Group
 	group.SetLimit(startingAtOnce)
-	for _, b := range l.boxes.all() {
-		if v := b.shown.Load(); !v.KeepAlive || v.Status != api.StatusPaused || ctx.Err() != nil {
+	for _, b := range l.boxes.All() {
+		if v := b.Shown.Load(); !v.KeepAlive || v.Status != api.StatusPaused || ctx.Err() != nil {
 			continue
 		}
 		group.Go(func() error {

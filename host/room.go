@@ -8,6 +8,7 @@ import (
 	"go.uber.org/zap"
 
 	"boxgate/api"
+	"boxgate/host/state"
 	"boxgate/launcher"
 	"boxgate/policy"
 )
@@ -95,8 +96,8 @@ func (k *roomKeeper) look(ctx context.Context) {
 		k.before, k.paused = map[policy.BoxID]int64{}, map[policy.BoxID]bool{}
 	}
 	full := k.usage.room(ahead) != nil
-	for _, b := range k.usage.boxes.unsorted() {
-		if b.attached != nil || b.shown.Load().Status != api.StatusIdle {
+	for _, b := range k.usage.boxes.Unsorted() {
+		if b.Attached != nil || b.Shown.Load().Status != api.StatusIdle {
 			continue
 		}
 		if w := k.writes(b.ID); k.fills(b.ID, w.Pending+w.Total, full) {
@@ -118,15 +119,15 @@ func (k *roomKeeper) fills(id policy.BoxID, written int64, full bool) bool {
 }
 
 // pauseFull pauses a box that fills the disk, whoever uses it. It cannot be resumed until there is room.
-func (u *usage) pauseFull(ctx context.Context, b *box) {
-	if !b.mu.TryLock() {
+func (u *usage) pauseFull(ctx context.Context, b *state.Box) {
+	if !b.TryLock() {
 		return // it is being changed; the next look finds it
 	}
-	defer b.mu.Unlock()
-	if u.boxes.lent.Load() || b.deleted || b.moving != nil || b.status != api.StatusIdle {
+	defer b.Unlock()
+	if u.boxes.Lent.Load() || b.Deleted || b.Moving != nil || b.Status != api.StatusIdle {
 		return
 	}
-	b.filling = true
+	b.Filling = true
 	if err := u.pause(ctx, b); err != nil {
 		return // which is logged, and tried again
 	}
@@ -134,14 +135,14 @@ func (u *usage) pauseFull(ctx context.Context, b *box) {
 	u.history.Log(b.ID, "error", "system", "the box is paused: the disk of the host is full")
 }
 
-// mayGoOn refuses to resume a box that was paused because it fills the disk, until there is room. The caller holds b.mu.
-func (u *usage) mayGoOn(b *box) error {
-	if !b.filling {
+// mayGoOn refuses to resume a box that was paused because it fills the disk, until there is room. The caller holds the lock of b.
+func (u *usage) mayGoOn(b *state.Box) error {
+	if !b.Filling {
 		return nil
 	}
 	if err := u.room(0); err != nil {
 		return api.Errorf(api.ErrFull, "the box is paused because it was filling the disk: %w", err)
 	}
-	b.filling = false
+	b.Filling = false
 	return nil
 }

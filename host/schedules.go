@@ -15,8 +15,10 @@ import (
 	"boxgate/api"
 	"boxgate/api/history"
 	"boxgate/api/schedules"
+	"boxgate/host/change"
 	"boxgate/host/errand"
 	"boxgate/host/schedule"
+	"boxgate/host/state"
 	"boxgate/internal/fault"
 	"boxgate/policy"
 	"boxgate/policy/document"
@@ -29,7 +31,7 @@ import (
 type scheduled struct {
 	log         *zap.Logger
 	store       *store.DB
-	boxes       *boxes
+	boxes       *state.Table
 	commands    *commands
 	history     *history.History
 	authorities *authorities
@@ -48,7 +50,7 @@ func newScheduled(s scheduled) *scheduled {
 
 // ErrandClient implements the Host of [boxgate/api/harness]: its requests are those of the box.
 func (s *scheduled) ErrandClient(id policy.BoxID) (*http.Client, error) {
-	b, err := s.boxes.find(id)
+	b, err := s.boxes.Find(id)
 	if err != nil {
 		return nil, err
 	}
@@ -87,12 +89,12 @@ func (s *scheduled) Schedules(_ context.Context, id policy.BoxID) ([]schedules.S
 
 // AddSchedule implements the Host of [boxgate/api/schedules].
 func (s *scheduled) AddSchedule(ctx context.Context, id policy.BoxID, spec schedules.Spec) (schedules.Schedule, error) {
-	b, err := s.boxes.find(id)
+	b, err := s.boxes.Find(id)
 	if err != nil {
 		return schedules.Schedule{}, err
 	}
-	if b.attached != nil {
-		return schedules.Schedule{}, errAttached
+	if b.Attached != nil {
+		return schedules.Schedule{}, state.ErrAttached
 	}
 	if err := checkSchedule(spec); err != nil {
 		return schedules.Schedule{}, err
@@ -152,7 +154,7 @@ func (s *scheduled) answer(err error) error {
 	case errors.Is(err, store.ErrTooMany):
 		return api.Errorf(api.ErrLimit, "the box has %d schedules, which is the limit; delete one", schedule.Most)
 	}
-	return notStored(s.log, "the schedule could not be stored", err)
+	return change.NotStored(s.log, "the schedule could not be stored", err)
 }
 
 // checkSchedule finds mistakes in what a schedule is made of.

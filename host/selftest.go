@@ -13,6 +13,7 @@ import (
 	"boxgate/audit"
 	"boxgate/config"
 	"boxgate/firewall"
+	"boxgate/host/state"
 	"boxgate/policy"
 	"boxgate/selftest"
 )
@@ -26,15 +27,15 @@ type selfTests struct {
 	addrs     config.Addresses
 	listeners *Listeners
 	audit     *audit.Log
-	boxes     *boxes
-	sandboxes sandboxes
+	boxes     *state.Table
+	sandboxes state.Sandboxes
 
 	running sync.Mutex // held by the self-test that runs
 }
 
 // SelfTest implements the SelfTests of [boxgate/api/boxes]. One self-test runs at a time: two would share the kernel's limit on logged refusals.
 func (s *selfTests) SelfTest(ctx context.Context, id policy.BoxID) (api.SelfTestReport, error) {
-	b, err := s.boxes.find(id)
+	b, err := s.boxes.Find(id)
 	if err != nil {
 		return api.SelfTestReport{}, err
 	}
@@ -65,8 +66,8 @@ func (s *selfTests) SelfTest(ctx context.Context, id policy.BoxID) (api.SelfTest
 }
 
 // selfTestConfig says what to attack.
-func (s *selfTests) selfTestConfig(ctx context.Context, b *box) (selftest.Config, error) {
-	netns, err := s.sandboxes.namespace(ctx, b)
+func (s *selfTests) selfTestConfig(ctx context.Context, b *state.Box) (selftest.Config, error) {
+	netns, err := s.sandboxes.Namespace(ctx, b)
 	if err != nil {
 		return selftest.Config{}, fmt.Errorf("the network namespace of box %s: %w", b.ID, err)
 	}
@@ -83,7 +84,7 @@ func (s *selfTests) selfTestConfig(ctx context.Context, b *box) (selftest.Config
 		Box: b.ID, V4: b.V4, V6: b.V6, NetNS: netns, Policy: pol,
 		GatewayV4: s.addrs.GatewayV4, GatewayV6: s.addrs.GatewayV6, SinkV4: s.addrs.SinkV4, SinkV6: s.addrs.SinkV6,
 		ExplicitPort: explicitPort, HostAddrs: addrs, HostPorts: s.listeners.closedToBoxes(),
-		AnotherV4: v4, AnotherV6: v6, DenyPage: s.cfg.Proxy.Deny == "page", GuestStack: s.sandboxes.hasGuestStack(b),
+		AnotherV4: v4, AnotherV6: v6, DenyPage: s.cfg.Proxy.Deny == "page", GuestStack: s.sandboxes.HasGuestStack(b),
 		Events: func(ctx context.Context) <-chan audit.Event {
 			return s.audit.Subscribe(ctx, audit.Filter{Box: b.ID, Denied: true}).Events()
 		},
@@ -108,8 +109,8 @@ func (s *selfTests) outsideAddrs() ([]netip.Addr, error) {
 }
 
 // anotherBox returns the addresses of another box, or of none if there is only one.
-func (s *selfTests) anotherBox(b *box) (v4, v6 netip.Addr) {
-	for _, other := range s.boxes.all() {
+func (s *selfTests) anotherBox(b *state.Box) (v4, v6 netip.Addr) {
+	for _, other := range s.boxes.All() {
 		if other.ID != b.ID {
 			return other.V4, other.V6
 		}

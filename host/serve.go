@@ -9,20 +9,20 @@ import (
 	"sync"
 	"time"
 
-	"boxgate/policy"
-
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 	"go.uber.org/zap"
 	"golang.org/x/sync/errgroup"
 
 	"boxgate/api/server"
 	"boxgate/audit"
+	"boxgate/host/change"
 	"boxgate/host/keyless"
 	"boxgate/host/share"
 	"boxgate/host/systemd"
 	"boxgate/ingress"
 	"boxgate/internal/fault"
 	"boxgate/internal/socket"
+	"boxgate/policy"
 	quotas "boxgate/quota"
 )
 
@@ -44,7 +44,7 @@ func (h *Host) Serve(ctx context.Context) error {
 	if h.noWatch {
 		h.parts.log.Warn("kernel rules that other programs change are not restored: this is for tests")
 	}
-	return contained(h.parts.log, func() error { return h.serveParts(ctx) })
+	return change.Contain(h.parts.log, func() error { return h.serveParts(ctx) })
 }
 
 func (h *Host) serveParts(ctx context.Context) error {
@@ -65,7 +65,7 @@ func (h *Host) serveParts(ctx context.Context) error {
 	group, ctx := errgroup.WithContext(ctx)
 	run := func(what string, f func() error) {
 		group.Go(func() error {
-			err := contained(h.parts.log, f)
+			err := change.Contain(h.parts.log, f)
 			wanted := ctx.Err() != nil || errors.Is(err, http.ErrServerClosed) || errors.Is(err, net.ErrClosed)
 			if err != nil && !wanted {
 				return fmt.Errorf("%s: %w", what, err)
@@ -97,11 +97,11 @@ func (h *Host) serveParts(ctx context.Context) error {
 		finish := func(drain context.Context) error { return h.finish(drain, admin, adminServer, metrics) }
 		select {
 		case <-ctx.Done():
-			return contained(h.parts.log, func() error { return h.drain(finish) })
+			return change.Contain(h.parts.log, func() error { return h.drain(finish) })
 		case err := <-h.succession.failed:
-			return errors.Join(err, contained(h.parts.log, func() error { return h.drain(finish) }))
+			return errors.Join(err, change.Contain(h.parts.log, func() error { return h.drain(finish) }))
 		case <-h.succession.replaced:
-			return contained(h.parts.log, func() error { return h.drainReplaced(ctx, finish) })
+			return change.Contain(h.parts.log, func() error { return h.drainReplaced(ctx, finish) })
 		}
 	})
 	return group.Wait()
@@ -162,7 +162,7 @@ func (h *Host) announce() {
 	}
 	h.parts.listeners.keep(h.parts.log) // after that: other managers read nothing once they know it
 	h.sayPolicies()
-	h.parts.log.Info("ready", zap.Int("boxes", len(h.parts.boxes.all())))
+	h.parts.log.Info("ready", zap.Int("boxes", len(h.parts.boxes.All())))
 	if h.ready != nil {
 		h.ready()
 	}

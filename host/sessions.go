@@ -5,12 +5,12 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"maps"
 	"time"
 
 	"golang.org/x/sys/unix"
 
 	"boxgate/api"
+	"boxgate/host/state"
 	"boxgate/launcher"
 	"boxgate/policy"
 )
@@ -20,9 +20,9 @@ import (
 // wakes the box, and what is printed counts as a use.
 func (c *commands) StartSession(ctx context.Context, id policy.BoxID, req api.SessionRequest, stdin io.Reader, stdout, stderr io.Writer) (api.Session, error) {
 	s, caller := &session{done: func() {}}, api.CallerOf(ctx).Holder()
-	err := c.usage.do(ctx, id, func(b *box) (err error) {
+	err := c.usage.do(ctx, id, func(b *state.Box) (err error) {
 		spec := launcher.ExecSpec{
-			Args: req.Command, Env: b.environmentWith(req.Env), Cwd: req.Dir, Stdin: stdin, Stdout: stdout, Stderr: stderr, Bound: true,
+			Args: req.Command, Env: b.EnvironmentWith(req.Env), Cwd: req.Dir, Stdin: stdin, Stdout: stdout, Stderr: stderr, Bound: true,
 			Starter: caller.ID, Operator: caller.Operator,
 		}
 		if req.Terminal != nil {
@@ -84,15 +84,6 @@ func (s *session) Wait(ctx context.Context) (api.ExecResult, error) {
 	return api.ExecResult{ExitCode: res.Status, CPU: res.CPU, OutOfMemory: res.OutOfMemory}, err
 }
 
-// environmentWith is the environment with variables added for one command. They win over those given with the box, but not over the
-// placeholders of the header rules in force.
-func (b *box) environmentWith(added map[string]string) map[string]string {
-	env := b.environment()
-	maps.Copy(env, added)
-	maps.Copy(env, b.Policy.Load().Tokens())
-	return env
-}
-
 // inputThatWakes is the input of a terminal: the box is woken before the command gets any.
 type inputThatWakes struct {
 	ctx   context.Context
@@ -116,12 +107,12 @@ func (i inputThatWakes) Read(p []byte) (int, error) {
 
 // outputThatCounts is the output of a terminal: it counts as a use of the box.
 type outputThatCounts struct {
-	box *box
+	box *state.Box
 	w   io.Writer
 }
 
 // Write implements [io.Writer].
 func (o outputThatCounts) Write(p []byte) (int, error) {
-	o.box.gate.Touch(time.Now())
+	o.box.Gate.Touch(time.Now())
 	return o.w.Write(p)
 }

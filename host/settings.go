@@ -11,6 +11,8 @@ import (
 	"go.uber.org/zap"
 
 	"boxgate/api"
+	"boxgate/host/change"
+	"boxgate/host/state"
 	"boxgate/policy"
 	"boxgate/policy/document"
 	"boxgate/policy/name"
@@ -21,7 +23,7 @@ import (
 type settings struct {
 	log    *zap.Logger
 	store  *store.DB
-	boxes  *boxes
+	boxes  *state.Table
 	shared *shared
 }
 
@@ -35,7 +37,7 @@ func (s *settings) SetEnvironment(_ context.Context, vars map[string]name.Secret
 	placeholders := placeholdersOf(s.shared.inputs().global)
 	for name := range vars {
 		if pattern, ok := placeholders[name]; ok {
-			return invalidAt("/env_vars/"+name, conflictWith(pattern))
+			return change.InvalidAt("/env_vars/"+name, conflictWith(pattern))
 		}
 	}
 	return s.change(func(now map[string]name.Secret) error {
@@ -50,12 +52,12 @@ func (s *settings) SetEnvironment(_ context.Context, vars map[string]name.Secret
 // SetVariable implements the Host of [boxgate/api/settings].
 func (s *settings) SetVariable(_ context.Context, n string, value name.Secret) error {
 	if pattern, ok := placeholdersOf(s.shared.inputs().global)[n]; ok {
-		return invalidAt("", conflictWith(pattern))
+		return change.InvalidAt("", conflictWith(pattern))
 	}
 	return s.change(func(now map[string]name.Secret) error {
 		now[n] = value
 		if size := api.EnvironmentSize(now); size > api.MaxEnvironment {
-			return invalidAt("/value", tooLarge(size))
+			return change.InvalidAt("/value", tooLarge(size))
 		}
 		return nil
 	})
@@ -72,12 +74,12 @@ func (s *settings) DeleteVariable(_ context.Context, n string) error {
 	})
 }
 
-func (s *settings) change(change func(map[string]name.Secret) error) error {
-	err := s.store.ChangeEnvironment(change)
+func (s *settings) change(edit func(map[string]name.Secret) error) error {
+	err := s.store.ChangeEnvironment(edit)
 	if refused := (*document.InvalidError)(nil); err == nil || errors.As(err, &refused) || errors.Is(err, api.ErrNotFound) {
 		return err
 	}
-	return notStored(s.log, "the environment of new boxes could not be stored", err)
+	return change.NotStored(s.log, "the environment of new boxes could not be stored", err)
 }
 
 // environmentOf is the environment of a new box: its own, and what all new boxes get and it has not. A placeholder, which
@@ -96,34 +98,34 @@ func (s *settings) environmentOf(own map[string]name.Secret, headers []policy.He
 		all[name] = value
 	}
 	if size := api.EnvironmentSize(all); size > api.MaxEnvironment {
-		return nil, invalidAt("/env_vars", "with the environment of all boxes, "+tooLarge(size))
+		return nil, change.InvalidAt("/env_vars", "with the environment of all boxes, "+tooLarge(size))
 	}
 	return all, nil
 }
 
 // Configure implements the Host of [boxgate/api/settings].
-func (s *settings) Configure(_ context.Context, id policy.BoxID, change func(*api.Configuration) error) (api.Box, error) {
-	b, err := s.boxes.lock(id)
+func (s *settings) Configure(_ context.Context, id policy.BoxID, edit func(*api.Configuration) error) (api.Box, error) {
+	b, err := s.boxes.Lock(id)
 	if err != nil {
 		return api.Box{}, err
 	}
-	defer b.mu.Unlock()
-	next := api.Configuration{Labels: slices.Clone(b.record.Labels), Hosted: b.hosted}
-	next.Hosted.Skills = slices.Clone(b.hosted.Skills)
-	if err := change(&next); err != nil {
+	defer b.Unlock()
+	next := api.Configuration{Labels: slices.Clone(b.Record.Labels), Hosted: b.Hosted}
+	next.Hosted.Skills = slices.Clone(b.Hosted.Skills)
+	if err := edit(&next); err != nil {
 		return api.Box{}, err
 	}
-	record := b.record
+	record := b.Record
 	record.Labels, record.UpdatedAt = next.Labels, time.Now()
 	if record.Extra, err = json.Marshal(next.Hosted); err != nil {
 		return api.Box{}, err
 	}
 	if err := s.store.UpdateBox(record); err != nil {
-		return api.Box{}, notStored(s.log, "the configuration of the box could not be stored", err)
+		return api.Box{}, change.NotStored(s.log, "the configuration of the box could not be stored", err)
 	}
-	b.record, b.hosted = record, next.Hosted
-	b.publish()
-	return b.view(), nil
+	b.Record, b.Hosted = record, next.Hosted
+	b.Publish()
+	return b.View(), nil
 }
 
 // placeholdersOf returns the variables that are placeholders of header rules, with the pattern of the rule.

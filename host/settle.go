@@ -7,22 +7,24 @@ import (
 
 	"go.uber.org/zap"
 
+	"boxgate/host/change"
 	"boxgate/host/enforce"
+	"boxgate/host/state"
 	"boxgate/policy"
 )
 
-// enforce puts a policy in force; see [enforce.Enforcer.Enforce]. The caller holds b.mu.
-func (p *policies) enforce(ctx context.Context, b *box, next *policy.Compiled) error {
+// Enforce puts a policy in force; see [enforce.Enforcer.Enforce]. The caller holds the lock of b.
+func (p *policies) Enforce(ctx context.Context, b *state.Box, next *policy.Compiled) error {
 	return p.noteClosed(b, p.net.Enforce(ctx, &b.Box, next))
 }
 
 // contained makes an error of a panic of a step for a box.
-func (p *policies) contained(b *box, step func() error) error {
-	return contained(p.log, step, zap.String("box", string(b.ID)))
+func (p *policies) contained(b *state.Box, step func() error) error {
+	return change.Contain(p.log, step, zap.String("box", string(b.ID)))
 }
 
-// settle puts what the store holds of a box in force. If that fails, the box is closed. The caller holds b.mu.
-func (p *policies) settle(b *box) error {
+// settle puts what the store holds of a box in force. If that fails, the box is closed. The caller holds the lock of b.
+func (p *policies) settle(b *state.Box) error {
 	err := p.contained(b, func() error { return p.takeStored(b) })
 	if err == nil {
 		return nil
@@ -31,7 +33,7 @@ func (p *policies) settle(b *box) error {
 }
 
 // takeStored reads a box's policy and header rules anew and puts them in force.
-func (p *policies) takeStored(b *box) error {
+func (p *policies) takeStored(b *state.Box) error {
 	if err := errors.Join(p.store.AbortPolicy(b.ID), p.store.AbortHeaders(b.ID)); err != nil {
 		// As on a full disk; the next change replaces it, the next start drops it.
 		p.log.Warn("a staged change stays in the store", zap.String("box", string(b.ID)), zap.Error(err))
@@ -50,19 +52,19 @@ func (p *policies) takeStored(b *box) error {
 	if err != nil {
 		return err
 	}
-	b.spec, b.named, b.leases, b.version = stored.Spec, stored.Named, leases, stored.Version
-	b.headers, b.headersVersion = headers.Rules, headers.Version
-	b.lastVersion = max(b.lastVersion, stored.Version)
-	b.publish()
+	b.Spec, b.Named, b.Leases, b.Version = stored.Spec, stored.Named, leases, stored.Version
+	b.Headers, b.HeadersVersion = headers.Rules, headers.Version
+	b.LastVersion = max(b.LastVersion, stored.Version)
+	b.Publish()
 	return p.noteClosed(b, p.net.Restore(&b.Box, next))
 }
 
 // closedProblem is what the API shows of a box that was closed.
 const closedProblem = "its policy could not be put in force, so it is closed; restart the gateway, or delete it"
 
-// shut takes a box off the network because its policy cannot be put in force. The caller holds b.mu.
-func (p *policies) shut(b *box) error {
-	ctx, cancel := restoring(context.Background())
+// shut takes a box off the network because its policy cannot be put in force. The caller holds the lock of b.
+func (p *policies) shut(b *state.Box) error {
+	ctx, cancel := change.Restoring(context.Background())
 	defer cancel()
 	err := p.contained(b, func() error { return p.net.Disconnect(ctx, &b.Box) })
 	_ = p.noteClosed(b, errors.Join(enforce.ErrClosed, err))
@@ -73,10 +75,10 @@ func (p *policies) shut(b *box) error {
 }
 
 // noteClosed shows and logs that a box was closed, if the error says so, and returns the error.
-func (p *policies) noteClosed(b *box, err error) error {
+func (p *policies) noteClosed(b *state.Box, err error) error {
 	if errors.Is(err, enforce.ErrClosed) {
 		p.log.Error("a box is closed: its policy could not be put in force", zap.String("box", string(b.ID)), zap.Error(err))
-		b.showError(closedProblem)
+		b.ShowError(closedProblem)
 	}
 	return err
 }

@@ -10,6 +10,7 @@ import (
 	"boxgate/api"
 	"boxgate/audit"
 	"boxgate/firewall"
+	"boxgate/host/state"
 	"boxgate/policy"
 )
 
@@ -50,9 +51,9 @@ func (s *sleeper) look(ctx context.Context) {
 		return // who uses the boxes there is not known
 	}
 	since := time.Now().Add(-s.after)
-	var quiet []*box
-	for _, b := range s.usage.boxes.all() {
-		if v := b.shown.Load(); v.Status == api.StatusIdle && !v.KeepAlive && b.attached == nil && b.gate.Users() == 0 {
+	var quiet []*state.Box
+	for _, b := range s.usage.boxes.All() {
+		if v := b.Shown.Load(); v.Status == api.StatusIdle && !v.KeepAlive && b.Attached == nil && b.Gate.Users() == 0 {
 			quiet = append(quiet, b)
 		}
 	}
@@ -65,7 +66,7 @@ func (s *sleeper) look(ctx context.Context) {
 		return
 	}
 	for _, b := range quiet {
-		if b.gate.Idle(since) && ctx.Err() == nil {
+		if b.Gate.Idle(since) && ctx.Err() == nil {
 			s.usage.pauseIdle(ctx, b, since)
 		}
 	}
@@ -74,7 +75,7 @@ func (s *sleeper) look(ctx context.Context) {
 // noteTraffic counts as use what has passed since the last look in those connections of boxes that their policies let pass: what a
 // box sends to the proxy for a connection or a request that is refused, or that is not known yet, is no use. A connection that the
 // box is looked at with for the first time is compared with nothing.
-func (s *sleeper) noteTraffic(ctx context.Context, quiet []*box) error {
+func (s *sleeper) noteTraffic(ctx context.Context, quiet []*state.Box) error {
 	now := time.Now()
 	flows, err := s.traffic(ctx)
 	if err != nil {
@@ -83,7 +84,7 @@ func (s *sleeper) noteTraffic(ctx context.Context, quiet []*box) error {
 	passed := map[policy.BoxID]map[firewall.Flow]firewall.Passed{}
 	for _, b := range quiet {
 		if before, known := s.passed[b.ID]; known && moved(before, flows[b.ID], s.passing(b.ID)) {
-			b.gate.Touch(now)
+			b.Gate.Touch(now)
 		}
 		if passed[b.ID] = flows[b.ID]; passed[b.ID] == nil {
 			passed[b.ID] = map[firewall.Flow]firewall.Passed{}
@@ -106,27 +107,27 @@ func moved(before, now map[firewall.Flow]firewall.Passed, proxied map[netip.Addr
 
 // noteEvents counts as use what a box has sent in connections and requests that are over. Of an intercepted connection the requests
 // count.
-func (s *sleeper) noteEvents(b *box) {
+func (s *sleeper) noteEvents(b *state.Box) {
 	for _, e := range s.audit.Recent(audit.Filter{Box: b.ID}) {
 		sent := e.Stage == policy.StageHTTP || e.BytesOut > 0 && e.Action != audit.ActionIntercept // of a request, only the body is counted
 		if sent && e.Verdict == policy.Allow && e.Stage != policy.StageDNS && e.Stage != policy.StageURL {
-			b.gate.Touch(e.Time.Add(e.Duration))
+			b.Gate.Touch(e.Time.Add(e.Duration))
 		}
 	}
 }
 
 // pauseIdle pauses a box unless somebody has begun to use it. From when its gate closes until it is awake again, whoever uses it
 // waits.
-func (u *usage) pauseIdle(ctx context.Context, b *box, since time.Time) {
-	if !b.mu.TryLock() {
+func (u *usage) pauseIdle(ctx context.Context, b *state.Box, since time.Time) {
+	if !b.TryLock() {
 		return // it is being changed
 	}
-	defer b.mu.Unlock()
-	if u.boxes.lent.Load() || b.deleted || b.moving != nil || b.status != api.StatusIdle || !b.gate.CloseIdle(since) {
+	defer b.Unlock()
+	if u.boxes.Lent.Load() || b.Deleted || b.Moving != nil || b.Status != api.StatusIdle || !b.Gate.CloseIdle(since) {
 		return
 	}
 	if err := u.pause(ctx, b); err != nil {
-		b.gate.Touch(time.Now()) // a box that cannot be paused holds the others up each time
+		b.Gate.Touch(time.Now()) // a box that cannot be paused holds the others up each time
 		return
 	}
 	u.log.Info("an idle box is paused", zap.String("box", string(b.ID)))

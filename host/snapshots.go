@@ -11,7 +11,9 @@ import (
 	"go.uber.org/zap"
 
 	"boxgate/api"
+	"boxgate/host/change"
 	"boxgate/host/snapshots"
+	"boxgate/host/state"
 	"boxgate/policy"
 	"boxgate/policy/name"
 	"boxgate/store"
@@ -20,7 +22,7 @@ import (
 // snapshotHost takes snapshots of boxes, and says what a box of one is like.
 type snapshotHost struct {
 	log      *zap.Logger
-	boxes    *boxes
+	boxes    *state.Table
 	shelf    *snapshots.Shelf
 	holdings *holdings
 }
@@ -41,25 +43,25 @@ func (s *snapshotHost) TakeSnapshot(ctx context.Context, id policy.BoxID, name s
 		return api.Snapshot{}, api.Errorf(api.ErrConflict, "the snapshot was deleted while it was taken")
 	}
 	if err != nil {
-		return api.Snapshot{}, notStored(s.log, "the snapshot could not be stored, nothing was made", err)
+		return api.Snapshot{}, change.NotStored(s.log, "the snapshot could not be stored, nothing was made", err)
 	}
 	return snapshotView(r), nil
 }
 
 // describe is what a snapshot keeps of a box.
 func (s *snapshotHost) describe(id policy.BoxID) (store.Snapshot, error) {
-	b, err := s.boxes.lock(id)
+	b, err := s.boxes.Lock(id)
 	if err != nil {
 		return store.Snapshot{}, err
 	}
-	defer b.mu.Unlock()
-	if b.attached != nil {
+	defer b.Unlock()
+	if b.Attached != nil {
 		return store.Snapshot{}, api.Errorf(api.ErrConflict, "the box is attached: its files are with its maker, who can take snapshots of them")
 	}
-	if b.status != api.StatusIdle && b.status != api.StatusPaused {
-		return store.Snapshot{}, api.Errorf(api.ErrConflict, "the box is in state %s, in which no snapshot can be taken: %s", b.status, b.problem)
+	if b.Status != api.StatusIdle && b.Status != api.StatusPaused {
+		return store.Snapshot{}, api.Errorf(api.ErrConflict, "the box is in state %s, in which no snapshot can be taken: %s", b.Status, b.Problem)
 	}
-	return store.Snapshot{Layers: b.record.Layers}.Of(b.record, b.storedPolicy()), nil
+	return store.Snapshot{Layers: b.Record.Layers}.Of(b.Record, b.StoredPolicy()), nil
 }
 
 // Snapshots implements the Host of [boxgate/api/snapshots].
@@ -83,7 +85,7 @@ func (s *snapshotHost) DeleteSnapshots(ctx context.Context, ids []string) error 
 		return api.Errorf(api.ErrNotFound, "one of the snapshots does not exist any more; nothing was deleted")
 	}
 	if err != nil {
-		return notStored(s.log, "the deletion of the snapshots could not be stored", err)
+		return change.NotStored(s.log, "the deletion of the snapshots could not be stored", err)
 	}
 	return nil
 }
@@ -142,7 +144,7 @@ func (s *snapshotHost) inherit(ctx context.Context, req *api.CreateRequest) (ori
 func (s *snapshotHost) limits(ctx context.Context, before api.BoxLimits, req *api.CreateRequest) api.BoxLimits {
 	admin := api.CallerOf(ctx).Role == api.RoleAdmin
 	for limit, n := range before.Operator {
-		if !admin && policy.Exceeds(n, s.boxes.limits[limit]) {
+		if !admin && policy.Exceeds(n, s.boxes.Limits[limit]) {
 			before.Operator[limit] = 0
 		}
 	}
@@ -156,8 +158,8 @@ func (s *snapshotHost) limits(ctx context.Context, before api.BoxLimits, req *ap
 }
 
 // release removes what only a deleted box needed.
-func (s *snapshotHost) release(b *box) {
-	if len(b.record.Layers) == 0 {
+func (s *snapshotHost) release(b *state.Box) {
+	if len(b.Record.Layers) == 0 {
 		return
 	}
 	if err := s.shelf.Sweep(); err != nil {

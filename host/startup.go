@@ -4,28 +4,30 @@ import (
 	"context"
 	"time"
 
+	"boxgate/host/change"
+	"boxgate/host/state"
 	"boxgate/policy"
 )
 
 // SetInitCommand implements [boxgate/api/lifecycle.Host]. It is run at the next start.
 func (u *usage) SetInitCommand(_ context.Context, id policy.BoxID, command string) error {
-	b, err := u.boxes.lock(id)
+	b, err := u.boxes.Lock(id)
 	if err != nil {
 		return err
 	}
-	defer b.mu.Unlock()
+	defer b.Unlock()
 	switch {
-	case b.attached != nil:
-		return errAttached
-	case !b.record.KeepAlive && command != "":
-		return invalidAt("/init_command", "needs a box that was created with keep_alive: true")
+	case b.Attached != nil:
+		return state.ErrAttached
+	case !b.Record.KeepAlive && command != "":
+		return change.InvalidAt("/init_command", "needs a box that was created with keep_alive: true")
 	}
-	record := b.record
+	record := b.Record
 	record.InitCommand, record.UpdatedAt = command, time.Now()
 	if err := u.store.UpdateBox(record); err != nil {
-		return notStored(u.log, "the init command could not be stored, nothing was changed", err)
+		return change.NotStored(u.log, "the init command could not be stored, nothing was changed", err)
 	}
-	b.record = record
-	b.publish()
+	b.Record = record
+	b.Publish()
 	return nil
 }

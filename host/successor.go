@@ -14,6 +14,7 @@ import (
 	"go.uber.org/zap"
 	"golang.org/x/sync/errgroup"
 
+	"boxgate/host/change"
 	"boxgate/host/handover"
 	"boxgate/host/systemd"
 	"boxgate/internal/fault"
@@ -41,11 +42,11 @@ func (h *Host) Replace(ctx context.Context, start Start) (pid int, err error) {
 		return 0, errors.New("this process has been replaced already: ask the one that serves")
 	}
 	var next *successor
-	err = contained(h.parts.log, func() (err error) { next, err = h.prepare(ctx, start, false); return err })
+	err = change.Contain(h.parts.log, func() (err error) { next, err = h.prepare(ctx, start, false); return err })
 	if err != nil {
 		return 0, fmt.Errorf("the new gateway does not start, and this one goes on: %w", err)
 	}
-	err = contained(h.parts.log, func() error { return h.lend(ctx) })
+	err = change.Contain(h.parts.log, func() error { return h.lend(ctx) })
 	if err != nil && !s.lent {
 		next.end()
 		return 0, fmt.Errorf("this gateway goes on: %w", err)
@@ -61,7 +62,7 @@ func (h *Host) Replace(ctx context.Context, start Start) (pid int, err error) {
 		return 0, errors.Join(errors.New("the gateway is being stopped"), err)
 	}
 	h.parts.log.Error("the new gateway failed; the program of the old one takes its place", zap.Error(err))
-	if again := contained(h.parts.log, func() error { return h.goOn(ctx, start) }); again != nil {
+	if again := change.Contain(h.parts.log, func() error { return h.goOn(ctx, start) }); again != nil {
 		s.failed <- errors.Join(err, again)
 		return 0, errors.Join(err, again)
 	}
@@ -91,7 +92,7 @@ func (h *Host) goOn(ctx context.Context, start Start) error {
 
 // retired is retire but for panics, after which this process cannot go on: another serves.
 func (h *Host) retired(next *successor) (pid int, err error) {
-	if err = contained(h.parts.log, func() error { pid = h.retire(next); return nil }); err != nil {
+	if err = change.Contain(h.parts.log, func() error { pid = h.retire(next); return nil }); err != nil {
 		h.succession.failed <- err
 	}
 	return pid, err
@@ -163,14 +164,14 @@ func (h *Host) lend(ctx context.Context) error {
 	if err := h.turn.hold(quiet); err != nil {
 		return errBusy
 	}
-	h.parts.boxes.lent.Store(true)
-	for _, b := range h.parts.boxes.all() { // a change that has begun is completed, and nobody begins another
-		b.mu.Lock()
-		_ = b.settled(quiet)
-		b.mu.Unlock()
+	h.parts.boxes.Lent.Store(true)
+	for _, b := range h.parts.boxes.All() { // a change that has begun is completed, and nobody begins another
+		b.Lock()
+		_ = b.AwaitSettled(quiet)
+		b.Unlock()
 	}
 	if quiet.Err() != nil {
-		h.parts.boxes.lent.Store(false)
+		h.parts.boxes.Lent.Store(false)
 		h.turn.decide(false)
 		return errBusy
 	}
@@ -206,7 +207,7 @@ func (h *Host) keepLentLeases() {
 	ctx, cancel := context.WithCancel(context.Background())
 	var running sync.WaitGroup
 	running.Go(func() {
-		_ = contained(h.parts.log, func() error { h.keepLent(ctx); return nil })
+		_ = change.Contain(h.parts.log, func() error { h.keepLent(ctx); return nil })
 	})
 	s.stopLeases = func() {
 		cancel()
@@ -300,7 +301,7 @@ func (h *Host) order(m handover.Message) {
 	case handover.Keys:
 		h.turn.forgetKeys()
 	default:
-		for _, b := range h.parts.boxes.all() {
+		for _, b := range h.parts.boxes.All() {
 			h.cutBox(b.ID)
 			h.parts.urlTable.removeBox(b.ID)
 			h.parts.ingress.CloseBox(b.ID)
@@ -310,7 +311,7 @@ func (h *Host) order(m handover.Message) {
 
 // cutBox cuts the connections that the box has here. It has no policy here any more.
 func (h *Host) cutBox(id policy.BoxID) {
-	if b, err := h.parts.boxes.find(id); err == nil {
+	if b, err := h.parts.boxes.Find(id); err == nil {
 		b.Policy.Store(nil)
 	}
 	h.parts.proxy.CloseBox(id)
@@ -318,7 +319,7 @@ func (h *Host) cutBox(id policy.BoxID) {
 
 // takePolicy judges the connections that a box has here by its new policy. One that this program does not understand cuts them.
 func (h *Host) takePolicy(m handover.Message) {
-	b, err := h.parts.boxes.find(m.Box)
+	b, err := h.parts.boxes.Find(m.Box)
 	if err != nil || b.Policy.Load() == nil {
 		h.cutBox(m.Box)
 		return
@@ -380,11 +381,11 @@ func (h *Host) relieve() {
 	if err := h.before.relieve(h.parts.cfg, h.protection.own, h.parts.log); err != nil && systemd.Supervised() {
 		h.succession.failed <- fmt.Errorf("the gateway that was replaced has not told systemd that this process serves: %w", err)
 	}
-	for _, b := range h.parts.boxes.all() {
-		if b.Policy.Load() == nil || b.spent.Load() {
+	for _, b := range h.parts.boxes.All() {
+		if b.Policy.Load() == nil || b.Spent.Load() {
 			h.before.tell(handover.Message{Kind: handover.Cut, Box: b.ID})
 		}
-		if b.spent.Load() {
+		if b.Spent.Load() {
 			h.before.tell(handover.Message{Kind: handover.URLs, Box: b.ID})
 		}
 	}

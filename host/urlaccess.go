@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"boxgate/api"
+	"boxgate/host/change"
 	"boxgate/host/handover"
 	"boxgate/ingress"
 	"boxgate/ingress/access"
@@ -74,7 +75,7 @@ func signedOut(ended *access.Ended) (list []store.SignedOut, before time.Time) {
 
 // SignURL implements the Host of [boxgate/api/urls].
 func (u *publicURLs) SignURL(_ context.Context, id policy.BoxID, port uint16, req api.LinkRequest) (api.Link, error) {
-	if _, err := u.boxes.find(id); err != nil {
+	if _, err := u.boxes.Find(id); err != nil {
 		return api.Link{}, err
 	}
 	target, ok := u.table.Lookup(u.cfg.HostName(id, port))
@@ -90,7 +91,7 @@ func (u *publicURLs) SignURL(_ context.Context, id policy.BoxID, port uint16, re
 	}
 	prefix, ok := link.Canonical(req.PathPrefix)
 	if !ok {
-		return api.Link{}, invalidAt("/path_prefix", "must be a path such as /files, without . or .. segments, empty segments and encoded slashes")
+		return api.Link{}, change.InvalidAt("/path_prefix", "must be a path such as /files, without . or .. segments, empty segments and encoded slashes")
 	}
 	l := link.Link{Expires: now.Add(req.ExpiresIn), Prefix: prefix, Methods: req.Methods}
 	if !end.IsZero() && end.Before(l.Expires) {

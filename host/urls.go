@@ -14,8 +14,10 @@ import (
 
 	"boxgate/api"
 	"boxgate/config"
+	"boxgate/host/change"
 	"boxgate/host/handover"
 	"boxgate/host/reach"
+	"boxgate/host/state"
 	"boxgate/ingress"
 	"boxgate/policy"
 	"boxgate/policy/name"
@@ -30,7 +32,7 @@ type publicURLs struct {
 	log       *zap.Logger
 	store     *store.DB
 	ingress   *ingress.Ingress
-	boxes     *boxes
+	boxes     *state.Table
 	table     *urlTable
 	reach     *reach.Boxes
 	domains   *domains
@@ -58,7 +60,7 @@ func (u *publicURLs) urlOf(id policy.BoxID, port uint16, protocol string) string
 
 // URLs implements the Host of [boxgate/api/urls].
 func (u *publicURLs) URLs(_ context.Context, id policy.BoxID) ([]api.URL, error) {
-	if _, err := u.boxes.find(id); err != nil {
+	if _, err := u.boxes.Find(id); err != nil {
 		return nil, err
 	}
 	records, err := u.store.URLs(id)
@@ -105,11 +107,11 @@ func (u *publicURLs) CreateURL(ctx context.Context, id policy.BoxID, req api.URL
 	if err != nil {
 		return api.URL{}, err
 	}
-	b, err := u.boxes.lock(id)
+	b, err := u.boxes.Lock(id)
 	if err != nil {
 		return api.URL{}, err
 	}
-	defer b.mu.Unlock()
+	defer b.Unlock()
 	record := store.URL{
 		Box: id, Port: req.Port, Pending: pending, Protocol: req.Protocol, CreatedAt: time.Now(), Origins: req.Origins, Key: newURLKey(),
 		Hostnames: slices.DeleteFunc(hostnames, func(host string) bool { return slices.Contains(pending, host) }),
@@ -151,9 +153,9 @@ func (u *publicURLs) permits(req api.URLRequest) error {
 	case u.cfg.RequireAuth && !req.Bearer && !req.Basic && req.Accounts == nil:
 		return api.Errorf(api.ErrForbidden, "this gateway requires authentication on public URLs: ask for bearer_token, basic_auth or oidc")
 	case req.Accounts != nil && u.cfg.OIDC.Issuer == "":
-		return invalidAt("/oidc", "this gateway has no identity provider: set ingress.oidc")
+		return change.InvalidAt("/oidc", "this gateway has no identity provider: set ingress.oidc")
 	case req.Protocol == api.ProtocolTCP && u.listeners.https == nil:
-		return invalidAt("/protocol", "tcp needs TLS: set ingress.https")
+		return change.InvalidAt("/protocol", "tcp needs TLS: set ingress.https")
 	}
 	return nil
 }
@@ -176,7 +178,7 @@ func credentialsFor(req api.URLRequest, record *store.URL) (made api.URL) {
 
 // domainsOf returns the domains that the URL of a port has in service. A port without a URL has no domains.
 func (u *publicURLs) domainsOf(id policy.BoxID, port uint16) ([]string, error) {
-	if _, err := u.boxes.find(id); err != nil {
+	if _, err := u.boxes.Find(id); err != nil {
 		return nil, err
 	}
 	record, err := u.store.URL(id, port)
@@ -191,7 +193,7 @@ func (u *publicURLs) ownDomains(names []name.Name) ([]string, error) {
 	var hosts []string
 	for i, n := range names {
 		if why := u.isGateways(n); why != "" {
-			return nil, invalidAt(fmt.Sprintf("/hostnames/%d", i), why)
+			return nil, change.InvalidAt(fmt.Sprintf("/hostnames/%d", i), why)
 		}
 		hosts = append(hosts, n.String())
 	}
@@ -220,7 +222,7 @@ func (u *publicURLs) keep(record store.URL, claim store.Claim) error {
 	if refused := u.domains.refusal(err); refused != nil {
 		return refused
 	}
-	return notStored(u.log, "the public URL could not be stored, nothing was changed", err)
+	return change.NotStored(u.log, "the public URL could not be stored, nothing was changed", err)
 }
 
 // hostsOf lists the host names that lead to a URL. Domains that it was given under another configuration, and that are the
@@ -258,17 +260,17 @@ func urlTarget(r store.URL, addr netip.Addr) ingress.Target {
 
 // DeleteURL implements the Host of [boxgate/api/urls].
 func (u *publicURLs) DeleteURL(_ context.Context, id policy.BoxID, port uint16) error {
-	b, err := u.boxes.lock(id)
+	b, err := u.boxes.Lock(id)
 	if err != nil {
 		return err
 	}
-	defer b.mu.Unlock()
+	defer b.Unlock()
 	target, ok := u.table.Lookup(u.cfg.HostName(id, port))
 	if !ok {
 		return api.Errorf(api.ErrNotFound, "port %d of this box has no public URL", port)
 	}
 	if err := u.store.DeleteURL(id, port); err != nil {
-		return notStored(u.log, "the deletion could not be stored; the public URL stays", err)
+		return change.NotStored(u.log, "the deletion could not be stored; the public URL stays", err)
 	}
 	u.table.remove(id, port)
 	u.pending.remove(id, port)
@@ -277,7 +279,7 @@ func (u *publicURLs) DeleteURL(_ context.Context, id policy.BoxID, port uint16) 
 }
 
 // recover makes the stored public URLs of a box known again.
-func (u *publicURLs) recover(b *box) error {
+func (u *publicURLs) recover(b *state.Box) error {
 	records, err := u.store.URLs(b.ID)
 	if err != nil {
 		return err

@@ -11,42 +11,45 @@ import (
 
 	"boxgate/api"
 	"boxgate/api/history"
+	"boxgate/host/change"
+	"boxgate/host/state"
 	"boxgate/host/vigil"
 	"boxgate/launcher"
 	"boxgate/policy"
+	"boxgate/store"
 )
 
 // usage lets callers work in launched boxes: run commands, reach files, answer visitors. It puts boxes to sleep and wakes them.
 type usage struct {
-	states
+	store     *store.DB
 	log       *zap.Logger
-	boxes     *boxes
-	sandboxes sandboxes
+	boxes     *state.Table
+	sandboxes state.Sandboxes
 	history   *history.History
 	room      func(n int64) error // refuses what would use the disk that is kept for the gateway
 	vigil     vigil.Vigil
 	ends      prometheus.Counter // of boxes that have ended by themselves
-	// restart starts a box again that nothing runs of. The caller holds b.mu.
-	restart func(context.Context, *box) error
+	// restart starts a box again that nothing runs of. The caller holds the lock of b.
+	restart func(context.Context, *state.Box) error
 }
 
 // use returns a launched box that is awake. A paused one is resumed; one that is being made is waited for. Until done is called
 // the box counts as running, and stays awake unless a caller of the API pauses it. The caller must call done, which may be
 // called more than once.
-func (u *usage) use(ctx context.Context, id policy.BoxID) (b *box, done func(), err error) {
-	b, err = u.boxes.find(id)
+func (u *usage) use(ctx context.Context, id policy.BoxID) (b *state.Box, done func(), err error) {
+	b, err = u.boxes.Find(id)
 	if err != nil {
 		return nil, nil, err
 	}
-	if b.attached != nil {
-		return nil, nil, errAttached
+	if b.Attached != nil {
+		return nil, nil, state.ErrAttached
 	}
-	for !b.gate.Enter() {
+	for !b.Gate.Enter() {
 		if err := u.rouse(ctx, b); err != nil {
 			return nil, nil, err
 		}
 	}
-	return b, sync.OnceFunc(b.gate.Leave), nil
+	return b, sync.OnceFunc(b.Gate.Leave), nil
 }
 
 // wake wakes a box.
@@ -60,12 +63,12 @@ func (u *usage) wake(ctx context.Context, id policy.BoxID) error {
 
 // do calls f with a box that is awake, as use returns it. If f finds the box paused, because somebody paused it in between, it
 // is called again; it must not have done anything then.
-func (u *usage) do(ctx context.Context, id policy.BoxID, f func(*box) error) error {
+func (u *usage) do(ctx context.Context, id policy.BoxID, f func(*state.Box) error) error {
 	return u.doFor(ctx, id, nil, f)
 }
 
 // doFor is do for somebody who may leave before f returns: from then on f does not keep the box awake.
-func (u *usage) doFor(ctx context.Context, id policy.BoxID, left <-chan struct{}, f func(*box) error) error {
+func (u *usage) doFor(ctx context.Context, id policy.BoxID, left <-chan struct{}, f func(*state.Box) error) error {
 	for {
 		b, done, err := u.use(ctx, id)
 		if err != nil {
@@ -95,26 +98,26 @@ func (u *usage) doFor(ctx context.Context, id policy.BoxID, left <-chan struct{}
 }
 
 // noteAsleep notes that a box that should be awake is paused: the next use wakes it.
-func (u *usage) noteAsleep(b *box) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	if b.status == api.StatusIdle && b.moving == nil {
-		b.status, b.problem = api.StatusPaused, ""
-		b.publish()
+func (u *usage) noteAsleep(b *state.Box) {
+	b.Lock()
+	defer b.Unlock()
+	if b.Status == api.StatusIdle && b.Moving == nil {
+		b.Status, b.Problem = api.StatusPaused, ""
+		b.Publish()
 	}
 }
 
 // rouse wakes a box that sleeps, or waits for one that is falling asleep, waking, or being made.
-func (u *usage) rouse(ctx context.Context, b *box) error {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	if u.boxes.lent.Load() {
-		return errLent
+func (u *usage) rouse(ctx context.Context, b *state.Box) error {
+	b.Lock()
+	defer b.Unlock()
+	if u.boxes.Lent.Load() {
+		return state.ErrLent
 	}
-	if err := b.settled(ctx); err != nil {
+	if err := b.AwaitSettled(ctx); err != nil {
 		return err
 	}
-	switch b.status {
+	switch b.Status {
 	case api.StatusIdle:
 		return nil // by now
 	case api.StatusPaused:
@@ -123,125 +126,125 @@ func (u *usage) rouse(ctx context.Context, b *box) error {
 		}
 		return u.resume(ctx, b)
 	}
-	return api.Errorf(api.ErrConflict, "the box is in state %s: %s", b.status, b.problem)
+	return api.Errorf(api.ErrConflict, "the box is in state %s: %s", b.Status, b.Problem)
 }
 
 // PauseBox implements [boxgate/api/lifecycle.Host].
 func (u *usage) PauseBox(ctx context.Context, id policy.BoxID) (api.Box, error) {
-	return u.change(ctx, id, func(b *box) error {
+	return u.change(ctx, id, func(b *state.Box) error {
 		switch {
-		case b.record.KeepAlive:
+		case b.Record.KeepAlive:
 			return api.Errorf(api.ErrConflict, "the box has keep_alive and cannot be paused; delete it when it is not needed any more")
-		case b.status == api.StatusPaused:
+		case b.Status == api.StatusPaused:
 			return nil
-		case b.status == api.StatusIdle:
+		case b.Status == api.StatusIdle:
 			return u.pause(ctx, b)
 		}
-		return api.Errorf(api.ErrConflict, "the box is in state %s and cannot be paused: %s", b.status, b.problem)
+		return api.Errorf(api.ErrConflict, "the box is in state %s and cannot be paused: %s", b.Status, b.Problem)
 	})
 }
 
 // ResumeBox implements [boxgate/api/lifecycle.Host].
 func (u *usage) ResumeBox(ctx context.Context, id policy.BoxID) (api.Box, error) {
-	return u.change(ctx, id, func(b *box) error {
+	return u.change(ctx, id, func(b *state.Box) error {
 		switch {
-		case b.status == api.StatusIdle:
-			b.gate.Touch(time.Now())
+		case b.Status == api.StatusIdle:
+			b.Gate.Touch(time.Now())
 			return nil
-		case b.status == api.StatusPaused, b.ended:
+		case b.Status == api.StatusPaused, b.Ended:
 			if err := u.mayGoOn(b); err != nil {
 				return err
 			}
 			return u.resume(ctx, b)
 		}
-		return api.Errorf(api.ErrConflict, "the box is in state %s and cannot be resumed: %s", b.status, b.problem)
+		return api.Errorf(api.ErrConflict, "the box is in state %s and cannot be resumed: %s", b.Status, b.Problem)
 	})
 }
 
 // change calls f with the lock of a launched box that no other change of state is under way of.
-func (u *usage) change(ctx context.Context, id policy.BoxID, f func(*box) error) (api.Box, error) {
-	b, err := u.boxes.lock(id)
+func (u *usage) change(ctx context.Context, id policy.BoxID, f func(*state.Box) error) (api.Box, error) {
+	b, err := u.boxes.Lock(id)
 	if err != nil {
 		return api.Box{}, err
 	}
-	defer b.mu.Unlock()
-	if b.attached != nil {
-		return api.Box{}, errAttached
+	defer b.Unlock()
+	if b.Attached != nil {
+		return api.Box{}, state.ErrAttached
 	}
-	if err := b.settled(ctx); err != nil {
+	if err := b.AwaitSettled(ctx); err != nil {
 		return api.Box{}, err
 	}
 	if err := f(b); err != nil {
 		return api.Box{}, err
 	}
-	return b.view(), nil
+	return b.View(), nil
 }
 
-// pause freezes a box, and then stores that. A box whose sleep could not be stored goes on. The caller holds b.mu.
-func (u *usage) pause(ctx context.Context, b *box) error {
-	ctx, cancel := begun(ctx)
+// pause freezes a box, and then stores that. A box whose sleep could not be stored goes on. The caller holds the lock of b.
+func (u *usage) pause(ctx context.Context, b *state.Box) error {
+	ctx, cancel := change.Begun(ctx)
 	defer cancel()
-	defer b.move()()
+	defer b.BeginMove()()
 	err := u.contained(b, func() error { return u.sandboxes.Pause(ctx, b.ID) })
-	if b.deleting {
+	if b.Deleting {
 		return api.ErrNotFound
 	}
 	if err != nil {
 		return u.failed(b, "paused", err)
 	}
-	if !b.connected() {
-		return b.closedWhile("paused")
+	if !b.Connected() {
+		return closedWhile(b, "paused")
 	}
-	if err = u.setState(b, api.StatusPaused, ""); err == nil {
+	if err = b.SetState(u.store, api.StatusPaused, ""); err == nil {
 		return nil
 	}
-	err = notStored(u.log, "the box was not paused, since that could not be stored", err)
+	err = change.NotStored(u.log, "the box was not paused, since that could not be stored", err)
 	return errors.Join(err, u.contained(b, func() error { return u.sandboxes.Resume(ctx, b.ID) }))
 }
 
 // resume wakes a paused box, or starts one of which nothing runs, and then stores that: a gateway that dies in between finds the
-// box awake. It goes on when the caller has gone. The caller holds b.mu.
-func (u *usage) resume(ctx context.Context, b *box) error {
-	ctx, cancel := begun(ctx)
+// box awake. It goes on when the caller has gone. The caller holds the lock of b.
+func (u *usage) resume(ctx context.Context, b *state.Box) error {
+	ctx, cancel := change.Begun(ctx)
 	defer cancel()
-	defer b.move()()
+	defer b.BeginMove()()
 	var err error
-	if b.ended || !b.connected() {
+	if b.Ended || !b.Connected() {
 		err = u.restart(ctx, b)
 	} else {
 		err = u.contained(b, func() error { return u.sandboxes.Resume(ctx, b.ID) })
 	}
-	if b.deleting {
+	if b.Deleting {
 		return api.ErrNotFound
 	}
 	if err != nil {
 		return u.failed(b, "resumed", err)
 	}
-	b.ended = false
-	if !b.connected() {
-		return b.closedWhile("resumed")
+	b.Ended = false
+	if !b.Connected() {
+		return closedWhile(b, "resumed")
 	}
-	b.gate.Touch(time.Now())
-	if err := u.setState(b, api.StatusIdle, ""); err != nil {
+	b.Gate.Touch(time.Now())
+	if err := b.SetState(u.store, api.StatusIdle, ""); err != nil {
 		u.log.Error("that a box was resumed could not be stored", zap.String("box", string(b.ID)), zap.Error(err))
-		b.status, b.problem = api.StatusIdle, "" // it is awake, and the next start finds it so
+		b.Status, b.Problem = api.StatusIdle, "" // it is awake, and the next start finds it so
 	}
 	return nil
 }
 
 // closedWhile is the answer when a change of the policy has closed the box while it was paused or resumed. Its state stays the one that
-// says so. The caller holds b.mu.
-func (b *box) closedWhile(what string) error {
-	return api.Errorf(api.ErrUnavailable, "the box was %s, but it cannot be used: %s", what, b.problem)
+// says so. The caller holds the lock of b.
+func closedWhile(b *state.Box, what string) error {
+	return api.Errorf(api.ErrUnavailable, "the box was %s, but it cannot be used: %s", what, b.Problem)
 }
 
 // contained takes a step of the launcher without the lock of the box, which the caller holds. A panic is an error.
-func (u *usage) contained(b *box, step func() error) error {
-	return b.unlocked(func() error { return contained(u.log, step, zap.String("box", string(b.ID))) })
+func (u *usage) contained(b *state.Box, step func() error) error {
+	return b.Unlocked(func() error { return change.Contain(u.log, step, zap.String("box", string(b.ID))) })
 }
 
-// failed is the answer when a box could not be paused or resumed. The caller holds b.mu.
-func (u *usage) failed(b *box, what string, err error) error {
+// failed is the answer when a box could not be paused or resumed. The caller holds the lock of b.
+func (u *usage) failed(b *state.Box, what string, err error) error {
 	u.log.Error("a box could not be "+what, zap.String("box", string(b.ID)), zap.Error(err))
 	if errors.Is(err, launcher.ErrNotRunning) {
 		return api.Errorf(api.ErrConflict, "the box could not be %s: %w", what, u.noteEnded(b))

@@ -11,6 +11,7 @@ import (
 	"boxgate/api"
 	"boxgate/api/history"
 	"boxgate/host/enforce"
+	"boxgate/host/state"
 )
 
 // A box that a change of its policy closes while it is started again is not shown as one that can be used, nor does the caller hear
@@ -19,20 +20,20 @@ func TestResumeShowsThatTheBoxWasClosed(t *testing.T) {
 	t.Parallel()
 	g := newGateway(t)
 	g.addBox("box1")
-	b, err := g.boxes.find("box1")
+	b, err := g.boxes.Find("box1")
 	if err != nil {
 		t.Fatal(err)
 	}
-	b.ended, b.status = true, api.StatusError
-	u := &usage{states: states{g.store}, log: zap.NewNop(), boxes: g.boxes, history: history.New(g.boxes.exist)}
-	u.restart = func(ctx context.Context, b *box) error { // a policy that cannot be put in force comes in between
+	b.Ended, b.Status = true, api.StatusError
+	u := &usage{store: g.store, log: zap.NewNop(), boxes: g.boxes, history: history.New(g.boxes.Exist)}
+	u.restart = func(ctx context.Context, b *state.Box) error { // a policy that cannot be put in force comes in between
 		return errors.Join(g.net.Disconnect(ctx, &b.Box), ignored(g.noteClosed(b, enforce.ErrClosed)))
 	}
 	_, err = u.ResumeBox(t.Context(), "box1")
 	if !errors.Is(err, api.ErrUnavailable) || !strings.Contains(err.Error(), closedProblem) {
 		t.Errorf("the caller was told %v", err)
 	}
-	if v := b.shown.Load(); v.Status != api.StatusError || v.Error != closedProblem || b.gate.IsOpen() {
+	if v := b.Shown.Load(); v.Status != api.StatusError || v.Error != closedProblem || b.Gate.IsOpen() {
 		t.Errorf("it is shown as %s, %q", v.Status, v.Error)
 	}
 }

@@ -8,13 +8,14 @@ import (
 
 	"boxgate/api"
 	"boxgate/host/reach"
+	"boxgate/host/state"
 	"boxgate/ingress"
 	"boxgate/policy"
 )
 
 // visits wakes boxes for their public URLs. It implements [boxgate/ingress.Boxes].
 type visits struct {
-	boxes *boxes
+	boxes *state.Table
 	reach *reach.Boxes
 	// use wakes a box; it is set before anybody is served.
 	use func(context.Context, policy.BoxID) error
@@ -22,27 +23,27 @@ type visits struct {
 
 // Enter implements [boxgate/ingress.Boxes]. One that is not known cannot be dialled, which is for the caller to find out.
 func (v *visits) Enter(id policy.BoxID, port uint16) bool {
-	b, err := v.boxes.find(id)
-	return err != nil || !b.spent.Load() && (b.gate.Visit(port) || b.attached != nil)
+	b, err := v.boxes.Find(id)
+	return err != nil || !b.Spent.Load() && (b.Gate.Visit(port) || b.Attached != nil)
 }
 
 // Leave implements [boxgate/ingress.Boxes].
 func (v *visits) Leave(id policy.BoxID) {
-	if b, err := v.boxes.find(id); err == nil {
-		b.gate.Depart()
+	if b, err := v.boxes.Find(id); err == nil {
+		b.Gate.Depart()
 	}
 }
 
 // Moved implements [boxgate/ingress.Boxes].
 func (v *visits) Moved(id policy.BoxID, byVisitor bool) {
-	b, err := v.boxes.find(id)
+	b, err := v.boxes.Find(id)
 	if err != nil {
 		return
 	}
-	b.gate.Touch(time.Now())
-	if byVisitor && !b.gate.IsOpen() && b.attached == nil && b.rousing.CompareAndSwap(false, true) {
+	b.Gate.Touch(time.Now())
+	if byVisitor && !b.Gate.IsOpen() && b.Attached == nil && b.Rousing.CompareAndSwap(false, true) {
 		go func() {
-			defer b.rousing.Store(false)
+			defer b.Rousing.Store(false)
 			_ = v.use(context.Background(), id)
 		}()
 	}
@@ -50,16 +51,16 @@ func (v *visits) Moved(id policy.BoxID, byVisitor bool) {
 
 // Wake implements [boxgate/ingress.Boxes].
 func (v *visits) Wake(ctx context.Context, id policy.BoxID, port uint16) error {
-	b, err := v.boxes.find(id)
-	if err == nil && b.spent.Load() {
+	b, err := v.boxes.Find(id)
+	if err == nil && b.Spent.Load() {
 		return ingress.ErrSpent
 	}
 	used := v.use(ctx, id)
 	if err != nil {
-		b, err = v.boxes.find(id)
+		b, err = v.boxes.Find(id)
 	}
 	if used != nil {
-		if err == nil && b.shown.Load().Status == api.StatusError {
+		if err == nil && b.Shown.Load().Status == api.StatusError {
 			used = fmt.Errorf("%w: %w", ingress.ErrDown, used)
 		}
 		return used
@@ -67,10 +68,10 @@ func (v *visits) Wake(ctx context.Context, id policy.BoxID, port uint16) error {
 	if err != nil {
 		return err
 	}
-	for b.gate.Starting(time.Now(), port) {
+	for b.Gate.Starting(time.Now(), port) {
 		conn, err := v.reach.Dial(ctx, id, netip.AddrPortFrom(b.V4, port))
 		if err == nil {
-			b.gate.Listening(port)
+			b.Gate.Listening(port)
 			return conn.Close()
 		}
 		select {

@@ -176,14 +176,28 @@ host/nslock: host/apart
 host/follow: policy api host/foreign
 host/foreign: policy api
 host/vigil: policy host/foreign
+host/awake:
+host/change: policy api store internal/fault
+host/enforce: policy firewall internal/fault
+host/errand: policy
+host/handover: policy
+host/keyless: internal/socket quota
+host/lease: store internal/fault
+host/meter: policy store
 host/reach: policy launcher/namespace
+host/schedule: policy store internal/fault
+host/share: policy config host/keyless internal/memory preflight proxy quota
+host/snapshots: policy launcher store internal/fault
+host/state: policy api store launcher host/awake host/foreign
+host/systemd:
+host/uninstall: policy config firewall host/nslock launcher store
 host: policy policy/dialect audit config host/nslock preflight firewall dns proxy certs ingress launcher launcher/boxfs launcher/boxfs/worker api api/change api/files api/history api/problem api/schedules api/server store secrets secrets/identity selftest internal/acceptor internal/fault internal/memory internal/buildinfo internal/socket quota
 internal/lab: config api launcher internal/testnet
 internal/lab/demo: audit internal/lab internal/testnet
 enclosure: enclosure/inside
 enclosure/inside: enclosure/inside/connect
 enclosure/inside/connect:
-cmd/gateway: policy policy/dialect rule rule/kinds audit config preflight enclosure enclosure/inside host host/apart host/foreign firewall certs launcher launcher/oci api api/session/client store secrets selftest internal/buildinfo quota
+cmd/gateway: policy policy/dialect rule rule/kinds audit config preflight enclosure enclosure/inside host host/apart host/foreign firewall certs launcher launcher/oci api api/session/client store secrets selftest internal/buildinfo quota host/handover host/share host/systemd host/uninstall
 cmd/gateway-demo: cmd/gateway/command/cli internal/buildinfo internal/lab/demo
 cmd/gateway/command/cli: policy config api
 cmd/gateway/command/copying:

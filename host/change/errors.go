@@ -1,4 +1,4 @@
-package host
+package change
 
 import (
 	"errors"
@@ -11,8 +11,8 @@ import (
 	"boxgate/store"
 )
 
-// notStored is the answer when the store cannot be written: what did not happen, and what to do about it.
-func notStored(log *zap.Logger, what string, err error) error {
+// NotStored is the answer when the store cannot be written: what did not happen, and what to do about it.
+func NotStored(log *zap.Logger, what string, err error) error {
 	if errors.Is(err, store.ErrNotFound) || errors.Is(err, store.ErrConflict) {
 		return err
 	}
@@ -29,7 +29,7 @@ func notStored(log *zap.Logger, what string, err error) error {
 	return &api.Error{Kind: api.ErrUnavailable, Message: what + ": " + advice, Cause: err}
 }
 
-// invalidAt is one mistake in a request.
-func invalidAt(pointer, message string) error {
+// InvalidAt is one mistake in a request.
+func InvalidAt(pointer, message string) error {
 	return &document.InvalidError{Problems: []document.Problem{{Pointer: pointer, Message: message}}}
 }

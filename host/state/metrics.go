@@ -1,4 +1,4 @@
-package host
+package state
 
 import (
 	"errors"
@@ -8,8 +8,8 @@ import (
 	"boxgate/api"
 )
 
-// countStates makes how many boxes are in each state a metric.
-func countStates(metrics *prometheus.Registry, all *boxes) error {
+// CountStates makes how many boxes are in each state a metric.
+func CountStates(metrics *prometheus.Registry, all *Table) error {
 	var errs []error
 	for _, s := range []api.Status{api.StatusCreating, api.StatusIdle, api.StatusRunning, api.StatusPaused, api.StatusError, api.StatusGone} {
 		errs = append(errs, metrics.Register(prometheus.NewGaugeFunc(prometheus.GaugeOpts{
@@ -20,9 +20,9 @@ func countStates(metrics *prometheus.Registry, all *boxes) error {
 }
 
 // count returns how many boxes are in a state.
-func (t *boxes) count(s api.Status) (n float64) {
-	for _, b := range t.all() {
-		if b.view().Status == s {
+func (t *Table) count(s api.Status) (n float64) {
+	for _, b := range t.All() {
+		if b.View().Status == s {
 			n++
 		}
 	}

@@ -1,4 +1,4 @@
-package host
+package change
 
 import (
 	"context"
@@ -15,7 +15,7 @@ import (
 var errFake = errors.New("fake failure")
 
 // fakeChange notes its steps. The one named by bad fails, or panics.
-func fakeChange(bad string, panics, took bool) (change, *[]string) {
+func fakeChange(bad string, panics, took bool) (Change, *[]string) {
 	var steps []string
 	step := func(name string) error {
 		steps = append(steps, name)
@@ -27,13 +27,13 @@ func fakeChange(bad string, panics, took bool) (change, *[]string) {
 		}
 		return nil
 	}
-	return change{
-		what:    "the fake",
-		stage:   func() error { return step("stage") },
-		enforce: func(context.Context) error { return step("enforce") },
-		commit:  func() error { return step("commit") },
-		abort:   func() error { return step("abort") },
-		settle:  func() (bool, error) { return took, step("settle") },
+	return Change{
+		What:    "the fake",
+		Stage:   func() error { return step("stage") },
+		Enforce: func(context.Context) error { return step("enforce") },
+		Commit:  func() error { return step("commit") },
+		Abort:   func() error { return step("abort") },
+		Settle:  func() (bool, error) { return took, step("settle") },
 	}, &steps
 }
 
@@ -57,7 +57,7 @@ func TestOrderOfAChange(t *testing.T) {
 		{"commit", true, true, "stage enforce commit settle", "may have been rolled back"},
 	} {
 		ch, steps := fakeChange(c.bad, c.panics, c.took)
-		err := apply(t.Context(), zap.NewNop(), ch)
+		err := Apply(t.Context(), zap.NewNop(), ch)
 		if got := strings.Join(*steps, " "); got != c.want {
 			t.Errorf("%q panics=%v: the steps are %q, want %q", c.bad, c.panics, got, c.want)
 		}
@@ -78,8 +78,8 @@ func TestAChangeThatCannotBeSettledFails(t *testing.T) {
 	t.Parallel()
 	for _, took := range []bool{true, false} {
 		ch, _ := fakeChange("commit", false, took)
-		ch.settle = func() (bool, error) { return took, errFake }
-		if err := apply(t.Context(), zap.NewNop(), ch); !errors.Is(err, errFake) {
+		ch.Settle = func() (bool, error) { return took, errFake }
+		if err := Apply(t.Context(), zap.NewNop(), ch); !errors.Is(err, errFake) {
 			t.Errorf("took=%v: %v", took, err)
 		}
 	}
@@ -90,12 +90,12 @@ func TestAChangeGoesOnWithoutItsCaller(t *testing.T) {
 	t.Parallel()
 	ctx, hangUp := context.WithCancel(t.Context())
 	ch, steps := fakeChange("", false, false)
-	enforce := ch.enforce
-	ch.enforce = func(ctx context.Context) error {
+	enforce := ch.Enforce
+	ch.Enforce = func(ctx context.Context) error {
 		hangUp()
 		return errors.Join(enforce(ctx), ctx.Err())
 	}
-	if err := apply(ctx, zap.NewNop(), ch); err != nil || !slices.Equal(*steps, []string{"stage", "enforce", "commit"}) {
+	if err := Apply(ctx, zap.NewNop(), ch); err != nil || !slices.Equal(*steps, []string{"stage", "enforce", "commit"}) {
 		t.Errorf("%v %v", *steps, err)
 	}
 }
@@ -103,10 +103,10 @@ func TestAChangeGoesOnWithoutItsCaller(t *testing.T) {
 // A change that is never rolled back does not say that it was.
 func TestFailedChangeWithoutRollback(t *testing.T) {
 	nothing := func() error { return nil }
-	err := apply(t.Context(), zap.NewNop(), change{
-		what: "the change", stage: nothing, commit: nothing,
-		enforce: func(context.Context) error { return errors.New("the kernel refuses") },
-		settle:  func() (bool, error) { return false, nil },
+	err := Apply(t.Context(), zap.NewNop(), Change{
+		What: "the change", Stage: nothing, Commit: nothing,
+		Enforce: func(context.Context) error { return errors.New("the kernel refuses") },
+		Settle:  func() (bool, error) { return false, nil },
 	})
 	if err == nil || !strings.Contains(err.Error(), "could not be put in force; it will be tried again") {
 		t.Errorf("%v", err)

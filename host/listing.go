@@ -1,0 +1,53 @@
+package host
+
+import (
+	"context"
+	"slices"
+
+	"boxgate/api"
+	"boxgate/host/meter"
+	"boxgate/host/state"
+	"boxgate/policy"
+)
+
+// listing shows the boxes, with what they have used.
+type listing struct {
+	*state.Table
+	meter *meter.Meter
+}
+
+// Box implements the Finder of [boxgate/api/rest].
+func (l *listing) Box(_ context.Context, idOrName string) (api.Box, error) {
+	b, err := l.Find(policy.BoxID(idOrName))
+	if err != nil && idOrName != "" {
+		for _, other := range l.All() {
+			if other.Name == idOrName {
+				b, err = other, nil
+			}
+		}
+	}
+	if err != nil {
+		return api.Box{}, api.Errorf(api.ErrNotFound, "there is no box %q", idOrName)
+	}
+	return l.withUsage(b.View(), true), nil
+}
+
+// withUsage adds what a box has used, read from the kernel if that is to be fresh.
+func (l *listing) withUsage(v api.Box, fresh bool) api.Box {
+	if fresh {
+		l.meter.Refresh(v.ID)
+	}
+	v.Usage = usageView(l.meter.Of(v.ID))
+	return v
+}
+
+// Boxes implements the Table of [boxgate/api/boxes].
+func (l *listing) Boxes(_ context.Context, f api.BoxFilter) ([]api.Box, error) {
+	var views []api.Box
+	for _, b := range l.All() {
+		if v := b.View(); f.Label == "" || slices.Contains(v.Labels, f.Label) {
+			views = append(views, l.withUsage(v, false))
+		}
+	}
+	return views, nil
+}

@@ -1,0 +1,28 @@
+package state
+
+import (
+	"boxgate/api"
+	"boxgate/host/foreign"
+)
+
+// Attachment is what an attached box is attached to.
+type Attachment struct {
+	foreign.Sandbox
+	Turn uint64 // how often it has changed
+}
+
+// Follow notes what the box is attached to now; pin is "" if that has no network namespace. The caller holds the lock of b.
+func (b *Box) Follow(pin string) {
+	a := b.Record.Attached
+	next := &Attachment{Sandbox: foreign.Sandbox{Kind: a.Kind, Ref: a.Ref, Container: a.Container, Pin: pin}}
+	if last := b.Sandbox.Load(); last != nil {
+		next.Turn = last.Turn + 1
+	}
+	b.Sandbox.Store(next)
+}
+
+// ShowGone shows that the box's sandbox has no network namespace. The caller holds the lock of b.
+func (b *Box) ShowGone(problem string) {
+	b.Status, b.Problem = api.StatusGone, problem
+	b.Publish()
+}

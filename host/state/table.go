@@ -1,0 +1,130 @@
+package state
+
+import (
+	"maps"
+	"slices"
+	"sync"
+	"sync/atomic"
+
+	"boxgate/api"
+	"boxgate/policy"
+	"boxgate/policy/name"
+)
+
+// Table are the boxes of this gateway. The zero value is empty. Safe for concurrent use; a box's own lock is taken before
+// this one.
+type Table struct {
+	// Limits are those that the configuration gives each box.
+	Limits policy.Limits
+
+	// Lent is set once the boxes are another process's to change.
+	Lent atomic.Bool
+
+	mu   sync.Mutex
+	byID map[policy.BoxID]*Box
+}
+
+// Add makes a box known.
+func (t *Table) Add(b *Box) {
+	b.Limits.Store(t.Own(api.BoxLimits(b.Record.Limits)))
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.byID == nil {
+		t.byID = map[policy.BoxID]*Box{}
+	}
+	t.byID[b.ID] = b
+}
+
+// Own returns those limits of a box that are not those of the configuration.
+func (t *Table) Own(l api.BoxLimits) policy.Limits { return l.Of(t.Limits).Beside(t.Limits) }
+
+// HostLimits implements the Hosts of [boxgate/api/boxes] and [boxgate/api/settings].
+func (t *Table) HostLimits() policy.Limits { return t.Limits }
+
+// Remove forgets a box.
+func (t *Table) Remove(id policy.BoxID) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	delete(t.byID, id)
+}
+
+// Find returns a box by its ID.
+func (t *Table) Find(id policy.BoxID) (*Box, error) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if b, ok := t.byID[id]; ok {
+		return b, nil
+	}
+	return nil, api.ErrNotFound
+}
+
+// NameOf returns the name of a box, and whether there is such a box.
+func (t *Table) NameOf(id policy.BoxID) (name string, known bool) {
+	b, err := t.Find(id)
+	if err != nil {
+		return "", false
+	}
+	return b.Name, true
+}
+
+// Exist reports whether there is a box with the ID.
+func (t *Table) Exist(id policy.BoxID) bool {
+	_, err := t.Find(id)
+	return err == nil
+}
+
+// Lock returns a box by its ID, with its lock held.
+func (t *Table) Lock(id policy.BoxID) (*Box, error) {
+	b, err := t.Find(id)
+	if err != nil {
+		return nil, err
+	}
+	b.Lock()
+	return t.Locked(b)
+}
+
+// Locked returns a box whose lock the caller has just taken, or gives the lock back and returns why the box cannot be changed.
+func (t *Table) Locked(b *Box) (*Box, error) {
+	if t.Lent.Load() {
+		b.Unlock()
+		return nil, ErrLent
+	}
+	if err := b.Gone(); err != nil {
+		b.Unlock()
+		return nil, err
+	}
+	return b, nil
+}
+
+// ErrLent refuses changes in a process that is being replaced.
+var ErrLent = api.Errorf(api.ErrUnavailable, "the gateway is being replaced; try again")
+
+// Ids are the IDs of all boxes.
+func (t *Table) Ids() []policy.BoxID {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return slices.Collect(maps.Keys(t.byID))
+}
+
+// Unsorted returns the boxes.
+func (t *Table) Unsorted() []*Box {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return slices.Collect(maps.Values(t.byID))
+}
+
+// All returns the boxes, oldest first.
+func (t *Table) All() []*Box {
+	out := t.Unsorted()
+	slices.SortFunc(out, func(a, b *Box) int { return a.CreatedAt.Compare(b.CreatedAt) })
+	return out
+}
+
+// Explain says how the policy of the box would decide: for the kernel's refusals, which name no rule.
+func (t *Table) Explain(r policy.Request) policy.Decision {
+	b, err := t.Find(r.Box)
+	if err != nil {
+		return policy.Decision{Reason: name.ReasonUnknownBox}
+	}
+	return b.Policy.Load().Decide(r)
+}
