@@ -12,6 +12,7 @@ import (
 
 	"boxgate/api"
 	"boxgate/api/server"
+	"boxgate/host/handover"
 	"boxgate/host/state"
 )
 
@@ -42,9 +43,9 @@ type Host struct {
 	protection   *protection
 	sleeper      *sleeper
 	recovered    atomic.Bool
-	noWatch      bool         // for tests: see Serve
-	text         []byte       // of the configuration file
-	before       *Predecessor // whose place this process takes; nil: nobody's
+	noWatch      bool                  // for tests: see Serve
+	text         []byte                // of the configuration file
+	before       *handover.Predecessor // whose place this process takes; nil: nobody's
 	turn         *adminTurn
 	arriving     arrivals
 	serving      *serving

@@ -20,7 +20,7 @@ import (
 
 // keys changes the key of the store and the API key.
 type keys struct {
-	before *Predecessor
+	before *handover.Predecessor
 	turn   *adminTurn
 	log    *zap.Logger
 	store  *store.DB
@@ -74,7 +74,7 @@ func (k *keys) VerifyStore(context.Context) (api.StoreReport, error) {
 // changed makes the predecessor, and a process that takes the place of this one, look anew at the keys of open requests.
 func (k *keys) changed() {
 	k.turn.forgetKeys()
-	k.before.tell(handover.Message{Kind: handover.Keys})
+	k.before.Tell(handover.Message{Kind: handover.Keys})
 }
 
 // CheckPassphrase refuses passphrases that are too short or too long; whether one is needed is for others to decide.

@@ -252,7 +252,7 @@ func (p *policies) changeNamed(ctx context.Context, name string, next store.Poli
 	}
 	for _, f := range list {
 		f.LastVersion = f.next.Version
-		defer p.before.policyAlone(f.ID)()
+		defer p.before.PolicyAlone(f.ID)()
 	}
 	err = change.Apply(ctx, p.log, change.Change{
 		What:    "the named policy " + name,

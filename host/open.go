@@ -17,6 +17,7 @@ import (
 	"boxgate/host/change"
 	"boxgate/host/enforce"
 	"boxgate/host/follow"
+	"boxgate/host/handover"
 	"boxgate/host/keyless"
 	"boxgate/host/reach"
 	"boxgate/host/share"
@@ -33,12 +34,12 @@ type Options struct {
 	Listeners *Listeners // the caller closes them
 	Apart     *apart.Net // where the boxes' links and rules are, as for Listeners; nil: in the gateway's own namespace
 	Log       *zap.Logger
-	Decisions *lines.Writer // takes a line per decision; nil: none
-	NoWatch   bool          // for tests: kernel rules that other programs change stay changed
-	Ready     func()        // called once everything is served; nil: nothing
-	Text      []byte        // of the configuration file, for a process of the same program that takes the gateway's place
-	Before    *Predecessor  // whose place the gateway takes; nil: nobody's
-	Control   Control       // what commands can ask for; nil: nothing
+	Decisions *lines.Writer         // takes a line per decision; nil: none
+	NoWatch   bool                  // for tests: kernel rules that other programs change stay changed
+	Ready     func()                // called once everything is served; nil: nothing
+	Text      []byte                // of the configuration file, for a process of the same program that takes the gateway's place
+	Before    *handover.Predecessor // whose place the gateway takes; nil: nobody's
+	Control   Control               // what commands can ask for; nil: nothing
 }
 
 // Open builds the parts of a gateway. It knows no box yet ([Host.Recover]), and the protected ranges are in force. When it

@@ -7,6 +7,7 @@ import (
 
 	"go.uber.org/zap"
 
+	"boxgate/host/handover/handovertest"
 	"boxgate/host/meter"
 	"boxgate/policy"
 	"boxgate/store"
@@ -64,7 +65,7 @@ func TestABoxIsHeldToAQuotaOfItsOwn(t *testing.T) {
 			if q.meter, err = meter.Open(meter.Config{Boxes: g.boxes.Ids, Kernel: kernel, Store: g.store, Log: zap.NewNop()}); err != nil {
 				t.Fatal(err)
 			}
-			q.before, _ = newPredecessor(t)
+			q.before, _ = handovertest.New(t)
 			b, err := g.boxes.Find("box1")
 			if err != nil {
 				t.Fatal(err)

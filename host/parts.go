@@ -20,6 +20,7 @@ import (
 	"boxgate/firewall"
 	"boxgate/host/apart"
 	"boxgate/host/enforce"
+	"boxgate/host/handover"
 	"boxgate/host/keyless"
 	"boxgate/host/meter"
 	"boxgate/host/reach"
@@ -46,7 +47,7 @@ type parts struct {
 	listeners *Listeners
 	apart     *apart.Net // nil: boxes are in the gateway's own namespace
 	takesOver bool       // from another process, which still runs commands in boxes:
-	before    *Predecessor
+	before    *handover.Predecessor
 	metrics   *prometheus.Registry
 	shares    share.Descriptors // of file descriptors
 	memory    *memory.Budget    // which boxes share

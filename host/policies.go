@@ -10,6 +10,7 @@ import (
 	"boxgate/audit/trail"
 	"boxgate/host/change"
 	"boxgate/host/enforce"
+	"boxgate/host/handover"
 	"boxgate/host/state"
 	"boxgate/policy"
 	"boxgate/store"
@@ -17,7 +18,7 @@ import (
 
 // policies changes what boxes may do: their policies, their header rules, and what all of them share.
 type policies struct {
-	before *Predecessor
+	before *handover.Predecessor
 	log    *zap.Logger
 	store  *store.DB
 	boxes  *state.Table
@@ -91,7 +92,7 @@ func (p *policies) changeLocked(ctx context.Context, b *state.Box, ifMatch *uint
 		return api.PolicyState{}, err
 	}
 	b.LastVersion = next.Version
-	defer p.before.policyAlone(b.ID)()
+	defer p.before.PolicyAlone(b.ID)()
 	err = change.Apply(ctx, p.log, change.Change{
 		What:    "the policy of box " + string(b.ID),
 		Stage:   func() error { return p.store.StagePolicy(b.ID, next) },

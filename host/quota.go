@@ -24,7 +24,7 @@ const quotaPace = time.Second
 // quota cuts off the boxes that have sent and received as many bytes as they may in a period, until it is over: policies
 // are withheld from them, and visitors of their public URLs are refused.
 type quota struct {
-	before   *Predecessor
+	before   *handover.Predecessor
 	log      *zap.Logger
 	meter    *meter.Meter
 	boxes    *state.Table
@@ -115,7 +115,7 @@ func (q *quota) set(ctx context.Context, b *state.Box, spent bool) {
 		return
 	}
 	q.visitors.CloseBox(b.ID) // without the box's lock, for which a visitor may be waiting
-	q.before.tell(handover.Message{Kind: handover.URLs, Box: b.ID})
+	q.before.Tell(handover.Message{Kind: handover.URLs, Box: b.ID})
 	q.log.Warn("a box has used up its quota, and is cut off until the next period", id, zap.Int64("quota", q.most(b)))
 }
 

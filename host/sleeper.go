@@ -10,6 +10,7 @@ import (
 	"boxgate/api"
 	"boxgate/audit"
 	"boxgate/firewall"
+	"boxgate/host/handover"
 	"boxgate/host/state"
 	"boxgate/policy"
 )
@@ -20,7 +21,7 @@ type sleeper struct {
 	log     *zap.Logger
 	usage   *usage
 	audit   *audit.Log
-	before  *Predecessor
+	before  *handover.Predecessor
 	traffic func(context.Context) (map[policy.BoxID]map[firewall.Flow]firewall.Passed, error)
 	// passing returns the box's ends of the connections through the proxy on which bytes may pass now.
 	passing func(policy.BoxID) map[netip.AddrPort]bool
@@ -47,7 +48,7 @@ func (s *sleeper) run(ctx context.Context) error {
 
 // look pauses the boxes that nobody has used for the time, and that have neither sent nor received anything.
 func (s *sleeper) look(ctx context.Context) {
-	if s.before.drains() {
+	if s.before.Drains() {
 		return // who uses the boxes there is not known
 	}
 	since := time.Now().Add(-s.after)

@@ -276,7 +276,7 @@ func (h *Host) obey(err error) {
 		var m handover.Message
 		if m, err = h.succession.orders.Receive(); err == nil {
 			h.order(m)
-			h.before.tell(m) // which may still drain, too, and hears of nobody else
+			h.before.Tell(m) // which may still drain, too, and hears of nobody else
 			err = h.succession.orders.Send(handover.Message{Kind: handover.Done})
 		}
 	}
@@ -364,7 +364,7 @@ func (h *Host) drainReplaced(ctx context.Context, finish func(context.Context) e
 		}
 		return h.parts.ingress.Shutdown(drain)
 	})
-	ends.Go(func() error { return h.before.wait(drain) })
+	ends.Go(func() error { return h.before.Wait(drain) })
 	err := errors.Join(ends.Wait(), finish(drain))
 	_ = h.succession.orders.Close()
 	if errors.Is(err, context.DeadlineExceeded) || errors.Is(err, context.Canceled) {
@@ -378,15 +378,15 @@ func (h *Host) drainReplaced(ctx context.Context, finish func(context.Context) e
 // their quotas, and the visitors of the latter. If systemd may know the predecessor alone, this process ends: systemd starts another
 // one, which could not serve beside it.
 func (h *Host) relieve() {
-	if err := h.before.relieve(h.parts.cfg, h.protection.own, h.parts.log); err != nil && systemd.Supervised() {
+	if err := relieve(h.before, h.parts.listeners.dnsUDP, h.parts.cfg, h.protection.own, h.parts.log); err != nil && systemd.Supervised() {
 		h.succession.failed <- fmt.Errorf("the gateway that was replaced has not told systemd that this process serves: %w", err)
 	}
 	for _, b := range h.parts.boxes.All() {
 		if b.Policy.Load() == nil || b.Spent.Load() {
-			h.before.tell(handover.Message{Kind: handover.Cut, Box: b.ID})
+			h.before.Tell(handover.Message{Kind: handover.Cut, Box: b.ID})
 		}
 		if b.Spent.Load() {
-			h.before.tell(handover.Message{Kind: handover.URLs, Box: b.ID})
+			h.before.Tell(handover.Message{Kind: handover.URLs, Box: b.ID})
 		}
 	}
 }

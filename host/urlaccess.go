@@ -58,8 +58,8 @@ func signOut(db *store.DB, t ingress.Target) error {
 
 // signOutEverywhere is signOut also of a predecessor, which does not know sessions that end here: it has no visitor of the URL any
 // more.
-func signOutEverywhere(db *store.DB, before *Predecessor, t ingress.Target) error {
-	before.tell(handover.Message{Kind: handover.URL, URL: t.ID})
+func signOutEverywhere(db *store.DB, before *handover.Predecessor, t ingress.Target) error {
+	before.Tell(handover.Message{Kind: handover.URL, URL: t.ID})
 	return signOut(db, t)
 }
 

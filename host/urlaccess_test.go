@@ -11,6 +11,7 @@ import (
 
 	"boxgate/api"
 	"boxgate/host/handover"
+	"boxgate/host/handover/handovertest"
 	"boxgate/ingress/access"
 	"boxgate/ingress/link"
 	"boxgate/store"
@@ -83,7 +84,7 @@ func TestSignOutsAtTheSameTime(t *testing.T) {
 // stored or not.
 func TestASignOutCutsWhereItDrains(t *testing.T) {
 	t.Parallel()
-	before, other := newPredecessor(t)
+	before, other := handovertest.New(t)
 	db, err := store.Open(store.Options{Dir: filepath.Join(t.TempDir(), "state")})
 	if err != nil {
 		t.Fatal(err)
@@ -95,7 +96,7 @@ func TestASignOutCutsWhereItDrains(t *testing.T) {
 	if err := signOutEverywhere(db, before, target); err == nil {
 		t.Error("what could not be stored is said to be")
 	}
-	if !other.has(handover.URL, "", target.ID) {
-		t.Errorf("told: %v", other.told)
+	if !other.Has(handover.URL, "", target.ID) {
+		t.Errorf("told: %v", other.Told())
 	}
 }

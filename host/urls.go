@@ -26,7 +26,7 @@ import (
 
 // publicURLs makes and deletes the public URLs of boxes.
 type publicURLs struct {
-	before    *Predecessor
+	before    *handover.Predecessor
 	cfg       config.Ingress
 	listeners *Listeners
 	log       *zap.Logger
@@ -302,12 +302,12 @@ func (u *publicURLs) drop(id policy.BoxID) {
 	u.table.removeBox(id)
 	u.pending.remove(id, 0)
 	u.ingress.CloseBox(id)
-	u.before.tell(handover.Message{Kind: handover.URLs, Box: id})
+	u.before.Tell(handover.Message{Kind: handover.URLs, Box: id})
 	u.reach.Remove(id)
 }
 
 // closeURL cuts the requests of a URL, also those that the predecessor drains.
 func (u *publicURLs) closeURL(id string) {
 	u.ingress.CloseURL(id)
-	u.before.tell(handover.Message{Kind: handover.URL, URL: id})
+	u.before.Tell(handover.Message{Kind: handover.URL, URL: id})
 }

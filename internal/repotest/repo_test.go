@@ -181,6 +181,7 @@ host/change: policy api store internal/fault
 host/enforce: policy firewall internal/fault
 host/errand: policy
 host/handover: policy
+host/handover/handovertest: policy host/handover
 host/keyless: internal/socket quota
 host/lease: store internal/fault
 host/meter: policy store

@@ -17,6 +17,7 @@ import (
 	"boxgate/cmd/gateway/command/terminal"
 	"boxgate/config"
 	"boxgate/host"
+	"boxgate/host/handover"
 	"boxgate/host/systemd"
 	"boxgate/store"
 )
@@ -71,7 +72,7 @@ type serveOptions struct {
 	file    string   // of the configuration; "" for none
 	environ []string // that this process was started with
 	text    []byte   // of the configuration file
-	before  *host.Predecessor
+	before  *handover.Predecessor
 	kept    map[string]*os.File // sockets of an earlier run
 }
 
@@ -165,7 +166,7 @@ func runHost(ctx context.Context, o host.Options, r *replacing, kept map[string]
 	}
 	if o.Before == nil {
 		o.Listeners, err = host.Listen(ctx, o.Config, o.Addresses, o.Apart, kept)
-	} else if o.Listeners, err = o.Before.Listen(ctx, o.Config, o.Addresses); err == nil {
+	} else if o.Listeners, err = host.Inherit(ctx, o.Before, o.Config, o.Addresses); err == nil {
 		err = o.Before.Take()
 	}
 	if err != nil {

@@ -22,7 +22,7 @@ import (
 )
 
 // predecessor returns the process that has started this one to take its place; nil if nobody has.
-func predecessor() (*host.Predecessor, error) {
+func predecessor() (*handover.Predecessor, error) {
 	fd := os.Getenv(handover.Variable)
 	if fd == "" {
 		return nil, nil
@@ -32,7 +32,7 @@ func predecessor() (*host.Predecessor, error) {
 	if err != nil {
 		return nil, fmt.Errorf("%s is not a number; it is for the gateway itself to set", handover.Variable)
 	}
-	return host.Greeted(n)
+	return handover.Greeted(n)
 }
 
 // replacing has another process take the place of this one, with the configuration as it is by then.

@@ -1,0 +1,103 @@
+// Package handovertest has processes to take the place of, for tests.
+package handovertest
+
+import (
+	"errors"
+	"net/netip"
+	"os/exec"
+	"slices"
+	"sync"
+	"testing"
+
+	"go.uber.org/zap"
+	"golang.org/x/sys/unix"
+
+	"boxgate/host/handover"
+	"boxgate/policy"
+)
+
+// Peer is the other end of a predecessor: it confirms what it is told, and notes it.
+type Peer struct {
+	mu   sync.Mutex
+	told []handover.Message
+}
+
+// Has reports whether it was told something.
+func (o *Peer) Has(kind handover.Kind, box policy.BoxID, url string) bool {
+	return slices.ContainsFunc(o.Told(), func(m handover.Message) bool { return m.Kind == kind && m.Box == box && m.URL == url })
+}
+
+// Told returns what it was told.
+func (o *Peer) Told() []handover.Message {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return slices.Clone(o.told)
+}
+
+// New returns a predecessor that drains, and what it is told from now on.
+func New(t testing.TB) (*handover.Predecessor, *Peer) {
+	t.Helper()
+	p, o := Unrelieved(t, handover.Hello{}, nil)
+	if err := p.Relieve(zap.NewNop()); err != nil {
+		t.Fatal(err)
+	}
+	return p, o
+}
+
+// Unrelieved returns a predecessor that has let go of the store, with its greeting and what it protects, and still serves.
+func Unrelieved(t testing.TB, hello handover.Hello, protected []netip.Prefix) (*handover.Predecessor, *Peer) {
+	t.Helper()
+	process := exec.CommandContext(t.Context(), "sleep", "infinity")
+	if err := process.Start(); err != nil {
+		t.Fatal(err)
+	}
+	pidfd, err := unix.PidfdOpen(process.Process.Pid, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ours, f, err := handover.Pair()
+	if err != nil {
+		t.Fatal(err)
+	}
+	theirs, err := handover.NewConn(f)
+	if err != nil {
+		t.Fatal(err)
+	}
+	o := &Peer{}
+	var ended sync.WaitGroup
+	ended.Go(func() { o.answer(theirs, protected) })
+	t.Cleanup(func() {
+		_ = errors.Join(ours.Close(), process.Process.Kill())
+		_ = process.Wait()
+		ended.Wait()
+		_ = errors.Join(theirs.Close(), unix.Close(pidfd))
+	})
+	p := handover.NewPredecessor(ours, pidfd, hello, nil)
+	if err := p.Take(); err != nil {
+		t.Fatal(err)
+	}
+	return p, o
+}
+
+// answer confirms what comes, until the connection ends.
+func (o *Peer) answer(conn *handover.Conn, protected []netip.Prefix) {
+	for {
+		m, err := conn.Receive()
+		if err != nil {
+			return
+		}
+		answer := handover.Message{Kind: handover.Done}
+		switch m.Kind {
+		case handover.Prepared:
+			answer = handover.Message{Kind: handover.Yours, Protected: protected}
+		case handover.Serving:
+			answer.Kind = handover.Stopped
+		}
+		o.mu.Lock()
+		o.told = append(o.told, m)
+		o.mu.Unlock()
+		if conn.Send(answer) != nil {
+			return
+		}
+	}
+}
