@@ -24,7 +24,7 @@ func (l *lifecycle) CreateBox(ctx context.Context, req api.CreateRequest) (api.B
 	if !l.cfg.Launcher.Enabled {
 		return api.Box{}, errAttachOnly
 	}
-	if err := l.holdings.room(leastRoom); err != nil {
+	if err := l.holdings.Room(leastRoom); err != nil {
 		return api.Box{}, err
 	}
 	from, err := l.originOf(ctx, &req)
@@ -76,7 +76,7 @@ func (l *lifecycle) policyOfNew(given policy.Spec, named string) (policy.Spec, e
 // admit stores the record of a new box and makes the box known, with its lock held. From then on a change of the named policy that
 // it follows finds it; what it says in this moment is what the box begins with.
 func (l *lifecycle) admit(ctx context.Context, req api.CreateRequest, attached *store.Attached, from origin) (*state.Box, error) {
-	done, err := l.holdings.reserve(ctx, quotas.Boxes, 1)
+	done, err := l.holdings.Reserve(ctx, quotas.Boxes, 1)
 	if err != nil {
 		return nil, err
 	}

@@ -14,6 +14,7 @@ import (
 	"boxgate/api"
 	"boxgate/config"
 	"boxgate/host/change"
+	"boxgate/host/keys"
 	"boxgate/policy/name"
 	"boxgate/store"
 )
@@ -189,7 +190,7 @@ func (d *domains) keyOf(id string) (api.Caller, bool) {
 	now := time.Now()
 	for _, k := range all {
 		if k.ID == id && (k.ExpiresAt.IsZero() || now.Before(k.ExpiresAt)) {
-			return callerOf(k), true
+			return keys.CallerOf(k), true
 		}
 	}
 	return api.Caller{}, false

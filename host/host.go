@@ -13,31 +13,32 @@ import (
 	"boxgate/api"
 	"boxgate/api/server"
 	"boxgate/host/handover"
+	"boxgate/host/keys"
 	"boxgate/host/state"
+	"boxgate/policy"
 )
 
-// Host is one gateway. What it does for the API lies in the types that it embeds, each with one job over the parts that
-// it needs.
+// Host is one gateway. The calls of the API are answered by its services, each with one subject over the parts that it needs.
 //
 // Lock order: the mutex that serialises changes of all boxes, then that of a box, then that of a table.
 type Host struct {
-	*state.Table  // finds boxes
-	*policies     // changes what they may do
-	*lifecycle    // makes, attaches, recovers and deletes them
-	*publicURLs   // makes and deletes their public URLs
-	*usage        // puts them to sleep and wakes them
-	*commands     // runs commands in them
-	*scheduled    // runs commands in them again and again
-	*settings     // keeps what else can be configured
-	*snapshotHost // takes snapshots of them
-	*files        // opens their files
-	*git          // keeps who makes commits in them
-	*events       // reads decisions
-	*authorities  // shows certificate authorities
-	*auditTrail   // keeps who changed what
-	*keys         // changes the keys of the store and of the API
-	*sources      // shows and refreshes the operator's secrets
-	*selfTests    // attacks boxes from inside
+	*state.Table               // finds boxes
+	policies     *policies     // changes what they may do
+	lifecycle    *lifecycle    // makes, attaches, recovers and deletes them
+	publicURLs   *publicURLs   // makes and deletes their public URLs
+	usage        *usage        // puts them to sleep and wakes them
+	commands     *commands     // runs commands in them
+	scheduled    *scheduled    // runs commands in them again and again
+	settings     *settings     // keeps what else can be configured
+	snapshotHost *snapshotHost // takes snapshots of them
+	files        *files        // opens their files
+	git          *git          // keeps who makes commits in them
+	events       *events       // reads decisions
+	authorities  *authorities  // shows certificate authorities
+	auditTrail   *auditTrail   // keeps who changed what
+	keys         *keys.Service // changes the keys of the store and of the API
+	sources      *sources      // shows and refreshes the operator's secrets
+	selfTests    *selfTests    // attacks boxes from inside
 
 	parts        *parts
 	protection   *protection
@@ -67,12 +68,18 @@ func (h *Host) Ready(ctx context.Context) error {
 	return nil
 }
 
-// services are the parts that answer the calls of the API.
-func (h *Host) services() server.Services {
+// Services returns the parts that answer the calls of the API.
+func (h *Host) Services() server.Services {
 	return server.Services{
 		Boxes: &listing{h.Table, h.parts.meter}, Life: h.lifecycle, Lifecycle: h.usage, Commands: h.commands, Sessions: h.commands, Files: h.files, Git: h.git,
 		Rules: h.policies, BoxRules: h.policies, Explain: h.policies, Settings: h.settings, Decisions: h.events, URLs: h.publicURLs,
 		Schedules: h.scheduled, Errands: h.scheduled, Snapshots: h.snapshotHost, SelfTests: h.selfTests, Keys: h.keys, TrailReader: h.auditTrail,
 		Health: h, Store: h.keys, Secrets: h.sources, Authorities: h.authorities,
 	}
+}
+
+// Tokens returns the placeholders of a box's header rules, by the names of their variables; for who starts the commands of an attached
+// box.
+func (h *Host) Tokens(ctx context.Context, id policy.BoxID) (map[string]string, error) {
+	return h.commands.Tokens(ctx, id)
 }

@@ -16,6 +16,7 @@ import (
 	"boxgate/host/change"
 	"boxgate/host/enforce"
 	"boxgate/host/follow"
+	"boxgate/host/keys"
 	"boxgate/host/meter"
 	"boxgate/host/state"
 	"boxgate/policy"
@@ -46,7 +47,7 @@ type lifecycle struct {
 	follower    *follow.Follower
 	scheduled   *scheduled
 	history     *history.History
-	holdings    *holdings
+	holdings    *keys.Holdings
 }
 
 // checkNew finds mistakes in the request for a new box, before anything is made.

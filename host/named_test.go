@@ -15,6 +15,7 @@ import (
 
 	"boxgate/api"
 	"boxgate/config"
+	"boxgate/host/keys"
 	"boxgate/host/state"
 	"boxgate/policy"
 	"boxgate/policy/dialect"
@@ -276,7 +277,7 @@ func TestNamedPolicyWhileTheStoreIsLent(t *testing.T) {
 func TestNamedPolicyAmongOtherChanges(t *testing.T) {
 	t.Parallel()
 	g, _ := sharing(t)
-	l := &lifecycle{store: g.store, log: zap.NewNop(), boxes: g.boxes, shared: g.shared, holdings: unbounded(g.boxes)}
+	l := &lifecycle{store: g.store, log: zap.NewNop(), boxes: g.boxes, shared: g.shared, holdings: unbounded(g)}
 	l.addrs = config.Addresses{PoolV4: netip.MustParsePrefix("10.200.0.0/24"), PoolV6: netip.MustParsePrefix("fd42::/64")}
 	var all sync.WaitGroup
 	try := func(f func(i int) error) {
@@ -326,7 +327,7 @@ func TestNamedPolicyAmongOtherChanges(t *testing.T) {
 func TestNewBoxFollowsANamedPolicy(t *testing.T) {
 	t.Parallel()
 	g, _ := sharing(t)
-	l := &lifecycle{boxes: g.boxes, shared: g.shared, holdings: unbounded(g.boxes)}
+	l := &lifecycle{boxes: g.boxes, shared: g.shared, holdings: unbounded(g)}
 	if spec, err := l.policyOfNew(policy.Spec{}, "web"); err != nil || spec.Mode != policy.ModeDenyAll {
 		t.Errorf("%+v %v", spec, err)
 	}
@@ -381,7 +382,7 @@ func TestTemporaryEntriesHoldUpNoNamedPolicy(t *testing.T) {
 func TestNamedPolicyWaitsForBusyBoxes(t *testing.T) {
 	t.Parallel()
 	g, _ := sharing(t)
-	l := &lifecycle{store: g.store, log: zap.NewNop(), boxes: g.boxes, shared: g.shared, holdings: unbounded(g.boxes)}
+	l := &lifecycle{store: g.store, log: zap.NewNop(), boxes: g.boxes, shared: g.shared, holdings: unbounded(g)}
 	l.addrs = config.Addresses{PoolV4: netip.MustParsePrefix("10.200.0.0/24"), PoolV6: netip.MustParsePrefix("fd42::/64")}
 	for what, change := range map[string]func(context.Context) error{
 		"a change of the policy": func(ctx context.Context) error {
@@ -462,6 +463,14 @@ func TestNamedPolicyWaitsForBusyBoxes(t *testing.T) {
 }
 
 // unbounded are holdings without quotas.
-func unbounded(b *state.Table) *holdings {
-	return &holdings{book: quotas.New(quotas.Config{}), boxes: b}
+func unbounded(g *gateway) *keys.Holdings {
+	g.t.Helper()
+	h, err := keys.NewHoldings(keys.HoldingsConfig{
+		Log: zap.NewNop(), Book: quotas.New(quotas.Config{}), Boxes: g.boxes, Store: g.store,
+		Layer: func(string) (int64, error) { return 0, nil }, Space: func(int64) error { return nil },
+	})
+	if err != nil {
+		g.t.Fatal(err)
+	}
+	return h
 }

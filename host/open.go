@@ -19,6 +19,7 @@ import (
 	"boxgate/host/follow"
 	"boxgate/host/handover"
 	"boxgate/host/keyless"
+	"boxgate/host/keys"
 	"boxgate/host/reach"
 	"boxgate/host/share"
 	"boxgate/host/state"
@@ -84,7 +85,7 @@ func open(ctx context.Context, o Options) (*Host, error) {
 		p.openStore, func(ctx context.Context) error { return fault.At(ctx, "start: store open") },
 		p.openTrail, p.openSecrets, p.openAudit, p.openEgress, func(ctx context.Context) error { return fault.At(ctx, "start: DNS and proxy made") },
 		p.openIngress, p.openLauncher, func(ctx context.Context) error { return fault.At(ctx, "start: launcher open") },
-		p.openFirewall, h.holdSecrets, h.openMeter, h.openLimitMetrics, h.openQuotaMetrics, h.openCapacityMetrics, h.wire, func(context.Context) error { return h.loadQuotas() }, h.protect, func(ctx context.Context) error { return fault.At(ctx, "start: kernel rules in force") },
+		p.openFirewall, h.holdSecrets, h.openMeter, h.openLimitMetrics, h.openCapacityMetrics, h.openKeys, h.wire, h.protect, func(ctx context.Context) error { return fault.At(ctx, "start: kernel rules in force") },
 	}
 	for _, step := range steps {
 		if err := step(ctx); err != nil {
@@ -102,6 +103,18 @@ func (p *parts) kernel() enforce.Kernel {
 	return p.firewall
 }
 
+// openKeys opens the API keys and what they hold.
+func (h *Host) openKeys(context.Context) (err error) {
+	p := h.parts
+	if p.holdings, err = keys.NewHoldings(keys.HoldingsConfig{Log: p.log, Book: p.quotas, Boxes: p.boxes, Store: p.store, Layer: p.launcher.LayerSize, Space: p.launcher.Room}); err != nil {
+		return err
+	}
+	if h.keys, err = keys.New(keys.Config{Log: p.log, Store: p.store, Quotas: p.quotas, Changed: h.keysChanged}); err != nil {
+		return err
+	}
+	return h.keys.Register(p.metrics)
+}
+
 // wire gives each of the types that do the work the parts that it needs.
 func (h *Host) wire(context.Context) error {
 	p := h.parts
@@ -114,7 +127,7 @@ func (h *Host) wire(context.Context) error {
 	if err != nil {
 		return fmt.Errorf("proxy.upstream: %w", err)
 	}
-	own := newHoldings(p)
+	own := p.holdings
 	held, common := state.Sandboxes{Launcher: p.launcher}, &shared{ceiling: ceiling, upstream: upstream, sources: p.addrs.Sources}
 	net := &enforce.Enforcer{
 		Kernel: kernel, Proxy: both{p.proxy, h.before, p.boxes}, Boxes: p.connected, Forget: []func(policy.BoxID){p.dns.Forget, p.minter.Remove},
@@ -125,11 +138,11 @@ func (h *Host) wire(context.Context) error {
 		before: h.before, cfg: p.cfg.Ingress, listeners: p.listeners, log: p.log, store: p.store, ingress: p.ingress, boxes: p.boxes, table: p.urlTable, reach: p.reach,
 		domains: p.domains, holdings: own,
 	}
-	h.usage = &usage{store: p.store, log: p.log, boxes: p.boxes, sandboxes: held, history: p.history, room: own.room}
-	if err := h.countEnds(p.metrics); err != nil {
+	h.usage = &usage{store: p.store, log: p.log, boxes: p.boxes, sandboxes: held, history: p.history, room: own.Room}
+	if err := h.usage.countEnds(p.metrics); err != nil {
 		return err
 	}
-	p.visits.use = h.wake
+	p.visits.use = h.usage.wake
 	h.commands = &commands{log: p.log, usage: h.usage, sandboxes: held}
 	h.settings = &settings{log: p.log, store: p.store, boxes: p.boxes, shared: common}
 	h.files = &files{usage: h.usage, sandboxes: held}
@@ -141,7 +154,6 @@ func (h *Host) wire(context.Context) error {
 		log: p.log, store: p.store, boxes: p.boxes, commands: h.commands, history: p.history, authorities: h.authorities, proxy: p.proxy, roots: p.roots, holdings: own,
 	})
 	h.auditTrail = p.trail
-	h.keys = &keys{before: h.before, turn: h.turn, log: p.log, store: p.store, quotas: p.quotas}
 	h.sources = &sources{log: p.log, secrets: p.secrets, tokens: p.tokens}
 	h.selfTests = &selfTests{
 		cfg: p.cfg, addrs: p.addrs, listeners: p.listeners, audit: p.audit, boxes: p.boxes, sandboxes: held,
@@ -156,9 +168,15 @@ func (h *Host) wire(context.Context) error {
 	}
 	h.usage.restart = h.lifecycle.restart
 	h.sleeper = &sleeper{before: h.before, after: p.cfg.Launcher.IdleTimeout, log: p.log, usage: h.usage, audit: p.audit, traffic: p.firewall.Traffic, passing: p.proxy.Passing}
-	h.follower = follow.New(followed{h.lifecycle}, p.log)
+	h.lifecycle.follower = follow.New(followed{h.lifecycle}, p.log)
 	h.protection = &protection{log: p.log, addrs: p.addrs, policies: h.policies, list: firewall.HostAddresses}
-	return h.loadGlobal()
+	return h.policies.loadGlobal()
+}
+
+// keysChanged makes the predecessor, and a process that takes the place of this one, look anew at the keys of open requests.
+func (h *Host) keysChanged() {
+	h.turn.forgetKeys()
+	h.before.Tell(handover.Message{Kind: handover.Keys})
 }
 
 // holdSecrets says where secrets are in use, where a predecessor may use some as well.
@@ -176,10 +194,10 @@ func (h *Host) protect(ctx context.Context) error { return h.protection.update(c
 // the gateway. A panic is an error.
 func (h *Host) Recover(ctx context.Context) error {
 	err := change.Contain(h.parts.log, func() error {
-		if err := h.recoverBoxes(ctx); err != nil {
+		if err := h.lifecycle.recoverBoxes(ctx); err != nil {
 			return err
 		}
-		if err := h.scheduler.Load(); err != nil {
+		if err := h.scheduled.scheduler.Load(); err != nil {
 			return fmt.Errorf("reading schedules: %w", err)
 		}
 		return fault.At(ctx, "start: boxes known")
@@ -190,7 +208,7 @@ func (h *Host) Recover(ctx context.Context) error {
 
 // Close releases what [Open] opened. Rules, links and boxes stay as they are. Call it once, after Serve has returned.
 func (h *Host) Close() error {
-	h.vigil.Close()
+	h.usage.vigil.Close()
 	if h.succession.lent {
 		h.parts.flushExports() // the rest is another process's
 		return nil

@@ -22,6 +22,7 @@ import (
 	"boxgate/host/enforce"
 	"boxgate/host/handover"
 	"boxgate/host/keyless"
+	"boxgate/host/keys"
 	"boxgate/host/meter"
 	"boxgate/host/reach"
 	"boxgate/host/share"
@@ -86,6 +87,7 @@ type parts struct {
 
 	launcher *launcher.Launcher
 	shelf    *snapshots.Shelf
+	holdings *keys.Holdings // of API keys
 	firewall *firewall.Firewall
 	meter    *meter.Meter
 }

@@ -17,6 +17,7 @@ import (
 	"boxgate/api/schedules"
 	"boxgate/host/change"
 	"boxgate/host/errand"
+	"boxgate/host/keys"
 	"boxgate/host/schedule"
 	"boxgate/host/state"
 	"boxgate/internal/fault"
@@ -37,7 +38,7 @@ type scheduled struct {
 	authorities *authorities
 	proxy       *proxy.Proxy
 	roots       *x509.CertPool // of webhooks
-	holdings    *holdings
+	holdings    *keys.Holdings
 	scheduler   *schedule.Scheduler
 }
 
@@ -99,12 +100,12 @@ func (s *scheduled) AddSchedule(ctx context.Context, id policy.BoxID, spec sched
 	if err := checkSchedule(spec); err != nil {
 		return schedules.Schedule{}, err
 	}
-	done, err := s.holdings.reserve(ctx, quotas.Schedules, 1)
+	done, err := s.holdings.Reserve(ctx, quotas.Schedules, 1)
 	if err != nil {
 		return schedules.Schedule{}, err
 	}
 	defer done()
-	made := store.Schedule{ID: "sched_" + strings.ToLower(rand.Text()), Box: id, CreatedBy: creatorOf(ctx)}
+	made := store.Schedule{ID: "sched_" + strings.ToLower(rand.Text()), Box: id, CreatedBy: keys.CreatorOf(ctx)}
 	writeSchedule(&made, spec)
 	made, err = s.scheduler.Add(made)
 	return shownSchedule(made), s.answer(err)

@@ -48,9 +48,9 @@ func (h *Host) Serve(ctx context.Context) error {
 }
 
 func (h *Host) serveParts(ctx context.Context) error {
-	h.turn.lookUp, h.turn.dial = h.lookUp, h.parts.listeners.dialAdmin
+	h.turn.lookUp, h.turn.dial = h.keys.LookUp, h.parts.listeners.dialAdmin
 	admin, err := server.New(server.Config{
-		Services: h.services(), History: h.parts.history, FindKey: h.turn.find, Trail: h.parts.trail.trail, Hosts: h.parts.cfg.Admin.Hosts, HasSecret: h.parts.secrets.Has, Log: h.parts.log, Quotas: h.parts.quotas, Admitted: h.parts.keyed.Shown, MaxBody: h.parts.largestBody(),
+		Services: h.Services(), History: h.parts.history, FindKey: h.turn.find, Trail: h.parts.trail.trail, Hosts: h.parts.cfg.Admin.Hosts, HasSecret: h.parts.secrets.Has, Log: h.parts.log, Quotas: h.parts.quotas, Admitted: h.parts.keyed.Shown, MaxBody: h.parts.largestBody(),
 	})
 	if err != nil {
 		return err
@@ -211,22 +211,22 @@ func (p *parts) largestBody() int64 {
 // serveLoops starts what looks after the boxes and the host.
 func (h *Host) serveLoops(ctx context.Context, run func(string, func() error)) {
 	run("host addresses", func() error { return h.protection.follow(ctx) })
-	run("temporary entries of policies", func() error { return h.keepLeases(ctx) })
-	run("attached boxes", func() error { h.follower.Run(ctx); return nil })
+	run("temporary entries of policies", func() error { return h.policies.keepLeases(ctx) })
+	run("attached boxes", func() error { h.lifecycle.follower.Run(ctx); return nil })
 	run("record of the last run", func() error { return noteRun(ctx, h.parts.launcher.RunDir()) })
 	run("connection table", func() error { return followConntrack(ctx, h.parts.log) })
-	run("schedules", func() error { h.scheduler.Run(ctx); return nil })
+	run("schedules", func() error { h.scheduled.scheduler.Run(ctx); return nil })
 	run("unused memory", func() error { share.GiveBack(ctx); return nil })
-	run("boxes that are kept alive", func() error { return h.startKept(ctx) })
+	run("boxes that are kept alive", func() error { return h.lifecycle.startKept(ctx) })
 	run("idle boxes", func() error { return h.sleeper.run(ctx) })
 	run("audit trail", func() error { h.parts.trail.keepHead(ctx); return nil })
-	run("domains of public URLs", func() error { h.provePending(ctx); return nil })
-	run("uses of API keys", func() error { h.saveUses(ctx); return nil })
+	run("domains of public URLs", func() error { h.publicURLs.provePending(ctx); return nil })
+	run("uses of API keys", func() error { h.keys.SaveUses(ctx); return nil })
 	run("room on the disk", func() error {
 		(&roomKeeper{log: h.parts.log, usage: h.usage, writes: h.parts.launcher.Writes, disk: h.parts.launcher.Reserve()}).run(ctx)
 		return nil
 	})
-	run("quotas", func() error { h.quota.run(ctx); return nil })
+	run("quotas", func() error { h.lifecycle.quota.run(ctx); return nil })
 	run("metering", func() error { h.parts.meter.Run(ctx); return nil })
 	run("files of deleted boxes", func() error { h.parts.launcher.KeepTrashEmpty(ctx); return nil })
 }

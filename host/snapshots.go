@@ -12,6 +12,7 @@ import (
 
 	"boxgate/api"
 	"boxgate/host/change"
+	"boxgate/host/keys"
 	"boxgate/host/snapshots"
 	"boxgate/host/state"
 	"boxgate/policy"
@@ -24,7 +25,7 @@ type snapshotHost struct {
 	log      *zap.Logger
 	boxes    *state.Table
 	shelf    *snapshots.Shelf
-	holdings *holdings
+	holdings *keys.Holdings
 }
 
 // TakeSnapshot implements the Host of [boxgate/api/snapshots].
@@ -33,8 +34,8 @@ func (s *snapshotHost) TakeSnapshot(ctx context.Context, id policy.BoxID, name s
 	if err != nil {
 		return api.Snapshot{}, err
 	}
-	r.ID, r.Name, r.TakenBy = "snap_"+randomHex(8), name, creatorOf(ctx)
-	allowed, err := s.holdings.snapshot(ctx)
+	r.ID, r.Name, r.TakenBy = "snap_"+randomHex(8), name, keys.CreatorOf(ctx)
+	allowed, err := s.holdings.Snapshot(ctx)
 	if err != nil {
 		return api.Snapshot{}, err
 	}

@@ -188,7 +188,7 @@ var errBusy = errors.New("a change of a box takes long: try again when it is ove
 func (h *Host) letGo() error {
 	h.stopLoops()
 	h.keepLentLeases()
-	h.vigil.Close()
+	h.usage.vigil.Close()
 	h.parts.secrets.Rest()
 	errs := []error{h.parts.firewall.Close(), h.parts.trail.trail.Release()}
 	if h.parts.past != nil {
@@ -207,7 +207,7 @@ func (h *Host) keepLentLeases() {
 	ctx, cancel := context.WithCancel(context.Background())
 	var running sync.WaitGroup
 	running.Go(func() {
-		_ = change.Contain(h.parts.log, func() error { h.keepLent(ctx); return nil })
+		_ = change.Contain(h.parts.log, func() error { h.policies.keepLent(ctx); return nil })
 	})
 	s.stopLeases = func() {
 		cancel()

@@ -16,11 +16,13 @@ import (
 	"boxgate/config"
 	"boxgate/host/change"
 	"boxgate/host/handover"
+	"boxgate/host/keys"
 	"boxgate/host/reach"
 	"boxgate/host/state"
 	"boxgate/ingress"
 	"boxgate/policy"
 	"boxgate/policy/name"
+	quotas "boxgate/quota"
 	"boxgate/store"
 )
 
@@ -37,7 +39,7 @@ type publicURLs struct {
 	reach     *reach.Boxes
 	domains   *domains
 	pending   pendingNames
-	holdings  *holdings
+	holdings  *keys.Holdings
 }
 
 // urlOf is the URL as it is opened; a port other than the scheme's own is part of it.
@@ -310,4 +312,28 @@ func (u *publicURLs) drop(id policy.BoxID) {
 func (u *publicURLs) closeURL(id string) {
 	u.ingress.CloseURL(id)
 	u.before.Tell(handover.Message{Kind: handover.URL, URL: id})
+}
+
+// reserve asks for what a new URL, in place of the one of the same port, has more than that.
+func (u *publicURLs) reserve(ctx context.Context, next store.URL) (done func(), err error) {
+	urls, domains := int64(1), int64(len(next.Hostnames)+len(next.Pending))
+	if old, known := u.recorded(next.Box, next.Port); known && old.Owner == next.Owner {
+		urls, domains = 0, domains-int64(len(old.Hostnames)+len(old.Pending))
+	}
+	first, err := u.holdings.Reserve(ctx, quotas.URLs, urls)
+	if err != nil {
+		return nil, err
+	}
+	second, err := u.holdings.Reserve(ctx, quotas.Domains, domains)
+	if err != nil {
+		first()
+		return nil, err
+	}
+	return func() { first(); second() }, nil
+}
+
+// recorded returns the stored URL of a port, if there is one.
+func (u *publicURLs) recorded(id policy.BoxID, port uint16) (r store.URL, known bool) {
+	r, err := u.store.URL(id, port)
+	return r, err == nil
 }

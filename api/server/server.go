@@ -3,10 +3,8 @@ package server
 import (
 	"context"
 	"errors"
-	"fmt"
 	"io"
 	"net/http"
-	"reflect"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -35,6 +33,7 @@ import (
 	trailroom "boxgate/api/trail"
 	"boxgate/api/urls"
 	"boxgate/audit"
+	"boxgate/internal/required"
 	"boxgate/quota"
 )
 
@@ -63,17 +62,6 @@ type Services struct {
 	Store       gateway.Store
 	Secrets     gateway.Secrets
 	Authorities gateway.Authorities
-}
-
-// missing returns an error that names the first service that is not there.
-func (s Services) missing() error {
-	all := reflect.ValueOf(s)
-	for i := range all.NumField() {
-		if all.Field(i).IsNil() {
-			return fmt.Errorf("api: the service %s is required", all.Type().Field(i).Name)
-		}
-	}
-	return nil
 }
 
 // Config is what [New] needs. The services and FindKey are required.
@@ -126,7 +114,7 @@ type API struct {
 
 // New makes the API over the services of cfg.
 func New(cfg Config) (*API, error) {
-	if err := cfg.missing(); err != nil {
+	if err := required.Fields(cfg.Services); err != nil {
 		return nil, err
 	}
 	if cfg.FindKey == nil {

@@ -14,7 +14,7 @@ import (
 
 	"boxgate/cmd/gateway/command/cli"
 	"boxgate/config"
-	"boxgate/host"
+	"boxgate/host/keys"
 	"boxgate/policy/name"
 	"boxgate/store"
 )
@@ -65,7 +65,7 @@ func newPassphrase(fromStdin bool, stdin io.Reader) (name.Secret, error) {
 		}
 	}
 	next := name.NewSecret(text)
-	return next, host.CheckPassphrase(next)
+	return next, keys.CheckPassphrase(next)
 }
 
 func sayStoreKey(w io.Writer, cfg config.Config, next name.Secret) error {

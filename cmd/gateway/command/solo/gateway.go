@@ -82,7 +82,7 @@ func open(ctx context.Context, cfg config.Config, log *zap.Logger) (g *gateway, 
 
 // attach gives the network namespace of a process its way out. Its policy is in force when attach returns.
 func (g *gateway) attach(ctx context.Context, pid int, spec policy.Spec, headers []policy.HeaderRule) (api.Box, error) {
-	return g.AttachBox(ctx, api.AttachRequest{
+	return g.Services().Life.AttachBox(ctx, api.AttachRequest{
 		Attached: api.Attached{Kind: api.AttachPID, Ref: strconv.Itoa(pid), PID: pid, Stack: api.StackHost}, Policy: spec, Headers: headers,
 	})
 }

@@ -68,7 +68,7 @@ func Run(ctx context.Context, o Options) (int, *Record, error) {
 	}
 	listening, stop := context.WithCancel(ctx)
 	defer stop()
-	events, err := g.FollowEvents(listening, api.EventFilter{Box: box.ID})
+	events, err := g.Services().Decisions.FollowEvents(listening, api.EventFilter{Box: box.ID})
 	if err != nil {
 		return 0, nil, err
 	}
@@ -91,7 +91,7 @@ func Run(ctx context.Context, o Options) (int, *Record, error) {
 		return 0, done, err
 	}
 	err = closeLeft(process, o.Errout)
-	if gone := g.DetachBox(ctx, box.ID); gone != nil && err == nil {
+	if gone := g.Services().Life.DetachBox(ctx, box.ID); gone != nil && err == nil {
 		err = fmt.Errorf("taking the command off the network: %w", gone)
 	}
 	stop()
@@ -136,7 +136,7 @@ func describe(ctx context.Context, o Options, g *gateway, box api.Box) (inside.S
 	if err != nil {
 		return inside.Spec{}, fmt.Errorf("the working directory: %w", err)
 	}
-	ca, err := g.CA(ctx, box.ID)
+	ca, err := g.Services().Authorities.CA(ctx, box.ID)
 	if err != nil {
 		return inside.Spec{}, err
 	}

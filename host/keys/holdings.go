@@ -1,4 +1,4 @@
-package host
+package keys
 
 import (
 	"cmp"
@@ -12,15 +12,15 @@ import (
 	"boxgate/api"
 	"boxgate/host/snapshots"
 	"boxgate/host/state"
+	"boxgate/internal/required"
 	"boxgate/launcher"
-	"boxgate/policy"
 	quotas "boxgate/quota"
 	"boxgate/store"
 )
 
-// holdings counts the objects of API keys for their quotas: boxes, snapshots, public URLs and their own domains, schedules. Each is
+// Holdings counts the objects of API keys for their quotas: boxes, snapshots, public URLs and their own domains, schedules. Each is
 // the key's that has made it; those of older versions, which do not say, are nobody's. Safe for concurrent use.
-type holdings struct {
+type Holdings struct {
 	log   *zap.Logger
 	book  *quotas.Book
 	boxes *state.Table
@@ -49,27 +49,42 @@ func (t tally) add(creator string, n int64) { t[cmp.Or(creator, api.OperatorKey)
 // tallyAge is how old a tally can be. One that refuses something is not older than the refusal.
 const tallyAge = time.Second
 
-// creatorOf returns the ID of the API key of a request, as records have it: "" for the operator's.
-func creatorOf(ctx context.Context) string {
+// CreatorOf returns the ID of the API key of a request, as records have it: "" for the operator's.
+func CreatorOf(ctx context.Context) string {
 	if key := api.CallerOf(ctx).Key; key != api.OperatorKey {
 		return key
 	}
 	return ""
 }
 
-// newHoldings returns the holdings of a gateway, which its book of quotas shows.
-func newHoldings(p *parts) *holdings {
-	h := &holdings{log: p.log, book: p.quotas, boxes: p.boxes, store: p.store, layer: p.launcher.LayerSize, space: p.launcher.Room}
+// HoldingsConfig is what [Holdings] are made of.
+type HoldingsConfig struct {
+	Log   *zap.Logger
+	Book  *quotas.Book
+	Boxes *state.Table
+	Store *store.DB
+	// Layer returns how much a layer takes on disk; an error if it is not complete.
+	Layer func(layer string) (int64, error)
+	// Space refuses to write n more bytes to the state directory if there is no room for them.
+	Space func(n int64) error
+}
+
+// NewHoldings returns the holdings of a gateway, which its book of quotas shows.
+func NewHoldings(c HoldingsConfig) (*Holdings, error) {
+	if err := required.Fields(c); err != nil {
+		return nil, err
+	}
+	h := &Holdings{log: c.Log, book: c.Book, boxes: c.Boxes, store: c.Store, layer: c.Layer, space: c.Space}
 	for k := range quotas.Kind(len(h.kinds)) {
 		if k.Counted() {
 			h.book.Count(k, func(of quotas.Holder) int64 { return h.has(k, of) })
 		}
 	}
-	return h
+	return h, nil
 }
 
 // has returns how much a key has of a kind, or had a moment ago.
-func (h *holdings) has(k quotas.Kind, of quotas.Holder) int64 {
+func (h *Holdings) has(k quotas.Kind, of quotas.Holder) int64 {
 	kind := &h.kinds[k]
 	kind.mu.Lock()
 	defer kind.mu.Unlock()
@@ -80,9 +95,9 @@ func (h *holdings) has(k quotas.Kind, of quotas.Holder) int64 {
 	return n
 }
 
-// reserve asks for n more of a kind for the key of a request. It fails with a [quotas.Error] if that exceeds the key's quota. Call done
+// Reserve asks for n more of a kind for the key of a request. It fails with a [quotas.Error] if that exceeds the key's quota. Call done
 // once the new ones are counted, or there will be none.
-func (h *holdings) reserve(ctx context.Context, k quotas.Kind, n int64) (done func(), err error) {
+func (h *Holdings) Reserve(ctx context.Context, k quotas.Kind, n int64) (done func(), err error) {
 	holder := api.CallerOf(ctx).Holder()
 	if n <= 0 || holder.Operator {
 		return func() {}, nil
@@ -111,7 +126,7 @@ func (h *holdings) reserve(ctx context.Context, k quotas.Kind, n int64) (done fu
 }
 
 // countLocked returns how much a key has of a kind. The store keeps count of what it stores; the rest may be as old as age.
-func (h *holdings) countLocked(k quotas.Kind, key string, age time.Duration) (int64, error) {
+func (h *Holdings) countLocked(k quotas.Kind, key string, age time.Duration) (int64, error) {
 	switch k {
 	case quotas.Boxes, quotas.SnapshotBytes:
 		t, err := h.tallyLocked(k, age)
@@ -132,7 +147,7 @@ func (h *holdings) countLocked(k quotas.Kind, key string, age time.Duration) (in
 }
 
 // tallyLocked returns what keys have of a kind, not older than that.
-func (h *holdings) tallyLocked(k quotas.Kind, age time.Duration) (tally, error) {
+func (h *Holdings) tallyLocked(k quotas.Kind, age time.Duration) (tally, error) {
 	kind := &h.kinds[k]
 	if now := time.Now(); kind.tally == nil || now.Sub(kind.counted) >= age {
 		t, err := h.count(k)
@@ -145,7 +160,7 @@ func (h *holdings) tallyLocked(k quotas.Kind, age time.Duration) (tally, error) 
 }
 
 // count counts what keys have of a kind.
-func (h *holdings) count(k quotas.Kind) (tally, error) {
+func (h *Holdings) count(k quotas.Kind) (tally, error) {
 	t := tally{}
 	switch k {
 	case quotas.Boxes:
@@ -160,7 +175,7 @@ func (h *holdings) count(k quotas.Kind) (tally, error) {
 
 // countBytes counts what the layers take that each key's snapshots and boxes are made of, each layer once: it stays on disk for as long
 // as one of them needs it.
-func (h *holdings) countBytes() (tally, error) {
+func (h *Holdings) countBytes() (tally, error) {
 	list, err := h.store.Snapshots()
 	if err != nil {
 		return nil, err
@@ -192,9 +207,9 @@ func (h *holdings) countBytes() (tally, error) {
 // growth is how many bytes are asked for at a time.
 const growth = 4 << 20
 
-// snapshot asks for one more snapshot for the key of a request, and for the first bytes of it.
-func (h *holdings) snapshot(ctx context.Context) (snapshots.Allowance, error) {
-	counted, err := h.reserve(ctx, quotas.Snapshots, 1)
+// Snapshot asks for one more snapshot for the key of a request, and for the first bytes of it.
+func (h *Holdings) Snapshot(ctx context.Context) (snapshots.Allowance, error) {
+	counted, err := h.Reserve(ctx, quotas.Snapshots, 1)
 	if err != nil {
 		return snapshots.Allowance{}, err
 	}
@@ -208,7 +223,7 @@ func (h *holdings) snapshot(ctx context.Context) (snapshots.Allowance, error) {
 
 // growing is a snapshot that is being written.
 type growing struct {
-	holdings *holdings
+	holdings *Holdings
 	ctx      context.Context // for its caller
 	spare    int64           // asked for and not yet used
 	held     []func()
@@ -223,11 +238,11 @@ func (g *growing) grow(n int64) error {
 	missing := n - g.spare
 	var err error
 	for _, more := range []int64{max(missing, growth), missing} {
-		if err = g.holdings.room(more); err != nil {
+		if err = g.holdings.Room(more); err != nil {
 			continue
 		}
 		var done func()
-		if done, err = g.holdings.reserve(g.ctx, quotas.SnapshotBytes, more); err == nil {
+		if done, err = g.holdings.Reserve(g.ctx, quotas.SnapshotBytes, more); err == nil {
 			g.held, g.spare = append(g.held, done), g.spare+more-n
 			return nil
 		}
@@ -235,8 +250,8 @@ func (g *growing) grow(n int64) error {
 	return err
 }
 
-// room refuses what would use the disk that is kept for the gateway.
-func (h *holdings) room(n int64) error {
+// Room refuses what would use the disk that is kept for the gateway.
+func (h *Holdings) Room(n int64) error {
 	err := h.space(n)
 	if full, ok := errors.AsType[*launcher.DiskFullError](err); ok {
 		return api.Errorf(api.ErrFull, "%w", full)
@@ -250,28 +265,4 @@ func (g *growing) release() {
 		done()
 	}
 	g.held, g.spare = nil, 0
-}
-
-// reserve asks for what a new URL, in place of the one of the same port, has more than that.
-func (u *publicURLs) reserve(ctx context.Context, next store.URL) (done func(), err error) {
-	urls, domains := int64(1), int64(len(next.Hostnames)+len(next.Pending))
-	if old, known := u.recorded(next.Box, next.Port); known && old.Owner == next.Owner {
-		urls, domains = 0, domains-int64(len(old.Hostnames)+len(old.Pending))
-	}
-	first, err := u.holdings.reserve(ctx, quotas.URLs, urls)
-	if err != nil {
-		return nil, err
-	}
-	second, err := u.holdings.reserve(ctx, quotas.Domains, domains)
-	if err != nil {
-		first()
-		return nil, err
-	}
-	return func() { first(); second() }, nil
-}
-
-// recorded returns the stored URL of a port, if there is one.
-func (u *publicURLs) recorded(id policy.BoxID, port uint16) (r store.URL, known bool) {
-	r, err := u.store.URL(id, port)
-	return r, err == nil
 }

@@ -1,8 +1,6 @@
-package host
+package keys
 
 import (
-	"context"
-
 	"github.com/prometheus/client_golang/prometheus"
 	"go.uber.org/zap"
 
@@ -27,18 +25,19 @@ var (
 // mostQuotaKeys bounds the keys with metrics of their own to the ones nearest to a quota.
 const mostQuotaKeys = 20
 
-func (h *Host) openQuotaMetrics(context.Context) error {
-	return h.parts.metrics.Register(quotaMetrics{h.parts.quotas, h.parts.keyHolders})
+// Register registers the metrics of the quotas.
+func (k *Service) Register(metrics *prometheus.Registry) error {
+	return metrics.Register(quotaMetrics{k.quotas, k.holders})
 }
 
-// keyHolders returns all API keys.
-func (p *parts) keyHolders() (list []quotas.Holder) {
-	all, err := p.store.APIKeys()
+// holders returns all API keys.
+func (k *Service) holders() (list []quotas.Holder) {
+	all, err := k.store.APIKeys()
 	if err != nil {
-		p.log.Error("the API keys cannot be read, and have no metrics", zap.Error(err))
+		k.log.Error("the API keys cannot be read, and have no metrics", zap.Error(err))
 	}
-	for _, k := range all {
-		list = append(list, callerOf(k).Holder())
+	for _, found := range all {
+		list = append(list, CallerOf(found).Holder())
 	}
 	return list
 }

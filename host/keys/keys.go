@@ -1,4 +1,4 @@
-package host
+package keys
 
 import (
 	"cmp"
@@ -19,8 +19,8 @@ import (
 // usesSaved is how often the latest uses of API keys are stored.
 const usesSaved = time.Minute
 
-// lookUp returns who an API key belongs to, and until when, if it is valid now.
-func (k *keys) lookUp(key string) (api.Key, bool) {
+// LookUp returns who an API key belongs to, and until when, if it is valid now.
+func (k *Service) LookUp(key string) (api.Key, bool) {
 	found, ok := k.store.FindAPIKey(key)
 	if !ok {
 		return api.Key{}, false
@@ -29,12 +29,12 @@ func (k *keys) lookUp(key string) (api.Key, bool) {
 	return keyView(found), true
 }
 
-func callerOf(k store.APIKey) api.Caller {
+func CallerOf(k store.APIKey) api.Caller {
 	return api.Caller{Key: k.ID, Name: k.Name, Role: api.Role(k.Role), Box: k.Box}
 }
 
-// saveUses stores the latest uses of API keys from time to time, until ctx ends.
-func (k *keys) saveUses(ctx context.Context) {
+// SaveUses stores the latest uses of API keys from time to time, until ctx ends.
+func (k *Service) SaveUses(ctx context.Context) {
 	tick := time.NewTicker(usesSaved)
 	defer tick.Stop()
 	for {
@@ -54,7 +54,7 @@ func (k *keys) saveUses(ctx context.Context) {
 }
 
 // APIKeys implements the Host of [boxgate/api/keys].
-func (k *keys) APIKeys(context.Context) ([]api.Key, error) {
+func (k *Service) APIKeys(context.Context) ([]api.Key, error) {
 	all, err := k.store.APIKeys()
 	if err != nil {
 		return nil, err
@@ -72,11 +72,11 @@ func (k *keys) APIKeys(context.Context) ([]api.Key, error) {
 }
 
 func keyView(k store.APIKey) api.Key {
-	return api.Key{Caller: callerOf(k), CreatedAt: k.CreatedAt, ExpiresAt: k.ExpiresAt, LastUsed: k.LastUsed, Quotas: quotas.FromMap(k.Quotas)}
+	return api.Key{Caller: CallerOf(k), CreatedAt: k.CreatedAt, ExpiresAt: k.ExpiresAt, LastUsed: k.LastUsed, Quotas: quotas.FromMap(k.Quotas)}
 }
 
 // CreateAPIKey implements the Host of [boxgate/api/keys].
-func (k *keys) CreateAPIKey(_ context.Context, req api.KeyRequest) (name.Secret, api.Key, error) {
+func (k *Service) CreateAPIKey(_ context.Context, req api.KeyRequest) (name.Secret, api.Key, error) {
 	like := store.APIKey{Name: req.Name, Role: string(req.Role), Box: req.Box, Quotas: req.Quotas.Map()}
 	if req.ExpiresIn > 0 {
 		like.ExpiresAt = time.Now().UTC().Add(req.ExpiresIn)
@@ -90,13 +90,13 @@ func (k *keys) CreateAPIKey(_ context.Context, req api.KeyRequest) (name.Secret,
 	case err != nil:
 		return name.Secret{}, api.Key{}, change.NotStored(k.log, "the API key could not be stored, nothing was made", err)
 	}
-	k.quotas.Set(callerOf(made).Holder(), req.Quotas)
+	k.quotas.Set(CallerOf(made).Holder(), req.Quotas)
 	k.log.Info("an API key was made", zap.String("key", made.ID), zap.String("name", made.Name), zap.String("role", made.Role))
 	return key, keyView(made), nil
 }
 
 // named finds a key by its ID, or else by its name.
-func (k *keys) named(idOrName string) (store.APIKey, error) {
+func (k *Service) named(idOrName string) (store.APIKey, error) {
 	all, err := k.store.APIKeys()
 	if err != nil {
 		return store.APIKey{}, err
@@ -112,7 +112,7 @@ func (k *keys) named(idOrName string) (store.APIKey, error) {
 }
 
 // ReplaceAPIKey implements the Host of [boxgate/api/keys].
-func (k *keys) ReplaceAPIKey(_ context.Context, idOrName string, grace time.Duration) (name.Secret, api.Key, error) {
+func (k *Service) ReplaceAPIKey(_ context.Context, idOrName string, grace time.Duration) (name.Secret, api.Key, error) {
 	old, err := k.named(idOrName)
 	if err != nil {
 		return name.Secret{}, api.Key{}, err
@@ -133,7 +133,7 @@ func (k *keys) ReplaceAPIKey(_ context.Context, idOrName string, grace time.Dura
 }
 
 // DeleteAPIKey implements the Host of [boxgate/api/keys].
-func (k *keys) DeleteAPIKey(_ context.Context, idOrName string) (api.Key, error) {
+func (k *Service) DeleteAPIKey(_ context.Context, idOrName string) (api.Key, error) {
 	old, err := k.named(idOrName)
 	if err != nil {
 		return api.Key{}, err
@@ -147,29 +147,20 @@ func (k *keys) DeleteAPIKey(_ context.Context, idOrName string) (api.Key, error)
 		return api.Key{}, change.NotStored(k.log, "the API key could not be revoked, it still works", err)
 	}
 	k.changed()
-	k.quotas.Set(callerOf(old).Holder(), quotas.Limits{})
+	k.quotas.Set(CallerOf(old).Holder(), quotas.Limits{})
 	k.log.Info("an API key was revoked", zap.String("key", old.ID), zap.String("name", old.Name))
 	return keyView(old), nil
 }
 
-// loadQuotas has the books know the quotas of keys that have some of their own.
-func (k *keys) loadQuotas() error {
-	all, err := k.store.APIKeys()
-	for _, found := range all {
-		k.quotas.Set(callerOf(found).Holder(), quotas.FromMap(found.Quotas))
-	}
-	return err
-}
-
 // SetAPIKeyQuotas implements the Host of [boxgate/api/keys].
-func (k *keys) SetAPIKeyQuotas(_ context.Context, idOrName string, named map[quotas.Kind]int64) (api.Key, error) {
+func (k *Service) SetAPIKeyQuotas(_ context.Context, idOrName string, named map[quotas.Kind]int64) (api.Key, error) {
 	k.settingQuotas.Lock()
 	defer k.settingQuotas.Unlock()
 	old, err := k.named(idOrName)
 	if err != nil {
 		return api.Key{}, err
 	}
-	if callerOf(old).Holder().Operator {
+	if CallerOf(old).Holder().Operator {
 		return api.Key{}, api.Errorf(api.ErrConflict, "the API key %s has the role %s, which has no quotas", old.Name, old.Role)
 	}
 	own := quotas.FromMap(old.Quotas)
@@ -183,7 +174,7 @@ func (k *keys) SetAPIKeyQuotas(_ context.Context, idOrName string, named map[quo
 	case err != nil:
 		return api.Key{}, change.NotStored(k.log, "the quotas of the API key could not be stored, those before hold", err)
 	}
-	k.quotas.Set(callerOf(set).Holder(), own)
+	k.quotas.Set(CallerOf(set).Holder(), own)
 	k.log.Info("the quotas of an API key were changed", zap.String("key", set.ID), zap.String("name", set.Name), zap.Any("quotas", set.Quotas))
 	return keyView(set), nil
 }

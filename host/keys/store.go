@@ -1,36 +1,22 @@
-package host
+package keys
 
 import (
 	"context"
 	"errors"
 	"io"
-	"sync"
 	"time"
 
 	"go.uber.org/zap"
 
 	"boxgate/api"
 	"boxgate/host/change"
-	"boxgate/host/handover"
 	"boxgate/policy/document"
 	"boxgate/policy/name"
-	quotas "boxgate/quota"
 	"boxgate/store"
 )
 
-// keys changes the key of the store and the API key.
-type keys struct {
-	before *handover.Predecessor
-	turn   *adminTurn
-	log    *zap.Logger
-	store  *store.DB
-	quotas *quotas.Book
-
-	settingQuotas sync.Mutex // one change at a time reads what it changes
-}
-
 // RotateStoreKey implements the Store of [boxgate/api/gateway].
-func (k *keys) RotateStoreKey(_ context.Context, newPassphrase name.Secret) error {
+func (k *Service) RotateStoreKey(_ context.Context, newPassphrase name.Secret) error {
 	if err := CheckPassphrase(newPassphrase); err != nil {
 		return &document.InvalidError{Problems: []document.Problem{{Pointer: "/new_passphrase", Message: err.Error()}}}
 	}
@@ -46,7 +32,7 @@ func (k *keys) RotateStoreKey(_ context.Context, newPassphrase name.Secret) erro
 }
 
 // RotateAPIKey implements the Store of [boxgate/api/gateway].
-func (k *keys) RotateAPIKey(_ context.Context, grace time.Duration) error {
+func (k *Service) RotateAPIKey(_ context.Context, grace time.Duration) error {
 	if err := k.store.RotateAPIKey(grace); err != nil {
 		return api.Errorf(api.ErrUnavailable, "the API key was not fully replaced: %w", err)
 	}
@@ -56,7 +42,7 @@ func (k *keys) RotateAPIKey(_ context.Context, grace time.Duration) error {
 }
 
 // BackupStore implements the Store of [boxgate/api/gateway].
-func (k *keys) BackupStore(_ context.Context, w io.Writer) error {
+func (k *Service) BackupStore(_ context.Context, w io.Writer) error {
 	n, err := k.store.Backup(w)
 	if err != nil {
 		return change.NotStored(k.log, "the store could not be copied", err)
@@ -66,15 +52,9 @@ func (k *keys) BackupStore(_ context.Context, w io.Writer) error {
 }
 
 // VerifyStore implements the Store of [boxgate/api/gateway].
-func (k *keys) VerifyStore(context.Context) (api.StoreReport, error) {
+func (k *Service) VerifyStore(context.Context) (api.StoreReport, error) {
 	r, err := k.store.Verify()
 	return api.StoreReport{Documents: r.Documents, Problems: r.Problems}, err
-}
-
-// changed makes the predecessor, and a process that takes the place of this one, look anew at the keys of open requests.
-func (k *keys) changed() {
-	k.turn.forgetKeys()
-	k.before.Tell(handover.Message{Kind: handover.Keys})
 }
 
 // CheckPassphrase refuses passphrases that are too short or too long; whether one is needed is for others to decide.

@@ -1,0 +1,26 @@
+// Package required checks that a configuration made by code has every part that is needed, so that nothing is put together by halves.
+package required
+
+import (
+	"fmt"
+	"reflect"
+)
+
+// Fields returns an error that names the first exported field of a struct that is nil. A field with the tag `required:"false"` may be
+// nil; fields of types that cannot be nil are not looked at.
+func Fields(config any) error {
+	v := reflect.ValueOf(config)
+	for i := range v.NumField() {
+		f := v.Type().Field(i)
+		if !f.IsExported() || f.Tag.Get("required") == "false" {
+			continue
+		}
+		switch f.Type.Kind() {
+		case reflect.Pointer, reflect.Interface, reflect.Func, reflect.Map, reflect.Chan:
+			if v.Field(i).IsNil() {
+				return fmt.Errorf("%v needs %s", v.Type(), f.Name)
+			}
+		}
+	}
+	return nil
+}
