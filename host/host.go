@@ -7,6 +7,8 @@
 package host
 
 import (
+	"boxgate/host/schedule"
+
 	"context"
 	"sync/atomic"
 
@@ -22,23 +24,23 @@ import (
 //
 // Lock order: the mutex that serialises changes of all boxes, then that of a box, then that of a table.
 type Host struct {
-	*state.Table               // finds boxes
-	policies     *policies     // changes what they may do
-	lifecycle    *lifecycle    // makes, attaches, recovers and deletes them
-	publicURLs   *publicURLs   // makes and deletes their public URLs
-	usage        *usage        // puts them to sleep and wakes them
-	commands     *commands     // runs commands in them
-	scheduled    *scheduled    // runs commands in them again and again
-	settings     *settings     // keeps what else can be configured
-	snapshotHost *snapshotHost // takes snapshots of them
-	files        *files        // opens their files
-	git          *git          // keeps who makes commits in them
-	events       *events       // reads decisions
-	authorities  *authorities  // shows certificate authorities
-	auditTrail   *auditTrail   // keeps who changed what
-	keys         *keys.Service // changes the keys of the store and of the API
-	sources      *sources      // shows and refreshes the operator's secrets
-	selfTests    *selfTests    // attacks boxes from inside
+	*state.Table                   // finds boxes
+	policies     *policies         // changes what they may do
+	lifecycle    *lifecycle        // makes, attaches, recovers and deletes them
+	publicURLs   *publicURLs       // makes and deletes their public URLs
+	usage        *usage            // puts them to sleep and wakes them
+	commands     *commands         // runs commands in them
+	scheduled    *schedule.Service // runs commands in them again and again
+	settings     *settings         // keeps what else can be configured
+	snapshotHost *snapshotHost     // takes snapshots of them
+	files        *files            // opens their files
+	git          *git              // keeps who makes commits in them
+	events       *events           // reads decisions
+	authorities  *authorities      // shows certificate authorities
+	auditTrail   *auditTrail       // keeps who changed what
+	keys         *keys.Service     // changes the keys of the store and of the API
+	sources      *sources          // shows and refreshes the operator's secrets
+	selfTests    *selfTests        // attacks boxes from inside
 
 	parts        *parts
 	protection   *protection

@@ -1,6 +1,8 @@
 package host
 
 import (
+	"boxgate/host/schedule"
+
 	"context"
 	"errors"
 	"time"
@@ -45,7 +47,7 @@ type lifecycle struct {
 	settings    *settings
 	snapshots   *snapshotHost
 	follower    *follow.Follower
-	scheduled   *scheduled
+	scheduled   *schedule.Service
 	history     *history.History
 	holdings    *keys.Holdings
 }

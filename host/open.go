@@ -1,6 +1,8 @@
 package host
 
 import (
+	"boxgate/host/schedule"
+
 	"context"
 	"errors"
 	"fmt"
@@ -150,9 +152,12 @@ func (h *Host) wire(context.Context) error {
 	h.git = &git{usage: h.usage, sandboxes: held, settings: h.settings}
 	h.events = &events{audit: p.audit, past: p.past, kept: p.kept, turns: newSearches()}
 	h.authorities = &authorities{store: p.store, minter: p.minter, urls: p.urlCA}
-	h.scheduled = newScheduled(scheduled{
-		log: p.log, store: p.store, boxes: p.boxes, commands: h.commands, history: p.history, authorities: h.authorities, proxy: p.proxy, roots: p.roots, holdings: own,
+	h.scheduled, err = schedule.New(schedule.Config{
+		Log: p.log, Store: p.store, Boxes: p.boxes, Commands: h.commands, History: p.history, Authorities: h.authorities, Proxy: p.proxy, Roots: p.roots, Holdings: own,
 	})
+	if err != nil {
+		return err
+	}
 	h.auditTrail = p.trail
 	h.sources = &sources{log: p.log, secrets: p.secrets, tokens: p.tokens}
 	h.selfTests = &selfTests{
@@ -197,7 +202,7 @@ func (h *Host) Recover(ctx context.Context) error {
 		if err := h.lifecycle.recoverBoxes(ctx); err != nil {
 			return err
 		}
-		if err := h.scheduled.scheduler.Load(); err != nil {
+		if err := h.scheduled.Load(); err != nil {
 			return fmt.Errorf("reading schedules: %w", err)
 		}
 		return fault.At(ctx, "start: boxes known")

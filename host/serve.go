@@ -215,7 +215,7 @@ func (h *Host) serveLoops(ctx context.Context, run func(string, func() error)) {
 	run("attached boxes", func() error { h.lifecycle.follower.Run(ctx); return nil })
 	run("record of the last run", func() error { return noteRun(ctx, h.parts.launcher.RunDir()) })
 	run("connection table", func() error { return followConntrack(ctx, h.parts.log) })
-	run("schedules", func() error { h.scheduled.scheduler.Run(ctx); return nil })
+	run("schedules", func() error { h.scheduled.Run(ctx); return nil })
 	run("unused memory", func() error { share.GiveBack(ctx); return nil })
 	run("boxes that are kept alive", func() error { return h.lifecycle.startKept(ctx) })
 	run("idle boxes", func() error { return h.sleeper.run(ctx) })

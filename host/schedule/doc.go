@@ -1,8 +1,8 @@
 // Package schedule runs what boxes do again and again: it knows when a schedule is due, claims each run in the store before
 // it begins, and delivers the result to a webhook.
 //
-// Make a [Scheduler], call [Scheduler.Load] once the boxes are known, then [Scheduler.Run], which returns when its context
-// ends. Rules:
+// [Service] keeps the schedules and answers the calls of the API. Call [Service.Load] once the boxes are known, then [Service.Run], which
+// returns when its context ends. Below it a [Scheduler] follows these rules:
 //
 //   - A due time is settled once: by a run, or by noting that it was skipped. The claim is stored before the run begins, so
 //     a gateway that dies does not run it again.

@@ -188,7 +188,7 @@ host/keys: policy api store launcher quota internal/required host/change host/sn
 host/lease: store internal/fault
 host/meter: policy store
 host/reach: policy launcher/namespace
-host/schedule: policy store internal/fault
+host/schedule: policy api api/history api/problem api/schedules proxy store quota internal/fault internal/required host/change host/errand host/keys host/state
 host/share: policy config host/keyless internal/memory preflight proxy quota
 host/snapshots: policy launcher store internal/fault
 host/state: policy api store launcher host/awake host/foreign

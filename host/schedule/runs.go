@@ -1,4 +1,4 @@
-package host
+package schedule
 
 import (
 	"context"
@@ -11,7 +11,6 @@ import (
 	"boxgate/api/history"
 	"boxgate/api/problem"
 	"boxgate/api/schedules"
-	"boxgate/host/schedule"
 	"boxgate/store"
 )
 
@@ -26,14 +25,14 @@ var errNoAgent = api.Errorf(api.ErrNotSupported, "this gateway does not run agen
 // errStopped is how runs end that the gateway's own end cuts short.
 var errStopped = api.Errorf(api.ErrUnavailable, "the gateway was stopped during the run")
 
-// scheduledRuns makes runs of schedules: commands like any other, in the history of the box.
-type scheduledRuns struct {
-	commands *commands
+// runner makes runs of schedules: commands like any other, in the history of the box.
+type runner struct {
+	commands Commands
 	history  *history.History
 }
 
 // Run implements [schedule.Runner].
-func (r *scheduledRuns) Run(ctx context.Context, s store.Schedule, claim func(string) error) schedule.Outcome {
+func (r *runner) Run(ctx context.Context, s store.Schedule, claim func(string) error) Outcome {
 	var seen result
 	_, res, err := r.history.Do(ctx, s.Box, jobOf(s), func(ctx context.Context, run *history.Run) (api.ExecResult, error) {
 		if err := claim(run.ID()); err != nil {
@@ -52,7 +51,7 @@ func (r *scheduledRuns) Run(ctx context.Context, s store.Schedule, claim func(st
 }
 
 // Skip implements [schedule.Runner].
-func (r *scheduledRuns) Skip(s store.Schedule) {
+func (r *runner) Skip(s store.Schedule) {
 	_, _, _ = r.history.Do(context.Background(), s.Box, jobOf(s), func(context.Context, *history.Run) (api.ExecResult, error) {
 		return api.ExecResult{}, history.ErrSkipped
 	})
@@ -77,10 +76,10 @@ type result struct {
 }
 
 // outcome says how the run ended, in the words of the API.
-func (r *result) outcome(res api.ExecResult, err error) schedule.Outcome {
+func (r *result) outcome(res api.ExecResult, err error) Outcome {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	out := schedule.Outcome{Status: schedule.Failed, Output: strings.ToValidUTF8(string(r.output), "\uFFFD"), Truncated: r.cut}
+	out := Outcome{Status: Failed, Output: strings.ToValidUTF8(string(r.output), "\uFFFD"), Truncated: r.cut}
 	if err != nil {
 		_, body := problem.StatusOf(err)
 		out.Error = body.Error
@@ -88,7 +87,7 @@ func (r *result) outcome(res api.ExecResult, err error) schedule.Outcome {
 	}
 	out.ExitCode = &res.ExitCode
 	if res.ExitCode == 0 {
-		out.Status = schedule.Completed
+		out.Status = Completed
 	}
 	return out
 }

@@ -1,4 +1,4 @@
-package host
+package schedule
 
 import (
 	"cmp"
@@ -6,6 +6,7 @@ import (
 	"crypto/rand"
 	"crypto/x509"
 	"errors"
+	"io"
 	"net/http"
 	"slices"
 	"strings"
@@ -18,9 +19,9 @@ import (
 	"boxgate/host/change"
 	"boxgate/host/errand"
 	"boxgate/host/keys"
-	"boxgate/host/schedule"
 	"boxgate/host/state"
 	"boxgate/internal/fault"
+	"boxgate/internal/required"
 	"boxgate/policy"
 	"boxgate/policy/document"
 	"boxgate/proxy"
@@ -28,53 +29,81 @@ import (
 	"boxgate/store"
 )
 
-// scheduled keeps the schedules of boxes and makes their runs.
-type scheduled struct {
-	log         *zap.Logger
-	store       *store.DB
-	boxes       *state.Table
-	commands    *commands
-	history     *history.History
-	authorities *authorities
-	proxy       *proxy.Proxy
-	roots       *x509.CertPool // of webhooks
-	holdings    *keys.Holdings
-	scheduler   *schedule.Scheduler
+// Commands runs commands in boxes.
+type Commands interface {
+	Exec(ctx context.Context, id policy.BoxID, req api.ExecRequest, stdout, stderr io.Writer) (api.ExecResult, error)
 }
 
-// newScheduled completes s with its scheduler.
-func newScheduled(s scheduled) *scheduled {
-	webhooks := &schedule.Webhooks{Client: s.ErrandClient, Note: s.noteDelivery}
-	s.scheduler = &schedule.Scheduler{Log: s.log, Store: s.store, Runner: &scheduledRuns{s.commands, s.history}, Now: fault.Now, Deliver: webhooks.Deliver}
-	return &s
+// Authorities has the interception CAs of boxes, in PEM.
+type Authorities interface {
+	CA(ctx context.Context, id policy.BoxID) ([]byte, error)
 }
+
+// Config is what a [Service] is made of.
+type Config struct {
+	Log         *zap.Logger
+	Store       *store.DB
+	Boxes       *state.Table
+	Commands    Commands
+	History     *history.History
+	Authorities Authorities
+	Proxy       *proxy.Proxy
+	Roots       *x509.CertPool // of webhooks
+	Holdings    *keys.Holdings
+}
+
+// Service keeps the schedules of boxes and makes their runs. Safe for concurrent use.
+type Service struct {
+	config    Config
+	scheduler *Scheduler
+}
+
+// New makes the service.
+func New(c Config) (*Service, error) {
+	if err := required.Fields(c); err != nil {
+		return nil, err
+	}
+	s := &Service{config: c}
+	webhooks := &Webhooks{Client: s.ErrandClient, Note: s.noteDelivery}
+	s.scheduler = &Scheduler{Log: c.Log, Store: c.Store, Runner: &runner{c.Commands, c.History}, Now: fault.Now, Deliver: webhooks.Deliver}
+	return s, nil
+}
+
+// Load reads the schedules. Call it once the boxes are known.
+func (s *Service) Load() error { return s.scheduler.Load() }
+
+// Run runs what is due until ctx ends.
+func (s *Service) Run(ctx context.Context) { s.scheduler.Run(ctx) }
+
+// Forget forgets the schedules of a box that is gone.
+func (s *Service) Forget(id policy.BoxID) { s.scheduler.Forget(id) }
 
 // ErrandClient implements the Host of [boxgate/api/harness]: its requests are those of the box.
-func (s *scheduled) ErrandClient(id policy.BoxID) (*http.Client, error) {
-	b, err := s.boxes.Find(id)
+func (s *Service) ErrandClient(id policy.BoxID) (*http.Client, error) {
+	b, err := s.config.Boxes.Find(id)
 	if err != nil {
 		return nil, err
 	}
-	ca, err := s.authorities.CA(context.Background(), id)
+	ca, err := s.config.Authorities.CA(context.Background(), id)
 	if err != nil {
 		return nil, err
 	}
-	roots := s.roots.Clone()
+	roots := s.config.Roots.Clone()
 	roots.AppendCertsFromPEM(ca)
-	return errand.Client(s.proxy, &b.Box, roots), nil
+	return errand.Client(s.config.Proxy, &b.Box, roots), nil
 }
 
-func (s *scheduled) noteDelivery(of store.Schedule, err error) {
+func (s *Service) noteDelivery(of store.Schedule, err error) {
 	if err != nil {
-		s.history.Log(of.Box, "error", "system", "the webhook of schedule %s did not get the result: %v", of.ID, err)
+		s.config.History.Log(of.Box, "error", "system", "the webhook of schedule %s did not get the result: %v", of.ID, err)
 		return
 	}
-	s.history.Log(of.Box, "info", "system", "the webhook of schedule %s got the result", of.ID)
+	s.config.History.Log(of.Box, "info", "system", "the webhook of schedule %s got the result", of.ID)
 }
 
 // Schedules implements the Host of [boxgate/api/schedules].
-func (s *scheduled) Schedules(_ context.Context, id policy.BoxID) ([]schedules.Schedule, error) {
-	list, err := s.store.Schedules(id)
+func (s *Service) Schedules(_ context.Context, id policy.BoxID) ([]schedules.Schedule, error) {
+	list, err := s.config.Store.Schedules(id)
 	if err != nil {
 		return nil, err
 	}
@@ -89,8 +118,8 @@ func (s *scheduled) Schedules(_ context.Context, id policy.BoxID) ([]schedules.S
 }
 
 // AddSchedule implements the Host of [boxgate/api/schedules].
-func (s *scheduled) AddSchedule(ctx context.Context, id policy.BoxID, spec schedules.Spec) (schedules.Schedule, error) {
-	b, err := s.boxes.Find(id)
+func (s *Service) AddSchedule(ctx context.Context, id policy.BoxID, spec schedules.Spec) (schedules.Schedule, error) {
+	b, err := s.config.Boxes.Find(id)
 	if err != nil {
 		return schedules.Schedule{}, err
 	}
@@ -100,7 +129,7 @@ func (s *scheduled) AddSchedule(ctx context.Context, id policy.BoxID, spec sched
 	if err := checkSchedule(spec); err != nil {
 		return schedules.Schedule{}, err
 	}
-	done, err := s.holdings.Reserve(ctx, quotas.Schedules, 1)
+	done, err := s.config.Holdings.Reserve(ctx, quotas.Schedules, 1)
 	if err != nil {
 		return schedules.Schedule{}, err
 	}
@@ -112,7 +141,7 @@ func (s *scheduled) AddSchedule(ctx context.Context, id policy.BoxID, spec sched
 }
 
 // ChangeSchedule implements the Host of [boxgate/api/schedules].
-func (s *scheduled) ChangeSchedule(_ context.Context, box policy.BoxID, id string, change func(*schedules.Spec) error) (schedules.Schedule, error) {
+func (s *Service) ChangeSchedule(_ context.Context, box policy.BoxID, id string, change func(*schedules.Spec) error) (schedules.Schedule, error) {
 	return s.change(box, id, func(now *store.Schedule) error {
 		spec := shownSchedule(*now).Spec
 		if err := change(&spec); err != nil {
@@ -127,25 +156,25 @@ func (s *scheduled) ChangeSchedule(_ context.Context, box policy.BoxID, id strin
 }
 
 // PauseSchedule implements the Host of [boxgate/api/schedules].
-func (s *scheduled) PauseSchedule(_ context.Context, box policy.BoxID, id string, paused bool) (schedules.Schedule, error) {
+func (s *Service) PauseSchedule(_ context.Context, box policy.BoxID, id string, paused bool) (schedules.Schedule, error) {
 	return s.change(box, id, func(now *store.Schedule) error {
 		now.Paused = paused
 		return nil
 	})
 }
 
-func (s *scheduled) change(box policy.BoxID, id string, change func(*store.Schedule) error) (schedules.Schedule, error) {
+func (s *Service) change(box policy.BoxID, id string, change func(*store.Schedule) error) (schedules.Schedule, error) {
 	changed, err := s.scheduler.Change(box, id, change)
 	return shownSchedule(changed), s.answer(err)
 }
 
 // DeleteSchedule implements the Host of [boxgate/api/schedules].
-func (s *scheduled) DeleteSchedule(_ context.Context, box policy.BoxID, id string) error {
+func (s *Service) DeleteSchedule(_ context.Context, box policy.BoxID, id string) error {
 	return s.answer(s.scheduler.Delete(box, id))
 }
 
 // answer is the answer to a change of a schedule that ended with err.
-func (s *scheduled) answer(err error) error {
+func (s *Service) answer(err error) error {
 	refused := (*document.InvalidError)(nil)
 	switch {
 	case err == nil, errors.As(err, &refused):
@@ -153,23 +182,23 @@ func (s *scheduled) answer(err error) error {
 	case errors.Is(err, store.ErrNotFound):
 		return api.Errorf(api.ErrNotFound, "the box has no such schedule")
 	case errors.Is(err, store.ErrTooMany):
-		return api.Errorf(api.ErrLimit, "the box has %d schedules, which is the limit; delete one", schedule.Most)
+		return api.Errorf(api.ErrLimit, "the box has %d schedules, which is the limit; delete one", Most)
 	}
-	return change.NotStored(s.log, "the schedule could not be stored", err)
+	return change.NotStored(s.config.Log, "the schedule could not be stored", err)
 }
 
 // checkSchedule finds mistakes in what a schedule is made of.
 func checkSchedule(s schedules.Spec) error {
 	var problems []document.Problem
-	if _, err := schedule.Parse(s.Cron, s.TimeZone); err != nil {
+	if _, err := Parse(s.Cron, s.TimeZone); err != nil {
 		at := "/cron"
-		if schedule.IsZoneError(err) {
+		if IsZoneError(err) {
 			at = "/time_zone"
 		}
 		problems = append(problems, document.Problem{Pointer: at, Message: err.Error()})
 	}
 	if s.WebhookURL != "" {
-		if err := schedule.CheckURL(s.WebhookURL); err != nil {
+		if err := CheckURL(s.WebhookURL); err != nil {
 			problems = append(problems, document.Problem{Pointer: "/webhook_url", Message: err.Error()})
 		}
 	}
@@ -192,7 +221,7 @@ func shownSchedule(s store.Schedule) schedules.Schedule {
 			Type: s.Type, Cron: s.Cron, TimeZone: s.TimeZone, Command: s.Command, Prompt: s.Prompt, Folder: s.Folder, Model: s.Model,
 			AgentOptions: s.AgentOptions, Timeout: s.Timeout, WebhookURL: s.WebhookURL, WebhookHeaders: s.WebhookHeaders,
 		},
-		ID: s.ID, Box: s.Box, Paused: s.Paused, CreatedAt: s.CreatedAt, UpdatedAt: s.UpdatedAt, NextRunAt: schedule.Next(s),
+		ID: s.ID, Box: s.Box, Paused: s.Paused, CreatedAt: s.CreatedAt, UpdatedAt: s.UpdatedAt, NextRunAt: Next(s),
 		LastRunAt: s.LastRunAt, LastRunStatus: s.LastRunStatus, LastRunID: s.LastRunID, LastError: s.LastError,
 		Runs: s.Runs, Failures: s.Failures,
 	}
