@@ -38,7 +38,7 @@ func (l *lifecycle) DeleteBox(ctx context.Context, id policy.BoxID) error {
 // tearDown deletes a box step by step; after a failure it can be repeated. The caller holds the lock of b.
 func (l *lifecycle) tearDown(ctx context.Context, b *state.Box) error {
 	b.Deleting = true
-	l.urls.drop(b.ID)
+	l.urls.Drop(b.ID)
 	if err := fault.At(ctx, "delete: begun"); err != nil {
 		return err
 	}
@@ -66,7 +66,7 @@ func (l *lifecycle) forget(b *state.Box) error {
 	if b.Deleted { // by another request
 		return nil
 	}
-	l.urls.drop(b.ID)
+	l.urls.Drop(b.ID)
 	if err := l.store.DeleteBox(b.ID); err != nil {
 		return change.NotStored(l.log, "its deletion could not be stored", err)
 	}

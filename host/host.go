@@ -7,6 +7,8 @@
 package host
 
 import (
+	"boxgate/host/urls"
+
 	"boxgate/host/schedule"
 
 	"context"
@@ -27,7 +29,7 @@ type Host struct {
 	*state.Table                   // finds boxes
 	policies     *policies         // changes what they may do
 	lifecycle    *lifecycle        // makes, attaches, recovers and deletes them
-	publicURLs   *publicURLs       // makes and deletes their public URLs
+	publicURLs   *urls.Service     // makes and deletes their public URLs
 	usage        *usage            // puts them to sleep and wakes them
 	commands     *commands         // runs commands in them
 	scheduled    *schedule.Service // runs commands in them again and again

@@ -1,7 +1,7 @@
 package host
 
 import (
-	"boxgate/host/schedule"
+	"boxgate/host/urls"
 
 	"context"
 	"errors"
@@ -20,7 +20,10 @@ import (
 	"boxgate/host/follow"
 	"boxgate/host/keys"
 	"boxgate/host/meter"
+	"boxgate/host/reach"
+	"boxgate/host/schedule"
 	"boxgate/host/state"
+	"boxgate/ingress"
 	"boxgate/policy"
 	"boxgate/store"
 )
@@ -40,7 +43,9 @@ type lifecycle struct {
 	shared      *shared
 	net         *enforce.Enforcer
 	sandboxes   state.Sandboxes
-	urls        *publicURLs
+	urls        *urls.Service
+	reach       *reach.Boxes
+	visitors    *ingress.Ingress
 	commands    *commands
 	meter       *meter.Meter
 	quota       *quota

@@ -404,3 +404,19 @@ var gatewaySocket = net.ListenConfig{Control: func(network, _ string, c syscall.
 
 // portOf returns the port of a TCP listener.
 func portOf(ln net.Listener) uint16 { return ln.Addr().(*net.TCPAddr).AddrPort().Port() }
+
+// portOfHTTPS returns the port of the HTTPS listener of public URLs, 0 without one.
+func (l *Listeners) portOfHTTPS() uint16 {
+	if l.https == nil {
+		return 0
+	}
+	return portOf(l.https)
+}
+
+// portOfHTTP returns the port of the HTTP listener of public URLs, 0 without one.
+func (l *Listeners) portOfHTTP() uint16 {
+	if l.http == nil {
+		return 0
+	}
+	return portOf(l.http)
+}

@@ -1,6 +1,8 @@
 package host
 
 import (
+	"boxgate/host/urls"
+
 	"boxgate/host/schedule"
 
 	"context"
@@ -60,7 +62,7 @@ func Open(ctx context.Context, o Options) (h *Host, err error) {
 func open(ctx context.Context, o Options) (*Host, error) {
 	p := &parts{
 		cfg: o.Config, log: o.Log, lines: o.Decisions, addrs: o.Addresses, listeners: o.Listeners, apart: o.Apart, metrics: prometheus.NewRegistry(),
-		minter: &certs.Minter{}, boxes: &state.Table{Limits: o.Config.Limits.OfBoxes()}, connected: &enforce.Registry{}, urlTable: &urlTable{}, reach: &reach.Boxes{},
+		minter: &certs.Minter{}, boxes: &state.Table{Limits: o.Config.Limits.OfBoxes()}, connected: &enforce.Registry{}, reach: &reach.Boxes{},
 	}
 	p.history = history.New(p.boxes.Exist)
 	p.visits = &visits{boxes: p.boxes, reach: p.reach}
@@ -87,7 +89,7 @@ func open(ctx context.Context, o Options) (*Host, error) {
 		p.openStore, func(ctx context.Context) error { return fault.At(ctx, "start: store open") },
 		p.openTrail, p.openSecrets, p.openAudit, p.openEgress, func(ctx context.Context) error { return fault.At(ctx, "start: DNS and proxy made") },
 		p.openIngress, p.openLauncher, func(ctx context.Context) error { return fault.At(ctx, "start: launcher open") },
-		p.openFirewall, h.holdSecrets, h.openMeter, h.openLimitMetrics, h.openCapacityMetrics, h.openKeys, h.wire, h.protect, func(ctx context.Context) error { return fault.At(ctx, "start: kernel rules in force") },
+		p.openFirewall, h.holdSecrets, h.openMeter, h.openLimitMetrics, h.openCapacityMetrics, h.openKeys, h.openURLs, h.wire, h.protect, func(ctx context.Context) error { return fault.At(ctx, "start: kernel rules in force") },
 	}
 	for _, step := range steps {
 		if err := step(ctx); err != nil {
@@ -117,6 +119,16 @@ func (h *Host) openKeys(context.Context) (err error) {
 	return h.keys.Register(p.metrics)
 }
 
+// openURLs opens the public URLs.
+func (h *Host) openURLs(context.Context) (err error) {
+	p := h.parts
+	h.publicURLs, err = urls.New(urls.Config{
+		Ingress: p.cfg.Ingress, HTTPS: p.listeners.portOfHTTPS(), HTTP: p.listeners.portOfHTTP(), Log: p.log, Store: p.store, Visitors: p.ingress, Boxes: p.boxes,
+		Table: p.urlTable, Reach: p.reach, Domains: p.domains, Holdings: p.holdings, Before: h.before,
+	})
+	return err
+}
+
 // wire gives each of the types that do the work the parts that it needs.
 func (h *Host) wire(context.Context) error {
 	p := h.parts
@@ -136,10 +148,6 @@ func (h *Host) wire(context.Context) error {
 	}
 	h.Table = p.boxes
 	h.policies = &policies{before: h.before, log: p.log, store: p.store, boxes: p.boxes, shared: common, net: net, trail: p.trail.trail, leased: make(chan struct{}, 1)}
-	h.publicURLs = &publicURLs{
-		before: h.before, cfg: p.cfg.Ingress, listeners: p.listeners, log: p.log, store: p.store, ingress: p.ingress, boxes: p.boxes, table: p.urlTable, reach: p.reach,
-		domains: p.domains, holdings: own,
-	}
 	h.usage = &usage{store: p.store, log: p.log, boxes: p.boxes, sandboxes: held, history: p.history, room: own.Room}
 	if err := h.usage.countEnds(p.metrics); err != nil {
 		return err
@@ -168,7 +176,7 @@ func (h *Host) wire(context.Context) error {
 	}
 	h.lifecycle = &lifecycle{
 		store: p.store, cfg: p.cfg, roots: p.added, addrs: p.addrs, log: p.log, audit: p.audit, firewall: p.firewall, minter: p.minter,
-		authorities: h.authorities, boxes: p.boxes, shared: common, net: net, sandboxes: held, urls: h.publicURLs, commands: h.commands, settings: h.settings, meter: p.meter, quota: transfer,
+		authorities: h.authorities, boxes: p.boxes, shared: common, net: net, sandboxes: held, urls: h.publicURLs, reach: p.reach, visitors: p.ingress, commands: h.commands, settings: h.settings, meter: p.meter, quota: transfer,
 		snapshots: h.snapshotHost, scheduled: h.scheduled, history: p.history, holdings: own,
 	}
 	h.usage.restart = h.lifecycle.restart

@@ -1,7 +1,6 @@
 package host
 
 import (
-	"cmp"
 	"crypto/tls"
 	"crypto/x509"
 	"encoding/base64"
@@ -19,8 +18,6 @@ import (
 	"boxgate/certs/acme"
 	"boxgate/config"
 	"boxgate/policy/name"
-	quotas "boxgate/quota"
-	"boxgate/store"
 )
 
 // certificates are those of the public URLs.
@@ -57,7 +54,7 @@ func (p *parts) openInternal() error {
 		return err
 	}
 	p.urlCA = ca
-	domains, err := certs.NewDomains(ca, p.urlTable.has, "*."+p.cfg.Ingress.Domain)
+	domains, err := certs.NewDomains(ca, p.urlTable.Has, "*."+p.cfg.Ingress.Domain)
 	if err != nil {
 		return fmt.Errorf("ingress.domain: %w", err)
 	}
@@ -70,8 +67,8 @@ func (p *parts) openACME() error {
 	if err != nil {
 		return err
 	}
-	c.Owner, c.Order, c.Failed = p.ownerOfHost, p.orderFor, p.orderedTwice
-	c.Served, c.Log, c.Wait = p.urlTable.has, p.log.Named("certificates"), p.cfg.Ingress.Limits.HeaderTimeout
+	c.Owner, c.Order, c.Failed = p.orders.Owner, p.orders.Order, p.orders.Again
+	c.Served, c.Log, c.Wait = p.urlTable.Has, p.log.Named("certificates"), p.cfg.Ingress.Limits.HeaderTimeout
 	c.HTTPS = addressOf(p.listeners.https)
 	if p.listeners.redirects() {
 		c.HTTP = addressOf(p.listeners.http)
@@ -79,41 +76,6 @@ func (p *parts) openACME() error {
 	p.acme, err = acme.New(c)
 	p.certificates = p.acme
 	return err
-}
-
-// ownerOfHost returns the API key that has made the URL of a host: the operator's for the gateway's own.
-func (p *parts) ownerOfHost(host string) string {
-	target, _ := p.urlTable.Lookup(host)
-	return cmp.Or(target.Owner, store.OperatorKey)
-}
-
-// orderFor counts an order of a certificate, or returns why it may not be made. The orders of admin keys are not bounded here.
-func (p *parts) orderFor(host string) error {
-	target, served := p.urlTable.Lookup(host)
-	if !served && host != p.urlTable.own { // its URL has just been deleted: it is nobody's, the operator's least of all
-		return errOrdersOfNobody
-	}
-	owner, holder := p.holderOfHost(host)
-	if holder.Operator {
-		return nil
-	}
-	return p.orders.take(host, owner, target.Box, time.Now(), func() error { return p.quotas.Rate(holder, quotas.Certificates) })
-}
-
-// orderedTwice counts the second order of an attempt that has failed, for the key of the first: the URL may be gone by now.
-func (p *parts) orderedTwice(host string) {
-	if key, counted := p.orders.again(host, time.Now()); counted {
-		_ = p.quotas.Rate(quotas.Holder{What: quotas.APIKey, ID: key}, quotas.Certificates) // the order is made: without room for it, the next is refused
-	}
-}
-
-// holderOfHost returns the API key that has made the URL of a host. A key that is no longer valid is no operator.
-func (p *parts) holderOfHost(host string) (owner string, h quotas.Holder) {
-	owner = p.ownerOfHost(host)
-	if caller, valid := p.domains.keyOf(owner); valid {
-		return owner, caller.Holder()
-	}
-	return owner, quotas.Holder{What: quotas.APIKey, ID: owner}
 }
 
 // addressOf is where a listener listens; zero for none.

@@ -1,8 +1,11 @@
 package host
 
 import (
+	"boxgate/host/urls"
+
 	"context"
 	"fmt"
+	"net"
 	"net/netip"
 
 	"boxgate/dns"
@@ -20,18 +23,23 @@ func (p *parts) openEgress(context.Context) error {
 	if err != nil {
 		return fmt.Errorf("ingress.domain: %w", err)
 	}
-	p.ownURLs = &ownURLs{domain: domain, table: p.urlTable}
-	if p.listeners.https != nil {
-		p.ownURLs.port = portOf(p.listeners.https)
+	_, signIn, err := p.signInURL()
+	if err != nil {
+		return err
 	}
+	p.urlTable = urls.NewTable(signIn.Hostname())
+	p.ownURLs = urls.NewOwn(domain, p.listeners.portOfHTTPS(), p.urlTable, func(c net.Conn, host string) { p.ingress.Visit(c, host) })
 	p.dns, err = dns.New(dns.Config{
 		Boxes: p.connected, Upstreams: upstreams, SinkV4: p.addrs.SinkV4, SinkV6: p.addrs.SinkV6,
-		IsURL: p.ownURLs.named, MinGrant: p.cfg.DNS.MinGrant, Audit: p.audit, Log: p.log, Roots: p.roots, Limits: dnsLimits(p.cfg.Limits, p.shares), Memory: p.memory,
+		IsURL: p.ownURLs.Named, MinGrant: p.cfg.DNS.MinGrant, Audit: p.audit, Log: p.log, Roots: p.roots, Limits: dnsLimits(p.cfg.Limits, p.shares), Memory: p.memory,
 	})
 	if err != nil {
 		return fmt.Errorf("dns.upstreams: %w", err)
 	}
-	p.domains = &domains{rows: p.cfg.Ingress.Domains, log: p.log, store: p.store, text: p.dns.LookupText}
+	if p.domains, err = urls.NewDomains(urls.DomainsConfig{Rows: p.cfg.Ingress.Domains, Log: p.log, Store: p.store, Text: p.dns.LookupText}); err != nil {
+		return err
+	}
+	p.orders = urls.NewOrders(p.urlTable, p.domains, p.quotas)
 	if err := p.metrics.Register(p.dns); err != nil {
 		return err
 	}

@@ -1,6 +1,8 @@
 package host
 
 import (
+	"boxgate/host/urls"
+
 	"context"
 	"errors"
 	"fmt"
@@ -33,7 +35,7 @@ func (p *parts) openIngress(context.Context) error {
 	p.ingress, err = ingress.New(ingress.Config{
 		URLs: p.urlTable, GetCertificate: p.certificates.GetCertificate, Validation: validation, Audit: p.audit, Log: p.log,
 		Connections: connections, Requests: requests,
-		Accounts: accounts, SessionTime: p.cfg.Ingress.SessionTime, SignOut: func(t ingress.Target) error { return signOutEverywhere(p.store, p.before, t) },
+		Accounts: accounts, SessionTime: p.cfg.Ingress.SessionTime, SignOut: func(t ingress.Target) error { return urls.SignOut(p.store, p.before, t) },
 		HSTS: ingress.HSTS(p.cfg.Ingress.HSTS), RequestRate: limits.Requests, FailedCredentials: limits.FailedCredentials, MaxHeaderBytes: int(limits.HeaderBytes),
 		ReadHeaderTimeout: limits.HeaderTimeout, IdleTimeout: limits.IdleTimeout, BodyTimeout: limits.BodyTimeout,
 		Dial: func(ctx context.Context, t ingress.Target) (net.Conn, error) {
@@ -43,7 +45,6 @@ func (p *parts) openIngress(context.Context) error {
 		Balancers: p.balancers(), ForwardFields: p.cfg.Ingress.ForwardFields,
 		DialTimeout: limits.ConnectTimeout, ResponseTimeout: limits.ResponseTimeout,
 	})
-	p.ownURLs.ingress = p.ingress
 	return err
 }
 
@@ -58,16 +59,17 @@ func (p *parts) balancers() (list []netip.Prefix) {
 	return list
 }
 
-// openAccounts returns what ingress.oidc asks for; nil if it is not set.
-func (p *parts) openAccounts() (*ingress.Accounts, error) {
+// signInURL returns the address at which visitors come back from the identity provider, as configured and parsed; empty if ingress.oidc
+// is not set.
+func (p *parts) signInURL() (redirect string, at *url.URL, err error) {
 	c := p.cfg.Ingress.OIDC
 	if c.Issuer == "" {
-		return nil, nil
+		return "", &url.URL{}, nil
 	}
-	redirect := c.RedirectURL
+	redirect = c.RedirectURL
 	if redirect == "" {
 		if p.listeners.https == nil {
-			return nil, errors.New("ingress.oidc: needs ingress.https")
+			return "", nil, errors.New("ingress.oidc: needs ingress.https")
 		}
 		redirect = "https://auth." + p.cfg.Ingress.Domain
 		if port := portOf(p.listeners.https); port != 443 {
@@ -75,11 +77,22 @@ func (p *parts) openAccounts() (*ingress.Accounts, error) {
 		}
 		redirect += config.OIDCReturnPath
 	}
-	at, err := url.Parse(redirect)
-	if err != nil {
-		return nil, fmt.Errorf("ingress.oidc.redirect_url: %w", err)
+	if at, err = url.Parse(redirect); err != nil {
+		return "", nil, fmt.Errorf("ingress.oidc.redirect_url: %w", err)
 	}
-	p.urlTable.own = at.Hostname()
+	return redirect, at, nil
+}
+
+// openAccounts returns what ingress.oidc asks for; nil if it is not set.
+func (p *parts) openAccounts() (*ingress.Accounts, error) {
+	c := p.cfg.Ingress.OIDC
+	if c.Issuer == "" {
+		return nil, nil
+	}
+	redirect, at, err := p.signInURL()
+	if err != nil {
+		return nil, err
+	}
 	desk := account.Config{Issuer: c.Issuer, ClientID: c.ClientID, Scopes: c.Scopes, Groups: c.GroupsClaim, Redirect: redirect}
 	if c.ClientSecret != "" {
 		desk.Secret = func(ctx context.Context) (name.Secret, error) { return p.secrets.Secret(ctx, c.ClientSecret) }

@@ -1,6 +1,8 @@
 package host
 
 import (
+	"boxgate/host/urls"
+
 	"context"
 	"crypto/x509"
 	"errors"
@@ -57,10 +59,10 @@ type parts struct {
 
 	boxes     *state.Table
 	connected *enforce.Registry
-	urlTable  *urlTable
-	domains   *domains
-	orders    orders
-	ownURLs   *ownURLs
+	urlTable  *urls.Table
+	domains   *urls.Domains
+	orders    *urls.Orders
+	ownURLs   *urls.Own
 	reach     *reach.Boxes
 	visits    *visits
 	minter    *certs.Minter

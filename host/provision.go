@@ -180,14 +180,14 @@ func (p *provisioning) makeReachable(context.Context) error {
 	if p.sandboxes.HasGuestStack(p.box) {
 		return nil
 	}
-	p.undo.Add(func(context.Context) error { p.urls.reach.Remove(p.box.ID); return nil })
-	return p.urls.reach.Add(p.box.ID, p.box.V6, p.netns)
+	p.undo.Add(func(context.Context) error { p.reach.Remove(p.box.ID); return nil })
+	return p.reach.Add(p.box.ID, p.box.V6, p.netns)
 }
 
 // findURLs makes the box's public URLs known. Nobody is served yet.
 func (p *provisioning) findURLs(context.Context) error {
-	p.undo.Add(func(context.Context) error { p.urls.drop(p.box.ID); return nil })
-	return p.urls.recover(p.box)
+	p.undo.Add(func(context.Context) error { p.urls.Drop(p.box.ID); return nil })
+	return p.urls.Recover(p.box)
 }
 
 // connect gives the box its interface, closed, and puts its policy in force.

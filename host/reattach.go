@@ -107,11 +107,11 @@ func (l *lifecycle) leave(ctx context.Context, b *state.Box, to store.Attached, 
 }
 
 func (l *lifecycle) leaveSteps(ctx context.Context, b *state.Box, to store.Attached, why string) error {
-	l.urls.reach.Remove(b.ID)
+	l.reach.Remove(b.ID)
 	if err := l.net.Disconnect(ctx, &b.Box); err != nil {
 		return fmt.Errorf("taking it off the network: %w", err)
 	}
-	l.urls.ingress.CloseBox(b.ID) // connections to its loopback, which keep the namespace
+	l.visitors.CloseBox(b.ID) // connections to its loopback, which keep the namespace
 	if err := fault.At(ctx, "leave: off the network"); err != nil {
 		return err
 	}

@@ -34,7 +34,7 @@ func (l *lifecycle) restart(ctx context.Context, b *state.Box) error {
 
 // disconnect takes what is left of the network of an ended box away.
 func (p *provisioning) disconnect(ctx context.Context) error {
-	p.urls.reach.Remove(p.box.ID)
+	p.reach.Remove(p.box.ID)
 	if !p.box.Connected() {
 		return nil
 	}

@@ -220,7 +220,7 @@ func (h *Host) serveLoops(ctx context.Context, run func(string, func() error)) {
 	run("boxes that are kept alive", func() error { return h.lifecycle.startKept(ctx) })
 	run("idle boxes", func() error { return h.sleeper.run(ctx) })
 	run("audit trail", func() error { h.parts.trail.keepHead(ctx); return nil })
-	run("domains of public URLs", func() error { h.publicURLs.provePending(ctx); return nil })
+	run("domains of public URLs", func() error { h.publicURLs.ProvePending(ctx); return nil })
 	run("uses of API keys", func() error { h.keys.SaveUses(ctx); return nil })
 	run("room on the disk", func() error {
 		(&roomKeeper{log: h.parts.log, usage: h.usage, writes: h.parts.launcher.Writes, disk: h.parts.launcher.Reserve()}).run(ctx)

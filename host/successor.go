@@ -290,10 +290,10 @@ func (h *Host) order(m handover.Message) {
 	case handover.Policy:
 		h.takePolicy(m)
 	case handover.URL:
-		h.parts.urlTable.removeID(m.URL)
+		h.parts.urlTable.RemoveID(m.URL)
 		h.parts.ingress.CloseURL(m.URL)
 	case handover.URLs:
-		h.parts.urlTable.removeBox(m.Box)
+		h.parts.urlTable.RemoveBox(m.Box)
 		h.parts.ingress.CloseBox(m.Box)
 	case handover.Secret:
 		h.parts.secrets.Forget(m.Secret)
@@ -303,7 +303,7 @@ func (h *Host) order(m handover.Message) {
 	default:
 		for _, b := range h.parts.boxes.All() {
 			h.cutBox(b.ID)
-			h.parts.urlTable.removeBox(b.ID)
+			h.parts.urlTable.RemoveBox(b.ID)
 			h.parts.ingress.CloseBox(b.ID)
 		}
 	}

@@ -193,6 +193,7 @@ host/share: policy config host/keyless internal/memory preflight proxy quota
 host/snapshots: policy launcher store internal/fault
 host/state: policy api store launcher host/awake host/foreign
 host/systemd:
+host/urls: policy api config ingress quota store internal/required host/change host/handover host/handover/handovertest host/keys host/reach host/state
 host/uninstall: policy config firewall host/nslock launcher store
 host: policy policy/dialect audit config host/nslock preflight firewall dns proxy certs ingress launcher launcher/boxfs launcher/boxfs/worker api api/change api/files api/history api/problem api/schedules api/server store secrets secrets/identity selftest internal/acceptor internal/fault internal/memory internal/buildinfo internal/required internal/socket quota
 internal/lab: config api launcher internal/testnet

@@ -1,8 +1,10 @@
-package host
+package urls
 
 import (
 	"cmp"
 	"context"
+	"crypto/rand"
+	"encoding/hex"
 	"errors"
 	"fmt"
 	"net/netip"
@@ -20,52 +22,64 @@ import (
 	"boxgate/host/reach"
 	"boxgate/host/state"
 	"boxgate/ingress"
+	"boxgate/internal/required"
 	"boxgate/policy"
 	"boxgate/policy/name"
 	quotas "boxgate/quota"
 	"boxgate/store"
 )
 
-// publicURLs makes and deletes the public URLs of boxes.
-type publicURLs struct {
-	before    *handover.Predecessor
-	cfg       config.Ingress
-	listeners *Listeners
-	log       *zap.Logger
-	store     *store.DB
-	ingress   *ingress.Ingress
-	boxes     *state.Table
-	table     *urlTable
-	reach     *reach.Boxes
-	domains   *domains
-	pending   pendingNames
-	holdings  *keys.Holdings
+// Config is what a [Service] is made of.
+type Config struct {
+	Ingress     config.Ingress
+	HTTPS, HTTP uint16 // the ports of the listeners; 0: none
+	Log         *zap.Logger
+	Store       *store.DB
+	Visitors    *ingress.Ingress
+	Boxes       *state.Table
+	Table       *Table
+	Reach       *reach.Boxes
+	Domains     *Domains
+	Holdings    *keys.Holdings
+	Before      *handover.Predecessor `required:"false"`
+}
+
+// Service makes and deletes the public URLs of boxes. Safe for concurrent use.
+type Service struct {
+	config  Config
+	pending pendingNames
+}
+
+// New makes the service.
+func New(c Config) (*Service, error) {
+	if err := required.Fields(c); err != nil {
+		return nil, err
+	}
+	return &Service{config: c}, nil
 }
 
 // urlOf is the URL as it is opened; a port other than the scheme's own is part of it.
-func (u *publicURLs) urlOf(id policy.BoxID, port uint16, protocol string) string {
-	scheme, listener, usual := "https", u.listeners.https, "443"
+func (u *Service) urlOf(id policy.BoxID, port uint16, protocol string) string {
+	scheme, at, usual := "https", u.config.HTTPS, uint16(443)
 	if protocol == api.ProtocolTCP {
-		scheme, usual = "tls", "" // which has no port of its own
+		scheme, usual = "tls", 0 // which has no port of its own
 	}
-	if listener == nil {
-		scheme, listener, usual = "http", u.listeners.http, "80"
+	if at == 0 {
+		scheme, at, usual = "http", u.config.HTTP, 80
 	}
-	url := scheme + "://" + u.cfg.HostName(id, port)
-	if listener != nil {
-		if p := strconv.Itoa(int(portOf(listener))); p != usual {
-			url += ":" + p
-		}
+	url := scheme + "://" + u.config.Ingress.HostName(id, port)
+	if at != 0 && at != usual {
+		url += ":" + strconv.Itoa(int(at))
 	}
 	return url
 }
 
 // URLs implements the Host of [boxgate/api/urls].
-func (u *publicURLs) URLs(_ context.Context, id policy.BoxID) ([]api.URL, error) {
-	if _, err := u.boxes.Find(id); err != nil {
+func (u *Service) URLs(_ context.Context, id policy.BoxID) ([]api.URL, error) {
+	if _, err := u.config.Boxes.Find(id); err != nil {
 		return nil, err
 	}
-	records, err := u.store.URLs(id)
+	records, err := u.config.Store.URLs(id)
 	if err != nil {
 		return nil, err
 	}
@@ -82,8 +96,8 @@ func (u *publicURLs) URLs(_ context.Context, id policy.BoxID) ([]api.URL, error)
 	return urls, nil
 }
 
-func (u *publicURLs) urlView(r store.URL) (api.URL, error) {
-	pending, err := u.domains.pendingOf(r)
+func (u *Service) urlView(r store.URL) (api.URL, error) {
+	pending, err := u.config.Domains.pendingOf(r)
 	return api.URL{
 		URL: u.urlOf(r.Box, r.Port, r.Protocol), Port: r.Port, Hostnames: r.Hostnames, Pending: pending, Bearer: r.Bearer != nil, Basic: r.Password != nil,
 		Protocol: cmp.Or(r.Protocol, api.URLProtocols[0]), CreatedAt: r.CreatedAt,
@@ -92,7 +106,7 @@ func (u *publicURLs) urlView(r store.URL) (api.URL, error) {
 }
 
 // CreateURL implements the Host of [boxgate/api/urls].
-func (u *publicURLs) CreateURL(ctx context.Context, id policy.BoxID, req api.URLRequest) (api.URL, error) {
+func (u *Service) CreateURL(ctx context.Context, id policy.BoxID, req api.URLRequest) (api.URL, error) {
 	if err := u.permits(req); err != nil {
 		return api.URL{}, err
 	}
@@ -105,11 +119,11 @@ func (u *publicURLs) CreateURL(ctx context.Context, id policy.BoxID, req api.URL
 	if err != nil {
 		return api.URL{}, err
 	}
-	claim, pending, err := u.domains.claim(ctx, api.CallerOf(ctx), req.Hostnames, had)
+	claim, pending, err := u.config.Domains.claim(ctx, api.CallerOf(ctx), req.Hostnames, had)
 	if err != nil {
 		return api.URL{}, err
 	}
-	b, err := u.boxes.Lock(id)
+	b, err := u.config.Boxes.Lock(id)
 	if err != nil {
 		return api.URL{}, err
 	}
@@ -134,8 +148,8 @@ func (u *publicURLs) CreateURL(ctx context.Context, id policy.BoxID, req api.URL
 	if err := u.keep(record, claim); err != nil {
 		return api.URL{}, err
 	}
-	old, replaced := u.table.Lookup(u.cfg.HostName(id, req.Port))
-	u.table.set(u.hostsOf(record), urlTarget(record, b.V4))
+	old, replaced := u.config.Table.Lookup(u.config.Ingress.HostName(id, req.Port))
+	u.config.Table.set(u.hostsOf(record), urlTarget(record, b.V4))
 	u.pending.set(record, time.Now())
 	if replaced {
 		u.closeURL(old.ID)
@@ -146,20 +160,27 @@ func (u *publicURLs) CreateURL(ctx context.Context, id policy.BoxID, req api.URL
 }
 
 // permits returns an error if the configuration does not allow such a URL.
-func (u *publicURLs) permits(req api.URLRequest) error {
+func (u *Service) permits(req api.URLRequest) error {
 	switch {
-	case u.cfg.HTTPS == "" && u.cfg.HTTP == "":
+	case u.config.Ingress.HTTPS == "" && u.config.Ingress.HTTP == "":
 		return api.Errorf(api.ErrForbidden, "public URLs are turned off: set ingress.https")
-	case u.cfg.RequireAuth && req.Protocol == api.ProtocolTCP:
+	case u.config.Ingress.RequireAuth && req.Protocol == api.ProtocolTCP:
 		return api.Errorf(api.ErrForbidden, "this gateway requires authentication on public URLs, for which raw TCP has no place")
-	case u.cfg.RequireAuth && !req.Bearer && !req.Basic && req.Accounts == nil:
+	case u.config.Ingress.RequireAuth && !req.Bearer && !req.Basic && req.Accounts == nil:
 		return api.Errorf(api.ErrForbidden, "this gateway requires authentication on public URLs: ask for bearer_token, basic_auth or oidc")
-	case req.Accounts != nil && u.cfg.OIDC.Issuer == "":
+	case req.Accounts != nil && u.config.Ingress.OIDC.Issuer == "":
 		return change.InvalidAt("/oidc", "this gateway has no identity provider: set ingress.oidc")
-	case req.Protocol == api.ProtocolTCP && u.listeners.https == nil:
+	case req.Protocol == api.ProtocolTCP && u.config.HTTPS == 0:
 		return change.InvalidAt("/protocol", "tcp needs TLS: set ingress.https")
 	}
 	return nil
+}
+
+// randomHex returns n random bytes in hexadecimal.
+func randomHex(n int) string {
+	b := make([]byte, n)
+	_, _ = rand.Read(b) // never fails (crypto/rand)
+	return hex.EncodeToString(b)
 }
 
 // credentialsFor makes the credentials of a URL, puts their digests into its record, and returns them.
@@ -179,11 +200,11 @@ func credentialsFor(req api.URLRequest, record *store.URL) (made api.URL) {
 }
 
 // domainsOf returns the domains that the URL of a port has in service. A port without a URL has no domains.
-func (u *publicURLs) domainsOf(id policy.BoxID, port uint16) ([]string, error) {
-	if _, err := u.boxes.Find(id); err != nil {
+func (u *Service) domainsOf(id policy.BoxID, port uint16) ([]string, error) {
+	if _, err := u.config.Boxes.Find(id); err != nil {
 		return nil, err
 	}
-	record, err := u.store.URL(id, port)
+	record, err := u.config.Store.URL(id, port)
 	if err != nil && !errors.Is(err, store.ErrNotFound) {
 		return nil, err
 	}
@@ -191,7 +212,7 @@ func (u *publicURLs) domainsOf(id policy.BoxID, port uint16) ([]string, error) {
 }
 
 // ownDomains returns the domains of a URL as they are stored.
-func (u *publicURLs) ownDomains(names []name.Name) ([]string, error) {
+func (u *Service) ownDomains(names []name.Name) ([]string, error) {
 	var hosts []string
 	for i, n := range names {
 		if why := u.isGateways(n); why != "" {
@@ -204,37 +225,37 @@ func (u *publicURLs) ownDomains(names []name.Name) ([]string, error) {
 
 // isGateways says why a name can be no URL's own domain, or returns "". Names at and below the gateway's own domain belong to
 // the boxes whose IDs are in them, and visitors sign in at one host for all URLs.
-func (u *publicURLs) isGateways(n name.Name) string {
-	domain, err := name.Parse(u.cfg.Domain)
+func (u *Service) isGateways(n name.Name) string {
+	domain, err := name.Parse(u.config.Ingress.Domain)
 	switch {
 	case err != nil || n.IsWithin(domain):
-		return fmt.Sprintf("%s lies within %s, the domain of this gateway", n, u.cfg.Domain)
-	case n.String() == u.table.own:
+		return fmt.Sprintf("%s lies within %s, the domain of this gateway", n, u.config.Ingress.Domain)
+	case n.String() == u.config.Table.own:
 		return fmt.Sprintf("%s is where visitors of this gateway sign in", n)
 	}
 	return ""
 }
 
 // keep stores a URL.
-func (u *publicURLs) keep(record store.URL, claim store.Claim) error {
-	err := u.store.SetURL(record, claim)
+func (u *Service) keep(record store.URL, claim store.Claim) error {
+	err := u.config.Store.SetURL(record, claim)
 	if err == nil {
 		return nil
 	}
-	if refused := u.domains.refusal(err); refused != nil {
+	if refused := u.config.Domains.refusal(err); refused != nil {
 		return refused
 	}
-	return change.NotStored(u.log, "the public URL could not be stored, nothing was changed", err)
+	return change.NotStored(u.config.Log, "the public URL could not be stored, nothing was changed", err)
 }
 
 // hostsOf lists the host names that lead to a URL. Domains that it was given under another configuration, and that are the
 // gateway's now, are not among them.
-func (u *publicURLs) hostsOf(r store.URL) []string {
-	hosts := []string{u.cfg.HostName(r.Box, r.Port)}
+func (u *Service) hostsOf(r store.URL) []string {
+	hosts := []string{u.config.Ingress.HostName(r.Box, r.Port)}
 	for _, h := range r.Hostnames {
 		n, err := name.Parse(h)
 		if err != nil || u.isGateways(n) != "" {
-			u.log.Warn("a domain of a public URL is the gateway's own now, and is not served", zap.String("box", string(r.Box)),
+			u.config.Log.Warn("a domain of a public URL is the gateway's own now, and is not served", zap.String("box", string(r.Box)),
 				zap.Uint16("port", r.Port), zap.String("domain", h))
 			continue
 		}
@@ -261,70 +282,70 @@ func urlTarget(r store.URL, addr netip.Addr) ingress.Target {
 }
 
 // DeleteURL implements the Host of [boxgate/api/urls].
-func (u *publicURLs) DeleteURL(_ context.Context, id policy.BoxID, port uint16) error {
-	b, err := u.boxes.Lock(id)
+func (u *Service) DeleteURL(_ context.Context, id policy.BoxID, port uint16) error {
+	b, err := u.config.Boxes.Lock(id)
 	if err != nil {
 		return err
 	}
 	defer b.Unlock()
-	target, ok := u.table.Lookup(u.cfg.HostName(id, port))
+	target, ok := u.config.Table.Lookup(u.config.Ingress.HostName(id, port))
 	if !ok {
 		return api.Errorf(api.ErrNotFound, "port %d of this box has no public URL", port)
 	}
-	if err := u.store.DeleteURL(id, port); err != nil {
-		return change.NotStored(u.log, "the deletion could not be stored; the public URL stays", err)
+	if err := u.config.Store.DeleteURL(id, port); err != nil {
+		return change.NotStored(u.config.Log, "the deletion could not be stored; the public URL stays", err)
 	}
-	u.table.remove(id, port)
+	u.config.Table.remove(id, port)
 	u.pending.remove(id, port)
 	u.closeURL(target.ID)
 	return nil
 }
 
-// recover makes the stored public URLs of a box known again.
-func (u *publicURLs) recover(b *state.Box) error {
-	records, err := u.store.URLs(b.ID)
+// Recover makes the stored public URLs of a box known again.
+func (u *Service) Recover(b *state.Box) error {
+	records, err := u.config.Store.URLs(b.ID)
 	if err != nil {
 		return err
 	}
 	for _, r := range records {
 		if r.Key.Reveal() == "" { // of an older version
-			if r, err = u.store.ChangeURL(r.Box, r.Port, r.CreatedAt, func(r *store.URL) { r.Key = newURLKey() }); err != nil {
+			if r, err = u.config.Store.ChangeURL(r.Box, r.Port, r.CreatedAt, func(r *store.URL) { r.Key = newURLKey() }); err != nil {
 				return err
 			}
 		}
-		u.table.set(u.hostsOf(r), urlTarget(r, b.V4))
+		u.config.Table.set(u.hostsOf(r), urlTarget(r, b.V4))
 		u.pending.set(r, time.Now())
 	}
 	return nil
 }
 
-// drop forgets the public URLs of a box and cuts their connections. The table goes first, so that no connection comes
+// Drop forgets the public URLs of a box and cuts their connections. The table goes first, so that no connection comes
 // after that.
-func (u *publicURLs) drop(id policy.BoxID) {
-	u.table.removeBox(id)
+func (u *Service) Drop(id policy.BoxID) {
+	u.config.Table.RemoveBox(id)
 	u.pending.remove(id, 0)
-	u.ingress.CloseBox(id)
-	u.before.Tell(handover.Message{Kind: handover.URLs, Box: id})
-	u.reach.Remove(id)
+	u.config.Visitors.CloseBox(id)
+	u.config.Before.Tell(handover.Message{Kind: handover.URLs, Box: id})
+	u.config.Reach.Remove(id)
 }
 
 // closeURL cuts the requests of a URL, also those that the predecessor drains.
-func (u *publicURLs) closeURL(id string) {
-	u.ingress.CloseURL(id)
-	u.before.Tell(handover.Message{Kind: handover.URL, URL: id})
+func (u *Service) closeURL(id string) {
+	u.config.Visitors.CloseURL(id)
+	u.config.Before.Tell(handover.Message{Kind: handover.URL, URL: id})
 }
 
 // reserve asks for what a new URL, in place of the one of the same port, has more than that.
-func (u *publicURLs) reserve(ctx context.Context, next store.URL) (done func(), err error) {
+func (u *Service) reserve(ctx context.Context, next store.URL) (done func(), err error) {
 	urls, domains := int64(1), int64(len(next.Hostnames)+len(next.Pending))
 	if old, known := u.recorded(next.Box, next.Port); known && old.Owner == next.Owner {
 		urls, domains = 0, domains-int64(len(old.Hostnames)+len(old.Pending))
 	}
-	first, err := u.holdings.Reserve(ctx, quotas.URLs, urls)
+	first, err := u.config.Holdings.Reserve(ctx, quotas.URLs, urls)
 	if err != nil {
 		return nil, err
 	}
-	second, err := u.holdings.Reserve(ctx, quotas.Domains, domains)
+	second, err := u.config.Holdings.Reserve(ctx, quotas.Domains, domains)
 	if err != nil {
 		first()
 		return nil, err
@@ -333,7 +354,7 @@ func (u *publicURLs) reserve(ctx context.Context, next store.URL) (done func(), 
 }
 
 // recorded returns the stored URL of a port, if there is one.
-func (u *publicURLs) recorded(id policy.BoxID, port uint16) (r store.URL, known bool) {
-	r, err := u.store.URL(id, port)
+func (u *Service) recorded(id policy.BoxID, port uint16) (r store.URL, known bool) {
+	r, err := u.config.Store.URL(id, port)
 	return r, err == nil
 }

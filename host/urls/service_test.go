@@ -1,4 +1,4 @@
-package host
+package urls
 
 import (
 	"slices"
@@ -14,7 +14,7 @@ import (
 // Names that are the gateway's are no URL's own domain, nor do those lead to a URL that were one's under another configuration.
 func TestDomainsOfTheGateway(t *testing.T) {
 	t.Parallel()
-	u := &publicURLs{cfg: config.Ingress{Domain: "new.example.org"}, log: zap.NewNop(), table: &urlTable{own: "login.example.org"}}
+	u := &Service{config: Config{Ingress: config.Ingress{Domain: "new.example.org"}, Log: zap.NewNop(), Table: NewTable("login.example.org")}}
 	for host, refused := range map[string]bool{
 		"victim-80.new.example.org": true, "new.example.org": true, "login.example.org": true, "app.example.org": false, "a.login.example.org": false,
 	} {

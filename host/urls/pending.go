@@ -1,4 +1,4 @@
-package host
+package urls
 
 import (
 	"cmp"
@@ -114,8 +114,8 @@ func (p *pendingNames) due(now time.Time) (list []pendingName) {
 	return list
 }
 
-// provePending puts pending domains into service once they are proven, until ctx ends.
-func (u *publicURLs) provePending(ctx context.Context) {
+// ProvePending puts pending domains into service once they are proven, until ctx ends.
+func (u *Service) ProvePending(ctx context.Context) {
 	tick := time.NewTicker(firstLook / 2)
 	defer tick.Stop()
 	for {
@@ -133,32 +133,32 @@ func (u *publicURLs) provePending(ctx context.Context) {
 }
 
 // prove puts a pending domain into service if its key has shown that it is its own. The key must still be valid.
-func (u *publicURLs) prove(ctx context.Context, n pendingName) {
+func (u *Service) prove(ctx context.Context, n pendingName) {
 	host, err := name.Parse(n.host)
-	caller, valid := u.domains.keyOf(n.key)
+	caller, valid := u.config.Domains.keyOf(n.key)
 	if err != nil || !valid || u.isGateways(host) != "" {
 		return
 	}
-	claim, pending, err := u.domains.claim(ctx, caller, []name.Name{host}, nil)
+	claim, pending, err := u.config.Domains.claim(ctx, caller, []name.Name{host}, nil)
 	if err != nil || len(pending) > 0 {
 		return
 	}
-	b, err := u.boxes.Find(n.box)
+	b, err := u.config.Boxes.Find(n.box)
 	if err != nil || !b.TryLock() { // it is being changed: the next look is soon enough
 		return
 	}
-	if _, err := u.boxes.Locked(b); err != nil {
+	if _, err := u.config.Boxes.Locked(b); err != nil {
 		return
 	}
 	defer b.Unlock()
-	record, err := u.store.ProveHost(n.box, n.port, n.made, n.host, claim)
+	record, err := u.config.Store.ProveHost(n.box, n.port, n.made, n.host, claim)
 	if err != nil {
-		u.log.Info("a domain of a public URL is proven, and stays pending", zap.String("box", string(n.box)), zap.Uint16("port", n.port),
+		u.config.Log.Info("a domain of a public URL is proven, and stays pending", zap.String("box", string(n.box)), zap.Uint16("port", n.port),
 			zap.String("domain", n.host), zap.Error(err))
 		return
 	}
-	u.table.set(u.hostsOf(record), urlTarget(record, b.V4))
+	u.config.Table.set(u.hostsOf(record), urlTarget(record, b.V4))
 	u.pending.set(record, time.Now())
-	u.log.Info("a domain of a public URL is in service", zap.String("box", string(n.box)), zap.Uint16("port", n.port),
+	u.config.Log.Info("a domain of a public URL is in service", zap.String("box", string(n.box)), zap.Uint16("port", n.port),
 		zap.String("domain", n.host), zap.String("key", n.key), zap.String("proof", claim.Proofs[n.host]))
 }

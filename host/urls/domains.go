@@ -1,4 +1,4 @@
-package host
+package urls
 
 import (
 	"cmp"
@@ -15,6 +15,7 @@ import (
 	"boxgate/config"
 	"boxgate/host/change"
 	"boxgate/host/keys"
+	"boxgate/internal/required"
 	"boxgate/policy/name"
 	"boxgate/store"
 )
@@ -35,8 +36,8 @@ const (
 	mostLookups = 16
 )
 
-// domains decides which API keys may use a domain for a public URL. Safe for concurrent use.
-type domains struct {
+// Domains decides which API keys may use a domain for a public URL. Safe for concurrent use.
+type Domains struct {
 	rows config.Domains
 	log  *zap.Logger
 	// store has who has which domain, and the tokens.
@@ -48,9 +49,25 @@ type domains struct {
 	lookups map[string]int // in flight, by key
 }
 
+// DomainsConfig is what [Domains] are made of.
+type DomainsConfig struct {
+	Rows  config.Domains
+	Log   *zap.Logger
+	Store *store.DB
+	// Text looks up TXT records.
+	Text func(context.Context, name.Name) ([]string, error)
+}
+
+func NewDomains(c DomainsConfig) (*Domains, error) {
+	if err := required.Fields(c); err != nil {
+		return nil, err
+	}
+	return &Domains{rows: c.Rows, log: c.Log, store: c.Store, text: c.Text}, nil
+}
+
 // claim checks which of the names a caller may use, and how that was proven. Names without a proof are returned as pending. The names
 // in had, which the URL has already, need no proof. An error refuses the whole request: a name is reserved for other keys, or too long.
-func (d *domains) claim(ctx context.Context, caller api.Caller, names []name.Name, had []string) (claim store.Claim, pending []string, err error) {
+func (d *Domains) claim(ctx context.Context, caller api.Caller, names []name.Name, had []string) (claim store.Claim, pending []string, err error) {
 	claim = store.Claim{Key: caller.Key, Admin: caller.Role == api.RoleAdmin, Proofs: map[string]string{}}
 	var unproven []name.Name
 	for i, n := range names {
@@ -84,7 +101,7 @@ func (d *domains) claim(ctx context.Context, caller api.Caller, names []name.Nam
 }
 
 // granted returns the proof of a caller that needs no TXT record for a name, or "" if it needs one.
-func (d *domains) granted(caller api.Caller, n name.Name, pointer string) (proof string, err error) {
+func (d *Domains) granted(caller api.Caller, n name.Name, pointer string) (proof string, err error) {
 	row := d.rows.Of(n)
 	switch {
 	case caller.Role == api.RoleAdmin:
@@ -102,7 +119,7 @@ func (d *domains) granted(caller api.Caller, n name.Name, pointer string) (proof
 
 // shownAll reports for each name whether its TXT record has the key's token. Names beyond the key's concurrent lookups count as
 // unproven; provePending looks at them later.
-func (d *domains) shownAll(ctx context.Context, key string, names []name.Name) []bool {
+func (d *Domains) shownAll(ctx context.Context, key string, names []name.Name) []bool {
 	shown := make([]bool, len(names))
 	var asking sync.WaitGroup
 	for i, n := range names {
@@ -119,7 +136,7 @@ func (d *domains) shownAll(ctx context.Context, key string, names []name.Name) [
 }
 
 // shown reports whether a domain's TXT record has the key's token. A failed lookup counts as no.
-func (d *domains) shown(ctx context.Context, key string, n name.Name) (ok bool) {
+func (d *Domains) shown(ctx context.Context, key string, n name.Name) (ok bool) {
 	defer func() {
 		if recover() != nil {
 			ok = false
@@ -142,13 +159,13 @@ func (d *domains) shown(ctx context.Context, key string, n name.Name) (ok bool) 
 }
 
 // value is the text that a key's record has for a domain.
-func (d *domains) value(key, host string) (string, error) {
+func (d *Domains) value(key, host string) (string, error) {
 	token, err := d.store.DomainToken(key, host)
 	return challengePrefix + token, err
 }
 
 // pendingOf returns the TXT records that put the pending domains of a URL into service.
-func (d *domains) pendingOf(r store.URL) (list []api.PendingName, err error) {
+func (d *Domains) pendingOf(r store.URL) (list []api.PendingName, err error) {
 	for _, host := range r.Pending {
 		value, err := d.value(cmp.Or(r.Owner, store.OperatorKey), host)
 		if err != nil {
@@ -160,7 +177,7 @@ func (d *domains) pendingOf(r store.URL) (list []api.PendingName, err error) {
 }
 
 // begin counts a lookup, and reports whether a key may have one more.
-func (d *domains) begin(key string) bool {
+func (d *Domains) begin(key string) bool {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if d.lookups[key] >= mostLookups {
@@ -173,7 +190,7 @@ func (d *domains) begin(key string) bool {
 	return true
 }
 
-func (d *domains) end(key string) {
+func (d *Domains) end(key string) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if d.lookups[key]--; d.lookups[key] == 0 {
@@ -182,7 +199,7 @@ func (d *domains) end(key string) {
 }
 
 // keyOf returns the key of that ID, if it is valid now.
-func (d *domains) keyOf(id string) (api.Caller, bool) {
+func (d *Domains) keyOf(id string) (api.Caller, bool) {
 	all, err := d.store.APIKeys()
 	if err != nil {
 		return api.Caller{}, false
@@ -197,7 +214,7 @@ func (d *domains) keyOf(id string) (api.Caller, bool) {
 }
 
 // refusal is the API's error for one of the store's about domains; nil if it is another.
-func (d *domains) refusal(err error) error {
+func (d *Domains) refusal(err error) error {
 	if kept, ok := errors.AsType[*store.KeptDomainError](err); ok {
 		return api.Errorf(api.ErrConflict, "%v: only the key that had it, or an admin key, may take it before; if it is yours, have an admin do so", kept)
 	}

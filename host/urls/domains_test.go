@@ -1,4 +1,4 @@
-package host
+package urls
 
 import (
 	"context"
@@ -103,7 +103,7 @@ func TestListingLooksAgain(t *testing.T) {
 // TestOrdersAreBounded: a box has a part of what its key may order, a key half of what all may, and a second key finds half of the rest.
 func TestOrdersAreBounded(t *testing.T) {
 	t.Parallel()
-	var o orders
+	var o Orders
 	now := time.Now()
 	most := ordersOfAll // of one key by its quota
 	take := func(key string, box policy.BoxID) (n int, err error) {
@@ -159,10 +159,8 @@ func TestOrdersOfAdminsAreNotBounded(t *testing.T) {
 	}
 	t.Cleanup(func() { _ = db.Close() })
 	_, err = db.EnsureAPIKey()
-	p := &parts{
-		urlTable: &urlTable{}, domains: &domains{store: db},
-		quotas: quotas.New(quotas.Config{Defaults: quotas.Limits{quotas.Certificates: ordersOfBox}}),
-	}
+	table := NewTable("")
+	o := NewOrders(table, &Domains{store: db}, quotas.New(quotas.Config{Defaults: quotas.Limits{quotas.Certificates: ordersOfBox}}))
 	keys := map[string]string{"operator": store.OperatorKey}
 	for name, role := range map[string]api.Role{"admin": api.RoleAdmin, "creator": api.RoleCreator, "box": api.RoleBox} {
 		_, made, failed := db.CreateAPIKey(store.APIKey{Name: name, Role: string(role)})
@@ -174,9 +172,9 @@ func TestOrdersOfAdminsAreNotBounded(t *testing.T) {
 	}
 	for name, key := range keys {
 		host := name + ".example.org"
-		p.urlTable.set([]string{host}, ingress.Target{ID: name, Box: policy.BoxID(name), Owner: key})
+		table.set([]string{host}, ingress.Target{ID: name, Box: policy.BoxID(name), Owner: key})
 		n := 0
-		for n < 2*ordersOfAll && p.orderFor(host) == nil {
+		for n < 2*ordersOfAll && o.Order(host) == nil {
 			n++
 		}
 		if bounded, free := n <= ordersOfBox, name == "operator" || name == "admin"; bounded == free {
@@ -194,7 +192,7 @@ func TestWhoMayHaveADomain(t *testing.T) {
 	}
 	t.Cleanup(func() { _ = db.Close() })
 	published := map[string][]string{}
-	d := &domains{
+	d := &Domains{
 		store: db, log: zap.NewNop(), rows: config.Domains{{Suffix: "corp.example", Keys: []string{"ci"}}, {Suffix: "x.corp.example", Keys: []string{"key_1"}}},
 		text: func(_ context.Context, n name.Name) ([]string, error) {
 			if n.String() == challengeLabel+"down.example.org" {

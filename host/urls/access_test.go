@@ -1,4 +1,4 @@
-package host
+package urls
 
 import (
 	"net/netip"
@@ -93,7 +93,7 @@ func TestASignOutCutsWhereItDrains(t *testing.T) {
 	if err := db.Close(); err != nil {
 		t.Fatal(err)
 	}
-	if err := signOutEverywhere(db, before, target); err == nil {
+	if err := SignOut(db, before, target); err == nil {
 		t.Error("what could not be stored is said to be")
 	}
 	if !other.Has(handover.URL, "", target.ID) {

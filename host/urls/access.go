@@ -1,4 +1,4 @@
-package host
+package urls
 
 import (
 	"context"
@@ -56,9 +56,9 @@ func signOut(db *store.DB, t ingress.Target) error {
 	return err
 }
 
-// signOutEverywhere is signOut also of a predecessor, which does not know sessions that end here: it has no visitor of the URL any
+// SignOut is signOut also of a predecessor, which does not know sessions that end here: it has no visitor of the URL any
 // more.
-func signOutEverywhere(db *store.DB, before *handover.Predecessor, t ingress.Target) error {
+func SignOut(db *store.DB, before *handover.Predecessor, t ingress.Target) error {
 	before.Tell(handover.Message{Kind: handover.URL, URL: t.ID})
 	return signOut(db, t)
 }
@@ -74,11 +74,11 @@ func signedOut(ended *access.Ended) (list []store.SignedOut, before time.Time) {
 }
 
 // SignURL implements the Host of [boxgate/api/urls].
-func (u *publicURLs) SignURL(_ context.Context, id policy.BoxID, port uint16, req api.LinkRequest) (api.Link, error) {
-	if _, err := u.boxes.Find(id); err != nil {
+func (u *Service) SignURL(_ context.Context, id policy.BoxID, port uint16, req api.LinkRequest) (api.Link, error) {
+	if _, err := u.config.Boxes.Find(id); err != nil {
 		return api.Link{}, err
 	}
-	target, ok := u.table.Lookup(u.cfg.HostName(id, port))
+	target, ok := u.config.Table.Lookup(u.config.Ingress.HostName(id, port))
 	if !ok {
 		return api.Link{}, api.Errorf(api.ErrNotFound, "port %d of this box has no public URL", port)
 	}
