@@ -18,7 +18,7 @@ func (l *lifecycle) AttachBox(ctx context.Context, req api.AttachRequest) (api.B
 	if req.Policy, err = l.policyOfNew(req.Policy, req.Named); err != nil {
 		return api.Box{}, err
 	}
-	if err := l.shared.offers(req.Source); err != nil {
+	if err := l.shared.Offers(req.Source); err != nil {
 		return api.Box{}, err
 	}
 	if err := l.checkNew(req.Name, req.Policy, req.Headers); err != nil {

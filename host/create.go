@@ -34,7 +34,7 @@ func (l *lifecycle) CreateBox(ctx context.Context, req api.CreateRequest) (api.B
 	if req.Policy, err = l.policyOfNew(req.Policy, req.Named); err != nil {
 		return api.Box{}, err
 	}
-	if err := l.shared.offers(req.Source); err != nil {
+	if err := l.shared.Offers(req.Source); err != nil {
 		return api.Box{}, err
 	}
 	if err := l.checkNew(req.Name, req.Policy, req.Headers); err != nil {
@@ -66,7 +66,7 @@ var errAttachOnly = api.Errorf(api.ErrConflict, "this host launches no boxes, it
 func (l *lifecycle) policyOfNew(given policy.Spec, named string) (policy.Spec, error) {
 	switch {
 	case named != "":
-		return l.shared.named.specOf(named, "/network_policy/named")
+		return l.shared.Named(named, "/network_policy/named")
 	case given.Mode == "":
 		return l.cfg.Policy.Default.Spec, nil
 	}
@@ -81,8 +81,7 @@ func (l *lifecycle) admit(ctx context.Context, req api.CreateRequest, attached *
 		return nil, err
 	}
 	defer done()
-	l.shared.named.changing.RLock()
-	defer l.shared.named.changing.RUnlock()
+	defer l.shared.HoldNamed()()
 	if req.Policy, err = l.policyOfNew(req.Policy, req.Named); err != nil {
 		return nil, err
 	}

@@ -7,9 +7,7 @@
 package host
 
 import (
-	"boxgate/host/urls"
-
-	"boxgate/host/schedule"
+	"boxgate/host/rules"
 
 	"context"
 	"sync/atomic"
@@ -18,7 +16,8 @@ import (
 	"boxgate/api/server"
 	"boxgate/host/handover"
 	"boxgate/host/keys"
-	"boxgate/host/state"
+	"boxgate/host/schedule"
+	"boxgate/host/urls"
 	"boxgate/policy"
 )
 
@@ -26,8 +25,7 @@ import (
 //
 // Lock order: the mutex that serialises changes of all boxes, then that of a box, then that of a table.
 type Host struct {
-	*state.Table                   // finds boxes
-	policies     *policies         // changes what they may do
+	policies     *rules.Service    // changes what they may do
 	lifecycle    *lifecycle        // makes, attaches, recovers and deletes them
 	publicURLs   *urls.Service     // makes and deletes their public URLs
 	usage        *usage            // puts them to sleep and wakes them
@@ -45,7 +43,8 @@ type Host struct {
 	selfTests    *selfTests        // attacks boxes from inside
 
 	parts        *parts
-	protection   *protection
+	protection   *rules.Protection
+	quota        *rules.Quota
 	sleeper      *sleeper
 	recovered    atomic.Bool
 	noWatch      bool                  // for tests: see Serve
@@ -75,7 +74,7 @@ func (h *Host) Ready(ctx context.Context) error {
 // Services returns the parts that answer the calls of the API.
 func (h *Host) Services() server.Services {
 	return server.Services{
-		Boxes: &listing{h.Table, h.parts.meter}, Life: h.lifecycle, Lifecycle: h.usage, Commands: h.commands, Sessions: h.commands, Files: h.files, Git: h.git,
+		Boxes: &listing{h.parts.boxes, h.parts.meter}, Life: h.lifecycle, Lifecycle: h.usage, Commands: h.commands, Sessions: h.commands, Files: h.files, Git: h.git,
 		Rules: h.policies, BoxRules: h.policies, Explain: h.policies, Settings: h.settings, Decisions: h.events, URLs: h.publicURLs,
 		Schedules: h.scheduled, Errands: h.scheduled, Snapshots: h.snapshotHost, SelfTests: h.selfTests, Keys: h.keys, TrailReader: h.auditTrail,
 		Health: h, Store: h.keys, Secrets: h.sources, Authorities: h.authorities,

@@ -1,6 +1,8 @@
 package host
 
 import (
+	"boxgate/host/rules"
+
 	"boxgate/host/urls"
 
 	"context"
@@ -40,7 +42,7 @@ type lifecycle struct {
 	minter      *certs.Minter
 	authorities *authorities
 	boxes       *state.Table
-	shared      *shared
+	shared      *rules.Shared
 	net         *enforce.Enforcer
 	sandboxes   state.Sandboxes
 	urls        *urls.Service
@@ -48,7 +50,7 @@ type lifecycle struct {
 	visitors    *ingress.Ingress
 	commands    *commands
 	meter       *meter.Meter
-	quota       *quota
+	quota       *rules.Quota
 	settings    *settings
 	snapshots   *snapshotHost
 	follower    *follow.Follower
@@ -59,9 +61,7 @@ type lifecycle struct {
 
 // checkNew finds mistakes in the request for a new box, before anything is made.
 func (l *lifecycle) checkNew(name string, spec policy.Spec, headers []policy.HeaderRule) error {
-	in := l.shared.inputs()
-	in.spec, in.version, in.headers, in.tokens = spec, 1, headers, store.NewKey()
-	if _, err := in.compile(); err != nil {
+	if err := l.shared.CheckNew(spec, headers); err != nil {
 		return err
 	}
 	if looksLikeID.MatchString(name) {

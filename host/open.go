@@ -1,9 +1,7 @@
 package host
 
 import (
-	"boxgate/host/urls"
-
-	"boxgate/host/schedule"
+	"boxgate/host/rules"
 
 	"context"
 	"errors"
@@ -16,7 +14,6 @@ import (
 	"boxgate/audit/lines"
 	"boxgate/certs"
 	"boxgate/config"
-	"boxgate/firewall"
 	"boxgate/host/apart"
 	"boxgate/host/change"
 	"boxgate/host/enforce"
@@ -25,8 +22,10 @@ import (
 	"boxgate/host/keyless"
 	"boxgate/host/keys"
 	"boxgate/host/reach"
+	"boxgate/host/schedule"
 	"boxgate/host/share"
 	"boxgate/host/state"
+	"boxgate/host/urls"
 	"boxgate/internal/fault"
 	"boxgate/policy"
 	quotas "boxgate/quota"
@@ -89,7 +88,7 @@ func open(ctx context.Context, o Options) (*Host, error) {
 		p.openStore, func(ctx context.Context) error { return fault.At(ctx, "start: store open") },
 		p.openTrail, p.openSecrets, p.openAudit, p.openEgress, func(ctx context.Context) error { return fault.At(ctx, "start: DNS and proxy made") },
 		p.openIngress, p.openLauncher, func(ctx context.Context) error { return fault.At(ctx, "start: launcher open") },
-		p.openFirewall, h.holdSecrets, h.openMeter, h.openLimitMetrics, h.openCapacityMetrics, h.openKeys, h.openURLs, h.wire, h.protect, func(ctx context.Context) error { return fault.At(ctx, "start: kernel rules in force") },
+		p.openFirewall, h.holdSecrets, h.openMeter, h.openLimitMetrics, h.openCapacityMetrics, h.openKeys, h.openURLs, h.openRules, h.wire, h.protect, func(ctx context.Context) error { return fault.At(ctx, "start: kernel rules in force") },
 	}
 	for _, step := range steps {
 		if err := step(ctx); err != nil {
@@ -129,10 +128,9 @@ func (h *Host) openURLs(context.Context) (err error) {
 	return err
 }
 
-// wire gives each of the types that do the work the parts that it needs.
-func (h *Host) wire(context.Context) error {
+// openRules opens what puts policies in force.
+func (h *Host) openRules(context.Context) error {
 	p := h.parts
-	kernel := p.kernel()
 	ceiling, err := p.cfg.Policy.CompileCeiling()
 	if err != nil {
 		return fmt.Errorf("policy.ceiling: %w", err)
@@ -141,20 +139,34 @@ func (h *Host) wire(context.Context) error {
 	if err != nil {
 		return fmt.Errorf("proxy.upstream: %w", err)
 	}
-	own := p.holdings
-	held, common := state.Sandboxes{Launcher: p.launcher}, &shared{ceiling: ceiling, upstream: upstream, sources: p.addrs.Sources}
-	net := &enforce.Enforcer{
-		Kernel: kernel, Proxy: both{p.proxy, h.before, p.boxes}, Boxes: p.connected, Forget: []func(policy.BoxID){p.dns.Forget, p.minter.Remove},
+	p.shared = rules.NewShared(ceiling, upstream, p.addrs.Sources)
+	p.net = &enforce.Enforcer{
+		Kernel: p.kernel(), Proxy: both{p.proxy, h.before, p.boxes}, Boxes: p.connected, Forget: []func(policy.BoxID){p.dns.Forget, p.minter.Remove},
 	}
-	h.Table = p.boxes
-	h.policies = &policies{before: h.before, log: p.log, store: p.store, boxes: p.boxes, shared: common, net: net, trail: p.trail.trail, leased: make(chan struct{}, 1)}
+	h.policies, err = rules.New(rules.Config{Log: p.log, Store: p.store, Boxes: p.boxes, Shared: p.shared, Net: p.net, Trail: p.trail.trail, Before: h.before})
+	if err != nil {
+		return err
+	}
+	h.quota, err = rules.NewQuota(rules.QuotaConfig{Log: p.log, Meter: p.meter, Boxes: p.boxes, Rules: h.policies, Visitors: p.ingress, Before: h.before})
+	if err != nil {
+		return err
+	}
+	h.protection = rules.NewProtection(p.log, p.addrs, h.policies)
+	return nil
+}
+
+// wire gives each of the types that do the work the parts that it needs.
+func (h *Host) wire(context.Context) (err error) {
+	p := h.parts
+	own := p.holdings
+	held := state.Sandboxes{Launcher: p.launcher}
 	h.usage = &usage{store: p.store, log: p.log, boxes: p.boxes, sandboxes: held, history: p.history, room: own.Room}
 	if err := h.usage.countEnds(p.metrics); err != nil {
 		return err
 	}
 	p.visits.use = h.usage.wake
 	h.commands = &commands{log: p.log, usage: h.usage, sandboxes: held}
-	h.settings = &settings{log: p.log, store: p.store, boxes: p.boxes, shared: common}
+	h.settings = &settings{log: p.log, store: p.store, boxes: p.boxes, shared: p.shared}
 	h.files = &files{usage: h.usage, sandboxes: held}
 	h.snapshotHost = &snapshotHost{log: p.log, boxes: p.boxes, shelf: p.shelf, holdings: own}
 	h.git = &git{usage: h.usage, sandboxes: held, settings: h.settings}
@@ -171,19 +183,15 @@ func (h *Host) wire(context.Context) error {
 	h.selfTests = &selfTests{
 		cfg: p.cfg, addrs: p.addrs, listeners: p.listeners, audit: p.audit, boxes: p.boxes, sandboxes: held,
 	}
-	transfer := &quota{
-		before: h.before, log: p.log, meter: p.meter, boxes: p.boxes, policies: h.policies, visitors: p.ingress,
-	}
 	h.lifecycle = &lifecycle{
 		store: p.store, cfg: p.cfg, roots: p.added, addrs: p.addrs, log: p.log, audit: p.audit, firewall: p.firewall, minter: p.minter,
-		authorities: h.authorities, boxes: p.boxes, shared: common, net: net, sandboxes: held, urls: h.publicURLs, reach: p.reach, visitors: p.ingress, commands: h.commands, settings: h.settings, meter: p.meter, quota: transfer,
+		authorities: h.authorities, boxes: p.boxes, shared: p.shared, net: p.net, sandboxes: held, urls: h.publicURLs, reach: p.reach, visitors: p.ingress, commands: h.commands, settings: h.settings, meter: p.meter, quota: h.quota,
 		snapshots: h.snapshotHost, scheduled: h.scheduled, history: p.history, holdings: own,
 	}
 	h.usage.restart = h.lifecycle.restart
 	h.sleeper = &sleeper{before: h.before, after: p.cfg.Launcher.IdleTimeout, log: p.log, usage: h.usage, audit: p.audit, traffic: p.firewall.Traffic, passing: p.proxy.Passing}
 	h.lifecycle.follower = follow.New(followed{h.lifecycle}, p.log)
-	h.protection = &protection{log: p.log, addrs: p.addrs, policies: h.policies, list: firewall.HostAddresses}
-	return h.policies.loadGlobal()
+	return nil
 }
 
 // keysChanged makes the predecessor, and a process that takes the place of this one, look anew at the keys of open requests.
@@ -201,7 +209,7 @@ func (h *Host) holdSecrets(context.Context) error {
 }
 
 // protect puts the protected ranges in force before any box is known.
-func (h *Host) protect(ctx context.Context) error { return h.protection.update(ctx) }
+func (h *Host) protect(ctx context.Context) error { return h.protection.Update(ctx) }
 
 // Recover picks up the boxes of an earlier run. Call it once, after [Open] and before [Host.Serve]. After an error, close
 // the gateway. A panic is an error.

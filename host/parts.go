@@ -1,6 +1,8 @@
 package host
 
 import (
+	"boxgate/host/rules"
+
 	"boxgate/host/urls"
 
 	"context"
@@ -89,7 +91,9 @@ type parts struct {
 
 	launcher *launcher.Launcher
 	shelf    *snapshots.Shelf
-	holdings *keys.Holdings // of API keys
+	holdings *keys.Holdings    // of API keys
+	net      *enforce.Enforcer // of policies
+	shared   *rules.Shared     // by the policies of all boxes
 	firewall *firewall.Firewall
 	meter    *meter.Meter
 }

@@ -1,40 +1,38 @@
 package host
 
 import (
+	"boxgate/host/rules"
+
 	"net/netip"
 	"testing"
 
 	"go.uber.org/zap"
 
+	"boxgate/api"
 	"boxgate/config"
 	"boxgate/host/handover"
 	"boxgate/host/handover/handovertest"
+	"boxgate/host/state"
 	"boxgate/policy"
+	"boxgate/store"
 )
 
-// visitorsOf notes whose visitors were cut.
-type visitorsOf []policy.BoxID
-
-func (v *visitorsOf) CloseBox(id policy.BoxID) { *v = append(*v, id) }
-
-// A box that has used up its quota loses its visitors in the predecessor, too: at once, and when that is relieved.
-func TestAQuotaCutsVisitorsWhereTheyDrain(t *testing.T) {
+// A box that has used up its quota loses its visitors in the predecessor, too, when that is relieved.
+func TestAQuotaCutsVisitorsWhenItIsRelieved(t *testing.T) {
 	t.Parallel()
-	g := newGateway(t)
-	g.addBox("box1")
-	g.addBox("box2")
-	before, other := handovertest.New(t)
-	q := &quota{before: before, log: zap.NewNop(), boxes: g.boxes, policies: g.policies, visitors: &visitorsOf{}}
-	b, err := g.boxes.Find("box1")
-	if err != nil {
-		t.Fatal(err)
+	table := &state.Table{}
+	for _, id := range []policy.BoxID{"box1", "box2"} {
+		b := state.NewBox(store.Box{ID: id}, store.Policy{}, store.Headers{}, api.Hosted{})
+		b.Spent.Store(id == "box1")
+		compiled, err := policy.Compile(policy.Spec{Mode: policy.ModeDenyAll}, policy.Options{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		b.Policy.Store(compiled)
+		table.Add(b)
 	}
-	q.set(t.Context(), b, true)
-	if !other.Has(handover.URLs, "box1", "") {
-		t.Errorf("told: %v", other.Told())
-	}
-	before, other = handovertest.Unrelieved(t, handover.Hello{}, nil)
-	h := &Host{parts: &parts{log: zap.NewNop(), boxes: g.boxes, listeners: &Listeners{}}, before: before, protection: &protection{}}
+	before, other := handovertest.Unrelieved(t, handover.Hello{}, nil)
+	h := &Host{parts: &parts{log: zap.NewNop(), boxes: table, listeners: &Listeners{}}, before: before, protection: &rules.Protection{}}
 	h.relieve()
 	if !other.Has(handover.URLs, "box1", "") || !other.Has(handover.Cut, "box1", "") || other.Has(handover.URLs, "box2", "") || other.Has(handover.Cut, "box2", "") {
 		t.Errorf("told when it was relieved: %v", other.Told())

@@ -103,7 +103,7 @@ func (l *lifecycle) provision(ctx context.Context, p *provisioning, steps []step
 // compile makes the policy ready. By now the box is in the table: a change of what all boxes share is either compiled in or
 // will find the box.
 func (p *provisioning) compile(context.Context) (err error) {
-	p.compiled, err = p.shared.of(p.box).compile()
+	p.compiled, err = p.shared.Compile(p.box)
 	return err
 }
 

@@ -27,12 +27,14 @@ func (f *fakeSteps) step(name string, how func(*provisioning) error, undone erro
 	}
 }
 
+var errStep = errors.New("a step fails")
+
 func works(*provisioning) error  { return nil }
-func fails(*provisioning) error  { return errFake }
+func fails(*provisioning) error  { return errStep }
 func panics(*provisioning) error { panic("with a secret") }
 
 // deletes is what happens while a step runs without the box's lock.
-func deletes(p *provisioning) error { p.box.Deleted = true; return errFake }
+func deletes(p *provisioning) error { p.box.Deleted = true; return errStep }
 
 // When a step fails or panics, it and those before it are undone, the last one first, although the caller has hung up and
 // although one of them cannot be undone. Of a box that was deleted meanwhile nothing is undone: what it had may be
@@ -47,9 +49,9 @@ func TestFailedProvisioningIsUndone(t *testing.T) {
 		cause  error
 	}{
 		"none fails":        {works, nil, []string{"a", "b", "c"}, nil},
-		"an error":          {fails, nil, []string{"a", "b", "undo b", "undo a"}, errFake},
+		"an error":          {fails, nil, []string{"a", "b", "undo b", "undo a"}, errStep},
 		"a panic":           {panics, nil, []string{"a", "b", "undo b", "undo a"}, change.ErrFault},
-		"and it is stuck":   {fails, errLeft, []string{"a", "b", "undo b", "undo a"}, errFake},
+		"and it is stuck":   {fails, errLeft, []string{"a", "b", "undo b", "undo a"}, errStep},
 		"deleted meanwhile": {deletes, nil, []string{"a", "b"}, errDeletedMeanwhile},
 	} {
 		ctx, hangUp := context.WithCancel(t.Context())

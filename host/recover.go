@@ -69,7 +69,7 @@ func (l *lifecycle) removeUnknown(ctx context.Context, running []launcher.Status
 // error; it keeps neither the others nor the gateway from starting.
 func (l *lifecycle) pickUp(ctx context.Context, records []store.Box, running map[policy.BoxID]launcher.Status) {
 	var ready []*provisioning
-	spent := l.quota.spent(records)
+	spent := l.quota.SpentOf(records)
 	for _, r := range records {
 		b, err := l.stored(r)
 		b.Spent.Store(spent[r.ID])
@@ -232,11 +232,11 @@ func (l *lifecycle) readStored(r store.Box) (*state.Box, error) {
 		}
 	}
 	if p.Named != "" { // as at every moment but those of a change, which was committed as a whole
-		if p.Spec, err = l.shared.named.specOf(p.Named, ""); err != nil {
+		if p.Spec, err = l.shared.Named(p.Named, ""); err != nil {
 			return nil, err
 		}
 	}
-	p.Leases = l.shared.anchored(p.Leases)
+	p.Leases = l.shared.Anchored(p.Leases)
 	return state.NewBox(r, p, headers, hosted), nil
 }
 

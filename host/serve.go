@@ -210,8 +210,8 @@ func (p *parts) largestBody() int64 {
 
 // serveLoops starts what looks after the boxes and the host.
 func (h *Host) serveLoops(ctx context.Context, run func(string, func() error)) {
-	run("host addresses", func() error { return h.protection.follow(ctx) })
-	run("temporary entries of policies", func() error { return h.policies.keepLeases(ctx) })
+	run("host addresses", func() error { return h.protection.Follow(ctx) })
+	run("temporary entries of policies", func() error { return h.policies.KeepLeases(ctx) })
 	run("attached boxes", func() error { h.lifecycle.follower.Run(ctx); return nil })
 	run("record of the last run", func() error { return noteRun(ctx, h.parts.launcher.RunDir()) })
 	run("connection table", func() error { return followConntrack(ctx, h.parts.log) })
@@ -226,7 +226,7 @@ func (h *Host) serveLoops(ctx context.Context, run func(string, func() error)) {
 		(&roomKeeper{log: h.parts.log, usage: h.usage, writes: h.parts.launcher.Writes, disk: h.parts.launcher.Reserve()}).run(ctx)
 		return nil
 	})
-	run("quotas", func() error { h.lifecycle.quota.run(ctx); return nil })
+	run("quotas", func() error { h.quota.Run(ctx); return nil })
 	run("metering", func() error { h.parts.meter.Run(ctx); return nil })
 	run("files of deleted boxes", func() error { h.parts.launcher.KeepTrashEmpty(ctx); return nil })
 }

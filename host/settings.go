@@ -1,6 +1,8 @@
 package host
 
 import (
+	"boxgate/host/rules"
+
 	"context"
 	"encoding/json"
 	"errors"
@@ -24,7 +26,7 @@ type settings struct {
 	log    *zap.Logger
 	store  *store.DB
 	boxes  *state.Table
-	shared *shared
+	shared *rules.Shared
 }
 
 // Environment implements the Host of [boxgate/api/settings].
@@ -34,7 +36,7 @@ func (s *settings) Environment(context.Context) (map[string]name.Secret, error) 
 
 // SetEnvironment implements the Host of [boxgate/api/settings].
 func (s *settings) SetEnvironment(_ context.Context, vars map[string]name.Secret) error {
-	placeholders := placeholdersOf(s.shared.inputs().global)
+	placeholders := placeholdersOf(s.shared.Rules(nil))
 	for name := range vars {
 		if pattern, ok := placeholders[name]; ok {
 			return change.InvalidAt("/env_vars/"+name, conflictWith(pattern))
@@ -51,7 +53,7 @@ func (s *settings) SetEnvironment(_ context.Context, vars map[string]name.Secret
 
 // SetVariable implements the Host of [boxgate/api/settings].
 func (s *settings) SetVariable(_ context.Context, n string, value name.Secret) error {
-	if pattern, ok := placeholdersOf(s.shared.inputs().global)[n]; ok {
+	if pattern, ok := placeholdersOf(s.shared.Rules(nil))[n]; ok {
 		return change.InvalidAt("", conflictWith(pattern))
 	}
 	return s.change(func(now map[string]name.Secret) error {
@@ -89,9 +91,7 @@ func (s *settings) environmentOf(own map[string]name.Secret, headers []policy.He
 	if err != nil {
 		return nil, err
 	}
-	in := s.shared.inputs()
-	in.headers = headers
-	for name := range placeholdersOf(in.rules()) {
+	for name := range placeholdersOf(s.shared.Rules(headers)) {
 		delete(all, name)
 	}
 	for name, value := range own {

@@ -52,7 +52,7 @@ func (h *Host) Replace(ctx context.Context, start Start) (pid int, err error) {
 		return 0, fmt.Errorf("this gateway goes on: %w", err)
 	}
 	if err == nil {
-		err = next.take(h.protection.own)
+		err = next.take(h.protection.Own())
 	}
 	if err == nil && !s.stopping.Load() {
 		return h.retired(next)
@@ -82,7 +82,7 @@ func (h *Host) goOn(ctx context.Context, start Start) error {
 	if err != nil {
 		return err
 	}
-	if err := next.take(h.protection.own); err != nil {
+	if err := next.take(h.protection.Own()); err != nil {
 		next.end()
 		return err
 	}
@@ -207,7 +207,7 @@ func (h *Host) keepLentLeases() {
 	ctx, cancel := context.WithCancel(context.Background())
 	var running sync.WaitGroup
 	running.Go(func() {
-		_ = change.Contain(h.parts.log, func() error { h.policies.keepLent(ctx); return nil })
+		_ = change.Contain(h.parts.log, func() error { h.policies.KeepLent(ctx); return nil })
 	})
 	s.stopLeases = func() {
 		cancel()
@@ -329,9 +329,7 @@ func (h *Host) takePolicy(m handover.Message) {
 		h.cutBox(m.Box)
 		return
 	}
-	in := h.policies.shared.of(b)
-	in.spec, in.leases, in.version = spec, nil, m.Version // the spec is with the leases that run
-	next, err := in.compile()
+	next, err := h.parts.shared.CompileSpec(b, spec, m.Version) // the spec is with the leases that run
 	if err != nil {
 		h.cutBox(m.Box)
 		return
@@ -378,7 +376,7 @@ func (h *Host) drainReplaced(ctx context.Context, finish func(context.Context) e
 // their quotas, and the visitors of the latter. If systemd may know the predecessor alone, this process ends: systemd starts another
 // one, which could not serve beside it.
 func (h *Host) relieve() {
-	if err := relieve(h.before, h.parts.listeners.dnsUDP, h.parts.cfg, h.protection.own, h.parts.log); err != nil && systemd.Supervised() {
+	if err := relieve(h.before, h.parts.listeners.dnsUDP, h.parts.cfg, h.protection.Own(), h.parts.log); err != nil && systemd.Supervised() {
 		h.succession.failed <- fmt.Errorf("the gateway that was replaced has not told systemd that this process serves: %w", err)
 	}
 	for _, b := range h.parts.boxes.All() {

@@ -3,6 +3,7 @@ package host
 import (
 	"context"
 	"errors"
+	"path/filepath"
 	"strings"
 	"testing"
 
@@ -10,33 +11,34 @@ import (
 
 	"boxgate/api"
 	"boxgate/api/history"
-	"boxgate/host/enforce"
 	"boxgate/host/state"
+	"boxgate/store"
 )
 
 // A box that a change of its policy closes while it is started again is not shown as one that can be used, nor does the caller hear
 // that it was resumed.
 func TestResumeShowsThatTheBoxWasClosed(t *testing.T) {
 	t.Parallel()
-	g := newGateway(t)
-	g.addBox("box1")
-	b, err := g.boxes.Find("box1")
+	db, err := store.Open(store.Options{Dir: filepath.Join(t.TempDir(), "state")})
 	if err != nil {
 		t.Fatal(err)
 	}
+	t.Cleanup(func() { _ = db.Close() })
+	table := &state.Table{}
+	b := state.NewBox(store.Box{ID: "box1"}, store.Policy{}, store.Headers{}, api.Hosted{})
+	table.Add(b)
 	b.Ended, b.Status = true, api.StatusError
-	u := &usage{store: g.store, log: zap.NewNop(), boxes: g.boxes, history: history.New(g.boxes.Exist)}
-	u.restart = func(ctx context.Context, b *state.Box) error { // a policy that cannot be put in force comes in between
-		return errors.Join(g.net.Disconnect(ctx, &b.Box), ignored(g.noteClosed(b, enforce.ErrClosed)))
+	u := &usage{store: db, log: zap.NewNop(), boxes: table, history: history.New(table.Exist)}
+	const closed = "its policy could not be put in force"
+	u.restart = func(_ context.Context, b *state.Box) error { // a policy that cannot be put in force comes in between
+		b.ShowError(closed)
+		return nil
 	}
 	_, err = u.ResumeBox(t.Context(), "box1")
-	if !errors.Is(err, api.ErrUnavailable) || !strings.Contains(err.Error(), closedProblem) {
+	if !errors.Is(err, api.ErrUnavailable) || !strings.Contains(err.Error(), closed) {
 		t.Errorf("the caller was told %v", err)
 	}
-	if v := b.Shown.Load(); v.Status != api.StatusError || v.Error != closedProblem || b.Gate.IsOpen() {
+	if v := b.Shown.Load(); v.Status != api.StatusError || v.Error != closed || b.Gate.IsOpen() {
 		t.Errorf("it is shown as %s, %q", v.Status, v.Error)
 	}
 }
-
-// ignored stands for the error of another caller.
-func ignored(error) error { return nil }

@@ -1,4 +1,4 @@
-package host
+package rules
 
 import (
 	"context"
@@ -22,7 +22,7 @@ const (
 
 // SetLimits implements the Host of [boxgate/api/settings]. At no moment is the box held to neither the old nor the new limits. What it has
 // beyond a new one stays.
-func (p *policies) SetLimits(ctx context.Context, id policy.BoxID, set func(api.BoxLimits) (api.BoxLimits, error)) (api.Box, error) {
+func (p *Service) SetLimits(ctx context.Context, id policy.BoxID, set func(api.BoxLimits) (api.BoxLimits, error)) (api.Box, error) {
 	b, err := p.boxes.Lock(id)
 	if err != nil {
 		return api.Box{}, err
@@ -80,7 +80,7 @@ func mayChangeRates(ctx context.Context, b *state.Box, own, given policy.Limits)
 }
 
 // settleLimits holds a box to the limits that the store has. The caller holds the lock of b.
-func (p *policies) settleLimits(b *state.Box) error {
+func (p *Service) settleLimits(b *state.Box) error {
 	stored, err := p.store.Box(b.ID)
 	if err != nil {
 		return errors.Join(err, p.shut(b))

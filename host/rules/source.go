@@ -1,4 +1,4 @@
-package host
+package rules
 
 import (
 	"context"
@@ -13,8 +13,8 @@ import (
 	"boxgate/policy"
 )
 
-// offers refuses source addresses that the operator has not listed.
-func (s *shared) offers(source policy.Source) error {
+// Offers refuses source addresses that the operator has not listed.
+func (s *Shared) Offers(source policy.Source) error {
 	for _, a := range source.Addrs() {
 		if !slices.Contains(s.sources, a) {
 			return change.InvalidAt("/source_addresses", fmt.Sprintf("%v is not in network.sources of the gateway's configuration", a))
@@ -25,8 +25,8 @@ func (s *shared) offers(source policy.Source) error {
 
 // SetSource implements the Host of [boxgate/api/settings]. What is open is cut, so that nobody outside sees the box at two
 // addresses; nothing is staged, as the record of the box is written at once.
-func (p *policies) SetSource(ctx context.Context, id policy.BoxID, source policy.Source) (api.Box, error) {
-	if err := p.shared.offers(source); err != nil {
+func (p *Service) SetSource(ctx context.Context, id policy.BoxID, source policy.Source) (api.Box, error) {
+	if err := p.shared.Offers(source); err != nil {
 		return api.Box{}, err
 	}
 	b, err := p.boxes.Lock(id)
@@ -65,7 +65,7 @@ func (p *policies) SetSource(ctx context.Context, id policy.BoxID, source policy
 }
 
 // settleSource puts what the store holds of a box in force, its source addresses included. The caller holds the lock of b.
-func (p *policies) settleSource(b *state.Box) error {
+func (p *Service) settleSource(b *state.Box) error {
 	stored, err := p.store.Box(b.ID)
 	if err != nil {
 		return errors.Join(err, p.shut(b))

@@ -1,4 +1,4 @@
-package host
+package rules
 
 import (
 	"context"
@@ -247,7 +247,7 @@ func TestLeaseEndsWhateverFails(t *testing.T) {
 	g.lease(true, time.Hour, "a.example.com")
 	h.pass(time.Hour)
 	calls := 0
-	g.kernel.before = func(policy.BoxID, policy.KernelPlan) error {
+	g.kernel.Before = func(policy.BoxID, policy.KernelPlan) error {
 		if calls++; calls == 1 {
 			return errors.New("injected")
 		}
@@ -261,7 +261,7 @@ func TestLeaseEndsWhateverFails(t *testing.T) {
 	g, h = leasing(t)
 	g.lease(true, time.Hour, "a.example.com")
 	h.pass(time.Hour)
-	g.kernel.before = func(policy.BoxID, policy.KernelPlan) error { return errors.New("injected") }
+	g.kernel.Before = func(policy.BoxID, policy.KernelPlan) error { return errors.New("injected") }
 	g.end()
 	if b, _ := g.boxes.Find("b1"); b.Policy.Load() != nil || b.View().Status != api.StatusError {
 		t.Error("the box is open under a policy that has ended")
@@ -303,7 +303,7 @@ func TestKeepLeases(t *testing.T) {
 	g.addBox("b1")
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan error, 1)
-	go func() { done <- g.keepLeases(ctx) }()
+	go func() { done <- g.KeepLeases(ctx) }()
 	began := time.Now()
 	g.lease(true, 150*time.Millisecond, "a.example.com")
 	if !g.allows("a.example.com") && time.Since(began) < 150*time.Millisecond {
@@ -334,7 +334,7 @@ func TestLeaseOutlivesTheGateway(t *testing.T) {
 		t.Fatal(err)
 	}
 	h.pass(time.Hour)
-	running := g.shared.running(g.shared.anchored(stored.Leases))
+	running := g.shared.running(g.shared.Anchored(stored.Leases))
 	if len(running) != 1 || running[0].Entry != "b.example.com" {
 		t.Fatalf("%+v", running)
 	}
@@ -381,7 +381,7 @@ func TestLeasesEndWhileTheStoreIsLent(t *testing.T) {
 	g.lease(true, 2*time.Hour, "b.example.com")
 	seen := make(rechecked, 10)
 	g.net.Proxy = seen
-	g.kernel.before = func(policy.BoxID, policy.KernelPlan) error {
+	g.kernel.Before = func(policy.BoxID, policy.KernelPlan) error {
 		t.Error("the kernel rules were changed")
 		return nil
 	}
@@ -392,7 +392,7 @@ func TestLeasesEndWhileTheStoreIsLent(t *testing.T) {
 	ended := make(chan struct{})
 	go func() {
 		defer close(ended)
-		g.keepLent(ctx)
+		g.KeepLent(ctx)
 	}()
 	h.pass(time.Hour)
 	if id := <-seen; id != "b1" || g.allows("a.example.com") || !g.allows("b.example.com") {

@@ -1,4 +1,4 @@
-package host
+package rules
 
 import (
 	"context"
@@ -16,23 +16,31 @@ import (
 	"boxgate/policy/name"
 )
 
-// protection keeps the addresses of the host and the pools of the boxes protected in every box.
-type protection struct {
+// Protection keeps the addresses of the host and the pools of the boxes protected in every box.
+type Protection struct {
 	log      *zap.Logger
 	addrs    config.Addresses
-	policies *policies
+	policies *Service
 	list     func() ([]netip.Addr, error) // [firewall.HostAddresses]
 
 	own  []netip.Prefix // protected in every box; nil while that is not known; used by update alone, and by nobody else while that may run
 	seen []netip.Prefix // since the addresses were last listed as they are; used by update alone
 }
 
-// update protects the present addresses of the host, if they have changed.
+// NewProtection protects nothing until update is called.
+func NewProtection(log *zap.Logger, addrs config.Addresses, rules *Service) *Protection {
+	return &Protection{log: log, addrs: addrs, policies: rules, list: firewall.HostAddresses}
+}
+
+// Own returns what is protected in every box besides the configuration. Call it while update cannot run.
+func (p *Protection) Own() []netip.Prefix { return p.own }
+
+// Update protects the present addresses of the host, if they have changed.
 //
 // There is nothing to stage, as the next start reads the addresses anew, and nothing to roll back to: the host has these
 // addresses, and a box that was kept from them must not get them back because another could not be. A failed update is
 // tried again.
-func (p *protection) update(ctx context.Context) error {
+func (p *Protection) Update(ctx context.Context) error {
 	own, reading := p.present()
 	if own == nil || slices.Equal(own, p.own) {
 		return reading
@@ -54,7 +62,7 @@ func (p *protection) update(ctx context.Context) error {
 
 // present returns what is to be protected now, sorted; nil if that is not known. Together with an error it is what can be: while the
 // addresses change too fast to be listed, none that was seen is left out.
-func (p *protection) present() ([]netip.Prefix, error) {
+func (p *Protection) present() ([]netip.Prefix, error) {
 	own, err := hostRoutes(p.list())
 	if err != nil {
 		err = fmt.Errorf("reading the host's addresses: %w", err)
@@ -72,7 +80,7 @@ func (p *protection) present() ([]netip.Prefix, error) {
 }
 
 // warnOfLost says which of the addresses that boxes can be given to leave from the host does not have.
-func (p *protection) warnOfLost(own []netip.Prefix) {
+func (p *Protection) warnOfLost(own []netip.Prefix) {
 	for _, a := range p.addrs.Sources {
 		if !slices.Contains(own, netip.PrefixFrom(a, a.BitLen())) {
 			p.log.Warn("the host does not have an address of network.sources: nothing leaves for boxes that have it as their source address", zap.Stringer("address", a))
@@ -95,8 +103,8 @@ func comparePrefixes(a, b netip.Prefix) int {
 	return a.Bits() - b.Bits()
 }
 
-// follow keeps the protected ranges up to date until ctx ends.
-func (p *protection) follow(ctx context.Context) error {
+// Follow keeps the protected ranges up to date until ctx ends.
+func (p *Protection) Follow(ctx context.Context) error {
 	for ctx.Err() == nil {
 		changed, err := firewall.HostAddressChanges(ctx)
 		if err != nil {
@@ -110,7 +118,7 @@ func (p *protection) follow(ctx context.Context) error {
 }
 
 // followBy is follow until changed is closed.
-func (p *protection) followBy(ctx context.Context, changed <-chan struct{}) {
+func (p *Protection) followBy(ctx context.Context, changed <-chan struct{}) {
 	// The first look comes after the subscription, so that no address is missed in between.
 	retry := time.After(0)
 	for {
@@ -132,8 +140,8 @@ const addressRetry = time.Second
 
 // try is update for follow: a failure is logged, and the returned channel says when to try again; nil, which never
 // delivers, means that all is well.
-func (p *protection) try(ctx context.Context) <-chan time.Time {
-	err := p.update(ctx)
+func (p *Protection) try(ctx context.Context) <-chan time.Time {
+	err := p.Update(ctx)
 	if err == nil || ctx.Err() != nil {
 		return nil
 	}

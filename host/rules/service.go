@@ -1,4 +1,4 @@
-package host
+package rules
 
 import (
 	"context"
@@ -12,19 +12,31 @@ import (
 	"boxgate/host/enforce"
 	"boxgate/host/handover"
 	"boxgate/host/state"
+	"boxgate/internal/required"
 	"boxgate/policy"
 	"boxgate/store"
 )
 
-// policies changes what boxes may do: their policies, their header rules, and what all of them share.
-type policies struct {
+// Config is what a [Service] is made of.
+type Config struct {
+	Log    *zap.Logger
+	Store  *store.DB
+	Boxes  *state.Table
+	Shared *Shared
+	Net    *enforce.Enforcer
+	Trail  *trail.Trail          // of changes that no call asks for
+	Before *handover.Predecessor `required:"false"`
+}
+
+// Service changes what boxes may do: their policies, their header rules, and what all of them share. Safe for concurrent use.
+type Service struct {
 	before *handover.Predecessor
 	log    *zap.Logger
 	store  *store.DB
 	boxes  *state.Table
-	shared *shared
+	shared *Shared
 	net    *enforce.Enforcer
-	trail  *trail.Trail // of changes that no call asks for
+	trail  *trail.Trail
 
 	leased chan struct{} // told that there are leases to look after
 	ending sync.WaitGroup
@@ -35,8 +47,19 @@ type policies struct {
 	global store.Headers // the committed global header rules
 }
 
+// New makes the service, with the header rules of all boxes and the named policies that are stored.
+func New(c Config) (*Service, error) {
+	if err := required.Fields(c); err != nil {
+		return nil, err
+	}
+	p := &Service{
+		before: c.Before, log: c.Log, store: c.Store, boxes: c.Boxes, shared: c.Shared, net: c.Net, trail: c.Trail, leased: make(chan struct{}, 1),
+	}
+	return p, p.loadGlobal()
+}
+
 // Policy implements the Host of [boxgate/api/rules].
-func (p *policies) Policy(_ context.Context, id policy.BoxID) (api.PolicyState, error) {
+func (p *Service) Policy(_ context.Context, id policy.BoxID) (api.PolicyState, error) {
 	b, err := p.boxes.Find(id)
 	if err != nil {
 		return api.PolicyState{}, err
@@ -45,7 +68,7 @@ func (p *policies) Policy(_ context.Context, id policy.BoxID) (api.PolicyState, 
 }
 
 // SetPolicy implements the Host of [boxgate/api/rules].
-func (p *policies) SetPolicy(ctx context.Context, id policy.BoxID, set api.PolicyChange, ifMatch *uint64) (api.PolicyState, error) {
+func (p *Service) SetPolicy(ctx context.Context, id policy.BoxID, set api.PolicyChange, ifMatch *uint64) (api.PolicyState, error) {
 	b, err := p.lockToFollow(ctx, id)
 	if err != nil {
 		return api.PolicyState{}, err
@@ -66,7 +89,7 @@ func (p *policies) SetPolicy(ctx context.Context, id policy.BoxID, set api.Polic
 
 // change changes the policy of a box: edit makes the next one of that in force, without the leases that have ended. The
 // version follows.
-func (p *policies) change(ctx context.Context, id policy.BoxID, ifMatch *uint64, edit func(*state.Box, *store.Policy) error) (api.PolicyState, error) {
+func (p *Service) change(ctx context.Context, id policy.BoxID, ifMatch *uint64, edit func(*state.Box, *store.Policy) error) (api.PolicyState, error) {
 	b, err := p.boxes.Lock(id)
 	if err != nil {
 		return api.PolicyState{}, err
@@ -76,7 +99,7 @@ func (p *policies) change(ctx context.Context, id policy.BoxID, ifMatch *uint64,
 }
 
 // changeLocked is change for a box whose lock the caller holds.
-func (p *policies) changeLocked(ctx context.Context, b *state.Box, ifMatch *uint64, edit func(*state.Box, *store.Policy) error) (api.PolicyState, error) {
+func (p *Service) changeLocked(ctx context.Context, b *state.Box, ifMatch *uint64, edit func(*state.Box, *store.Policy) error) (api.PolicyState, error) {
 	if ifMatch != nil && *ifMatch != b.Version {
 		return api.PolicyState{}, api.ErrPrecondition
 	}
@@ -118,7 +141,7 @@ func (p *policies) changeLocked(ctx context.Context, b *state.Box, ifMatch *uint
 }
 
 // Explain implements the Rules of [boxgate/api/egress].
-func (p *policies) Explain(_ context.Context, id policy.BoxID, req policy.Request, knowsQuery bool) (policy.Decision, policy.Unseen, error) {
+func (p *Service) Explain(_ context.Context, id policy.BoxID, req policy.Request, knowsQuery bool) (policy.Decision, policy.Unseen, error) {
 	c, err := p.explaining(id)
 	if err != nil {
 		return policy.Decision{}, policy.Unseen{}, err
@@ -129,7 +152,7 @@ func (p *policies) Explain(_ context.Context, id policy.BoxID, req policy.Reques
 }
 
 // explaining returns the policy of a box that decides, or would if it ran.
-func (p *policies) explaining(id policy.BoxID) (*policy.Compiled, error) {
+func (p *Service) explaining(id policy.BoxID) (*policy.Compiled, error) {
 	b, err := p.boxes.Find(id)
 	if err != nil {
 		return nil, err

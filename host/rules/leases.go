@@ -1,4 +1,4 @@
-package host
+package rules
 
 import (
 	"context"
@@ -27,7 +27,7 @@ import (
 const mostLeases = policy.MostBeside
 
 // AddLeases implements the Host of [boxgate/api/rules].
-func (p *policies) AddLeases(ctx context.Context, id policy.BoxID, req api.LeaseRequest, ifMatch *uint64) (api.PolicyState, error) {
+func (p *Service) AddLeases(ctx context.Context, id policy.BoxID, req api.LeaseRequest, ifMatch *uint64) (api.PolicyState, error) {
 	idle := map[api.LeaseEntry]string{}
 	state, err := p.change(ctx, id, ifMatch, func(_ *state.Box, next *store.Policy) error {
 		now, by := p.shared.now(), api.CallerOf(ctx).Key
@@ -62,7 +62,7 @@ func idleOf(spec policy.Spec, text string, allow bool) (string, error) {
 }
 
 // EndLeases implements the Host of [boxgate/api/rules].
-func (p *policies) EndLeases(ctx context.Context, id policy.BoxID, which func(api.LeaseEntry) bool, ifMatch *uint64) (api.PolicyState, error) {
+func (p *Service) EndLeases(ctx context.Context, id policy.BoxID, which func(api.LeaseEntry) bool, ifMatch *uint64) (api.PolicyState, error) {
 	return p.change(ctx, id, ifMatch, func(_ *state.Box, next *store.Policy) error {
 		before := len(next.Leases)
 		next.Leases = slices.DeleteFunc(next.Leases, func(l store.Lease) bool { return which(keyOf(l)) })
@@ -92,7 +92,7 @@ func keyOf(l store.Lease) api.LeaseEntry { return api.LeaseEntry{Allow: l.Allow,
 
 // stateOf is the policy of a box as the API shows it, with the time that is left of its leases: none of one that is about to
 // end, which is shown for as long as it is in force.
-func (p *policies) stateOf(b *state.Box) api.PolicyState {
+func (p *Service) stateOf(b *state.Box) api.PolicyState {
 	state, now := b.Shown.Load().Policy, p.shared.now()
 	state.Leases = leaseViews(b.Timed.Load().Leases, now)
 	return state
@@ -109,8 +109,8 @@ func leaseViews(list []store.Lease, now lease.Now) (views []api.Lease) {
 // The clock is asked whether leases have ended at their time, and once in leaseTick at least: the wall clock may jump.
 const leaseTick = time.Second
 
-// keepLeases ends leases at their time until ctx ends. Boxes do not wait for each other.
-func (p *policies) keepLeases(ctx context.Context) error {
+// KeepLeases ends leases at their time until ctx ends. Boxes do not wait for each other.
+func (p *Service) KeepLeases(ctx context.Context) error {
 	defer p.ending.Wait()
 	for {
 		select {
@@ -123,7 +123,7 @@ func (p *policies) keepLeases(ctx context.Context) error {
 }
 
 // endDue begins to end the leases that are due, and returns when the next look is.
-func (p *policies) endDue(ctx context.Context) time.Duration {
+func (p *Service) endDue(ctx context.Context) time.Duration {
 	next, now := time.Hour, p.shared.now()
 	for _, b := range p.boxes.All() {
 		leases := b.Timed.Load().Leases
@@ -155,7 +155,7 @@ func (p *policies) endDue(ctx context.Context) time.Duration {
 //
 // It is not a change like those of [change.Apply]: what has ended must not go on because it cannot be written down, and is not put
 // back in force by a rollback. The next start leaves it out as well, whatever the store says. The caller holds the lock of b.
-func (p *policies) endLeases(b *state.Box) error {
+func (p *Service) endLeases(b *state.Box) error {
 	running := p.shared.running(b.Leases)
 	if b.Deleted || len(running) == len(b.Leases) {
 		return nil
@@ -184,7 +184,7 @@ func (p *policies) endLeases(b *state.Box) error {
 }
 
 // recordEnds writes to the audit trail which temporary entries have expired, by the key that made them. The caller holds the lock of b.
-func (p *policies) recordEnds(b *state.Box, before []store.Lease) {
+func (p *Service) recordEnds(b *state.Box, before []store.Lease) {
 	ended := map[string][]store.Lease{} // by the key that gave them
 	for _, l := range before {
 		if !slices.Contains(b.Leases, l) {
@@ -209,7 +209,7 @@ func (p *policies) recordEnds(b *state.Box, before []store.Lease) {
 }
 
 // nameOfKey returns the name and the role of an API key; empty if it was revoked.
-func (p *policies) nameOfKey(id string) (name, role string) {
+func (p *Service) nameOfKey(id string) (name, role string) {
 	all, _ := p.store.APIKeys()
 	for _, k := range all {
 		if k.ID == id {
@@ -227,7 +227,7 @@ func of(l store.Lease, key string) store.Lease {
 
 // enforceEnd puts a policy in force, and again if that fails: the one before would open what has ended. If the kernel does
 // not take it, the box is closed.
-func (p *policies) enforceEnd(ctx context.Context, b *state.Box, next *policy.Compiled) error {
+func (p *Service) enforceEnd(ctx context.Context, b *state.Box, next *policy.Compiled) error {
 	err := p.net.Enforce(ctx, &b.Box, next)
 	if err == nil || errors.Is(err, enforce.ErrClosed) {
 		return p.noteClosed(b, err)
@@ -237,7 +237,7 @@ func (p *policies) enforceEnd(ctx context.Context, b *state.Box, next *policy.Co
 }
 
 // noteLeases logs which leases have begun and ended since, and has them looked after. The caller holds the lock of b.
-func (p *policies) noteLeases(b *state.Box, before []store.Lease) {
+func (p *Service) noteLeases(b *state.Box, before []store.Lease) {
 	for _, l := range before {
 		if !slices.Contains(b.Leases, l) {
 			p.noteLease(b, l, "a temporary entry of a policy has ended")
@@ -254,7 +254,7 @@ func (p *policies) noteLeases(b *state.Box, before []store.Lease) {
 	}
 }
 
-func (p *policies) noteLease(b *state.Box, l store.Lease, what string) {
+func (p *Service) noteLease(b *state.Box, l store.Lease, what string) {
 	verb := "deny"
 	if l.Allow {
 		verb = "allow"
@@ -263,9 +263,9 @@ func (p *policies) noteLease(b *state.Box, l store.Lease, what string) {
 		zap.Time("expires_at", l.ExpiresAt), zap.Uint64("policy_version", b.Version))
 }
 
-// keepLent ends leases at their time until ctx ends, in what this process judges while the kernel rules and the store are
+// KeepLent ends leases at their time until ctx ends, in what this process judges while the kernel rules and the store are
 // another's.
-func (p *policies) keepLent(ctx context.Context) {
+func (p *Service) KeepLent(ctx context.Context) {
 	for ctx.Err() == nil {
 		next := time.Hour
 		for _, b := range p.boxes.All() {
@@ -280,7 +280,7 @@ func (p *policies) keepLent(ctx context.Context) {
 
 // endLent judges what the box has open here by its policy without the leases that have ended, and returns when the next look is. The
 // process that has the store ends them in the kernel and in the store when it serves.
-func (p *policies) endLent(b *state.Box) (next time.Duration) {
+func (p *Service) endLent(b *state.Box) (next time.Duration) {
 	b.Lock()
 	defer b.Unlock()
 	next, now := time.Hour, p.shared.now()

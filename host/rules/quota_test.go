@@ -1,4 +1,4 @@
-package host
+package rules
 
 import (
 	"context"
@@ -7,6 +7,7 @@ import (
 
 	"go.uber.org/zap"
 
+	"boxgate/host/handover"
 	"boxgate/host/handover/handovertest"
 	"boxgate/host/meter"
 	"boxgate/policy"
@@ -58,8 +59,8 @@ func TestABoxIsHeldToAQuotaOfItsOwn(t *testing.T) {
 			g.addBox("box2")
 			g.boxes.Limits[policy.LimitQuota] = c.all
 			kernel := &counters{of: uint64(c.used)}
-			q := &quota{
-				log: zap.NewNop(), boxes: g.boxes, policies: g.policies, visitors: &visitorsOf{},
+			q := &Quota{
+				log: zap.NewNop(), boxes: g.boxes, policies: g.Service, visitors: &visitorsOf{},
 			}
 			var err error
 			if q.meter, err = meter.Open(meter.Config{Boxes: g.boxes.Ids, Kernel: kernel, Store: g.store, Log: zap.NewNop()}); err != nil {
@@ -87,7 +88,7 @@ func TestABoxIsHeldToAQuotaOfItsOwn(t *testing.T) {
 			}
 			// The same at the start of a gateway, from what is stored.
 			record := store.Box{ID: "box1", Limits: store.BoxLimits{Operator: own}}
-			if got := q.spent([]store.Box{record, {ID: "box2"}}); got["box1"] != c.spent || got["box2"] != c.beside {
+			if got := q.SpentOf([]store.Box{record, {ID: "box2"}}); got["box1"] != c.spent || got["box2"] != c.beside {
 				t.Errorf("at a start: %v", got)
 			}
 			b.Limits.Store(policy.Limits{policy.LimitQuota: c.used + mib})
@@ -96,5 +97,27 @@ func TestABoxIsHeldToAQuotaOfItsOwn(t *testing.T) {
 				t.Error("still cut off with a larger quota")
 			}
 		})
+	}
+}
+
+// visitorsOf notes whose visitors were cut.
+type visitorsOf []policy.BoxID
+
+func (v *visitorsOf) CloseBox(id policy.BoxID) { *v = append(*v, id) }
+
+// A box that has used up its quota loses its visitors in the predecessor, too.
+func TestAQuotaCutsVisitorsWhereTheyDrain(t *testing.T) {
+	t.Parallel()
+	g := newGateway(t)
+	g.addBox("box1")
+	before, other := handovertest.New(t)
+	q := &Quota{before: before, log: zap.NewNop(), boxes: g.boxes, policies: g.Service, visitors: &visitorsOf{}}
+	b, err := g.boxes.Find("box1")
+	if err != nil {
+		t.Fatal(err)
+	}
+	q.set(t.Context(), b, true)
+	if !other.Has(handover.URLs, "box1", "") {
+		t.Errorf("told: %v", other.Told())
 	}
 }

@@ -1,4 +1,4 @@
-package host
+package rules
 
 import (
 	"context"
@@ -17,6 +17,7 @@ import (
 	"boxgate/config"
 	"boxgate/firewall"
 	"boxgate/host/enforce"
+	"boxgate/host/enforce/enforcetest"
 	"boxgate/host/state"
 	"boxgate/policy"
 	"boxgate/policy/name"
@@ -25,54 +26,12 @@ import (
 
 var errFake = errors.New("fake failure")
 
-// fakeKernel takes every plan but those that it is told to fail at; before is called with each.
-type fakeKernel struct {
-	before func(policy.BoxID, policy.KernelPlan) error
-	seen   func(context.Context)
-}
-
-func (k *fakeKernel) Apply(ctx context.Context, id policy.BoxID, plan policy.KernelPlan) error {
-	if k.seen != nil {
-		k.seen(ctx)
-	}
-	if k.before == nil {
-		return nil
-	}
-	return k.before(id, plan)
-}
-
-func (k *fakeKernel) SetRates(context.Context, policy.BoxID, firewall.Rates) error { return nil }
-
-func (k *fakeKernel) ApplyAll(ctx context.Context, plans []firewall.Plan) (errs []error) {
-	for _, p := range plans {
-		errs = append(errs, k.Apply(ctx, p.Box, p.KernelPlan))
-	}
-	return errs
-}
-
-func (*fakeKernel) AddBoxes(_ context.Context, list []firewall.Attachment) []error {
-	return make([]error, len(list))
-}
-func (*fakeKernel) AwaitBox(context.Context, policy.BoxID) error  { return nil }
-func (*fakeKernel) RemoveBox(context.Context, policy.BoxID) error { return nil }
-func (*fakeKernel) CutAllFlows(context.Context, func(policy.BoxID, firewall.Flow) bool) error {
-	return nil
-}
-func (*fakeKernel) CutFlows(context.Context, policy.BoxID, func(firewall.Flow) bool) error {
-	return nil
-}
-
-type fakeProxy struct{}
-
-func (fakeProxy) Recheck(policy.BoxID)  {}
-func (fakeProxy) CloseBox(policy.BoxID) {}
-
 // gateway is what changes policies, over a real store and a kernel that does as told.
 type gateway struct {
 	t   *testing.T
 	dir string
-	*policies
-	kernel *fakeKernel
+	*Service
+	kernel *enforcetest.Kernel
 }
 
 func newGateway(t *testing.T) *gateway {
@@ -93,9 +52,9 @@ func openGateway(t *testing.T, dir string) *gateway {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = audited.Close() })
-	g := &gateway{t: t, dir: dir, kernel: &fakeKernel{}}
-	net := &enforce.Enforcer{Kernel: g.kernel, Proxy: fakeProxy{}, Boxes: &enforce.Registry{}}
-	g.policies = &policies{log: zap.NewNop(), store: db, boxes: &state.Table{}, shared: &shared{protected: name.NewProtected(nil, nil)}, net: net, trail: audited}
+	g := &gateway{t: t, dir: dir, kernel: &enforcetest.Kernel{}}
+	net := &enforce.Enforcer{Kernel: g.kernel, Proxy: enforcetest.Proxy{}, Boxes: &enforce.Registry{}}
+	g.Service = &Service{log: zap.NewNop(), store: db, boxes: &state.Table{}, shared: &Shared{protected: name.NewProtected(nil, nil)}, net: net, trail: audited}
 	if _, err := db.DropStaged(); err != nil {
 		t.Fatal(err)
 	}
@@ -251,7 +210,7 @@ func TestAStartPutsTheCommittedStateInForce(t *testing.T) {
 		g := newGateway(t)
 		g.addBox("b1")
 		var died string
-		g.kernel.before = func(policy.BoxID, policy.KernelPlan) error { died = g.copyOf(); return nil }
+		g.kernel.Before = func(policy.BoxID, policy.KernelPlan) error { died = g.copyOf(); return nil }
 		if err := c.make(g); err != nil {
 			t.Fatal(name, err)
 		}
@@ -284,7 +243,7 @@ func TestAChangeThatFailsLeavesNothing(t *testing.T) {
 				failing = "b2" // b1 has taken it by then
 			}
 			failed := false
-			g.kernel.before = func(id policy.BoxID, _ policy.KernelPlan) error {
+			g.kernel.Before = func(id policy.BoxID, _ policy.KernelPlan) error {
 				if id != failing || failed {
 					return nil
 				}
@@ -328,7 +287,7 @@ func TestABoxWithoutAWayBackIsClosedAlone(t *testing.T) {
 	g := newGateway(t)
 	g.addBox("b1")
 	g.addBox("b2")
-	g.kernel.before = func(id policy.BoxID, _ policy.KernelPlan) error {
+	g.kernel.Before = func(id policy.BoxID, _ policy.KernelPlan) error {
 		if id == "b2" {
 			return errFake
 		}
@@ -354,7 +313,7 @@ func TestAChangeWithoutAStore(t *testing.T) {
 		g := newGateway(t)
 		g.addBox("b1")
 		applied := 0
-		g.kernel.before = func(policy.BoxID, policy.KernelPlan) error {
+		g.kernel.Before = func(policy.BoxID, policy.KernelPlan) error {
 			if applied++; applied == 1 {
 				_ = g.store.Close()
 			}
@@ -375,7 +334,7 @@ func TestAChangeWithoutAStore(t *testing.T) {
 		if err := g.store.Close(); err != nil {
 			t.Fatal(err)
 		}
-		g.kernel.before = func(policy.BoxID, policy.KernelPlan) error {
+		g.kernel.Before = func(policy.BoxID, policy.KernelPlan) error {
 			t.Errorf("%s: put in force without being staged", name)
 			return nil
 		}
@@ -400,7 +359,7 @@ func TestProtectedRangesAreNotRolledBack(t *testing.T) {
 		}
 	}
 	fail := true
-	g.kernel.before = func(id policy.BoxID, _ policy.KernelPlan) error {
+	g.kernel.Before = func(id policy.BoxID, _ policy.KernelPlan) error {
 		if id == "b2" && fail {
 			fail = false
 			return errFake
@@ -408,7 +367,7 @@ func TestProtectedRangesAreNotRolledBack(t *testing.T) {
 		return nil
 	}
 	pool := netip.MustParsePrefix("8.8.8.0/24")
-	p := &protection{log: zap.NewNop(), list: firewall.HostAddresses, addrs: config.Addresses{PoolV4: pool, PoolV6: netip.MustParsePrefix("2001:4860::/64")}, policies: g.policies}
+	p := &Protection{log: zap.NewNop(), list: firewall.HostAddresses, addrs: config.Addresses{PoolV4: pool, PoolV6: netip.MustParsePrefix("2001:4860::/64")}, policies: g.Service}
 	reaches := func(id policy.BoxID) bool {
 		b, err := g.boxes.Find(id)
 		if err != nil {
@@ -421,13 +380,13 @@ func TestProtectedRangesAreNotRolledBack(t *testing.T) {
 	if !reaches("b1") || !reaches("b2") {
 		t.Fatal("the address is protected already")
 	}
-	if err := p.update(t.Context()); err == nil || len(p.own) > 0 {
+	if err := p.Update(t.Context()); err == nil || len(p.own) > 0 {
 		t.Errorf("a success: %v", err)
 	}
 	if reaches("b1") {
 		t.Error("b1 reaches a protected address because b2 does")
 	}
-	if err := p.update(t.Context()); err != nil {
+	if err := p.Update(t.Context()); err != nil {
 		t.Error(err)
 	}
 	if reaches("b1") || reaches("b2") {
@@ -448,22 +407,22 @@ func TestAnAddressThatComesBackIsProtected(t *testing.T) {
 		}
 	}
 	held, other := netip.MustParsePrefix("8.8.8.0/24"), netip.MustParsePrefix("9.9.9.0/24")
-	p := &protection{log: zap.NewNop(), list: firewall.HostAddresses, addrs: config.Addresses{PoolV4: held, PoolV6: netip.MustParsePrefix("2001:4860::/64")}, policies: g.policies}
-	if err := p.update(t.Context()); err != nil {
+	p := &Protection{log: zap.NewNop(), list: firewall.HostAddresses, addrs: config.Addresses{PoolV4: held, PoolV6: netip.MustParsePrefix("2001:4860::/64")}, policies: g.Service}
+	if err := p.Update(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	g.kernel.before = func(id policy.BoxID, plan policy.KernelPlan) error {
+	g.kernel.Before = func(id policy.BoxID, plan policy.KernelPlan) error {
 		if id == "b2" && !slices.Contains(plan.Protected, held) {
 			return errFake
 		}
 		return nil
 	}
 	p.addrs.PoolV4 = other
-	if err := p.update(t.Context()); err == nil {
+	if err := p.Update(t.Context()); err == nil {
 		t.Error("a success")
 	}
 	p.addrs.PoolV4 = held
-	if err := p.update(t.Context()); err != nil {
+	if err := p.Update(t.Context()); err != nil {
 		t.Error(err)
 	}
 	for _, id := range []policy.BoxID{"b1", "b2"} {
@@ -486,11 +445,11 @@ func TestEachBoxHasItsOwnTime(t *testing.T) {
 	g.addBox("b1")
 	g.addBox("b2")
 	var deadlines []time.Time
-	g.kernel.before = func(policy.BoxID, policy.KernelPlan) error {
+	g.kernel.Before = func(policy.BoxID, policy.KernelPlan) error {
 		time.Sleep(time.Millisecond)
 		return nil
 	}
-	g.kernel.seen = func(ctx context.Context) {
+	g.kernel.Seen = func(ctx context.Context) {
 		at, _ := ctx.Deadline()
 		deadlines = append(deadlines, at)
 	}

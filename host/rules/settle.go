@@ -1,4 +1,4 @@
-package host
+package rules
 
 import (
 	"context"
@@ -14,17 +14,17 @@ import (
 )
 
 // Enforce puts a policy in force; see [enforce.Enforcer.Enforce]. The caller holds the lock of b.
-func (p *policies) Enforce(ctx context.Context, b *state.Box, next *policy.Compiled) error {
+func (p *Service) Enforce(ctx context.Context, b *state.Box, next *policy.Compiled) error {
 	return p.noteClosed(b, p.net.Enforce(ctx, &b.Box, next))
 }
 
 // contained makes an error of a panic of a step for a box.
-func (p *policies) contained(b *state.Box, step func() error) error {
+func (p *Service) contained(b *state.Box, step func() error) error {
 	return change.Contain(p.log, step, zap.String("box", string(b.ID)))
 }
 
 // settle puts what the store holds of a box in force. If that fails, the box is closed. The caller holds the lock of b.
-func (p *policies) settle(b *state.Box) error {
+func (p *Service) settle(b *state.Box) error {
 	err := p.contained(b, func() error { return p.takeStored(b) })
 	if err == nil {
 		return nil
@@ -33,7 +33,7 @@ func (p *policies) settle(b *state.Box) error {
 }
 
 // takeStored reads a box's policy and header rules anew and puts them in force.
-func (p *policies) takeStored(b *state.Box) error {
+func (p *Service) takeStored(b *state.Box) error {
 	if err := errors.Join(p.store.AbortPolicy(b.ID), p.store.AbortHeaders(b.ID)); err != nil {
 		// As on a full disk; the next change replaces it, the next start drops it.
 		p.log.Warn("a staged change stays in the store", zap.String("box", string(b.ID)), zap.Error(err))
@@ -46,7 +46,7 @@ func (p *policies) takeStored(b *state.Box) error {
 	if err != nil {
 		return err
 	}
-	in, leases := p.shared.of(b), p.shared.anchored(stored.Leases)
+	in, leases := p.shared.of(b), p.shared.Anchored(stored.Leases)
 	in.spec, in.leases, in.version, in.headers = stored.Spec, p.shared.running(leases), stored.Version, headers.Rules
 	next, err := in.compile()
 	if err != nil {
@@ -63,7 +63,7 @@ func (p *policies) takeStored(b *state.Box) error {
 const closedProblem = "its policy could not be put in force, so it is closed; restart the gateway, or delete it"
 
 // shut takes a box off the network because its policy cannot be put in force. The caller holds the lock of b.
-func (p *policies) shut(b *state.Box) error {
+func (p *Service) shut(b *state.Box) error {
 	ctx, cancel := change.Restoring(context.Background())
 	defer cancel()
 	err := p.contained(b, func() error { return p.net.Disconnect(ctx, &b.Box) })
@@ -75,7 +75,7 @@ func (p *policies) shut(b *state.Box) error {
 }
 
 // noteClosed shows and logs that a box was closed, if the error says so, and returns the error.
-func (p *policies) noteClosed(b *state.Box, err error) error {
+func (p *Service) noteClosed(b *state.Box, err error) error {
 	if errors.Is(err, enforce.ErrClosed) {
 		p.log.Error("a box is closed: its policy could not be put in force", zap.String("box", string(b.ID)), zap.Error(err))
 		b.ShowError(closedProblem)

@@ -1,27 +1,18 @@
-package host
+package rules
 
 import (
-	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
-	"net/netip"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 
-	"go.uber.org/zap"
-
 	"boxgate/api"
-	"boxgate/config"
-	"boxgate/host/keys"
 	"boxgate/host/state"
 	"boxgate/policy"
 	"boxgate/policy/dialect"
 	"boxgate/policy/document"
-	quotas "boxgate/quota"
-	"boxgate/store"
 )
 
 // sharing is a gateway whose boxes b1 and b2 follow the named policy "web", which denies everything; b3 has one of its own.
@@ -116,7 +107,7 @@ func TestNamedPolicyChangesForAllOrNone(t *testing.T) {
 		for _, panics := range []bool{false, true} {
 			g, _ := sharing(t)
 			failed := false
-			g.kernel.before = func(id policy.BoxID, _ policy.KernelPlan) error {
+			g.kernel.Before = func(id policy.BoxID, _ policy.KernelPlan) error {
 				if id != failing || failed {
 					return nil
 				}
@@ -143,7 +134,7 @@ func TestNamedPolicyAndASuddenEnd(t *testing.T) {
 	t.Parallel()
 	g, _ := sharing(t)
 	var died []string
-	g.kernel.before = func(policy.BoxID, policy.KernelPlan) error { died = append(died, g.copyOf()); return nil }
+	g.kernel.Before = func(policy.BoxID, policy.KernelPlan) error { died = append(died, g.copyOf()); return nil }
 	g.name("web", allowAll)
 	if len(died) != 2 {
 		t.Fatalf("the kernel was asked %d times", len(died))
@@ -154,7 +145,7 @@ func TestNamedPolicyAndASuddenEnd(t *testing.T) {
 
 	g, _ = sharing(t)
 	calls := 0
-	g.kernel.before = func(policy.BoxID, policy.KernelPlan) error {
+	g.kernel.Before = func(policy.BoxID, policy.KernelPlan) error {
 		if calls++; calls == 2 {
 			_ = g.store.Close()
 		}
@@ -173,7 +164,7 @@ func TestNamedPolicyAndASuddenEnd(t *testing.T) {
 func TestNamedPolicyClosesABoxWithoutAWayBack(t *testing.T) {
 	t.Parallel()
 	g, _ := sharing(t)
-	g.kernel.before = func(id policy.BoxID, _ policy.KernelPlan) error {
+	g.kernel.Before = func(id policy.BoxID, _ policy.KernelPlan) error {
 		if id == "b2" {
 			return errFake
 		}
@@ -204,7 +195,7 @@ func TestNamedPolicyBelowLeases(t *testing.T) {
 		t.Errorf("%+v", s)
 	}
 	failed := false
-	g.kernel.before = func(id policy.BoxID, _ policy.KernelPlan) error {
+	g.kernel.Before = func(id policy.BoxID, _ policy.KernelPlan) error {
 		if id == "b2" && !failed {
 			failed = true
 			h.pass(time.Hour)
@@ -273,74 +264,6 @@ func TestNamedPolicyWhileTheStoreIsLent(t *testing.T) {
 	}
 }
 
-// Boxes that are made, and begin and cease to follow a policy, while it changes, never say anything else than it does.
-func TestNamedPolicyAmongOtherChanges(t *testing.T) {
-	t.Parallel()
-	g, _ := sharing(t)
-	l := &lifecycle{store: g.store, log: zap.NewNop(), boxes: g.boxes, shared: g.shared, holdings: unbounded(g)}
-	l.addrs = config.Addresses{PoolV4: netip.MustParsePrefix("10.200.0.0/24"), PoolV6: netip.MustParsePrefix("fd42::/64")}
-	var all sync.WaitGroup
-	try := func(f func(i int) error) {
-		all.Go(func() {
-			for i := range 15 {
-				if err := f(i); err != nil {
-					t.Error(err)
-				}
-			}
-		})
-	}
-	try(func(i int) error {
-		_, err := g.SetNamedPolicy(t.Context(), "web", []policy.Spec{allowAll, denyAll}[i%2], nil)
-		return err
-	})
-	try(func(i int) error {
-		_, err := g.SetPolicy(t.Context(), "b1", []api.PolicyChange{{Spec: denyAll}, {Named: "web"}}[i%2], nil)
-		return err
-	})
-	try(func(int) error {
-		_, err := g.AddLeases(t.Context(), "b2", api.LeaseRequest{Entries: []string{"x.example.com"}, Lasts: time.Hour}, nil)
-		return err
-	})
-	try(func(int) error {
-		b, err := l.admit(t.Context(), api.CreateRequest{Named: "web"}, nil, origin{})
-		if err != nil {
-			return err
-		}
-		defer b.Unlock()
-		return (&provisioning{lifecycle: l, box: b}).storeInitial(t.Context())
-	})
-	try(func(int) error { _, err := g.SetGlobalHeaders(t.Context(), rule(t, "v"), nil); return err })
-	all.Wait()
-	want := g.named("web").Spec.Mode
-	if n := len(g.boxes.All()); n != 18 {
-		t.Errorf("there are %d boxes", n)
-	}
-	for _, b := range g.boxes.All() {
-		stored, err := g.store.Policy(b.ID)
-		if s := b.Timed.Load(); err != nil || s.Named != stored.Named || s.Version != stored.Version || s.Named == "web" && (s.Spec.Mode != want || stored.Spec.Mode != want) {
-			t.Errorf("%s: %+v, stored %+v, %v; the named policy says %s", b.ID, s, stored, err, want)
-		}
-	}
-}
-
-// A new box begins with what the named policy says at the moment from which a change of it finds the box.
-func TestNewBoxFollowsANamedPolicy(t *testing.T) {
-	t.Parallel()
-	g, _ := sharing(t)
-	l := &lifecycle{boxes: g.boxes, shared: g.shared, holdings: unbounded(g)}
-	if spec, err := l.policyOfNew(policy.Spec{}, "web"); err != nil || spec.Mode != policy.ModeDenyAll {
-		t.Errorf("%+v %v", spec, err)
-	}
-	_, err := l.policyOfNew(policy.Spec{}, "missing")
-	if wrong := (*document.InvalidError)(nil); !errors.As(err, &wrong) || wrong.Problems[0].Pointer != "/network_policy/named" {
-		t.Error(err)
-	}
-	made := state.NewBox(store.Box{ID: "b4"}, store.Policy{Spec: denyAll, Version: 1, Named: "web"}, store.Headers{}, api.Hosted{})
-	if p := made.StoredPolicy(); p.Named != "web" || made.View().Policy.Named != "web" {
-		t.Errorf("%+v", p)
-	}
-}
-
 // Whoever may give a box temporary entries cannot keep the operator from a policy with as many entries as one may have.
 func TestTemporaryEntriesHoldUpNoNamedPolicy(t *testing.T) {
 	t.Parallel()
@@ -375,102 +298,4 @@ func TestTemporaryEntriesHoldUpNoNamedPolicy(t *testing.T) {
 	if _, err := dialect.ParseSpec(body); err == nil {
 		t.Error("a policy has more entries than it may")
 	}
-}
-
-// A box that is busy, be it for minutes, holds up the change of the named policy that it follows, or is to follow, and nothing else;
-// and a change comes to its turn although one box or another is always busy.
-func TestNamedPolicyWaitsForBusyBoxes(t *testing.T) {
-	t.Parallel()
-	g, _ := sharing(t)
-	l := &lifecycle{store: g.store, log: zap.NewNop(), boxes: g.boxes, shared: g.shared, holdings: unbounded(g)}
-	l.addrs = config.Addresses{PoolV4: netip.MustParsePrefix("10.200.0.0/24"), PoolV6: netip.MustParsePrefix("fd42::/64")}
-	for what, change := range map[string]func(context.Context) error{
-		"a change of the policy": func(ctx context.Context) error {
-			_, err := g.SetNamedPolicy(ctx, "web", allowAll, nil)
-			return err
-		},
-		"the choice of the policy": func(ctx context.Context) error {
-			_, err := g.SetPolicy(ctx, "b2", api.PolicyChange{Named: "web"}, nil)
-			return err
-		},
-	} {
-		b2, err := g.boxes.Lock("b2")
-		if err != nil {
-			t.Fatal(err)
-		}
-		ctx, cancel := context.WithCancel(t.Context())
-		ended := make(chan error, 1)
-		go func() { ended <- change(ctx) }()
-		others := make(chan struct{})
-		go func() {
-			defer close(others)
-			for range 20 {
-				if _, err := g.SetPolicy(t.Context(), "b3", api.PolicyChange{Spec: denyAll}, nil); err != nil {
-					t.Error(err)
-				}
-				b, err := l.admit(t.Context(), api.CreateRequest{Policy: denyAll}, nil, origin{})
-				if err != nil {
-					t.Error(err)
-					return
-				}
-				b.Unlock()
-			}
-		}()
-		select {
-		case err := <-ended:
-			t.Errorf("%s: %v although the box is busy", what, err)
-			ended <- err
-		case <-time.After(30 * time.Second):
-			t.Errorf("%s holds up changes of other boxes", what)
-		case <-others:
-		}
-		cancel()
-		b2.Unlock()
-		if err := <-ended; !errors.Is(err, context.Canceled) && err != nil {
-			t.Errorf("%s: %v", what, err)
-		}
-		<-others
-	}
-
-	stop := make(chan struct{})
-	var busy sync.WaitGroup
-	for _, id := range []policy.BoxID{"b1", "b2"} {
-		busy.Go(func() {
-			for {
-				b, err := g.boxes.Lock(id)
-				if err != nil {
-					t.Error(err)
-					return
-				}
-				select {
-				case <-stop:
-					b.Unlock()
-					return
-				case <-time.After(5 * time.Millisecond):
-					b.Unlock()
-				}
-			}
-		})
-	}
-	for i := range 20 {
-		g.name("web", []policy.Spec{allowAll, denyAll}[i%2])
-		if _, err := g.SetPolicy(t.Context(), "b2", api.PolicyChange{Named: "web"}, nil); err != nil {
-			t.Error(err)
-		}
-	}
-	close(stop)
-	busy.Wait()
-}
-
-// unbounded are holdings without quotas.
-func unbounded(g *gateway) *keys.Holdings {
-	g.t.Helper()
-	h, err := keys.NewHoldings(keys.HoldingsConfig{
-		Log: zap.NewNop(), Book: quotas.New(quotas.Config{}), Boxes: g.boxes, Store: g.store,
-		Layer: func(string) (int64, error) { return 0, nil }, Space: func(int64) error { return nil },
-	})
-	if err != nil {
-		g.t.Fatal(err)
-	}
-	return h
 }

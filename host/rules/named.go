@@ -1,4 +1,4 @@
-package host
+package rules
 
 import (
 	"context"
@@ -64,7 +64,7 @@ func (n *namedPolicies) specOf(name, pointer string) (policy.Spec, error) {
 }
 
 // loadNamed reads the committed named policies.
-func (p *policies) loadNamed() error {
+func (p *Service) loadNamed() error {
 	all, err := p.store.NamedPolicies()
 	if err == nil {
 		p.shared.named.set(all)
@@ -73,7 +73,7 @@ func (p *policies) loadNamed() error {
 }
 
 // NamedPolicies implements the Host of [boxgate/api/rules].
-func (p *policies) NamedPolicies(context.Context) ([]api.NamedPolicy, error) {
+func (p *Service) NamedPolicies(context.Context) ([]api.NamedPolicy, error) {
 	all := p.shared.named.copied()
 	var list []api.NamedPolicy
 	for _, name := range slices.Sorted(maps.Keys(all)) {
@@ -82,7 +82,7 @@ func (p *policies) NamedPolicies(context.Context) ([]api.NamedPolicy, error) {
 	return list, nil
 }
 
-func (p *policies) namedView(name string, named store.Policy) api.NamedPolicy {
+func (p *Service) namedView(name string, named store.Policy) api.NamedPolicy {
 	view := api.NamedPolicy{Name: name, Spec: named.Spec, Version: named.Version}
 	for _, b := range p.boxes.All() {
 		if b.Timed.Load().Named == name {
@@ -93,7 +93,7 @@ func (p *policies) namedView(name string, named store.Policy) api.NamedPolicy {
 }
 
 // SetNamedPolicy implements the Host of [boxgate/api/rules]. If one box does not take the policy, none keeps it.
-func (p *policies) SetNamedPolicy(ctx context.Context, name string, spec policy.Spec, ifMatch *uint64) (api.NamedPolicy, error) {
+func (p *Service) SetNamedPolicy(ctx context.Context, name string, spec policy.Spec, ifMatch *uint64) (api.NamedPolicy, error) {
 	boxes, err := p.lockFollowers(ctx, name)
 	if err != nil {
 		return api.NamedPolicy{}, err
@@ -125,7 +125,7 @@ func (p *policies) SetNamedPolicy(ctx context.Context, name string, spec policy.
 }
 
 // mayChange refuses a change of a named policy that has another version, and one in a process that is being replaced.
-func (p *policies) mayChange(old store.Policy, ifMatch *uint64) error {
+func (p *Service) mayChange(old store.Policy, ifMatch *uint64) error {
 	switch {
 	case p.boxes.Lent.Load():
 		return state.ErrLent
@@ -156,7 +156,7 @@ func patiently(ctx context.Context, f func(last bool) (busy *state.Box)) error {
 }
 
 // lockToFollow returns a box with its lock held, and with that of the named policies, for reading. On an error it holds neither.
-func (p *policies) lockToFollow(ctx context.Context, id policy.BoxID) (*state.Box, error) {
+func (p *Service) lockToFollow(ctx context.Context, id policy.BoxID) (*state.Box, error) {
 	b, err := p.boxes.Find(id)
 	if err != nil {
 		return nil, err
@@ -180,7 +180,7 @@ func (p *policies) lockToFollow(ctx context.Context, id policy.BoxID) (*state.Bo
 // lockFollowers returns the boxes that follow a named policy, with their locks held, and with that of the named policies, which
 // keeps boxes from beginning or ceasing to follow. On an error it holds none. Nothing else holds the locks of several boxes
 // once the gateway serves.
-func (p *policies) lockFollowers(ctx context.Context, name string) (list []*state.Box, err error) {
+func (p *Service) lockFollowers(ctx context.Context, name string) (list []*state.Box, err error) {
 	changing := &p.shared.named.changing
 	err = patiently(ctx, func(last bool) (busy *state.Box) {
 		changing.Lock()
@@ -193,7 +193,7 @@ func (p *policies) lockFollowers(ctx context.Context, name string) (list []*stat
 }
 
 // tryFollowers returns the boxes that follow a named policy, with their locks held; or one that is busy, and holds none.
-func (p *policies) tryFollowers(name string, last bool) (list []*state.Box, busy *state.Box) {
+func (p *Service) tryFollowers(name string, last bool) (list []*state.Box, busy *state.Box) {
 	for _, b := range p.boxes.All() {
 		switch {
 		case b.Timed.Load().Named != name:
@@ -225,7 +225,7 @@ type following struct {
 }
 
 // follow compiles what a named policy makes of a box. The caller holds the lock of b.
-func (p *policies) follow(b *state.Box, named store.Policy) (following, error) {
+func (p *Service) follow(b *state.Box, named store.Policy) (following, error) {
 	f := following{Box: b, before: b.Leases, was: p.stateOf(b), next: b.StoredPolicy()}
 	f.next.Spec, f.next.Version, f.next.Leases = named.Spec, b.LastVersion+1, p.shared.running(b.Leases)
 	in := p.shared.of(b)
@@ -239,7 +239,7 @@ func (p *policies) follow(b *state.Box, named store.Policy) (following, error) {
 
 // changeNamed changes a named policy and those of the boxes that follow it: in the store at once, and for each box by the way of a
 // change of its own. It returns the policies of the boxes before and after. The caller holds the locks of the boxes.
-func (p *policies) changeNamed(ctx context.Context, name string, next store.Policy, boxes []*state.Box) (changed []api.Follower, err error) {
+func (p *Service) changeNamed(ctx context.Context, name string, next store.Policy, boxes []*state.Box) (changed []api.Follower, err error) {
 	var list []following
 	var ids []policy.BoxID
 	stored := map[policy.BoxID]store.Policy{}
@@ -287,7 +287,7 @@ func (p *policies) changeNamed(ctx context.Context, name string, next store.Poli
 }
 
 // takeNamed notes a named policy that is in force and stored.
-func (p *policies) takeNamed(name string, next store.Policy) {
+func (p *Service) takeNamed(name string, next store.Policy) {
 	all := p.shared.named.copied()
 	all[name] = next
 	p.shared.named.set(all)
@@ -295,7 +295,7 @@ func (p *policies) takeNamed(name string, next store.Policy) {
 
 // enforceNamed puts the policies of boxes that follow a named one in force. If one box does not take it, what is committed is put in
 // force again in those that have.
-func (p *policies) enforceNamed(ctx context.Context, list []following) error {
+func (p *Service) enforceNamed(ctx context.Context, list []following) error {
 	for i, f := range list {
 		err := p.enforceOne(ctx, f)
 		if err == nil {
@@ -310,7 +310,7 @@ func (p *policies) enforceNamed(ctx context.Context, list []following) error {
 	return nil
 }
 
-func (p *policies) enforceOne(ctx context.Context, f following) error {
+func (p *Service) enforceOne(ctx context.Context, f following) error {
 	ctx, cancel := change.Begun(ctx) // however many boxes there are
 	defer cancel()
 	if err := p.Enforce(ctx, f.Box, f.compiled); err != nil {
@@ -320,7 +320,7 @@ func (p *policies) enforceOne(ctx context.Context, f following) error {
 }
 
 // settleNamed puts in force what the store holds of a named policy and of the boxes that follow it. The caller holds their locks.
-func (p *policies) settleNamed(name string, boxes []*state.Box, ids []policy.BoxID) error {
+func (p *Service) settleNamed(name string, boxes []*state.Box, ids []policy.BoxID) error {
 	errs := []error{p.store.AbortNamed(name, ids), p.loadNamed()}
 	for _, b := range boxes {
 		errs = append(errs, p.settle(b))
@@ -332,7 +332,7 @@ func (p *policies) settleNamed(name string, boxes []*state.Box, ids []policy.Box
 const mostNames = 20
 
 // DeleteNamedPolicy implements the Host of [boxgate/api/rules].
-func (p *policies) DeleteNamedPolicy(_ context.Context, name string, ifMatch *uint64) (api.NamedPolicy, error) {
+func (p *Service) DeleteNamedPolicy(_ context.Context, name string, ifMatch *uint64) (api.NamedPolicy, error) {
 	named := &p.shared.named
 	named.changing.Lock()
 	defer named.changing.Unlock()

@@ -1,4 +1,4 @@
-package host
+package rules
 
 import (
 	"context"
@@ -23,10 +23,10 @@ import (
 )
 
 // protectionOf keeps the addresses of a host protected in two boxes.
-func protectionOf(g *gateway, list func() ([]netip.Addr, error)) *protection {
+func protectionOf(g *gateway, list func() ([]netip.Addr, error)) *Protection {
 	g.addBox("b1")
 	g.addBox("b2")
-	return &protection{log: zap.NewNop(), policies: g.policies, list: list, addrs: config.Addresses{
+	return &Protection{log: zap.NewNop(), policies: g.Service, list: list, addrs: config.Addresses{
 		PoolV4: netip.MustParsePrefix("8.8.8.0/24"), PoolV6: netip.MustParsePrefix("2001:4860::/64"),
 	}}
 }
@@ -55,7 +55,7 @@ func TestAddressesAreProtectedWhileTheyChange(t *testing.T) {
 		{[]netip.Addr{two}, nil, []netip.Addr{two}},
 	} {
 		lists, bad = [][]netip.Addr{c.list}, c.bad
-		if err := p.update(t.Context()); !errors.Is(err, c.bad) {
+		if err := p.Update(t.Context()); !errors.Is(err, c.bad) {
 			t.Errorf("%d: %v, want %v", what, err, c.bad)
 		}
 		for _, id := range []policy.BoxID{"b1", "b2"} {
@@ -124,7 +124,7 @@ func TestAddressesThatComeAtOnceAreProtected(t *testing.T) {
 	const many, more = 2000, 200 // more than the kernel keeps for one that does not read
 	busy, goOn, protected := make(chan struct{}, 1), make(chan struct{}), make(chan netip.Addr, 1000)
 	var want atomic.Pointer[netip.Addr]
-	g.kernel.before = func(_ policy.BoxID, plan policy.KernelPlan) error {
+	g.kernel.Before = func(_ policy.BoxID, plan policy.KernelPlan) error {
 		select {
 		case busy <- struct{}{}:
 			<-goOn
@@ -137,7 +137,7 @@ func TestAddressesThatComeAtOnceAreProtected(t *testing.T) {
 	}
 	ctx, stop := context.WithCancel(t.Context())
 	followed := make(chan error, 1)
-	go func() { followed <- m.Do(func() error { return p.follow(ctx) }) }()
+	go func() { followed <- m.Do(func() error { return p.Follow(ctx) }) }()
 	<-busy
 	for i := range uint32(many) {
 		m.add(i)

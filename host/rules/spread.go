@@ -1,4 +1,4 @@
-package host
+package rules
 
 import (
 	"context"
@@ -12,7 +12,7 @@ import (
 )
 
 // spread puts the policy of every box in force anew, after a change of what all of them share.
-func (p *policies) spread(ctx context.Context) error {
+func (p *Service) spread(ctx context.Context) error {
 	return p.eachConnected(func(b *state.Box) error {
 		ctx, cancel := change.Begun(ctx) // however many boxes there are
 		defer cancel()
@@ -25,7 +25,7 @@ func (p *policies) spread(ctx context.Context) error {
 }
 
 // recompile puts the policy of a box in force anew. The caller holds the lock of b.
-func (p *policies) recompile(ctx context.Context, b *state.Box) error {
+func (p *Service) recompile(ctx context.Context, b *state.Box) error {
 	next, err := p.shared.of(b).compile()
 	if err != nil {
 		return err
@@ -38,7 +38,7 @@ func (p *policies) recompile(ctx context.Context, b *state.Box) error {
 
 // guarded runs the step for one box of a change of all boxes. A panic leaves it unknown how far the step got: then what the
 // store holds of the box is put in force. The caller holds the lock of b.
-func (p *policies) guarded(b *state.Box, step func() error) error {
+func (p *Service) guarded(b *state.Box, step func() error) error {
 	var err error
 	if panicked := p.contained(b, func() error { err = step(); return nil }); panicked != nil {
 		return api.Errorf(api.ErrUnavailable, "the change may have been rolled back: %w", errors.Join(panicked, p.settle(b)))
@@ -48,7 +48,7 @@ func (p *policies) guarded(b *state.Box, step func() error) error {
 
 // eachConnected calls f for each box that has a network, with its lock held. It goes on after errors. Boxes whose lock is
 // taken come last, so that the others do not wait for them.
-func (p *policies) eachConnected(f func(*state.Box) error) error {
+func (p *Service) eachConnected(f func(*state.Box) error) error {
 	var errs []error
 	next := func(b *state.Box) {
 		defer b.Unlock()

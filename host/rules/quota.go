@@ -1,4 +1,4 @@
-package host
+package rules
 
 import (
 	"context"
@@ -14,6 +14,7 @@ import (
 	"boxgate/host/handover"
 	"boxgate/host/meter"
 	"boxgate/host/state"
+	"boxgate/internal/required"
 	"boxgate/policy"
 	"boxgate/store"
 )
@@ -21,19 +22,36 @@ import (
 // quotaPace is how often it is looked how much boxes have transferred.
 const quotaPace = time.Second
 
-// quota cuts off the boxes that have sent and received as many bytes as they may in a period, until it is over: policies
+// Quota cuts off the boxes that have sent and received as many bytes as they may in a period, until it is over: policies
 // are withheld from them, and visitors of their public URLs are refused.
-type quota struct {
+type Quota struct {
 	before   *handover.Predecessor
 	log      *zap.Logger
 	meter    *meter.Meter
 	boxes    *state.Table
-	policies *policies
+	policies *Service
 	visitors interface{ CloseBox(policy.BoxID) } // of public URLs
 }
 
-// run looks at all boxes until ctx ends.
-func (q *quota) run(ctx context.Context) {
+// QuotaConfig is what a [Quota] is made of.
+type QuotaConfig struct {
+	Log      *zap.Logger
+	Meter    *meter.Meter
+	Boxes    *state.Table
+	Rules    *Service
+	Visitors interface{ CloseBox(policy.BoxID) } // of public URLs
+	Before   *handover.Predecessor               `required:"false"`
+}
+
+func NewQuota(c QuotaConfig) (*Quota, error) {
+	if err := required.Fields(c); err != nil {
+		return nil, err
+	}
+	return &Quota{before: c.Before, log: c.Log, meter: c.Meter, boxes: c.Boxes, policies: c.Rules, visitors: c.Visitors}, nil
+}
+
+// Run looks at all boxes until ctx ends.
+func (q *Quota) Run(ctx context.Context) {
 	var changes sync.WaitGroup
 	defer changes.Wait()
 	tick := time.NewTicker(quotaPace)
@@ -50,7 +68,7 @@ func (q *quota) run(ctx context.Context) {
 
 // look has each box cut off that has used up its quota, and each connected again that has a new one. No box waits for
 // another's change.
-func (q *quota) look(ctx context.Context, changes *sync.WaitGroup) {
+func (q *Quota) look(ctx context.Context, changes *sync.WaitGroup) {
 	var limited []policy.BoxID
 	all := q.boxes.Unsorted()
 	for _, b := range all {
@@ -78,15 +96,15 @@ func (q *quota) look(ctx context.Context, changes *sync.WaitGroup) {
 }
 
 // most returns how many bytes a box may send and receive in a period.
-func (q *quota) most(b *state.Box) int64 {
+func (q *Quota) most(b *state.Box) int64 {
 	return b.Limits.Of(policy.LimitQuota, q.boxes.Limits[policy.LimitQuota])
 }
 
 func exhausted(used uint64, most int64) bool { return most != policy.Unlimited && used >= uint64(most) }
 
-// spent says which stored boxes have used up their quota. Where the counters cannot be read, those have that had when they were
+// SpentOf says which stored boxes have used up their quota. Where the counters cannot be read, those have that had when they were
 // read last.
-func (q *quota) spent(list []store.Box) map[policy.BoxID]bool {
+func (q *Quota) SpentOf(list []store.Box) map[policy.BoxID]bool {
 	out, most := map[policy.BoxID]bool{}, map[policy.BoxID]int64{}
 	for _, r := range list {
 		if n := api.BoxLimits(r.Limits).Of(q.boxes.Limits)[policy.LimitQuota]; n != policy.Unlimited {
@@ -104,7 +122,7 @@ func (q *quota) spent(list []store.Box) map[policy.BoxID]bool {
 }
 
 // set cuts a box off, or takes that back. What cannot be put in force is tried again.
-func (q *quota) set(ctx context.Context, b *state.Box, spent bool) {
+func (q *Quota) set(ctx context.Context, b *state.Box, spent bool) {
 	id := zap.String("box", string(b.ID))
 	if err := q.putInForce(ctx, b, spent); err != nil {
 		q.log.Error("a box's quota could not be put in force; it is tried again", id, zap.Bool("used_up", spent), zap.Error(err))
@@ -120,7 +138,7 @@ func (q *quota) set(ctx context.Context, b *state.Box, spent bool) {
 }
 
 // putInForce changes what the box may do. From its first step on, whatever else changes the box's policy regards it.
-func (q *quota) putInForce(ctx context.Context, b *state.Box, spent bool) error {
+func (q *Quota) putInForce(ctx context.Context, b *state.Box, spent bool) error {
 	b.Lock()
 	defer b.Unlock()
 	if b.Gone() != nil {

@@ -1,4 +1,4 @@
-package host
+package rules
 
 import (
 	"errors"
@@ -70,9 +70,9 @@ func besides(spec policy.Spec, leases []store.Lease) policy.Spec {
 // rules are the header rules that apply to the box.
 func (in inputs) rules() []policy.HeaderRule { return policy.MergeHeaders(in.global, in.headers) }
 
-// shared is what the policies of all boxes are compiled from. The zero value protects every address. Safe for concurrent
+// Shared is what the policies of all boxes are compiled from. The zero value protects every address. Safe for concurrent
 // use.
-type shared struct {
+type Shared struct {
 	ceiling  *policy.Ceiling      // the operator's, of the configuration,
 	upstream *policy.HostUpstream // as is this
 	sources  []netip.Addr         // that boxes can be given to leave from, likewise
@@ -85,8 +85,49 @@ type shared struct {
 	present   []netip.Prefix // the addresses of the host among others
 }
 
+// NewShared makes what all boxes share. Header rules, named policies and protected ranges are not known yet: every address is protected.
+func NewShared(ceiling *policy.Ceiling, upstream *policy.HostUpstream, sources []netip.Addr) *Shared {
+	return &Shared{ceiling: ceiling, upstream: upstream, sources: sources}
+}
+
+// Compile compiles the policy of a box as it is. The caller holds the lock of b.
+func (s *Shared) Compile(b *state.Box) (*policy.Compiled, error) { return s.of(b).compile() }
+
+// CompileSpec compiles a policy for a box that says all that the box may do, its leases included. The caller holds the lock of b.
+func (s *Shared) CompileSpec(b *state.Box, spec policy.Spec, version uint64) (*policy.Compiled, error) {
+	in := s.of(b)
+	in.spec, in.leases, in.version = spec, nil, version
+	return in.compile()
+}
+
+// CheckNew finds mistakes in the policy and the header rules of a new box.
+func (s *Shared) CheckNew(spec policy.Spec, headers []policy.HeaderRule) error {
+	in := s.inputs()
+	in.spec, in.version, in.headers, in.tokens = spec, 1, headers, store.NewKey()
+	_, err := in.compile()
+	return err
+}
+
+// Rules returns the header rules of all boxes with those of one over them.
+func (s *Shared) Rules(headers []policy.HeaderRule) []policy.HeaderRule {
+	in := s.inputs()
+	in.headers = headers
+	return in.rules()
+}
+
+// Named returns what a named policy says. The error for one that does not exist is for the place where it is named.
+func (s *Shared) Named(name, pointer string) (policy.Spec, error) {
+	return s.named.specOf(name, pointer)
+}
+
+// HoldNamed keeps named policies from changing until release is called. It is taken before the locks of boxes.
+func (s *Shared) HoldNamed() (release func()) {
+	s.named.changing.RLock()
+	return s.named.changing.RUnlock
+}
+
 // inputs returns those of the inputs that all boxes share.
-func (s *shared) inputs() inputs {
+func (s *Shared) inputs() inputs {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return inputs{
@@ -108,7 +149,7 @@ func unusable(listed []netip.Addr, present []netip.Prefix) func(netip.Addr) stri
 }
 
 // of returns what the policy of a box is compiled from at present, for a change to modify. The caller holds the lock of b.
-func (s *shared) of(b *state.Box) inputs {
+func (s *Shared) of(b *state.Box) inputs {
 	in := s.inputs()
 	in.leases = s.running(b.Leases)
 	in.spec, in.version, in.headers, in.tokens = b.Spec, b.Version, b.Headers, b.Record.PlaceholderKey
@@ -117,7 +158,7 @@ func (s *shared) of(b *state.Box) inputs {
 }
 
 // now reads the clocks by which leases end.
-func (s *shared) now() lease.Now {
+func (s *Shared) now() lease.Now {
 	if s.clock == nil {
 		return lease.System()
 	}
@@ -126,29 +167,29 @@ func (s *shared) now() lease.Now {
 
 // running returns the leases that have not ended. Whoever compiles a policy compiles these alone, so that none is put in
 // force again, whatever the reason is for which a policy is compiled.
-func (s *shared) running(leases []store.Lease) []store.Lease {
+func (s *Shared) running(leases []store.Lease) []store.Lease {
 	if len(leases) == 0 {
 		return nil
 	}
 	return lease.Running(leases, s.now())
 }
 
-// anchored are the leases of a stored policy, held to the clock of this boot.
-func (s *shared) anchored(leases []store.Lease) (out []store.Lease) {
+// Anchored are the leases of a stored policy, held to the clock of this boot.
+func (s *Shared) Anchored(leases []store.Lease) (out []store.Lease) {
 	for _, l := range leases {
 		out = append(out, lease.Anchored(l, s.now()))
 	}
 	return out
 }
 
-func (s *shared) setGlobal(rules []policy.HeaderRule) {
+func (s *Shared) setGlobal(rules []policy.HeaderRule) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.global = rules
 }
 
 // setProtected notes the protected ranges, and the addresses of the host as they were made of.
-func (s *shared) setProtected(p *name.Protected, present []netip.Prefix) {
+func (s *Shared) setProtected(p *name.Protected, present []netip.Prefix) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.protected, s.present = p, present

@@ -1,4 +1,4 @@
-package host
+package rules
 
 import (
 	"context"
@@ -13,7 +13,7 @@ import (
 )
 
 // Headers implements the Host of [boxgate/api/rules].
-func (p *policies) Headers(_ context.Context, id policy.BoxID) (api.HeaderState, error) {
+func (p *Service) Headers(_ context.Context, id policy.BoxID) (api.HeaderState, error) {
 	b, err := p.boxes.Find(id)
 	if err != nil {
 		return api.HeaderState{}, err
@@ -24,7 +24,7 @@ func (p *policies) Headers(_ context.Context, id policy.BoxID) (api.HeaderState,
 }
 
 // SetHeaders implements the Host of [boxgate/api/rules].
-func (p *policies) SetHeaders(ctx context.Context, id policy.BoxID, rules []policy.HeaderRule, ifMatch *uint64) (api.HeaderState, error) {
+func (p *Service) SetHeaders(ctx context.Context, id policy.BoxID, rules []policy.HeaderRule, ifMatch *uint64) (api.HeaderState, error) {
 	b, err := p.boxes.Lock(id)
 	if err != nil {
 		return api.HeaderState{}, err
@@ -64,13 +64,13 @@ func (p *policies) SetHeaders(ctx context.Context, id policy.BoxID, rules []poli
 }
 
 // GlobalHeaders implements the Host of [boxgate/api/rules].
-func (p *policies) GlobalHeaders(context.Context) (api.HeaderState, error) {
+func (p *Service) GlobalHeaders(context.Context) (api.HeaderState, error) {
 	g := p.committedGlobal()
 	return api.HeaderState{Rules: g.Rules, Version: g.Version}, nil
 }
 
 // SetGlobalHeaders implements the Host of [boxgate/api/rules]. If one box does not take the rules, none keeps them.
-func (p *policies) SetGlobalHeaders(ctx context.Context, rules []policy.HeaderRule, ifMatch *uint64) (api.HeaderState, error) {
+func (p *Service) SetGlobalHeaders(ctx context.Context, rules []policy.HeaderRule, ifMatch *uint64) (api.HeaderState, error) {
 	p.changingGlobal.Lock()
 	defer p.changingGlobal.Unlock()
 	old := p.committedGlobal()
@@ -99,7 +99,7 @@ func (p *policies) SetGlobalHeaders(ctx context.Context, rules []policy.HeaderRu
 }
 
 // enforceGlobal puts global header rules in force in every box, or the committed ones again.
-func (p *policies) enforceGlobal(ctx context.Context, rules []policy.HeaderRule) error {
+func (p *Service) enforceGlobal(ctx context.Context, rules []policy.HeaderRule) error {
 	p.shared.setGlobal(rules)
 	err := p.spread(ctx)
 	if err == nil {
@@ -109,14 +109,14 @@ func (p *policies) enforceGlobal(ctx context.Context, rules []policy.HeaderRule)
 }
 
 // restoreGlobal puts the committed global header rules in force in every box. A box that does not take them is closed.
-func (p *policies) restoreGlobal() error {
+func (p *Service) restoreGlobal() error {
 	p.shared.setGlobal(p.committedGlobal().Rules)
 	return p.eachConnected(p.settle)
 }
 
 // settleGlobal puts in force what the store holds of the global header rules; if it cannot be read, those known to have
 // been committed before.
-func (p *policies) settleGlobal() error {
+func (p *Service) settleGlobal() error {
 	if err := p.store.AbortGlobalHeaders(); err != nil { // as on a full disk; the next change replaces them, the next start drops them
 		p.log.Warn("staged header rules of all boxes stay in the store", zap.Error(err))
 	}
@@ -128,7 +128,7 @@ func (p *policies) settleGlobal() error {
 }
 
 // loadGlobal reads the committed global header rules when the gateway starts.
-func (p *policies) loadGlobal() error {
+func (p *Service) loadGlobal() error {
 	stored, err := p.store.GlobalHeaders()
 	if err != nil {
 		return err
@@ -138,13 +138,13 @@ func (p *policies) loadGlobal() error {
 	return p.loadNamed()
 }
 
-func (p *policies) committedGlobal() store.Headers {
+func (p *Service) committedGlobal() store.Headers {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return p.global
 }
 
-func (p *policies) setCommittedGlobal(h store.Headers) {
+func (p *Service) setCommittedGlobal(h store.Headers) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.global = h

@@ -1,0 +1,52 @@
+// Package enforcetest has a kernel and a proxy that put nothing in force, for tests of what is to be.
+package enforcetest
+
+import (
+	"context"
+
+	"boxgate/firewall"
+	"boxgate/policy"
+)
+
+// Kernel takes every plan but those that it is told to fail at; Before is called with each.
+type Kernel struct {
+	Before func(policy.BoxID, policy.KernelPlan) error
+	Seen   func(context.Context)
+}
+
+func (k *Kernel) Apply(ctx context.Context, id policy.BoxID, plan policy.KernelPlan) error {
+	if k.Seen != nil {
+		k.Seen(ctx)
+	}
+	if k.Before == nil {
+		return nil
+	}
+	return k.Before(id, plan)
+}
+
+func (k *Kernel) SetRates(context.Context, policy.BoxID, firewall.Rates) error { return nil }
+
+func (k *Kernel) ApplyAll(ctx context.Context, plans []firewall.Plan) (errs []error) {
+	for _, p := range plans {
+		errs = append(errs, k.Apply(ctx, p.Box, p.KernelPlan))
+	}
+	return errs
+}
+
+func (*Kernel) AddBoxes(_ context.Context, list []firewall.Attachment) []error {
+	return make([]error, len(list))
+}
+func (*Kernel) AwaitBox(context.Context, policy.BoxID) error  { return nil }
+func (*Kernel) RemoveBox(context.Context, policy.BoxID) error { return nil }
+func (*Kernel) CutAllFlows(context.Context, func(policy.BoxID, firewall.Flow) bool) error {
+	return nil
+}
+func (*Kernel) CutFlows(context.Context, policy.BoxID, func(firewall.Flow) bool) error {
+	return nil
+}
+
+// Proxy has no connections.
+type Proxy struct{}
+
+func (Proxy) Recheck(policy.BoxID)  {}
+func (Proxy) CloseBox(policy.BoxID) {}
