@@ -40,6 +40,11 @@ type ruled struct {
 	holdings *keys.Holdings
 }
 
+// provisioner stores what boxes are made of.
+func (g *ruled) provisioner() *provisioner {
+	return &provisioner{log: zap.NewNop(), store: g.store, shared: g.shared}
+}
+
 // boxesThatFollow are three boxes, of which b1 and b2 follow the named policy "web", which denies all.
 func boxesThatFollow(t *testing.T) *ruled {
 	t.Helper()
@@ -93,7 +98,7 @@ func boxesThatFollow(t *testing.T) *ruled {
 func TestNamedPolicyAmongOtherChanges(t *testing.T) {
 	t.Parallel()
 	g := boxesThatFollow(t)
-	l := &lifecycle{store: g.store, log: zap.NewNop(), boxes: g.boxes, shared: g.shared, holdings: g.holdings}
+	l := &lifecycle{provisioner: g.provisioner(), boxes: g.boxes, holdings: g.holdings}
 	l.addrs = config.Addresses{PoolV4: netip.MustParsePrefix("10.200.0.0/24"), PoolV6: netip.MustParsePrefix("fd42::/64")}
 	var all sync.WaitGroup
 	try := func(f func(i int) error) {
@@ -123,7 +128,7 @@ func TestNamedPolicyAmongOtherChanges(t *testing.T) {
 			return err
 		}
 		defer b.Unlock()
-		return (&provisioning{lifecycle: l, box: b}).storeInitial(t.Context())
+		return (&provisioning{provisioner: l.provisioner, box: b}).storeInitial(t.Context())
 	})
 	rule, err := policy.ParseHeaders(map[string]map[string]string{"api.example.com": {"X-Key": "v"}})
 	if err != nil {
@@ -151,7 +156,7 @@ func TestNamedPolicyAmongOtherChanges(t *testing.T) {
 func TestNewBoxFollowsANamedPolicy(t *testing.T) {
 	t.Parallel()
 	g := boxesThatFollow(t)
-	l := &lifecycle{boxes: g.boxes, shared: g.shared, holdings: g.holdings}
+	l := &lifecycle{provisioner: g.provisioner(), boxes: g.boxes, holdings: g.holdings}
 	if spec, err := l.policyOfNew(policy.Spec{}, "web"); err != nil || spec.Mode != policy.ModeDenyAll {
 		t.Errorf("%+v %v", spec, err)
 	}
@@ -170,7 +175,7 @@ func TestNewBoxFollowsANamedPolicy(t *testing.T) {
 func TestNamedPolicyWaitsForBusyBoxes(t *testing.T) {
 	t.Parallel()
 	g := boxesThatFollow(t)
-	l := &lifecycle{store: g.store, log: zap.NewNop(), boxes: g.boxes, shared: g.shared, holdings: g.holdings}
+	l := &lifecycle{provisioner: g.provisioner(), boxes: g.boxes, holdings: g.holdings}
 	l.addrs = config.Addresses{PoolV4: netip.MustParsePrefix("10.200.0.0/24"), PoolV6: netip.MustParsePrefix("fd42::/64")}
 	for what, change := range map[string]func(context.Context) error{
 		"a change of the policy": func(ctx context.Context) error {

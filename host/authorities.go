@@ -17,6 +17,11 @@ type authorities struct {
 	urls   *certs.Authority // nil unless the internal CA signs public URLs
 }
 
+// newAuthorities makes the service. urls is nil unless the internal CA signs public URLs.
+func newAuthorities(db *store.DB, minter *certs.Minter, urls *certs.Authority) *authorities {
+	return &authorities{db, minter, urls}
+}
+
 // CA implements the Authorities of [boxgate/api/gateway].
 func (a *authorities) CA(_ context.Context, id policy.BoxID) ([]byte, error) {
 	ca, err := a.minter.Authority(id)

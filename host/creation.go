@@ -30,8 +30,8 @@ func (m *creation) run(ctx context.Context) error {
 	err := m.provision(ctx, &provisioning{box: b}, launchSteps)
 	switch {
 	case err == nil:
-		m.commands.usage.watch(b)
-		m.commands.runInit(b)
+		m.usage.Watch(b)
+		m.usage.RunInit(b)
 		m.expireLater(b, time.Until(b.Record.ExpiresAt))
 		return nil
 	case m.promised && !b.Deleting:

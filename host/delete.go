@@ -78,7 +78,7 @@ func (l *lifecycle) forget(b *state.Box) error {
 		l.audit.Forget(b.ID)
 		l.history.Forget(b.ID)
 		l.meter.Forget(b.ID)
-		l.scheduled.Forget(b.ID)
+		l.schedules.Forget(b.ID)
 	}()
 	fault.Mark(context.Background(), "delete: record gone")
 	return nil

@@ -7,6 +7,8 @@
 package host
 
 import (
+	"boxgate/host/usage"
+
 	"boxgate/host/rules"
 
 	"context"
@@ -28,13 +30,11 @@ type Host struct {
 	policies     *rules.Service    // changes what they may do
 	lifecycle    *lifecycle        // makes, attaches, recovers and deletes them
 	publicURLs   *urls.Service     // makes and deletes their public URLs
-	usage        *usage            // puts them to sleep and wakes them
-	commands     *commands         // runs commands in them
+	usage        *usage.Service    // puts them to sleep and wakes them
 	scheduled    *schedule.Service // runs commands in them again and again
 	settings     *settings         // keeps what else can be configured
 	snapshotHost *snapshotHost     // takes snapshots of them
-	files        *files            // opens their files
-	git          *git              // keeps who makes commits in them
+	git          *usage.Git        // keeps who makes commits in them
 	events       *events           // reads decisions
 	authorities  *authorities      // shows certificate authorities
 	auditTrail   *auditTrail       // keeps who changed what
@@ -45,7 +45,8 @@ type Host struct {
 	parts        *parts
 	protection   *rules.Protection
 	quota        *rules.Quota
-	sleeper      *sleeper
+	sleeper      *usage.Sleeper
+	room         *usage.RoomKeeper
 	recovered    atomic.Bool
 	noWatch      bool                  // for tests: see Serve
 	text         []byte                // of the configuration file
@@ -74,7 +75,7 @@ func (h *Host) Ready(ctx context.Context) error {
 // Services returns the parts that answer the calls of the API.
 func (h *Host) Services() server.Services {
 	return server.Services{
-		Boxes: &listing{h.parts.boxes, h.parts.meter}, Life: h.lifecycle, Lifecycle: h.usage, Commands: h.commands, Sessions: h.commands, Files: h.files, Git: h.git,
+		Boxes: usage.NewListing(h.parts.boxes, h.parts.meter), Life: h.lifecycle, Lifecycle: h.usage, Commands: h.usage, Sessions: h.usage, Files: h.usage, Git: h.git,
 		Rules: h.policies, BoxRules: h.policies, Explain: h.policies, Settings: h.settings, Decisions: h.events, URLs: h.publicURLs,
 		Schedules: h.scheduled, Errands: h.scheduled, Snapshots: h.snapshotHost, SelfTests: h.selfTests, Keys: h.keys, TrailReader: h.auditTrail,
 		Health: h, Store: h.keys, Secrets: h.sources, Authorities: h.authorities,
@@ -84,5 +85,5 @@ func (h *Host) Services() server.Services {
 // Tokens returns the placeholders of a box's header rules, by the names of their variables; for who starts the commands of an attached
 // box.
 func (h *Host) Tokens(ctx context.Context, id policy.BoxID) (map[string]string, error) {
-	return h.commands.Tokens(ctx, id)
+	return h.usage.Tokens(ctx, id)
 }

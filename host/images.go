@@ -10,10 +10,7 @@ import (
 	"go.uber.org/zap"
 
 	"boxgate/api"
-	"boxgate/config"
 	"boxgate/host/change"
-	"boxgate/launcher"
-	"boxgate/preflight"
 )
 
 // imageOf maps the API's runtime name to an image of the configuration, which this host can have.
@@ -71,21 +68,4 @@ func (p *provisioning) ensureImage(ctx context.Context) error {
 		return errDeletedMeanwhile
 	}
 	return err
-}
-
-// Images gives access to the image directory of a configuration, without a gateway.
-func Images(cfg config.Config) (launcher.Images, error) {
-	if err := preflight.NeedRoot(); err != nil {
-		return launcher.Images{}, err
-	}
-	return launcher.ImageStore(launcherConfig(cfg, nil)), nil
-}
-
-// EnsureImage builds, pulls or unpacks an image unless it is there.
-func EnsureImage(ctx context.Context, cfg config.Config, name string, progress func(string)) error {
-	images, err := Images(cfg)
-	if err != nil {
-		return err
-	}
-	return images.Ensure(ctx, name, progress)
 }

@@ -1,9 +1,7 @@
 package host
 
 import (
-	"boxgate/host/rules"
-
-	"boxgate/host/urls"
+	"boxgate/host/usage"
 
 	"context"
 	"errors"
@@ -14,50 +12,75 @@ import (
 	"boxgate/api"
 	"boxgate/api/history"
 	"boxgate/audit"
-	"boxgate/certs"
 	"boxgate/config"
 	"boxgate/firewall"
 	"boxgate/host/change"
-	"boxgate/host/enforce"
 	"boxgate/host/follow"
 	"boxgate/host/keys"
 	"boxgate/host/meter"
-	"boxgate/host/reach"
+	"boxgate/host/rules"
 	"boxgate/host/schedule"
 	"boxgate/host/state"
 	"boxgate/ingress"
+	"boxgate/internal/required"
 	"boxgate/policy"
 	"boxgate/store"
 )
 
-// lifecycle makes, attaches, recovers and deletes boxes.
-type lifecycle struct {
-	store       *store.DB
-	cfg         config.Config
-	addrs       config.Addresses
-	roots       []byte // in PEM, which launched boxes trust besides the public ones
-	log         *zap.Logger
-	audit       *audit.Log
-	firewall    *firewall.Firewall
-	minter      *certs.Minter
-	authorities *authorities
-	boxes       *state.Table
-	shared      *rules.Shared
-	net         *enforce.Enforcer
-	sandboxes   state.Sandboxes
-	urls        *urls.Service
-	reach       *reach.Boxes
-	visitors    *ingress.Ingress
-	commands    *commands
-	meter       *meter.Meter
-	quota       *rules.Quota
-	settings    *settings
-	snapshots   *snapshotHost
-	follower    *follow.Follower
-	scheduled   *schedule.Service
-	history     *history.History
-	holdings    *keys.Holdings
+// LifeConfig is what a [lifecycle] is made of.
+type LifeConfig struct {
+	Config      config.Config
+	Addresses   config.Addresses
+	Provisioner *provisioner
+	Audit       *audit.Log
+	Firewall    *firewall.Firewall
+	Boxes       *state.Table
+	Visitors    *ingress.Ingress
+	Usage       *usage.Service
+	Meter       *meter.Meter
+	Quota       *rules.Quota
+	Settings    *settings
+	Snapshots   *snapshotHost
+	Schedules   *schedule.Service
+	History     *history.History
+	Holdings    *keys.Holdings
 }
+
+// lifecycle makes, attaches, recovers and deletes boxes. Safe for concurrent use.
+type lifecycle struct {
+	*provisioner
+	cfg       config.Config
+	addrs     config.Addresses
+	audit     *audit.Log
+	firewall  *firewall.Firewall
+	boxes     *state.Table
+	visitors  *ingress.Ingress
+	usage     *usage.Service
+	meter     *meter.Meter
+	quota     *rules.Quota
+	settings  *settings
+	snapshots *snapshotHost
+	follower  *follow.Follower
+	schedules *schedule.Service
+	history   *history.History
+	holdings  *keys.Holdings
+}
+
+// newLifecycle makes the service. No box is known before [lifecycle.Recover].
+func newLifecycle(c LifeConfig) (*lifecycle, error) {
+	if err := required.Fields(c); err != nil {
+		return nil, err
+	}
+	l := &lifecycle{
+		provisioner: c.Provisioner, cfg: c.Config, addrs: c.Addresses, audit: c.Audit, firewall: c.Firewall, boxes: c.Boxes, visitors: c.Visitors, usage: c.Usage,
+		meter: c.Meter, quota: c.Quota, settings: c.Settings, snapshots: c.Snapshots, schedules: c.Schedules, history: c.History, holdings: c.Holdings,
+	}
+	l.follower = follow.New(followed{l}, l.log)
+	return l, nil
+}
+
+// Follow follows the sandboxes of attached boxes until ctx ends.
+func (l *lifecycle) Follow(ctx context.Context) { l.follower.Run(ctx) }
 
 // checkNew finds mistakes in the request for a new box, before anything is made.
 func (l *lifecycle) checkNew(name string, spec policy.Spec, headers []policy.HeaderRule) error {

@@ -1,11 +1,12 @@
 package host
 
 import (
-	"boxgate/host/rules"
+	"boxgate/host/usage"
 
 	"context"
 	"errors"
 	"fmt"
+	"net/netip"
 
 	"github.com/prometheus/client_golang/prometheus"
 	"go.uber.org/zap"
@@ -17,11 +18,11 @@ import (
 	"boxgate/host/apart"
 	"boxgate/host/change"
 	"boxgate/host/enforce"
-	"boxgate/host/follow"
 	"boxgate/host/handover"
 	"boxgate/host/keyless"
 	"boxgate/host/keys"
 	"boxgate/host/reach"
+	"boxgate/host/rules"
 	"boxgate/host/schedule"
 	"boxgate/host/share"
 	"boxgate/host/state"
@@ -64,7 +65,6 @@ func open(ctx context.Context, o Options) (*Host, error) {
 		minter: &certs.Minter{}, boxes: &state.Table{Limits: o.Config.Limits.OfBoxes()}, connected: &enforce.Registry{}, reach: &reach.Boxes{},
 	}
 	p.history = history.New(p.boxes.Exist)
-	p.visits = &visits{boxes: p.boxes, reach: p.reach}
 	var err error
 	if p.shares, err = share.RaiseDescriptors(); err != nil {
 		return nil, err
@@ -79,6 +79,8 @@ func open(ctx context.Context, o Options) (*Host, error) {
 		parts: p, noWatch: o.NoWatch, ready: o.Ready, text: o.Text, before: o.Before, control: o.Control, turn: &adminTurn{}, succession: newSuccession(),
 		serving: &serving{log: p.log, within: acceptTime},
 	}
+	// Nobody visits before the gateway serves.
+	p.visits = usage.NewVisits(p.boxes, p.reach, func(ctx context.Context, id policy.BoxID) error { return h.usage.Wake(ctx, id) })
 	if h.control == nil {
 		h.control = func(context.Context, string) (any, error) {
 			return nil, errors.New("this gateway takes no requests of commands")
@@ -88,7 +90,7 @@ func open(ctx context.Context, o Options) (*Host, error) {
 		p.openStore, func(ctx context.Context) error { return fault.At(ctx, "start: store open") },
 		p.openTrail, p.openSecrets, p.openAudit, p.openEgress, func(ctx context.Context) error { return fault.At(ctx, "start: DNS and proxy made") },
 		p.openIngress, p.openLauncher, func(ctx context.Context) error { return fault.At(ctx, "start: launcher open") },
-		p.openFirewall, h.holdSecrets, h.openMeter, h.openLimitMetrics, h.openCapacityMetrics, h.openKeys, h.openURLs, h.openRules, h.wire, h.protect, func(ctx context.Context) error { return fault.At(ctx, "start: kernel rules in force") },
+		p.openFirewall, h.holdSecrets, h.openMeter, h.openLimitMetrics, h.openCapacityMetrics, h.openKeys, h.openURLs, h.openRules, h.openUsage, h.openLife, h.openRecords, h.protect, func(ctx context.Context) error { return fault.At(ctx, "start: kernel rules in force") },
 	}
 	for _, step := range steps {
 		if err := step(ctx); err != nil {
@@ -155,42 +157,60 @@ func (h *Host) openRules(context.Context) error {
 	return nil
 }
 
-// wire gives each of the types that do the work the parts that it needs.
-func (h *Host) wire(context.Context) (err error) {
+// openUsage opens what callers do in boxes.
+func (h *Host) openUsage(context.Context) error {
 	p := h.parts
-	own := p.holdings
 	held := state.Sandboxes{Launcher: p.launcher}
-	h.usage = &usage{store: p.store, log: p.log, boxes: p.boxes, sandboxes: held, history: p.history, room: own.Room}
-	if err := h.usage.countEnds(p.metrics); err != nil {
-		return err
-	}
-	p.visits.use = h.usage.wake
-	h.commands = &commands{log: p.log, usage: h.usage, sandboxes: held}
-	h.settings = &settings{log: p.log, store: p.store, boxes: p.boxes, shared: p.shared}
-	h.files = &files{usage: h.usage, sandboxes: held}
-	h.snapshotHost = &snapshotHost{log: p.log, boxes: p.boxes, shelf: p.shelf, holdings: own}
-	h.git = &git{usage: h.usage, sandboxes: held, settings: h.settings}
-	h.events = &events{audit: p.audit, past: p.past, kept: p.kept, turns: newSearches()}
-	h.authorities = &authorities{store: p.store, minter: p.minter, urls: p.urlCA}
-	h.scheduled, err = schedule.New(schedule.Config{
-		Log: p.log, Store: p.store, Boxes: p.boxes, Commands: h.commands, History: p.history, Authorities: h.authorities, Proxy: p.proxy, Roots: p.roots, Holdings: own,
+	h.authorities = newAuthorities(p.store, p.minter, p.urlCA)
+	provisioner, err := newProvisioner(ProvisionerConfig{
+		Log: p.log, Store: p.store, Shared: p.shared, Net: p.net, Sandboxes: held, Minter: p.minter, Authorities: h.authorities, URLs: h.publicURLs,
+		Reach: p.reach, Roots: p.added, DNS: []netip.Addr{p.addrs.GatewayV4, p.addrs.GatewayV6},
 	})
 	if err != nil {
 		return err
 	}
+	p.provisioner = provisioner
+	h.usage, err = usage.New(usage.Config{
+		Log: p.log, Store: p.store, Boxes: p.boxes, Sandboxes: held, Starter: provisioner, History: p.history, Room: p.holdings.Room, Metrics: p.metrics,
+	})
+	if err != nil {
+		return err
+	}
+	h.sleeper, err = usage.NewSleeper(usage.SleeperConfig{
+		After: p.cfg.Launcher.IdleTimeout, Log: p.log, Usage: h.usage, Audit: p.audit, Before: h.before, Traffic: p.firewall.Traffic, Passing: p.proxy.Passing,
+	})
+	h.room = usage.NewRoomKeeper(h.usage, p.launcher.Writes, p.launcher.Reserve())
+	return err
+}
+
+// openLife opens what makes and deletes boxes.
+func (h *Host) openLife(context.Context) (err error) {
+	p := h.parts
+	h.settings = newSettings(p.log, p.store, p.boxes, p.shared)
+	h.snapshotHost = newSnapshotHost(p.log, p.boxes, p.shelf, p.holdings)
+	h.git = usage.NewGit(h.usage, h.settings)
+	h.scheduled, err = schedule.New(schedule.Config{
+		Log: p.log, Store: p.store, Boxes: p.boxes, Commands: h.usage, History: p.history, Authorities: h.authorities, Proxy: p.proxy, Roots: p.roots, Holdings: p.holdings,
+	})
+	if err != nil {
+		return err
+	}
+	h.lifecycle, err = newLifecycle(LifeConfig{
+		Config: p.cfg, Addresses: p.addrs, Provisioner: p.provisioner, Audit: p.audit, Firewall: p.firewall, Boxes: p.boxes, Visitors: p.ingress, Usage: h.usage,
+		Meter: p.meter, Quota: h.quota, Settings: h.settings, Snapshots: h.snapshotHost, Schedules: h.scheduled, History: p.history, Holdings: p.holdings,
+	})
+	return err
+}
+
+// openRecords opens what shows decisions, changes, secrets and holes.
+func (h *Host) openRecords(context.Context) error {
+	p := h.parts
+	h.events = &events{audit: p.audit, past: p.past, kept: p.kept, turns: newSearches()}
 	h.auditTrail = p.trail
 	h.sources = &sources{log: p.log, secrets: p.secrets, tokens: p.tokens}
 	h.selfTests = &selfTests{
-		cfg: p.cfg, addrs: p.addrs, listeners: p.listeners, audit: p.audit, boxes: p.boxes, sandboxes: held,
+		cfg: p.cfg, addrs: p.addrs, listeners: p.listeners, audit: p.audit, boxes: p.boxes, sandboxes: state.Sandboxes{Launcher: p.launcher},
 	}
-	h.lifecycle = &lifecycle{
-		store: p.store, cfg: p.cfg, roots: p.added, addrs: p.addrs, log: p.log, audit: p.audit, firewall: p.firewall, minter: p.minter,
-		authorities: h.authorities, boxes: p.boxes, shared: p.shared, net: p.net, sandboxes: held, urls: h.publicURLs, reach: p.reach, visitors: p.ingress, commands: h.commands, settings: h.settings, meter: p.meter, quota: h.quota,
-		snapshots: h.snapshotHost, scheduled: h.scheduled, history: p.history, holdings: own,
-	}
-	h.usage.restart = h.lifecycle.restart
-	h.sleeper = &sleeper{before: h.before, after: p.cfg.Launcher.IdleTimeout, log: p.log, usage: h.usage, audit: p.audit, traffic: p.firewall.Traffic, passing: p.proxy.Passing}
-	h.lifecycle.follower = follow.New(followed{h.lifecycle}, p.log)
 	return nil
 }
 
@@ -215,7 +235,7 @@ func (h *Host) protect(ctx context.Context) error { return h.protection.Update(c
 // the gateway. A panic is an error.
 func (h *Host) Recover(ctx context.Context) error {
 	err := change.Contain(h.parts.log, func() error {
-		if err := h.lifecycle.recoverBoxes(ctx); err != nil {
+		if err := h.lifecycle.Recover(ctx); err != nil {
 			return err
 		}
 		if err := h.scheduled.Load(); err != nil {
@@ -229,7 +249,7 @@ func (h *Host) Recover(ctx context.Context) error {
 
 // Close releases what [Open] opened. Rules, links and boxes stay as they are. Call it once, after Serve has returned.
 func (h *Host) Close() error {
-	h.usage.vigil.Close()
+	h.usage.Close()
 	if h.succession.lent {
 		h.parts.flushExports() // the rest is another process's
 		return nil

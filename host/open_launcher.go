@@ -91,3 +91,20 @@ func CheckDiskLimits(cfg config.Config) error {
 	}
 	return nil
 }
+
+// Images gives access to the image directory of a configuration, without a gateway.
+func Images(cfg config.Config) (launcher.Images, error) {
+	if err := preflight.NeedRoot(); err != nil {
+		return launcher.Images{}, err
+	}
+	return launcher.ImageStore(launcherConfig(cfg, nil)), nil
+}
+
+// EnsureImage builds, pulls or unpacks an image unless it is there.
+func EnsureImage(ctx context.Context, cfg config.Config, name string, progress func(string)) error {
+	images, err := Images(cfg)
+	if err != nil {
+		return err
+	}
+	return images.Ensure(ctx, name, progress)
+}

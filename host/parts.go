@@ -1,6 +1,8 @@
 package host
 
 import (
+	"boxgate/host/usage"
+
 	"boxgate/host/rules"
 
 	"boxgate/host/urls"
@@ -66,7 +68,7 @@ type parts struct {
 	orders    *urls.Orders
 	ownURLs   *urls.Own
 	reach     *reach.Boxes
-	visits    *visits
+	visits    *usage.Visits
 	minter    *certs.Minter
 	history   *history.History
 	roots     *x509.CertPool // trusted for upstreams
@@ -89,13 +91,14 @@ type parts struct {
 
 	certificates certificates // of the public URLs
 
-	launcher *launcher.Launcher
-	shelf    *snapshots.Shelf
-	holdings *keys.Holdings    // of API keys
-	net      *enforce.Enforcer // of policies
-	shared   *rules.Shared     // by the policies of all boxes
-	firewall *firewall.Firewall
-	meter    *meter.Meter
+	launcher    *launcher.Launcher
+	shelf       *snapshots.Shelf
+	holdings    *keys.Holdings // of API keys
+	provisioner *provisioner
+	net         *enforce.Enforcer // of policies
+	shared      *rules.Shared     // by the policies of all boxes
+	firewall    *firewall.Firewall
+	meter       *meter.Meter
 }
 
 // close closes the parts that are open.

@@ -1,6 +1,8 @@
 package host
 
 import (
+	"boxgate/host/usage"
+
 	"context"
 	"errors"
 	"fmt"
@@ -13,15 +15,68 @@ import (
 	"boxgate/certs"
 	"boxgate/host/change"
 	"boxgate/host/enforce"
+	"boxgate/host/reach"
+	"boxgate/host/rules"
 	"boxgate/host/state"
 	"boxgate/internal/fault"
+	"boxgate/internal/required"
 	"boxgate/launcher"
 	"boxgate/policy"
+	"boxgate/store"
 )
+
+// URLs are the public URLs of boxes.
+type URLs interface {
+	// Recover makes the stored public URLs of a box known again.
+	Recover(b *state.Box) error
+	// Drop forgets the public URLs of a box and cuts their connections.
+	Drop(id policy.BoxID)
+}
+
+// ProvisionerConfig is what a [provisioner] is made of.
+type ProvisionerConfig struct {
+	Log         *zap.Logger
+	Store       *store.DB
+	Shared      *rules.Shared
+	Net         *enforce.Enforcer
+	Sandboxes   state.Sandboxes
+	Minter      *certs.Minter
+	Authorities *authorities
+	URLs        URLs
+	Reach       *reach.Boxes
+	Roots       []byte       // in PEM, which launched boxes trust besides the public ones
+	DNS         []netip.Addr // of boxes
+}
+
+// provisioner takes boxes through the steps by which they come into being, and starts them again. Safe for concurrent use.
+type provisioner struct {
+	log         *zap.Logger
+	store       *store.DB
+	shared      *rules.Shared
+	net         *enforce.Enforcer
+	sandboxes   state.Sandboxes
+	minter      *certs.Minter
+	authorities *authorities
+	urls        URLs
+	reach       *reach.Boxes
+	roots       []byte
+	dns         []netip.Addr
+}
+
+// newProvisioner makes a provisioner.
+func newProvisioner(c ProvisionerConfig) (*provisioner, error) {
+	if err := required.Fields(c); err != nil {
+		return nil, err
+	}
+	return &provisioner{
+		log: c.Log, store: c.Store, shared: c.Shared, net: c.Net, sandboxes: c.Sandboxes, minter: c.Minter, authorities: c.Authorities, urls: c.URLs,
+		reach: c.Reach, roots: c.Roots, dns: c.DNS,
+	}, nil
+}
 
 // provisioning is one box on its way to being complete: launched, attached or recovered. Each way is a list of steps.
 type provisioning struct {
-	*lifecycle
+	*provisioner
 	box     *state.Box
 	foreign *os.File                         // the network namespace to attach; nil unless the box is attached now
 	running map[policy.BoxID]launcher.Status // what was launched by an earlier run; nil unless the box is recovered
@@ -72,8 +127,8 @@ var errDeletedMeanwhile = api.Errorf(api.ErrConflict, "the box was deleted while
 
 // provision takes a box through steps. When one fails or panics, those before it are undone, the last one first; if that
 // fails, the error is a *leftoverError. The caller holds the box's lock.
-func (l *lifecycle) provision(ctx context.Context, p *provisioning, steps []step) error {
-	p.lifecycle = l
+func (l *provisioner) provision(ctx context.Context, p *provisioning, steps []step) error {
+	p.provisioner = l
 	err := change.Contain(l.log, func() error {
 		for _, s := range steps {
 			if p.box.Deleting { // since a step that released the lock
@@ -240,6 +295,6 @@ func (p *provisioning) launchSpec() launcher.Spec {
 	r := p.box.Record
 	return launcher.Spec{
 		ID: r.ID, Image: r.Image, Layers: r.Layers, Size: launcher.Size(r.Size), CA: p.ca.CertificatePEM(), Roots: p.roots,
-		Hostname: hostnameOf(r), Git: gitIdentityOf(p.box.Hosted), DNS: []netip.Addr{p.addrs.GatewayV4, p.addrs.GatewayV6},
+		Hostname: hostnameOf(r), Git: usage.GitIdentityOf(p.box.Hosted), DNS: p.dns,
 	}
 }

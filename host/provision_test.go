@@ -57,7 +57,7 @@ func TestFailedProvisioningIsUndone(t *testing.T) {
 		ctx, hangUp := context.WithCancel(t.Context())
 		hangUp()
 		f := &fakeSteps{}
-		l := &lifecycle{log: zap.NewNop()}
+		l := &provisioner{log: zap.NewNop()}
 		err := l.provision(ctx, &provisioning{box: &state.Box{}}, []step{f.step("a", works, nil), f.step("b", c.bad, c.undone), f.step("c", works, nil)})
 		if !errors.Is(err, c.cause) || c.cause == nil && err != nil {
 			t.Errorf("%s: %v", name, err)

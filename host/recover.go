@@ -19,10 +19,10 @@ import (
 	"boxgate/store"
 )
 
-// recoverBoxes picks up the boxes of an earlier run: those that run stay up and get their network back under their
+// Recover picks up the boxes of an earlier run: those that run stay up and get their network back under their
 // committed policy; those that nothing runs of, because the host was restarted, count as paused until they are used; those that were being created or deleted when the gateway died are removed. Interfaces that belong to
 // no stored box are taken away.
-func (l *lifecycle) recoverBoxes(ctx context.Context) error {
+func (l *lifecycle) Recover(ctx context.Context) error {
 	running, err := l.sandboxes.Recover(ctx)
 	if err != nil {
 		return fmt.Errorf("recovering containers: %w", err)
@@ -155,7 +155,7 @@ func (l *lifecycle) wakeUp(ctx context.Context, p *provisioning) {
 	}
 	b.Publish()
 	if b.Attached == nil {
-		l.commands.usage.watch(b)
+		l.usage.Watch(b)
 	}
 }
 

@@ -19,16 +19,13 @@ var restartSteps = []step{
 	(*provisioning).startAgain,
 }
 
-// restart takes a box through restartSteps; when one fails, nothing of the box runs. Its init command runs again. The caller holds
-// b.mu, and has begun a change of its state.
-func (l *lifecycle) restart(ctx context.Context, b *state.Box) error {
+// Restart takes a box through restartSteps; when one fails, nothing of the box runs. The caller holds the lock of b, and has begun a
+// change of its state.
+func (l *provisioner) Restart(ctx context.Context, b *state.Box) error {
 	if err := l.provision(ctx, &provisioning{box: b}, restartSteps); err != nil {
 		return err
 	}
 	l.log.Info("a box was started again", zap.String("box", string(b.ID)))
-	l.commands.usage.watch(b)
-	b.Gate.Started()
-	l.commands.runInit(b)
 	return nil
 }
 
@@ -72,7 +69,7 @@ func (l *lifecycle) startKept(ctx context.Context) error {
 			continue
 		}
 		group.Go(func() error {
-			if err := l.commands.usage.wake(ctx, b.ID); err != nil {
+			if err := l.usage.Wake(ctx, b.ID); err != nil {
 				l.log.Error("a box that is to be kept alive could not be started", zap.String("box", string(b.ID)), zap.Error(err))
 			}
 			return nil

@@ -212,18 +212,18 @@ func (p *parts) largestBody() int64 {
 func (h *Host) serveLoops(ctx context.Context, run func(string, func() error)) {
 	run("host addresses", func() error { return h.protection.Follow(ctx) })
 	run("temporary entries of policies", func() error { return h.policies.KeepLeases(ctx) })
-	run("attached boxes", func() error { h.lifecycle.follower.Run(ctx); return nil })
+	run("attached boxes", func() error { h.lifecycle.Follow(ctx); return nil })
 	run("record of the last run", func() error { return noteRun(ctx, h.parts.launcher.RunDir()) })
 	run("connection table", func() error { return followConntrack(ctx, h.parts.log) })
 	run("schedules", func() error { h.scheduled.Run(ctx); return nil })
 	run("unused memory", func() error { share.GiveBack(ctx); return nil })
 	run("boxes that are kept alive", func() error { return h.lifecycle.startKept(ctx) })
-	run("idle boxes", func() error { return h.sleeper.run(ctx) })
+	run("idle boxes", func() error { return h.sleeper.Run(ctx) })
 	run("audit trail", func() error { h.parts.trail.keepHead(ctx); return nil })
 	run("domains of public URLs", func() error { h.publicURLs.ProvePending(ctx); return nil })
 	run("uses of API keys", func() error { h.keys.SaveUses(ctx); return nil })
 	run("room on the disk", func() error {
-		(&roomKeeper{log: h.parts.log, usage: h.usage, writes: h.parts.launcher.Writes, disk: h.parts.launcher.Reserve()}).run(ctx)
+		h.room.Run(ctx)
 		return nil
 	})
 	run("quotas", func() error { h.quota.Run(ctx); return nil })

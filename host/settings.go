@@ -29,6 +29,11 @@ type settings struct {
 	shared *rules.Shared
 }
 
+// newSettings makes the service.
+func newSettings(log *zap.Logger, db *store.DB, boxes *state.Table, shared *rules.Shared) *settings {
+	return &settings{log, db, boxes, shared}
+}
+
 // Environment implements the Host of [boxgate/api/settings].
 func (s *settings) Environment(context.Context) (map[string]name.Secret, error) {
 	return s.store.Environment()

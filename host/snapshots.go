@@ -28,6 +28,11 @@ type snapshotHost struct {
 	holdings *keys.Holdings
 }
 
+// newSnapshotHost makes the service.
+func newSnapshotHost(log *zap.Logger, boxes *state.Table, shelf *snapshots.Shelf, holdings *keys.Holdings) *snapshotHost {
+	return &snapshotHost{log, boxes, shelf, holdings}
+}
+
 // TakeSnapshot implements the Host of [boxgate/api/snapshots].
 func (s *snapshotHost) TakeSnapshot(ctx context.Context, id policy.BoxID, name string) (api.Snapshot, error) {
 	r, err := s.describe(id)

@@ -188,7 +188,7 @@ var errBusy = errors.New("a change of a box takes long: try again when it is ove
 func (h *Host) letGo() error {
 	h.stopLoops()
 	h.keepLentLeases()
-	h.usage.vigil.Close()
+	h.usage.Close()
 	h.parts.secrets.Rest()
 	errs := []error{h.parts.firewall.Close(), h.parts.trail.trail.Release()}
 	if h.parts.past != nil {

@@ -197,6 +197,7 @@ host/state: policy api store launcher host/awake host/foreign
 host/systemd:
 host/urls: policy api config ingress quota store internal/required host/change host/handover host/handover/handovertest host/keys host/reach host/state
 host/uninstall: policy config firewall host/nslock launcher store
+host/usage: policy api api/files api/history audit firewall ingress launcher launcher/boxfs launcher/boxfs/worker store internal/required host/change host/handover host/meter host/reach host/state host/vigil
 host: policy policy/dialect audit config host/nslock preflight firewall dns proxy certs ingress launcher launcher/boxfs launcher/boxfs/worker api api/change api/files api/history api/problem api/schedules api/server store secrets secrets/identity selftest internal/acceptor internal/fault internal/memory internal/buildinfo internal/required internal/socket quota
 internal/lab: config api launcher internal/testnet
 internal/lab/demo: audit internal/lab internal/testnet

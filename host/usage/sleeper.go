@@ -1,4 +1,4 @@
-package host
+package usage
 
 import (
 	"context"
@@ -12,25 +12,45 @@ import (
 	"boxgate/firewall"
 	"boxgate/host/handover"
 	"boxgate/host/state"
+	"boxgate/internal/required"
 	"boxgate/policy"
 )
 
-// sleeper pauses boxes that have been idle for a time.
-type sleeper struct {
-	after   time.Duration // 0: never
+// SleeperConfig is what a [Sleeper] is made of.
+type SleeperConfig struct {
+	After  time.Duration // 0: never
+	Log    *zap.Logger
+	Usage  *Service
+	Audit  *audit.Log
+	Before *handover.Predecessor `required:"false"`
+	// Traffic returns what has passed in the connections of boxes that the kernel knows.
+	Traffic func(context.Context) (map[policy.BoxID]map[firewall.Flow]firewall.Passed, error)
+	// Passing are the box's ends of the connections through the proxy on which bytes may pass now.
+	Passing func(policy.BoxID) map[netip.AddrPort]bool
+}
+
+// Sleeper pauses boxes that have been idle for a time.
+type Sleeper struct {
+	after   time.Duration
 	log     *zap.Logger
-	usage   *usage
+	usage   *Service
 	audit   *audit.Log
 	before  *handover.Predecessor
 	traffic func(context.Context) (map[policy.BoxID]map[firewall.Flow]firewall.Passed, error)
-	// passing returns the box's ends of the connections through the proxy on which bytes may pass now.
 	passing func(policy.BoxID) map[netip.AddrPort]bool
 
 	passed map[policy.BoxID]map[firewall.Flow]firewall.Passed // at the last look, in the boxes looked at
 }
 
-// run looks for idle boxes until ctx ends.
-func (s *sleeper) run(ctx context.Context) error {
+func NewSleeper(c SleeperConfig) (*Sleeper, error) {
+	if err := required.Fields(c); err != nil {
+		return nil, err
+	}
+	return &Sleeper{after: c.After, log: c.Log, usage: c.Usage, audit: c.Audit, before: c.Before, traffic: c.Traffic, passing: c.Passing}, nil
+}
+
+// Run looks for idle boxes until ctx ends.
+func (s *Sleeper) Run(ctx context.Context) error {
 	if s.after == 0 {
 		return nil
 	}
@@ -47,7 +67,7 @@ func (s *sleeper) run(ctx context.Context) error {
 }
 
 // look pauses the boxes that nobody has used for the time, and that have neither sent nor received anything.
-func (s *sleeper) look(ctx context.Context) {
+func (s *Sleeper) look(ctx context.Context) {
 	if s.before.Drains() {
 		return // who uses the boxes there is not known
 	}
@@ -76,7 +96,7 @@ func (s *sleeper) look(ctx context.Context) {
 // noteTraffic counts as use what has passed since the last look in those connections of boxes that their policies let pass: what a
 // box sends to the proxy for a connection or a request that is refused, or that is not known yet, is no use. A connection that the
 // box is looked at with for the first time is compared with nothing.
-func (s *sleeper) noteTraffic(ctx context.Context, quiet []*state.Box) error {
+func (s *Sleeper) noteTraffic(ctx context.Context, quiet []*state.Box) error {
 	now := time.Now()
 	flows, err := s.traffic(ctx)
 	if err != nil {
@@ -108,7 +128,7 @@ func moved(before, now map[firewall.Flow]firewall.Passed, proxied map[netip.Addr
 
 // noteEvents counts as use what a box has sent in connections and requests that are over. Of an intercepted connection the requests
 // count.
-func (s *sleeper) noteEvents(b *state.Box) {
+func (s *Sleeper) noteEvents(b *state.Box) {
 	for _, e := range s.audit.Recent(audit.Filter{Box: b.ID}) {
 		sent := e.Stage == policy.StageHTTP || e.BytesOut > 0 && e.Action != audit.ActionIntercept // of a request, only the body is counted
 		if sent && e.Verdict == policy.Allow && e.Stage != policy.StageDNS && e.Stage != policy.StageURL {
@@ -119,7 +139,7 @@ func (s *sleeper) noteEvents(b *state.Box) {
 
 // pauseIdle pauses a box unless somebody has begun to use it. From when its gate closes until it is awake again, whoever uses it
 // waits.
-func (u *usage) pauseIdle(ctx context.Context, b *state.Box, since time.Time) {
+func (u *Service) pauseIdle(ctx context.Context, b *state.Box, since time.Time) {
 	if !b.TryLock() {
 		return // it is being changed
 	}

@@ -1,4 +1,4 @@
-package host
+package usage
 
 import (
 	"context"
@@ -18,9 +18,9 @@ import (
 // StartSession implements [boxgate/api/session.Host]. A session without a terminal keeps its box awake while its command runs, as any
 // command does. One with a terminal does not: a shell that waits at its prompt would keep the box awake for ever. What is typed
 // wakes the box, and what is printed counts as a use.
-func (c *commands) StartSession(ctx context.Context, id policy.BoxID, req api.SessionRequest, stdin io.Reader, stdout, stderr io.Writer) (api.Session, error) {
+func (u *Service) StartSession(ctx context.Context, id policy.BoxID, req api.SessionRequest, stdin io.Reader, stdout, stderr io.Writer) (api.Session, error) {
 	s, caller := &session{done: func() {}}, api.CallerOf(ctx).Holder()
-	err := c.usage.do(ctx, id, func(b *state.Box) (err error) {
+	err := u.do(ctx, id, func(b *state.Box) (err error) {
 		spec := launcher.ExecSpec{
 			Args: req.Command, Env: b.EnvironmentWith(req.Env), Cwd: req.Dir, Stdin: stdin, Stdout: stdout, Stderr: stderr, Bound: true,
 			Starter: caller.ID, Operator: caller.Operator,
@@ -28,10 +28,10 @@ func (c *commands) StartSession(ctx context.Context, id policy.BoxID, req api.Se
 		if req.Terminal != nil {
 			size := launcher.TerminalSize(*req.Terminal)
 			spec.Terminal, spec.Stderr = &size, nil
-			spec.Stdin = inputThatWakes{ctx, c.usage, id, stdin}
+			spec.Stdin = inputThatWakes{ctx, u, id, stdin}
 			spec.Stdout = outputThatCounts{b, stdout}
 		}
-		s.command, err = c.sandboxes.Start(ctx, id, spec)
+		s.command, err = u.sandboxes.Start(ctx, id, spec)
 		return err
 	})
 	switch start := (*launcher.StartError)(nil); {
@@ -43,7 +43,7 @@ func (c *commands) StartSession(ctx context.Context, id policy.BoxID, req api.Se
 		return nil, err
 	}
 	if req.Terminal == nil {
-		if _, done, err := c.usage.use(ctx, id); err == nil {
+		if _, done, err := u.use(ctx, id); err == nil {
 			s.done = done
 		}
 	}
@@ -87,7 +87,7 @@ func (s *session) Wait(ctx context.Context) (api.ExecResult, error) {
 // inputThatWakes is the input of a terminal: the box is woken before the command gets any.
 type inputThatWakes struct {
 	ctx   context.Context
-	usage *usage
+	usage *Service
 	id    policy.BoxID
 	r     io.Reader
 }

@@ -1,4 +1,4 @@
-package host
+package usage
 
 import (
 	"context"
@@ -14,15 +14,15 @@ import (
 )
 
 // countEnds makes how often boxes have ended by themselves a metric.
-func (u *usage) countEnds(metrics *prometheus.Registry) error {
+func (u *Service) countEnds(metrics *prometheus.Registry) error {
 	u.ends = prometheus.NewCounter(prometheus.CounterOpts{
 		Name: "boxgate_boxes_ended_total", Help: "How often the first process of a box has ended without having been asked to.",
 	})
 	return metrics.Register(u.ends)
 }
 
-// watch has it noticed when the first process of a launched box ends, which has just been started or found. The caller holds the lock of b.
-func (u *usage) watch(b *state.Box) {
+// Watch has it noticed when the first process of a launched box ends, which has just been started or found. The caller holds the lock of b.
+func (u *Service) Watch(b *state.Box) {
 	b.Life++
 	life := b.Life
 	ended := func() { u.ended(b, life) }
@@ -38,7 +38,7 @@ func (u *usage) watch(b *state.Box) {
 }
 
 // ended shows that the first process of a box has ended, unless the box has been started again or deleted since.
-func (u *usage) ended(b *state.Box, life uint64) {
+func (u *Service) ended(b *state.Box, life uint64) {
 	err := change.Contain(u.log, func() error {
 		ctx := context.Background()
 		if now, err := u.sandboxes.State(ctx, b.ID); err != nil || now.Pid != 0 {
@@ -60,7 +60,7 @@ func (u *usage) ended(b *state.Box, life uint64) {
 }
 
 // noteEnded shows a box in state error because its first process has ended, and returns why. The caller holds the lock of b.
-func (u *usage) noteEnded(b *state.Box) error {
+func (u *Service) noteEnded(b *state.Box) error {
 	why := u.sandboxes.WhyEnded(b.ID)
 	b.Ended = true
 	b.ShowError(why.Error())
@@ -71,7 +71,7 @@ func (u *usage) noteEnded(b *state.Box) error {
 }
 
 // noteUsedAfterEnd is noteEnded for a box that was found ended when it was used. A call of resume starts it.
-func (u *usage) noteUsedAfterEnd(b *state.Box) error {
+func (u *Service) noteUsedAfterEnd(b *state.Box) error {
 	b.Lock()
 	defer b.Unlock()
 	if b.Status == api.StatusIdle && b.Moving == nil {

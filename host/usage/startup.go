@@ -1,4 +1,4 @@
-package host
+package usage
 
 import (
 	"context"
@@ -10,7 +10,7 @@ import (
 )
 
 // SetInitCommand implements [boxgate/api/lifecycle.Host]. It is run at the next start.
-func (u *usage) SetInitCommand(_ context.Context, id policy.BoxID, command string) error {
+func (u *Service) SetInitCommand(_ context.Context, id policy.BoxID, command string) error {
 	b, err := u.boxes.Lock(id)
 	if err != nil {
 		return err

@@ -1,4 +1,4 @@
-package host
+package usage
 
 import (
 	"context"
@@ -13,29 +13,33 @@ import (
 	"boxgate/policy"
 )
 
-// visits wakes boxes for their public URLs. It implements [boxgate/ingress.Boxes].
-type visits struct {
+// Visits wakes boxes for their public URLs. It implements [boxgate/ingress.Boxes].
+type Visits struct {
 	boxes *state.Table
 	reach *reach.Boxes
-	// use wakes a box; it is set before anybody is served.
-	use func(context.Context, policy.BoxID) error
+	wake  func(context.Context, policy.BoxID) error
+}
+
+// NewVisits makes the visits of boxes, which wake wakes.
+func NewVisits(boxes *state.Table, r *reach.Boxes, wake func(context.Context, policy.BoxID) error) *Visits {
+	return &Visits{boxes, r, wake}
 }
 
 // Enter implements [boxgate/ingress.Boxes]. One that is not known cannot be dialled, which is for the caller to find out.
-func (v *visits) Enter(id policy.BoxID, port uint16) bool {
+func (v *Visits) Enter(id policy.BoxID, port uint16) bool {
 	b, err := v.boxes.Find(id)
 	return err != nil || !b.Spent.Load() && (b.Gate.Visit(port) || b.Attached != nil)
 }
 
 // Leave implements [boxgate/ingress.Boxes].
-func (v *visits) Leave(id policy.BoxID) {
+func (v *Visits) Leave(id policy.BoxID) {
 	if b, err := v.boxes.Find(id); err == nil {
 		b.Gate.Depart()
 	}
 }
 
 // Moved implements [boxgate/ingress.Boxes].
-func (v *visits) Moved(id policy.BoxID, byVisitor bool) {
+func (v *Visits) Moved(id policy.BoxID, byVisitor bool) {
 	b, err := v.boxes.Find(id)
 	if err != nil {
 		return
@@ -44,18 +48,18 @@ func (v *visits) Moved(id policy.BoxID, byVisitor bool) {
 	if byVisitor && !b.Gate.IsOpen() && b.Attached == nil && b.Rousing.CompareAndSwap(false, true) {
 		go func() {
 			defer b.Rousing.Store(false)
-			_ = v.use(context.Background(), id)
+			_ = v.wake(context.Background(), id)
 		}()
 	}
 }
 
 // Wake implements [boxgate/ingress.Boxes].
-func (v *visits) Wake(ctx context.Context, id policy.BoxID, port uint16) error {
+func (v *Visits) Wake(ctx context.Context, id policy.BoxID, port uint16) error {
 	b, err := v.boxes.Find(id)
 	if err == nil && b.Spent.Load() {
 		return ingress.ErrSpent
 	}
-	used := v.use(ctx, id)
+	used := v.wake(ctx, id)
 	if err != nil {
 		b, err = v.boxes.Find(id)
 	}

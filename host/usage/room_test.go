@@ -1,4 +1,4 @@
-package host
+package usage
 
 import (
 	"testing"
@@ -9,7 +9,7 @@ import (
 // The first look at a full disk finds the boxes that have filled it since the last look at one that was nearly full, and no others.
 func TestBoxesThatFillTheDiskAreFoundAtOnce(t *testing.T) {
 	t.Parallel()
-	k := roomKeeper{before: map[policy.BoxID]int64{}}
+	k := RoomKeeper{before: map[policy.BoxID]int64{}}
 	for _, look := range []struct {
 		full  bool
 		wrote map[policy.BoxID]int64

@@ -1,4 +1,4 @@
-package host
+package usage
 
 import (
 	"context"
@@ -9,7 +9,6 @@ import (
 
 	"boxgate/api"
 	apifiles "boxgate/api/files"
-	"boxgate/host/state"
 	"boxgate/launcher"
 	"boxgate/launcher/boxfs"
 	"boxgate/launcher/boxfs/worker"
@@ -17,19 +16,13 @@ import (
 	"boxgate/policy/document"
 )
 
-// files opens the files of boxes.
-type files struct {
-	usage     *usage
-	sandboxes state.Sandboxes
-}
-
 // OpenFiles implements [apifiles.Host].
-func (f *files) OpenFiles(ctx context.Context, id policy.BoxID) (apifiles.Files, error) {
-	_, done, err := f.usage.use(ctx, id)
+func (u *Service) OpenFiles(ctx context.Context, id policy.BoxID) (apifiles.Files, error) {
+	_, done, err := u.use(ctx, id)
 	if err != nil {
 		return nil, err
 	}
-	session, end, err := f.sandboxes.OpenFiles(ctx, id)
+	session, end, err := u.sandboxes.OpenFiles(ctx, id)
 	switch {
 	case err == nil:
 		return &boxFiles{session, func() { end(); done() }}, nil

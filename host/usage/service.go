@@ -1,4 +1,4 @@
-package host
+package usage
 
 import (
 	"context"
@@ -14,29 +14,61 @@ import (
 	"boxgate/host/change"
 	"boxgate/host/state"
 	"boxgate/host/vigil"
+	"boxgate/internal/required"
 	"boxgate/launcher"
 	"boxgate/policy"
 	"boxgate/store"
 )
 
-// usage lets callers work in launched boxes: run commands, reach files, answer visitors. It puts boxes to sleep and wakes them.
-type usage struct {
-	store     *store.DB
+// Starter starts boxes again of which nothing runs.
+type Starter interface {
+	// Restart starts a box from what it has written; after an error nothing of it runs. The caller holds the lock of b, and has begun a
+	// change of its state.
+	Restart(ctx context.Context, b *state.Box) error
+}
+
+// Config is what a [Service] is made of.
+type Config struct {
+	Log       *zap.Logger
+	Store     *store.DB
+	Boxes     *state.Table
+	Sandboxes state.Sandboxes
+	Starter   Starter
+	History   *history.History
+	Room      func(n int64) error // refuses what would use the disk that is kept for the gateway
+	Metrics   *prometheus.Registry
+}
+
+// Service lets callers work in launched boxes: run commands, reach files, answer visitors. It puts boxes to sleep and wakes them. Safe for
+// concurrent use.
+type Service struct {
 	log       *zap.Logger
+	store     *store.DB
 	boxes     *state.Table
 	sandboxes state.Sandboxes
+	starter   Starter
 	history   *history.History
-	room      func(n int64) error // refuses what would use the disk that is kept for the gateway
+	room      func(n int64) error
 	vigil     vigil.Vigil
 	ends      prometheus.Counter // of boxes that have ended by themselves
-	// restart starts a box again that nothing runs of. The caller holds the lock of b.
-	restart func(context.Context, *state.Box) error
 }
+
+// New makes the service.
+func New(c Config) (*Service, error) {
+	if err := required.Fields(c); err != nil {
+		return nil, err
+	}
+	u := &Service{log: c.Log, store: c.Store, boxes: c.Boxes, sandboxes: c.Sandboxes, starter: c.Starter, history: c.History, room: c.Room}
+	return u, u.countEnds(c.Metrics)
+}
+
+// Close stops watching the first processes of boxes.
+func (u *Service) Close() { u.vigil.Close() }
 
 // use returns a launched box that is awake. A paused one is resumed; one that is being made is waited for. Until done is called
 // the box counts as running, and stays awake unless a caller of the API pauses it. The caller must call done, which may be
 // called more than once.
-func (u *usage) use(ctx context.Context, id policy.BoxID) (b *state.Box, done func(), err error) {
+func (u *Service) use(ctx context.Context, id policy.BoxID) (b *state.Box, done func(), err error) {
 	b, err = u.boxes.Find(id)
 	if err != nil {
 		return nil, nil, err
@@ -52,8 +84,8 @@ func (u *usage) use(ctx context.Context, id policy.BoxID) (b *state.Box, done fu
 	return b, sync.OnceFunc(b.Gate.Leave), nil
 }
 
-// wake wakes a box.
-func (u *usage) wake(ctx context.Context, id policy.BoxID) error {
+// Wake wakes a box.
+func (u *Service) Wake(ctx context.Context, id policy.BoxID) error {
 	_, done, err := u.use(ctx, id)
 	if err == nil {
 		done()
@@ -63,12 +95,12 @@ func (u *usage) wake(ctx context.Context, id policy.BoxID) error {
 
 // do calls f with a box that is awake, as use returns it. If f finds the box paused, because somebody paused it in between, it
 // is called again; it must not have done anything then.
-func (u *usage) do(ctx context.Context, id policy.BoxID, f func(*state.Box) error) error {
+func (u *Service) do(ctx context.Context, id policy.BoxID, f func(*state.Box) error) error {
 	return u.doFor(ctx, id, nil, f)
 }
 
 // doFor is do for somebody who may leave before f returns: from then on f does not keep the box awake.
-func (u *usage) doFor(ctx context.Context, id policy.BoxID, left <-chan struct{}, f func(*state.Box) error) error {
+func (u *Service) doFor(ctx context.Context, id policy.BoxID, left <-chan struct{}, f func(*state.Box) error) error {
 	for {
 		b, done, err := u.use(ctx, id)
 		if err != nil {
@@ -98,7 +130,7 @@ func (u *usage) doFor(ctx context.Context, id policy.BoxID, left <-chan struct{}
 }
 
 // noteAsleep notes that a box that should be awake is paused: the next use wakes it.
-func (u *usage) noteAsleep(b *state.Box) {
+func (u *Service) noteAsleep(b *state.Box) {
 	b.Lock()
 	defer b.Unlock()
 	if b.Status == api.StatusIdle && b.Moving == nil {
@@ -108,7 +140,7 @@ func (u *usage) noteAsleep(b *state.Box) {
 }
 
 // rouse wakes a box that sleeps, or waits for one that is falling asleep, waking, or being made.
-func (u *usage) rouse(ctx context.Context, b *state.Box) error {
+func (u *Service) rouse(ctx context.Context, b *state.Box) error {
 	b.Lock()
 	defer b.Unlock()
 	if u.boxes.Lent.Load() {
@@ -130,7 +162,7 @@ func (u *usage) rouse(ctx context.Context, b *state.Box) error {
 }
 
 // PauseBox implements [boxgate/api/lifecycle.Host].
-func (u *usage) PauseBox(ctx context.Context, id policy.BoxID) (api.Box, error) {
+func (u *Service) PauseBox(ctx context.Context, id policy.BoxID) (api.Box, error) {
 	return u.change(ctx, id, func(b *state.Box) error {
 		switch {
 		case b.Record.KeepAlive:
@@ -145,7 +177,7 @@ func (u *usage) PauseBox(ctx context.Context, id policy.BoxID) (api.Box, error) 
 }
 
 // ResumeBox implements [boxgate/api/lifecycle.Host].
-func (u *usage) ResumeBox(ctx context.Context, id policy.BoxID) (api.Box, error) {
+func (u *Service) ResumeBox(ctx context.Context, id policy.BoxID) (api.Box, error) {
 	return u.change(ctx, id, func(b *state.Box) error {
 		switch {
 		case b.Status == api.StatusIdle:
@@ -162,7 +194,7 @@ func (u *usage) ResumeBox(ctx context.Context, id policy.BoxID) (api.Box, error)
 }
 
 // change calls f with the lock of a launched box that no other change of state is under way of.
-func (u *usage) change(ctx context.Context, id policy.BoxID, f func(*state.Box) error) (api.Box, error) {
+func (u *Service) change(ctx context.Context, id policy.BoxID, f func(*state.Box) error) (api.Box, error) {
 	b, err := u.boxes.Lock(id)
 	if err != nil {
 		return api.Box{}, err
@@ -181,7 +213,7 @@ func (u *usage) change(ctx context.Context, id policy.BoxID, f func(*state.Box) 
 }
 
 // pause freezes a box, and then stores that. A box whose sleep could not be stored goes on. The caller holds the lock of b.
-func (u *usage) pause(ctx context.Context, b *state.Box) error {
+func (u *Service) pause(ctx context.Context, b *state.Box) error {
 	ctx, cancel := change.Begun(ctx)
 	defer cancel()
 	defer b.BeginMove()()
@@ -204,13 +236,13 @@ func (u *usage) pause(ctx context.Context, b *state.Box) error {
 
 // resume wakes a paused box, or starts one of which nothing runs, and then stores that: a gateway that dies in between finds the
 // box awake. It goes on when the caller has gone. The caller holds the lock of b.
-func (u *usage) resume(ctx context.Context, b *state.Box) error {
+func (u *Service) resume(ctx context.Context, b *state.Box) error {
 	ctx, cancel := change.Begun(ctx)
 	defer cancel()
 	defer b.BeginMove()()
 	var err error
 	if b.Ended || !b.Connected() {
-		err = u.restart(ctx, b)
+		err = u.startAgain(ctx, b)
 	} else {
 		err = u.contained(b, func() error { return u.sandboxes.Resume(ctx, b.ID) })
 	}
@@ -232,6 +264,17 @@ func (u *usage) resume(ctx context.Context, b *state.Box) error {
 	return nil
 }
 
+// startAgain starts a box of which nothing runs. Its init command runs again. The caller holds the lock of b.
+func (u *Service) startAgain(ctx context.Context, b *state.Box) error {
+	if err := u.starter.Restart(ctx, b); err != nil {
+		return err
+	}
+	u.Watch(b)
+	b.Gate.Started()
+	u.RunInit(b)
+	return nil
+}
+
 // closedWhile is the answer when a change of the policy has closed the box while it was paused or resumed. Its state stays the one that
 // says so. The caller holds the lock of b.
 func closedWhile(b *state.Box, what string) error {
@@ -239,12 +282,12 @@ func closedWhile(b *state.Box, what string) error {
 }
 
 // contained takes a step of the launcher without the lock of the box, which the caller holds. A panic is an error.
-func (u *usage) contained(b *state.Box, step func() error) error {
+func (u *Service) contained(b *state.Box, step func() error) error {
 	return b.Unlocked(func() error { return change.Contain(u.log, step, zap.String("box", string(b.ID))) })
 }
 
 // failed is the answer when a box could not be paused or resumed. The caller holds the lock of b.
-func (u *usage) failed(b *state.Box, what string, err error) error {
+func (u *Service) failed(b *state.Box, what string, err error) error {
 	u.log.Error("a box could not be "+what, zap.String("box", string(b.ID)), zap.Error(err))
 	if errors.Is(err, launcher.ErrNotRunning) {
 		return api.Errorf(api.ErrConflict, "the box could not be %s: %w", what, u.noteEnded(b))

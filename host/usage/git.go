@@ -1,4 +1,4 @@
-package host
+package usage
 
 import (
 	"bytes"
@@ -11,18 +11,25 @@ import (
 	"boxgate/policy"
 )
 
-// git keeps who makes the commits in boxes.
-type git struct {
-	usage     *usage
-	sandboxes state.Sandboxes
-	settings  *settings
+// Settings changes the configuration of boxes.
+type Settings interface {
+	Configure(ctx context.Context, id policy.BoxID, change func(*api.Configuration) error) (api.Box, error)
 }
+
+// Git keeps who makes the commits in boxes.
+type Git struct {
+	usage    *Service
+	settings Settings
+}
+
+// NewGit makes the service.
+func NewGit(u *Service, settings Settings) *Git { return &Git{u, settings} }
 
 // gitIdentity is who makes the commits in a box, unless it was said at its creation.
 var gitIdentity = launcher.GitIdentity{Name: "Upstash Box", Email: "box@upstash.com"}
 
-// gitIdentityOf is who makes the commits in a box, unless a configuration in it says otherwise.
-func gitIdentityOf(h api.Hosted) launcher.GitIdentity {
+// GitIdentityOf is who makes the commits in a box, unless a configuration in it says otherwise.
+func GitIdentityOf(h api.Hosted) launcher.GitIdentity {
 	is := gitIdentity
 	if h.GitUserName != "" {
 		is.Name = h.GitUserName
@@ -35,7 +42,7 @@ func gitIdentityOf(h api.Hosted) launcher.GitIdentity {
 
 // SetGitIdentity implements the Host of [boxgate/api/git]. It is put in force in the box first: what is stored is what a
 // box restored from a snapshot gets.
-func (g *git) SetGitIdentity(ctx context.Context, id policy.BoxID, name, email string) (nowName, nowEmail string, err error) {
+func (g *Git) SetGitIdentity(ctx context.Context, id policy.BoxID, name, email string) (nowName, nowEmail string, err error) {
 	for _, set := range []struct{ key, value string }{{"user.name", name}, {"user.email", email}} {
 		if set.value == "" {
 			continue
@@ -53,16 +60,16 @@ func (g *git) SetGitIdentity(ctx context.Context, id policy.BoxID, name, email s
 		}
 		return nil
 	})
-	is := gitIdentityOf(box.Hosted)
+	is := GitIdentityOf(box.Hosted)
 	return is.Name, is.Email, err
 }
 
 // configure sets a value in the system's configuration of git in a box.
-func (g *git) configure(ctx context.Context, id policy.BoxID, key, value string) error {
+func (g *Git) configure(ctx context.Context, id policy.BoxID, key, value string) error {
 	var out bytes.Buffer
 	var res launcher.Result
 	err := g.usage.do(ctx, id, func(*state.Box) (err error) {
-		res, err = g.sandboxes.Exec(ctx, id, launcher.ExecSpec{
+		res, err = g.usage.sandboxes.Exec(ctx, id, launcher.ExecSpec{
 			User: "root", Cwd: "/", Args: []string{"git", "config", "--file", "/etc/gitconfig", "--replace-all", key, value}, Stderr: &out,
 		})
 		return err

@@ -1,4 +1,4 @@
-package host
+package usage
 
 import (
 	"context"
@@ -13,10 +13,9 @@ import (
 	"boxgate/policy"
 )
 
-// roomKeeper pauses boxes that write while the disk of the state directory has only what is kept for the gateway.
-type roomKeeper struct {
-	log    *zap.Logger
-	usage  *usage
+// RoomKeeper pauses boxes that write while the disk of the state directory has only what is kept for the gateway.
+type RoomKeeper struct {
+	usage  *Service
 	writes func(policy.BoxID) launcher.Writes
 	disk   launcher.Reserve
 
@@ -41,8 +40,13 @@ const (
 	writesMost = 1 << 20
 )
 
-// run looks after the disk until ctx ends.
-func (k *roomKeeper) run(ctx context.Context) {
+// NewRoomKeeper looks after a disk. writes returns how much a box has written.
+func NewRoomKeeper(u *Service, writes func(policy.BoxID) launcher.Writes, disk launcher.Reserve) *RoomKeeper {
+	return &RoomKeeper{usage: u, writes: writes, disk: disk}
+}
+
+// Run looks after the disk until ctx ends.
+func (k *RoomKeeper) Run(ctx context.Context) {
 	next := time.NewTimer(roomPace)
 	defer next.Stop()
 	for {
@@ -63,7 +67,7 @@ func (k *roomKeeper) run(ctx context.Context) {
 
 // ahead returns how many bytes the disk fills by within roomAhead, or until the next look if that comes late: at the lesser of the last
 // two rates, as a file that is made and removed again fills no disk. A rate is that of roomPace, or of more.
-func (k *roomKeeper) ahead() int64 {
+func (k *RoomKeeper) ahead() int64 {
 	now := time.Now()
 	since := now.Sub(k.looked)
 	if since < roomPace {
@@ -81,13 +85,13 @@ func (k *roomKeeper) ahead() int64 {
 
 // look pauses the boxes that write, if there is no room, or resumes those that it has paused, if there is plenty. In between it only
 // notes what boxes have written, so that the first look without room finds who writes.
-func (k *roomKeeper) look(ctx context.Context) {
+func (k *RoomKeeper) look(ctx context.Context) {
 	var changing sync.WaitGroup
 	defer changing.Wait()
 	ahead := k.ahead()
 	if k.usage.room(ahead+min(roomNear, k.disk.Kept())) == nil {
 		for id := range k.paused {
-			changing.Go(func() { _ = k.usage.wake(ctx, id) }) // it is gone, or somebody else's use wakes it
+			changing.Go(func() { _ = k.usage.Wake(ctx, id) }) // it is gone, or somebody else's use wakes it
 		}
 		k.before, k.paused = nil, nil
 		return
@@ -109,7 +113,7 @@ func (k *roomKeeper) look(ctx context.Context) {
 
 // fills notes how many bytes a box has written, and reports whether it fills a full disk: it has written writesMost or more since there
 // was last room.
-func (k *roomKeeper) fills(id policy.BoxID, written int64, full bool) bool {
+func (k *RoomKeeper) fills(id policy.BoxID, written int64, full bool) bool {
 	before, known := k.before[id]
 	if !known || !full || written < before { // processes that have ended are no longer counted
 		k.before[id] = written
@@ -119,7 +123,7 @@ func (k *roomKeeper) fills(id policy.BoxID, written int64, full bool) bool {
 }
 
 // pauseFull pauses a box that fills the disk, whoever uses it. It cannot be resumed until there is room.
-func (u *usage) pauseFull(ctx context.Context, b *state.Box) {
+func (u *Service) pauseFull(ctx context.Context, b *state.Box) {
 	if !b.TryLock() {
 		return // it is being changed; the next look finds it
 	}
@@ -136,7 +140,7 @@ func (u *usage) pauseFull(ctx context.Context, b *state.Box) {
 }
 
 // mayGoOn refuses to resume a box that was paused because it fills the disk, until there is room. The caller holds the lock of b.
-func (u *usage) mayGoOn(b *state.Box) error {
+func (u *Service) mayGoOn(b *state.Box) error {
 	if !b.Filling {
 		return nil
 	}

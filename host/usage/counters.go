@@ -1,4 +1,4 @@
-package host
+package usage
 
 import (
 	"context"
@@ -14,19 +14,6 @@ import (
 	"boxgate/policy"
 )
 
-// openMeter goes on counting what boxes use.
-func (h *Host) openMeter(context.Context) (err error) {
-	p := h.parts
-	p.meter, err = meter.Open(meter.Config{
-		Period: p.cfg.Limits.QuotaPeriod, Boxes: p.boxes.Ids, Kernel: kernelCounters{p.boxes, p.firewall, state.Sandboxes{Launcher: p.launcher}, bootID()}, Store: p.store, Log: p.log,
-	})
-	if err != nil {
-		return err
-	}
-	p.launcher.OnEnd(func(id policy.BoxID) { p.meter.Read(id) })
-	return p.metrics.Register(p.meter)
-}
-
 func usageView(u meter.Usage) api.Usage {
 	return api.Usage{
 		CPU: u.CPU, Memory: u.Memory, PeakMemory: u.PeakMemory, BytesIn: u.In, BytesOut: u.Out, OOMKills: u.OOMKills,
@@ -40,6 +27,11 @@ type kernelCounters struct {
 	firewall  *firewall.Firewall
 	sandboxes state.Sandboxes
 	boot      string // of the host: the kernel gives out the same numbers again after the next
+}
+
+// NewCounters reads what the kernel counts now.
+func NewCounters(boxes *state.Table, f *firewall.Firewall, s state.Sandboxes) meter.Kernel {
+	return kernelCounters{boxes, f, s, bootID()}
 }
 
 // ReadLinks implements [meter.Kernel].

@@ -1,4 +1,4 @@
-package host
+package usage
 
 import (
 	"context"
@@ -10,14 +10,17 @@ import (
 	"boxgate/policy"
 )
 
-// listing shows the boxes, with what they have used.
-type listing struct {
+// Listing shows the boxes, with what they have used.
+type Listing struct {
 	*state.Table
 	meter *meter.Meter
 }
 
+// NewListing shows the boxes of a table.
+func NewListing(boxes *state.Table, m *meter.Meter) *Listing { return &Listing{boxes, m} }
+
 // Box implements the Finder of [boxgate/api/rest].
-func (l *listing) Box(_ context.Context, idOrName string) (api.Box, error) {
+func (l *Listing) Box(_ context.Context, idOrName string) (api.Box, error) {
 	b, err := l.Find(policy.BoxID(idOrName))
 	if err != nil && idOrName != "" {
 		for _, other := range l.All() {
@@ -33,7 +36,7 @@ func (l *listing) Box(_ context.Context, idOrName string) (api.Box, error) {
 }
 
 // withUsage adds what a box has used, read from the kernel if that is to be fresh.
-func (l *listing) withUsage(v api.Box, fresh bool) api.Box {
+func (l *Listing) withUsage(v api.Box, fresh bool) api.Box {
 	if fresh {
 		l.meter.Refresh(v.ID)
 	}
@@ -42,7 +45,7 @@ func (l *listing) withUsage(v api.Box, fresh bool) api.Box {
 }
 
 // Boxes implements the Table of [boxgate/api/boxes].
-func (l *listing) Boxes(_ context.Context, f api.BoxFilter) ([]api.Box, error) {
+func (l *Listing) Boxes(_ context.Context, f api.BoxFilter) ([]api.Box, error) {
 	var views []api.Box
 	for _, b := range l.All() {
 		if v := b.View(); f.Label == "" || slices.Contains(v.Labels, f.Label) {

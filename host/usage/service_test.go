@@ -1,4 +1,4 @@
-package host
+package usage
 
 import (
 	"context"
@@ -12,6 +12,7 @@ import (
 	"boxgate/api"
 	"boxgate/api/history"
 	"boxgate/host/state"
+	"boxgate/launcher"
 	"boxgate/store"
 )
 
@@ -28,12 +29,12 @@ func TestResumeShowsThatTheBoxWasClosed(t *testing.T) {
 	b := state.NewBox(store.Box{ID: "box1"}, store.Policy{}, store.Headers{}, api.Hosted{})
 	table.Add(b)
 	b.Ended, b.Status = true, api.StatusError
-	u := &usage{store: db, log: zap.NewNop(), boxes: table, history: history.New(table.Exist)}
+	u := &Service{store: db, log: zap.NewNop(), boxes: table, sandboxes: state.Sandboxes{Launcher: &launcher.Launcher{}}, history: history.New(table.Exist)}
 	const closed = "its policy could not be put in force"
-	u.restart = func(_ context.Context, b *state.Box) error { // a policy that cannot be put in force comes in between
+	u.starter = starter(func(b *state.Box) error { // a policy that cannot be put in force comes in between
 		b.ShowError(closed)
 		return nil
-	}
+	})
 	_, err = u.ResumeBox(t.Context(), "box1")
 	if !errors.Is(err, api.ErrUnavailable) || !strings.Contains(err.Error(), closed) {
 		t.Errorf("the caller was told %v", err)
@@ -42,3 +43,8 @@ func TestResumeShowsThatTheBoxWasClosed(t *testing.T) {
 		t.Errorf("it is shown as %s, %q", v.Status, v.Error)
 	}
 }
+
+// starter starts boxes as a test says.
+type starter func(*state.Box) error
+
+func (s starter) Restart(_ context.Context, b *state.Box) error { return s(b) }

@@ -1,4 +1,4 @@
-package host
+package usage
 
 import (
 	"context"
@@ -14,19 +14,12 @@ import (
 	"boxgate/policy"
 )
 
-// commands runs commands in boxes.
-type commands struct {
-	log       *zap.Logger
-	usage     *usage
-	sandboxes state.Sandboxes
-}
-
 // Exec implements the Host of [boxgate/api/exec].
-func (c *commands) Exec(ctx context.Context, id policy.BoxID, req api.ExecRequest, stdout, stderr io.Writer) (api.ExecResult, error) {
+func (u *Service) Exec(ctx context.Context, id policy.BoxID, req api.ExecRequest, stdout, stderr io.Writer) (api.ExecResult, error) {
 	var res launcher.Result
 	caller := api.CallerOf(ctx).Holder()
-	err := c.usage.doFor(ctx, id, req.Left, func(b *state.Box) (err error) {
-		res, err = c.sandboxes.Exec(ctx, id, launcher.ExecSpec{
+	err := u.doFor(ctx, id, req.Left, func(b *state.Box) (err error) {
+		res, err = u.sandboxes.Exec(ctx, id, launcher.ExecSpec{
 			Args: req.Command, Env: b.EnvironmentWith(req.Env), Cwd: req.Dir, Stdin: req.Stdin, Stdout: stdout, Stderr: stderr,
 			Starter: caller.ID, Operator: caller.Operator,
 		})
@@ -53,8 +46,8 @@ const exitNoProgram = 127
 
 // Tokens returns the placeholders of a box's header rules, by the names of their variables: what its commands get in the place of
 // secrets. It is for those who start the commands of an attached box.
-func (c *commands) Tokens(_ context.Context, id policy.BoxID) (map[string]string, error) {
-	b, err := c.usage.boxes.Find(id)
+func (u *Service) Tokens(_ context.Context, id policy.BoxID) (map[string]string, error) {
+	b, err := u.boxes.Find(id)
 	if err != nil {
 		return nil, err
 	}
@@ -63,16 +56,16 @@ func (c *commands) Tokens(_ context.Context, id policy.BoxID) (map[string]string
 	return out, nil
 }
 
-// runInit runs the box's init command in the background, if it has one; it may be a server and never end.
-func (c *commands) runInit(b *state.Box) {
+// RunInit runs the box's init command in the background, if it has one; it may be a server and never end.
+func (u *Service) RunInit(b *state.Box) {
 	id, command := b.ID, b.Record.InitCommand
 	if command == "" {
 		return
 	}
 	go func() {
 		req := api.ExecRequest{Command: []string{"sh", "-c", command}}
-		if res, err := c.Exec(context.Background(), id, req, nil, nil); err != nil || res.ExitCode != 0 {
-			c.log.Warn("an init command ended", zap.String("box", string(id)), zap.Int("exit_code", res.ExitCode), zap.Error(err))
+		if res, err := u.Exec(context.Background(), id, req, nil, nil); err != nil || res.ExitCode != 0 {
+			u.log.Warn("an init command ended", zap.String("box", string(id)), zap.Int("exit_code", res.ExitCode), zap.Error(err))
 		}
 	}()
 }
