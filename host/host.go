@@ -7,6 +7,8 @@
 package host
 
 import (
+	"boxgate/host/box"
+
 	"boxgate/host/usage"
 
 	"boxgate/host/rules"
@@ -28,15 +30,15 @@ import (
 // Lock order: the mutex that serialises changes of all boxes, then that of a box, then that of a table.
 type Host struct {
 	policies     *rules.Service    // changes what they may do
-	lifecycle    *lifecycle        // makes, attaches, recovers and deletes them
+	lifecycle    *box.Service      // makes, attaches, recovers and deletes them
 	publicURLs   *urls.Service     // makes and deletes their public URLs
 	usage        *usage.Service    // puts them to sleep and wakes them
 	scheduled    *schedule.Service // runs commands in them again and again
-	settings     *settings         // keeps what else can be configured
-	snapshotHost *snapshotHost     // takes snapshots of them
+	settings     *box.Settings     // keeps what else can be configured
+	snapshotHost *box.Snapshots    // takes snapshots of them
 	git          *usage.Git        // keeps who makes commits in them
 	events       *events           // reads decisions
-	authorities  *authorities      // shows certificate authorities
+	authorities  *box.Authorities  // shows certificate authorities
 	auditTrail   *auditTrail       // keeps who changed what
 	keys         *keys.Service     // changes the keys of the store and of the API
 	sources      *sources          // shows and refreshes the operator's secrets

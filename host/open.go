@@ -1,6 +1,8 @@
 package host
 
 import (
+	"boxgate/host/box"
+
 	"boxgate/host/usage"
 
 	"context"
@@ -161,8 +163,8 @@ func (h *Host) openRules(context.Context) error {
 func (h *Host) openUsage(context.Context) error {
 	p := h.parts
 	held := state.Sandboxes{Launcher: p.launcher}
-	h.authorities = newAuthorities(p.store, p.minter, p.urlCA)
-	provisioner, err := newProvisioner(ProvisionerConfig{
+	h.authorities = box.NewAuthorities(p.store, p.minter, p.urlCA)
+	provisioner, err := box.NewProvisioner(box.ProvisionerConfig{
 		Log: p.log, Store: p.store, Shared: p.shared, Net: p.net, Sandboxes: held, Minter: p.minter, Authorities: h.authorities, URLs: h.publicURLs,
 		Reach: p.reach, Roots: p.added, DNS: []netip.Addr{p.addrs.GatewayV4, p.addrs.GatewayV6},
 	})
@@ -186,8 +188,8 @@ func (h *Host) openUsage(context.Context) error {
 // openLife opens what makes and deletes boxes.
 func (h *Host) openLife(context.Context) (err error) {
 	p := h.parts
-	h.settings = newSettings(p.log, p.store, p.boxes, p.shared)
-	h.snapshotHost = newSnapshotHost(p.log, p.boxes, p.shelf, p.holdings)
+	h.settings = box.NewSettings(p.log, p.store, p.boxes, p.shared)
+	h.snapshotHost = box.NewSnapshots(p.log, p.boxes, p.shelf, p.holdings)
 	h.git = usage.NewGit(h.usage, h.settings)
 	h.scheduled, err = schedule.New(schedule.Config{
 		Log: p.log, Store: p.store, Boxes: p.boxes, Commands: h.usage, History: p.history, Authorities: h.authorities, Proxy: p.proxy, Roots: p.roots, Holdings: p.holdings,
@@ -195,7 +197,7 @@ func (h *Host) openLife(context.Context) (err error) {
 	if err != nil {
 		return err
 	}
-	h.lifecycle, err = newLifecycle(LifeConfig{
+	h.lifecycle, err = box.New(box.Config{
 		Config: p.cfg, Addresses: p.addrs, Provisioner: p.provisioner, Audit: p.audit, Firewall: p.firewall, Boxes: p.boxes, Visitors: p.ingress, Usage: h.usage,
 		Meter: p.meter, Quota: h.quota, Settings: h.settings, Snapshots: h.snapshotHost, Schedules: h.scheduled, History: p.history, Holdings: p.holdings,
 	})

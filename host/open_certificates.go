@@ -1,6 +1,8 @@
 package host
 
 import (
+	"boxgate/host/box"
+
 	"crypto/tls"
 	"crypto/x509"
 	"encoding/base64"
@@ -49,7 +51,7 @@ func (p *parts) openFiles() error {
 }
 
 func (p *parts) openInternal() error {
-	ca, err := ensureAuthority("boxgate public URLs", p.store.InstallationCA, p.store.SetInstallationCA)
+	ca, err := box.EnsureAuthority("boxgate public URLs", p.store.InstallationCA, p.store.SetInstallationCA)
 	if err != nil {
 		return err
 	}

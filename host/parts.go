@@ -1,6 +1,8 @@
 package host
 
 import (
+	"boxgate/host/box"
+
 	"boxgate/host/usage"
 
 	"boxgate/host/rules"
@@ -94,7 +96,7 @@ type parts struct {
 	launcher    *launcher.Launcher
 	shelf       *snapshots.Shelf
 	holdings    *keys.Holdings // of API keys
-	provisioner *provisioner
+	provisioner *box.Provisioner
 	net         *enforce.Enforcer // of policies
 	shared      *rules.Shared     // by the policies of all boxes
 	firewall    *firewall.Firewall

@@ -217,7 +217,7 @@ func (h *Host) serveLoops(ctx context.Context, run func(string, func() error)) {
 	run("connection table", func() error { return followConntrack(ctx, h.parts.log) })
 	run("schedules", func() error { h.scheduled.Run(ctx); return nil })
 	run("unused memory", func() error { share.GiveBack(ctx); return nil })
-	run("boxes that are kept alive", func() error { return h.lifecycle.startKept(ctx) })
+	run("boxes that are kept alive", func() error { return h.lifecycle.StartKept(ctx) })
 	run("idle boxes", func() error { return h.sleeper.Run(ctx) })
 	run("audit trail", func() error { h.parts.trail.keepHead(ctx); return nil })
 	run("domains of public URLs", func() error { h.publicURLs.ProvePending(ctx); return nil })

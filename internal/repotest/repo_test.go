@@ -178,6 +178,7 @@ host/follow: policy api host/foreign
 host/foreign: policy api
 host/vigil: policy host/foreign
 host/awake:
+host/box: policy api api/history audit certs config dns firewall ingress launcher quota store internal/fault internal/required host/change host/enforce host/enforce/enforcetest host/follow host/foreign host/keys host/meter host/reach host/rules host/schedule host/snapshots host/state host/usage
 host/change: policy api store internal/fault
 host/enforce: policy firewall internal/fault
 host/enforce/enforcetest: policy firewall

@@ -1,4 +1,4 @@
-package host
+package box
 
 import (
 	"boxgate/host/rules"
@@ -41,8 +41,8 @@ type ruled struct {
 }
 
 // provisioner stores what boxes are made of.
-func (g *ruled) provisioner() *provisioner {
-	return &provisioner{log: zap.NewNop(), store: g.store, shared: g.shared}
+func (g *ruled) provisioner() *Provisioner {
+	return &Provisioner{log: zap.NewNop(), store: g.store, shared: g.shared}
 }
 
 // boxesThatFollow are three boxes, of which b1 and b2 follow the named policy "web", which denies all.
@@ -98,7 +98,7 @@ func boxesThatFollow(t *testing.T) *ruled {
 func TestNamedPolicyAmongOtherChanges(t *testing.T) {
 	t.Parallel()
 	g := boxesThatFollow(t)
-	l := &lifecycle{provisioner: g.provisioner(), boxes: g.boxes, holdings: g.holdings}
+	l := &Service{Provisioner: g.provisioner(), boxes: g.boxes, holdings: g.holdings}
 	l.addrs = config.Addresses{PoolV4: netip.MustParsePrefix("10.200.0.0/24"), PoolV6: netip.MustParsePrefix("fd42::/64")}
 	var all sync.WaitGroup
 	try := func(f func(i int) error) {
@@ -128,7 +128,7 @@ func TestNamedPolicyAmongOtherChanges(t *testing.T) {
 			return err
 		}
 		defer b.Unlock()
-		return (&provisioning{provisioner: l.provisioner, box: b}).storeInitial(t.Context())
+		return (&provisioning{Provisioner: l.Provisioner, box: b}).storeInitial(t.Context())
 	})
 	rule, err := policy.ParseHeaders(map[string]map[string]string{"api.example.com": {"X-Key": "v"}})
 	if err != nil {
@@ -156,7 +156,7 @@ func TestNamedPolicyAmongOtherChanges(t *testing.T) {
 func TestNewBoxFollowsANamedPolicy(t *testing.T) {
 	t.Parallel()
 	g := boxesThatFollow(t)
-	l := &lifecycle{provisioner: g.provisioner(), boxes: g.boxes, holdings: g.holdings}
+	l := &Service{Provisioner: g.provisioner(), boxes: g.boxes, holdings: g.holdings}
 	if spec, err := l.policyOfNew(policy.Spec{}, "web"); err != nil || spec.Mode != policy.ModeDenyAll {
 		t.Errorf("%+v %v", spec, err)
 	}
@@ -175,7 +175,7 @@ func TestNewBoxFollowsANamedPolicy(t *testing.T) {
 func TestNamedPolicyWaitsForBusyBoxes(t *testing.T) {
 	t.Parallel()
 	g := boxesThatFollow(t)
-	l := &lifecycle{provisioner: g.provisioner(), boxes: g.boxes, holdings: g.holdings}
+	l := &Service{Provisioner: g.provisioner(), boxes: g.boxes, holdings: g.holdings}
 	l.addrs = config.Addresses{PoolV4: netip.MustParsePrefix("10.200.0.0/24"), PoolV6: netip.MustParsePrefix("fd42::/64")}
 	for what, change := range map[string]func(context.Context) error{
 		"a change of the policy": func(ctx context.Context) error {

@@ -1,4 +1,4 @@
-package host
+package box
 
 import (
 	"boxgate/host/rules"
@@ -21,26 +21,26 @@ import (
 	"boxgate/store"
 )
 
-// settings keeps what can be changed of boxes besides their rules.
-type settings struct {
+// Settings keeps what can be changed of boxes besides their rules.
+type Settings struct {
 	log    *zap.Logger
 	store  *store.DB
 	boxes  *state.Table
 	shared *rules.Shared
 }
 
-// newSettings makes the service.
-func newSettings(log *zap.Logger, db *store.DB, boxes *state.Table, shared *rules.Shared) *settings {
-	return &settings{log, db, boxes, shared}
+// NewSettings makes the service.
+func NewSettings(log *zap.Logger, db *store.DB, boxes *state.Table, shared *rules.Shared) *Settings {
+	return &Settings{log, db, boxes, shared}
 }
 
 // Environment implements the Host of [boxgate/api/settings].
-func (s *settings) Environment(context.Context) (map[string]name.Secret, error) {
+func (s *Settings) Environment(context.Context) (map[string]name.Secret, error) {
 	return s.store.Environment()
 }
 
 // SetEnvironment implements the Host of [boxgate/api/settings].
-func (s *settings) SetEnvironment(_ context.Context, vars map[string]name.Secret) error {
+func (s *Settings) SetEnvironment(_ context.Context, vars map[string]name.Secret) error {
 	placeholders := placeholdersOf(s.shared.Rules(nil))
 	for name := range vars {
 		if pattern, ok := placeholders[name]; ok {
@@ -57,7 +57,7 @@ func (s *settings) SetEnvironment(_ context.Context, vars map[string]name.Secret
 }
 
 // SetVariable implements the Host of [boxgate/api/settings].
-func (s *settings) SetVariable(_ context.Context, n string, value name.Secret) error {
+func (s *Settings) SetVariable(_ context.Context, n string, value name.Secret) error {
 	if pattern, ok := placeholdersOf(s.shared.Rules(nil))[n]; ok {
 		return change.InvalidAt("", conflictWith(pattern))
 	}
@@ -71,7 +71,7 @@ func (s *settings) SetVariable(_ context.Context, n string, value name.Secret) e
 }
 
 // DeleteVariable implements the Host of [boxgate/api/settings].
-func (s *settings) DeleteVariable(_ context.Context, n string) error {
+func (s *Settings) DeleteVariable(_ context.Context, n string) error {
 	return s.change(func(now map[string]name.Secret) error {
 		if _, ok := now[n]; !ok {
 			return api.Errorf(api.ErrNotFound, "there is no variable %q for new boxes", n)
@@ -81,7 +81,7 @@ func (s *settings) DeleteVariable(_ context.Context, n string) error {
 	})
 }
 
-func (s *settings) change(edit func(map[string]name.Secret) error) error {
+func (s *Settings) change(edit func(map[string]name.Secret) error) error {
 	err := s.store.ChangeEnvironment(edit)
 	if refused := (*document.InvalidError)(nil); err == nil || errors.As(err, &refused) || errors.Is(err, api.ErrNotFound) {
 		return err
@@ -91,7 +91,7 @@ func (s *settings) change(edit func(map[string]name.Secret) error) error {
 
 // environmentOf is the environment of a new box: its own, and what all new boxes get and it has not. A placeholder, which
 // keeps a secret out of the box, takes the place of a variable of all boxes.
-func (s *settings) environmentOf(own map[string]name.Secret, headers []policy.HeaderRule) (map[string]name.Secret, error) {
+func (s *Settings) environmentOf(own map[string]name.Secret, headers []policy.HeaderRule) (map[string]name.Secret, error) {
 	all, err := s.store.Environment()
 	if err != nil {
 		return nil, err
@@ -109,7 +109,7 @@ func (s *settings) environmentOf(own map[string]name.Secret, headers []policy.He
 }
 
 // Configure implements the Host of [boxgate/api/settings].
-func (s *settings) Configure(_ context.Context, id policy.BoxID, edit func(*api.Configuration) error) (api.Box, error) {
+func (s *Settings) Configure(_ context.Context, id policy.BoxID, edit func(*api.Configuration) error) (api.Box, error) {
 	b, err := s.boxes.Lock(id)
 	if err != nil {
 		return api.Box{}, err

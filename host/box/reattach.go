@@ -1,4 +1,4 @@
-package host
+package box
 
 import (
 	"context"
@@ -21,7 +21,7 @@ import (
 
 // ReattachBox attaches a box to a sandbox again: to the one that it names (nil: the one it was attached to). What belongs to
 // the box stays: its ID and addresses, policy, header rules, public URLs and CA.
-func (l *lifecycle) ReattachBox(ctx context.Context, id policy.BoxID, to *api.Attached) (api.Box, error) {
+func (l *Service) ReattachBox(ctx context.Context, id policy.BoxID, to *api.Attached) (api.Box, error) {
 	b, err := l.boxes.Find(id)
 	if err != nil {
 		return api.Box{}, err
@@ -56,7 +56,7 @@ func (l *lifecycle) ReattachBox(ctx context.Context, id policy.BoxID, to *api.At
 }
 
 // checkSandbox returns why a box cannot be attached to a network namespace, other than the one that it is attached to.
-func (l *lifecycle) checkSandbox(b *state.Box, path string) error {
+func (l *Service) checkSandbox(b *state.Box, path string) error {
 	if now := b.Sandbox.Load(); now != nil && b.Connected() && foreign.Same(now.Pin, path) {
 		return nil
 	}
@@ -65,7 +65,7 @@ func (l *lifecycle) checkSandbox(b *state.Box, path string) error {
 
 // move attaches a box to another network namespace. It is off the network from when it leaves the one that it has until its
 // policy is in force in the other. The caller holds the lock of b.
-func (l *lifecycle) move(ctx context.Context, b *state.Box, to store.Attached, ns *os.File) error {
+func (l *Service) move(ctx context.Context, b *state.Box, to store.Attached, ns *os.File) error {
 	ctx, cancel := change.Begun(ctx)
 	defer cancel()
 	if now := b.Sandbox.Load(); b.Connected() && foreign.Same(now.Pin, foreign.PathOf(ns)) {
@@ -88,7 +88,7 @@ func (l *lifecycle) move(ctx context.Context, b *state.Box, to store.Attached, n
 }
 
 // rename notes another name of the sandbox that a box is attached to. The caller holds the lock of b.
-func (l *lifecycle) rename(b *state.Box, to store.Attached, pin string) error {
+func (l *Service) rename(b *state.Box, to store.Attached, pin string) error {
 	if err := l.storeAttached(b, to, api.StatusIdle, ""); err != nil {
 		return err
 	}
@@ -98,7 +98,7 @@ func (l *lifecycle) rename(b *state.Box, to store.Attached, pin string) error {
 
 // leave takes an attached box off the network and lets go of the namespace that it has. From then on it is attached to
 // something that has no namespace yet, or no more. It can be repeated. The caller holds the lock of b.
-func (l *lifecycle) leave(ctx context.Context, b *state.Box, to store.Attached, why string) error {
+func (l *Service) leave(ctx context.Context, b *state.Box, to store.Attached, why string) error {
 	err := change.Contain(l.log, func() error { return l.leaveSteps(ctx, b, to, why) }, zap.String("box", string(b.ID)))
 	if err != nil {
 		b.ShowGone("it could not be taken off the network in full, and is tried again")
@@ -106,7 +106,7 @@ func (l *lifecycle) leave(ctx context.Context, b *state.Box, to store.Attached, 
 	return err
 }
 
-func (l *lifecycle) leaveSteps(ctx context.Context, b *state.Box, to store.Attached, why string) error {
+func (l *Service) leaveSteps(ctx context.Context, b *state.Box, to store.Attached, why string) error {
 	l.reach.Remove(b.ID)
 	if err := l.net.Disconnect(ctx, &b.Box); err != nil {
 		return fmt.Errorf("taking it off the network: %w", err)
@@ -129,7 +129,7 @@ func (l *lifecycle) leaveSteps(ctx context.Context, b *state.Box, to store.Attac
 }
 
 // storeAttached stores what a box is attached to, with its state. The caller holds the lock of b.
-func (l *lifecycle) storeAttached(b *state.Box, to store.Attached, s api.Status, problem string) error {
+func (l *Service) storeAttached(b *state.Box, to store.Attached, s api.Status, problem string) error {
 	record := b.Record
 	to.Search = b.Attached.Search // as when it was attached first
 	record.Attached, record.State, record.Error, record.UpdatedAt = &to, string(s), problem, time.Now()
@@ -142,7 +142,7 @@ func (l *lifecycle) storeAttached(b *state.Box, to store.Attached, s api.Status,
 }
 
 // followed is what the follower knows of the boxes.
-type followed struct{ *lifecycle }
+type followed struct{ *Service }
 
 // Attached implements [follow.Owner].
 func (l followed) Attached() []policy.BoxID {

@@ -1,6 +1,12 @@
-package host
+package box
 
 import (
+	"regexp"
+
+	"encoding/hex"
+
+	"crypto/rand"
+
 	"context"
 	"encoding/json"
 	"errors"
@@ -20,7 +26,7 @@ import (
 
 // CreateBox implements the Host of [boxgate/api/boxes]. The order matters: the network namespace exists, its interface is closed, then the
 // policy is in force, and only then does the first process of the box start. A failure undoes every step.
-func (l *lifecycle) CreateBox(ctx context.Context, req api.CreateRequest) (api.Box, error) {
+func (l *Service) CreateBox(ctx context.Context, req api.CreateRequest) (api.Box, error) {
 	if !l.cfg.Launcher.Enabled {
 		return api.Box{}, errAttachOnly
 	}
@@ -48,7 +54,7 @@ func (l *lifecycle) CreateBox(ctx context.Context, req api.CreateRequest) (api.B
 		return api.Box{}, err
 	}
 	making, cancel := context.WithTimeout(context.WithoutCancel(ctx), makingMost)
-	m := &creation{lifecycle: l, box: b, ended: make(chan error, 1)}
+	m := &creation{Service: l, box: b, ended: make(chan error, 1)}
 	go func() {
 		defer cancel()
 		m.ended <- change.Contain(l.log, func() error { return m.run(making) }, zap.String("box", string(b.ID)))
@@ -63,7 +69,7 @@ const leastRoom = 1 << 20
 var errAttachOnly = api.Errorf(api.ErrConflict, "this host launches no boxes, it only attaches them: use `gateway box attach`, or set launcher.enabled to true")
 
 // policyOfNew returns the policy of a new box: what the named one says, the given one, or the operator's for new boxes.
-func (l *lifecycle) policyOfNew(given policy.Spec, named string) (policy.Spec, error) {
+func (l *Service) policyOfNew(given policy.Spec, named string) (policy.Spec, error) {
 	switch {
 	case named != "":
 		return l.shared.Named(named, "/network_policy/named")
@@ -75,7 +81,7 @@ func (l *lifecycle) policyOfNew(given policy.Spec, named string) (policy.Spec, e
 
 // admit stores the record of a new box and makes the box known, with its lock held. From then on a change of the named policy that
 // it follows finds it; what it says in this moment is what the box begins with.
-func (l *lifecycle) admit(ctx context.Context, req api.CreateRequest, attached *store.Attached, from origin) (*state.Box, error) {
+func (l *Service) admit(ctx context.Context, req api.CreateRequest, attached *store.Attached, from origin) (*state.Box, error) {
 	done, err := l.holdings.Reserve(ctx, quotas.Boxes, 1)
 	if err != nil {
 		return nil, err
@@ -96,7 +102,7 @@ func (l *lifecycle) admit(ctx context.Context, req api.CreateRequest, attached *
 
 // discard forgets a new box that could not be completed, and returns the answer. What could not be undone stays known, so
 // that its name and addresses are not given away, and can be deleted again.
-func (l *lifecycle) discard(b *state.Box, cause error) error {
+func (l *Service) discard(b *state.Box, cause error) error {
 	if b.Deleting && errors.Is(cause, errDeletedMeanwhile) {
 		return cause // the deletion removes what there is
 	}
@@ -119,7 +125,7 @@ func (l *lifecycle) discard(b *state.Box, cause error) error {
 }
 
 // allocate stores the record of a new box, which gives it its addresses.
-func (l *lifecycle) allocate(req api.CreateRequest, attached *store.Attached, from origin) (*state.Box, error) {
+func (l *Service) allocate(req api.CreateRequest, attached *store.Attached, from origin) (*state.Box, error) {
 	hosted, err := json.Marshal(req.Hosted)
 	if err != nil {
 		return nil, err
@@ -158,4 +164,23 @@ func hostnameOf(r store.Box) string {
 		return n.String()
 	}
 	return string(r.ID)
+}
+
+// looksLikeID matches what [Service.newID] makes: as a name it would be found in the place of a deleted box.
+var looksLikeID = regexp.MustCompile(`^[0-9a-f]{16}$`)
+
+// newID returns the ID of a new box: six digits of the host, and ten at random.
+func (l *Service) newID() (policy.BoxID, error) {
+	host, err := l.store.HostID()
+	if err != nil {
+		return "", change.NotStored(l.log, "the host has no ID yet, nothing was made", err)
+	}
+	return policy.BoxID(host + randomHex(5)), nil
+}
+
+// randomHex returns n random bytes in hexadecimal.
+func randomHex(n int) string {
+	b := make([]byte, n)
+	_, _ = rand.Read(b) // never fails (crypto/rand)
+	return hex.EncodeToString(b)
 }

@@ -1,4 +1,4 @@
-package host
+package box
 
 import (
 	"testing"
@@ -38,7 +38,7 @@ func TestLimitsOfABoxFromASnapshot(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		s := &snapshotHost{boxes: &state.Table{Limits: host}}
+		s := &Snapshots{boxes: &state.Table{Limits: host}}
 		got := s.limits(api.WithCaller(t.Context(), caller), before, &api.CreateRequest{Limits: asked, LimitChange: change})
 		if got.Of(host) != want {
 			t.Errorf("%s: %v, want %v", role, got.Of(host).Map(), want.Map())

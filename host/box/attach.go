@@ -1,4 +1,4 @@
-package host
+package box
 
 import (
 	"bytes"
@@ -13,7 +13,7 @@ import (
 
 // AttachBox implements the Host of [boxgate/api/boxes]. The namespace is opened once and judged and pinned through that: what its name means
 // a moment later does not matter. It gets its interface closed, then its policy; a failure undoes every step.
-func (l *lifecycle) AttachBox(ctx context.Context, req api.AttachRequest) (api.Box, error) {
+func (l *Service) AttachBox(ctx context.Context, req api.AttachRequest) (api.Box, error) {
 	var err error
 	if req.Policy, err = l.policyOfNew(req.Policy, req.Named); err != nil {
 		return api.Box{}, err
@@ -49,7 +49,7 @@ func (l *lifecycle) AttachBox(ctx context.Context, req api.AttachRequest) (api.B
 }
 
 // DetachBox implements the Host of [boxgate/api/boxes].
-func (l *lifecycle) DetachBox(ctx context.Context, id policy.BoxID) error {
+func (l *Service) DetachBox(ctx context.Context, id policy.BoxID) error {
 	b, err := l.boxes.Find(id)
 	if err != nil {
 		return err

@@ -1,4 +1,4 @@
-package host
+package box
 
 import (
 	"cmp"
@@ -20,21 +20,21 @@ import (
 	"boxgate/store"
 )
 
-// snapshotHost takes snapshots of boxes, and says what a box of one is like.
-type snapshotHost struct {
+// Snapshots takes snapshots of boxes, and says what a box of one is like.
+type Snapshots struct {
 	log      *zap.Logger
 	boxes    *state.Table
 	shelf    *snapshots.Shelf
 	holdings *keys.Holdings
 }
 
-// newSnapshotHost makes the service.
-func newSnapshotHost(log *zap.Logger, boxes *state.Table, shelf *snapshots.Shelf, holdings *keys.Holdings) *snapshotHost {
-	return &snapshotHost{log, boxes, shelf, holdings}
+// NewSnapshots makes the service.
+func NewSnapshots(log *zap.Logger, boxes *state.Table, shelf *snapshots.Shelf, holdings *keys.Holdings) *Snapshots {
+	return &Snapshots{log, boxes, shelf, holdings}
 }
 
 // TakeSnapshot implements the Host of [boxgate/api/snapshots].
-func (s *snapshotHost) TakeSnapshot(ctx context.Context, id policy.BoxID, name string) (api.Snapshot, error) {
+func (s *Snapshots) TakeSnapshot(ctx context.Context, id policy.BoxID, name string) (api.Snapshot, error) {
 	r, err := s.describe(id)
 	if err != nil {
 		return api.Snapshot{}, err
@@ -55,7 +55,7 @@ func (s *snapshotHost) TakeSnapshot(ctx context.Context, id policy.BoxID, name s
 }
 
 // describe is what a snapshot keeps of a box.
-func (s *snapshotHost) describe(id policy.BoxID) (store.Snapshot, error) {
+func (s *Snapshots) describe(id policy.BoxID) (store.Snapshot, error) {
 	b, err := s.boxes.Lock(id)
 	if err != nil {
 		return store.Snapshot{}, err
@@ -71,7 +71,7 @@ func (s *snapshotHost) describe(id policy.BoxID) (store.Snapshot, error) {
 }
 
 // Snapshots implements the Host of [boxgate/api/snapshots].
-func (s *snapshotHost) Snapshots(_ context.Context, box policy.BoxID) ([]api.Snapshot, error) {
+func (s *Snapshots) Snapshots(_ context.Context, box policy.BoxID) ([]api.Snapshot, error) {
 	list, err := s.shelf.List(box)
 	var views []api.Snapshot
 	for _, r := range list {
@@ -85,7 +85,7 @@ func snapshotView(r store.Snapshot) api.Snapshot {
 }
 
 // DeleteSnapshots implements the Host of [boxgate/api/snapshots].
-func (s *snapshotHost) DeleteSnapshots(ctx context.Context, ids []string) error {
+func (s *Snapshots) DeleteSnapshots(ctx context.Context, ids []string) error {
 	err := s.shelf.Delete(ctx, ids)
 	if errors.Is(err, store.ErrNotFound) {
 		return api.Errorf(api.ErrNotFound, "one of the snapshots does not exist any more; nothing was deleted")
@@ -110,7 +110,7 @@ type origin struct {
 // inherit completes the request for a box from a snapshot: it gets the size, the policy, the limits and the fields of the hosted product
 // that the request leaves out, and the variables that it does not set. Header rules are not inherited: who makes the box
 // says which secrets it may use.
-func (s *snapshotHost) inherit(ctx context.Context, req *api.CreateRequest) (origin, error) {
+func (s *Snapshots) inherit(ctx context.Context, req *api.CreateRequest) (origin, error) {
 	r, err := s.shelf.Get(req.Snapshot)
 	if errors.Is(err, store.ErrNotFound) {
 		return origin{}, errNoSnapshot(req.Snapshot)
@@ -147,7 +147,7 @@ func (s *snapshotHost) inherit(ctx context.Context, req *api.CreateRequest) (ori
 
 // limits returns the limits of a box from a snapshot: those of the box of before that the request leaves out. Only of a box that an
 // admin key makes do they allow more than the configuration. What the operator has lowered stays so, whatever another key asks for.
-func (s *snapshotHost) limits(ctx context.Context, before api.BoxLimits, req *api.CreateRequest) api.BoxLimits {
+func (s *Snapshots) limits(ctx context.Context, before api.BoxLimits, req *api.CreateRequest) api.BoxLimits {
 	admin := api.CallerOf(ctx).Role == api.RoleAdmin
 	for limit, n := range before.Operator {
 		if !admin && policy.Exceeds(n, s.boxes.Limits[limit]) {
@@ -164,7 +164,7 @@ func (s *snapshotHost) limits(ctx context.Context, before api.BoxLimits, req *ap
 }
 
 // release removes what only a deleted box needed.
-func (s *snapshotHost) release(b *state.Box) {
+func (s *Snapshots) release(b *state.Box) {
 	if len(b.Record.Layers) == 0 {
 		return
 	}

@@ -1,4 +1,4 @@
-package host
+package box
 
 import (
 	"context"
@@ -16,7 +16,7 @@ const makingMost = time.Hour
 
 // creation is a box being made.
 type creation struct {
-	*lifecycle
+	*Service
 	box      *state.Box
 	ended    chan error // gets the outcome
 	promised bool       // the caller was told that the box is being made; guarded by the box's lock
@@ -42,7 +42,7 @@ func (m *creation) run(ctx context.Context) error {
 }
 
 // keepFailed shows whoever asks for the box why it could not be made. Nothing of it runs.
-func (l *lifecycle) keepFailed(b *state.Box, cause error) error {
+func (l *Service) keepFailed(b *state.Box, cause error) error {
 	l.log.Error("a box could not be created", zap.String("box", string(b.ID)), zap.Error(cause))
 	problem := "it could not be created; delete it, and create it again: " + cause.Error()
 	if err := b.SetState(l.store, api.StatusError, problem); err != nil {

@@ -1,4 +1,4 @@
-package host
+package box
 
 import (
 	"context"
@@ -22,7 +22,7 @@ import (
 // Recover picks up the boxes of an earlier run: those that run stay up and get their network back under their
 // committed policy; those that nothing runs of, because the host was restarted, count as paused until they are used; those that were being created or deleted when the gateway died are removed. Interfaces that belong to
 // no stored box are taken away.
-func (l *lifecycle) Recover(ctx context.Context) error {
+func (l *Service) Recover(ctx context.Context) error {
 	running, err := l.sandboxes.Recover(ctx)
 	if err != nil {
 		return fmt.Errorf("recovering containers: %w", err)
@@ -53,7 +53,7 @@ func (l *lifecycle) Recover(ctx context.Context) error {
 }
 
 // removeUnknown removes containers that belong to no box.
-func (l *lifecycle) removeUnknown(ctx context.Context, running []launcher.Status) {
+func (l *Service) removeUnknown(ctx context.Context, running []launcher.Status) {
 	for _, status := range running {
 		if _, err := l.boxes.Find(status.ID); err == nil {
 			continue
@@ -67,7 +67,7 @@ func (l *lifecycle) removeUnknown(ctx context.Context, running []launcher.Status
 
 // pickUp makes the stored boxes known and gives them their network. A box that cannot be recovered is closed and in state
 // error; it keeps neither the others nor the gateway from starting.
-func (l *lifecycle) pickUp(ctx context.Context, records []store.Box, running map[policy.BoxID]launcher.Status) {
+func (l *Service) pickUp(ctx context.Context, records []store.Box, running map[policy.BoxID]launcher.Status) {
 	var ready []*provisioning
 	spent := l.quota.SpentOf(records)
 	for _, r := range records {
@@ -121,7 +121,7 @@ func (l *lifecycle) pickUp(ctx context.Context, records []store.Box, running map
 
 // rejoin gives boxes their network: all of them together, and then those for which that failed one by one, since the fault
 // may have been another's. The caller holds the locks of all.
-func (l *lifecycle) rejoin(ctx context.Context, ready []*provisioning) {
+func (l *Service) rejoin(ctx context.Context, ready []*provisioning) {
 	connected := map[policy.BoxID]bool{}
 	err := change.Contain(l.log, func() error { return l.rejoinTogether(ctx, ready, connected) })
 	if err != nil {
@@ -140,7 +140,7 @@ func (l *lifecycle) rejoin(ctx context.Context, ready []*provisioning) {
 
 // wakeUp shows a box that has its network. What the runtime says of it counts: a gateway that died while it paused or resumed
 // the box leaves it awake, unless its sleep was stored. The caller holds the lock of b.
-func (l *lifecycle) wakeUp(ctx context.Context, p *provisioning) {
+func (l *Service) wakeUp(ctx context.Context, p *provisioning) {
 	b, asleep := p.box, p.running[p.box.ID].State == launcher.StatePaused
 	if asleep && b.Status == api.StatusIdle {
 		if err := l.sandboxes.Resume(ctx, b.ID); err == nil {
@@ -161,7 +161,7 @@ func (l *lifecycle) wakeUp(ctx context.Context, p *provisioning) {
 
 // rejoinTogether connects boxes, cuts connections that the kernel may have let through under a policy that was never
 // committed, and notes for which boxes that succeeded.
-func (l *lifecycle) rejoinTogether(ctx context.Context, ready []*provisioning, connected map[policy.BoxID]bool) error {
+func (l *Service) rejoinTogether(ctx context.Context, ready []*provisioning, connected map[policy.BoxID]bool) error {
 	var list []enforce.Joining
 	for _, p := range ready {
 		list = append(list, enforce.Joining{Box: &p.box.Box, At: p.at(), Compiled: p.compiled})
@@ -183,7 +183,7 @@ func (l *lifecycle) rejoinTogether(ctx context.Context, ready []*provisioning, c
 }
 
 // recoverGone picks up an attached box whose namespace was gone before this start. The caller holds the lock of b.
-func (l *lifecycle) recoverGone(ctx context.Context, b *state.Box) error {
+func (l *Service) recoverGone(ctx context.Context, b *state.Box) error {
 	problem := b.Record.Error
 	if b.Status != api.StatusGone {
 		problem = "its network namespace is gone, as after a restart of the host: attach it again with `gateway box reattach`"
@@ -196,14 +196,14 @@ func (l *lifecycle) recoverGone(ctx context.Context, b *state.Box) error {
 }
 
 // giveUp shows that a box could not be recovered. The caller holds the lock of b.
-func (l *lifecycle) giveUp(b *state.Box, err error) {
+func (l *Service) giveUp(b *state.Box, err error) {
 	l.log.Error("a box could not be recovered; it stays closed", zap.String("box", string(b.ID)), zap.Error(err))
 	b.Ended = errors.Is(err, state.ErrEnded)
 	b.ShowError("it could not be recovered after a restart of the gateway: " + err.Error())
 }
 
 // stored makes a box of what the store holds of it. After an error it is one that may reach nothing, to be shown and deleted.
-func (l *lifecycle) stored(r store.Box) (*state.Box, error) {
+func (l *Service) stored(r store.Box) (*state.Box, error) {
 	b, err := l.readStored(r)
 	if err != nil {
 		b = state.NewBox(r, store.Policy{Spec: policy.Spec{Mode: policy.ModeDenyAll}}, store.Headers{}, api.Hosted{})
@@ -211,7 +211,7 @@ func (l *lifecycle) stored(r store.Box) (*state.Box, error) {
 	return b, err
 }
 
-func (l *lifecycle) readStored(r store.Box) (*state.Box, error) {
+func (l *Service) readStored(r store.Box) (*state.Box, error) {
 	p, err := l.store.Policy(r.ID)
 	// A box that was being allocated has none yet. Of any other it is missing: no policy would be that of a new box.
 	if unfinished := r.State == string(api.StatusCreating); err != nil && (!unfinished || !errors.Is(err, store.ErrNotFound)) {
@@ -245,7 +245,7 @@ var errBrokenOff = errors.New("the gateway was started anew while it was being m
 
 // breakOff removes what there is of a box that was being made when the gateway ended, and that its caller asks for. The caller
 // holds b.mu.
-func (l *lifecycle) breakOff(ctx context.Context, b *state.Box) {
+func (l *Service) breakOff(ctx context.Context, b *state.Box) {
 	cause := errBrokenOff
 	if err := l.sandboxes.Release(ctx, b); err != nil {
 		cause = errors.Join(cause, err)
@@ -255,7 +255,7 @@ func (l *lifecycle) breakOff(ctx context.Context, b *state.Box) {
 
 // reapOrphan removes a box that was half made or half deleted when the gateway ended. Its interface, if it has one, is
 // closed and is pruned. The caller holds the lock of b.
-func (l *lifecycle) reapOrphan(ctx context.Context, b *state.Box) {
+func (l *Service) reapOrphan(ctx context.Context, b *state.Box) {
 	err := l.sandboxes.Release(ctx, b)
 	if err == nil {
 		err = l.forget(b)

@@ -1,4 +1,4 @@
-package host
+package box
 
 import (
 	"context"
@@ -14,7 +14,7 @@ import (
 )
 
 // imageOf maps the API's runtime name to an image of the configuration, which this host can have.
-func (l *lifecycle) imageOf(ctx context.Context, runtime string) (string, error) {
+func (l *Service) imageOf(ctx context.Context, runtime string) (string, error) {
 	images, name := l.cfg.Launcher.AllImages(), runtime
 	if runtime == "" {
 		name = "default"
@@ -34,7 +34,7 @@ func (l *lifecycle) imageOf(ctx context.Context, runtime string) (string, error)
 }
 
 // originOf says what the files of a new box are, and completes the request for one from a snapshot.
-func (l *lifecycle) originOf(ctx context.Context, req *api.CreateRequest) (origin, error) {
+func (l *Service) originOf(ctx context.Context, req *api.CreateRequest) (origin, error) {
 	if req.Snapshot == "" {
 		image, err := l.imageOf(ctx, req.Runtime)
 		return origin{image: image}, err

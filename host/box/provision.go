@@ -1,4 +1,4 @@
-package host
+package box
 
 import (
 	"boxgate/host/usage"
@@ -33,7 +33,7 @@ type URLs interface {
 	Drop(id policy.BoxID)
 }
 
-// ProvisionerConfig is what a [provisioner] is made of.
+// ProvisionerConfig is what a [Provisioner] is made of.
 type ProvisionerConfig struct {
 	Log         *zap.Logger
 	Store       *store.DB
@@ -41,34 +41,34 @@ type ProvisionerConfig struct {
 	Net         *enforce.Enforcer
 	Sandboxes   state.Sandboxes
 	Minter      *certs.Minter
-	Authorities *authorities
+	Authorities *Authorities
 	URLs        URLs
 	Reach       *reach.Boxes
 	Roots       []byte       // in PEM, which launched boxes trust besides the public ones
 	DNS         []netip.Addr // of boxes
 }
 
-// provisioner takes boxes through the steps by which they come into being, and starts them again. Safe for concurrent use.
-type provisioner struct {
+// Provisioner takes boxes through the steps by which they come into being, and starts them again. Safe for concurrent use.
+type Provisioner struct {
 	log         *zap.Logger
 	store       *store.DB
 	shared      *rules.Shared
 	net         *enforce.Enforcer
 	sandboxes   state.Sandboxes
 	minter      *certs.Minter
-	authorities *authorities
+	authorities *Authorities
 	urls        URLs
 	reach       *reach.Boxes
 	roots       []byte
 	dns         []netip.Addr
 }
 
-// newProvisioner makes a provisioner.
-func newProvisioner(c ProvisionerConfig) (*provisioner, error) {
+// NewProvisioner makes a provisioner.
+func NewProvisioner(c ProvisionerConfig) (*Provisioner, error) {
 	if err := required.Fields(c); err != nil {
 		return nil, err
 	}
-	return &provisioner{
+	return &Provisioner{
 		log: c.Log, store: c.Store, shared: c.Shared, net: c.Net, sandboxes: c.Sandboxes, minter: c.Minter, authorities: c.Authorities, urls: c.URLs,
 		reach: c.Reach, roots: c.Roots, dns: c.DNS,
 	}, nil
@@ -76,7 +76,7 @@ func newProvisioner(c ProvisionerConfig) (*provisioner, error) {
 
 // provisioning is one box on its way to being complete: launched, attached or recovered. Each way is a list of steps.
 type provisioning struct {
-	*provisioner
+	*Provisioner
 	box     *state.Box
 	foreign *os.File                         // the network namespace to attach; nil unless the box is attached now
 	running map[policy.BoxID]launcher.Status // what was launched by an earlier run; nil unless the box is recovered
@@ -127,8 +127,8 @@ var errDeletedMeanwhile = api.Errorf(api.ErrConflict, "the box was deleted while
 
 // provision takes a box through steps. When one fails or panics, those before it are undone, the last one first; if that
 // fails, the error is a *leftoverError. The caller holds the box's lock.
-func (l *provisioner) provision(ctx context.Context, p *provisioning, steps []step) error {
-	p.provisioner = l
+func (l *Provisioner) provision(ctx context.Context, p *provisioning, steps []step) error {
+	p.Provisioner = l
 	err := change.Contain(l.log, func() error {
 		for _, s := range steps {
 			if p.box.Deleting { // since a step that released the lock

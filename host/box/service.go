@@ -1,4 +1,4 @@
-package host
+package box
 
 import (
 	"boxgate/host/usage"
@@ -27,11 +27,11 @@ import (
 	"boxgate/store"
 )
 
-// LifeConfig is what a [lifecycle] is made of.
-type LifeConfig struct {
+// Config is what a [Service] is made of.
+type Config struct {
 	Config      config.Config
 	Addresses   config.Addresses
-	Provisioner *provisioner
+	Provisioner *Provisioner
 	Audit       *audit.Log
 	Firewall    *firewall.Firewall
 	Boxes       *state.Table
@@ -39,16 +39,16 @@ type LifeConfig struct {
 	Usage       *usage.Service
 	Meter       *meter.Meter
 	Quota       *rules.Quota
-	Settings    *settings
-	Snapshots   *snapshotHost
+	Settings    *Settings
+	Snapshots   *Snapshots
 	Schedules   *schedule.Service
 	History     *history.History
 	Holdings    *keys.Holdings
 }
 
-// lifecycle makes, attaches, recovers and deletes boxes. Safe for concurrent use.
-type lifecycle struct {
-	*provisioner
+// Service makes, attaches, recovers and deletes boxes. Safe for concurrent use.
+type Service struct {
+	*Provisioner
 	cfg       config.Config
 	addrs     config.Addresses
 	audit     *audit.Log
@@ -58,21 +58,21 @@ type lifecycle struct {
 	usage     *usage.Service
 	meter     *meter.Meter
 	quota     *rules.Quota
-	settings  *settings
-	snapshots *snapshotHost
+	settings  *Settings
+	snapshots *Snapshots
 	follower  *follow.Follower
 	schedules *schedule.Service
 	history   *history.History
 	holdings  *keys.Holdings
 }
 
-// newLifecycle makes the service. No box is known before [lifecycle.Recover].
-func newLifecycle(c LifeConfig) (*lifecycle, error) {
+// New makes the service. No box is known before [Service.Recover].
+func New(c Config) (*Service, error) {
 	if err := required.Fields(c); err != nil {
 		return nil, err
 	}
-	l := &lifecycle{
-		provisioner: c.Provisioner, cfg: c.Config, addrs: c.Addresses, audit: c.Audit, firewall: c.Firewall, boxes: c.Boxes, visitors: c.Visitors, usage: c.Usage,
+	l := &Service{
+		Provisioner: c.Provisioner, cfg: c.Config, addrs: c.Addresses, audit: c.Audit, firewall: c.Firewall, boxes: c.Boxes, visitors: c.Visitors, usage: c.Usage,
 		meter: c.Meter, quota: c.Quota, settings: c.Settings, snapshots: c.Snapshots, schedules: c.Schedules, history: c.History, holdings: c.Holdings,
 	}
 	l.follower = follow.New(followed{l}, l.log)
@@ -80,10 +80,10 @@ func newLifecycle(c LifeConfig) (*lifecycle, error) {
 }
 
 // Follow follows the sandboxes of attached boxes until ctx ends.
-func (l *lifecycle) Follow(ctx context.Context) { l.follower.Run(ctx) }
+func (l *Service) Follow(ctx context.Context) { l.follower.Run(ctx) }
 
 // checkNew finds mistakes in the request for a new box, before anything is made.
-func (l *lifecycle) checkNew(name string, spec policy.Spec, headers []policy.HeaderRule) error {
+func (l *Service) checkNew(name string, spec policy.Spec, headers []policy.HeaderRule) error {
 	if err := l.shared.CheckNew(spec, headers); err != nil {
 		return err
 	}
@@ -94,7 +94,7 @@ func (l *lifecycle) checkNew(name string, spec policy.Spec, headers []policy.Hea
 }
 
 // pools are the addresses that boxes get: all but the network address, the gateway's and the sink's.
-func (l *lifecycle) pools() store.Pools {
+func (l *Service) pools() store.Pools {
 	return store.Pools{V4: l.addrs.PoolV4, V6: l.addrs.PoolV6, Reserved: 3}
 }
 
@@ -102,7 +102,7 @@ func (l *lifecycle) pools() store.Pools {
 const expiryRetry = time.Minute
 
 // expireLater deletes an ephemeral box after that time, and tries again until it is gone.
-func (l *lifecycle) expireLater(b *state.Box, after time.Duration) {
+func (l *Service) expireLater(b *state.Box, after time.Duration) {
 	if b.Record.ExpiresAt.IsZero() {
 		return
 	}

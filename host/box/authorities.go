@@ -1,4 +1,4 @@
-package host
+package box
 
 import (
 	"context"
@@ -10,20 +10,20 @@ import (
 	"boxgate/store"
 )
 
-// authorities are the CAs of the boxes, and the one of the installation.
-type authorities struct {
+// Authorities are the CAs of the boxes, and the one of the installation.
+type Authorities struct {
 	store  *store.DB
 	minter *certs.Minter
 	urls   *certs.Authority // nil unless the internal CA signs public URLs
 }
 
-// newAuthorities makes the service. urls is nil unless the internal CA signs public URLs.
-func newAuthorities(db *store.DB, minter *certs.Minter, urls *certs.Authority) *authorities {
-	return &authorities{db, minter, urls}
+// NewAuthorities makes the service. urls is nil unless the internal CA signs public URLs.
+func NewAuthorities(db *store.DB, minter *certs.Minter, urls *certs.Authority) *Authorities {
+	return &Authorities{db, minter, urls}
 }
 
 // CA implements the Authorities of [boxgate/api/gateway].
-func (a *authorities) CA(_ context.Context, id policy.BoxID) ([]byte, error) {
+func (a *Authorities) CA(_ context.Context, id policy.BoxID) ([]byte, error) {
 	ca, err := a.minter.Authority(id)
 	if err != nil {
 		return nil, api.ErrNotFound
@@ -32,7 +32,7 @@ func (a *authorities) CA(_ context.Context, id policy.BoxID) ([]byte, error) {
 }
 
 // IngressCA implements the Authorities of [boxgate/api/gateway].
-func (a *authorities) IngressCA(context.Context) ([]byte, error) {
+func (a *Authorities) IngressCA(context.Context) ([]byte, error) {
 	if a.urls == nil {
 		return nil, api.Errorf(api.ErrNotFound, "the public URLs of this gateway do not use an internal CA: ingress.tls.mode is another")
 	}
@@ -40,14 +40,14 @@ func (a *authorities) IngressCA(context.Context) ([]byte, error) {
 }
 
 // ofBox returns the interception CA of a box.
-func (a *authorities) ofBox(id policy.BoxID) (*certs.Authority, error) {
-	return ensureAuthority("boxgate box "+string(id),
+func (a *Authorities) ofBox(id policy.BoxID) (*certs.Authority, error) {
+	return EnsureAuthority("boxgate box "+string(id),
 		func() (store.CA, error) { return a.store.CA(id) },
 		func(ca store.CA) error { return a.store.SetCA(id, ca) })
 }
 
-// ensureAuthority returns the CA that load finds; the first time it makes and keeps one.
-func ensureAuthority(name string, load func() (store.CA, error), keep func(store.CA) error) (*certs.Authority, error) {
+// EnsureAuthority returns the CA that load finds; the first time it makes and keeps one.
+func EnsureAuthority(name string, load func() (store.CA, error), keep func(store.CA) error) (*certs.Authority, error) {
 	stored, err := load()
 	if err == nil {
 		return certs.LoadCA(stored.CertPEM, stored.KeyPEM)

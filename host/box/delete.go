@@ -1,4 +1,4 @@
-package host
+package box
 
 import (
 	"context"
@@ -16,7 +16,7 @@ import (
 // DeleteBox implements the Host of [boxgate/api/boxes]. The network goes first, so that nothing leaves while processes are being stopped. The
 // record goes last: if the gateway dies half-way, its next start deletes the rest. The box's files are removed later
 // (see [boxgate/launcher.Launcher.KeepTrashEmpty]). The deletion goes on if the caller hangs up.
-func (l *lifecycle) DeleteBox(ctx context.Context, id policy.BoxID) error {
+func (l *Service) DeleteBox(ctx context.Context, id policy.BoxID) error {
 	ctx, cancel := change.Begun(ctx)
 	defer cancel()
 	b, err := l.boxes.Lock(id)
@@ -36,7 +36,7 @@ func (l *lifecycle) DeleteBox(ctx context.Context, id policy.BoxID) error {
 }
 
 // tearDown deletes a box step by step; after a failure it can be repeated. The caller holds the lock of b.
-func (l *lifecycle) tearDown(ctx context.Context, b *state.Box) error {
+func (l *Service) tearDown(ctx context.Context, b *state.Box) error {
 	b.Deleting = true
 	l.urls.Drop(b.ID)
 	if err := fault.At(ctx, "delete: begun"); err != nil {
@@ -62,7 +62,7 @@ func (l *lifecycle) tearDown(ctx context.Context, b *state.Box) error {
 }
 
 // forget removes a box from the store and from memory. If the store fails, the box stays in the table. The caller holds the lock of b.
-func (l *lifecycle) forget(b *state.Box) error {
+func (l *Service) forget(b *state.Box) error {
 	if b.Deleted { // by another request
 		return nil
 	}

@@ -1,4 +1,4 @@
-package host
+package box
 
 import (
 	"context"
@@ -21,7 +21,7 @@ var restartSteps = []step{
 
 // Restart takes a box through restartSteps; when one fails, nothing of the box runs. The caller holds the lock of b, and has begun a
 // change of its state.
-func (l *provisioner) Restart(ctx context.Context, b *state.Box) error {
+func (l *Provisioner) Restart(ctx context.Context, b *state.Box) error {
 	if err := l.provision(ctx, &provisioning{box: b}, restartSteps); err != nil {
 		return err
 	}
@@ -60,8 +60,8 @@ func (p *provisioning) startAgain(ctx context.Context) error {
 // startingAtOnce is how many boxes are started at a time.
 const startingAtOnce = 4
 
-// startKept starts the boxes that are to be kept alive and of which nothing runs: nobody else would.
-func (l *lifecycle) startKept(ctx context.Context) error {
+// StartKept starts the boxes that are to be kept alive and of which nothing runs: nobody else would.
+func (l *Service) StartKept(ctx context.Context) error {
 	var group errgroup.Group
 	group.SetLimit(startingAtOnce)
 	for _, b := range l.boxes.All() {

@@ -1,4 +1,4 @@
-package host
+package box
 
 import (
 	"context"
@@ -57,7 +57,7 @@ func TestFailedProvisioningIsUndone(t *testing.T) {
 		ctx, hangUp := context.WithCancel(t.Context())
 		hangUp()
 		f := &fakeSteps{}
-		l := &provisioner{log: zap.NewNop()}
+		l := &Provisioner{log: zap.NewNop()}
 		err := l.provision(ctx, &provisioning{box: &state.Box{}}, []step{f.step("a", works, nil), f.step("b", c.bad, c.undone), f.step("c", works, nil)})
 		if !errors.Is(err, c.cause) || c.cause == nil && err != nil {
 			t.Errorf("%s: %v", name, err)
@@ -69,17 +69,5 @@ func TestFailedProvisioningIsUndone(t *testing.T) {
 		if !slices.Equal(f.done, c.want) {
 			t.Errorf("%s: %q, want %q", name, f.done, c.want)
 		}
-	}
-}
-
-// A gateway that has not recovered its boxes serves nobody.
-func TestServeWithoutRecoveryIsRefused(t *testing.T) {
-	t.Parallel()
-	h := &Host{parts: &parts{log: zap.NewNop()}}
-	if err := h.Serve(t.Context()); !errors.Is(err, errNotRecovered) {
-		t.Errorf("%v", err)
-	}
-	if err := h.Ready(t.Context()); err == nil {
-		t.Error("it says that it is ready")
 	}
 }
