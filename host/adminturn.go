@@ -20,7 +20,6 @@ import (
 // adminTurn is whose turn it is to answer requests to the admin API: this process's or that of its successor. While that is not
 // decided, requests wait.
 type adminTurn struct {
-	own    http.Handler
 	lookUp func(key string) (api.Key, bool)
 	dial   func(ctx context.Context) (net.Conn, error) // to the admin API of the successor
 
@@ -85,7 +84,7 @@ func (t *adminTurn) arrived(conn *http.ResponseController) {
 }
 
 // serve answers a request that was counted.
-func (t *adminTurn) serve(w http.ResponseWriter, r *http.Request, changes bool) {
+func (t *adminTurn) serve(own http.Handler, w http.ResponseWriter, r *http.Request, changes bool) {
 	defer t.open.Done()
 	if changes {
 		defer t.changed()
@@ -103,11 +102,21 @@ func (t *adminTurn) serve(w http.ResponseWriter, r *http.Request, changes bool) 
 		defer t.arrived(conn)
 		r.Body = &arriving{r.Body, t, conn}
 	}
-	t.own.ServeHTTP(w, r)
+	own.ServeHTTP(w, r)
 }
 
-// ServeHTTP implements [http.Handler].
-func (t *adminTurn) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+// newAdminTurn returns the turn of this process. lookUp finds API keys; dial connects to the admin API of the successor.
+func newAdminTurn(lookUp func(key string) (api.Key, bool), dial func(context.Context) (net.Conn, error)) *adminTurn {
+	return &adminTurn{lookUp: lookUp, dial: dial}
+}
+
+// over has own answer the requests for which it is this process's turn.
+func (t *adminTurn) over(own http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { t.inTurn(own, w, r) })
+}
+
+// inTurn answers a request in this process or its successor.
+func (t *adminTurn) inTurn(own http.Handler, w http.ResponseWriter, r *http.Request) {
 	changes := changesState(r)
 	for {
 		t.mu.Lock()
@@ -124,7 +133,7 @@ func (t *adminTurn) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 			t.forward(w, r)
 			return
 		case waiting == nil:
-			t.serve(w, r, changes)
+			t.serve(own, w, r, changes)
 			return
 		}
 		select {

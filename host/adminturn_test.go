@@ -33,7 +33,8 @@ func TestWhatChangesTheStore(t *testing.T) {
 func TestASlowBodyDoesNotKeepTheTurn(t *testing.T) {
 	t.Parallel()
 	reading, read, release := make(chan struct{}), make(chan error, 1), make(chan struct{})
-	turn := &adminTurn{rest: 100 * time.Millisecond, own: http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
+	turn := &adminTurn{rest: 100 * time.Millisecond}
+	own := http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
 		if r.URL.Path == "/slow" {
 			close(reading)
 			_, err := io.ReadAll(r.Body)
@@ -44,8 +45,8 @@ func TestASlowBodyDoesNotKeepTheTurn(t *testing.T) {
 		reading <- struct{}{}
 		<-release
 		read <- r.Context().Err()
-	})}
-	server := httptest.NewServer(turn)
+	})
+	server := httptest.NewServer(turn.over(own))
 	defer server.Close()
 	var ends []chan struct{}
 	send := func(path string, body io.Reader) {

@@ -6,15 +6,37 @@ import (
 	"fmt"
 	"os"
 	"slices"
+	"sync/atomic"
 
 	"github.com/prometheus/client_golang/prometheus"
 	"golang.org/x/sys/unix"
 
 	"boxgate/api"
+	"boxgate/ingress"
+	"boxgate/proxy"
 )
 
+// health knows whether the gateway serves, and what it holds. Safe for concurrent use.
+type health struct {
+	serving   *serving
+	proxy     *proxy.Proxy
+	ingress   *ingress.Ingress
+	recovered atomic.Bool // boxes are known
+}
+
+// Ready implements the Health of [boxgate/api/gateway]: boxes were recovered, and every listener accepts connections.
+func (h *health) Ready(ctx context.Context) error {
+	if !h.recovered.Load() {
+		return api.Errorf(api.ErrUnavailable, "the gateway is starting")
+	}
+	if err := h.serving.check(ctx); err != nil {
+		return api.Errorf(api.ErrUnavailable, "%v", err)
+	}
+	return nil
+}
+
 // Capacity implements the Health of [boxgate/api/gateway].
-func (h *Host) Capacity(ctx context.Context) (api.Capacity, error) {
+func (h *health) Capacity(ctx context.Context) (api.Capacity, error) {
 	open, most, err := descriptors()
 	return api.Capacity{
 		Listeners: h.serving.states(ctx), Places: h.places(),
@@ -23,11 +45,11 @@ func (h *Host) Capacity(ctx context.Context) (api.Capacity, error) {
 }
 
 // places returns the resources that all boxes or all visitors share, sorted by name.
-func (h *Host) places() (list []api.PlaceState) {
-	for name, use := range h.parts.proxy.Uses() {
+func (h *health) places() (list []api.PlaceState) {
+	for name, use := range h.proxy.Uses() {
 		list = append(list, api.PlaceState{Name: name, Used: use.Taken, Limit: use.Most})
 	}
-	for name, use := range h.parts.ingress.Uses() {
+	for name, use := range h.ingress.Uses() {
 		list = append(list, api.PlaceState{Name: name, Used: use.Taken, Limit: use.Most})
 	}
 	slices.SortFunc(list, func(a, b api.PlaceState) int { return cmp.Compare(a.Name, b.Name) })
@@ -48,7 +70,7 @@ func descriptors() (open, most int, err error) {
 }
 
 // capacityMetrics exports the connections of each listener and the use of shared resources.
-type capacityMetrics struct{ h *Host }
+type capacityMetrics struct{ h *health }
 
 var (
 	listenerAccepts = prometheus.NewDesc("boxgate_listener_accepts",
@@ -61,10 +83,6 @@ var (
 		"Use of a resource that all boxes or all visitors share.", []string{"kind"}, nil)
 	placesMost = prometheus.NewDesc("boxgate_places_limit", "Limit of that resource; 0: none.", []string{"kind"}, nil)
 )
-
-func (h *Host) openCapacityMetrics(context.Context) error {
-	return h.parts.metrics.Register(capacityMetrics{h})
-}
 
 // Describe implements [prometheus.Collector].
 func (m capacityMetrics) Describe(ch chan<- *prometheus.Desc) {

@@ -79,7 +79,7 @@ func (h *Host) serveControl(ctx context.Context) error {
 			if !isRoot(c) || json.NewDecoder(io.LimitReader(c, 4096)).Decode(&asked) != nil {
 				return
 			}
-			answer, err := h.control(ctx, asked.Do)
+			answer, err := h.options.Control(ctx, asked.Do)
 			out := ControlAnswer{Answer: answer}
 			if err != nil {
 				out.Error = err.Error()

@@ -7,71 +7,60 @@
 package host
 
 import (
-	"boxgate/host/box"
-
-	"boxgate/host/usage"
-
-	"boxgate/host/rules"
-
 	"context"
-	"sync/atomic"
 
-	"boxgate/api"
 	"boxgate/api/server"
-	"boxgate/host/handover"
+	"boxgate/host/box"
 	"boxgate/host/keys"
+	"boxgate/host/rules"
 	"boxgate/host/schedule"
 	"boxgate/host/urls"
+	"boxgate/host/usage"
 	"boxgate/policy"
 )
 
-// Host is one gateway. The calls of the API are answered by its services, each with one subject over the parts that it needs.
+// Host is one gateway: its services, over its parts. It is made by [Open], whole: none of its fields changes afterwards but the states of
+// what it goes through (being replaced, ending).
 //
-// Lock order: the mutex that serialises changes of all boxes, then that of a box, then that of a table.
+// Lock order: the mutex of a replacement, then that of the global header rules, then that of the named policies, then the lock of a box,
+// then those of tables, which are never held together. Only a change of a named policy and the recovery hold the locks of several boxes.
+//
+// Order of opening: store, audit trail, secrets, decisions, DNS, proxy, public URLs, launcher, kernel rules; then the services, the protected
+// ranges in force, and last the boxes ([Host.Recover]) and the listeners ([Host.Serve]). What stops does so the other way round: the
+// API first, so that no change begins, then issuers, public URLs and the proxy, DNS last; then [Host.Close] lets go of the kernel rules,
+// exports, the history and the trail, closes the launcher and the secrets, and the store last. A successor gets what only one process can
+// have before this one has drained ([Host.Replace]).
 type Host struct {
-	policies     *rules.Service    // changes what they may do
-	lifecycle    *box.Service      // makes, attaches, recovers and deletes them
-	publicURLs   *urls.Service     // makes and deletes their public URLs
-	usage        *usage.Service    // puts them to sleep and wakes them
-	scheduled    *schedule.Service // runs commands in them again and again
-	settings     *box.Settings     // keeps what else can be configured
-	snapshotHost *box.Snapshots    // takes snapshots of them
-	git          *usage.Git        // keeps who makes commits in them
-	events       *events           // reads decisions
-	authorities  *box.Authorities  // shows certificate authorities
-	auditTrail   *auditTrail       // keeps who changed what
-	keys         *keys.Service     // changes the keys of the store and of the API
-	sources      *sources          // shows and refreshes the operator's secrets
-	selfTests    *selfTests        // attacks boxes from inside
-
-	parts        *parts
-	protection   *rules.Protection
-	quota        *rules.Quota
-	sleeper      *usage.Sleeper
-	room         *usage.RoomKeeper
-	recovered    atomic.Bool
-	noWatch      bool                  // for tests: see Serve
-	text         []byte                // of the configuration file
-	before       *handover.Predecessor // whose place this process takes; nil: nobody's
-	turn         *adminTurn
-	arriving     arrivals
-	serving      *serving
-	succession   *succession
-	stopLoops    func() // set once they run
-	endFollowing func() // ends the streams of decisions; likewise
-	control      Control
-	ready        func()
+	services
+	parts      *parts
+	options    Options
+	turn       *adminTurn
+	health     *health
+	loops      *loops
+	arriving   arrivals
+	succession *succession
 }
 
-// Ready implements the Health of [boxgate/api/gateway]: boxes were recovered, and every listener accepts connections.
-func (h *Host) Ready(ctx context.Context) error {
-	if !h.recovered.Load() {
-		return api.Errorf(api.ErrUnavailable, "the gateway is starting")
-	}
-	if err := h.serving.check(ctx); err != nil {
-		return api.Errorf(api.ErrUnavailable, "%v", err)
-	}
-	return nil
+// services answer the calls of the API, and do in the background what the boxes need.
+type services struct {
+	policies    *rules.Service    // changes what they may do
+	protection  *rules.Protection // of the addresses of the host
+	quota       *rules.Quota      // cuts them off
+	lifecycle   *box.Service      // makes, attaches, recovers and deletes them
+	settings    *box.Settings     // keeps what else can be configured
+	snapshots   *box.Snapshots    // takes snapshots of them
+	authorities *box.Authorities  // shows certificate authorities
+	publicURLs  *urls.Service     // makes and deletes their public URLs
+	usage       *usage.Service    // runs commands in them, puts them to sleep and wakes them
+	sleeper     *usage.Sleeper    // finds idle ones
+	room        *usage.RoomKeeper // keeps room on the disk
+	git         *usage.Git        // keeps who makes commits in them
+	scheduled   *schedule.Service // runs commands in them again and again
+	events      *events           // reads decisions
+	auditTrail  *auditTrail       // keeps who changed what
+	keys        *keys.Service     // changes the keys of the store and of the API
+	sources     *sources          // shows and refreshes the operator's secrets
+	selfTests   *selfTests        // attacks boxes from inside
 }
 
 // Services returns the parts that answer the calls of the API.
@@ -79,8 +68,8 @@ func (h *Host) Services() server.Services {
 	return server.Services{
 		Boxes: usage.NewListing(h.parts.boxes, h.parts.meter), Life: h.lifecycle, Lifecycle: h.usage, Commands: h.usage, Sessions: h.usage, Files: h.usage, Git: h.git,
 		Rules: h.policies, BoxRules: h.policies, Explain: h.policies, Settings: h.settings, Decisions: h.events, URLs: h.publicURLs,
-		Schedules: h.scheduled, Errands: h.scheduled, Snapshots: h.snapshotHost, SelfTests: h.selfTests, Keys: h.keys, TrailReader: h.auditTrail,
-		Health: h, Store: h.keys, Secrets: h.sources, Authorities: h.authorities,
+		Schedules: h.scheduled, Errands: h.scheduled, Snapshots: h.snapshots, SelfTests: h.selfTests, Keys: h.keys, TrailReader: h.auditTrail,
+		Health: h.health, Store: h.keys, Secrets: h.sources, Authorities: h.authorities,
 	}
 }
 

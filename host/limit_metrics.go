@@ -2,7 +2,6 @@ package host
 
 import (
 	"cmp"
-	"context"
 	"math"
 	"os"
 	"path/filepath"
@@ -37,11 +36,6 @@ var (
 	boxDisk   = prometheus.NewDesc("boxgate_box_disk_bytes", "What the box has written, when its files were last counted.", []string{"box"}, nil)
 	boxBytes  = prometheus.NewDesc("boxgate_box_bytes_total", "Bytes at the box's interface since it was created: in is towards the box.", []string{"box", "direction"}, nil)
 )
-
-// openLimitMetrics registers them.
-func (h *Host) openLimitMetrics(context.Context) error {
-	return h.parts.metrics.Register(limitMetrics{h.parts})
-}
 
 // Describe implements [prometheus.Collector].
 func (m limitMetrics) Describe(ch chan<- *prometheus.Desc) {
@@ -80,7 +74,7 @@ func (m limitMetrics) whole() map[string]float64 {
 		used["descriptors"] = float64(len(open)) / float64(most.Cur)
 	}
 	// The pool's first and last addresses, the gateway's and the sink's are no box's.
-	used["addresses"] = float64(len(p.boxes.Ids())) / (math.Exp2(float64(32-p.addrs.PoolV4.Bits())) - 4)
+	used["addresses"] = float64(len(p.boxes.IDs())) / (math.Exp2(float64(32-p.addrs.PoolV4.Bits())) - 4)
 	if p.lines != nil {
 		bytes, limit := p.lines.Pending()
 		used["log"] = ratio(int64(bytes), int64(limit))

@@ -1,37 +1,30 @@
 package host
 
 import (
-	"boxgate/host/box"
-
-	"boxgate/host/usage"
-
 	"context"
 	"errors"
 	"fmt"
 	"net/netip"
 
-	"github.com/prometheus/client_golang/prometheus"
 	"go.uber.org/zap"
 
-	"boxgate/api/history"
+	"boxgate/api"
 	"boxgate/audit/lines"
-	"boxgate/certs"
 	"boxgate/config"
 	"boxgate/host/apart"
+	"boxgate/host/box"
 	"boxgate/host/change"
 	"boxgate/host/enforce"
 	"boxgate/host/handover"
-	"boxgate/host/keyless"
 	"boxgate/host/keys"
-	"boxgate/host/reach"
 	"boxgate/host/rules"
 	"boxgate/host/schedule"
-	"boxgate/host/share"
 	"boxgate/host/state"
 	"boxgate/host/urls"
+	"boxgate/host/usage"
 	"boxgate/internal/fault"
+	"boxgate/internal/required"
 	"boxgate/policy"
-	quotas "boxgate/quota"
 )
 
 // Options say what a gateway is made of.
@@ -60,46 +53,57 @@ func Open(ctx context.Context, o Options) (h *Host, err error) {
 	return h, err
 }
 
+// opening is a gateway that is being opened: what its steps have made so far.
+type opening struct {
+	services
+	parts  *parts
+	turn   *adminTurn
+	health *health
+}
+
 // open is Open but for panics.
-func open(ctx context.Context, o Options) (*Host, error) {
-	p := &parts{
-		cfg: o.Config, log: o.Log, lines: o.Decisions, addrs: o.Addresses, listeners: o.Listeners, apart: o.Apart, metrics: prometheus.NewRegistry(),
-		minter: &certs.Minter{}, boxes: &state.Table{Limits: o.Config.Limits.OfBoxes()}, connected: &enforce.Registry{}, reach: &reach.Boxes{},
-	}
-	p.history = history.New(p.boxes.Exist)
-	var err error
-	if p.shares, err = share.RaiseDescriptors(); err != nil {
+func open(ctx context.Context, options Options) (*Host, error) {
+	p, err := newParts(options)
+	if err != nil {
 		return nil, err
 	}
-	shares := share.MemoryOf(o.Config)
-	shares.Hold()
-	p.memory = shares.Budget()
-	p.quotas = quotas.New(quotas.Config{Defaults: p.cfg.Quotas.Limits(), Totals: share.Totals(p.shares, shares)})
-	p.keyed = keyless.NewKeyed(p.quotas)
-	p.takesOver, p.before = o.Before != nil, o.Before
-	h := &Host{
-		parts: p, noWatch: o.NoWatch, ready: o.Ready, text: o.Text, before: o.Before, control: o.Control, turn: &adminTurn{}, succession: newSuccession(),
-		serving: &serving{log: p.log, within: acceptTime},
-	}
-	// Nobody visits before the gateway serves.
-	p.visits = usage.NewVisits(p.boxes, p.reach, func(ctx context.Context, id policy.BoxID) error { return h.usage.Wake(ctx, id) })
-	if h.control == nil {
-		h.control = func(context.Context, string) (any, error) {
+	if options.Control == nil {
+		options.Control = func(context.Context, string) (any, error) {
 			return nil, errors.New("this gateway takes no requests of commands")
 		}
 	}
+	o := &opening{parts: p}
+	// Nobody has a key, or visits, before the gateway serves.
+	o.turn = newAdminTurn(func(key string) (api.Key, bool) { return o.keys.LookUp(key) }, p.listeners.dialAdmin)
+	p.visits = usage.NewVisits(p.boxes, p.reach, func(ctx context.Context, id policy.BoxID) error { return o.usage.Wake(ctx, id) })
 	steps := []func(context.Context) error{
 		p.openStore, func(ctx context.Context) error { return fault.At(ctx, "start: store open") },
 		p.openTrail, p.openSecrets, p.openAudit, p.openEgress, func(ctx context.Context) error { return fault.At(ctx, "start: DNS and proxy made") },
 		p.openIngress, p.openLauncher, func(ctx context.Context) error { return fault.At(ctx, "start: launcher open") },
-		p.openFirewall, h.holdSecrets, h.openMeter, h.openLimitMetrics, h.openCapacityMetrics, h.openKeys, h.openURLs, h.openRules, h.openUsage, h.openLife, h.openRecords, h.protect, func(ctx context.Context) error { return fault.At(ctx, "start: kernel rules in force") },
+		p.openFirewall, p.holdSecrets, p.openMeter, o.openHealth,
+		o.openKeys, o.openURLs, o.openRules, o.openUsage, o.openLife, o.openRecords, o.complete,
+		o.protect, func(ctx context.Context) error { return fault.At(ctx, "start: kernel rules in force") },
 	}
 	for _, step := range steps {
 		if err := step(ctx); err != nil {
 			return nil, errors.Join(err, p.close())
 		}
 	}
-	return h, nil
+	return &Host{
+		services: o.services, parts: p, options: options, turn: o.turn, health: o.health, loops: newLoops(), succession: newSuccession(),
+	}, nil
+}
+
+// complete returns an error that names what the steps have not opened.
+func (o *opening) complete(context.Context) error {
+	return errors.Join(required.Fields(o.parts), required.Fields(&o.services))
+}
+
+// openHealth opens what knows whether the gateway serves, with its metrics.
+func (o *opening) openHealth(context.Context) error {
+	p := o.parts
+	o.health = &health{serving: &serving{log: p.log, within: acceptTime}, proxy: p.proxy, ingress: p.ingress}
+	return errors.Join(p.metrics.Register(limitMetrics{p}), p.metrics.Register(capacityMetrics{o.health}))
 }
 
 // kernel returns the rules of boxes in the kernel.
@@ -111,30 +115,30 @@ func (p *parts) kernel() enforce.Kernel {
 }
 
 // openKeys opens the API keys and what they hold.
-func (h *Host) openKeys(context.Context) (err error) {
-	p := h.parts
+func (o *opening) openKeys(context.Context) (err error) {
+	p := o.parts
 	if p.holdings, err = keys.NewHoldings(keys.HoldingsConfig{Log: p.log, Book: p.quotas, Boxes: p.boxes, Store: p.store, Layer: p.launcher.LayerSize, Space: p.launcher.Room}); err != nil {
 		return err
 	}
-	if h.keys, err = keys.New(keys.Config{Log: p.log, Store: p.store, Quotas: p.quotas, Changed: h.keysChanged}); err != nil {
+	if o.keys, err = keys.New(keys.Config{Log: p.log, Store: p.store, Quotas: p.quotas, Changed: o.keysChanged}); err != nil {
 		return err
 	}
-	return h.keys.Register(p.metrics)
+	return o.keys.Register(p.metrics)
 }
 
 // openURLs opens the public URLs.
-func (h *Host) openURLs(context.Context) (err error) {
-	p := h.parts
-	h.publicURLs, err = urls.New(urls.Config{
+func (o *opening) openURLs(context.Context) (err error) {
+	p := o.parts
+	o.publicURLs, err = urls.New(urls.Config{
 		Ingress: p.cfg.Ingress, HTTPS: p.listeners.portOfHTTPS(), HTTP: p.listeners.portOfHTTP(), Log: p.log, Store: p.store, Visitors: p.ingress, Boxes: p.boxes,
-		Table: p.urlTable, Reach: p.reach, Domains: p.domains, Holdings: p.holdings, Before: h.before,
+		Table: p.urlTable, Reach: p.reach, Domains: p.domains, Holdings: p.holdings, Before: p.before,
 	})
 	return err
 }
 
 // openRules opens what puts policies in force.
-func (h *Host) openRules(context.Context) error {
-	p := h.parts
+func (o *opening) openRules(context.Context) error {
+	p := o.parts
 	ceiling, err := p.cfg.Policy.CompileCeiling()
 	if err != nil {
 		return fmt.Errorf("policy.ceiling: %w", err)
@@ -145,93 +149,93 @@ func (h *Host) openRules(context.Context) error {
 	}
 	p.shared = rules.NewShared(ceiling, upstream, p.addrs.Sources)
 	p.net = &enforce.Enforcer{
-		Kernel: p.kernel(), Proxy: both{p.proxy, h.before, p.boxes}, Boxes: p.connected, Forget: []func(policy.BoxID){p.dns.Forget, p.minter.Remove},
+		Kernel: p.kernel(), Proxy: both{p.proxy, p.before, p.boxes}, Boxes: p.connected, Forget: []func(policy.BoxID){p.dns.Forget, p.minter.Remove},
 	}
-	h.policies, err = rules.New(rules.Config{Log: p.log, Store: p.store, Boxes: p.boxes, Shared: p.shared, Net: p.net, Trail: p.trail.trail, Before: h.before})
+	o.policies, err = rules.New(rules.Config{Log: p.log, Store: p.store, Boxes: p.boxes, Shared: p.shared, Net: p.net, Trail: p.trail.trail, Before: p.before})
 	if err != nil {
 		return err
 	}
-	h.quota, err = rules.NewQuota(rules.QuotaConfig{Log: p.log, Meter: p.meter, Boxes: p.boxes, Rules: h.policies, Visitors: p.ingress, Before: h.before})
+	o.quota, err = rules.NewQuota(rules.QuotaConfig{Log: p.log, Meter: p.meter, Boxes: p.boxes, Rules: o.policies, Visitors: p.ingress, Before: p.before})
 	if err != nil {
 		return err
 	}
-	h.protection = rules.NewProtection(p.log, p.addrs, h.policies)
+	o.protection = rules.NewProtection(p.log, p.addrs, o.policies)
 	return nil
 }
 
 // openUsage opens what callers do in boxes.
-func (h *Host) openUsage(context.Context) error {
-	p := h.parts
+func (o *opening) openUsage(context.Context) error {
+	p := o.parts
 	held := state.Sandboxes{Launcher: p.launcher}
-	h.authorities = box.NewAuthorities(p.store, p.minter, p.urlCA)
+	o.authorities = box.NewAuthorities(p.store, p.minter, p.urlCA)
 	provisioner, err := box.NewProvisioner(box.ProvisionerConfig{
-		Log: p.log, Store: p.store, Shared: p.shared, Net: p.net, Sandboxes: held, Minter: p.minter, Authorities: h.authorities, URLs: h.publicURLs,
+		Log: p.log, Store: p.store, Shared: p.shared, Net: p.net, Sandboxes: held, Minter: p.minter, Authorities: o.authorities, URLs: o.publicURLs,
 		Reach: p.reach, Roots: p.added, DNS: []netip.Addr{p.addrs.GatewayV4, p.addrs.GatewayV6},
 	})
 	if err != nil {
 		return err
 	}
 	p.provisioner = provisioner
-	h.usage, err = usage.New(usage.Config{
+	o.usage, err = usage.New(usage.Config{
 		Log: p.log, Store: p.store, Boxes: p.boxes, Sandboxes: held, Starter: provisioner, History: p.history, Room: p.holdings.Room, Metrics: p.metrics,
 	})
 	if err != nil {
 		return err
 	}
-	h.sleeper, err = usage.NewSleeper(usage.SleeperConfig{
-		After: p.cfg.Launcher.IdleTimeout, Log: p.log, Usage: h.usage, Audit: p.audit, Before: h.before, Traffic: p.firewall.Traffic, Passing: p.proxy.Passing,
+	o.sleeper, err = usage.NewSleeper(usage.SleeperConfig{
+		After: p.cfg.Launcher.IdleTimeout, Log: p.log, Usage: o.usage, Audit: p.audit, Before: p.before, Traffic: p.firewall.Traffic, Passing: p.proxy.Passing,
 	})
-	h.room = usage.NewRoomKeeper(h.usage, p.launcher.Writes, p.launcher.Reserve())
+	o.room = usage.NewRoomKeeper(o.usage, p.launcher.Writes, p.launcher.Reserve())
 	return err
 }
 
 // openLife opens what makes and deletes boxes.
-func (h *Host) openLife(context.Context) (err error) {
-	p := h.parts
-	h.settings = box.NewSettings(p.log, p.store, p.boxes, p.shared)
-	h.snapshotHost = box.NewSnapshots(p.log, p.boxes, p.shelf, p.holdings)
-	h.git = usage.NewGit(h.usage, h.settings)
-	h.scheduled, err = schedule.New(schedule.Config{
-		Log: p.log, Store: p.store, Boxes: p.boxes, Commands: h.usage, History: p.history, Authorities: h.authorities, Proxy: p.proxy, Roots: p.roots, Holdings: p.holdings,
+func (o *opening) openLife(context.Context) (err error) {
+	p := o.parts
+	o.settings = box.NewSettings(p.log, p.store, p.boxes, p.shared)
+	o.snapshots = box.NewSnapshots(p.log, p.boxes, p.shelf, p.holdings)
+	o.git = usage.NewGit(o.usage, o.settings)
+	o.scheduled, err = schedule.New(schedule.Config{
+		Log: p.log, Store: p.store, Boxes: p.boxes, Commands: o.usage, History: p.history, Authorities: o.authorities, Proxy: p.proxy, Roots: p.roots, Holdings: p.holdings,
 	})
 	if err != nil {
 		return err
 	}
-	h.lifecycle, err = box.New(box.Config{
-		Config: p.cfg, Addresses: p.addrs, Provisioner: p.provisioner, Audit: p.audit, Firewall: p.firewall, Boxes: p.boxes, Visitors: p.ingress, Usage: h.usage,
-		Meter: p.meter, Quota: h.quota, Settings: h.settings, Snapshots: h.snapshotHost, Schedules: h.scheduled, History: p.history, Holdings: p.holdings,
+	o.lifecycle, err = box.New(box.Config{
+		Config: p.cfg, Addresses: p.addrs, Provisioner: p.provisioner, Audit: p.audit, Firewall: p.firewall, Boxes: p.boxes, Visitors: p.ingress, Usage: o.usage,
+		Meter: p.meter, Quota: o.quota, Settings: o.settings, Snapshots: o.snapshots, Schedules: o.scheduled, History: p.history, Holdings: p.holdings,
 	})
 	return err
 }
 
 // openRecords opens what shows decisions, changes, secrets and holes.
-func (h *Host) openRecords(context.Context) error {
-	p := h.parts
-	h.events = &events{audit: p.audit, past: p.past, kept: p.kept, turns: newSearches()}
-	h.auditTrail = p.trail
-	h.sources = &sources{log: p.log, secrets: p.secrets, tokens: p.tokens}
-	h.selfTests = &selfTests{
+func (o *opening) openRecords(context.Context) error {
+	p := o.parts
+	o.events = &events{audit: p.audit, past: p.past, kept: p.kept, turns: newSearches()}
+	o.auditTrail = p.trail
+	o.sources = &sources{log: p.log, secrets: p.secrets, tokens: p.tokens}
+	o.selfTests = &selfTests{
 		cfg: p.cfg, addrs: p.addrs, listeners: p.listeners, audit: p.audit, boxes: p.boxes, sandboxes: state.Sandboxes{Launcher: p.launcher},
 	}
 	return nil
 }
 
 // keysChanged makes the predecessor, and a process that takes the place of this one, look anew at the keys of open requests.
-func (h *Host) keysChanged() {
-	h.turn.forgetKeys()
-	h.before.Tell(handover.Message{Kind: handover.Keys})
+func (o *opening) keysChanged() {
+	o.turn.forgetKeys()
+	o.parts.before.Tell(handover.Message{Kind: handover.Keys})
 }
 
 // holdSecrets says where secrets are in use, where a predecessor may use some as well.
-func (h *Host) holdSecrets(context.Context) error {
-	if h.before != nil {
-		h.parts.secrets.SetHolders(both{h.parts.proxy, h.before, h.parts.boxes})
+func (p *parts) holdSecrets(context.Context) error {
+	if p.before != nil {
+		p.secrets.SetHolders(both{p.proxy, p.before, p.boxes})
 	}
 	return nil
 }
 
 // protect puts the protected ranges in force before any box is known.
-func (h *Host) protect(ctx context.Context) error { return h.protection.Update(ctx) }
+func (o *opening) protect(ctx context.Context) error { return o.protection.Update(ctx) }
 
 // Recover picks up the boxes of an earlier run. Call it once, after [Open] and before [Host.Serve]. After an error, close
 // the gateway. A panic is an error.
@@ -245,7 +249,7 @@ func (h *Host) Recover(ctx context.Context) error {
 		}
 		return fault.At(ctx, "start: boxes known")
 	})
-	h.recovered.Store(err == nil)
+	h.health.recovered.Store(err == nil)
 	return err
 }
 

@@ -1,8 +1,6 @@
 package host
 
 import (
-	"boxgate/host/box"
-
 	"crypto/tls"
 	"crypto/x509"
 	"encoding/base64"
@@ -19,6 +17,7 @@ import (
 	"boxgate/certs"
 	"boxgate/certs/acme"
 	"boxgate/config"
+	"boxgate/host/box"
 	"boxgate/policy/name"
 )
 

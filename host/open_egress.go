@@ -1,14 +1,14 @@
 package host
 
 import (
-	"boxgate/host/urls"
-
 	"context"
 	"fmt"
 	"net"
 	"net/netip"
 
+	"boxgate/certs"
 	"boxgate/dns"
+	"boxgate/host/urls"
 	"boxgate/policy/name"
 	"boxgate/proxy"
 )
@@ -43,7 +43,7 @@ func (p *parts) openEgress(context.Context) error {
 	if err := p.metrics.Register(p.dns); err != nil {
 		return err
 	}
-	p.minter.Host = []name.Name{domain}
+	p.minter = &certs.Minter{Host: []name.Name{domain}}
 	egress := proxy.Config{
 		Boxes: p.connected, Resolver: p.dns, Leaves: p.minter, SSHKeys: p.minter, Audit: p.audit, Log: p.log, Roots: p.roots,
 		Sink:     []netip.Addr{p.addrs.SinkV4, p.addrs.SinkV6},

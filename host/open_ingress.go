@@ -1,8 +1,6 @@
 package host
 
 import (
-	"boxgate/host/urls"
-
 	"context"
 	"errors"
 	"fmt"
@@ -13,6 +11,7 @@ import (
 
 	"boxgate/certs/acme"
 	"boxgate/config"
+	"boxgate/host/urls"
 	"boxgate/ingress"
 	"boxgate/ingress/account"
 	"boxgate/policy/name"

@@ -18,7 +18,7 @@ import (
 func (p *parts) openLauncher(context.Context) error {
 	var err error
 	c := launcherConfig(p.cfg, p.log)
-	c.TakesOver = p.takesOver
+	c.TakesOver = p.before != nil
 	if p.launcher, err = launcher.New(c); err != nil {
 		return err
 	}

@@ -25,7 +25,7 @@ func (p *parts) openStore(context.Context) error {
 	if err != nil {
 		return err
 	}
-	if !p.takesOver { // else the predecessor may need it
+	if p.before == nil { // else the predecessor may need it
 		_ = os.Remove(filepath.Join(p.cfg.StateDir, store.FileName) + keptSuffix)
 	}
 	if _, err := p.store.EnsureAPIKey(); err != nil {

@@ -1,14 +1,6 @@
 package host
 
 import (
-	"boxgate/host/box"
-
-	"boxgate/host/usage"
-
-	"boxgate/host/rules"
-
-	"boxgate/host/urls"
-
 	"context"
 	"crypto/x509"
 	"errors"
@@ -27,15 +19,19 @@ import (
 	"boxgate/dns"
 	"boxgate/firewall"
 	"boxgate/host/apart"
+	"boxgate/host/box"
 	"boxgate/host/enforce"
 	"boxgate/host/handover"
 	"boxgate/host/keyless"
 	"boxgate/host/keys"
 	"boxgate/host/meter"
 	"boxgate/host/reach"
+	"boxgate/host/rules"
 	"boxgate/host/share"
 	"boxgate/host/snapshots"
 	"boxgate/host/state"
+	"boxgate/host/urls"
+	"boxgate/host/usage"
 	"boxgate/ingress"
 	"boxgate/internal/fault"
 	"boxgate/internal/memory"
@@ -47,16 +43,16 @@ import (
 	"boxgate/store"
 )
 
-// parts are what a gateway is built from, in the order in which they are opened.
+// parts are what a gateway is built from. The steps of [open] open them one after the other; each step needs only what the steps before it
+// have opened. A [Host] is made of them once all are there, and they change no more.
 type parts struct {
 	cfg       config.Config
 	log       *zap.Logger
-	lines     *lines.Writer // of the decisions; nil: none
+	lines     *lines.Writer `required:"false"` // of the decisions; nil: none
 	addrs     config.Addresses
 	listeners *Listeners
-	apart     *apart.Net // nil: boxes are in the gateway's own namespace
-	takesOver bool       // from another process, which still runs commands in boxes:
-	before    *handover.Predecessor
+	apart     *apart.Net            `required:"false"` // nil: boxes are in the gateway's own namespace
+	before    *handover.Predecessor `required:"false"` // whose place this process takes; nil: nobody's
 	metrics   *prometheus.Registry
 	shares    share.Descriptors // of file descriptors
 	memory    *memory.Budget    // which boxes share
@@ -78,8 +74,8 @@ type parts struct {
 
 	store     *store.DB
 	trail     *auditTrail
-	past      *past.Store   // nil: none is kept
-	kept      *lines.Writer // of past; nil: none
+	past      *past.Store   `required:"false"` // nil: none is kept
+	kept      *lines.Writer `required:"false"` // of past; nil: none
 	audit     *audit.Log
 	exporters export.Exporters // of decisions; none: they are not exported
 	exports   []audit.Export   // the same
@@ -88,8 +84,8 @@ type parts struct {
 	dns       *dns.Server
 	proxy     *proxy.Proxy
 	ingress   *ingress.Ingress
-	urlCA     *certs.Authority // nil unless the internal CA signs public URLs
-	acme      *acme.Manager    // nil unless issuers do
+	urlCA     *certs.Authority `required:"false"` // nil unless the internal CA signs public URLs
+	acme      *acme.Manager    `required:"false"` // nil unless issuers do
 
 	certificates certificates // of the public URLs
 
@@ -101,6 +97,23 @@ type parts struct {
 	shared      *rules.Shared     // by the policies of all boxes
 	firewall    *firewall.Firewall
 	meter       *meter.Meter
+}
+
+// newParts returns the parts that need nothing but the options. What a box may have of descriptors and memory is decided here.
+func newParts(o Options) (*parts, error) {
+	descriptors, err := share.RaiseDescriptors()
+	if err != nil {
+		return nil, err
+	}
+	shares := share.MemoryOf(o.Config)
+	shares.Hold()
+	boxes := &state.Table{Limits: o.Config.Limits.OfBoxes()}
+	book := quotas.New(quotas.Config{Defaults: o.Config.Quotas.Limits(), Totals: share.Totals(descriptors, shares)})
+	return &parts{
+		cfg: o.Config, log: o.Log, lines: o.Decisions, addrs: o.Addresses, listeners: o.Listeners, apart: o.Apart, before: o.Before,
+		metrics: prometheus.NewRegistry(), shares: descriptors, memory: shares.Budget(), quotas: book, keyed: keyless.NewKeyed(book),
+		boxes: boxes, connected: &enforce.Registry{}, reach: &reach.Boxes{}, history: history.New(boxes.Exist),
+	}, nil
 }
 
 // close closes the parts that are open.

@@ -1,8 +1,6 @@
 package host
 
 import (
-	"boxgate/host/rules"
-
 	"net/netip"
 	"testing"
 
@@ -12,6 +10,7 @@ import (
 	"boxgate/config"
 	"boxgate/host/handover"
 	"boxgate/host/handover/handovertest"
+	"boxgate/host/rules"
 	"boxgate/host/state"
 	"boxgate/policy"
 	"boxgate/store"
@@ -32,7 +31,7 @@ func TestAQuotaCutsVisitorsWhenItIsRelieved(t *testing.T) {
 		table.Add(b)
 	}
 	before, other := handovertest.Unrelieved(t, handover.Hello{}, nil)
-	h := &Host{parts: &parts{log: zap.NewNop(), boxes: table, listeners: &Listeners{}}, before: before, protection: &rules.Protection{}}
+	h := &Host{parts: &parts{log: zap.NewNop(), boxes: table, listeners: &Listeners{}, before: before}, services: services{protection: &rules.Protection{}}}
 	h.relieve()
 	if !other.Has(handover.URLs, "box1", "") || !other.Has(handover.Cut, "box1", "") || other.Has(handover.URLs, "box2", "") || other.Has(handover.Cut, "box2", "") {
 		t.Errorf("told when it was relieved: %v", other.Told())

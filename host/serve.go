@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"net"
 	"net/http"
-	"sync"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus/promhttp"
@@ -38,17 +37,16 @@ var errNotRecovered = errors.New("the boxes of the earlier run were not recovere
 // Serve accepts connections on every socket until ctx ends or one of them fails, then drains. A panic of a server is an error.
 // [Host.Recover] must have succeeded.
 func (h *Host) Serve(ctx context.Context) error {
-	if !h.recovered.Load() {
+	if !h.health.recovered.Load() {
 		return errNotRecovered
 	}
-	if h.noWatch {
+	if h.options.NoWatch {
 		h.parts.log.Warn("kernel rules that other programs change are not restored: this is for tests")
 	}
 	return change.Contain(h.parts.log, func() error { return h.serveParts(ctx) })
 }
 
 func (h *Host) serveParts(ctx context.Context) error {
-	h.turn.lookUp, h.turn.dial = h.keys.LookUp, h.parts.listeners.dialAdmin
 	admin, err := server.New(server.Config{
 		Services: h.Services(), History: h.parts.history, FindKey: h.turn.find, Trail: h.parts.trail.trail, Hosts: h.parts.cfg.Admin.Hosts, HasSecret: h.parts.secrets.Has, Log: h.parts.log, Quotas: h.parts.quotas, Admitted: h.parts.keyed.Shown, MaxBody: h.parts.largestBody(),
 	})
@@ -56,8 +54,7 @@ func (h *Host) serveParts(ctx context.Context) error {
 		return err
 	}
 	adminServer := admin.Server()
-	h.endFollowing = admin.EndStreams
-	h.turn.own, adminServer.Handler = adminServer.Handler, h.turn
+	adminServer.Handler = h.turn.over(adminServer.Handler)
 	adminServer.ConnContext, adminServer.ConnState = keyless.ConnContext, h.parts.keyed.State
 	metrics := h.metricsServer()
 	h.arriving.follow(adminServer, metrics)
@@ -78,7 +75,7 @@ func (h *Host) serveParts(ctx context.Context) error {
 	defer stopAnswering()
 	h.serveEgress(ctx, answering, run)
 	h.serveFront(run)
-	if h.before != nil {
+	if h.parts.before != nil {
 		h.relieve()
 		h.parts.listeners.lock.Own()
 	}
@@ -101,6 +98,7 @@ func (h *Host) serveParts(ctx context.Context) error {
 		case err := <-h.succession.failed:
 			return errors.Join(err, change.Contain(h.parts.log, func() error { return h.drain(finish) }))
 		case <-h.succession.replaced:
+			admin.EndStreams() // what follows decisions asks the successor
 			return change.Contain(h.parts.log, func() error { return h.drainReplaced(ctx, finish) })
 		}
 	})
@@ -116,14 +114,10 @@ func (h *Host) endAnswering(stop func()) {
 	h.parts.dns.Answered()
 }
 
-// startLoops starts what looks after the boxes and the host, until ctx ends or stopLoops is called.
+// startLoops starts what looks after the boxes and the host, until ctx ends or the loops are stopped.
 func (h *Host) startLoops(ctx context.Context, run func(string, func() error)) {
-	ctx, cancel := context.WithCancel(ctx)
-	var running sync.WaitGroup
-	h.stopLoops = func() {
-		cancel()
-		running.Wait()
-	}
+	ctx, cancel := h.loops.context(ctx)
+	running := &h.loops.running
 	loop := func(what string, f func() error) {
 		running.Add(1)
 		run(what, func() error {
@@ -134,7 +128,7 @@ func (h *Host) startLoops(ctx context.Context, run func(string, func() error)) {
 			return nil
 		})
 	}
-	if !h.noWatch {
+	if !h.options.NoWatch {
 		loop("kernel rules", func() error { return h.parts.firewall.Watch(ctx) })
 	}
 	if h.parts.acme != nil {
@@ -163,8 +157,8 @@ func (h *Host) announce() {
 	h.parts.listeners.keep(h.parts.log) // after that: other managers read nothing once they know it
 	h.sayPolicies()
 	h.parts.log.Info("ready", zap.Int("boxes", len(h.parts.boxes.All())))
-	if h.ready != nil {
-		h.ready()
+	if h.options.Ready != nil {
+		h.options.Ready()
 	}
 }
 
@@ -185,7 +179,7 @@ func (h *Host) drain(finish func(context.Context) error) error {
 // finish finishes what is under way, until drain ends, and closes the listeners.
 func (h *Host) finish(drain context.Context, admin *server.API, adminServer, metrics *http.Server) error {
 	defer h.parts.listeners.Close()
-	h.serving.end()
+	h.health.serving.end()
 	// The API stops first, so that no change begins; boxes and their rules stay as they are.
 	err := fault.At(drain, "stop: begun")
 	h.arriving.await(drain)
@@ -236,17 +230,17 @@ func (h *Host) serveEgress(ctx, answering context.Context, run func(string, func
 	p := h.parts
 	for _, ln := range p.listeners.transparent {
 		ln := tryable(ln)
-		h.serving.add("proxy", ln, p.apart, func() (int, int) { return p.proxy.Held(ln), 0 })
+		h.health.serving.add("proxy", ln, p.apart, func() (int, int) { return p.proxy.Held(ln), 0 })
 		run("proxy", func() error { return p.proxy.ServeTransparent(ctx, ln) })
 	}
 	for _, ln := range p.listeners.explicit {
 		ln := tryable(ln)
-		h.serving.add("explicit_proxy", ln, p.apart, func() (int, int) { return p.proxy.Held(ln), 0 })
+		h.health.serving.add("explicit_proxy", ln, p.apart, func() (int, int) { return p.proxy.Held(ln), 0 })
 		run("explicit proxy", func() error { return p.proxy.ServeExplicit(ctx, ln) })
 	}
 	for _, ln := range p.listeners.dnsTCP {
 		ln := tryable(ln)
-		h.serving.add("dns_tcp", ln, p.apart, func() (int, int) { return p.dns.Held(ln), 0 })
+		h.health.serving.add("dns_tcp", ln, p.apart, func() (int, int) { return p.dns.Held(ln), 0 })
 		run("DNS over TCP", func() error { return p.dns.ServeTCP(answering, ln) })
 	}
 	for _, u := range h.parts.listeners.dnsUDP {
@@ -265,7 +259,7 @@ func (h *Host) serveKeyed(run func(string, func() error), name string, server *h
 	tried := tryable(ln)
 	keyed := h.parts.shares.Keyless(tried)
 	keyed.Keyed = h.parts.keyed
-	h.serving.add(name, tried, nil, func() (int, int) { return keyed.Held(), 0 })
+	h.health.serving.add(name, tried, nil, func() (int, int) { return keyed.Held(), 0 })
 	run(name, func() error { return h.arriving.serve(server, keyed) })
 }
 
@@ -273,7 +267,7 @@ func (h *Host) serveKeyed(run func(string, func() error), name string, server *h
 func (h *Host) serveURLs(run func(string, func() error), name string, ln net.Listener, serve func(net.Listener) error) {
 	tried := tryable(ln)
 	direct := socket.Listener{Listener: tried}
-	h.serving.add(name, tried, nil, func() (int, int) { return h.parts.ingress.Held(direct) })
+	h.health.serving.add(name, tried, nil, func() (int, int) { return h.parts.ingress.Held(direct) })
 	run(name, func() error { return serve(direct) })
 }
 

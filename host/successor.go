@@ -126,7 +126,7 @@ func (h *Host) prepare(ctx context.Context, start Start, ownProgram bool) (*succ
 	n := &successor{conn, process}
 	hello := handover.Hello{Fixed: fixed(h.parts.cfg), Policies: policiesOf(h.parts.cfg)}
 	if ownProgram {
-		hello.Config, hello.Own = h.text, true
+		hello.Config, hello.Own = h.options.Text, true
 	}
 	_ = conn.SetDeadline(time.Now().Add(prepareTimeout))
 	if err = h.parts.listeners.pass(conn, hello); err == nil {
@@ -186,7 +186,7 @@ var errBusy = errors.New("a change of a box takes long: try again when it is ove
 
 // letGo ends what only one process can do. It may be called again after it has failed.
 func (h *Host) letGo() error {
-	h.stopLoops()
+	h.loops.stop()
 	h.keepLentLeases()
 	h.usage.Close()
 	h.parts.secrets.Rest()
@@ -242,7 +242,7 @@ func copyFile(from, to string) error {
 func (h *Host) retire(next *successor) (pid int) {
 	s := h.succession
 	h.parts.listeners.leave()
-	h.serving.end()
+	h.health.serving.end()
 	var all sync.WaitGroup
 	for _, stop := range []func(){h.parts.dns.Retire, h.parts.proxy.Retire, h.parts.ingress.Retire} {
 		all.Go(stop)
@@ -261,7 +261,6 @@ func (h *Host) retire(next *successor) (pid int) {
 	s.stopLeases()
 	fault.Mark(context.Background(), "replace: retired")
 	err := next.conn.Send(handover.Message{Kind: handover.Stopped})
-	h.endFollowing() // what follows decisions asks the successor
 	close(s.replaced)
 	h.parts.log.Info("another process serves; this one drains what is open", zap.Int("successor", pid),
 		zap.Int("connections", h.parts.proxy.Open()), zap.Duration("drain", h.parts.cfg.Drain))
@@ -276,7 +275,7 @@ func (h *Host) obey(err error) {
 		var m handover.Message
 		if m, err = h.succession.orders.Receive(); err == nil {
 			h.order(m)
-			h.before.Tell(m) // which may still drain, too, and hears of nobody else
+			h.parts.before.Tell(m) // which may still drain, too, and hears of nobody else
 			err = h.succession.orders.Send(handover.Message{Kind: handover.Done})
 		}
 	}
@@ -362,7 +361,7 @@ func (h *Host) drainReplaced(ctx context.Context, finish func(context.Context) e
 		}
 		return h.parts.ingress.Shutdown(drain)
 	})
-	ends.Go(func() error { return h.before.Wait(drain) })
+	ends.Go(func() error { return h.parts.before.Wait(drain) })
 	err := errors.Join(ends.Wait(), finish(drain))
 	_ = h.succession.orders.Close()
 	if errors.Is(err, context.DeadlineExceeded) || errors.Is(err, context.Canceled) {
@@ -376,15 +375,15 @@ func (h *Host) drainReplaced(ctx context.Context, finish func(context.Context) e
 // their quotas, and the visitors of the latter. If systemd may know the predecessor alone, this process ends: systemd starts another
 // one, which could not serve beside it.
 func (h *Host) relieve() {
-	if err := relieve(h.before, h.parts.listeners.dnsUDP, h.parts.cfg, h.protection.Own(), h.parts.log); err != nil && systemd.Supervised() {
+	if err := relieve(h.parts.before, h.parts.listeners.dnsUDP, h.parts.cfg, h.protection.Own(), h.parts.log); err != nil && systemd.Supervised() {
 		h.succession.failed <- fmt.Errorf("the gateway that was replaced has not told systemd that this process serves: %w", err)
 	}
 	for _, b := range h.parts.boxes.All() {
 		if b.Policy.Load() == nil || b.Spent.Load() {
-			h.before.Tell(handover.Message{Kind: handover.Cut, Box: b.ID})
+			h.parts.before.Tell(handover.Message{Kind: handover.Cut, Box: b.ID})
 		}
 		if b.Spent.Load() {
-			h.before.Tell(handover.Message{Kind: handover.URLs, Box: b.ID})
+			h.parts.before.Tell(handover.Message{Kind: handover.URLs, Box: b.ID})
 		}
 	}
 }

@@ -1,15 +1,12 @@
 package box
 
 import (
-	"regexp"
-
-	"encoding/hex"
-
-	"crypto/rand"
-
 	"context"
+	"crypto/rand"
+	"encoding/hex"
 	"encoding/json"
 	"errors"
+	"regexp"
 	"strings"
 	"time"
 

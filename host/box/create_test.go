@@ -1,8 +1,6 @@
 package box
 
 import (
-	"boxgate/host/rules"
-
 	"context"
 	"errors"
 	"net/netip"
@@ -19,6 +17,7 @@ import (
 	"boxgate/host/enforce"
 	"boxgate/host/enforce/enforcetest"
 	"boxgate/host/keys"
+	"boxgate/host/rules"
 	"boxgate/host/state"
 	"boxgate/policy"
 	"boxgate/policy/document"

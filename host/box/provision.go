@@ -1,8 +1,6 @@
 package box
 
 import (
-	"boxgate/host/usage"
-
 	"context"
 	"errors"
 	"fmt"
@@ -18,6 +16,7 @@ import (
 	"boxgate/host/reach"
 	"boxgate/host/rules"
 	"boxgate/host/state"
+	"boxgate/host/usage"
 	"boxgate/internal/fault"
 	"boxgate/internal/required"
 	"boxgate/launcher"

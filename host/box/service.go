@@ -1,8 +1,6 @@
 package box
 
 import (
-	"boxgate/host/usage"
-
 	"context"
 	"errors"
 	"time"
@@ -21,6 +19,7 @@ import (
 	"boxgate/host/rules"
 	"boxgate/host/schedule"
 	"boxgate/host/state"
+	"boxgate/host/usage"
 	"boxgate/ingress"
 	"boxgate/internal/required"
 	"boxgate/policy"

@@ -1,8 +1,6 @@
 package box
 
 import (
-	"boxgate/host/rules"
-
 	"context"
 	"encoding/json"
 	"errors"
@@ -14,6 +12,7 @@ import (
 
 	"boxgate/api"
 	"boxgate/host/change"
+	"boxgate/host/rules"
 	"boxgate/host/state"
 	"boxgate/policy"
 	"boxgate/policy/document"

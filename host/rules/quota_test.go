@@ -63,7 +63,7 @@ func TestABoxIsHeldToAQuotaOfItsOwn(t *testing.T) {
 				log: zap.NewNop(), boxes: g.boxes, policies: g.Service, visitors: &visitorsOf{},
 			}
 			var err error
-			if q.meter, err = meter.Open(meter.Config{Boxes: g.boxes.Ids, Kernel: kernel, Store: g.store, Log: zap.NewNop()}); err != nil {
+			if q.meter, err = meter.Open(meter.Config{Boxes: g.boxes.IDs, Kernel: kernel, Store: g.store, Log: zap.NewNop()}); err != nil {
 				t.Fatal(err)
 			}
 			q.before, _ = handovertest.New(t)

@@ -99,8 +99,8 @@ func (t *Table) Locked(b *Box) (*Box, error) {
 // ErrLent refuses changes in a process that is being replaced.
 var ErrLent = api.Errorf(api.ErrUnavailable, "the gateway is being replaced; try again")
 
-// Ids are the IDs of all boxes.
-func (t *Table) Ids() []policy.BoxID {
+// IDs are the IDs of all boxes.
+func (t *Table) IDs() []policy.BoxID {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	return slices.Collect(maps.Keys(t.byID))

@@ -1,4 +1,4 @@
-// Package required checks that a configuration made by code has every part that is needed, so that nothing is put together by halves.
+// Package required checks that a struct made by code has every part that is needed, so that nothing is put together by halves.
 package required
 
 import (
@@ -6,13 +6,13 @@ import (
 	"reflect"
 )
 
-// Fields returns an error that names the first exported field of a struct that is nil. A field with the tag `required:"false"` may be
-// nil; fields of types that cannot be nil are not looked at.
-func Fields(config any) error {
-	v := reflect.ValueOf(config)
+// Fields returns an error that names the first field of a struct, or of what a pointer to one points to, that is nil. A field with the
+// tag `required:"false"` may be nil; fields of types that cannot be nil, and slices, are not looked at.
+func Fields(of any) error {
+	v := reflect.Indirect(reflect.ValueOf(of))
 	for i := range v.NumField() {
 		f := v.Type().Field(i)
-		if !f.IsExported() || f.Tag.Get("required") == "false" {
+		if f.Tag.Get("required") == "false" {
 			continue
 		}
 		switch f.Type.Kind() {
