@@ -56,7 +56,7 @@ func isRoot(c net.Conn) bool {
 
 // serveControl answers `gateway reload` and `gateway upgrade`, of root alone, on the socket of the network namespace.
 func (h *Host) serveControl(ctx context.Context) error {
-	ln := h.parts.listeners.namespace
+	ln := h.parts.listeners.Namespace
 	if ln == nil {
 		return nil
 	}

@@ -1,12 +1,14 @@
 // Package host owns the boxes of one gateway. It wires the parts together (store, kernel rules, DNS, proxy, public URLs,
 // launcher), makes, changes and removes boxes through all of them, and has the services that answer the calls of the API.
 //
-// Call [Listen] for the sockets, then [Open], which builds the gateway, then [Host.Recover], which picks up the boxes of an
+// Call [listen.Open] for the sockets, then [Open], which builds the gateway, then [Host.Recover], which picks up the boxes of an
 // earlier run, then [Host.Serve], which returns when its context ends or a server fails, then [Host.Close]. Kernel rules
 // and boxes outlive all of it: a gateway that is down leaves its boxes closed to whatever a name decides.
 package host
 
 import (
+	"boxgate/host/records"
+
 	"context"
 
 	"boxgate/api/server"
@@ -43,24 +45,24 @@ type Host struct {
 
 // services answer the calls of the API, and do in the background what the boxes need.
 type services struct {
-	policies    *rules.Service    // changes what they may do
-	protection  *rules.Protection // of the addresses of the host
-	quota       *rules.Quota      // cuts them off
-	lifecycle   *box.Service      // makes, attaches, recovers and deletes them
-	settings    *box.Settings     // keeps what else can be configured
-	snapshots   *box.Snapshots    // takes snapshots of them
-	authorities *box.Authorities  // shows certificate authorities
-	publicURLs  *urls.Service     // makes and deletes their public URLs
-	usage       *usage.Service    // runs commands in them, puts them to sleep and wakes them
-	sleeper     *usage.Sleeper    // finds idle ones
-	room        *usage.RoomKeeper // keeps room on the disk
-	git         *usage.Git        // keeps who makes commits in them
-	scheduled   *schedule.Service // runs commands in them again and again
-	events      *events           // reads decisions
-	auditTrail  *auditTrail       // keeps who changed what
-	keys        *keys.Service     // changes the keys of the store and of the API
-	sources     *sources          // shows and refreshes the operator's secrets
-	selfTests   *selfTests        // attacks boxes from inside
+	policies    *rules.Service     // changes what they may do
+	protection  *rules.Protection  // of the addresses of the host
+	quota       *rules.Quota       // cuts them off
+	lifecycle   *box.Service       // makes, attaches, recovers and deletes them
+	settings    *box.Settings      // keeps what else can be configured
+	snapshots   *box.Snapshots     // takes snapshots of them
+	authorities *box.Authorities   // shows certificate authorities
+	publicURLs  *urls.Service      // makes and deletes their public URLs
+	usage       *usage.Service     // runs commands in them, puts them to sleep and wakes them
+	sleeper     *usage.Sleeper     // finds idle ones
+	room        *usage.RoomKeeper  // keeps room on the disk
+	git         *usage.Git         // keeps who makes commits in them
+	scheduled   *schedule.Service  // runs commands in them again and again
+	events      *records.Decisions // reads decisions
+	auditTrail  *records.Trail     // keeps who changed what
+	keys        *keys.Service      // changes the keys of the store and of the API
+	sources     *keys.Secrets      // shows and refreshes the operator's secrets
+	selfTests   *box.SelfTests     // attacks boxes from inside
 }
 
 // Services returns the parts that answer the calls of the API.

@@ -12,13 +12,6 @@ import (
 	"boxgate/config"
 )
 
-// fixed are the parts of the configuration that boxes are built on.
-func fixed(cfg config.Config) map[string]string {
-	return map[string]string{
-		"state_dir": cfg.StateDir, "network.pool_v4": cfg.Network.PoolV4, "network.pool_v6": cfg.Network.PoolV6, "launcher.run_dir": cfg.Launcher.RunDir,
-	}
-}
-
 // policiesOf is a digest of what connections are judged by, besides what the store holds.
 func policiesOf(cfg config.Config) string {
 	data, err := yaml.Marshal([]any{cfg.Policy, cfg.Limits, cfg.Network, cfg.Proxy, cfg.Secrets, cfg.Ingress})

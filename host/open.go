@@ -1,6 +1,10 @@
 package host
 
 import (
+	"boxgate/host/records"
+
+	"boxgate/host/listen"
+
 	"context"
 	"errors"
 	"fmt"
@@ -31,8 +35,8 @@ import (
 type Options struct {
 	Config    config.Config
 	Addresses config.Addresses
-	Listeners *Listeners // the caller closes them
-	Apart     *apart.Net // where the boxes' links and rules are, as for Listeners; nil: in the gateway's own namespace
+	Listeners *listen.Sockets // the caller closes them
+	Apart     *apart.Net      // where the boxes' links and rules are, as for Listeners; nil: in the gateway's own namespace
 	Log       *zap.Logger
 	Decisions *lines.Writer         // takes a line per decision; nil: none
 	NoWatch   bool                  // for tests: kernel rules that other programs change stay changed
@@ -74,7 +78,7 @@ func open(ctx context.Context, options Options) (*Host, error) {
 	}
 	o := &opening{parts: p}
 	// Nobody has a key, or visits, before the gateway serves.
-	o.turn = newAdminTurn(func(key string) (api.Key, bool) { return o.keys.LookUp(key) }, p.listeners.dialAdmin)
+	o.turn = newAdminTurn(func(key string) (api.Key, bool) { return o.keys.LookUp(key) }, p.listeners.DialAdmin)
 	p.visits = usage.NewVisits(p.boxes, p.reach, func(ctx context.Context, id policy.BoxID) error { return o.usage.Wake(ctx, id) })
 	steps := []func(context.Context) error{
 		p.openStore, func(ctx context.Context) error { return fault.At(ctx, "start: store open") },
@@ -130,7 +134,7 @@ func (o *opening) openKeys(context.Context) (err error) {
 func (o *opening) openURLs(context.Context) (err error) {
 	p := o.parts
 	o.publicURLs, err = urls.New(urls.Config{
-		Ingress: p.cfg.Ingress, HTTPS: p.listeners.portOfHTTPS(), HTTP: p.listeners.portOfHTTP(), Log: p.log, Store: p.store, Visitors: p.ingress, Boxes: p.boxes,
+		Ingress: p.cfg.Ingress, HTTPS: p.listeners.PortOfHTTPS(), HTTP: p.listeners.PortOfHTTP(), Log: p.log, Store: p.store, Visitors: p.ingress, Boxes: p.boxes,
 		Table: p.urlTable, Reach: p.reach, Domains: p.domains, Holdings: p.holdings, Before: p.before,
 	})
 	return err
@@ -151,7 +155,7 @@ func (o *opening) openRules(context.Context) error {
 	p.net = &enforce.Enforcer{
 		Kernel: p.kernel(), Proxy: both{p.proxy, p.before, p.boxes}, Boxes: p.connected, Forget: []func(policy.BoxID){p.dns.Forget, p.minter.Remove},
 	}
-	o.policies, err = rules.New(rules.Config{Log: p.log, Store: p.store, Boxes: p.boxes, Shared: p.shared, Net: p.net, Trail: p.trail.trail, Before: p.before})
+	o.policies, err = rules.New(rules.Config{Log: p.log, Store: p.store, Boxes: p.boxes, Shared: p.shared, Net: p.net, Trail: p.trail.Log(), Before: p.before})
 	if err != nil {
 		return err
 	}
@@ -209,15 +213,16 @@ func (o *opening) openLife(context.Context) (err error) {
 }
 
 // openRecords opens what shows decisions, changes, secrets and holes.
-func (o *opening) openRecords(context.Context) error {
+func (o *opening) openRecords(context.Context) (err error) {
 	p := o.parts
-	o.events = &events{audit: p.audit, past: p.past, kept: p.kept, turns: newSearches()}
+	o.events = records.NewDecisions(p.audit, p.past, p.kept)
 	o.auditTrail = p.trail
-	o.sources = &sources{log: p.log, secrets: p.secrets, tokens: p.tokens}
-	o.selfTests = &selfTests{
-		cfg: p.cfg, addrs: p.addrs, listeners: p.listeners, audit: p.audit, boxes: p.boxes, sandboxes: state.Sandboxes{Launcher: p.launcher},
-	}
-	return nil
+	o.sources = keys.NewSecrets(p.log, p.secrets, p.tokens)
+	o.selfTests, err = box.NewSelfTests(box.SelfTestsConfig{
+		Config: p.cfg, Addresses: p.addrs, Ports: p.listeners.ClosedToBoxes, Explicit: listen.ExplicitPort, Audit: p.audit, Boxes: p.boxes,
+		Sandboxes: state.Sandboxes{Launcher: p.launcher},
+	})
+	return err
 }
 
 // keysChanged makes the predecessor, and a process that takes the place of this one, look anew at the keys of open requests.

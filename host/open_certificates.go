@@ -70,9 +70,9 @@ func (p *parts) openACME() error {
 	}
 	c.Owner, c.Order, c.Failed = p.orders.Owner, p.orders.Order, p.orders.Again
 	c.Served, c.Log, c.Wait = p.urlTable.Has, p.log.Named("certificates"), p.cfg.Ingress.Limits.HeaderTimeout
-	c.HTTPS = addressOf(p.listeners.https)
-	if p.listeners.redirects() {
-		c.HTTP = addressOf(p.listeners.http)
+	c.HTTPS = addressOf(p.listeners.HTTPS)
+	if p.listeners.Redirects() {
+		c.HTTP = addressOf(p.listeners.HTTP)
 	}
 	p.acme, err = acme.New(c)
 	p.certificates = p.acme

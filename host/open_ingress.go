@@ -1,6 +1,8 @@
 package host
 
 import (
+	"boxgate/host/listen"
+
 	"context"
 	"errors"
 	"fmt"
@@ -67,11 +69,11 @@ func (p *parts) signInURL() (redirect string, at *url.URL, err error) {
 	}
 	redirect = c.RedirectURL
 	if redirect == "" {
-		if p.listeners.https == nil {
+		if p.listeners.HTTPS == nil {
 			return "", nil, errors.New("ingress.oidc: needs ingress.https")
 		}
 		redirect = "https://auth." + p.cfg.Ingress.Domain
-		if port := portOf(p.listeners.https); port != 443 {
+		if port := listen.PortOf(p.listeners.HTTPS); port != 443 {
 			redirect += ":" + strconv.Itoa(int(port))
 		}
 		redirect += config.OIDCReturnPath

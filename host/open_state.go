@@ -1,6 +1,8 @@
 package host
 
 import (
+	"boxgate/host/records"
+
 	"context"
 	"fmt"
 	"os"
@@ -40,6 +42,12 @@ func (p *parts) openStore(context.Context) error {
 		p.log.Warn("a change was interrupted and is dropped; what was in force before it counts", zap.String("box", string(c.Box)), zap.String("named_policy", c.Named), zap.Bool("headers", c.Headers))
 	}
 	return nil
+}
+
+// openTrail opens the audit trail. Without it nothing could be changed, so that it not opening is an error.
+func (p *parts) openTrail(context.Context) (err error) {
+	p.trail, err = records.OpenTrail(p.log, p.store, p.cfg.StateDir, p.cfg.Admin.Audit)
+	return err
 }
 
 // openSecrets opens the operator's secrets. A source that gives no value does not keep the gateway from starting: it fails

@@ -1,6 +1,10 @@
 package host
 
 import (
+	"boxgate/host/records"
+
+	"boxgate/host/listen"
+
 	"context"
 	"crypto/x509"
 	"errors"
@@ -50,7 +54,7 @@ type parts struct {
 	log       *zap.Logger
 	lines     *lines.Writer `required:"false"` // of the decisions; nil: none
 	addrs     config.Addresses
-	listeners *Listeners
+	listeners *listen.Sockets
 	apart     *apart.Net            `required:"false"` // nil: boxes are in the gateway's own namespace
 	before    *handover.Predecessor `required:"false"` // whose place this process takes; nil: nobody's
 	metrics   *prometheus.Registry
@@ -73,7 +77,7 @@ type parts struct {
 	added     []byte         // those of roots that the configuration adds, in PEM; launched boxes trust them too
 
 	store     *store.DB
-	trail     *auditTrail
+	trail     *records.Trail
 	past      *past.Store   `required:"false"` // nil: none is kept
 	kept      *lines.Writer `required:"false"` // of past; nil: none
 	audit     *audit.Log
@@ -127,8 +131,8 @@ func (p *parts) close() error {
 		_ = p.kept.Sync() // what is lost is counted
 		errs = append(errs, p.past.Close())
 	}
-	if p.trail != nil && p.trail.trail != nil {
-		errs = append(errs, p.trail.trail.Close())
+	if p.trail != nil {
+		errs = append(errs, p.trail.Log().Close())
 	}
 	if p.acme != nil {
 		p.acme.Close()

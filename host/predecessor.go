@@ -1,9 +1,7 @@
 package host
 
 import (
-	"context"
 	"encoding/json"
-	"fmt"
 	"net/netip"
 	"slices"
 
@@ -11,28 +9,18 @@ import (
 
 	"boxgate/config"
 	"boxgate/host/handover"
+	"boxgate/host/listen"
 	"boxgate/host/state"
 	"boxgate/policy"
 	"boxgate/proxy"
 )
 
-// Inherit takes the sockets that a predecessor has passed on, and opens what the configuration asks for besides.
-func Inherit(ctx context.Context, p *handover.Predecessor, cfg config.Config, a config.Addresses) (*Listeners, error) {
-	hello, files := p.Hello()
-	for key, value := range fixed(cfg) {
-		if was := hello.Fixed[key]; was != value {
-			return nil, fmt.Errorf("%s cannot change from %q to %q while the gateway runs: stop it, and start it again", key, was, value)
-		}
-	}
-	return inherit(ctx, cfg, a, hello, files)
-}
-
 // relieve tells the predecessor that this process serves; see [handover.Predecessor.Relieve]. What it has is cut if it was judged by
 // another configuration, or does not keep boxes from all that is protected here.
-func relieve(p *handover.Predecessor, udp []udpSocket, cfg config.Config, protected []netip.Prefix, log *zap.Logger) error {
+func relieve(p *handover.Predecessor, udp []listen.UDPSocket, cfg config.Config, protected []netip.Prefix, log *zap.Logger) error {
 	err := p.Relieve(log)
 	for _, u := range udp {
-		if err := u.resume(); err != nil {
+		if err := u.Resume(); err != nil {
 			log.Warn("a DNS socket stays as the predecessor left it", zap.Error(err))
 		}
 	}

@@ -1,6 +1,8 @@
 package host
 
 import (
+	"boxgate/host/listen"
+
 	"net/netip"
 	"testing"
 
@@ -31,7 +33,7 @@ func TestAQuotaCutsVisitorsWhenItIsRelieved(t *testing.T) {
 		table.Add(b)
 	}
 	before, other := handovertest.Unrelieved(t, handover.Hello{}, nil)
-	h := &Host{parts: &parts{log: zap.NewNop(), boxes: table, listeners: &Listeners{}, before: before}, services: services{protection: &rules.Protection{}}}
+	h := &Host{parts: &parts{log: zap.NewNop(), boxes: table, listeners: &listen.Sockets{}, before: before}, services: services{protection: &rules.Protection{}}}
 	h.relieve()
 	if !other.Has(handover.URLs, "box1", "") || !other.Has(handover.Cut, "box1", "") || other.Has(handover.URLs, "box2", "") || other.Has(handover.Cut, "box2", "") {
 		t.Errorf("told when it was relieved: %v", other.Told())

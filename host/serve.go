@@ -1,6 +1,8 @@
 package host
 
 import (
+	"boxgate/host/listen"
+
 	"context"
 	"errors"
 	"fmt"
@@ -48,7 +50,7 @@ func (h *Host) Serve(ctx context.Context) error {
 
 func (h *Host) serveParts(ctx context.Context) error {
 	admin, err := server.New(server.Config{
-		Services: h.Services(), History: h.parts.history, FindKey: h.turn.find, Trail: h.parts.trail.trail, Hosts: h.parts.cfg.Admin.Hosts, HasSecret: h.parts.secrets.Has, Log: h.parts.log, Quotas: h.parts.quotas, Admitted: h.parts.keyed.Shown, MaxBody: h.parts.largestBody(),
+		Services: h.Services(), History: h.parts.history, FindKey: h.turn.find, Trail: h.parts.trail.Log(), Hosts: h.parts.cfg.Admin.Hosts, HasSecret: h.parts.secrets.Has, Log: h.parts.log, Quotas: h.parts.quotas, Admitted: h.parts.keyed.Shown, MaxBody: h.parts.largestBody(),
 	})
 	if err != nil {
 		return err
@@ -77,13 +79,13 @@ func (h *Host) serveParts(ctx context.Context) error {
 	h.serveFront(run)
 	if h.parts.before != nil {
 		h.relieve()
-		h.parts.listeners.lock.Own()
+		h.parts.listeners.Lock.Own()
 	}
 	fault.Mark(ctx, "start: serving")
-	for _, ln := range h.parts.listeners.admin {
+	for _, ln := range h.parts.listeners.Admin {
 		h.serveKeyed(run, "admin", adminServer, ln)
 	}
-	if ln := h.parts.listeners.metrics; ln != nil {
+	if ln := h.parts.listeners.Metrics; ln != nil {
 		h.serveKeyed(run, "metrics", metrics, ln)
 	}
 	run("requests of commands", func() error { return h.serveControl(ctx) })
@@ -154,7 +156,7 @@ func (h *Host) announce() {
 	if err := systemd.Ready(); err != nil {
 		h.parts.log.Warn("systemd was not told that the gateway is ready", zap.Error(err))
 	}
-	h.parts.listeners.keep(h.parts.log) // after that: other managers read nothing once they know it
+	h.parts.listeners.Keep(h.parts.log) // after that: other managers read nothing once they know it
 	h.sayPolicies()
 	h.parts.log.Info("ready", zap.Int("boxes", len(h.parts.boxes.All())))
 	if h.options.Ready != nil {
@@ -213,7 +215,7 @@ func (h *Host) serveLoops(ctx context.Context, run func(string, func() error)) {
 	run("unused memory", func() error { share.GiveBack(ctx); return nil })
 	run("boxes that are kept alive", func() error { return h.lifecycle.StartKept(ctx) })
 	run("idle boxes", func() error { return h.sleeper.Run(ctx) })
-	run("audit trail", func() error { h.parts.trail.keepHead(ctx); return nil })
+	run("audit trail", func() error { h.parts.trail.KeepHead(ctx); return nil })
 	run("domains of public URLs", func() error { h.publicURLs.ProvePending(ctx); return nil })
 	run("uses of API keys", func() error { h.keys.SaveUses(ctx); return nil })
 	run("room on the disk", func() error {
@@ -228,24 +230,24 @@ func (h *Host) serveLoops(ctx context.Context, run func(string, func() error)) {
 // serveEgress starts what boxes are steered to. DNS ends with answering, the others with ctx.
 func (h *Host) serveEgress(ctx, answering context.Context, run func(string, func() error)) {
 	p := h.parts
-	for _, ln := range p.listeners.transparent {
+	for _, ln := range p.listeners.Transparent {
 		ln := tryable(ln)
 		h.health.serving.add("proxy", ln, p.apart, func() (int, int) { return p.proxy.Held(ln), 0 })
 		run("proxy", func() error { return p.proxy.ServeTransparent(ctx, ln) })
 	}
-	for _, ln := range p.listeners.explicit {
+	for _, ln := range p.listeners.Explicit {
 		ln := tryable(ln)
 		h.health.serving.add("explicit_proxy", ln, p.apart, func() (int, int) { return p.proxy.Held(ln), 0 })
 		run("explicit proxy", func() error { return p.proxy.ServeExplicit(ctx, ln) })
 	}
-	for _, ln := range p.listeners.dnsTCP {
+	for _, ln := range p.listeners.DNSTCP {
 		ln := tryable(ln)
 		h.health.serving.add("dns_tcp", ln, p.apart, func() (int, int) { return p.dns.Held(ln), 0 })
 		run("DNS over TCP", func() error { return p.dns.ServeTCP(answering, ln) })
 	}
-	for _, u := range h.parts.listeners.dnsUDP {
+	for _, u := range h.parts.listeners.DNSUDP {
 		run("DNS over UDP", func() error {
-			pc, err := u.serve()
+			pc, err := u.Serve()
 			if err != nil {
 				return err
 			}
@@ -275,20 +277,20 @@ func (h *Host) serveURLs(run func(string, func() error), name string, ln net.Lis
 func (h *Host) serveFront(run func(string, func() error)) {
 	l := h.parts.listeners
 	var httpsPort uint16
-	if l.https != nil {
-		httpsPort = portOf(l.https)
-		h.serveURLs(run, "urls_https", l.https, h.parts.ingress.ServeTLS)
+	if l.HTTPS != nil {
+		httpsPort = listen.PortOf(l.HTTPS)
+		h.serveURLs(run, "urls_https", l.HTTPS, h.parts.ingress.ServeTLS)
 	}
 	switch {
-	case l.http == nil:
-	case l.http.Addr().(*net.TCPAddr).IP.IsLoopback():
-		h.serveURLs(run, "urls_http", l.http, h.parts.ingress.ServePlain)
-	case l.redirects():
+	case l.HTTP == nil:
+	case l.HTTP.Addr().(*net.TCPAddr).IP.IsLoopback():
+		h.serveURLs(run, "urls_http", l.HTTP, h.parts.ingress.ServePlain)
+	case l.Redirects():
 		var challenge ingress.Challenge
 		if h.parts.acme != nil {
 			challenge = h.parts.acme.Challenge
 		}
-		h.serveURLs(run, "redirects", l.http, func(ln net.Listener) error { return h.parts.ingress.ServeRedirect(ln, httpsPort, challenge) })
+		h.serveURLs(run, "redirects", l.HTTP, func(ln net.Listener) error { return h.parts.ingress.ServeRedirect(ln, httpsPort, challenge) })
 	default:
 		h.parts.log.Warn("ingress.http serves nothing: it is not on a loopback address and ingress.https is off")
 	}

@@ -1,6 +1,8 @@
 package host
 
 import (
+	"boxgate/host/listen"
+
 	"context"
 	"errors"
 	"fmt"
@@ -124,12 +126,12 @@ func (h *Host) prepare(ctx context.Context, start Start, ownProgram bool) (*succ
 		return nil, errors.Join(err, conn.Close())
 	}
 	n := &successor{conn, process}
-	hello := handover.Hello{Fixed: fixed(h.parts.cfg), Policies: policiesOf(h.parts.cfg)}
+	hello := handover.Hello{Fixed: listen.Fixed(h.parts.cfg), Policies: policiesOf(h.parts.cfg)}
 	if ownProgram {
 		hello.Config, hello.Own = h.options.Text, true
 	}
 	_ = conn.SetDeadline(time.Now().Add(prepareTimeout))
-	if err = h.parts.listeners.pass(conn, hello); err == nil {
+	if err = h.parts.listeners.Pass(conn, hello); err == nil {
 		err = conn.Expect(handover.Prepared)
 	}
 	if err == nil {
@@ -190,7 +192,7 @@ func (h *Host) letGo() error {
 	h.keepLentLeases()
 	h.usage.Close()
 	h.parts.secrets.Rest()
-	errs := []error{h.parts.firewall.Close(), h.parts.trail.trail.Release()}
+	errs := []error{h.parts.firewall.Close(), h.parts.trail.Log().Release()}
 	if h.parts.past != nil {
 		_ = h.parts.kept.Sync() // what is lost is counted
 		errs = append(errs, h.parts.past.Release())
@@ -241,14 +243,14 @@ func copyFile(from, to string) error {
 // returns the ID of the successor's process.
 func (h *Host) retire(next *successor) (pid int) {
 	s := h.succession
-	h.parts.listeners.leave()
+	h.parts.listeners.Leave()
 	h.health.serving.end()
 	var all sync.WaitGroup
 	for _, stop := range []func(){h.parts.dns.Retire, h.parts.proxy.Retire, h.parts.ingress.Retire} {
 		all.Go(stop)
 	}
 	all.Wait()
-	h.parts.listeners.closeQuietly()
+	h.parts.listeners.CloseQuietly()
 	_ = os.Remove(filepath.Join(h.parts.cfg.StateDir, store.FileName) + keptSuffix)
 	if err := systemd.Notify(fmt.Sprintf("MAINPID=%d", next.process.Pid)); err != nil {
 		h.parts.log.Warn("systemd was not told which process serves", zap.Error(err))
@@ -375,7 +377,7 @@ func (h *Host) drainReplaced(ctx context.Context, finish func(context.Context) e
 // their quotas, and the visitors of the latter. If systemd may know the predecessor alone, this process ends: systemd starts another
 // one, which could not serve beside it.
 func (h *Host) relieve() {
-	if err := relieve(h.parts.before, h.parts.listeners.dnsUDP, h.parts.cfg, h.protection.Own(), h.parts.log); err != nil && systemd.Supervised() {
+	if err := relieve(h.parts.before, h.parts.listeners.DNSUDP, h.parts.cfg, h.protection.Own(), h.parts.log); err != nil && systemd.Supervised() {
 		h.succession.failed <- fmt.Errorf("the gateway that was replaced has not told systemd that this process serves: %w", err)
 	}
 	for _, b := range h.parts.boxes.All() {

@@ -178,34 +178,36 @@ host/follow: policy api host/foreign
 host/foreign: policy api
 host/vigil: policy host/foreign
 host/awake:
-host/box: policy api api/history audit certs config dns firewall ingress launcher quota store internal/fault internal/required host/change host/enforce host/enforce/enforcetest host/follow host/foreign host/keys host/meter host/reach host/rules host/schedule host/snapshots host/state host/usage
-host/change: policy api store internal/fault
+host/box: policy api api/history audit certs config dns firewall host/change host/enforce host/enforce/enforcetest host/follow host/foreign host/keys host/meter host/reach host/rules host/schedule host/snapshots host/state host/usage ingress internal/fault internal/required launcher quota selftest store
+host/change: policy api internal/fault store
 host/enforce: policy firewall internal/fault
 host/enforce/enforcetest: policy firewall
 host/errand: policy
 host/handover: policy
 host/handover/handovertest: policy host/handover
 host/keyless: internal/socket quota
-host/keys: policy api store launcher quota internal/required host/change host/snapshots host/state
-host/lease: store internal/fault
+host/keys: policy api host/change host/snapshots host/state internal/required launcher quota secrets secrets/identity store
+host/lease: internal/fault store
+host/listen: config dns firewall host/apart host/handover host/nslock host/systemd proxy selftest
 host/meter: policy store
 host/reach: policy launcher/namespace
-host/rules: policy policy/dialect api api/change audit config firewall store quota internal/fault internal/required host/apart host/change host/enforce host/enforce/enforcetest host/handover host/handover/handovertest host/lease host/meter host/state
-host/schedule: policy api api/history api/problem api/schedules proxy store quota internal/fault internal/required host/change host/errand host/keys host/state
-host/share: policy config host/keyless internal/memory preflight proxy quota
-host/snapshots: policy launcher store internal/fault
-host/state: policy api store launcher host/awake host/foreign
+host/records: api audit config internal/buildinfo quota store
+host/rules: policy api api/change audit config firewall host/apart host/change host/enforce host/enforce/enforcetest host/handover host/handover/handovertest host/lease host/meter host/state internal/fault internal/required policy/dialect store
+host/schedule: policy api api/history api/problem api/schedules host/change host/errand host/keys host/state internal/fault internal/required proxy quota store
+host/share: config host/keyless internal/memory preflight proxy quota
+host/snapshots: policy internal/fault launcher store
+host/state: policy api host/awake host/foreign launcher store
 host/systemd:
-host/urls: policy api config ingress quota store internal/required host/change host/handover host/handover/handovertest host/keys host/reach host/state
+host/urls: policy api config host/change host/handover host/handover/handovertest host/keys host/reach host/state ingress internal/required quota store
 host/uninstall: policy config firewall host/nslock launcher store
-host/usage: policy api api/files api/history audit firewall ingress launcher launcher/boxfs launcher/boxfs/worker store internal/required host/change host/handover host/meter host/reach host/state host/vigil
+host/usage: policy api api/files api/history audit firewall host/change host/handover host/meter host/reach host/state host/vigil ingress internal/required launcher launcher/boxfs launcher/boxfs/worker store
 host: policy policy/dialect audit config host/nslock preflight firewall dns proxy certs ingress launcher launcher/boxfs launcher/boxfs/worker api api/change api/files api/history api/problem api/schedules api/server store secrets secrets/identity selftest internal/acceptor internal/fault internal/memory internal/buildinfo internal/required internal/socket quota
 internal/lab: config api launcher internal/testnet
 internal/lab/demo: audit internal/lab internal/testnet
 enclosure: enclosure/inside
 enclosure/inside: enclosure/inside/connect
 enclosure/inside/connect:
-cmd/gateway: policy policy/dialect rule rule/kinds audit config preflight enclosure enclosure/inside host host/apart host/foreign firewall certs launcher launcher/oci api api/session/client store secrets selftest internal/buildinfo quota host/handover host/share host/systemd host/uninstall host/keys
+cmd/gateway: policy policy/dialect rule rule/kinds audit config preflight enclosure enclosure/inside host host/apart host/foreign firewall certs launcher launcher/oci api api/session/client store secrets selftest internal/buildinfo quota host/handover host/share host/systemd host/uninstall host/keys host/box host/listen
 cmd/gateway-demo: cmd/gateway/command/cli internal/buildinfo internal/lab/demo
 cmd/gateway/command/cli: policy config api
 cmd/gateway/command/copying:

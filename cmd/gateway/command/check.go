@@ -13,6 +13,7 @@ import (
 	"boxgate/cmd/gateway/command/cli"
 	"boxgate/config"
 	"boxgate/host"
+	"boxgate/host/listen"
 	"boxgate/host/share"
 	"boxgate/preflight"
 	"boxgate/store"
@@ -137,12 +138,12 @@ func checkListen(ctx context.Context, cfg config.Config) error {
 	}
 	var errs []error
 	if cfg.Admin.Socket != "" {
-		if err := host.CheckSocket(cfg.Admin.Socket); err != nil {
+		if err := listen.CheckSocket(cfg.Admin.Socket); err != nil {
 			errs = append(errs, fmt.Errorf("admin.socket: %w", err))
 		}
 		cfg.Admin.Socket = ""
 	}
-	l, err := host.Listen(ctx, cfg, a, nil, nil)
+	l, err := listen.Open(ctx, cfg, a, nil, nil)
 	if err == nil {
 		l.Close()
 	}

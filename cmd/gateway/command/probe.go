@@ -4,14 +4,14 @@ import (
 	"github.com/spf13/cobra"
 
 	"boxgate/cmd/gateway/command/cli"
-	"boxgate/host"
+	"boxgate/host/box"
 	"boxgate/selftest"
 )
 
 // newProbeCommand is the process that a self-test starts. It reads a plan and has no secrets.
 func newProbeCommand() *cobra.Command {
 	return &cobra.Command{
-		Use:    host.ProbeCommand,
+		Use:    box.ProbeCommand,
 		Short:  "Send the traffic of a self-test (started by the gateway)",
 		Args:   cli.ExactArgs(0),
 		Hidden: true,

@@ -18,6 +18,7 @@ import (
 	"boxgate/config"
 	"boxgate/host"
 	"boxgate/host/handover"
+	"boxgate/host/listen"
 	"boxgate/host/systemd"
 	"boxgate/store"
 )
@@ -165,8 +166,8 @@ func runHost(ctx context.Context, o host.Options, r *replacing, kept map[string]
 		return err
 	}
 	if o.Before == nil {
-		o.Listeners, err = host.Listen(ctx, o.Config, o.Addresses, o.Apart, kept)
-	} else if o.Listeners, err = host.Inherit(ctx, o.Before, o.Config, o.Addresses); err == nil {
+		o.Listeners, err = listen.Open(ctx, o.Config, o.Addresses, o.Apart, kept)
+	} else if o.Listeners, err = listen.Inherit(ctx, o.Before, o.Config, o.Addresses); err == nil {
 		err = o.Before.Take()
 	}
 	if err != nil {

@@ -15,6 +15,7 @@ import (
 	"boxgate/config"
 	"boxgate/host"
 	"boxgate/host/apart"
+	"boxgate/host/listen"
 	"boxgate/policy"
 )
 
@@ -23,7 +24,7 @@ import (
 type gateway struct {
 	*host.Host
 	addrs     config.Addresses
-	listeners *host.Listeners
+	listeners *listen.Sockets
 	net       *apart.Net
 	served    chan error // the error of the gateway once it ends
 	end       context.CancelFunc
@@ -58,7 +59,7 @@ func open(ctx context.Context, cfg config.Config, log *zap.Logger) (g *gateway, 
 	if g.net, err = apart.New(); err != nil {
 		return g, err
 	}
-	if g.listeners, err = host.Listen(ctx, cfg, g.addrs, g.net, nil); err != nil {
+	if g.listeners, err = listen.Open(ctx, cfg, g.addrs, g.net, nil); err != nil {
 		return g, err
 	}
 	ready := make(chan struct{})

@@ -1,4 +1,4 @@
-package host
+package listen
 
 import (
 	"context"
@@ -17,6 +17,13 @@ import (
 	"boxgate/host/handover"
 )
 
+// Fixed are the parts of the configuration that boxes are built on.
+func Fixed(cfg config.Config) map[string]string {
+	return map[string]string{
+		"state_dir": cfg.StateDir, "network.pool_v4": cfg.Network.PoolV4, "network.pool_v6": cfg.Network.PoolV6, "launcher.run_dir": cfg.Launcher.RunDir,
+	}
+}
+
 // passable is a socket that another process can be given. It may be served by other descriptors.
 type passable struct {
 	name string
@@ -24,22 +31,22 @@ type passable struct {
 	had  bool // it was inherited
 }
 
-// udpSocket is a socket of the DNS server.
-type udpSocket struct {
+// UDPSocket is a socket of the DNS server.
+type UDPSocket struct {
 	net.PacketConn          // nil: file is to be served
 	file           *os.File // the same socket
 }
 
-// serve returns what the DNS server takes over. An inherited socket stays as its process left it until then.
-func (u udpSocket) serve() (net.PacketConn, error) {
+// Serve returns what the DNS server takes over. An inherited socket stays as its process left it until then.
+func (u UDPSocket) Serve() (net.PacketConn, error) {
 	if u.PacketConn != nil {
 		return u.PacketConn, nil
 	}
 	return net.FilePacketConn(u.file)
 }
 
-// resume makes an inherited socket usable in the ordinary way, once the other process has left it.
-func (u udpSocket) resume() error {
+// Resume makes an inherited socket usable in the ordinary way, once the other process has left it.
+func (u UDPSocket) Resume() error {
 	if u.PacketConn != nil {
 		return nil
 	}
@@ -47,7 +54,7 @@ func (u udpSocket) resume() error {
 }
 
 // open returns the inherited listener of that name, or opens one.
-func (l *Listeners) open(name string, listen func() (net.Listener, error)) (net.Listener, error) {
+func (l *Sockets) open(name string, listen func() (net.Listener, error)) (net.Listener, error) {
 	var ln net.Listener
 	var err error
 	f := l.inherited[name]
@@ -69,18 +76,18 @@ func (l *Listeners) open(name string, listen func() (net.Listener, error)) (net.
 }
 
 // openUDP opens the sockets that together receive what is sent to one address, or takes those that were inherited.
-func (l *Listeners) openUDP(ctx context.Context, at netip.AddrPort) error {
+func (l *Sockets) openUDP(ctx context.Context, at netip.AddrPort) error {
 	name := func(i int) string { return udpName(at.Addr(), i) }
-	had := len(l.dnsUDP)
+	had := len(l.DNSUDP)
 	for i := 0; l.inherited[name(i)] != nil; i++ {
 		f := l.inherited[name(i)]
 		if boundTo(f) != at {
 			break // a socket of another port, which is led nowhere
 		}
 		delete(l.inherited, name(i))
-		l.keepUDP(name(i), udpSocket{file: f})
+		l.keepUDP(name(i), UDPSocket{file: f})
 	}
-	if len(l.dnsUDP) > had {
+	if len(l.DNSUDP) > had {
 		return nil
 	}
 	pcs, err := dns.ListenUDP(ctx, gatewaySocket, at)
@@ -97,17 +104,17 @@ func (l *Listeners) openUDP(ctx context.Context, at netip.AddrPort) error {
 		if err != nil {
 			return err
 		}
-		l.keepUDP(name(i), udpSocket{pc, f})
+		l.keepUDP(name(i), UDPSocket{pc, f})
 	}
 	return nil
 }
 
-func (l *Listeners) keepUDP(name string, u udpSocket) {
-	l.dnsUDP, l.all, l.passable = append(l.dnsUDP, u), append(l.all, u.file), append(l.passable, passable{name, u.file, u.PacketConn == nil})
+func (l *Sockets) keepUDP(name string, u UDPSocket) {
+	l.DNSUDP, l.all, l.passable = append(l.DNSUDP, u), append(l.all, u.file), append(l.passable, passable{name, u.file, u.PacketConn == nil})
 }
 
 // attempt returns what closes everything that is opened after the call.
-func (l *Listeners) attempt() (takeBack func()) {
+func (l *Sockets) attempt() (takeBack func()) {
 	all, passable := len(l.all), len(l.passable)
 	return func() {
 		for _, c := range l.all[all:] {
@@ -121,7 +128,7 @@ func (l *Listeners) attempt() (takeBack func()) {
 }
 
 // closeUnused closes what was inherited and is not used. What the gateway that runs still has is ended when that has stopped.
-func (l *Listeners) closeUnused() {
+func (l *Sockets) closeUnused() {
 	for name, f := range l.inherited {
 		l.gone = append(l.gone, name)
 		if l.replaces {
@@ -134,12 +141,12 @@ func (l *Listeners) closeUnused() {
 }
 
 // inherit opens the sockets that the configuration asks for, or takes those that were passed on.
-func inherit(ctx context.Context, cfg config.Config, a config.Addresses, h handover.Hello, files map[string]*os.File) (*Listeners, error) {
-	return listen(ctx, cfg, a, nil, &Listeners{inherited: files, replaces: true, dnsPort: h.DNSPort, proxyPort: h.ProxyPort})
+func inherit(ctx context.Context, cfg config.Config, a config.Addresses, h handover.Hello, files map[string]*os.File) (*Sockets, error) {
+	return listen(ctx, cfg, a, nil, &Sockets{inherited: files, replaces: true, DNSPort: h.DNSPort, ProxyPort: h.ProxyPort})
 }
 
-// pass greets another process with all sockets.
-func (l *Listeners) pass(c *handover.Conn, h handover.Hello) error {
+// Pass greets another process with all sockets.
+func (l *Sockets) Pass(c *handover.Conn, h handover.Hello) error {
 	var fds []int
 	defer func() {
 		for _, fd := range fds {
@@ -153,7 +160,7 @@ func (l *Listeners) pass(c *handover.Conn, h handover.Hello) error {
 		}
 		h.Sockets, fds = append(h.Sockets, p.name), append(fds, fd)
 	}
-	h.DNSPort, h.ProxyPort = l.dnsPort, l.proxyPort
+	h.DNSPort, h.ProxyPort = l.DNSPort, l.ProxyPort
 	return c.Greet(h, fds)
 }
 
@@ -180,10 +187,10 @@ func unpolled(c syscall.Conn) (*os.File, error) {
 	return os.NewFile(uintptr(fd), "DNS over UDP"), nil
 }
 
-// dialAdmin connects to the admin API, whichever process answers it.
-func (l *Listeners) dialAdmin(ctx context.Context) (net.Conn, error) {
+// DialAdmin connects to the admin API, whichever process answers it.
+func (l *Sockets) DialAdmin(ctx context.Context) (net.Conn, error) {
 	err := errors.New("there is no admin API")
-	for _, ln := range slices.Backward(l.admin) { // the Unix socket first
+	for _, ln := range slices.Backward(l.Admin) { // the Unix socket first
 		var c net.Conn
 		if c, err = new(net.Dialer).DialContext(ctx, ln.Addr().Network(), ln.Addr().String()); err == nil {
 			return c, nil
@@ -192,21 +199,32 @@ func (l *Listeners) dialAdmin(ctx context.Context) (net.Conn, error) {
 	return nil, err
 }
 
-// closeQuietly closes what is left of the listeners. Their sockets are another process's.
-func (l *Listeners) closeQuietly() {
+// CloseQuietly closes what is left of the listeners. Their sockets are another process's.
+func (l *Sockets) CloseQuietly() {
 	for _, c := range l.all {
 		_ = c.Close()
 	}
 }
 
-// leave makes the admin socket and the lock of the network namespace outlive their being closed here: they are another process's.
-func (l *Listeners) leave() {
-	for _, ln := range l.admin {
+// Leave makes the admin socket and the lock of the network namespace outlive their being closed here: they are another process's.
+func (l *Sockets) Leave() {
+	for _, ln := range l.Admin {
 		if u, ok := ln.(*net.UnixListener); ok {
 			u.SetUnlinkOnClose(false)
 		}
 	}
-	if l.lock != nil {
-		l.lock.Leave()
+	if l.Lock != nil {
+		l.Lock.Leave()
 	}
+}
+
+// Inherit takes the sockets that a predecessor has passed on, and opens what the configuration asks for besides.
+func Inherit(ctx context.Context, p *handover.Predecessor, cfg config.Config, a config.Addresses) (*Sockets, error) {
+	hello, files := p.Hello()
+	for key, value := range Fixed(cfg) {
+		if was := hello.Fixed[key]; was != value {
+			return nil, fmt.Errorf("%s cannot change from %q to %q while the gateway runs: stop it, and start it again", key, was, value)
+		}
+	}
+	return inherit(ctx, cfg, a, hello, files)
 }

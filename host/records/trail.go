@@ -1,4 +1,4 @@
-package host
+package records
 
 import (
 	"context"
@@ -14,25 +14,29 @@ import (
 	"boxgate/store"
 )
 
-// auditTrail is the audit trail of the API, whose head is kept in the store.
-type auditTrail struct {
+// Trail is the audit trail of the API, whose head is kept in the store.
+type Trail struct {
 	log   *zap.Logger
 	store *store.DB
 	dir   string
 	trail *trail.Trail
 }
 
-// openTrail opens the audit trail. Without it nothing could be changed, so that it not opening is an error.
-func (p *parts) openTrail(context.Context) (err error) {
-	dir, bounds := filepath.Join(p.cfg.StateDir, config.TrailDir), p.cfg.Admin.Audit
-	t := &auditTrail{log: p.log, store: p.store, dir: dir}
-	t.trail, err = trail.Open(dir, trail.Options{Size: int64(bounds.Size), Age: bounds.Age()}, "gateway "+buildinfo.Get().Version+" started")
-	p.trail = t
-	return err
+// OpenTrail opens the audit trail in a directory of the state, with an entry that says that the gateway has started.
+func OpenTrail(log *zap.Logger, db *store.DB, stateDir string, bounds config.Bounds) (*Trail, error) {
+	dir := filepath.Join(stateDir, config.TrailDir)
+	written, err := trail.Open(dir, trail.Options{Size: int64(bounds.Size), Age: bounds.Age()}, "gateway "+buildinfo.Get().Version+" started")
+	if err != nil {
+		return nil, err
+	}
+	return &Trail{log: log, store: db, dir: dir, trail: written}, nil
 }
 
+// Log returns the trail, for who changes something.
+func (t *Trail) Log() *trail.Trail { return t.trail }
+
 // known returns the head that the store knows; the zero value if none.
-func (t *auditTrail) known() (known trail.Head, err error) {
+func (t *Trail) known() (known trail.Head, err error) {
 	text, err := t.store.TrailHead()
 	if err != nil || text == "" {
 		return trail.Head{}, err
@@ -41,12 +45,12 @@ func (t *auditTrail) known() (known trail.Head, err error) {
 }
 
 // ReadTrail implements the Host of [boxgate/api/trail].
-func (t *auditTrail) ReadTrail(ctx context.Context, f trail.Filter, follow bool, do func(line []byte) error) error {
+func (t *Trail) ReadTrail(ctx context.Context, f trail.Filter, follow bool, do func(line []byte) error) error {
 	return t.trail.Read(ctx, f, follow, do)
 }
 
 // VerifyTrail implements the Host of [boxgate/api/trail].
-func (t *auditTrail) VerifyTrail(context.Context) (trail.Report, error) {
+func (t *Trail) VerifyTrail(context.Context) (trail.Report, error) {
 	known, err := t.known()
 	if err != nil {
 		return trail.Report{}, err
@@ -54,9 +58,9 @@ func (t *auditTrail) VerifyTrail(context.Context) (trail.Report, error) {
 	return trail.Verify(t.dir, known)
 }
 
-// keepHead keeps the head of the trail in the store from time to time, until ctx ends. A trail that was changed while the gateway
+// KeepHead keeps the head of the trail in the store from time to time, until ctx ends. A trail that was changed while the gateway
 // was down is reported first, and keeps the head that shows it.
-func (t *auditTrail) keepHead(ctx context.Context) {
+func (t *Trail) KeepHead(ctx context.Context) {
 	report, err := t.VerifyTrail(ctx)
 	if err != nil || len(report.Problems) > 0 {
 		t.log.Error("the audit trail of the API is not as it was written; see gateway audit verify", zap.Strings("problems", report.Problems), zap.Error(err))

@@ -1,4 +1,4 @@
-package host
+package listen
 
 import (
 	"context"
@@ -18,23 +18,24 @@ import (
 	"boxgate/host/apart"
 	"boxgate/host/nslock"
 	"boxgate/proxy"
+	"boxgate/selftest"
 )
 
-// Listeners are all sockets of a gateway. They are opened before anything else is touched, so that a port in use is
+// Sockets are all sockets of a gateway. They are opened before anything else is touched, so that a port in use is
 // noticed while there is nothing to undo yet.
-type Listeners struct {
-	admin       []net.Listener // Unix socket and TCP
-	metrics     net.Listener   // nil: none
-	https, http net.Listener   // nil: none
-	dnsTCP      []net.Listener
-	dnsUDP      []udpSocket
-	transparent []net.Listener
-	explicit    []net.Listener
+type Sockets struct {
+	Admin       []net.Listener // Unix socket and TCP
+	Metrics     net.Listener   // nil: none
+	HTTPS, HTTP net.Listener   // nil: none
+	DNSTCP      []net.Listener
+	DNSUDP      []UDPSocket
+	Transparent []net.Listener
+	Explicit    []net.Listener
 
-	lock      *nslock.Lock      // of the network namespace; nil: it is nobody else's
-	namespace *net.UnixListener // for commands; nil without a lock
+	Lock      *nslock.Lock      // of the network namespace; nil: it is nobody else's
+	Namespace *net.UnixListener // for commands; nil without a lock
 
-	dnsPort, proxyPort uint16
+	DNSPort, ProxyPort uint16
 	all                []interface{ Close() error }
 
 	passable  []passable          // what another process can be given
@@ -45,19 +46,19 @@ type Listeners struct {
 	apart     bool                // boxes have a network namespace of this run alone
 }
 
-// explicitPort is the well-known port of the explicit proxy on the gateway addresses.
-const explicitPort = 3128
+// ExplicitPort is the well-known port of the explicit proxy on the gateway addresses.
+const ExplicitPort = 3128
 
 // explicitKey begins the name of a listener of the explicit proxy.
 const explicitKey = "the explicit proxy"
 
-// Listen opens every socket that the configuration asks for, or none. What boxes are steered to is opened in boxes, nil for the
+// Open opens every socket that the configuration asks for, or none. What boxes are steered to is opened in boxes, nil for the
 // gateway's own namespace. Sockets of an earlier run are used where they are what the configuration asks for; all of them are this
 // function's to close. See [systemd.Kept].
-func Listen(ctx context.Context, cfg config.Config, a config.Addresses, boxes *apart.Net, kept map[string]*os.File) (*Listeners, error) {
-	l := &Listeners{apart: boxes != nil}
+func Open(ctx context.Context, cfg config.Config, a config.Addresses, boxes *apart.Net, kept map[string]*os.File) (*Sockets, error) {
+	l := &Sockets{apart: boxes != nil}
 	l.takeKept(kept)
-	l.dnsPort, l.proxyPort = l.keptPort(dnsName(a.GatewayV4)), l.keptPort(proxyName(loopback[0]))
+	l.DNSPort, l.ProxyPort = l.keptPort(dnsName(a.GatewayV4)), l.keptPort(proxyName(loopback[0]))
 	l, err := listen(ctx, cfg, a, boxes, l)
 	if err != nil {
 		return nil, err
@@ -70,7 +71,7 @@ func Listen(ctx context.Context, cfg config.Config, a config.Addresses, boxes *a
 }
 
 // listen opens what has not been inherited.
-func listen(ctx context.Context, cfg config.Config, a config.Addresses, boxes *apart.Net, l *Listeners) (*Listeners, error) {
+func listen(ctx context.Context, cfg config.Config, a config.Addresses, boxes *apart.Net, l *Sockets) (*Sockets, error) {
 	if boxes == nil { // or the namespace is a new one, which nobody else knows
 		if err := l.takeNamespace(); err != nil {
 			l.Close()
@@ -99,30 +100,30 @@ const (
 var errSecondGateway = errors.New("another gateway runs in this network namespace, whatever its state directory and addresses: stop it, or run this one in a namespace of its own (ip netns exec)")
 
 // takeNamespace refuses to be the second gateway of the network namespace, which would replace the rules of the first.
-func (l *Listeners) takeNamespace() error {
+func (l *Sockets) takeNamespace() error {
 	if err := l.lockNamespace(); errors.Is(err, nslock.ErrTaken) {
 		return errSecondGateway
 	} else if err != nil {
 		return fmt.Errorf("taking the network namespace: %w", err)
 	}
-	ln, err := l.open(namespaceSocket, func() (net.Listener, error) { return l.lock.Listen() })
+	ln, err := l.open(namespaceSocket, func() (net.Listener, error) { return l.Lock.Listen() })
 	if err != nil {
 		return fmt.Errorf("taking the network namespace: %w", err)
 	}
-	l.namespace, _ = ln.(*net.UnixListener)
+	l.Namespace, _ = ln.(*net.UnixListener)
 	return nil
 }
 
 // lockNamespace takes the lock, or the one that is passed on.
-func (l *Listeners) lockNamespace() (err error) {
+func (l *Sockets) lockNamespace() (err error) {
 	if f := l.inherited[namespaceLock]; f != nil {
 		delete(l.inherited, namespaceLock)
-		l.lock, err = nslock.Inherit(f)
+		l.Lock, err = nslock.Inherit(f)
 	} else {
-		l.lock, err = awaitLock(l.replaces)
+		l.Lock, err = awaitLock(l.replaces)
 	}
 	if err == nil {
-		l.all, l.passable = append(l.all, l.lock), append(l.passable, passable{name: namespaceLock, conn: l.lock})
+		l.all, l.passable = append(l.all, l.Lock), append(l.passable, passable{name: namespaceLock, conn: l.Lock})
 	}
 	return err
 }
@@ -155,9 +156,9 @@ func awaitLock(replaces bool) (*nslock.Lock, error) {
 }
 
 // Close closes all of them.
-func (l *Listeners) Close() {
-	if l.lock != nil {
-		l.lock.Remove()
+func (l *Sockets) Close() {
+	if l.Lock != nil {
+		l.Lock.Remove()
 	}
 	for _, c := range l.all {
 		c.Close()
@@ -170,7 +171,7 @@ func (l *Listeners) Close() {
 }
 
 // tcp opens one TCP listener; key is the configuration key that named the address.
-func (l *Listeners) tcp(ctx context.Context, lc net.ListenConfig, key, address string) (net.Listener, error) {
+func (l *Sockets) tcp(ctx context.Context, lc net.ListenConfig, key, address string) (net.Listener, error) {
 	ln, err := l.open(key+" "+address, func() (net.Listener, error) { return lc.Listen(ctx, "tcp", address) })
 	switch {
 	case errors.Is(err, syscall.EADDRINUSE):
@@ -183,14 +184,14 @@ func (l *Listeners) tcp(ctx context.Context, lc net.ListenConfig, key, address s
 	return ln, nil
 }
 
-func (l *Listeners) openAdmin(ctx context.Context, c config.Admin) error {
+func (l *Sockets) openAdmin(ctx context.Context, c config.Admin) error {
 	var errs []error
 	if c.Listen != "" {
 		ln, err := l.tcp(ctx, net.ListenConfig{}, adminKey, c.Listen)
 		if err != nil {
 			errs = append(errs, err)
 		} else {
-			l.admin = append(l.admin, ln)
+			l.Admin = append(l.Admin, ln)
 		}
 	}
 	if c.Socket != "" {
@@ -198,7 +199,7 @@ func (l *Listeners) openAdmin(ctx context.Context, c config.Admin) error {
 		if err != nil {
 			errs = append(errs, fmt.Errorf("admin.socket: %w", err))
 		} else {
-			l.admin = append(l.admin, ln)
+			l.Admin = append(l.Admin, ln)
 		}
 	}
 	return errors.Join(errs...)
@@ -257,13 +258,13 @@ func listenSocket(path string) (net.Listener, error) {
 	return ln, err
 }
 
-// redirects reports whether plain HTTP redirects to HTTPS; on a loopback address it serves the public URLs themselves.
-func (l *Listeners) redirects() bool {
-	return l.http != nil && l.https != nil && !l.http.Addr().(*net.TCPAddr).IP.IsLoopback()
+// Redirects reports whether plain HTTP redirects to HTTPS; on a loopback address it serves the public URLs themselves.
+func (l *Sockets) Redirects() bool {
+	return l.HTTP != nil && l.HTTPS != nil && !l.HTTP.Addr().(*net.TCPAddr).IP.IsLoopback()
 }
 
 // openFront opens what visitors of public URLs and Prometheus connect to.
-func (l *Listeners) openFront(ctx context.Context, cfg config.Config) error {
+func (l *Sockets) openFront(ctx context.Context, cfg config.Config) error {
 	var errs []error
 	for _, f := range fronts(cfg) {
 		if f.address == "" || f.to == nil {
@@ -282,7 +283,7 @@ func (l *Listeners) openFront(ctx context.Context, cfg config.Config) error {
 // front is where people and programs outside the boxes connect to.
 type front struct {
 	key, address string
-	to           func(*Listeners) *net.Listener // nil: admin
+	to           func(*Sockets) *net.Listener // nil: admin
 }
 
 const adminKey = "admin.listen"
@@ -291,27 +292,27 @@ const adminKey = "admin.listen"
 func fronts(cfg config.Config) []front {
 	return []front{
 		{adminKey, cfg.Admin.Listen, nil},
-		{"metrics.listen", cfg.Metrics.Listen, func(l *Listeners) *net.Listener { return &l.metrics }},
-		{"ingress.https", cfg.Ingress.HTTPS, func(l *Listeners) *net.Listener { return &l.https }},
-		{"ingress.http", cfg.Ingress.HTTP, func(l *Listeners) *net.Listener { return &l.http }},
+		{"metrics.listen", cfg.Metrics.Listen, func(l *Sockets) *net.Listener { return &l.Metrics }},
+		{"ingress.https", cfg.Ingress.HTTPS, func(l *Sockets) *net.Listener { return &l.HTTPS }},
+		{"ingress.http", cfg.Ingress.HTTP, func(l *Sockets) *net.Listener { return &l.HTTP }},
 	}
 }
 
 // openEgress opens what boxes are steered to. The gateway addresses are not on the machine yet: the firewall puts them
 // there.
-func (l *Listeners) openEgress(ctx context.Context, a config.Addresses) error {
+func (l *Sockets) openEgress(ctx context.Context, a config.Addresses) error {
 	gateways := []netip.Addr{a.GatewayV4, a.GatewayV6}
 	for _, g := range gateways {
-		ln, err := l.tcp(ctx, gatewaySocket, explicitKey, netip.AddrPortFrom(g, explicitPort).String())
+		ln, err := l.tcp(ctx, gatewaySocket, explicitKey, netip.AddrPortFrom(g, ExplicitPort).String())
 		if err != nil {
 			return err
 		}
-		l.explicit = append(l.explicit, ln)
+		l.Explicit = append(l.Explicit, ln)
 	}
-	if err := samePort(func() (uint16, error) { return l.openDNS(ctx, gateways) }, &l.dnsPort); err != nil {
+	if err := samePort(func() (uint16, error) { return l.openDNS(ctx, gateways) }, &l.DNSPort); err != nil {
 		return fmt.Errorf("DNS: %w", err)
 	}
-	return samePort(func() (uint16, error) { return l.openTransparent(ctx, loopback[:]) }, &l.proxyPort)
+	return samePort(func() (uint16, error) { return l.openTransparent(ctx, loopback[:]) }, &l.ProxyPort)
 }
 
 // loopback is where the transparent proxy listens.
@@ -337,15 +338,15 @@ func samePort(open func() (uint16, error), port *uint16) error {
 	return fmt.Errorf("no port is free in both address families: %w", err)
 }
 
-func (l *Listeners) openDNS(ctx context.Context, addrs []netip.Addr) (uint16, error) {
-	port := l.dnsPort // 0: the first listener finds one
+func (l *Sockets) openDNS(ctx context.Context, addrs []netip.Addr) (uint16, error) {
+	port := l.DNSPort // 0: the first listener finds one
 	takeBack := l.attempt()
 	for _, a := range addrs {
 		ln, err := l.open(dnsName(a), func() (net.Listener, error) {
 			return gatewaySocket.Listen(ctx, "tcp", netip.AddrPortFrom(a, port).String())
 		})
 		if err == nil {
-			l.dnsTCP = append(l.dnsTCP, ln)
+			l.DNSTCP = append(l.DNSTCP, ln)
 			port, err = same(port, ln)
 		}
 		if err == nil {
@@ -353,7 +354,7 @@ func (l *Listeners) openDNS(ctx context.Context, addrs []netip.Addr) (uint16, er
 		}
 		if err != nil {
 			takeBack()
-			l.dnsTCP, l.dnsUDP = nil, nil
+			l.DNSTCP, l.DNSUDP = nil, nil
 			return 0, err
 		}
 	}
@@ -362,26 +363,26 @@ func (l *Listeners) openDNS(ctx context.Context, addrs []netip.Addr) (uint16, er
 
 // same returns the port of a listener, which is to be the given one unless that is 0: an inherited one may have another.
 func same(port uint16, ln net.Listener) (uint16, error) {
-	if has := portOf(ln); port == 0 || has == port {
+	if has := PortOf(ln); port == 0 || has == port {
 		return has, nil
 	}
 	return 0, fmt.Errorf("%v has another port than %d", ln.Addr(), port)
 }
 
-func (l *Listeners) openTransparent(ctx context.Context, addrs []netip.Addr) (uint16, error) {
-	port := l.proxyPort // 0: the first listener finds one
+func (l *Sockets) openTransparent(ctx context.Context, addrs []netip.Addr) (uint16, error) {
+	port := l.ProxyPort // 0: the first listener finds one
 	takeBack := l.attempt()
 	for _, a := range addrs {
 		ln, err := l.open(proxyName(a), func() (net.Listener, error) {
 			return proxy.ListenTransparent(ctx, netip.AddrPortFrom(a, port).String())
 		})
 		if err == nil {
-			l.transparent = append(l.transparent, ln)
+			l.Transparent = append(l.Transparent, ln)
 			port, err = same(port, ln)
 		}
 		if err != nil {
 			takeBack()
-			l.transparent = nil
+			l.Transparent = nil
 			return 0, err
 		}
 	}
@@ -402,21 +403,41 @@ var gatewaySocket = net.ListenConfig{Control: func(network, _ string, c syscall.
 	return errors.Join(ctlErr, err)
 }}
 
-// portOf returns the port of a TCP listener.
-func portOf(ln net.Listener) uint16 { return ln.Addr().(*net.TCPAddr).AddrPort().Port() }
+// PortOf returns the port of a TCP listener.
+func PortOf(ln net.Listener) uint16 { return ln.Addr().(*net.TCPAddr).AddrPort().Port() }
 
-// portOfHTTPS returns the port of the HTTPS listener of public URLs, 0 without one.
-func (l *Listeners) portOfHTTPS() uint16 {
-	if l.https == nil {
+// PortOfHTTPS returns the port of the HTTPS listener of public URLs, 0 without one.
+func (l *Sockets) PortOfHTTPS() uint16 {
+	if l.HTTPS == nil {
 		return 0
 	}
-	return portOf(l.https)
+	return PortOf(l.HTTPS)
 }
 
-// portOfHTTP returns the port of the HTTP listener of public URLs, 0 without one.
-func (l *Listeners) portOfHTTP() uint16 {
-	if l.http == nil {
+// PortOfHTTP returns the port of the HTTP listener of public URLs, 0 without one.
+func (l *Sockets) PortOfHTTP() uint16 {
+	if l.HTTP == nil {
 		return 0
 	}
-	return portOf(l.http)
+	return PortOf(l.HTTP)
+}
+
+// ClosedToBoxes are the ports on which the gateway serves others.
+func (l *Sockets) ClosedToBoxes() []selftest.Port {
+	var ports []selftest.Port
+	add := func(name string, ln net.Listener) {
+		if ln == nil {
+			return
+		}
+		if _, isTCP := ln.Addr().(*net.TCPAddr); isTCP {
+			ports = append(ports, selftest.Port{Name: name, Port: PortOf(ln)})
+		}
+	}
+	for _, ln := range l.Admin {
+		add("admin API", ln)
+	}
+	add("metrics", l.Metrics)
+	add("public URLs", l.HTTPS)
+	add("public URLs, plain", l.HTTP)
+	return append(ports, selftest.Port{Name: "transparent proxy, asked directly", Port: l.ProxyPort})
 }

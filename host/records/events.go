@@ -1,4 +1,4 @@
-package host
+package records
 
 import (
 	"context"
@@ -10,16 +10,21 @@ import (
 	"boxgate/audit/past"
 )
 
-// events reads the decisions of the gateway.
-type events struct {
+// Decisions reads the decisions of the gateway.
+type Decisions struct {
 	audit *audit.Log
 	past  *past.Store   // nil: none is kept
 	kept  *lines.Writer // of past
 	turns *searches
 }
 
+// NewDecisions reads the decisions of a log. store and kept are nil if none are kept on disk.
+func NewDecisions(log *audit.Log, store *past.Store, kept *lines.Writer) *Decisions {
+	return &Decisions{audit: log, past: store, kept: kept, turns: newSearches()}
+}
+
 // SearchEvents implements the Host of [boxgate/api/egress].
-func (e *events) SearchEvents(ctx context.Context, f api.EventSearch, begin func(whole time.Time), do func(audit.Event) error) error {
+func (e *Decisions) SearchEvents(ctx context.Context, f api.EventSearch, begin func(whole time.Time), do func(audit.Event) error) error {
 	if e.past == nil {
 		return api.Errorf(api.ErrConflict, "this gateway keeps no history of decisions; log.history.size gives it one")
 	}
@@ -32,13 +37,13 @@ func (e *events) SearchEvents(ctx context.Context, f api.EventSearch, begin func
 }
 
 // RecentEvents implements the Host of [boxgate/api/egress].
-func (e *events) RecentEvents(_ context.Context, f api.EventFilter) (api.PastEvents, error) {
+func (e *Decisions) RecentEvents(_ context.Context, f api.EventFilter) (api.PastEvents, error) {
 	which := audit.Filter{Box: f.Box, Since: f.Since, After: f.After, Denied: f.Denied}
 	missing := e.audit.Missing(which)
 	return api.PastEvents{Events: e.audit.Recent(which), Run: e.audit.ID(), Missing: missing}, nil
 }
 
 // FollowEvents implements the Host of [boxgate/api/egress].
-func (e *events) FollowEvents(ctx context.Context, f api.EventFilter) (api.EventStream, error) {
+func (e *Decisions) FollowEvents(ctx context.Context, f api.EventFilter) (api.EventStream, error) {
 	return e.audit.Subscribe(ctx, audit.Filter{Box: f.Box, Since: f.Since, Denied: f.Denied}), nil
 }

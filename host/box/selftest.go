@@ -1,10 +1,9 @@
-package host
+package box
 
 import (
 	"context"
 	"errors"
 	"fmt"
-	"net"
 	"net/netip"
 	"slices"
 	"sync"
@@ -14,6 +13,7 @@ import (
 	"boxgate/config"
 	"boxgate/firewall"
 	"boxgate/host/state"
+	"boxgate/internal/required"
 	"boxgate/policy"
 	"boxgate/selftest"
 )
@@ -21,11 +21,12 @@ import (
 // ProbeCommand is the hidden command that a self-test starts in the box's network namespace.
 const ProbeCommand = "probe"
 
-// selfTests attacks boxes from inside.
-type selfTests struct {
+// SelfTests attacks boxes from inside.
+type SelfTests struct {
 	cfg       config.Config
 	addrs     config.Addresses
-	listeners *Listeners
+	ports     func() []selftest.Port // of the host, which are closed to boxes
+	explicit  uint16
 	audit     *audit.Log
 	boxes     *state.Table
 	sandboxes state.Sandboxes
@@ -33,8 +34,28 @@ type selfTests struct {
 	running sync.Mutex // held by the self-test that runs
 }
 
+// SelfTestsConfig is what a [SelfTests] is made of.
+type SelfTestsConfig struct {
+	Config    config.Config
+	Addresses config.Addresses
+	// Ports returns the ports of the host that are closed to boxes.
+	Ports     func() []selftest.Port
+	Explicit  uint16 // the port of the explicit proxy
+	Audit     *audit.Log
+	Boxes     *state.Table
+	Sandboxes state.Sandboxes
+}
+
+// NewSelfTests makes the service.
+func NewSelfTests(c SelfTestsConfig) (*SelfTests, error) {
+	if err := required.Fields(c); err != nil {
+		return nil, err
+	}
+	return &SelfTests{cfg: c.Config, addrs: c.Addresses, ports: c.Ports, explicit: c.Explicit, audit: c.Audit, boxes: c.Boxes, sandboxes: c.Sandboxes}, nil
+}
+
 // SelfTest implements the SelfTests of [boxgate/api/boxes]. One self-test runs at a time: two would share the kernel's limit on logged refusals.
-func (s *selfTests) SelfTest(ctx context.Context, id policy.BoxID) (api.SelfTestReport, error) {
+func (s *SelfTests) SelfTest(ctx context.Context, id policy.BoxID) (api.SelfTestReport, error) {
 	b, err := s.boxes.Find(id)
 	if err != nil {
 		return api.SelfTestReport{}, err
@@ -66,7 +87,7 @@ func (s *selfTests) SelfTest(ctx context.Context, id policy.BoxID) (api.SelfTest
 }
 
 // selfTestConfig says what to attack.
-func (s *selfTests) selfTestConfig(ctx context.Context, b *state.Box) (selftest.Config, error) {
+func (s *SelfTests) selfTestConfig(ctx context.Context, b *state.Box) (selftest.Config, error) {
 	netns, err := s.sandboxes.Namespace(ctx, b)
 	if err != nil {
 		return selftest.Config{}, fmt.Errorf("the network namespace of box %s: %w", b.ID, err)
@@ -83,7 +104,7 @@ func (s *selfTests) selfTestConfig(ctx context.Context, b *state.Box) (selftest.
 	return selftest.Config{
 		Box: b.ID, V4: b.V4, V6: b.V6, NetNS: netns, Policy: pol,
 		GatewayV4: s.addrs.GatewayV4, GatewayV6: s.addrs.GatewayV6, SinkV4: s.addrs.SinkV4, SinkV6: s.addrs.SinkV6,
-		ExplicitPort: explicitPort, HostAddrs: addrs, HostPorts: s.listeners.closedToBoxes(),
+		ExplicitPort: s.explicit, HostAddrs: addrs, HostPorts: s.ports(),
 		AnotherV4: v4, AnotherV6: v6, DenyPage: s.cfg.Proxy.Deny == "page", GuestStack: s.sandboxes.HasGuestStack(b),
 		Events: func(ctx context.Context) <-chan audit.Event {
 			return s.audit.Subscribe(ctx, audit.Filter{Box: b.ID, Denied: true}).Events()
@@ -94,7 +115,7 @@ func (s *selfTests) selfTestConfig(ctx context.Context, b *state.Box) (selftest.
 }
 
 // outsideAddrs are the addresses by which others know the host.
-func (s *selfTests) outsideAddrs() ([]netip.Addr, error) {
+func (s *SelfTests) outsideAddrs() ([]netip.Addr, error) {
 	list, err := firewall.HostAddresses()
 	if err != nil {
 		return nil, fmt.Errorf("reading the host's addresses: %w", err)
@@ -109,7 +130,7 @@ func (s *selfTests) outsideAddrs() ([]netip.Addr, error) {
 }
 
 // anotherBox returns the addresses of another box, or of none if there is only one.
-func (s *selfTests) anotherBox(b *state.Box) (v4, v6 netip.Addr) {
+func (s *SelfTests) anotherBox(b *state.Box) (v4, v6 netip.Addr) {
 	for _, other := range s.boxes.All() {
 		if other.ID != b.ID {
 			return other.V4, other.V6
@@ -123,26 +144,6 @@ func (s *selfTests) anotherBox(b *state.Box) (v4, v6 netip.Addr) {
 		v6 = v6.Next()
 	}
 	return v4, v6
-}
-
-// closedToBoxes are the ports on which the gateway serves others.
-func (l *Listeners) closedToBoxes() []selftest.Port {
-	var ports []selftest.Port
-	add := func(name string, ln net.Listener) {
-		if ln == nil {
-			return
-		}
-		if _, isTCP := ln.Addr().(*net.TCPAddr); isTCP {
-			ports = append(ports, selftest.Port{Name: name, Port: portOf(ln)})
-		}
-	}
-	for _, ln := range l.admin {
-		add("admin API", ln)
-	}
-	add("metrics", l.metrics)
-	add("public URLs", l.https)
-	add("public URLs, plain", l.http)
-	return append(ports, selftest.Port{Name: "transparent proxy, asked directly", Port: l.proxyPort})
 }
 
 // reportOf translates a scorecard for the API.

@@ -1,4 +1,4 @@
-package host
+package keys
 
 import (
 	"context"
@@ -14,18 +14,23 @@ import (
 	"boxgate/secrets/identity"
 )
 
-// sources shows and refreshes the operator's secrets, and shows the keys of identity tokens.
-type sources struct {
+// Secrets shows and refreshes the operator's secrets, and shows the keys of identity tokens.
+type Secrets struct {
 	log     *zap.Logger
 	secrets *secrets.Secrets
 	tokens  *identity.Issuer
 }
 
+// NewSecrets makes the service.
+func NewSecrets(log *zap.Logger, s *secrets.Secrets, tokens *identity.Issuer) *Secrets {
+	return &Secrets{log, s, tokens}
+}
+
 // IdentityKeys implements the Secrets of [boxgate/api/gateway].
-func (s *sources) IdentityKeys(context.Context) (json.RawMessage, error) { return s.tokens.KeySet() }
+func (s *Secrets) IdentityKeys(context.Context) (json.RawMessage, error) { return s.tokens.KeySet() }
 
 // Secrets implements the Secrets of [boxgate/api/gateway].
-func (s *sources) Secrets(context.Context) ([]api.SecretStatus, error) {
+func (s *Secrets) Secrets(context.Context) ([]api.SecretStatus, error) {
 	var out []api.SecretStatus
 	for _, st := range s.secrets.Status() {
 		shown := api.SecretStatus{Name: st.Name, Source: st.Source, Valid: st.Valid, Stale: st.Stale, Read: st.Read, Expires: st.Expires}
@@ -38,7 +43,7 @@ func (s *sources) Secrets(context.Context) ([]api.SecretStatus, error) {
 }
 
 // RefreshSecret implements the Secrets of [boxgate/api/gateway]. That the source fails is part of the answer.
-func (s *sources) RefreshSecret(ctx context.Context, n string) (api.SecretStatus, error) {
+func (s *Secrets) RefreshSecret(ctx context.Context, n string) (api.SecretStatus, error) {
 	if !s.secrets.Has(n) {
 		return api.SecretStatus{}, api.Errorf(api.ErrNotFound, "the configuration has no secret %q", name.ShownSecretName(n))
 	}

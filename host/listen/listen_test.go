@@ -1,4 +1,4 @@
-package host
+package listen
 
 import (
 	"errors"
@@ -45,13 +45,13 @@ func inNamespace(t *testing.T, do func(*testing.T, config.Config, config.Address
 }
 
 func passOn(t *testing.T, cfg config.Config, a config.Addresses) error {
-	old, err := Listen(t.Context(), cfg, a, nil, nil)
+	old, err := Open(t.Context(), cfg, a, nil, nil)
 	if err != nil {
 		return err
 	}
 	refused := func(when string) {
 		t.Helper()
-		if l, err := Listen(t.Context(), cfg, a, nil, nil); err == nil || !strings.Contains(err.Error(), "another gateway runs in this network namespace") {
+		if l, err := Open(t.Context(), cfg, a, nil, nil); err == nil || !strings.Contains(err.Error(), "another gateway runs in this network namespace") {
 			t.Errorf("%s: %v", when, err)
 			if err == nil {
 				l.Close()
@@ -69,7 +69,7 @@ func passOn(t *testing.T, cfg config.Config, a config.Addresses) error {
 		return err
 	}
 	defer theirs.Close()
-	if err := old.pass(ours, handover.Hello{}); err != nil {
+	if err := old.Pass(ours, handover.Hello{}); err != nil {
 		return err
 	}
 	hello, files, err := theirs.Greeted()
@@ -80,9 +80,9 @@ func passOn(t *testing.T, cfg config.Config, a config.Addresses) error {
 	if err != nil {
 		return err
 	}
-	old.leave()
-	old.closeQuietly()
-	next.lock.Own()
+	old.Leave()
+	old.CloseQuietly()
+	next.Lock.Own()
 	refused("after it was replaced")
 	old.Close()
 	refused("after it has ended")
@@ -97,7 +97,7 @@ func passOn(t *testing.T, cfg config.Config, a config.Addresses) error {
 	if _, err := os.Lstat(socket); !errors.Is(err, os.ErrNotExist) {
 		t.Error("the socket is left:", err)
 	}
-	third, err := Listen(t.Context(), cfg, a, nil, nil)
+	third, err := Open(t.Context(), cfg, a, nil, nil)
 	if err == nil {
 		third.Close()
 	}
@@ -107,15 +107,15 @@ func passOn(t *testing.T, cfg config.Config, a config.Addresses) error {
 // TestQueriesDoNotWakeThePoller: the sockets that receive queries are not the runtime's to poll, whoever opened them.
 func TestQueriesDoNotWakeThePoller(t *testing.T) {
 	inNamespace(t, func(t *testing.T, cfg config.Config, a config.Addresses) error {
-		l, err := Listen(t.Context(), cfg, a, nil, nil)
+		l, err := Open(t.Context(), cfg, a, nil, nil)
 		if err != nil {
 			return err
 		}
 		defer l.Close()
-		if len(l.dnsUDP) == 0 {
+		if len(l.DNSUDP) == 0 {
 			t.Error("no sockets receive queries")
 		}
-		for _, u := range l.dnsUDP {
+		for _, u := range l.DNSUDP {
 			_ = u.Close() // as the DNS server does when it takes the socket over
 			var s unix.Stat_t
 			if err := unix.Fstat(int(u.file.Fd()), &s); err != nil {

@@ -1,4 +1,4 @@
-package host
+package listen
 
 import (
 	"errors"
@@ -17,7 +17,7 @@ import (
 
 // takeKept has the sockets used that the service manager has kept since an earlier run: what arrived meanwhile waits in them. The
 // ports that boxes are led to stay those of that run. Sockets of another network namespace are not used, nor ones that were ended.
-func (l *Listeners) takeKept(files map[string]*os.File) {
+func (l *Sockets) takeKept(files map[string]*os.File) {
 	l.inherited = map[string]*os.File{}
 	own := namespaceCookie(nil)
 	for name, f := range files {
@@ -32,7 +32,7 @@ func (l *Listeners) takeKept(files map[string]*os.File) {
 
 // endUnasked ends the sockets of an earlier run that the configuration does not ask for, before others are opened, which may need
 // their ports. The lock of the network namespace is held: nobody else serves them.
-func (l *Listeners) endUnasked(cfg config.Config, a config.Addresses) {
+func (l *Sockets) endUnasked(cfg config.Config, a config.Addresses) {
 	if l.replaces {
 		return
 	}
@@ -53,7 +53,7 @@ func asksFor(cfg config.Config, a config.Addresses, name string) bool {
 		}
 	}
 	for _, g := range []netip.Addr{a.GatewayV4, a.GatewayV6} {
-		explicit := explicitKey + " " + netip.AddrPortFrom(g, explicitPort).String()
+		explicit := explicitKey + " " + netip.AddrPortFrom(g, ExplicitPort).String()
 		if name == explicit || name == dnsName(g) || strings.HasPrefix(name, udpPrefix(g)) {
 			return true
 		}
@@ -85,19 +85,19 @@ func ended(f *os.File) (ended bool) {
 }
 
 // resumeKept makes the DNS server's sockets usable that an earlier run has left.
-func (l *Listeners) resumeKept() error {
-	for _, u := range l.dnsUDP {
-		if err := u.resume(); err != nil {
+func (l *Sockets) resumeKept() error {
+	for _, u := range l.DNSUDP {
+		if err := u.Resume(); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-// keep has the service manager keep the sockets that the gateway has, and no others. Those that are files are opened anew by each
+// Keep has the service manager keep the sockets that the gateway has, and no others. Those that are files are opened anew by each
 // run, and so is the lock, which must end with the process. What a gateway that was replaced has served, and nobody asks for now, is
 // ended.
-func (l *Listeners) keep(log *zap.Logger) {
+func (l *Sockets) Keep(log *zap.Logger) {
 	for _, f := range l.unasked {
 		end(f)
 	}
@@ -114,7 +114,7 @@ func (l *Listeners) keep(log *zap.Logger) {
 }
 
 // tellKept tells the service manager what it is to keep.
-func (l *Listeners) tellKept() error {
+func (l *Sockets) tellKept() error {
 	drop := l.gone
 	for _, p := range l.passable {
 		if l.replaces && !p.had && boundTo(p.conn).IsValid() { // it may have one of that name that the gateway before has not been told of
@@ -139,7 +139,7 @@ func (l *Listeners) tellKept() error {
 }
 
 // keptPort is the port of an inherited socket, 0 if there is none of that name.
-func (l *Listeners) keptPort(name string) uint16 {
+func (l *Sockets) keptPort(name string) uint16 {
 	f := l.inherited[name]
 	if f == nil {
 		return 0

@@ -1,4 +1,4 @@
-package host
+package listen
 
 import (
 	"errors"
@@ -21,7 +21,7 @@ func TestKeptSocketsAreUsedAgain(t *testing.T) {
 }
 
 // keep returns the sockets of a gateway as the service manager passes them on, under their names, and those that it goes on having.
-func keep(t *testing.T, l *Listeners) (passed, had map[string]*os.File) {
+func keep(t *testing.T, l *Sockets) (passed, had map[string]*os.File) {
 	t.Helper()
 	passed, had = map[string]*os.File{}, map[string]*os.File{}
 	for _, p := range l.passable {
@@ -58,13 +58,13 @@ func again(t *testing.T, had map[string]*os.File) map[string]*os.File {
 
 func startAgain(t *testing.T, cfg config.Config, a config.Addresses) error {
 	cfg.Admin.Listen, cfg.Metrics.Listen = "127.0.0.1:0", "127.0.0.1:0"
-	old, err := Listen(t.Context(), cfg, a, nil, nil)
+	old, err := Open(t.Context(), cfg, a, nil, nil)
 	if err != nil {
 		return err
 	}
 	kept, _ := keep(t, old)
-	at := old.metrics.Addr().String()
-	dnsPort, proxyPort := old.dnsPort, old.proxyPort
+	at := old.Metrics.Addr().String()
+	dnsPort, proxyPort := old.DNSPort, old.ProxyPort
 	old.Close()
 	visitor, err := net.Dial("tcp", at)
 	if err != nil {
@@ -72,19 +72,19 @@ func startAgain(t *testing.T, cfg config.Config, a config.Addresses) error {
 	}
 	defer visitor.Close()
 	cfg.Admin.Listen = "" // is not asked for any more
-	l, err := Listen(t.Context(), cfg, a, nil, kept)
+	l, err := Open(t.Context(), cfg, a, nil, kept)
 	if err != nil {
 		return err
 	}
 	defer l.Close()
-	if l.dnsPort != dnsPort || l.proxyPort != proxyPort || l.metrics.Addr().String() != at {
-		t.Errorf("ports %d and %d, metrics at %v, want %d, %d, %s", l.dnsPort, l.proxyPort, l.metrics.Addr(), dnsPort, proxyPort, at)
+	if l.DNSPort != dnsPort || l.ProxyPort != proxyPort || l.Metrics.Addr().String() != at {
+		t.Errorf("ports %d and %d, metrics at %v, want %d, %d, %s", l.DNSPort, l.ProxyPort, l.Metrics.Addr(), dnsPort, proxyPort, at)
 	}
 	if len(l.gone) != 1 || l.gone[0] != "admin.listen 127.0.0.1:0" {
 		t.Errorf("the service manager is to close %q", l.gone)
 	}
-	_ = l.metrics.(*net.TCPListener).SetDeadline(time.Now().Add(time.Minute))
-	conn, err := l.metrics.Accept()
+	_ = l.Metrics.(*net.TCPListener).SetDeadline(time.Now().Add(time.Minute))
+	conn, err := l.Metrics.Accept()
 	if err != nil {
 		return fmt.Errorf("who connected meanwhile is lost: %w", err)
 	}
@@ -102,7 +102,7 @@ func TestAttackByASocketOfAnotherNamespace(t *testing.T) {
 		defer other.Close()
 		var kept map[string]*os.File
 		err = other.Do(func() error {
-			ln, err := Listen(t.Context(), cfg, a, nil, nil)
+			ln, err := Open(t.Context(), cfg, a, nil, nil)
 			if err == nil {
 				kept, _ = keep(t, ln)
 				ln.Close()
@@ -112,7 +112,7 @@ func TestAttackByASocketOfAnotherNamespace(t *testing.T) {
 		if err != nil {
 			return err
 		}
-		l, err := Listen(t.Context(), cfg, a, nil, kept)
+		l, err := Open(t.Context(), cfg, a, nil, kept)
 		if err != nil {
 			return err
 		}
@@ -133,7 +133,7 @@ func TestAttackByASocketOfAnotherNamespace(t *testing.T) {
 func TestKeptSocketsThatNobodyAsksForEndAtOnce(t *testing.T) {
 	inNamespace(t, func(t *testing.T, cfg config.Config, a config.Addresses) error {
 		cfg.Admin.Listen, cfg.Metrics.Listen, cfg.Ingress.HTTP, cfg.Ingress.HTTPS = "127.0.0.1:8600", "127.0.0.1:9600", "127.0.0.1:8080", ""
-		l, err := Listen(t.Context(), cfg, a, nil, nil)
+		l, err := Open(t.Context(), cfg, a, nil, nil)
 		if err != nil {
 			return err
 		}
@@ -141,10 +141,10 @@ func TestKeptSocketsThatNobodyAsksForEndAtOnce(t *testing.T) {
 		l.Close()
 		moved := cfg
 		moved.Admin.Listen, moved.Metrics.Listen, moved.Ingress.HTTP = "", "0.0.0.0:9600", "127.0.0.1:8600"
-		if l, err = Listen(t.Context(), moved, a, nil, kept); err != nil {
+		if l, err = Open(t.Context(), moved, a, nil, kept); err != nil {
 			return err
 		}
-		for at, ln := range map[string]net.Listener{"127.0.0.1:8600": l.http, "127.0.0.1:9600": l.metrics} {
+		for at, ln := range map[string]net.Listener{"127.0.0.1:8600": l.HTTP, "127.0.0.1:9600": l.Metrics} {
 			if err := reaches(at, ln); err != nil {
 				t.Error(err)
 			}
@@ -153,11 +153,11 @@ func TestKeptSocketsThatNobodyAsksForEndAtOnce(t *testing.T) {
 			t.Errorf("what nobody asks for accepts: %v, %v", conn, err)
 		}
 		l.Close()
-		if l, err = Listen(t.Context(), cfg, a, nil, again(t, had)); err != nil {
+		if l, err = Open(t.Context(), cfg, a, nil, again(t, had)); err != nil {
 			return err
 		}
 		defer l.Close()
-		for at, ln := range map[string]net.Listener{"127.0.0.1:8600": l.admin[0], "127.0.0.1:9600": l.metrics, "127.0.0.1:8080": l.http} {
+		for at, ln := range map[string]net.Listener{"127.0.0.1:8600": l.Admin[0], "127.0.0.1:9600": l.Metrics, "127.0.0.1:8080": l.HTTP} {
 			if err := reaches(at, ln); err != nil {
 				t.Error(err)
 			}
@@ -187,24 +187,24 @@ func reaches(at string, ln net.Listener) error {
 func TestASuccessorEndsWhatNobodyAsksFor(t *testing.T) {
 	inNamespace(t, func(t *testing.T, cfg config.Config, a config.Addresses) error {
 		cfg.Metrics.Listen = "127.0.0.1:9600"
-		old, err := Listen(t.Context(), cfg, a, nil, nil)
+		old, err := Open(t.Context(), cfg, a, nil, nil)
 		if err != nil {
 			return err
 		}
 		defer old.Close()
 		passed, _ := keep(t, old)
 		cfg.Metrics.Listen = ""
-		next, err := listen(t.Context(), cfg, a, nil, passedOn(t, old, &Listeners{inherited: passed, replaces: true}))
+		next, err := listen(t.Context(), cfg, a, nil, passedOn(t, old, &Sockets{inherited: passed, replaces: true}))
 		if err != nil {
 			return err
 		}
 		defer next.Close()
-		if err := reaches("127.0.0.1:9600", old.metrics); err != nil {
+		if err := reaches("127.0.0.1:9600", old.Metrics); err != nil {
 			t.Error("before the successor serves:", err)
 		}
-		old.leave()
-		old.closeQuietly()
-		next.keep(zap.NewNop())
+		old.Leave()
+		old.CloseQuietly()
+		next.Keep(zap.NewNop())
 		if conn, err := net.Dial("tcp", "127.0.0.1:9600"); !errors.Is(err, syscall.ECONNREFUSED) {
 			t.Errorf("what nobody asks for accepts: %v, %v", conn, err)
 		}
@@ -213,9 +213,9 @@ func TestASuccessorEndsWhatNobodyAsksFor(t *testing.T) {
 }
 
 // passedOn gives the successor everything that is not an IP socket as well.
-func passedOn(t *testing.T, old, next *Listeners) *Listeners {
+func passedOn(t *testing.T, old, next *Sockets) *Sockets {
 	t.Helper()
-	next.dnsPort, next.proxyPort = old.dnsPort, old.proxyPort
+	next.DNSPort, next.ProxyPort = old.DNSPort, old.ProxyPort
 	for _, p := range old.passable {
 		if boundTo(p.conn).IsValid() {
 			continue
@@ -232,7 +232,7 @@ func passedOn(t *testing.T, old, next *Listeners) *Listeners {
 // TestSocketsOfOneRunHaveOnePort, also if some of those that were kept are missing.
 func TestSocketsOfOneRunHaveOnePort(t *testing.T) {
 	inNamespace(t, func(t *testing.T, cfg config.Config, a config.Addresses) error {
-		old, err := Listen(t.Context(), cfg, a, nil, nil)
+		old, err := Open(t.Context(), cfg, a, nil, nil)
 		if err != nil {
 			return err
 		}
@@ -241,22 +241,22 @@ func TestSocketsOfOneRunHaveOnePort(t *testing.T) {
 		for _, missing := range []string{dnsName(a.GatewayV4), dnsName(a.GatewayV6), proxyName(loopback[0]), proxyName(loopback[1]), udpName(a.GatewayV4, 0)} {
 			kept := again(t, had)
 			delete(kept, missing)
-			l, err := Listen(t.Context(), cfg, a, nil, kept)
+			l, err := Open(t.Context(), cfg, a, nil, kept)
 			if err != nil {
 				return fmt.Errorf("without %s: %w", missing, err)
 			}
-			for _, ln := range append(l.dnsTCP, l.transparent...) {
-				want := l.dnsPort
-				if ln == l.transparent[0] || ln == l.transparent[1] {
-					want = l.proxyPort
+			for _, ln := range append(l.DNSTCP, l.Transparent...) {
+				want := l.DNSPort
+				if ln == l.Transparent[0] || ln == l.Transparent[1] {
+					want = l.ProxyPort
 				}
-				if portOf(ln) != want {
+				if PortOf(ln) != want {
 					t.Errorf("without %s: %v, want port %d", missing, ln.Addr(), want)
 				}
 			}
-			for _, u := range l.dnsUDP {
-				if at := boundTo(u.file); at.Port() != l.dnsPort {
-					t.Errorf("without %s: queries are read at %v, want port %d", missing, at, l.dnsPort)
+			for _, u := range l.DNSUDP {
+				if at := boundTo(u.file); at.Port() != l.DNSPort {
+					t.Errorf("without %s: queries are read at %v, want port %d", missing, at, l.DNSPort)
 				}
 			}
 			l.Close()
