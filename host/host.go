@@ -7,13 +7,12 @@
 package host
 
 import (
-	"boxgate/host/records"
-
 	"context"
 
 	"boxgate/api/server"
 	"boxgate/host/box"
 	"boxgate/host/keys"
+	"boxgate/host/records"
 	"boxgate/host/rules"
 	"boxgate/host/schedule"
 	"boxgate/host/urls"

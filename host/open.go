@@ -1,10 +1,6 @@
 package host
 
 import (
-	"boxgate/host/records"
-
-	"boxgate/host/listen"
-
 	"context"
 	"errors"
 	"fmt"
@@ -21,6 +17,8 @@ import (
 	"boxgate/host/enforce"
 	"boxgate/host/handover"
 	"boxgate/host/keys"
+	"boxgate/host/listen"
+	"boxgate/host/records"
 	"boxgate/host/rules"
 	"boxgate/host/schedule"
 	"boxgate/host/state"

@@ -2,16 +2,36 @@ package host
 
 import (
 	"context"
+	"crypto/x509"
+	"encoding/pem"
+	"errors"
 	"fmt"
 	"net"
 	"net/netip"
+	"os"
+	"slices"
 
+	"boxgate/audit"
 	"boxgate/certs"
+	"boxgate/config"
 	"boxgate/dns"
+	"boxgate/host/enforce"
+	"boxgate/host/share"
 	"boxgate/host/urls"
 	"boxgate/policy/name"
 	"boxgate/proxy"
 )
+
+// dnsLimits returns the limits for the DNS server; what is not configured stays as it is there.
+func dnsLimits(l config.Limits, shares share.Descriptors) dns.Limits {
+	return dns.Limits{QueriesPerSecond: float64(l.DNSQueries), Burst: 2 * l.DNSQueries, Sockets: shares.Questions()}
+}
+
+// limitProxy sets the limits of the proxy.
+func limitProxy(l config.Limits, c *proxy.Config) {
+	c.MaxConns, c.MaxNewConns, c.MaxInterceptions = l.Connections, l.NewConnections, l.Interceptions
+	c.MaxStreams, c.MaxRequests, c.MaxUpstreams, c.PeekTimeout = l.Streams, l.Requests, l.Upstreams, l.PeekTimeout
+}
 
 // openEgress makes the DNS server and the proxy.
 func (p *parts) openEgress(context.Context) error {
@@ -60,4 +80,102 @@ func (p *parts) openEgress(context.Context) error {
 	}
 	p.secrets.SetHolders(p.proxy)
 	return nil
+}
+
+// dnsUpstreams returns the configured upstreams, or the host's.
+func dnsUpstreams(cfg config.Config) ([]string, error) {
+	if len(cfg.DNS.Upstreams) > 0 {
+		return cfg.DNS.Upstreams, nil
+	}
+	a, err := config.AddressesOf(cfg.Network)
+	if err != nil {
+		return nil, err
+	}
+	file, err := os.Open("/etc/resolv.conf")
+	if err != nil {
+		return nil, fmt.Errorf("dns.upstreams is empty and the host's resolv.conf cannot be read: %w", err)
+	}
+	defer file.Close()
+	servers, err := dns.UpstreamsFromResolvConf(file)
+	if err != nil {
+		return nil, fmt.Errorf("dns.upstreams is empty and /etc/resolv.conf: %w", err)
+	}
+	servers = slices.DeleteFunc(servers, func(s string) bool { // the gateway's own would be a loop
+		at, err := netip.ParseAddrPort(s)
+		return err == nil && slices.Contains(a.Own(), at.Addr())
+	})
+	if len(servers) == 0 {
+		return nil, errors.New("dns.upstreams is empty and /etc/resolv.conf names no server: set dns.upstreams")
+	}
+	return servers, nil
+}
+
+// NeedResolvers requires upstreams that the DNS server can read.
+func NeedResolvers(cfg config.Config) error {
+	upstreams, err := dnsUpstreams(cfg)
+	if err != nil {
+		return err
+	}
+	var errs []error
+	for _, u := range upstreams {
+		if _, err := dns.New(dns.Config{Boxes: &enforce.Registry{}, Audit: audit.New(audit.Options{}),
+			SinkV4: netip.IPv4Unspecified(), SinkV6: netip.IPv6Unspecified(), Upstreams: []string{u}}); err != nil {
+			errs = append(errs, fmt.Errorf("dns.upstreams: %w", err))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// upstreamKey is the key of the roots that are trusted for upstreams.
+const upstreamKey = "proxy.upstream_ca_files"
+
+// rootsWith returns the system's roots and those of the files that a key of the configuration names.
+func rootsWith(key string, files []string) (*x509.CertPool, error) {
+	roots, err := x509.SystemCertPool()
+	if err != nil {
+		return nil, fmt.Errorf("the system's root certificates cannot be read: %w", err)
+	}
+	for _, f := range files {
+		pem, err := os.ReadFile(f)
+		if err != nil {
+			return nil, fmt.Errorf("%s: %w", key, err)
+		}
+		if !roots.AppendCertsFromPEM(pem) {
+			return nil, fmt.Errorf("%s: %s holds no PEM certificate", key, f)
+		}
+	}
+	return roots, nil
+}
+
+// AddedRoots returns the certificates of the files, in PEM and without anything else that is there.
+func AddedRoots(files []string) ([]byte, error) {
+	var out []byte
+	for _, f := range files {
+		rest, err := os.ReadFile(f)
+		if err != nil {
+			return nil, fmt.Errorf("%s: %w", upstreamKey, err)
+		}
+		for {
+			var block *pem.Block
+			if block, rest = pem.Decode(rest); block == nil {
+				break
+			}
+			if _, err := x509.ParseCertificate(block.Bytes); err == nil && block.Type == "CERTIFICATE" {
+				out = append(out, pem.EncodeToMemory(&pem.Block{Type: block.Type, Bytes: block.Bytes})...)
+			}
+		}
+	}
+	return out, nil
+}
+
+// NeedRoots requires every file of root certificates.
+func NeedRoots(cfg config.Config) error {
+	var errs []error
+	for key, files := range map[string][]string{upstreamKey: cfg.Proxy.UpstreamCAFiles, exportKey: cfg.Log.Export.CAFiles} {
+		for _, file := range files {
+			_, err := rootsWith(key, []string{file})
+			errs = append(errs, err)
+		}
+	}
+	return errors.Join(errs...)
 }

@@ -1,22 +1,131 @@
 package host
 
 import (
-	"boxgate/host/records"
-
 	"context"
+	"crypto/x509"
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
+	"time"
 
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/collectors"
 	"go.uber.org/zap"
 
+	"boxgate/audit"
+	"boxgate/audit/export"
+	"boxgate/audit/lines"
+	"boxgate/audit/past"
 	"boxgate/config"
+	"boxgate/host/records"
+	"boxgate/host/share"
+	"boxgate/internal/buildinfo"
 	"boxgate/internal/fault"
 	"boxgate/launcher"
+	"boxgate/policy"
 	"boxgate/secrets"
 	"boxgate/secrets/identity"
 	"boxgate/store"
 )
+
+func (p *parts) openAudit(context.Context) error {
+	if err := p.openHistory(); err != nil {
+		return err
+	}
+	if err := p.openExports(); err != nil {
+		return err
+	}
+	var unkept func(policy.BoxID, time.Time)
+	if p.past != nil {
+		unkept = p.past.Lost
+	}
+	p.audit = audit.New(audit.Options{Lines: p.lines, History: p.kept, Unkept: unkept, Exports: p.exports, Console: p.cfg.Log.Format == "console", Name: p.boxes.NameOf})
+	return errors.Join(p.metrics.Register(p.audit), p.metrics.Register(share.Metrics{Budget: p.memory}), registerProcess(p.metrics))
+}
+
+// openHistory opens the decisions that are kept on disk, unless there are to be none. That it cannot be opened keeps nothing else from working.
+func (p *parts) openHistory() error {
+	bounds := p.cfg.Log.History
+	if bounds.Size == 0 {
+		return nil
+	}
+	dir := filepath.Join(p.cfg.StateDir, config.HistoryDir)
+	past, err := past.Open(dir, int64(bounds.Size), bounds.Age())
+	if err != nil {
+		p.log.Error("decisions are not kept, because the history cannot be opened", zap.String("directory", dir), zap.Error(err))
+		return nil
+	}
+	past.Room = launcher.Reserve{Dir: dir, Bytes: int64(p.cfg.Launcher.Reserve)}.Room
+	p.past, p.kept = past, lines.New(past)
+	return p.metrics.Register(prometheus.NewCounterFunc(prometheus.CounterOpts{
+		Name: "boxgate_history_lost_total", Help: "Decisions that are not in the history on disk, because it could not be written in time.",
+	}, func() float64 { return float64(p.kept.Lost()) }))
+}
+
+// registerProcess adds the metrics that every Go program has, and what this one was built from.
+func registerProcess(r *prometheus.Registry) error {
+	b := buildinfo.Get()
+	built := prometheus.NewGaugeFunc(prometheus.GaugeOpts{
+		Name: "boxgate_build_info", Help: "What the gateway was built from; always 1.",
+		ConstLabels: prometheus.Labels{"version": b.Version, "revision": b.Revision, "goversion": b.Go},
+	}, func() float64 { return 1 })
+	return errors.Join(
+		r.Register(collectors.NewGoCollector()), r.Register(collectors.NewProcessCollector(collectors.ProcessCollectorOpts{})), r.Register(built),
+	)
+}
+
+// openExports makes what sends decisions to the operator's collectors. Nothing is sent yet.
+func (p *parts) openExports() error {
+	c := p.cfg.Log.Export
+	if !c.On() {
+		return nil
+	}
+	roots, err := exportRoots(p.cfg)
+	if err != nil {
+		return err
+	}
+	host, err := p.store.HostID()
+	if err != nil {
+		return err
+	}
+	name, _ := os.Hostname()
+	common := export.Options{Roots: roots, Secret: p.secrets.Secret, Log: p.log, Origin: func() export.Origin {
+		return export.Origin{Host: host, Name: name, Run: p.audit.ID(), Version: buildinfo.Get().Version}
+	}}
+	if o := common; c.OTLP.Endpoint != "" {
+		o.Kind, o.URL, o.Headers = export.OTLP, c.OTLP.LogsURL(), c.OTLP.Headers
+		p.addExport(o, c.OTLP.Denied())
+	}
+	if o := common; c.Webhook.URL != "" {
+		o.Kind, o.URL, o.Headers, o.Key = export.Webhook, c.Webhook.URL, c.Webhook.Headers, c.Webhook.Secret
+		p.addExport(o, c.Webhook.Denied())
+	}
+	return p.metrics.Register(p.exporters)
+}
+
+func (p *parts) addExport(o export.Options, denied bool) {
+	x := export.New(o)
+	p.exporters = append(p.exporters, x)
+	p.exports = append(p.exports, audit.Export{Lines: x.Lines(), Denied: denied})
+}
+
+// flushExports sends what is left to be sent, of all decisions so far. Secrets must still be open.
+func (p *parts) flushExports() {
+	if p.audit != nil {
+		p.audit.Flush()
+	}
+	p.exporters.Close()
+}
+
+// exportKey is the key of the roots that are trusted for collectors alone.
+const exportKey = "log.export.ca_files"
+
+// exportRoots returns the roots that are trusted for collectors.
+func exportRoots(cfg config.Config) (*x509.CertPool, error) {
+	return rootsWith(exportKey, slices.Concat(cfg.Proxy.UpstreamCAFiles, cfg.Log.Export.CAFiles))
+}
 
 // openStore opens the store, and drops what an earlier run staged and never committed.
 func (p *parts) openStore(context.Context) error {

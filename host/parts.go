@@ -1,10 +1,6 @@
 package host
 
 import (
-	"boxgate/host/records"
-
-	"boxgate/host/listen"
-
 	"context"
 	"crypto/x509"
 	"errors"
@@ -28,8 +24,10 @@ import (
 	"boxgate/host/handover"
 	"boxgate/host/keyless"
 	"boxgate/host/keys"
+	"boxgate/host/listen"
 	"boxgate/host/meter"
 	"boxgate/host/reach"
+	"boxgate/host/records"
 	"boxgate/host/rules"
 	"boxgate/host/share"
 	"boxgate/host/snapshots"

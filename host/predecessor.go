@@ -1,11 +1,16 @@
 package host
 
 import (
+	"crypto/sha256"
+	"encoding/hex"
 	"encoding/json"
+	"fmt"
+	"maps"
 	"net/netip"
 	"slices"
 
 	"go.uber.org/zap"
+	"go.yaml.in/yaml/v3"
 
 	"boxgate/config"
 	"boxgate/host/handover"
@@ -14,6 +19,20 @@ import (
 	"boxgate/policy"
 	"boxgate/proxy"
 )
+
+// policiesOf is a digest of what connections are judged by, besides what the store holds.
+func policiesOf(cfg config.Config) string {
+	data, err := yaml.Marshal([]any{cfg.Policy, cfg.Limits, cfg.Network, cfg.Proxy, cfg.Secrets, cfg.Ingress})
+	if err != nil {
+		return ""
+	}
+	sum := sha256.New()
+	sum.Write(data)
+	for _, name := range slices.Sorted(maps.Keys(cfg.Secrets.Sources)) {
+		fmt.Fprintf(sum, "%q %q\n", name, cfg.Secrets.Sources[name].Value.Reveal())
+	}
+	return hex.EncodeToString(sum.Sum(nil))
+}
 
 // relieve tells the predecessor that this process serves; see [handover.Predecessor.Relieve]. What it has is cut if it was judged by
 // another configuration, or does not keep boxes from all that is protected here.

@@ -1,8 +1,6 @@
 package host
 
 import (
-	"boxgate/host/listen"
-
 	"net/netip"
 	"testing"
 
@@ -12,6 +10,7 @@ import (
 	"boxgate/config"
 	"boxgate/host/handover"
 	"boxgate/host/handover/handovertest"
+	"boxgate/host/listen"
 	"boxgate/host/rules"
 	"boxgate/host/state"
 	"boxgate/policy"

@@ -1,13 +1,12 @@
 package host
 
 import (
-	"boxgate/host/listen"
-
 	"context"
 	"errors"
 	"fmt"
 	"net"
 	"net/http"
+	"sync"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus/promhttp"
@@ -18,6 +17,7 @@ import (
 	"boxgate/audit"
 	"boxgate/host/change"
 	"boxgate/host/keyless"
+	"boxgate/host/listen"
 	"boxgate/host/share"
 	"boxgate/host/systemd"
 	"boxgate/ingress"
@@ -26,6 +26,32 @@ import (
 	"boxgate/policy"
 	quotas "boxgate/quota"
 )
+
+// loops are what looks after the boxes and the host in the background. Safe for concurrent use.
+type loops struct {
+	stopped context.Context
+	cancel  context.CancelFunc
+	running sync.WaitGroup
+}
+
+func newLoops() *loops {
+	l := &loops{}
+	l.stopped, l.cancel = context.WithCancel(context.Background())
+	return l
+}
+
+// context returns one that ends with ctx or when stop is called.
+func (l *loops) context(ctx context.Context) (context.Context, context.CancelFunc) {
+	ctx, cancel := context.WithCancel(ctx)
+	release := context.AfterFunc(l.stopped, cancel)
+	return ctx, func() { release(); cancel() }
+}
+
+// stop ends the loops and waits for them.
+func (l *loops) stop() {
+	l.cancel()
+	l.running.Wait()
+}
 
 // shutdownTimeout is how long requests and commands may go on after the first signal. Sessions end at once.
 const shutdownTimeout = 10 * time.Second

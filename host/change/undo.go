@@ -10,6 +10,7 @@ import (
 // Undo collects how the steps of a change are undone.
 type Undo []func(context.Context) error
 
+// Add adds how a step is undone, before the step is taken.
 func (u *Undo) Add(f func(context.Context) error) { *u = append(*u, f) }
 
 // Run undoes all steps, the last one first. One that fails or panics does not keep the others from being tried.

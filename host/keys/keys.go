@@ -29,6 +29,7 @@ func (k *Service) LookUp(key string) (api.Key, bool) {
 	return keyView(found), true
 }
 
+// CallerOf returns who calls with a key.
 func CallerOf(k store.APIKey) api.Caller {
 	return api.Caller{Key: k.ID, Name: k.Name, Role: api.Role(k.Role), Box: k.Box}
 }

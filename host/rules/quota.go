@@ -43,6 +43,7 @@ type QuotaConfig struct {
 	Before   *handover.Predecessor               `required:"false"`
 }
 
+// NewQuota makes the quota; it cuts nothing off before [Quota.Run].
 func NewQuota(c QuotaConfig) (*Quota, error) {
 	if err := required.Fields(c); err != nil {
 		return nil, err

@@ -123,6 +123,7 @@ func (b *Box) StoredPolicy() store.Policy {
 	return store.Policy{Spec: b.Spec, Version: b.Version, Leases: b.Leases, Named: b.Named}
 }
 
+// HeaderState returns the header rules of the box. The caller holds the lock of b.
 func (b *Box) HeaderState() api.HeaderState {
 	return api.HeaderState{Rules: b.Headers, Version: b.HeadersVersion, Warnings: b.warnings()}
 }

@@ -58,6 +58,7 @@ type DomainsConfig struct {
 	Text func(context.Context, name.Name) ([]string, error)
 }
 
+// NewDomains makes the decisions about domains.
 func NewDomains(c DomainsConfig) (*Domains, error) {
 	if err := required.Fields(c); err != nil {
 		return nil, err

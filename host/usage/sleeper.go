@@ -42,6 +42,7 @@ type Sleeper struct {
 	passed map[policy.BoxID]map[firewall.Flow]firewall.Passed // at the last look, in the boxes looked at
 }
 
+// NewSleeper makes a sleeper; it pauses nothing before [Sleeper.Run].
 func NewSleeper(c SleeperConfig) (*Sleeper, error) {
 	if err := required.Fields(c); err != nil {
 		return nil, err

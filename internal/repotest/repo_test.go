@@ -201,7 +201,7 @@ host/systemd:
 host/urls: policy api config host/change host/handover host/handover/handovertest host/keys host/reach host/state ingress internal/required quota store
 host/uninstall: policy config firewall host/nslock launcher store
 host/usage: policy api api/files api/history audit firewall host/change host/handover host/meter host/reach host/state host/vigil ingress internal/required launcher launcher/boxfs launcher/boxfs/worker store
-host: policy policy/dialect audit config host/nslock preflight firewall dns proxy certs ingress launcher launcher/boxfs launcher/boxfs/worker api api/change api/files api/history api/problem api/schedules api/server store secrets secrets/identity selftest internal/acceptor internal/fault internal/memory internal/buildinfo internal/required internal/socket quota
+host: policy policy/dialect api api/history api/server audit certs config dns firewall host/nslock ingress internal/acceptor internal/buildinfo internal/fault internal/memory internal/required internal/socket launcher preflight proxy quota secrets secrets/identity store
 internal/lab: config api launcher internal/testnet
 internal/lab/demo: audit internal/lab internal/testnet
 enclosure: enclosure/inside

@@ -1,0 +1,214 @@
+package host
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"go.uber.org/zap"
+
+	"boxgate/config"
+	"boxgate/firewall"
+	"boxgate/host/change"
+	"boxgate/host/listen"
+	"boxgate/host/meter"
+	"boxgate/host/snapshots"
+	"boxgate/host/state"
+	"boxgate/host/uninstall"
+	"boxgate/host/usage"
+	"boxgate/launcher"
+	"boxgate/policy"
+	"boxgate/preflight"
+)
+
+// A running gateway touches a file every second, so that the next one knows which flows of the kernel it has to report: those
+// that began since. The file is in the run directory, which is in memory and is empty after a reboot, like the kernel's
+// connection table.
+const lastRunPace = time.Second
+
+// lastRun returns when a gateway was last known to run; zero: never. Flows of about that time are reported twice rather than
+// not at all.
+func lastRun(runDir string) time.Time {
+	info, err := os.Stat(launcher.LastRun(runDir))
+	if err != nil {
+		return time.Time{}
+	}
+	return info.ModTime().Add(-2 * lastRunPace)
+}
+
+// noteRun touches the file until ctx ends.
+func noteRun(ctx context.Context, runDir string) error {
+	path := launcher.LastRun(runDir)
+	if err := os.WriteFile(path, nil, 0o600); err != nil {
+		return fmt.Errorf("the run directory: %w", err)
+	}
+	tick := time.NewTicker(lastRunPace)
+	defer tick.Stop()
+	for {
+		now := time.Now()
+		_ = os.Chtimes(path, now, now) // at worst flows are reported twice
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-tick.C:
+		}
+	}
+}
+
+// forgetRun removes the file, which would keep the directory, when there is no box whose flows could be reported.
+func forgetRun(runDir string) { _ = os.Remove(launcher.LastRun(runDir)) }
+
+func (p *parts) openFirewall(ctx context.Context) error {
+	cfg := firewall.Config{
+		PoolV4: p.addrs.PoolV4, PoolV6: p.addrs.PoolV6,
+		GatewayV4: p.addrs.GatewayV4, GatewayV6: p.addrs.GatewayV6, SinkV4: p.addrs.SinkV4, SinkV6: p.addrs.SinkV6,
+		DNSPort: p.listeners.DNSPort, ProxyPort: p.listeners.ProxyPort, ExplicitPort: listen.ExplicitPort,
+		FlowLimit: uint32(p.cfg.Limits.KernelFlows),
+		SendRate:  uint64(p.cfg.Limits.Send), ReceiveRate: uint64(p.cfg.Limits.Receive), Sources: p.addrs.Sources, Explain: p.boxes.Explain, Names: p.dns.GrantedNames, Audit: p.audit, Log: p.log,
+		LastRun: lastRun(p.launcher.RunDir()),
+	}
+	err := p.apart.Do(func() (err error) {
+		p.firewall, err = firewall.Open(ctx, cfg)
+		return err
+	})
+	if err != nil {
+		return fmt.Errorf("kernel rules: %w", err)
+	}
+	return nil
+}
+
+func (p *parts) openLauncher(context.Context) error {
+	var err error
+	c := launcherConfig(p.cfg, p.log)
+	c.TakesOver = p.before != nil
+	if p.launcher, err = launcher.New(c); err != nil {
+		return err
+	}
+	p.shelf = snapshots.New(p.log, p.store, p.launcher, func(f func() error) error { return change.Contain(p.log, f) })
+	if err := state.CountStates(p.metrics, p.boxes); err != nil {
+		return err
+	}
+	for name, gauge := range map[string]struct {
+		help  string
+		value func() int
+	}{
+		"boxgate_deleted_boxes_with_files":         {"deleted boxes whose files are still to be removed", func() int { n, _ := p.launcher.Trash(); return n }},
+		"boxgate_deleted_boxes_with_failing_files": {"those of them whose files could not be removed", func() int { _, n := p.launcher.Trash(); return n }},
+		"boxgate_disk_free_bytes":                  {"bytes free on the disk of state_dir; launcher.reserve of it is kept for the gateway", func() int { return int(p.launcher.Left()) }},
+	} {
+		if err := p.metrics.Register(prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: name, Help: gauge.help},
+			func() float64 { return float64(gauge.value()) })); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func launcherConfig(cfg config.Config, log *zap.Logger) launcher.Config {
+	return launcher.Config{
+		AttachOnly: !cfg.Launcher.Enabled, StateDir: cfg.StateDir, ImageDir: config.ImageDir(cfg), Runtime: cfg.Launcher.Runtime, Images: cfg.Launcher.AllImages(),
+		RunDir: cfg.Launcher.RunDir, Disk: diskLimits(cfg.Launcher.Disk), Reserve: int64(cfg.Launcher.Reserve), Log: log,
+		IO: launcher.IOLimits{
+			ReadBytes: int64(cfg.Launcher.IO.ReadBytes), WriteBytes: int64(cfg.Launcher.IO.WriteBytes),
+			Reads: int64(cfg.Launcher.IO.Reads), Writes: int64(cfg.Launcher.IO.Writes),
+		},
+	}
+}
+
+func diskLimits(d config.Disk) launcher.DiskLimits {
+	return launcher.DiskLimits{
+		Mode: d.Mode, Files: int64(d.Files), Bytes: map[string]int64{
+			string(launcher.SizeSmall): int64(d.Small), string(launcher.SizeMedium): int64(d.Medium), string(launcher.SizeLarge): int64(d.Large),
+		},
+	}
+}
+
+// NeedNoBoxes requires that no box was launched on a host that only attaches.
+func NeedNoBoxes(cfg config.Config) error {
+	if cfg.Launcher.Enabled {
+		return nil
+	}
+	return launcher.NeedNoBoxes(cfg.StateDir)
+}
+
+// NeedDiskLimits says what keeps the disks of boxes from being limited as configured.
+func NeedDiskLimits(cfg config.Config) error {
+	if !cfg.Launcher.Enabled {
+		return nil
+	}
+	err := diskLimits(cfg.Launcher.Disk).Check(cfg.StateDir)
+	if errors.Is(err, launcher.ErrNoDiskLimit) {
+		return nil // that is a warning
+	}
+	return err
+}
+
+// CheckDiskLimits warns that the disks of boxes are not limited.
+func CheckDiskLimits(cfg config.Config) error {
+	if !cfg.Launcher.Enabled {
+		return nil
+	}
+	if err := diskLimits(cfg.Launcher.Disk).Check(cfg.StateDir); errors.Is(err, launcher.ErrNoDiskLimit) {
+		return preflight.Warnf("%w", err)
+	}
+	return nil
+}
+
+// Images gives access to the image directory of a configuration, without a gateway.
+func Images(cfg config.Config) (launcher.Images, error) {
+	if err := preflight.NeedRoot(); err != nil {
+		return launcher.Images{}, err
+	}
+	return launcher.ImageStore(launcherConfig(cfg, nil)), nil
+}
+
+// EnsureImage builds, pulls or unpacks an image unless it is there.
+func EnsureImage(ctx context.Context, cfg config.Config, name string, progress func(string)) error {
+	images, err := Images(cfg)
+	if err != nil {
+		return err
+	}
+	return images.Ensure(ctx, name, progress)
+}
+
+// openMeter goes on counting what boxes use.
+func (p *parts) openMeter(context.Context) (err error) {
+	p.meter, err = meter.Open(meter.Config{
+		Period: p.cfg.Limits.QuotaPeriod, Boxes: p.boxes.IDs, Kernel: usage.NewCounters(p.boxes, p.firewall, state.Sandboxes{Launcher: p.launcher}), Store: p.store, Log: p.log,
+	})
+	if err != nil {
+		return err
+	}
+	p.launcher.OnEnd(func(id policy.BoxID) { p.meter.Read(id) })
+	return p.metrics.Register(p.meter)
+}
+
+// unforwarded is the kernel of a gateway whose boxes are in a namespace apart, from which no packet gets out: what a policy
+// allows by address goes to the proxy instead.
+type unforwarded struct{ *firewall.Firewall }
+
+// Apply implements [enforce.Kernel].
+func (u unforwarded) Apply(ctx context.Context, id policy.BoxID, plan policy.KernelPlan) error {
+	return u.Firewall.Apply(ctx, id, plan.WithoutForwarding())
+}
+
+// ApplyAll implements [enforce.Kernel].
+func (u unforwarded) ApplyAll(ctx context.Context, plans []firewall.Plan) []error {
+	changed := make([]firewall.Plan, len(plans))
+	for i, p := range plans {
+		changed[i] = firewall.Plan{Box: p.Box, KernelPlan: p.WithoutForwarding()}
+	}
+	return u.Firewall.ApplyAll(ctx, changed)
+}
+
+// Uninstallation finds what the gateway of a configuration has left on this host, for its Run to remove. With purge that
+// includes the state.
+func Uninstallation(cfg config.Config, purge bool) (*uninstall.Plan, error) {
+	if err := preflight.NeedRoot(); err != nil {
+		return nil, err
+	}
+	return uninstall.Find(cfg, launcherConfig(cfg, nil), purge)
+}
