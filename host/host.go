@@ -53,8 +53,8 @@ type services struct {
 	authorities *box.Authorities   // shows certificate authorities
 	publicURLs  *urls.Service      // makes and deletes their public URLs
 	usage       *usage.Service     // runs commands in them, puts them to sleep and wakes them
-	sleeper     *usage.Sleeper     // finds idle ones
-	room        *usage.RoomKeeper  // keeps room on the disk
+	idle        *usage.IdlePauser  // finds idle ones
+	disk        *usage.DiskGuard   // keeps room on the disk
 	git         *usage.Git         // keeps who makes commits in them
 	scheduled   *schedule.Service  // runs commands in them again and again
 	events      *records.Decisions // reads decisions

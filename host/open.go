@@ -184,10 +184,10 @@ func (o *opening) openUsage(context.Context) error {
 	if err != nil {
 		return err
 	}
-	o.sleeper, err = usage.NewSleeper(usage.SleeperConfig{
+	o.idle, err = usage.NewIdlePauser(usage.IdlePauserConfig{
 		After: p.cfg.Launcher.IdleTimeout, Log: p.log, Usage: o.usage, Audit: p.audit, Before: p.before, Traffic: p.firewall.Traffic, Passing: p.proxy.Passing,
 	})
-	o.room = usage.NewRoomKeeper(o.usage, p.launcher.Writes, p.launcher.Reserve())
+	o.disk = usage.NewDiskGuard(o.usage, p.launcher.Writes, p.launcher.Reserve())
 	return err
 }
 

@@ -48,7 +48,7 @@ func (p *parts) openEgress(context.Context) error {
 		return err
 	}
 	p.urlTable = urls.NewTable(signIn.Hostname())
-	p.ownURLs = urls.NewOwn(domain, p.listeners.PortOfHTTPS(), p.urlTable, func(c net.Conn, host string) { p.ingress.Visit(c, host) })
+	p.ownURLs = urls.NewOwnURLs(domain, p.listeners.PortOfHTTPS(), p.urlTable, func(c net.Conn, host string) { p.ingress.Visit(c, host) })
 	p.dns, err = dns.New(dns.Config{
 		Boxes: p.connected, Upstreams: upstreams, SinkV4: p.addrs.SinkV4, SinkV6: p.addrs.SinkV6,
 		IsURL: p.ownURLs.Named, MinGrant: p.cfg.DNS.MinGrant, Audit: p.audit, Log: p.log, Roots: p.roots, Limits: dnsLimits(p.cfg.Limits, p.shares), Memory: p.memory,

@@ -66,7 +66,7 @@ type parts struct {
 	urlTable  *urls.Table
 	domains   *urls.Domains
 	orders    *urls.Orders
-	ownURLs   *urls.Own
+	ownURLs   *urls.OwnURLs
 	reach     *reach.Boxes
 	visits    *usage.Visits
 	minter    *certs.Minter
@@ -114,7 +114,7 @@ func newParts(o Options) (*parts, error) {
 	return &parts{
 		cfg: o.Config, log: o.Log, lines: o.Decisions, addrs: o.Addresses, listeners: o.Listeners, apart: o.Apart, before: o.Before,
 		metrics: prometheus.NewRegistry(), shares: descriptors, memory: shares.Budget(), quotas: book, keyed: keyless.NewKeyed(book),
-		boxes: boxes, connected: &enforce.Registry{}, reach: &reach.Boxes{}, history: history.New(boxes.Exist),
+		boxes: boxes, connected: &enforce.Registry{}, reach: &reach.Boxes{}, history: history.New(boxes.Has),
 	}, nil
 }
 

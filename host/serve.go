@@ -240,12 +240,12 @@ func (h *Host) serveLoops(ctx context.Context, run func(string, func() error)) {
 	run("schedules", func() error { h.scheduled.Run(ctx); return nil })
 	run("unused memory", func() error { share.GiveBack(ctx); return nil })
 	run("boxes that are kept alive", func() error { return h.lifecycle.StartKept(ctx) })
-	run("idle boxes", func() error { return h.sleeper.Run(ctx) })
+	run("idle boxes", func() error { return h.idle.Run(ctx) })
 	run("audit trail", func() error { h.parts.trail.KeepHead(ctx); return nil })
 	run("domains of public URLs", func() error { h.publicURLs.ProvePending(ctx); return nil })
 	run("uses of API keys", func() error { h.keys.SaveUses(ctx); return nil })
 	run("room on the disk", func() error {
-		h.room.Run(ctx)
+		h.disk.Run(ctx)
 		return nil
 	})
 	run("quotas", func() error { h.quota.Run(ctx); return nil })

@@ -39,7 +39,7 @@ type ruled struct {
 	holdings *keys.Holdings
 }
 
-// provisioner stores what boxes are made of.
+// provisioner stores new boxes.
 func (g *ruled) provisioner() *Provisioner {
 	return &Provisioner{log: zap.NewNop(), store: g.store, shared: g.shared}
 }

@@ -32,7 +32,7 @@ type URLs interface {
 	Drop(id policy.BoxID)
 }
 
-// ProvisionerConfig is what a [Provisioner] is made of.
+// ProvisionerConfig has the parts of a [Provisioner].
 type ProvisionerConfig struct {
 	Log         *zap.Logger
 	Store       *store.DB

@@ -34,7 +34,7 @@ type SelfTests struct {
 	running sync.Mutex // held by the self-test that runs
 }
 
-// SelfTestsConfig is what a [SelfTests] is made of.
+// SelfTestsConfig has the parts of a [SelfTests].
 type SelfTestsConfig struct {
 	Config    config.Config
 	Addresses config.Addresses

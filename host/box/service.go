@@ -26,7 +26,7 @@ import (
 	"boxgate/store"
 )
 
-// Config is what a [Service] is made of.
+// Config has the parts of a [Service].
 type Config struct {
 	Config      config.Config
 	Addresses   config.Addresses

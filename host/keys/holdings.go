@@ -57,7 +57,7 @@ func CreatorOf(ctx context.Context) string {
 	return ""
 }
 
-// HoldingsConfig is what [Holdings] are made of.
+// HoldingsConfig has the parts of [Holdings].
 type HoldingsConfig struct {
 	Log   *zap.Logger
 	Book  *quotas.Book

@@ -10,7 +10,7 @@ import (
 	"boxgate/store"
 )
 
-// Config is what a [Service] is made of.
+// Config has the parts of a [Service].
 type Config struct {
 	Log    *zap.Logger
 	Store  *store.DB

@@ -163,7 +163,7 @@ func (p *Service) lockToFollow(ctx context.Context, id policy.BoxID) (*state.Box
 	}
 	changing := &p.shared.named.changing
 	if err := patiently(ctx, func(last bool) *state.Box {
-		if changing.RLock(); b.TryLockOr(last) {
+		if changing.RLock(); b.TryLockOrWait(last) {
 			return nil
 		}
 		changing.RUnlock()
@@ -197,7 +197,7 @@ func (p *Service) tryFollowers(name string, last bool) (list []*state.Box, busy 
 	for _, b := range p.boxes.All() {
 		switch {
 		case b.Timed.Load().Named != name:
-		case !b.TryLockOr(last):
+		case !b.TryLockOrWait(last):
 			unlock(list)
 			return nil, b
 		case b.Deleted:

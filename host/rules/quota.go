@@ -33,7 +33,7 @@ type Quota struct {
 	visitors interface{ CloseBox(policy.BoxID) } // of public URLs
 }
 
-// QuotaConfig is what a [Quota] is made of.
+// QuotaConfig has the parts of a [Quota].
 type QuotaConfig struct {
 	Log      *zap.Logger
 	Meter    *meter.Meter

@@ -39,7 +39,7 @@ type Authorities interface {
 	CA(ctx context.Context, id policy.BoxID) ([]byte, error)
 }
 
-// Config is what a [Service] is made of.
+// Config has the parts of a [Service].
 type Config struct {
 	Log         *zap.Logger
 	Store       *store.DB

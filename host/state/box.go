@@ -223,8 +223,8 @@ func (b *Box) AwaitLock() {
 	defer b.Unlock()
 }
 
-// TryLockOr takes the lock of the box, unless the box is busy and this is not the last time.
-func (b *Box) TryLockOr(last bool) bool {
+// TryLockOrWait takes the lock of the box, unless the box is busy and this is not the last time.
+func (b *Box) TryLockOrWait(last bool) bool {
 	if last {
 		b.Lock()
 		return true

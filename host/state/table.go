@@ -26,7 +26,7 @@ type Table struct {
 
 // Add makes a box known.
 func (t *Table) Add(b *Box) {
-	b.Limits.Store(t.Own(api.BoxLimits(b.Record.Limits)))
+	b.Limits.Store(t.OwnLimits(api.BoxLimits(b.Record.Limits)))
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if t.byID == nil {
@@ -35,8 +35,8 @@ func (t *Table) Add(b *Box) {
 	t.byID[b.ID] = b
 }
 
-// Own returns those limits of a box that are not those of the configuration.
-func (t *Table) Own(l api.BoxLimits) policy.Limits { return l.Of(t.Limits).Beside(t.Limits) }
+// OwnLimits returns those limits of a box that are not those of the configuration.
+func (t *Table) OwnLimits(l api.BoxLimits) policy.Limits { return l.Of(t.Limits).Beside(t.Limits) }
 
 // HostLimits implements the Hosts of [boxgate/api/boxes] and [boxgate/api/settings].
 func (t *Table) HostLimits() policy.Limits { return t.Limits }
@@ -67,8 +67,8 @@ func (t *Table) NameOf(id policy.BoxID) (name string, known bool) {
 	return b.Name, true
 }
 
-// Exist reports whether there is a box with the ID.
-func (t *Table) Exist(id policy.BoxID) bool {
+// Has reports whether there is a box with the ID.
+func (t *Table) Has(id policy.BoxID) bool {
 	_, err := t.Find(id)
 	return err == nil
 }

@@ -49,7 +49,7 @@ type Domains struct {
 	lookups map[string]int // in flight, by key
 }
 
-// DomainsConfig is what [Domains] are made of.
+// DomainsConfig has the parts of [Domains].
 type DomainsConfig struct {
 	Rows  config.Domains
 	Log   *zap.Logger

@@ -29,7 +29,7 @@ import (
 	"boxgate/store"
 )
 
-// Config is what a [Service] is made of.
+// Config has the parts of a [Service].
 type Config struct {
 	Ingress     config.Ingress
 	HTTPS, HTTP uint16 // the ports of the listeners; 0: none

@@ -38,30 +38,30 @@ func (t *Table) Has(host string) bool {
 // NewTable returns an empty table. own is a host of the gateway's own, which is no URL's; "" for none.
 func NewTable(own string) *Table { return &Table{own: own} }
 
-// Own are the public URLs that boxes may open by name: those below the gateway's own domain, over HTTPS. Not those of
+// OwnURLs are the public URLs that boxes may open by name: those below the gateway's own domain, over HTTPS. Not those of
 // domains of a URL's own, which nobody has to show to be theirs: whoever makes a URL could take any name from the boxes.
-type Own struct {
+type OwnURLs struct {
 	domain name.Name
 	port   uint16 // of HTTPS; 0: it is off
 	table  *Table
 	visit  func(c net.Conn, host string)
 }
 
-// NewOwn returns the URLs below a domain. port is that of HTTPS, 0 if it is off; visit serves a connection to a URL.
-func NewOwn(domain name.Name, port uint16, table *Table, visit func(c net.Conn, host string)) *Own {
-	return &Own{domain, port, table, visit}
+// NewOwnURLs returns the URLs below a domain. port is that of HTTPS, 0 if it is off; visit serves a connection to a URL.
+func NewOwnURLs(domain name.Name, port uint16, table *Table, visit func(c net.Conn, host string)) *OwnURLs {
+	return &OwnURLs{domain, port, table, visit}
 }
 
 // Named reports whether a name is that of a public URL now.
-func (u *Own) Named(n name.Name) bool {
+func (u *OwnURLs) Named(n name.Name) bool {
 	return u.port != 0 && n.IsWithin(u.domain) && u.table.Has(n.String())
 }
 
 // Served implements [proxy.URLs].
-func (u *Own) Served(n name.Name, port uint16) bool { return port == u.port && u.Named(n) }
+func (u *OwnURLs) Served(n name.Name, port uint16) bool { return port == u.port && u.Named(n) }
 
 // Visit implements [proxy.URLs].
-func (u *Own) Visit(c net.Conn, n name.Name) { u.visit(c, n.String()) }
+func (u *OwnURLs) Visit(c net.Conn, n name.Name) { u.visit(c, n.String()) }
 
 // set makes hosts lead to a target, in place of all hosts of the same port of its box.
 func (t *Table) set(hosts []string, target ingress.Target) {

@@ -27,7 +27,7 @@ type Starter interface {
 	Restart(ctx context.Context, b *state.Box) error
 }
 
-// Config is what a [Service] is made of.
+// Config has the parts of a [Service].
 type Config struct {
 	Log       *zap.Logger
 	Store     *store.DB

@@ -16,8 +16,8 @@ import (
 	"boxgate/policy"
 )
 
-// SleeperConfig is what a [Sleeper] is made of.
-type SleeperConfig struct {
+// IdlePauserConfig has the parts of a [IdlePauser].
+type IdlePauserConfig struct {
 	After  time.Duration // 0: never
 	Log    *zap.Logger
 	Usage  *Service
@@ -29,8 +29,8 @@ type SleeperConfig struct {
 	Passing func(policy.BoxID) map[netip.AddrPort]bool
 }
 
-// Sleeper pauses boxes that have been idle for a time.
-type Sleeper struct {
+// IdlePauser pauses boxes that have been idle for a time.
+type IdlePauser struct {
 	after   time.Duration
 	log     *zap.Logger
 	usage   *Service
@@ -42,54 +42,54 @@ type Sleeper struct {
 	passed map[policy.BoxID]map[firewall.Flow]firewall.Passed // at the last look, in the boxes looked at
 }
 
-// NewSleeper makes a sleeper; it pauses nothing before [Sleeper.Run].
-func NewSleeper(c SleeperConfig) (*Sleeper, error) {
+// NewIdlePauser makes one; it pauses nothing before [IdlePauser.Run].
+func NewIdlePauser(c IdlePauserConfig) (*IdlePauser, error) {
 	if err := required.Fields(c); err != nil {
 		return nil, err
 	}
-	return &Sleeper{after: c.After, log: c.Log, usage: c.Usage, audit: c.Audit, before: c.Before, traffic: c.Traffic, passing: c.Passing}, nil
+	return &IdlePauser{after: c.After, log: c.Log, usage: c.Usage, audit: c.Audit, before: c.Before, traffic: c.Traffic, passing: c.Passing}, nil
 }
 
 // Run looks for idle boxes until ctx ends.
-func (s *Sleeper) Run(ctx context.Context) error {
-	if s.after == 0 {
+func (p *IdlePauser) Run(ctx context.Context) error {
+	if p.after == 0 {
 		return nil
 	}
-	tick := time.NewTicker(min(max(s.after/8, 10*time.Millisecond), time.Minute))
+	tick := time.NewTicker(min(max(p.after/8, 10*time.Millisecond), time.Minute))
 	defer tick.Stop()
 	for {
 		select {
 		case <-ctx.Done():
 			return nil
 		case <-tick.C:
-			s.look(ctx)
+			p.look(ctx)
 		}
 	}
 }
 
 // look pauses the boxes that nobody has used for the time, and that have neither sent nor received anything.
-func (s *Sleeper) look(ctx context.Context) {
-	if s.before.Drains() {
+func (p *IdlePauser) look(ctx context.Context) {
+	if p.before.Drains() {
 		return // who uses the boxes there is not known
 	}
-	since := time.Now().Add(-s.after)
+	since := time.Now().Add(-p.after)
 	var quiet []*state.Box
-	for _, b := range s.usage.boxes.All() {
+	for _, b := range p.usage.boxes.All() {
 		if v := b.Shown.Load(); v.Status == api.StatusIdle && !v.KeepAlive && b.Attached == nil && b.Gate.Users() == 0 {
 			quiet = append(quiet, b)
 		}
 	}
 	if len(quiet) == 0 {
-		s.passed = nil
+		p.passed = nil
 		return
 	}
-	if err := s.noteTraffic(ctx, quiet); err != nil {
-		s.log.Error("no idle box is paused: what the boxes send is not known", zap.Error(err))
+	if err := p.noteTraffic(ctx, quiet); err != nil {
+		p.log.Error("no idle box is paused: what the boxes send is not known", zap.Error(err))
 		return
 	}
 	for _, b := range quiet {
 		if b.Gate.Idle(since) && ctx.Err() == nil {
-			s.usage.pauseIdle(ctx, b, since)
+			p.usage.pauseIdle(ctx, b, since)
 		}
 	}
 }
@@ -97,23 +97,23 @@ func (s *Sleeper) look(ctx context.Context) {
 // noteTraffic counts as use what has passed since the last look in those connections of boxes that their policies let pass: what a
 // box sends to the proxy for a connection or a request that is refused, or that is not known yet, is no use. A connection that the
 // box is looked at with for the first time is compared with nothing.
-func (s *Sleeper) noteTraffic(ctx context.Context, quiet []*state.Box) error {
+func (p *IdlePauser) noteTraffic(ctx context.Context, quiet []*state.Box) error {
 	now := time.Now()
-	flows, err := s.traffic(ctx)
+	flows, err := p.traffic(ctx)
 	if err != nil {
 		return err
 	}
 	passed := map[policy.BoxID]map[firewall.Flow]firewall.Passed{}
 	for _, b := range quiet {
-		if before, known := s.passed[b.ID]; known && moved(before, flows[b.ID], s.passing(b.ID)) {
+		if before, known := p.passed[b.ID]; known && moved(before, flows[b.ID], p.passing(b.ID)) {
 			b.Gate.Touch(now)
 		}
 		if passed[b.ID] = flows[b.ID]; passed[b.ID] == nil {
 			passed[b.ID] = map[firewall.Flow]firewall.Passed{}
 		}
-		s.noteEvents(b)
+		p.noteEvents(b)
 	}
-	s.passed = passed
+	p.passed = passed
 	return nil
 }
 
@@ -129,8 +129,8 @@ func moved(before, now map[firewall.Flow]firewall.Passed, proxied map[netip.Addr
 
 // noteEvents counts as use what a box has sent in connections and requests that are over. Of an intercepted connection the requests
 // count.
-func (s *Sleeper) noteEvents(b *state.Box) {
-	for _, e := range s.audit.Recent(audit.Filter{Box: b.ID}) {
+func (p *IdlePauser) noteEvents(b *state.Box) {
+	for _, e := range p.audit.Recent(audit.Filter{Box: b.ID}) {
 		sent := e.Stage == policy.StageHTTP || e.BytesOut > 0 && e.Action != audit.ActionIntercept // of a request, only the body is counted
 		if sent && e.Verdict == policy.Allow && e.Stage != policy.StageDNS && e.Stage != policy.StageURL {
 			b.Gate.Touch(e.Time.Add(e.Duration))

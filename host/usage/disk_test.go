@@ -9,7 +9,7 @@ import (
 // The first look at a full disk finds the boxes that have filled it since the last look at one that was nearly full, and no others.
 func TestBoxesThatFillTheDiskAreFoundAtOnce(t *testing.T) {
 	t.Parallel()
-	k := RoomKeeper{before: map[policy.BoxID]int64{}}
+	k := DiskGuard{before: map[policy.BoxID]int64{}}
 	for _, look := range []struct {
 		full  bool
 		wrote map[policy.BoxID]int64

@@ -13,8 +13,8 @@ import (
 	"boxgate/policy"
 )
 
-// RoomKeeper pauses boxes that write while the disk of the state directory has only what is kept for the gateway.
-type RoomKeeper struct {
+// DiskGuard pauses boxes that write while the disk of the state directory has only what is kept for the gateway.
+type DiskGuard struct {
 	usage  *Service
 	writes func(policy.BoxID) launcher.Writes
 	disk   launcher.Reserve
@@ -40,13 +40,13 @@ const (
 	writesMost = 1 << 20
 )
 
-// NewRoomKeeper looks after a disk. writes returns how much a box has written.
-func NewRoomKeeper(u *Service, writes func(policy.BoxID) launcher.Writes, disk launcher.Reserve) *RoomKeeper {
-	return &RoomKeeper{usage: u, writes: writes, disk: disk}
+// NewDiskGuard looks after a disk. writes returns how much a box has written.
+func NewDiskGuard(u *Service, writes func(policy.BoxID) launcher.Writes, disk launcher.Reserve) *DiskGuard {
+	return &DiskGuard{usage: u, writes: writes, disk: disk}
 }
 
 // Run looks after the disk until ctx ends.
-func (k *RoomKeeper) Run(ctx context.Context) {
+func (k *DiskGuard) Run(ctx context.Context) {
 	next := time.NewTimer(roomPace)
 	defer next.Stop()
 	for {
@@ -67,7 +67,7 @@ func (k *RoomKeeper) Run(ctx context.Context) {
 
 // ahead returns how many bytes the disk fills by within roomAhead, or until the next look if that comes late: at the lesser of the last
 // two rates, as a file that is made and removed again fills no disk. A rate is that of roomPace, or of more.
-func (k *RoomKeeper) ahead() int64 {
+func (k *DiskGuard) ahead() int64 {
 	now := time.Now()
 	since := now.Sub(k.looked)
 	if since < roomPace {
@@ -85,7 +85,7 @@ func (k *RoomKeeper) ahead() int64 {
 
 // look pauses the boxes that write, if there is no room, or resumes those that it has paused, if there is plenty. In between it only
 // notes what boxes have written, so that the first look without room finds who writes.
-func (k *RoomKeeper) look(ctx context.Context) {
+func (k *DiskGuard) look(ctx context.Context) {
 	var changing sync.WaitGroup
 	defer changing.Wait()
 	ahead := k.ahead()
@@ -113,7 +113,7 @@ func (k *RoomKeeper) look(ctx context.Context) {
 
 // fills notes how many bytes a box has written, and reports whether it fills a full disk: it has written writesMost or more since there
 // was last room.
-func (k *RoomKeeper) fills(id policy.BoxID, written int64, full bool) bool {
+func (k *DiskGuard) fills(id policy.BoxID, written int64, full bool) bool {
 	before, known := k.before[id]
 	if !known || !full || written < before { // processes that have ended are no longer counted
 		k.before[id] = written
