@@ -106,10 +106,10 @@ func claimed[S []byte | string](name S) bool {
 	return false
 }
 
-// forwards reports whether the operator lets a claimed field pass: by its exact name, since another spelling of it would
-// be a second field to the gateway and the same to an application.
-func (how *forwarding) forwards(name []byte) bool {
-	return slices.ContainsFunc(how.forward, func(lower string) bool { return h1.EqualFold(name, lower) })
+// lets reports whether the operator lets a claimed field pass, of names in lower case: by its exact name, since another spelling of it
+// would be a second field to the gateway and the same to an application.
+func lets(names []string, name []byte) bool {
+	return slices.ContainsFunc(names, func(lower string) bool { return h1.EqualFold(name, lower) })
 }
 
 // lowered returns names in lower case, without those that the gateway sets itself, in any spelling.

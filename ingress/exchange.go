@@ -81,8 +81,6 @@ type exchange struct {
 	ctx context.Context
 
 	out     *relay.Output // the head for the box
-	how     forwarding
-	http2   bool // the request is sent over HTTP/2 if the application speaks it
 	visit   visit
 	opening audit.Opening // of the visit
 	entry   request       // likewise
@@ -90,11 +88,12 @@ type exchange struct {
 	find    func(name string) []string // values, made once
 	up      *upstream                  // of the current request
 	cuts    atomic.Pointer[upstream]   // the same, for cuts
-	bound   bool                       // connections to the box are this client's alone, for good: see login.go
 	own     *upstream                  // of a bound client that makes no request
-	tries   int                        // how often an application that speaks HTTP/2 has not processed the request
 	since   time.Time                  // it waits for the box's answer
 	begun   atomic.Bool                // the box's response is relayed: nothing else can be said
+	bound   bool                       // connections to the box are this client's alone, for good: see login.go
+	http2   bool                       // the request is sent over HTTP/2 if the application speaks it
+	tries   uint8                      // how often an application that speaks HTTP/2 has not processed the request
 }
 
 // texts are those of the latest request, which the next often repeats.
@@ -198,15 +197,12 @@ func (e *exchange) hsts() string {
 
 // head writes the request's head for the box to the output.
 func (e *exchange) head(upgrade bool) {
-	e.how = forwarding{r: &e.Req, client: e.visitor.peer, secure: e.visitor.secure,
-		open: e.visit.keepsAuthorization(), auth: e.visit.target.Auth, link: e.visit.event.Credential == audit.CredentialLink,
-		forward: e.g.ForwardFields}
 	e.Method, e.tries = relay.Method(e.Req.Method), 0
 	e.http2 = e.prefersHTTP2(upgrade)
 	if bytes.IndexByte(e.Req.Path, '?') >= 0 {
 		e.Req.Path = withoutOwnParameters(e.Req.Path)
 	}
-	e.out.Buf = relay.AppendRequest(e.out.Take(), &e.Req, upgrade, &e.how)
+	e.out.Buf = relay.AppendRequest(e.out.Take(), &e.Req, upgrade, forwarding{e})
 }
 
 // Ask implements [relay.Sender].

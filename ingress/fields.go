@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"strings"
 
+	"boxgate/audit"
 	"boxgate/ingress/pages"
 	"boxgate/ingress/signin"
 	"boxgate/internal/h1"
@@ -11,23 +12,14 @@ import (
 
 // forwarding says which fields of a request the box gets ([relay.RequestFields]): the client's without those that only the gateway may
 // set and its own credentials, then who the client is.
-type forwarding struct {
-	r      *h1.Request
-	client string // address of the client
-	secure bool   // it speaks TLS
-	open   bool   // Authorization belongs to the box, but for the credentials of the URL
-	auth   Auth   // of the URL
-	link   bool   // a signed link let the request in
-
-	forward []string // fields that are forwarded although they say who the client is, in lower case
-}
+type forwarding struct{ *exchange }
 
 // AppendField implements [relay.RequestFields].
-func (how *forwarding) AppendField(dst []byte, f *h1.Field) []byte {
+func (e forwarding) AppendField(dst []byte, f *h1.Field) []byte {
 	switch {
-	case credentialOf(f.Name) || claimed(f.Name) && !how.forwards(f.Name):
-	case how.link && changesMethod(f.Name):
-	case h1.EqualFold(f.Name, "authorization") && (!how.open || how.auth.accepts(string(f.Value))):
+	case credentialOf(f.Name) || claimed(f.Name) && !lets(e.g.ForwardFields, f.Name):
+	case e.visit.event.Credential == audit.CredentialLink && changesMethod(f.Name):
+	case h1.EqualFold(f.Name, "authorization") && (!e.visit.keepsAuthorization() || e.visit.target.Auth.accepts(string(f.Value))):
 	case h1.EqualFold(f.Name, "cookie"):
 		if kept := withoutOwnCookies(string(f.Value)); kept != "" {
 			dst = h1.AppendPair(dst, "Cookie", kept)
@@ -42,11 +34,11 @@ func (how *forwarding) AppendField(dst []byte, f *h1.Field) []byte {
 }
 
 // Announces implements [relay.RequestFields]: trailers are dropped.
-func (how *forwarding) Announces([]byte) bool { return false }
+func (e forwarding) Announces([]byte) bool { return false }
 
 // AppendOwn implements [relay.RequestFields].
-func (how *forwarding) AppendOwn(dst []byte) []byte {
-	return appendForwarded(dst, how.client, string(how.r.Host), how.secure)
+func (e forwarding) AppendOwn(dst []byte) []byte {
+	return appendForwarded(dst, e.visitor.peer, string(e.Req.Host), e.visitor.secure)
 }
 
 // withoutOwnParameters removes the gateway's parameters from the query of a target or a URL.

@@ -55,7 +55,7 @@ func (s *stream) recycle() {
 	clear(s.answer[:cap(s.answer)])
 	s.Upload.Reset()
 	s.begun.Store(false)
-	s.in, s.visitor, s.ctx, s.texts, s.answered, s.visit, s.how = nil, nil, nil, texts{}, false, visit{}, forwarding{}
+	s.in, s.visitor, s.ctx, s.texts, s.answered, s.visit = nil, nil, nil, texts{}, false, visit{}
 	s.Source, s.To, s.From, s.Body = nil, nil, nil, relay.Incoming{}
 	s.g.streams.Put(s)
 }
