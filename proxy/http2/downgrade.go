@@ -7,6 +7,7 @@ import (
 	"net/http"
 	"net/textproto"
 	"strings"
+	"sync"
 	"time"
 
 	"golang.org/x/net/http2/hpack"
@@ -41,18 +42,30 @@ type downgrade struct {
 // clientStays never reports the client as gone: when it disconnects, the context of its stream ends.
 func clientStays() bool { return false }
 
-// newDowngrade returns the downgrade of a request to a connection, which it owns: [downgrade.end] must follow.
-func (st *stream) newDowngrade(up *origin.Conn) *downgrade {
-	d := &downgrade{st: st, up: up, stop: func() bool { return false }, left: st.length}
+// begin takes a request to a connection, which it owns: [downgrade.end] must follow.
+func (d *downgrade) begin(st *stream, up *origin.Conn) {
+	d.st, d.up, d.stop, d.left = st, up, func() bool { return false }, st.length
 	d.Method = st.client.Method
-	return d
 }
+
+// downgrades are zero: their memory alone is used again.
+var downgrades = sync.Pool{New: func() any { return new(downgrade) }}
 
 // forward1 sends the request over HTTP/1.1 and relays the response.
 func (st *stream) forward1(up *origin.Conn, again bool) {
-	d := st.newDowngrade(up)
+	d, ok := downgrades.Get().(*downgrade)
+	if !ok {
+		panic("http2: a foreign value in a pool")
+	}
+	d.forward(st, up, again)
+	*d = downgrade{}
+	downgrades.Put(d) // not after a panic
+}
+
+func (d *downgrade) forward(st *stream, up *origin.Conn, again bool) {
+	d.begin(st, up)
 	defer d.end()
-	d.again, d.out.Buf = again, st.head(false)
+	d.again, d.out.Buf = again, d.head(false)
 	if st.length != 0 {
 		d.Source = d
 	}
@@ -177,7 +190,7 @@ func (d *downgrade) Gather(head []byte) (grown []byte, content int, whole bool, 
 
 // More implements [relay.Source]: the body passes unchanged if its length is known, else in chunks with its trailers.
 func (d *downgrade) More(out *relay.Output) (framed []byte, content int, last bool, err error) {
-	if err := d.begin(); err != nil {
+	if err := d.beginBody(); err != nil {
 		return nil, 0, false, err
 	}
 	n, err := d.next(*d.buf)
@@ -197,8 +210,8 @@ func (d *downgrade) More(out *relay.Output) (framed []byte, content int, last bo
 	return out.Buf, n, last, err
 }
 
-// begin waits until the body is wanted, and all of one that was taken from the client before has been searched for placeholders.
-func (d *downgrade) begin() error {
+// beginBody waits until the body is wanted, and all of one that was taken from the client before has been searched for placeholders.
+func (d *downgrade) beginBody() error {
 	if d.begun {
 		return nil
 	}
@@ -249,13 +262,13 @@ func (d *downgrade) trailers() []h1.Field {
 }
 
 // head returns the request's head as HTTP/1.1.
-func (st *stream) head(upgrade bool) []byte {
-	h := &st.client.Head
+func (d *downgrade) head(upgrade bool) []byte {
+	st, h := d.st, &d.st.client.Head
 	authority, target := st.sentTo()
-	r := (&header.HTTP2Request{
+	d.Req = (&header.HTTP2Request{
 		Method: h.Method, Path: target, Authority: authority, Fields: st.fields, Length: st.length, Expects: st.expects, Upgrade: upgrade,
 	}).HTTP1()
-	return header.AppendRequest(nil, &r, st.ruling.Set, upgrade)
+	return header.AppendRequest(nil, &d.Req, st.ruling.Set, upgrade)
 }
 
 // respond relays the response to the client, and reports whether the connection can carry another request.

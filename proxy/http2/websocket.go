@@ -29,7 +29,8 @@ func (st *stream) serveWebSocket() {
 		st.refuseUpstream(err)
 		return
 	}
-	d := st.newDowngrade(up)
+	d := &downgrade{}
+	d.begin(st, up)
 	defer d.end()
 	n, err := d.shakeHands()
 	if err != nil {
@@ -70,7 +71,7 @@ func (d *downgrade) shakeHands() (int, error) {
 		d.st.fields = append(d.st.fields, hpack.HeaderField{Name: "sec-websocket-version", Value: "13"})
 	}
 	d.up.Begin()
-	if _, err := d.up.NetConn.Write(d.st.head(true)); err != nil {
+	if _, err := d.up.NetConn.Write(d.head(true)); err != nil {
 		return 0, d.failed(err)
 	}
 	n, err := relay.FinalHead(d.From, &d.Res, d.Method, d)
