@@ -5,6 +5,7 @@ import (
 	"net"
 	"testing"
 
+	"boxgate/audit"
 	"boxgate/relay/relaytest"
 )
 
@@ -14,6 +15,12 @@ func TestSideOfPublicURLs(t *testing.T) {
 	relaytest.Run(t, func(t *testing.T, server func(net.Conn, *bufio.Reader)) relaytest.Rig {
 		f := start(t, nil)
 		f.script(t, "one", server)
-		return relaytest.Rig{Host: "one" + domain, Dial: func() net.Conn { return f.connectTo(t, "one"+domain) }}
+		return relaytest.Rig{
+			Host: "one" + domain, Dial: func() net.Conn { return f.connectTo(t, "one"+domain) },
+			Logged: func(path string) (request, response int64) {
+				e := f.event(t, func(e audit.Event) bool { return e.Path == path })
+				return e.BytesIn, e.BytesOut
+			},
+		}
 	})
 }

@@ -5,6 +5,7 @@ import (
 	"net"
 	"testing"
 
+	"boxgate/audit"
 	"boxgate/policy/name"
 	"boxgate/proxy/proxytest"
 	"boxgate/relay/relaytest"
@@ -19,6 +20,10 @@ func TestSideOfEgress(t *testing.T) {
 		l.Policy(proxytest.AllowAll, proxytest.SecretFor(proxytest.API, port))
 		return relaytest.Rig{
 			Host: proxytest.HostPort(port), Says: string(name.ReasonBadRequest), Dial: func() net.Conn { return l.DialPair(proxytest.API, port, true) },
+			Logged: func(path string) (request, response int64) {
+				e := l.Want(path, func(e audit.Event) bool { return e.Path == path && e.Phase != audit.PhaseOpen })
+				return e.BytesOut, e.BytesIn
+			},
 		}
 	})
 }
