@@ -132,14 +132,15 @@ func (u *Upload) Finished() bool {
 	if u.done == nil {
 		return true
 	}
-	moment := time.NewTimer(10 * time.Millisecond)
-	defer moment.Stop()
-	select {
-	case <-u.done:
-		return u.err == nil
-	case <-moment.C:
-		return false
+	if !u.Idle() {
+		moment := time.NewTimer(10 * time.Millisecond)
+		defer moment.Stop()
+		select {
+		case <-u.done:
+		case <-moment.C:
+		}
 	}
+	return u.Idle() && u.err == nil
 }
 
 // Stop ends an upload whose outcome no longer matters, and waits until it has released its source.
