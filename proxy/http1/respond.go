@@ -101,6 +101,9 @@ func (h *conn) NoResponse(err error) error {
 	h.Drop()
 	h.x.Event.BytesOut = h.Upload.Content
 	fault := h.Upload.Fault()
+	if leak := h.Upload.Err(); errors.Is(leak, placeholder.ErrLate) || errors.Is(leak, placeholder.ErrCoded) {
+		fault = leak // also if the server closed the connection just then, which stopped the upload
+	}
 	var malformed *h1.Error
 	var known *problem.Upstream
 	switch {
