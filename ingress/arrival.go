@@ -5,6 +5,8 @@ import (
 	"net/netip"
 	"sync/atomic"
 	"time"
+
+	"boxgate/internal/socket"
 )
 
 // arrivalTime is how long a visitor may take from connecting to asking if the gateway stops meanwhile: who found it listening is
@@ -13,13 +15,14 @@ const arrivalTime = time.Second
 
 // held is a connection that a listener holds.
 type held struct {
-	freeSlot func()       // returns its slot to the listener; called once, by release
-	busy     atomic.Bool  // a request has begun, and has not ended over HTTP/1.x
-	network  netip.Prefix // what it is counted by; guarded by the listener's mu
-	box      string       // the one that it leads to, likewise; "": not known
-	since    time.Time    // when it was accepted
-	leaves   bool         // it gives way, and ends; guarded by the listener's mu
-	only     string       // the one host that may be named in TLS; "": any
+	own      *socket.Owned // ends with release
+	freeSlot func()        // returns its slot to the listener; called once, by release
+	busy     atomic.Bool   // a request has begun, and has not ended over HTTP/1.x
+	network  netip.Prefix  // what it is counted by; guarded by the listener's mu
+	box      string        // the one that it leads to, likewise; "": not known
+	since    time.Time     // when it was accepted
+	leaves   bool          // it gives way, and ends; guarded by the listener's mu
+	only     string        // the one host that may be named in TLS; "": any
 
 	asked atomic.Bool   // a request has begun, or the connection has ended
 	first chan struct{} // closed then

@@ -41,9 +41,9 @@ type listener struct {
 	closed bool
 	// retired is set once nothing more is accepted, while what has been accepted is served.
 	retired   bool
-	accepting sync.WaitGroup // one while run runs; Add under mu and only while not retired
-	done      sync.WaitGroup // of connections, from enter to release
-	places    places         // of connections
+	accepting sync.WaitGroup  // one while run runs; Add under mu and only while not retired
+	handlers  socket.Handlers // of connections, from enter to release; closed together with closed
+	places    places          // of connections
 }
 
 // network returns what the connections of a visitor are counted by. Plain HTTP is served on loopback, where all visitors
@@ -185,27 +185,20 @@ func (l *listener) start(conn net.Conn) {
 	if h == nil {
 		return
 	}
-	go func() {
-		var serve func()
-		l.contained(conn, func() {
-			if told := l.visitorOf(conn, h); told != nil {
-				serve = l.accept(told, h)
-			}
-		})
-		if serve == nil {
-			l.release(conn)
+	go h.own.Run(func() {
+		told := l.visitorOf(conn, h)
+		if told == nil {
 			return
 		}
-		// A new goroutine: the stack of this one has grown in the handshake, and would keep its size for the life of the
-		// connection.
-		go func() {
-			defer l.release(conn)
-			l.contained(conn, serve)
-		}()
-	}()
+		if serve := l.accept(told, h); serve != nil {
+			// A new goroutine: the stack of this one has grown in the handshake, and would keep its size for the life of the
+			// connection.
+			h.own.Go(serve)
+		}
+	})
 }
 
-// enter takes ownership of a connection until [listener.release]. freeSlot returns the connection's slot. If there is no place for
+// enter counts a connection, which is owned until [listener.release]. freeSlot returns the connection's slot. If there is no place for
 // the connection, enter closes it, frees the slot and returns nil.
 func (l *listener) enter(conn net.Conn, network netip.Prefix, freeSlot func()) *held {
 	l.mu.Lock()
@@ -219,12 +212,12 @@ func (l *listener) enter(conn net.Conn, network netip.Prefix, freeSlot func()) *
 		return nil
 	}
 	now := time.Now()
-	h := &held{freeSlot: freeSlot, network: network, first: make(chan struct{}), since: now, until: now.Add(l.g.arrival)}
+	h := &held{own: l.handlers.Own(nil), freeSlot: freeSlot, network: network, first: make(chan struct{}), since: now, until: now.Add(l.g.arrival)}
 	if l.places.scarce() {
 		l.giveWayLocked(now)
 	}
+	h.own.End = func(panicked any) { l.ended(conn, panicked) }
 	l.conns[conn] = h
-	l.done.Add(1)
 	return h
 }
 
@@ -308,24 +301,21 @@ func (l *listener) visit(conn net.Conn, host string) {
 	if h == nil {
 		return
 	}
-	defer l.release(conn)
 	h.only = host
-	var serve func()
-	l.contained(conn, func() { serve = l.accept(conn, h) })
-	if serve != nil {
-		l.contained(conn, serve)
-	}
+	h.own.Run(func() {
+		if serve := l.accept(conn, h); serve != nil {
+			serve()
+		}
+	})
 }
 
-// contained runs f; a panic in it ends this connection alone.
-func (l *listener) contained(conn net.Conn, f func()) {
-	defer func() {
-		if p := recover(); p != nil {
-			l.g.Log.Error("panic in a connection to a public URL", zap.ByteString("stack", debug.Stack()))
-			_ = conn.Close()
-		}
-	}()
-	f()
+// ended releases a connection whose owner has returned or panicked: a panic ends this connection alone.
+func (l *listener) ended(conn net.Conn, panicked any) {
+	if panicked != nil {
+		l.g.Log.Error("panic in a connection to a public URL", zap.ByteString("stack", debug.Stack()))
+		_ = conn.Close()
+	}
+	l.release(conn)
 }
 
 // release closes a connection's socket and returns its slot and its places. Every connection that was entered is released exactly
@@ -339,7 +329,6 @@ func (l *listener) release(conn net.Conn) {
 	h.freeSlot()
 	l.places.leave(h.box, h.network)
 	delete(l.conns, conn)
-	l.done.Done()
 }
 
 // open returns the number of connections that are open.
@@ -458,6 +447,7 @@ func (l *listener) close() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.closed = true
+	l.handlers.Close()
 	l.stopLocked()
 	if l.ln != nil {
 		_ = l.ln.Close()
@@ -474,7 +464,7 @@ func (l *listener) wait(ctx context.Context) {
 	ended := make(chan struct{})
 	go func() {
 		defer close(ended)
-		l.done.Wait()
+		l.handlers.Wait()
 	}()
 	select {
 	case <-ended:

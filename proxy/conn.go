@@ -7,7 +7,6 @@ import (
 	"net"
 	"net/netip"
 	"os"
-	"sync/atomic"
 	"time"
 
 	"boxgate/audit"
@@ -30,7 +29,7 @@ const connCost = 16 << 10
 type conn struct {
 	p     *Proxy
 	tcp   *net.TCPConn
-	count *atomic.Int64  // of the open connections of its listener; see close
+	own   *socket.Owned  // who has the connection: see handOver and leaveTo
 	from  netip.Addr     // the address of the box that it is of
 	only  *policy.Box    // the box that it must be of; nil: the one that has the address
 	head  []byte         // bytes already read from the client by the acceptor
@@ -51,7 +50,6 @@ type conn struct {
 	// explicit is true until a CONNECT names the destination of an explicit proxy client.
 	explicit bool
 	literal  bool // that CONNECT gave an address, not a name
-	handed   bool // another goroutine or a tunnel owns the connection now: see handOver and passOn
 	last     bool // a final message was sent that the client must be able to read: see [socket.LingeringClose]
 	quiet    bool // no event for the connection: each request records its own
 	spliced  spliced
@@ -62,32 +60,31 @@ type conn struct {
 	mustSpeak bool
 }
 
-// newConn takes ownership of a newly accepted connection, until [conn.close], and starts its audit event.
-func (p *Proxy) newConn(tcp *net.TCPConn, orig netip.AddrPort, count *atomic.Int64) *conn {
+// newConn starts the audit event of a newly accepted connection. The caller must run its handler as the owner.
+func (p *Proxy) newConn(tcp *net.TCPConn, orig netip.AddrPort, own *socket.Owned) *conn {
 	now := time.Now()
-	count.Add(1)
-	return &conn{
-		p: p, tcp: tcp, count: count, from: addrPort(tcp.RemoteAddr()).Addr(), orig: orig, port: orig.Port(), ctx: p.base, since: now,
+	c := &conn{
+		p: p, tcp: tcp, own: own, from: addrPort(tcp.RemoteAddr()).Addr(), orig: orig, port: orig.Port(), ctx: p.base, since: now,
 		event: audit.Event{
 			Time: now, Stage: policy.StageConn, Protocol: policy.TCP, Addr: orig.Addr(), Port: orig.Port(),
 			Action: audit.ActionRefuse, Reason: name.ReasonInternal,
 		},
 	}
+	own.End = c.close
+	return c
 }
 
 // handleTransparent handles a connection that was steered here: it opens the event, finds the box, checks limits and
 // own addresses, reads the first bytes, routes and acts on the route.
-func (p *Proxy) handleTransparent(tcp *net.TCPConn, listener netip.AddrPort, count *atomic.Int64) {
-	c := p.newConn(tcp, p.cfg.OriginalDst(tcp), count)
-	defer c.end()
+func (c *conn) handleTransparent(listener netip.AddrPort) {
 	if !c.admit() {
 		return
 	}
-	if !c.orig.IsValid() || c.orig == listener || p.core.Router.IsOwn(c.orig.Addr()) {
+	if !c.orig.IsValid() || c.orig == listener || c.p.core.Router.IsOwn(c.orig.Addr()) {
 		c.refuse(peek.Other, name.ReasonHostPort)
 		return
 	}
-	if p.core.Router.IsSink(c.orig.Addr()) {
+	if c.p.core.Router.IsSink(c.orig.Addr()) {
 		c.sink = c.orig.Addr()
 		c.orig = netip.AddrPortFrom(netip.Addr{}, c.port)
 		c.event.Addr = netip.Addr{}
@@ -128,18 +125,10 @@ func (c *conn) admit() bool {
 	return c.live.Attach(c.tcp)
 }
 
-// end ends the connection unless it was handed over. It must be deferred.
-func (c *conn) end() {
-	if !c.handed {
-		c.close(recover())
-	}
-}
-
 // close closes the connection, releases everything it held and records its event. Every connection is closed here exactly once,
 // however its socket was closed. panicked is what its handler panicked with, or nil: only this
 // connection fails. The panic's text is not logged, as it might quote traffic.
 func (c *conn) close(panicked any) {
-	defer c.count.Add(-1)
 	if panicked != nil {
 		contain.Log(c.p.cfg.Log, "panic in a connection", c.event.Box, panicked)
 		c.event.Error = "fault of the gateway"
@@ -331,28 +320,11 @@ type step func() step
 // would keep it for as long as the connection lives. The caller must not use the connection any more.
 func (c *conn) handOver(next step) {
 	c.head = nil
-	c.handed = true // read once more by the caller: see end
-	c.carryOn(next)
-}
-
-// carryOn runs the next step in another goroutine.
-func (c *conn) carryOn(next step) {
-	c.p.running.Add(1) // the caller still counts, so the count is not zero
-	go c.carry(next)
-}
-
-func (c *conn) carry(next step) {
-	defer c.p.running.Done()
-	again := false
-	defer func() {
-		if !again {
-			c.close(recover())
+	c.own.Go(func() {
+		if after := next(); after != nil {
+			c.handOver(after)
 		}
-	}()
-	if next = next(); next != nil {
-		again = true
-		c.carryOn(next)
-	}
+	})
 }
 
 // find looks up the box by source address, and its counters. A box removed in the meantime is unknown, and what

@@ -21,7 +21,6 @@ import (
 type detour struct {
 	attempt  *tunnel.Tunnel // at the address that the client chose
 	deadline time.Time      // of all attempts
-	left     bool           // a tunnel has the connection
 
 	mu     sync.Mutex
 	begun  bool
@@ -122,25 +121,20 @@ func (c *conn) dialOthers() (up net.Conn) {
 
 // goOnAt passes the connection on to a server that is connected, in the place of the attempt's.
 func (c *conn) goOnAt(up net.Conn) {
-	defer c.p.running.Done()
-	c.detour.left = false
-	defer func() {
-		if v := recover(); v != nil || !c.detour.left {
-			c.close(v)
+	c.own.Run(func() {
+		rt, ok := c.live.Passing()
+		if !c.live.Reclaim(c.tcp) || !ok { // it was cut
+			socket.Abort(up)
+			c.refuse(peek.Other, name.ReasonUnreachable)
+			return
 		}
-	}()
-	rt, ok := c.live.Passing()
-	if !c.live.Reclaim(c.tcp) || !ok { // it was cut
-		socket.Abort(up)
-		c.refuse(peek.Other, name.ReasonUnreachable)
-		return
-	}
-	c.reached(c.spliced.first, rt, up)
+		c.reached(c.spliced.first, rt, up)
+	})
 }
 
 // unreachable refuses the connection: its server does not accept.
 func (c *conn) unreachable(err error) {
-	defer c.p.running.Done()
-	defer func() { c.close(recover()) }()
-	c.failed(c.spliced.first.Kind, &problem.Upstream{Reason: name.ReasonUnreachable, Name: c.spliced.name, Err: err})
+	c.own.Run(func() {
+		c.failed(c.spliced.first.Kind, &problem.Upstream{Reason: name.ReasonUnreachable, Name: c.spliced.name, Err: err})
+	})
 }

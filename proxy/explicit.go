@@ -11,7 +11,6 @@ import (
 	"net/netip"
 	"os"
 	"strings"
-	"sync/atomic"
 	"time"
 
 	"github.com/elazarl/goproxy"
@@ -33,8 +32,8 @@ import (
 // ServeExplicit serves connections of explicit proxy clients. It returns nil when ctx ends or the proxy is shut down,
 // and closes ln; connections already accepted continue.
 func (p *Proxy) ServeExplicit(ctx context.Context, ln net.Listener) error {
-	return p.accept(ctx, ln, func(tcp *net.TCPConn, count *atomic.Int64) {
-		p.newConn(tcp, netip.AddrPort{}, count).serveExplicit()
+	return p.accept(ctx, ln, func(tcp *net.TCPConn, own *socket.Owned) {
+		own.Run(p.newConn(tcp, netip.AddrPort{}, own).serveExplicit)
 	})
 }
 
@@ -42,17 +41,16 @@ func (p *Proxy) ServeExplicit(ctx context.Context, ln net.Listener) error {
 // connected to the explicit proxy: its policy, header rules and limits apply, and its events are the box's. The caller must
 // know that nobody else is at the other end. The connection of a box that is gone is refused, whoever has its address by now.
 func (p *Proxy) ServeFor(box *policy.Box, tcp *net.TCPConn) {
-	p.start(tcp, func(tcp *net.TCPConn) {
-		c := p.newConn(tcp, netip.AddrPort{}, &p.own)
+	p.start(tcp, nil, func(tcp *net.TCPConn, own *socket.Owned) {
+		c := p.newConn(tcp, netip.AddrPort{}, own)
 		c.from, c.only = box.V4, box
-		c.serveExplicit()
+		own.Run(c.serveExplicit)
 	})
 }
 
 // serveExplicit handles one connection to the explicit proxy: event, box and limits, then CONNECT or requests.
 func (c *conn) serveExplicit() {
 	c.explicit = true
-	defer c.end()
 	if !c.admit() {
 		return
 	}

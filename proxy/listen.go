@@ -56,13 +56,16 @@ func keepAlive(fd int) error {
 // ServeTransparent serves connections whose local address is the original destination. It returns nil when ctx ends or
 // the proxy is shut down, and closes ln; connections already accepted continue.
 func (p *Proxy) ServeTransparent(ctx context.Context, ln net.Listener) error {
-	own := addrPort(ln.Addr())
-	return p.accept(ctx, ln, func(c *net.TCPConn, count *atomic.Int64) { p.handleTransparent(c, own, count) })
+	listener := addrPort(ln.Addr())
+	return p.accept(ctx, ln, func(tcp *net.TCPConn, own *socket.Owned) {
+		c := p.newConn(tcp, p.cfg.OriginalDst(tcp), own)
+		own.Run(func() { c.handleTransparent(listener) })
+	})
 }
 
 // accept runs handle in a new goroutine for each connection of ln. When the process is out of file descriptors it waits
 // and retries: neither the listener nor the connections in the backlog are lost.
-func (p *Proxy) accept(ctx context.Context, ln net.Listener, handle func(c *net.TCPConn, count *atomic.Int64)) error {
+func (p *Proxy) accept(ctx context.Context, ln net.Listener, handle func(*net.TCPConn, *socket.Owned)) error {
 	count := p.addListener(ln)
 	if count == nil {
 		return nil
@@ -75,7 +78,7 @@ func (p *Proxy) accept(ctx context.Context, ln net.Listener, handle func(c *net.
 		switch {
 		case err == nil:
 			pause = acceptPause
-			p.start(c, func(tcp *net.TCPConn) { handle(tcp, count) })
+			p.start(c, count, handle)
 		case errors.Is(err, net.ErrClosed):
 			return nil
 		case exhausted(err):
@@ -114,28 +117,19 @@ func sleep(ctx context.Context, d time.Duration) bool {
 	}
 }
 
-// start handles one connection in a goroutine that Shutdown waits for.
-func (p *Proxy) start(c net.Conn, handle func(*net.TCPConn)) {
+// start has one connection handled in a goroutine, unless the proxy is shutting down. Shutdown waits for its end.
+func (p *Proxy) start(c net.Conn, count *atomic.Int64, handle func(*net.TCPConn, *socket.Owned)) {
 	tcp, ok := c.(*net.TCPConn)
-	if !ok || !p.enter() {
+	if !ok {
 		socket.Reset(c)
 		return
 	}
-	p.crew.run(func() {
-		defer p.running.Done()
-		handle(tcp)
-	})
-}
-
-// enter adds a running handler, unless the proxy is shutting down. The caller must call running.Done.
-func (p *Proxy) enter() bool {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	if p.closing {
-		return false
+	own := p.handlers.Own(count)
+	if own == nil {
+		socket.Reset(c)
+		return
 	}
-	p.running.Add(1)
-	return true
+	p.crew.run(func() { handle(tcp, own) })
 }
 
 // addListener returns the count of the listener's open connections, or closes it and returns nil when no more are accepted.

@@ -160,10 +160,9 @@ type Proxy struct {
 	mu        sync.Mutex
 	closing   bool
 	listeners map[net.Listener]*atomic.Int64 // with their open connections
-	own       atomic.Int64                   // open connections of the gateway's own: see ServeFor
 	retired   bool                           // guarded by mu
 	accepting sync.WaitGroup                 // one for each listener that accepts; Add under mu and only while neither closing nor retired
-	running   sync.WaitGroup                 // one for each connection; Add under mu and only while not closing
+	handlers  socket.Handlers                // of all connections
 }
 
 // New returns a proxy that is not serving yet. It returns an error if a required field of cfg is missing.
@@ -332,13 +331,14 @@ func (p *Proxy) Shutdown(ctx context.Context) error {
 		_ = ln.Close()
 	}
 	p.mu.Unlock()
+	p.handlers.Close()
 	defer p.usages.Flush()
 	defer p.core.Origins.Close()
 	defer p.core.Tunnels.Close()
 	defer p.cancel()
 	drained := make(chan struct{})
 	go func() {
-		p.running.Wait()
+		p.handlers.Wait()
 		close(drained)
 	}()
 	select {

@@ -3,6 +3,7 @@ package proxy
 import (
 	"context"
 	"errors"
+	"io"
 	"net"
 	"net/netip"
 	"time"
@@ -86,13 +87,11 @@ func (c *conn) visit(f peek.First, name name.Name) {
 	c.live.Watch(visiting{})
 	c.handOver(func() step {
 		ended := make(chan struct{})
-		c.p.running.Add(1) // this handler still counts, so the count is not zero
-		go func() {
-			defer c.p.running.Done()
+		c.p.handlers.Go(func() {
 			defer close(ended)
 			defer contain.Panic(c.p.cfg.Log, c.box.ID, func() { _ = c.tcp.Close() })
 			c.p.cfg.URLs.Visit(&visitor{Conn: c.tcp, c: c, first: f, rest: f.Data}, name)
-		}()
+		})
 		select {
 		case <-ended:
 		case <-c.ctx.Done():
@@ -178,9 +177,8 @@ func (c *conn) relay(f peek.First, rt route.Routed, upstream *net.TCPConn, at ne
 	c.live.Out.Add(int64(len(f.Data)))
 	c.spliced = spliced{first: f, at: at}
 	(*owner)(c).Opened()
-	if t := c.p.core.Tunnels.Splice(c.tunnelled(), upstream); c.leaveTo(t) {
-		t.Start()
-	}
+	t := c.p.core.Tunnels.Splice(c.tunnelled(), upstream)
+	c.leaveTo(t, t.Start)
 }
 
 // relayLayered is relay where a proxy is spoken to over TLS, which takes goroutines. It does not wait for who speaks first:
@@ -226,9 +224,7 @@ func (c *conn) passOn(f peek.First, rt route.Routed, to netip.Addr, deadline tim
 		return false
 	}
 	c.detour.attempt, c.detour.deadline = t, deadline
-	if c.leaveTo(t) {
-		t.Start()
-	}
+	c.leaveTo(t, t.Start)
 	return true
 }
 
@@ -247,15 +243,15 @@ func (c *conn) tunnelled() tunnel.Spec {
 	}
 }
 
-// leaveTo leaves the connection to a tunnel that is to be started, and the handler's goroutine ends: a tunnel needs none.
-// It reports false if the connection was cut.
-func (c *conn) leaveTo(t *tunnel.Tunnel) bool {
+// leaveTo leaves the connection to a tunnel, which is started unless the connection is cut by then, and the handler's goroutine
+// ends: a tunnel needs none. The caller must not use the connection any more.
+func (c *conn) leaveTo(t io.Closer, start func()) {
 	c.head = nil
-	if c.detour.left = true; !c.handed { // the handler may be about to read it
-		c.handed = true
-	}
-	c.p.running.Add(1) // this handler still counts, so the count is not zero
-	return c.live.Relay(t)
+	c.own.Pass(func() {
+		if c.live.Relay(t) {
+			start()
+		}
+	})
 }
 
 // owner is a connection that a tunnel tells what becomes of it.
@@ -275,15 +271,15 @@ func (o *owner) Opened() {
 // Ended concludes the connection.
 func (o *owner) Ended(err error) {
 	c := (*conn)(o)
-	defer c.p.running.Done()
-	defer func() { c.close(recover()) }()
-	switch {
-	case c.opening == nil: // cut before the server had accepted
-		c.event.Error = err.Error()
-		c.refuse(peek.Other, name.ReasonUnreachable)
-	case err != nil && c.live.Denied() == nil:
-		c.event.Error = err.Error()
-	}
+	c.own.Run(func() {
+		switch {
+		case c.opening == nil: // cut before the server had accepted
+			c.event.Error = err.Error()
+			c.refuse(peek.Other, name.ReasonUnreachable)
+		case err != nil && c.live.Denied() == nil:
+			c.event.Error = err.Error()
+		}
+	})
 }
 
 // failed refuses an allowed connection because its upstream could not be reached, or its address was denied.

@@ -1,5 +1,6 @@
 // Package socket finds the TCP connection below a net.Conn and closes it so that the peer sees the right end:
-// gracefully, by a reset, or after it could read the last message. [Direct] reads and writes one.
+// gracefully, by a reset, or after it could read the last message. [Direct] reads and writes one, and
+// [Owned] says who has it.
 package socket
 
 import (
