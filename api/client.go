@@ -19,6 +19,7 @@ import (
 	"github.com/coder/websocket"
 
 	"boxgate/api/stream"
+	"boxgate/policy/document"
 )
 
 // Client calls the admin API for the command line. Safe for concurrent use.
@@ -54,6 +55,8 @@ type ResponseError struct {
 	Status  int
 	Message string // the server's own message
 	Pointer string // to the first problem of the body, if the body was refused
+
+	Problems []document.Problem // all of them
 }
 
 // Error returns the server's message.
@@ -138,6 +141,27 @@ func (c *Client) sendBody(ctx context.Context, method, path string, body io.Read
 	return resp, nil
 }
 
+// Listens returns nil if something listens at the address of the API, else why it cannot be reached.
+func (c *Client) Listens() error {
+	ctx, cancel := context.WithTimeout(context.Background(), listensTimeout)
+	defer cancel()
+	network, address := "unix", c.target
+	if u, err := url.Parse(c.target); err == nil && (u.Scheme == "http" || u.Scheme == "https") {
+		port := u.Port()
+		if port == "" {
+			port = u.Scheme
+		}
+		network, address = "tcp", net.JoinHostPort(u.Hostname(), port)
+	}
+	conn, err := new(net.Dialer).DialContext(ctx, network, address)
+	if err != nil {
+		return c.unreachable(err)
+	}
+	return conn.Close()
+}
+
+const listensTimeout = 10 * time.Second
+
 // unreachable says why there was no answer, in words for people.
 func (c *Client) unreachable(err error) error {
 	if wrapped, ok := errors.AsType[*url.Error](err); ok {
@@ -179,13 +203,19 @@ func (c *Client) WebSocket(ctx context.Context, path string) (*websocket.Conn, e
 	return nil, c.unreachable(err)
 }
 
+// mostRefusal bounds the body of a refusal, in bytes: it may name each entry of the lists of a policy.
+const mostRefusal = 16 << 20
+
 func readRefusal(resp *http.Response) error {
-	var body struct{ Error, Pointer string }
-	data, _ := io.ReadAll(io.LimitReader(resp.Body, 1<<20))
+	var body struct {
+		Error, Pointer string
+		Problems       []document.Problem
+	}
+	data, _ := io.ReadAll(io.LimitReader(resp.Body, mostRefusal))
 	if json.Unmarshal(data, &body) != nil || body.Error == "" {
 		body.Error = "the gateway answered " + resp.Status
 	}
-	return &ResponseError{resp.StatusCode, body.Error, body.Pointer}
+	return &ResponseError{resp.StatusCode, body.Error, body.Pointer, body.Problems}
 }
 
 // Exec runs a command in a box, copies its output as it comes, and returns its exit code.

@@ -6,6 +6,7 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"strings"
 
 	"boxgate/policy/name"
 	"boxgate/store/document"
@@ -40,9 +41,30 @@ func Restore(o RestoreOptions) (VerifyReport, error) {
 	defer release()
 	aside, err := os.MkdirTemp(o.Dir, "."+layout.FileDB+"-restore-")
 	if err != nil {
-		return VerifyReport{}, err
+		return VerifyReport{}, private.Named(err, o.Dir)
 	}
 	defer os.RemoveAll(aside)
+	report, err := restore(aside, o)
+	if err != nil {
+		err = &restoreError{err, strings.NewReplacer(filepath.Join(aside, layout.FileDB), o.From, aside, o.Dir)}
+	}
+	return report, err
+}
+
+// restoreError is an error about files in the directory where a backup is prepared. Its text names those that they are copies of.
+type restoreError struct {
+	error
+	named *strings.Replacer
+}
+
+// Error returns the text.
+func (e *restoreError) Error() string { return e.named.Replace(e.error.Error()) }
+
+// Unwrap returns the error itself.
+func (e *restoreError) Unwrap() error { return e.error }
+
+// restore prepares a backup in the directory aside, and puts it in the place of the store.
+func restore(aside string, o RestoreOptions) (VerifyReport, error) {
 	if err := copyFile(o.From, filepath.Join(aside, layout.FileDB)); err != nil {
 		return VerifyReport{}, err
 	}

@@ -25,7 +25,7 @@ func run(args []string) int {
 	var asJSON bool
 	cmd := newCommand(&asJSON)
 	cmd.SetArgs(args)
-	return cli.Report(os.Stderr, cmd.ExecuteContext(ctx), asJSON)
+	return cli.Report(os.Stderr, cmd, cmd.ExecuteContext(ctx), asJSON)
 }
 
 // newCommand is the command line of the demo.
@@ -34,6 +34,7 @@ func newCommand(asJSON *bool) *cobra.Command {
 	var keep bool
 	cmd := &cobra.Command{
 		Use:           "gateway-demo",
+		Annotations:   map[string]string{cobra.CommandDisplayNameAnnotation: "gateway demo"},
 		Short:         "Show every promise of the gateway over real kernel paths, in namespaces of its own",
 		Args:          cli.ExactArgs(0),
 		SilenceErrors: true,

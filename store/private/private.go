@@ -61,11 +61,11 @@ func checkOwner(path string, info fs.FileInfo) error {
 func Write(path string, data []byte) (err error) {
 	f, err := os.CreateTemp(filepath.Dir(path), "."+filepath.Base(path)+"-*") // CreateTemp gives mode 0600
 	if err != nil {
-		return err
+		return Named(err, path)
 	}
 	defer func() {
 		if err != nil {
-			err = errors.Join(err, os.Remove(f.Name()))
+			err = errors.Join(Named(err, path), os.Remove(f.Name()))
 		}
 	}()
 	if _, err = f.Write(data); err != nil {
@@ -78,6 +78,17 @@ func Write(path string, data []byte) (err error) {
 		return err
 	}
 	return SyncDir(filepath.Dir(path))
+}
+
+// Named returns an error about a temporary file as one about the file that it is written for: nobody finds the other.
+func Named(err error, path string) error {
+	if failed, ok := errors.AsType[*fs.PathError](err); ok {
+		return &fs.PathError{Op: failed.Op, Path: path, Err: failed.Err}
+	}
+	if failed, ok := errors.AsType[*os.LinkError](err); ok {
+		return &fs.PathError{Op: failed.Op, Path: path, Err: failed.Err}
+	}
+	return err
 }
 
 // SyncDir makes a rename durable.

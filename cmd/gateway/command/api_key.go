@@ -69,6 +69,7 @@ func newAPIKeyCreateCommand(o *cli.Options) *cobra.Command {
 			return o.Call(cmd, "POST", "/v2/api-keys", body, cli.Decoded(func(w io.Writer, k apiKey) error { return sayKey(cmd, w, k) }))
 		},
 	}
+	cli.Sends(cmd, map[string]string{"/expires_in": "--expires", "/quotas": "--quota="})
 	f := cmd.Flags()
 	f.StringVar(&body.Name, "name", "", "what the key is for, such as ci; unique")
 	f.StringVar(&body.Role, "role", "", "admin, box-creator, read-only or one-box")
@@ -134,6 +135,7 @@ func newAPIKeySetCommand(o *cli.Options) *cobra.Command {
 			}))
 		},
 	}
+	cli.Sends(cmd, map[string]string{"/quotas": "--quota="})
 	cmd.Flags().StringArrayVar(&quotas, "quota", nil, "a quota, such as commands=32 or memory=64MiB; 0: that of the configuration again; may be repeated")
 	return cmd
 }
@@ -223,7 +225,7 @@ func newAPIKeyRotateCommand(o *cli.Options) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "rotate [KEY]",
 		Short: "Replace an API key and print the new one; without KEY, that in {state_dir}/api-key",
-		Args:  cobra.MaximumNArgs(1),
+		Args:  cli.MaxArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if grace > 30*24*time.Hour {
 				return cli.Usagef("--grace must be at most 30d")

@@ -101,7 +101,7 @@ func newAuditVerifyCommand(o *cli.Options) *cobra.Command {
 				for _, p := range r.Problems {
 					fmt.Fprintln(w, p)
 				}
-				_, err := fmt.Fprintf(w, "%d entries, from %d to %d; the last has the hash %s.\n", r.Entries, r.First, r.Head.Seq, r.Head.Hash)
+				_, err := fmt.Fprintf(w, "%s, from %d to %d; the last has the hash %s.\n", cli.Count(r.Entries, "entry", "entries"), r.First, r.Head.Seq, r.Head.Hash)
 				return err
 			}))
 			if err == nil && broken {

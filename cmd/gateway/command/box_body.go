@@ -10,6 +10,9 @@ import (
 // boxBody is the request for a new box.
 type boxBody map[string]any
 
+// sentByBox are the flags that several commands for new boxes have, by what they send.
+var sentByBox = map[string]string{"/network_policy": "--policy", "/attach_headers": "--headers", "/source_addresses": "--source", "/limits": "--limit="}
+
 // setText sets the fields that the command line gives.
 func (b boxBody) setText(fields map[string]string) {
 	for key, value := range fields {
@@ -41,7 +44,7 @@ func (b boxBody) setLimits(args []string) error {
 // setNetwork sets the policy and the header rules, if the command line gives them.
 func (b boxBody) setNetwork(policy, headers string, stdin io.Reader) error {
 	if policy != "" {
-		data, err := cli.PolicyArgument(policy, stdin)
+		data, err := cli.PolicyArgument(policy, cli.BoxPolicyHelp, stdin)
 		if err != nil {
 			return fmt.Errorf("--policy: %w", err)
 		}

@@ -164,7 +164,7 @@ func (c *boxCopy) out(box, file, local string) error {
 	}
 	n, err := copying.Save(local, resp.Body)
 	if err != nil {
-		return err
+		return cli.WriteError(local, err)
 	}
 	return c.done(copied{Path: local, Bytes: n})
 }
@@ -180,7 +180,7 @@ func (c *boxCopy) unpack(resp *http.Response, local string) error {
 		return err
 	}
 	if skipped > 0 {
-		return fmt.Errorf("%d files of the box were not copied: they cannot be read, or are neither files, directories nor symbolic links", skipped)
+		return fmt.Errorf("not copied: %s of the box, which cannot be read or are neither files, directories nor symbolic links", cli.Count(skipped, "file", "files"))
 	}
 	return nil
 }

@@ -18,7 +18,7 @@ const limitHelp = "LIMIT=NUMBER of the box's own, such as connections=100 or mem
 
 // newBoxLimits is `gateway box limits`.
 func newBoxLimits(o *cli.Options) *cobra.Command {
-	return &cobra.Command{
+	cmd := &cobra.Command{
 		Use:   "limits BOX [LIMIT=NUMBER...]",
 		Short: "Show what a box may take of the gateway, or change it; LIMIT=default is that of the configuration",
 		Args:  cli.MinArgs(1),
@@ -34,6 +34,8 @@ func newBoxLimits(o *cli.Options) *cobra.Command {
 			return o.Call(cmd, "PATCH", path, map[string]any{"limits": set}, cli.Decoded(printLimits))
 		},
 	}
+	cli.Sends(cmd, map[string]string{"/limits": "LIMIT="})
+	return cmd
 }
 
 // limitsOf reads LIMIT=NUMBER arguments. Bytes can have a unit, as in the configuration.

@@ -82,13 +82,13 @@ func (r *boxRemove) agreed(cmd *cobra.Command, boxes []boxAnswer) error {
 		return nil
 	}
 	if terminal.Of(cmd.InOrStdin()) == nil {
-		return cli.Usagef("--all removes %d boxes and cannot ask here: give --yes as well", len(boxes))
+		return cli.Usagef("--all removes %s and cannot ask here: give --yes as well", cli.Count(len(boxes), "box", "boxes"))
 	}
 	var names []string
 	for _, b := range boxes {
 		names = append(names, strings.TrimSpace(b.ID+" "+b.Name))
 	}
-	fmt.Fprintf(cmd.ErrOrStderr(), "Remove %d boxes with all their files: %s? [y/N] ", len(boxes), strings.Join(names, ", "))
+	fmt.Fprintf(cmd.ErrOrStderr(), "Remove %s with all files: %s? [y/N] ", cli.Count(len(boxes), "box", "boxes"), strings.Join(names, ", "))
 	answer, err := bufio.NewReader(cmd.InOrStdin()).ReadString('\n')
 	if a := strings.ToLower(strings.TrimSpace(answer)); err != nil || a != "y" && a != "yes" {
 		return errors.New("nothing was removed")

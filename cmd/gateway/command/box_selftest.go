@@ -86,8 +86,8 @@ func printCard(w io.Writer, card selfTestCard) error {
 	if !card.Tight {
 		word = "NOT TIGHT"
 	}
-	_, err := fmt.Fprintf(w, "\nbox %s, policy %s version %d: %s. %d tight, %d holes, %d not run, %d skipped; %.1f s\n",
-		card.Box, card.Mode, card.PolicyVersion, word, card.Summary.Tight, card.Summary.Holes, card.Summary.NotRun,
+	_, err := fmt.Fprintf(w, "\nbox %s, policy %s version %d: %s. %d tight, %s, %d not run, %d skipped; %.1f s\n",
+		card.Box, card.Mode, card.PolicyVersion, word, card.Summary.Tight, cli.Count(card.Summary.Holes, "hole", "holes"), card.Summary.NotRun,
 		card.Summary.Skipped, float64(card.DurationMS)/1000)
 	return err
 }

@@ -11,6 +11,7 @@ import (
 
 	"boxgate/certs"
 	"boxgate/certs/acme"
+	"boxgate/cmd/gateway/command/cli"
 	"boxgate/config"
 	"boxgate/host"
 	"boxgate/preflight"
@@ -78,7 +79,7 @@ const soon = 7
 
 func certificateFinding(subject string, expires, now time.Time) preflight.Finding {
 	days := int(expires.Sub(now).Hours() / 24)
-	what := fmt.Sprintf("certificate %s, %d days left", subject, max(days, 0))
+	what := fmt.Sprintf("certificate %s, %s left", subject, cli.Count(max(days, 0), "day", "days"))
 	switch {
 	case !expires.After(now):
 		return found(what, preflight.Warnf("it expired on %s; if a public URL has this name, look for the reason in the log of the gateway", expires.Format(time.DateOnly)))

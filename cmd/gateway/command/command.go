@@ -21,8 +21,8 @@ func Run(args []string) int {
 	var opts cli.Options
 	root := newRootCommand(&opts)
 	root.SetArgs(args)
-	err := root.ExecuteContext(ctx)
-	return cli.Report(os.Stderr, err, opts.JSON || wantsJSON(args))
+	cmd, err := root.ExecuteContextC(ctx)
+	return cli.Report(os.Stderr, cmd, err, opts.JSON || wantsJSON(args))
 }
 
 // wantsJSON reports whether --json is on a command line, which may not have been read to its end.

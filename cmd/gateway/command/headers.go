@@ -73,10 +73,14 @@ func newHeadersSet(o *cli.Options, path func() string) *cobra.Command {
 			if err != nil {
 				return err
 			}
-			return o.Call(cmd, method, path(), map[string]any{"attach_headers": rules}, cli.Decoded(func(w io.Writer, a headersAnswer) error {
+			err = o.Call(cmd, method, path(), map[string]any{"attach_headers": rules}, cli.Decoded(func(w io.Writer, a headersAnswer) error {
 				cli.PrintWarnings(cmd, a.Warnings)
 				return renderHeaders(w, a)
 			}))
+			if method == "PATCH" {
+				rule.explain(cmd, o, args[0], err)
+			}
+			return err
 		},
 	}
 	rule.register(cmd)

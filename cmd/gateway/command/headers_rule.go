@@ -2,6 +2,7 @@ package command
 
 import (
 	"encoding/json"
+	"errors"
 	"io"
 	"os"
 	"slices"
@@ -9,7 +10,9 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"boxgate/api"
 	"boxgate/cmd/gateway/command/cli"
+	"boxgate/policy/document"
 	"boxgate/rule"
 	"boxgate/rule/kinds"
 )
@@ -116,6 +119,53 @@ func (r *hostRule) document(host string, stdin io.Reader) (json.RawMessage, erro
 		}
 	}
 	return json.Marshal(map[string]any{host: rule})
+}
+
+// explain has a refusal of the rule of one host name the flags that the refused parts come from. Where a secret is not known, it says which
+// flag would be right if its name and that of the header or variable were swapped.
+func (r *hostRule) explain(cmd *cobra.Command, o *cli.Options, host string, err error) {
+	refused, ok := errors.AsType[*api.ResponseError](err)
+	if !ok {
+		return
+	}
+	at := document.Pointer("/attach_headers", host)
+	sent := map[string]string{at + "/scrub": "--scrub"}
+	swapped := map[string]string{} // from the pointer to a secret to the name that stands before it
+	note := func(flag, part string, args []string) {
+		for _, arg := range args {
+			named, _, _ := strings.Cut(arg, "=")
+			pointer := document.Pointer(at+part, named)
+			sent[pointer], sent[pointer+"/secret"] = flag+" "+named, flag+" "+named // without the value: it may be the secret itself
+			swapped[pointer+"/secret"] = named
+		}
+	}
+	note("--header", "/headers", r.headers)
+	note("--secret", "/headers", r.secrets)
+	note("--placeholder", "/placeholders", r.placeholders)
+	for _, f := range r.of {
+		sent[document.Pointer(at, f.key)] = "--" + f.name
+	}
+	cli.Sends(cmd, sent)
+	for i, p := range refused.Problems {
+		if named, ok := swapped[p.Pointer]; ok {
+			refused.Problems[i].Message += secretHint(cmd, o, sent[p.Pointer], named)
+		}
+	}
+}
+
+// secretHint says how a flag that takes NAME=SECRET is written, with the name that it has if that is the secret.
+func secretHint(cmd *cobra.Command, o *cli.Options, flag, named string) string {
+	flag, _, _ = strings.Cut(flag, " ")
+	first := map[string]string{"--secret": "HEADER", "--placeholder": "VARIABLE"}[flag]
+	var known struct{ Secrets []secretAnswer }
+	client, err := o.Client()
+	if err == nil {
+		err = client.Get(cmd.Context(), "/v2/secrets", &known)
+	}
+	if err == nil && slices.ContainsFunc(known.Secrets, func(s secretAnswer) bool { return s.Name == named }) {
+		return "; " + named + " is one, so did you mean " + flag + " " + first + "=" + named + "?"
+	}
+	return "; " + flag + " takes " + first + "=SECRET, and `gateway secret list` has the names"
 }
 
 func assignment(flag, arg string) (name, text string, err error) {

@@ -10,6 +10,7 @@ import (
 	"net/url"
 	"slices"
 	"strconv"
+	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -18,6 +19,7 @@ import (
 	"boxgate/audit"
 	"boxgate/cmd/gateway/command/cli"
 	"boxgate/cmd/gateway/command/remedy"
+	"boxgate/policy/document"
 	"boxgate/policy/name"
 )
 
@@ -32,7 +34,7 @@ func newLogCommand(o *cli.Options) *cobra.Command {
 		Args:  cli.ExactArgs(0),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if r.reason != "" && !slices.Contains(name.Reasons(), name.Reason(r.reason)) {
-				return cli.Usagef("there is no reason %q; see docs/reasons.md, or let your shell complete it", r.reason)
+				return cli.Usagef("there is no reason %q; %s", r.reason, nearReasons(r.reason))
 			}
 			r.cmd, r.path, r.query = cmd, "/v2/egress", url.Values{}
 			if box != "" {
@@ -69,6 +71,35 @@ func newLogCommand(o *cli.Options) *cobra.Command {
 	f.StringVar(&host, "host", "", "only decisions about this name, *.NAME for all below it, or address")
 	cli.Duration(f, &r.patience, "reconnect", time.Minute, "with -f: how long to wait for a gateway that has stopped")
 	return cmd
+}
+
+// mostNear bounds how many reasons are suggested.
+const mostNear = 6
+
+// nearReasons suggests the reasons that a word may stand for: those that are nearly spelled like it, have a part of it, or are part of it.
+func nearReasons(word string) string {
+	word = strings.ToLower(strings.ReplaceAll(word, "-", "_"))
+	known := map[string]bool{}
+	var near []string
+	for _, reason := range name.Reasons() {
+		known[string(reason)] = true
+	}
+	if best := document.Nearest(word, known); best != "" {
+		near = append(near, best)
+	}
+	for _, reason := range slices.Sorted(maps.Keys(known)) {
+		shares := slices.ContainsFunc(strings.Split(word, "_"), func(part string) bool {
+			stem := strings.TrimSuffix(strings.TrimSuffix(part, "ied"), "y") // denied and deny
+			return len(stem) >= 3 && strings.Contains(reason, stem)
+		})
+		if shares && !slices.Contains(near, reason) && len(near) < mostNear {
+			near = append(near, reason)
+		}
+	}
+	if len(near) == 0 {
+		return "docs/reasons.md lists them, and `gateway log --denied` shows those of the latest denials"
+	}
+	return "did you mean " + strings.Join(near, ", ") + "?"
 }
 
 // logReader prints the decisions.

@@ -29,7 +29,7 @@ func newPolicyCommand(o *cli.Options) *cobra.Command {
 		&cobra.Command{
 			Use: "set BOX POLICY", Short: "Replace the policy: " + cli.BoxPolicyHelp, Args: cli.ExactArgs(2),
 			RunE: func(cmd *cobra.Command, args []string) error {
-				data, err := cli.PolicyArgument(args[1], cmd.InOrStdin())
+				data, err := cli.PolicyArgument(args[1], cli.BoxPolicyHelp, cmd.InOrStdin())
 				if err != nil {
 					return err
 				}
@@ -85,6 +85,7 @@ func newPolicyExplain(o *cli.Options) *cobra.Command {
 			})
 		},
 	}
+	cli.Sends(cmd, map[string]string{"/host": "HOST", "/ip": "IP", "/headers": "--header="})
 	f := cmd.Flags()
 	f.StringVar(&protocol, "protocol", "tcp", "tcp, udp or icmp")
 	f.Uint16Var(&port, "port", 443, "destination port")

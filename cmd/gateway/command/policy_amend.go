@@ -6,15 +6,20 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
+	"net/netip"
+	"slices"
 	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
 
 	"boxgate/api"
+	"boxgate/audit"
 	"boxgate/cmd/gateway/command/cli"
+	"boxgate/cmd/gateway/command/remedy"
 	"boxgate/policy"
 	"boxgate/policy/amend"
+	"boxgate/policy/name"
 	"boxgate/policy/preset"
 )
 
@@ -53,6 +58,7 @@ func newPolicyAmend(o *cli.Options, verb string) *cobra.Command {
 			return done.print(cmd, o)
 		},
 	}
+	cli.Sends(cmd, map[string]string{"/expires_in": "--for", "/entries": "HOST"})
 	cli.Duration(cmd.Flags(), &lasts, "for", 0, "only for this time, such as 1h or 7d: then the entries end by themselves")
 	return cmd
 }
@@ -112,6 +118,9 @@ func amendPolicy(ctx context.Context, client *api.Client, box, verb string, entr
 			continue
 		}
 		done.state, done.Policy = state, state.answer
+		if err == nil && verb == "allow" {
+			done.ineffective(ctx, client, box)
+		}
 		return done, err
 	}
 }
@@ -135,11 +144,51 @@ func amendSpec(spec policy.Spec, verb string, entries []amend.Entry) (policy.Spe
 	return spec, done, nil
 }
 
+// ineffective has the entries that the gateway warns of say that they have no effect, and why, instead of "allowed".
+func (a *amended) ineffective(ctx context.Context, client *api.Client, box string) {
+	for i, e := range a.Entries {
+		why := closedAddress(ctx, client, box, e.Entry)
+		for _, w := range a.state.warnings {
+			if e.Changed && a.state.entryAt(w.Pointer) == e.Entry {
+				why = w.Message
+			}
+		}
+		switch {
+		case why != "" && e.Changed:
+			a.Entries[i].Message = "added, but it has no effect: " + why
+		case why != "":
+			a.Entries[i].Message = "nothing to do: it is in the policy already, and has no effect: " + why
+		}
+	}
+}
+
+// closedAddress says why no entry of a policy opens an address; "" if one may, for an entry that is none, or if the gateway cannot say.
+func closedAddress(ctx context.Context, client *api.Client, box, entry string) string {
+	addr, err := netip.ParseAddr(entry)
+	if err != nil {
+		return ""
+	}
+	var e audit.Event
+	err = client.Do(ctx, "POST", api.BoxPath(box, "egress/explain"), map[string]any{"ip": addr.String(), "port": remedy.HTTPSPort, "protocol": "tcp"}, &e)
+	closed := e.Reason == name.ReasonProtectedRange || e.Reason == name.ReasonHostPort || policy.IsOfCeiling(e.Rule)
+	if err != nil || e.Verdict != policy.Deny || !closed {
+		return ""
+	}
+	return remedy.For(e)
+}
+
+// otherWarnings are the warnings that are about none of the entries.
+func (a *amended) otherWarnings() []cli.Warning {
+	return slices.DeleteFunc(slices.Clone(a.state.warnings), func(w cli.Warning) bool {
+		return slices.ContainsFunc(a.Entries, func(e amendedEntry) bool { return e.Changed && a.state.entryAt(w.Pointer) == e.Entry })
+	})
+}
+
 func (a amended) print(cmd *cobra.Command, o *cli.Options) error {
 	if o.JSON {
 		return cli.WriteJSON(cmd.OutOrStdout(), a)
 	}
-	cli.PrintWarnings(cmd, a.state.warnings)
+	cli.PrintWarnings(cmd, a.otherWarnings())
 	for _, e := range a.Entries {
 		fmt.Fprintf(cmd.OutOrStdout(), "%s: %s\n", e.Entry, e.Message)
 	}

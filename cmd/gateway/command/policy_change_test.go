@@ -106,7 +106,8 @@ func ran(t *testing.T, args ...string) (string, int) {
 	root.SetOut(&out)
 	root.SetErr(&out)
 	root.SetIn(strings.NewReader(""))
-	status := cli.Report(&out, root.ExecuteContext(t.Context()), false)
+	cmd, err := root.ExecuteContextC(t.Context())
+	status := cli.Report(&out, cmd, err, false)
 	return out.String(), status
 }
 
@@ -221,11 +222,11 @@ func TestPolicyEdit(t *testing.T) {
 // TestPolicyArgumentsTakePresets wherever a policy is one.
 func TestPolicyArgumentsTakePresets(t *testing.T) {
 	t.Parallel()
-	data, err := cli.PolicyArgument("preset:pypi,anthropic", nil)
+	data, err := cli.PolicyArgument("preset:pypi,anthropic", cli.PolicyHelp, nil)
 	if want := `{"mode":"custom","allowed_domains":["pypi.org:443","files.pythonhosted.org:443","api.anthropic.com:443"]}`; err != nil || string(data) != want {
 		t.Errorf("%s %v", data, err)
 	}
-	if data, err := cli.PolicyArgument("preset:", nil); err == nil {
+	if data, err := cli.PolicyArgument("preset:", cli.PolicyHelp, nil); err == nil {
 		t.Errorf("no preset is %s", data)
 	}
 }

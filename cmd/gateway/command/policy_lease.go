@@ -58,10 +58,13 @@ func lease(cmd *cobra.Command, o *cli.Options, client *api.Client, asked leaseAs
 	return cli.Decoded(func(w io.Writer, a leasesAnswer) error {
 		cli.PrintWarnings(cmd, a.Warnings)
 		for _, l := range a.Leases {
+			if l.Action == "allow" && wanted[l.Entry] && l.Idle == "" {
+				l.Idle = closedAddress(cmd.Context(), client, asked.box, l.Entry)
+			}
 			switch {
 			case l.Action != asked.verb || !wanted[l.Entry]:
 			case l.Idle != "":
-				fmt.Fprintf(w, "%s: %s; the entry ends at %s\n", l.Entry, l.Idle, clockTime(l.ExpiresAt))
+				fmt.Fprintf(w, "%s: no effect: %s; the entry ends at %s\n", l.Entry, l.Idle, clockTime(l.ExpiresAt))
 			default:
 				fmt.Fprintf(w, "%s: %s until %s\n", l.Entry, map[string]string{"allow": "allowed", "deny": "denied"}[l.Action], clockTime(l.ExpiresAt))
 			}

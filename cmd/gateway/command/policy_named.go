@@ -35,14 +35,14 @@ func newPolicyNamed(o *cli.Options) *cobra.Command {
 	set := &cobra.Command{
 		Use: "set NAME POLICY", Short: "Make a named policy, or replace it for all boxes that follow it: " + cli.PolicyHelp, Args: cli.ExactArgs(2),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			data, err := cli.PolicyArgument(args[1], cmd.InOrStdin())
+			data, err := cli.PolicyArgument(args[1], cli.PolicyHelp, cmd.InOrStdin())
 			if err != nil {
 				return err
 			}
 			return o.Call(cmd, "PUT", namedPath(args[0]), data, func(w io.Writer, answer json.RawMessage) error {
 				return cli.Decoded(func(w io.Writer, a namedAnswer) error {
 					cli.PrintWarnings(cmd, a.Warnings)
-					_, err := fmt.Fprintf(w, "Version %d of the policy %s is in force, for %d boxes.\n", a.Version, a.Name, len(a.Boxes))
+					_, err := fmt.Fprintf(w, "Version %d of the policy %s is in force, for %s.\n", a.Version, a.Name, cli.Count(len(a.Boxes), "box", "boxes"))
 					return err
 				})(w, answer)
 			})

@@ -5,6 +5,8 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
+	"strconv"
+	"strings"
 
 	"boxgate/api"
 	"boxgate/cmd/gateway/command/cli"
@@ -57,6 +59,17 @@ func parsePolicyState(answer json.RawMessage) (policyState, error) {
 	return s, nil
 }
 
+// entryAt is the allowed entry that a pointer of a warning points to; "" if it points elsewhere.
+func (s policyState) entryAt(pointer string) string {
+	for list, entries := range map[string][]string{"/allowed_domains/": s.spec.AllowedDomains, "/allowed_cidrs/": s.spec.AllowedCIDRs} {
+		index, ok := strings.CutPrefix(pointer, list)
+		if i, err := strconv.Atoi(index); ok && err == nil && i >= 0 && i < len(entries) {
+			return entries[i]
+		}
+	}
+	return ""
+}
+
 // readOwnPolicy asks for the policy of a box, to change it. One that other boxes may have as well is not changed for one box.
 func readOwnPolicy(ctx context.Context, client *api.Client, box string) (policyState, error) {
 	s, err := readPolicy(ctx, client, box)
@@ -84,7 +97,7 @@ func writePolicy(ctx context.Context, client *api.Client, box string, spec polic
 
 // policyArgument reads a policy that an argument gives, in any dialect, and checks it.
 func policyArgument(arg string, stdin io.Reader) (policy.Spec, error) {
-	data, err := cli.PolicyArgument(arg, stdin)
+	data, err := cli.PolicyArgument(arg, cli.BoxPolicyHelp, stdin)
 	if err != nil {
 		return policy.Spec{}, err
 	}

@@ -145,7 +145,7 @@ func (r *runCommand) options(cmd *cobra.Command, args []string) (solo.Options, e
 	case r.learnGiven:
 		o.Policy = policy.Spec{Mode: policy.ModeCustom, AllowedDomains: []string{"*"}}
 	case r.policy != "":
-		data, err := cli.PolicyArgument(r.policy, cmd.InOrStdin())
+		data, err := cli.PolicyArgument(r.policy, cli.PolicyHelp, cmd.InOrStdin())
 		if err != nil {
 			return o, fmt.Errorf("--policy: %w", err)
 		}
@@ -222,7 +222,7 @@ func (r *runCommand) openLearned() (*os.File, error) {
 	}
 	f, err := u.Create(r.learn)
 	if err != nil {
-		return nil, fmt.Errorf("--learn: %w", cli.FileError(err))
+		return nil, fmt.Errorf("--learn: %w", cli.WriteError(r.learn, err))
 	}
 	return f, nil
 }

@@ -39,11 +39,16 @@ func newSecretCommand(o *cli.Options) *cobra.Command {
 	return cmd
 }
 
+// awaited reports whether the first read of a secret has not ended yet.
+func (s secretAnswer) awaited() bool { return !s.Valid && s.Error == "" && s.ReadAt.IsZero() }
+
 func printSecrets(w io.Writer, list struct{ Secrets []secretAnswer }) error {
 	rows := [][]string{{"NAME", "SOURCE", "STATE", "READ", "EXPIRES", "ERROR"}}
 	for _, s := range list.Secrets {
 		state := "valid"
 		switch {
+		case s.awaited():
+			state = "being read"
 		case !s.Valid:
 			state = "unavailable"
 		case s.Stale:
@@ -56,8 +61,11 @@ func printSecrets(w io.Writer, list struct{ Secrets []secretAnswer }) error {
 
 // printRefreshed prints when a secret was read; one whose source fails is an error.
 func printRefreshed(w io.Writer, s secretAnswer) error {
+	if s.awaited() {
+		return fmt.Errorf("secret %s is still being read, and requests that need it wait; to see how that ends: gateway secret list", s.Name)
+	}
 	if !s.Valid {
-		return fmt.Errorf("secret %s is not available, and requests that need it are refused: %s", s.Name, s.Error)
+		return fmt.Errorf("secret %s is not available, and requests that need it are refused: %s; once that is mended: gateway secret refresh %s", s.Name, dashed(s.Error), s.Name)
 	}
 	_, err := fmt.Fprintf(w, "Secret %s was read anew.\n", s.Name)
 	return err

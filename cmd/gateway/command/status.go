@@ -173,7 +173,7 @@ func (r *statusReport) rows(now time.Time) [][]string {
 	}
 	rows = append(rows, g.held()...)
 	for _, c := range r.Certificates[:min(len(r.Certificates), mostShown)] {
-		rows = append(rows, []string{"certificate", fmt.Sprintf("%s, %d days left", c.Subject, c.DaysLeft)})
+		rows = append(rows, []string{"certificate", fmt.Sprintf("%s, %s left", c.Subject, cli.Count(c.DaysLeft, "day", "days"))})
 	}
 	for _, s := range r.secrets {
 		rows = append(rows, []string{"secret", s.state(now)})
@@ -186,7 +186,7 @@ func (r *statusReport) rows(now time.Time) [][]string {
 		rows = append(rows, []string{"host", f.What + ": " + text})
 	}
 	if r.HostChecks > 0 && len(r.Host) == 0 {
-		rows = append(rows, []string{"host", fmt.Sprintf("%d checks, all ok", r.HostChecks)})
+		rows = append(rows, []string{"host", cli.Count(r.HostChecks, "check", "checks") + ", all ok"})
 	}
 	return rows
 }
@@ -228,7 +228,7 @@ func (r *statusReport) denials() string {
 	return fmt.Sprintf("%s%d in the last %v: %s; see `gateway log --denied`", atLeast, d.Total, minutes(d.Seconds), counted(d.Reasons, ""))
 }
 
-func minutes(seconds int) string { return fmt.Sprintf("%d minutes", seconds/60) }
+func minutes(seconds int) string { return cli.Count(seconds/60, "minute", "minutes") }
 
 // counted lists what there is of each kind.
 func counted[N int | uint64](of map[string]N, none string) string {
@@ -245,8 +245,10 @@ func counted[N int | uint64](of map[string]N, none string) string {
 // state says in a line how old a secret is.
 func (s secretAnswer) state(now time.Time) string {
 	switch {
+	case s.awaited():
+		return s.Name + " is being read for the first time, and requests that need it wait"
 	case !s.Valid:
-		return s.Name + " is NOT AVAILABLE, and requests that need it are refused: " + s.Error
+		return s.Name + " is NOT AVAILABLE, and requests that need it are refused: " + dashed(s.Error) + "; once that is mended: gateway secret refresh " + s.Name
 	case s.ReadAt.IsZero():
 		return s.Name
 	}

@@ -70,12 +70,12 @@ func writeNew(path string, write func(io.Writer) (int64, error)) (n int64, err e
 	}
 	f, err := os.CreateTemp(filepath.Dir(path), "."+filepath.Base(path)+"-")
 	if err != nil {
-		return 0, cli.FileError(err)
+		return 0, cli.WriteError(path, err)
 	}
 	defer os.Remove(f.Name())
 	n, err = write(f)
 	if err = errors.Join(err, f.Sync(), f.Close()); err != nil {
-		return n, err
+		return n, cli.WriteError(path, err)
 	}
 	if err := os.Link(f.Name(), path); err != nil { // fails if it is there by now
 		return n, fmt.Errorf("%s cannot be written; name a new file on the same disk", path)
@@ -109,8 +109,8 @@ func newStoreRestoreCommand(o *cli.Options) *cobra.Command {
 			if o.JSON {
 				return cli.WriteJSON(cmd.OutOrStdout(), r)
 			}
-			_, err = fmt.Fprintf(cmd.OutOrStdout(), "The store is that of the backup (%d documents). Start the gateway: it writes a new API key to %s. What was there before is %s.\n",
-				r.Documents, filepath.Join(cfg.StateDir, "api-key"), filepath.Join(cfg.StateDir, store.FileBefore))
+			_, err = fmt.Fprintf(cmd.OutOrStdout(), "The store is that of the backup (%s). Start the gateway: it writes a new API key to %s. What was there before is %s.\n",
+				cli.Count(r.Documents, "document", "documents"), filepath.Join(cfg.StateDir, "api-key"), filepath.Join(cfg.StateDir, store.FileBefore))
 			return err
 		},
 	}
@@ -133,7 +133,7 @@ func newStoreVerifyCommand(o *cli.Options) *cobra.Command {
 				for _, p := range r.Problems {
 					fmt.Fprintln(w, p)
 				}
-				_, err := fmt.Fprintf(w, "%d documents, %d problems\n", r.Documents, len(r.Problems))
+				_, err := fmt.Fprintf(w, "%s, %s\n", cli.Count(r.Documents, "document", "documents"), cli.Count(len(r.Problems), "problem", "problems"))
 				return err
 			}
 			err = store.ErrInUse

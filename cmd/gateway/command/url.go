@@ -72,6 +72,10 @@ func newURLCreateCommand(o *cli.Options) *cobra.Command {
 			return o.Call(cmd, "POST", api.BoxPath(args[0], "preview"), body, cli.Decoded(renderURL))
 		},
 	}
+	cli.Sends(create, map[string]string{
+		"/port": "PORT", "/bearer_token": "--bearer", "/basic_auth": "--basic", "/hostnames": "--hostname", "/origins": "--origin",
+		"/oidc/emails": "--oidc-email", "/oidc/domains": "--oidc-domain", "/oidc/groups": "--oidc-group",
+	})
 	create.Flags().BoolVar(&bearer, "bearer", false, "open it with a bearer token")
 	create.Flags().BoolVar(&basic, "basic", false, "open it with a user name and password")
 	create.Flags().StringVar(&protocol, "protocol", "", "what the application speaks: auto (the default), http1, h2c, or tcp for anything in TLS")

@@ -25,6 +25,7 @@ func newURLSignCommand(o *cli.Options) *cobra.Command {
 			return o.Call(cmd, "POST", api.BoxPath(args[0], "preview", args[1], "sign"), body, cli.Decoded(renderURL))
 		},
 	}
+	cli.Sends(cmd, map[string]string{"/path_prefix": "--path", "/methods": "--method"})
 	cli.Duration(cmd.Flags(), &expires, "expires-in", time.Hour, "how long it works, such as 10m or 7d")
 	cmd.Flags().StringVar(&path, "path", "/", "the path that it is for, and all below it")
 	cmd.Flags().StringSliceVar(&methods, "method", []string{"GET", "HEAD"}, "a method that it is for (repeatable)")

@@ -1,7 +1,10 @@
 package cli
 
 import (
+	"bytes"
 	"encoding/json"
+	"errors"
+	"fmt"
 	"io"
 	"os"
 	"strings"
@@ -9,6 +12,7 @@ import (
 	"github.com/spf13/cobra"
 	"go.yaml.in/yaml/v3"
 
+	"boxgate/policy/document"
 	"boxgate/policy/preset"
 )
 
@@ -16,7 +20,17 @@ import (
 func ExactArgs(n int) cobra.PositionalArgs {
 	return func(cmd *cobra.Command, args []string) error {
 		if len(args) != n {
-			return Usagef("%s: %d argument(s) given, usage: %s", cmd.CommandPath(), len(args), cmd.UseLine())
+			return Usagef("%s: %s given, usage: %s", cmd.CommandPath(), Count(len(args), "argument", "arguments"), cmd.UseLine())
+		}
+		return nil
+	}
+}
+
+// MaxArgs is cobra.MaximumNArgs with the exit status of a usage error.
+func MaxArgs(n int) cobra.PositionalArgs {
+	return func(cmd *cobra.Command, args []string) error {
+		if len(args) > n {
+			return Usagef("%s: %s given, usage: %s", cmd.CommandPath(), Count(len(args), "argument", "arguments"), cmd.UseLine())
 		}
 		return nil
 	}
@@ -58,8 +72,9 @@ const PolicyHelp = "JSON, @FILE, -, preset:NAME,…, allow-all or deny-all"
 const BoxPolicyHelp = "JSON, @FILE, -, preset:NAME,…, named:NAME, allow-all or deny-all"
 
 // PolicyArgument returns the network policy that an argument gives: JSON, which may be inline, from @FILE or from
-// standard input ("-"), the names of presets, the name of a policy that the gateway keeps, or the name of a mode.
-func PolicyArgument(arg string, stdin io.Reader) (json.RawMessage, error) {
+// standard input ("-"), the names of presets, the name of a policy that the gateway keeps, or the name of a mode. forms lists
+// what the command takes: [PolicyHelp] or [BoxPolicyHelp].
+func PolicyArgument(arg, forms string, stdin io.Reader) (json.RawMessage, error) {
 	if arg == "allow-all" || arg == "deny-all" {
 		return json.Marshal(map[string]string{"mode": arg})
 	}
@@ -77,10 +92,58 @@ func PolicyArgument(arg string, stdin io.Reader) (json.RawMessage, error) {
 	if err != nil {
 		return nil, err
 	}
-	if !json.Valid(data) {
-		return nil, Usagef("this is not JSON; a policy is %s", PolicyHelp)
+	if json.Valid(data) {
+		return data, nil
 	}
-	return data, nil
+	if near := nearPolicy(arg); near != "" {
+		return nil, Usagef("%q is no policy; did you mean %s? A policy is %s", arg, near, forms)
+	}
+	return nil, Usagef("%s; a policy is %s", notJSON(arg, data), forms)
+}
+
+// nearPolicy returns the form of a policy that a word was probably meant to be; "" if none is near.
+func nearPolicy(arg string) string {
+	if arg == "" || arg == "-" || strings.ContainsAny(arg, "@{}[]\"\n") {
+		return ""
+	}
+	forms := map[string]string{"allow-all": "allow-all", "deny-all": "deny-all", "allow": "allow-all", "deny": "deny-all", "open": "allow-all", "none": "deny-all"}
+	if near := document.Nearest(arg, forms); near != "" {
+		return forms[near]
+	}
+	if _, err := preset.Policy(arg); err == nil {
+		return PresetPrefix + arg
+	}
+	for _, prefix := range []string{PresetPrefix, NamedPrefix} {
+		word := strings.TrimSuffix(prefix, ":")
+		if before, name, ok := strings.Cut(arg, "="); ok && strings.TrimSuffix(before, "s") == word {
+			return prefix + name
+		}
+		if before, name, ok := strings.Cut(arg, ":"); ok && strings.TrimSuffix(before, "s") == word {
+			return prefix + name
+		}
+	}
+	if _, err := os.Stat(arg); err == nil {
+		return "@" + arg
+	}
+	return ""
+}
+
+// notJSON says where a text stops being JSON.
+func notJSON(arg string, data []byte) string {
+	what := "this"
+	if file, ok := strings.CutPrefix(arg, "@"); ok {
+		what = file
+	}
+	flaw, ok := errors.AsType[*json.SyntaxError](json.Unmarshal(data, new(json.RawMessage)))
+	if !ok || len(bytes.TrimSpace(data)) == 0 {
+		return what + " is empty"
+	}
+	before := data[:min(max(flaw.Offset-1, 0), int64(len(data)))]
+	line := bytes.Count(before, []byte("\n")) + 1
+	if line == 1 && !bytes.ContainsAny(before, "{[") {
+		return what + " is not JSON"
+	}
+	return fmt.Sprintf("%s is not JSON: line %d, column %d", what, line, len(before)-bytes.LastIndexByte(before, '\n'))
 }
 
 // RulesArgument returns the set of header rules that an argument gives, as JSON. It may be given as JSON or YAML:

@@ -5,7 +5,10 @@ import (
 	"fmt"
 	"io"
 
+	"github.com/spf13/cobra"
+
 	"boxgate/api"
+	"boxgate/policy/document"
 )
 
 // Exit statuses of every command.
@@ -46,22 +49,22 @@ func (e StatusError) Error() string { return e.Err.Error() }
 // Unwrap returns the error without its status.
 func (e StatusError) Unwrap() error { return e.Err }
 
-// Report prints the error that a command returned, if any, as text or as JSON, and returns the exit status.
-func Report(w io.Writer, err error, asJSON bool) int {
+// Report prints the error that cmd returned, if any, as text or as JSON, and returns the exit status.
+func Report(w io.Writer, cmd *cobra.Command, err error, asJSON bool) int {
 	if err == nil {
 		return ExitOK
 	}
 	if exit, ok := errors.AsType[CommandExit](err); ok {
 		return exit.Status
 	}
-	status := statusOf(err)
+	status, text := statusOf(err), Explain(cmd, err)
 	switch {
 	case asJSON:
-		_ = WriteJSON(w, reportOf(err, status))
+		_ = WriteJSON(w, reportOf(err, text, status))
 	case status == ExitUsage:
-		fmt.Fprintf(w, "gateway: %v\nSee `gateway --help`.\n", err)
+		fmt.Fprintf(w, "gateway: %s\nSee `%s --help`.\n", text, cmd.CommandPath())
 	default:
-		fmt.Fprintf(w, "gateway: %v\n", err)
+		fmt.Fprintf(w, "gateway: %s\n", text)
 	}
 	return status
 }
@@ -82,12 +85,20 @@ type report struct {
 	ExitStatus int    `json:"exit_status"`
 	HTTPStatus int    `json:"http_status,omitempty"` // of the gateway's answer
 	Pointer    string `json:"pointer,omitempty"`     // to what the gateway refused
+
+	Problems []document.Problem `json:"problems,omitempty"` // every mistake, if there are several
 }
 
-func reportOf(err error, status int) report {
-	r := report{Error: err.Error(), ExitStatus: status}
+func reportOf(err error, text string, status int) report {
+	r := report{Error: text, ExitStatus: status}
 	if refused, ok := errors.AsType[*api.ResponseError](err); ok {
-		r.HTTPStatus, r.Pointer = refused.Status, refused.Pointer
+		r.HTTPStatus, r.Pointer, r.Problems = refused.Status, refused.Pointer, refused.Problems
+	}
+	if invalid, ok := errors.AsType[*document.InvalidError](err); ok {
+		r.Problems = invalid.Problems
+	}
+	if len(r.Problems) < 2 {
+		r.Problems = nil
 	}
 	return r
 }

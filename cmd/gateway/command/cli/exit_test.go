@@ -7,8 +7,17 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/spf13/cobra"
+
 	"boxgate/api"
 )
+
+// command is one of a group, as its errors name it.
+func command() *cobra.Command {
+	root, box := &cobra.Command{Use: "gateway"}, &cobra.Command{Use: "box"}
+	root.AddCommand(box)
+	return box
+}
 
 // TestReport: each kind of error has its exit status and text, also when another error wraps it.
 func TestReport(t *testing.T) {
@@ -20,13 +29,13 @@ func TestReport(t *testing.T) {
 	}{
 		{nil, ExitOK, ""},
 		{errors.New("refused"), ExitFailed, "gateway: refused\n"},
-		{Usagef("%q is not a port", "x"), ExitUsage, "gateway: \"x\" is not a port\nSee `gateway --help`.\n"},
-		{fmt.Errorf("--policy: %w", UsageError(errors.New("not JSON"))), ExitUsage, "gateway: --policy: not JSON\nSee `gateway --help`.\n"},
+		{Usagef("%q is not a port", "x"), ExitUsage, "gateway: \"x\" is not a port\nSee `gateway box --help`.\n"},
+		{fmt.Errorf("--policy: %w", UsageError(errors.New("not JSON"))), ExitUsage, "gateway: --policy: not JSON\nSee `gateway box --help`.\n"},
 		{StatusError{ExitUntestable, errors.New("cannot be tested")}, ExitUntestable, "gateway: cannot be tested\n"},
 		{CommandExit{7}, 7, ""},
 	} {
 		var out bytes.Buffer
-		if status := Report(&out, c.err, false); status != c.status || out.String() != c.text {
+		if status := Report(&out, command(), c.err, false); status != c.status || out.String() != c.text {
 			t.Errorf("%v: status %d, %q; want %d, %q", c.err, status, out.String(), c.status, c.text)
 		}
 	}
@@ -40,11 +49,11 @@ func TestReportAsJSON(t *testing.T) {
 		want string
 	}{
 		{Usagef("%q is not a port", "x"), `{"error":"\"x\" is not a port","exit_status":2}`},
-		{fmt.Errorf("demo: %w", &api.ResponseError{Status: 422, Message: "no", Pointer: "/mode"}), `{"error":"demo: no","exit_status":1,"http_status":422,"pointer":"/mode"}`},
+		{fmt.Errorf("demo: %w", &api.ResponseError{Status: 422, Message: "/mode: no", Pointer: "/mode"}), `{"error":"demo: /mode: no","exit_status":1,"http_status":422,"pointer":"/mode"}`},
 		{CommandExit{7}, ""},
 	} {
 		var out bytes.Buffer
-		Report(&out, c.err, true)
+		Report(&out, command(), c.err, true)
 		if got := strings.TrimSpace(out.String()); got != c.want {
 			t.Errorf("got %s, want %s", got, c.want)
 		}

@@ -4,7 +4,10 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"os"
+	"path/filepath"
 	"strings"
+	"syscall"
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
@@ -60,6 +63,27 @@ func valueOf(f *pflag.Flag) string {
 		return "true or false"
 	}
 	return "a value that it takes"
+}
+
+// WriteError says why a file that a person named cannot be written. The error may be about a temporary file beside it.
+func WriteError(path string, err error) error {
+	_, ofFile := errors.AsType[*fs.PathError](err)
+	_, ofLink := errors.AsType[*os.LinkError](err)
+	if !ofFile && !ofLink {
+		return err
+	}
+	dir := filepath.Dir(path)
+	_, missing := os.Stat(dir)
+	number, system := errors.AsType[syscall.Errno](err)
+	switch {
+	case errors.Is(err, fs.ErrNotExist) && errors.Is(missing, fs.ErrNotExist):
+		return fmt.Errorf("%s cannot be written: there is no directory %s; make it with `mkdir -p %s`", path, dir, dir)
+	case errors.Is(err, fs.ErrPermission):
+		return fmt.Errorf("%s cannot be written: permission denied", path)
+	case system:
+		return fmt.Errorf("%s cannot be written: %w", path, number)
+	}
+	return fmt.Errorf("%s cannot be written", path)
 }
 
 // FileError says why a file that a person named cannot be used.

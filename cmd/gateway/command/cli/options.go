@@ -62,10 +62,26 @@ func (o *Options) Client() (*api.Client, error) {
 		return nil, err
 	}
 	key, err := apiKey(cfg)
+	if errors.Is(err, os.ErrNotExist) {
+		if absent := api.NewClient(o.address(cfg), "").Listens(); absent != nil {
+			return nil, absent // there is no key before the first start
+		}
+	}
 	if err != nil {
-		return nil, err
+		return nil, noKey(err)
 	}
 	return api.NewClient(o.address(cfg), key), nil
+}
+
+// noKey says how to get at a key that could not be read.
+func noKey(err error) error {
+	switch {
+	case errors.Is(err, os.ErrPermission):
+		return fmt.Errorf("no API key: %w; run this with sudo, or set %s", FileError(err), config.APIKeyVariable)
+	case errors.Is(err, os.ErrNotExist):
+		return fmt.Errorf("no API key: %w, but the gateway runs: name its configuration with --config, or set %s", FileError(err), config.APIKeyVariable)
+	}
+	return fmt.Errorf("no API key: %w; mend that, or set %s", FileError(err), config.APIKeyVariable)
 }
 
 func (o *Options) address(cfg config.Config) string {
@@ -85,7 +101,7 @@ func apiKey(cfg config.Config) (string, error) {
 	}
 	data, err := os.ReadFile(filepath.Join(cfg.StateDir, "api-key"))
 	if err != nil {
-		return "", fmt.Errorf("no API key: %w; run as root on the gateway's host, or set BOXGATE_API_KEY", FileError(err))
+		return "", err
 	}
 	return strings.TrimSpace(string(data)), nil
 }

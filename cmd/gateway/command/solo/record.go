@@ -14,6 +14,7 @@ import (
 	"sync"
 
 	"boxgate/audit"
+	"boxgate/cmd/gateway/command/cli"
 	"boxgate/cmd/gateway/command/remedy"
 	"boxgate/enclosure/inside"
 	"boxgate/policy"
@@ -158,8 +159,12 @@ func advice(d destination, e audit.Event) string {
 		switch {
 		case !ok && e.Reason == name.ReasonNoName:
 			return "use a client that says which host it wants (SNI, or a Host header)"
-		case !ok || d.protocol != "" && d.protocol != policy.TCP:
+		case d.protocol != "" && d.protocol != policy.TCP:
 			return "gateway run passes TCP and DNS, nothing else"
+		case policy.IsOfCeiling(e.Rule):
+			return "policy.ceiling of the configuration does not allow it, whatever the policy"
+		case !ok:
+			return fmt.Sprintf("no name is known for it; to allow it, put its name with the port into allowed_domains, such as %q", "HOST:"+strconv.Itoa(int(d.withPort().port)))
 		case o.IsAddress():
 			return o.Caveat(fmt.Sprintf("to allow it, put %q into allowed_cidrs", o.Entry))
 		}
@@ -222,7 +227,7 @@ func list(of map[destination]*outcome, why bool) string {
 		}
 		out += d.String()
 		if o := of[d]; why {
-			out += fmt.Sprintf(" (%s, %d times)", o.reason, o.count)
+			out += fmt.Sprintf(" (%s, %s)", o.reason, cli.Count(o.count, "time", "times"))
 		}
 	}
 	return out

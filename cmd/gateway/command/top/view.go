@@ -8,6 +8,7 @@ import (
 	"strings"
 
 	"boxgate/audit"
+	"boxgate/cmd/gateway/command/cli"
 )
 
 // Style says how a line is shown.
@@ -72,7 +73,7 @@ func (v *View) Lines(width, height int) []Line {
 }
 
 func (v *View) title(n int) string {
-	title := fmt.Sprintf("gateway top  %d boxes  by %s", n, v.Sort)
+	title := fmt.Sprintf("gateway top  %s  by %s", cli.Count(n, "box", "boxes"), v.Sort)
 	if v.Filter != "" {
 		title += "  with " + strconv.Quote(v.Filter)
 	}

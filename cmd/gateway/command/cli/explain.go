@@ -1,0 +1,199 @@
+package cli
+
+import (
+	"errors"
+	"fmt"
+	"net/http"
+	"regexp"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"boxgate/api"
+	"boxgate/policy/document"
+)
+
+// sentBy begins the annotations of a command that say which flag or argument a part of its requests comes from.
+const sentBy = "boxgate:sent:"
+
+// Sends says which flag or argument of a command the parts of its requests come from, by the pointers that the gateway has for them. What is
+// not listed comes from the flag of the same name: /expires_in from --expires-in. A flag that ends in "=" takes NAME=VALUE.
+func Sends(cmd *cobra.Command, parts map[string]string) {
+	if cmd.Annotations == nil {
+		cmd.Annotations = map[string]string{}
+	}
+	for pointer, from := range parts {
+		cmd.Annotations[sentBy+pointer] = from
+	}
+}
+
+// Explain returns the text of an error that cmd returned, in the words of its command line: every mistake that the gateway or a parser found
+// in a document, each with the flag that it came from, in that flag's unit. An error that is a *[api.ResponseError] for something that does not exist names
+// the command that lists what does.
+func Explain(cmd *cobra.Command, err error) string {
+	text := err.Error()
+	if refused, ok := errors.AsType[*api.ResponseError](err); ok {
+		said := refusal(cmd, refused)
+		if list := listFor(cmd, refused); list != "" {
+			said += "; see `" + list + "`"
+		}
+		return strings.Replace(text, refused.Error(), said, 1)
+	}
+	if invalid, ok := errors.AsType[*document.InvalidError](err); ok && len(invalid.Problems) > 1 {
+		return strings.Replace(text, invalid.Error(), mistakes(cmd, invalid.Problems), 1)
+	}
+	return text
+}
+
+// refusal is a refusal of the gateway in the words of the command line.
+func refusal(cmd *cobra.Command, refused *api.ResponseError) string {
+	switch {
+	case len(refused.Problems) > 0:
+		return mistakes(cmd, refused.Problems)
+	case refused.Pointer != "":
+		message := strings.TrimPrefix(refused.Message, refused.Pointer+": ")
+		return mistakes(cmd, []document.Problem{{Pointer: refused.Pointer, Message: message}})
+	}
+	return refused.Message
+}
+
+// mostMistakes bounds how many are printed. The JSON of an error has all of them.
+const mostMistakes = 50
+
+// mistakes lists the mistakes: one in the line of the error, several below it.
+func mistakes(cmd *cobra.Command, list []document.Problem) string {
+	if len(list) == 1 {
+		return mistake(cmd, list[0])
+	}
+	lines := []string{Count(len(list), "mistake", "mistakes") + ":"}
+	for _, p := range list[:min(len(list), mostMistakes)] {
+		lines = append(lines, "  "+mistake(cmd, p))
+	}
+	if more := len(list) - mostMistakes; more > 0 {
+		lines = append(lines, fmt.Sprintf("  and %d more, which --json lists", more))
+	}
+	return strings.Join(lines, "\n")
+}
+
+func mistake(cmd *cobra.Command, p document.Problem) string {
+	from := origin(cmd, p.Pointer)
+	if from == "" {
+		return p.Message
+	}
+	if f := cmd.Flags().Lookup(strings.TrimPrefix(from, "--")); f != nil && f.Value.Type() == "duration" {
+		return from + ": " + inDurations(p.Message)
+	}
+	return from + ": " + p.Message
+}
+
+// origin is where the command line has what a pointer points to: a flag, an argument, or either with the rest of the pointer.
+func origin(cmd *cobra.Command, pointer string) string {
+	for at := pointer; at != ""; at = at[:strings.LastIndexByte(at, '/')] {
+		from, rest := cmd.Annotations[sentBy+at], pointer[len(at):]
+		if from == "" {
+			name := strings.ReplaceAll(strings.TrimPrefix(at, "/"), "_", "-")
+			if f := cmd.Flags().Lookup(name); f == nil || f.Hidden {
+				continue
+			}
+			from = "--" + name
+		}
+		_, err := strconv.Atoi(strings.TrimPrefix(rest, "/"))
+		switch {
+		case rest == "" || err == nil: // an element of a flag that may be repeated
+			return strings.TrimSuffix(from, "=")
+		case strings.HasSuffix(from, "="):
+			return strings.TrimSuffix(from, "=") + " " + strings.TrimPrefix(rest, "/")
+		}
+		return from + ": " + rest
+	}
+	return pointer
+}
+
+// numbers are the bounds of a number in a message of the API, with their unit.
+var numbers = regexp.MustCompile(`\b(\d+)( and | to | or |)(\d*) (milliseconds|seconds|second)\b`)
+
+// inDurations writes a message about seconds in the unit of a flag for a duration: "between 1s and 30d".
+func inDurations(message string) string {
+	return numbers.ReplaceAllStringFunc(message, func(found string) string {
+		m := numbers.FindStringSubmatch(found)
+		unit := time.Second
+		if m[4] == "milliseconds" {
+			unit = time.Millisecond
+		}
+		if m[3] == "" {
+			return shortDuration(m[1], unit)
+		}
+		return shortDuration(m[1], unit) + m[2] + shortDuration(m[3], unit)
+	})
+}
+
+// shortDuration writes a duration as a flag takes it: 30d, 90m or 1s.
+func shortDuration(number string, unit time.Duration) string {
+	n, err := strconv.ParseInt(number, 10, 64)
+	if err != nil || n > int64(1<<62/unit) {
+		return number
+	}
+	d := time.Duration(n) * unit
+	const day = 24 * time.Hour
+	if d >= day && d%day == 0 {
+		return strconv.FormatInt(int64(d/day), 10) + "d"
+	}
+	text := d.String()
+	text = regexp.MustCompile(`([a-z])0s$`).ReplaceAllString(text, "$1")
+	return regexp.MustCompile(`([a-z])0m$`).ReplaceAllString(text, "$1")
+}
+
+// lists are the commands that show what the commands of a group can be given; BOX is the box of the command line.
+var lists = map[string]string{
+	"gateway api-key": "gateway api-key list", "gateway secret": "gateway secret list", "gateway snapshot": "gateway snapshot list",
+	"gateway policy named": "gateway policy named list", "gateway policy end": "gateway policy leases BOX", "gateway url": "gateway url list BOX",
+	"gateway headers": "gateway headers list --box BOX", "gateway box": "gateway box list",
+}
+
+// listFor returns the command that lists what a refusal says there is none of; "" if there is none, or the refusal is another.
+func listFor(cmd *cobra.Command, refused *api.ResponseError) string {
+	if refused.Status != http.StatusNotFound {
+		return ""
+	}
+	box := boxOf(cmd)
+	if box != "" && strings.Contains(refused.Message, strconv.Quote(box)) {
+		return "gateway box list"
+	}
+	path := cmd.CommandPath()
+	for at := path; at != ""; at, _, _ = cutLast(at) {
+		list, ok := lists[at]
+		switch {
+		case ok && list == path: // which is what failed
+			return ""
+		case ok && box == "":
+			return strings.TrimSuffix(strings.TrimSuffix(list, " --box BOX"), " BOX")
+		case ok:
+			return strings.Replace(list, "BOX", box, 1)
+		}
+	}
+	return ""
+}
+
+func cutLast(path string) (before, after string, found bool) {
+	i := strings.LastIndexByte(path, ' ')
+	if i < 0 {
+		return "", path, false
+	}
+	return path[:i], path[i+1:], true
+}
+
+// boxOf is the box that a command line names; "" if it names none.
+func boxOf(cmd *cobra.Command) string {
+	if f := cmd.Flags().Lookup("box"); f != nil {
+		return f.Value.String()
+	}
+	args := cmd.Flags().Args()
+	for i, word := range strings.Fields(cmd.Use)[1:] {
+		if strings.HasPrefix(word, "BOX") && i < len(args) {
+			return args[i]
+		}
+	}
+	return ""
+}
