@@ -2,6 +2,7 @@ package store
 
 import (
 	"bytes"
+	"fmt"
 	"errors"
 	"os"
 	"path/filepath"
@@ -95,8 +96,12 @@ func TestARestoreThatFailsChangesNothing(t *testing.T) {
 		if err := os.WriteFile(bad, content, 0o600); err != nil {
 			t.Fatal(err)
 		}
-		if r, err := Restore(RestoreOptions{Dir: dir, From: bad}); err == nil && len(r.Problems) == 0 {
+		r, err := Restore(RestoreOptions{Dir: dir, From: bad})
+		if err == nil && len(r.Problems) == 0 {
 			t.Errorf("%s: restored", name)
+		}
+		if text := fmt.Sprint(err, r.Problems); strings.Contains(text, "-restore-") {
+			t.Errorf("%s: the error names a directory that is gone: %s", name, text)
 		}
 	}
 	for _, from := range []string{backup(t, other), filepath.Join(dir, "none")} {
@@ -110,6 +115,23 @@ func TestARestoreThatFailsChangesNothing(t *testing.T) {
 	}
 	if left, _ := filepath.Glob(filepath.Join(dir, ".*")); len(left) > 0 {
 		t.Error("a failed restore leaves", left)
+	}
+}
+
+// TestRestoreNamesTheKeyFileThatIsMissing: it names the place of the file, not that of a copy.
+func TestRestoreNamesTheKeyFileThatIsMissing(t *testing.T) {
+	t.Parallel()
+	dir, db, _ := withKey(t)
+	from := backup(t, db)
+	if err := db.bolt.Close(); err != nil {
+		t.Fatal(err)
+	}
+	key := filepath.Join(dir, layout.FileSecret)
+	if err := os.Remove(key); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := Restore(RestoreOptions{Dir: dir, From: from}); err == nil || !strings.Contains(err.Error(), "the key file "+key+" is missing") {
+		t.Error(err)
 	}
 }
 

@@ -30,7 +30,7 @@ func Permit(r *http.Request, route string, boxes finder, of snapshots) error {
 	caller := api.CallerOf(r.Context())
 	g, known := grants[route]
 	if !known || !g.to(caller.Role) {
-		return problem.Refuse(http.StatusForbidden, "the API key %q has the role %s, which may not do this; see docs/keys.md for what may", caller.Name, roleName(caller.Role))
+		return problem.Refuse(http.StatusForbidden, "the API key %q has the role %s, which may not do this; see docs/keys.md for what may, and on the gateway's host `gateway api-key create` for another key", caller.Name, roleName(caller.Role))
 	}
 	id := r.PathValue("id")
 	if id == "" || caller.Role == api.RoleAdmin || caller.Role == api.RoleReader {

@@ -207,7 +207,7 @@ internal/lab/demo: audit internal/lab internal/testnet
 enclosure: enclosure/inside
 enclosure/inside: enclosure/inside/connect
 enclosure/inside/connect:
-cmd/gateway: policy policy/dialect rule rule/kinds audit config preflight enclosure enclosure/inside host host/apart host/foreign firewall certs launcher launcher/oci api api/session/client store secrets selftest internal/buildinfo quota host/handover host/share host/systemd host/uninstall host/keys host/box host/listen
+cmd/gateway: policy policy/dialect rule rule/kinds audit config preflight enclosure enclosure/inside host host/apart host/foreign firewall certs launcher launcher/oci api api/session/client store secrets selftest internal/buildinfo quota host/handover host/share host/systemd host/uninstall host/keys host/box host/listen api/apitest api/server
 cmd/gateway-demo: cmd/gateway/command/cli internal/buildinfo internal/lab/demo
 cmd/gateway/command/cli: policy config api
 cmd/gateway/command/copying:

@@ -64,7 +64,7 @@ func newBoxAttach(o *cli.Options) *cobra.Command {
 			}
 			var answer json.RawMessage
 			if err := client.Do(cmd.Context(), "POST", "/v2/box/attach", body, &answer); err != nil {
-				return err
+				return cli.NameTaken(cmd.Context(), client, a.name, err)
 			}
 			return errors.Join(o.Show(cmd, answer, newBoxAnswer(cmd)), a.installInContainer(cmd, o, answer))
 		},
@@ -86,6 +86,9 @@ func newBoxAttach(o *cli.Options) *cobra.Command {
 func (a *boxAttach) body(stdin io.Reader) (boxBody, error) {
 	if a.netns == "" && a.container == "" && a.pid == 0 {
 		return nil, cli.Usagef("say what to attach: --netns, --pid or --container")
+	}
+	if len(a.sandbox.body()) > 1 {
+		return nil, cli.Usagef("give one of --netns, --pid and --container")
 	}
 	body := a.sandbox.body()
 	body.setText(map[string]string{"name": a.name, "stack": a.stack})

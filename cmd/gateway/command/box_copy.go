@@ -94,7 +94,7 @@ func (c *boxCopy) kind(box, file string) (string, error) {
 func (c *boxCopy) in(local, box, file string) error {
 	fi, err := os.Stat(local)
 	if err != nil {
-		return err
+		return cli.FileError(err)
 	}
 	if fi.IsDir() != c.recursive {
 		return recursion(local, fi.IsDir())
@@ -111,7 +111,7 @@ func (c *boxCopy) in(local, box, file string) error {
 	}
 	source, err := os.Open(local)
 	if err != nil {
-		return err
+		return cli.FileError(err)
 	}
 	defer source.Close()
 	body := copying.Form(file, source)

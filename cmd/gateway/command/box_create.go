@@ -30,7 +30,11 @@ func newBoxCreate(o *cli.Options) *cobra.Command {
 			if c.snapshot != "" {
 				path, body["snapshot_id"] = path+"/from-snapshot", c.snapshot
 			}
-			return o.Call(cmd, "POST", path, body, newBoxAnswer(cmd))
+			err = o.Call(cmd, "POST", path, body, newBoxAnswer(cmd))
+			if client, noClient := o.Client(); err != nil && noClient == nil {
+				err = cli.NameTaken(cmd.Context(), client, c.name, err)
+			}
+			return err
 		},
 	}
 	cli.Sends(cmd, sentByBox)

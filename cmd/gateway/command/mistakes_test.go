@@ -3,15 +3,22 @@ package command
 import (
 	"encoding/json"
 	"fmt"
+	"net"
 	"net/http"
 	"net/http/httptest"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 	"testing"
 
+	"boxgate/api"
+	"boxgate/api/apitest"
+	"boxgate/api/server"
 	"boxgate/cmd/gateway/command/cli"
+	"boxgate/policy"
 )
 
 // goText is what only a programmer of Go would understand.
@@ -76,6 +83,234 @@ func TestMistakesAreExplained(t *testing.T) {
 		out, status := ran(t, strings.Fields(c.args)...)
 		if status != c.status || !strings.Contains(out, c.want) || goText.MatchString(out) {
 			t.Errorf("%s: exit %d, want %d and %q\n%s", c.args, status, c.status, c.want, out)
+		}
+	}
+}
+
+// helped is a mistake: what must be said of it, and what helps. That is a command that the message names, or "WORD => OTHER" for the
+// command line with OTHER, which the message has, in the place of WORD. {dir} is a directory of the test.
+type helped struct{ args, said, helps string }
+
+// mistakesOfPolicies are those with policies, their entries and named policies.
+var mistakesOfPolicies = []helped{
+	{"policy set demo allow_all", `"allow_all" is no policy; did you mean allow-all?`, "allow_all => allow-all"},
+	{"policy set demo denyall", "did you mean deny-all? A policy is JSON, @FILE, -, preset:NAME,…, named:NAME, allow-all or deny-all", "denyall => deny-all"},
+	{"policy set demo github,pypi", "did you mean preset:github,pypi?", "github,pypi => preset:github,pypi"},
+	{"policy set demo preset=github", "did you mean preset:github?", "preset=github => preset:github"},
+	{"policy set demo presets:github", "did you mean preset:github?", "presets:github => preset:github"},
+	{"policy set demo preset:npn", `no preset "npn"`, "gateway policy set --help"},
+	{"policy set demo {dir}/good.json", "did you mean @{dir}/good.json?", "{dir}/good.json => @{dir}/good.json"},
+	{"policy set demo @{dir}/bad.json", "bad.json is not JSON: line 2, column 10", "gateway policy set --help"},
+	{"policy set demo @{dir}/none.json", "there is no file {dir}/none.json", "gateway policy set --help"},
+	{"policy set demo named:none", "there is no named policy none", "gateway policy named list"},
+	{`policy set demo '{"mode":"nope"}'`, `/mode: "nope" is no mode`, "gateway policy set --help"},
+	{`policy set demo '{"mode":"custom","allowed_domains":["https://a.com/x","*.*.b"],"alowed_cidrs":[]}'`, "3 mistakes:", "gateway policy set --help"},
+	{`policy set demo '{"mode":"custom","allowed_domains":["https://a.com/x","*.*.b"]}'`, `  /allowed_domains/1: "*.*.b" has a *`, "gateway policy set --help"},
+	{"policy set demoo deny-all", `no box has the ID or name "demoo"`, "gateway box list"},
+	{"policy get demoo", `no box has the ID or name "demoo"`, "gateway box list"},
+	{"policy alow demo a.example", `"alow" for "gateway policy"; did you mean allow?`, "alow => allow"},
+	{"policy allow demo a.example --for 10000h", "--for: must be between 1s and 30d", "gateway policy allow --help"},
+	{"policy allow demo a.example --for 10", `--for: "10" is not a duration such as 10m, or 7d`, "10 => 10m"},
+	{"policy allow demo https://a.example/x", `"https://a.example/x" is a URL; use "a.example"`, "https://a.example/x => a.example"},
+	{"policy deny demo a.b..c", "has an empty label", "gateway policy deny --help"},
+	{"policy end demo a.example", "a.example", "gateway policy leases demo"},
+	{"policy end demo", "arguments missing", "gateway policy end --help"},
+	{"policy diff demo {", "this is not JSON", "gateway policy diff --help"},
+	{"policy explain demo a.example --protocol sctp", "--protocol: must be tcp, udp or icmp", "gateway policy explain --help"},
+	{"policy explain demo 'a b'", "HOST: ", "gateway policy explain --help"},
+	{"policy explain demo a.example --port https", `--port: "https" is not a number from 0 to 65535`, "gateway policy explain --help"},
+	{"policy named get web", `there is no named policy "web"`, "gateway policy named list"},
+	{"policy named set We%b deny-all", "is no name for a policy", "gateway policy named set --help"},
+	{"log --reason deny", "did you mean denied_cidr, denied_domain, deny_all", "deny => deny_all"},
+	{"log --reason notallowed", "did you mean not_allowed?", "notallowed => not_allowed"},
+	{"log --reason because", `there is no reason "because"`, "gateway log --denied"},
+	{"log --denyed", "unknown flag --denyed; did you mean --denied?", "--denyed => --denied"},
+	{"log --since yesterday", `--since: "yesterday" is not a duration such as 10m, or 7d`, "gateway log --help"},
+	{"log --box nope", `no box has the ID or name "nope"`, "gateway box list"},
+	{"log -f --host a.example", "leave out -f", "gateway log --help"},
+}
+
+// mistakesOfRules are those with header rules, secrets, public URLs and keys.
+var mistakesOfRules = []helped{
+	{"headers set --box demo api.github.com --secret openai=Authorization", "openai is one, so did you mean --secret HEADER=openai?", "openai=Authorization => Authorization=openai"},
+	{"headers set --box demo api.github.com --placeholder openai=TOKEN", "did you mean --placeholder VARIABLE=openai?", "openai=TOKEN => TOKEN=openai"},
+	{"headers set --box demo api.github.com --secret Authorization=gh", "--secret Authorization: there is no secret of this name", "gateway secret list"},
+	{"headers set --box demo api.github.com --header Host=x", `--header Host: "Host" names the destination`, "gateway headers set --help"},
+	{"headers set --box demo api.github.com", `no rule given for "api.github.com"`, "gateway headers set --help"},
+	{"headers set --box demo {", "not a set of rules in JSON or YAML", "gateway headers set --help"},
+	{"headers set --box nope api.github.com --header X-A=b", `no box has the ID or name "nope"`, "gateway box list"},
+	{"headers rm --box demo nope.example", "there is no header rule", "gateway headers list --box demo"},
+	{"secret refresh nope", `no secret "nope"`, "gateway secret list"},
+	{"url create demo 8000 --expires-in 9999d", "--expires-in: must be between 1s and 3650d", "gateway url create --help"},
+	{"url create demo 70000", `"70000" is not a port`, "gateway url create --help"},
+	{"url create demo 8000 --protocol gopher", "--protocol: must be one of auto, http1, h2c, tcp", "gateway url create --help"},
+	{"url create demo 8000 --origin nope", "--origin: is not an origin", "gateway url create --help"},
+	{"url rm demo 99", "no public URL", "gateway url list demo"},
+	{"url sign nope 99", `no box has the ID or name "nope"`, "gateway box list"},
+	{"url craete demo 80", "did you mean create?", "craete => create"},
+	{"api-key create --name ci --role king", "--role: must be admin, box-creator, read-only or one-box", "gateway api-key create --help"},
+	{"api-key create --name ci --role read-only --expires 99999d", "--expires: must be a duration from 0s to 3660d", "gateway api-key create --help"},
+	{"api-key create --name ci --role one-box", "--box: names the box", "gateway box list"},
+	{"api-key create --name ci --role read-only --quota nope=1", "the names are connections", "gateway api-key create --help"},
+	{"api-key rm nope", "", "gateway api-key list"},
+	{"api-key rotate a b", "2 arguments given", "gateway api-key rotate --help"},
+}
+
+// mistakesOfBoxes are those with boxes, snapshots, files and the gateway itself.
+var mistakesOfBoxes = []helped{
+	{"box create --size huge", "--size: must be small, medium or large", "huge => small"},
+	{"box create --env 1X=y", "--env 1X: the name must be", "gateway box create --help"},
+	{"box create --limit connections=-3", "--limit connections: must be 1 to 1000000", "gateway box create --help"},
+	{"box create --limit memory=1", "--limit memory: must be 16MiB to 1TiB", "memory=1 => memory=16MiB"},
+	{"box create --policy allowall", "--policy: \"allowall\" is no policy; did you mean allow-all?", "allowall => allow-all"},
+	{`box create --policy '{"mode":"nope"}'`, "--policy: /mode: ", "gateway box create --help"},
+	{"box create --source 1.2.3", "--source: ", "gateway box create --help"},
+	{"snapshot list --box nope", "nope", "gateway box list"},
+	{"box attach --netns /run/netns/x --name agent", "its sandbox has ended", "gateway box detach agent"},
+	{"box attach --netns /run/netns/x --name demo", "demo", "gateway box get demo"},
+	{"box attach --netns /run/netns/x --pid 1", "give one of --netns, --pid and --container", "gateway box attach --help"},
+	{"box get nope", `no box has the ID or name "nope"`, "gateway box list"},
+	{"box exec nope -- true", `no box has the ID or name "nope"`, "gateway box list"},
+	{"box limits demo connections=-1", "LIMIT connections: must be 1 to 1000000", "gateway box limits --help"},
+	{"box source demo 300.1.1.1", "ADDRESS: ", "gateway box source --help"},
+	{"box cp {dir}/none demo:/tmp/x", "there is no file {dir}/none", "gateway box cp --help"},
+	{"box get", "0 arguments given", "gateway box get --help"},
+	{"box list --admin {dir}/none.sock", "nothing listens there", "gateway serve"},
+	{"snapshot rm nope", "nope", "gateway snapshot list"},
+	{"store backup {dir}/none/x", "{dir}/none/x cannot be written: there is no directory {dir}/none", "mkdir -p {dir}/none"},
+	{"polic get demo", "did you mean policy?", "polic => policy"},
+	{"status extra", "1 argument given", "gateway status --help"},
+}
+
+// TestMistakesNameWhatHelps: whatever is wrong, the message says what, in the words of the command line, and names one command that helps,
+// which works: here, of the real API over boxes in memory.
+func TestMistakesNameWhatHelps(t *testing.T) {
+	dir := t.TempDir()
+	for name, text := range map[string]string{"good.json": `{"mode":"deny-all"}`, "bad.json": "{\n \"mode\": custom}"} {
+		if err := os.WriteFile(filepath.Join(dir, name), []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	all := slices.Concat(mistakesOfPolicies, mistakesOfRules, mistakesOfBoxes)
+	if len(all) < 60 {
+		t.Errorf("only %d mistakes", len(all))
+	}
+	for _, m := range all {
+		args, said, helps := strings.ReplaceAll(m.args, "{dir}", dir), strings.ReplaceAll(m.said, "{dir}", dir), strings.ReplaceAll(m.helps, "{dir}", dir)
+		t.Run(m.args, func(t *testing.T) {
+			serveInMemory(t)
+			out, status := ran(t, shellWords(args)...)
+			word, right, corrects := strings.Cut(helps, " => ")
+			if status == cli.ExitOK || !strings.Contains(out, said) || !corrects && !strings.Contains(out, helps) || goText.MatchString(out) {
+				t.Errorf("exit %d, want %q and %q in\n%s", status, said, helps, out)
+			}
+			if corrects {
+				helps = "gateway " + strings.Replace(args, word, right, 1)
+			}
+			if help, failed := runNamed(t, helps); failed {
+				t.Errorf("%s does not help: %s\n%s", helps, help, out)
+			}
+		})
+	}
+}
+
+// serveInMemory starts the API, with a box named demo and one named agent whose sandbox has ended, for the commands of a test.
+func serveInMemory(t *testing.T) {
+	t.Helper()
+	host := apitest.NewHost(t)
+	a, err := server.New(server.Config{Host: host, FindKey: host.FindKey, HasSecret: func(name string) bool { return name == "openai" }})
+	if err != nil {
+		t.Fatal(err)
+	}
+	srv := httptest.NewUnstartedServer(a)
+	srv.Config = a.Server()
+	srv.Start()
+	t.Cleanup(srv.Close)
+	t.Cleanup(host.End)
+	host.Add(t, api.CreateRequest{Name: "demo", Policy: policy.Spec{Mode: policy.ModeCustom, AllowedDomains: []string{"b.example"}}})
+	gone, err := host.AttachBox(t.Context(), api.AttachRequest{Name: "agent"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	host.ByID[gone.ID].Status = api.StatusGone
+	t.Setenv("BOXGATE_API_KEY", apitest.Key)
+	t.Setenv("BOXGATE_ADMIN", srv.URL)
+}
+
+// runNamed runs a command that a message names. One that would act on this host is only looked up.
+func runNamed(t *testing.T, line string) (out string, failed bool) {
+	t.Helper()
+	args := shellWords(line)
+	switch {
+	case args[0] == "gateway" && args[1] == "serve":
+		args = append(args, "--help")
+	case args[0] == "mkdir":
+		said, err := exec.CommandContext(t.Context(), args[0], args[1:]...).CombinedOutput()
+		return string(said), err != nil
+	}
+	out, status := ran(t, args[1:]...)
+	return out, status != cli.ExitOK
+}
+
+// shellWords splits a command line at spaces, but for those in single quotes.
+func shellWords(line string) (words []string) {
+	for i, part := range strings.Split(line, "'") {
+		if i%2 == 1 {
+			words = append(words, part)
+			continue
+		}
+		words = append(words, strings.Fields(part)...)
+	}
+	return words
+}
+
+// TestKeysThatDoNotDo: a key that is missing, that the gateway does not know or that may not do it is said to be so, and a gateway that does
+// not run is not taken for a missing key.
+func TestKeysThatDoNotDo(t *testing.T) {
+	serveInMemory(t)
+	socket, stateDir := filepath.Join(t.TempDir(), "admin.sock"), t.TempDir()
+	file := filepath.Join(t.TempDir(), "gateway.yaml")
+	text := "state_dir: " + stateDir + "\nadmin:\n  socket: " + socket + "\n"
+	if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	t.Setenv("BOXGATE_API_KEY", "wrong")
+	if out, _ := ran(t, "box", "list"); !strings.Contains(out, "does not accept the API key in BOXGATE_API_KEY") || !strings.Contains(out, "gateway api-key create") {
+		t.Error(out)
+	}
+	t.Setenv("BOXGATE_API_KEY", "")
+	t.Setenv("BOXGATE_ADMIN", "")
+	if out, _ := ran(t, "box", "list", "--config", file); !strings.Contains(out, socket+": nothing listens there") || strings.Contains(out, "key") {
+		t.Error(out)
+	}
+	l, err := net.Listen("unix", socket)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	if out, _ := ran(t, "box", "list", "--config", file); !strings.Contains(out, "there is no file "+stateDir+"/api-key, but the gateway runs: name its configuration with --config") {
+		t.Error(out)
+	}
+}
+
+// TestEveryMistakeAtOnce: all mistakes of a document are in the text and in the JSON of its error, those that this program found itself
+// like those that the gateway found.
+func TestEveryMistakeAtOnce(t *testing.T) {
+	serveInMemory(t)
+	const doc = `{"mode":"custom","allowed_domains":["https://a.com/x","*.*.b","c.com:99999"]}`
+	for _, line := range [][]string{{"box", "create", "--policy", doc}, {"policy", "set", "demo", doc}, {"policy", "diff", "demo", doc}} {
+		out, _ := ran(t, line...)
+		for _, part := range []string{"3 mistakes:\n", `/allowed_domains/0: "https://a.com/x" is a URL`, "/allowed_domains/1: ", "/allowed_domains/2: "} {
+			if !strings.Contains(out, part) {
+				t.Errorf("%v: %q is not in\n%s", line, part, out)
+			}
+		}
+		_, raw, _ := reported(t, append(line, "--json"))
+		var got struct {
+			Problems []struct{ Pointer, Message string }
+		}
+		if err := json.Unmarshal([]byte(raw), &got); err != nil || len(got.Problems) != 3 || !strings.HasSuffix(got.Problems[2].Pointer, "/allowed_domains/2") {
+			t.Errorf("%v: %v %s", line, err, raw)
 		}
 	}
 }

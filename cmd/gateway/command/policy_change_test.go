@@ -127,6 +127,49 @@ func TestPolicyAllowKeepsWhatOthersChange(t *testing.T) {
 	}
 }
 
+// TestPolicyAllowSaysWhatHasNoEffect: an entry that the gateway warns of, or that explains itself as closed whatever the policy, is not
+// said to be allowed, when it is added as when it was there before.
+func TestPolicyAllowSaysWhatHasNoEffect(t *testing.T) {
+	doc, asked := map[string]any{"mode": "custom", "allowed_domains": []any{"a.example"}, "allowed_cidrs": []any{"169.254.169.254"}}, 0
+	mux := http.NewServeMux()
+	mux.HandleFunc("/v2/box/demo/config/network-policy", func(w http.ResponseWriter, r *http.Request) {
+		if r.Method == http.MethodPut {
+			doc = map[string]any{}
+			_ = json.NewDecoder(r.Body).Decode(&doc)
+			doc["warnings"] = []any{map[string]any{"pointer": "/allowed_cidrs/1", "message": `"10.0.0.0/8" is in a protected range, which no policy opens`}, map[string]any{"pointer": "/mode", "message": "another"}}
+		}
+		doc["version"] = 1
+		_ = json.NewEncoder(w).Encode(doc)
+	})
+	mux.HandleFunc("POST /v2/box/demo/config/network-policy/leases", func(w http.ResponseWriter, _ *http.Request) {
+		fmt.Fprint(w, `{"version":2,"leases":[{"action":"allow","entry":"10.0.0.1","expires_at":1}]}`)
+	})
+	mux.HandleFunc("POST /v2/box/demo/egress/explain", func(w http.ResponseWriter, _ *http.Request) {
+		asked++
+		fmt.Fprint(w, `{"verdict":"deny","reason":"protected_range"}`)
+	})
+	srv := httptest.NewServer(mux)
+	t.Cleanup(srv.Close)
+	t.Setenv("BOXGATE_ADMIN", srv.URL)
+	t.Setenv("BOXGATE_API_KEY", "key")
+	out, code := ran(t, "policy", "allow", "demo", "10.0.0.0/8", "b.example", "169.254.169.254")
+	for _, part := range []string{
+		`10.0.0.0/8: added, but it has no effect: "10.0.0.0/8" is in a protected range`, "b.example: allowed\n", "warning: /mode: another\n",
+		"169.254.169.254: nothing to do: it is in the policy already, and has no effect: no policy opens this range",
+	} {
+		if !strings.Contains(out, part) {
+			t.Errorf("%q is not in\n%s", part, out)
+		}
+	}
+	if code != 0 || strings.Count(out, "protected range, which") != 1 || asked != 1 {
+		t.Errorf("exit %d, asked %d times\n%s", code, asked, out)
+	}
+	out, _ = ran(t, "policy", "allow", "demo", "10.0.0.1", "--for", "1h")
+	if !strings.Contains(out, "10.0.0.1: no effect: no policy opens this range") || strings.Contains(out, "allowed until") {
+		t.Error(out)
+	}
+}
+
 // TestPolicyAmendChangesAllOrNothing: one wrong or impossible destination, and nothing is sent.
 func TestPolicyAmendChangesAllOrNothing(t *testing.T) {
 	const before = `{"mode":"custom","allowed_domains":["a.example"],"denied_domains":["*.b.example"]}`

@@ -59,12 +59,12 @@ func lease(cmd *cobra.Command, o *cli.Options, client *api.Client, asked leaseAs
 		cli.PrintWarnings(cmd, a.Warnings)
 		for _, l := range a.Leases {
 			if l.Action == "allow" && wanted[l.Entry] && l.Idle == "" {
-				l.Idle = closedAddress(cmd.Context(), client, asked.box, l.Entry)
+				l.Idle = idle(closedAddress(cmd.Context(), client, asked.box, l.Entry))
 			}
 			switch {
 			case l.Action != asked.verb || !wanted[l.Entry]:
 			case l.Idle != "":
-				fmt.Fprintf(w, "%s: no effect: %s; the entry ends at %s\n", l.Entry, l.Idle, clockTime(l.ExpiresAt))
+				fmt.Fprintf(w, "%s: %s; the entry ends at %s\n", l.Entry, l.Idle, clockTime(l.ExpiresAt))
 			default:
 				fmt.Fprintf(w, "%s: %s until %s\n", l.Entry, map[string]string{"allow": "allowed", "deny": "denied"}[l.Action], clockTime(l.ExpiresAt))
 			}
@@ -122,4 +122,12 @@ func newPolicyEnd(o *cli.Options) *cobra.Command {
 	}
 	cmd.Flags().BoolVar(&all, "all", false, "end all of them")
 	return cmd
+}
+
+// idle says of an entry that it has no effect, and why; "" if it has one.
+func idle(why string) string {
+	if why == "" {
+		return ""
+	}
+	return "no effect: " + why
 }

@@ -113,13 +113,9 @@ func nearPolicy(arg string) string {
 	if _, err := preset.Policy(arg); err == nil {
 		return PresetPrefix + arg
 	}
-	for _, prefix := range []string{PresetPrefix, NamedPrefix} {
-		word := strings.TrimSuffix(prefix, ":")
-		if before, name, ok := strings.Cut(arg, "="); ok && strings.TrimSuffix(before, "s") == word {
-			return prefix + name
-		}
-		if before, name, ok := strings.Cut(arg, ":"); ok && strings.TrimSuffix(before, "s") == word {
-			return prefix + name
+	if i := strings.IndexAny(arg, ":="); i > 0 {
+		if near := document.Nearest(arg[:i], map[string]bool{"preset": true, "named": true}); near != "" {
+			return near + ":" + arg[i+1:]
 		}
 	}
 	if _, err := os.Stat(arg); err == nil {

@@ -1,11 +1,16 @@
 package cli
 
 import (
+	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
+	"net/http"
 
 	"github.com/spf13/cobra"
+
+	"boxgate/api"
 )
 
 // Render prints an answer of the admin API for people.
@@ -22,6 +27,22 @@ func (o *Options) Call(cmd *cobra.Command, method, path string, in any, render R
 		return err
 	}
 	return o.Show(cmd, answer, render)
+}
+
+// NameTaken adds to the refusal of a name for a new box how to free it, if a box has it.
+func NameTaken(ctx context.Context, client *api.Client, name string, err error) error {
+	refused, ok := errors.AsType[*api.ResponseError](err)
+	if !ok || refused.Status != http.StatusConflict || name == "" {
+		return err
+	}
+	var box struct{ Name, Status string }
+	switch {
+	case client.Get(ctx, api.BoxPath(name), &box) != nil || box.Name != name:
+		return err
+	case box.Status == string(api.StatusGone):
+		return fmt.Errorf("%w, and its sandbox has ended: `gateway box detach %s` frees the name, `gateway box reattach %s` goes on with the box", err, name, name)
+	}
+	return fmt.Errorf("%w; see `gateway box get %s`, and choose another --name", err, name)
 }
 
 // Show prints an answer as [Options.Call] does.

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"net/http"
 
 	"github.com/spf13/cobra"
 
@@ -61,12 +62,20 @@ func Report(w io.Writer, cmd *cobra.Command, err error, asJSON bool) int {
 	switch {
 	case asJSON:
 		_ = WriteJSON(w, reportOf(err, text, status))
-	case status == ExitUsage:
+	case status == ExitUsage || explainedByHelp(err):
 		fmt.Fprintf(w, "gateway: %s\nSee `%s --help`.\n", text, cmd.CommandPath())
 	default:
 		fmt.Fprintf(w, "gateway: %s\n", text)
 	}
 	return status
+}
+
+// explainedByHelp reports whether the help of the command says how to do better: the gateway could not take what it was given, or a
+// file that was named cannot be used.
+func explainedByHelp(err error) bool {
+	refused, ok := errors.AsType[*api.ResponseError](err)
+	_, ofFile := errors.AsType[fileError](err)
+	return ofFile || ok && (refused.Status == http.StatusBadRequest || refused.Status == http.StatusUnprocessableEntity)
 }
 
 func statusOf(err error) int {

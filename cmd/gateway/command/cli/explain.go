@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
+	"os"
 	"regexp"
 	"strconv"
 	"strings"
@@ -12,6 +13,8 @@ import (
 	"github.com/spf13/cobra"
 
 	"boxgate/api"
+	"boxgate/config"
+	"boxgate/policy"
 	"boxgate/policy/document"
 )
 
@@ -36,6 +39,9 @@ func Explain(cmd *cobra.Command, err error) string {
 	text := err.Error()
 	if refused, ok := errors.AsType[*api.ResponseError](err); ok {
 		said := refusal(cmd, refused)
+		if refused.Status == http.StatusUnauthorized {
+			said = keyRefused()
+		}
 		if list := listFor(cmd, refused); list != "" {
 			said += "; see `" + list + "`"
 		}
@@ -57,6 +63,15 @@ func refusal(cmd *cobra.Command, refused *api.ResponseError) string {
 		return mistakes(cmd, []document.Problem{{Pointer: refused.Pointer, Message: message}})
 	}
 	return refused.Message
+}
+
+// keyRefused says which key the gateway did not take, and how to get another.
+func keyRefused() string {
+	const remedy = "; on the gateway's host, `sudo gateway api-key create --name NAME --role ROLE` makes one"
+	if os.Getenv(config.APIKeyVariable) != "" {
+		return "the gateway does not accept the API key in " + config.APIKeyVariable + remedy
+	}
+	return "the gateway does not accept the API key in its state directory: is --config the configuration that it runs with? To use another key, set " + config.APIKeyVariable + remedy
 }
 
 // mostMistakes bounds how many are printed. The JSON of an error has all of them.
@@ -85,7 +100,26 @@ func mistake(cmd *cobra.Command, p document.Problem) string {
 	if f := cmd.Flags().Lookup(strings.TrimPrefix(from, "--")); f != nil && f.Value.Type() == "duration" {
 		return from + ": " + inDurations(p.Message)
 	}
+	if _, name, named := strings.Cut(from, " "); named {
+		if limit, known := policy.LimitNamed(name); known && limit.Bytes() {
+			return from + ": " + inBytes(p.Message)
+		}
+	}
 	return from + ": " + p.Message
+}
+
+// largeNumber is a number of bytes that is better written with a unit.
+var largeNumber = regexp.MustCompile(`\b\d{4,18}\b`)
+
+// inBytes writes the numbers of a message as a flag for bytes takes them: 16MiB.
+func inBytes(message string) string {
+	return largeNumber.ReplaceAllStringFunc(message, func(found string) string {
+		n, err := strconv.ParseInt(found, 10, 64)
+		if err != nil {
+			return found
+		}
+		return config.Size(n).String()
+	})
 }
 
 // origin is where the command line has what a pointer points to: a flag, an argument, or either with the rest of the pointer.
@@ -114,8 +148,14 @@ func origin(cmd *cobra.Command, pointer string) string {
 // numbers are the bounds of a number in a message of the API, with their unit.
 var numbers = regexp.MustCompile(`\b(\d+)( and | to | or |)(\d*) (milliseconds|seconds|second)\b`)
 
+// longDuration is a duration as Go writes it, in hours.
+var longDuration = regexp.MustCompile(`\b(\d+)h0m0s\b`)
+
 // inDurations writes a message about seconds in the unit of a flag for a duration: "between 1s and 30d".
 func inDurations(message string) string {
+	message = longDuration.ReplaceAllStringFunc(message, func(found string) string {
+		return shortDuration(strings.TrimSuffix(found, "h0m0s"), time.Hour)
+	})
 	return numbers.ReplaceAllStringFunc(message, func(found string) string {
 		m := numbers.FindStringSubmatch(found)
 		unit := time.Second
@@ -129,6 +169,9 @@ func inDurations(message string) string {
 	})
 }
 
+// withoutZeros leaves out the zeros at the end of a duration: 1h0m0s.
+var withoutZeros = regexp.MustCompile(`([hm])(?:0m)?0s$`)
+
 // shortDuration writes a duration as a flag takes it: 30d, 90m or 1s.
 func shortDuration(number string, unit time.Duration) string {
 	n, err := strconv.ParseInt(number, 10, 64)
@@ -140,9 +183,7 @@ func shortDuration(number string, unit time.Duration) string {
 	if d >= day && d%day == 0 {
 		return strconv.FormatInt(int64(d/day), 10) + "d"
 	}
-	text := d.String()
-	text = regexp.MustCompile(`([a-z])0s$`).ReplaceAllString(text, "$1")
-	return regexp.MustCompile(`([a-z])0m$`).ReplaceAllString(text, "$1")
+	return withoutZeros.ReplaceAllString(d.String(), "$1")
 }
 
 // lists are the commands that show what the commands of a group can be given; BOX is the box of the command line.
@@ -152,8 +193,16 @@ var lists = map[string]string{
 	"gateway headers": "gateway headers list --box BOX", "gateway box": "gateway box list",
 }
 
+// unknownAt are the commands that list what a part of a request may name.
+var unknownAt = map[string]string{
+	"/named": "gateway policy named list", "/network_policy/named": "gateway policy named list", "/snapshot_id": "gateway snapshot list", "/box": "gateway box list",
+}
+
 // listFor returns the command that lists what a refusal says there is none of; "" if there is none, or the refusal is another.
 func listFor(cmd *cobra.Command, refused *api.ResponseError) string {
+	if list := unknownAt[refused.Pointer]; list != "" && refused.Status == http.StatusUnprocessableEntity {
+		return list
+	}
 	if refused.Status != http.StatusNotFound {
 		return ""
 	}

@@ -65,6 +65,11 @@ func valueOf(f *pflag.Flag) string {
 	return "a value that it takes"
 }
 
+// fileError is about a file that a person named.
+type fileError struct{ error }
+
+func fileErrorf(format string, args ...any) error { return fileError{fmt.Errorf(format, args...)} }
+
 // WriteError says why a file that a person named cannot be written. The error may be about a temporary file beside it.
 func WriteError(path string, err error) error {
 	_, ofFile := errors.AsType[*fs.PathError](err)
@@ -77,13 +82,13 @@ func WriteError(path string, err error) error {
 	number, system := errors.AsType[syscall.Errno](err)
 	switch {
 	case errors.Is(err, fs.ErrNotExist) && errors.Is(missing, fs.ErrNotExist):
-		return fmt.Errorf("%s cannot be written: there is no directory %s; make it with `mkdir -p %s`", path, dir, dir)
+		return fileErrorf("%s cannot be written: there is no directory %s; make it with `mkdir -p %s`", path, dir, dir)
 	case errors.Is(err, fs.ErrPermission):
-		return fmt.Errorf("%s cannot be written: permission denied", path)
+		return fileErrorf("%s cannot be written: permission denied", path)
 	case system:
-		return fmt.Errorf("%s cannot be written: %w", path, number)
+		return fileErrorf("%s cannot be written: %w", path, number)
 	}
-	return fmt.Errorf("%s cannot be written", path)
+	return fileErrorf("%s cannot be written", path)
 }
 
 // FileError says why a file that a person named cannot be used.
@@ -93,9 +98,9 @@ func FileError(err error) error {
 	case !ok:
 		return err
 	case errors.Is(err, fs.ErrNotExist):
-		return fmt.Errorf("there is no file %s", failed.Path)
+		return fileErrorf("there is no file %s", failed.Path)
 	case errors.Is(err, fs.ErrPermission):
-		return fmt.Errorf("%s cannot be read: permission denied", failed.Path)
+		return fileErrorf("%s cannot be read: permission denied", failed.Path)
 	}
-	return fmt.Errorf("%s cannot be read: %w", failed.Path, failed.Err)
+	return fileErrorf("%s cannot be read: %w", failed.Path, failed.Err)
 }

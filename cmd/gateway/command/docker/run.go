@@ -17,6 +17,7 @@ import (
 	"time"
 
 	"boxgate/api"
+	"boxgate/cmd/gateway/command/cli"
 	"boxgate/launcher"
 )
 
@@ -159,7 +160,8 @@ func (g Gateway) connect(ctx context.Context, id, token string) (box string, err
 	}
 	var answer struct{ ID string }
 	if err := g.Client.Do(ctx, "POST", "/v2/box/attach", body, &answer); err != nil {
-		return "", err
+		name, _ := body["name"].(string)
+		return "", cli.NameTaken(ctx, g.Client, name, err)
 	}
 	if err := g.trust(ctx, answer.ID, c, token); err != nil {
 		return "", errors.Join(err, g.Client.Do(context.WithoutCancel(ctx), "POST", api.BoxPath(answer.ID, "detach"), nil, nil))
