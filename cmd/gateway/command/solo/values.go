@@ -2,11 +2,12 @@ package solo
 
 import (
 	"encoding/json"
-	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
+
+	"boxgate/cmd/gateway/command/cli"
 )
 
 // Values are header rules with their values in place, and where those came from.
@@ -93,7 +94,7 @@ func (v *Values) resolve(text string, getenv func(string) string) (string, error
 	}
 	data, err := os.ReadFile(path)
 	if err != nil {
-		return "", errors.New("the file " + path + " cannot be read")
+		return "", cli.FileError(err)
 	}
 	v.Files = append(v.Files, path)
 	return strings.TrimRight(string(data), "\r\n"), nil
