@@ -175,6 +175,8 @@ var mistakesOfBoxes = []helped{
 	{"box source demo 300.1.1.1", "ADDRESS: ", "gateway box source --help"},
 	{"box cp {dir}/none demo:/tmp/x", "there is no file {dir}/none", "gateway box cp --help"},
 	{"box get", "0 arguments given", "gateway box get --help"},
+	{"box rm demo nope", `no box has the ID or name "nope"`, "gateway box list"},
+	{"box cp nope:/etc/hosts {dir}/x", `no box has the ID or name "nope"`, "gateway box list"},
 	{"box list --admin {dir}/none.sock", "nothing listens there", "gateway serve"},
 	{"snapshot rm nope", "nope", "gateway snapshot list"},
 	{"store backup {dir}/none/x", "{dir}/none/x cannot be written: there is no directory {dir}/none", "mkdir -p {dir}/none"},

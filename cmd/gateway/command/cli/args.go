@@ -106,12 +106,14 @@ func nearPolicy(arg string) string {
 	if arg == "" || arg == "-" || strings.ContainsAny(arg, "@{}[]\"\n") {
 		return ""
 	}
-	forms := map[string]string{"allow-all": "allow-all", "deny-all": "deny-all", "allow": "allow-all", "deny": "deny-all", "open": "allow-all", "none": "deny-all"}
-	if near := document.Nearest(arg, forms); near != "" {
-		return forms[near]
-	}
 	if _, err := preset.Policy(arg); err == nil {
 		return PresetPrefix + arg
+	}
+	if mode := map[string]string{"allow": "allow-all", "deny": "deny-all"}[strings.ToLower(arg)]; mode != "" {
+		return mode
+	}
+	if near := document.Nearest(arg, map[string]bool{"allow-all": true, "deny-all": true}); near != "" {
+		return near
 	}
 	if i := strings.IndexAny(arg, ":="); i > 0 {
 		if near := document.Nearest(arg[:i], map[string]bool{"preset": true, "named": true}); near != "" {

@@ -6,6 +6,7 @@ import (
 	"net/http"
 	"os"
 	"regexp"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -190,7 +191,7 @@ func shortDuration(number string, unit time.Duration) string {
 var lists = map[string]string{
 	"gateway api-key": "gateway api-key list", "gateway secret": "gateway secret list", "gateway snapshot": "gateway snapshot list",
 	"gateway policy named": "gateway policy named list", "gateway policy end": "gateway policy leases BOX", "gateway url": "gateway url list BOX",
-	"gateway headers": "gateway headers list --box BOX", "gateway box": "gateway box list",
+	"gateway headers": "gateway headers list --box BOX", "gateway box create": "gateway snapshot list",
 }
 
 // unknownAt are the commands that list what a part of a request may name.
@@ -206,9 +207,11 @@ func listFor(cmd *cobra.Command, refused *api.ResponseError) string {
 	if refused.Status != http.StatusNotFound {
 		return ""
 	}
-	box := boxOf(cmd)
-	if box != "" && strings.Contains(refused.Message, strconv.Quote(box)) {
-		return "gateway box list"
+	box := ""
+	for _, named := range boxesOf(cmd) {
+		if box = named; strings.Contains(refused.Message, strconv.Quote(box)) {
+			return "gateway box list"
+		}
 	}
 	path := cmd.CommandPath()
 	for at := path; at != ""; at, _, _ = cutLast(at) {
@@ -233,16 +236,28 @@ func cutLast(path string) (before, after string, found bool) {
 	return path[:i], path[i+1:], true
 }
 
-// boxOf is the box that a command line names; "" if it names none.
-func boxOf(cmd *cobra.Command) string {
-	if f := cmd.Flags().Lookup("box"); f != nil {
-		return f.Value.String()
+// boxesOf are the boxes that a command line names.
+func boxesOf(cmd *cobra.Command) (boxes []string) {
+	if f := cmd.Flags().Lookup("box"); f != nil && f.Changed {
+		return []string{f.Value.String()}
 	}
+	usage := strings.Fields(cmd.Use)[1:]
+	usage = slices.DeleteFunc(usage, func(word string) bool { return strings.HasPrefix(word, "[-") || word == "--" })
 	args := cmd.Flags().Args()
-	for i, word := range strings.Fields(cmd.Use)[1:] {
-		if strings.HasPrefix(word, "BOX") && i < len(args) {
-			return args[i]
+	for i, word := range usage {
+		switch {
+		case word == "BOX:PATH":
+			for _, arg := range args {
+				if box, _, ok := strings.Cut(arg, ":"); ok {
+					boxes = append(boxes, box)
+				}
+			}
+			return boxes
+		case word == "BOX..." && i < len(args):
+			return args[i:]
+		case word == "BOX" && i < len(args):
+			return args[i : i+1]
 		}
 	}
-	return ""
+	return nil
 }
