@@ -51,7 +51,7 @@ func Restore(o RestoreOptions) (VerifyReport, error) {
 	return report, err
 }
 
-// restoreError is an error about files in the directory where a backup is prepared. Its text names those that they are copies of.
+// restoreError is an error about the temporary directory of a restore. Its text has the paths of the originals instead.
 type restoreError struct {
 	error
 	named *strings.Replacer

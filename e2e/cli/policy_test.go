@@ -39,6 +39,10 @@ func TestPolicyAllowAndDeny(t *testing.T) {
 	harness.Contains(t, w.Run(0, nil, "", "policy", "explain", "closed", "api.openai.com"), "allowed_domain")
 	harness.Contains(t, w.Run(0, nil, "", "box", "create", "--name", "fresh", "--policy", "preset:pypi,npm"), "fresh", "custom")
 	harness.Contains(t, w.Run(0, nil, "", "policy", "explain", "fresh", "registry.npmjs.org"), "allowed_domain")
+	const metadata = "169.254.169.254"
+	harness.Contains(t, w.Run(0, nil, "", "policy", "allow", "fresh", metadata), metadata+": added, but it has no effect: ")
+	harness.Contains(t, w.Run(0, nil, "", "policy", "allow", "fresh", metadata), metadata+": nothing to do: it is in the policy already, and has no effect: no policy opens this range")
+	harness.Contains(t, w.Run(0, nil, "", "policy", "allow", "closed", metadata, "--for", "1h"), metadata+": no effect: no policy opens this range")
 }
 
 // TestPolicyNamed: boxes follow a named policy by the commands, which change it for all of them, and not for one.

@@ -80,7 +80,7 @@ func Write(path string, data []byte) (err error) {
 	return SyncDir(filepath.Dir(path))
 }
 
-// Named returns an error about a temporary file as one about the file that it is written for: nobody finds the other.
+// Named replaces the path of an error about a temporary file by that of the file it is written for, which users know.
 func Named(err error, path string) error {
 	if failed, ok := errors.AsType[*fs.PathError](err); ok {
 		return &fs.PathError{Op: failed.Op, Path: path, Err: failed.Err}

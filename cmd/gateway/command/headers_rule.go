@@ -121,8 +121,8 @@ func (r *hostRule) document(host string, stdin io.Reader) (json.RawMessage, erro
 	return json.Marshal(map[string]any{host: rule})
 }
 
-// explain has a refusal of the rule of one host name the flags that the refused parts come from. Where a secret is not known, it says which
-// flag would be right if its name and that of the header or variable were swapped.
+// explain prepares the refusal of a host's rule for [cli.Explain]: it maps pointers into the rule to flags, and where a secret is
+// unknown it adds the corrected flag if the header or variable and the secret were swapped.
 func (r *hostRule) explain(cmd *cobra.Command, o *cli.Options, host string, err error) {
 	refused, ok := errors.AsType[*api.ResponseError](err)
 	if !ok {
@@ -130,7 +130,7 @@ func (r *hostRule) explain(cmd *cobra.Command, o *cli.Options, host string, err 
 	}
 	at := document.Pointer("/attach_headers", host)
 	sent := map[string]string{at + "/scrub": "--scrub"}
-	swapped := map[string]string{} // from the pointer to a secret to the name that stands before it
+	swapped := map[string]string{} // pointer to a secret → name before the "="
 	note := func(flag, part string, args []string) {
 		for _, arg := range args {
 			named, _, _ := strings.Cut(arg, "=")
@@ -153,7 +153,7 @@ func (r *hostRule) explain(cmd *cobra.Command, o *cli.Options, host string, err 
 	}
 }
 
-// secretHint says how a flag that takes NAME=SECRET is written, with the name that it has if that is the secret.
+// secretHint returns the syntax of a flag that takes NAME=SECRET, corrected if named is the name of a secret.
 func secretHint(cmd *cobra.Command, o *cli.Options, flag, named string) string {
 	flag, _, _ = strings.Cut(flag, " ")
 	first := map[string]string{"--secret": "HEADER", "--placeholder": "VARIABLE"}[flag]

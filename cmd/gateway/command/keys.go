@@ -141,9 +141,11 @@ func rotateClosedStore(cfg config.Config, next name.Secret) error {
 // onClosedStore opens the store of a gateway that is not running, if it exists. The passphrase is that of the
 // environment unless one is given.
 func onClosedStore(cfg config.Config, passphrase name.Secret, do func(*store.DB) error) error {
-	if _, err := os.Stat(filepath.Join(cfg.StateDir, store.FileName)); errors.Is(err, os.ErrNotExist) {
+	_, err := os.Stat(filepath.Join(cfg.StateDir, store.FileName))
+	if errors.Is(err, os.ErrNotExist) {
 		return fmt.Errorf("there is no store in %s: it is made at the first `gateway serve`; is --config the configuration of the gateway?", cfg.StateDir)
-	} else if err != nil {
+	}
+	if err != nil {
 		return cli.FileError(err)
 	}
 	db, err := store.Open(store.Options{

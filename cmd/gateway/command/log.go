@@ -76,7 +76,7 @@ func newLogCommand(o *cli.Options) *cobra.Command {
 // mostNear bounds how many reasons are suggested.
 const mostNear = 6
 
-// nearReasons suggests the reasons that a word may stand for: those that are nearly spelled like it, have a part of it, or are part of it.
+// nearReasons suggests reasons for a word that is none: the nearest spelling, then reasons that share a part of the word.
 func nearReasons(word string) string {
 	word = strings.ToLower(strings.ReplaceAll(word, "-", "_"))
 	known := map[string]bool{}

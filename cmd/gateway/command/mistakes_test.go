@@ -87,8 +87,8 @@ func TestMistakesAreExplained(t *testing.T) {
 	}
 }
 
-// helped is a mistake: what must be said of it, and what helps. That is a command that the message names, or "WORD => OTHER" for the
-// command line with OTHER, which the message has, in the place of WORD. {dir} is a directory of the test.
+// helped is a wrong command line with a part of its error message and the command that helps: one that the message names, or
+// "WORD => OTHER" for the same line with WORD replaced as the message proposes. {dir} is a directory of the test.
 type helped struct{ args, said, helps string }
 
 // mistakesOfPolicies are those with policies, their entries and named policies.
@@ -140,6 +140,7 @@ var mistakesOfRules = []helped{
 	{"headers set --box demo {", "not a set of rules in JSON or YAML", "gateway headers set --help"},
 	{"headers set --box nope api.github.com --header X-A=b", `no box has the ID or name "nope"`, "gateway box list"},
 	{"headers rm --box demo nope.example", "there is no header rule", "gateway headers list --box demo"},
+	{`box create --headers '{"a.com":{"headers":{"X-Key":{"secret":"nope"}}}}'`, "--headers: /a.com/headers/X-Key/secret: there is no secret", "gateway secret list"},
 	{"secret refresh nope", `no secret "nope"`, "gateway secret list"},
 	{"url create demo 8000 --expires-in 9999d", "--expires-in: must be between 1s and 3650d", "gateway url create --help"},
 	{"url create demo 70000", `"70000" is not a port`, "gateway url create --help"},
@@ -184,8 +185,8 @@ var mistakesOfBoxes = []helped{
 	{"status extra", "1 argument given", "gateway status --help"},
 }
 
-// TestMistakesNameWhatHelps: whatever is wrong, the message says what, in the words of the command line, and names one command that helps,
-// which works: here, of the real API over boxes in memory.
+// TestMistakesNameWhatHelps: every error message says what was wrong in terms of the command line and names one command that helps.
+// That command is run, against the API over boxes in memory, and succeeds.
 func TestMistakesNameWhatHelps(t *testing.T) {
 	dir := t.TempDir()
 	for name, text := range map[string]string{"good.json": `{"mode":"deny-all"}`, "bad.json": "{\n \"mode\": custom}"} {
@@ -217,7 +218,7 @@ func TestMistakesNameWhatHelps(t *testing.T) {
 }
 
 // serveInMemory starts the API, with a box named demo and one named agent whose sandbox has ended, for the commands of a test.
-func serveInMemory(t *testing.T) {
+func serveInMemory(t *testing.T) *apitest.Host {
 	t.Helper()
 	host := apitest.NewHost(t)
 	a, err := server.New(server.Config{Host: host, FindKey: host.FindKey, HasSecret: func(name string) bool { return name == "openai" }})
@@ -237,6 +238,7 @@ func serveInMemory(t *testing.T) {
 	host.ByID[gone.ID].Status = api.StatusGone
 	t.Setenv("BOXGATE_API_KEY", apitest.Key)
 	t.Setenv("BOXGATE_ADMIN", srv.URL)
+	return host
 }
 
 // runNamed runs a command that a message names. One that would act on this host is only looked up.
@@ -266,15 +268,20 @@ func shellWords(line string) (words []string) {
 	return words
 }
 
-// TestKeysThatDoNotDo: a key that is missing, that the gateway does not know or that may not do it is said to be so, and a gateway that does
-// not run is not taken for a missing key.
+// TestKeysThatDoNotDo: missing, unknown and insufficient keys have their own messages, and without a running gateway the message is
+// that it does not run, not that a key is missing.
 func TestKeysThatDoNotDo(t *testing.T) {
-	serveInMemory(t)
+	host := serveInMemory(t)
 	socket, stateDir := filepath.Join(t.TempDir(), "admin.sock"), t.TempDir()
 	file := filepath.Join(t.TempDir(), "gateway.yaml")
 	text := "state_dir: " + stateDir + "\nadmin:\n  socket: " + socket + "\n"
 	if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
 		t.Fatal(err)
+	}
+	host.Keys = map[string]api.Key{"reader": {Caller: api.Caller{Name: "ci", Role: api.RoleReader}}}
+	t.Setenv("BOXGATE_API_KEY", "reader")
+	if out, _ := ran(t, "box", "rm", "demo"); !strings.Contains(out, "has the role read-only, which may not do this") || !strings.Contains(out, "gateway api-key create") {
+		t.Error(out)
 	}
 	t.Setenv("BOXGATE_API_KEY", "wrong")
 	if out, _ := ran(t, "box", "list"); !strings.Contains(out, "does not accept the API key in BOXGATE_API_KEY") || !strings.Contains(out, "gateway api-key create") {

@@ -144,7 +144,7 @@ func amendSpec(spec policy.Spec, verb string, entries []amend.Entry) (policy.Spe
 	return spec, done, nil
 }
 
-// ineffective has the entries that the gateway warns of say that they have no effect, and why, instead of "allowed".
+// ineffective replaces the message of entries without effect: those that the gateway warns about, and addresses that no policy opens.
 func (a *amended) ineffective(ctx context.Context, client *api.Client, box string) {
 	for i, e := range a.Entries {
 		why := closedAddress(ctx, client, box, e.Entry)
@@ -162,7 +162,7 @@ func (a *amended) ineffective(ctx context.Context, client *api.Client, box strin
 	}
 }
 
-// closedAddress says why no entry of a policy opens an address; "" if one may, for an entry that is none, or if the gateway cannot say.
+// closedAddress returns why the gateway refuses an address whatever the policy; "" if it does not, for names and ranges, and on errors.
 func closedAddress(ctx context.Context, client *api.Client, box, entry string) string {
 	addr, err := netip.ParseAddr(entry)
 	if err != nil {
@@ -177,7 +177,7 @@ func closedAddress(ctx context.Context, client *api.Client, box, entry string) s
 	return remedy.For(e)
 }
 
-// otherWarnings are the warnings that are about none of the entries.
+// otherWarnings returns the warnings that are not about one of the entries.
 func (a *amended) otherWarnings() []cli.Warning {
 	return slices.DeleteFunc(slices.Clone(a.state.warnings), func(w cli.Warning) bool {
 		return slices.ContainsFunc(a.Entries, func(e amendedEntry) bool { return e.Changed && a.state.entryAt(w.Pointer) == e.Entry })

@@ -124,7 +124,7 @@ func newPolicyEnd(o *cli.Options) *cobra.Command {
 	return cmd
 }
 
-// idle says of an entry that it has no effect, and why; "" if it has one.
+// idle prefixes the reason why an entry has no effect; "" stays "".
 func idle(why string) string {
 	if why == "" {
 		return ""

@@ -59,7 +59,7 @@ func parsePolicyState(answer json.RawMessage) (policyState, error) {
 	return s, nil
 }
 
-// entryAt is the allowed entry that a pointer of a warning points to; "" if it points elsewhere.
+// entryAt returns the allowed entry at the pointer of a warning; "" for other pointers.
 func (s policyState) entryAt(pointer string) string {
 	for list, entries := range map[string][]string{"/allowed_domains/": s.spec.AllowedDomains, "/allowed_cidrs/": s.spec.AllowedCIDRs} {
 		index, ok := strings.CutPrefix(pointer, list)

@@ -101,7 +101,7 @@ func PolicyArgument(arg, forms string, stdin io.Reader) (json.RawMessage, error)
 	return nil, Usagef("%s; a policy is %s", notJSON(arg, data), forms)
 }
 
-// nearPolicy returns the form of a policy that a word was probably meant to be; "" if none is near.
+// nearPolicy returns the probable correction of a word that is no policy; "" if there is none.
 func nearPolicy(arg string) string {
 	if arg == "" || arg == "-" || strings.ContainsAny(arg, "@{}[]\"\n") {
 		return ""
@@ -126,7 +126,7 @@ func nearPolicy(arg string) string {
 	return ""
 }
 
-// notJSON says where a text stops being JSON.
+// notJSON describes the first syntax error of a document, with its line and column.
 func notJSON(arg string, data []byte) string {
 	what := "this"
 	if file, ok := strings.CutPrefix(arg, "@"); ok {

@@ -29,7 +29,7 @@ func (o *Options) Call(cmd *cobra.Command, method, path string, in any, render R
 	return o.Show(cmd, answer, render)
 }
 
-// NameTaken adds to the refusal of a name for a new box how to free it, if a box has it.
+// NameTaken extends a 409 for the name of a new box: if a box has that name, it adds how to free or find it.
 func NameTaken(ctx context.Context, client *api.Client, name string, err error) error {
 	refused, ok := errors.AsType[*api.ResponseError](err)
 	if !ok || refused.Status != http.StatusConflict || name == "" {

@@ -70,8 +70,7 @@ func Report(w io.Writer, cmd *cobra.Command, err error, asJSON bool) int {
 	return status
 }
 
-// explainedByHelp reports whether the help of the command says how to do better: the gateway could not take what it was given, or a
-// file that was named cannot be used.
+// explainedByHelp reports whether the help of the command is the next step: after a 400 or 422, or for a file that cannot be used.
 func explainedByHelp(err error) bool {
 	refused, ok := errors.AsType[*api.ResponseError](err)
 	_, ofFile := errors.AsType[fileError](err)

@@ -19,11 +19,11 @@ import (
 	"boxgate/policy/document"
 )
 
-// sentBy begins the annotations of a command that say which flag or argument a part of its requests comes from.
+// sentBy is the prefix of the annotations that [Sends] makes.
 const sentBy = "boxgate:sent:"
 
-// Sends says which flag or argument of a command the parts of its requests come from, by the pointers that the gateway has for them. What is
-// not listed comes from the flag of the same name: /expires_in from --expires-in. A flag that ends in "=" takes NAME=VALUE.
+// Sends records which flag or argument of cmd fills each part of its requests, by JSON pointer. A part without an entry belongs to
+// the flag of the same name: /expires_in to --expires-in. A flag that ends in "=" takes NAME=VALUE.
 func Sends(cmd *cobra.Command, parts map[string]string) {
 	if cmd.Annotations == nil {
 		cmd.Annotations = map[string]string{}
@@ -33,9 +33,8 @@ func Sends(cmd *cobra.Command, parts map[string]string) {
 	}
 }
 
-// Explain returns the text of an error that cmd returned, in the words of its command line: every mistake that the gateway or a parser found
-// in a document, each with the flag that it came from, in that flag's unit. An error that is a *[api.ResponseError] for something that does not exist names
-// the command that lists what does.
+// Explain returns the text of an error of cmd in terms of its command line. It lists every problem of a rejected document, each with
+// the flag or argument that it belongs to and in the unit of that flag. For a 404 it adds the command that lists the names there are.
 func Explain(cmd *cobra.Command, err error) string {
 	text := err.Error()
 	if refused, ok := errors.AsType[*api.ResponseError](err); ok {
@@ -43,7 +42,7 @@ func Explain(cmd *cobra.Command, err error) string {
 		if refused.Status == http.StatusUnauthorized {
 			said = keyRefused()
 		}
-		if list := listFor(cmd, refused); list != "" {
+		if list := listFor(cmd, refused); list != "" && !strings.Contains(said, list) && !strings.HasSuffix(said, "?") {
 			said += "; see `" + list + "`"
 		}
 		return strings.Replace(text, refused.Error(), said, 1)
@@ -54,7 +53,7 @@ func Explain(cmd *cobra.Command, err error) string {
 	return text
 }
 
-// refusal is a refusal of the gateway in the words of the command line.
+// refusal returns the message of a rejected request, with flags in the place of JSON pointers.
 func refusal(cmd *cobra.Command, refused *api.ResponseError) string {
 	switch {
 	case len(refused.Problems) > 0:
@@ -66,7 +65,7 @@ func refusal(cmd *cobra.Command, refused *api.ResponseError) string {
 	return refused.Message
 }
 
-// keyRefused says which key the gateway did not take, and how to get another.
+// keyRefused returns the message for a 401: which key was sent, and how to get another one.
 func keyRefused() string {
 	const remedy = "; on the gateway's host, `sudo gateway api-key create --name NAME --role ROLE` makes one"
 	if os.Getenv(config.APIKeyVariable) != "" {
@@ -75,10 +74,10 @@ func keyRefused() string {
 	return "the gateway does not accept the API key in its state directory: is --config the configuration that it runs with? To use another key, set " + config.APIKeyVariable + remedy
 }
 
-// mostMistakes bounds how many are printed. The JSON of an error has all of them.
+// mostMistakes bounds the mistakes that are printed; --json prints all of them.
 const mostMistakes = 50
 
-// mistakes lists the mistakes: one in the line of the error, several below it.
+// mistakes formats problems: a single one on the line of the error, several one per line below it.
 func mistakes(cmd *cobra.Command, list []document.Problem) string {
 	if len(list) == 1 {
 		return mistake(cmd, list[0])
@@ -109,10 +108,10 @@ func mistake(cmd *cobra.Command, p document.Problem) string {
 	return from + ": " + p.Message
 }
 
-// largeNumber is a number of bytes that is better written with a unit.
+// largeNumber matches numbers of bytes that are easier to read with a unit.
 var largeNumber = regexp.MustCompile(`\b\d{4,18}\b`)
 
-// inBytes writes the numbers of a message as a flag for bytes takes them: 16MiB.
+// inBytes writes the numbers of a message in the syntax of flags for bytes: 16MiB.
 func inBytes(message string) string {
 	return largeNumber.ReplaceAllStringFunc(message, func(found string) string {
 		n, err := strconv.ParseInt(found, 10, 64)
@@ -123,7 +122,8 @@ func inBytes(message string) string {
 	})
 }
 
-// origin is where the command line has what a pointer points to: a flag, an argument, or either with the rest of the pointer.
+// origin returns the flag or argument that fills the part of the request at pointer, followed by the rest of the pointer if the flag
+// holds a whole document. Without one it returns the pointer.
 func origin(cmd *cobra.Command, pointer string) string {
 	for at := pointer; at != ""; at = at[:strings.LastIndexByte(at, '/')] {
 		from, rest := cmd.Annotations[sentBy+at], pointer[len(at):]
@@ -146,13 +146,13 @@ func origin(cmd *cobra.Command, pointer string) string {
 	return pointer
 }
 
-// numbers are the bounds of a number in a message of the API, with their unit.
+// numbers matches a number or a range with its unit in a message of the API.
 var numbers = regexp.MustCompile(`\b(\d+)( and | to | or |)(\d*) (milliseconds|seconds|second)\b`)
 
-// longDuration is a duration as Go writes it, in hours.
+// longDuration matches a whole number of hours as time.Duration prints it.
 var longDuration = regexp.MustCompile(`\b(\d+)h0m0s\b`)
 
-// inDurations writes a message about seconds in the unit of a flag for a duration: "between 1s and 30d".
+// inDurations writes the seconds and milliseconds of a message in the syntax of duration flags: "between 1s and 30d".
 func inDurations(message string) string {
 	message = longDuration.ReplaceAllStringFunc(message, func(found string) string {
 		return shortDuration(strings.TrimSuffix(found, "h0m0s"), time.Hour)
@@ -170,10 +170,10 @@ func inDurations(message string) string {
 	})
 }
 
-// withoutZeros leaves out the zeros at the end of a duration: 1h0m0s.
+// withoutZeros matches the zeros at the end of a duration such as 1h0m0s.
 var withoutZeros = regexp.MustCompile(`([hm])(?:0m)?0s$`)
 
-// shortDuration writes a duration as a flag takes it: 30d, 90m or 1s.
+// shortDuration writes n units in the syntax of duration flags: 30d, 1h30m or 1s.
 func shortDuration(number string, unit time.Duration) string {
 	n, err := strconv.ParseInt(number, 10, 64)
 	if err != nil || n > int64(1<<62/unit) {
@@ -187,22 +187,25 @@ func shortDuration(number string, unit time.Duration) string {
 	return withoutZeros.ReplaceAllString(d.String(), "$1")
 }
 
-// lists are the commands that show what the commands of a group can be given; BOX is the box of the command line.
+// lists maps a command, or a group of commands, to the command that lists the names its arguments can have. BOX is replaced.
 var lists = map[string]string{
 	"gateway api-key": "gateway api-key list", "gateway secret": "gateway secret list", "gateway snapshot": "gateway snapshot list",
 	"gateway policy named": "gateway policy named list", "gateway policy end": "gateway policy leases BOX", "gateway url": "gateway url list BOX",
 	"gateway headers": "gateway headers list --box BOX", "gateway box create": "gateway snapshot list",
 }
 
-// unknownAt are the commands that list what a part of a request may name.
+// unknownAt maps a pointer to the command that lists the names that are valid there.
 var unknownAt = map[string]string{
 	"/named": "gateway policy named list", "/network_policy/named": "gateway policy named list", "/snapshot_id": "gateway snapshot list", "/box": "gateway box list",
 }
 
-// listFor returns the command that lists what a refusal says there is none of; "" if there is none, or the refusal is another.
+// listFor returns the command that lists the valid names for a name that the gateway does not know; "" for other refusals.
 func listFor(cmd *cobra.Command, refused *api.ResponseError) string {
-	if list := unknownAt[refused.Pointer]; list != "" && refused.Status == http.StatusUnprocessableEntity {
-		return list
+	if refused.Status == http.StatusUnprocessableEntity {
+		if strings.HasSuffix(refused.Pointer, "/secret") {
+			return "gateway secret list"
+		}
+		return unknownAt[refused.Pointer]
 	}
 	if refused.Status != http.StatusNotFound {
 		return ""
@@ -217,7 +220,7 @@ func listFor(cmd *cobra.Command, refused *api.ResponseError) string {
 	for at := path; at != ""; at, _, _ = cutLast(at) {
 		list, ok := lists[at]
 		switch {
-		case ok && list == path: // which is what failed
+		case ok && list == path: // the list itself failed
 			return ""
 		case ok && box == "":
 			return strings.TrimSuffix(strings.TrimSuffix(list, " --box BOX"), " BOX")
@@ -236,7 +239,7 @@ func cutLast(path string) (before, after string, found bool) {
 	return path[:i], path[i+1:], true
 }
 
-// boxesOf are the boxes that a command line names.
+// boxesOf returns the boxes that a command line names.
 func boxesOf(cmd *cobra.Command) (boxes []string) {
 	if f := cmd.Flags().Lookup("box"); f != nil && f.Changed {
 		return []string{f.Value.String()}
