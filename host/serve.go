@@ -40,10 +40,13 @@ func newLoops() *loops {
 	return l
 }
 
-// context returns one that ends with ctx or when stop is called.
+// context returns one that ends with ctx or when stop is called. It has ended if stop was called before.
 func (l *loops) context(ctx context.Context) (context.Context, context.CancelFunc) {
 	ctx, cancel := context.WithCancel(ctx)
 	release := context.AfterFunc(l.stopped, cancel)
+	if l.stopped.Err() != nil { // which the function hears of in a while
+		cancel()
+	}
 	return ctx, func() { release(); cancel() }
 }
 

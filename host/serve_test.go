@@ -7,6 +7,18 @@ import (
 	"go.uber.org/zap"
 )
 
+// TestLoopsStoppedEarlyDoNotBegin: nothing looks after boxes that were let go before the loops were started.
+func TestLoopsStoppedEarlyDoNotBegin(t *testing.T) {
+	t.Parallel()
+	l := newLoops()
+	l.stop()
+	ctx, cancel := l.context(t.Context())
+	defer cancel()
+	if ctx.Err() == nil {
+		t.Error("a loop begins although the loops were stopped")
+	}
+}
+
 // A gateway that has not recovered its boxes serves nobody.
 func TestServeWithoutRecoveryIsRefused(t *testing.T) {
 	t.Parallel()
