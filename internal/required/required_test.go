@@ -1,6 +1,7 @@
 package required
 
 import (
+	"bytes"
 	"io"
 	"testing"
 )
@@ -15,18 +16,22 @@ type config struct {
 
 func TestFields(t *testing.T) {
 	t.Parallel()
-	for want, c := range map[string]config{
-		"required.config needs Writer":  {Call: func() {}},
-		"required.config needs Call":    {Writer: io.Discard},
-		"required.config needs private": {Writer: io.Discard, Call: func() {}},
-		"":                              {Writer: io.Discard, Call: func() {}, private: new(int)},
+	for _, tt := range []struct {
+		c    config
+		want string
+	}{
+		{config{Call: func() {}}, "required.config needs Writer"},
+		{config{Writer: (*bytes.Buffer)(nil), Call: func() {}}, "required.config needs Writer"},
+		{config{Writer: io.Discard}, "required.config needs Call"},
+		{config{Writer: io.Discard, Call: func() {}}, "required.config needs private"},
+		{config{Writer: io.Discard, Call: func() {}, private: new(int)}, ""},
 	} {
 		got := ""
-		if err := Fields(&c); err != nil {
+		if err := Fields(&tt.c); err != nil {
 			got = err.Error()
 		}
-		if got != want {
-			t.Errorf("%q, want %q", got, want)
+		if got != tt.want {
+			t.Errorf("%q, want %q", got, tt.want)
 		}
 	}
 }
