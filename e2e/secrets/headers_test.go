@@ -184,7 +184,7 @@ func TestHeadersCommand(t *testing.T) {
 	}
 	harness.Contains(t, run(1, "set", "elsewhere.test", "--header", "X-Key=@"+rules+"-none"), "there is no file")
 	harness.Contains(t, run(0, "set", "elsewhere.test", "--secret", "X-Key=openai"), "warning: /attach_headers/elsewhere.test: can never apply")
-	harness.Contains(t, run(1, "set", "api.example.com", "--secret", "X-Key=unknown"), "/attach_headers/api.example.com/headers/X-Key/secret", "no secret")
+	harness.Contains(t, run(1, "set", "api.example.com", "--secret", "X-Key=unknown"), "--secret X-Key: there is no secret of this name", "no secret")
 	harness.Contains(t, run(1, "set", `{"api.example.com": {"Host": "x"}}`), "/attach_headers/api.example.com/Host")
 	run(2, "set", "api.example.com")
 	run(2, "set", "@"+rules, "--scrub")

@@ -173,7 +173,7 @@ func TestTheAPIKeyIsChanged(t *testing.T) {
 	}
 	w.Run(2, nil, "", "api-key", "rotate", "--grace", "-1h")
 	empty := filepath.Join(t.TempDir(), "state")
-	harness.Contains(t, w.Run(1, []string{"BOXGATE_STATE_DIR=" + empty}, "", "api-key", "rotate"), "no store to change")
+	harness.Contains(t, w.Run(1, []string{"BOXGATE_STATE_DIR=" + empty}, "", "api-key", "rotate"), "there is no store in")
 	if _, err := os.Stat(empty); err == nil {
 		t.Error("a store was made")
 	}
