@@ -21,7 +21,7 @@ type Boxes interface {
 	Boxes(ctx context.Context, f api.BoxFilter) ([]api.Box, error)
 }
 
-// Health knows whether the gateway serves, and what it holds.
+// Health reports whether the gateway is ready, and how much of its bounded resources is in use.
 type Health interface {
 	// Ready returns nil when boxes can be created and served and every listener accepts connections. Otherwise the error names the
 	// obstacle.

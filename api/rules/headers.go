@@ -40,19 +40,19 @@ type ruleView struct {
 // headerEntryView is one header rule without its values.
 type headerEntryView struct {
 	entryHead
-	sent map[string]any // what it sends, by the keys of the kinds
+	sent map[string]any // members of kinds that set values in requests, by key
 	entryTail
 	effects map[string]any // what else it does, likewise
 }
 
-// entryHead are the members before those of kinds.
+// entryHead is the first part of an entry: its members before those of kinds.
 type entryHead struct {
 	Match   *match.Match     `json:"match,omitempty" doc:"the requests that it is for; absent: every one"`
 	Headers []rule.NamedView `json:"headers"`
 	Remove  []string         `json:"remove,omitempty"`
 }
 
-// entryTail are the members behind those of kinds that send something.
+// entryTail is the last part of an entry: its members after those of kinds that set values in requests.
 type entryTail struct {
 	Scrub bool `json:"scrub,omitempty"`
 	Deny  bool `json:"deny,omitempty"`

@@ -20,20 +20,20 @@ import (
 	"boxgate/api/schedules"
 	"boxgate/api/settings"
 	"boxgate/api/snapshots"
-	trailroom "boxgate/api/trail"
+	trailapi "boxgate/api/trail"
 	"boxgate/api/urls"
 )
 
-// room is a package of endpoints, and what the description says they are about.
-type room struct {
+// endpoints is a package of endpoints with its name and description in the OpenAPI document.
+type endpoints struct {
 	name, about string
-	endpoints   interface{ Routes() []rest.Route }
+	pkg         interface{ Routes() []rest.Route }
 }
 
-// rooms are all endpoints but the description of them.
-func (a *API) rooms() []room {
+// packages returns all endpoints except the one that serves the OpenAPI document.
+func (a *API) packages() []endpoints {
 	bodies, past, output := a.bodies(), a.History, capture.New(a.MaxBuffered)
-	return []room{
+	return []endpoints{
 		{"boxes", "The life of boxes", &boxes.Endpoints{Boxes: a.Boxes, Host: a.Life, Snapshots: a.Snapshots, SelfTests: a.SelfTests, History: past, Bodies: bodies, HasSecret: a.HasSecret}},
 		{"lifecycle", "Pausing, resuming and starting boxes", &lifecycle.Endpoints{Boxes: a.Boxes, Host: a.Lifecycle, History: past, Bodies: bodies}},
 		{"commands", "Commands in boxes", &exec.Endpoints{Boxes: a.Boxes, Host: a.Commands, Events: a.Decisions, History: past, Bodies: bodies, MaxOutput: a.MaxOutput, Output: output}},
@@ -48,14 +48,14 @@ func (a *API) rooms() []room {
 		{"snapshots", "Snapshots of boxes", &snapshots.Endpoints{Boxes: a.Boxes, Host: a.Snapshots, History: past, Bodies: bodies}},
 		{"settings", "What can be changed of boxes besides their rules", &settings.Endpoints{Boxes: a.Boxes, Host: a.Settings, Rules: a.BoxRules, History: past, Bodies: bodies}},
 		{"keys", "The keys of the API", &keys.Endpoints{Boxes: a.Boxes, Host: a.Keys, Bodies: bodies}},
-		{"audit", "Who changed what", &trailroom.Endpoints{Boxes: a.Boxes, Host: a.TrailReader, Stopping: a.stopping}},
+		{"audit", "Who changed what", &trailapi.Endpoints{Boxes: a.Boxes, Host: a.TrailReader, Stopping: a.stopping}},
 		{"gateway", "The gateway itself", &gateway.Endpoints{
 			Boxes: a.Boxes, Health: a.Health, Store: a.Store, Secrets: a.Secrets, Authorities: a.Authorities, Events: a.Decisions, Bodies: bodies, Started: a.started,
 		}},
 	}
 }
 
-// addRoutes puts the endpoints of every room on the mux, and the description of them all, which is made when it is first asked for.
+// addRoutes registers the endpoints of every package, and the OpenAPI document that describes them, which is made on first use.
 func (a *API) addRoutes() {
 	var describe func() ([]byte, error)
 	self := rest.Route{
@@ -72,8 +72,8 @@ func (a *API) addRoutes() {
 		},
 	}
 	subjects := []openapi.Subject{{Name: "description", Description: "The description of the API", Routes: []rest.Route{self}}}
-	for _, r := range a.rooms() {
-		subjects = append(subjects, openapi.Subject{Name: r.name, Description: r.about, Routes: r.endpoints.Routes()})
+	for _, r := range a.packages() {
+		subjects = append(subjects, openapi.Subject{Name: r.name, Description: r.about, Routes: r.pkg.Routes()})
 	}
 	for _, s := range subjects {
 		a.routes = append(a.routes, s.Routes...)

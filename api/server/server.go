@@ -30,7 +30,7 @@ import (
 	"boxgate/api/settings"
 	"boxgate/api/snapshots"
 	"boxgate/api/strict"
-	trailroom "boxgate/api/trail"
+	trailapi "boxgate/api/trail"
 	"boxgate/api/urls"
 	"boxgate/audit"
 	"boxgate/internal/required"
@@ -57,7 +57,7 @@ type Services struct {
 	Snapshots   snapshots.Host
 	SelfTests   boxes.SelfTests
 	Keys        keys.Host
-	TrailReader trailroom.Host
+	TrailReader trailapi.Host
 	Health      gateway.Health
 	Store       gateway.Store
 	Secrets     gateway.Secrets

@@ -31,7 +31,7 @@ import (
 	"boxgate/api/session"
 	"boxgate/api/settings"
 	"boxgate/api/snapshots"
-	trailroom "boxgate/api/trail"
+	trailapi "boxgate/api/trail"
 	"boxgate/api/urls"
 )
 
@@ -63,7 +63,7 @@ type anything interface {
 	harness.Errands
 	snapshots.Host
 	keys.Host
-	trailroom.Host
+	trailapi.Host
 	gateway.Health
 	gateway.Store
 	gateway.Secrets

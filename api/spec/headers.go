@@ -28,7 +28,7 @@ func (headerEntries) Forms() []reflect.Type {
 // headerEntry is one entry of a host pattern.
 type headerEntry struct{}
 
-// Forms lists the compact form, header name to value, the full one, and those of servers that do not speak HTTP.
+// Forms lists the JSON forms of an entry: the compact one (header name to value), the full one, and one for each kind of login.
 func (headerEntry) Forms() []reflect.Type {
 	forms := []reflect.Type{reflect.TypeFor[map[string]string](), reflect.TypeFor[headerEntryBody]()}
 	for _, kind := range kinds.Logins {

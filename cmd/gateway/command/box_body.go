@@ -10,7 +10,7 @@ import (
 // boxBody is the request for a new box.
 type boxBody map[string]any
 
-// sentByBox are the flags that several commands for new boxes have, by what they send.
+// sentByBox maps members of the request for a new box to flags, for commands that create boxes.
 var sentByBox = map[string]string{"/network_policy": "--policy", "/attach_headers": "--headers", "/source_addresses": "--source", "/limits": "--limit="}
 
 // setText sets the fields that the command line gives.

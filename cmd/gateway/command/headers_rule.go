@@ -70,7 +70,7 @@ func (r *hostRule) given() bool {
 	return len(r.headers)+len(r.secrets)+len(r.placeholders) > 0 || r.scrub || slices.ContainsFunc(r.of, func(f *kindFlag) bool { return f.text != "" })
 }
 
-// flagNames lists the flags of which a rule needs one.
+// flagNames lists the flags that make a rule; a command needs at least one of them.
 func (r *hostRule) flagNames() string {
 	names := []string{"--header", "--secret", "--placeholder"}
 	for _, f := range r.of {

@@ -307,8 +307,7 @@ func TestKeysThatDoNotDo(t *testing.T) {
 	}
 }
 
-// TestEveryMistakeAtOnce: all mistakes of a document are in the text and in the JSON of its error, those that this program found itself
-// like those that the gateway found.
+// TestEveryMistakeAtOnce: text and JSON errors list every mistake in a document, whether the command found them or the gateway did.
 func TestEveryMistakeAtOnce(t *testing.T) {
 	serveInMemory(t)
 	const doc = `{"mode":"custom","allowed_domains":["https://a.com/x","*.*.b","c.com:99999"]}`

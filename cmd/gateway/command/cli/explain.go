@@ -53,7 +53,7 @@ func Explain(cmd *cobra.Command, err error) string {
 	return text
 }
 
-// refusal returns the message of a rejected request, with flags in the place of JSON pointers.
+// refusal returns the message of a rejected request, with flags instead of JSON pointers.
 func refusal(cmd *cobra.Command, refused *api.ResponseError) string {
 	switch {
 	case len(refused.Problems) > 0:

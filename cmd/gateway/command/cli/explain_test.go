@@ -64,7 +64,7 @@ func TestExplainBoundsMistakes(t *testing.T) {
 	}
 }
 
-// TestWriteErrorNamesTheFile: an error about a temporary file is about the one that was named, and says what is in the way.
+// TestWriteErrorNamesTheFile: an error from writing a temporary file names the file that the user asked for, and the cause.
 func TestWriteErrorNamesTheFile(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()

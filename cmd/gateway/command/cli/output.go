@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
+	"strconv"
 	"strings"
 	"text/tabwriter"
 
@@ -30,4 +31,12 @@ func PrintWarnings(cmd *cobra.Command, warnings []Warning) {
 	for _, w := range warnings {
 		fmt.Fprintf(cmd.ErrOrStderr(), "warning: %s: %s\n", w.Pointer, w.Message)
 	}
+}
+
+// Count returns a number and its noun, such as "1 box" or "3 boxes": one is the singular, many the plural.
+func Count[N ~int | ~int64 | ~uint64](n N, one, many string) string {
+	if n == 1 {
+		return "1 " + one
+	}
+	return strconv.FormatInt(int64(n), 10) + " " + many
 }
