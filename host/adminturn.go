@@ -17,41 +17,41 @@ import (
 	"boxgate/api"
 )
 
-// adminTurn is whose turn it is to answer requests to the admin API: this process's or that of its successor. While that is not
-// decided, requests wait.
+// adminTurn decides whether this process or its successor answers requests to the admin API. While a handover is
+// undecided, requests wait.
 type adminTurn struct {
 	lookUp func(key string) (api.Key, bool)
-	dial   func(ctx context.Context) (net.Conn, error) // to the admin API of the successor
+	dial   func(ctx context.Context) (net.Conn, error) // connects to the successor's admin API
 
 	mu      sync.Mutex
-	waiting chan struct{}                     // closed when it is decided; nil: it is this process's
-	passed  bool                              // it is the successor's
-	open    sync.WaitGroup                    // requests that this process answers; Add under mu and only while it is its turn
-	changes int                               // those of them that may change something
-	quiet   chan struct{}                     // closed when there are none; nil: nobody waits for that
-	bodies  map[*http.ResponseController]bool // the connections of those whose body has not come whole: whether it is to come soon
-	rest    time.Duration                     // what the rest of a body may take; 0: bodyTime
-	keys    map[[32]byte]api.Key              // by digest, those that were valid when the turn was passed on; grows with valid keys alone
+	waiting chan struct{}                     // closed when the handover is decided; nil: not waiting
+	passed  bool                              // the successor answers
+	open    sync.WaitGroup                    // requests answered by this process; Add only with mu held, while this process answers
+	changes int                               // requests among them that may change state
+	quiet   chan struct{}                     // closed when changes reaches 0; nil: no waiter
+	bodies  map[*http.ResponseController]bool // connections whose request body is still arriving; true: a read deadline is set
+	rest    time.Duration                     // time limit for the rest of a body; 0: bodyTime
+	keys    map[[32]byte]api.Key              // by digest: keys seen valid, which stay valid after the turn has passed on; invalid keys are never added
 }
 
-// inBoxes are the requests about a box, by what follows its name in their path, that do something in the box and may take as long
-// as they like. They change nothing in the store.
+// inBoxes lists the subresources of a box whose POST requests only act inside the box and may take arbitrarily long. They
+// do not change the store.
 var inBoxes = []string{"exec", "exec-stream", "code", "code-stream", "run", "files", "git", "selftest", "egress"}
 
-// changesState reports whether a request may change what the store holds.
+// changesState reports whether a request may change the store.
 func changesState(r *http.Request) bool {
 	if r.Method == http.MethodGet || r.Method == http.MethodHead {
 		return false
 	}
-	parts := strings.Split(r.URL.Path, "/") // "", "v2", "box", its name, and so on
+	parts := strings.Split(r.URL.Path, "/") // "", "v2", "box", name, …
 	inBox := r.Method == http.MethodPost && len(parts) >= 5 && parts[1] == "v2" && parts[2] == "box" && parts[3] != "settings" && slices.Contains(inBoxes, parts[4])
 	return !inBox
 }
 
-// bodyTime is how long the rest of the body of a change may take to come once the turn is to be passed on.
+// bodyTime is how long the rest of a change's body may take to arrive once a handover has begun.
 const bodyTime = 5 * time.Second
 
-// arriving is the body of a change: whoever sends it slowly must not keep the turn from being passed on.
+// arriving is the body of a change. It lets a handover set a deadline for slow bodies.
 type arriving struct {
 	io.ReadCloser
 	turn *adminTurn
@@ -67,23 +67,23 @@ func (a *arriving) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// hurry bounds the time in which the rest of a body may come. The caller holds t.mu.
+// hurry sets a read deadline for the rest of a body. The caller holds t.mu.
 func (t *adminTurn) hurry(conn *http.ResponseController) {
 	t.bodies[conn] = true
 	_ = conn.SetReadDeadline(time.Now().Add(cmp.Or(t.rest, bodyTime)))
 }
 
-// arrived notes that no more of a body is to be read.
+// arrived records that a body was read completely.
 func (t *adminTurn) arrived(conn *http.ResponseController) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	hurried := t.bodies[conn]
 	if delete(t.bodies, conn); hurried {
-		_ = conn.SetReadDeadline(time.Time{}) // what is read now tells whether the client has gone
+		_ = conn.SetReadDeadline(time.Time{}) // later reads only detect a disconnected client
 	}
 }
 
-// serve answers a request that was counted.
+// serve answers a request that inTurn has counted.
 func (t *adminTurn) serve(own http.Handler, w http.ResponseWriter, r *http.Request, changes bool) {
 	defer t.open.Done()
 	if changes {
@@ -105,17 +105,17 @@ func (t *adminTurn) serve(own http.Handler, w http.ResponseWriter, r *http.Reque
 	own.ServeHTTP(w, r)
 }
 
-// newAdminTurn returns the turn of this process. lookUp finds API keys; dial connects to the admin API of the successor.
+// newAdminTurn returns an adminTurn of this process. lookUp finds API keys; dial connects to the successor's admin API.
 func newAdminTurn(lookUp func(key string) (api.Key, bool), dial func(context.Context) (net.Conn, error)) *adminTurn {
 	return &adminTurn{lookUp: lookUp, dial: dial}
 }
 
-// over has own answer the requests for which it is this process's turn.
+// over wraps own, which answers requests while it is this process's turn.
 func (t *adminTurn) over(own http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { t.inTurn(own, w, r) })
 }
 
-// inTurn answers a request in this process or its successor.
+// inTurn answers a request in this process or forwards it to the successor.
 func (t *adminTurn) inTurn(own http.Handler, w http.ResponseWriter, r *http.Request) {
 	changes := changesState(r)
 	for {
@@ -153,7 +153,8 @@ func (t *adminTurn) changed() {
 	}
 }
 
-// find returns who a key belongs to, if it is valid, or was when the turn was passed on and has not expired.
+// find returns the caller that a key identifies, if the key is valid. After the turn has passed on, keys that were valid
+// then remain so until they expire.
 func (t *adminTurn) find(key string) (api.Caller, bool) {
 	digest := sha256.Sum256([]byte(key))
 	t.mu.Lock()
@@ -176,14 +177,15 @@ func (t *adminTurn) find(key string) (api.Caller, bool) {
 	return found.Caller, true
 }
 
-// forgetKeys makes no key valid any longer for requests that this process answers.
+// forgetKeys invalidates all keys that were remembered for requests to this process.
 func (t *adminTurn) forgetKeys() {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	t.keys = nil
 }
 
-// hold makes requests wait, and returns once no change is under way. If that takes longer than ctx, requests go on.
+// hold makes new requests wait, and returns once all running changes have finished. If ctx is done first, requests are
+// admitted again.
 func (t *adminTurn) hold(ctx context.Context) error {
 	t.mu.Lock()
 	t.waiting = make(chan struct{})
@@ -206,7 +208,7 @@ func (t *adminTurn) hold(ctx context.Context) error {
 	}
 }
 
-// wait waits until the requests have ended that this process answers.
+// wait waits for the requests that this process answers.
 func (t *adminTurn) wait(ctx context.Context) error {
 	ended := make(chan struct{})
 	go func() {
@@ -221,7 +223,7 @@ func (t *adminTurn) wait(ctx context.Context) error {
 	}
 }
 
-// decide ends the wait: the requests are the successor's, or this process's.
+// decide ends the wait: passed sends all requests to the successor, otherwise this process answers them.
 func (t *adminTurn) decide(passed bool) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -232,7 +234,7 @@ func (t *adminTurn) decide(passed bool) {
 	}
 }
 
-// forward has the successor answer a request that came on a connection to this process, and ends the connection.
+// forward proxies a request to the successor, and closes the client's connection afterwards.
 func (t *adminTurn) forward(w http.ResponseWriter, r *http.Request) {
 	w.Header().Set("Connection", "close")
 	transport := &http.Transport{

@@ -11,12 +11,12 @@ import (
 	"boxgate/internal/socket"
 )
 
-// arrivalTime is how long a client that has connected may take to ask before the gateway stops.
+// arrivalTime is how long a connected client may take to send its first request before the gateway stops.
 const arrivalTime = time.Second
 
-// arrivals are the connections of HTTP servers over which no request has come to be answered. A server of net/http that is shut down
-// answers none of them, though their clients found it listening: who asks while the gateway is restarted would be turned away.
-// Safe for concurrent use.
+// arrivals tracks connections to HTTP servers that have not sent a request yet. [http.Server.Shutdown] closes such
+// connections, so that clients which connected just before a restart would get an error; await gives them time to send
+// their request. Safe for concurrent use.
 type arrivals struct {
 	serving sync.WaitGroup
 
@@ -24,12 +24,12 @@ type arrivals struct {
 	listeners []net.Listener
 	ending    bool
 	open      map[net.Conn]bool
-	none      chan struct{} // closed when there is none; nil: nobody waits for that
+	none      chan struct{} // closed when open is empty; nil: no waiter
 }
 
 type arrivalKey struct{}
 
-// follow makes servers tell of their connections. Call it once everything else is set.
+// follow tracks the connections of servers. Call it after all their other fields are set.
 func (a *arrivals) follow(servers ...*http.Server) {
 	for _, s := range servers {
 		inner, innerState, handler := s.ConnContext, s.ConnState, s.Handler
@@ -57,7 +57,7 @@ func (a *arrivals) follow(servers ...*http.Server) {
 	}
 }
 
-// serve is [http.Server.Serve] for a server that is followed.
+// serve is [http.Server.Serve] for a tracked server.
 func (a *arrivals) serve(s *http.Server, ln net.Listener) error {
 	if !a.listen(ln) {
 		return errors.Join(http.ErrServerClosed, ln.Close())
@@ -66,7 +66,7 @@ func (a *arrivals) serve(s *http.Server, ln net.Listener) error {
 	return s.Serve(ln)
 }
 
-// listen reports false if the servers are about to be shut down.
+// listen reports false if the servers are about to shut down.
 func (a *arrivals) listen(ln net.Listener) bool {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -78,8 +78,8 @@ func (a *arrivals) listen(ln net.Listener) bool {
 	return true
 }
 
-// await drains the listeners, and waits until those that have connected before have asked, for some time at most. Call it before
-// the servers are shut down.
+// await drains the listeners and waits until every connected client has sent its first request, for arrivalTime at most.
+// Call it before shutting down the servers.
 func (a *arrivals) await(ctx context.Context) {
 	a.mu.Lock()
 	a.ending = true
@@ -87,7 +87,7 @@ func (a *arrivals) await(ctx context.Context) {
 		socket.Drain(ln)
 	}
 	a.mu.Unlock()
-	a.serving.Wait() // then all that were accepted are known
+	a.serving.Wait() // afterwards all accepted connections are in open
 	a.mu.Lock()
 	none := make(chan struct{})
 	if a.none = none; len(a.open) == 0 {

@@ -14,7 +14,7 @@ import (
 	"boxgate/host/nslock"
 )
 
-// AskControl asks the gateway of this network namespace, and decodes its answer into out.
+// AskControl sends a command to the gateway of this network namespace, and decodes its answer into out.
 func AskControl(ctx context.Context, word string, out any) error {
 	path, err := nslock.Socket()
 	if err != nil {
@@ -39,7 +39,7 @@ func AskControl(ctx context.Context, word string, out any) error {
 	return nil
 }
 
-// isRoot reports whether the process at the other end belongs to root.
+// isRoot reports whether the peer's process belongs to root.
 func isRoot(c net.Conn) bool {
 	u, ok := c.(*net.UnixConn)
 	if !ok {
@@ -54,7 +54,8 @@ func isRoot(c net.Conn) bool {
 	return ctlErr == nil && err == nil && peer.Uid == 0
 }
 
-// serveControl answers `gateway reload` and `gateway upgrade`, of root alone, on the socket of the network namespace.
+// serveControl serves `gateway reload` and `gateway upgrade` on the control socket of the network namespace, for root
+// only.
 func (h *Host) serveControl(ctx context.Context) error {
 	ln := h.parts.listeners.Namespace
 	if ln == nil {
@@ -62,7 +63,7 @@ func (h *Host) serveControl(ctx context.Context) error {
 	}
 	defer context.AfterFunc(ctx, func() { _ = ln.Close() })()
 	var answers sync.WaitGroup
-	defer answers.Wait() // a process that was replaced ends, and says so first
+	defer answers.Wait() // a replaced process still sends its answer before it exits
 	for {
 		c, err := ln.AcceptUnix()
 		if err != nil {
@@ -90,7 +91,7 @@ func (h *Host) serveControl(ctx context.Context) error {
 	}
 }
 
-// ControlAnswer is the answer to a request on the socket of the network namespace.
+// ControlAnswer is the answer on the control socket of the network namespace.
 type ControlAnswer struct {
 	Answer any    `json:"answer,omitempty"`
 	Error  string `json:"error,omitempty"`

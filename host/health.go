@@ -24,12 +24,12 @@ import (
 	"boxgate/proxy"
 )
 
-// health knows whether the gateway serves, and what it holds. Safe for concurrent use.
+// health reports whether the gateway serves, and its use of shared resources. Safe for concurrent use.
 type health struct {
 	serving   *serving
 	proxy     *proxy.Proxy
 	ingress   *ingress.Ingress
-	recovered atomic.Bool // boxes are known
+	recovered atomic.Bool // the boxes of an earlier run are known
 }
 
 // Ready implements the Health of [boxgate/api/gateway]: boxes were recovered, and every listener accepts connections.
@@ -64,7 +64,7 @@ func (h *health) places() (list []api.PlaceState) {
 	return list
 }
 
-// descriptors returns how many files the process has open, and how many it may have.
+// descriptors returns the number of the process's open file descriptors, and their limit.
 func descriptors() (open, most int, err error) {
 	var limit unix.Rlimit
 	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &limit); err != nil {
@@ -74,7 +74,7 @@ func descriptors() (open, most int, err error) {
 	if err != nil {
 		return 0, 0, fmt.Errorf("counting open files: %w", err)
 	}
-	return len(entries) - 1, int(limit.Cur), nil // not counting the directory itself
+	return len(entries) - 1, int(limit.Cur), nil // minus the descriptor of the directory itself
 }
 
 // capacityMetrics exports the connections of each listener and the use of shared resources.
@@ -119,7 +119,7 @@ func (m capacityMetrics) Collect(ch chan<- prometheus.Metric) {
 	}
 }
 
-// byName merges the listeners of one name, such as those of both address families. The merged listener accepts if all of them do.
+// byName merges the listeners of one name, such as the IPv4 and the IPv6 one. The merged listener accepts if all of them do.
 func byName(states []api.ListenerState) map[string]api.ListenerState {
 	all := map[string]api.ListenerState{}
 	for _, s := range states {
@@ -147,7 +147,7 @@ type serving struct {
 
 	mu        sync.Mutex
 	listeners []*served
-	ended     bool // this process stops accepting, or has stopped
+	ended     bool // this process has stopped accepting, or is about to
 
 	looking sync.Mutex // held during a check
 	looked  time.Time  // the end of the last check; guarded by looking
@@ -160,10 +160,10 @@ type served struct {
 	in   *apart.Net // its network namespace; nil: the gateway's own
 	held func() (connections, most int)
 
-	failed error // of the last check; guarded by looking
+	failed error // result of the last check; guarded by looking
 }
 
-// add registers a listener that is about to be served. held returns how many of its connections are open, and their limit (0: none).
+// add registers a listener that is about to be served. held returns how many of its connections are open, and their limit (0: unlimited).
 func (s *serving) add(name string, ln *acceptor.Listener, in *apart.Net, held func() (connections, most int)) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -173,8 +173,8 @@ func (s *serving) add(name string, ln *acceptor.Listener, in *apart.Net, held fu
 // tryable wraps a listener so that it can be tried and drained.
 func tryable(ln net.Listener) *acceptor.Listener { return acceptor.New(socket.NewQueue(ln)) }
 
-// end stops the checks. Call it before this process stops accepting: from then on connections to the listeners reach another process,
-// or are refused.
+// end stops the checks. Call it before this process stops accepting: afterwards connections to the listeners reach
+// another process, or are refused.
 func (s *serving) end() {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -1,9 +1,10 @@
-// Package host owns the boxes of one gateway. It wires the parts together (store, kernel rules, DNS, proxy, public URLs,
-// launcher), makes, changes and removes boxes through all of them, and has the services that answer the calls of the API.
+// Package host is the composition root of a gateway. It wires the store, kernel rules, DNS, proxy, public URLs and
+// launcher together, and holds the services that answer API calls by creating, changing and deleting boxes.
 //
-// Call [listen.Open] for the sockets, then [Open], which builds the gateway, then [Host.Recover], which picks up the boxes of an
-// earlier run, then [Host.Serve], which returns when its context ends or a server fails, then [Host.Close]. Kernel rules
-// and boxes outlive all of it: a gateway that is down leaves its boxes closed to whatever a name decides.
+// Call [listen.Open] for the sockets; then [Open], which builds the gateway; then [Host.Recover], which recovers the
+// boxes of an earlier run; then [Host.Serve], which returns when its context is done or a server fails; then
+// [Host.Close]. Kernel rules and boxes outlive the gateway: while it is down, boxes reach only addresses that their
+// policies allow directly, and cannot resolve names.
 package host
 
 import (
@@ -20,17 +21,19 @@ import (
 	"boxgate/policy"
 )
 
-// Host is one gateway: its services, over its parts. It is made by [Open], whole: none of its fields changes afterwards but the states of
-// what it goes through (being replaced, ending).
+// Host is one gateway: its services and the parts below them. It is complete when [Open] returns; afterwards only the
+// states of its life cycle change (being replaced, ending).
 //
-// Lock order: the mutex of a replacement, then that of the global header rules, then that of the named policies, then the lock of a box,
-// then those of tables, which are never held together. Only a change of a named policy and the recovery hold the locks of several boxes.
+// Lock order: the mutex of a replacement, the mutex of the global header rules, the mutex of the named policies, the lock
+// of a box, the locks of tables, which are never held together. Only a change of a named policy and the recovery hold the
+// locks of several boxes.
 //
-// Order of opening: store, audit trail, secrets, decisions, DNS, proxy, public URLs, launcher, kernel rules; then the services, the protected
-// ranges in force, and last the boxes ([Host.Recover]) and the listeners ([Host.Serve]). What stops does so the other way round: the
-// API first, so that no change begins, then issuers, public URLs and the proxy, DNS last; then [Host.Close] lets go of the kernel rules,
-// exports, the history and the trail, closes the launcher and the secrets, and the store last. A successor gets what only one process can
-// have before this one has drained ([Host.Replace]).
+// Opening order: store, audit trail, secrets, decisions, DNS, proxy, public URLs, launcher, kernel rules; then the
+// services and the protected ranges; last the boxes ([Host.Recover]) and the listeners ([Host.Serve]). Stopping runs in
+// reverse: the API first, so that no change begins, then certificate issuers, public URLs and the proxy, DNS last. Then
+// [Host.Close] releases the kernel rules, exports, the history and the trail, closes the launcher and the secrets, and
+// finally the store. A successor gets the resources that only one process can hold before this process has drained
+// ([Host.Replace]).
 type Host struct {
 	services
 	parts      *parts
@@ -42,29 +45,29 @@ type Host struct {
 	succession *succession
 }
 
-// services answer the calls of the API, and do in the background what the boxes need.
+// services answer API calls and run the background work for boxes.
 type services struct {
-	policies    *rules.Service     // changes what they may do
-	protection  *rules.Protection  // of the addresses of the host
-	quota       *rules.Quota       // cuts them off
-	lifecycle   *box.Service       // makes, attaches, recovers and deletes them
-	settings    *box.Settings      // keeps what else can be configured
-	snapshots   *box.Snapshots     // takes snapshots of them
-	authorities *box.Authorities   // shows certificate authorities
-	publicURLs  *urls.Service      // makes and deletes their public URLs
-	usage       *usage.Service     // runs commands in them, puts them to sleep and wakes them
-	idle        *usage.IdlePauser  // finds idle ones
-	disk        *usage.DiskGuard   // keeps room on the disk
-	git         *usage.Git         // keeps who makes commits in them
-	scheduled   *schedule.Service  // runs commands in them again and again
+	policies    *rules.Service     // policies and header rules of boxes
+	protection  *rules.Protection  // protects the host's addresses
+	quota       *rules.Quota       // cuts off boxes that have used up their traffic quota
+	lifecycle   *box.Service       // creates, attaches, recovers and deletes boxes
+	settings    *box.Settings      // other settings of boxes
+	snapshots   *box.Snapshots     // snapshots of boxes
+	authorities *box.Authorities   // certificate authorities of boxes
+	publicURLs  *urls.Service      // public URLs
+	usage       *usage.Service     // commands in boxes; pausing and resuming
+	idle        *usage.IdlePauser  // pauses idle boxes
+	disk        *usage.DiskGuard   // keeps disk space free
+	git         *usage.Git         // author of git commits made in boxes
+	scheduled   *schedule.Service  // scheduled commands
 	events      *records.Decisions // reads decisions
-	auditTrail  *records.Trail     // keeps who changed what
-	keys        *keys.Service      // changes the keys of the store and of the API
-	sources     *keys.Secrets      // shows and refreshes the operator's secrets
+	auditTrail  *records.Trail     // audit trail
+	keys        *keys.Service      // API keys and the store's key
+	sources     *keys.Secrets      // the operator's secrets
 	selfTests   *box.SelfTests     // attacks boxes from inside
 }
 
-// Services returns the parts that answer the calls of the API.
+// Services returns the services that answer API calls.
 func (h *Host) Services() server.Services {
 	return server.Services{
 		Boxes: usage.NewListing(h.parts.boxes, h.parts.meter), Life: h.lifecycle, Lifecycle: h.usage, Commands: h.usage, Sessions: h.usage, Files: h.usage, Git: h.git,
@@ -74,8 +77,8 @@ func (h *Host) Services() server.Services {
 	}
 }
 
-// Tokens returns the placeholders of a box's header rules, by the names of their variables; for who starts the commands of an attached
-// box.
+// Tokens returns the placeholder tokens of a box's header rules by variable name, for programs that start commands in
+// attached boxes.
 func (h *Host) Tokens(ctx context.Context, id policy.BoxID) (map[string]string, error) {
 	return h.usage.Tokens(ctx, id)
 }

@@ -22,11 +22,11 @@ import (
 	"boxgate/store"
 )
 
-// conntrackLook is how often the kernel's connection table is checked.
+// conntrackLook is the interval at which the kernel's connection table is checked.
 const conntrackLook = time.Second
 
-// followConntrack logs when the kernel's connection table is nearly full, and when it has room again: a full one silently
-// drops new connections of all boxes and of the host. It returns when ctx ends.
+// followConntrack logs when the kernel's connection table is nearly full, and when it has space again. A full table
+// silently drops new connections of all boxes and of the host. It returns when ctx is done.
 func followConntrack(ctx context.Context, log *zap.Logger) error {
 	tick := time.NewTicker(conntrackLook)
 	defer tick.Stop()
@@ -38,7 +38,7 @@ func followConntrack(ctx context.Context, log *zap.Logger) error {
 		case <-tick.C:
 		}
 		count, limit, err := ConntrackFill()
-		if err != nil || limit == 0 { // no limit, or a kernel that does not say
+		if err != nil || limit == 0 { // no limit, or a kernel that does not report it
 			continue
 		}
 		now := full && count > limit/10*8 || count > limit/10*9
@@ -73,8 +73,8 @@ func ConntrackFill() (count, limit int, err error) {
 	return count, limit, nil
 }
 
-// limitMetrics say how near the limits are, of the gateway as a whole, of the box that is nearest to each of its own, and, if
-// the configuration asks for it, of single boxes with what they use.
+// limitMetrics exports how close the limits are: for the whole gateway, for the box closest to each limit, and, if
+// configured, for single boxes, together with their usage.
 type limitMetrics struct{ parts *parts }
 
 var (
@@ -119,7 +119,7 @@ func (m limitMetrics) Collect(ch chan<- prometheus.Metric) {
 	m.collectBoxes(ch, gauge)
 }
 
-// whole is how much of each limit of the gateway is used. What cannot be found out is left out.
+// whole returns the used fraction of each limit of the whole gateway. Limits that cannot be read are omitted.
 func (m limitMetrics) whole() map[string]float64 {
 	p := m.parts
 	used := map[string]float64{"memory": ratio(p.memory.Used(), p.memory.Total())}
@@ -130,7 +130,7 @@ func (m limitMetrics) whole() map[string]float64 {
 	if open, err := os.ReadDir("/proc/self/fd"); err == nil && unix.Getrlimit(unix.RLIMIT_NOFILE, &most) == nil {
 		used["descriptors"] = float64(len(open)) / float64(most.Cur)
 	}
-	// The pool's first and last addresses, the gateway's and the sink's are no box's.
+	// The first and last addresses of the pool, the gateway's and the sink's cannot belong to boxes.
 	used["addresses"] = float64(len(p.boxes.IDs())) / (math.Exp2(float64(32-p.addrs.PoolV4.Bits())) - 4)
 	if p.lines != nil {
 		bytes, limit := p.lines.Pending()
@@ -146,7 +146,7 @@ func ratio(used, limit int64) float64 {
 	return float64(used) / float64(limit)
 }
 
-// collectBoxes goes through all boxes, the oldest first.
+// collectBoxes collects the metrics of all boxes, oldest first.
 func (m limitMetrics) collectBoxes(ch chan<- prometheus.Metric, gauge func(*prometheus.Desc, float64, ...string)) {
 	p := m.parts
 	all := p.boxes.All()
@@ -169,7 +169,7 @@ func (m limitMetrics) collectBoxes(ch chan<- prometheus.Metric, gauge func(*prom
 	}
 }
 
-// filled is how much of its limits a box uses.
+// filled returns the used fraction of each limit of a box.
 func (m limitMetrics) filled(b *state.Box) map[string]float64 {
 	id := b.ID
 	filled := m.parts.proxy.Filled(id)
@@ -177,7 +177,7 @@ func (m limitMetrics) filled(b *state.Box) map[string]float64 {
 	return filled
 }
 
-// collectUsage tells what one box uses.
+// collectUsage exports the usage of one box.
 func collectUsage(ch chan<- prometheus.Metric, id string, filled map[string]float64, u meter.Usage) {
 	send := func(d *prometheus.Desc, kind prometheus.ValueType, value float64, labels ...string) {
 		ch <- prometheus.MustNewConstMetric(d, kind, value, append([]string{id}, labels...)...)

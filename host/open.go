@@ -29,24 +29,24 @@ import (
 	"boxgate/policy"
 )
 
-// Options say what a gateway is made of.
+// Options configures a gateway.
 type Options struct {
 	Config    config.Config
 	Addresses config.Addresses
-	Listeners *listen.Sockets // the caller closes them
-	Apart     *apart.Net      // where the boxes' links and rules are, as for Listeners; nil: in the gateway's own namespace
+	Listeners *listen.Sockets // closed by the caller
+	Apart     *apart.Net      // network namespace of the boxes' links and rules, the same as for Listeners; nil: the gateway's own
 	Log       *zap.Logger
-	Decisions *lines.Writer         // takes a line per decision; nil: none
-	NoWatch   bool                  // for tests: kernel rules that other programs change stay changed
-	Ready     func()                // called once everything is served; nil: nothing
-	Text      []byte                // of the configuration file, for a process of the same program that takes the gateway's place
-	Before    *handover.Predecessor // whose place the gateway takes; nil: nobody's
-	Control   Control               // what commands can ask for; nil: nothing
+	Decisions *lines.Writer         // receives a line per decision; nil: disabled
+	NoWatch   bool                  // for tests: do not restore kernel rules that other programs change
+	Ready     func()                // called when all servers are running; may be nil
+	Text      []byte                // the configuration file's content, for a successor that runs the same program
+	Before    *handover.Predecessor // the process being replaced; may be nil
+	Control   Control               // handles commands on the control socket; nil: all are refused
 }
 
-// Open builds the parts of a gateway. It knows no box yet ([Host.Recover]), and the protected ranges are in force. When it
-// fails, nothing it opened stays open; kernel rules stay, so that boxes that run are closed rather than open. A panic of a
-// part is an error.
+// Open builds a gateway. On return the protected ranges are applied and no box is known yet ([Host.Recover]). If it
+// fails, it closes what it opened, but leaves kernel rules in place, so that running boxes stay contained. A panic is
+// returned as an error.
 func Open(ctx context.Context, o Options) (h *Host, err error) {
 	err = change.Contain(o.Log, func() (err error) {
 		h, err = open(ctx, o)
@@ -55,7 +55,7 @@ func Open(ctx context.Context, o Options) (h *Host, err error) {
 	return h, err
 }
 
-// opening is a gateway that is being opened: what its steps have made so far.
+// opening is a gateway under construction: everything that the steps of [open] have made so far.
 type opening struct {
 	services
 	parts  *parts
@@ -63,7 +63,7 @@ type opening struct {
 	health *health
 }
 
-// open is Open but for panics.
+// open is Open without the conversion of panics.
 func open(ctx context.Context, options Options) (*Host, error) {
 	p, err := newParts(options)
 	if err != nil {
@@ -75,7 +75,7 @@ func open(ctx context.Context, options Options) (*Host, error) {
 		}
 	}
 	o := &opening{parts: p}
-	// Nobody has a key, or visits, before the gateway serves.
+	// The functions are only called once the gateway serves.
 	o.turn = newAdminTurn(func(key string) (api.Key, bool) { return o.keys.LookUp(key) }, p.listeners.DialAdmin)
 	p.visits = usage.NewVisits(p.boxes, p.reach, func(ctx context.Context, id policy.BoxID) error { return o.usage.Wake(ctx, id) })
 	steps := []func(context.Context) error{
@@ -96,19 +96,19 @@ func open(ctx context.Context, options Options) (*Host, error) {
 	}, nil
 }
 
-// complete returns an error that names what the steps have not opened.
+// complete returns an error that lists missing fields.
 func (o *opening) complete(context.Context) error {
 	return errors.Join(required.Fields(o.parts), required.Fields(&o.services))
 }
 
-// openHealth opens what knows whether the gateway serves, with its metrics.
+// openHealth opens the health checks and their metrics.
 func (o *opening) openHealth(context.Context) error {
 	p := o.parts
 	o.health = &health{serving: &serving{log: p.log, within: acceptTime}, proxy: p.proxy, ingress: p.ingress}
 	return errors.Join(p.metrics.Register(limitMetrics{p}), p.metrics.Register(capacityMetrics{o.health}))
 }
 
-// kernel returns the rules of boxes in the kernel.
+// kernel returns the kernel rules for boxes.
 func (p *parts) kernel() enforce.Kernel {
 	if p.apart != nil {
 		return unforwarded{p.firewall}
@@ -116,7 +116,7 @@ func (p *parts) kernel() enforce.Kernel {
 	return p.firewall
 }
 
-// openKeys opens the API keys and what they hold.
+// openKeys loads the API keys and their resource accounts.
 func (o *opening) openKeys(context.Context) (err error) {
 	p := o.parts
 	if p.holdings, err = keys.NewHoldings(keys.HoldingsConfig{Log: p.log, Book: p.quotas, Boxes: p.boxes, Store: p.store, Layer: p.launcher.LayerSize, Space: p.launcher.Room}); err != nil {
@@ -128,7 +128,7 @@ func (o *opening) openKeys(context.Context) (err error) {
 	return o.keys.Register(p.metrics)
 }
 
-// openURLs opens the public URLs.
+// openURLs opens the service of public URLs.
 func (o *opening) openURLs(context.Context) (err error) {
 	p := o.parts
 	o.publicURLs, err = urls.New(urls.Config{
@@ -138,7 +138,7 @@ func (o *opening) openURLs(context.Context) (err error) {
 	return err
 }
 
-// openRules opens what puts policies in force.
+// openRules opens the services that apply policies.
 func (o *opening) openRules(context.Context) error {
 	p := o.parts
 	ceiling, err := p.cfg.Policy.CompileCeiling()
@@ -165,7 +165,7 @@ func (o *opening) openRules(context.Context) error {
 	return nil
 }
 
-// openUsage opens what callers do in boxes.
+// openUsage opens the services that run commands in boxes, and their idle and disk guards.
 func (o *opening) openUsage(context.Context) error {
 	p := o.parts
 	held := state.Sandboxes{Launcher: p.launcher}
@@ -191,7 +191,7 @@ func (o *opening) openUsage(context.Context) error {
 	return err
 }
 
-// openLife opens what makes and deletes boxes.
+// openLife opens the services that create and delete boxes.
 func (o *opening) openLife(context.Context) (err error) {
 	p := o.parts
 	o.settings = box.NewSettings(p.log, p.store, p.boxes, p.shared)
@@ -210,7 +210,7 @@ func (o *opening) openLife(context.Context) (err error) {
 	return err
 }
 
-// openRecords opens what shows decisions, changes, secrets and holes.
+// openRecords opens the services of decisions, the audit trail, secrets and self-tests.
 func (o *opening) openRecords(context.Context) (err error) {
 	p := o.parts
 	o.events = records.NewDecisions(p.audit, p.past, p.kept)
@@ -223,13 +223,13 @@ func (o *opening) openRecords(context.Context) (err error) {
 	return err
 }
 
-// keysChanged makes the predecessor, and a process that takes the place of this one, look anew at the keys of open requests.
+// keysChanged makes this process and its predecessor check the API keys of open requests again.
 func (o *opening) keysChanged() {
 	o.turn.forgetKeys()
 	o.parts.before.Tell(handover.Message{Kind: handover.Keys})
 }
 
-// holdSecrets says where secrets are in use, where a predecessor may use some as well.
+// holdSecrets registers the connections that hold secrets, including a predecessor's.
 func (p *parts) holdSecrets(context.Context) error {
 	if p.before != nil {
 		p.secrets.SetHolders(both{p.proxy, p.before, p.boxes})
@@ -237,11 +237,11 @@ func (p *parts) holdSecrets(context.Context) error {
 	return nil
 }
 
-// protect puts the protected ranges in force before any box is known.
+// protect applies the protected ranges before any box is known.
 func (o *opening) protect(ctx context.Context) error { return o.protection.Update(ctx) }
 
-// Recover picks up the boxes of an earlier run. Call it once, after [Open] and before [Host.Serve]. After an error, close
-// the gateway. A panic is an error.
+// Recover recovers the boxes of an earlier run. Call it once, after [Open] and before [Host.Serve]. After an error, close
+// the gateway. A panic is returned as an error.
 func (h *Host) Recover(ctx context.Context) error {
 	err := change.Contain(h.parts.log, func() error {
 		if err := h.lifecycle.Recover(ctx); err != nil {
@@ -256,11 +256,11 @@ func (h *Host) Recover(ctx context.Context) error {
 	return err
 }
 
-// Close releases what [Open] opened. Rules, links and boxes stay as they are. Call it once, after Serve has returned.
+// Close releases everything that [Open] opened. Rules, links and boxes stay. Call it once, after Serve has returned.
 func (h *Host) Close() error {
 	h.usage.Close()
 	if h.succession.lent {
-		h.parts.flushExports() // the rest is another process's
+		h.parts.flushExports() // everything else belongs to the successor
 		return nil
 	}
 	return change.Contain(h.parts.log, h.parts.close)

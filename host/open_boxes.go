@@ -24,13 +24,13 @@ import (
 	"boxgate/preflight"
 )
 
-// A running gateway touches a file every second, so that the next one knows which flows of the kernel it has to report: those
-// that began since. The file is in the run directory, which is in memory and is empty after a reboot, like the kernel's
-// connection table.
+// lastRunPace is the interval at which a running gateway touches a file. The next gateway reports the kernel's flows that
+// began since. The file is in the run directory, on a tmpfs, so a reboot clears it together with the kernel's connection
+// table.
 const lastRunPace = time.Second
 
-// lastRun returns when a gateway was last known to run; zero: never. Flows of about that time are reported twice rather than
-// not at all.
+// lastRun returns when a gateway was last known to run, the zero time if never. It errs on the early side: flows around
+// that time are reported twice rather than not at all.
 func lastRun(runDir string) time.Time {
 	info, err := os.Stat(launcher.LastRun(runDir))
 	if err != nil {
@@ -39,7 +39,7 @@ func lastRun(runDir string) time.Time {
 	return info.ModTime().Add(-2 * lastRunPace)
 }
 
-// noteRun touches the file until ctx ends.
+// noteRun touches the file until ctx is done.
 func noteRun(ctx context.Context, runDir string) error {
 	path := launcher.LastRun(runDir)
 	if err := os.WriteFile(path, nil, 0o600); err != nil {
@@ -49,7 +49,7 @@ func noteRun(ctx context.Context, runDir string) error {
 	defer tick.Stop()
 	for {
 		now := time.Now()
-		_ = os.Chtimes(path, now, now) // at worst flows are reported twice
+		_ = os.Chtimes(path, now, now) // on failure, flows are reported twice
 		select {
 		case <-ctx.Done():
 			return nil
@@ -58,7 +58,7 @@ func noteRun(ctx context.Context, runDir string) error {
 	}
 }
 
-// forgetRun removes the file, which would keep the directory, when there is no box whose flows could be reported.
+// forgetRun removes the file, so that the run directory can be removed. Call it when there are no boxes.
 func forgetRun(runDir string) { _ = os.Remove(launcher.LastRun(runDir)) }
 
 func (p *parts) openFirewall(ctx context.Context) error {
@@ -126,7 +126,7 @@ func diskLimits(d config.Disk) launcher.DiskLimits {
 	}
 }
 
-// NeedNoBoxes requires that no box was launched on a host that only attaches.
+// NeedNoBoxes returns an error if the host only attaches boxes, but has launched ones.
 func NeedNoBoxes(cfg config.Config) error {
 	if cfg.Launcher.Enabled {
 		return nil
@@ -134,14 +134,14 @@ func NeedNoBoxes(cfg config.Config) error {
 	return launcher.NeedNoBoxes(cfg.StateDir)
 }
 
-// NeedDiskLimits says what keeps the disks of boxes from being limited as configured.
+// NeedDiskLimits returns an error if the disks of boxes cannot be limited as configured.
 func NeedDiskLimits(cfg config.Config) error {
 	if !cfg.Launcher.Enabled {
 		return nil
 	}
 	err := diskLimits(cfg.Launcher.Disk).Check(cfg.StateDir)
 	if errors.Is(err, launcher.ErrNoDiskLimit) {
-		return nil // that is a warning
+		return nil // CheckDiskLimits warns about it
 	}
 	return err
 }
@@ -157,7 +157,7 @@ func CheckDiskLimits(cfg config.Config) error {
 	return nil
 }
 
-// Images gives access to the image directory of a configuration, without a gateway.
+// Images opens the image directory of a configuration without a gateway.
 func Images(cfg config.Config) (launcher.Images, error) {
 	if err := preflight.NeedRoot(); err != nil {
 		return launcher.Images{}, err
@@ -165,7 +165,7 @@ func Images(cfg config.Config) (launcher.Images, error) {
 	return launcher.ImageStore(launcherConfig(cfg, nil)), nil
 }
 
-// EnsureImage builds, pulls or unpacks an image unless it is there.
+// EnsureImage builds, pulls or unpacks an image unless it is present.
 func EnsureImage(ctx context.Context, cfg config.Config, name string, progress func(string)) error {
 	images, err := Images(cfg)
 	if err != nil {
@@ -174,7 +174,7 @@ func EnsureImage(ctx context.Context, cfg config.Config, name string, progress f
 	return images.Ensure(ctx, name, progress)
 }
 
-// openMeter goes on counting what boxes use.
+// openMeter opens the usage meter, which continues from the stored counters.
 func (p *parts) openMeter(context.Context) (err error) {
 	p.meter, err = meter.Open(meter.Config{
 		Period: p.cfg.Limits.QuotaPeriod, Boxes: p.boxes.IDs, Kernel: usage.NewCounters(p.boxes, p.firewall, state.Sandboxes{Launcher: p.launcher}), Store: p.store, Log: p.log,
@@ -186,8 +186,8 @@ func (p *parts) openMeter(context.Context) (err error) {
 	return p.metrics.Register(p.meter)
 }
 
-// unforwarded is the kernel of a gateway whose boxes are in a namespace apart, from which no packet gets out: what a policy
-// allows by address goes to the proxy instead.
+// unforwarded is the kernel of a gateway whose boxes are in a separate network namespace without a route out. Traffic
+// that a policy allows by address goes to the proxy instead.
 type unforwarded struct{ *firewall.Firewall }
 
 // Apply implements [enforce.Kernel].
@@ -204,8 +204,8 @@ func (u unforwarded) ApplyAll(ctx context.Context, plans []firewall.Plan) []erro
 	return u.Firewall.ApplyAll(ctx, changed)
 }
 
-// Uninstallation finds what the gateway of a configuration has left on this host, for its Run to remove. With purge that
-// includes the state.
+// Uninstallation lists the kernel state, boxes and files that a gateway with this configuration left behind, including
+// its state directory if purge is set. [uninstall.Plan.Run] removes them.
 func Uninstallation(cfg config.Config, purge bool) (*uninstall.Plan, error) {
 	if err := preflight.NeedRoot(); err != nil {
 		return nil, err

@@ -22,7 +22,7 @@ import (
 	"boxgate/proxy"
 )
 
-// dnsLimits returns the limits for the DNS server; what is not configured stays as it is there.
+// dnsLimits returns the limits of the DNS server. Limits that are not configured keep its defaults.
 func dnsLimits(l config.Limits, shares share.Descriptors) dns.Limits {
 	return dns.Limits{QueriesPerSecond: float64(l.DNSQueries), Burst: 2 * l.DNSQueries, Sockets: shares.Questions()}
 }
@@ -82,7 +82,7 @@ func (p *parts) openEgress(context.Context) error {
 	return nil
 }
 
-// dnsUpstreams returns the configured upstreams, or the host's.
+// dnsUpstreams returns the configured upstreams, or else the servers of the host's resolv.conf.
 func dnsUpstreams(cfg config.Config) ([]string, error) {
 	if len(cfg.DNS.Upstreams) > 0 {
 		return cfg.DNS.Upstreams, nil
@@ -100,7 +100,7 @@ func dnsUpstreams(cfg config.Config) ([]string, error) {
 	if err != nil {
 		return nil, fmt.Errorf("dns.upstreams is empty and /etc/resolv.conf: %w", err)
 	}
-	servers = slices.DeleteFunc(servers, func(s string) bool { // the gateway's own would be a loop
+	servers = slices.DeleteFunc(servers, func(s string) bool { // the gateway's own addresses would be a loop
 		at, err := netip.ParseAddrPort(s)
 		return err == nil && slices.Contains(a.Own(), at.Addr())
 	})
@@ -110,7 +110,7 @@ func dnsUpstreams(cfg config.Config) ([]string, error) {
 	return servers, nil
 }
 
-// NeedResolvers requires upstreams that the DNS server can read.
+// NeedResolvers returns an error for upstreams that the DNS server cannot parse.
 func NeedResolvers(cfg config.Config) error {
 	upstreams, err := dnsUpstreams(cfg)
 	if err != nil {
@@ -126,10 +126,10 @@ func NeedResolvers(cfg config.Config) error {
 	return errors.Join(errs...)
 }
 
-// upstreamKey is the key of the roots that are trusted for upstreams.
+// upstreamKey is the configuration key of the additional roots trusted for upstream servers.
 const upstreamKey = "proxy.upstream_ca_files"
 
-// rootsWith returns the system's roots and those of the files that a key of the configuration names.
+// rootsWith returns the system's roots and those in files. Errors mention key, the configuration key of files.
 func rootsWith(key string, files []string) (*x509.CertPool, error) {
 	roots, err := x509.SystemCertPool()
 	if err != nil {
@@ -147,7 +147,7 @@ func rootsWith(key string, files []string) (*x509.CertPool, error) {
 	return roots, nil
 }
 
-// AddedRoots returns the certificates of the files, in PEM and without anything else that is there.
+// AddedRoots returns the certificates in files as PEM, without any other blocks.
 func AddedRoots(files []string) ([]byte, error) {
 	var out []byte
 	for _, f := range files {
@@ -168,7 +168,7 @@ func AddedRoots(files []string) ([]byte, error) {
 	return out, nil
 }
 
-// NeedRoots requires every file of root certificates.
+// NeedRoots returns an error for each file of root certificates that does not load.
 func NeedRoots(cfg config.Config) error {
 	var errs []error
 	for key, files := range map[string][]string{upstreamKey: cfg.Proxy.UpstreamCAFiles, exportKey: cfg.Log.Export.CAFiles} {

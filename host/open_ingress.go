@@ -30,8 +30,8 @@ import (
 	"boxgate/policy/name"
 )
 
-// certificateMetrics tells how long the certificates of public URLs are still valid. There is no label: hosts are as many
-// as there are URLs.
+// certificateMetrics exports the remaining validity of the certificates of public URLs. There is no host label, since its
+// cardinality would be that of the URLs.
 func (p *parts) certificateMetrics() error {
 	gauge := func(name, help string, value func() float64) error {
 		return p.metrics.Register(prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: name, Help: help}, value))
@@ -55,7 +55,7 @@ func (p *parts) certificateMetrics() error {
 	return errors.Join(errs...)
 }
 
-// daysLeft is how many days the first of the certificates is still valid; NaN if there is none.
+// daysLeft returns the number of days until the first of the certificates expires, NaN without any.
 func daysLeft(expiries []time.Time, now time.Time) float64 {
 	least := math.NaN()
 	for _, t := range expiries {
@@ -66,14 +66,14 @@ func daysLeft(expiries []time.Time, now time.Time) float64 {
 	return least
 }
 
-// certificates are those of the public URLs.
+// certificates supplies the certificates of public URLs.
 type certificates interface {
 	GetCertificate(*tls.ClientHelloInfo) (*tls.Certificate, error)
-	// Expiries returns when each of those that are served expires.
+	// Expiries returns the expiry times of the served certificates.
 	Expiries() []time.Time
 }
 
-// openCertificates opens the source that ingress.tls.mode asks for.
+// openCertificates opens the source selected by ingress.tls.mode.
 func (p *parts) openCertificates() error {
 	err := map[string]func() error{"files": p.openFiles, "acme": p.openACME, "internal": p.openInternal}[p.cfg.Ingress.TLS.Mode]()
 	if err != nil {
@@ -124,7 +124,7 @@ func (p *parts) openACME() error {
 	return err
 }
 
-// addressOf is where a listener listens; zero for none.
+// addressOf returns the address of a listener, the zero AddrPort for nil.
 func addressOf(ln net.Listener) netip.AddrPort {
 	if ln == nil {
 		return netip.AddrPort{}
@@ -132,13 +132,13 @@ func addressOf(ln net.Listener) netip.AddrPort {
 	return ln.Addr().(*net.TCPAddr).AddrPort()
 }
 
-// CheckACME finds what is missing for mode acme among the files that the configuration names.
+// CheckACME checks the files that the configuration names for mode acme.
 func CheckACME(cfg config.Config) error {
 	_, err := acmeConfig(cfg)
 	return err
 }
 
-// acmeConfig reads what the configuration names.
+// acmeConfig reads the files that the configuration names.
 func acmeConfig(cfg config.Config) (acme.Config, error) {
 	from := cfg.Ingress.TLS.ACME
 	domain, err := name.Parse(cfg.Ingress.Domain)
@@ -181,7 +181,7 @@ func issuerOf(c config.Issuer) (acme.Issuer, error) {
 	return i, nil
 }
 
-// secretFile reads a key in base64 from a file that only its owner may read.
+// secretFile reads a base64 key from a file that must be readable by its owner only.
 func secretFile(path string, encoding *base64.Encoding) (name.Secret, error) {
 	info, err := os.Stat(path)
 	if err != nil {
@@ -234,8 +234,8 @@ func (p *parts) openIngress(context.Context) error {
 	return err
 }
 
-// balancers are the load balancers before the gateway. That they can be parsed was checked with the configuration; one that
-// cannot be is trusted with nothing.
+// balancers returns the networks of load balancers that may send PROXY protocol headers. They were validated with the
+// configuration; an entry that does not parse is skipped, and so not trusted.
 func (p *parts) balancers() (list []netip.Prefix) {
 	for _, s := range p.cfg.Ingress.ProxyProtocol {
 		if at, err := netip.ParsePrefix(s); err == nil {
@@ -245,8 +245,8 @@ func (p *parts) balancers() (list []netip.Prefix) {
 	return list
 }
 
-// signInURL returns the address at which visitors come back from the identity provider, as configured and parsed; empty if ingress.oidc
-// is not set.
+// signInURL returns the URL that the identity provider redirects visitors to, both as configured and parsed. It is empty
+// if ingress.oidc is not set.
 func (p *parts) signInURL() (redirect string, at *url.URL, err error) {
 	c := p.cfg.Ingress.OIDC
 	if c.Issuer == "" {
@@ -269,7 +269,7 @@ func (p *parts) signInURL() (redirect string, at *url.URL, err error) {
 	return redirect, at, nil
 }
 
-// openAccounts returns what ingress.oidc asks for; nil if it is not set.
+// openAccounts returns the sign-in configured by ingress.oidc, nil if it is not set.
 func (p *parts) openAccounts() (*ingress.Accounts, error) {
 	c := p.cfg.Ingress.OIDC
 	if c.Issuer == "" {

@@ -45,7 +45,7 @@ func (p *parts) openAudit(context.Context) error {
 	return errors.Join(p.metrics.Register(p.audit), p.metrics.Register(share.Metrics{Budget: p.memory}), registerProcess(p.metrics))
 }
 
-// openHistory opens the decisions that are kept on disk, unless there are to be none. That it cannot be opened keeps nothing else from working.
+// openHistory opens the decisions on disk, unless they are disabled. A history that does not open is only logged.
 func (p *parts) openHistory() error {
 	bounds := p.cfg.Log.History
 	if bounds.Size == 0 {
@@ -64,7 +64,7 @@ func (p *parts) openHistory() error {
 	}, func() float64 { return float64(p.kept.Lost()) }))
 }
 
-// registerProcess adds the metrics that every Go program has, and what this one was built from.
+// registerProcess adds the metrics of the Go runtime and the process, and the build information.
 func registerProcess(r *prometheus.Registry) error {
 	b := buildinfo.Get()
 	built := prometheus.NewGaugeFunc(prometheus.GaugeOpts{
@@ -76,7 +76,7 @@ func registerProcess(r *prometheus.Registry) error {
 	)
 }
 
-// openExports makes what sends decisions to the operator's collectors. Nothing is sent yet.
+// openExports makes the exporters to the operator's collectors. They are idle until decisions arrive.
 func (p *parts) openExports() error {
 	c := p.cfg.Log.Export
 	if !c.On() {
@@ -111,7 +111,7 @@ func (p *parts) addExport(o export.Options, denied bool) {
 	p.exports = append(p.exports, audit.Export{Lines: x.Lines(), Denied: denied})
 }
 
-// flushExports sends what is left to be sent, of all decisions so far. Secrets must still be open.
+// flushExports sends the pending lines of all decisions so far. Secrets must still be open.
 func (p *parts) flushExports() {
 	if p.audit != nil {
 		p.audit.Flush()
@@ -119,15 +119,15 @@ func (p *parts) flushExports() {
 	p.exporters.Close()
 }
 
-// exportKey is the key of the roots that are trusted for collectors alone.
+// exportKey is the configuration key of the roots trusted for collectors only.
 const exportKey = "log.export.ca_files"
 
-// exportRoots returns the roots that are trusted for collectors.
+// exportRoots returns the roots trusted for collectors.
 func exportRoots(cfg config.Config) (*x509.CertPool, error) {
 	return rootsWith(exportKey, slices.Concat(cfg.Proxy.UpstreamCAFiles, cfg.Log.Export.CAFiles))
 }
 
-// openStore opens the store, and drops what an earlier run staged and never committed.
+// openStore opens the store and drops changes that an earlier run staged but did not commit.
 func (p *parts) openStore(context.Context) error {
 	var err error
 	p.store, err = store.Open(store.Options{
@@ -136,13 +136,13 @@ func (p *parts) openStore(context.Context) error {
 	if err != nil {
 		return err
 	}
-	if p.before == nil { // else the predecessor may need it
+	if p.before == nil { // the predecessor may still need it
 		_ = os.Remove(filepath.Join(p.cfg.StateDir, store.FileName) + keptSuffix)
 	}
 	if _, err := p.store.EnsureAPIKey(); err != nil {
 		return fmt.Errorf("making the first API key: %w", err)
 	}
-	// What was staged when the gateway died was never answered for: what is committed counts.
+	// A change that was staged when the gateway died was never acknowledged: the committed state counts.
 	cut, err := p.store.DropStaged()
 	if err != nil {
 		return err
@@ -153,14 +153,14 @@ func (p *parts) openStore(context.Context) error {
 	return nil
 }
 
-// openTrail opens the audit trail. Without it nothing could be changed, so that it not opening is an error.
+// openTrail opens the audit trail. Failure is fatal, because no change is accepted without it.
 func (p *parts) openTrail(context.Context) (err error) {
 	p.trail, err = records.OpenTrail(p.log, p.store, p.cfg.StateDir, p.cfg.Admin.Audit)
 	return err
 }
 
-// openSecrets opens the operator's secrets. A source that gives no value does not keep the gateway from starting: it fails
-// the requests that need it, and the log says why.
+// openSecrets opens the operator's secrets. A source that fails to provide a value does not prevent the start; requests
+// that need it fail, and the log has the reason.
 func (p *parts) openSecrets(context.Context) error {
 	if err := p.cfg.Secrets.Exposed(); err != nil {
 		p.log.Warn("the configuration shows secrets to others", zap.Error(err))
@@ -181,7 +181,7 @@ func (p *parts) openSecrets(context.Context) error {
 	return p.metrics.Register(p.secrets)
 }
 
-// openTokens makes the issuer of the tokens for the proxies that header rules forward to.
+// openTokens makes the issuer of identity tokens for the proxies that header rules forward to.
 func (p *parts) openTokens() error {
 	name := p.cfg.Proxy.TokenIssuer
 	if name == "" {

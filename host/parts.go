@@ -45,21 +45,21 @@ import (
 	"boxgate/store"
 )
 
-// parts are what a gateway is built from. The steps of [open] open them one after the other; each step needs only what the steps before it
-// have opened. A [Host] is made of them once all are there, and they change no more.
+// parts are the building blocks of a gateway. The steps of [open] open them in order; each step needs only earlier ones.
+// They do not change after [open] has returned.
 type parts struct {
 	cfg       config.Config
 	log       *zap.Logger
-	lines     *lines.Writer `required:"false"` // of the decisions; nil: none
+	lines     *lines.Writer `required:"false"` // of decisions; nil: disabled
 	addrs     config.Addresses
 	listeners *listen.Sockets
 	apart     *apart.Net            `required:"false"` // nil: boxes are in the gateway's own namespace
-	before    *handover.Predecessor `required:"false"` // whose place this process takes; nil: nobody's
+	before    *handover.Predecessor `required:"false"` // the process being replaced
 	metrics   *prometheus.Registry
-	shares    share.Descriptors // of file descriptors
-	memory    *memory.Budget    // which boxes share
+	shares    share.Descriptors // file descriptors
+	memory    *memory.Budget    // shared by boxes
 	quotas    *quotas.Book      // of API keys
-	keyed     *keyless.Keyed    // connections that have shown one
+	keyed     *keyless.Keyed    // connections of clients that presented an API key
 
 	boxes     *state.Table
 	connected *enforce.Registry
@@ -71,37 +71,37 @@ type parts struct {
 	visits    *usage.Visits
 	minter    *certs.Minter
 	history   *history.History
-	roots     *x509.CertPool // trusted for upstreams
-	added     []byte         // those of roots that the configuration adds, in PEM; launched boxes trust them too
+	roots     *x509.CertPool // trusted for upstream servers
+	added     []byte         // configured additions to roots, in PEM; launched boxes trust them too
 
 	store     *store.DB
 	trail     *records.Trail
-	past      *past.Store   `required:"false"` // nil: none is kept
-	kept      *lines.Writer `required:"false"` // of past; nil: none
+	past      *past.Store   `required:"false"` // nil: disabled
+	kept      *lines.Writer `required:"false"` // lines for past; nil: disabled
 	audit     *audit.Log
-	exporters export.Exporters // of decisions; none: they are not exported
-	exports   []audit.Export   // the same
+	exporters export.Exporters // of decisions; empty: disabled
+	exports   []audit.Export   // the exporters' inputs
 	secrets   *secrets.Secrets
 	tokens    *identity.Issuer
 	dns       *dns.Server
 	proxy     *proxy.Proxy
 	ingress   *ingress.Ingress
 	urlCA     *certs.Authority `required:"false"` // nil unless the internal CA signs public URLs
-	acme      *acme.Manager    `required:"false"` // nil unless issuers do
+	acme      *acme.Manager    `required:"false"` // nil unless ingress.tls.mode is acme
 
-	certificates certificates // of the public URLs
+	certificates certificates // of public URLs
 
 	launcher    *launcher.Launcher
 	shelf       *snapshots.Shelf
 	holdings    *keys.Holdings // of API keys
 	provisioner *box.Provisioner
-	net         *enforce.Enforcer // of policies
-	shared      *rules.Shared     // by the policies of all boxes
+	net         *enforce.Enforcer // applies policies
+	shared      *rules.Shared     // inputs shared by the policies of all boxes
 	firewall    *firewall.Firewall
 	meter       *meter.Meter
 }
 
-// newParts returns the parts that need nothing but the options. What a box may have of descriptors and memory is decided here.
+// newParts returns the parts that need only the options. It divides descriptors and memory among boxes.
 func newParts(o Options) (*parts, error) {
 	descriptors, err := share.RaiseDescriptors()
 	if err != nil {
@@ -118,7 +118,7 @@ func newParts(o Options) (*parts, error) {
 	}, nil
 }
 
-// close closes the parts that are open.
+// close closes the open parts.
 func (p *parts) close() error {
 	var errs []error
 	if p.firewall != nil {
@@ -126,7 +126,7 @@ func (p *parts) close() error {
 	}
 	p.flushExports()
 	if p.past != nil {
-		_ = p.kept.Sync() // what is lost is counted
+		_ = p.kept.Sync() // lost lines are counted
 		errs = append(errs, p.past.Close())
 	}
 	if p.trail != nil {

@@ -20,7 +20,7 @@ import (
 	"boxgate/proxy"
 )
 
-// policiesOf is a digest of what connections are judged by, besides what the store holds.
+// policiesOf returns a digest of the configuration that connections are judged by, in addition to the store.
 func policiesOf(cfg config.Config) string {
 	data, err := yaml.Marshal([]any{cfg.Policy, cfg.Limits, cfg.Network, cfg.Proxy, cfg.Secrets, cfg.Ingress})
 	if err != nil {
@@ -34,8 +34,8 @@ func policiesOf(cfg config.Config) string {
 	return hex.EncodeToString(sum.Sum(nil))
 }
 
-// relieve tells the predecessor that this process serves; see [handover.Predecessor.Relieve]. What it has is cut if it was judged by
-// another configuration, or does not keep boxes from all that is protected here.
+// relieve announces to the predecessor that this process serves; see [handover.Predecessor.Relieve]. If the predecessor
+// has another configuration, or does not protect all the ranges protected here, all its connections are cut.
 func relieve(p *handover.Predecessor, udp []listen.UDPSocket, cfg config.Config, protected []netip.Prefix, log *zap.Logger) error {
 	err := p.Relieve(log)
 	for _, u := range udp {
@@ -50,7 +50,7 @@ func relieve(p *handover.Predecessor, udp []listen.UDPSocket, cfg config.Config,
 	return err
 }
 
-// both are the connections of boxes: those of this process, and those that the predecessor drains. It implements
+// both combines the connections of boxes in this process with the ones that the predecessor drains. It implements
 // [enforce.Proxy] and [secrets.Holders].
 type both struct {
 	*proxy.Proxy
@@ -81,7 +81,8 @@ func (b both) CloseBox(id policy.BoxID) {
 	b.before.Tell(handover.Message{Kind: handover.Cut, Box: id})
 }
 
-// Holds implements [secrets.Holders]. What the predecessor was sent with is not known here: it may be any secret.
+// Holds implements [secrets.Holders]. The secrets in the predecessor's connections are unknown, so while it drains, any
+// secret may be held.
 func (b both) Holds(secret string) bool { return b.Proxy.Holds(secret) || b.before.Drains() }
 
 // Revoke implements [secrets.Holders].

@@ -27,7 +27,7 @@ import (
 	quotas "boxgate/quota"
 )
 
-// loops are what looks after the boxes and the host in the background. Safe for concurrent use.
+// loops runs the background work of boxes and host. Safe for concurrent use.
 type loops struct {
 	stopped context.Context
 	cancel  context.CancelFunc
@@ -40,33 +40,33 @@ func newLoops() *loops {
 	return l
 }
 
-// context returns one that ends with ctx or when stop is called. It has ended if stop was called before.
+// context returns a context that is canceled with ctx or by stop, immediately if stop was called before.
 func (l *loops) context(ctx context.Context) (context.Context, context.CancelFunc) {
 	ctx, cancel := context.WithCancel(ctx)
 	release := context.AfterFunc(l.stopped, cancel)
-	if l.stopped.Err() != nil { // which the function hears of in a while
+	if l.stopped.Err() != nil { // AfterFunc runs asynchronously
 		cancel()
 	}
 	return ctx, func() { release(); cancel() }
 }
 
-// stop ends the loops and waits for them.
+// stop cancels the loops and waits for them.
 func (l *loops) stop() {
 	l.cancel()
 	l.running.Wait()
 }
 
-// shutdownTimeout is how long requests and commands may go on after the first signal. Sessions end at once.
+// shutdownTimeout is how long requests and commands may continue after the first signal. Sessions end immediately.
 const shutdownTimeout = 10 * time.Second
 
-// answeringTimeout is how long DNS queries may then still be answered that have been read.
+// answeringTimeout is how long DNS queries that were already read may be answered after that.
 const answeringTimeout = time.Second
 
-// errNotRecovered refuses to serve while running boxes are not known.
+// errNotRecovered refuses to serve while running boxes are unknown.
 var errNotRecovered = errors.New("the boxes of the earlier run were not recovered")
 
-// Serve accepts connections on every socket until ctx ends or one of them fails, then drains. A panic of a server is an error.
-// [Host.Recover] must have succeeded.
+// Serve accepts connections on every socket until ctx is done or a server fails, then drains. A panic is returned as an
+// error. [Host.Recover] must have succeeded.
 func (h *Host) Serve(ctx context.Context) error {
 	if !h.health.recovered.Load() {
 		return errNotRecovered
@@ -101,7 +101,8 @@ func (h *Host) serveParts(ctx context.Context) error {
 			return nil
 		})
 	}
-	// DNS answers until everything else has ended: what drains resolves names, and so do boxes that wait for the next gateway.
+	// DNS answers until everything else has ended: draining connections resolve names, and so do boxes that wait for the
+	// next gateway.
 	answering, stopAnswering := context.WithCancel(context.WithoutCancel(ctx))
 	defer stopAnswering()
 	h.serveEgress(ctx, answering, run)
@@ -129,15 +130,15 @@ func (h *Host) serveParts(ctx context.Context) error {
 		case err := <-h.succession.failed:
 			return errors.Join(err, change.Contain(h.parts.log, func() error { return h.drain(finish) }))
 		case <-h.succession.replaced:
-			admin.EndStreams() // what follows decisions asks the successor
+			admin.EndStreams() // followers of decisions reconnect to the successor
 			return change.Contain(h.parts.log, func() error { return h.drainReplaced(ctx, finish) })
 		}
 	})
 	return group.Wait()
 }
 
-// endAnswering ends the DNS server. What it has read is answered; what it has not is the next gateway's, if the service manager keeps
-// the sockets.
+// endAnswering stops the DNS server after answering the queries it has read. Unread queries are left to the next gateway,
+// if the service manager keeps the sockets.
 func (h *Host) endAnswering(stop func()) {
 	defer stop()
 	defer time.AfterFunc(answeringTimeout, stop).Stop()
@@ -145,7 +146,7 @@ func (h *Host) endAnswering(stop func()) {
 	h.parts.dns.Answered()
 }
 
-// startLoops starts what looks after the boxes and the host, until ctx ends or the loops are stopped.
+// startLoops starts the background loops, which run until ctx is done or the loops are stopped.
 func (h *Host) startLoops(ctx context.Context, run func(string, func() error)) {
 	ctx, cancel := h.loops.context(ctx)
 	running := &h.loops.running
@@ -166,13 +167,13 @@ func (h *Host) startLoops(ctx context.Context, run func(string, func() error)) {
 		loop("certificates", func() error { h.parts.acme.Run(ctx); return nil })
 	}
 	h.serveLoops(ctx, loop)
-	go func() { // releases ctx
+	go func() { // release ctx
 		running.Wait()
 		cancel()
 	}()
 }
 
-// sayPolicies says what boxes may reach that were made without a policy.
+// sayPolicies logs that boxes created without a policy are not restricted, if that is the configuration.
 func (h *Host) sayPolicies() {
 	p := h.parts.cfg.Policy
 	if p.Default.Spec.Mode == policy.ModeAllowAll && p.Ceiling.Spec.Mode == "" {
@@ -180,12 +181,12 @@ func (h *Host) sayPolicies() {
 	}
 }
 
-// announce tells systemd, the log and the caller that everything is served.
+// announce notifies systemd, the log and the caller that all servers are running.
 func (h *Host) announce() {
 	if err := systemd.Ready(); err != nil {
 		h.parts.log.Warn("systemd was not told that the gateway is ready", zap.Error(err))
 	}
-	h.parts.listeners.Keep(h.parts.log) // after that: other managers read nothing once they know it
+	h.parts.listeners.Keep(h.parts.log) // after Ready: other service managers do not read further messages
 	h.sayPolicies()
 	h.parts.log.Info("ready", zap.Int("boxes", len(h.parts.boxes.All())))
 	if h.options.Ready != nil {
@@ -193,7 +194,7 @@ func (h *Host) announce() {
 	}
 }
 
-// drain finishes what is under way.
+// drain finishes running requests on shutdown.
 func (h *Host) drain(finish func(context.Context) error) error {
 	h.succession.stopping.Store(true)
 	_ = systemd.Notify("STOPPING=1")
@@ -207,24 +208,24 @@ func (h *Host) drain(finish func(context.Context) error) error {
 	return err
 }
 
-// finish finishes what is under way, until drain ends, and closes the listeners.
+// finish waits for running requests until drain is done, and closes the listeners.
 func (h *Host) finish(drain context.Context, admin *server.API, adminServer, metrics *http.Server) error {
 	defer h.parts.listeners.Close()
 	h.health.serving.end()
-	// The API stops first, so that no change begins; boxes and their rules stay as they are.
+	// The API stops first, so that no change begins. Boxes and their rules stay.
 	err := fault.At(drain, "stop: begun")
 	h.arriving.await(drain)
 	err = errors.Join(err, adminServer.Shutdown(drain), admin.Wait(drain))
 	err = errors.Join(err, fault.At(drain, "stop: no more changes"))
 	if h.parts.acme != nil {
-		h.parts.acme.Close() // before the listeners that issuers connect to
+		h.parts.acme.Close() // before the listeners, which issuers connect to
 	}
 	err = errors.Join(err, h.parts.ingress.Shutdown(drain), h.parts.proxy.Shutdown(drain), metrics.Shutdown(drain))
 	return errors.Join(err, fault.At(drain, "stop: drained"))
 }
 
-// largestBody returns how many bytes a body of a request to the admin API may have: 8 MiB, or an eighth of the memory that API keys share
-// for bodies, so that one of them has room for one.
+// largestBody returns the maximum size of a request body for the admin API: 8 MiB, or if less, an eighth of the memory
+// for bodies that API keys share, so that one body always fits.
 func (p *parts) largestBody() int64 {
 	largest := int64(8 << 20)
 	if shared, _ := p.quotas.Shared(quotas.Memory); shared.Limit > 0 {
@@ -233,7 +234,7 @@ func (p *parts) largestBody() int64 {
 	return largest
 }
 
-// serveLoops starts what looks after the boxes and the host.
+// serveLoops starts the background loops of the services.
 func (h *Host) serveLoops(ctx context.Context, run func(string, func() error)) {
 	run("host addresses", func() error { return h.protection.Follow(ctx) })
 	run("temporary entries of policies", func() error { return h.policies.KeepLeases(ctx) })
@@ -256,7 +257,7 @@ func (h *Host) serveLoops(ctx context.Context, run func(string, func() error)) {
 	run("files of deleted boxes", func() error { h.parts.launcher.KeepTrashEmpty(ctx); return nil })
 }
 
-// serveEgress starts what boxes are steered to. DNS ends with answering, the others with ctx.
+// serveEgress starts the servers that boxes are redirected to. DNS runs until answering is done, the others until ctx is.
 func (h *Host) serveEgress(ctx, answering context.Context, run func(string, func() error)) {
 	p := h.parts
 	for _, ln := range p.listeners.Transparent {
@@ -285,7 +286,7 @@ func (h *Host) serveEgress(ctx, answering context.Context, run func(string, func
 	}
 }
 
-// serveKeyed serves HTTP to clients with API keys, and bounds the connections of clients without one.
+// serveKeyed serves HTTP to clients with API keys, and limits the connections of clients without one.
 func (h *Host) serveKeyed(run func(string, func() error), name string, server *http.Server, ln net.Listener) {
 	tried := tryable(ln)
 	keyed := h.parts.shares.Keyless(tried)
@@ -302,7 +303,7 @@ func (h *Host) serveURLs(run func(string, func() error), name string, ln net.Lis
 	run(name, func() error { return serve(direct) })
 }
 
-// serveFront starts the public URLs. Over plain HTTP they are served on loopback only; elsewhere they redirect.
+// serveFront starts the public URLs. Plain HTTP is served on loopback only; elsewhere it redirects.
 func (h *Host) serveFront(run func(string, func() error)) {
 	l := h.parts.listeners
 	var httpsPort uint16

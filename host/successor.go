@@ -25,40 +25,40 @@ import (
 	"boxgate/store"
 )
 
-// Start starts a process of the gateway that takes the place of this one, with one end of a socket pair, which it closes. The
-// program is the one that is installed now, or that of this process.
+// Start starts a successor process with one end of a socket pair, which it closes. The program is the installed one, or
+// this process's own if ownProgram is set.
 type Start func(theirs *os.File, ownProgram bool) (*os.Process, error)
 
-// succession is how another process takes the place of this one. The zero value is ready.
+// succession is the replacement of this process by another.
 type succession struct {
-	mu       sync.Mutex    // one at a time
-	lent     bool          // the store and the kernel rules are not this process's any more; guarded by mu
-	replaced chan struct{} // closed when another process serves
-	failed   chan error    // takes one error, after which this process cannot go on
+	mu       sync.Mutex    // serialises replacements
+	lent     bool          // the store and the kernel rules were released to another process; guarded by mu
+	replaced chan struct{} // closed when the successor serves
+	failed   chan error    // receives one error, after which this process cannot continue
 	orders   *handover.Conn
-	cut      chan struct{} // closed when nobody says any more what must not go on
+	cut      chan struct{} // closed when the successor's orders have ended
 
-	stopLeases func() // set once lent; guarded by mu
+	stopLeases func() // set while lent; guarded by mu
 
-	stopping atomic.Bool // this process is told to end
+	stopping atomic.Bool // this process was asked to stop
 }
 
 func newSuccession() *succession {
 	return &succession{replaced: make(chan struct{}), failed: make(chan error, 1), cut: make(chan struct{})}
 }
 
-// Control does what `gateway reload` and `gateway upgrade` ask for, which is one word, and returns what to answer.
+// Control handles a command on the control socket, such as reload or upgrade, and returns the answer.
 type Control func(ctx context.Context, word string) (any, error)
 
-// How long the parts of a succession may take.
+// Time limits of the phases of a replacement.
 const (
-	prepareTimeout = 2 * time.Minute  // of the checks of the new process
-	quietTimeout   = 30 * time.Second // of changes that are under way
-	takeTimeout    = 2 * time.Minute  // of picking up the boxes
+	prepareTimeout = 2 * time.Minute  // the new process's checks
+	quietTimeout   = 30 * time.Second // running changes
+	takeTimeout    = 2 * time.Minute  // recovery of the boxes
 )
 
-// Replace has another process take the place of this one: it returns the ID of the process once that serves, and what is open here is drained. On
-// error this gateway goes on as before, or in a process of the same program.
+// Replace replaces this process by a successor. It returns the successor's process ID once that serves; then this process
+// drains its connections. On an error this gateway continues, or a new process of its own program serves.
 func (h *Host) Replace(ctx context.Context, start Start) (pid int, err error) {
 	s := h.succession
 	if !s.mu.TryLock() {
@@ -85,7 +85,7 @@ func (h *Host) Replace(ctx context.Context, start Start) (pid int, err error) {
 		return h.retired(next)
 	}
 	next.end()
-	if s.stopping.Load() { // systemd would not hear of the other
+	if s.stopping.Load() { // systemd would not accept the successor now
 		return 0, errors.Join(errors.New("the gateway is being stopped"), err)
 	}
 	h.parts.log.Error("the new gateway failed; the program of the old one takes its place", zap.Error(err))
@@ -96,7 +96,7 @@ func (h *Host) Replace(ctx context.Context, start Start) (pid int, err error) {
 	return 0, fmt.Errorf("the new gateway failed, and the program that ran before serves: %w", err)
 }
 
-// goOn has this process's own program, with its configuration, take its place.
+// goOn replaces this process by a new one with the same program and configuration.
 func (h *Host) goOn(ctx context.Context, start Start) error {
 	if err := h.letGo(); err != nil {
 		h.parts.log.Warn("not everything could be closed that the next process opens", zap.Error(err))
@@ -117,7 +117,8 @@ func (h *Host) goOn(ctx context.Context, start Start) error {
 	return err
 }
 
-// retired is retire but for panics, after which this process cannot go on: another serves.
+// retired is retire with panics converted to errors. After one this process cannot continue, because the successor
+// serves.
 func (h *Host) retired(next *successor) (pid int, err error) {
 	if err = change.Contain(h.parts.log, func() error { pid = h.retire(next); return nil }); err != nil {
 		h.succession.failed <- err
@@ -125,7 +126,7 @@ func (h *Host) retired(next *successor) (pid int, err error) {
 	return pid, err
 }
 
-// successor is a process that is about to take the place of this one.
+// successor is a process that is about to replace this one.
 type successor struct {
 	conn    *handover.Conn
 	process *os.Process
@@ -137,7 +138,7 @@ func (n *successor) end() {
 	_, _ = n.process.Wait()
 }
 
-// prepare starts a successor and returns once it has found nothing that would keep it from serving.
+// prepare starts a successor and waits until its checks have passed.
 func (h *Host) prepare(ctx context.Context, start Start, ownProgram bool) (*successor, error) {
 	if err := fault.At(ctx, "replace: begun"); err != nil {
 		return nil, err
@@ -169,8 +170,8 @@ func (h *Host) prepare(ctx context.Context, start Start, ownProgram bool) (*succ
 	return n, nil
 }
 
-// take lets the successor have what only one process can have, and returns once it serves. It is told which addresses are
-// protected here.
+// take hands the resources that only one process can hold to the successor, with the addresses protected here, and
+// returns once the successor serves.
 func (n *successor) take(protected []netip.Prefix) error {
 	_ = n.conn.SetDeadline(time.Now().Add(takeTimeout))
 	if err := n.conn.Send(handover.Message{Kind: handover.Yours, Protected: protected}); err != nil {
@@ -179,12 +180,12 @@ func (n *successor) take(protected []netip.Prefix) error {
 	return n.conn.Expect(handover.Serving)
 }
 
-// keptSuffix ends the name of the store as it was before a successor opened it.
+// keptSuffix is the suffix of the copy of the store made before a successor opens it.
 const keptSuffix = ".before"
 
-// lend lets go of what only one process can have: changes wait, what looks after the boxes ends, the kernel rules are left as
-// they are, and the store is closed. DNS, the proxy and public URLs go on, with the policies as they are. An error after that
-// has begun leaves no way back but through another process.
+// lend releases the resources that only one process can hold: it holds back changes, stops the background loops, detaches
+// from the kernel rules, which stay, and closes the store. DNS, the proxy and public URLs continue with the current
+// policies. After lent is set, an error can only be recovered from by starting another process.
 func (h *Host) lend(ctx context.Context) error {
 	quiet, cancel := context.WithTimeout(ctx, quietTimeout)
 	defer cancel()
@@ -192,7 +193,7 @@ func (h *Host) lend(ctx context.Context) error {
 		return errBusy
 	}
 	h.parts.boxes.Lent.Store(true)
-	for _, b := range h.parts.boxes.All() { // a change that has begun is completed, and nobody begins another
+	for _, b := range h.parts.boxes.All() { // complete changes that have begun; new ones are refused
 		b.Lock()
 		_ = b.AwaitSettled(quiet)
 		b.Unlock()
@@ -208,10 +209,10 @@ func (h *Host) lend(ctx context.Context) error {
 	return errors.Join(err, copyFile(file, file+keptSuffix), fault.At(ctx, "replace: let go"))
 }
 
-// errBusy refuses a replacement while something changes.
+// errBusy refuses a replacement during a long change.
 var errBusy = errors.New("a change of a box takes long: try again when it is over")
 
-// letGo ends what only one process can do. It may be called again after it has failed.
+// letGo stops everything that only one process can do. It may be called again after a failure.
 func (h *Host) letGo() error {
 	h.loops.stop()
 	h.keepLentLeases()
@@ -219,13 +220,13 @@ func (h *Host) letGo() error {
 	h.parts.secrets.Rest()
 	errs := []error{h.parts.firewall.Close(), h.parts.trail.Log().Release()}
 	if h.parts.past != nil {
-		_ = h.parts.kept.Sync() // what is lost is counted
+		_ = h.parts.kept.Sync() // lost lines are counted
 		errs = append(errs, h.parts.past.Release())
 	}
 	return errors.Join(append(errs, h.parts.store.Close())...)
 }
 
-// keepLentLeases has temporary entries of policies end at their time until the successor serves, which ends them then.
+// keepLentLeases ends temporary entries of policies on time until the successor serves.
 func (h *Host) keepLentLeases() {
 	s := h.succession
 	if s.stopLeases != nil {
@@ -242,7 +243,7 @@ func (h *Host) keepLentLeases() {
 	}
 }
 
-// copyFile copies a file that others may not read: whole, or not at all.
+// copyFile copies a file atomically, readable by its owner only.
 func copyFile(from, to string) error {
 	in, err := os.Open(from)
 	if err != nil {
@@ -264,8 +265,8 @@ func copyFile(from, to string) error {
 	return err
 }
 
-// retire stops accepting and answering anything new, which the successor does by now, and leaves the rest to [Host.Serve]. It
-// returns the ID of the successor's process.
+// retire stops accepting connections and queries, which the successor now serves, and leaves draining to [Host.Serve]. It
+// returns the successor's process ID.
 func (h *Host) retire(next *successor) (pid int) {
 	s := h.succession
 	h.parts.listeners.Leave()
@@ -295,20 +296,20 @@ func (h *Host) retire(next *successor) (pid int) {
 	return pid
 }
 
-// obey does what the successor says until it says nothing any more. Then nobody knows what must not go on, and nothing does.
+// obey applies the successor's orders until the channel closes, then cuts every remaining connection.
 func (h *Host) obey(err error) {
 	defer close(h.succession.cut)
 	for err == nil {
 		var m handover.Message
 		if m, err = h.succession.orders.Receive(); err == nil {
 			h.order(m)
-			h.parts.before.Tell(m) // which may still drain, too, and hears of nobody else
+			h.parts.before.Tell(m) // a predecessor of this process may also still be draining, and has no other source of orders
 			err = h.succession.orders.Send(handover.Message{Kind: handover.Done})
 		}
 	}
 }
 
-// order does one thing that the successor says. What is not understood cuts everything.
+// order executes one order of the successor. An unknown order cuts everything.
 func (h *Host) order(m handover.Message) {
 	switch m.Kind {
 	case handover.Cut:
@@ -335,7 +336,7 @@ func (h *Host) order(m handover.Message) {
 	}
 }
 
-// cutBox cuts the connections that the box has here. It has no policy here any more.
+// cutBox cuts a box's connections in this process and removes its policy.
 func (h *Host) cutBox(id policy.BoxID) {
 	if b, err := h.parts.boxes.Find(id); err == nil {
 		b.Policy.Store(nil)
@@ -343,7 +344,8 @@ func (h *Host) cutBox(id policy.BoxID) {
 	h.parts.proxy.CloseBox(id)
 }
 
-// takePolicy judges the connections that a box has here by its new policy. One that this program does not understand cuts them.
+// takePolicy applies a box's new policy to its connections in this process. If this program cannot parse the policy, the
+// connections are cut.
 func (h *Host) takePolicy(m handover.Message) {
 	b, err := h.parts.boxes.Find(m.Box)
 	if err != nil || b.Policy.Load() == nil {
@@ -355,7 +357,7 @@ func (h *Host) takePolicy(m handover.Message) {
 		h.cutBox(m.Box)
 		return
 	}
-	next, err := h.parts.shared.CompileSpec(b, spec, m.Version) // the spec is with the leases that run
+	next, err := h.parts.shared.CompileSpec(b, spec, m.Version) // spec includes the running leases
 	if err != nil {
 		h.cutBox(m.Box)
 		return
@@ -364,10 +366,11 @@ func (h *Host) takePolicy(m handover.Message) {
 	h.parts.proxy.Recheck(m.Box)
 }
 
-// idleGrace is how long visitors may take to send the next request on a connection that is open.
+// idleGrace is how long visitors may take to send the next request on an open connection.
 const idleGrace = 10 * time.Second
 
-// drainReplaced lets what is open end by itself, for as long as configured and as somebody says what must not go on.
+// drainReplaced waits for open connections to end, for the configured time at most. When the successor's orders end, the
+// rest is cut.
 func (h *Host) drainReplaced(ctx context.Context, finish func(context.Context) error) error {
 	drain, cancel := context.WithTimeout(ctx, h.parts.cfg.Drain)
 	defer cancel()
@@ -398,9 +401,9 @@ func (h *Host) drainReplaced(ctx context.Context, finish func(context.Context) e
 	return err
 }
 
-// relieve has the predecessor stop, and cut what boxes have there that have no network here, or have used up
-// their quotas, and the visitors of the latter. If systemd may know the predecessor alone, this process ends: systemd starts another
-// one, which could not serve beside it.
+// relieve makes the predecessor stop accepting. It cuts the predecessor's connections of boxes that are disconnected here
+// or have used up their quotas, and the visitors of the latter. If systemd may still regard the predecessor as the main
+// process, this process ends: systemd would start another gateway, which could not run next to it.
 func (h *Host) relieve() {
 	if err := relieve(h.parts.before, h.parts.listeners.DNSUDP, h.parts.cfg, h.protection.Own(), h.parts.log); err != nil && systemd.Supervised() {
 		h.succession.failed <- fmt.Errorf("the gateway that was replaced has not told systemd that this process serves: %w", err)
