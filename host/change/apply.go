@@ -10,30 +10,31 @@ import (
 	"boxgate/internal/fault"
 )
 
-// Change is one change of what boxes may do: of a policy, of header rules, of the protected ranges. All of them are made by
-// [Apply].
+// Change is one change of the permissions of boxes: of a policy, of header rules, or of the protected ranges. [Apply] makes the
+// change.
 type Change struct {
-	What string // in answers and in the log
+	What string // for errors and the log
 
-	// Stage writes the new state beside the committed one, without effect. The next start drops what is only staged.
+	// Stage writes the new state next to the committed one, without effect. The next start drops uncommitted staged
+	// state.
 	Stage func() error
-	// Enforce puts the new state in force. On error it has restored what was in force before, or closed the box.
+	// Enforce applies the new state. On error it has restored the previous state, or closed the box.
 	Enforce func(context.Context) error
-	// Commit makes the staged state the one that a start puts in force, and updates memory.
+	// Commit makes the staged state the one that the next start applies, and updates memory.
 	Commit func() error
-	// Abort forgets what was staged. It is nil for a change that is never rolled back: a failed one is tried again.
+	// Abort drops the staged state. It is nil for a change that is retried instead of rolled back.
 	Abort func() error
-	// Settle puts in force what the store holds and updates memory, when it is unknown how far the change got. It reports
-	// whether that is the new state.
+	// Settle applies the stored state and updates memory, when it is unknown how far the change got. It reports whether
+	// the stored state is the new one.
 	Settle func() (took bool, err error)
 }
 
-// Apply makes a change: stage it on disk, put it in force, commit it. A failure before the commit leaves the old state in
-// force and committed. A commit may fail after the new state has reached the disk, and a panic leaves it unknown how far
-// the change got: then what the store holds is put in force. Whenever the gateway dies, the next one puts the committed
-// state in force.
+// Apply makes a change: it stages the new state on disk, applies it, and commits it. After a failure before the commit
+// the old state stays applied and committed. A commit may fail after the new state has reached the disk, and after a
+// panic it is unknown how far the change got: in both cases the stored state is applied. If the gateway dies, the next
+// one applies the committed state.
 //
-// Once begun, the change runs to its end even if ctx is cancelled. The caller serialises changes of the same kind.
+// Once begun, the change runs to its end even if ctx is canceled. The caller serialises changes of the same kind.
 func Apply(ctx context.Context, log *zap.Logger, c Change) error {
 	ctx, cancel := Begun(ctx)
 	defer cancel()
@@ -45,7 +46,7 @@ func Apply(ctx context.Context, log *zap.Logger, c Change) error {
 	return err
 }
 
-// run takes the steps of apply.
+// run takes the steps of Apply.
 func (c Change) run(ctx context.Context, log *zap.Logger) error {
 	if err := c.Stage(); err != nil {
 		return NotStored(log, c.What+" could not be stored, nothing was changed", err)

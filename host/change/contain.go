@@ -8,10 +8,10 @@ import (
 	"go.uber.org/zap"
 )
 
-// ErrFault stands for a panic.
+// ErrFault replaces a panic.
 var ErrFault = errors.New("a fault of the gateway; its log says where")
 
-// Contain makes an error of a panic of f. Where it happened is logged, not its text, which may hold a secret.
+// Contain converts a panic of f into [ErrFault]. It logs the stack but not the panic value, which may contain a secret.
 func Contain(log *zap.Logger, f func() error, about ...zap.Field) (err error) {
 	defer func() {
 		if v := recover(); v != nil {
@@ -22,18 +22,18 @@ func Contain(log *zap.Logger, f func() error, about ...zap.Field) (err error) {
 	return f()
 }
 
-// changeTimeout bounds the change of one box once it has begun. A change of all boxes has as much time for each of them.
+// changeTimeout is the time limit of a change of one box once it has begun. In a change of all boxes, it applies to each.
 const changeTimeout = time.Minute
 
-// Begun returns a context for a change that must not stop half-way because its caller has gone.
+// Begun returns a context for a change that must not stop half-way because its caller disconnects.
 func Begun(ctx context.Context) (context.Context, context.CancelFunc) {
 	return context.WithTimeout(context.WithoutCancel(ctx), changeTimeout)
 }
 
-// restoreTimeout bounds a rollback.
+// restoreTimeout is the time limit of a rollback.
 const restoreTimeout = 10 * time.Second
 
-// Restoring returns a context for a rollback, which goes on although the change it undoes was cancelled.
+// Restoring returns a context for a rollback, which continues even if the failed change was canceled.
 func Restoring(ctx context.Context) (context.Context, context.CancelFunc) {
 	return context.WithTimeout(context.WithoutCancel(ctx), restoreTimeout)
 }

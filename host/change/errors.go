@@ -11,7 +11,7 @@ import (
 	"boxgate/store"
 )
 
-// NotStored is the answer when the store cannot be written: what did not happen, and what to do about it.
+// NotStored returns the error for a failed write to the store. what states the outcome; NotStored adds the remedy.
 func NotStored(log *zap.Logger, what string, err error) error {
 	if errors.Is(err, store.ErrNotFound) || errors.Is(err, store.ErrConflict) {
 		return err
@@ -29,7 +29,7 @@ func NotStored(log *zap.Logger, what string, err error) error {
 	return &api.Error{Kind: api.ErrUnavailable, Message: what + ": " + advice, Cause: err}
 }
 
-// InvalidAt is one mistake in a request.
+// InvalidAt returns the error for one mistake in a request.
 func InvalidAt(pointer, message string) error {
 	return &document.InvalidError{Problems: []document.Problem{{Pointer: pointer, Message: message}}}
 }

@@ -7,13 +7,13 @@ import (
 	"go.uber.org/zap"
 )
 
-// Undo collects how the steps of a change are undone.
+// Undo collects the rollbacks of a change's steps.
 type Undo []func(context.Context) error
 
-// Add adds how a step is undone, before the step is taken.
+// Add adds the rollback of a step, before the step is taken.
 func (u *Undo) Add(f func(context.Context) error) { *u = append(*u, f) }
 
-// Run undoes all steps, the last one first. One that fails or panics does not keep the others from being tried.
+// Run runs all rollbacks in reverse order, including after one that fails or panics.
 func (u Undo) Run(ctx context.Context, log *zap.Logger) error {
 	ctx, cancel := Restoring(ctx)
 	defer cancel()

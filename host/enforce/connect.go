@@ -9,31 +9,31 @@ import (
 	"boxgate/policy"
 )
 
-// Interface says where a box gets its interface.
+// Interface is the location of a box's interface.
 type Interface struct {
 	NetNS      string // path of the network namespace
-	GuestStack bool   // the box speaks on the interface with a network stack of its own
+	GuestStack bool   // the box runs its own network stack on the interface
 }
 
-// Joining is a box that gets its network.
+// Joining is a box to be connected.
 type Joining struct {
 	Box      *policy.Box
 	At       Interface
 	Compiled *policy.Compiled
 }
 
-// Connect gives the box its interface, closed, makes it known to DNS and proxy, and opens what its policy allows. After an
-// error the caller must [Enforcer.Disconnect] it.
+// Connect gives the box a closed interface, registers it with DNS and the proxy, and opens the destinations that its
+// policy allows. After an error the caller must call [Enforcer.Disconnect].
 func (e *Enforcer) Connect(ctx context.Context, b *policy.Box, at Interface, compiled *policy.Compiled) error {
 	return e.ConnectAll(ctx, []Joining{{b, at, compiled}})[0]
 }
 
-// ConnectAll does so for many boxes, each step for all of them before the next, and returns the errors in their order. A
-// failure of one may be another's as well: connected one by one, only those fail that must.
+// ConnectAll connects many boxes, each step for all of them before the next, and returns their errors in the same order.
+// A failure of one box may cause errors for others, which succeed if connected one by one.
 func (e *Enforcer) ConnectAll(ctx context.Context, list []Joining) []error {
 	var attachments []firewall.Attachment
 	for _, j := range list {
-		e.judged.take(j.Box.ID) // an earlier run may have let connections through
+		e.judged.take(j.Box.ID) // an earlier run may have accepted connections
 		attachments = append(attachments, firewall.Attachment{
 			Box: j.Box.ID, NetNS: j.At.NetNS, V4: j.Box.V4, V6: j.Box.V6, GuestStack: j.At.GuestStack, Rates: ratesOf(j.Box.Limits.Load()),
 		})
@@ -62,13 +62,13 @@ func (e *Enforcer) ConnectAll(ctx context.Context, list []Joining) []error {
 	return errs
 }
 
-// Await returns once no first packet of the box would be lost.
+// Await returns once the box's first packet would get through.
 func (e *Enforcer) Await(ctx context.Context, b *policy.Box) error {
 	return e.Kernel.AwaitBox(ctx, b.ID)
 }
 
-// Disconnect takes the box off the network: the policy and the kernel first, then every part that remembers the box. What
-// cannot be removed stays closed, since without a policy everything is denied.
+// Disconnect takes the box off the network: first the policy and the kernel rules, then the state in other parts.
+// Leftovers stay closed, since without a policy everything is denied.
 func (e *Enforcer) Disconnect(ctx context.Context, b *policy.Box) error {
 	b.Policy.Store(nil)
 	e.judged.take(b.ID)

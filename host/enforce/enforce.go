@@ -1,7 +1,7 @@
-// Package enforce puts a compiled policy in force for one box: in the kernel, for DNS and the proxy, and for the
-// connections that are open. It gives a box its network and takes it away.
+// Package enforce applies a compiled policy to a box: in the kernel, for DNS and the proxy, and to open connections. It
+// also connects boxes to the network and disconnects them.
 //
-// Calls for one box must not overlap: its caller holds a lock for each box. A box without a policy has no network.
+// Calls for the same box must not overlap: the caller holds the box's lock. A box without a policy is disconnected.
 package enforce
 
 import (
@@ -15,7 +15,7 @@ import (
 	"boxgate/policy"
 )
 
-// Kernel is what the enforcer needs of [firewall.Firewall].
+// Kernel is the part of [firewall.Firewall] that the enforcer uses.
 type Kernel interface {
 	AddBoxes(ctx context.Context, list []firewall.Attachment) []error
 	AwaitBox(ctx context.Context, id policy.BoxID) error
@@ -27,36 +27,34 @@ type Kernel interface {
 	SetRates(ctx context.Context, id policy.BoxID, rates firewall.Rates) error
 }
 
-// Proxy is what the enforcer needs of [boxgate/proxy.Proxy].
+// Proxy is the part of [boxgate/proxy.Proxy] that the enforcer uses.
 type Proxy interface {
-	// Recheck returns once every connection that the policy now denies has ended.
+	// Recheck returns once every connection that the policy now denies has been closed.
 	Recheck(id policy.BoxID)
 	CloseBox(id policy.BoxID)
 }
 
-// Enforcer puts policies in force. All exported fields must be set.
+// Enforcer applies policies. All exported fields must be set.
 type Enforcer struct {
 	Kernel Kernel
 	Proxy  Proxy
-	Boxes  *Registry               // of those that have a network
-	Forget []func(id policy.BoxID) // told when a box has lost its network
+	Boxes  *Registry               // the connected boxes
+	Forget []func(id policy.BoxID) // called after a box was disconnected
 
 	judged judged
 }
 
-// ErrClosed says that neither the new policy nor the old one could be put in force, so that the box was taken off the
-// network.
+// ErrClosed means that neither the new policy nor the old one could be applied, so the box was disconnected.
 var ErrClosed = errors.New("the box was taken off the network")
 
-// restoreTimeout bounds a rollback.
+// restoreTimeout is the time limit of a rollback.
 const restoreTimeout = 10 * time.Second
 
-// Enforce puts next in force everywhere and returns when it is: the kernel, the pointer that DNS and proxy read, the
-// connections that are open. When it tightens, the kernel goes first; when it loosens, last; so at no moment is anything
-// open that neither the old nor the new policy opens. An error leaves the old policy in force, or the box closed
-// ([ErrClosed]).
+// Enforce applies next to the kernel, to the pointer that DNS and proxy read, and to open connections, and then returns.
+// When the policy tightens, the kernel goes first; when it loosens, last; so at no moment is anything open that neither
+// policy allows. On an error the old policy stays applied, or the box is closed ([ErrClosed]).
 //
-// A box without network has nothing to enforce.
+// For a disconnected box, Enforce is a no-op.
 func (e *Enforcer) Enforce(ctx context.Context, b *policy.Box, next *policy.Compiled) error {
 	old := b.Policy.Load()
 	if old == nil {
@@ -64,7 +62,7 @@ func (e *Enforcer) Enforce(ctx context.Context, b *policy.Box, next *policy.Comp
 	}
 	if err := e.swap(ctx, b, old, next); err != nil {
 		err = errors.Join(err, e.Restore(b, old))
-		if old.Source() != next.Source() && b.Policy.Load() != nil { // some may leave from the new addresses
+		if old.Source() != next.Source() && b.Policy.Load() != nil { // some connections may use the new source addresses
 			ctx, cancel := context.WithTimeout(context.Background(), restoreTimeout)
 			defer cancel()
 			err = errors.Join(err, e.cutFlows(ctx, b, func(firewall.Flow) bool { return false }))
@@ -94,18 +92,18 @@ func (e *Enforcer) swap(ctx context.Context, b *policy.Box, old, next *policy.Co
 	if err := fault.At(ctx, "enforce: connections asked again"); err != nil {
 		return err
 	}
-	if looser && judged { // nothing is forwarded that would be denied now
+	if looser && judged { // no forwarded connection is denied by the looser policy
 		e.judged.add(b.ID)
 		return nil
 	}
 	if old.Source() != next.Source() {
-		return e.cutFlows(ctx, b, func(firewall.Flow) bool { return false }) // whichever address they leave from
+		return e.cutFlows(ctx, b, func(firewall.Flow) bool { return false }) // any of them may use the old source address
 	}
 	return e.CutFlows(ctx, b)
 }
 
-// Restore puts a policy in force after a failure. A request's cancelled context must not stop it. If the kernel does not
-// take it, it may still hold another: then the box is taken off the network.
+// Restore applies a policy after a failure, regardless of the request's context. If the kernel rejects it, another policy
+// may still be in the kernel, so the box is disconnected.
 func (e *Enforcer) Restore(b *policy.Box, old *policy.Compiled) error {
 	if b.Policy.Load() == nil {
 		return nil
@@ -122,15 +120,15 @@ func (e *Enforcer) Restore(b *policy.Box, old *policy.Compiled) error {
 	return e.CutFlows(ctx, b)
 }
 
-// forwards reports whether the kernel goes on to forward a connection under the policy: one that it would forward now, from
-// the same address of the host.
+// forwards reports whether the kernel may continue to forward a connection under the policy: it would forward it as a new
+// one too, and from the same source address.
 func forwards(c *policy.Compiled, f firewall.Flow) bool {
 	from, ok := c.Source().For(f.Dst.Addr())
 	return ok && (!from.IsValid() || from == f.From) && c.Forwards(f.Dst.Addr(), f.Dst.Port(), f.Protocol)
 }
 
-// CutFlows deletes the connections of a box that the kernel forwards although the policy in force denies them, gives
-// them to the proxy, or has them leave from another address.
+// CutFlows deletes the forwarded connections of a box that the current policy denies, sends through the proxy, or sends
+// from another source address.
 func (e *Enforcer) CutFlows(ctx context.Context, b *policy.Box) error {
 	c := b.Policy.Load()
 	return e.cutFlows(ctx, b, func(f firewall.Flow) bool { return forwards(c, f) })
@@ -145,7 +143,7 @@ func (e *Enforcer) cutFlows(ctx context.Context, b *policy.Box, keep func(firewa
 	return nil
 }
 
-// CutAllFlows does what CutFlows does for many boxes, and reads the connection table once for that.
+// CutAllFlows is CutFlows for many boxes. It reads the connection table only once.
 func (e *Enforcer) CutAllFlows(ctx context.Context, boxes []*policy.Box) error {
 	policies := map[policy.BoxID]*policy.Compiled{}
 	for _, b := range boxes {

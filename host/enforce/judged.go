@@ -6,9 +6,10 @@ import (
 	"boxgate/policy"
 )
 
-// judged are the boxes whose forwarded connections are all ones that the policy in force forwards. A box is taken out
-// before its policy changes, and added again once its connections have been judged: what a change that failed let through
-// meanwhile is found by the next one. The zero value knows none. Safe for concurrent use.
+// judged is the set of boxes whose forwarded connections are all known to be forwarded by the current policy. A box is
+// removed before its policy changes, and added again once its connections have been checked. After a failed change the
+// box is missing, so the next change checks for connections that were accepted in between. The zero value is empty. Safe
+// for concurrent use.
 type judged struct {
 	mu    sync.Mutex
 	boxes map[policy.BoxID]bool
@@ -23,7 +24,7 @@ func (j *judged) add(id policy.BoxID) {
 	j.boxes[id] = true
 }
 
-// take takes the box out, and reports whether it was there.
+// take removes the box, and reports whether it was in the set.
 func (j *judged) take(id policy.BoxID) bool {
 	j.mu.Lock()
 	defer j.mu.Unlock()

@@ -8,10 +8,10 @@ import (
 	"boxgate/policy"
 )
 
-// Limit holds a box to limits of its own, in the kernel, DNS and the proxy, and returns when that is so. On error the limits of before hold.
-// given are those that the operator has set, which bound the others.
+// Limit applies limits to a box, in the kernel, DNS and the proxy, and then returns. On an error the previous limits
+// stay. given are the limits set by the operator, which cap the box's own.
 func (e *Enforcer) Limit(ctx context.Context, b *policy.Box, own, given policy.Limits) error {
-	if b.Policy.Load() != nil { // else it gets its rates with its network
+	if b.Policy.Load() != nil { // otherwise Connect sets its rates
 		rates := ratesOf(own)
 		rates.SendMost = given[policy.LimitSend]
 		if err := e.Kernel.SetRates(ctx, b.ID, rates); err != nil {

@@ -7,22 +7,21 @@ import (
 	"boxgate/policy"
 )
 
-// Registry finds the box behind a source address, for DNS and the proxy. It holds the boxes that have a network: a box is
-// added once its interface is there, closed, and removed when the interface is gone. The zero value is empty: every
-// address is unknown. Safe for concurrent use.
+// Registry maps source addresses to boxes, for DNS and the proxy. A box is added once it has its closed interface, and
+// removed after its interface. The zero value is empty. Safe for concurrent use.
 type Registry struct {
 	mu     sync.RWMutex
 	byAddr map[netip.Addr]*policy.Box
 }
 
-// BoxByAddr returns the box with that address, or nil.
+// BoxByAddr returns the box with an address, or nil.
 func (r *Registry) BoxByAddr(a netip.Addr) *policy.Box {
 	r.mu.RLock()
 	defer r.mu.RUnlock()
 	return r.byAddr[a.Unmap().WithZone("")]
 }
 
-// add makes the box known by both its addresses.
+// add adds the box under both its addresses.
 func (r *Registry) add(b *policy.Box) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -36,7 +35,7 @@ func (r *Registry) add(b *policy.Box) {
 	}
 }
 
-// remove forgets the box.
+// remove removes the box.
 func (r *Registry) remove(b *policy.Box) {
 	r.mu.Lock()
 	defer r.mu.Unlock()

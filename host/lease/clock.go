@@ -21,7 +21,7 @@ func System() Now {
 	return now
 }
 
-// bootID identifies this boot of the host; "" if the kernel does not say.
+// bootID returns the ID of the host's current boot, "" if unknown.
 var bootID = sync.OnceValue(func() string {
 	id, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
 	if err != nil {

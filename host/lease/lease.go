@@ -1,9 +1,10 @@
-// Package lease says how long the temporary entries of policies last, whatever happens to the host's clock.
+// Package lease computes how long temporary entries of policies last, even if the host's clock changes.
 //
-// A lease ends when its time has passed since the host's boot (CLOCK_BOOTTIME), which nobody can set, and which goes on while
-// the host sleeps and while the gateway is down. One that allows also ends when the wall clock has reached its end: of the two
-// clocks, the one that closes first counts. After a reboot only the wall clock is left. If that is behind the beginning of a
-// lease, it cannot be right: one that allows has ended, and one that denies lasts for its whole time again.
+// A lease ends when its duration has passed on the boot clock (CLOCK_BOOTTIME), which cannot be set, and which keeps
+// running while the host sleeps and while the gateway is down. A lease that allows also ends when the wall clock reaches
+// its end, so the first of the two clocks closes it. After a reboot only the wall clock is left. If it is before the
+// start of the lease, it must be wrong: then a lease that allows has ended, and one that denies lasts for its whole
+// duration again.
 package lease
 
 import (
@@ -12,14 +13,14 @@ import (
 	"boxgate/store"
 )
 
-// Now is a moment, on both clocks.
+// Now is a moment on both clocks.
 type Now struct {
 	Wall  time.Time
-	Boot  string        // identifies the boot; "": not known
-	Since time.Duration // since that boot
+	Boot  string        // identifies the boot; "": unknown
+	Since time.Duration // on the boot clock
 }
 
-// New makes a lease that lasts for the time from now on.
+// New returns a lease that starts now.
 func New(allow bool, entry string, lasts time.Duration, now Now) store.Lease {
 	return store.Lease{
 		Allow: allow, Entry: entry, StartedAt: now.Wall.UTC().Round(0), ExpiresAt: now.Wall.Add(lasts).UTC().Round(0),
@@ -27,7 +28,7 @@ func New(allow bool, entry string, lasts time.Duration, now Now) store.Lease {
 	}
 }
 
-// Left returns how much longer a lease lasts; 0 if it has ended.
+// Left returns the remaining time of a lease; 0 if it has ended.
 func Left(l store.Lease, now Now) time.Duration {
 	wall := l.ExpiresAt.Sub(now.Wall)
 	if now.Boot != "" && l.Boot == now.Boot {
@@ -46,8 +47,8 @@ func Left(l store.Lease, now Now) time.Duration {
 	return max(wall, 0)
 }
 
-// Anchored returns a lease of an earlier boot with its end counted in this one, so that from here on the wall clock cannot
-// prolong it, nor end one that denies.
+// Anchored rebases a lease of an earlier boot onto the boot clock of this one. From then on the wall clock cannot prolong
+// it, nor end a lease that denies.
 func Anchored(l store.Lease, now Now) store.Lease {
 	if now.Boot != "" && l.Boot != now.Boot {
 		l.BootEnd = now.Since + Left(l, now)

@@ -1,9 +1,9 @@
-// Package rules changes what boxes may do, and puts it in force: [Service] changes policies, named policies, temporary entries, header
-// rules, source addresses and limits; [Protection] keeps the addresses of the host protected, and [Quota] cuts off boxes that have
-// transferred as much as they may.
+// Package rules changes the policies of boxes and applies them. [Service] changes policies, named policies, temporary
+// entries, header rules, source addresses and limits. [Protection] keeps the host's own addresses protected, and [Quota]
+// cuts off boxes that have used up their traffic quota.
 //
-// Every change is made by [change.Apply]: staged in the store, put in force by [enforce.Enforcer], committed; or rolled back. The policy
-// of a box is compiled in one place, from its own inputs and from [Shared].
+// Every change goes through [change.Apply]: staged in the store, applied by [enforce.Enforcer], then committed or rolled
+// back. A box's policy is compiled in one place, from the box's own inputs and from [Shared].
 //
-// Lock order: the mutex of the global header rules, then that of the named policies, then the lock of a box, then Shared's.
+// Lock order: the mutex of the global header rules, the mutex of the named policies, the lock of a box, Shared's mutex.
 package rules

@@ -69,7 +69,8 @@ func (p *Service) GlobalHeaders(context.Context) (api.HeaderState, error) {
 	return api.HeaderState{Rules: g.Rules, Version: g.Version}, nil
 }
 
-// SetGlobalHeaders implements the Host of [boxgate/api/rules]. If one box does not take the rules, none keeps them.
+// SetGlobalHeaders implements the Host of [boxgate/api/rules]. If any box cannot take the rules, all boxes keep the old
+// ones.
 func (p *Service) SetGlobalHeaders(ctx context.Context, rules []policy.HeaderRule, ifMatch *uint64) (api.HeaderState, error) {
 	p.changingGlobal.Lock()
 	defer p.changingGlobal.Unlock()
@@ -98,7 +99,7 @@ func (p *Service) SetGlobalHeaders(ctx context.Context, rules []policy.HeaderRul
 	return api.HeaderState{Rules: rules, Version: next.Version, Was: old.Rules}, nil
 }
 
-// enforceGlobal puts global header rules in force in every box, or the committed ones again.
+// enforceGlobal applies global header rules to every box. On an error it applies the committed rules again.
 func (p *Service) enforceGlobal(ctx context.Context, rules []policy.HeaderRule) error {
 	p.shared.setGlobal(rules)
 	err := p.spread(ctx)
@@ -108,16 +109,16 @@ func (p *Service) enforceGlobal(ctx context.Context, rules []policy.HeaderRule) 
 	return errors.Join(err, p.restoreGlobal())
 }
 
-// restoreGlobal puts the committed global header rules in force in every box. A box that does not take them is closed.
+// restoreGlobal applies the committed global header rules to every box. A box that cannot take them is closed.
 func (p *Service) restoreGlobal() error {
 	p.shared.setGlobal(p.committedGlobal().Rules)
 	return p.eachConnected(p.settle)
 }
 
-// settleGlobal puts in force what the store holds of the global header rules; if it cannot be read, those known to have
-// been committed before.
+// settleGlobal applies the stored global header rules. If the store cannot be read, it applies the last rules known to be
+// committed.
 func (p *Service) settleGlobal() error {
-	if err := p.store.AbortGlobalHeaders(); err != nil { // as on a full disk; the next change replaces them, the next start drops them
+	if err := p.store.AbortGlobalHeaders(); err != nil { // e.g. on a full disk; the next change replaces the staged rules, the next start drops them
 		p.log.Warn("staged header rules of all boxes stay in the store", zap.Error(err))
 	}
 	stored, err := p.store.GlobalHeaders()
@@ -127,7 +128,7 @@ func (p *Service) settleGlobal() error {
 	return errors.Join(err, change.Contain(p.log, p.restoreGlobal))
 }
 
-// loadGlobal reads the committed global header rules when the gateway starts.
+// loadGlobal reads the committed global header rules at startup.
 func (p *Service) loadGlobal() error {
 	stored, err := p.store.GlobalHeaders()
 	if err != nil {

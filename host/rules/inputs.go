@@ -14,27 +14,27 @@ import (
 	"boxgate/store"
 )
 
-// inputs are everything that a box's policy is compiled from: what is the box's own, and what all boxes share. A policy
-// that was compiled without one of them is another policy, so nothing in this package compiles one but [inputs.compile].
+// inputs holds everything that a box's policy is compiled from: the box's own settings and those shared by all boxes.
+// Leaving out any of them compiles a different policy, so in this package only [inputs.compile] calls [policy.Compile].
 type inputs struct {
 	spec      policy.Spec
-	leases    []store.Lease // beside spec, for as long as they last
+	leases    []store.Lease // temporary entries, added to spec while they last
 	version   uint64
-	headers   []policy.HeaderRule // the box's own
-	global    []policy.HeaderRule // of every box
-	tokens    name.Secret         // what the tokens of its placeholders are made from
-	protected *name.Protected     // nil: not known, and every address is protected
-	ceiling   *policy.Ceiling     // nil: the operator has set none
+	headers   []policy.HeaderRule // rules of this box
+	global    []policy.HeaderRule // rules of all boxes
+	tokens    name.Secret         // key that placeholder tokens are derived from
+	protected *name.Protected     // nil: unknown, so every address is protected
+	ceiling   *policy.Ceiling     // nil: no ceiling configured
 	spent     bool                // the box has used up its quota
 	upstream  *policy.HostUpstream
-	source    policy.Source           // from where its connections leave
-	unusable  func(netip.Addr) string // why nothing can leave from an address now; "": it can
+	source    policy.Source           // source addresses of its connections
+	unusable  func(netip.Addr) string // why an address cannot be used as source now; "" if it can
 }
 
-// errNoTokenKey refuses placeholders that would all have the same token, or none.
+// errNoTokenKey refuses to compile placeholders without a key: every box would have the same tokens, or empty ones.
 var errNoTokenKey = errors.New("the box has no key for its placeholders")
 
-// compile makes the policy ready to decide. The error for mistakes in it is a *[document.InvalidError].
+// compile compiles the policy. Mistakes in it are reported as a *[document.InvalidError].
 func (in inputs) compile() (*policy.Compiled, error) {
 	if in.tokens.Reveal() == "" {
 		return nil, errNoTokenKey
@@ -49,13 +49,13 @@ func (in inputs) compile() (*policy.Compiled, error) {
 	return policy.Compile(besides(in.spec, in.leases), o)
 }
 
-// besides returns what a policy is while leases last.
+// besides returns spec with the entries of leases added.
 func besides(spec policy.Spec, leases []store.Lease) policy.Spec {
 	var allowed, denied []amend.Entry
 	for _, l := range leases {
 		e, err := amend.ParseEntry(l.Entry)
 		switch {
-		case err != nil && !l.Allow: // checked when it was made: a denial that cannot be read denies everything
+		case err != nil && !l.Allow: // checked when the lease was made; a denial that cannot be parsed denies everything
 			return policy.Spec{Mode: policy.ModeDenyAll}
 		case err != nil:
 		case l.Allow:
@@ -67,40 +67,40 @@ func besides(spec policy.Spec, leases []store.Lease) policy.Spec {
 	return amend.Beside(spec, allowed, denied)
 }
 
-// rules are the header rules that apply to the box.
+// rules returns the global header rules merged with the box's own, which take precedence.
 func (in inputs) rules() []policy.HeaderRule { return policy.MergeHeaders(in.global, in.headers) }
 
-// Shared is what the policies of all boxes are compiled from. The zero value protects every address. Safe for concurrent
-// use.
+// Shared holds the policy inputs common to all boxes. The zero value protects every address. Safe for concurrent use.
 type Shared struct {
-	ceiling  *policy.Ceiling      // the operator's, of the configuration,
-	upstream *policy.HostUpstream // as is this
-	sources  []netip.Addr         // that boxes can be given to leave from, likewise
+	ceiling  *policy.Ceiling      // from the configuration
+	upstream *policy.HostUpstream // from the configuration
+	sources  []netip.Addr         // network.sources of the configuration
 	clock    func() lease.Now     // nil: [lease.System]
 	named    namedPolicies
 
 	mu        sync.Mutex
 	global    []policy.HeaderRule
 	protected *name.Protected
-	present   []netip.Prefix // the addresses of the host among others
+	present   []netip.Prefix // the host's addresses, among others
 }
 
-// NewShared makes what all boxes share. Header rules, named policies and protected ranges are not known yet: every address is protected.
+// NewShared returns a Shared without header rules, named policies or protected ranges. Every address is protected until
+// they are set.
 func NewShared(ceiling *policy.Ceiling, upstream *policy.HostUpstream, sources []netip.Addr) *Shared {
 	return &Shared{ceiling: ceiling, upstream: upstream, sources: sources}
 }
 
-// Compile compiles the policy of a box as it is. The caller holds the lock of b.
+// Compile compiles a box's current policy. The caller holds the lock of b.
 func (s *Shared) Compile(b *state.Box) (*policy.Compiled, error) { return s.of(b).compile() }
 
-// CompileSpec compiles a policy for a box that says all that the box may do, its leases included. The caller holds the lock of b.
+// CompileSpec compiles spec as the whole policy of a box, ignoring its leases. The caller holds the lock of b.
 func (s *Shared) CompileSpec(b *state.Box, spec policy.Spec, version uint64) (*policy.Compiled, error) {
 	in := s.of(b)
 	in.spec, in.leases, in.version = spec, nil, version
 	return in.compile()
 }
 
-// CheckNew finds mistakes in the policy and the header rules of a new box.
+// CheckNew reports mistakes in the policy and the header rules of a new box.
 func (s *Shared) CheckNew(spec policy.Spec, headers []policy.HeaderRule) error {
 	in := s.inputs()
 	in.spec, in.version, in.headers, in.tokens = spec, 1, headers, store.NewKey()
@@ -108,25 +108,25 @@ func (s *Shared) CheckNew(spec policy.Spec, headers []policy.HeaderRule) error {
 	return err
 }
 
-// Rules returns the header rules of all boxes with those of one over them.
+// Rules returns the global header rules merged with headers, which take precedence.
 func (s *Shared) Rules(headers []policy.HeaderRule) []policy.HeaderRule {
 	in := s.inputs()
 	in.headers = headers
 	return in.rules()
 }
 
-// Named returns what a named policy says. The error for one that does not exist is for the place where it is named.
+// Named returns the policy called name. If it does not exist, the error refers to pointer in the request's document.
 func (s *Shared) Named(name, pointer string) (policy.Spec, error) {
 	return s.named.specOf(name, pointer)
 }
 
-// HoldNamed keeps named policies from changing until release is called. It is taken before the locks of boxes.
+// HoldNamed blocks changes of named policies until release is called. Call it before locking a box.
 func (s *Shared) HoldNamed() (release func()) {
 	s.named.changing.RLock()
 	return s.named.changing.RUnlock
 }
 
-// inputs returns those of the inputs that all boxes share.
+// inputs returns the shared part of the inputs.
 func (s *Shared) inputs() inputs {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -135,7 +135,8 @@ func (s *Shared) inputs() inputs {
 	}
 }
 
-// unusable returns what says why nothing can leave from an address, "" if it can, of those that are listed and the host has.
+// unusable returns a function that explains why an address cannot be used as source, or returns "" if it can: it must be
+// listed and present on the host.
 func unusable(listed []netip.Addr, present []netip.Prefix) func(netip.Addr) string {
 	return func(a netip.Addr) string {
 		switch {
@@ -148,7 +149,7 @@ func unusable(listed []netip.Addr, present []netip.Prefix) func(netip.Addr) stri
 	}
 }
 
-// of returns what the policy of a box is compiled from at present, for a change to modify. The caller holds the lock of b.
+// of returns the current inputs of a box's policy, for a change to modify. The caller holds the lock of b.
 func (s *Shared) of(b *state.Box) inputs {
 	in := s.inputs()
 	in.leases = s.running(b.Leases)
@@ -157,7 +158,7 @@ func (s *Shared) of(b *state.Box) inputs {
 	return in
 }
 
-// now reads the clocks by which leases end.
+// now reads the clocks that leases are measured by.
 func (s *Shared) now() lease.Now {
 	if s.clock == nil {
 		return lease.System()
@@ -165,8 +166,8 @@ func (s *Shared) now() lease.Now {
 	return s.clock()
 }
 
-// running returns the leases that have not ended. Whoever compiles a policy compiles these alone, so that none is put in
-// force again, whatever the reason is for which a policy is compiled.
+// running returns the leases that have not ended. Every compilation filters leases through it, so that no change applies
+// an ended lease again.
 func (s *Shared) running(leases []store.Lease) []store.Lease {
 	if len(leases) == 0 {
 		return nil
@@ -174,7 +175,7 @@ func (s *Shared) running(leases []store.Lease) []store.Lease {
 	return lease.Running(leases, s.now())
 }
 
-// Anchored are the leases of a stored policy, held to the clock of this boot.
+// Anchored returns stored leases rebased onto the clock of the current boot.
 func (s *Shared) Anchored(leases []store.Lease) (out []store.Lease) {
 	for _, l := range leases {
 		out = append(out, lease.Anchored(l, s.now()))
@@ -188,7 +189,7 @@ func (s *Shared) setGlobal(rules []policy.HeaderRule) {
 	s.global = rules
 }
 
-// setProtected notes the protected ranges, and the addresses of the host as they were made of.
+// setProtected records the protected ranges, and the host's addresses that they were built from.
 func (s *Shared) setProtected(p *name.Protected, present []netip.Prefix) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

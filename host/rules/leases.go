@@ -23,7 +23,7 @@ import (
 	"boxgate/store"
 )
 
-// mostLeases bounds the leases of a box.
+// mostLeases is the maximum number of leases of a box.
 const mostLeases = policy.MostBeside
 
 // AddLeases implements the Host of [boxgate/api/rules].
@@ -52,7 +52,7 @@ func (p *Service) AddLeases(ctx context.Context, id policy.BoxID, req api.LeaseR
 	return state, err
 }
 
-// idleOf says why a temporary entry has no effect beside a policy.
+// idleOf returns the reason why a temporary entry has no effect beside spec, "" if it has one.
 func idleOf(spec policy.Spec, text string, allow bool) (string, error) {
 	e, err := amend.ParseEntry(text)
 	if err != nil {
@@ -73,9 +73,9 @@ func (p *Service) EndLeases(ctx context.Context, id policy.BoxID, which func(api
 	})
 }
 
-// kept returns the leases that outlive a replacement of the policy: those that are named, or if none are, those that deny.
-// A client that replaces a policy as a whole does not open what it does not mention, and does not lift a denial that it may
-// not know of.
+// kept returns the leases that survive a replacement of the policy: those listed in keep, or if keep is nil, the denials.
+// A client that replaces a whole policy must not open anything it did not mention, nor lift a denial it may not know
+// about.
 func kept(running []store.Lease, keep *[]api.LeaseEntry) ([]store.Lease, error) {
 	if keep == nil {
 		return slices.DeleteFunc(running, func(l store.Lease) bool { return l.Allow }), nil
@@ -90,15 +90,15 @@ func kept(running []store.Lease, keep *[]api.LeaseEntry) ([]store.Lease, error) 
 
 func keyOf(l store.Lease) api.LeaseEntry { return api.LeaseEntry{Allow: l.Allow, Entry: l.Entry} }
 
-// stateOf is the policy of a box as the API shows it, with the time that is left of its leases: none of one that is about to
-// end, which is shown for as long as it is in force.
+// stateOf returns a box's policy as the API shows it, with the remaining time of its leases. A lease that is about to end
+// has no time left; it is shown for as long as it is applied.
 func (p *Service) stateOf(b *state.Box) api.PolicyState {
 	state, now := b.Shown.Load().Policy, p.shared.now()
 	state.Leases = leaseViews(b.Timed.Load().Leases, now)
 	return state
 }
 
-// leaseViews are leases as the API shows them.
+// leaseViews converts leases to their API form.
 func leaseViews(list []store.Lease, now lease.Now) (views []api.Lease) {
 	for _, l := range list {
 		views = append(views, api.Lease{LeaseEntry: keyOf(l), StartedAt: l.StartedAt, ExpiresAt: l.ExpiresAt, Left: lease.Left(l, now)})
@@ -106,10 +106,10 @@ func leaseViews(list []store.Lease, now lease.Now) (views []api.Lease) {
 	return views
 }
 
-// The clock is asked whether leases have ended at their time, and once in leaseTick at least: the wall clock may jump.
+// leaseTick is the longest time between two checks for ended leases, since the wall clock may jump.
 const leaseTick = time.Second
 
-// KeepLeases ends leases at their time until ctx ends. Boxes do not wait for each other.
+// KeepLeases ends leases on time until ctx is done. Boxes do not wait for each other.
 func (p *Service) KeepLeases(ctx context.Context) error {
 	defer p.ending.Wait()
 	for {
@@ -122,7 +122,7 @@ func (p *Service) KeepLeases(ctx context.Context) error {
 	}
 }
 
-// endDue begins to end the leases that are due, and returns when the next look is.
+// endDue starts ending the leases that are due, and returns the delay until the next check.
 func (p *Service) endDue(ctx context.Context) time.Duration {
 	next, now := time.Hour, p.shared.now()
 	for _, b := range p.boxes.All() {
@@ -133,7 +133,7 @@ func (p *Service) endDue(ctx context.Context) time.Duration {
 			if next = min(next, leaseTick); left > 0 {
 				next = min(next, left)
 			} else {
-				due = true // if it fails it is tried again with the next tick; if not, the end itself asks for the next look
+				due = true // on failure, retried at the next tick; on success, noteLeases wakes KeepLeases
 			}
 		}
 		if !due || ctx.Err() != nil || !b.EndingLeases.CompareAndSwap(false, true) {
@@ -151,10 +151,10 @@ func (p *Service) endDue(ctx context.Context) time.Duration {
 	return next
 }
 
-// endLeases puts the policy of a box in force without the leases that have ended.
+// endLeases applies the policy of a box without its ended leases.
 //
-// It is not a change like those of [change.Apply]: what has ended must not go on because it cannot be written down, and is not put
-// back in force by a rollback. The next start leaves it out as well, whatever the store says. The caller holds the lock of b.
+// It does not use [change.Apply]: a lease ends even if that cannot be stored, and a rollback must not bring it back. The
+// next start drops it too, since its end time is stored. The caller holds the lock of b.
 func (p *Service) endLeases(b *state.Box) error {
 	running := p.shared.running(b.Leases)
 	if b.Deleted || len(running) == len(b.Leases) {
@@ -183,9 +183,10 @@ func (p *Service) endLeases(b *state.Box) error {
 	return err
 }
 
-// recordEnds writes to the audit trail which temporary entries have expired, by the key that made them. The caller holds the lock of b.
+// recordEnds writes the expired temporary entries to the audit trail, under the key that made them. The caller holds the
+// lock of b.
 func (p *Service) recordEnds(b *state.Box, before []store.Lease) {
-	ended := map[string][]store.Lease{} // by the key that gave them
+	ended := map[string][]store.Lease{} // by the key that made them
 	for _, l := range before {
 		if !slices.Contains(b.Leases, l) {
 			ended[l.Key] = append(ended[l.Key], l)
@@ -208,7 +209,7 @@ func (p *Service) recordEnds(b *state.Box, before []store.Lease) {
 	}
 }
 
-// nameOfKey returns the name and the role of an API key; empty if it was revoked.
+// nameOfKey returns the name and the role of an API key, empty if it was revoked.
 func (p *Service) nameOfKey(id string) (name, role string) {
 	all, _ := p.store.APIKeys()
 	for _, k := range all {
@@ -219,14 +220,14 @@ func (p *Service) nameOfKey(id string) (name, role string) {
 	return "", ""
 }
 
-// of notes which API key has made a lease.
+// of sets the API key that made a lease.
 func of(l store.Lease, key string) store.Lease {
 	l.Key = key
 	return l
 }
 
-// enforceEnd puts a policy in force, and again if that fails: the one before would open what has ended. If the kernel does
-// not take it, the box is closed.
+// enforceEnd applies a policy without ended leases, and retries on failure, because rolling back would reopen what has
+// ended. If the kernel rejects it, the box is closed.
 func (p *Service) enforceEnd(ctx context.Context, b *state.Box, next *policy.Compiled) error {
 	err := p.net.Enforce(ctx, &b.Box, next)
 	if err == nil || errors.Is(err, enforce.ErrClosed) {
@@ -236,7 +237,7 @@ func (p *Service) enforceEnd(ctx context.Context, b *state.Box, next *policy.Com
 	return p.noteClosed(b, p.net.Restore(&b.Box, next))
 }
 
-// noteLeases logs which leases have begun and ended since, and has them looked after. The caller holds the lock of b.
+// noteLeases logs the leases that have begun or ended since before, and wakes KeepLeases. The caller holds the lock of b.
 func (p *Service) noteLeases(b *state.Box, before []store.Lease) {
 	for _, l := range before {
 		if !slices.Contains(b.Leases, l) {
@@ -263,8 +264,8 @@ func (p *Service) noteLease(b *state.Box, l store.Lease, what string) {
 		zap.Time("expires_at", l.ExpiresAt), zap.Uint64("policy_version", b.Version))
 }
 
-// KeepLent ends leases at their time until ctx ends, in what this process judges while the kernel rules and the store are
-// another's.
+// KeepLent ends leases on time until ctx is done, during a handover: for the connections that this process still serves
+// while another process owns the kernel rules and the store.
 func (p *Service) KeepLent(ctx context.Context) {
 	for ctx.Err() == nil {
 		next := time.Hour
@@ -278,8 +279,8 @@ func (p *Service) KeepLent(ctx context.Context) {
 	}
 }
 
-// endLent judges what the box has open here by its policy without the leases that have ended, and returns when the next look is. The
-// process that has the store ends them in the kernel and in the store when it serves.
+// endLent rechecks a box's connections in this process against its policy without ended leases, and returns the delay
+// until the next check. The process that owns the store ends the leases in the kernel and in the store once it serves.
 func (p *Service) endLent(b *state.Box) (next time.Duration) {
 	b.Lock()
 	defer b.Unlock()

@@ -13,15 +13,15 @@ import (
 )
 
 const (
-	// ratePace is how often keys without the role admin may change the rates of a box.
+	// ratePace is the minimum time between two rate changes of a box by keys without the role admin.
 	ratePace = time.Second
-	// The bucket of what a box receives begins full after each change, with so many bytes (at high rates, a 200th of a second's worth). By
-	// changing it again and again, a key gains a sixteenth of what the operator gives at most.
+	// The token bucket for received bytes starts full after each change, with receiveBurst bytes (at high rates, 1/200 s
+	// worth). Limiting changes by receiveGain bounds the gain from repeated changes to 1/16 of the operator's rate.
 	receiveBurst, receiveGain = 128 << 10, 16
 )
 
-// SetLimits implements the Host of [boxgate/api/settings]. At no moment is the box held to neither the old nor the new limits. What it has
-// beyond a new one stays.
+// SetLimits implements the Host of [boxgate/api/settings]. At every moment either the old or the new limits apply.
+// Resources that a box holds beyond a new limit are not taken away.
 func (p *Service) SetLimits(ctx context.Context, id policy.BoxID, set func(api.BoxLimits) (api.BoxLimits, error)) (api.Box, error) {
 	b, err := p.boxes.Lock(id)
 	if err != nil {
@@ -60,8 +60,8 @@ func (p *Service) SetLimits(ctx context.Context, id policy.BoxID, set func(api.B
 	return b.View(), nil
 }
 
-// mayChangeRates refuses changes of the rates by keys without the role admin that follow each other too closely. given is what the operator
-// gives the box. The caller holds the lock of b.
+// mayChangeRates refuses rate changes in quick succession by keys without the role admin. given is the operator's limits
+// for the box. The caller holds the lock of b.
 func mayChangeRates(ctx context.Context, b *state.Box, own, given policy.Limits) error {
 	now := b.Limits.Load()
 	receives := own[policy.LimitReceive] != now[policy.LimitReceive]
@@ -79,7 +79,7 @@ func mayChangeRates(ctx context.Context, b *state.Box, own, given policy.Limits)
 	return nil
 }
 
-// settleLimits holds a box to the limits that the store has. The caller holds the lock of b.
+// settleLimits applies the stored limits of a box. The caller holds the lock of b.
 func (p *Service) settleLimits(b *state.Box) error {
 	stored, err := p.store.Box(b.ID)
 	if err != nil {

@@ -17,14 +17,14 @@ import (
 	"boxgate/store"
 )
 
-// mostNamed bounds the named policies.
+// mostNamed is the maximum number of named policies.
 const mostNamed = 256
 
-// namedPolicies are the committed named policies. A box that follows one has a copy of what it says, which changes with it. The
-// zero value has none.
+// namedPolicies holds the committed named policies. A box that follows one has its own copy, updated with it. The zero
+// value is empty.
 type namedPolicies struct {
-	// changing is held for writing while a named policy changes with its boxes, and for reading while a box begins or ceases to
-	// follow one. It is taken before the locks of boxes, by patiently.
+	// changing is write-locked while a named policy changes together with its boxes, and read-locked while a box starts
+	// or stops following one. It is locked before boxes, with patiently.
 	changing sync.RWMutex
 
 	mu  sync.Mutex
@@ -38,14 +38,14 @@ func (n *namedPolicies) find(name string) (p store.Policy, known bool) {
 	return p, known
 }
 
-// set replaces all of them.
+// set replaces the whole map.
 func (n *namedPolicies) set(all map[string]store.Policy) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	n.all = all
 }
 
-// copied returns all of them.
+// copied returns a copy of the map.
 func (n *namedPolicies) copied() map[string]store.Policy {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -54,7 +54,7 @@ func (n *namedPolicies) copied() map[string]store.Policy {
 	return all
 }
 
-// specOf returns what a named policy says. The error for one that does not exist is for the place where it is named.
+// specOf returns the policy called name. If it does not exist, the error refers to pointer in the request's document.
 func (n *namedPolicies) specOf(name, pointer string) (policy.Spec, error) {
 	p, known := n.find(name)
 	if !known {
@@ -92,7 +92,8 @@ func (p *Service) namedView(name string, named store.Policy) api.NamedPolicy {
 	return view
 }
 
-// SetNamedPolicy implements the Host of [boxgate/api/rules]. If one box does not take the policy, none keeps it.
+// SetNamedPolicy implements the Host of [boxgate/api/rules]. If any box cannot take the policy, all boxes keep the old
+// one.
 func (p *Service) SetNamedPolicy(ctx context.Context, name string, spec policy.Spec, ifMatch *uint64) (api.NamedPolicy, error) {
 	boxes, err := p.lockFollowers(ctx, name)
 	if err != nil {
@@ -124,7 +125,7 @@ func (p *Service) SetNamedPolicy(ctx context.Context, name string, spec policy.S
 	return view, nil
 }
 
-// mayChange refuses a change of a named policy that has another version, and one in a process that is being replaced.
+// mayChange refuses a change whose ifMatch does not match, and any change in a process that is being replaced.
 func (p *Service) mayChange(old store.Policy, ifMatch *uint64) error {
 	switch {
 	case p.boxes.Lent.Load():
@@ -135,12 +136,12 @@ func (p *Service) mayChange(old store.Policy, ifMatch *uint64) error {
 	return nil
 }
 
-// patience is how many times a change waits for busy boxes without a lock in its hands.
+// patience is how many times a change waits for a busy box without holding locks.
 const patience = 3
 
-// patiently calls f until it finds no box busy. Meanwhile it waits, until ctx at most, for the box that is, with nothing held: some
-// keep their locks for minutes. But among boxes of which one or the other is always busy a change must come to its turn: the last
-// time, f is told to wait with what it holds.
+// patiently calls f until f finds no busy box. Between calls it waits for the busy box, at most until ctx is done,
+// without holding locks: some boxes stay locked for minutes. To avoid starvation among many busy boxes, the last call
+// passes last = true, and f then waits with its locks held.
 func patiently(ctx context.Context, f func(last bool) (busy *state.Box)) error {
 	for n := range patience + 1 {
 		busy := f(n == patience)
@@ -155,7 +156,7 @@ func patiently(ctx context.Context, f func(last bool) (busy *state.Box)) error {
 	return nil
 }
 
-// lockToFollow returns a box with its lock held, and with that of the named policies, for reading. On an error it holds neither.
+// lockToFollow locks a box, and the named policies for reading. On an error it holds neither lock.
 func (p *Service) lockToFollow(ctx context.Context, id policy.BoxID) (*state.Box, error) {
 	b, err := p.boxes.Find(id)
 	if err != nil {
@@ -177,9 +178,8 @@ func (p *Service) lockToFollow(ctx context.Context, id policy.BoxID) (*state.Box
 	return b, err
 }
 
-// lockFollowers returns the boxes that follow a named policy, with their locks held, and with that of the named policies, which
-// keeps boxes from beginning or ceasing to follow. On an error it holds none. Nothing else holds the locks of several boxes
-// once the gateway serves.
+// lockFollowers locks the named policies for writing, which freezes the set of followers, and all boxes that follow name.
+// On an error it holds no locks. No other code holds the locks of several boxes once the gateway serves.
 func (p *Service) lockFollowers(ctx context.Context, name string) (list []*state.Box, err error) {
 	changing := &p.shared.named.changing
 	err = patiently(ctx, func(last bool) (busy *state.Box) {
@@ -192,7 +192,7 @@ func (p *Service) lockFollowers(ctx context.Context, name string) (list []*state
 	return list, err
 }
 
-// tryFollowers returns the boxes that follow a named policy, with their locks held; or one that is busy, and holds none.
+// tryFollowers locks the boxes that follow a named policy. If one is busy, it returns that box and holds no locks.
 func (p *Service) tryFollowers(name string, last bool) (list []*state.Box, busy *state.Box) {
 	for _, b := range p.boxes.All() {
 		switch {
@@ -215,7 +215,7 @@ func unlock(boxes []*state.Box) {
 	}
 }
 
-// following is a box, and what a change of the named policy that it follows makes of its own.
+// following is a box with the policy that a change of its named policy gives it.
 type following struct {
 	*state.Box
 	before   []store.Lease
@@ -224,7 +224,7 @@ type following struct {
 	compiled *policy.Compiled
 }
 
-// follow compiles what a named policy makes of a box. The caller holds the lock of b.
+// follow compiles the policy that a named policy gives a box. The caller holds the lock of b.
 func (p *Service) follow(b *state.Box, named store.Policy) (following, error) {
 	f := following{Box: b, before: b.Leases, was: p.stateOf(b), next: b.StoredPolicy()}
 	f.next.Spec, f.next.Version, f.next.Leases = named.Spec, b.LastVersion+1, p.shared.running(b.Leases)
@@ -237,8 +237,8 @@ func (p *Service) follow(b *state.Box, named store.Policy) (following, error) {
 	return f, nil
 }
 
-// changeNamed changes a named policy and those of the boxes that follow it: in the store at once, and for each box by the way of a
-// change of its own. It returns the policies of the boxes before and after. The caller holds the locks of the boxes.
+// changeNamed changes a named policy and the policies of its followers, in one store transaction, and applies them box by
+// box. It returns the followers' policies before and after. The caller holds the locks of the boxes.
 func (p *Service) changeNamed(ctx context.Context, name string, next store.Policy, boxes []*state.Box) (changed []api.Follower, err error) {
 	var list []following
 	var ids []policy.BoxID
@@ -286,15 +286,15 @@ func (p *Service) changeNamed(ctx context.Context, name string, next store.Polic
 	return changed, nil
 }
 
-// takeNamed notes a named policy that is in force and stored.
+// takeNamed sets a named policy in memory after it was applied and stored.
 func (p *Service) takeNamed(name string, next store.Policy) {
 	all := p.shared.named.copied()
 	all[name] = next
 	p.shared.named.set(all)
 }
 
-// enforceNamed puts the policies of boxes that follow a named one in force. If one box does not take it, what is committed is put in
-// force again in those that have.
+// enforceNamed applies the policies of the followers. If one box fails, the committed policy is applied again to it and
+// to the boxes before it.
 func (p *Service) enforceNamed(ctx context.Context, list []following) error {
 	for i, f := range list {
 		err := p.enforceOne(ctx, f)
@@ -311,7 +311,7 @@ func (p *Service) enforceNamed(ctx context.Context, list []following) error {
 }
 
 func (p *Service) enforceOne(ctx context.Context, f following) error {
-	ctx, cancel := change.Begun(ctx) // however many boxes there are
+	ctx, cancel := change.Begun(ctx) // one deadline per box, however many there are
 	defer cancel()
 	if err := p.Enforce(ctx, f.Box, f.compiled); err != nil {
 		return err
@@ -319,7 +319,7 @@ func (p *Service) enforceOne(ctx context.Context, f following) error {
 	return fault.At(ctx, "named policy: one box has it")
 }
 
-// settleNamed puts in force what the store holds of a named policy and of the boxes that follow it. The caller holds their locks.
+// settleNamed applies the stored state of a named policy and its followers. The caller holds their locks.
 func (p *Service) settleNamed(name string, boxes []*state.Box, ids []policy.BoxID) error {
 	errs := []error{p.store.AbortNamed(name, ids), p.loadNamed()}
 	for _, b := range boxes {
@@ -328,7 +328,7 @@ func (p *Service) settleNamed(name string, boxes []*state.Box, ids []policy.BoxI
 	return errors.Join(errs...)
 }
 
-// mostNames bounds how many boxes a refusal names.
+// mostNames is the maximum number of boxes named in an error.
 const mostNames = 20
 
 // DeleteNamedPolicy implements the Host of [boxgate/api/rules].
@@ -347,7 +347,7 @@ func (p *Service) DeleteNamedPolicy(_ context.Context, name string, ifMatch *uin
 		return api.NamedPolicy{}, inUse(name, boxes)
 	}
 	switch err := p.store.DeleteNamed(name); {
-	case errors.Is(err, store.ErrConflict): // by a box whose record could not be read when the gateway started
+	case errors.Is(err, store.ErrConflict): // by a box whose record could not be read at startup
 		return api.NamedPolicy{}, api.Errorf(api.ErrConflict, "a box that could not be recovered follows the policy %q; delete the box first", name)
 	case errors.Is(err, store.ErrNotFound):
 		return api.NamedPolicy{}, errNoNamed(name)

@@ -16,30 +16,30 @@ import (
 	"boxgate/policy/name"
 )
 
-// Protection keeps the addresses of the host and the pools of the boxes protected in every box.
+// Protection keeps the host's addresses and the boxes' address pools protected in every box.
 type Protection struct {
 	log      *zap.Logger
 	addrs    config.Addresses
 	policies *Service
 	list     func() ([]netip.Addr, error) // [firewall.HostAddresses]
 
-	own  []netip.Prefix // protected in every box; nil while that is not known; used by update alone, and by nobody else while that may run
-	seen []netip.Prefix // since the addresses were last listed as they are; used by update alone
+	own  []netip.Prefix // protected in every box, nil if unknown; accessed only by Update, and by Own while Update cannot run
+	seen []netip.Prefix // all addresses listed since the last complete listing; accessed only by Update
 }
 
-// NewProtection protects nothing until update is called.
+// NewProtection returns a Protection; call [Protection.Update] to apply it.
 func NewProtection(log *zap.Logger, addrs config.Addresses, rules *Service) *Protection {
 	return &Protection{log: log, addrs: addrs, policies: rules, list: firewall.HostAddresses}
 }
 
-// Own returns what is protected in every box besides the configuration. Call it while update cannot run.
+// Own returns the ranges protected in every box in addition to the configured ones. It must not run concurrently with
+// Update.
 func (p *Protection) Own() []netip.Prefix { return p.own }
 
-// Update protects the present addresses of the host, if they have changed.
+// Update protects the host's present addresses, if they have changed.
 //
-// There is nothing to stage, as the next start reads the addresses anew, and nothing to roll back to: the host has these
-// addresses, and a box that was kept from them must not get them back because another could not be. A failed update is
-// tried again.
+// The change is not staged, because the next start reads the addresses again, and not rolled back: a box that is already
+// denied the host's addresses must not regain them because another box failed. A failed update is retried.
 func (p *Protection) Update(ctx context.Context) error {
 	own, reading := p.present()
 	if own == nil || slices.Equal(own, p.own) {
@@ -50,7 +50,7 @@ func (p *Protection) Update(ctx context.Context) error {
 		What:  "the protected ranges",
 		Stage: nothing,
 		Enforce: func(ctx context.Context) error {
-			p.own = nil // from here on boxes may differ, until all have taken the change
+			p.own = nil // unknown until all boxes have taken the change
 			forward := name.NewProtected(slices.Concat(p.addrs.Exempt, p.addrs.ForwardExempt), own)
 			p.policies.shared.setProtected(name.NewProtected(p.addrs.Exempt, own).WithForwarding(forward), own)
 			return p.policies.spread(ctx)
@@ -60,8 +60,9 @@ func (p *Protection) Update(ctx context.Context) error {
 	}))
 }
 
-// present returns what is to be protected now, sorted; nil if that is not known. Together with an error it is what can be: while the
-// addresses change too fast to be listed, none that was seen is left out.
+// present returns the ranges to protect, sorted, or nil if they are unknown. With an error the list may be incomplete; it
+// then contains every address seen since the last complete listing, as addresses may change faster than they can be
+// listed.
 func (p *Protection) present() ([]netip.Prefix, error) {
 	own, err := hostRoutes(p.list())
 	if err != nil {
@@ -79,7 +80,7 @@ func (p *Protection) present() ([]netip.Prefix, error) {
 	return p.seen, err
 }
 
-// warnOfLost says which of the addresses that boxes can be given to leave from the host does not have.
+// warnOfLost logs the addresses of network.sources that the host lacks.
 func (p *Protection) warnOfLost(own []netip.Prefix) {
 	for _, a := range p.addrs.Sources {
 		if !slices.Contains(own, netip.PrefixFrom(a, a.BitLen())) {
@@ -88,7 +89,7 @@ func (p *Protection) warnOfLost(own []netip.Prefix) {
 	}
 }
 
-// hostRoutes returns addresses as host routes, and the error of listing them.
+// hostRoutes converts addresses to host routes, passing err through.
 func hostRoutes(list []netip.Addr, err error) (own []netip.Prefix, _ error) {
 	for _, a := range list {
 		own = append(own, netip.PrefixFrom(a, a.BitLen()))
@@ -103,7 +104,7 @@ func comparePrefixes(a, b netip.Prefix) int {
 	return a.Bits() - b.Bits()
 }
 
-// Follow keeps the protected ranges up to date until ctx ends.
+// Follow keeps the protected ranges up to date until ctx is done.
 func (p *Protection) Follow(ctx context.Context) error {
 	for ctx.Err() == nil {
 		changed, err := firewall.HostAddressChanges(ctx)
@@ -117,9 +118,9 @@ func (p *Protection) Follow(ctx context.Context) error {
 	return nil
 }
 
-// followBy is follow until changed is closed.
+// followBy updates the protected ranges at every change, until changed is closed.
 func (p *Protection) followBy(ctx context.Context, changed <-chan struct{}) {
-	// The first look comes after the subscription, so that no address is missed in between.
+	// The first update comes after the subscription, so that no address is missed in between.
 	retry := time.After(0)
 	for {
 		select {
@@ -135,11 +136,11 @@ func (p *Protection) followBy(ctx context.Context, changed <-chan struct{}) {
 	}
 }
 
-// addressRetry is how long after a failure new addresses are protected again.
+// addressRetry is the delay before a failed update is retried.
 const addressRetry = time.Second
 
-// try is update for follow: a failure is logged, and the returned channel says when to try again; nil, which never
-// delivers, means that all is well.
+// try calls Update and logs a failure. The returned channel fires when it is time to retry; it is nil if no retry is
+// needed.
 func (p *Protection) try(ctx context.Context) <-chan time.Time {
 	err := p.Update(ctx)
 	if err == nil || ctx.Err() != nil {

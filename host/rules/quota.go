@@ -19,11 +19,11 @@ import (
 	"boxgate/store"
 )
 
-// quotaPace is how often it is looked how much boxes have transferred.
+// quotaPace is the interval at which Quota reads the traffic counters.
 const quotaPace = time.Second
 
-// Quota cuts off the boxes that have sent and received as many bytes as they may in a period, until it is over: policies
-// are withheld from them, and visitors of their public URLs are refused.
+// Quota cuts off boxes that have used up their traffic quota until the next period: it withholds their policies and
+// refuses visitors of their public URLs.
 type Quota struct {
 	before   *handover.Predecessor
 	log      *zap.Logger
@@ -33,7 +33,7 @@ type Quota struct {
 	visitors interface{ CloseBox(policy.BoxID) } // of public URLs
 }
 
-// QuotaConfig has the parts of a [Quota].
+// QuotaConfig configures a [Quota].
 type QuotaConfig struct {
 	Log      *zap.Logger
 	Meter    *meter.Meter
@@ -43,7 +43,7 @@ type QuotaConfig struct {
 	Before   *handover.Predecessor               `required:"false"`
 }
 
-// NewQuota makes the quota; it cuts nothing off before [Quota.Run].
+// NewQuota returns a Quota; [Quota.Run] starts it.
 func NewQuota(c QuotaConfig) (*Quota, error) {
 	if err := required.Fields(c); err != nil {
 		return nil, err
@@ -51,7 +51,7 @@ func NewQuota(c QuotaConfig) (*Quota, error) {
 	return &Quota{before: c.Before, log: c.Log, meter: c.Meter, boxes: c.Boxes, policies: c.Rules, visitors: c.Visitors}, nil
 }
 
-// Run looks at all boxes until ctx ends.
+// Run checks all boxes periodically until ctx is done.
 func (q *Quota) Run(ctx context.Context) {
 	var changes sync.WaitGroup
 	defer changes.Wait()
@@ -67,8 +67,8 @@ func (q *Quota) Run(ctx context.Context) {
 	}
 }
 
-// look has each box cut off that has used up its quota, and each connected again that has a new one. No box waits for
-// another's change.
+// look starts cutting off boxes that have used up their quota, and reconnecting boxes that have a new one. Each box
+// changes in its own goroutine.
 func (q *Quota) look(ctx context.Context, changes *sync.WaitGroup) {
 	var limited []policy.BoxID
 	all := q.boxes.Unsorted()
@@ -79,10 +79,10 @@ func (q *Quota) look(ctx context.Context, changes *sync.WaitGroup) {
 	}
 	var used map[policy.BoxID]uint64
 	var err error
-	if len(limited) > 0 { // else nothing need be read
+	if len(limited) > 0 { // else there is no counter to read
 		used, err = q.meter.Transferred(limited...)
 	}
-	if err != nil { // those that are known to have used up theirs are cut off
+	if err != nil { // boxes already known to be over their quota are still cut off
 		q.log.Error("what boxes have transferred since the last look is not known; it is tried again", zap.Error(err))
 	}
 	for _, b := range all {
@@ -96,15 +96,15 @@ func (q *Quota) look(ctx context.Context, changes *sync.WaitGroup) {
 	}
 }
 
-// most returns how many bytes a box may send and receive in a period.
+// most returns the number of bytes that a box may transfer in a period.
 func (q *Quota) most(b *state.Box) int64 {
 	return b.Limits.Of(policy.LimitQuota, q.boxes.Limits[policy.LimitQuota])
 }
 
 func exhausted(used uint64, most int64) bool { return most != policy.Unlimited && used >= uint64(most) }
 
-// SpentOf says which stored boxes have used up their quota. Where the counters cannot be read, those have that had when they were
-// read last.
+// SpentOf reports which stored boxes have used up their quota. For counters that cannot be read, it uses the last values
+// read.
 func (q *Quota) SpentOf(list []store.Box) map[policy.BoxID]bool {
 	out, most := map[policy.BoxID]bool{}, map[policy.BoxID]int64{}
 	for _, r := range list {
@@ -122,7 +122,7 @@ func (q *Quota) SpentOf(list []store.Box) map[policy.BoxID]bool {
 	return out
 }
 
-// set cuts a box off, or takes that back. What cannot be put in force is tried again.
+// set cuts a box off, or reconnects it. On failure, the next look retries.
 func (q *Quota) set(ctx context.Context, b *state.Box, spent bool) {
 	id := zap.String("box", string(b.ID))
 	if err := q.putInForce(ctx, b, spent); err != nil {
@@ -133,12 +133,13 @@ func (q *Quota) set(ctx context.Context, b *state.Box, spent bool) {
 		q.log.Info("a box that had used up its quota goes on: a new period has begun, or its quota was raised", id)
 		return
 	}
-	q.visitors.CloseBox(b.ID) // without the box's lock, for which a visitor may be waiting
+	q.visitors.CloseBox(b.ID) // after unlocking the box: a visitor may be waiting for its lock
 	q.before.Tell(handover.Message{Kind: handover.URLs, Box: b.ID})
 	q.log.Warn("a box has used up its quota, and is cut off until the next period", id, zap.Int64("quota", q.most(b)))
 }
 
-// putInForce changes what the box may do. From its first step on, whatever else changes the box's policy regards it.
+// putInForce recompiles and applies the box's policy with spent set. From its first step on, other changes of the policy
+// see spent too.
 func (q *Quota) putInForce(ctx context.Context, b *state.Box, spent bool) error {
 	b.Lock()
 	defer b.Unlock()

@@ -17,18 +17,19 @@ import (
 	"boxgate/store"
 )
 
-// Config has the parts of a [Service].
+// Config configures a [Service].
 type Config struct {
 	Log    *zap.Logger
 	Store  *store.DB
 	Boxes  *state.Table
 	Shared *Shared
 	Net    *enforce.Enforcer
-	Trail  *trail.Trail          // of changes that no call asks for
+	Trail  *trail.Trail          // records changes that no API call asked for
 	Before *handover.Predecessor `required:"false"`
 }
 
-// Service changes what boxes may do: their policies, their header rules, and what all of them share. Safe for concurrent use.
+// Service changes the policies and header rules of boxes, and the settings shared by all of them. Safe for concurrent
+// use.
 type Service struct {
 	before *handover.Predecessor
 	log    *zap.Logger
@@ -38,7 +39,7 @@ type Service struct {
 	net    *enforce.Enforcer
 	trail  *trail.Trail
 
-	leased chan struct{} // told that there are leases to look after
+	leased chan struct{} // wakes KeepLeases after leases have changed
 	ending sync.WaitGroup
 
 	changingGlobal sync.Mutex // serialises changes of the global header rules
@@ -47,7 +48,7 @@ type Service struct {
 	global store.Headers // the committed global header rules
 }
 
-// New makes the service, with the header rules of all boxes and the named policies that are stored.
+// New returns a service with the stored global header rules and named policies loaded.
 func New(c Config) (*Service, error) {
 	if err := required.Fields(c); err != nil {
 		return nil, err
@@ -87,8 +88,8 @@ func (p *Service) SetPolicy(ctx context.Context, id policy.BoxID, set api.Policy
 	})
 }
 
-// change changes the policy of a box: edit makes the next one of that in force, without the leases that have ended. The
-// version follows.
+// change edits a copy of a box's policy and applies it. Leases that have ended are dropped before edit is called. The
+// version is incremented.
 func (p *Service) change(ctx context.Context, id policy.BoxID, ifMatch *uint64, edit func(*state.Box, *store.Policy) error) (api.PolicyState, error) {
 	b, err := p.boxes.Lock(id)
 	if err != nil {
@@ -98,7 +99,7 @@ func (p *Service) change(ctx context.Context, id policy.BoxID, ifMatch *uint64, 
 	return p.changeLocked(ctx, b, ifMatch, edit)
 }
 
-// changeLocked is change for a box whose lock the caller holds.
+// changeLocked is change for a box that the caller has locked.
 func (p *Service) changeLocked(ctx context.Context, b *state.Box, ifMatch *uint64, edit func(*state.Box, *store.Policy) error) (api.PolicyState, error) {
 	if ifMatch != nil && *ifMatch != b.Version {
 		return api.PolicyState{}, api.ErrPrecondition
@@ -151,7 +152,7 @@ func (p *Service) Explain(_ context.Context, id policy.BoxID, req policy.Request
 	return d, unknown, nil
 }
 
-// explaining returns the policy of a box that decides, or would if it ran.
+// explaining returns the active policy of a box, or of a paused box the policy that it would start with.
 func (p *Service) explaining(id policy.BoxID) (*policy.Compiled, error) {
 	b, err := p.boxes.Find(id)
 	if err != nil {
@@ -165,5 +166,5 @@ func (p *Service) explaining(id policy.BoxID) (*policy.Compiled, error) {
 	if b.Status != api.StatusPaused || b.Connected() {
 		return b.Policy.Load(), nil
 	}
-	return p.shared.of(b).compile() // what will be in force before it starts
+	return p.shared.of(b).compile() // applied before the box resumes
 }

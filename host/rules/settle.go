@@ -13,17 +13,17 @@ import (
 	"boxgate/policy"
 )
 
-// Enforce puts a policy in force; see [enforce.Enforcer.Enforce]. The caller holds the lock of b.
+// Enforce applies a policy to a box; see [enforce.Enforcer.Enforce]. The caller holds the lock of b.
 func (p *Service) Enforce(ctx context.Context, b *state.Box, next *policy.Compiled) error {
 	return p.noteClosed(b, p.net.Enforce(ctx, &b.Box, next))
 }
 
-// contained makes an error of a panic of a step for a box.
+// contained runs a step for a box and converts a panic into an error.
 func (p *Service) contained(b *state.Box, step func() error) error {
 	return change.Contain(p.log, step, zap.String("box", string(b.ID)))
 }
 
-// settle puts what the store holds of a box in force. If that fails, the box is closed. The caller holds the lock of b.
+// settle applies the stored state of a box. If that fails, it closes the box. The caller holds the lock of b.
 func (p *Service) settle(b *state.Box) error {
 	err := p.contained(b, func() error { return p.takeStored(b) })
 	if err == nil {
@@ -32,10 +32,10 @@ func (p *Service) settle(b *state.Box) error {
 	return errors.Join(err, p.shut(b))
 }
 
-// takeStored reads a box's policy and header rules anew and puts them in force.
+// takeStored reads a box's policy and header rules from the store and applies them.
 func (p *Service) takeStored(b *state.Box) error {
 	if err := errors.Join(p.store.AbortPolicy(b.ID), p.store.AbortHeaders(b.ID)); err != nil {
-		// As on a full disk; the next change replaces it, the next start drops it.
+		// E.g. on a full disk. The next change replaces the staged one, the next start drops it.
 		p.log.Warn("a staged change stays in the store", zap.String("box", string(b.ID)), zap.Error(err))
 	}
 	stored, err := p.store.Policy(b.ID)
@@ -59,10 +59,10 @@ func (p *Service) takeStored(b *state.Box) error {
 	return p.noteClosed(b, p.net.Restore(&b.Box, next))
 }
 
-// closedProblem is what the API shows of a box that was closed.
+// closedProblem is the error that the API shows for a closed box.
 const closedProblem = "its policy could not be put in force, so it is closed; restart the gateway, or delete it"
 
-// shut takes a box off the network because its policy cannot be put in force. The caller holds the lock of b.
+// shut disconnects a box from the network because its policy cannot be applied. The caller holds the lock of b.
 func (p *Service) shut(b *state.Box) error {
 	ctx, cancel := change.Restoring(context.Background())
 	defer cancel()
@@ -74,7 +74,7 @@ func (p *Service) shut(b *state.Box) error {
 	return nil
 }
 
-// noteClosed shows and logs that a box was closed, if the error says so, and returns the error.
+// noteClosed logs and shows that a box was closed if err is [enforce.ErrClosed]. It returns err.
 func (p *Service) noteClosed(b *state.Box, err error) error {
 	if errors.Is(err, enforce.ErrClosed) {
 		p.log.Error("a box is closed: its policy could not be put in force", zap.String("box", string(b.ID)), zap.Error(err))

@@ -13,7 +13,7 @@ import (
 	"boxgate/policy"
 )
 
-// Offers refuses source addresses that the operator has not listed.
+// Offers returns an error if source has addresses that are not listed in network.sources.
 func (s *Shared) Offers(source policy.Source) error {
 	for _, a := range source.Addrs() {
 		if !slices.Contains(s.sources, a) {
@@ -23,8 +23,8 @@ func (s *Shared) Offers(source policy.Source) error {
 	return nil
 }
 
-// SetSource implements the Host of [boxgate/api/settings]. What is open is cut, so that nobody outside sees the box at two
-// addresses; nothing is staged, as the record of the box is written at once.
+// SetSource implements the Host of [boxgate/api/settings]. It cuts open connections, so that servers never see the box at
+// two addresses. The box's record is written directly; there is no staging.
 func (p *Service) SetSource(ctx context.Context, id policy.BoxID, source policy.Source) (api.Box, error) {
 	if err := p.shared.Offers(source); err != nil {
 		return api.Box{}, err
@@ -64,7 +64,7 @@ func (p *Service) SetSource(ctx context.Context, id policy.BoxID, source policy.
 	return b.View(), nil
 }
 
-// settleSource puts what the store holds of a box in force, its source addresses included. The caller holds the lock of b.
+// settleSource applies the stored state of a box, including its source addresses. The caller holds the lock of b.
 func (p *Service) settleSource(b *state.Box) error {
 	stored, err := p.store.Box(b.ID)
 	if err != nil {

@@ -11,10 +11,10 @@ import (
 	"boxgate/internal/fault"
 )
 
-// spread puts the policy of every box in force anew, after a change of what all of them share.
+// spread recompiles and applies the policy of every box after a change of the shared inputs.
 func (p *Service) spread(ctx context.Context) error {
 	return p.eachConnected(func(b *state.Box) error {
-		ctx, cancel := change.Begun(ctx) // however many boxes there are
+		ctx, cancel := change.Begun(ctx) // one deadline per box, however many there are
 		defer cancel()
 		err := p.guarded(b, func() error { return p.recompile(ctx, b) })
 		if err != nil {
@@ -24,7 +24,7 @@ func (p *Service) spread(ctx context.Context) error {
 	})
 }
 
-// recompile puts the policy of a box in force anew. The caller holds the lock of b.
+// recompile compiles a box's policy again and applies it. The caller holds the lock of b.
 func (p *Service) recompile(ctx context.Context, b *state.Box) error {
 	next, err := p.shared.of(b).compile()
 	if err != nil {
@@ -36,8 +36,8 @@ func (p *Service) recompile(ctx context.Context, b *state.Box) error {
 	return p.Enforce(ctx, b, next)
 }
 
-// guarded runs the step for one box of a change of all boxes. A panic leaves it unknown how far the step got: then what the
-// store holds of the box is put in force. The caller holds the lock of b.
+// guarded runs step for one box of a change of all boxes. After a panic it is unknown how far step got, so the stored
+// state of the box is applied. The caller holds the lock of b.
 func (p *Service) guarded(b *state.Box, step func() error) error {
 	var err error
 	if panicked := p.contained(b, func() error { err = step(); return nil }); panicked != nil {
@@ -46,8 +46,8 @@ func (p *Service) guarded(b *state.Box, step func() error) error {
 	return err
 }
 
-// eachConnected calls f for each box that has a network, with its lock held. It goes on after errors. Boxes whose lock is
-// taken come last, so that the others do not wait for them.
+// eachConnected calls f with the lock of each box that has a network, and continues after errors. Boxes whose lock is
+// held come last, so that the others do not wait for them.
 func (p *Service) eachConnected(f func(*state.Box) error) error {
 	var errs []error
 	next := func(b *state.Box) {

@@ -1,4 +1,4 @@
-// Package enforcetest has a kernel and a proxy that put nothing in force, for tests of what is to be.
+// Package enforcetest provides a kernel and a proxy without effect, for tests.
 package enforcetest
 
 import (
@@ -8,7 +8,8 @@ import (
 	"boxgate/policy"
 )
 
-// Kernel takes every plan but those that it is told to fail at; Before is called with each.
+// Kernel accepts every plan for which Before, if set, returns no error. Seen, if set, is called with the context of each
+// call.
 type Kernel struct {
 	Before func(policy.BoxID, policy.KernelPlan) error
 	Seen   func(context.Context)
