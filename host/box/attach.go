@@ -11,8 +11,9 @@ import (
 	"boxgate/store"
 )
 
-// AttachBox implements the Host of [boxgate/api/boxes]. The namespace is opened once and judged and pinned through that: what its name means
-// a moment later does not matter. It gets its interface closed, then its policy; a failure undoes every step.
+// AttachBox implements the Host of [boxgate/api/boxes]. The namespace is opened once, then checked and pinned through
+// that descriptor, so it does not matter if its name is reused a moment later. The box gets a closed interface first,
+// then its policy. A failure undoes every step.
 func (l *Service) AttachBox(ctx context.Context, req api.AttachRequest) (api.Box, error) {
 	var err error
 	if req.Policy, err = l.policyOfNew(req.Policy, req.Named); err != nil {

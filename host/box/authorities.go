@@ -10,14 +10,14 @@ import (
 	"boxgate/store"
 )
 
-// Authorities are the CAs of the boxes, and the one of the installation.
+// Authorities holds the CAs of the boxes, and that of the installation.
 type Authorities struct {
 	store  *store.DB
 	minter *certs.Minter
 	urls   *certs.Authority // nil unless the internal CA signs public URLs
 }
 
-// NewAuthorities makes the service. urls is nil unless the internal CA signs public URLs.
+// NewAuthorities returns the service. urls is nil unless the internal CA signs public URLs.
 func NewAuthorities(db *store.DB, minter *certs.Minter, urls *certs.Authority) *Authorities {
 	return &Authorities{db, minter, urls}
 }
@@ -46,7 +46,7 @@ func (a *Authorities) ofBox(id policy.BoxID) (*certs.Authority, error) {
 		func(ca store.CA) error { return a.store.SetCA(id, ca) })
 }
 
-// EnsureAuthority returns the CA that load finds; the first time it makes and keeps one.
+// EnsureAuthority returns the CA that load finds. On the first call, it makes one and saves it with keep.
 func EnsureAuthority(name string, load func() (store.CA, error), keep func(store.CA) error) (*certs.Authority, error) {
 	stored, err := load()
 	if err == nil {

@@ -21,8 +21,8 @@ import (
 	"boxgate/store"
 )
 
-// CreateBox implements the Host of [boxgate/api/boxes]. The order matters: the network namespace exists, its interface is closed, then the
-// policy is in force, and only then does the first process of the box start. A failure undoes every step.
+// CreateBox implements the Host of [boxgate/api/boxes]. The order matters: first the network namespace with a closed
+// interface, then the policy, and only then the first process of the box. A failure undoes every step.
 func (l *Service) CreateBox(ctx context.Context, req api.CreateRequest) (api.Box, error) {
 	if !l.cfg.Launcher.Enabled {
 		return api.Box{}, errAttachOnly
@@ -59,13 +59,13 @@ func (l *Service) CreateBox(ctx context.Context, req api.CreateRequest) (api.Box
 	return m.await(ctx, req.Wait, cancel)
 }
 
-// leastRoom is what a new box takes of the disk, or is about to.
+// leastRoom is the disk space, in bytes, that must be free for a new box.
 const leastRoom = 1 << 20
 
-// errAttachOnly refuses to launch boxes where the operator has said that none are.
+// errAttachOnly refuses to launch boxes on a host configured to only attach them.
 var errAttachOnly = api.Errorf(api.ErrConflict, "this host launches no boxes, it only attaches them: use `gateway box attach`, or set launcher.enabled to true")
 
-// policyOfNew returns the policy of a new box: what the named one says, the given one, or the operator's for new boxes.
+// policyOfNew returns the policy of a new box: the named one, the given one, or the configured default, in this order.
 func (l *Service) policyOfNew(given policy.Spec, named string) (policy.Spec, error) {
 	switch {
 	case named != "":
@@ -76,8 +76,8 @@ func (l *Service) policyOfNew(given policy.Spec, named string) (policy.Spec, err
 	return given, nil
 }
 
-// admit stores the record of a new box and makes the box known, with its lock held. From then on a change of the named policy that
-// it follows finds it; what it says in this moment is what the box begins with.
+// admit stores the record of a new box and adds it to the table, locked. From then on a change of the box's named policy
+// reaches it; the box starts with the version read here.
 func (l *Service) admit(ctx context.Context, req api.CreateRequest, attached *store.Attached, from origin) (*state.Box, error) {
 	done, err := l.holdings.Reserve(ctx, quotas.Boxes, 1)
 	if err != nil {
@@ -97,11 +97,11 @@ func (l *Service) admit(ctx context.Context, req api.CreateRequest, attached *st
 	return b, nil
 }
 
-// discard forgets a new box that could not be completed, and returns the answer. What could not be undone stays known, so
-// that its name and addresses are not given away, and can be deleted again.
+// discard forgets a new box that could not be completed, and returns the error for the caller. If the rollback failed,
+// the box stays in the table, so that its name and addresses are not reused and it can be deleted again.
 func (l *Service) discard(b *state.Box, cause error) error {
 	if b.Deleting && errors.Is(cause, errDeletedMeanwhile) {
-		return cause // the deletion removes what there is
+		return cause // the deletion removes the box
 	}
 	var left error
 	if leftover := (*leftoverError)(nil); errors.As(cause, &leftover) {
@@ -117,11 +117,11 @@ func (l *Service) discard(b *state.Box, cause error) error {
 	if errors.Is(cause, context.Canceled) || errors.Is(cause, context.DeadlineExceeded) {
 		return cause
 	}
-	// Whoever may create boxes runs the host: the launcher's and the kernel's own words help.
+	// A caller who may create boxes operates the host, so the errors of the launcher and the kernel are shown.
 	return api.Errorf(api.ErrUnavailable, "the box could not be created, and nothing of it is left: %w", cause)
 }
 
-// allocate stores the record of a new box, which gives it its addresses.
+// allocate stores the record of a new box. The store assigns its addresses.
 func (l *Service) allocate(req api.CreateRequest, attached *store.Attached, from origin) (*state.Box, error) {
 	hosted, err := json.Marshal(req.Hosted)
 	if err != nil {
@@ -148,14 +148,14 @@ func (l *Service) allocate(req api.CreateRequest, attached *store.Attached, from
 	case errors.Is(err, store.ErrExhausted):
 		return nil, api.Errorf(api.ErrLimit, "every address of network.pool_v4 is in use; delete boxes or enlarge the pool")
 	case errors.Is(err, store.ErrNotFound):
-		return nil, errNoSnapshot(req.Snapshot) // deleted by now
+		return nil, errNoSnapshot(req.Snapshot) // deleted concurrently
 	case err != nil:
 		return nil, change.NotStored(l.log, "the box could not be stored, nothing was made", err)
 	}
 	return state.NewBox(record, store.Policy{Spec: req.Policy, Version: 1, Named: req.Named}, store.Headers{Rules: req.Headers, Version: 1}, req.Hosted), nil
 }
 
-// hostnameOf is what the box calls itself.
+// hostnameOf returns the host name of a box.
 func hostnameOf(r store.Box) string {
 	if n, err := name.Parse(r.Name); err == nil && !strings.ContainsAny(n.String(), "._") {
 		return n.String()
@@ -163,10 +163,10 @@ func hostnameOf(r store.Box) string {
 	return string(r.ID)
 }
 
-// looksLikeID matches what [Service.newID] makes: as a name it would be found in the place of a deleted box.
+// looksLikeID matches the IDs made by [Service.newID]. As a name, such an ID would be found in place of a deleted box.
 var looksLikeID = regexp.MustCompile(`^[0-9a-f]{16}$`)
 
-// newID returns the ID of a new box: six digits of the host, and ten at random.
+// newID returns the ID of a new box: six hexadecimal digits of the host's ID and ten random ones.
 func (l *Service) newID() (policy.BoxID, error) {
 	host, err := l.store.HostID()
 	if err != nil {

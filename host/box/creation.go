@@ -11,18 +11,18 @@ import (
 	"boxgate/host/state"
 )
 
-// makingMost bounds the making of a box, an image that has to be pulled for it included.
+// makingMost is the time limit for creating a box, including the pull of its image.
 const makingMost = time.Hour
 
-// creation is a box being made.
+// creation is a box that is being created.
 type creation struct {
 	*Service
 	box      *state.Box
-	ended    chan error // gets the outcome
-	promised bool       // the caller was told that the box is being made; guarded by the box's lock
+	ended    chan error // receives the result
+	promised bool       // the caller was answered before the box was complete; guarded by the box's lock
 }
 
-// run makes the box. The caller holds the box's lock, which run releases.
+// run creates the box. The caller holds the box's lock, which run releases.
 func (m *creation) run(ctx context.Context) error {
 	b := m.box
 	defer b.Unlock()
@@ -41,7 +41,7 @@ func (m *creation) run(ctx context.Context) error {
 	return m.discard(b, err)
 }
 
-// keepFailed shows whoever asks for the box why it could not be made. Nothing of it runs.
+// keepFailed keeps a box that could not be created, in state error with the cause. It has no processes.
 func (l *Service) keepFailed(b *state.Box, cause error) error {
 	l.log.Error("a box could not be created", zap.String("box", string(b.ID)), zap.Error(cause))
 	problem := "it could not be created; delete it, and create it again: " + cause.Error()
@@ -51,8 +51,8 @@ func (l *Service) keepFailed(b *state.Box, cause error) error {
 	return cause
 }
 
-// await waits for the box, and for at most that time. After that the box is said to be in the making. A caller who has gone
-// before has it undone.
+// await waits for the box, for at most most, and then returns it in state creating. If ctx is canceled earlier, the
+// creation is undone.
 func (m *creation) await(ctx context.Context, most time.Duration, cancel func()) (api.Box, error) {
 	limit := time.NewTimer(most)
 	defer limit.Stop()
@@ -78,7 +78,8 @@ func (m *creation) answer(err error) (api.Box, error) {
 	return m.box.ViewWithWarnings(), nil
 }
 
-// promise stores that the box will be there, or say why not, unless its making has ended by now.
+// promise stores that the box has been promised to the caller, so that it is kept even if it fails. ok is false if its
+// creation has already ended.
 func (m *creation) promise() (box api.Box, ok bool, err error) {
 	b := m.box
 	b.Lock()

@@ -13,9 +13,10 @@ import (
 	"boxgate/policy"
 )
 
-// DeleteBox implements the Host of [boxgate/api/boxes]. The network goes first, so that nothing leaves while processes are being stopped. The
-// record goes last: if the gateway dies half-way, its next start deletes the rest. The box's files are removed later
-// (see [boxgate/launcher.Launcher.KeepTrashEmpty]). The deletion goes on if the caller hangs up.
+// DeleteBox implements the Host of [boxgate/api/boxes]. The network is removed first, so that no traffic leaves while
+// processes are being stopped. The record is removed last: if the gateway dies half-way, its next start deletes the rest.
+// The box's files are removed later (see [boxgate/launcher.Launcher.KeepTrashEmpty]). The deletion continues if the
+// caller disconnects.
 func (l *Service) DeleteBox(ctx context.Context, id policy.BoxID) error {
 	ctx, cancel := change.Begun(ctx)
 	defer cancel()
@@ -35,7 +36,7 @@ func (l *Service) DeleteBox(ctx context.Context, id policy.BoxID) error {
 	return nil
 }
 
-// tearDown deletes a box step by step; after a failure it can be repeated. The caller holds the lock of b.
+// tearDown deletes a box step by step. It can be repeated after a failure. The caller holds the lock of b.
 func (l *Service) tearDown(ctx context.Context, b *state.Box) error {
 	b.Deleting = true
 	l.urls.Drop(b.ID)
@@ -45,7 +46,7 @@ func (l *Service) tearDown(ctx context.Context, b *state.Box) error {
 	if err := l.net.Disconnect(ctx, &b.Box); err != nil {
 		return fmt.Errorf("its network: %w", err)
 	}
-	// A store that cannot be written does not keep a box alive; it is written again at the end.
+	// A store that cannot be written does not keep a box alive. It is written again at the end.
 	if err := b.SetState(l.store, api.StatusDeleted, ""); err != nil {
 		l.log.Error("the deletion of a box was not stored", zap.String("box", string(b.ID)), zap.Error(err))
 	}

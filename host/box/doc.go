@@ -1,8 +1,8 @@
-// Package box makes, attaches, recovers and deletes boxes. A box comes into being by a list of steps ([Provisioner]), each of which is undone
-// if a later one fails; in each list its policy is in force before its first process runs. [Service] answers the calls of the API and
-// recovers the boxes of an earlier run, [Settings] keeps what can be changed of boxes besides their rules, [Snapshots] takes snapshots,
-// and [Authorities] has the certificate authorities.
+// Package box creates, attaches, recovers and deletes boxes. Each of these is a list of steps ([Provisioner]) that are
+// undone if a later one fails; in each list the box's policy is applied before its first process runs. [Service] answers
+// the API calls and recovers the boxes of an earlier run, [Settings] changes settings of boxes other than their rules,
+// [Snapshots] takes snapshots, and [Authorities] holds the certificate authorities.
 //
-// Lock order: the named policies ([rules.Shared.HoldNamed]) before the lock of a box before that of the table. Slow steps run without the
-// lock of the box.
+// Lock order: the named policies ([rules.Shared.HoldNamed]), the lock of a box, the lock of the table. Slow steps run
+// without the lock of the box.
 package box

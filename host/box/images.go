@@ -13,7 +13,7 @@ import (
 	"boxgate/host/change"
 )
 
-// imageOf maps the API's runtime name to an image of the configuration, which this host can have.
+// imageOf returns the configured image for a runtime name of the API, after checking that this host can provide it.
 func (l *Service) imageOf(ctx context.Context, runtime string) (string, error) {
 	images, name := l.cfg.Launcher.AllImages(), runtime
 	if runtime == "" {
@@ -33,7 +33,7 @@ func (l *Service) imageOf(ctx context.Context, runtime string) (string, error) {
 	return found, nil
 }
 
-// originOf says what the files of a new box are, and completes the request for one from a snapshot.
+// originOf returns the root file system of a new box. For a box from a snapshot it also fills in the request.
 func (l *Service) originOf(ctx context.Context, req *api.CreateRequest) (origin, error) {
 	if req.Snapshot == "" {
 		image, err := l.imageOf(ctx, req.Runtime)
@@ -51,11 +51,11 @@ func (l *Service) originOf(ctx context.Context, req *api.CreateRequest) (origin,
 	return from, nil
 }
 
-// ensureImage builds, pulls or unpacks the image of a new box unless it is there, which may take minutes.
+// ensureImage builds, pulls or unpacks the image of a new box unless it is present, which may take minutes.
 func (p *provisioning) ensureImage(ctx context.Context) error {
 	b := p.box
 	if len(b.Record.Layers) > 0 {
-		return nil // they keep theirs
+		return nil // a box from a snapshot keeps the snapshot's layers
 	}
 	defer b.Progress.Store(nil)
 	err := b.Unlocked(func() error {

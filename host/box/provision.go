@@ -24,15 +24,15 @@ import (
 	"boxgate/store"
 )
 
-// URLs are the public URLs of boxes.
+// URLs manages the public URLs of boxes.
 type URLs interface {
-	// Recover makes the stored public URLs of a box known again.
+	// Recover loads the stored public URLs of a box.
 	Recover(b *state.Box) error
 	// Drop forgets the public URLs of a box and cuts their connections.
 	Drop(id policy.BoxID)
 }
 
-// ProvisionerConfig has the parts of a [Provisioner].
+// ProvisionerConfig configures a [Provisioner].
 type ProvisionerConfig struct {
 	Log         *zap.Logger
 	Store       *store.DB
@@ -43,11 +43,11 @@ type ProvisionerConfig struct {
 	Authorities *Authorities
 	URLs        URLs
 	Reach       *reach.Boxes
-	Roots       []byte       // in PEM, which launched boxes trust besides the public ones
-	DNS         []netip.Addr // of boxes
+	Roots       []byte       // additional CA certificates that launched boxes trust, in PEM
+	DNS         []netip.Addr // resolvers of boxes
 }
 
-// Provisioner takes boxes through the steps by which they come into being, and starts them again. Safe for concurrent use.
+// Provisioner runs the steps that create boxes or start them again. Safe for concurrent use.
 type Provisioner struct {
 	log         *zap.Logger
 	store       *store.DB
@@ -62,7 +62,7 @@ type Provisioner struct {
 	dns         []netip.Addr
 }
 
-// NewProvisioner makes a provisioner.
+// NewProvisioner returns a Provisioner.
 func NewProvisioner(c ProvisionerConfig) (*Provisioner, error) {
 	if err := required.Fields(c); err != nil {
 		return nil, err
@@ -73,12 +73,12 @@ func NewProvisioner(c ProvisionerConfig) (*Provisioner, error) {
 	}, nil
 }
 
-// provisioning is one box on its way to being complete: launched, attached or recovered. Each way is a list of steps.
+// provisioning is one box while it is launched, attached or recovered.
 type provisioning struct {
 	*Provisioner
 	box     *state.Box
-	foreign *os.File                         // the network namespace to attach; nil unless the box is attached now
-	running map[policy.BoxID]launcher.Status // what was launched by an earlier run; nil unless the box is recovered
+	foreign *os.File                         // the network namespace to attach; nil unless the box is being attached
+	running map[policy.BoxID]launcher.Status // containers launched by an earlier run; nil unless the box is being recovered
 
 	compiled *policy.Compiled
 	ca       *certs.Authority
@@ -86,14 +86,14 @@ type provisioning struct {
 	undo     change.Undo
 }
 
-// step is one step of provisioning. One that has effects to undo adds how to p.undo before it begins.
+// step is one step of provisioning. A step with side effects adds its rollback to p.undo before it begins.
 type step func(*provisioning, context.Context) error
 
-// The lists of steps. In each the policy is compiled, and put in force without the box's lock having been released in between. It is
-// in force before the first process of a launched box runs, and as soon as an attached or recovered box has its interface.
+// The lists of steps. Each compiles the policy and applies it without releasing the box's lock in between. It is applied
+// before the first process of a launched box runs, and as soon as an attached or recovered box has its interface.
 var (
 	launchSteps = []step{
-		(*provisioning).compile, (*provisioning).storeInitial, (*provisioning).ensureImage, // which releases the lock
+		(*provisioning).compile, (*provisioning).storeInitial, (*provisioning).ensureImage, // ensureImage releases the lock
 		(*provisioning).compile, (*provisioning).addAuthority, (*provisioning).makeNamespace, (*provisioning).makeReachable,
 		(*provisioning).connect, (*provisioning).await, (*provisioning).startProcess, (*provisioning).storeIdle,
 	}
@@ -105,11 +105,11 @@ var (
 		(*provisioning).compile, (*provisioning).addAuthority, (*provisioning).pinNamespace, (*provisioning).makeReachable,
 		(*provisioning).connect, (*provisioning).await, (*provisioning).storeIdle,
 	}
-	recoverSteps = []step{ // until the network, which boxes get together
+	recoverSteps = []step{ // all steps before the network, which boxes join together
 		(*provisioning).compile, (*provisioning).findNamespace, (*provisioning).makeReachable, (*provisioning).addAuthority, (*provisioning).findURLs,
 	}
-	stoppedSteps = []step{(*provisioning).findURLs}                          // nothing runs of the box: see [lifecycle.restart]
-	rejoinSteps  = []step{(*provisioning).connect, (*provisioning).cutFlows} // if it failed for some of them
+	stoppedSteps = []step{(*provisioning).findURLs}                          // the box has no processes: see [Provisioner.Restart]
+	rejoinSteps  = []step{(*provisioning).connect, (*provisioning).cutFlows} // for boxes that could not join together with the others
 )
 
 // leftoverError is a failure whose rollback failed as well.
@@ -121,16 +121,16 @@ func (e *leftoverError) Error() string {
 
 func (e *leftoverError) Unwrap() []error { return []error{e.cause, e.left} }
 
-// errDeletedMeanwhile is the answer to the request for a box that another request deleted.
+// errDeletedMeanwhile is the error for a request whose box was deleted by another request.
 var errDeletedMeanwhile = api.Errorf(api.ErrConflict, "the box was deleted while it was being made")
 
-// provision takes a box through steps. When one fails or panics, those before it are undone, the last one first; if that
-// fails, the error is a *leftoverError. The caller holds the box's lock.
+// provision takes a box through steps. If one fails or panics, it undoes the steps in reverse order; if that fails too,
+// the error is a *leftoverError. The caller holds the box's lock.
 func (l *Provisioner) provision(ctx context.Context, p *provisioning, steps []step) error {
 	p.Provisioner = l
 	err := change.Contain(l.log, func() error {
 		for _, s := range steps {
-			if p.box.Deleting { // since a step that released the lock
+			if p.box.Deleting { // while a step had released the lock
 				return errDeletedMeanwhile
 			}
 			if err := s(p, ctx); err != nil {
@@ -145,7 +145,7 @@ func (l *Provisioner) provision(ctx context.Context, p *provisioning, steps []st
 	if err == nil {
 		return nil
 	}
-	if p.box.Deleted { // its addresses may be another's by now
+	if p.box.Deleted { // its addresses may already be reused
 		return errDeletedMeanwhile
 	}
 	if left := p.undo.Run(ctx, l.log); left != nil {
@@ -154,15 +154,15 @@ func (l *Provisioner) provision(ctx context.Context, p *provisioning, steps []st
 	return err
 }
 
-// compile makes the policy ready. By now the box is in the table: a change of what all boxes share is either compiled in or
-// will find the box.
+// compile compiles the policy. The box is already in the table, so a change of the shared inputs is either compiled in or
+// reaches the box later.
 func (p *provisioning) compile(context.Context) (err error) {
 	p.compiled, err = p.shared.Compile(p.box)
 	return err
 }
 
-// storeInitial stores the policy and header rules of a new box. A gateway that dies before the box is complete removes it
-// at its next start.
+// storeInitial stores the policy and header rules of a new box. If the gateway dies before the box is complete, its next
+// start removes the box.
 func (p *provisioning) storeInitial(ctx context.Context) error {
 	if err := fault.At(ctx, "create: record stored"); err != nil {
 		return err
@@ -184,7 +184,7 @@ func (p *provisioning) storeInitial(ctx context.Context) error {
 	return nil
 }
 
-// addAuthority makes the box's CA known to the proxy. The first time it is made, and stored.
+// addAuthority registers the box's CA with the proxy. A new box gets a new CA, which is stored.
 func (p *provisioning) addAuthority(ctx context.Context) (err error) {
 	if p.ca, err = p.authorities.ofBox(p.box.ID); err != nil {
 		return fmt.Errorf("its certificate authority: %w", err)
@@ -196,7 +196,7 @@ func (p *provisioning) addAuthority(ctx context.Context) (err error) {
 	return p.minter.Add(p.box.ID, p.ca)
 }
 
-// makeNamespace makes the network namespace of a box to be launched; nothing runs in it.
+// makeNamespace makes the network namespace of a box to be launched, without any process in it.
 func (p *provisioning) makeNamespace(ctx context.Context) (err error) {
 	p.undo.Add(func(ctx context.Context) error {
 		return p.box.Unlocked(func() error { return p.sandboxes.Delete(ctx, p.box.ID) })
@@ -207,14 +207,14 @@ func (p *provisioning) makeNamespace(ctx context.Context) (err error) {
 	return nil
 }
 
-// pinNamespace keeps the network namespace of a box to be attached.
+// pinNamespace pins the network namespace of a box to be attached.
 func (p *provisioning) pinNamespace(ctx context.Context) (err error) {
 	p.undo.Add(func(context.Context) error { return p.sandboxes.DetachNamespace(p.box.ID) })
 	p.netns, err = p.sandboxes.AttachNamespace(p.box.ID, p.foreign)
 	return errors.Join(err, fault.At(ctx, "attach: namespace pinned"))
 }
 
-// findNamespace finds the network namespace of a box that runs.
+// findNamespace finds the network namespace of a running box.
 func (p *provisioning) findNamespace(context.Context) (err error) {
 	if p.box.Attached != nil {
 		p.netns, err = p.sandboxes.AttachedNamespace(p.box.ID)
@@ -228,8 +228,8 @@ func (p *provisioning) findNamespace(context.Context) (err error) {
 	return err
 }
 
-// makeReachable lets public URLs reach what listens on the box's loopback. The namespace of a sandbox with a network stack of
-// its own is not the sandbox's network: only the box's address leads into that.
+// makeReachable lets public URLs reach servers on the box's loopback. A sandbox with its own network stack is skipped:
+// its namespace is not the sandbox's network, so it is reachable by its address only.
 func (p *provisioning) makeReachable(context.Context) error {
 	if p.sandboxes.HasGuestStack(p.box) {
 		return nil
@@ -238,24 +238,24 @@ func (p *provisioning) makeReachable(context.Context) error {
 	return p.reach.Add(p.box.ID, p.box.V6, p.netns)
 }
 
-// findURLs makes the box's public URLs known. Nobody is served yet.
+// findURLs loads the box's public URLs. Visitors are not served yet.
 func (p *provisioning) findURLs(context.Context) error {
 	p.undo.Add(func(context.Context) error { p.urls.Drop(p.box.ID); return nil })
 	return p.urls.Recover(p.box)
 }
 
-// connect gives the box its interface, closed, and puts its policy in force.
+// connect gives the box a closed interface and applies its policy.
 func (p *provisioning) connect(ctx context.Context) error {
 	p.undo.Add(func(ctx context.Context) error { return p.net.Disconnect(ctx, &p.box.Box) })
 	return p.net.Connect(ctx, &p.box.Box, p.at(), p.compiled)
 }
 
-// at is where the box gets its interface.
+// at returns the location of the box's interface.
 func (p *provisioning) at() enforce.Interface {
 	return enforce.Interface{NetNS: p.netns, GuestStack: p.sandboxes.HasGuestStack(p.box)}
 }
 
-// await waits until no first packet of the box would be lost.
+// await waits until the box's first packet would get through.
 func (p *provisioning) await(ctx context.Context) error {
 	return p.slowly(func() error { return p.net.Await(ctx, &p.box.Box) })
 }
@@ -268,7 +268,7 @@ func (p *provisioning) startProcess(ctx context.Context) error {
 	return fault.At(ctx, "create: box runs")
 }
 
-// slowly runs a slow step without the box's lock. Meanwhile another request may have taken the box off the network.
+// slowly runs a slow step without the box's lock. It fails if another request has disconnected the box meanwhile.
 func (p *provisioning) slowly(f func() error) error {
 	if err := p.box.Unlocked(f); err != nil {
 		return err
@@ -279,10 +279,10 @@ func (p *provisioning) slowly(f func() error) error {
 	return nil
 }
 
-// cutFlows cuts connections that the kernel may have let through under a policy that was never committed.
+// cutFlows cuts connections that the kernel may have accepted under a policy that was never committed.
 func (p *provisioning) cutFlows(ctx context.Context) error { return p.net.CutFlows(ctx, &p.box.Box) }
 
-// storeIdle completes a new box: from here on the next start keeps it.
+// storeIdle completes a new box. From here on the next start keeps it.
 func (p *provisioning) storeIdle(context.Context) error {
 	if err := p.box.SetState(p.store, api.StatusIdle, ""); err != nil {
 		return change.NotStored(p.log, "its state could not be stored", err)

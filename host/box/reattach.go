@@ -19,8 +19,8 @@ import (
 	"boxgate/store"
 )
 
-// ReattachBox attaches a box to a sandbox again: to the one that it names (nil: the one it was attached to). What belongs to
-// the box stays: its ID and addresses, policy, header rules, public URLs and CA.
+// ReattachBox attaches a box to the sandbox to, or if that is nil, to the one it was attached to before. The box keeps
+// its ID, addresses, policy, header rules, public URLs and CA.
 func (l *Service) ReattachBox(ctx context.Context, id policy.BoxID, to *api.Attached) (api.Box, error) {
 	b, err := l.boxes.Find(id)
 	if err != nil {
@@ -55,7 +55,7 @@ func (l *Service) ReattachBox(ctx context.Context, id policy.BoxID, to *api.Atta
 	return b.ViewWithWarnings(), nil
 }
 
-// checkSandbox returns why a box cannot be attached to a network namespace, other than the one that it is attached to.
+// checkSandbox checks whether a box may be attached to a network namespace. The one it is attached to is always allowed.
 func (l *Service) checkSandbox(b *state.Box, path string) error {
 	if now := b.Sandbox.Load(); now != nil && b.Connected() && foreign.Same(now.Pin, path) {
 		return nil
@@ -63,8 +63,8 @@ func (l *Service) checkSandbox(b *state.Box, path string) error {
 	return l.firewall.CheckForeign(path)
 }
 
-// move attaches a box to another network namespace. It is off the network from when it leaves the one that it has until its
-// policy is in force in the other. The caller holds the lock of b.
+// move attaches a box to another network namespace. The box is disconnected from before it leaves the old namespace until
+// its policy is applied in the new one. The caller holds the lock of b.
 func (l *Service) move(ctx context.Context, b *state.Box, to store.Attached, ns *os.File) error {
 	ctx, cancel := change.Begun(ctx)
 	defer cancel()
@@ -80,14 +80,14 @@ func (l *Service) move(ctx context.Context, b *state.Box, to store.Attached, ns 
 	case err == nil:
 		b.Follow(p.netns)
 		l.log.Info("a box was attached again", zap.String("box", string(b.ID)), zap.String("sandbox", to.Kind+" "+to.Ref))
-	case b.Deleted || errors.Is(err, errDeletedMeanwhile): // or its sandbox has ended, which is shown
+	case b.Deleted || errors.Is(err, errDeletedMeanwhile): // or its sandbox has ended, which is already shown
 	default:
 		b.ShowGone("it could not be attached: " + err.Error())
 	}
 	return err
 }
 
-// rename notes another name of the sandbox that a box is attached to. The caller holds the lock of b.
+// rename records another name for the sandbox that a box is attached to. The caller holds the lock of b.
 func (l *Service) rename(b *state.Box, to store.Attached, pin string) error {
 	if err := l.storeAttached(b, to, api.StatusIdle, ""); err != nil {
 		return err
@@ -96,8 +96,8 @@ func (l *Service) rename(b *state.Box, to store.Attached, pin string) error {
 	return nil
 }
 
-// leave takes an attached box off the network and lets go of the namespace that it has. From then on it is attached to
-// something that has no namespace yet, or no more. It can be repeated. The caller holds the lock of b.
+// leave disconnects an attached box and releases its namespace. Afterwards the box is attached to a sandbox without a
+// namespace, until it is attached again. It can be repeated. The caller holds the lock of b.
 func (l *Service) leave(ctx context.Context, b *state.Box, to store.Attached, why string) error {
 	err := change.Contain(l.log, func() error { return l.leaveSteps(ctx, b, to, why) }, zap.String("box", string(b.ID)))
 	if err != nil {
@@ -111,7 +111,7 @@ func (l *Service) leaveSteps(ctx context.Context, b *state.Box, to store.Attache
 	if err := l.net.Disconnect(ctx, &b.Box); err != nil {
 		return fmt.Errorf("taking it off the network: %w", err)
 	}
-	l.visitors.CloseBox(b.ID) // connections to its loopback, which keep the namespace
+	l.visitors.CloseBox(b.ID) // connections to its loopback hold a reference to the namespace
 	if err := fault.At(ctx, "leave: off the network"); err != nil {
 		return err
 	}
@@ -128,10 +128,10 @@ func (l *Service) leaveSteps(ctx context.Context, b *state.Box, to store.Attache
 	return fault.At(ctx, "leave: stored")
 }
 
-// storeAttached stores what a box is attached to, with its state. The caller holds the lock of b.
+// storeAttached stores the sandbox that a box is attached to, and the box's state. The caller holds the lock of b.
 func (l *Service) storeAttached(b *state.Box, to store.Attached, s api.Status, problem string) error {
 	record := b.Record
-	to.Search = b.Attached.Search // as when it was attached first
+	to.Search = b.Attached.Search // the search list of the first attachment
 	record.Attached, record.State, record.Error, record.UpdatedAt = &to, string(s), problem, time.Now()
 	if err := l.store.UpdateBox(record); err != nil {
 		return change.NotStored(l.log, "what the box is attached to could not be stored", err)
@@ -141,7 +141,7 @@ func (l *Service) storeAttached(b *state.Box, to store.Attached, s api.Status, p
 	return nil
 }
 
-// followed is what the follower knows of the boxes.
+// followed implements [follow.Owner].
 type followed struct{ *Service }
 
 // Attached implements [follow.Owner].
@@ -199,7 +199,7 @@ func (l followed) Move(ctx context.Context, id policy.BoxID, turn uint64, to for
 	})
 }
 
-// inTurn does something with a box whose sandbox has not changed since turn.
+// inTurn calls do with a locked box, unless its sandbox has changed since turn.
 func (l followed) inTurn(id policy.BoxID, turn uint64, do func(*state.Box) error) error {
 	b, err := l.boxes.Lock(id)
 	if errors.Is(err, api.ErrNotFound) {
@@ -210,7 +210,7 @@ func (l followed) inTurn(id policy.BoxID, turn uint64, do func(*state.Box) error
 	}
 	defer b.Unlock()
 	if b.Sandbox.Load().Turn != turn {
-		return nil // and it is looked at again
+		return nil // the follower looks again
 	}
 	return do(b)
 }

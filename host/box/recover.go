@@ -19,9 +19,9 @@ import (
 	"boxgate/store"
 )
 
-// Recover picks up the boxes of an earlier run: those that run stay up and get their network back under their
-// committed policy; those that nothing runs of, because the host was restarted, count as paused until they are used; those that were being created or deleted when the gateway died are removed. Interfaces that belong to
-// no stored box are taken away.
+// Recover recovers the boxes of an earlier run. Running boxes stay up and are reconnected under their committed policy.
+// Boxes without processes, because the host was restarted, become paused until they are used. Boxes that were being
+// created or deleted when the gateway died are removed, as are interfaces without a stored box.
 func (l *Service) Recover(ctx context.Context) error {
 	running, err := l.sandboxes.Recover(ctx)
 	if err != nil {
@@ -52,7 +52,7 @@ func (l *Service) Recover(ctx context.Context) error {
 	return nil
 }
 
-// removeUnknown removes containers that belong to no box.
+// removeUnknown removes containers without a stored box.
 func (l *Service) removeUnknown(ctx context.Context, running []launcher.Status) {
 	for _, status := range running {
 		if _, err := l.boxes.Find(status.ID); err == nil {
@@ -65,8 +65,8 @@ func (l *Service) removeUnknown(ctx context.Context, running []launcher.Status) 
 	}
 }
 
-// pickUp makes the stored boxes known and gives them their network. A box that cannot be recovered is closed and in state
-// error; it keeps neither the others nor the gateway from starting.
+// pickUp adds the stored boxes to the table and connects them. A box that cannot be recovered is closed and in state
+// error; it does not prevent the others or the gateway from starting.
 func (l *Service) pickUp(ctx context.Context, records []store.Box, running map[policy.BoxID]launcher.Status) {
 	var ready []*provisioning
 	spent := l.quota.SpentOf(records)
@@ -88,7 +88,7 @@ func (l *Service) pickUp(ctx context.Context, records []store.Box, running map[p
 			continue
 		}
 		if b.Attached != nil {
-			pin, _ := l.sandboxes.AttachedNamespace(b.ID) // "" if it is gone
+			pin, _ := l.sandboxes.AttachedNamespace(b.ID) // "" if the namespace is gone
 			b.Follow(pin)
 		}
 		p := &provisioning{box: b, running: running}
@@ -109,7 +109,7 @@ func (l *Service) pickUp(ctx context.Context, records []store.Box, running map[p
 			l.giveUp(b, err)
 			continue
 		}
-		if p.compiled == nil { // it has no network until it is started
+		if p.compiled == nil { // disconnected until it is started
 			b.Status, b.Problem = api.StatusPaused, ""
 			b.Publish()
 			continue
@@ -119,8 +119,8 @@ func (l *Service) pickUp(ctx context.Context, records []store.Box, running map[p
 	l.rejoin(ctx, ready)
 }
 
-// rejoin gives boxes their network: all of them together, and then those for which that failed one by one, since the fault
-// may have been another's. The caller holds the locks of all.
+// rejoin connects boxes, all together first. Boxes for which that failed are then connected one by one, because another
+// box may have caused the failure. The caller holds the locks of all of them.
 func (l *Service) rejoin(ctx context.Context, ready []*provisioning) {
 	connected := map[policy.BoxID]bool{}
 	err := change.Contain(l.log, func() error { return l.rejoinTogether(ctx, ready, connected) })
@@ -138,8 +138,8 @@ func (l *Service) rejoin(ctx context.Context, ready []*provisioning) {
 	}
 }
 
-// wakeUp shows a box that has its network. What the runtime says of it counts: a gateway that died while it paused or resumed
-// the box leaves it awake, unless its sleep was stored. The caller holds the lock of b.
+// wakeUp sets the state of a recovered box to that of its container. A box that the gateway was pausing or resuming when
+// it died ends up running, unless its pause was stored. The caller holds the lock of b.
 func (l *Service) wakeUp(ctx context.Context, p *provisioning) {
 	b, asleep := p.box, p.running[p.box.ID].State == launcher.StatePaused
 	if asleep && b.Status == api.StatusIdle {
@@ -159,8 +159,8 @@ func (l *Service) wakeUp(ctx context.Context, p *provisioning) {
 	}
 }
 
-// rejoinTogether connects boxes, cuts connections that the kernel may have let through under a policy that was never
-// committed, and notes for which boxes that succeeded.
+// rejoinTogether connects boxes, and cuts connections that the kernel may have accepted under a policy that was never
+// committed. It adds the boxes that succeeded to connected.
 func (l *Service) rejoinTogether(ctx context.Context, ready []*provisioning, connected map[policy.BoxID]bool) error {
 	var list []enforce.Joining
 	for _, p := range ready {
@@ -182,7 +182,7 @@ func (l *Service) rejoinTogether(ctx context.Context, ready []*provisioning, con
 	return errors.Join(errs...)
 }
 
-// recoverGone picks up an attached box whose namespace was gone before this start. The caller holds the lock of b.
+// recoverGone recovers an attached box whose namespace was gone before this start. The caller holds the lock of b.
 func (l *Service) recoverGone(ctx context.Context, b *state.Box) error {
 	problem := b.Record.Error
 	if b.Status != api.StatusGone {
@@ -195,14 +195,14 @@ func (l *Service) recoverGone(ctx context.Context, b *state.Box) error {
 	return nil
 }
 
-// giveUp shows that a box could not be recovered. The caller holds the lock of b.
+// giveUp puts a box that could not be recovered in state error. The caller holds the lock of b.
 func (l *Service) giveUp(b *state.Box, err error) {
 	l.log.Error("a box could not be recovered; it stays closed", zap.String("box", string(b.ID)), zap.Error(err))
 	b.Ended = errors.Is(err, state.ErrEnded)
 	b.ShowError("it could not be recovered after a restart of the gateway: " + err.Error())
 }
 
-// stored makes a box of what the store holds of it. After an error it is one that may reach nothing, to be shown and deleted.
+// stored loads a box from its record. With an error the box denies everything, and exists only to be shown and deleted.
 func (l *Service) stored(r store.Box) (*state.Box, error) {
 	b, err := l.readStored(r)
 	if err != nil {
@@ -213,7 +213,8 @@ func (l *Service) stored(r store.Box) (*state.Box, error) {
 
 func (l *Service) readStored(r store.Box) (*state.Box, error) {
 	p, err := l.store.Policy(r.ID)
-	// A box that was being allocated has none yet. Of any other it is missing: no policy would be that of a new box.
+	// A box that was still being allocated has no policy yet. For any other box a missing policy is an error; the default
+	// policy must not replace it.
 	if unfinished := r.State == string(api.StatusCreating); err != nil && (!unfinished || !errors.Is(err, store.ErrNotFound)) {
 		return nil, err
 	}
@@ -225,13 +226,13 @@ func (l *Service) readStored(r store.Box) (*state.Box, error) {
 	if err := json.Unmarshal(r.Extra, &hosted); err != nil {
 		return nil, fmt.Errorf("its record is damaged: %w", err)
 	}
-	if r.PlaceholderKey.Reveal() == "" { // made by an older version
+	if r.PlaceholderKey.Reveal() == "" { // created by an older version
 		r.PlaceholderKey = store.NewKey()
 		if err := l.store.UpdateBox(r); err != nil {
 			return nil, err
 		}
 	}
-	if p.Named != "" { // as at every moment but those of a change, which was committed as a whole
+	if p.Named != "" { // a no-op: a named policy and its followers' copies are committed together
 		if p.Spec, err = l.shared.Named(p.Named, ""); err != nil {
 			return nil, err
 		}
@@ -240,11 +241,11 @@ func (l *Service) readStored(r store.Box) (*state.Box, error) {
 	return state.NewBox(r, p, headers, hosted), nil
 }
 
-// errBrokenOff is why a box could not be made that the gateway did not live to complete.
+// errBrokenOff is the cause for a box whose creation was interrupted by the end of the gateway.
 var errBrokenOff = errors.New("the gateway was started anew while it was being made")
 
-// breakOff removes what there is of a box that was being made when the gateway ended, and that its caller asks for. The caller
-// holds b.mu.
+// breakOff removes the remains of a box whose creation was interrupted after it had been promised to its caller. The
+// caller holds the lock of b.
 func (l *Service) breakOff(ctx context.Context, b *state.Box) {
 	cause := errBrokenOff
 	if err := l.sandboxes.Release(ctx, b); err != nil {
@@ -253,8 +254,8 @@ func (l *Service) breakOff(ctx context.Context, b *state.Box) {
 	_ = l.keepFailed(b, cause)
 }
 
-// reapOrphan removes a box that was half made or half deleted when the gateway ended. Its interface, if it has one, is
-// closed and is pruned. The caller holds the lock of b.
+// reapOrphan removes a box that was half created or half deleted when the gateway ended. Its interface, if any, is
+// closed, and is pruned later. The caller holds the lock of b.
 func (l *Service) reapOrphan(ctx context.Context, b *state.Box) {
 	err := l.sandboxes.Release(ctx, b)
 	if err == nil {

@@ -11,16 +11,16 @@ import (
 	"boxgate/internal/fault"
 )
 
-// restartSteps start a box again from what it has written: after a reboot, or when its first process has ended. As for a new box
+// restartSteps start a box again with its files: after a reboot, or when its first process has ended. As for a new box,
 // the namespace comes first, then the policy, then the first process.
 var restartSteps = []step{
-	(*provisioning).disconnect, (*provisioning).renewNamespace, // the policy may change meanwhile: it is compiled after that
+	(*provisioning).disconnect, (*provisioning).renewNamespace, // releases the lock, so the policy is compiled afterwards
 	(*provisioning).compile, (*provisioning).addAuthority, (*provisioning).makeReachable, (*provisioning).connect, (*provisioning).await,
 	(*provisioning).startAgain,
 }
 
-// Restart takes a box through restartSteps; when one fails, nothing of the box runs. The caller holds the lock of b, and has begun a
-// change of its state.
+// Restart takes a box through restartSteps. If one fails, the box is left without processes. The caller holds the lock of
+// b, and has begun a change of its state.
 func (l *Provisioner) Restart(ctx context.Context, b *state.Box) error {
 	if err := l.provision(ctx, &provisioning{box: b}, restartSteps); err != nil {
 		return err
@@ -29,7 +29,7 @@ func (l *Provisioner) Restart(ctx context.Context, b *state.Box) error {
 	return nil
 }
 
-// disconnect takes what is left of the network of an ended box away.
+// disconnect removes the remains of an ended box's network.
 func (p *provisioning) disconnect(ctx context.Context) error {
 	p.reach.Remove(p.box.ID)
 	if !p.box.Connected() {
@@ -38,7 +38,7 @@ func (p *provisioning) disconnect(ctx context.Context) error {
 	return p.net.Disconnect(ctx, &p.box.Box)
 }
 
-// renewNamespace makes a new network namespace for the box; nothing runs in it.
+// renewNamespace makes a new network namespace for the box, without any process in it.
 func (p *provisioning) renewNamespace(ctx context.Context) error {
 	p.undo.Add(func(ctx context.Context) error {
 		return p.box.Unlocked(func() error { return p.sandboxes.Stop(ctx, p.box.ID) })
@@ -57,10 +57,10 @@ func (p *provisioning) startAgain(ctx context.Context) error {
 	return fault.At(ctx, "restart: box runs")
 }
 
-// startingAtOnce is how many boxes are started at a time.
+// startingAtOnce is how many boxes are started concurrently.
 const startingAtOnce = 4
 
-// StartKept starts the boxes that are to be kept alive and of which nothing runs: nobody else would.
+// StartKept starts the paused boxes that are configured to be kept alive.
 func (l *Service) StartKept(ctx context.Context) error {
 	var group errgroup.Group
 	group.SetLimit(startingAtOnce)

@@ -18,23 +18,23 @@ import (
 	"boxgate/selftest"
 )
 
-// ProbeCommand is the hidden command that a self-test starts in the box's network namespace.
+// ProbeCommand is the hidden command that a self-test runs in the box's network namespace.
 const ProbeCommand = "probe"
 
 // SelfTests attacks boxes from inside.
 type SelfTests struct {
 	cfg       config.Config
 	addrs     config.Addresses
-	ports     func() []selftest.Port // of the host, which are closed to boxes
+	ports     func() []selftest.Port // ports of the host that are closed to boxes
 	explicit  uint16
 	audit     *audit.Log
 	boxes     *state.Table
 	sandboxes state.Sandboxes
 
-	running sync.Mutex // held by the self-test that runs
+	running sync.Mutex // held during a self-test
 }
 
-// SelfTestsConfig has the parts of a [SelfTests].
+// SelfTestsConfig configures a [SelfTests].
 type SelfTestsConfig struct {
 	Config    config.Config
 	Addresses config.Addresses
@@ -46,7 +46,7 @@ type SelfTestsConfig struct {
 	Sandboxes state.Sandboxes
 }
 
-// NewSelfTests makes the service.
+// NewSelfTests returns the service.
 func NewSelfTests(c SelfTestsConfig) (*SelfTests, error) {
 	if err := required.Fields(c); err != nil {
 		return nil, err
@@ -54,7 +54,8 @@ func NewSelfTests(c SelfTestsConfig) (*SelfTests, error) {
 	return &SelfTests{cfg: c.Config, addrs: c.Addresses, ports: c.Ports, explicit: c.Explicit, audit: c.Audit, boxes: c.Boxes, sandboxes: c.Sandboxes}, nil
 }
 
-// SelfTest implements the SelfTests of [boxgate/api/boxes]. One self-test runs at a time: two would share the kernel's limit on logged refusals.
+// SelfTest implements the SelfTests of [boxgate/api/boxes]. Only one self-test runs at a time: two would share the
+// kernel's rate limit for logged denials.
 func (s *SelfTests) SelfTest(ctx context.Context, id policy.BoxID) (api.SelfTestReport, error) {
 	b, err := s.boxes.Find(id)
 	if err != nil {
@@ -86,7 +87,7 @@ func (s *SelfTests) SelfTest(ctx context.Context, id policy.BoxID) (api.SelfTest
 	return reportOf(id, card), nil
 }
 
-// selfTestConfig says what to attack.
+// selfTestConfig returns the targets of a self-test of b.
 func (s *SelfTests) selfTestConfig(ctx context.Context, b *state.Box) (selftest.Config, error) {
 	netns, err := s.sandboxes.Namespace(ctx, b)
 	if err != nil {
@@ -114,7 +115,7 @@ func (s *SelfTests) selfTestConfig(ctx context.Context, b *state.Box) (selftest.
 	}, nil
 }
 
-// outsideAddrs are the addresses by which others know the host.
+// outsideAddrs returns the host's addresses that other machines can reach.
 func (s *SelfTests) outsideAddrs() ([]netip.Addr, error) {
 	list, err := firewall.HostAddresses()
 	if err != nil {
@@ -129,7 +130,7 @@ func (s *SelfTests) outsideAddrs() ([]netip.Addr, error) {
 	return out, nil
 }
 
-// anotherBox returns the addresses of another box, or of none if there is only one.
+// anotherBox returns the addresses of another box, or unused addresses of the pool if there is only one.
 func (s *SelfTests) anotherBox(b *state.Box) (v4, v6 netip.Addr) {
 	for _, other := range s.boxes.All() {
 		if other.ID != b.ID {
@@ -146,7 +147,7 @@ func (s *SelfTests) anotherBox(b *state.Box) (v4, v6 netip.Addr) {
 	return v4, v6
 }
 
-// reportOf translates a scorecard for the API.
+// reportOf converts a scorecard for the API.
 func reportOf(id policy.BoxID, card selftest.Card) api.SelfTestReport {
 	r := api.SelfTestReport{Box: id, Mode: card.Mode, Version: card.Version, Started: card.Started, Duration: card.Duration}
 	for _, l := range card.Lines {
@@ -158,7 +159,7 @@ func reportOf(id policy.BoxID, card selftest.Card) api.SelfTestReport {
 	return r
 }
 
-// verdictOf translates a verdict for the API. An unknown one proves nothing.
+// verdictOf converts a verdict for the API. An unknown one counts as not run.
 func verdictOf(v selftest.Verdict) api.SelfTestVerdict {
 	switch v {
 	case selftest.Tight:

@@ -26,7 +26,7 @@ import (
 	"boxgate/store"
 )
 
-// Config has the parts of a [Service].
+// Config configures a [Service].
 type Config struct {
 	Config      config.Config
 	Addresses   config.Addresses
@@ -45,7 +45,7 @@ type Config struct {
 	Holdings    *keys.Holdings
 }
 
-// Service makes, attaches, recovers and deletes boxes. Safe for concurrent use.
+// Service creates, attaches, recovers and deletes boxes. Safe for concurrent use.
 type Service struct {
 	*Provisioner
 	cfg       config.Config
@@ -65,7 +65,7 @@ type Service struct {
 	holdings  *keys.Holdings
 }
 
-// New makes the service. No box is known before [Service.Recover].
+// New returns the service. It has no boxes before [Service.Recover].
 func New(c Config) (*Service, error) {
 	if err := required.Fields(c); err != nil {
 		return nil, err
@@ -78,10 +78,10 @@ func New(c Config) (*Service, error) {
 	return l, nil
 }
 
-// Follow follows the sandboxes of attached boxes until ctx ends.
+// Follow follows the sandboxes of attached boxes until ctx is done.
 func (l *Service) Follow(ctx context.Context) { l.follower.Run(ctx) }
 
-// checkNew finds mistakes in the request for a new box, before anything is made.
+// checkNew reports mistakes in the request for a new box, before anything is created.
 func (l *Service) checkNew(name string, spec policy.Spec, headers []policy.HeaderRule) error {
 	if err := l.shared.CheckNew(spec, headers); err != nil {
 		return err
@@ -92,15 +92,15 @@ func (l *Service) checkNew(name string, spec policy.Spec, headers []policy.Heade
 	return nil
 }
 
-// pools are the addresses that boxes get: all but the network address, the gateway's and the sink's.
+// pools returns the addresses for boxes: the pools without the network's, the gateway's and the sink's address.
 func (l *Service) pools() store.Pools {
 	return store.Pools{V4: l.addrs.PoolV4, V6: l.addrs.PoolV6, Reserved: 3}
 }
 
-// expiryRetry is how long after a failed deletion an ephemeral box is tried again.
+// expiryRetry is the delay before the deletion of an expired ephemeral box is retried.
 const expiryRetry = time.Minute
 
-// expireLater deletes an ephemeral box after that time, and tries again until it is gone.
+// expireLater deletes an ephemeral box after a delay, and retries until it is gone.
 func (l *Service) expireLater(b *state.Box, after time.Duration) {
 	if b.Record.ExpiresAt.IsZero() {
 		return

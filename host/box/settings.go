@@ -20,7 +20,7 @@ import (
 	"boxgate/store"
 )
 
-// Settings keeps what can be changed of boxes besides their rules.
+// Settings changes settings of boxes other than their rules.
 type Settings struct {
 	log    *zap.Logger
 	store  *store.DB
@@ -28,7 +28,7 @@ type Settings struct {
 	shared *rules.Shared
 }
 
-// NewSettings makes the service.
+// NewSettings returns the service.
 func NewSettings(log *zap.Logger, db *store.DB, boxes *state.Table, shared *rules.Shared) *Settings {
 	return &Settings{log, db, boxes, shared}
 }
@@ -88,8 +88,8 @@ func (s *Settings) change(edit func(map[string]name.Secret) error) error {
 	return change.NotStored(s.log, "the environment of new boxes could not be stored", err)
 }
 
-// environmentOf is the environment of a new box: its own, and what all new boxes get and it has not. A placeholder, which
-// keeps a secret out of the box, takes the place of a variable of all boxes.
+// environmentOf returns the environment of a new box: own, merged over the environment of all new boxes. A placeholder,
+// which keeps a secret out of the box, takes precedence over a variable of all boxes.
 func (s *Settings) environmentOf(own map[string]name.Secret, headers []policy.HeaderRule) (map[string]name.Secret, error) {
 	all, err := s.store.Environment()
 	if err != nil {
@@ -132,7 +132,7 @@ func (s *Settings) Configure(_ context.Context, id policy.BoxID, edit func(*api.
 	return b.View(), nil
 }
 
-// placeholdersOf returns the variables that are placeholders of header rules, with the pattern of the rule.
+// placeholdersOf maps the variables that are placeholders of header rules to the pattern of their rule.
 func placeholdersOf(rules []policy.HeaderRule) map[string]name.Pattern {
 	vars := map[string]name.Pattern{}
 	for _, rule := range rules {

@@ -20,7 +20,7 @@ import (
 	"boxgate/store"
 )
 
-// Snapshots takes snapshots of boxes, and says what a box of one is like.
+// Snapshots takes snapshots of boxes, and prepares the creation of boxes from them.
 type Snapshots struct {
 	log      *zap.Logger
 	boxes    *state.Table
@@ -28,7 +28,7 @@ type Snapshots struct {
 	holdings *keys.Holdings
 }
 
-// NewSnapshots makes the service.
+// NewSnapshots returns the service.
 func NewSnapshots(log *zap.Logger, boxes *state.Table, shelf *snapshots.Shelf, holdings *keys.Holdings) *Snapshots {
 	return &Snapshots{log, boxes, shelf, holdings}
 }
@@ -54,7 +54,7 @@ func (s *Snapshots) TakeSnapshot(ctx context.Context, id policy.BoxID, name stri
 	return snapshotView(r), nil
 }
 
-// describe is what a snapshot keeps of a box.
+// describe returns the record of a new snapshot of a box.
 func (s *Snapshots) describe(id policy.BoxID) (store.Snapshot, error) {
 	b, err := s.boxes.Lock(id)
 	if err != nil {
@@ -96,20 +96,20 @@ func (s *Snapshots) DeleteSnapshots(ctx context.Context, ids []string) error {
 	return nil
 }
 
-// errNoSnapshot refuses to make a box from a snapshot that is not there or not ready.
+// errNoSnapshot refuses to create a box from a snapshot that does not exist.
 func errNoSnapshot(id string) error {
 	return api.Errorf(api.ErrNotFound, "there is no snapshot %q", id)
 }
 
-// origin is what the files of a new box are.
+// origin is the root file system of a new box.
 type origin struct {
 	image  string
-	layers []string // over the image, the lowest first
+	layers []string // on top of the image, lowest first
 }
 
-// inherit completes the request for a box from a snapshot: it gets the size, the policy, the limits and the fields of the hosted product
-// that the request leaves out, and the variables that it does not set. Header rules are not inherited: who makes the box
-// says which secrets it may use.
+// inherit fills in a request for a box from a snapshot: the size, policy, limits and fields of the hosted product that
+// the request leaves out, and the variables that it does not set. Header rules are not inherited: the creator of the box
+// decides which secrets it may use.
 func (s *Snapshots) inherit(ctx context.Context, req *api.CreateRequest) (origin, error) {
 	r, err := s.shelf.Get(req.Snapshot)
 	if errors.Is(err, store.ErrNotFound) {
@@ -127,7 +127,7 @@ func (s *Snapshots) inherit(ctx context.Context, req *api.CreateRequest) (origin
 	}
 	env, secrets := r.Kept()
 	maps.DeleteFunc(secrets, func(pointer string, _ name.Secret) bool {
-		return pointer == "/github_token" || // which is a header rule
+		return pointer == "/github_token" || // belongs to a header rule
 			pointer == "/agent_api_key" && req.Hosted.Agent != "" || strings.HasPrefix(pointer, "/mcp_servers/") && req.Hosted.MCPServers != nil
 	})
 	req.Env, req.HostedSecrets = over(env, req.Env), over(secrets, req.HostedSecrets)
@@ -138,15 +138,16 @@ func (s *Snapshots) inherit(ctx context.Context, req *api.CreateRequest) (origin
 		req.Policy, req.Named = r.Policy, r.Named
 	}
 	for _, rule := range req.Headers {
-		for _, p := range rule.Placeholders() { // which keep a secret out of the box, and take precedence
+		for _, p := range rule.Placeholders() { // a placeholder keeps a secret out of the box, and takes precedence
 			delete(req.Env, p.Variable)
 		}
 	}
 	return origin{r.Image, r.Layers}, nil
 }
 
-// limits returns the limits of a box from a snapshot: those of the box of before that the request leaves out. Only of a box that an
-// admin key makes do they allow more than the configuration. What the operator has lowered stays so, whatever another key asks for.
+// limits returns the limits of a box from a snapshot: the limits of the original box, except where the request sets them. Only
+// an admin key's box may get limits above the configuration's. Limits lowered by the operator stay low, whatever another
+// key requests.
 func (s *Snapshots) limits(ctx context.Context, before api.BoxLimits, req *api.CreateRequest) api.BoxLimits {
 	admin := api.CallerOf(ctx).Role == api.RoleAdmin
 	for limit, n := range before.Operator {
@@ -163,7 +164,7 @@ func (s *Snapshots) limits(ctx context.Context, before api.BoxLimits, req *api.C
 	return api.BoxLimits{Operator: req.Limits.Operator.Over(before.Operator), Own: req.Limits.Own.Over(before.Own)}
 }
 
-// release removes what only a deleted box needed.
+// release removes layers that only a deleted box used.
 func (s *Snapshots) release(b *state.Box) {
 	if len(b.Record.Layers) == 0 {
 		return
@@ -173,7 +174,7 @@ func (s *Snapshots) release(b *state.Box) {
 	}
 }
 
-// over is a map with entries of another one over it.
+// over returns a copy of below with the entries of above merged over it.
 func over(below, above map[string]name.Secret) map[string]name.Secret {
 	out := map[string]name.Secret{}
 	maps.Copy(out, below)

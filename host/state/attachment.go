@@ -5,13 +5,14 @@ import (
 	"boxgate/host/foreign"
 )
 
-// Attachment is what an attached box is attached to.
+// Attachment is the sandbox that a box is attached to.
 type Attachment struct {
 	foreign.Sandbox
-	Turn uint64 // how often it has changed
+	Turn uint64 // number of changes so far
 }
 
-// Follow notes what the box is attached to now; pin is "" if that has no network namespace. The caller holds the lock of b.
+// Follow updates Sandbox from the record. pin is the path of the pinned network namespace, "" if the sandbox has lost it. The
+// caller holds the lock of b.
 func (b *Box) Follow(pin string) {
 	a := b.Record.Attached
 	next := &Attachment{Sandbox: foreign.Sandbox{Kind: a.Kind, Ref: a.Ref, Container: a.Container, Pin: pin}}

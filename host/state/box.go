@@ -16,57 +16,57 @@ import (
 	"boxgate/store"
 )
 
-// Box is one box in memory: what the data path reads, and what its changes start from.
+// Box is one box in memory: the state that the data path reads, and the state that changes start from.
 type Box struct {
-	policy.Box // its Policy is nil while the box has no network
+	policy.Box // its Policy is nil while the box is disconnected
 	Name       string
 	CreatedAt  time.Time
-	Attached   *store.Attached        // as it was first; nil: launched here. What it is attached to now is in Record
-	env        map[string]name.Secret // given to every command
-	Layers     []string               // of the snapshot that it was made from
+	Attached   *store.Attached        // the first attachment; nil: launched. Record has the current one
+	env        map[string]name.Secret // for every command
+	Layers     []string               // of the snapshot it was created from
 
-	Shown    atomic.Pointer[api.Box]      // what the API shows; published after each change, so that no reader waits for one
-	Timed    atomic.Pointer[store.Policy] // the policy in force, with its leases; published likewise
-	Gate     awake.Gate                   // open while the box is idle and stays so
-	Sandbox  atomic.Pointer[Attachment]   // what an attached box is attached to
-	Progress atomic.Pointer[string]       // of the preparation of its image; nil: none is under way
+	Shown    atomic.Pointer[api.Box]      // the API's view; published after each change, so that readers do not wait for changes
+	Timed    atomic.Pointer[store.Policy] // the applied policy with its leases; published likewise
+	Gate     awake.Gate                   // open while the box is idle and is not changing state
+	Sandbox  atomic.Pointer[Attachment]   // current sandbox of an attached box
+	Progress atomic.Pointer[string]       // of the preparation of its image; nil: not preparing
 
-	EndingLeases atomic.Bool // its leases are being ended
-	Rousing      atomic.Bool // what a visitor has sent is waking it
-	Spent        atomic.Bool // it has used up its quota, and is cut off
-	Sparing      atomic.Bool // that is being changed
+	EndingLeases atomic.Bool // leases are being ended
+	Rousing      atomic.Bool // a visitor's data is waking the box
+	Spent        atomic.Bool // the box has used up its quota and is cut off
+	Sparing      atomic.Bool // Spent is being changed
 
-	mu             sync.Mutex    // serialises changes; held for as long as one takes
-	Moving         chan struct{} // closed at the end of the change of state that is under way; nil: none is
+	mu             sync.Mutex    // serialises changes; held for the whole change
+	Moving         chan struct{} // closed when the running change of state ends; nil: not changing
 	Record         store.Box
 	Spec           policy.Spec
-	Named          string        // the named policy that it follows, which says Spec; "": none
-	Leases         []store.Lease // what it allows or denies for a time besides; those that have ended are not compiled
-	Version        uint64        // of the policy in force
-	LastVersion    uint64        // the highest ever assigned: one that was rolled back is not used again
+	Named          string        // the named policy that the box follows, whose copy is Spec; may be empty
+	Leases         []store.Lease // temporary entries in addition to Spec; ended ones are not compiled
+	Version        uint64        // of the applied policy
+	LastVersion    uint64        // the highest ever assigned: the version of a rolled back change is not reused
 	Headers        []policy.HeaderRule
 	HeadersVersion uint64
 	Hosted         api.Hosted
 	Status         api.Status
-	Problem        string    // why Status is error
-	Filling        bool      // it was paused because it filled the disk
-	Ended          bool      // because its first process has ended: it can be started again
-	Rated          time.Time // when a key without the role admin changed its rates last
-	Life           uint64    // how often its first process was started or found
-	Deleting       bool      // its deletion has begun: nothing more is made of it
+	Problem        string    // the reason for Status error
+	Filling        bool      // paused because it filled the disk
+	Ended          bool      // in state error because its first process has ended; it can be started again
+	Rated          time.Time // last rate change by a key without the role admin
+	Life           uint64    // number of times its first process was started or recovered
+	Deleting       bool      // its deletion has begun: no further steps create anything for it
 	Deleted        bool
 }
 
-// Lock takes the lock of the box, under which it is changed.
+// Lock takes the lock of the box, which every change needs.
 func (b *Box) Lock() { b.mu.Lock() }
 
-// Unlock gives the lock of the box back.
+// Unlock releases the lock of the box.
 func (b *Box) Unlock() { b.mu.Unlock() }
 
-// TryLock takes the lock of the box unless somebody has it.
+// TryLock takes the lock of the box if it is free.
 func (b *Box) TryLock() bool { return b.mu.TryLock() }
 
-// NewBox makes the box of a stored record; its policy is not in force yet.
+// NewBox returns the box of a stored record. Its policy is not applied yet.
 func NewBox(r store.Box, p store.Policy, headers store.Headers, hosted api.Hosted) *Box {
 	b := &Box{
 		Name: r.Name, CreatedAt: r.CreatedAt, Attached: r.Attached, env: r.Env, Layers: r.Layers, Record: r, Hosted: hosted, Status: api.Status(r.State), Problem: r.Error,
@@ -81,7 +81,7 @@ func NewBox(r store.Box, p store.Policy, headers store.Headers, hosted api.Hoste
 	return b
 }
 
-// namesOfSearch parses a stored search list.
+// namesOfSearch parses a stored search list, skipping invalid names.
 func namesOfSearch(list []string) (names []name.Name) {
 	for _, s := range list {
 		if n, err := name.Parse(s); err == nil {
@@ -91,15 +91,15 @@ func namesOfSearch(list []string) (names []name.Name) {
 	return names
 }
 
-// Unlocked runs a slow step of a change of the box without its lock, so that changes of all boxes do not wait for this
-// one. Afterwards the box may have changed; it may even be deleted. The caller holds the lock of b.
+// Unlocked runs a slow step of a change without the lock of the box, so that changes of all boxes do not wait for this
+// one. Afterwards the box may have changed or been deleted. The caller holds the lock of b.
 func (b *Box) Unlocked(step func() error) error {
 	b.Unlock()
 	defer b.Lock()
 	return step()
 }
 
-// Gone returns ErrNotFound for a box that was deleted while the caller waited for its lock.
+// Gone returns [api.ErrNotFound] if the box was deleted while the caller waited for its lock.
 func (b *Box) Gone() error {
 	if b.Deleted {
 		return api.ErrNotFound
@@ -114,12 +114,12 @@ func (b *Box) policyState() api.PolicyState {
 	return api.PolicyState{Spec: b.Spec, Named: b.Named, Version: b.Version, Warnings: b.warnings()}
 }
 
-// TakePolicy notes a policy that is in force and stored. The caller holds the lock of b.
+// TakePolicy sets the policy in memory after it was applied and stored. The caller holds the lock of b.
 func (b *Box) TakePolicy(p store.Policy) {
 	b.Spec, b.Named, b.Leases, b.Version = p.Spec, p.Named, p.Leases, p.Version
 }
 
-// StoredPolicy is the policy in force as the store holds it.
+// StoredPolicy returns the current policy in the store's form.
 func (b *Box) StoredPolicy() store.Policy {
 	return store.Policy{Spec: b.Spec, Version: b.Version, Leases: b.Leases, Named: b.Named}
 }
@@ -129,7 +129,7 @@ func (b *Box) HeaderState() api.HeaderState {
 	return api.HeaderState{Rules: b.Headers, Version: b.HeadersVersion, Warnings: b.warnings()}
 }
 
-// warnings are those of the policy in force; a box without network has none.
+// warnings returns the warnings of the applied policy, nil for a disconnected box.
 func (b *Box) warnings() []document.Problem {
 	if c := b.Policy.Load(); c != nil {
 		return c.Warnings()
@@ -137,7 +137,8 @@ func (b *Box) warnings() []document.Problem {
 	return nil
 }
 
-// AwaitSettled waits until no change of the box's state is under way. The caller holds the lock of b, which is released meanwhile.
+// AwaitSettled waits until no change of state is running. The caller holds the lock of b, which is released while
+// waiting.
 func (b *Box) AwaitSettled(ctx context.Context) error {
 	for b.Moving != nil {
 		moving := b.Moving
@@ -156,8 +157,8 @@ func (b *Box) AwaitSettled(ctx context.Context) error {
 	return b.Gone()
 }
 
-// BeginMove begins a change of the box's state, during which nobody enters, and returns what ends it. The caller holds the lock of b at both
-// times.
+// BeginMove begins a change of the box's state, during which no user can enter, and returns a function that ends it. The
+// caller holds the lock of b for both calls.
 func (b *Box) BeginMove() (end func()) {
 	b.Moving = make(chan struct{})
 	b.Publish()
@@ -168,7 +169,8 @@ func (b *Box) BeginMove() (end func()) {
 	}
 }
 
-// Publish makes the present state what the API shows, and lets users in if the box is awake. The caller holds the lock of b.
+// Publish makes the current state visible to the API, and opens the gate if the box is awake. The caller holds the lock
+// of b.
 func (b *Box) Publish() {
 	if b.Gate.Close(); b.Status == api.StatusIdle && b.Moving == nil && !b.Deleted {
 		b.Gate.Open()
@@ -183,14 +185,14 @@ func (b *Box) Publish() {
 	})
 }
 
-// ShowError shows the box in state error for as long as this gateway runs: at the next start the stored state counts.
-// The caller holds the lock of b.
+// ShowError puts the box in state error without storing that: the next start uses the stored state. The caller holds the
+// lock of b.
 func (b *Box) ShowError(problem string) {
 	b.Status, b.Problem = api.StatusError, problem
 	b.Publish()
 }
 
-// View is the box as the API shows it.
+// View returns the box as the API shows it.
 func (b *Box) View() api.Box {
 	v := *b.Shown.Load()
 	if v.Status == api.StatusIdle && b.Gate.Users() > 0 {
@@ -203,14 +205,14 @@ func (b *Box) View() api.Box {
 	return v
 }
 
-// ViewWithWarnings is the answer to the request that made the box. The caller holds the lock of b.
+// ViewWithWarnings returns the view for the request that created the box. The caller holds the lock of b.
 func (b *Box) ViewWithWarnings() api.Box {
 	v := b.View()
 	v.Warnings = b.warnings()
 	return v
 }
 
-// attachedView is what the API shows of what was attached.
+// attachedView converts a stored attachment to its API form.
 func attachedView(a *store.Attached) *api.Attached {
 	if a == nil {
 		return nil
@@ -218,13 +220,13 @@ func attachedView(a *store.Attached) *api.Attached {
 	return &api.Attached{Kind: a.Kind, Ref: a.Ref, Container: a.Container, Stack: cmp.Or(a.Stack, api.StackHost)}
 }
 
-// AwaitLock waits until nobody has the lock of the box.
+// AwaitLock waits until the lock of the box is free.
 func (b *Box) AwaitLock() {
 	b.Lock()
 	defer b.Unlock()
 }
 
-// TryLockOrWait takes the lock of the box, unless the box is busy and this is not the last time.
+// TryLockOrWait takes the lock of the box if it is free, or waits for it if last is set.
 func (b *Box) TryLockOrWait(last bool) bool {
 	if last {
 		b.Lock()
@@ -233,10 +235,10 @@ func (b *Box) TryLockOrWait(last bool) bool {
 	return b.TryLock()
 }
 
-// SetState stores the state of the box and takes it over. The caller holds the lock of b.
+// SetState stores the state of the box, then sets it in memory. The caller holds the lock of b.
 func (b *Box) SetState(db *store.DB, s api.Status, problem string) error {
 	if b.Deleting && s != api.StatusDeleted {
-		return api.ErrNotFound // the state of a box that goes is final
+		return api.ErrNotFound // the state of a box that is being deleted is final
 	}
 	record := b.Record
 	record.State, record.Error, record.UpdatedAt = string(s), problem, time.Now()
@@ -248,9 +250,9 @@ func (b *Box) SetState(db *store.DB, s api.Status, problem string) error {
 	return nil
 }
 
-// environment is that given with the box, and the placeholders of the header rules in force, which take precedence: they keep
-// a secret out of the box. It is added to every command and is not in the container's own configuration, which is on disk
-// in the clear.
+// environment returns the box's own variables and the placeholders of the applied header rules. Placeholders take
+// precedence, because they keep a secret out of the box. The environment is passed to every command, and kept out of the
+// container's configuration, which is on disk in the clear.
 func (b *Box) environment() map[string]string {
 	env := make(map[string]string, len(b.env))
 	for name, value := range b.env {
@@ -260,8 +262,8 @@ func (b *Box) environment() map[string]string {
 	return env
 }
 
-// EnvironmentWith is the environment with variables added for one command. They win over those given with the box, but not over the
-// placeholders of the header rules in force.
+// EnvironmentWith returns the environment with variables added for one command. They override the box's own variables,
+// but not the placeholders of the applied header rules.
 func (b *Box) EnvironmentWith(added map[string]string) map[string]string {
 	env := b.environment()
 	maps.Copy(env, added)

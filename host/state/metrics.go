@@ -8,7 +8,7 @@ import (
 	"boxgate/api"
 )
 
-// CountStates makes how many boxes are in each state a metric.
+// CountStates registers the metric of boxes by state.
 func CountStates(metrics *prometheus.Registry, all *Table) error {
 	var errs []error
 	for _, s := range []api.Status{api.StatusCreating, api.StatusIdle, api.StatusRunning, api.StatusPaused, api.StatusError, api.StatusGone} {
@@ -19,7 +19,7 @@ func CountStates(metrics *prometheus.Registry, all *Table) error {
 	return errors.Join(errs...)
 }
 
-// count returns how many boxes are in a state.
+// count returns the number of boxes in a state.
 func (t *Table) count(s api.Status) (n float64) {
 	for _, b := range t.All() {
 		if b.View().Status == s {

@@ -10,16 +10,16 @@ import (
 	"boxgate/policy"
 )
 
-// ErrAttached refuses what only the maker of an attached box can do.
+// ErrAttached refuses calls that only the owner of an attached sandbox can serve.
 var ErrAttached = api.Errorf(api.ErrConflict, "the box is attached: its maker runs the commands in it")
 
-// ErrEnded is the state of a box whose first process has ended.
+// ErrEnded is the error for a box whose first process has ended.
 var ErrEnded = errors.New("its first process has ended: it was killed, or the box ran out of memory; resume the box to start it again from its files")
 
-// Sandboxes are what boxes consist of besides their network: containers launched here, and network namespaces of others.
+// Sandboxes manages the containers of launched boxes and the network namespaces of attached ones.
 type Sandboxes struct{ *launcher.Launcher }
 
-// Namespace is the path of a box's network namespace, if the box is one that runs.
+// Namespace returns the path of the network namespace of a running box.
 func (s Sandboxes) Namespace(ctx context.Context, b *Box) (string, error) {
 	if b.Attached != nil {
 		return s.AttachedNamespace(b.ID)
@@ -31,7 +31,7 @@ func (s Sandboxes) Namespace(ctx context.Context, b *Box) (string, error) {
 	return NamespaceOf(status)
 }
 
-// HasGuestStack reports whether a box is a sandbox that speaks on its interface with a network stack of its own.
+// HasGuestStack reports whether the sandbox of a box runs its own network stack on the interface.
 func (s Sandboxes) HasGuestStack(b *Box) bool {
 	if b.Attached != nil {
 		return b.Attached.Stack == api.StackGuest
@@ -39,7 +39,7 @@ func (s Sandboxes) HasGuestStack(b *Box) bool {
 	return s.HasOwnStack()
 }
 
-// NamespaceOf is the path of the network namespace of a launched box that runs.
+// NamespaceOf returns the path of the network namespace of a running launched box.
 func NamespaceOf(status launcher.Status) (string, error) {
 	switch status.State {
 	case launcher.StateIdle, launcher.StateRunning, launcher.StatePaused:
@@ -50,7 +50,7 @@ func NamespaceOf(status launcher.Status) (string, error) {
 	return "", ErrEnded
 }
 
-// WhyEnded says why the first process of a box has ended, as far as that is known.
+// WhyEnded returns the reason why the first process of a box has ended, as far as it is known.
 func (s Sandboxes) WhyEnded(id policy.BoxID) error {
 	if used, err := s.Usage(id); err == nil && used.OOMKills > 0 {
 		return fmt.Errorf("%w (the box ran out of memory: the kernel has killed %d of its processes for that)", ErrEnded, used.OOMKills)
@@ -58,7 +58,7 @@ func (s Sandboxes) WhyEnded(id policy.BoxID) error {
 	return ErrEnded
 }
 
-// Release removes the processes and files of a launched box, or lets go of the namespace of an attached one.
+// Release removes the processes and files of a launched box, or unpins the namespace of an attached one.
 func (s Sandboxes) Release(ctx context.Context, b *Box) error {
 	if b.Attached != nil {
 		return s.DetachNamespace(b.ID)
@@ -66,7 +66,7 @@ func (s Sandboxes) Release(ctx context.Context, b *Box) error {
 	return s.Delete(ctx, b.ID)
 }
 
-// PruneAttached lets go of pinned namespaces that belong to no box.
+// PruneAttached unpins namespaces that do not belong to a box.
 func (s Sandboxes) PruneAttached(known *Table) error {
 	ids, err := s.AttachedBoxes()
 	if err != nil {

@@ -11,20 +11,20 @@ import (
 	"boxgate/policy/name"
 )
 
-// Table are the boxes of this gateway. The zero value is empty. Safe for concurrent use; a box's own lock is taken before
-// this one.
+// Table holds the boxes of this gateway. The zero value is empty. Safe for concurrent use. A box's lock is taken before
+// the table's.
 type Table struct {
-	// Limits are those that the configuration gives each box.
+	// Limits are the configured limits of each box.
 	Limits policy.Limits
 
-	// Lent is set once the boxes are another process's to change.
+	// Lent is set once another process owns the boxes' state.
 	Lent atomic.Bool
 
 	mu   sync.Mutex
 	byID map[policy.BoxID]*Box
 }
 
-// Add makes a box known.
+// Add adds a box.
 func (t *Table) Add(b *Box) {
 	b.Limits.Store(t.OwnLimits(api.BoxLimits(b.Record.Limits)))
 	t.mu.Lock()
@@ -35,13 +35,13 @@ func (t *Table) Add(b *Box) {
 	t.byID[b.ID] = b
 }
 
-// OwnLimits returns those limits of a box that are not those of the configuration.
+// OwnLimits returns the limits of a box that differ from the configured ones.
 func (t *Table) OwnLimits(l api.BoxLimits) policy.Limits { return l.Of(t.Limits).Beside(t.Limits) }
 
 // HostLimits implements the Hosts of [boxgate/api/boxes] and [boxgate/api/settings].
 func (t *Table) HostLimits() policy.Limits { return t.Limits }
 
-// Remove forgets a box.
+// Remove removes a box.
 func (t *Table) Remove(id policy.BoxID) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -58,7 +58,7 @@ func (t *Table) Find(id policy.BoxID) (*Box, error) {
 	return nil, api.ErrNotFound
 }
 
-// NameOf returns the name of a box, and whether there is such a box.
+// NameOf returns the name of a box, and whether the box exists.
 func (t *Table) NameOf(id policy.BoxID) (name string, known bool) {
 	b, err := t.Find(id)
 	if err != nil {
@@ -67,7 +67,7 @@ func (t *Table) NameOf(id policy.BoxID) (name string, known bool) {
 	return b.Name, true
 }
 
-// Has reports whether there is a box with the ID.
+// Has reports whether a box exists.
 func (t *Table) Has(id policy.BoxID) bool {
 	_, err := t.Find(id)
 	return err == nil
@@ -83,7 +83,7 @@ func (t *Table) Lock(id policy.BoxID) (*Box, error) {
 	return t.Locked(b)
 }
 
-// Locked returns a box whose lock the caller has just taken, or gives the lock back and returns why the box cannot be changed.
+// Locked returns b, which the caller has just locked. If b must not be changed, Locked unlocks it and returns the reason.
 func (t *Table) Locked(b *Box) (*Box, error) {
 	if t.Lent.Load() {
 		b.Unlock()
@@ -99,14 +99,14 @@ func (t *Table) Locked(b *Box) (*Box, error) {
 // ErrLent refuses changes in a process that is being replaced.
 var ErrLent = api.Errorf(api.ErrUnavailable, "the gateway is being replaced; try again")
 
-// IDs are the IDs of all boxes.
+// IDs returns the IDs of all boxes.
 func (t *Table) IDs() []policy.BoxID {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	return slices.Collect(maps.Keys(t.byID))
 }
 
-// Unsorted returns the boxes.
+// Unsorted returns all boxes in no particular order.
 func (t *Table) Unsorted() []*Box {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -120,7 +120,7 @@ func (t *Table) All() []*Box {
 	return out
 }
 
-// Explain says how the policy of the box would decide: for the kernel's refusals, which name no rule.
+// Explain returns the decision of a box's policy, for denials by the kernel, which do not name a rule.
 func (t *Table) Explain(r policy.Request) policy.Decision {
 	b, err := t.Find(r.Box)
 	if err != nil {
