@@ -6,23 +6,23 @@ import (
 	"time"
 )
 
-// Gate is what those who use a box pass, and what closes before the box is put to sleep. The zero value is closed. Safe for
-// concurrent use.
+// Gate tracks the users of a box, and is closed before the box is paused. The zero value is closed. Safe for concurrent
+// use.
 //
-// Who enters is counted before the gate is looked at, and who closes it looks at the count after that, so that one of the two
-// notices the other.
+// Enter increments the count before it checks the gate, and closing checks the count after closing the gate, so that at
+// least one of the two notices the other.
 type Gate struct {
 	open   atomic.Bool
 	users  atomic.Int64
-	visits atomic.Int64 // requests to public URLs that wait for the box
-	fresh  atomic.Int64 // until when the box's programs may still be starting, likewise
-	last   atomic.Int64 // when the box was last used, in Unix nanoseconds
+	visits atomic.Int64 // requests to public URLs that are waiting for the box
+	fresh  atomic.Int64 // until when the box's programs may still be starting, in Unix nanoseconds
+	last   atomic.Int64 // last use of the box, in Unix nanoseconds
 
 	mu    sync.Mutex
-	heard map[uint16]bool // guarded by mu; ports on which programs listened since the box was started
+	heard map[uint16]bool // guarded by mu; ports seen listening since the box was started
 }
 
-// Enter reports whether the box is awake. If so it stays awake until Leave.
+// Enter reports whether the box is awake. If so, it stays awake until Leave.
 func (g *Gate) Enter() bool {
 	g.users.Add(1)
 	if !g.open.Load() {
@@ -33,14 +33,14 @@ func (g *Gate) Enter() bool {
 	return true
 }
 
-// Leave ends what began with an Enter that succeeded.
+// Leave ends a use that began with a successful Enter.
 func (g *Gate) Leave() {
 	g.Touch(time.Now())
 	g.users.Add(-1)
 }
 
-// Visit notes that a request to a public URL needs a port of the box, and reports whether that can be dialled. The box stays awake, or
-// is to be woken, until Depart.
+// Visit records that a request to a public URL needs a port of the box, and reports whether the port can be dialled now.
+// The box is kept awake until Depart.
 func (g *Gate) Visit(port uint16) bool {
 	g.visits.Add(1)
 	now := time.Now()
@@ -48,10 +48,10 @@ func (g *Gate) Visit(port uint16) bool {
 	return g.open.Load() && !g.Starting(now, port)
 }
 
-// startTime is how long the programs of a box may take to listen on their ports, once it was started.
+// startTime is how long the programs of a newly started box may take to listen on their ports.
 const startTime = 30 * time.Second
 
-// Started notes that the box was started: its programs do not listen yet.
+// Started records that the box was started, so that its programs are not listening yet.
 func (g *Gate) Started() {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -69,7 +69,7 @@ func (g *Gate) Starting(now time.Time, port uint16) bool {
 	return !g.heard[port]
 }
 
-// Listening notes that a program of the box listens on a port.
+// Listening records that a program of the box listens on a port.
 func (g *Gate) Listening(port uint16) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -79,7 +79,7 @@ func (g *Gate) Listening(port uint16) {
 	g.heard[port] = true
 }
 
-// Depart ends what began with Visit.
+// Depart ends a use that began with Visit.
 func (g *Gate) Depart() {
 	g.Touch(time.Now())
 	g.visits.Add(-1)
@@ -88,7 +88,7 @@ func (g *Gate) Depart() {
 // IsOpen reports whether the box is awake.
 func (g *Gate) IsOpen() bool { return g.open.Load() }
 
-// Idle reports whether nobody uses the box, and nobody has since a time.
+// Idle reports whether the box has no users, and was not used since a time.
 func (g *Gate) Idle(since time.Time) bool {
 	return g.users.Load() == 0 && g.visits.Load() == 0 && g.Last().Before(since)
 }
@@ -102,10 +102,10 @@ func (g *Gate) CloseIdle(since time.Time) bool {
 	return false
 }
 
-// Users returns how many use the box.
+// Users returns the number of users of the box.
 func (g *Gate) Users() int64 { return g.users.Load() }
 
-// Touch notes that the box was in use at that time.
+// Touch records a use of the box.
 func (g *Gate) Touch(at time.Time) {
 	for now := at.UnixNano(); ; {
 		if old := g.last.Load(); old >= now || g.last.CompareAndSwap(old, now) {
@@ -114,11 +114,11 @@ func (g *Gate) Touch(at time.Time) {
 	}
 }
 
-// Last returns when the box was last in use.
+// Last returns the time of the last use.
 func (g *Gate) Last() time.Time { return time.Unix(0, g.last.Load()) }
 
-// Open lets users in.
+// Open admits users.
 func (g *Gate) Open() { g.open.Store(true) }
 
-// Close lets nobody in any more. Those who are in stay.
+// Close stops admitting users. Present users stay.
 func (g *Gate) Close() { g.open.Store(false) }

@@ -1,2 +1,2 @@
-// Package awake knows who uses a box, so that none is put to sleep while somebody does.
+// Package awake tracks the users of each box, so that a box in use is never paused.
 package awake

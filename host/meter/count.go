@@ -6,26 +6,26 @@ import (
 	"boxgate/store"
 )
 
-// Reading is what the kernel's counters of a box say. A life that is empty means that there is no counter.
+// Reading is one reading of the kernel's counters of a box. An empty life means that there is no counter.
 type Reading struct {
-	GroupLife  string // of the control group
+	GroupLife  string // of the cgroup
 	CPU        time.Duration
-	Memory     int64 // now
+	Memory     int64 // current
 	PeakMemory int64
 	OOMKills   uint64
 
 	LinkLife string // of the interface
-	In, Out  uint64 // towards the box, and from it
+	In, Out  uint64 // bytes to the box and from it
 }
 
-// Growth is how much more was used.
+// Growth is the usage since the previous reading.
 type Growth struct {
 	CPU               time.Duration
 	In, Out, OOMKills uint64
 }
 
-// add adds what has been used since the last reading. Totals never become less: a counter with another life, or that says less
-// than before, counts from zero.
+// add adds the usage since the last reading. Totals never decrease: a counter with another life or a smaller value was
+// restarted, and counts from zero.
 func add(u store.Usage, r Reading) (store.Usage, Growth) {
 	var g Growth
 	if r.GroupLife != "" {

@@ -9,8 +9,8 @@ import (
 	"boxgate/policy"
 )
 
-// How often a box's files are looked at: at most once a minute, and never so often that more than a twentieth of the time
-// goes into it. One look takes half a minute at most.
+// A box's files are counted at most once a minute, and so rarely that counting takes at most a twentieth of the time. One
+// count takes half a minute at most.
 const (
 	diskPause = time.Minute
 	diskShare = 20
@@ -18,7 +18,7 @@ const (
 	diskTick  = 2 * time.Second
 )
 
-// lookAtDisks looks at the files of one box after the other until ctx ends.
+// lookAtDisks counts the files of one box after the other until ctx is done.
 func (m *Meter) lookAtDisks(ctx context.Context) {
 	tick := time.NewTicker(diskTick)
 	defer tick.Stop()
@@ -36,7 +36,8 @@ func (m *Meter) lookAtDisks(ctx context.Context) {
 	}
 }
 
-// diskDue reports whether to look at a box's files: it is time, and the box may have changed them, since it used CPU time.
+// diskDue reports whether a box's files should be counted: it is time, and the box may have changed them, since it has
+// used CPU time.
 func (m *Meter) diskDue(id policy.BoxID) bool {
 	m.mu.Lock()
 	defer m.mu.Unlock()

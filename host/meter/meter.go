@@ -13,74 +13,74 @@ import (
 	"boxgate/store"
 )
 
-// Interval is how often the counters of all boxes are read, and totals that have changed are stored.
+// Interval is the interval at which the counters of all boxes are read, and changed totals are stored.
 const Interval = 15 * time.Second
 
-// Usage is what a box has used since it was created.
+// Usage is the usage of a box since it was created.
 type Usage struct {
 	CPU        time.Duration
-	Memory     int64 // now
+	Memory     int64 // current
 	PeakMemory int64
-	In, Out    uint64 // bytes at its interface, towards the box and from it
+	In, Out    uint64 // bytes at its interface, to the box and from it
 	OOMKills   uint64
 	Disk       Disk
 }
 
-// Disk is what a box has written, when that was last looked at.
+// Disk is the result of the last count of a box's files.
 type Disk struct {
 	Bytes, Inodes int64
-	Whole         bool      // false: there is more than was looked at
-	At            time.Time // zero: not yet
+	Whole         bool      // false: the count is incomplete
+	At            time.Time // zero: not counted yet
 }
 
-// Kernel reads the counters of boxes; those that have none are left out.
+// Kernel reads the counters of boxes. Boxes without counters are omitted from the results.
 type Kernel interface {
 	Read(boxes []policy.BoxID) (map[policy.BoxID]Reading, error)
-	// ReadLinks is Read for the counters of interfaces alone, which cost little.
+	// ReadLinks is like Read for the counters of interfaces only, which are cheap to read.
 	ReadLinks(boxes []policy.BoxID) (map[policy.BoxID]Reading, error)
-	// Disk looks at what a box has written, which may take long.
+	// Disk counts the files that a box has written, which may take long.
 	Disk(ctx context.Context, box policy.BoxID) (Disk, error)
 }
 
-// Store keeps totals.
+// Store stores totals.
 type Store interface {
 	Usages() (map[policy.BoxID]store.Usage, error)
 	SaveUsages(map[policy.BoxID]store.Usage) error
 }
 
-// Config says what a meter works with. All fields but Period must be set.
+// Config configures a meter. All fields but Period must be set.
 type Config struct {
 	Period time.Duration // see [Meter.Transferred]
 
-	Boxes  func() []policy.BoxID // all that there are
+	Boxes  func() []policy.BoxID // all existing boxes
 	Kernel Kernel
 	Store  Store
 	Log    *zap.Logger
 }
 
-// Meter adds up what boxes use. Safe for concurrent use.
+// Meter adds up the usage of boxes. Safe for concurrent use.
 type Meter struct {
 	cfg     Config
 	metrics *metrics
 
-	reading sync.Mutex // serialises readings, so that none overtakes a newer one
+	reading sync.Mutex // serialises readings, so that an older one never overwrites a newer one
 
 	mu       sync.Mutex
 	accounts map[policy.BoxID]*account // guarded by mu
 }
 
-// account is one box's.
+// account is the usage of one box.
 type account struct {
 	total  store.Usage
-	stored store.Usage // what the store has
-	read   time.Time   // when that was
+	stored store.Usage // as in the store
+	read   time.Time   // time of the last reading
 	memory int64
 	disk   Disk
-	looked time.Duration // how long the last look at the disk took
-	worked uint64        // CPU time of the box at that time
+	looked time.Duration // duration of the last count of files
+	worked uint64        // CPU time of the box at that count
 }
 
-// Open returns a meter that goes on from the totals in the store.
+// Open returns a meter that continues from the totals in the store.
 func Open(cfg Config) (*Meter, error) {
 	m := &Meter{cfg: cfg, accounts: map[policy.BoxID]*account{}}
 	m.metrics = newMetrics(m)
@@ -91,7 +91,7 @@ func Open(cfg Config) (*Meter, error) {
 	return m, err
 }
 
-// Run reads the counters every [Interval] until ctx ends, and then once more.
+// Run reads the counters every [Interval] until ctx is done, and then once more.
 func (m *Meter) Run(ctx context.Context) {
 	tick := time.NewTicker(Interval)
 	defer tick.Stop()
@@ -118,7 +118,7 @@ func (m *Meter) readAll() {
 	maps.DeleteFunc(m.accounts, func(id policy.BoxID, _ *account) bool { return !slices.Contains(boxes, id) })
 }
 
-// freshFor is how long a reading is good enough for whoever asks for a new one.
+// freshFor is how long Refresh considers a reading fresh.
 const freshFor = time.Second
 
 // Refresh reads the counters of a box unless they have just been read.
@@ -132,7 +132,7 @@ func (m *Meter) Refresh(id policy.BoxID) {
 	}
 }
 
-// Read reads the counters of these boxes now. Call it before counters go, as when a box is stopped.
+// Read reads the counters of boxes now. Call it before counters disappear, as when a box is stopped.
 func (m *Meter) Read(boxes ...policy.BoxID) {
 	m.reading.Lock()
 	defer m.reading.Unlock()
@@ -150,14 +150,15 @@ func (m *Meter) Read(boxes ...policy.BoxID) {
 	}
 }
 
-// Transferred reads the counters of the boxes' interfaces, and returns how many bytes each has sent and received since the
-// present period began. Periods are of Config.Period each, counted from 1970. With an error, it returns what was known before.
+// Transferred reads the counters of the boxes' interfaces, and returns the bytes each box has transferred, in both
+// directions, since the current period began. Periods have the length Config.Period and are counted from 1970. With an
+// error, the result is from the last reading.
 func (m *Meter) Transferred(boxes ...policy.BoxID) (map[policy.BoxID]uint64, error) {
 	m.reading.Lock()
 	defer m.reading.Unlock()
 	found, err := m.cfg.Kernel.ReadLinks(boxes)
 	all := map[policy.BoxID]uint64{}
-	for _, id := range boxes { // those without an interface too: a new period may have begun
+	for _, id := range boxes { // boxes without an interface too: a new period may have begun
 		m.metrics.count(m.add(id, found[id]))
 		m.mu.Lock()
 		u := m.accounts[id].total
@@ -167,8 +168,8 @@ func (m *Meter) Transferred(boxes ...policy.BoxID) (map[policy.BoxID]uint64, err
 	return all, err
 }
 
-// begin notes what had been transferred when the present period began, if that is new. A total includes what was
-// transferred in an earlier period since it was last read. A clock that is put back begins no new period.
+// begin records the total at the begin of a period, if a new one has begun. Bytes since the last reading count as
+// transferred before. A clock that is set back does not begin a new period.
 func (m *Meter) begin(u *store.Usage) {
 	if m.cfg.Period <= 0 {
 		return
@@ -195,8 +196,8 @@ func (m *Meter) add(id policy.BoxID, r Reading) (g Growth) {
 	return g
 }
 
-// Save stores the totals that have changed. Until it succeeds, the store has the older ones, from which the next start
-// counts the same again.
+// Save stores changed totals. If it fails, the store keeps the older totals with their counter values, so that a restart
+// counts the difference again.
 func (m *Meter) Save() {
 	changed := m.changed()
 	if len(changed) == 0 {
@@ -227,7 +228,7 @@ func (m *Meter) changed() map[policy.BoxID]store.Usage {
 	return changed
 }
 
-// Of returns what a box had used when its counters were last read.
+// Of returns the usage of a box at the last reading.
 func (m *Meter) Of(id policy.BoxID) Usage {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -241,14 +242,14 @@ func (m *Meter) Of(id policy.BoxID) Usage {
 	}
 }
 
-// Forget forgets a box that was deleted.
+// Forget drops the account of a deleted box.
 func (m *Meter) Forget(id policy.BoxID) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	delete(m.accounts, id)
 }
 
-// sums adds up what the boxes have now.
+// sums adds up the current memory and disk usage of all boxes.
 func (m *Meter) sums() (memory, disk int64) {
 	m.mu.Lock()
 	defer m.mu.Unlock()

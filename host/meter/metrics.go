@@ -2,8 +2,8 @@ package meter
 
 import "github.com/prometheus/client_golang/prometheus"
 
-// metrics are sums over all boxes: figures of single boxes are in the API, since labels must be bounded. Counters start with the
-// gateway.
+// metrics are sums over all boxes; figures of single boxes are in the API, since labels must be bounded. Counters start
+// at zero with the gateway.
 type metrics struct {
 	cpu          prometheus.Counter
 	in, out      prometheus.Counter

@@ -21,15 +21,15 @@ func usageView(u meter.Usage) api.Usage {
 	}
 }
 
-// kernelCounters reads what the kernel counts of boxes.
+// kernelCounters reads the kernel's counters of boxes.
 type kernelCounters struct {
 	boxes     *state.Table
 	firewall  *firewall.Firewall
 	sandboxes state.Sandboxes
-	boot      string // of the host: the kernel gives out the same numbers again after the next
+	boot      string // boot ID of the host: identifiers may repeat after a reboot
 }
 
-// NewCounters reads what the kernel counts now.
+// NewCounters returns a reader of the kernel's counters.
 func NewCounters(boxes *state.Table, f *firewall.Firewall, s state.Sandboxes) meter.Kernel {
 	return kernelCounters{boxes, f, s, bootID()}
 }
@@ -61,7 +61,7 @@ func (k kernelCounters) Read(ids []policy.BoxID) (map[policy.BoxID]meter.Reading
 	return all, err
 }
 
-// group reads the control group of a launched box.
+// group reads the cgroup of a launched box.
 func (k kernelCounters) group(id policy.BoxID) (launcher.Usage, error) {
 	if b, err := k.boxes.Find(id); err != nil || b.Attached != nil {
 		return launcher.Usage{}, launcher.ErrNoUsage
@@ -78,8 +78,8 @@ func (k kernelCounters) Disk(ctx context.Context, id policy.BoxID) (meter.Disk, 
 	return meter.Disk{Bytes: used.Bytes, Inodes: used.Inodes, Whole: used.Whole}, err
 }
 
-// bootID identifies this boot of the host.
+// bootID returns the ID of the host's current boot.
 func bootID() string {
-	id, _ := os.ReadFile("/proc/sys/kernel/random/boot_id") // without it a counter that begins anew is noticed when it says less
+	id, _ := os.ReadFile("/proc/sys/kernel/random/boot_id") // if unreadable, a restarted counter is only detected by a smaller value
 	return strings.TrimSpace(string(id))
 }

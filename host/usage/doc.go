@@ -1,6 +1,6 @@
-// Package usage lets callers use boxes that were launched here: run commands, hold sessions, reach files, answer visitors. [Service] wakes a
-// box for that and keeps it awake, [IdlePauser] pauses boxes that nobody uses, and [DiskGuard] those that fill the disk. [Listing] shows
-// boxes with what they have used.
+// Package usage lets callers use launched boxes: run commands and sessions, access files, serve visitors. [Service] wakes
+// a box for that and keeps it awake, [IdlePauser] pauses unused boxes, and [DiskGuard] pauses boxes that fill the disk.
+// [Listing] shows boxes with their resource usage.
 //
-// Whoever uses a box enters its gate first ([state.Box.Gate]), and takes its lock only to wake it.
+// A user of a box enters its gate ([state.Box.Gate]), and takes the lock of the box only to wake it.
 package usage

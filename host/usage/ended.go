@@ -13,7 +13,7 @@ import (
 	"boxgate/launcher"
 )
 
-// countEnds makes how often boxes have ended by themselves a metric.
+// countEnds registers the metric of boxes whose first process has ended.
 func (u *Service) countEnds(metrics *prometheus.Registry) error {
 	u.ends = prometheus.NewCounter(prometheus.CounterOpts{
 		Name: "boxgate_boxes_ended_total", Help: "How often the first process of a box has ended without having been asked to.",
@@ -21,7 +21,8 @@ func (u *Service) countEnds(metrics *prometheus.Registry) error {
 	return metrics.Register(u.ends)
 }
 
-// Watch has it noticed when the first process of a launched box ends, which has just been started or found. The caller holds the lock of b.
+// Watch watches for the end of a launched box's first process, which was just started or recovered. The caller holds the
+// lock of b.
 func (u *Service) Watch(b *state.Box) {
 	b.Life++
 	life := b.Life
@@ -37,7 +38,7 @@ func (u *Service) Watch(b *state.Box) {
 	}
 }
 
-// ended shows that the first process of a box has ended, unless the box has been started again or deleted since.
+// ended shows that the first process of a box has ended, unless the box was started again or deleted since.
 func (u *Service) ended(b *state.Box, life uint64) {
 	err := change.Contain(u.log, func() error {
 		ctx := context.Background()
@@ -50,7 +51,7 @@ func (u *Service) ended(b *state.Box, life uint64) {
 			return err
 		}
 		if b.Status == api.StatusIdle || b.Status == api.StatusPaused {
-			_ = u.noteEnded(b) // whoever uses it next is told
+			_ = u.noteEnded(b) // the next user gets the error
 		}
 		return nil
 	}, zap.String("box", string(b.ID)))
@@ -59,7 +60,8 @@ func (u *Service) ended(b *state.Box, life uint64) {
 	}
 }
 
-// noteEnded shows a box in state error because its first process has ended, and returns why. The caller holds the lock of b.
+// noteEnded puts a box in state error because its first process has ended, and returns the reason. The caller holds the
+// lock of b.
 func (u *Service) noteEnded(b *state.Box) error {
 	why := u.sandboxes.WhyEnded(b.ID)
 	b.Ended = true
@@ -70,7 +72,7 @@ func (u *Service) noteEnded(b *state.Box) error {
 	return why
 }
 
-// noteUsedAfterEnd is noteEnded for a box that was found ended when it was used. A call of resume starts it.
+// noteUsedAfterEnd is noteEnded for a box whose end was only discovered by its user. A resume call starts it.
 func (u *Service) noteUsedAfterEnd(b *state.Box) error {
 	b.Lock()
 	defer b.Unlock()

@@ -41,11 +41,11 @@ func (u *Service) Exec(ctx context.Context, id policy.BoxID, req api.ExecRequest
 	return api.ExecResult{ExitCode: res.Status, CPU: res.CPU, OutOfMemory: res.OutOfMemory}, nil
 }
 
-// exitNoProgram is the exit code of a shell for a program that does not exist or cannot be started.
+// exitNoProgram is a shell's exit code for a program that does not exist or cannot be started.
 const exitNoProgram = 127
 
-// Tokens returns the placeholders of a box's header rules, by the names of their variables: what its commands get in the place of
-// secrets. It is for those who start the commands of an attached box.
+// Tokens returns the placeholder tokens of a box's header rules by variable name, which commands get in place of secrets.
+// It is for programs that start commands in attached boxes.
 func (u *Service) Tokens(_ context.Context, id policy.BoxID) (map[string]string, error) {
 	b, err := u.boxes.Find(id)
 	if err != nil {
@@ -56,7 +56,7 @@ func (u *Service) Tokens(_ context.Context, id policy.BoxID) (map[string]string,
 	return out, nil
 }
 
-// RunInit runs the box's init command in the background, if it has one; it may be a server and never end.
+// RunInit runs the box's init command, if any, in the background. It may be a server and never end.
 func (u *Service) RunInit(b *state.Box) {
 	id, command := b.ID, b.Record.InitCommand
 	if command == "" {

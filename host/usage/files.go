@@ -37,7 +37,7 @@ func (u *Service) OpenFiles(ctx context.Context, id policy.BoxID) (apifiles.File
 	return nil, err
 }
 
-// boxFiles are the files of a box that is held awake.
+// boxFiles accesses the files of a box that is kept awake.
 type boxFiles struct {
 	session *boxfs.Session
 	close   func()
@@ -96,7 +96,7 @@ func (b *boxFiles) Unpack(path string, archive io.Reader) error {
 	return fileError(path, b.session.Send(worker.Request{Op: worker.OpUnpack, Path: []byte(path)}, archive))
 }
 
-// fileError shows why something could not be done to a file. Errors that are not of a file stay as they are.
+// fileError converts an error about a file to an API error. Other errors are returned unchanged.
 func fileError(path string, err error) error {
 	failed, ok := errors.AsType[*worker.Failure](err)
 	if !ok {
@@ -116,7 +116,7 @@ func fileError(path string, err error) error {
 	return api.Errorf(kind, "%s: %s%s", clip(path), failed.Message, remedies[failed.Errno])
 }
 
-// remedies say what to do about an error whose name does not.
+// remedies tells what to do about an error whose name does not suggest it.
 var remedies = map[syscall.Errno]string{
 	syscall.EISDIR:    ": name a file, or list the directory",
 	syscall.ENOTEMPTY: ": set recursive to remove it with everything in it",

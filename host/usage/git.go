@@ -11,24 +11,24 @@ import (
 	"boxgate/policy"
 )
 
-// Settings changes the configuration of boxes.
+// Settings changes the settings of boxes.
 type Settings interface {
 	Configure(ctx context.Context, id policy.BoxID, change func(*api.Configuration) error) (api.Box, error)
 }
 
-// Git keeps who makes the commits in boxes.
+// Git sets the author of git commits made in boxes.
 type Git struct {
 	usage    *Service
 	settings Settings
 }
 
-// NewGit makes the service.
+// NewGit returns the service.
 func NewGit(u *Service, settings Settings) *Git { return &Git{u, settings} }
 
-// gitIdentity is who makes the commits in a box, unless it was said at its creation.
+// gitIdentity is the default author of commits.
 var gitIdentity = launcher.GitIdentity{Name: "Upstash Box", Email: "box@upstash.com"}
 
-// GitIdentityOf is who makes the commits in a box, unless a configuration in it says otherwise.
+// GitIdentityOf returns the author of commits in a box, as long as the box has no git configuration of its own.
 func GitIdentityOf(h api.Hosted) launcher.GitIdentity {
 	is := gitIdentity
 	if h.GitUserName != "" {
@@ -40,8 +40,8 @@ func GitIdentityOf(h api.Hosted) launcher.GitIdentity {
 	return is
 }
 
-// SetGitIdentity implements the Host of [boxgate/api/git]. It is put in force in the box first: what is stored is what a
-// box restored from a snapshot gets.
+// SetGitIdentity implements the Host of [boxgate/api/git]. The box is configured first, then the identity is stored for
+// boxes restored from snapshots.
 func (g *Git) SetGitIdentity(ctx context.Context, id policy.BoxID, name, email string) (nowName, nowEmail string, err error) {
 	for _, set := range []struct{ key, value string }{{"user.name", name}, {"user.email", email}} {
 		if set.value == "" {
@@ -64,7 +64,7 @@ func (g *Git) SetGitIdentity(ctx context.Context, id policy.BoxID, name, email s
 	return is.Name, is.Email, err
 }
 
-// configure sets a value in the system's configuration of git in a box.
+// configure sets a value in the system-wide git configuration of a box.
 func (g *Git) configure(ctx context.Context, id policy.BoxID, key, value string) error {
 	var out bytes.Buffer
 	var res launcher.Result

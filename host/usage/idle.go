@@ -16,20 +16,20 @@ import (
 	"boxgate/policy"
 )
 
-// IdlePauserConfig has the parts of a [IdlePauser].
+// IdlePauserConfig configures an [IdlePauser].
 type IdlePauserConfig struct {
-	After  time.Duration // 0: never
+	After  time.Duration // 0: disabled
 	Log    *zap.Logger
 	Usage  *Service
 	Audit  *audit.Log
 	Before *handover.Predecessor `required:"false"`
-	// Traffic returns what has passed in the connections of boxes that the kernel knows.
+	// Traffic returns the byte counts of boxes' connections that the kernel tracks.
 	Traffic func(context.Context) (map[policy.BoxID]map[firewall.Flow]firewall.Passed, error)
-	// Passing are the box's ends of the connections through the proxy on which bytes may pass now.
+	// Passing returns the box's endpoints of proxied connections that are allowed to transfer bytes.
 	Passing func(policy.BoxID) map[netip.AddrPort]bool
 }
 
-// IdlePauser pauses boxes that have been idle for a time.
+// IdlePauser pauses boxes that have been idle for some time.
 type IdlePauser struct {
 	after   time.Duration
 	log     *zap.Logger
@@ -39,10 +39,10 @@ type IdlePauser struct {
 	traffic func(context.Context) (map[policy.BoxID]map[firewall.Flow]firewall.Passed, error)
 	passing func(policy.BoxID) map[netip.AddrPort]bool
 
-	passed map[policy.BoxID]map[firewall.Flow]firewall.Passed // at the last look, in the boxes looked at
+	passed map[policy.BoxID]map[firewall.Flow]firewall.Passed // byte counts at the last look, of the boxes checked then
 }
 
-// NewIdlePauser makes one; it pauses nothing before [IdlePauser.Run].
+// NewIdlePauser returns an IdlePauser; [IdlePauser.Run] starts it.
 func NewIdlePauser(c IdlePauserConfig) (*IdlePauser, error) {
 	if err := required.Fields(c); err != nil {
 		return nil, err
@@ -50,7 +50,7 @@ func NewIdlePauser(c IdlePauserConfig) (*IdlePauser, error) {
 	return &IdlePauser{after: c.After, log: c.Log, usage: c.Usage, audit: c.Audit, before: c.Before, traffic: c.Traffic, passing: c.Passing}, nil
 }
 
-// Run looks for idle boxes until ctx ends.
+// Run pauses idle boxes until ctx is done.
 func (p *IdlePauser) Run(ctx context.Context) error {
 	if p.after == 0 {
 		return nil
@@ -67,10 +67,10 @@ func (p *IdlePauser) Run(ctx context.Context) error {
 	}
 }
 
-// look pauses the boxes that nobody has used for the time, and that have neither sent nor received anything.
+// look pauses the boxes that were not used and had no traffic for the configured time.
 func (p *IdlePauser) look(ctx context.Context) {
 	if p.before.Drains() {
-		return // who uses the boxes there is not known
+		return // users of boxes through the predecessor are unknown
 	}
 	since := time.Now().Add(-p.after)
 	var quiet []*state.Box
@@ -94,9 +94,9 @@ func (p *IdlePauser) look(ctx context.Context) {
 	}
 }
 
-// noteTraffic counts as use what has passed since the last look in those connections of boxes that their policies let pass: what a
-// box sends to the proxy for a connection or a request that is refused, or that is not known yet, is no use. A connection that the
-// box is looked at with for the first time is compared with nothing.
+// noteTraffic counts traffic since the last look as use, but only in connections that the policies allow: bytes that a
+// box sends to the proxy for a refused or undecided connection or request do not count. Boxes without a previous look are
+// not compared.
 func (p *IdlePauser) noteTraffic(ctx context.Context, quiet []*state.Box) error {
 	now := time.Now()
 	flows, err := p.traffic(ctx)
@@ -117,7 +117,7 @@ func (p *IdlePauser) noteTraffic(ctx context.Context, quiet []*state.Box) error 
 	return nil
 }
 
-// moved reports whether bytes have passed in a connection that the kernel forwards, or that the proxy lets pass.
+// moved reports whether bytes have passed in a forwarded connection, or in one that the proxy allows.
 func moved(before, now map[firewall.Flow]firewall.Passed, proxied map[netip.AddrPort]bool) bool {
 	for flow, passed := range now {
 		if passed.Bytes > before[flow].Bytes && (passed.Forwarded || proxied[flow.Src]) {
@@ -127,19 +127,17 @@ func moved(before, now map[firewall.Flow]firewall.Passed, proxied map[netip.Addr
 	return false
 }
 
-// noteEvents counts as use what a box has sent in connections and requests that are over. Of an intercepted connection the requests
-// count.
+// noteEvents counts finished connections and requests of a box as use. For an intercepted connection, its requests count.
 func (p *IdlePauser) noteEvents(b *state.Box) {
 	for _, e := range p.audit.Recent(audit.Filter{Box: b.ID}) {
-		sent := e.Stage == policy.StageHTTP || e.BytesOut > 0 && e.Action != audit.ActionIntercept // of a request, only the body is counted
+		sent := e.Stage == policy.StageHTTP || e.BytesOut > 0 && e.Action != audit.ActionIntercept // BytesOut of a request counts only its body
 		if sent && e.Verdict == policy.Allow && e.Stage != policy.StageDNS && e.Stage != policy.StageURL {
 			b.Gate.Touch(e.Time.Add(e.Duration))
 		}
 	}
 }
 
-// pauseIdle pauses a box unless somebody has begun to use it. From when its gate closes until it is awake again, whoever uses it
-// waits.
+// pauseIdle pauses a box unless it has come into use. New users wait from when its gate closes until it is awake again.
 func (u *Service) pauseIdle(ctx context.Context, b *state.Box, since time.Time) {
 	if !b.TryLock() {
 		return // it is being changed
@@ -149,7 +147,7 @@ func (u *Service) pauseIdle(ctx context.Context, b *state.Box, since time.Time) 
 		return
 	}
 	if err := u.pause(ctx, b); err != nil {
-		b.Gate.Touch(time.Now()) // a box that cannot be paused holds the others up each time
+		b.Gate.Touch(time.Now()) // avoids that users wait for a failing pause at every look
 		return
 	}
 	u.log.Info("an idle box is paused", zap.String("box", string(b.ID)))

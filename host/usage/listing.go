@@ -10,13 +10,13 @@ import (
 	"boxgate/policy"
 )
 
-// Listing shows the boxes, with what they have used.
+// Listing lists boxes with their resource usage.
 type Listing struct {
 	*state.Table
 	meter *meter.Meter
 }
 
-// NewListing shows the boxes of a table.
+// NewListing returns a Listing of the boxes in a table.
 func NewListing(boxes *state.Table, m *meter.Meter) *Listing { return &Listing{boxes, m} }
 
 // Box implements the Finder of [boxgate/api/rest].
@@ -35,7 +35,7 @@ func (l *Listing) Box(_ context.Context, idOrName string) (api.Box, error) {
 	return l.withUsage(b.View(), true), nil
 }
 
-// withUsage adds what a box has used, read from the kernel if that is to be fresh.
+// withUsage adds the box's usage. If fresh is set, it reads the kernel's counters first.
 func (l *Listing) withUsage(v api.Box, fresh bool) api.Box {
 	if fresh {
 		l.meter.Refresh(v.ID)

@@ -20,14 +20,14 @@ import (
 	"boxgate/store"
 )
 
-// Starter starts boxes again of which nothing runs.
+// Starter starts boxes that have no processes.
 type Starter interface {
-	// Restart starts a box from what it has written; after an error nothing of it runs. The caller holds the lock of b, and has begun a
-	// change of its state.
+	// Restart starts a box again with its files. After an error the box is left without processes. The caller holds the
+	// lock of b, and has begun a change of its state.
 	Restart(ctx context.Context, b *state.Box) error
 }
 
-// Config has the parts of a [Service].
+// Config configures a [Service].
 type Config struct {
 	Log       *zap.Logger
 	Store     *store.DB
@@ -35,12 +35,12 @@ type Config struct {
 	Sandboxes state.Sandboxes
 	Starter   Starter
 	History   *history.History
-	Room      func(n int64) error // refuses what would use the disk that is kept for the gateway
+	Room      func(n int64) error // returns an error if n more bytes would not leave the gateway's reserve on the disk
 	Metrics   *prometheus.Registry
 }
 
-// Service lets callers work in launched boxes: run commands, reach files, answer visitors. It puts boxes to sleep and wakes them. Safe for
-// concurrent use.
+// Service lets callers use launched boxes: run commands, access files, serve visitors. It pauses and wakes boxes. Safe
+// for concurrent use.
 type Service struct {
 	log       *zap.Logger
 	store     *store.DB
@@ -50,10 +50,10 @@ type Service struct {
 	history   *history.History
 	room      func(n int64) error
 	vigil     vigil.Vigil
-	ends      prometheus.Counter // of boxes that have ended by themselves
+	ends      prometheus.Counter // boxes whose first process has ended
 }
 
-// New makes the service.
+// New returns the service.
 func New(c Config) (*Service, error) {
 	if err := required.Fields(c); err != nil {
 		return nil, err
@@ -65,9 +65,9 @@ func New(c Config) (*Service, error) {
 // Close stops watching the first processes of boxes.
 func (u *Service) Close() { u.vigil.Close() }
 
-// use returns a launched box that is awake. A paused one is resumed; one that is being made is waited for. Until done is called
-// the box counts as running, and stays awake unless a caller of the API pauses it. The caller must call done, which may be
-// called more than once.
+// use returns a launched box that is awake. A paused box is resumed; a box that is being created is waited for. Until
+// done is called the box counts as used, and stays awake unless an API call pauses it. The caller must call done, which
+// may be called more than once.
 func (u *Service) use(ctx context.Context, id policy.BoxID) (b *state.Box, done func(), err error) {
 	b, err = u.boxes.Find(id)
 	if err != nil {
@@ -93,13 +93,13 @@ func (u *Service) Wake(ctx context.Context, id policy.BoxID) error {
 	return err
 }
 
-// do calls f with a box that is awake, as use returns it. If f finds the box paused, because somebody paused it in between, it
-// is called again; it must not have done anything then.
+// do calls f with a box that is awake, as returned by use. If f returns [launcher.ErrPaused], because the box was paused
+// in between, do calls f again; f must not have had any effect then.
 func (u *Service) do(ctx context.Context, id policy.BoxID, f func(*state.Box) error) error {
 	return u.doFor(ctx, id, nil, f)
 }
 
-// doFor is do for somebody who may leave before f returns: from then on f does not keep the box awake.
+// doFor is do for a caller who may leave before f returns. Once left is closed, f does not keep the box awake.
 func (u *Service) doFor(ctx context.Context, id policy.BoxID, left <-chan struct{}, f func(*state.Box) error) error {
 	for {
 		b, done, err := u.use(ctx, id)
@@ -129,7 +129,7 @@ func (u *Service) doFor(ctx context.Context, id policy.BoxID, left <-chan struct
 	}
 }
 
-// noteAsleep notes that a box that should be awake is paused: the next use wakes it.
+// noteAsleep records that a box is paused that should be awake. The next use wakes it.
 func (u *Service) noteAsleep(b *state.Box) {
 	b.Lock()
 	defer b.Unlock()
@@ -139,7 +139,7 @@ func (u *Service) noteAsleep(b *state.Box) {
 	}
 }
 
-// rouse wakes a box that sleeps, or waits for one that is falling asleep, waking, or being made.
+// rouse wakes a paused box, or waits for one that is being paused, resumed or created.
 func (u *Service) rouse(ctx context.Context, b *state.Box) error {
 	b.Lock()
 	defer b.Unlock()
@@ -151,7 +151,7 @@ func (u *Service) rouse(ctx context.Context, b *state.Box) error {
 	}
 	switch b.Status {
 	case api.StatusIdle:
-		return nil // by now
+		return nil // changed in the meantime
 	case api.StatusPaused:
 		if err := u.mayGoOn(b); err != nil {
 			return err
@@ -193,7 +193,7 @@ func (u *Service) ResumeBox(ctx context.Context, id policy.BoxID) (api.Box, erro
 	})
 }
 
-// change calls f with the lock of a launched box that no other change of state is under way of.
+// change calls f with a launched box that is locked and has no other change of state running.
 func (u *Service) change(ctx context.Context, id policy.BoxID, f func(*state.Box) error) (api.Box, error) {
 	b, err := u.boxes.Lock(id)
 	if err != nil {
@@ -212,7 +212,7 @@ func (u *Service) change(ctx context.Context, id policy.BoxID, f func(*state.Box
 	return b.View(), nil
 }
 
-// pause freezes a box, and then stores that. A box whose sleep could not be stored goes on. The caller holds the lock of b.
+// pause freezes a box, and then stores its state. If that fails, the box is resumed. The caller holds the lock of b.
 func (u *Service) pause(ctx context.Context, b *state.Box) error {
 	ctx, cancel := change.Begun(ctx)
 	defer cancel()
@@ -234,8 +234,8 @@ func (u *Service) pause(ctx context.Context, b *state.Box) error {
 	return errors.Join(err, u.contained(b, func() error { return u.sandboxes.Resume(ctx, b.ID) }))
 }
 
-// resume wakes a paused box, or starts one of which nothing runs, and then stores that: a gateway that dies in between finds the
-// box awake. It goes on when the caller has gone. The caller holds the lock of b.
+// resume wakes a paused box, or starts one without processes, and then stores its state; a gateway that dies in between
+// finds the box awake. It continues if the caller disconnects. The caller holds the lock of b.
 func (u *Service) resume(ctx context.Context, b *state.Box) error {
 	ctx, cancel := change.Begun(ctx)
 	defer cancel()
@@ -259,12 +259,12 @@ func (u *Service) resume(ctx context.Context, b *state.Box) error {
 	b.Gate.Touch(time.Now())
 	if err := b.SetState(u.store, api.StatusIdle, ""); err != nil {
 		u.log.Error("that a box was resumed could not be stored", zap.String("box", string(b.ID)), zap.Error(err))
-		b.Status, b.Problem = api.StatusIdle, "" // it is awake, and the next start finds it so
+		b.Status, b.Problem = api.StatusIdle, "" // it is awake, as the next start will find
 	}
 	return nil
 }
 
-// startAgain starts a box of which nothing runs. Its init command runs again. The caller holds the lock of b.
+// startAgain starts a box without processes. Its init command runs again. The caller holds the lock of b.
 func (u *Service) startAgain(ctx context.Context, b *state.Box) error {
 	if err := u.starter.Restart(ctx, b); err != nil {
 		return err
@@ -275,18 +275,19 @@ func (u *Service) startAgain(ctx context.Context, b *state.Box) error {
 	return nil
 }
 
-// closedWhile is the answer when a change of the policy has closed the box while it was paused or resumed. Its state stays the one that
-// says so. The caller holds the lock of b.
+// closedWhile is the error if a policy change has closed the box while it was being paused or resumed. The box keeps its
+// state and problem. The caller holds the lock of b.
 func closedWhile(b *state.Box, what string) error {
 	return api.Errorf(api.ErrUnavailable, "the box was %s, but it cannot be used: %s", what, b.Problem)
 }
 
-// contained takes a step of the launcher without the lock of the box, which the caller holds. A panic is an error.
+// contained runs a step of the launcher without the lock of the box, which the caller holds. A panic is returned as an
+// error.
 func (u *Service) contained(b *state.Box, step func() error) error {
 	return b.Unlocked(func() error { return change.Contain(u.log, step, zap.String("box", string(b.ID))) })
 }
 
-// failed is the answer when a box could not be paused or resumed. The caller holds the lock of b.
+// failed returns the error for a box that could not be paused or resumed. The caller holds the lock of b.
 func (u *Service) failed(b *state.Box, what string, err error) error {
 	u.log.Error("a box could not be "+what, zap.String("box", string(b.ID)), zap.Error(err))
 	if errors.Is(err, launcher.ErrNotRunning) {

@@ -15,9 +15,9 @@ import (
 	"boxgate/policy"
 )
 
-// StartSession implements [boxgate/api/session.Host]. A session without a terminal keeps its box awake while its command runs, as any
-// command does. One with a terminal does not: a shell that waits at its prompt would keep the box awake for ever. What is typed
-// wakes the box, and what is printed counts as a use.
+// StartSession implements [boxgate/api/session.Host]. A session without a terminal keeps its box awake while its command
+// runs, like any command. One with a terminal does not, since a shell waiting at its prompt would keep the box awake
+// forever; input wakes the box, and output counts as use.
 func (u *Service) StartSession(ctx context.Context, id policy.BoxID, req api.SessionRequest, stdin io.Reader, stdout, stderr io.Writer) (api.Session, error) {
 	s, caller := &session{done: func() {}}, api.CallerOf(ctx).Holder()
 	err := u.do(ctx, id, func(b *state.Box) (err error) {
@@ -50,10 +50,10 @@ func (u *Service) StartSession(ctx context.Context, id policy.BoxID, req api.Ses
 	return s, nil
 }
 
-// session is a command of the launcher, for the API.
+// session adapts a command of the launcher to the API.
 type session struct {
 	command *launcher.Command
-	done    func() // lets the box sleep
+	done    func() // releases the box, so that it may be paused
 }
 
 // Pid implements [api.Session].
@@ -84,7 +84,7 @@ func (s *session) Wait(ctx context.Context) (api.ExecResult, error) {
 	return api.ExecResult{ExitCode: res.Status, CPU: res.CPU, OutOfMemory: res.OutOfMemory}, err
 }
 
-// inputThatWakes is the input of a terminal: the box is woken before the command gets any.
+// inputThatWakes is the input of a terminal. It wakes the box before the command gets data.
 type inputThatWakes struct {
 	ctx   context.Context
 	usage *Service
@@ -105,7 +105,7 @@ func (i inputThatWakes) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// outputThatCounts is the output of a terminal: it counts as a use of the box.
+// outputThatCounts is the output of a terminal. It counts as a use of the box.
 type outputThatCounts struct {
 	box *state.Box
 	w   io.Writer

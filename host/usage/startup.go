@@ -9,7 +9,7 @@ import (
 	"boxgate/policy"
 )
 
-// SetInitCommand implements [boxgate/api/lifecycle.Host]. It is run at the next start.
+// SetInitCommand implements [boxgate/api/lifecycle.Host]. The command runs at the box's next start.
 func (u *Service) SetInitCommand(_ context.Context, id policy.BoxID, command string) error {
 	b, err := u.boxes.Lock(id)
 	if err != nil {

@@ -20,12 +20,12 @@ type Visits struct {
 	wake  func(context.Context, policy.BoxID) error
 }
 
-// NewVisits makes the visits of boxes, which wake wakes.
+// NewVisits returns a Visits. wake wakes a box.
 func NewVisits(boxes *state.Table, r *reach.Boxes, wake func(context.Context, policy.BoxID) error) *Visits {
 	return &Visits{boxes, r, wake}
 }
 
-// Enter implements [boxgate/ingress.Boxes]. One that is not known cannot be dialled, which is for the caller to find out.
+// Enter implements [boxgate/ingress.Boxes]. It admits visitors of unknown boxes, for which dialling fails later.
 func (v *Visits) Enter(id policy.BoxID, port uint16) bool {
 	b, err := v.boxes.Find(id)
 	return err != nil || !b.Spent.Load() && (b.Gate.Visit(port) || b.Attached != nil)
@@ -87,5 +87,5 @@ func (v *Visits) Wake(ctx context.Context, id policy.BoxID, port uint16) error {
 	return nil
 }
 
-// listenPace is how often it is tried whether a program listens in a box that was just started.
+// listenPace is the interval at which a port of a newly started box is probed.
 const listenPace = 50 * time.Millisecond

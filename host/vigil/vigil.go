@@ -1,5 +1,5 @@
-// Package vigil notices when the first processes of boxes end, as soon as they do: the kernel tells by their pidfds. A box costs a
-// goroutine and a descriptor, and no thread.
+// Package vigil detects the end of boxes' first processes immediately, by their pidfds. Each box costs a goroutine and a
+// descriptor, but no thread.
 package vigil
 
 import (
@@ -10,15 +10,15 @@ import (
 	"boxgate/policy"
 )
 
-// Vigil knows whose end is waited for. The zero value waits for nobody's. Safe for concurrent use.
+// Vigil watches processes. The zero value is ready to use. Safe for concurrent use.
 type Vigil struct {
 	mu      sync.Mutex
 	watched map[policy.BoxID]*os.File // guarded by mu
 	closed  bool                      // guarded by mu
 }
 
-// Watch calls ended when the first process of a box has ended, in a goroutine of its own. It takes over the process's handle, a
-// pidfd, and forgets one that the box had before.
+// Watch calls ended in a new goroutine when the first process of a box has ended. It takes ownership of process, a pidfd,
+// and stops watching an earlier process of the box.
 func (v *Vigil) Watch(id policy.BoxID, process *os.File, ended func()) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
@@ -41,7 +41,7 @@ func (v *Vigil) Watch(id policy.BoxID, process *os.File, ended func()) {
 	}()
 }
 
-// drop ends the watch on a process, and reports whether nobody else has.
+// drop stops watching a process. It reports false if it was already replaced or dropped.
 func (v *Vigil) drop(id policy.BoxID, process *os.File) bool {
 	v.mu.Lock()
 	defer v.mu.Unlock()
@@ -53,7 +53,7 @@ func (v *Vigil) drop(id policy.BoxID, process *os.File) bool {
 	return true
 }
 
-// Close waits for nobody's end any more.
+// Close stops watching all processes.
 func (v *Vigil) Close() {
 	v.mu.Lock()
 	defer v.mu.Unlock()
