@@ -1,6 +1,6 @@
-// Package apart makes the network namespace in which the boxes of a gateway have their links and rules when they are not to
-// be in the host's own. The gateway keeps that namespace open and dials from the host's: nothing leads out of it but the
-// sockets that the gateway listens on there. It is gone with the process.
+// Package apart makes a separate network namespace for the links and rules of a gateway's boxes, for gateways that must
+// not use the host's. The gateway keeps the namespace open and dials from the host's. The only way out of the namespace
+// is the gateway's listening sockets in it. It disappears with the process.
 package apart
 
 import (
@@ -15,7 +15,7 @@ import (
 // Net is such a namespace. Safe for concurrent use.
 type Net struct{ ns netns.NsHandle }
 
-// New makes a namespace with nothing but a loopback interface.
+// New makes a namespace with only a loopback interface.
 func New() (*Net, error) {
 	ns, err := namespace.New()
 	if err != nil {
@@ -45,8 +45,8 @@ func (n *Net) raiseLoopback() error {
 	return nil
 }
 
-// Do runs f on a thread that is in the namespace. Sockets that f opens stay in it; what f starts in other goroutines is not. A nil Net
-// stands for the host's own namespace.
+// Do runs f on a thread in the namespace. Sockets that f opens belong to it; goroutines that f starts do not run in it. A
+// nil Net stands for the host's own namespace.
 func (n *Net) Do(f func() error) error {
 	if n == nil {
 		return f()
@@ -54,5 +54,5 @@ func (n *Net) Do(f func() error) error {
 	return namespace.Do(n.ns, f)
 }
 
-// Close lets go of the namespace. The kernel removes it with the last socket and process in it.
+// Close closes the namespace. The kernel removes it with its last socket and process.
 func (n *Net) Close() error { return n.ns.Close() }

@@ -16,28 +16,29 @@ import (
 	"boxgate/policy"
 )
 
-// Variable is the environment variable that tells a process the number of the descriptor of its end of the socket pair.
+// Variable is the environment variable with the descriptor number of a process's end of the socket pair.
 const Variable = "GATEWAY_HANDOVER_FD"
 
-// Kind is what a message says.
+// Kind is the kind of a message.
 type Kind string
 
-// The kinds of messages, in the order in which they are sent.
+// The kinds of messages, in the order in which they are sent. The old process is the predecessor, the new one the
+// successor.
 const (
-	Prepared Kind = "prepared" // to the old process: the new one would start
-	Failed   Kind = "failed"   // to the old process: it does not, for the reason in Error
-	Yours    Kind = "yours"    // to the new process: the store and the kernel rules are its own
-	Serving  Kind = "serving"  // to the old process: the new one serves, too
-	Stopped  Kind = "stopped"  // to the new process: the old one accepts and answers nothing new
+	Prepared Kind = "prepared" // to the old process: the new one is ready to start
+	Failed   Kind = "failed"   // to the old process: the new one cannot start; Error has the reason
+	Yours    Kind = "yours"    // to the new process: it now owns the store and the kernel rules
+	Serving  Kind = "serving"  // to the old process: the new one serves too
+	Stopped  Kind = "stopped"  // to the new process: the old one has stopped accepting connections and queries
 
-	CutAll Kind = "cut-all" // to the old process, like all that follow: cut every connection
-	Cut    Kind = "cut"     // every connection of Box
-	Policy Kind = "policy"  // Spec is in force for Box, with its header rules unchanged
-	URL    Kind = "url"     // URL is gone or has other credentials
-	URLs   Kind = "urls"    // those of Box are
-	Secret Kind = "secret"  // the value of Secret must not be used any longer
+	CutAll Kind = "cut-all" // to the old process, like all following orders: cut every connection
+	Cut    Kind = "cut"     // cut every connection of Box
+	Policy Kind = "policy"  // apply the policy Spec to Box; its header rules are unchanged
+	URL    Kind = "url"     // URL was deleted or its credentials changed
+	URLs   Kind = "urls"    // the same for all URLs of Box
+	Secret Kind = "secret"  // the value Secret must not be used any longer
 	Keys   Kind = "keys"    // the API keys have changed
-	Done   Kind = "done"    // to the new process: what it said is in force
+	Done   Kind = "done"    // to the new process: the order was executed
 )
 
 // Message is one message.
@@ -49,28 +50,28 @@ type Message struct {
 	Version uint64          `json:"version,omitempty"`
 	URL     string          `json:"url,omitempty"`
 	Secret  string          `json:"secret,omitempty"`
-	// Protected come with Yours: the addresses that connections of boxes are kept from, besides the configuration; none where they
-	// are not known.
+	// Protected is set with Yours: the ranges protected from boxes in addition to the configured ones, empty if unknown.
 	Protected []netip.Prefix `json:"protected,omitempty"`
 }
 
-// Hello is what the old process says first.
+// Hello is the first message of the old process.
 type Hello struct {
-	// Sockets name the descriptors that come with it, in their order.
+	// Sockets has the names of the accompanying descriptors, in their order.
 	Sockets []string `json:"sockets"`
-	// Config is the text to use in place of the configuration file, if Own is set: that of the old process, whose successor
-	// has failed.
+	// Config replaces the configuration file if Own is set. It is the old process's own configuration, for a restart
+	// after its successor has failed.
 	Config []byte `json:"config,omitempty"`
 	Own    bool   `json:"own,omitempty"`
-	// Fixed are the keys of the configuration that must stay the same, with their values.
+	// Fixed has the configuration values that must not change.
 	Fixed map[string]string `json:"fixed"`
-	// Policies is a digest of the configuration by which connections are judged: what was judged by another is cut.
+	// Policies is a digest of the configuration that connections are judged by. If the new process's differs, the
+	// connections are cut.
 	Policies  string `json:"policies"`
 	DNSPort   uint16 `json:"dns_port"`
 	ProxyPort uint16 `json:"proxy_port"`
 }
 
-// Conn is one end of the socket pair. Send and Receive may be called at the same time, each by one goroutine.
+// Conn is one end of the socket pair. One goroutine may send while another receives.
 type Conn struct {
 	unix *net.UnixConn
 	out  sync.Mutex
@@ -78,7 +79,7 @@ type Conn struct {
 	dec  *json.Decoder
 }
 
-// Pair makes a socket pair: one end for this process, and the other as a file to be inherited.
+// Pair makes a socket pair: one end for this process, and the other as a file to pass to the new process.
 func Pair() (*Conn, *os.File, error) {
 	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
@@ -92,7 +93,7 @@ func Pair() (*Conn, *os.File, error) {
 	return c, theirs, nil
 }
 
-// NewConn takes over the file of one end.
+// NewConn returns a Conn for the file of one end, which it closes.
 func NewConn(f *os.File) (*Conn, error) {
 	defer f.Close()
 	c, err := net.FileConn(f)
@@ -120,10 +121,10 @@ func (c *Conn) Peer() (pid int, err error) {
 	return int(made.Pid), nil
 }
 
-// Close ends the conversation.
+// Close closes the connection.
 func (c *Conn) Close() error { return c.unix.Close() }
 
-// SetDeadline bounds what is sent and received from now on.
+// SetDeadline sets the deadline for sending and receiving.
 func (c *Conn) SetDeadline(t time.Time) error { return c.unix.SetDeadline(t) }
 
 // Send sends a message.
@@ -139,13 +140,13 @@ func (c *Conn) Receive() (m Message, err error) {
 	return m, err
 }
 
-// Expect waits for a message of a kind. One that says that the other end has failed is an error.
+// Expect waits for a message of a kind. It returns an error if the other end reports a failure.
 func (c *Conn) Expect(kind Kind) error {
 	_, err := c.Await(kind)
 	return err
 }
 
-// Await is Expect, and returns the message.
+// Await is like Expect, but also returns the message.
 func (c *Conn) Await(kind Kind) (Message, error) {
 	m, err := c.Receive()
 	switch {
@@ -160,7 +161,7 @@ func (c *Conn) Await(kind Kind) (Message, error) {
 	return m, err
 }
 
-// Greet sends the sockets. The descriptors stay the caller's.
+// Greet sends the hello message with the descriptors of the sockets, which it does not close.
 func (c *Conn) Greet(h Hello, fds []int) error {
 	c.out.Lock()
 	defer c.out.Unlock()
@@ -170,10 +171,10 @@ func (c *Conn) Greet(h Hello, fds []int) error {
 	return c.enc.Encode(h)
 }
 
-// mostSockets is how many descriptors one message can have.
+// mostSockets is the kernel's limit of descriptors in one message (SCM_MAX_FD).
 const mostSockets = 253
 
-// Greeted waits for the sockets, which are the caller's to close.
+// Greeted receives the hello message and the sockets, which the caller must close.
 func (c *Conn) Greeted() (Hello, map[string]*os.File, error) {
 	first, rights := make([]byte, 1), make([]byte, unix.CmsgSpace(4*mostSockets))
 	_, n, _, _, err := c.unix.ReadMsgUnix(first, rights)

@@ -1,9 +1,9 @@
-// Package handover is how one process of the gateway takes the place of another: what the two say to each other over a socket
-// pair, with the sockets of the gateway as they are passed on.
+// Package handover is the protocol by which one process of the gateway replaces another: the messages between the two
+// over a socket pair, including the sockets of the gateway.
 //
-// The old process starts the new one and greets it with its sockets (Hello). The new one checks the host and its
-// configuration, and is Prepared. The old one lets go of what only one process can have, the store above all, while it goes
-// on serving (Yours). The new one opens everything, serves, and says so (Serving); the old one stops accepting (Stopped).
-// Until then either may fail, and the old process stays, or has another take its place. From then on the new one tells the
-// old one what must not go on (Cut, Policy, URL, Secret, Keys), and waits for each Done.
+// The old process starts the new one and sends its sockets (Hello). The new one checks the host and its configuration,
+// and reports Prepared. The old one releases the resources that only one process can hold, above all the store, while it
+// continues to serve (Yours). The new one opens everything and serves (Serving); the old one stops accepting (Stopped).
+// Until then either may fail, and the old process continues, or is replaced by another. From then on the new process
+// sends orders (Cut, Policy, URL, Secret, Keys) for the connections that the old one drains, and waits for each Done.
 package handover

@@ -15,9 +15,9 @@ import (
 	"boxgate/policy"
 )
 
-// Predecessor is the process whose place this one takes. Once that has happened it only drains its connections, and this
-// process tells it what must not go on. One that does not confirm that in time is killed: its connections end with it.
-// nil: there is none. Safe for concurrent use once it is relieved.
+// Predecessor is the process that this one replaces. Once relieved, it only drains its connections, and executes the
+// orders of this process. If it does not confirm an order in time, it is killed, together with its connections. A nil
+// Predecessor stands for a fresh start. Safe for concurrent use after [Predecessor.Relieve].
 type Predecessor struct {
 	conn  *Conn
 	hello Hello
@@ -25,21 +25,21 @@ type Predecessor struct {
 	pidfd int
 	log   *zap.Logger
 
-	protected []netip.Prefix // what it keeps boxes from, besides its configuration; does not change any more
+	protected []netip.Prefix // ranges it protects in addition to its configuration; immutable once set
 
-	mu       sync.Mutex // one order at a time
-	relieved bool       // it takes orders
-	early    []Message  // orders from before that
+	mu       sync.Mutex // serialises orders
+	relieved bool       // it accepts orders
+	early    []Message  // orders given before that
 	gone     bool
-	only     map[policy.BoxID]bool // boxes whose policy alone is being changed, under the lock of each
+	only     map[policy.BoxID]bool // boxes whose current change affects only their policy; see PolicyAlone
 }
 
-// NewPredecessor returns the process at the other end of a connection, which pidfd refers to and which has sent hello.
+// NewPredecessor returns the process at the other end of conn, with its pidfd and its hello message.
 func NewPredecessor(conn *Conn, pidfd int, hello Hello, files map[string]*os.File) *Predecessor {
 	return &Predecessor{conn: conn, hello: hello, files: files, pidfd: pidfd, log: zap.NewNop(), only: map[policy.BoxID]bool{}}
 }
 
-// Greeted waits for the sockets of the process at the other end of a descriptor.
+// Greeted receives the hello message on the descriptor fd.
 func Greeted(fd int) (*Predecessor, error) {
 	conn, err := NewConn(os.NewFile(uintptr(fd), "handover"))
 	if err != nil {
@@ -56,8 +56,8 @@ func Greeted(fd int) (*Predecessor, error) {
 	return NewPredecessor(conn, pidfd, hello, files), nil
 }
 
-// parent opens the process that has started this one, if it is the one at the other end: no other that has its ID by now, and no
-// process that has adopted this one.
+// parent returns a pidfd of the parent process, after checking that it is the other end of conn: not a process that
+// reused its ID, and not one that adopted this process.
 func parent(conn *Conn) (pidfd int, err error) {
 	pid, err := conn.Peer()
 	if err != nil {
@@ -66,28 +66,29 @@ func parent(conn *Conn) (pidfd int, err error) {
 	if pidfd, err = unix.PidfdOpen(pid, 0); err != nil {
 		return -1, err
 	}
-	if os.Getppid() != pid { // asked last: until it ends, no other process has its ID
+	if os.Getppid() != pid { // checked last: as long as the parent runs, its ID cannot be reused
 		return -1, errors.Join(errors.New("it has ended, or has not started this process"), unix.Close(pidfd))
 	}
 	return pidfd, nil
 }
 
-// Config is the text to use in the place of the configuration file; false: the process reads its own.
+// Config returns the text that replaces the configuration file. If false, the process reads the file.
 func (p *Predecessor) Config() ([]byte, bool) { return p.hello.Config, p.hello.Own }
 
-// Hello returns the greeting of the process, and the files that came with it.
+// Hello returns the hello message, and the files that came with it.
 func (p *Predecessor) Hello() (Hello, map[string]*os.File) { return p.hello, p.files }
 
-// Protected returns what the process keeps boxes from, besides its configuration. [Predecessor.Take] must have returned.
+// Protected returns the ranges that the process protects in addition to its configuration. Call it after
+// [Predecessor.Take].
 func (p *Predecessor) Protected() []netip.Prefix { return p.protected }
 
-// Fail tells the predecessor, which goes on, why this process does not take its place.
+// Fail tells the predecessor why this process cannot replace it. The predecessor continues.
 func (p *Predecessor) Fail(why error) {
 	_ = p.conn.Send(Message{Kind: Failed, Error: why.Error()})
 	_ = p.conn.Close()
 }
 
-// Take waits until the store and the kernel rules are this process's.
+// Take waits until this process owns the store and the kernel rules.
 func (p *Predecessor) Take() error {
 	if err := p.conn.Send(Message{Kind: Prepared}); err != nil {
 		return err
@@ -100,8 +101,9 @@ func (p *Predecessor) Take() error {
 	return nil
 }
 
-// Relieve tells the predecessor that this process serves, and returns once that accepts nothing any more; the orders of before follow. On
-// error it has ended without having said so, and perhaps without having told the service manager which process serves.
+// Relieve announces that this process serves, and returns once the predecessor has stopped accepting. Earlier orders are
+// sent then. On an error, the predecessor has ended without confirming, and possibly without notifying the service
+// manager of its successor.
 func (p *Predecessor) Relieve(log *zap.Logger) error {
 	p.mu.Lock()
 	p.log = log
@@ -121,7 +123,7 @@ func (p *Predecessor) Relieve(log *zap.Logger) error {
 // obeys is how long the predecessor may take to confirm an order.
 const obeys = 5 * time.Second
 
-// Tell gives the predecessor an order and returns once it is in force: it has been confirmed, or there is no predecessor.
+// Tell sends an order to the predecessor, and returns once it was executed or the predecessor has ended.
 func (p *Predecessor) Tell(m Message) {
 	if p == nil {
 		return
@@ -149,7 +151,7 @@ func (p *Predecessor) exchange(m Message, answer Kind) error {
 	return p.conn.Expect(answer)
 }
 
-// end makes sure that the predecessor, with which one can no longer speak, is gone.
+// end makes sure that an unresponsive predecessor ends.
 func (p *Predecessor) end(why error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -158,7 +160,7 @@ func (p *Predecessor) end(why error) {
 	}
 	p.gone = true
 	_ = p.conn.Close()
-	if p.ended(time.Second) { // it had nothing left to drain
+	if p.ended(time.Second) { // it had finished draining
 		return
 	}
 	p.log.Warn("the gateway that was replaced does not answer, and is killed with the connections that it still has", zap.Error(why))
@@ -168,7 +170,7 @@ func (p *Predecessor) end(why error) {
 	}
 }
 
-// Wait waits until the predecessor has ended: until then it hears from this process alone.
+// Wait waits until the predecessor has ended. Until then this process must remain, as its only source of orders.
 func (p *Predecessor) Wait(ctx context.Context) error {
 	for p != nil && !p.ended(100*time.Millisecond) {
 		if ctx.Err() != nil {
@@ -178,7 +180,7 @@ func (p *Predecessor) Wait(ctx context.Context) error {
 	return nil
 }
 
-// ended reports whether the predecessor has ended, by then.
+// ended reports whether the predecessor ends within a duration.
 func (p *Predecessor) ended(within time.Duration) bool {
 	for until := time.Now().Add(within); ; {
 		n, err := unix.Poll([]unix.PollFd{{Fd: int32(p.pidfd), Events: unix.POLLIN}}, int(max(0, time.Until(until).Milliseconds())))
@@ -191,8 +193,8 @@ func (p *Predecessor) ended(within time.Duration) bool {
 // Drains reports whether the predecessor still runs, and so may have connections of boxes.
 func (p *Predecessor) Drains() bool { return p != nil && !p.ended(0) }
 
-// PolicyAlone notes that what changes for a box until the returned function is called is its policy, and not its header rules.
-// The caller holds the lock of the box.
+// PolicyAlone marks a box whose policy changes, but not its header rules, until end is called. The caller holds the lock
+// of the box.
 func (p *Predecessor) PolicyAlone(id policy.BoxID) (end func()) {
 	if p == nil {
 		return func() {}
@@ -209,7 +211,7 @@ func (p *Predecessor) set(id policy.BoxID, alone bool) {
 	}
 }
 
-// OnlyPolicy reports whether what changes for a box now is its policy alone; see [Predecessor.PolicyAlone].
+// OnlyPolicy reports whether the current change of a box affects only its policy; see [Predecessor.PolicyAlone].
 func (p *Predecessor) OnlyPolicy(id policy.BoxID) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()

@@ -15,8 +15,9 @@ import (
 	"boxgate/host/systemd"
 )
 
-// takeKept has the sockets used that the service manager has kept since an earlier run: what arrived meanwhile waits in them. The
-// ports that boxes are led to stay those of that run. Sockets of another network namespace are not used, nor ones that were ended.
+// takeKept takes over the sockets that the service manager kept since an earlier run, including the traffic queued in
+// them, and so keeps the ports that boxes are redirected to. It drops sockets of other network namespaces and sockets
+// that were shut down.
 func (l *Sockets) takeKept(files map[string]*os.File) {
 	l.inherited = map[string]*os.File{}
 	own := namespaceCookie(nil)
@@ -30,8 +31,8 @@ func (l *Sockets) takeKept(files map[string]*os.File) {
 	}
 }
 
-// endUnasked ends the sockets of an earlier run that the configuration does not ask for, before others are opened, which may need
-// their ports. The lock of the network namespace is held: nobody else serves them.
+// endUnasked closes the sockets of an earlier run that are not configured, before others are opened, which may need their
+// ports. No other process serves them, because the lock of the network namespace is held.
 func (l *Sockets) endUnasked(cfg config.Config, a config.Addresses) {
 	if l.replaces {
 		return
@@ -45,7 +46,7 @@ func (l *Sockets) endUnasked(cfg config.Config, a config.Addresses) {
 	}
 }
 
-// asksFor reports whether a configuration asks for an IP socket of that name.
+// asksFor reports whether the configuration has an IP socket called name.
 func asksFor(cfg config.Config, a config.Addresses, name string) bool {
 	for _, f := range fronts(cfg) {
 		if f.address != "" && name == f.key+" "+f.address {
@@ -61,8 +62,8 @@ func asksFor(cfg config.Config, a config.Addresses, name string) bool {
 	return name == proxyName(loopback[0]) || name == proxyName(loopback[1])
 }
 
-// end closes a socket, and has it listen no longer although others have it as well: the service manager lets go of it only when it
-// gets to that.
+// end shuts a socket down before closing it, so that it stops listening although the service manager still has a
+// descriptor of it.
 func end(f *os.File) {
 	if raw, err := f.SyscallConn(); err == nil && boundTo(f).IsValid() {
 		_ = raw.Control(func(fd uintptr) { _ = unix.Shutdown(int(fd), unix.SHUT_RDWR) })
@@ -70,7 +71,7 @@ func end(f *os.File) {
 	_ = f.Close()
 }
 
-// ended reports whether a socket is a TCP listener that listens no longer.
+// ended reports whether a socket is a TCP socket that does not listen.
 func ended(f *os.File) (ended bool) {
 	raw, err := f.SyscallConn()
 	if err != nil {
@@ -84,7 +85,7 @@ func ended(f *os.File) (ended bool) {
 	return ended
 }
 
-// resumeKept makes the DNS server's sockets usable that an earlier run has left.
+// resumeKept makes the DNS server's sockets of an earlier run usable.
 func (l *Sockets) resumeKept() error {
 	for _, u := range l.DNSUDP {
 		if err := u.Resume(); err != nil {
@@ -94,9 +95,9 @@ func (l *Sockets) resumeKept() error {
 	return nil
 }
 
-// Keep has the service manager keep the sockets that the gateway has, and no others. Those that are files are opened anew by each
-// run, and so is the lock, which must end with the process. What a gateway that was replaced has served, and nobody asks for now, is
-// ended.
+// Keep makes the service manager keep the gateway's sockets, and no others. Unix sockets and the lock are not kept: each
+// run opens them again, and the lock must end with the process. Sockets of a replaced gateway that are no longer
+// configured are closed.
 func (l *Sockets) Keep(log *zap.Logger) {
 	for _, f := range l.unasked {
 		end(f)
@@ -106,18 +107,18 @@ func (l *Sockets) Keep(log *zap.Logger) {
 		return
 	}
 	err := l.tellKept()
-	if errors.Is(err, syscall.ECONNREFUSED) { // a manager that wanted to know no more than that the gateway is ready
+	if errors.Is(err, syscall.ECONNREFUSED) { // a manager that only listens for READY
 		log.Debug("nobody keeps the sockets for the next start", zap.Error(err))
 	} else if err != nil {
 		log.Warn("the service manager does not keep all sockets for the next start", zap.Error(err))
 	}
 }
 
-// tellKept tells the service manager what it is to keep.
+// tellKept sends the sockets to keep to the service manager.
 func (l *Sockets) tellKept() error {
 	drop := l.gone
 	for _, p := range l.passable {
-		if l.replaces && !p.had && boundTo(p.conn).IsValid() { // it may have one of that name that the gateway before has not been told of
+		if l.replaces && !p.had && boundTo(p.conn).IsValid() { // the manager may keep a socket of that name which the earlier gateway did not pass on
 			drop = append(drop, p.name)
 		}
 	}
@@ -138,7 +139,7 @@ func (l *Sockets) tellKept() error {
 	return nil
 }
 
-// keptPort is the port of an inherited socket, 0 if there is none of that name.
+// keptPort returns the port of an inherited socket, 0 if it does not exist.
 func (l *Sockets) keptPort(name string) uint16 {
 	f := l.inherited[name]
 	if f == nil {
@@ -147,7 +148,7 @@ func (l *Sockets) keptPort(name string) uint16 {
 	return boundTo(f).Port()
 }
 
-// boundTo is the address of an IP socket, or the zero value.
+// boundTo returns the address of an IP socket, or the zero value.
 func boundTo(c syscall.Conn) (at netip.AddrPort) {
 	raw, err := c.SyscallConn()
 	if err != nil {
@@ -168,7 +169,8 @@ func boundTo(c syscall.Conn) (at netip.AddrPort) {
 	return at
 }
 
-// namespaceCookie identifies the network namespace of a socket, or of this process; 0: not known, as before Linux 5.14.
+// namespaceCookie returns the cookie of the network namespace of a socket, or of this process for nil. It is 0 if
+// unknown, e.g. before Linux 5.14.
 func namespaceCookie(f *os.File) (cookie uint64) {
 	if f == nil {
 		fd, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)

@@ -21,40 +21,40 @@ import (
 	"boxgate/selftest"
 )
 
-// Sockets are all sockets of a gateway. They are opened before anything else is touched, so that a port in use is
-// noticed while there is nothing to undo yet.
+// Sockets are all sockets of a gateway. They are opened before any other step, so that a port conflict is found while
+// no rollback is needed.
 type Sockets struct {
 	Admin       []net.Listener // Unix socket and TCP
-	Metrics     net.Listener   // nil: none
-	HTTPS, HTTP net.Listener   // nil: none
+	Metrics     net.Listener   // nil: disabled
+	HTTPS, HTTP net.Listener   // nil: disabled
 	DNSTCP      []net.Listener
 	DNSUDP      []UDPSocket
 	Transparent []net.Listener
 	Explicit    []net.Listener
 
-	Lock      *nslock.Lock      // of the network namespace; nil: it is nobody else's
+	Lock      *nslock.Lock      // of the network namespace; nil if the namespace belongs to this run only
 	Namespace *net.UnixListener // for commands; nil without a lock
 
 	DNSPort, ProxyPort uint16
 	all                []interface{ Close() error }
 
-	passable  []passable          // what another process can be given
-	inherited map[string]*os.File // what another process has given, and has not been used yet
-	replaces  bool                // that is the gateway that runs
-	gone      []string            // names of what was inherited and is closed
-	unasked   []*os.File          // what was inherited from the gateway that runs and is not asked for
-	apart     bool                // boxes have a network namespace of this run alone
+	passable  []passable          // sockets that can be passed to another process
+	inherited map[string]*os.File // sockets received from another process and not used yet
+	replaces  bool                // the sockets came from a running gateway, which this process replaces
+	gone      []string            // names of inherited sockets that are closed
+	unasked   []*os.File          // inherited from a running gateway and not configured
+	apart     bool                // boxes have a network namespace of their own
 }
 
 // ExplicitPort is the well-known port of the explicit proxy on the gateway addresses.
 const ExplicitPort = 3128
 
-// explicitKey begins the name of a listener of the explicit proxy.
+// explicitKey is the name prefix of the explicit proxy's listeners.
 const explicitKey = "the explicit proxy"
 
-// Open opens every socket that the configuration asks for, or none. What boxes are steered to is opened in boxes, nil for the
-// gateway's own namespace. Sockets of an earlier run are used where they are what the configuration asks for; all of them are this
-// function's to close. See [systemd.Kept].
+// Open opens every configured socket, or none. Sockets that boxes are redirected to are opened in the namespace boxes,
+// nil for the gateway's own. Sockets of an earlier run, kept, are reused where they match the configuration; Open owns
+// all of them, and closes the others. See [systemd.Kept].
 func Open(ctx context.Context, cfg config.Config, a config.Addresses, boxes *apart.Net, kept map[string]*os.File) (*Sockets, error) {
 	l := &Sockets{apart: boxes != nil}
 	l.takeKept(kept)
@@ -70,9 +70,9 @@ func Open(ctx context.Context, cfg config.Config, a config.Addresses, boxes *apa
 	return l, nil
 }
 
-// listen opens what has not been inherited.
+// listen opens the configured sockets that were not inherited.
 func listen(ctx context.Context, cfg config.Config, a config.Addresses, boxes *apart.Net, l *Sockets) (*Sockets, error) {
-	if boxes == nil { // or the namespace is a new one, which nobody else knows
+	if boxes == nil { // a separate namespace is new, so no other process uses it
 		if err := l.takeNamespace(); err != nil {
 			l.Close()
 			return nil, err
@@ -89,17 +89,18 @@ func listen(ctx context.Context, cfg config.Config, a config.Addresses, boxes *a
 	return l, nil
 }
 
-// The names under which another process is given the lock of the network namespace, and the socket for commands.
+// The names under which the lock of the network namespace and the control socket are passed to another process.
 const (
 	namespaceLock   = "lock of the network namespace"
 	namespaceSocket = "socket of the network namespace"
 )
 
-// errSecondGateway says what to do about the gateway that the network namespace has: there is one, as its table and its routing
-// rules have one name, whatever the state directory and the addresses.
+// errSecondGateway refuses to start a second gateway in a network namespace. Only one is possible, whatever the state
+// directory and the addresses, because the names of its nftables table and its routing rules are fixed.
 var errSecondGateway = errors.New("another gateway runs in this network namespace, whatever its state directory and addresses: stop it, or run this one in a namespace of its own (ip netns exec)")
 
-// takeNamespace refuses to be the second gateway of the network namespace, which would replace the rules of the first.
+// takeNamespace locks the network namespace and opens the control socket. A second gateway would replace the rules of the
+// first.
 func (l *Sockets) takeNamespace() error {
 	if err := l.lockNamespace(); errors.Is(err, nslock.ErrTaken) {
 		return errSecondGateway
@@ -114,7 +115,7 @@ func (l *Sockets) takeNamespace() error {
 	return nil
 }
 
-// lockNamespace takes the lock, or the one that is passed on.
+// lockNamespace takes the lock, or the one inherited from the predecessor.
 func (l *Sockets) lockNamespace() (err error) {
 	if f := l.inherited[namespaceLock]; f != nil {
 		delete(l.inherited, namespaceLock)
@@ -128,12 +129,11 @@ func (l *Sockets) lockNamespace() (err error) {
 	return err
 }
 
-// lockPatience is how long the lock of a gateway that has ended may still be held: by a process that was just being started, until
-// it runs.
+// lockPatience is how long the lock of an ended gateway may remain held, by a child process between fork and exec.
 const lockPatience = time.Second
 
-// awaitLock takes the lock. A gateway in another mount namespace holds another one, and is known by what it has in the kernel, unless
-// this process is to replace it.
+// awaitLock takes the lock. A gateway in another mount namespace has another lock file; it is detected by its kernel
+// state, unless this process is to replace it.
 func awaitLock(replaces bool) (*nslock.Lock, error) {
 	for until := time.Now().Add(lockPatience); ; time.Sleep(10 * time.Millisecond) {
 		lock, err := nslock.Take()
@@ -155,7 +155,7 @@ func awaitLock(replaces bool) (*nslock.Lock, error) {
 	}
 }
 
-// Close closes all of them.
+// Close closes all sockets.
 func (l *Sockets) Close() {
 	if l.Lock != nil {
 		l.Lock.Remove()
@@ -170,7 +170,7 @@ func (l *Sockets) Close() {
 	l.unasked = nil
 }
 
-// tcp opens one TCP listener; key is the configuration key that named the address.
+// tcp opens one TCP listener. key is the configuration key of the address.
 func (l *Sockets) tcp(ctx context.Context, lc net.ListenConfig, key, address string) (net.Listener, error) {
 	ln, err := l.open(key+" "+address, func() (net.Listener, error) { return lc.Listen(ctx, "tcp", address) })
 	switch {
@@ -205,14 +205,14 @@ func (l *Sockets) openAdmin(ctx context.Context, c config.Admin) error {
 	return errors.Join(errs...)
 }
 
-// CheckSocket finds what would keep the gateway from opening its Unix socket, and changes nothing.
+// CheckSocket checks whether the gateway could open its Unix socket, without changing anything.
 func CheckSocket(path string) error {
 	if err := checkOldSocket(path); err != nil {
 		return err
 	}
 	dir := filepath.Dir(path)
 	info, err := os.Stat(dir)
-	for errors.Is(err, os.ErrNotExist) && dir != "/" { // it would be created
+	for errors.Is(err, os.ErrNotExist) && dir != "/" { // the gateway would create it
 		dir = filepath.Dir(dir)
 		info, err = os.Stat(dir)
 	}
@@ -228,7 +228,7 @@ func CheckSocket(path string) error {
 	return nil
 }
 
-// checkOldSocket refuses a path that is in use by a running gateway, or by something other than a socket.
+// checkOldSocket refuses a path that is in use by a running gateway or is not a socket.
 func checkOldSocket(path string) error {
 	if conn, err := net.Dial("unix", path); err == nil {
 		conn.Close()
@@ -240,8 +240,8 @@ func checkOldSocket(path string) error {
 	return nil
 }
 
-// listenSocket opens a Unix socket with mode 0600. A socket that a killed gateway left is removed; one that answers
-// belongs to a running gateway.
+// listenSocket opens a Unix socket with mode 0600. It removes the socket of a killed gateway; one that accepts
+// connections belongs to a running gateway.
 func listenSocket(path string) (net.Listener, error) {
 	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
 		return nil, err
@@ -258,12 +258,12 @@ func listenSocket(path string) (net.Listener, error) {
 	return ln, err
 }
 
-// Redirects reports whether plain HTTP redirects to HTTPS; on a loopback address it serves the public URLs themselves.
+// Redirects reports whether plain HTTP redirects to HTTPS. On a loopback address it serves the public URLs instead.
 func (l *Sockets) Redirects() bool {
 	return l.HTTP != nil && l.HTTPS != nil && !l.HTTP.Addr().(*net.TCPAddr).IP.IsLoopback()
 }
 
-// openFront opens what visitors of public URLs and Prometheus connect to.
+// openFront opens the listeners for visitors of public URLs and for Prometheus.
 func (l *Sockets) openFront(ctx context.Context, cfg config.Config) error {
 	var errs []error
 	for _, f := range fronts(cfg) {
@@ -280,7 +280,7 @@ func (l *Sockets) openFront(ctx context.Context, cfg config.Config) error {
 	return errors.Join(errs...)
 }
 
-// front is where people and programs outside the boxes connect to.
+// front is a listener for clients outside the boxes.
 type front struct {
 	key, address string
 	to           func(*Sockets) *net.Listener // nil: admin
@@ -288,7 +288,7 @@ type front struct {
 
 const adminKey = "admin.listen"
 
-// fronts are those of a configuration. One without an address is off.
+// fronts returns the listeners of a configuration. A listener without an address is disabled.
 func fronts(cfg config.Config) []front {
 	return []front{
 		{adminKey, cfg.Admin.Listen, nil},
@@ -298,8 +298,8 @@ func fronts(cfg config.Config) []front {
 	}
 }
 
-// openEgress opens what boxes are steered to. The gateway addresses are not on the machine yet: the firewall puts them
-// there.
+// openEgress opens the sockets that boxes are redirected to. The host does not have the gateway addresses yet; the
+// firewall adds them.
 func (l *Sockets) openEgress(ctx context.Context, a config.Addresses) error {
 	gateways := []netip.Addr{a.GatewayV4, a.GatewayV6}
 	for _, g := range gateways {
@@ -315,19 +315,19 @@ func (l *Sockets) openEgress(ctx context.Context, a config.Addresses) error {
 	return samePort(func() (uint16, error) { return l.openTransparent(ctx, loopback[:]) }, &l.ProxyPort)
 }
 
-// loopback is where the transparent proxy listens.
+// loopback has the addresses of the transparent proxy.
 var loopback = [...]netip.Addr{netip.AddrFrom4([4]byte{127, 0, 0, 1}), netip.IPv6Loopback()}
 
 // The names of the listeners of the DNS server and the transparent proxy at an address.
 func dnsName(at netip.Addr) string   { return "DNS over TCP " + at.String() }
 func proxyName(at netip.Addr) string { return "proxy " + at.String() }
 
-// udpName is the name of one of the sockets that receive queries at an address.
+// udpName is the name of the i-th socket that receives queries at an address.
 func udpName(at netip.Addr, i int) string { return fmt.Sprintf("%s%d", udpPrefix(at), i) }
 
 func udpPrefix(at netip.Addr) string { return fmt.Sprintf("DNS over UDP %v ", at) }
 
-// samePort calls open until it has found one port that is free in both families.
+// samePort calls open until it finds a port that is free in both address families.
 func samePort(open func() (uint16, error), port *uint16) error {
 	var err error
 	for range 20 {
@@ -339,7 +339,7 @@ func samePort(open func() (uint16, error), port *uint16) error {
 }
 
 func (l *Sockets) openDNS(ctx context.Context, addrs []netip.Addr) (uint16, error) {
-	port := l.DNSPort // 0: the first listener finds one
+	port := l.DNSPort // 0: the first listener picks one
 	takeBack := l.attempt()
 	for _, a := range addrs {
 		ln, err := l.open(dnsName(a), func() (net.Listener, error) {
@@ -361,7 +361,7 @@ func (l *Sockets) openDNS(ctx context.Context, addrs []netip.Addr) (uint16, erro
 	return port, nil
 }
 
-// same returns the port of a listener, which is to be the given one unless that is 0: an inherited one may have another.
+// same returns the port of a listener. It must be the given one unless that is 0; an inherited listener may have another.
 func same(port uint16, ln net.Listener) (uint16, error) {
 	if has := PortOf(ln); port == 0 || has == port {
 		return has, nil
@@ -370,7 +370,7 @@ func same(port uint16, ln net.Listener) (uint16, error) {
 }
 
 func (l *Sockets) openTransparent(ctx context.Context, addrs []netip.Addr) (uint16, error) {
-	port := l.ProxyPort // 0: the first listener finds one
+	port := l.ProxyPort // 0: the first listener picks one
 	takeBack := l.attempt()
 	for _, a := range addrs {
 		ln, err := l.open(proxyName(a), func() (net.Listener, error) {
@@ -389,8 +389,8 @@ func (l *Sockets) openTransparent(ctx context.Context, addrs []netip.Addr) (uint
 	return port, nil
 }
 
-// gatewaySocket listens on an address that is not on the machine yet. IP_TRANSPARENT also tells the kernel rules that the
-// socket is the gateway's: boxes reach no other program that took its ports while the gateway was down.
+// gatewaySocket listens on an address that the host does not have yet. IP_TRANSPARENT also identifies the gateway's
+// sockets to the kernel rules, so that boxes cannot reach another program that took the ports while the gateway was down.
 var gatewaySocket = net.ListenConfig{Control: func(network, _ string, c syscall.RawConn) error {
 	var err error
 	ctlErr := c.Control(func(fd uintptr) {
@@ -422,7 +422,7 @@ func (l *Sockets) PortOfHTTP() uint16 {
 	return PortOf(l.HTTP)
 }
 
-// ClosedToBoxes are the ports on which the gateway serves others.
+// ClosedToBoxes returns the ports of the gateway that boxes must not reach.
 func (l *Sockets) ClosedToBoxes() []selftest.Port {
 	var ports []selftest.Port
 	add := func(name string, ln net.Listener) {

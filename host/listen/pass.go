@@ -17,14 +17,14 @@ import (
 	"boxgate/host/handover"
 )
 
-// Fixed are the parts of the configuration that boxes are built on.
+// Fixed returns the configuration values that must not change while boxes exist.
 func Fixed(cfg config.Config) map[string]string {
 	return map[string]string{
 		"state_dir": cfg.StateDir, "network.pool_v4": cfg.Network.PoolV4, "network.pool_v6": cfg.Network.PoolV6, "launcher.run_dir": cfg.Launcher.RunDir,
 	}
 }
 
-// passable is a socket that another process can be given. It may be served by other descriptors.
+// passable is a socket that can be passed to another process. Other descriptors of it may be in use for serving.
 type passable struct {
 	name string
 	conn syscall.Conn
@@ -33,11 +33,11 @@ type passable struct {
 
 // UDPSocket is a socket of the DNS server.
 type UDPSocket struct {
-	net.PacketConn          // nil: file is to be served
+	net.PacketConn          // nil: call Serve
 	file           *os.File // the same socket
 }
 
-// Serve returns what the DNS server takes over. An inherited socket stays as its process left it until then.
+// Serve returns the connection for the DNS server. An inherited socket keeps its predecessor's settings until then.
 func (u UDPSocket) Serve() (net.PacketConn, error) {
 	if u.PacketConn != nil {
 		return u.PacketConn, nil
@@ -45,7 +45,7 @@ func (u UDPSocket) Serve() (net.PacketConn, error) {
 	return net.FilePacketConn(u.file)
 }
 
-// Resume makes an inherited socket usable in the ordinary way, once the other process has left it.
+// Resume restores an inherited socket's normal mode after the predecessor has stopped reading it.
 func (u UDPSocket) Resume() error {
 	if u.PacketConn != nil {
 		return nil
@@ -53,7 +53,7 @@ func (u UDPSocket) Resume() error {
 	return dns.Resume(u.file)
 }
 
-// open returns the inherited listener of that name, or opens one.
+// open returns the inherited listener called name, or else opens one.
 func (l *Sockets) open(name string, listen func() (net.Listener, error)) (net.Listener, error) {
 	var ln net.Listener
 	var err error
@@ -75,14 +75,14 @@ func (l *Sockets) open(name string, listen func() (net.Listener, error)) (net.Li
 	return ln, nil
 }
 
-// openUDP opens the sockets that together receive what is sent to one address, or takes those that were inherited.
+// openUDP opens the sockets that share the queries to one address, or takes inherited ones.
 func (l *Sockets) openUDP(ctx context.Context, at netip.AddrPort) error {
 	name := func(i int) string { return udpName(at.Addr(), i) }
 	had := len(l.DNSUDP)
 	for i := 0; l.inherited[name(i)] != nil; i++ {
 		f := l.inherited[name(i)]
 		if boundTo(f) != at {
-			break // a socket of another port, which is led nowhere
+			break // another port, which boxes are not redirected to
 		}
 		delete(l.inherited, name(i))
 		l.keepUDP(name(i), UDPSocket{file: f})
@@ -113,7 +113,7 @@ func (l *Sockets) keepUDP(name string, u UDPSocket) {
 	l.DNSUDP, l.all, l.passable = append(l.DNSUDP, u), append(l.all, u.file), append(l.passable, passable{name, u.file, u.PacketConn == nil})
 }
 
-// attempt returns what closes everything that is opened after the call.
+// attempt returns a function that closes everything opened after the call.
 func (l *Sockets) attempt() (takeBack func()) {
 	all, passable := len(l.all), len(l.passable)
 	return func() {
@@ -127,7 +127,8 @@ func (l *Sockets) attempt() (takeBack func()) {
 	}
 }
 
-// closeUnused closes what was inherited and is not used. What the gateway that runs still has is ended when that has stopped.
+// closeUnused closes inherited sockets that are not used. Those of a running gateway are shut down later, once it has
+// stopped.
 func (l *Sockets) closeUnused() {
 	for name, f := range l.inherited {
 		l.gone = append(l.gone, name)
@@ -140,12 +141,12 @@ func (l *Sockets) closeUnused() {
 	l.inherited = nil
 }
 
-// inherit opens the sockets that the configuration asks for, or takes those that were passed on.
+// inherit opens the configured sockets, using those passed on by the predecessor.
 func inherit(ctx context.Context, cfg config.Config, a config.Addresses, h handover.Hello, files map[string]*os.File) (*Sockets, error) {
 	return listen(ctx, cfg, a, nil, &Sockets{inherited: files, replaces: true, DNSPort: h.DNSPort, ProxyPort: h.ProxyPort})
 }
 
-// Pass greets another process with all sockets.
+// Pass sends the hello message with all sockets to another process.
 func (l *Sockets) Pass(c *handover.Conn, h handover.Hello) error {
 	var fds []int
 	defer func() {
@@ -164,7 +165,7 @@ func (l *Sockets) Pass(c *handover.Conn, h handover.Hello) error {
 	return c.Greet(h, fds)
 }
 
-// duplicate returns a descriptor of the same socket, and changes nothing about it.
+// duplicate returns another descriptor of the socket, without changing its mode.
 func duplicate(c syscall.Conn) (fd int, err error) {
 	raw, err := c.SyscallConn()
 	if err != nil {
@@ -174,8 +175,8 @@ func duplicate(c syscall.Conn) (fd int, err error) {
 	return fd, errors.Join(ctlErr, err)
 }
 
-// unpolled returns the same socket as a file that blocks, as the DNS server has it, which reads it by system calls of its
-// own. With a file that does not, the runtime's poller would wake a thread at every query.
+// unpolled returns the socket as a blocking file, because the DNS server reads it with its own system calls. With a
+// non-blocking file the runtime's poller would wake a thread at every query.
 func unpolled(c syscall.Conn) (*os.File, error) {
 	fd, err := duplicate(c)
 	if err != nil {
@@ -187,7 +188,7 @@ func unpolled(c syscall.Conn) (*os.File, error) {
 	return os.NewFile(uintptr(fd), "DNS over UDP"), nil
 }
 
-// DialAdmin connects to the admin API, whichever process answers it.
+// DialAdmin connects to the admin API, whichever process serves it.
 func (l *Sockets) DialAdmin(ctx context.Context) (net.Conn, error) {
 	err := errors.New("there is no admin API")
 	for _, ln := range slices.Backward(l.Admin) { // the Unix socket first
@@ -199,14 +200,15 @@ func (l *Sockets) DialAdmin(ctx context.Context) (net.Conn, error) {
 	return nil, err
 }
 
-// CloseQuietly closes what is left of the listeners. Their sockets are another process's.
+// CloseQuietly closes this process's descriptors of the listeners. The sockets belong to the successor.
 func (l *Sockets) CloseQuietly() {
 	for _, c := range l.all {
 		_ = c.Close()
 	}
 }
 
-// Leave makes the admin socket and the lock of the network namespace outlive their being closed here: they are another process's.
+// Leave keeps the admin socket and the lock of the network namespace from being removed when this process closes them:
+// they belong to the successor.
 func (l *Sockets) Leave() {
 	for _, ln := range l.Admin {
 		if u, ok := ln.(*net.UnixListener); ok {
@@ -218,7 +220,7 @@ func (l *Sockets) Leave() {
 	}
 }
 
-// Inherit takes the sockets that a predecessor has passed on, and opens what the configuration asks for besides.
+// Inherit takes the sockets passed on by a predecessor, and opens the other configured ones.
 func Inherit(ctx context.Context, p *handover.Predecessor, cfg config.Config, a config.Addresses) (*Sockets, error) {
 	hello, files := p.Hello()
 	for key, value := range Fixed(cfg) {

@@ -1,5 +1,6 @@
-// Package nslock lets a network namespace have one gateway, which commands of root find there. The lock is a file that is named
-// by the namespace, in a directory that only root can enter: no other user can take it, or answer in the gateway's place.
+// Package nslock ensures that a network namespace has only one gateway, and lets root's commands find it. The lock is a
+// file named after the namespace, in a directory that only root can enter, so no other user can take the lock or
+// impersonate the gateway.
 package nslock
 
 import (
@@ -13,13 +14,13 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Dir has the locks and the sockets of all network namespaces of the host.
+// Dir contains the locks and control sockets of all network namespaces of the host.
 const Dir = "/run/boxgate-net"
 
-// ErrTaken says that another process holds the namespace.
+// ErrTaken means that another process holds the lock.
 var ErrTaken = errors.New("the network namespace has a gateway")
 
-// path is that of what belongs to the network namespace of the calling thread.
+// path returns the path of a file for the network namespace of the calling thread.
 func path(suffix string) (string, error) {
 	info, err := os.Stat("/proc/thread-self/ns/net")
 	if err != nil {
@@ -32,17 +33,18 @@ func path(suffix string) (string, error) {
 	return filepath.Join(Dir, fmt.Sprintf("%d-%d%s", st.Dev, st.Ino, suffix)), nil
 }
 
-// Socket is the path at which the gateway of the network namespace of the calling thread answers commands.
+// Socket returns the path of the control socket for the network namespace of the calling thread.
 func Socket() (string, error) { return path(".sock") }
 
-// Lock is a network namespace that is held as long as a descriptor of it is open in any process. It is a [syscall.Conn], so that it can be passed on.
+// Lock is the lock of a network namespace. It is held as long as any process has a descriptor of it open. It is a
+// [syscall.Conn], so that it can be passed to another process.
 type Lock struct {
 	*os.File
 	socket string
 	owned  bool
 }
 
-// Take takes the network namespace of the calling thread, or returns [ErrTaken].
+// Take locks the network namespace of the calling thread, or returns [ErrTaken].
 func Take() (*Lock, error) {
 	name, err := path(".lock")
 	if err != nil {
@@ -65,13 +67,13 @@ func Take() (*Lock, error) {
 		if isAt(f, name) {
 			return lockOf(f, true)
 		}
-		if err := f.Close(); err != nil { // whoever held it has removed it
+		if err := f.Close(); err != nil { // its holder has removed the file
 			return nil, err
 		}
 	}
 }
 
-// Inherit returns a lock that another process has passed on and still relies on: see [Lock.Own].
+// Inherit returns a lock passed on by another process, which still owns its files: see [Lock.Own].
 func Inherit(f *os.File) (*Lock, error) { return lockOf(f, false) }
 
 func lockOf(f *os.File, owned bool) (*Lock, error) {
@@ -82,13 +84,13 @@ func lockOf(f *os.File, owned bool) (*Lock, error) {
 	return &Lock{f, socket, owned}, nil
 }
 
-// Own says that the process that has passed the lock on does not rely on it any more.
+// Own makes this process the owner of the lock's files.
 func (l *Lock) Own() { l.owned = true }
 
-// Leave says that another process relies on the lock from now on.
+// Leave gives up ownership of the lock's files to another process.
 func (l *Lock) Leave() { l.owned = false }
 
-// Remove removes the files, unless another process relies on them. Call it before Close, which lets go of the lock.
+// Remove removes the lock's files, unless another process owns them. Call it before Close, which releases the lock.
 func (l *Lock) Remove() {
 	if !l.owned {
 		return
@@ -100,7 +102,7 @@ func (l *Lock) Remove() {
 	}
 }
 
-// Listen opens the socket, in the place of one that a killed gateway has left.
+// Listen opens the control socket, replacing one left by a killed gateway.
 func (l *Lock) Listen() (*net.UnixListener, error) {
 	if err := os.Remove(l.socket); err != nil && !errors.Is(err, os.ErrNotExist) {
 		return nil, err
@@ -109,11 +111,11 @@ func (l *Lock) Listen() (*net.UnixListener, error) {
 	if err != nil {
 		return nil, err
 	}
-	ln.SetUnlinkOnClose(false) // it may be another process's by then
+	ln.SetUnlinkOnClose(false) // another process may own the path by then
 	return ln, nil
 }
 
-// makeDir makes the directory, or checks that nobody but root can enter it.
+// makeDir makes the directory, or checks that only root can enter it.
 func makeDir() error {
 	if err := os.Mkdir(Dir, 0o700); err != nil && !errors.Is(err, os.ErrExist) {
 		return err
@@ -129,7 +131,7 @@ func makeDir() error {
 	return nil
 }
 
-// isAt reports whether a file is still the one of that name.
+// isAt reports whether name still refers to the file f.
 func isAt(f *os.File, name string) bool {
 	have, err := f.Stat()
 	if err != nil {
@@ -139,13 +141,13 @@ func isAt(f *os.File, name string) bool {
 	return err == nil && os.SameFile(have, want)
 }
 
-// Forget removes what a killed gateway has left of the network namespace of the calling thread.
+// Forget removes the files that a killed gateway left for the network namespace of the calling thread.
 func Forget() error {
 	l, err := Take()
 	if err != nil {
 		return err
 	}
 	l.Remove()
-	_ = os.Remove(Dir) // unless another gateway's is there
+	_ = os.Remove(Dir) // fails if other gateways' files are there
 	return l.Close()
 }

@@ -12,7 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// The variables in which a service manager says what it passes on, and the first descriptor of that (sd_listen_fds(3)).
+// The environment variables that describe passed descriptors, and the first such descriptor (sd_listen_fds(3)).
 const (
 	variablePID   = "LISTEN_PID"
 	variableCount = "LISTEN_FDS"
@@ -20,22 +20,22 @@ const (
 	firstFD       = 3
 )
 
-// prefix begins the names of what [Keep] has stored: other names are those of socket units.
+// prefix is the name prefix of descriptors stored by [Keep]. Other names belong to socket units.
 const prefix = "boxgate-"
 
-// longestName is how long the name of a stored descriptor may be.
+// longestName is the maximum length of a stored descriptor's name.
 const longestName = 255
 
-// Kept returns the sockets that the service manager has kept since an earlier run, by their names, which are the caller's to close.
-// What it passes on besides is closed. Call it once, before any other process is started: from then on no other process is told of
-// the sockets, or inherits one.
+// Kept returns the sockets that the service manager has kept since an earlier run, by name. The caller must close them.
+// Other passed descriptors are closed. Call it once, before starting any process: it clears the environment variables and
+// sets close-on-exec, so that child processes do not inherit the sockets.
 func Kept() map[string]*os.File {
 	pid, count, names := os.Getenv(variablePID), os.Getenv(variableCount), strings.Split(os.Getenv(variableNames), ":")
 	for _, v := range []string{variablePID, variableCount, variableNames} {
 		_ = os.Unsetenv(v)
 	}
 	n, err := strconv.Atoi(count)
-	if err != nil || pid != strconv.Itoa(os.Getpid()) { // nothing, or for the process that has started this one
+	if err != nil || pid != strconv.Itoa(os.Getpid()) { // no sockets, or they are for the parent process
 		return nil
 	}
 	files := map[string]*os.File{}
@@ -55,10 +55,11 @@ func Kept() map[string]*os.File {
 	return files
 }
 
-// stored is the name under which the service manager has a socket: it takes no colon.
+// stored returns the name under which the service manager stores a socket. Escaping removes colons, which are not
+// allowed.
 func stored(name string) string { return prefix + url.QueryEscape(name) }
 
-// nameOf is the opposite of stored.
+// nameOf is the inverse of stored.
 func nameOf(stored string) (name string, ok bool) {
 	escaped, ok := strings.CutPrefix(stored, prefix)
 	if !ok {
@@ -68,8 +69,8 @@ func nameOf(stored string) (name string, ok bool) {
 	return name, err == nil
 }
 
-// Keep has the service manager keep a socket open until the service is stopped, and pass it on to the next run under that name. It
-// ignores what it has already, and everything if the unit has no FileDescriptorStoreMax.
+// Keep has the service manager keep a socket open until the service is stopped, and pass it to the next run under the
+// same name. The manager ignores sockets it already has, and all sockets if the unit has no FileDescriptorStoreMax.
 func Keep(name string, c syscall.Conn) error {
 	if os.Getenv("NOTIFY_SOCKET") == "" {
 		return nil
@@ -83,11 +84,11 @@ func Keep(name string, c syscall.Conn) error {
 		return err
 	}
 	ctlErr := raw.Control(func(fd uintptr) {
-		// Without FDPOLL the manager would let go of a socket that has an error to report.
+		// Without FDPOLL=0 the manager would drop a socket with a pending error.
 		err = send([]byte("FDSTORE=1\nFDPOLL=0\nFDNAME="+name), unix.UnixRights(int(fd)), patience)
 	})
 	return errors.Join(ctlErr, err)
 }
 
-// Drop has the service manager close the socket of that name.
+// Drop has the service manager close the socket stored under a name.
 func Drop(name string) error { return Notify("FDSTOREREMOVE=1\nFDNAME=" + stored(name)) }

@@ -9,13 +9,13 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// patience is how long a service manager may take to read what it is told, once its queue is full.
+// patience is how long a send waits for a service manager whose queue is full.
 const patience = 3 * time.Second
 
-// Notify sends a state, or several in lines. It does not wait longer for a service manager that reads nothing than a few seconds.
+// Notify sends one or more lines of state to the service manager. If the manager does not read, it fails after patience.
 func Notify(state string) error { return send([]byte(state), nil, patience) }
 
-// send sends a state, with the rights to descriptors, or fails when nothing has read it in time.
+// send sends a state with descriptor rights. It fails if the queue stays full for patience.
 func send(state, rights []byte, patience time.Duration) error {
 	path := os.Getenv("NOTIFY_SOCKET")
 	if path == "" {
@@ -42,18 +42,17 @@ func send(state, rights []byte, patience time.Duration) error {
 	return err
 }
 
-// Supervised reports whether systemd has started the service, and so starts another process when the one that it knows as the main
-// one ends.
+// Supervised reports whether systemd started the service, and so would start another process when the main one ends.
 func Supervised() bool {
 	return os.Getenv("NOTIFY_SOCKET") != "" && os.Getenv("SYSTEMD_EXEC_PID") != ""
 }
 
-// Reloading says that the configuration is read again.
+// Reloading notifies the service manager that the configuration is being reloaded.
 func Reloading() {
 	var now unix.Timespec
 	_ = unix.ClockGettime(unix.CLOCK_MONOTONIC, &now)
 	_ = Notify(fmt.Sprintf("RELOADING=1\nMONOTONIC_USEC=%d", now.Nano()/1000))
 }
 
-// Ready says that the gateway serves, after [Reloading] too.
+// Ready notifies the service manager that the gateway serves, also after [Reloading].
 func Ready() error { return Notify("READY=1") }

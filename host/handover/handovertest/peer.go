@@ -1,4 +1,4 @@
-// Package handovertest has processes to take the place of, for tests.
+// Package handovertest provides predecessors for tests.
 package handovertest
 
 import (
@@ -16,25 +16,25 @@ import (
 	"boxgate/policy"
 )
 
-// Peer is the other end of a predecessor: it confirms what it is told, and notes it.
+// Peer is the other end of a predecessor. It confirms and records the messages it receives.
 type Peer struct {
 	mu   sync.Mutex
 	told []handover.Message
 }
 
-// Has reports whether it was told something.
+// Has reports whether a message was received.
 func (o *Peer) Has(kind handover.Kind, box policy.BoxID, url string) bool {
 	return slices.ContainsFunc(o.Told(), func(m handover.Message) bool { return m.Kind == kind && m.Box == box && m.URL == url })
 }
 
-// Told returns what it was told.
+// Told returns the messages received so far.
 func (o *Peer) Told() []handover.Message {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	return slices.Clone(o.told)
 }
 
-// New returns a predecessor that drains, and what it is told from now on.
+// New returns a predecessor that drains, and a Peer with the messages sent to it from then on.
 func New(t testing.TB) (*handover.Predecessor, *Peer) {
 	t.Helper()
 	p, o := Unrelieved(t, handover.Hello{}, nil)
@@ -44,7 +44,8 @@ func New(t testing.TB) (*handover.Predecessor, *Peer) {
 	return p, o
 }
 
-// Unrelieved returns a predecessor that has let go of the store, with its greeting and what it protects, and still serves.
+// Unrelieved returns a predecessor that has released the store and still serves. hello is its greeting, and protected are
+// its protected ranges.
 func Unrelieved(t testing.TB, hello handover.Hello, protected []netip.Prefix) (*handover.Predecessor, *Peer) {
 	t.Helper()
 	process := exec.CommandContext(t.Context(), "sleep", "infinity")
@@ -79,7 +80,7 @@ func Unrelieved(t testing.TB, hello handover.Hello, protected []netip.Prefix) (*
 	return p, o
 }
 
-// answer confirms what comes, until the connection ends.
+// answer confirms messages until the connection closes.
 func (o *Peer) answer(conn *handover.Conn, protected []netip.Prefix) {
 	for {
 		m, err := conn.Receive()
