@@ -1,9 +1,9 @@
-// Package errand makes HTTP requests on behalf of boxes, such as those to webhooks: requests that the gateway sends because
-// somebody who commands a box asked for it, to a URL of their choice.
+// Package errand makes HTTP requests on behalf of boxes, such as those to webhooks: requests that the gateway sends to a
+// URL chosen by a client of the API.
 //
-// They go the way of the box's own traffic: through the explicit proxy, as if the box had connected to it. So whatever holds
-// for the box holds for them: its policy for the name, the request and the address that is dialled, the protected ranges,
-// its header rules, its limits; and each is a decision in the log of the box.
+// The requests are treated as the box's own traffic: they pass through the explicit proxy, as if the box had connected to
+// it. So the box's policy applies to the name, the request and the address, and the protected ranges, the box's header
+// rules and its limits apply too; each request is a decision in the log of the box.
 package errand
 
 import (
@@ -24,21 +24,21 @@ import (
 
 // Proxy is the explicit proxy of the boxes.
 type Proxy interface {
-	// ServeFor serves a connection as one of the box, or refuses it if the box is gone.
+	// ServeFor serves a connection as if it came from the box, or refuses it if the box is gone.
 	ServeFor(box *policy.Box, tcp *net.TCPConn)
 }
 
 const (
-	connectTime = 10 * time.Second // for the connection to the proxy, and for each handshake through it
-	maxHead     = 64 << 10         // bytes of an answer's head
-	maxProblem  = 4 << 10          // bytes of a refusal that are read
+	connectTime = 10 * time.Second // for connecting to the proxy, and for each handshake through it
+	maxHead     = 64 << 10         // maximum size of a response head in bytes
+	maxProblem  = 4 << 10          // maximum size of a refusal's body that is read, in bytes
 )
 
-// front is the name of the proxy, to which nobody connects by that name.
+// front is a placeholder URL of the proxy; the name is never resolved.
 var front = &url.URL{Scheme: "http", Host: "proxy.invalid:3128"}
 
-// Client returns a client whose requests are those of a box. roots must include the box's CA, by which
-// intercepted connections are signed. Redirects are not followed.
+// Client returns a client whose requests count as the box's. roots must include the box's CA, which signs intercepted
+// connections. The client does not follow redirects.
 func Client(p Proxy, box *policy.Box, roots *x509.CertPool) *http.Client {
 	transport := &http.Transport{
 		Proxy:                  http.ProxyURL(front),
@@ -56,7 +56,7 @@ func Client(p Proxy, box *policy.Box, roots *x509.CertPool) *http.Client {
 	}
 }
 
-// refusal is the error for a CONNECT that the proxy refused, in its own words.
+// refusal returns the error for a CONNECT request that the proxy refused, with the proxy's reason.
 func refusal(_ context.Context, _ *url.URL, _ *http.Request, answer *http.Response) error {
 	if answer.StatusCode == http.StatusOK {
 		return nil
@@ -69,7 +69,8 @@ func refusal(_ context.Context, _ *url.URL, _ *http.Request, answer *http.Respon
 	return fmt.Errorf("refused as traffic of the box: %s", answer.Status)
 }
 
-// connect connects to the proxy for a box. Both ends are this process's: an end that another program took is not used.
+// connect opens a loopback connection and passes the other end to the proxy. It makes sure that both ends belong to this
+// process, since other programs may connect to the listener too.
 func connect(ctx context.Context, p Proxy, box *policy.Box) (net.Conn, error) {
 	ln, err := net.ListenTCP("tcp4", &net.TCPAddr{IP: net.IPv4(127, 0, 0, 1)})
 	if err != nil {

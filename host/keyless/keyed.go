@@ -10,9 +10,10 @@ import (
 	"boxgate/quota"
 )
 
-// Keyed bounds the connections that have shown a key, of all listeners: those of one key, and those of all keys. One more takes the
-// place of the connection that has been idle for longest: of the same key if that has as many as it may, otherwise of the key with
-// most of them that is not an admin key. Where none is idle, the request is refused. Create it with [NewKeyed]. Safe for concurrent use.
+// Keyed limits the connections of clients that presented an API key, over all listeners: per key and for all keys
+// together. A connection above a limit evicts the one that has been idle longest: of the same key if the key is at its
+// limit, otherwise of the key with the most connections that is not an admin key. If no connection is idle, the request
+// is refused. Create it with [NewKeyed]. Safe for concurrent use.
 type Keyed struct {
 	book *quota.Book
 
@@ -22,45 +23,45 @@ type Keyed struct {
 
 type holder struct{ what, id string }
 
-// keyHolder has the connections of one key.
+// keyHolder tracks the connections of one key.
 type keyHolder struct {
 	operator bool
 	n        int
-	idle     list.List // of *conn, in the order in which they became idle
+	idle     list.List // of *conn, idle longest first
 }
 
-// keyed is how a connection that has shown a key is counted. Keyed.mu guards it.
+// keyed is the accounting state of a connection with an API key. Keyed.mu guards it.
 type keyed struct {
 	holder  quota.Holder
-	release func() // nil: it is not counted
+	release func() // nil: not counted
 	idle    *list.Element
 	closed  bool
 }
 
-// NewKeyed returns bounds within the quotas of a book.
+// NewKeyed returns a Keyed with the limits of book.
 func NewKeyed(book *quota.Book) *Keyed {
 	return &Keyed{book: book, holders: map[holder]*keyHolder{}}
 }
 
-// Shown notes that a valid key came over the connection of a request. It fails with a *[quota.Error] if there are too many
-// connections, and the request must be refused and its connection closed.
+// Shown records that a valid key was presented on the connection of a request. It returns a *[quota.Error] if there are
+// too many connections; then the request must be refused and its connection closed.
 func (k *Keyed) Shown(r *http.Request, h quota.Holder) error {
 	c, ok := r.Context().Value(connKey{}).(*conn)
 	if !ok || c.listener.Keyed != k {
 		return nil
 	}
 	evicted, err := k.count(c, h)
-	for _, idle := range evicted { // requests of other keys do not wait for that
+	for _, idle := range evicted { // outside the lock, so that requests of other keys do not wait
 		_ = idle.Conn.Close() // its server notices, and calls Close
 	}
 	return err
 }
 
-// count counts a connection that has shown a key, and returns those that have to go for it.
+// count counts a connection for a key, and returns the evicted connections.
 func (k *Keyed) count(c *conn, h quota.Holder) (evicted []*conn, err error) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	if c.keyed.closed { // it gave way at the moment when this request came
+	if c.keyed.closed { // it was evicted while this request arrived
 		return nil, &quota.Error{Holder: h, Kind: quota.Connections, Limit: k.book.Limit(h, quota.Connections), After: time.Second}
 	}
 	if c.keyed.release != nil && c.keyed.holder == h {
@@ -69,7 +70,7 @@ func (k *Keyed) count(c *conn, h quota.Holder) (evicted []*conn, err error) {
 	k.forgetLocked(c)
 	release, err := k.book.Take(h, quota.Connections, 1)
 	for err != nil {
-		exceeded, _ := err.(*quota.Error) //nolint:errorlint // as Take returns it
+		exceeded, _ := err.(*quota.Error) // as Take returns it
 		idlest := k.idlestLocked(h, exceeded)
 		if idlest == nil {
 			return evicted, err
@@ -93,7 +94,7 @@ func (k *Keyed) ofLocked(h quota.Holder) *keyHolder {
 	return k.holders[key]
 }
 
-// idlestLocked returns the connection that gives way to one more of a holder; nil: none is idle.
+// idlestLocked returns the connection to evict for one more connection of h, nil if no candidate is idle.
 func (k *Keyed) idlestLocked(h quota.Holder, exceeded *quota.Error) *conn {
 	from, n := k.holders[holder{h.What, h.ID}], 0
 	if from != nil {
@@ -101,7 +102,7 @@ func (k *Keyed) idlestLocked(h quota.Holder, exceeded *quota.Error) *conn {
 	}
 	if exceeded != nil && exceeded.Shared {
 		for _, other := range k.holders {
-			if other.idle.Len() > 0 && !other.operator && other.n > n { // never one with less
+			if other.idle.Len() > 0 && !other.operator && other.n > n { // never from a key with fewer connections than h
 				from, n = other, other.n
 			}
 		}
@@ -112,7 +113,7 @@ func (k *Keyed) idlestLocked(h quota.Holder, exceeded *quota.Error) *conn {
 	return from.idle.Front().Value.(*conn)
 }
 
-// forgetLocked no longer counts a connection.
+// forgetLocked removes a connection from the accounting.
 func (k *Keyed) forgetLocked(c *conn) {
 	if c.keyed.release == nil {
 		return
@@ -130,7 +131,7 @@ func (k *Keyed) forgetLocked(c *conn) {
 	c.keyed.release = nil
 }
 
-// State notes which connections are idle; it is for [http.Server].
+// State tracks idle connections; it is an [http.Server.ConnState] callback.
 func (k *Keyed) State(accepted net.Conn, state http.ConnState) {
 	c, ok := accepted.(*conn)
 	if !ok || c.listener.Keyed != k {
@@ -151,7 +152,7 @@ func (k *Keyed) State(accepted net.Conn, state http.ConnState) {
 	}
 }
 
-// forgetKey no longer counts a connection that is closed.
+// forgetKey removes a closed connection from the accounting.
 func (c *conn) forgetKey() {
 	k := c.listener.Keyed
 	if k == nil {

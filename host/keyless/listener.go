@@ -1,4 +1,5 @@
-// Package keyless keeps clients without a key from taking all connections of a listener.
+// Package keyless limits connections of clients without an API key, so that they cannot occupy all connections of a
+// listener.
 package keyless
 
 import (
@@ -13,30 +14,30 @@ import (
 	"boxgate/internal/socket"
 )
 
-// Listener holds a bounded number of connections that have shown no key. One more takes the place of the oldest connection
-// of the peer that has the most: so a peer that opens many closes its own, and a client with a key gets in. A connection
-// that has shown a key is no longer counted here, but by [Keyed].
+// Listener limits the connections that have not presented an API key. A connection above the limit evicts the oldest
+// connection of the peer that has the most, so a peer that opens many closes its own, and clients with a key get in. A
+// connection that has presented a key is counted by [Keyed] instead.
 type Listener struct {
 	net.Listener
-	// Keyed counts the connections that have shown a key; nil: nothing does. Set it before Accept is called.
+	// Keyed counts the connections that presented a key; nil: they are not counted. Set it before the first Accept.
 	Keyed *Keyed
 
 	most int
 
-	open atomic.Int64 // connections, with and without a key
+	open atomic.Int64 // open connections, with and without a key
 
 	mu   sync.Mutex
 	from map[string][]*conn // by peer, oldest first
 	n    int
 }
 
-// New bounds the connections of a listener.
+// New returns a Listener for at most most connections without a key.
 func New(ln net.Listener, most int) *Listener {
 	return &Listener{Listener: ln, most: most, from: map[string][]*conn{}}
 }
 
-// conn is one connection, counted until it is closed or has shown a key. It has no NetConn method, so that its
-// server cannot close the socket without calling Close.
+// conn is one connection, counted until it is closed or has presented a key. It has no NetConn method, so that its server
+// cannot close the socket without calling Close.
 type conn struct {
 	net.Conn
 	listener *Listener
@@ -62,7 +63,7 @@ func (l *Listener) Accept() (net.Conn, error) {
 	return c, nil
 }
 
-// add counts a connection, and returns the one that has to go for it, if one has to.
+// add counts a connection, and returns the evicted one, if any.
 func (l *Listener) add(c *conn) (evicted *conn) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -97,7 +98,7 @@ func (l *Listener) removeLocked(c *conn) {
 	}
 }
 
-// Held returns how many accepted connections are open, with and without a key.
+// Held returns the number of open connections, with and without a key.
 func (l *Listener) Held() int { return int(l.open.Load()) }
 
 // Close implements [net.Conn].
@@ -121,7 +122,7 @@ func (c *conn) SyscallConn() (syscall.RawConn, error) {
 
 type connKey struct{}
 
-// ConnContext makes the connection of a request known to [Keyed.Shown]; it is for [http.Server].
+// ConnContext makes a request's connection available to [Keyed.Shown]; it is an [http.Server.ConnContext] callback.
 func ConnContext(ctx context.Context, c net.Conn) context.Context {
 	return context.WithValue(ctx, connKey{}, c)
 }

@@ -11,8 +11,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// peerOf names the peer of a connection: the user on this host, and elsewhere the address, or the /64 network of an IPv6
-// address. It runs for every connection before the next is accepted, so it must be cheap.
+// peerOf identifies the peer of a connection: the user on this host, or else the address, as a /64 network for IPv6. It
+// runs for every connection before the next is accepted, so it must be cheap.
 func peerOf(c net.Conn) string {
 	switch c := c.(type) {
 	case *net.UnixConn:
@@ -39,8 +39,8 @@ func peerOf(c net.Conn) string {
 	return "unknown"
 }
 
-// socketUser returns the user whose socket is the other end of a TCP connection, if that is on this host and still open.
-// The kernel looks up that one socket; asked for a list, it would go through all of them.
+// socketUser returns the owner of the other end of a TCP connection, if that is on this host and still open. It asks the
+// kernel for that socket only; a dump would iterate over all sockets.
 func socketUser(remote, local netip.AddrPort) (uid uint32, here bool) {
 	from, to := remote.Addr().Unmap(), local.Addr().Unmap()
 	question := make(diagQuestion, diagQuestionSize)
@@ -48,7 +48,7 @@ func socketUser(remote, local netip.AddrPort) (uid uint32, here bool) {
 	if from.Is6() {
 		question[0] = unix.AF_INET6
 	}
-	binary.NativeEndian.PutUint32(question[4:], ^uint32(0)) // in any state
+	binary.NativeEndian.PutUint32(question[4:], ^uint32(0)) // any state
 	binary.BigEndian.PutUint16(question[8:], remote.Port())
 	binary.BigEndian.PutUint16(question[10:], local.Port())
 	copy(question[12:28], from.AsSlice())
@@ -61,8 +61,8 @@ func socketUser(remote, local netip.AddrPort) (uid uint32, here bool) {
 		return 0, false
 	}
 	answer := answers[0]
-	// For a peer elsewhere the kernel may name a listener on its port, which is not the other end. A socket that its program
-	// has closed has no inode, and its user is unknown.
+	// For a remote peer the kernel may return a listener on the peer's port, which is not the other end. A socket closed
+	// by its program has no inode, and its user is unknown.
 	if binary.BigEndian.Uint16(answer[6:]) != local.Port() || binary.NativeEndian.Uint32(answer[68:]) == 0 {
 		return 0, false
 	}

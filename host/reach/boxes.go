@@ -11,25 +11,25 @@ import (
 	"boxgate/policy"
 )
 
-// Boxes knows how to connect to boxes. The zero value knows none. Safe for concurrent use.
+// Boxes connects to boxes. The zero value has no boxes. Safe for concurrent use.
 type Boxes struct {
 	mu    sync.Mutex
 	boxes map[policy.BoxID]*place
 }
 
-// place is one box's. It is replaced, never changed, but for ways.
+// place is the location of one box. It is immutable except for ways.
 type place struct {
 	v6  netip.Addr
 	pin pin
-	// ways has the ports that are reached elsewhere than at the box's address. Guarded by Boxes.mu.
+	// ways maps ports to the way that works, except for byAddress. Guarded by Boxes.mu.
 	ways map[uint16]way
 }
 
-// way is where a port of a box is reached.
+// way is a way to reach a port of a box.
 type way uint8
 
-// The ways, in the order in which they are tried. IPv6 comes last: where a box has it turned off, nothing refuses the
-// attempt, and it takes as long as it may.
+// The ways, in the order in which they are tried. IPv6 comes last: if a box has it disabled, attempts are not refused but
+// time out.
 const (
 	byAddress way = iota
 	byLoopback4
@@ -38,7 +38,7 @@ const (
 	ways
 )
 
-// Add makes a box known: its IPv6 address, and the path at which its network namespace is pinned.
+// Add adds a box with its IPv6 address and the path of its pinned network namespace.
 func (b *Boxes) Add(id policy.BoxID, v6 netip.Addr, path string) error {
 	p, err := pinAt(path)
 	if err != nil {
@@ -53,14 +53,14 @@ func (b *Boxes) Add(id policy.BoxID, v6 netip.Addr, path string) error {
 	return nil
 }
 
-// Remove forgets a box. Connections that were made stay open.
+// Remove removes a box. Its connections stay open.
 func (b *Boxes) Remove(id policy.BoxID) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	delete(b.boxes, id)
 }
 
-// Dial connects to a port of a box, given by the box's address: first the way that worked last time.
+// Dial connects to a port of a box, given with the box's address. It starts with the way that worked last.
 func (b *Boxes) Dial(ctx context.Context, id policy.BoxID, at netip.AddrPort) (net.Conn, error) {
 	p, last := b.find(id, at.Port())
 	if p == nil {
@@ -107,7 +107,7 @@ func (b *Boxes) remember(p *place, port uint16, w way) {
 	p.ways[port] = w
 }
 
-// dial connects one way.
+// dial connects by one way.
 func (p *place) dial(ctx context.Context, w way, at netip.AddrPort) (net.Conn, error) {
 	switch w {
 	case byLoopback4:
@@ -125,7 +125,7 @@ func dial(ctx context.Context, to netip.AddrPort) (net.Conn, error) {
 	return new(net.Dialer).DialContext(ctx, "tcp", to.String())
 }
 
-// refused reports whether nothing listens at an address, or the box does not have it.
+// refused reports whether the port is closed, or the box does not have the address.
 func refused(err error) bool {
 	for _, e := range []error{syscall.ECONNREFUSED, syscall.EADDRNOTAVAIL, syscall.ENETUNREACH, syscall.EAFNOSUPPORT} {
 		if errors.Is(err, e) {

@@ -38,7 +38,7 @@ func pinAt(path string) (pin, error) {
 	return p, err
 }
 
-// identify returns the device and inode of an open network namespace that is not the gateway's own.
+// identify returns the device and inode of an open network namespace, and rejects the gateway's own.
 func identify(ns *os.File) (dev, ino uint64, err error) {
 	kind, err := unix.IoctlRetInt(int(ns.Fd()), unix.NS_GET_NSTYPE)
 	if err != nil || kind != unix.CLONE_NEWNET {
@@ -69,8 +69,8 @@ func (p pin) open() (*os.File, error) {
 	return ns, nil
 }
 
-// dial connects to a loopback address of the namespace. A socket belongs to the namespace in which it was made, so only
-// that takes a thread there: waiting for the box does not.
+// dial connects to a loopback address of the namespace. A socket belongs to the namespace it was made in, so a thread has
+// to enter the namespace only to make the socket, not to wait for the connection.
 func (p pin) dial(ctx context.Context, to netip.AddrPort) (net.Conn, error) {
 	if !to.Addr().IsLoopback() {
 		return nil, fmt.Errorf("%v is not a loopback address", to.Addr())
@@ -79,7 +79,7 @@ func (p pin) dial(ctx context.Context, to netip.AddrPort) (net.Conn, error) {
 	if err != nil {
 		return nil, fmt.Errorf("in the box's network namespace: %w", err)
 	}
-	defer s.Close() // FileConn has its own descriptor
+	defer s.Close() // FileConn duplicates the descriptor
 	if err := connect(ctx, s, to); err != nil {
 		return nil, fmt.Errorf("in the box's network namespace, %v: %w", to, err)
 	}
@@ -90,16 +90,16 @@ func (p pin) dial(ctx context.Context, to netip.AddrPort) (net.Conn, error) {
 	return conn, err
 }
 
-// toItself reports whether a connection leads back to its own socket. TCP allows that (RFC 9293, 3.5, simultaneous open): where
-// nothing listens on a port that the kernel may also choose for the near end, it sometimes chooses that one.
+// toItself reports whether a connection is connected to itself. TCP allows that (simultaneous open, RFC 9293, section
+// 3.5): if no server listens on a port of the ephemeral range, the kernel may choose that port as the local one.
 func toItself(conn net.Conn) bool {
 	near, _ := conn.LocalAddr().(*net.TCPAddr)
 	far, _ := conn.RemoteAddr().(*net.TCPAddr)
 	return near != nil && far != nil && near.AddrPort() == far.AddrPort()
 }
 
-// refuse closes a connection that leads to itself, and returns what the attempt comes to: nothing listens. A reset leaves
-// nothing behind that would keep an application from listening on the port.
+// refuse closes a connection to itself, and returns the error of a closed port. It resets the connection, so that no
+// TIME_WAIT state prevents a server from listening on the port.
 func refuse(conn net.Conn) error {
 	if tcp, ok := conn.(*net.TCPConn); ok {
 		_ = tcp.SetLinger(0)
@@ -108,7 +108,7 @@ func refuse(conn net.Conn) error {
 	return unix.ECONNREFUSED
 }
 
-// threads bounds the threads that are in namespaces of boxes at a time.
+// threads limits the threads in namespaces of boxes.
 var threads = make(chan struct{}, 16)
 
 // socket makes a TCP socket inside the namespace.
@@ -142,7 +142,8 @@ func (p pin) socket(ctx context.Context, to netip.AddrPort) (*os.File, error) {
 	return start(fd, to)
 }
 
-// start begins to connect a socket. The poller must not see one before that: it would take it for one that has ended.
+// start starts to connect a socket. The runtime's poller must not see the socket before that, because it would take it
+// for a closed one.
 func start(fd int, to netip.AddrPort) (*os.File, error) {
 	var address unix.Sockaddr = &unix.SockaddrInet6{Port: int(to.Port()), Addr: to.Addr().As16()}
 	if to.Addr().Is4() {
@@ -175,7 +176,7 @@ func connect(ctx context.Context, s *os.File, to netip.AddrPort) error {
 	return os.NewSyscallError("connect", state)
 }
 
-// connected returns what has come of connecting, EINPROGRESS if that is not known yet.
+// connected returns the result of a connection attempt, EINPROGRESS while it is pending.
 func connected(fd int) error {
 	n, err := unix.GetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_ERROR)
 	if err != nil {

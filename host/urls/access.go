@@ -19,13 +19,14 @@ import (
 	"boxgate/store"
 )
 
-// newURLKey makes the key of a public URL.
+// newURLKey returns a new key for a public URL.
 func newURLKey() name.Secret {
 	key := access.NewKey()
 	return name.NewSecret(string(key[:]))
 }
 
-// urlAccess is what a stored URL has beyond its credentials. A key that is not one gives it neither sessions nor links.
+// urlAccess returns the access rules of a stored URL other than its credentials. With an invalid key, sessions and links
+// are disabled.
 func urlAccess(r store.URL) *ingress.Access {
 	var key access.Key
 	if text := r.Key.Reveal(); len(text) == len(key) {
@@ -44,26 +45,26 @@ func urlAccess(r store.URL) *ingress.Access {
 	}
 }
 
-// signOut stores the sessions of a URL that were ended before their time, so that they stay ended after a restart.
+// signOut stores the sessions of a URL that were ended early, so that they stay ended after a restart.
 func signOut(db *store.DB, t ingress.Target) error {
 	_, err := db.ChangeURL(t.Box, t.Addr.Port(), t.Access.Created, func(r *store.URL) {
-		// Read here, where changes come one after the other, or an older list could be stored after a newer one.
+		// Read inside the transaction, which serialises changes; otherwise an older list could overwrite a newer one.
 		r.SignedOut, r.SignedOutBefore = signedOut(t.Access.Ended)
 	})
 	if errors.Is(err, store.ErrNotFound) {
-		return nil // the URL has gone or was replaced, and its sessions with it
+		return nil // the URL was deleted or replaced, which ended its sessions
 	}
 	return err
 }
 
-// SignOut is signOut also of a predecessor, which does not know sessions that end here: it has no visitor of the URL any
-// more.
+// SignOut is signOut that also covers a predecessor. The predecessor does not learn about sessions that end here, so it
+// cuts all its visitors of the URL.
 func SignOut(db *store.DB, before *handover.Predecessor, t ingress.Target) error {
 	before.Tell(handover.Message{Kind: handover.URL, URL: t.ID})
 	return signOut(db, t)
 }
 
-// signedOut returns the sessions that were ended as they are stored.
+// signedOut returns the ended sessions in the store's form.
 func signedOut(ended *access.Ended) (list []store.SignedOut, before time.Time) {
 	sessions, before := ended.All()
 	for id, until := range sessions {

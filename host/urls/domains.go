@@ -20,19 +20,19 @@ import (
 	"boxgate/store"
 )
 
-// How a key has shown that a domain is its own.
+// Proofs of a key's right to a domain.
 const (
 	proofDNS      = "dns"           // by a TXT record
-	proofOperator = "operator"      // it is an admin key, which needs none
-	proofConfig   = "configuration" // ingress.domains names it
+	proofOperator = "operator"      // by an admin key, which needs no record
+	proofConfig   = "configuration" // by ingress.domains
 )
 
 const (
-	// challengeLabel is the label below which the TXT record of a domain is.
+	// challengeLabel is the label prefix of a domain's TXT record.
 	challengeLabel = "_boxgate-challenge."
-	// challengePrefix begins the text of the record.
+	// challengePrefix is the prefix of the record's text.
 	challengePrefix = "boxgate-key="
-	// mostLookups bounds how many TXT records are asked for at a time, on behalf of one key.
+	// mostLookups is the maximum number of concurrent TXT lookups on behalf of one key.
 	mostLookups = 16
 )
 
@@ -40,7 +40,7 @@ const (
 type Domains struct {
 	rows config.Domains
 	log  *zap.Logger
-	// store has who has which domain, and the tokens.
+	// store has the owners of domains, and the tokens.
 	store *store.DB
 	// text looks up TXT records.
 	text func(context.Context, name.Name) ([]string, error)
@@ -49,7 +49,7 @@ type Domains struct {
 	lookups map[string]int // in flight, by key
 }
 
-// DomainsConfig has the parts of [Domains].
+// DomainsConfig configures [Domains].
 type DomainsConfig struct {
 	Rows  config.Domains
 	Log   *zap.Logger
@@ -58,7 +58,7 @@ type DomainsConfig struct {
 	Text func(context.Context, name.Name) ([]string, error)
 }
 
-// NewDomains makes the decisions about domains.
+// NewDomains returns a Domains.
 func NewDomains(c DomainsConfig) (*Domains, error) {
 	if err := required.Fields(c); err != nil {
 		return nil, err
@@ -66,8 +66,9 @@ func NewDomains(c DomainsConfig) (*Domains, error) {
 	return &Domains{rows: c.Rows, log: c.Log, store: c.Store, text: c.Text}, nil
 }
 
-// claim checks which of the names a caller may use, and how that was proven. Names without a proof are returned as pending. The names
-// in had, which the URL has already, need no proof. An error refuses the whole request: a name is reserved for other keys, or too long.
+// claim checks which of the names a caller may use, and collects the proofs. Names without a proof are returned as
+// pending. Names in had, which the URL already has, need no proof. An error refuses the whole request: a name is reserved
+// for other keys, or too long.
 func (d *Domains) claim(ctx context.Context, caller api.Caller, names []name.Name, had []string) (claim store.Claim, pending []string, err error) {
 	claim = store.Claim{Key: caller.Key, Admin: caller.Role == api.RoleAdmin, Proofs: map[string]string{}}
 	var unproven []name.Name
@@ -101,7 +102,7 @@ func (d *Domains) claim(ctx context.Context, caller api.Caller, names []name.Nam
 	return claim, pending, nil
 }
 
-// granted returns the proof of a caller that needs no TXT record for a name, or "" if it needs one.
+// granted returns the proof of a caller that does not need a TXT record for a name, or "" if one is needed.
 func (d *Domains) granted(caller api.Caller, n name.Name, pointer string) (proof string, err error) {
 	row := d.rows.Of(n)
 	switch {
@@ -118,8 +119,8 @@ func (d *Domains) granted(caller api.Caller, n name.Name, pointer string) (proof
 	return "", nil
 }
 
-// shownAll reports for each name whether its TXT record has the key's token. Names beyond the key's concurrent lookups count as
-// unproven; provePending looks at them later.
+// shownAll reports for each name whether its TXT record contains the key's token. Names beyond the key's limit of
+// concurrent lookups count as unproven; ProvePending checks them later.
 func (d *Domains) shownAll(ctx context.Context, key string, names []name.Name) []bool {
 	shown := make([]bool, len(names))
 	var asking sync.WaitGroup
@@ -136,7 +137,7 @@ func (d *Domains) shownAll(ctx context.Context, key string, names []name.Name) [
 	return shown
 }
 
-// shown reports whether a domain's TXT record has the key's token. A failed lookup counts as no.
+// shown reports whether a domain's TXT record contains the key's token. A failed lookup counts as no.
 func (d *Domains) shown(ctx context.Context, key string, n name.Name) (ok bool) {
 	defer func() {
 		if recover() != nil {
@@ -159,13 +160,13 @@ func (d *Domains) shown(ctx context.Context, key string, n name.Name) (ok bool) 
 	return slices.Contains(texts, want)
 }
 
-// value is the text that a key's record has for a domain.
+// value returns the text that a key's TXT record for a domain must contain.
 func (d *Domains) value(key, host string) (string, error) {
 	token, err := d.store.DomainToken(key, host)
 	return challengePrefix + token, err
 }
 
-// pendingOf returns the TXT records that put the pending domains of a URL into service.
+// pendingOf returns the TXT records that are needed for the pending domains of a URL.
 func (d *Domains) pendingOf(r store.URL) (list []api.PendingName, err error) {
 	for _, host := range r.Pending {
 		value, err := d.value(cmp.Or(r.Owner, store.OperatorKey), host)
@@ -177,7 +178,7 @@ func (d *Domains) pendingOf(r store.URL) (list []api.PendingName, err error) {
 	return list, nil
 }
 
-// begin counts a lookup, and reports whether a key may have one more.
+// begin counts a lookup, and reports whether the key may start it.
 func (d *Domains) begin(key string) bool {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -199,7 +200,7 @@ func (d *Domains) end(key string) {
 	}
 }
 
-// keyOf returns the key of that ID, if it is valid now.
+// keyOf returns the caller of a key ID, if the key is valid now.
 func (d *Domains) keyOf(id string) (api.Caller, bool) {
 	all, err := d.store.APIKeys()
 	if err != nil {
@@ -214,7 +215,7 @@ func (d *Domains) keyOf(id string) (api.Caller, bool) {
 	return api.Caller{}, false
 }
 
-// refusal is the API's error for one of the store's about domains; nil if it is another.
+// refusal converts an error of the store about domains to an API error. For other errors it returns nil.
 func (d *Domains) refusal(err error) error {
 	if kept, ok := errors.AsType[*store.KeptDomainError](err); ok {
 		return api.Errorf(api.ErrConflict, "%v: only the key that had it, or an admin key, may take it before; if it is yours, have an admin do so", kept)

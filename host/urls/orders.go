@@ -13,10 +13,10 @@ import (
 )
 
 const (
-	// ordersOfAll bounds how many certificates are ordered in an hour for the URLs of API keys that are no admin's: three quarters
-	// of what Let's Encrypt grants an account, so that the rest is the operator's.
+	// ordersOfAll is the maximum number of certificates ordered per hour for URLs of API keys without the role admin:
+	// three quarters of Let's Encrypt's limit for an account; the rest is for the operator.
 	ordersOfAll = 75
-	// ordersOfBox bounds those for the URLs of one box. One key has no more than are left to all.
+	// ordersOfBox is the maximum for the URLs of one box. One key may order at most as many as remain for all keys.
 	ordersOfBox = 20
 	orderTime   = time.Hour
 )
@@ -27,17 +27,17 @@ var (
 	errOrdersOfKey    = errors.New("the API key that made its URL has had as many certificates ordered as one may in an hour: no more than are left of 75 for all keys")
 )
 
-// Orders bounds how many certificates are ordered on the operator's accounts at issuers. Safe for concurrent use.
+// Orders limits the certificates ordered with the operator's accounts at issuers. Safe for concurrent use.
 type Orders struct {
 	table   *Table
 	domains *Domains
 	quotas  *quotas.Book
 
 	mu   sync.Mutex
-	past []order // of the last hour, the earliest first
+	past []order // of the last hour, oldest first
 }
 
-// order is one that was made for a URL.
+// order is one order for a URL.
 type order struct {
 	at   time.Time
 	host string
@@ -45,21 +45,22 @@ type order struct {
 	box  policy.BoxID
 }
 
-// NewOrders makes the bounds of the URLs of a table.
+// NewOrders returns the limits for the URLs of a table.
 func NewOrders(table *Table, domains *Domains, book *quotas.Book) *Orders {
 	return &Orders{table: table, domains: domains, quotas: book}
 }
 
-// Owner returns the API key that has made the URL of a host: the operator's for the gateway's own.
+// Owner returns the ID of the API key that created the URL of a host. The gateway's own host belongs to the operator.
 func (o *Orders) Owner(host string) string {
 	target, _ := o.table.Lookup(host)
 	return cmp.Or(target.Owner, store.OperatorKey)
 }
 
-// Order counts an order of a certificate, or returns why it may not be made. The orders of admin keys are not bounded here.
+// Order counts an order of a certificate, or returns an error if it exceeds a limit. Orders of admin keys are not limited
+// here.
 func (o *Orders) Order(host string) error {
 	target, served := o.table.Lookup(host)
-	if !served && host != o.table.own { // its URL has just been deleted: it is nobody's, the operator's least of all
+	if !served && host != o.table.own { // its URL was just deleted; the order must not count as the operator's
 		return errOrdersOfNobody
 	}
 	owner, holder := o.holder(host)
@@ -69,14 +70,16 @@ func (o *Orders) Order(host string) error {
 	return o.take(host, owner, target.Box, time.Now(), func() error { return o.quotas.Rate(holder, quotas.Certificates) })
 }
 
-// Again counts the second order of an attempt that has failed, for the key of the first: the URL may be gone by now.
+// Again counts the second order of a failed attempt, for the key of the first, since the URL may have been deleted in
+// between.
 func (o *Orders) Again(host string) {
 	if key, counted := o.again(host, time.Now()); counted {
-		_ = o.quotas.Rate(quotas.Holder{What: quotas.APIKey, ID: key}, quotas.Certificates) // the order is made: without room for it, the next is refused
+		_ = o.quotas.Rate(quotas.Holder{What: quotas.APIKey, ID: key}, quotas.Certificates) // the order is already made: if the quota is exceeded, the next one is refused
 	}
 }
 
-// holder returns the API key that has made the URL of a host. A key that is no longer valid is no operator.
+// holder returns the API key that created the URL of a host. A key that is no longer valid does not count as an
+// operator's.
 func (o *Orders) holder(host string) (owner string, h quotas.Holder) {
 	owner = o.Owner(host)
 	if caller, valid := o.domains.keyOf(owner); valid {
@@ -85,8 +88,7 @@ func (o *Orders) holder(host string) (owner string, h quotas.Holder) {
 	return owner, quotas.Holder{What: quotas.APIKey, ID: owner}
 }
 
-// take counts an order for a URL of a box that a key has made, or returns why it may not be made. Last, it asks rate for the key's own
-// quota.
+// take counts an order, or returns an error if it exceeds a limit. It checks the key's own quota last, by calling rate.
 func (o *Orders) take(host, key string, box policy.BoxID, now time.Time, rate func() error) error {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -115,7 +117,7 @@ func (o *Orders) take(host, key string, box policy.BoxID, now time.Time, rate fu
 	return nil
 }
 
-// again counts another order for a host, as its latest one is counted, and returns the key; false: none is counted.
+// again repeats the latest counted order of a host, and returns its key. counted is false if no order is found.
 func (o *Orders) again(host string, now time.Time) (key string, counted bool) {
 	o.mu.Lock()
 	defer o.mu.Unlock()

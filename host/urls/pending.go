@@ -16,37 +16,38 @@ import (
 )
 
 const (
-	// firstLook is the delay of the first lookup after the URL was made, doubled with each further one up to lastLook.
+	// firstLook is the delay of the first lookup after the URL was created. It doubles with each further one, up to
+	// lastLook.
 	firstLook, lastLook = 2 * time.Second, time.Hour
-	// hurriedLook is the least time between two lookups of a domain whose user waits for it.
+	// hurriedLook is the minimum time between two lookups of a domain whose user is waiting.
 	hurriedLook = 10 * time.Second
-	// looksAtOnce bounds the lookups in flight, and looksOfKey those for one key.
+	// looksAtOnce is the maximum number of concurrent lookups, and looksOfKey the maximum for one key.
 	looksAtOnce, looksOfKey = 16, 4
 )
 
-// pendingNames are the domains of public URLs that await their proof. Safe for concurrent use.
+// pendingNames holds the domains of public URLs that are not proven yet. Safe for concurrent use.
 type pendingNames struct {
 	mu    sync.Mutex
 	names map[pendingName]*look
-	last  map[string]time.Time // when a key had its turn last; only of keys with names
+	last  map[string]time.Time // last turn of a key; only of keys with names
 }
 
-// pendingName is a domain of a URL as it was made.
+// pendingName is a pending domain of a URL.
 type pendingName struct {
 	box  policy.BoxID
 	port uint16
 	host string
 	made time.Time
-	key  string // ID of the API key that is to prove it
+	key  string // ID of the API key that must prove it
 }
 
-// look is when a pending domain is looked up next, and was last.
+// look holds the next and the last lookup of a pending domain.
 type look struct {
 	at, last time.Time
 	wait     time.Duration
 }
 
-// set replaces the pending domains of a port with those of its new URL.
+// set replaces the pending domains of a port with the pending domains of its new URL.
 func (p *pendingNames) set(r store.URL, now time.Time) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -60,7 +61,7 @@ func (p *pendingNames) set(r store.URL, now time.Time) {
 	}
 }
 
-// remove forgets the pending domains of a box, or of one port of it; 0 is all.
+// remove removes the pending domains of a box, or of one of its ports; port 0 means all.
 func (p *pendingNames) remove(id policy.BoxID, port uint16) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -71,7 +72,8 @@ func (p *pendingNames) deleteLocked(gone func(pendingName) bool) {
 	maps.DeleteFunc(p.names, func(n pendingName, _ *look) bool { return gone(n) })
 }
 
-// hurry brings forward the next lookups for a box, whose URLs are being listed: whoever published a record wants to see the result.
+// hurry brings forward the next lookups for a box when its URLs are listed: a user who has published a record wants to
+// see the result.
 func (p *pendingNames) hurry(id policy.BoxID) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -82,8 +84,8 @@ func (p *pendingNames) hurry(id policy.BoxID) {
 	}
 }
 
-// due returns the domains to look up now, and schedules their next lookup. Keys take turns, so that a key with many domains whose
-// nameservers do not answer does not delay the domains of others.
+// due returns the domains to look up now, and schedules their next lookups. Keys take turns, so that a key with many
+// domains on unresponsive nameservers does not delay the domains of others.
 func (p *pendingNames) due(now time.Time) (list []pendingName) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -114,7 +116,7 @@ func (p *pendingNames) due(now time.Time) (list []pendingName) {
 	return list
 }
 
-// ProvePending puts pending domains into service once they are proven, until ctx ends.
+// ProvePending puts pending domains into service once they are proven, until ctx is done.
 func (u *Service) ProvePending(ctx context.Context) {
 	tick := time.NewTicker(firstLook / 2)
 	defer tick.Stop()
@@ -132,7 +134,7 @@ func (u *Service) ProvePending(ctx context.Context) {
 	}
 }
 
-// prove puts a pending domain into service if its key has shown that it is its own. The key must still be valid.
+// prove puts a pending domain into service if its key has proven it. The key must still be valid.
 func (u *Service) prove(ctx context.Context, n pendingName) {
 	host, err := name.Parse(n.host)
 	caller, valid := u.config.Domains.keyOf(n.key)
@@ -144,7 +146,7 @@ func (u *Service) prove(ctx context.Context, n pendingName) {
 		return
 	}
 	b, err := u.config.Boxes.Find(n.box)
-	if err != nil || !b.TryLock() { // it is being changed: the next look is soon enough
+	if err != nil || !b.TryLock() { // it is being changed; the next lookup is soon enough
 		return
 	}
 	if _, err := u.config.Boxes.Locked(b); err != nil {

@@ -29,10 +29,10 @@ import (
 	"boxgate/store"
 )
 
-// Config has the parts of a [Service].
+// Config configures a [Service].
 type Config struct {
 	Ingress     config.Ingress
-	HTTPS, HTTP uint16 // the ports of the listeners; 0: none
+	HTTPS, HTTP uint16 // ports of the listeners; 0: disabled
 	Log         *zap.Logger
 	Store       *store.DB
 	Visitors    *ingress.Ingress
@@ -44,13 +44,13 @@ type Config struct {
 	Before      *handover.Predecessor `required:"false"`
 }
 
-// Service makes and deletes the public URLs of boxes. Safe for concurrent use.
+// Service creates and deletes the public URLs of boxes. Safe for concurrent use.
 type Service struct {
 	config  Config
 	pending pendingNames
 }
 
-// New makes the service.
+// New returns the service.
 func New(c Config) (*Service, error) {
 	if err := required.Fields(c); err != nil {
 		return nil, err
@@ -58,11 +58,11 @@ func New(c Config) (*Service, error) {
 	return &Service{config: c}, nil
 }
 
-// urlOf is the URL as it is opened; a port other than the scheme's own is part of it.
+// urlOf returns the address of a public URL, with its port unless that is the scheme's default.
 func (u *Service) urlOf(id policy.BoxID, port uint16, protocol string) string {
 	scheme, at, usual := "https", u.config.HTTPS, uint16(443)
 	if protocol == api.ProtocolTCP {
-		scheme, usual = "tls", 0 // which has no port of its own
+		scheme, usual = "tls", 0 // which has no default port
 	}
 	if at == 0 {
 		scheme, at, usual = "http", u.config.HTTP, 80
@@ -114,7 +114,7 @@ func (u *Service) CreateURL(ctx context.Context, id policy.BoxID, req api.URLReq
 	if err != nil {
 		return api.URL{}, err
 	}
-	// Before the box is locked: nameservers may take their time.
+	// Before the box is locked, because nameservers may be slow.
 	had, err := u.domainsOf(id, req.Port)
 	if err != nil {
 		return api.URL{}, err
@@ -159,7 +159,7 @@ func (u *Service) CreateURL(ctx context.Context, id policy.BoxID, req api.URLReq
 	return view, err
 }
 
-// permits returns an error if the configuration does not allow such a URL.
+// permits returns an error if the configuration does not allow the URL.
 func (u *Service) permits(req api.URLRequest) error {
 	switch {
 	case u.config.Ingress.HTTPS == "" && u.config.Ingress.HTTP == "":
@@ -199,7 +199,7 @@ func credentialsFor(req api.URLRequest, record *store.URL) (made api.URL) {
 	return made
 }
 
-// domainsOf returns the domains that the URL of a port has in service. A port without a URL has no domains.
+// domainsOf returns the active domains of a port's URL. A port without a URL has no domains.
 func (u *Service) domainsOf(id policy.BoxID, port uint16) ([]string, error) {
 	if _, err := u.config.Boxes.Find(id); err != nil {
 		return nil, err
@@ -211,7 +211,7 @@ func (u *Service) domainsOf(id policy.BoxID, port uint16) ([]string, error) {
 	return record.Hostnames, nil
 }
 
-// ownDomains returns the domains of a URL as they are stored.
+// ownDomains returns the custom domains of a URL in the store's form.
 func (u *Service) ownDomains(names []name.Name) ([]string, error) {
 	var hosts []string
 	for i, n := range names {
@@ -223,8 +223,8 @@ func (u *Service) ownDomains(names []name.Name) ([]string, error) {
 	return hosts, nil
 }
 
-// isGateways says why a name can be no URL's own domain, or returns "". Names at and below the gateway's own domain belong to
-// the boxes whose IDs are in them, and visitors sign in at one host for all URLs.
+// isGateways returns why a name cannot be a custom domain, or "" if it can. Names within the gateway's own domain belong
+// to the boxes whose IDs they contain, and the sign-in host serves all URLs.
 func (u *Service) isGateways(n name.Name) string {
 	domain, err := name.Parse(u.config.Ingress.Domain)
 	switch {
@@ -248,8 +248,8 @@ func (u *Service) keep(record store.URL, claim store.Claim) error {
 	return change.NotStored(u.config.Log, "the public URL could not be stored, nothing was changed", err)
 }
 
-// hostsOf lists the host names that lead to a URL. Domains that it was given under another configuration, and that are the
-// gateway's now, are not among them.
+// hostsOf returns the host names of a URL, without custom domains that now belong to the gateway after a change of the
+// configuration.
 func (u *Service) hostsOf(r store.URL) []string {
 	hosts := []string{u.config.Ingress.HostName(r.Box, r.Port)}
 	for _, h := range r.Hostnames {
@@ -264,8 +264,8 @@ func (u *Service) hostsOf(r store.URL) []string {
 	return hosts
 }
 
-// urlTarget is what the ingress needs of a stored URL. A URL that was replaced has another ID. What a newer version has stored
-// of a protocol that this one does not know is served as the default.
+// urlTarget converts a stored URL for the ingress. Replacing a URL changes its ID. A protocol stored by a newer version
+// and unknown to this one is served as the default.
 func urlTarget(r store.URL, addr netip.Addr) ingress.Target {
 	protocol, _ := ingress.ParseProtocol(r.Protocol)
 	return ingress.Target{
@@ -301,14 +301,14 @@ func (u *Service) DeleteURL(_ context.Context, id policy.BoxID, port uint16) err
 	return nil
 }
 
-// Recover makes the stored public URLs of a box known again.
+// Recover loads the stored public URLs of a box.
 func (u *Service) Recover(b *state.Box) error {
 	records, err := u.config.Store.URLs(b.ID)
 	if err != nil {
 		return err
 	}
 	for _, r := range records {
-		if r.Key.Reveal() == "" { // of an older version
+		if r.Key.Reveal() == "" { // stored by an older version
 			if r, err = u.config.Store.ChangeURL(r.Box, r.Port, r.CreatedAt, func(r *store.URL) { r.Key = newURLKey() }); err != nil {
 				return err
 			}
@@ -319,8 +319,8 @@ func (u *Service) Recover(b *state.Box) error {
 	return nil
 }
 
-// Drop forgets the public URLs of a box and cuts their connections. The table goes first, so that no connection comes
-// after that.
+// Drop removes the public URLs of a box from the table and then cuts their connections, in this order, so that no new
+// ones arrive in between.
 func (u *Service) Drop(id policy.BoxID) {
 	u.config.Table.RemoveBox(id)
 	u.pending.remove(id, 0)
@@ -329,13 +329,13 @@ func (u *Service) Drop(id policy.BoxID) {
 	u.config.Reach.Remove(id)
 }
 
-// closeURL cuts the requests of a URL, also those that the predecessor drains.
+// closeURL cuts the requests of a URL, including requests that a predecessor drains.
 func (u *Service) closeURL(id string) {
 	u.config.Visitors.CloseURL(id)
 	u.config.Before.Tell(handover.Message{Kind: handover.URL, URL: id})
 }
 
-// reserve asks for what a new URL, in place of the one of the same port, has more than that.
+// reserve reserves quota for a new URL, minus the usage of the URL that it replaces.
 func (u *Service) reserve(ctx context.Context, next store.URL) (done func(), err error) {
 	urls, domains := int64(1), int64(len(next.Hostnames)+len(next.Pending))
 	if old, known := u.recorded(next.Box, next.Port); known && old.Owner == next.Owner {

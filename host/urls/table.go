@@ -10,9 +10,9 @@ import (
 	"boxgate/policy/name"
 )
 
-// Table finds the target of a public URL's host names. Safe for concurrent use.
+// Table maps host names of public URLs to their targets. Safe for concurrent use.
 type Table struct {
-	own string // a host of the gateway's own, which is no URL's; "" for none. It does not change
+	own string // the gateway's own host (for sign-in), which is not a URL's; may be empty. Immutable
 
 	mu     sync.RWMutex
 	byHost map[string]ingress.Target
@@ -26,7 +26,7 @@ func (t *Table) Lookup(host string) (ingress.Target, bool) {
 	return target, ok
 }
 
-// Has reports whether a host name leads to a public URL, or is the gateway's own.
+// Has reports whether a host name belongs to a public URL, or is the gateway's own.
 func (t *Table) Has(host string) bool {
 	if host == t.own && host != "" {
 		return true
@@ -35,24 +35,25 @@ func (t *Table) Has(host string) bool {
 	return ok
 }
 
-// NewTable returns an empty table. own is a host of the gateway's own, which is no URL's; "" for none.
+// NewTable returns an empty table. own is the gateway's own host, which may be empty.
 func NewTable(own string) *Table { return &Table{own: own} }
 
-// OwnURLs are the public URLs that boxes may open by name: those below the gateway's own domain, over HTTPS. Not those of
-// domains of a URL's own, which nobody has to show to be theirs: whoever makes a URL could take any name from the boxes.
+// OwnURLs are the public URLs that boxes may open by name: those within the gateway's own domain, over HTTPS. Custom
+// domains are excluded; otherwise creating a URL could take over any name for the boxes.
 type OwnURLs struct {
 	domain name.Name
-	port   uint16 // of HTTPS; 0: it is off
+	port   uint16 // of HTTPS; 0: disabled
 	table  *Table
 	visit  func(c net.Conn, host string)
 }
 
-// NewOwnURLs returns the URLs below a domain. port is that of HTTPS, 0 if it is off; visit serves a connection to a URL.
+// NewOwnURLs returns the URLs within a domain. port is that of HTTPS, 0 if it is disabled. visit serves a connection to a
+// URL.
 func NewOwnURLs(domain name.Name, port uint16, table *Table, visit func(c net.Conn, host string)) *OwnURLs {
 	return &OwnURLs{domain, port, table, visit}
 }
 
-// Named reports whether a name is that of a public URL now.
+// Named reports whether a name is currently that of a public URL.
 func (u *OwnURLs) Named(n name.Name) bool {
 	return u.port != 0 && n.IsWithin(u.domain) && u.table.Has(n.String())
 }
@@ -63,7 +64,7 @@ func (u *OwnURLs) Served(n name.Name, port uint16) bool { return port == u.port 
 // Visit implements [proxy.URLs].
 func (u *OwnURLs) Visit(c net.Conn, n name.Name) { u.visit(c, n.String()) }
 
-// set makes hosts lead to a target, in place of all hosts of the same port of its box.
+// set maps hosts to a target, replacing all hosts of the same port of its box.
 func (t *Table) set(hosts []string, target ingress.Target) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -76,7 +77,7 @@ func (t *Table) set(hosts []string, target ingress.Target) {
 	}
 }
 
-// remove forgets all hosts of a box's port. A host that another URL has taken over stays.
+// remove removes all hosts of a box's port. A host that was taken over by another URL stays.
 func (t *Table) remove(id policy.BoxID, port uint16) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -89,14 +90,14 @@ func (t *Table) deleteLocked(id policy.BoxID, port uint16) {
 	})
 }
 
-// RemoveID forgets the hosts of one URL.
+// RemoveID removes the hosts of one URL.
 func (t *Table) RemoveID(id string) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	maps.DeleteFunc(t.byHost, func(_ string, target ingress.Target) bool { return target.ID == id })
 }
 
-// RemoveBox forgets the URLs of a box.
+// RemoveBox removes the URLs of a box.
 func (t *Table) RemoveBox(id policy.BoxID) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
