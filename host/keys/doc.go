@@ -1,3 +1,3 @@
-// Package keys keeps the API keys and their quotas: [Service] makes, replaces and revokes keys, and [Holdings] counts what keys have made.
-// The service also changes the key of the store, and copies and checks the store.
+// Package keys manages the API keys and their quotas: [Service] creates, replaces and revokes keys, and [Holdings] counts
+// the objects made with them. The service also rotates the key of the store, and backs up and verifies the store.
 package keys

@@ -18,16 +18,17 @@ import (
 	"boxgate/store"
 )
 
-// Holdings counts the objects of API keys for their quotas: boxes, snapshots, public URLs and their own domains, schedules. Each is
-// the key's that has made it; those of older versions, which do not say, are nobody's. Safe for concurrent use.
+// Holdings counts the objects of API keys for their quotas: boxes, snapshots, public URLs and their custom domains, and
+// schedules. An object counts for the key that made it; objects of older versions, without a recorded creator, count for
+// the operator. Safe for concurrent use.
 type Holdings struct {
 	log   *zap.Logger
 	book  *quotas.Book
 	boxes *state.Table
 	store *store.DB
-	// layer returns how much a layer takes on disk; an error if it is not complete.
+	// layer returns the size of a layer on disk; an error if the layer is not complete.
 	layer func(layer string) (int64, error)
-	// space refuses to write n more bytes to the state directory if there is no room for them.
+	// space returns an error if the state directory has no space for n more bytes.
 	space func(n int64) error
 
 	kinds [quotas.Schedules + 1]kindHoldings
@@ -36,20 +37,20 @@ type Holdings struct {
 // kindHoldings guards the count of one kind.
 type kindHoldings struct {
 	mu      sync.Mutex
-	tally   tally     // of kinds that the store does not count; guarded by mu; nil: it must be counted anew
-	counted time.Time // when it was
+	tally   tally     // of kinds that the store does not count; guarded by mu; nil: must be recounted
+	counted time.Time // time of the count
 }
 
-// tally is how much keys have of a kind, by the ID of the key.
+// tally is the number of objects of a kind by key ID.
 type tally map[string]int64
 
-// add counts n of what a key has made, as records name it.
+// add counts n objects of a creator as stored in records.
 func (t tally) add(creator string, n int64) { t[cmp.Or(creator, api.OperatorKey)] += n }
 
-// tallyAge is how old a tally can be. One that refuses something is not older than the refusal.
+// tallyAge is the maximum age of a tally. A request is only refused by a fresh tally.
 const tallyAge = time.Second
 
-// CreatorOf returns the ID of the API key of a request, as records have it: "" for the operator's.
+// CreatorOf returns the ID of a request's API key as stored in records: "" for the operator's.
 func CreatorOf(ctx context.Context) string {
 	if key := api.CallerOf(ctx).Key; key != api.OperatorKey {
 		return key
@@ -57,19 +58,19 @@ func CreatorOf(ctx context.Context) string {
 	return ""
 }
 
-// HoldingsConfig has the parts of [Holdings].
+// HoldingsConfig configures [Holdings].
 type HoldingsConfig struct {
 	Log   *zap.Logger
 	Book  *quotas.Book
 	Boxes *state.Table
 	Store *store.DB
-	// Layer returns how much a layer takes on disk; an error if it is not complete.
+	// Layer returns the size of a layer on disk; an error if the layer is not complete.
 	Layer func(layer string) (int64, error)
-	// Space refuses to write n more bytes to the state directory if there is no room for them.
+	// Space returns an error if the state directory has no space for n more bytes.
 	Space func(n int64) error
 }
 
-// NewHoldings returns the holdings of a gateway, which its book of quotas shows.
+// NewHoldings returns the holdings of a gateway, and registers their counts with its book of quotas.
 func NewHoldings(c HoldingsConfig) (*Holdings, error) {
 	if err := required.Fields(c); err != nil {
 		return nil, err
@@ -83,7 +84,7 @@ func NewHoldings(c HoldingsConfig) (*Holdings, error) {
 	return h, nil
 }
 
-// has returns how much a key has of a kind, or had a moment ago.
+// has returns a key's number of objects of a kind, at most tallyAge old.
 func (h *Holdings) has(k quotas.Kind, of quotas.Holder) int64 {
 	kind := &h.kinds[k]
 	kind.mu.Lock()
@@ -95,8 +96,8 @@ func (h *Holdings) has(k quotas.Kind, of quotas.Holder) int64 {
 	return n
 }
 
-// Reserve asks for n more of a kind for the key of a request. It fails with a [quotas.Error] if that exceeds the key's quota. Call done
-// once the new ones are counted, or there will be none.
+// Reserve reserves n more objects of a kind for the API key of a request. It returns a [quotas.Error] if that exceeds the
+// key's quota. Call done once the new objects are stored, or after a failure.
 func (h *Holdings) Reserve(ctx context.Context, k quotas.Kind, n int64) (done func(), err error) {
 	holder := api.CallerOf(ctx).Holder()
 	if n <= 0 || holder.Operator {
@@ -120,12 +121,12 @@ func (h *Holdings) Reserve(ctx context.Context, k quotas.Kind, n int64) (done fu
 	return sync.OnceFunc(func() {
 		kind.mu.Lock()
 		defer kind.mu.Unlock()
-		kind.tally = nil // which lacks what was made meanwhile
+		kind.tally = nil // it lacks the objects created in between
 		release()
 	}), nil
 }
 
-// countLocked returns how much a key has of a kind. The store keeps count of what it stores; the rest may be as old as age.
+// countLocked returns a key's number of objects of a kind. The store's counts are exact; the others may be as old as age.
 func (h *Holdings) countLocked(k quotas.Kind, key string, age time.Duration) (int64, error) {
 	switch k {
 	case quotas.Boxes, quotas.SnapshotBytes:
@@ -146,7 +147,7 @@ func (h *Holdings) countLocked(k quotas.Kind, key string, age time.Duration) (in
 	return 0, err
 }
 
-// tallyLocked returns what keys have of a kind, not older than that.
+// tallyLocked returns a tally that is at most age old.
 func (h *Holdings) tallyLocked(k quotas.Kind, age time.Duration) (tally, error) {
 	kind := &h.kinds[k]
 	if now := time.Now(); kind.tally == nil || now.Sub(kind.counted) >= age {
@@ -159,7 +160,7 @@ func (h *Holdings) tallyLocked(k quotas.Kind, age time.Duration) (tally, error) 
 	return kind.tally, nil
 }
 
-// count counts what keys have of a kind.
+// count counts the objects of a kind by key.
 func (h *Holdings) count(k quotas.Kind) (tally, error) {
 	t := tally{}
 	switch k {
@@ -173,8 +174,8 @@ func (h *Holdings) count(k quotas.Kind) (tally, error) {
 	return t, nil
 }
 
-// countBytes counts what the layers take that each key's snapshots and boxes are made of, each layer once: it stays on disk for as long
-// as one of them needs it.
+// countBytes adds up the sizes of the layers that each key's snapshots and boxes use, each layer once, since it stays on
+// disk for as long as one of them needs it.
 func (h *Holdings) countBytes() (tally, error) {
 	list, err := h.store.Snapshots()
 	if err != nil {
@@ -189,7 +190,7 @@ func (h *Holdings) countBytes() (tally, error) {
 			owned[[2]string{key, layer}] = true
 			size, known := sizes[layer]
 			if !known {
-				size, _ = h.layer(layer) // one that is being made counts by what is reserved for it
+				size, _ = h.layer(layer) // an incomplete layer counts by its reservation
 				sizes[layer] = size
 			}
 			t.add(key, size)
@@ -204,10 +205,10 @@ func (h *Holdings) countBytes() (tally, error) {
 	return t, nil
 }
 
-// growth is how many bytes are asked for at a time.
+// growth is the number of bytes reserved at a time.
 const growth = 4 << 20
 
-// Snapshot asks for one more snapshot for the key of a request, and for the first bytes of it.
+// Snapshot reserves one more snapshot for the API key of a request, and its first bytes.
 func (h *Holdings) Snapshot(ctx context.Context) (snapshots.Allowance, error) {
 	counted, err := h.Reserve(ctx, quotas.Snapshots, 1)
 	if err != nil {
@@ -224,12 +225,12 @@ func (h *Holdings) Snapshot(ctx context.Context) (snapshots.Allowance, error) {
 // growing is a snapshot that is being written.
 type growing struct {
 	holdings *Holdings
-	ctx      context.Context // for its caller
-	spare    int64           // asked for and not yet used
+	ctx      context.Context // of the request
+	spare    int64           // reserved bytes not used yet
 	held     []func()
 }
 
-// grow asks for n more bytes of the key's quota, and of the disk.
+// grow reserves n more bytes of the key's quota and of the disk.
 func (g *growing) grow(n int64) error {
 	if n <= g.spare {
 		g.spare -= n
@@ -250,7 +251,7 @@ func (g *growing) grow(n int64) error {
 	return err
 }
 
-// Room refuses what would use the disk that is kept for the gateway.
+// Room returns an error if n more bytes would not leave the gateway's reserve on the disk.
 func (h *Holdings) Room(n int64) error {
 	err := h.space(n)
 	if full, ok := errors.AsType[*launcher.DiskFullError](err); ok {
@@ -259,7 +260,7 @@ func (h *Holdings) Room(n int64) error {
 	return err
 }
 
-// release gives back what was asked for.
+// release releases all reservations.
 func (g *growing) release() {
 	for _, done := range g.held {
 		done()

@@ -16,10 +16,10 @@ import (
 	"boxgate/store"
 )
 
-// usesSaved is how often the latest uses of API keys are stored.
+// usesSaved is the interval at which the last uses of API keys are stored.
 const usesSaved = time.Minute
 
-// LookUp returns who an API key belongs to, and until when, if it is valid now.
+// LookUp returns the owner and the expiry of an API key, if it is valid now.
 func (k *Service) LookUp(key string) (api.Key, bool) {
 	found, ok := k.store.FindAPIKey(key)
 	if !ok {
@@ -29,12 +29,12 @@ func (k *Service) LookUp(key string) (api.Key, bool) {
 	return keyView(found), true
 }
 
-// CallerOf returns who calls with a key.
+// CallerOf returns the caller that a key identifies.
 func CallerOf(k store.APIKey) api.Caller {
 	return api.Caller{Key: k.ID, Name: k.Name, Role: api.Role(k.Role), Box: k.Box}
 }
 
-// SaveUses stores the latest uses of API keys from time to time, until ctx ends.
+// SaveUses stores the last uses of API keys periodically until ctx is done.
 func (k *Service) SaveUses(ctx context.Context) {
 	tick := time.NewTicker(usesSaved)
 	defer tick.Stop()
@@ -106,7 +106,7 @@ func (k *Service) named(idOrName string) (store.APIKey, error) {
 	if i < 0 {
 		i = slices.IndexFunc(all, func(a store.APIKey) bool { return a.Name == idOrName })
 	}
-	if i < 0 { // it is not quoted: it may be a key
+	if i < 0 { // not quoted in the error: it may be a key
 		return store.APIKey{}, api.Errorf(api.ErrNotFound, "there is no API key with this ID or name; api-key list has them")
 	}
 	return all[i], nil

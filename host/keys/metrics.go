@@ -7,10 +7,10 @@ import (
 	quotas "boxgate/quota"
 )
 
-// quotaMetrics show how API keys use their quotas.
+// quotaMetrics exports the quota usage of API keys.
 type quotaMetrics struct {
 	book *quotas.Book
-	keys func() []quotas.Holder // all of them: what they have made is not in the book
+	keys func() []quotas.Holder // all keys: the book does not have the objects they have made
 }
 
 var (
@@ -22,7 +22,7 @@ var (
 		"Requests and connections that were refused for a quota.", []string{"quota"}, nil)
 )
 
-// mostQuotaKeys bounds the keys with metrics of their own to the ones nearest to a quota.
+// mostQuotaKeys limits the metrics of single keys to the ones closest to a quota.
 const mostQuotaKeys = 20
 
 // Register registers the metrics of the quotas.

@@ -14,14 +14,14 @@ import (
 	"boxgate/secrets/identity"
 )
 
-// Secrets shows and refreshes the operator's secrets, and shows the keys of identity tokens.
+// Secrets shows and refreshes the operator's secrets, and shows the public keys of identity tokens.
 type Secrets struct {
 	log     *zap.Logger
 	secrets *secrets.Secrets
 	tokens  *identity.Issuer
 }
 
-// NewSecrets makes the service.
+// NewSecrets returns the service.
 func NewSecrets(log *zap.Logger, s *secrets.Secrets, tokens *identity.Issuer) *Secrets {
 	return &Secrets{log, s, tokens}
 }
@@ -42,7 +42,8 @@ func (s *Secrets) Secrets(context.Context) ([]api.SecretStatus, error) {
 	return out, nil
 }
 
-// RefreshSecret implements the Secrets of [boxgate/api/gateway]. That the source fails is part of the answer.
+// RefreshSecret implements the Secrets of [boxgate/api/gateway]. A failure of the source is part of the returned status,
+// not an error.
 func (s *Secrets) RefreshSecret(ctx context.Context, n string) (api.SecretStatus, error) {
 	if !s.secrets.Has(n) {
 		return api.SecretStatus{}, api.Errorf(api.ErrNotFound, "the configuration has no secret %q", name.ShownSecretName(n))

@@ -10,26 +10,27 @@ import (
 	"boxgate/store"
 )
 
-// Config has the parts of a [Service].
+// Config configures a [Service].
 type Config struct {
 	Log    *zap.Logger
 	Store  *store.DB
 	Quotas *quotas.Book
-	// Changed is called after keys were replaced or revoked: requests that are open are judged anew.
+	// Changed is called after keys were replaced or revoked, so that open requests are checked again.
 	Changed func()
 }
 
-// Service keeps the API keys, changes the key of the store, and copies and checks the store. Safe for concurrent use.
+// Service manages the API keys, rotates the key of the store, and backs up and verifies the store. Safe for concurrent
+// use.
 type Service struct {
 	log     *zap.Logger
 	store   *store.DB
 	quotas  *quotas.Book
 	changed func()
 
-	settingQuotas sync.Mutex // one change at a time reads what it changes
+	settingQuotas sync.Mutex // serialises read-modify-write of quotas
 }
 
-// New makes the service. The quotas of keys that have some of their own are known to the book when it returns.
+// New returns the service, and loads the quotas of API keys into the book.
 func New(c Config) (*Service, error) {
 	if err := required.Fields(c); err != nil {
 		return nil, err
@@ -38,7 +39,7 @@ func New(c Config) (*Service, error) {
 	return k, k.loadQuotas()
 }
 
-// loadQuotas has the books know the quotas of keys that have some of their own.
+// loadQuotas loads the quotas of API keys into the book.
 func (k *Service) loadQuotas() error {
 	all, err := k.store.APIKeys()
 	for _, found := range all {

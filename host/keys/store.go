@@ -57,7 +57,8 @@ func (k *Service) VerifyStore(context.Context) (api.StoreReport, error) {
 	return api.StoreReport{Documents: r.Documents, Problems: r.Problems}, err
 }
 
-// CheckPassphrase refuses passphrases that are too short or too long; whether one is needed is for others to decide.
+// CheckPassphrase returns an error for a passphrase that is too short or too long. An empty one passes; the caller
+// decides whether that is allowed.
 func CheckPassphrase(p name.Secret) error {
 	switch n := len(p.Reveal()); {
 	case n > 0 && n < 8:

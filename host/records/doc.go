@@ -1,3 +1,3 @@
-// Package records shows the records of the gateway: [Decisions] about the traffic of boxes, those in memory and those on disk, and the
-// [Trail] of what was changed by the API.
+// Package records reads the records of the gateway: the [Decisions] about the traffic of boxes, in memory and on disk,
+// and the [Trail] of changes made through the API.
 package records

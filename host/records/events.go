@@ -13,12 +13,12 @@ import (
 // Decisions reads the decisions of the gateway.
 type Decisions struct {
 	audit *audit.Log
-	past  *past.Store   // nil: none is kept
-	kept  *lines.Writer // of past
+	past  *past.Store   // nil: no history on disk
+	kept  *lines.Writer // buffered input of past
 	turns *searches
 }
 
-// NewDecisions reads the decisions of a log. store and kept are nil if none are kept on disk.
+// NewDecisions returns a reader of log. store and kept are nil without a history on disk.
 func NewDecisions(log *audit.Log, store *past.Store, kept *lines.Writer) *Decisions {
 	return &Decisions{audit: log, past: store, kept: kept, turns: newSearches()}
 }
@@ -30,7 +30,7 @@ func (e *Decisions) SearchEvents(ctx context.Context, f api.EventSearch, begin f
 	}
 	which := past.Filter{Box: f.Box, Since: f.Since, Until: f.Until, Host: f.Host, Reason: f.Reason, Denied: f.Denied}
 	return e.turns.do(ctx, api.CallerOf(ctx).Holder(), do, func(found func(audit.Event) error) error {
-		_ = e.kept.Sync() // so that what was just decided is found; what could not be written is lost
+		_ = e.kept.Sync() // include the latest decisions; a failed write loses them
 		begin(e.past.Whole(f.Box))
 		return e.past.Search(ctx, which, found)
 	})

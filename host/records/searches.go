@@ -8,9 +8,9 @@ import (
 	quotas "boxgate/quota"
 )
 
-// searches gives turns to searches of the history, each of which reads all of it: one at a time for all keys that are not admin keys, and
-// within that one for each key. The operator does not wait. A search has no turn while it hands over what it has found, so that a
-// client that reads slowly keeps none. Create it with [newSearches]. Safe for concurrent use.
+// searches serialises searches of the history, each of which reads all of it: one at a time for all keys that are not
+// admin keys, and also one at a time for each key. Admin keys do not wait. A search gives up its turn while it passes on
+// a result, so that a slow client does not block the others. Create it with [newSearches]. Safe for concurrent use.
 type searches struct {
 	turn chan struct{}
 
@@ -21,14 +21,14 @@ type searches struct {
 // keySearches are the searches of one key.
 type keySearches struct {
 	turn chan struct{}
-	n    int // that have a turn or wait for one; guarded by the mu of searches
+	n    int // running or waiting; guarded by the mu of searches
 }
 
 func newSearches() *searches {
 	return &searches{turn: make(chan struct{}, 1), keys: map[string]*keySearches{}}
 }
 
-// do calls search with a function that passes on what is found, when it is the turn of the caller.
+// do waits for the caller's turn, then calls search with a function that passes results to found.
 func (s *searches) do(ctx context.Context, h quotas.Holder, found func(audit.Event) error, search func(func(audit.Event) error) error) error {
 	if h.Operator {
 		return search(found)
@@ -61,7 +61,7 @@ func (s *searches) do(ctx context.Context, h quotas.Holder, found func(audit.Eve
 	})
 }
 
-// enter waits until no other search of the key is under way.
+// enter waits until the key has no other search running.
 func (s *searches) enter(ctx context.Context, key string) (leave func(), err error) {
 	s.mu.Lock()
 	k := s.keys[key]
@@ -85,7 +85,7 @@ func (s *searches) enter(ctx context.Context, key string) (leave func(), err err
 	return func() { <-k.turn; forget() }, nil
 }
 
-// take waits for a turn, which a receive from the channel ends.
+// take waits for a turn. A receive from the channel ends it.
 func take(ctx context.Context, turn chan<- struct{}) error {
 	select {
 	case turn <- struct{}{}:

@@ -14,7 +14,7 @@ import (
 	"boxgate/store"
 )
 
-// Trail is the audit trail of the API, whose head is kept in the store.
+// Trail is the audit trail of the API. Its head is also recorded in the store.
 type Trail struct {
 	log   *zap.Logger
 	store *store.DB
@@ -22,7 +22,7 @@ type Trail struct {
 	trail *trail.Trail
 }
 
-// OpenTrail opens the audit trail in a directory of the state, with an entry that says that the gateway has started.
+// OpenTrail opens the audit trail in the state directory, and appends an entry for the start of the gateway.
 func OpenTrail(log *zap.Logger, db *store.DB, stateDir string, bounds config.Bounds) (*Trail, error) {
 	dir := filepath.Join(stateDir, config.TrailDir)
 	written, err := trail.Open(dir, trail.Options{Size: int64(bounds.Size), Age: bounds.Age()}, "gateway "+buildinfo.Get().Version+" started")
@@ -32,10 +32,10 @@ func OpenTrail(log *zap.Logger, db *store.DB, stateDir string, bounds config.Bou
 	return &Trail{log: log, store: db, dir: dir, trail: written}, nil
 }
 
-// Log returns the trail, for who changes something.
+// Log returns the trail for appending.
 func (t *Trail) Log() *trail.Trail { return t.trail }
 
-// known returns the head that the store knows; the zero value if none.
+// known returns the head recorded in the store, the zero value if it has not been recorded.
 func (t *Trail) known() (known trail.Head, err error) {
 	text, err := t.store.TrailHead()
 	if err != nil || text == "" {
@@ -58,8 +58,8 @@ func (t *Trail) VerifyTrail(context.Context) (trail.Report, error) {
 	return trail.Verify(t.dir, known)
 }
 
-// KeepHead keeps the head of the trail in the store from time to time, until ctx ends. A trail that was changed while the gateway
-// was down is reported first, and keeps the head that shows it.
+// KeepHead records the head of the trail in the store every minute, until ctx is done. It first verifies the trail: if it
+// was changed while the gateway was down, KeepHead logs that, and leaves the recorded head as the evidence.
 func (t *Trail) KeepHead(ctx context.Context) {
 	report, err := t.VerifyTrail(ctx)
 	if err != nil || len(report.Problems) > 0 {

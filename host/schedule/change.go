@@ -7,7 +7,7 @@ import (
 	"boxgate/store"
 )
 
-// Add stores a new schedule and begins to follow it. The errors are those of [store.DB.AddSchedule].
+// Add stores and starts a new schedule. It returns the errors of [store.DB.AddSchedule].
 func (d *Scheduler) Add(s store.Schedule) (store.Schedule, error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -20,7 +20,8 @@ func (d *Scheduler) Add(s store.Schedule) (store.Schedule, error) {
 	return s, nil
 }
 
-// Change changes a schedule. Due times that passed before are settled. The errors are those of [store.DB.ChangeSchedule].
+// Change changes a schedule. Due times that have passed count as settled. It returns the errors of
+// [store.DB.ChangeSchedule].
 func (d *Scheduler) Change(box policy.BoxID, id string, change func(*store.Schedule) error) (store.Schedule, error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -39,7 +40,7 @@ func (d *Scheduler) Change(box policy.BoxID, id string, change func(*store.Sched
 	return s, nil
 }
 
-// Delete removes a schedule. A run that is under way goes on. The errors are those of [store.DB.DeleteSchedule].
+// Delete removes a schedule. A running run continues. It returns the errors of [store.DB.DeleteSchedule].
 func (d *Scheduler) Delete(box policy.BoxID, id string) error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -50,7 +51,7 @@ func (d *Scheduler) Delete(box policy.BoxID, id string) error {
 	return nil
 }
 
-// Forget stops following the schedules of a box, which is gone from the store.
+// Forget drops the schedules of a box that was deleted from the store.
 func (d *Scheduler) Forget(box policy.BoxID) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -61,7 +62,7 @@ func (d *Scheduler) Forget(box policy.BoxID) {
 	}
 }
 
-// Next returns when a schedule is due next, or zero if it is paused.
+// Next returns a schedule's next due time, zero if it is paused.
 func Next(s store.Schedule) time.Time {
 	rule, err := Parse(s.Cron, s.TimeZone)
 	if err != nil || s.Paused {

@@ -9,13 +9,13 @@ import (
 	"github.com/netresearch/go-cron"
 )
 
-// parser reads five fields. With both days given, either matches, as in every crontab.
+// parser reads five fields. If both day fields are restricted, either may match, as in every crontab.
 var parser = cron.MustNewParser(cron.Minute | cron.Hour | cron.Dom | cron.Month | cron.Dow | cron.Descriptor | cron.DowOrDom)
 
-// maxCron is the longest expression, in bytes.
+// maxCron is the maximum length of an expression in bytes.
 const maxCron = 256
 
-// The mistakes in a cron expression.
+// The errors of [Parse].
 var (
 	errFields   = errors.New(`must be a cron expression of five fields, such as "*/5 * * * *", or one of @hourly, @daily, @weekly, @monthly and @yearly`)
 	errNever    = errors.New("never comes: no such date exists")
@@ -23,18 +23,18 @@ var (
 	errZoneOnce = errors.New("the time zone is given both before the expression and besides it; give it in one place")
 )
 
-// IsZoneError reports whether a mistake is one of the time zone.
+// IsZoneError reports whether an error of [Parse] is about the time zone.
 func IsZoneError(err error) bool { return errors.Is(err, errZone) || errors.Is(err, errZoneOnce) }
 
-// Rule says when a schedule is due.
+// Rule computes the due times of a schedule.
 type Rule struct {
 	when  cron.Schedule
 	zone  *time.Location
-	fixed bool // the hours are named, rather than all or every n-th of them
+	fixed bool // the hour field lists hours, as opposed to all or every n-th
 	every bool // all hours
 }
 
-// fixedHours reports whether an expression names its hours.
+// fixedHours reports whether an expression lists its hours.
 func fixedHours(expression string) bool {
 	if strings.HasPrefix(expression, "@") {
 		return expression != "@hourly"
@@ -42,13 +42,13 @@ func fixedHours(expression string) bool {
 	return !strings.HasPrefix(strings.Fields(expression)[1], "*")
 }
 
-// everyHour reports whether an expression is about all hours.
+// everyHour reports whether an expression matches all hours.
 func everyHour(expression string) bool {
 	return expression == "@hourly" || !strings.HasPrefix(expression, "@") && strings.Fields(expression)[1] == "*"
 }
 
-// Parse reads a cron expression, by the clock of a time zone of the IANA database; "" is UTC. The zone may also stand before
-// the expression: CRON_TZ=Europe/Berlin 0 9 * * *.
+// Parse parses a cron expression in a time zone of the IANA database; "" is UTC. The zone may also precede the
+// expression: CRON_TZ=Europe/Berlin 0 9 * * *.
 func Parse(expression, zone string) (Rule, error) {
 	if rest, ok := strings.CutPrefix(expression, "CRON_TZ="); ok {
 		if zone != "" {
@@ -79,7 +79,7 @@ func Parse(expression, zone string) (Rule, error) {
 	return r, nil
 }
 
-// location loads a time zone. The machine's own, "Local", is not one that a caller can know.
+// location loads a time zone. It rejects "Local", because callers do not know the machine's zone.
 func location(zone string) (*time.Location, error) {
 	if len(zone) > 64 || zone == "Local" {
 		return nil, errZone
@@ -91,8 +91,8 @@ func location(zone string) (*time.Location, error) {
 	return where, nil
 }
 
-// Next returns the first due time after t, or zero if there is none. What is due at a certain hour is due once a day: an hour
-// later where that hour is left out in spring, and the first time where it comes twice in autumn.
+// Next returns the first due time after t, zero if the rule never matches again. A rule with fixed hours is due once a day even when
+// clocks change: an hour later if its hour is skipped in spring, and only the first time if it repeats in autumn.
 func (r Rule) Next(t time.Time) time.Time {
 	if r.when == nil {
 		return time.Time{}
@@ -107,11 +107,12 @@ func (r Rule) Next(t time.Time) time.Time {
 	return next
 }
 
-// earliest is the time from which on clocks are believed: one that shows less was never set.
+// earliest is the earliest plausible time: a clock that shows less was never set.
 var earliest = time.Unix(0, 0)
 
-// following is the first time after t that the expression matches. The parser's own way over changes of the clock does not end where a
-// place leaves out a whole day, as Samoa did in 2011; so it is asked about one period between two changes at a time.
+// following returns the first time after t that the expression matches. The cron package's own loop over clock changes
+// does not terminate where a zone skips a whole day, as Samoa did in 2011, so following queries one period between two
+// changes at a time.
 func (r Rule) following(t time.Time) time.Time {
 	for period := t.In(r.zone); ; {
 		_, offset := period.Zone()
@@ -127,17 +128,17 @@ func (r Rule) following(t time.Time) time.Time {
 	}
 }
 
-// leftOut reports whether a time by the clock as it was before a change falls into what the change leaves out. A whole day that
-// is left out has no due times.
+// leftOut reports whether next, in the zone's offset before a change, falls into the gap that the change creates. A whole
+// skipped day has no due times.
 func (r Rule) leftOut(next, change time.Time, before int) bool {
 	_, after := change.In(r.zone).Zone()
 	gap := time.Duration(after-before) * time.Second
 	return !r.every && gap < 12*time.Hour && next.Before(change.Add(gap))
 }
 
-// comesAgain reports whether the clock of the place has shown that time before, since it was put back in between.
+// comesAgain reports whether the zone's clock has shown the same time before, because it was set back in between.
 func comesAgain(t time.Time) bool {
-	const most = 3 * time.Hour // clocks are put back by one hour, or half of it
+	const most = 3 * time.Hour // clocks are set back by one hour or half an hour
 	_, now := t.Zone()
 	_, before := t.Add(-most).Zone()
 	back := time.Duration(before-now) * time.Second

@@ -15,23 +15,23 @@ import (
 )
 
 const (
-	defaultRun = time.Hour // of a schedule that has no timeout
-	mostResult = 64 << 10  // bytes of output that a webhook gets
+	defaultRun = time.Hour // for a schedule without a timeout
+	mostResult = 64 << 10  // maximum output in a webhook's payload, in bytes
 )
 
-// errNoAgent is how runs of agents fail.
+// errNoAgent is the error of agent runs.
 var errNoAgent = api.Errorf(api.ErrNotSupported, "this gateway does not run agents; make a schedule of type exec with the agent's own command")
 
-// errStopped is how runs end that the gateway's own end cuts short.
+// errStopped is the error of runs that were interrupted because the gateway stopped.
 var errStopped = api.Errorf(api.ErrUnavailable, "the gateway was stopped during the run")
 
-// runner makes runs of schedules: commands like any other, in the history of the box.
+// runner runs schedules as ordinary commands, recorded in the history of the box.
 type runner struct {
 	commands Commands
 	history  *history.History
 }
 
-// Run implements [schedule.Runner].
+// Run implements [Runner].
 func (r *runner) Run(ctx context.Context, s store.Schedule, claim func(string) error) Outcome {
 	var seen result
 	_, res, err := r.history.Do(ctx, s.Box, jobOf(s), func(ctx context.Context, run *history.Run) (api.ExecResult, error) {
@@ -50,7 +50,7 @@ func (r *runner) Run(ctx context.Context, s store.Schedule, claim func(string) e
 	return seen.outcome(res, err)
 }
 
-// Skip implements [schedule.Runner].
+// Skip implements [Runner].
 func (r *runner) Skip(s store.Schedule) {
 	_, _, _ = r.history.Do(context.Background(), s.Box, jobOf(s), func(context.Context, *history.Run) (api.ExecResult, error) {
 		return api.ExecResult{}, history.ErrSkipped
@@ -68,14 +68,14 @@ func jobOf(s store.Schedule) history.Job {
 	return job
 }
 
-// result keeps the beginning of what a run printed, on both streams.
+// result collects the beginning of a run's output, stdout and stderr together.
 type result struct {
 	mu     sync.Mutex
 	output []byte
-	cut    bool // there was more
+	cut    bool // the output was truncated
 }
 
-// outcome says how the run ended, in the words of the API.
+// outcome returns the outcome of a run, with the error in the API's wording.
 func (r *result) outcome(res api.ExecResult, err error) Outcome {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -92,13 +92,13 @@ func (r *result) outcome(res api.ExecResult, err error) Outcome {
 	return out
 }
 
-// writers pass on what a run prints.
+// writers pass a run's output to the result and the history.
 type writers struct {
 	result *result
 	also   func([]byte) (full bool)
 }
 
-// Write implements [io.Writer]. It fails once neither takes more.
+// Write implements [io.Writer]. It fails once both are full.
 func (w writers) Write(b []byte) (int, error) {
 	full := w.also(b)
 	r := w.result

@@ -14,41 +14,42 @@ import (
 	"boxgate/store"
 )
 
-// Most is how many schedules a box may have.
+// Most is the maximum number of schedules of a box.
 const Most = 32
 
 const (
-	// look is the longest time between two looks at the clock, which may jump.
+	// look is the maximum interval between two looks at the clock, which may jump.
 	look = 15 * time.Second
-	// setBack is how far ahead of the clock a settled time must lie to show that the clock was put back.
+	// setBack is how far in the future a settled time must be to prove that the clock was set back.
 	setBack = 5 * time.Minute
 )
 
-// How a run ended.
+// Outcomes of a run.
 const (
 	Completed = "completed"
 	Failed    = "failed"
 	Skipped   = "skipped"
 )
 
-// Outcome is how a run ended.
+// Outcome is the result of a run.
 type Outcome struct {
 	Status    string // Completed or Failed
-	Error     string // why it failed, if it is not the command that did
-	Output    string // how the output of the command began
-	Truncated bool   // there was more of it
-	ExitCode  *int   // of the command; nil if there was none
+	Error     string // why the run failed, other than by its exit code
+	Output    string // beginning of the command's output
+	Truncated bool   // the output was longer
+	ExitCode  *int   // nil if the command did not run
 }
 
-// Runner makes the runs. Safe for concurrent use.
+// Runner executes the runs. Safe for concurrent use.
 type Runner interface {
-	// Run does what a schedule is for, to its end. It calls claim once before anything runs; if that fails, nothing may.
+	// Run executes one run and waits for its end. It calls claim once before the command starts, and fails without
+	// starting it if claim fails.
 	Run(ctx context.Context, s store.Schedule, claim func(runID string) error) Outcome
-	// Skip notes that a due time passed during a run.
+	// Skip records that a due time passed during a run.
 	Skip(s store.Schedule)
 }
 
-// Store keeps the schedules, as [store.DB] does.
+// Store stores the schedules; implemented by [store.DB].
 type Store interface {
 	Schedules(box policy.BoxID) ([]store.Schedule, error)
 	AddSchedule(s store.Schedule, most int) error
@@ -56,18 +57,18 @@ type Store interface {
 	DeleteSchedule(box policy.BoxID, id string) error
 }
 
-// Scheduler runs schedules when they are due. All fields must be set. Safe for concurrent use.
+// Scheduler runs due schedules. All fields must be set. Safe for concurrent use.
 type Scheduler struct {
 	Log    *zap.Logger
 	Store  Store
 	Runner Runner
 	Now    func() time.Time // the wall clock
-	// Deliver sends the result of a run to the webhook of its schedule, until ctx ends.
+	// Deliver sends the result of a run to the webhook of its schedule, until ctx is done.
 	Deliver func(ctx context.Context, s store.Schedule, p Payload)
 
 	mu      sync.Mutex
 	entries map[key]*entry
-	woken   chan struct{} // has an element when the next look must not wait
+	woken   chan struct{} // wakes Run before its timer
 	running sync.WaitGroup
 }
 
@@ -76,15 +77,15 @@ type key struct {
 	id  string
 }
 
-// entry is what the scheduler knows of a schedule.
+// entry is the scheduler's state of a schedule.
 type entry struct {
-	schedule store.Schedule // as last read from the store; only Paused, Cron, TimeZone and Settled are looked at
+	schedule store.Schedule // as last stored; only Paused, Cron, TimeZone and Settled are used
 	rule     Rule
 	next     time.Time // zero: never
-	busy     bool      // a run is under way
+	busy     bool      // a run is active
 }
 
-// set takes over what the store holds.
+// set takes over the stored schedule.
 func (e *entry) set(s store.Schedule) {
 	rule, err := Parse(s.Cron, s.TimeZone)
 	if err != nil { // never stored
@@ -93,7 +94,7 @@ func (e *entry) set(s store.Schedule) {
 	e.schedule, e.rule, e.next = s, rule, rule.Next(s.Settled)
 }
 
-// Load reads the schedules of an earlier run of the gateway. Runs that had begun then have failed.
+// Load reads the schedules of an earlier run of the gateway. Runs that were active then are recorded as failed.
 func (d *Scheduler) Load() error {
 	list, err := d.Store.Schedules("")
 	if err != nil {
@@ -114,7 +115,7 @@ func (d *Scheduler) Load() error {
 	return nil
 }
 
-// keepLocked takes over what was stored of a schedule.
+// keepLocked takes over a stored schedule and wakes Run.
 func (d *Scheduler) keepLocked(s store.Schedule) {
 	at := key{s.Box, s.ID}
 	if d.entries[at] == nil {
@@ -127,7 +128,7 @@ func (d *Scheduler) keepLocked(s store.Schedule) {
 	}
 }
 
-// Run runs what is due until ctx ends, and then waits for the runs under way, whose contexts end as well.
+// Run runs due schedules until ctx is done, then waits for the active runs, whose contexts are canceled too.
 func (d *Scheduler) Run(ctx context.Context) {
 	defer d.running.Wait()
 	for ctx.Err() == nil {
@@ -141,7 +142,7 @@ func (d *Scheduler) Run(ctx context.Context) {
 	}
 }
 
-// due begins what is due, and returns how long to wait before the next look.
+// due starts the due runs, and returns the delay until the next look.
 func (d *Scheduler) due(ctx context.Context) time.Duration {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -164,7 +165,7 @@ func (d *Scheduler) due(ctx context.Context) time.Duration {
 	return max(wait, time.Millisecond)
 }
 
-// beginLocked settles all due times until now by one run, or by skipping them.
+// beginLocked settles all due times until now with one run, or skips them if a run is active.
 func (d *Scheduler) beginLocked(ctx context.Context, e *entry, now time.Time) {
 	s, skip := e.schedule, e.busy
 	e.schedule.Settled, e.next, e.busy = now, e.rule.Next(now), true
@@ -179,7 +180,7 @@ func (d *Scheduler) beginLocked(ctx context.Context, e *entry, now time.Time) {
 	})
 }
 
-// rest notes that a run is over.
+// rest marks a schedule's run as finished.
 func (d *Scheduler) rest(at key) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -188,7 +189,7 @@ func (d *Scheduler) rest(at key) {
 	}
 }
 
-// contain keeps a panic of one run from ending the gateway. Its text is not logged, as it might quote a command.
+// contain recovers a panic of a run. The panic value is not logged, because it might quote a command.
 func (d *Scheduler) contain(s store.Schedule) {
 	if recover() != nil {
 		d.Log.Error("panic in a run of a schedule", zap.String("box", string(s.Box)), zap.String("schedule", s.ID), zap.Stack("stack"))
@@ -211,7 +212,7 @@ func (d *Scheduler) skip(s store.Schedule, now time.Time) {
 	d.Runner.Skip(s)
 }
 
-// errStale keeps a run from beginning that was paused or changed since it was found due.
+// errStale cancels a run if the schedule was paused or changed since it was found due.
 var errStale = errors.New("the schedule was changed")
 
 // stale reports whether a schedule was paused or changed since it was found due.
@@ -219,7 +220,7 @@ func stale(due store.Schedule, stored *store.Schedule) bool {
 	return stored.Paused || !stored.UpdatedAt.Equal(due.UpdatedAt)
 }
 
-// run claims a run and does it. Without the claim in the store nothing runs.
+// run claims and executes a run. Without a stored claim, no command is started.
 func (d *Scheduler) run(ctx context.Context, s store.Schedule, now time.Time) {
 	var claimed store.Schedule
 	out := d.Runner.Run(ctx, s, func(runID string) (err error) {
@@ -250,7 +251,7 @@ func (d *Scheduler) claim(s store.Schedule, runID string, now time.Time) (store.
 	})
 }
 
-// finish stores the end of a run, and then tells the webhook of it.
+// finish stores the end of a run, then calls the webhook.
 func (d *Scheduler) finish(ctx context.Context, claimed store.Schedule, out Outcome, began time.Time) {
 	s, err := d.Store.ChangeSchedule(claimed.Box, claimed.ID, func(s *store.Schedule) error {
 		if s.Claimed == claimed.Claimed {
@@ -264,7 +265,7 @@ func (d *Scheduler) finish(ctx context.Context, claimed store.Schedule, out Outc
 	if err != nil || s.WebhookURL == "" {
 		return
 	}
-	d.running.Go(func() { // so that a slow webhook does not keep the next run from beginning
+	d.running.Go(func() { // a slow webhook does not delay the next run
 		defer d.contain(s)
 		d.Deliver(ctx, s, Payload{
 			BoxID: s.Box, Status: out.Status, RunID: claimed.Claimed, Output: out.Output, Error: out.Error,
@@ -273,7 +274,7 @@ func (d *Scheduler) finish(ctx context.Context, claimed store.Schedule, out Outc
 	})
 }
 
-// ended notes the end of the run that is claimed.
+// ended records the end of the claimed run.
 func ended(s *store.Schedule, out Outcome, began time.Time) {
 	s.LastRunAt, s.LastRunStatus, s.LastRunID, s.LastError, s.Claimed = began, out.Status, s.Claimed, out.Error, ""
 	s.Runs++
@@ -282,7 +283,7 @@ func ended(s *store.Schedule, out Outcome, began time.Time) {
 	}
 }
 
-// failed logs an error, unless the schedule or its box is gone or was changed.
+// failed logs an error, unless the schedule or its box was deleted or changed.
 func (d *Scheduler) failed(s store.Schedule, what string, err error) {
 	if !errors.Is(err, store.ErrNotFound) && !errors.Is(err, errStale) {
 		d.Log.Error(what, zap.String("box", string(s.Box)), zap.String("schedule", s.ID), zap.Error(err))

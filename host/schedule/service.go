@@ -34,12 +34,12 @@ type Commands interface {
 	Exec(ctx context.Context, id policy.BoxID, req api.ExecRequest, stdout, stderr io.Writer) (api.ExecResult, error)
 }
 
-// Authorities has the interception CAs of boxes, in PEM.
+// Authorities provides the interception CAs of boxes in PEM.
 type Authorities interface {
 	CA(ctx context.Context, id policy.BoxID) ([]byte, error)
 }
 
-// Config has the parts of a [Service].
+// Config configures a [Service].
 type Config struct {
 	Log         *zap.Logger
 	Store       *store.DB
@@ -48,17 +48,17 @@ type Config struct {
 	History     *history.History
 	Authorities Authorities
 	Proxy       *proxy.Proxy
-	Roots       *x509.CertPool // of webhooks
+	Roots       *x509.CertPool // trusted for webhooks
 	Holdings    *keys.Holdings
 }
 
-// Service keeps the schedules of boxes and makes their runs. Safe for concurrent use.
+// Service manages the schedules of boxes and runs them. Safe for concurrent use.
 type Service struct {
 	config    Config
 	scheduler *Scheduler
 }
 
-// New makes the service.
+// New returns the service.
 func New(c Config) (*Service, error) {
 	if err := required.Fields(c); err != nil {
 		return nil, err
@@ -69,16 +69,16 @@ func New(c Config) (*Service, error) {
 	return s, nil
 }
 
-// Load reads the schedules. Call it once the boxes are known.
+// Load reads the schedules. Call it after the boxes were recovered.
 func (s *Service) Load() error { return s.scheduler.Load() }
 
-// Run runs what is due until ctx ends.
+// Run runs due schedules until ctx is done.
 func (s *Service) Run(ctx context.Context) { s.scheduler.Run(ctx) }
 
-// Forget forgets the schedules of a box that is gone.
+// Forget drops the schedules of a deleted box.
 func (s *Service) Forget(id policy.BoxID) { s.scheduler.Forget(id) }
 
-// ErrandClient implements the Host of [boxgate/api/harness]: its requests are those of the box.
+// ErrandClient implements the Host of [boxgate/api/harness]. The client's requests count as the box's own.
 func (s *Service) ErrandClient(id policy.BoxID) (*http.Client, error) {
 	b, err := s.config.Boxes.Find(id)
 	if err != nil {
@@ -173,7 +173,7 @@ func (s *Service) DeleteSchedule(_ context.Context, box policy.BoxID, id string)
 	return s.answer(s.scheduler.Delete(box, id))
 }
 
-// answer is the answer to a change of a schedule that ended with err.
+// answer converts the error of a schedule change to an API error.
 func (s *Service) answer(err error) error {
 	refused := (*document.InvalidError)(nil)
 	switch {
@@ -187,7 +187,7 @@ func (s *Service) answer(err error) error {
 	return change.NotStored(s.config.Log, "the schedule could not be stored", err)
 }
 
-// checkSchedule finds mistakes in what a schedule is made of.
+// checkSchedule reports mistakes in a schedule's specification.
 func checkSchedule(s schedules.Spec) error {
 	var problems []document.Problem
 	if _, err := Parse(s.Cron, s.TimeZone); err != nil {
@@ -208,7 +208,7 @@ func checkSchedule(s schedules.Spec) error {
 	return nil
 }
 
-// writeSchedule takes over what is written of a schedule.
+// writeSchedule copies a specification into a stored schedule.
 func writeSchedule(to *store.Schedule, s schedules.Spec) {
 	to.Type, to.Cron, to.TimeZone, to.Command, to.Prompt, to.Folder = s.Type, s.Cron, s.TimeZone, s.Command, s.Prompt, s.Folder
 	to.Model, to.AgentOptions, to.Timeout = s.Model, s.AgentOptions, s.Timeout

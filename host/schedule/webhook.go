@@ -18,14 +18,14 @@ import (
 )
 
 const (
-	attempts     = 3                // to deliver a result
-	attemptTime  = 30 * time.Second // that one may take
-	firstPause   = 2 * time.Second  // before the second; each later one is four times as long
-	maxURL       = 2048             // bytes of a webhook's URL
-	maxDiscarded = 64 << 10         // bytes read of an answer, so that its connection ends in order
+	attempts     = 3                // per result
+	attemptTime  = 30 * time.Second // timeout of one attempt
+	firstPause   = 2 * time.Second  // before the second attempt; each later pause is four times as long
+	maxURL       = 2048             // maximum length of a webhook's URL in bytes
+	maxDiscarded = 64 << 10         // response bytes read before the connection is closed
 )
 
-// Payload is what a webhook gets.
+// Payload is the body of a webhook request.
 type Payload struct {
 	BoxID    policy.BoxID `json:"box_id"`
 	Status   string       `json:"status"`
@@ -35,22 +35,22 @@ type Payload struct {
 	Error    string       `json:"error,omitempty"`
 }
 
-// Metadata says more of a run.
+// Metadata has details of a run.
 type Metadata struct {
 	ScheduleID string `json:"schedule_id"`
 	ExitCode   *int   `json:"exit_code,omitempty"`
 	Truncated  bool   `json:"truncated,omitempty"` // the output is longer
 }
 
-// Webhooks delivers results. Requests leave the host, so they must go the way of the box's own traffic: Client returns what
-// makes requests under the policy of a box.
+// Webhooks delivers results. The requests leave the host, so they must be treated like traffic of the box: Client returns
+// a client that sends requests under the box's policy.
 type Webhooks struct {
 	Client func(box policy.BoxID) (*http.Client, error)
-	// Note tells the box's owner how the delivery ended; err is nil if the result was delivered.
+	// Note reports the end of a delivery to the box's owner; err is nil on success.
 	Note func(s store.Schedule, err error)
 }
 
-// Deliver sends a result to the webhook of a schedule, some times if it must.
+// Deliver sends a result to the webhook of a schedule, with retries.
 func (w *Webhooks) Deliver(ctx context.Context, s store.Schedule, p Payload) {
 	body, err := json.Marshal(p)
 	if err == nil {
@@ -59,7 +59,7 @@ func (w *Webhooks) Deliver(ctx context.Context, s store.Schedule, p Payload) {
 	w.Note(s, err)
 }
 
-// errRefused is an answer that a repetition would not change.
+// errRefused is a response that a retry would not change.
 var errRefused = errors.New("the webhook refused the result")
 
 func (w *Webhooks) deliver(ctx context.Context, s store.Schedule, body []byte) error {
@@ -83,7 +83,7 @@ func (w *Webhooks) deliver(ctx context.Context, s store.Schedule, body []byte) e
 	}
 }
 
-// attempt sends a result once. Redirects are answers like any other: they are not followed.
+// attempt sends a result once. It does not follow redirects.
 func attempt(ctx context.Context, client *http.Client, s store.Schedule, body []byte) error {
 	ctx, cancel := context.WithTimeout(ctx, attemptTime)
 	defer cancel()
@@ -100,7 +100,7 @@ func attempt(ctx context.Context, client *http.Client, s store.Schedule, body []
 	if err != nil {
 		var failed *url.Error
 		if errors.As(err, &failed) {
-			err = failed.Err // its text has the URL, which may have a token in its query
+			err = failed.Err // drop the URL, which may contain a token in its query
 		}
 		return err
 	}
@@ -116,7 +116,7 @@ func attempt(ctx context.Context, client *http.Client, s store.Schedule, body []
 	}
 }
 
-// CheckURL returns what is wrong with the URL of a webhook, or nil.
+// CheckURL checks the URL of a webhook.
 func CheckURL(text string) error {
 	u, err := url.Parse(text)
 	switch {

@@ -1,5 +1,5 @@
-// Package snapshots takes, lists and deletes snapshots of boxes: their records in the store, and the layers that they
-// consist of. The store says who needs a layer; what nobody needs is removed.
+// Package snapshots takes, lists and deletes snapshots of boxes: their records in the store, and their layers. A layer is
+// removed when the store has no snapshot or box that needs it.
 package snapshots
 
 import (
@@ -25,19 +25,19 @@ const (
 )
 
 const (
-	// patience is how long [Shelf.Take] waits for a snapshot to be ready.
+	// patience is how long [Shelf.Take] waits for a snapshot to become ready.
 	patience = 10 * time.Second
-	// atOnce bounds how many boxes are copied at a time: the disk is shared.
+	// atOnce is the maximum number of concurrent captures, because boxes share the disk.
 	atOnce = 4
 )
 
-// Boxes is where the files of boxes are.
+// Boxes provides the files of boxes.
 type Boxes interface {
 	Capture(ctx context.Context, id policy.BoxID, layer string, grow func(n int64) error) (launcher.Captured, error)
 	KeepLayers(needed func(layer string) bool) error
 }
 
-// Shelf has the snapshots of a gateway. Safe for concurrent use.
+// Shelf manages the snapshots of a gateway. Safe for concurrent use.
 type Shelf struct {
 	log       *zap.Logger
 	store     *store.DB
@@ -46,7 +46,7 @@ type Shelf struct {
 
 	turns turns
 	stop  context.CancelFunc
-	ctx   context.Context // ends when the gateway does
+	ctx   context.Context // canceled by Close
 
 	mu       sync.Mutex
 	underWay map[string]*taking // guarded by mu; by the ID of the snapshot
@@ -55,27 +55,28 @@ type Shelf struct {
 // taking is a snapshot that is being taken.
 type taking struct {
 	cancel context.CancelFunc
-	ended  chan struct{} // closed when nothing of it goes on any more
+	ended  chan struct{} // closed when all its work has ended
 }
 
-// Allowance says what a snapshot may take on disk. All fields must be set; they are called by one goroutine at a time.
+// Allowance accounts for the disk space of a snapshot. All fields must be set; they are called by one goroutine at a
+// time.
 type Allowance struct {
-	// Stored is called once the snapshot counts as one, or could not be stored.
+	// Stored is called once the snapshot's record is stored and counts itself, or could not be stored.
 	Stored func()
-	// Grow asks for n more bytes before they are written. Its error ends the snapshot.
+	// Grow reserves n more bytes before they are written. An error ends the snapshot.
 	Grow func(n int64) error
-	// Release gives back all of them: they count as the snapshot's own, or are being removed.
+	// Release releases all reservations: the bytes now count as the snapshot's, or are being removed.
 	Release func()
 }
 
-// New returns the shelf of a store. contained calls a function and makes an error of its panic.
+// New returns a Shelf. contained calls a function and converts a panic into an error.
 func New(log *zap.Logger, db *store.DB, boxes Boxes, contained func(func() error) error) *Shelf {
 	ctx, stop := context.WithCancel(context.Background())
 	return &Shelf{log: log, store: db, boxes: boxes, contained: contained, turns: turns{free: atOnce}, ctx: ctx, stop: stop, underWay: map[string]*taking{}}
 }
 
-// Recover ends what an earlier run has left: snapshots that were being taken failed, and layers that nobody needs go. Snapshots of
-// an older version get the owner of their box, as long as that exists.
+// Recover cleans up after an earlier run: it marks unfinished snapshots as failed, and removes unneeded layers. Snapshots
+// of an older version get the owner of their box, if the box still exists.
 func (s *Shelf) Recover() error {
 	if err := s.store.OwnSnapshots(); err != nil {
 		return err
@@ -97,12 +98,12 @@ func (s *Shelf) Recover() error {
 
 var errInterrupted = errors.New("the gateway ended while it was taken; take another")
 
-// failed is the change of a snapshot that could not be taken.
+// failed returns the change that marks a snapshot as failed.
 func failed(why error) func(*store.Snapshot) {
 	return func(r *store.Snapshot) { r.State, r.Error, r.Layers, r.Size = Failed, why.Error(), nil, 0 }
 }
 
-// Close ends what is under way. Call it before the store is closed.
+// Close stops the running captures and waits for them. Call it before the store is closed.
 func (s *Shelf) Close() {
 	s.stop()
 	for _, t := range s.all() {
@@ -119,8 +120,8 @@ func (s *Shelf) all() (list []*taking) {
 	return list
 }
 
-// Take takes a snapshot of a box: r says what the box is, and which layers it is made of. It returns once the snapshot is
-// ready or has failed, or after a while with one that is still being taken, which goes on whatever becomes of ctx.
+// Take takes a snapshot of a box. r describes the box and has its layers. Take returns when the snapshot is ready or has
+// failed, or after a while with one that is still being taken, which continues even if ctx is done.
 func (s *Shelf) Take(ctx context.Context, r store.Snapshot, allowed Allowance) (store.Snapshot, error) {
 	layer := r.ID
 	r.State, r.CreatedAt, r.Layers = Creating, time.Now(), append(slices.Clone(r.Layers), layer)
@@ -174,13 +175,13 @@ func (s *Shelf) end(id string, t *taking) {
 	close(t.ended)
 }
 
-// take copies the box and stores the outcome. A panic is a failure.
+// take captures the box and stores the outcome. A panic counts as a failure.
 func (s *Shelf) take(ctx context.Context, r store.Snapshot, layer string, allowed Allowance) {
 	err := s.contained(func() error { return s.capture(ctx, r, layer, allowed) })
 	switch _, gone := s.store.Snapshot(r.ID); {
 	case errors.Is(gone, store.ErrNotFound):
 		s.log.Info("a snapshot was deleted while it was taken", zap.String("snapshot", r.ID), zap.String("box", string(r.Box)))
-		return // whoever deleted it removes its files
+		return // the deletion removes its files
 	case err == nil:
 		return
 	}
@@ -214,7 +215,7 @@ func (s *Shelf) capture(ctx context.Context, r store.Snapshot, layer string, all
 	return fault.At(ctx, "snapshot: ready stored")
 }
 
-// copy has a box copied when it is its turn.
+// copy captures a box when it is its turn.
 func (s *Shelf) copy(ctx context.Context, box policy.BoxID, layer string, long bool, grow func(int64) error) (launcher.Captured, error) {
 	ctx, done, err := s.turns.take(ctx, box, long)
 	if err != nil {
@@ -240,8 +241,8 @@ func (s *Shelf) List(box policy.BoxID) ([]store.Snapshot, error) {
 // Get returns a snapshot, or [store.ErrNotFound].
 func (s *Shelf) Get(id string) (store.Snapshot, error) { return s.store.Snapshot(id) }
 
-// Delete deletes snapshots. If one is unknown, the error is [store.ErrNotFound], and none is deleted, or given up. Those that are
-// being taken are given up once they are deleted. Boxes that were made from them keep what they need.
+// Delete deletes snapshots. If one is unknown, it returns [store.ErrNotFound] without deleting any. Snapshots that
+// are still being taken are canceled. Boxes made from the snapshots keep the layers they need.
 func (s *Shelf) Delete(ctx context.Context, ids []string) error {
 	if err := s.store.DeleteSnapshots(ids); err != nil {
 		return err
@@ -253,7 +254,7 @@ func (s *Shelf) Delete(ctx context.Context, ids []string) error {
 		}
 	}
 	fault.Mark(ctx, "delete snapshots: records gone")
-	if err := s.Sweep(); err != nil { // the next sweep tries again
+	if err := s.Sweep(); err != nil { // the next sweep retries
 		s.log.Error("the files of deleted snapshots could not be removed", zap.Error(err))
 	}
 	return nil

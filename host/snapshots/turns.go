@@ -10,38 +10,38 @@ import (
 	"boxgate/policy"
 )
 
-// turns bounds how many captures are under way, with at most one for each box. Waiters are served in the order of arrival, except that
-// those of a box that has a turn wait for its end. Nor do boxes whose captures take long hold up those of others: if all turns have become
-// long and others wait, the latest to become long has to make room. It may begin anew as a long one, of which there are never so many at
-// a time that no turn is left for others. The zero value serves nobody.
+// turns limits the number of concurrent captures, with at most one per box. Waiters are served in the order of arrival,
+// except that captures of the same box wait for each other. Long captures must not starve other boxes: if all turns have
+// become long and a box without a turn waits, the turn that became long last is ended with errMakesRoom. Its capture may
+// start over as a long one; long restarts never occupy all turns, unless there is only one. The zero value has no turns.
 type turns struct {
 	mu      sync.Mutex
-	free    int                    // guarded by mu, as what follows; turns left
-	held    map[policy.BoxID]*turn // by the box that has it
-	waiting []*waiter              // the first is the oldest
+	free    int                    // guarded by mu, like the fields below; number of free turns
+	held    map[policy.BoxID]*turn // by the box that holds it
+	waiting []*waiter              // oldest first
 }
 
-// brief is how long a turn lasts that is not long.
+// brief is the duration after which a turn becomes long.
 const brief = 2 * time.Minute
 
-// errMakesRoom ends a turn that has become long for the sake of those that wait.
+// errMakesRoom ends a long turn in favor of waiting boxes.
 var errMakesRoom = errors.New("other boxes wait")
 
 type turn struct {
 	end   context.CancelCauseFunc
-	long  time.Time // since when; zero: it is not
-	again bool      // it was long from the start, and need not make room
-	ended bool      // it has been told to make room
+	long  time.Time // when it became long; zero: it has not
+	again bool      // a restarted long capture, which is not ended again
+	ended bool      // it was asked to make room
 }
 
 type waiter struct {
 	box   policy.BoxID
 	turn  *turn
-	ready chan struct{} // closed when it has its turn
+	ready chan struct{} // closed when the waiter gets its turn
 }
 
-// take waits for a turn, which is long from the start if so asked. The capture must end when the context does that is returned, and then
-// call done; if it has to make room, the context's cause is errMakesRoom.
+// take waits for a turn. long marks a restarted capture, whose turn is long from the start. The capture must end when the
+// returned context is done, and then call done. If it has to make room, the context's cause is errMakesRoom.
 func (t *turns) take(ctx context.Context, box policy.BoxID, long bool) (_ context.Context, done func(), err error) {
 	ctx, end := context.WithCancelCause(ctx)
 	w := &waiter{box, &turn{end: end, again: long}, make(chan struct{})}
@@ -73,7 +73,7 @@ func (t *turns) leave(w *waiter) {
 	t.serve()
 }
 
-// serve gives free turns to those that wait. The caller holds mu.
+// serve assigns free turns to waiters. The caller holds mu.
 func (t *turns) serve() {
 	t.waiting = slices.DeleteFunc(t.waiting, func(w *waiter) bool {
 		if t.free == 0 || t.held[w.box] != nil || w.turn.again && t.long() >= max(1, t.free+len(t.held)-1) {
@@ -94,7 +94,7 @@ func (t *turns) serve() {
 	})
 }
 
-// lengthen has a turn become long after a while.
+// lengthen makes a turn long after a while.
 func (t *turns) lengthen(held *turn) {
 	time.AfterFunc(brief, func() {
 		t.mu.Lock()
@@ -104,7 +104,7 @@ func (t *turns) lengthen(held *turn) {
 	})
 }
 
-// long is how many turns have become long. The caller holds mu.
+// long returns the number of long turns. The caller holds mu.
 func (t *turns) long() (n int) {
 	for _, held := range t.held {
 		if !held.long.IsZero() {
@@ -114,7 +114,8 @@ func (t *turns) long() (n int) {
 	return n
 }
 
-// makeRoom ends the turn that became long last, if all are and a box waits that has none. The caller holds mu.
+// makeRoom ends the turn that became long last, if all turns are long and a box without a turn waits. The caller holds
+// mu.
 func (t *turns) makeRoom() {
 	wanted := slices.ContainsFunc(t.waiting, func(w *waiter) bool { return !w.turn.again && t.held[w.box] == nil })
 	if !wanted || t.free > 0 || t.long() < len(t.held) {
@@ -123,7 +124,7 @@ func (t *turns) makeRoom() {
 	var last *turn
 	for _, held := range t.held {
 		if held.ended {
-			return // there will be room
+			return // a turn is already ending
 		}
 		if !held.again && (last == nil || held.long.After(last.long)) {
 			last = held
