@@ -8,11 +8,11 @@ import (
 	"boxgate/host/foreign"
 )
 
-// dockerRetry is how long after Docker went away it is asked again, at most.
+// dockerRetry is the maximum delay before Docker is contacted again after it went away.
 const dockerRetry = 10 * time.Second
 
-// followDocker looks at boxes when Docker says that something has happened to their containers. Whenever its events begin
-// anew, all of them are looked at, since some may have been missed.
+// followDocker looks at boxes when Docker reports events of their containers. Whenever the event stream restarts, it
+// looks at all of them, since events may have been missed.
 func (f *Follower) followDocker(ctx context.Context) {
 	for wait := firstRetry; ctx.Err() == nil; {
 		if !f.hasContainers() {
@@ -36,10 +36,10 @@ func (f *Follower) followDocker(ctx context.Context) {
 	}
 }
 
-// isContainer reports whether Docker knows where a sandbox is.
+// isContainer reports whether Docker knows the location of a sandbox.
 func isContainer(s foreign.Sandbox) bool { return s.Kind == api.AttachDocker && s.Container != "" }
 
-// hasContainers reports whether there is a box that is attached to a container of Docker.
+// hasContainers reports whether any box is attached to a Docker container.
 func (f *Follower) hasContainers() bool {
 	for _, id := range f.owner.Attached() {
 		if s, _, ok := f.owner.Sandbox(id); ok && isContainer(s) {

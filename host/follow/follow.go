@@ -1,8 +1,7 @@
-// Package follow notices when the sandboxes that boxes were attached to end, and when their containers are started again.
+// Package follow detects the end of sandboxes that boxes are attached to, and restarts of their containers.
 //
-// It is told by the processes themselves (pidfds) and by Docker's events. Either is only a reason to look: what counts is
-// where the sandbox is then ([foreign.Locate]), so that events that were lost, or happened while the gateway was down, change
-// nothing.
+// Events come from pidfds and from Docker. An event only triggers a look at the current location of the sandbox
+// ([foreign.Locate]), so that lost events, and events while the gateway was down, make no difference.
 package follow
 
 import (
@@ -18,15 +17,15 @@ import (
 	"boxgate/policy"
 )
 
-// Owner owns the attached boxes.
+// Owner manages the attached boxes.
 type Owner interface {
 	// Attached lists the attached boxes.
 	Attached() []policy.BoxID
-	// Sandbox returns what a box is attached to, if there is such a box, and how often that has changed.
+	// Sandbox returns the sandbox of a box, if the box exists. turn is the number of changes of it so far.
 	Sandbox(id policy.BoxID) (s foreign.Sandbox, turn uint64, ok bool)
-	// Lose takes a box off the network: its sandbox has ended. It does nothing once turn is another.
+	// Lose disconnects a box whose sandbox has ended. It has no effect if turn is outdated.
 	Lose(ctx context.Context, id policy.BoxID, turn uint64, why string) error
-	// Move attaches a box to the namespace that its sandbox runs in now. It does nothing once turn is another.
+	// Move attaches a box to the namespace that its sandbox runs in now. It has no effect if turn is outdated.
 	Move(ctx context.Context, id policy.BoxID, turn uint64, to foreign.Found) error
 }
 
@@ -34,26 +33,27 @@ type Owner interface {
 type Follower struct {
 	owner Owner
 	log   *zap.Logger
-	slots chan struct{} // bounds how many boxes are looked at at once
-	wake  chan struct{} // a box was attached to a container of Docker
+	slots chan struct{} // limits concurrent looks
+	wake  chan struct{} // wakes followDocker after a box was attached to a Docker container
 
 	mu    sync.Mutex
-	ctx   context.Context         // that of Run; nil before it: nothing is looked at yet
-	looks map[policy.BoxID]*look  // guarded by mu; one per box that is looked at
-	watch map[policy.BoxID]func() // guarded by mu; ends the watch on a process
+	ctx   context.Context         // of Run; nil before it: no looks yet
+	looks map[policy.BoxID]*look  // guarded by mu; the running looks
+	watch map[policy.BoxID]func() // guarded by mu; stops watching a process
 }
 
-// look is one box being looked at.
+// look is a running look at a box.
 type look struct{ again bool }
 
-// atOnce is how many boxes are looked at at once, so that one whose network namespace is slow does not hold up the others. The kernel
-// rules remove as many together when their sandboxes have ended.
+// atOnce is the maximum number of concurrent looks, so that a slow network namespace does not delay other boxes. It is
+// also how many boxes the kernel rules remove together when their sandboxes have ended.
 const atOnce = 32
 
-// pathsEvery is how often paths are checked, whose removal nobody reports, and what could not be done is tried again.
+// pathsEvery is the interval at which paths are checked, because their removal causes no event, and failed looks are
+// retried.
 const pathsEvery = 5 * time.Second
 
-// What fails is tried again after times that double.
+// Failed looks are retried with exponential backoff.
 const (
 	firstRetry = time.Second
 	lastRetry  = time.Minute
@@ -67,7 +67,7 @@ func New(owner Owner, log *zap.Logger) *Follower {
 	}
 }
 
-// Run follows the boxes until ctx ends.
+// Run follows the boxes until ctx is done.
 func (f *Follower) Run(ctx context.Context) {
 	f.mu.Lock()
 	f.ctx = ctx
@@ -89,7 +89,7 @@ func (f *Follower) Run(ctx context.Context) {
 	}
 }
 
-// needsTicks reports whether nothing else says when a sandbox changes.
+// needsTicks reports whether changes of a sandbox cause no events.
 func needsTicks(s foreign.Sandbox) bool { return s.Kind == api.AttachNetNS && s.Pin != "" }
 
 // stop stops watching processes.
@@ -102,7 +102,7 @@ func (f *Follower) stop() {
 	clear(f.watch)
 }
 
-// lookAtAll looks at all boxes that are attached to sandboxes of some kind.
+// lookAtAll starts looks at all boxes whose sandboxes match.
 func (f *Follower) lookAtAll(wanted func(foreign.Sandbox) bool) {
 	for _, id := range f.owner.Attached() {
 		if s, _, ok := f.owner.Sandbox(id); ok && wanted(s) {
@@ -111,7 +111,7 @@ func (f *Follower) lookAtAll(wanted func(foreign.Sandbox) bool) {
 	}
 }
 
-// Look looks where the sandbox of a box is, because it was attached, detached, or may have changed.
+// Look looks at the sandbox of a box after it was attached or detached, or may have changed.
 func (f *Follower) Look(id policy.BoxID) {
 	f.look(id)
 	if s, _, ok := f.owner.Sandbox(id); !ok || !isContainer(s) {
@@ -123,7 +123,7 @@ func (f *Follower) Look(id policy.BoxID) {
 	}
 }
 
-// look has a box looked at; once more if it is being looked at.
+// look starts a look at a box, or has a running one repeated.
 func (f *Follower) look(id policy.BoxID) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -138,7 +138,7 @@ func (f *Follower) look(id policy.BoxID) {
 	go f.lookUntilSettled(f.ctx, id)
 }
 
-// lookUntilSettled looks at a box until nothing has happened to it meanwhile. What fails is tried again.
+// lookUntilSettled looks at a box until it has not changed during the look. Failures are retried.
 func (f *Follower) lookUntilSettled(ctx context.Context, id policy.BoxID) {
 	for wait := firstRetry; ; {
 		f.slots <- struct{}{}
@@ -160,7 +160,7 @@ func (f *Follower) lookUntilSettled(ctx context.Context, id policy.BoxID) {
 	}
 }
 
-// settled ends looking at a box, unless there is reason to look again.
+// settled ends the look at a box, unless it must be repeated.
 func (f *Follower) settled(ctx context.Context, id policy.BoxID, done bool) bool {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -172,7 +172,7 @@ func (f *Follower) settled(ctx context.Context, id policy.BoxID, done bool) bool
 	return true
 }
 
-// lookOnce finds out where the sandbox of a box is, and has the box follow.
+// lookOnce locates the sandbox of a box, and updates the box.
 func (f *Follower) lookOnce(ctx context.Context, id policy.BoxID) error {
 	s, turn, ok := f.owner.Sandbox(id)
 	if !ok { // detached
@@ -196,14 +196,14 @@ func (f *Follower) lookOnce(ctx context.Context, id policy.BoxID) error {
 	return nil
 }
 
-// again has a box that is being looked at looked at once more.
+// again has the running look at a box repeated.
 func (f *Follower) again(id policy.BoxID) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.looks[id].again = true
 }
 
-// watchProcess waits for the end of a process, if there is one, in place of the one before.
+// watchProcess replaces the watched process of a box. nil stops watching.
 func (f *Follower) watchProcess(id policy.BoxID, process *os.File) {
 	f.mu.Lock()
 	defer f.mu.Unlock()

@@ -15,8 +15,8 @@ import (
 	"time"
 )
 
-// dockerSocket is where the Docker daemon of this host listens: DOCKER_HOST if it names a socket, as for Docker's own
-// command.
+// dockerSocket returns the path of this host's Docker socket: that of DOCKER_HOST if it is a Unix socket, as for the
+// docker command, or the default.
 func dockerSocket() string {
 	if path, ok := strings.CutPrefix(os.Getenv("DOCKER_HOST"), "unix://"); ok {
 		return path
@@ -24,18 +24,18 @@ func dockerSocket() string {
 	return "/var/run/docker.sock"
 }
 
-// errNoContainer says that Docker answered, and has no such container.
+// errNoContainer is the error if Docker does not know a container.
 var errNoContainer = errors.New("there is no such container in Docker")
 
-// container is a container of Docker.
+// container is a Docker container.
 type container struct {
-	ID  string // in full; never used again, other than the name
+	ID  string // the full ID, which is never reused, unlike the name
 	PID int    // of its first process; 0 unless it runs
 
-	Started string // when it did the last time, as Docker writes it
+	Started string // time of its last start, as formatted by Docker
 }
 
-// inspect asks Docker for a container by its ID or name.
+// inspect queries Docker for a container by its ID or name.
 func inspect(ctx context.Context, ref string) (container, error) {
 	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
 	defer cancel()
@@ -60,7 +60,7 @@ func inspect(ctx context.Context, ref string) (container, error) {
 	return container{ID: answer.ID, PID: max(answer.State.Pid, 0), Started: answer.State.StartedAt}, nil
 }
 
-// askDocker makes a request to the daemon and returns the body of its answer, which ends with ctx at the latest.
+// askDocker sends a GET request to the daemon and returns the response body, which ends when ctx is done at the latest.
 func askDocker(ctx context.Context, path string) (io.ReadCloser, error) {
 	transport := &http.Transport{DisableKeepAlives: true, DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
 		return new(net.Dialer).DialContext(ctx, "unix", dockerSocket())
@@ -83,8 +83,9 @@ func askDocker(ctx context.Context, path string) (io.ReadCloser, error) {
 	return nil, fmt.Errorf("unexpected answer from Docker: %s", res.Status)
 }
 
-// Events calls started once Docker reports what happens to containers, with those since a time, and then event with the ID of
-// each container that starts or ends. It returns when the daemon goes away or ctx ends, always with an error.
+// Events follows Docker's container events, including past ones since a time. It calls started once the stream is open,
+// then event with the ID of each container that starts or ends. It returns when the daemon goes away or ctx is done,
+// always with an error.
 func Events(ctx context.Context, since time.Time, started func(), event func(container string)) error {
 	query := url.Values{
 		"since":   {strconv.FormatInt(since.Unix(), 10)},

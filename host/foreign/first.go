@@ -14,22 +14,23 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// This file tells the first process of a container from one that got its process ID later: Docker names a process that has ended until
-// it has noticed that.
+// This file distinguishes the first process of a container from a process that reused its ID: until Docker has noticed
+// the end of a process, it still reports its ID.
 
-// ErrNotFirst says that a process is not the one that a container began with.
+// ErrNotFirst means that a process is not the first process of a container.
 var ErrNotFirst = errors.New("the process that Docker names is not the one that the container began with: it was restarted or ended just now, try again")
 
-// containerIDs are the IDs of containers in the names of control groups, as Docker, Podman and systemd write them.
+// containerIDs matches the container IDs in cgroup names made by Docker, Podman and systemd.
 var containerIDs = regexp.MustCompile(`[0-9a-f]{64}`)
 
-// startSlack is how much later than its container a process may seem to have started: the kernel counts in hundredths of a second, and
-// a clock may be corrected.
+// startSlack is how much later than its container a process may seem to have started: the kernel's start times have a
+// resolution of 1/100 s, and the clock may be corrected.
 const startSlack = time.Second
 
-// IsFirst checks that a process is the first of a container, by its control group; where that says nothing, by the time at which it
-// started: a process that got the ID later also started later. read reads a file of its directory in /proc; the caller sees to it that
-// they are all of the same process. started is what Docker says of the container. The error is [ErrNotFirst], or that of read.
+// IsFirst checks that a process is the first of a container, by its cgroup. If the cgroup is inconclusive, it compares
+// start times: a process that reused the ID also started later. read reads a file of the process's directory in /proc;
+// the caller ensures that all reads are of the same process. id and started are the container's ID and start time
+// reported by Docker. The error is [ErrNotFirst] or that of read.
 func IsFirst(read func(file string) ([]byte, error), id, started string) error {
 	groups, err := read("cgroup")
 	if err != nil {
@@ -44,7 +45,7 @@ func IsFirst(read func(file string) ([]byte, error), id, started string) error {
 		return err
 	}
 	for _, other := range ids {
-		if !bytes.Contains(own, []byte(other)) { // else the gateway is in that container, with everything here
+		if !bytes.Contains(own, []byte(other)) { // otherwise the gateway itself runs in that container, and so does everything here
 			return ErrNotFirst
 		}
 	}
@@ -53,7 +54,7 @@ func IsFirst(read func(file string) ([]byte, error), id, started string) error {
 		return err
 	}
 	at, err := time.Parse(time.RFC3339Nano, started)
-	if err != nil || at.Year() < 1970 { // never, for Docker
+	if err != nil || at.Year() < 1970 { // Docker's zero time: never started
 		return ErrNotFirst
 	}
 	age, err := ageOf(stat)
@@ -66,11 +67,11 @@ func IsFirst(read func(file string) ([]byte, error), id, started string) error {
 	return nil
 }
 
-// ageOf returns how long ago a process started, from its /proc/PID/stat.
+// ageOf returns the age of a process, from its /proc/PID/stat.
 func ageOf(stat []byte) (time.Duration, error) {
-	const startTime, perSecond = 22, 100 // see proc_pid_stat(5); what it calls clock ticks are hundredths for every process
+	const startTime, perSecond = 22, 100 // see proc_pid_stat(5); the clock ticks of /proc are always 1/100 s
 	rest := stat[bytes.LastIndexByte(stat, ')')+1:]
-	fields := strings.Fields(string(rest)) // from the third on
+	fields := strings.Fields(string(rest)) // from the third field on
 	if len(fields) <= startTime-3 {
 		return 0, errors.New("what the kernel says about the process cannot be read")
 	}

@@ -8,7 +8,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// openProcess returns a handle of a process, which keeps meaning that process when its ID is another's.
+// openProcess returns a pidfd, which keeps referring to the process even if its ID is reused.
 func openProcess(pid int) (*os.File, error) {
 	fd, err := unix.PidfdOpen(pid, unix.PIDFD_NONBLOCK)
 	if err != nil {
@@ -24,7 +24,7 @@ func hasEnded(process *os.File) bool {
 	return err == nil && n > 0
 }
 
-// AwaitEnd returns when a process has ended, or its handle is closed. It costs a goroutine, and no thread.
+// AwaitEnd returns when a process has ended, or its pidfd is closed. It blocks a goroutine, but no thread.
 func AwaitEnd(process *os.File) {
 	raw, err := process.SyscallConn()
 	if err != nil {
@@ -37,8 +37,8 @@ func AwaitEnd(process *os.File) {
 	})
 }
 
-// inhabitant returns a handle of a process in the network namespace at a path, or nil if there is none. It looks at one
-// process first, if hint is not 0.
+// inhabitant returns a pidfd of a process in the network namespace at a path, or nil if the namespace is empty. It tries the
+// process hint first, if that is not 0.
 func inhabitant(path string, hint int) *os.File {
 	var ns unix.Stat_t
 	if err := unix.Stat(path, &ns); err != nil {
@@ -55,18 +55,18 @@ func inhabitant(path string, hint int) *os.File {
 	return nil
 }
 
-// passes is how often all processes are looked at before there is none: one look may pass over a process whose parent ends
-// meanwhile.
+// passes is how often the process list is scanned before a namespace counts as empty: a single scan may miss a process
+// whose parent ends during the scan.
 const passes = 3
 
-// anyIn looks at all processes.
+// anyIn scans all processes.
 func anyIn(ns unix.Stat_t) *os.File {
 	dir, err := os.Open("/proc")
 	if err != nil {
 		return nil
 	}
 	defer dir.Close()
-	names, _ := dir.Readdirnames(-1) // what was read counts, whatever has ended since
+	names, _ := dir.Readdirnames(-1) // a partial listing is fine
 	for _, name := range names {
 		if pid, err := strconv.Atoi(name); err == nil {
 			if p := processIn(ns, pid); p != nil {
@@ -77,7 +77,7 @@ func anyIn(ns unix.Stat_t) *os.File {
 	return nil
 }
 
-// processIn returns a handle of a process if it is in the network namespace.
+// processIn returns a pidfd of a process if it is in the network namespace, nil otherwise.
 func processIn(ns unix.Stat_t, pid int) *os.File {
 	if pid <= 0 || !isAt(ns, netNSOf(pid)) {
 		return nil
@@ -86,20 +86,20 @@ func processIn(ns unix.Stat_t, pid int) *os.File {
 	if err != nil {
 		return nil
 	}
-	if isAt(ns, netNSOf(pid)) && !hasEnded(process) { // and not another process since
+	if isAt(ns, netNSOf(pid)) && !hasEnded(process) { // check again: the ID may have been reused
 		return process
 	}
 	process.Close()
 	return nil
 }
 
-// isAt reports whether the namespace is the one at a path.
+// isAt reports whether the namespace at path is ns.
 func isAt(ns unix.Stat_t, path string) bool {
 	var st unix.Stat_t
 	return unix.Stat(path, &st) == nil && st.Dev == ns.Dev && st.Ino == ns.Ino
 }
 
-// Same reports whether the same namespace is at both paths.
+// Same reports whether both paths refer to the same namespace.
 func Same(a, b string) bool {
 	var st unix.Stat_t
 	return unix.Stat(a, &st) == nil && isAt(st, b)

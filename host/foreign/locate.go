@@ -10,31 +10,31 @@ import (
 	"boxgate/api"
 )
 
-// Sandbox is what a box is attached to.
+// Sandbox identifies the sandbox that a box is attached to.
 type Sandbox struct {
 	Kind, Ref string
-	Container string // the ID of the Docker container; "" if it is not known to be one
-	Pin       string // where the namespace that the box is attached to is pinned; "" while it is attached to none
+	Container string // Docker container ID; "" if it is not a container
+	Pin       string // path of the pinned namespace; "" while the box is not attached
 }
 
-// Place is where a sandbox is now.
+// Place is the current location of a sandbox.
 type Place struct {
-	// Process runs in the namespace that is pinned: while it does, nothing has changed. nil if none is known.
+	// Process is a process in the pinned namespace, nil if unknown. While it runs, the sandbox is unchanged.
 	Process *os.File
-	// Moved is another namespace that the sandbox runs in now; its NS is nil if there is none.
+	// Moved is another namespace that the sandbox runs in now; its NS is nil if the sandbox has not moved.
 	Moved Found
-	// Ended says why the sandbox has no network namespace any more; "" if it has one.
+	// Ended is the reason why the sandbox has lost its network namespace; "" if it has one.
 	Ended string
 }
 
-// Locate says where a sandbox is now. A container is found by its ID, which no other ever gets, not by its name. An error
-// means that this cannot be known at present.
+// Locate finds the current place of a sandbox. Containers are found by ID, which is never reused, not by name. An error
+// means that the place is unknown at the moment.
 func Locate(ctx context.Context, s Sandbox) (Place, error) {
 	if s.Kind == api.AttachDocker && s.Container != "" {
 		return locateContainer(ctx, s)
 	}
 	if s.Pin == "" {
-		return Place{}, nil // a path or process ID that exists again may be anybody's
+		return Place{}, nil // a path or process ID that reappears may belong to another sandbox
 	}
 	hint := 0
 	ended := "nothing runs in its network namespace any more"
@@ -53,7 +53,8 @@ func Locate(ctx context.Context, s Sandbox) (Place, error) {
 	return Place{Ended: ended}, nil
 }
 
-// locateContainer is Locate for a container of Docker. While Docker cannot be asked, what runs in the namespace counts.
+// locateContainer is Locate for a Docker container. While Docker does not respond, it looks for processes in the
+// namespace instead.
 func locateContainer(ctx context.Context, s Sandbox) (Place, error) {
 	c, err := inspect(ctx, s.Container)
 	switch {

@@ -1,5 +1,5 @@
-// Package foreign opens the network namespaces that somebody else made, to be attached. What is opened is a network namespace
-// and nothing else, whatever its path or its container names a moment later.
+// Package foreign opens network namespaces made by other programs, so that boxes can be attached to them. It opens only
+// network namespaces, and is not affected if a path or container name refers to something else a moment later.
 package foreign
 
 import (
@@ -15,14 +15,14 @@ import (
 	"boxgate/policy/document"
 )
 
-// Found is a network namespace that was found.
+// Found is an open network namespace.
 type Found struct {
-	NS        *os.File // the caller closes it
-	Container string   // the ID of the Docker container it is the namespace of; "" if it was not found as one
+	NS        *os.File // closed by the caller
+	Container string   // ID of its Docker container; "" if it was not found by container
 }
 
-// Open opens the network namespace that is to be attached. The error for one that cannot be found, or that check refuses, is
-// a *[document.InvalidError].
+// Open opens the network namespace of a. If the namespace is not found or check rejects it, the error is a
+// *[document.InvalidError].
 func Open(ctx context.Context, a api.Attached, check func(path string) error) (Found, error) {
 	pointer, open := "/netns", func() (Found, error) {
 		ns, err := openNetNS(a.Ref)
@@ -47,14 +47,15 @@ func Open(ctx context.Context, a api.Attached, check func(path string) error) (F
 	return found, nil
 }
 
-// PathOf is a path of an open namespace.
+// PathOf returns a path of an open namespace.
 func PathOf(ns *os.File) string { return fmt.Sprintf("/proc/self/fd/%d", ns.Fd()) }
 
-// netNSOf names the network namespace of a process.
+// netNSOf returns the path of a process's network namespace.
 func netNSOf(pid int) string { return fmt.Sprintf("/proc/%d/ns/net", pid) }
 
-// openContainer opens the network namespace of a Docker container that runs. Its process may have ended before that, and its
-// ID have gone to one of another sandbox: then Docker names another process, or none, or has not noticed yet, and [IsFirst] does.
+// openContainer opens the network namespace of a running Docker container. The container's process may end at any moment,
+// and its ID be reused by another sandbox. That is detected by asking Docker again, and as Docker may not have noticed
+// yet, by [IsFirst].
 func openContainer(ctx context.Context, ref string) (Found, error) {
 	c, err := inspect(ctx, ref)
 	if err != nil {
@@ -89,11 +90,11 @@ func openContainer(ctx context.Context, ref string) (Found, error) {
 	return Found{NS: ns, Container: c.ID}, nil
 }
 
-// errRestarted says that a container was not the same from beginning to end.
+// errRestarted means that a container was restarted while its namespace was being opened.
 var errRestarted = errors.New("the container was restarted just now: attach it again")
 
-// openNetNS opens a network namespace, and nothing else: the path is opened only once it is known to name a namespace,
-// since opening a device or a pipe has effects.
+// openNetNS opens a network namespace. It opens the path with O_PATH first and checks that it is a namespace, because
+// opening a device or a pipe has side effects.
 func openNetNS(path string) (*os.File, error) {
 	place, err := os.OpenFile(path, unix.O_PATH, 0)
 	if err != nil {
