@@ -1,4 +1,5 @@
-// Package preflight checks what the gateway needs of its host, and says how to fix what is missing. It changes nothing.
+// Package preflight checks the requirements of the gateway on its host, and explains how to meet missing ones. It changes
+// nothing.
 package preflight
 
 import (
@@ -7,19 +8,19 @@ import (
 	"boxgate/config"
 )
 
-// Finding is the result of one check: Err is nil if it passed.
+// Finding is the result of one check. Err is nil if it passed.
 type Finding struct {
 	What string
 	Err  error
 }
 
-// Check checks what the gateway needs of the host, except its network. Each error says what to do.
+// Check checks the requirements on the host, except those on its network. Each error explains how to fix it.
 func Check(cfg config.Config) []Finding {
 	findings := []Finding{
 		{"root", NeedRoot()},
 		{"IPv6", needIPv6()},
 	}
-	if !cfg.Launcher.Enabled { // nothing below is used
+	if !cfg.Launcher.Enabled { // the checks below are for launched boxes
 		return findings
 	}
 	return append(findings, []Finding{
@@ -31,13 +32,13 @@ func Check(cfg config.Config) []Finding {
 	}...)
 }
 
-// Warning is an error that does not keep the gateway from working.
+// Warning is an error that does not prevent the gateway from working.
 type Warning struct{ error }
 
-// Warnf makes a warning. The text should say what may go wrong and what to do.
+// Warnf returns a [Warning]. The text should describe the risk and how to fix it.
 func Warnf(format string, args ...any) error { return Warning{fmt.Errorf(format, args...)} }
 
-// Errors returns the single errors that were joined into one.
+// Errors splits a joined error into single errors.
 func Errors(err error) []error {
 	joined, ok := err.(interface{ Unwrap() []error })
 	if !ok {

@@ -18,7 +18,7 @@ import (
 	"boxgate/config"
 )
 
-// NeedRoot requires that the process runs as root.
+// NeedRoot returns an error unless the process runs as root.
 func NeedRoot() error {
 	if os.Geteuid() != 0 {
 		return errors.New("the gateway changes the kernel's network and starts containers: run it as root (sudo)")
@@ -26,14 +26,14 @@ func NeedRoot() error {
 	return needCapabilities()
 }
 
-// capabilities are those of root's without which no box gets a network or a first process.
+// capabilities are the capabilities of root that boxes' networks and processes require.
 var capabilities = map[string]int{"CAP_NET_ADMIN": unix.CAP_NET_ADMIN, "CAP_SYS_ADMIN": unix.CAP_SYS_ADMIN}
 
-// needCapabilities requires them of this process, which a unit or a container can have taken away.
+// needCapabilities returns an error for missing capabilities, which a systemd unit or a container may have dropped.
 func needCapabilities() error {
 	var data [2]unix.CapUserData
 	if err := unix.Capget(&unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}, &data[0]); err != nil {
-		return nil //nolint:nilerr // what is missing then fails by itself
+		return nil // unknown; a missing capability will fail with its own error
 	}
 	var errs []error
 	for _, name := range slices.Sorted(maps.Keys(capabilities)) {
@@ -44,8 +44,8 @@ func needCapabilities() error {
 	return errors.Join(errs...)
 }
 
-// needIPv6 requires IPv6 on this host. Boxes get addresses and rules of both families, and with one of them off only
-// some of the rules could be written.
+// needIPv6 requires IPv6 on this host. Boxes get addresses and rules of both families; with IPv6 disabled, some of the
+// rules could not be written.
 func needIPv6() error {
 	for _, where := range []string{"all", "lo"} {
 		key := "net.ipv6.conf." + where + ".disable_ipv6"
@@ -65,8 +65,8 @@ func needIPv6() error {
 	return nil
 }
 
-// needCgroups requires control groups, with which the runtime limits boxes: version 2 in one hierarchy, or version 1
-// with one hierarchy per controller.
+// needCgroups requires cgroups, which the runtime uses to limit boxes: version 2 in one hierarchy, or version 1 with one
+// hierarchy per controller.
 func needCgroups() error {
 	const root = "/sys/fs/cgroup"
 	controllers, errV2 := os.ReadFile(root + "/cgroup.controllers")
@@ -90,8 +90,8 @@ func needCgroups() error {
 	return nil
 }
 
-// needImage requires the file or directory of the default image. Of the debian image, which is built for the first box that is launched,
-// the tool that does it may be missing: whoever only attaches does not need it.
+// needImage requires the file or directory of the default image. The debian image is built for the first launched box; it
+// only warns if the build tool is missing, because a host that only attaches boxes does not need it.
 func needImage(cfg config.Config) error {
 	source := cfg.Launcher.Images["default"]
 	if source != "debian" {
@@ -152,8 +152,8 @@ func needFilesystem(name string) error {
 	return fmt.Errorf("this kernel has no %s file system: load the module (modprobe %s)", name, name)
 }
 
-// needMappedMounts requires user namespaces, and file systems that support ID-mapped mounts: that of the image
-// directory, and that of the state directory, which has the boxes' layers.
+// needMappedMounts requires user namespaces, and support for ID-mapped mounts in the file systems of the image directory
+// and of the state directory, which has the boxes' layers.
 func needMappedMounts(cfg config.Config) error {
 	if os.Geteuid() != 0 {
 		return nil // NeedRoot reports that
@@ -172,8 +172,8 @@ func needMappedMounts(cfg config.Config) error {
 	return errors.Join(errs...)
 }
 
-// userNamespace returns a user namespace that maps IDs. Only a process can make one: a child is started under ptrace,
-// so that it stops before its first instruction, and then killed.
+// userNamespace returns a user namespace with mapped IDs. Making one takes a process: a child is started under ptrace, so
+// that it stops before its first instruction, and is killed afterwards.
 func userNamespace() (*os.File, error) {
 	runtime.LockOSThread() // the tracer is a thread
 	defer runtime.UnlockOSThread()

@@ -9,7 +9,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// NeedWritable requires that a directory, which the key names, can be written to, or be made. It changes nothing.
+// NeedWritable requires that the directory configured by key can be written to, or created. It has no side effects.
 func NeedWritable(key, dir string) error {
 	at := dir
 	info, err := os.Stat(at)
@@ -32,10 +32,10 @@ func NeedWritable(key, dir string) error {
 	return nil
 }
 
-// firstStart is the room that the first start needs for the store and its key.
+// firstStart is the disk space in bytes that the first start needs for the store and its key.
 const firstStart = 1 << 20
 
-// NeedRoom requires that the file system of a directory, which the key names, has room for a first start.
+// NeedRoom requires that the file system of the directory configured by key has space for a first start.
 func NeedRoom(key, dir string) error {
 	at := dir
 	var fs unix.Statfs_t
@@ -46,7 +46,7 @@ func NeedRoom(key, dir string) error {
 	}
 	free := fs.Bavail * uint64(fs.Bsize)
 	if err != nil || free >= firstStart {
-		return nil //nolint:nilerr // it is not known
+		return nil // unknown
 	}
 	return fmt.Errorf("%s: the disk of %s is full (%d KiB are free): make room, or set another path", key, at, free>>10)
 }

@@ -8,17 +8,17 @@ import (
 	"strings"
 )
 
-// kernelSupply is a resource that the kernel limits for the whole host, or for each user and so for each box, and of
-// which hosts often have too little.
+// kernelSupply is a kernel limit for the whole host, or for each user and so for each box, whose default is often too
+// low.
 type kernelSupply struct {
 	file   string // below /proc/sys
 	least  uint64
-	wanted uint64 // what to raise it to
-	short  string // what goes wrong with less
+	wanted uint64 // recommended value
+	short  string // consequence of a lower value
 }
 
-// kernelSupplies are the resources that `gateway check` checks. Boxes cannot exhaust what is limited per user; what is
-// limited for the host alone has to suffice for all boxes at their limits.
+// kernelSupplies are the resources that `gateway check` checks. Boxes cannot exhaust per-user limits; host-wide limits
+// must suffice for all boxes at their limits.
 var kernelSupplies = []kernelSupply{
 	{"kernel/pid_max", 1 << 17, 1 << 22, "a box may have 2,048 processes or more, depending on its size; when they run out, nobody can start a command"},
 	{"kernel/threads-max", 1 << 17, 1 << 22, "a box may have 2,048 threads or more, depending on its size; when they run out, nobody can start a command"},
@@ -29,7 +29,7 @@ var kernelSupplies = []kernelSupply{
 	{"fs/inotify/max_user_watches", 1 << 16, 1 << 19, "the limit applies per box; above it, programs that watch files fail with ENOSPC"},
 }
 
-// CheckSupplies warns of limits that are too low. A limit that the kernel does not have is fine.
+// CheckSupplies warns about limits that are too low. Limits that the kernel does not have are skipped.
 func CheckSupplies(sysctls string) error {
 	var errs []error
 	for _, s := range kernelSupplies {

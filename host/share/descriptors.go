@@ -1,5 +1,5 @@
-// Package share divides what the process may use among the boxes, the visitors of public URLs and the gateway itself: file
-// descriptors and memory.
+// Package share divides the process's file descriptors and memory among the boxes, the visitors of public URLs and the
+// gateway itself.
 package share
 
 import (
@@ -17,25 +17,25 @@ import (
 	"boxgate/proxy"
 )
 
-// Descriptors says how the file descriptors of the process are divided. Each part has a bound of its own and takes from no
-// other: boxes cannot keep the admin API from answering, nor visitors of public URLs the boxes.
+// Descriptors divides the file descriptors of the process. Each part has its own limit, so that boxes cannot starve the
+// admin API, nor visitors of public URLs the boxes.
 type Descriptors struct {
 	all       int
-	reserve   int // for the admin API, DNS, the store, images, commands in boxes
-	visitors  int // connections to each of the two listeners of public URLs, two each: the visitor's and the box's
-	pipes     int // of tunnels in which bytes are on their way, two each
-	conns     int // connections of all boxes at the proxy, two each: the box's and the server's
-	upstreams int // connections to servers for HTTP requests, of all boxes
+	reserve   int // for the admin API, DNS, the store, images and commands in boxes
+	visitors  int // visitors per listener of public URLs, of which there are two; two descriptors each, one to the visitor and one to the box
+	pipes     int // tunnels with data in transit; two descriptors each
+	conns     int // connections of all boxes at the proxy; two descriptors each, one to the box and one to the server
+	upstreams int // connections of all boxes to servers for HTTP requests
 }
 
-// mostDescriptors is as many as are divided: before more could be used, memory would run out.
+// mostDescriptors is the maximum number of descriptors used; beyond it memory would run out first.
 const mostDescriptors = 1 << 20
 
-// fewestDescriptors is the least that a gateway can work with.
+// fewestDescriptors is the minimum that a gateway needs.
 const fewestDescriptors = 1024
 
-// shareDescriptors divides n descriptors: an eighth is kept in reserve, a quarter is for public URLs, and four fifths of the
-// rest are for connections of boxes.
+// shareDescriptors divides n descriptors: an eighth for the reserve, a quarter for public URLs, and four fifths of the
+// rest for connections of boxes.
 func shareDescriptors(n int) Descriptors {
 	n = min(n, mostDescriptors)
 	d := Descriptors{all: n, reserve: n / 8, visitors: n / 16, pipes: min(512, n/64)}
@@ -45,29 +45,29 @@ func shareDescriptors(n int) Descriptors {
 	return d
 }
 
-// Apply bounds what the proxy uses for all boxes. Attempts to connect beside another one of the same connection, which last seconds, come
-// out of the reserve.
+// Apply sets the proxy's limits for all boxes. Parallel connection attempts (Happy Eyeballs), which last seconds, use the
+// reserve.
 func (d Descriptors) Apply(c *proxy.Config) {
 	c.MaxAllConns, c.MaxAllUpstreams, c.MaxPipes = d.conns, d.upstreams, d.pipes
 	c.MaxExtraAttempts = d.reserve / 8
 }
 
-// Visits returns how many connections each of the two listeners of public URLs may hold, and how many requests may be
-// forwarded to boxes at a time if a third as many connections to boxes are kept for later.
+// Visits returns the maximum number of connections of each of the two listeners of public URLs, and of requests forwarded
+// to boxes at a time. The latter leaves room for half as many pooled connections to boxes.
 func (d Descriptors) Visits() (connections, requests int) {
 	return d.visitors, d.visitors * 3 / 2
 }
 
-// Keyless bounds the connections to a listener that have shown no key. They come out of the reserve, of which the three such
-// listeners use three eighths at most.
+// Keyless limits the connections to a listener that have not presented an API key. They use the reserve; the three such
+// listeners use at most three eighths of it.
 func (d Descriptors) Keyless(ln net.Listener) *keyless.Listener {
 	return keyless.New(ln, max(8, min(d.reserve/8, 256)))
 }
 
-// Questions returns how many sockets DNS may keep open to ask upstream from. They come out of the reserve.
+// Questions returns the maximum number of DNS sockets to upstream resolvers. They use the reserve.
 func (d Descriptors) Questions() int { return d.reserve / 8 }
 
-// descriptorLimit returns how many descriptors the process may raise its limit to.
+// descriptorLimit returns the highest descriptor limit that the process may set.
 func descriptorLimit() (int, error) {
 	var limit unix.Rlimit
 	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &limit); err != nil {
@@ -76,8 +76,8 @@ func descriptorLimit() (int, error) {
 	return int(min(limit.Max, mostDescriptors)), nil
 }
 
-// RaiseDescriptors raises the limit of open files as far as it may be raised, and returns how the descriptors are divided. Go
-// does the same where it can, and gives the programs that it starts the original limit.
+// RaiseDescriptors raises the limit of open files to its maximum, and divides the descriptors. The Go runtime raises the
+// limit too where it can, and restores the original limit for child processes.
 func RaiseDescriptors() (Descriptors, error) {
 	n, err := descriptorLimit()
 	if err != nil {
@@ -96,7 +96,7 @@ func RaiseDescriptors() (Descriptors, error) {
 	return shareDescriptors(n), NeedDescriptors()
 }
 
-// NeedDescriptors requires the least number of descriptors that a gateway can work with.
+// NeedDescriptors returns an error if the process may open fewer descriptors than a gateway needs.
 func NeedDescriptors() error {
 	n, err := descriptorLimit()
 	if err == nil && n < fewestDescriptors {
@@ -105,17 +105,17 @@ func NeedDescriptors() error {
 	return err
 }
 
-// CheckShares warns where boxes at their limits would need more descriptors than there are. They then share what there is, and
-// the gateway keeps its own.
+// CheckShares warns if boxes at their limits would need more descriptors than there are. They would then share the
+// available ones; the gateway's own are not affected.
 func CheckShares(cfg config.Config) error {
 	n, err := descriptorLimit()
 	if err != nil {
-		return nil //nolint:nilerr // NeedDescriptors says it
+		return nil // NeedDescriptors reports it
 	}
 	return sharesOf(cfg, shareDescriptors(n), boxesOnDisk(cfg))
 }
 
-// sharesOf compares what that many boxes may open with what there is for all of them.
+// sharesOf compares the descriptors that boxes may use with the descriptors for all boxes.
 func sharesOf(cfg config.Config, d Descriptors, boxes int) error {
 	boxes = max(boxes, 1)
 	var errs []error
@@ -132,11 +132,11 @@ func sharesOf(cfg config.Config, d Descriptors, boxes int) error {
 	return errors.Join(errs...)
 }
 
-// boxesOnDisk is the number of boxes that were launched here. Attached ones have no directory.
+// boxesOnDisk returns the number of launched boxes. Attached boxes have no directory.
 func boxesOnDisk(cfg config.Config) int {
 	entries, err := os.ReadDir(filepath.Join(cfg.StateDir, "boxes"))
 	if err != nil {
-		return 0 // none yet
+		return 0 // no boxes yet
 	}
 	return len(entries)
 }

@@ -6,16 +6,16 @@ import (
 	"runtime/metrics"
 )
 
-// leastGarbage is how many bytes of garbage may pile up before they are collected. A gateway holds little, and makes a lot of garbage
-// for a moment: to collect it each time that there is as much of it as is held, as the runtime does, costs more than all of it is worth,
-// and has requests wait.
+// leastGarbage is the garbage in bytes that may accumulate before a collection. A gateway's live heap is small, and it
+// produces much short-lived garbage: collecting whenever garbage equals the live heap, as the runtime does by default,
+// costs more CPU than the memory is worth, and delays requests.
 const leastGarbage = 32 << 20
 
-// mostPercent bounds how much garbage there may be for what is held, as GOGC has it.
+// mostPercent is the maximum value of GOGC that pace sets.
 const mostPercent = 2000
 
-// pace makes the runtime collect garbage when there is as much of it as is held, but not before there is so much. The memory limit of the
-// runtime counts all the same.
+// pace makes the runtime collect when garbage equals the live heap, but not before there are that many bytes of garbage.
+// The runtime's memory limit still applies.
 func pace(garbage uint64) (stop func()) {
 	stopped := make(chan struct{})
 	held := []metrics.Sample{{Name: "/gc/heap/live:bytes"}, {Name: "/gc/scan/stack:bytes"}, {Name: "/gc/scan/globals:bytes"}}
@@ -31,25 +31,26 @@ func pace(garbage uint64) (stop func()) {
 		sum := uint64(0)
 		for _, h := range held {
 			if h.Value.Kind() != metrics.KindUint64 {
-				return // this version of Go does not say: its own pace is kept
+				return // this Go version lacks the metric; its default pace stays
 			}
 			sum += h.Value.Uint64()
 		}
-		if want := percent(sum, garbage); want > set+set/10 || want < set-set/10 { // to set it stops everything for a moment
+		if want := percent(sum, garbage); want > set+set/10 || want < set-set/10 { // SetGCPercent stops the world for a moment
 			debug.SetGCPercent(want)
 			set = want
 		}
-		// By the next collection. A cleanup would come later, when everything is swept: if more is held by now, much garbage has piled up.
+		// Run again at the next collection. A cleanup (runtime.AddCleanup) would run later, after sweeping.
 		runtime.SetFinalizer(s, collected)
 	}
 	collected(&sentinel{})
 	return func() { close(stopped) }
 }
 
-// sentinel is garbage from the beginning. It has a pointer, so that it is not allocated together with others.
+// sentinel becomes garbage immediately. It contains a pointer, so that the tiny allocator does not batch it with other
+// objects.
 type sentinel struct{ _ *sentinel }
 
-// percent is GOGC for what is held, of which so much garbage may pile up.
+// percent returns the GOGC value at which garbage bytes accumulate on top of held live bytes.
 func percent(held, garbage uint64) int {
 	return int(min(max(garbage*100/max(held, 1), 100), mostPercent))
 }

@@ -16,15 +16,15 @@ import (
 	"boxgate/preflight"
 )
 
-// Memory says how the memory that the process may use is divided, in bytes. The rest is for the gateway itself: its state, the
-// admin API, the kernel rules, images, and garbage not yet collected.
+// Memory divides the memory of the process, in bytes. The part that is not for boxes is for the gateway itself: its
+// state, the admin API, the kernel rules, images, and uncollected garbage.
 type Memory struct {
 	all   int64
-	boxes int64 // what all boxes together can make the gateway hold
-	box   int64 // what one can
+	boxes int64 // limit for all boxes together
+	box   int64 // limit for one box
 }
 
-// shareMemory divides what the configuration allows, or else what a host leaves to a gateway: half is for boxes.
+// shareMemory divides the configured memory, or else the memory that the host offers. Half is for boxes.
 func shareMemory(l config.Limits, host int64) Memory {
 	all := int64(l.ProcessMemory)
 	if all == 0 {
@@ -38,8 +38,8 @@ func MemoryOf(cfg config.Config) Memory {
 	return shareMemory(cfg.Limits, hostMemory("/proc", "/sys/fs/cgroup"))
 }
 
-// Hold makes the runtime collect garbage as often as it takes to stay within what the process may use, and otherwise not for little.
-// GOMEMLIMIT and GOGC in the environment take precedence. Call it once.
+// Hold sets the runtime's memory limit, and makes it collect less often while the heap is small. GOMEMLIMIT and GOGC in
+// the environment take precedence. Call it once.
 func (m Memory) Hold() {
 	if os.Getenv("GOMEMLIMIT") == "" {
 		debug.SetMemoryLimit(m.all)
@@ -49,11 +49,11 @@ func (m Memory) Hold() {
 	}
 }
 
-// Budget is what boxes share.
+// Budget returns the memory budget that boxes share.
 func (m Memory) Budget() *memory.Budget { return memory.New(m.boxes, m.box) }
 
-// hostMemory is what a host leaves to a gateway without a configured limit: a quarter of the machine's memory, as the rest is
-// for boxes, or three quarters of the limit of its cgroup, whichever is less.
+// hostMemory returns the memory for a gateway without a configured limit: a quarter of the machine's memory, as the rest
+// is for boxes, or three quarters of its cgroup's limit, whichever is less.
 func hostMemory(proc, cgroups string) int64 {
 	machine := int64(math.MaxInt64)
 	if n, err := totalMemory(filepath.Join(proc, "meminfo")); err == nil {
@@ -69,7 +69,7 @@ func hostMemory(proc, cgroups string) int64 {
 	return config.LeastMemory
 }
 
-// totalMemory reads MemTotal.
+// totalMemory reads MemTotal from /proc/meminfo.
 func totalMemory(path string) (int64, error) {
 	data, err := os.ReadFile(path)
 	if err != nil {
@@ -84,8 +84,8 @@ func totalMemory(path string) (int64, error) {
 	return 0, errors.New("no MemTotal")
 }
 
-// cgroupMemory is the lowest memory limit of the process's cgroups, of version 1 or 2, and of those above them;
-// math.MaxInt64 if there is none.
+// cgroupMemory returns the lowest memory limit of the process's cgroups and their ancestors, of version 1 or 2,
+// math.MaxInt64 without a limit.
 func cgroupMemory(membership, root string) int64 {
 	data, err := os.ReadFile(membership)
 	if err != nil {
@@ -98,7 +98,7 @@ func cgroupMemory(membership, root string) int64 {
 			continue
 		}
 		switch {
-		case parts[1] == "": // version 2, mounted alone or beside version 1
+		case parts[1] == "": // version 2, mounted alone or together with version 1
 			for _, mount := range []string{root, filepath.Join(root, "unified")} {
 				least = min(least, limitOn(mount, parts[2], "memory.max"), limitOn(mount, parts[2], "memory.high"))
 			}
@@ -109,13 +109,13 @@ func cgroupMemory(membership, root string) int64 {
 	return least
 }
 
-// limitOn is the lowest number in a file of a cgroup and of those above it.
+// limitOn returns the lowest number in a file of a cgroup and of its ancestors.
 func limitOn(mount, path, file string) int64 {
 	least := int64(math.MaxInt64)
 	for dir := filepath.Join("/", path); ; dir = filepath.Dir(dir) {
 		if data, err := os.ReadFile(filepath.Join(mount, dir, file)); err == nil {
 			if n, err := strconv.ParseInt(strings.TrimSpace(string(data)), 10, 64); err == nil && n > 0 {
-				least = min(least, n) // "max" is no number
+				least = min(least, n) // "max" is not a number
 			}
 		}
 		if dir == "/" {
@@ -124,7 +124,8 @@ func limitOn(mount, path, file string) int64 {
 	}
 }
 
-// CheckMemory warns of limits for boxes that there is not enough memory for, and of more memory than the host has.
+// CheckMemory warns if boxes at their limits would need more memory than there is, and if more memory is configured than
+// the host has.
 func CheckMemory(cfg config.Config) error {
 	return memoryFindings(cfg.Limits, hostMemory("/proc", "/sys/fs/cgroup"), boxesOnDisk(cfg))
 }
@@ -143,7 +144,7 @@ func memoryFindings(l config.Limits, host int64, boxes int) error {
 	return errors.Join(errs...)
 }
 
-// Metrics shows the memory held for boxes, by what it is held for.
+// Metrics exports the memory held for boxes, by purpose.
 type Metrics struct{ Budget *memory.Budget }
 
 var (

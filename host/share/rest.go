@@ -10,15 +10,15 @@ import (
 
 const (
 	restPeriod  = 500 * time.Millisecond
-	restPeriods = 2        // without much being allocated: the gateway is at rest
-	restAlloc   = 32       // the fraction of the live heap that is not much
-	leastWaste  = 4 << 20  // less is not worth the work; nor is less than a quarter of the live heap
-	leastAlloc  = 64 << 10 // of what is not much
-	restShare   = 20       // the fraction of the time that giving back may take
+	restPeriods = 2        // periods with little allocation until the gateway counts as at rest
+	restAlloc   = 32       // less than this fraction of the live heap is little
+	leastWaste  = 4 << 20  // minimum worth returning; also at least a quarter of the live heap
+	leastAlloc  = 64 << 10 // lower bound of little, in bytes
+	restShare   = 20       // the reciprocal of the share of time that returning memory may take
 )
 
-// GiveBack returns memory to the system whenever the gateway comes to rest after a burst, until ctx ends. The runtime by
-// itself would keep garbage until as much again as was in use has been allocated, and free memory for minutes.
+// GiveBack returns memory to the system whenever the gateway comes to rest after a burst, until ctx is done. The runtime
+// would keep garbage until as much again as was in use has been allocated, and free memory for minutes.
 func GiveBack(ctx context.Context) {
 	tick := time.NewTicker(restPeriod)
 	defer tick.Stop()
@@ -32,19 +32,19 @@ func GiveBack(ctx context.Context) {
 			if !r.due(now, read()) {
 				continue
 			}
-			runtime.GC() // pools give up their buffers, and stacks shrink, over two collections
+			runtime.GC() // sync.Pool drops its buffers, and stacks shrink, over two collections
 			debug.FreeOSMemory()
 			r.gaveBack(time.Since(now), time.Now())
 		}
 	}
 }
 
-// heap is the state of the Go heap in bytes.
+// heap has the state of the Go heap in bytes.
 type heap struct {
-	allocated uint64 // ever
-	live      uint64 // found in use by the last collection
-	objects   uint64 // the same and what was allocated since, in use or garbage
-	free      uint64 // held for later
+	allocated uint64 // cumulative
+	live      uint64 // live at the last collection
+	objects   uint64 // live at the last collection plus allocated since, in use or garbage
+	free      uint64 // free but not returned to the system
 }
 
 // heapReader returns a function that reads the state of the heap.
@@ -59,14 +59,14 @@ func heapReader() func() heap {
 	}
 }
 
-// rest finds out when the gateway is at rest with memory that it does not need.
+// rest detects that the gateway is at rest and holds memory that it does not need.
 type rest struct {
-	allocated uint64 // when last looked
-	quiet     int    // periods in which little was
+	allocated uint64 // at the last look
+	quiet     int    // consecutive periods with little allocation
 	earliest  time.Time
 }
 
-// due reports whether memory is to be given back.
+// due reports whether memory should be returned.
 func (r *rest) due(now time.Time, h heap) bool {
 	more := h.allocated - r.allocated
 	r.allocated = h.allocated
@@ -79,5 +79,5 @@ func (r *rest) due(now time.Time, h heap) bool {
 	return r.quiet >= restPeriods && waste >= max(h.live/4, leastWaste) && !now.Before(r.earliest)
 }
 
-// gaveBack notes how long it took to give memory back.
+// gaveBack records how long returning memory took.
 func (r *rest) gaveBack(took time.Duration, now time.Time) { r.earliest = now.Add(restShare * took) }

@@ -1,5 +1,5 @@
-// Package uninstall takes a gateway out of its host: what it has in the kernel, its boxes, and the files it keeps while the
-// host is up; with its state only if asked to. It finds what there is by itself, and needs no gateway to have been stopped well.
+// Package uninstall removes a gateway from its host: its kernel state, its boxes, its volatile files, and on request its
+// state directory. It discovers them itself, and works even if the gateway was not stopped cleanly.
 package uninstall
 
 import (
@@ -21,13 +21,13 @@ import (
 	"boxgate/store"
 )
 
-// Item is a kind of what a gateway leaves on a host.
+// Item is a kind of object that a gateway leaves on a host.
 type Item struct {
 	What  string   `json:"what"`
 	Names []string `json:"names"`
 }
 
-// Plan is what an uninstallation removes.
+// Plan lists the objects that an uninstallation removes and keeps.
 type Plan struct {
 	Remove []Item `json:"removes"`
 	Keep   []Item `json:"keeps"`
@@ -36,11 +36,11 @@ type Plan struct {
 	launcher launcher.Config
 	pools    []netip.Prefix
 	purge    bool
-	boxes    bool // there is something of them to remove
+	boxes    bool // there are boxes to remove
 }
 
-// Find looks at what the gateway of this configuration has left on the host, in the network namespace of the calling thread.
-// It changes nothing. With purge the state, with keys and what boxes have written, is to be removed too.
+// Find lists the objects that a gateway with this configuration left on the host, in the network namespace of the calling
+// thread. It has no side effects. With purge, Run also removes the state directory, including keys and the files of boxes.
 func Find(cfg config.Config, boxes launcher.Config, purge bool) (*Plan, error) {
 	a, err := config.AddressesOf(cfg.Network)
 	if err != nil {
@@ -62,7 +62,7 @@ func Find(cfg config.Config, boxes launcher.Config, purge bool) (*Plan, error) {
 	return p, nil
 }
 
-// errRunning says what to do about a gateway that runs.
+// errRunning refuses to uninstall a running gateway.
 var errRunning = errors.New("a gateway is running here: stop it first (systemctl stop boxgate, or end `gateway serve`)")
 
 func (p *Plan) running() error {
@@ -91,7 +91,7 @@ func (p *Plan) findBoxes() error {
 	if err != nil {
 		return err
 	}
-	inUse := len(own) > 0 // or nothing of a box is anywhere but in the state directory, as after a reboot
+	inUse := len(own) > 0 // otherwise boxes exist only in the state directory, as after a reboot
 	p.boxes = inUse || p.purge && len(launched) > 0
 	if !p.boxes {
 		return nil
@@ -129,7 +129,7 @@ func (p *Plan) findKernel() error {
 
 func (p *Plan) runDir() string { return launcher.RunDirOf(p.launcher.StateDir, p.launcher.RunDir) }
 
-// findFiles lists the directories that a gateway makes, and what of others is in them.
+// findFiles lists the gateway's directories, and the foreign files in them.
 func (p *Plan) findFiles() error {
 	inRun, othersInRun, err := launcher.OfRun(p.launcher.StateDir, p.launcher.RunDir)
 	if err != nil {
@@ -161,10 +161,10 @@ func (p *Plan) findFiles() error {
 	return nil
 }
 
-// notOurs is what no gateway makes.
+// notOurs describes files that were not made by a gateway.
 const notOurs = "files of something else in the gateway's directories"
 
-// inState tells what a gateway makes in its state directory from what is somebody else's.
+// inState separates the gateway's own files in its state directory from foreign ones.
 func (p *Plan) inState() (own, others []string, err error) {
 	dirs := append(launcher.OfState(p.cfg.StateDir), config.ACMEDir(p.cfg), filepath.Clean(config.ImageDir(p.cfg)),
 		filepath.Join(p.cfg.StateDir, config.TrailDir), filepath.Join(p.cfg.StateDir, config.HistoryDir))
@@ -193,15 +193,15 @@ func isBelow(path, dir string) bool {
 	return err == nil && filepath.IsLocal(rel)
 }
 
-// Run removes what the plan names, and what has come since. It goes on after a failure where nothing that boxes could use gets
-// open by that, and can be repeated.
+// Run removes the objects of the plan, and similar ones made since. It continues after failures where that cannot open a
+// path out of a box. It can be repeated.
 func (p *Plan) Run(ctx context.Context) error {
 	release, err := store.Lock(p.cfg.StateDir)
 	if err != nil {
 		return errRunning
 	}
 	defer release()
-	// Without its interface no box has a way out: what follows may fail.
+	// First the interfaces: without them no box has a way out, even if a later step fails.
 	if err := firewall.RemoveLeftoverLinks(); err != nil {
 		if errors.Is(err, firewall.ErrRunning) {
 			return errRunning
@@ -226,7 +226,7 @@ func (p *Plan) removeBoxes(ctx context.Context) error {
 	return l.Uninstall(ctx, p.purge)
 }
 
-// removeSocket removes the admin socket, and the directory that was made for it.
+// removeSocket removes the admin socket and its default directory.
 func (p *Plan) removeSocket() error {
 	if p.cfg.Admin.Socket == "" {
 		return nil
@@ -238,14 +238,13 @@ func (p *Plan) removeSocket() error {
 		return err
 	}
 	if dir := filepath.Dir(p.cfg.Admin.Socket); dir == "/run/boxgate" {
-		_ = os.Remove(dir) // unless it has something else
+		_ = os.Remove(dir) // fails if the directory is not empty
 	}
 	return nil
 }
 
-// removeState removes what a gateway makes in its state directory, from which everything has been unmounted, unless something still
-// is there; then the directory, unless it has something else. One that is a file system of its own, such as a container's volume,
-// is emptied.
+// removeState removes the gateway's own files from its state directory, unless one is still a mount point, and then the
+// directory if it is empty. A directory that is a mount point itself, such as a container's volume, is only emptied.
 func (p *Plan) removeState() error {
 	own, others, err := p.inState()
 	if err != nil {
@@ -258,7 +257,7 @@ func (p *Plan) removeState() error {
 	}
 	for _, path := range own {
 		if filepath.Base(path) == store.FileName {
-			continue // by which the directory is known, if this is repeated
+			continue // last, because it identifies the directory if this is repeated
 		}
 		if err := os.RemoveAll(path); err != nil {
 			return err
@@ -273,6 +272,6 @@ func (p *Plan) removeState() error {
 	return nil
 }
 
-// hasState reports whether the state directory is a gateway's: a directory of anything else is not removed, whatever the
-// configuration says.
+// hasState reports whether the state directory belongs to a gateway. Another directory is never removed, even if it is
+// configured.
 func (p *Plan) hasState() bool { return exists(filepath.Join(p.cfg.StateDir, store.FileName)) }
