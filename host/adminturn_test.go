@@ -10,7 +10,8 @@ import (
 	"time"
 )
 
-// What runs in a box does not hold up an upgrade; what changes the store does, whatever names its path has.
+// Requests that act inside a box do not delay an upgrade. Requests that change the store do, whatever their path
+// contains.
 func TestWhatChangesTheStore(t *testing.T) {
 	t.Parallel()
 	for request, want := range map[string]bool{
@@ -29,7 +30,8 @@ func TestWhatChangesTheStore(t *testing.T) {
 	}
 }
 
-// A client that sends the body of a change slowly does not keep the turn; one that waits for its answer is not disturbed.
+// A client that sends the body of a change slowly does not delay a handover. A client that waits for its response is not
+// disturbed.
 func TestASlowBodyDoesNotKeepTheTurn(t *testing.T) {
 	t.Parallel()
 	reading, read, release := make(chan struct{}), make(chan error, 1), make(chan struct{})

@@ -15,7 +15,8 @@ import (
 	"boxgate/internal/socket/sockettest"
 )
 
-// Who has connected before the gateway stops is answered, and who then says nothing does not keep it from stopping.
+// A client that connected before the gateway stops gets its response. A connection without a request does not keep the
+// gateway from stopping.
 func TestWhoHasConnectedIsAnswered(t *testing.T) {
 	var a arrivals
 	accepted := make(chan struct{}, 2)
@@ -43,7 +44,7 @@ func TestWhoHasConnectedIsAnswered(t *testing.T) {
 		a.await(t.Context())
 		ended <- s.Shutdown(t.Context())
 	}()
-	<-served // the listener is closed: it has begun to stop
+	<-served // the listener is closed: stopping has begun
 	if _, err := clients[0].Write([]byte("GET / HTTP/1.0\r\n\r\n")); err != nil {
 		t.Fatal(err)
 	}
@@ -58,7 +59,7 @@ func TestWhoHasConnectedIsAnswered(t *testing.T) {
 	}
 }
 
-// Who waits to be accepted when the gateway stops is answered as well.
+// A connection that is still in the accept queue when the gateway stops gets its response too.
 func TestWhoWaitsToBeAcceptedIsAnswered(t *testing.T) {
 	var a arrivals
 	s := &http.Server{Handler: http.HandlerFunc(func(http.ResponseWriter, *http.Request) {})}
@@ -97,7 +98,7 @@ func TestWhoWaitsToBeAcceptedIsAnswered(t *testing.T) {
 	}
 }
 
-// A client that says nothing keeps the gateway from stopping for a moment alone.
+// A client that sends nothing delays the gateway's stop only briefly.
 func TestWhoSaysNothingIsNotWaitedFor(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var a arrivals

@@ -12,8 +12,8 @@ import (
 	"boxgate/internal/acceptor"
 )
 
-// TestNotReadyWhileAListenerDoesNotAccept: readiness, the metrics and the log follow whether each listener accepts connections, not
-// whether the kernel does.
+// TestNotReadyWhileAListenerDoesNotAccept: readiness, the metrics and the log reflect whether this process accepts
+// connections on each listener, not whether the kernel does.
 func TestNotReadyWhileAListenerDoesNotAccept(t *testing.T) {
 	t.Parallel()
 	core, logged := observer.New(zap.InfoLevel)
@@ -35,7 +35,7 @@ func TestNotReadyWhileAListenerDoesNotAccept(t *testing.T) {
 			}
 		}
 	}
-	look := func() error { // not the last result
+	look := func() error { // without the cached result
 		s.looking.Lock()
 		defer s.looking.Unlock()
 		s.looked = s.looked.Add(-acceptValid)

@@ -9,7 +9,7 @@ import (
 	"boxgate/config"
 )
 
-// Keys that others may read, or that are none, are refused before anything is asked with them.
+// Key files that are readable by others, or invalid, are refused before they are used.
 func TestACMEFiles(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()

@@ -17,7 +17,7 @@ import (
 	"boxgate/store"
 )
 
-// A box that has used up its quota loses its visitors in the predecessor, too, when that is relieved.
+// A box that has used up its quota also loses its visitors in the predecessor, once that is relieved.
 func TestAQuotaCutsVisitorsWhenItIsRelieved(t *testing.T) {
 	t.Parallel()
 	table := &state.Table{}
@@ -39,7 +39,7 @@ func TestAQuotaCutsVisitorsWhenItIsRelieved(t *testing.T) {
 	}
 }
 
-// What is protected here and was not in the predecessor cuts all that it has; what is protected no longer does not.
+// Newly protected ranges cut all connections of the predecessor. Ranges that are no longer protected do not.
 func TestNewAddressesCutWhatDrains(t *testing.T) {
 	t.Parallel()
 	cfg, one, two := config.Config{}, netip.MustParsePrefix("192.0.2.1/32"), netip.MustParsePrefix("192.0.2.2/32")

@@ -7,7 +7,7 @@ import (
 	"go.uber.org/zap"
 )
 
-// TestLoopsStoppedEarlyDoNotBegin: nothing looks after boxes that were let go before the loops were started.
+// TestLoopsStoppedEarlyDoNotBegin: loops that were stopped before they were started do not run.
 func TestLoopsStoppedEarlyDoNotBegin(t *testing.T) {
 	t.Parallel()
 	l := newLoops()
@@ -19,7 +19,7 @@ func TestLoopsStoppedEarlyDoNotBegin(t *testing.T) {
 	}
 }
 
-// A gateway that has not recovered its boxes serves nobody.
+// A gateway that has not recovered its boxes refuses to serve.
 func TestServeWithoutRecoveryIsRefused(t *testing.T) {
 	t.Parallel()
 	h := &Host{parts: &parts{log: zap.NewNop()}, health: &health{}}

@@ -7,7 +7,7 @@ import (
 	"testing"
 )
 
-// A limit that is too low for boxes is a warning that says what to write where; it is not a failure.
+// A kernel limit that is too low for boxes causes a warning that states the setting to write; it does not fail the check.
 func TestCheckWarnsOfScarceKernelSupplies(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()

@@ -6,8 +6,8 @@ import (
 	"time"
 )
 
-// TestGate closes a gate while users come and go: it is never closed for being idle while one is in, and a visit that begins is
-// noticed by whoever closes it, or notices that.
+// TestGate closes a gate while users come and go. A gate is never closed as idle with a user inside, and for a concurrent
+// visit and close, at least one of the two notices the other.
 func TestGate(t *testing.T) {
 	t.Parallel()
 	var g Gate
@@ -63,7 +63,7 @@ func TestIdle(t *testing.T) {
 	}
 }
 
-// TestStarting: the program of one port that listens says nothing of those of others.
+// TestStarting: a program that listens on one port does not affect the other ports.
 func TestStarting(t *testing.T) {
 	t.Parallel()
 	var g Gate

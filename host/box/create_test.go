@@ -30,7 +30,7 @@ var (
 	allowed = policy.Spec{Mode: policy.ModeAllowAll}
 )
 
-// ruled are boxes with their rules, over a real store and a kernel in which nothing fails.
+// ruled is a set of boxes with their rules, over a real store and a kernel without failures.
 type ruled struct {
 	*rules.Service
 	store    *store.DB
@@ -39,12 +39,12 @@ type ruled struct {
 	holdings *keys.Holdings
 }
 
-// provisioner stores new boxes.
+// provisioner returns a Provisioner that stores new boxes.
 func (g *ruled) provisioner() *Provisioner {
 	return &Provisioner{log: zap.NewNop(), store: g.store, shared: g.shared}
 }
 
-// boxesThatFollow are three boxes, of which b1 and b2 follow the named policy "web", which denies all.
+// boxesThatFollow returns three boxes, of which b1 and b2 follow the named policy "web", which denies everything.
 func boxesThatFollow(t *testing.T) *ruled {
 	t.Helper()
 	db, err := store.Open(store.Options{Dir: filepath.Join(t.TempDir(), "state")})
@@ -93,7 +93,7 @@ func boxesThatFollow(t *testing.T) *ruled {
 	return g
 }
 
-// Boxes that are made, and begin and cease to follow a policy, while it changes, never say anything else than it does.
+// Boxes that are created, or start or stop following a policy, while it changes always have its current version.
 func TestNamedPolicyAmongOtherChanges(t *testing.T) {
 	t.Parallel()
 	g := boxesThatFollow(t)
@@ -151,7 +151,7 @@ func TestNamedPolicyAmongOtherChanges(t *testing.T) {
 	}
 }
 
-// A new box begins with what the named policy says at the moment from which a change of it finds the box.
+// A new box starts with the version of its named policy from which on changes reach the box.
 func TestNewBoxFollowsANamedPolicy(t *testing.T) {
 	t.Parallel()
 	g := boxesThatFollow(t)
@@ -169,8 +169,8 @@ func TestNewBoxFollowsANamedPolicy(t *testing.T) {
 	}
 }
 
-// A box that is busy, be it for minutes, holds up the change of the named policy that it follows, or is to follow, and nothing else;
-// and a change comes to its turn although one box or another is always busy.
+// A box that is busy, even for minutes, delays only changes of the named policy that it follows or is about to follow. A
+// change is not starved by boxes that are busy in turn.
 func TestNamedPolicyWaitsForBusyBoxes(t *testing.T) {
 	t.Parallel()
 	g := boxesThatFollow(t)

@@ -12,10 +12,10 @@ import (
 	"boxgate/host/state"
 )
 
-// fakeSteps note what is done and undone.
+// fakeSteps records the steps and their rollbacks.
 type fakeSteps struct{ done []string }
 
-// step is one that notes its name and how it is undone, then ends in how.
+// step returns a step that records its name and its rollback, and then returns the result of how.
 func (f *fakeSteps) step(name string, how func(*provisioning) error, undone error) step {
 	return func(p *provisioning, _ context.Context) error {
 		p.undo.Add(func(ctx context.Context) error {
@@ -33,12 +33,12 @@ func works(*provisioning) error  { return nil }
 func fails(*provisioning) error  { return errStep }
 func panics(*provisioning) error { panic("with a secret") }
 
-// deletes is what happens while a step runs without the box's lock.
+// deletes simulates a deletion while a step runs without the box's lock.
 func deletes(p *provisioning) error { p.box.Deleted = true; return errStep }
 
-// When a step fails or panics, it and those before it are undone, the last one first, although the caller has hung up and
-// although one of them cannot be undone. Of a box that was deleted meanwhile nothing is undone: what it had may be
-// another's.
+// When a step fails or panics, it and the steps before it are rolled back in reverse order, even if the caller has
+// disconnected, and even if one rollback fails. For a box that was deleted in between, no rollback runs: its resources
+// may already be another box's.
 func TestFailedProvisioningIsUndone(t *testing.T) {
 	t.Parallel()
 	errLeft := errors.New("left")

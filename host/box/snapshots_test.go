@@ -8,8 +8,8 @@ import (
 	"boxgate/policy"
 )
 
-// TestLimitsOfABoxFromASnapshot shows that a box from a snapshot has the limits of the box of before that the request leaves out, that
-// only an admin key makes a box with more than the configuration gives, and that no other key gets rid of what the operator has lowered.
+// TestLimitsOfABoxFromASnapshot: a box from a snapshot inherits the limits that the request leaves out. Only an admin key
+// creates a box with limits above the configuration, and other keys cannot raise limits lowered by the operator.
 func TestLimitsOfABoxFromASnapshot(t *testing.T) {
 	t.Parallel()
 	host := policy.Limits{
@@ -46,7 +46,7 @@ func TestLimitsOfABoxFromASnapshot(t *testing.T) {
 		if role == api.RoleAdmin {
 			continue
 		}
-		for _, limit := range policy.AllLimits() { // nor later
+		for _, limit := range policy.AllLimits() { // nor by a later change
 			raised, err := got.Changed(caller, host, api.LimitChange{limit: 0})
 			if err == nil && policy.Exceeds(raised.Of(host)[limit], before.Operator.Over(host)[limit]) {
 				t.Errorf("%s: the key raises %s to %d", role, limit, raised.Of(host)[limit])

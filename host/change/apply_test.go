@@ -14,7 +14,7 @@ import (
 
 var errFake = errors.New("fake failure")
 
-// fakeChange notes its steps. The one named by bad fails, or panics.
+// fakeChange records its steps. The step bad fails or panics.
 func fakeChange(bad string, panics, took bool) (Change, *[]string) {
 	var steps []string
 	step := func(name string) error {
@@ -37,8 +37,8 @@ func fakeChange(bad string, panics, took bool) (Change, *[]string) {
 	}, &steps
 }
 
-// A change is staged, then in force, then committed. What fails before the commit is aborted; what fails in it, or panics
-// anywhere, is settled by what the store holds.
+// A change is staged, then applied, then committed. A failure before the commit aborts it; after a failure of the commit,
+// or a panic anywhere, the stored state decides.
 func TestOrderOfAChange(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct {
@@ -50,7 +50,7 @@ func TestOrderOfAChange(t *testing.T) {
 		{"stage", false, false, "stage", "nothing was changed"},
 		{"enforce", false, false, "stage enforce abort", "could not be put in force; the change was rolled back"},
 		{"commit", false, false, "stage enforce commit settle", "could not be stored; the change was rolled back"},
-		{"commit", false, true, "stage enforce commit settle", ""}, // it had reached the disk
+		{"commit", false, true, "stage enforce commit settle", ""}, // the commit had reached the disk
 		{"stage", true, false, "stage settle", "may have been rolled back"},
 		{"enforce", true, false, "stage enforce settle", "may have been rolled back"},
 		{"commit", true, false, "stage enforce commit settle", "may have been rolled back"},
@@ -73,7 +73,7 @@ func TestOrderOfAChange(t *testing.T) {
 	}
 }
 
-// A change that reached the disk but cannot be put in force is no success, and one that cannot be settled says so.
+// A change that reached the disk but cannot be applied fails, and so does one that cannot be settled.
 func TestAChangeThatCannotBeSettledFails(t *testing.T) {
 	t.Parallel()
 	for _, took := range []bool{true, false} {
@@ -85,7 +85,7 @@ func TestAChangeThatCannotBeSettledFails(t *testing.T) {
 	}
 }
 
-// A caller that hangs up does not stop a change that has begun.
+// A caller that disconnects does not stop a change that has begun.
 func TestAChangeGoesOnWithoutItsCaller(t *testing.T) {
 	t.Parallel()
 	ctx, hangUp := context.WithCancel(t.Context())
@@ -100,7 +100,7 @@ func TestAChangeGoesOnWithoutItsCaller(t *testing.T) {
 	}
 }
 
-// A change that is never rolled back does not say that it was.
+// The error of a change without rollback does not mention one.
 func TestFailedChangeWithoutRollback(t *testing.T) {
 	nothing := func() error { return nil }
 	err := Apply(t.Context(), zap.NewNop(), Change{

@@ -12,13 +12,13 @@ import (
 	"boxgate/policy/name"
 )
 
-// narrow and wide are the CIDRs of two policies of which the second opens more.
+// narrow and wide are the CIDRs of two policies; wide allows more.
 var (
 	narrow = []string{"192.0.2.1/32"}
 	wide   = []string{"192.0.2.1/32", "192.0.2.2/32"}
 )
 
-// width names which of the two a plan is of.
+// width returns which of the two a plan belongs to.
 func width(plan policy.KernelPlan) string {
 	if slices.Contains(plan.Allowed, netip.MustParsePrefix(wide[1])) {
 		return "wide"
@@ -26,11 +26,11 @@ func width(plan policy.KernelPlan) string {
 	return "narrow"
 }
 
-// fakes note what is called, with the policy that DNS and proxy read at that moment.
+// fakes records calls, with the policy that DNS and proxy read at that moment.
 type fakes struct {
 	box    *policy.Box
 	steps  []string
-	failAt map[string]int // how often a step fails yet
+	failAt map[string]int // number of remaining failures of a step
 }
 
 var errFake = errors.New("fake failure")
@@ -90,7 +90,7 @@ func compiled(t *testing.T, cidrs []string) *policy.Compiled {
 	return c
 }
 
-// connected is a box with its network, under a policy with those CIDRs.
+// connected returns a connected box under a policy with the given CIDRs.
 func connected(t *testing.T, cidrs []string) (*Enforcer, *policy.Box, *fakes) {
 	t.Helper()
 	b := &policy.Box{ID: "b1", V4: netip.MustParseAddr("10.200.0.3"), V6: netip.MustParseAddr("fd42::3")}
@@ -110,8 +110,8 @@ func expectSteps(t *testing.T, f *fakes, want ...string) {
 	f.steps = nil
 }
 
-// At no moment is anything open that neither the old nor the new policy opens: the kernel closes before DNS and proxy do,
-// and opens after them.
+// At no moment is anything open that neither the old nor the new policy allows: the kernel tightens before DNS and proxy
+// do, and loosens after them.
 func TestKernelClosesFirstAndOpensLast(t *testing.T) {
 	t.Parallel()
 	e, b, f := connected(t, narrow)
@@ -126,7 +126,7 @@ func TestKernelClosesFirstAndOpensLast(t *testing.T) {
 	expectSteps(t, f, "narrow kernel under wide", "recheck under narrow", "cut under narrow")
 }
 
-// Whichever step fails, the old policy is in force again everywhere.
+// Whichever step fails, the old policy is applied again everywhere.
 func TestFailedEnforcementLeavesTheOldPolicy(t *testing.T) {
 	t.Parallel()
 	for _, step := range []string{"wide kernel", "cut"} {
@@ -144,7 +144,8 @@ func TestFailedEnforcementLeavesTheOldPolicy(t *testing.T) {
 	}
 }
 
-// A box that takes neither the new policy nor the old one is closed: it has no policy, no interface, and nobody knows it.
+// A box that rejects both the new policy and the old one is closed: it has no policy and no interface, and is not in the
+// registry.
 func TestBoxWithoutAWayBackIsClosed(t *testing.T) {
 	t.Parallel()
 	e, b, f := connected(t, narrow)
@@ -162,8 +163,8 @@ func TestBoxWithoutAWayBackIsClosed(t *testing.T) {
 	}
 }
 
-// A change that only opens leaves connections alone, unless some may be open that no policy in force has been held against:
-// from before the gateway started, or from a change that failed.
+// A change that only loosens does not check connections, unless some were never checked against an applied policy: those
+// from before the gateway's start, or from a failed change.
 func TestConnectionsAreJudgedWhereAnyMayBeDenied(t *testing.T) {
 	t.Parallel()
 	e, b, f := connected(t, narrow)
@@ -175,7 +176,7 @@ func TestConnectionsAreJudgedWhereAnyMayBeDenied(t *testing.T) {
 			t.Errorf("%q: %v, want a cut: %v", f.steps, err, cuts)
 		}
 	}
-	enforce(wide, true)   // the first one
+	enforce(wide, true)   // the first change
 	enforce(narrow, true) // tighter
 	enforce(wide, false)
 	f.failAt["cut"] = 2
@@ -190,7 +191,8 @@ func TestConnectionsAreJudgedWhereAnyMayBeDenied(t *testing.T) {
 	enforce(wide, true)
 }
 
-// A box whose interface could not be made is known to nobody; one that could not be opened is taken back by its caller.
+// A box whose interface could not be made is not registered. A box that could not be opened is disconnected by its
+// caller.
 func TestFailedConnection(t *testing.T) {
 	t.Parallel()
 	b := &policy.Box{ID: "b1", V4: netip.MustParseAddr("10.200.0.3")}

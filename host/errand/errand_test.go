@@ -16,7 +16,7 @@ import (
 	"boxgate/policy"
 )
 
-// front answers every request as f says, and remembers for whom it was asked.
+// frontend answers every request with f, and records the box.
 type frontend struct {
 	t   *testing.T
 	f   func(r *http.Request) string
@@ -45,7 +45,7 @@ func answer(status, kind, body string) string {
 
 var box = &policy.Box{ID: "box", V4: netip.MustParseAddr("10.200.0.7")}
 
-// Requests go through the proxy, as the box, wherever they lead.
+// Requests pass through the proxy as the box's traffic, whatever their destination.
 func TestRequestsAreTheBoxes(t *testing.T) {
 	t.Parallel()
 	for _, url := range []string{"http://example.com/a?b=c", "http://127.0.0.1:9/a?b=c", "http://localhost:9/a?b=c", "http://[::1]:9/a?b=c"} {
@@ -86,7 +86,7 @@ func TestRedirectsAreNotFollowed(t *testing.T) {
 	}
 }
 
-// A connection of another program is not taken for ours.
+// Connections of other programs are closed.
 func TestConnectionsOfOthersAreClosed(t *testing.T) {
 	t.Parallel()
 	ln, err := net.ListenTCP("tcp4", &net.TCPAddr{IP: net.IPv4(127, 0, 0, 1)})

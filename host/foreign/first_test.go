@@ -10,7 +10,7 @@ import (
 	"time"
 )
 
-// TestIsFirst: a process is known by its control group, else by when it started.
+// TestIsFirst: a process is identified by its cgroup, or else by its start time.
 func TestIsFirst(t *testing.T) {
 	t.Parallel()
 	ours, other := strings.Repeat("a1", 32), strings.Repeat("b2", 32)
@@ -50,7 +50,7 @@ func TestIsFirst(t *testing.T) {
 	}
 }
 
-// FuzzAgeOf: whatever a process calls itself, it is not older for it.
+// FuzzAgeOf: the name of a process does not affect its age.
 func FuzzAgeOf(f *testing.F) {
 	f.Add("sleep")
 	f.Add("a) R 1 1 1 1 1 1 1 1 1 1 1 1 1 1 1 1 1 1 1 1 1")

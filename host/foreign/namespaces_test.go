@@ -9,8 +9,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// A path that is to be attached is opened only once it is known to name a network namespace: opening a device has effects,
-// such as arming a watchdog, and the owner of any directory on the way can put one there.
+// A path to attach is opened only after it was found to be a network namespace: opening a device can have side effects,
+// such as arming a watchdog, and the owner of any directory on the path can place one there.
 func TestAttackAttachedPathIsNotOpened(t *testing.T) {
 	t.Parallel()
 	trap := filepath.Join(t.TempDir(), "trap")

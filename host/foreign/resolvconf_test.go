@@ -15,7 +15,7 @@ import (
 	"boxgate/internal/nightly"
 )
 
-// TestSandboxProcess is the process of TestResolvConfOfASandbox.
+// TestSandboxProcess is the process started by TestResolvConfOfASandbox.
 func TestSandboxProcess(t *testing.T) {
 	root := os.Getenv("SANDBOX_ROOT")
 	if root == "" {
@@ -34,7 +34,8 @@ func TestSandboxProcess(t *testing.T) {
 	_, _ = io.Copy(io.Discard, os.Stdin)
 }
 
-// TestResolvConfOfASandbox reads the file as a process sees it that has another root, whatever is in its place.
+// TestResolvConfOfASandbox reads the file as seen by a process with another root directory, with various file types in
+// its place.
 func TestResolvConfOfASandbox(t *testing.T) {
 	nightly.Root(t)
 	t.Parallel()
@@ -47,7 +48,7 @@ func TestResolvConfOfASandbox(t *testing.T) {
 	}
 	cmd := exec.Command("/proc/self/exe", "-test.run=^TestSandboxProcess$")
 	cmd.Env = append(os.Environ(), "SANDBOX_ROOT="+root)
-	cmd.SysProcAttr = &syscall.SysProcAttr{Unshareflags: syscall.CLONE_NEWNS} // which makes its mounts private
+	cmd.SysProcAttr = &syscall.SysProcAttr{Unshareflags: syscall.CLONE_NEWNS} // makes its mounts private
 	stdin, err := cmd.StdinPipe()
 	if err != nil {
 		t.Fatal(err)
@@ -87,7 +88,7 @@ func TestResolvConfOfASandbox(t *testing.T) {
 		"a link upwards":        {func() error { return os.Symlink("../../../../../../.."+outside, file) }, nil},
 		"a directory":           {func() error { return os.Mkdir(file, 0o755) }, nil},
 		"a pipe without an end": {func() error { return unix.Mkfifo(file, 0o644) }, nil},
-		// Reading may have effects, or show what the sandbox may not see.
+		// Reading may have side effects, or disclose information to the sandbox.
 		"a file of the kernel's": {func() error { return os.Symlink("/proc/version", file) }, nil},
 		"one with a length":      {func() error { return os.Symlink("/sys/kernel/uevent_seqnum", file) }, nil},
 		"a device":               {func() error { return unix.Mknod(file, unix.S_IFCHR|0o644, int(unix.Mkdev(1, 5))) }, nil},

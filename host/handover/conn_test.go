@@ -7,7 +7,7 @@ import (
 	"testing"
 )
 
-// pair returns both ends of a conversation.
+// pair returns both ends of a socket pair.
 func pair(t testing.TB) (ours, theirs *Conn) {
 	t.Helper()
 	ours, f, err := Pair()
@@ -51,7 +51,7 @@ func TestSocketsArriveUnderTheirNames(t *testing.T) {
 	}
 }
 
-// Both ends say which process made them.
+// Both ends report the process that made them.
 func TestPeer(t *testing.T) {
 	t.Parallel()
 	ours, theirs := pair(t)
@@ -62,7 +62,7 @@ func TestPeer(t *testing.T) {
 	}
 }
 
-// Whatever is said, there are as many sockets as names.
+// Whatever the input, there are as many sockets as names.
 func FuzzGreeted(f *testing.F) {
 	for _, s := range []string{"", "\n", "\n{}", "\n{\"sockets\":[\"one\"]}", "\n{\"sockets\":1}", "\n[", "x{\"fixed\":{}}"} {
 		f.Add([]byte(s))
@@ -84,7 +84,7 @@ func FuzzGreeted(f *testing.F) {
 	})
 }
 
-// The end of the conversation, a failure and another message than the expected one are told apart.
+// The end of the connection, a failure and an unexpected message cause different errors.
 func TestExpect(t *testing.T) {
 	t.Parallel()
 	for _, tt := range []struct {

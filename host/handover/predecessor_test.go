@@ -8,10 +8,11 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// A socket pair of another process than the one that has started this is not taken up: that one would be killed for it.
+// A socket pair that was not made by the parent process is rejected; otherwise its maker could be killed as an
+// unresponsive predecessor.
 func TestAPredecessorIsTheParent(t *testing.T) {
 	t.Parallel()
-	ours, theirs, err := Pair() // of this process itself
+	ours, theirs, err := Pair() // made by this process itself
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -22,7 +22,7 @@ type server struct {
 	address string
 	mu      sync.Mutex
 	changed *sync.Cond
-	idles   map[string]int // by the address of the client
+	idles   map[string]int // by the client's address
 }
 
 func (s *server) becomes(conn net.Conn, state http.ConnState) {
@@ -44,7 +44,7 @@ func (s *server) awaitIdle(client net.Conn, n int) {
 	}
 }
 
-// keyedServer serves requests whose header Key is the ID of a key, and waits with "wait" until the test ends.
+// keyedServer serves requests whose header Key is the ID of a key. A request for "wait" blocks until the test ends.
 func keyedServer(t *testing.T, of quota.Config) (*server, *quota.Book) {
 	t.Helper()
 	book := quota.New(of)
@@ -90,7 +90,7 @@ type client struct {
 	net.Conn
 	in     *bufio.Reader
 	server *server
-	served int // requests that were answered
+	served int // requests answered
 }
 
 func dial(t *testing.T, s *server) *client {
@@ -104,7 +104,7 @@ func dial(t *testing.T, s *server) *client {
 	return &client{Conn: c, in: bufio.NewReader(c), server: s}
 }
 
-// ask makes a request and returns its status once the server waits for the next; 0: the connection is closed.
+// ask sends a request and returns its status once the server waits for the next one; 0: the connection is closed.
 func (c *client) ask(key, path string) int {
 	fmt.Fprintf(c, "GET %s HTTP/1.1\r\nHost: x\r\nKey: %s\r\n\r\n", path, key)
 	resp, err := http.ReadResponse(c.in, nil)
@@ -126,8 +126,8 @@ func (c *client) closed() bool {
 	return err != nil && !errors.Is(err, os.ErrDeadlineExceeded)
 }
 
-// A key that opens more connections than it may loses the one that has been idle for longest. Those with requests stay, and where
-// all have one, it gets no more; other keys have theirs.
+// A key that opens more connections than allowed loses the one that has been idle longest. Connections with requests
+// stay; if all have one, the new connection is refused. Other keys are not affected.
 func TestAKeyLosesIdleConnections(t *testing.T) {
 	t.Parallel()
 	var l quota.Limits
@@ -168,11 +168,11 @@ func TestAKeyLosesIdleConnections(t *testing.T) {
 	}
 }
 
-// Where all keys have as many as they may, an idle connection of the key with most gives way.
+// If the shared limit is reached, an idle connection of the key with the most connections is closed.
 func TestTheKeyWithMostConnectionsGivesWay(t *testing.T) {
 	t.Parallel()
 	var totals quota.Limits
-	totals[quota.Connections] = 64 // 48 for keys that are not the operator's, 24 for one of them
+	totals[quota.Connections] = 64 // 48 for keys other than the operator's, 24 for each of them
 	s, book := keyedServer(t, quota.Config{Totals: totals})
 	var operators []*client
 	for range 40 {
@@ -205,11 +205,12 @@ func TestTheKeyWithMostConnectionsGivesWay(t *testing.T) {
 	}
 }
 
-// TestAttackIdleConnectionsOfOthersAreClosed: a key that has as many connections as one may, all of them busy, closes no other key's.
+// TestAttackIdleConnectionsOfOthersAreClosed: a key at its limit whose connections are all busy does not close
+// connections of other keys.
 func TestAttackIdleConnectionsOfOthersAreClosed(t *testing.T) {
 	t.Parallel()
 	var totals quota.Limits
-	totals[quota.Connections] = 64 // 24 for one key
+	totals[quota.Connections] = 64 // 24 for each key
 	s, _ := keyedServer(t, quota.Config{Totals: totals})
 	var honest []*client
 	for i := range 8 {
@@ -236,7 +237,7 @@ func TestAttackIdleConnectionsOfOthersAreClosed(t *testing.T) {
 	}
 }
 
-// slow is a connection that takes its time to close.
+// slow is a connection that closes slowly.
 type slow struct {
 	net.Conn
 	begun, goOn chan struct{}
@@ -248,12 +249,12 @@ func (c slow) Close() error {
 	return nil
 }
 
-// TestAttackClosingConnectionsHoldsUpOtherKeys: a key that opens connections, for each of which an idle one of its own is closed, does not keep the
-// requests of another key waiting.
+// TestAttackClosingConnectionsHoldsUpOtherKeys: a key that opens connections, each of which closes an idle one of its
+// own, does not delay requests of other keys.
 func TestAttackClosingConnectionsHoldsUpOtherKeys(t *testing.T) {
 	t.Parallel()
 	var totals quota.Limits
-	totals[quota.Connections] = 8 // 3 for one key
+	totals[quota.Connections] = 8 // 3 for each key
 	k := NewKeyed(quota.New(quota.Config{Totals: totals}))
 	l := New(nil, 64)
 	l.Keyed = k

@@ -10,8 +10,8 @@ import (
 	"boxgate/internal/socket"
 )
 
-// TestStrangersShareByPeer: a peer that opens many connections closes its own; those of others, and those that have shown a
-// key, stay.
+// TestStrangersShareByPeer: a peer that opens many connections closes its own. Connections of other peers, and
+// connections that have presented a key, stay.
 func TestStrangersShareByPeer(t *testing.T) {
 	t.Parallel()
 	s := New(nil, 8)
@@ -51,8 +51,8 @@ func TestStrangersShareByPeer(t *testing.T) {
 	}
 }
 
-// TestSocketOfAConnectionCanBeAsked: servers ask the kernel whether the client of a connection is still there, but cannot close the
-// socket without the listener noticing.
+// TestSocketOfAConnectionCanBeAsked: servers can ask the kernel whether a client is still connected, but cannot close the
+// socket behind the listener's back.
 func TestSocketOfAConnectionCanBeAsked(t *testing.T) {
 	t.Parallel()
 	ln, err := net.Listen("tcp", "127.0.0.1:0")

@@ -29,8 +29,8 @@ func pair(t *testing.T, network, address string) (client, server net.Conn) {
 	return client, server
 }
 
-// TestPeersOnThisHostAreToldByUser: two users of the host are two peers at the same address, and one who has gone is not
-// taken for root.
+// TestPeersOnThisHostAreToldByUser: two users of the host are two peers at the same address, and a closed socket does not
+// count as root's.
 func TestPeersOnThisHostAreToldByUser(t *testing.T) {
 	t.Parallel()
 	nightly.Root(t)
@@ -49,13 +49,13 @@ func TestPeersOnThisHostAreToldByUser(t *testing.T) {
 	}
 }
 
-// asAnother returns the gateway's end of a connection of another user's.
+// asAnother returns the gateway's end of a connection from another user.
 func asAnother(t *testing.T, address string) (server net.Conn) {
 	t.Helper()
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
-		runtime.LockOSThread() // and never unlocked: the thread ends with the goroutine
+		runtime.LockOSThread() // never unlocked, so the thread ends with the goroutine
 		if _, _, e := unix.RawSyscall(unix.SYS_SETRESUID, ^uintptr(0), 4711, ^uintptr(0)); e != 0 {
 			t.Error(e)
 			return
@@ -69,8 +69,8 @@ func asAnother(t *testing.T, address string) (server net.Conn) {
 	return server
 }
 
-// TestTellingPeersApartIsCheap: connections are accepted one after the other, and whoever opens them without a key must
-// not make the gateway do more for each than they do themselves, or those with a key wait behind them.
+// TestTellingPeersApartIsCheap: connections are accepted one by one, so identifying the peer of a connection without a
+// key must not cost the gateway more than opening it costs the client, nor delay clients with a key.
 func TestTellingPeersApartIsCheap(t *testing.T) {
 	_, server := pair(t, "tcp", "127.0.0.1:0")
 	least := func(do func()) time.Duration {

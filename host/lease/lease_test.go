@@ -9,20 +9,20 @@ import (
 
 var noon = time.Date(2026, 6, 1, 12, 0, 0, 0, time.UTC)
 
-// at is a moment: so long after noon on the wall clock, and so long after it since the boot.
+// at returns a moment: wall after noon on the wall clock, and since after boot.
 func at(boot string, wall, since time.Duration) Now {
 	return Now{Wall: noon.Add(wall), Boot: boot, Since: time.Hour + since}
 }
 
-// A lease ends at its time on the clock that nobody can set. A wall clock that jumps ends what is allowed, and never prolongs
-// it; it neither ends nor, while the host is up, prolongs what is denied.
+// A lease ends on time by the boot clock. A wall clock that jumps ends permissions early and never prolongs them. It does
+// not end denials, nor prolong them while the host is up.
 func TestClocks(t *testing.T) {
 	t.Parallel()
 	const m = time.Minute
 	for _, c := range []struct {
 		name        string
 		now         Now
-		allow, deny time.Duration // left of an hour
+		allow, deny time.Duration // remaining time of an hour
 	}{
 		{"at once", at("a", 0, 0), 60 * m, 60 * m},
 		{"later", at("a", 20*m, 20*m), 40 * m, 40 * m},
@@ -49,7 +49,7 @@ func TestClocks(t *testing.T) {
 	}
 }
 
-// From its first look after a reboot on, a lease is held to the clock of that boot.
+// From its first use after a reboot on, a lease is measured by the new boot clock.
 func TestAnchored(t *testing.T) {
 	t.Parallel()
 	start := at("a", 0, 0)

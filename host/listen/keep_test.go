@@ -15,12 +15,13 @@ import (
 	"boxgate/host/apart"
 )
 
-// TestKeptSocketsAreUsedAgain: the next start has the ports of the one before, and whoever came in between.
+// TestKeptSocketsAreUsedAgain: the next start keeps the ports, and the clients that connected in between.
 func TestKeptSocketsAreUsedAgain(t *testing.T) {
 	inNamespace(t, startAgain)
 }
 
-// keep returns the sockets of a gateway as the service manager passes them on, under their names, and those that it goes on having.
+// keep returns the sockets of a gateway as the service manager passes them on, by name, and the descriptors that the
+// manager keeps.
 func keep(t *testing.T, l *Sockets) (passed, had map[string]*os.File) {
 	t.Helper()
 	passed, had = map[string]*os.File{}, map[string]*os.File{}
@@ -41,7 +42,7 @@ func keep(t *testing.T, l *Sockets) (passed, had map[string]*os.File) {
 	return passed, had
 }
 
-// again are the sockets as the service manager passes them on once more.
+// again returns the sockets as the service manager passes them on once more.
 func again(t *testing.T, had map[string]*os.File) map[string]*os.File {
 	t.Helper()
 	passed := map[string]*os.File{}
@@ -71,7 +72,7 @@ func startAgain(t *testing.T, cfg config.Config, a config.Addresses) error {
 		return fmt.Errorf("nobody can connect while the gateway restarts: %w", err)
 	}
 	defer visitor.Close()
-	cfg.Admin.Listen = "" // is not asked for any more
+	cfg.Admin.Listen = "" // no longer configured
 	l, err := Open(t.Context(), cfg, a, nil, kept)
 	if err != nil {
 		return err
@@ -91,7 +92,7 @@ func startAgain(t *testing.T, cfg config.Config, a config.Addresses) error {
 	return conn.Close()
 }
 
-// TestAttackByASocketOfAnotherNamespace: what a gateway of another network namespace has left is not used, nor its ports.
+// TestAttackByASocketOfAnotherNamespace: sockets and ports of a gateway in another network namespace are not used.
 func TestAttackByASocketOfAnotherNamespace(t *testing.T) {
 	inNamespace(t, func(t *testing.T, cfg config.Config, a config.Addresses) error {
 		cfg.Metrics.Listen = "127.0.0.1:9600"
@@ -128,8 +129,9 @@ func TestAttackByASocketOfAnotherNamespace(t *testing.T) {
 	})
 }
 
-// TestKeptSocketsThatNobodyAsksForEndAtOnce, whatever the service manager does: their ports are free for others, nobody connects to
-// them, and the same configuration as before has them again.
+// TestKeptSocketsThatNobodyAsksForEndAtOnce: kept sockets that are not configured stop listening immediately, whatever
+// the service manager does. Their ports become free, clients cannot connect to them, and the earlier configuration can
+// open them again.
 func TestKeptSocketsThatNobodyAsksForEndAtOnce(t *testing.T) {
 	inNamespace(t, func(t *testing.T, cfg config.Config, a config.Addresses) error {
 		cfg.Admin.Listen, cfg.Metrics.Listen, cfg.Ingress.HTTP, cfg.Ingress.HTTPS = "127.0.0.1:8600", "127.0.0.1:9600", "127.0.0.1:8080", ""
@@ -166,7 +168,7 @@ func TestKeptSocketsThatNobodyAsksForEndAtOnce(t *testing.T) {
 	})
 }
 
-// reaches connects to an address and accepts that.
+// reaches connects to an address and accepts the connection on ln.
 func reaches(at string, ln net.Listener) error {
 	conn, err := net.Dial("tcp", at)
 	if err != nil {
@@ -183,7 +185,8 @@ func reaches(at string, ln net.Listener) error {
 	return accepted.Close()
 }
 
-// TestASuccessorEndsWhatNobodyAsksFor, once it serves and not before, although the service manager has it.
+// TestASuccessorEndsWhatNobodyAsksFor: a successor shuts down sockets that are not configured once it serves, and not
+// before, although the service manager has them.
 func TestASuccessorEndsWhatNobodyAsksFor(t *testing.T) {
 	inNamespace(t, func(t *testing.T, cfg config.Config, a config.Addresses) error {
 		cfg.Metrics.Listen = "127.0.0.1:9600"
@@ -212,7 +215,7 @@ func TestASuccessorEndsWhatNobodyAsksFor(t *testing.T) {
 	})
 }
 
-// passedOn gives the successor everything that is not an IP socket as well.
+// passedOn also passes everything that is not an IP socket to the successor.
 func passedOn(t *testing.T, old, next *Sockets) *Sockets {
 	t.Helper()
 	next.DNSPort, next.ProxyPort = old.DNSPort, old.ProxyPort
@@ -229,7 +232,7 @@ func passedOn(t *testing.T, old, next *Sockets) *Sockets {
 	return next
 }
 
-// TestSocketsOfOneRunHaveOnePort, also if some of those that were kept are missing.
+// TestSocketsOfOneRunHaveOnePort: both address families share a port, even if some of the kept sockets are missing.
 func TestSocketsOfOneRunHaveOnePort(t *testing.T) {
 	inNamespace(t, func(t *testing.T, cfg config.Config, a config.Addresses) error {
 		old, err := Open(t.Context(), cfg, a, nil, nil)

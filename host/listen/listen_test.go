@@ -17,14 +17,14 @@ import (
 	"boxgate/internal/nightly"
 )
 
-// TestTheNamespaceIsPassedOn: from the gateway to its successor without an instant in which a third could take it, and the
-// successor's end leaves nothing.
+// TestTheNamespaceIsPassedOn: the lock passes from the gateway to its successor without a gap in which a third process
+// could take it, and the successor's end leaves no files.
 func TestTheNamespaceIsPassedOn(t *testing.T) {
-	t.Parallel() // it waits for lockPatience, three times
+	t.Parallel() // waits for lockPatience, three times
 	inNamespace(t, passOn)
 }
 
-// inNamespace does something in a network namespace of its own, with a configuration for it.
+// inNamespace calls do in a new network namespace, with a configuration for it.
 func inNamespace(t *testing.T, do func(*testing.T, config.Config, config.Addresses) error) {
 	t.Helper()
 	nightly.Root(t)
@@ -104,7 +104,7 @@ func passOn(t *testing.T, cfg config.Config, a config.Addresses) error {
 	return err
 }
 
-// TestQueriesDoNotWakeThePoller: the sockets that receive queries are not the runtime's to poll, whoever opened them.
+// TestQueriesDoNotWakeThePoller: the sockets that receive queries are not in the runtime's poller, whoever opened them.
 func TestQueriesDoNotWakeThePoller(t *testing.T) {
 	inNamespace(t, func(t *testing.T, cfg config.Config, a config.Addresses) error {
 		l, err := Open(t.Context(), cfg, a, nil, nil)
@@ -116,7 +116,7 @@ func TestQueriesDoNotWakeThePoller(t *testing.T) {
 			t.Error("no sockets receive queries")
 		}
 		for _, u := range l.DNSUDP {
-			_ = u.Close() // as the DNS server does when it takes the socket over
+			_ = u.Close() // as the DNS server does when it takes over the socket
 			var s unix.Stat_t
 			if err := unix.Fstat(int(u.file.Fd()), &s); err != nil {
 				return err
@@ -129,7 +129,7 @@ func TestQueriesDoNotWakeThePoller(t *testing.T) {
 	})
 }
 
-// polled reports whether an epoll instance of this process has a file of that inode.
+// polled reports whether an epoll instance of this process contains a file with an inode.
 func polled(t *testing.T, inode uint64) bool {
 	t.Helper()
 	infos, err := filepath.Glob("/proc/self/fdinfo/*")

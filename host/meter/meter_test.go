@@ -14,23 +14,23 @@ import (
 	"boxgate/store"
 )
 
-// kernel counts as told.
+// kernel has counters set by the test.
 type kernel struct {
 	disk func(ctx context.Context) (Disk, error)
 
 	mu    sync.Mutex
-	boxes map[policy.BoxID]Reading // guarded by mu, as what follows
+	boxes map[policy.BoxID]Reading // guarded by mu, like the fields below
 	looks int
 }
 
-// uses has a box use what a reading says.
+// uses sets the counters of a box.
 func (k *kernel) uses(id policy.BoxID, r Reading) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	k.boxes[id] = r
 }
 
-// gone takes a box away.
+// gone removes a box.
 func (k *kernel) gone(id policy.BoxID) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -106,7 +106,7 @@ func open(t *testing.T, k *kernel, s *memory) *Meter {
 	return m
 }
 
-// A total includes what every counter has counted, each once, whatever happens to the gateway and the counters.
+// A total includes every counter's growth exactly once, whatever happens to the gateway and the counters.
 func TestTotalsOutliveTheirCounters(t *testing.T) {
 	t.Parallel()
 	k, s := &kernel{boxes: map[policy.BoxID]Reading{"b": {}}}, &memory{}
@@ -135,10 +135,10 @@ func TestTotalsOutliveTheirCounters(t *testing.T) {
 	check("after a kill, with counters that went on")
 	m.Save()
 	want, bytes = 9+2, 150+3
-	set("2", 2, 3) // the box starts anew
+	set("2", 2, 3) // the box restarts
 	check("with new counters")
 	want, bytes = 9+2+20, 150+3+40
-	set("3", 20, 40) // and again, and has used more by now than the last time
+	set("3", 20, 40) // it restarts again, and has already used more than last time
 	check("with newer counters")
 	m.Save()
 	m = open(t, k, s)
@@ -149,7 +149,7 @@ func TestTotalsOutliveTheirCounters(t *testing.T) {
 	check("with counters that say less")
 }
 
-// What the store cannot take is counted all the same, and stored later.
+// Usage that the store cannot save is still counted, and saved later.
 func TestStoreThatFails(t *testing.T) {
 	t.Parallel()
 	k, s := &kernel{boxes: map[policy.BoxID]Reading{"b": {GroupLife: "1", CPU: 5}}}, &memory{fail: errors.New("full")}
@@ -202,7 +202,7 @@ func TestRunReadsAndForgets(t *testing.T) {
 	})
 }
 
-// The files of a box are counted again only if it has run since, and the longer that takes, the less often.
+// The files of a box are counted again only if it has run since, and the less often, the longer a count takes.
 func TestFilesAreCountedSeldom(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -219,7 +219,7 @@ func TestFilesAreCountedSeldom(t *testing.T) {
 			close(done)
 		}()
 		time.Sleep(diskMost + Interval)
-		synctest.Wait() // what is due at the same time has happened
+		synctest.Wait() // timers due at the same time have fired
 		if d := m.Of("b").Disk; d.Bytes != 5 || d.Whole || d.At.IsZero() {
 			t.Errorf("%+v", d)
 		}
@@ -239,8 +239,8 @@ func TestFilesAreCountedSeldom(t *testing.T) {
 	})
 }
 
-// What a box has transferred counts from the beginning of a period, across a kill of the gateway, and starts again with the
-// next period, also for a box that has no interface then.
+// The transfers of a box count from the beginning of a period, even if the gateway is killed, and restart with the next
+// period, also for a box that has no interface then.
 func TestTransfersOfAPeriod(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -279,7 +279,7 @@ func TestTransfersOfAPeriod(t *testing.T) {
 		check("in the next period", 2)
 		m.Save()
 		u := s.all["b"]
-		u.Period.Number++ // as if the clock had been put back since
+		u.Period.Number++ // as if the clock had been set back since
 		s.all["b"] = u
 		m = again()
 		check("with a clock that was put back", 2)

@@ -12,8 +12,8 @@ import (
 	"boxgate/internal/nightly"
 )
 
-// TestANamespaceHasOneHolder: nobody else gets it while any process has the lock, and what is left is removed by the last holder
-// alone, who is followed by the next one.
+// TestANamespaceHasOneHolder: as long as any process has the lock, no other can take it. Only the last holder removes the
+// files, and then the next process can take it.
 func TestANamespaceHasOneHolder(t *testing.T) {
 	nightly.Root(t)
 	ns, err := apart.New()
@@ -46,7 +46,7 @@ func holders(t *testing.T) error {
 	if err != nil {
 		return err
 	}
-	next.Remove() // the first still relies on it
+	next.Remove() // the first holder still owns the files
 	socket, err := Socket()
 	if err != nil {
 		return err
@@ -76,7 +76,7 @@ func holders(t *testing.T) error {
 	if _, err := os.Lstat(socket); !errors.Is(err, os.ErrNotExist) {
 		t.Error("the socket is left:", err)
 	}
-	again, err := Take() // the file of the one before is removed, and held until it is closed
+	again, err := Take() // the previous file is removed, and locked until it is closed
 	if err != nil {
 		return err
 	}

@@ -27,7 +27,7 @@ func inside(t *testing.T, path string, f func() error) {
 	}
 }
 
-// newNamespace pins a new network namespace, whose loopback is up.
+// newNamespace pins a new network namespace with its loopback up.
 func newNamespace(t *testing.T) string {
 	t.Helper()
 	nightly.Root(t)
@@ -62,7 +62,8 @@ func raiseLoopback() error {
 	return unix.IoctlIfreq(fd, unix.SIOCSIFFLAGS, lo)
 }
 
-// reserve returns a port that no program has at all addresses of this machine while the test runs: at 127.0.0.1 it is taken.
+// reserve returns a port that no other program uses at any address of this machine during the test; it is taken at
+// 127.0.0.1.
 func reserve(t *testing.T) uint16 {
 	t.Helper()
 	ln, err := net.Listen("tcp", "127.0.0.1:0")
@@ -94,7 +95,7 @@ func listen(t *testing.T, path, address string, port uint16, word string) (ln ne
 	return ln
 }
 
-// word connects and returns what is said.
+// word connects and returns the word it receives.
 func word(t *testing.T, b *Boxes, to netip.AddrPort) (string, error) {
 	t.Helper()
 	c, err := b.Dial(t.Context(), "box1", to)
@@ -107,13 +108,13 @@ func word(t *testing.T, b *Boxes, to netip.AddrPort) (string, error) {
 	return string(buf[:n]), err
 }
 
-// at is an address of the box at which nothing listens: the gateway's own loopback.
+// at returns an address of the box with a closed port: the gateway's own loopback.
 func at(port uint16) netip.AddrPort {
 	return netip.AddrPortFrom(netip.MustParseAddr("127.0.0.99"), port)
 }
 
-// TestReachesLoopbackOfTheBox connects to what listens on a loopback address of the box alone, and finds it again when it
-// has moved from one to the other.
+// TestReachesLoopbackOfTheBox connects to a server that listens only on a loopback address of the box, and finds it again
+// after it has moved to the other one.
 func TestReachesLoopbackOfTheBox(t *testing.T) {
 	t.Parallel()
 	ns := newNamespace(t)
@@ -144,12 +145,12 @@ func TestReachesLoopbackOfTheBox(t *testing.T) {
 	}
 }
 
-// TestReachesNoOtherNamespace has the pin lead elsewhere after the box was made known: to another namespace, to the
-// gateway's own, to a file, nowhere. Only the box's address is left.
+// TestReachesNoOtherNamespace replaces the pin of a known box with another namespace, the gateway's own, a file, or
+// nothing. Then only the box's address is tried.
 func TestReachesNoOtherNamespace(t *testing.T) {
 	t.Parallel()
 	ns, other := newNamespace(t), newNamespace(t)
-	port := reserve(t) // and listened to by the gateway itself
+	port := reserve(t) // the gateway itself listens on it
 	listen(t, other, "127.0.0.1", port, "other")
 	link := filepath.Join(t.TempDir(), "pin")
 	for name, to := range map[string]string{
@@ -184,8 +185,8 @@ func TestReachesNoOtherNamespace(t *testing.T) {
 	}
 }
 
-// TestSlowBoxHoldsNoThread has more connections wait for a box than may be in namespaces at a time: others are made all the
-// same, and each ends with its context.
+// TestSlowBoxHoldsNoThread has more connections wait for a box than the limit of threads in namespaces. Connections to
+// other boxes still succeed, and each attempt ends with its context.
 func TestSlowBoxHoldsNoThread(t *testing.T) {
 	t.Parallel()
 	slow, ns := newNamespace(t), newNamespace(t)
@@ -248,8 +249,8 @@ func TestSlowBoxHoldsNoThread(t *testing.T) {
 	}
 }
 
-// TestNobodyIsReachedByChance dials a port on which nothing listens, and which is the only one that the kernel can choose for
-// the near end: the socket would be connected to itself. It is refused each time, and the port is free for an application.
+// TestNobodyIsReachedByChance dials a closed port that is also the only ephemeral port available for the near end, so
+// that the socket would connect to itself. Each attempt is refused, and a server can still listen on the port.
 func TestNobodyIsReachedByChance(t *testing.T) {
 	t.Parallel()
 	const port = 40_001
@@ -283,6 +284,6 @@ func TestNobodyIsReachedByChance(t *testing.T) {
 }
 
 func TestMain(m *testing.M) {
-	runtime.LockOSThread() // the main thread is the one that /proc/self shows
+	runtime.LockOSThread() // /proc/self shows the main thread
 	os.Exit(m.Run())
 }

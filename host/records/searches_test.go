@@ -8,8 +8,8 @@ import (
 	quotas "boxgate/quota"
 )
 
-// TestSearchesHaveTurns: while a key searches, another search of the key and one of another key wait, and the operator's does not. A client
-// that does not take what was found keeps nobody else waiting.
+// TestSearchesHaveTurns: while a key searches, another search of the same key and searches of other keys wait, but not
+// the operator's. A client that reads its results slowly does not block other searches.
 func TestSearchesHaveTurns(t *testing.T) {
 	t.Parallel()
 	s := newSearches()
@@ -20,14 +20,14 @@ func TestSearchesHaveTurns(t *testing.T) {
 		t.Helper()
 		ctx, cancel := context.WithCancel(t.Context())
 		began := false
-		go cancel() // whoever need not wait begins all the same, or is tried again
+		go cancel() // a search that need not wait begins anyway, or is retried
 		err := s.do(ctx, key(id), nil, func(func(audit.Event) error) error { began = true; return nil })
 		if began == (err != nil) {
 			t.Errorf("%s: %v %v", id, began, err)
 		}
 		return !began
 	}
-	free := func(id string) bool { // with a context that is done, either may be chosen
+	free := func(id string) bool { // with a canceled context, select may choose either case
 		for range 100 {
 			if !waits(id) {
 				return true

@@ -20,7 +20,7 @@ import (
 	"boxgate/store"
 )
 
-// hands is a clock that a test sets: so far on the wall, and since the boot.
+// hands is a clock set by the test: offsets of the wall clock and of the boot clock.
 type hands struct{ wall, since atomic.Int64 }
 
 func (h *hands) now() lease.Now {
@@ -29,7 +29,7 @@ func (h *hands) now() lease.Now {
 
 func (h *hands) pass(d time.Duration) { h.wall.Add(int64(d)); h.since.Add(int64(d)) }
 
-// leasing is a gateway with a box that denies everything, and a clock.
+// leasing returns a gateway with a box that denies everything, and its clock.
 func leasing(t *testing.T) (*gateway, *hands) {
 	t.Helper()
 	g, h := newGateway(t), &hands{}
@@ -45,7 +45,7 @@ func (g *gateway) lease(allow bool, lasts time.Duration, entries ...string) {
 	}
 }
 
-// allows reports whether the policy in force allows a name.
+// allows reports whether the applied policy allows a name.
 func (g *gateway) allows(host string) bool {
 	g.t.Helper()
 	n, err := name.Parse(host)
@@ -68,7 +68,7 @@ func (g *gateway) policyNow() api.PolicyState {
 	return s
 }
 
-// end ends what is due, and waits for it.
+// end ends the leases that are due, and waits for it.
 func (g *gateway) end() {
 	g.endDue(g.t.Context())
 	g.ending.Wait()
@@ -121,8 +121,8 @@ func (g *gateway) entriesOf(version uint64) (list []trail.Entry) {
 	return list
 }
 
-// TestEndsOfLeasesAreInTheTrail: of temporary entries that run out, the audit trail has the version of the policy without them, and
-// whose they were.
+// TestEndsOfLeasesAreInTheTrail: for expired temporary entries, the audit trail has the version of the policy without
+// them, and the key that made them.
 func TestEndsOfLeasesAreInTheTrail(t *testing.T) {
 	t.Parallel()
 	g, h := leasing(t)
@@ -153,7 +153,7 @@ func TestEndsOfLeasesAreInTheTrail(t *testing.T) {
 	}
 }
 
-// What is denied wins over what is allowed for a time, whichever came first.
+// A denial takes precedence over a temporary permission, whichever was made first.
 func TestLeaseLosesToDenials(t *testing.T) {
 	t.Parallel()
 	g, h := leasing(t)
@@ -181,7 +181,7 @@ func TestLeaseLosesToDenials(t *testing.T) {
 	}
 }
 
-// A policy that is replaced as a whole opens what it says alone. What is denied for a time stays denied.
+// Replacing a policy as a whole ends temporary permissions, but not temporary denials.
 func TestLeaseAndReplacedPolicy(t *testing.T) {
 	t.Parallel()
 	g, _ := leasing(t)
@@ -203,7 +203,8 @@ func TestLeaseAndReplacedPolicy(t *testing.T) {
 	}
 }
 
-// A wall clock that is set forward ends what it allows; set back, it prolongs nothing. A denial does not care.
+// A wall clock that is set forward ends temporary permissions; set back, it does not prolong them. It does not affect
+// denials.
 func TestLeaseClockJumps(t *testing.T) {
 	t.Parallel()
 	for name, wall := range map[string]time.Duration{"forward": 48 * time.Hour, "back": -48 * time.Hour} {
@@ -228,8 +229,8 @@ func TestLeaseClockJumps(t *testing.T) {
 	}
 }
 
-// A lease ends although nothing can be written, and although the kernel fails: then it is asked again, and a box whose old
-// policy cannot be replaced is closed.
+// A lease ends even if the store cannot be written, and even if the kernel fails: then the change is retried, and a box
+// whose old policy cannot be replaced is closed.
 func TestLeaseEndsWhateverFails(t *testing.T) {
 	t.Parallel()
 	g, h := leasing(t)
@@ -268,7 +269,7 @@ func TestLeaseEndsWhateverFails(t *testing.T) {
 	}
 }
 
-// No other change puts a lease in force again that has ended and was not noticed yet.
+// No other change applies an ended lease again before its end was noticed.
 func TestLeaseIsNotPutBack(t *testing.T) {
 	t.Parallel()
 	g, h := leasing(t)
@@ -295,7 +296,7 @@ func TestLeaseIsNotPutBack(t *testing.T) {
 	}
 }
 
-// keepLeases ends leases by itself, by the real clock, and is told of new ones.
+// KeepLeases ends leases by the real clock, and is woken for new ones.
 func TestKeepLeases(t *testing.T) {
 	t.Parallel()
 	g := newGateway(t)
@@ -323,7 +324,7 @@ func TestKeepLeases(t *testing.T) {
 	}
 }
 
-// A gateway that starts over a store with leases compiles those that still run, and no other.
+// A gateway that starts with stored leases compiles only the ones that still run.
 func TestLeaseOutlivesTheGateway(t *testing.T) {
 	t.Parallel()
 	g, h := leasing(t)
@@ -367,13 +368,13 @@ func mustHeaders(t *testing.T, g *gateway) store.Headers {
 	return h
 }
 
-// rechecked notes which boxes had their connections judged anew.
+// rechecked receives the boxes whose connections were checked again.
 type rechecked chan policy.BoxID
 
 func (r rechecked) Recheck(id policy.BoxID) { r <- id }
 func (rechecked) CloseBox(policy.BoxID)     {}
 
-// While neither the store nor the kernel rules are this process's, what a temporary entry allows ends at its time all the same.
+// While another process owns the store and the kernel rules, temporary permissions still end on time.
 func TestLeasesEndWhileTheStoreIsLent(t *testing.T) {
 	t.Parallel()
 	g, h := leasing(t)

@@ -10,8 +10,8 @@ import (
 	"boxgate/policy"
 )
 
-// TestKeysGainNothingByChangingRates shows that a key that is no admin key changes what a box receives so seldom that full buckets gain it
-// little.
+// TestKeysGainNothingByChangingRates: keys without the role admin can change a box's receive rate so rarely that full
+// token buckets gain it little.
 func TestKeysGainNothingByChangingRates(t *testing.T) {
 	t.Parallel()
 	for given, want := range map[int64]time.Duration{policy.Unlimited: time.Second, 64 << 10: 32 * time.Second, 100 << 20: time.Second} {

@@ -15,7 +15,8 @@ import (
 	"boxgate/policy/document"
 )
 
-// sharing is a gateway whose boxes b1 and b2 follow the named policy "web", which denies everything; b3 has one of its own.
+// sharing returns a gateway whose boxes b1 and b2 follow the named policy "web", which denies everything; b3 has its own
+// policy.
 func sharing(t *testing.T) (*gateway, *hands) {
 	t.Helper()
 	g, h := leasing(t)
@@ -52,7 +53,8 @@ func (g *gateway) named(name string) api.NamedPolicy {
 	return api.NamedPolicy{}
 }
 
-// say fails unless every one of the boxes, and the named policy that they follow, says the mode, is open as that says, and has a version.
+// say checks that each of the boxes, and the named policy they follow, has the given mode and version, and is open
+// accordingly.
 func (g *gateway) say(when string, mode policy.Mode, version uint64, ids ...policy.BoxID) {
 	g.t.Helper()
 	for _, id := range ids {
@@ -66,7 +68,7 @@ func (g *gateway) say(when string, mode policy.Mode, version uint64, ids ...poli
 	}
 }
 
-// A named policy changes in all boxes that follow it and in no other, and stays through a restart.
+// A change of a named policy reaches exactly the boxes that follow it, and survives a restart.
 func TestNamedPolicyReachesItsBoxes(t *testing.T) {
 	t.Parallel()
 	g, _ := sharing(t)
@@ -99,8 +101,8 @@ func TestNamedPolicyReachesItsBoxes(t *testing.T) {
 	}
 }
 
-// Whichever box does not take the change, and whether that is an error or a panic, all boxes keep the old policy, and the change
-// can be made again.
+// Whichever box rejects the change, by an error or a panic, all boxes keep the old policy, and the change can be
+// repeated.
 func TestNamedPolicyChangesForAllOrNone(t *testing.T) {
 	t.Parallel()
 	for _, failing := range []policy.BoxID{"b1", "b2"} {
@@ -123,13 +125,13 @@ func TestNamedPolicyChangesForAllOrNone(t *testing.T) {
 			g.say(when, policy.ModeDenyAll, 2, "b1", "b2")
 			g.nothingStaged(when)
 			g.name("web", allowAll)
-			g.say(when+", again", policy.ModeAllowAll, 4, "b1", "b2") // no version is used twice
+			g.say(when+", again", policy.ModeAllowAll, 4, "b1", "b2") // versions are not reused
 		}
 	}
 }
 
-// A gateway that dies while a named policy changes starts with the old one in all boxes, wherever it was; a store that fails
-// then closes them.
+// A gateway that dies during a change of a named policy starts with the old one in all boxes, at whatever step it died. A
+// store that fails then closes them.
 func TestNamedPolicyAndASuddenEnd(t *testing.T) {
 	t.Parallel()
 	g, _ := sharing(t)
@@ -160,7 +162,7 @@ func TestNamedPolicyAndASuddenEnd(t *testing.T) {
 	openGateway(t, g.dir).say("after a start", policy.ModeDenyAll, 2, "b1", "b2")
 }
 
-// A box that takes neither the new policy nor the old one is closed; the others have the old one.
+// A box that rejects both the new policy and the old one is closed. The others keep the old one.
 func TestNamedPolicyClosesABoxWithoutAWayBack(t *testing.T) {
 	t.Parallel()
 	g, _ := sharing(t)
@@ -178,8 +180,8 @@ func TestNamedPolicyClosesABoxWithoutAWayBack(t *testing.T) {
 	}
 }
 
-// Leases stay on top of a named policy through its changes, denied wins, and the roll-back of a change puts no lease in force that
-// has ended.
+// Leases stay on top of a named policy through its changes, denials take precedence, and the rollback of a change does
+// not apply ended leases again.
 func TestNamedPolicyBelowLeases(t *testing.T) {
 	t.Parallel()
 	g, h := sharing(t)
@@ -208,7 +210,7 @@ func TestNamedPolicyBelowLeases(t *testing.T) {
 	}
 }
 
-// The ceiling bounds a named policy as it does any other.
+// The ceiling limits named policies like all others.
 func TestNamedPolicyBelowTheCeiling(t *testing.T) {
 	t.Parallel()
 	g, _ := sharing(t)
@@ -223,7 +225,7 @@ func TestNamedPolicyBelowTheCeiling(t *testing.T) {
 	}
 }
 
-// A named policy in use is not deleted; the refusal names the boxes.
+// A named policy in use cannot be deleted; the error names the boxes.
 func TestNamedPolicyInUseStays(t *testing.T) {
 	t.Parallel()
 	g, _ := sharing(t)
@@ -251,7 +253,7 @@ func TestNamedPolicyInUseStays(t *testing.T) {
 	}
 }
 
-// A process that is being replaced changes no named policy.
+// A process that is being replaced refuses changes of named policies.
 func TestNamedPolicyWhileTheStoreIsLent(t *testing.T) {
 	t.Parallel()
 	g, _ := sharing(t)
@@ -264,7 +266,8 @@ func TestNamedPolicyWhileTheStoreIsLent(t *testing.T) {
 	}
 }
 
-// Whoever may give a box temporary entries cannot keep the operator from a policy with as many entries as one may have.
+// A key that may add temporary entries to a box cannot keep the operator from setting a named policy with the maximum
+// number of entries.
 func TestTemporaryEntriesHoldUpNoNamedPolicy(t *testing.T) {
 	t.Parallel()
 	g, _ := sharing(t)

@@ -22,7 +22,7 @@ import (
 	"boxgate/policy/name"
 )
 
-// protectionOf keeps the addresses of a host protected in two boxes.
+// protectionOf returns the protection of a host's addresses in two boxes.
 func protectionOf(g *gateway, list func() ([]netip.Addr, error)) *Protection {
 	g.addBox("b1")
 	g.addBox("b2")
@@ -31,8 +31,8 @@ func protectionOf(g *gateway, list func() ([]netip.Addr, error)) *Protection {
 	}}
 }
 
-// While the host's addresses change so fast that no list has all, none that was seen is given free, and new ones are protected. Once there
-// is a whole one, it counts.
+// While the host's addresses change so fast that no listing is complete, every address seen stays protected, and new ones
+// become protected. Once a complete listing succeeds, it counts alone.
 func TestAddressesAreProtectedWhileTheyChange(t *testing.T) {
 	t.Parallel()
 	one, two, three := netip.MustParseAddr("9.9.9.1"), netip.MustParseAddr("9.9.9.2"), netip.MustParseAddr("9.9.9.3")
@@ -73,7 +73,7 @@ func TestAddressesAreProtectedWhileTheyChange(t *testing.T) {
 	}
 }
 
-// manyAddresses is a host to which a test gives addresses.
+// manyAddresses is a host whose addresses are set by the test.
 type manyAddresses struct {
 	*apart.Net
 	t  *testing.T
@@ -102,12 +102,12 @@ func newManyAddresses(t *testing.T) *manyAddresses {
 	return m
 }
 
-// address is the i-th address.
+// address returns the i-th address.
 func (m *manyAddresses) address(i uint32) netip.Addr {
 	return netip.AddrFrom4([4]byte(binary.BigEndian.AppendUint32(nil, 9<<24+i)))
 }
 
-// add gives the host its i-th address.
+// add adds the i-th address to the host.
 func (m *manyAddresses) add(i uint32) {
 	m.t.Helper()
 	a := m.address(i)
@@ -116,12 +116,12 @@ func (m *manyAddresses) add(i uint32) {
 	}
 }
 
-// Addresses that come while the boxes are given earlier ones are protected next, however many there are, and so are those after them.
+// Addresses that appear while earlier ones are being protected are protected next, however many there are.
 func TestAddressesThatComeAtOnceAreProtected(t *testing.T) {
 	t.Parallel()
 	g := newGateway(t)
 	m, p := newManyAddresses(t), protectionOf(g, firewall.HostAddresses)
-	const many, more = 2000, 200 // more than the kernel keeps for one that does not read
+	const many, more = 2000, 200 // more than the kernel queues for a slow reader
 	busy, goOn, protected := make(chan struct{}, 1), make(chan struct{}), make(chan netip.Addr, 1000)
 	var want atomic.Pointer[netip.Addr]
 	g.kernel.Before = func(_ policy.BoxID, plan policy.KernelPlan) error {

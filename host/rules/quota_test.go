@@ -14,7 +14,7 @@ import (
 	"boxgate/store"
 )
 
-// counters are a kernel in which each box has sent and received so many bytes.
+// counters is a kernel with byte counters set by the test.
 type counters struct {
 	mu sync.Mutex
 	of uint64
@@ -36,8 +36,8 @@ func (c *counters) Read(boxes []policy.BoxID) (map[policy.BoxID]meter.Reading, e
 
 func (c *counters) Disk(context.Context, policy.BoxID) (meter.Disk, error) { return meter.Disk{}, nil }
 
-// TestABoxIsHeldToAQuotaOfItsOwn: a box is cut off when it has used up a quota of its own, whatever that of all boxes is, and goes on when
-// its own is raised or lifted; the one beside it goes by that of all.
+// TestABoxIsHeldToAQuotaOfItsOwn: a box is cut off when it has used up its own quota, whatever the common one is, and
+// reconnected when its own is raised or removed. A box without its own quota follows the common one.
 func TestABoxIsHeldToAQuotaOfItsOwn(t *testing.T) {
 	t.Parallel()
 	const mib = 1 << 20
@@ -86,7 +86,7 @@ func TestABoxIsHeldToAQuotaOfItsOwn(t *testing.T) {
 			if b.Spent.Load() != c.spent || beside.Spent.Load() != c.beside {
 				t.Errorf("cut off: %t, and the one beside it: %t", b.Spent.Load(), beside.Spent.Load())
 			}
-			// The same at the start of a gateway, from what is stored.
+			// The same at the start of a gateway, from the stored state.
 			record := store.Box{ID: "box1", Limits: store.BoxLimits{Operator: own}}
 			if got := q.SpentOf([]store.Box{record, {ID: "box2"}}); got["box1"] != c.spent || got["box2"] != c.beside {
 				t.Errorf("at a start: %v", got)
@@ -100,12 +100,12 @@ func TestABoxIsHeldToAQuotaOfItsOwn(t *testing.T) {
 	}
 }
 
-// noVisitors is a gateway without visitors of its own.
+// noVisitors is an ingress without visitors.
 type noVisitors struct{}
 
 func (noVisitors) CloseBox(policy.BoxID) {}
 
-// A box that has used up its quota loses its visitors in the predecessor, too.
+// A box that has used up its quota also loses its visitors in the predecessor.
 func TestAQuotaCutsVisitorsWhereTheyDrain(t *testing.T) {
 	t.Parallel()
 	g := newGateway(t)

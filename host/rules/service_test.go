@@ -26,7 +26,7 @@ import (
 
 var errFake = errors.New("fake failure")
 
-// gateway is what changes policies, over a real store and a kernel that does as told.
+// gateway is a Service over a real store and a kernel controlled by the test.
 type gateway struct {
 	t   *testing.T
 	dir string
@@ -39,7 +39,7 @@ func newGateway(t *testing.T) *gateway {
 	return openGateway(t, filepath.Join(t.TempDir(), "state"))
 }
 
-// openGateway starts over what is in a state directory.
+// openGateway starts a gateway over a state directory.
 func openGateway(t *testing.T, dir string) *gateway {
 	t.Helper()
 	db, err := store.Open(store.Options{Dir: dir})
@@ -87,7 +87,7 @@ func (g *gateway) recover(r store.Box) {
 	}
 }
 
-// addBox makes a box that may reach nothing.
+// addBox adds a box that denies everything.
 func (g *gateway) addBox(id policy.BoxID) {
 	g.t.Helper()
 	r, err := g.store.AllocateBox(store.Box{ID: id, State: "idle", CreatedAt: time.Unix(int64(len(g.boxes.All())), 0), PlaceholderKey: store.NewKey()},
@@ -103,7 +103,7 @@ var (
 	allowAll = policy.Spec{Mode: policy.ModeAllowAll}
 )
 
-// rule is a header rule whose value tells rules apart.
+// rule returns a header rule identified by its value.
 func rule(t *testing.T, value string) []policy.HeaderRule {
 	t.Helper()
 	rules, err := policy.ParseHeaders(map[string]map[string]string{"api.example.com": {"X-Key": value}})
@@ -120,14 +120,14 @@ func valueOf(rules []policy.HeaderRule) string {
 	return rules[0].Headers[0].Value.Reveal()
 }
 
-// seen is what a gateway says of one box: API, the policy in force, the rules that reach the server.
+// seen is the state of one box as seen from the API, the applied policy, and requests to servers.
 type seen struct {
-	mode    policy.Mode // the API's
-	open    bool        // the policy in force
+	mode    policy.Mode // from the API
+	open    bool        // of the applied policy
 	closed  bool        // no policy
-	own     string      // the API's
-	global  string      // the API's
-	applied string      // the value that requests get
+	own     string      // from the API
+	global  string      // from the API
+	applied string      // the header value that requests get
 }
 
 func (g *gateway) state(id policy.BoxID) seen {
@@ -156,7 +156,7 @@ func (g *gateway) state(id policy.BoxID) seen {
 	return s
 }
 
-// copyOf is the state directory as a gateway that dies now leaves it.
+// copyOf returns a copy of the state directory, as left by a gateway that dies now.
 func (g *gateway) copyOf() string {
 	g.t.Helper()
 	dir := g.t.TempDir()
@@ -171,7 +171,7 @@ func (g *gateway) copyOf() string {
 	return dir
 }
 
-// changes are those that go through apply, with what the box b1 then says.
+// changes returns the changes made by change.Apply, each with the resulting state of box b1.
 func changes(t *testing.T) map[string]struct {
 	make func(*gateway) error
 	want seen
@@ -199,11 +199,11 @@ func changes(t *testing.T) map[string]struct {
 	}
 }
 
-// Before the change: nothing is open.
+// The state before each change: everything is denied.
 var before = seen{mode: policy.ModeDenyAll}
 
-// A gateway that dies while a change is put in force starts with what was committed before it; after the answer, with the
-// change.
+// A gateway that dies while a change is being applied starts with the previously committed state; one that dies after the
+// response, with the change.
 func TestAStartPutsTheCommittedStateInForce(t *testing.T) {
 	t.Parallel()
 	for name, c := range changes(t) {
@@ -229,8 +229,7 @@ func TestAStartPutsTheCommittedStateInForce(t *testing.T) {
 	}
 }
 
-// A change that one box does not take leaves nothing behind: not in force, not for the API, not in the store. It can be
-// made again.
+// A change that one box rejects leaves no trace: not in the applied policies, the API or the store. It can be repeated.
 func TestAChangeThatFailsLeavesNothing(t *testing.T) {
 	t.Parallel()
 	for name, c := range changes(t) {
@@ -240,7 +239,7 @@ func TestAChangeThatFailsLeavesNothing(t *testing.T) {
 			g.addBox("b2")
 			failing := policy.BoxID("b1")
 			if name == "global headers" {
-				failing = "b2" // b1 has taken it by then
+				failing = "b2" // b1 has already taken it
 			}
 			failed := false
 			g.kernel.Before = func(id policy.BoxID, _ policy.KernelPlan) error {
@@ -281,7 +280,7 @@ func (g *gateway) nothingStaged(what string) {
 	}
 }
 
-// A box whose kernel takes neither the new rules nor the old ones is closed; the others have the old ones.
+// A box whose kernel rejects both the new rules and the old ones is closed. The others keep the old ones.
 func TestABoxWithoutAWayBackIsClosedAlone(t *testing.T) {
 	t.Parallel()
 	g := newGateway(t)
@@ -305,8 +304,8 @@ func TestABoxWithoutAWayBackIsClosedAlone(t *testing.T) {
 	}
 }
 
-// A store that cannot be written any more: what cannot be staged is not tried, and what cannot be committed is closed,
-// since nobody knows what the next start would put in force.
+// With a store that cannot be written, a change that cannot be staged is not applied, and a box whose change cannot be
+// committed is closed, because it is unknown which state the next start would apply.
 func TestAChangeWithoutAStore(t *testing.T) {
 	t.Parallel()
 	for name, c := range changes(t) {
@@ -347,7 +346,7 @@ func TestAChangeWithoutAStore(t *testing.T) {
 	}
 }
 
-// New addresses of the host stay protected in every box that took them although another did not, and are tried again.
+// New addresses of the host stay protected in every box that took them even if another box failed, and are retried.
 func TestProtectedRangesAreNotRolledBack(t *testing.T) {
 	t.Parallel()
 	g := newGateway(t)
@@ -394,8 +393,8 @@ func TestProtectedRangesAreNotRolledBack(t *testing.T) {
 	}
 }
 
-// An address that the host loses and gets back is protected again, also in the boxes that had opened it when another box
-// failed to.
+// An address that the host loses and regains is protected again, also in boxes that had opened it while another box
+// failed.
 func TestAnAddressThatComesBackIsProtected(t *testing.T) {
 	t.Parallel()
 	g := newGateway(t)
@@ -437,8 +436,7 @@ func TestAnAddressThatComesBackIsProtected(t *testing.T) {
 	}
 }
 
-// Each box of a change of all boxes has the time of a change to itself: on a host with many boxes the last ones are not too
-// late.
+// In a change of all boxes, each box has its own time limit, so that the last ones of many are not too late.
 func TestEachBoxHasItsOwnTime(t *testing.T) {
 	t.Parallel()
 	g := newGateway(t)

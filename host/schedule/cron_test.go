@@ -12,7 +12,7 @@ func TestParse(t *testing.T) {
 	from := time.Date(2026, 3, 1, 10, 2, 30, 0, time.UTC)
 	for expression, want := range map[string]string{
 		"*/5 * * * *": "2026-03-01 10:05", "0 9 * * 1-5": "2026-03-02 09:00", "@daily": "2026-03-02 00:00", "0 0 29 2 *": "2028-02-29 00:00",
-		"0 9 1 * MON":                        "2026-03-02 09:00", // either day, as in every crontab
+		"0 9 1 * MON":                        "2026-03-02 09:00", // either day may match, as in every crontab
 		"CRON_TZ=America/New_York 0 4 * * *": "2026-03-02 09:00", "  0 11 * * *  ": "2026-03-01 11:00",
 	} {
 		r, err := Parse(expression, "")
@@ -35,8 +35,8 @@ func TestParse(t *testing.T) {
 	}
 }
 
-// By the clock of a place: what falls into the hour that is left out comes an hour later, and what falls into the hour that
-// comes twice comes once, unless it comes every hour.
+// In local time, a run in the skipped hour happens an hour later, and a run in the repeated hour happens once, unless it
+// is hourly.
 func TestSummerTime(t *testing.T) {
 	t.Parallel()
 	r, err := Parse("30 2 * * *", "Europe/Berlin")
@@ -70,7 +70,7 @@ func TestSummerTime(t *testing.T) {
 	}
 }
 
-// FuzzParse: what is accepted comes at most once a minute, and after the time that was asked about.
+// FuzzParse: due times of accepted expressions are at least a minute apart, and after the given time.
 func FuzzParse(f *testing.F) {
 	f.Add("*/5 * * * *", "", int64(1_700_000_000))
 	f.Add("CRON_TZ=Europe/Berlin 30 2 29 2 SUN", "", int64(1_774_746_000))
@@ -92,8 +92,8 @@ func FuzzParse(f *testing.F) {
 	})
 }
 
-// Where a place leaves out a whole day, or midnight, the next due time is found all the same: nothing is due on a day that is left out,
-// and what is due in an hour that is left out comes an hour later. A clock that was never set is no reason to search for long.
+// Where a time zone skips a whole day, or midnight, the next due time is still found: a skipped day has no due times, and
+// a run in a skipped hour happens an hour later. A clock that was never set does not cause a long search.
 func TestDaysAndHoursThatAreLeftOut(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct{ cron, zone, after, want string }{

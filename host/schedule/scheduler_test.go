@@ -17,15 +17,15 @@ import (
 	"boxgate/store"
 )
 
-// memory is a store and a runner that remembers what it was asked for.
+// memory is a store and a runner that records its calls.
 type memory struct {
 	mu     sync.Mutex
 	stored map[string]store.Schedule
 	broken error // returned by every change, if set
 	began  []string
-	notes  []string // of runs that were skipped or abandoned
+	notes  []string // skipped or abandoned runs
 	sent   []Payload
-	takes  time.Duration // each run
+	takes  time.Duration // duration of each run
 	panics bool
 }
 
@@ -101,7 +101,7 @@ func (m *memory) note(text string) {
 	m.notes = append(m.notes, text)
 }
 
-// runs returns when runs began, and forgets them.
+// runs returns the start times of runs so far, and resets them.
 func (m *memory) runs() string {
 	synctest.Wait()
 	m.mu.Lock()
@@ -129,7 +129,7 @@ func (m *memory) delivered() []Payload {
 	return slices.Clone(m.sent)
 }
 
-// begin runs a scheduler over m in the bubble of a test, until it ends. It is midnight.
+// begin runs a scheduler over m in the test's synctest bubble. The time is midnight.
 func begin(t *testing.T, m *memory, now func() time.Time) *Scheduler {
 	t.Helper()
 	if m.stored == nil {
@@ -224,8 +224,8 @@ func TestOneRunAtATime(t *testing.T) {
 	})
 }
 
-// However many due times passed while the gateway was down, one run follows; a run that it died in has failed, and is not
-// repeated.
+// However many due times passed while the gateway was down, one run follows. A run during which the gateway died has
+// failed, and is not repeated.
 func TestMissedWhileDown(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -253,7 +253,7 @@ func TestMissedWhileDown(t *testing.T) {
 	})
 }
 
-// Without the claim in the store nothing runs.
+// Without a stored claim no command runs.
 func TestNothingRunsUnclaimed(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -280,7 +280,7 @@ func TestNothingRunsUnclaimed(t *testing.T) {
 	})
 }
 
-// A clock that is set ahead makes one run follow, one that is set back none, and both leave the schedule alive.
+// A clock that is set ahead causes one run, one that is set back causes none, and both leave the schedule active.
 func TestTheClockJumps(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -309,7 +309,7 @@ func TestTheClockJumps(t *testing.T) {
 	})
 }
 
-// A panic in a run ends neither the others nor the schedule.
+// A panic in a run ends neither other runs nor the schedule.
 func TestAPanicIsContained(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -323,7 +323,7 @@ func TestAPanicIsContained(t *testing.T) {
 	})
 }
 
-// A change keeps a run from beginning that was found due before it.
+// A change cancels a run that was found due before it.
 func TestAChangeWins(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {

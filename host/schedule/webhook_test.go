@@ -18,7 +18,7 @@ import (
 
 // wire answers requests in turn.
 type wire struct {
-	answers []int // statuses; 0: no answer comes
+	answers []int // statuses; 0: no response
 	seen    []*http.Request
 	bodies  []string
 	times   []time.Duration
@@ -44,7 +44,7 @@ func (w *wire) RoundTrip(r *http.Request) (*http.Response, error) {
 	return &http.Response{StatusCode: status, Header: http.Header{"Location": {"https://elsewhere.example"}}, Body: io.NopCloser(strings.NewReader("answer"))}, nil
 }
 
-// deliver delivers one result over w and returns the error that was noted.
+// deliver delivers one result over w and returns the recorded error.
 func deliver(t *testing.T, ctx context.Context, w *wire) (noted error) {
 	t.Helper()
 	w.start = time.Now()
@@ -77,7 +77,7 @@ func TestWebhook(t *testing.T) {
 	})
 }
 
-// Attempts are bounded in number and time; what would not change is not repeated; redirects are not followed.
+// Attempts are limited in number and time; permanent failures are not retried; redirects are not followed.
 func TestWebhookAttempts(t *testing.T) {
 	t.Parallel()
 	for _, tt := range []struct {

@@ -19,7 +19,7 @@ func TestDescriptorsAreSharedOutOnce(t *testing.T) {
 	}
 }
 
-// A check warns of limits that boxes at their most could not all use, and does not fail for it.
+// CheckShares warns about limits that boxes could not all use at once, and does not fail.
 func TestCheckWarnsOfLimitsBeyondTheDescriptors(t *testing.T) {
 	t.Parallel()
 	cfg := config.Default()

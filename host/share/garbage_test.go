@@ -18,7 +18,7 @@ func TestPercentOfGarbage(t *testing.T) {
 
 var kept []byte
 
-// A process that holds little collects its garbage once there is enough of it.
+// With a small live heap, garbage is collected once leastGarbage has accumulated.
 func TestLittleGarbageIsNotCollected(t *testing.T) {
 	stop := pace(64 << 20)
 	defer debug.SetGCPercent(100)
@@ -36,7 +36,7 @@ func TestLittleGarbageIsNotCollected(t *testing.T) {
 	}
 }
 
-// Who holds much has garbage collected as often as the runtime has it, and who holds little again does not.
+// With a large live heap, collections are as frequent as by default; after it shrinks, they become rare again.
 func TestPaceFollowsWhatIsHeld(t *testing.T) {
 	stop := pace(64 << 20)
 	defer debug.SetGCPercent(100)

@@ -10,7 +10,7 @@ import (
 	"boxgate/preflight"
 )
 
-// hostOf makes the files in which a process finds how much memory it may use.
+// hostOf writes the files from which a process learns its memory limits.
 func hostOf(t *testing.T, files map[string]string) (proc, cgroups string) {
 	t.Helper()
 	dir := t.TempDir()

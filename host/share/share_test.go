@@ -14,7 +14,8 @@ import (
 	"boxgate/proxy"
 )
 
-// TestEveryPartGetsItsShare of the descriptors of this process, and boxes leave some for the gateway.
+// TestEveryPartGetsItsShare: the descriptors of this process are divided, and the boxes' share leaves some for the
+// gateway.
 func TestEveryPartGetsItsShare(t *testing.T) {
 	d, err := RaiseDescriptors()
 	if err != nil {
@@ -38,7 +39,7 @@ func TestEveryPartGetsItsShare(t *testing.T) {
 	}
 }
 
-// TestChecksCountTheBoxesOnDisk: limits that suit few boxes are warned of when there are many.
+// TestChecksCountTheBoxesOnDisk: limits that suit a few boxes cause warnings when there are many.
 func TestChecksCountTheBoxesOnDisk(t *testing.T) {
 	t.Parallel()
 	cfg := config.Default()
@@ -60,7 +61,7 @@ func TestChecksCountTheBoxesOnDisk(t *testing.T) {
 	}
 }
 
-// TestMemoryIsShown by what it is held for, beside the total.
+// TestMemoryIsShown: the metrics show held memory by purpose, and the total.
 func TestMemoryIsShown(t *testing.T) {
 	t.Parallel()
 	m := MemoryOf(config.Default())

@@ -17,10 +17,10 @@ import (
 	"boxgate/store"
 )
 
-// free is an allowance without bounds.
+// free is an allowance without limits.
 var free = Allowance{Stored: func() {}, Grow: func(int64) error { return nil }, Release: func() {}}
 
-// slow is where the files of boxes are: a capture goes on until it is given up.
+// slow simulates captures that continue until they are canceled.
 type slow struct {
 	began  chan struct{}
 	gaveUp func()
@@ -38,8 +38,8 @@ func (s *slow) Capture(ctx context.Context, _ policy.BoxID, layer string, _ func
 
 func (*slow) KeepLayers(func(string) bool) error { return nil }
 
-// TestSnapshotsAreDeletedBeforeTheyAreGivenUp: whatever happens while a capture is given up, all that were named are deleted by then;
-// and one that is not there keeps the others as they are, those included that are being taken.
+// TestSnapshotsAreDeletedBeforeTheyAreGivenUp: by the time a capture is canceled, all named snapshots are deleted. If one
+// of them does not exist, the others stay, including snapshots that are being taken.
 func TestSnapshotsAreDeletedBeforeTheyAreGivenUp(t *testing.T) {
 	t.Parallel()
 	dir := filepath.Join(t.TempDir(), "state")
@@ -87,7 +87,7 @@ func TestSnapshotsAreDeletedBeforeTheyAreGivenUp(t *testing.T) {
 	}
 }
 
-// large is where the files of boxes are that take long to copy, but for one.
+// large simulates captures that take long, except the first.
 type large struct{ begun atomic.Int64 }
 
 func (l *large) Capture(ctx context.Context, id policy.BoxID, layer string, _ func(int64) error) (launcher.Captured, error) {
@@ -104,7 +104,8 @@ func (l *large) Capture(ctx context.Context, id policy.BoxID, layer string, _ fu
 
 func (*large) KeepLayers(func(string) bool) error { return nil }
 
-// TestLongCaptureBeginsAnew: a snapshot that had to make room for that of another box is taken nevertheless, and its caller sees nothing of it.
+// TestLongCaptureBeginsAnew: a snapshot that had to make room for another box's is still taken, and its caller does not
+// notice.
 func TestLongCaptureBeginsAnew(t *testing.T) {
 	t.Parallel()
 	dir := filepath.Join(t.TempDir(), "state")

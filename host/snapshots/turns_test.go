@@ -13,7 +13,7 @@ import (
 	"boxgate/policy"
 )
 
-// until waits for a condition of turns.
+// until waits for a condition on turns.
 func until(t *turns, holds func() bool) {
 	for held := false; !held; runtime.Gosched() {
 		t.mu.Lock()
@@ -22,7 +22,7 @@ func until(t *turns, holds func() bool) {
 	}
 }
 
-// A box whose captures never end holds up none of another box.
+// A box whose captures never end does not delay other boxes.
 func TestOneBoxHoldsUpNoOther(t *testing.T) {
 	t.Parallel()
 	ctx, cancel := context.WithCancel(t.Context())
@@ -59,7 +59,7 @@ func TestOneBoxHoldsUpNoOther(t *testing.T) {
 	}
 }
 
-// Boxes get their turns in the order in which they came.
+// Boxes get their turns in the order of arrival.
 func TestTurnsAreTakenInOrder(t *testing.T) {
 	t.Parallel()
 	turns := turns{free: 1}
@@ -67,7 +67,7 @@ func TestTurnsAreTakenInOrder(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	var order []policy.BoxID // each is added during the turn of its box
+	var order []policy.BoxID // appended during the turn of the box
 	var all sync.WaitGroup
 	for i, box := range []policy.BoxID{"first", "second", "third"} {
 		all.Go(func() {
@@ -88,7 +88,7 @@ func TestTurnsAreTakenInOrder(t *testing.T) {
 	}
 }
 
-// The zero value, and a box that gave up, leave nothing behind.
+// The zero value, and a canceled waiter, leave no state behind.
 func TestTurnsThatNobodyHas(t *testing.T) {
 	t.Parallel()
 	var none turns
@@ -99,7 +99,7 @@ func TestTurnsThatNobodyHas(t *testing.T) {
 	}
 }
 
-// Boxes whose captures take long leave turns to the others, and have theirs nevertheless.
+// Boxes with long captures leave a turn to other boxes, and still get their own.
 func TestLongCapturesLeaveATurn(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {

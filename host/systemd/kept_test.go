@@ -15,7 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// TestSocketsAreKeptUnderTheirNames: what the service manager is given is the socket, with a name that it accepts.
+// TestSocketsAreKeptUnderTheirNames: the service manager receives the socket itself, under a name that it accepts.
 func TestSocketsAreKeptUnderTheirNames(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "notify")
 	manager, err := net.ListenUnixgram("unixgram", &net.UnixAddr{Name: path, Net: "unixgram"})
@@ -63,7 +63,7 @@ func TestSocketsAreKeptUnderTheirNames(t *testing.T) {
 	}
 }
 
-// TestNothingIsSaidWithoutAServiceManager: whatever is to be said.
+// TestNothingIsSaidWithoutAServiceManager: without a service manager all functions are no-ops.
 func TestNothingIsSaidWithoutAServiceManager(t *testing.T) {
 	t.Setenv("NOTIFY_SOCKET", "")
 	ln, err := net.Listen("tcp", "127.0.0.1:0")
@@ -79,7 +79,8 @@ func TestNothingIsSaidWithoutAServiceManager(t *testing.T) {
 	}
 }
 
-// TestAManagerThatReadsNothingIsNotWaitedFor: what it is told is lost, and the gateway goes on.
+// TestAManagerThatReadsNothingIsNotWaitedFor: messages to a manager that does not read are lost, and the gateway
+// continues.
 func TestAManagerThatReadsNothingIsNotWaitedFor(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "notify")
 	manager, err := net.ListenUnixgram("unixgram", &net.UnixAddr{Name: path, Net: "unixgram"})
@@ -104,10 +105,10 @@ func TestAManagerThatReadsNothingIsNotWaitedFor(t *testing.T) {
 	case <-time.After(time.Minute):
 		t.Error("it is waited for")
 	}
-	_ = manager.Close() // ends what waits
+	_ = manager.Close() // ends blocked sends
 }
 
-// TestKept: the process has what is its own and nothing else, and no process that it starts has or hears of any of it.
+// TestKept: the process gets exactly its own sockets, and child processes inherit neither descriptors nor variables.
 func TestKept(t *testing.T) {
 	if os.Getenv("SYSTEMD_TEST_CHILD") != "" {
 		reportKept(t)
@@ -117,7 +118,7 @@ func TestKept(t *testing.T) {
 		{"$$", "boxgate-proxy+%3A%3A1:boxgate-one:http.socket", "[one proxy ::1] 2 open 0 inherited, variables: []"},
 		{"$$", "boxgate-one:boxgate-one:boxgate-%zz", "[one] 1 open 0 inherited, variables: []"},
 		{"$$", "", "[] 0 open 0 inherited, variables: []"},
-		{"1", "boxgate-one:boxgate-two:boxgate-three", "[] 3 open 3 inherited, variables: []"}, // whose they are, is not known
+		{"1", "boxgate-one:boxgate-two:boxgate-three", "[] 3 open 3 inherited, variables: []"}, // their owner is unknown
 	} {
 		cmd := exec.Command("sh", "-c", `LISTEN_PID=`+tt.pid+` exec "$0" -test.run '^TestKept$' -test.v`, os.Args[0])
 		cmd.Env = append(os.Environ(), "SYSTEMD_TEST_CHILD=1", "LISTEN_FDS=3", "LISTEN_FDNAMES="+tt.names)
@@ -166,7 +167,7 @@ func reportKept(t *testing.T) {
 	fmt.Printf("has %v %d open %d inherited, variables: %v\n", names, open, status.ExitStatus(), variables)
 }
 
-// Every name comes back as it was, and the service manager accepts how it is written.
+// Every name survives the round trip, and the service manager accepts its encoding.
 func FuzzNames(f *testing.F) {
 	for _, name := range []string{"proxy ::1", "DNS over UDP fd42:b0c5::1 7", "ingress.https :443", "100% +x", "\x00\n"} {
 		f.Add(name)

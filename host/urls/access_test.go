@@ -17,7 +17,7 @@ import (
 	"boxgate/store"
 )
 
-// What the API accepts as methods of a link, links can say.
+// Every method that the API accepts for a link can be encoded in a link.
 func TestLinkMethods(t *testing.T) {
 	t.Parallel()
 	if !slices.Equal(api.LinkMethods, link.Methods) {
@@ -25,7 +25,7 @@ func TestLinkMethods(t *testing.T) {
 	}
 }
 
-// A sign-out that waits for the store does not forget those that came meanwhile, and may have been stored before it.
+// A sign-out that is waiting for the store does not drop sign-outs that were stored in the meantime.
 func TestSignOutsAtTheSameTime(t *testing.T) {
 	t.Parallel()
 	db, err := store.Open(store.Options{Dir: filepath.Join(t.TempDir(), "state")})
@@ -65,7 +65,7 @@ func TestSignOutsAtTheSameTime(t *testing.T) {
 			}
 		})
 		<-waits
-		for range 1000 { // it should come as far as the store, but need not
+		for range 1000 { // it should get as far as the store, but need not
 			runtime.Gosched()
 		}
 		target.Access.Ended.Add(second, now)
@@ -80,8 +80,8 @@ func TestSignOutsAtTheSameTime(t *testing.T) {
 	}
 }
 
-// A session that ends is over in the predecessor, too: nothing of the URL is open there any more when the sign-out is answered,
-// stored or not.
+// A session that ends is also over in the predecessor: when the sign-out is answered, stored or not, the predecessor has
+// no open requests of the URL.
 func TestASignOutCutsWhereItDrains(t *testing.T) {
 	t.Parallel()
 	before, other := handovertest.New(t)

@@ -20,8 +20,8 @@ import (
 	"boxgate/store"
 )
 
-// TestPendingNamesTakeTurns: a key with hundreds of domains whose nameservers do not answer has a quarter of the looks, and another key's
-// domain is looked at in the round in which it is due.
+// TestPendingNamesTakeTurns: a key with hundreds of domains on unresponsive nameservers gets a quarter of the lookups,
+// and another key's domain is looked up in the round in which it is due.
 func TestPendingNamesTakeTurns(t *testing.T) {
 	t.Parallel()
 	var p pendingNames
@@ -42,7 +42,7 @@ func TestPendingNamesTakeTurns(t *testing.T) {
 	if len(list) != looksOfKey+1 || alices < 0 {
 		t.Errorf("%d are looked at, alice's at %d", len(list), alices)
 	}
-	// Four more such keys take all looks: then the one that has waited longest comes first.
+	// Four more such keys use all lookups; then the key that has waited longest comes first.
 	for _, key := range []string{"m1", "m2", "m3", "m4"} {
 		var hosts []string
 		for i := range 64 {
@@ -69,7 +69,8 @@ func TestPendingNamesTakeTurns(t *testing.T) {
 	}
 }
 
-// TestListingLooksAgain: a pending domain is looked up ever more rarely, unless somebody lists the URLs of its box, and then not too often.
+// TestListingLooksAgain: a pending domain is looked up less and less often. Listing the URLs of its box brings the next
+// lookup forward, within a limit.
 func TestListingLooksAgain(t *testing.T) {
 	t.Parallel()
 	var p pendingNames
@@ -100,7 +101,8 @@ func TestListingLooksAgain(t *testing.T) {
 	}
 }
 
-// TestOrdersAreBounded: a box has a part of what its key may order, a key half of what all may, and a second key finds half of the rest.
+// TestOrdersAreBounded: a box may use a part of its key's orders, a key half of the total, and a second key half of the
+// rest.
 func TestOrdersAreBounded(t *testing.T) {
 	t.Parallel()
 	var o Orders
@@ -150,7 +152,8 @@ func TestOrdersAreBounded(t *testing.T) {
 	}
 }
 
-// TestOrdersOfAdminsAreNotBounded: those for URLs that the operator or an admin key has made, unlike those of other keys.
+// TestOrdersOfAdminsAreNotBounded: orders for URLs of the operator or of an admin key are not limited, unlike orders of
+// other keys.
 func TestOrdersOfAdminsAreNotBounded(t *testing.T) {
 	t.Parallel()
 	db, err := store.Open(store.Options{Dir: filepath.Join(t.TempDir(), "state")})
@@ -183,7 +186,7 @@ func TestOrdersOfAdminsAreNotBounded(t *testing.T) {
 	}
 }
 
-// TestWhoMayHaveADomain: what each caller needs to show for a name.
+// TestWhoMayHaveADomain: the proofs that each caller needs for a name.
 func TestWhoMayHaveADomain(t *testing.T) {
 	t.Parallel()
 	db, err := store.Open(store.Options{Dir: filepath.Join(t.TempDir(), "state")})

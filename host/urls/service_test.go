@@ -11,7 +11,8 @@ import (
 	"boxgate/store"
 )
 
-// Names that are the gateway's are no URL's own domain, nor do those lead to a URL that were one's under another configuration.
+// Names that belong to the gateway cannot be custom domains, and custom domains from an earlier configuration that now
+// belong to the gateway are not served.
 func TestDomainsOfTheGateway(t *testing.T) {
 	t.Parallel()
 	u := &Service{config: Config{Ingress: config.Ingress{Domain: "new.example.org"}, Log: zap.NewNop(), Table: NewTable("login.example.org")}}

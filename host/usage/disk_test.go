@@ -6,7 +6,7 @@ import (
 	"boxgate/policy"
 )
 
-// The first look at a full disk finds the boxes that have filled it since the last look at one that was nearly full, and no others.
+// The first look at a full disk finds exactly the boxes that have filled it since the last look while it was nearly full.
 func TestBoxesThatFillTheDiskAreFoundAtOnce(t *testing.T) {
 	t.Parallel()
 	k := DiskGuard{before: map[policy.BoxID]int64{}}

@@ -16,8 +16,8 @@ import (
 	"boxgate/store"
 )
 
-// A box that a change of its policy closes while it is started again is not shown as one that can be used, nor does the caller hear
-// that it was resumed.
+// If a policy change closes a box while it is being started again, the box is not shown as usable, and the caller gets an
+// error.
 func TestResumeShowsThatTheBoxWasClosed(t *testing.T) {
 	t.Parallel()
 	db, err := store.Open(store.Options{Dir: filepath.Join(t.TempDir(), "state")})
@@ -31,7 +31,7 @@ func TestResumeShowsThatTheBoxWasClosed(t *testing.T) {
 	b.Ended, b.Status = true, api.StatusError
 	u := &Service{store: db, log: zap.NewNop(), boxes: table, sandboxes: state.Sandboxes{Launcher: &launcher.Launcher{}}, history: history.New(table.Has)}
 	const closed = "its policy could not be put in force"
-	u.starter = starter(func(b *state.Box) error { // a policy that cannot be put in force comes in between
+	u.starter = starter(func(b *state.Box) error { // a policy that cannot be applied comes in between
 		b.ShowError(closed)
 		return nil
 	})
@@ -44,7 +44,7 @@ func TestResumeShowsThatTheBoxWasClosed(t *testing.T) {
 	}
 }
 
-// starter starts boxes as a test says.
+// starter starts boxes with a function of the test.
 type starter func(*state.Box) error
 
 func (s starter) Restart(_ context.Context, b *state.Box) error { return s(b) }
