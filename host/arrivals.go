@@ -14,9 +14,9 @@ import (
 // arrivalTime is how long a connected client may take to send its first request before the gateway stops.
 const arrivalTime = time.Second
 
-// arrivals tracks connections to HTTP servers that have not sent a request yet. [http.Server.Shutdown] closes such
-// connections, so that clients which connected just before a restart would get an error; await gives them time to send
-// their request. Safe for concurrent use.
+// arrivals tracks connections to HTTP servers that have not sent a request yet. A net/http server does not answer them
+// after Shutdown, so clients that connected just before a restart would get an error; await gives them time to send their
+// request. Safe for concurrent use.
 type arrivals struct {
 	serving sync.WaitGroup
 

@@ -2,9 +2,8 @@
 //
 // A lease ends when its duration has passed on the boot clock (CLOCK_BOOTTIME), which cannot be set, and which keeps
 // running while the host sleeps and while the gateway is down. A lease that allows also ends when the wall clock reaches
-// its end, so the first of the two clocks closes it. After a reboot only the wall clock is left. If it is before the
-// start of the lease, it must be wrong: then a lease that allows has ended, and one that denies lasts for its whole
-// duration again.
+// its end, whichever comes first. After a reboot only the wall clock is left. If it is before the start of the lease, it
+// must be wrong: then a lease that allows has ended, and one that denies lasts for its whole duration again.
 package lease
 
 import (

@@ -168,8 +168,9 @@ func (m *Meter) Transferred(boxes ...policy.BoxID) (map[policy.BoxID]uint64, err
 	return all, err
 }
 
-// begin records the total at the begin of a period, if a new one has begun. Bytes since the last reading count as
-// transferred before. A clock that is set back does not begin a new period.
+// begin records the total at the start of a period, if a new one has begun. Bytes transferred since the last reading
+// count towards the new period, even if they were transferred before it began. A clock that is set back does not begin a
+// new period.
 func (m *Meter) begin(u *store.Usage) {
 	if m.cfg.Period <= 0 {
 		return

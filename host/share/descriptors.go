@@ -53,7 +53,7 @@ func (d Descriptors) Apply(c *proxy.Config) {
 }
 
 // Visits returns the maximum number of connections of each of the two listeners of public URLs, and of requests forwarded
-// to boxes at a time. The latter leaves room for half as many pooled connections to boxes.
+// to boxes at a time. The latter leaves room for a third as many pooled connections to boxes.
 func (d Descriptors) Visits() (connections, requests int) {
 	return d.visitors, d.visitors * 3 / 2
 }

@@ -11,7 +11,7 @@ import (
 const (
 	restPeriod  = 500 * time.Millisecond
 	restPeriods = 2        // periods with little allocation until the gateway counts as at rest
-	restAlloc   = 32       // less than this fraction of the live heap is little
+	restAlloc   = 32       // allocating less than 1/restAlloc of the live heap is little
 	leastWaste  = 4 << 20  // minimum worth returning; also at least a quarter of the live heap
 	leastAlloc  = 64 << 10 // lower bound of little, in bytes
 	restShare   = 20       // the reciprocal of the share of time that returning memory may take

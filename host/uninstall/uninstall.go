@@ -243,7 +243,7 @@ func (p *Plan) removeSocket() error {
 	return nil
 }
 
-// removeState removes the gateway's own files from its state directory, unless one is still a mount point, and then the
+// removeState removes the gateway's own files from its state directory, unless something is still mounted there, and then the
 // directory if it is empty. A directory that is a mount point itself, such as a container's volume, is only emptied.
 func (p *Plan) removeState() error {
 	own, others, err := p.inState()
