@@ -23,15 +23,15 @@ type adminTurn struct {
 	lookUp func(key string) (api.Key, bool)
 	dial   func(ctx context.Context) (net.Conn, error) // connects to the successor's admin API
 
-	mu      sync.Mutex
-	waiting chan struct{}                     // closed when the handover is decided; nil: not waiting
-	passed  bool                              // the successor answers
-	open    sync.WaitGroup                    // requests answered by this process; Add only with mu held, while this process answers
-	changes int                               // requests among them that may change state
-	quiet   chan struct{}                     // closed when changes reaches 0; nil: no waiter
-	bodies  map[*http.ResponseController]bool // connections whose request body is still arriving; true: a read deadline is set
-	rest    time.Duration                     // time limit for the rest of a body; 0: bodyTime
-	keys    map[[32]byte]api.Key              // by digest: keys seen valid, which stay valid after the turn has passed on; invalid keys are never added
+	mu          sync.Mutex
+	waiting     chan struct{}                     // closed when the handover is decided; nil: not waiting
+	passed      bool                              // the successor answers
+	open        sync.WaitGroup                    // requests answered by this process; Add only with mu held, while this process answers
+	changes     int                               // requests among them that may change state
+	changesDone chan struct{}                     // closed when changes reaches 0; nil: no waiter
+	bodies      map[*http.ResponseController]bool // connections whose request body is still arriving; true: a read deadline is set
+	bodyTimeout time.Duration                     // time limit for the rest of a body; 0: bodyTime
+	keys        map[[32]byte]api.Key              // by digest: keys seen valid, which stay valid after the turn has passed on; invalid keys are never added
 }
 
 // inBoxes lists the subresources of a box whose POST requests only act inside the box and may take arbitrarily long. They
@@ -51,30 +51,30 @@ func changesState(r *http.Request) bool {
 // bodyTime is how long the rest of a change's body may take to arrive once a handover has begun.
 const bodyTime = 5 * time.Second
 
-// arriving is the body of a change. It lets a handover set a deadline for slow bodies.
-type arriving struct {
+// changeBody is the body of a change. It lets a handover set a deadline for slow bodies.
+type changeBody struct {
 	io.ReadCloser
 	turn *adminTurn
 	conn *http.ResponseController
 }
 
 // Read implements [io.Reader].
-func (a *arriving) Read(p []byte) (int, error) {
+func (a *changeBody) Read(p []byte) (int, error) {
 	n, err := a.ReadCloser.Read(p)
 	if err != nil {
-		a.turn.arrived(a.conn)
+		a.turn.endBody(a.conn)
 	}
 	return n, err
 }
 
-// hurry sets a read deadline for the rest of a body. The caller holds t.mu.
-func (t *adminTurn) hurry(conn *http.ResponseController) {
+// setBodyDeadline sets a read deadline for the rest of a body. The caller holds t.mu.
+func (t *adminTurn) setBodyDeadline(conn *http.ResponseController) {
 	t.bodies[conn] = true
-	_ = conn.SetReadDeadline(time.Now().Add(cmp.Or(t.rest, bodyTime)))
+	_ = conn.SetReadDeadline(time.Now().Add(cmp.Or(t.bodyTimeout, bodyTime)))
 }
 
-// arrived records that a body was read completely.
-func (t *adminTurn) arrived(conn *http.ResponseController) {
+// endBody records that a body was read completely.
+func (t *adminTurn) endBody(conn *http.ResponseController) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	hurried := t.bodies[conn]
@@ -83,11 +83,11 @@ func (t *adminTurn) arrived(conn *http.ResponseController) {
 	}
 }
 
-// serve answers a request that inTurn has counted.
+// serve answers a request that serveOrForward has counted.
 func (t *adminTurn) serve(own http.Handler, w http.ResponseWriter, r *http.Request, changes bool) {
 	defer t.open.Done()
 	if changes {
-		defer t.changed()
+		defer t.endChange()
 	}
 	if changes && r.Body != nil && r.Body != http.NoBody {
 		conn := http.NewResponseController(w)
@@ -95,12 +95,12 @@ func (t *adminTurn) serve(own http.Handler, w http.ResponseWriter, r *http.Reque
 		if t.bodies == nil {
 			t.bodies = map[*http.ResponseController]bool{}
 		}
-		if t.bodies[conn] = false; t.quiet != nil {
-			t.hurry(conn)
+		if t.bodies[conn] = false; t.changesDone != nil {
+			t.setBodyDeadline(conn)
 		}
 		t.mu.Unlock()
-		defer t.arrived(conn)
-		r.Body = &arriving{r.Body, t, conn}
+		defer t.endBody(conn)
+		r.Body = &changeBody{r.Body, t, conn}
 	}
 	own.ServeHTTP(w, r)
 }
@@ -110,13 +110,13 @@ func newAdminTurn(lookUp func(key string) (api.Key, bool), dial func(context.Con
 	return &adminTurn{lookUp: lookUp, dial: dial}
 }
 
-// over wraps own, which answers requests while it is this process's turn.
-func (t *adminTurn) over(own http.Handler) http.Handler {
-	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { t.inTurn(own, w, r) })
+// wrap wraps own, which answers requests while it is this process's turn.
+func (t *adminTurn) wrap(own http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { t.serveOrForward(own, w, r) })
 }
 
-// inTurn answers a request in this process or forwards it to the successor.
-func (t *adminTurn) inTurn(own http.Handler, w http.ResponseWriter, r *http.Request) {
+// serveOrForward answers a request in this process or forwards it to the successor.
+func (t *adminTurn) serveOrForward(own http.Handler, w http.ResponseWriter, r *http.Request) {
 	changes := changesState(r)
 	for {
 		t.mu.Lock()
@@ -144,18 +144,18 @@ func (t *adminTurn) inTurn(own http.Handler, w http.ResponseWriter, r *http.Requ
 	}
 }
 
-func (t *adminTurn) changed() {
+func (t *adminTurn) endChange() {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if t.changes--; t.changes == 0 && t.quiet != nil {
-		close(t.quiet)
-		t.quiet = nil
+	if t.changes--; t.changes == 0 && t.changesDone != nil {
+		close(t.changesDone)
+		t.changesDone = nil
 	}
 }
 
-// find returns the caller that a key identifies, if the key is valid. After the turn has passed on, keys that were valid
+// findKey returns the caller that a key identifies, if the key is valid. After the turn has passed on, keys that were valid
 // then remain so until they expire.
-func (t *adminTurn) find(key string) (api.Caller, bool) {
+func (t *adminTurn) findKey(key string) (api.Caller, bool) {
 	digest := sha256.Sum256([]byte(key))
 	t.mu.Lock()
 	away, known := t.waiting != nil || t.passed, t.keys[digest]
@@ -184,19 +184,19 @@ func (t *adminTurn) forgetKeys() {
 	t.keys = nil
 }
 
-// hold makes new requests wait, and returns once all running changes have finished. If ctx is done first, requests are
+// holdRequests makes new requests wait, and returns once all running changes have finished. If ctx is done first, requests are
 // admitted again.
-func (t *adminTurn) hold(ctx context.Context) error {
+func (t *adminTurn) holdRequests(ctx context.Context) error {
 	t.mu.Lock()
 	t.waiting = make(chan struct{})
 	quiet := make(chan struct{})
 	if t.changes == 0 {
 		close(quiet)
 	} else {
-		t.quiet = quiet
+		t.changesDone = quiet
 	}
 	for conn := range t.bodies {
-		t.hurry(conn)
+		t.setBodyDeadline(conn)
 	}
 	t.mu.Unlock()
 	select {
@@ -208,8 +208,8 @@ func (t *adminTurn) hold(ctx context.Context) error {
 	}
 }
 
-// wait waits for the requests that this process answers.
-func (t *adminTurn) wait(ctx context.Context) error {
+// awaitRequests waits for the requests that this process answers.
+func (t *adminTurn) awaitRequests(ctx context.Context) error {
 	ended := make(chan struct{})
 	go func() {
 		defer close(ended)
@@ -227,7 +227,7 @@ func (t *adminTurn) wait(ctx context.Context) error {
 func (t *adminTurn) decide(passed bool) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	t.passed, t.quiet = passed, nil
+	t.passed, t.changesDone = passed, nil
 	if t.waiting != nil {
 		close(t.waiting)
 		t.waiting = nil

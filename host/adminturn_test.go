@@ -35,7 +35,7 @@ func TestWhatChangesTheStore(t *testing.T) {
 func TestASlowBodyDoesNotKeepTheTurn(t *testing.T) {
 	t.Parallel()
 	reading, read, release := make(chan struct{}), make(chan error, 1), make(chan struct{})
-	turn := &adminTurn{rest: 100 * time.Millisecond}
+	turn := &adminTurn{bodyTimeout: 100 * time.Millisecond}
 	own := http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
 		if r.URL.Path == "/slow" {
 			close(reading)
@@ -48,7 +48,7 @@ func TestASlowBodyDoesNotKeepTheTurn(t *testing.T) {
 		<-release
 		read <- r.Context().Err()
 	})
-	server := httptest.NewServer(turn.over(own))
+	server := httptest.NewServer(turn.wrap(own))
 	defer server.Close()
 	var ends []chan struct{}
 	send := func(path string, body io.Reader) {
@@ -75,7 +75,7 @@ func TestASlowBodyDoesNotKeepTheTurn(t *testing.T) {
 	held := make(chan error, 1)
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
-	go func() { held <- turn.hold(ctx) }()
+	go func() { held <- turn.holdRequests(ctx) }()
 	select {
 	case err := <-read:
 		if err == nil {

@@ -24,13 +24,13 @@ type arrivals struct {
 	listeners []net.Listener
 	ending    bool
 	open      map[net.Conn]bool
-	none      chan struct{} // closed when open is empty; nil: no waiter
+	empty     chan struct{} // closed when open is empty; nil: no waiter
 }
 
 type arrivalKey struct{}
 
-// follow tracks the connections of servers. Call it after all their other fields are set.
-func (a *arrivals) follow(servers ...*http.Server) {
+// track tracks the connections of servers. Call it after all their other fields are set.
+func (a *arrivals) track(servers ...*http.Server) {
 	for _, s := range servers {
 		inner, innerState, handler := s.ConnContext, s.ConnState, s.Handler
 		s.ConnContext = func(ctx context.Context, c net.Conn) context.Context {
@@ -90,9 +90,9 @@ func (a *arrivals) await(ctx context.Context) {
 	a.serving.Wait() // afterwards all accepted connections are in open
 	a.mu.Lock()
 	none := make(chan struct{})
-	if a.none = none; len(a.open) == 0 {
+	if a.empty = none; len(a.open) == 0 {
 		close(none)
-		a.none = nil
+		a.empty = nil
 	}
 	a.mu.Unlock()
 	ctx, cancel := context.WithTimeout(ctx, arrivalTime)
@@ -116,8 +116,8 @@ func (a *arrivals) remove(c net.Conn) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	delete(a.open, c)
-	if len(a.open) == 0 && a.none != nil {
-		close(a.none)
-		a.none = nil
+	if len(a.open) == 0 && a.empty != nil {
+		close(a.empty)
+		a.empty = nil
 	}
 }

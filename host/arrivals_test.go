@@ -24,7 +24,7 @@ func TestWhoHasConnectedIsAnswered(t *testing.T) {
 		Handler:     http.HandlerFunc(func(http.ResponseWriter, *http.Request) {}),
 		ConnContext: func(ctx context.Context, _ net.Conn) context.Context { accepted <- struct{}{}; return ctx },
 	}
-	a.follow(s)
+	a.track(s)
 	ln, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
@@ -63,7 +63,7 @@ func TestWhoHasConnectedIsAnswered(t *testing.T) {
 func TestWhoWaitsToBeAcceptedIsAnswered(t *testing.T) {
 	var a arrivals
 	s := &http.Server{Handler: http.HandlerFunc(func(http.ResponseWriter, *http.Request) {})}
-	a.follow(s)
+	a.track(s)
 	ln, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)

@@ -17,7 +17,7 @@ import (
 func TestNotReadyWhileAListenerDoesNotAccept(t *testing.T) {
 	t.Parallel()
 	core, logged := observer.New(zap.InfoLevel)
-	s := &serving{log: zap.New(core), within: time.Second}
+	s := &serving{log: zap.New(core), timeout: time.Second}
 	listen := func(name string) *acceptor.Listener {
 		ln, err := net.Listen("tcp", "127.0.0.1:0")
 		if err != nil {
@@ -36,10 +36,10 @@ func TestNotReadyWhileAListenerDoesNotAccept(t *testing.T) {
 		}
 	}
 	look := func() error { // without the cached result
-		s.looking.Lock()
-		defer s.looking.Unlock()
-		s.looked = s.looked.Add(-acceptValid)
-		return s.lookLocked(t.Context())
+		s.checking.Lock()
+		defer s.checking.Unlock()
+		s.checked = s.checked.Add(-acceptValid)
+		return s.checkLocked(t.Context())
 	}
 	good, bad := listen("good"), listen("bad")
 	go accept(good)
@@ -66,7 +66,7 @@ func TestNotReadyWhileAListenerDoesNotAccept(t *testing.T) {
 	if err := s.check(t.Context()); err != nil {
 		t.Errorf("the last look is no longer good: %v", err)
 	}
-	s.end()
+	s.stopChecks()
 	if err := look(); err == nil {
 		t.Error("ready while the gateway stops")
 	}

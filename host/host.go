@@ -41,7 +41,7 @@ type Host struct {
 	turn       *adminTurn
 	health     *health
 	loops      *loops
-	arriving   arrivals
+	arrivals   arrivals
 	succession *succession
 }
 

@@ -22,13 +22,13 @@ import (
 	"boxgate/store"
 )
 
-// conntrackLook is the interval at which the kernel's connection table is checked.
-const conntrackLook = time.Second
+// conntrackInterval is the interval at which the kernel's connection table is checked.
+const conntrackInterval = time.Second
 
 // followConntrack logs when the kernel's connection table is nearly full, and when it has space again. A full table
 // silently drops new connections of all boxes and of the host. It returns when ctx is done.
 func followConntrack(ctx context.Context, log *zap.Logger) error {
-	tick := time.NewTicker(conntrackLook)
+	tick := time.NewTicker(conntrackInterval)
 	defer tick.Stop()
 	full := false
 	for {
@@ -106,7 +106,7 @@ func (m limitMetrics) Collect(ch chan<- prometheus.Metric) {
 	gauge := func(d *prometheus.Desc, value float64, labels ...string) {
 		ch <- prometheus.MustNewConstMetric(d, prometheus.GaugeValue, value, labels...)
 	}
-	for limit, used := range m.whole() {
+	for limit, used := range m.usedByGateway() {
 		gauge(limitUsed, used, limit)
 	}
 	if m.parts.lines != nil {
@@ -119,8 +119,8 @@ func (m limitMetrics) Collect(ch chan<- prometheus.Metric) {
 	m.collectBoxes(ch, gauge)
 }
 
-// whole returns the used fraction of each limit of the whole gateway. Limits that cannot be read are omitted.
-func (m limitMetrics) whole() map[string]float64 {
+// usedByGateway returns the used fraction of each limit of the whole gateway. Limits that cannot be read are omitted.
+func (m limitMetrics) usedByGateway() map[string]float64 {
 	p := m.parts
 	used := map[string]float64{"memory": ratio(p.memory.Used(), p.memory.Total())}
 	if entries, limit, err := ConntrackFill(); err == nil && limit > 0 {
@@ -153,7 +153,7 @@ func (m limitMetrics) collectBoxes(ch chan<- prometheus.Metric, gauge func(*prom
 	slices.SortFunc(all, func(a, b *state.Box) int { return cmp.Or(a.CreatedAt.Compare(b.CreatedAt), cmp.Compare(a.ID, b.ID)) })
 	most := map[string]float64{"connections": 0, "interceptions": 0, "streams": 0, "memory": 0}
 	for i, b := range all {
-		filled := m.filled(b)
+		filled := m.usedByBox(b)
 		for limit, used := range filled {
 			most[limit] = max(most[limit], used)
 		}
@@ -169,8 +169,8 @@ func (m limitMetrics) collectBoxes(ch chan<- prometheus.Metric, gauge func(*prom
 	}
 }
 
-// filled returns the used fraction of each limit of a box.
-func (m limitMetrics) filled(b *state.Box) map[string]float64 {
+// usedByBox returns the used fraction of each limit of a box.
+func (m limitMetrics) usedByBox(b *state.Box) map[string]float64 {
 	id := b.ID
 	filled := m.parts.proxy.Filled(id)
 	filled["memory"] = ratio(m.parts.memory.HeldBy(string(id)), b.Limits.Of(policy.LimitMemory, m.parts.memory.Most()))

@@ -104,7 +104,7 @@ func (o *opening) complete(context.Context) error {
 // openHealth opens the health checks and their metrics.
 func (o *opening) openHealth(context.Context) error {
 	p := o.parts
-	o.health = &health{serving: &serving{log: p.log, within: acceptTime}, proxy: p.proxy, ingress: p.ingress}
+	o.health = &health{serving: &serving{log: p.log, timeout: acceptTime}, proxy: p.proxy, ingress: p.ingress}
 	return errors.Join(p.metrics.Register(limitMetrics{p}), p.metrics.Register(capacityMetrics{o.health}))
 }
 
@@ -151,7 +151,7 @@ func (o *opening) openRules(context.Context) error {
 	}
 	p.shared = rules.NewShared(ceiling, upstream, p.addrs.Sources)
 	p.net = &enforce.Enforcer{
-		Kernel: p.kernel(), Proxy: both{p.proxy, p.before, p.boxes}, Boxes: p.connected, Forget: []func(policy.BoxID){p.dns.Forget, p.minter.Remove},
+		Kernel: p.kernel(), Proxy: withPredecessor{p.proxy, p.before, p.boxes}, Boxes: p.connected, Forget: []func(policy.BoxID){p.dns.Forget, p.minter.Remove},
 	}
 	o.policies, err = rules.New(rules.Config{Log: p.log, Store: p.store, Boxes: p.boxes, Shared: p.shared, Net: p.net, Trail: p.trail.Log(), Before: p.before})
 	if err != nil {
@@ -172,14 +172,14 @@ func (o *opening) openUsage(context.Context) error {
 	o.authorities = box.NewAuthorities(p.store, p.minter, p.urlCA)
 	provisioner, err := box.NewProvisioner(box.ProvisionerConfig{
 		Log: p.log, Store: p.store, Shared: p.shared, Net: p.net, Sandboxes: held, Minter: p.minter, Authorities: o.authorities, URLs: o.publicURLs,
-		Reach: p.reach, Roots: p.added, DNS: []netip.Addr{p.addrs.GatewayV4, p.addrs.GatewayV6},
+		Reach: p.reach, Roots: p.addedRoots, DNS: []netip.Addr{p.addrs.GatewayV4, p.addrs.GatewayV6},
 	})
 	if err != nil {
 		return err
 	}
 	p.provisioner = provisioner
 	o.usage, err = usage.New(usage.Config{
-		Log: p.log, Store: p.store, Boxes: p.boxes, Sandboxes: held, Starter: provisioner, History: p.history, Room: p.holdings.Room, Metrics: p.metrics,
+		Log: p.log, Store: p.store, Boxes: p.boxes, Sandboxes: held, Starter: provisioner, History: p.history, Space: p.holdings.CheckSpace, Metrics: p.metrics,
 	})
 	if err != nil {
 		return err
@@ -195,7 +195,7 @@ func (o *opening) openUsage(context.Context) error {
 func (o *opening) openLife(context.Context) (err error) {
 	p := o.parts
 	o.settings = box.NewSettings(p.log, p.store, p.boxes, p.shared)
-	o.snapshots = box.NewSnapshots(p.log, p.boxes, p.shelf, p.holdings)
+	o.snapshots = box.NewSnapshots(p.log, p.boxes, p.snapshotManager, p.holdings)
 	o.git = usage.NewGit(o.usage, o.settings)
 	o.scheduled, err = schedule.New(schedule.Config{
 		Log: p.log, Store: p.store, Boxes: p.boxes, Commands: o.usage, History: p.history, Authorities: o.authorities, Proxy: p.proxy, Roots: p.roots, Holdings: p.holdings,
@@ -213,7 +213,7 @@ func (o *opening) openLife(context.Context) (err error) {
 // openRecords opens the services of decisions, the audit trail, secrets and self-tests.
 func (o *opening) openRecords(context.Context) (err error) {
 	p := o.parts
-	o.events = records.NewDecisions(p.audit, p.past, p.kept)
+	o.events = records.NewDecisions(p.audit, p.past, p.historyLines)
 	o.auditTrail = p.trail
 	o.sources = keys.NewSecrets(p.log, p.secrets, p.tokens)
 	o.selfTests, err = box.NewSelfTests(box.SelfTestsConfig{
@@ -232,7 +232,7 @@ func (o *opening) keysChanged() {
 // holdSecrets registers the connections that hold secrets, including a predecessor's.
 func (p *parts) holdSecrets(context.Context) error {
 	if p.before != nil {
-		p.secrets.SetHolders(both{p.proxy, p.before, p.boxes})
+		p.secrets.SetHolders(withPredecessor{p.proxy, p.before, p.boxes})
 	}
 	return nil
 }
@@ -259,7 +259,7 @@ func (h *Host) Recover(ctx context.Context) error {
 // Close releases everything that [Open] opened. Rules, links and boxes stay. Call it once, after Serve has returned.
 func (h *Host) Close() error {
 	h.usage.Close()
-	if h.succession.lent {
+	if h.succession.handedOver {
 		h.parts.flushExports() // everything else belongs to the successor
 		return nil
 	}

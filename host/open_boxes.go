@@ -24,10 +24,10 @@ import (
 	"boxgate/preflight"
 )
 
-// lastRunPace is the interval at which a running gateway touches a file. The next gateway reports the kernel's flows that
+// lastRunInterval is the interval at which a running gateway touches a file. The next gateway reports the kernel's flows that
 // began since. The file is in the run directory, on a tmpfs, so a reboot clears it together with the kernel's connection
 // table.
-const lastRunPace = time.Second
+const lastRunInterval = time.Second
 
 // lastRun returns when a gateway was last known to run, the zero time if never. It errs on the early side: flows around
 // that time are reported twice rather than not at all.
@@ -36,7 +36,7 @@ func lastRun(runDir string) time.Time {
 	if err != nil {
 		return time.Time{}
 	}
-	return info.ModTime().Add(-2 * lastRunPace)
+	return info.ModTime().Add(-2 * lastRunInterval)
 }
 
 // noteRun touches the file until ctx is done.
@@ -45,7 +45,7 @@ func noteRun(ctx context.Context, runDir string) error {
 	if err := os.WriteFile(path, nil, 0o600); err != nil {
 		return fmt.Errorf("the run directory: %w", err)
 	}
-	tick := time.NewTicker(lastRunPace)
+	tick := time.NewTicker(lastRunInterval)
 	defer tick.Stop()
 	for {
 		now := time.Now()
@@ -87,7 +87,7 @@ func (p *parts) openLauncher(context.Context) error {
 	if p.launcher, err = launcher.New(c); err != nil {
 		return err
 	}
-	p.shelf = snapshots.New(p.log, p.store, p.launcher, func(f func() error) error { return change.Contain(p.log, f) })
+	p.snapshotManager = snapshots.New(p.log, p.store, p.launcher, func(f func() error) error { return change.Contain(p.log, f) })
 	if err := state.CountStates(p.metrics, p.boxes); err != nil {
 		return err
 	}

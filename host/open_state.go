@@ -41,7 +41,7 @@ func (p *parts) openAudit(context.Context) error {
 	if p.past != nil {
 		unkept = p.past.Lost
 	}
-	p.audit = audit.New(audit.Options{Lines: p.lines, History: p.kept, Unkept: unkept, Exports: p.exports, Console: p.cfg.Log.Format == "console", Name: p.boxes.NameOf})
+	p.audit = audit.New(audit.Options{Lines: p.lines, History: p.historyLines, Unkept: unkept, Exports: p.exports, Console: p.cfg.Log.Format == "console", Name: p.boxes.NameOf})
 	return errors.Join(p.metrics.Register(p.audit), p.metrics.Register(share.Metrics{Budget: p.memory}), registerProcess(p.metrics))
 }
 
@@ -58,10 +58,10 @@ func (p *parts) openHistory() error {
 		return nil
 	}
 	past.Room = launcher.Reserve{Dir: dir, Bytes: int64(p.cfg.Launcher.Reserve)}.Room
-	p.past, p.kept = past, lines.New(past)
+	p.past, p.historyLines = past, lines.New(past)
 	return p.metrics.Register(prometheus.NewCounterFunc(prometheus.CounterOpts{
 		Name: "boxgate_history_lost_total", Help: "Decisions that are not in the history on disk, because it could not be written in time.",
-	}, func() float64 { return float64(p.kept.Lost()) }))
+	}, func() float64 { return float64(p.historyLines.Lost()) }))
 }
 
 // registerProcess adds the metrics of the Go runtime and the process, and the build information.
@@ -137,7 +137,7 @@ func (p *parts) openStore(context.Context) error {
 		return err
 	}
 	if p.before == nil { // the predecessor may still need it
-		_ = os.Remove(filepath.Join(p.cfg.StateDir, store.FileName) + keptSuffix)
+		_ = os.Remove(filepath.Join(p.cfg.StateDir, store.FileName) + backupSuffix)
 	}
 	if _, err := p.store.EnsureAPIKey(); err != nil {
 		return fmt.Errorf("making the first API key: %w", err)
@@ -169,7 +169,7 @@ func (p *parts) openSecrets(context.Context) error {
 	if p.roots, err = rootsWith(upstreamKey, p.cfg.Proxy.UpstreamCAFiles); err != nil {
 		return err
 	}
-	if p.added, err = AddedRoots(p.cfg.Proxy.UpstreamCAFiles); err != nil {
+	if p.addedRoots, err = AddedRoots(p.cfg.Proxy.UpstreamCAFiles); err != nil {
 		return err
 	}
 	if err := p.openTokens(); err != nil {

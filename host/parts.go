@@ -61,44 +61,44 @@ type parts struct {
 	quotas    *quotas.Book      // of API keys
 	keyed     *keyless.Keyed    // connections of clients that presented an API key
 
-	boxes     *state.Table
-	connected *enforce.Registry
-	urlTable  *urls.Table
-	domains   *urls.Domains
-	orders    *urls.Orders
-	ownURLs   *urls.OwnURLs
-	reach     *reach.Boxes
-	visits    *usage.Visits
-	minter    *certs.Minter
-	history   *history.History
-	roots     *x509.CertPool // trusted for upstream servers
-	added     []byte         // configured additions to roots, in PEM; launched boxes trust them too
+	boxes      *state.Table
+	connected  *enforce.Registry
+	urlTable   *urls.Table
+	domains    *urls.Domains
+	orders     *urls.Orders
+	ownURLs    *urls.OwnURLs
+	reach      *reach.Boxes
+	visits     *usage.Visits
+	minter     *certs.Minter
+	history    *history.History
+	roots      *x509.CertPool // trusted for upstream servers
+	addedRoots []byte         // configured additions to roots, in PEM; launched boxes trust them too
 
-	store     *store.DB
-	trail     *records.Trail
-	past      *past.Store   `required:"false"` // nil: disabled
-	kept      *lines.Writer `required:"false"` // lines for past; nil: disabled
-	audit     *audit.Log
-	exporters export.Exporters // of decisions; empty: disabled
-	exports   []audit.Export   // the exporters' inputs
-	secrets   *secrets.Secrets
-	tokens    *identity.Issuer
-	dns       *dns.Server
-	proxy     *proxy.Proxy
-	ingress   *ingress.Ingress
-	urlCA     *certs.Authority `required:"false"` // nil unless the internal CA signs public URLs
-	acme      *acme.Manager    `required:"false"` // nil unless ingress.tls.mode is acme
+	store        *store.DB
+	trail        *records.Trail
+	past         *past.Store   `required:"false"` // nil: disabled
+	historyLines *lines.Writer `required:"false"` // lines for past; nil: disabled
+	audit        *audit.Log
+	exporters    export.Exporters // of decisions; empty: disabled
+	exports      []audit.Export   // the exporters' inputs
+	secrets      *secrets.Secrets
+	tokens       *identity.Issuer
+	dns          *dns.Server
+	proxy        *proxy.Proxy
+	ingress      *ingress.Ingress
+	urlCA        *certs.Authority `required:"false"` // nil unless the internal CA signs public URLs
+	acme         *acme.Manager    `required:"false"` // nil unless ingress.tls.mode is acme
 
 	certificates certificates // of public URLs
 
-	launcher    *launcher.Launcher
-	shelf       *snapshots.Shelf
-	holdings    *keys.Holdings // of API keys
-	provisioner *box.Provisioner
-	net         *enforce.Enforcer // applies policies
-	shared      *rules.Shared     // inputs shared by the policies of all boxes
-	firewall    *firewall.Firewall
-	meter       *meter.Meter
+	launcher        *launcher.Launcher
+	snapshotManager *snapshots.Manager
+	holdings        *keys.Holdings // of API keys
+	provisioner     *box.Provisioner
+	net             *enforce.Enforcer // applies policies
+	shared          *rules.Shared     // inputs shared by the policies of all boxes
+	firewall        *firewall.Firewall
+	meter           *meter.Meter
 }
 
 // newParts returns the parts that need only the options. It divides descriptors and memory among boxes.
@@ -108,7 +108,7 @@ func newParts(o Options) (*parts, error) {
 		return nil, err
 	}
 	shares := share.MemoryOf(o.Config)
-	shares.Hold()
+	shares.LimitRuntime()
 	boxes := &state.Table{Limits: o.Config.Limits.OfBoxes()}
 	book := quotas.New(quotas.Config{Defaults: o.Config.Quotas.Limits(), Totals: share.Totals(descriptors, shares)})
 	return &parts{
@@ -126,7 +126,7 @@ func (p *parts) close() error {
 	}
 	p.flushExports()
 	if p.past != nil {
-		_ = p.kept.Sync() // lost lines are counted
+		_ = p.historyLines.Sync() // lost lines are counted
 		errs = append(errs, p.past.Close())
 	}
 	if p.trail != nil {
@@ -135,8 +135,8 @@ func (p *parts) close() error {
 	if p.acme != nil {
 		p.acme.Close()
 	}
-	if p.shelf != nil {
-		p.shelf.Close()
+	if p.snapshotManager != nil {
+		p.snapshotManager.Close()
 	}
 	if p.launcher != nil {
 		if len(p.boxes.All()) == 0 {

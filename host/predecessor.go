@@ -50,16 +50,16 @@ func relieve(p *handover.Predecessor, udp []listen.UDPSocket, cfg config.Config,
 	return err
 }
 
-// both combines the connections of boxes in this process with the ones that the predecessor drains. It implements
+// withPredecessor combines the connections of boxes in this process with the ones that the predecessor drains. It implements
 // [enforce.Proxy] and [secrets.Holders].
-type both struct {
+type withPredecessor struct {
 	*proxy.Proxy
 	before *handover.Predecessor
 	boxes  *state.Table
 }
 
 // Recheck implements [enforce.Proxy].
-func (b both) Recheck(id policy.BoxID) {
+func (b withPredecessor) Recheck(id policy.BoxID) {
 	b.Proxy.Recheck(id)
 	if b.before == nil {
 		return
@@ -76,17 +76,17 @@ func (b both) Recheck(id policy.BoxID) {
 }
 
 // CloseBox implements [enforce.Proxy].
-func (b both) CloseBox(id policy.BoxID) {
+func (b withPredecessor) CloseBox(id policy.BoxID) {
 	b.Proxy.CloseBox(id)
 	b.before.Tell(handover.Message{Kind: handover.Cut, Box: id})
 }
 
 // Holds implements [secrets.Holders]. The secrets in the predecessor's connections are unknown, so while it drains, any
 // secret may be held.
-func (b both) Holds(secret string) bool { return b.Proxy.Holds(secret) || b.before.Drains() }
+func (b withPredecessor) Holds(secret string) bool { return b.Proxy.Holds(secret) || b.before.Drains() }
 
 // Revoke implements [secrets.Holders].
-func (b both) Revoke(secret string) {
+func (b withPredecessor) Revoke(secret string) {
 	b.Proxy.Revoke(secret)
 	b.before.Tell(handover.Message{Kind: handover.Secret, Secret: secret})
 }

@@ -79,16 +79,16 @@ func (h *Host) Serve(ctx context.Context) error {
 
 func (h *Host) serveParts(ctx context.Context) error {
 	admin, err := server.New(server.Config{
-		Services: h.Services(), History: h.parts.history, FindKey: h.turn.find, Trail: h.parts.trail.Log(), Hosts: h.parts.cfg.Admin.Hosts, HasSecret: h.parts.secrets.Has, Log: h.parts.log, Quotas: h.parts.quotas, Admitted: h.parts.keyed.Shown, MaxBody: h.parts.largestBody(),
+		Services: h.Services(), History: h.parts.history, FindKey: h.turn.findKey, Trail: h.parts.trail.Log(), Hosts: h.parts.cfg.Admin.Hosts, HasSecret: h.parts.secrets.Has, Log: h.parts.log, Quotas: h.parts.quotas, Admitted: h.parts.keyed.Shown, MaxBody: h.parts.largestBody(),
 	})
 	if err != nil {
 		return err
 	}
 	adminServer := admin.Server()
-	adminServer.Handler = h.turn.over(adminServer.Handler)
+	adminServer.Handler = h.turn.wrap(adminServer.Handler)
 	adminServer.ConnContext, adminServer.ConnState = keyless.ConnContext, h.parts.keyed.State
 	metrics := h.metricsServer()
-	h.arriving.follow(adminServer, metrics)
+	h.arrivals.track(adminServer, metrics)
 
 	group, ctx := errgroup.WithContext(ctx)
 	run := func(what string, f func() error) {
@@ -173,8 +173,8 @@ func (h *Host) startLoops(ctx context.Context, run func(string, func() error)) {
 	}()
 }
 
-// sayPolicies logs that boxes created without a policy are not restricted, if that is the configuration.
-func (h *Host) sayPolicies() {
+// logUnrestricted logs that boxes created without a policy are not restricted, if that is the configuration.
+func (h *Host) logUnrestricted() {
 	p := h.parts.cfg.Policy
 	if p.Default.Spec.Mode == policy.ModeAllowAll && p.Ceiling.Spec.Mode == "" {
 		h.parts.log.Info("boxes created without a policy may reach everything but the protected ranges; policy.default and policy.ceiling limit them")
@@ -187,7 +187,7 @@ func (h *Host) announce() {
 		h.parts.log.Warn("systemd was not told that the gateway is ready", zap.Error(err))
 	}
 	h.parts.listeners.Keep(h.parts.log) // after Ready: other service managers do not read further messages
-	h.sayPolicies()
+	h.logUnrestricted()
 	h.parts.log.Info("ready", zap.Int("boxes", len(h.parts.boxes.All())))
 	if h.options.Ready != nil {
 		h.options.Ready()
@@ -211,10 +211,10 @@ func (h *Host) drain(finish func(context.Context) error) error {
 // finish waits for running requests until drain is done, and closes the listeners.
 func (h *Host) finish(drain context.Context, admin *server.API, adminServer, metrics *http.Server) error {
 	defer h.parts.listeners.Close()
-	h.health.serving.end()
+	h.health.serving.stopChecks()
 	// The API stops first, so that no change begins. Boxes and their rules stay.
 	err := fault.At(drain, "stop: begun")
-	h.arriving.await(drain)
+	h.arrivals.await(drain)
 	err = errors.Join(err, adminServer.Shutdown(drain), admin.Wait(drain))
 	err = errors.Join(err, fault.At(drain, "stop: no more changes"))
 	if h.parts.acme != nil {
@@ -242,7 +242,7 @@ func (h *Host) serveLoops(ctx context.Context, run func(string, func() error)) {
 	run("record of the last run", func() error { return noteRun(ctx, h.parts.launcher.RunDir()) })
 	run("connection table", func() error { return followConntrack(ctx, h.parts.log) })
 	run("schedules", func() error { h.scheduled.Run(ctx); return nil })
-	run("unused memory", func() error { share.GiveBack(ctx); return nil })
+	run("unused memory", func() error { share.ReturnUnused(ctx); return nil })
 	run("boxes that are kept alive", func() error { return h.lifecycle.StartKept(ctx) })
 	run("idle boxes", func() error { return h.idle.Run(ctx) })
 	run("audit trail", func() error { h.parts.trail.KeepHead(ctx); return nil })
@@ -292,7 +292,7 @@ func (h *Host) serveKeyed(run func(string, func() error), name string, server *h
 	keyed := h.parts.shares.Keyless(tried)
 	keyed.Keyed = h.parts.keyed
 	h.health.serving.add(name, tried, nil, func() (int, int) { return keyed.Held(), 0 })
-	run(name, func() error { return h.arriving.serve(server, keyed) })
+	run(name, func() error { return h.arrivals.serve(server, keyed) })
 }
 
 // serveURLs serves public URLs on a listener.

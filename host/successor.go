@@ -31,20 +31,20 @@ type Start func(theirs *os.File, ownProgram bool) (*os.Process, error)
 
 // succession is the replacement of this process by another.
 type succession struct {
-	mu       sync.Mutex    // serialises replacements
-	lent     bool          // the store and the kernel rules were released to another process; guarded by mu
-	replaced chan struct{} // closed when the successor serves
-	failed   chan error    // receives one error, after which this process cannot continue
-	orders   *handover.Conn
-	cut      chan struct{} // closed when the successor's orders have ended
+	mu          sync.Mutex    // serialises replacements
+	handedOver  bool          // the store and the kernel rules were released to another process; guarded by mu
+	replaced    chan struct{} // closed when the successor serves
+	failed      chan error    // receives one error, after which this process cannot continue
+	orders      *handover.Conn
+	ordersEnded chan struct{} // closed when the successor's orders have ended
 
-	stopLeases func() // set while lent; guarded by mu
+	stopLeases func() // set while handedOver; guarded by mu
 
 	stopping atomic.Bool // this process was asked to stop
 }
 
 func newSuccession() *succession {
-	return &succession{replaced: make(chan struct{}), failed: make(chan error, 1), cut: make(chan struct{})}
+	return &succession{replaced: make(chan struct{}), failed: make(chan error, 1), ordersEnded: make(chan struct{})}
 }
 
 // Control handles a command on the control socket, such as reload or upgrade, and returns the answer.
@@ -53,8 +53,8 @@ type Control func(ctx context.Context, word string) (any, error)
 // Time limits of the phases of a replacement.
 const (
 	prepareTimeout = 2 * time.Minute  // the new process's checks
-	quietTimeout   = 30 * time.Second // running changes
-	takeTimeout    = 2 * time.Minute  // recovery of the boxes
+	changesTimeout = 30 * time.Second // running changes
+	servingTimeout = 2 * time.Minute  // recovery of the boxes
 )
 
 // Replace replaces this process by a successor. It returns the successor's process ID once that serves; then this process
@@ -65,7 +65,7 @@ func (h *Host) Replace(ctx context.Context, start Start) (pid int, err error) {
 		return 0, errors.New("the gateway is being replaced already")
 	}
 	defer s.mu.Unlock()
-	if s.lent {
+	if s.handedOver {
 		return 0, errors.New("this process has been replaced already: ask the one that serves")
 	}
 	var next *successor
@@ -73,53 +73,53 @@ func (h *Host) Replace(ctx context.Context, start Start) (pid int, err error) {
 	if err != nil {
 		return 0, fmt.Errorf("the new gateway does not start, and this one goes on: %w", err)
 	}
-	err = change.Contain(h.parts.log, func() error { return h.lend(ctx) })
-	if err != nil && !s.lent {
-		next.end()
+	err = change.Contain(h.parts.log, func() error { return h.releaseExclusive(ctx) })
+	if err != nil && !s.handedOver {
+		next.kill()
 		return 0, fmt.Errorf("this gateway goes on: %w", err)
 	}
 	if err == nil {
-		err = next.take(h.protection.Own())
+		err = next.handOver(h.protection.Own())
 	}
 	if err == nil && !s.stopping.Load() {
-		return h.retired(next)
+		return h.retireContained(next)
 	}
-	next.end()
+	next.kill()
 	if s.stopping.Load() { // systemd would not accept the successor now
 		return 0, errors.Join(errors.New("the gateway is being stopped"), err)
 	}
 	h.parts.log.Error("the new gateway failed; the program of the old one takes its place", zap.Error(err))
-	if again := change.Contain(h.parts.log, func() error { return h.goOn(ctx, start) }); again != nil {
+	if again := change.Contain(h.parts.log, func() error { return h.restartOwnProgram(ctx, start) }); again != nil {
 		s.failed <- errors.Join(err, again)
 		return 0, errors.Join(err, again)
 	}
 	return 0, fmt.Errorf("the new gateway failed, and the program that ran before serves: %w", err)
 }
 
-// goOn replaces this process by a new one with the same program and configuration.
-func (h *Host) goOn(ctx context.Context, start Start) error {
-	if err := h.letGo(); err != nil {
+// restartOwnProgram replaces this process by a new one with the same program and configuration.
+func (h *Host) restartOwnProgram(ctx context.Context, start Start) error {
+	if err := h.stopExclusive(); err != nil {
 		h.parts.log.Warn("not everything could be closed that the next process opens", zap.Error(err))
 	}
 	file := filepath.Join(h.parts.cfg.StateDir, store.FileName)
-	if err := os.Rename(file+keptSuffix, file); err != nil && !errors.Is(err, os.ErrNotExist) {
+	if err := os.Rename(file+backupSuffix, file); err != nil && !errors.Is(err, os.ErrNotExist) {
 		return fmt.Errorf("the store as it was: %w", err)
 	}
 	next, err := h.prepare(ctx, start, true)
 	if err != nil {
 		return err
 	}
-	if err := next.take(h.protection.Own()); err != nil {
-		next.end()
+	if err := next.handOver(h.protection.Own()); err != nil {
+		next.kill()
 		return err
 	}
-	_, err = h.retired(next)
+	_, err = h.retireContained(next)
 	return err
 }
 
-// retired is retire with panics converted to errors. After one this process cannot continue, because the successor
+// retireContained is retire with panics converted to errors. After one this process cannot continue, because the successor
 // serves.
-func (h *Host) retired(next *successor) (pid int, err error) {
+func (h *Host) retireContained(next *successor) (pid int, err error) {
 	if err = change.Contain(h.parts.log, func() error { pid = h.retire(next); return nil }); err != nil {
 		h.succession.failed <- err
 	}
@@ -132,7 +132,7 @@ type successor struct {
 	process *os.Process
 }
 
-func (n *successor) end() {
+func (n *successor) kill() {
 	_ = n.conn.Close()
 	_ = n.process.Kill()
 	_, _ = n.process.Wait()
@@ -164,70 +164,70 @@ func (h *Host) prepare(ctx context.Context, start Start, ownProgram bool) (*succ
 		err = fault.At(ctx, "replace: successor prepared")
 	}
 	if err != nil {
-		n.end()
+		n.kill()
 		return nil, err
 	}
 	return n, nil
 }
 
-// take hands the resources that only one process can hold to the successor, with the addresses protected here, and
+// handOver hands the resources that only one process can hold to the successor, with the addresses protected here, and
 // returns once the successor serves.
-func (n *successor) take(protected []netip.Prefix) error {
-	_ = n.conn.SetDeadline(time.Now().Add(takeTimeout))
+func (n *successor) handOver(protected []netip.Prefix) error {
+	_ = n.conn.SetDeadline(time.Now().Add(servingTimeout))
 	if err := n.conn.Send(handover.Message{Kind: handover.Yours, Protected: protected}); err != nil {
 		return err
 	}
 	return n.conn.Expect(handover.Serving)
 }
 
-// keptSuffix is the suffix of the copy of the store made before a successor opens it.
-const keptSuffix = ".before"
+// backupSuffix is the suffix of the copy of the store made before a successor opens it.
+const backupSuffix = ".before"
 
-// lend releases the resources that only one process can hold: it holds back changes, stops the background loops, detaches
+// releaseExclusive releases the resources that only one process can hold: it holds back changes, stops the background loops, detaches
 // from the kernel rules, which stay, and closes the store. DNS, the proxy and public URLs continue with the current
-// policies. After lent is set, an error can only be recovered from by starting another process.
-func (h *Host) lend(ctx context.Context) error {
-	quiet, cancel := context.WithTimeout(ctx, quietTimeout)
+// policies. After handedOver is set, an error can only be recovered from by starting another process.
+func (h *Host) releaseExclusive(ctx context.Context) error {
+	quiet, cancel := context.WithTimeout(ctx, changesTimeout)
 	defer cancel()
-	if err := h.turn.hold(quiet); err != nil {
+	if err := h.turn.holdRequests(quiet); err != nil {
 		return errBusy
 	}
-	h.parts.boxes.Lent.Store(true)
+	h.parts.boxes.HandedOver.Store(true)
 	for _, b := range h.parts.boxes.All() { // complete changes that have begun; new ones are refused
 		b.Lock()
-		_ = b.AwaitSettled(quiet)
+		_ = b.AwaitStateChange(quiet)
 		b.Unlock()
 	}
 	if quiet.Err() != nil {
-		h.parts.boxes.Lent.Store(false)
+		h.parts.boxes.HandedOver.Store(false)
 		h.turn.decide(false)
 		return errBusy
 	}
-	h.succession.lent = true
-	err := errors.Join(fault.At(ctx, "replace: nothing changes"), h.letGo())
+	h.succession.handedOver = true
+	err := errors.Join(fault.At(ctx, "replace: nothing changes"), h.stopExclusive())
 	file := filepath.Join(h.parts.cfg.StateDir, store.FileName)
-	return errors.Join(err, copyFile(file, file+keptSuffix), fault.At(ctx, "replace: let go"))
+	return errors.Join(err, copyFile(file, file+backupSuffix), fault.At(ctx, "replace: let go"))
 }
 
 // errBusy refuses a replacement during a long change.
 var errBusy = errors.New("a change of a box takes long: try again when it is over")
 
-// letGo stops everything that only one process can do. It may be called again after a failure.
-func (h *Host) letGo() error {
+// stopExclusive stops everything that only one process can do. It may be called again after a failure.
+func (h *Host) stopExclusive() error {
 	h.loops.stop()
-	h.keepLentLeases()
+	h.endLeasesWhileDraining()
 	h.usage.Close()
 	h.parts.secrets.Rest()
 	errs := []error{h.parts.firewall.Close(), h.parts.trail.Log().Release()}
 	if h.parts.past != nil {
-		_ = h.parts.kept.Sync() // lost lines are counted
+		_ = h.parts.historyLines.Sync() // lost lines are counted
 		errs = append(errs, h.parts.past.Release())
 	}
 	return errors.Join(append(errs, h.parts.store.Close())...)
 }
 
-// keepLentLeases ends temporary entries of policies on time until the successor serves.
-func (h *Host) keepLentLeases() {
+// endLeasesWhileDraining ends temporary entries of policies on time until the successor serves.
+func (h *Host) endLeasesWhileDraining() {
 	s := h.succession
 	if s.stopLeases != nil {
 		return
@@ -235,7 +235,7 @@ func (h *Host) keepLentLeases() {
 	ctx, cancel := context.WithCancel(context.Background())
 	var running sync.WaitGroup
 	running.Go(func() {
-		_ = change.Contain(h.parts.log, func() error { h.policies.KeepLent(ctx); return nil })
+		_ = change.Contain(h.parts.log, func() error { h.policies.EndLeasesWhileDraining(ctx); return nil })
 	})
 	s.stopLeases = func() {
 		cancel()
@@ -270,14 +270,14 @@ func copyFile(from, to string) error {
 func (h *Host) retire(next *successor) (pid int) {
 	s := h.succession
 	h.parts.listeners.Leave()
-	h.health.serving.end()
+	h.health.serving.stopChecks()
 	var all sync.WaitGroup
 	for _, stop := range []func(){h.parts.dns.Retire, h.parts.proxy.Retire, h.parts.ingress.Retire} {
 		all.Go(stop)
 	}
 	all.Wait()
 	h.parts.listeners.CloseQuietly()
-	_ = os.Remove(filepath.Join(h.parts.cfg.StateDir, store.FileName) + keptSuffix)
+	_ = os.Remove(filepath.Join(h.parts.cfg.StateDir, store.FileName) + backupSuffix)
 	if err := systemd.Notify(fmt.Sprintf("MAINPID=%d", next.process.Pid)); err != nil {
 		h.parts.log.Warn("systemd was not told which process serves", zap.Error(err))
 	}
@@ -292,30 +292,30 @@ func (h *Host) retire(next *successor) (pid int) {
 	close(s.replaced)
 	h.parts.log.Info("another process serves; this one drains what is open", zap.Int("successor", pid),
 		zap.Int("connections", h.parts.proxy.Open()), zap.Duration("drain", h.parts.cfg.Drain))
-	go h.obey(err)
+	go h.followOrders(err)
 	return pid
 }
 
-// obey applies the successor's orders until the channel closes, then cuts every remaining connection.
-func (h *Host) obey(err error) {
-	defer close(h.succession.cut)
+// followOrders applies the successor's orders until the channel closes, then cuts every remaining connection.
+func (h *Host) followOrders(err error) {
+	defer close(h.succession.ordersEnded)
 	for err == nil {
 		var m handover.Message
 		if m, err = h.succession.orders.Receive(); err == nil {
-			h.order(m)
+			h.executeOrder(m)
 			h.parts.before.Tell(m) // a predecessor of this process may also still be draining, and has no other source of orders
 			err = h.succession.orders.Send(handover.Message{Kind: handover.Done})
 		}
 	}
 }
 
-// order executes one order of the successor. An unknown order cuts everything.
-func (h *Host) order(m handover.Message) {
+// executeOrder executes one order of the successor. An unknown order cuts everything.
+func (h *Host) executeOrder(m handover.Message) {
 	switch m.Kind {
 	case handover.Cut:
 		h.cutBox(m.Box)
 	case handover.Policy:
-		h.takePolicy(m)
+		h.applyPolicy(m)
 	case handover.URL:
 		h.parts.urlTable.RemoveID(m.URL)
 		h.parts.ingress.CloseURL(m.URL)
@@ -344,9 +344,9 @@ func (h *Host) cutBox(id policy.BoxID) {
 	h.parts.proxy.CloseBox(id)
 }
 
-// takePolicy applies a box's new policy to its connections in this process. If this program cannot parse the policy, the
+// applyPolicy applies a box's new policy to its connections in this process. If this program cannot parse the policy, the
 // connections are cut.
-func (h *Host) takePolicy(m handover.Message) {
+func (h *Host) applyPolicy(m handover.Message) {
 	b, err := h.parts.boxes.Find(m.Box)
 	if err != nil || b.Policy.Load() == nil {
 		h.cutBox(m.Box)
@@ -376,14 +376,14 @@ func (h *Host) drainReplaced(ctx context.Context, finish func(context.Context) e
 	defer cancel()
 	go func() {
 		select {
-		case <-h.succession.cut:
+		case <-h.succession.ordersEnded:
 			cancel()
 		case <-drain.Done():
 		}
 	}()
 	var ends errgroup.Group
 	ends.Go(func() error { return h.parts.proxy.Shutdown(drain) })
-	ends.Go(func() error { return h.turn.wait(drain) })
+	ends.Go(func() error { return h.turn.awaitRequests(drain) })
 	ends.Go(func() error {
 		select {
 		case <-time.After(idleGrace):

@@ -11,10 +11,10 @@ import (
 // kernelSupply is a kernel limit for the whole host, or for each user and so for each box, whose default is often too
 // low.
 type kernelSupply struct {
-	file   string // below /proc/sys
-	least  uint64
-	wanted uint64 // recommended value
-	short  string // consequence of a lower value
+	file        string // below /proc/sys
+	minimum     uint64
+	recommended uint64 // recommended value
+	consequence string // consequence of a lower value
 }
 
 // kernelSupplies are the resources that `gateway check` checks. Boxes cannot exhaust per-user limits; host-wide limits
@@ -38,9 +38,9 @@ func CheckSupplies(sysctls string) error {
 			continue
 		}
 		have, err := strconv.ParseUint(strings.TrimSpace(string(data)), 10, 64)
-		if err == nil && have < s.least {
+		if err == nil && have < s.minimum {
 			key := strings.ReplaceAll(s.file, "/", ".")
-			errs = append(errs, Warnf("%s is %d: %s; set it in /etc/sysctl.d/boxgate.conf: %s = %d", key, have, s.short, key, s.wanted))
+			errs = append(errs, Warnf("%s is %d: %s; set it in /etc/sysctl.d/boxgate.conf: %s = %d", key, have, s.consequence, key, s.recommended))
 		}
 	}
 	return errors.Join(errs...)

@@ -12,14 +12,14 @@ import (
 // Enter increments the count before it checks the gate, and closing checks the count after closing the gate, so that at
 // least one of the two notices the other.
 type Gate struct {
-	open   atomic.Bool
-	users  atomic.Int64
-	visits atomic.Int64 // requests to public URLs that are waiting for the box
-	fresh  atomic.Int64 // until when the box's programs may still be starting, in Unix nanoseconds
-	last   atomic.Int64 // last use of the box, in Unix nanoseconds
+	open          atomic.Bool
+	users         atomic.Int64
+	visits        atomic.Int64 // requests to public URLs that are waiting for the box
+	startingUntil atomic.Int64 // until when the box's programs may still be starting, in Unix nanoseconds
+	last          atomic.Int64 // last use of the box, in Unix nanoseconds
 
-	mu    sync.Mutex
-	heard map[uint16]bool // guarded by mu; ports seen listening since the box was started
+	mu        sync.Mutex
+	listening map[uint16]bool // guarded by mu; ports seen listening since the box was started
 }
 
 // Enter reports whether the box is awake. If so, it stays awake until Leave.
@@ -55,28 +55,28 @@ const startTime = 30 * time.Second
 func (g *Gate) Started() {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	g.heard = nil
-	g.fresh.Store(time.Now().Add(startTime).UnixNano())
+	g.listening = nil
+	g.startingUntil.Store(time.Now().Add(startTime).UnixNano())
 }
 
 // Starting reports whether the program for a port may still be starting.
 func (g *Gate) Starting(now time.Time, port uint16) bool {
-	if now.UnixNano() >= g.fresh.Load() {
+	if now.UnixNano() >= g.startingUntil.Load() {
 		return false
 	}
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	return !g.heard[port]
+	return !g.listening[port]
 }
 
 // Listening records that a program of the box listens on a port.
 func (g *Gate) Listening(port uint16) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	if g.heard == nil {
-		g.heard = map[uint16]bool{}
+	if g.listening == nil {
+		g.listening = map[uint16]bool{}
 	}
-	g.heard[port] = true
+	g.listening[port] = true
 }
 
 // Depart ends a use that began with Visit.

@@ -19,7 +19,7 @@ func (l *Service) AttachBox(ctx context.Context, req api.AttachRequest) (api.Box
 	if req.Policy, err = l.policyOfNew(req.Policy, req.Named); err != nil {
 		return api.Box{}, err
 	}
-	if err := l.shared.Offers(req.Source); err != nil {
+	if err := l.shared.CheckSource(req.Source); err != nil {
 		return api.Box{}, err
 	}
 	if err := l.checkNew(req.Name, req.Policy, req.Headers); err != nil {

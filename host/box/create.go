@@ -27,7 +27,7 @@ func (l *Service) CreateBox(ctx context.Context, req api.CreateRequest) (api.Box
 	if !l.cfg.Launcher.Enabled {
 		return api.Box{}, errAttachOnly
 	}
-	if err := l.holdings.Room(leastRoom); err != nil {
+	if err := l.holdings.CheckSpace(leastSpace); err != nil {
 		return api.Box{}, err
 	}
 	from, err := l.originOf(ctx, &req)
@@ -37,7 +37,7 @@ func (l *Service) CreateBox(ctx context.Context, req api.CreateRequest) (api.Box
 	if req.Policy, err = l.policyOfNew(req.Policy, req.Named); err != nil {
 		return api.Box{}, err
 	}
-	if err := l.shared.Offers(req.Source); err != nil {
+	if err := l.shared.CheckSource(req.Source); err != nil {
 		return api.Box{}, err
 	}
 	if err := l.checkNew(req.Name, req.Policy, req.Headers); err != nil {
@@ -50,17 +50,17 @@ func (l *Service) CreateBox(ctx context.Context, req api.CreateRequest) (api.Box
 	if err != nil {
 		return api.Box{}, err
 	}
-	making, cancel := context.WithTimeout(context.WithoutCancel(ctx), makingMost)
-	m := &creation{Service: l, box: b, ended: make(chan error, 1)}
+	making, cancel := context.WithTimeout(context.WithoutCancel(ctx), creationTimeout)
+	m := &creation{Service: l, box: b, result: make(chan error, 1)}
 	go func() {
 		defer cancel()
-		m.ended <- change.Contain(l.log, func() error { return m.run(making) }, zap.String("box", string(b.ID)))
+		m.result <- change.Contain(l.log, func() error { return m.run(making) }, zap.String("box", string(b.ID)))
 	}()
-	return m.await(ctx, req.Wait, cancel)
+	return m.awaitOrPromise(ctx, req.Wait, cancel)
 }
 
-// leastRoom is the disk space, in bytes, that must be free for a new box.
-const leastRoom = 1 << 20
+// leastSpace is the disk space, in bytes, that must be free for a new box.
+const leastSpace = 1 << 20
 
 // errAttachOnly refuses to launch boxes on a host configured to only attach them.
 var errAttachOnly = api.Errorf(api.ErrConflict, "this host launches no boxes, it only attaches them: use `gateway box attach`, or set launcher.enabled to true")
@@ -84,7 +84,7 @@ func (l *Service) admit(ctx context.Context, req api.CreateRequest, attached *st
 		return nil, err
 	}
 	defer done()
-	defer l.shared.HoldNamed()()
+	defer l.shared.LockNamed()()
 	if req.Policy, err = l.policyOfNew(req.Policy, req.Named); err != nil {
 		return nil, err
 	}
@@ -100,14 +100,14 @@ func (l *Service) admit(ctx context.Context, req api.CreateRequest, attached *st
 // discard forgets a new box that could not be completed, and returns the error for the caller. If the rollback failed,
 // the box stays in the table, so that its name and addresses are not reused and it can be deleted again.
 func (l *Service) discard(b *state.Box, cause error) error {
-	if b.Deleting && errors.Is(cause, errDeletedMeanwhile) {
+	if b.Deleting && errors.Is(cause, errDeletedConcurrently) {
 		return cause // the deletion removes the box
 	}
 	var left error
 	if leftover := (*leftoverError)(nil); errors.As(cause, &leftover) {
 		cause, left = leftover.cause, leftover.left
 	} else {
-		left = l.forget(b)
+		left = l.removeBox(b)
 	}
 	l.log.Error("a box could not be created", zap.String("box", string(b.ID)), zap.Error(errors.Join(cause, left)))
 	if left != nil {

@@ -145,7 +145,7 @@ func TestNamedPolicyAmongOtherChanges(t *testing.T) {
 	}
 	for _, b := range g.boxes.All() {
 		stored, err := g.store.Policy(b.ID)
-		if s := b.Timed.Load(); err != nil || s.Named != stored.Named || s.Version != stored.Version || s.Named == "web" && (s.Spec.Mode != want || stored.Spec.Mode != want) {
+		if s := b.Applied.Load(); err != nil || s.Named != stored.Named || s.Version != stored.Version || s.Named == "web" && (s.Spec.Mode != want || stored.Spec.Mode != want) {
 			t.Errorf("%s: %+v, stored %+v, %v; the named policy says %s", b.ID, s, stored, err, want)
 		}
 	}

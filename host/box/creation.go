@@ -11,14 +11,14 @@ import (
 	"boxgate/host/state"
 )
 
-// makingMost is the time limit for creating a box, including the pull of its image.
-const makingMost = time.Hour
+// creationTimeout is the time limit for creating a box, including the pull of its image.
+const creationTimeout = time.Hour
 
 // creation is a box that is being created.
 type creation struct {
 	*Service
 	box      *state.Box
-	ended    chan error // receives the result
+	result   chan error // receives the result
 	promised bool       // the caller was answered before the box was complete; guarded by the box's lock
 }
 
@@ -26,7 +26,7 @@ type creation struct {
 func (m *creation) run(ctx context.Context) error {
 	b := m.box
 	defer b.Unlock()
-	defer b.BeginMove()()
+	defer b.BeginStateChange()()
 	err := m.provision(ctx, &provisioning{box: b}, launchSteps)
 	switch {
 	case err == nil:
@@ -51,25 +51,25 @@ func (l *Service) keepFailed(b *state.Box, cause error) error {
 	return cause
 }
 
-// await waits for the box, for at most most, and then returns it in state creating. If ctx is canceled earlier, the
+// awaitOrPromise waits for the box, for at most most, and then returns it in state creating. If ctx is canceled earlier, the
 // creation is undone.
-func (m *creation) await(ctx context.Context, most time.Duration, cancel func()) (api.Box, error) {
+func (m *creation) awaitOrPromise(ctx context.Context, most time.Duration, cancel func()) (api.Box, error) {
 	limit := time.NewTimer(most)
 	defer limit.Stop()
 	select {
-	case err := <-m.ended:
-		return m.answer(err)
+	case err := <-m.result:
+		return m.finish(err)
 	case <-ctx.Done():
 		cancel()
 	case <-limit.C:
-		if box, ok, err := m.promise(); ok || err != nil {
+		if box, ok, err := m.promiseBox(); ok || err != nil {
 			return box, err
 		}
 	}
-	return m.answer(<-m.ended)
+	return m.finish(<-m.result)
 }
 
-func (m *creation) answer(err error) (api.Box, error) {
+func (m *creation) finish(err error) (api.Box, error) {
 	if err != nil {
 		return api.Box{}, err
 	}
@@ -78,9 +78,9 @@ func (m *creation) answer(err error) (api.Box, error) {
 	return m.box.ViewWithWarnings(), nil
 }
 
-// promise stores that the box has been promised to the caller, so that it is kept even if it fails. ok is false if its
+// promiseBox stores that the box has been promised to the caller, so that it is kept even if it fails. ok is false if its
 // creation has already ended.
-func (m *creation) promise() (box api.Box, ok bool, err error) {
+func (m *creation) promiseBox() (box api.Box, ok bool, err error) {
 	b := m.box
 	b.Lock()
 	defer b.Unlock()

@@ -18,7 +18,7 @@ import (
 // The box's files are removed later (see [boxgate/launcher.Launcher.KeepTrashEmpty]). The deletion continues if the
 // caller disconnects.
 func (l *Service) DeleteBox(ctx context.Context, id policy.BoxID) error {
-	ctx, cancel := change.Begun(ctx)
+	ctx, cancel := change.Detach(ctx)
 	defer cancel()
 	b, err := l.boxes.Lock(id)
 	if err != nil {
@@ -59,11 +59,11 @@ func (l *Service) tearDown(ctx context.Context, b *state.Box) error {
 	if err := fault.At(ctx, "delete: nothing runs"); err != nil {
 		return err
 	}
-	return l.forget(b)
+	return l.removeBox(b)
 }
 
-// forget removes a box from the store and from memory. If the store fails, the box stays in the table. The caller holds the lock of b.
-func (l *Service) forget(b *state.Box) error {
+// removeBox removes a box from the store and from memory. If the store fails, the box stays in the table. The caller holds the lock of b.
+func (l *Service) removeBox(b *state.Box) error {
 	if b.Deleted { // by another request
 		return nil
 	}
@@ -73,7 +73,7 @@ func (l *Service) forget(b *state.Box) error {
 	}
 	b.Deleted = true
 	defer func() {
-		l.snapshots.release(b)
+		l.snapshots.sweepLayers(b)
 		l.boxes.Remove(b.ID)
 		l.follower.Look(b.ID)
 		l.audit.Forget(b.ID)

@@ -3,6 +3,6 @@
 // the API calls and recovers the boxes of an earlier run, [Settings] changes settings of boxes other than their rules,
 // [Snapshots] takes snapshots, and [Authorities] holds the certificate authorities.
 //
-// Lock order: the named policies ([rules.Shared.HoldNamed]), the lock of a box, the lock of the table. Slow steps run
+// Lock order: the named policies ([rules.Shared.LockNamed]), the lock of a box, the lock of the table. Slow steps run
 // without the lock of the box.
 package box

@@ -65,7 +65,7 @@ func (p *provisioning) ensureImage(ctx context.Context) error {
 		})
 	})
 	if b.Deleting {
-		return errDeletedMeanwhile
+		return errDeletedConcurrently
 	}
 	return err
 }

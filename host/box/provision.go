@@ -95,15 +95,15 @@ var (
 	launchSteps = []step{
 		(*provisioning).compile, (*provisioning).storeInitial, (*provisioning).ensureImage, // ensureImage releases the lock
 		(*provisioning).compile, (*provisioning).addAuthority, (*provisioning).makeNamespace, (*provisioning).makeReachable,
-		(*provisioning).connect, (*provisioning).await, (*provisioning).startProcess, (*provisioning).storeIdle,
+		(*provisioning).connect, (*provisioning).awaitNetwork, (*provisioning).startProcess, (*provisioning).storeIdle,
 	}
 	attachSteps = []step{
 		(*provisioning).compile, (*provisioning).storeInitial, (*provisioning).addAuthority, (*provisioning).pinNamespace,
-		(*provisioning).makeReachable, (*provisioning).connect, (*provisioning).await, (*provisioning).storeIdle,
+		(*provisioning).makeReachable, (*provisioning).connect, (*provisioning).awaitNetwork, (*provisioning).storeIdle,
 	}
 	reattachSteps = []step{
 		(*provisioning).compile, (*provisioning).addAuthority, (*provisioning).pinNamespace, (*provisioning).makeReachable,
-		(*provisioning).connect, (*provisioning).await, (*provisioning).storeIdle,
+		(*provisioning).connect, (*provisioning).awaitNetwork, (*provisioning).storeIdle,
 	}
 	recoverSteps = []step{ // all steps before the network, which boxes join together
 		(*provisioning).compile, (*provisioning).findNamespace, (*provisioning).makeReachable, (*provisioning).addAuthority, (*provisioning).findURLs,
@@ -121,8 +121,8 @@ func (e *leftoverError) Error() string {
 
 func (e *leftoverError) Unwrap() []error { return []error{e.cause, e.left} }
 
-// errDeletedMeanwhile is the error for a request whose box was deleted by another request.
-var errDeletedMeanwhile = api.Errorf(api.ErrConflict, "the box was deleted while it was being made")
+// errDeletedConcurrently is the error for a request whose box was deleted by another request.
+var errDeletedConcurrently = api.Errorf(api.ErrConflict, "the box was deleted while it was being made")
 
 // provision takes a box through steps. If one fails or panics, it undoes the steps in reverse order; if that fails too,
 // the error is a *leftoverError. The caller holds the box's lock.
@@ -131,14 +131,14 @@ func (l *Provisioner) provision(ctx context.Context, p *provisioning, steps []st
 	err := change.Contain(l.log, func() error {
 		for _, s := range steps {
 			if p.box.Deleting { // while a step had released the lock
-				return errDeletedMeanwhile
+				return errDeletedConcurrently
 			}
 			if err := s(p, ctx); err != nil {
 				return err
 			}
 		}
 		if p.box.Deleting {
-			return errDeletedMeanwhile
+			return errDeletedConcurrently
 		}
 		return nil
 	}, zap.String("box", string(p.box.ID)))
@@ -146,7 +146,7 @@ func (l *Provisioner) provision(ctx context.Context, p *provisioning, steps []st
 		return nil
 	}
 	if p.box.Deleted { // its addresses may already be reused
-		return errDeletedMeanwhile
+		return errDeletedConcurrently
 	}
 	if left := p.undo.Run(ctx, l.log); left != nil {
 		return &leftoverError{cause: err, left: left}
@@ -247,34 +247,34 @@ func (p *provisioning) findURLs(context.Context) error {
 // connect gives the box a closed interface and applies its policy.
 func (p *provisioning) connect(ctx context.Context) error {
 	p.undo.Add(func(ctx context.Context) error { return p.net.Disconnect(ctx, &p.box.Box) })
-	return p.net.Connect(ctx, &p.box.Box, p.at(), p.compiled)
+	return p.net.Connect(ctx, &p.box.Box, p.location(), p.compiled)
 }
 
-// at returns the location of the box's interface.
-func (p *provisioning) at() enforce.Interface {
+// location returns the location of the box's interface.
+func (p *provisioning) location() enforce.Interface {
 	return enforce.Interface{NetNS: p.netns, GuestStack: p.sandboxes.HasGuestStack(p.box)}
 }
 
-// await waits until the box's first packet would get through.
-func (p *provisioning) await(ctx context.Context) error {
-	return p.slowly(func() error { return p.net.Await(ctx, &p.box.Box) })
+// awaitNetwork waits until the box's first packet would get through.
+func (p *provisioning) awaitNetwork(ctx context.Context) error {
+	return p.unlockedStep(func() error { return p.net.Await(ctx, &p.box.Box) })
 }
 
 // startProcess starts the first process of a launched box.
 func (p *provisioning) startProcess(ctx context.Context) error {
-	if err := p.slowly(func() error { return p.sandboxes.Create(ctx, p.launchSpec()) }); err != nil {
+	if err := p.unlockedStep(func() error { return p.sandboxes.Create(ctx, p.launchSpec()) }); err != nil {
 		return err
 	}
 	return fault.At(ctx, "create: box runs")
 }
 
-// slowly runs a slow step without the box's lock. It fails if another request has disconnected the box meanwhile.
-func (p *provisioning) slowly(f func() error) error {
+// unlockedStep runs a slow step without the box's lock. It fails if another request has disconnected the box meanwhile.
+func (p *provisioning) unlockedStep(f func() error) error {
 	if err := p.box.Unlocked(f); err != nil {
 		return err
 	}
 	if !p.box.Connected() {
-		return errDeletedMeanwhile
+		return errDeletedConcurrently
 	}
 	return nil
 }

@@ -52,7 +52,7 @@ func TestFailedProvisioningIsUndone(t *testing.T) {
 		"an error":          {fails, nil, []string{"a", "b", "undo b", "undo a"}, errStep},
 		"a panic":           {panics, nil, []string{"a", "b", "undo b", "undo a"}, change.ErrFault},
 		"and it is stuck":   {fails, errLeft, []string{"a", "b", "undo b", "undo a"}, errStep},
-		"deleted meanwhile": {deletes, nil, []string{"a", "b"}, errDeletedMeanwhile},
+		"deleted meanwhile": {deletes, nil, []string{"a", "b"}, errDeletedConcurrently},
 	} {
 		ctx, hangUp := context.WithCancel(t.Context())
 		hangUp()

@@ -66,12 +66,12 @@ func (l *Service) checkSandbox(b *state.Box, path string) error {
 // move attaches a box to another network namespace. The box is disconnected from before it leaves the old namespace until
 // its policy is applied in the new one. The caller holds the lock of b.
 func (l *Service) move(ctx context.Context, b *state.Box, to store.Attached, ns *os.File) error {
-	ctx, cancel := change.Begun(ctx)
+	ctx, cancel := change.Detach(ctx)
 	defer cancel()
 	if now := b.Sandbox.Load(); b.Connected() && foreign.Same(now.Pin, foreign.PathOf(ns)) {
-		return l.rename(b, to, now.Pin)
+		return l.storeName(b, to, now.Pin)
 	}
-	if err := l.leave(ctx, b, to, "it is being attached"); err != nil {
+	if err := l.detach(ctx, b, to, "it is being attached"); err != nil {
 		return err
 	}
 	p := &provisioning{box: b, foreign: ns}
@@ -80,15 +80,15 @@ func (l *Service) move(ctx context.Context, b *state.Box, to store.Attached, ns 
 	case err == nil:
 		b.Follow(p.netns)
 		l.log.Info("a box was attached again", zap.String("box", string(b.ID)), zap.String("sandbox", to.Kind+" "+to.Ref))
-	case b.Deleted || errors.Is(err, errDeletedMeanwhile): // or its sandbox has ended, which is already shown
+	case b.Deleted || errors.Is(err, errDeletedConcurrently): // or its sandbox has ended, which is already shown
 	default:
 		b.ShowGone("it could not be attached: " + err.Error())
 	}
 	return err
 }
 
-// rename records another name for the sandbox that a box is attached to. The caller holds the lock of b.
-func (l *Service) rename(b *state.Box, to store.Attached, pin string) error {
+// storeName records another name for the sandbox that a box is attached to. The caller holds the lock of b.
+func (l *Service) storeName(b *state.Box, to store.Attached, pin string) error {
 	if err := l.storeAttached(b, to, api.StatusIdle, ""); err != nil {
 		return err
 	}
@@ -96,17 +96,17 @@ func (l *Service) rename(b *state.Box, to store.Attached, pin string) error {
 	return nil
 }
 
-// leave disconnects an attached box and releases its namespace. Afterwards the box is attached to a sandbox without a
+// detach disconnects an attached box and releases its namespace. Afterwards the box is attached to a sandbox without a
 // namespace, until it is attached again. It can be repeated. The caller holds the lock of b.
-func (l *Service) leave(ctx context.Context, b *state.Box, to store.Attached, why string) error {
-	err := change.Contain(l.log, func() error { return l.leaveSteps(ctx, b, to, why) }, zap.String("box", string(b.ID)))
+func (l *Service) detach(ctx context.Context, b *state.Box, to store.Attached, why string) error {
+	err := change.Contain(l.log, func() error { return l.detachSteps(ctx, b, to, why) }, zap.String("box", string(b.ID)))
 	if err != nil {
 		b.ShowGone("it could not be taken off the network in full, and is tried again")
 	}
 	return err
 }
 
-func (l *Service) leaveSteps(ctx context.Context, b *state.Box, to store.Attached, why string) error {
+func (l *Service) detachSteps(ctx context.Context, b *state.Box, to store.Attached, why string) error {
 	l.reach.Remove(b.ID)
 	if err := l.net.Disconnect(ctx, &b.Box); err != nil {
 		return fmt.Errorf("taking it off the network: %w", err)
@@ -174,9 +174,9 @@ func (l followed) Lose(ctx context.Context, id policy.BoxID, turn uint64, why st
 		if b.Status == api.StatusGone && b.Problem == why {
 			return nil
 		}
-		ctx, cancel := change.Begun(ctx)
+		ctx, cancel := change.Detach(ctx)
 		defer cancel()
-		if err := l.leave(ctx, b, *b.Record.Attached, why); err != nil {
+		if err := l.detach(ctx, b, *b.Record.Attached, why); err != nil {
 			return err
 		}
 		l.log.Warn("a box is gone: it has no network until it is attached again", zap.String("box", string(id)),

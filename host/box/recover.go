@@ -40,7 +40,7 @@ func (l *Service) Recover(ctx context.Context) error {
 		return err
 	}
 	l.removeUnknown(ctx, running)
-	if err := l.snapshots.shelf.Recover(); err != nil {
+	if err := l.snapshots.manager.Recover(); err != nil {
 		return fmt.Errorf("recovering snapshots: %w", err)
 	}
 	if err := l.sandboxes.PruneAttached(l.boxes); err != nil {
@@ -71,7 +71,7 @@ func (l *Service) pickUp(ctx context.Context, records []store.Box, running map[p
 	var ready []*provisioning
 	spent := l.quota.SpentOf(records)
 	for _, r := range records {
-		b, err := l.stored(r)
+		b, err := l.loadBox(r)
 		b.Spent.Store(spent[r.ID])
 		b.Lock()
 		defer b.Unlock()
@@ -82,7 +82,7 @@ func (l *Service) pickUp(ctx context.Context, records []store.Box, running map[p
 		}
 		l.expireLater(b, time.Until(b.Record.ExpiresAt))
 		if b.Status == api.StatusCreating {
-			l.breakOff(ctx, b)
+			l.failInterrupted(ctx, b)
 		}
 		if b.Status == api.StatusError {
 			continue
@@ -106,7 +106,7 @@ func (l *Service) pickUp(ctx context.Context, records []store.Box, running map[p
 			}
 		}
 		if err != nil {
-			l.giveUp(b, err)
+			l.showUnrecovered(b, err)
 			continue
 		}
 		if p.compiled == nil { // disconnected until it is started
@@ -130,17 +130,17 @@ func (l *Service) rejoin(ctx context.Context, ready []*provisioning) {
 	for _, p := range ready {
 		if !connected[p.box.ID] {
 			if err := l.provision(ctx, p, rejoinSteps); err != nil {
-				l.giveUp(p.box, err)
+				l.showUnrecovered(p.box, err)
 				continue
 			}
 		}
-		l.wakeUp(ctx, p)
+		l.restoreState(ctx, p)
 	}
 }
 
-// wakeUp sets the state of a recovered box to that of its container. A box that the gateway was pausing or resuming when
+// restoreState sets the state of a recovered box to that of its container. A box that the gateway was pausing or resuming when
 // it died ends up running, unless its pause was stored. The caller holds the lock of b.
-func (l *Service) wakeUp(ctx context.Context, p *provisioning) {
+func (l *Service) restoreState(ctx context.Context, p *provisioning) {
 	b, asleep := p.box, p.running[p.box.ID].State == launcher.StatePaused
 	if asleep && b.Status == api.StatusIdle {
 		if err := l.sandboxes.Resume(ctx, b.ID); err == nil {
@@ -164,7 +164,7 @@ func (l *Service) wakeUp(ctx context.Context, p *provisioning) {
 func (l *Service) rejoinTogether(ctx context.Context, ready []*provisioning, connected map[policy.BoxID]bool) error {
 	var list []enforce.Joining
 	for _, p := range ready {
-		list = append(list, enforce.Joining{Box: &p.box.Box, At: p.at(), Compiled: p.compiled})
+		list = append(list, enforce.Joining{Box: &p.box.Box, At: p.location(), Compiled: p.compiled})
 	}
 	errs := l.net.ConnectAll(ctx, list)
 	var joined []*policy.Box
@@ -195,23 +195,23 @@ func (l *Service) recoverGone(ctx context.Context, b *state.Box) error {
 	return nil
 }
 
-// giveUp puts a box that could not be recovered in state error. The caller holds the lock of b.
-func (l *Service) giveUp(b *state.Box, err error) {
+// showUnrecovered puts a box that could not be recovered in state error. The caller holds the lock of b.
+func (l *Service) showUnrecovered(b *state.Box, err error) {
 	l.log.Error("a box could not be recovered; it stays closed", zap.String("box", string(b.ID)), zap.Error(err))
 	b.Ended = errors.Is(err, state.ErrEnded)
 	b.ShowError("it could not be recovered after a restart of the gateway: " + err.Error())
 }
 
-// stored loads a box from its record. With an error the box denies everything, and exists only to be shown and deleted.
-func (l *Service) stored(r store.Box) (*state.Box, error) {
-	b, err := l.readStored(r)
+// loadBox loads a box from its record. With an error the box denies everything, and exists only to be shown and deleted.
+func (l *Service) loadBox(r store.Box) (*state.Box, error) {
+	b, err := l.readBox(r)
 	if err != nil {
 		b = state.NewBox(r, store.Policy{Spec: policy.Spec{Mode: policy.ModeDenyAll}}, store.Headers{}, api.Hosted{})
 	}
 	return b, err
 }
 
-func (l *Service) readStored(r store.Box) (*state.Box, error) {
+func (l *Service) readBox(r store.Box) (*state.Box, error) {
 	p, err := l.store.Policy(r.ID)
 	// A box that was still being allocated has no policy yet. For any other box a missing policy is an error; the default
 	// policy must not replace it.
@@ -241,13 +241,13 @@ func (l *Service) readStored(r store.Box) (*state.Box, error) {
 	return state.NewBox(r, p, headers, hosted), nil
 }
 
-// errBrokenOff is the cause for a box whose creation was interrupted by the end of the gateway.
-var errBrokenOff = errors.New("the gateway was started anew while it was being made")
+// errCreationInterrupted is the cause for a box whose creation was interrupted by the end of the gateway.
+var errCreationInterrupted = errors.New("the gateway was started anew while it was being made")
 
-// breakOff removes the remains of a box whose creation was interrupted after it had been promised to its caller. The
+// failInterrupted removes the remains of a box whose creation was interrupted after it had been promised to its caller. The
 // caller holds the lock of b.
-func (l *Service) breakOff(ctx context.Context, b *state.Box) {
-	cause := errBrokenOff
+func (l *Service) failInterrupted(ctx context.Context, b *state.Box) {
+	cause := errCreationInterrupted
 	if err := l.sandboxes.Release(ctx, b); err != nil {
 		cause = errors.Join(cause, err)
 	}
@@ -259,7 +259,7 @@ func (l *Service) breakOff(ctx context.Context, b *state.Box) {
 func (l *Service) reapOrphan(ctx context.Context, b *state.Box) {
 	err := l.sandboxes.Release(ctx, b)
 	if err == nil {
-		err = l.forget(b)
+		err = l.removeBox(b)
 	}
 	if err != nil {
 		l.log.Error("a box that was half made or half deleted could not be removed", zap.String("box", string(b.ID)), zap.Error(err))

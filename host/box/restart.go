@@ -15,8 +15,8 @@ import (
 // the namespace comes first, then the policy, then the first process.
 var restartSteps = []step{
 	(*provisioning).disconnect, (*provisioning).renewNamespace, // releases the lock, so the policy is compiled afterwards
-	(*provisioning).compile, (*provisioning).addAuthority, (*provisioning).makeReachable, (*provisioning).connect, (*provisioning).await,
-	(*provisioning).startAgain,
+	(*provisioning).compile, (*provisioning).addAuthority, (*provisioning).makeReachable, (*provisioning).connect, (*provisioning).awaitNetwork,
+	(*provisioning).restartProcess,
 }
 
 // Restart takes a box through restartSteps. If one fails, the box is left without processes. The caller holds the lock of
@@ -49,21 +49,21 @@ func (p *provisioning) renewNamespace(ctx context.Context) error {
 	})
 }
 
-// startAgain starts the first process of the box.
-func (p *provisioning) startAgain(ctx context.Context) error {
-	if err := p.slowly(func() error { return p.sandboxes.Restart(ctx, p.launchSpec()) }); err != nil {
+// restartProcess starts the first process of the box.
+func (p *provisioning) restartProcess(ctx context.Context) error {
+	if err := p.unlockedStep(func() error { return p.sandboxes.Restart(ctx, p.launchSpec()) }); err != nil {
 		return err
 	}
 	return fault.At(ctx, "restart: box runs")
 }
 
-// startingAtOnce is how many boxes are started concurrently.
-const startingAtOnce = 4
+// concurrentStarts is how many boxes are started concurrently.
+const concurrentStarts = 4
 
 // StartKept starts the paused boxes that are configured to be kept alive.
 func (l *Service) StartKept(ctx context.Context) error {
 	var group errgroup.Group
-	group.SetLimit(startingAtOnce)
+	group.SetLimit(concurrentStarts)
 	for _, b := range l.boxes.All() {
 		if v := b.Shown.Load(); !v.KeepAlive || v.Status != api.StatusPaused || ctx.Err() != nil {
 			continue

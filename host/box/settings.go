@@ -46,7 +46,7 @@ func (s *Settings) SetEnvironment(_ context.Context, vars map[string]name.Secret
 			return change.InvalidAt("/env_vars/"+name, conflictWith(pattern))
 		}
 	}
-	return s.change(func(now map[string]name.Secret) error {
+	return s.changeEnvironment(func(now map[string]name.Secret) error {
 		clear(now)
 		for name, value := range vars {
 			now[name] = value
@@ -60,7 +60,7 @@ func (s *Settings) SetVariable(_ context.Context, n string, value name.Secret) e
 	if pattern, ok := placeholdersOf(s.shared.Rules(nil))[n]; ok {
 		return change.InvalidAt("", conflictWith(pattern))
 	}
-	return s.change(func(now map[string]name.Secret) error {
+	return s.changeEnvironment(func(now map[string]name.Secret) error {
 		now[n] = value
 		if size := api.EnvironmentSize(now); size > api.MaxEnvironment {
 			return change.InvalidAt("/value", tooLarge(size))
@@ -71,7 +71,7 @@ func (s *Settings) SetVariable(_ context.Context, n string, value name.Secret) e
 
 // DeleteVariable implements the Host of [boxgate/api/settings].
 func (s *Settings) DeleteVariable(_ context.Context, n string) error {
-	return s.change(func(now map[string]name.Secret) error {
+	return s.changeEnvironment(func(now map[string]name.Secret) error {
 		if _, ok := now[n]; !ok {
 			return api.Errorf(api.ErrNotFound, "there is no variable %q for new boxes", n)
 		}
@@ -80,7 +80,7 @@ func (s *Settings) DeleteVariable(_ context.Context, n string) error {
 	})
 }
 
-func (s *Settings) change(edit func(map[string]name.Secret) error) error {
+func (s *Settings) changeEnvironment(edit func(map[string]name.Secret) error) error {
 	err := s.store.ChangeEnvironment(edit)
 	if refused := (*document.InvalidError)(nil); err == nil || errors.As(err, &refused) || errors.Is(err, api.ErrNotFound) {
 		return err

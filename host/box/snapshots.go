@@ -24,12 +24,12 @@ import (
 type Snapshots struct {
 	log      *zap.Logger
 	boxes    *state.Table
-	shelf    *snapshots.Shelf
+	manager  *snapshots.Manager
 	holdings *keys.Holdings
 }
 
 // NewSnapshots returns the service.
-func NewSnapshots(log *zap.Logger, boxes *state.Table, shelf *snapshots.Shelf, holdings *keys.Holdings) *Snapshots {
+func NewSnapshots(log *zap.Logger, boxes *state.Table, shelf *snapshots.Manager, holdings *keys.Holdings) *Snapshots {
 	return &Snapshots{log, boxes, shelf, holdings}
 }
 
@@ -44,7 +44,7 @@ func (s *Snapshots) TakeSnapshot(ctx context.Context, id policy.BoxID, name stri
 	if err != nil {
 		return api.Snapshot{}, err
 	}
-	r, err = s.shelf.Take(ctx, r, allowed)
+	r, err = s.manager.Take(ctx, r, allowed)
 	if errors.Is(err, store.ErrNotFound) {
 		return api.Snapshot{}, api.Errorf(api.ErrConflict, "the snapshot was deleted while it was taken")
 	}
@@ -72,7 +72,7 @@ func (s *Snapshots) describe(id policy.BoxID) (store.Snapshot, error) {
 
 // Snapshots implements the Host of [boxgate/api/snapshots].
 func (s *Snapshots) Snapshots(_ context.Context, box policy.BoxID) ([]api.Snapshot, error) {
-	list, err := s.shelf.List(box)
+	list, err := s.manager.List(box)
 	var views []api.Snapshot
 	for _, r := range list {
 		views = append(views, snapshotView(r))
@@ -86,7 +86,7 @@ func snapshotView(r store.Snapshot) api.Snapshot {
 
 // DeleteSnapshots implements the Host of [boxgate/api/snapshots].
 func (s *Snapshots) DeleteSnapshots(ctx context.Context, ids []string) error {
-	err := s.shelf.Delete(ctx, ids)
+	err := s.manager.Delete(ctx, ids)
 	if errors.Is(err, store.ErrNotFound) {
 		return api.Errorf(api.ErrNotFound, "one of the snapshots does not exist any more; nothing was deleted")
 	}
@@ -111,7 +111,7 @@ type origin struct {
 // the request leaves out, and the variables that it does not set. Header rules are not inherited: the creator of the box
 // decides which secrets it may use.
 func (s *Snapshots) inherit(ctx context.Context, req *api.CreateRequest) (origin, error) {
-	r, err := s.shelf.Get(req.Snapshot)
+	r, err := s.manager.Get(req.Snapshot)
 	if errors.Is(err, store.ErrNotFound) {
 		return origin{}, errNoSnapshot(req.Snapshot)
 	}
@@ -130,7 +130,7 @@ func (s *Snapshots) inherit(ctx context.Context, req *api.CreateRequest) (origin
 		return pointer == "/github_token" || // belongs to a header rule
 			pointer == "/agent_api_key" && req.Hosted.Agent != "" || strings.HasPrefix(pointer, "/mcp_servers/") && req.Hosted.MCPServers != nil
 	})
-	req.Env, req.HostedSecrets = over(env, req.Env), over(secrets, req.HostedSecrets)
+	req.Env, req.HostedSecrets = merged(env, req.Env), merged(secrets, req.HostedSecrets)
 	req.Hosted = req.Hosted.Or(hosted)
 	req.Limits = s.limits(ctx, api.BoxLimits(r.Limits), req)
 	req.Size, req.Runtime = cmp.Or(req.Size, r.BoxSize), r.Runtime
@@ -164,18 +164,18 @@ func (s *Snapshots) limits(ctx context.Context, before api.BoxLimits, req *api.C
 	return api.BoxLimits{Operator: req.Limits.Operator.Over(before.Operator), Own: req.Limits.Own.Over(before.Own)}
 }
 
-// release removes layers that only a deleted box used.
-func (s *Snapshots) release(b *state.Box) {
+// sweepLayers removes layers that only a deleted box used.
+func (s *Snapshots) sweepLayers(b *state.Box) {
 	if len(b.Record.Layers) == 0 {
 		return
 	}
-	if err := s.shelf.Sweep(); err != nil {
+	if err := s.manager.Sweep(); err != nil {
 		s.log.Error("the layers of a deleted box could not be removed", zap.String("box", string(b.ID)), zap.Error(err))
 	}
 }
 
-// over returns a copy of below with the entries of above merged over it.
-func over(below, above map[string]name.Secret) map[string]name.Secret {
+// merged returns a copy of below with the entries of above merged over it.
+func merged(below, above map[string]name.Secret) map[string]name.Secret {
 	out := map[string]name.Secret{}
 	maps.Copy(out, below)
 	maps.Copy(out, above)

@@ -24,9 +24,9 @@ type Change struct {
 	Commit func() error
 	// Abort drops the staged state. It is nil for a change that is retried instead of rolled back.
 	Abort func() error
-	// Settle applies the stored state and updates memory, when it is unknown how far the change got. It reports whether
+	// ApplyStored applies the stored state and updates memory, when it is unknown how far the change got. It reports whether
 	// the stored state is the new one.
-	Settle func() (took bool, err error)
+	ApplyStored func() (took bool, err error)
 }
 
 // Apply makes a change: it stages the new state on disk, applies it, and commits it. After a failure before the commit
@@ -36,11 +36,11 @@ type Change struct {
 //
 // Once begun, the change runs to its end even if ctx is canceled. The caller serialises changes of the same kind.
 func Apply(ctx context.Context, log *zap.Logger, c Change) error {
-	ctx, cancel := Begun(ctx)
+	ctx, cancel := Detach(ctx)
 	defer cancel()
 	var err error
 	if panicked := Contain(log, func() error { err = c.run(ctx, log); return nil }, zap.String("change", c.What)); panicked != nil {
-		_, failed := c.Settle()
+		_, failed := c.ApplyStored()
 		return api.Errorf(api.ErrUnavailable, "the change may have been rolled back; ask for the present state: %w", errors.Join(panicked, failed))
 	}
 	return err
@@ -68,7 +68,7 @@ func (c Change) run(ctx context.Context, log *zap.Logger) error {
 	}
 	if err != nil {
 		err = NotStored(log, c.What+" could not be stored; the change was rolled back", err)
-		took, failed := c.Settle()
+		took, failed := c.ApplyStored()
 		if took && failed == nil {
 			return nil // the commit had reached the disk after all
 		}

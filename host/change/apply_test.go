@@ -28,12 +28,12 @@ func fakeChange(bad string, panics, took bool) (Change, *[]string) {
 		return nil
 	}
 	return Change{
-		What:    "the fake",
-		Stage:   func() error { return step("stage") },
-		Enforce: func(context.Context) error { return step("enforce") },
-		Commit:  func() error { return step("commit") },
-		Abort:   func() error { return step("abort") },
-		Settle:  func() (bool, error) { return took, step("settle") },
+		What:        "the fake",
+		Stage:       func() error { return step("stage") },
+		Enforce:     func(context.Context) error { return step("enforce") },
+		Commit:      func() error { return step("commit") },
+		Abort:       func() error { return step("abort") },
+		ApplyStored: func() (bool, error) { return took, step("settle") },
 	}, &steps
 }
 
@@ -78,7 +78,7 @@ func TestAChangeThatCannotBeSettledFails(t *testing.T) {
 	t.Parallel()
 	for _, took := range []bool{true, false} {
 		ch, _ := fakeChange("commit", false, took)
-		ch.Settle = func() (bool, error) { return took, errFake }
+		ch.ApplyStored = func() (bool, error) { return took, errFake }
 		if err := Apply(t.Context(), zap.NewNop(), ch); !errors.Is(err, errFake) {
 			t.Errorf("took=%v: %v", took, err)
 		}
@@ -105,8 +105,8 @@ func TestFailedChangeWithoutRollback(t *testing.T) {
 	nothing := func() error { return nil }
 	err := Apply(t.Context(), zap.NewNop(), Change{
 		What: "the change", Stage: nothing, Commit: nothing,
-		Enforce: func(context.Context) error { return errors.New("the kernel refuses") },
-		Settle:  func() (bool, error) { return false, nil },
+		Enforce:     func(context.Context) error { return errors.New("the kernel refuses") },
+		ApplyStored: func() (bool, error) { return false, nil },
 	})
 	if err == nil || !strings.Contains(err.Error(), "could not be put in force; it will be tried again") {
 		t.Errorf("%v", err)

@@ -25,15 +25,15 @@ func Contain(log *zap.Logger, f func() error, about ...zap.Field) (err error) {
 // changeTimeout is the time limit of a change of one box once it has begun. In a change of all boxes, it applies to each.
 const changeTimeout = time.Minute
 
-// Begun returns a context for a change that must not stop half-way because its caller disconnects.
-func Begun(ctx context.Context) (context.Context, context.CancelFunc) {
+// Detach returns a context for a change that must not stop half-way because its caller disconnects.
+func Detach(ctx context.Context) (context.Context, context.CancelFunc) {
 	return context.WithTimeout(context.WithoutCancel(ctx), changeTimeout)
 }
 
 // restoreTimeout is the time limit of a rollback.
 const restoreTimeout = 10 * time.Second
 
-// Restoring returns a context for a rollback, which continues even if the failed change was canceled.
-func Restoring(ctx context.Context) (context.Context, context.CancelFunc) {
+// DetachRollback returns a context for a rollback, which continues even if the failed change was canceled.
+func DetachRollback(ctx context.Context) (context.Context, context.CancelFunc) {
 	return context.WithTimeout(context.WithoutCancel(ctx), restoreTimeout)
 }

@@ -15,7 +15,7 @@ func (u *Undo) Add(f func(context.Context) error) { *u = append(*u, f) }
 
 // Run runs all rollbacks in reverse order, including after one that fails or panics.
 func (u Undo) Run(ctx context.Context, log *zap.Logger) error {
-	ctx, cancel := Restoring(ctx)
+	ctx, cancel := DetachRollback(ctx)
 	defer cancel()
 	var errs []error
 	for i := len(u) - 1; i >= 0; i-- {

@@ -33,7 +33,7 @@ func (e *Enforcer) Connect(ctx context.Context, b *policy.Box, at Interface, com
 func (e *Enforcer) ConnectAll(ctx context.Context, list []Joining) []error {
 	var attachments []firewall.Attachment
 	for _, j := range list {
-		e.judged.take(j.Box.ID) // an earlier run may have accepted connections
+		e.judged.remove(j.Box.ID) // an earlier run may have accepted connections
 		attachments = append(attachments, firewall.Attachment{
 			Box: j.Box.ID, NetNS: j.At.NetNS, V4: j.Box.V4, V6: j.Box.V6, GuestStack: j.At.GuestStack, Rates: ratesOf(j.Box.Limits.Load()),
 		})
@@ -71,7 +71,7 @@ func (e *Enforcer) Await(ctx context.Context, b *policy.Box) error {
 // Leftovers stay closed, since without a policy everything is denied.
 func (e *Enforcer) Disconnect(ctx context.Context, b *policy.Box) error {
 	b.Policy.Store(nil)
-	e.judged.take(b.ID)
+	e.judged.remove(b.ID)
 	err := e.Kernel.RemoveBox(ctx, b.ID)
 	fault.Mark(ctx, "disconnect: off the network")
 	e.Boxes.remove(b)

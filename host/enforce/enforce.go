@@ -75,7 +75,7 @@ func (e *Enforcer) Enforce(ctx context.Context, b *policy.Box, next *policy.Comp
 // swap is Enforce without the rollback.
 func (e *Enforcer) swap(ctx context.Context, b *policy.Box, old, next *policy.Compiled) error {
 	looser := policy.Loosens(old.Kernel(), next.Kernel())
-	judged := e.judged.take(b.ID)
+	judged := e.judged.remove(b.ID)
 	if looser {
 		b.Policy.Store(next)
 	}
@@ -110,7 +110,7 @@ func (e *Enforcer) Restore(b *policy.Box, old *policy.Compiled) error {
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), restoreTimeout)
 	defer cancel()
-	e.judged.take(b.ID)
+	e.judged.remove(b.ID)
 	b.Policy.Store(old)
 	err := e.Kernel.Apply(ctx, b.ID, old.Kernel())
 	e.Proxy.Recheck(b.ID)

@@ -24,8 +24,8 @@ func (j *judged) add(id policy.BoxID) {
 	j.boxes[id] = true
 }
 
-// take removes the box, and reports whether it was in the set.
-func (j *judged) take(id policy.BoxID) bool {
+// remove removes the box, and reports whether it was in the set.
+func (j *judged) remove(id policy.BoxID) bool {
 	j.mu.Lock()
 	defer j.mu.Unlock()
 	was := j.boxes[id]

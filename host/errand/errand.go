@@ -34,14 +34,14 @@ const (
 	maxProblem  = 4 << 10          // maximum size of a refusal's body that is read, in bytes
 )
 
-// front is a placeholder URL of the proxy; the name is never resolved.
-var front = &url.URL{Scheme: "http", Host: "proxy.invalid:3128"}
+// proxyURL is a placeholder URL of the proxy; the name is never resolved.
+var proxyURL = &url.URL{Scheme: "http", Host: "proxy.invalid:3128"}
 
 // Client returns a client whose requests count as the box's. roots must include the box's CA, which signs intercepted
 // connections. The client does not follow redirects.
 func Client(p Proxy, box *policy.Box, roots *x509.CertPool) *http.Client {
 	transport := &http.Transport{
-		Proxy:                  http.ProxyURL(front),
+		Proxy:                  http.ProxyURL(proxyURL),
 		DialContext:            func(ctx context.Context, _, _ string) (net.Conn, error) { return connect(ctx, p, box) },
 		TLSClientConfig:        &tls.Config{RootCAs: roots, MinVersion: tls.VersionTLS12},
 		TLSHandshakeTimeout:    connectTime,

@@ -36,18 +36,18 @@ type Follower struct {
 	slots chan struct{} // limits concurrent looks
 	wake  chan struct{} // wakes followDocker after a box was attached to a Docker container
 
-	mu    sync.Mutex
-	ctx   context.Context         // of Run; nil before it: no looks yet
-	looks map[policy.BoxID]*look  // guarded by mu; the running looks
-	watch map[policy.BoxID]func() // guarded by mu; stops watching a process
+	mu      sync.Mutex
+	ctx     context.Context         // of Run; nil before it: no looks yet
+	looks   map[policy.BoxID]*look  // guarded by mu; the running looks
+	watches map[policy.BoxID]func() // guarded by mu; stops watching a process
 }
 
 // look is a running look at a box.
 type look struct{ again bool }
 
-// atOnce is the maximum number of concurrent looks, so that a slow network namespace does not delay other boxes. It is
+// concurrentLooks is the maximum number of concurrent looks, so that a slow network namespace does not delay other boxes. It is
 // also how many boxes the kernel rules remove together when their sandboxes have ended.
-const atOnce = 32
+const concurrentLooks = 32
 
 // pathsEvery is the interval at which paths are checked, because their removal causes no event, and failed looks are
 // retried.
@@ -62,8 +62,8 @@ const (
 // New returns a follower of the boxes of an owner.
 func New(owner Owner, log *zap.Logger) *Follower {
 	return &Follower{
-		owner: owner, log: log, slots: make(chan struct{}, atOnce), wake: make(chan struct{}, 1),
-		looks: map[policy.BoxID]*look{}, watch: map[policy.BoxID]func(){},
+		owner: owner, log: log, slots: make(chan struct{}, concurrentLooks), wake: make(chan struct{}, 1),
+		looks: map[policy.BoxID]*look{}, watches: map[policy.BoxID]func(){},
 	}
 }
 
@@ -72,7 +72,7 @@ func (f *Follower) Run(ctx context.Context) {
 	f.mu.Lock()
 	f.ctx = ctx
 	f.mu.Unlock()
-	defer f.stop()
+	defer f.stopWatching()
 	var docker sync.WaitGroup
 	docker.Go(func() { f.followDocker(ctx) })
 	defer docker.Wait()
@@ -84,36 +84,36 @@ func (f *Follower) Run(ctx context.Context) {
 		case <-ctx.Done():
 			return
 		case <-tick.C:
-			f.lookAtAll(needsTicks)
+			f.lookAtAll(isPolled)
 		}
 	}
 }
 
-// needsTicks reports whether changes of a sandbox cause no events.
-func needsTicks(s foreign.Sandbox) bool { return s.Kind == api.AttachNetNS && s.Pin != "" }
+// isPolled reports whether changes of a sandbox cause no events.
+func isPolled(s foreign.Sandbox) bool { return s.Kind == api.AttachNetNS && s.Pin != "" }
 
-// stop stops watching processes.
-func (f *Follower) stop() {
+// stopWatching stops watching processes.
+func (f *Follower) stopWatching() {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	for _, stop := range f.watch {
+	for _, stop := range f.watches {
 		stop()
 	}
-	clear(f.watch)
+	clear(f.watches)
 }
 
 // lookAtAll starts looks at all boxes whose sandboxes match.
 func (f *Follower) lookAtAll(wanted func(foreign.Sandbox) bool) {
 	for _, id := range f.owner.Attached() {
 		if s, _, ok := f.owner.Sandbox(id); ok && wanted(s) {
-			f.look(id)
+			f.startLook(id)
 		}
 	}
 }
 
 // Look looks at the sandbox of a box after it was attached or detached, or may have changed.
 func (f *Follower) Look(id policy.BoxID) {
-	f.look(id)
+	f.startLook(id)
 	if s, _, ok := f.owner.Sandbox(id); !ok || !isContainer(s) {
 		return
 	}
@@ -123,8 +123,8 @@ func (f *Follower) Look(id policy.BoxID) {
 	}
 }
 
-// look starts a look at a box, or has a running one repeated.
-func (f *Follower) look(id policy.BoxID) {
+// startLook starts a look at a box, or has a running one repeated.
+func (f *Follower) startLook(id policy.BoxID) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if f.ctx == nil || f.ctx.Err() != nil {
@@ -154,14 +154,14 @@ func (f *Follower) lookUntilSettled(ctx context.Context, id policy.BoxID) {
 			}
 			wait = min(2*wait, lastRetry)
 		}
-		if f.settled(ctx, id, err == nil) {
+		if f.endLook(ctx, id, err == nil) {
 			return
 		}
 	}
 }
 
-// settled ends the look at a box, unless it must be repeated.
-func (f *Follower) settled(ctx context.Context, id policy.BoxID, done bool) bool {
+// endLook ends the look at a box, unless it must be repeated.
+func (f *Follower) endLook(ctx context.Context, id policy.BoxID, done bool) bool {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if ctx.Err() == nil && (!done || f.looks[id].again) {
@@ -186,7 +186,7 @@ func (f *Follower) lookOnce(ctx context.Context, id policy.BoxID) error {
 	switch {
 	case place.Moved.NS != nil:
 		defer place.Moved.NS.Close()
-		f.again(id) // to watch it there
+		f.repeatLook(id) // to watch it there
 		return f.owner.Move(ctx, id, turn, place.Moved)
 	case place.Ended != "":
 		f.watchProcess(id, place.Process)
@@ -196,8 +196,8 @@ func (f *Follower) lookOnce(ctx context.Context, id policy.BoxID) error {
 	return nil
 }
 
-// again has the running look at a box repeated.
-func (f *Follower) again(id policy.BoxID) {
+// repeatLook has the running look at a box repeated.
+func (f *Follower) repeatLook(id policy.BoxID) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.looks[id].again = true
@@ -207,9 +207,9 @@ func (f *Follower) again(id policy.BoxID) {
 func (f *Follower) watchProcess(id policy.BoxID, process *os.File) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	if stop := f.watch[id]; stop != nil {
+	if stop := f.watches[id]; stop != nil {
 		stop()
-		delete(f.watch, id)
+		delete(f.watches, id)
 	}
 	if process == nil {
 		return
@@ -219,7 +219,7 @@ func (f *Follower) watchProcess(id policy.BoxID, process *os.File) {
 		return
 	}
 	stopped := false // guarded by mu
-	f.watch[id] = func() {
+	f.watches[id] = func() {
 		stopped = true
 		process.Close()
 	}
@@ -229,7 +229,7 @@ func (f *Follower) watchProcess(id policy.BoxID, process *os.File) {
 		ended := !stopped
 		f.mu.Unlock()
 		if ended {
-			f.look(id)
+			f.startLook(id)
 		}
 	}()
 }

@@ -47,20 +47,20 @@ func inhabitant(path string, hint int) *os.File {
 	if p := processIn(ns, hint); p != nil {
 		return p
 	}
-	for range passes {
-		if p := anyIn(ns); p != nil {
+	for range scans {
+		if p := scanProcesses(ns); p != nil {
 			return p
 		}
 	}
 	return nil
 }
 
-// passes is how often the process list is scanned before a namespace counts as empty: a single scan may miss a process
+// scans is how often the process list is scanned before a namespace counts as empty: a single scan may miss a process
 // whose parent ends during the scan.
-const passes = 3
+const scans = 3
 
-// anyIn scans all processes.
-func anyIn(ns unix.Stat_t) *os.File {
+// scanProcesses scans all processes.
+func scanProcesses(ns unix.Stat_t) *os.File {
 	dir, err := os.Open("/proc")
 	if err != nil {
 		return nil

@@ -27,16 +27,16 @@ type Predecessor struct {
 
 	protected []netip.Prefix // ranges it protects in addition to its configuration; immutable once set
 
-	mu       sync.Mutex // serialises orders
-	relieved bool       // it accepts orders
-	early    []Message  // orders given before that
-	gone     bool
-	only     map[policy.BoxID]bool // boxes whose current change affects only their policy; see PolicyAlone
+	mu         sync.Mutex // serialises orders
+	relieved   bool       // it accepts orders
+	queued     []Message  // orders given before that
+	terminated bool
+	policyOnly map[policy.BoxID]bool // boxes whose current change affects only their policy; see PolicyAlone
 }
 
 // NewPredecessor returns the process at the other end of conn, with its pidfd and its hello message.
 func NewPredecessor(conn *Conn, pidfd int, hello Hello, files map[string]*os.File) *Predecessor {
-	return &Predecessor{conn: conn, hello: hello, files: files, pidfd: pidfd, log: zap.NewNop(), only: map[policy.BoxID]bool{}}
+	return &Predecessor{conn: conn, hello: hello, files: files, pidfd: pidfd, log: zap.NewNop(), policyOnly: map[policy.BoxID]bool{}}
 }
 
 // Greeted receives the hello message on the descriptor fd.
@@ -45,7 +45,7 @@ func Greeted(fd int) (*Predecessor, error) {
 	if err != nil {
 		return nil, err
 	}
-	pidfd, err := parent(conn)
+	pidfd, err := parentPidfd(conn)
 	if err != nil {
 		return nil, errors.Join(fmt.Errorf("the gateway that runs: %w", err), conn.Close())
 	}
@@ -56,9 +56,9 @@ func Greeted(fd int) (*Predecessor, error) {
 	return NewPredecessor(conn, pidfd, hello, files), nil
 }
 
-// parent returns a pidfd of the parent process, after checking that it is the other end of conn: not a process that
+// parentPidfd returns a pidfd of the parent process, after checking that it is the other end of conn: not a process that
 // reused its ID, and not one that adopted this process.
-func parent(conn *Conn) (pidfd int, err error) {
+func parentPidfd(conn *Conn) (pidfd int, err error) {
 	pid, err := conn.Peer()
 	if err != nil {
 		return -1, err
@@ -109,10 +109,10 @@ func (p *Predecessor) Relieve(log *zap.Logger) error {
 	p.log = log
 	err := p.exchange(Message{Kind: Serving}, Stopped)
 	p.relieved = true
-	early := p.early
+	early := p.queued
 	p.mu.Unlock()
 	if err != nil {
-		p.end(err)
+		p.terminate(err)
 	}
 	for _, m := range early {
 		p.Tell(m)
@@ -120,8 +120,8 @@ func (p *Predecessor) Relieve(log *zap.Logger) error {
 	return err
 }
 
-// obeys is how long the predecessor may take to confirm an order.
-const obeys = 5 * time.Second
+// orderTimeout is how long the predecessor may take to confirm an order.
+const orderTimeout = 5 * time.Second
 
 // Tell sends an order to the predecessor, and returns once it was executed or the predecessor has ended.
 func (p *Predecessor) Tell(m Message) {
@@ -132,47 +132,47 @@ func (p *Predecessor) Tell(m Message) {
 	var err error
 	switch {
 	case !p.relieved:
-		p.early = append(p.early, m)
-	case !p.gone:
+		p.queued = append(p.queued, m)
+	case !p.terminated:
 		err = p.exchange(m, Done)
 	}
 	p.mu.Unlock()
 	if err != nil {
-		p.end(err)
+		p.terminate(err)
 	}
 }
 
 // exchange sends a message and waits for the answer. The caller holds p.mu.
 func (p *Predecessor) exchange(m Message, answer Kind) error {
-	_ = p.conn.SetDeadline(time.Now().Add(obeys))
+	_ = p.conn.SetDeadline(time.Now().Add(orderTimeout))
 	if err := p.conn.Send(m); err != nil {
 		return err
 	}
 	return p.conn.Expect(answer)
 }
 
-// end makes sure that an unresponsive predecessor ends.
-func (p *Predecessor) end(why error) {
+// terminate makes sure that an unresponsive predecessor ends.
+func (p *Predecessor) terminate(why error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if p.gone {
+	if p.terminated {
 		return
 	}
-	p.gone = true
+	p.terminated = true
 	_ = p.conn.Close()
-	if p.ended(time.Second) { // it had finished draining
+	if p.endsWithin(time.Second) { // it had finished draining
 		return
 	}
 	p.log.Warn("the gateway that was replaced does not answer, and is killed with the connections that it still has", zap.Error(why))
 	_ = unix.PidfdSendSignal(p.pidfd, unix.SIGKILL, nil, 0)
-	if !p.ended(time.Minute) {
+	if !p.endsWithin(time.Minute) {
 		p.log.Error("the gateway that was replaced does not end")
 	}
 }
 
 // Wait waits until the predecessor has ended. Until then this process must remain, as its only source of orders.
 func (p *Predecessor) Wait(ctx context.Context) error {
-	for p != nil && !p.ended(100*time.Millisecond) {
+	for p != nil && !p.endsWithin(100*time.Millisecond) {
 		if ctx.Err() != nil {
 			return ctx.Err()
 		}
@@ -180,8 +180,8 @@ func (p *Predecessor) Wait(ctx context.Context) error {
 	return nil
 }
 
-// ended reports whether the predecessor ends within a duration.
-func (p *Predecessor) ended(within time.Duration) bool {
+// endsWithin reports whether the predecessor ends within a duration.
+func (p *Predecessor) endsWithin(within time.Duration) bool {
 	for until := time.Now().Add(within); ; {
 		n, err := unix.Poll([]unix.PollFd{{Fd: int32(p.pidfd), Events: unix.POLLIN}}, int(max(0, time.Until(until).Milliseconds())))
 		if !errors.Is(err, unix.EINTR) {
@@ -191,7 +191,7 @@ func (p *Predecessor) ended(within time.Duration) bool {
 }
 
 // Drains reports whether the predecessor still runs, and so may have connections of boxes.
-func (p *Predecessor) Drains() bool { return p != nil && !p.ended(0) }
+func (p *Predecessor) Drains() bool { return p != nil && !p.endsWithin(0) }
 
 // PolicyAlone marks a box whose policy changes, but not its header rules, until end is called. The caller holds the lock
 // of the box.
@@ -199,15 +199,15 @@ func (p *Predecessor) PolicyAlone(id policy.BoxID) (end func()) {
 	if p == nil {
 		return func() {}
 	}
-	p.set(id, true)
-	return func() { p.set(id, false) }
+	p.setPolicyOnly(id, true)
+	return func() { p.setPolicyOnly(id, false) }
 }
 
-func (p *Predecessor) set(id policy.BoxID, alone bool) {
+func (p *Predecessor) setPolicyOnly(id policy.BoxID, alone bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if delete(p.only, id); alone {
-		p.only[id] = true
+	if delete(p.policyOnly, id); alone {
+		p.policyOnly[id] = true
 	}
 }
 
@@ -215,5 +215,5 @@ func (p *Predecessor) set(id policy.BoxID, alone bool) {
 func (p *Predecessor) OnlyPolicy(id policy.BoxID) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	return p.only[id]
+	return p.policyOnly[id]
 }

@@ -67,7 +67,7 @@ func (k *Keyed) count(c *conn, h quota.Holder) (evicted []*conn, err error) {
 	if c.keyed.release != nil && c.keyed.holder == h {
 		return nil, nil
 	}
-	k.forgetLocked(c)
+	k.uncountLocked(c)
 	release, err := k.book.Take(h, quota.Connections, 1)
 	for err != nil {
 		exceeded, _ := err.(*quota.Error) // as Take returns it
@@ -75,18 +75,18 @@ func (k *Keyed) count(c *conn, h quota.Holder) (evicted []*conn, err error) {
 		if idlest == nil {
 			return evicted, err
 		}
-		k.forgetLocked(idlest)
+		k.uncountLocked(idlest)
 		idlest.keyed.closed = true
 		evicted = append(evicted, idlest)
 		release, err = k.book.Take(h, quota.Connections, 1)
 	}
 	c.keyed.holder, c.keyed.release = h, release
-	k.ofLocked(h).n++
+	k.holderLocked(h).n++
 	c.listener.remove(c)
 	return evicted, nil
 }
 
-func (k *Keyed) ofLocked(h quota.Holder) *keyHolder {
+func (k *Keyed) holderLocked(h quota.Holder) *keyHolder {
 	key := holder{h.What, h.ID}
 	if k.holders[key] == nil {
 		k.holders[key] = &keyHolder{operator: h.Operator}
@@ -113,13 +113,13 @@ func (k *Keyed) idlestLocked(h quota.Holder, exceeded *quota.Error) *conn {
 	return from.idle.Front().Value.(*conn)
 }
 
-// forgetLocked removes a connection from the accounting.
-func (k *Keyed) forgetLocked(c *conn) {
+// uncountLocked removes a connection from the accounting.
+func (k *Keyed) uncountLocked(c *conn) {
 	if c.keyed.release == nil {
 		return
 	}
 	h := c.keyed.holder
-	own := k.ofLocked(h)
+	own := k.holderLocked(h)
 	if c.keyed.idle != nil {
 		own.idle.Remove(c.keyed.idle)
 		c.keyed.idle = nil
@@ -142,7 +142,7 @@ func (k *Keyed) State(accepted net.Conn, state http.ConnState) {
 	if c.keyed.release == nil {
 		return
 	}
-	own := k.ofLocked(c.keyed.holder)
+	own := k.holderLocked(c.keyed.holder)
 	if c.keyed.idle != nil {
 		own.idle.Remove(c.keyed.idle)
 		c.keyed.idle = nil
@@ -152,8 +152,8 @@ func (k *Keyed) State(accepted net.Conn, state http.ConnState) {
 	}
 }
 
-// forgetKey removes a closed connection from the accounting.
-func (c *conn) forgetKey() {
+// uncountKey removes a closed connection from the accounting.
+func (c *conn) uncountKey() {
 	k := c.listener.Keyed
 	if k == nil {
 		return
@@ -161,5 +161,5 @@ func (c *conn) forgetKey() {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	c.keyed.closed = true
-	k.forgetLocked(c)
+	k.uncountLocked(c)
 }

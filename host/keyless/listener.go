@@ -26,14 +26,14 @@ type Listener struct {
 
 	open atomic.Int64 // open connections, with and without a key
 
-	mu   sync.Mutex
-	from map[string][]*conn // by peer, oldest first
-	n    int
+	mu     sync.Mutex
+	byPeer map[string][]*conn // by peer, oldest first
+	n      int
 }
 
 // New returns a Listener for at most most connections without a key.
 func New(ln net.Listener, most int) *Listener {
-	return &Listener{Listener: ln, most: most, from: map[string][]*conn{}}
+	return &Listener{Listener: ln, most: most, byPeer: map[string][]*conn{}}
 }
 
 // conn is one connection, counted until it is closed or has presented a key. It has no NetConn method, so that its server
@@ -67,12 +67,12 @@ func (l *Listener) Accept() (net.Conn, error) {
 func (l *Listener) add(c *conn) (evicted *conn) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.from[c.peer] = append(l.from[c.peer], c)
+	l.byPeer[c.peer] = append(l.byPeer[c.peer], c)
 	if l.n++; l.n <= l.most {
 		return nil
 	}
-	for _, conns := range l.from {
-		if evicted == nil || len(conns) > len(l.from[evicted.peer]) {
+	for _, conns := range l.byPeer {
+		if evicted == nil || len(conns) > len(l.byPeer[evicted.peer]) {
 			evicted = conns[0]
 		}
 	}
@@ -87,14 +87,14 @@ func (l *Listener) remove(c *conn) {
 }
 
 func (l *Listener) removeLocked(c *conn) {
-	conns := l.from[c.peer]
+	conns := l.byPeer[c.peer]
 	i := slices.Index(conns, c)
 	if i < 0 {
 		return
 	}
 	l.n--
-	if l.from[c.peer] = slices.Delete(conns, i, i+1); len(l.from[c.peer]) == 0 {
-		delete(l.from, c.peer)
+	if l.byPeer[c.peer] = slices.Delete(conns, i, i+1); len(l.byPeer[c.peer]) == 0 {
+		delete(l.byPeer, c.peer)
 	}
 }
 
@@ -107,7 +107,7 @@ func (c *conn) Close() error {
 		c.listener.open.Add(-1)
 	}
 	c.listener.remove(c)
-	c.forgetKey()
+	c.uncountKey()
 	return c.Conn.Close()
 }
 

@@ -32,21 +32,21 @@ func TestStrangersShareByPeer(t *testing.T) {
 	for range 100 {
 		come("loud")
 	}
-	if left[quiet] || left[keyed] || !left[first] || s.n != 8 || len(s.from["loud"]) != 7 {
+	if left[quiet] || left[keyed] || !left[first] || s.n != 8 || len(s.byPeer["loud"]) != 7 {
 		t.Errorf("quiet left: %v, keyed left: %v, the first of many left: %v; %d are counted", left[quiet], left[keyed], left[first], s.n)
 	}
 	for range 4 {
 		come("third")
 	}
-	if len(s.from["third"])+len(s.from["loud"]) != 7 || len(s.from["third"]) < 3 || len(s.from["loud"]) < 3 || left[quiet] {
-		t.Errorf("then: %d and %d", len(s.from["third"]), len(s.from["loud"]))
+	if len(s.byPeer["third"])+len(s.byPeer["loud"]) != 7 || len(s.byPeer["third"]) < 3 || len(s.byPeer["loud"]) < 3 || left[quiet] {
+		t.Errorf("then: %d and %d", len(s.byPeer["third"]), len(s.byPeer["loud"]))
 	}
-	for _, v := range append(append([]*conn{quiet}, s.from["loud"]...), s.from["third"]...) {
+	for _, v := range append(append([]*conn{quiet}, s.byPeer["loud"]...), s.byPeer["third"]...) {
 		if err := v.Close(); err != nil {
 			t.Error(err)
 		}
 	}
-	if s.n != 0 || len(s.from) != 0 {
+	if s.n != 0 || len(s.byPeer) != 0 {
 		t.Errorf("%d are counted after all have gone", s.n)
 	}
 }

@@ -78,14 +78,14 @@ func NewHoldings(c HoldingsConfig) (*Holdings, error) {
 	h := &Holdings{log: c.Log, book: c.Book, boxes: c.Boxes, store: c.Store, layer: c.Layer, space: c.Space}
 	for k := range quotas.Kind(len(h.kinds)) {
 		if k.Counted() {
-			h.book.Count(k, func(of quotas.Holder) int64 { return h.has(k, of) })
+			h.book.Count(k, func(of quotas.Holder) int64 { return h.countOf(k, of) })
 		}
 	}
 	return h, nil
 }
 
-// has returns a key's number of objects of a kind, at most tallyAge old.
-func (h *Holdings) has(k quotas.Kind, of quotas.Holder) int64 {
+// countOf returns a key's number of objects of a kind, at most tallyAge old.
+func (h *Holdings) countOf(k quotas.Kind, of quotas.Holder) int64 {
 	kind := &h.kinds[k]
 	kind.mu.Lock()
 	defer kind.mu.Unlock()
@@ -205,8 +205,8 @@ func (h *Holdings) countBytes() (tally, error) {
 	return t, nil
 }
 
-// growth is the number of bytes reserved at a time.
-const growth = 4 << 20
+// growthStep is the number of bytes reserved at a time.
+const growthStep = 4 << 20
 
 // Snapshot reserves one more snapshot for the API key of a request, and its first bytes.
 func (h *Holdings) Snapshot(ctx context.Context) (snapshots.Allowance, error) {
@@ -226,33 +226,33 @@ func (h *Holdings) Snapshot(ctx context.Context) (snapshots.Allowance, error) {
 type growing struct {
 	holdings *Holdings
 	ctx      context.Context // of the request
-	spare    int64           // reserved bytes not used yet
-	held     []func()
+	unused   int64           // reserved bytes not used yet
+	releases []func()
 }
 
 // grow reserves n more bytes of the key's quota and of the disk.
 func (g *growing) grow(n int64) error {
-	if n <= g.spare {
-		g.spare -= n
+	if n <= g.unused {
+		g.unused -= n
 		return nil
 	}
-	missing := n - g.spare
+	missing := n - g.unused
 	var err error
-	for _, more := range []int64{max(missing, growth), missing} {
-		if err = g.holdings.Room(more); err != nil {
+	for _, more := range []int64{max(missing, growthStep), missing} {
+		if err = g.holdings.CheckSpace(more); err != nil {
 			continue
 		}
 		var done func()
 		if done, err = g.holdings.Reserve(g.ctx, quotas.SnapshotBytes, more); err == nil {
-			g.held, g.spare = append(g.held, done), g.spare+more-n
+			g.releases, g.unused = append(g.releases, done), g.unused+more-n
 			return nil
 		}
 	}
 	return err
 }
 
-// Room returns an error if n more bytes would not leave the gateway's reserve on the disk.
-func (h *Holdings) Room(n int64) error {
+// CheckSpace returns an error if n more bytes would not leave the gateway's reserve on the disk.
+func (h *Holdings) CheckSpace(n int64) error {
 	err := h.space(n)
 	if full, ok := errors.AsType[*launcher.DiskFullError](err); ok {
 		return api.Errorf(api.ErrFull, "%w", full)
@@ -262,8 +262,8 @@ func (h *Holdings) Room(n int64) error {
 
 // release releases all reservations.
 func (g *growing) release() {
-	for _, done := range g.held {
+	for _, done := range g.releases {
 		done()
 	}
-	g.held, g.spare = nil, 0
+	g.releases, g.unused = nil, 0
 }

@@ -16,8 +16,8 @@ import (
 	"boxgate/store"
 )
 
-// usesSaved is the interval at which the last uses of API keys are stored.
-const usesSaved = time.Minute
+// usesInterval is the interval at which the last uses of API keys are stored.
+const usesInterval = time.Minute
 
 // LookUp returns the owner and the expiry of an API key, if it is valid now.
 func (k *Service) LookUp(key string) (api.Key, bool) {
@@ -36,7 +36,7 @@ func CallerOf(k store.APIKey) api.Caller {
 
 // SaveUses stores the last uses of API keys periodically until ctx is done.
 func (k *Service) SaveUses(ctx context.Context) {
-	tick := time.NewTicker(usesSaved)
+	tick := time.NewTicker(usesInterval)
 	defer tick.Stop()
 	for {
 		over := false
@@ -96,8 +96,8 @@ func (k *Service) CreateAPIKey(_ context.Context, req api.KeyRequest) (name.Secr
 	return key, keyView(made), nil
 }
 
-// named finds a key by its ID, or else by its name.
-func (k *Service) named(idOrName string) (store.APIKey, error) {
+// findKey finds a key by its ID, or else by its name.
+func (k *Service) findKey(idOrName string) (store.APIKey, error) {
 	all, err := k.store.APIKeys()
 	if err != nil {
 		return store.APIKey{}, err
@@ -114,7 +114,7 @@ func (k *Service) named(idOrName string) (store.APIKey, error) {
 
 // ReplaceAPIKey implements the Host of [boxgate/api/keys].
 func (k *Service) ReplaceAPIKey(_ context.Context, idOrName string, grace time.Duration) (name.Secret, api.Key, error) {
-	old, err := k.named(idOrName)
+	old, err := k.findKey(idOrName)
 	if err != nil {
 		return name.Secret{}, api.Key{}, err
 	}
@@ -135,7 +135,7 @@ func (k *Service) ReplaceAPIKey(_ context.Context, idOrName string, grace time.D
 
 // DeleteAPIKey implements the Host of [boxgate/api/keys].
 func (k *Service) DeleteAPIKey(_ context.Context, idOrName string) (api.Key, error) {
-	old, err := k.named(idOrName)
+	old, err := k.findKey(idOrName)
 	if err != nil {
 		return api.Key{}, err
 	}
@@ -157,7 +157,7 @@ func (k *Service) DeleteAPIKey(_ context.Context, idOrName string) (api.Key, err
 func (k *Service) SetAPIKeyQuotas(_ context.Context, idOrName string, named map[quotas.Kind]int64) (api.Key, error) {
 	k.settingQuotas.Lock()
 	defer k.settingQuotas.Unlock()
-	old, err := k.named(idOrName)
+	old, err := k.findKey(idOrName)
 	if err != nil {
 		return api.Key{}, err
 	}

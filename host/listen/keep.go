@@ -15,15 +15,15 @@ import (
 	"boxgate/host/systemd"
 )
 
-// takeKept takes over the sockets that the service manager kept since an earlier run, including the traffic queued in
+// adoptKept takes over the sockets that the service manager kept since an earlier run, including the traffic queued in
 // them, and so keeps the ports that boxes are redirected to. It drops sockets of other network namespaces and sockets
 // that were shut down.
-func (l *Sockets) takeKept(files map[string]*os.File) {
+func (l *Sockets) adoptKept(files map[string]*os.File) {
 	l.inherited = map[string]*os.File{}
 	own := namespaceCookie(nil)
 	for name, f := range files {
-		if own == 0 || namespaceCookie(f) != own || ended(f) {
-			l.gone = append(l.gone, name)
+		if own == 0 || namespaceCookie(f) != own || stoppedListening(f) {
+			l.closedNames = append(l.closedNames, name)
 			_ = f.Close()
 			continue
 		}
@@ -31,23 +31,23 @@ func (l *Sockets) takeKept(files map[string]*os.File) {
 	}
 }
 
-// endUnasked closes the sockets of an earlier run that are not configured, before others are opened, which may need their
+// closeUnconfigured closes the sockets of an earlier run that are not configured, before others are opened, which may need their
 // ports. No other process serves them, because the lock of the network namespace is held.
-func (l *Sockets) endUnasked(cfg config.Config, a config.Addresses) {
+func (l *Sockets) closeUnconfigured(cfg config.Config, a config.Addresses) {
 	if l.replaces {
 		return
 	}
 	for name, f := range l.inherited {
-		if !asksFor(cfg, a, name) {
+		if !isConfigured(cfg, a, name) {
 			delete(l.inherited, name)
-			l.gone = append(l.gone, name)
-			end(f)
+			l.closedNames = append(l.closedNames, name)
+			shutDown(f)
 		}
 	}
 }
 
-// asksFor reports whether the configuration has an IP socket called name.
-func asksFor(cfg config.Config, a config.Addresses, name string) bool {
+// isConfigured reports whether the configuration has an IP socket called name.
+func isConfigured(cfg config.Config, a config.Addresses, name string) bool {
 	for _, f := range fronts(cfg) {
 		if f.address != "" && name == f.key+" "+f.address {
 			return true
@@ -62,17 +62,17 @@ func asksFor(cfg config.Config, a config.Addresses, name string) bool {
 	return name == proxyName(loopback[0]) || name == proxyName(loopback[1])
 }
 
-// end shuts a socket down before closing it, so that it stops listening although the service manager still has a
+// shutDown shuts a socket down before closing it, so that it stops listening although the service manager still has a
 // descriptor of it.
-func end(f *os.File) {
+func shutDown(f *os.File) {
 	if raw, err := f.SyscallConn(); err == nil && boundTo(f).IsValid() {
 		_ = raw.Control(func(fd uintptr) { _ = unix.Shutdown(int(fd), unix.SHUT_RDWR) })
 	}
 	_ = f.Close()
 }
 
-// ended reports whether a socket is a TCP socket that does not listen.
-func ended(f *os.File) (ended bool) {
+// stoppedListening reports whether a socket is a TCP socket that does not listen.
+func stoppedListening(f *os.File) (ended bool) {
 	raw, err := f.SyscallConn()
 	if err != nil {
 		return true
@@ -99,14 +99,14 @@ func (l *Sockets) resumeKept() error {
 // run opens them again, and the lock must end with the process. Sockets of a replaced gateway that are no longer
 // configured are closed.
 func (l *Sockets) Keep(log *zap.Logger) {
-	for _, f := range l.unasked {
-		end(f)
+	for _, f := range l.unconfigured {
+		shutDown(f)
 	}
-	l.unasked = nil
+	l.unconfigured = nil
 	if l.apart {
 		return
 	}
-	err := l.tellKept()
+	err := l.sendKept()
 	if errors.Is(err, syscall.ECONNREFUSED) { // a manager that only listens for READY
 		log.Debug("nobody keeps the sockets for the next start", zap.Error(err))
 	} else if err != nil {
@@ -114,11 +114,11 @@ func (l *Sockets) Keep(log *zap.Logger) {
 	}
 }
 
-// tellKept sends the sockets to keep to the service manager.
-func (l *Sockets) tellKept() error {
-	drop := l.gone
+// sendKept sends the sockets to keep to the service manager.
+func (l *Sockets) sendKept() error {
+	drop := l.closedNames
 	for _, p := range l.passable {
-		if l.replaces && !p.had && boundTo(p.conn).IsValid() { // the manager may keep a socket of that name which the earlier gateway did not pass on
+		if l.replaces && !p.inherited && boundTo(p.conn).IsValid() { // the manager may keep a socket of that name which the earlier gateway did not pass on
 			drop = append(drop, p.name)
 		}
 	}
@@ -127,7 +127,7 @@ func (l *Sockets) tellKept() error {
 			return fmt.Errorf("%s: %w", name, err)
 		}
 	}
-	l.gone = nil
+	l.closedNames = nil
 	for _, p := range l.passable {
 		if !boundTo(p.conn).IsValid() {
 			continue

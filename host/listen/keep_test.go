@@ -81,8 +81,8 @@ func startAgain(t *testing.T, cfg config.Config, a config.Addresses) error {
 	if l.DNSPort != dnsPort || l.ProxyPort != proxyPort || l.Metrics.Addr().String() != at {
 		t.Errorf("ports %d and %d, metrics at %v, want %d, %d, %s", l.DNSPort, l.ProxyPort, l.Metrics.Addr(), dnsPort, proxyPort, at)
 	}
-	if len(l.gone) != 1 || l.gone[0] != "admin.listen 127.0.0.1:0" {
-		t.Errorf("the service manager is to close %q", l.gone)
+	if len(l.closedNames) != 1 || l.closedNames[0] != "admin.listen 127.0.0.1:0" {
+		t.Errorf("the service manager is to close %q", l.closedNames)
 	}
 	_ = l.Metrics.(*net.TCPListener).SetDeadline(time.Now().Add(time.Minute))
 	conn, err := l.Metrics.Accept()
@@ -118,8 +118,8 @@ func TestAttackByASocketOfAnotherNamespace(t *testing.T) {
 			return err
 		}
 		defer l.Close()
-		if len(l.gone) != len(kept) {
-			t.Errorf("%d of %d sockets are given up", len(l.gone), len(kept))
+		if len(l.closedNames) != len(kept) {
+			t.Errorf("%d of %d sockets are given up", len(l.closedNames), len(kept))
 		}
 		conn, err := net.Dial("tcp", "127.0.0.1:9600")
 		if err != nil {

@@ -36,14 +36,14 @@ type Sockets struct {
 	Namespace *net.UnixListener // for commands; nil without a lock
 
 	DNSPort, ProxyPort uint16
-	all                []interface{ Close() error }
+	closers            []interface{ Close() error }
 
-	passable  []passable          // sockets that can be passed to another process
-	inherited map[string]*os.File // sockets received from another process and not used yet
-	replaces  bool                // the sockets came from a running gateway, which this process replaces
-	gone      []string            // names of inherited sockets that are closed
-	unasked   []*os.File          // inherited from a running gateway and not configured
-	apart     bool                // boxes have a network namespace of their own
+	passable     []passable          // sockets that can be passed to another process
+	inherited    map[string]*os.File // sockets received from another process and not used yet
+	replaces     bool                // the sockets came from a running gateway, which this process replaces
+	closedNames  []string            // names of inherited sockets that are closed
+	unconfigured []*os.File          // inherited from a running gateway and not configured
+	apart        bool                // boxes have a network namespace of their own
 }
 
 // ExplicitPort is the well-known port of the explicit proxy on the gateway addresses.
@@ -57,7 +57,7 @@ const explicitKey = "the explicit proxy"
 // all of them, and closes the others. See [systemd.Kept].
 func Open(ctx context.Context, cfg config.Config, a config.Addresses, boxes *apart.Net, kept map[string]*os.File) (*Sockets, error) {
 	l := &Sockets{apart: boxes != nil}
-	l.takeKept(kept)
+	l.adoptKept(kept)
 	l.DNSPort, l.ProxyPort = l.keptPort(dnsName(a.GatewayV4)), l.keptPort(proxyName(loopback[0]))
 	l, err := listen(ctx, cfg, a, boxes, l)
 	if err != nil {
@@ -73,11 +73,11 @@ func Open(ctx context.Context, cfg config.Config, a config.Addresses, boxes *apa
 // listen opens the configured sockets that were not inherited.
 func listen(ctx context.Context, cfg config.Config, a config.Addresses, boxes *apart.Net, l *Sockets) (*Sockets, error) {
 	if boxes == nil { // a separate namespace is new, so no other process uses it
-		if err := l.takeNamespace(); err != nil {
+		if err := l.claimNamespace(); err != nil {
 			l.Close()
 			return nil, err
 		}
-		l.endUnasked(cfg, a)
+		l.closeUnconfigured(cfg, a)
 	}
 	egress := boxes.Do(func() error { return l.openEgress(ctx, a) })
 	err := errors.Join(l.openAdmin(ctx, cfg.Admin), l.openFront(ctx, cfg), egress)
@@ -99,15 +99,15 @@ const (
 // directory and the addresses, because the names of its nftables table and its routing rules are fixed.
 var errSecondGateway = errors.New("another gateway runs in this network namespace, whatever its state directory and addresses: stop it, or run this one in a namespace of its own (ip netns exec)")
 
-// takeNamespace locks the network namespace and opens the control socket. A second gateway would replace the rules of the
+// claimNamespace locks the network namespace and opens the control socket. A second gateway would replace the rules of the
 // first.
-func (l *Sockets) takeNamespace() error {
+func (l *Sockets) claimNamespace() error {
 	if err := l.lockNamespace(); errors.Is(err, nslock.ErrTaken) {
 		return errSecondGateway
 	} else if err != nil {
 		return fmt.Errorf("taking the network namespace: %w", err)
 	}
-	ln, err := l.open(namespaceSocket, func() (net.Listener, error) { return l.Lock.Listen() })
+	ln, err := l.openListener(namespaceSocket, func() (net.Listener, error) { return l.Lock.Listen() })
 	if err != nil {
 		return fmt.Errorf("taking the network namespace: %w", err)
 	}
@@ -124,7 +124,7 @@ func (l *Sockets) lockNamespace() (err error) {
 		l.Lock, err = awaitLock(l.replaces)
 	}
 	if err == nil {
-		l.all, l.passable = append(l.all, l.Lock), append(l.passable, passable{name: namespaceLock, conn: l.Lock})
+		l.closers, l.passable = append(l.closers, l.Lock), append(l.passable, passable{name: namespaceLock, conn: l.Lock})
 	}
 	return err
 }
@@ -160,19 +160,19 @@ func (l *Sockets) Close() {
 	if l.Lock != nil {
 		l.Lock.Remove()
 	}
-	for _, c := range l.all {
+	for _, c := range l.closers {
 		c.Close()
 	}
 	l.closeUnused()
-	for _, f := range l.unasked {
+	for _, f := range l.unconfigured {
 		_ = f.Close()
 	}
-	l.unasked = nil
+	l.unconfigured = nil
 }
 
 // tcp opens one TCP listener. key is the configuration key of the address.
 func (l *Sockets) tcp(ctx context.Context, lc net.ListenConfig, key, address string) (net.Listener, error) {
-	ln, err := l.open(key+" "+address, func() (net.Listener, error) { return lc.Listen(ctx, "tcp", address) })
+	ln, err := l.openListener(key+" "+address, func() (net.Listener, error) { return lc.Listen(ctx, "tcp", address) })
 	switch {
 	case errors.Is(err, syscall.EADDRINUSE):
 		return nil, fmt.Errorf("%s: %s is in use by another program, or kept by systemd for a boxgate.service that runs or restarts; stop it or set another address", key, address)
@@ -195,7 +195,7 @@ func (l *Sockets) openAdmin(ctx context.Context, c config.Admin) error {
 		}
 	}
 	if c.Socket != "" {
-		ln, err := l.open("admin.socket "+c.Socket, func() (net.Listener, error) { return listenSocket(c.Socket) })
+		ln, err := l.openListener("admin.socket "+c.Socket, func() (net.Listener, error) { return listenSocket(c.Socket) })
 		if err != nil {
 			errs = append(errs, fmt.Errorf("admin.socket: %w", err))
 		} else {
@@ -340,14 +340,14 @@ func samePort(open func() (uint16, error), port *uint16) error {
 
 func (l *Sockets) openDNS(ctx context.Context, addrs []netip.Addr) (uint16, error) {
 	port := l.DNSPort // 0: the first listener picks one
-	takeBack := l.attempt()
+	takeBack := l.savepoint()
 	for _, a := range addrs {
-		ln, err := l.open(dnsName(a), func() (net.Listener, error) {
+		ln, err := l.openListener(dnsName(a), func() (net.Listener, error) {
 			return gatewaySocket.Listen(ctx, "tcp", netip.AddrPortFrom(a, port).String())
 		})
 		if err == nil {
 			l.DNSTCP = append(l.DNSTCP, ln)
-			port, err = same(port, ln)
+			port, err = checkPort(port, ln)
 		}
 		if err == nil {
 			err = l.openUDP(ctx, netip.AddrPortFrom(a, port))
@@ -361,8 +361,8 @@ func (l *Sockets) openDNS(ctx context.Context, addrs []netip.Addr) (uint16, erro
 	return port, nil
 }
 
-// same returns the port of a listener. It must be the given one unless that is 0; an inherited listener may have another.
-func same(port uint16, ln net.Listener) (uint16, error) {
+// checkPort returns the port of a listener. It must be the given one unless that is 0; an inherited listener may have another.
+func checkPort(port uint16, ln net.Listener) (uint16, error) {
 	if has := PortOf(ln); port == 0 || has == port {
 		return has, nil
 	}
@@ -371,14 +371,14 @@ func same(port uint16, ln net.Listener) (uint16, error) {
 
 func (l *Sockets) openTransparent(ctx context.Context, addrs []netip.Addr) (uint16, error) {
 	port := l.ProxyPort // 0: the first listener picks one
-	takeBack := l.attempt()
+	takeBack := l.savepoint()
 	for _, a := range addrs {
-		ln, err := l.open(proxyName(a), func() (net.Listener, error) {
+		ln, err := l.openListener(proxyName(a), func() (net.Listener, error) {
 			return proxy.ListenTransparent(ctx, netip.AddrPortFrom(a, port).String())
 		})
 		if err == nil {
 			l.Transparent = append(l.Transparent, ln)
-			port, err = same(port, ln)
+			port, err = checkPort(port, ln)
 		}
 		if err != nil {
 			takeBack()

@@ -26,9 +26,9 @@ func Fixed(cfg config.Config) map[string]string {
 
 // passable is a socket that can be passed to another process. Other descriptors of it may be in use for serving.
 type passable struct {
-	name string
-	conn syscall.Conn
-	had  bool // it was inherited
+	name      string
+	conn      syscall.Conn
+	inherited bool // it was inherited
 }
 
 // UDPSocket is a socket of the DNS server.
@@ -53,8 +53,8 @@ func (u UDPSocket) Resume() error {
 	return dns.Resume(u.file)
 }
 
-// open returns the inherited listener called name, or else opens one.
-func (l *Sockets) open(name string, listen func() (net.Listener, error)) (net.Listener, error) {
+// openListener returns the inherited listener called name, or else opens one.
+func (l *Sockets) openListener(name string, listen func() (net.Listener, error)) (net.Listener, error) {
 	var ln net.Listener
 	var err error
 	f := l.inherited[name]
@@ -68,7 +68,7 @@ func (l *Sockets) open(name string, listen func() (net.Listener, error)) (net.Li
 	if err != nil {
 		return nil, err
 	}
-	l.all = append(l.all, ln)
+	l.closers = append(l.closers, ln)
 	if conn, ok := ln.(syscall.Conn); ok {
 		l.passable = append(l.passable, passable{name, conn, f != nil})
 	}
@@ -85,7 +85,7 @@ func (l *Sockets) openUDP(ctx context.Context, at netip.AddrPort) error {
 			break // another port, which boxes are not redirected to
 		}
 		delete(l.inherited, name(i))
-		l.keepUDP(name(i), UDPSocket{file: f})
+		l.addUDP(name(i), UDPSocket{file: f})
 	}
 	if len(l.DNSUDP) > had {
 		return nil
@@ -95,7 +95,7 @@ func (l *Sockets) openUDP(ctx context.Context, at netip.AddrPort) error {
 		return err
 	}
 	for i, pc := range pcs {
-		l.all = append(l.all, pc)
+		l.closers = append(l.closers, pc)
 		conn, ok := pc.(*net.UDPConn)
 		if !ok {
 			continue
@@ -104,26 +104,26 @@ func (l *Sockets) openUDP(ctx context.Context, at netip.AddrPort) error {
 		if err != nil {
 			return err
 		}
-		l.keepUDP(name(i), UDPSocket{pc, f})
+		l.addUDP(name(i), UDPSocket{pc, f})
 	}
 	return nil
 }
 
-func (l *Sockets) keepUDP(name string, u UDPSocket) {
-	l.DNSUDP, l.all, l.passable = append(l.DNSUDP, u), append(l.all, u.file), append(l.passable, passable{name, u.file, u.PacketConn == nil})
+func (l *Sockets) addUDP(name string, u UDPSocket) {
+	l.DNSUDP, l.closers, l.passable = append(l.DNSUDP, u), append(l.closers, u.file), append(l.passable, passable{name, u.file, u.PacketConn == nil})
 }
 
-// attempt returns a function that closes everything opened after the call.
-func (l *Sockets) attempt() (takeBack func()) {
-	all, passable := len(l.all), len(l.passable)
+// savepoint returns a function that closes everything opened after the call.
+func (l *Sockets) savepoint() (takeBack func()) {
+	all, passable := len(l.closers), len(l.passable)
 	return func() {
-		for _, c := range l.all[all:] {
+		for _, c := range l.closers[all:] {
 			_ = c.Close()
 		}
 		for _, p := range l.passable[passable:] {
-			l.gone = append(l.gone, p.name)
+			l.closedNames = append(l.closedNames, p.name)
 		}
-		l.all, l.passable = l.all[:all], l.passable[:passable]
+		l.closers, l.passable = l.closers[:all], l.passable[:passable]
 	}
 }
 
@@ -131,9 +131,9 @@ func (l *Sockets) attempt() (takeBack func()) {
 // stopped.
 func (l *Sockets) closeUnused() {
 	for name, f := range l.inherited {
-		l.gone = append(l.gone, name)
+		l.closedNames = append(l.closedNames, name)
 		if l.replaces {
-			l.unasked = append(l.unasked, f)
+			l.unconfigured = append(l.unconfigured, f)
 			continue
 		}
 		_ = f.Close()
@@ -202,7 +202,7 @@ func (l *Sockets) DialAdmin(ctx context.Context) (net.Conn, error) {
 
 // CloseQuietly closes this process's descriptors of the listeners. The sockets belong to the successor.
 func (l *Sockets) CloseQuietly() {
-	for _, c := range l.all {
+	for _, c := range l.closers {
 		_ = c.Close()
 	}
 }

@@ -29,18 +29,18 @@ type Growth struct {
 func add(u store.Usage, r Reading) (store.Usage, Growth) {
 	var g Growth
 	if r.GroupLife != "" {
-		g.CPU = time.Duration(grow(&u.CPU, r.GroupLife, uint64(max(r.CPU, 0))))
-		g.OOMKills = grow(&u.OOMKills, r.GroupLife, r.OOMKills)
+		g.CPU = time.Duration(advance(&u.CPU, r.GroupLife, uint64(max(r.CPU, 0))))
+		g.OOMKills = advance(&u.OOMKills, r.GroupLife, r.OOMKills)
 		u.PeakMemory = max(u.PeakMemory, r.PeakMemory, r.Memory)
 	}
 	if r.LinkLife != "" {
-		g.In = grow(&u.In, r.LinkLife, r.In)
-		g.Out = grow(&u.Out, r.LinkLife, r.Out)
+		g.In = advance(&u.In, r.LinkLife, r.In)
+		g.Out = advance(&u.Out, r.LinkLife, r.Out)
 	}
 	return u, g
 }
 
-func grow(c *store.Count, life string, now uint64) uint64 {
+func advance(c *store.Count, life string, now uint64) uint64 {
 	more := now
 	if c.Life == life && now >= c.Seen {
 		more = now - c.Seen

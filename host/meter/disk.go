@@ -18,14 +18,14 @@ const (
 	diskTick  = 2 * time.Second
 )
 
-// lookAtDisks counts the files of one box after the other until ctx is done.
-func (m *Meter) lookAtDisks(ctx context.Context) {
+// countAllFiles counts the files of one box after the other until ctx is done.
+func (m *Meter) countAllFiles(ctx context.Context) {
 	tick := time.NewTicker(diskTick)
 	defer tick.Stop()
 	for {
 		for _, id := range m.cfg.Boxes() {
 			if ctx.Err() == nil && m.diskDue(id) {
-				m.lookAt(ctx, id)
+				m.countFiles(ctx, id)
 			}
 		}
 		select {
@@ -45,10 +45,10 @@ func (m *Meter) diskDue(id policy.BoxID) bool {
 	if a == nil {
 		return false
 	}
-	return a.disk.At.IsZero() || a.worked != a.total.CPU.Total && time.Since(a.disk.At) > max(diskPause, diskShare*a.looked)
+	return a.disk.At.IsZero() || a.cpuAtCount != a.total.CPU.Total && time.Since(a.disk.At) > max(diskPause, diskShare*a.countTook)
 }
 
-func (m *Meter) lookAt(ctx context.Context, id policy.BoxID) {
+func (m *Meter) countFiles(ctx context.Context, id policy.BoxID) {
 	limited, cancel := context.WithTimeout(ctx, diskMost)
 	defer cancel()
 	began, worked := time.Now(), m.Of(id).CPU
@@ -63,6 +63,6 @@ func (m *Meter) lookAt(ctx context.Context, id policy.BoxID) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if a := m.accounts[id]; a != nil {
-		a.disk, a.looked, a.worked = d, time.Since(began), uint64(worked)
+		a.disk, a.countTook, a.cpuAtCount = d, time.Since(began), uint64(worked)
 	}
 }

@@ -71,13 +71,13 @@ type Meter struct {
 
 // account is the usage of one box.
 type account struct {
-	total  store.Usage
-	stored store.Usage // as in the store
-	read   time.Time   // time of the last reading
-	memory int64
-	disk   Disk
-	looked time.Duration // duration of the last count of files
-	worked uint64        // CPU time of the box at that count
+	total      store.Usage
+	stored     store.Usage // as in the store
+	readAt     time.Time   // time of the last reading
+	memory     int64
+	disk       Disk
+	countTook  time.Duration // duration of the last count of files
+	cpuAtCount uint64        // CPU time of the box at that count
 }
 
 // Open returns a meter that continues from the totals in the store.
@@ -96,7 +96,7 @@ func (m *Meter) Run(ctx context.Context) {
 	tick := time.NewTicker(Interval)
 	defer tick.Stop()
 	var disks sync.WaitGroup
-	disks.Go(func() { m.lookAtDisks(ctx) })
+	disks.Go(func() { m.countAllFiles(ctx) })
 	defer disks.Wait()
 	for {
 		m.readAll()
@@ -125,7 +125,7 @@ const freshFor = time.Second
 func (m *Meter) Refresh(id policy.BoxID) {
 	m.mu.Lock()
 	a := m.accounts[id]
-	fresh := a != nil && time.Since(a.read) < freshFor
+	fresh := a != nil && time.Since(a.readAt) < freshFor
 	m.mu.Unlock()
 	if !fresh {
 		m.Read(id)
@@ -168,10 +168,10 @@ func (m *Meter) Transferred(boxes ...policy.BoxID) (map[policy.BoxID]uint64, err
 	return all, err
 }
 
-// begin records the total at the start of a period, if a new one has begun. Bytes transferred since the last reading
+// beginPeriod records the total at the start of a period, if a new one has begun. Bytes transferred since the last reading
 // count towards the new period, even if they were transferred before it began. A clock that is set back does not begin a
 // new period.
-func (m *Meter) begin(u *store.Usage) {
+func (m *Meter) beginPeriod(u *store.Usage) {
 	if m.cfg.Period <= 0 {
 		return
 	}
@@ -189,10 +189,10 @@ func (m *Meter) add(id policy.BoxID, r Reading) (g Growth) {
 		a = &account{}
 		m.accounts[id] = a
 	}
-	m.begin(&a.total)
+	m.beginPeriod(&a.total)
 	a.total, g = add(a.total, r)
 	if r.GroupLife != "" || r.LinkLife == "" {
-		a.memory, a.read = r.Memory, time.Now()
+		a.memory, a.readAt = r.Memory, time.Now()
 	}
 	return g
 }

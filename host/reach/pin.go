@@ -84,23 +84,23 @@ func (p pin) dial(ctx context.Context, to netip.AddrPort) (net.Conn, error) {
 		return nil, fmt.Errorf("in the box's network namespace, %v: %w", to, err)
 	}
 	conn, err := net.FileConn(s)
-	if err == nil && toItself(conn) {
-		return nil, fmt.Errorf("in the box's network namespace, %v: %w", to, refuse(conn))
+	if err == nil && isSelfConnected(conn) {
+		return nil, fmt.Errorf("in the box's network namespace, %v: %w", to, closeSelfConnected(conn))
 	}
 	return conn, err
 }
 
-// toItself reports whether a connection is connected to itself. TCP allows that (simultaneous open, RFC 9293, section
+// isSelfConnected reports whether a connection is connected to itself. TCP allows that (simultaneous open, RFC 9293, section
 // 3.5): if no server listens on a port of the ephemeral range, the kernel may choose that port as the local one.
-func toItself(conn net.Conn) bool {
+func isSelfConnected(conn net.Conn) bool {
 	near, _ := conn.LocalAddr().(*net.TCPAddr)
 	far, _ := conn.RemoteAddr().(*net.TCPAddr)
 	return near != nil && far != nil && near.AddrPort() == far.AddrPort()
 }
 
-// refuse closes a connection to itself, and returns the error of a closed port. It resets the connection, so that no
+// closeSelfConnected closes a connection to itself, and returns the error of a closed port. It resets the connection, so that no
 // TIME_WAIT state prevents a server from listening on the port.
-func refuse(conn net.Conn) error {
+func closeSelfConnected(conn net.Conn) error {
 	if tcp, ok := conn.(*net.TCPConn); ok {
 		_ = tcp.SetLinger(0)
 	}
@@ -139,12 +139,12 @@ func (p pin) socket(ctx context.Context, to netip.AddrPort) (*os.File, error) {
 	if err != nil {
 		return nil, err
 	}
-	return start(fd, to)
+	return startConnect(fd, to)
 }
 
-// start starts to connect a socket. The runtime's poller must not see the socket before that, because it would take it
+// startConnect starts to connect a socket. The runtime's poller must not see the socket before that, because it would take it
 // for a closed one.
-func start(fd int, to netip.AddrPort) (*os.File, error) {
+func startConnect(fd int, to netip.AddrPort) (*os.File, error) {
 	var address unix.Sockaddr = &unix.SockaddrInet6{Port: int(to.Port()), Addr: to.Addr().As16()}
 	if to.Addr().Is4() {
 		address = &unix.SockaddrInet4{Port: int(to.Port()), Addr: to.Addr().As4()}

@@ -12,15 +12,15 @@ import (
 
 // Decisions reads the decisions of the gateway.
 type Decisions struct {
-	audit *audit.Log
-	past  *past.Store   // nil: no history on disk
-	kept  *lines.Writer // buffered input of past
-	turns *searches
+	audit     *audit.Log
+	past      *past.Store   // nil: no history on disk
+	pastLines *lines.Writer // buffered input of past
+	turns     *searches
 }
 
 // NewDecisions returns a reader of log. store and kept are nil without a history on disk.
 func NewDecisions(log *audit.Log, store *past.Store, kept *lines.Writer) *Decisions {
-	return &Decisions{audit: log, past: store, kept: kept, turns: newSearches()}
+	return &Decisions{audit: log, past: store, pastLines: kept, turns: newSearches()}
 }
 
 // SearchEvents implements the Host of [boxgate/api/egress].
@@ -29,8 +29,8 @@ func (e *Decisions) SearchEvents(ctx context.Context, f api.EventSearch, begin f
 		return api.Errorf(api.ErrConflict, "this gateway keeps no history of decisions; log.history.size gives it one")
 	}
 	which := past.Filter{Box: f.Box, Since: f.Since, Until: f.Until, Host: f.Host, Reason: f.Reason, Denied: f.Denied}
-	return e.turns.do(ctx, api.CallerOf(ctx).Holder(), do, func(found func(audit.Event) error) error {
-		_ = e.kept.Sync() // include the latest decisions; a failed write loses them
+	return e.turns.run(ctx, api.CallerOf(ctx).Holder(), do, func(found func(audit.Event) error) error {
+		_ = e.pastLines.Sync() // include the latest decisions; a failed write loses them
 		begin(e.past.Whole(f.Box))
 		return e.past.Search(ctx, which, found)
 	})

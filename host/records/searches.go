@@ -28,8 +28,8 @@ func newSearches() *searches {
 	return &searches{turn: make(chan struct{}, 1), keys: map[string]*keySearches{}}
 }
 
-// do waits for the caller's turn, then calls search with a function that passes results to found.
-func (s *searches) do(ctx context.Context, h quotas.Holder, found func(audit.Event) error, search func(func(audit.Event) error) error) error {
+// run waits for the caller's turn, then calls search with a function that passes results to found.
+func (s *searches) run(ctx context.Context, h quotas.Holder, found func(audit.Event) error, search func(func(audit.Event) error) error) error {
 	if h.Operator {
 		return search(found)
 	}
@@ -38,7 +38,7 @@ func (s *searches) do(ctx context.Context, h quotas.Holder, found func(audit.Eve
 		return err
 	}
 	defer leave()
-	if err := take(ctx, s.turn); err != nil {
+	if err := acquireTurn(ctx, s.turn); err != nil {
 		return err
 	}
 	having := true
@@ -53,7 +53,7 @@ func (s *searches) do(ctx context.Context, h quotas.Holder, found func(audit.Eve
 		if err := found(e); err != nil {
 			return err
 		}
-		if err := take(ctx, s.turn); err != nil {
+		if err := acquireTurn(ctx, s.turn); err != nil {
 			return err
 		}
 		having = true
@@ -78,15 +78,15 @@ func (s *searches) enter(ctx context.Context, key string) (leave func(), err err
 			delete(s.keys, key)
 		}
 	}
-	if err := take(ctx, k.turn); err != nil {
+	if err := acquireTurn(ctx, k.turn); err != nil {
 		forget()
 		return nil, err
 	}
 	return func() { <-k.turn; forget() }, nil
 }
 
-// take waits for a turn. A receive from the channel ends it.
-func take(ctx context.Context, turn chan<- struct{}) error {
+// acquireTurn waits for a turn. A receive from the channel ends it.
+func acquireTurn(ctx context.Context, turn chan<- struct{}) error {
 	select {
 	case turn <- struct{}{}:
 		return nil

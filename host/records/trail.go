@@ -35,8 +35,8 @@ func OpenTrail(log *zap.Logger, db *store.DB, stateDir string, bounds config.Bou
 // Log returns the trail for appending.
 func (t *Trail) Log() *trail.Trail { return t.trail }
 
-// known returns the head recorded in the store, the zero value if it has not been recorded.
-func (t *Trail) known() (known trail.Head, err error) {
+// storedHead returns the head recorded in the store, the zero value if it has not been recorded.
+func (t *Trail) storedHead() (known trail.Head, err error) {
 	text, err := t.store.TrailHead()
 	if err != nil || text == "" {
 		return trail.Head{}, err
@@ -51,7 +51,7 @@ func (t *Trail) ReadTrail(ctx context.Context, f trail.Filter, follow bool, do f
 
 // VerifyTrail implements the Host of [boxgate/api/trail].
 func (t *Trail) VerifyTrail(context.Context) (trail.Report, error) {
-	known, err := t.known()
+	known, err := t.storedHead()
 	if err != nil {
 		return trail.Report{}, err
 	}

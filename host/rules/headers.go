@@ -34,7 +34,7 @@ func (p *Service) SetHeaders(ctx context.Context, id policy.BoxID, rules []polic
 		return api.HeaderState{}, api.ErrPrecondition
 	}
 	was, version := b.Headers, b.HeadersVersion+1
-	in := p.shared.of(b)
+	in := p.shared.inputsOf(b)
 	in.headers = rules
 	next, err := in.compile()
 	if err != nil {
@@ -51,8 +51,8 @@ func (p *Service) SetHeaders(ctx context.Context, id policy.BoxID, rules []polic
 			b.Headers, b.HeadersVersion = rules, version
 			return nil
 		},
-		Abort:  func() error { return p.store.AbortHeaders(id) },
-		Settle: func() (bool, error) { err := p.settle(b); return b.HeadersVersion == version, err },
+		Abort:       func() error { return p.store.AbortHeaders(id) },
+		ApplyStored: func() (bool, error) { err := p.applyStored(b); return b.HeadersVersion == version, err },
 	})
 	if err != nil {
 		return api.HeaderState{}, err
@@ -90,8 +90,11 @@ func (p *Service) SetGlobalHeaders(ctx context.Context, rules []policy.HeaderRul
 			p.setCommittedGlobal(next)
 			return nil
 		},
-		Abort:  p.store.AbortGlobalHeaders,
-		Settle: func() (bool, error) { err := p.settleGlobal(); return p.committedGlobal().Version == next.Version, err },
+		Abort: p.store.AbortGlobalHeaders,
+		ApplyStored: func() (bool, error) {
+			err := p.applyStoredGlobal()
+			return p.committedGlobal().Version == next.Version, err
+		},
 	})
 	if err != nil {
 		return api.HeaderState{}, err
@@ -112,12 +115,12 @@ func (p *Service) enforceGlobal(ctx context.Context, rules []policy.HeaderRule) 
 // restoreGlobal applies the committed global header rules to every box. A box that cannot take them is closed.
 func (p *Service) restoreGlobal() error {
 	p.shared.setGlobal(p.committedGlobal().Rules)
-	return p.eachConnected(p.settle)
+	return p.eachConnected(p.applyStored)
 }
 
-// settleGlobal applies the stored global header rules. If the store cannot be read, it applies the last rules known to be
+// applyStoredGlobal applies the stored global header rules. If the store cannot be read, it applies the last rules known to be
 // committed.
-func (p *Service) settleGlobal() error {
+func (p *Service) applyStoredGlobal() error {
 	if err := p.store.AbortGlobalHeaders(); err != nil { // e.g. on a full disk; the next change replaces the staged rules, the next start drops them
 		p.log.Warn("staged header rules of all boxes stay in the store", zap.Error(err))
 	}

@@ -46,11 +46,11 @@ func (in inputs) compile() (*policy.Compiled, error) {
 	if in.spent {
 		o.Withheld = policy.Withheld{Reason: name.ReasonQuota, Rule: "limits.quota"}
 	}
-	return policy.Compile(besides(in.spec, in.leases), o)
+	return policy.Compile(withLeases(in.spec, in.leases), o)
 }
 
-// besides returns spec with the entries of leases added.
-func besides(spec policy.Spec, leases []store.Lease) policy.Spec {
+// withLeases returns spec with the entries of leases added.
+func withLeases(spec policy.Spec, leases []store.Lease) policy.Spec {
 	var allowed, denied []amend.Entry
 	for _, l := range leases {
 		e, err := amend.ParseEntry(l.Entry)
@@ -78,10 +78,10 @@ type Shared struct {
 	clock    func() lease.Now     // nil: [lease.System]
 	named    namedPolicies
 
-	mu        sync.Mutex
-	global    []policy.HeaderRule
-	protected *name.Protected
-	present   []netip.Prefix // the host's addresses, among others
+	mu            sync.Mutex
+	global        []policy.HeaderRule
+	protected     *name.Protected
+	hostAddresses []netip.Prefix // the host's addresses, among others
 }
 
 // NewShared returns a Shared without header rules, named policies or protected ranges. Every address is protected until
@@ -91,18 +91,18 @@ func NewShared(ceiling *policy.Ceiling, upstream *policy.HostUpstream, sources [
 }
 
 // Compile compiles a box's current policy. The caller holds the lock of b.
-func (s *Shared) Compile(b *state.Box) (*policy.Compiled, error) { return s.of(b).compile() }
+func (s *Shared) Compile(b *state.Box) (*policy.Compiled, error) { return s.inputsOf(b).compile() }
 
 // CompileSpec compiles spec as the whole policy of a box, ignoring its leases. The caller holds the lock of b.
 func (s *Shared) CompileSpec(b *state.Box, spec policy.Spec, version uint64) (*policy.Compiled, error) {
-	in := s.of(b)
+	in := s.inputsOf(b)
 	in.spec, in.leases, in.version = spec, nil, version
 	return in.compile()
 }
 
 // CheckNew reports mistakes in the policy and the header rules of a new box.
 func (s *Shared) CheckNew(spec policy.Spec, headers []policy.HeaderRule) error {
-	in := s.inputs()
+	in := s.sharedInputs()
 	in.spec, in.version, in.headers, in.tokens = spec, 1, headers, store.NewKey()
 	_, err := in.compile()
 	return err
@@ -110,7 +110,7 @@ func (s *Shared) CheckNew(spec policy.Spec, headers []policy.HeaderRule) error {
 
 // Rules returns the global header rules merged with headers, which take precedence.
 func (s *Shared) Rules(headers []policy.HeaderRule) []policy.HeaderRule {
-	in := s.inputs()
+	in := s.sharedInputs()
 	in.headers = headers
 	return in.rules()
 }
@@ -120,18 +120,18 @@ func (s *Shared) Named(name, pointer string) (policy.Spec, error) {
 	return s.named.specOf(name, pointer)
 }
 
-// HoldNamed blocks changes of named policies until release is called. Call it before locking a box.
-func (s *Shared) HoldNamed() (release func()) {
+// LockNamed blocks changes of named policies until release is called. Call it before locking a box.
+func (s *Shared) LockNamed() (release func()) {
 	s.named.changing.RLock()
 	return s.named.changing.RUnlock
 }
 
-// inputs returns the shared part of the inputs.
-func (s *Shared) inputs() inputs {
+// sharedInputs returns the shared part of the inputs.
+func (s *Shared) sharedInputs() inputs {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return inputs{
-		global: s.global, protected: s.protected, ceiling: s.ceiling, upstream: s.upstream, unusable: unusable(s.sources, s.present),
+		global: s.global, protected: s.protected, ceiling: s.ceiling, upstream: s.upstream, unusable: unusable(s.sources, s.hostAddresses),
 	}
 }
 
@@ -149,9 +149,9 @@ func unusable(listed []netip.Addr, present []netip.Prefix) func(netip.Addr) stri
 	}
 }
 
-// of returns the current inputs of a box's policy, for a change to modify. The caller holds the lock of b.
-func (s *Shared) of(b *state.Box) inputs {
-	in := s.inputs()
+// inputsOf returns the current inputs of a box's policy, for a change to modify. The caller holds the lock of b.
+func (s *Shared) inputsOf(b *state.Box) inputs {
+	in := s.sharedInputs()
 	in.leases = s.running(b.Leases)
 	in.spec, in.version, in.headers, in.tokens = b.Spec, b.Version, b.Headers, b.Record.PlaceholderKey
 	in.spent, in.source = b.Spent.Load(), b.Record.Source
@@ -193,5 +193,5 @@ func (s *Shared) setGlobal(rules []policy.HeaderRule) {
 func (s *Shared) setProtected(p *name.Protected, present []netip.Prefix) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.protected, s.present = p, present
+	s.protected, s.hostAddresses = p, present
 }

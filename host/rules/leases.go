@@ -38,8 +38,8 @@ func (p *Service) AddLeases(ctx context.Context, id policy.BoxID, req api.LeaseR
 			}
 			key := api.LeaseEntry{Allow: req.Allow, Entry: text}
 			idle[key] = why
-			next.Leases = append(slices.DeleteFunc(next.Leases, func(l store.Lease) bool { return keyOf(l) == key }),
-				of(lease.New(req.Allow, text, req.Lasts, now), by))
+			next.Leases = append(slices.DeleteFunc(next.Leases, func(l store.Lease) bool { return leaseKey(l) == key }),
+				withKey(lease.New(req.Allow, text, req.Lasts, now), by))
 		}
 		if len(next.Leases) > mostLeases {
 			return api.Errorf(api.ErrConflict, "a box has at most %d temporary entries; end some, or wait until they end", mostLeases)
@@ -65,7 +65,7 @@ func idleOf(spec policy.Spec, text string, allow bool) (string, error) {
 func (p *Service) EndLeases(ctx context.Context, id policy.BoxID, which func(api.LeaseEntry) bool, ifMatch *uint64) (api.PolicyState, error) {
 	return p.change(ctx, id, ifMatch, func(_ *state.Box, next *store.Policy) error {
 		before := len(next.Leases)
-		next.Leases = slices.DeleteFunc(next.Leases, func(l store.Lease) bool { return which(keyOf(l)) })
+		next.Leases = slices.DeleteFunc(next.Leases, func(l store.Lease) bool { return which(leaseKey(l)) })
 		if len(next.Leases) == before {
 			return api.Errorf(api.ErrNotFound, "there is no such temporary entry; it may have ended")
 		}
@@ -73,35 +73,35 @@ func (p *Service) EndLeases(ctx context.Context, id policy.BoxID, which func(api
 	})
 }
 
-// kept returns the leases that survive a replacement of the policy: those listed in keep, or if keep is nil, the denials.
+// keptLeases returns the leases that survive a replacement of the policy: those listed in keep, or if keep is nil, the denials.
 // A client that replaces a whole policy must not open anything it did not mention, nor lift a denial it may not know
 // about.
-func kept(running []store.Lease, keep *[]api.LeaseEntry) ([]store.Lease, error) {
+func keptLeases(running []store.Lease, keep *[]api.LeaseEntry) ([]store.Lease, error) {
 	if keep == nil {
 		return slices.DeleteFunc(running, func(l store.Lease) bool { return l.Allow }), nil
 	}
 	for i, key := range *keep {
-		if !slices.ContainsFunc(running, func(l store.Lease) bool { return keyOf(l) == key }) {
+		if !slices.ContainsFunc(running, func(l store.Lease) bool { return leaseKey(l) == key }) {
 			return nil, change.InvalidAt(fmt.Sprintf("/leases/%d", i), "does not run, or has ended; leases are made by POST config/network-policy/leases")
 		}
 	}
-	return slices.DeleteFunc(running, func(l store.Lease) bool { return !slices.Contains(*keep, keyOf(l)) }), nil
+	return slices.DeleteFunc(running, func(l store.Lease) bool { return !slices.Contains(*keep, leaseKey(l)) }), nil
 }
 
-func keyOf(l store.Lease) api.LeaseEntry { return api.LeaseEntry{Allow: l.Allow, Entry: l.Entry} }
+func leaseKey(l store.Lease) api.LeaseEntry { return api.LeaseEntry{Allow: l.Allow, Entry: l.Entry} }
 
 // stateOf returns a box's policy as the API shows it, with the remaining time of its leases. A lease that is about to end
 // has no time left; it is shown for as long as it is applied.
 func (p *Service) stateOf(b *state.Box) api.PolicyState {
 	state, now := b.Shown.Load().Policy, p.shared.now()
-	state.Leases = leaseViews(b.Timed.Load().Leases, now)
+	state.Leases = leaseViews(b.Applied.Load().Leases, now)
 	return state
 }
 
 // leaseViews converts leases to their API form.
 func leaseViews(list []store.Lease, now lease.Now) (views []api.Lease) {
 	for _, l := range list {
-		views = append(views, api.Lease{LeaseEntry: keyOf(l), StartedAt: l.StartedAt, ExpiresAt: l.ExpiresAt, Left: lease.Left(l, now)})
+		views = append(views, api.Lease{LeaseEntry: leaseKey(l), StartedAt: l.StartedAt, ExpiresAt: l.ExpiresAt, Left: lease.Left(l, now)})
 	}
 	return views
 }
@@ -111,12 +111,12 @@ const leaseTick = time.Second
 
 // KeepLeases ends leases on time until ctx is done. Boxes do not wait for each other.
 func (p *Service) KeepLeases(ctx context.Context) error {
-	defer p.ending.Wait()
+	defer p.endingLeases.Wait()
 	for {
 		select {
 		case <-ctx.Done():
 			return nil
-		case <-p.leased:
+		case <-p.leasesChanged:
 		case <-time.After(p.endDue(ctx)):
 		}
 	}
@@ -126,7 +126,7 @@ func (p *Service) KeepLeases(ctx context.Context) error {
 func (p *Service) endDue(ctx context.Context) time.Duration {
 	next, now := time.Hour, p.shared.now()
 	for _, b := range p.boxes.All() {
-		leases := b.Timed.Load().Leases
+		leases := b.Applied.Load().Leases
 		due := false
 		for _, l := range leases {
 			left := lease.Left(l, now)
@@ -139,11 +139,11 @@ func (p *Service) endDue(ctx context.Context) time.Duration {
 		if !due || ctx.Err() != nil || !b.EndingLeases.CompareAndSwap(false, true) {
 			continue
 		}
-		p.ending.Go(func() {
+		p.endingLeases.Go(func() {
 			defer b.EndingLeases.Store(false)
 			b.Lock()
 			defer b.Unlock()
-			if err := p.guarded(b, func() error { return p.endLeases(b) }); err != nil {
+			if err := p.stepOrRestore(b, func() error { return p.endLeases(b) }); err != nil {
 				p.log.Error("temporary entries of a policy could not be ended; trying again", zap.String("box", string(b.ID)), zap.Error(err))
 			}
 		})
@@ -160,9 +160,9 @@ func (p *Service) endLeases(b *state.Box) error {
 	if b.Deleted || len(running) == len(b.Leases) {
 		return nil
 	}
-	ctx, cancel := change.Begun(context.Background())
+	ctx, cancel := change.Detach(context.Background())
 	defer cancel()
-	in := p.shared.of(b)
+	in := p.shared.inputsOf(b)
 	in.leases, in.version = running, b.LastVersion+1
 	next, err := in.compile()
 	if err == nil {
@@ -220,8 +220,8 @@ func (p *Service) nameOfKey(id string) (name, role string) {
 	return "", ""
 }
 
-// of sets the API key that made a lease.
-func of(l store.Lease, key string) store.Lease {
+// withKey sets the API key that made a lease.
+func withKey(l store.Lease, key string) store.Lease {
 	l.Key = key
 	return l
 }
@@ -250,7 +250,7 @@ func (p *Service) noteLeases(b *state.Box, before []store.Lease) {
 		}
 	}
 	select {
-	case p.leased <- struct{}{}:
+	case p.leasesChanged <- struct{}{}:
 	default:
 	}
 }
@@ -264,13 +264,13 @@ func (p *Service) noteLease(b *state.Box, l store.Lease, what string) {
 		zap.Time("expires_at", l.ExpiresAt), zap.Uint64("policy_version", b.Version))
 }
 
-// KeepLent ends leases on time until ctx is done, during a handover: for the connections that this process still serves
+// EndLeasesWhileDraining ends leases on time until ctx is done, during a handover: for the connections that this process still serves
 // while another process owns the kernel rules and the store.
-func (p *Service) KeepLent(ctx context.Context) {
+func (p *Service) EndLeasesWhileDraining(ctx context.Context) {
 	for ctx.Err() == nil {
 		next := time.Hour
 		for _, b := range p.boxes.All() {
-			next = min(next, p.endLent(b))
+			next = min(next, p.endLeasesHere(b))
 		}
 		select {
 		case <-ctx.Done():
@@ -279,9 +279,9 @@ func (p *Service) KeepLent(ctx context.Context) {
 	}
 }
 
-// endLent rechecks a box's connections in this process against its policy without ended leases, and returns the delay
+// endLeasesHere rechecks a box's connections in this process against its policy without ended leases, and returns the delay
 // until the next check. The process that owns the store ends the leases in the kernel and in the store once it serves.
-func (p *Service) endLent(b *state.Box) (next time.Duration) {
+func (p *Service) endLeasesHere(b *state.Box) (next time.Duration) {
 	b.Lock()
 	defer b.Unlock()
 	next, now := time.Hour, p.shared.now()
@@ -292,7 +292,7 @@ func (p *Service) endLent(b *state.Box) (next time.Duration) {
 	if len(running) == len(b.Leases) || b.Policy.Load() == nil {
 		return next
 	}
-	in := p.shared.of(b)
+	in := p.shared.inputsOf(b)
 	in.leases, in.version = running, b.LastVersion+1
 	compiled, err := in.compile()
 	if err != nil {

@@ -33,7 +33,7 @@ func (h *hands) pass(d time.Duration) { h.wall.Add(int64(d)); h.since.Add(int64(
 func leasing(t *testing.T) (*gateway, *hands) {
 	t.Helper()
 	g, h := newGateway(t), &hands{}
-	g.shared.clock, g.leased = h.now, make(chan struct{}, 1)
+	g.shared.clock, g.leasesChanged = h.now, make(chan struct{}, 1)
 	g.addBox("b1")
 	return g, h
 }
@@ -71,7 +71,7 @@ func (g *gateway) policyNow() api.PolicyState {
 // end ends the leases that are due, and waits for it.
 func (g *gateway) end() {
 	g.endDue(g.t.Context())
-	g.ending.Wait()
+	g.endingLeases.Wait()
 }
 
 func TestLeaseBeginsAndEnds(t *testing.T) {
@@ -90,7 +90,7 @@ func TestLeaseBeginsAndEnds(t *testing.T) {
 	if next := g.endDue(t.Context()); next != leaseTick {
 		t.Errorf("what is being ended is looked at again after %v", next)
 	}
-	g.ending.Wait()
+	g.endingLeases.Wait()
 	if s := g.policyNow(); g.allows("a.example.com") || !g.allows("b.example.com") || len(s.Leases) != 1 || s.Leases[0].Left != 59*time.Minute || s.Version != 4 {
 		t.Errorf("%+v", s)
 	}
@@ -284,7 +284,7 @@ func TestLeaseIsNotPutBack(t *testing.T) {
 				return err
 			}
 			defer b.Unlock()
-			return g.settle(b)
+			return g.applyStored(b)
 		},
 	} {
 		if err := change(); err != nil || g.allows("a.example.com") {
@@ -300,7 +300,7 @@ func TestLeaseIsNotPutBack(t *testing.T) {
 func TestKeepLeases(t *testing.T) {
 	t.Parallel()
 	g := newGateway(t)
-	g.leased = make(chan struct{}, 1)
+	g.leasesChanged = make(chan struct{}, 1)
 	g.addBox("b1")
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan error, 1)
@@ -340,7 +340,7 @@ func TestLeaseOutlivesTheGateway(t *testing.T) {
 		t.Fatalf("%+v", running)
 	}
 	b := state.NewBox(mustRecord(t, g), stored, mustHeaders(t, g), api.Hosted{})
-	c, err := g.shared.of(b).compile()
+	c, err := g.shared.inputsOf(b).compile()
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -393,7 +393,7 @@ func TestLeasesEndWhileTheStoreIsLent(t *testing.T) {
 	ended := make(chan struct{})
 	go func() {
 		defer close(ended)
-		g.KeepLent(ctx)
+		g.EndLeasesWhileDraining(ctx)
 	}()
 	h.pass(time.Hour)
 	if id := <-seen; id != "b1" || g.allows("a.example.com") || !g.allows("b.example.com") {

@@ -13,8 +13,8 @@ import (
 )
 
 const (
-	// ratePace is the minimum time between two rate changes of a box by keys without the role admin.
-	ratePace = time.Second
+	// rateInterval is the minimum time between two rate changes of a box by keys without the role admin.
+	rateInterval = time.Second
 	// The token bucket for received bytes starts full after each change, with receiveBurst bytes (at high rates, 1/200 s
 	// worth). Limiting changes by receiveGain bounds the gain from repeated changes to 1/16 of the operator's rate.
 	receiveBurst, receiveGain = 128 << 10, 16
@@ -50,8 +50,8 @@ func (p *Service) SetLimits(ctx context.Context, id policy.BoxID, set func(api.B
 			b.Record = record
 			return nil
 		},
-		Abort:  nothing,
-		Settle: func() (bool, error) { err := p.settleLimits(b); return b.Record.Limits == record.Limits, err },
+		Abort:       nothing,
+		ApplyStored: func() (bool, error) { err := p.applyStoredLimits(b); return b.Record.Limits == record.Limits, err },
 	})
 	if err != nil {
 		return api.Box{}, err
@@ -68,28 +68,28 @@ func mayChangeRates(ctx context.Context, b *state.Box, own, given policy.Limits)
 	if !receives && own[policy.LimitSend] == now[policy.LimitSend] || api.CallerOf(ctx).Role == api.RoleAdmin {
 		return nil
 	}
-	pace := ratePace
+	pace := rateInterval
 	if most := given[policy.LimitReceive]; receives && most > 0 {
 		pace = max(pace, time.Duration(receiveBurst*receiveGain*int64(time.Second)/most))
 	}
-	if time.Since(b.Rated) < pace {
+	if time.Since(b.RatesChangedAt) < pace {
 		return api.Errorf(api.ErrLimit, "the bytes a second of the box were changed less than %v ago; try again then", pace)
 	}
-	b.Rated = time.Now()
+	b.RatesChangedAt = time.Now()
 	return nil
 }
 
-// settleLimits applies the stored limits of a box. The caller holds the lock of b.
-func (p *Service) settleLimits(b *state.Box) error {
+// applyStoredLimits applies the stored limits of a box. The caller holds the lock of b.
+func (p *Service) applyStoredLimits(b *state.Box) error {
 	stored, err := p.store.Box(b.ID)
 	if err != nil {
-		return errors.Join(err, p.shut(b))
+		return errors.Join(err, p.closeBox(b))
 	}
 	b.Record.Limits, b.Record.UpdatedAt = stored.Limits, stored.UpdatedAt
-	ctx, cancel := change.Begun(context.Background())
+	ctx, cancel := change.Detach(context.Background())
 	defer cancel()
 	if err := p.net.Limit(ctx, &b.Box, p.boxes.OwnLimits(api.BoxLimits(stored.Limits)), stored.Limits.Operator); err != nil {
-		return errors.Join(err, p.shut(b))
+		return errors.Join(err, p.closeBox(b))
 	}
 	return nil
 }

@@ -85,7 +85,7 @@ func (p *Service) NamedPolicies(context.Context) ([]api.NamedPolicy, error) {
 func (p *Service) namedView(name string, named store.Policy) api.NamedPolicy {
 	view := api.NamedPolicy{Name: name, Spec: named.Spec, Version: named.Version}
 	for _, b := range p.boxes.All() {
-		if b.Timed.Load().Named == name {
+		if b.Applied.Load().Named == name {
 			view.Boxes = append(view.Boxes, b.View())
 		}
 	}
@@ -110,7 +110,7 @@ func (p *Service) SetNamedPolicy(ctx context.Context, name string, spec policy.S
 		return api.NamedPolicy{}, api.Errorf(api.ErrConflict, "there are at most %d named policies; delete some", mostNamed)
 	}
 	next := store.Policy{Spec: spec, Version: old.Version + 1}
-	in := p.shared.inputs()
+	in := p.shared.sharedInputs()
 	in.spec, in.version, in.tokens = next.Spec, next.Version, store.NewKey()
 	alone, err := in.compile()
 	if err != nil {
@@ -128,23 +128,23 @@ func (p *Service) SetNamedPolicy(ctx context.Context, name string, spec policy.S
 // mayChange refuses a change whose ifMatch does not match, and any change in a process that is being replaced.
 func (p *Service) mayChange(old store.Policy, ifMatch *uint64) error {
 	switch {
-	case p.boxes.Lent.Load():
-		return state.ErrLent
+	case p.boxes.HandedOver.Load():
+		return state.ErrHandedOver
 	case ifMatch != nil && *ifMatch != old.Version:
 		return api.ErrPrecondition
 	}
 	return nil
 }
 
-// patience is how many times a change waits for a busy box without holding locks.
-const patience = 3
+// busyRetries is how many times a change waits for a busy box without holding locks.
+const busyRetries = 3
 
 // patiently calls f until f finds no busy box. Between calls it waits for the busy box, at most until ctx is done,
 // without holding locks: some boxes stay locked for minutes. To avoid starvation among many busy boxes, the last call
 // passes last = true, and f then waits with its locks held.
 func patiently(ctx context.Context, f func(last bool) (busy *state.Box)) error {
-	for n := range patience + 1 {
-		busy := f(n == patience)
+	for n := range busyRetries + 1 {
+		busy := f(n == busyRetries)
 		if busy == nil {
 			break
 		}
@@ -196,7 +196,7 @@ func (p *Service) lockFollowers(ctx context.Context, name string) (list []*state
 func (p *Service) tryFollowers(name string, last bool) (list []*state.Box, busy *state.Box) {
 	for _, b := range p.boxes.All() {
 		switch {
-		case b.Timed.Load().Named != name:
+		case b.Applied.Load().Named != name:
 		case !b.TryLockOrWait(last):
 			unlock(list)
 			return nil, b
@@ -215,8 +215,8 @@ func unlock(boxes []*state.Box) {
 	}
 }
 
-// following is a box with the policy that a change of its named policy gives it.
-type following struct {
+// follower is a box with the policy that a change of its named policy gives it.
+type follower struct {
 	*state.Box
 	before   []store.Lease
 	was      api.PolicyState
@@ -224,11 +224,11 @@ type following struct {
 	compiled *policy.Compiled
 }
 
-// follow compiles the policy that a named policy gives a box. The caller holds the lock of b.
-func (p *Service) follow(b *state.Box, named store.Policy) (following, error) {
-	f := following{Box: b, before: b.Leases, was: p.stateOf(b), next: b.StoredPolicy()}
+// compileFollower compiles the policy that a named policy gives a box. The caller holds the lock of b.
+func (p *Service) compileFollower(b *state.Box, named store.Policy) (follower, error) {
+	f := follower{Box: b, before: b.Leases, was: p.stateOf(b), next: b.StoredPolicy()}
 	f.next.Spec, f.next.Version, f.next.Leases = named.Spec, b.LastVersion+1, p.shared.running(b.Leases)
-	in := p.shared.of(b)
+	in := p.shared.inputsOf(b)
 	in.spec, in.leases, in.version = f.next.Spec, f.next.Leases, f.next.Version
 	var err error
 	if f.compiled, err = in.compile(); err != nil {
@@ -240,11 +240,11 @@ func (p *Service) follow(b *state.Box, named store.Policy) (following, error) {
 // changeNamed changes a named policy and the policies of its followers, in one store transaction, and applies them box by
 // box. It returns the followers' policies before and after. The caller holds the locks of the boxes.
 func (p *Service) changeNamed(ctx context.Context, name string, next store.Policy, boxes []*state.Box) (changed []api.Follower, err error) {
-	var list []following
+	var list []follower
 	var ids []policy.BoxID
 	stored := map[policy.BoxID]store.Policy{}
 	for _, b := range boxes {
-		f, err := p.follow(b, next)
+		f, err := p.compileFollower(b, next)
 		if err != nil {
 			return nil, err
 		}
@@ -262,15 +262,15 @@ func (p *Service) changeNamed(ctx context.Context, name string, next store.Polic
 			if err := p.store.CommitNamed(name, ids); err != nil {
 				return err
 			}
-			p.takeNamed(name, next)
+			p.setNamed(name, next)
 			for _, f := range list {
-				f.TakePolicy(f.next)
+				f.SetPolicy(f.next)
 			}
 			return nil
 		},
 		Abort: func() error { return p.store.AbortNamed(name, ids) },
-		Settle: func() (bool, error) {
-			err := p.settleNamed(name, boxes, ids)
+		ApplyStored: func() (bool, error) {
+			err := p.applyStoredNamed(name, boxes, ids)
 			now, _ := p.shared.named.find(name)
 			return now.Version == next.Version, err
 		},
@@ -286,8 +286,8 @@ func (p *Service) changeNamed(ctx context.Context, name string, next store.Polic
 	return changed, nil
 }
 
-// takeNamed sets a named policy in memory after it was applied and stored.
-func (p *Service) takeNamed(name string, next store.Policy) {
+// setNamed sets a named policy in memory after it was applied and stored.
+func (p *Service) setNamed(name string, next store.Policy) {
 	all := p.shared.named.copied()
 	all[name] = next
 	p.shared.named.set(all)
@@ -295,7 +295,7 @@ func (p *Service) takeNamed(name string, next store.Policy) {
 
 // enforceNamed applies the policies of the followers. If one box fails, the committed policy is applied again to it and
 // to the boxes before it.
-func (p *Service) enforceNamed(ctx context.Context, list []following) error {
+func (p *Service) enforceNamed(ctx context.Context, list []follower) error {
 	for i, f := range list {
 		err := p.enforceOne(ctx, f)
 		if err == nil {
@@ -303,15 +303,15 @@ func (p *Service) enforceNamed(ctx context.Context, list []following) error {
 		}
 		errs := []error{fmt.Errorf("box %s: %w", f.ID, err)}
 		for _, done := range list[:i+1] {
-			errs = append(errs, p.settle(done.Box))
+			errs = append(errs, p.applyStored(done.Box))
 		}
 		return errors.Join(errs...)
 	}
 	return nil
 }
 
-func (p *Service) enforceOne(ctx context.Context, f following) error {
-	ctx, cancel := change.Begun(ctx) // one deadline per box, however many there are
+func (p *Service) enforceOne(ctx context.Context, f follower) error {
+	ctx, cancel := change.Detach(ctx) // one deadline per box, however many there are
 	defer cancel()
 	if err := p.Enforce(ctx, f.Box, f.compiled); err != nil {
 		return err
@@ -319,11 +319,11 @@ func (p *Service) enforceOne(ctx context.Context, f following) error {
 	return fault.At(ctx, "named policy: one box has it")
 }
 
-// settleNamed applies the stored state of a named policy and its followers. The caller holds their locks.
-func (p *Service) settleNamed(name string, boxes []*state.Box, ids []policy.BoxID) error {
+// applyStoredNamed applies the stored state of a named policy and its followers. The caller holds their locks.
+func (p *Service) applyStoredNamed(name string, boxes []*state.Box, ids []policy.BoxID) error {
 	errs := []error{p.store.AbortNamed(name, ids), p.loadNamed()}
 	for _, b := range boxes {
-		errs = append(errs, p.settle(b))
+		errs = append(errs, p.applyStored(b))
 	}
 	return errors.Join(errs...)
 }

@@ -257,11 +257,11 @@ func TestNamedPolicyInUseStays(t *testing.T) {
 func TestNamedPolicyWhileTheStoreIsLent(t *testing.T) {
 	t.Parallel()
 	g, _ := sharing(t)
-	g.boxes.Lent.Store(true)
-	if _, err := g.SetNamedPolicy(t.Context(), "web", allowAll, nil); !errors.Is(err, state.ErrLent) {
+	g.boxes.HandedOver.Store(true)
+	if _, err := g.SetNamedPolicy(t.Context(), "web", allowAll, nil); !errors.Is(err, state.ErrHandedOver) {
 		t.Error(err)
 	}
-	if _, err := g.DeleteNamedPolicy(t.Context(), "web", nil); !errors.Is(err, state.ErrLent) {
+	if _, err := g.DeleteNamedPolicy(t.Context(), "web", nil); !errors.Is(err, state.ErrHandedOver) {
 		t.Error(err)
 	}
 }

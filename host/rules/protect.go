@@ -55,8 +55,8 @@ func (p *Protection) Update(ctx context.Context) error {
 			p.policies.shared.setProtected(name.NewProtected(p.addrs.Exempt, own).WithForwarding(forward), own)
 			return p.policies.spread(ctx)
 		},
-		Commit: func() error { p.own = own; p.warnOfLost(own); return nil },
-		Settle: func() (bool, error) { return false, nil },
+		Commit:      func() error { p.own = own; p.warnOfLost(own); return nil },
+		ApplyStored: func() (bool, error) { return false, nil },
 	}))
 }
 
@@ -111,15 +111,15 @@ func (p *Protection) Follow(ctx context.Context) error {
 		if err != nil {
 			return err
 		}
-		if p.followBy(ctx, changed); ctx.Err() == nil {
+		if p.followChanges(ctx, changed); ctx.Err() == nil {
 			p.log.Warn("changes of the host's addresses were missed; looking again")
 		}
 	}
 	return nil
 }
 
-// followBy updates the protected ranges at every change, until changed is closed.
-func (p *Protection) followBy(ctx context.Context, changed <-chan struct{}) {
+// followChanges updates the protected ranges at every change, until changed is closed.
+func (p *Protection) followChanges(ctx context.Context, changed <-chan struct{}) {
 	// The first update comes after the subscription, so that no address is missed in between.
 	retry := time.After(0)
 	for {
@@ -132,16 +132,16 @@ func (p *Protection) followBy(ctx context.Context, changed <-chan struct{}) {
 				return
 			}
 		}
-		retry = p.try(ctx)
+		retry = p.updateOrRetry(ctx)
 	}
 }
 
 // addressRetry is the delay before a failed update is retried.
 const addressRetry = time.Second
 
-// try calls Update and logs a failure. The returned channel fires when it is time to retry; it is nil if no retry is
+// updateOrRetry calls Update and logs a failure. The returned channel fires when it is time to retry; it is nil if no retry is
 // needed.
-func (p *Protection) try(ctx context.Context) <-chan time.Time {
+func (p *Protection) updateOrRetry(ctx context.Context) <-chan time.Time {
 	err := p.Update(ctx)
 	if err == nil || ctx.Err() != nil {
 		return nil

@@ -19,8 +19,8 @@ import (
 	"boxgate/store"
 )
 
-// quotaPace is the interval at which Quota reads the traffic counters.
-const quotaPace = time.Second
+// quotaInterval is the interval at which Quota reads the traffic counters.
+const quotaInterval = time.Second
 
 // Quota cuts off boxes that have used up their traffic quota until the next period: it withholds their policies and
 // refuses visitors of their public URLs.
@@ -55,25 +55,25 @@ func NewQuota(c QuotaConfig) (*Quota, error) {
 func (q *Quota) Run(ctx context.Context) {
 	var changes sync.WaitGroup
 	defer changes.Wait()
-	tick := time.NewTicker(quotaPace)
+	tick := time.NewTicker(quotaInterval)
 	defer tick.Stop()
 	for {
 		select {
 		case <-ctx.Done():
 			return
 		case <-tick.C:
-			q.look(ctx, &changes)
+			q.checkBoxes(ctx, &changes)
 		}
 	}
 }
 
-// look starts cutting off boxes that have used up their quota, and reconnecting boxes that have a new one. Each box
+// checkBoxes starts cutting off boxes that have used up their quota, and reconnecting boxes that have a new one. Each box
 // changes in its own goroutine.
-func (q *Quota) look(ctx context.Context, changes *sync.WaitGroup) {
+func (q *Quota) checkBoxes(ctx context.Context, changes *sync.WaitGroup) {
 	var limited []policy.BoxID
 	all := q.boxes.Unsorted()
 	for _, b := range all {
-		if q.most(b) != policy.Unlimited {
+		if q.quotaOf(b) != policy.Unlimited {
 			limited = append(limited, b.ID)
 		}
 	}
@@ -86,18 +86,18 @@ func (q *Quota) look(ctx context.Context, changes *sync.WaitGroup) {
 		q.log.Error("what boxes have transferred since the last look is not known; it is tried again", zap.Error(err))
 	}
 	for _, b := range all {
-		spent := exhausted(used[b.ID], q.most(b))
-		if spent != b.Spent.Load() && b.Sparing.CompareAndSwap(false, true) {
+		spent := exhausted(used[b.ID], q.quotaOf(b))
+		if spent != b.Spent.Load() && b.ChangingSpent.CompareAndSwap(false, true) {
 			changes.Go(func() {
-				defer b.Sparing.Store(false)
-				q.set(ctx, b, spent)
+				defer b.ChangingSpent.Store(false)
+				q.setSpent(ctx, b, spent)
 			})
 		}
 	}
 }
 
-// most returns the number of bytes that a box may transfer in a period.
-func (q *Quota) most(b *state.Box) int64 {
+// quotaOf returns the number of bytes that a box may transfer in a period.
+func (q *Quota) quotaOf(b *state.Box) int64 {
 	return b.Limits.Of(policy.LimitQuota, q.boxes.Limits[policy.LimitQuota])
 }
 
@@ -122,10 +122,10 @@ func (q *Quota) SpentOf(list []store.Box) map[policy.BoxID]bool {
 	return out
 }
 
-// set cuts a box off, or reconnects it. On failure, the next look retries.
-func (q *Quota) set(ctx context.Context, b *state.Box, spent bool) {
+// setSpent cuts a box off, or reconnects it. On failure, the next look retries.
+func (q *Quota) setSpent(ctx context.Context, b *state.Box, spent bool) {
 	id := zap.String("box", string(b.ID))
-	if err := q.putInForce(ctx, b, spent); err != nil {
+	if err := q.applySpent(ctx, b, spent); err != nil {
 		q.log.Error("a box's quota could not be put in force; it is tried again", id, zap.Bool("used_up", spent), zap.Error(err))
 		return
 	}
@@ -135,22 +135,22 @@ func (q *Quota) set(ctx context.Context, b *state.Box, spent bool) {
 	}
 	q.visitors.CloseBox(b.ID) // after unlocking the box: a visitor may be waiting for its lock
 	q.before.Tell(handover.Message{Kind: handover.URLs, Box: b.ID})
-	q.log.Warn("a box has used up its quota, and is cut off until the next period", id, zap.Int64("quota", q.most(b)))
+	q.log.Warn("a box has used up its quota, and is cut off until the next period", id, zap.Int64("quota", q.quotaOf(b)))
 }
 
-// putInForce recompiles and applies the box's policy with spent set. From its first step on, other changes of the policy
+// applySpent recompiles and applies the box's policy with spent set. From its first step on, other changes of the policy
 // see spent too.
-func (q *Quota) putInForce(ctx context.Context, b *state.Box, spent bool) error {
+func (q *Quota) applySpent(ctx context.Context, b *state.Box, spent bool) error {
 	b.Lock()
 	defer b.Unlock()
 	if b.Gone() != nil {
 		return nil
 	}
 	b.Spent.Store(spent)
-	ctx, cancel := change.Begun(ctx)
+	ctx, cancel := change.Detach(ctx)
 	defer cancel()
-	err := q.policies.contained(b, func() error {
-		next, err := q.policies.shared.of(b).compile()
+	err := q.policies.contain(b, func() error {
+		next, err := q.policies.shared.inputsOf(b).compile()
 		if err != nil {
 			return err
 		}

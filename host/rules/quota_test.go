@@ -77,7 +77,7 @@ func TestABoxIsHeldToAQuotaOfItsOwn(t *testing.T) {
 			}
 			look := func() {
 				var changes sync.WaitGroup
-				q.look(t.Context(), &changes)
+				q.checkBoxes(t.Context(), &changes)
 				changes.Wait()
 			}
 			own := policy.Limits{policy.LimitQuota: c.own}
@@ -116,8 +116,8 @@ func TestAQuotaCutsVisitorsWhereTheyDrain(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	q.set(t.Context(), b, true)
+	q.setSpent(t.Context(), b, true)
 	if !other.Has(handover.URLs, "box1", "") {
-		t.Errorf("told: %v", other.Told())
+		t.Errorf("told: %v", other.Received())
 	}
 }

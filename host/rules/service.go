@@ -39,8 +39,8 @@ type Service struct {
 	net    *enforce.Enforcer
 	trail  *trail.Trail
 
-	leased chan struct{} // wakes KeepLeases after leases have changed
-	ending sync.WaitGroup
+	leasesChanged chan struct{} // wakes KeepLeases after leases have changed
+	endingLeases  sync.WaitGroup
 
 	changingGlobal sync.Mutex // serialises changes of the global header rules
 
@@ -54,7 +54,7 @@ func New(c Config) (*Service, error) {
 		return nil, err
 	}
 	p := &Service{
-		before: c.Before, log: c.Log, store: c.Store, boxes: c.Boxes, shared: c.Shared, net: c.Net, trail: c.Trail, leased: make(chan struct{}, 1),
+		before: c.Before, log: c.Log, store: c.Store, boxes: c.Boxes, shared: c.Shared, net: c.Net, trail: c.Trail, leasesChanged: make(chan struct{}, 1),
 	}
 	return p, p.loadGlobal()
 }
@@ -83,7 +83,7 @@ func (p *Service) SetPolicy(ctx context.Context, id policy.BoxID, set api.Policy
 	}
 	return p.changeLocked(ctx, b, ifMatch, func(_ *state.Box, next *store.Policy) (err error) {
 		next.Spec, next.Named = set.Spec, set.Named
-		next.Leases, err = kept(next.Leases, set.Keep)
+		next.Leases, err = keptLeases(next.Leases, set.Keep)
 		return err
 	})
 }
@@ -109,7 +109,7 @@ func (p *Service) changeLocked(ctx context.Context, b *state.Box, ifMatch *uint6
 	if err := edit(b, &next); err != nil {
 		return api.PolicyState{}, err
 	}
-	in := p.shared.of(b)
+	in := p.shared.inputsOf(b)
 	in.spec, in.leases, in.version = next.Spec, next.Leases, next.Version
 	compiled, err := in.compile()
 	if err != nil {
@@ -125,11 +125,11 @@ func (p *Service) changeLocked(ctx context.Context, b *state.Box, ifMatch *uint6
 			if err := p.store.CommitPolicy(b.ID); err != nil {
 				return err
 			}
-			b.TakePolicy(next)
+			b.SetPolicy(next)
 			return nil
 		},
-		Abort:  func() error { return p.store.AbortPolicy(b.ID) },
-		Settle: func() (bool, error) { err := p.settle(b); return b.Version == next.Version, err },
+		Abort:       func() error { return p.store.AbortPolicy(b.ID) },
+		ApplyStored: func() (bool, error) { err := p.applyStored(b); return b.Version == next.Version, err },
 	})
 	if err != nil {
 		return api.PolicyState{}, err
@@ -143,7 +143,7 @@ func (p *Service) changeLocked(ctx context.Context, b *state.Box, ifMatch *uint6
 
 // Explain implements the Rules of [boxgate/api/egress].
 func (p *Service) Explain(_ context.Context, id policy.BoxID, req policy.Request, knowsQuery bool) (policy.Decision, policy.Unseen, error) {
-	c, err := p.explaining(id)
+	c, err := p.explainedPolicy(id)
 	if err != nil {
 		return policy.Decision{}, policy.Unseen{}, err
 	}
@@ -152,8 +152,8 @@ func (p *Service) Explain(_ context.Context, id policy.BoxID, req policy.Request
 	return d, unknown, nil
 }
 
-// explaining returns the active policy of a box, or of a paused box the policy that it would start with.
-func (p *Service) explaining(id policy.BoxID) (*policy.Compiled, error) {
+// explainedPolicy returns the active policy of a box, or of a paused box the policy that it would start with.
+func (p *Service) explainedPolicy(id policy.BoxID) (*policy.Compiled, error) {
 	b, err := p.boxes.Find(id)
 	if err != nil {
 		return nil, err
@@ -166,5 +166,5 @@ func (p *Service) explaining(id policy.BoxID) (*policy.Compiled, error) {
 	if b.Status != api.StatusPaused || b.Connected() {
 		return b.Policy.Load(), nil
 	}
-	return p.shared.of(b).compile() // applied before the box resumes
+	return p.shared.inputsOf(b).compile() // applied before the box resumes
 }

@@ -77,7 +77,7 @@ func (g *gateway) recover(r store.Box) {
 	p, err := g.store.Policy(r.ID)
 	headers, errHeaders := g.store.Headers(r.ID)
 	b := state.NewBox(r, p, headers, api.Hosted{})
-	c, errCompile := g.shared.of(b).compile()
+	c, errCompile := g.shared.inputsOf(b).compile()
 	if err := errors.Join(err, errHeaders, errCompile); err != nil {
 		g.t.Fatal(err)
 	}

@@ -18,22 +18,22 @@ func (p *Service) Enforce(ctx context.Context, b *state.Box, next *policy.Compil
 	return p.noteClosed(b, p.net.Enforce(ctx, &b.Box, next))
 }
 
-// contained runs a step for a box and converts a panic into an error.
-func (p *Service) contained(b *state.Box, step func() error) error {
+// contain runs a step for a box and converts a panic into an error.
+func (p *Service) contain(b *state.Box, step func() error) error {
 	return change.Contain(p.log, step, zap.String("box", string(b.ID)))
 }
 
-// settle applies the stored state of a box. If that fails, it closes the box. The caller holds the lock of b.
-func (p *Service) settle(b *state.Box) error {
-	err := p.contained(b, func() error { return p.takeStored(b) })
+// applyStored applies the stored state of a box. If that fails, it closes the box. The caller holds the lock of b.
+func (p *Service) applyStored(b *state.Box) error {
+	err := p.contain(b, func() error { return p.tryStored(b) })
 	if err == nil {
 		return nil
 	}
-	return errors.Join(err, p.shut(b))
+	return errors.Join(err, p.closeBox(b))
 }
 
-// takeStored reads a box's policy and header rules from the store and applies them.
-func (p *Service) takeStored(b *state.Box) error {
+// tryStored reads a box's policy and header rules from the store and applies them.
+func (p *Service) tryStored(b *state.Box) error {
 	if err := errors.Join(p.store.AbortPolicy(b.ID), p.store.AbortHeaders(b.ID)); err != nil {
 		// E.g. on a full disk. The next change replaces the staged one, the next start drops it.
 		p.log.Warn("a staged change stays in the store", zap.String("box", string(b.ID)), zap.Error(err))
@@ -46,7 +46,7 @@ func (p *Service) takeStored(b *state.Box) error {
 	if err != nil {
 		return err
 	}
-	in, leases := p.shared.of(b), p.shared.Anchored(stored.Leases)
+	in, leases := p.shared.inputsOf(b), p.shared.Anchored(stored.Leases)
 	in.spec, in.leases, in.version, in.headers = stored.Spec, p.shared.running(leases), stored.Version, headers.Rules
 	next, err := in.compile()
 	if err != nil {
@@ -62,11 +62,11 @@ func (p *Service) takeStored(b *state.Box) error {
 // closedProblem is the error that the API shows for a closed box.
 const closedProblem = "its policy could not be put in force, so it is closed; restart the gateway, or delete it"
 
-// shut disconnects a box from the network because its policy cannot be applied. The caller holds the lock of b.
-func (p *Service) shut(b *state.Box) error {
-	ctx, cancel := change.Restoring(context.Background())
+// closeBox disconnects a box from the network because its policy cannot be applied. The caller holds the lock of b.
+func (p *Service) closeBox(b *state.Box) error {
+	ctx, cancel := change.DetachRollback(context.Background())
 	defer cancel()
-	err := p.contained(b, func() error { return p.net.Disconnect(ctx, &b.Box) })
+	err := p.contain(b, func() error { return p.net.Disconnect(ctx, &b.Box) })
 	_ = p.noteClosed(b, errors.Join(enforce.ErrClosed, err))
 	if err != nil {
 		return fmt.Errorf("closing the box: %w", err)

@@ -13,8 +13,8 @@ import (
 	"boxgate/policy"
 )
 
-// Offers returns an error if source has addresses that are not listed in network.sources.
-func (s *Shared) Offers(source policy.Source) error {
+// CheckSource returns an error if source has addresses that are not listed in network.sources.
+func (s *Shared) CheckSource(source policy.Source) error {
 	for _, a := range source.Addrs() {
 		if !slices.Contains(s.sources, a) {
 			return change.InvalidAt("/source_addresses", fmt.Sprintf("%v is not in network.sources of the gateway's configuration", a))
@@ -26,7 +26,7 @@ func (s *Shared) Offers(source policy.Source) error {
 // SetSource implements the Host of [boxgate/api/settings]. It cuts open connections, so that servers never see the box at
 // two addresses. The box's record is written directly; there is no staging.
 func (p *Service) SetSource(ctx context.Context, id policy.BoxID, source policy.Source) (api.Box, error) {
-	if err := p.shared.Offers(source); err != nil {
+	if err := p.shared.CheckSource(source); err != nil {
 		return api.Box{}, err
 	}
 	b, err := p.boxes.Lock(id)
@@ -34,7 +34,7 @@ func (p *Service) SetSource(ctx context.Context, id policy.BoxID, source policy.
 		return api.Box{}, err
 	}
 	defer b.Unlock()
-	in := p.shared.of(b)
+	in := p.shared.inputsOf(b)
 	in.source = source
 	next, err := in.compile()
 	if err != nil {
@@ -54,8 +54,8 @@ func (p *Service) SetSource(ctx context.Context, id policy.BoxID, source policy.
 			b.Record = record
 			return nil
 		},
-		Abort:  nothing,
-		Settle: func() (bool, error) { err := p.settleSource(b); return b.Record.Source == source, err },
+		Abort:       nothing,
+		ApplyStored: func() (bool, error) { err := p.applyStoredSource(b); return b.Record.Source == source, err },
 	})
 	if err != nil {
 		return api.Box{}, err
@@ -64,12 +64,12 @@ func (p *Service) SetSource(ctx context.Context, id policy.BoxID, source policy.
 	return b.View(), nil
 }
 
-// settleSource applies the stored state of a box, including its source addresses. The caller holds the lock of b.
-func (p *Service) settleSource(b *state.Box) error {
+// applyStoredSource applies the stored state of a box, including its source addresses. The caller holds the lock of b.
+func (p *Service) applyStoredSource(b *state.Box) error {
 	stored, err := p.store.Box(b.ID)
 	if err != nil {
-		return errors.Join(err, p.shut(b))
+		return errors.Join(err, p.closeBox(b))
 	}
 	b.Record.Source, b.Record.UpdatedAt = stored.Source, stored.UpdatedAt
-	return p.settle(b)
+	return p.applyStored(b)
 }

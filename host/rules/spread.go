@@ -14,9 +14,9 @@ import (
 // spread recompiles and applies the policy of every box after a change of the shared inputs.
 func (p *Service) spread(ctx context.Context) error {
 	return p.eachConnected(func(b *state.Box) error {
-		ctx, cancel := change.Begun(ctx) // one deadline per box, however many there are
+		ctx, cancel := change.Detach(ctx) // one deadline per box, however many there are
 		defer cancel()
-		err := p.guarded(b, func() error { return p.recompile(ctx, b) })
+		err := p.stepOrRestore(b, func() error { return p.recompile(ctx, b) })
 		if err != nil {
 			return fmt.Errorf("box %s: %w", b.ID, err)
 		}
@@ -26,7 +26,7 @@ func (p *Service) spread(ctx context.Context) error {
 
 // recompile compiles a box's policy again and applies it. The caller holds the lock of b.
 func (p *Service) recompile(ctx context.Context, b *state.Box) error {
-	next, err := p.shared.of(b).compile()
+	next, err := p.shared.inputsOf(b).compile()
 	if err != nil {
 		return err
 	}
@@ -36,12 +36,12 @@ func (p *Service) recompile(ctx context.Context, b *state.Box) error {
 	return p.Enforce(ctx, b, next)
 }
 
-// guarded runs step for one box of a change of all boxes. After a panic it is unknown how far step got, so the stored
+// stepOrRestore runs step for one box of a change of all boxes. After a panic it is unknown how far step got, so the stored
 // state of the box is applied. The caller holds the lock of b.
-func (p *Service) guarded(b *state.Box, step func() error) error {
+func (p *Service) stepOrRestore(b *state.Box, step func() error) error {
 	var err error
-	if panicked := p.contained(b, func() error { err = step(); return nil }); panicked != nil {
-		return api.Errorf(api.ErrUnavailable, "the change may have been rolled back: %w", errors.Join(panicked, p.settle(b)))
+	if panicked := p.contain(b, func() error { err = step(); return nil }); panicked != nil {
+		return api.Errorf(api.ErrUnavailable, "the change may have been rolled back: %w", errors.Join(panicked, p.applyStored(b)))
 	}
 	return err
 }

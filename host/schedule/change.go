@@ -16,7 +16,7 @@ func (d *Scheduler) Add(s store.Schedule) (store.Schedule, error) {
 	if err := d.Store.AddSchedule(s, Most); err != nil {
 		return store.Schedule{}, err
 	}
-	d.keepLocked(s)
+	d.updateLocked(s)
 	return s, nil
 }
 
@@ -36,7 +36,7 @@ func (d *Scheduler) Change(box policy.BoxID, id string, change func(*store.Sched
 	if err != nil {
 		return store.Schedule{}, err
 	}
-	d.keepLocked(s)
+	d.updateLocked(s)
 	return s, nil
 }
 

@@ -101,7 +101,7 @@ func (r Rule) Next(t time.Time) time.Time {
 		t = earliest
 	}
 	next := r.following(t)
-	for r.fixed && comesAgain(next) {
+	for r.fixed && isRepeated(next) {
 		next = r.following(next)
 	}
 	return next
@@ -121,23 +121,23 @@ func (r Rule) following(t time.Time) time.Time {
 		switch {
 		case next.IsZero():
 			return time.Time{}
-		case end.IsZero() || next.Before(end) || r.leftOut(next, end, offset):
+		case end.IsZero() || next.Before(end) || r.isSkipped(next, end, offset):
 			return next.In(r.zone)
 		}
 		period, t = end, end.Add(-time.Nanosecond) // the end itself may match
 	}
 }
 
-// leftOut reports whether next, in the zone's offset before a change, falls into the gap that the change creates. A whole
+// isSkipped reports whether next, in the zone's offset before a change, falls into the gap that the change creates. A whole
 // skipped day has no due times.
-func (r Rule) leftOut(next, change time.Time, before int) bool {
+func (r Rule) isSkipped(next, change time.Time, before int) bool {
 	_, after := change.In(r.zone).Zone()
 	gap := time.Duration(after-before) * time.Second
 	return !r.every && gap < 12*time.Hour && next.Before(change.Add(gap))
 }
 
-// comesAgain reports whether the zone's clock has shown the same time before, because it was set back in between.
-func comesAgain(t time.Time) bool {
+// isRepeated reports whether the zone's clock has shown the same time before, because it was set back in between.
+func isRepeated(t time.Time) bool {
 	const most = 3 * time.Hour // clocks are set back by one hour or half an hour
 	_, now := t.Zone()
 	_, before := t.Add(-most).Zone()

@@ -41,7 +41,7 @@ func (r *runner) Run(ctx context.Context, s store.Schedule, claim func(string) e
 		if s.Type == schedules.TypePrompt {
 			return api.ExecResult{}, errNoAgent
 		}
-		output := writers{&seen, func(b []byte) bool { return r.history.Wrote(run, b) }}
+		output := runOutput{&seen, func(b []byte) bool { return r.history.Wrote(run, b) }}
 		return r.commands.Exec(ctx, s.Box, api.ExecRequest{Command: s.Command, Dir: s.Folder}, output, output)
 	})
 	if err != nil && ctx.Err() != nil {
@@ -70,16 +70,16 @@ func jobOf(s store.Schedule) history.Job {
 
 // result collects the beginning of a run's output, stdout and stderr together.
 type result struct {
-	mu     sync.Mutex
-	output []byte
-	cut    bool // the output was truncated
+	mu        sync.Mutex
+	output    []byte
+	truncated bool // the output was truncated
 }
 
 // outcome returns the outcome of a run, with the error in the API's wording.
 func (r *result) outcome(res api.ExecResult, err error) Outcome {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	out := Outcome{Status: Failed, Output: strings.ToValidUTF8(string(r.output), "\uFFFD"), Truncated: r.cut}
+	out := Outcome{Status: Failed, Output: strings.ToValidUTF8(string(r.output), "\uFFFD"), Truncated: r.truncated}
 	if err != nil {
 		_, body := problem.StatusOf(err)
 		out.Error = body.Error
@@ -92,21 +92,21 @@ func (r *result) outcome(res api.ExecResult, err error) Outcome {
 	return out
 }
 
-// writers pass a run's output to the result and the history.
-type writers struct {
-	result *result
-	also   func([]byte) (full bool)
+// runOutput pass a run's output to the result and the history.
+type runOutput struct {
+	result  *result
+	history func([]byte) (full bool)
 }
 
 // Write implements [io.Writer]. It fails once both are full.
-func (w writers) Write(b []byte) (int, error) {
-	full := w.also(b)
+func (w runOutput) Write(b []byte) (int, error) {
+	full := w.history(b)
 	r := w.result
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	room := mostResult - len(r.output)
 	r.output = append(r.output, b[:min(room, len(b))]...)
-	if r.cut = r.cut || len(b) > room; r.cut && full {
+	if r.truncated = r.truncated || len(b) > room; r.truncated && full {
 		return 0, io.ErrShortWrite
 	}
 	return len(b), nil

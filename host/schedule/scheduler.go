@@ -18,10 +18,10 @@ import (
 const Most = 32
 
 const (
-	// look is the maximum interval between two looks at the clock, which may jump.
-	look = 15 * time.Second
-	// setBack is how far in the future a settled time must be to prove that the clock was set back.
-	setBack = 5 * time.Minute
+	// lookInterval is the maximum interval between two looks at the clock, which may jump.
+	lookInterval = 15 * time.Second
+	// setBackBy is how far in the future a settled time must be to prove that the clock was set back.
+	setBackBy = 5 * time.Minute
 )
 
 // Outcomes of a run.
@@ -85,8 +85,8 @@ type entry struct {
 	busy     bool      // a run is active
 }
 
-// set takes over the stored schedule.
-func (e *entry) set(s store.Schedule) {
+// update takes over the stored schedule.
+func (e *entry) update(s store.Schedule) {
 	rule, err := Parse(s.Cron, s.TimeZone)
 	if err != nil { // never stored
 		rule = Rule{}
@@ -106,22 +106,22 @@ func (d *Scheduler) Load() error {
 	for _, s := range list {
 		if s.Claimed != "" {
 			cut := Outcome{Status: Failed, Error: "the gateway ended during the run"}
-			if s, err = d.Store.ChangeSchedule(s.Box, s.ID, func(s *store.Schedule) error { ended(s, cut, s.Settled); return nil }); err != nil {
+			if s, err = d.Store.ChangeSchedule(s.Box, s.ID, func(s *store.Schedule) error { recordEnd(s, cut, s.Settled); return nil }); err != nil {
 				return fmt.Errorf("a schedule of box %s: %w", s.Box, err)
 			}
 		}
-		d.keepLocked(s)
+		d.updateLocked(s)
 	}
 	return nil
 }
 
-// keepLocked takes over a stored schedule and wakes Run.
-func (d *Scheduler) keepLocked(s store.Schedule) {
+// updateLocked takes over a stored schedule and wakes Run.
+func (d *Scheduler) updateLocked(s store.Schedule) {
 	at := key{s.Box, s.ID}
 	if d.entries[at] == nil {
 		d.entries[at] = &entry{}
 	}
-	d.entries[at].set(s)
+	d.entries[at].update(s)
 	select {
 	case d.woken <- struct{}{}:
 	default:
@@ -146,9 +146,9 @@ func (d *Scheduler) Run(ctx context.Context) {
 func (d *Scheduler) due(ctx context.Context) time.Duration {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	now, wait := d.Now().Round(0), fault.Interval(look)
+	now, wait := d.Now().Round(0), fault.Interval(lookInterval)
 	for _, e := range d.entries {
-		if e.schedule.Settled.After(now.Add(setBack)) {
+		if e.schedule.Settled.After(now.Add(setBackBy)) {
 			e.schedule.Settled = now
 			e.next = e.rule.Next(now)
 		}
@@ -175,13 +175,13 @@ func (d *Scheduler) beginLocked(ctx context.Context, e *entry, now time.Time) {
 			d.skip(s, now)
 			return
 		}
-		defer d.rest(key{s.Box, s.ID})
+		defer d.markIdle(key{s.Box, s.ID})
 		d.run(ctx, s, now)
 	})
 }
 
-// rest marks a schedule's run as finished.
-func (d *Scheduler) rest(at key) {
+// markIdle marks a schedule's run as finished.
+func (d *Scheduler) markIdle(at key) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if e := d.entries[at]; e != nil {
@@ -206,7 +206,7 @@ func (d *Scheduler) skip(s store.Schedule, now time.Time) {
 		return nil
 	})
 	if err != nil {
-		d.failed(s, "a skipped run of a schedule was not stored", err)
+		d.logFailure(s, "a skipped run of a schedule was not stored", err)
 		return
 	}
 	d.Runner.Skip(s)
@@ -225,7 +225,7 @@ func (d *Scheduler) run(ctx context.Context, s store.Schedule, now time.Time) {
 	var claimed store.Schedule
 	out := d.Runner.Run(ctx, s, func(runID string) (err error) {
 		if claimed, err = d.claim(s, runID, now); err != nil {
-			d.failed(s, "a run of a schedule was not stored, and did not begin", err)
+			d.logFailure(s, "a run of a schedule was not stored, and did not begin", err)
 			return err
 		}
 		return fault.At(ctx, "schedule: claimed")
@@ -234,7 +234,7 @@ func (d *Scheduler) run(ctx context.Context, s store.Schedule, now time.Time) {
 		return
 	}
 	if err := fault.At(ctx, "schedule: run ended"); err != nil {
-		d.failed(s, "the end of a run was not stored", err)
+		d.logFailure(s, "the end of a run was not stored", err)
 		return
 	}
 	d.finish(ctx, claimed, out, now)
@@ -255,12 +255,12 @@ func (d *Scheduler) claim(s store.Schedule, runID string, now time.Time) (store.
 func (d *Scheduler) finish(ctx context.Context, claimed store.Schedule, out Outcome, began time.Time) {
 	s, err := d.Store.ChangeSchedule(claimed.Box, claimed.ID, func(s *store.Schedule) error {
 		if s.Claimed == claimed.Claimed {
-			ended(s, out, began)
+			recordEnd(s, out, began)
 		}
 		return nil
 	})
 	if err != nil {
-		d.failed(claimed, "the end of a run was not stored", err)
+		d.logFailure(claimed, "the end of a run was not stored", err)
 	}
 	if err != nil || s.WebhookURL == "" {
 		return
@@ -274,8 +274,8 @@ func (d *Scheduler) finish(ctx context.Context, claimed store.Schedule, out Outc
 	})
 }
 
-// ended records the end of the claimed run.
-func ended(s *store.Schedule, out Outcome, began time.Time) {
+// recordEnd records the end of the claimed run.
+func recordEnd(s *store.Schedule, out Outcome, began time.Time) {
 	s.LastRunAt, s.LastRunStatus, s.LastRunID, s.LastError, s.Claimed = began, out.Status, s.Claimed, out.Error, ""
 	s.Runs++
 	if out.Status != Completed {
@@ -283,8 +283,8 @@ func ended(s *store.Schedule, out Outcome, began time.Time) {
 	}
 }
 
-// failed logs an error, unless the schedule or its box was deleted or changed.
-func (d *Scheduler) failed(s store.Schedule, what string, err error) {
+// logFailure logs an error, unless the schedule or its box was deleted or changed.
+func (d *Scheduler) logFailure(s store.Schedule, what string, err error) {
 	if !errors.Is(err, store.ErrNotFound) && !errors.Is(err, errStale) {
 		d.Log.Error(what, zap.String("box", string(s.Box)), zap.String("schedule", s.ID), zap.Error(err))
 	}

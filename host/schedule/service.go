@@ -109,7 +109,7 @@ func (s *Service) Schedules(_ context.Context, id policy.BoxID) ([]schedules.Sch
 	}
 	var out []schedules.Schedule
 	for _, one := range list {
-		out = append(out, shownSchedule(one))
+		out = append(out, scheduleView(one))
 	}
 	slices.SortFunc(out, func(a, b schedules.Schedule) int {
 		return cmp.Or(a.CreatedAt.Compare(b.CreatedAt), strings.Compare(a.ID, b.ID))
@@ -137,13 +137,13 @@ func (s *Service) AddSchedule(ctx context.Context, id policy.BoxID, spec schedul
 	made := store.Schedule{ID: "sched_" + strings.ToLower(rand.Text()), Box: id, CreatedBy: keys.CreatorOf(ctx)}
 	writeSchedule(&made, spec)
 	made, err = s.scheduler.Add(made)
-	return shownSchedule(made), s.answer(err)
+	return scheduleView(made), s.apiError(err)
 }
 
 // ChangeSchedule implements the Host of [boxgate/api/schedules].
 func (s *Service) ChangeSchedule(_ context.Context, box policy.BoxID, id string, change func(*schedules.Spec) error) (schedules.Schedule, error) {
-	return s.change(box, id, func(now *store.Schedule) error {
-		spec := shownSchedule(*now).Spec
+	return s.changeSchedule(box, id, func(now *store.Schedule) error {
+		spec := scheduleView(*now).Spec
 		if err := change(&spec); err != nil {
 			return err
 		}
@@ -157,24 +157,24 @@ func (s *Service) ChangeSchedule(_ context.Context, box policy.BoxID, id string,
 
 // PauseSchedule implements the Host of [boxgate/api/schedules].
 func (s *Service) PauseSchedule(_ context.Context, box policy.BoxID, id string, paused bool) (schedules.Schedule, error) {
-	return s.change(box, id, func(now *store.Schedule) error {
+	return s.changeSchedule(box, id, func(now *store.Schedule) error {
 		now.Paused = paused
 		return nil
 	})
 }
 
-func (s *Service) change(box policy.BoxID, id string, change func(*store.Schedule) error) (schedules.Schedule, error) {
+func (s *Service) changeSchedule(box policy.BoxID, id string, change func(*store.Schedule) error) (schedules.Schedule, error) {
 	changed, err := s.scheduler.Change(box, id, change)
-	return shownSchedule(changed), s.answer(err)
+	return scheduleView(changed), s.apiError(err)
 }
 
 // DeleteSchedule implements the Host of [boxgate/api/schedules].
 func (s *Service) DeleteSchedule(_ context.Context, box policy.BoxID, id string) error {
-	return s.answer(s.scheduler.Delete(box, id))
+	return s.apiError(s.scheduler.Delete(box, id))
 }
 
-// answer converts the error of a schedule change to an API error.
-func (s *Service) answer(err error) error {
+// apiError converts the error of a schedule change to an API error.
+func (s *Service) apiError(err error) error {
 	refused := (*document.InvalidError)(nil)
 	switch {
 	case err == nil, errors.As(err, &refused):
@@ -215,7 +215,7 @@ func writeSchedule(to *store.Schedule, s schedules.Spec) {
 	to.WebhookURL, to.WebhookHeaders = s.WebhookURL, s.WebhookHeaders
 }
 
-func shownSchedule(s store.Schedule) schedules.Schedule {
+func scheduleView(s store.Schedule) schedules.Schedule {
 	return schedules.Schedule{
 		Spec: schedules.Spec{
 			Type: s.Type, Cron: s.Cron, TimeZone: s.TimeZone, Command: s.Command, Prompt: s.Prompt, Folder: s.Folder, Model: s.Model,

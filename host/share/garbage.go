@@ -14,9 +14,9 @@ const leastGarbage = 32 << 20
 // mostPercent is the maximum value of GOGC that pace sets.
 const mostPercent = 2000
 
-// pace makes the runtime collect when garbage equals the live heap, but not before there are that many bytes of garbage.
+// paceCollections makes the runtime collect when garbage equals the live heap, but not before there are that many bytes of garbage.
 // The runtime's memory limit still applies.
-func pace(garbage uint64) (stop func()) {
+func paceCollections(garbage uint64) (stop func()) {
 	stopped := make(chan struct{})
 	held := []metrics.Sample{{Name: "/gc/heap/live:bytes"}, {Name: "/gc/scan/stack:bytes"}, {Name: "/gc/scan/globals:bytes"}}
 	set := 100

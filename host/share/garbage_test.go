@@ -20,7 +20,7 @@ var kept []byte
 
 // With a small live heap, garbage is collected once leastGarbage has accumulated.
 func TestLittleGarbageIsNotCollected(t *testing.T) {
-	stop := pace(64 << 20)
+	stop := paceCollections(64 << 20)
 	defer debug.SetGCPercent(100)
 	defer stop()
 	runtime.GC()
@@ -38,7 +38,7 @@ func TestLittleGarbageIsNotCollected(t *testing.T) {
 
 // With a large live heap, collections are as frequent as by default; after it shrinks, they become rare again.
 func TestPaceFollowsWhatIsHeld(t *testing.T) {
-	stop := pace(64 << 20)
+	stop := paceCollections(64 << 20)
 	defer debug.SetGCPercent(100)
 	defer stop()
 	await := func(what string, is func(percent uint64) bool) {

@@ -38,14 +38,14 @@ func MemoryOf(cfg config.Config) Memory {
 	return shareMemory(cfg.Limits, hostMemory("/proc", "/sys/fs/cgroup"))
 }
 
-// Hold sets the runtime's memory limit, and makes it collect less often while the heap is small. GOMEMLIMIT and GOGC in
+// LimitRuntime sets the runtime's memory limit, and makes it collect less often while the heap is small. GOMEMLIMIT and GOGC in
 // the environment take precedence. Call it once.
-func (m Memory) Hold() {
+func (m Memory) LimitRuntime() {
 	if os.Getenv("GOMEMLIMIT") == "" {
 		debug.SetMemoryLimit(m.all)
 	}
 	if os.Getenv("GOGC") == "" {
-		pace(uint64(min(leastGarbage, m.all/8)))
+		paceCollections(uint64(min(leastGarbage, m.all/8)))
 	}
 }
 

@@ -17,12 +17,12 @@ const (
 	restShare   = 20       // the reciprocal of the share of time that returning memory may take
 )
 
-// GiveBack returns memory to the system whenever the gateway comes to rest after a burst, until ctx is done. The runtime
+// ReturnUnused returns memory to the system whenever the gateway comes to rest after a burst, until ctx is done. The runtime
 // would keep garbage until as much again as was in use has been allocated, and free memory for minutes.
-func GiveBack(ctx context.Context) {
+func ReturnUnused(ctx context.Context) {
 	tick := time.NewTicker(restPeriod)
 	defer tick.Stop()
-	var r rest
+	var r restDetector
 	read := heapReader()
 	for {
 		select {
@@ -59,15 +59,15 @@ func heapReader() func() heap {
 	}
 }
 
-// rest detects that the gateway is at rest and holds memory that it does not need.
-type rest struct {
+// restDetector detects that the gateway is at rest and holds memory that it does not need.
+type restDetector struct {
 	allocated uint64 // at the last look
 	quiet     int    // consecutive periods with little allocation
 	earliest  time.Time
 }
 
 // due reports whether memory should be returned.
-func (r *rest) due(now time.Time, h heap) bool {
+func (r *restDetector) due(now time.Time, h heap) bool {
 	more := h.allocated - r.allocated
 	r.allocated = h.allocated
 	if more > max(h.live/restAlloc, leastAlloc) {
@@ -80,4 +80,6 @@ func (r *rest) due(now time.Time, h heap) bool {
 }
 
 // gaveBack records how long returning memory took.
-func (r *rest) gaveBack(took time.Duration, now time.Time) { r.earliest = now.Add(restShare * took) }
+func (r *restDetector) gaveBack(took time.Duration, now time.Time) {
+	r.earliest = now.Add(restShare * took)
+}

@@ -9,7 +9,7 @@ func TestRestAfterABurst(t *testing.T) {
 	t.Parallel()
 	const mb = 1 << 20
 	now := time.Unix(1000, 0)
-	var r rest
+	var r restDetector
 	step := func(what string, want bool, h heap) {
 		t.Helper()
 		now = now.Add(restPeriod)

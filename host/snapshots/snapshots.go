@@ -25,10 +25,10 @@ const (
 )
 
 const (
-	// patience is how long [Shelf.Take] waits for a snapshot to become ready.
+	// patience is how long [Manager.Take] waits for a snapshot to become ready.
 	patience = 10 * time.Second
-	// atOnce is the maximum number of concurrent captures, because boxes share the disk.
-	atOnce = 4
+	// concurrentCaptures is the maximum number of concurrent captures, because boxes share the disk.
+	concurrentCaptures = 4
 )
 
 // Boxes provides the files of boxes.
@@ -37,8 +37,8 @@ type Boxes interface {
 	KeepLayers(needed func(layer string) bool) error
 }
 
-// Shelf manages the snapshots of a gateway. Safe for concurrent use.
-type Shelf struct {
+// Manager manages the snapshots of a gateway. Safe for concurrent use.
+type Manager struct {
 	log       *zap.Logger
 	store     *store.DB
 	boxes     Boxes
@@ -48,12 +48,12 @@ type Shelf struct {
 	stop  context.CancelFunc
 	ctx   context.Context // canceled by Close
 
-	mu       sync.Mutex
-	underWay map[string]*taking // guarded by mu; by the ID of the snapshot
+	mu      sync.Mutex
+	running map[string]*runningSnapshot // guarded by mu; by the ID of the snapshot
 }
 
-// taking is a snapshot that is being taken.
-type taking struct {
+// runningSnapshot is a snapshot that is being taken.
+type runningSnapshot struct {
 	cancel context.CancelFunc
 	ended  chan struct{} // closed when all its work has ended
 }
@@ -69,15 +69,15 @@ type Allowance struct {
 	Release func()
 }
 
-// New returns a Shelf. contained calls a function and converts a panic into an error.
-func New(log *zap.Logger, db *store.DB, boxes Boxes, contained func(func() error) error) *Shelf {
+// New returns a Manager. contained calls a function and converts a panic into an error.
+func New(log *zap.Logger, db *store.DB, boxes Boxes, contained func(func() error) error) *Manager {
 	ctx, stop := context.WithCancel(context.Background())
-	return &Shelf{log: log, store: db, boxes: boxes, contained: contained, turns: turns{free: atOnce}, ctx: ctx, stop: stop, underWay: map[string]*taking{}}
+	return &Manager{log: log, store: db, boxes: boxes, contained: contained, turns: turns{free: concurrentCaptures}, ctx: ctx, stop: stop, running: map[string]*runningSnapshot{}}
 }
 
 // Recover cleans up after an earlier run: it marks unfinished snapshots as failed, and removes unneeded layers. Snapshots
 // of an older version get the owner of their box, if the box still exists.
-func (s *Shelf) Recover() error {
+func (s *Manager) Recover() error {
 	if err := s.store.OwnSnapshots(); err != nil {
 		return err
 	}
@@ -104,17 +104,17 @@ func failed(why error) func(*store.Snapshot) {
 }
 
 // Close stops the running captures and waits for them. Call it before the store is closed.
-func (s *Shelf) Close() {
+func (s *Manager) Close() {
 	s.stop()
 	for _, t := range s.all() {
 		<-t.ended
 	}
 }
 
-func (s *Shelf) all() (list []*taking) {
+func (s *Manager) all() (list []*runningSnapshot) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	for _, t := range s.underWay {
+	for _, t := range s.running {
 		list = append(list, t)
 	}
 	return list
@@ -122,12 +122,12 @@ func (s *Shelf) all() (list []*taking) {
 
 // Take takes a snapshot of a box. r describes the box and has its layers. Take returns when the snapshot is ready or has
 // failed, or after a while with one that is still being taken, which continues even if ctx is done.
-func (s *Shelf) Take(ctx context.Context, r store.Snapshot, allowed Allowance) (store.Snapshot, error) {
+func (s *Manager) Take(ctx context.Context, r store.Snapshot, allowed Allowance) (store.Snapshot, error) {
 	layer := r.ID
 	r.State, r.CreatedAt, r.Layers = Creating, time.Now(), append(slices.Clone(r.Layers), layer)
 	running, cancel := context.WithCancel(s.ctx)
-	t := &taking{cancel: cancel, ended: make(chan struct{})}
-	s.begin(r.ID, t)
+	t := &runningSnapshot{cancel: cancel, ended: make(chan struct{})}
+	s.register(r.ID, t)
 	err := s.contained(func() error { return s.record(ctx, r) })
 	allowed.Stored()
 	if err != nil {
@@ -135,13 +135,13 @@ func (s *Shelf) Take(ctx context.Context, r store.Snapshot, allowed Allowance) (
 		if left := s.store.DeleteSnapshots([]string{r.ID}); !errors.Is(left, store.ErrNotFound) {
 			err = errors.Join(err, left)
 		}
-		s.end(r.ID, t)
+		s.unregister(r.ID, t)
 		return store.Snapshot{}, err
 	}
 	go func() {
-		defer s.end(r.ID, t)
+		defer s.unregister(r.ID, t)
 		defer allowed.Release()
-		s.take(running, r, layer, allowed)
+		s.captureAndStore(running, r, layer, allowed)
 	}()
 	waiting := time.NewTimer(patience)
 	defer waiting.Stop()
@@ -154,29 +154,29 @@ func (s *Shelf) Take(ctx context.Context, r store.Snapshot, allowed Allowance) (
 }
 
 // record stores a new snapshot.
-func (s *Shelf) record(ctx context.Context, r store.Snapshot) error {
+func (s *Manager) record(ctx context.Context, r store.Snapshot) error {
 	if err := s.store.AddSnapshot(r); err != nil {
 		return err
 	}
 	return fault.At(ctx, "snapshot: record stored")
 }
 
-func (s *Shelf) begin(id string, t *taking) {
+func (s *Manager) register(id string, t *runningSnapshot) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.underWay[id] = t
+	s.running[id] = t
 }
 
-func (s *Shelf) end(id string, t *taking) {
+func (s *Manager) unregister(id string, t *runningSnapshot) {
 	t.cancel()
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	delete(s.underWay, id)
+	delete(s.running, id)
 	close(t.ended)
 }
 
-// take captures the box and stores the outcome. A panic counts as a failure.
-func (s *Shelf) take(ctx context.Context, r store.Snapshot, layer string, allowed Allowance) {
+// captureAndStore captures the box and stores the outcome. A panic counts as a failure.
+func (s *Manager) captureAndStore(ctx context.Context, r store.Snapshot, layer string, allowed Allowance) {
 	err := s.contained(func() error { return s.capture(ctx, r, layer, allowed) })
 	switch _, gone := s.store.Snapshot(r.ID); {
 	case errors.Is(gone, store.ErrNotFound):
@@ -197,9 +197,9 @@ func (s *Shelf) take(ctx context.Context, r store.Snapshot, layer string, allowe
 	}
 }
 
-func (s *Shelf) capture(ctx context.Context, r store.Snapshot, layer string, allowed Allowance) error {
+func (s *Manager) capture(ctx context.Context, r store.Snapshot, layer string, allowed Allowance) error {
 	c, err := s.copy(ctx, r.Box, layer, false, allowed.Grow)
-	if errors.Is(err, errMakesRoom) {
+	if errors.Is(err, errYielded) {
 		s.log.Info("a snapshot that takes long begins anew later, as others wait", zap.String("snapshot", r.ID), zap.String("box", string(r.Box)))
 		allowed.Release()
 		c, err = s.copy(ctx, r.Box, layer, true, allowed.Grow)
@@ -216,21 +216,21 @@ func (s *Shelf) capture(ctx context.Context, r store.Snapshot, layer string, all
 }
 
 // copy captures a box when it is its turn.
-func (s *Shelf) copy(ctx context.Context, box policy.BoxID, layer string, long bool, grow func(int64) error) (launcher.Captured, error) {
-	ctx, done, err := s.turns.take(ctx, box, long)
+func (s *Manager) copy(ctx context.Context, box policy.BoxID, layer string, long bool, grow func(int64) error) (launcher.Captured, error) {
+	ctx, done, err := s.turns.acquire(ctx, box, long)
 	if err != nil {
 		return launcher.Captured{}, err
 	}
 	defer done()
 	c, err := s.boxes.Capture(ctx, box, layer, grow)
-	if err != nil && errors.Is(context.Cause(ctx), errMakesRoom) {
-		err = errMakesRoom
+	if err != nil && errors.Is(context.Cause(ctx), errYielded) {
+		err = errYielded
 	}
 	return c, err
 }
 
 // List returns the snapshots of a box, or all for "", oldest first.
-func (s *Shelf) List(box policy.BoxID) ([]store.Snapshot, error) {
+func (s *Manager) List(box policy.BoxID) ([]store.Snapshot, error) {
 	list, err := s.store.Snapshots()
 	if err != nil {
 		return nil, err
@@ -239,11 +239,11 @@ func (s *Shelf) List(box policy.BoxID) ([]store.Snapshot, error) {
 }
 
 // Get returns a snapshot, or [store.ErrNotFound].
-func (s *Shelf) Get(id string) (store.Snapshot, error) { return s.store.Snapshot(id) }
+func (s *Manager) Get(id string) (store.Snapshot, error) { return s.store.Snapshot(id) }
 
 // Delete deletes snapshots. If one is unknown, it returns [store.ErrNotFound] without deleting any. Snapshots that
 // are still being taken are canceled. Boxes made from the snapshots keep the layers they need.
-func (s *Shelf) Delete(ctx context.Context, ids []string) error {
+func (s *Manager) Delete(ctx context.Context, ids []string) error {
 	if err := s.store.DeleteSnapshots(ids); err != nil {
 		return err
 	}
@@ -260,14 +260,14 @@ func (s *Shelf) Delete(ctx context.Context, ids []string) error {
 	return nil
 }
 
-func (s *Shelf) find(id string) *taking {
+func (s *Manager) find(id string) *runningSnapshot {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return s.underWay[id]
+	return s.running[id]
 }
 
 // Sweep removes the layers that neither a snapshot nor a box needs.
-func (s *Shelf) Sweep() error {
+func (s *Manager) Sweep() error {
 	return s.boxes.KeepLayers(func(layer string) bool {
 		needed, err := s.store.NeedsLayer(layer)
 		return needed || err != nil

@@ -28,14 +28,14 @@ func TestOneBoxHoldsUpNoOther(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
 	turns := turns{free: 2}
-	_, done, err := turns.take(ctx, "slow", false)
+	_, done, err := turns.acquire(ctx, "slow", false)
 	if err != nil {
 		t.Fatal(err)
 	}
 	var waiting sync.WaitGroup
 	for range 5 {
 		waiting.Go(func() {
-			if _, _, err := turns.take(ctx, "slow", false); !errors.Is(err, context.Canceled) {
+			if _, _, err := turns.acquire(ctx, "slow", false); !errors.Is(err, context.Canceled) {
 				t.Errorf("a second turn of a box: %v", err)
 			}
 		})
@@ -45,7 +45,7 @@ func TestOneBoxHoldsUpNoOther(t *testing.T) {
 		t.Fatal("a box has both turns")
 	}
 	for range 3 {
-		_, again, err := turns.take(t.Context(), "quick", false)
+		_, again, err := turns.acquire(t.Context(), "quick", false)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -54,7 +54,7 @@ func TestOneBoxHoldsUpNoOther(t *testing.T) {
 	cancel()
 	waiting.Wait()
 	done()
-	if turns.free != 2 || len(turns.held) > 0 || len(turns.waiting) > 0 {
+	if turns.free != 2 || len(turns.holders) > 0 || len(turns.waiting) > 0 {
 		t.Errorf("in the end %+v", &turns)
 	}
 }
@@ -63,7 +63,7 @@ func TestOneBoxHoldsUpNoOther(t *testing.T) {
 func TestTurnsAreTakenInOrder(t *testing.T) {
 	t.Parallel()
 	turns := turns{free: 1}
-	_, done, err := turns.take(t.Context(), "first", false)
+	_, done, err := turns.acquire(t.Context(), "first", false)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -71,7 +71,7 @@ func TestTurnsAreTakenInOrder(t *testing.T) {
 	var all sync.WaitGroup
 	for i, box := range []policy.BoxID{"first", "second", "third"} {
 		all.Go(func() {
-			_, done, err := turns.take(t.Context(), box, false)
+			_, done, err := turns.acquire(t.Context(), box, false)
 			if err != nil {
 				t.Error(err)
 				return
@@ -94,7 +94,7 @@ func TestTurnsThatNobodyHas(t *testing.T) {
 	var none turns
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	if _, _, err := none.take(ctx, "box", false); err == nil || len(none.waiting) > 0 {
+	if _, _, err := none.acquire(ctx, "box", false); err == nil || len(none.waiting) > 0 {
 		t.Errorf("%v, %d wait", err, len(none.waiting))
 	}
 }
@@ -109,7 +109,7 @@ func TestLongCapturesLeaveATurn(t *testing.T) {
 		for _, box := range []policy.BoxID{"a", "b", "c", "d"} {
 			all.Go(func() {
 				for long := false; ; long = true {
-					ctx, done, err := turns.take(t.Context(), box, long)
+					ctx, done, err := turns.acquire(t.Context(), box, long)
 					if err != nil {
 						t.Error(err)
 						return
@@ -117,7 +117,7 @@ func TestLongCapturesLeaveATurn(t *testing.T) {
 					begun.Add(1)
 					select {
 					case <-ctx.Done():
-						if roomMade.Add(1); !errors.Is(context.Cause(ctx), errMakesRoom) || long {
+						if roomMade.Add(1); !errors.Is(context.Cause(ctx), errYielded) || long {
 							t.Errorf("%s was ended: %v", box, context.Cause(ctx))
 						}
 						done()
@@ -136,7 +136,7 @@ func TestLongCapturesLeaveATurn(t *testing.T) {
 		}
 		for range 50 {
 			ctx, cancel := context.WithTimeout(t.Context(), 2*brief)
-			_, done, err := turns.take(ctx, "quick", false)
+			_, done, err := turns.acquire(ctx, "quick", false)
 			if err != nil {
 				t.Errorf("all turns are taken by long captures: %v", err)
 				cancel()

@@ -26,18 +26,18 @@ type Box struct {
 	Layers     []string               // of the snapshot it was created from
 
 	Shown    atomic.Pointer[api.Box]      // the API's view; published after each change, so that readers do not wait for changes
-	Timed    atomic.Pointer[store.Policy] // the applied policy with its leases; published likewise
+	Applied  atomic.Pointer[store.Policy] // the applied policy with its leases; published likewise
 	Gate     awake.Gate                   // open while the box is idle and is not changing state
 	Sandbox  atomic.Pointer[Attachment]   // current sandbox of an attached box
 	Progress atomic.Pointer[string]       // of the preparation of its image; nil: not preparing
 
-	EndingLeases atomic.Bool // leases are being ended
-	Rousing      atomic.Bool // a visitor's data is waking the box
-	Spent        atomic.Bool // the box has used up its quota and is cut off
-	Sparing      atomic.Bool // Spent is being changed
+	EndingLeases  atomic.Bool // leases are being ended
+	Waking        atomic.Bool // a visitor's data is waking the box
+	Spent         atomic.Bool // the box has used up its quota and is cut off
+	ChangingSpent atomic.Bool // Spent is being changed
 
 	mu             sync.Mutex    // serialises changes; held for the whole change
-	Moving         chan struct{} // closed when the running change of state ends; nil: not changing
+	StateChange    chan struct{} // closed when the running change of state ends; nil: not changing
 	Record         store.Box
 	Spec           policy.Spec
 	Named          string        // the named policy that the box follows, whose copy is Spec; may be empty
@@ -49,10 +49,10 @@ type Box struct {
 	Hosted         api.Hosted
 	Status         api.Status
 	Problem        string    // the reason for Status error
-	Filling        bool      // paused because it filled the disk
+	FilledDisk     bool      // paused because it filled the disk
 	Ended          bool      // in state error because its first process has ended; it can be started again
-	Rated          time.Time // last rate change by a key without the role admin
-	Life           uint64    // number of times its first process was started or recovered
+	RatesChangedAt time.Time // last rate change by a key without the role admin
+	Starts         uint64    // number of times its first process was started or recovered
 	Deleting       bool      // its deletion has begun: no further steps create anything for it
 	Deleted        bool
 }
@@ -114,8 +114,8 @@ func (b *Box) policyState() api.PolicyState {
 	return api.PolicyState{Spec: b.Spec, Named: b.Named, Version: b.Version, Warnings: b.warnings()}
 }
 
-// TakePolicy sets the policy in memory after it was applied and stored. The caller holds the lock of b.
-func (b *Box) TakePolicy(p store.Policy) {
+// SetPolicy sets the policy in memory after it was applied and stored. The caller holds the lock of b.
+func (b *Box) SetPolicy(p store.Policy) {
 	b.Spec, b.Named, b.Leases, b.Version = p.Spec, p.Named, p.Leases, p.Version
 }
 
@@ -137,11 +137,11 @@ func (b *Box) warnings() []document.Problem {
 	return nil
 }
 
-// AwaitSettled waits until no change of state is running. The caller holds the lock of b, which is released while
+// AwaitStateChange waits until no change of state is running. The caller holds the lock of b, which is released while
 // waiting.
-func (b *Box) AwaitSettled(ctx context.Context) error {
-	for b.Moving != nil {
-		moving := b.Moving
+func (b *Box) AwaitStateChange(ctx context.Context) error {
+	for b.StateChange != nil {
+		moving := b.StateChange
 		err := b.Unlocked(func() error {
 			select {
 			case <-moving:
@@ -157,14 +157,14 @@ func (b *Box) AwaitSettled(ctx context.Context) error {
 	return b.Gone()
 }
 
-// BeginMove begins a change of the box's state, during which no user can enter, and returns a function that ends it. The
+// BeginStateChange begins a change of the box's state, during which no user can enter, and returns a function that ends it. The
 // caller holds the lock of b for both calls.
-func (b *Box) BeginMove() (end func()) {
-	b.Moving = make(chan struct{})
+func (b *Box) BeginStateChange() (end func()) {
+	b.StateChange = make(chan struct{})
 	b.Publish()
 	return func() {
-		close(b.Moving)
-		b.Moving = nil
+		close(b.StateChange)
+		b.StateChange = nil
 		b.Publish()
 	}
 }
@@ -172,11 +172,11 @@ func (b *Box) BeginMove() (end func()) {
 // Publish makes the current state visible to the API, and opens the gate if the box is awake. The caller holds the lock
 // of b.
 func (b *Box) Publish() {
-	if b.Gate.Close(); b.Status == api.StatusIdle && b.Moving == nil && !b.Deleted {
+	if b.Gate.Close(); b.Status == api.StatusIdle && b.StateChange == nil && !b.Deleted {
 		b.Gate.Open()
 	}
 	inForce := b.StoredPolicy()
-	b.Timed.Store(&inForce)
+	b.Applied.Store(&inForce)
 	b.Shown.Store(&api.Box{
 		ID: b.ID, Name: b.Name, Labels: b.Record.Labels, Size: b.Record.Size, Runtime: b.Record.Runtime,
 		KeepAlive: b.Record.KeepAlive, InitCommand: b.Record.InitCommand, Ephemeral: b.Record.Ephemeral,

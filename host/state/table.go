@@ -17,8 +17,8 @@ type Table struct {
 	// Limits are the configured limits of each box.
 	Limits policy.Limits
 
-	// Lent is set once another process owns the boxes' state.
-	Lent atomic.Bool
+	// HandedOver is set once another process owns the boxes' state.
+	HandedOver atomic.Bool
 
 	mu   sync.Mutex
 	byID map[policy.BoxID]*Box
@@ -85,9 +85,9 @@ func (t *Table) Lock(id policy.BoxID) (*Box, error) {
 
 // Locked returns b, which the caller has just locked. If b must not be changed, Locked unlocks it and returns the reason.
 func (t *Table) Locked(b *Box) (*Box, error) {
-	if t.Lent.Load() {
+	if t.HandedOver.Load() {
 		b.Unlock()
-		return nil, ErrLent
+		return nil, ErrHandedOver
 	}
 	if err := b.Gone(); err != nil {
 		b.Unlock()
@@ -96,8 +96,8 @@ func (t *Table) Locked(b *Box) (*Box, error) {
 	return b, nil
 }
 
-// ErrLent refuses changes in a process that is being replaced.
-var ErrLent = api.Errorf(api.ErrUnavailable, "the gateway is being replaced; try again")
+// ErrHandedOver refuses changes in a process that is being replaced.
+var ErrHandedOver = api.Errorf(api.ErrUnavailable, "the gateway is being replaced; try again")
 
 // IDs returns the IDs of all boxes.
 func (t *Table) IDs() []policy.BoxID {

@@ -55,9 +55,9 @@ func Kept() map[string]*os.File {
 	return files
 }
 
-// stored returns the name under which the service manager stores a socket. Escaping removes colons, which are not
+// storedName returns the name under which the service manager stores a socket. Escaping removes colons, which are not
 // allowed.
-func stored(name string) string { return prefix + url.QueryEscape(name) }
+func storedName(name string) string { return prefix + url.QueryEscape(name) }
 
 // nameOf is the inverse of stored.
 func nameOf(stored string) (name string, ok bool) {
@@ -75,7 +75,7 @@ func Keep(name string, c syscall.Conn) error {
 	if os.Getenv("NOTIFY_SOCKET") == "" {
 		return nil
 	}
-	name = stored(name)
+	name = storedName(name)
 	if len(name) > longestName {
 		return fmt.Errorf("the name %q is too long", name)
 	}
@@ -91,4 +91,4 @@ func Keep(name string, c syscall.Conn) error {
 }
 
 // Drop has the service manager close the socket stored under a name.
-func Drop(name string) error { return Notify("FDSTOREREMOVE=1\nFDNAME=" + stored(name)) }
+func Drop(name string) error { return Notify("FDSTOREREMOVE=1\nFDNAME=" + storedName(name)) }

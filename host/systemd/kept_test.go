@@ -173,7 +173,7 @@ func FuzzNames(f *testing.F) {
 		f.Add(name)
 	}
 	f.Fuzz(func(t *testing.T, name string) {
-		written := stored(name)
+		written := storedName(name)
 		if strings.ContainsFunc(written, func(r rune) bool { return r <= ' ' || r > '~' || r == ':' }) {
 			t.Errorf("%q is written %q", name, written)
 		}

@@ -47,7 +47,7 @@ func Find(cfg config.Config, boxes launcher.Config, purge bool) (*Plan, error) {
 		return nil, err
 	}
 	p := &Plan{cfg: cfg, launcher: boxes, pools: []netip.Prefix{a.PoolV4, a.PoolV6}, purge: purge}
-	if err := p.running(); err != nil {
+	if err := p.checkNotRunning(); err != nil {
 		return nil, err
 	}
 	if err := p.findBoxes(); err != nil {
@@ -65,7 +65,7 @@ func Find(cfg config.Config, boxes launcher.Config, purge bool) (*Plan, error) {
 // errRunning refuses to uninstall a running gateway.
 var errRunning = errors.New("a gateway is running here: stop it first (systemctl stop boxgate, or end `gateway serve`)")
 
-func (p *Plan) running() error {
+func (p *Plan) checkNotRunning() error {
 	if store.InUse(p.cfg.StateDir) {
 		return errRunning
 	}
@@ -137,7 +137,7 @@ func (p *Plan) findFiles() error {
 	}
 	if len(inRun) > 0 {
 		p.add(&p.Remove, "files that do not outlive a reboot", p.runDir())
-		p.add(&p.Keep, notOurs, othersInRun...)
+		p.add(&p.Keep, foreignFiles, othersInRun...)
 	}
 	if exists(p.cfg.Admin.Socket) {
 		p.add(&p.Remove, "files that do not outlive a reboot", p.cfg.Admin.Socket)
@@ -146,12 +146,12 @@ func (p *Plan) findFiles() error {
 	switch {
 	case !p.hasState():
 	case p.purge:
-		_, others, err := p.inState()
+		_, others, err := p.stateFiles()
 		if err != nil {
 			return err
 		}
 		p.add(&p.Remove, "the state: keys, policies, secrets, certificates and what boxes have written", p.cfg.StateDir)
-		p.add(&p.Keep, notOurs, others...)
+		p.add(&p.Keep, foreignFiles, others...)
 	default:
 		p.add(&p.Keep, "the state: keys, policies, secrets, certificates and what boxes have written (--purge removes it)", p.cfg.StateDir)
 	}
@@ -161,11 +161,11 @@ func (p *Plan) findFiles() error {
 	return nil
 }
 
-// notOurs describes files that were not made by a gateway.
-const notOurs = "files of something else in the gateway's directories"
+// foreignFiles describes files that were not made by a gateway.
+const foreignFiles = "files of something else in the gateway's directories"
 
-// inState separates the gateway's own files in its state directory from foreign ones.
-func (p *Plan) inState() (own, others []string, err error) {
+// stateFiles separates the gateway's own files in its state directory from foreign ones.
+func (p *Plan) stateFiles() (own, others []string, err error) {
 	dirs := append(launcher.OfState(p.cfg.StateDir), config.ACMEDir(p.cfg), filepath.Clean(config.ImageDir(p.cfg)),
 		filepath.Join(p.cfg.StateDir, config.TrailDir), filepath.Join(p.cfg.StateDir, config.HistoryDir))
 	entries, err := os.ReadDir(p.cfg.StateDir)
@@ -246,7 +246,7 @@ func (p *Plan) removeSocket() error {
 // removeState removes the gateway's own files from its state directory, unless something is still mounted there, and then the
 // directory if it is empty. A directory that is a mount point itself, such as a container's volume, is only emptied.
 func (p *Plan) removeState() error {
-	own, others, err := p.inState()
+	own, others, err := p.stateFiles()
 	if err != nil {
 		return err
 	}

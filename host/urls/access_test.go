@@ -97,6 +97,6 @@ func TestASignOutCutsWhereItDrains(t *testing.T) {
 		t.Error("what could not be stored is said to be")
 	}
 	if !other.Has(handover.URL, "", target.ID) {
-		t.Errorf("told: %v", other.Told())
+		t.Errorf("told: %v", other.Received())
 	}
 }

@@ -76,7 +76,7 @@ func (d *Domains) claim(ctx context.Context, caller api.Caller, names []name.Nam
 		if slices.Contains(had, n.String()) {
 			continue
 		}
-		proof, err := d.granted(caller, n, fmt.Sprintf("/hostnames/%d", i))
+		proof, err := d.proofWithoutRecord(caller, n, fmt.Sprintf("/hostnames/%d", i))
 		if err != nil {
 			return store.Claim{}, nil, err
 		}
@@ -92,7 +92,7 @@ func (d *Domains) claim(ctx context.Context, caller api.Caller, names []name.Nam
 			unproven = append(unproven, n)
 		}
 	}
-	for i, shown := range d.shownAll(ctx, claim.Key, unproven) {
+	for i, shown := range d.haveTokens(ctx, claim.Key, unproven) {
 		if host := unproven[i].String(); shown {
 			claim.Proofs[host] = proofDNS
 		} else {
@@ -102,8 +102,8 @@ func (d *Domains) claim(ctx context.Context, caller api.Caller, names []name.Nam
 	return claim, pending, nil
 }
 
-// granted returns the proof of a caller that does not need a TXT record for a name, or "" if one is needed.
-func (d *Domains) granted(caller api.Caller, n name.Name, pointer string) (proof string, err error) {
+// proofWithoutRecord returns the proof of a caller that does not need a TXT record for a name, or "" if one is needed.
+func (d *Domains) proofWithoutRecord(caller api.Caller, n name.Name, pointer string) (proof string, err error) {
 	row := d.rows.Of(n)
 	switch {
 	case caller.Role == api.RoleAdmin:
@@ -119,17 +119,17 @@ func (d *Domains) granted(caller api.Caller, n name.Name, pointer string) (proof
 	return "", nil
 }
 
-// shownAll reports for each name whether its TXT record contains the key's token. Names beyond the key's limit of
+// haveTokens reports for each name whether its TXT record contains the key's token. Names beyond the key's limit of
 // concurrent lookups count as unproven; ProvePending checks them later.
-func (d *Domains) shownAll(ctx context.Context, key string, names []name.Name) []bool {
+func (d *Domains) haveTokens(ctx context.Context, key string, names []name.Name) []bool {
 	shown := make([]bool, len(names))
 	var asking sync.WaitGroup
 	for i, n := range names {
-		if !d.begin(key) {
+		if !d.beginLookup(key) {
 			break
 		}
 		asking.Go(func() {
-			defer d.end(key)
+			defer d.endLookup(key)
 			shown[i] = d.shown(ctx, key, n)
 		})
 	}
@@ -149,7 +149,7 @@ func (d *Domains) shown(ctx context.Context, key string, n name.Name) (ok bool) 
 	if err != nil {
 		return false
 	}
-	want, err := d.value(key, n.String())
+	want, err := d.recordText(key, n.String())
 	if err != nil {
 		return false
 	}
@@ -160,8 +160,8 @@ func (d *Domains) shown(ctx context.Context, key string, n name.Name) (ok bool) 
 	return slices.Contains(texts, want)
 }
 
-// value returns the text that a key's TXT record for a domain must contain.
-func (d *Domains) value(key, host string) (string, error) {
+// recordText returns the text that a key's TXT record for a domain must contain.
+func (d *Domains) recordText(key, host string) (string, error) {
 	token, err := d.store.DomainToken(key, host)
 	return challengePrefix + token, err
 }
@@ -169,7 +169,7 @@ func (d *Domains) value(key, host string) (string, error) {
 // pendingOf returns the TXT records that are needed for the pending domains of a URL.
 func (d *Domains) pendingOf(r store.URL) (list []api.PendingName, err error) {
 	for _, host := range r.Pending {
-		value, err := d.value(cmp.Or(r.Owner, store.OperatorKey), host)
+		value, err := d.recordText(cmp.Or(r.Owner, store.OperatorKey), host)
 		if err != nil {
 			return nil, err
 		}
@@ -178,8 +178,8 @@ func (d *Domains) pendingOf(r store.URL) (list []api.PendingName, err error) {
 	return list, nil
 }
 
-// begin counts a lookup, and reports whether the key may start it.
-func (d *Domains) begin(key string) bool {
+// beginLookup counts a lookup, and reports whether the key may start it.
+func (d *Domains) beginLookup(key string) bool {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if d.lookups[key] >= mostLookups {
@@ -192,7 +192,7 @@ func (d *Domains) begin(key string) bool {
 	return true
 }
 
-func (d *Domains) end(key string) {
+func (d *Domains) endLookup(key string) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if d.lookups[key]--; d.lookups[key] == 0 {
@@ -215,8 +215,8 @@ func (d *Domains) keyOf(id string) (api.Caller, bool) {
 	return api.Caller{}, false
 }
 
-// refusal converts an error of the store about domains to an API error. For other errors it returns nil.
-func (d *Domains) refusal(err error) error {
+// apiError converts an error of the store about domains to an API error. For other errors it returns nil.
+func (d *Domains) apiError(err error) error {
 	if kept, ok := errors.AsType[*store.KeptDomainError](err); ok {
 		return api.Errorf(api.ErrConflict, "%v: only the key that had it, or an admin key, may take it before; if it is yours, have an admin do so", kept)
 	}

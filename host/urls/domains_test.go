@@ -34,12 +34,12 @@ func TestPendingNamesTakeTurns(t *testing.T) {
 		p.set(store.URL{Box: "evil", Port: uint16(port + 1), Owner: "mallory", Pending: hosts, CreatedAt: start}, start)
 	}
 	p.set(store.URL{Box: "good", Port: 80, Owner: "alice", Pending: []string{"app.example.org"}, CreatedAt: start}, start)
-	if list := p.due(start.Add(firstLook - 1)); len(list) > 0 {
+	if list := p.due(start.Add(firstLookup - 1)); len(list) > 0 {
 		t.Errorf("%d are looked at before their time", len(list))
 	}
-	list := p.due(start.Add(firstLook))
+	list := p.due(start.Add(firstLookup))
 	alices := slices.IndexFunc(list, func(n pendingName) bool { return n.key == "alice" })
-	if len(list) != looksOfKey+1 || alices < 0 {
+	if len(list) != lookupsOfKey+1 || alices < 0 {
 		t.Errorf("%d are looked at, alice's at %d", len(list), alices)
 	}
 	// Four more such keys use all lookups; then the key that has waited longest comes first.
@@ -52,8 +52,8 @@ func TestPendingNamesTakeTurns(t *testing.T) {
 	}
 	seen := false
 	for round := range 3 {
-		list := p.due(start.Add(3*firstLook + time.Duration(round)*time.Second))
-		if len(list) > looksAtOnce {
+		list := p.due(start.Add(3*firstLookup + time.Duration(round)*time.Second))
+		if len(list) > concurrentLookups {
 			t.Errorf("%d are looked at at once", len(list))
 		}
 		seen = seen || slices.ContainsFunc(list, func(n pendingName) bool { return n.key == "alice" })
@@ -63,7 +63,7 @@ func TestPendingNamesTakeTurns(t *testing.T) {
 	}
 	p.remove("good", 0)
 	for round := range 40 {
-		if slices.ContainsFunc(p.due(start.Add(lastLook*time.Duration(round))), func(n pendingName) bool { return n.key == "alice" }) {
+		if slices.ContainsFunc(p.due(start.Add(lastLookup*time.Duration(round))), func(n pendingName) bool { return n.key == "alice" }) {
 			t.Fatal("a domain of a box that is gone is looked at")
 		}
 	}
@@ -85,7 +85,7 @@ func TestListingLooksAgain(t *testing.T) {
 	}
 	looks = 0
 	for end := now.Add(time.Minute); now.Before(end); now = now.Add(time.Second) {
-		p.hurry("other")
+		p.bringForward("other")
 		looks += len(p.due(now))
 	}
 	if looks > 1 {
@@ -93,7 +93,7 @@ func TestListingLooksAgain(t *testing.T) {
 	}
 	looks = 0
 	for end := now.Add(time.Minute); now.Before(end); now = now.Add(time.Second) {
-		p.hurry("good")
+		p.bringForward("good")
 		looks += len(p.due(now))
 	}
 	if looks < 5 || looks > 7 {
@@ -112,7 +112,7 @@ func TestOrdersAreBounded(t *testing.T) {
 		book := quotas.New(quotas.Config{Defaults: quotas.Limits{quotas.Certificates: int64(most)}})
 		rate := func() error { return book.Rate(quotas.Holder{What: quotas.APIKey, ID: key}, quotas.Certificates) }
 		for range 2 * ordersOfAll {
-			if err = o.take("x.example", key, box, now, rate); err != nil {
+			if err = o.countOrder("x.example", key, box, now, rate); err != nil {
 				return n, err
 			}
 			n++
@@ -133,10 +133,10 @@ func TestOrdersAreBounded(t *testing.T) {
 	}
 	now = now.Add(orderTime)
 	for range ordersOfBox / 2 {
-		if err := o.take("x.example", "mallory", "b1", now, func() error { return nil }); err != nil {
+		if err := o.countOrder("x.example", "mallory", "b1", now, func() error { return nil }); err != nil {
 			t.Error(err)
 		}
-		o.again("x.example", now)
+		o.repeatOrder("x.example", now)
 	}
 	if n, err := take("mallory", "b1"); n != 0 || !errors.Is(err, errOrdersOfBox) {
 		t.Errorf("a box whose attempts fail: %d %v", n, err)
@@ -209,7 +209,7 @@ func TestWhoMayHaveADomain(t *testing.T) {
 	}
 	ci := api.Caller{Key: "key_1", Name: "ci", Role: api.RoleCreator}
 	for _, host := range []string{"app.example.org", "down.example.org", "panic.example.org"} {
-		value, err := d.value("key_1", host)
+		value, err := d.recordText("key_1", host)
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -22,9 +22,9 @@ const (
 )
 
 var (
-	errOrdersOfBox    = errors.New("the public URLs of its box have had as many certificates ordered as they may in an hour (20)")
-	errOrdersOfNobody = errors.New("its public URL is gone")
-	errOrdersOfKey    = errors.New("the API key that made its URL has had as many certificates ordered as one may in an hour: no more than are left of 75 for all keys")
+	errOrdersOfBox = errors.New("the public URLs of its box have had as many certificates ordered as they may in an hour (20)")
+	errURLGone     = errors.New("its public URL is gone")
+	errOrdersOfKey = errors.New("the API key that made its URL has had as many certificates ordered as one may in an hour: no more than are left of 75 for all keys")
 )
 
 // Orders limits the certificates ordered with the operator's accounts at issuers. Safe for concurrent use.
@@ -60,20 +60,20 @@ func (o *Orders) Owner(host string) string {
 // here.
 func (o *Orders) Order(host string) error {
 	target, served := o.table.Lookup(host)
-	if !served && host != o.table.own { // its URL was just deleted; the order must not count as the operator's
-		return errOrdersOfNobody
+	if !served && host != o.table.ownHost { // its URL was just deleted; the order must not count as the operator's
+		return errURLGone
 	}
 	owner, holder := o.holder(host)
 	if holder.Operator {
 		return nil
 	}
-	return o.take(host, owner, target.Box, time.Now(), func() error { return o.quotas.Rate(holder, quotas.Certificates) })
+	return o.countOrder(host, owner, target.Box, time.Now(), func() error { return o.quotas.Rate(holder, quotas.Certificates) })
 }
 
 // Again counts the second order of a failed attempt, for the key of the first, since the URL may have been deleted in
 // between.
 func (o *Orders) Again(host string) {
-	if key, counted := o.again(host, time.Now()); counted {
+	if key, counted := o.repeatOrder(host, time.Now()); counted {
 		_ = o.quotas.Rate(quotas.Holder{What: quotas.APIKey, ID: key}, quotas.Certificates) // the order is already made: if the quota is exceeded, the next one is refused
 	}
 }
@@ -88,8 +88,8 @@ func (o *Orders) holder(host string) (owner string, h quotas.Holder) {
 	return owner, quotas.Holder{What: quotas.APIKey, ID: owner}
 }
 
-// take counts an order, or returns an error if it exceeds a limit. It checks the key's own quota last, by calling rate.
-func (o *Orders) take(host, key string, box policy.BoxID, now time.Time, rate func() error) error {
+// countOrder counts an order, or returns an error if it exceeds a limit. It checks the key's own quota last, by calling rate.
+func (o *Orders) countOrder(host, key string, box policy.BoxID, now time.Time, rate func() error) error {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	for len(o.past) > 0 && now.Sub(o.past[0].at) >= orderTime {
@@ -117,8 +117,8 @@ func (o *Orders) take(host, key string, box policy.BoxID, now time.Time, rate fu
 	return nil
 }
 
-// again repeats the latest counted order of a host, and returns its key. counted is false if no order is found.
-func (o *Orders) again(host string, now time.Time) (key string, counted bool) {
+// repeatOrder repeats the latest counted order of a host, and returns its key. counted is false if no order is found.
+func (o *Orders) repeatOrder(host string, now time.Time) (key string, counted bool) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	for _, latest := range slices.Backward(o.past) {

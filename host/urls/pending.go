@@ -16,33 +16,33 @@ import (
 )
 
 const (
-	// firstLook is the delay of the first lookup after the URL was created. It doubles with each further one, up to
-	// lastLook.
-	firstLook, lastLook = 2 * time.Second, time.Hour
-	// hurriedLook is the minimum time between two lookups of a domain whose user is waiting.
-	hurriedLook = 10 * time.Second
-	// looksAtOnce is the maximum number of concurrent lookups, and looksOfKey the maximum for one key.
-	looksAtOnce, looksOfKey = 16, 4
+	// firstLookup is the delay of the first lookup after the URL was created. It doubles with each further one, up to
+	// lastLookup.
+	firstLookup, lastLookup = 2 * time.Second, time.Hour
+	// hurriedLookup is the minimum time between two lookups of a domain whose user is waiting.
+	hurriedLookup = 10 * time.Second
+	// concurrentLookups is the maximum number of concurrent lookups, and lookupsOfKey the maximum for one key.
+	concurrentLookups, lookupsOfKey = 16, 4
 )
 
 // pendingNames holds the domains of public URLs that are not proven yet. Safe for concurrent use.
 type pendingNames struct {
 	mu    sync.Mutex
-	names map[pendingName]*look
+	names map[pendingName]*nextLookup
 	last  map[string]time.Time // last turn of a key; only of keys with names
 }
 
 // pendingName is a pending domain of a URL.
 type pendingName struct {
-	box  policy.BoxID
-	port uint16
-	host string
-	made time.Time
-	key  string // ID of the API key that must prove it
+	box       policy.BoxID
+	port      uint16
+	host      string
+	createdAt time.Time
+	key       string // ID of the API key that must prove it
 }
 
-// look holds the next and the last lookup of a pending domain.
-type look struct {
+// nextLookup holds the next and the last lookup of a pending domain.
+type nextLookup struct {
 	at, last time.Time
 	wait     time.Duration
 }
@@ -54,10 +54,10 @@ func (p *pendingNames) set(r store.URL, now time.Time) {
 	p.deleteLocked(func(n pendingName) bool { return n.box == r.Box && n.port == r.Port })
 	for _, host := range r.Pending {
 		if p.names == nil {
-			p.names, p.last = map[pendingName]*look{}, map[string]time.Time{}
+			p.names, p.last = map[pendingName]*nextLookup{}, map[string]time.Time{}
 		}
 		n := pendingName{r.Box, r.Port, host, r.CreatedAt, cmp.Or(r.Owner, store.OperatorKey)}
-		p.names[n] = &look{at: now.Add(firstLook), last: now, wait: firstLook}
+		p.names[n] = &nextLookup{at: now.Add(firstLookup), last: now, wait: firstLookup}
 	}
 }
 
@@ -69,16 +69,16 @@ func (p *pendingNames) remove(id policy.BoxID, port uint16) {
 }
 
 func (p *pendingNames) deleteLocked(gone func(pendingName) bool) {
-	maps.DeleteFunc(p.names, func(n pendingName, _ *look) bool { return gone(n) })
+	maps.DeleteFunc(p.names, func(n pendingName, _ *nextLookup) bool { return gone(n) })
 }
 
-// hurry brings forward the next lookups for a box when its URLs are listed: a user who has published a record wants to
+// bringForward brings forward the next lookups for a box when its URLs are listed: a user who has published a record wants to
 // see the result.
-func (p *pendingNames) hurry(id policy.BoxID) {
+func (p *pendingNames) bringForward(id policy.BoxID) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	for n, look := range p.names {
-		if soon := look.last.Add(hurriedLook); n.box == id && soon.Before(look.at) {
+		if soon := look.last.Add(hurriedLookup); n.box == id && soon.Before(look.at) {
 			look.at = soon
 		}
 	}
@@ -101,14 +101,14 @@ func (p *pendingNames) due(now time.Time) (list []pendingName) {
 	for _, key := range keys {
 		of := byKey[key]
 		slices.SortFunc(of, func(a, b pendingName) int { return p.names[a].at.Compare(p.names[b].at) })
-		n := min(len(of), looksOfKey, looksAtOnce-len(list))
+		n := min(len(of), lookupsOfKey, concurrentLookups-len(list))
 		if n == 0 {
 			continue
 		}
 		p.last[key] = now
 		for _, name := range of[:n] {
 			look := p.names[name]
-			look.wait = min(2*look.wait, lastLook)
+			look.wait = min(2*look.wait, lastLookup)
 			look.at, look.last = now.Add(look.wait), now
 			list = append(list, name)
 		}
@@ -118,7 +118,7 @@ func (p *pendingNames) due(now time.Time) (list []pendingName) {
 
 // ProvePending puts pending domains into service once they are proven, until ctx is done.
 func (u *Service) ProvePending(ctx context.Context) {
-	tick := time.NewTicker(firstLook / 2)
+	tick := time.NewTicker(firstLookup / 2)
 	defer tick.Stop()
 	for {
 		select {
@@ -153,7 +153,7 @@ func (u *Service) prove(ctx context.Context, n pendingName) {
 		return
 	}
 	defer b.Unlock()
-	record, err := u.config.Store.ProveHost(n.box, n.port, n.made, n.host, claim)
+	record, err := u.config.Store.ProveHost(n.box, n.port, n.createdAt, n.host, claim)
 	if err != nil {
 		u.config.Log.Info("a domain of a public URL is proven, and stays pending", zap.String("box", string(n.box)), zap.Uint16("port", n.port),
 			zap.String("domain", n.host), zap.Error(err))

@@ -83,7 +83,7 @@ func (u *Service) URLs(_ context.Context, id policy.BoxID) ([]api.URL, error) {
 	if err != nil {
 		return nil, err
 	}
-	u.pending.hurry(id)
+	u.pending.bringForward(id)
 	var urls []api.URL
 	for _, r := range records {
 		view, err := u.urlView(r)
@@ -145,7 +145,7 @@ func (u *Service) CreateURL(ctx context.Context, id policy.BoxID, req api.URLReq
 		record.ExpiresAt = record.CreatedAt.Add(req.ExpiresIn)
 	}
 	made := credentialsFor(req, &record)
-	if err := u.keep(record, claim); err != nil {
+	if err := u.storeURL(record, claim); err != nil {
 		return api.URL{}, err
 	}
 	old, replaced := u.config.Table.Lookup(u.config.Ingress.HostName(id, req.Port))
@@ -230,19 +230,19 @@ func (u *Service) isGateways(n name.Name) string {
 	switch {
 	case err != nil || n.IsWithin(domain):
 		return fmt.Sprintf("%s lies within %s, the domain of this gateway", n, u.config.Ingress.Domain)
-	case n.String() == u.config.Table.own:
+	case n.String() == u.config.Table.ownHost:
 		return fmt.Sprintf("%s is where visitors of this gateway sign in", n)
 	}
 	return ""
 }
 
-// keep stores a URL.
-func (u *Service) keep(record store.URL, claim store.Claim) error {
+// storeURL stores a URL.
+func (u *Service) storeURL(record store.URL, claim store.Claim) error {
 	err := u.config.Store.SetURL(record, claim)
 	if err == nil {
 		return nil
 	}
-	if refused := u.config.Domains.refusal(err); refused != nil {
+	if refused := u.config.Domains.apiError(err); refused != nil {
 		return refused
 	}
 	return change.NotStored(u.config.Log, "the public URL could not be stored, nothing was changed", err)

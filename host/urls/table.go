@@ -12,7 +12,7 @@ import (
 
 // Table maps host names of public URLs to their targets. Safe for concurrent use.
 type Table struct {
-	own string // the gateway's own host (for sign-in), which is not a URL's; may be empty. Immutable
+	ownHost string // the gateway's own host (for sign-in), which is not a URL's; may be empty. Immutable
 
 	mu     sync.RWMutex
 	byHost map[string]ingress.Target
@@ -28,7 +28,7 @@ func (t *Table) Lookup(host string) (ingress.Target, bool) {
 
 // Has reports whether a host name belongs to a public URL, or is the gateway's own.
 func (t *Table) Has(host string) bool {
-	if host == t.own && host != "" {
+	if host == t.ownHost && host != "" {
 		return true
 	}
 	_, ok := t.Lookup(host)
@@ -36,7 +36,7 @@ func (t *Table) Has(host string) bool {
 }
 
 // NewTable returns an empty table. own is the gateway's own host, which may be empty.
-func NewTable(own string) *Table { return &Table{own: own} }
+func NewTable(own string) *Table { return &Table{ownHost: own} }
 
 // OwnURLs are the public URLs that boxes may open by name: those within the gateway's own domain, over HTTPS. Custom
 // domains are excluded; otherwise creating a URL could take over any name for the boxes.

@@ -49,7 +49,7 @@ func (k kernelCounters) Read(ids []policy.BoxID) (map[policy.BoxID]meter.Reading
 	all, err := k.ReadLinks(ids)
 	for _, id := range ids {
 		r := all[id]
-		used, uerr := k.group(id)
+		used, uerr := k.cgroup(id)
 		if uerr == nil {
 			r.GroupLife, r.CPU, r.OOMKills = k.boot+"/"+used.Life, used.CPU, used.OOMKills
 			r.Memory, r.PeakMemory = used.Memory, used.PeakMemory
@@ -61,8 +61,8 @@ func (k kernelCounters) Read(ids []policy.BoxID) (map[policy.BoxID]meter.Reading
 	return all, err
 }
 
-// group reads the cgroup of a launched box.
-func (k kernelCounters) group(id policy.BoxID) (launcher.Usage, error) {
+// cgroup reads the cgroup of a launched box.
+func (k kernelCounters) cgroup(id policy.BoxID) (launcher.Usage, error) {
 	if b, err := k.boxes.Find(id); err != nil || b.Attached != nil {
 		return launcher.Usage{}, launcher.ErrNoUsage
 	}

@@ -19,25 +19,25 @@ type DiskGuard struct {
 	writes func(policy.BoxID) launcher.Writes
 	disk   launcher.Reserve
 
-	looked time.Time              // time of the last measurement
-	free   int64                  // free bytes at that time
-	falls  float64                // bytes per second used up before it
-	rate   float64                // the lesser of falls and its previous value, in bytes per second
-	before map[policy.BoxID]int64 // bytes that boxes had written while there was last space, or at the first look without; nil: plenty of space
-	paused map[policy.BoxID]bool  // boxes paused since there was last plenty of space
+	measuredAt    time.Time              // time of the last measurement
+	free          int64                  // free bytes at that time
+	previousRate  float64                // bytes per second used up before it
+	rate          float64                // the lesser of falls and its previous value, in bytes per second
+	writtenBefore map[policy.BoxID]int64 // bytes that boxes had written while there was last space, or at the first look without; nil: plenty of space
+	paused        map[policy.BoxID]bool  // boxes paused since there was last plenty of space
 }
 
 const (
-	// roomPace is the interval of looks while there is plenty of space.
-	roomPace = 100 * time.Millisecond
-	// roomNearPace is the interval otherwise, if a look takes less than a tenth of it.
-	roomNearPace = 20 * time.Millisecond
-	// roomAhead is how long the free space must last at the current fill rate.
-	roomAhead = time.Second
-	// roomNear is the space in bytes above the reserve that counts as scarce; the size of the reserve, if that is less.
-	roomNear = 64 << 20
-	// writesMost is how many bytes a box may write while there is no space.
-	writesMost = 1 << 20
+	// spaceInterval is the interval of looks while there is plenty of space.
+	spaceInterval = 100 * time.Millisecond
+	// scarceInterval is the interval otherwise, if a look takes less than a tenth of it.
+	scarceInterval = 20 * time.Millisecond
+	// spaceAhead is how long the free space must last at the current fill rate.
+	spaceAhead = time.Second
+	// scarceSpace is the space in bytes above the reserve that counts as scarce; the size of the reserve, if that is less.
+	scarceSpace = 64 << 20
+	// mostWritten is how many bytes a box may write while there is no space.
+	mostWritten = 1 << 20
 )
 
 // NewDiskGuard returns a guard for disk. writes returns the bytes written by a box.
@@ -47,7 +47,7 @@ func NewDiskGuard(u *Service, writes func(policy.BoxID) launcher.Writes, disk la
 
 // Run guards the disk until ctx is done.
 func (k *DiskGuard) Run(ctx context.Context) {
-	next := time.NewTimer(roomPace)
+	next := time.NewTimer(spaceInterval)
 	defer next.Stop()
 	for {
 		select {
@@ -55,72 +55,72 @@ func (k *DiskGuard) Run(ctx context.Context) {
 			return
 		case <-next.C:
 			began := time.Now()
-			k.look(ctx)
-			pace := roomPace
-			if k.before != nil {
-				pace = roomNearPace
+			k.checkSpace(ctx)
+			pace := spaceInterval
+			if k.writtenBefore != nil {
+				pace = scarceInterval
 			}
 			next.Reset(max(pace, 10*time.Since(began))) // with many boxes, a look reads many files
 		}
 	}
 }
 
-// ahead returns the number of bytes by which the disk will fill within roomAhead, or until the next look if that is
+// fillAhead returns the number of bytes by which the disk will fill within spaceAhead, or until the next look if that is
 // later. It uses the lesser of the last two rates, because a file that is written and removed again does not fill the
-// disk. Rates are measured over roomPace or longer.
-func (k *DiskGuard) ahead() int64 {
+// disk. Rates are measured over spaceInterval or longer.
+func (k *DiskGuard) fillAhead() int64 {
 	now := time.Now()
-	since := now.Sub(k.looked)
-	if since < roomPace {
-		return int64(k.rate * roomAhead.Seconds())
+	since := now.Sub(k.measuredAt)
+	if since < spaceInterval {
+		return int64(k.rate * spaceAhead.Seconds())
 	}
 	free := k.disk.Left()
 	falls := max(float64(k.free-free)/since.Seconds(), 0)
 	if since > time.Minute { // or at the first look
 		falls = 0
 	}
-	k.rate = min(falls, k.falls)
-	k.looked, k.free, k.falls = now, free, falls
-	return int64(k.rate * max(roomAhead, 3*since).Seconds())
+	k.rate = min(falls, k.previousRate)
+	k.measuredAt, k.free, k.previousRate = now, free, falls
+	return int64(k.rate * max(spaceAhead, 3*since).Seconds())
 }
 
-// look pauses the boxes that write if there is no space, and resumes the boxes it has paused if there is plenty. In
+// checkSpace pauses the boxes that write if there is no space, and resumes the boxes it has paused if there is plenty. In
 // between it only records the bytes written, so that the first look without space can tell which boxes write.
-func (k *DiskGuard) look(ctx context.Context) {
+func (k *DiskGuard) checkSpace(ctx context.Context) {
 	var changing sync.WaitGroup
 	defer changing.Wait()
-	ahead := k.ahead()
-	if k.usage.room(ahead+min(roomNear, k.disk.Kept())) == nil {
+	ahead := k.fillAhead()
+	if k.usage.space(ahead+min(scarceSpace, k.disk.Kept())) == nil {
 		for id := range k.paused {
 			changing.Go(func() { _ = k.usage.Wake(ctx, id) }) // on error it is gone, or its next use wakes it
 		}
-		k.before, k.paused = nil, nil
+		k.writtenBefore, k.paused = nil, nil
 		return
 	}
-	if k.before == nil {
-		k.before, k.paused = map[policy.BoxID]int64{}, map[policy.BoxID]bool{}
+	if k.writtenBefore == nil {
+		k.writtenBefore, k.paused = map[policy.BoxID]int64{}, map[policy.BoxID]bool{}
 	}
-	full := k.usage.room(ahead) != nil
+	full := k.usage.space(ahead) != nil
 	for _, b := range k.usage.boxes.Unsorted() {
 		if b.Attached != nil || b.Shown.Load().Status != api.StatusIdle {
 			continue
 		}
-		if w := k.writes(b.ID); k.fills(b.ID, w.Pending+w.Total, full) {
+		if w := k.writes(b.ID); k.isFilling(b.ID, w.Pending+w.Total, full) {
 			k.paused[b.ID] = true
 			changing.Go(func() { k.usage.pauseFull(ctx, b) })
 		}
 	}
 }
 
-// fills records the bytes written by a box, and reports whether the box fills a full disk: it has written writesMost or
+// isFilling records the bytes written by a box, and reports whether the box fills a full disk: it has written mostWritten or
 // more since there was last space.
-func (k *DiskGuard) fills(id policy.BoxID, written int64, full bool) bool {
-	before, known := k.before[id]
+func (k *DiskGuard) isFilling(id policy.BoxID, written int64, full bool) bool {
+	before, known := k.writtenBefore[id]
 	if !known || !full || written < before { // ended processes are no longer counted
-		k.before[id] = written
+		k.writtenBefore[id] = written
 		return false
 	}
-	return written-before >= writesMost
+	return written-before >= mostWritten
 }
 
 // pauseFull pauses a box that fills the disk, even if it is in use. It cannot be resumed until there is space.
@@ -129,10 +129,10 @@ func (u *Service) pauseFull(ctx context.Context, b *state.Box) {
 		return // it is being changed; the next look tries again
 	}
 	defer b.Unlock()
-	if u.boxes.Lent.Load() || b.Deleted || b.Moving != nil || b.Status != api.StatusIdle {
+	if u.boxes.HandedOver.Load() || b.Deleted || b.StateChange != nil || b.Status != api.StatusIdle {
 		return
 	}
-	b.Filling = true
+	b.FilledDisk = true
 	if err := u.pause(ctx, b); err != nil {
 		return // logged, and retried by the next look
 	}
@@ -143,12 +143,12 @@ func (u *Service) pauseFull(ctx context.Context, b *state.Box) {
 // mayGoOn refuses to resume a box that was paused for filling the disk, until there is space. The caller holds the lock
 // of b.
 func (u *Service) mayGoOn(b *state.Box) error {
-	if !b.Filling {
+	if !b.FilledDisk {
 		return nil
 	}
-	if err := u.room(0); err != nil {
+	if err := u.space(0); err != nil {
 		return api.Errorf(api.ErrFull, "the box is paused because it was filling the disk: %w", err)
 	}
-	b.Filling = false
+	b.FilledDisk = false
 	return nil
 }

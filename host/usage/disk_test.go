@@ -9,7 +9,7 @@ import (
 // The first look at a full disk finds exactly the boxes that have filled it since the last look while it was nearly full.
 func TestBoxesThatFillTheDiskAreFoundAtOnce(t *testing.T) {
 	t.Parallel()
-	k := DiskGuard{before: map[policy.BoxID]int64{}}
+	k := DiskGuard{writtenBefore: map[policy.BoxID]int64{}}
 	for _, look := range []struct {
 		full  bool
 		wrote map[policy.BoxID]int64
@@ -21,7 +21,7 @@ func TestBoxesThatFillTheDiskAreFoundAtOnce(t *testing.T) {
 		{full: true, wrote: map[policy.BoxID]int64{"slow": 51<<20 + 1, "once": 30 << 20, "new": 7 << 20}, fills: map[policy.BoxID]bool{"slow": true, "new": true}},
 	} {
 		for id, written := range look.wrote {
-			if got := k.fills(id, written, look.full); got != look.fills[id] {
+			if got := k.isFilling(id, written, look.full); got != look.fills[id] {
 				t.Errorf("%s fills the disk: %t, although it has written %d bytes", id, got, written)
 			}
 		}

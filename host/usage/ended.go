@@ -24,13 +24,13 @@ func (u *Service) countEnds(metrics *prometheus.Registry) error {
 // Watch watches for the end of a launched box's first process, which was just started or recovered. The caller holds the
 // lock of b.
 func (u *Service) Watch(b *state.Box) {
-	b.Life++
-	life := b.Life
-	ended := func() { u.ended(b, life) }
+	b.Starts++
+	life := b.Starts
+	ended := func() { u.showEnded(b, life) }
 	process, err := u.sandboxes.FirstProcess(b.ID)
 	switch {
 	case err == nil:
-		u.vigil.Watch(b.ID, process, ended)
+		u.watcher.Watch(b.ID, process, ended)
 	case errors.Is(err, launcher.ErrNotRunning):
 		go ended()
 	default:
@@ -38,8 +38,8 @@ func (u *Service) Watch(b *state.Box) {
 	}
 }
 
-// ended shows that the first process of a box has ended, unless the box was started again or deleted since.
-func (u *Service) ended(b *state.Box, life uint64) {
+// showEnded shows that the first process of a box has ended, unless the box was started again or deleted since.
+func (u *Service) showEnded(b *state.Box, life uint64) {
 	err := change.Contain(u.log, func() error {
 		ctx := context.Background()
 		if now, err := u.sandboxes.State(ctx, b.ID); err != nil || now.Pid != 0 {
@@ -47,7 +47,7 @@ func (u *Service) ended(b *state.Box, life uint64) {
 		}
 		b.Lock()
 		defer b.Unlock()
-		if err := b.AwaitSettled(ctx); err != nil || b.Life != life {
+		if err := b.AwaitStateChange(ctx); err != nil || b.Starts != life {
 			return err
 		}
 		if b.Status == api.StatusIdle || b.Status == api.StatusPaused {
@@ -76,7 +76,7 @@ func (u *Service) noteEnded(b *state.Box) error {
 func (u *Service) noteUsedAfterEnd(b *state.Box) error {
 	b.Lock()
 	defer b.Unlock()
-	if b.Status == api.StatusIdle && b.Moving == nil {
+	if b.Status == api.StatusIdle && b.StateChange == nil {
 		return u.noteEnded(b)
 	}
 	return u.sandboxes.WhyEnded(b.ID)

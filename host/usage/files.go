@@ -18,7 +18,7 @@ import (
 
 // OpenFiles implements [apifiles.Host].
 func (u *Service) OpenFiles(ctx context.Context, id policy.BoxID) (apifiles.Files, error) {
-	_, done, err := u.use(ctx, id)
+	_, done, err := u.acquire(ctx, id)
 	if err != nil {
 		return nil, err
 	}

@@ -68,7 +68,7 @@ func (g *Git) SetGitIdentity(ctx context.Context, id policy.BoxID, name, email s
 func (g *Git) configure(ctx context.Context, id policy.BoxID, key, value string) error {
 	var out bytes.Buffer
 	var res launcher.Result
-	err := g.usage.do(ctx, id, func(*state.Box) (err error) {
+	err := g.usage.doAwake(ctx, id, func(*state.Box) (err error) {
 		res, err = g.usage.sandboxes.Exec(ctx, id, launcher.ExecSpec{
 			User: "root", Cwd: "/", Args: []string{"git", "config", "--file", "/etc/gitconfig", "--replace-all", key, value}, Stderr: &out,
 		})

@@ -39,7 +39,7 @@ type IdlePauser struct {
 	traffic func(context.Context) (map[policy.BoxID]map[firewall.Flow]firewall.Passed, error)
 	passing func(policy.BoxID) map[netip.AddrPort]bool
 
-	passed map[policy.BoxID]map[firewall.Flow]firewall.Passed // byte counts at the last look, of the boxes checked then
+	lastTraffic map[policy.BoxID]map[firewall.Flow]firewall.Passed // byte counts at the last look, of the boxes checked then
 }
 
 // NewIdlePauser returns an IdlePauser; [IdlePauser.Run] starts it.
@@ -62,13 +62,13 @@ func (p *IdlePauser) Run(ctx context.Context) error {
 		case <-ctx.Done():
 			return nil
 		case <-tick.C:
-			p.look(ctx)
+			p.pauseIdleBoxes(ctx)
 		}
 	}
 }
 
-// look pauses the boxes that were not used and had no traffic for the configured time.
-func (p *IdlePauser) look(ctx context.Context) {
+// pauseIdleBoxes pauses the boxes that were not used and had no traffic for the configured time.
+func (p *IdlePauser) pauseIdleBoxes(ctx context.Context) {
 	if p.before.Drains() {
 		return // users of boxes through the predecessor are unknown
 	}
@@ -80,7 +80,7 @@ func (p *IdlePauser) look(ctx context.Context) {
 		}
 	}
 	if len(quiet) == 0 {
-		p.passed = nil
+		p.lastTraffic = nil
 		return
 	}
 	if err := p.noteTraffic(ctx, quiet); err != nil {
@@ -105,7 +105,7 @@ func (p *IdlePauser) noteTraffic(ctx context.Context, quiet []*state.Box) error 
 	}
 	passed := map[policy.BoxID]map[firewall.Flow]firewall.Passed{}
 	for _, b := range quiet {
-		if before, known := p.passed[b.ID]; known && moved(before, flows[b.ID], p.passing(b.ID)) {
+		if before, known := p.lastTraffic[b.ID]; known && moved(before, flows[b.ID], p.passing(b.ID)) {
 			b.Gate.Touch(now)
 		}
 		if passed[b.ID] = flows[b.ID]; passed[b.ID] == nil {
@@ -113,7 +113,7 @@ func (p *IdlePauser) noteTraffic(ctx context.Context, quiet []*state.Box) error 
 		}
 		p.noteEvents(b)
 	}
-	p.passed = passed
+	p.lastTraffic = passed
 	return nil
 }
 
@@ -143,7 +143,7 @@ func (u *Service) pauseIdle(ctx context.Context, b *state.Box, since time.Time) 
 		return // it is being changed
 	}
 	defer b.Unlock()
-	if u.boxes.Lent.Load() || b.Deleted || b.Moving != nil || b.Status != api.StatusIdle || !b.Gate.CloseIdle(since) {
+	if u.boxes.HandedOver.Load() || b.Deleted || b.StateChange != nil || b.Status != api.StatusIdle || !b.Gate.CloseIdle(since) {
 		return
 	}
 	if err := u.pause(ctx, b); err != nil {

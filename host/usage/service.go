@@ -35,7 +35,7 @@ type Config struct {
 	Sandboxes state.Sandboxes
 	Starter   Starter
 	History   *history.History
-	Room      func(n int64) error // returns an error if n more bytes would not leave the gateway's reserve on the disk
+	Space     func(n int64) error // returns an error if n more bytes would not leave the gateway's reserve on the disk
 	Metrics   *prometheus.Registry
 }
 
@@ -48,8 +48,8 @@ type Service struct {
 	sandboxes state.Sandboxes
 	starter   Starter
 	history   *history.History
-	room      func(n int64) error
-	vigil     vigil.Vigil
+	space     func(n int64) error
+	watcher   vigil.Watcher
 	ends      prometheus.Counter // boxes whose first process has ended
 }
 
@@ -58,17 +58,17 @@ func New(c Config) (*Service, error) {
 	if err := required.Fields(c); err != nil {
 		return nil, err
 	}
-	u := &Service{log: c.Log, store: c.Store, boxes: c.Boxes, sandboxes: c.Sandboxes, starter: c.Starter, history: c.History, room: c.Room}
+	u := &Service{log: c.Log, store: c.Store, boxes: c.Boxes, sandboxes: c.Sandboxes, starter: c.Starter, history: c.History, space: c.Space}
 	return u, u.countEnds(c.Metrics)
 }
 
 // Close stops watching the first processes of boxes.
-func (u *Service) Close() { u.vigil.Close() }
+func (u *Service) Close() { u.watcher.Close() }
 
-// use returns a launched box that is awake. A paused box is resumed; a box that is being created is waited for. Until
+// acquire returns a launched box that is awake. A paused box is resumed; a box that is being created is waited for. Until
 // done is called the box counts as used, and stays awake unless an API call pauses it. The caller must call done, which
 // may be called more than once.
-func (u *Service) use(ctx context.Context, id policy.BoxID) (b *state.Box, done func(), err error) {
+func (u *Service) acquire(ctx context.Context, id policy.BoxID) (b *state.Box, done func(), err error) {
 	b, err = u.boxes.Find(id)
 	if err != nil {
 		return nil, nil, err
@@ -77,7 +77,7 @@ func (u *Service) use(ctx context.Context, id policy.BoxID) (b *state.Box, done 
 		return nil, nil, state.ErrAttached
 	}
 	for !b.Gate.Enter() {
-		if err := u.rouse(ctx, b); err != nil {
+		if err := u.awaken(ctx, b); err != nil {
 			return nil, nil, err
 		}
 	}
@@ -86,23 +86,23 @@ func (u *Service) use(ctx context.Context, id policy.BoxID) (b *state.Box, done 
 
 // Wake wakes a box.
 func (u *Service) Wake(ctx context.Context, id policy.BoxID) error {
-	_, done, err := u.use(ctx, id)
+	_, done, err := u.acquire(ctx, id)
 	if err == nil {
 		done()
 	}
 	return err
 }
 
-// do calls f with a box that is awake, as returned by use. If f returns [launcher.ErrPaused], because the box was paused
+// doAwake calls f with a box that is awake, as returned by use. If f returns [launcher.ErrPaused], because the box was paused
 // in between, do calls f again; f must not have had any effect then.
-func (u *Service) do(ctx context.Context, id policy.BoxID, f func(*state.Box) error) error {
+func (u *Service) doAwake(ctx context.Context, id policy.BoxID, f func(*state.Box) error) error {
 	return u.doFor(ctx, id, nil, f)
 }
 
 // doFor is do for a caller who may leave before f returns. Once left is closed, f does not keep the box awake.
 func (u *Service) doFor(ctx context.Context, id policy.BoxID, left <-chan struct{}, f func(*state.Box) error) error {
 	for {
-		b, done, err := u.use(ctx, id)
+		b, done, err := u.acquire(ctx, id)
 		if err != nil {
 			return err
 		}
@@ -125,28 +125,28 @@ func (u *Service) doFor(ctx context.Context, id policy.BoxID, left <-chan struct
 		case !errors.Is(err, launcher.ErrPaused) || ctx.Err() != nil:
 			return err
 		}
-		u.noteAsleep(b)
+		u.markPaused(b)
 	}
 }
 
-// noteAsleep records that a box is paused that should be awake. The next use wakes it.
-func (u *Service) noteAsleep(b *state.Box) {
+// markPaused records that a box is paused that should be awake. The next use wakes it.
+func (u *Service) markPaused(b *state.Box) {
 	b.Lock()
 	defer b.Unlock()
-	if b.Status == api.StatusIdle && b.Moving == nil {
+	if b.Status == api.StatusIdle && b.StateChange == nil {
 		b.Status, b.Problem = api.StatusPaused, ""
 		b.Publish()
 	}
 }
 
-// rouse wakes a paused box, or waits for one that is being paused, resumed or created.
-func (u *Service) rouse(ctx context.Context, b *state.Box) error {
+// awaken wakes a paused box, or waits for one that is being paused, resumed or created.
+func (u *Service) awaken(ctx context.Context, b *state.Box) error {
 	b.Lock()
 	defer b.Unlock()
-	if u.boxes.Lent.Load() {
-		return state.ErrLent
+	if u.boxes.HandedOver.Load() {
+		return state.ErrHandedOver
 	}
-	if err := b.AwaitSettled(ctx); err != nil {
+	if err := b.AwaitStateChange(ctx); err != nil {
 		return err
 	}
 	switch b.Status {
@@ -163,7 +163,7 @@ func (u *Service) rouse(ctx context.Context, b *state.Box) error {
 
 // PauseBox implements [boxgate/api/lifecycle.Host].
 func (u *Service) PauseBox(ctx context.Context, id policy.BoxID) (api.Box, error) {
-	return u.change(ctx, id, func(b *state.Box) error {
+	return u.changeState(ctx, id, func(b *state.Box) error {
 		switch {
 		case b.Record.KeepAlive:
 			return api.Errorf(api.ErrConflict, "the box has keep_alive and cannot be paused; delete it when it is not needed any more")
@@ -178,7 +178,7 @@ func (u *Service) PauseBox(ctx context.Context, id policy.BoxID) (api.Box, error
 
 // ResumeBox implements [boxgate/api/lifecycle.Host].
 func (u *Service) ResumeBox(ctx context.Context, id policy.BoxID) (api.Box, error) {
-	return u.change(ctx, id, func(b *state.Box) error {
+	return u.changeState(ctx, id, func(b *state.Box) error {
 		switch {
 		case b.Status == api.StatusIdle:
 			b.Gate.Touch(time.Now())
@@ -193,8 +193,8 @@ func (u *Service) ResumeBox(ctx context.Context, id policy.BoxID) (api.Box, erro
 	})
 }
 
-// change calls f with a launched box that is locked and has no other change of state running.
-func (u *Service) change(ctx context.Context, id policy.BoxID, f func(*state.Box) error) (api.Box, error) {
+// changeState calls f with a launched box that is locked and has no other change of state running.
+func (u *Service) changeState(ctx context.Context, id policy.BoxID, f func(*state.Box) error) (api.Box, error) {
 	b, err := u.boxes.Lock(id)
 	if err != nil {
 		return api.Box{}, err
@@ -203,7 +203,7 @@ func (u *Service) change(ctx context.Context, id policy.BoxID, f func(*state.Box
 	if b.Attached != nil {
 		return api.Box{}, state.ErrAttached
 	}
-	if err := b.AwaitSettled(ctx); err != nil {
+	if err := b.AwaitStateChange(ctx); err != nil {
 		return api.Box{}, err
 	}
 	if err := f(b); err != nil {
@@ -214,15 +214,15 @@ func (u *Service) change(ctx context.Context, id policy.BoxID, f func(*state.Box
 
 // pause freezes a box, and then stores its state. If that fails, the box is resumed. The caller holds the lock of b.
 func (u *Service) pause(ctx context.Context, b *state.Box) error {
-	ctx, cancel := change.Begun(ctx)
+	ctx, cancel := change.Detach(ctx)
 	defer cancel()
-	defer b.BeginMove()()
-	err := u.contained(b, func() error { return u.sandboxes.Pause(ctx, b.ID) })
+	defer b.BeginStateChange()()
+	err := u.contain(b, func() error { return u.sandboxes.Pause(ctx, b.ID) })
 	if b.Deleting {
 		return api.ErrNotFound
 	}
 	if err != nil {
-		return u.failed(b, "paused", err)
+		return u.stateChangeError(b, "paused", err)
 	}
 	if !b.Connected() {
 		return closedWhile(b, "paused")
@@ -231,26 +231,26 @@ func (u *Service) pause(ctx context.Context, b *state.Box) error {
 		return nil
 	}
 	err = change.NotStored(u.log, "the box was not paused, since that could not be stored", err)
-	return errors.Join(err, u.contained(b, func() error { return u.sandboxes.Resume(ctx, b.ID) }))
+	return errors.Join(err, u.contain(b, func() error { return u.sandboxes.Resume(ctx, b.ID) }))
 }
 
 // resume wakes a paused box, or starts one without processes, and then stores its state; a gateway that dies in between
 // finds the box awake. It continues if the caller disconnects. The caller holds the lock of b.
 func (u *Service) resume(ctx context.Context, b *state.Box) error {
-	ctx, cancel := change.Begun(ctx)
+	ctx, cancel := change.Detach(ctx)
 	defer cancel()
-	defer b.BeginMove()()
+	defer b.BeginStateChange()()
 	var err error
 	if b.Ended || !b.Connected() {
 		err = u.startAgain(ctx, b)
 	} else {
-		err = u.contained(b, func() error { return u.sandboxes.Resume(ctx, b.ID) })
+		err = u.contain(b, func() error { return u.sandboxes.Resume(ctx, b.ID) })
 	}
 	if b.Deleting {
 		return api.ErrNotFound
 	}
 	if err != nil {
-		return u.failed(b, "resumed", err)
+		return u.stateChangeError(b, "resumed", err)
 	}
 	b.Ended = false
 	if !b.Connected() {
@@ -281,14 +281,14 @@ func closedWhile(b *state.Box, what string) error {
 	return api.Errorf(api.ErrUnavailable, "the box was %s, but it cannot be used: %s", what, b.Problem)
 }
 
-// contained runs a step of the launcher without the lock of the box, which the caller holds. A panic is returned as an
+// contain runs a step of the launcher without the lock of the box, which the caller holds. A panic is returned as an
 // error.
-func (u *Service) contained(b *state.Box, step func() error) error {
+func (u *Service) contain(b *state.Box, step func() error) error {
 	return b.Unlocked(func() error { return change.Contain(u.log, step, zap.String("box", string(b.ID))) })
 }
 
-// failed returns the error for a box that could not be paused or resumed. The caller holds the lock of b.
-func (u *Service) failed(b *state.Box, what string, err error) error {
+// stateChangeError returns the error for a box that could not be paused or resumed. The caller holds the lock of b.
+func (u *Service) stateChangeError(b *state.Box, what string, err error) error {
 	u.log.Error("a box could not be "+what, zap.String("box", string(b.ID)), zap.Error(err))
 	if errors.Is(err, launcher.ErrNotRunning) {
 		return api.Errorf(api.ErrConflict, "the box could not be %s: %w", what, u.noteEnded(b))

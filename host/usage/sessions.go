@@ -20,7 +20,7 @@ import (
 // forever; input wakes the box, and output counts as use.
 func (u *Service) StartSession(ctx context.Context, id policy.BoxID, req api.SessionRequest, stdin io.Reader, stdout, stderr io.Writer) (api.Session, error) {
 	s, caller := &session{done: func() {}}, api.CallerOf(ctx).Holder()
-	err := u.do(ctx, id, func(b *state.Box) (err error) {
+	err := u.doAwake(ctx, id, func(b *state.Box) (err error) {
 		spec := launcher.ExecSpec{
 			Args: req.Command, Env: b.EnvironmentWith(req.Env), Cwd: req.Dir, Stdin: stdin, Stdout: stdout, Stderr: stderr, Bound: true,
 			Starter: caller.ID, Operator: caller.Operator,
@@ -28,8 +28,8 @@ func (u *Service) StartSession(ctx context.Context, id policy.BoxID, req api.Ses
 		if req.Terminal != nil {
 			size := launcher.TerminalSize(*req.Terminal)
 			spec.Terminal, spec.Stderr = &size, nil
-			spec.Stdin = inputThatWakes{ctx, u, id, stdin}
-			spec.Stdout = outputThatCounts{b, stdout}
+			spec.Stdin = wakingInput{ctx, u, id, stdin}
+			spec.Stdout = countingOutput{b, stdout}
 		}
 		s.command, err = u.sandboxes.Start(ctx, id, spec)
 		return err
@@ -43,7 +43,7 @@ func (u *Service) StartSession(ctx context.Context, id policy.BoxID, req api.Ses
 		return nil, err
 	}
 	if req.Terminal == nil {
-		if _, done, err := u.use(ctx, id); err == nil {
+		if _, done, err := u.acquire(ctx, id); err == nil {
 			s.done = done
 		}
 	}
@@ -84,8 +84,8 @@ func (s *session) Wait(ctx context.Context) (api.ExecResult, error) {
 	return api.ExecResult{ExitCode: res.Status, CPU: res.CPU, OutOfMemory: res.OutOfMemory}, err
 }
 
-// inputThatWakes is the input of a terminal. It wakes the box before the command gets data.
-type inputThatWakes struct {
+// wakingInput is the input of a terminal. It wakes the box before the command gets data.
+type wakingInput struct {
 	ctx   context.Context
 	usage *Service
 	id    policy.BoxID
@@ -93,10 +93,10 @@ type inputThatWakes struct {
 }
 
 // Read implements [io.Reader].
-func (i inputThatWakes) Read(p []byte) (int, error) {
+func (i wakingInput) Read(p []byte) (int, error) {
 	n, err := i.r.Read(p)
 	if n > 0 {
-		_, done, werr := i.usage.use(i.ctx, i.id)
+		_, done, werr := i.usage.acquire(i.ctx, i.id)
 		if werr != nil {
 			return 0, werr
 		}
@@ -105,14 +105,14 @@ func (i inputThatWakes) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// outputThatCounts is the output of a terminal. It counts as a use of the box.
-type outputThatCounts struct {
+// countingOutput is the output of a terminal. It counts as a use of the box.
+type countingOutput struct {
 	box *state.Box
 	w   io.Writer
 }
 
 // Write implements [io.Writer].
-func (o outputThatCounts) Write(p []byte) (int, error) {
+func (o countingOutput) Write(p []byte) (int, error) {
 	o.box.Gate.Touch(time.Now())
 	return o.w.Write(p)
 }

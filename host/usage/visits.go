@@ -45,9 +45,9 @@ func (v *Visits) Moved(id policy.BoxID, byVisitor bool) {
 		return
 	}
 	b.Gate.Touch(time.Now())
-	if byVisitor && !b.Gate.IsOpen() && b.Attached == nil && b.Rousing.CompareAndSwap(false, true) {
+	if byVisitor && !b.Gate.IsOpen() && b.Attached == nil && b.Waking.CompareAndSwap(false, true) {
 		go func() {
-			defer b.Rousing.Store(false)
+			defer b.Waking.Store(false)
 			_ = v.wake(context.Background(), id)
 		}()
 	}
@@ -81,11 +81,11 @@ func (v *Visits) Wake(ctx context.Context, id policy.BoxID, port uint16) error {
 		select {
 		case <-ctx.Done():
 			return context.Cause(ctx)
-		case <-time.After(listenPace):
+		case <-time.After(listenInterval):
 		}
 	}
 	return nil
 }
 
-// listenPace is the interval at which a port of a newly started box is probed.
-const listenPace = 50 * time.Millisecond
+// listenInterval is the interval at which a port of a newly started box is probed.
+const listenInterval = 50 * time.Millisecond

@@ -10,8 +10,8 @@ import (
 	"boxgate/policy"
 )
 
-// Vigil watches processes. The zero value is ready to use. Safe for concurrent use.
-type Vigil struct {
+// Watcher watches processes. The zero value is ready to use. Safe for concurrent use.
+type Watcher struct {
 	mu      sync.Mutex
 	watched map[policy.BoxID]*os.File // guarded by mu
 	closed  bool                      // guarded by mu
@@ -19,7 +19,7 @@ type Vigil struct {
 
 // Watch calls ended in a new goroutine when the first process of a box has ended. It takes ownership of process, a pidfd,
 // and stops watching an earlier process of the box.
-func (v *Vigil) Watch(id policy.BoxID, process *os.File, ended func()) {
+func (v *Watcher) Watch(id policy.BoxID, process *os.File, ended func()) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	if v.closed {
@@ -42,7 +42,7 @@ func (v *Vigil) Watch(id policy.BoxID, process *os.File, ended func()) {
 }
 
 // drop stops watching a process. It reports false if it was already replaced or dropped.
-func (v *Vigil) drop(id policy.BoxID, process *os.File) bool {
+func (v *Watcher) drop(id policy.BoxID, process *os.File) bool {
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	if v.watched[id] != process {
@@ -54,7 +54,7 @@ func (v *Vigil) drop(id policy.BoxID, process *os.File) bool {
 }
 
 // Close stops watching all processes.
-func (v *Vigil) Close() {
+func (v *Watcher) Close() {
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	v.closed = true

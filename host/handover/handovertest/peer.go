@@ -18,20 +18,20 @@ import (
 
 // Peer is the other end of a predecessor. It confirms and records the messages it receives.
 type Peer struct {
-	mu   sync.Mutex
-	told []handover.Message
+	mu       sync.Mutex
+	received []handover.Message
 }
 
 // Has reports whether a message was received.
 func (o *Peer) Has(kind handover.Kind, box policy.BoxID, url string) bool {
-	return slices.ContainsFunc(o.Told(), func(m handover.Message) bool { return m.Kind == kind && m.Box == box && m.URL == url })
+	return slices.ContainsFunc(o.Received(), func(m handover.Message) bool { return m.Kind == kind && m.Box == box && m.URL == url })
 }
 
-// Told returns the messages received so far.
-func (o *Peer) Told() []handover.Message {
+// Received returns the messages received so far.
+func (o *Peer) Received() []handover.Message {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	return slices.Clone(o.told)
+	return slices.Clone(o.received)
 }
 
 // New returns a predecessor that drains, and a Peer with the messages sent to it from then on.
@@ -95,7 +95,7 @@ func (o *Peer) answer(conn *handover.Conn, protected []netip.Prefix) {
 			answer.Kind = handover.Stopped
 		}
 		o.mu.Lock()
-		o.told = append(o.told, m)
+		o.received = append(o.received, m)
 		o.mu.Unlock()
 		if conn.Send(answer) != nil {
 			return
