@@ -27,7 +27,7 @@ func AskControl(ctx context.Context, word string, out any) error {
 	defer c.Close()
 	defer context.AfterFunc(ctx, func() { _ = c.Close() })()
 	if !isRoot(c) {
-		return errors.New("what answers in this network namespace is not a gateway of root's")
+		return errors.New("the control socket of this network namespace was not opened by root")
 	}
 	answer := ControlAnswer{Answer: out}
 	if err := errors.Join(json.NewEncoder(c).Encode(map[string]string{"do": word}), json.NewDecoder(c).Decode(&answer)); err != nil {

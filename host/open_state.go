@@ -148,7 +148,7 @@ func (p *parts) openStore(context.Context) error {
 		return err
 	}
 	for _, c := range cut {
-		p.log.Warn("a change was interrupted and is dropped; what was in force before it counts", zap.String("box", string(c.Box)), zap.String("named_policy", c.Named), zap.Bool("headers", c.Headers))
+		p.log.Warn("an interrupted change is dropped; the previous state applies", zap.String("box", string(c.Box)), zap.String("named_policy", c.Named), zap.Bool("headers", c.Headers))
 	}
 	return nil
 }

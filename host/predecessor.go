@@ -40,7 +40,7 @@ func relieve(p *handover.Predecessor, udp []listen.UDPSocket, cfg config.Config,
 	err := p.Relieve(log)
 	for _, u := range udp {
 		if err := u.Resume(); err != nil {
-			log.Warn("a DNS socket stays as the predecessor left it", zap.Error(err))
+			log.Warn("a DNS socket could not be taken over from the predecessor", zap.Error(err))
 		}
 	}
 	unknown := func(at netip.Prefix) bool { return !slices.Contains(p.Protected(), at) }

@@ -184,7 +184,7 @@ func (h *Host) logUnrestricted() {
 // announce notifies systemd, the log and the caller that all servers are running.
 func (h *Host) announce() {
 	if err := systemd.Ready(); err != nil {
-		h.parts.log.Warn("systemd was not told that the gateway is ready", zap.Error(err))
+		h.parts.log.Warn("systemd could not be notified that the gateway is ready", zap.Error(err))
 	}
 	h.parts.listeners.Keep(h.parts.log) // after Ready: other service managers do not read further messages
 	h.logUnrestricted()
@@ -202,7 +202,7 @@ func (h *Host) drain(finish func(context.Context) error) error {
 	defer cancel()
 	err := finish(drain)
 	if errors.Is(err, context.DeadlineExceeded) {
-		h.parts.log.Warn("requests still under way were cut off")
+		h.parts.log.Warn("the remaining requests were cut")
 		return nil
 	}
 	return err

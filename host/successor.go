@@ -88,22 +88,22 @@ func (h *Host) Replace(ctx context.Context, start Start) (pid int, err error) {
 	if s.stopping.Load() { // systemd would not accept the successor now
 		return 0, errors.Join(errors.New("the gateway is being stopped"), err)
 	}
-	h.parts.log.Error("the new gateway failed; the program of the old one takes its place", zap.Error(err))
+	h.parts.log.Error("the new gateway failed; starting the previous program again", zap.Error(err))
 	if again := change.Contain(h.parts.log, func() error { return h.restartOwnProgram(ctx, start) }); again != nil {
 		s.failed <- errors.Join(err, again)
 		return 0, errors.Join(err, again)
 	}
-	return 0, fmt.Errorf("the new gateway failed, and the program that ran before serves: %w", err)
+	return 0, fmt.Errorf("the new gateway failed; the previous program serves again: %w", err)
 }
 
 // restartOwnProgram replaces this process by a new one with the same program and configuration.
 func (h *Host) restartOwnProgram(ctx context.Context, start Start) error {
 	if err := h.stopExclusive(); err != nil {
-		h.parts.log.Warn("not everything could be closed that the next process opens", zap.Error(err))
+		h.parts.log.Warn("some resources for the next process could not be released", zap.Error(err))
 	}
 	file := filepath.Join(h.parts.cfg.StateDir, store.FileName)
 	if err := os.Rename(file+backupSuffix, file); err != nil && !errors.Is(err, os.ErrNotExist) {
-		return fmt.Errorf("the store as it was: %w", err)
+		return fmt.Errorf("restoring the store: %w", err)
 	}
 	next, err := h.prepare(ctx, start, true)
 	if err != nil {
@@ -210,7 +210,7 @@ func (h *Host) releaseExclusive(ctx context.Context) error {
 }
 
 // errBusy refuses a replacement during a long change.
-var errBusy = errors.New("a change of a box takes long: try again when it is over")
+var errBusy = errors.New("a change of a box is taking long; try again when it has finished")
 
 // stopExclusive stops everything that only one process can do. It may be called again after a failure.
 func (h *Host) stopExclusive() error {
@@ -279,7 +279,7 @@ func (h *Host) retire(next *successor) (pid int) {
 	h.parts.listeners.CloseQuietly()
 	_ = os.Remove(filepath.Join(h.parts.cfg.StateDir, store.FileName) + backupSuffix)
 	if err := systemd.Notify(fmt.Sprintf("MAINPID=%d", next.process.Pid)); err != nil {
-		h.parts.log.Warn("systemd was not told which process serves", zap.Error(err))
+		h.parts.log.Warn("systemd could not be notified of the new process", zap.Error(err))
 	}
 	pid = next.process.Pid
 	_ = next.process.Release()
@@ -290,7 +290,7 @@ func (h *Host) retire(next *successor) (pid int) {
 	fault.Mark(context.Background(), "replace: retired")
 	err := next.conn.Send(handover.Message{Kind: handover.Stopped})
 	close(s.replaced)
-	h.parts.log.Info("another process serves; this one drains what is open", zap.Int("successor", pid),
+	h.parts.log.Info("another process serves; this one drains its connections", zap.Int("successor", pid),
 		zap.Int("connections", h.parts.proxy.Open()), zap.Duration("drain", h.parts.cfg.Drain))
 	go h.followOrders(err)
 	return pid
@@ -395,7 +395,7 @@ func (h *Host) drainReplaced(ctx context.Context, finish func(context.Context) e
 	err := errors.Join(ends.Wait(), finish(drain))
 	_ = h.succession.orders.Close()
 	if errors.Is(err, context.DeadlineExceeded) || errors.Is(err, context.Canceled) {
-		h.parts.log.Warn("what was still open was cut off")
+		h.parts.log.Warn("the remaining connections were cut")
 		return nil
 	}
 	return err
@@ -406,7 +406,7 @@ func (h *Host) drainReplaced(ctx context.Context, finish func(context.Context) e
 // process, this process ends: systemd would start another gateway, which could not run next to it.
 func (h *Host) relieve() {
 	if err := relieve(h.parts.before, h.parts.listeners.DNSUDP, h.parts.cfg, h.protection.Own(), h.parts.log); err != nil && systemd.Supervised() {
-		h.succession.failed <- fmt.Errorf("the gateway that was replaced has not told systemd that this process serves: %w", err)
+		h.succession.failed <- fmt.Errorf("the replaced gateway has not notified systemd of this process: %w", err)
 	}
 	for _, b := range h.parts.boxes.All() {
 		if b.Policy.Load() == nil || b.Spent.Load() {

@@ -101,7 +101,7 @@ func needImage(cfg config.Config) error {
 		return nil
 	}
 	if _, err := exec.LookPath("mmdebstrap"); err != nil {
-		return Warnf("mmdebstrap is missing, which builds the debian image: boxes of it cannot be launched, others attached all the same. " +
+		return Warnf("mmdebstrap is missing, which builds the debian image: boxes with it cannot be launched, but sandboxes can still be attached. " +
 			"apt-get install mmdebstrap; or name another image in launcher.images; or set launcher.enabled to false")
 	}
 	return nil

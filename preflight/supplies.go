@@ -20,8 +20,8 @@ type kernelSupply struct {
 // kernelSupplies are the resources that `gateway check` checks. Boxes cannot exhaust per-user limits; host-wide limits
 // must suffice for all boxes at their limits.
 var kernelSupplies = []kernelSupply{
-	{"kernel/pid_max", 1 << 17, 1 << 22, "a box may have 2,048 processes or more, depending on its size; when they run out, nobody can start a command"},
-	{"kernel/threads-max", 1 << 17, 1 << 22, "a box may have 2,048 threads or more, depending on its size; when they run out, nobody can start a command"},
+	{"kernel/pid_max", 1 << 17, 1 << 22, "a box may have 2,048 processes or more, depending on its size; when they run out, no command can be started"},
+	{"kernel/threads-max", 1 << 17, 1 << 22, "a box may have 2,048 threads or more, depending on its size; when they run out, no command can be started"},
 	{"kernel/pty/max", 4096, 1 << 16, "a box may have 64 terminals"},
 	{"fs/file-max", 1 << 24, 1<<63 - 1, "a box may open as many files as fit into its memory; when they run out, only root can open any"},
 	{"fs/aio-max-nr", 1 << 16, 1 << 20, "attached boxes share it with the host; launched ones get none"},

@@ -112,7 +112,7 @@ func (l *Service) discard(b *state.Box, cause error) error {
 	l.log.Error("a box could not be created", zap.String("box", string(b.ID)), zap.Error(errors.Join(cause, left)))
 	if left != nil {
 		b.ShowError("it could not be created, nor fully removed; delete it")
-		return api.Errorf(api.ErrUnavailable, "the box could not be created, and what is left of it must be deleted: %w", cause)
+		return api.Errorf(api.ErrUnavailable, "the box could not be created, and its remains must be deleted: %w", cause)
 	}
 	if errors.Is(cause, context.Canceled) || errors.Is(cause, context.DeadlineExceeded) {
 		return cause

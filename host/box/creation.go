@@ -90,7 +90,7 @@ func (m *creation) promiseBox() (box api.Box, ok bool, err error) {
 	record := b.Record
 	record.Promised = true
 	if err := m.store.UpdateBox(record); err != nil {
-		return api.Box{}, false, change.NotStored(m.log, "that the box is being made could not be stored; it goes on, or is removed when the gateway is started anew", err)
+		return api.Box{}, false, change.NotStored(m.log, "the state of the box could not be stored; its creation continues, but the box is removed if the gateway restarts", err)
 	}
 	b.Record, m.promised = record, true
 	return b.ViewWithWarnings(), true, nil

@@ -50,7 +50,7 @@ func (l *Service) ReattachBox(ctx context.Context, id policy.BoxID, to *api.Atta
 	defer l.follower.Look(id)
 	target := store.Attached{Kind: to.Kind, Ref: to.Ref, Container: found.Container, Stack: b.Attached.Stack}
 	if err := l.move(ctx, b, target, found.NS); err != nil {
-		return api.Box{}, api.Errorf(api.ErrUnavailable, "box %s could not be attached again, and has no network: %w", id, err)
+		return api.Box{}, api.Errorf(api.ErrUnavailable, "box %s could not be attached again, and is disconnected: %w", id, err)
 	}
 	return b.ViewWithWarnings(), nil
 }
@@ -101,7 +101,7 @@ func (l *Service) storeName(b *state.Box, to store.Attached, pin string) error {
 func (l *Service) detach(ctx context.Context, b *state.Box, to store.Attached, why string) error {
 	err := change.Contain(l.log, func() error { return l.detachSteps(ctx, b, to, why) }, zap.String("box", string(b.ID)))
 	if err != nil {
-		b.ShowGone("it could not be taken off the network in full, and is tried again")
+		b.ShowGone("it could not be fully disconnected; retrying")
 	}
 	return err
 }
@@ -134,7 +134,7 @@ func (l *Service) storeAttached(b *state.Box, to store.Attached, s api.Status, p
 	to.Search = b.Attached.Search // the search list of the first attachment
 	record.Attached, record.State, record.Error, record.UpdatedAt = &to, string(s), problem, time.Now()
 	if err := l.store.UpdateBox(record); err != nil {
-		return change.NotStored(l.log, "what the box is attached to could not be stored", err)
+		return change.NotStored(l.log, "the sandbox of the box could not be stored", err)
 	}
 	b.Record, b.Status, b.Problem = record, s, problem
 	b.Publish()

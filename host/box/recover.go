@@ -242,7 +242,7 @@ func (l *Service) readBox(r store.Box) (*state.Box, error) {
 }
 
 // errCreationInterrupted is the cause for a box whose creation was interrupted by the end of the gateway.
-var errCreationInterrupted = errors.New("the gateway was started anew while it was being made")
+var errCreationInterrupted = errors.New("the gateway was restarted while the box was being created")
 
 // failInterrupted removes the remains of a box whose creation was interrupted after it had been promised to its caller. The
 // caller holds the lock of b.

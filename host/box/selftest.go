@@ -95,7 +95,7 @@ func (s *SelfTests) selfTestConfig(ctx context.Context, b *state.Box) (selftest.
 	}
 	pol := b.Policy.Load()
 	if pol == nil {
-		return selftest.Config{}, api.Errorf(api.ErrConflict, "the box has no policy in force: it is being created or deleted")
+		return selftest.Config{}, api.Errorf(api.ErrConflict, "the box has no active policy: it is being created or deleted")
 	}
 	addrs, err := s.outsideAddrs()
 	if err != nil {

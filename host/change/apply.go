@@ -41,7 +41,7 @@ func Apply(ctx context.Context, log *zap.Logger, c Change) error {
 	var err error
 	if panicked := Contain(log, func() error { err = c.run(ctx, log); return nil }, zap.String("change", c.What)); panicked != nil {
 		_, failed := c.ApplyStored()
-		return api.Errorf(api.ErrUnavailable, "the change may have been rolled back; ask for the present state: %w", errors.Join(panicked, failed))
+		return api.Errorf(api.ErrUnavailable, "the change may have been rolled back; check the current state: %w", errors.Join(panicked, failed))
 	}
 	return err
 }
@@ -60,8 +60,8 @@ func (c Change) run(ctx context.Context, log *zap.Logger) error {
 		if c.Abort != nil {
 			outcome, err = "the change was rolled back", errors.Join(err, c.Abort())
 		}
-		log.Error("a change could not be put in force; "+outcome, zap.String("change", c.What), zap.Error(err))
-		return api.Errorf(api.ErrUnavailable, "%s could not be put in force; %s: %w", c.What, outcome, err)
+		log.Error("a change could not be applied; "+outcome, zap.String("change", c.What), zap.Error(err))
+		return api.Errorf(api.ErrUnavailable, "%s could not be applied; %s: %w", c.What, outcome, err)
 	}
 	if err = fault.At(ctx, "change: in force"); err == nil {
 		err = c.Commit()

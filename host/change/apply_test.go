@@ -48,7 +48,7 @@ func TestOrderOfAChange(t *testing.T) {
 	}{
 		{"", false, false, "stage enforce commit", ""},
 		{"stage", false, false, "stage", "nothing was changed"},
-		{"enforce", false, false, "stage enforce abort", "could not be put in force; the change was rolled back"},
+		{"enforce", false, false, "stage enforce abort", "could not be applied; the change was rolled back"},
 		{"commit", false, false, "stage enforce commit settle", "could not be stored; the change was rolled back"},
 		{"commit", false, true, "stage enforce commit settle", ""}, // the commit had reached the disk
 		{"stage", true, false, "stage settle", "may have been rolled back"},
@@ -108,7 +108,7 @@ func TestFailedChangeWithoutRollback(t *testing.T) {
 		Enforce:     func(context.Context) error { return errors.New("the kernel refuses") },
 		ApplyStored: func() (bool, error) { return false, nil },
 	})
-	if err == nil || !strings.Contains(err.Error(), "could not be put in force; it will be tried again") {
+	if err == nil || !strings.Contains(err.Error(), "could not be applied; it will be tried again") {
 		t.Errorf("%v", err)
 	}
 }

@@ -9,7 +9,7 @@ import (
 )
 
 // ErrFault replaces a panic.
-var ErrFault = errors.New("a fault of the gateway; its log says where")
+var ErrFault = errors.New("internal error; see the gateway's log")
 
 // Contain converts a panic of f into [ErrFault]. It logs the stack but not the panic value, which may contain a secret.
 func Contain(log *zap.Logger, f func() error, about ...zap.Field) (err error) {

@@ -73,7 +73,7 @@ func ageOf(stat []byte) (time.Duration, error) {
 	rest := stat[bytes.LastIndexByte(stat, ')')+1:]
 	fields := strings.Fields(string(rest)) // from the third field on
 	if len(fields) <= startTime-3 {
-		return 0, errors.New("what the kernel says about the process cannot be read")
+		return 0, errors.New("/proc/PID/stat of the process could not be parsed")
 	}
 	ticks, err := strconv.ParseInt(fields[startTime-3], 10, 64)
 	if err != nil {

@@ -156,7 +156,7 @@ func (c *Conn) Await(kind Kind) (Message, error) {
 	case m.Kind == Failed:
 		err = errors.New(m.Error)
 	case m.Kind != kind:
-		err = fmt.Errorf("it says %q in place of %q", m.Kind, kind)
+		err = fmt.Errorf("unexpected message %q, expected %q", m.Kind, kind)
 	}
 	return m, err
 }

@@ -92,7 +92,7 @@ func TestExpect(t *testing.T) {
 		want string
 	}{
 		{[]Message{{Kind: Prepared}}, ""}, {[]Message{{Kind: Failed, Error: "no port"}}, "no port"},
-		{[]Message{{Kind: Serving}}, `it says "serving" in place of "prepared"`}, {nil, "it ended"},
+		{[]Message{{Kind: Serving}}, `unexpected message "serving", expected "prepared"`}, {nil, "it ended"},
 	} {
 		ours, theirs := pair(t)
 		for _, m := range tt.say {

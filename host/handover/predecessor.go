@@ -47,11 +47,11 @@ func Greeted(fd int) (*Predecessor, error) {
 	}
 	pidfd, err := parentPidfd(conn)
 	if err != nil {
-		return nil, errors.Join(fmt.Errorf("the gateway that runs: %w", err), conn.Close())
+		return nil, errors.Join(fmt.Errorf("the running gateway: %w", err), conn.Close())
 	}
 	hello, files, err := conn.Greeted()
 	if err != nil {
-		return nil, errors.Join(fmt.Errorf("the gateway that runs passed on no sockets: %w", err), conn.Close())
+		return nil, errors.Join(fmt.Errorf("the running gateway did not pass its sockets: %w", err), conn.Close())
 	}
 	return NewPredecessor(conn, pidfd, hello, files), nil
 }
@@ -95,7 +95,7 @@ func (p *Predecessor) Take() error {
 	}
 	m, err := p.conn.Await(Yours)
 	if err != nil {
-		return fmt.Errorf("the gateway that runs did not let go: %w", err)
+		return fmt.Errorf("the running gateway did not release its resources: %w", err)
 	}
 	p.protected = m.Protected
 	return nil
@@ -163,10 +163,10 @@ func (p *Predecessor) terminate(why error) {
 	if p.endsWithin(time.Second) { // it had finished draining
 		return
 	}
-	p.log.Warn("the gateway that was replaced does not answer, and is killed with the connections that it still has", zap.Error(why))
+	p.log.Warn("the replaced gateway does not respond; it is killed, with its remaining connections", zap.Error(why))
 	_ = unix.PidfdSendSignal(p.pidfd, unix.SIGKILL, nil, 0)
 	if !p.endsWithin(time.Minute) {
-		p.log.Error("the gateway that was replaced does not end")
+		p.log.Error("the replaced gateway does not end")
 	}
 }
 

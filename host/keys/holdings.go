@@ -91,7 +91,7 @@ func (h *Holdings) countOf(k quotas.Kind, of quotas.Holder) int64 {
 	defer kind.mu.Unlock()
 	n, err := h.countLocked(k, of.ID, tallyAge)
 	if err != nil {
-		h.log.Error("what API keys have cannot be counted", zap.Stringer("quota", k), zap.Error(err))
+		h.log.Error("the objects of API keys could not be counted", zap.Stringer("quota", k), zap.Error(err))
 	}
 	return n
 }

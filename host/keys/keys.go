@@ -87,7 +87,7 @@ func (k *Service) CreateAPIKey(_ context.Context, req api.KeyRequest) (name.Secr
 	case errors.Is(err, store.ErrKeyNameTaken):
 		return name.Secret{}, api.Key{}, api.Errorf(api.ErrConflict, "there is an API key named %q already; revoke it, or choose another name", req.Name)
 	case errors.Is(err, store.ErrManyKeys):
-		return name.Secret{}, api.Key{}, api.Errorf(api.ErrLimit, "there are as many API keys as there can be; revoke some")
+		return name.Secret{}, api.Key{}, api.Errorf(api.ErrLimit, "the maximum number of API keys is reached; revoke some")
 	case err != nil:
 		return name.Secret{}, api.Key{}, change.NotStored(k.log, "the API key could not be stored, nothing was made", err)
 	}
@@ -173,7 +173,7 @@ func (k *Service) SetAPIKeyQuotas(_ context.Context, idOrName string, named map[
 	case errors.Is(err, store.ErrNotFound):
 		return api.Key{}, api.ErrNotFound
 	case err != nil:
-		return api.Key{}, change.NotStored(k.log, "the quotas of the API key could not be stored, those before hold", err)
+		return api.Key{}, change.NotStored(k.log, "the quotas of the API key could not be stored; the previous ones apply", err)
 	}
 	k.quotas.Set(CallerOf(set).Holder(), own)
 	k.log.Info("the quotas of an API key were changed", zap.String("key", set.ID), zap.String("name", set.Name), zap.Any("quotas", set.Quotas))

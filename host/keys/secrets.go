@@ -48,7 +48,7 @@ func (s *Secrets) RefreshSecret(ctx context.Context, n string) (api.SecretStatus
 	if !s.secrets.Has(n) {
 		return api.SecretStatus{}, api.Errorf(api.ErrNotFound, "the configuration has no secret %q", name.ShownSecretName(n))
 	}
-	s.log.Info("a secret is revoked and read anew", zap.String("secret", n))
+	s.log.Info("a secret is revoked and read again", zap.String("secret", n))
 	if err := s.secrets.Refresh(ctx, n); errors.Is(err, secrets.ErrStatic) || errors.Is(err, secrets.ErrBusy) {
 		return api.SecretStatus{}, api.Errorf(api.ErrConflict, "secret %q: %w", n, err)
 	}

@@ -25,7 +25,7 @@ func (k *Service) RotateStoreKey(_ context.Context, newPassphrase name.Secret) e
 		return &document.InvalidError{Problems: []document.Problem{{Pointer: "/new_passphrase", Message: err.Error()}}}
 	}
 	if err != nil {
-		return api.Errorf(api.ErrUnavailable, "the key of the store was not fully changed: %w", err)
+		return api.Errorf(api.ErrUnavailable, "the key of the store was only partly changed: %w", err)
 	}
 	k.log.Info("the secrets of the store are sealed with a new key", zap.Bool("passphrase", newPassphrase.Reveal() != ""))
 	return nil
@@ -34,7 +34,7 @@ func (k *Service) RotateStoreKey(_ context.Context, newPassphrase name.Secret) e
 // RotateAPIKey implements the Store of [boxgate/api/gateway].
 func (k *Service) RotateAPIKey(_ context.Context, grace time.Duration) error {
 	if err := k.store.RotateAPIKey(grace); err != nil {
-		return api.Errorf(api.ErrUnavailable, "the API key was not fully replaced: %w", err)
+		return api.Errorf(api.ErrUnavailable, "the API key was only partly replaced: %w", err)
 	}
 	k.changed()
 	k.log.Info("there is a new API key", zap.Duration("grace_of_old_keys", grace))

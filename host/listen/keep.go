@@ -108,7 +108,7 @@ func (l *Sockets) Keep(log *zap.Logger) {
 	}
 	err := l.sendKept()
 	if errors.Is(err, syscall.ECONNREFUSED) { // a manager that only listens for READY
-		log.Debug("nobody keeps the sockets for the next start", zap.Error(err))
+		log.Debug("the service manager does not keep the sockets for the next start", zap.Error(err))
 	} else if err != nil {
 		log.Warn("the service manager does not keep all sockets for the next start", zap.Error(err))
 	}

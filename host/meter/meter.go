@@ -205,7 +205,7 @@ func (m *Meter) Save() {
 		return
 	}
 	if err := m.cfg.Store.SaveUsages(changed); err != nil {
-		m.cfg.Log.Error("what boxes have used could not be stored; it is tried again", zap.Error(err))
+		m.cfg.Log.Error("the usage of boxes could not be stored; retrying", zap.Error(err))
 		return
 	}
 	m.mu.Lock()

@@ -63,7 +63,7 @@ func (t *Trail) VerifyTrail(context.Context) (trail.Report, error) {
 func (t *Trail) KeepHead(ctx context.Context) {
 	report, err := t.VerifyTrail(ctx)
 	if err != nil || len(report.Problems) > 0 {
-		t.log.Error("the audit trail of the API is not as it was written; see gateway audit verify", zap.Strings("problems", report.Problems), zap.Error(err))
+		t.log.Error("the audit trail of the API was modified or damaged; see gateway audit verify", zap.Strings("problems", report.Problems), zap.Error(err))
 	}
 	tick := time.NewTicker(time.Minute)
 	defer tick.Stop()

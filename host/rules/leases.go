@@ -175,7 +175,7 @@ func (p *Service) endLeases(b *state.Box) error {
 	before := b.Leases
 	b.Leases, b.Version = running, in.version
 	if err := errors.Join(p.store.StagePolicy(b.ID, b.StoredPolicy()), p.store.CommitPolicy(b.ID)); err != nil {
-		p.log.Warn("the end of temporary entries could not be stored; they have ended all the same", zap.String("box", string(b.ID)), zap.Error(err))
+		p.log.Warn("the end of temporary entries could not be stored; they have still ended", zap.String("box", string(b.ID)), zap.Error(err))
 	}
 	b.Publish()
 	p.noteLeases(b, before)
@@ -233,7 +233,7 @@ func (p *Service) enforceEnd(ctx context.Context, b *state.Box, next *policy.Com
 	if err == nil || errors.Is(err, enforce.ErrClosed) {
 		return p.noteClosed(b, err)
 	}
-	p.log.Warn("temporary entries of a policy did not end at once", zap.String("box", string(b.ID)), zap.Error(err))
+	p.log.Warn("temporary entries of a policy did not end; retrying", zap.String("box", string(b.ID)), zap.Error(err))
 	return p.noteClosed(b, p.net.Restore(&b.Box, next))
 }
 

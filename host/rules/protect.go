@@ -112,7 +112,7 @@ func (p *Protection) Follow(ctx context.Context) error {
 			return err
 		}
 		if p.followChanges(ctx, changed); ctx.Err() == nil {
-			p.log.Warn("changes of the host's addresses were missed; looking again")
+			p.log.Warn("changes of the host's addresses were missed; reading them again")
 		}
 	}
 	return nil

@@ -83,7 +83,7 @@ func (q *Quota) checkBoxes(ctx context.Context, changes *sync.WaitGroup) {
 		used, err = q.meter.Transferred(limited...)
 	}
 	if err != nil { // boxes already known to be over their quota are still cut off
-		q.log.Error("what boxes have transferred since the last look is not known; it is tried again", zap.Error(err))
+		q.log.Error("the transferred bytes of boxes could not be read; retrying", zap.Error(err))
 	}
 	for _, b := range all {
 		spent := exhausted(used[b.ID], q.quotaOf(b))
@@ -114,7 +114,7 @@ func (q *Quota) SpentOf(list []store.Box) map[policy.BoxID]bool {
 	}
 	used, err := q.meter.Transferred(slices.Collect(maps.Keys(most))...)
 	if err != nil {
-		q.log.Warn("what boxes have transferred lately is not known yet", zap.Error(err))
+		q.log.Warn("the transferred bytes of boxes could not be read", zap.Error(err))
 	}
 	for id, n := range used {
 		out[id] = exhausted(n, most[id])
@@ -126,11 +126,11 @@ func (q *Quota) SpentOf(list []store.Box) map[policy.BoxID]bool {
 func (q *Quota) setSpent(ctx context.Context, b *state.Box, spent bool) {
 	id := zap.String("box", string(b.ID))
 	if err := q.applySpent(ctx, b, spent); err != nil {
-		q.log.Error("a box's quota could not be put in force; it is tried again", id, zap.Bool("used_up", spent), zap.Error(err))
+		q.log.Error("a box's quota could not be applied; retrying", id, zap.Bool("used_up", spent), zap.Error(err))
 		return
 	}
 	if !spent {
-		q.log.Info("a box that had used up its quota goes on: a new period has begun, or its quota was raised", id)
+		q.log.Info("a box that had used up its quota is connected again: a new period has begun, or its quota was raised", id)
 		return
 	}
 	q.visitors.CloseBox(b.ID) // after unlocking the box: a visitor may be waiting for its lock

@@ -60,7 +60,7 @@ func (p *Service) tryStored(b *state.Box) error {
 }
 
 // closedProblem is the error that the API shows for a closed box.
-const closedProblem = "its policy could not be put in force, so it is closed; restart the gateway, or delete it"
+const closedProblem = "its policy could not be applied, so it is closed; restart the gateway, or delete it"
 
 // closeBox disconnects a box from the network because its policy cannot be applied. The caller holds the lock of b.
 func (p *Service) closeBox(b *state.Box) error {
@@ -77,7 +77,7 @@ func (p *Service) closeBox(b *state.Box) error {
 // noteClosed logs and shows that a box was closed if err is [enforce.ErrClosed]. It returns err.
 func (p *Service) noteClosed(b *state.Box, err error) error {
 	if errors.Is(err, enforce.ErrClosed) {
-		p.log.Error("a box is closed: its policy could not be put in force", zap.String("box", string(b.ID)), zap.Error(err))
+		p.log.Error("a box is closed: its policy could not be applied", zap.String("box", string(b.ID)), zap.Error(err))
 		b.ShowError(closedProblem)
 	}
 	return err

@@ -20,7 +20,7 @@ var (
 	errFields   = errors.New(`must be a cron expression of five fields, such as "*/5 * * * *", or one of @hourly, @daily, @weekly, @monthly and @yearly`)
 	errNever    = errors.New("never comes: no such date exists")
 	errZone     = errors.New(`is not a time zone of the IANA database, such as "Europe/Berlin"`)
-	errZoneOnce = errors.New("the time zone is given both before the expression and besides it; give it in one place")
+	errZoneOnce = errors.New("the time zone is given twice, in the expression and in time_zone; give it in one place")
 )
 
 // IsZoneError reports whether an error of [Parse] is about the time zone.

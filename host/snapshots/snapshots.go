@@ -193,14 +193,14 @@ func (s *Manager) captureAndStore(ctx context.Context, r store.Snapshot, layer s
 		s.log.Error("the failure of a snapshot could not be stored", zap.String("snapshot", r.ID), zap.Error(err))
 	}
 	if err := s.Sweep(); err != nil {
-		s.log.Error("what a failed snapshot left could not be removed", zap.String("snapshot", r.ID), zap.Error(err))
+		s.log.Error("the files of a failed snapshot could not be removed", zap.String("snapshot", r.ID), zap.Error(err))
 	}
 }
 
 func (s *Manager) capture(ctx context.Context, r store.Snapshot, layer string, allowed Allowance) error {
 	c, err := s.copy(ctx, r.Box, layer, false, allowed.Grow)
 	if errors.Is(err, errYielded) {
-		s.log.Info("a snapshot that takes long begins anew later, as others wait", zap.String("snapshot", r.ID), zap.String("box", string(r.Box)))
+		s.log.Info("a long snapshot is restarted later, because others are waiting", zap.String("snapshot", r.ID), zap.String("box", string(r.Box)))
 		allowed.Release()
 		c, err = s.copy(ctx, r.Box, layer, true, allowed.Grow)
 	}

@@ -99,7 +99,7 @@ func TestAManagerThatReadsNothingIsNotWaitedFor(t *testing.T) {
 	}()
 	select {
 	case err := <-ended:
-		if !strings.Contains(err.Error(), "nobody reads") {
+		if !strings.Contains(err.Error(), "is not being read") {
 			t.Error(err)
 		}
 	case <-time.After(time.Minute):

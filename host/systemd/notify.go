@@ -37,7 +37,7 @@ func send(state, rights []byte, patience time.Duration) error {
 		}
 	}
 	if errors.Is(err, unix.EAGAIN) {
-		return fmt.Errorf("nobody reads %s", path)
+		return fmt.Errorf("%s is not being read", path)
 	}
 	return err
 }

@@ -101,7 +101,7 @@ func (p *Plan) findBoxes() error {
 		what = "boxes (processes, control groups, mounts, namespaces and files)"
 	}
 	p.add(&p.Remove, what, names(launched)...)
-	p.add(&p.Remove, "attached boxes (what runs in them is somebody else's, and is left without a network)", names(attached)...)
+	p.add(&p.Remove, "attached boxes (their processes keep running, without a network)", names(attached)...)
 	return nil
 }
 
@@ -122,7 +122,7 @@ func (p *Plan) findKernel() error {
 	p.add(&p.Remove, "routes", found.Routes...)
 	p.add(&p.Remove, "addresses on lo", found.Addresses...)
 	p.add(&p.Remove, "nftables tables", found.Tables...)
-	p.add(&p.Keep, "sysctls, which other programs may rely on by now", "net.ipv4.ip_forward", "net.ipv6.conf.all.forwarding",
+	p.add(&p.Keep, "sysctls, which other programs may rely on", "net.ipv4.ip_forward", "net.ipv6.conf.all.forwarding",
 		"net.ipv4.conf.all.src_valid_mark", "net.netfilter.nf_conntrack_acct", "net.netfilter.nf_conntrack_timestamp", "net.ipv6.conf.*.accept_ra")
 	return nil
 }

@@ -23,8 +23,8 @@ const (
 
 var (
 	errOrdersOfBox = errors.New("the public URLs of its box have had as many certificates ordered as they may in an hour (20)")
-	errURLGone     = errors.New("its public URL is gone")
-	errOrdersOfKey = errors.New("the API key that made its URL has had as many certificates ordered as one may in an hour: no more than are left of 75 for all keys")
+	errURLGone     = errors.New("its public URL was deleted")
+	errOrdersOfKey = errors.New("the API key that created its URL has reached its share of the 75 certificate orders per hour for all keys")
 )
 
 // Orders limits the certificates ordered with the operator's accounts at issuers. Safe for concurrent use.

@@ -136,7 +136,7 @@ func (u *Service) pauseFull(ctx context.Context, b *state.Box) {
 	if err := u.pause(ctx, b); err != nil {
 		return // logged, and retried by the next look
 	}
-	u.log.Warn("a box is paused, because it writes and the disk of state_dir has only what is kept for the gateway", zap.String("box", string(b.ID)))
+	u.log.Warn("a box is paused, because it writes while only the gateway's reserve is left on the disk of state_dir", zap.String("box", string(b.ID)))
 	u.history.Log(b.ID, "error", "system", "the box is paused: the disk of the host is full")
 }
 

@@ -34,7 +34,7 @@ func (u *Service) Watch(b *state.Box) {
 	case errors.Is(err, launcher.ErrNotRunning):
 		go ended()
 	default:
-		u.log.Error("the end of a box will not be noticed before the box is used", zap.String("box", string(b.ID)), zap.Error(err))
+		u.log.Error("the end of a box can only be noticed when the box is used", zap.String("box", string(b.ID)), zap.Error(err))
 	}
 }
 
@@ -56,7 +56,7 @@ func (u *Service) showEnded(b *state.Box, life uint64) {
 		return nil
 	}, zap.String("box", string(b.ID)))
 	if err != nil && !errors.Is(err, api.ErrNotFound) && !errors.Is(err, launcher.ErrNotFound) {
-		u.log.Error("whether a box has ended is not known before it is used", zap.String("box", string(b.ID)), zap.Error(err))
+		u.log.Error("the state of a box could not be checked; it is checked again when the box is used", zap.String("box", string(b.ID)), zap.Error(err))
 	}
 }
 

@@ -84,7 +84,7 @@ func (p *IdlePauser) pauseIdleBoxes(ctx context.Context) {
 		return
 	}
 	if err := p.noteTraffic(ctx, quiet); err != nil {
-		p.log.Error("no idle box is paused: what the boxes send is not known", zap.Error(err))
+		p.log.Error("idle boxes are not paused: the traffic of boxes could not be read", zap.Error(err))
 		return
 	}
 	for _, b := range quiet {

@@ -30,7 +30,7 @@ func TestResumeShowsThatTheBoxWasClosed(t *testing.T) {
 	table.Add(b)
 	b.Ended, b.Status = true, api.StatusError
 	u := &Service{store: db, log: zap.NewNop(), boxes: table, sandboxes: state.Sandboxes{Launcher: &launcher.Launcher{}}, history: history.New(table.Has)}
-	const closed = "its policy could not be put in force"
+	const closed = "its policy could not be applied"
 	u.starter = starter(func(b *state.Box) error { // a policy that cannot be applied comes in between
 		b.ShowError(closed)
 		return nil
