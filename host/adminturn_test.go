@@ -79,14 +79,14 @@ func TestASlowBodyDoesNotKeepTheTurn(t *testing.T) {
 	select {
 	case err := <-read:
 		if err == nil {
-			t.Error("half a body was taken for a whole one")
+			t.Error("a truncated body was accepted")
 		}
 	case <-ctx.Done():
-		t.Error("the slow body is waited for")
+		t.Error("the handover waited for the slow body")
 	}
 	close(release)
 	if err := <-read; err != nil {
-		t.Errorf("the request whose body had come: %v", err)
+		t.Errorf("the request with a complete body: %v", err)
 	}
 	if err := <-held; err != nil {
 		t.Error(err)

@@ -108,7 +108,7 @@ func TestWhoSaysNothingIsNotWaitedFor(t *testing.T) {
 		a.add(c)
 		began := time.Now()
 		if a.await(t.Context()); time.Since(began) != arrivalTime {
-			t.Errorf("it was waited for %v", time.Since(began))
+			t.Errorf("await took %v", time.Since(began))
 		}
 	})
 }

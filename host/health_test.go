@@ -64,13 +64,13 @@ func TestNotReadyWhileAListenerDoesNotAccept(t *testing.T) {
 	}
 	good.Close()
 	if err := s.check(t.Context()); err != nil {
-		t.Errorf("the last look is no longer good: %v", err)
+		t.Errorf("the cached result was not used: %v", err)
 	}
 	s.stopChecks()
 	if err := look(); err == nil {
 		t.Error("ready while the gateway stops")
 	}
 	if logged.FilterMessageSnippet("does not accept").Len() != 1 {
-		t.Error("a gateway that stops complains of its listeners")
+		t.Error("a stopping gateway logged a failed listener")
 	}
 }

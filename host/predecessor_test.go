@@ -35,7 +35,7 @@ func TestAQuotaCutsVisitorsWhenItIsRelieved(t *testing.T) {
 	h := &Host{parts: &parts{log: zap.NewNop(), boxes: table, listeners: &listen.Sockets{}, before: before}, services: services{protection: &rules.Protection{}}}
 	h.relieve()
 	if !other.Has(handover.URLs, "box1", "") || !other.Has(handover.Cut, "box1", "") || other.Has(handover.URLs, "box2", "") || other.Has(handover.Cut, "box2", "") {
-		t.Errorf("told when it was relieved: %v", other.Received())
+		t.Errorf("messages after Relieve: %v", other.Received())
 	}
 }
 

@@ -27,6 +27,6 @@ func TestServeWithoutRecoveryIsRefused(t *testing.T) {
 		t.Errorf("%v", err)
 	}
 	if err := h.health.Ready(t.Context()); err == nil {
-		t.Error("it says that it is ready")
+		t.Error("it reported that it is ready")
 	}
 }

@@ -69,18 +69,18 @@ func TestStarting(t *testing.T) {
 	var g Gate
 	g.Open()
 	if !g.Visit(80) {
-		t.Error("a box that was not just started is waited for")
+		t.Error("a box that was not just started counts as starting")
 	}
 	for range 2 {
 		g.Started()
 		if g.Visit(80) || g.Visit(81) {
-			t.Error("nothing listens yet")
+			t.Error("a port counts as listening too early")
 		}
 		if g.Listening(80); !g.Visit(80) || g.Visit(81) {
-			t.Error("port 80 is waited for, or port 81 is not")
+			t.Error("port 80 counts as starting, or port 81 does not")
 		}
 	}
 	if g.Starting(time.Now().Add(time.Hour), 81) {
-		t.Error("it starts for ever")
+		t.Error("it still counts as starting")
 	}
 }

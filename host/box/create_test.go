@@ -30,8 +30,8 @@ var (
 	allowed = policy.Spec{Mode: policy.ModeAllowAll}
 )
 
-// ruled is a set of boxes with their rules, over a real store and a kernel without failures.
-type ruled struct {
+// rig is a set of boxes with their rules, over a real store and a kernel without failures.
+type rig struct {
 	*rules.Service
 	store    *store.DB
 	boxes    *state.Table
@@ -40,12 +40,12 @@ type ruled struct {
 }
 
 // provisioner returns a Provisioner that stores new boxes.
-func (g *ruled) provisioner() *Provisioner {
+func (g *rig) provisioner() *Provisioner {
 	return &Provisioner{log: zap.NewNop(), store: g.store, shared: g.shared}
 }
 
 // boxesThatFollow returns three boxes, of which b1 and b2 follow the named policy "web", which denies everything.
-func boxesThatFollow(t *testing.T) *ruled {
+func boxesThatFollow(t *testing.T) *rig {
 	t.Helper()
 	db, err := store.Open(store.Options{Dir: filepath.Join(t.TempDir(), "state")})
 	if err != nil {
@@ -58,7 +58,7 @@ func boxesThatFollow(t *testing.T) *ruled {
 	}
 	t.Cleanup(func() { _ = audited.Close() })
 	net := &enforce.Enforcer{Kernel: &enforcetest.Kernel{}, Proxy: enforcetest.Proxy{}, Boxes: &enforce.Registry{}}
-	g := &ruled{store: db, boxes: &state.Table{}, shared: rules.NewShared(nil, nil, nil)}
+	g := &rig{store: db, boxes: &state.Table{}, shared: rules.NewShared(nil, nil, nil)}
 	g.Service, err = rules.New(rules.Config{Log: zap.NewNop(), Store: db, Boxes: g.boxes, Shared: g.shared, Net: net, Trail: audited})
 	if err != nil {
 		t.Fatal(err)
@@ -146,7 +146,7 @@ func TestNamedPolicyAmongOtherChanges(t *testing.T) {
 	for _, b := range g.boxes.All() {
 		stored, err := g.store.Policy(b.ID)
 		if s := b.Applied.Load(); err != nil || s.Named != stored.Named || s.Version != stored.Version || s.Named == "web" && (s.Spec.Mode != want || stored.Spec.Mode != want) {
-			t.Errorf("%s: %+v, stored %+v, %v; the named policy says %s", b.ID, s, stored, err, want)
+			t.Errorf("%s: %+v, stored %+v, %v; the named policy has %s", b.ID, s, stored, err, want)
 		}
 	}
 }
@@ -213,7 +213,7 @@ func TestNamedPolicyWaitsForBusyBoxes(t *testing.T) {
 			t.Errorf("%s: %v although the box is busy", what, err)
 			ended <- err
 		case <-time.After(30 * time.Second):
-			t.Errorf("%s holds up changes of other boxes", what)
+			t.Errorf("%s delays changes of other boxes", what)
 		case <-others:
 		}
 		cancel()

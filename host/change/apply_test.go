@@ -65,10 +65,10 @@ func TestOrderOfAChange(t *testing.T) {
 		case c.answer == "" && err != nil:
 			t.Errorf("%q took=%v: %v", c.bad, c.took, err)
 		case c.answer != "" && (err == nil || !strings.Contains(err.Error(), c.answer) || !errors.Is(err, api.ErrUnavailable)):
-			t.Errorf("%q panics=%v: %v, want an answer with %q", c.bad, c.panics, err, c.answer)
+			t.Errorf("%q panics=%v: %v, want an error with %q", c.bad, c.panics, err, c.answer)
 		}
 		if err != nil && strings.Contains(err.Error(), "secret") {
-			t.Errorf("the answer holds the text of the panic: %v", err)
+			t.Errorf("the error contains the panic value: %v", err)
 		}
 	}
 }

@@ -139,7 +139,7 @@ func TestFailedEnforcementLeavesTheOldPolicy(t *testing.T) {
 			t.Errorf("%s: %q", step, f.steps)
 		}
 		if e.Boxes.BoxByAddr(b.V4) != b || e.Boxes.BoxByAddr(b.V6) != b {
-			t.Errorf("%s: the box is not known any more", step)
+			t.Errorf("%s: the box is not in the registry", step)
 		}
 	}
 }
@@ -159,7 +159,7 @@ func TestBoxWithoutAWayBackIsClosed(t *testing.T) {
 		t.Error("the box is open")
 	}
 	if err := errors.Join(e.Enforce(t.Context(), b, compiled(t, wide)), e.Restore(b, compiled(t, wide))); err != nil || len(f.steps) > 0 || b.Policy.Load() != nil {
-		t.Errorf("a box without network was given a policy: %v %q", err, f.steps)
+		t.Errorf("a disconnected box was given a policy: %v %q", err, f.steps)
 	}
 }
 

@@ -27,7 +27,7 @@ func TestAttackAttachedPathIsNotOpened(t *testing.T) {
 	}
 	if f, err := openNetNS(trap); err == nil {
 		f.Close()
-		t.Error("a file was taken for a network namespace")
+		t.Error("a file was accepted as a network namespace")
 	}
 	if n, err := unix.Read(watch, make([]byte, 4096)); !errors.Is(err, unix.EAGAIN) {
 		t.Errorf("it was opened: %d %v", n, err)

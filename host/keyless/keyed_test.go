@@ -104,8 +104,8 @@ func dial(t *testing.T, s *server) *client {
 	return &client{Conn: c, in: bufio.NewReader(c), server: s}
 }
 
-// ask sends a request and returns its status once the server waits for the next one; 0: the connection is closed.
-func (c *client) ask(key, path string) int {
+// get sends a request and returns its status once the server waits for the next one; 0: the connection is closed.
+func (c *client) get(key, path string) int {
 	fmt.Fprintf(c, "GET %s HTTP/1.1\r\nHost: x\r\nKey: %s\r\n\r\n", path, key)
 	resp, err := http.ReadResponse(c.in, nil)
 	if err != nil {
@@ -134,13 +134,13 @@ func TestAKeyLosesIdleConnections(t *testing.T) {
 	l[quota.Connections] = 3
 	s, book := keyedServer(t, quota.Config{Defaults: l})
 	busy := dial(t, s)
-	if status := busy.ask("ci", "/wait"); status != 200 {
+	if status := busy.get("ci", "/wait"); status != 200 {
 		t.Fatal(status)
 	}
 	var idle []*client
 	for range 10 {
 		c := dial(t, s)
-		if status := c.ask("ci", "/"); status != 200 {
+		if status := c.get("ci", "/"); status != 200 {
 			t.Fatal(status)
 		}
 		idle = append(idle, c)
@@ -151,15 +151,15 @@ func TestAKeyLosesIdleConnections(t *testing.T) {
 		}
 	}
 	for _, c := range idle[8:] {
-		if status := c.ask("ci", "/wait"); status != 200 {
+		if status := c.get("ci", "/wait"); status != 200 {
 			t.Errorf("one of the latest: %d", status)
 		}
 	}
-	if status := dial(t, s).ask("ci", "/"); status != 429 {
+	if status := dial(t, s).get("ci", "/"); status != 429 {
 		t.Errorf("one more beside three with requests: %d", status)
 	}
 	for _, key := range []string{"other", "operator"} {
-		if status := dial(t, s).ask(key, "/"); status != 200 {
+		if status := dial(t, s).get(key, "/"); status != 200 {
 			t.Errorf("%s: %d", key, status)
 		}
 	}
@@ -177,14 +177,14 @@ func TestTheKeyWithMostConnectionsGivesWay(t *testing.T) {
 	var operators []*client
 	for range 40 {
 		c := dial(t, s)
-		if status := c.ask("operator", "/"); status != 200 {
+		if status := c.get("operator", "/"); status != 200 {
 			t.Fatal(status)
 		}
 		operators = append(operators, c)
 	}
 	for i := range 4 {
 		for range 30 {
-			if status := dial(t, s).ask(fmt.Sprint("key", i), "/"); status != 200 && status != 429 {
+			if status := dial(t, s).get(fmt.Sprint("key", i), "/"); status != 200 && status != 429 {
 				t.Fatal(status)
 			}
 		}
@@ -194,13 +194,13 @@ func TestTheKeyWithMostConnectionsGivesWay(t *testing.T) {
 	}
 	late := dial(t, s)
 	for range 2 {
-		if status := late.ask("late", "/"); status != 200 {
-			t.Errorf("a key that comes late: %d", status)
+		if status := late.get("late", "/"); status != 200 {
+			t.Errorf("a key that arrives late: %d", status)
 		}
 	}
 	for _, c := range operators {
-		if status := c.ask("operator", "/"); status != 200 {
-			t.Fatalf("an idle connection of the operator gave way: %d", status)
+		if status := c.get("operator", "/"); status != 200 {
+			t.Fatalf("an idle connection of the operator was evicted: %d", status)
 		}
 	}
 }
@@ -215,35 +215,35 @@ func TestAttackIdleConnectionsOfOthersAreClosed(t *testing.T) {
 	var honest []*client
 	for i := range 8 {
 		c := dial(t, s)
-		if status := c.ask(fmt.Sprint("honest", i%2), "/"); status != 200 {
+		if status := c.get(fmt.Sprint("honest", i%2), "/"); status != 200 {
 			t.Fatal(status)
 		}
 		honest = append(honest, c)
 	}
 	for range 24 {
-		if status := dial(t, s).ask("hostile", "/wait"); status != 200 {
+		if status := dial(t, s).get("hostile", "/wait"); status != 200 {
 			t.Fatal(status)
 		}
 	}
 	for range 8 {
-		if status := dial(t, s).ask("hostile", "/"); status != 429 {
+		if status := dial(t, s).get("hostile", "/"); status != 429 {
 			t.Errorf("one more: %d", status)
 		}
 	}
 	for _, c := range honest {
-		if status := c.ask("honest", "/"); status != 200 {
+		if status := c.get("honest", "/"); status != 200 {
 			t.Errorf("an idle connection of another key: %d", status)
 		}
 	}
 }
 
-// slow is a connection that closes slowly.
-type slow struct {
+// slowConn is a connection that closes slowly.
+type slowConn struct {
 	net.Conn
 	begun, goOn chan struct{}
 }
 
-func (c slow) Close() error {
+func (c slowConn) Close() error {
 	close(c.begun)
 	<-c.goOn
 	return nil
@@ -258,7 +258,7 @@ func TestAttackClosingConnectionsHoldsUpOtherKeys(t *testing.T) {
 	k := NewKeyed(quota.New(quota.Config{Totals: totals}))
 	l := New(nil, 64)
 	l.Keyed = k
-	idle := slow{begun: make(chan struct{}), goOn: make(chan struct{})}
+	idle := slowConn{begun: make(chan struct{}), goOn: make(chan struct{})}
 	shows := func(id string, of net.Conn) (*conn, error) {
 		c := &conn{Conn: of, listener: l}
 		r := httptest.NewRequest(http.MethodGet, "/", nil)

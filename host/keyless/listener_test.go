@@ -72,7 +72,7 @@ func TestSocketOfAConnectionCanBeAsked(t *testing.T) {
 	}
 	sc, ok := c.(syscall.Conn)
 	if !ok {
-		t.Fatal("the socket cannot be asked")
+		t.Fatal("the connection has no SyscallConn")
 	}
 	raw, err := sc.SyscallConn()
 	if err != nil {

@@ -20,9 +20,9 @@ func TestKeptSocketsAreUsedAgain(t *testing.T) {
 	inNamespace(t, startAgain)
 }
 
-// keep returns the sockets of a gateway as the service manager passes them on, by name, and the descriptors that the
+// passKept returns the sockets of a gateway as the service manager passes them on, by name, and the descriptors that the
 // manager keeps.
-func keep(t *testing.T, l *Sockets) (passed, had map[string]*os.File) {
+func passKept(t *testing.T, l *Sockets) (passed, had map[string]*os.File) {
 	t.Helper()
 	passed, had = map[string]*os.File{}, map[string]*os.File{}
 	for _, p := range l.passable {
@@ -42,8 +42,8 @@ func keep(t *testing.T, l *Sockets) (passed, had map[string]*os.File) {
 	return passed, had
 }
 
-// again returns the sockets as the service manager passes them on once more.
-func again(t *testing.T, had map[string]*os.File) map[string]*os.File {
+// passAgain returns the sockets as the service manager passes them on once more.
+func passAgain(t *testing.T, had map[string]*os.File) map[string]*os.File {
 	t.Helper()
 	passed := map[string]*os.File{}
 	for name, f := range had {
@@ -63,13 +63,13 @@ func startAgain(t *testing.T, cfg config.Config, a config.Addresses) error {
 	if err != nil {
 		return err
 	}
-	kept, _ := keep(t, old)
+	kept, _ := passKept(t, old)
 	at := old.Metrics.Addr().String()
 	dnsPort, proxyPort := old.DNSPort, old.ProxyPort
 	old.Close()
 	visitor, err := net.Dial("tcp", at)
 	if err != nil {
-		return fmt.Errorf("nobody can connect while the gateway restarts: %w", err)
+		return fmt.Errorf("connecting while the gateway restarts: %w", err)
 	}
 	defer visitor.Close()
 	cfg.Admin.Listen = "" // no longer configured
@@ -82,12 +82,12 @@ func startAgain(t *testing.T, cfg config.Config, a config.Addresses) error {
 		t.Errorf("ports %d and %d, metrics at %v, want %d, %d, %s", l.DNSPort, l.ProxyPort, l.Metrics.Addr(), dnsPort, proxyPort, at)
 	}
 	if len(l.closedNames) != 1 || l.closedNames[0] != "admin.listen 127.0.0.1:0" {
-		t.Errorf("the service manager is to close %q", l.closedNames)
+		t.Errorf("sockets to close: %q", l.closedNames)
 	}
 	_ = l.Metrics.(*net.TCPListener).SetDeadline(time.Now().Add(time.Minute))
 	conn, err := l.Metrics.Accept()
 	if err != nil {
-		return fmt.Errorf("who connected meanwhile is lost: %w", err)
+		return fmt.Errorf("a connection made during the restart was lost: %w", err)
 	}
 	return conn.Close()
 }
@@ -105,7 +105,7 @@ func TestAttackByASocketOfAnotherNamespace(t *testing.T) {
 		err = other.Do(func() error {
 			ln, err := Open(t.Context(), cfg, a, nil, nil)
 			if err == nil {
-				kept, _ = keep(t, ln)
+				kept, _ = passKept(t, ln)
 				ln.Close()
 			}
 			return err
@@ -139,7 +139,7 @@ func TestKeptSocketsThatNobodyAsksForEndAtOnce(t *testing.T) {
 		if err != nil {
 			return err
 		}
-		kept, had := keep(t, l)
+		kept, had := passKept(t, l)
 		l.Close()
 		moved := cfg
 		moved.Admin.Listen, moved.Metrics.Listen, moved.Ingress.HTTP = "", "0.0.0.0:9600", "127.0.0.1:8600"
@@ -152,10 +152,10 @@ func TestKeptSocketsThatNobodyAsksForEndAtOnce(t *testing.T) {
 			}
 		}
 		if conn, err := net.Dial("tcp", "127.0.0.1:8080"); !errors.Is(err, syscall.ECONNREFUSED) {
-			t.Errorf("what nobody asks for accepts: %v, %v", conn, err)
+			t.Errorf("a socket that is not configured accepts: %v, %v", conn, err)
 		}
 		l.Close()
-		if l, err = Open(t.Context(), cfg, a, nil, again(t, had)); err != nil {
+		if l, err = Open(t.Context(), cfg, a, nil, passAgain(t, had)); err != nil {
 			return err
 		}
 		defer l.Close()
@@ -195,7 +195,7 @@ func TestASuccessorEndsWhatNobodyAsksFor(t *testing.T) {
 			return err
 		}
 		defer old.Close()
-		passed, _ := keep(t, old)
+		passed, _ := passKept(t, old)
 		cfg.Metrics.Listen = ""
 		next, err := listen(t.Context(), cfg, a, nil, passedOn(t, old, &Sockets{inherited: passed, replaces: true}))
 		if err != nil {
@@ -209,7 +209,7 @@ func TestASuccessorEndsWhatNobodyAsksFor(t *testing.T) {
 		old.CloseQuietly()
 		next.Keep(zap.NewNop())
 		if conn, err := net.Dial("tcp", "127.0.0.1:9600"); !errors.Is(err, syscall.ECONNREFUSED) {
-			t.Errorf("what nobody asks for accepts: %v, %v", conn, err)
+			t.Errorf("a socket that is not configured accepts: %v, %v", conn, err)
 		}
 		return nil
 	})
@@ -239,10 +239,10 @@ func TestSocketsOfOneRunHaveOnePort(t *testing.T) {
 		if err != nil {
 			return err
 		}
-		_, had := keep(t, old)
+		_, had := passKept(t, old)
 		old.Close()
 		for _, missing := range []string{dnsName(a.GatewayV4), dnsName(a.GatewayV6), proxyName(loopback[0]), proxyName(loopback[1]), udpName(a.GatewayV4, 0)} {
-			kept := again(t, had)
+			kept := passAgain(t, had)
 			delete(kept, missing)
 			l, err := Open(t.Context(), cfg, a, nil, kept)
 			if err != nil {

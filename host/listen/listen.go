@@ -340,7 +340,7 @@ func samePort(open func() (uint16, error), port *uint16) error {
 
 func (l *Sockets) openDNS(ctx context.Context, addrs []netip.Addr) (uint16, error) {
 	port := l.DNSPort // 0: the first listener picks one
-	takeBack := l.savepoint()
+	rollback := l.savepoint()
 	for _, a := range addrs {
 		ln, err := l.openListener(dnsName(a), func() (net.Listener, error) {
 			return gatewaySocket.Listen(ctx, "tcp", netip.AddrPortFrom(a, port).String())
@@ -353,7 +353,7 @@ func (l *Sockets) openDNS(ctx context.Context, addrs []netip.Addr) (uint16, erro
 			err = l.openUDP(ctx, netip.AddrPortFrom(a, port))
 		}
 		if err != nil {
-			takeBack()
+			rollback()
 			l.DNSTCP, l.DNSUDP = nil, nil
 			return 0, err
 		}
@@ -371,7 +371,7 @@ func checkPort(port uint16, ln net.Listener) (uint16, error) {
 
 func (l *Sockets) openTransparent(ctx context.Context, addrs []netip.Addr) (uint16, error) {
 	port := l.ProxyPort // 0: the first listener picks one
-	takeBack := l.savepoint()
+	rollback := l.savepoint()
 	for _, a := range addrs {
 		ln, err := l.openListener(proxyName(a), func() (net.Listener, error) {
 			return proxy.ListenTransparent(ctx, netip.AddrPortFrom(a, port).String())
@@ -381,7 +381,7 @@ func (l *Sockets) openTransparent(ctx context.Context, addrs []netip.Addr) (uint
 			port, err = checkPort(port, ln)
 		}
 		if err != nil {
-			takeBack()
+			rollback()
 			l.Transparent = nil
 			return 0, err
 		}

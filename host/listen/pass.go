@@ -114,7 +114,7 @@ func (l *Sockets) addUDP(name string, u UDPSocket) {
 }
 
 // savepoint returns a function that closes everything opened after the call.
-func (l *Sockets) savepoint() (takeBack func()) {
+func (l *Sockets) savepoint() (rollback func()) {
 	all, passable := len(l.closers), len(l.passable)
 	return func() {
 		for _, c := range l.closers[all:] {

@@ -23,15 +23,15 @@ type kernel struct {
 	looks int
 }
 
-// uses sets the counters of a box.
-func (k *kernel) uses(id policy.BoxID, r Reading) {
+// setCounters sets the counters of a box.
+func (k *kernel) setCounters(id policy.BoxID, r Reading) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	k.boxes[id] = r
 }
 
-// gone removes a box.
-func (k *kernel) gone(id policy.BoxID) {
+// removeBox removes a box.
+func (k *kernel) removeBox(id policy.BoxID) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	delete(k.boxes, id)
@@ -76,15 +76,15 @@ func (k *kernel) Disk(ctx context.Context, _ policy.BoxID) (Disk, error) {
 	return k.disk(ctx)
 }
 
-// memory is a store that can fail.
-type memory struct {
+// fakeStore is a store that can fail.
+type fakeStore struct {
 	all  map[policy.BoxID]store.Usage
 	fail error
 }
 
-func (m *memory) Usages() (map[policy.BoxID]store.Usage, error) { return m.all, nil }
+func (m *fakeStore) Usages() (map[policy.BoxID]store.Usage, error) { return m.all, nil }
 
-func (m *memory) SaveUsages(changed map[policy.BoxID]store.Usage) error {
+func (m *fakeStore) SaveUsages(changed map[policy.BoxID]store.Usage) error {
 	if m.fail != nil {
 		return m.fail
 	}
@@ -97,7 +97,7 @@ func (m *memory) SaveUsages(changed map[policy.BoxID]store.Usage) error {
 	return nil
 }
 
-func open(t *testing.T, k *kernel, s *memory) *Meter {
+func open(t *testing.T, k *kernel, s *fakeStore) *Meter {
 	t.Helper()
 	m, err := Open(Config{Boxes: k.ids, Kernel: k, Store: s, Log: zap.NewNop()})
 	if err != nil {
@@ -109,7 +109,7 @@ func open(t *testing.T, k *kernel, s *memory) *Meter {
 // A total includes every counter's growth exactly once, whatever happens to the gateway and the counters.
 func TestTotalsOutliveTheirCounters(t *testing.T) {
 	t.Parallel()
-	k, s := &kernel{boxes: map[policy.BoxID]Reading{"b": {}}}, &memory{}
+	k, s := &kernel{boxes: map[policy.BoxID]Reading{"b": {}}}, &fakeStore{}
 	m := open(t, k, s)
 	var want time.Duration
 	var bytes uint64
@@ -152,7 +152,7 @@ func TestTotalsOutliveTheirCounters(t *testing.T) {
 // Usage that the store cannot save is still counted, and saved later.
 func TestStoreThatFails(t *testing.T) {
 	t.Parallel()
-	k, s := &kernel{boxes: map[policy.BoxID]Reading{"b": {GroupLife: "1", CPU: 5}}}, &memory{fail: errors.New("full")}
+	k, s := &kernel{boxes: map[policy.BoxID]Reading{"b": {GroupLife: "1", CPU: 5}}}, &fakeStore{fail: errors.New("full")}
 	m := open(t, k, s)
 	m.Read("b")
 	m.Save()
@@ -167,14 +167,14 @@ func TestStoreThatFails(t *testing.T) {
 	s.all = nil
 	m.Save()
 	if s.all != nil {
-		t.Error("what had not changed was stored again")
+		t.Error("unchanged totals were stored again")
 	}
 }
 
 func TestRunReadsAndForgets(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		k, s := &kernel{boxes: map[policy.BoxID]Reading{"b": {GroupLife: "1", CPU: 1, PeakMemory: 10, OOMKills: 1}, "c": {GroupLife: "1", CPU: 7}}}, &memory{}
+		k, s := &kernel{boxes: map[policy.BoxID]Reading{"b": {GroupLife: "1", CPU: 1, PeakMemory: 10, OOMKills: 1}, "c": {GroupLife: "1", CPU: 7}}}, &fakeStore{}
 		m := open(t, k, s)
 		ctx, cancel := context.WithCancel(t.Context())
 		done := make(chan struct{})
@@ -183,8 +183,8 @@ func TestRunReadsAndForgets(t *testing.T) {
 			close(done)
 		}()
 		synctest.Wait()
-		k.uses("b", Reading{GroupLife: "1", CPU: 3, PeakMemory: 8, OOMKills: 2})
-		k.gone("c")
+		k.setCounters("b", Reading{GroupLife: "1", CPU: 3, PeakMemory: 8, OOMKills: 2})
+		k.removeBox("c")
 		time.Sleep(Interval)
 		synctest.Wait()
 		if u := m.Of("b"); u.CPU != 3 || u.PeakMemory != 10 || u.OOMKills != 2 || s.all["b"].CPU.Total != 3 {
@@ -193,7 +193,7 @@ func TestRunReadsAndForgets(t *testing.T) {
 		if u := m.Of("c"); u != (Usage{}) {
 			t.Errorf("a box that is gone: %+v", u)
 		}
-		k.uses("b", Reading{GroupLife: "1", CPU: 4})
+		k.setCounters("b", Reading{GroupLife: "1", CPU: 4})
 		cancel()
 		<-done
 		if s.all["b"].CPU.Total != 4 {
@@ -211,7 +211,7 @@ func TestFilesAreCountedSeldom(t *testing.T) {
 			<-ctx.Done() // too many
 			return Disk{Bytes: 5, Whole: true}, ctx.Err()
 		}
-		m := open(t, k, &memory{})
+		m := open(t, k, &fakeStore{})
 		ctx, cancel := context.WithCancel(t.Context())
 		done := make(chan struct{})
 		go func() {
@@ -226,13 +226,13 @@ func TestFilesAreCountedSeldom(t *testing.T) {
 		time.Sleep(time.Hour)
 		synctest.Wait()
 		if k.looks != 1 {
-			t.Errorf("an idle box was looked at %d times", k.looks)
+			t.Errorf("the files of an idle box were counted %d times", k.looks)
 		}
-		k.uses("b", Reading{GroupLife: "1", CPU: 2})
+		k.setCounters("b", Reading{GroupLife: "1", CPU: 2})
 		time.Sleep(diskShare*diskMost + time.Minute)
 		synctest.Wait()
 		if k.looks != 2 {
-			t.Errorf("%d looks", k.looks)
+			t.Errorf("%d counts", k.looks)
 		}
 		cancel()
 		<-done
@@ -244,7 +244,7 @@ func TestFilesAreCountedSeldom(t *testing.T) {
 func TestTransfersOfAPeriod(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		k, s := &kernel{boxes: map[policy.BoxID]Reading{"b": {LinkLife: "1"}}}, &memory{}
+		k, s := &kernel{boxes: map[policy.BoxID]Reading{"b": {LinkLife: "1"}}}, &fakeStore{}
 		again := func() *Meter {
 			m, err := Open(Config{Period: time.Hour, Boxes: k.ids, Kernel: k, Store: s, Log: zap.NewNop()})
 			if err != nil {
@@ -262,20 +262,20 @@ func TestTransfersOfAPeriod(t *testing.T) {
 		}
 		time.Sleep(time.Until(time.Now().Truncate(time.Hour).Add(time.Hour)))
 		check("at first", 0)
-		k.uses("b", Reading{LinkLife: "1", In: 3, Out: 4})
+		k.setCounters("b", Reading{LinkLife: "1", In: 3, Out: 4})
 		check("in both directions", 7)
 		m.Save()
-		k.uses("b", Reading{LinkLife: "1", In: 5, Out: 4})
+		k.setCounters("b", Reading{LinkLife: "1", In: 5, Out: 4})
 		m = again() // killed
 		check("after a kill", 9)
-		k.uses("b", Reading{LinkLife: "2", In: 1})
+		k.setCounters("b", Reading{LinkLife: "2", In: 1})
 		time.Sleep(time.Hour - time.Nanosecond)
 		check("with another interface", 10)
 		m.Save()
-		k.uses("b", Reading{})
+		k.setCounters("b", Reading{})
 		time.Sleep(time.Nanosecond)
 		check("in the next period, without an interface", 0)
-		k.uses("b", Reading{LinkLife: "3", Out: 2})
+		k.setCounters("b", Reading{LinkLife: "3", Out: 2})
 		check("in the next period", 2)
 		m.Save()
 		u := s.all["b"]

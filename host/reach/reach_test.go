@@ -95,8 +95,8 @@ func listen(t *testing.T, path, address string, port uint16, word string) (ln ne
 	return ln
 }
 
-// word connects and returns the word it receives.
-func word(t *testing.T, b *Boxes, to netip.AddrPort) (string, error) {
+// readWord connects and returns the word it receives.
+func readWord(t *testing.T, b *Boxes, to netip.AddrPort) (string, error) {
 	t.Helper()
 	c, err := b.Dial(t.Context(), "box1", to)
 	if err != nil {
@@ -125,22 +125,22 @@ func TestReachesLoopbackOfTheBox(t *testing.T) {
 	port := reserve(t)
 	ln := listen(t, ns, "127.0.0.1", port, "four")
 	for range 2 {
-		if got, err := word(t, &b, at(port)); got != "four" || err != nil {
+		if got, err := readWord(t, &b, at(port)); got != "four" || err != nil {
 			t.Fatalf("127.0.0.1: %q, %v", got, err)
 		}
 	}
 	if len(b.boxes["box1"].ways) != 1 {
-		t.Error("the way was not remembered")
+		t.Error("the way was not stored")
 	}
 	ln.Close()
-	if _, err := word(t, &b, at(port)); !errors.Is(err, syscall.ECONNREFUSED) {
+	if _, err := readWord(t, &b, at(port)); !errors.Is(err, syscall.ECONNREFUSED) {
 		t.Errorf("nothing listens: %v", err)
 	}
 	if len(b.boxes["box1"].ways) != 0 {
-		t.Error("the way was not forgotten")
+		t.Error("the way was not reset")
 	}
 	listen(t, ns, "::1", port, "six")
-	if got, err := word(t, &b, at(port)); got != "six" || err != nil {
+	if got, err := readWord(t, &b, at(port)); got != "six" || err != nil {
 		t.Errorf("::1: %q, %v", got, err)
 	}
 }
@@ -180,7 +180,7 @@ func TestReachesNoOtherNamespace(t *testing.T) {
 		t.Errorf("the gateway's own namespace: %v", err)
 	}
 	b = Boxes{}
-	if _, err := word(t, &b, at(port)); !errors.Is(err, syscall.ECONNREFUSED) {
+	if _, err := readWord(t, &b, at(port)); !errors.Is(err, syscall.ECONNREFUSED) {
 		t.Errorf("a box that is not known: %v", err)
 	}
 }

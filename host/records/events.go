@@ -15,12 +15,12 @@ type Decisions struct {
 	audit     *audit.Log
 	past      *past.Store   // nil: no history on disk
 	pastLines *lines.Writer // buffered input of past
-	turns     *searches
+	searches  *searches
 }
 
 // NewDecisions returns a reader of log. store and kept are nil without a history on disk.
 func NewDecisions(log *audit.Log, store *past.Store, kept *lines.Writer) *Decisions {
-	return &Decisions{audit: log, past: store, pastLines: kept, turns: newSearches()}
+	return &Decisions{audit: log, past: store, pastLines: kept, searches: newSearches()}
 }
 
 // SearchEvents implements the Host of [boxgate/api/egress].
@@ -29,7 +29,7 @@ func (e *Decisions) SearchEvents(ctx context.Context, f api.EventSearch, begin f
 		return api.Errorf(api.ErrConflict, "this gateway keeps no history of decisions; log.history.size gives it one")
 	}
 	which := past.Filter{Box: f.Box, Since: f.Since, Until: f.Until, Host: f.Host, Reason: f.Reason, Denied: f.Denied}
-	return e.turns.run(ctx, api.CallerOf(ctx).Holder(), do, func(found func(audit.Event) error) error {
+	return e.searches.run(ctx, api.CallerOf(ctx).Holder(), do, func(found func(audit.Event) error) error {
 		_ = e.pastLines.Sync() // include the latest decisions; a failed write loses them
 		begin(e.past.Whole(f.Box))
 		return e.past.Search(ctx, which, found)

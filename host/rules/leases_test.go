@@ -20,19 +20,19 @@ import (
 	"boxgate/store"
 )
 
-// hands is a clock set by the test: offsets of the wall clock and of the boot clock.
-type hands struct{ wall, since atomic.Int64 }
+// fakeClock is a clock set by the test: offsets of the wall clock and of the boot clock.
+type fakeClock struct{ wall, since atomic.Int64 }
 
-func (h *hands) now() lease.Now {
+func (h *fakeClock) now() lease.Now {
 	return lease.Now{Wall: time.Date(2026, 6, 1, 12, 0, 0, 0, time.UTC).Add(time.Duration(h.wall.Load())), Boot: "boot", Since: time.Duration(h.since.Load())}
 }
 
-func (h *hands) pass(d time.Duration) { h.wall.Add(int64(d)); h.since.Add(int64(d)) }
+func (h *fakeClock) pass(d time.Duration) { h.wall.Add(int64(d)); h.since.Add(int64(d)) }
 
-// leasing returns a gateway with a box that denies everything, and its clock.
-func leasing(t *testing.T) (*gateway, *hands) {
+// newLeasing returns a gateway with a box that denies everything, and its clock.
+func newLeasing(t *testing.T) (*gateway, *fakeClock) {
 	t.Helper()
-	g, h := newGateway(t), &hands{}
+	g, h := newGateway(t), &fakeClock{}
 	g.shared.clock, g.leasesChanged = h.now, make(chan struct{}, 1)
 	g.addBox("b1")
 	return g, h
@@ -68,15 +68,15 @@ func (g *gateway) policyNow() api.PolicyState {
 	return s
 }
 
-// end ends the leases that are due, and waits for it.
-func (g *gateway) end() {
+// endDueLeases ends the leases that are due, and waits for it.
+func (g *gateway) endDueLeases() {
 	g.endDue(g.t.Context())
 	g.endingLeases.Wait()
 }
 
 func TestLeaseBeginsAndEnds(t *testing.T) {
 	t.Parallel()
-	g, h := leasing(t)
+	g, h := newLeasing(t)
 	g.lease(true, time.Hour, "a.example.com", "b.example.com")
 	if s := g.policyNow(); !g.allows("a.example.com") || !g.allows("b.example.com") || len(s.Leases) != 2 || s.Leases[0].Left != time.Hour || s.Version != 2 || s.Spec.Mode != policy.ModeDenyAll {
 		t.Fatalf("%+v", s)
@@ -84,11 +84,11 @@ func TestLeaseBeginsAndEnds(t *testing.T) {
 	h.pass(59 * time.Minute)
 	g.lease(true, time.Hour, "b.example.com") // renewed
 	if next := g.endDue(t.Context()); next > leaseTick || !g.allows("a.example.com") {
-		t.Errorf("a minute before its end: next look in %v", next)
+		t.Errorf("a minute before its end: next check in %v", next)
 	}
 	h.pass(time.Minute)
 	if next := g.endDue(t.Context()); next != leaseTick {
-		t.Errorf("what is being ended is looked at again after %v", next)
+		t.Errorf("a lease that is being ended is checked again after %v", next)
 	}
 	g.endingLeases.Wait()
 	if s := g.policyNow(); g.allows("a.example.com") || !g.allows("b.example.com") || len(s.Leases) != 1 || s.Leases[0].Left != 59*time.Minute || s.Version != 4 {
@@ -99,7 +99,7 @@ func TestLeaseBeginsAndEnds(t *testing.T) {
 		t.Errorf("%+v, %v", stored, err)
 	}
 	if _, err := g.EndLeases(t.Context(), "b1", func(api.LeaseEntry) bool { return true }, nil); err != nil || g.allows("b.example.com") {
-		t.Error("a lease that was ended goes on", err)
+		t.Error("an ended lease still applies", err)
 	}
 	if _, err := g.EndLeases(t.Context(), "b1", func(api.LeaseEntry) bool { return true }, nil); !errors.Is(err, api.ErrNotFound) {
 		t.Error(err)
@@ -125,7 +125,7 @@ func (g *gateway) entriesOf(version uint64) (list []trail.Entry) {
 // them, and the key that made them.
 func TestEndsOfLeasesAreInTheTrail(t *testing.T) {
 	t.Parallel()
-	g, h := leasing(t)
+	g, h := newLeasing(t)
 	_, made, err := g.store.CreateAPIKey(store.APIKey{Name: "ci", Role: string(api.RoleCreator)})
 	if err != nil {
 		t.Fatal(err)
@@ -137,7 +137,7 @@ func TestEndsOfLeasesAreInTheTrail(t *testing.T) {
 		}
 	}
 	h.pass(time.Hour)
-	g.end()
+	g.endDueLeases()
 	version := g.policyNow().Version
 	list := g.entriesOf(version)
 	if len(list) != 2 || version != 4 {
@@ -156,14 +156,14 @@ func TestEndsOfLeasesAreInTheTrail(t *testing.T) {
 // A denial takes precedence over a temporary permission, whichever was made first.
 func TestLeaseLosesToDenials(t *testing.T) {
 	t.Parallel()
-	g, h := leasing(t)
+	g, h := newLeasing(t)
 	g.lease(true, time.Hour, "*.example.com")
 	g.lease(false, 10*time.Minute, "a.example.com")
 	if g.allows("a.example.com") || !g.allows("b.example.com") {
 		t.Error("denied for a time, and allowed")
 	}
 	h.pass(10 * time.Minute)
-	g.end()
+	g.endDueLeases()
 	if !g.allows("a.example.com") {
 		t.Error("a denial did not end")
 	}
@@ -184,7 +184,7 @@ func TestLeaseLosesToDenials(t *testing.T) {
 // Replacing a policy as a whole ends temporary permissions, but not temporary denials.
 func TestLeaseAndReplacedPolicy(t *testing.T) {
 	t.Parallel()
-	g, _ := leasing(t)
+	g, _ := newLeasing(t)
 	g.lease(true, time.Hour, "a.example.com")
 	g.lease(false, time.Hour, "b.example.com")
 	if _, err := g.SetPolicy(t.Context(), "b1", api.PolicyChange{Spec: policy.Spec{Mode: policy.ModeCustom, AllowedDomains: []string{"b.example.com", "c.example.com"}}}, nil); err != nil {
@@ -208,21 +208,21 @@ func TestLeaseAndReplacedPolicy(t *testing.T) {
 func TestLeaseClockJumps(t *testing.T) {
 	t.Parallel()
 	for name, wall := range map[string]time.Duration{"forward": 48 * time.Hour, "back": -48 * time.Hour} {
-		g, h := leasing(t)
+		g, h := newLeasing(t)
 		g.lease(true, time.Hour, "*.example.com")
 		g.lease(false, 2*time.Hour, "b.example.com")
 		h.wall.Store(int64(wall))
-		g.end()
+		g.endDueLeases()
 		if open := g.allows("a.example.com"); open != (wall < 0) || g.allows("b.example.com") || len(g.policyNow().Leases) == 0 {
 			t.Errorf("%s: allowed %v, %+v", name, open, g.policyNow())
 		}
 		h.pass(time.Hour)
-		g.end()
+		g.endDueLeases()
 		if g.allows("a.example.com") || g.allows("b.example.com") {
 			t.Errorf("%s: allowed after its time", name)
 		}
 		h.pass(time.Hour)
-		g.end()
+		g.endDueLeases()
 		if left := g.policyNow().Leases; len(left) != 0 {
 			t.Errorf("%s: %+v", name, left)
 		}
@@ -233,18 +233,18 @@ func TestLeaseClockJumps(t *testing.T) {
 // whose old policy cannot be replaced is closed.
 func TestLeaseEndsWhateverFails(t *testing.T) {
 	t.Parallel()
-	g, h := leasing(t)
+	g, h := newLeasing(t)
 	g.lease(true, time.Hour, "a.example.com")
 	h.pass(time.Hour)
 	if err := g.store.Close(); err != nil {
 		t.Fatal(err)
 	}
-	g.end()
+	g.endDueLeases()
 	if g.allows("a.example.com") || len(g.policyNow().Leases) != 0 {
 		t.Error("open, because its end could not be stored")
 	}
 
-	g, h = leasing(t)
+	g, h = newLeasing(t)
 	g.lease(true, time.Hour, "a.example.com")
 	h.pass(time.Hour)
 	calls := 0
@@ -254,25 +254,25 @@ func TestLeaseEndsWhateverFails(t *testing.T) {
 		}
 		return nil
 	}
-	g.end()
+	g.endDueLeases()
 	if g.allows("a.example.com") || len(g.policyNow().Leases) != 0 {
 		t.Error("open, because the kernel failed once")
 	}
 
-	g, h = leasing(t)
+	g, h = newLeasing(t)
 	g.lease(true, time.Hour, "a.example.com")
 	h.pass(time.Hour)
 	g.kernel.Before = func(policy.BoxID, policy.KernelPlan) error { return errors.New("injected") }
-	g.end()
+	g.endDueLeases()
 	if b, _ := g.boxes.Find("b1"); b.Policy.Load() != nil || b.View().Status != api.StatusError {
-		t.Error("the box is open under a policy that has ended")
+		t.Error("the box is open under an ended lease")
 	}
 }
 
 // No other change applies an ended lease again before its end was noticed.
 func TestLeaseIsNotPutBack(t *testing.T) {
 	t.Parallel()
-	g, h := leasing(t)
+	g, h := newLeasing(t)
 	g.lease(true, time.Hour, "a.example.com")
 	h.pass(time.Hour)
 	for name, change := range map[string]func() error{
@@ -327,7 +327,7 @@ func TestKeepLeases(t *testing.T) {
 // A gateway that starts with stored leases compiles only the ones that still run.
 func TestLeaseOutlivesTheGateway(t *testing.T) {
 	t.Parallel()
-	g, h := leasing(t)
+	g, h := newLeasing(t)
 	g.lease(true, time.Hour, "a.example.com")
 	g.lease(true, 2*time.Hour, "b.example.com")
 	stored, err := g.store.Policy("b1")
@@ -377,7 +377,7 @@ func (rechecked) CloseBox(policy.BoxID)     {}
 // While another process owns the store and the kernel rules, temporary permissions still end on time.
 func TestLeasesEndWhileTheStoreIsLent(t *testing.T) {
 	t.Parallel()
-	g, h := leasing(t)
+	g, h := newLeasing(t)
 	g.lease(true, time.Hour, "a.example.com")
 	g.lease(true, 2*time.Hour, "b.example.com")
 	seen := make(rechecked, 10)
@@ -397,7 +397,7 @@ func TestLeasesEndWhileTheStoreIsLent(t *testing.T) {
 	}()
 	h.pass(time.Hour)
 	if id := <-seen; id != "b1" || g.allows("a.example.com") || !g.allows("b.example.com") {
-		t.Errorf("%s was judged anew; a: %v, b: %v", id, g.allows("a.example.com"), g.allows("b.example.com"))
+		t.Errorf("%s was rechecked; a: %v, b: %v", id, g.allows("a.example.com"), g.allows("b.example.com"))
 	}
 	cancel()
 	<-ended

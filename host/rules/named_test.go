@@ -15,11 +15,11 @@ import (
 	"boxgate/policy/document"
 )
 
-// sharing returns a gateway whose boxes b1 and b2 follow the named policy "web", which denies everything; b3 has its own
+// newSharing returns a gateway whose boxes b1 and b2 follow the named policy "web", which denies everything; b3 has its own
 // policy.
-func sharing(t *testing.T) (*gateway, *hands) {
+func newSharing(t *testing.T) (*gateway, *fakeClock) {
 	t.Helper()
-	g, h := leasing(t)
+	g, h := newLeasing(t)
 	g.addBox("b2")
 	g.addBox("b3")
 	g.name("web", denyAll)
@@ -53,9 +53,9 @@ func (g *gateway) named(name string) api.NamedPolicy {
 	return api.NamedPolicy{}
 }
 
-// say checks that each of the boxes, and the named policy they follow, has the given mode and version, and is open
+// checkBoxes checks that each of the boxes, and the named policy they follow, has the given mode and version, and is open
 // accordingly.
-func (g *gateway) say(when string, mode policy.Mode, version uint64, ids ...policy.BoxID) {
+func (g *gateway) checkBoxes(when string, mode policy.Mode, version uint64, ids ...policy.BoxID) {
 	g.t.Helper()
 	for _, id := range ids {
 		s, err := g.Policy(g.t.Context(), id)
@@ -64,22 +64,22 @@ func (g *gateway) say(when string, mode policy.Mode, version uint64, ids ...poli
 		}
 	}
 	if n := g.named("web"); n.Spec.Mode != mode || len(n.Boxes) != len(ids) {
-		g.t.Errorf("%s: the named policy says %s, for %d boxes", when, n.Spec.Mode, len(n.Boxes))
+		g.t.Errorf("%s: the named policy has mode %s, for %d boxes", when, n.Spec.Mode, len(n.Boxes))
 	}
 }
 
 // A change of a named policy reaches exactly the boxes that follow it, and survives a restart.
 func TestNamedPolicyReachesItsBoxes(t *testing.T) {
 	t.Parallel()
-	g, _ := sharing(t)
-	g.say("at first", policy.ModeDenyAll, 2, "b1", "b2")
+	g, _ := newSharing(t)
+	g.checkBoxes("at first", policy.ModeDenyAll, 2, "b1", "b2")
 	g.name("web", allowAll)
-	g.say("changed", policy.ModeAllowAll, 3, "b1", "b2")
+	g.checkBoxes("changed", policy.ModeAllowAll, 3, "b1", "b2")
 	if g.state("b3") != before {
 		t.Errorf("b3 follows nothing, and has %+v", g.state("b3"))
 	}
 	again := openGateway(t, g.copyOf())
-	again.say("after a restart", policy.ModeAllowAll, 3, "b1", "b2")
+	again.checkBoxes("after a restart", policy.ModeAllowAll, 3, "b1", "b2")
 	if r, err := again.store.Verify(); err != nil || len(r.Problems) > 0 {
 		t.Errorf("%+v %v", r, err)
 	}
@@ -91,7 +91,7 @@ func TestNamedPolicyReachesItsBoxes(t *testing.T) {
 	if _, err := g.SetPolicy(t.Context(), "b2", api.PolicyChange{Spec: denyAll}, nil); err != nil {
 		t.Fatal(err)
 	}
-	g.say("b2 has its own", policy.ModeAllowAll, 3, "b1")
+	g.checkBoxes("b2 has its own", policy.ModeAllowAll, 3, "b1")
 	if g.state("b2") != before {
 		t.Errorf("b2: %+v", g.state("b2"))
 	}
@@ -107,7 +107,7 @@ func TestNamedPolicyChangesForAllOrNone(t *testing.T) {
 	t.Parallel()
 	for _, failing := range []policy.BoxID{"b1", "b2"} {
 		for _, panics := range []bool{false, true} {
-			g, _ := sharing(t)
+			g, _ := newSharing(t)
 			failed := false
 			g.kernel.Before = func(id policy.BoxID, _ policy.KernelPlan) error {
 				if id != failing || failed {
@@ -122,10 +122,10 @@ func TestNamedPolicyChangesForAllOrNone(t *testing.T) {
 			if _, err := g.SetNamedPolicy(t.Context(), "web", allowAll, nil); !errors.Is(err, api.ErrUnavailable) || !failed {
 				t.Errorf("%s: %v", when, err)
 			}
-			g.say(when, policy.ModeDenyAll, 2, "b1", "b2")
+			g.checkBoxes(when, policy.ModeDenyAll, 2, "b1", "b2")
 			g.nothingStaged(when)
 			g.name("web", allowAll)
-			g.say(when+", again", policy.ModeAllowAll, 4, "b1", "b2") // versions are not reused
+			g.checkBoxes(when+", again", policy.ModeAllowAll, 4, "b1", "b2") // versions are not reused
 		}
 	}
 }
@@ -134,18 +134,18 @@ func TestNamedPolicyChangesForAllOrNone(t *testing.T) {
 // store that fails then closes them.
 func TestNamedPolicyAndASuddenEnd(t *testing.T) {
 	t.Parallel()
-	g, _ := sharing(t)
+	g, _ := newSharing(t)
 	var died []string
 	g.kernel.Before = func(policy.BoxID, policy.KernelPlan) error { died = append(died, g.copyOf()); return nil }
 	g.name("web", allowAll)
 	if len(died) != 2 {
-		t.Fatalf("the kernel was asked %d times", len(died))
+		t.Fatalf("the kernel was called %d times", len(died))
 	}
 	for i, dir := range died {
-		openGateway(t, dir).say(fmt.Sprintf("death at box %d", i), policy.ModeDenyAll, 2, "b1", "b2")
+		openGateway(t, dir).checkBoxes(fmt.Sprintf("death at box %d", i), policy.ModeDenyAll, 2, "b1", "b2")
 	}
 
-	g, _ = sharing(t)
+	g, _ = newSharing(t)
 	calls := 0
 	g.kernel.Before = func(policy.BoxID, policy.KernelPlan) error {
 		if calls++; calls == 2 {
@@ -159,13 +159,13 @@ func TestNamedPolicyAndASuddenEnd(t *testing.T) {
 	if !g.state("b1").closed || !g.state("b2").closed {
 		t.Error("a box is open under a policy that could not be stored")
 	}
-	openGateway(t, g.dir).say("after a start", policy.ModeDenyAll, 2, "b1", "b2")
+	openGateway(t, g.dir).checkBoxes("after a start", policy.ModeDenyAll, 2, "b1", "b2")
 }
 
 // A box that rejects both the new policy and the old one is closed. The others keep the old one.
 func TestNamedPolicyClosesABoxWithoutAWayBack(t *testing.T) {
 	t.Parallel()
-	g, _ := sharing(t)
+	g, _ := newSharing(t)
 	g.kernel.Before = func(id policy.BoxID, _ policy.KernelPlan) error {
 		if id == "b2" {
 			return errFake
@@ -173,7 +173,7 @@ func TestNamedPolicyClosesABoxWithoutAWayBack(t *testing.T) {
 		return nil
 	}
 	if _, err := g.SetNamedPolicy(t.Context(), "web", allowAll, nil); err == nil {
-		t.Error("a success")
+		t.Error("the change succeeded")
 	}
 	if got := g.state("b1"); got != before || !g.state("b2").closed {
 		t.Errorf("b1 has %+v, b2 %+v", got, g.state("b2"))
@@ -184,7 +184,7 @@ func TestNamedPolicyClosesABoxWithoutAWayBack(t *testing.T) {
 // not apply ended leases again.
 func TestNamedPolicyBelowLeases(t *testing.T) {
 	t.Parallel()
-	g, h := sharing(t)
+	g, h := newSharing(t)
 	g.lease(true, time.Hour, "a.example.com", "b.example.com")
 	g.lease(false, 2*time.Hour, "c.example.com")
 	g.name("web", policy.Spec{Mode: policy.ModeCustom, AllowedDomains: []string{"c.example.com", "d.example.com"}, DeniedDomains: []string{"b.example.com"}})
@@ -206,14 +206,14 @@ func TestNamedPolicyBelowLeases(t *testing.T) {
 		return nil
 	}
 	if _, err := g.SetNamedPolicy(t.Context(), "web", allowAll, nil); err == nil || g.allows("a.example.com") || g.allows("c.example.com") || !g.allows("d.example.com") {
-		t.Errorf("rolled back: %v, a lease that has ended is in force: %v", err, g.allows("a.example.com"))
+		t.Errorf("rolled back: %v, an ended lease is applied: %v", err, g.allows("a.example.com"))
 	}
 }
 
 // The ceiling limits named policies like all others.
 func TestNamedPolicyBelowTheCeiling(t *testing.T) {
 	t.Parallel()
-	g, _ := sharing(t)
+	g, _ := newSharing(t)
 	ceiling, err := policy.NewCeiling(policy.Spec{Mode: policy.ModeCustom, AllowedDomains: []string{"a.example.com"}})
 	if err != nil {
 		t.Fatal(err)
@@ -228,7 +228,7 @@ func TestNamedPolicyBelowTheCeiling(t *testing.T) {
 // A named policy in use cannot be deleted; the error names the boxes.
 func TestNamedPolicyInUseStays(t *testing.T) {
 	t.Parallel()
-	g, _ := sharing(t)
+	g, _ := newSharing(t)
 	_, err := g.DeleteNamedPolicy(t.Context(), "web", nil)
 	if !errors.Is(err, api.ErrConflict) || !strings.Contains(err.Error(), "b1, b2") {
 		t.Error(err)
@@ -256,7 +256,7 @@ func TestNamedPolicyInUseStays(t *testing.T) {
 // A process that is being replaced refuses changes of named policies.
 func TestNamedPolicyWhileTheStoreIsLent(t *testing.T) {
 	t.Parallel()
-	g, _ := sharing(t)
+	g, _ := newSharing(t)
 	g.boxes.HandedOver.Store(true)
 	if _, err := g.SetNamedPolicy(t.Context(), "web", allowAll, nil); !errors.Is(err, state.ErrHandedOver) {
 		t.Error(err)
@@ -270,7 +270,7 @@ func TestNamedPolicyWhileTheStoreIsLent(t *testing.T) {
 // number of entries.
 func TestTemporaryEntriesHoldUpNoNamedPolicy(t *testing.T) {
 	t.Parallel()
-	g, _ := sharing(t)
+	g, _ := newSharing(t)
 	long := policy.Spec{Mode: policy.ModeCustom}
 	for i := range 10_000 {
 		long.DeniedDomains = append(long.DeniedDomains, fmt.Sprintf("n%d.example", i))

@@ -153,7 +153,7 @@ func TestAddressesThatComeAtOnceAreProtected(t *testing.T) {
 			case a := <-protected:
 				is = a == next
 			case err := <-followed:
-				t.Fatalf("they are followed no more: %v", err)
+				t.Fatalf("Follow returned: %v", err)
 			case <-hang:
 				t.Fatal("a new one is not protected")
 			}

@@ -84,7 +84,7 @@ func TestABoxIsHeldToAQuotaOfItsOwn(t *testing.T) {
 			b.Limits.Store(own)
 			look()
 			if b.Spent.Load() != c.spent || beside.Spent.Load() != c.beside {
-				t.Errorf("cut off: %t, and the one beside it: %t", b.Spent.Load(), beside.Spent.Load())
+				t.Errorf("cut off: %t, and the other box: %t", b.Spent.Load(), beside.Spent.Load())
 			}
 			// The same at the start of a gateway, from the stored state.
 			record := store.Box{ID: "box1", Limits: store.BoxLimits{Operator: own}}
@@ -118,6 +118,6 @@ func TestAQuotaCutsVisitorsWhereTheyDrain(t *testing.T) {
 	}
 	q.setSpent(t.Context(), b, true)
 	if !other.Has(handover.URLs, "box1", "") {
-		t.Errorf("told: %v", other.Received())
+		t.Errorf("messages: %v", other.Received())
 	}
 }

@@ -218,7 +218,7 @@ func TestAStartPutsTheCommittedStateInForce(t *testing.T) {
 			t.Errorf("%s: %+v, want %+v", name, got, c.want)
 		}
 		if died == "" {
-			t.Fatalf("%s: the kernel was not asked", name)
+			t.Fatalf("%s: the kernel was not called", name)
 		}
 		if got := openGateway(t, died).state("b1"); got != before {
 			t.Errorf("%s: after a death on the way: %+v, want %+v", name, got, before)
@@ -253,7 +253,7 @@ func TestAChangeThatFailsLeavesNothing(t *testing.T) {
 				return errFake
 			}
 			if err := c.make(g); err == nil || !failed {
-				t.Errorf("%s panics=%v: a success", name, panics)
+				t.Errorf("%s panics=%v: the change succeeded", name, panics)
 			}
 			for _, id := range []policy.BoxID{"b1", "b2"} {
 				if got := g.state(id); got != before {
@@ -293,7 +293,7 @@ func TestABoxWithoutAWayBackIsClosedAlone(t *testing.T) {
 		return nil
 	}
 	if _, err := g.SetGlobalHeaders(t.Context(), rule(t, "global"), nil); err == nil {
-		t.Error("a success")
+		t.Error("the change succeeded")
 	}
 	if got := g.state("b1"); got != before {
 		t.Errorf("b1 has %+v", got)
@@ -322,7 +322,7 @@ func TestAChangeWithoutAStore(t *testing.T) {
 			t.Errorf("%s: %v", name, err)
 		}
 		if got := g.state("b1"); !got.closed {
-			t.Errorf("%s: the box goes on: %+v", name, got)
+			t.Errorf("%s: the box is still open: %+v", name, got)
 		}
 		if got := openGateway(t, g.dir).state("b1"); got != before {
 			t.Errorf("%s: after a start: %+v", name, got)
@@ -334,7 +334,7 @@ func TestAChangeWithoutAStore(t *testing.T) {
 			t.Fatal(err)
 		}
 		g.kernel.Before = func(policy.BoxID, policy.KernelPlan) error {
-			t.Errorf("%s: put in force without being staged", name)
+			t.Errorf("%s: applied without being staged", name)
 			return nil
 		}
 		if err := c.make(g); !errors.Is(err, api.ErrUnavailable) {
@@ -380,7 +380,7 @@ func TestProtectedRangesAreNotRolledBack(t *testing.T) {
 		t.Fatal("the address is protected already")
 	}
 	if err := p.Update(t.Context()); err == nil || len(p.own) > 0 {
-		t.Errorf("a success: %v", err)
+		t.Errorf("the change succeeded: %v", err)
 	}
 	if reaches("b1") {
 		t.Error("b1 reaches a protected address because b2 does")
@@ -418,7 +418,7 @@ func TestAnAddressThatComesBackIsProtected(t *testing.T) {
 	}
 	p.addrs.PoolV4 = other
 	if err := p.Update(t.Context()); err == nil {
-		t.Error("a success")
+		t.Error("the change succeeded")
 	}
 	p.addrs.PoolV4 = held
 	if err := p.Update(t.Context()); err != nil {

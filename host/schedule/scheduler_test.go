@@ -129,8 +129,8 @@ func (m *memory) delivered() []Payload {
 	return slices.Clone(m.sent)
 }
 
-// begin runs a scheduler over m in the test's synctest bubble. The time is midnight.
-func begin(t *testing.T, m *memory, now func() time.Time) *Scheduler {
+// startScheduler runs a scheduler over m in the test's synctest bubble. The time is midnight.
+func startScheduler(t *testing.T, m *memory, now func() time.Time) *Scheduler {
 	t.Helper()
 	if m.stored == nil {
 		m.stored = map[string]store.Schedule{}
@@ -163,7 +163,7 @@ func TestRunsWhenDue(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		m := &memory{takes: time.Second}
-		d := begin(t, m, time.Now)
+		d := startScheduler(t, m, time.Now)
 		time.Sleep(30 * time.Second)
 		add(t, d, store.Schedule{ID: "a", Box: "b1", Cron: "*/2 * * * *", WebhookURL: "https://x"})
 		time.Sleep(6 * time.Minute)
@@ -209,7 +209,7 @@ func TestOneRunAtATime(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		m := &memory{takes: 150 * time.Second}
-		d := begin(t, m, time.Now)
+		d := startScheduler(t, m, time.Now)
 		add(t, d, store.Schedule{ID: "a", Box: "b1", Cron: "* * * * *"})
 		time.Sleep(5*time.Minute + 30*time.Second)
 		if got := m.runs(); got != "00:01:00 00:04:00" {
@@ -235,7 +235,7 @@ func TestMissedWhileDown(t *testing.T) {
 			"claimed": {ID: "claimed", Box: "b1", Cron: "* * * * *", Settled: now, Claimed: "run_before"},
 			"paused":  {ID: "paused", Box: "b1", Cron: "* * * * *", Settled: now.Add(-3 * time.Hour), Paused: true},
 		}}
-		begin(t, m, time.Now)
+		startScheduler(t, m, time.Now)
 		time.Sleep(30 * time.Second)
 		if got := m.runs(); got != "00:00:00" {
 			t.Errorf("runs at %s", got)
@@ -258,7 +258,7 @@ func TestNothingRunsUnclaimed(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		m := &memory{}
-		d := begin(t, m, time.Now)
+		d := startScheduler(t, m, time.Now)
 		s := add(t, d, store.Schedule{ID: "a", Box: "b1", Cron: "* * * * *"})
 		m.mu.Lock()
 		m.broken = errors.New("disk full")
@@ -268,7 +268,7 @@ func TestNothingRunsUnclaimed(t *testing.T) {
 			t.Errorf("runs at %q, notes %v", got, m.noted())
 		}
 		if m.get("a").Settled != s.Settled {
-			t.Error("a time was settled that was not")
+			t.Error("a due time was settled without a run")
 		}
 		m.mu.Lock()
 		m.broken = nil
@@ -288,7 +288,7 @@ func TestTheClockJumps(t *testing.T) {
 		var off time.Duration
 		jump := func(by time.Duration) { mu.Lock(); off += by; mu.Unlock() }
 		m := &memory{}
-		d := begin(t, m, func() time.Time { mu.Lock(); defer mu.Unlock(); return time.Now().Add(off) })
+		d := startScheduler(t, m, func() time.Time { mu.Lock(); defer mu.Unlock(); return time.Now().Add(off) })
 		add(t, d, store.Schedule{ID: "a", Box: "b1", Cron: "* * * * *"})
 		time.Sleep(90 * time.Second)
 		m.runs()
@@ -314,7 +314,7 @@ func TestAPanicIsContained(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		m := &memory{panics: true}
-		d := begin(t, m, time.Now)
+		d := startScheduler(t, m, time.Now)
 		add(t, d, store.Schedule{ID: "a", Box: "b1", Cron: "* * * * *"})
 		time.Sleep(2*time.Minute + time.Second)
 		if got := m.runs(); got != "00:01:00 00:02:00" {
@@ -328,7 +328,7 @@ func TestAChangeWins(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		m := &memory{}
-		d := begin(t, m, time.Now)
+		d := startScheduler(t, m, time.Now)
 		s := add(t, d, store.Schedule{ID: "a", Box: "b1", Cron: "* * * * *"})
 		time.Sleep(time.Second)
 		if _, err := d.Change("b1", "a", func(s *store.Schedule) error { s.Paused = true; return nil }); err != nil {

@@ -20,13 +20,13 @@ import (
 // free is an allowance without limits.
 var free = Allowance{Stored: func() {}, Grow: func(int64) error { return nil }, Release: func() {}}
 
-// slow simulates captures that continue until they are canceled.
-type slow struct {
+// slowBoxes simulates captures that continue until they are canceled.
+type slowBoxes struct {
 	began  chan struct{}
 	gaveUp func()
 }
 
-func (s *slow) Capture(ctx context.Context, _ policy.BoxID, layer string, _ func(int64) error) (launcher.Captured, error) {
+func (s *slowBoxes) Capture(ctx context.Context, _ policy.BoxID, layer string, _ func(int64) error) (launcher.Captured, error) {
 	if s.began == nil {
 		return launcher.Captured{Layers: []string{layer}}, nil
 	}
@@ -36,7 +36,7 @@ func (s *slow) Capture(ctx context.Context, _ policy.BoxID, layer string, _ func
 	return launcher.Captured{}, ctx.Err()
 }
 
-func (*slow) KeepLayers(func(string) bool) error { return nil }
+func (*slowBoxes) KeepLayers(func(string) bool) error { return nil }
 
 // TestSnapshotsAreDeletedBeforeTheyAreGivenUp: by the time a capture is canceled, all named snapshots are deleted. If one
 // of them does not exist, the others stay, including snapshots that are being taken.
@@ -52,7 +52,7 @@ func TestSnapshotsAreDeletedBeforeTheyAreGivenUp(t *testing.T) {
 	if _, err := db.AllocateBox(store.Box{ID: "box1", PlaceholderKey: store.NewKey()}, pools); err != nil {
 		t.Fatal(err)
 	}
-	boxes := &slow{}
+	boxes := &slowBoxes{}
 	s := New(zap.NewNop(), db, boxes, func(f func() error) error { return f() })
 	defer s.Close()
 	if _, err := s.Take(t.Context(), store.Snapshot{ID: "snap_ready", Box: "box1"}, free); err != nil {
@@ -61,7 +61,7 @@ func TestSnapshotsAreDeletedBeforeTheyAreGivenUp(t *testing.T) {
 	boxes.began = make(chan struct{}, 1)
 	boxes.gaveUp = func() {
 		if err := db.DeleteSnapshots([]string{"snap_ready"}); !errors.Is(err, store.ErrNotFound) {
-			t.Errorf("a capture was given up before the snapshots were deleted: %v", err)
+			t.Errorf("a capture was canceled before the snapshots were deleted: %v", err)
 		}
 	}
 	taken := make(chan error, 1)
@@ -71,7 +71,7 @@ func TestSnapshotsAreDeletedBeforeTheyAreGivenUp(t *testing.T) {
 	}()
 	<-boxes.began
 	if err := s.Delete(t.Context(), []string{"snap_slow", "snap_none"}); !errors.Is(err, store.ErrNotFound) {
-		t.Errorf("deleting one that is not there: %v", err)
+		t.Errorf("deleting an unknown snapshot: %v", err)
 	}
 	if r, err := s.Get("snap_slow"); err != nil || r.State != Creating {
 		t.Errorf("it is %s, %v", r.State, err)
@@ -80,17 +80,17 @@ func TestSnapshotsAreDeletedBeforeTheyAreGivenUp(t *testing.T) {
 		t.Error(err)
 	}
 	if err := <-taken; !errors.Is(err, store.ErrNotFound) {
-		t.Errorf("who took it was told %v", err)
+		t.Errorf("Take returned %v", err)
 	}
 	if list, err := s.List(""); err != nil || len(list) != 0 {
 		t.Errorf("left: %v %v", list, err)
 	}
 }
 
-// large simulates captures that take long, except the first.
-type large struct{ begun atomic.Int64 }
+// largeBoxes simulates captures that take long, except the first.
+type largeBoxes struct{ begun atomic.Int64 }
 
-func (l *large) Capture(ctx context.Context, id policy.BoxID, layer string, _ func(int64) error) (launcher.Captured, error) {
+func (l *largeBoxes) Capture(ctx context.Context, id policy.BoxID, layer string, _ func(int64) error) (launcher.Captured, error) {
 	l.begun.Add(1)
 	if id != "box5" {
 		select {
@@ -102,7 +102,7 @@ func (l *large) Capture(ctx context.Context, id policy.BoxID, layer string, _ fu
 	return launcher.Captured{Layers: []string{layer}}, nil
 }
 
-func (*large) KeepLayers(func(string) bool) error { return nil }
+func (*largeBoxes) KeepLayers(func(string) bool) error { return nil }
 
 // TestLongCaptureBeginsAnew: a snapshot that had to make room for another box's is still taken, and its caller does not
 // notice.
@@ -116,7 +116,7 @@ func TestLongCaptureBeginsAnew(t *testing.T) {
 		}
 		defer db.Close()
 		pools := store.Pools{V4: netip.MustParsePrefix("10.200.0.0/24"), V6: netip.MustParsePrefix("fd42::/64"), Reserved: 3}
-		boxes := &large{}
+		boxes := &largeBoxes{}
 		s := New(zap.NewNop(), db, boxes, func(f func() error) error { return f() })
 		defer s.Close()
 		for _, box := range []policy.BoxID{"box1", "box2", "box3", "box4", "box5"} {

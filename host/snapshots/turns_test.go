@@ -132,7 +132,7 @@ func TestLongCapturesLeaveATurn(t *testing.T) {
 		}
 		time.Sleep(10 * time.Minute)
 		if begun.Load() != 4 || roomMade.Load() != 0 {
-			t.Errorf("%d begun; %d made room although nobody waited", begun.Load(), roomMade.Load())
+			t.Errorf("%d begun; %d were ended although no box waited", begun.Load(), roomMade.Load())
 		}
 		for range 50 {
 			ctx, cancel := context.WithTimeout(t.Context(), 2*brief)

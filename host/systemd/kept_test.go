@@ -103,7 +103,7 @@ func TestAManagerThatReadsNothingIsNotWaitedFor(t *testing.T) {
 			t.Error(err)
 		}
 	case <-time.After(time.Minute):
-		t.Error("it is waited for")
+		t.Error("the send blocked")
 	}
 	_ = manager.Close() // ends blocked sends
 }
@@ -175,10 +175,10 @@ func FuzzNames(f *testing.F) {
 	f.Fuzz(func(t *testing.T, name string) {
 		written := storedName(name)
 		if strings.ContainsFunc(written, func(r rune) bool { return r <= ' ' || r > '~' || r == ':' }) {
-			t.Errorf("%q is written %q", name, written)
+			t.Errorf("%q is encoded as %q", name, written)
 		}
 		if back, ok := nameOf(written); !ok || back != name {
-			t.Errorf("%q comes back as %q, %v", name, back, ok)
+			t.Errorf("%q is decoded as %q, %v", name, back, ok)
 		}
 		_, _ = nameOf(name)
 	})

@@ -75,7 +75,7 @@ func TestSignOutsAtTheSameTime(t *testing.T) {
 			t.Fatal(err)
 		}
 		if ended := urlAccess(stored).Ended; !ended.Has(first) || !ended.Has(second) {
-			t.Fatal("one is signed in again")
+			t.Fatal("a signed-out session is valid again")
 		}
 	}
 }
@@ -94,9 +94,9 @@ func TestASignOutCutsWhereItDrains(t *testing.T) {
 		t.Fatal(err)
 	}
 	if err := SignOut(db, before, target); err == nil {
-		t.Error("what could not be stored is said to be")
+		t.Error("no error although the store failed")
 	}
 	if !other.Has(handover.URL, "", target.ID) {
-		t.Errorf("told: %v", other.Received())
+		t.Errorf("messages: %v", other.Received())
 	}
 }

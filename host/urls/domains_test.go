@@ -35,12 +35,12 @@ func TestPendingNamesTakeTurns(t *testing.T) {
 	}
 	p.set(store.URL{Box: "good", Port: 80, Owner: "alice", Pending: []string{"app.example.org"}, CreatedAt: start}, start)
 	if list := p.due(start.Add(firstLookup - 1)); len(list) > 0 {
-		t.Errorf("%d are looked at before their time", len(list))
+		t.Errorf("%d are looked up too early", len(list))
 	}
 	list := p.due(start.Add(firstLookup))
 	alices := slices.IndexFunc(list, func(n pendingName) bool { return n.key == "alice" })
 	if len(list) != lookupsOfKey+1 || alices < 0 {
-		t.Errorf("%d are looked at, alice's at %d", len(list), alices)
+		t.Errorf("%d are looked up, alice's at %d", len(list), alices)
 	}
 	// Four more such keys use all lookups; then the key that has waited longest comes first.
 	for _, key := range []string{"m1", "m2", "m3", "m4"} {
@@ -54,17 +54,17 @@ func TestPendingNamesTakeTurns(t *testing.T) {
 	for round := range 3 {
 		list := p.due(start.Add(3*firstLookup + time.Duration(round)*time.Second))
 		if len(list) > concurrentLookups {
-			t.Errorf("%d are looked at at once", len(list))
+			t.Errorf("%d are looked up at the same time", len(list))
 		}
 		seen = seen || slices.ContainsFunc(list, func(n pendingName) bool { return n.key == "alice" })
 	}
 	if !seen {
-		t.Error("a key's turn does not come")
+		t.Error("a key does not get its turn")
 	}
 	p.remove("good", 0)
 	for round := range 40 {
 		if slices.ContainsFunc(p.due(start.Add(lastLookup*time.Duration(round))), func(n pendingName) bool { return n.key == "alice" }) {
-			t.Fatal("a domain of a box that is gone is looked at")
+			t.Fatal("a domain of a deleted box is looked up")
 		}
 	}
 }

@@ -37,10 +37,10 @@ func TestResumeShowsThatTheBoxWasClosed(t *testing.T) {
 	})
 	_, err = u.ResumeBox(t.Context(), "box1")
 	if !errors.Is(err, api.ErrUnavailable) || !strings.Contains(err.Error(), closed) {
-		t.Errorf("the caller was told %v", err)
+		t.Errorf("the caller got the error %v", err)
 	}
 	if v := b.Shown.Load(); v.Status != api.StatusError || v.Error != closed || b.Gate.IsOpen() {
-		t.Errorf("it is shown as %s, %q", v.Status, v.Error)
+		t.Errorf("its view has status %s, %q", v.Status, v.Error)
 	}
 }
 
