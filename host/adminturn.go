@@ -110,7 +110,7 @@ func newAdminTurn(lookUp func(key string) (api.Key, bool), dial func(context.Con
 	return &adminTurn{lookUp: lookUp, dial: dial}
 }
 
-// wrap wraps own, which answers requests while it is this process's turn.
+// wrap returns a handler that lets own answer while it is this process's turn.
 func (t *adminTurn) wrap(own http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { t.serveOrForward(own, w, r) })
 }

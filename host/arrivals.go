@@ -29,7 +29,7 @@ type arrivals struct {
 
 type arrivalKey struct{}
 
-// track tracks the connections of servers. Call it after all their other fields are set.
+// track starts tracking the connections of servers. Call it after all their other fields are set.
 func (a *arrivals) track(servers ...*http.Server) {
 	for _, s := range servers {
 		inner, innerState, handler := s.ConnContext, s.ConnState, s.Handler

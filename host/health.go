@@ -181,7 +181,7 @@ func (s *serving) stopChecks() {
 	s.ended = true
 }
 
-// errNotServing is the result of a check after [serving.kill].
+// errNotServing is the result of a check after [serving.stopChecks].
 var errNotServing = errors.New("the gateway is stopping")
 
 // all returns the listeners, and whether this process still serves them.
@@ -241,7 +241,7 @@ func (s *serving) check(ctx context.Context) error {
 func (s *serving) states(ctx context.Context) (states []api.ListenerState) {
 	s.checking.Lock()
 	defer s.checking.Unlock()
-	_ = s.checkLocked(ctx) // the result of each listener is in failed
+	_ = s.checkLocked(ctx) // each result is in lastErr
 	all, serves := s.all()
 	for _, one := range all {
 		connections, most := one.connections()

@@ -27,7 +27,7 @@ import (
 	quotas "boxgate/quota"
 )
 
-// loops runs the background work of boxes and host. Safe for concurrent use.
+// loops manages the background goroutines of the gateway. Safe for concurrent use.
 type loops struct {
 	stopped context.Context
 	cancel  context.CancelFunc

@@ -1,5 +1,5 @@
-// Package preflight checks the requirements of the gateway on its host, and explains how to meet missing ones. It changes
-// nothing.
+// Package preflight checks the requirements of the gateway on its host, and explains how to meet missing ones. It has no
+// side effects.
 package preflight
 
 import (

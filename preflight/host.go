@@ -18,7 +18,7 @@ import (
 	"boxgate/config"
 )
 
-// NeedRoot returns an error unless the process runs as root.
+// NeedRoot returns an error unless the process runs as root, with the necessary capabilities.
 func NeedRoot() error {
 	if os.Geteuid() != 0 {
 		return errors.New("the gateway changes the kernel's network and starts containers: run it as root (sudo)")
@@ -26,7 +26,7 @@ func NeedRoot() error {
 	return needCapabilities()
 }
 
-// capabilities are the capabilities of root that boxes' networks and processes require.
+// capabilities are the Linux capabilities that boxes' networks and processes require.
 var capabilities = map[string]int{"CAP_NET_ADMIN": unix.CAP_NET_ADMIN, "CAP_SYS_ADMIN": unix.CAP_SYS_ADMIN}
 
 // needCapabilities returns an error for missing capabilities, which a systemd unit or a container may have dropped.

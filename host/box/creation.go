@@ -51,8 +51,8 @@ func (l *Service) keepFailed(b *state.Box, cause error) error {
 	return cause
 }
 
-// awaitOrPromise waits for the box, for at most most, and then returns it in state creating. If ctx is canceled earlier, the
-// creation is undone.
+// awaitOrPromise waits up to most for the box, and then returns it, in state creating if it is not complete. If ctx is
+// canceled earlier, the creation is undone.
 func (m *creation) awaitOrPromise(ctx context.Context, most time.Duration, cancel func()) (api.Box, error) {
 	limit := time.NewTimer(most)
 	defer limit.Stop()

@@ -19,8 +19,8 @@ import (
 	"boxgate/store"
 )
 
-// ReattachBox attaches a box to the sandbox to, or if that is nil, to the one it was attached to before. The box keeps
-// its ID, addresses, policy, header rules, public URLs and CA.
+// ReattachBox attaches a box to the sandbox given by to, or, if to is nil, to the previous one. The box keeps its ID,
+// addresses, policy, header rules, public URLs and CA.
 func (l *Service) ReattachBox(ctx context.Context, id policy.BoxID, to *api.Attached) (api.Box, error) {
 	b, err := l.boxes.Find(id)
 	if err != nil {

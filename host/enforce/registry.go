@@ -8,7 +8,7 @@ import (
 )
 
 // Registry maps source addresses to boxes, for DNS and the proxy. A box is added once it has its closed interface, and
-// removed after its interface. The zero value is empty. Safe for concurrent use.
+// removed once the interface is gone. The zero value is empty. Safe for concurrent use.
 type Registry struct {
 	mu     sync.RWMutex
 	byAddr map[netip.Addr]*policy.Box

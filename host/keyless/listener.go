@@ -31,7 +31,7 @@ type Listener struct {
 	n      int
 }
 
-// New returns a Listener for at most most connections without a key.
+// New returns a Listener that allows up to most connections without a key.
 func New(ln net.Listener, most int) *Listener {
 	return &Listener{Listener: ln, most: most, byPeer: map[string][]*conn{}}
 }

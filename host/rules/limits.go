@@ -16,7 +16,7 @@ const (
 	// rateInterval is the minimum time between two rate changes of a box by keys without the role admin.
 	rateInterval = time.Second
 	// The token bucket for received bytes starts full after each change, with receiveBurst bytes (at high rates, 1/200 s
-	// worth). Limiting changes by receiveGain bounds the gain from repeated changes to 1/16 of the operator's rate.
+	// worth). mayChangeRates spaces changes so that repeated ones gain at most 1/receiveGain of the operator's rate.
 	receiveBurst, receiveGain = 128 << 10, 16
 )
 

@@ -122,7 +122,7 @@ func (q *Quota) SpentOf(list []store.Box) map[policy.BoxID]bool {
 	return out
 }
 
-// setSpent cuts a box off, or reconnects it. On failure, the next look retries.
+// setSpent cuts a box off, or reconnects it. On failure, the next check retries.
 func (q *Quota) setSpent(ctx context.Context, b *state.Box, spent bool) {
 	id := zap.String("box", string(b.ID))
 	if err := q.applySpent(ctx, b, spent); err != nil {

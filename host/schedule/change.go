@@ -40,7 +40,7 @@ func (d *Scheduler) Change(box policy.BoxID, id string, change func(*store.Sched
 	return s, nil
 }
 
-// Delete removes a schedule. A running run continues. It returns the errors of [store.DB.DeleteSchedule].
+// Delete removes a schedule. An active run continues. It returns the errors of [store.DB.DeleteSchedule].
 func (d *Scheduler) Delete(box policy.BoxID, id string) error {
 	d.mu.Lock()
 	defer d.mu.Unlock()

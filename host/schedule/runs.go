@@ -92,7 +92,7 @@ func (r *result) outcome(res api.ExecResult, err error) Outcome {
 	return out
 }
 
-// runOutput pass a run's output to the result and the history.
+// runOutput passes a run's output to the result and the history.
 type runOutput struct {
 	result  *result
 	history func([]byte) (full bool)

@@ -11,7 +11,7 @@ import (
 // costs more CPU than the memory is worth, and delays requests.
 const leastGarbage = 32 << 20
 
-// mostPercent is the maximum value of GOGC that pace sets.
+// mostPercent is the maximum value of GOGC that paceCollections sets.
 const mostPercent = 2000
 
 // paceCollections makes the runtime collect when garbage equals the live heap, but not before there are that many bytes of garbage.

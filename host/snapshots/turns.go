@@ -31,7 +31,7 @@ type turn struct {
 	cancel    context.CancelCauseFunc
 	long      time.Time // when it became long; zero: it has not
 	restarted bool      // a restarted long capture, which is not ended again
-	ending    bool      // it was asked to make room
+	ending    bool      // it was canceled with errYielded
 }
 
 type waiter struct {
@@ -40,8 +40,9 @@ type waiter struct {
 	ready chan struct{} // closed when the waiter gets its turn
 }
 
-// acquire waits for a turn. long marks a restarted capture, whose turn is long from the start. The capture must end when the
-// returned context is done, and then call done. If it has to make room, the context's cause is errYielded.
+// acquire waits for a turn. long marks a restarted capture, whose turn is long from the start. The capture must end when
+// the returned context is done, and then call done. If it is ended in favor of another box, the context's cause is
+// errYielded.
 func (t *turns) acquire(ctx context.Context, box policy.BoxID, long bool) (_ context.Context, done func(), err error) {
 	ctx, end := context.WithCancelCause(ctx)
 	w := &waiter{box, &turn{cancel: end, restarted: long}, make(chan struct{})}

@@ -59,7 +59,7 @@ func Kept() map[string]*os.File {
 // allowed.
 func storedName(name string) string { return prefix + url.QueryEscape(name) }
 
-// nameOf is the inverse of stored.
+// nameOf is the inverse of storedName.
 func nameOf(stored string) (name string, ok bool) {
 	escaped, ok := strings.CutPrefix(stored, prefix)
 	if !ok {

@@ -39,7 +39,7 @@ func (t *Table) Has(host string) bool {
 func NewTable(own string) *Table { return &Table{ownHost: own} }
 
 // OwnURLs are the public URLs that boxes may open by name: those within the gateway's own domain, over HTTPS. Custom
-// domains are excluded; otherwise creating a URL could take over any name for the boxes.
+// domains are excluded; otherwise, creating a URL could redirect boxes' connections to any name.
 type OwnURLs struct {
 	domain name.Name
 	port   uint16 // of HTTPS; 0: disabled

@@ -22,7 +22,7 @@ type DiskGuard struct {
 	measuredAt    time.Time              // time of the last measurement
 	free          int64                  // free bytes at that time
 	previousRate  float64                // bytes per second used up before it
-	rate          float64                // the lesser of falls and its previous value, in bytes per second
+	rate          float64                // the lesser of the last two rates, in bytes per second
 	writtenBefore map[policy.BoxID]int64 // bytes that boxes had written while there was last space, or at the first look without; nil: plenty of space
 	paused        map[policy.BoxID]bool  // boxes paused since there was last plenty of space
 }

@@ -93,13 +93,13 @@ func (u *Service) Wake(ctx context.Context, id policy.BoxID) error {
 	return err
 }
 
-// doAwake calls f with a box that is awake, as returned by use. If f returns [launcher.ErrPaused], because the box was paused
-// in between, do calls f again; f must not have had any effect then.
+// doAwake calls f with a box that is awake, as returned by acquire. If f returns [launcher.ErrPaused], because the box
+// was paused in between, it calls f again; f must not have had any effect then.
 func (u *Service) doAwake(ctx context.Context, id policy.BoxID, f func(*state.Box) error) error {
 	return u.doFor(ctx, id, nil, f)
 }
 
-// doFor is do for a caller who may leave before f returns. Once left is closed, f does not keep the box awake.
+// doFor is doAwake for a caller who may leave before f returns. Once left is closed, f does not keep the box awake.
 func (u *Service) doFor(ctx context.Context, id policy.BoxID, left <-chan struct{}, f func(*state.Box) error) error {
 	for {
 		b, done, err := u.acquire(ctx, id)
