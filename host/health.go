@@ -86,10 +86,10 @@ var (
 	listenerOpen = prometheus.NewDesc("boxgate_listener_connections",
 		"Open connections that a listener has accepted.", []string{"listener"}, nil)
 	listenerMost = prometheus.NewDesc("boxgate_listener_connections_limit",
-		"How many connections a listener holds at most; 0: the limits of boxes or of peers apply.", []string{"listener"}, nil)
+		"Limit of the open connections of a listener; 0: the limits of boxes or of peers apply.", []string{"listener"}, nil)
 	placesUsed = prometheus.NewDesc("boxgate_places_used",
 		"Use of a resource that all boxes or all visitors share.", []string{"kind"}, nil)
-	placesMost = prometheus.NewDesc("boxgate_places_limit", "Limit of that resource; 0: none.", []string{"kind"}, nil)
+	placesMost = prometheus.NewDesc("boxgate_places_limit", "Limit of a resource that all boxes or all visitors share; 0: unlimited.", []string{"kind"}, nil)
 )
 
 // Describe implements [prometheus.Collector].

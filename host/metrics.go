@@ -79,18 +79,18 @@ type limitMetrics struct{ parts *parts }
 
 var (
 	limitUsed = prometheus.NewDesc("boxgate_limit_used_ratio",
-		"How much of a limit of the whole gateway is used, from 0 to 1.", []string{"limit"}, nil)
+		"Used fraction of a limit of the whole gateway, from 0 to 1.", []string{"limit"}, nil)
 	nearestUsed = prometheus.NewDesc("boxgate_box_limit_used_max_ratio",
-		"How much of a limit the box uses that uses most of it, from 0 to 1.", []string{"limit"}, nil)
+		"Highest used fraction of a limit among all boxes, from 0 to 1.", []string{"limit"}, nil)
 	logPending = prometheus.NewDesc("boxgate_log_pending_bytes", "Bytes of the log that wait for a slow reader.", nil, nil)
 	storeSize  = prometheus.NewDesc("boxgate_store_bytes", "Size of the store's file.", nil, nil)
 
 	boxesOmitted = prometheus.NewDesc("boxgate_box_metrics_omitted",
 		"Boxes without metrics of their own, since there are more than metrics.per_box.max.", nil, nil)
-	boxUsed   = prometheus.NewDesc("boxgate_box_limit_used_ratio", "How much of a limit the box uses, from 0 to 1.", []string{"box", "limit"}, nil)
+	boxUsed   = prometheus.NewDesc("boxgate_box_limit_used_ratio", "Used fraction of a limit of the box, from 0 to 1.", []string{"box", "limit"}, nil)
 	boxCPU    = prometheus.NewDesc("boxgate_box_cpu_seconds_total", "CPU time that the box has used since it was created.", []string{"box"}, nil)
 	boxMemory = prometheus.NewDesc("boxgate_box_memory_bytes", "Memory of the box.", []string{"box"}, nil)
-	boxDisk   = prometheus.NewDesc("boxgate_box_disk_bytes", "What the box has written, when its files were last counted.", []string{"box"}, nil)
+	boxDisk   = prometheus.NewDesc("boxgate_box_disk_bytes", "Bytes that the box had written when its files were last counted.", []string{"box"}, nil)
 	boxBytes  = prometheus.NewDesc("boxgate_box_bytes_total", "Bytes at the box's interface since it was created: in is towards the box.", []string{"box", "direction"}, nil)
 )
 

@@ -96,7 +96,7 @@ func (p *parts) openLauncher(context.Context) error {
 		value func() int
 	}{
 		"boxgate_deleted_boxes_with_files":         {"deleted boxes whose files are still to be removed", func() int { n, _ := p.launcher.Trash(); return n }},
-		"boxgate_deleted_boxes_with_failing_files": {"those of them whose files could not be removed", func() int { _, n := p.launcher.Trash(); return n }},
+		"boxgate_deleted_boxes_with_failing_files": {"deleted boxes whose files could not be removed", func() int { _, n := p.launcher.Trash(); return n }},
 		"boxgate_disk_free_bytes":                  {"bytes free on the disk of state_dir; launcher.reserve of it is kept for the gateway", func() int { return int(p.launcher.Left()) }},
 	} {
 		if err := p.metrics.Register(prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: name, Help: gauge.help},

@@ -68,7 +68,7 @@ func (p *parts) openHistory() error {
 func registerProcess(r *prometheus.Registry) error {
 	b := buildinfo.Get()
 	built := prometheus.NewGaugeFunc(prometheus.GaugeOpts{
-		Name: "boxgate_build_info", Help: "What the gateway was built from; always 1.",
+		Name: "boxgate_build_info", Help: "Version and revision of the gateway as labels; always 1.",
 		ConstLabels: prometheus.Labels{"version": b.Version, "revision": b.Revision, "goversion": b.Go},
 	}, func() float64 { return 1 })
 	return errors.Join(

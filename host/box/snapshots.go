@@ -62,7 +62,7 @@ func (s *Snapshots) describe(id policy.BoxID) (store.Snapshot, error) {
 	}
 	defer b.Unlock()
 	if b.Attached != nil {
-		return store.Snapshot{}, api.Errorf(api.ErrConflict, "the box is attached: its files are with its maker, who can take snapshots of them")
+		return store.Snapshot{}, api.Errorf(api.ErrConflict, "the box is attached: its files belong to its own runtime, which can take snapshots of them")
 	}
 	if b.Status != api.StatusIdle && b.Status != api.StatusPaused {
 		return store.Snapshot{}, api.Errorf(api.ErrConflict, "the box is in state %s, in which no snapshot can be taken: %s", b.Status, b.Problem)
@@ -88,7 +88,7 @@ func snapshotView(r store.Snapshot) api.Snapshot {
 func (s *Snapshots) DeleteSnapshots(ctx context.Context, ids []string) error {
 	err := s.manager.Delete(ctx, ids)
 	if errors.Is(err, store.ErrNotFound) {
-		return api.Errorf(api.ErrNotFound, "one of the snapshots does not exist any more; nothing was deleted")
+		return api.Errorf(api.ErrNotFound, "one of the snapshots does not exist; none was deleted")
 	}
 	if err != nil {
 		return change.NotStored(s.log, "the deletion of the snapshots could not be stored", err)

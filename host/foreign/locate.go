@@ -37,7 +37,7 @@ func Locate(ctx context.Context, s Sandbox) (Place, error) {
 		return Place{}, nil // a path or process ID that reappears may belong to another sandbox
 	}
 	hint := 0
-	ended := "nothing runs in its network namespace any more"
+	ended := "no process runs in its network namespace"
 	switch s.Kind {
 	case api.AttachPID:
 		hint, _ = strconv.Atoi(s.Ref)

@@ -15,9 +15,9 @@ type quotaMetrics struct {
 
 var (
 	quotaUsed = prometheus.NewDesc("boxgate_quota_used",
-		"What an API key has of a quota, or with the key \"\" all keys together that are not admin keys.", []string{"quota", "key"}, nil)
+		"Usage of a quota by an API key; with the key \"\", by all keys that are not admin keys.", []string{"quota", "key"}, nil)
 	quotaLimit = prometheus.NewDesc("boxgate_quota_limit",
-		"How much that may be.", []string{"quota", "key"}, nil)
+		"Limit of a quota, with the labels of boxgate_quota_used.", []string{"quota", "key"}, nil)
 	quotaRefused = prometheus.NewDesc("boxgate_quota_refused_total",
 		"Requests and connections that were refused for a quota.", []string{"quota"}, nil)
 )

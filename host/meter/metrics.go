@@ -17,14 +17,14 @@ func newMetrics(m *Meter) *metrics {
 		Name: "boxgate_boxes_bytes_total", Help: "Bytes at the interfaces of the boxes: in is towards the boxes, out is from them.",
 	}, []string{"direction"})
 	return &metrics{
-		cpu:   prometheus.NewCounter(prometheus.CounterOpts{Name: "boxgate_boxes_cpu_seconds_total", Help: "CPU time that boxes used."}),
+		cpu:   prometheus.NewCounter(prometheus.CounterOpts{Name: "boxgate_boxes_cpu_seconds_total", Help: "CPU time used by boxes."}),
 		oom:   prometheus.NewCounter(prometheus.CounterOpts{Name: "boxgate_boxes_oom_kills_total", Help: "Processes of boxes that were killed because the box's memory ran out."}),
 		bytes: bytes, in: bytes.WithLabelValues("in"), out: bytes.WithLabelValues("out"),
 		memory: prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: "boxgate_boxes_memory_bytes", Help: "Memory of all boxes."}, func() float64 {
 			memory, _ := m.sums()
 			return float64(memory)
 		}),
-		disk: prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: "boxgate_boxes_disk_bytes", Help: "What all boxes have written, when their files were last counted."}, func() float64 {
+		disk: prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: "boxgate_boxes_disk_bytes", Help: "Bytes that all boxes had written when their files were last counted."}, func() float64 {
 			_, disk := m.sums()
 			return float64(disk)
 		}),

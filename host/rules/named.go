@@ -232,7 +232,7 @@ func (p *Service) compileFollower(b *state.Box, named store.Policy) (follower, e
 	in.spec, in.leases, in.version = f.next.Spec, f.next.Leases, f.next.Version
 	var err error
 	if f.compiled, err = in.compile(); err != nil {
-		return f, api.Errorf(api.ErrConflict, "nothing was changed, because box %s, which follows the policy, cannot have it: %w", b.ID, err)
+		return f, api.Errorf(api.ErrConflict, "nothing was changed, because the policy is not valid for box %s, which follows it: %w", b.ID, err)
 	}
 	return f, nil
 }

@@ -84,7 +84,7 @@ func (p *Protection) present() ([]netip.Prefix, error) {
 func (p *Protection) warnOfLost(own []netip.Prefix) {
 	for _, a := range p.addrs.Sources {
 		if !slices.Contains(own, netip.PrefixFrom(a, a.BitLen())) {
-			p.log.Warn("the host does not have an address of network.sources: nothing leaves for boxes that have it as their source address", zap.Stringer("address", a))
+			p.log.Warn("the host does not have an address of network.sources: boxes that have it as their source address cannot send", zap.Stringer("address", a))
 		}
 	}
 }

@@ -149,9 +149,9 @@ type Metrics struct{ Budget *memory.Budget }
 
 var (
 	heldDesc = prometheus.NewDesc("boxgate_memory_held_bytes",
-		"Memory that boxes make the gateway hold, at most, by what it is for.", []string{"kind"}, nil)
+		"Upper bound of the memory that the gateway holds for boxes, by purpose.", []string{"kind"}, nil)
 	budgetDesc = prometheus.NewDesc("boxgate_memory_budget_bytes",
-		"Memory that all boxes together can make the gateway hold.", nil, nil)
+		"Limit of the memory that the gateway holds for all boxes together.", nil, nil)
 )
 
 // Describe implements [prometheus.Collector].

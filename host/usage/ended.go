@@ -16,7 +16,7 @@ import (
 // countEnds registers the metric of boxes whose first process has ended.
 func (u *Service) countEnds(metrics *prometheus.Registry) error {
 	u.ends = prometheus.NewCounter(prometheus.CounterOpts{
-		Name: "boxgate_boxes_ended_total", Help: "How often the first process of a box has ended without having been asked to.",
+		Name: "boxgate_boxes_ended_total", Help: "Unexpected ends of the first processes of boxes.",
 	})
 	return metrics.Register(u.ends)
 }
