@@ -16,7 +16,7 @@ import (
 )
 
 // slotsVariable is the environment variable with the number of labs in use at a time, of all test binaries on this machine.
-// Without it there are two for each core: half of the time a test waits, and the machine's load stays near two for each core.
+// Without it there are two for each core, and one more for each core while the cores are idle, since many tests only wait.
 const slotsVariable = "GATEWAY_TEST_SLOTS"
 
 // slotsDir contains a lock file for each slot.
@@ -75,7 +75,8 @@ func TakeAllSlots(t *testing.T) {
 	}
 	began := time.Now()
 	var slots []*os.File
-	for n := range slotCount() {
+	base, extra := slotCount()
+	for n := range base + extra {
 		slot, err := os.OpenFile(filepath.Join(slotsDir, strconv.Itoa(n)), os.O_CREATE|os.O_RDWR, 0o600)
 		if err == nil {
 			slots = append(slots, slot)
@@ -124,9 +125,14 @@ func awaitSlot() (*os.File, error) {
 	if err := os.MkdirAll(slotsDir, 0o700); err != nil {
 		return nil, err
 	}
-	for ; ; time.Sleep(slotPace) {
-		for n := range slotCount() {
-			slot, err := trySlot(filepath.Join(slotsDir, strconv.Itoa(n)))
+	base, extra := slotCount()
+	for cores := newIdleMeter(readCPUTimes); ; time.Sleep(slotPace) {
+		n := base
+		if cores.idle() {
+			n += extra
+		}
+		for i := range n {
+			slot, err := trySlot(filepath.Join(slotsDir, strconv.Itoa(i)))
 			if !errors.Is(err, unix.EWOULDBLOCK) {
 				return slot, err
 			}
@@ -147,9 +153,65 @@ func trySlot(path string) (*os.File, error) {
 	return f, nil
 }
 
-func slotCount() int {
+// slotCount returns the number of slots, and how many more there are while the cores are idle.
+func slotCount() (base, extra int) {
 	if n, err := strconv.Atoi(os.Getenv(slotsVariable)); err == nil && n > 0 {
-		return n
+		return n, 0
 	}
-	return 2 * runtime.NumCPU()
+	return 2 * runtime.NumCPU(), runtime.NumCPU()
+}
+
+// idleWindow is the time over which the cores must have been idle before a lab beyond the usual number starts. It is long enough
+// for the lab that the last extra slot started to show in the next measurement.
+const idleWindow = 700 * time.Millisecond
+
+// idleMeter watches how busy all cores of the machine are together.
+type idleMeter struct {
+	read     func() (idle, total uint64, err error)
+	at       time.Time
+	was, all uint64
+	quiet    bool
+}
+
+func newIdleMeter(read func() (idle, total uint64, err error)) *idleMeter {
+	m := &idleMeter{read: read}
+	m.was, m.all, _ = read()
+	m.at = time.Now()
+	return m
+}
+
+// idle reports whether the cores were idle for more than a quarter of the last window. Where the kernel does not tell, they are busy.
+func (m *idleMeter) idle() bool {
+	now := time.Now()
+	if now.Sub(m.at) < idleWindow {
+		return m.quiet
+	}
+	idle, total, err := m.read()
+	m.quiet = err == nil && total > m.all && 4*(idle-m.was) > total-m.all
+	m.at, m.was, m.all = now, idle, total
+	return m.quiet
+}
+
+// readCPUTimes returns the idle time of all cores and the time altogether, in clock ticks since boot (proc_stat(5)).
+func readCPUTimes() (idle, total uint64, err error) {
+	text, err := os.ReadFile("/proc/stat")
+	if err != nil {
+		return 0, 0, err
+	}
+	line, _, _ := strings.Cut(string(text), "\n")
+	fields := strings.Fields(line)
+	if len(fields) < 9 || fields[0] != "cpu" {
+		return 0, 0, fmt.Errorf("/proc/stat begins with %q", line)
+	}
+	for i, field := range fields[1:9] { // the rest, the time of guests, is part of the user time
+		n, err := strconv.ParseUint(field, 10, 64)
+		if err != nil {
+			return 0, 0, fmt.Errorf("/proc/stat begins with %q", line)
+		}
+		total += n
+		if i == 3 || i == 4 { // idle, and idle with I/O outstanding
+			idle += n
+		}
+	}
+	return idle, total, nil
 }

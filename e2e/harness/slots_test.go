@@ -42,6 +42,33 @@ func TestSlotOfAParent(t *testing.T) {
 	}
 }
 
+// Labs beyond the usual number start while the cores are idle, and no others.
+func TestIdleMeter(t *testing.T) {
+	t.Parallel()
+	var idle, total uint64
+	var failure error
+	m := newIdleMeter(func() (uint64, uint64, error) { return idle, total, failure })
+	for _, step := range []struct {
+		idle, busy uint64
+		failure    error
+		want       bool
+	}{
+		{idle: 10, busy: 90, want: false},
+		{idle: 60, busy: 40, want: true},
+		{idle: 25, busy: 75, want: false},
+		{idle: 100, failure: errors.New("no file"), want: false},
+	} {
+		idle, total, failure = idle+step.idle, total+step.idle+step.busy, step.failure
+		m.at = m.at.Add(-idleWindow)
+		if got := m.idle(); got != step.want {
+			t.Errorf("%d of %d idle, error %v: idle %v", step.idle, step.idle+step.busy, step.failure, got)
+		}
+	}
+	if idle, total, err := readCPUTimes(); err != nil || total == 0 || idle > total {
+		t.Errorf("the machine's own times: %d of %d, %v", idle, total, err)
+	}
+}
+
 func TestFirstDifference(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct{ before, after, want string }{
