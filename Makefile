@@ -22,6 +22,9 @@ BASE       ?=
 BENCHFLAGS ?=
 DEMOFLAGS  ?=
 
+# Builds the gateway as it is released (internal/release), for the benchmarks.
+RELEASED_GATEWAY := CGO_ENABLED=0 $(GO) build -pgo=cmd/gateway/release.pgo -ldflags='-s -w' -o bin/released-gateway ./cmd/gateway
+
 # Builds the gateway of the end-to-end tests, once for all of their packages.
 TEST_GATEWAY := export CGO_ENABLED=0 GO="$(GO)" && GATEWAY_TEST_BINARY=$$(dist/test-gateway.sh) && export GATEWAY_TEST_BINARY &&
 
@@ -32,7 +35,7 @@ STATICCHECK := honnef.co/go/tools/cmd/staticcheck@v0.8.2
 GOLANGCI    := github.com/golangci/golangci-lint/v2/cmd/golangci-lint@v2.15.0
 GOVULNCHECK := golang.org/x/vuln/cmd/govulncheck@v1.8.0
 
-.PHONY: help deps build image docker runtime-debs promtool nameserver postgres proxies sshd runsc scale demo run release release-verify deb oci arm64 quick test nightly race vet confined mutants structure visitors conformance check docs fuzz peers bench bench-compare microbench clean
+.PHONY: help deps build image docker runtime-debs promtool nameserver postgres proxies sshd runsc scale demo run release release-verify deb oci arm64 quick test nightly race vet confined mutants structure visitors conformance check docs fuzz peers bench bench-compare profile microbench clean
 
 help: ## list the targets
 	@echo "While editing:           make quick                  seconds to a minute, without root"
@@ -170,15 +173,26 @@ fuzz: ## run every fuzz target for FUZZTIME
 peers: ## unpack the peers of the benchmarks, without installing them
 	@dist/peers.sh $(PEERS_DIR)
 
-bench: deps build peers ## measure the gateway against its peers, in 13 minutes, and write docs/benchmarks.md (BENCHFLAGS=-long: 45)
+bench: deps peers ## measure the gateway against its peers, in 13 minutes, and write docs/benchmarks.md (BENCHFLAGS=-long: 45)
 	@CGO_ENABLED=0 $(GO) build -o bin/bench ./bench
-	@bin/gateway image build debian --dir $(IMAGE_DIR)
-	@bin/bench run -peers $(PEERS_DIR) -images $(IMAGE_DIR) $(BENCHFLAGS)
+	@echo "compiling the gateway as it is released: some minutes"; $(RELEASED_GATEWAY)
+	@bin/released-gateway image build debian --dir $(IMAGE_DIR)
+	@bin/bench run -gateway bin/released-gateway -peers $(PEERS_DIR) -images $(IMAGE_DIR) $(BENCHFLAGS)
 
-bench-compare: deps build peers ## compare the gateway with that of another revision: make bench-compare BASE=revision
+bench-compare: deps peers ## compare the gateway with that of another revision: make bench-compare BASE=revision
 	@CGO_ENABLED=0 $(GO) build -o bin/bench ./bench
-	@bin/gateway image build debian --dir $(IMAGE_DIR)
-	@bin/bench compare -base "$(BASE)" -peers $(PEERS_DIR) -images $(IMAGE_DIR) $(BENCHFLAGS)
+	@echo "compiling the gateway as it is released: some minutes"; $(RELEASED_GATEWAY)
+	@bin/released-gateway image build debian --dir $(IMAGE_DIR)
+	@bin/bench compare -gateway bin/released-gateway -base "$(BASE)" -peers $(PEERS_DIR) -images $(IMAGE_DIR) $(BENCHFLAGS)
+
+profile: deps peers ## profile the gateway under the benchmarks, for the compiler of releases (cmd/gateway/release.pgo), in 10 minutes
+	@rm -rf bin/profiled && mkdir -p bin/profiled
+	@CGO_ENABLED=0 $(GO) build -o bin/bench ./bench
+	@CGO_ENABLED=0 $(GO) build -o bin/profiled/gateway ./bench/profiled
+	@bin/profiled/gateway image build debian --dir $(IMAGE_DIR)
+	@bin/bench run -gateway bin/profiled/gateway -peers $(PEERS_DIR) -images $(IMAGE_DIR) -o bin/profiled/report.md -samples bin/profiled/samples.jsonl \
+	  -rounds 4 -scenarios S1,S1b,S2,S3,S4,S6,S7 $(BENCHFLAGS)
+	@$(GO) tool pprof -proto -output cmd/gateway/release.pgo bin/profiled/*.pprof
 
 microbench: ## run the Go benchmarks of the packages
 	$(GO) test -run '^$$' -bench . -benchmem -benchtime 1s ./...

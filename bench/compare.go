@@ -8,6 +8,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 
 	"boxgate/bench/report"
 )
@@ -60,18 +61,31 @@ func buildRevision(ctx context.Context, revision, dir, images string) (binary, s
 	if err := os.Mkdir(source, 0o700); err != nil {
 		return "", "", err
 	}
+	compile := exec.CommandContext(ctx, "go", "build", "-C", source, "-o", binary, "./cmd/gateway")
 	for _, step := range []*exec.Cmd{
 		exec.CommandContext(ctx, "git", "archive", "--format=tar", "-o", archive, "--end-of-options", revision),
 		exec.CommandContext(ctx, "tar", "-x", "-f", archive, "-C", source),
-		exec.CommandContext(ctx, "go", "build", "-C", source, "-o", binary, "./cmd/gateway"),
+		compile,
 		exec.CommandContext(ctx, binary, "image", "build", "debian", "--dir", images),
 	} {
 		step.Env = append(os.Environ(), "CGO_ENABLED=0")
+		if step == compile {
+			step.Args = withProfile(step.Args, source)
+		}
 		if out, err := step.CombinedOutput(); err != nil {
 			return "", "", fmt.Errorf("%s: %w: %s", step, err, out)
 		}
 	}
 	return binary, source, nil
+}
+
+// withProfile adds to a build of sources the profile with which their releases are compiled, if they have one.
+func withProfile(args []string, source string) []string {
+	profile := filepath.Join(source, "cmd", "gateway", "release.pgo")
+	if _, err := os.Stat(profile); err != nil {
+		return args
+	}
+	return slices.Insert(slices.Clone(args), 4, "-pgo="+profile) // behind -C, which must be the first flag
 }
 
 // gate prints the comparison and returns an error if there is a regression.

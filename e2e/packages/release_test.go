@@ -59,7 +59,7 @@ func only(t *testing.T, dir, pattern string) string {
 // TestReleasedBinary: what is made of a commit runs anywhere, and is what it says it is.
 func TestReleasedBinary(t *testing.T) {
 	t.Parallel()
-	made := release(t, clone(t), "022", nil, "binaries")
+	made := release(t, clone(t), "022", nil, "-unprofiled", "binaries") // compiling with the profile takes minutes: TestReleases does
 	for _, program := range []string{"gateway", "gateway-demo"} {
 		binary := filepath.Join(made, program+"-linux-"+runtime.GOARCH)
 		checkBinary(t, program, binary)
@@ -93,6 +93,9 @@ func TestReleases(t *testing.T) {
 	for _, program := range []string{"gateway", "gateway-demo"} {
 		binary := filepath.Join(first, program+"-linux-"+runtime.GOARCH)
 		t.Run("binary of "+program, func(t *testing.T) { checkBinary(t, program, binary) })
+		if got := profileOf(t, binary); (got == "release.pgo") != (program == "gateway") {
+			t.Errorf("%s was compiled with the profile %q", program, got)
+		}
 		t.Run("bill of "+program, func(t *testing.T) { checkBill(t, binary) })
 	}
 	t.Run("package", func(t *testing.T) {
@@ -118,6 +121,20 @@ func checkBinary(t *testing.T, program, path string) {
 	if said := string(out); err != nil || !strings.Contains(said, "of 2030-01-02T03:04:05Z") || strings.Contains(said, "modified") || !strings.HasPrefix(said, program+" v0.0.0-20300102030405-") {
 		t.Errorf("--version says %q, %v", said, err)
 	}
+}
+
+// profileOf returns the name of the profile with which a program was compiled, "" if there was none.
+func profileOf(t *testing.T, path string) string {
+	info, err := buildinfo.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, s := range info.Settings {
+		if s.Key == "-pgo" {
+			return filepath.Base(s.Value)
+		}
+	}
+	return ""
 }
 
 // checkBill: the bill of materials has every module of the binary, and each with the checksum that Go verified.

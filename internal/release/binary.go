@@ -12,6 +12,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"runtime/debug"
+	"slices"
 	"strings"
 	"time"
 )
@@ -72,6 +73,10 @@ func makeBinaries(ctx context.Context, out string, arches []string) error {
 // compiler, no identifier that the linker draws, and the commit as Go's toolchain records it.
 var buildArgs = []string{"build", "-trimpath", "-buildvcs=true", "-tags=http2legacy", "-ldflags=-s -w -buildid=", "-mod=readonly"}
 
+// profile is a CPU profile of the gateway under the benchmarks (`make profile`), with which the compiler optimizes releases
+// (https://go.dev/doc/pgo). Compiling with it takes some minutes, so other builds do without.
+const profile = "cmd/gateway/release.pgo"
+
 // built are the binaries of this run, by path.
 var built = map[string]binary{}
 
@@ -81,7 +86,11 @@ func build(ctx context.Context, p program, out, arch string) (b binary, err erro
 	if b, ok := built[path]; ok {
 		return b, nil
 	}
-	cmd := exec.CommandContext(ctx, "go", append(buildArgs, "-o", path, "boxgate/cmd/"+p.name)...)
+	args := slices.Clone(buildArgs)
+	if p.service && !unprofiled {
+		args = append(args, "-pgo="+profile)
+	}
+	cmd := exec.CommandContext(ctx, "go", append(args, "-o", path, "boxgate/cmd/"+p.name)...)
 	// Settings of whoever builds would be settings of the binary.
 	cmd.Env = append(os.Environ(), "CGO_ENABLED=0", "GOOS=linux", "GOARCH="+arch, "GOFLAGS=", "GOAMD64=v1", "GOARM64=v8.0", "GOEXPERIMENT=")
 	cmd.Stdout, cmd.Stderr = os.Stderr, os.Stderr

@@ -168,6 +168,7 @@ internal/memory:
 internal/pace:
 internal/socket:
 bench: api internal/testnet
+bench/profiled: cmd/gateway
 dist:
 internal/buildinfo:
 config: policy policy/dialect rule rule/upstream launcher/oci secrets quota
