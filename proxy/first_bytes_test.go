@@ -166,7 +166,7 @@ var openings = map[string]opening{
 		h := peektest.Named(t, cdn)
 		return h[:len(h)/2]
 	}},
-	"nothing, and the end": {ends: true, bytes: func(*testing.T, *bytesMaker) []byte { return nil }},
+	"a close without a byte": {ends: true, bytes: func(*testing.T, *bytesMaker) []byte { return nil }},
 }
 
 // shapes are the policies of the table, for a server at an address and a port.

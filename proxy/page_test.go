@@ -18,7 +18,8 @@ func section(page, heading string) string {
 	return below
 }
 
-// tableOf reads the table whose first line begins as told, without the backquotes in it.
+// tableOf reads the table whose first line begins with begin, without the backquotes in it. A row may list several first cells,
+// separated by " · ".
 func tableOf(t *testing.T, page, begin string) table {
 	t.Helper()
 	_, rest, found := strings.Cut(page, "\n"+begin)
@@ -40,7 +41,9 @@ func tableOf(t *testing.T, page, begin string) table {
 			if len(cells) != len(out.head)+1 {
 				t.Fatalf("the row %q has %d cells", line, len(cells))
 			}
-			out.cells[cells[0]] = cells[1:]
+			for key := range strings.SplitSeq(cells[0], " · ") {
+				out.cells[key] = cells[1:]
+			}
 		}
 	}
 	return out

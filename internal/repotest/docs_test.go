@@ -2,6 +2,7 @@ package repotest
 
 import (
 	"fmt"
+	"maps"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -85,6 +86,44 @@ func TestBenchmarkCasesHaveTests(t *testing.T) {
 	if total := fmt.Sprintf(" has %d cases ", count); count == 0 || !strings.Contains(section, total) {
 		t.Errorf("the lines have %d cases, the text does not", count)
 	}
+}
+
+// TestEveryPageIsFoundFromTheIndex holds that each page is at most two links away from docs/README.md, to which README.md leads.
+func TestEveryPageIsFoundFromTheIndex(t *testing.T) {
+	atRoot(t)
+	const index = "docs/README.md"
+	if !slices.Contains(linked(t, "README.md"), index) {
+		t.Errorf("README.md does not link to %s", index)
+	}
+	near := map[string]bool{index: true}
+	for range 2 {
+		for _, page := range slices.Collect(maps.Keys(near)) {
+			for _, next := range linked(t, page) {
+				near[next] = true
+			}
+		}
+	}
+	pages, err := filepath.Glob("docs/*.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, page := range append(pages, "CONTRIBUTING.md") {
+		if !near[page] {
+			t.Errorf("%s is more than two links away from %s", page, index)
+		}
+	}
+}
+
+// linked returns the pages of the repository that a page links to.
+func linked(t *testing.T, page string) (pages []string) {
+	t.Helper()
+	for _, found := range link.FindAllStringSubmatch(read(t, page), -1) {
+		path, _, _ := strings.Cut(found[1], "#")
+		if strings.HasSuffix(path, ".md") && !strings.Contains(path, "://") {
+			pages = append(pages, filepath.Join(filepath.Dir(page), path))
+		}
+	}
+	return pages
 }
 
 // TestREADMEIsShort: what one has to know on the first day; the rest is in docs.
