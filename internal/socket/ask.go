@@ -6,22 +6,22 @@ import (
 	"syscall"
 )
 
-// ErrNotAsked is a request that [Direct.Ask] has not sent.
+// ErrNotAsked reports that [Direct.Ask] sent no request because the peer had already sent data or closed.
 var ErrNotAsked = errors.New("the peer is not waiting for a request")
 
-// ask is a call of [Direct.Ask].
+// ask is the state of one [Direct.Ask] call. It is reused by later calls.
 type ask struct {
-	ready func(fd uintptr) bool // step, made once
-	b     []byte                // what is left to send
+	ready func(fd uintptr) bool // step as a method value, allocated once
+	b     []byte                // bytes still to send
 	begun bool
 	errno syscall.Errno
 	spare [1]byte
 }
 
-// Ask sends a request to a peer that has been silent since its last answer, and waits until it answers or the read deadline
-// has come, which is no error: reads then tell. If the peer has not been silent, Ask returns [ErrNotAsked] and has sent
-// nothing: what has arrived, such as the end, would be taken for the answer. The look costs no system call of its own, as
-// a read would otherwise find out that there is no answer yet.
+// Ask sends a request to a peer that has been silent since its last answer and waits for the first bytes of the answer.
+// It returns nil if the read deadline passes first; the next read reports the timeout. If the peer has sent data or
+// closed the connection, Ask sends no byte and returns [ErrNotAsked], because the caller would take that data for the
+// answer. The check costs no extra system call: it replaces the read that would return EAGAIN.
 func (d *Direct) Ask(b []byte) error {
 	a := d.asking
 	if a == nil {
@@ -44,7 +44,7 @@ func (d *Direct) Ask(b []byte) error {
 	return err
 }
 
-// step looks at the socket and sends, when it is called first. It reports whether there is nothing to wait for.
+// step peeks at the socket and sends the request when called first. It returns false to wait for the peer.
 func (a *ask) step(fd uintptr) bool {
 	if a.begun {
 		return true

@@ -45,7 +45,7 @@ func TestAskAndAnswer(t *testing.T) {
 	}
 }
 
-// TestAskMoreThanTheKernelHolds asks what cannot be sent at once.
+// TestAskMoreThanTheKernelHolds: a request larger than the socket buffers is sent whole.
 func TestAskMoreThanTheKernelHolds(t *testing.T) {
 	t.Parallel()
 	near, far := pair(t)
@@ -64,7 +64,7 @@ func TestAskMoreThanTheKernelHolds(t *testing.T) {
 	}
 }
 
-// TestAskOnlyTheSilent: a peer that has sent something, or its end, is sent nothing.
+// TestAskOnlyTheSilent: Ask sends no byte to a peer that has sent data or closed.
 func TestAskOnlyTheSilent(t *testing.T) {
 	t.Parallel()
 	for name, speak := range map[string]func(far *net.TCPConn){

@@ -7,8 +7,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Bind has a socket that is not connected yet leave from an address of the host, with a port that the kernel chooses when it
-// connects: so the ports of the address do not run out before those of one server do.
+// Bind sets the source address of an unconnected socket and leaves the port to connect(2). The kernel then picks a port
+// that is free for the destination, so the port range limits the connections to each server, not the connections from
+// the address.
 func Bind(fd int, from netip.Addr) error {
 	if err := unix.SetsockoptInt(fd, unix.IPPROTO_IP, unix.IP_BIND_ADDRESS_NO_PORT, 1); err != nil {
 		return os.NewSyscallError("setsockopt", err)

@@ -9,22 +9,22 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// This file has the system calls on bare descriptors of which the Go scheduler is not told, for the reason that [Direct] has. None of
-// them waits for a peer. All return a [syscall.Errno] as their error, and begin again if a signal interrupts them.
+// The functions in this file make system calls on bare descriptors without entering the Go scheduler (see [Direct]).
+// They never block on the peer, retry after EINTR, and return a [syscall.Errno].
 
-// Recv reads what a TCP socket has. At the end it returns 0 bytes and no error.
+// Recv reads the available bytes of a TCP socket. It returns 0, nil at the end of the stream.
 func Recv(fd int, b []byte) (int, error) {
 	n, errno := transmit(syscall.SYS_RECVFROM, uintptr(fd), b, 0)
 	return n, asError(errno)
 }
 
-// Send writes to a TCP socket what that has room for.
+// Send writes as many bytes as the send buffer of a TCP socket accepts.
 func Send(fd int, b []byte) (int, error) {
 	n, errno := transmit(syscall.SYS_SENDTO, uintptr(fd), b, syscall.MSG_NOSIGNAL)
 	return n, asError(errno)
 }
 
-// Splice moves up to n bytes from a socket into a pipe, or the other way (splice(2)). Both are in non-blocking mode.
+// Splice moves up to n bytes between a socket and a pipe (splice(2)). Both must be in non-blocking mode.
 func Splice(from, to, n int) (int, error) {
 	for {
 		moved, _, errno := syscall.RawSyscall6(syscall.SYS_SPLICE, uintptr(from), 0, uintptr(to), 0, uintptr(n), unix.SPLICE_F_NONBLOCK)
@@ -34,7 +34,7 @@ func Splice(from, to, n int) (int, error) {
 	}
 }
 
-// Events fills events with those of an epoll instance that are there, and returns how many.
+// Events stores the pending events of an epoll instance in events and returns their number. It does not wait.
 func Events(epoll int, events []unix.EpollEvent) (int, error) {
 	for {
 		n, _, errno := syscall.RawSyscall6(syscall.SYS_EPOLL_PWAIT, uintptr(epoll), uintptr(unsafe.Pointer(unsafe.SliceData(events))), uintptr(len(events)), 0, 0, 0)
@@ -44,7 +44,7 @@ func Events(epoll int, events []unix.EpollEvent) (int, error) {
 	}
 }
 
-// Quiet reports whether the peer of a socket has sent neither data nor the end that has not been read.
+// Quiet reports whether a socket has neither unread data nor an unread end of stream.
 func Quiet(fd int) bool {
 	look := [1]unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN | unix.POLLRDHUP}} //nolint:gosec // a descriptor
 	var now unix.Timespec
@@ -56,7 +56,8 @@ func Quiet(fd int) bool {
 	}
 }
 
-// Connect begins to connect a socket in non-blocking mode, of the family that the address is written in: it returns EINPROGRESS.
+// Connect starts connecting a non-blocking socket and returns EINPROGRESS. The address must have the family of the
+// socket.
 func Connect(fd int, to netip.AddrPort) error {
 	var at unsafe.Pointer
 	var size uintptr
@@ -79,7 +80,7 @@ func Finish(fd int) error {
 	return asError(errno)
 }
 
-// Close closes a socket or a pipe, whose peer is told at once.
+// Close closes a socket or pipe immediately.
 func Close(fd int) { _, _, _ = syscall.RawSyscall(syscall.SYS_CLOSE, uintptr(fd), 0, 0) }
 
 // putPort writes a port in network byte order.

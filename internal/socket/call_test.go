@@ -12,7 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// TestCallsOnBareSockets: of both families, each call does what its name says and none waits.
+// TestCallsOnBareSockets: the calls work on IPv4 and IPv6 sockets and never wait.
 func TestCallsOnBareSockets(t *testing.T) {
 	t.Parallel()
 	for _, at := range []string{"127.0.0.1:0", "[::1]:0"} {
@@ -109,7 +109,7 @@ func (a awaited) write(s string) {
 	}
 }
 
-// splice moves what has arrived through a pipe back to the peer.
+// splice moves the received data through a pipe back to the peer.
 func (a awaited) splice(far net.Conn, want string) {
 	a.t.Helper()
 	a.until(unix.EPOLLIN)

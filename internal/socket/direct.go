@@ -9,32 +9,32 @@ import (
 	"unsafe"
 )
 
-// Direct is a TCP connection whose reads and writes are system calls that the Go scheduler is not told of. None waits for
-// the peer: the socket is in non-blocking mode, and where it is not ready the goroutine waits in the network poller as
-// always, deadlines included. A call can still take its time, as when the kernel delivers a large write over loopback
-// itself, or needs memory; the monitor thread then cannot hand the processor to another thread.
+// Direct is a TCP connection that reads and writes with system calls that bypass the Go scheduler. The socket is in
+// non-blocking mode: if it is not ready, the goroutine waits in the network poller as usual and deadlines apply. A call
+// can still take time, for example when the kernel delivers a large write over loopback or allocates memory. During
+// that time the monitor thread cannot hand the processor to another thread.
 //
-// The scheduler need not be told what takes microseconds: when it is, it wakes its monitor thread for nearly every
-// request, which takes the processor from a goroutine that is longer than 20 µs in sending, as over loopback or a veth,
-// where the sender does the receiver's work.
+// Entering the scheduler wakes its monitor thread on nearly every request. The monitor then takes the processor from a
+// goroutine that spends more than 20 µs in a send, which is common over loopback or a veth, where the sender also does
+// the receiver's work. The calls here take microseconds, so they skip it.
 //
 // Create it with [NewDirect]. Safe for one reader and one writer at a time.
 type Direct struct {
 	*net.TCPConn
 	raw     syscall.RawConn
 	in, out transfer
-	asking  *ask // nil until there is one
-	more    bool // the last read got all that it had room for
-	ended   bool // the last read found the end
+	asking  *ask // nil before the first Ask
+	more    bool // the last read filled its buffer
+	ended   bool // the last read reached the end of the stream
 	held    bool
 }
 
 // transfer is one direction of a [Direct].
 type transfer struct {
-	ready func(fd uintptr) bool // read or write, made once
-	b     []byte                // what to fill, or what is left to send
+	ready func(fd uintptr) bool // read or write as a method value, allocated once
+	b     []byte                // buffer to fill, or bytes still to send
 	n     int                   // bytes moved
-	now   bool                  // what would have to be waited for is an error
+	now   bool                  // fail with EAGAIN instead of waiting
 	errno syscall.Errno
 }
 
@@ -42,7 +42,7 @@ type transfer struct {
 func NewDirect(c *net.TCPConn) net.Conn {
 	raw, err := c.SyscallConn()
 	if err != nil {
-		return c // which is no connection
+		return c // c is not connected
 	}
 	d := &Direct{TCPConn: c, raw: raw}
 	d.in.ready, d.out.ready = d.in.read, d.out.write
@@ -52,7 +52,7 @@ func NewDirect(c *net.TCPConn) net.Conn {
 // Listener accepts TCP connections with direct reads and writes.
 type Listener struct{ net.Listener }
 
-// Drain implements [Drainer] if that is one.
+// Drain implements [Drainer] if l.Listener does.
 func (l Listener) Drain() { Drain(l.Listener) }
 
 // Accept implements [net.Listener].
@@ -100,27 +100,27 @@ func (d *Direct) Read(b []byte) (int, error) {
 	return n, nil
 }
 
-// More reports whether the last read may have left something in the socket: it got all that it had room for.
+// More reports whether the last read filled its buffer, so that the socket may hold more data.
 func (d *Direct) More() bool { return d.more }
 
-// Hold makes reads fail with [os.ErrDeadlineExceeded] at once, until it is taken back. What a layer above returns
-// meanwhile is what it had already read.
+// Hold makes reads of the socket fail immediately with [os.ErrDeadlineExceeded] until Hold(false). A layer above, such
+// as TLS, then returns only data that it has already buffered.
 func (d *Direct) Hold(held bool) { d.held = held }
 
-// Ended reports whether the last read has found that the peer had ended its side.
+// Ended reports whether the last read reached the end of the stream.
 func (d *Direct) Ended() bool { return d.ended }
 
-// Quiet reports whether the peer has sent nothing that was not read, not even the end.
+// Quiet reports whether the socket has neither unread data nor an unread end of stream.
 func (d *Direct) Quiet() bool {
 	quiet := false
 	return d.raw.Control(func(fd uintptr) { quiet = Quiet(int(fd)) }) == nil && quiet
 }
 
-// DontWait makes reads fail with [os.ErrDeadlineExceeded] if nothing has arrived, until it is taken back.
+// DontWait makes reads fail with [os.ErrDeadlineExceeded] instead of waiting, until DontWait(false).
 func (d *Direct) DontWait(now bool) { d.in.now = now }
 
-// Await waits until something has arrived, data or the end, without reading it. It needs little of the stack, so that the
-// goroutine of a connection that rests can do without a larger one.
+// Await waits until data or the end of the stream has arrived, without reading it. It uses little stack, so the
+// goroutine of an idle connection keeps a small one.
 func (d *Direct) Await() error {
 	if err := d.raw.Read(arrived); err != nil {
 		return d.failed("read", err)
@@ -128,7 +128,7 @@ func (d *Direct) Await() error {
 	return nil
 }
 
-// arrived reports whether a read would not have to wait.
+// arrived reports whether a read would return without waiting.
 func arrived(fd uintptr) bool {
 	var spare [1]byte
 	_, errno := transmit(syscall.SYS_RECVFROM, fd, spare[:], syscall.MSG_PEEK)
@@ -147,7 +147,7 @@ func (d *Direct) Write(b []byte) (int, error) {
 	return n, nil
 }
 
-// move fills or sends b when the poller says that the socket is ready. It keeps no reference to b.
+// move fills or sends b each time the poller reports the socket ready. It keeps no reference to b.
 func (t *transfer) move(b []byte, when func(func(fd uintptr) bool) error) (int, error) {
 	t.b, t.n, t.errno = b, 0, 0
 	err := when(t.ready)
@@ -158,7 +158,7 @@ func (t *transfer) move(b []byte, when func(func(fd uintptr) bool) error) (int, 
 	return t.n, err
 }
 
-// read receives what there is, and reports false if that is nothing yet.
+// read receives the available bytes. It returns false to wait for some.
 func (t *transfer) read(fd uintptr) bool {
 	n, errno := transmit(syscall.SYS_RECVFROM, fd, t.b, 0)
 	if errno == syscall.EAGAIN && !t.now {
@@ -168,7 +168,7 @@ func (t *transfer) read(fd uintptr) bool {
 	return true
 }
 
-// write sends what it can, and reports false if there is more.
+// write sends until b is empty. It returns false to wait for space in the send buffer.
 func (t *transfer) write(fd uintptr) bool {
 	for len(t.b) > 0 {
 		n, errno := transmit(syscall.SYS_SENDTO, fd, t.b, syscall.MSG_NOSIGNAL)
@@ -183,7 +183,7 @@ func (t *transfer) write(fd uintptr) bool {
 	return true
 }
 
-// transmit makes one system call, again if a signal interrupts it.
+// transmit makes one system call and retries it after EINTR.
 func transmit(call, fd uintptr, b []byte, flags uintptr) (int, syscall.Errno) {
 	for {
 		n, _, errno := syscall.RawSyscall6(call, fd, uintptr(unsafe.Pointer(unsafe.SliceData(b))), uintptr(len(b)), flags|syscall.MSG_DONTWAIT, 0, 0)
@@ -197,7 +197,7 @@ func transmit(call, fd uintptr, b []byte, flags uintptr) (int, syscall.Errno) {
 	}
 }
 
-// failed returns the error as [net.TCPConn] would.
+// failed wraps err as [net.TCPConn] would.
 func (d *Direct) failed(op string, err error) error {
 	var wrapped *net.OpError
 	var errno syscall.Errno

@@ -34,7 +34,7 @@ func pair(t *testing.T) (net.Conn, *net.TCPConn) {
 	return NewDirect(c.(*net.TCPConn)), far.(*net.TCPConn)
 }
 
-// TestDirectMovesMoreThanTheKernelHolds sends in one write what cannot be sent at once, and gets it back.
+// TestDirectMovesMoreThanTheKernelHolds: one write larger than the socket buffers is sent whole and comes back.
 func TestDirectMovesMoreThanTheKernelHolds(t *testing.T) {
 	t.Parallel()
 	near, far := pair(t)
@@ -73,7 +73,7 @@ func TestDirectKeepsDeadlines(t *testing.T) {
 	}
 	_ = near.SetWriteDeadline(time.Now().Add(10 * time.Millisecond))
 	var err error
-	for err == nil { // the peer reads nothing
+	for err == nil { // the peer does not read
 		_, err = near.Write(make([]byte, 1<<20))
 	}
 	if !errors.Is(err, os.ErrDeadlineExceeded) {
@@ -111,7 +111,7 @@ func TestDirectIsTheTCPConnection(t *testing.T) { // not parallel: it counts all
 	}
 }
 
-// TestDirectDoesNotWait: a read that is not to wait returns what has arrived, or that it would have to.
+// TestDirectDoesNotWait: with DontWait a read returns the received data, or a timeout if there is none yet.
 func TestDirectDoesNotWait(t *testing.T) {
 	t.Parallel()
 	near, far := pair(t)

@@ -11,15 +11,16 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Drainer is a listener that can stop listening without turning away those who have found it listening.
+// Drainer is a listener that can stop listening without resetting the connections in its queue.
 type Drainer interface {
 	net.Listener
-	// Drain has Accept return the connections that are made already, and wait for none. Then, or after some thousands of them,
-	// the listener is closed and Accept returns [net.ErrClosed]. Somebody must call Accept, or Close, for that.
+	// Drain makes Accept return the connections that already wait in the queue. When the queue is empty, or after some
+	// thousands of connections, the listener closes and Accept returns [net.ErrClosed]. The listener closes only while
+	// a goroutine calls Accept.
 	Drain()
 }
 
-// Drain drains a listener that is a [Drainer], and closes another.
+// Drain drains ln if it is a [Drainer]. Otherwise it closes ln.
 func Drain(ln net.Listener) {
 	if d, ok := ln.(Drainer); ok {
 		d.Drain()
@@ -29,23 +30,23 @@ func Drain(ln net.Listener) {
 }
 
 const (
-	// drainMost is the most connections that are taken from a listener that is drained: as many as can have waited. More are those
-	// of now, of whom there may be no end.
+	// drainMost bounds the connections accepted from a drained listener. It is the longest possible queue; clients that
+	// keep connecting could otherwise prolong the drain without end.
 	drainMost = 4096
-	// drainFaults is how often accepting may fail meanwhile, as for want of a descriptor. The caller tries again.
+	// drainFaults bounds the failures of Accept during a drain, such as a lack of descriptors. The caller retries.
 	drainFaults = 6
-	drainTime   = 100 * time.Millisecond // for one that waits: it is accepted at once
+	drainTime   = 100 * time.Millisecond // timeout of Accept for a queued connection, which normally returns immediately
 )
 
-// Queue is a listener of TCP or Unix sockets as a [Drainer]. Closing the socket resets the connections that the kernel has made for
-// it and that nobody has accepted: their clients take them for open, and may have sent a request.
+// Queue is a [Drainer] for TCP and Unix sockets. Closing a listening socket resets the connections in its queue,
+// although their clients consider them open and may have sent a request.
 type Queue struct {
 	net.Listener
 	draining       atomic.Bool
-	taken, faulted int // by Accept, which one goroutine calls
+	taken, faulted int // used by Accept only
 }
 
-// NewQueue returns ln, which must be a [net.TCPListener] or a [net.UnixListener] to be drained.
+// NewQueue returns a Queue for ln. Only a [net.TCPListener] or a [net.UnixListener] can be drained.
 func NewQueue(ln net.Listener) *Queue { return &Queue{Listener: ln} }
 
 // Accept implements [net.Listener]. One goroutine at a time may call it.
@@ -63,7 +64,7 @@ func (q *Queue) Accept() (net.Conn, error) {
 		case err == nil:
 			q.taken++
 			return c, nil
-		case !errors.Is(err, os.ErrDeadlineExceeded): // else the machine is busy, and it waits still
+		case !errors.Is(err, os.ErrDeadlineExceeded): // on a busy machine the connection is still queued
 			q.faulted++
 			return nil, err
 		}
@@ -75,7 +76,7 @@ func (q *Queue) Accept() (net.Conn, error) {
 // Drain implements [Drainer].
 func (q *Queue) Drain() {
 	q.draining.Store(true)
-	q.limit(time.Unix(1, 0)) // ends an Accept that waits
+	q.limit(time.Unix(1, 0)) // interrupts a pending Accept
 }
 
 func (q *Queue) limit(until time.Time) {
@@ -84,7 +85,7 @@ func (q *Queue) limit(until time.Time) {
 	}
 }
 
-// anyWaits reports whether there is a connection to accept.
+// anyWaits reports whether the queue has a connection.
 func (q *Queue) anyWaits() bool {
 	l, ok := q.Listener.(syscall.Conn)
 	if !ok {

@@ -10,7 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Who has connected before a listener is drained is accepted, and who comes after that is refused.
+// A client that connected before the drain is accepted; one that connects after it is refused.
 func TestDrain(t *testing.T) {
 	t.Parallel()
 	for network, address := range map[string]string{"tcp": "127.0.0.1:0", "unix": filepath.Join(t.TempDir(), "socket")} {
@@ -83,7 +83,8 @@ func TestDrain(t *testing.T) {
 	}
 }
 
-// Who has connected and gone again before a listener is drained is accepted like others: as somebody from an address, who has gone.
+// A client that connected and left before the drain is accepted like any other, with its address, and then read as
+// closed.
 func TestDrainOfWhoHasGone(t *testing.T) {
 	t.Parallel()
 	ln, err := net.Listen("tcp", "127.0.0.1:0")
@@ -109,8 +110,8 @@ func TestDrainOfWhoHasGone(t *testing.T) {
 	}
 }
 
-// Accepting may fail for a moment while a listener is drained, as for want of a descriptor: who calls it may try again, and those who
-// wait are not turned away, but not for ever.
+// If Accept fails briefly during a drain, for example for lack of a descriptor, the caller may retry and no queued
+// client is refused. Too many failures end the drain.
 func TestDrainWithFaults(t *testing.T) {
 	t.Parallel()
 	for _, faults := range []int{drainFaults - 1, drainFaults} {

@@ -8,18 +8,19 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// This file notices a peer that has vanished: one behind a NAT or a firewall that has forgotten the connection, or on a host
-// that is gone. No reset tells of that, and the kernel sends again for a quarter of an hour (tcp_retries2).
+// The functions in this file detect a peer that vanished: its host is gone, or a NAT or firewall forgot the connection.
+// Such a peer sends no reset, and the kernel retransmits for about 15 minutes (tcp_retries2).
 //
-// TCP_USER_TIMEOUT would end such connections without being asked, but also those of a peer that is there and does not read
-// for that long (tcp(7): "buffered data may remain untransmitted (due to zero window size)"), as while an upload pauses.
+// TCP_USER_TIMEOUT would also end connections to a live peer that does not read for that long, for example during a
+// paused upload (tcp(7): "buffered data may remain untransmitted (due to zero window size)").
 
 const (
-	// LostAfter is how long a peer may acknowledge nothing of what was sent to it, and not answer keep-alive.
+	// LostAfter is how long a peer may leave data unacknowledged or keep-alive probes unanswered.
 	LostAfter = 20 * time.Second
-	// VanishedAfter is when a peer has probably vanished: what can be asked again is asked on another connection.
+	// VanishedAfter is when a silent peer is probably gone: requests that are safe to repeat move to another
+	// connection.
 	VanishedAfter = 700 * time.Millisecond
-	// VanishedLook is when to look for that, once something was sent.
+	// VanishedLook is when to check for [VanishedAfter] after sending.
 	VanishedLook = 1500 * time.Millisecond
 
 	keepAliveIdle     = 15 * time.Second
@@ -27,12 +28,12 @@ const (
 	keepAliveCount    = 3
 )
 
-// KeepAlive has the kernel notice within [LostAfter], or a little more, that an idle peer has vanished.
+// KeepAlive makes the kernel detect within about [LostAfter] that an idle peer is gone.
 func KeepAlive() net.KeepAliveConfig {
 	return net.KeepAliveConfig{Enable: true, Idle: keepAliveIdle, Interval: keepAliveInterval, Count: keepAliveCount}
 }
 
-// SetKeepAlive is [KeepAlive] for a bare socket. It fails only on one that is closed.
+// SetKeepAlive applies [KeepAlive] to a bare socket. Errors mean that the socket is closed and are ignored.
 func SetKeepAlive(fd int) {
 	_ = unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_KEEPALIVE, 1)
 	_ = unix.SetsockoptInt(fd, unix.IPPROTO_TCP, unix.TCP_KEEPIDLE, int(keepAliveIdle/time.Second))
@@ -40,8 +41,8 @@ func SetKeepAlive(fd int) {
 	_ = unix.SetsockoptInt(fd, unix.IPPROTO_TCP, unix.TCP_KEEPCNT, keepAliveCount)
 }
 
-// State returns the state of a connection that is or wraps one of TCP, as unix.BPF_TCP_ESTABLISHED and its like; unix.BPF_TCP_CLOSE if it has
-// none any more.
+// State returns the TCP state of c or of the connection it wraps, such as unix.BPF_TCP_ESTABLISHED. It returns
+// unix.BPF_TCP_CLOSE if there is no open TCP socket.
 func State(c net.Conn) uint8 {
 	state := uint8(unix.BPF_TCP_CLOSE)
 	if raw := rawOf(c); raw != nil {
@@ -54,20 +55,21 @@ func State(c net.Conn) uint8 {
 	return state
 }
 
-// Unanswered returns for how long the peer of a socket has acknowledged nothing, although something was sent to it again
-// and again. It is 0 if all that was sent is acknowledged, or little time has passed. A peer that acknowledges and takes
-// nothing more is there: then nothing is unacknowledged.
+// Unanswered returns how long the peer of a socket has not acknowledged data that was retransmitted at least twice.
+// Otherwise it returns 0. A peer that acknowledges everything but no longer reads leaves no data unacknowledged, so it
+// counts as alive.
 func Unanswered(fd int) time.Duration {
 	info, err := unix.GetsockoptTCPInfo(fd, unix.IPPROTO_TCP, unix.TCP_INFO)
 	if err != nil || info.Unacked == 0 || info.Retransmits < 2 {
 		return 0
 	}
 	silent := time.Duration(info.Last_ack_recv) * time.Millisecond
-	// Before the connection was idle, if it was: the waits between what is sent again double, and so do not exceed this.
+	// The last acknowledgement may predate an idle period. The retransmission timeout doubles, so it bounds the time
+	// since the data was sent.
 	return min(silent, time.Duration(info.Rto)*time.Microsecond)
 }
 
-// UnansweredBy is [Unanswered] for a connection that is or wraps one of TCP; else 0.
+// UnansweredBy is [Unanswered] for c or the TCP connection it wraps. It returns 0 if there is none.
 func UnansweredBy(c net.Conn) (silent time.Duration) {
 	if raw := rawOf(c); raw != nil {
 		_ = raw.Control(func(fd uintptr) { silent = Unanswered(int(fd)) })

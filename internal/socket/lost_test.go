@@ -29,8 +29,8 @@ func connected(t *testing.T) (near, far net.Conn) {
 	return near, far
 }
 
-// TestPeerThatVanishes: what is sent to a peer that is gone stays unanswered; a peer that is there and reads nothing is not
-// taken for one.
+// TestPeerThatVanishes: data sent to a vanished peer stays unanswered; a live peer that does not read is not considered
+// lost.
 func TestPeerThatVanishes(t *testing.T) {
 	nightly.Root(t)
 	t.Parallel()

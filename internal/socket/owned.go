@@ -5,16 +5,16 @@ import (
 	"sync/atomic"
 )
 
-// Handlers counts connections from accept until they have ended, whoever has them meanwhile. The zero value is ready to
-// use. Safe for concurrent use.
+// Handlers counts connections from accept to their end, across changes of ownership. The zero value is ready to use.
+// Safe for concurrent use.
 type Handlers struct {
 	mu      sync.Mutex
 	closed  bool
-	running sync.WaitGroup // Add under mu and only while not closed, or while one is counted
+	running sync.WaitGroup // Add only under mu while not closed, or while the count is above 0
 }
 
-// Own counts a connection, in count as well if that is not nil, and returns its ownership; nil after [Handlers.Close]. The
-// caller must set End, and call Run.
+// Own counts a connection, also in count unless that is nil, and returns its ownership. It returns nil after
+// [Handlers.Close]. The caller must set End and call Run.
 func (h *Handlers) Own(count *atomic.Int64) *Owned {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -28,24 +28,24 @@ func (h *Handlers) Own(count *atomic.Int64) *Owned {
 	return &Owned{handlers: h, count: count}
 }
 
-// Go runs f in a goroutine that is counted as well. The caller must own a connection.
+// Go runs f in a goroutine that Wait also waits for. The caller must own a connection.
 func (h *Handlers) Go(f func()) { h.running.Go(f) }
 
-// Close lets no more connections be counted.
+// Close makes [Handlers.Own] return nil from now on.
 func (h *Handlers) Close() {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	h.closed = true
 }
 
-// Wait waits until all that are counted have ended. Call it after [Handlers.Close].
+// Wait waits until all counted connections and goroutines have ended. Call it after [Handlers.Close].
 func (h *Handlers) Wait() { h.running.Wait() }
 
-// Owned is the ownership of a connection. It is either with a goroutine in [Owned.Run], or with what that has passed it on
-// to, such as a tunnel, until somebody calls Run again. The connection ends once, when work returns that has not passed it
-// on, or panics.
+// Owned is the ownership of a connection. The owner is either a goroutine in [Owned.Run], or the component that work
+// passed the connection on to, such as a tunnel, until it calls Run again. The connection ends exactly once: when work
+// returns without passing it on, or panics.
 type Owned struct {
-	// End ends the connection. panicked is what work panicked with, or nil. Set it before the first Run.
+	// End ends the connection. panicked is the value that work panicked with, or nil. Set it before the first Run.
 	End func(panicked any)
 
 	handlers *Handlers
@@ -54,8 +54,9 @@ type Owned struct {
 	next     func()      // see Pass; used by that goroutine only
 }
 
-// Run does work as the owner, and then passes the connection on if work has called [Owned.Pass], or ends it. It reports
-// false, and does nothing, if another goroutine is the owner or the connection has ended. Safe for concurrent use.
+// Run calls work as the owner. Afterwards it passes the connection on if work called [Owned.Pass], and ends it
+// otherwise. It returns false without calling work if another goroutine is the owner or the connection has ended. Safe
+// for concurrent use.
 func (o *Owned) Run(work func()) (taken bool) {
 	if !o.taken.CompareAndSwap(false, true) {
 		return false
@@ -66,8 +67,8 @@ func (o *Owned) Run(work func()) (taken bool) {
 	return taken
 }
 
-// Pass has the connection passed on once the work that calls it has returned: to starts what owns it from then on and
-// calls Run when it is done. If the work panics, to is not called. It can be passed on once in a Run.
+// Pass schedules the connection to be passed on when the calling work returns. to then starts the new owner, which
+// calls Run when it is done. If the work panics, to is not called. Pass may be called once per Run.
 func (o *Owned) Pass(to func()) {
 	if o.next != nil {
 		panic("socket: a connection was passed on twice")
@@ -75,7 +76,7 @@ func (o *Owned) Pass(to func()) {
 	o.next = to
 }
 
-// Go is Pass to a new goroutine, which does work in Run.
+// Go passes the connection on to a new goroutine that runs work.
 func (o *Owned) Go(work func()) {
 	o.Pass(func() { go o.Run(work) })
 }
@@ -90,7 +91,7 @@ func (o *Owned) leave(panicked any) {
 	}
 	defer func() {
 		if v := recover(); v != nil && !o.Run(func() { panic(v) }) {
-			panic(v) // whoever has it by now goes on
+			panic(v) // the new owner continues
 		}
 	}()
 	o.taken.Store(false)

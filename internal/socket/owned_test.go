@@ -98,7 +98,8 @@ func TestPanicEndsAConnectionOnce(t *testing.T) {
 	}
 }
 
-// TestOneOfManyOwners: of those that take a connection at the same time one gets it, however often it is passed on.
+// TestOneOfManyOwners: when several goroutines take a connection at the same time, exactly one gets it, however often
+// it is passed on.
 func TestOneOfManyOwners(t *testing.T) {
 	const many, rounds = 8, 1000
 	var h socket.Handlers
@@ -110,7 +111,7 @@ func TestOneOfManyOwners(t *testing.T) {
 			for e.ended.Load() == 0 {
 				o.Run(func() {
 					if worked++; worked < rounds {
-						o.Pass(func() {}) // to whoever is next
+						o.Pass(func() {}) // to the next caller of Run
 					}
 				})
 				runtime.Gosched()

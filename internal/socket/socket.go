@@ -1,6 +1,6 @@
-// Package socket finds the TCP connection below a net.Conn and closes it so that the peer sees the right end:
-// gracefully, by a reset, or after it could read the last message. [Direct] reads and writes one, and
-// [Owned] says who has it.
+// Package socket finds the TCP connection below a net.Conn and closes it so that the peer sees the intended end: a
+// graceful close, a reset, or a close after the last message was read. [Direct] reads and writes such a connection, and
+// [Owned] tracks its owner.
 package socket
 
 import (
@@ -21,7 +21,7 @@ func TCP(c net.Conn) (*net.TCPConn, bool) {
 	}
 }
 
-// Reset closes connections so that their peers see RST, not a graceful close that they might take for success.
+// Reset closes connections with RST, so that their peers do not mistake the end for success.
 func Reset(conns ...net.Conn) {
 	for _, c := range conns {
 		t, ok := TCP(c)
@@ -34,7 +34,7 @@ func Reset(conns ...net.Conn) {
 	}
 }
 
-// Abort interrupts all reads and writes in progress on the connections. It never blocks: TLS sends no close_notify.
+// Abort interrupts all pending reads and writes of the connections. It never blocks: TLS sends no close_notify.
 func Abort(conns ...net.Conn) {
 	for _, c := range conns {
 		if tcp, ok := TCP(c); ok {
@@ -45,7 +45,7 @@ func Abort(conns ...net.Conn) {
 	}
 }
 
-// CloseWrite closes the sending side of c. What the peer still sends can be read.
+// CloseWrite closes the sending side of c. Reads continue to work.
 func CloseWrite(c net.Conn) {
 	if w, ok := c.(interface{ CloseWrite() error }); ok {
 		_ = w.CloseWrite()
@@ -55,14 +55,14 @@ func CloseWrite(c net.Conn) {
 }
 
 const (
-	// LingerTime is how long [LingeringClose] reads, and how long sending a last message may take.
+	// LingerTime bounds how long [LingeringClose] reads, and how long sending a last message may take.
 	LingerTime  = 500 * time.Millisecond
 	lingerBytes = 64 << 10
 )
 
 // LingeringClose closes a connection whose last message the peer must be able to read. Closing a socket with unread
-// data resets it, and a reset can overtake what was sent. So it closes the sending side first and briefly reads what
-// still arrives.
+// data resets it, and the reset can overtake that message (RFC 9112, section 9.6). So it closes the sending side first
+// and briefly reads the remaining data.
 func LingeringClose(c *net.TCPConn) {
 	_ = c.CloseWrite()
 	_ = c.SetReadDeadline(time.Now().Add(LingerTime))

@@ -8,39 +8,39 @@ import (
 )
 
 const (
-	// LongestRecord is the most that a record of TLS has, in bytes.
+	// LongestRecord is the maximum size of a TLS record, in bytes.
 	LongestRecord = 18 << 10
-	// handshakeRest is the most that a client sends in a handshake after its first ClientHello and one more of the same length.
+	// handshakeRest bounds the handshake bytes of a client beyond two ClientHellos (RFC 8446, section 4.1.4: a
+	// HelloRetryRequest).
 	handshakeRest = 8 << 10
-	// ServerHandshake is the most that a server sends in a handshake, in bytes. Chains of certificates, with what proves their logging,
-	// have less.
+	// ServerHandshake bounds the handshake bytes of a server. Certificate chains with their SCTs are smaller.
 	ServerHandshake = 32 << 10
 )
 
-// What TLS with a server uses, in bytes: keys; a message of the handshake, whose buffer doubles as it grows and keeps its size; a record
-// and the beginning of the next, likewise; certificates as they came and parsed.
+// The memory of a TLS connection to a server, in bytes: keys; a buffer for handshake messages, which doubles as it
+// grows and never shrinks; a buffer for a record and the start of the next, likewise; certificates, raw and parsed.
 const (
 	serverKeys = 16 << 10
-	// ServerCost is the most that it uses until the handshake is complete.
+	// ServerCost is the most memory used until the handshake is complete.
 	ServerCost = serverKeys + 2*ServerHandshake + 2*LongestRecord + 2*ServerHandshake
 )
 
-// errHandshakeSize ends a connection whose client sends longer messages of the handshake than any client needs. crypto/tls gathers up to
-// 256 KB of a message that claims to be a certificate, at any time, before it notices that it has asked for none.
+// errHandshakeSize ends a connection whose client sends longer handshake messages than any client needs. crypto/tls
+// buffers up to 256 KB of an alleged certificate message, at any time, before it rejects it as unexpected.
 var errHandshakeSize = errors.New("the client sends a message of the handshake that is too long")
 
-// errServerSize is the same for servers, of which crypto/tls asks for a certificate: their chains have a tenth of that.
+// errServerSize is the same for servers, which do send certificates: real chains have a tenth of that.
 var errServerSize = errors.New("the server sends a message of the handshake that is too long")
 
-// Terminated is the gateway's side of a connection by TLS. It bounds what may be read before something comes of it: the handshake is
-// complete, or content is returned. Create it with [Terminate] or [Initiate]. Safe for one reader and one writer at a time.
+// Terminated is the gateway's side of a TLS connection. It bounds the bytes read before the handshake completes or
+// content is returned. Create it with [Terminate] or [Initiate]. Safe for one reader and one writer at a time.
 type Terminated struct {
 	*tls.Conn
 	wire bounded
 }
 
-// Terminate returns the server's side of a connection whose client begins with a ClientHello of at most so many bytes.
-// [Terminated.Established] must follow the handshake.
+// Terminate returns the server side of a connection whose client begins with a ClientHello of at most hello bytes. Call
+// [Terminated.Established] after the handshake.
 func Terminate(client net.Conn, hello int, cfg *tls.Config) *Terminated {
 	t := &Terminated{wire: bounded{Conn: client, most: 2*hello + handshakeRest, then: LongestRecord, err: errHandshakeSize}}
 	t.wire.direct, _ = client.(*Direct)
@@ -48,8 +48,8 @@ func Terminate(client net.Conn, hello int, cfg *tls.Config) *Terminated {
 	return t
 }
 
-// Initiate returns the client's side of a connection to a server. [Terminated.Established] must follow the handshake. A server may have
-// another handshake made later, if the configuration allows it. The configuration must be this connection's alone, and is changed.
+// Initiate returns the client side of a connection to a server. Call [Terminated.Established] after the handshake. The
+// server may renegotiate if cfg allows it. Initiate changes cfg, which must not be shared.
 func Initiate(server net.Conn, cfg *tls.Config) *Terminated {
 	t, verify := &Terminated{}, cfg.VerifyConnection
 	t.wire.open(server)
@@ -65,14 +65,14 @@ func Initiate(server net.Conn, cfg *tls.Config) *Terminated {
 	return t
 }
 
-// Start returns the first bytes that the server sent, up to 2 KiB, which is enough for a ServerHello of TLS 1.2. It returns nil once the
-// handshake is complete, and on the server's side.
+// Start returns the first bytes received from the server, up to 2 KiB: enough for a TLS 1.2 ServerHello. It returns nil
+// after the handshake, and on the server side.
 func (t *Terminated) Start() []byte { return t.wire.start }
 
 // Heard reports whether the server has sent anything. Safe for concurrent use.
 func (t *Terminated) Heard() bool { return t.wire.heard.Load() }
 
-// Established notes that the handshake is complete.
+// Established must be called when the handshake is complete.
 func (t *Terminated) Established() { t.wire.established() }
 
 // Read reads content.
@@ -84,10 +84,10 @@ func (t *Terminated) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// Took returns how many bytes of the peer's the handshake took.
+// Took returns the number of bytes received during the handshake.
 func (t *Terminated) Took() int { return t.wire.took }
 
-// IdleCost is what TLS with a server keeps while nothing is read, in bytes.
+// IdleCost returns the memory that TLS with a server keeps while idle, in bytes.
 func (t *Terminated) IdleCost() int {
 	certificates, gathered := t.wire.took, max(t.wire.took, int(t.wire.longest.Load()))
 	if t.wire.made > 1 {
@@ -96,37 +96,38 @@ func (t *Terminated) IdleCost() int {
 	return serverKeys + 2*certificates + 2*min(gathered, ServerHandshake) + 2*min(gathered, LongestRecord)
 }
 
-// ToServer is a connection to a server that something else speaks TLS over, bounded as [Initiate] does. [ToServer.Established] must follow
-// the handshake. Safe for one reader and one writer at a time; the reader calls [ToServer.Content].
+// ToServer is a connection to a server for another TLS implementation, bounded as by [Initiate]. Call
+// [ToServer.Established] after the handshake. Safe for one reader and one writer at a time; the reader calls
+// [ToServer.Content].
 type ToServer struct{ *bounded }
 
-// NewToServer returns one that has carried nothing of TLS yet.
+// NewToServer returns a ToServer for a connection that has carried no TLS bytes.
 func NewToServer(server net.Conn) ToServer {
 	b := &bounded{}
 	b.open(server)
 	return ToServer{b}
 }
 
-// Established notes that the handshake is complete, but for what a server sends after its certificate.
+// Established must be called when the handshake is complete, except for messages after the server's certificate.
 func (s ToServer) Established() { s.established() }
 
-// Content notes that content was read.
+// Content must be called after content was read.
 func (s ToServer) Content() { s.content() }
 
-// bounded is the connection that crypto/tls reads from. A read returns at most one record, as crypto/tls buffers what it reads beyond one;
-// after content, at most two, which halves the system calls of a long body.
+// bounded is the connection below crypto/tls. A read returns at most one record, because crypto/tls buffers all bytes
+// beyond one. After content it returns at most two, which halves the system calls of a long body.
 type bounded struct {
 	net.Conn
-	direct  *Direct      // Conn, if it is one: saves two calls by interface for each record
-	most    int          // to be read before something comes of it
-	exactly bool         // most is not exceeded by a read
-	got     int          // since something has; of the reader alone
-	longest atomic.Int64 // the most that got was before content came
-	took    int          // by the handshake
-	made    int          // handshakes with a server
-	then    int          // most, once the handshake is complete
-	heard   atomic.Bool  // a server has sent something
-	start   []byte       // the first bytes read, until the handshake is complete; nil: they are not kept
+	direct  *Direct      // Conn if it is a *Direct: saves two interface calls per record
+	most    int          // limit of got
+	exactly bool         // reads never pass most by more than a byte
+	got     int          // bytes read since the last content; used by the reader only
+	longest atomic.Int64 // largest got before content
+	took    int          // bytes of the handshake
+	made    int          // handshakes completed with a server
+	then    int          // value of most after the handshake
+	heard   atomic.Bool  // the server has sent data
+	start   []byte       // first bytes read, until the handshake is complete; nil to keep none
 	err     error
 }
 
@@ -138,7 +139,8 @@ func (b *bounded) open(server net.Conn) {
 	b.direct, _ = server.(*Direct)
 }
 
-// established notes that the handshake is complete. A server may make another that is not much longer, or send tickets.
+// established resets the limits after the handshake. A server may renegotiate with slightly more bytes, or send
+// tickets.
 func (b *bounded) established() {
 	if b.took = b.got; b.exactly {
 		b.exactly, b.then = false, b.took+LongestRecord

@@ -72,8 +72,8 @@ type wrapped struct{ net.Conn }
 
 func (w wrapped) NetConn() net.Conn { return w.Conn }
 
-// TestTerminatedCarriesContent in both directions and roles, over TLS 1.2 and 1.3, whatever it lies on, and knows what a server said first
-// until the handshake is complete.
+// TestTerminatedCarriesContent in both directions and roles, over TLS 1.2 and 1.3 and every kind of connection below.
+// Start returns the first bytes of the server until the handshake is complete.
 func TestTerminatedCarriesContent(t *testing.T) {
 	t.Parallel()
 	certificate, roots := identity(t)
@@ -220,7 +220,7 @@ func TestContentAllowsMore(t *testing.T) {
 	}
 }
 
-// TestDirectIsFound below what wraps it, and told apart from what has no connection of TCP.
+// TestDirectIsFound: DirectOf finds a Direct below wrappers, and reports false without a TCP connection.
 func TestDirectIsFound(t *testing.T) {
 	t.Parallel()
 	a, b := accepted(t)
@@ -287,7 +287,7 @@ func TestDirectSaysWhatIsLeft(t *testing.T) {
 	}
 }
 
-// TestLingeringCloseLetsThePeerRead the last message although it has sent what was not read.
+// TestLingeringCloseLetsThePeerRead: a peer whose data was left unread still receives the last message.
 func TestLingeringCloseLetsThePeerRead(t *testing.T) {
 	t.Parallel()
 	a, b := accepted(t)

@@ -1,4 +1,4 @@
-// Package sockettest has listeners that behave as tests need it.
+// Package sockettest has listeners and faults for tests of connections.
 package sockettest
 
 import (
@@ -8,17 +8,17 @@ import (
 	"boxgate/internal/socket"
 )
 
-// Late is a listener that accepts nobody before it is drained or closed: who connects waits until then.
+// Late is a listener whose Accept returns no connection before it is drained or closed.
 type Late struct {
 	net.Listener
-	// Asked has an element once Accept has been called.
+	// Asked receives an element when Accept is called.
 	Asked chan struct{}
 
 	once  sync.Once
 	ended chan struct{}
 }
 
-// NewLate returns ln as one.
+// NewLate returns a Late for ln.
 func NewLate(ln net.Listener) *Late {
 	return &Late{Listener: ln, Asked: make(chan struct{}, 1), ended: make(chan struct{})}
 }

@@ -9,8 +9,8 @@ import (
 	"boxgate/internal/socket"
 )
 
-// Vanish has the kernel drop everything that comes for a TCP connection, as if its host were gone. Its peer hears nothing
-// more. Call back to end that. It takes root: a kernel can refuse filters to others.
+// Vanish makes the kernel drop all packets received for a TCP connection, as if its host were gone: the peer gets no
+// answer. back undoes it. Requires root, because the kernel may refuse filters to other users.
 func Vanish(t testing.TB, c net.Conn) (back func()) {
 	t.Helper()
 	control := func(what func(fd int) error) {
@@ -29,7 +29,7 @@ func Vanish(t testing.TB, c net.Conn) (back func()) {
 			t.Error(err)
 		}
 	}
-	drop := unix.SockFilter{Code: unix.BPF_RET | unix.BPF_K} // 0 bytes of each packet are kept
+	drop := unix.SockFilter{Code: unix.BPF_RET | unix.BPF_K} // keep 0 bytes of each packet
 	control(func(fd int) error {
 		return unix.SetsockoptSockFprog(fd, unix.SOL_SOCKET, unix.SO_ATTACH_FILTER, &unix.SockFprog{Len: 1, Filter: &drop})
 	})
