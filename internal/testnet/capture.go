@@ -20,13 +20,13 @@ type Packet struct {
 	Count    int
 }
 
-// packets counts what arrives over the link. Safe for concurrent use.
+// packets counts the packets that arrive over the link. Safe for concurrent use.
 type packets struct {
 	mu    sync.Mutex
 	seen  map[Packet]int
 	order []Packet
 
-	socket  *os.File // nil: nothing is counted
+	socket  *os.File // nil: packets are not counted
 	running sync.WaitGroup
 }
 
@@ -47,10 +47,10 @@ func (p *packets) add(k Packet) {
 	p.seen[k]++
 }
 
-// capture starts counting what arrives over the link.
+// capture starts counting the packets that arrive over the link.
 func (p *packets) capture(internet *NS, logf func(format string, args ...any)) error {
 	err := internet.Do(func() error {
-		fd, err := unix.Socket(unix.AF_PACKET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0) // silent until bound
+		fd, err := unix.Socket(unix.AF_PACKET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0) // receives no packet until bound
 		if err != nil {
 			return fmt.Errorf("packet socket: %w", err)
 		}
@@ -99,7 +99,7 @@ func (p *packets) Close() error {
 	return err
 }
 
-// to returns what reached the given addresses; nil means every address.
+// to returns the packets that reached the given addresses. nil means every address.
 func (p *packets) to(addrs map[netip.Addr]bool) []Packet {
 	p.mu.Lock()
 	defer p.mu.Unlock()

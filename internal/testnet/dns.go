@@ -31,7 +31,7 @@ func (n *servers) serveDNS() error {
 	return nil
 }
 
-// runDNS serves until Close. miekg/dns cannot be shut down before it has started, so it waits for that.
+// runDNS serves until Close. miekg/dns cannot be shut down before it has started, so runDNS waits for that first.
 func (n *servers) runDNS(s *dns.Server) {
 	begun := make(chan struct{})
 	s.NotifyStartedFunc = func() { close(begun) }
@@ -49,7 +49,7 @@ func (n *servers) runDNS(s *dns.Server) {
 	n.closers = append(n.closers, closerFunc(s.Shutdown))
 }
 
-// dnsHandler answers from the zone and records the queries that came to addr.
+// dnsHandler answers from the zone and records the queries received at addr.
 func (n *servers) dnsHandler(addr netip.AddrPort) dns.HandlerFunc {
 	return func(w dns.ResponseWriter, query *dns.Msg) {
 		if len(query.Question) != 1 {

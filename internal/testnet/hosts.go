@@ -4,7 +4,7 @@ import (
 	"net/netip"
 )
 
-// Addresses of the DNS server and of hosts that are not honest.
+// Addresses of the DNS server and of dishonest hosts.
 var (
 	dnsV4, dnsV6 = netip.MustParseAddr("192.0.2.53"), netip.MustParseAddr("2001:db8:53::53")
 

@@ -92,9 +92,9 @@ func openLinks(ns *NS) (*netlink.Handle, error) {
 	return h, nil
 }
 
-// setHostSysctls lets the servers answer from every address of the hosted ranges, which no interface has. The kernel
-// looks for no duplicates of link-local addresses, which takes it seconds: to Chromium, an address that appears is another network,
-// for which it gives up what it has begun.
+// setHostSysctls lets the servers bind the addresses of the hosted ranges, which are on no interface. It turns off
+// duplicate address detection for link-local addresses: that takes seconds, and Chromium treats an address that appears
+// as a network change and aborts its pending requests.
 func setHostSysctls() error {
 	for path, value := range map[string]string{
 		"/proc/sys/net/ipv4/ip_nonlocal_bind":        "1",
@@ -136,8 +136,8 @@ func awaitCarrier(h *netlink.Handle, name string) error {
 	}
 }
 
-// address gives one end of the link its address, with the other end as its only neighbour. Duplicate address detection is
-// off: an address must be usable at once.
+// address assigns one end of the link its address, with the other end as its only neighbour. Duplicate address
+// detection is off so that the address is usable immediately.
 func address(h *netlink.Handle, name string, a, peer netip.Addr) error {
 	link, err := h.LinkByName(name)
 	if err != nil {
@@ -153,8 +153,9 @@ func address(h *netlink.Handle, name string, a, peer netip.Addr) error {
 	return nil
 }
 
-// awaitAddress waits until an address of the namespace and the way to its peer work, while there is no default route. The kernel
-// installs them some time after the address, and what looks at the network meanwhile sees it change.
+// awaitAddress waits until an address of the namespace and the route to its peer work, before there is a default route.
+// The kernel installs both some time after the address is added, and programs that watch the network would see it
+// change.
 func awaitAddress(h *netlink.Handle, a, peer netip.Addr) error {
 	for deadline := time.Now().Add(time.Minute); ; time.Sleep(time.Millisecond) {
 		own, err := h.RouteGet(a.AsSlice())
@@ -185,8 +186,8 @@ func awaitLinkLocal(h *netlink.Handle, name string) error {
 	}
 }
 
-// defaultRoute routes everything else over the link. It is marked on-link, since the route to an IPv6 neighbour is
-// created some time after the address.
+// defaultRoute routes all other traffic over the link. It is marked on-link because the kernel creates the route to an
+// IPv6 neighbour some time after the address.
 func defaultRoute(h *netlink.Handle, name string, via netip.Addr) error {
 	link, err := h.LinkByName(name)
 	if err != nil {
@@ -200,7 +201,7 @@ func defaultRoute(h *netlink.Handle, name string, via netip.Addr) error {
 	return nil
 }
 
-// own makes every address of a prefix one of the namespace's own.
+// own makes every address of a prefix a local address of the namespace.
 func own(h *netlink.Handle, p netip.Prefix) error {
 	lo, err := h.LinkByName("lo")
 	if err != nil {
@@ -235,8 +236,8 @@ func hostNet(a netip.Addr) *net.IPNet {
 	return &net.IPNet{IP: a.AsSlice(), Mask: net.CIDRMask(a.BitLen(), a.BitLen())}
 }
 
-// removeLinks removes the link between the namespaces at once; the kernel would do so some time after the last socket
-// is closed.
+// removeLinks removes the link between the namespaces. The kernel would do so only some time after the last socket is
+// closed.
 func removeLinks(ns *NS) error {
 	h, err := openLinks(ns)
 	if err != nil {

@@ -14,7 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// shared lets the DNS server have its addresses on a port where another server listens on all.
+// shared lets the DNS server bind its addresses on a port where another server is bound to the wildcard address.
 var shared = net.ListenConfig{Control: func(_, _ string, c syscall.RawConn) error {
 	var err error
 	if e := c.Control(func(fd uintptr) {
@@ -49,8 +49,8 @@ func (n *servers) listenPacket(at netip.AddrPort) (pc net.PacketConn, err error)
 	return pc, err
 }
 
-// recorded is a listener whose connections are recorded, and ended by Close: net/http forgets those that became
-// WebSockets.
+// recorded is a listener that records its connections and closes them in Close: net/http does not track hijacked ones
+// such as WebSockets.
 type recorded struct {
 	net.Listener
 	records *recorder
@@ -71,7 +71,7 @@ func (l recorded) Accept() (net.Conn, error) {
 	return r, nil
 }
 
-// recordedConn notes the first bytes that come.
+// recordedConn records the first bytes received.
 type recordedConn struct {
 	net.Conn
 	records *recorder
@@ -98,7 +98,7 @@ func (c *recordedConn) Close() error {
 	return c.Conn.Close()
 }
 
-// CloseWrite passes a half-close on.
+// CloseWrite closes the sending side.
 func (c *recordedConn) CloseWrite() error {
 	if t, ok := c.Conn.(*net.TCPConn); ok {
 		return t.CloseWrite()
@@ -131,7 +131,7 @@ func (n *servers) serveWeb(at netip.AddrPort, secure bool) error {
 	return nil
 }
 
-// noteHello adds what the ClientHello says to the record of its connection.
+// noteHello adds the server name and protocols of the ClientHello to the record of its connection.
 func (n *servers) noteHello(hello *tls.ClientHelloInfo) (*tls.Config, error) {
 	if c, ok := hello.Conn.(*recordedConn); ok {
 		n.records.change(c.entry, func(e *Received) {
@@ -141,14 +141,14 @@ func (n *servers) noteHello(hello *tls.ClientHelloInfo) (*tls.Config, error) {
 	return nil, nil
 }
 
-// open is a set of connections that Close ends.
+// open is a set of open connections that Close closes.
 type open struct {
 	mu     sync.Mutex
 	conns  map[*recordedConn]struct{}
 	closed bool
 }
 
-// add reports whether the connection may go on.
+// add registers a connection. It returns false if the set is closed.
 func (o *open) add(c *recordedConn) bool {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -179,7 +179,7 @@ func (o *open) reset(selected func(*recordedConn) bool) {
 	}
 }
 
-// Close closes every connection and those to come.
+// Close closes every connection, and those added later.
 func (o *open) Close() error {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -190,7 +190,7 @@ func (o *open) Close() error {
 	return nil
 }
 
-// addrPort is the address of a socket, IPv4 as such.
+// addrPort returns the address of a socket, with IPv4-mapped addresses unmapped.
 func addrPort(a net.Addr) netip.AddrPort {
 	switch a := a.(type) {
 	case *net.TCPAddr:

@@ -19,8 +19,8 @@ func (n *Net) usualHosts() error {
 	return err
 }
 
-// AddHost sets the addresses of a name, replacing those it had, and makes the servers answer on them. Addresses may be
-// of any range, including private ones.
+// AddHost replaces the addresses of a name and makes the servers listen on them. Addresses may be of any range,
+// including private ones.
 func (n *Net) AddHost(name string, addrs ...string) error {
 	parsed := make([]netip.Addr, len(addrs))
 	for i, s := range addrs {
@@ -40,9 +40,9 @@ func (n *Net) AddHost(name string, addrs ...string) error {
 // Addrs returns the current addresses of a name.
 func (n *Net) Addrs(name string) []netip.Addr { return n.zone.addrsOf(name) }
 
-// SetRecords gives a name its records, in the place of all that it had, each in the form of a zone file:
-// "www.example.com. 60 IN CNAME cdn.example.org.". A name may begin with "*." and then stands for every name below.
-// Without records the name is gone.
+// SetRecords replaces all records of a name. Each record is in zone file form: "www.example.com. 60 IN CNAME
+// cdn.example.org.". A name that begins with "*." is a wildcard for all names below. Without records the name is
+// removed.
 func (n *Net) SetRecords(name string, records ...string) error {
 	var rrs []dns.RR
 	for _, s := range records {
@@ -59,5 +59,5 @@ func (n *Net) SetRecords(name string, records ...string) error {
 // SetTTL changes the time to live of a name's records, in seconds.
 func (n *Net) SetTTL(name string, ttl uint32) { n.zone.setTTL(name, ttl) }
 
-// SetAnswerer makes f answer the queries for a name, such as with other addresses each time; nil removes it.
+// SetAnswerer makes f answer the queries for a name, for example with different addresses each time. nil removes it.
 func (n *Net) SetAnswerer(name string, f Answerer) { n.zone.setAnswerer(name, f) }

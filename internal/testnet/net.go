@@ -10,9 +10,9 @@ import (
 
 // Options configure an internet.
 type Options struct {
-	// Logf logs errors of the servers, such as a handshake that a client aborted; nil: not logged.
+	// Logf logs errors of the servers, such as a handshake aborted by a client. nil discards them.
 	Logf func(format string, args ...any)
-	// Capture counts every packet that reaches the internet namespace, whatever its protocol: see [Net.Packets]. It costs
+	// Capture counts every packet that reaches the internet namespace, of any protocol: see [Net.Packets]. It costs
 	// throughput.
 	Capture bool
 }
@@ -65,8 +65,8 @@ func (n *Net) build(ctx context.Context, o Options) (err error) {
 	return nil
 }
 
-// Close stops the servers, kills the processes still in the two namespaces, and removes the link and the namespaces. It
-// may be called twice.
+// Close stops the servers, kills the processes still in the two namespaces, and removes the link and the namespaces.
+// Further calls are no-ops.
 func (n *Net) Close() error {
 	n.closeOnce.Do(func() {
 		namespaces := []*NS{n.gateway}
@@ -86,25 +86,25 @@ func (n *Net) Close() error {
 // Gateway returns the namespace for the gateway under test. Its default routes lead to the internet.
 func (n *Net) Gateway() *NS { return n.gateway }
 
-// Internet is the namespace of the servers, from which somebody else on the internet calls the gateway at
+// Internet returns the namespace of the servers. Other clients on the internet connect from there to the gateway at
 // [Net.GatewayAddrs].
 func (n *Net) Internet() *NS { return n.internet }
 
 // GatewayAddrs are the addresses of the gateway's namespace on the internet.
 func (n *Net) GatewayAddrs() (v4, v6 netip.Addr) { return gatewayV4, gatewayV6 }
 
-// CAPEM is the certificate of the CA that signs for the honest hosts.
+// CAPEM returns the certificate of the CA that signs for the honest hosts.
 func (n *Net) CAPEM() []byte { return n.honest.pem }
 
-// Roots trusts the CA that signs for the honest hosts, and nothing else.
+// Roots returns a pool with only the CA that signs for the honest hosts.
 func (n *servers) Roots() *x509.CertPool {
 	pool := x509.NewCertPool()
 	pool.AddCert(n.honest.cert)
 	return pool
 }
 
-// DNSServers are the addresses of the DNS server, as host:port, reached by UDP and TCP. DNS over TLS is on port 853 of the
-// same hosts, under the name dns.example.com.
+// DNSServers returns the addresses of the DNS server, as host:port, reached by UDP and TCP. DNS over TLS is on port 853
+// of the same hosts, under the name dns.example.com.
 func (n *Net) DNSServers() []string {
 	return []string{netip.AddrPortFrom(dnsV4, 53).String(), netip.AddrPortFrom(dnsV6, 53).String()}
 }

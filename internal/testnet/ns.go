@@ -24,7 +24,8 @@ type NS struct {
 	fd netns.NsHandle // -1 once closed
 }
 
-// NewNS creates a namespace, for a topology other than that of [Net]. That of the calling thread stays as it is.
+// NewNS creates a namespace, for a topology other than that of [Net]. The namespace of the calling thread does not
+// change.
 func NewNS() (*NS, error) {
 	ns := &NS{fd: -1}
 	err := onThread(func() error {
@@ -64,8 +65,8 @@ func onThread(f func() error) error {
 	return f()
 }
 
-// Do runs f in the namespace, on the calling goroutine. What f starts in other goroutines is not in the namespace;
-// sockets that f opens stay in it wherever they are used.
+// Do runs f in the namespace, on the calling goroutine. Goroutines that f starts are not in the namespace. Sockets that
+// f opens stay in it wherever they are used.
 func (ns *NS) Do(f func() error) error {
 	return onThread(func() error {
 		if err := ns.enter(); err != nil {
@@ -104,8 +105,8 @@ func (ns *NS) Path() string {
 	return fmt.Sprintf("/proc/%d/fd/%d", os.Getpid(), int(ns.fd))
 }
 
-// Start starts cmd in the namespace, where it and its children stay. The caller waits for it as usual; [Net.Close] kills
-// what is still there.
+// Start starts cmd in the namespace, where it and its children stay. The caller waits for it as usual; [Net.Close]
+// kills the processes that are left.
 func (ns *NS) Start(cmd *exec.Cmd) error { return ns.Do(cmd.Start) }
 
 // Run runs a command in the namespace and returns its output, standard error included. An exit other than 0 is an
@@ -139,8 +140,8 @@ func (ns *NS) ListenPacket(network, address string) (pc net.PacketConn, err erro
 	return pc, err
 }
 
-// DialContext connects from within the namespace to an address and port. A host name is refused: to resolve and try
-// several addresses, the net package would leave the thread. It has the signature of http.Transport.DialContext.
+// DialContext connects from within the namespace to an address and port. Host names are refused: to resolve one, the
+// net package would use another thread. It has the signature of http.Transport.DialContext.
 func (ns *NS) DialContext(ctx context.Context, network, address string) (c net.Conn, err error) {
 	if _, err := netip.ParseAddrPort(address); err != nil {
 		return nil, fmt.Errorf("dial %q: an IP address and port are needed: %w", address, err)
@@ -152,7 +153,7 @@ func (ns *NS) DialContext(ctx context.Context, network, address string) (c net.C
 	return c, err
 }
 
-// lockedBuffer collects output that two streams write.
+// lockedBuffer collects the output of two streams.
 type lockedBuffer struct {
 	mu  sync.Mutex
 	buf bytes.Buffer

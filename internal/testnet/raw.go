@@ -10,7 +10,7 @@ import (
 	"golang.org/x/net/ipv6"
 )
 
-// serveEcho accepts TCP connections, sends the banner if there is one, and echoes what it receives.
+// serveEcho accepts TCP connections, sends the banner if it is not empty, and echoes the bytes it receives.
 func (n *servers) serveEcho(at netip.AddrPort, banner string) error {
 	ln, err := n.listen(at)
 	if err != nil {

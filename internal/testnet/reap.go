@@ -10,8 +10,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// killProcesses kills what is still in the namespace: commands started there, and their children. The process itself is
-// never among them, since its threads leave again.
+// killProcesses kills the processes still in the namespace: commands started there and their children. The calling
+// process is never among them because its threads leave the namespace again.
 func (ns *NS) killProcesses() error {
 	deadline := time.Now().Add(5 * time.Second)
 	for {
@@ -64,7 +64,7 @@ func (ns *NS) processes() ([]int, error) {
 			continue
 		}
 		var st unix.Stat_t
-		if unix.Stat(fmt.Sprintf("/proc/%d/ns/net", pid), &st) == nil && st.Ino == ns.inode { // else it is gone, or elsewhere
+		if unix.Stat(fmt.Sprintf("/proc/%d/ns/net", pid), &st) == nil && st.Ino == ns.inode { // otherwise it has exited or is in another namespace
 			out = append(out, pid)
 		}
 	}

@@ -5,8 +5,8 @@ import (
 	"fmt"
 )
 
-// Received returns what a host has received so far and all filters select, oldest first. The host is a name (with all
-// addresses it has or had) or an address; "" is every host. A connection and each request on it are separate entries.
+// Received returns the entries of a host that all filters select, oldest first. The host is a name (with all addresses
+// it has or had) or an address; "" is every host. A connection and each request on it are separate entries.
 func (n *Net) Received(host string, filters ...Filter) []Received {
 	out, _ := n.records.matching(n.matcher(host, filters))
 	return out
@@ -35,15 +35,14 @@ func (n *Net) Queries(name string) []Received {
 // Forget drops everything received so far.
 func (n *Net) Forget() { n.records.forget() }
 
-// Renew prepares the internet for another test: it ends every connection with a reset and drops all that was received and
-// counted.
+// Renew prepares the internet for another test: it resets every connection and drops all records and counts.
 func (n *Net) Renew() {
 	n.conns.reset(func(*recordedConn) bool { return true })
 	n.records.forget()
 	n.packets.forget()
 }
 
-// Changed reports whether names, addresses or servers are not those of a new internet.
+// Changed reports whether names, addresses or servers differ from those of a new internet.
 func (n *Net) Changed() bool {
 	n.zone.mu.Lock()
 	defer n.zone.mu.Unlock()
@@ -67,8 +66,8 @@ func (n *Net) matcher(host string, filters []Filter) Filter {
 	}
 }
 
-// Packets returns what reached a host, whatever its protocol, if [Options.Capture] was set. The host is a name or an
-// address; "" is every host.
+// Packets returns the packets that reached a host, of any protocol, if [Options.Capture] was set. The host is a name or
+// an address; "" is every host.
 func (n *Net) Packets(host string) []Packet {
 	if host == "" {
 		return n.packets.to(nil)

@@ -13,13 +13,13 @@ type Kind string
 
 // The kinds.
 const (
-	Connection Kind = "connection" // a TCP connection was accepted
-	Datagram   Kind = "datagram"   // a UDP datagram was received by a server other than DNS
-	Request    Kind = "request"    // an HTTP request came over a connection, encrypted or not
-	Query      Kind = "query"      // a DNS query was received
+	Connection Kind = "connection" // an accepted TCP connection
+	Datagram   Kind = "datagram"   // a UDP datagram, DNS excepted
+	Request    Kind = "request"    // an HTTP request, encrypted or not
+	Query      Kind = "query"      // a DNS query
 )
 
-// Received is an entry: something that a server received.
+// Received is the record of a connection, datagram, request or query that a server received.
 type Received struct {
 	Time   time.Time
 	Kind   Kind
@@ -28,7 +28,7 @@ type Received struct {
 
 	SNI   string   // server name of the ClientHello, for connections and requests over TLS
 	ALPN  []string // protocols that the ClientHello offered
-	First []byte   // first bytes of a connection (up to 1 KiB, as they came on the wire) or datagram
+	First []byte   // first bytes of a connection (up to 1 KiB, undecrypted) or datagram
 
 	Proto   string      // "HTTP/1.1" or "HTTP/2.0"
 	Method  string      // of a request
@@ -42,7 +42,7 @@ type Received struct {
 	Type string // queried type, such as "AAAA"
 }
 
-// Filter selects what was received.
+// Filter selects entries.
 type Filter func(Received) bool
 
 // Any selects everything.
@@ -51,7 +51,7 @@ func Any(Received) bool { return true }
 // Of selects one kind.
 func Of(k Kind) Filter { return func(r Received) bool { return r.Kind == k } }
 
-// Path selects the requests for a path, whatever their query.
+// Path selects the requests for a path with any query.
 func Path(path string) Filter {
 	return func(r Received) bool {
 		p, _, _ := strings.Cut(r.Target, "?")
@@ -59,7 +59,7 @@ func Path(path string) Filter {
 	}
 }
 
-// Port selects what came to a port.
+// Port selects the entries received on a port.
 func Port(port uint16) Filter { return func(r Received) bool { return r.Addr.Port() == port } }
 
 // maxReceived bounds the number of entries; the oldest are dropped.

@@ -17,10 +17,10 @@ import (
 	"github.com/klauspost/compress/zstd"
 )
 
-// Reflect tells the client what it sent, in every place of a response and in many forms: in the header X-Reflect, in
-// Location, a cookie and a trailer, and line by line in the body. The last part of the path names the content coding (gzip,
-// deflate, br or zstd; anything else is none); the query parameter mib asks for so many MiB of other text, with what was sent
-// behind each.
+// Reflect returns the credential of a request to the client, in every part of a response and in many encodings: in the
+// header X-Reflect, in Location, a cookie and a trailer, and line by line in the body. The last path element names the
+// content coding (gzip, deflate, br or zstd; any other value means none). The query parameter mib adds that many MiB of
+// filler, with the credential after each.
 func Reflect(w http.ResponseWriter, r *http.Request) {
 	sent := r.Header.Get("Authorization")
 	_, token, _ := strings.Cut(sent, " ")
@@ -52,9 +52,9 @@ func Reflect(w http.ResponseWriter, r *http.Request) {
 
 func (n *servers) reflect(w http.ResponseWriter, r *http.Request, _ string) { Reflect(w, r) }
 
-// Reflections are forms in which servers write a token.
+// Reflections returns the encodings of a token that servers commonly write.
 func Reflections(token string) []string {
-	quoted, _ := json.Marshal(token) // a string always has an encoding
+	quoted, _ := json.Marshal(token) // a string can always be encoded
 	var escaped strings.Builder
 	for _, c := range []byte(token) {
 		fmt.Fprintf(&escaped, `\u%04x`, c)

@@ -14,9 +14,9 @@ import (
 	"golang.org/x/net/http2"
 )
 
-// ServeHTTP lets handler answer for a host, on its ports 80 and 443, in the place of the usual web server. Over TLS it
-// speaks the protocols given, best first ("h2", "http/1.1"); none given is both. What it receives is not recorded but for
-// the connections. Call it after [Net.AddHost].
+// ServeHTTP replaces the usual web server of a host, on ports 80 and 443, with handler. Over TLS it offers the given
+// protocols, best first ("h2", "http/1.1"), or both if none is given. Its connections are recorded, its requests are
+// not. Call it after [Net.AddHost].
 func (n *servers) ServeHTTP(host string, handler http.Handler, protocols ...string) error {
 	for _, addr := range n.zone.addrsOf(host) {
 		err := n.serveHandler(netip.AddrPortFrom(addr, 80), false, handler, &tls.Config{NextProtos: protocols})
@@ -27,12 +27,12 @@ func (n *servers) ServeHTTP(host string, handler http.Handler, protocols ...stri
 	return n.ServeHTTPSAt(host, 443, handler, protocols...)
 }
 
-// ServeHTTPSAt is [servers.ServeHTTP] for one port alone, over TLS.
+// ServeHTTPSAt is [servers.ServeHTTP] over TLS on one port only.
 func (n *servers) ServeHTTPSAt(host string, port uint16, handler http.Handler, protocols ...string) error {
 	return n.ServeTLS(host, port, handler, &tls.Config{NextProtos: protocols})
 }
 
-// ServeTLS is [servers.ServeHTTPSAt] with a configuration that lacks nothing but the host's certificate.
+// ServeTLS is [servers.ServeHTTPSAt] with a TLS configuration, to which the host's certificate is added.
 func (n *servers) ServeTLS(host string, port uint16, handler http.Handler, config *tls.Config) error {
 	for _, addr := range n.zone.addrsOf(host) {
 		if err := n.serveHandler(netip.AddrPortFrom(addr, port), true, handler, config); err != nil {
@@ -73,8 +73,9 @@ func (n *servers) serveHandler(at netip.AddrPort, secure bool, handler http.Hand
 	return nil
 }
 
-// ServeConns hands each connection to a port of a host to handle, which closes it: behind TLS with the protocols given if
-// there are any, else bare. [Reset] ends one with a reset. Call it after [Net.AddHost].
+// ServeConns passes each connection to a port of a host to handle, which must close it. If protocols are given, the
+// connection is TLS with these protocols, otherwise plain TCP. [Reset] closes one with a reset. Call it after
+// [Net.AddHost].
 func (n *servers) ServeConns(host string, port uint16, handle func(net.Conn), protocols ...string) error {
 	for _, addr := range n.zone.addrsOf(host) {
 		bare, err := n.listen(netip.AddrPortFrom(addr, port))
@@ -105,7 +106,7 @@ func (n *servers) ServeConns(host string, port uint16, handle func(net.Conn), pr
 	return nil
 }
 
-// ResetConns ends every connection to a host with a reset.
+// ResetConns closes every connection to a host with a reset.
 func (n *servers) ResetConns(host string) {
 	addrs := n.zone.everOf(host)
 	n.conns.reset(func(c *recordedConn) bool { return addrs[addrPort(c.LocalAddr()).Addr()] })

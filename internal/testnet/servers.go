@@ -24,12 +24,12 @@ type servers struct {
 	zone     *zone
 	records  *recorder
 	conns    *open
-	honest   *authority // whose certificates the test trusts
-	evil     *authority // the attacker's
+	honest   *authority // CA trusted by the tests
+	evil     *authority // the attacker's CA
 
 	closersMu sync.Mutex
 	closers   []io.Closer
-	changed   bool // there are servers in addition to the usual ones
+	changed   bool // servers were added after New
 	running   sync.WaitGroup
 }
 
@@ -43,7 +43,7 @@ func newServers(internet *NS, z *zone, records *recorder, logf func(format strin
 	return s, err
 }
 
-// Close stops them and closes every connection.
+// Close stops the servers and closes every connection.
 func (n *servers) Close() error {
 	err := n.conns.Close()
 	n.closersMu.Lock()
@@ -98,7 +98,7 @@ func (n *servers) serveAt(any netip.Addr) error {
 	return nil
 }
 
-// chooseCertificate is what the TLS servers show.
+// chooseCertificate implements [tls.Config.GetCertificate] for the TLS servers.
 func (n *servers) chooseCertificate(hello *tls.ClientHelloInfo) (*tls.Certificate, error) {
 	return n.certificate(hello.ServerName, addrPort(hello.Conn.LocalAddr()).Addr())
 }
@@ -109,8 +109,9 @@ func (n *servers) Certificate(host string) (*tls.Certificate, error) {
 	return n.honest.leaf(host, n.zone.addrsOf(host)...)
 }
 
-// certificate chooses what the host at an address shows for a server name. An honest host has certificates for the names
-// it has and its addresses, and shows its own whatever it is asked; the attacker makes one up for any name.
+// certificate returns the certificate that the host at an address presents for a server name. An honest host has
+// certificates for its names and addresses and presents its own for any other name. The attacker makes one up for any
+// name.
 func (n *servers) certificate(sni string, at netip.Addr) (*tls.Certificate, error) {
 	if isAttacker(at) {
 		return n.evil.leaf(sni, at)

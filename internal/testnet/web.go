@@ -18,7 +18,7 @@ import (
 	"github.com/coder/websocket"
 )
 
-// Echo is the answer of the path /echo: the request as it came.
+// Echo is the answer of the path /echo: the request as received.
 type Echo struct {
 	Method  string      `json:"method"`
 	Target  string      `json:"target"`
@@ -32,10 +32,10 @@ type Echo struct {
 	SHA256  string      `json:"body_sha256"`
 }
 
-// page is one path of the web servers; rest is what follows the name of the path.
+// page is the handler of one path of the web servers. rest is the path after its first element.
 type page func(n *servers, w http.ResponseWriter, r *http.Request, rest string)
 
-// pages are found by the first part of the path.
+// pages maps the first path element to its handler.
 var pages map[string]page
 
 func init() {
@@ -70,7 +70,7 @@ func (n *servers) web(w http.ResponseWriter, r *http.Request) {
 	fmt.Fprintf(w, "%s %s at %s\n", r.Method, r.RequestURI, n.zone.nameOf(e.Addr.Addr()))
 }
 
-// countedBody adds what is read of a body, and the trailers at its end, to the record of the request.
+// countedBody adds the number of bytes read and the trailers to the record of the request.
 type countedBody struct {
 	io.ReadCloser
 	net     *servers
@@ -89,7 +89,7 @@ func (b *countedBody) Read(p []byte) (int, error) {
 	return got, err
 }
 
-// echo answers with the request itself, once its body is read.
+// echo answers with the request itself after reading its body.
 func (n *servers) echo(w http.ResponseWriter, r *http.Request, _ string) {
 	hash := sha256.New()
 	size, err := io.Copy(hash, r.Body)
@@ -119,7 +119,7 @@ func (n *servers) status(w http.ResponseWriter, _ *http.Request, rest string) {
 	w.WriteHeader(code)
 }
 
-// sse sends an event every 50 ms until the client goes.
+// sse sends an event every 50 ms until the client disconnects.
 func (n *servers) sse(w http.ResponseWriter, r *http.Request, _ string) {
 	w.Header().Set("Content-Type", "text/event-stream")
 	tick := time.NewTicker(50 * time.Millisecond)
@@ -139,7 +139,7 @@ func (n *servers) sse(w http.ResponseWriter, r *http.Request, _ string) {
 	}
 }
 
-// bytes sends as many bytes as the path says, all of them "x".
+// bytes sends the number of bytes given in the path, all of them "x".
 func (n *servers) bytes(w http.ResponseWriter, _ *http.Request, rest string) {
 	size, err := strconv.ParseInt(rest, 10, 64)
 	if err != nil || size < 0 {
@@ -158,7 +158,7 @@ func (n *servers) bytes(w http.ResponseWriter, _ *http.Request, rest string) {
 	}
 }
 
-// trailers answers as gRPC does: a body, then trailers.
+// trailers answers like gRPC: a body, then trailers.
 func (n *servers) trailers(w http.ResponseWriter, r *http.Request, _ string) {
 	_, _ = io.Copy(io.Discard, r.Body)
 	w.Header().Set("Trailer", "Grpc-Status, Grpc-Message")
@@ -169,7 +169,7 @@ func (n *servers) trailers(w http.ResponseWriter, r *http.Request, _ string) {
 	w.Header().Set("Grpc-Message", "OK")
 }
 
-// ws sends back every message of a WebSocket.
+// ws echoes every WebSocket message.
 func (n *servers) ws(w http.ResponseWriter, r *http.Request, _ string) {
 	c, err := websocket.Accept(w, r, &websocket.AcceptOptions{InsecureSkipVerify: true}) // any origin
 	if err != nil {
@@ -189,7 +189,7 @@ func (n *servers) ws(w http.ResponseWriter, r *http.Request, _ string) {
 	}
 }
 
-// slow answers after as many milliseconds as the path says, 1000 if it says nothing.
+// slow answers after the number of milliseconds given in the path, 1000 by default.
 func (n *servers) slow(w http.ResponseWriter, r *http.Request, rest string) {
 	wait := time.Second
 	if ms, err := strconv.Atoi(rest); err == nil {
@@ -208,7 +208,7 @@ func (n *servers) redirect(w http.ResponseWriter, r *http.Request, _ string) {
 	w.WriteHeader(http.StatusFound)
 }
 
-// hints answers 103, then 200.
+// hints answers with 103, then 200.
 func (n *servers) hints(w http.ResponseWriter, _ *http.Request, _ string) {
 	w.Header().Set("Link", "</style.css>; rel=preload")
 	w.WriteHeader(http.StatusEarlyHints)
@@ -216,16 +216,16 @@ func (n *servers) hints(w http.ResponseWriter, _ *http.Request, _ string) {
 	fmt.Fprintln(w, "after the hints")
 }
 
-// FakeCredential is what the metadata host gives away. It is worth nothing.
+// FakeCredential is the worthless credential that the metadata host returns.
 const FakeCredential = "ASIAFAKEFAKEFAKEFAKE"
 
-// metadata answers as a cloud's metadata service does.
+// metadata answers like a cloud's metadata service.
 func (n *servers) metadata(w http.ResponseWriter, _ *http.Request) {
 	w.Header().Set("Content-Type", "application/json")
 	fmt.Fprintf(w, "{\"Code\":\"Success\",\"AccessKeyId\":%q,\"SecretAccessKey\":\"fake\",\"Token\":\"fake\"}\n", FakeCredential)
 }
 
-// serverLog passes the complaints of net/http on.
+// serverLog logs the errors of net/http.
 func (n *servers) serverLog() *log.Logger { return log.New(logWriter{n}, "", 0) }
 
 type logWriter struct{ net *servers }

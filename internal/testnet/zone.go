@@ -13,21 +13,21 @@ import (
 // defaultTTL is the time to live of addresses, in seconds.
 const defaultTTL = 60
 
-// Answer is what a name server says to one query.
+// Answer is a response to one query.
 type Answer struct {
 	Records []dns.RR
 	Rcode   int
-	Silent  bool // true: no answer at all
+	Silent  bool // send no response
 }
 
-// Answerer makes the answer to the count-th query (from 1) for a name. It may take its time.
+// Answerer returns the response to the count-th query (from 1) for a name. It may block.
 type Answerer func(q dns.Question, count int) Answer
 
-// zone is what the DNS server knows: any name below the root. Safe for concurrent use.
+// zone holds the records of the DNS server, for any name below the root. Safe for concurrent use.
 type zone struct {
 	mu      sync.Mutex
 	records map[string][]dns.RR   // canonical owner name → records
-	ever    map[netip.Addr]string // every address that a name of the zone had → the name that had it first
+	ever    map[netip.Addr]string // every address that a name of the zone ever had → the first name with it
 	had     map[string]map[netip.Addr]bool
 	special map[string]Answerer
 	counts  map[string]int
@@ -51,13 +51,13 @@ func (z *zone) setTTL(name string, ttl uint32) {
 	z.changed = true
 	rrs := z.records[canonical(name)]
 	for i, rr := range rrs {
-		rr = dns.Copy(rr) // the old one may be on its way in an answer
+		rr = dns.Copy(rr) // an answer in progress may still use the old one
 		rr.Header().Ttl = ttl
 		rrs[i] = rr
 	}
 }
 
-// setAnswerer lets f answer the queries for a name. nil ends that.
+// setAnswerer makes f answer the queries for a name. nil removes it.
 func (z *zone) setAnswerer(name string, f Answerer) {
 	z.mu.Lock()
 	defer z.mu.Unlock()
@@ -81,7 +81,7 @@ func (z *zone) set(name string, rrs []dns.RR) {
 	z.records[canonical(name)] = rrs
 }
 
-// setAddrs gives a name its addresses and remembers that it had them.
+// setAddrs sets the addresses of a name and remembers them in ever.
 func (z *zone) setAddrs(name string, addrs []netip.Addr) {
 	name = canonical(name)
 	var rrs []dns.RR
@@ -102,7 +102,7 @@ func (z *zone) setAddrs(name string, addrs []netip.Addr) {
 	}
 }
 
-// addrRecord is the A or AAAA record of an address.
+// addrRecord returns the A or AAAA record of an address.
 func addrRecord(name string, a netip.Addr) dns.RR {
 	h := dns.RR_Header{Name: dns.Fqdn(name), Class: dns.ClassINET, Ttl: defaultTTL, Rrtype: dns.TypeA}
 	if a.Is4() {
@@ -112,7 +112,7 @@ func addrRecord(name string, a netip.Addr) dns.RR {
 	return &dns.AAAA{Hdr: h, AAAA: a.AsSlice()}
 }
 
-// everOf returns the addresses that a host, given as name or address, has or had.
+// everOf returns all addresses that a host, given as name or address, has or had.
 func (z *zone) everOf(host string) map[netip.Addr]bool {
 	if a, err := netip.ParseAddr(host); err == nil {
 		return map[netip.Addr]bool{a: true}
@@ -122,7 +122,7 @@ func (z *zone) everOf(host string) map[netip.Addr]bool {
 	return maps.Clone(z.had[canonical(host)])
 }
 
-// owns reports whether a name has or had an address, so that the host there may show a certificate for it.
+// owns reports whether a name has or had an address, so that the host there may present a certificate for it.
 func (z *zone) owns(name string, a netip.Addr) bool {
 	z.mu.Lock()
 	defer z.mu.Unlock()
@@ -151,7 +151,7 @@ func (z *zone) addrsOf(name string) []netip.Addr {
 	return out
 }
 
-// answer finds what the zone says to a question. CNAMEs are followed as far as the zone goes.
+// answer returns the zone's response to a question. It follows CNAMEs within the zone.
 func (z *zone) answer(q dns.Question) Answer {
 	name := canonical(q.Name)
 	z.mu.Lock()
@@ -203,7 +203,7 @@ func (z *zone) findLocked(name string) ([]dns.RR, bool) {
 	}
 }
 
-// ownedBy returns the record with the name that was asked for, which differs where a wildcard answers.
+// ownedBy returns rr with the queried name, which differs from the owner name of a wildcard record.
 func ownedBy(rr dns.RR, name string) dns.RR {
 	rr = dns.Copy(rr)
 	rr.Header().Name = dns.Fqdn(name)

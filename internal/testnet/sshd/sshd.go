@@ -1,6 +1,6 @@
-// Package sshd runs OpenSSH's server for tests: one process for each connection, which is handed to it, so that no port is
-// taken. The process is the first of a PID namespace, so that its commands end with it. Its users are those of this package,
-// whatever users the machine has.
+// Package sshd runs OpenSSH's server for tests. Each connection gets its own process, which inherits the connection, so
+// no port is needed. The process is init of a PID namespace, so that its commands end with it. The users are defined by
+// this package, independent of the users of the machine.
 package sshd
 
 import (
@@ -23,7 +23,7 @@ import (
 // root is where `make sshd` unpacks the server.
 const root = "/var/lib/boxgate/openssh"
 
-// User is the user that commands run as; UID is that of nobody.
+// User is the user that runs the commands. UID is that of the user nobody.
 const (
 	User = "git"
 	UID  = 65534
@@ -31,20 +31,21 @@ const (
 
 // Server is a server with repositories. Create it with [New].
 type Server struct {
-	Home    string // of [User]; repositories are below it
-	Key     string // the private key with which User may log in
-	HostKey string // the public key of the server, as type and base64
+	Home    string // home of [User]; contains the repositories
+	Key     string // private key that User may log in with
+	HostKey string // public host key, as type and base64
 
 	t     testing.TB
 	dir   string
-	lines []string // of the configuration, in addition
+	lines []string // additional lines of the configuration
 
 	mu      sync.Mutex
 	log     []string
 	running sync.WaitGroup
 }
 
-// New returns a server with lines added to its configuration, which stops with the test. The test fails where there is none.
+// New returns a server with the given lines added to its configuration. It stops with the test. The test fails if the
+// server is not installed.
 func New(t testing.TB, lines ...string) *Server {
 	t.Helper()
 	if testing.Short() {
@@ -114,7 +115,7 @@ func (s *Server) write(name, text string, mode os.FileMode) {
 	s.must(os.WriteFile(filepath.Join(s.dir, name), []byte(text), mode))
 }
 
-// Certify has an authority sign the host key for a name, and the server show the certificate.
+// Certify makes an authority sign the host key for a name. The server then presents the certificate.
 func (s *Server) Certify(authority gossh.Signer, name string) {
 	s.t.Helper()
 	text, err := os.ReadFile(filepath.Join(s.dir, "host_key"))
@@ -178,13 +179,13 @@ func (s *Server) Handle(c net.Conn) {
 	cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWPID, Unshareflags: syscall.CLONE_NEWNS}
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = file, file, log
 	cmd.Env = append(os.Environ(), "LD_LIBRARY_PATH="+strings.Join(libraries, ":"))
-	_ = cmd.Run() // it exits with an error after any connection that was not logged in
+	_ = cmd.Run() // exits with an error after a connection that did not log in
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.log = append(s.log, log.String())
 }
 
-// Log returns what the server has logged of the connections that ended.
+// Log returns the server's log of the connections that have ended.
 func (s *Server) Log() string {
 	s.mu.Lock()
 	defer s.mu.Unlock()
