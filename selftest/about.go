@@ -14,8 +14,8 @@ func atAddress(to netip.AddrPort) func(audit.Event) bool {
 	}
 }
 
-// inKernel selects the kernel's decisions about an address and, unless it is 0, a port. The proxy's on the same address
-// do not count: they do not show that the kernel's rule stands.
+// inKernel selects the kernel's decisions about an address and, unless it is 0, a port. The proxy's decisions do not
+// count: they do not prove that the kernel's rule works.
 func inKernel(proto policy.Protocol, to netip.AddrPort) func(audit.Event) bool {
 	at := atAddress(to)
 	return func(e audit.Event) bool { return e.Stage == policy.StageKernel && e.Protocol == proto && at(e) }

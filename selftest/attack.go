@@ -13,36 +13,39 @@ import (
 	"boxgate/selftest/watch"
 )
 
-// attack is one line of the card before its verdict: what is sent, and how the outcome is judged.
+// attack is one line of the card before its verdict: the traffic to send, and how to judge the outcome.
 type attack struct {
 	Line
 	task probe.Task
 
-	// reasons: a denial for one of them must be logged. None: the policy promises no log, or no denial.
+	// reasons lists the reasons of which one must be logged. If it is empty, the policy promises no log entry, or no
+	// denial.
 	reasons []name.Reason
 	// about selects the decisions that can be about this attack.
 	about func(audit.Event) bool
-	// read judges what came back: how to put it, and whether it is proof of a hole. nil: [refusedAtOnce].
+	// read judges the answer. It returns a description, and whether the answer proves a hole. nil means
+	// [refusedAtOnce].
 	read func(probe.Answer) (seen string, hole bool)
-	// to is where the packets go; own says that nobody else sends to that address, so whatever goes there is a probe's.
+	// to is the destination of the packets. If own is set, only probes send to that address, so every packet there is a
+	// probe's.
 	to  netip.AddrPort
 	own bool
-	// elsewhere says that the payload may leave the host for anywhere but the address in to: the policy allows a name.
+	// elsewhere allows the payload to leave the host for any address except to, because the policy allows a name.
 	elsewhere bool
-	// canary is the listener that to is on, if it is on one.
+	// canary is the listener at to, if there is one.
 	canary interface{ Reached(tcp bool) bool }
-	// after looks at the host once everything is over. nil: nothing to look at.
+	// after inspects the host after the run. It may be nil.
 	after func() (seen string, hole bool)
 }
 
-// side is what the attacks of one address family need to know.
+// side is the setting of the attacks of one address family.
 type side struct {
 	family                      string
 	box, gateway, sink, another netip.Addr
 	host                        []netip.Addr
 	loopback                    netip.Addr
 	canaries                    []*watch.Canary
-	stranger                    func() netip.Addr // an address of the internet that nobody answers on, a new one each time
+	stranger                    func() netip.Addr // returns an unused internet address, a new one each time
 }
 
 // builder collects the attacks of one run.
@@ -67,20 +70,20 @@ func (a *attack) skip(format string, args ...any) {
 	a.Verdict, a.Why = Skipped, fmt.Sprintf(format, args...)
 }
 
-// refused says that the attack must be refused for one of the reasons, and how the card words that.
+// refused sets the reasons, one of which must be logged, and the expectation shown on the card.
 func (a *attack) refused(reasons ...name.Reason) {
 	a.reasons = reasons
 	a.Expected = "refused: " + string(reasons[0])
 }
 
-// judgedAt asks the policy about a destination, before anything is known of a name. When it is allowed the attack is
-// skipped. also are reasons for which another part of the gateway may refuse it first.
+// judgedAt decides by the policy whether a destination is allowed before any name is known. If it is, the attack is
+// skipped. also lists reasons for which another part of the gateway may refuse first.
 func (b *builder) judgedAt(a *attack, proto policy.Protocol, to netip.AddrPort, also ...name.Reason) {
 	b.judged(a, policy.Request{Stage: policy.StageKernel, Addr: to.Addr(), Port: to.Port(), Protocol: proto}, also...)
 	a.to, a.about = to, atAddress(to)
 }
 
-// judged asks the policy.
+// judged decides a request by the policy.
 func (b *builder) judged(a *attack, r policy.Request, also ...name.Reason) {
 	r.Box = b.cfg.Box
 	d := b.cfg.Policy.Decide(r)
@@ -99,18 +102,18 @@ func ruleOf(d policy.Decision) string {
 	return string(d.Reason) + " " + d.Rule
 }
 
-// unnamed are the reasons for which the proxy refuses what carries no name that is allowed.
+// unnamed are the reasons for which the proxy refuses a connection without an allowed name.
 var unnamed = []name.Reason{name.ReasonNoName, name.ReasonNotAllowed, name.ReasonProtocol, name.ReasonPeekTimeout}
 
-// concat is append to a slice that others share.
+// concat appends to a copy of reasons, which is shared.
 func concat(reasons []name.Reason, more ...name.Reason) []name.Reason {
 	return append(slices.Clone(reasons), more...)
 }
 
-// noSuchName is what names of the self-test end in: nobody has it (RFC 2606).
+// noSuchName is the suffix of the self-test's names. They never exist (RFC 2606).
 const noSuchName = ".boxgate-selftest.invalid"
 
-// listed returns a name that a list covers, the first that is no bare "*".
+// listed returns a name covered by the first entry of a list that is not a bare "*".
 func (b *builder) listed(list []string) (name.Pattern, name.Name, bool) {
 	for _, entry := range list {
 		p, err := name.ParsePattern(entry)

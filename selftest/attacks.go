@@ -18,7 +18,7 @@ const (
 	loggedEvery  = 130 * time.Millisecond // and then 10 a second
 )
 
-// build makes the list of attacks.
+// build builds the list of attacks.
 func (b *builder) build(prefix []byte) error {
 	c := b.cfg
 	stranger4, stranger6 := strangers("8.8.8.0/24"), strangers("2001:4860:4860::/64")
@@ -52,7 +52,7 @@ func (b *builder) build(prefix []byte) error {
 	return nil
 }
 
-// pace spreads what is refused for the same reason over time, so that the kernel logs each one.
+// pace spreads attacks that are refused for the same reason over time, so that the kernel logs each one.
 func (b *builder) pace() {
 	count := map[name.Reason]int{}
 	for _, a := range b.attacks {
@@ -68,7 +68,7 @@ func (b *builder) pace() {
 	}
 }
 
-// expected are the denials that the attacks cause if all is well: one each, or one for each packet.
+// expected returns the denials that the attacks cause if the box is tight: one per attack, or one per packet.
 func (b *builder) expected() []audit.Expected {
 	var out []audit.Expected
 	for _, a := range b.attacks {
@@ -86,7 +86,7 @@ func (b *builder) expected() []audit.Expected {
 	return out
 }
 
-// watched are the addresses that nobody but an attack sends anything to.
+// watched returns the addresses that only attacks send to.
 func (b *builder) watched() []netip.Addr {
 	var out []netip.Addr
 	for _, a := range b.attacks {

@@ -10,10 +10,10 @@ import (
 	"boxgate/selftest/probe"
 )
 
-// special are ranges that no policy opens. An attack goes to a random address of each, or to the address itself.
+// special are ranges that no policy opens. Each is attacked at a random address, or at the address itself.
 var special = []struct {
 	what, prefix string
-	frame        bool // no socket would send there
+	frame        bool // sent as a frame, because no socket would send there
 	unlogged     bool // the kernel drops such packets before any rule sees them
 }{
 	{"cloud metadata", "169.254.169.254/32", false, false},
@@ -70,13 +70,13 @@ func (b *builder) specialAddresses(s *side) {
 				proto = policy.UDP
 				a.send(b.udpFrame(s, to, a.task.Token))
 			}
-			// Multicast, broadcast and loopback are no destination for the host either, which is noticed first.
+			// Multicast, broadcast and loopback are refused as destinations of the host first.
 			b.judgedAt(a, proto, to, name.ReasonHostPort)
 			switch {
 			case a.Verdict == Skipped:
 			case a.reasons[0] == name.ReasonProtectedRange:
 				a.about = inKernel(proto, to)
-			default: // exempted by the operator, and so refused like any other address
+			default: // exempted by the operator, so refused like any other address
 				a.reasons, a.read = concat(a.reasons, unnamed...), b.refusedByProxy
 			}
 			a.own = !prefix.IsSingleIP()
@@ -87,7 +87,7 @@ func (b *builder) specialAddresses(s *side) {
 	}
 }
 
-// otherAddresses are attacks on addresses that are in no list of the policy.
+// otherAddresses adds attacks on addresses that no list of the policy contains.
 func (b *builder) otherAddresses(s *side) {
 	const group = "addresses not allowed"
 	tcp := func(name string, port uint16, also ...name.Reason) {

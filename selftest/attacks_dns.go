@@ -14,7 +14,7 @@ import (
 	"boxgate/selftest/probe"
 )
 
-// queries are attacks by DNS: other servers, and names that carry data out.
+// queries adds attacks by DNS: queries to other servers, and names that carry data out.
 func (b *builder) queries(s *side) {
 	address := mdns.TypeA
 	if s.box.Is6() {
@@ -33,7 +33,7 @@ func (b *builder) queries(s *side) {
 	}
 }
 
-// query asks a server for a name that holds the token.
+// query sends a query for a name that contains the token.
 func (b *builder) query(s *side, key string, k probe.Kind, server netip.AddrPort, format string, qtype uint16) {
 	b.add(s, "DNS", key, server.String(), func(a *attack) {
 		asked := fmt.Sprintf(format, a.task.Token)
@@ -73,7 +73,7 @@ func (b *builder) query(s *side, key string, k probe.Kind, server netip.AddrPort
 	})
 }
 
-// readDNS: a name that is not allowed has no address but the sink's, and no other data.
+// readDNS judges a DNS answer: a name that is not allowed must resolve to the sink only and have no other records.
 func (b *builder) readDNS(k probe.Kind, r probe.Answer) (string, bool) {
 	if r.Outcome != probe.Answered {
 		return "no answer", false

@@ -13,7 +13,7 @@ import (
 	"boxgate/selftest/probe"
 )
 
-// ownHost are attacks on the host itself: its addresses, the ports that the gateway serves others on, and canaries.
+// ownHost adds attacks on the host: its addresses, the gateway's other ports, and canaries.
 func (b *builder) ownHost(s *side) {
 	const group = "the host"
 	for _, c := range s.canaries {
@@ -58,7 +58,7 @@ func (b *builder) ownHost(s *side) {
 	})
 }
 
-// otherBoxes are attacks on the neighbour: another box, or an address that the next one will get.
+// otherBoxes adds attacks on a neighbour: another box, or an address that the next box will get.
 func (b *builder) otherBoxes(s *side) {
 	const group = "other boxes"
 	for _, t := range []struct {
@@ -99,7 +99,7 @@ func (b *builder) otherBoxes(s *side) {
 	})
 }
 
-// forgedSources are attacks with somebody else's address, to a place that the policy may even allow.
+// forgedSources adds attacks with forged source addresses, to destinations that the policy may even allow.
 func (b *builder) forgedSources(s *side) {
 	sources := []struct {
 		what string
@@ -127,7 +127,7 @@ func (b *builder) forgedSources(s *side) {
 	}
 }
 
-// neighbours reports whether the host believes that another's address is the box's.
+// neighbours reports whether the host's neighbour table maps another address to the box's MAC address.
 func (c *Config) neighbours(s *side) (string, bool) {
 	all, err := netlink.NeighList(0, netlink.FAMILY_ALL)
 	if err != nil {

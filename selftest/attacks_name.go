@@ -7,7 +7,7 @@ import (
 	"boxgate/policy/name"
 )
 
-// names are attacks on decisions by name: names that are not allowed, and allowed names with another's address.
+// names adds attacks on decisions by name: denied names, and allowed names with another host's address.
 func (b *builder) names(s *side) {
 	b.deniedName(s, "TLS, a name not allowed", "", 443, false)
 	b.deniedName(s, "TLS in one-byte segments", "", 443, true)
@@ -58,7 +58,7 @@ func (b *builder) deniedName(s *side, attackName, host string, port uint16, byBy
 	})
 }
 
-// noName connects to a stranger with TLS that names nobody.
+// noName connects to a stranger with TLS without a server name.
 func (b *builder) noName(s *side) {
 	to := netip.AddrPortFrom(s.stranger(), 443)
 	b.add(s, "names", "TLS without a name", to.String(), func(a *attack) {
@@ -68,7 +68,7 @@ func (b *builder) noName(s *side) {
 	})
 }
 
-// ownerOnly connects to a stranger under a name that is allowed. Whatever comes of it, it must not reach the stranger.
+// ownerOnly connects to a stranger under an allowed name. The stranger must not receive the connection.
 func (b *builder) ownerOnly(s *side, attackName string, name name.Name, port uint16) {
 	to := netip.AddrPortFrom(s.stranger(), port)
 	b.add(s, "names", attackName, to.String(), func(a *attack) {

@@ -10,7 +10,7 @@ import (
 	"boxgate/selftest/packet"
 )
 
-// oddPackets are protocols and shapes of packets that no box may send, wherever they go.
+// oddPackets adds packets of protocols and forms that no box may send, to any destination.
 func (b *builder) oddPackets(s *side) {
 	add := func(n string, packets func(to netip.Addr, token []byte) [][]byte) {
 		to := s.stranger()
@@ -24,7 +24,7 @@ func (b *builder) oddPackets(s *side) {
 	for _, p := range []struct {
 		name  string
 		proto byte
-		head  []byte // what a plain packet of the protocol begins with
+		head  []byte // start of a valid packet of the protocol
 	}{
 		{"GRE tunnel", unix.IPPROTO_GRE, []byte{0, 0, 8, 0}},
 		{"SCTP", unix.IPPROTO_SCTP, []byte{0x9d, 0xd4, 0, 80, 0, 0, 0, 0}},

@@ -12,7 +12,7 @@ import (
 	"boxgate/selftest/probe"
 )
 
-// explicit are attacks through the explicit proxy, which must decide like everything else.
+// explicit adds attacks through the explicit proxy, which must decide like any other way out.
 func (b *builder) explicit(s *side) {
 	stranger := netip.AddrPortFrom(s.stranger(), 443)
 	b.connectTo(s, "CONNECT to an address not allowed", stranger, func(a *attack) { a.own = true })
@@ -35,7 +35,7 @@ func (b *builder) explicit(s *side) {
 		a.send(connect(b.proxyOf(s), fmt.Appendf(nil, "CONNECT %s HTTP/1.1\r\nHost: %s\r\n\r\n", a.Target, a.Target)))
 		b.judged(a, policy.Request{Stage: policy.StageConn, Name: n, Port: 443, Protocol: policy.TCP})
 		a.about, a.read = aboutName(host, policy.StageConn), proxyStatus
-		a.elsewhere = b.cfg.Policy.ResolvesOthers(n) // then any name may be asked for upstream, to judge its addresses
+		a.elsewhere = b.cfg.Policy.ResolvesOthers(n) // then any name may be resolved upstream, to judge its addresses
 	})
 	b.add(s, "explicit proxy", "absolute-form request for metadata", metadata.String(), func(a *attack) {
 		a.send(connect(b.proxyOf(s), httpRequest("GET", "http://"+metadata.String()+"/", metadata.String(), a.task.Token)))
@@ -64,7 +64,7 @@ func (b *builder) connectTo(s *side, n string, to netip.AddrPort, more func(*att
 	})
 }
 
-// proxyStatus: a refusal is a status of the 400s.
+// proxyStatus judges an answer of the explicit proxy: a refusal is a 4xx status.
 func proxyStatus(r probe.Answer) (string, bool) {
 	switch {
 	case r.Outcome != probe.Answered:

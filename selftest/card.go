@@ -6,14 +6,14 @@ import (
 	"boxgate/policy"
 )
 
-// Verdict is the outcome of one attack. The zero value says that it was not run.
+// Verdict is the outcome of one attack. The zero value is [NotRun].
 type Verdict uint8
 
 // The verdicts.
 const (
-	NotRun  Verdict = iota // nothing is known
+	NotRun  Verdict = iota // outcome unknown
 	Tight                  // refused as the policy promises, and logged
-	Hole                   // something got through, or the refusal was not the one promised
+	Hole                   // traffic got through, or the refusal was not the promised one
 	Skipped                // not applicable to this policy, which allows it or has no such rule
 )
 
@@ -37,8 +37,8 @@ type Line struct {
 	Attack   string
 	Family   string // "ipv4" or "ipv6"
 	Target   string
-	Expected string // what the policy in force promises
-	Seen     string // what the box saw, and what was logged
+	Expected string // the promise of the active policy
+	Seen     string // the answer that the box received, and the logged decision
 	Verdict  Verdict
 	Why      string // for every verdict but Tight
 }

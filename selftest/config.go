@@ -12,8 +12,7 @@ import (
 	"boxgate/policy"
 )
 
-// Config is what [Run] needs to know about the box and the host. All fields are required except HostAddrs, HostPorts
-// and DenyPage.
+// Config is the configuration of [Run]. All fields are required except HostAddrs, HostPorts and DenyPage.
 type Config struct {
 	Box    policy.BoxID
 	V4, V6 netip.Addr
@@ -22,22 +21,23 @@ type Config struct {
 
 	GatewayV4, GatewayV6 netip.Addr
 	SinkV4, SinkV6       netip.Addr
-	ExplicitPort         uint16       // of the explicit proxy on the gateway's addresses
-	HostAddrs            []netip.Addr // of the host, not loopback and not the gateway's own
-	HostPorts            []Port       // on which the gateway serves others than boxes
-	AnotherV4, AnotherV6 netip.Addr   // another box's, or of the pool and nobody's
-	DenyPage             bool         // refusals over TLS come as a page
-	GuestStack           bool         // the box is known to have a network stack of its own
+	ExplicitPort         uint16       // explicit proxy on the gateway's addresses
+	HostAddrs            []netip.Addr // the host's addresses except loopback and the gateway's
+	HostPorts            []Port       // ports on which the gateway serves clients other than boxes
+	AnotherV4, AnotherV6 netip.Addr   // of another box, or unused addresses of the pool
+	DenyPage             bool         // the gateway answers refused TLS connections with a page
+	GuestStack           bool         // the box is known to have its own network stack
 
-	// Events delivers the decisions about the box from now on until ctx ends.
+	// Events delivers the decisions about the box until ctx ends.
 	Events func(ctx context.Context) <-chan audit.Event
-	// Expect, if not nil, is called with the expected denials before anything is sent, and marks them until end is
-	// called.
+	// Expect, if not nil, is called with the expected denials before the first packet is sent. It marks such denials
+	// until end is called.
 	Expect func([]audit.Expected) (end func())
-	// Command is how this program is started to call [Probe], as somebody who may not read its directory.
+	// Command starts this program so that it calls [Probe]. The user it runs as may be unable to read the program's
+	// directory.
 	Command []string
 
-	// link is the box's interface on the host, and mac the address of its other end. Run finds them.
+	// link is the box's interface on the host. mac is the address of its other end. Run sets both.
 	link int
 	mac  []byte
 }
@@ -48,7 +48,7 @@ type Port struct {
 	Port uint16
 }
 
-// findLink finds the interface behind which the box's addresses are.
+// findLink finds the interface that leads to the box's addresses.
 func (c *Config) findLink() error {
 	routes, err := netlink.RouteGet(c.V4.AsSlice())
 	if err != nil {

@@ -1,13 +1,13 @@
 // Package selftest attacks the gateway from inside a box as a hostile program would, and reports whether anything got
 // through.
 //
-// [Run] makes a list of attacks out of the policy in force: each knows where it aims, what the policy promises about
-// it, what would be proof of a hole, and which decision must be logged. A process in the box's network namespace
-// ([Serve], started by Run) sends the traffic: it is in the position of any process of the box, has no secrets and
-// decides nothing. In the meantime Run watches every other interface of the host for packets of the probes, listens on
-// canary ports of the host that no box may reach, and follows the decisions about the box. What came back, what left
-// and what was logged make one line of the [Card] for each attack.
+// [Run] builds a list of attacks from the active policy. Each attack has a target, the policy's promise, the evidence
+// that would prove a hole, and the decision that must be logged. A process in the box's network namespace ([Probe],
+// started by Run) sends the traffic with the privileges of any process of the box. It has no secrets and makes no
+// decisions. During the attacks Run watches every other interface of the host for packets of the probes, listens on
+// canary ports of the host that no box may reach, and follows the decisions about the box. For each attack, the
+// answers, the packets seen and the log entries make one line of the [Card].
 //
-// The traffic is bounded and harmless: some packets to each target, none answered by more than a reset if the box is
-// tight. Targets on the internet are addresses that nobody answers on; nothing is sent to them unless there is a hole.
+// The traffic is bounded and harmless: a few packets to each target, answered by a reset at most if the box is tight.
+// Targets on the internet are unused addresses. Packets reach them only if there is a hole.
 package selftest

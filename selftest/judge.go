@@ -11,7 +11,7 @@ import (
 	"boxgate/selftest/watch"
 )
 
-// judge has everything that a run found out.
+// judge holds the results of a run.
 type judge struct {
 	answers   map[int]probe.Answer
 	sightings []watch.Sighting
@@ -19,7 +19,8 @@ type judge struct {
 	logged    map[int]audit.Event
 }
 
-// line is the verdict on one attack. It first looks for what got through: a logged decision does not make up for that.
+// line returns the verdict on one attack. It looks for traffic that got through first, because a logged decision does
+// not make up for that.
 func (j *judge) line(a *attack) Line {
 	l := a.Line
 	if l.Verdict == Skipped {
@@ -72,7 +73,7 @@ func wrongReason(want, got name.Reason) string {
 	return fmt.Sprintf("refused, but not for %s: that rule does not stand, and %s stood behind it", want, got)
 }
 
-// leak looks for a packet of the attack where none may be.
+// leak looks for a packet of the attack on an interface where none is allowed.
 func (j *judge) leak(a *attack) (string, bool) {
 	for _, s := range j.sightings {
 		atTarget := s.To.Addr().Unmap() == a.to.Addr().Unmap()

@@ -32,7 +32,7 @@ func follow(events <-chan audit.Event) *decisions {
 	return d
 }
 
-// await returns when every expected decision has been logged, or after the given time.
+// await returns when every expected decision has been logged, but no later than after most.
 func (d *decisions) await(ctx context.Context, attacks []*attack, most time.Duration) {
 	late := time.After(most)
 	for {
@@ -59,9 +59,9 @@ func (d *decisions) complete(attacks []*attack) bool {
 	})
 }
 
-// claims gives each attack a decision that is about it, one for a promised reason before any other. A decision counts
-// for one attack only, except that decisions which the kernel only counted, because too many came at once, count for as
-// many as that.
+// claims assigns each attack a decision about it, preferring one with a promised reason. A decision counts for one
+// attack only. The exception are decisions that the kernel only counted because too many came together: they count for
+// that many attacks.
 func (d *decisions) claims(attacks []*attack) map[int]audit.Event {
 	d.mu.Lock()
 	left := slices.DeleteFunc(slices.Clone(d.events), func(e audit.Event) bool { return e.Verdict == policy.Allow })

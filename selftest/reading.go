@@ -7,7 +7,7 @@ import (
 	"boxgate/selftest/probe"
 )
 
-// refusedAtOnce: the kernel refuses, so there is no connection and no answer.
+// refusedAtOnce judges an attack that the kernel refuses, without a connection or an answer.
 func refusedAtOnce(r probe.Answer) (string, bool) {
 	switch r.Outcome {
 	case probe.Refused:
@@ -21,13 +21,14 @@ func refusedAtOnce(r probe.Answer) (string, bool) {
 	}
 }
 
-// refusedByProxy: the proxy accepts the connection to read the name, and refuses in the protocol.
+// refusedByProxy judges an attack on the proxy, which accepts the connection to read the name and refuses within the
+// protocol.
 func (b *builder) refusedByProxy(r probe.Answer) (string, bool) {
 	const alert, handshake = 21, 22 // record types (RFC 8446, 5.1)
 	switch {
 	case r.Outcome == probe.Closed:
 		return "closed", false
-	case r.Outcome == probe.Open: // the decision must still be logged, and nothing have left
+	case r.Outcome == probe.Open: // the decision must still be logged, and no packet may have left
 		return "no answer", false
 	case r.Outcome != probe.Answered:
 		return refusedAtOnce(r)
@@ -42,7 +43,7 @@ func (b *builder) refusedByProxy(r probe.Answer) (string, bool) {
 	}
 }
 
-// what came back proves nothing: only the packets seen on the wire do.
+// whatever judges an attack whose answer proves nothing. Only the packets seen on the wire count.
 func whatever(r probe.Answer) (string, bool) {
 	if r.Outcome == probe.Answered {
 		return "an answer, from the name's owner", false

@@ -17,11 +17,11 @@ import (
 // Limits of a run.
 const (
 	eventWait = 3 * time.Second        // for decisions that are counted before they are logged
-	settle    = 100 * time.Millisecond // for packets still on their way
+	settle    = 100 * time.Millisecond // for packets still in transit
 )
 
-// Run runs all attacks and returns the card. It takes a few seconds. An error means that there is no card, because the
-// run could not begin or end. Attacks that could not be run are in the card.
+// Run runs all attacks and returns the card. It takes a few seconds. An error means that there is no card because the
+// run could not start or finish. Attacks that could not be run are in the card.
 func Run(ctx context.Context, cfg Config) (Card, error) {
 	card := Card{Mode: cfg.Policy.Spec().Mode, Version: cfg.Policy.Version(), Started: time.Now()}
 	ctx, cancel := context.WithCancel(ctx)

@@ -8,16 +8,16 @@ import (
 	"github.com/vishvananda/netns"
 )
 
-// UntestableError is returned when the box cannot be tested from its network namespace, because its traffic does not
-// come from the namespace's sockets. It does not say whether the box is tight.
+// UntestableError is returned when the box cannot be tested from its network namespace because its traffic does not
+// come from the namespace's sockets. The box may be tight or not.
 type UntestableError struct{ Reason string }
 
 // Error returns the reason.
 func (e *UntestableError) Error() string { return "the box cannot be tested from here: " + e.Reason }
 
-// checkStack requires that sockets in the namespace send as the box does. gVisor, and a virtual machine, have a network
-// stack of their own, and their addresses are on no interface of the namespace: what a probe sent there would have another
-// source, or none, and every refusal would be the wrong one.
+// checkStack returns an error unless sockets in the namespace send as the box does. gVisor and virtual machines have
+// their own network stack, and no interface of the namespace has their addresses. A probe would have a wrong source
+// address or none, and be refused for the wrong reason.
 func (c *Config) checkStack() error {
 	if c.GuestStack {
 		return &UntestableError{"it was attached with a network stack of its own (stack: guest), which the gateway cannot enter"}

@@ -18,8 +18,8 @@ func randomIn(p netip.Prefix) netip.Addr {
 	return a
 }
 
-// strangers are addresses of a network that answers to few of its addresses and that everybody may send to: that of a
-// public resolver. Each is given out once.
+// strangers returns random addresses of a public resolver's network. Anyone may send there, and few of its addresses
+// answer. Each address is returned once.
 func strangers(network string) func() netip.Addr {
 	p := netip.MustParsePrefix(network)
 	given := map[netip.Addr]bool{}
@@ -27,7 +27,7 @@ func strangers(network string) func() netip.Addr {
 		for {
 			a := randomIn(p)
 			last := a.AsSlice()[a.BitLen()/8-1]
-			if last >= 16 && last < 248 && !given[a] { // the servers have the low ones
+			if last >= 16 && last < 248 && !given[a] { // servers have the low addresses
 				given[a] = true
 				return a
 			}

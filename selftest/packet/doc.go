@@ -1,3 +1,3 @@
-// Package packet writes packets byte by byte, wrong ones included, which no socket would send, and reads the headers of those
-// that are seen.
+// Package packet writes packets byte by byte, including malformed ones that no socket would send, and reads the headers
+// of received packets.
 package packet

@@ -12,7 +12,7 @@ const (
 	dontFragment = 0x4000 // DF
 )
 
-// IP is a plain packet of the family of dst.
+// IP returns a plain packet of dst's family.
 func IP(src, dst netip.Addr, proto byte, payload []byte) []byte {
 	if dst.Is4() {
 		return IPv4(src, dst, proto, nil, dontFragment, payload)
@@ -20,13 +20,13 @@ func IP(src, dst netip.Addr, proto byte, payload []byte) []byte {
 	return IPv6(src, dst, proto, payload)
 }
 
-// IPv4 has the options (a multiple of four bytes) and the fragment word as given (RFC 791, 3.1).
+// IPv4 returns a packet with the given options (a multiple of four bytes) and fragment word (RFC 791, 3.1).
 func IPv4(src, dst netip.Addr, proto byte, options []byte, fragment uint16, payload []byte) []byte {
 	head := 20 + len(options)
 	b := make([]byte, head, head+len(payload))
 	b[0] = 0x40 | byte(head/4)
 	binary.BigEndian.PutUint16(b[2:], uint16(head+len(payload)))
-	binary.BigEndian.PutUint16(b[4:], 0xb0c5) // the same in every packet, so that fragments belong together
+	binary.BigEndian.PutUint16(b[4:], 0xb0c5) // the same identification in every packet, so that fragments belong together
 	binary.BigEndian.PutUint16(b[6:], fragment)
 	b[8], b[9] = hopLimit, proto
 	copy(b[12:], src.AsSlice())
@@ -36,7 +36,7 @@ func IPv4(src, dst netip.Addr, proto byte, options []byte, fragment uint16, payl
 	return append(b, payload...)
 }
 
-// IPv6 begins its payload with whatever header next names (RFC 8200, 3).
+// IPv6 returns a packet whose payload begins with a header of type next (RFC 8200, 3).
 func IPv6(src, dst netip.Addr, next byte, payload []byte) []byte {
 	b := make([]byte, 40, 40+len(payload))
 	b[0] = 0x60
@@ -48,7 +48,7 @@ func IPv6(src, dst netip.Addr, next byte, payload []byte) []byte {
 	return append(b, payload...)
 }
 
-// UDP is the UDP part of a packet (RFC 768).
+// UDP returns a UDP datagram (RFC 768).
 func UDP(src, dst netip.AddrPort, payload []byte) []byte {
 	b := make([]byte, 8, 8+len(payload))
 	binary.BigEndian.PutUint16(b, src.Port())
@@ -59,7 +59,7 @@ func UDP(src, dst netip.AddrPort, payload []byte) []byte {
 	return b
 }
 
-// Echo is the ICMP part of a ping (RFC 792, RFC 4443 4.1).
+// Echo returns an ICMP echo request (RFC 792, RFC 4443 4.1).
 func Echo(src, dst netip.Addr, id uint16, payload []byte) []byte {
 	b := make([]byte, 8, 8+len(payload))
 	b[0] = 8
@@ -76,7 +76,7 @@ func Echo(src, dst netip.Addr, id uint16, payload []byte) []byte {
 	return b
 }
 
-// ICMPProtocol is the protocol number of ICMP in the family of an address.
+// ICMPProtocol returns the protocol number of ICMP in the family of an address.
 func ICMPProtocol(a netip.Addr) byte {
 	if a.Is4() {
 		return unix.IPPROTO_ICMP
@@ -84,7 +84,7 @@ func ICMPProtocol(a netip.Addr) byte {
 	return unix.IPPROTO_ICMPV6
 }
 
-// ARPClaim is a gratuitous ARP reply that says addr is at mac (RFC 826, RFC 5227 3).
+// ARPClaim returns a gratuitous ARP reply that claims addr for mac (RFC 826, RFC 5227 3).
 func ARPClaim(addr netip.Addr, mac []byte) []byte {
 	b := []byte{0, 1, 8, 0, 6, 4, 0, 2}
 	for range 2 {
@@ -94,7 +94,7 @@ func ARPClaim(addr netip.Addr, mac []byte) []byte {
 	return b
 }
 
-// NeighbourClaim is an unsolicited neighbour advertisement that says addr is at mac (RFC 4861, 4.4).
+// NeighbourClaim returns an unsolicited neighbour advertisement that claims addr for mac (RFC 4861, 4.4).
 func NeighbourClaim(src, dst, addr netip.Addr, mac []byte) []byte {
 	b := []byte{136, 0, 0, 0, 0x20, 0, 0, 0} // override
 	b = append(b, addr.AsSlice()...)
@@ -102,11 +102,11 @@ func NeighbourClaim(src, dst, addr netip.Addr, mac []byte) []byte {
 	b = append(b, mac...)
 	binary.BigEndian.PutUint16(b[2:], sumWith(src, dst, unix.IPPROTO_ICMPV6, b))
 	p := IPv6(src, dst, unix.IPPROTO_ICMPV6, b)
-	p[7] = 255 // from no router on the way
+	p[7] = 255 // hop limit: proves that no router forwarded it
 	return p
 }
 
-// sumWith is the checksum with the pseudo-header of either family.
+// sumWith returns the checksum with the pseudo-header of either family.
 func sumWith(src, dst netip.Addr, proto byte, b []byte) uint16 {
 	var pseudo []byte
 	if dst.Is4() {
@@ -124,7 +124,7 @@ func sumWith(src, dst netip.Addr, proto byte, b []byte) uint16 {
 	return checksum(append(pseudo, b...))
 }
 
-// checksum is that of RFC 1071 over an even number of bytes, or one odd at the end.
+// checksum returns the Internet checksum (RFC 1071). An odd last byte is padded with zero.
 func checksum(b []byte) uint16 {
 	var sum uint32
 	for i := 0; i+1 < len(b); i += 2 {
@@ -139,9 +139,9 @@ func checksum(b []byte) uint16 {
 	return ^uint16(sum)
 }
 
-// Packet is what the watchers read of a packet that begins with its IP header.
+// Packet contains the headers that the watchers need, of a packet that begins with its IP header.
 type Packet struct {
-	src, Dst netip.AddrPort // port 0: none could be read
+	src, Dst netip.AddrPort // port 0: the packet has no port or was too short
 	Proto    byte
 	Flags    byte // of TCP
 	Seq      uint32

@@ -17,7 +17,7 @@ import (
 	"boxgate/selftest/packet"
 )
 
-// link puts frames on the box's interface and reads what comes back. Safe for concurrent use.
+// link sends frames on the box's interface and reads the answers. Safe for concurrent use.
 type link struct {
 	file    *os.File
 	raw     syscall.RawConn
@@ -30,7 +30,7 @@ type link struct {
 	answers map[int]chan Answer
 }
 
-// openLink finds the interface that leads out, and its other end. Reading begins before anything is sent.
+// openLink finds the interface of the default route and its next hop. Reading begins before the first frame is sent.
 func openLink(tasks []Task) (*link, error) {
 	l := &link{tasks: tasks, answers: map[int]chan Answer{}}
 	for _, t := range tasks {
@@ -57,7 +57,7 @@ func openLink(tasks []Task) (*link, error) {
 
 func (l *link) close() { _ = l.file.Close() }
 
-// findWayOut reads the default route and its neighbour.
+// findWayOut reads the default route and the address of its next hop.
 func (l *link) findWayOut() error {
 	for _, family := range []int{netlink.FAMILY_V4, netlink.FAMILY_V6} {
 		routes, err := netlink.RouteList(nil, family)
@@ -91,13 +91,13 @@ func (l *link) findWayOut() error {
 	return nil
 }
 
-// send puts a task's packets on the link and waits for an answer that is about one of them.
+// send sends a task's packets and waits for an answer to one of them.
 func (l *link) send(t Task) Answer {
 	for _, packet := range t.Data {
 		frame := append(append([]byte(nil), l.gateway...), l.own...)
 		frame = binary.BigEndian.AppendUint16(frame, t.EtherType)
 		frame = append(frame, packet...)
-		for len(frame) < 60 { // what the shortest frame holds
+		for len(frame) < 60 { // minimum size of an Ethernet frame
 			frame = append(frame, 0)
 		}
 		if _, err := l.file.Write(frame); err != nil {
@@ -112,7 +112,7 @@ func (l *link) send(t Task) Answer {
 	}
 }
 
-// read sorts what arrives to the tasks, by their tokens, until the link is closed.
+// read assigns received packets to tasks by their tokens until the link is closed.
 func (l *link) read() {
 	buf := make([]byte, maxAnswer)
 	for {
@@ -151,6 +151,6 @@ func (l *link) answered(id int, p packet.Packet) {
 	defer l.mu.Unlock()
 	select {
 	case l.answers[id] <- a:
-	default: // one is enough
+	default: // the first answer is enough
 	}
 }

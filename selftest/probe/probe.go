@@ -10,11 +10,11 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// maxPlan bounds what a probing process reads.
+// maxPlan bounds the size of a plan in bytes.
 const maxPlan = 4 << 20
 
-// Serve is the probing process: it reads a plan from in, sends the traffic, and writes a report to out. [Start] runs it in
-// the box's network namespace, without privileges. It needs no file and no environment.
+// Serve is the probing process: it reads a plan from in, sends the traffic, and writes a report to out. [Start] runs it
+// in the box's network namespace, without privileges. It needs no files and no environment.
 func Serve(in io.Reader, out io.Writer) error {
 	if err := unix.Prctl(unix.PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0); err != nil {
 		return fmt.Errorf("giving up privileges: %w", err)
@@ -35,7 +35,7 @@ func Serve(in io.Reader, out io.Writer) error {
 	return json.NewEncoder(out).Encode(Report{Answers: perform(p.Tasks, send)})
 }
 
-// perform runs the tasks side by side, each at its time.
+// perform runs the tasks concurrently, each at its time.
 func perform(tasks []Task, send func(Task) Answer) []Answer {
 	answers := make([]Answer, len(tasks))
 	start := time.Now()

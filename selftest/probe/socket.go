@@ -11,10 +11,10 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// maxAnswer is how much of an answer is reported.
+// maxAnswer bounds the reported bytes of an answer.
 const maxAnswer = 2048
 
-// sendSocket does a task with the sockets that any program has.
+// sendSocket runs a task with ordinary sockets.
 func sendSocket(t Task) Answer {
 	ctx, cancel := context.WithTimeout(context.Background(), wait)
 	defer cancel()
@@ -25,7 +25,7 @@ func sendSocket(t Task) Answer {
 	defer conn.Close()
 	_ = conn.SetDeadline(time.Now().Add(wait))
 	if tcp, ok := conn.(*net.TCPConn); ok {
-		_ = tcp.SetNoDelay(true) // each piece is to be a segment of its own
+		_ = tcp.SetNoDelay(true) // each piece is sent as its own segment
 	}
 	for _, piece := range t.Data {
 		if _, err := conn.Write(piece); err != nil {
@@ -51,7 +51,7 @@ func sendSocket(t Task) Answer {
 // refusals are the errors that a reset or an ICMP error causes.
 var refusals = []error{unix.ECONNREFUSED, unix.EHOSTUNREACH, unix.EACCES, unix.EPERM, unix.ECONNRESET, unix.ENOPROTOOPT, unix.EHOSTDOWN}
 
-// failure classifies an error: refusals and timeouts are outcomes like any other.
+// failure classifies an error: refusals and timeouts are ordinary outcomes.
 func failure(err error, otherwise Outcome) Answer {
 	var timeout net.Error
 	if errors.Is(err, os.ErrDeadlineExceeded) || errors.As(err, &timeout) && timeout.Timeout() {

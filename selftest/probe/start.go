@@ -17,14 +17,14 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// nobody is the user and group that the probing process runs as.
+// nobody is the user and group of the probing process.
 const nobody = 65534
 
-// probeTimeout bounds a probing process. Its tasks are over long before.
+// probeTimeout bounds a probing process. Its tasks finish long before.
 const probeTimeout = 9 * time.Second
 
-// Start runs a plan in the network namespace and returns its report. The process starts as nobody, with no
-// capability but, for frames, that of opening a packet socket; it inherits no environment and no file.
+// Start runs a plan in the network namespace and returns its report. The process runs as user nobody. It has no
+// capability except CAP_NET_RAW if the plan has frames, and inherits no environment and no files.
 func Start(ctx context.Context, netns string, command []string, p Plan) (Report, error) {
 	if len(p.Tasks) == 0 {
 		return Report{}, nil
@@ -57,7 +57,7 @@ func Start(ctx context.Context, netns string, command []string, p Plan) (Report,
 	return r, nil
 }
 
-// limited drops what is over the limit.
+// limited discards the bytes beyond its limit.
 type limited struct {
 	w    io.Writer
 	left int
@@ -70,8 +70,8 @@ func (l *limited) Write(b []byte) (int, error) {
 	return len(b), err
 }
 
-// startIn starts cmd from a thread that is in the network namespace. A thread that cannot be put back stays locked, ends
-// with its goroutine and never runs anything else.
+// startIn starts cmd from a thread in the network namespace. A thread that cannot return to its namespace stays locked,
+// so it exits with its goroutine and is never reused.
 func startIn(netns string, cmd *exec.Cmd) error {
 	ns, err := os.Open(netns)
 	if err != nil {

@@ -5,17 +5,17 @@ import (
 	"time"
 )
 
-// Kind says how a task is sent.
+// Kind is the way a task sends its data.
 type Kind string
 
 // The kinds.
 const (
-	TCP   Kind = "tcp"   // connect, send, read what comes
-	UDP   Kind = "udp"   // send, read what comes
-	Frame Kind = "frame" // a whole packet, put on the link as it is
+	TCP   Kind = "tcp"   // connect, send, read the answer
+	UDP   Kind = "udp"   // send, read the answer
+	Frame Kind = "frame" // whole packets, written to the link unchanged
 )
 
-// Task is what the probing process is told to do. It does not say why, and contains no secrets.
+// Task is one order for the probing process. It contains neither its purpose nor secrets.
 type Task struct {
 	ID        int            `json:"id"`
 	Kind      Kind           `json:"kind"`
@@ -23,16 +23,16 @@ type Task struct {
 	To        netip.AddrPort `json:"to"`
 	Data      [][]byte       `json:"data,omitempty"` // written one by one; for frames: the packets
 	EtherType uint16         `json:"ether_type,omitempty"`
-	Token     []byte         `json:"token,omitempty"` // what an answer to a frame quotes
+	Token     []byte         `json:"token,omitempty"` // marks an answer to a frame
 }
 
-// Plan is all tasks of one process.
+// Plan is the list of tasks of one process.
 type Plan struct {
 	Raw   bool   `json:"raw"` // the tasks are frames
 	Tasks []Task `json:"tasks"`
 }
 
-// Outcome is what became of a task.
+// Outcome is the result of a task.
 type Outcome string
 
 // The outcomes.
@@ -41,19 +41,19 @@ const (
 	Silent   Outcome = "silent"  // no answer within the time
 	Closed   Outcome = "closed"  // connected, then closed or reset without data
 	Open     Outcome = "open"    // connected, and silent
-	Answered Outcome = "answer"  // data came
-	Failed   Outcome = "failed"  // could not be tried
+	Answered Outcome = "answer"  // received data
+	Failed   Outcome = "failed"  // could not be run
 )
 
-// Answer is what the probing process reports of a task.
+// Answer is the probing process's report on a task.
 type Answer struct {
 	ID      int     `json:"id"`
 	Outcome Outcome `json:"outcome"`
-	Data    []byte  `json:"data,omitempty"` // the first bytes that came
+	Data    []byte  `json:"data,omitempty"` // first bytes received
 	Error   string  `json:"error,omitempty"`
 }
 
-// Report is all a probing process says.
+// Report is the complete output of a probing process.
 type Report struct {
 	Answers []Answer `json:"answers"`
 }

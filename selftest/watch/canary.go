@@ -21,11 +21,11 @@ type Canary struct {
 	hitUDP atomic.Bool
 }
 
-// OpenCanary listens at addr. Only packets with a token or from the box count: others may scan the host.
+// OpenCanary listens at addr. Only packets with a token or from the box count, because other hosts may scan this one.
 func OpenCanary(addr netip.Addr, prefix []byte, box ...netip.Addr) (*Canary, error) {
 	c := &Canary{At: addr, prefix: prefix, boxes: box}
 	var errs []error
-	for range 10 { // until a port is free for both
+	for range 10 { // until a port is free for both protocols
 		ln, err := net.Listen("tcp", netip.AddrPortFrom(addr, 0).String())
 		if err != nil {
 			return nil, fmt.Errorf("canary on %v: %w", addr, err)
@@ -50,7 +50,7 @@ func (c *Canary) Close() {
 	_ = c.udp.Close()
 }
 
-// Reached reports whether anything of the box arrived, by TCP or else by datagrams.
+// Reached reports whether traffic of the box arrived, by TCP or UDP.
 func (c *Canary) Reached(tcp bool) bool {
 	if tcp {
 		return c.hitTCP.Load()

@@ -20,7 +20,7 @@ import (
 // tokenDigits are the hexadecimal digits of a task's number in its token.
 const tokenDigits = 4
 
-// Token is what the packets of a task are known by.
+// Token returns the byte string that marks the packets of a task.
 func Token(prefix []byte, task int) []byte {
 	return fmt.Appendf(nil, "%s%0*x", prefix, tokenDigits, task)
 }
@@ -28,15 +28,15 @@ func Token(prefix []byte, task int) []byte {
 // Sighting is a packet of a probe on an interface that is not the box's own.
 type Sighting struct {
 	Link  int
-	To    netip.AddrPort // where it was going
-	Task  int            // whose token it carries; -1: none
-	First netip.AddrPort // of a connection request of the box: where it was going when it left the box
+	To    netip.AddrPort // destination
+	Task  int            // task of the token in the packet, -1 if it has no token
+	First netip.AddrPort // for a connection request of the box: its destination when it left the box
 }
 
-// Wire watches all interfaces of the host. A packet of the box belongs on the box's own interface; anywhere else it is
-// one that got through. It is recognised by the token in its payload; a connection request, which has none, by its
-// sequence number, which address translation leaves alone; and a packet to an address that nobody else would send
-// anything to, by that address, even if the gateway itself sent it.
+// Wire watches all interfaces of the host. A packet of the box on any interface except the box's own has got through.
+// Packets are recognised by the token in their payload. A connection request has no payload and is recognised by its
+// sequence number, which address translation preserves. A packet to an address that only probes send to is recognised
+// by that address, even if the gateway sent it.
 type Wire struct {
 	box    int    // index of the box's interface
 	prefix []byte // of every token
@@ -50,10 +50,10 @@ type Wire struct {
 	sightings []Sighting
 }
 
-// snap is how much of a packet is read: the token of a ClientHello stands far into it.
+// snap is the number of bytes read of each packet: the token of a ClientHello is far into it.
 const snap = 2048
 
-// OpenWire begins to watch. watched are addresses that nobody but a probe sends to.
+// OpenWire starts watching. watched are addresses that only probes send to.
 func OpenWire(box int, prefix []byte, watched []netip.Addr) (*Wire, error) {
 	w := &Wire{box: box, prefix: prefix, ended: make(chan struct{}), requests: map[uint32]netip.AddrPort{}, watched: map[netip.Addr]bool{}}
 	for _, a := range watched {
@@ -78,7 +78,7 @@ func OpenWire(box int, prefix []byte, watched []netip.Addr) (*Wire, error) {
 	return w, nil
 }
 
-// Close ends the watch and returns what was seen, and how many packets the kernel could not show because too many came.
+// Close stops watching. It returns the packets seen, and the number that the kernel dropped because too many came.
 func (w *Wire) Close() (seen []Sighting, missed int, err error) {
 	var stats *unix.TpacketStats
 	ctlErr := w.raw.Control(func(fd uintptr) {
@@ -112,7 +112,7 @@ func (w *Wire) read() {
 	}
 }
 
-// look records a packet if it is a probe's. The box's own interface only shows what left the box.
+// look records a packet if it belongs to a probe. On the box's own interface only packets from the box are recorded.
 func (w *Wire) look(ll *unix.SockaddrLinklayer, b []byte) {
 	p, ok := packet.Read(b)
 	if !ok {
@@ -136,7 +136,8 @@ func (w *Wire) look(ll *unix.SockaddrLinklayer, b []byte) {
 	}
 }
 
-// token finds whose token a packet carries. DNS servers may change the case of letters in names (0x20).
+// token returns the task whose token a packet carries, or -1. DNS servers may change the case of letters in names
+// (0x20).
 func (w *Wire) token(b []byte) int {
 	b = lower(b)
 	at := bytes.Index(b, w.prefix)
@@ -150,7 +151,7 @@ func (w *Wire) token(b []byte) int {
 	return int(binary.BigEndian.Uint16(id))
 }
 
-// lower is bytes.ToLower for bytes that are no text: it changes ASCII letters and nothing else.
+// lower is bytes.ToLower for binary data: it changes ASCII letters only.
 func lower(b []byte) []byte {
 	out := bytes.Clone(b)
 	for i, c := range out {
@@ -161,7 +162,7 @@ func lower(b []byte) []byte {
 	return out
 }
 
-// LinkName is how people know an interface.
+// LinkName returns the name of an interface, or its index if it has none.
 func LinkName(index int) string {
 	if i, err := net.InterfaceByIndex(index); err == nil {
 		return i.Name
