@@ -1,7 +1,7 @@
-// Package acceptor tells whether a listener's accept loop runs.
+// Package acceptor checks that a listener's accept loop runs.
 //
-// The kernel completes connections to a listening socket whether or not the program accepts them, so a successful connect proves
-// nothing. [Listener.Try] connects, and waits until Accept has returned that very connection.
+// The kernel completes connections to a listening socket whether or not the program accepts them, so a successful
+// connect proves nothing. [Listener.Try] connects, and waits until Accept has returned that very connection.
 package acceptor
 
 import (
@@ -21,19 +21,19 @@ import (
 	"boxgate/internal/socket"
 )
 
-// ErrNotAccepted is a connection that was not accepted in time.
+// ErrNotAccepted reports that a connection was not accepted in time.
 var ErrNotAccepted = errors.New("connections are not accepted")
 
-// Listener is a listener of TCP or Unix sockets that can be tried. Safe for concurrent use, but for Accept, which one goroutine
-// calls.
+// Listener is a listener of TCP or Unix sockets that can be tried. Safe for concurrent use, except that one goroutine
+// at a time may call Accept.
 type Listener struct {
 	net.Listener
 
-	trying sync.Mutex   // held by the one try that there is at a time
-	tries  atomic.Int32 // 0: Accept need not look at addresses
+	trying sync.Mutex   // held during Try, so that there is one try at a time
+	tries  atomic.Int32 // 0: Accept need not compare addresses
 
 	mu       sync.Mutex
-	from     string // the address of the connection of the try; "": there is none
+	from     string // source address of the try's connection; "" if there is no try
 	accepted chan struct{}
 }
 
@@ -51,11 +51,11 @@ func (l *Listener) Accept() (net.Conn, error) {
 	}
 }
 
-// Drain implements [socket.Drainer] if the listener below does.
+// Drain implements [socket.Drainer] if l.Listener does.
 func (l *Listener) Drain() { socket.Drain(l.Listener) }
 
-// Try connects to the listener and returns nil once Accept has taken the connection, or an error that wraps [ErrNotAccepted] if
-// ctx ends before. Call it in the network namespace of the listener.
+// Try connects to the listener and returns nil once Accept has received the connection. If ctx ends first, the error
+// wraps [ErrNotAccepted]. Call it in the network namespace of the listener.
 func (l *Listener) Try(ctx context.Context) error {
 	l.trying.Lock()
 	defer l.trying.Unlock()
@@ -75,7 +75,7 @@ func (l *Listener) Try(ctx context.Context) error {
 		}
 	}
 	select {
-	case <-accepted: // even if the reset that follows has overtaken the connect
+	case <-accepted: // even if the reset arrived before connect returned
 		return nil
 	default:
 		return fmt.Errorf("%w: %w", ErrNotAccepted, err)
@@ -86,11 +86,11 @@ func (l *Listener) Try(ctx context.Context) error {
 func (l *Listener) dial(ctx context.Context) (net.Conn, error) {
 	switch at := l.Addr().(type) {
 	case *net.UnixAddr:
-		from := &net.UnixAddr{Net: "unix", Name: "@boxgate-" + rand.Text()} // a name in no directory
+		from := &net.UnixAddr{Net: "unix", Name: "@boxgate-" + rand.Text()} // an abstract name, in no directory
 		l.expect(from.Name)
 		return (&net.Dialer{LocalAddr: from}).DialContext(ctx, "unix", at.Name)
 	case *net.TCPAddr:
-		to := reachable(at.AddrPort()) // with its zone, if it has one
+		to := reachable(at.AddrPort()) // with its zone, if any
 		d := net.Dialer{Control: func(_, _ string, c syscall.RawConn) error { return l.bind(c, to.Addr()) }}
 		return d.DialContext(ctx, "tcp", to.String())
 	default:
@@ -98,17 +98,17 @@ func (l *Listener) dial(ctx context.Context) (net.Conn, error) {
 	}
 }
 
-// reachable returns an address at which a listener is reached from its own host.
+// reachable returns the address at which a listener is reached from its own host.
 func reachable(at netip.AddrPort) netip.AddrPort {
 	a := at.Addr().Unmap()
-	if a.IsUnspecified() { // Go listens to both families at such an address
+	if a.IsUnspecified() { // Go listens on both families at the unspecified address
 		a = netip.AddrFrom4([4]byte{127, 0, 0, 1})
 	}
 	return netip.AddrPortFrom(a, at.Port())
 }
 
-// bind gives a socket its source address before it connects: the address it connects to, which the kernel would choose as well, as
-// that is the host's own.
+// bind sets the source address of a socket before it connects. It is the destination address, which is one of the
+// host's own; the kernel would choose it too.
 func (l *Listener) bind(c syscall.RawConn, to netip.Addr) (err error) {
 	ctlErr := c.Control(func(fd uintptr) {
 		if err = unix.Bind(int(fd), sockaddr(to)); err != nil {
@@ -130,7 +130,7 @@ func (l *Listener) expect(from string) {
 	l.from = from
 }
 
-// isTry reports whether a connection is that of the pending try, and completes the try if so.
+// isTry reports whether c is the connection of the pending try, and completes the try if so.
 func (l *Listener) isTry(c net.Conn) bool {
 	from := c.RemoteAddr().String()
 	if tcp, ok := c.RemoteAddr().(*net.TCPAddr); ok {
@@ -146,13 +146,14 @@ func (l *Listener) isTry(c net.Conn) bool {
 	return true
 }
 
-// end forgets the try. A connection of a failed try that Accept takes later is handled as a stranger's; it was reset.
+// end ends the try. If Accept later receives the connection of a failed try, it returns it like a stranger's; the
+// connection was reset.
 func (l *Listener) end() {
 	l.expect("")
 	l.tries.Add(-1)
 }
 
-// sockaddr returns an address with a port that the kernel chooses.
+// sockaddr returns a socket address with port 0, for which the kernel chooses a port.
 func sockaddr(a netip.Addr) unix.Sockaddr {
 	if a.Is4() {
 		return &unix.SockaddrInet4{Addr: a.As4()}
@@ -164,7 +165,7 @@ func sockaddr(a netip.Addr) unix.Sockaddr {
 	return sa
 }
 
-// addrPort is the address of a socket.
+// addrPort returns the address and port of a socket address.
 func addrPort(sa unix.Sockaddr) netip.AddrPort {
 	switch sa := sa.(type) {
 	case *unix.SockaddrInet4:
@@ -176,7 +177,7 @@ func addrPort(sa unix.Sockaddr) netip.AddrPort {
 	}
 }
 
-// plain is an address without a zone, and without IPv6 around IPv4.
+// plain returns an address without a zone, and IPv4-mapped addresses as IPv4.
 func plain(a netip.AddrPort) netip.AddrPort {
 	return netip.AddrPortFrom(a.Addr().Unmap().WithZone(""), a.Port())
 }

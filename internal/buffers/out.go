@@ -5,14 +5,14 @@ import (
 )
 
 const (
-	OutSize  = 4 << 10   // of a fresh output buffer: a head and a small body
-	OutFlush = 32 << 10  // content gathered in the output buffer before it is written
+	OutSize  = 4 << 10   // initial size of an output buffer: a head and a small body
+	OutFlush = 32 << 10  // size at which the output buffer is written
 	outKeep  = 128 << 10 // output buffers up to this size are reused
 )
 
 var outBuffers = sync.Pool{New: func() any { b := make([]byte, 0, OutSize); return &b }}
 
-// outHeaders holds the slice headers of borrowed buffers, so that returning one allocates none.
+// outHeaders pools the slice headers of borrowed buffers, so that returning a buffer does not allocate.
 var outHeaders = sync.Pool{New: func() any { return new([]byte) }}
 
 // BorrowOut returns an empty, growable output buffer from the pool. Return it with [ReturnOut].

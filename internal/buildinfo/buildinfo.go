@@ -1,4 +1,4 @@
-// Package buildinfo reports what the running binary was built from.
+// Package buildinfo reports the version and sources of the running binary.
 package buildinfo
 
 import (
@@ -7,21 +7,22 @@ import (
 	"runtime/debug"
 )
 
-// Version, Revision and Date are those of a build that sets them (-ldflags "-X boxgate/internal/buildinfo.Version=… -X
-// boxgate/internal/buildinfo.Revision=…"). Empty: what the Go toolchain recorded.
+// Version, Revision and Date override the values recorded by the Go toolchain unless they are empty (-ldflags "-X
+// boxgate/internal/buildinfo.Version=… -X boxgate/internal/buildinfo.Revision=…").
 var Version, Revision, Date string
 
-// Info is what this binary was built from.
+// Info describes the build of this binary.
 type Info struct {
 	Version  string `json:"version"`
 	Revision string `json:"revision"`
-	Date     string `json:"date"`     // of the revision, RFC 3339; empty: not known
+	Date     string `json:"date"`     // of the revision, RFC 3339; empty if unknown
 	Modified bool   `json:"modified"` // the sources had uncommitted changes
 	Go       string `json:"go"`
 	Platform string `json:"platform"`
 }
 
-// Get returns what the toolchain recorded. A build without such a record, as in tests, has an unknown version.
+// Get returns the build information recorded by the toolchain. Without it, for example in tests, the version is
+// unknown.
 func Get() Info {
 	b := Info{Version: Version, Revision: Revision, Date: Date, Go: runtime.Version(), Platform: runtime.GOOS + "/" + runtime.GOARCH}
 	if recorded, ok := debug.ReadBuildInfo(); ok {
@@ -48,10 +49,10 @@ func Get() Info {
 	return b
 }
 
-// String returns what `gateway --version` prints.
+// String returns the output of `gateway --version`.
 func (b Info) String() string { return b.Of("gateway") }
 
-// Of returns what the --version of a program prints.
+// Of returns the output of --version for a program.
 func (b Info) Of(program string) string {
 	changed := ""
 	if b.Modified {

@@ -1,8 +1,8 @@
 // Package fault names the steps at which a test can make the gateway fail: it may die there, get an error, panic or
-// hang. Nothing is injected outside of tests, where only a _test.go file calls [Inject] or [Hasten]; a step then costs one
-// comparison with nil.
+// hang. Only _test.go files and the gateway of the end-to-end tests call [Inject] or [Hasten]. In other programs a step
+// costs one comparison with nil.
 //
-// The names of the steps are string literals, "operation: what has just been done", each used once: a test collects
+// The names of the steps are string literals of the form "operation: completed action", each used once. A test collects
 // them from the sources and tries them all.
 package fault
 
@@ -16,22 +16,22 @@ import (
 type Hook func(ctx context.Context, step string) error
 
 var (
-	hook  Hook             // nil: nothing ever fails
+	hook  Hook             // nil: no step fails
 	clock func() time.Time // nil: time.Now
 )
 
-// Inject makes every following step call h, and [Now] call now; either may be nil. It must be called before anything
-// else runs.
+// Inject makes every following step call h, and [Now] call now; either may be nil. It must be called before other
+// goroutines start.
 func Inject(h Hook, now func() time.Time) { hook, clock = h, now }
 
-var most time.Duration // 0: intervals are as long as they are
+var most time.Duration // 0: intervals keep their length
 
-// Hasten bounds the intervals that [Interval] returns, so that a test need not wait for them. It must be called before
-// anything else runs.
+// Hasten bounds the intervals returned by [Interval], so that tests are fast. It must be called before other goroutines
+// start.
 func Hasten(d time.Duration) { most = d }
 
-// Interval returns how long to wait until the next look at a clock, the next attempt, or more events that are alike: d, but
-// in a test that hastens.
+// Interval returns d, or less in a test that called [Hasten]. It is for the time until the next check or attempt, and
+// for the time in which similar events are coalesced.
 func Interval(d time.Duration) time.Duration {
 	if most > 0 {
 		return min(d, most)
@@ -41,10 +41,10 @@ func Interval(d time.Duration) time.Duration {
 
 type spared struct{}
 
-// Spare returns a context in which nothing fails: the steps of a dry run are not those of the operation itself.
+// Spare returns a context in which no step fails, for dry runs.
 func Spare(ctx context.Context) context.Context { return context.WithValue(ctx, spared{}, true) }
 
-// At marks a step at which the caller can fail. The caller must return its error.
+// At marks a step at which the operation can fail. The caller must return the error.
 func At(ctx context.Context, step string) error {
 	if hook == nil || ctx.Value(spared{}) != nil {
 		return nil
@@ -52,14 +52,14 @@ func At(ctx context.Context, step string) error {
 	return hook(ctx, step)
 }
 
-// Mark marks a step after which nothing in the operation can fail; the process can still die, or panic.
+// Mark marks a step after which the operation cannot return an error; the process can still die or panic.
 func Mark(ctx context.Context, step string) {
 	if hook != nil && ctx.Value(spared{}) == nil {
 		_ = hook(ctx, step)
 	}
 }
 
-// Now returns the wall clock time by which certificates are checked and issued, and schedules are due.
+// Now returns the wall clock time for checking and issuing certificates, and for schedules.
 func Now() time.Time {
 	if clock == nil {
 		return time.Now()

@@ -1,10 +1,10 @@
-// Package handshake checks the opening handshake of WebSocket (RFC 6455, section 4) for proxies. What follows a 101
-// response is a tunnel that is not inspected, so the response has to be that of a WebSocket server to this very
+// Package handshake checks the opening handshake of WebSocket (RFC 6455, section 4) for proxies. After a 101 response
+// the connection is a tunnel that is not inspected, so the response must be that of a WebSocket server to this very
 // request.
 package handshake
 
 import (
-	"crypto/sha1" //nolint:gosec // RFC 6455 asks for it; it protects nothing
+	"crypto/sha1" //nolint:gosec // required by RFC 6455; not used for security
 	"encoding/base64"
 	"errors"
 	"slices"
@@ -22,8 +22,8 @@ var (
 	ErrExtension = errors.New("the answer has a WebSocket extension that was not offered")
 )
 
-// Verify returns nil if a 101 response that upgrades to websocket completes the handshake that the request began, and
-// else one of the errors above. The caller has checked the status, Upgrade and Connection.
+// Verify returns nil if a 101 response that upgrades to websocket completes the handshake of the request, and otherwise
+// one of the errors above. The caller must have checked the status, Upgrade and Connection.
 func Verify(request, answer Fields) error {
 	keys := request("Sec-WebSocket-Key")
 	if len(keys) != 1 {
@@ -51,7 +51,7 @@ func Accept(key string) string {
 	return base64.StdEncoding.EncodeToString(sum[:])
 }
 
-// extensions returns the names of the extensions that a message lists, without their parameters.
+// extensions returns the names of the extensions in a message, without their parameters.
 func extensions(f Fields) []string {
 	names := list(f("Sec-WebSocket-Extensions"))
 	for i, extension := range names {
@@ -61,8 +61,8 @@ func extensions(f Fields) []string {
 	return names
 }
 
-// list returns the elements of a field that is a list. Elements of these fields have no quoted commas: parameters of
-// extensions are tokens (RFC 6455, 9.1).
+// list splits the values of a list field. These fields have no quoted commas: parameters of extensions are tokens (RFC
+// 6455, 9.1).
 func list(lines []string) (elements []string) {
 	for element := range strings.SplitSeq(strings.Join(lines, ","), ",") {
 		if element = strings.Trim(element, " \t"); element != "" {

@@ -7,8 +7,8 @@ import (
 	"sync"
 )
 
-// SyncBuffer collects the output of a running command, so that others can wait for a part of it. The zero value is
-// ready to use. Safe for concurrent use.
+// SyncBuffer collects the output of a running command, so that other goroutines can wait for a part of it. The zero
+// value is ready to use. Safe for concurrent use.
 type SyncBuffer struct {
 	mu      sync.Mutex
 	buf     bytes.Buffer
@@ -26,7 +26,7 @@ func (b *SyncBuffer) Write(p []byte) (int, error) {
 	return b.buf.Write(p)
 }
 
-// String returns what has been written so far.
+// String returns the output so far.
 func (b *SyncBuffer) String() string {
 	b.mu.Lock()
 	defer b.mu.Unlock()

@@ -19,17 +19,17 @@ import (
 	"boxgate/launcher"
 )
 
-// labRoot is where labs live: not a tmpfs, since boxes write there.
+// labRoot is the directory of the labs. It is not on a tmpfs because boxes write there.
 const labRoot = "/var/lib/boxgate/labs"
 
-// gonePrefix begins the name of a lab's directory while it is being removed.
+// gonePrefix is the prefix of a lab's directory while it is being removed.
 const gonePrefix = "gone-"
 
 // RunDir is the run directory of a lab's boxes. It is outside the lab's directory, which only root may enter: the
 // runtime mounts a box's root as the box's own root user.
 func RunDir(dir string) string { return filepath.Join("/run/boxgate-labs", filepath.Base(dir)) }
 
-// makeLabDir creates the directory of a lab and locks it for the life of this process.
+// makeLabDir creates the directory of a lab and locks it for the lifetime of this process.
 func makeLabDir() (dir string, lock *os.File, err error) {
 	if err := os.MkdirAll(labRoot, 0o700); err != nil {
 		return "", nil, err
@@ -38,7 +38,7 @@ func makeLabDir() (dir string, lock *os.File, err error) {
 		if dir, err = os.MkdirTemp(labRoot, "lab-"); err != nil {
 			return "", nil, err
 		}
-		// Another process may take a directory that is not locked yet for a stale one, and remove it.
+		// Another process may consider a directory without a lock stale and remove it.
 		lock, err = lockLabDir(dir)
 		if err == nil {
 			if _, err = os.Stat(lock.Name()); err == nil {
@@ -63,7 +63,7 @@ func lockLabDir(dir string) (*os.File, error) {
 	return f, nil
 }
 
-// RemoveStaleLabs removes what interrupted demos or tests left behind: labs whose process is gone.
+// RemoveStaleLabs removes the remains of interrupted demos or tests: labs whose process is gone.
 func RemoveStaleLabs() error {
 	dirs, err := filepath.Glob(filepath.Join(labRoot, "lab-*"))
 	if err != nil {
@@ -80,7 +80,7 @@ func RemoveStaleLabs() error {
 	for _, dir := range dirs {
 		lock, err := lockLabDir(dir)
 		if errors.Is(err, unix.EWOULDBLOCK) || errors.Is(err, os.ErrNotExist) {
-			continue // in use by another run, or just removed by one
+			continue // in use by another run, or removed by one
 		}
 		if err != nil {
 			errs = append(errs, err)
@@ -92,8 +92,8 @@ func RemoveStaleLabs() error {
 	return errors.Join(errs...)
 }
 
-// stopLabGateway stops the gateway of a lab whose own process is gone. The gateway exits on its own when its standard
-// input is closed, but may not have finished.
+// stopLabGateway stops the gateway of a lab whose process is gone. The gateway exits when its standard input is closed,
+// but may still be running.
 func stopLabGateway(dir string) error {
 	procs, err := filepath.Glob("/proc/[0-9]*/cmdline")
 	if err != nil {
@@ -131,7 +131,7 @@ func KillAndAwait(pid int) error {
 	for {
 		n, err := unix.Poll([]unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}, 60_000)
 		switch {
-		case errors.Is(err, unix.EINTR): // by a signal of Go's scheduler
+		case errors.Is(err, unix.EINTR): // interrupted by a signal of the Go scheduler
 		case err == nil && n == 0:
 			return fmt.Errorf("process %d does not end", pid)
 		default:
@@ -146,11 +146,12 @@ func removeLabDir(dir string) error {
 	defer cancel()
 	if _, err := os.Stat(filepath.Join(dir, "state")); err == nil {
 		if err := removeContainers(ctx, dir); err != nil {
-			return err // what is mounted below dir must not be deleted through the mount
+			return err // mounted files must not be deleted through the mount
 		}
 	}
-	// Under its old name another process could put a new lock file into the directory while it is being emptied.
-	_ = unix.Unmount(filepath.Join(dir, "state"), unix.MNT_DETACH) // a test may have put a small disk there
+	// The directory is renamed first: another process could otherwise create a new lock file in it while it is being
+	// emptied.
+	_ = unix.Unmount(filepath.Join(dir, "state"), unix.MNT_DETACH) // a test may have mounted a small disk there
 	gone := filepath.Join(labRoot, gonePrefix+filepath.Base(dir))
 	return errors.Join(os.RemoveAll(RunDir(dir)), os.Rename(dir, gone), os.RemoveAll(gone))
 }
@@ -176,7 +177,7 @@ func removeContainers(ctx context.Context, dir string) error {
 	return errors.Join(append(errs, l.Close())...)
 }
 
-// runtimeOf is the OCI runtime of a lab's boxes; "" for the default, and for one that is not there any more.
+// runtimeOf returns the OCI runtime of a lab's boxes, or "" for the default or if it is no longer installed.
 func runtimeOf(dir string) string {
 	var cfg struct{ Launcher struct{ Runtime string } }
 	data, err := os.ReadFile(filepath.Join(dir, configName))
@@ -189,8 +190,8 @@ func runtimeOf(dir string) string {
 	return cfg.Launcher.Runtime
 }
 
-// Traces returns the mounts and processes that still refer to a lab's directory. Its rules and links lived in unnamed
-// network namespaces, which end with their last process.
+// Traces returns the mounts and processes that still refer to a lab's directory. Rules and links need no check: they
+// were in unnamed network namespaces, which end with their last process.
 func Traces(dir string) ([]string, error) {
 	var left []string
 	if _, err := os.Lstat(dir); err == nil {

@@ -25,7 +25,7 @@ import (
 )
 
 // Lab is a gateway process with a test internet: network namespaces, a state directory and a configuration that exist
-// for one demo or one test. It does not touch the machine's own network.
+// for one demo or one test. It does not change the machine's own network.
 type Lab struct {
 	Net    *testnet.Net
 	Client *api.Client
@@ -34,19 +34,19 @@ type Lab struct {
 	Config  string        // the gateway's configuration file
 	Socket  string        // its admin socket
 	Flags   []string      // additional flags of `gateway serve`
-	Env     []string      // likewise
+	Env     []string      // additional environment of `gateway serve`
 	Self    string        // the gateway binary
-	Log     *os.File      // what the gateway writes
-	Errout  *os.File      // where it writes errors to; nil: to Log
-	Process *exec.Cmd     // the gateway; nil while it does not run
+	Log     *os.File      // output of the gateway
+	Errout  *os.File      // error output of the gateway; nil: Log
+	Process *exec.Cmd     // the gateway; nil if it is not running
 	Exited  chan struct{} // closed when the process has ended
 
 	image string
-	lock  *os.File  // marks the directory as in use
+	lock  *os.File  // marks the directory as used
 	stdin io.Closer // closing it makes the gateway exit
 }
 
-// startTimeout is how long a gateway may take to start, on a busy machine.
+// startTimeout bounds the start of a gateway on a busy machine.
 const startTimeout = 2 * time.Minute
 
 // Options configure a lab.
@@ -130,9 +130,9 @@ func (l *Lab) Start(ctx context.Context) error {
 	if l.Errout != nil {
 		cmd.Stderr = l.Errout
 	}
-	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true} // Ctrl-C is for the lab to handle, not for the gateway
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true} // the lab handles Ctrl-C, not the gateway
 	err = l.Net.Gateway().Start(cmd)
-	_ = stderr.Close() // it is the process's
+	_ = stderr.Close() // belongs to the process now
 	if err != nil {
 		return errors.Join(err, stdin.Close())
 	}
@@ -144,8 +144,8 @@ func (l *Lab) Start(ctx context.Context) error {
 	return l.awaitReady(ctx, ready, errout)
 }
 
-// collectErrors returns a file that writes to the log, and the end of what came that way. It is for standard error: the wait
-// for a process must not become one for the processes that it started, which have the file, too.
+// collectErrors returns a file that writes to the log, and the end of its output. It is for standard error. A pipe of
+// os/exec would make Wait wait for the children of the gateway too, because they inherit it.
 func (l *Lab) collectErrors() (errout *tail, stderr *os.File, err error) {
 	read, stderr, err := os.Pipe()
 	if err != nil {
@@ -170,7 +170,7 @@ func (l *Lab) listenForReady() (*net.UnixConn, error) {
 	return net.ListenUnixgram("unixgram", &net.UnixAddr{Name: path, Net: "unixgram"})
 }
 
-// awaitReady returns when the gateway has reported readiness and its API confirms it, or has exited.
+// awaitReady returns when the gateway has reported readiness and its API confirms it, or when the gateway has exited.
 func (l *Lab) awaitReady(ctx context.Context, ready *net.UnixConn, errout *tail) error {
 	ctx, cancel := context.WithTimeout(ctx, startTimeout)
 	defer cancel()
@@ -178,8 +178,8 @@ func (l *Lab) awaitReady(ctx context.Context, ready *net.UnixConn, errout *tail)
 	go func() {
 		defer close(reported)
 		message := make([]byte, 1024)
-		for { // the others are about the sockets that a service manager would keep
-			if n, err := ready.Read(message); err != nil || string(message[:n]) == "READY=1" { // an error means that the wait is over
+		for { // the other messages are about sockets kept by a service manager
+			if n, err := ready.Read(message); err != nil || string(message[:n]) == "READY=1" { // on an error the wait is over
 				return
 			}
 		}
@@ -206,7 +206,7 @@ func (l *Lab) awaitReady(ctx context.Context, ready *net.UnixConn, errout *tail)
 	return nil
 }
 
-// stuckAt ends the gateway and returns what its main goroutine was at.
+// stuckAt kills the gateway and returns the stack of its main goroutine.
 func (l *Lab) stuckAt() string {
 	_ = l.Process.Process.Signal(syscall.SIGQUIT)
 	select {
@@ -219,7 +219,7 @@ func (l *Lab) stuckAt() string {
 	return stack
 }
 
-// LogText returns what the gateway has written so far.
+// LogText returns the gateway's log so far.
 func (l *Lab) LogText() string {
 	data, err := os.ReadFile(l.Log.Name())
 	if err != nil {
@@ -237,11 +237,11 @@ func (l *Lab) Dial() (*api.Client, error) {
 	return api.NewClient(l.Socket, strings.TrimSpace(string(key))), nil
 }
 
-// environ returns the environment of the lab's commands: the machine's, without configuration of another gateway.
+// environ returns the environment for the lab's commands: the machine's, without the configuration of another gateway.
 func (l *Lab) environ() []string {
 	env := []string{"BOXGATE_CONFIG=" + l.Config}
 	for _, e := range os.Environ() {
-		if !strings.HasPrefix(e, config.EnvironmentPrefix) && !strings.HasPrefix(e, "SYSTEMD_EXEC_PID=") { // of who runs the lab
+		if !strings.HasPrefix(e, config.EnvironmentPrefix) && !strings.HasPrefix(e, "SYSTEMD_EXEC_PID=") { // of the process that runs the lab
 			env = append(env, e)
 		}
 	}
@@ -271,7 +271,7 @@ func (l *Lab) Stop() error {
 	return l.stdin.Close()
 }
 
-// stopSoon is Stop with less time for requests under way: a second signal ends them.
+// stopSoon is Stop with less time for running requests: it sends a second signal after a second.
 func (l *Lab) stopSoon() error {
 	if l.Process == nil {
 		return nil
@@ -282,7 +282,7 @@ func (l *Lab) stopSoon() error {
 	return l.Stop()
 }
 
-// Kill ends the gateway with SIGKILL and waits for it.
+// Kill kills the gateway with SIGKILL and waits for it.
 func (l *Lab) Kill() {
 	if l.Process == nil {
 		return
@@ -293,7 +293,7 @@ func (l *Lab) Kill() {
 	l.Process = nil
 }
 
-// Close stops the gateway and removes the boxes and everything else the lab created. It may be called twice.
+// Close stops the gateway and removes the boxes and everything else that the lab created. Further calls are no-ops.
 func (l *Lab) Close() error {
 	errs := []error{l.stopSoon()}
 	if l.Log != nil {
@@ -313,7 +313,7 @@ func (l *Lab) Close() error {
 
 // tail keeps the last 4 KiB written to it.
 type tail struct {
-	whole chan struct{} // closed when nothing more comes
+	whole chan struct{} // closed when no more output can come
 	mu    sync.Mutex
 	buf   bytes.Buffer
 }

@@ -2,8 +2,8 @@ package lab
 
 import "strings"
 
-// SearchLine searches for any of the keys in the environment, in all of /proc and in every file. One letter of each pattern
-// is in brackets, so that the search does not find itself in the process list.
+// SearchLine returns a shell line that searches the environment, all of /proc and every file for the keys. One letter
+// of each pattern is in brackets so that the search does not find itself in the process list.
 func SearchLine(keys ...string) string {
 	for i, key := range keys {
 		keys[i] = key[:len(key)-1] + "[" + key[len(key)-1:] + "]"

@@ -6,8 +6,8 @@ import (
 	"sync"
 )
 
-// Cache is a map bounded by the cost of its values; the least recently used is evicted first. Safe for concurrent use. Make one
-// with [New]: the zero value keeps nothing.
+// Cache is a map bounded by the cost of its values; the least recently used is evicted first. Safe for concurrent use.
+// Create it with [New]: the zero value stores no values.
 type Cache[K comparable, V any] struct {
 	max int
 
@@ -40,8 +40,8 @@ func (c *Cache[K, V]) Get(k K) (v V, ok bool) {
 	return e.Value.(*item[K, V]).value, true
 }
 
-// Put sets the value of k, and evicts others until all fit. A value that costs more than the limit by itself is not kept. The cost
-// is in the unit of the limit, and positive.
+// Put sets the value of k, and evicts others until all fit. A value that alone costs more than the limit is not stored.
+// The cost is positive and in the unit of the limit.
 func (c *Cache[K, V]) Put(k K, v V, cost int) {
 	c.mu.Lock()
 	defer c.mu.Unlock()

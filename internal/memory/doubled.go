@@ -5,10 +5,10 @@ import "errors"
 // ErrFull refuses work that exceeds the memory limit of an account.
 var ErrFull = errors.New("the box has reached its memory limit in the gateway")
 
-// Doubled is a claim that counts everything twice: a message may be buffered once as read and once more for writing.
+// Doubled is a claim that counts every byte twice, because a message may be buffered for reading and again for writing.
 type Doubled struct{ *Claim }
 
-// Grow acquires 2*n bytes more and reports whether they were available.
+// Grow acquires 2*n more bytes and reports whether they were available.
 func (d Doubled) Grow(n int) bool { return d.Claim.Grow(2 * n) }
 
 // Shrink releases 2*n bytes.

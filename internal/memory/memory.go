@@ -1,10 +1,9 @@
 // Package memory divides the memory that untrusted peers can make the gateway use: buffers, windows, the state of
-// connections and of decoders. A [Budget] is the total; each box has an [Account] in it. Work acquires from its account
-// the most that it may use before it uses any, and is refused when the account is exhausted: a box that hoards memory
-// is refused new work without affecting others.
+// connections and of decoders. A [Budget] is the total; each box has an [Account] in it. A piece of work acquires the
+// maximum that it may need from its account before it starts, and is refused when the account is exhausted. A box that
+// hoards memory is refused new work without affecting others.
 //
-// Nothing is allocated here; acquiring memory is the caller's promise not to use more than that. Acquiring takes no
-// lock.
+// The package only counts: acquiring memory is the caller's promise to use no more than that. Acquiring takes no lock.
 package memory
 
 import (
@@ -12,19 +11,19 @@ import (
 	"sync/atomic"
 )
 
-// Kind is a use of memory. There are few, so that they can be labels of a metric.
+// Kind is a use of memory. There are few, so that they can be values of a metric's label.
 type Kind uint8
 
 // The kinds.
 const (
 	Connections Kind = iota // sockets, goroutines and small buffers of connections
-	FirstBytes              // first messages beyond what a connection has anyway
+	FirstBytes              // first messages beyond the buffer that every connection has
 	TLS                     // terminated TLS
 	HTTP2                   // client connections that speak HTTP/2
 	Streams                 // requests over HTTP/2: windows, heads, buffers
 	Buffers                 // larger buffers of HTTP/1.x and of WebSockets
 	Upstreams               // connections to servers
-	Recoding                // decoders and encoders of responses that are scrubbed
+	Recoding                // decoders and encoders of scrubbed responses
 	DNS                     // DNS connections and queries
 	kinds
 )
@@ -43,8 +42,9 @@ func Kinds() []Kind {
 	return all
 }
 
-// scarce is the fraction of what is left that one account may use once less than a quarter of the budget is left: the
-// threshold sinks with every byte that is acquired, so that a newcomer finds some memory however many accounts hoard.
+// scarce limits accounts when less than a quarter of the budget is free: an account may then use at most 1/scarce of
+// the free memory. The threshold sinks with every acquired byte, so that a new box finds some memory however many
+// accounts hoard.
 const scarce = 16
 
 // Acquisitions larger than this leave an eighth of the account to smaller ones: a box at its limits of requests and
@@ -54,7 +54,7 @@ const small = 192 << 10
 // Budget is the memory of all accounts together. Create it with [New]. Safe for concurrent use.
 type Budget struct {
 	total int64
-	most  int64 // of one account
+	most  int64 // limit of one account
 
 	held  atomic.Int64
 	kinds [kinds]atomic.Int64
@@ -62,7 +62,7 @@ type Budget struct {
 	accounts sync.Map // name → *Account
 }
 
-// New returns a budget of total bytes, of which one account may use at most most.
+// New returns a budget of total bytes, with a limit of most bytes for each account.
 func New(total, most int64) *Budget { return &Budget{total: total, most: min(most, total)} }
 
 // Total returns the size of the budget.
@@ -71,13 +71,13 @@ func (b *Budget) Total() int64 { return b.total }
 // Most returns the limit of one account.
 func (b *Budget) Most() int64 { return b.most }
 
-// Held returns how much is in use for a kind.
+// Held returns the bytes in use for a kind.
 func (b *Budget) Held(k Kind) int64 { return b.kinds[k].Load() }
 
-// Used returns how much is in use for everything.
+// Used returns the bytes in use for all kinds.
 func (b *Budget) Used() int64 { return b.held.Load() }
 
-// HeldBy returns how much the account of a name uses, and makes none.
+// HeldBy returns the bytes in use by the account of a name, without creating one.
 func (b *Budget) HeldBy(name string) int64 {
 	if a, ok := b.accounts.Load(name); ok {
 		return a.(*Account).Held()
@@ -90,8 +90,9 @@ func (b *Budget) Account(name string) *Account {
 	return b.AccountOf(name, func(all int64) int64 { return all })
 }
 
-// AccountOf is [Budget.Account] for one that may use at most what limit returns. It is called with the limit of an account for each
-// acquisition, and must be fast and safe for concurrent use. The total bounds the account in any case.
+// AccountOf is [Budget.Account] with a lower limit. For each acquisition limit is called with the limit of one account
+// and returns the limit of this one. It must be fast and safe for concurrent use. The budget's total bounds the account
+// in any case.
 func (b *Budget) AccountOf(name string, limit func(all int64) int64) *Account {
 	if a, ok := b.accounts.Load(name); ok {
 		return a.(*Account)
@@ -100,17 +101,18 @@ func (b *Budget) AccountOf(name string, limit func(all int64) int64) *Account {
 	return a.(*Account)
 }
 
-// Forget drops the account of a name. What it uses counts until it is released.
+// Forget removes the account of a name. Its memory counts until it is released.
 func (b *Budget) Forget(name string) { b.accounts.Delete(name) }
 
-// room reports whether an account that uses mine may use n more when all together use held. While more than a quarter
-// of the budget is left, any may; the last quarter is for accounts that use little compared to what is left of it.
+// room reports whether an account that uses mine bytes may acquire n more when all accounts use held. While a quarter
+// of the budget stays free, any account may. The last quarter is for accounts that use little compared to the free
+// memory.
 func (b *Budget) room(mine, held, n int64) bool {
 	left := b.total - held - n
 	return left >= b.total/4 || left >= 0 && (mine+n)*scarce <= left
 }
 
-// take adds n to the total in use, if an account that uses mine may have that.
+// take adds n to the total in use if an account that uses mine may have it.
 func (b *Budget) take(mine, n int64) bool {
 	for {
 		held := b.held.Load()
@@ -123,17 +125,18 @@ func (b *Budget) take(mine, n int64) bool {
 	}
 }
 
-// Account is the memory of one box. Only one returned by [Budget.Account] grants anything. Safe for concurrent use.
+// Account is the memory of one box. An account that [Budget.Account] did not create refuses every acquisition. Safe for
+// concurrent use.
 type Account struct {
 	budget *Budget
 	most   func(all int64) int64
 	held   atomic.Int64
 }
 
-// Held returns how much the account uses.
+// Held returns the bytes in use by the account.
 func (a *Account) Held() int64 { return a.held.Load() }
 
-// Acquire reports whether the account may use n bytes more, and counts them if so: Release must follow.
+// Acquire reports whether the account may use n more bytes, and counts them if so. The caller must release them.
 func (a *Account) Acquire(k Kind, n int) bool {
 	if a == nil || a.budget == nil {
 		return false
@@ -151,7 +154,7 @@ func (a *Account) Acquire(k Kind, n int) bool {
 	return true
 }
 
-// Release releases what was acquired.
+// Release releases n acquired bytes.
 func (a *Account) Release(k Kind, n int) {
 	if a == nil || a.budget == nil || n == 0 {
 		return
@@ -161,7 +164,7 @@ func (a *Account) Release(k Kind, n int) {
 	a.held.Add(-int64(n))
 }
 
-// reserve adds n to what the account uses if that stays within its limit, and returns the previous value.
+// reserve adds n to the bytes in use by the account if that stays within its limit, and returns the previous value.
 func (a *Account) reserve(n int64) (before int64, ok bool) {
 	most := min(a.most(a.budget.most), a.budget.total)
 	if n > small {
@@ -178,11 +181,11 @@ func (a *Account) reserve(n int64) (before int64, ok bool) {
 	}
 }
 
-// Claim is the memory of one piece of work. It can grow, and is released as a whole. The zero value grants nothing.
+// Claim is the memory of one piece of work. It can grow, and is released as a whole. The zero value refuses to grow.
 // Safe for concurrent use.
 type Claim struct {
 	mu      sync.Mutex
-	account *Account // nil: nothing is granted
+	account *Account // nil: Grow is refused
 	kind    Kind
 	held    int
 }
@@ -194,7 +197,7 @@ func (c *Claim) Open(a *Account, k Kind) {
 	c.account, c.kind = a, k
 }
 
-// Grow reports whether the claim may use n bytes more, and counts them if so.
+// Grow reports whether the claim may use n more bytes, and counts them if so.
 func (c *Claim) Grow(n int) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -205,7 +208,7 @@ func (c *Claim) Grow(n int) bool {
 	return true
 }
 
-// Shrink releases n bytes, or all if there are fewer.
+// Shrink releases n bytes, or all bytes if the claim has fewer.
 func (c *Claim) Shrink(n int) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -221,7 +224,7 @@ func (c *Claim) Release() {
 	c.releaseLocked()
 }
 
-// Close releases all memory and makes the claim grant nothing from now on.
+// Close releases all memory and makes later calls of Grow fail.
 func (c *Claim) Close() {
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -16,7 +16,7 @@ import (
 	"boxgate/internal/mutants/mutation"
 )
 
-// The gateway of end-to-end tests, which is a program of its own, and the environment variable with its path.
+// The gateway of end-to-end tests is a separate program, whose path is in an environment variable.
 const (
 	endToEnd        = "./e2e/"
 	gatewayPackage  = "./e2e/harness/gateway"
@@ -28,18 +28,18 @@ type builder struct {
 	root string
 	dir  string // scratch
 
-	union   *mutation.Union // most mutants
+	union   *mutation.Union // contains most mutants
 	overlay string          // path of the overlay file of union
 
 	mu       sync.Mutex
-	programs map[string]func() (string, error) // by package: path of the program with all of union
+	programs map[string]func() (string, error) // by package: path of the program built from union
 }
 
-// build is what one mutant's tests are run with.
+// build is the programs and the environment for the tests of one mutant.
 type build struct {
 	tests       map[string]string // path of the test binary by package
-	environment []string          // added to that of the tests
-	own         []string          // files to be removed
+	environment []string          // in addition to the environment of the tests
+	own         []string          // files to remove afterwards
 }
 
 func (b build) remove() {
@@ -48,8 +48,8 @@ func (b build) remove() {
 	}
 }
 
-// newBuilder unites the mutants and compiles the mutated packages. Mutants that cannot be united, or do not compile, are built
-// by themselves.
+// newBuilder unites the mutants and compiles the mutated packages. Mutants that cannot be united, or do not compile,
+// are built separately.
 func newBuilder(ctx context.Context, root, dir string, mutants []mutation.Mutant) (*builder, error) {
 	b := &builder{root: root, dir: dir, programs: map[string]func() (string, error){}}
 	module, err := b.goCommand(ctx, "list", "-m").Output()
@@ -90,7 +90,7 @@ func newBuilder(ctx context.Context, root, dir string, mutants []mutation.Mutant
 	}
 }
 
-// printLeft prints which mutants are built by themselves, which takes a minute each.
+// printLeft prints the mutants that are built separately, which takes a minute each.
 func (b *builder) printLeft(out io.Writer, mutants []mutation.Mutant) {
 	for _, m := range mutants {
 		if !b.union.Has(m) {
@@ -125,7 +125,7 @@ func (b *builder) original(ctx context.Context, t mutation.Test) (build, error) 
 	return out, nil
 }
 
-// program returns the path of a program of union, which is built once: a package's test binary, or the gateway.
+// program returns the path of a program of union: a package's test binary, or the gateway. It is built once.
 func (b *builder) program(ctx context.Context, pkg string) (string, error) {
 	b.mu.Lock()
 	f := b.programs[pkg]
@@ -138,7 +138,7 @@ func (b *builder) program(ctx context.Context, pkg string) (string, error) {
 	return f()
 }
 
-// mutant returns the programs for the tests of m. They and the mutated files are written to dir.
+// mutant returns the programs for the tests of m. The programs and the mutated files are written to dir.
 func (b *builder) mutant(ctx context.Context, m mutation.Mutant, dir string) (build, error) {
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return build{}, err
@@ -152,7 +152,7 @@ func (b *builder) mutant(ctx context.Context, m mutation.Mutant, dir string) (bu
 		return build{}, err
 	}
 	out := build{tests: map[string]string{}}
-	out.environment = []string{"GOFLAGS=" + strings.TrimSpace(os.Getenv("GOFLAGS")+" -overlay="+overlay)} // tests that build programs
+	out.environment = []string{"GOFLAGS=" + strings.TrimSpace(os.Getenv("GOFLAGS")+" -overlay="+overlay)} // for tests that build programs
 	packages := []string{}
 	for _, t := range m.Tests {
 		packages = append(packages, t.Package)
@@ -176,7 +176,7 @@ func (b *builder) mutant(ctx context.Context, m mutation.Mutant, dir string) (bu
 	return out, nil
 }
 
-// mutated writes a program with the mutation in it.
+// mutated writes a program that contains the mutation.
 func (b *builder) mutated(ctx context.Context, m mutation.Mutant, pkg, to, overlay string) error {
 	if !b.union.Has(m) {
 		return b.compile(ctx, pkg, to, overlay)
@@ -196,11 +196,11 @@ func (b *builder) mutated(ctx context.Context, m mutation.Mutant, pkg, to, overl
 	if !found && (pkg == gatewayPackage || !strings.HasPrefix(pkg, endToEnd)) {
 		return fmt.Errorf("the tests of %s do not contain a package that is mutated", pkg)
 	}
-	// A process that is forked while the file is open for writing has it open until it calls execve, and until then nobody can
-	// execute the file (ETXTBSY).
+	// A process forked while the file is open for writing inherits the descriptor until execve. Until then executing
+	// the file fails with ETXTBSY.
 	syscall.ForkLock.RLock()
 	defer syscall.ForkLock.RUnlock()
-	return os.WriteFile(to, program, 0o755) // users of boxes execute it, by /proc/self/exe
+	return os.WriteFile(to, program, 0o755) // users of boxes execute it through /proc/self/exe
 }
 
 // compile builds the test binary of a package, or the gateway.

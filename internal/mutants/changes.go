@@ -14,16 +14,16 @@ import (
 	"boxgate/internal/mutants/mutation"
 )
 
-// changes is what differs from a revision, with what is not committed.
+// changes are the differences from a revision, including uncommitted ones.
 type changes struct {
 	mutants  map[string]bool     // by name
-	packages map[string]bool     // by folder: files of Go that are not tests
-	tests    map[string][]string // by folder: the tests in files of tests
+	packages map[string]bool     // by folder: Go files except tests
+	tests    map[string][]string // by folder: the tests in test files
 }
 
 var testFunc = regexp.MustCompile(`(?m)^func ((?:Test|Fuzz)\w*)\(`)
 
-// changesSince returns what is not as it was in a revision.
+// changesSince returns the differences from a revision.
 func changesSince(ctx context.Context, root, revision string) (*changes, error) {
 	files, err := git(ctx, root, "diff", "--name-only", "--relative", "-z", "--end-of-options", revision, "--")
 	if err != nil {
@@ -54,7 +54,7 @@ func changesSince(ctx context.Context, root, revision string) (*changes, error) 
 	return &c, nil
 }
 
-// touch reports whether m, a package that it mutates or a test that must notice has changed.
+// touch reports whether m, a package that it mutates or one of its tests has changed.
 func (c *changes) touch(m mutation.Mutant) bool {
 	return c.mutants[m.Name] ||
 		slices.ContainsFunc(m.Packages(), func(p string) bool { return c.packages[p] }) ||
@@ -63,7 +63,7 @@ func (c *changes) touch(m mutation.Mutant) bool {
 		})
 }
 
-// git returns the names that a command prints, each ended by a zero byte.
+// git returns the NUL-terminated names printed by a git command.
 func git(ctx context.Context, root string, args ...string) ([]string, error) {
 	cmd := exec.CommandContext(ctx, "git", args...)
 	cmd.Dir = root

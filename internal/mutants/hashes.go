@@ -18,9 +18,9 @@ import (
 	"boxgate/internal/mutants/mutation"
 )
 
-// sourceHashes has a hash of the sources of each package with tests, by its folder as tests name it: of its own files with
-// testdata, of the packages of the module that it imports, and of go.mod, go.sum and the Go release; for end-to-end tests
-// of the gateway's as well.
+// sourceHashes maps the folder of each package with tests, as tests name it, to a hash of its sources: its own files
+// with testdata, the packages of the module that it imports, go.mod, go.sum and the Go release. End-to-end tests also
+// depend on the gateway's hash.
 type sourceHashes map[string]string
 
 func (s sourceHashes) of(t mutation.Test) string {
@@ -30,14 +30,14 @@ func (s sourceHashes) of(t mutation.Test) string {
 	return s[t.Package]
 }
 
-// goPackage is what is used of the output of `go list -json`.
+// goPackage is the part of the output of `go list -json` in use.
 type goPackage struct {
 	ImportPath, Dir  string
 	Module           *struct{ Main bool }
 	EmbedFiles, Deps []string
 }
 
-// hashSources hashes the sources for these mutants' tests.
+// hashSources hashes the sources of these mutants' tests.
 func hashSources(ctx context.Context, root string, mutants []mutation.Mutant) (sourceHashes, error) {
 	folders := map[string]bool{}
 	for _, m := range mutants {
@@ -74,7 +74,7 @@ func hashSources(ctx context.Context, root string, mutants []mutation.Mutant) (s
 	return out, nil
 }
 
-// listPackages returns packages, their test binaries and all that these import, by import path.
+// listPackages returns packages, their test binaries and all their imports, by import path.
 func listPackages(ctx context.Context, root string, folders []string) (map[string]goPackage, error) {
 	cmd := exec.CommandContext(ctx, "go", append([]string{"list", "-e", "-test", "-deps", "-json=ImportPath,Dir,Module,EmbedFiles,Deps"}, folders...)...)
 	cmd.Dir = root
@@ -102,11 +102,11 @@ type hasher struct {
 	known    map[string]string // by path of a file
 }
 
-// imported returns the hashes of the files of all packages of the module that p depends on, itself included.
+// imported returns the hashes of the files of p and of all packages of the module that p depends on.
 func (h hasher) imported(p goPackage) []string {
 	var parts []string
 	for _, path := range append([]string{p.ImportPath}, p.Deps...) {
-		path, _, variant := strings.Cut(path, " ") // [x.test]: the same files, and those of tests
+		path, _, variant := strings.Cut(path, " ") // [x.test]: the same files plus the tests
 		q := h.packages[path]
 		if q.Module == nil || !q.Module.Main || variant {
 			continue
@@ -144,7 +144,7 @@ func (h hasher) tests(dir string) ([]string, error) {
 	return parts, err
 }
 
-// file returns the hash of a file's content and its name; for one that cannot be read, such as a folder, nothing.
+// file returns a hash of a file's name and content, or "" if it cannot be read, for example because it is a directory.
 func (h hasher) file(path string) string {
 	if known, ok := h.known[path]; ok {
 		return known

@@ -12,7 +12,7 @@ import (
 	"boxgate/internal/mutants/mutation"
 )
 
-// result is how a test ended. If err is set there is no result.
+// result is the result of a test, or the error that prevented one.
 type result struct {
 	passed bool
 	output []byte
@@ -35,7 +35,7 @@ func waitedFor(output []byte) time.Duration {
 	return d
 }
 
-// hung is in the output of a test that did not end in time.
+// hung is in the output of a test that timed out.
 var hung = []byte("panic: test timed out after ")
 
 var (

@@ -34,11 +34,11 @@ func newLab(o options, dir string, b *builder, led *ledger) *lab {
 type outcome struct {
 	mutant   mutation.Mutant
 	survived []failure     // tests that passed without the protection
-	broken   error         // why there is no result
+	broken   error         // the reason why there is no result
 	took     time.Duration // with the mutation, without waiting for slots
 }
 
-// failure is a test that did not do what was required, with the end of its output.
+// failure is a test with an unexpected result, and the end of its output.
 type failure struct {
 	test   mutation.Test
 	output string
@@ -76,15 +76,15 @@ func (l *lab) try(ctx context.Context, m mutation.Mutant) (o outcome) {
 	return o
 }
 
-// A test that hangs without the protection proves nothing. A test of a package is ended after a multiple of the time it takes
-// with the protection, but not before leastTime. An end-to-end test may wait for a slot first, so it has the whole timeout.
+// A test that hangs without the protection proves nothing. A unit test is stopped after a multiple of its time with the
+// protection, but not before leastTime. An end-to-end test may wait for a slot first, so it gets the whole timeout.
 const (
 	timesBaseline = 10
 	leastTime     = 3 * time.Minute
 )
 
-// Without the protection, an end-to-end test waits for an event that does not come until its patience ends. No wait took
-// longer with the protection than the whole test.
+// Without the protection, an end-to-end test waits until its patience ends for an event that never comes. With the
+// protection, no wait took longer than the whole test.
 const (
 	patienceVariable = "GATEWAY_TEST_PATIENCE"
 	timesPatience    = 3
@@ -92,8 +92,8 @@ const (
 	mostPatience     = 2 * time.Minute // harness.Patience
 )
 
-// checkBaseline requires that the tests pass on the unchanged sources: a test that always fails kills nothing. It returns
-// how long each took, or 0 if that is not known.
+// checkBaseline requires that the tests pass on the unchanged sources: a test that always fails kills no mutant. It
+// returns the duration of each test, or 0 if it is unknown.
 func (l *lab) checkBaseline(ctx context.Context, m mutation.Mutant) ([]time.Duration, error) {
 	baseline := make([]time.Duration, len(m.Tests))
 	for i, t := range m.Tests {
@@ -108,7 +108,8 @@ func (l *lab) checkBaseline(ctx context.Context, m mutation.Mutant) ([]time.Dura
 	return baseline, nil
 }
 
-// passes returns a function that runs t without a mutation, once however many mutants name it, and returns how long it took.
+// passes returns a function that runs t without a mutation and returns its duration. However many mutants name t, it
+// runs once.
 func (l *lab) passes(ctx context.Context, t mutation.Test) func() (time.Duration, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -139,10 +140,10 @@ func (l *lab) passes(ctx context.Context, t mutation.Test) func() (time.Duration
 	return l.checked[t]
 }
 
-// runTest runs one test in its package's folder. Only a failure that the test itself reports counts as one: a panic or
-// a test that does not end in time may have any cause. baseline is how long the test takes without a mutation, or 0.
+// runTest runs one test in its package's folder. Only a failure reported by the test itself counts: a panic or a
+// timeout may have any cause. baseline is the test's duration without a mutation, or 0.
 func (l *lab) runTest(ctx context.Context, t mutation.Test, b build, log string, baseline time.Duration) result {
-	out, err := os.Create(log) // a file: children that outlive the test do not block the runner
+	out, err := os.Create(log) // a file, so that children that outlive the test do not block the runner
 	if err != nil {
 		return result{err: err}
 	}
@@ -156,7 +157,7 @@ func (l *lab) runTest(ctx context.Context, t mutation.Test, b build, log string,
 	cmd := exec.CommandContext(ctx, b.tests[t.Package], "-test.v", "-test.count=1", "-test.run="+t.Run, "-test.timeout="+limit.String())
 	cmd.Dir = filepath.Join(l.root, t.Package)
 	cmd.Stdout, cmd.Stderr = out, out
-	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true} // Ctrl-C is for the runner
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true} // Ctrl-C is handled by the runner
 	cmd.Env = append(os.Environ(), b.environment...)
 	if baseline > 0 {
 		cmd.Env = append(cmd.Env, patienceVariable+"="+min(max(timesPatience*baseline, leastPatience), mostPatience).String())
@@ -169,7 +170,7 @@ func (l *lab) runTest(ctx context.Context, t mutation.Test, b build, log string,
 	if r := judge(t, output, failed); !bytes.Contains(output, hung) && ctx.Err() == nil {
 		return r
 	}
-	said, _, _ := bytes.Cut(output, hung) // what follows are the stacks of all goroutines
+	said, _, _ := bytes.Cut(output, hung) // the rest is the stacks of all goroutines
 	return result{output: output, err: fmt.Errorf("%s did not end within %s\n%s", t, limit, tail(said))}
 }
 

@@ -15,9 +15,9 @@ import (
 	"boxgate/internal/mutants/mutation"
 )
 
-// ledger remembers in a file which mutants were killed, and which tests passed without a mutation, by a hash of the sources
-// that they depend on: an interrupted run resumes where it stopped, and after a change only the mutants that it can affect run
-// again. The zero value remembers nothing.
+// ledger records in a file which mutants were killed and which tests passed without a mutation, keyed by a hash of the
+// sources they depend on. An interrupted run resumes where it stopped, and after a change only the affected mutants run
+// again. Without a file it does not record.
 type ledger struct {
 	sources sourceHashes
 
@@ -63,7 +63,7 @@ func (l *ledger) close() error {
 	return l.file.Close()
 }
 
-// get returns the time that is remembered for a key.
+// get returns the time recorded for a key.
 func (l *ledger) get(key string) (took time.Duration, ok bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -90,7 +90,7 @@ func (l *ledger) ofTest(t mutation.Test) string {
 	return hash("test", t.String(), l.sources.of(t))
 }
 
-// ofMutant returns the key of a mutant. Its name and the promises are no part of it.
+// ofMutant returns the key of a mutant. The key does not depend on its name and promises.
 func (l *ledger) ofMutant(m mutation.Mutant) string {
 	if l.sources == nil {
 		return ""

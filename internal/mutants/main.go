@@ -1,6 +1,6 @@
-// Command mutants shows that the tests notice when a protection is removed. For each file of mutants/ it builds the
-// named tests without the protection, by `go build -overlay`, and requires that they fail. The sources on disk are not
-// changed.
+// Command mutants verifies that the tests notice the removal of a protection. For each file of mutants/ it builds the
+// named tests without the protection, using `go build -overlay`, and requires that they fail. The sources on disk are
+// not changed.
 package main
 
 import (
@@ -27,7 +27,7 @@ import (
 func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
-	context.AfterFunc(ctx, stop) // the second signal ends this process at once
+	context.AfterFunc(ctx, stop) // a second signal kills this process immediately
 	os.Exit(run(ctx, os.Args[1:], os.Stdout, os.Stderr))
 }
 
@@ -104,7 +104,7 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	return status
 }
 
-// experiment tries the mutants, those that need no end-to-end test first, and returns the exit status.
+// experiment tries the mutants, the ones without end-to-end tests first, and returns the exit status.
 func experiment(ctx context.Context, o options, dir string, mutants []mutation.Mutant, out io.Writer) (status int, err error) {
 	s := summary{out: out, begun: time.Now()}
 	led, err := o.openLedger(ctx, mutants)
@@ -122,7 +122,7 @@ func experiment(ctx context.Context, o options, dir string, mutants []mutation.M
 	if len(todo) == 0 {
 		return s.close(len(mutants)), nil
 	}
-	all, err := mutation.Load(filepath.Join(o.root, "mutants")) // whatever is chosen, the programs are the same
+	all, err := mutation.Load(filepath.Join(o.root, "mutants")) // the programs contain all mutants, whichever are selected
 	if err != nil {
 		return 1, err
 	}
@@ -138,9 +138,9 @@ func experiment(ctx context.Context, o options, dir string, mutants []mutation.M
 	for _, m := range todo {
 		g.Go(func() error {
 			if ctx.Err() != nil {
-				return nil //nolint:nilerr // interrupted, which the summary says
+				return nil //nolint:nilerr // interrupted, which the summary reports
 			}
-			o := l.try(context.WithoutCancel(ctx), m) // a test that is killed leaves processes and namespaces behind
+			o := l.try(context.WithoutCancel(ctx), m) // a killed test would leave processes and namespaces behind
 			s.add(o)
 			if o.survived == nil && o.broken == nil {
 				return led.put(led.ofMutant(m), m.Name, o.took)
@@ -154,7 +154,7 @@ func experiment(ctx context.Context, o options, dir string, mutants []mutation.M
 	return s.close(len(mutants)), nil
 }
 
-// openLedger returns a ledger that remembers nothing if none is named.
+// openLedger opens the ledger. Without a file name it returns an empty one.
 func (o options) openLedger(ctx context.Context, mutants []mutation.Mutant) (*ledger, error) {
 	if o.ledger == "" {
 		return &ledger{}, nil
@@ -180,7 +180,7 @@ func labs(m mutation.Mutant) (n int) {
 	return n
 }
 
-// choose returns the mutants to run. There may be none only if a revision is given.
+// choose returns the mutants to run. The result may be empty only if a revision is given.
 func choose(ctx context.Context, o options) ([]mutation.Mutant, error) {
 	want, err := regexp.Compile(o.run)
 	if err != nil {

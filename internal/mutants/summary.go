@@ -12,7 +12,7 @@ import (
 	"boxgate/internal/mutants/mutation"
 )
 
-// summary prints outcomes as they come, and counts them.
+// summary prints outcomes as they arrive, and counts them.
 type summary struct {
 	out   io.Writer
 	begun time.Time
@@ -23,13 +23,13 @@ type summary struct {
 	times                    []timed
 }
 
-// timed is how long a mutant took.
+// timed is the duration of a mutant's run.
 type timed struct {
 	name string
 	took time.Duration
 }
 
-// addBefore counts a mutant that an earlier run has killed.
+// addBefore counts a mutant killed in an earlier run.
 func (s *summary) addBefore(m mutation.Mutant, took time.Duration) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -1,5 +1,5 @@
-// Package nightly divides the tests into tiers: `make quick` runs those that need neither root nor the kernel, `make test` is
-// the gate, and `make nightly` sets BOXGATE_NIGHTLY and does more. docs/testing.md says what belongs in which tier.
+// Package nightly divides the tests into tiers: `make quick` runs tests that need neither root nor the kernel, `make
+// test` is the gate, and `make nightly` sets BOXGATE_NIGHTLY and runs more. docs/testing.md explains the tiers.
 package nightly
 
 import (
@@ -21,8 +21,8 @@ func Only(t testing.TB) {
 	}
 }
 
-// Root skips a test in the quick tier, which is run with -short: the test needs root or the kernel. In the other tiers it
-// runs, and fails without them.
+// Root skips a test that needs root or the kernel in the quick tier, which runs with -short. In the other tiers the
+// test runs, and fails without root.
 func Root(t testing.TB) {
 	t.Helper()
 	if testing.Short() {

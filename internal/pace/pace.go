@@ -1,4 +1,4 @@
-// Package pace bounds how often something happens, at a rate that can change at any moment.
+// Package pace has a rate limiter whose rate can change at any moment.
 package pace
 
 import (
@@ -16,22 +16,23 @@ type Limiter struct {
 	own   func() int64
 
 	bucket  *rate.Limiter
-	applied atomic.Int64 // what own returned when the bucket was last changed; written under mu
+	applied atomic.Int64 // value of own at the last change of the bucket; written under mu
 	mu      sync.Mutex   // serialises changes of the bucket
 }
 
-// New returns a limiter for a rate a second and a burst, with a full bucket. Where own returns another rate than 0, that counts
-// instead, with bursts of twice as many. It is called each time, and must be fast and safe for concurrent use.
+// New returns a limiter with a rate per second and a burst, with a full bucket. If own returns a rate other than 0,
+// that rate replaces perSecond, with a burst of twice the rate. own is called each time, and must be fast and safe for
+// concurrent use.
 //
-// A change of the rate takes effect with the next call. It leaves the tokens in the bucket, but for those that a smaller one cannot hold.
+// A changed rate takes effect with the next call. The bucket keeps its tokens up to its new size.
 func New(perSecond float64, burst int, own func() int64) *Limiter {
 	return &Limiter{all: rate.Limit(perSecond), burst: burst, own: own, bucket: rate.NewLimiter(rate.Limit(perSecond), burst)}
 }
 
-// Allow reports whether something may happen now.
+// Allow reports whether an event may happen now.
 func (l *Limiter) Allow() bool { return l.AllowAt(time.Now()) }
 
-// AllowAt reports whether something may happen at that time.
+// AllowAt reports whether an event may happen at the given time.
 func (l *Limiter) AllowAt(now time.Time) bool {
 	if l.own() != l.applied.Load() {
 		l.apply(now)
@@ -39,7 +40,7 @@ func (l *Limiter) AllowAt(now time.Time) bool {
 	return l.bucket.AllowN(now, 1)
 }
 
-// apply changes the bucket to the rate of the moment.
+// apply sets the bucket to the current rate.
 func (l *Limiter) apply(now time.Time) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -53,7 +54,7 @@ func (l *Limiter) apply(now time.Time) {
 	}
 	l.bucket.SetLimitAt(now, limit)
 	l.bucket.SetBurstAt(now, burst)
-	// Now the tokens are counted, so that a bucket that becomes smaller is never full of those of the larger one.
+	// Count the tokens now, so that a bucket that shrinks drops the tokens above its new size.
 	l.bucket.AllowN(now, 0)
 	l.applied.Store(own)
 }

@@ -1,5 +1,6 @@
-// Command recording makes a picture of a run of the demo: it reads what `gateway demo` prints, and writes an SVG that shows one
-// step after the other, as `make docs` has it drawn. What differs with each run, such as times and keys, is replaced.
+// Command recording draws a picture of a run of the demo: it reads the output of `gateway demo` and writes an SVG that
+// shows one step after the other, for `make docs`. Values that change with each run, such as times and keys, are
+// replaced.
 package main
 
 import (
@@ -11,14 +12,14 @@ import (
 	"strings"
 )
 
-// The size of the picture, in letters, and for how many seconds it shows each step.
+// The size of the picture in characters, and the seconds for which each step is shown.
 const (
 	columns = 116
 	rows    = 15
 	seconds = 5
 )
 
-// frame is one step as it is shown.
+// frame is one step in the picture.
 type frame struct {
 	title string
 	lines []string // narration, commands and output, indented as printed
@@ -49,7 +50,7 @@ var (
 	heading = regexp.MustCompile(`^\d+ of \d+  (.*?)  \([0-9.]+ s\)$`)
 )
 
-// framesOf reads the steps of the demo, but for its summary.
+// framesOf reads the steps of the demo, without its summary.
 func framesOf(printed string) []frame {
 	printed, _, _ = strings.Cut(colour.ReplaceAllString(printed, ""), "\nSummary\n")
 	var frames []frame
@@ -69,7 +70,7 @@ func framesOf(printed string) []frame {
 	return frames
 }
 
-// replaced is what differs with each run.
+// replaced are the values that change with each run.
 var replaced = []struct {
 	what *regexp.Regexp
 	by   string
@@ -92,7 +93,7 @@ func steady(line string) string {
 	return line
 }
 
-// shown cuts a step to the picture: its last lines, which say what came of it, stay.
+// shown trims a step to the height of the picture. Its last lines stay because they contain the result.
 func (f frame) shown() []string {
 	lines := make([]string, 0, len(f.lines))
 	for _, line := range f.lines {
@@ -116,7 +117,8 @@ const style = `
     }
 `
 
-// draw makes the picture. Each step has its turn; where no motion is wanted, the first that shows a request stays.
+// draw draws the picture. The steps are shown in turn; if the viewer prefers reduced motion, the first step with a
+// request stays.
 func draw(frames []frame) string {
 	const lineHeight, left, top = 19, 16, 26
 	width, height := 2*left+columns*8, top+(rows+2)*lineHeight

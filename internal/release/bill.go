@@ -10,7 +10,7 @@ import (
 	"time"
 )
 
-// The parts of CycloneDX 1.6 (ECMA-424) that a bill of materials of a Go binary uses.
+// The subset of CycloneDX 1.6 (ECMA-424) used in the bill of materials of a Go binary.
 type (
 	bill struct {
 		Schema       string       `json:"$schema"`
@@ -50,10 +50,11 @@ type (
 	}
 )
 
-// bill returns what the binary is made of, as its linker recorded it: nothing that go.mod names and the binary has not.
+// bill returns the bill of materials of the binary as recorded by the linker. Modules of go.mod that are not linked in
+// are not listed.
 func (b binary) bill() ([]byte, error) {
 	sum := b.sum
-	// A UUID of version 8 (RFC 9562) made of the binary's checksum: the same binary has the same bill.
+	// A version 8 UUID (RFC 9562) derived from the binary's checksum, so that equal binaries have equal bills.
 	sum[6], sum[8] = sum[6]&0x0f|0x80, sum[8]&0x3f|0x80
 	whole := moduleComponent(&b.info.Main, "application")
 	whole.Hashes = []hash{{"SHA-256", hex.EncodeToString(b.sum[:])}}
@@ -81,7 +82,7 @@ func (b binary) bill() ([]byte, error) {
 	return out.Bytes(), err
 }
 
-// moduleComponent describes a module; one that another replaces is described as that one.
+// moduleComponent describes a module. A replaced module is described by its replacement.
 func moduleComponent(m *debug.Module, kind string) component {
 	if m.Replace != nil {
 		m = m.Replace

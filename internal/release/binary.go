@@ -17,18 +17,18 @@ import (
 	"time"
 )
 
-// architectures are those that binaries are made for.
+// architectures are the architectures of the binaries.
 var architectures = []string{"amd64", "arm64"}
 
-// program is one of those that are handed out.
+// program is a distributed program.
 type program struct {
-	name    string // also of its folder below cmd
+	name    string // also the name of its directory below cmd
 	pkg     string // its Debian package
-	control string // the control file of that
+	control string // path of the package's control file
 	service bool   // the package has a service, with its manual and configuration
 }
 
-// The demo is apart: it contains the internet of an attacker, which a host that holds keys need not have.
+// The demo has its own package: it contains an attacker's internet, which does not belong on a host with keys.
 var (
 	gateway  = program{name: "gateway", pkg: "boxgate", control: "dist/debian/control", service: true}
 	demo     = program{name: "gateway-demo", pkg: "boxgate-demo", control: "dist/debian/demo"}
@@ -41,7 +41,7 @@ type binary struct {
 	path, arch string
 	sum        [sha256.Size]byte
 	info       *debug.BuildInfo
-	date       time.Time // of the commit
+	date       time.Time // date of the commit
 }
 
 // makeBinaries builds the programs for each architecture, with their bills of materials, and writes their checksums.
@@ -69,18 +69,18 @@ func makeBinaries(ctx context.Context, out string, arches []string) error {
 	return os.WriteFile(filepath.Join(out, "SHA256SUMS"), sums.Bytes(), 0o644)
 }
 
-// buildArgs are what makes a binary depend on nothing but the sources and the toolchain: no paths of the machine, no C
-// compiler, no identifier that the linker draws, and the commit as Go's toolchain records it.
+// buildArgs make a binary depend only on the sources and the toolchain: no local paths, no C compiler, no random build
+// ID, and the commit as recorded by the go command.
 var buildArgs = []string{"build", "-trimpath", "-buildvcs=true", "-tags=http2legacy", "-ldflags=-s -w -buildid=", "-mod=readonly"}
 
 // profile is a CPU profile of the gateway under the benchmarks (`make profile`), with which the compiler optimizes releases
 // (https://go.dev/doc/pgo). Compiling with it takes some minutes, so other builds do without.
 const profile = "cmd/gateway/release.pgo"
 
-// built are the binaries of this run, by path.
+// built maps the path of each binary of this run to its description.
 var built = map[string]binary{}
 
-// build builds a program for one architecture, once.
+// build builds a program for one architecture, at most once.
 func build(ctx context.Context, p program, out, arch string) (b binary, err error) {
 	path := filepath.Join(out, p.name+"-linux-"+arch)
 	if b, ok := built[path]; ok {
@@ -91,7 +91,7 @@ func build(ctx context.Context, p program, out, arch string) (b binary, err erro
 		args = append(args, "-pgo="+profile)
 	}
 	cmd := exec.CommandContext(ctx, "go", append(args, "-o", path, "boxgate/cmd/"+p.name)...)
-	// Settings of whoever builds would be settings of the binary.
+	// Settings of the builder's environment would change the binary.
 	cmd.Env = append(os.Environ(), "CGO_ENABLED=0", "GOOS=linux", "GOARCH="+arch, "GOFLAGS=", "GOAMD64=v1", "GOARM64=v8.0", "GOEXPERIMENT=")
 	cmd.Stdout, cmd.Stderr = os.Stderr, os.Stderr
 	if err := cmd.Run(); err != nil {
@@ -120,7 +120,7 @@ func read(p program, path string) (binary, error) {
 	return b, nil
 }
 
-// setting returns what the toolchain recorded under a key; "" if nothing.
+// setting returns the value that the toolchain recorded for a key, or "".
 func setting(info *debug.BuildInfo, key string) string {
 	for _, s := range info.Settings {
 		if s.Key == key {
@@ -130,8 +130,8 @@ func setting(info *debug.BuildInfo, key string) string {
 	return ""
 }
 
-// debianVersion writes Go's version of the module as Debian compares them: what comes before a release sorts before it, and
-// the commits between two releases by their time.
+// debianVersion converts the module's Go version to a Debian version that sorts correctly: prereleases before their
+// release, and commits between two releases by time.
 func debianVersion(version string) string {
 	version, dirty := strings.CutSuffix(strings.TrimPrefix(version, "v"), "+dirty")
 	base, pre, ok := strings.Cut(version, "-")

@@ -15,7 +15,7 @@ import (
 	"time"
 )
 
-// makePackages makes a Debian package of each program for each architecture.
+// makePackages builds a Debian package of each program for each architecture.
 func makePackages(ctx context.Context, out string, arches []string) error {
 	for _, arch := range arches {
 		for _, p := range programs {
@@ -33,7 +33,7 @@ func makePackages(ctx context.Context, out string, arches []string) error {
 	return nil
 }
 
-// pack makes the Debian package of a binary and returns its path.
+// pack builds the Debian package of a binary and returns its path.
 func (b binary) pack(ctx context.Context, out string) (string, error) {
 	root, err := os.MkdirTemp("", "boxgate-deb-")
 	if err != nil {
@@ -61,7 +61,7 @@ func (b binary) pack(ctx context.Context, out string) (string, error) {
 	return path, nil
 }
 
-// shipped are the files of the repository that the gateway's package has, and where.
+// shipped lists the repository files in the gateway's package and their destinations.
 var shipped = []struct{ from, to string }{
 	{"dist/boxgate.yaml", "etc/boxgate/boxgate.yaml"},
 	{"dist/environment", "etc/boxgate/environment"},
@@ -69,7 +69,7 @@ var shipped = []struct{ from, to string }{
 	{"dist/prometheus/alerts.yml", "usr/share/boxgate/prometheus/alerts.yml"},
 }
 
-// addFiles adds the program with its bill of materials and its terms.
+// addFiles adds the program, its bill of materials and its license.
 func (b binary) addFiles(root string) error {
 	terms, err := os.ReadFile("LICENSE")
 	if err != nil {
@@ -88,7 +88,7 @@ func (b binary) addFiles(root string) error {
 		write(root, "usr/bin/"+b.name, program, 0o755))
 }
 
-// addService adds the unit, the configuration and what else the service is looked after with.
+// addService adds the unit, the configuration and the other files of the service.
 func (b binary) addService(root string) error {
 	for _, f := range shipped {
 		data, err := os.ReadFile(f.from)
@@ -134,7 +134,7 @@ func (b binary) addManual(root string) error {
 	return err
 }
 
-// zipped compresses text, and says nothing of when and where.
+// zipped compresses text without a name or a time.
 func zipped(text []byte) []byte {
 	var out bytes.Buffer
 	w, _ := gzip.NewWriterLevel(&out, gzip.BestCompression) // a valid level
@@ -143,7 +143,7 @@ func zipped(text []byte) []byte {
 	return out.Bytes()
 }
 
-// addControlFiles adds the maintainer scripts and the list of what the administrator may edit.
+// addControlFiles adds the maintainer scripts and the list of configuration files.
 func addControlFiles(root string) error {
 	for _, script := range []string{"postinst", "prerm", "postrm"} {
 		text, err := os.ReadFile("dist/debian/" + script)
@@ -163,7 +163,7 @@ func addControlFiles(root string) error {
 	return write(root, "DEBIAN/conffiles", []byte(editable.String()), 0o644)
 }
 
-// addControl adds what the package says of itself. It comes last, as it tells the size.
+// addControl adds the control file. It must be called last because the file contains the installed size.
 func (b binary) addControl(root string) error {
 	control, err := os.ReadFile(b.control)
 	if err != nil {
@@ -182,7 +182,7 @@ func (b binary) addControl(root string) error {
 	return settle(root, b.date)
 }
 
-// kibibytes is the size of all files below root as Debian counts it.
+// kibibytes returns the size of all files below root as Debian counts it.
 func kibibytes(root string) (n int64, err error) {
 	err = filepath.WalkDir(root, func(_ string, d fs.DirEntry, err error) error {
 		if err != nil {
@@ -197,7 +197,8 @@ func kibibytes(root string) (n int64, err error) {
 	return n, err
 }
 
-// settle dates everything below root to the commit, and opens the directories whatever the umask said.
+// settle sets the modification time of everything below root to the commit's, and the mode of directories independent
+// of the umask.
 func settle(root string, date time.Time) error {
 	return filepath.WalkDir(root, func(path string, d fs.DirEntry, err error) error {
 		if err == nil && d.IsDir() {

@@ -13,7 +13,7 @@ import (
 	"boxgate/cmd/gateway/command"
 )
 
-// makeDocs writes man pages and completions below out, undated.
+// makeDocs writes man pages and completions below out, without dates.
 func makeDocs(out string) error {
 	if err := os.MkdirAll(filepath.Join(out, "man"), 0o755); err != nil {
 		return err
@@ -36,7 +36,7 @@ func writeManPages(dir string, date time.Time) error {
 	return doc.GenManTree(root, &doc.GenManHeader{Section: "8", Source: "boxgate", Manual: "boxgate", Date: &date}, dir)
 }
 
-// prepare leaves out of the pages what would differ from day to day.
+// prepare removes from the pages the parts that change from day to day.
 func prepare(cmd *cobra.Command) {
 	cmd.DisableAutoGenTag = true
 	for _, below := range cmd.Commands() {
@@ -44,7 +44,7 @@ func prepare(cmd *cobra.Command) {
 	}
 }
 
-// completion is the completion of one shell, and where it looks for that.
+// completion is the completion script of one shell and its install path.
 type completion struct {
 	path     string // below the root of a file system
 	generate func(*cobra.Command, *bytes.Buffer) error
@@ -73,5 +73,5 @@ func write(root, path string, data []byte, mode os.FileMode) error {
 	if err := os.WriteFile(at, data, mode); err != nil {
 		return err
 	}
-	return os.Chmod(at, mode) // whatever the umask says
+	return os.Chmod(at, mode) // independent of the umask
 }

@@ -23,7 +23,7 @@ import (
 	"boxgate/launcher/oci"
 )
 
-// makeImages makes a container image for each architecture, as an archive for docker load.
+// makeImages builds a container image for each architecture, as an archive for docker load.
 func makeImages(ctx context.Context, out string, arches []string) error {
 	for _, arch := range arches {
 		b, err := build(ctx, gateway, out, arch)
@@ -52,7 +52,7 @@ func makeImages(ctx context.Context, out string, arches []string) error {
 	return nil
 }
 
-// image puts a gateway upon the files it runs boxes with. There is no shell and no package manager in it.
+// image builds an image of the gateway and the files it needs to run boxes, without a shell or a package manager.
 func (b binary) image(runtime []file) (v1.Image, error) {
 	program, err := os.ReadFile(b.path)
 	if err != nil {
@@ -86,7 +86,7 @@ func (b binary) image(runtime []file) (v1.Image, error) {
 	config.OS, config.Architecture, config.Created = "linux", b.arch, v1.Time{Time: b.date}
 	config.Config = v1.Config{
 		Entrypoint: []string{"/usr/bin/gateway"}, Cmd: []string{"serve"}, WorkingDir: "/",
-		// Nothing here can build the debian image: boxes without a runtime of their own get one that is pulled.
+		// The debian image cannot be built in this container, so boxes use a pulled one by default.
 		Env:     []string{"PATH=/usr/bin:/usr/sbin:/bin:/sbin", "BOXGATE_LAUNCHER_IMAGES=default=docker.io/library/debian:stable-slim"},
 		Volumes: map[string]struct{}{"/var/lib/boxgate": {}},
 		Labels: map[string]string{
@@ -104,7 +104,8 @@ type file struct {
 	data       []byte
 }
 
-// layerOf writes a layer with these files and the directories above them, all of root and of one time.
+// layerOf writes a layer with the given files and their parent directories, owned by root and with the same
+// modification time.
 func layerOf(files []file, date time.Time) (v1.Layer, error) {
 	files = withParents(files)
 	slices.SortFunc(files, func(a, b file) int { return strings.Compare(a.path, b.path) })
@@ -147,7 +148,7 @@ func withParents(files []file) []file {
 	return files
 }
 
-// parent is the directory above a path, with a slash; "" at the top.
+// parent returns the directory above a path, with a slash, or "" at the top.
 func parent(path string) string {
 	dir := filepath.Dir(strings.TrimSuffix(path, "/"))
 	if dir == "." {
@@ -156,11 +157,11 @@ func parent(path string) string {
 	return dir + "/"
 }
 
-// runtimePackages are what an image takes from Debian: the runtime of the boxes with the libraries that it is linked with,
-// and the public roots.
+// runtimePackages are the Debian packages in an image: the OCI runtime, the libraries it is linked with, and the public
+// root certificates.
 var runtimePackages = []string{oci.ByName(oci.Default).Package, "libc6", "libseccomp2", "ca-certificates"}
 
-// runtimeFiles are the files of those packages that programs need at run time, in the version that the archive has now.
+// runtimeFiles returns the files of those packages needed at run time, in the current version of the archive.
 func runtimeFiles(ctx context.Context, arch string) ([]file, error) {
 	dir := debs
 	if dir == "" {
@@ -179,7 +180,7 @@ func runtimeFiles(ctx context.Context, arch string) ([]file, error) {
 	if err != nil {
 		return nil, err
 	}
-	// Debian's and Ubuntu's packages of today and of tomorrow may have the same file below / or below /usr.
+	// Packages may have the same file below / or below /usr, depending on the release.
 	files := []file{{path: "lib", link: "usr/lib"}, {path: "lib64", link: "usr/lib64"}, {path: "bin", link: "usr/bin"}, {path: "sbin", link: "usr/sbin"}}
 	var roots bytes.Buffer
 	for _, deb := range list {
@@ -196,7 +197,7 @@ func runtimeFiles(ctx context.Context, arch string) ([]file, error) {
 	return append(files, file{path: "etc/ssl/certs/ca-certificates.crt", mode: 0o644, data: roots.Bytes()}), nil
 }
 
-// needed returns what of a package is needed at run time and under which terms, and adds certificates to the roots.
+// needed returns the files of a package needed at run time and their licenses, and appends certificates to roots.
 func needed(archive []byte, roots *bytes.Buffer) (files []file, err error) {
 	for r := tar.NewReader(bytes.NewReader(archive)); ; {
 		h, err := r.Next()
@@ -224,7 +225,7 @@ func needed(archive []byte, roots *bytes.Buffer) (files []file, err error) {
 	}
 }
 
-// isNeeded selects libraries, the runtime and the terms of both.
+// isNeeded selects libraries, the runtime and their licenses.
 func isNeeded(path string) bool {
 	switch dir, name := filepath.Split(path); {
 	case strings.HasSuffix(dir, "/gconv/"), strings.Contains(dir, "/audit/"):

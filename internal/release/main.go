@@ -1,6 +1,6 @@
-// Command release makes what boxgate is handed out as: static binaries of the gateway and the demo for amd64 and arm64 with their bills of materials,
-// Debian packages, and container images. What it makes depends on the commit and the toolchain alone, so that two machines
-// make the same bytes. `make release`, `make deb` and `make oci` run it.
+// Command release builds the distributed artifacts of boxgate: static binaries of the gateway and the demo for amd64
+// and arm64 with their bills of materials, Debian packages, and container images. They depend only on the commit and
+// the toolchain, so that two machines produce the same bytes. `make release`, `make deb` and `make oci` run it.
 package main
 
 import (
@@ -24,7 +24,7 @@ With -debs, images take Debian's packages (dist/download.sh) from there instead 
 compiled without its profile, in a tenth of the time: it is slower by a few percent.
 `
 
-// debs is where the packages of images are; empty: they are downloaded.
+// debs is the directory of the Debian packages for images. If empty, they are downloaded.
 var debs string
 
 // unprofiled compiles the gateway without its profile.
@@ -39,7 +39,7 @@ func main() {
 	}
 }
 
-// run makes what the command line asks for.
+// run builds the artifacts requested on the command line.
 func run(ctx context.Context, args []string) error {
 	flags := flag.NewFlagSet("release", flag.ExitOnError)
 	flags.Usage = func() { fmt.Fprint(os.Stderr, usage) }
@@ -47,7 +47,7 @@ func run(ctx context.Context, args []string) error {
 	arches := flags.String("arch", "amd64,arm64", "")
 	flags.StringVar(&debs, "debs", "", "")
 	flags.BoolVar(&unprofiled, "unprofiled", false, "")
-	_ = flags.Parse(args) // it exits
+	_ = flags.Parse(args) // exits on errors
 	makers := map[string]func(context.Context, string, []string) error{
 		"binaries": makeBinaries, "deb": makePackages, "oci": makeImages,
 		"docs": func(_ context.Context, out string, _ []string) error { return makeDocs(out) },

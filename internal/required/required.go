@@ -1,4 +1,4 @@
-// Package required checks that a struct made by code has every part that is needed, so that nothing is put together by halves.
+// Package required checks that all needed fields of a struct are set, so that no component is half-wired.
 package required
 
 import (
@@ -6,8 +6,8 @@ import (
 	"reflect"
 )
 
-// Fields returns an error that names the first field of a struct, or of what a pointer to one points to, that is nil, or an interface
-// that holds nil. A field with the tag `required:"false"` may be nil; fields of types that cannot be nil, and slices, are not looked at.
+// Fields returns an error that names the first nil field of a struct or pointer to a struct. An interface that holds a
+// nil pointer counts as nil. Fields tagged `required:"false"`, slices, and types that cannot be nil are ignored.
 func Fields(of any) error {
 	v := reflect.Indirect(reflect.ValueOf(of))
 	for i := range v.NumField() {
@@ -24,7 +24,7 @@ func Fields(of any) error {
 
 func isNil(v reflect.Value) bool {
 	switch v.Kind() {
-	case reflect.Interface: // a part that was not made yet is a nil pointer in an interface that is not nil
+	case reflect.Interface: // a component not created yet is a nil pointer in a non-nil interface
 		return v.IsNil() || isNil(v.Elem())
 	case reflect.Pointer, reflect.Func, reflect.Map, reflect.Chan:
 		return v.IsNil()

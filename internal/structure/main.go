@@ -1,5 +1,5 @@
-// Command structure prints how long the functions of this module are, by package, and the longest of them. The limits are in
-// internal/repotest.
+// Command structure prints the lengths of this module's functions by package, and the longest functions. The limits are
+// in internal/repotest.
 package main
 
 import (
@@ -12,7 +12,7 @@ import (
 	"boxgate/internal/structure/measure"
 )
 
-// longest is how many functions are listed by name.
+// longest is the number of functions listed by name.
 const longest = 10
 
 func main() {
@@ -44,7 +44,7 @@ func run(args []string, stdout, stderr io.Writer) int {
 	return 0
 }
 
-// table prints one line for each package and one for all of them, which it returns.
+// table prints one line per package and one for the total, which it returns.
 func table(out io.Writer, packages []measure.Package) measure.Package {
 	w := tabwriter.NewWriter(out, 0, 0, 2, ' ', tabwriter.AlignRight)
 	defer w.Flush()

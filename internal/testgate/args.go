@@ -10,16 +10,16 @@ import (
 type arguments struct {
 	flags    []flagArg
 	packages []string
-	rest     []string // -args and what follows it, for the test binary
+	rest     []string // -args and the following arguments, for the test binary
 }
 
-// flagArg is a flag without its dashes, and the arguments it was given as.
+// flagArg is a flag without its dashes, and the original arguments.
 type flagArg struct {
 	name string
 	raw  []string
 }
 
-// switches are the flags of go test that take no value in an argument of their own.
+// switches are the flags of go test that take no value in a separate argument.
 var switches = strings.Fields("a artifacts asan benchmem buildvcs c cover failfast fullpath i json linkshared modcacherw msan n race short trimpath v work x")
 
 // perRun are the flags that select tests, or name files that a second run would overwrite.
@@ -38,7 +38,7 @@ func parseArguments(args []string) arguments {
 			out.packages = append(out.packages, arg)
 		case hasValue || slices.Contains(switches, name) || i+1 == len(args):
 			if hasValue && value == "false" && slices.Contains(switches, name) {
-				continue // as if it were not there
+				continue // ignored
 			}
 			out.flags = append(out.flags, flagArg{name, []string{arg}})
 		default:
@@ -54,7 +54,7 @@ func (a arguments) has(names ...string) bool {
 	return slices.ContainsFunc(a.flags, func(f flagArg) bool { return slices.Contains(names, f.name) })
 }
 
-// all returns the arguments for the run of everything.
+// all returns the arguments for the run of all tests.
 func (a arguments) all() []string {
 	var out []string
 	for _, f := range a.flags {
@@ -65,7 +65,7 @@ func (a arguments) all() []string {
 	return slices.Concat(out, a.packages, a.rest)
 }
 
-// only returns the arguments that run one test alone, past the test cache.
+// only returns the arguments that run a single test, bypassing the test cache.
 func (a arguments) only(id testID) []string {
 	var out []string
 	for _, f := range a.flags {

@@ -7,7 +7,7 @@ import (
 	"time"
 )
 
-// committed is the list of flaky tests that the command is built with.
+// committed is the list of flaky tests embedded in the command.
 //
 //go:embed flaky.txt
 var committed string
@@ -17,7 +17,7 @@ type testID struct{ pkg, test string }
 
 func (id testID) String() string { return id.pkg + " " + id.test }
 
-// listing is what the list of flaky tests says of one.
+// listing is an entry in the list of flaky tests.
 type listing struct{ since, cause string }
 
 // parseFlaky reads a list of flaky tests: lines of a package, a test, a date and a cause. Lines that begin with # and empty

@@ -10,11 +10,11 @@ import (
 	"strings"
 )
 
-// maxRepeats is how many tests of a run may fail and be repeated. If more fail, something is broken.
+// maxRepeats is the maximum number of failed tests that are repeated. If more fail, the cause is not flakiness.
 const maxRepeats = 5
 
-// neverRepeated matches the names of tests whose failure is taken seriously even if it happens once in a thousand runs: a box
-// reached or read what it must not, or data was lost.
+// neverRepeated matches the names of tests whose failure matters even if it happens once in a thousand runs: a box
+// reached or read something forbidden, or data was lost.
 var neverRepeated = regexp.MustCompile(`(?i)attack|secret|lost`)
 
 // gate is a run of tests.
@@ -28,15 +28,15 @@ type gate struct {
 	out     io.Writer
 
 	record  record
-	live    *packageRecord   // verbose: whose output is printed as it comes
-	waiting []*packageRecord // verbose: whose output is kept until live has ended
+	live    *packageRecord   // verbose: the package whose output is printed immediately
+	waiting []*packageRecord // verbose: packages whose output is buffered until live has ended
 	kept    map[*packageRecord][]string
-	held    []testID // failed tests that may be repeated; not printed yet
+	held    []testID // failed tests that may be repeated, not yet printed
 	failed  map[testID]bool
 	second  []secondTry // passed when repeated
 }
 
-// secondTry is a test that failed and then passed, with its first failure.
+// secondTry is a test that failed and passed when repeated, with its first failure.
 type secondTry struct {
 	id    testID
 	first string
@@ -66,7 +66,7 @@ func (g *gate) run(ctx context.Context) (int, error) {
 	return 0, nil
 }
 
-// observe takes in a line of the run of everything.
+// observe processes a line of the run of all tests.
 func (g *gate) observe(e event, line []byte) {
 	switch {
 	case e.Action == "":
@@ -85,7 +85,7 @@ func (g *gate) observe(e event, line []byte) {
 	}
 }
 
-// follow prints the output of one package as it comes, and keeps that of the others until it has ended.
+// follow prints the output of one package immediately, and buffers that of the others until it has ended.
 func (g *gate) follow(p *packageRecord, e event) {
 	if g.live == nil {
 		g.live = p
@@ -103,7 +103,7 @@ func (g *gate) follow(p *packageRecord, e event) {
 	}
 }
 
-// packageEnded prints what there is to say of a package once it has ended.
+// packageEnded prints the output and the closing line of a package that has ended.
 func (g *gate) packageEnded(p *packageRecord) {
 	if g.verbose && p != g.live {
 		return
@@ -128,7 +128,7 @@ func (g *gate) packageEnded(p *packageRecord) {
 	}
 }
 
-// judge holds the failures of a package that may be repeated, and prints the others.
+// judge keeps the failures of a package that may be repeated, and prints the others.
 func (g *gate) judge(p *packageRecord) {
 	failed := p.failed()
 	if !p.orderly() || len(failed) == 0 {
@@ -150,7 +150,7 @@ func (g *gate) judge(p *packageRecord) {
 	}
 }
 
-// neverRepeat returns why a test that failed is not run again, or "".
+// neverRepeat returns the reason not to run a failed test again, or "".
 func (g *gate) neverRepeat(p *packageRecord, id testID) string {
 	if known, ok := g.flaky[id]; ok {
 		return fmt.Sprintf("its cause is known since %s (%s); fix it", known.since, known.cause)
@@ -206,7 +206,7 @@ func (g *gate) repeat(ctx context.Context) error {
 	return nil
 }
 
-// show prints the failure of a test, unless it was printed as it came.
+// show prints the failure of a test unless it was printed already.
 func (g *gate) show(id testID) {
 	if !g.verbose {
 		g.print(g.record.packages[id.pkg].failure(id.test))
@@ -243,7 +243,7 @@ func (g *gate) finish() bool {
 	return total.failed == 0
 }
 
-// count is a number of test functions for each outcome.
+// count is the number of test functions with each outcome.
 type count struct{ passed, failed, skipped int }
 
 func (g *gate) count(p *packageRecord) count {
@@ -261,7 +261,7 @@ func (g *gate) count(p *packageRecord) count {
 	return n
 }
 
-// close prints the closing line of a package that failed, and reports whether it still does after the repeats.
+// close prints the closing line of a failed package, and reports whether it still fails after the repeats.
 func (g *gate) close(p *packageRecord) bool {
 	failed := p.failed()
 	still := len(failed) == 0 || slices.ContainsFunc(failed, func(id testID) bool { return g.failed[id] })
@@ -275,7 +275,7 @@ func (g *gate) close(p *packageRecord) bool {
 	return still
 }
 
-// printSlowest prints the packages and the tests that took longest; what came from the cache took no time.
+// printSlowest prints the slowest packages and tests. Cached results count as 0.
 func (g *gate) printSlowest() {
 	type timed struct {
 		name    string

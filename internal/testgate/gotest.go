@@ -13,18 +13,20 @@ import (
 	"time"
 )
 
-// grace is how long go test and its tests have to end after an interrupt.
+// grace is the time that go test and its tests have to exit after an interrupt.
 const grace = 10 * time.Second
 
-// goTest runs go test and calls each with what it prints: an event or, where the line is none, the line. It returns the exit
-// status. Once ctx is done it interrupts go test and the tests, waits for them, and returns the error of ctx.
+// goTest runs go test and calls each for every line of its output: with an event, or with the line if it is not an
+// event. It returns the exit status. When ctx is done, it interrupts go test and the tests, waits for them, and returns
+// the error of ctx.
 func (g *gate) goTest(ctx context.Context, args []string, each func(e event, line []byte)) (int, error) {
 	if ctx.Err() != nil {
 		return 1, ctx.Err()
 	}
 	cmd := exec.Command(g.command, append([]string{"test", "-json"}, args...)...)
 	cmd.Stderr = os.Stderr
-	// In a group of its own, an interrupt reaches the tests however testgate itself was interrupted.
+	// In its own process group, go test and the tests receive the same interrupt however testgate itself was
+	// interrupted.
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 	stdout, err := cmd.StdoutPipe()
 	if err != nil {
@@ -57,7 +59,7 @@ func (g *gate) goTest(ctx context.Context, args []string, each func(e event, lin
 	return 0, errors.Join(ctx.Err(), err, readErr)
 }
 
-// readEvents reads the output of go test to its end, and copies it to the log.
+// readEvents reads the output of go test to its end and copies it to the log.
 func (g *gate) readEvents(r io.Reader, each func(e event, line []byte)) error {
 	lines := bufio.NewReader(r)
 	for {

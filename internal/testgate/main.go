@@ -1,5 +1,5 @@
-// Command testgate runs go test and decides whether the tests pass: a test that fails is run again alone, once, and if it
-// passes then, the run passes and names it at the end. docs/testing.md says what is never repeated.
+// Command testgate runs go test and decides whether the tests pass: a failed test is run again alone, once. If it
+// passes then, the run passes and lists it at the end. docs/testing.md lists the tests that are never repeated.
 //
 //	go run ./internal/testgate [-slow] [-log FILE] [-flaky FILE] -- [arguments of go test]
 //

@@ -14,7 +14,7 @@ type event struct {
 	Elapsed float64
 }
 
-// result is how a test or a subtest went.
+// result is the result of a test or a subtest.
 type result struct {
 	name    string
 	action  string // pass, fail or skip; empty while it runs
@@ -22,14 +22,14 @@ type result struct {
 	output  []string
 }
 
-// packageRecord is how the tests of a package went.
+// packageRecord is the result of a package's tests.
 type packageRecord struct {
 	name    string
 	action  string // pass, fail or skip; empty while it runs
 	elapsed float64
 	tests   []*result // in the order in which they started
 	byName  map[string]*result
-	output  []string // what no test wrote
+	output  []string // output outside of tests
 }
 
 // record collects the events of a run of go test.
@@ -38,7 +38,7 @@ type record struct {
 	order    []*packageRecord
 }
 
-// add takes in an event and returns the package it belongs to.
+// add adds an event and returns its package.
 func (r *record) add(e event) *packageRecord {
 	p := r.packages[e.Package]
 	if p == nil {
@@ -68,7 +68,7 @@ func (r *record) add(e event) *packageRecord {
 	case "output":
 		test.output = append(test.output, e.Output)
 	case "pass", "skip":
-		test.output = nil // not shown: a run of hours would keep all of it in memory
+		test.output = nil // not shown; a run of hours would keep all of it in memory
 		fallthrough
 	case "fail":
 		test.action, test.elapsed = e.Action, e.Elapsed
@@ -76,7 +76,7 @@ func (r *record) add(e event) *packageRecord {
 	return p
 }
 
-// roots returns the test functions: subtests count as a part of theirs.
+// roots returns the test functions. Subtests are part of their test function.
 func (p *packageRecord) roots() []*result {
 	return slices.DeleteFunc(slices.Clone(p.tests), func(t *result) bool { return strings.Contains(t.name, "/") })
 }
@@ -92,8 +92,8 @@ func (p *packageRecord) failed() []testID {
 	return out
 }
 
-// orderly reports whether the test binary of a failed package ran to its end: no panic, no timeout, no os.Exit in a test. The
-// line FAIL alone is the last that package testing prints.
+// orderly reports whether the test binary of a failed package ran to its end: no panic, no timeout, no os.Exit in a
+// test. Package testing prints the line FAIL last.
 func (p *packageRecord) orderly() bool {
 	crashed := func(line string) bool {
 		return strings.HasPrefix(line, "panic: ") || strings.HasPrefix(line, "fatal error: ")
@@ -106,7 +106,7 @@ func (p *packageRecord) cached() bool {
 	return slices.ContainsFunc(p.output, func(line string) bool { return strings.Contains(line, "\t(cached)") })
 }
 
-// closing returns the line with which go test closes a package, and whether there is one.
+// closing returns the line with which go test closes a package, and whether it was printed.
 func (p *packageRecord) closing() (string, bool) {
 	i := slices.IndexFunc(p.output, isClosing)
 	if i < 0 {
@@ -120,7 +120,8 @@ func isClosing(line string) bool {
 		strings.HasPrefix(line, "\t") && strings.Contains(line, "coverage:")
 }
 
-// failure returns what go test prints of a failed test: for it and each failed subtest the verdict, then its output.
+// failure returns the output of go test for a failed test: for the test and each failed subtest, the verdict and then
+// its output.
 func (p *packageRecord) failure(test string) string {
 	var out strings.Builder
 	for _, t := range p.tests {
@@ -142,7 +143,8 @@ func (p *packageRecord) failure(test string) string {
 
 func isVerdict(line string) bool { return strings.HasPrefix(strings.TrimLeft(line, " "), "--- FAIL: ") }
 
-// raced reports whether the race detector spoke up. Its report may be attributed to another test than the one it fails.
+// raced reports whether the race detector reported a race. The report may be attributed to a different test than the
+// failure.
 func (p *packageRecord) raced() bool {
 	race := func(line string) bool { return strings.Contains(line, "WARNING: DATA RACE") }
 	return slices.ContainsFunc(p.output, race) ||
@@ -155,8 +157,8 @@ func (r *record) passed(id testID) bool {
 	return p != nil && p.action == "pass" && p.byName[id.test] != nil && p.byName[id.test].action == "pass"
 }
 
-// everything returns the output of a failed package but for its closing line: that of the tests that failed or did not end,
-// then, unless it was shown already, what no test wrote.
+// everything returns the output of a failed package without its closing line: the output of tests that failed or did
+// not end, then, unless shown is set, the output outside of tests.
 func (p *packageRecord) everything(shown bool) string {
 	if shown || p.action == "pass" {
 		return ""

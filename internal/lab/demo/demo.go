@@ -28,18 +28,19 @@ type tour struct {
 	imageDir string
 	secret   string // the key that must never be in the box
 	done     []outcome
-	cutAfter time.Duration // how long an open connection lasted once the policy had closed
+	cutAfter time.Duration // time from the change of the policy until an open connection was cut
 }
 
-// Options are how to run the tour.
+// Options configure a run of the tour.
 type Options struct {
 	Gateway  string // path of the gateway's program
 	ImageDir string
-	// Keep, if not nil, leaves the lab open after the last step, until a line of it or its end is read or the context ends.
+	// Keep, if not nil, leaves the lab open after the last step, until a line or the end of Keep is read or the context
+	// ends.
 	Keep io.Reader
 }
 
-// lastStep is the title of the step that follows all others, even if one has failed.
+// lastStep is the title of the final step, which runs even if another has failed.
 const lastStep = "Nothing is left behind"
 
 // Titles returns the titles of the steps of the demo, in the order shown.
@@ -58,14 +59,14 @@ type outcome struct {
 	took  time.Duration
 }
 
-// step is one promise: its introduction, and the function that shows it and fails if it is not kept.
+// step is one promise: its introduction, and the function that shows it and fails if it is broken.
 type step struct {
 	title string
 	about string
 	show  func(*tour, context.Context) error
 }
 
-// Run runs every step, cleans up, prints the table and what was seen, and returns an error if any step failed.
+// Run runs every step, cleans up, prints the table and a summary, and returns an error if a step failed.
 func Run(ctx context.Context, out io.Writer, o Options) error {
 	if os.Geteuid() != 0 {
 		return errors.New("the demo makes network namespaces and containers and needs root: run `sudo make demo`")
@@ -127,7 +128,7 @@ func (d *tour) summary() error {
 	return nil
 }
 
-// seen says in five lines what the steps have shown.
+// seen summarises the shown promises in five lines.
 func (d *tour) seen() []string {
 	return []string{
 		"A server got an API key from a box that has it nowhere: not in its environment, its memory or its files.",
@@ -141,13 +142,13 @@ func (d *tour) seen() []string {
 // say prints narration, which is wrapped by hand in the sources.
 func (d *tour) say(text string) { fmt.Fprintf(d.out, "   %s\n", text) }
 
-// result is the output of a command and its exit status.
+// result is the output and the exit status of a command.
 type result struct {
 	out  string // standard output and error, interleaved
 	code int
 }
 
-// sh shows a command as one would type it, runs it (in ns, if not nil) and shows its output.
+// sh shows a command as a user would type it, runs it (in ns, if not nil) and shows its output.
 func (d *tour) sh(ctx context.Context, shown string, cmd *exec.Cmd, ns *testnet.NS) (result, error) {
 	fmt.Fprintf(d.out, "   \033[36m$ %s\033[0m\n", shown)
 	var buf bytes.Buffer

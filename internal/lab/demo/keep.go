@@ -8,10 +8,10 @@ import (
 	"path/filepath"
 )
 
-// tryLine is refused until the policy allows it. The server has a certificate of the demo's own internet (-k).
+// tryLine is refused until the policy allows it. The server's certificate is from the demo's internet, hence -k.
 const tryLine = "gateway box exec demo -- curl -k -sS https://www.example.com/echo"
 
-// keep shows what to try in the lab, and returns when a line or the end of in is read, or ctx ends.
+// keep shows commands to try in the lab. It returns when a line or the end of in is read, or ctx ends.
 func (d *tour) keep(ctx context.Context, in io.Reader) {
 	fmt.Fprintf(d.out, "\n\033[1mThe lab stays open\033[0m\n")
 	d.say("In another terminal, as root:")

@@ -7,10 +7,10 @@ import (
 	"time"
 )
 
-// silence is how long a tour says nothing before it says that it goes on.
+// silence is how long a tour prints nothing before it prints a sign of life.
 const silence = 4 * time.Second
 
-// pulse is a writer that says something whenever nothing was written for a while. Safe for concurrent use.
+// pulse is a writer that prints a sign of life when nothing was written for a while. Safe for concurrent use.
 type pulse struct {
 	start time.Time
 
@@ -20,14 +20,14 @@ type pulse struct {
 	stopped bool
 }
 
-// newPulse begins to write to a writer. End it with stop.
+// newPulse returns a pulse that writes to a writer. End it with stop.
 func newPulse(to io.Writer) *pulse {
 	p := &pulse{to: to, start: time.Now()}
 	p.timer = time.AfterFunc(silence, p.beat)
 	return p
 }
 
-// elapsed is how long it has been going on.
+// elapsed returns the time since the start.
 func (p *pulse) elapsed() time.Duration { return time.Since(p.start) }
 
 // Write implements io.Writer.
@@ -50,7 +50,7 @@ func (p *pulse) beat() {
 	p.timer.Reset(silence)
 }
 
-// rest lets it be silent, until wake.
+// rest stops the signs of life until wake.
 func (p *pulse) rest() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -64,5 +64,5 @@ func (p *pulse) wake() {
 	p.timer.Reset(silence)
 }
 
-// stop ends it. What is written later is written all the same.
+// stop ends the signs of life. Later writes still work.
 func (p *pulse) stop() { p.rest() }

@@ -67,13 +67,13 @@ func (d *tour) startGateway(ctx context.Context) error {
 	return nil
 }
 
-// imagePatience is how long a build of the image that is interrupted may take to remove what it has made.
+// imagePatience is the time an interrupted image build has to remove its files.
 const imagePatience = time.Minute
 
-// ensureImage has the gateway build the image of the box unless it is there, and says what it does.
+// ensureImage makes the gateway build the image of the box unless it exists, and shows the progress.
 func (d *tour) ensureImage(ctx context.Context) error {
 	cmd := d.lab.Command(ctx, "image", "pull", "debian")
-	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true} // Ctrl-C is for the tour to handle; a second signal would end it at once
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true} // the tour handles Ctrl-C; a second signal would kill the command
 	cmd.Cancel, cmd.WaitDelay = func() error { return cmd.Process.Signal(syscall.SIGTERM) }, imagePatience
 	var stderr bytes.Buffer
 	cmd.Stderr = &stderr

@@ -34,8 +34,8 @@ func (m Mutant) Apply(s *Sources) (map[string][]byte, error) {
 	return texts, nil
 }
 
-// Overlay writes the mutated files below dir and returns what they replace, as the overlay file of `go build` wants it.
-// root is the module's root, absolute.
+// Overlay writes the mutated files to dir and returns the replacements for the overlay file of `go build`. root is the
+// module's root, absolute.
 func (m Mutant) Overlay(root, dir string) (map[string]string, error) {
 	texts, err := m.Apply(NewSources(root))
 	if err != nil {
@@ -75,7 +75,7 @@ type edit struct {
 	text     string
 }
 
-// edits returns the file that f changes, and how.
+// edits returns the name of the file that f changes, and the edits.
 func (f File) edits(s *Sources) (name string, edits []edit, err error) {
 	if f.Decl != "" {
 		return f.editsOfDecl(s)
@@ -94,7 +94,7 @@ func (f File) edits(s *Sources) (name string, edits []edit, err error) {
 	return f.Path, edits, nil
 }
 
-// inLines finds the old lines in src.
+// inLines returns the edit for the old lines in src.
 func (b Block) inLines(src []byte) (edit, error) {
 	text, old := append([]byte("\n"), src...), []byte("\n"+b.Old)
 	at := bytes.Index(text, old)
@@ -107,7 +107,7 @@ func (b Block) inLines(src []byte) (edit, error) {
 	return edit{at, at + len(b.Old), b.New}, nil
 }
 
-// splice makes all edits, whose offsets are those in text.
+// splice applies edits, whose offsets refer to text.
 func splice(text []byte, edits []edit) ([]byte, error) {
 	slices.SortStableFunc(edits, func(a, b edit) int { return cmp.Compare(a.from, b.from) })
 	var out []byte

@@ -1,4 +1,4 @@
-// Package mutation reads the files of mutants/: each removes one protection from the sources and names the tests that
+// Package mutation reads the files of mutants/. Each removes one protection from the sources and names the tests that
 // must then fail.
 package mutation
 
@@ -26,8 +26,8 @@ type Mutant struct {
 
 // Test names tests of one package.
 type Test struct {
-	Package string // as `go test` takes it: ./proxy
-	Run     string // as -run takes it: ^TestName$
+	Package string // as `go test` accepts it: ./proxy
+	Run     string // as -run accepts it: ^TestName$
 }
 
 func (t Test) String() string { return t.Package + " " + t.Run }
@@ -40,15 +40,15 @@ type File struct {
 }
 
 // Block replaces Old by New. In a File without Decl both are whole lines, and Old occurs exactly once in the file. With
-// Decl, Old is Go: an expression, statements, case clauses, fields, or elements of a list. It is compared with the syntax
-// tree of the declaration, so that spaces, line breaks and comments make no difference, and occurs exactly once there,
-// unless Nth says which is meant, counted from 1.
+// Decl, Old is Go code: an expression, statements, case clauses, fields, or elements of a list. It is matched against
+// the syntax tree of the declaration, so spaces, line breaks and comments are ignored. It must occur exactly once
+// there, unless Nth selects an occurrence, counted from 1.
 type Block struct {
 	Old, New string
 	Nth      int
 }
 
-// Load parses every .txtar file below dir, sorted by name. On errors it returns the mutants that could be read, with all
+// Load parses every .txtar file below dir, sorted by name. On errors it returns the valid mutants together with all
 // errors.
 func Load(dir string) ([]Mutant, error) {
 	var mutants []Mutant
@@ -149,7 +149,7 @@ func (t Test) top() string {
 	return top
 }
 
-// Matches reports whether the top-level test name is one that t names.
+// Matches reports whether t names the top-level test name.
 func (t Test) Matches(name string) bool {
 	return regexp.MustCompile(t.top()).MatchString(name)
 }
@@ -208,7 +208,8 @@ func parseBlocks(data []byte) ([]Block, error) {
 	return blocks, nil
 }
 
-// begins reports whether line begins a block, and begins b if so: <<<<, or <<<< 2 for the second occurrence.
+// begins reports whether line is the first of a block, and if so initialises b: <<<<, or <<<< 2 for the second
+// occurrence.
 func begins(line string, b *Block) bool {
 	if line == beginOld {
 		*b = Block{}
@@ -223,7 +224,7 @@ func begins(line string, b *Block) bool {
 	return true
 }
 
-// check holds blocks of lines to whole files, and blocks of Go to packages or files of Go.
+// check requires that blocks of lines are in whole files, and blocks of Go code in packages or Go files.
 func (f File) check() error {
 	for _, b := range f.Blocks {
 		if f.Decl == "" {

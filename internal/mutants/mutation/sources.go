@@ -26,7 +26,7 @@ func NewSources(root string) *Sources {
 	return &Sources{root: root, files: map[string]*source{}, folders: map[string][]string{}}
 }
 
-// source is a file, parsed when a declaration of it is asked for.
+// source is a file, parsed on demand.
 type source struct {
 	name string // relative to the module's root, with slashes
 	text []byte
@@ -46,7 +46,7 @@ func (s *Sources) file(name string) (*source, error) {
 	return s.files[name], nil
 }
 
-// list returns the files of Go in a folder, without tests.
+// list returns the Go files in a folder, without tests.
 func (s *Sources) list(folder string) ([]string, error) {
 	if names, ok := s.folders[folder]; ok {
 		return names, nil
@@ -81,20 +81,20 @@ func (src *source) parse() error {
 // offset returns the offset of a position in the text.
 func (src *source) offset(p token.Pos) int { return src.file.Offset(p) }
 
-// words returns the text of a node in one line.
+// words returns the text of a node on one line.
 func (src *source) words(n ast.Node) string {
 	text := src.text[src.offset(n.Pos()):src.offset(n.End())]
 	return strings.Join(strings.Fields(string(text)), " ")
 }
 
-// decl is a declaration and the file with it.
+// decl is a declaration and its file.
 type decl struct {
 	src  *source
 	node ast.Node
 	name string
 }
 
-// decls returns the declarations of the files that are called name, or all if name is empty.
+// decls returns the declarations with the given name in files, or all declarations if name is empty.
 func (s *Sources) decls(files []string, name string) ([]decl, error) {
 	last := name[strings.LastIndexByte(name, '.')+1:]
 	var found []decl
@@ -118,8 +118,8 @@ func (s *Sources) decls(files []string, name string) ([]decl, error) {
 	return found, nil
 }
 
-// decls returns the functions, methods, types, variables and constants of a file. Variables of one line come together,
-// under the name of each.
+// decls returns the functions, methods, types, variables and constants of a file. Variables declared on one line are
+// returned together, once under each name.
 func (src *source) decls() []decl {
 	var all []decl
 	for _, d := range src.tree.Decls {
@@ -166,7 +166,7 @@ func funcName(d *ast.FuncDecl) string {
 	}
 }
 
-// declOf finds the one declaration that f names.
+// declOf returns the only declaration that f names.
 func (s *Sources) declOf(f File) (decl, error) {
 	files := []string{f.Path}
 	if path.Ext(f.Path) != ".go" {
@@ -188,7 +188,7 @@ func (s *Sources) declOf(f File) (decl, error) {
 	return found[0], nil
 }
 
-// elsewhere says which other declarations of the package have what the first block of f looks for.
+// elsewhere lists the other declarations of the package that contain the first block of f.
 func (s *Sources) elsewhere(f File) string {
 	files, err := s.list(f.folder())
 	if err != nil {

@@ -14,7 +14,7 @@ import (
 	"strings"
 )
 
-// editsOfDecl finds the blocks in the declaration that f names.
+// editsOfDecl locates the blocks in the declaration named by f.
 func (f File) editsOfDecl(s *Sources) (name string, edits []edit, err error) {
 	d, err := s.declOf(f)
 	if err != nil {
@@ -35,7 +35,7 @@ func (f File) editsOfDecl(s *Sources) (name string, edits []edit, err error) {
 
 var errNotFound = errors.New("is not there")
 
-// inDecl finds the one occurrence of the old text in a declaration.
+// inDecl returns the edit for the only occurrence of the old text in a declaration, or for occurrence b.Nth.
 func (b Block) inDecl(d decl) (edit, error) {
 	patterns, err := parsePatterns(b.Old)
 	if err != nil {
@@ -53,7 +53,7 @@ func (b Block) inDecl(d decl) (edit, error) {
 	}
 	at := found[max(0, b.Nth-1)]
 	e := edit{at.from, at.to, strings.TrimSpace(b.New)}
-	if bytes.HasPrefix(d.src.text[at.to:], []byte(",")) { // an element
+	if bytes.HasPrefix(d.src.text[at.to:], []byte(",")) { // an element of a list
 		e.text = strings.TrimSuffix(e.text, ",")
 	}
 	if e.text == "" {
@@ -62,7 +62,7 @@ func (b Block) inDecl(d decl) (edit, error) {
 	return e, nil
 }
 
-// withLine extends a range that is deleted to the comma behind it, and to the whole lines if nothing else is on them.
+// withLine extends a range to delete by a following comma, and to whole lines if they have no other text.
 func withLine(text []byte, from, to int) (begin, end int) {
 	if to < len(text) && text[to] == ',' {
 		to++
@@ -77,10 +77,11 @@ func withLine(text []byte, from, to int) (begin, end int) {
 	return from, to
 }
 
-// pattern is what Go's grammar makes of an old text: nodes that follow each other in a list, or one anywhere.
+// pattern is a parsed old text: consecutive nodes of a list, or a single node.
 type pattern []ast.Node
 
-// parsePatterns returns every reading of text: an expression, statements, elements of a list, fields or case clauses.
+// parsePatterns returns every possible parse of text: an expression, statements, elements of a list, fields or case
+// clauses.
 func parsePatterns(text string) ([]pattern, error) {
 	var all []pattern
 	if e, err := parser.ParseExprFrom(token.NewFileSet(), "", text, parser.SkipObjectResolution); err == nil {
@@ -117,8 +118,8 @@ func parsePatterns(text string) ([]pattern, error) {
 
 var errUnbalanced = errors.New("unbalanced")
 
-// statements, elementsOf, clauses and fields return the nodes in the declaration that parsePatterns has put them in. ok is
-// false if the text ended what was around it.
+// statements, elementsOf, clauses and fields extract the nodes of the text from the declaration in which parsePatterns
+// wrapped it. ok is false if the text closed the wrapper early.
 func statements(d ast.Decl) (p pattern, ok bool) {
 	f, ok := d.(*ast.FuncDecl)
 	if !ok {
@@ -181,7 +182,7 @@ func toNodes[N ast.Node](list []N) pattern {
 	return p
 }
 
-// lists returns the lists of nodes that n has.
+// lists returns the node lists of n.
 func lists(n ast.Node) []pattern {
 	switch n := n.(type) {
 	case *ast.BlockStmt:
@@ -203,7 +204,7 @@ func lists(n ast.Node) []pattern {
 // span is a range of offsets in a file.
 type span struct{ from, to int }
 
-// find returns where the declaration has one of the patterns, in the order of the text.
+// find returns the ranges in the declaration that match one of the patterns, in source order.
 func (d decl) find(patterns []pattern) []span {
 	var found []span
 	add := func(p pattern) {
@@ -237,7 +238,7 @@ func (d decl) find(patterns []pattern) []span {
 	return found
 }
 
-// same reports whether two nodes are the same Go, however it is laid out.
+// same reports whether two nodes are the same Go code, regardless of layout.
 func same(a, b ast.Node) bool { return equal(reflect.ValueOf(a), reflect.ValueOf(b)) }
 
 var (
@@ -276,13 +277,13 @@ func equal(a, b reflect.Value) bool {
 		}
 		return true
 	}
-	if a.Type() == posType { // whether there is an ellipsis or a parenthesis, not where
+	if a.Type() == posType { // whether an ellipsis or parenthesis is present; its position does not matter
 		return a.Interface().(token.Pos).IsValid() == b.Interface().(token.Pos).IsValid() //nolint:forcetypeassert // posType
 	}
 	return a.Interface() == b.Interface()
 }
 
-// near says which nodes of the declaration are most like old.
+// near describes the nodes of the declaration that are most similar to old.
 func (d decl) near(old string) string {
 	type candidate struct {
 		text  string

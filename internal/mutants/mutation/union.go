@@ -15,18 +15,18 @@ import (
 	"strings"
 )
 
-// Union is the sources of a module with all mutants in them that only change bodies of functions. A program built from it
-// behaves like the original, until [Union.Patch] writes the name of a mutant into its file. So packages are compiled and
-// linked once, not for each mutant.
+// Union is the sources of a module together with all mutants that only change function bodies. A program built from it
+// behaves like the original until [Union.Patch] writes the name of a mutant into its file. Packages are therefore
+// compiled and linked once, not once per mutant.
 type Union struct {
-	files map[string][]byte // changed and added ones, by path relative to the module's root
+	files map[string][]byte // changed and added files, by path relative to the module's root
 	in    map[string]bool   // names of the mutants
 }
 
 // Has reports whether the mutant is in u. A mutant that changes a type, a variable, imports or a signature is not.
 func (u *Union) Has(m Mutant) bool { return u.in[m.Name] }
 
-// NewUnion unites the mutants, without those that do not apply and those named in leave. module is the module's path.
+// NewUnion unites the mutants, except those named in leave and mutants that do not apply. module is the module's path.
 func NewUnion(root, module string, mutants []Mutant, leave map[string]bool) (*Union, error) {
 	u := &Union{map[string][]byte{}, map[string]bool{}}
 	src := NewSources(root)
@@ -57,16 +57,15 @@ func NewUnion(root, module string, mutants []Mutant, leave map[string]bool) (*Un
 	return u, nil
 }
 
-// switchFunc is the function that a mutated package gets.
+// switchFunc is the name of the function added to each mutated package.
 const switchFunc = "mutant__"
 
-// The slot is a string of a fixed length in the program, which begins with the mark and ends with the name of a mutant and
-// dots.
+// The slot is a string of fixed length in the program: the mark, then the name of a mutant padded with dots.
 const slotMark = "boxgate mutant: "
 
 var emptySlot = slotMark + strings.Repeat(".", 128)
 
-// Patch returns the program with the mutant chosen. found is false if no mutated package is linked into it.
+// Patch returns the program with the mutant activated. found is false if the program contains no mutated package.
 func (u *Union) Patch(program []byte, m Mutant) (patched []byte, found bool, err error) {
 	at := bytes.Index(program, []byte(emptySlot))
 	if at < 0 {
@@ -83,7 +82,7 @@ func (u *Union) Patch(program []byte, m Mutant) (patched []byte, found bool, err
 	return patched, true, nil
 }
 
-// Write writes the files below dir and returns what they replace, as the overlay file of `go build` wants it.
+// Write writes the changed files to dir and returns the replacements for the overlay file of `go build`.
 func (u *Union) Write(root, dir string) (map[string]string, error) {
 	replace := map[string]string{}
 	for _, name := range slices.Sorted(maps.Keys(u.files)) {
@@ -119,8 +118,8 @@ func (u *Union) Blamed(messages []byte) []string {
 	return slices.Compact(names)
 }
 
-// switches returns insertions into files that add the mutated body to each function that m changes; none if m changes anything
-// else.
+// switches returns insertions that add the mutated body to each function that m changes, by file. It returns nil if m
+// changes anything else.
 func (m Mutant) switches(src *Sources) map[string][]edit {
 	texts, err := m.Apply(src)
 	if err != nil {
@@ -141,7 +140,7 @@ func (m Mutant) switches(src *Sources) map[string][]edit {
 	return all
 }
 
-// otherBodies returns insertions for the functions whose bodies differ in text. ok is false if anything else differs.
+// otherBodies returns insertions for the functions whose bodies differ in text. ok is false if other parts differ.
 func (src *source) otherBodies(mutant string, text []byte) (inserts []edit, ok bool) {
 	other := &source{name: src.name, text: text}
 	if other.parse() != nil || len(other.tree.Decls) != len(src.tree.Decls) {
@@ -178,7 +177,8 @@ func (src *source) verbatim(n ast.Node) string { return src.between(n.Pos(), n.E
 
 func (src *source) signature(f *ast.FuncDecl) string { return src.between(f.Pos(), f.Body.Lbrace) }
 
-// body returns the text between the braces of a function, with its labels renamed: a label may not occur twice in a function.
+// body returns the text between the braces of a function. Its labels are renamed because a label must be unique in a
+// function.
 func (src *source) body(f *ast.FuncDecl, mutant string) string {
 	from := src.offset(f.Body.Lbrace + 1)
 	suffix := fmt.Sprintf("__%x", crc32.ChecksumIEEE([]byte(mutant)))

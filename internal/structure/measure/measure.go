@@ -1,4 +1,4 @@
-// Package measure measures how long the functions of a module are. Test files do not count, nor do modules below the module's root.
+// Package measure measures the lengths of a module's functions. It ignores test files and nested modules.
 package measure
 
 import (
@@ -18,7 +18,7 @@ import (
 // Package is one package of the module with its measurements.
 type Package struct {
 	Dir       string // relative to the module's root, with slashes
-	Files     int    // that are not tests, for whatever system
+	Files     int    // without tests, for any platform
 	Lines     int    // of those files
 	Functions []Function
 }
@@ -65,7 +65,7 @@ func Module(root string) ([]Package, error) {
 	return out, nil
 }
 
-// isApart reports whether a directory holds nothing of the module, as the go command sees it.
+// isApart reports whether the go command ignores a directory or considers it another module.
 func isApart(dir string) bool {
 	name := filepath.Base(dir)
 	if strings.HasPrefix(name, ".") || strings.HasPrefix(name, "_") || name == "testdata" || name == "node_modules" {
