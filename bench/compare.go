@@ -19,7 +19,7 @@ const (
 	base = "base"
 )
 
-// compareCommand measures two builds against each other, and fails if the one costs more than the other.
+// compareCommand measures two builds against each other, and fails if the first costs more than the second.
 func compareCommand(ctx context.Context, args []string) error {
 	var revision, binary string
 	var threshold float64
@@ -49,8 +49,8 @@ func compareCommand(ctx context.Context, args []string) error {
 	return gate(r, threshold)
 }
 
-// buildRevision builds the gateway of another revision, from an export of it, and the image that it creates boxes of, which
-// may be an older one: the working tree stays as it is.
+// buildRevision builds the gateway of another revision from an export, and the image of its boxes, which may be an
+// older one. The working tree does not change.
 func buildRevision(ctx context.Context, revision, dir, images string) (binary, source string, err error) {
 	if revision == "" {
 		return "", "", errors.New("say what to compare with: make bench-compare BASE=revision")

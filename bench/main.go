@@ -1,5 +1,5 @@
-// Command bench measures boxgate as it ships against its peers, and one build of it against another. `make bench` and
-// `make bench-compare` run it; docs/benchmarking.md says how it measures.
+// Command bench measures boxgate with its default settings against its peers, and one build against another. `make
+// bench` and `make bench-compare` run it. docs/benchmarking.md describes the method.
 package main
 
 import (
@@ -18,7 +18,7 @@ import (
 
 func main() {
 	ctx := context.Background()
-	if len(os.Args) < 2 || os.Args[1] != "peer" { // peers just end
+	if len(os.Args) < 2 || os.Args[1] != "peer" { // peers exit on the signal itself
 		var stop context.CancelFunc
 		ctx, stop = signal.NotifyContext(ctx, syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP)
 		defer stop()
@@ -29,7 +29,8 @@ func main() {
 	}
 }
 
-// command runs what the first argument names. Those after the first two are for the bench itself: the processes it starts.
+// command runs the command named by the first argument. Commands other than run and compare are for the processes that
+// the bench starts.
 func command(ctx context.Context, args []string) error {
 	if len(args) == 0 {
 		args = []string{"run"}
@@ -57,7 +58,7 @@ func command(ctx context.Context, args []string) error {
 	return errors.New("usage: bench run|compare [flags]")
 }
 
-// generate is the load generator: options come in, a result goes out.
+// generate runs the load generator: it reads options from standard input and writes a result to standard output.
 func generate(ctx context.Context) error {
 	var o load.Options
 	if err := json.NewDecoder(os.Stdin).Decode(&o); err != nil {

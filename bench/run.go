@@ -21,7 +21,7 @@ import (
 	"boxgate/bench/scenario"
 )
 
-// options are the flags that both commands have.
+// options are the flags common to both commands.
 type options struct {
 	form       scenario.Form
 	only, root string
@@ -29,7 +29,7 @@ type options struct {
 	images     string
 }
 
-// parse reads the flags of a command; more adds its own.
+// parse reads the flags of a command. more adds its own flags.
 func parse(name string, args []string, more func(*flag.FlagSet)) (options, error) {
 	var o options
 	var long, tiny bool
@@ -63,7 +63,7 @@ func parse(name string, args []string, more func(*flag.FlagSet)) (options, error
 	if boxes > 0 {
 		o.form.Boxes = boxes
 	}
-	most := raiseFiles() // the gateway divides its descriptors, and others are for other things
+	most := raiseFiles() // the gateway divides its descriptors among several uses
 	o.form.Idle, o.form.Visitors = min(o.form.Idle, most/6), min(o.form.Visitors, most/80)
 	if o.only != "" && len(o.scenarios()) != len(strings.Split(o.only, ",")) {
 		return o, fmt.Errorf("no such scenarios: %s", o.only)
@@ -71,7 +71,7 @@ func parse(name string, args []string, more func(*flag.FlagSet)) (options, error
 	return o, nil
 }
 
-// scenarios are those that were asked for.
+// scenarios returns the selected scenarios.
 func (o options) scenarios() (out []scenario.Scenario) {
 	for _, s := range scenario.All(o.form) {
 		if o.only == "" || strings.Contains(","+o.only+",", ","+s.ID+",") {
@@ -81,7 +81,7 @@ func (o options) scenarios() (out []scenario.Scenario) {
 	return out
 }
 
-// ours is the name of the gateway among its peers.
+// ours is the name of the gateway in the report.
 const ours = "boxgate"
 
 // runCommand measures the gateway and its peers, and writes the report.
@@ -111,7 +111,7 @@ func runCommand(ctx context.Context, args []string) error {
 	return errors.Join(err, write(r, out))
 }
 
-// report is what is known of a run before it begins.
+// report returns the report of a run before its measurements.
 func (o options) report(ctx context.Context, ours string) *report.Report {
 	return &report.Report{
 		Date: time.Now().UTC().Format("2 January 2006 15:04 MST"), Revision: revision(ctx), Machine: proc.Machine(), Load: proc.Load(),
@@ -135,7 +135,7 @@ func write(r *report.Report, path string) error {
 	return err
 }
 
-// revision names what the working tree is at.
+// revision describes the revision of the working tree.
 func revision(ctx context.Context) string {
 	out, err := exec.CommandContext(ctx, "git", "describe", "--always", "--dirty").Output()
 	if err != nil {
@@ -156,7 +156,7 @@ func version(ctx context.Context, gateway string) string {
 // build is one gateway to measure.
 type build struct{ name, binary, source string }
 
-// bench is one run: the builds and the peers in the scenarios that were asked for.
+// bench is one run: the builds and peers in the selected scenarios.
 type bench struct {
 	options
 	builds  []build
@@ -164,7 +164,7 @@ type bench struct {
 	samples []scenario.Sample
 }
 
-// run measures, and ends everything that it started. What was measured before an error is returned with it.
+// run measures and stops everything that it started. On an error it also returns the results so far.
 func (b *bench) run(ctx context.Context) (samples []scenario.Sample, err error) {
 	ctx, cancel := context.WithTimeout(ctx, b.form.Limit)
 	defer cancel()
@@ -198,23 +198,23 @@ func (b *bench) run(ctx context.Context) (samples []scenario.Sample, err error) 
 	return b.samples, errors.Join(failed...)
 }
 
-// files is how many open files each program may have: as many as a service of systemd.
+// files is the limit of open files for each program, as for a systemd service.
 const files = 1 << 19
 
-// raiseFiles lets the programs, which inherit it, have so many open files, or as many as this process may allow them, and
-// returns how many these are.
+// raiseFiles raises the limit of open files, which the programs inherit, as far as permitted. It returns the limit, at
+// most files.
 func raiseFiles() int {
 	if syscall.Setrlimit(syscall.RLIMIT_NOFILE, &syscall.Rlimit{Cur: files, Max: files}) == nil {
 		return files
 	}
 	var limit syscall.Rlimit
-	_ = syscall.Getrlimit(syscall.RLIMIT_NOFILE, &limit) // fails for no such limit only
+	_ = syscall.Getrlimit(syscall.RLIMIT_NOFILE, &limit) // fails only for an unknown resource
 	limit.Cur = limit.Max
-	_ = syscall.Setrlimit(syscall.RLIMIT_NOFILE, &limit) // lowers the limit nowhere
+	_ = syscall.Setrlimit(syscall.RLIMIT_NOFILE, &limit) // never lowers the limit
 	return int(min(limit.Max, files))
 }
 
-// create makes the file of samples.
+// create creates the file of samples.
 func (b *bench) create() (*os.File, error) {
 	if err := os.MkdirAll(filepath.Dir(b.options.samples), 0o755); err != nil { //nolint:gosec // not a secret
 		return nil, err
@@ -228,7 +228,7 @@ func (b *bench) prepare(ctx context.Context, f *field.Field, samples io.Writer) 
 	encoder := json.NewEncoder(samples)
 	r := &scenario.Runner{Form: b.form, Log: os.Stdout, Out: func(s scenario.Sample) {
 		b.samples = append(b.samples, s)
-		_ = encoder.Encode(s) // the report does not need it
+		_ = encoder.Encode(s) // the report does not depend on it
 	}}
 	if _, err := root.Web(ctx, f); err != nil {
 		return nil, err

@@ -15,15 +15,15 @@ import (
 )
 
 // Target is the host that a suite runs against. Its name is resolved by the DNS server, and its certificate verified
-// against Roots, as a program would do.
+// against Roots.
 type Target struct {
 	Host  string `json:"host"`
 	DNS   string `json:"dns"`   // address and port of the DNS server
-	Roots string `json:"roots"` // file of the certificates trusted, PEM
+	Roots string `json:"roots"` // PEM file of the trusted certificates
 	Full  bool   `json:"full"`  // run the full suite instead of a subset short enough for a test run
 }
 
-// job is the client process's assignment, passed in the environment.
+// job is the assignment of the client process, passed in the environment.
 type job struct {
 	Suite  string `json:"suite"`
 	Target Target `json:"target"`
@@ -32,7 +32,7 @@ type job struct {
 
 const jobVariable = "BOXGATE_CONFORMANCE_JOB"
 
-// suites are found by name.
+// suites maps names to suites.
 var suites = map[string]func(context.Context, Target) ([]Result, error){
 	"h2spec": h2spec,
 	"grpc":   grpcInterop,
@@ -44,10 +44,10 @@ var suites = map[string]func(context.Context, Target) ([]Result, error){
 	},
 }
 
-// clientTimeout ends a client that hangs.
+// clientTimeout bounds the run of a client.
 const clientTimeout = 3 * time.Minute
 
-// IsClient reports whether this process was started by [Client]: then it must call only [ClientMain].
+// IsClient reports whether this process was started by [Client]. If so, it must call only [ClientMain].
 func IsClient() bool { return os.Getenv(jobVariable) != "" }
 
 // ClientMain runs the suite and returns the exit code.
@@ -68,7 +68,7 @@ func clientMain() error {
 	if !ok {
 		return fmt.Errorf("unknown suite %q", j.Suite)
 	}
-	// Replaces resolv.conf, which is the machine's.
+	// Replaces the resolver of the machine's resolv.conf.
 	net.DefaultResolver = &net.Resolver{PreferGo: true, StrictErrors: true,
 		Dial: func(ctx context.Context, network, _ string) (net.Conn, error) {
 			return new(net.Dialer).DialContext(ctx, network, j.Target.DNS)
@@ -127,7 +127,7 @@ func Client(ctx context.Context, suite string, target Target, dir string, start 
 	return results, nil
 }
 
-// tail keeps the end of what is written to it.
+// tail keeps the last 4 KiB written to it.
 type tail struct{ data []byte }
 
 func (t *tail) Write(p []byte) (int, error) {

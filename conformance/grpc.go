@@ -28,11 +28,11 @@ type GRPCServer struct {
 	calls    atomic.Int64
 }
 
-// Calls returns the number of calls received, and how many of them carried the header.
+// Calls returns the number of calls received, and the number of calls with the header.
 func (s *GRPCServer) Calls() (all, injected int64) { return s.calls.Load(), s.injected.Load() }
 
-// ServeGRPC serves on a listener until [GRPCServer.Stop]. It counts the calls whose metadata has exactly value under
-// key, which must be in lower case.
+// ServeGRPC serves on a listener until [GRPCServer.Stop]. It counts the calls whose metadata has exactly value for key,
+// which must be in lower case.
 func ServeGRPC(ln net.Listener, cert tls.Certificate, key, value string) *GRPCServer {
 	return serveGRPC(ln, credentials.NewTLS(&tls.Config{Certificates: []tls.Certificate{cert}, MinVersion: tls.VersionTLS12}), key, value)
 }
@@ -83,7 +83,7 @@ func onService(f func(context.Context, testgrpc.TestServiceClient, ...grpc.CallO
 	return func(ctx context.Context, cc *grpc.ClientConn) { f(ctx, testgrpc.NewTestServiceClient(cc), opts...) }
 }
 
-// interopCases are the cases that need no credentials, then those with bodies again with gzip, then the soak test.
+// interopCases returns the cases that need no credentials, the cases with bodies again with gzip, and the soak test.
 func interopCases(target Target) []interopCase {
 	zip := grpc.UseCompressor(gzip.Name)
 	return []interopCase{
@@ -118,8 +118,8 @@ func interopCases(target Target) []interopCase {
 	}
 }
 
-// soak repeats large calls from several goroutines, over one connection or a new one per call. The client keeps its
-// connections to the end, and a box may have 1024.
+// soak repeats large calls from several goroutines, over one connection or a new one per call. The client keeps all
+// connections open until the end; a box may have 1024.
 func soak(target Target, anew bool) func(context.Context, *grpc.ClientConn) {
 	return func(ctx context.Context, cc *grpc.ClientConn) {
 		n := 64
@@ -154,7 +154,7 @@ func dialGRPC(target Target, orca bool) *grpc.ClientConn {
 	return cc
 }
 
-// failure is how a failed case of the interop client ends: the client logs it as fatal.
+// failure is the panic value of a failed case: the interop client reports failures as fatal log messages.
 type failure string
 
 // fatalLog turns fatal messages into panics of type failure and discards all others.
@@ -186,7 +186,7 @@ func grpcInterop(ctx context.Context, target Target) ([]Result, error) {
 	return out, nil
 }
 
-// caseTime is longer than any case except the soak test needs.
+// caseTime bounds every case except the soak test.
 const caseTime = 20 * time.Second
 
 func (c interopCase) try(ctx context.Context, target Target) (r Result) {

@@ -25,7 +25,7 @@ type ClientCase struct {
 	done chan Result
 }
 
-// ClientCases returns all of them.
+// ClientCases returns all cases.
 func ClientCases() []*ClientCase { return clientCases(client.Spec(), nil) }
 
 func clientCases(group *spec.ClientTestGroup, out []*ClientCase) []*ClientCase {
@@ -57,8 +57,8 @@ func (c *ClientCase) Serve(conn net.Conn) {
 	})
 }
 
-// plainReset returns bare ECONNRESET errors from Read: h2spec takes a reset for a closed connection only if the error
-// equals it, but Go wraps it. A client that closes with unread data resets.
+// plainReset returns bare ECONNRESET errors from Read. h2spec compares the error with ECONNRESET to recognise a reset
+// as a closed connection, but Go wraps it. A client that closes with unread data sends a reset.
 type plainReset struct{ net.Conn }
 
 // Read implements net.Conn.
@@ -70,7 +70,7 @@ func (c plainReset) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// Result waits for the verdict, for at most the time a client may take to connect.
+// Result returns the verdict. It waits for the client to connect, with a timeout.
 func (c *ClientCase) Result() Result {
 	select {
 	case r := <-c.done:

@@ -15,7 +15,7 @@ import (
 	"github.com/summerwind/h2spec/spec"
 )
 
-// h2specWait is how long h2spec waits for a response that may not come.
+// h2specWait bounds h2spec's wait for a response that may not come.
 const h2specWait = 2 * time.Second
 
 // h2spec runs all cases of github.com/summerwind/h2spec, including the strict ones, against an HTTP/2 server.
@@ -25,13 +25,13 @@ func h2spec(_ context.Context, target Target) ([]Result, error) {
 	}
 	var out []Result
 	for _, group := range []*spec.TestGroup{generic.Spec(), http2.Spec(), hpack.Spec()} {
-		group.Test(c) // ends the process if it cannot connect
+		group.Test(c) // exits if it cannot connect
 		out = collect(group, out)
 	}
 	return out, nil
 }
 
-// collect appends the results of a group and those below it.
+// collect appends the results of a group and its subgroups.
 func collect(group *spec.TestGroup, out []Result) []Result {
 	for _, tc := range append(group.Tests, group.StrictTests...) {
 		r := Result{Case: group.ID(), Title: tc.Desc, Outcome: Failed, Detail: "it was not run"}
@@ -52,7 +52,7 @@ func collect(group *spec.TestGroup, out []Result) []Result {
 	return out
 }
 
-// HTTP2Handler is the server for h2spec: a page, since h2spec waits for DATA frames.
+// HTTP2Handler returns the server for h2spec: a page with a body, because h2spec waits for DATA frames.
 func HTTP2Handler() http.Handler {
 	page := strings.Repeat("0123456789abcdef", 32)
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {

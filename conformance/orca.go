@@ -8,14 +8,14 @@ import (
 	"google.golang.org/grpc/orca"
 )
 
-// loadReports is the service that the case orca_oob subscribes to. grpc-go's own sends a report every 30 seconds at
-// most; the interop server overrides that with an internal API.
+// loadReports is the service that the case orca_oob subscribes to. grpc-go's own service sends at most one report every
+// 30 seconds; the interop server overrides that with an internal API.
 type loadReports struct {
 	orcaservice.UnimplementedOpenRcaServiceServer
 	metrics orca.ServerMetricsRecorder
 }
 
-// StreamCoreMetrics sends a report at once and then at the requested interval.
+// StreamCoreMetrics sends a report immediately and then at the requested interval.
 func (l *loadReports) StreamCoreMetrics(req *orcaservice.OrcaLoadReportRequest, stream orcaservice.OpenRcaService_StreamCoreMetricsServer) error {
 	tick := time.NewTicker(max(req.GetReportInterval().AsDuration(), 10*time.Millisecond))
 	defer tick.Stop()

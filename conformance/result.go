@@ -18,14 +18,14 @@ const (
 
 // Result is the result of one case.
 type Result struct {
-	Case    string `json:"case"`             // the suite's own number or name
-	Title   string `json:"title,omitempty"`  // what it does
+	Case    string `json:"case"`             // number or name in the suite
+	Title   string `json:"title,omitempty"`  // short description
 	Outcome string `json:"outcome"`          // OK, FAILED, or another outcome of the suite
-	Detail  string `json:"detail,omitempty"` // why it is not OK
-	Seen    string `json:"seen,omitempty"`   // what the peer did, if several behaviours are OK
+	Detail  string `json:"detail,omitempty"` // the reason why it is not OK
+	Seen    string `json:"seen,omitempty"`   // the peer's behaviour, if several are OK
 }
 
-// Run is the results of one run of a suite.
+// Run is the result of one run of a suite.
 type Run struct {
 	Way     string // such as "direct" or "through the gateway"
 	Results []Result
@@ -59,9 +59,9 @@ func (r Run) Except() []Result {
 	return out
 }
 
-// Difference is a case with a different result in the second run.
+// Difference is a case whose result differs in the second run.
 type Difference struct {
-	First, Second Result // one is zero if its run did not have the case
+	First, Second Result // one is zero if the case was not in its run
 }
 
 // String describes the difference.
@@ -77,8 +77,8 @@ func (d Difference) String() string {
 // Informational is the outcome of a case without a required behaviour.
 const Informational = websocket.Informational
 
-// Differences returns the cases whose results differ between two runs, in the order of the first: in their outcome or,
-// unless the case is informational, in Seen.
+// Differences returns the cases whose Outcome or, unless the case is informational, Seen differs between two runs, in
+// the order of the first.
 func Differences(first, second Run) []Difference {
 	rest := map[string]Result{}
 	for _, c := range second.Results {

@@ -12,7 +12,7 @@ import (
 // WebSocketHandler is the echo server for the WebSocket cases.
 func WebSocketHandler() http.Handler { return websocket.Echo() }
 
-// patience is how long a server may take to close a connection.
+// patience bounds the time a server takes to close a connection.
 const patience = 10 * time.Second
 
 // webSocket runs the cases. Unless Full is set, those of limits and compression are smaller than Autobahn's.

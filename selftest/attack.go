@@ -18,8 +18,8 @@ type attack struct {
 	Line
 	task probe.Task
 
-	// reasons lists the reasons of which one must be logged. If it is empty, the policy promises no log entry, or no
-	// denial.
+	// reasons lists the acceptable reasons. A denial with one of them must be logged. If it is empty, the policy
+	// promises no log entry, or no denial.
 	reasons []name.Reason
 	// about selects the decisions that can be about this attack.
 	about func(audit.Event) bool
@@ -102,7 +102,7 @@ func ruleOf(d policy.Decision) string {
 	return string(d.Reason) + " " + d.Rule
 }
 
-// unnamed are the reasons for which the proxy refuses a connection without an allowed name.
+// unnamed are the proxy's reasons for refusing a connection without an allowed name.
 var unnamed = []name.Reason{name.ReasonNoName, name.ReasonNotAllowed, name.ReasonProtocol, name.ReasonPeekTimeout}
 
 // concat appends to a copy of reasons, which is shared.

@@ -16,8 +16,8 @@ type UntestableError struct{ Reason string }
 func (e *UntestableError) Error() string { return "the box cannot be tested from here: " + e.Reason }
 
 // checkStack returns an error unless sockets in the namespace send as the box does. gVisor and virtual machines have
-// their own network stack, and no interface of the namespace has their addresses. A probe would have a wrong source
-// address or none, and be refused for the wrong reason.
+// their own network stack, and no interface of the namespace has their addresses. A probe would have a wrong or missing
+// source address and be refused for the wrong reason.
 func (c *Config) checkStack() error {
 	if c.GuestStack {
 		return &UntestableError{"it was attached with a network stack of its own (stack: guest), which the gateway cannot enter"}

@@ -21,11 +21,11 @@ const (
 	StepResume   = "resume"
 	StepDelete   = "delete"
 	StepSnapshot = "snapshot"
-	StepFork     = "fork of 20"         // boxes of one snapshot, at once
-	StepRuntime  = "exec by runc alone" // in the same box, past the gateway
+	StepFork     = "fork of 20"         // 20 concurrent forks of one snapshot
+	StepRuntime  = "exec by runc alone" // in the same box, without the gateway
 )
 
-// LaunchedBox is a box that the gateway has launched for a measurement.
+// LaunchedBox is a box launched by the gateway for a measurement.
 type LaunchedBox struct {
 	g  *Gateway
 	id string
@@ -43,14 +43,14 @@ func (g *Gateway) Launch(ctx context.Context) (*LaunchedBox, error) {
 	return &LaunchedBox{g, made.ID}, nil
 }
 
-// Delete deletes the box, also if ctx has ended: a box outlives its gateway.
+// Delete deletes the box, even if ctx has ended, because a box outlives its gateway.
 func (b *LaunchedBox) Delete(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Minute)
 	defer cancel()
 	return b.g.Client.Do(ctx, "DELETE", api.BoxPath(b.id), nil, nil)
 }
 
-// Step takes one of the steps between creating and deleting the box.
+// Step runs one of the steps between creating and deleting the box.
 func (b *LaunchedBox) Step(ctx context.Context, step string) error {
 	switch step {
 	case StepExec:
@@ -70,7 +70,7 @@ func (b *LaunchedBox) run(ctx context.Context, command ...string) error {
 	return err
 }
 
-// execAlone has the runtime run a command in the box, without the gateway.
+// execAlone makes the runtime run a command in the box, without the gateway.
 func (b *LaunchedBox) execAlone(ctx context.Context) error {
 	roots, err := filepath.Glob(filepath.Join(b.g.runDir(), "runtime", b.id))
 	if err != nil || len(roots) != 1 {

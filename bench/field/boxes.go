@@ -12,7 +12,7 @@ import (
 	"boxgate/bench/origin"
 )
 
-// boxName is the box that the load comes from.
+// boxName is the box that generates the load.
 const boxName = "load"
 
 // routedName is the box whose traffic the kernel forwards.
@@ -24,8 +24,8 @@ var (
 	routed = map[string]any{"mode": "custom", "allowed_cidrs": []string{origin.Network}}
 )
 
-// Furnish attaches the boxes that the load comes from, with the policies and the header rules of all scenarios, and opens
-// public URLs on the one.
+// Furnish attaches the load box and the routed box with the policies and header rules of all scenarios, and opens
+// public URLs on the load box.
 func (g *Gateway) Furnish(ctx context.Context) (err error) {
 	headers := map[string]any{}
 	for _, pattern := range []string{"up", "sink", "grpc", "*.fresh"} {
@@ -59,13 +59,13 @@ func (g *Gateway) publish(ctx context.Context, port int) (Public, error) {
 	return Public{Host: u.Hostname(), Token: opened.Token}, nil
 }
 
-// The ports of the servers behind public URLs: one for requests, one that echoes WebSocket messages.
+// The ports of the servers behind public URLs: one answers requests, one echoes WebSocket messages.
 const (
 	BackendPort = 8080
 	EchoPort    = 8090
 )
 
-// Populate attaches further boxes, up to so many.
+// Populate attaches additional boxes, up to a total of count.
 func (g *Gateway) Populate(ctx context.Context, count int) error {
 	for i := len(g.boxes); i < count; i++ {
 		ns, err := g.field.bare()
@@ -83,19 +83,19 @@ func (g *Gateway) Populate(ctx context.Context, count int) error {
 
 func crowdName(i int) string { return fmt.Sprintf("crowd%d", i) }
 
-// PutPolicy replaces the policy of one of the further boxes by another of so many rules.
+// PutPolicy replaces the policy of an additional box by another with the given number of rules.
 func (g *Gateway) PutPolicy(ctx context.Context, box, rules, seed int) error {
 	return g.Client.Do(ctx, "PUT", policyPath(crowdName(box%len(g.boxes))), policy(rules, seed), nil)
 }
 
-// Restore gives the two boxes their policies again, and the one the public URL that was deleted.
+// Restore restores the policies of the two boxes, and the deleted public URL of the load box.
 func (g *Gateway) Restore(ctx context.Context) (err error) {
 	g.Echo, err = g.publish(ctx, EchoPort)
 	return errors.Join(err,
 		g.Client.Do(ctx, "PUT", policyPath(boxName), named, nil), g.Client.Do(ctx, "PUT", policyPath(routedName), routed, nil))
 }
 
-// Denial is the call that cuts all connections of the box that the load comes from, or of the routed one.
+// Denial returns the API call that cuts all connections of the load box, or of the routed one.
 func (g *Gateway) Denial(ofRouted bool) (*load.Change, error) {
 	key, err := g.key()
 	name := boxName
@@ -105,7 +105,7 @@ func (g *Gateway) Denial(ofRouted bool) (*load.Change, error) {
 	return &load.Change{Socket: g.socket(), Key: key, Method: "PUT", Path: policyPath(name), Body: map[string]any{"mode": "deny-all"}}, err
 }
 
-// Withdrawal is the call that deletes the public URL of the server that echoes WebSocket messages.
+// Withdrawal returns the API call that deletes the public URL of the WebSocket server.
 func (g *Gateway) Withdrawal() (*load.Change, error) {
 	key, err := g.key()
 	return &load.Change{Socket: g.socket(), Key: key, Method: "DELETE", Path: api.BoxPath(boxName, "preview", strconv.Itoa(EchoPort))}, err
@@ -113,7 +113,7 @@ func (g *Gateway) Withdrawal() (*load.Change, error) {
 
 func policyPath(box string) string { return api.BoxPath(box, "config", "network-policy") }
 
-// policy allows domains and networks, half of each, that another seed does not.
+// policy returns a policy that allows domains and networks, half of them depending on the seed.
 func policy(rules, seed int) map[string]any {
 	var domains, networks []string
 	for i := range rules / 2 {

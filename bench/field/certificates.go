@@ -15,11 +15,11 @@ import (
 	"boxgate/bench/origin"
 )
 
-// Certificates are the files of two authorities, one for the origins and one for the peers, each with a certificate for all
-// names of the benchmarks. All keys are ECDSA on P-256.
+// Certificates are the files of two certificate authorities, one for the origins and one for the peers, each with a
+// certificate for all names of the benchmarks. All keys are ECDSA on P-256.
 type Certificates struct{ Upstream, Peers Authority }
 
-// Authority is the files of one.
+// Authority lists the files of one authority.
 type Authority struct{ CA, CAKey, Leaf, LeafKey, Both string }
 
 func newCertificates(dir string) (c Certificates, err error) {
@@ -58,7 +58,7 @@ func newAuthority(prefix string) (a Authority, err error) {
 	return a, a.write(ca, caKey, leaf, leafKey)
 }
 
-// issue makes a key and a certificate for it, signed by the parent or, without one, by itself.
+// issue creates a key and a certificate for it, signed by parent. Without parent it is self-signed.
 func issue(template, parent *x509.Certificate, signer *ecdsa.PrivateKey) (cert, key *pem.Block, err error) {
 	own, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {

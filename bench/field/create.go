@@ -11,7 +11,7 @@ import (
 	"boxgate/api"
 )
 
-// image is what the gateway launches boxes from: the debian image, if it is unpacked, or else an empty directory.
+// image returns the image of launched boxes: the debian image if it is unpacked, otherwise an empty directory.
 func (f *Field) image(dir string) string {
 	if unpacked, err := filepath.Glob(filepath.Join(f.Images, "debian-[0-9]*")); err == nil && len(unpacked) > 0 {
 		return "debian"
@@ -19,10 +19,11 @@ func (f *Field) image(dir string) string {
 	return filepath.Join(dir, "root")
 }
 
-// launched is a box that the gateway creates.
+// launched is the name of the box created by FirstCommand.
 const launched = "launched"
 
-// FirstCommand measures from the request to create a box until a command has run in it, and deletes the box.
+// FirstCommand measures the time from the request to create a box to the end of the first command in it. It deletes the
+// box.
 func (g *Gateway) FirstCommand(ctx context.Context) (took time.Duration, err error) {
 	if g.field.image("") != "debian" {
 		return 0, errors.New("no debian image is unpacked in " + g.field.Images)

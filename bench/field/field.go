@@ -1,10 +1,10 @@
-// Package field has the network namespaces in which benchmarks run, and the gateways in them:
+// Package field has the network namespaces of the benchmarks, and the gateways in them:
 //
 //	box ── gateway ── upstream ── peers ── client
 //
-// A box is attached to its gateway as it would be in use. The peers stand in a namespace of their own, and what the
-// client sends to an upstream's address, at the port of a peer, is redirected to that peer. Every gateway has a namespace
-// and boxes of its own, so that two builds can be compared.
+// A box is attached to its gateway as in production. The peers have a namespace of their own. Connections of the client
+// to an upstream's address and a peer's port are redirected to that peer. Every gateway has its own namespace and
+// boxes, so that two builds can be compared.
 package field
 
 import (
@@ -21,27 +21,27 @@ import (
 
 // Addresses of the links.
 const (
-	PeersListen = "172.31.2.1" // the peers', on the client's side
-	PeersPublic = "172.31.1.2" // the peers', on the upstream's side
+	PeersListen = "172.31.2.1" // the peers' address on the client's side
+	PeersPublic = "172.31.1.2" // the peers' address on the upstream's side
 	ClientAddr  = "172.31.2.2"
 
 	steererListen, steererPublic, steeredAddr = "172.31.4.1", "172.31.3.2", "172.31.4.2"
 )
 
-// Field is the namespaces of a run. They are unnamed and end with this process, however it ends.
+// Field is the namespaces of a run. They are unnamed and end with this process, even if it crashes.
 type Field struct {
-	Dir                     string // of files; removed at the end
+	Dir                     string // directory of all files; removed by Close
 	Upstream, Peers, Client *testnet.NS
-	Steerer, Steered        *testnet.NS // a host whose nftables lead a client's connections to a listener, and that client
+	Steerer, Steered        *testnet.NS // a host whose nftables rules redirect a client's connections to a listener, and that client
 	Certificates            Certificates
-	Images                  string // where the gateway unpacks images
+	Images                  string // directory where the gateway unpacks images
 
 	lock     *os.File
 	gateways []*Gateway
 	all      []*testnet.NS
 }
 
-// New creates the namespaces but for those of gateways.
+// New creates the namespaces, except those of gateways.
 func New(ctx context.Context, images string) (*Field, error) {
 	if err := removeStale(); err != nil {
 		return nil, fmt.Errorf("removing what an earlier run has left: %w", err)
@@ -64,7 +64,7 @@ func New(ctx context.Context, images string) (*Field, error) {
 }
 
 func (f *Field) build(ctx context.Context) (err error) {
-	if err := os.Chmod(f.Dir, 0o755); err != nil { // the peers change to users of their own
+	if err := os.Chmod(f.Dir, 0o755); err != nil { // the peers change to other users
 		return err
 	}
 	if f.Certificates, err = newCertificates(f.Dir); err != nil {
@@ -94,11 +94,11 @@ func (f *Field) build(ctx context.Context) (err error) {
 		run(ctx, f.Steered, "ip route add default via "+steererListen))
 }
 
-// SteeredPort is where connections arrive that nftables lead to a transparent listener.
+// SteeredPort is the port of the transparent listener, where nftables redirects connections.
 const SteeredPort = 8998
 
-// steer leads connections to a transparent listener, as the kernel's documentation of TPROXY says: those of known sockets
-// by one lookup, new ones to the listener.
+// steer redirects connections to a transparent listener as in the kernel's documentation of TPROXY: packets of known
+// sockets take one lookup, new connections go to the listener.
 const steer = `
 ip rule add fwmark 1 lookup 100
 ip route add local default dev lo table 100
@@ -110,7 +110,7 @@ nft 'table ip steer {
   }
 }'`
 
-// redirect leads the client's connections to the peers and masquerades theirs.
+// redirect redirects the client's connections to the peers and masquerades the peers' connections.
 const redirect = `
 echo 1 > /proc/sys/net/ipv4/ip_forward
 nft 'table ip peers {
@@ -118,7 +118,7 @@ nft 'table ip peers {
   chain post { type nat hook postrouting priority srcnat; oifname "peers" masquerade; }
 }'`
 
-// tuning is that of a host that opens many connections.
+// tuning has the sysctls of a host that opens many connections.
 const tuning = `
 ip link set lo up
 cd /proc/sys/net
@@ -128,7 +128,7 @@ echo 65535 > core/somaxconn
 echo 65535 > ipv4/tcp_max_syn_backlog
 `
 
-// Namespace creates a namespace that ends with the field.
+// Namespace creates a namespace that Close removes.
 func (f *Field) Namespace(ctx context.Context) (*testnet.NS, error) {
 	ns, err := f.bare()
 	if err != nil {
@@ -137,7 +137,7 @@ func (f *Field) Namespace(ctx context.Context) (*testnet.NS, error) {
 	return ns, run(ctx, ns, tuning)
 }
 
-// bare is Namespace for one that nothing is measured from.
+// bare is Namespace without tuning, for namespaces without measurements.
 func (f *Field) bare() (*testnet.NS, error) {
 	ns, err := testnet.NewNS()
 	if err == nil {
@@ -153,7 +153,7 @@ func connect(ctx context.Context, a *testnet.NS, addrA string, b *testnet.NS, ad
 		run(ctx, b, fmt.Sprintf("ip address add %[2]s/30 dev %[1]s\nip link set %[1]s up", name, addrB)))
 }
 
-// run runs a script in a namespace.
+// run runs a shell script in a namespace.
 func run(ctx context.Context, ns *testnet.NS, script string) error {
 	out, err := ns.Run(ctx, "sh", "-e", "-c", script)
 	if err != nil {
@@ -168,7 +168,7 @@ func (f *Field) Scratch(name string) (string, error) {
 	return dir, os.MkdirAll(dir, 0o755)
 }
 
-// Close ends the gateways, kills what is still in the namespaces and removes everything.
+// Close stops the gateways, kills the processes still in the namespaces and removes everything.
 func (f *Field) Close() error {
 	var errs []error
 	for _, g := range f.gateways {

@@ -21,32 +21,32 @@ import (
 // Resolver is the name server of every box: the first address of the pool.
 const Resolver = "10.200.0.1:53"
 
-// startTimeout is how long a gateway may take to start with many boxes, on a busy machine.
+// startTimeout bounds the start of a gateway with many boxes on a busy machine.
 const startTimeout = 5 * time.Minute
 
-// Gateway is `gateway serve` in a namespace of its own, with the box that the load comes from.
+// Gateway is `gateway serve` in its own namespace, and the box that generates the load.
 type Gateway struct {
 	Name    string
-	Public  string // its address on the upstream's side
+	Public  string // address on the upstream's side
 	NS, Box *testnet.NS
 	Routed  *testnet.NS // a box whose traffic the kernel forwards
 	Client  *api.Client
 	URL     Public
-	Echo    Public // that of the server that echoes WebSocket messages
+	Echo    Public // URL of the server that echoes WebSocket messages
 
 	field  *Field
 	binary string
 	dir    string
-	cmd    *exec.Cmd // nil while it does not run
+	cmd    *exec.Cmd // nil if it is not running
 	stdin  io.Closer // closing it makes the gateway exit
 	exited chan struct{}
-	boxes  []*testnet.NS // further ones
+	boxes  []*testnet.NS // additional boxes
 }
 
 // Public is a public URL of the box.
 type Public struct{ Host, Token string }
 
-// settings are the configuration: the limits are raised, since one box makes the load of many.
+// settings is the configuration. The limits are raised because one box generates the load of many.
 const settings = `state_dir: %[1]s/state
 admin: {socket: %[1]s/admin.sock, listen: ""}
 network: {protected_exempt: [203.0.113.0/24]}
@@ -68,7 +68,7 @@ metrics: {listen: ""}
 log: {level: info, format: json}
 `
 
-// Gateway creates the namespaces of a gateway and its box; [Gateway.Start] starts it.
+// Gateway creates the namespaces of a gateway and its box. [Gateway.Start] starts the process.
 func (f *Field) Gateway(ctx context.Context, name, binary string) (*Gateway, error) {
 	dir, err := f.Scratch(name)
 	if err != nil {
@@ -85,23 +85,23 @@ func (f *Field) Gateway(ctx context.Context, name, binary string) (*Gateway, err
 	upstream := fmt.Sprintf("172.31.%d.1", number)
 	config := fmt.Sprintf(settings, dir, origin.Name, f.Certificates.Upstream.CA, g.runDir(), f.image(dir), f.Images)
 	return g, errors.Join(
-		os.MkdirAll(filepath.Join(dir, "root", "bin"), 0o755), // an image that nothing is launched from
+		os.MkdirAll(filepath.Join(dir, "root", "bin"), 0o755), // an image that no box uses
 		connect(ctx, f.Upstream, upstream, g.NS, g.Public, fmt.Sprintf("gateway%d", number)),
 		run(ctx, g.NS, "ip route add default via "+upstream),
 		os.WriteFile(g.config(), []byte(config), 0o600))
 }
 
-// runDir is the gateway's run directory, outside that of the field.
+// runDir returns the gateway's run directory, which is outside the field's directory.
 func (g *Gateway) runDir() string {
 	return filepath.Join(runRoot, filepath.Base(g.field.Dir)+"-"+g.Name)
 }
 
 func (g *Gateway) config() string { return filepath.Join(g.dir, "boxgate.yaml") }
 
-// PID is that of the running gateway.
+// PID returns the process ID of the running gateway.
 func (g *Gateway) PID() int { return g.cmd.Process.Pid }
 
-// Start starts the gateway as it ships, its log into a file, and returns when it is ready.
+// Start starts the gateway with its default settings, logging to a file, and returns when it is ready.
 func (g *Gateway) Start(ctx context.Context) error {
 	read, write, err := os.Pipe()
 	if err != nil {
@@ -121,7 +121,7 @@ func (g *Gateway) Start(ctx context.Context) error {
 	cmd := exec.Command(g.binary, "serve", "--config", g.config(), "--until-eof")
 	cmd.Env = append(environment(), "NOTIFY_SOCKET="+ready.LocalAddr().String())
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = read, log, log
-	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true} // Ctrl-C is for the bench to handle
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true} // the bench handles Ctrl-C
 	if err := g.NS.Start(cmd); err != nil {
 		return errors.Join(err, write.Close())
 	}
@@ -133,7 +133,7 @@ func (g *Gateway) Start(ctx context.Context) error {
 	return g.awaitReady(ctx, ready)
 }
 
-// environment is this process's without the configuration of another gateway.
+// environment returns the environment of this process without the configuration of another gateway.
 func environment() []string {
 	var env []string
 	for _, e := range os.Environ() {
@@ -160,8 +160,8 @@ func (g *Gateway) awaitReady(ctx context.Context, ready *net.UnixConn) error {
 	go func() {
 		defer close(reported)
 		message := make([]byte, 1024)
-		for { // the others are about the sockets that a service manager would keep
-			if n, err := ready.Read(message); err != nil || string(message[:n]) == "READY=1" { // an error means that the wait is over
+		for { // the other messages are about sockets kept by a service manager
+			if n, err := ready.Read(message); err != nil || string(message[:n]) == "READY=1" { // on an error the wait is over
 				return
 			}
 		}
@@ -188,7 +188,7 @@ func (g *Gateway) key() (string, error) {
 	return strings.TrimSpace(string(key)), err
 }
 
-// logEnd is the end of what the gateway wrote.
+// logEnd returns the end of the gateway's log.
 func (g *Gateway) logEnd() string {
 	text, err := os.ReadFile(filepath.Join(g.dir, "log"))
 	if err != nil {
@@ -197,7 +197,7 @@ func (g *Gateway) logEnd() string {
 	return string(text[max(0, len(text)-2000):])
 }
 
-// Stop ends the gateway, if it runs.
+// Stop stops the gateway if it is running.
 func (g *Gateway) Stop() error {
 	if g.cmd == nil {
 		return nil
@@ -207,7 +207,7 @@ func (g *Gateway) Stop() error {
 	return err
 }
 
-// terminate ends a process: by request, and if that does not help, by force.
+// terminate ends a process with SIGTERM and, if it does not exit in time, with SIGKILL.
 func terminate(p *os.Process, exited <-chan struct{}) error {
 	_ = p.Signal(syscall.SIGTERM) // it may have exited
 	select {
@@ -220,5 +220,5 @@ func terminate(p *os.Process, exited <-chan struct{}) error {
 	return fmt.Errorf("process %d had to be killed", p.Pid)
 }
 
-// Upstream is the namespace that the gateway's public addresses are reached from.
+// Upstream returns the namespace in front of the gateway's public addresses.
 func (g *Gateway) Upstream() *testnet.NS { return g.field.Upstream }

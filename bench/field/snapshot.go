@@ -11,15 +11,15 @@ import (
 	"boxgate/api"
 )
 
-// SnapshotFiles is how many files of 10 KiB a box has written when a snapshot of it is taken.
+// SnapshotFiles is the number of files of 10 KiB that a box writes before its snapshot is taken.
 const SnapshotFiles = 1000
 
-// Write has the box write what its snapshots are to hold.
+// Write makes the box write the files of its snapshots.
 func (b *LaunchedBox) Write(ctx context.Context) error {
 	return b.run(ctx, "sh", "-c", fmt.Sprintf("mkdir made && cd made && for i in $(seq %d); do head -c 10240 /dev/urandom >$i; done", SnapshotFiles))
 }
 
-// Snapshot takes a snapshot of the box, and returns when it is ready.
+// Snapshot takes a snapshot of the box and returns when it is ready.
 func (b *LaunchedBox) Snapshot(ctx context.Context) (id string, err error) {
 	var s struct{ ID, Status, Error string }
 	err = b.g.Client.Do(ctx, "POST", api.BoxPath(b.id, "snapshots"), map[string]any{"name": "measured"}, &s)
@@ -32,7 +32,7 @@ func (b *LaunchedBox) Snapshot(ctx context.Context) (id string, err error) {
 	return s.ID, err
 }
 
-// snapshotStatus looks again, after a moment, at a snapshot that was not ready.
+// snapshotStatus polls the status of a snapshot after a short wait.
 func (b *LaunchedBox) snapshotStatus(ctx context.Context, id string) (status, why string, err error) {
 	select {
 	case <-time.After(10 * time.Millisecond):
@@ -53,15 +53,15 @@ func (b *LaunchedBox) snapshotStatus(ctx context.Context, id string) (status, wh
 	return "", "", errors.New("the snapshot is gone")
 }
 
-// DeleteSnapshot deletes a snapshot, also if ctx has ended.
+// DeleteSnapshot deletes a snapshot, even if ctx has ended.
 func (g *Gateway) DeleteSnapshot(ctx context.Context, id string) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Minute)
 	defer cancel()
 	return g.Client.Do(ctx, "DELETE", "/v2/box/snapshots", map[string]any{"ids": []string{id}}, nil)
 }
 
-// Fork makes so many boxes of a snapshot at once, and returns when a command has run in each. The boxes that it returns are
-// the caller's to delete, also if it fails.
+// Fork creates count boxes of a snapshot concurrently, and returns when a command has run in each. The caller must
+// delete the returned boxes, even on an error.
 func (g *Gateway) Fork(ctx context.Context, snapshot string, count int) ([]*LaunchedBox, error) {
 	boxes, errs := make([]*LaunchedBox, count), make([]error, count)
 	var all sync.WaitGroup

@@ -10,14 +10,15 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Where runs keep their files, where nobody but root can put any, and the gateways of runs their pins of namespaces.
+// The directory for the files of runs, writable by root only, and the run directory of their gateways with the pinned
+// namespaces.
 const (
 	parent  = "/var/lib/boxgate/bench"
 	prefix  = "run-"
 	runRoot = "/run/boxgate-bench"
 )
 
-// lock marks the directory of a run as in use, for the life of this process.
+// lock marks the directory of a run as used for the lifetime of this process.
 func lock(dir string) (*os.File, error) {
 	f, err := os.OpenFile(filepath.Join(dir, "lock"), os.O_CREATE|os.O_RDWR|unix.O_CLOEXEC, 0o600)
 	if err != nil {
@@ -29,7 +30,7 @@ func lock(dir string) (*os.File, error) {
 	return f, nil
 }
 
-// removeStale removes what runs have left that were killed.
+// removeStale removes the files of killed runs.
 func removeStale() error {
 	dirs, err := filepath.Glob(filepath.Join(parent, prefix+"*"))
 	if err != nil {
@@ -46,8 +47,7 @@ func removeStale() error {
 	return errors.Join(errs...)
 }
 
-// removeAll removes the files of a run. Its gateways have pinned the namespaces of boxes, which outlive them: the pins are
-// removed, too.
+// removeAll removes the files of a run, including the pins of its boxes' namespaces, which outlive the gateways.
 func removeAll(dir string) error {
 	runs, err := filepath.Glob(filepath.Join(runRoot, filepath.Base(dir)+"-*"))
 	if err != nil {

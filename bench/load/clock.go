@@ -7,7 +7,7 @@ import (
 	"boxgate/bench/proc"
 )
 
-// clock is the beginning of what is measured.
+// clock holds the readings at the start of a measurement.
 type clock struct {
 	g         *generator
 	pids      []int
@@ -28,7 +28,7 @@ func (g *generator) start() *clock {
 	return c
 }
 
-// stop reads them again.
+// stop reads them again and returns the differences.
 func (c *clock) stop() Result {
 	units, took := c.g.units.Load()-c.units, time.Since(c.begun)
 	return Result{

@@ -15,13 +15,13 @@ import (
 // patience bounds every connect, handshake and answer.
 const patience = 30 * time.Second
 
-// target is one name to reach.
+// target is a name to connect to.
 type target struct {
 	host string
 	conf *tls.Config
 }
 
-// next returns the target of the next connection: the only one, or the next name that was not used yet.
+// next returns the target of the next connection: the only name, or the next unused one.
 func (g *generator) next() target {
 	host := g.Name
 	if strings.Contains(host, "%") {
@@ -34,8 +34,8 @@ func (g *generator) next() target {
 	return target{host, conf.(*tls.Config)}
 }
 
-// tlsConfig offers the same to every program: X25519 and AES-128-GCM. Which certificate answers is compared by issue (see
-// note), and whether the program verified its upstream is not for a client to see.
+// tlsConfig offers every program the same: X25519 and AES-128-GCM. note checks the certificate. A client cannot see
+// whether the program verifies its upstream.
 func (g *generator) tlsConfig(host string) *tls.Config {
 	c := &tls.Config{
 		ServerName: host, InsecureSkipVerify: true, MinVersion: tls.VersionTLS13,
@@ -50,7 +50,7 @@ func (g *generator) tlsConfig(host string) *tls.Config {
 	return c
 }
 
-// dial connects, through an explicit proxy if there is one.
+// dial connects, through the explicit proxy if there is one.
 func (g *generator) dial(host string) (net.Conn, error) {
 	c, err := (&net.Dialer{Timeout: patience}).DialContext(g.ctx, "tcp", g.Dial)
 	if err != nil || !g.Connect {
@@ -63,13 +63,14 @@ func (g *generator) dial(host string) (net.Conn, error) {
 	return c, c.SetDeadline(time.Time{})
 }
 
-// connect asks an explicit proxy for a tunnel. Nothing may follow the answer before the client has spoken.
+// connect asks an explicit proxy for a tunnel. The proxy may send no data after its answer until the client has sent
+// some.
 func connect(c net.Conn, host string) error {
 	if _, err := fmt.Fprintf(c, "CONNECT %[1]s HTTP/1.1\r\nHost: %[1]s\r\n\r\n", host); err != nil {
 		return err
 	}
 	r := bufio.NewReader(c)
-	resp, err := http.ReadResponse(r, &http.Request{Method: http.MethodConnect}) //nolint:bodyclose // has none
+	resp, err := http.ReadResponse(r, &http.Request{Method: http.MethodConnect}) //nolint:bodyclose // has no body
 	if err != nil {
 		return err
 	}
@@ -79,7 +80,7 @@ func connect(c net.Conn, host string) error {
 	return nil
 }
 
-// open connects and shakes hands. The connection is closed when the measurement is aborted.
+// open connects and completes the TLS handshake. The connection is closed when the measurement is aborted.
 func (g *generator) open(t target) (*tls.Conn, error) {
 	raw, err := g.dial(t.host)
 	if err != nil {
@@ -96,7 +97,7 @@ func (g *generator) open(t target) (*tls.Conn, error) {
 	return c, raw.SetDeadline(time.Time{})
 }
 
-// reach is open, or the connection alone if there is no TLS.
+// reach is open, or dial if Plain is set.
 func (g *generator) reach(t target) (net.Conn, error) {
 	if g.Plain {
 		return g.dial(t.host)
@@ -104,7 +105,7 @@ func (g *generator) reach(t target) (net.Conn, error) {
 	return g.open(t)
 }
 
-// note keeps what the first handshake negotiated, and refuses another certificate than one for the name.
+// note records the parameters of the first handshake. It rejects a certificate that is not for the name.
 func (g *generator) note(s tls.ConnectionState) error {
 	leaf := s.PeerCertificates[0]
 	if err := leaf.VerifyHostname(s.ServerName); err != nil {
@@ -119,7 +120,7 @@ func (g *generator) note(s tls.ConnectionState) error {
 	return nil
 }
 
-// ask resolves all names, so that the box has been told their addresses, as that of any client.
+// ask resolves all names through the box's resolver before the measurement, as a client of the gateway would.
 func (g *generator) ask() error {
 	if g.Ask == "" {
 		return nil
@@ -136,7 +137,7 @@ func (g *generator) ask() error {
 	return nil
 }
 
-// countingReader counts the bytes that a download has brought.
+// countingReader counts the bytes of a download.
 type countingReader struct {
 	r io.Reader
 	g *generator

@@ -15,14 +15,14 @@ import (
 	"boxgate/bench/stat"
 )
 
-// Change is a call of the gateway's API that cuts what is open.
+// Change is an API call to the gateway that cuts open connections.
 type Change struct {
 	Socket, Key  string
 	Method, Path string
-	Body         map[string]any // nil: none
+	Body         map[string]any // nil: no body
 }
 
-// cut opens connections, makes the change, and measures when each was cut.
+// cut opens connections, makes the change, and measures the time until each connection is cut.
 func (g *generator) cut() (Result, error) {
 	conns, err := g.hold(g.Conns)
 	defer func() { abandon(conns) }()
@@ -80,7 +80,7 @@ func (g *generator) cutResult(begun time.Time, ends []time.Time) (Result, error)
 	}, g.ctx.Err()
 }
 
-// watchSilent returns when a connection on which nothing is said ends; zero if it does not.
+// watchSilent returns the time at which an idle connection ends, or zero if it does not end.
 func watchSilent(c net.Conn, _ *atomic.Bool) (end time.Time) {
 	_ = c.SetReadDeadline(time.Now().Add(patience))
 	if _, err := c.Read(make([]byte, 1)); err == nil || errors.Is(err, os.ErrDeadlineExceeded) {
@@ -89,14 +89,14 @@ func watchSilent(c net.Conn, _ *atomic.Bool) (end time.Time) {
 	return time.Now()
 }
 
-// beat is how often a request is sent over each connection that the kernel forwards: nobody ends such a connection, it just
-// brings no answers any more. silence is after how long that is certain.
+// beat is the interval of requests over each connection that the kernel forwards. Such a connection is not closed by
+// the gateway; it only stops delivering answers. After silence without an answer it counts as cut.
 const (
 	beat    = 100 * time.Millisecond
 	silence = 2 * time.Second
 )
 
-// watchTalking returns when the last answer came over a connection; zero if they do not stop.
+// watchTalking returns the time of the last answer over a connection, or zero if answers do not stop.
 func (g *generator) watchTalking(c net.Conn, sent *atomic.Bool) (end time.Time) {
 	stop := make(chan struct{})
 	defer close(stop)
@@ -110,13 +110,13 @@ func (g *generator) watchTalking(c net.Conn, sent *atomic.Bool) (end time.Time) 
 			return end
 		}
 		if err != nil {
-			break // it should be open still
+			break // the connection should still be open
 		}
 	}
 	return time.Time{}
 }
 
-// talk sends requests until it is stopped or the connection is gone. Connections take turns within a beat.
+// talk sends requests until stop is closed or the connection fails. Connections take turns within a beat.
 func (g *generator) talk(c net.Conn, stop <-chan struct{}) {
 	request := g.request(g.Name)
 	wait := rand.N(beat)

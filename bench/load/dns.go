@@ -12,10 +12,10 @@ import (
 	"github.com/miekg/dns"
 )
 
-// lost is after how long a query counts as lost, and is an error.
+// lost is the time after which an unanswered query counts as an error.
 const lost = 3 * time.Second
 
-// dns sends queries over one UDP socket, a number of them unanswered at a time.
+// dns sends queries over one UDP socket, keeping a fixed number of them outstanding.
 func (g *generator) dns(w *worker) error {
 	c, err := net.Dial("udp", g.Dial)
 	if err != nil {
@@ -36,14 +36,14 @@ func (g *generator) dns(w *worker) error {
 	return nil
 }
 
-// asker is one socket of queries.
+// asker sends queries over one socket.
 type asker struct {
 	g      *generator
 	worker *worker
 	c      net.Conn
 	open   int
 	next   uint16
-	begun  [1 << 16]time.Time // by ID; zero: no such query is open
+	begun  [1 << 16]time.Time // by ID; zero: no such query is outstanding
 	buf    [4096]byte
 }
 
@@ -87,7 +87,7 @@ func (q *asker) receive() error {
 	return q.send()
 }
 
-// verifyAnswer demands an address; where the name is refused, either that the answer says so or the address of a sink.
+// verifyAnswer requires an address or, if the name must be refused, a refusal or the address of a sink.
 func verifyAnswer(message []byte, refused bool) error {
 	code, answers := message[3]&0xf, binary.BigEndian.Uint16(message[6:])
 	if message[2]&0x80 == 0 {
@@ -110,7 +110,7 @@ func appendQuery(b []byte, id uint16, name string) []byte {
 	return append(b, 0, 0, 1, 0, 1)
 }
 
-// resolve asks for the addresses of a name.
+// resolve queries the addresses of a name.
 func resolve(ctx context.Context, server, name string) error {
 	m := new(dns.Msg).SetQuestion(dns.Fqdn(name), dns.TypeA)
 	client := dns.Client{Timeout: lost}

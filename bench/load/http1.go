@@ -12,7 +12,7 @@ import (
 	"time"
 )
 
-// keepAlive sends one request after the other over one connection.
+// keepAlive sends consecutive requests over one connection.
 func (g *generator) keepAlive(w *worker) error {
 	t := g.next()
 	c, err := g.reach(t)
@@ -35,8 +35,7 @@ func (g *generator) keepAlive(w *worker) error {
 	return nil
 }
 
-// interrupt ends a connection when the measurement is over: a large body is not waited for. The function it returns ends
-// the watch.
+// interrupt closes a connection when the measurement is over, without waiting for a large body. stop ends that.
 func (g *generator) interrupt(c net.Conn) (stop func()) {
 	closed := make(chan struct{})
 	go func() {
@@ -51,7 +50,7 @@ func (g *generator) interrupt(c net.Conn) (stop func()) {
 	return func() { close(closed) }
 }
 
-// fresh sends each request over a connection of its own.
+// fresh sends each request over a new connection.
 func (g *generator) fresh(w *worker) error {
 	if !g.take() {
 		return nil
@@ -71,7 +70,7 @@ func (g *generator) fresh(w *worker) error {
 	return nil
 }
 
-// request is the head of a request; the body of an upload follows.
+// request returns the head of a request. The body of an upload follows.
 func (g *generator) request(host string) []byte {
 	method := "GET"
 	header := append([]string{"Host: " + host, "User-Agent: bench", "Accept: */*"}, g.Header...)
@@ -82,7 +81,7 @@ func (g *generator) request(host string) []byte {
 	return []byte(method + " " + g.Path + " HTTP/1.1\r\n" + strings.Join(header, "\r\n") + "\r\n\r\n")
 }
 
-// roundTrip sends a request and reads its answer, which must be 200 with a body of the right length.
+// roundTrip sends a request and reads its answer, which must be a 200 with a body of the right length.
 func (g *generator) roundTrip(c io.Writer, r *bufio.Reader, request []byte) error {
 	if _, err := c.Write(request); err != nil {
 		return err
@@ -115,7 +114,7 @@ func (g *generator) roundTrip(c io.Writer, r *bufio.Reader, request []byte) erro
 	return err
 }
 
-// chunk is what an upload consists of.
+// chunk is the repeated content of an upload.
 var chunk = bytes.Repeat([]byte("boxgate "), 32<<10)
 
 func (g *generator) send(c io.Writer) error {
@@ -130,10 +129,10 @@ func (g *generator) send(c io.Writer) error {
 	return nil
 }
 
-// head is what matters of the head of a response.
+// head holds the relevant parts of the head of a response.
 type head struct {
 	status  int
-	length  int64 // -1: not said
+	length  int64 // -1: no Content-Length
 	chunked bool
 	closing bool
 }
@@ -182,7 +181,7 @@ func (h *head) field(line []byte) (err error) {
 	return err
 }
 
-// discard reads the body, and returns its length.
+// discard reads the body and returns its length.
 func (h head) discard(r *bufio.Reader, body io.Reader) (n int64, err error) {
 	switch {
 	case h.chunked:

@@ -15,7 +15,7 @@ import (
 	"golang.org/x/net/http2/hpack"
 )
 
-// The windows that the generator opens: never what limits a program under test.
+// The windows opened by the generator, large enough never to limit a program under test.
 const (
 	streamWindow = 1 << 20
 	connWindow   = 1 << 30
@@ -57,10 +57,10 @@ type session struct {
 	fields  map[string]string
 	streams map[uint32]*stream
 	nextID  uint32
-	unacked uint32 // bytes of data not given back to the window
+	unacked uint32 // bytes of data for which no WINDOW_UPDATE was sent yet
 }
 
-// stream is a request under way.
+// stream is an open request.
 type stream struct {
 	begun          time.Time
 	status, result string
@@ -117,7 +117,7 @@ func (s *session) send() error {
 	return err
 }
 
-// fields are those of a request.
+// fields returns the header fields of a request.
 func (g *generator) fields() []hpack.HeaderField {
 	method := "GET"
 	var more []hpack.HeaderField
@@ -135,7 +135,7 @@ func (g *generator) fields() []hpack.HeaderField {
 	}, more...)
 }
 
-// step handles one frame, and sends what is due once nothing more has arrived.
+// step handles one frame. If no more input is buffered, it then sends the pending output.
 func (s *session) step() error {
 	f, err := s.framer.ReadFrame()
 	if err != nil {
@@ -151,7 +151,7 @@ func (s *session) step() error {
 	return err
 }
 
-// handle reports whether a frame ends its stream.
+// handle processes a frame and reports whether it ends its stream.
 func (s *session) handle(f http2.Frame) (ended bool, err error) {
 	switch f := f.(type) {
 	case *http2.HeadersFrame:
@@ -212,7 +212,7 @@ func (s *session) data(f *http2.DataFrame) error {
 	return s.framer.WriteWindowUpdate(0, given)
 }
 
-// finish verifies an answer, and opens the next request in its place.
+// finish verifies an answer and opens the next request.
 func (s *session) finish(id uint32) error {
 	st := s.streams[id]
 	delete(s.streams, id)

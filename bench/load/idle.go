@@ -14,11 +14,11 @@ import (
 	"boxgate/bench/proc"
 )
 
-// opening is how many connections are opened at the same time.
+// opening is the number of connections opened concurrently.
 const opening = 16
 
-// idle opens connections, sends one request over each, and reads the memory of the program under test at every step,
-// once it has rested.
+// idle opens connections, sends one request over each, and reads the memory of the program under test at every step
+// after a rest.
 func (g *generator) idle() (Result, error) {
 	var held []net.Conn
 	defer func() { abandon(held) }()
@@ -42,7 +42,7 @@ func (g *generator) idle() (Result, error) {
 	return Result{Units: int64(len(held)), Seconds: 1, TLS: g.tlsText, Held: steps}, g.ctx.Err()
 }
 
-// abandon closes connections without a word of TLS.
+// abandon closes connections without a TLS close_notify.
 func abandon(conns []net.Conn) {
 	for _, c := range conns {
 		if t, ok := c.(*tls.Conn); ok {
@@ -52,7 +52,7 @@ func abandon(conns []net.Conn) {
 	}
 }
 
-// hold opens so many further connections.
+// hold opens count more connections.
 func (g *generator) hold(count int) (held []net.Conn, err error) {
 	var mu sync.Mutex
 	var workers sync.WaitGroup
@@ -95,7 +95,7 @@ func (g *generator) rest() (net.Conn, error) {
 	return c, c.SetDeadline(time.Time{})
 }
 
-// alive reports an error unless all connections are still open: memory that was given back by closing them does not count.
+// alive returns an error unless all connections are still open: memory freed by closing connections does not count.
 func alive(conns []net.Conn) error {
 	closed := slices.IndexFunc(conns, func(c net.Conn) bool {
 		_ = c.SetReadDeadline(time.Now().Add(50 * time.Microsecond))

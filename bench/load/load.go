@@ -1,5 +1,5 @@
-// Package load generates the load of the benchmarks. A generator is a process of its own in the namespace of a client; it
-// verifies every answer, and reads the CPU time of the program under test at the two ends of what it measures.
+// Package load generates the load of the benchmarks. A generator is a separate process in the namespace of a client. It
+// verifies every answer, and reads the CPU time of the program under test at the start and the end of the measurement.
 package load
 
 import (
@@ -13,18 +13,18 @@ import (
 	"boxgate/bench/stat"
 )
 
-// Kind is a kind of load; its unit of work is what it counts.
+// Kind is a kind of load. It determines the counted unit.
 type Kind string
 
 // The kinds.
 const (
-	KeepAlive Kind = "keepalive" // HTTP/1.1 requests over connections kept alive
-	Fresh     Kind = "fresh"     // HTTP/1.1 requests, each over a connection of its own
+	KeepAlive Kind = "keepalive" // HTTP/1.1 requests over persistent connections
+	Fresh     Kind = "fresh"     // HTTP/1.1 requests, each over a new connection
 	HTTP2     Kind = "http2"     // HTTP/2 requests
 	GRPC      Kind = "grpc"      // unary gRPC calls
 	Download  Kind = "download"  // bytes of response bodies
 	Upload    Kind = "upload"    // bytes of request bodies
-	Tunnel    Kind = "tunnel"    // connections over which a ClientHello is sent, and 1 KiB comes back
+	Tunnel    Kind = "tunnel"    // connections that send a ClientHello and receive 1 KiB
 	Idle      Kind = "idle"      // connections held open after one request
 	DNS       Kind = "dns"       // queries
 	WebSocket Kind = "websocket" // messages, each returned
@@ -35,23 +35,23 @@ const (
 type Options struct {
 	Kind    Kind
 	Dial    string   // address and port to connect to
-	Connect bool     // it is an explicit proxy, asked for port 443 of the name
-	Name    string   // server name and Host; %d is the number of the name
+	Connect bool     // Dial is an explicit proxy, which must connect to port 443 of the name
+	Name    string   // server name and Host; %d is replaced by the number of the name
 	Path    string   // of requests
 	Header  []string // further fields of requests, as lines
 	Conns   int
-	Streams int  // concurrent requests of one connection, for HTTP/2 and DNS
-	Resume  bool // TLS sessions are resumed
+	Streams int  // concurrent requests per connection, for HTTP/2 and DNS
+	Resume  bool // resume TLS sessions
 	Size    int64
 	Steps   []int // for Idle: the numbers of connections at which memory is read
 
-	Warm, Window time.Duration // before and while it is measured; for Idle, the rest before memory is read
-	Count        int64         // units in the place of a window
+	Warm, Window time.Duration // before and during the measurement; for Idle, Warm is the wait before memory is read
+	Count        int64         // number of units, instead of a window
 
-	Names   int64  // how many names there are to use, for DNS and Fresh; 0: one
-	First   int64  // the number of the first
-	Refused bool   // for DNS: the answer is no, or an address that leads nowhere
-	Ask     string // resolver that is asked for the names beforehand
+	Names   int64  // number of names, for DNS and Fresh; 0: one
+	First   int64  // number of the first name
+	Refused bool   // for DNS: the answer is a refusal or the address of a sink
+	Ask     string // resolver to query for all names before the measurement
 
 	Plain    bool    // HTTP without TLS
 	Change   *Change // for Cut
@@ -60,33 +60,33 @@ type Options struct {
 	PIDs []int // of the program under test
 }
 
-// Result is what was measured.
+// Result is the result of a measurement.
 type Result struct {
 	Units   int64
 	Seconds float64
 	Errors  int64
-	Error   string // one of them
+	Error   string // text of one error
 	CPU     int64  // nanoseconds of the program under test
 	Client  int64  // nanoseconds of the generator
 	P50     float64
 	P99     float64 // in microseconds
-	TLS     string  // what was negotiated
+	TLS     string  // negotiated parameters
 	Held    []Held  // for Idle
-	Last    float64 // for Cut: when the last connection was cut, in microseconds after the change was sent
-	Softirq int64   // nanoseconds of the whole machine in softirqs, as coarse as the kernel counts them
-	Packets int64   // at the generator's interfaces, both ways
+	Last    float64 // for Cut: microseconds from sending the change until the last connection was cut
+	Softirq int64   // nanoseconds that the whole machine spent in softirqs, in the kernel's granularity
+	Packets int64   // received and sent at the generator's interfaces
 }
 
-// Held is the memory of the program under test with so many connections open.
+// Held is the memory of the program under test with a number of open connections.
 type Held struct {
 	Conns int
 	Bytes int64
 }
 
-// PerUnit is the CPU time of the program under test for one unit, in microseconds.
+// PerUnit returns the CPU time of the program under test per unit, in microseconds.
 func (r Result) PerUnit() float64 { return float64(r.CPU) / 1e3 / float64(r.Units) }
 
-// Rate is the units per second.
+// Rate returns the units per second.
 func (r Result) Rate() float64 { return float64(r.Units) / r.Seconds }
 
 // Run generates the load and measures it.
@@ -111,14 +111,14 @@ func Run(ctx context.Context, o Options) (Result, error) {
 	return g.measure(work)
 }
 
-// generator is the state that the workers of one measurement share.
+// generator is the shared state of the workers of one measurement.
 type generator struct {
 	Options
 	ctx context.Context
 
 	ready              sync.WaitGroup // for the workers' first answers
 	recording, stopped atomic.Bool
-	end                chan struct{} // closed when what is under way is to be given up
+	end                chan struct{} // closed to abort running work
 	units, taken       atomic.Int64
 	errors             atomic.Int64
 	name               atomic.Int64
@@ -129,7 +129,7 @@ type generator struct {
 	sessions           sync.Map // name → *tls.Config
 }
 
-// measure runs as many workers as there are connections, and counts what they do within the window.
+// measure runs one worker per connection and counts the units done within the window.
 func (g *generator) measure(work func(*worker) error) (Result, error) {
 	all := make([]worker, g.Conns)
 	g.ready.Add(g.Conns)
@@ -158,10 +158,10 @@ func (g *generator) measure(work func(*worker) error) (Result, error) {
 	return g.complete(result, all)
 }
 
-// most is how many windows a measurement may take.
+// most bounds the length of a measurement, in windows.
 const most = 10
 
-// pauseFor waits for the window, and for further ones while less than one unit a connection is done.
+// pauseFor waits for the window, and for more of them until at least one unit per connection is done.
 func (g *generator) pauseFor(c *clock) {
 	for range most {
 		g.pause(g.Window)
@@ -171,13 +171,13 @@ func (g *generator) pauseFor(c *clock) {
 	}
 }
 
-// worker is one connection, or one after the other.
+// worker uses one connection, or one connection at a time.
 type worker struct {
 	latencies stat.Histogram
 	ready     sync.Once
 }
 
-// awaitReady waits until every worker has had an answer, or for so long that something must be wrong.
+// awaitReady waits until every worker has had an answer, with a timeout.
 func (g *generator) awaitReady() {
 	ready := make(chan struct{})
 	go func() {
@@ -192,7 +192,7 @@ func (g *generator) awaitReady() {
 	}
 }
 
-// complete adds what the workers have seen.
+// complete adds the results of the workers.
 func (g *generator) complete(r Result, workers []worker) (Result, error) {
 	var all stat.Histogram
 	for i := range workers {
@@ -206,7 +206,7 @@ func (g *generator) complete(r Result, workers []worker) (Result, error) {
 	return r, g.ctx.Err()
 }
 
-// repeat calls work until the measurement is over. A worker whose connection fails tries again, less and less eagerly.
+// repeat calls work until the measurement is over. After a failed connection it retries with growing delays.
 func (g *generator) repeat(work func() error) {
 	for failures := 0; !g.over(); {
 		if err := work(); err != nil && !g.aborted() {
@@ -217,15 +217,15 @@ func (g *generator) repeat(work func() error) {
 	}
 }
 
-// over reports whether the workers are to end.
+// over reports whether the workers must stop.
 func (g *generator) over() bool {
 	return g.aborted() || g.Count > 0 && g.taken.Load() >= g.Count
 }
 
-// aborted reports whether what is under way is given up, so that its errors mean nothing.
+// aborted reports whether running work is being aborted, so that its errors are expected.
 func (g *generator) aborted() bool { return g.stopped.Load() || g.ctx.Err() != nil }
 
-// take claims one unit of a counted measurement; of others there is always one more.
+// take claims one unit of a counted measurement. Without a count it succeeds until the measurement ends.
 func (g *generator) take() bool {
 	return !g.stopped.Load() && (g.Count == 0 || g.taken.Add(1) <= g.Count)
 }

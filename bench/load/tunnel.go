@@ -8,8 +8,8 @@ import (
 	"time"
 )
 
-// tunnel opens a connection that is passed on unread: it sends a ClientHello, reads 1 KiB of answer and closes. No
-// cryptography is done by anyone, so that what is measured is the tunnel.
+// tunnel opens a connection that is passed through unread: it sends a ClientHello, reads an answer of 1 KiB and closes.
+// No party does cryptography, so that only the tunnel is measured.
 func (g *generator) tunnel(w *worker) error {
 	hello, err := clientHello(g.Name)
 	if err != nil {
@@ -40,12 +40,12 @@ func (g *generator) exchange(hello, answer []byte) error {
 	return err
 }
 
-// clientHello is the first message of a TLS client for a server.
+// clientHello returns the first message of a TLS client for a server.
 func clientHello(host string) ([]byte, error) {
 	client, server := net.Pipe()
 	defer server.Close()
 	go func() {
-		_ = tls.Client(client, &tls.Config{ServerName: host, NextProtos: []string{"h2", "http/1.1"}}).Handshake() // fails at the close
+		_ = tls.Client(client, &tls.Config{ServerName: host, NextProtos: []string{"h2", "http/1.1"}}).Handshake() // fails when the pipe is closed
 		_ = client.Close()
 	}()
 	return ReadRecord(server)

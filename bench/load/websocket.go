@@ -11,14 +11,14 @@ import (
 	"time"
 )
 
-// The message that is sent over WebSockets, as a client's frame and as the server's that returns it.
+// The WebSocket message, as the client's frame and as the server's echo.
 var (
 	echoed   = bytes.Repeat([]byte("m"), 100)
 	outgoing = maskedFrame(echoed)
 	incoming = append([]byte{0x82, byte(len(echoed))}, echoed...)
 )
 
-// maskedFrame is a client's frame with a short binary message.
+// maskedFrame returns a client's frame with a short binary message.
 func maskedFrame(message []byte) []byte {
 	mask := [4]byte{1, 2, 3, 4}
 	frame := append([]byte{0x82, 0x80 | byte(len(message))}, mask[:]...)
@@ -28,7 +28,7 @@ func maskedFrame(message []byte) []byte {
 	return frame
 }
 
-// webSocket sends one message after the other over one WebSocket, each once the last was returned.
+// webSocket sends consecutive messages over one WebSocket, each after the echo of the previous one.
 func (g *generator) webSocket(w *worker) error {
 	t := g.next()
 	c, err := g.open(t)
@@ -58,7 +58,7 @@ func (g *generator) webSocket(w *worker) error {
 	return nil
 }
 
-// upgrade opens the WebSocket. The server returns the digest of the key in RFC 6455's example.
+// upgrade opens the WebSocket. The key is the example of RFC 6455, section 1.3, so the digest is known.
 func (g *generator) upgrade(c io.Writer, r *bufio.Reader, host string) error {
 	fields := append([]string{
 		"Host: " + host, "Connection: Upgrade", "Upgrade: websocket", "Sec-WebSocket-Version: 13", "Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==",
@@ -66,7 +66,7 @@ func (g *generator) upgrade(c io.Writer, r *bufio.Reader, host string) error {
 	if _, err := fmt.Fprintf(c, "GET %s HTTP/1.1\r\n%s\r\n\r\n", g.Path, strings.Join(fields, "\r\n")); err != nil {
 		return err
 	}
-	resp, err := http.ReadResponse(r, nil) //nolint:bodyclose // has none
+	resp, err := http.ReadResponse(r, nil) //nolint:bodyclose // has no body
 	if err != nil {
 		return err
 	}

@@ -15,11 +15,11 @@ func Echo(address string) error {
 }
 
 func serveEcho(w http.ResponseWriter, r *http.Request) {
-	c, err := websocket.Accept(w, r, &websocket.AcceptOptions{InsecureSkipVerify: true}) // of any origin
+	c, err := websocket.Accept(w, r, &websocket.AcceptOptions{InsecureSkipVerify: true}) // any origin is accepted
 	if err != nil {
 		return
 	}
-	defer c.CloseNow() //nolint:errcheck // nothing is left to do
+	defer c.CloseNow() //nolint:errcheck // the client has gone or broken the protocol
 	for {
 		kind, message, err := c.Read(context.Background())
 		if err != nil || c.Write(context.Background(), kind, message) != nil {

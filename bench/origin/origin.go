@@ -1,6 +1,6 @@
-// Package origin has the servers behind the programs under test that nginx is not good at: one that answers a
-// ClientHello without TLS, one that takes uploads, a gRPC service, and a name server. They check that the header that a
-// program under test sets has arrived.
+// Package origin has the servers behind the programs under test for which nginx is not suited: one that answers a
+// ClientHello without TLS, one that accepts uploads, a gRPC service, and a name server. They verify the header set by
+// the program under test.
 package origin
 
 import (
@@ -23,31 +23,31 @@ import (
 	"boxgate/bench/load"
 )
 
-// The header that every program under test sets.
+// Every program under test sets this header.
 const (
 	Header = "X-Inject"
 	Value  = "Bearer tok"
 )
 
-// Addresses of the origins, and the names that lead there. Every other name below bench.test is that of the web server,
-// but for names below denied.test, which no box may ask for.
+// Addresses of the origins, and the domains that resolve to them. Names below bench.test resolve to the web server
+// unless listed; boxes may not resolve names below denied.test.
 const (
 	Web     = "203.0.113.10"
 	Hello   = "203.0.113.11"
 	Sink    = "203.0.113.12"
 	GRPC    = "203.0.113.13"
 	Name    = "203.0.113.53"
-	Network = "203.0.113.0/24" // of them all
+	Network = "203.0.113.0/24" // contains all of them
 	Suffix  = "bench.test"
 )
 
-// Plain is the port at which the web server answers without TLS, and asks for no header.
+// Plain is the port of the web server without TLS, where it does not check the header.
 const Plain = "8080"
 
 // Method is the gRPC method that echoes its message.
 const Method = "/bench.Echo/Unary"
 
-// Serve runs the servers until ctx ends; ready is called once they listen.
+// Serve runs the servers until ctx ends. It calls ready when they listen.
 func Serve(ctx context.Context, certificate, key string, ready func()) error {
 	pair, err := tls.LoadX509KeyPair(certificate, key)
 	if err != nil {
@@ -68,7 +68,7 @@ func Serve(ctx context.Context, certificate, key string, ready func()) error {
 	}
 }
 
-// serveHello answers a ClientHello with 1 KiB.
+// serveHello answers any ClientHello with 1 KiB.
 func serveHello(_ tls.Certificate, _ chan<- error) error {
 	ln, err := net.Listen("tcp", Hello+":443")
 	if err != nil {
@@ -97,7 +97,7 @@ func answerHello(c net.Conn) {
 	}
 }
 
-// serveSink takes uploads.
+// serveSink accepts uploads.
 func serveSink(pair tls.Certificate, failed chan<- error) error {
 	body := []byte(strings.Repeat("x", 1024))
 	server := &http.Server{
@@ -121,7 +121,7 @@ func serveSink(pair tls.Certificate, failed chan<- error) error {
 	return nil
 }
 
-// raw passes messages of gRPC on as they are.
+// raw is a gRPC codec that passes messages on unchanged.
 type raw struct{}
 
 func (raw) Name() string { return "raw" }
@@ -160,7 +160,7 @@ func echo(_ any, ctx context.Context, decode func(any) error, _ grpc.UnaryServer
 	return &message, nil
 }
 
-// serveNames answers for every name below bench.test; the answers may be kept for an hour.
+// serveNames answers for every name below bench.test, with a TTL of an hour.
 func serveNames(_ tls.Certificate, failed chan<- error) error {
 	conn, err := net.ListenPacket("udp", Name+":53")
 	if err != nil {
@@ -184,7 +184,7 @@ func answer(w dns.ResponseWriter, q *dns.Msg) {
 	_ = w.WriteMsg(m)
 }
 
-// address is where a name leads.
+// address returns the address of a name.
 func address(name string) string {
 	label, _, _ := strings.Cut(name, ".")
 	special := map[string]string{"hello": Hello, "sink": Sink, "grpc": GRPC}

@@ -17,8 +17,8 @@ import (
 	"boxgate/bench/origin"
 )
 
-// Goproxy serves goproxy with what its documentation offers for interception: certificates cached, the upstream verified
-// and kept alive, one header set. Every name is that of the web server.
+// Goproxy serves goproxy with the features for interception in its documentation: certificates are cached, the upstream
+// is verified and kept alive, one header is set. Every name leads to the web server.
 func Goproxy(address, ca, caKey, roots string) error {
 	pair, err := tls.LoadX509KeyPair(ca, caKey)
 	if err != nil {
@@ -58,7 +58,7 @@ func readRoots(path string) (*x509.CertPool, error) {
 	return pool, nil
 }
 
-// certStore caches the certificates that goproxy makes.
+// certStore caches the certificates issued by goproxy.
 type certStore struct{ certs sync.Map }
 
 func (s *certStore) Fetch(host string, issue func() (*tls.Certificate, error)) (*tls.Certificate, error) {

@@ -16,8 +16,8 @@ import (
 	"boxgate/bench/origin"
 )
 
-// Minimal serves what the machine allows a program in Go: it intercepts, verifies the upstream and sets one header, and
-// does nothing else of what a proxy has to. Its endpoints are given as those of [NetHTTP].
+// Minimal serves the fastest possible proxy in Go: it intercepts, verifies the upstream and sets one header, and does
+// none of the other work of a proxy. Its endpoints have the form of [NetHTTP]'s.
 func Minimal(certificate, key, roots string, endpoints []string) error {
 	pair, err := tls.LoadX509KeyPair(certificate, key)
 	if err != nil {
@@ -50,7 +50,7 @@ type minimal struct {
 	serve          func(*wire)
 
 	mu   sync.Mutex
-	idle []*wire // to the upstream
+	idle []*wire // connections to the upstream
 }
 
 func newMinimal(role Role, to string, pair tls.Certificate, pool *x509.CertPool) *minimal {
@@ -87,14 +87,14 @@ func (m *minimal) accept(ln net.Listener) error {
 	}
 }
 
-// wire is one TLS connection that reads ahead of its records.
+// wire is a TLS connection that reads ahead.
 type wire struct {
 	*tls.Conn
 	records *records
-	in      *bufio.Reader // of what is decrypted
+	in      *bufio.Reader // decrypted data
 }
 
-// records is a connection with a buffer before it.
+// records is a connection with a read buffer.
 type records struct {
 	net.Conn
 	ahead *bufio.Reader
@@ -106,7 +106,7 @@ func newWire(c net.Conn) *wire {
 	return &wire{records: &records{c, bufio.NewReaderSize(c, 16<<10)}}
 }
 
-// more reports whether a whole record is there to be read without a system call.
+// more reports whether a whole record can be read without a system call.
 func (w *wire) more() bool {
 	a := w.records.ahead
 	if a.Buffered() < 5 {
@@ -116,7 +116,7 @@ func (w *wire) more() bool {
 	return err == nil && a.Buffered() >= 5+(int(header[3])<<8|int(header[4]))
 }
 
-// upstream is a connection that another client has left, or a new one.
+// upstream returns an idle connection, or a new one.
 func (m *minimal) upstream() (*wire, error) {
 	m.mu.Lock()
 	if last := len(m.idle) - 1; last >= 0 {
@@ -144,7 +144,7 @@ func (m *minimal) leave(w *wire) {
 	m.idle = append(m.idle, w)
 }
 
-// requests forwards the requests of a client, without bodies, over one upstream connection.
+// requests forwards the requests of a client, which have no bodies, over one upstream connection.
 func (m *minimal) requests(client *wire) {
 	up, err := m.upstream()
 	if err != nil {
@@ -157,7 +157,7 @@ func (m *minimal) requests(client *wire) {
 	var out []byte
 	for {
 		head, err := readHead(client.in)
-		if err != nil { // the client has gone, between two requests
+		if err != nil { // the client has closed between two requests
 			m.leave(up)
 			return
 		}
@@ -176,7 +176,7 @@ func (m *minimal) requests(client *wire) {
 
 var errHead = errors.New("not a head that this proxy understands")
 
-// readHead returns a head, which is valid until the next read, and reads past it.
+// readHead reads a head and returns it. It is valid until the next read.
 func readHead(r *bufio.Reader) ([]byte, error) {
 	for n := 1; n <= r.Size(); n = r.Buffered() + 1 {
 		if _, err := r.Peek(n); err != nil {
@@ -191,10 +191,10 @@ func readHead(r *bufio.Reader) ([]byte, error) {
 	return nil, errHead
 }
 
-// injected is the header that is set.
+// injected is the added header.
 var injected = []byte(origin.Header + ": " + origin.Value + "\r\n\r\n")
 
-// rewrite appends a request's head with the header set, and without what concerns one hop.
+// rewrite appends a request's head with the header added and without hop-by-hop fields.
 func rewrite(out, head []byte) ([]byte, error) {
 	for len(head) > 2 {
 		line := head[:bytes.IndexByte(head, '\n')+1]
@@ -211,7 +211,7 @@ func rewrite(out, head []byte) ([]byte, error) {
 	return append(out, injected...), nil
 }
 
-// respond passes one response with a Content-Length on: in one write with its head, if it is short.
+// respond forwards one response with a Content-Length, in one write if it is short.
 func respond(out []byte, client io.Writer, up *bufio.Reader) ([]byte, error) {
 	head, err := readHead(up)
 	if err != nil {
@@ -242,7 +242,7 @@ func respond(out []byte, client io.Writer, up *bufio.Reader) ([]byte, error) {
 	}
 }
 
-// contentLength is that of a response's head; one without is not understood.
+// contentLength returns the Content-Length in a response's head. It returns an error if there is none.
 func contentLength(head []byte) (int, error) {
 	for line := range bytes.Lines(head) {
 		if name, value, ok := bytes.Cut(line, []byte(":")); ok && bytes.EqualFold(name, []byte("Content-Length")) {

@@ -9,7 +9,7 @@ import (
 	"boxgate/bench/origin"
 )
 
-// literal is the header that is set, in HPACK's form for a field that enters no table: it can follow any block.
+// literal is the added header, encoded in HPACK as a literal without indexing, which may follow any block.
 var literal = appendLiteral(nil, "x-inject", origin.Value)
 
 func appendLiteral(b []byte, name, value string) []byte {
@@ -19,8 +19,8 @@ func appendLiteral(b []byte, name, value string) []byte {
 	return append(b, value...)
 }
 
-// frames joins a client's HTTP/2 connection to one of its own to the upstream: frames pass as they are, but for the blocks
-// of headers, which are decoded and get one field more.
+// frames joins a client's HTTP/2 connection to a new one to the upstream. Frames pass unchanged, except header blocks,
+// which are decoded and get one more field.
 func (m *minimal) frames(client *wire) {
 	up, err := m.upstream()
 	if err != nil {
@@ -37,7 +37,7 @@ func (m *minimal) frames(client *wire) {
 	}
 }
 
-// pass copies what is decrypted, in one write for the records that are there.
+// pass copies decrypted data, with one write for all available records.
 func pass(to, from *wire) {
 	buf := make([]byte, 32<<10)
 	for {
@@ -56,7 +56,7 @@ func pass(to, from *wire) {
 // forwarder forwards the frames of a client.
 type forwarder struct {
 	from, to *wire
-	in, out  []byte // read and not yet forwarded, forwarded and not yet written
+	in, out  []byte // read but not forwarded, forwarded but not written
 	decoder  *hpack.Decoder
 }
 
@@ -88,10 +88,10 @@ func (f *forwarder) run() {
 
 const (
 	frameHeader = 9
-	maxFrame    = 16 << 10 // what every peer may send without having been told more
+	maxFrame    = 16 << 10 // the default SETTINGS_MAX_FRAME_SIZE
 )
 
-// forward moves the whole frames that were read.
+// forward forwards the complete frames read so far.
 func (f *forwarder) forward() error {
 	rest := f.in
 	for len(rest) >= frameHeader {

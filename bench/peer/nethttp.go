@@ -14,8 +14,8 @@ import (
 	"boxgate/bench/origin"
 )
 
-// NetHTTP serves what a gateway of httputil.ReverseProxy would be: the standard library's server, transport and pools.
-// Each endpoint is a role, where it listens, and the server behind it, joined by equals signs.
+// NetHTTP serves a gateway made of httputil.ReverseProxy with the standard library's server, transport and pools. Each
+// endpoint is a role, a listen address and the server behind it, joined by equals signs.
 func NetHTTP(certificate, key, roots string, endpoints []string) error {
 	pair, err := tls.LoadX509KeyPair(certificate, key)
 	if err != nil {
@@ -38,7 +38,7 @@ func NetHTTP(certificate, key, roots string, endpoints []string) error {
 	return <-failed
 }
 
-// reverse is the server of one role.
+// reverse returns the server of one role.
 func reverse(role Role, to string, pair tls.Certificate, pool *x509.CertPool) *http.Server {
 	name := map[Role]string{GRPC: "grpc", Upload: "sink"}[role]
 	if name == "" {

@@ -1,4 +1,4 @@
-// Package peer runs the programs that boxgate is measured against, configured for speed as their own documentation
+// Package peer runs the programs that boxgate is compared with, configured for speed as their own documentation
 // recommends, and the nginx that serves as origin.
 package peer
 
@@ -29,49 +29,49 @@ const (
 	InterceptH2 Role = "intercept-h2" // the same over HTTP/2 on both sides
 	GRPC        Role = "grpc"         // the same for gRPC
 	Upload      Role = "upload"       // requests with large bodies, intercepted
-	Splice      Role = "splice"       // connections passed on by their server name
+	Splice      Role = "splice"       // connections passed through by their server name
 	SpliceBulk  Role = "splice-bulk"  // the same, to the web server
 	Public      Role = "public"       // a TLS front with a bearer check before a plain server
 	PublicH2    Role = "public-h2"    // the same for clients that speak HTTP/2
 	WebSocket   Role = "websocket"    // the same before a server that echoes WebSocket messages
-	Routed      Role = "routed"       // HTTP without TLS that the kernel forwards, with the address masqueraded
-	RoutedNew   Role = "routed-new"   // new connections that it forwards
+	Routed      Role = "routed"       // plain HTTP that the kernel forwards, with masquerading
+	RoutedNew   Role = "routed-new"   // new connections that the kernel forwards
 	Resolve     Role = "dns"          // a resolver that caches, forwards and refuses
 )
 
-// roles are all of them; the place of one says which port it has.
+// roles lists all roles. The index of a role determines its port.
 var roles = []Role{Intercept, InterceptH2, GRPC, Upload, Splice, SpliceBulk, Public, PublicH2, WebSocket, Routed, RoutedNew, Resolve}
 
-// Peer is a program to compare with.
+// Peer is a program to compare boxgate with.
 type Peer struct {
 	Name     string
-	Version  string // "" if it is missing
-	Explicit bool   // it is asked by CONNECT
+	Version  string // "" if it was not found
+	Explicit bool   // it is an explicit proxy, used by CONNECT
 	Roles    []Role
-	TLS      string // what is negotiated with it, where it cannot be told
+	TLS      string // its TLS parameters, if they cannot be configured
 
 	binary      string
-	start       string // what it is started by, if not itself
+	start       string // the command that starts it, if not binary
 	versionFlag string
-	base        uint16 // the port of the first role
+	base        uint16 // port of the first role
 	args        func(e *environment) ([]string, error)
 }
 
-// Port is where a peer plays a role.
+// Port returns the port on which a peer plays a role.
 func (p *Peer) Port(r Role) uint16 { return p.base + uint16(slices.Index(roles, r)) }
 
 // Plays reports whether the peer has a role.
 func (p *Peer) Plays(r Role) bool { return slices.Contains(p.Roles, r) }
 
-// Anchor is the peer that shows what the machine allows a program in Go.
+// Anchor is the peer that shows the limit of a Go program on this machine.
 const Anchor = "minimal Go"
 
-// Root is where the packages are unpacked.
+// Root is the directory of the unpacked packages.
 type Root string
 
-// All returns the peers; those that cannot be found have no version.
+// All returns the peers. A peer that cannot be found has no version.
 func (r Root) All(ctx context.Context) []*Peer {
-	self, _ := os.Executable() // as it was started
+	self, _ := os.Executable() // the path this program was started by
 	mitm := r.program("mitmproxy", "mitmdump", "--version", mitmproxy, Intercept)
 	mitm.TLS = "TLS 1.3 TLS_AES_256_GCM_SHA384 X25519 ECDSA"
 	peers := []*Peer{
@@ -96,12 +96,12 @@ func (r Root) All(ctx context.Context) []*Peer {
 	return peers
 }
 
-// program is a peer that is not part of this program.
+// program returns a peer that is an external program.
 func (r Root) program(name, command, versionFlag string, args func(*environment) ([]string, error), roles ...Role) *Peer {
 	return &Peer{Name: name, Roles: roles, binary: r.find(command), versionFlag: versionFlag, args: args}
 }
 
-// find returns the path of a program, unpacked or installed; "" if there is none.
+// find returns the path of a program, unpacked or installed, or "".
 func (r Root) find(name string) string {
 	for _, dir := range []string{"usr/sbin", "usr/bin", "bin"} {
 		path := filepath.Join(string(r), dir, name)
@@ -116,7 +116,7 @@ func (r Root) find(name string) string {
 	return path
 }
 
-// environ lets an unpacked program find its libraries.
+// environ returns an environment in which an unpacked program finds its libraries.
 func (r Root) environ() []string {
 	libraries, _ := filepath.Glob(filepath.Join(string(r), "usr/lib/*-linux-*")) // the pattern is valid
 	path := filepath.Join(string(r), "lib")
@@ -126,10 +126,10 @@ func (r Root) environ() []string {
 	return append(os.Environ(), "LD_LIBRARY_PATH="+path, "PYTHONPATH="+filepath.Join(string(r), "usr/lib/python3/dist-packages"))
 }
 
-// versionNumber is what a version looks like in any program's answer.
+// versionNumber matches the version in the output of any program.
 var versionNumber = regexp.MustCompile(`\d+\.\d+(\.\d+)*`)
 
-// version asks a program for its version; "unknown" if it does not answer in time.
+// version returns the version that a program reports, or "unknown" on an error or a timeout.
 func (r Root) version(ctx context.Context, binary, flag string) string {
 	ctx, cancel := context.WithTimeout(ctx, startTimeout)
 	defer cancel()
@@ -142,14 +142,14 @@ func (r Root) version(ctx context.Context, binary, flag string) string {
 	return "unknown"
 }
 
-// environment is what the configurations are made from.
+// environment holds the values for the templates of configurations.
 type environment struct {
 	field.Certificates
 	Dir, Header, Value, Suffix string
 	Web, Sink, GRPC, Name      string
 	Listen, Backend, Echo      string
 	Kilobyte                   string
-	Squid, SquidShare          string // its helpers, its other files
+	Squid, SquidShare          string // directories of its helpers and of its other files
 	NginxModules               string
 	Processors, MaxConns       int
 	Splices                    map[Role]string
@@ -157,7 +157,7 @@ type environment struct {
 	root                       Root
 }
 
-// haproxy and the functions that follow write a program's configuration and return its arguments.
+// haproxy and the following functions write a program's configuration and return its arguments.
 func haproxy(e *environment) ([]string, error) {
 	path, err := e.render("haproxy.cfg")
 	return []string{"-db", "-f", path}, err
@@ -209,12 +209,13 @@ func minimalGo(e *environment) ([]string, error) {
 	}, nil
 }
 
-// endpoint is a role as a peer of this program is told it: the role, where it listens, and the server behind it.
+// endpoint returns the argument that describes a role to a peer in this program: the role, its address, and the server
+// behind it.
 func endpoint(e *environment, r Role, to string) string {
 	return fmt.Sprintf("%s=0.0.0.0:%d=%s:443", r, e.port(r), to)
 }
 
-// joinCA writes the peers' authority with its key into one file.
+// joinCA writes the certificate and the key of the peers' authority to one file.
 func (e *environment) joinCA(path string) error {
 	key, errKey := os.ReadFile(e.Peers.CAKey)
 	cert, errCert := os.ReadFile(e.Peers.CA)

@@ -28,7 +28,7 @@ import (
 //go:embed config
 var configs embed.FS
 
-// startTimeout is how long a peer may take to listen, on a busy machine.
+// startTimeout bounds the start of a peer on a busy machine.
 const startTimeout = time.Minute
 
 // Process is a running program.
@@ -37,10 +37,10 @@ type Process struct {
 	PID    int
 	cmd    *exec.Cmd
 	exited chan struct{}
-	output bytes.Buffer // to be read once it has exited
+	output bytes.Buffer // read only after it has exited
 }
 
-// Start runs the peer in the namespace of peers, and returns once it listens in all its roles.
+// Start runs the peer in the namespace of peers, and returns when it listens for all its roles.
 func (p *Peer) Start(ctx context.Context, r Root, f *field.Field) (*Process, error) {
 	e, err := r.environment(f, p.Name, p.Port)
 	if err != nil {
@@ -74,7 +74,8 @@ func (r Root) Web(ctx context.Context, f *field.Field) (*Process, error) {
 	return r.nginx(ctx, f.Upstream, e, "web.conf", origin.Web+":443")
 }
 
-// Backend runs the servers behind public URLs, in the namespace of a box or the client: nginx, and one for WebSockets.
+// Backend runs the servers behind public URLs in the namespace of a box or the client: nginx, and a server for
+// WebSockets.
 func (r Root) Backend(ctx context.Context, f *field.Field, ns *testnet.NS, name string) error {
 	e, err := r.environment(f, "backend-"+name, nil)
 	if err != nil {
@@ -116,7 +117,7 @@ func (r Root) nginx(ctx context.Context, ns *testnet.NS, e *environment, config,
 	return process, err
 }
 
-// Origin runs the servers of package origin, by the program itself.
+// Origin runs the servers of package origin in a process of this program.
 func (r Root) Origin(ctx context.Context, f *field.Field) (*Process, error) {
 	e, err := r.environment(f, "origin", nil)
 	if err != nil {
@@ -140,7 +141,7 @@ func (r Root) environment(f *field.Field, name string, port func(Role) uint16) (
 	}, err
 }
 
-// maxConns is how many connections a program that takes two descriptors and a half for each can have.
+// maxConns returns the number of connections that fit a program with two and a half descriptors per connection.
 func maxConns() int {
 	var limit syscall.Rlimit
 	if err := syscall.Getrlimit(syscall.RLIMIT_NOFILE, &limit); err != nil {
@@ -149,12 +150,12 @@ func maxConns() int {
 	return int(min(16000, (limit.Cur-1000)*2/5))
 }
 
-// modules is where nginx keeps its modules.
+// modules returns the directory of nginx's modules.
 func (r Root) modules() string {
 	return r.share("usr/lib/nginx/modules")
 }
 
-// share is a directory of a package, unpacked or installed.
+// share returns a directory of a package, unpacked or installed.
 func (r Root) share(dir string) string {
 	if path := filepath.Join(string(r), dir); isDir(path) {
 		return path
@@ -167,7 +168,7 @@ func isDir(path string) bool {
 	return err == nil && info.IsDir()
 }
 
-// render writes a configuration, and returns its path.
+// render writes a configuration and returns its path.
 func (e *environment) render(name string) (string, error) {
 	functions := template.FuncMap{
 		"port":  func(role Role) uint16 { return e.port(role) },
@@ -185,7 +186,7 @@ func (e *environment) render(name string) (string, error) {
 	return path, os.WriteFile(path, text.Bytes(), 0o600)
 }
 
-// start runs a program in a namespace. It is told to end when the bench dies, however that happens.
+// start runs a program in a namespace. The program gets SIGTERM when the bench dies for any reason.
 func (r Root) start(ns *testnet.NS, e *environment, name, binary string, args []string) (*Process, error) {
 	p := &Process{Name: name, cmd: exec.Command(binary, args...), exited: make(chan struct{})}
 	p.cmd.Dir = e.Dir
@@ -223,7 +224,7 @@ func (p *Process) await(ctx context.Context, ns *testnet.NS, address string, nam
 	}
 }
 
-// probe connects, or asks a name server for a name.
+// probe connects, or queries a name server if names is set.
 func probe(ctx context.Context, ns *testnet.NS, address string, names bool) error {
 	network := "tcp"
 	if names {
@@ -242,7 +243,7 @@ func probe(ctx context.Context, ns *testnet.NS, address string, names bool) erro
 	return err
 }
 
-// Stop ends the program: by request, and if that does not help, by force, with its children.
+// Stop ends the program and its children with SIGTERM and, if it does not exit in time, with SIGKILL.
 func (p *Process) Stop() error {
 	_ = p.cmd.Process.Signal(syscall.SIGTERM) // it may have exited
 	select {
@@ -257,7 +258,7 @@ func (p *Process) Stop() error {
 	return nil
 }
 
-// moduleVersion is the version of the module that has a value's type.
+// moduleVersion returns the version of the module that defines a value's type.
 func moduleVersion(v any) string {
 	info, ok := debug.ReadBuildInfo()
 	if !ok {

@@ -11,18 +11,18 @@ import (
 	"strconv"
 )
 
-// squid is the only peer that insists on a user of its own, which may not enter /var/lib/boxgate: it gets a view of the
-// file system in which that directory has only what it needs, and is open.
+// squid is the only peer that requires its own user, which may not enter /var/lib/boxgate. It gets a view of the file
+// system in which that directory is readable and has only the needed files.
 func (r Root) squid() *Peer {
 	p := r.program("squid", "squid", "-v", squidArgs, Intercept)
 	p.Explicit = true
 	if p.binary != "" {
-		p.start, _ = exec.LookPath("unshare") // of util-linux, without which squid does not start
+		p.start, _ = exec.LookPath("unshare") // part of util-linux; squid cannot start without it
 	}
 	return p
 }
 
-// opened runs a command that sees the peers' and the run's directory below an open /var/lib/boxgate.
+// opened runs a command that sees only the peers' and the run's directories below a readable /var/lib/boxgate.
 const opened = `root=$1 run=$2; shift 2
 mount -t tmpfs -o mode=755 none /mnt
 mkdir /mnt/root /mnt/run
@@ -34,7 +34,7 @@ mount --move /mnt/root "$root"
 mount --move /mnt/run "$run"
 exec "$@"`
 
-// squidArgs prepares the database of certificates, which squid keeps as a user of its own.
+// squidArgs creates the certificate database, which belongs to squid's user.
 func squidArgs(e *environment) ([]string, error) {
 	path, err := e.render("squid.conf")
 	database := filepath.Join(e.Dir, "certificates")
@@ -50,7 +50,7 @@ func squidArgs(e *environment) ([]string, error) {
 	return []string{"-m", "sh", "-ec", opened, "sh", string(e.root), run, squid, "-N", "-f", path}, giveToProxy(e.Dir)
 }
 
-// giveToProxy makes squid's user, which every Debian has, the owner of a directory.
+// giveToProxy gives a directory to the user proxy, which squid runs as and every Debian has.
 func giveToProxy(dir string) error {
 	u, err := user.Lookup("proxy")
 	if err != nil {

@@ -13,7 +13,7 @@ import (
 	"boxgate/bench/origin"
 )
 
-// Steer runs the listener that nftables lead connections to, in the namespace made for it.
+// Steer runs the transparent listener that gets its connections from nftables, in its namespace.
 func (r Root) Steer(ctx context.Context, f *field.Field) (*Process, error) {
 	e, err := r.environment(f, "steer", nil)
 	if err != nil {
@@ -22,7 +22,7 @@ func (r Root) Steer(ctx context.Context, f *field.Field) (*Process, error) {
 	return r.own(ctx, f.Steerer, e, fmt.Sprintf("127.0.0.1:%d", field.SteeredPort), "peer", "steer", fmt.Sprintf("0.0.0.0:%d", field.SteeredPort))
 }
 
-// Steered accepts connections to other addresses than its own, and joins each to where it wanted to go.
+// Steered accepts connections to foreign addresses, and joins each to its original destination.
 func Steered(ctx context.Context, address string) error {
 	transparent := net.ListenConfig{Control: func(_, _ string, c syscall.RawConn) (err error) {
 		failed := c.Control(func(fd uintptr) { err = unix.SetsockoptInt(int(fd), unix.SOL_IP, unix.IP_TRANSPARENT, 1) })
@@ -44,7 +44,7 @@ func Steered(ctx context.Context, address string) error {
 	}
 }
 
-// join copies both ways between a connection and the address that it was for, among the origins.
+// join copies data between a connection and its original destination, which must be among the origins.
 func join(c net.Conn) {
 	defer c.Close()
 	if !origins.Contains(c.LocalAddr().(*net.TCPAddr).IP) {

@@ -9,7 +9,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Machine describes where a benchmark ran.
+// Machine describes the machine of a benchmark.
 func Machine() string {
 	var name unix.Utsname
 	kernel := "unknown kernel"
@@ -27,7 +27,7 @@ func processor() string {
 	return parseProcessor(string(text))
 }
 
-// parseProcessor returns the name of the first processor of /proc/cpuinfo; some architectures have none.
+// parseProcessor returns the name of the first processor in /proc/cpuinfo. Some architectures list none.
 func parseProcessor(text string) string {
 	for line := range strings.Lines(text) {
 		if key, value, ok := strings.Cut(line, ":"); ok && strings.TrimSpace(key) == "model name" {

@@ -7,11 +7,11 @@ import (
 	"strings"
 )
 
-// tick is how coarsely /proc/stat counts.
+// tick is the resolution of /proc/stat in nanoseconds.
 const tick = 10_000_000
 
-// Softirq returns the time that the machine has spent in softirqs, where the kernel's part of every packet is handled, in
-// nanoseconds; 0 if it cannot be read.
+// Softirq returns the time that the machine has spent in softirqs, in which the kernel processes packets, in
+// nanoseconds. It returns 0 if the time cannot be read.
 func Softirq() int64 {
 	text, err := os.ReadFile("/proc/stat")
 	if err != nil {
@@ -34,8 +34,8 @@ func parseSoftirq(text string) (int64, error) {
 	return strconv.ParseInt(fields[7], 10, 64)
 }
 
-// Packets returns how many packets have crossed the interfaces of this process's network namespace, both ways; 0 if it
-// cannot be read.
+// Packets returns the number of packets received and sent on the interfaces of this process's network namespace, or 0
+// if it cannot be read.
 func Packets() int64 {
 	text, err := os.ReadFile("/proc/self/net/dev")
 	if err != nil {
@@ -48,7 +48,7 @@ func Packets() int64 {
 	return n
 }
 
-// parsePackets adds up the packets of a /proc/net/dev file, but for those of the loopback.
+// parsePackets adds up the packets of a /proc/net/dev file, except on the loopback interface.
 func parsePackets(text string) (sum int64, err error) {
 	for line := range strings.Lines(text) {
 		name, counters, ok := strings.Cut(line, ":")

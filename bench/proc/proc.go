@@ -1,4 +1,4 @@
-// Package proc reads what a program under test has cost: the CPU time and the memory of a process and its children.
+// Package proc reads the CPU time and the memory of a program under test: a process and its children.
 package proc
 
 import (
@@ -44,7 +44,7 @@ func children() (map[int][]int, error) {
 	return out, nil
 }
 
-// stat is what is needed of a line of /proc/PID/stat.
+// stat holds the needed fields of a line of /proc/PID/stat.
 type stat struct{ pid, parent int }
 
 // parseStat reads a line of /proc/PID/stat. The name of the command may contain spaces and parentheses.
@@ -67,7 +67,8 @@ func parseStat(line string) (s stat, err error) {
 // Times are the CPU times of processes in nanoseconds.
 type Times map[int]int64
 
-// CPU returns the CPU time of the processes so far: what /proc/PID/stat shows in ticks of 10 ms, in nanoseconds.
+// CPU returns the CPU time used by the processes so far. /proc/PID/stat has a resolution of 10 ms; this clock counts
+// nanoseconds.
 func CPU(pids []int) Times {
 	times := Times{}
 	for _, pid := range pids {
@@ -88,7 +89,7 @@ func (t Times) Since(earlier Times) (ns int64) {
 	return ns
 }
 
-// Memory returns the resident memory of the processes in bytes, with pages that several share divided among them.
+// Memory returns the resident memory of the processes in bytes. Shared pages are divided among their users.
 func Memory(pids []int) (bytes int64, err error) {
 	for _, pid := range pids {
 		text, err := os.ReadFile(fmt.Sprintf("/proc/%d/smaps_rollup", pid))
@@ -104,7 +105,7 @@ func Memory(pids []int) (bytes int64, err error) {
 	return bytes, nil
 }
 
-// parseRollup returns the proportional set size of a smaps_rollup file.
+// parseRollup returns the proportional set size in a smaps_rollup file.
 func parseRollup(text string) (int64, error) {
 	for line := range strings.Lines(text) {
 		if fields := strings.Fields(line); len(fields) == 3 && fields[0] == "Pss:" && fields[2] == "kB" {

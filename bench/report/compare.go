@@ -6,8 +6,8 @@ import (
 	"boxgate/bench/stat"
 )
 
-// Compare compares the costs of two builds case by case, and names the cases in which ours costs more than the threshold
-// allows, or failed where the other did not.
+// Compare compares the costs of two builds case by case. regressions lists the cases in which ours costs more than the
+// threshold allows, or fails where the other does not.
 func (r *Report) Compare(base string, threshold float64) (lines, regressions []string) {
 	rows := r.rows()
 	for _, s := range r.Scenarios {

@@ -11,7 +11,7 @@ import (
 	"boxgate/bench/stat"
 )
 
-// goals lists the aims, met or not.
+// goals lists the goals, met or not.
 func (r *Report) goals(b *strings.Builder, rows map[key]*row) {
 	var lines []string
 	met := 0
@@ -35,12 +35,12 @@ func (r *Report) goals(b *strings.Builder, rows map[key]*row) {
 	}
 }
 
-// measured reports whether anything of a goal was to be measured in this run.
+// measured reports whether this run measured a program of a goal.
 func (r *Report) measured(s scenario.Scenario, c scenario.Case, g scenario.Goal, rows map[key]*row) bool {
 	return rows[key{s.ID, c.Name, r.Ours}] != nil || g.Peer != "" && rows[key{s.ID, c.Name, g.Peer}] != nil
 }
 
-// goalLine is a line of the table of targets, and whether the target is met.
+// goalLine returns a row of the table of goals, and whether the goal is met.
 func (r *Report) goalLine(s scenario.Scenario, c scenario.Case, g scenario.Goal, rows map[key]*row) (line string, met bool) {
 	ours := rows[key{s.ID, c.Name, r.Ours}].figures(g.Of)
 	against, measured, text := "", over(ours), ""
@@ -87,7 +87,7 @@ func relation(g scenario.Goal) string {
 	return "≤"
 }
 
-// subject names the figure that a goal is about.
+// subject names the figure of a goal.
 func subject(s scenario.Scenario, c scenario.Case, g scenario.Goal) string {
 	unit := c.Cost
 	if unit == "" {

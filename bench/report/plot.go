@@ -13,14 +13,14 @@ import (
 	"boxgate/bench/stat"
 )
 
-// plot is a chart of lines, one for each program.
+// plot is a line chart with one line per program.
 type plot struct {
 	Title, X, Y string
 	Lines       []line
 	file        string
 }
 
-// line is one program.
+// line is the line of one program.
 type line struct {
 	Name   string
 	Points []point
@@ -28,7 +28,7 @@ type line struct {
 
 type point struct{ X, Y float64 }
 
-// Plots returns the charts as SVG, by the names of their files.
+// Plots returns the charts as SVG, by file name.
 func (r *Report) Plots() map[string]string {
 	rows := r.rows()
 	out := map[string]string{}
@@ -40,8 +40,8 @@ func (r *Report) Plots() map[string]string {
 	return out
 }
 
-// plots are the charts of a scenario: cost against load where its cases differ in that, memory against connections where
-// it was read at several numbers of them.
+// plots returns the charts of a scenario: cost against load if its cases differ in load, and memory against connections
+// if it was read at several numbers of connections.
 func (r *Report) plots(s scenario.Scenario, rows map[key]*row) (out []plot) {
 	load := plot{Title: s.ID + ": " + s.Title, X: "connections", Y: s.Cost, file: strings.ToLower(s.ID) + ".svg"}
 	for _, v := range r.Programs {
@@ -69,10 +69,10 @@ func (r *Report) plots(s scenario.Scenario, rows map[key]*row) (out []plot) {
 	return out
 }
 
-// memoryUnit is the cost of scenarios whose memory is plotted.
+// memoryUnit is the unit of the scenarios whose memory is plotted.
 const memoryUnit = "KB a connection"
 
-// memory is what all connections together hold, in MB.
+// memory returns the memory of all connections together, in MB.
 func (w *row) memory() (points []point) {
 	for _, conns := range slices.Sorted(maps.Keys(w.points)) {
 		points = append(points, point{conns, stat.Median(w.points[conns]) * conns / 1024})
@@ -86,7 +86,7 @@ func (p *plot) add(l line) {
 	}
 }
 
-// keep appends the chart if it shows anything.
+// keep appends the chart if it has lines.
 func (p plot) keep(all []plot) []plot {
 	if len(p.Lines) == 0 {
 		return all
@@ -94,20 +94,20 @@ func (p plot) keep(all []plot) []plot {
 	return append(all, p)
 }
 
-// The size of a chart, and of what surrounds its lines.
+// The size of a chart, and its margins.
 const (
 	width, height            = 760, 420
 	left, right, top, bottom = 70, 130, 40, 50
 )
 
-// outlier is how many times the median of the highest points a line may reach before the axis no longer follows it: one
-// program that costs fifty times as much would press all others flat.
+// outlier limits the vertical axis to this multiple of the median of the lines' maxima. A program that costs fifty
+// times as much would otherwise flatten all other lines.
 const outlier = 6
 
-// colours is how many lines can be told apart: by colour, and by dashes.
+// colours is the number of distinguishable line styles: colours, then dashes.
 const colours = 10
 
-// style draws in the colours of the reader's scheme.
+// style follows the reader's colour scheme.
 const style = `<style>
 svg{background:#fff;font:13px sans-serif}text{fill:#222}.axis{stroke:#888;stroke-width:1}.grid{stroke:#ddd;stroke-width:1}
 .line{fill:none;stroke-width:2}.s0{stroke:#c2410c;fill:#c2410c}.s1{stroke:#1d4ed8;fill:#1d4ed8}.s2{stroke:#15803d;fill:#15803d}.s3{stroke:#7e22ce;fill:#7e22ce}.s4{stroke:#0e7490;fill:#0e7490}.s5{stroke:#a16207;fill:#a16207}.s6{stroke:#be185d;fill:#be185d}.s7{stroke:#4d7c0f;fill:#4d7c0f}.s8{stroke:#57534e;fill:#57534e}.s9{stroke:#4338ca;fill:#4338ca}
@@ -137,7 +137,7 @@ func (p plot) svg() string {
 	return b.String()
 }
 
-// ceiling is where the vertical axis ends, with the programs beyond it.
+// ceiling returns the end of the vertical axis, and the programs beyond it.
 func (p plot) ceiling() (top float64, beyond []string) {
 	var highest []float64
 	for _, l := range p.Lines {
@@ -162,7 +162,7 @@ func (l line) highest() float64 {
 	return h
 }
 
-// round returns the next number of one or two digits and zeros that an axis can end at.
+// round returns the next larger number with one or two significant digits that suits the end of an axis.
 func round(v float64) float64 {
 	if v <= 0 {
 		return 1
@@ -176,7 +176,7 @@ func round(v float64) float64 {
 	return 10 * unit
 }
 
-// axes draws the grid with its numbers.
+// axes draws the grid and its labels.
 func (p plot) axes(b *strings.Builder, ceiling float64) {
 	for i := range 6 {
 		v := ceiling * float64(i) / 5
@@ -191,7 +191,7 @@ func (p plot) axes(b *strings.Builder, ceiling float64) {
 	fmt.Fprintf(b, `<text transform="translate(16 %d) rotate(-90)" text-anchor="middle">%s</text>`+"\n", (top+height-bottom)/2, html.EscapeString(p.Y))
 }
 
-// draw draws a line with its name at the end, moved off the names that are there, and returns where that is.
+// draw draws a line with its label at the end, placed clear of the labels in taken, and returns the label's position.
 func (p plot) draw(b *strings.Builder, i int, l line, ceiling float64, taken []float64) float64 {
 	var path []string
 	for _, at := range l.Points {
@@ -205,7 +205,7 @@ func (p plot) draw(b *strings.Builder, i int, l line, ceiling float64, taken []f
 	return y
 }
 
-// free is the nearest height to the wanted one at which a name overlaps no other and stays beside the chart.
+// free returns the position nearest to wanted at which a label overlaps no other and stays beside the chart.
 func free(wanted float64, taken []float64) float64 {
 	for off := 0.; off < height; off += 5 {
 		for _, y := range []float64{wanted - off, wanted + off} {
@@ -218,7 +218,7 @@ func free(wanted float64, taken []float64) float64 {
 	return wanted
 }
 
-// xs are the places of the horizontal axis at which anything was measured.
+// xs returns the positions on the horizontal axis that have measurements.
 func (p plot) xs() []float64 {
 	seen := map[float64]bool{}
 	for _, l := range p.Lines {
@@ -229,7 +229,7 @@ func (p plot) xs() []float64 {
 	return slices.Sorted(maps.Keys(seen))
 }
 
-// xPlace puts a number on the horizontal axis, which is logarithmic where the numbers differ much.
+// xPlace maps a number to the horizontal axis, which is logarithmic for a wide range.
 func (p plot) xPlace(x float64) float64 {
 	xs := p.xs()
 	low, high := xs[0], xs[len(xs)-1]

@@ -1,4 +1,4 @@
-// Package report renders what was measured: tables of medians and of ratios taken round by round, and plots.
+// Package report renders the results of the benchmarks: tables of medians and of per-round ratios, and plots.
 package report
 
 import (
@@ -13,27 +13,27 @@ import (
 	"boxgate/bench/stat"
 )
 
-// Report is a run.
+// Report is the results of a run.
 type Report struct {
 	Date, Revision, Machine, Load string
 	Form                          scenario.Form
 	Scenarios                     []scenario.Scenario
 	Programs                      []Version // in the order of the tables
 	Samples                       []scenario.Sample
-	Ours                          string // the program that the others are compared with
+	Ours                          string // the program compared with the others
 }
 
-// Version is a program that was to be measured; without a version it was missing.
+// Version is a program of the run. An empty version means that it was not found.
 type Version struct{ Name, Version string }
 
 // key names a row.
 type key struct{ scenario, name, program string }
 
-// row is what the rounds of one program in one case have in common.
+// row holds the results of one program in one case.
 type row struct {
 	cost, rate, p50, p99 map[int]float64 // by round
 	failures             []string
-	points               map[float64][]float64 // memory: cost by connections
+	points               map[float64][]float64 // for memory: costs by number of connections
 }
 
 func newRow() *row {
@@ -42,7 +42,7 @@ func newRow() *row {
 	}
 }
 
-// rows collects the samples. Of a memory's steps, the one with the most connections is that of the tables.
+// rows collects the samples. The tables show the step of a memory measurement with the most connections.
 func (r *Report) rows() map[key]*row {
 	most := map[key]float64{}
 	out := map[key]*row{}
@@ -73,7 +73,7 @@ func (w *row) add(s scenario.Sample, counts bool) {
 	w.rate[s.Round], w.p50[s.Round], w.p99[s.Round] = s.Rate, s.P50, s.P99
 }
 
-// figures are those of the rounds that a goal is about, of a program that took part.
+// figures returns the per-round figures that a goal refers to. w may be nil.
 func (w *row) figures(of scenario.Measure) map[int]float64 {
 	switch {
 	case w == nil:
@@ -86,12 +86,12 @@ func (w *row) figures(of scenario.Measure) map[int]float64 {
 	return w.cost
 }
 
-// over is the median of the rounds, or NaN for none.
+// over returns the median of the rounds, or NaN if there are none.
 func over(rounds map[int]float64) float64 {
 	return stat.Median(slices.Collect(maps.Values(rounds)))
 }
 
-// median is that of the costs, or NaN.
+// median returns the median cost, or NaN.
 func (w *row) median() float64 {
 	if w == nil {
 		return math.NaN()
@@ -111,7 +111,7 @@ func (r *Report) Markdown() string {
 	return b.String()
 }
 
-// introduction is for readers who know nothing of the project.
+// introduction is written for readers new to the project.
 const introduction = `boxgate is the gateway through which the sandboxes ("boxes") of AI agents reach the network. It decides about each
 connection by a policy of names and addresses. Then it forwards it in the kernel, passes it on unread, or intercepts it: it
 ends the TLS with a certificate of its own and sets headers, such as an API key that the box must not see. It answers the
@@ -147,7 +147,7 @@ func ratioText(r stat.Ratio) string {
 	return fmt.Sprintf("%.2f (%.2f–%.2f)", r.Median, r.Low, r.High)
 }
 
-// scenario writes a section, if anything of it was measured.
+// scenario writes a section if any of its cases was measured.
 func (r *Report) scenario(b *strings.Builder, s scenario.Scenario, rows map[key]*row) {
 	var lines []string
 	for _, c := range s.Cases {
@@ -163,7 +163,7 @@ func (r *Report) scenario(b *strings.Builder, s scenario.Scenario, rows map[key]
 	}
 }
 
-// caseLines are the rows of one case, the cheapest first; no program at all, which costs nothing, is the last.
+// caseLines returns the rows of one case, the cheapest first. The row without a proxy, which costs nothing, is last.
 func (r *Report) caseLines(s scenario.Scenario, c scenario.Case, rows map[key]*row) (lines []string) {
 	ours := rows[key{s.ID, c.Name, r.Ours}]
 	var present []string
@@ -208,7 +208,7 @@ func (r *Report) line(c scenario.Case, program string, w, ours *row) string {
 	return fmt.Sprintf("| %s | %s | %s | %s | %s | %s | %s |\n", label, name, cost, ratio, number(over(w.rate)), number(over(w.p50)), number(over(w.p99)))
 }
 
-// escape makes a text fit for a cell.
+// escape escapes a text for a table cell.
 func escape(s string) string {
 	s = strings.Join(strings.Fields(strings.NewReplacer("|", "/", "<", "(", ">", ")").Replace(s)), " ")
 	if len(s) > 120 {
@@ -217,7 +217,7 @@ func escape(s string) string {
 	return s
 }
 
-// number writes three significant digits, and whole numbers with separators; "" for none.
+// number formats three significant digits, and large numbers as integers with separators. It returns "" for 0 and NaN.
 func number(v float64) string {
 	switch {
 	case math.IsNaN(v) || v == 0:
@@ -232,7 +232,7 @@ func number(v float64) string {
 	return fmt.Sprintf("%.2f", v)
 }
 
-// costText writes a cost, which may be none at all.
+// costText formats a cost, which may be zero.
 func costText(v float64) string {
 	if v == 0 {
 		return "0"

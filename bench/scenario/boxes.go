@@ -23,10 +23,10 @@ func boxes(f Form) Scenario {
 	return s
 }
 
-// stepsOfBox is how often a step is taken with one box, where it can be repeated.
+// stepsOfBox is the number of repetitions of a repeatable step with one box.
 const stepsOfBox = 5
 
-// life takes one step of boxes, and measures it.
+// life measures one step with new boxes.
 func life(f Form, step string) func(Turn) ([]Sample, error) {
 	return func(t Turn) ([]Sample, error) {
 		var taken times
@@ -42,7 +42,7 @@ func life(f Form, step string) func(Turn) ([]Sample, error) {
 	}
 }
 
-// times are those of one step.
+// times collects the durations of one step.
 type times struct {
 	all stat.Histogram
 	sum time.Duration
@@ -60,7 +60,7 @@ func (t *times) of(f func() error) error {
 	return err
 }
 
-// ofBox launches a box, takes the step with it and deletes it.
+// ofBox launches a box, runs the step with it and deletes it.
 func (t *times) ofBox(turn Turn, step string) (err error) {
 	var box *field.LaunchedBox
 	launch := func() (err error) {
@@ -103,10 +103,10 @@ func (t *times) ofBox(turn Turn, step string) (err error) {
 	return nil
 }
 
-// forks is how many boxes are made of a snapshot at once.
+// forks is the number of boxes created concurrently from a snapshot.
 const forks = 20
 
-// ofSnapshot takes a snapshot of a box, makes others of it if that is the step, and deletes them.
+// ofSnapshot takes a snapshot of a box, forks it if that is the step, and deletes the results.
 func (t *times) ofSnapshot(turn Turn, box *field.LaunchedBox, step string) error {
 	if err := box.Write(turn.ctx); err != nil {
 		return err

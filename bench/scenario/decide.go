@@ -31,7 +31,7 @@ func allocations(t Turn) ([]Sample, error) {
 	return []Sample{{Cost: count}}, err
 }
 
-// decided is what the benchmark has shown in this round, in which it runs once.
+// decided returns the result of the benchmark, which runs once per round.
 func (g *gateway) decided(t Turn) (ns, allocations float64, err error) {
 	if g.decision.round != t.round || g.decision.ns == 0 {
 		ns, allocations, err = g.decide(t.ctx)
@@ -40,8 +40,8 @@ func (g *gateway) decided(t Turn) (ns, allocations float64, err error) {
 	return g.decision.ns, g.decision.allocations, err
 }
 
-// decide runs the benchmark of the gateway's source, and returns the nanoseconds and the allocations of the request that
-// takes the longest.
+// decide runs the benchmark of the gateway's source, and returns the nanoseconds and the allocations of the slowest
+// request.
 func (g *gateway) decide(ctx context.Context) (ns, allocations float64, err error) {
 	cmd := exec.CommandContext(ctx, "go", "test", "-C", g.source, "-run", "^$", "-bench", "^BenchmarkDecide$", "-benchmem", "-benchtime", "100ms", "./policy")
 	var complaint bytes.Buffer
@@ -53,7 +53,7 @@ func (g *gateway) decide(ctx context.Context) (ns, allocations float64, err erro
 	return parseBenchmark(string(out))
 }
 
-// parseBenchmark returns the highest figures of a Go benchmark's output.
+// parseBenchmark returns the highest figures in the output of a Go benchmark.
 func parseBenchmark(text string) (ns, allocations float64, err error) {
 	for line := range strings.Lines(text) {
 		fields := strings.Fields(line)

@@ -11,13 +11,13 @@ import (
 	"boxgate/bench/proc"
 )
 
-// The programs that boxgate's way through the kernel is compared with.
+// The baselines for boxgate's path through the kernel.
 const (
 	Bare   = "bare routing" // a veth, a route and a masquerade
-	Tproxy = "plain TPROXY" // a handful of nftables rules before a listener that copies
+	Tproxy = "plain TPROXY" // a few nftables rules before a listener that copies
 )
 
-// bare is no program at all: what the kernel forwards by itself.
+// bare is the baseline without a program: the kernel forwards by itself.
 type bare struct{ direct }
 
 // NewBare returns bare routing as a program.
@@ -33,7 +33,7 @@ func (b bare) Target(role peer.Role) (Target, error) {
 	return Target{From: b.field.Client, Load: o}, nil
 }
 
-// steered is a listener that nftables lead connections to.
+// steered is a transparent listener that gets its connections from nftables.
 type steered struct {
 	field   *field.Field
 	root    peer.Root
@@ -71,11 +71,11 @@ func (s *steered) Target(role peer.Role) (Target, error) {
 	return Target{From: s.field.Steered, Load: o, TLS: negotiated}, err
 }
 
-// router is the scenario of what the kernel forwards, with so many boxes attached; least is how much of bare routing's
-// throughput is aimed at.
+// router returns the scenario of kernel forwarding with a number of attached boxes. least is the goal for the
+// throughput, relative to bare routing.
 func router(f Form, id string, boxes int, least float64) Scenario {
 	wide := f
-	wide.Window *= 2 // softirqs are counted in ticks
+	wide.Window *= 2 // softirq time is counted in ticks
 	plainBulk := func(o *load.Options, round int) {
 		download(wide)(o, round)
 		o.Path = "/64m"
@@ -94,7 +94,7 @@ func router(f Form, id string, boxes int, least float64) Scenario {
 	}
 }
 
-// steering is the scenario of connections that the kernel leads to the gateway.
+// steering returns the scenario of connections that the kernel redirects to the gateway.
 func steering(f Form) Scenario {
 	wide := f
 	wide.Window *= 2

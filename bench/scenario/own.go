@@ -12,7 +12,7 @@ import (
 	"boxgate/bench/stat"
 )
 
-// Turn is one gateway in one round of a case without a load.
+// Turn is the turn of a gateway in one round of a case without a load.
 type Turn struct {
 	ctx     context.Context
 	gateway *gateway
@@ -75,7 +75,7 @@ func start(f Form) Scenario {
 	}
 }
 
-// restart stops the gateway and starts it again.
+// restart restarts the gateway.
 func restart(f Form) func(Turn) ([]Sample, error) {
 	return func(t Turn) ([]Sample, error) {
 		if err := t.gateway.Stop(); err != nil {
@@ -98,7 +98,7 @@ func restart(f Form) func(Turn) ([]Sample, error) {
 	}
 }
 
-// create creates boxes, one after the other.
+// create creates boxes sequentially.
 func create(f Form) func(Turn) ([]Sample, error) {
 	return func(t Turn) ([]Sample, error) {
 		var latencies stat.Histogram
@@ -135,7 +135,7 @@ func cuts(f Form) Scenario {
 	return s
 }
 
-// cut opens connections and has a policy, or the deletion of a public URL, cut them.
+// cut opens connections and cuts them by a policy change or by deleting a public URL.
 func cut(f Form, role peer.Role) func(Turn) ([]Sample, error) {
 	return func(t Turn) ([]Sample, error) {
 		target, err := t.gateway.Target(role)

@@ -14,40 +14,40 @@ import (
 	"boxgate/internal/testnet"
 )
 
-// Program is something that is measured.
+// Program is a measured program.
 type Program interface {
 	Name() string
 	Plays(peer.Role) bool
 	Start(context.Context) error
 	Stop() error
-	// Target is where the load for a role comes from and how it reaches the program, which runs.
+	// Target returns the source of the load for a role, and how it reaches the running program.
 	Target(peer.Role) (Target, error)
 }
 
 // Target is one role of a running program.
 type Target struct {
 	From *testnet.NS
-	Load load.Options // all that does not depend on the case
-	TLS  string       // what must be negotiated
+	Load load.Options // all options that do not depend on the case
+	TLS  string       // required TLS parameters
 }
 
-// negotiated is the TLS that clients must get: the same work for all.
+// negotiated is the TLS that clients must get, so that all programs do the same work.
 const negotiated = "TLS 1.3 TLS_AES_128_GCM_SHA256 X25519 ECDSA"
 
-// names are the hosts that clients ask for, by role.
+// names are the hosts that clients request, by role.
 var names = map[peer.Role]string{
 	peer.Intercept: "up", peer.InterceptH2: "up", peer.GRPC: "grpc", peer.Upload: "sink", peer.Splice: "hello",
 	peer.SpliceBulk: "bulk", peer.Public: "public", peer.PublicH2: "public", peer.WebSocket: "public",
 	peer.Routed: "up", peer.RoutedNew: "hello",
 }
 
-// addresses are those of the hosts.
+// addresses are the addresses of the hosts, by role.
 var addresses = map[peer.Role]string{
 	peer.Intercept: origin.Web, peer.InterceptH2: origin.Web, peer.GRPC: origin.GRPC, peer.Upload: origin.Sink,
 	peer.Splice: origin.Hello, peer.SpliceBulk: origin.Web, peer.Routed: origin.Web, peer.RoutedNew: origin.Hello,
 }
 
-// at is where a role's host is reached.
+// at returns the address and port of a role's host.
 func at(role peer.Role) string {
 	if role == peer.Routed {
 		return addresses[role] + ":" + origin.Plain
@@ -55,13 +55,13 @@ func at(role peer.Role) string {
 	return addresses[role] + ":443"
 }
 
-// paths are those that clients ask for.
+// paths are the paths that clients request, by role.
 var paths = map[peer.Role]string{
 	peer.Intercept: "/1k", peer.InterceptH2: "/1k", peer.GRPC: origin.Method, peer.Upload: "/", peer.SpliceBulk: "/open/64m",
 	peer.Public: "/1k", peer.PublicH2: "/1k", peer.WebSocket: "/", peer.Routed: "/1k",
 }
 
-// common is what the load of a role has whatever the program.
+// common returns the load options of a role that do not depend on the program.
 func common(role peer.Role) load.Options {
 	o := load.Options{Name: names[role] + "." + origin.Suffix, Path: paths[role], Size: 1024, Plain: role == peer.Routed}
 	if public(role) {
@@ -70,7 +70,7 @@ func common(role peer.Role) load.Options {
 	return o
 }
 
-// public reports whether a role is played before public URLs.
+// public reports whether a role is that of a server of public URLs.
 func public(role peer.Role) bool {
 	return role == peer.Public || role == peer.PublicH2 || role == peer.WebSocket
 }
@@ -78,11 +78,11 @@ func public(role peer.Role) bool {
 // kernel reports whether a role is that of a router.
 func kernel(role peer.Role) bool { return role == peer.Routed || role == peer.RoutedNew }
 
-// gateway is boxgate, or one build of it.
+// gateway is boxgate, or one of its builds.
 type gateway struct {
 	*field.Gateway
 	name      string
-	source    string // the directory of its module
+	source    string // directory of the module it was built from
 	furnished bool
 	decision  struct {
 		round           int
@@ -90,7 +90,7 @@ type gateway struct {
 	}
 }
 
-// NewGateway returns the gateway that was built from a source as a program.
+// NewGateway returns a gateway as a program. source is the directory of the module it was built from.
 func NewGateway(name, source string, g *field.Gateway) Program {
 	return &gateway{Gateway: g, name: name, source: source}
 }
@@ -99,7 +99,7 @@ func (g *gateway) Name() string { return g.name }
 
 func (g *gateway) Plays(peer.Role) bool { return true }
 
-// Start starts the gateway; the box is attached at the first start and is there again at others.
+// Start starts the gateway. The boxes are attached at the first start and restored at later ones.
 func (g *gateway) Start(ctx context.Context) error {
 	if err := g.Gateway.Start(ctx); err != nil || g.furnished {
 		return err
@@ -167,7 +167,7 @@ func (p *other) Target(role peer.Role) (Target, error) {
 	pids, err := proc.Tree(p.running.PID)
 	o := common(role)
 	o.PIDs, o.Connect = pids, p.Explicit
-	from, host := p.field.Client, origin.Web // redirected
+	from, host := p.field.Client, origin.Web // redirected to the peer
 	switch {
 	case role == peer.Resolve:
 		host = field.PeersListen
@@ -178,13 +178,13 @@ func (p *other) Target(role peer.Role) (Target, error) {
 	return Target{From: from, Load: o, TLS: cmp.Or(p.TLS, negotiated)}, err
 }
 
-// direct is no program at all: what the load generator and the origin reach by themselves.
+// direct is the baseline without a proxy: the load generator connects to the origin.
 type direct struct{ field *field.Field }
 
-// NewDirect returns the absence of a program as one.
+// NewDirect returns the baseline without a proxy as a program.
 func NewDirect(f *field.Field) Program { return direct{f} }
 
-// Direct is the name of no program at all.
+// Direct is the name of the baseline without a proxy.
 const Direct = "no proxy"
 
 func (d direct) Name() string { return Direct }

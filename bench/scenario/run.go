@@ -25,11 +25,11 @@ type Runner struct {
 	Out      func(Sample)
 	Log      io.Writer
 
-	broken map[Program]error // why those of this scenario did not start
+	broken map[Program]error // programs of this scenario that did not start, with the error
 }
 
-// Run measures all cases of a scenario, round by round, in each of which the programs take turns in a random order. A peer
-// that fails is told in its samples, and does not keep the others from being measured.
+// Run measures all cases of a scenario in rounds. In each round the programs take turns in random order. The failure of
+// a peer is recorded in its samples and does not stop the others.
 func (r *Runner) Run(ctx context.Context, s Scenario) (err error) {
 	programs := r.of(s)
 	defer func() { err = errors.Join(err, stop(programs)) }()
@@ -63,7 +63,7 @@ func (r *Runner) rounds(s Scenario) int {
 	return r.Form.Rounds
 }
 
-// of returns the programs that take part in any case and run throughout the scenario.
+// of returns the programs that take part in a case and run throughout the scenario.
 func (r *Runner) of(s Scenario) (out []Program) {
 	for _, p := range r.Programs {
 		if slices.ContainsFunc(s.Cases, func(c Case) bool { return !c.Restart && slices.Contains(r.takePart(c), p) }) {
@@ -73,7 +73,7 @@ func (r *Runner) of(s Scenario) (out []Program) {
 	return out
 }
 
-// takePart returns the programs that do a case.
+// takePart returns the programs that support a case.
 func (r *Runner) takePart(c Case) (out []Program) {
 	for _, p := range r.Programs {
 		_, ours := p.(*gateway)
@@ -111,7 +111,7 @@ func (r *Runner) turn(ctx context.Context, s Scenario, c Case, p Program, round 
 	}
 }
 
-// String is a line for who waits.
+// String returns a line of progress.
 func (s Sample) String() string {
 	line := fmt.Sprintf("%-4s %-16s %-10s round %d", s.Scenario, s.Case, s.Program, s.Round+1)
 	if s.Error != "" {
@@ -143,7 +143,7 @@ func (r *Runner) measure(ctx context.Context, c Case, p Program, round int) (sam
 		return nil, err
 	}
 	c.Set(&target.Load, round)
-	if c.Restart { // nothing of what is set up once counts as a connection's
+	if c.Restart { // one-time setup must not count as the cost of a connection
 		if err := r.prime(ctx, target); err != nil {
 			return nil, err
 		}
@@ -171,10 +171,10 @@ func (r *Runner) prime(ctx context.Context, t Target) error {
 	return err
 }
 
-// sample is the cost of a unit: microseconds of CPU, or of a gigabyte in seconds; or that of a packet.
+// sample returns the cost of a unit: in microseconds of CPU time, in seconds per gigabyte, or per packet.
 func sample(unit string, kind load.Kind, r load.Result) Sample {
 	s := Sample{Cost: r.PerUnit(), Rate: r.Rate(), P50: r.P50, P99: r.P99, Client: float64(r.Client) / 1e3 / float64(r.Units)}
-	if kind == load.Download || kind == load.Upload { // a latency of whole bodies says nothing that the rate does not
+	if kind == load.Download || kind == load.Upload { // the latency of whole bodies adds nothing to the rate
 		s.Cost, s.Rate, s.P50, s.P99 = s.Cost*1e3, s.Rate/1e6, 0, 0
 	}
 	if unit == perPacket {
@@ -183,7 +183,7 @@ func sample(unit string, kind load.Kind, r load.Result) Sample {
 	return s
 }
 
-// held is the growth of the memory at each step, in KB for a connection.
+// held returns the growth of the memory at each step, in KB per connection.
 func held(r load.Result) (out []Sample) {
 	base := r.Held[0].Bytes
 	for _, h := range r.Held[1:] {
@@ -192,7 +192,7 @@ func held(r load.Result) (out []Sample) {
 	return out
 }
 
-// generate runs the load generator, which is this program, where the load comes from.
+// generate runs the load generator, which is this program, in the namespace of the client.
 func (t Target) generate(ctx context.Context) (r load.Result, err error) {
 	ctx, cancel := context.WithTimeout(ctx, t.Load.Warm+t.Load.Window+5*time.Minute)
 	defer cancel()

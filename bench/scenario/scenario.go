@@ -1,5 +1,5 @@
-// Package scenario says what is measured: the scenarios with their cases, the programs that take part, and how they take
-// turns.
+// Package scenario defines the measurements: the scenarios with their cases, the participating programs, and their
+// order.
 package scenario
 
 import (
@@ -10,25 +10,25 @@ import (
 	"boxgate/bench/peer"
 )
 
-// Form is how much is measured.
+// Form is the size of a run.
 type Form struct {
 	Name         string
 	Rounds       int
 	Warm, Window time.Duration
-	Names        int64         // fresh names of one measurement
+	Names        int64         // fresh names per measurement
 	Idle         int           // idle connections
-	Rest         time.Duration // before memory is read
+	Rest         time.Duration // wait before memory is read
 	MemoryRounds int
-	Boxes        int // attached, where their number matters
-	Few          int // the same, where there are to be few
-	Puts         int // policies put in one measurement
-	Cut          int // open connections that a policy cuts
-	Visitors     int // the same of a public URL, from one address
-	Creates      int // boxes created in one measurement
+	Boxes        int // attached boxes where their number matters
+	Few          int // attached boxes where there should be few
+	Puts         int // policies replaced per measurement
+	Cut          int // open connections that a policy change cuts
+	Visitors     int // open connections to a public URL from one address
+	Creates      int // boxes created per measurement
 	Limit        time.Duration
 }
 
-// The forms. Tiny is for trying the bench itself.
+// The forms. Tiny is for testing the bench itself.
 var (
 	Tiny  = Form{"tiny", 2, 50 * time.Millisecond, 150 * time.Millisecond, 20, 40, 200 * time.Millisecond, 1, 8, 4, 3, 20, 20, 1, 10 * time.Minute}
 	Short = Form{"short", 5, 300 * time.Millisecond, 500 * time.Millisecond, 200, 5000, 2 * time.Second, 1, 100, 10, 20, 200, 200, 1, 15 * time.Minute}
@@ -38,47 +38,47 @@ var (
 // Scenario is a kind of work with its cases.
 type Scenario struct {
 	ID, Title string
-	Cost      string // the unit of the costs
+	Cost      string // unit of the costs
 	Note      string
 	Cases     []Case
 	Targets   []Goal
 }
 
-// Measure is which figure of a measurement a goal is about.
+// Measure selects the figure of a measurement that a goal refers to.
 type Measure string
 
 // The measures.
 const (
-	Cost  Measure = ""     // at most: the median of the rounds, or of their ratios
-	Worst Measure = "most" // at most: the highest cost of any round
-	P99   Measure = "p99"  // at most
-	Rate  Measure = "rate" // at least
+	Cost  Measure = ""     // upper bound of the median of the rounds, or of their ratios
+	Worst Measure = "most" // upper bound of the highest cost of any round
+	P99   Measure = "p99"  // upper bound
+	Rate  Measure = "rate" // lower bound
 )
 
-// Goal is the ratio of a figure of boxgate's to the same of a peer that is aimed at, or to that of another case of its own,
-// or, without either, the figure itself.
+// Goal bounds the ratio of a figure of boxgate to that of a peer or of another case. Without either it bounds the
+// figure itself.
 type Goal struct {
 	Case, Peer, Than string // an empty case is every case
 	Of               Measure
 	Bound            float64
 }
 
-// atMost is the goal of a cost.
+// atMost returns a goal for a cost.
 func atMost(name, peer string, most float64) Goal { return Goal{Case: name, Peer: peer, Bound: most} }
 
 // Case is one measurement.
 type Case struct {
 	Name    string
-	Cost    string  // the unit, if it is not that of the scenario
-	Rate    string  // the unit of the rate, if it is not units per second
-	X       float64 // where it is on a plot; 0: not plotted
+	Cost    string  // unit, if it differs from the scenario's
+	Rate    string  // unit of the rate, if it is not units per second
+	X       float64 // position on a plot; 0: not plotted
 	Role    peer.Role
-	Only    []string // the programs that can do it, but for boxgate; nil: all that play the role
-	Boxes   int      // attached to boxgate at least; 0: it does not matter
-	Coarse  bool     // the cost is too coarse, or too little of boxgate's own, to tell two builds apart
-	Restart bool     // each program is measured right after its start, by itself
+	Only    []string // the capable programs besides boxgate; nil: all with the role
+	Boxes   int      // minimum number of boxes attached to boxgate; 0: any
+	Coarse  bool     // the cost is too coarse, or has too little of boxgate's own, to compare two builds
+	Restart bool     // each program is measured right after its start, separately
 	Set     func(*load.Options, int)
-	Own     func(Turn) ([]Sample, error) // in the place of a load: boxgate only
+	Own     func(Turn) ([]Sample, error) // instead of a load, for boxgate only
 }
 
 // Sample is the result of one program in one round.
@@ -86,11 +86,11 @@ type Sample struct {
 	Scenario, Case, Program string
 	Round                   int
 	Cost                    float64 // CPU time or memory, in the scenario's unit
-	Rate                    float64 // units per second; of bytes, millions
+	Rate                    float64 // units per second; for bytes, millions per second
 	P50, P99                float64 // µs
 	Client                  float64 // CPU of the generator per unit, µs
-	Conns                   float64 `json:",omitempty"` // where memory was read
-	Error                   string  `json:",omitempty"` // why it does not count
+	Conns                   float64 `json:",omitempty"` // number of connections at which memory was read
+	Error                   string  `json:",omitempty"` // the reason why the sample does not count
 }
 
 const (
@@ -111,19 +111,19 @@ const (
 	megabytes  = "MB a second"
 )
 
-// All returns the scenarios in the order of their worth.
+// All returns the scenarios in order of importance.
 func All(f Form) []Scenario {
 	all := []Scenario{
 		intercept(f), interceptHTTP2(f), newConnections(f), splice(f), names6(f), publicURL(f), memory(f), bulk(f),
-		router(f, "S8", f.Few, 0.97), steering(f), cuts(f), decide(), start(f), policyPut(f), boxes(f), // S9 leaves policies of many rules, with which a start takes longer
+		router(f, "S8", f.Few, 0.97), steering(f), cuts(f), decide(), start(f), policyPut(f), boxes(f), // S9 leaves policies of many rules, which slow down a start
 	}
-	if f.Name == Short.Name { // in which many boxes are too few to tell anything that S8 does not
+	if f.Name == Short.Name { // its many boxes are too few to differ from S8
 		return all
 	}
 	return append(all, router(f, "S8b", f.Boxes, 0.95))
 }
 
-// window returns the options of a case that is measured for a time.
+// window returns the options of a case that is measured for a fixed time.
 func window(f Form, kind load.Kind, conns, streams int) func(*load.Options, int) {
 	return func(o *load.Options, _ int) {
 		o.Kind, o.Conns, o.Streams, o.Warm, o.Window = kind, conns, streams, f.Warm, f.Window

@@ -5,7 +5,7 @@ import (
 	"time"
 )
 
-// octave is how many buckets, as a power of two, each doubling of the latency has: a quantile is at most 1.6 % off.
+// octave is the base-2 logarithm of the number of buckets per doubling of the latency. Quantiles are at most 1.6 % off.
 const octave = 6
 
 // Histogram counts latencies in buckets whose width grows with the value. The zero value is empty.
@@ -20,7 +20,7 @@ func (h *Histogram) Add(d time.Duration) {
 	h.count++
 }
 
-// Merge adds what another histogram counted.
+// Merge adds the counts of another histogram.
 func (h *Histogram) Merge(o *Histogram) {
 	for i, n := range o.buckets {
 		h.buckets[i] += n
@@ -28,10 +28,10 @@ func (h *Histogram) Merge(o *Histogram) {
 	h.count += o.count
 }
 
-// Count is how many latencies were added.
+// Count returns the number of latencies.
 func (h *Histogram) Count() uint64 { return h.count }
 
-// Quantile returns the latency that the fraction q of all do not exceed, and 0 for an empty histogram.
+// Quantile returns the latency not exceeded by the fraction q of all, or 0 for an empty histogram.
 func (h *Histogram) Quantile(q float64) time.Duration {
 	rank := uint64(q * float64(h.count))
 	var seen uint64
@@ -52,7 +52,7 @@ func (h *Histogram) max() time.Duration {
 	return 0
 }
 
-// bucket is the place of a value: exact below 2^octave, then 2^octave places for each power of two.
+// bucket returns the bucket of a value: exact below 2^octave, then 2^octave buckets for each power of two.
 func bucket(v uint64) int {
 	if v < 1<<octave {
 		return int(v)
@@ -61,7 +61,7 @@ func bucket(v uint64) int {
 	return (shift+1)<<octave + int(v>>shift) - 1<<octave
 }
 
-// floor is the smallest value of a bucket.
+// floor returns the smallest value of a bucket.
 func floor(i int) time.Duration {
 	if i < 1<<octave {
 		return time.Duration(i)

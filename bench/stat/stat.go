@@ -1,4 +1,4 @@
-// Package stat has the statistics of the benchmarks: medians, ratios taken round by round, and a histogram of latencies.
+// Package stat has the statistics of the benchmarks: medians, per-round ratios, and a histogram of latencies.
 package stat
 
 import (
@@ -6,7 +6,7 @@ import (
 	"slices"
 )
 
-// Median returns the middle of the values, or NaN for none.
+// Median returns the median of the values, or NaN if there are none.
 func Median(values []float64) float64 {
 	if len(values) == 0 {
 		return math.NaN()
@@ -25,8 +25,8 @@ type Ratio struct {
 	Rounds            int
 }
 
-// Ratios divides a by b round by round. A machine that is slower in one round is so for both, which two medians taken
-// apart would not show.
+// Ratios divides a by b round by round. If the machine is slower in one round, both programs are, which a ratio of two
+// medians would not show.
 func Ratios(a, b map[int]float64) Ratio {
 	var all []float64
 	for round, over := range a {

@@ -11,7 +11,7 @@ const (
 	OK            = "OK"
 	Failed        = "FAILED"
 	NonStrict     = "NON-STRICT"    // allowed, though not ideal
-	Informational = "INFORMATIONAL" // unspecified behaviour
+	Informational = "INFORMATIONAL" // the behaviour is unspecified
 	Unimplemented = "UNIMPLEMENTED" // the extension was not negotiated
 )
 
@@ -23,32 +23,32 @@ type Case struct {
 	lax           [][]event // accepted alternatives
 	end           ending
 	codes         []int // accepted close codes, if the server sends one
-	open          bool  // any outcome is accepted and only recorded
+	open          bool  // any outcome is accepted and recorded
 	offer         string
-	talk          func(*session) // instead of steps: a longer conversation
+	talk          func(*session) // a longer conversation, instead of steps
 }
 
-// step sends something and then waits.
+// step sends frames and then waits.
 type step struct {
 	frames []out
 	chop   int           // bytes written at a time; 0: all frames at once; frameWise: frame by frame
 	events int           // wait until this many events have been received in total
-	quiet  time.Duration // then wait this long, and record whether the connection is still open
+	quiet  time.Duration // then wait this long and record whether the connection is still open
 }
 
 const frameWise = -1
 
-// out is a frame to send. Large payloads are generated when needed.
+// out is a frame to send. Large payloads are generated on demand.
 type out struct {
 	opcode  byte
 	rsv     byte
 	more    bool // more frames of the message follow
 	payload string
-	times   int    // of the payload; 0 is 1
-	raw     []byte // instead of all fields above
+	times   int    // repetitions of the payload; 0 means 1
+	raw     []byte // sent instead of all fields above
 }
 
-// event is something received.
+// event is a received message or frame, or an observation.
 type event struct {
 	kind    string // "text", "binary", "pong", "still open"
 	payload string
@@ -61,11 +61,11 @@ func (e event) String() string {
 	return fmt.Sprintf("%s(%q)", e.kind, e.payload)
 }
 
-// ending is how the connection must end.
+// ending is the required end of the connection.
 type ending uint8
 
 const (
-	byUs   ending = iota // we close once everything was received; the server answers with a close frame
+	byUs   ending = iota // we close after receiving everything; the server answers with a close frame
 	sent                 // the steps themselves send our close frame
 	byPeer               // the server fails the connection
 )
@@ -78,7 +78,7 @@ func numbered(prefix string, cases ...Case) []Case {
 	return cases
 }
 
-// bytes returns the frame encoded and masked.
+// bytes returns the encoded and masked frame.
 func (o *out) bytes() []byte {
 	if o.raw != nil {
 		return o.raw
@@ -108,12 +108,12 @@ func gotText(payload string) event   { return event{"text", payload} }
 func gotBinary(payload string) event { return event{"binary", payload} }
 func gotPong(payload string) event   { return event{"pong", payload} }
 
-// echoed returns a case in which everything is valid.
+// echoed returns a case in which the client makes no mistake.
 func echoed(title string, want []event, steps ...step) Case {
 	return Case{Title: title, want: want, steps: steps}
 }
 
-// broken returns a case in which the server must fail the connection; want is what it may send before.
+// broken returns a case in which the server must fail the connection. want are the events that it may send before.
 func broken(title string, want []event, steps ...step) Case {
 	c := Case{Title: title, want: want, steps: steps, end: byPeer, codes: []int{codeProtocol}}
 	if len(want) > 0 {

@@ -17,7 +17,7 @@ func Protocol() []Case {
 	return slices.Concat(framing(), pings(), reservedBits(), opcodes(), fragmentation(), utf8Cases(), closeCases(), misc())
 }
 
-// framing is section 1: messages at the sizes where the length encoding changes.
+// framing returns section 1: messages at the sizes where the length encoding changes.
 func framing() []Case {
 	sizes := func(op out, got func(string) event) (cases []Case) {
 		for _, n := range []int{0, 125, 126, 127, 128, 65535, 65536} {
@@ -35,7 +35,7 @@ func framing() []Case {
 	return slices.Concat(numbered("1.1", sizes(text("*"), gotText)...), numbered("1.2", sizes(bin("\xfe"), gotBinary)...))
 }
 
-// pings is section 2.
+// pings returns section 2.
 func pings() []Case {
 	pong := func(payload string) out { return out{opcode: opPong, payload: payload} }
 	var ten []out
@@ -60,7 +60,7 @@ func pings() []Case {
 	)
 }
 
-// reservedBits is section 3.
+// reservedBits returns section 3.
 func reservedBits() []Case {
 	with := func(f out, rsv byte) out { f.rsv = rsv; return f }
 	one := events(gotText(hello))
@@ -75,7 +75,7 @@ func reservedBits() []Case {
 	)
 }
 
-// opcodes is section 4.
+// opcodes returns section 4.
 func opcodes() []Case {
 	unknown := func(first byte) []Case {
 		frame := func(n byte, payload string) out { return out{opcode: first + n, payload: payload} }
@@ -92,7 +92,7 @@ func opcodes() []Case {
 	return slices.Concat(numbered("4.1", unknown(3)...), numbered("4.2", unknown(11)...))
 }
 
-// fragmentation is section 5.
+// fragmentation returns section 5.
 func fragmentation() []Case {
 	two, both := []out{part("fragment1"), last("fragment2")}, events(gotText("fragment1fragment2"))
 	mixed, answers := []out{part("fragment1"), ping("ping"), last("fragment2")}, events(gotPong("ping"), gotText("fragment1fragment2"))
@@ -140,7 +140,7 @@ func chopTitle(chop int) string {
 	return ""
 }
 
-// interrupted is a message in five fragments with two pings, and a pause until the first pong.
+// interrupted returns a message in five fragments with two pings, and a pause until the first pong.
 func interrupted(chop int) Case {
 	return echoed("five fragments, two pings and a pause"+chopTitle(chop),
 		events(gotPong("ping 1"), gotPong("ping 2"), gotText("abcde")),
@@ -148,7 +148,7 @@ func interrupted(chop int) Case {
 		chopped(chop, next("c"), next("d"), ping("ping 2"), last("e")))
 }
 
-// misc is section 10: a long message in fragments of 1300 bytes.
+// misc returns section 10: a long message in fragments of 1300 bytes.
 func misc() []Case {
 	whole := strings.Repeat("*", 65536)
 	return numbered("10.1", echoed("65536 octets in fragments of 1300", events(gotText(whole)), send(fragments(opText, whole, 1300)...)))

@@ -6,7 +6,7 @@ import (
 	"strings"
 )
 
-// closeCases is section 7.
+// closeCases returns section 7.
 func closeCases() []Case {
 	bye := closing(string(closePayload(codeNormal, "")))
 	return slices.Concat(
@@ -37,7 +37,7 @@ func closeCases() []Case {
 	)
 }
 
-// ends returns a case whose steps close the connection: nothing else may be received.
+// ends returns a case whose steps close the connection. No further frames may be received.
 func ends(title string, steps ...step) Case { return Case{Title: title, steps: steps, end: sent} }
 
 // whatever returns a case without a specified outcome.
@@ -45,7 +45,8 @@ func whatever(title string, steps ...step) Case {
 	return Case{Title: title, steps: steps, end: sent, open: true}
 }
 
-// closesWith sends a close frame; the server answers with one of the codes or, to a bad frame, possibly without one.
+// closesWith sends a close frame. The server must answer with one of the codes; to a bad frame it may answer without
+// one.
 func closesWith(title, payload string, codes ...int) Case {
 	c := Case{Title: title, steps: []step{send(closing(payload))}, end: sent, codes: codes}
 	if codes[0] != codeNormal {
@@ -54,7 +55,7 @@ func closesWith(title, payload string, codes ...int) Case {
 	return c
 }
 
-// withCodes sends a close frame with each code; answer is the expected code, 0 for the normal or the same one.
+// withCodes sends a close frame with each code. answer is the expected code; 0 means the normal or the same code.
 func withCodes(kind string, answer int, codes ...int) []Case {
 	var cases []Case
 	for _, code := range codes {

@@ -7,7 +7,7 @@ import (
 	"strings"
 )
 
-// deflateSizes are the lengths of messages, and of the fragments they are split into; 0 is a single frame.
+// deflateSizes are pairs of the length of messages and of their fragments; 0 means a single frame.
 var deflateSizes = [][2]int{
 	{16, 0}, {64, 0}, {256, 0}, {1024, 0}, {4096, 0}, {8192, 0}, {16384, 0}, {32768, 0}, {65536, 0}, {131072, 0},
 	{8192, 256}, {16384, 256}, {32768, 256}, {65536, 256}, {131072, 256}, {131072, 1024}, {131072, 4096}, {131072, 32768},
@@ -37,7 +37,7 @@ func Compression(messages, octets int) []Case {
 	return all
 }
 
-// content is text to compress. The messages are consecutive pieces of it, starting over at the end.
+// content is text to compress. The messages are consecutive pieces of it, wrapping around at the end.
 type content struct {
 	kind string
 	text bool
@@ -83,7 +83,7 @@ func compressed(prefix string, c content, messages, octets int, offer string) []
 	return numbered(prefix, cases...)
 }
 
-// deflated sends compressed messages, each after the previous one was echoed.
+// deflated sends compressed messages, each after the echo of the previous one.
 func deflated(title, offer string, c content, size, fragment, times int) Case {
 	opcode, kind := byte(opBinary), "binary"
 	if c.text {

@@ -8,7 +8,7 @@ import (
 )
 
 // Limits returns section 9: long messages, many fragments, small chunks, many messages. Sizes are divided by shrink; 1
-// is Autobahn's own size.
+// gives Autobahn's sizes.
 func Limits(shrink int) []Case {
 	const mib = 1 << 20
 	long := func(op out, got func(string) event) (cases []Case) {
@@ -50,7 +50,7 @@ func Limits(shrink int) []Case {
 	)
 }
 
-// turns sends a message repeatedly, each time after the previous one was echoed.
+// turns sends a message repeatedly, each time after the echo of the previous one.
 func turns(op out, got func(string) event, size, times int) Case {
 	c := Case{Title: fmt.Sprintf("%d messages of %d octets, one after the other", times, size)}
 	f := op

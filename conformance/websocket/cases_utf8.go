@@ -13,7 +13,7 @@ const (
 	umlaut = "Hello-µ@ßöäüàá-UTF-8!!"
 )
 
-// utf8Cases is section 6. Its subsections from 5 on follow Markus Kuhn's stress test of UTF-8 decoders.
+// utf8Cases returns section 6. Its subsections from 5 on follow Markus Kuhn's stress test of UTF-8 decoders.
 func utf8Cases() []Case {
 	surrogate, beyond := greek+"\xed\xa0\x80edited", greek+"\xf4\x90\x80\x80edited"
 	at := len(greek)
@@ -47,7 +47,7 @@ func notText(title string, steps ...step) Case {
 	return c
 }
 
-// failsFast sends a message in three parts, the second of which makes it invalid: the server should not wait for the
+// failsFast sends a message in three parts. The second part makes it invalid, so the server should not wait for the
 // third.
 func failsFast(title string, parts [3]out) Case {
 	c := notText(title,
@@ -62,7 +62,7 @@ func fragmentAt(s string, first, second int) [3]out {
 	return [3]out{part(s[:first]), next(s[first:second]), last(s[second:])}
 }
 
-// frameAt is one frame, sent in three parts.
+// frameAt returns one frame, sent in three parts.
 func frameAt(s string, first, second int) [3]out {
 	whole := text(s)
 	raw := whole.bytes()
@@ -70,7 +70,7 @@ func frameAt(s string, first, second int) [3]out {
 	return [3]out{{raw: raw[:from+first]}, {raw: raw[from+first : from+second]}, {raw: raw[from+second:]}}
 }
 
-// sequences is 6.5 and up: each sequence as a separate message.
+// sequences returns 6.5 and up: each sequence as a separate message.
 func sequences() []Case {
 	var all []Case
 	for i, group := range [][]string{
@@ -81,7 +81,7 @@ func sequences() []Case {
 		{"\x7f", "\u07ff", "\uffff", "\U0010ffff"},                               // last of each length
 		{"\xf7\xbf\xbf\xbf", "\xfb\xbf\xbf\xbf\xbf", "\xfd\xbf\xbf\xbf\xbf\xbf"}, // beyond the last
 		{"\ud7ff", "\ue000", "\ufffd", "\U0010ffff", "\xf4\x90\x80\x80"},         // at the bounds
-		append(continuations("\x80", "\xbf"), span(0x80, 0xbf, "")),              // nothing before them
+		append(continuations("\x80", "\xbf"), span(0x80, 0xbf, "")),              // without a first byte
 		{span(0xc0, 0xdf, " "), span(0xe0, 0xef, " "), span(0xf0, 0xf7, " "), span(0xf8, 0xfb, " "), span(0xfc, 0xfd, " ")},
 		unfinished(),
 		{strings.Join(unfinished(), "")},
@@ -114,7 +114,7 @@ func prefixes(s string) (all []string) {
 	return all
 }
 
-// continuations returns bytes that only continue a code point: each alone, then two to six of them alternating.
+// continuations returns continuation bytes without a first byte: each alone, then two to six of them alternating.
 func continuations(a, b string) []string {
 	all := []string{a, b}
 	for n := 2; n <= 6; n++ {
@@ -123,7 +123,7 @@ func continuations(a, b string) []string {
 	return all
 }
 
-// span returns the bytes from one up to but excluding another, each followed by after.
+// span returns the bytes from from to to-1, each followed by after.
 func span(from, to int, after string) string {
 	var s strings.Builder
 	for c := from; c < to; c++ {
@@ -133,7 +133,7 @@ func span(from, to int, after string) string {
 	return s.String()
 }
 
-// unfinished returns the first and the last sequence of each length, without their last byte.
+// unfinished returns the first and the last sequence of each length, truncated by a byte.
 func unfinished() []string {
 	return []string{
 		"\xc0", "\xe0\x80", "\xf0\x80\x80", "\xf8\x80\x80\x80", "\xfc\x80\x80\x80\x80",
@@ -149,7 +149,7 @@ func pairs() (all []string) {
 	return all
 }
 
-// nonCharacters returns the last two code points of each plane: noncharacters, but valid.
+// nonCharacters returns the last two code points of each plane, which are noncharacters but valid.
 func nonCharacters() (all []string) {
 	for plane := rune(0); plane <= 16; plane++ {
 		all = append(all, string(plane<<16|0xfffe), string(plane<<16|0xffff))

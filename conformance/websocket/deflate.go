@@ -10,19 +10,19 @@ import (
 
 const (
 	windowMax = 32 << 10
-	// deflateTail ends the output of a flushed compressor; it is removed on the wire (RFC 7692, 7.2.1).
+	// deflateTail ends the output of a flushed compressor and is removed on the wire (RFC 7692, 7.2.1).
 	deflateTail = "\x00\x00\xff\xff"
 	// inflateTail is appended for the decompressor: deflateTail and an empty final block.
 	inflateTail = deflateTail + "\x01\x00\x00\xff\xff"
 )
 
-// agreed is what was negotiated for permessage-deflate (RFC 7692, 7.1).
+// agreed holds the negotiated parameters of permessage-deflate (RFC 7692, 7.1).
 type agreed struct {
 	serverForgets, clientForgets bool // no context takeover
 	serverWindow                 int  // bytes; 0: the maximum
 }
 
-// accept chooses the first offer that can be met and returns the parameters for the response.
+// accept chooses the first acceptable offer and returns the parameters for the response.
 func accept(offers string) (a agreed, answer string, ok bool) {
 	for offer := range strings.SplitSeq(offers, ",") {
 		if a, answer, ok := acceptOne(offer); ok {
@@ -42,7 +42,7 @@ func acceptOne(offer string) (a agreed, answer string, ok bool) {
 		p = strings.TrimSpace(p)
 		switch {
 		case p == "client_no_context_takeover" || p == "client_max_window_bits":
-			continue // a capability of the client that we do not ask for
+			continue // a capability of the client that is not used
 		case p == "server_no_context_takeover":
 			a.serverForgets = true
 		case a.takesWindow(p):
@@ -65,7 +65,7 @@ func (a *agreed) takesWindow(p string) bool {
 	return true
 }
 
-// agreement parses a server's response, which may ask the client only for what it offered.
+// agreement parses a server's response. It may require of the client only capabilities that the client offered.
 func agreement(answer string) (a agreed, ok bool) {
 	for p := range strings.SplitSeq(answer, ";") {
 		switch p = strings.TrimSpace(p); {
@@ -93,7 +93,7 @@ type deflater struct {
 
 // compress returns a compressed message, valid until the next call.
 //
-// The compressor supports only one window size. A smaller one is emulated by a reset after as many bytes.
+// The compressor supports only one window size. A smaller window is emulated by a reset after that many bytes.
 func (d *deflater) compress(message []byte) ([]byte, error) {
 	d.out.Reset()
 	if d.w == nil {
@@ -132,7 +132,7 @@ type inflater struct {
 	r       io.ReadCloser
 }
 
-// decompress returns a message.
+// decompress returns the decompressed message.
 func (i *inflater) decompress(compressed []byte) ([]byte, error) {
 	if i.forgets {
 		i.past = nil

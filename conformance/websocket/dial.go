@@ -18,7 +18,7 @@ import (
 
 //lint:file-ignore SA1019 net/http's own client refuses the field :protocol.
 
-// Dialer opens a WebSocket to the host of a run; offer is the value of Sec-WebSocket-Extensions, "" for none. It
+// Dialer opens a WebSocket to the host of a run. offer is the value of Sec-WebSocket-Extensions, "" for none. It
 // returns the connection and the server's value. Safe for concurrent use.
 type Dialer func(ctx context.Context, offer string) (rw io.ReadWriteCloser, answer string, err error)
 
@@ -65,7 +65,7 @@ func shakeHands(conn net.Conn, host, offer string) (io.ReadWriteCloser, string, 
 		return nil, "", err
 	}
 	r := bufio.NewReader(conn)
-	res, err := http.ReadResponse(r, nil) //nolint:bodyclose // the connection follows it
+	res, err := http.ReadResponse(r, nil) //nolint:bodyclose // the connection follows the response
 	if err != nil {
 		return nil, "", err
 	}
@@ -76,8 +76,8 @@ func shakeHands(conn net.Conn, host, offer string) (io.ReadWriteCloser, string, 
 	return hijacked{conn, r}, res.Header.Get("Sec-WebSocket-Extensions"), nil
 }
 
-// HTTP2 opens the WebSockets as streams of one connection, by extended CONNECT (RFC 8441). Go's servers support
-// that only with package h2connect.
+// HTTP2 opens the WebSockets as streams of one connection, by extended CONNECT (RFC 8441). Go's servers support it only
+// with package h2connect.
 func HTTP2(host string) Dialer {
 	client := sync.OnceValues(func() (*http2.ClientConn, error) {
 		conn, err := dialTLS(context.Background(), host, "h2")
@@ -103,7 +103,7 @@ func HTTP2(host string) Dialer {
 		if offer != "" {
 			req.Header.Set("Sec-WebSocket-Extensions", offer)
 		}
-		res, err := cc.RoundTrip(req) //nolint:bodyclose // the stream's, closed with it
+		res, err := cc.RoundTrip(req) //nolint:bodyclose // the body is the stream and is closed with it
 		if err == nil && res.StatusCode != http.StatusOK {
 			err = fmt.Errorf("the extended CONNECT was answered with %s", res.Status)
 		}
@@ -115,7 +115,7 @@ func HTTP2(host string) Dialer {
 	}
 }
 
-// clientStream is the client's side of an extended CONNECT.
+// clientStream is the client side of an extended CONNECT.
 type clientStream struct {
 	io.ReadCloser
 	w      *io.PipeWriter

@@ -2,7 +2,7 @@ package websocket
 
 import (
 	"bufio"
-	"crypto/sha1" //nolint:gosec // RFC 6455 asks for it; it protects nothing
+	"crypto/sha1" //nolint:gosec // required by RFC 6455; not used for security
 	"encoding/base64"
 	"encoding/binary"
 	"errors"
@@ -12,12 +12,11 @@ import (
 	"unicode/utf8"
 )
 
-// echoRest is how long the server waits for the client to close the connection after sending its own close frame.
+// echoRest bounds the wait for the client to close the connection after the server's close frame.
 const echoRest = 2 * time.Second
 
 // Echo sends every message back, over an upgraded HTTP/1.1 connection or an extended CONNECT (RFC 8441). It answers
-// violations of RFC 6455 with a close frame as soon as it detects them, even in the middle of a frame, and closes the
-// connection.
+// violations of RFC 6455 with a close frame as soon as it detects them, even within a frame, and closes the connection.
 func Echo() http.Handler { return http.HandlerFunc(serveEcho) }
 
 func serveEcho(w http.ResponseWriter, r *http.Request) {
@@ -33,7 +32,7 @@ func serveEcho(w http.ResponseWriter, r *http.Request) {
 		rw, err = upgrade(w, r)
 	}
 	if err != nil {
-		return // it has been answered, or the client disconnected
+		return // already answered, or the client disconnected
 	}
 	defer rw.Close()
 	e := &echo{r: bufio.NewReader(rw), w: rw, compressed: compressed}
@@ -72,9 +71,9 @@ type echo struct {
 	in         inflater
 	out        deflater
 
-	message []byte // collected so far
-	opcode  byte   // of the message; 0: none has begun
-	packed  bool   // it is compressed
+	message []byte // received so far
+	opcode  byte   // opcode of the message; 0: no message has begun
+	packed  bool   // the message is compressed
 	text    utf8Check
 }
 
@@ -110,7 +109,7 @@ func (e *echo) serve() {
 	}
 }
 
-// check validates the beginning of a frame.
+// check validates the header of a frame.
 func (e *echo) check(h *head) error {
 	allowed := byte(0)
 	if e.compressed && (h.opcode == opText || h.opcode == opBinary) {
@@ -152,7 +151,7 @@ func (e *echo) controlFrame(h *head) error {
 	return nil
 }
 
-// closeFault returns the code with which to answer an invalid close frame payload, or 0.
+// closeFault returns the close code for answering an invalid close frame payload, or 0.
 func closeFault(payload []byte) int {
 	if len(payload) == 0 {
 		return 0
@@ -170,7 +169,7 @@ func closeFault(payload []byte) int {
 	return 0
 }
 
-// dataFrame reads a frame of a message, and sends the message back after the last.
+// dataFrame reads a frame of a message. After the last frame it sends the message back.
 func (e *echo) dataFrame(h *head) error {
 	if h.opcode != opContinuation {
 		e.opcode, e.packed, e.message, e.text = h.opcode, h.rsv&4 != 0, e.message[:0], utf8Check{}

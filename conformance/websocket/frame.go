@@ -20,20 +20,20 @@ const (
 const (
 	codeNormal   = 1000
 	codeProtocol = 1002
-	codeNone     = 1005 // never sent: a close frame without a code
+	codeNone     = 1005 // never sent: means a close frame without a code
 	codePayload  = 1007
 	codeTooBig   = 1009
 )
 
-// messageMax is the longest message that is accepted.
+// messageMax is the longest accepted message in bytes.
 const messageMax = 32 << 20
 
 var errTooBig = errors.New("websocket: the message is too long")
 
-// head is the beginning of a frame.
+// head is the header of a frame.
 type head struct {
 	fin    bool
-	rsv    byte // three bits
+	rsv    byte // three reserved bits
 	opcode byte
 	masked bool
 	mask   [4]byte
@@ -42,7 +42,7 @@ type head struct {
 
 func (h *head) control() bool { return h.opcode >= opClose }
 
-// appendHead writes the beginning of a frame (RFC 6455, 5.2).
+// appendHead appends the header of a frame (RFC 6455, 5.2).
 func appendHead(dst []byte, h head) []byte {
 	first := h.rsv<<4 | h.opcode
 	if h.fin {
@@ -66,7 +66,7 @@ func appendHead(dst []byte, h head) []byte {
 	return dst
 }
 
-// readHead reads the beginning of a frame.
+// readHead reads the header of a frame.
 func readHead(r io.Reader) (h head, err error) {
 	var b [8]byte
 	if _, err := io.ReadFull(r, b[:2]); err != nil {
@@ -96,7 +96,7 @@ func noEOF(err error) error {
 	return err
 }
 
-// unmask applies the mask to the part of a payload that begins at an offset.
+// unmask unmasks the part of a payload that begins at offset.
 func (h *head) unmask(b []byte, offset int) {
 	if h.masked {
 		for i := range b {
@@ -105,7 +105,7 @@ func (h *head) unmask(b []byte, offset int) {
 	}
 }
 
-// closePayload is the payload of a close frame.
+// closePayload returns the payload of a close frame.
 func closePayload(code int, reason string) []byte {
 	if code == codeNone {
 		return nil

@@ -17,13 +17,13 @@ import (
 type Verdict struct {
 	Number, Title string
 	Outcome       string
-	Seen          string // what was received and how the connection ended
+	Seen          string // received events, and how the connection ended
 }
 
 // caseTime bounds a case that hangs.
 const caseTime = 30 * time.Second
 
-// Run runs cases, several at a time. patience is how long the server may take to close a connection.
+// Run runs cases, several concurrently. patience bounds the time a server takes to close a connection.
 func Run(ctx context.Context, dial Dialer, cases []Case, patience time.Duration) []Verdict {
 	out := make([]Verdict, len(cases))
 	slots := make(chan struct{}, 16)
@@ -43,15 +43,15 @@ func Run(ctx context.Context, dial Dialer, cases []Case, patience time.Duration)
 type session struct {
 	c  *Case
 	rw io.ReadWriteCloser
-	a  agreed // what was negotiated, if anything
+	a  agreed // negotiated extension parameters
 
 	patience time.Duration
 
 	mu      sync.Mutex
 	came    []event
-	code    int           // of the received close frame; 0 if none
-	problem string        // what was wrong with received frames
-	changed chan struct{} // closed at every change, and replaced
+	code    int           // code of the received close frame; 0 if none was received
+	problem string        // violation of the protocol by a received frame
+	changed chan struct{} // closed and replaced at every change
 	ended   chan struct{} // closed at the end of input
 }
 
@@ -88,7 +88,7 @@ func (c *Case) run(ctx context.Context, dial Dialer, patience time.Duration) Ver
 	return s.verdict(v)
 }
 
-// play sends the steps.
+// play runs the steps.
 func (s *session) play() {
 	for _, st := range s.c.steps {
 		s.send(st)
@@ -99,7 +99,7 @@ func (s *session) play() {
 	}
 }
 
-// send writes frames. Errors are ignored: the server may have closed already, which the reader notices.
+// send writes frames. It ignores errors: if the server has closed the connection, the reader notices.
 func (s *session) send(st step) {
 	var all []byte
 	for i := range st.frames {
@@ -141,7 +141,7 @@ func (s *session) goodbye() {
 	s.send(send(closing(string(closePayload(codeNormal, "")))))
 }
 
-// wait returns once the given number of events were received, input has ended, or time is up.
+// wait returns when n events have been received, input has ended, or the limit has passed.
 func (s *session) wait(n int, limit time.Duration) {
 	t := time.NewTimer(limit)
 	defer t.Stop()
@@ -162,7 +162,7 @@ func (s *session) wait(n int, limit time.Duration) {
 	}
 }
 
-// over reports whether the connection ended in time.
+// over reports whether the connection ended within the limit.
 func (s *session) over(limit time.Duration) bool {
 	select {
 	case <-s.ended:
@@ -180,7 +180,7 @@ func (s *session) note(e event) {
 	s.changed = make(chan struct{})
 }
 
-// read records everything received.
+// read records all received events.
 func (s *session) read() {
 	defer close(s.ended)
 	err := s.frames(bufio.NewReaderSize(s.rw, 64<<10))
@@ -246,7 +246,7 @@ func (s *session) closed(payload []byte) {
 	}
 }
 
-// verdict compares what was received with what was expected.
+// verdict compares the received events with the expected ones.
 func (s *session) verdict(v Verdict) Verdict {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -270,7 +270,7 @@ func (s *session) verdict(v Verdict) Verdict {
 	return v
 }
 
-// seen describes what was received. Long runs of messages are only counted.
+// seen describes the received events. Long runs of messages are only counted.
 func (s *session) seen() string {
 	words := make([]string, 0, 4)
 	for i, e := range s.came {

@@ -7,7 +7,7 @@ import (
 	"time"
 )
 
-// hijacked is a connection with the data already read from it.
+// hijacked is a connection and the data already read from it.
 type hijacked struct {
 	net.Conn
 	r io.Reader
@@ -24,7 +24,7 @@ func (h hijacked) CloseWrite() error {
 	return nil
 }
 
-// serverStream is the server's side of an extended CONNECT.
+// serverStream is the server side of an extended CONNECT.
 type serverStream struct {
 	io.ReadCloser
 	w          http.ResponseWriter
@@ -46,5 +46,5 @@ func (s serverStream) Write(p []byte) (int, error) {
 	return n, s.controller.Flush()
 }
 
-// SetReadDeadline bounds how long a read may take.
+// SetReadDeadline sets the deadline of reads.
 func (s serverStream) SetReadDeadline(t time.Time) error { return s.controller.SetReadDeadline(t) }

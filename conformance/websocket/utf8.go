@@ -2,9 +2,9 @@ package websocket
 
 import "unicode/utf8"
 
-// utf8Check validates text that arrives in chunks, and fails at the first byte that no valid text can have there.
+// utf8Check validates text that arrives in chunks, and fails at the first invalid byte.
 type utf8Check struct {
-	rest [utf8.UTFMax]byte // the beginning of a code point
+	rest [utf8.UTFMax]byte // incomplete code point
 	n    int
 }
 
@@ -36,5 +36,5 @@ func (c *utf8Check) add(b []byte) bool {
 	return true
 }
 
-// whole reports whether the text may end here, not inside a code point.
+// whole reports whether the text may end here, outside of a code point.
 func (c *utf8Check) whole() bool { return c.n == 0 }
