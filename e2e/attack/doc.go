@@ -1,3 +1,3 @@
-// Package attack tries to get out of a box, into the host, at a secret or at the other boxes, by every way that somebody with
-// root in a sandbox has, and holds that the gateway refuses, says so and goes on working.
+// Package attack tries to reach the network, the host, a secret or another box from a box with root privileges. It
+// tests that the gateway refuses, logs the refusal and keeps working.
 package attack

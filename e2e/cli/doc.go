@@ -1,2 +1,2 @@
-// Package cli runs the commands of the gateway against a gateway, as an operator does: check, log, box selftest, metrics.
+// Package cli runs commands against a gateway, as an operator does: check, log, box selftest, metrics.
 package cli

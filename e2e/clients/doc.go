@@ -1,3 +1,3 @@
-// Package clients runs the programs and the SDK that people use, unchanged and without setup, and holds that they work as they
-// would without a gateway.
+// Package clients runs popular programs and the SDK, unmodified and without setup, and tests that they work as without
+// a gateway.
 package clients

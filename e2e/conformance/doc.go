@@ -1,2 +1,2 @@
-// Package conformance runs the suites of others for HTTP/2, gRPC and WebSocket through the gateway.
+// Package conformance runs third-party suites for HTTP/2, gRPC and WebSocket through the gateway.
 package conformance

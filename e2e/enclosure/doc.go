@@ -1,2 +1,2 @@
-// Package enclosure tests `gateway run`: commands of the host, each under a gateway of its own, with the test internet.
+// Package enclosure tests `gateway run`: commands of the host, each under its own gateway, with the test internet.
 package enclosure

@@ -1,3 +1,3 @@
-// Package fault lets the gateway fail at every step that can fail, and takes away what it stands on: its disk, its memory of
-// connections, its clock, its rules; boxes attack all the while.
+// Package fault makes the gateway fail at every step that can fail, and breaks its environment: its disk, its
+// connection tracking, its clock, its rules. Boxes attack the whole time.
 package fault

@@ -1,3 +1,3 @@
-// Package fidelity holds that what passes the gateway arrives as it was sent, byte by byte and event by event, but for what
-// the gateway is there to change.
+// Package fidelity tests that data passes the gateway unchanged, byte by byte and event by event, except for the
+// gateway's intended changes.
 package fidelity

@@ -10,13 +10,13 @@ import (
 	"sync"
 )
 
-// binaryVariable is the environment variable with the path of the gateway under test, as dist/test-gateway.sh prints it. The
-// path contains a hash of the content, and `go test` knows which variables a test reads: it does not take a result from its
-// cache that is another gateway's. If it is not set, the harness builds the gateway.
+// binaryVariable is the environment variable with the path of the gateway under test, as printed by
+// dist/test-gateway.sh. The path contains a hash of the content. `go test` records the variables that a test reads, so
+// it does not reuse the cached result for another gateway. If the variable is not set, the harness builds the gateway.
 const binaryVariable = "GATEWAY_TEST_BINARY"
 
-// Gateway returns the path of the gateway under test. If there is none, nothing in the package can be tested: it ends the
-// process, without a test that has failed.
+// Gateway returns the path of the gateway under test. If it cannot be built, no test of the package can run, so Gateway
+// exits the process instead of failing a test.
 func Gateway() string {
 	path, err := gateway()
 	if err != nil {
@@ -59,8 +59,8 @@ func moduleRoot() (string, error) {
 	return "", err
 }
 
-// dependOnSources lets `go test` see that the result of this run depends on the sources of the gateway and the demo: it notes which
-// files and directories of the module a test opens.
+// dependOnSources makes `go test` cache this run's result only for the present sources of the gateway and the demo, by
+// opening them: it records the files and directories of the module that a test opens.
 func dependOnSources(root string) error {
 	cmd := exec.Command("go", "list", "-deps", "-f", "{{if and .Module .Module.Main}}{{.Dir}}{{range .EmbedFiles}}\n{{$.Dir}}/{{.}}{{end}}{{end}}", "./e2e/harness/gateway", "./cmd/gateway-demo")
 	cmd.Dir = root
@@ -78,7 +78,7 @@ func dependOnSources(root string) error {
 	return nil
 }
 
-// output returns the standard output of a command; its error contains the standard error.
+// output returns the standard output of a command. The error contains its standard error.
 func output(cmd *exec.Cmd) (string, error) {
 	out, err := cmd.Output()
 	var exit *exec.ExitError

@@ -18,7 +18,7 @@ import (
 	"boxgate/policy"
 )
 
-// Create makes a box and returns its ID.
+// Create creates a box and returns its ID.
 func (w *World) Create(body map[string]any) string {
 	w.T.Helper()
 	if os.Getenv(boxesAreAttached) != "" {
@@ -39,7 +39,7 @@ func (w *World) MustDelete(box string) {
 	}
 }
 
-// Custom is a custom policy of these domains.
+// Custom returns a custom policy that allows the domains.
 func Custom(domains ...string) map[string]any {
 	return map[string]any{"mode": "custom", "allowed_domains": domains}
 }
@@ -52,7 +52,7 @@ func (w *World) SetPolicy(box string, policy map[string]any) {
 	}
 }
 
-// TestSecret is the key of [World.SecretBox], which must never be in the box.
+// TestSecret is the key of [World.SecretBox]. It must never be in the box.
 const TestSecret = knobs.Secret
 
 // SecretBox creates a box that may reach only api.example.com, with a key attached there.
@@ -63,11 +63,11 @@ func (w *World) SecretBox() string {
 	})
 }
 
-// ExecMost is how long a command in a box may take. It only ends what hangs: a gibibyte through a busy machine takes
-// minutes.
+// ExecMost bounds a command in a box. It is only for commands that hang: transferring a gibibyte takes minutes on a
+// busy machine.
 const ExecMost = 10 * time.Minute
 
-// Sh runs a shell line in a box and returns everything it printed and its exit code.
+// Sh runs a shell line in a box and returns its output and its exit code.
 func (w *World) Sh(box, line string) (string, int) {
 	w.T.Helper()
 	if f, ok := w.foreign.Load(box); ok {
@@ -93,14 +93,14 @@ func (w *World) MustSh(box, line string) string {
 	return out
 }
 
-// Ran is what a shell line in a box printed, and its exit code.
+// Ran is a shell line with its output and exit code.
 type Ran struct {
 	Line, Out string
 	Code      int
 }
 
-// ShEach is [World.Sh] for lines that run one after the other, each in a shell of its own. It makes one command of them in a box that
-// the gateway has launched: to start a command costs ten times the processor time of what most lines do.
+// ShEach is [World.Sh] for several lines, each in a new shell. In a box launched by the gateway it runs all lines in
+// one command, because starting a command takes ten times the CPU time of most lines.
 func (w *World) ShEach(box string, lines ...string) []Ran {
 	w.T.Helper()
 	ran := make([]Ran, len(lines))
@@ -125,7 +125,7 @@ func (w *World) ShEach(box string, lines ...string) []Ran {
 	return ran
 }
 
-// quoted returns words for a shell.
+// quoted quotes words for a shell.
 func quoted(words []string) string {
 	var out strings.Builder
 	for _, word := range words {
@@ -134,7 +134,7 @@ func quoted(words []string) string {
 	return out.String()
 }
 
-// Background starts a line in a box; the returned function waits for it and returns its output and exit code.
+// Background starts a line in a box. wait waits for it and returns its exit code.
 func (w *World) Background(box, line string, out io.Writer) (wait func() (int, error)) {
 	type ended struct {
 		code int
@@ -153,7 +153,7 @@ func (w *World) Background(box, line string, out io.Writer) (wait func() (int, e
 	}
 }
 
-// InitOf is the first process of a box as the host sees it.
+// InitOf returns the PID on the host of a box's first process.
 func (w *World) InitOf(box string) int {
 	w.T.Helper()
 	l, err := launcher.New(launcher.Config{StateDir: filepath.Join(w.Dir, "state"), RunDir: lab.RunDir(w.Dir)})
@@ -170,7 +170,7 @@ func (w *World) InitOf(box string) int {
 // PublicURL is a public URL with its credentials, as the API returns it on creation.
 type PublicURL struct{ URL, Token, Username, Password string }
 
-// Lease allows or denies destinations beside a box's policy for a time.
+// Lease allows or denies destinations for a limited time, in addition to a box's policy.
 func (w *World) Lease(box, action string, lasts time.Duration, entries ...string) {
 	w.T.Helper()
 	body := map[string]any{"action": action, "entries": entries, "expires_in": int(lasts / time.Second)}

@@ -9,11 +9,11 @@ import (
 	"time"
 )
 
-// Chatter keeps a connection or UDP flow busy and records when the peer last answered.
+// Chatter keeps a connection or UDP flow busy and records the time of the last answer.
 type Chatter struct {
 	Conn  net.Conn
-	Heard atomic.Int64  // nanoseconds of the last answer
-	Count atomic.Int64  // answers
+	Heard atomic.Int64  // time of the last answer in nanoseconds
+	Count atomic.Int64  // number of answers
 	Ended chan struct{} // closed on a write error, or on stop
 	stop  atomic.Bool
 }

@@ -13,7 +13,7 @@ import (
 	"boxgate/policy/name"
 )
 
-// Events are the decisions about a box so far.
+// Events returns the decisions about a box so far.
 func (w *World) Events(box string) []audit.Event {
 	w.T.Helper()
 	var events []audit.Event
@@ -31,7 +31,7 @@ func (w *World) Events(box string) []audit.Event {
 	return events
 }
 
-// Event waits for a decision about a box that match selects.
+// Event waits for a decision about a box that satisfies match.
 func (w *World) Event(box string, match func(audit.Event) bool) audit.Event {
 	w.T.Helper()
 	e, seen, ok := w.await(box, match)
@@ -44,8 +44,8 @@ func (w *World) Event(box string, match func(audit.Event) bool) audit.Event {
 	return e
 }
 
-// await follows the decisions about a box, starting with the remembered ones, until one matches. If none does in time
-// it returns those it has seen.
+// await follows the decisions about a box, starting with the recorded ones, until one matches. If none matches in time,
+// it returns the decisions it has seen.
 func (w *World) await(box string, match func(audit.Event) bool) (found audit.Event, seen []audit.Event, ok bool) {
 	w.T.Helper()
 	ctx, cancel := context.WithTimeout(w.T.Context(), w.patience())
@@ -58,7 +58,7 @@ func (w *World) await(box string, match func(audit.Event) bool) (found audit.Eve
 			if err := json.Unmarshal(line, &e); err != nil {
 				return err
 			}
-			if e.Seq == 0 { // events lost to a slow reader; the gateway still remembers them
+			if e.Seq == 0 { // this reader was too slow and missed events; the gateway still has them
 				return errEnough
 			}
 			seen = append(seen, e)
@@ -80,7 +80,7 @@ func (w *World) await(box string, match func(audit.Event) bool) (found audit.Eve
 	}
 }
 
-// Denied waits for a denial for the reason, recorded at the stage after the given time.
+// Denied waits for a denial with the reason, recorded at the stage after the given time.
 func (in *Intruder) Denied(since time.Time, stage policy.Stage, reason name.Reason) audit.Event {
 	in.T.Helper()
 	e, seen, ok := in.await(in.Box, func(e audit.Event) bool {
@@ -98,7 +98,7 @@ func (in *Intruder) Denied(since time.Time, stage policy.Stage, reason name.Reas
 	return audit.Event{}
 }
 
-// Denial waits for a denying decision about an address; port 0 is any port.
+// Denial waits for a denial of an address. Port 0 means any port.
 func (w *World) Denial(box string, stage policy.Stage, to netip.Addr, port uint16, reason name.Reason) audit.Event {
 	w.T.Helper()
 	e := w.Event(box, func(e audit.Event) bool { return e.Stage == stage && e.Addr == to && (port == 0 || e.Port == port) })
@@ -108,7 +108,7 @@ func (w *World) Denial(box string, stage policy.Stage, to netip.Addr, port uint1
 	return e
 }
 
-// DenialOf waits for a denying decision about a name.
+// DenialOf waits for a denial of a name.
 func (w *World) DenialOf(box string, stage policy.Stage, name string, reason name.Reason) audit.Event {
 	w.T.Helper()
 	return w.Event(box, func(e audit.Event) bool {

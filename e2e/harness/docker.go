@@ -16,7 +16,7 @@ import (
 	"boxgate/internal/lab"
 )
 
-// Docker stands for the daemon: it answers as much of its API as the gateway asks, about containers that are sandboxes of
+// Docker is a fake Docker daemon. It answers the part of the API that the gateway uses. Its containers are sandboxes of
 // the test.
 type Docker struct {
 	t      *testing.T
@@ -24,7 +24,7 @@ type Docker struct {
 
 	mu         sync.Mutex
 	containers []*Container
-	listeners  map[chan string]bool // of the events
+	listeners  map[chan string]bool // of the events stream
 	server     *http.Server         // nil: the daemon is down
 	made       int
 }
@@ -33,7 +33,7 @@ type Docker struct {
 type Container struct {
 	docker   *Docker
 	ID, Name string
-	box      *ForeignBox // nil: it is stopped
+	box      *ForeignBox // nil: the container is stopped
 	started  time.Time
 }
 
@@ -46,7 +46,7 @@ func NewDocker(t *testing.T) *Docker {
 	return d
 }
 
-// NewDockerWorld is [NewStopped] with a gateway that fails as told and asks a daemon of the test, started.
+// NewDockerWorld is [NewStopped] with [World.AskDocker] for a new daemon, and the gateway started.
 func NewDockerWorld(t *testing.T) (*World, *Docker) {
 	t.Helper()
 	d := NewDocker(t)
@@ -56,7 +56,7 @@ func NewDockerWorld(t *testing.T) (*World, *Docker) {
 	return w, d
 }
 
-// AskDocker has the gateway ask the daemon, and fail as told, from its next start on.
+// AskDocker makes the gateway use the daemon, and obey [World.Arm], from its next start on.
 func (w *World) AskDocker(d *Docker) {
 	w.Env = append(w.Env, "DOCKER_HOST=unix://"+d.Socket, FaultsFile+"="+w.FaultsPath())
 }
@@ -78,7 +78,7 @@ func (d *Docker) Start() {
 	go func() { _ = server.Serve(ln) }()
 }
 
-// Stop stops the daemon; containers go on.
+// Stop stops the daemon. Its containers keep running.
 func (d *Docker) Stop() {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -88,7 +88,7 @@ func (d *Docker) Stop() {
 	}
 }
 
-// inspect describes a container by its ID, the beginning of that, or its name.
+// inspect describes a container, selected by its ID, an ID prefix, or its name.
 func (d *Docker) inspect(w http.ResponseWriter, r *http.Request) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -107,7 +107,7 @@ func (d *Docker) inspect(w http.ResponseWriter, r *http.Request) {
 	http.Error(w, `{"message":"No such container"}`, http.StatusNotFound)
 }
 
-// events streams what happens to containers.
+// events streams the events of containers.
 func (d *Docker) events(w http.ResponseWriter, r *http.Request) {
 	if filters, err := url.QueryUnescape(r.URL.Query().Get("filters")); err != nil || !json.Valid([]byte(filters)) {
 		http.Error(w, `{"message":"invalid filter"}`, http.StatusBadRequest)
@@ -133,7 +133,7 @@ func (d *Docker) events(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-// happened tells who listens.
+// happened sends an event to the listeners.
 func (d *Docker) happened(c *Container, action string) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -143,7 +143,7 @@ func (d *Docker) happened(c *Container, action string) {
 	}
 }
 
-// Run makes a container and starts it.
+// Run creates a container and starts it.
 func (d *Docker) Run(name string) *Container {
 	d.t.Helper()
 	d.mu.Lock()
@@ -155,7 +155,7 @@ func (d *Docker) Run(name string) *Container {
 	return c
 }
 
-// Start starts the container, in a new network namespace, with shell lines to set it up, and returns its sandbox.
+// Start starts the container in a new network namespace, runs shell lines to set it up, and returns its sandbox.
 func (c *Container) Start(setup ...string) *ForeignBox {
 	c.docker.t.Helper()
 	box := NewForeignBox(c.docker.t)
@@ -171,7 +171,7 @@ func (c *Container) Start(setup ...string) *ForeignBox {
 	return box
 }
 
-// Stop ends what runs in the container.
+// Stop ends the processes of the container.
 func (c *Container) Stop() {
 	c.docker.t.Helper()
 	c.docker.mu.Lock()
@@ -194,14 +194,14 @@ func (c *Container) Remove() {
 	c.docker.happened(c, "destroy")
 }
 
-// Sandbox is what runs in the container.
+// Sandbox returns the sandbox of the container.
 func (c *Container) Sandbox() *ForeignBox {
 	c.docker.mu.Lock()
 	defer c.docker.mu.Unlock()
 	return c.box
 }
 
-// BoxStatus returns the status of a box, and what the API says about it.
+// BoxStatus returns the status of a box and the error that the API reports for it.
 func (w *World) BoxStatus(box string) (status, problem string) {
 	w.T.Helper()
 	var view struct{ Status, Error string }
@@ -211,7 +211,7 @@ func (w *World) BoxStatus(box string) (status, problem string) {
 	return view.Status, view.Error
 }
 
-// UntilStatus waits for a box to get into a status.
+// UntilStatus waits until a box has a status.
 func (w *World) UntilStatus(box, status string) {
 	w.T.Helper()
 	w.UntilEvery(5*time.Millisecond, "the box is "+status, func() bool {

@@ -12,25 +12,25 @@ import (
 // FaultsFile is [knobs.FaultsFile].
 const FaultsFile = knobs.FaultsFile
 
-// Arm makes the gateway fail when it next reaches a step.
+// Arm makes the gateway fail the next time it reaches a step.
 func (w *World) Arm(kind, step string) {
 	w.T.Helper()
 	w.order("", kind+" "+step)
 }
 
-// GoOn lets the gateway go on that waits at a step.
+// GoOn releases a gateway that waits at a step.
 func (w *World) GoOn() {
 	w.T.Helper()
 	w.order(knobs.GoOn, "")
 }
 
-// Waits reports whether no gateway has gone on yet since [World.GoOn].
+// Waits reports whether no gateway has used [World.GoOn] yet.
 func (w *World) Waits() bool {
 	_, err := os.Stat(w.FaultsPath() + knobs.GoOn)
 	return err == nil
 }
 
-// Jump sets the gateway's wall clock forward or back.
+// Jump moves the gateway's wall clock forward or back.
 func (w *World) Jump(by time.Duration) {
 	w.T.Helper()
 	w.order(knobs.Clock, by.String())
@@ -49,7 +49,7 @@ func (w *World) order(suffix, text string) {
 // FaultsPath returns the path of the faults file of the world's gateway.
 func (w *World) FaultsPath() string { return filepath.Join(w.Dir, "fault") }
 
-// Armed reports whether the gateway has yet to reach the armed step.
+// Armed reports whether the gateway has not yet reached the armed step.
 func (w *World) Armed() bool {
 	_, err := os.Stat(w.FaultsPath())
 	return err == nil
@@ -64,7 +64,7 @@ func (w *World) Happened(what string) {
 	}
 }
 
-// Died waits for the gateway to exit on its own.
+// Died waits for the gateway to exit.
 func (w *World) Died(what string) {
 	w.T.Helper()
 	select {
@@ -86,7 +86,7 @@ func (w *World) Up() {
 	}
 }
 
-// The ways in which a gateway under test can fail at a step.
+// The kinds of faults.
 const (
 	FaultDie   = knobs.Die
 	FaultError = knobs.Error

@@ -15,11 +15,12 @@ import (
 	"time"
 )
 
-// boxesAreAttached is an environment variable: if it is set, the boxes of tests are created by someone else, with every
-// capability for their root, and attached.
+// boxesAreAttached is an environment variable. If it is set, the boxes of tests are created without the gateway, with
+// every capability for their root, and attached.
 const boxesAreAttached = "BOXGATE_TEST_ATTACHED"
 
-// Attach is [World.Create] for a box created by someone else. It trusts its CA as described in docs/attach.md.
+// Attach is [World.Create] for a box that the gateway did not create. The box trusts the gateway's CA as described in
+// docs/attach.md.
 func (w *World) Attach(body map[string]any) string {
 	w.T.Helper()
 	f := NewForeignBox(w.T)
@@ -38,31 +39,31 @@ func (w *World) Attach(body map[string]any) string {
 	return made.ID
 }
 
-// Adopt makes [World.Sh] and [World.Raid] work in a box that a test has attached itself.
+// Adopt makes [World.Sh] and [World.Raid] work in a box that the test itself has attached.
 func (w *World) Adopt(box string, f *ForeignBox) { w.foreign.Store(box, f) }
 
-// AttachedRun prepares another run of this test binary, with boxes created by someone else and attached.
+// AttachedRun prepares another run of this test binary. Its boxes are created without the gateway and attached.
 func AttachedRun(ctx context.Context, tests ...string) *exec.Cmd {
 	cmd := exec.CommandContext(ctx, os.Args[0], "-test.run=^("+strings.Join(tests, "|")+")$", "-test.v", "-test.count=1")
 	cmd.Env = append(os.Environ(), boxesAreAttached+"=1", binaryVariable+"="+Gateway())
 	return cmd
 }
 
-// ForeignBox is a sandbox that the gateway did not create: a process in its own namespaces, which end with the test.
+// ForeignBox is a sandbox that the gateway did not create: a process in new namespaces, which end with the test.
 type ForeignBox struct {
 	T   *testing.T
 	PID int
 	end func()
-	env []string // of processes in it
+	env []string // environment of processes in it
 
-	calls sync.WaitGroup // of Sh, which end with the test
+	calls sync.WaitGroup // running calls of Sh, which end with the test
 }
 
 // End ends the process.
 func (f *ForeignBox) End() { f.end() }
 
-// NewForeignBox starts one. Its resolver does not exist: the gateway answers in its place. The lines are added to its
-// resolv.conf.
+// NewForeignBox starts a sandbox. Its resolver does not exist, so the gateway must answer instead. lines are added to
+// its resolv.conf.
 func NewForeignBox(t *testing.T, lines ...string) *ForeignBox {
 	t.Helper()
 	resolv := filepath.Join(t.TempDir(), "resolv.conf")
@@ -92,12 +93,12 @@ func NewForeignBox(t *testing.T, lines ...string) *ForeignBox {
 		t.Fatalf("the foreign box did not start: %q %v", line, err)
 	}
 	f := &ForeignBox{T: t, PID: cmd.Process.Pid, end: end}
-	t.Cleanup(f.calls.Wait) // the context of the test has ended, which kills their processes
+	t.Cleanup(f.calls.Wait) // the context of the test has ended, which kills the processes of Sh
 	return f
 }
 
-// Sh runs a shell line in the sandbox and, at the end of the test, kills its processes: a client in a deleted box gets no reset and would
-// wait forever.
+// Sh runs a shell line in the sandbox. Its processes are killed at the end of the test: a client in a deleted box gets
+// no reset and would wait forever.
 func (f *ForeignBox) Sh(line string) (string, int) {
 	f.T.Helper()
 	f.calls.Add(1)

@@ -12,14 +12,14 @@ import (
 	"golang.org/x/net/http2/hpack"
 )
 
-// Frames is an HTTP/2 client that sends whatever it is told.
+// Frames is an HTTP/2 client that can send arbitrary frames.
 type Frames struct {
 	T    *testing.T
 	Conn net.Conn
 	*http2.Framer
 	Block   bytes.Buffer
 	Encoder *hpack.Encoder
-	Fields  map[uint32]map[string]string // of the responses
+	Fields  map[uint32]map[string]string // of the responses, by stream
 	Bodies  map[uint32]string
 
 	WasReset map[uint32]int // number of resets per stream
@@ -49,10 +49,10 @@ func (in *Intruder) Frames(host string) *Frames {
 // Field is a header field, pseudo-headers included: its name and its value.
 type Field [2]string
 
-// HPACK is the field as the encoder takes it.
+// HPACK returns the field in the encoder's type.
 func (f Field) HPACK() hpack.HeaderField { return hpack.HeaderField{Name: f[0], Value: f[1]} }
 
-// Head is a request head for a host; fields replace those of the same name or are appended.
+// Head returns the head of a request to a host. fields replace pseudo-headers of the same name or are appended.
 func Head(host string, fields ...Field) []Field {
 	out := []Field{{":method", "GET"}, {":scheme", "https"}, {":authority", host}, {":path", "/"}}
 	for _, f := range fields {
@@ -87,7 +87,8 @@ func (f *Frames) Send(stream uint32, end bool, fields ...Field) {
 	}
 }
 
-// Outcome reads until the stream has ended and returns how: a status, "reset", or "closed" for the whole connection.
+// Outcome reads until the stream has ended and returns the result: a status, "reset", or "closed" if the connection
+// ended.
 func (f *Frames) Outcome(stream uint32) string {
 	_ = f.Conn.SetReadDeadline(time.Now().Add(Patience))
 	for {
@@ -98,7 +99,7 @@ func (f *Frames) Outcome(stream uint32) string {
 		switch frame := frame.(type) {
 		case *http2.SettingsFrame:
 			if !frame.IsAck() {
-				_ = f.WriteSettingsAck() // a closed connection is noticed by the next read
+				_ = f.WriteSettingsAck() // the next read notices a closed connection
 			}
 		case *http2.MetaHeadersFrame:
 			if f.Fields[frame.StreamID] == nil {

@@ -20,19 +20,19 @@ import (
 	"boxgate/internal/testnet"
 )
 
-// Canary is the secret of the attack tests. It must reach its own host and be seen nowhere else.
+// Canary is the secret of the attack tests. It must reach its own host and no other place.
 const Canary = "sk-canary-4f1d9a7c2b8e6035d1c7"
 
-// AlertDenied is the TLS alert access_denied: what curl reports as exit 35.
+// AlertDenied is the TLS alert access_denied, which curl reports with exit status 35.
 const AlertDenied = "\x15\x03\x03\x00\x02\x02\x31"
 
-// Intruder opens sockets in the network namespace of a box and sends what no library would.
+// Intruder opens sockets in the network namespace of a box and sends data that no library would.
 type Intruder struct {
 	*World
 	Box   string
-	Roots *x509.CertPool       // of the box's own CA
-	DNS   string               // address and port of the DNS server of the box
-	Lag   func() time.Duration // since the intrusion: see [Lag]
+	Roots *x509.CertPool       // pool with the box's CA only
+	DNS   string               // address and port of the box's DNS server
+	Lag   func() time.Duration // longest scheduling delay since Intrude: see [Lag]
 }
 
 // Intrude returns an intruder in a box.
@@ -53,7 +53,7 @@ func (in *Intruder) On(t *testing.T) *Intruder {
 	return &other
 }
 
-// InNetNS runs f in the network namespace of the box; the sockets it opens stay there.
+// InNetNS runs f in the network namespace of the box. The sockets it opens stay there.
 func (in *Intruder) InNetNS(f func() error) error {
 	pins := "netns"
 	if _, attached := in.foreign.Load(in.Box); attached {
@@ -67,8 +67,8 @@ func (in *Intruder) InNetNS(f func() error) error {
 	return inNamespace(pin, f)
 }
 
-// Connect dials an address from within the box. It fails the test if the test process runs out of file descriptors, which must
-// not pass for a refusal.
+// Connect dials an address from within the box. It fails the test if the test process runs out of file descriptors,
+// which must not look like a refusal.
 func (in *Intruder) Connect(to netip.AddrPort) (c net.Conn, err error) {
 	err = in.InNetNS(func() (err error) {
 		d := net.Dialer{Timeout: Patience}
@@ -81,7 +81,7 @@ func (in *Intruder) Connect(to netip.AddrPort) (c net.Conn, err error) {
 	return c, err
 }
 
-// Dial is Connect for a connection that must succeed. It ends with the test at the latest.
+// Dial is Connect for a connection that must succeed. The connection is closed when the test ends.
 func (in *Intruder) Dial(to netip.AddrPort) net.Conn {
 	in.T.Helper()
 	c, err := in.Connect(to)
@@ -92,13 +92,13 @@ func (in *Intruder) Dial(to netip.AddrPort) net.Conn {
 	return c
 }
 
-// DialHost connects to a host by the address that the box's DNS gives for it.
+// DialHost connects to the address of a host in the box's DNS.
 func (in *Intruder) DialHost(host string, port uint16) net.Conn {
 	in.T.Helper()
 	return in.Dial(netip.AddrPortFrom(in.Resolve(host, "ip4"), port))
 }
 
-// Resolve asks the box's DNS server; network is "ip4" or "ip6".
+// Resolve queries the box's DNS server. network is "ip4" or "ip6".
 func (in *Intruder) Resolve(host, network string) netip.Addr {
 	in.T.Helper()
 	r := net.Resolver{PreferGo: true, Dial: func(ctx context.Context, network, _ string) (c net.Conn, err error) {
@@ -115,7 +115,7 @@ func (in *Intruder) Resolve(host, network string) netip.Addr {
 	return addrs[0].Unmap()
 }
 
-// TLS makes a TLS connection over c to a host, verified like the box does, and fails the test if it cannot.
+// TLS opens a TLS connection to a host over c, verified as in the box, and fails the test if it cannot.
 func (in *Intruder) TLS(c net.Conn, sni string, alpn ...string) *tls.Conn {
 	in.T.Helper()
 	s := tls.Client(c, &tls.Config{ServerName: sni, RootCAs: in.Roots, NextProtos: alpn})
@@ -126,16 +126,16 @@ func (in *Intruder) TLS(c net.Conn, sni string, alpn ...string) *tls.Conn {
 	return s
 }
 
-// Talk sends text and returns everything received until the peer closes the connection. reset reports whether it was
-// reset.
+// Talk sends text and returns all data received until the peer closes the connection. reset reports whether the peer
+// reset it.
 func Talk(c net.Conn, text string) (answer string, reset bool) {
 	_ = c.SetDeadline(time.Now().Add(Patience))
-	_, err := io.WriteString(c, text) // the peer may close before it has read everything
+	_, err := io.WriteString(c, text) // the peer may close before it has read all of text
 	answer, reset = Hear(c)
 	return answer, reset || errors.Is(err, syscall.ECONNRESET) // reported only once
 }
 
-// Hear returns everything received until the peer closes the connection.
+// Hear returns all data received until the peer closes the connection.
 func Hear(c net.Conn) (answer string, reset bool) {
 	data, err := io.ReadAll(c)
 	switch {
@@ -152,12 +152,12 @@ func (in *Intruder) Requests(host, path string) []testnet.Received {
 	return in.Net.Received(host, testnet.Path(path))
 }
 
-// TLSUnchecked makes a TLS client that takes any certificate.
+// TLSUnchecked returns a TLS client that accepts any certificate.
 func TLSUnchecked(c net.Conn, sni string) *tls.Conn {
 	return tls.Client(c, &tls.Config{ServerName: sni, InsecureSkipVerify: true})
 }
 
-// Fetch makes one request on a new connection.
+// Fetch sends one request on a new connection.
 func (in *Intruder) Fetch(to netip.AddrPort, host string) error {
 	c, err := in.Connect(to)
 	if err != nil {

@@ -6,8 +6,8 @@ import (
 	"time"
 )
 
-// Lag returns a function that reports the longest scheduling delay of this process since the call, for as long as the
-// test runs: what a busy machine adds to a measured time.
+// Lag returns a function that reports the longest scheduling delay of this process since the call, up to the end of the
+// test. A busy machine can add that much to a measured time.
 func Lag(t *testing.T) func() time.Duration {
 	const pace = time.Millisecond
 	var most atomic.Int64

@@ -19,7 +19,7 @@ func (w *World) ReadLog() string {
 	return text
 }
 
-// LogText returns what the gateway has written in this test.
+// LogText returns the part of the gateway's log written in this test.
 func (w *World) LogText() string {
 	text, err := w.logSince()
 	if err != nil {
@@ -55,7 +55,7 @@ func (w *World) Restored() int {
 	return strings.Count(w.LogText(), "have been restored")
 }
 
-// Metrics returns what Prometheus would scrape.
+// Metrics returns the metrics in Prometheus's text format.
 func (w *World) Metrics() []byte {
 	w.T.Helper()
 	client := &http.Client{Transport: &http.Transport{DialContext: w.Net.Gateway().DialContext, DisableKeepAlives: true}}

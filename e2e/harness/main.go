@@ -14,7 +14,7 @@ import (
 	"boxgate/internal/lab"
 )
 
-// Main is called by TestMain of a package of end-to-end tests: it runs the tests. It does not return.
+// Main runs the tests of a package of end-to-end tests, from its TestMain. It does not return.
 func Main(m *testing.M) {
 	if os.Geteuid() == 0 {
 		if err := lab.RemoveStaleLabs(); err != nil {
@@ -39,14 +39,14 @@ const ResolverVariable = knobs.Resolver
 // UnitVariable is [knobs.Unit].
 const UnitVariable = knobs.Unit
 
-// waitTogether runs more tests in parallel than there are cores, unless the command line sets the number: most of the
-// time they wait.
+// waitTogether runs more parallel tests than there are cores, unless the command line sets the number, because tests
+// wait most of the time.
 func waitTogether() {
 	flag.Parse()
 	given := false
 	flag.Visit(func(f *flag.Flag) { given = given || f.Name == "test.parallel" })
 	if !given {
-		_ = flag.Set("test.parallel", strconv.Itoa(3*runtime.GOMAXPROCS(0))) // a number
+		_ = flag.Set("test.parallel", strconv.Itoa(3*runtime.GOMAXPROCS(0))) // a valid number
 	}
 }
 
@@ -56,7 +56,7 @@ func RaceDetector() bool {
 	return ok && slices.Contains(info.Settings, debug.BuildSetting{Key: "-race", Value: "true"})
 }
 
-// ImageDir is where images of boxes are kept between runs.
+// ImageDir returns the directory that keeps images of boxes between runs.
 func ImageDir() string {
 	if dir := os.Getenv("TEST_IMAGE_DIR"); dir != "" {
 		return dir

@@ -7,11 +7,11 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// inNamespace runs f in a network namespace; the sockets it opens stay there.
+// inNamespace runs f in a network namespace. The sockets it opens stay there.
 func inNamespace(pin *os.File, f func() error) error {
 	done := make(chan error, 1)
 	go func() {
-		runtime.LockOSThread() // and never unlocked: the thread ends with the goroutine
+		runtime.LockOSThread() // never unlocked, so that the thread ends with the goroutine
 		if err := unix.Setns(int(pin.Fd()), unix.CLONE_NEWNET); err != nil {
 			done <- err
 			return

@@ -5,9 +5,9 @@ import (
 	"strings"
 )
 
-// NFT runs one command in the gateway's namespace. HANDLE(chain, text) is replaced by the handle of the chain's rule
-// that contains the text, and a word with a star by the chain or set of that name: those of a plan are renamed on each
-// change.
+// NFT runs one command in the gateway's namespace. HANDLE(chain, text) is replaced by the handle of the rule of the
+// chain that contains the text. A word with a star is replaced by the name of the matching chain or set: the names of a
+// plan change with each change of the plan.
 func (w *World) NFT(command string) {
 	w.T.Helper()
 	command = w.nftNames(command)
@@ -29,7 +29,7 @@ func (w *World) NFT(command string) {
 	}
 }
 
-// nftNames replaces words with stars by the shortest names in the gateway's table that match.
+// nftNames replaces words with stars by the shortest matching names in the gateway's table.
 func (w *World) nftNames(command string) string {
 	w.T.Helper()
 	if !strings.Contains(command, "*") {

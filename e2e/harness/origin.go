@@ -20,7 +20,7 @@ import (
 	"boxgate/config"
 )
 
-// Origin is a test's own web server. It speaks only HTTP/1.1, keeps every byte it receives, and answers every request
+// Origin is a web server of a test. It speaks only HTTP/1.1, keeps every byte it receives, and answers every request
 // with 200.
 type Origin struct {
 	mu     sync.Mutex
@@ -28,17 +28,17 @@ type Origin struct {
 	answer string // replaces the default response
 }
 
-// originConn is what was received on one connection; taken counts the bytes already inspected.
+// originConn holds the data received on one connection. taken counts the bytes already inspected.
 type originConn struct {
 	data  strings.Builder
 	taken int
 }
 
-// OriginName is the host of an origin.
+// OriginName is the host name of an origin.
 const OriginName = "origin.example.com"
 
-// WithOrigin creates a CA for an origin. It returns a function that makes the configuration trust it, and one that
-// starts the server in the world created with it.
+// WithOrigin creates a CA for an origin. change makes the gateway's configuration trust it, and start starts the server
+// in the world with that configuration.
 func WithOrigin(t *testing.T) (change func(*config.Config), start func(*World) *Origin) {
 	t.Helper()
 	ca, err := certs.NewCA("origin")
@@ -66,7 +66,7 @@ func WithOrigin(t *testing.T) (change func(*config.Config), start func(*World) *
 	}
 }
 
-// listen serves on an address of the internet; the servers that listen on every address share the port.
+// listen serves on an address of the internet, sharing the port with the servers that listen on every address.
 func (o *Origin) listen(t *testing.T, w *World, at string, cfg *tls.Config) {
 	t.Helper()
 	var ln net.Listener
@@ -115,7 +115,7 @@ func (o *Origin) serve(c net.Conn) {
 			answer = "HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"
 		}
 		for ; answered < whole; answered++ {
-			_, _ = io.WriteString(c, answer) // a disconnected client is noticed by the next read
+			_, _ = io.WriteString(c, answer) // the next read notices a disconnected client
 		}
 		if err != nil {
 			return
@@ -130,7 +130,7 @@ func (o *Origin) Answers(with string) {
 	o.answer = with
 }
 
-// wholeRequests counts the complete requests, as seen by a server that believes the first framing it finds.
+// wholeRequests counts the complete requests, as a server would that trusts the first framing it finds.
 func wholeRequests(data string) (n int) {
 	for {
 		head, rest, ok := strings.Cut(data, "\r\n\r\n")
@@ -154,7 +154,7 @@ func wholeRequests(data string) (n int) {
 	}
 }
 
-// Received returns every byte received since the last call, connection by connection.
+// Received returns all bytes received since the last call, connection by connection.
 func (o *Origin) Received() string {
 	o.mu.Lock()
 	defer o.mu.Unlock()

@@ -9,14 +9,14 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// AttackerAt is the n-th host of the attacker, in both families.
+// AttackerAt returns the n-th host of the attacker, in both families.
 func AttackerAt(n byte) [2]netip.Addr {
 	v6 := netip.MustParseAddr("2001:db8:bad::").As16()
 	v6[15] = n
 	return [2]netip.Addr{netip.AddrFrom4([4]byte{203, 0, 113, n}), netip.AddrFrom16(v6)}
 }
 
-// openPackets opens the packet socket that sends whole frames and receives what reaches the box.
+// openPackets opens the packet socket that sends whole frames and receives the packets to the box.
 func (r *Raider) openPackets() error {
 	all := binary.NativeEndian.Uint16([]byte{unix.ETH_P_ALL >> 8, unix.ETH_P_ALL & 0xff})
 	fd, err := unix.Socket(unix.AF_PACKET, unix.SOCK_RAW|unix.SOCK_CLOEXEC, int(all))
@@ -52,7 +52,8 @@ func (r *Raider) Packet(b []byte) {
 	r.Frame(ethertype, b)
 }
 
-// RefusalOf waits for the gateway's answer to a packet sent to an address: a reset, or ICMP that quotes it.
+// RefusalOf waits for the gateway's answer to a packet sent to an address: a reset, or an ICMP error that quotes the
+// packet.
 func (r *Raider) RefusalOf(to netip.Addr, wait time.Duration) string {
 	r.T.Helper()
 	buf := make([]byte, 2048)
@@ -78,7 +79,7 @@ func (r *Raider) RefusalOf(to netip.Addr, wait time.Duration) string {
 	}
 }
 
-// answerAbout parses a packet to the box and returns what it says about traffic to an address, or "".
+// answerAbout parses a packet to the box and returns the refusal of traffic to an address that it contains, or "".
 func answerAbout(b []byte, to netip.Addr) string {
 	switch {
 	case len(b) >= 40 && b[0]>>4 == 4:
@@ -101,7 +102,7 @@ func answerAbout(b []byte, to netip.Addr) string {
 	return ""
 }
 
-// IPPacket makes a packet of either family.
+// IPPacket returns a packet of either family.
 func IPPacket(src, dst netip.Addr, proto byte, payload []byte) []byte {
 	if dst.Is4() {
 		return IPv4Packet(src, dst, proto, nil, 0, payload)
@@ -115,7 +116,7 @@ func IPPacket(src, dst netip.Addr, proto byte, payload []byte) []byte {
 	return append(b, payload...)
 }
 
-// IPv4Packet makes an IPv4 packet with options in its header; fragment is its flags and fragment offset.
+// IPv4Packet returns an IPv4 packet with options. fragment is its flags and fragment offset.
 func IPv4Packet(src, dst netip.Addr, proto byte, options []byte, fragment uint16, payload []byte) []byte {
 	head := 20 + len(options)
 	b := make([]byte, head, head+len(payload))
@@ -131,7 +132,7 @@ func IPv4Packet(src, dst netip.Addr, proto byte, options []byte, fragment uint16
 	return append(b, payload...)
 }
 
-// UDPPacket makes a datagram in its IP packet.
+// UDPPacket returns an IP packet with a datagram.
 func UDPPacket(src, dst netip.AddrPort, payload string) []byte {
 	b := binary.BigEndian.AppendUint16(nil, src.Port())
 	b = binary.BigEndian.AppendUint16(b, dst.Port())
@@ -141,12 +142,12 @@ func UDPPacket(src, dst netip.AddrPort, payload string) []byte {
 	return IPPacket(src.Addr(), dst.Addr(), unix.IPPROTO_UDP, b)
 }
 
-// TCPPacket makes a TCP segment in its IP packet; flags are SYN 2, RST 4, PSH 8, ACK 16.
+// TCPPacket returns an IP packet with a TCP segment. flags are SYN 2, RST 4, PSH 8, ACK 16.
 func TCPPacket(src, dst netip.AddrPort, flags byte, payload string) []byte {
 	return IPPacket(src.Addr(), dst.Addr(), unix.IPPROTO_TCP, TCPSegment(src, dst, flags, payload))
 }
 
-// TCPSegment makes a TCP segment alone, without its IP packet.
+// TCPSegment returns a TCP segment without an IP header.
 func TCPSegment(src, dst netip.AddrPort, flags byte, payload string) []byte {
 	b := binary.BigEndian.AppendUint16(nil, src.Port())
 	b = binary.BigEndian.AppendUint16(b, dst.Port())
@@ -158,7 +159,8 @@ func TCPSegment(src, dst netip.AddrPort, flags byte, payload string) []byte {
 	return b
 }
 
-// ICMPPacket makes an ICMP message of the family; kind is for IPv4, kind6 for IPv6. rest is what follows the checksum.
+// ICMPPacket returns an ICMP message of the family of dst, of type kind for IPv4 and kind6 for IPv6. rest follows the
+// checksum.
 func ICMPPacket(src, dst netip.Addr, kind, kind6, code byte, rest []byte) []byte {
 	if dst.Is4() {
 		b := append([]byte{kind, code, 0, 0}, rest...)
@@ -170,7 +172,7 @@ func ICMPPacket(src, dst netip.Addr, kind, kind6, code byte, rest []byte) []byte
 	return IPPacket(src, dst, unix.IPPROTO_ICMPV6, b)
 }
 
-// SumWith is the checksum over a transport message and its pseudo-header.
+// SumWith returns the checksum of a transport message and its pseudo-header.
 func SumWith(src, dst netip.Addr, proto byte, b []byte) uint16 {
 	pseudo := append(src.AsSlice(), dst.AsSlice()...)
 	if src.Is4() {
@@ -183,7 +185,7 @@ func SumWith(src, dst netip.Addr, proto byte, b []byte) uint16 {
 	return checksum(append(pseudo, b...))
 }
 
-// checksum is the Internet checksum (RFC 1071).
+// checksum returns the Internet checksum (RFC 1071).
 func checksum(b []byte) uint16 {
 	var sum uint32
 	for i := 0; i < len(b); i += 2 {

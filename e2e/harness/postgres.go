@@ -15,27 +15,27 @@ import (
 	"boxgate/internal/lab"
 )
 
-// unpackedPostgres is where `make postgres` puts the server.
+// unpackedPostgres is the directory where `make postgres` unpacks the server.
 const unpackedPostgres = "/var/cache/boxgate-postgres"
 
-// nobody is the user that the server runs as, which refuses to be root.
+// nobody is the user that the server runs as, because it refuses to run as root.
 const nobody = 65534
 
-// Postgres is a PostgreSQL server with the users app and other and the database orders, as [World.ServePostgres] makes it. By
-// default it takes connections over TLS with SCRAM alone.
+// Postgres is a PostgreSQL server with the users app and other and the database orders, see [World.ServePostgres]. By
+// default it accepts only TLS connections with SCRAM authentication.
 type Postgres struct {
 	Host, Addr string
 	Password   string           // of both users
-	Cert       *tls.Certificate // nil: one of the test CA for the host
-	Plain      bool             // it has no TLS, and takes the password in the clear
+	Cert       *tls.Certificate // nil: issued by the test CA for the host
+	Plain      bool             // without TLS, with the password in plain text
 
 	log *lab.SyncBuffer
 }
 
-// Log is what the server has logged, with every connection and who logged in.
+// Log returns the server's log, which contains every connection and login.
 func (p *Postgres) Log() string { return p.log.String() }
 
-// ServePostgres adds a host to the internet and runs the server there until the test has ended.
+// ServePostgres adds a host to the internet and runs the server there until the end of the test.
 func (w *World) ServePostgres(p Postgres) *Postgres {
 	w.T.Helper()
 	if err := w.Net.AddHost(p.Host, p.Addr); err != nil {
@@ -53,7 +53,7 @@ func (w *World) ServePostgres(p Postgres) *Postgres {
 	return &p
 }
 
-// program returns a program of the server: this machine's own, or the one that was unpacked.
+// program returns a command for a program of the server, installed or unpacked.
 func (*Postgres) program(t *testing.T, ctx context.Context, name string, args ...string) *exec.Cmd {
 	t.Helper()
 	for _, root := range []string{"", unpackedPostgres} {
@@ -71,10 +71,10 @@ func (*Postgres) program(t *testing.T, ctx context.Context, name string, args ..
 	return nil
 }
 
-// install makes the server's files and returns the directory of its data.
+// install creates the server's files and returns its data directory.
 func (p *Postgres) install(t *testing.T) string {
 	t.Helper()
-	dir, err := os.MkdirTemp("", "boxgate-postgres-") // not below one that is root's alone
+	dir, err := os.MkdirTemp("", "boxgate-postgres-") // not below a directory that only root may enter
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -106,7 +106,7 @@ func (p *Postgres) install(t *testing.T) string {
 	return data
 }
 
-// files are the certificate with its key, and who may log in how.
+// files returns the certificate, its key, and the authentication rules.
 func (p *Postgres) files(t *testing.T) map[string][]byte {
 	t.Helper()
 	key, err := x509.MarshalPKCS8PrivateKey(p.Cert.PrivateKey)
@@ -124,7 +124,7 @@ func (p *Postgres) files(t *testing.T) map[string][]byte {
 	}
 }
 
-// start runs the server in the internet.
+// start runs the server on the internet.
 func (p *Postgres) start(w *World, data string) {
 	t := w.T
 	t.Helper()
@@ -134,7 +134,7 @@ func (p *Postgres) start(w *World, data string) {
 	}
 	server := p.program(t, context.Background(), "postgres", "-D", data, "-h", p.Addr, "-c", "unix_socket_directories=", "-c", secure,
 		"-c", "log_connections=on", "-c", "fsync=off", "-c", "shared_buffers=16MB", "-c", "max_connections=20")
-	server.SysProcAttr.Pdeathsig = 0 // of the thread, which ends earlier
+	server.SysProcAttr.Pdeathsig = 0 // sent when the thread ends, which happens too early
 	server.Stdout, server.Stderr = p.log, p.log
 	if err := w.Net.Internet().Start(server); err != nil {
 		t.Fatal(err)

@@ -19,14 +19,14 @@ import (
 	"boxgate/internal/lab"
 )
 
-// Raider works in the network namespace of a box, with raw sockets that are not available to the box itself.
+// Raider works in the network namespace of a box, with raw sockets that the box itself may not open.
 type Raider struct {
 	*World
 	Box        string
-	Pin        *os.File // the namespace
+	Pin        *os.File // network namespace of the box
 	V4, V6     netip.Addr
 	link       int              // index of eth0
-	MAC, Other net.HardwareAddr // of eth0, and of the gateway's end
+	MAC, Other net.HardwareAddr // of eth0 and of the gateway's end of the link
 	FD         int              // packet socket
 }
 
@@ -89,7 +89,7 @@ func (r *Raider) learn() error {
 	return nil
 }
 
-// Own is the box's address of a family.
+// Own returns the box's address in the family of like.
 func (r *Raider) Own(like netip.Addr) netip.Addr {
 	if like.Is4() {
 		return r.V4
@@ -97,7 +97,7 @@ func (r *Raider) Own(like netip.Addr) netip.Addr {
 	return r.V6
 }
 
-// Inside runs f in the namespace; the sockets it opens stay there.
+// Inside runs f in the namespace. The sockets it opens stay there.
 func (r *Raider) Inside(f func() error) error {
 	return inNamespace(r.Pin, f)
 }
@@ -126,14 +126,14 @@ func (r *Raider) MustDial(network string, to netip.AddrPort) net.Conn {
 	return c
 }
 
-// What a program in the box sees of a destination.
+// Results of a program that connects or sends to a destination.
 const (
 	SawReset      = "reset"      // TCP: connection refused or reset
 	SawProhibited = "prohibited" // ICMP: administratively prohibited
-	SawNothing    = "nothing"    // silence
+	SawNothing    = "nothing"    // no answer
 )
 
-// Saw describes an error.
+// Saw classifies an error as one of these results.
 func Saw(err error) string {
 	switch {
 	case err == nil:
@@ -148,7 +148,7 @@ func Saw(err error) string {
 	return err.Error()
 }
 
-// Try returns what a program sees that connects by TCP, or sends a datagram and waits for the answer.
+// Try connects by TCP, or sends a datagram and waits for an answer, and returns the result.
 func (r *Raider) Try(network string, to netip.AddrPort) string {
 	c, err := r.Dial(network, to)
 	if err != nil {

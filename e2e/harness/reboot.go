@@ -13,9 +13,9 @@ import (
 	"boxgate/launcher"
 )
 
-// Reboot does to the boxes what a restart of the host does: the gateway is killed, and then every container, mount, pinned
-// namespace and kernel rule is gone, and so is the run directory. What is on disk stays, and the claims of user IDs, which the
-// tests that run at the same time share. The gateway is not started.
+// Reboot simulates a restart of the host: it kills the gateway and removes every container, mount, pinned namespace and
+// kernel rule, and the run directory. Files on disk stay, and so do the claims of user IDs, which concurrent tests
+// share. The gateway is not started.
 func (w *World) Reboot() {
 	w.T.Helper()
 	w.Kill()
@@ -34,14 +34,14 @@ func (w *World) Reboot() {
 	for _, box := range boxes {
 		err = errors.Join(err, l.Stop(ctx, box.ID))
 	}
-	_ = unix.Unmount(filepath.Join(run, "runtime", "null-netns"), unix.MNT_DETACH) // of gVisor
+	_ = unix.Unmount(filepath.Join(run, "runtime", "null-netns"), unix.MNT_DETACH) // mounted by gVisor
 	if err = errors.Join(err, os.RemoveAll(run)); err != nil {
 		w.T.Fatalf("the host could not be restarted: %v", err)
 	}
 	if _, err := w.Net.Gateway().Run(ctx, "nft", "flush", "ruleset"); err != nil {
 		w.T.Fatal(err)
 	}
-	for _, family := range []string{"-4", "-6"} { // without what the gateway made of it
+	for _, family := range []string{"-4", "-6"} { // without the gateway's changes
 		if _, err := w.Net.Gateway().Run(ctx, "sh", "-c", "for p in 1 2 3 4 5 6 7 8 9; do ip "+family+" rule add pref 32765 lookup local 2>/dev/null; ip "+family+" rule del pref $p; done; ip "+family+" route flush table 45253; true"); err != nil {
 			w.T.Fatal(err)
 		}

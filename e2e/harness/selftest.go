@@ -9,7 +9,7 @@ import (
 	"boxgate/cmd/gateway/command/cli"
 )
 
-// Scorecard is what `gateway box selftest --json` prints.
+// Scorecard is the output of `gateway box selftest --json`.
 type Scorecard struct {
 	Tight      bool
 	Status     api.SelfTestStatus
@@ -19,7 +19,7 @@ type Scorecard struct {
 	Probes     []struct{ Group, Attack, Family, Verdict, Why string }
 }
 
-// String shows the probes, one a line.
+// String lists the probes, one per line.
 func (c Scorecard) String() string {
 	var s strings.Builder
 	for _, p := range c.Probes {

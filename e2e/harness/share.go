@@ -13,23 +13,23 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// sharePeriod is how often what a share has left begins anew. It is short, so that members which have used up their time hold a
-// lock of the kernel for no longer than that.
+// sharePeriod is the period of the CPU quota. It is short so that members that have used up their quota do not hold
+// kernel locks for long.
 const sharePeriod = 10 * time.Millisecond
 
-// CPUShare is a control group that bounds the processor time of its members together.
+// CPUShare is a control group that limits the total CPU time of its members.
 type CPUShare struct {
 	t   *testing.T
 	dir string
 }
 
-// NewCPUShare makes a control group whose members get at most this part of the machine's processors, all of them together. It is
-// removed at the end of the test, with those of its members that are left.
+// NewCPUShare creates a control group whose members together get at most this part of the machine's processors. At the
+// end of the test the group and its remaining members are removed.
 func NewCPUShare(t *testing.T, part float64) *CPUShare {
 	t.Helper()
 	mount, unified := cpuHierarchy(t)
 	s := &CPUShare{t: t, dir: filepath.Join(mount, "boxgate-test-"+strconv.Itoa(os.Getpid()))}
-	if unified { // the root's children have it only if asked for
+	if unified { // children of the root have the controller only on request
 		s.write(filepath.Join(mount, "cgroup.subtree_control"), "+cpu")
 	}
 	if err := os.Mkdir(s.dir, 0o755); err != nil {
@@ -47,13 +47,14 @@ func NewCPUShare(t *testing.T, part float64) *CPUShare {
 	return s
 }
 
-// Join moves a process into the group. What it starts later is a member, too.
+// Join moves a process into the group, and thereby its later children.
 func (s *CPUShare) Join(pid int) {
 	s.t.Helper()
 	s.write(filepath.Join(s.dir, "cgroup.procs"), strconv.Itoa(pid))
 }
 
-// Periods returns for how many periods the group was active, and in how many of those its members have used up their time.
+// Periods returns how many periods the group was active, and how many times its members used up the quota.
+// quota.
 func (s *CPUShare) Periods() (all, usedUp int) {
 	s.t.Helper()
 	stat, err := os.ReadFile(filepath.Join(s.dir, "cpu.stat"))
@@ -97,7 +98,7 @@ func (s *CPUShare) remove() {
 	s.t.Errorf("removing a control group: %v", err)
 }
 
-// cpuHierarchy is where the control groups with the processor's controller are mounted, and whether they are those of version 2.
+// cpuHierarchy returns the mount point of the control groups with the CPU controller, and whether it is version 2.
 func cpuHierarchy(t *testing.T) (mount string, unified bool) {
 	t.Helper()
 	mounts, err := os.ReadFile("/proc/self/mountinfo")

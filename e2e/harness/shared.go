@@ -17,12 +17,12 @@ import (
 	"boxgate/internal/testnet"
 )
 
-// Shared returns the world of a lab that other tests of the package use as well, with the default configuration. A test has
-// it for itself: tests at the same time are in different labs, and whoever comes next finds no box, no record of the
-// internet and no line of the log. At the end of the test its boxes and snapshots are deleted. If anything else is not as it
-// was, such as the gateway's configuration, its settings, the kernel's rules or the names of the internet, the lab is closed
-// instead of used again; a gateway that the test has restarted is as good as the one before. What the gateway keeps in memory
-// stays, such as metrics and answers of DNS: a test that counts them needs a lab of its own ([NewWorld]).
+// Shared returns the world of a lab with the default configuration that other tests of the package also use. A test
+// uses the lab exclusively: parallel tests are in different labs, and the next test finds no boxes, no records of the
+// internet and an empty log. At the end of the test its boxes and snapshots are deleted. If anything else has changed,
+// such as the gateway's configuration, its settings, the kernel's rules or the names of the internet, the lab is closed
+// instead of reused. A restart of the gateway is allowed. State in the gateway's memory remains, such as metrics and
+// cached DNS answers: a test that counts them needs [NewWorld].
 func Shared(t *testing.T) *World { t.Helper(); return share(t, &plainLabs) }
 
 // SharedCaptured is [Shared] for labs like those of [NewCaptured].
@@ -30,23 +30,23 @@ func SharedCaptured(t *testing.T) *World { t.Helper(); return share(t, &captured
 
 var plainLabs, capturedLabs = labs{}, labs{captured: true}
 
-// labs are those of one configuration in which no test is at the moment.
+// labs are the idle labs with one configuration.
 type labs struct {
 	captured bool
 	mu       sync.Mutex
 	idle     []*sharedLab
 }
 
-// sharedLab is a lab with the state that each test finds.
+// sharedLab is a lab and its state at the start of each test.
 type sharedLab struct {
 	*lab.Lab
 	state string
 }
 
-// counted are the labs of this process.
+// counted counts the labs of this process.
 var counted struct{ own, shared, used, closed atomic.Int64 }
 
-// countLabs says how many labs there were.
+// countLabs describes the number of labs.
 func countLabs() string {
 	holders.mu.Lock()
 	defer holders.mu.Unlock()
@@ -63,7 +63,7 @@ func share(t *testing.T, from *labs) *World {
 		t.Fatal(err)
 	}
 	counted.used.Add(1)
-	own := *s.Lab // the test may change its fields
+	own := *s.Lab // a copy, because the test may change its fields
 	w := worldIn(t, &own)
 	if info, err := s.Log.Stat(); err == nil {
 		w.logFrom = info.Size()
@@ -112,7 +112,7 @@ func (l *labs) put(s *sharedLab) {
 	l.idle = append(l.idle, s)
 }
 
-// start makes a lab and starts its gateway.
+// start creates a lab and starts its gateway.
 func (l *labs) start() (*sharedLab, error) {
 	ctx := context.Background()
 	made, err := lab.New(ctx, lab.Options{Gateway: Gateway(), ImageDir: ImageDir(), Change: patiently(nil), Net: testnet.Options{Capture: l.captured}})
@@ -147,7 +147,7 @@ func closeShared() (err error) {
 	return err
 }
 
-// renew prepares the lab for the next test, or returns why it cannot. own is the lab as the test has left it.
+// renew prepares the lab for the next test, or returns the reason why it cannot. own is the test's copy of the lab.
 func (s *sharedLab) renew(t *testing.T, own *lab.Lab) error {
 	if t.Failed() {
 		return errors.New("a test has failed in it")
@@ -174,7 +174,7 @@ func (s *sharedLab) renew(t *testing.T, own *lab.Lab) error {
 	return nil
 }
 
-// adopt takes over the gateway that a test has started in the place of the one it found, if it was started in the same way.
+// adopt adopts the gateway of a test that restarted it, if it was started in the same way.
 func (s *sharedLab) adopt(own *lab.Lab) error {
 	if own.Process == nil {
 		return errors.New("the gateway has been stopped")
@@ -227,15 +227,16 @@ func (s *sharedLab) deleteSnapshots(ctx context.Context) error {
 	return nil
 }
 
-// kept are what the gateway keeps apart from boxes.
+// kept are the API paths of the gateway's state other than boxes.
 var kept = []string{"/v2/box", "/v2/box/snapshots", "/v2/box/settings/network-policies", "/v2/box/settings/attach-headers", "/v2/box/settings/env"}
 
-// hostState prints what a test could change on the gateway's host, without what the kernel adds by itself, and what differs
-// with each start of the gateway.
+// hostState prints the network state of the gateway's host that a test could change, without parts that the kernel adds
+// or that differ with each start of the gateway.
 const hostState = `nft --stateless --terse list ruleset | sed -E 's/, start [a-z0-9]+"/"/; s/\b[3-6][0-9]{4}\b/PORT/g'
 { ip -brief -4 addr; ip -brief -6 addr show scope global; ip rule; ip -6 rule; ip route show table all; ip -6 route show table all; } | grep -v 'fe80\|expires\|anycast\|multicast' | sort`
 
-// readState returns what must be the same for each test: what the gateway keeps, its configuration, and the network of its host.
+// readState returns the state that must be equal for each test: the gateway's settings, its configuration, and the
+// network of its host.
 func (s *sharedLab) readState(ctx context.Context) (string, error) {
 	var state string
 	for _, path := range kept {
@@ -253,7 +254,7 @@ func (s *sharedLab) readState(ctx context.Context) (string, error) {
 	return state + string(text) + out, err
 }
 
-// firstDifference returns the first line in which two texts differ, as both have it.
+// firstDifference returns the first line that differs between two texts, from both.
 func firstDifference(before, after string) string {
 	a, b := strings.Split(before, "\n"), strings.Split(after, "\n")
 	for i := range max(len(a), len(b)) {

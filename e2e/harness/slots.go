@@ -15,25 +15,25 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// slotsVariable is the environment variable with the number of labs in use at a time, of all test binaries on this machine.
-// Without it there are two for each core, and one more for each core while the cores are idle, since many tests only wait.
+// slotsVariable is the environment variable with the number of labs used at a time by all test binaries on this
+// machine. The default is two per core, and one more per core while the cores are idle, since many tests only wait.
 const slotsVariable = "GATEWAY_TEST_SLOTS"
 
 // slotsDir contains a lock file for each slot.
 const slotsDir = "/run/boxgate-test-slots"
 
-// slotPace is how often a test that waits looks for a free slot.
+// slotPace is the interval at which a waiting test looks for a free slot.
 const slotPace = 20 * time.Millisecond
 
-// holders are the tests of this process that hold a slot, by name.
+// holders are the tests of this process with a slot, by name.
 var holders struct {
 	mu     sync.Mutex
 	names  map[string]bool
-	waited time.Duration // by all tests together
+	waited time.Duration // total of all tests
 }
 
-// TakeSlot waits until fewer labs are in use than there are slots, and holds one until the test ends.
-// A test that holds one already, or a parent of which does, takes no other: two such tests could wait for each other.
+// TakeSlot waits for a free slot and holds it until the test ends. A test that holds a slot, or whose parent does,
+// takes no second one: two such tests could wait for each other.
 func TakeSlot(t *testing.T) {
 	t.Helper()
 	if holdsSlot(t.Name()) {
@@ -47,7 +47,7 @@ func TakeSlot(t *testing.T) {
 	noteHolder(t, time.Since(began), slot)
 }
 
-// noteHolder notes that a test has slots, which are free again when it ends.
+// noteHolder records the slots of a test, and frees them when it ends.
 func noteHolder(t *testing.T, waited time.Duration, slots ...*os.File) {
 	holders.mu.Lock()
 	defer holders.mu.Unlock()
@@ -66,8 +66,8 @@ func noteHolder(t *testing.T, waited time.Duration, slots ...*os.File) {
 	})
 }
 
-// TakeAllSlots waits until no lab is in use on this machine, and holds all slots until the test ends: it is for a test that measures.
-// The test must not be a parallel one, and must have no slot.
+// TakeAllSlots waits until no other lab is used on this machine, and holds all slots until the test ends, for tests
+// that measure. The test must not be parallel and must not hold a slot.
 func TakeAllSlots(t *testing.T) {
 	t.Helper()
 	if err := os.MkdirAll(slotsDir, 0o700); err != nil {
@@ -80,7 +80,7 @@ func TakeAllSlots(t *testing.T) {
 		slot, err := os.OpenFile(filepath.Join(slotsDir, strconv.Itoa(n)), os.O_CREATE|os.O_RDWR, 0o600)
 		if err == nil {
 			slots = append(slots, slot)
-			err = awaitLock(slot) // a slot that becomes free goes to this, before those who look for one
+			err = awaitLock(slot) // flock wakes this before tests that poll for a slot
 		}
 		if err != nil {
 			t.Fatal(err)
@@ -92,7 +92,7 @@ func TakeAllSlots(t *testing.T) {
 // awaitLock waits for the lock of a slot.
 func awaitLock(slot *os.File) error {
 	for {
-		if err := unix.Flock(int(slot.Fd()), unix.LOCK_EX); !errors.Is(err, unix.EINTR) { // by a signal of Go's scheduler
+		if err := unix.Flock(int(slot.Fd()), unix.LOCK_EX); !errors.Is(err, unix.EINTR) { // interrupted by a signal of the Go scheduler
 			return err
 		}
 	}
@@ -114,11 +114,11 @@ func holdsSlot(test string) bool {
 	}
 }
 
-// looking is held by the test of this process that looks for a slot. Without it the look-outs of all tests that wait take some
-// hundredths of a core.
+// looking is held by the one test of this process that polls for a slot. If all waiting tests polled, they would use
+// some hundredths of a core.
 var looking sync.Mutex
 
-// awaitSlot returns the locked file of a slot; closing it frees the slot.
+// awaitSlot returns the locked file of a slot. Closing it frees the slot.
 func awaitSlot() (*os.File, error) {
 	looking.Lock()
 	defer looking.Unlock()
@@ -140,7 +140,7 @@ func awaitSlot() (*os.File, error) {
 	}
 }
 
-// trySlot returns EWOULDBLOCK if the slot is taken.
+// trySlot locks a slot. It returns EWOULDBLOCK if the slot is in use.
 func trySlot(path string) (*os.File, error) {
 	f, err := os.OpenFile(path, os.O_CREATE|os.O_RDWR, 0o600)
 	if err != nil {

@@ -8,9 +8,9 @@ import (
 	"boxgate/internal/testnet"
 )
 
-// Patience is how long tests wait for a required event. It bounds liveness, not speed: a passing test may take long
-// while another program keeps both cores busy. GATEWAY_TEST_PATIENCE, a duration, shortens it: a test of a mutant waits for
-// events that do not come.
+// Patience is the timeout of tests for a required event. It bounds liveness, not speed: a passing test may take long
+// while another program keeps both cores busy. GATEWAY_TEST_PATIENCE, a duration, shortens it: the test of a mutant
+// waits for an event that never comes.
 var Patience = patienceOr(2 * time.Minute)
 
 func patienceOr(usual time.Duration) time.Duration {
@@ -21,10 +21,10 @@ func patienceOr(usual time.Duration) time.Duration {
 	return min(d, usual)
 }
 
-// hurry is how long a failed test waits: whatever follows may fail for the same reason.
+// hurry is the timeout in a failed test, whose further waits may fail for the same reason.
 const hurry = 3 * time.Second
 
-// patience returns how long the test waits for a required event.
+// patience returns the test's timeout for a required event.
 func (w *World) patience() time.Duration {
 	if w.T.Failed() {
 		w.failed.Store(true)
@@ -35,14 +35,14 @@ func (w *World) patience() time.Duration {
 	return Patience
 }
 
-// Until waits for a condition that is brought about elsewhere.
+// Until waits for a condition that others bring about.
 func (w *World) Until(what string, holds func() bool) {
 	w.T.Helper()
 	w.UntilEvery(time.Millisecond, what, holds)
 }
 
-// UntilEvery is [World.Until] for a condition that is expensive to check. The longer the wait, the less often it is
-// checked, to leave the machine to the work waited for.
+// UntilEvery is [World.Until] for a condition that is expensive to check. Checks become less frequent the longer it
+// waits, to leave the machine to the awaited work.
 func (w *World) UntilEvery(pace time.Duration, what string, holds func() bool) {
 	w.T.Helper()
 	began, patience := time.Now(), w.patience()
@@ -56,7 +56,7 @@ func (w *World) UntilEvery(pace time.Duration, what string, holds func() bool) {
 	}
 }
 
-// Settle returns when everything the gateway's host has sent so far is counted.
+// Settle returns when all packets that the gateway's host has sent so far are counted.
 func (w *World) Settle() {
 	w.T.Helper()
 	mark := netip.MustParseAddr("198.51.100.250")

@@ -21,16 +21,16 @@ import (
 	"boxgate/internal/testnet"
 )
 
-// World is a lab in which the gateway runs, for one test at a time.
+// World is a lab with a gateway, used by one test at a time.
 type World struct {
 	*lab.Lab
-	T       *testing.T   // where failures are reported
-	foreign *sync.Map    // box → *ForeignBox, of those that are attached
+	T       *testing.T   // test to report failures to
+	foreign *sync.Map    // box → *ForeignBox, for attached boxes
 	failed  *atomic.Bool // the test or one of its subtests has failed
-	logFrom int64        // where the gateway's log was when the test began
+	logFrom int64        // size of the gateway's log when the test began
 }
 
-// NewWorld starts a gateway with an internet of its own; both end with the test.
+// NewWorld starts a gateway with its own internet. Both end with the test.
 func NewWorld(t *testing.T, change func(*config.Config)) *World {
 	t.Helper()
 	w := NewStopped(t, lab.Options{Change: change})
@@ -61,8 +61,8 @@ func NewStopped(t *testing.T, o lab.Options) *World {
 	return w
 }
 
-// patiently lets boxes take long for the first message of a connection and for the handshake: on a busy machine a client in a box
-// may stand still for 15 seconds in the middle of either.
+// patiently allows boxes a long time for the first message of a connection and for the handshake: on a busy machine a
+// client in a box may stall for 15 seconds in either.
 func patiently(change func(*config.Config)) func(*config.Config) {
 	return func(c *config.Config) {
 		c.Limits.PeekTimeout = time.Minute
@@ -90,8 +90,8 @@ func (w *World) showLog() {
 	}
 }
 
-// NewCaptured is [NewWorld] with every packet counted that leaves the gateway's host. ICMP errors are not limited, so that
-// each refusal can be seen.
+// NewCaptured is [NewWorld] with a count of every packet that leaves the gateway's host. ICMP errors are not rate
+// limited, so that each refusal can be observed.
 func NewCaptured(t *testing.T, change func(*config.Config)) *World {
 	t.Helper()
 	w := NewCapturedStopped(t, change)
@@ -119,7 +119,7 @@ func limitNoICMP(l *lab.Lab) error {
 	})
 }
 
-// On returns the world with failures reported to a subtest.
+// On returns the world with another test, such as a subtest, to report failures to.
 func (w *World) On(t *testing.T) *World {
 	other := *w
 	other.T = t
@@ -134,7 +134,7 @@ func (w *World) GatewayCommand(args ...string) (string, int) {
 	return string(out), cmd.ProcessState.ExitCode()
 }
 
-// Run runs a command of the gateway that must exit with the given status, with additional environment.
+// Run runs a command of the gateway with additional environment. The test fails unless its exit status is want.
 func (w *World) Run(want int, env []string, stdin string, args ...string) string {
 	w.T.Helper()
 	cmd := w.Command(w.T.Context(), args...)
@@ -162,7 +162,7 @@ func (w *World) KeyFile(name string) string {
 	return string(data)
 }
 
-// ExecDetached prepares a process in its own process group, such as one that a user interrupts from elsewhere.
+// ExecDetached prepares a process in its own process group, for example to be interrupted separately.
 func ExecDetached(name string, args ...string) *exec.Cmd {
 	cmd := exec.Command(name, args...)
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
@@ -187,7 +187,8 @@ func (w *World) addr(host string, family func(netip.Addr) bool) netip.Addr {
 	return netip.Addr{}
 }
 
-// ListenBeside listens at an address of the internet, beside the server that has the port at every address.
+// ListenBeside listens on an address of the internet, in addition to the server that listens on this port of every
+// address.
 func (w *World) ListenBeside(address string) (ln net.Listener) {
 	w.T.Helper()
 	lc := net.ListenConfig{Control: func(_, _ string, c syscall.RawConn) (err error) {

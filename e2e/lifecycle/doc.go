@@ -1,2 +1,2 @@
-// Package lifecycle makes, attaches, changes and deletes boxes, and restarts the gateway below them.
+// Package lifecycle creates, attaches, changes and deletes boxes, and restarts the gateway while they run.
 package lifecycle

@@ -1,3 +1,3 @@
-// Package packages has end-to-end tests of what people install: the Debian package, the container image, the unit's
-// confinement, and taking all of it away again.
+// Package packages tests the installed artifacts end to end: the Debian package, the container image, the confinement
+// of the systemd unit, and uninstallation.
 package packages

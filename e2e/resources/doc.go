@@ -1,2 +1,2 @@
-// Package resources tests what boxes are made from and what they use: images, metering and limits.
+// Package resources tests images, metering and limits of boxes.
 package resources

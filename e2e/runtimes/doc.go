@@ -1,3 +1,3 @@
-// Package runtimes runs what boxes are for under each OCI runtime that is present: runc, crun and runsc (gVisor). A run says
-// which are not; `gateway check` says how to get them.
+// Package runtimes tests the main functions of boxes under each installed OCI runtime: runc, crun and runsc (gVisor).
+// The output lists the missing ones; `gateway check` explains how to install them.
 package runtimes

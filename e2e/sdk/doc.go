@@ -1,4 +1,4 @@
-// Package sdk holds end-to-end tests that drive a gateway as programs written for the hosted product do: with the npm package
-// @upstash/box, unmodified, and with curl as docs/api.md says. The description of the API is held to a public linter, and the
-// API to its description.
+// Package sdk has end-to-end tests that use a gateway like programs written for the hosted product: with the unmodified
+// npm package @upstash/box, and with curl as in docs/api.md. A public linter checks the description of the API, and the
+// API is checked against its description.
 package sdk

@@ -1,3 +1,3 @@
-// Package secrets follows the secrets of header rules, placeholders and the store to where they may be, and looks for them
-// everywhere else.
+// Package secrets tests that the secrets of header rules, placeholders and the store are only where they belong, and
+// searches for them everywhere else.
 package secrets

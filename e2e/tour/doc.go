@@ -1,2 +1,2 @@
-// Package tour shows the promises of the README in their plainest form, and runs the demo that shows them.
+// Package tour tests the promises of the README in their simplest form, and runs the demo.
 package tour

@@ -1,2 +1,2 @@
-// Package upstream tests that boxes' connections go by upstream proxies, and nothing goes past them.
+// Package upstream tests that connections of boxes use the configured upstream proxies and never bypass them.
 package upstream

@@ -1,6 +1,6 @@
-// Package confine puts a process under the confinement of a systemd unit. The machine of a test need not have been started
-// by systemd, so a test does what systemd would do before it starts the program (systemd.exec(5)): the bounding set,
-// no_new_privs, and seccomp filters of system calls and address families.
+// Package confine confines a process like a systemd unit, on machines without systemd too. It does what systemd does
+// before it starts the program (systemd.exec(5)): it sets the capability bounding set, no_new_privs, and seccomp
+// filters for system calls and address families.
 package confine
 
 import (
@@ -18,23 +18,23 @@ import (
 
 // Unit is the confinement of a systemd unit.
 type Unit struct {
-	Capabilities []string // of the bounding set
-	Denied       []string // system calls, with groups resolved
-	Families     []string // of sockets that may be opened
+	Capabilities []string // bounding set
+	Denied       []string // denied system calls, with groups resolved
+	Families     []string // address families of sockets that may be opened
 	NoNewPrivs   bool
 }
 
-// unhandled are settings that the harness does not carry out, and why a test loses nothing by that.
+// unhandled are settings that the harness ignores, with the reason why tests do not need them.
 var unhandled = map[string]string{
 	"SystemCallErrorNumber": "EPERM is what the filter answers", "RestrictRealtime": "no program of a test asks for it", "KeyringMode": "the session keyring is not used",
 }
 
-// confines are the settings of a unit that take something away from the service: what a test has to carry out.
+// confines are the prefixes of settings that restrict the service. The harness must implement each of them.
 var confines = []string{"Protect", "Private", "Restrict", "SystemCall", "Capabilit", "Ambient", "NoNew", "LockPers", "MemoryDeny", "KeyringMode", "ReadOnly", "ReadWrite",
 	"Inaccessible", "TemporaryFile", "ProcSubset", "DeviceAllow", "DevicePolicy", "IPAddress", "MountFlags", "Root", "User", "Group", "DynamicUser", "Bind", "SecureBits"}
 
-// ReadUnit reads the confinement of a unit. A setting that confines and that the harness does not know is an error, or tests
-// would pass under less than systemd imposes.
+// ReadUnit reads the confinement of a unit. It returns an error for a restricting setting that is not implemented,
+// because tests would otherwise run under fewer restrictions than systemd imposes.
 func ReadUnit(path string) (u Unit, err error) {
 	text, err := os.ReadFile(path)
 	if err != nil {
@@ -80,15 +80,15 @@ func (u *Unit) set(key, value string) error {
 	return nil
 }
 
-// analyze is where systemd's package puts the program that knows the groups.
+// analyze is the path of the program, part of systemd's package, that lists the groups.
 const analyze = "/usr/bin/systemd-analyze"
 
-// systemCalls resolves a group of systemd's.
+// systemCalls resolves a group of system calls.
 func systemCalls(name string) (calls []string, err error) {
 	if !strings.HasPrefix(name, "@") {
 		return []string{name}, nil
 	}
-	out, err := exec.Command(analyze, "syscall-filter", name).Output() // by its path: the process may have been given no other programs
+	out, err := exec.Command(analyze, "syscall-filter", name).Output() // by its path, because the environment may have no PATH for it
 	if err != nil {
 		return nil, fmt.Errorf("systemd-analyze syscall-filter %s: %w", name, err)
 	}
@@ -108,7 +108,7 @@ func systemCalls(name string) (calls []string, err error) {
 	return calls, nil
 }
 
-// Impose takes from the calling thread what the unit takes from its service.
+// Impose applies the unit's restrictions to the calling thread.
 func (u *Unit) Impose() error {
 	for number := range unix.CAP_LAST_CAP + 1 {
 		if name := CapabilityNames[number]; len(u.Capabilities) > 0 && !slices.Contains(u.Capabilities, name) {
@@ -134,7 +134,7 @@ func (u *Unit) Impose() error {
 	return seccomp.LoadFilter(seccomp.Filter{NoNewPrivs: u.NoNewPrivs, Policy: seccomp.Policy{DefaultAction: seccomp.ActionAllow, Syscalls: groups}})
 }
 
-// sockets denies sockets of other families.
+// sockets returns a filter that denies sockets of other families.
 func (u *Unit) sockets() seccomp.SyscallGroup {
 	var other seccomp.ArgumentConditions
 	for _, f := range u.Families {
@@ -150,7 +150,7 @@ var families = map[string]uint64{
 	"AF_UNIX": unix.AF_UNIX, "AF_INET": unix.AF_INET, "AF_INET6": unix.AF_INET6, "AF_NETLINK": unix.AF_NETLINK, "AF_PACKET": unix.AF_PACKET, "AF_VSOCK": unix.AF_VSOCK,
 }
 
-// CapabilityNames by their numbers (linux/capability.h).
+// CapabilityNames maps capability numbers to names (linux/capability.h).
 var CapabilityNames = [unix.CAP_LAST_CAP + 1]string{
 	"CAP_CHOWN", "CAP_DAC_OVERRIDE", "CAP_DAC_READ_SEARCH", "CAP_FOWNER", "CAP_FSETID", "CAP_KILL", "CAP_SETGID", "CAP_SETUID", "CAP_SETPCAP",
 	"CAP_LINUX_IMMUTABLE", "CAP_NET_BIND_SERVICE", "CAP_NET_BROADCAST", "CAP_NET_ADMIN", "CAP_NET_RAW", "CAP_IPC_LOCK", "CAP_IPC_OWNER", "CAP_SYS_MODULE",

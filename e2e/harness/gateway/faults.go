@@ -13,13 +13,13 @@ import (
 	"boxgate/internal/fault"
 )
 
-// errInjected is what a step fails with.
+// errInjected is the error of a failing step.
 var errInjected = errors.New("fault injected by a test")
 
-// gathered is how long a gateway under test gathers events that are alike: tests wait for them.
+// gathered bounds the delay of coalesced events, because tests wait for them.
 const gathered = 50 * time.Millisecond
 
-// injectFaults makes this process fail as the file says, once each time it is written.
+// injectFaults makes this process fail as ordered by the file, once each time the file is written.
 func injectFaults() {
 	fault.Hasten(gathered)
 	path := os.Getenv(knobs.FaultsFile)
@@ -30,7 +30,7 @@ func injectFaults() {
 		order, err := os.ReadFile(path)
 		kind, wanted, _ := strings.Cut(string(order), " ")
 		if err != nil || wanted != step || os.Remove(path) != nil {
-			return nil //nolint:nilerr // no order to fail here
+			return nil //nolint:nilerr // no order for this step
 		}
 		return fail(ctx, kind, path)
 	}

@@ -1,5 +1,5 @@
-// Command gateway is the gateway of end-to-end tests: that of cmd/gateway, with what only tests may do to it (package
-// knobs). The harness builds it once and executes it, so that test binaries need not link it.
+// Command gateway is the gateway of end-to-end tests: cmd/gateway with the hooks of package knobs. The harness builds
+// it once and executes it, so that test binaries need not link it.
 package main
 
 import (
@@ -26,11 +26,11 @@ func main() {
 	os.Exit(command.Run(os.Args[1:]))
 }
 
-// confined is the environment variable of a process that is confined already.
+// confined is an environment variable set in a confined process.
 const confined = "GATEWAY_TEST_IS_CONFINED"
 
-// confineSelf confines this process and starts it anew, if the environment asks for that. A gateway that is not root's was
-// not started by systemd.
+// confineSelf confines this process and executes it again, if the environment requests it. It does nothing unless the
+// process runs as root, because systemd starts the gateway as root.
 func confineSelf() error {
 	path := os.Getenv(knobs.Unit)
 	if path == "" || os.Getenv(confined) != "" || len(os.Args) < 2 || os.Args[1] != "serve" || os.Geteuid() != 0 {
@@ -40,14 +40,14 @@ func confineSelf() error {
 	if err != nil {
 		return err
 	}
-	runtime.LockOSThread() // it is this thread that becomes the program
+	runtime.LockOSThread() // this thread becomes the program
 	if err := u.Impose(); err != nil {
 		return err
 	}
 	return unix.Exec("/proc/self/exe", os.Args, append(os.Environ(), confined+"=1"))
 }
 
-// setResolver replaces the resolver of the process, if the environment asks for that.
+// setResolver replaces the resolver of the process, if the environment requests it.
 func setResolver() {
 	at := os.Getenv(knobs.Resolver)
 	if at == "" {
