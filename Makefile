@@ -1,17 +1,17 @@
-# boxgate: `sudo make demo` shows it, `sudo make test` proves it. `make help` lists the rest.
+# boxgate: `sudo make demo` demonstrates it, `sudo make test` tests it. `make help` lists all targets.
 
 SHELL      := /bin/bash
 # sudo drops /usr/local/go/bin from PATH; look there before giving up.
 export PATH := $(PATH):/usr/local/go/bin:/usr/lib/go/bin:/usr/sbin:/sbin
 GO         ?= go
-# With Go 1.27 and newer this tag keeps the HTTP/2 implementation of golang.org/x/net that some tests compare with.
-# One set of flags for the gateway and the tests, so that nothing is compiled twice.
+# From Go 1.27 on this tag keeps the HTTP/2 implementation of golang.org/x/net, which some tests compare with.
+# The gateway and the tests share one set of flags, so that no package is compiled twice.
 export GOFLAGS := $(GOFLAGS) -tags=http2legacy -trimpath
 IMAGE_DIR  ?= /var/lib/boxgate/images
 PACKAGES   ?= ./...
 TESTFLAGS  ?=
 GATEFLAGS  ?=
-# Packages tested at a time: a package whose tests wait, for a slot or for a box, leaves the processors to another.
+# Packages tested concurrently: more than cores, because tests often wait for a slot or a box.
 JOBS       ?= $(shell echo $$((2 * $$(nproc))))
 PARTS      ?=
 MUTANTFLAGS ?=
@@ -25,7 +25,7 @@ DEMOFLAGS  ?=
 # Builds the gateway as it is released (internal/release), for the benchmarks.
 RELEASED_GATEWAY := CGO_ENABLED=0 $(GO) build -pgo=cmd/gateway/release.pgo -ldflags='-s -w' -o bin/released-gateway ./cmd/gateway
 
-# Builds the gateway of the end-to-end tests, once for all of their packages.
+# Builds the gateway of the end-to-end tests once for all their packages.
 TEST_GATEWAY := export CGO_ENABLED=0 GO="$(GO)" && GATEWAY_TEST_BINARY=$$(dist/test-gateway.sh) && export GATEWAY_TEST_BINARY &&
 
 QEMU_DIR    := /var/lib/boxgate/qemu
@@ -46,7 +46,7 @@ help: ## list the targets
 	@echo
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  %-13s %s\n", $$1, $$2}'
 
-deps: ## install what building, the demo and the tests need (Debian and Ubuntu)
+deps: ## install the dependencies of the build, the demo and the tests (Debian and Ubuntu)
 	@dist/deps.sh
 
 build: ## build bin/gateway and bin/gateway-demo
@@ -54,10 +54,10 @@ build: ## build bin/gateway and bin/gateway-demo
 	@mkdir -p bin
 	CGO_ENABLED=0 $(GO) build -o bin/gateway ./cmd/gateway
 	CGO_ENABLED=0 $(GO) build -o bin/gateway-demo ./cmd/gateway-demo
-	@# The gateway runs no demo that others could have changed; what sudo has built is of the user that the folder is of.
+	@# The gateway refuses to run a demo that others may write to. Files built with sudo get the owner of the directory.
 	@chmod go-w bin bin/gateway bin/gateway-demo; chown --reference=bin bin/gateway bin/gateway-demo 2>/dev/null || true
 
-image: deps build ## build the debian image of the boxes, and the one of the clients' tests, once
+image: deps build ## build the debian image of boxes, and the image of the client tests, once
 	@bin/gateway image build debian --dir $(IMAGE_DIR)
 	@dist/clients.sh $(IMAGE_DIR)
 
@@ -70,33 +70,33 @@ demo: ## the tour: gateway, test internet, a box, every promise (DEMOFLAGS=--kee
 run: deps build ## run the gateway on this machine, in the foreground
 	bin/gateway serve
 
-release: ## make static binaries for amd64 and arm64 of the last commit, with their bills of materials, in bin/release
+release: ## build static binaries of the last commit for amd64 and arm64, with bills of materials, in bin/release
 	@dist/release.sh bin/release binaries
 
-release-verify: ## make binaries and packages twice, in different surroundings, and compare
+release-verify: ## build binaries and packages twice, in different environments, and compare
 	@dist/release.sh bin/release verify binaries deb
 
-deb: ## make Debian packages of the last commit, in bin/release
+deb: ## build Debian packages of the last commit in bin/release
 	@dist/release.sh bin/release deb
 
-oci: ## make container images of the last commit, for docker load, in bin/release
+oci: ## build container images of the last commit, for docker load, in bin/release
 	@dist/release.sh bin/release oci
 
-arm64: ## run the tests that need no kernel of their own, and the first process of boxes, as arm64 under qemu
+arm64: ## run the tests without kernel features, and the first process of boxes, as arm64 under qemu
 	@dist/unpack.sh $(QEMU_DIR) usr/bin/qemu-aarch64-static qemu-user-static
 	@dist/arm64.sh $(QEMU_DIR)/usr/bin/qemu-aarch64-static
 
-nameserver: ## unpack the nameserver of one test, without installing it
+nameserver: ## unpack the name server of one test, without installing it
 	@dist/unpack.sh /var/lib/boxgate/knot usr/sbin/knotd knot
 
 sshd: ## unpack OpenSSH's server for the tests of logins, without installing it
 	@dist/unpack.sh /var/lib/boxgate/openssh usr/sbin/sshd openssh-server
 
-runtime-debs: ## download the Debian packages that a container image of the gateway is made with, for its test
+runtime-debs: ## download the Debian packages for the test of the container image
 	@ls /var/lib/boxgate/runtime-debs/runc_*.deb >/dev/null 2>&1 || { mkdir -p /var/lib/boxgate/runtime-debs && \
 	  dist/download.sh /var/lib/boxgate/runtime-debs "$$(dpkg --print-architecture)" runc libc6 libseccomp2 ca-certificates; }
 
-promtool: ## unpack Prometheus' own checker of metrics and alerts, without installing it
+promtool: ## unpack Prometheus' checker of metrics and alerts, without installing it
 	@dist/unpack.sh /var/lib/boxgate/prometheus usr/bin/promtool prometheus
 
 docker: ## unpack the Docker daemon of one test, without installing it
@@ -117,33 +117,33 @@ test confined race mutants: proxies
 visitors: ## unpack Chromium, testssl.sh and slowhttptest for tests of public URLs, without installing them
 	@dist/visitors.sh
 
-# Tests are run by testgate, which runs a failed one again, alone (docs/testing.md). GATEFLAGS: -slow, -log FILE.
-# `make vet` and `make check` vet the packages, so that each run need not.
+# testgate runs the tests, and repeats a failed test alone (docs/testing.md). GATEFLAGS: -slow, -log FILE.
+# Test runs do not vet; `make vet` and `make check` do.
 quick: ## run the tests that need neither root nor the kernel
 	@CGO_ENABLED=0 $(GO) run ./internal/testgate -go $(GO) $(GATEFLAGS) -- -short -vet=off -timeout 15m $(TESTFLAGS) \
 	  $$($(GO) list $(PACKAGES) | grep -vE '^boxgate/(e2e(/|$$)|internal/testnet$$)')
 
-test: image docker runtime-debs promtool nameserver postgres sshd visitors ## the gate: run every test but the nightly ones, those of the kernel included
+test: image docker runtime-debs promtool nameserver postgres sshd visitors ## the gate: run all tests except the nightly ones
 	@test -x $(RUNSC_DIR)/runsc || command -v runsc >/dev/null || echo "NOT TESTED: boxes under gVisor, as there is no runsc; 'make runsc' builds it"
 	@CGO_ENABLED=0 $(GO) build -o bin/testgate ./internal/testgate
 	$(TEST_GATEWAY) TEST_IMAGE_DIR=$(IMAGE_DIR) bin/testgate -go $(GO) $(GATEFLAGS) -- -vet=off -timeout 30m -p $(JOBS) $(TESTFLAGS) $(PACKAGES)
 
-nightly: ## run everything at full size, in parts that a ledger remembers (PARTS='fuzz race': only these)
+nightly: ## run everything at full size, in resumable parts (PARTS='fuzz race': only these)
 	@dist/nightly.sh $(PARTS)
 
-confined: image docker runtime-debs promtool nameserver postgres sshd visitors ## run the end-to-end tests with gateways confined as the systemd unit confines them
+confined: image docker runtime-debs promtool nameserver postgres sshd visitors ## run the end-to-end tests with gateways confined like the systemd unit
 	$(TEST_GATEWAY) TEST_IMAGE_DIR=$(IMAGE_DIR) GATEWAY_TEST_UNIT=$(CURDIR)/dist/boxgate.service $(GO) test -timeout 30m -count=1 ./e2e/...
 
-scale: image ## make and delete 1,000 boxes, and run 50 launched and 500 attached ones
+scale: image ## create and delete 1,000 boxes, and run 50 launched and 500 attached ones
 	$(TEST_GATEWAY) TEST_IMAGE_DIR=$(IMAGE_DIR) BOXGATE_TEST_SCALE="1000 50 500" $(GO) test -timeout 60m -count=1 -v ./e2e/lifecycle -run 'TestBoxesComeAndGoWithoutATrace|TestManyBoxes'
 
-mutants: image docker runtime-debs promtool nameserver postgres sshd visitors ## take away each protection in turn, and demand that its tests notice; BASE=rev for changed packages
+mutants: image docker runtime-debs promtool nameserver postgres sshd visitors ## remove each protection in turn, and require that its tests fail; BASE=rev: changed packages only
 	CGO_ENABLED=0 TEST_IMAGE_DIR=$(IMAGE_DIR) $(GO) run ./internal/mutants -ledger $(MUTANTLEDGER) $(if $(BASE),-base $(BASE)) $(MUTANTFLAGS)
 
-structure: ## print how long the functions of each package are, and the longest of all
+structure: ## print the lengths of each package's functions, and the longest functions
 	@$(GO) run ./internal/structure
 
-conformance: image visitors ## run the conformance suites whole and print their tables (docs/conformance.md)
+conformance: image visitors ## run the full conformance suites and print their tables (docs/conformance.md)
 	$(TEST_GATEWAY) CONFORMANCE_FULL=1 TEST_IMAGE_DIR=$(IMAGE_DIR) $(GO) test -timeout 20m -count=1 -parallel 1 ./e2e/conformance ./e2e/visitors
 
 vet: ## build every package and its tests, and vet them
@@ -161,7 +161,7 @@ check: deps ## formatting, vet, linters, and the tests with the race detector
 	@$(GO) run $(GOVULNCHECK) ./... || echo "govulncheck could not be run to its end here (it needs its database from the network)"
 	@$(MAKE) --no-print-directory race
 
-docs: image build ## draw the picture of the demo in the documentation anew, from a run of it
+docs: image build ## run the demo and redraw its picture in the documentation
 	@bin/gateway demo --image-dir $(IMAGE_DIR) > bin/demo.txt || { cat bin/demo.txt; exit 1; }
 	@$(GO) run ./internal/recording < bin/demo.txt > docs/pictures/demo.svg.new && mv docs/pictures/demo.svg.new docs/pictures/demo.svg
 
@@ -197,5 +197,5 @@ profile: deps peers ## profile the gateway under the benchmarks, for the compile
 microbench: ## run the Go benchmarks of the packages
 	$(GO) test -run '^$$' -bench . -benchmem -benchtime 1s ./...
 
-clean: ## remove what was built
+clean: ## remove the build results
 	rm -rf bin

@@ -1,6 +1,5 @@
 #!/usr/bin/env bash
-# Makes the image of the clients' tests: the debian image, what Debian packages of the clients that people use, and SDKs of
-# vendors from the npm registry.
+# Builds the image of the client tests: the debian image with clients packaged by Debian and SDKs from the npm registry.
 set -euo pipefail
 images=${1:?usage: dist/clients.sh IMAGE_DIR}
 base=$(find "$images" -maxdepth 1 -name "debian-[0-9]*" | sort -V | tail -n 1)/rootfs
@@ -21,20 +20,20 @@ mkdir -p "$work"
 cp -a --reflink=auto "$base" "$work/rootfs"
 root=$work/rootfs
 
-# apt of this machine fetches, by the mirrors and proxies that it uses, what the image needs.
+# The machine's apt downloads the packages through its mirrors and proxies, for the package state of the image.
 fetch=(apt-get -qq -y -o Dir::State="$root/var/lib/apt" -o Dir::State::status="$root/var/lib/dpkg/status"
   -o Dir::Cache="$root/var/cache/apt" -o Dir::Etc::SourceList="$root/etc/apt/sources.list" -o Dir::Etc::SourceParts=/dev/null -o Dir::Etc::TrustedParts="$root/etc/apt/trusted.gpg.d"
   -o APT::Sandbox::User=root -o APT::Install-Recommends=false)
 packages=(wget gnutls-bin python3-requests python3-pip-whl php-cli php-curl ruby liblwp-protocol-https-perl
   default-jre-headless libnss3-tools libgit2-1.5 libllvm14 awscli python3-boto3 gh git-lfs skopeo twine postgresql-client)
-rust=(cargo rustc libstd-rust-1.63) # by themselves: fetching a crate needs no compiler of C
+rust=(cargo rustc libstd-rust-1.63) # separately, without dependencies: fetching a crate needs no C compiler
 mkdir -p "$root/var/cache/apt/archives/partial" "$work/rust"
 "${fetch[@]}" update
 "${fetch[@]}" install --download-only "${packages[@]}" >/dev/null
 (cd "$work/rust" && "${fetch[@]}" download "${rust[@]}")
 
-# The image's own dpkg installs it, with a /proc of its own, which Java asks for, and nothing is started.
-mkdir -p "$root/usr/share/man/man1" # where Java's packages put links
+# The image's dpkg installs them, with its own /proc, which Java needs, and without starting services.
+mkdir -p "$root/usr/share/man/man1" # Java's packages create links there
 printf '#!/bin/sh\nexit 101\n' >"$root/usr/sbin/policy-rc.d"
 chmod 755 "$root/usr/sbin/policy-rc.d"
 printf 'force-unsafe-io\n' >"$root/etc/dpkg/dpkg.cfg.d/clients"
@@ -49,7 +48,7 @@ npm install --silent --no-audit --no-fund --ignore-scripts --prefix "$root/opt/c
 rm -rf "$root"/var/cache/apt/* "$root"/var/lib/apt/lists/* "$root/usr/sbin/policy-rc.d" "$root/etc/dpkg/dpkg.cfg.d/clients" "$work/rust" "$work/log"
 mkdir -p "$root/var/lib/apt/lists/partial" "$root/var/cache/apt/archives/partial"
 
-chmod 700 "$work" # set-user-ID programs of an image are nobody's to run
+chmod 700 "$work" # nobody may run set-user-ID programs of an image
 touch "$root/opt/ready"
 sync -f "$work"
 mv "$work" "$final"

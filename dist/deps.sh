@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# Installs what boxgate needs on Debian and Ubuntu: what is there already is left alone.
+# Installs boxgate's dependencies on Debian and Ubuntu. It does not change installed packages.
 set -euo pipefail
 
-# command that must exist, and the package that brings it
+# required command and the package that contains it
 needs=(
   nft:nftables ip:iproute2 runc:runc crun:crun mmdebstrap:mmdebstrap curl:curl openssl:openssl git:git
   python3:python3 node:nodejs npm:npm gcc:gcc ping:iputils-ping ssh:openssh-client tmux:tmux systemd-analyze:systemd dpkg-deb:dpkg
@@ -11,7 +11,7 @@ missing=()
 for need in "${needs[@]}"; do
   command -v "${need%%:*}" >/dev/null 2>&1 || missing+=("${need##*:}")
 done
-# file that must exist, and the package that brings it
+# required file and the package that contains it
 for need in /etc/ssl/certs/ca-certificates.crt:ca-certificates /usr/include/stdio.h:libc6-dev \
   /usr/share/keyrings/debian-archive-keyring.gpg:debian-archive-keyring; do
   [ -e "${need%%:*}" ] || missing+=("${need##*:}")

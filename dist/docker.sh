@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Unpacks a Docker daemon for one test, without installing it: installed, it would start and change this machine's rules. What it
-# finds in the system, which changes nothing by being there, is installed.
+# Unpacks a Docker daemon for one test. An installed daemon would start and change this machine's firewall rules. Its
+# inactive dependencies are installed.
 set -euo pipefail
 root=/var/lib/boxgate/docker
 missing=()

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Downloads Debian packages of an architecture, which need not be this machine's, from the archive that this machine uses.
+# Downloads Debian packages of any architecture from this machine's archive.
 #
 # usage: download.sh DIRECTORY ARCHITECTURE PACKAGE...
 set -euo pipefail

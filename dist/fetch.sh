@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Downloads Debian packages with all that they need, whatever of it is installed here: what is unpacked from them is the same on
-# every machine. Left out are the essential packages with what those need, which every Debian has. libc is one of them: a program
-# must find the libc of the machine that runs it, not another.
+# Downloads Debian packages with all their dependencies, installed or not, so that the unpacked files are the same on
+# every machine. The essential packages and their dependencies are left out because every Debian has them. libc is one
+# of them: a program must use the libc of the machine that runs it.
 #
 # usage: fetch.sh DIRECTORY PACKAGE...
 #        fetch.sh --list PACKAGE... (prints the names of the packages that it would download)
@@ -13,12 +13,12 @@ trap 'rm -rf "$work"' EXIT
 mkdir -p "$work/archives/partial"
 touch "$work/status"
 arch=$(dpkg --print-architecture)
-# apt as on a machine that has nothing installed, and one architecture.
+# apt as on a machine without installed packages, for one architecture.
 apt=(apt-get -qq -y -o Dir::State::status="$work/status" -o Dir::Cache="$work"
   -o APT::Architecture="$arch" -o APT::Architectures::="$arch" -o APT::Install-Recommends=false -o APT::Sandbox::User=root)
 names() { "${apt[@]}" -s install "$@" | awk '$1 == "Inst" {print $2}' | sort; }
 
-# Of usrmerge and usr-is-merged, which the essential packages leave to choose, the first would bring perl, which not every Debian has.
+# The essential packages accept usrmerge or usr-is-merged. usrmerge depends on perl, which not every Debian has.
 base='?or(?essential, ?exact-name(usr-is-merged))'
 names "$base" >"$work/base"
 names "$base" "$@" >"$work/all"

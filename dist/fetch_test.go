@@ -1,4 +1,4 @@
-// Package dist holds the tests of the scripts beside it.
+// Package dist has the tests of the scripts in this directory.
 package dist
 
 import (
@@ -11,13 +11,14 @@ import (
 	"testing"
 )
 
-// wanted are packages that have much in common with what is installed on a machine that someone works at.
+// wanted are packages that share many dependencies with a developer's machine.
 var wanted = []string{"haproxy", "slowhttptest", "testssl.sh"}
 
-// TestPackagesDoNotDependOnWhatIsInstalled: fetch.sh finds the same packages on a machine that has all of them as on one that has none.
+// TestPackagesDoNotDependOnWhatIsInstalled: fetch.sh finds the same packages whether or not their dependencies are
+// installed.
 func TestPackagesDoNotDependOnWhatIsInstalled(t *testing.T) {
 	t.Parallel()
-	read(t, "fetch.sh") // so that the result of this test is not kept when it changes
+	read(t, "fetch.sh") // so that a changed script invalidates the cached result
 	if _, err := exec.LookPath("apt-get"); err != nil {
 		t.Skip("not a system of Debian packages")
 	}
@@ -43,7 +44,7 @@ func TestPackagesDoNotDependOnWhatIsInstalled(t *testing.T) {
 	}
 }
 
-// machine returns a configuration for apt as on a machine where these packages are installed.
+// machine returns an apt configuration for a machine with these packages installed.
 func machine(t *testing.T, status string) string {
 	t.Helper()
 	dir := t.TempDir()
@@ -56,7 +57,7 @@ func machine(t *testing.T, status string) string {
 	return filepath.Join(dir, "apt.conf")
 }
 
-// with returns this machine's list of what is installed, with packages more.
+// with returns this machine's list of installed packages plus more.
 func with(t *testing.T, names []string) string {
 	t.Helper()
 	status := read(t, "/var/lib/dpkg/status")
@@ -82,7 +83,7 @@ func fetched(t *testing.T, apt string) []string {
 	return strings.Fields(string(out))
 }
 
-// under returns a command that uses a configuration of apt.
+// under returns a command that uses an apt configuration.
 func under(t *testing.T, apt, name string, args ...string) *exec.Cmd {
 	cmd := exec.CommandContext(t.Context(), name, args...)
 	cmd.Env = append(os.Environ(), "APT_CONFIG="+apt)
@@ -90,8 +91,9 @@ func under(t *testing.T, apt, name string, args ...string) *exec.Cmd {
 	return cmd
 }
 
-// TestPackagesAreFetchedInOneWay: fetch.sh downloads packages for this machine, download.sh those of any architecture without what
-// they need, clients.sh what the image of the boxes lacks by the image's own list.
+// TestPackagesAreFetchedInOneWay: packages for this machine are downloaded by fetch.sh, packages of any architecture
+// without dependencies by download.sh, and the additions to the image of boxes by clients.sh, from the image's own
+// package list.
 func TestPackagesAreFetchedInOneWay(t *testing.T) {
 	t.Parallel()
 	scripts, err := filepath.Glob("*.sh")

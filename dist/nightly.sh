@@ -1,14 +1,14 @@
 #!/usr/bin/env bash
-# Runs the parts of the nightly tier, or those that are named, and prints what became of each at this commit. A part that has
-# passed at this commit is not run again, so the tier can be run in pieces; with uncommitted changes every part is.
+# Runs the parts of the nightly tier, or the named ones, and prints their results at this commit. A part that passed at
+# this commit is not run again, so the tier can be run in pieces. With uncommitted changes every part is run.
 #
 # usage: nightly.sh [PART...]
 #
-# The part "busy" is the gate BUSY_RUNS (10) times in a row, with every processor kept busy by another program; each run has a
-# line in the ledger, busy-1 and so on.
+# The part "busy" runs the gate BUSY_RUNS (10) times in a row while another program keeps every processor busy. Each run
+# has a line in the ledger: busy-1 and so on.
 #
-# NIGHTLY_DIR (/var/lib/boxgate/nightly) holds the ledger, a line for each part that ended: commit, part, result, seconds and
-# time, separated by tabs; and the output of each part, in a folder for each commit.
+# NIGHTLY_DIR (/var/lib/boxgate/nightly) contains the ledger and the output of each part, in a directory per commit. The
+# ledger has a line for each finished part: commit, part, result, seconds and time, separated by tabs.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -22,7 +22,7 @@ newest() {
     sed -nE "s/^v0\.0\.1-(go1\.[0-9]+\.[0-9]+)\.$(go env GOHOSTOS)-$(go env GOHOSTARCH)$/\1/p" | sort -V | tail -n 1
 }
 
-# The gate, beside a program that keeps every processor busy.
+# Runs the gate while another program keeps every processor busy.
 busy() {
   local run start outcome
   spinners=()
@@ -40,8 +40,8 @@ busy() {
   done
 }
 
-# Full size is for the parts that run once. The race detector, confinement and other releases of Go are about the code, not
-# about the size of what the tests do: they run the gate.
+# Full size is for the parts that run once. The race detector, confinement and other Go releases test the code, for
+# which the size does not matter: they run the gate.
 part() {
   case $1 in
     tests) BOXGATE_NIGHTLY=1 make test TESTFLAGS="-count=1 -timeout 120m -skip TestSoak" GATEFLAGS=-slow ;;
@@ -70,10 +70,10 @@ commit=$(git rev-parse HEAD)
 mkdir -p "$directory/$commit"
 touch "$ledger"
 
-# record PART OUTCOME SECONDS: writes a line into the ledger
+# record PART OUTCOME SECONDS: appends a line to the ledger
 record() { printf '%s\t%s\t%s\t%d\t%s\n' "$commit" "$1" "$2" "$3" "$(date -u +%FT%TZ)" >>"$ledger"; }
 
-# result PART: what became of it the last time, at this commit
+# result PART: the last result of a part at this commit
 result() { awk -F '\t' -v c="$commit" -v p="$1" '$1 == c && $2 == p { last = $3 } END { print last }' "$ledger"; }
 
 trap 'echo "interrupted: $name is not in the ledger" >&2; exit 130' INT TERM

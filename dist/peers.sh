@@ -1,13 +1,13 @@
 #!/usr/bin/env bash
-# Unpacks the peers that boxgate is measured against, without installing them: installed, they would start and listen.
-# A peer that cannot be had is left out; the report names it as missing.
+# Unpacks the peers of the benchmarks. Installed, they would start and listen. The report lists unavailable peers as
+# missing.
 set -euo pipefail
 root=${1:-/var/lib/boxgate/peers}
 here=$(dirname "$(realpath "$0")")
 coredns=github.com/coredns/coredns@v1.15.0
 packages=(haproxy nginx-light libnginx-mod-stream caddy squid-openssl unbound dnsmasq-base mitmproxy)
 
-# unpack PACKAGE: it, and what it needs
+# unpack PACKAGE: unpacks a package and its dependencies
 unpack() {
   local work
   work=$(mktemp -d)

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Makes what boxgate is handed out as (see internal/release), of a clone of the last commit: what is not committed is in none
-# of it. With `verify` it makes everything that only depends on the sources a second time, elsewhere and without the build
-# cache, and compares.
+# Builds the distributed artifacts (see internal/release) from a clone of the last commit, without uncommitted changes.
+# With `verify` it builds everything that depends only on the sources a second time, in another directory and without
+# the build cache, and compares.
 #
 # usage: release.sh DIRECTORY [verify] WHAT...
 set -euo pipefail

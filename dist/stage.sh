@@ -1,5 +1,6 @@
 #!/bin/bash
-# stage.sh NAME COMMAND...: runs a command and shows how long it has been at it. What the command prints is shown if it fails.
+# stage.sh NAME COMMAND...: runs a command and shows the elapsed time. It prints the output of the command if that
+# fails.
 set -u
 name=$1
 shift
@@ -10,7 +11,7 @@ start=$SECONDS
 pid=$!
 trap 'kill "$pid" 2>/dev/null; wait "$pid"; exit 130' INT TERM
 
-# On a terminal one line is written over and over; elsewhere there is a line every four seconds.
+# On a terminal one line is updated; otherwise a line is printed every four seconds.
 said=$start
 show() {
   if [ -t 1 ]; then

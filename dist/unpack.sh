@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Unpacks Debian packages, with what they need (fetch.sh), for tests: installed, servers would start and take their ports. It does
-# nothing if the directory has the program.
+# Unpacks Debian packages with their dependencies (fetch.sh) for tests. Installed servers would start and occupy their
+# ports. It does nothing if the directory contains the program.
 #
 # usage: unpack.sh DIRECTORY PROGRAM PACKAGE... (PROGRAM is a pattern below the directory)
 set -euo pipefail
@@ -18,7 +18,7 @@ apt-get update -qq
 rm -rf "$root.new"
 mkdir -p -m 755 "$root.new"
 for deb in "$work"/*.deb; do dpkg -x "$deb" "$root.new"; done
-if [ -d "$root.new/lib" ]; then # Debian 12 still has libraries there; tests look for all of them below usr
+if [ -d "$root.new/lib" ]; then # Debian 12 still has libraries in /lib; tests look for them in /usr/lib
   cp -a "$root.new/lib/." "$root.new/usr/lib/"
   rm -r "$root.new/lib"
 fi

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Unpacks what visits public URLs in tests, without installing it: Chromium with playwright-core to drive it, testssl.sh and
+# Unpacks programs that visit public URLs in tests: Chromium with playwright-core to control it, testssl.sh and
 # slowhttptest.
 set -euo pipefail
 root=${1:-/var/lib/boxgate/visitors}
@@ -13,7 +13,7 @@ exec 9>"$root.lock"
 flock 9
 [ -e "$root/ready-1" ] && exit 0
 echo "unpacking the visitors of public URLs into $root (about a minute, once)"
-rm -rf "$root" # what an earlier run may have left half done
+rm -rf "$root" # an earlier run may have been interrupted
 "$(dirname "$0")/unpack.sh" "$root" usr/bin/testssl chromium-headless-shell libnss3-tools testssl.sh slowhttptest
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
