@@ -90,9 +90,9 @@ func (v *issued) get(host string) (int, error) {
 	return resp.StatusCode, nil
 }
 
-// TestAttackCertificatesForRandomNames: a stranger has the gateway ask its issuer for names that it makes up, to use up what
-// the issuer grants, by handshakes like a browser's, like an issuer's and by HTTP-01. The names of public URLs get their
-// certificates; for no other name is anything asked, of the issuer or of the disk.
+// TestAttackCertificatesForRandomNames: a stranger tries to exhaust the issuer's quota with made-up names, by
+// handshakes like a browser's or an issuer's, and by HTTP-01. Public URLs get their certificates. For other names the
+// gateway contacts neither the issuer nor the disk.
 func TestAttackCertificatesForRandomNames(t *testing.T) {
 	t.Parallel()
 	v := newIssued(t)
@@ -138,7 +138,7 @@ func TestAttackCertificatesForRandomNames(t *testing.T) {
 	}
 }
 
-// tells requires that the operator learns how long the two certificates are still valid.
+// tells requires that the operator is shown the remaining validity of the two certificates.
 func (v *issued) tells(host string) {
 	v.T.Helper()
 	if out, _ := v.GatewayCommand("check", "--config", v.Config); !strings.Contains(out, "certificate "+host+", 59 days left") ||

@@ -34,7 +34,8 @@ func viaProxy(r *harness.Raider, family int, head string) (int, string) {
 	return resp.StatusCode, text
 }
 
-// Without a name there is nothing to decide by, whether none may be reached that is not listed or some are denied.
+// A connection without a name cannot be decided by name: it is refused, both when only listed names are allowed and
+// when some are denied.
 func TestAttackNoName(t *testing.T) {
 	t.Parallel()
 	w := harness.SharedCaptured(t)
@@ -119,7 +120,7 @@ func TestAttackAddressesInDisguise(t *testing.T) {
 	for i, s := range []string{"169.254.169.254", "::ffff:169.254.169.254", "64:ff9b::a9fe:a9fe", "64:ff9b:1::a9fe:a9fe", "2002:a9fe:a9fe::1", "::a9fe:a9fe", "127.0.0.1", "0.0.0.0", "::"} {
 		refusedName(named, i%2, nameFor(w, netip.MustParseAddr(s), fmt.Sprintf("disguise-%d.example.com", i)))
 	}
-	// In the box curl reads numbers as addresses; the kernel sees what they are.
+	// curl in the box reads numbers as addresses; the kernel sees the real address.
 	var lines []string
 	for _, host := range []string{"2852039166", "0xa9fea9fe", "0251.0376.0251.0376", "169.16689662"} {
 		lines = append(lines, "curl -sS -m 60 http://"+host+"/latest/meta-data/")
@@ -196,7 +197,7 @@ func TestAttackSpecialAddresses(t *testing.T) {
 // The ports of the host: on every address it has, by every way, and under a name that leads there.
 func TestAttackHostPorts(t *testing.T) {
 	t.Parallel()
-	// Nothing but the rules keeps the box from admin and metrics here: they listen everywhere.
+	// Only the rules keep the box from admin and metrics here, because they listen on every address.
 	w := harness.NewCaptured(t, func(c *config.Config) {
 		c.Admin.Listen, c.Metrics.Listen, c.Ingress.HTTP = "[::]:8600", "[::]:9600", "[::]:80"
 	})
@@ -375,7 +376,7 @@ func TestAttackOtherFamily(t *testing.T) {
 			t.Errorf("UDP to %v: the box saw %s", other, got)
 		}
 		w.Denial(r.Box, policy.StageKernel, other, 123, name.ReasonNotAllowed)
-		// By name too: only addresses of the listed family are given out, and none of the other is dialled.
+		// By name too: DNS returns only addresses of the listed family, and the proxy dials none of the other.
 		m := ask(r, "udp", gatewayDNS, "www.example.com", []uint16{mdns.TypeAAAA, mdns.TypeA}[family])
 		for _, a := range addressesIn(m) {
 			if !slices.Contains(sinks, a) {

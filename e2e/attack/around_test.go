@@ -28,9 +28,9 @@ func aroundPolicies(w *harness.World) map[string]map[string]any {
 	}
 }
 
-// TestAttackWayAroundTheInterceptor proves that whoever is subject to a header rule is subject to the interceptor: under
-// no policy does a connection to an address of a host with a rule reach it in any other way, whether the box was told the
-// address or has it from elsewhere.
+// TestAttackWayAroundTheInterceptor: a box with a header rule for a host cannot bypass the interceptor. Under no policy
+// does a connection to an address of the host reach it in another way, whether the box learned the address from the
+// gateway's DNS or elsewhere.
 func TestAttackWayAroundTheInterceptor(t *testing.T) {
 	t.Parallel()
 	w := harness.Shared(t)
@@ -39,7 +39,7 @@ func TestAttackWayAroundTheInterceptor(t *testing.T) {
 			"network_policy": spec,
 			"attach_headers": map[string]any{"api.example.com": map[string]string{"X-Key": harness.Canary}},
 		}))
-		// Where names decide, in either way, an address alone opens nothing.
+		// Where names decide, an address alone allows no connection.
 		byAddress := name == "addresses" || name == "every address" || name == "names, addresses"
 		passed := t.Run(name+", by heart", func(t *testing.T) {
 			aroundEveryWay(in.On(t), byAddress, in.V4("api.example.com"), in.V6("api.example.com"))

@@ -13,8 +13,9 @@ import (
 	"boxgate/e2e/harness"
 )
 
-// TestAttackForgedProxyHeader: the operator lists one load balancer, at 127.0.0.1. What that says of a visitor's address counts;
-// what anybody else says is refused, and so is the balancer's connection that says nothing.
+// TestAttackForgedProxyHeader: the operator lists one load balancer, at 127.0.0.1. Only its PROXY header for a
+// visitor's address is accepted. Headers from other addresses are refused, and so is a connection of the balancer
+// without one.
 func TestAttackForgedProxyHeader(t *testing.T) {
 	t.Parallel()
 	w := harness.NewWorld(t, func(c *config.Config) { c.Ingress.ProxyProtocol = []string{"127.0.0.1/32"} })

@@ -36,8 +36,9 @@ func closeAll(held []net.Conn) {
 	}
 }
 
-// TestLimitsOfSingleBoxes shows that boxes are held to limits of their own, lower and higher than those of all, while another box is held to
-// those of all; that a change takes effect while a box is busy, and outlasts the gateway; and that a key that is no admin's raises nothing.
+// TestLimitsOfSingleBoxes: individual limits of boxes apply, lower and higher than the default, while another box keeps
+// the default. A change takes effect while a box is busy and survives a restart. A key that is not an admin's cannot
+// raise a limit.
 func TestLimitsOfSingleBoxes(t *testing.T) {
 	t.Parallel()
 	const all = 4
@@ -88,7 +89,7 @@ func TestLimitsOfSingleBoxes(t *testing.T) {
 	}
 	holds("plain", 1)
 
-	// Lowered while the box holds more, it gets nothing new until it holds less.
+	// When its limit is lowered below its usage, the box gets no new ones until it holds fewer.
 	held := holding(intruders["high"], 6)
 	if err := set(w.Client, "high", 3); err != nil || len(held) != 6 {
 		t.Fatal(len(held), err)

@@ -17,8 +17,8 @@ import (
 	"boxgate/policy/name"
 )
 
-// The holder of an API key opens a box as far as a policy goes: it reaches no more than the operator's ceiling. The kernel
-// forwards nothing beyond it either, and a box made without a policy has the operator's.
+// The holder of an API key opens a box as far as a policy can: it reaches no more than the operator's ceiling, also in
+// the kernel. A box created without a policy gets the operator's default.
 func TestAttackBeyondTheCeiling(t *testing.T) {
 	t.Parallel()
 	w := harness.NewCaptured(t, func(c *config.Config) {
@@ -80,7 +80,7 @@ func TestAttackBeyondTheCeiling(t *testing.T) {
 	allowed(plain, "curl -sS -m 30 https://api.example.com/", 35)
 }
 
-// A ceiling of addresses holds in the kernel: what it does not list is not forwarded, whatever a policy says.
+// A ceiling of addresses applies in the kernel: it never forwards to other addresses, whatever the policy.
 func TestAttackBeyondACeilingOfAddresses(t *testing.T) {
 	t.Parallel()
 	w := harness.NewCaptured(t, func(c *config.Config) {

@@ -47,9 +47,9 @@ func isCut(t *testing.T, c net.Conn) bool {
 	return cut
 }
 
-// cutInTime returns what waits for a connection to be cut. Called when the PUT was answered, it holds all of them to cutTime
-// from then in the nightly tier, and what this process itself was late since the box was intruded: the gateway's is as late at
-// other moments. In the gate it tells a cut from a time-out.
+// cutInTime returns a function that waits for a connection to be cut. Call cutInTime when the PUT has been answered. In
+// the nightly tier the cut must follow within cutTime, plus the scheduling delay of this process since the intrusion,
+// because the gateway's is about as long. In the gate the limit only distinguishes a cut from a timeout.
 func cutInTime(in *harness.Intruder) func(what string, c net.Conn) {
 	answered, most := time.Now(), nightly.Size(10*time.Second, cutTime)
 	return func(what string, c net.Conn) {
@@ -109,7 +109,7 @@ var kinds = map[string]func(in *harness.Intruder, host string, secure func(net.C
 	},
 }
 
-// kinds2 are those of HTTP/2, to hosts whose requests are judged.
+// kinds2 are the HTTP/2 connections to hosts whose requests are judged.
 var kinds2 = map[string]func(in *harness.Intruder, host string) under{
 	"HTTP/2 stream": func(in *harness.Intruder, host string) under {
 		f := in.Frames(host)

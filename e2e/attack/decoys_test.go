@@ -68,8 +68,8 @@ func testHiddenAmongDecoys(t *testing.T, network string, decoys int) {
 	}
 }
 
-// TestAttackFlowsWhileTheGatewayIsDown has a box connect while no gateway listens, and close again. The next gateway tells
-// of it, and not once more of what the last one told.
+// TestAttackFlowsWhileTheGatewayIsDown: a box opens and closes connections while no gateway is running. The next
+// gateway reports them, but does not repeat the ones reported by the previous gateway.
 func TestAttackFlowsWhileTheGatewayIsDown(t *testing.T) {
 	t.Parallel()
 	w := harness.Shared(t)
@@ -139,8 +139,8 @@ func sendDecoys(r *harness.Raider, network string, to netip.Addr, first, n int) 
 	}
 }
 
-// decoysTCP connects to ports on which nobody listens. It runs on a thread of the box's namespace, and makes the system calls
-// itself: with package net, which waits for each answer in another thread, most of the work would be the test's own.
+// decoysTCP connects to closed ports. It runs on a thread in the box's namespace and makes the system calls itself:
+// package net waits for each answer in another thread, which would make the test do most of the work.
 func decoysTCP(to netip.Addr, first, n int) error {
 	domain, addr := unix.AF_INET, func(port int) unix.Sockaddr { return &unix.SockaddrInet4{Addr: to.As4(), Port: port} }
 	if to.Is6() {
@@ -163,7 +163,7 @@ func decoysTCP(to netip.Addr, first, n int) error {
 	return nil
 }
 
-// follower collects what a stream of the API delivers.
+// follower collects the events of an API stream.
 type follower struct {
 	mu     sync.Mutex
 	events []audit.Event

@@ -11,8 +11,8 @@ import (
 	"boxgate/internal/lab"
 )
 
-// An attached box that has a say in its own network makes what it can of that, and of a gateway that was killed: it gets
-// no further than its policy, no other box notices, and detaching leaves nothing behind.
+// An attached box with control of its own network misuses it, and the absence of a killed gateway. It reaches no more
+// than its policy allows, other boxes are not affected, and detaching leaves no traces.
 func TestAttackAttachedBoxWorksOnItsOwnNetwork(t *testing.T) {
 	t.Parallel()
 	w := harness.Shared(t)

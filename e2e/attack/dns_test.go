@@ -20,10 +20,10 @@ import (
 	"boxgate/policy/name"
 )
 
-// gatewayDNS is the DNS server that boxes are told to use.
+// gatewayDNS is the DNS server of the boxes.
 var gatewayDNS = netip.MustParseAddrPort("10.200.0.1:53")
 
-// sinks are the addresses given out for names that may not be reached.
+// sinks are the addresses returned for names that are not allowed.
 var sinks = []netip.Addr{netip.MustParseAddr("10.200.0.2"), netip.MustParseAddr("fd42:b0c5::2")}
 
 // ask sends a DNS query from the box to any server and returns the answer.
@@ -64,7 +64,7 @@ func addressesIn(m *mdns.Msg) (out []netip.Addr) {
 	return out
 }
 
-// isBlocked reports whether an answer says that a policy is why (RFC 8914).
+// isBlocked reports whether an answer has the extended DNS error Blocked (RFC 8914).
 func isBlocked(m *mdns.Msg) bool {
 	opt := m.IsEdns0()
 	return opt != nil && slices.ContainsFunc(opt.Option, func(o mdns.EDNS0) bool {
@@ -73,7 +73,7 @@ func isBlocked(m *mdns.Msg) bool {
 	})
 }
 
-// Whatever server a box asks on port 53, whatever its policy, the gateway answers and the server hears nothing.
+// Whichever server a box queries on port 53, under any policy, the gateway answers and the server receives no packet.
 func TestAttackForeignDNSServers(t *testing.T) {
 	t.Parallel()
 	w := harness.SharedCaptured(t)
@@ -94,7 +94,7 @@ func TestAttackForeignDNSServers(t *testing.T) {
 						t.Errorf("%s, %s to %v: answer %v", name, network, s, m)
 					}
 				}
-				// An answer without a question is for a server; the gateway is none of that sort.
+				// A NOTIFY is for an authoritative server, which the gateway is not.
 				if m, err := exchange(r, network, netip.AddrPortFrom(s, 53), new(mdns.Msg).SetNotify("example.net.")); err != nil || m.Rcode != mdns.RcodeNotImplemented {
 					t.Errorf("%s, %s to %v: notify: %v %v", name, network, s, m, err)
 				}
@@ -170,7 +170,7 @@ func TestAttackEncryptedDNS(t *testing.T) {
 	}
 }
 
-// Data hidden in names, types and options: nothing of it leaves the host.
+// Data hidden in names, types and options does not leave the host.
 func TestAttackDNSTunnel(t *testing.T) {
 	t.Parallel()
 	w := harness.NewCaptured(t, nil)
@@ -237,7 +237,7 @@ func testDNSOptions(t *testing.T, r *harness.Raider) {
 			t.Errorf("the name server was asked for %s", q.Name)
 		}
 	}
-	// Messages that are no plain question are answered with an error, and nothing of them goes upstream.
+	// Other messages than a plain question are answered with an error and not forwarded.
 	r.Net.Forget()
 	two := new(mdns.Msg).SetQuestion("ok.example.com.", mdns.TypeMX)
 	two.Question = append(two.Question, mdns.Question{Name: "secret.evil.example.net.", Qtype: mdns.TypeA, Qclass: mdns.ClassINET})
@@ -263,7 +263,7 @@ func testDNSOptions(t *testing.T, r *harness.Raider) {
 	}
 }
 
-// A box asks as fast as it can. It is held to its rate, and another box notices nothing.
+// A box queries as fast as it can. Its rate is limited, and another box is not affected.
 func TestAttackDNSFlood(t *testing.T) {
 	t.Parallel()
 	w := harness.NewCaptured(t, nil)

@@ -104,9 +104,9 @@ func serves(w *harness.World, name string) bool {
 	return tls.Client(tcp, &tls.Config{ServerName: name, RootCAs: roots}).Handshake() == nil
 }
 
-// TestAttackForeignDomain: a tenant claims a name that somebody else's DNS has lead here. It is not served to anybody, nor has it a
-// certificate, until a TXT record with the token of that tenant's key, for that name, is there: no other's, and at no other name. A
-// name that awaits its proof keeps it from nobody.
+// TestAttackForeignDomain: a tenant claims a name of another owner, whose DNS points to this gateway. The name is not
+// served and gets no certificate until it has a TXT record with the token of this tenant's key for this name; records
+// of other keys or at other names do not count. An unproven name does not block other claims.
 func TestAttackForeignDomain(t *testing.T) {
 	t.Parallel()
 	w := harness.NewWorld(t, nil)
@@ -149,7 +149,7 @@ func TestAttackForeignDomain(t *testing.T) {
 	if err := mallory.client.Do(t.Context(), "DELETE", api.BoxPath(mallory.box, "preview", "8001"), nil, nil); err != nil {
 		t.Fatal(err)
 	}
-	// The control: with a record of its own a key gets a name, also one whose URL was made before a restart.
+	// The control: with its own record a key gets a name, including one whose URL was created before a restart.
 	own, _, _ := mallory.asks("mine.example.net")
 	if err := w.Stop(); err != nil {
 		t.Fatal(err)
@@ -167,8 +167,9 @@ func TestAttackForeignDomain(t *testing.T) {
 	}
 }
 
-// TestAttackFreedDomain: a tenant takes a name that another has just freed, while DNS still has it lead here. It gets it neither with a
-// record of its own nor after a restart. The key that had it takes it back, without another proof, and an admin takes it.
+// TestAttackFreedDomain: a tenant takes a name that another has just released, while DNS still points to this gateway.
+// It gets it neither with its own record nor after a restart. The previous key can take it back without another proof,
+// and an admin can take it.
 func TestAttackFreedDomain(t *testing.T) {
 	t.Parallel()
 	w := harness.NewWorld(t, nil)

@@ -47,7 +47,7 @@ func TestAttackEarlyData(t *testing.T) {
 			t.Fatal(err)
 		}
 		out := openssl(in, to, "", "-servername", name, "-sess_in", session, "-early_data", request)
-		if !strings.Contains(out, "Early data was rejected") { // else it says "not sent", or "accepted"
+		if !strings.Contains(out, "Early data was rejected") { // otherwise "not sent" or "accepted"
 			t.Errorf("%s: %s", name, harness.Tail(out, 1500))
 		}
 	}
@@ -70,7 +70,7 @@ func TestAttackEarlyData(t *testing.T) {
 	}
 }
 
-// openssl runs `openssl s_client` in the box's network and returns all it says.
+// openssl runs `openssl s_client` in the box's network and returns its output.
 func openssl(in *harness.Intruder, to netip.AddrPort, input string, args ...string) string {
 	in.T.Helper()
 	ctx, cancel := context.WithTimeout(in.T.Context(), harness.Patience)
@@ -90,7 +90,7 @@ func openssl(in *harness.Intruder, to netip.AddrPort, input string, args ...stri
 	return string(out)
 }
 
-// withEarlyData changes a session of OpenSSL: it says that the server takes early data, and that it is one of that name.
+// withEarlyData changes a session of OpenSSL: it claims that the server accepts early data and has the given name.
 func withEarlyData(t *testing.T, session []byte, name string) []byte {
 	t.Helper()
 	const tagHostname, tagMaxEarlyData = 6, 15

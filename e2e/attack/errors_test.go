@@ -38,7 +38,7 @@ func TestAttackForgedICMPErrors(t *testing.T) {
 		if got := icmpTo(w, server.Addr()); got != before {
 			t.Errorf("%d forged ICMP errors about another box's connection reached %v", got-before, server)
 		}
-		// About its own connection a box may say what it likes.
+		// A box may send any error about its own connection.
 		victim.Packet(harness.ICMPPacket(victim.Own(server.Addr()), server.Addr(), 3, 1, 0, append(make([]byte, 4), quoted...)))
 		w.Until("the victim's own error arrives", func() bool { return icmpTo(w, server.Addr()) > before })
 		// The gateway's own connection to a public URL's port.

@@ -44,7 +44,7 @@ func (b filesBox) post(what string, body map[string]any) error {
 	return b.Client.Do(b.T.Context(), "POST", api.BoxPath(b.id, "files", what), body, nil)
 }
 
-// status is that of a refusal; 0: there was none.
+// status returns the status of a refusal, or 0 if err is nil.
 func status(err error) int {
 	if err == nil {
 		return 0
@@ -79,8 +79,8 @@ func bait(t *testing.T) (dir, secret string) {
 	return dir, secret
 }
 
-// A box exchanges a directory and a link to a directory of the host thousands of times, while the API reads, writes,
-// lists, uploads and removes by that name: nothing of the host is read or changed.
+// A box swaps a directory and a link to a directory of the host thousands of times, while the API reads, writes, lists,
+// uploads and removes files at that path. No file of the host is read or changed.
 func TestAttackFilesRaceToTheHost(t *testing.T) {
 	t.Parallel()
 	b := newFilesBox(t)
@@ -134,7 +134,7 @@ func unharmed(t *testing.T, dir, secret string) {
 	}
 }
 
-// Links and spellings that lead out of a box lead to what they name in it.
+// Links and spellings that point out of a box resolve within it.
 func TestAttackFilesNameTheHost(t *testing.T) {
 	t.Parallel()
 	b := newFilesBox(t)
@@ -160,7 +160,7 @@ func TestAttackFilesNameTheHost(t *testing.T) {
 	}
 }
 
-// A call by which a box would have the gateway wait, or hold what is too much for it, is answered at once.
+// A call that a box tries to block, or to make too large, is answered promptly.
 func TestAttackFilesThatNeverEnd(t *testing.T) {
 	t.Parallel()
 	b := newFilesBox(t)

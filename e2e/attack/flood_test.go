@@ -11,7 +11,7 @@ import (
 	"boxgate/e2e/harness"
 )
 
-// floods are what HTTP/2 clients have brought servers down with. Each sends for as long as going says, or until the
+// floods are the attacks of HTTP/2 clients that have brought servers down. Each sends until going returns false or the
 // connection is closed.
 var floods = map[string]func(f *harness.Frames, going func() bool){
 	"rapid reset": func(f *harness.Frames, going func() bool) { // CVE-2023-44487
@@ -65,8 +65,8 @@ var floods = map[string]func(f *harness.Frames, going func() bool){
 	},
 }
 
-// TestAttackHTTP2Floods floods the interceptor from several connections each. It closes them or bears them, without
-// growing, and another box notices nothing.
+// TestAttackHTTP2Floods runs each flood over several connections. The interceptor closes them or survives them without
+// growing, and another box is not affected.
 func TestAttackHTTP2Floods(t *testing.T) {
 	t.Parallel()
 	w := harness.Shared(t)
@@ -88,7 +88,7 @@ func TestAttackHTTP2Floods(t *testing.T) {
 					flood(f, func() bool { return time.Now().Before(until) })
 					f.Conn.Close()
 				})
-				all.Go(func() { // the answers have to be read, or the flood stops by itself
+				all.Go(func() { // the answers must be read, or the flood stops
 					buf := make([]byte, 64<<10)
 					for {
 						if _, err := f.Conn.Read(buf); err != nil {

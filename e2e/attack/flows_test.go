@@ -24,20 +24,20 @@ import (
 	"boxgate/policy/name"
 )
 
-// cutWithin is how long after the answer of the PUT anything may still be open, not counting by how much this process is
-// late to see it. The gate leaves room for how late the gateway is.
+// cutWithin bounds the time from the answer of the PUT to the last data on a connection, without the scheduling delay
+// of this process. In the gate it includes the delay of the gateway.
 var cutWithin = nightly.Size(time.Second, 100*time.Millisecond)
 
-// more is the time after that in which what is still open would be heard.
+// more is the time after that in which a connection that is still open would receive data.
 const more = 400 * time.Millisecond
 
-// graceOf returns what cutWithin is with that, so far.
+// graceOf returns a function that returns cutWithin plus twice the lag so far.
 func graceOf(t *testing.T) func() time.Duration {
 	lag := harness.Lag(t)
 	return func() time.Duration { return cutWithin + 2*lag() }
 }
 
-// hear writes once to a pusher and from then on only listens: nothing that the box sends leads to its being refused.
+// hear writes once to a pusher and then only listens, so that no packet of the box triggers a refusal.
 func hear(r *harness.Raider, to netip.AddrPort) *harness.Chatter {
 	r.T.Helper()
 	c := &harness.Chatter{Conn: r.MustDial("udp", to)}
@@ -75,8 +75,9 @@ func push(w *harness.World, at netip.AddrPort) {
 	}()
 }
 
-// Whatever the old policy has let open is closed when the PUT of the new one has been answered: a tunnel through the
-// proxy, a connection and a UDP flow that the kernel forwards. What stays allowed loses nothing.
+// All connections that only the old policy allowed are closed when the PUT of the new one has been answered: a tunnel
+// through the proxy, and a connection and a UDP flow forwarded by the kernel. Connections that stay allowed lose no
+// data.
 func TestAttackFlowsOutliveThePolicy(t *testing.T) {
 	t.Parallel()
 	for _, tight := range []map[string]any{
@@ -154,7 +155,7 @@ func testFlowsEnd(t *testing.T, tight map[string]any) {
 			}
 		}
 	}
-	// The UDP flows go on trying meanwhile; each attempt is refused and nothing comes back.
+	// The UDP flows keep trying. Each attempt is refused and no answer arrives.
 	w.Until("the box has tried again", func() bool { return time.Since(answered) > grace()+more })
 	for i, c := range append(doomed, silent...) {
 		if last := time.Unix(0, c.Heard.Load()); last.After(answered.Add(grace())) {
@@ -173,7 +174,7 @@ func testFlowsEnd(t *testing.T, tight map[string]any) {
 		if e.Reason != name.ReasonNotAllowed && e.Reason != name.ReasonDeniedCIDR {
 			t.Errorf("decision: %s", audit.Line(e))
 		}
-		// That the kernel's connection was cut is told when it ends, with what it carried.
+		// The cut of the kernel's connection is reported when it ends, with its byte counts.
 		w.Event(r.Box, func(e audit.Event) bool {
 			return e.Addr == a && e.Protocol == policy.TCP && e.Stage == policy.StageKernel && e.BytesOut > 0
 		})
@@ -245,8 +246,7 @@ func transfer(t *testing.T, c net.Conn, begun chan<- struct{}, changed <-chan st
 	}
 }
 
-// A host gets a header rule while connections to it are open that nobody reads: the rule must not be one that they are
-// past.
+// A host gets a header rule while unread connections to it are open: the rule must apply to them too.
 func TestAttackFlowsPastANewHeaderRule(t *testing.T) {
 	t.Parallel()
 	w := harness.SharedCaptured(t)
@@ -334,8 +334,8 @@ func listen(r *harness.Raider, to netip.Addr, secure bool) *sse {
 	return s
 }
 
-// While an address is allowed, a box opens connections to it under the name of somebody else. When that name is all that
-// is allowed, they must not pass for connections to it; those that do lead there stay.
+// While an address is allowed, a box opens connections to it under another host's name. When only that name stays
+// allowed, they must be cut. Connections that do belong to the name stay.
 func TestAttackFlowsUnderABorrowedName(t *testing.T) {
 	t.Parallel()
 	w := harness.SharedCaptured(t)

@@ -23,10 +23,10 @@ import (
 	"boxgate/policy/name"
 )
 
-// pause is the time between two rounds of what attacks all the while. What is open for longer is noticed.
+// pause is the time between two rounds of the continuous attack. A longer opening is detected.
 var pause = nightly.Size(2*time.Millisecond, 0)
 
-// hammer sends from a box, by every way it knows, to targets until stop is called, which returns how often it tried.
+// hammer sends from a box to targets in every way until stop is called. stop returns the number of attempts.
 func hammer(r *harness.Raider, targets ...netip.Addr) (stop func() int) {
 	var rounds atomic.Int64
 	var done atomic.Bool
@@ -97,7 +97,7 @@ func TestAttackFlushedRules(t *testing.T) {
 		t.Errorf("the box has tried only %d times", rounds)
 	}
 	w.Untouched(forbidden[0], forbidden[1], metadata)
-	// What was allowed is allowed again, and what is refused is told again.
+	// Allowed connections work again, and refusals are logged again.
 	w.MustSh(r.Box, "curl -sS -k -o /dev/null https://api.example.com/")
 	w.Net.Forget()
 	for _, a := range harness.AttackerAt(82) {
@@ -110,7 +110,7 @@ func TestAttackFlushedRules(t *testing.T) {
 	}
 }
 
-// reaches reports whether a TCP connection comes about at once.
+// reaches reports whether a TCP connection is established immediately.
 func reaches(r *harness.Raider, to netip.AddrPort) bool {
 	return r.Inside(func() error {
 		d := net.Dialer{Timeout: 10 * time.Millisecond}
@@ -122,10 +122,10 @@ func reaches(r *harness.Raider, to netip.AddrPort) bool {
 	}) == nil
 }
 
-// serials are the numbers in the names of what a plan became.
+// serials matches the numbers in the names of a plan's objects.
 var serials = regexp.MustCompile(`(_[0-9]+){2}(_allowed)?$`)
 
-// chains lists the commands that empty each chain of the table that says where packets go; see nft.
+// chains lists the commands that empty each chain of the table that decides about packets; see nft.
 func chains(w *harness.World) (flush []string) {
 	w.T.Helper()
 	out, err := w.Net.Gateway().Run(w.T.Context(), "nft", "list", "chains", "inet")

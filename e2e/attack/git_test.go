@@ -19,8 +19,8 @@ func (b filesBox) git(what string, body map[string]any, out any) error {
 	return b.Client.Do(b.T.Context(), "POST", api.BoxPath(b.id, "git", what), body, out)
 }
 
-// What a caller passes on from elsewhere as a repository, a branch or a folder is never an option of git, nor a program
-// that git runs.
+// A repository, branch or folder that a caller passes on from elsewhere is never parsed by git as an option, nor as a
+// program to run.
 func TestAttackGitOptionsInNames(t *testing.T) {
 	t.Parallel()
 	b := newFilesBox(t)
@@ -123,7 +123,7 @@ func TestAttackGitHubTokenInTheBox(t *testing.T) {
 	}
 }
 
-// What a repository's own configuration makes git run, runs in the box as its user.
+// Programs configured by a repository run in the box, as its user.
 func TestAttackGitConfigurationOfTheRepository(t *testing.T) {
 	t.Parallel()
 	b := newFilesBox(t)

@@ -59,7 +59,7 @@ func TestAttackEncryptedClientHello(t *testing.T) {
 	if e := in.Denied(since, policy.StageConn, name.ReasonNotAllowed); e.Name != "evil.example.net" {
 		t.Errorf("decision %+v", e)
 	}
-	var rejected *tls.ECHRejectionError // the server has no such key, and says so under its own certificate
+	var rejected *tls.ECHRejectionError // the server lacks this key, and rejects it under its own certificate
 	if err := encrypted("www.example.com", "evil.example.net"); !errors.As(err, &rejected) {
 		t.Errorf("an allowed outer name: %v", err)
 	}
@@ -102,7 +102,7 @@ func TestAttackSilenceAndGarbage(t *testing.T) {
 	explicit := netip.MustParseAddrPort("10.200.0.1:3128")
 	proxied := policy.StageConn
 
-	// The deadline is the whole message's: whoever sends byte after byte gains nothing.
+	// The deadline is for the whole message: sending it byte by byte gains no time.
 	slow := map[string]struct {
 		to    netip.AddrPort
 		text  string

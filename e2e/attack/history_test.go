@@ -13,8 +13,9 @@ import (
 	"boxgate/internal/nightly"
 )
 
-// TestAttackFloodErasesTheHistory: a box makes requests with long paths until the history is full several times. What another box has done is
-// still there, also after a restart, and the history says from when on it is whole, of each and of both.
+// TestAttackFloodErasesTheHistory: a box makes requests with long paths until the history has filled up several times.
+// The entries of another box remain, also after a restart, and the history reports since when it is complete, for each
+// box and for both.
 func TestAttackFloodErasesTheHistory(t *testing.T) {
 	t.Parallel()
 	size := nightly.Size(1<<20, 32<<20)

@@ -106,7 +106,7 @@ func TestAttackSmugglingFromHTTP2(t *testing.T) {
 				t.Fatal(err)
 			}
 			if got := f.Outcome(1); got != "reset" && got != "closed" && got[0] != '4' && got[0] != '5' {
-				// The naive origin answers the head alone; what counts is what it was sent.
+				// The naive origin answers the head alone. Only the bytes it received count.
 				t.Logf("outcome %s", got)
 			}
 			if got := origin.Received(); strings.Contains(got, "smuggled") {

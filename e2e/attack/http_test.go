@@ -180,8 +180,8 @@ func TestAttackSmuggling(t *testing.T) {
 	in.NothingReached("evil.example.net")
 }
 
-// TestAttackSmugglingInALateBody sends the fault when the head is through already: the request is broken off, so that
-// the origin never takes it for whole, and nothing behind it is read as another.
+// TestAttackSmugglingInALateBody sends the fault when the head was already forwarded. The request is aborted, so that
+// the origin does not consider it complete, and the bytes after it are not read as another request.
 func TestAttackSmugglingInALateBody(t *testing.T) {
 	t.Parallel()
 	change, start := harness.WithOrigin(t)

@@ -31,8 +31,8 @@ func nameFor(w *harness.World, a netip.Addr, name string) string {
 	return name
 }
 
-// refusedName goes to a name that leads where nobody may go, by each way that a name can be given in. The first failure
-// ends the test: a dial that leads nowhere takes its time.
+// refusedName connects to a name with a forbidden address, by each way to give a name. The first failure ends the test
+// because a dial that gets no answer takes long.
 func refusedName(r *harness.Raider, family int, name string) {
 	r.T.Helper()
 	if status, text := viaProxy(r, family, "GET http://"+name+"/disguise HTTP/1.1\r\nHost: "+name); status != 403 {
@@ -93,7 +93,7 @@ func TestAttackExemptedGatewayAddress(t *testing.T) {
 	}
 }
 
-// tunnelled sends a request through a tunnel and returns the status and body of the answer, or what the box saw in its place.
+// tunnelled sends a request through a tunnel and returns the status and body of the answer, or the box's error.
 func tunnelled(r *harness.Raider, family int, to, text string) string {
 	r.T.Helper()
 	c := r.MustDial("tcp", explicitProxies[family])

@@ -13,10 +13,10 @@ import (
 	"boxgate/policy/name"
 )
 
-// attackerNets are what the attacker of the test internet owns.
+// attackerNets are the networks of the test internet's attacker.
 var attackerNets = []string{"203.0.113.0/24", "2001:db8:bad::/48"}
 
-// allowedCIDRs is a custom policy of addresses.
+// allowedCIDRs returns a custom policy of addresses.
 func allowedCIDRs(list ...string) map[string]any {
 	return map[string]any{"mode": "custom", "allowed_cidrs": list}
 }
@@ -28,7 +28,7 @@ func TestAttackFragmentsOptionsAndTunnels(t *testing.T) {
 	type shaped struct {
 		name string
 		make func(src, dst netip.Addr) []byte
-		saw  string // "": the kernel answers only what it can verify
+		saw  string // "": no answer, because the kernel answers only packets it can verify
 	}
 	proto := func(p byte) func(src, dst netip.Addr) []byte {
 		return func(src, dst netip.Addr) []byte { return harness.IPPacket(src, dst, p, make([]byte, 40)) }
@@ -122,7 +122,7 @@ func patience(want string) time.Duration {
 	return 20 * time.Millisecond
 }
 
-// Packets that lie about their lengths, or end too early for their ports, pass for nothing.
+// Packets with false lengths, or too short for their ports, are dropped.
 func TestAttackMalformedPackets(t *testing.T) {
 	t.Parallel()
 	w := harness.SharedCaptured(t)
@@ -182,8 +182,8 @@ func answered(r *harness.Raider) {
 	}
 }
 
-// A process in the box has no raw sockets, not even as root of a user namespace of its own, and no protocol but the
-// plain ones gets out of an ordinary socket.
+// A process in the box has no raw sockets, not even as root of its own user namespace, and ordinary sockets send only
+// the plain protocols.
 func TestAttackRawSocketsInTheBox(t *testing.T) {
 	t.Parallel()
 	w := harness.SharedCaptured(t)
@@ -210,7 +210,7 @@ for name, t in tries.items():
 			t.Errorf("%q: %s", as, out)
 		}
 	}
-	// Sockets that anybody may have: what they send is refused as a protocol that boxes may not speak.
+	// Sockets available to all: their packets are refused as a protocol that boxes may not use.
 	to := [][2]netip.Addr{harness.AttackerAt(61), harness.AttackerAt(62), harness.AttackerAt(63), harness.AttackerAt(64), harness.AttackerAt(65)}
 	const send = `python3 -c 'import socket,sys
 f, t, p = map(int, sys.argv[1:4])
@@ -286,14 +286,14 @@ func TestAttackICMPTunnel(t *testing.T) {
 	}
 }
 
-// A policy of names opens no UDP at all, to whatever address: not QUIC, not DNS over QUIC, nothing.
+// A policy of names allows no UDP to any address: neither QUIC nor DNS over QUIC.
 func TestAttackUDP(t *testing.T) {
 	t.Parallel()
 	w := harness.SharedCaptured(t)
 	named := w.Raid(w.Create(map[string]any{"network_policy": harness.Custom("*")}))
 	closed := w.Raid(w.Create(map[string]any{"network_policy": map[string]any{"mode": "deny-all"}}))
 	host := [2]netip.Addr{w.V4("www.example.com"), w.V6("www.example.com")}
-	w.MustSh(named.Box, "getent ahosts www.example.com") // a grant opens nothing here
+	w.MustSh(named.Box, "getent ahosts www.example.com") // a grant has no effect here
 	for _, c := range []struct {
 		r      *harness.Raider
 		port   uint16

@@ -13,9 +13,9 @@ import (
 	"boxgate/e2e/harness"
 )
 
-// Somebody on the host without a key opens thousands of connections to the admin API, over TCP and its socket, and to the
-// metrics, and sends half a request on each, or nothing. They hold few descriptors, and whoever has the key is served all
-// the while, in a stream begun before as well.
+// A stranger on the host without a key opens thousands of connections to the admin API, over TCP and its socket, and to
+// the metrics, and sends at most half a request on each. They hold few descriptors. A client with the key is served the
+// whole time, also on a stream opened before.
 func TestAttackStrangersHoldTheAdminListeners(t *testing.T) {
 	t.Parallel()
 	w := harness.Shared(t)

@@ -13,8 +13,8 @@ import (
 	"boxgate/policy/name"
 )
 
-// shake makes a TLS handshake with the gateway for a name, whatever the name resolves to, and returns the certificate's
-// names; none if there is no certificate.
+// shake makes a TLS handshake with the gateway for a name, independent of DNS, and returns the names in the
+// certificate, or nil if there is no certificate.
 func shake(in *harness.Intruder, at netip.Addr, sni string) []string {
 	in.T.Helper()
 	c := in.Dial(netip.AddrPortFrom(at, 443))
@@ -27,8 +27,9 @@ func shake(in *harness.Intruder, at netip.Addr, sni string) []string {
 	return s.ConnectionState().PeerCertificates[0].DNSNames
 }
 
-// TestAttackLeafForANameOfTheHost has the box's CA sign names that mean another machine, or another box, to somebody else
-// who trusts that CA: by denial pages, and by rules that cover any name. It signs what a server on the internet can have.
+// TestAttackLeafForANameOfTheHost tries to make the box's CA sign names that mean another machine or box to other
+// clients that trust the CA, by denial pages and by rules that cover any name. The CA signs only names that a server on
+// the internet can have.
 func TestAttackLeafForANameOfTheHost(t *testing.T) {
 	t.Parallel()
 	const domain = "preview.example.com"
@@ -55,11 +56,11 @@ func TestAttackLeafForANameOfTheHost(t *testing.T) {
 				return e.Stage == policy.StageConn && e.Name == title && e.Verdict == policy.Deny && e.Reason == name.ReasonHostPort
 			})
 		}
-		// What has to work.
+		// The control: names that must work.
 		if got := shake(denied, at, "evil.example.net"); len(got) != 1 || got[0] != "evil.example.net" {
 			t.Errorf("no page for a public name: %v", got)
 		}
-		if got := shake(open, at, "api.internal"); len(got) != 1 || got[0] != "api.internal" { // which a site may use for itself
+		if got := shake(open, at, "api.internal"); len(got) != 1 || got[0] != "api.internal" { // a site may use it internally
 			t.Errorf("no interception of a name that is allowed: %v", got)
 		}
 	}

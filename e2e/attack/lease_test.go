@@ -11,9 +11,9 @@ import (
 	"boxgate/policy/name"
 )
 
-// A box has an exchange of every kind under way with hosts that it may reach for a time, and connections that the kernel
-// forwards. All are cut when that time has passed, though nobody does anything; those that the policy itself allows lose no
-// byte. A shorter lease takes the place of a longer one without cutting anything.
+// A box has an exchange of every kind open with hosts that it may reach for a limited time, and connections that the
+// kernel forwards. All are cut when the time is over, without any request. Connections that the policy itself allows
+// lose no byte. A shorter lease replaces a longer one without cutting any connection.
 func TestAttackOutlivesALease(t *testing.T) {
 	t.Parallel()
 	w := harness.Shared(t)

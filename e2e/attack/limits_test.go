@@ -79,7 +79,7 @@ func holdInterceptions(in *harness.Intruder) {
 	}
 }
 
-// floodDNS sends many queries at once, and reads no answer.
+// floodDNS sends many queries in a burst and does not read the answers.
 func floodDNS(in *harness.Intruder, queries int) {
 	in.T.Helper()
 	since := time.Now()
@@ -102,7 +102,7 @@ func floodDNS(in *harness.Intruder, queries int) {
 		in.T.Fatal(err)
 	}
 	in.Denied(since, policy.StageDNS, name.ReasonLimit)
-	most := 20 + int(25*time.Since(since).Seconds()) // those of an interval are told of together
+	most := 20 + int(25*time.Since(since).Seconds()) // events of one interval are reported together
 	if lines, _ := limited(in, since, policy.StageDNS); lines > most {
 		in.T.Errorf("%d events tell of one flood of queries", lines)
 	}
@@ -170,7 +170,7 @@ func stayOpen(in *harness.Intruder, conns []net.Conn, want int) {
 	}
 }
 
-// limited returns how many events tell of refusals for a limit at a stage, and of how many refusals.
+// limited returns the number of events about refusals for a limit at a stage, and the number of refusals in them.
 func limited(in *harness.Intruder, since time.Time, stage policy.Stage) (lines int, refusals uint64) {
 	in.T.Helper()
 	for _, e := range in.Events(in.Box) {
@@ -182,7 +182,8 @@ func limited(in *harness.Intruder, since time.Time, stage policy.Stage) (lines i
 	return lines, refusals
 }
 
-// One box holds as many tunnels as it may. Each costs the gateway two descriptors, and the others notice nothing.
+// One box holds its maximum number of tunnels. Each costs the gateway two descriptors, and other boxes are not
+// affected.
 func TestAttackBoxHoldsAllItsTunnels(t *testing.T) {
 	t.Parallel()
 	const most = 400
@@ -233,7 +234,7 @@ func descriptors(w *harness.World) (sockets, pipes int) {
 	for _, e := range entries {
 		to, err := os.Readlink(dir + "/" + e.Name())
 		switch {
-		case err != nil: // closed meanwhile
+		case err != nil: // already closed
 		case strings.HasPrefix(to, "socket:"):
 			sockets++
 		case strings.HasPrefix(to, "pipe:"):

@@ -53,7 +53,7 @@ func bystander(w *harness.World) (stop func() (int, time.Duration)) {
 					return
 				}
 				r.n, r.slowest = r.n+1, max(r.slowest, time.Since(begin))
-				time.Sleep(10 * time.Millisecond) // a bystander, and no load of its own
+				time.Sleep(10 * time.Millisecond) // a bystander must not be a load itself
 			}
 		}
 	}()
@@ -64,14 +64,14 @@ func bystander(w *harness.World) (stop func() (int, time.Duration)) {
 	}
 }
 
-// TestAttackManyConnections opens more connections than a box may have, silent ones and tunnels. The rest of them are
-// reset and recorded; another box notices nothing.
+// TestAttackManyConnections opens more connections than a box may have, silent ones and tunnels. The excess is reset
+// and recorded. Another box is not affected.
 func TestAttackManyConnections(t *testing.T) {
 	t.Parallel()
 	most := nightly.Size(300, 2048)
 	w := harness.NewWorld(t, func(c *config.Config) {
 		c.Limits.Connections = most
-		c.Limits.PeekTimeout = time.Minute // none of the silent ones makes room on a slow machine
+		c.Limits.PeekTimeout = time.Minute // silent connections must not time out on a slow machine
 	})
 	stop := bystander(w)
 	in := w.Intrude(w.Create(map[string]any{"network_policy": harness.Custom("www.example.com")}))
@@ -133,7 +133,7 @@ func refusedForLimit(w *harness.World) (total int) {
 	return total
 }
 
-// memory is what the gateway process has in memory, in MiB.
+// memory returns the resident memory of the gateway process in MiB.
 func memory(w *harness.World) int {
 	w.T.Helper()
 	mib, err := residentMemory(w.Process.Process.Pid)
@@ -143,7 +143,7 @@ func memory(w *harness.World) int {
 	return mib
 }
 
-// residentMemory is what a process has in memory, in MiB.
+// residentMemory returns the resident memory of a process in MiB.
 func residentMemory(pid int) (int, error) {
 	status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
 	if err != nil {
@@ -151,12 +151,12 @@ func residentMemory(pid int) (int, error) {
 	}
 	_, rest, _ := strings.Cut(string(status), "VmRSS:")
 	number, _, _ := strings.Cut(strings.TrimSpace(rest), " ")
-	kb, err := strconv.Atoi(number) // a process that has ended has none
+	kb, err := strconv.Atoi(number) // a process that has ended has no VmRSS
 	return kb >> 10, err
 }
 
-// TestAttackSlowReaders asks for much and reads nothing, over every way through the proxy; and writes requests that never
-// end. The gateway holds no more than a window of each, and another box notices nothing.
+// TestAttackSlowReaders requests a lot without reading it, over every way through the proxy, and writes requests that
+// never end. The gateway buffers at most a window of each, and another box is not affected.
 func TestAttackSlowReaders(t *testing.T) {
 	t.Parallel()
 	w := harness.Shared(t)

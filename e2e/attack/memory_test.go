@@ -26,14 +26,14 @@ import (
 	"boxgate/internal/nightly"
 )
 
-// hostileBoxes is how many boxes at once make the gateway hold what they can.
+// hostileBoxes is the number of boxes that concurrently make the gateway hold as much as they can.
 const hostileBoxes = 4
 
-// memoryOfTest is what the gateway may use, in MiB. What the boxes of the tests ask for is many times that.
+// memoryOfTest is the gateway's memory limit in MiB. The boxes of the tests request a multiple of it.
 const memoryOfTest = 256
 
-// hoards are what one box does to make the gateway hold memory for it. Each returns when it has tried as much as the
-// limits of a box allow, or more; what it opened stays open.
+// hoards are the ways of one box to make the gateway hold memory. Each returns after trying at least as much as the
+// limits of a box allow. Its connections stay open.
 var hoards = map[string]func(in *harness.Intruder, at addresses, open *held){
 	"unfinished ClientHellos": func(in *harness.Intruder, at addresses, open *held) {
 		each(in, open, 900, netip.AddrPortFrom(at["www.example.com"], 443), func(c net.Conn) {
@@ -58,7 +58,7 @@ var hoards = map[string]func(in *harness.Intruder, at addresses, open *held){
 	},
 }
 
-// addresses are those of the servers. A box that holds much is refused lookups, too.
+// addresses are the addresses of the servers, resolved first because a box that hoards is refused lookups too.
 type addresses map[string]netip.Addr
 
 func resolveAll(in *harness.Intruder) addresses {
@@ -99,7 +99,7 @@ func endlessHello() []byte {
 	return out
 }
 
-// askAndDoNotRead makes requests over HTTP/2 for much and reads none of the answers.
+// askAndDoNotRead makes large requests over HTTP/2 and does not read the answers.
 func askAndDoNotRead(in *harness.Intruder, c net.Conn, host string, streams uint32) {
 	s := tls.Client(c, &tls.Config{ServerName: host, RootCAs: in.Roots, NextProtos: []string{"h2"}})
 	f := &harness.Frames{T: in.T, Conn: s, Framer: http2.NewFramer(s, s), Fields: map[uint32]map[string]string{}}
@@ -111,7 +111,7 @@ func askAndDoNotRead(in *harness.Intruder, c net.Conn, host string, streams uint
 	}
 }
 
-// largestWindow is an answer in brotli with the largest window that is undone, all of which is needed. It does not end.
+// largestWindow returns an endless brotli answer that needs all of the largest window that the gateway decodes.
 func largestWindow(t *testing.T) string {
 	t.Helper()
 	var body bytes.Buffer
@@ -153,9 +153,9 @@ func peak(w *harness.World) (stop func() int) {
 	}
 }
 
-// TestAttackMemory has several boxes make the gateway hold all they can, in all ways at once and, in the nightly tier, in each.
-// The gateway stays within the memory it may use. A box that was there before keeps working, one that comes later begins to,
-// and when the others have let go nothing is held any more.
+// TestAttackMemory: several boxes make the gateway hold as much memory as they can, in all ways concurrently and, in
+// the nightly tier, in each way. The gateway stays within its memory limit. An existing box keeps working, a new one
+// can start, and when the attackers have let go the memory is released.
 func TestAttackMemory(t *testing.T) {
 	t.Parallel()
 	if nightly.Enabled() {
@@ -170,7 +170,7 @@ func attackMemory(t *testing.T, names ...string) {
 	change, start := harness.WithOrigin(t)
 	w := harness.NewWorld(t, func(c *config.Config) {
 		change(c)
-		c.Limits.PeekTimeout = time.Minute // all of it is held at once, on a slow machine too
+		c.Limits.PeekTimeout = time.Minute // all of it is held at the same time, on a slow machine too
 		c.Limits.ProcessMemory = memoryOfTest << 20
 	})
 	start(w).Answers(largestWindow(t))
@@ -192,7 +192,7 @@ func attackMemory(t *testing.T, names ...string) {
 	n, slowest := stop()
 	most := peak()
 	t.Logf("%d MiB at most, of %d; %d refusals; the other box made %d requests, the slowest took %v", most, memoryOfTest, refusedForLimit(w), n, slowest)
-	if bound := memoryOfTest; most > bound && !harness.RaceDetector() { // which keeps books of its own
+	if bound := memoryOfTest; most > bound && !harness.RaceDetector() { // the race detector needs additional memory
 		t.Errorf("the gateway took %d MiB of %d", most, bound)
 	}
 	if n < 4 || slowest > heldUp {
@@ -203,7 +203,7 @@ func attackMemory(t *testing.T, names ...string) {
 	w.NothingLeaks()
 }
 
-// untilSteady waits until the gateway's memory has not grown for a second, or is beyond what it may have.
+// untilSteady waits until the gateway's memory has not grown for a second, or exceeds its limit.
 func untilSteady(w *harness.World) {
 	w.T.Helper()
 	most, since := 0, time.Now()
@@ -215,7 +215,7 @@ func untilSteady(w *harness.World) {
 	})
 }
 
-// hoarder makes a box with access to what the hoards need.
+// hoarder creates a box with access to the servers of the hoards.
 func hoarder(w *harness.World) string {
 	return w.Create(map[string]any{
 		"network_policy": harness.Custom("api.example.com", "www.example.com", harness.OriginName),
@@ -264,7 +264,8 @@ func (h *held) close() {
 	h.conns = nil
 }
 
-// heldMemory is what the gateway says that it holds for boxes, connections to servers apart: they are kept for a while.
+// heldMemory returns the gateway's metric of memory held for boxes, without connections to servers, which stay open for
+// a while.
 func heldMemory(w *harness.World) (sum float64) {
 	w.T.Helper()
 	for line := range strings.Lines(string(w.Metrics())) {

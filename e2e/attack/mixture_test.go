@@ -12,7 +12,8 @@ import (
 	"boxgate/e2e/harness"
 )
 
-// torrent sends datagrams from the box to the addresses, as fast as it can, until stop is called, which says how many.
+// torrent sends datagrams from the box to the addresses as fast as it can until stop is called. stop returns their
+// number.
 func torrent(r *harness.Raider, to ...netip.Addr) (stop func() int) {
 	r.T.Helper()
 	var sent atomic.Int64
@@ -46,8 +47,9 @@ func torrent(r *harness.Raider, to ...netip.Addr) (stop func() int) {
 	}
 }
 
-// The box floods what the old and the new policy both deny while one becomes the other, over and over, and while the rules
-// are flushed and put back: not one packet leaves. What is allowed now and then shows that packets do.
+// The box floods destinations that both the old and the new policy deny, during repeated changes between the two, and
+// while the rules are flushed and restored. No packet leaves. A destination that only one policy allows proves that
+// packets would arrive.
 func TestAttackNeverAMixture(t *testing.T) {
 	t.Parallel()
 	denied, friend := harness.AttackerAt(95), harness.AttackerAt(96)

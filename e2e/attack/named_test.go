@@ -23,9 +23,10 @@ func setWeb(w *harness.World, spec map[string]any) {
 	}
 }
 
-// TestAttackKeepsUsingWhatANamedPolicyClosed: two boxes follow a named policy, and have an exchange of every kind under way, and
-// connections that the kernel forwards, when it closes some of the destinations. What is closed is cut in both; what is not goes on. A third box, whose
-// own policy allows the same, loses nothing. The policy cannot be deleted, and a gateway that is started again has it in force.
+// TestAttackKeepsUsingWhatANamedPolicyClosed: two boxes follow a named policy. They have an exchange of every kind
+// open, and connections that the kernel forwards, when the policy closes some of the destinations. In both boxes
+// exactly the connections to these are cut. A third box, whose own policy allows the same, loses no connection. The
+// policy cannot be deleted, and it still applies after a restart of the gateway.
 func TestAttackKeepsUsingWhatANamedPolicyClosed(t *testing.T) {
 	t.Parallel()
 	w := harness.Shared(t)
@@ -112,8 +113,8 @@ func TestAttackKeepsUsingWhatANamedPolicyClosed(t *testing.T) {
 	w.NothingLeaks()
 }
 
-// TestAttackBelowANamedPolicy: neither a lease nor a policy of the box's own key lifts what the ceiling and the named policy deny, and
-// protected ranges stay closed.
+// TestAttackBelowANamedPolicy: neither a lease nor a policy set with the box's own key lifts denials of the ceiling and
+// the named policy, and protected ranges stay closed.
 func TestAttackBelowANamedPolicy(t *testing.T) {
 	t.Parallel()
 	w := harness.Shared(t)

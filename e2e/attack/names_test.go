@@ -19,7 +19,7 @@ import (
 	"boxgate/policy/name"
 )
 
-// claim connects to an address and says by SNI that it is a host. The certificate is not looked at.
+// claim connects to an address with a host's name as SNI. It does not verify the certificate.
 func claim(r *harness.Raider, to netip.AddrPort, sni string, alpn ...string) (*tls.Conn, error) {
 	c, err := r.Dial("tcp", to)
 	if err != nil {
@@ -44,7 +44,7 @@ func sendRequest(r *harness.Raider, c io.ReadWriter, in *bufio.Reader, text stri
 	return resp, string(body)
 }
 
-// plainAnswer sends one plain-HTTP request to an address and returns the status, or what the box saw.
+// plainAnswer sends one plain HTTP request to an address and returns the status, or the box's error.
 func plainAnswer(r *harness.Raider, to netip.AddrPort, host, target string) string {
 	r.T.Helper()
 	c, err := r.Dial("tcp", to)

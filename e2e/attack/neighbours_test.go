@@ -73,8 +73,8 @@ if why and why not in sys.argv[3:]:
     sys.exit(1)
 `
 
-// What the kernel counts for a user, a hostile box cannot take from another box, nor from the host's root: while it holds
-// all it can get of everything at once, the others get theirs.
+// A hostile box cannot exhaust kernel resources that are counted per user for another box or the host's root: while it
+// holds as much as it can get of everything, the others get their share.
 func TestAttackKernelResourcesOfNeighbours(t *testing.T) {
 	t.Parallel()
 	w := harness.Shared(t)
@@ -82,7 +82,7 @@ func TestAttackKernelResourcesOfNeighbours(t *testing.T) {
 	for _, box := range []string{hog, neighbour} {
 		w.MustSh(box, "cat > hog.py <<'EOF'\n"+hogScript+"\nEOF")
 	}
-	for _, kind := range []string{"inotify", "timers", "queues", "ptys", "aio", "keys", "pids"} { // with no process left, nothing else is begun
+	for _, kind := range []string{"inotify", "timers", "queues", "ptys", "aio", "keys", "pids"} { // pids is last because no process can be started afterwards
 		var out lab.SyncBuffer
 		w.Background(hog, "exec python3 hog.py all "+kind, &out)
 		if err := out.Await(t.Context(), "\n"); err != nil {
@@ -93,7 +93,7 @@ func TestAttackKernelResourcesOfNeighbours(t *testing.T) {
 	for kind, one := range hostsRoot {
 		t.Run(kind, func(t *testing.T) {
 			w := w.On(t)
-			// What no box gets, none can be deprived of.
+			// A resource that no box gets cannot be exhausted.
 			if out, code := w.Sh(neighbour, "python3 hog.py one "+kind+" "+withheld[kind]); code != 0 {
 				t.Errorf("the other box %s", out)
 			}
@@ -104,10 +104,10 @@ func TestAttackKernelResourcesOfNeighbours(t *testing.T) {
 	}
 }
 
-// withheld are the errors of what boxes do not get at all.
+// withheld are the errors for resources that boxes never get.
 var withheld = map[string]string{"aio": "ENOSYS", "keys": "EPERM"}
 
-// hostsRoot takes one of each for the host's root.
+// hostsRoot allocates one of each resource as the host's root.
 var hostsRoot = map[string]func() error{
 	"inotify": func() error {
 		fd, err := unix.InotifyInit1(unix.IN_CLOEXEC)

@@ -34,8 +34,8 @@ func over(t *testing.T, what, quota string, err error) {
 	}
 }
 
-// A key can make no more objects of any kind than it may have, through whatever door; what it deletes it can make again; another key,
-// and the operator, are not held up; and the count outlives the gateway.
+// A key cannot create more objects of any kind than its quota, by any endpoint. It can replace deleted ones. Other keys
+// and the operator are not affected, and the count survives a restart of the gateway.
 func TestAKeyHasNoMoreObjectsThanItMay(t *testing.T) {
 	t.Parallel()
 	w := harness.NewWorld(t, func(c *config.Config) {
@@ -81,14 +81,14 @@ func TestAKeyHasNoMoreObjectsThanItMay(t *testing.T) {
 		refused("a schedule", "schedules", api.BoxPath(third, schedules), job)
 	}
 	full()
-	must(ci, api.BoxPath(box, preview), map[string]any{"port": 8000, "hostnames": []string{"a.example.org", "c.example.org"}}) // in place of its own
+	must(ci, api.BoxPath(box, preview), map[string]any{"port": 8000, "hostnames": []string{"a.example.org", "c.example.org"}}) // replaces its own URL
 	for name, by := range map[string]*api.Client{"another": other, "the operator": w.Client} {
 		id := must(by, "/v2/box", map[string]any{})
 		must(by, api.BoxPath(id, preview), map[string]any{"port": 8000, "hostnames": []string{strings.ReplaceAll(name, " ", "-") + ".example.org"}})
 		must(by, api.BoxPath(id, schedules), job)
 		must(by, api.BoxPath(id, snapshots), map[string]any{})
 	}
-	one := weak(t, w, map[string]any{"name": "one", "role": "one-box", "box": box}) // what it makes is its own
+	one := weak(t, w, map[string]any{"name": "one", "role": "one-box", "box": box}) // its objects are its own
 	must(one, api.BoxPath(box, preview), map[string]any{"port": 9000})
 	must(one, api.BoxPath(box, schedules), job)
 	w.Kill()
@@ -120,7 +120,7 @@ func TestAKeyHasNoMoreObjectsThanItMay(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	gone := api.BoxPath(copied, snapshots) // those of a box that is gone still count, and are the key's to use and to delete
+	gone := api.BoxPath(copied, snapshots) // snapshots of a deleted box still count, and the key may use and delete them
 	var left struct{ Snapshots []struct{ ID string } }
 	if err := ci.Get(t.Context(), gone, &left); err != nil || len(left.Snapshots) != 1 {
 		t.Fatalf("%v %+v", err, left)
@@ -145,8 +145,8 @@ func TestAKeyHasNoMoreObjectsThanItMay(t *testing.T) {
 	must(ci, api.BoxPath(third, schedules), job)
 }
 
-// A key cannot fill the disk by snapshots: what they take is bounded while they are written, however many are taken at a time. Later
-// ones are refused at once.
+// A key cannot fill the disk with snapshots: their size is bounded while they are written, even when several are taken
+// concurrently. Later ones are refused immediately.
 func TestAttackOnTheDiskBySnapshots(t *testing.T) {
 	t.Parallel()
 	const most, each = 48 << 20, 20 << 20
@@ -198,7 +198,7 @@ func TestAttackOnTheDiskBySnapshots(t *testing.T) {
 		})
 		return n
 	}
-	for n, tries := ready(), 0; n < 2 && tries < 2; tries++ { // those that were taken at a time may have left no room for each other
+	for n, tries := ready(), 0; n < 2 && tries < 2; tries++ { // concurrent snapshots may have left no space for each other
 		if err := ci.Do(t.Context(), "POST", api.BoxPath(boxes[0], "snapshots"), map[string]any{}, nil); err != nil {
 			t.Error(err)
 		}

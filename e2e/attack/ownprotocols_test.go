@@ -17,7 +17,7 @@ import (
 	"boxgate/policy"
 )
 
-// upgrading answers a request with a 101, and then says back all that comes, the path in front.
+// upgrading answers a request with a 101, and then sends back all data, prefixed with the path.
 func upgrading(c net.Conn) {
 	r := bufio.NewReader(c)
 	req, err := http.ReadRequest(r)
@@ -43,8 +43,8 @@ func echoes(r *bufio.Reader, c net.Conn) (before string, err error) {
 	}
 }
 
-// TestAttackBoxOpensPublicURLsByOtherProtocols: a box opens a public URL by a WebSocket, and one of raw TCP. Both are cut when its
-// policy no longer allows their names, and neither is opened any more.
+// TestAttackBoxOpensPublicURLsByOtherProtocols: a box opens a public URL by a WebSocket, and one of raw TCP. When its
+// policy no longer allows their names, both are cut and cannot be reopened.
 func TestAttackBoxOpensPublicURLsByOtherProtocols(t *testing.T) {
 	t.Parallel()
 	in, _, _ := innerWorld(t, map[string]any{"mode": "allow-all"})
@@ -99,8 +99,7 @@ func TestAttackBoxOpensPublicURLsByOtherProtocols(t *testing.T) {
 	}
 }
 
-// TestAttackBoxOpensNestedPublicURLs: where each box has a domain of its own, a box opens public URLs by these names, and by
-// no others.
+// TestAttackBoxOpensNestedPublicURLs: where each box has its own domain, a box opens public URLs by these names only.
 func TestAttackBoxOpensNestedPublicURLs(t *testing.T) {
 	t.Parallel()
 	w := harness.NewWorld(t, func(c *config.Config) { c.Ingress.Domain, c.Ingress.Names = urlDomain, "nested" })

@@ -27,14 +27,14 @@ import (
 // urlDomain is a domain that programs ask DNS for, unlike those below localhost.
 const urlDomain = "preview.example.com"
 
-// inner is a box whose programs open public URLs of their own gateway.
+// inner is a box whose programs open public URLs of the same gateway.
 type inner struct {
 	*harness.Intruder
 	t *testing.T
 }
 
-// innerWorld is a gateway with a box of two public URLs, one open and one with a token, that show what they get; and
-// another box that opens them.
+// innerWorld starts a gateway with a box that has two public URLs, one open and one with a token, whose applications
+// show the requests they get, and with another box that opens them.
 func innerWorld(t *testing.T, policy map[string]any) (in inner, open, locked *visited) {
 	t.Helper()
 	w := harness.NewWorld(t, func(c *config.Config) { c.Ingress.Domain = urlDomain })
@@ -95,8 +95,9 @@ func (in inner) opens(v *visited, lines ...string) (int, string) {
 	return in.get(c, v.host, lines...)
 }
 
-// TestAttackBoxOpensPublicURLs: a box opens public URLs, of another box and of its own. It gets what anybody gets, with and
-// without a credential, over IPv4, IPv6, HTTP/2 and the explicit proxy, and is known by its own address, whatever it says.
+// TestAttackBoxOpensPublicURLs: a box opens public URLs of another box and of itself. It gets the same answers as other
+// visitors, with and without a credential, over IPv4, IPv6, HTTP/2 and the explicit proxy. The application sees the
+// box's own address, whatever the box claims.
 func TestAttackBoxOpensPublicURLs(t *testing.T) {
 	t.Parallel()
 	in, open, locked := innerWorld(t, map[string]any{"mode": "allow-all"})
@@ -182,7 +183,7 @@ func TestAttackBoxOpensPublicURLsAgainstItsPolicy(t *testing.T) {
 	in, open, locked := innerWorld(t, map[string]any{"mode": "allow-all"})
 	for what, c := range map[string]struct {
 		policy map[string]any
-		denied name.Reason // "": none
+		denied name.Reason // "": allowed
 	}{
 		"deny-all":                            {map[string]any{"mode": "deny-all"}, name.ReasonDenyAll},
 		"denied by name":                      {map[string]any{"mode": "custom", "denied_domains": []string{open.host}}, name.ReasonDeniedDomain},
@@ -197,7 +198,7 @@ func TestAttackBoxOpensPublicURLsAgainstItsPolicy(t *testing.T) {
 	} {
 		in.SetPolicy(in.Box, c.policy)
 		since := time.Now()
-		// The sink, which DNS answers with for what is allowed and what is not.
+		// The sink is the DNS answer for denied names and for public URLs.
 		conn, err := in.connectTo(open, in.sink(), open.host)
 		switch {
 		case c.denied == "" && err != nil:
@@ -217,8 +218,8 @@ func TestAttackBoxOpensPublicURLsAgainstItsPolicy(t *testing.T) {
 	}
 }
 
-// TestAttackBoxReachesTheHostByAPublicURL: what is open for public URLs leads to nothing else, neither of the host nor of
-// another box: no other port, no name that is no URL, no address of the gateway, no other host on the same connection.
+// TestAttackBoxReachesTheHostByAPublicURL: the access to public URLs opens nothing else of the host or another box: no
+// other port, no name that is not a URL, no address of the gateway, no other host on the same connection.
 func TestAttackBoxReachesTheHostByAPublicURL(t *testing.T) {
 	t.Parallel()
 	in, open, locked := innerWorld(t, map[string]any{"mode": "custom", "denied_domains": []string{"denied.example.com"}})
@@ -269,7 +270,7 @@ func TestAttackBoxReachesTheHostByAPublicURL(t *testing.T) {
 			t.Errorf("%s: TLS with the name of a URL gets an answer", at)
 		}
 	}
-	// A URL that carries somebody's domain takes it from nobody.
+	// A URL with somebody else's domain does not redirect the domain for other boxes.
 	if slices.Contains(sinks, in.Resolve("www.example.com", "ip4").String()) {
 		t.Error("the domain of another box's URL leads to it")
 	}
@@ -300,7 +301,7 @@ func TestAttackHeaderRuleOnAPublicURL(t *testing.T) {
 	})
 }
 
-// TestAttackVisitFromABoxIsCut: what a box has open to a public URL ends when its policy denies the name, and when the
+// TestAttackVisitFromABoxIsCut: connections of a box to a public URL end when its policy denies the name, and when the
 // URL or either box is deleted.
 func TestAttackVisitFromABoxIsCut(t *testing.T) {
 	t.Parallel()

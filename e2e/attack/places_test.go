@@ -32,7 +32,8 @@ func withFewDescriptors(t *testing.T, w *harness.World, n int) {
 	w.Self = limited
 }
 
-// visitedBox is a box with an application on each of its public URLs: of HTTP, of raw TCP, and none that answers for raw TCP.
+// visitedBox is a box with three public URLs: an HTTP application, a raw TCP application, and a raw TCP port that
+// refuses.
 type visitedBox struct {
 	*harness.World
 	in                *harness.Intruder
@@ -80,7 +81,7 @@ func serveVisitors(in *harness.Intruder) {
 	}
 }
 
-// answered reports whether a visitor from elsewhere is answered, and readyz says that the gateway is ready.
+// answered returns an error unless another visitor is answered and readyz reports the gateway ready.
 func (b *visitedBox) answered() error {
 	ready, err := b.Net.Gateway().Run(b.T.Context(), "curl", "-sS", "--max-time", "60", "--fail", "http://127.0.0.1:8600/readyz")
 	if err != nil {
@@ -105,7 +106,7 @@ func (b *visitedBox) answered() error {
 	return nil
 }
 
-// released waits until no listener holds a connection but those by which this is asked, and no place is taken.
+// released waits until no listener holds a connection, except the ones for this check, and no slot is in use.
 func (b *visitedBox) released(after string) {
 	b.T.Helper()
 	var held []string
@@ -129,8 +130,9 @@ func (b *visitedBox) released(after string) {
 	})
 }
 
-// TestAttackLeakedPlaces: visitors of a raw-TCP URL who reset, or whose port refuses, and a load balancer whose health checks connect
-// and say nothing, take no place for longer than they are there. A visitor from elsewhere is answered throughout and after.
+// TestAttackLeakedPlaces: visitors of a raw TCP URL that reset or whose port refuses, and a load balancer whose health
+// checks connect without sending, use slots only while they are connected. Another visitor is answered throughout and
+// afterwards.
 func TestAttackLeakedPlaces(t *testing.T) {
 	t.Parallel()
 	b := newVisitedBox(t)
@@ -211,8 +213,8 @@ func (b *visitedBox) gateway() string {
 	return netip.AddrPortFrom(v4, 443).String()
 }
 
-// TestEveryListenerReleases: whatever becomes of connections to any listener of the gateway, from inside a box or outside, nothing is
-// held when they have ended, and every listener goes on accepting.
+// TestEveryListenerReleases: however connections to any listener of the gateway end, from inside a box or outside,
+// their resources are released, and every listener continues to accept.
 func TestEveryListenerReleases(t *testing.T) {
 	t.Parallel()
 	b := newVisitedBox(t)

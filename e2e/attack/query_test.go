@@ -10,8 +10,8 @@ import (
 	"boxgate/internal/testnet"
 )
 
-// TestAttackSecretInAQuery sends keys where many programs put them, allowed and refused, by every way that a request can
-// take. The server is sent the query as it is; nothing that the gateway writes or tells has it.
+// TestAttackSecretInAQuery sends keys in the query, where many programs put them, allowed and refused, by every way
+// that a request can take. The server receives the query unchanged. No log or answer of the gateway contains it.
 func TestAttackSecretInAQuery(t *testing.T) {
 	t.Parallel()
 	w := harness.Shared(t)

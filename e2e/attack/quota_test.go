@@ -43,7 +43,8 @@ func makeKey(w *harness.World, name, role, box string, quotas map[string]int64) 
 	return made.Key
 }
 
-// apiRequest sends a request on a connection of its own to the admin API, of which sent bytes of the body come, and returns the connection.
+// apiRequest sends a request on a new connection to the admin API, with only the first sent bytes of the body, and
+// returns the connection.
 func apiRequest(w *harness.World, key, method, path string, length, sent int) (net.Conn, error) {
 	c, err := w.Net.Gateway().DialContext(w.T.Context(), "tcp", adminAddress)
 	if err != nil {
@@ -180,8 +181,8 @@ func operatorCalls(w *harness.World, box string) map[string]time.Duration {
 // commandsCounted finds how many commands of all keys count against quotas.
 var commandsCounted = regexp.MustCompile(`boxgate_quota_used\{key="",quota="commands"\} ([0-9]+)`)
 
-// Many keys have as many connections, requests, commands and bodies as they may. The operator's list, exec and PUT take what they took
-// before.
+// Many keys use all the connections, requests, commands and bodies they may. The operator's list, exec and PUT take no
+// longer than before.
 func TestAttackKeysAtTheirBounds(t *testing.T) {
 	t.Parallel()
 	keys := nightly.Size(12, 100)
@@ -225,15 +226,15 @@ func TestAttackKeysAtTheirBounds(t *testing.T) {
 	})
 	for call, after := range operatorCalls(w, box) {
 		t.Logf("%s: %v before, %v beside %d keys at their bounds", call, before[call], after, keys)
-		// Where tests of other packages run at the same time, what it took before says what the machine has left.
+		// Tests of other packages may be running, so the time before measures the free capacity of the machine.
 		if most := 100*time.Millisecond + 3*before[call]; after > most {
 			t.Errorf("%s took %v beside keys at their bounds, and %v before", call, after, before[call])
 		}
 	}
 }
 
-// A key of one box starts hundreds of commands at once, again and again. No more run than it may have, the others are refused with
-// 429, and another key's policy changes meanwhile.
+// A key of one box repeatedly starts hundreds of concurrent commands. Only as many run as it may have, the others are
+// refused with 429, and another key can change a policy during the attack.
 func TestAttackCommandsAtOnce(t *testing.T) {
 	t.Parallel()
 	w := harness.Shared(t)

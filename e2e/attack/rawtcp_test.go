@@ -22,7 +22,7 @@ import (
 	"boxgate/policy"
 )
 
-// sayBack runs a service on a port of a box that says its name, and what it is told, until it is told to quit.
+// sayBack runs a service on a port of a box that sends its name and then echoes its input, until it receives quit.
 func sayBack(w *harness.World, box, name string) {
 	w.T.Helper()
 	var ln net.Listener
@@ -84,8 +84,8 @@ func rawURL(w *harness.World, name string) *visited {
 	return v
 }
 
-// TestAttackRawTCPToAnotherBox: the name in the handshake decides which box a connection reaches, and nothing within it.
-// Without a name, or with that of no URL, none is reached, nor by a browser; and requests of HTTP reach no service.
+// TestAttackRawTCPToAnotherBox: the name in the handshake selects the box of a connection, and the data in it cannot.
+// Without a name, or with one of no URL, no box is reached, also from a browser. HTTP requests reach no service.
 func TestAttackRawTCPToAnotherBox(t *testing.T) {
 	t.Parallel()
 	w := harness.Shared(t)

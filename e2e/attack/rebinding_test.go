@@ -16,8 +16,8 @@ import (
 	"boxgate/policy/name"
 )
 
-// An allowed name whose owner lets it lead to where nobody may go: at once, among good addresses, behind an alias, or
-// the second time it is asked.
+// The owner of an allowed name points it to a forbidden address: immediately, among good addresses, behind an alias, or
+// at the second query.
 func TestAttackRebinding(t *testing.T) {
 	t.Parallel()
 	w := harness.NewCaptured(t, nil)

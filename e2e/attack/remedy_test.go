@@ -12,8 +12,8 @@ import (
 // printed is the command that a sentence about a denial ends with.
 var printed = regexp.MustCompile(`(?m)^  [a-z_]+: .*gateway (policy allow \S+ \S+)`)
 
-// TestAttackPrintedRemedyOpensTooMuch: the command that `gateway log` prints below a denial is followed to the letter. It lets pass what
-// was refused, and nothing beside it.
+// TestAttackPrintedRemedyOpensTooMuch: running the command that `gateway log` prints below a denial allows exactly the
+// refused connection.
 func TestAttackPrintedRemedyOpensTooMuch(t *testing.T) {
 	t.Parallel()
 	w := harness.Shared(t)
@@ -84,8 +84,8 @@ func TestAttackPrintedRemedyOpensTooMuch(t *testing.T) {
 	}
 }
 
-// TestAttackPrintedRemedyForUDP: what is judged by its address alone has no command that opens only that, and none is printed where the name
-// is known.
+// TestAttackPrintedRemedyForUDP: no command could allow exactly one name for traffic that is judged by address, so none
+// is printed where the name is known.
 func TestAttackPrintedRemedyForUDP(t *testing.T) {
 	t.Parallel()
 	w := harness.Shared(t)

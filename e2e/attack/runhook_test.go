@@ -12,8 +12,8 @@ import (
 	"boxgate/policy/name"
 )
 
-// The webhook of a run is traffic of the box, like that of a schedule: it reaches neither the gateway's own servers, nor what the
-// policy denies.
+// The webhook of a run is traffic of the box, like that of a schedule: it reaches neither the gateway's own servers nor
+// hosts that the policy denies.
 func TestAttackWebhookOfARun(t *testing.T) {
 	t.Parallel()
 	w := harness.Shared(t)

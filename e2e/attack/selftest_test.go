@@ -41,7 +41,7 @@ func TestSelfTestRaisesNoAlarm(t *testing.T) {
 	}
 }
 
-// denials counts those that a self-test caused, or the box.
+// denials counts the denials caused by a self-test, or by the box.
 func (f *follower) denials(selfTest bool) (n int) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -53,8 +53,8 @@ func (f *follower) denials(selfTest bool) (n int) {
 	return n
 }
 
-// TestAttackUnderCoverOfASelfTest has a box attack while it is tested, what the test attacks too and what not. Every one of
-// its attempts counts as its own.
+// TestAttackUnderCoverOfASelfTest: a box attacks during a self-test, the targets of the test and others. Each of its
+// attempts is attributed to the box.
 func TestAttackUnderCoverOfASelfTest(t *testing.T) {
 	t.Parallel()
 	w := harness.Shared(t)

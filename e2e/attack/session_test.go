@@ -12,7 +12,7 @@ import (
 	"boxgate/policy/name"
 )
 
-// signedIn returns the line of the cookie with which a browser is signed in.
+// signedIn returns the Cookie line of a signed-in browser.
 func (v *visited) signedIn() string {
 	v.T.Helper()
 	form := "token=" + url.QueryEscape(v.Token)
@@ -25,8 +25,8 @@ func (v *visited) signedIn() string {
 	return "Cookie: " + value
 }
 
-// TestAttackTokenInTheQuery: whoever has only an address with the token, in a log or a history, gets no WebSocket and no answer
-// to a program's request with it. Nothing reaches the box, and the log has no token.
+// TestAttackTokenInTheQuery: a client that only has an address with the token, from a log or a history, gets neither a
+// WebSocket nor an answer to a program's request. No request reaches the box, and the log does not contain the token.
 func TestAttackTokenInTheQuery(t *testing.T) {
 	t.Parallel()
 	v := socketURL(harness.Shared(t), map[string]any{"bearer_token": true})
@@ -80,8 +80,9 @@ func TestAttackSessionOfAnotherURL(t *testing.T) {
 	refused("the URL created anew", one, 401, cookie)
 }
 
-// TestAttackSignedLinkUsedForMore: whoever has a link to some files tries other paths by other spellings, other methods, a WebSocket,
-// another URL, and the link after the URL was created anew. Only what was signed reaches the box, and without the signature.
+// TestAttackSignedLinkUsedForMore: the holder of a link to some files tries other spellings, other methods, a
+// WebSocket, another URL, and the link after the URL was recreated. Only signed requests reach the box, and without the
+// signature.
 func TestAttackSignedLinkUsedForMore(t *testing.T) {
 	t.Parallel()
 	w := harness.Shared(t)

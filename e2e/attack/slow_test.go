@@ -53,8 +53,8 @@ func awaitRemoval(w *harness.World) {
 	}
 }
 
-// A box of very many files is forgotten at once: nobody waits until they are removed, neither who deletes it, nor who
-// changes something of all boxes, nor who wants its name, nor a gateway that starts after it was killed over it.
+// A box with very many files is deleted immediately. The removal of its files delays neither the deletion, nor changes
+// of all boxes, nor a new box of the same name, nor the start of a gateway that was killed during the removal.
 func TestAttackBoxOfVeryManyFiles(t *testing.T) {
 	t.Parallel()
 	w := harness.Shared(t)
@@ -89,7 +89,8 @@ func TestAttackBoxOfVeryManyFiles(t *testing.T) {
 	awaitRemoval(w)
 }
 
-// Files that cannot be removed take no name and hold nobody up. The metrics tell, and they are tried again.
+// Files that cannot be removed neither block their name nor delay other work. The metrics report them, and the removal
+// is retried.
 func TestFilesOfADeletedBoxThatStay(t *testing.T) {
 	t.Parallel()
 	w := harness.Shared(t)
@@ -112,8 +113,8 @@ func TestFilesOfADeletedBoxThatStay(t *testing.T) {
 	})
 }
 
-// A box that is slow to make, or to delete, holds up whoever makes or deletes it, and nobody else: a change of all boxes
-// is in force meanwhile.
+// A box that is slow to create or delete delays only the client that creates or deletes it: a change of all boxes is
+// applied at the same time.
 func TestAttackSlowBoxHoldsUpNobody(t *testing.T) {
 	t.Parallel()
 	w := harness.NewStopped(t, lab.Options{})
@@ -167,8 +168,8 @@ func globalHeaders(w *harness.World, when string) {
 	}
 }
 
-// A box that takes its link down, or away, over and over holds nobody up: other boxes keep their network, and changes of
-// theirs are in force as soon as ever.
+// A box that takes its link down, or removes it, over and over affects only itself: other boxes keep their network, and
+// their changes are applied as fast as before.
 func TestAttackBoxThatFlapsItsLink(t *testing.T) {
 	t.Parallel()
 	w := harness.Shared(t)
@@ -219,7 +220,7 @@ func keepDoing(f *harness.ForeignBox, line string) {
 	})
 }
 
-// keepDirectory makes a directory one that nobody can remove, until the returned function is called.
+// keepDirectory makes a directory immutable until the returned function is called.
 func keepDirectory(w *harness.World, dir string) (release func()) {
 	w.T.Helper()
 	const immutable = 0x10 // FS_IMMUTABLE_FL of linux/fs.h

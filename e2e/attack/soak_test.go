@@ -42,12 +42,14 @@ func soakTime(t *testing.T) time.Duration {
 	return d
 }
 
-// TestSoakOfHostileClients has eight strangers, four weak keys and two hostile boxes attack at fixed rates, beside an operator, a visitor and an honest
-// box. The p99 of each of their calls stays below three times that of the quarter before, without the attackers.
+// TestSoakOfHostileClients: eight strangers, four weak keys and two hostile boxes attack at fixed rates, at the same
+// time as an operator, a visitor and an honest box. The p99 of each honest call stays below three times its value in
+// the quarter before, without the attackers.
 //
-// The attackers are processes in a control group that has half of the machine. Processes that only compute use up that half, in the
-// quarter without the attackers and beside them: so the honest calls have the same part of the processors in both, and the difference is
-// what the gateway lets the attackers take of its own time, locks and places.
+// The attackers are processes in a control group with half of the machine. Processes that only compute use up that
+// half, in the quarter without the attackers and during the attack. The honest calls therefore have the same share of
+// the processors in both, and the difference is the gateway's own time, locks and slots that it lets the attackers
+// take.
 func TestSoakOfHostileClients(t *testing.T) {
 	nightly.Only(t) // ten minutes, and it measures
 	length := soakTime(t)
@@ -93,7 +95,7 @@ func (s *soak) beside(what string, clients []hostile, length time.Duration) (map
 	return measured, stop()
 }
 
-// processorTime is what the gateway has taken so far.
+// processorTime returns the CPU time of the gateway so far.
 func (s *soak) processorTime() time.Duration {
 	s.T.Helper()
 	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", s.Process.Process.Pid))
@@ -112,7 +114,7 @@ func (s *soak) processorTime() time.Duration {
 	return ticks * 10 * time.Millisecond
 }
 
-// times are those of /proc/stat since the machine started: of user, nice, system, idle, iowait and so on.
+// times are the counters of /proc/stat since the machine started: user, nice, system, idle, iowait and so on.
 type times []int
 
 func machineTime(t *testing.T) (out times) {
@@ -140,12 +142,12 @@ func (n times) since(before times) (busy, all int) {
 	return all - (n[3] - before[3]) - (n[4] - before[4]), all
 }
 
-// soak is a lab with what is attacked and what is measured.
+// soak is a lab with the targets of the attackers and the clients that are measured.
 type soak struct {
 	*harness.World
 	share     *harness.CPUShare
 	visited   *visited // the URL of the visitor
-	attacked  *visited // those of the strangers, of another box
+	attacked  *visited // URLs of another box, for the strangers
 	raw       *visited
 	honest    *harness.Intruder
 	addresses addresses
@@ -357,7 +359,7 @@ func (s *soak) calls() map[string]soakCall {
 	}
 }
 
-// visit is one request of the visitor, on a connection of its own.
+// visit makes one request of the visitor, on a new connection.
 func (s *soak) visit() error {
 	gateway, _ := s.Net.GatewayAddrs()
 	c, err := s.Net.Internet().DialContext(s.T.Context(), "tcp", netip.AddrPortFrom(gateway, 443).String())

@@ -25,8 +25,8 @@ import (
 // soakerVariable makes this binary one hostile client of [TestSoakOfHostileClients] instead of a test.
 const soakerVariable = "BOXGATE_SOAKER"
 
-// hostile is one hostile client: a stranger, a weak key or a box, in a process of its own and in the network namespace from which it
-// attacks.
+// hostile is one hostile client: a stranger, a weak key or a box. It is a separate process in the network namespace
+// that it attacks from.
 type hostile struct {
 	Name  string         // in the report
 	Kind  string         // of [soakerKinds]
@@ -61,8 +61,8 @@ type soakResult struct {
 	Problem                      string
 }
 
-// soakerKinds are what hostile clients do, attempt by attempt. An error is a failure of the attempt, errRefused what the gateway is
-// expected to answer.
+// soakerKinds are the actions of hostile clients, attempt by attempt. An error means that the attempt failed;
+// errRefused is the expected refusal of the gateway.
 var soakerKinds = map[string]func(s *soaker, i int) error{
 	"spin":              (*soaker).spin,
 	"holds connections": (*soaker).holdVisit,
@@ -82,7 +82,8 @@ var errRefused = errors.New("refused")
 // soakersAtOnce is how many attempts of one client may be under way.
 const soakersAtOnce = 256
 
-// runSoaker is the process of a hostile client. Its standard input says what it is, in JSON, and ends when it shall end.
+// runSoaker is the process of a hostile client. Its standard input has its configuration in JSON, and ends when the
+// process must exit.
 func runSoaker() error {
 	in := bufio.NewReader(os.Stdin)
 	var s soaker
@@ -161,7 +162,7 @@ func (k *kept) add(c net.Conn) {
 	k.conns = append(k.conns, c)
 }
 
-// spin takes processor time, and nothing of the gateway.
+// spin uses CPU time without calling the gateway.
 func (s *soaker) spin(int) error {
 	for began := time.Now(); time.Since(began) < time.Second; {
 	}
@@ -203,7 +204,7 @@ func (s *soaker) resetVisit(int) error {
 	return nil
 }
 
-// slowVisit sends a request of which a byte comes from time to time, until the gateway has had enough of it.
+// slowVisit sends a request byte by byte, until the gateway ends it.
 func (s *soaker) slowVisit(int) error {
 	v, _, err := s.visit()
 	if err != nil {
@@ -248,7 +249,7 @@ func wantStatus(c io.Reader, want int) error {
 	return fmt.Errorf("answer %s, want %d", res.Status, want)
 }
 
-// request sends a request with the key on a connection of its own; of a body, sent bytes of the announced length come.
+// request sends a request with the key on a new connection. Only sent of the announced length bytes of the body follow.
 func (s *soaker) request(method, path string, length int, sent string) (net.Conn, error) {
 	c, err := net.DialTimeout("tcp", adminAddress, 10*time.Second)
 	if err != nil {
@@ -278,7 +279,7 @@ func (s *soaker) idleAndBodies(i int) error {
 	return wantStatus(c, http.StatusOK)
 }
 
-// commands starts a command that ends at once, or one that does not and whose output is never read.
+// commands starts a command that ends immediately, or one that does not end and whose output is never read.
 func (s *soaker) commands(i int) error {
 	if i%4 == 0 {
 		return s.client.Do(context.Background(), "POST", api.BoxPath(s.Box, "exec"), map[string]any{"command": []string{"true"}}, nil)
@@ -305,7 +306,7 @@ func (s *soaker) snapshots(i int) error {
 	return s.client.Do(context.Background(), "POST", api.BoxPath(s.Box, "snapshots"), map[string]any{}, nil)
 }
 
-// floods sends what a box can flood the gateway with: eight DNS queries, and a connection that begins a handshake and does not go on.
+// floods sends eight DNS queries, and opens a connection that begins a handshake and stops.
 func (s *soaker) floods(i int) error {
 	for n := range 8 {
 		if err := s.query(fmt.Sprintf("q%d-%d.example.com.", i, n)); err != nil {

@@ -52,7 +52,7 @@ func TestAttackSpellingsOfNames(t *testing.T) {
 			t.Errorf("explicit proxy, %q: the box saw %v %s", name, resp, text)
 		}
 		host, _, withPort := strings.Cut(name, ":")
-		if withPort { // the host by itself is a good one
+		if withPort { // the host without the port is allowed
 			continue
 		}
 		c = r.MustDial("tcp", proxy)

@@ -51,7 +51,7 @@ func TestAttackForgedSource(t *testing.T) {
 		for range 3 { // which the kernel drops before anybody looks
 			thief.Packet(harness.UDPPacket(netip.AddrPortFrom(netip.IPv6Loopback(), 9), netip.AddrPortFrom(api[1], 9), "x"))
 		}
-		// Every other one is accounted for, though not every one is told by itself.
+		// Every packet is counted, although not each one is logged separately.
 		sent, told := uint64(len(list)*6), uint64(0)
 		w.Until("all forged packets are accounted for", func() bool {
 			told = 0
@@ -82,7 +82,7 @@ func ethertypeOf(a netip.Addr) uint16 {
 	return unix.ETH_P_IPV6
 }
 
-// Frames that are no IP, or hide it behind tags, teach the host nothing and bring nothing out.
+// Frames that are not IP, or hide IP behind tags, neither change the host's neighbour table nor get out.
 func TestAttackForgedNeighbours(t *testing.T) {
 	t.Parallel()
 	w := harness.SharedCaptured(t)
@@ -125,7 +125,7 @@ func TestAttackForgedNeighbours(t *testing.T) {
 		thief.Frame(unix.ETH_P_PPP_SES, append([]byte{0x11, 0, 0, 1, 0, byte(len(ip) + 2), 0, 0x21}, ip...))
 		thief.FrameFrom(thief.MAC, victim.MAC, unix.ETH_P_IP, ip)
 	}
-	// Straight to the victim, whatever the link-layer address says.
+	// Directly to the victim, with various link-layer addresses.
 	for _, mac := range []net.HardwareAddr{thief.Other, victim.MAC, victim.Other, everybody} {
 		thief.FrameFrom(thief.MAC, mac, unix.ETH_P_IP, harness.UDPPacket(netip.AddrPortFrom(thief.V4, 9), netip.AddrPortFrom(victim.V4, 3000), "x"))
 		thief.FrameFrom(thief.MAC, mac, unix.ETH_P_IPV6, harness.UDPPacket(netip.AddrPortFrom(thief.V6, 9), netip.AddrPortFrom(victim.V6, 3000), "x"))
@@ -164,7 +164,7 @@ func neighbours(w *harness.World) string {
 	return strings.Join(kept, "")
 }
 
-// heard tells of a datagram to port 3000 that has come in, "" if there was none.
+// heard describes a received datagram to port 3000, or returns "" if there is none.
 func heard(r *harness.Raider) string {
 	buf := make([]byte, 2048)
 	tv := unix.NsecToTimeval(int64(20 * time.Millisecond))

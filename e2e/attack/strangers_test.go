@@ -15,8 +15,9 @@ import (
 	"boxgate/policy/name"
 )
 
-// TestAttackStrangersFillTheLog has strangers connect to the public URLs over and over without completing a handshake: they
-// close, or send what is no TLS. The first of each is told, the others are counted, and the log stays short.
+// TestAttackStrangersFillTheLog: strangers repeatedly connect to the public URLs without completing a handshake: they
+// close, or send data other than TLS. The first of each kind is logged, the others are counted, and the log stays
+// short.
 func TestAttackStrangersFillTheLog(t *testing.T) {
 	t.Parallel()
 	w := harness.Shared(t)
@@ -48,7 +49,7 @@ func TestAttackStrangersFillTheLog(t *testing.T) {
 		}
 		return count >= 4*each
 	})
-	if count != 4*each || lines > each/5+int(50*time.Since(began).Seconds()) { // those of an interval become one, for each of two peers
+	if count != 4*each || lines > each/5+int(50*time.Since(began).Seconds()) { // events of one interval are merged, for each of two peers
 		t.Errorf("%d connections became %d in %d lines", 4*each, count, lines)
 	}
 	for _, a := range []string{"127.0.0.1", "::1"} {

@@ -22,7 +22,7 @@ func TestAttackTarpitsOfOneKey(t *testing.T) {
 	v := newIssued(t, config.Domain{Suffix: "tarpit.example", Keys: []string{"mallory"}}, config.Domain{Suffix: "victim.example", Keys: []string{"alice"}})
 	const tarpit = "198.51.100.66"
 	for _, port := range []string{":80", ":443"} {
-		v.ListenBeside(tarpit + port) // and nothing is accepted
+		v.ListenBeside(tarpit + port) // and does not accept
 	}
 	for name, at := range map[string]string{"*.tarpit.example": tarpit, "app.victim.example": gatewayIP} {
 		if err := v.Net.SetRecords(name, name+". 60 IN A "+at); err != nil {

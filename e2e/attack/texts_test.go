@@ -15,7 +15,7 @@ import (
 	"boxgate/policy/name"
 )
 
-// rude are servers that end a connection where it tells most: what the system says of it names both ends.
+// rude are servers that end a connection where the system's error message reveals most: it names both ends.
 var rude = map[uint16]struct {
 	end       func(net.Conn)
 	protocols []string
@@ -37,8 +37,8 @@ func afterRead(end func(net.Conn)) func(net.Conn) {
 	}
 }
 
-// TestAttackErrorsShowNothingOfTheHost makes connections to servers fail in every way. The log has what the system said; the
-// box learns what was wrong, and no address or port of the host.
+// TestAttackErrorsShowNothingOfTheHost makes connections to servers fail in every way. The log has the system's error.
+// The box learns the kind of the error, but no address or port of the host.
 func TestAttackErrorsShowNothingOfTheHost(t *testing.T) {
 	t.Parallel()
 	const host, closed = "rude.example.com", 9440

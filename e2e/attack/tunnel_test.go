@@ -95,7 +95,7 @@ func TestAttackTunnelOutOfAnInterceptedConnection(t *testing.T) {
 		if _, err := io.WriteString(c, evil); err != nil {
 			t.Fatal(err)
 		}
-		echo := make([]byte, len(evil)) // the server there says back what it hears
+		echo := make([]byte, len(evil)) // the server echoes its input
 		if _, err := io.ReadFull(r, echo); err != nil || string(echo) != evil {
 			t.Errorf("echo %q, %v", echo, err)
 		}
@@ -135,8 +135,8 @@ func TestAttackUpgradeToAnotherProtocol(t *testing.T) {
 	}
 }
 
-// TestAttackServerAnswersNoWebSocket: a server that works together with the box says 101 to the handshake of a WebSocket
-// without completing it, so as to get a tunnel of another kind. Only the right answer makes one.
+// TestAttackServerAnswersNoWebSocket: a server that colludes with the box answers the handshake of a WebSocket with a
+// 101 that does not complete it, to get a tunnel of another kind. Only the correct answer opens a tunnel.
 func TestAttackServerAnswersNoWebSocket(t *testing.T) {
 	t.Parallel()
 	change, start := harness.WithOrigin(t)
@@ -189,7 +189,7 @@ func TestAttackServerAnswersNoWebSocket(t *testing.T) {
 	}
 }
 
-// TestAttackExplicitProxy asks the explicit proxy for what the transparent way refuses.
+// TestAttackExplicitProxy requests from the explicit proxy the connections that the transparent path refuses.
 func TestAttackExplicitProxy(t *testing.T) {
 	t.Parallel()
 	in := secretWorld(t, nil)
@@ -230,7 +230,7 @@ func TestAttackExplicitProxy(t *testing.T) {
 		"GET ftp://www.example.com/":              {400, policy.StageHTTP, name.ReasonBadRequest},
 		"GET /":                                   {400, policy.StageHTTP, name.ReasonBadRequest},
 		"OPTIONS *":                               {400, policy.StageHTTP, name.ReasonBadRequest},
-		"GET http://www.example.com:443/":         {0, policy.StageHTTP, ""}, // plain HTTP to 443 is what it says
+		"GET http://www.example.com:443/":         {0, policy.StageHTTP, ""}, // plain HTTP to port 443
 		"GET http://api.example.com/no-key-there": {0, policy.StageHTTP, ""},
 	} {
 		t.Run(request, func(t *testing.T) {

@@ -14,8 +14,8 @@ import (
 	"boxgate/policy/name"
 )
 
-// What goes on when the gateway is killed is in the log: no tunnel, stream or WebSocket goes unseen by being long. What
-// ends in good order is told once more, with its bytes.
+// Open connections are in the log when the gateway is killed: a tunnel, stream or WebSocket cannot avoid the log by
+// being long. A connection that ends normally is logged again, with its byte counts.
 func TestAttackLongConnectionsAreLoggedBeforeTheGatewayDies(t *testing.T) {
 	t.Parallel()
 	w := harness.Shared(t)
@@ -27,8 +27,9 @@ func TestAttackLongConnectionsAreLoggedBeforeTheGatewayDies(t *testing.T) {
 	all := openAll(in, "api.example.com", "www.example.com")
 	forwarded := in.Dial(netip.AddrPortFrom(w.V4("evil.example.net"), 7)) // by the kernel
 	defer forwarded.Close()
-	// Every connection whose TLS is spliced or terminated, bytes without TLS, and what is under way in the judged ones:
-	// a stream, a WebSocket, an upload, an answer to come, a download, and the streams of HTTP/2 and of plain HTTP.
+	// Every connection whose TLS is spliced or terminated, bytes without TLS, and the open exchanges in judged
+	// connections: a stream, a WebSocket, an upload, a pending answer, a download, and the streams of HTTP/2 and of
+	// plain HTTP.
 	want := map[string]int{"conn splice": 8, "conn intercept": 10, "http intercept": 8, "http forward": 2, "kernel kernel": 1}
 	var opened map[string]audit.Event
 	w.Until("every connection is told of", func() bool {
@@ -79,7 +80,7 @@ func TestAttackLongConnectionsAreLoggedBeforeTheGatewayDies(t *testing.T) {
 	}
 }
 
-// phase returns the events of a phase so far, by what they have in common with the other phase's.
+// phase returns the events of a phase so far, by the fields they share with the other phase's events.
 func phase(in *harness.Intruder, p audit.Phase) map[string]audit.Event {
 	in.T.Helper()
 	out := map[string]audit.Event{}
@@ -91,8 +92,8 @@ func phase(in *harness.Intruder, p audit.Phase) map[string]audit.Event {
 	return out
 }
 
-// A box that tries the same forbidden thing in a loop gets a line a second, pushes nothing else out of what is
-// remembered, and is counted to the last.
+// A box that tries the same forbidden connection in a loop gets one line a second. The loop does not displace other
+// recorded events, and every attempt is counted.
 func TestAttackLoopOfDenialsDoesNotFillTheLog(t *testing.T) {
 	t.Parallel()
 	w := harness.Shared(t)
@@ -130,7 +131,7 @@ func TestAttackLoopOfDenialsDoesNotFillTheLog(t *testing.T) {
 		}
 		return count >= loop
 	})
-	most := loop/10 + int(25*time.Since(began).Seconds()) // those of an interval become one
+	most := loop/10 + int(25*time.Since(began).Seconds()) // events of one interval are merged
 	if count != loop || lines > most {
 		t.Errorf("%d refusals became %d in %d lines", loop, count, lines)
 	}

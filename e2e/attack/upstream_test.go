@@ -18,11 +18,11 @@ import (
 	"boxgate/policy/name"
 )
 
-// poison is what a hostile server wants to be taken for the answer to another request.
+// poison is an answer that a hostile server smuggles, to be taken for the answer to another request.
 const poison = "HTTP/1.1 200 OK\r\nContent-Length: 6\r\n\r\npoison"
 
-// brokenAnswers are responses that two parsers could read in two ways, or that never end. want is the status that the
-// client must see; 0: its connection is broken off in the middle.
+// brokenAnswers are responses that are ambiguous to parsers, or never end. want is the status that the client must see;
+// 0 means that its connection is cut within the response.
 var brokenAnswers = map[string]struct {
 	text string
 	want int
@@ -102,7 +102,7 @@ func TestAttackByTheServer(t *testing.T) {
 	in.NothingLeaks()
 }
 
-// lastStatus is the status of the final response in what a client received; 0 if that is not whole.
+// lastStatus returns the status of the final response in a client's input, or 0 if it is incomplete.
 func lastStatus(answer string) int {
 	for r := bufio.NewReader(strings.NewReader(answer)); ; {
 		res, err := http.ReadResponse(r, nil)
@@ -118,7 +118,7 @@ func lastStatus(answer string) int {
 	}
 }
 
-// TestAttackPipelining sends several requests at once: each is judged by itself, and answered in its turn.
+// TestAttackPipelining sends several requests in one write: each is judged separately, and answered in order.
 func TestAttackPipelining(t *testing.T) {
 	t.Parallel()
 	in := secretWorld(t, nil)
@@ -139,9 +139,9 @@ func TestAttackPipelining(t *testing.T) {
 	in.NothingReached("www.example.com")
 }
 
-// TestAttackSecretOfAnotherBox has boxes use the same host, two with a secret each: neither gets the other's, although
-// connections to the host are kept. No connection carries requests of two of them: a server may tie to a connection who
-// has authenticated on it, and a box may leave half an answer behind.
+// TestAttackSecretOfAnotherBox: several boxes use the same host, two with a secret each. Neither gets the other's
+// secret, although connections to the host are kept. No connection carries requests of two boxes: a server may bind the
+// authentication to the connection, and a box may leave half an answer behind.
 func TestAttackSecretOfAnotherBox(t *testing.T) {
 	t.Parallel()
 	w := harness.Shared(t)
@@ -187,7 +187,7 @@ func TestAttackSecretOfAnotherBox(t *testing.T) {
 	}
 }
 
-// TestAttackDeniedHostWithPages asks for a page in the place of the alert: the name is refused all the same.
+// TestAttackDeniedHostWithPages: with denial pages instead of alerts, the name is refused as well.
 func TestAttackDeniedHostWithPages(t *testing.T) {
 	t.Parallel()
 	w := harness.NewWorld(t, func(c *config.Config) { c.Proxy.Deny = "page" })

@@ -60,7 +60,7 @@ func showing(port int) func(net.Conn) {
 	}
 }
 
-// shown is a box whose two ports show what they get, by a URL each.
+// shown returns two URLs of a box whose applications show the requests they get.
 func shown(t *testing.T) (one, other *visited) {
 	t.Helper()
 	w := harness.Shared(t)
@@ -92,8 +92,8 @@ func (v *visited) say(said string) string {
 	return string(answer)
 }
 
-// TestAttackForgedIdentity: a visitor says who it is in the fields that proxies set, in odd spellings and as fields of one
-// hop. The application reads the address of the connection, once.
+// TestAttackForgedIdentity: a visitor forges its address in the fields that proxies set, in odd spellings and as
+// hop-by-hop fields. The application sees the address of the connection, once.
 func TestAttackForgedIdentity(t *testing.T) {
 	t.Parallel()
 	v, _ := shown(t)
@@ -115,8 +115,8 @@ func TestAttackForgedIdentity(t *testing.T) {
 	}
 }
 
-// TestAttackWrongCredentials: none, a wrong one, that of another URL, of another port, of the URL as it was, and the right
-// one where it does not belong. The box sees none of these requests.
+// TestAttackWrongCredentials: none, a wrong one, one of another URL, of another port, or of the URL before it was
+// recreated, and the correct one in the wrong place. The box sees none of these requests.
 func TestAttackWrongCredentials(t *testing.T) {
 	t.Parallel()
 	v := socketURL(harness.Shared(t), map[string]any{"bearer_token": true, "basic_auth": true})
@@ -190,8 +190,8 @@ func TestAttackOtherHosts(t *testing.T) {
 	}
 }
 
-// TestAttackAmbiguousRequests sends requests whose end two programs can see in two places, each with a second request
-// behind. Each gets one refusal, after which the connection is closed; the application reads nothing of them.
+// TestAttackAmbiguousRequests sends requests whose end is ambiguous to parsers, each followed by a second request. Each
+// gets one refusal, after which the connection is closed. The application reads no part of them.
 func TestAttackAmbiguousRequests(t *testing.T) {
 	t.Parallel()
 	v, _ := shown(t)
@@ -223,7 +223,7 @@ func TestAttackAmbiguousRequests(t *testing.T) {
 	}
 }
 
-// TestAttackOddApplications: an application answers in ways that are meant for another visitor, or for none.
+// TestAttackOddApplications: an application answers in ways intended for another visitor, or for no visitor.
 func TestAttackOddApplications(t *testing.T) {
 	t.Parallel()
 	w := harness.Shared(t)

@@ -18,8 +18,8 @@ import (
 	"boxgate/policy/name"
 )
 
-// lenientServer serves two virtual hosts on one address, as nginx and others do: it looks for a Host anywhere in what it
-// is told, whatever comes before the request line.
+// lenientServer serves two virtual hosts on one address. Like nginx and others, it accepts a Host field after garbage
+// in front of the request line.
 type lenientServer struct {
 	mu    sync.Mutex
 	heard []string
@@ -45,7 +45,7 @@ func (s *lenientServer) serve(c net.Conn) {
 	_, _ = fmt.Fprintf(c, "HTTP/1.1 200 OK\r\nContent-Length: %d\r\nConnection: close\r\n\r\n%s", len(site), site)
 }
 
-// forget returns what was heard so far.
+// forget returns and clears the received requests.
 func (s *lenientServer) forget() []string {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -54,8 +54,8 @@ func (s *lenientServer) forget() []string {
 	return out
 }
 
-// deniedHostBytes are first bytes in which servers find a request for static.example.org, and which are none to a strict
-// reader.
+// deniedHostBytes are first bytes in which lenient servers find a request for static.example.org, and strict parsers do
+// not.
 var deniedHostBytes = map[string]string{
 	"an empty line first":        "\r\nGET / HTTP/1.1\r\nHost: static.example.org\r\n\r\n",
 	"a line feed first":          "\nGET / HTTP/1.1\r\nHost: static.example.org\r\n\r\n",
@@ -117,7 +117,7 @@ func TestAttackDeniedVirtualHost(t *testing.T) {
 				}
 			})
 		}
-		for way, dial := range ways(in, "cdn.example.org", port) { // what is allowed works
+		for way, dial := range ways(in, "cdn.example.org", port) { // the allowed host works
 			host := map[uint16]string{80: "cdn.example.org", 8080: "cdn.example.org:8080"}[port]
 			answer, _ := harness.Talk(dial(), "GET / HTTP/1.1\r\nHost: "+host+"\r\nConnection: close\r\n\r\n")
 			if !strings.HasSuffix(answer, "cdn.example.org") {
@@ -139,7 +139,7 @@ func ways(in *harness.Intruder, host string, port uint16) map[string]func() net.
 	}
 }
 
-// tlsWithoutName makes TLS without SNI, in which a server takes any Host for its own.
+// tlsWithoutName makes TLS connections without SNI, where a server accepts any Host.
 func tlsWithoutName(in *harness.Intruder) {
 	for _, port := range []uint16{443, 8443} {
 		for way, dial := range ways(in, "cdn.example.org", port) {

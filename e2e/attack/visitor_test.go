@@ -19,8 +19,8 @@ import (
 	"boxgate/policy/name"
 )
 
-// socketServer answers a WebSocket's handshake, in the way that its path says, with a first message; and any other request
-// with what it got. What it was asked stands in the file seen.
+// socketServer answers the handshake of a WebSocket, as its path selects, with a first message, and other requests with
+// a description of the request. It appends each request to the file seen.
 const socketServer = `cat > server.py <<'EOF'
 import base64, hashlib, http.server
 class H(http.server.BaseHTTPRequestHandler):
@@ -79,8 +79,7 @@ func visitURL(w *harness.World, box string, with map[string]any) *visited {
 	return v
 }
 
-// ask sends a request with header lines and returns the status and the body, or what is first said
-// behind an answer of 101.
+// ask sends a request with header lines and returns the status, and the body or the first data after a 101.
 func (v *visited) ask(method, path string, lines ...string) (status int, said string) {
 	v.T.Helper()
 	res, said := v.send(method, path, "", lines...)
@@ -109,7 +108,7 @@ func (v *visited) send(method, path, body string, lines ...string) (res *http.Re
 	return res, said
 }
 
-// seen returns what has arrived in the box since the last call.
+// seen returns the requests that arrived in the box since the last call.
 func (v *visited) seen() string {
 	v.T.Helper()
 	return v.MustSh(v.box, "cat seen; : > seen")
@@ -117,8 +116,9 @@ func (v *visited) seen() string {
 
 var socketLines = strings.Split(strings.TrimSuffix(harness.UpgradeHead, "\r\n\r\n"), "\r\n")
 
-// TestAttackAnotherSiteUsesThePassword: a browser keeps the user and password of a public URL and sends them whoever has it
-// make a request. A foreign page opens a WebSocket, or sends what changes something: nothing reaches the box.
+// TestAttackAnotherSiteUsesThePassword: a browser stores the user and password of a public URL and adds them to
+// requests made by any page. A foreign page opens a WebSocket, or sends a request that changes state. No request
+// reaches the box.
 func TestAttackAnotherSiteUsesThePassword(t *testing.T) {
 	t.Parallel()
 	v := socketURL(harness.Shared(t), map[string]any{"basic_auth": true, "bearer_token": true})
@@ -163,8 +163,8 @@ func TestAttackAnotherSiteUsesThePassword(t *testing.T) {
 	}
 }
 
-// TestAttackBoxAnswersNoWebSocket: an application answers a WebSocket's handshake with a 101 that does not complete it. No
-// tunnel comes of it, and nothing the application says behind it reaches the visitor.
+// TestAttackBoxAnswersNoWebSocket: an application answers the handshake of a WebSocket with a 101 that does not
+// complete it. No tunnel is opened, and no later data of the application reaches the visitor.
 func TestAttackBoxAnswersNoWebSocket(t *testing.T) {
 	t.Parallel()
 	v := socketURL(harness.Shared(t), map[string]any{})

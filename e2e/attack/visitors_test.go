@@ -30,7 +30,7 @@ type crowd struct {
 	conns   []net.Conn
 }
 
-// connect opens n connections by TLS, some at a time; those that the gateway does not take are left out.
+// connect opens n TLS connections, several at a time. Connections that the gateway refuses are skipped.
 func (c *crowd) connect(n int, alpn string, begin func(i int, s *tls.Conn)) {
 	var group sync.WaitGroup
 	for worker := range 20 {
@@ -69,9 +69,9 @@ func (c *crowd) ended() (left int) {
 	return left
 }
 
-// streams opens streams without a body on a connection, and reads nothing.
+// streams opens streams without bodies on a connection and does not read.
 func (c *crowd) streams(s *tls.Conn, n int, method string) {
-	_, _ = io.WriteString(s, http2.ClientPreface) // whatever happens to it is seen when it has ended
+	_, _ = io.WriteString(s, http2.ClientPreface) // errors are seen at the end of the connection
 	frames := http2.NewFramer(s, s)
 	_ = frames.WriteSettings()
 	var block bytes.Buffer
@@ -87,9 +87,9 @@ func (c *crowd) streams(s *tls.Conn, n int, method string) {
 	}
 }
 
-// TestAttackVisitorsTakeEverything has visitors of one public URL do what takes the most of the gateway: streams that its
-// application never answers, bodies that never come, answers that nobody reads, connections on which nothing is asked.
-// Visitors of another URL, the admin API and what boxes request go on, and nothing is held for longer than its deadline.
+// TestAttackVisitorsTakeEverything: visitors of one public URL use the most expensive resources of the gateway: streams
+// that its application never answers, bodies that never arrive, unread answers, idle connections. Visitors of another
+// URL, the admin API and requests of boxes continue, and no resource is held beyond its deadline.
 func TestAttackVisitorsTakeEverything(t *testing.T) {
 	t.Parallel()
 	post := "POST /swallow HTTP/1.1\r\nHost: %s\r\nContent-Length: 1000000\r\n%s\r\n"
@@ -128,7 +128,7 @@ func TestAttackVisitorsTakeEverything(t *testing.T) {
 // large is an answer that no connection holds whole, one for all who ask for it.
 var large = make([]byte, 64<<20)
 
-// crowdedOut runs one attack against a gateway of its own.
+// crowdedOut runs one attack against a new gateway.
 func crowdedOut(t *testing.T, secured bool, attack func(*crowd)) {
 	w := harness.NewWorld(t, func(c *config.Config) {
 		l := &c.Ingress.Limits

@@ -57,7 +57,7 @@ func TestAttackWebhook(t *testing.T) {
 		urls = append(urls, link)
 	}
 	urls = append(urls,
-		"http://2852039166/", "http://localhost:8600/v2/box", "http://10.200.0.1:3128/", // names that are none, and the proxy itself
+		"http://2852039166/", "http://localhost:8600/v2/box", "http://10.200.0.1:3128/", // not host names, and the proxy itself
 		"https://www.example.com/redirect?to=http://169.254.169.254/", "https://www.example.com/redirect?to=https://evil.example.net/",
 		"https://api.example.com/allowed",
 	)

@@ -23,14 +23,14 @@ import (
 // broken is something that keeps a gateway from working on a host.
 type broken struct {
 	name   string
-	what   string // the finding of the check
-	says   string // what is wrong
+	what   string // name of the finding in the check
+	says   string // the problem it reports
 	remedy string
-	// do breaks the host; the returned function mends it.
+	// do breaks the host. The returned function repairs it.
 	do func(t *testing.T, w *harness.World) (mend func())
 }
 
-// brokenHosts are those on which both the check and the gateway must say what is wrong.
+// brokenHosts are hosts on which both the check and the gateway must report the problem.
 var brokenHosts = []broken{
 	{"IPv6 is off", "IPv6", "IPv6 is off", "sysctl -w net.ipv6.conf.all.disable_ipv6=0", func(t *testing.T, w *harness.World) func() {
 		set := func(value string) func() {
@@ -99,7 +99,7 @@ var brokenHosts = []broken{
 		}
 	}},
 	{"a gateway of another mount namespace runs", "listeners", "another gateway runs in this network namespace", "namespace of its own", func(t *testing.T, w *harness.World) func() {
-		const bindGroup, group = 0x401, 4517 // NFNL_SUBSYS_ULOG and NFULNL_MSG_CONFIG; what a gateway reads
+		const bindGroup, group = 0x401, 4517 // NFNL_SUBSYS_ULOG and NFULNL_MSG_CONFIG; the group that a gateway reads
 		var reader *netlink.Conn
 		must(t, w.Net.Gateway().Do(func() (err error) { reader, err = netlink.Dial(unix.NETLINK_NETFILTER, nil); return err }))
 		_, err := reader.Execute(netlink.Message{
@@ -141,8 +141,8 @@ var brokenHosts = []broken{
 	}},
 }
 
-// On each broken host the check says no, with what to do, and the gateway refuses to start with the same sentence. Once the
-// host is mended, the check passes and the gateway starts.
+// On each broken host the check fails with a fix, and the gateway refuses to start with the same sentence. After the
+// repair, the check passes and the gateway starts.
 func TestABrokenHostIsNamedAndMended(t *testing.T) {
 	t.Parallel()
 	for _, b := range brokenHosts {
@@ -155,7 +155,7 @@ func TestABrokenHostIsNamedAndMended(t *testing.T) {
 			if extra := b.what != "state directory" && len(said) != 1; extra || !strings.Contains(sentence, b.says) || !strings.Contains(sentence, b.remedy) {
 				t.Errorf("the check says %q, want of %q alone that %q, and %q", said, b.what, b.says, b.remedy)
 			}
-			for range 2 { // a start that failed has changed nothing for the next
+			for range 2 { // a failed start must not affect the next one
 				err := w.Start(t.Context())
 				if err == nil || sentence == "" || !strings.Contains(strings.ReplaceAll(err.Error(), "\n", "; "), sentence) {
 					t.Errorf("the gateway says %v, want %q", err, sentence)
@@ -225,12 +225,12 @@ func wrapped(by string) func(*testing.T, *harness.World) func() {
 	}
 }
 
-// under has every command of the gateway run in a mount namespace of its own, after a script.
+// under makes every command of the gateway run in a new mount namespace, after a script.
 func under(script string) func(*testing.T, *harness.World) func() {
 	return wrapped("unshare -m sh -c '" + script + ` && exec "$0" "$@"'`)
 }
 
-// mountedState makes the state directory a file system of its own.
+// mountedState mounts a separate file system on the state directory.
 func mountedState(options string) func(*testing.T, *harness.World) func() {
 	return func(t *testing.T, w *harness.World) func() { return mount(t, filepath.Join(w.Dir, "state"), options) }
 }

@@ -14,7 +14,7 @@ import (
 	"boxgate/internal/lab"
 )
 
-// check runs `gateway check` where the gateway would run, and returns what is lacking.
+// check runs `gateway check` in the gateway's namespace and returns the failed findings.
 func check(w *harness.World) map[string][]string {
 	w.T.Helper()
 	cmd := w.Command(w.T.Context(), "check", "--json", "--config", w.Config)
@@ -54,8 +54,8 @@ func TestCheckPassesWhatServes(t *testing.T) {
 	}
 }
 
-// A host that has nothing to build the image with attaches boxes all the same: the check warns, the gateway starts, and says what to do
-// when a box is to be launched.
+// A host that cannot build the image can still attach boxes: the check warns, the gateway starts, and launching a box
+// is refused with a fix.
 func TestHostThatCannotBuildTheImage(t *testing.T) {
 	t.Parallel()
 	w := harness.NewStopped(t, lab.Options{})
@@ -79,7 +79,7 @@ func TestHostThatCannotBuildTheImage(t *testing.T) {
 	}
 }
 
-// A check looks and leaves nothing: no directory for the admin socket, and the socket of a gateway that was killed stays.
+// A check leaves no traces: it creates no directory for the admin socket, and keeps the socket of a killed gateway.
 func TestCheckChangesNothing(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
@@ -113,7 +113,7 @@ func TestCheckChangesNothing(t *testing.T) {
 	}
 }
 
-// Whatever serve would refuse, check finds, all of it at once; and serve refuses it before it changes anything.
+// The check finds all problems that serve would refuse, in one run, and serve refuses them before it changes anything.
 func TestCheckFindsWhatServeRefuses(t *testing.T) {
 	t.Parallel()
 	notPEM := filepath.Join(t.TempDir(), "not.pem")
@@ -155,7 +155,7 @@ func TestCheckFindsWhatServeRefuses(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		return strings.ReplaceAll(out, " tentative", "") // a link-local address settles by itself
+		return strings.ReplaceAll(out, " tentative", "") // the kernel completes a link-local address later
 	}
 	before := addresses()
 	if err := w.Start(t.Context()); err == nil || !strings.Contains(err.Error(), "overlaps") {
@@ -166,7 +166,7 @@ func TestCheckFindsWhatServeRefuses(t *testing.T) {
 	}
 }
 
-// A firewall of the host that drops what it does not know is named with what allows boxes.
+// A host firewall that drops unknown traffic is reported with the rule that allows boxes.
 func TestCheckFindsOtherProgramsRules(t *testing.T) {
 	t.Parallel()
 	w := harness.NewStopped(t, lab.Options{})
@@ -180,7 +180,7 @@ func TestCheckFindsOtherProgramsRules(t *testing.T) {
 	}
 }
 
-// A check that only warns passes, and shows what it warns of.
+// A check with warnings only passes, and prints the warnings.
 func TestCheckPassesWithWarnings(t *testing.T) {
 	t.Parallel()
 	w := harness.NewStopped(t, lab.Options{Change: func(c *config.Config) { c.Limits.Connections = config.MostOfAnything }})
@@ -198,7 +198,7 @@ func TestCheckPassesWithWarnings(t *testing.T) {
 	}
 }
 
-// IPv6 is off on the host: the gateway and `gateway check` say so, and nothing was changed.
+// IPv6 is off on the host: the gateway and `gateway check` report it, and leave it off.
 func TestAHostWithoutIPv6IsNamedAndLeftAlone(t *testing.T) {
 	t.Parallel()
 	w := harness.NewStopped(t, lab.Options{})

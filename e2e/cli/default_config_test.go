@@ -11,8 +11,9 @@ import (
 	"boxgate/e2e/harness"
 )
 
-// installed runs a command of the gateway where the file of a packaged install has the given text, without a variable that
-// names another. It has a network of its own, so that one that is not refused changes nothing here.
+// installed runs a command of the gateway with the given text as the configuration file of a packaged install, and
+// without a variable that names another. It runs in a new network namespace, so that a command that is not refused
+// changes nothing here.
 func installed(t *testing.T, text string, args ...string) (string, error) {
 	t.Helper()
 	etc := t.TempDir()

@@ -23,7 +23,7 @@ type logCommand struct {
 	text bytes.Buffer
 }
 
-// Write collects what the command prints.
+// Write collects the output of the command.
 func (c *logCommand) Write(b []byte) (int, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -70,8 +70,8 @@ func decisions(log, name string) int {
 	return n
 }
 
-// TestLogFollowsTheGatewayAcrossRestarts: whether it is stopped or killed, each decision is printed once, and where some may
-// be missing, that is said. The command fails, with a sentence, when the gateway stays away or refuses its key.
+// TestLogFollowsTheGatewayAcrossRestarts: whether the gateway is stopped or killed, each decision is printed once, and
+// possible gaps are reported. The command fails with a message when the gateway stays away or refuses its key.
 func TestLogFollowsTheGatewayAcrossRestarts(t *testing.T) {
 	t.Parallel()
 	w := harness.Shared(t)

@@ -9,7 +9,7 @@ import (
 	"boxgate/e2e/harness"
 )
 
-// TestPolicyAllowAndDeny: what the commands change is in force for the box, and the rest of the policy stays.
+// TestPolicyAllowAndDeny: changes by the commands apply to the box, and the rest of the policy stays.
 func TestPolicyAllowAndDeny(t *testing.T) {
 	t.Parallel()
 	w := harness.Shared(t)
@@ -69,7 +69,7 @@ func TestPolicyNamed(t *testing.T) {
 	harness.Contains(t, w.Run(0, nil, "", "audit"), "PUT /v2/box/settings/network-policies/{name} 200", `{"named_policy":{"deleted":true,"name":"web","policy":{"version":2,`)
 }
 
-// TestPolicyChangesMeet: of changes that many make to one policy at once, none is lost.
+// TestPolicyChangesMeet: concurrent changes to one policy are all kept.
 func TestPolicyChangesMeet(t *testing.T) {
 	t.Parallel()
 	w := harness.Shared(t)
@@ -90,7 +90,7 @@ func TestPolicyChangesMeet(t *testing.T) {
 	}
 }
 
-// TestStatus: what `gateway status` says of a gateway with a box, and of its host.
+// TestStatus: the output of `gateway status` for a gateway with a box, and its host.
 func TestStatus(t *testing.T) {
 	t.Parallel()
 	w := harness.Shared(t)
@@ -102,8 +102,8 @@ func TestStatus(t *testing.T) {
 	harness.Contains(t, w.Run(0, nil, "", "status", "--admin", w.Socket), "1 idle")
 }
 
-// TestPolicyForATime: an entry that ends by itself is shown with the time left, is kept by the commands that change the rest, and
-// ends early when told to.
+// TestPolicyForATime: a temporary entry is shown with its remaining time, is kept by commands that change other
+// entries, and can be ended early.
 func TestPolicyForATime(t *testing.T) {
 	t.Parallel()
 	w := harness.Shared(t)

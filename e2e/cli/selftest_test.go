@@ -10,8 +10,8 @@ import (
 	"boxgate/internal/testnet"
 )
 
-// TestSelfTestOfTightBoxes: under every kind of policy the card is clean, says what the policy allows, and no host of
-// the internet was bothered but the owner of an allowed name.
+// TestSelfTestOfTightBoxes: under every kind of policy the card is clean and shows what the policy allows. No host of
+// the internet receives traffic except the owner of an allowed name.
 func TestSelfTestOfTightBoxes(t *testing.T) {
 	t.Parallel()
 	for name, policy := range map[string]map[string]any{
@@ -41,8 +41,8 @@ func TestSelfTestOfTightBoxes(t *testing.T) {
 	}
 }
 
-// TestSelfTestFindsHoles makes one hole at a time in the kernel rules, while nobody puts them back, and wants the card to
-// fail at the attack that comes through it.
+// TestSelfTestFindsHoles opens one hole at a time in the kernel rules, without the gateway restoring them. The card
+// must fail at the attack that gets through it.
 func TestSelfTestFindsHoles(t *testing.T) {
 	t.Parallel()
 	const forward, local = "0xb0c50f01", "0xb0c50f02" // marks of packets that may leave, and that may reach the gateway
@@ -50,7 +50,7 @@ func TestSelfTestFindsHoles(t *testing.T) {
 		mode  string
 		holes []string // see nft
 		group string
-		// attack and family are of a probe that must have found it, why a part of what it says.
+		// attack and family identify the probe that must find the hole. why is a part of its message.
 		attack, family, why string
 	}{
 		"metadata is no longer protected": {"allow-all", []string{"flush set inet boxgate protected_*_v4"},

@@ -47,7 +47,7 @@ func TestBoxExecInput(t *testing.T) {
 	}
 }
 
-// startReady starts a command, which says that it is ready, and returns its standard input.
+// startReady starts a command, waits for its ready line, and returns its standard input.
 func startReady(t *testing.T, cmd *exec.Cmd) io.WriteCloser {
 	t.Helper()
 	in, err := cmd.StdinPipe()
@@ -124,7 +124,7 @@ func pty(t *testing.T, rows, cols uint16) (master, slave *os.File) {
 	return master, slave
 }
 
-// screen is what a terminal has shown.
+// screen is the output shown on a terminal.
 type screen struct {
 	t      *testing.T
 	master *os.File
@@ -185,7 +185,7 @@ func mode(t *testing.T, slave *os.File) unix.Termios {
 	return *state
 }
 
-// inTerminal starts a command of the gateway as the foreground of a terminal of its own.
+// inTerminal starts a command of the gateway in the foreground of a new terminal.
 func inTerminal(t *testing.T, w *harness.World, args ...string) (*exec.Cmd, *screen, *os.File) {
 	t.Helper()
 	master, slave := pty(t, 33, 77)
@@ -255,9 +255,9 @@ func TestBoxTerminalRestored(t *testing.T) {
 	}
 }
 
-// TestSessionsEndWithAKilledGateway: a gateway that was killed leaves the commands of its sessions behind, which nobody can talk to any more.
-// The next one ends them with all that they have started, and nothing else in the box: neither what another command has left running, nor
-// what a session has that ended before.
+// TestSessionsEndWithAKilledGateway: a killed gateway leaves the commands of its sessions running without a client. The
+// next gateway ends them with all their children, and nothing else in the box: neither the children of another command
+// nor those of a session that ended before.
 func TestSessionsEndWithAKilledGateway(t *testing.T) {
 	t.Parallel()
 	w := harness.Shared(t)
@@ -292,8 +292,8 @@ func TestSessionsEndWithAKilledGateway(t *testing.T) {
 	}
 }
 
-// TestSessionsEndWithTheGateway: a gateway that stops ends its sessions with all that they have started, also those whose clients could have
-// come back, and says so to the others.
+// TestSessionsEndWithTheGateway: a gateway that stops ends its sessions with all their children, including sessions
+// whose clients could reconnect, and notifies the connected clients.
 func TestSessionsEndWithTheGateway(t *testing.T) {
 	t.Parallel()
 	w := harness.Shared(t)

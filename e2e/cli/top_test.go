@@ -16,7 +16,7 @@ import (
 	"boxgate/e2e/harness"
 )
 
-// shown is a program on a pseudo-terminal, and what it has drawn.
+// shown is a program on a pseudo-terminal, and its output.
 type shown struct {
 	w    *harness.World
 	cmd  *exec.Cmd
@@ -75,8 +75,9 @@ func (s *shown) types(keys string) {
 	}
 }
 
-// TestTop: a denial is seen as it happens, explained, and allowed for a time by keys; the screen may have any size, and what a
-// box chooses cannot write on it. Without a terminal the command says so, and scripts have JSON.
+// TestTop: a denial appears as it happens, and can be explained and temporarily allowed by keys. The screen may have
+// any size, and text chosen by a box cannot control it. Without a terminal the command reports an error; scripts can
+// use JSON.
 func TestTop(t *testing.T) {
 	t.Parallel()
 	w := harness.Shared(t)

@@ -17,18 +17,18 @@ import (
 	"boxgate/policy"
 )
 
-// client is a program that people use, and how it is used: with nothing said about certificates.
+// client is a popular program and the way to run it, without options for certificates.
 type client struct {
 	name string
 	// run is a shell line that prints "welcome". PAGE stands for the address of the client's own page.
 	run string
-	// path is what the shop is asked for besides the client's own page.
+	// path is a path that the client requests from the shop, besides its own page.
 	path string
-	// variables says that the client looks into no store of the system's, and needs the variables.
+	// variables marks a client that uses none of the system's stores and needs the variables.
 	variables bool
-	// rootOnly says that only root has a use for it.
+	// rootOnly marks a client that only root uses.
 	rootOnly bool
-	// once says that it takes long, or differs little from another: one setting is enough.
+	// once marks a client that is slow, or similar to another: one setting is enough.
 	once bool
 }
 
@@ -43,7 +43,7 @@ const (
 	pipArgs  = " install -q --no-cache-dir --disable-pip-version-check --index-url https://" + shopHost + "/simple --target lib tiny && PYTHONPATH=lib python3 -c 'import tiny; print(tiny.greeting)'"
 )
 
-// clients are those of the image of the clients' tests.
+// clients are the programs in the image of the client tests.
 var clients = []client{
 	{name: "curl", run: "curl -sS PAGE"},
 	{name: "curl-http1", run: "curl -sS --http1.1 PAGE", once: true},
@@ -81,13 +81,14 @@ type setting struct {
 	root bool
 	// wrap is what starts the shell that runs the line.
 	wrap []string
-	// store says that all variables are gone, so that only the system's stores are left; shell that a login shell has to
+	// store unsets all variables, so that only the system's stores are left. shell unsets them and expects a login
+	// shell to restore them.
 	// bring them back.
 	store, shell bool
 }
 
-// aloneWith are settings in which one variable is set, and none of the others: a client that looks into the system's store must not be
-// worse off by one that it does not need.
+// aloneWith returns settings with exactly one variable set: a client that uses the system's store must not be broken by
+// a variable that it does not need.
 func aloneWith() (list []setting) {
 	for _, name := range launcher.TrustVariables() {
 		list = append(list, setting{name: "with " + name, store: true, wrap: []string{"env", "-i", "HOME=/workspace/home", name + "=/etc/ssl/certs/ca-certificates.crt", "sh", "-c"}})
@@ -183,8 +184,8 @@ func TestClientsOfAnInitCommand(t *testing.T) {
 	}
 }
 
-// newClients makes a world with the shop and a box of the clients' image, with what some clients need of the test's own:
-// programs, and pip as its authors publish it, with roots of its own.
+// newClients creates a world with the shop and a box of the clients' image, with additional inputs of some clients:
+// programs, and pip as released by its authors, with its own roots.
 func newClients(t *testing.T, more ...func(*config.Config)) (*harness.World, *shop, string) {
 	t.Helper()
 	w := harness.NewWorld(t, func(c *config.Config) {
@@ -210,7 +211,7 @@ func withClients(t *testing.T) func(*config.Config) {
 	return func(c *config.Config) { c.Launcher.Images["clients"] = rootfs }
 }
 
-// furnishClients puts what the test brings into the box's home.
+// furnishClients copies the test's files into the box's home.
 func furnishClients(w *harness.World, box string) {
 	w.T.Helper()
 	fetch := filepath.Join(w.T.TempDir(), "fetch")

@@ -26,12 +26,12 @@ import (
 	"boxgate/policy/name"
 )
 
-// service is how the section of docs/credentials.md with its name is tried.
+// service is the test of the section of docs/credentials.md with its name.
 type service struct {
 	serve func(*vendors)
-	opens []string          // hosts besides those of the rules, to which the box speaks TLS itself
-	files map[string]string // in the box, in the directory where the commands run
-	// run are lines for more clients than the page has; each prints "welcome".
+	opens []string          // hosts besides those of the rules; the box's TLS to them is not intercepted
+	files map[string]string // files in the box, in the working directory of the commands
+	// run are commands for clients that are not on the page. Each prints "welcome".
 	run []string
 }
 
@@ -218,9 +218,9 @@ func (p *page) open(host, addr string, handler http.Handler) {
 	}
 }
 
-// TestCredentials runs what docs/credentials.md has for each service, in the gate for a few, as it stands: from boxes that
-// hold nothing of worth, against servers under the real names that accept the right credential alone. Then what issues the
-// credentials fails, and every request is refused. A credential is seen nowhere.
+// TestCredentials runs the examples of docs/credentials.md for each service (in the gate, a few) unchanged, from boxes
+// without real credentials, against servers under the real names that accept only the right credential. Then the
+// issuers of credentials fail, and every request is refused. No credential is ever shown.
 func TestCredentials(t *testing.T) {
 	t.Parallel()
 	p := newPage(t)
@@ -239,7 +239,7 @@ func TestCredentials(t *testing.T) {
 	p.nowhere()
 }
 
-// try runs a section's commands in a box of its own.
+// try runs the commands of a section in a new box.
 func (p *page) try(w *harness.World, e *example) {
 	s := services[e.service]
 	e.box = w.Create(map[string]any{
@@ -336,7 +336,7 @@ func (p *page) fail() {
 	}
 }
 
-// refused checks that no host of a section's rules is sent a request, and that the log says why.
+// refused checks that no host of a section's rules receives a request, and that the log contains the reason.
 func (p *page) refused(e *example, cause string) {
 	p.T.Helper()
 	p.mu.Lock()
@@ -355,7 +355,7 @@ func (p *page) refused(e *example, cause string) {
 	}
 }
 
-// nowhere looks for credentials in all that the gateway says and keeps, and at another host.
+// nowhere searches for credentials in all output and files of the gateway, and at another host.
 func (p *page) nowhere() {
 	seen := map[string]string{"log": p.LogText(), "metrics": string(p.Metrics())}
 	for _, args := range [][]string{{"secret", "list"}, {"secret", "list", "--json"}, {"check", "--json"}, {"box", "list", "--json"}} {
@@ -377,7 +377,7 @@ func (p *page) nowhere() {
 	}
 	err := filepath.WalkDir(p.Dir, func(path string, d os.DirEntry, err error) error {
 		if err != nil || !d.Type().IsRegular() {
-			return nil //nolint:nilerr // what boxes are still changing
+			return nil //nolint:nilerr // files that boxes are still changing
 		}
 		if text, err := os.ReadFile(path); err == nil && strings.Contains(string(text), p.mark) {
 			p.T.Errorf("%s holds a credential", path)

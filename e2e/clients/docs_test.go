@@ -30,9 +30,9 @@ func commandsOf(t *testing.T, heading string) string {
 	return commands
 }
 
-// What docs/attach.md says to do makes the programs of a box trust its CA that did not before.
+// The commands in docs/attach.md make the programs of a box trust its CA that did not before.
 func TestClientsDocumentedCommands(t *testing.T) {
-	nightly.Only(t) // of every client; the gate has them without commands
+	nightly.Only(t) // for every client; the gate covers them without the commands
 	t.Parallel()
 	w, _, box := newClients(t)
 	furnishClients(w, box)
@@ -94,7 +94,7 @@ func TestClientsDocumentedCommands(t *testing.T) {
 	harness.Contains(t, must(user, `certutil -d "sql:$HOME/.pki/nssdb" -L`), "boxgate", "C,,")
 }
 
-// A box in which somebody rebuilds the stores keeps its CA, in Java's too.
+// A box whose certificate stores are rebuilt keeps its CA, in Java's store too.
 func TestClientsAfterStoresAreRebuilt(t *testing.T) {
 	t.Parallel()
 	w, _, box := newClients(t)

@@ -98,10 +98,10 @@ func (p *postgresBox) psql(parameters, sql string) string {
 	return `PGPASSWORD=none psql -X -At "host=` + dbHost + ` user=app dbname=orders connect_timeout=120 ` + parameters + `" -c "` + sql + `" 2>&1`
 }
 
-// verified are the parameters by which psql verifies the gateway's certificate.
+// verified are the parameters that make psql verify the gateway's certificate.
 const verified = "sslmode=verify-full sslrootcert=$SSL_CERT_FILE"
 
-// e2eLogin: the box is who the rule says, to the server over TLS, by every way in which clients begin.
+// e2eLogin: the box logs in as the user of the rule, over TLS to the server, by every way in which clients begin.
 func e2eLogin(p *postgresBox) {
 	p.T.Helper()
 	const who = "select current_user || '@' || current_database() || ' ' || ssl from pg_stat_ssl where pid = pg_backend_pid()"
@@ -187,7 +187,7 @@ func (p *postgresBox) pgx() {
 	}
 }
 
-// elsewhere: another host has nothing of the password, and the server is not reached by another name.
+// elsewhere: another host never gets the password, and the server cannot be reached by another name.
 func (p *postgresBox) elsewhere(e *example) {
 	p.T.Helper()
 	p.Sh(p.box, strings.Replace(p.psql("port=4444 sslmode=prefer connect_timeout=2", "select 1"), dbHost, "www.example.com", 1))
@@ -206,7 +206,7 @@ func (p *postgresBox) elsewhere(e *example) {
 	p.Event(alias, func(e audit.Event) bool { return e.Verdict == policy.Deny && e.Name == "alias.example.com" })
 }
 
-// revoked: a connection ends when its secret is revoked, and without the secret there is none.
+// revoked: a connection ends when its secret is revoked, and cannot be made without the secret.
 func (p *postgresBox) revoked(secret string) {
 	p.T.Helper()
 	var out lab.SyncBuffer
@@ -228,7 +228,7 @@ func (p *postgresBox) revoked(secret string) {
 	}
 }
 
-// log returns the decisions about the box, of which one says who logged in where.
+// log returns the decisions about the box, including the one that reports the login.
 func (p *postgresBox) log() string {
 	p.T.Helper()
 	var lines strings.Builder

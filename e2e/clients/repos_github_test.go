@@ -13,7 +13,7 @@ import (
 	"boxgate/e2e/harness"
 )
 
-// objectStore keeps what Git LFS uploads, as GitHub does, at a host of its own.
+// objectStore stores Git LFS uploads on a separate host, like GitHub's.
 type objectStore struct {
 	mu      sync.Mutex
 	objects map[string][]byte
@@ -59,8 +59,8 @@ func (o *objectStore) batch(w http.ResponseWriter, r *http.Request) {
 	_ = json.NewEncoder(w).Encode(map[string]any{"transfer": "basic", "objects": asked.Objects})
 }
 
-// TestRepositoriesOfGitHub: gh and Git LFS read and change what the policy names of GitHub, with a credential that the box
-// does not have, and nothing else.
+// TestRepositoriesOfGitHub: gh and Git LFS read and change exactly the repositories that the policy names, with a
+// credential that is not in the box.
 func TestRepositoriesOfGitHub(t *testing.T) {
 	t.Parallel()
 	w := harness.NewWorld(t, withClients(t))

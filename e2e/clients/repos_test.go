@@ -26,7 +26,7 @@ func serveRepositories(t *testing.T, w *harness.World, names ...string) {
 	}
 }
 
-// bareRepositories serves bare repositories with a commit each, to which anyone may push.
+// bareRepositories serves bare repositories with one commit each. Anyone may push.
 func bareRepositories(t *testing.T, names ...string) http.Handler {
 	t.Helper()
 	backend, err := testnet.GitBackend()
@@ -51,7 +51,7 @@ func bareRepositories(t *testing.T, names ...string) http.Handler {
 		"GIT_PROJECT_ROOT=" + root, "GIT_HTTP_EXPORT_ALL=1", "GIT_CONFIG_COUNT=1", "GIT_CONFIG_KEY_0=safe.directory", "GIT_CONFIG_VALUE_0=*"}}
 }
 
-// TestRepositories: git reads and pushes what the policy names, and nothing else of the host.
+// TestRepositories: git reads and pushes exactly the repositories of a host that the policy names.
 func TestRepositories(t *testing.T) {
 	t.Parallel()
 	w := harness.NewWorld(t, withClients(t))

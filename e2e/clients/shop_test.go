@@ -26,10 +26,10 @@ import (
 	"boxgate/internal/testnet"
 )
 
-// shopHost has a header rule; without its header it serves nothing.
+// shopHost has a header rule. It refuses requests without the header.
 const shopHost = "shop.example.com"
 
-// shop is a host with a page for everybody, a git repository, and a package called tiny for every package manager.
+// shop is a host with a public page, a git repository, and a package called tiny for every package manager.
 type shop struct {
 	pages map[string][]byte // by clean path
 	git   http.Handler

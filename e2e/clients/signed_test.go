@@ -29,7 +29,7 @@ const (
 	awsSession = "session-" + harness.Canary
 )
 
-// cloud is an object store and a token service that accept nothing but requests signed with the real keys.
+// cloud is an object store and a token service that accept only requests signed with the real keys.
 type cloud struct {
 	mu      sync.Mutex
 	objects map[string][]byte
@@ -134,7 +134,7 @@ python3 t.py`, "by boto3\npresigned by boto3", false},
 			t.Errorf("%s: exit %d: %s", tt.line, code, out)
 		}
 	}
-	// Another host is sent what the box has.
+	// Another host gets the box's dummy keys.
 	if out, code := w.Sh(box, dummies+strings.ReplaceAll(aws, cloudHost, otherHost)+"s3 ls s3://bucket/"); code == 0 || !strings.Contains(out, "SignatureDoesNotMatch") && !strings.Contains(out, "403") && !strings.Contains(out, "Forbidden") {
 		t.Errorf("the other host: exit %d: %s", code, out)
 	}

@@ -10,8 +10,8 @@ import (
 	"boxgate/policy/name"
 )
 
-// TestClientsThatDoNotTrustTheCA: what a client that does not trust the box's CA makes of the handshake differs, and the log
-// says of each what it is and what to do.
+// TestClientsThatDoNotTrustTheCA: clients that do not trust the box's CA abort the handshake in different ways, and the
+// log explains each one and its fix.
 func TestClientsThatDoNotTrustTheCA(t *testing.T) {
 	t.Parallel()
 	w, _, _ := newClients(t)

@@ -77,7 +77,7 @@ func (v *vendors) googleCloud() {
 	v.hosts["service.example.run.app"] = v.accept("service.example.run.app", "Authorization", "Bearer "+v.idToken(), says(`"welcome"`))
 }
 
-// idToken is a token that says itself when it expires.
+// idToken returns a token that contains its expiry time.
 func (v *vendors) idToken() string {
 	return "eyJhbGciOiJub25lIn0." + base64.RawURLEncoding.EncodeToString([]byte(`{"exp": 4102444800}`)) + "." + v.credential("run")
 }

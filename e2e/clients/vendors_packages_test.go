@@ -16,7 +16,7 @@ import (
 	"github.com/google/go-containerregistry/pkg/v1/remote"
 )
 
-// npm serves a package to whoever has the token, and takes new ones.
+// npm serves a package to clients with the token, and accepts new ones.
 func (v *vendors) npm() {
 	pack := tarball(v.t, entry{"package/package.json", `{"name":"@acme/private","version":"1.0.0"}`}, entry{"package/index.js", "module.exports='welcome'\n"})
 	sum := sha512.Sum512(pack)

@@ -20,12 +20,12 @@ import (
 	"time"
 )
 
-// vendors are the servers of those who issue credentials and of those who accept them, under their real names.
+// vendors are servers that issue or accept credentials, under their real names.
 type vendors struct {
 	t    *testing.T
-	key  *rsa.PrivateKey // of every account of the examples that signs
-	mark string          // in every credential that is worth something
-	down atomic.Bool     // whoever issues credentials fails, and quotes what it was sent
+	key  *rsa.PrivateKey // signing key of every account in the examples
+	mark string          // part of every real credential
+	down atomic.Bool     // issuers fail, and quote the request
 
 	mu       sync.Mutex
 	accepted map[string]int // by host
@@ -41,10 +41,10 @@ func newVendors(t *testing.T) *vendors {
 	return &vendors{t: t, key: key, mark: rand.Text()[:24], accepted: map[string]int{}, hosts: map[string]http.Handler{}}
 }
 
-// credential is what is worth something, of one kind.
+// credential returns the real credential of one kind.
 func (v *vendors) credential(kind string) string { return "canary-" + kind + "-" + v.mark }
 
-// accept serves requests to a host that carry the right credential, and refuses others as the protocol has it.
+// accept serves requests to a host with the right credential, and refuses others with the protocol's error.
 func (v *vendors) accept(host, name, value string, next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if got := r.Header.Values(name); r.TLS == nil || len(got) != 1 || got[0] != value {
@@ -66,7 +66,7 @@ func (v *vendors) bearer(host, kind string, next http.Handler) {
 	v.hosts[host] = v.accept(host, "Authorization", "Bearer "+v.credential(kind), next)
 }
 
-// issue is a page of whoever issues credentials: to those who prove who they are.
+// issue returns a page of an issuer, for clients that prove their identity.
 func (v *vendors) issue(proven func(*http.Request) bool, answer any) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
 		w.Header().Set("Content-Type", "application/json")
@@ -80,7 +80,7 @@ func (v *vendors) issue(proven func(*http.Request) bool, answer any) http.Handle
 	}
 }
 
-// says is a page.
+// says returns a page with a constant answer.
 func says(answer string) http.HandlerFunc {
 	return func(w http.ResponseWriter, _ *http.Request) {
 		w.Header().Set("Content-Type", "application/json")
@@ -101,7 +101,7 @@ func basic(user, password string) string {
 	return "Basic " + base64.StdEncoding.EncodeToString([]byte(user+":"+password))
 }
 
-// signed returns the claims of a JWT if the vendors' key signed it, and nothing if not.
+// signed returns the claims of a JWT signed by the vendors' key, or nil.
 func (v *vendors) signed(token string) map[string]any {
 	parts := strings.Split(token, ".")
 	if len(parts) != 3 {

@@ -21,10 +21,10 @@ import (
 
 //lint:file-ignore SA1019 a client of exactly one connection, already made, has no other constructor.
 
-// TestConformanceHTTP2Client runs h2spec's cases for clients: a server that breaks the protocol, with the gateway as its
-// client, for a program in the box that asks for a page; and for comparison with Go's client, which is known to fail some.
-// The gateway must pass every case, and the program must get an answer or a reset, not silence. Each case has a host of
-// its own.
+// TestConformanceHTTP2Client runs h2spec's cases for clients, with a server that breaks the protocol: with the gateway
+// as its client, for a program in the box that requests a page, and for comparison with Go's client, which is known to
+// fail some. The gateway must pass every case, and the program must get an answer or a reset, not silence. Each case
+// has its own host.
 func TestConformanceHTTP2Client(t *testing.T) {
 	t.Parallel()
 	s := newSuiteWorld(t)
@@ -96,8 +96,8 @@ func serveCases(ln net.Listener, byHost map[string]*conformance.ClientCase) {
 	}
 }
 
-// page asks a host for a page over a connection of its own and returns the status, "broken off", or "nothing" if neither
-// comes in time. done ends the connection.
+// page requests a page from a host over a new connection and returns the status, "broken off", or "nothing" on a
+// timeout. done closes the connection.
 func (s *suiteWorld) page(way, host string) (answer string, done func()) {
 	conn, err := s.dialSuite(way, host)
 	if err != nil {

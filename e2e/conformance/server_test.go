@@ -37,11 +37,11 @@ const (
 // The server that WebSockets over HTTP/2 are compared with offers extended CONNECT; the gateway is started as it ships.
 func init() { h2connect.Restore() }
 
-// fullSuites says that the suites run whole, as `make conformance` does.
+// fullSuites selects the full suites, as in `make conformance`.
 var fullSuites = os.Getenv("CONFORMANCE_FULL") != ""
 
-// suiteWorld is a world with a box that may reach one host, where a suite's server runs and for which the gateway sets a
-// header. Suites reach it from inside the box and, for comparison, from beside it.
+// suiteWorld is a world with a box that may reach one host, where a suite's server runs and the gateway sets a header.
+// Suites reach it from inside the box and, for comparison, directly.
 type suiteWorld struct {
 	*harness.Intruder
 	cert  tls.Certificate // of the host

@@ -62,7 +62,7 @@ func newPublicWorldOf(t *testing.T, serve func(net.Listener)) *publicWorld {
 	return &publicWorld{w, conformance.Target{Host: u.Hostname(), DNS: w.Net.DNSServers()[0], Roots: roots, Full: fullSuites}}
 }
 
-// visit runs a suite's client as a visitor from the internet, who must find nothing wrong in so many cases.
+// visit runs a suite's client as a visitor from the internet. All of the given number of cases must pass.
 func (w *publicWorld) visit(suite string, cases int) {
 	w.T.Helper()
 	results, err := conformance.Client(w.T.Context(), suite, w.target, w.T.TempDir(), w.Net.Internet().Start)
@@ -97,8 +97,8 @@ func TestConformancePublicURLWebSocket(t *testing.T) {
 	}
 }
 
-// TestConformancePublicURLGRPC runs gRPC's interoperability cases against a public URL. Nobody has said what the application
-// speaks.
+// TestConformancePublicURLGRPC runs gRPC's interoperability cases against a public URL, without configuring the
+// application's protocol.
 func TestConformancePublicURLGRPC(t *testing.T) {
 	t.Parallel()
 	w := newPublicWorldOf(t, func(ln net.Listener) {

@@ -19,11 +19,11 @@ import (
 	"boxgate/e2e/harness"
 )
 
-// seen is what a client saw of a server: the status with a few fields and the body, or that it failed, which includes an answer of the
-// gateway's own.
+// seen is a client's view of a server's answer: the status with a few fields and the body, or a failure. An answer of
+// the gateway itself is a failure.
 type seen struct {
 	fails bool
-	what  string // in full; why, if it failed
+	what  string // the whole view, or the reason of the failure
 }
 
 func (s seen) String() string {
@@ -38,7 +38,7 @@ func failed(why any) seen { return seen{true, fmt.Sprint(why)} }
 // ours is the content type of the gateway's own answers.
 const ours = "application/problem+json"
 
-// answer is what a client saw of a response.
+// answer returns the view of a response.
 func answer(status int, contentType string, fields []string, size int, body string) seen {
 	if strings.HasPrefix(contentType, ours) {
 		return failed(fmt.Sprintf("%d %.600s", status, body))
@@ -49,11 +49,11 @@ func answer(status int, contentType string, fields []string, size int, body stri
 // compared are the fields of a response that clients report.
 var compared = []string{"Location", "Etag", "X-Row", "Www-Authenticate"}
 
-// way is a box from which servers are reached in one of three ways.
+// way is a box that reaches servers in one of three ways.
 type way struct {
 	*harness.Intruder
 	name  string
-	file  string // in the box: what it trusts
+	file  string // path in the box of its trusted certificates
 	roots *x509.CertPool
 }
 
@@ -64,7 +64,7 @@ const (
 	prints = "for name in *.code; do name=${name%.code}; for part in code error status; do cat $name.$part; printf '\\037'; done; [ ! -e $name.body ] || head -c 600 $name.body; printf '\\037%s\\036' $name; done\n"
 )
 
-// curl asks all servers by curl, eight at a time, and returns what it saw by the name of the row.
+// curl requests all rows with curl, eight at a time, and returns its views by row name.
 func (w *way) curl(rows []row) map[string]seen {
 	w.T.Helper()
 	var script strings.Builder
@@ -83,7 +83,7 @@ func (w *way) curl(rows []row) map[string]seen {
 	script.WriteString("wait\n" + prints)
 	out, heads := map[string]seen{}, map[string]bool{}
 	for _, r := range rows {
-		heads[r.name] = r.method == http.MethodHead // curl prints the fields in the place of the body
+		heads[r.name] = r.method == http.MethodHead // curl prints the fields instead of the body
 	}
 	text := w.MustSh(w.Box, script.String())
 	for one := range strings.SplitSeq(strings.TrimSuffix(text, record), record) {
@@ -106,7 +106,7 @@ func (w *way) curl(rows []row) map[string]seen {
 	return out
 }
 
-// curlOptions are those of a row, quoted for a shell.
+// curlOptions returns the curl options of a row, quoted for a shell.
 func (r row) curlOptions() string {
 	line := r.options
 	switch {
@@ -124,7 +124,7 @@ func (r row) curlOptions() string {
 	return line
 }
 
-// golang asks all servers by Go's client, and returns what it saw by the name of the row.
+// golang requests all rows with Go's client, and returns its views by row name.
 func (w *way) golang(rows []row) map[string]seen {
 	out := map[string]seen{}
 	var mu sync.Mutex
@@ -204,7 +204,7 @@ func (w *way) sockets(rows []row) map[string]seen {
 	return out
 }
 
-// socket has the exchange of a row on connections of its own.
+// socket runs the exchange of a row on new connections.
 func (w *way) socket(r row) seen {
 	config := &tls.Config{ServerName: r.host(), RootCAs: w.roots, NextProtos: []string{"http/1.1"}, ClientSessionCache: tls.NewLRUClientSessionCache(1)}
 	dial := func() (net.Conn, error) {

@@ -134,7 +134,7 @@ func (l *lab) furnish(root, image string) {
 // results are what clients saw: by client, way and row.
 type results map[string]map[string]map[string]seen
 
-// ask has each client ask on every way, those of different boxes at the same time.
+// ask runs each client on every way, concurrently in different boxes.
 func (l *lab) ask(clients map[string]func(*way, []row) map[string]seen) results {
 	l.T.Helper()
 	out := results{}
@@ -192,7 +192,7 @@ func (l *lab) compare(saw results, clients []string) {
 	}
 }
 
-// known reports whether the table says which servers the client refuses.
+// known reports whether the table lists the servers that the client refuses.
 func known(client string) bool {
 	return client == "curl" || client == "Go" || client == "socket" || client == "openssl"
 }
@@ -263,7 +263,7 @@ func readDocument(t *testing.T) map[cell]pair {
 	return out
 }
 
-// names are those of all rows.
+// names returns the names of all rows.
 func names() string {
 	var out []string
 	for _, r := range table {
@@ -275,7 +275,7 @@ func names() string {
 // domain is that of the servers.
 const domain = "wire.example.com"
 
-// TestRowsAreWellFormed: each row has a name of its own, which is a label, and its server a place.
+// TestRowsAreWellFormed: each row has a unique name, which is a valid label, and its server has an address.
 func TestRowsAreWellFormed(t *testing.T) {
 	t.Parallel()
 	used := map[string]bool{}

@@ -22,12 +22,12 @@ import (
 	"time"
 )
 
-// issuer makes the certificates of the servers: a root that clients and gateway trust, an intermediate below it, and an old root that
-// nobody trusts and that has expired.
+// issuer creates the certificates of the servers: a root that clients and gateway trust, an intermediate below it, and
+// an old, expired root that neither trusts.
 type issuer struct {
 	t              *testing.T
 	root, mid, old *authority
-	rsa            map[string]crypto.Signer // keys that take long to make: each serves several servers
+	rsa            map[string]crypto.Signer // keys that take long to generate, shared by several servers
 }
 
 // authority is a certificate that signs others.
@@ -45,7 +45,7 @@ func newIssuer(t *testing.T) *issuer {
 	return i
 }
 
-// authority makes an authority below another one, or one of its own.
+// authority creates a certificate authority, below another one or self-signed.
 func (i *issuer) authority(name string, key crypto.Signer, above *authority, edit func(*order)) *authority {
 	i.t.Helper()
 	o := i.order(name)
@@ -60,13 +60,13 @@ func (i *issuer) authority(name string, key crypto.Signer, above *authority, edi
 	return &authority{i.sign(o, key.Public(), above), key}
 }
 
-// order is a certificate to be made. Its fields are those of a usual one until a row edits them.
+// order is a certificate to create. Its fields have the usual values until a row edits them.
 type order struct {
 	x509.Certificate
 	issuer *issuer
-	kind   string       // of the key
-	below  *authority   // who signs it; nil: itself
-	sends  []*authority // what the server sends beside it
+	kind   string       // kind of the key
+	below  *authority   // issuer; nil: self-signed
+	sends  []*authority // additional certificates sent by the server
 }
 
 func (i *issuer) order(host string) *order {
@@ -95,7 +95,7 @@ func (i *issuer) sign(o *order, public crypto.PublicKey, by *authority) *x509.Ce
 	return made
 }
 
-// chain makes what the server at a host shows.
+// chain returns the certificate chain of the server at a host.
 func (i *issuer) chain(host string, edit func(*order)) tls.Certificate {
 	i.t.Helper()
 	o := i.order(host)

@@ -11,8 +11,8 @@ import (
 // processor time to start.
 type jvm struct{ started *program }
 
-// java is testdata/Server.java in a mode: "https" is the JDK's HttpsServer, "socket" an SSLServerSocket, words after it what is not
-// the default.
+// java runs testdata/Server.java in a mode: "https" is the JDK's HttpsServer, "socket" an SSLServerSocket. The
+// following words change defaults.
 func java(mode string) server {
 	return server{programPort, true, func(s *site) {
 		if s.jvm.started == nil {
@@ -24,7 +24,8 @@ func java(mode string) server {
 	}}
 }
 
-// startJVM starts the machine, in the image's files and with a mount namespace of its own. It sees the directory of the test's files.
+// startJVM starts the JVM with the files of the image, in a new mount namespace that contains the test's temporary
+// directory.
 func (s *site) startJVM() {
 	s.t.Helper()
 	dir := s.t.TempDir()
@@ -39,7 +40,7 @@ func (s *site) startJVM() {
 exec chroot "$2" java -Xmx64m -XX:TieredStopAtLevel=1 -XX:+UseSerialGC -cp "$3" Server`, "sh", os.TempDir(), clientsRootfs(s.t), inJVM(dir))
 }
 
-// inJVM returns the path by which the machine sees a temporary file of the test.
+// inJVM returns the path of a temporary file of the test as the JVM sees it.
 func inJVM(path string) string {
 	return "/mnt" + strings.TrimPrefix(path, filepath.Clean(os.TempDir()))
 }

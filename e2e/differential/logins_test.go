@@ -30,7 +30,7 @@ var logins = []row{
 			users = append(users, &visitor{c, bufio.NewReader(c), user})
 		}
 		var all strings.Builder
-		for _, message := range []uint32{1, 3, 0, 0} { // in turns; those who have logged in go on without
+		for _, message := range []uint32{1, 3, 0, 0} { // in turns; 0 is a request after the login
 			for _, v := range users {
 				text, err := v.ask(message)
 				if fmt.Fprintf(&all, "%s: %s\n", v.user, text); err != nil {
@@ -61,21 +61,22 @@ func (v *visitor) ask(message uint32) (string, error) {
 	return bodyFrom(v.in)
 }
 
-// ntlm is what a client says in a login.
+// ntlm returns the header value of a login message.
 func ntlm(message uint32, user string) string { return "NTLM " + ntlmMessage(message, user) }
 
 func negotiate(message uint32, user string) string { return "Negotiate " + ntlmMessage(message, user) }
 
 const ntlmSignature = "NTLMSSP\x00"
 
-// ntlmMessage is a message of NTLM (MS-NLMP, 2.2.1) that has nothing but the user in it; the second one, of the server, a challenge.
+// ntlmMessage returns an NTLM message (MS-NLMP, 2.2.1) with only the user in it. Message 2, the server's, is a
+// challenge.
 func ntlmMessage(number uint32, user string) string {
 	const unicode, target, ntlm, sign, info = 0x1, 0x4, 0x200, 0x8000, 0x800000
 	fields := []uint32{number, unicode | target | ntlm | sign, 0, 0, 0, 0}
 	field := func(length, at int) []uint32 { return []uint32{uint32(length)<<16 | uint32(length), uint32(at)} }
 	var payload []byte
 	switch number {
-	case 2: // the name of the target, flags, the challenge, the context, and what is known of the target, which ends at once
+	case 2: // target name, flags, challenge, context, and empty target information
 		fields = append(append([]uint32{number}, field(0, 48)...), unicode|target|ntlm|sign|info, 0x12345678, 0x9abcdef0, 0, 0)
 		fields, payload = append(fields, field(4, 48)...), make([]byte, 4)
 	case 3: // two responses, the domain, the user, the workstation, a session key, flags
@@ -154,7 +155,7 @@ func readNTLM(text string) (number uint32, user string) {
 	return number, string(utf16.Decode(units))
 }
 
-// resumes says of each connection whether it resumes a session.
+// resumes answers each connection with whether it resumed a session.
 func resumes(config *tls.Config) server {
 	return conns(config, func(c net.Conn) {
 		if _, err := http.ReadRequest(bufio.NewReader(c)); err == nil {
@@ -163,7 +164,7 @@ func resumes(config *tls.Config) server {
 	})
 }
 
-// twice asks on two connections, of which the second may resume the session of the first.
+// twice makes requests on two connections. The second may resume the session of the first.
 func twice(authority string) func(dial func() (net.Conn, error)) (string, error) {
 	return func(dial func() (net.Conn, error)) (all string, err error) {
 		for range 2 {

@@ -53,7 +53,7 @@ func clientsRootfs(t *testing.T) string {
 	return rootfs
 }
 
-// other asks all servers by a program, and returns what it saw by the name of the row.
+// other requests all rows with a program, and returns its views by row name.
 func (w *way) other(name string, rows []row) map[string]seen {
 	w.T.Helper()
 	program := others[name]

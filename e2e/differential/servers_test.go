@@ -19,11 +19,12 @@ import (
 	"boxgate/internal/testnet"
 )
 
-// server starts what a row is about. Those in the process of the test listen on 443. Programs listen on programPort of an IPv4
-// address: the usual servers of the internet have the ports of every address, and do not share them with other processes.
+// server starts the server of a row. Servers in the test process listen on 443. Programs listen on programPort of an
+// IPv4 address, because the internet's usual servers use their ports on every address and do not share them with other
+// processes.
 type server struct {
 	port  uint16 // 0: 443
-	v4    bool   // at an IPv4 address alone
+	v4    bool   // listens on an IPv4 address only
 	start func(*site)
 }
 
@@ -42,7 +43,7 @@ type site struct {
 	jvm    *jvm        // of all
 }
 
-// chain is what the server shows.
+// chain returns the certificate chain of the server.
 func (s *site) chain(edit func(*order)) tls.Certificate {
 	if s.row.cert != nil {
 		edit = s.row.cert
@@ -77,10 +78,10 @@ func conns(config *tls.Config, handle func(net.Conn)) server {
 
 var http1 = &tls.Config{NextProtos: []string{"http/1.1"}}
 
-// says answers each request with a text. It closes the connection where the text has no length or says so.
+// says answers each request with a text. It closes the connection if the text has no length or requests it.
 func says(text string) server { return conns(http1, answering(text)) }
 
-// fine is a response of 200 with fields and a body.
+// fine returns a server that answers 200 with fields and a body.
 func fine(fields, body string) server { return says("HTTP/1.1 200 OK\r\n" + fields + "\r\n" + body) }
 
 func answering(text string) func(net.Conn) {
@@ -232,7 +233,7 @@ func smallHello() server {
 	}}
 }
 
-// replayed is a connection of which some bytes were read already.
+// replayed is a connection some of whose bytes were already read.
 type replayed struct {
 	net.Conn
 	in io.Reader

@@ -12,8 +12,8 @@ import (
 	"boxgate/policy"
 )
 
-// TestSilentAddressGivesWay: a name works as long as one of its addresses does, also if the first answers nothing at all. It is no row of the
-// table: without the gateway most clients wait for minutes.
+// TestSilentAddressGivesWay: a name works if one of its addresses does, even if the first one does not answer at all.
+// It is not a row of the table because most clients would wait for minutes without the gateway.
 func TestSilentAddressGivesWay(t *testing.T) {
 	t.Parallel()
 	w := harness.NewWorld(t, nil)

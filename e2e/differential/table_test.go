@@ -19,19 +19,19 @@ import (
 
 // row is a server and how it is asked. Without more than a name and a server, it is asked for /page by GET.
 type row struct {
-	name    string // of the server, and the first label of its host
+	name    string // of the server; the first label of its host name
 	server  server
-	refused string                         // the clients that fail without the gateway as well, separated by spaces
-	cert    func(*order)                   // of servers for which it does not matter
+	refused string                         // clients that fail without the gateway too, separated by spaces
+	cert    func(*order)                   // edits the certificate, for servers that use it
 	method  string                         // instead of GET
-	header  string                         // sent in addition
+	header  string                         // additional header field
 	upload  bool                           // send a MiB
-	options string                         // of curl, or of openssl s_client, in addition
-	alone   string                         // the only clients that ask, separated by spaces
-	talk    func(net.Conn) (string, error) // instead of a client of HTTP: what is received
+	options string                         // additional options of curl, or of openssl s_client
+	alone   string                         // the only clients that make requests, separated by spaces
+	talk    func(net.Conn) (string, error) // instead of an HTTP client; returns the received data
 	plain   bool                           // without TLS
 	only    string                         // "ip4", "ip6": the family of its only address
-	dead    string                         // another address of its name, at which nothing listens
+	dead    string                         // another address of its name, without a listener
 	nightly bool                           // takes long
 	rooted  bool                           // the name in its URL ends in the root's dot
 	http1   bool                           // Go's client has no HTTP/2
@@ -97,7 +97,7 @@ func (r row) refuses(client string) bool {
 // table has every server. Each group begins with one that is usual.
 var table = slices.Concat(framing, statuses, bodies, versions, keys, chains, handshakes, hellos, programs, javas, addresses, exchanges, logins, plainText)
 
-// framing are responses of HTTP/1.1 in which heads or lengths are unusual.
+// framing are HTTP/1.1 responses with unusual heads or lengths.
 var framing = []row{
 	{name: "length", server: fine("Content-Length: 2\r\n", "ok")},
 	{name: "chunked", server: fine("Transfer-Encoding: chunked\r\n", "1\r\no\r\n1\r\nk\r\n0\r\n\r\n")},
@@ -168,7 +168,7 @@ var statuses = []row{
 	{name: "odd-method", server: fine("Content-Length: 2\r\n", "ok"), method: "PROPFIND"},
 }
 
-// bodies are servers of both versions for which content or time matters.
+// bodies are servers of both versions with special content or timing.
 var bodies = []row{
 	{name: "http2", server: handles(func(w http.ResponseWriter, r *http.Request) { fmt.Fprint(w, r.ProtoMajor > 0) })},
 	{name: "http2-alone", server: handles(func(w http.ResponseWriter, _ *http.Request) { fmt.Fprint(w, "ok") }, "h2")},
@@ -228,13 +228,13 @@ func fields(number int) http.HandlerFunc {
 	}
 }
 
-// count says how much was sent.
+// count answers with the number of received bytes.
 func count(w http.ResponseWriter, r *http.Request) {
 	n, err := io.Copy(io.Discard, r.Body)
 	fmt.Fprint(w, n, err)
 }
 
-// versions are those of TLS, with their suites and groups.
+// versions are TLS versions with their suites and groups.
 var versions = []row{
 	{name: "tls13", server: speaks(&tls.Config{MinVersion: tls.VersionTLS13})},
 	{name: "tls12", server: speaks(&tls.Config{MaxVersion: tls.VersionTLS12})},
@@ -256,7 +256,7 @@ var versions = []row{
 	{name: "tls12-group-p384", server: openssl("-tls1_2 -groups P-384")},
 }
 
-// keys are those of certificates.
+// keys are kinds of certificate keys.
 var keys = []row{
 	{name: "key-p256", server: shows(key("p256"))},
 	{name: "key-p384", server: shows(key("p384"))},
@@ -270,7 +270,7 @@ var keys = []row{
 	{name: "key-rsa-pss", server: odd("-newkey rsa-pss -pkeyopt rsa_keygen_bits:2048", ""), refused: "Go"},
 }
 
-// chains are those that servers send.
+// chains are certificate chains sent by servers.
 var chains = []row{
 	{name: "chain-with-root", server: shows(whole)},
 	{name: "chain-out-of-order", server: shows(odder)},
@@ -496,10 +496,10 @@ func webSocket(protocol string) func(net.Conn) {
 	}
 }
 
-// accepted is what a server answers to the key of [harness.UpgradeHead].
+// accepted is the Sec-WebSocket-Accept for the key of [harness.UpgradeHead].
 const accepted = "BACScCJPNqyz+UBoqMH89VmURoA="
 
-// frame is a text of one byte as a client of WebSocket sends it, masked by zeros; echo as a server does.
+// frame is a text message of one byte as sent by a WebSocket client, masked with zeros; echo as sent by a server.
 const frame, echo = "\x81\x81\x00\x00\x00\x00x", "\x81\x01x"
 
 // upgrading asks for another protocol and speaks it.

@@ -135,10 +135,10 @@ func TestAttackRunIsLeftByRoot(t *testing.T) {
 	})
 }
 
-// supervisor begins a line about the process that connects for the command, $s, and ends it as a success if there is none.
+// supervisor starts a line about the process that connects for the command, $s. The line succeeds if there is none.
 const supervisor = "s=$(grep -ls 'run-insid[e]' /proc/[0-9]*/cmdline | grep -v /proc/1/ | grep -o '[0-9]*' | head -n 1); [ -n \"$s\" ] || exit 0; "
 
-// refused fails the test for each line of shell that succeeds in one run, or is none.
+// refused runs each line of shell in one run, and fails the test for each line that succeeds or does not exit.
 func refused(t *testing.T, lines map[string]string, run func(args ...string) result) {
 	t.Helper()
 	names := slices.Sorted(maps.Keys(lines))
@@ -200,7 +200,8 @@ func (w *world) servePort() int {
 	return ln.Addr().(*net.TCPAddr).Port
 }
 
-// TestAttackRunSeesProcesses: those of its own user outside are neither seen nor changed, in no view of processes.
+// TestAttackRunSeesProcesses: processes of the same user outside can be neither seen nor changed, in any view of
+// processes.
 func TestAttackRunSeesProcesses(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
@@ -224,8 +225,8 @@ func TestAttackRunSeesProcesses(t *testing.T) {
 	}
 }
 
-// TestAttackRunAsksDaemons: sockets of the host by which others would act for the command are not reached, wherever they are,
-// abstract ones included, but for those that the caller names.
+// TestAttackRunAsksDaemons: sockets of the host whose servers would act for the command cannot be reached, including
+// abstract ones, unless the caller names them.
 func TestAttackRunAsksDaemons(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
@@ -294,7 +295,7 @@ func (w *world) answer(ln net.Listener) {
 	w.T.Cleanup(func() { _ = server.Close() })
 }
 
-// TestAttackRunOutlivesItsGateway: while the gateway stands still, and after it was killed, nothing passes.
+// TestAttackRunOutlivesItsGateway: while the gateway is stopped, and after it was killed, no traffic passes.
 func TestAttackRunOutlivesItsGateway(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
@@ -302,7 +303,7 @@ func TestAttackRunOutlivesItsGateway(t *testing.T) {
 	c.until("ready")
 	_ = c.cmd.Process.Signal(syscall.SIGSTOP)
 	n, since := 0, time.Now()
-	w.Until("nothing passes any more", func() bool { // what was under way may still arrive
+	w.Until("nothing passes any more", func() bool { // traffic in transit may still arrive
 		if now := len(w.Net.Received("v4only.example.com", testnet.Any)); now != n {
 			n, since = now, time.Now()
 		}

@@ -174,7 +174,7 @@ func (w *world) hostNetwork() string {
 	return all.String()
 }
 
-// TestRunsBesideEachOther: under policies of their own, and beside a gateway that serves.
+// TestRunsBesideEachOther: concurrent runs have their own policies, also next to a running gateway.
 func TestRunsBesideEachOther(t *testing.T) {
 	t.Parallel()
 	w := &world{harness.Shared(t)}
@@ -193,7 +193,7 @@ func TestRunsBesideEachOther(t *testing.T) {
 	w.MustSh(box, "curl -sS https://www.example.com/ >/dev/null")
 }
 
-// TestRunLearns: what --learn writes allows what was used, and nothing else.
+// TestRunLearns: the policy written by --learn allows exactly the connections used.
 func TestRunLearns(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)

@@ -24,7 +24,7 @@ func newWorld(t *testing.T) *world {
 	return &world{harness.NewStopped(t, lab.Options{})}
 }
 
-// user is the one who calls sudo. It is in no database.
+// user is the user who calls sudo. It is in no database.
 const user = "47110"
 
 // command prepares `gateway run args...` on the host of the world, called by the user.

@@ -77,10 +77,10 @@ func TestAttackRunUsesAnSSHLogin(t *testing.T) {
 	}
 }
 
-// TestAttackRunAsksAJVM: a JVM renames the socket by which its user has it run code.
+// TestAttackRunAsksAJVM: a JVM renames the socket through which its user can make it run code.
 func TestAttackRunAsksAJVM(t *testing.T) {
 	t.Parallel()
-	registry, err := exec.LookPath("rmiregistry") // which comes with every JDK, and waits
+	registry, err := exec.LookPath("rmiregistry") // part of every JDK; it waits for connections
 	if err != nil {
 		t.Skip("there is no JVM on this machine; TestAttackRunReachesASocketByAnotherName renames a socket as a JVM does")
 	}

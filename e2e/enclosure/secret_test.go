@@ -72,7 +72,7 @@ func TestRunGivesPlaceholders(t *testing.T) {
 	}
 }
 
-// TestAttackRunReadsWhereValuesCameFrom: a policy that has header values is hidden if it is a file, and what is read from standard
+// TestAttackRunReadsWhereValuesCameFrom: a policy file with header values is hidden, and a policy read from standard
 // input cannot be read again.
 func TestAttackRunReadsWhereValuesCameFrom(t *testing.T) {
 	t.Parallel()

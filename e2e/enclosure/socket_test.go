@@ -24,7 +24,7 @@ func ask(path string) string {
 	return "curl -sSm 20 --unix-socket '" + path + "' http://daemon/"
 }
 
-// reaches reports, for each line, whether it shows what a server of the host answers, without the gateway and under it.
+// reaches reports, for each line, whether it prints a host server's answer, without the gateway and under it.
 func (w *world) reaches(flags []string, lines map[string]string) (outside, inside map[string]bool, all string) {
 	w.T.Helper()
 	names := slices.Sorted(maps.Keys(lines))

@@ -18,7 +18,7 @@ type terminal struct {
 	keys *os.File
 }
 
-// openTerminal starts a command as the leader of a session on a terminal of its own.
+// openTerminal starts a command as the leader of a session on a new terminal.
 func (w *world) openTerminal(cmd *exec.Cmd) *terminal {
 	w.T.Helper()
 	keys, err := os.OpenFile("/dev/ptmx", os.O_RDWR|unix.O_NOCTTY, 0)
@@ -73,10 +73,10 @@ func (t *terminal) press(keys string) {
 	}
 }
 
-// step is what is typed, and what must be seen then.
+// step is input to type, and the output expected then.
 type step struct {
 	keys, shown string
-	prompt      bool // of a shell, after it: what is typed before may be lost
+	prompt      bool // wait for a shell prompt afterwards: earlier input may be lost
 }
 
 func (t *terminal) take(s step) {
@@ -89,8 +89,8 @@ func (t *terminal) take(s step) {
 	})
 }
 
-// stop presses Ctrl-Z until a shell says that its job has stopped. It gives the terminal to a job before it continues it, which
-// undoes a stop that comes in between.
+// stop presses Ctrl-Z until a shell reports that its job has stopped. A shell gives the terminal to a job before it
+// continues it, which undoes a stop in between.
 func (t *terminal) stop() {
 	t.w.T.Helper()
 	before := len(t.String())

@@ -9,8 +9,8 @@ import (
 	"boxgate/e2e/harness"
 )
 
-// The host gets a new address, and the gateway fails at every step of protecting it. Soon it is protected in every box all
-// the same; the boxes go on, and so does what they may reach.
+// The host gets a new address, and the gateway fails at every step of protecting it. It is soon protected in every box
+// nevertheless. The boxes keep running and keep their access.
 func TestAttackDuringFaultsOfNewHostAddresses(t *testing.T) {
 	t.Parallel()
 	w, s := faultWorld(t)

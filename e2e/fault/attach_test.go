@@ -60,7 +60,7 @@ func TestAttachIsWholeAfterFaults(t *testing.T) {
 		}
 		w.Died(step)
 		w.Up()
-		if step == "delete: begun" || step == "remove: link deleted" { // the box is as it was: nothing says that it should go
+		if step == "delete: begun" || step == "remove: link deleted" { // the box is unchanged: its deletion was not recorded yet
 			if out, code := f.Sh("curl -sS --max-time 60 http://plain.example.com/"); code != 0 {
 				t.Errorf("die at %s: %s", step, out)
 			}

@@ -14,7 +14,7 @@ import (
 	"boxgate/internal/testnet"
 )
 
-// A box can be deleted while it is still being made. Nothing of it is left, and what gets its addresses next works.
+// A box can be deleted while it is being created. It leaves no traces, and the next user of its addresses works.
 func TestDeletedWhileItIsMade(t *testing.T) {
 	t.Parallel()
 	w := harness.NewStopped(t, lab.Options{})
@@ -52,7 +52,7 @@ func TestDeletedWhileItIsMade(t *testing.T) {
 	}
 }
 
-// The gateway fails at every step of making a box and of deleting one, in turn, while what there is of the box attacks.
+// The gateway fails at every step of creating a box and of deleting one, in turn, while the partial box attacks.
 func TestAttackDuringFaultsOfCreateAndDelete(t *testing.T) {
 	t.Parallel()
 	for half := range 2 {
@@ -83,7 +83,7 @@ func makeNarrow(w *harness.World) string {
 	return w.Create(map[string]any{"network_policy": narrow, "name": "victim"})
 }
 
-// failCreate tries every fault at one step of a creation. Nothing of the box may be left, its name included.
+// failCreate tries every fault at one step of a creation. No traces of the box may remain, including its name.
 func failCreate(w *harness.World, step string) {
 	w.T.Helper()
 	for _, kind := range kindsOf(step) {
@@ -106,7 +106,7 @@ func failDelete(w *harness.World, step string) {
 		box := makeNarrow(w)
 		_ = failing(w, kind, step, func() error { return w.Client.Do(w.T.Context(), "DELETE", api.BoxPath(box), nil, nil) })
 		if kind == harness.FaultDie && step == "delete: begun" {
-			agrees(w.Raid(box), "died at "+step) // nothing had happened: it goes on
+			agrees(w.Raid(box), "died at "+step) // the deletion had no effect, the box keeps running
 		}
 		err := w.Client.Do(w.T.Context(), "DELETE", api.BoxPath(box), nil, nil)
 		if err != nil && !strings.Contains(err.Error(), "404") && !strings.Contains(err.Error(), "no box") && !strings.Contains(err.Error(), "not found") {
@@ -149,8 +149,8 @@ func TestAttackDuringFaultsOfPolicyUpdates(t *testing.T) {
 	s.holds()
 }
 
-// The gateway fails at every step of a change of header rules, the box's own and those of all boxes. What is sent to the
-// server is what the API says.
+// The gateway fails at every step of a change of header rules, the box's and the global ones. The header sent to the
+// server is the one the API reports.
 func TestAttackDuringFaultsOfHeaderUpdates(t *testing.T) {
 	t.Parallel()
 	w, s := faultWorld(t)

@@ -11,9 +11,9 @@ import (
 
 const years = 10 * 365 * 24 * time.Hour
 
-// The wall clock jumps forward and back by years. Certificates of servers are outside of their time then, so nothing
-// with a secret is sent; leaves are outside of the box's time. Names, addresses, grants, limits and deadlines do not care,
-// and when the clock is right again all is as before.
+// The wall clock jumps forward and back by years. Then the certificates of servers are expired or not yet valid, so no
+// request with a secret is sent, and the gateway's leaves are invalid for the box. Names, addresses, grants, limits and
+// deadlines are not affected. With the correct clock everything works again.
 func TestAttackClockJumps(t *testing.T) {
 	t.Parallel()
 	w := harness.NewCapturedStopped(t, nil)

@@ -15,8 +15,8 @@ import (
 	"boxgate/e2e/harness"
 )
 
-// The kernel's table of connections is full: new connections fail, nothing passes that is forbidden, the log says what is
-// the matter, and all is as before when there is room.
+// The kernel's connection tracking table is full: new connections fail, denied ones stay denied, the log reports the
+// reason, and with free entries everything works again.
 func TestAttackConntrackTableFull(t *testing.T) {
 	t.Parallel()
 	w := harness.SharedCaptured(t)

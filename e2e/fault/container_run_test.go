@@ -16,7 +16,7 @@ import (
 	"boxgate/internal/testnet"
 )
 
-// importCurl makes an image in which curl runs, with a store of certificates as Debian has it.
+// importCurl builds an image with curl and Debian's certificate store.
 func (d *docker) importCurl() {
 	d.w.T.Helper()
 	script := `(for p in /usr/bin/curl /bin/sh /usr/bin/env /bin/cat /bin/sleep /usr/bin/id; do echo $p; ldd $p | grep -o '/[^ ]*'; done
@@ -56,7 +56,7 @@ func (d *docker) gateway(stdin string, args ...string) (out, errout string, stat
 	ctx, cancel := context.WithTimeout(d.w.T.Context(), harness.Patience)
 	defer cancel()
 	cmd := d.w.Command(ctx, args...)
-	cmd.WaitDelay = time.Second // what it has started may hold its output
+	cmd.WaitDelay = time.Second // its children may hold its output open
 	cmd.Env = append(cmd.Env, "DOCKER_HOST=unix://"+d.dir+"/sock", "HOME="+d.dir, "PATH="+dockerRoot+"/usr/bin:/usr/bin:/bin")
 	cmd.Stdin = strings.NewReader(stdin)
 	var o, e strings.Builder
@@ -105,8 +105,8 @@ func TestDockerRun(t *testing.T) {
 	}
 }
 
-// imageThatIsReady runs an image that was made of a container that did run, and has the files by which one is said to be ready: none is
-// that of the new container, which waits for its own.
+// imageThatIsReady runs an image committed from a container that has run, with that container's readiness files: a new
+// container does not take them for its own, and waits.
 func (d *docker) imageThatIsReady() {
 	d.w.T.Helper()
 	script := []string{"sh", "-c", `for f in /.boxgate-ready*; do echo ready "$f"; done; cat /etc/ssl/certs/ca-certificates.crt`}

@@ -31,8 +31,8 @@ func (d *docker) importSleep() {
 	}
 }
 
-// A box follows a container of Docker itself: through stop and start, restart, kill, a restart of the daemon, and one of the
-// gateway. A new container of the same name gets nothing.
+// A box follows a real Docker container: through stop and start, restart, kill, a restart of the daemon, and one of the
+// gateway. A new container of the same name gets no access.
 func TestAttachedBoxFollowsAContainerOfDocker(t *testing.T) {
 	t.Parallel()
 	w := harness.NewStopped(t, lab.Options{})

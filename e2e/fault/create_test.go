@@ -10,8 +10,8 @@ import (
 	"boxgate/e2e/harness"
 )
 
-// A box that its caller did not wait for is there, or says why not, whatever happens: commands wait for it; when it fails, it is in
-// state error with nothing running; when the gateway dies, likewise; and it can be deleted.
+// A box created without waiting exists in any case, or reports why it does not run. Commands wait for it. If it fails
+// or the gateway dies, its state is error and no process runs. It can be deleted.
 func TestBoxThatWasPromised(t *testing.T) {
 	t.Parallel()
 	w, s := faultWorld(t)

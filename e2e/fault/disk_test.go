@@ -19,7 +19,7 @@ import (
 	"boxgate/e2e/harness"
 )
 
-// smallDisk is a world whose state directory is a file system of its own, of that many MiB, with the gateway's log on it.
+// smallDisk returns a world whose state directory is a separate file system of size MiB, with the gateway's log on it.
 func smallDisk(t *testing.T, size int) *harness.World {
 	t.Helper()
 	w := harness.NewCapturedStopped(t, nil)
@@ -47,7 +47,7 @@ func logOn(w *harness.World, state string) {
 	w.Errout = log
 }
 
-// ownDisk is a world whose state directory is an ext4 of its own, of that many MiB, in a file.
+// ownDisk returns a world whose state directory is a separate ext4 of size MiB, in a file.
 func ownDisk(t *testing.T, size int) *harness.World {
 	t.Helper()
 	image := filepath.Join(t.TempDir(), "disk")
@@ -68,8 +68,8 @@ func ownDisk(t *testing.T, size int) *harness.World {
 	return w
 }
 
-// A box whose disk nothing limits does not fill that of the gateway: it is paused when only the reserve is left, however it writes, and
-// stays so until there is room. Changes, and boxes that do not write, go on.
+// A box without a disk limit does not fill the gateway's disk: however it writes, it is paused when only the reserve is
+// left, until there is space again. Changes, and boxes that do not write, continue.
 func TestAttackOnTheDiskByABoxWithoutLimits(t *testing.T) {
 	t.Parallel()
 	for name, how := range map[string]string{"buffered": "", "direct": "oflag=direct"} {
@@ -118,7 +118,7 @@ func left(w *harness.World) int64 {
 	return int64(st.Bavail) * st.Bsize
 }
 
-// leave takes all but so many bytes of what is free on the state directory's file system, in a file of that name.
+// leave fills the state directory's file system with a file of that name, except for the given number of bytes.
 func leave(w *harness.World, name string, bytes int64) {
 	w.T.Helper()
 	f, err := os.Create(filepath.Join(w.Dir, "state", name))
@@ -130,7 +130,7 @@ func leave(w *harness.World, name string, bytes int64) {
 		err := unix.Fallocate(int(f.Fd()), 0, 0, size)
 		if err == nil {
 			return
-		} else if !errors.Is(err, unix.ENOSPC) { // a box has written meanwhile
+		} else if !errors.Is(err, unix.ENOSPC) { // a box may have written
 			w.T.Fatal(err)
 		}
 		if err := f.Truncate(0); err != nil {
@@ -139,7 +139,7 @@ func leave(w *harness.World, name string, bytes int64) {
 	}
 }
 
-// fillDisk takes what is free on the state directory's file system; the returned function gives it back.
+// fillDisk fills the state directory's file system. free undoes it.
 func fillDisk(w *harness.World) (free func()) {
 	w.T.Helper()
 	path := filepath.Join(w.Dir, "state", "filler")
@@ -171,8 +171,8 @@ func large() map[string]any {
 	return map[string]any{"mode": "custom", "allowed_domains": domains, "allowed_cidrs": wide["allowed_cidrs"]}
 }
 
-// The disk with the state and the log is full: what cannot be stored is refused and changes nothing, what was in force
-// stays, and all works again as soon as there is room.
+// The disk with the state and the log is full: changes that cannot be stored are refused and have no effect, the
+// previous ones stay, and everything works again with free space.
 func TestAttackWithAFullDisk(t *testing.T) {
 	t.Parallel()
 	w := smallDisk(t, 24)
@@ -203,7 +203,7 @@ func TestAttackWithAFullDisk(t *testing.T) {
 	w.MustSh(r.Box, "curl -sS -k -o /dev/null https://api.example.com/")
 	w.Until("decisions are counted although they cannot be written", func() bool { return w.Metric("boxgate_decisions_total") > before })
 
-	// A gateway that is killed now cannot necessarily start; the box is closed or as it was, and open to nothing new.
+	// A gateway killed now may be unable to start. The box is closed or unchanged, and gains no access.
 	w.Kill()
 	_ = w.Start(t.Context())
 	if r.Try("udp", netip.AddrPortFrom(extra[0], 4444)) == harness.Saw(nil) {
@@ -221,7 +221,7 @@ func TestAttackWithAFullDisk(t *testing.T) {
 	s.holds()
 }
 
-// manyKeys are header rules too large for what the store has left.
+// manyKeys returns header rules that are too large for the space left for the store.
 func manyKeys() map[string]any {
 	rules := map[string]any{}
 	for i := range 60 {
@@ -230,7 +230,7 @@ func manyKeys() map[string]any {
 	return rules
 }
 
-// The state directory can only be read: the gateway says so and does not start; the boxes stay as they are.
+// The state directory is read-only: the gateway reports it and does not start. The boxes do not change.
 func TestAttackWithAReadOnlyDisk(t *testing.T) {
 	t.Parallel()
 	w := smallDisk(t, 24)
@@ -244,7 +244,7 @@ func TestAttackWithAReadOnlyDisk(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	_ = w.Errout.Close() // nothing may be open for writing there
+	_ = w.Errout.Close() // no file may be open for writing there
 	w.Errout = nil
 	remount(unix.MS_RDONLY)
 	err := w.Start(t.Context())
@@ -285,8 +285,8 @@ func TestAttackWithoutAReaderOfTheLog(t *testing.T) {
 	agrees(w.Raid(box), "without a log")
 }
 
-// Snapshots, new boxes and images stop before the disk of state_dir is full: what is kept of it is there for the store, whoever takes
-// them, the operator included. The files of what was given up go, and with room again all goes on.
+// Snapshots, new boxes and images stop before the disk of state_dir is full: a reserve is kept for the store, even from
+// the operator. The files of aborted work are removed, and with free space everything works again.
 func TestAttackOnTheReserveOfTheDisk(t *testing.T) {
 	t.Parallel()
 	const size = 96

@@ -19,7 +19,7 @@ import (
 // dockerRoot is where `make docker` unpacks a Docker that is not installed on the machine.
 const dockerRoot = "/var/lib/boxgate/docker"
 
-// docker is a Docker daemon in the network namespace of a world's gateway, with mounts and processes of its own.
+// docker is a Docker daemon in the network namespace of a world's gateway, with separate mount and PID namespaces.
 type docker struct {
 	w       *harness.World
 	dir     string
@@ -40,7 +40,7 @@ func startDocker(w *harness.World) *docker {
 			w.T.Fatal(err)
 		}
 	}
-	// It finds what it needs and no modprobe: the machine's kernel stays as it is.
+	// Its PATH has its dependencies but no modprobe, so that the machine's kernel is not changed.
 	for _, tool := range []string{"iptables", "ip6tables", "ip", "runc", "mount", "true"} {
 		path, err := exec.LookPath(tool)
 		if err != nil {
@@ -142,9 +142,9 @@ func (d *docker) stop(sig syscall.Signal) {
 	d.process = nil
 }
 
-// A Docker daemon lives on the same host: it starts, makes and removes networks, restarts, and other programs flush and
-// rewrite its tables. What is denied stays denied; what is allowed goes on once Docker's own chain lets it pass, as the
-// documents say.
+// A Docker daemon runs on the same host: it starts, creates and removes networks, restarts, and other programs flush
+// and rewrite its tables. Denied traffic stays denied. Allowed traffic works once Docker's own chain accepts it, as
+// documented.
 func TestAttackBesideDocker(t *testing.T) {
 	t.Parallel()
 	w := harness.SharedCaptured(t)
@@ -168,7 +168,7 @@ func TestAttackBesideDocker(t *testing.T) {
 	d := startDocker(w)
 	d.start()
 	open("with Docker, which found forwarding on")
-	// A daemon that comes before the gateway finds forwarding off, switches it on, and drops what it does not know.
+	// A daemon started before the gateway finds forwarding off, turns it on, and drops unknown traffic.
 	gateway("iptables", "-P", "FORWARD", "DROP")
 	if got := r.Try("udp", netip.AddrPortFrom(extra[0], 4444)); got != harness.SawNothing {
 		t.Errorf("Docker drops what it does not know, and yet the box sees %s", got)

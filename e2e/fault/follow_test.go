@@ -14,9 +14,9 @@ import (
 	"boxgate/internal/lab"
 )
 
-// A box follows its container, and is attached by hand, while the gateway fails at every step of that and the box attacks
-// from the moment its namespace is pinned. Whatever fails, nothing gets out that its policy forbids, and in the end the box
-// has its network under that policy.
+// A box follows its container, and is attached manually, while the gateway fails at every step and the box attacks from
+// the moment its namespace is pinned. No traffic that its policy denies gets out, and in the end the box has its
+// network under that policy.
 func TestAttackWhileABoxIsAttachedAgain(t *testing.T) {
 	t.Parallel()
 	d := harness.NewDocker(t)
@@ -69,7 +69,8 @@ func TestAttackWhileABoxIsAttachedAgain(t *testing.T) {
 	}
 }
 
-// What is attached by hand while the gateway dies is attached afterwards, or gone: never to the old sandbox under the new name.
+// If the gateway dies during a manual attach, the box is attached afterwards, or gone: never attached to the old
+// sandbox under the new name.
 func TestReattachIsWholeAfterFaults(t *testing.T) {
 	t.Parallel()
 	w := harness.NewStopped(t, lab.Options{})

@@ -12,11 +12,11 @@ import (
 	"boxgate/internal/nightly"
 )
 
-// passesMinute is longer than the time for which a grant of a TTL of a second is good.
+// passesMinute is longer than a grant for a TTL of one second lasts.
 const passesMinute = 65 * time.Second
 
-// An address that a client keeps is good as long as a connection to it lives, and a minute longer, where the name that DNS told
-// it for decides: or for the time that the operator sets. A change of the policy ends that at once.
+// Where a DNS name decides, the grant of its address lasts as long as a connection to it and a minute longer, or the
+// operator's minimum. A change of the policy ends it immediately.
 func TestGrantLastsAsLongAsAConnection(t *testing.T) {
 	t.Parallel()
 	nightly.Only(t)
@@ -78,7 +78,7 @@ func serves(in *harness.Intruder, at netip.AddrPort) bool {
 	return echoes(c)
 }
 
-// echoes reports whether a server says back what it hears.
+// echoes reports whether a server echoes its input.
 func echoes(c net.Conn) bool {
 	_ = c.SetDeadline(time.Now().Add(harness.Patience))
 	_, err := io.WriteString(c, "ping")

@@ -8,8 +8,8 @@ import (
 	"boxgate/e2e/harness"
 )
 
-// Making a box hangs at each of its slow steps until the caller gives up. Then everything is taken back, and until then
-// the box, which is half there, reaches nothing.
+// The creation of a box hangs at each of its slow steps until the caller gives up. Then everything is rolled back.
+// Until then the partial box reaches no destination.
 func TestAttackWhileACreationHangs(t *testing.T) {
 	t.Parallel()
 	w, s := faultWorld(t)

@@ -29,9 +29,9 @@ func leases(w *harness.World, box string) map[string]int64 {
 	return out
 }
 
-// Leases outlive a gateway that dies, with the time that was left of them; a wall clock that is set back, meanwhile or not,
-// prolongs nothing. Set forward, it ends at once what was allowed for a time, and what was denied stays so. What ended while
-// the gateway was down is closed when it starts.
+// Leases survive a killed gateway, with their remaining time. Setting the wall clock back, at any time, does not
+// prolong them. Setting it forward ends temporary permissions immediately and keeps temporary denials. Leases that
+// ended while the gateway was down are closed when it starts.
 func TestAttackLeaseOutlivesItsTime(t *testing.T) {
 	t.Parallel()
 	w := harness.NewCapturedStopped(t, func(c *config.Config) {

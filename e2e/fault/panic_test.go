@@ -127,8 +127,8 @@ func TestAttackPanicInOneConnection(t *testing.T) {
 	}
 }
 
-// The gateway has no file descriptor left, used up by one box. What another box has open goes on; when some come back all
-// is as before; nothing was let through meanwhile.
+// One box has used up the gateway's file descriptors. Open connections of another box continue. With free descriptors
+// everything works again, and no denied connection got through.
 func TestAttackFileDescriptorsUsedUp(t *testing.T) {
 	t.Parallel()
 	w := harness.SharedCaptured(t)

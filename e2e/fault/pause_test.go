@@ -8,8 +8,8 @@ import (
 	"boxgate/internal/lab"
 )
 
-// The gateway fails while it pauses a box and while it resumes one. The box is paused or awake afterwards, as the API says; the
-// next command wakes it, and its policy is in force all the while.
+// The gateway fails while it pauses and resumes a box. Afterwards the box is paused or running as the API reports. The
+// next command wakes it, and its policy applies the whole time.
 func TestAttackDuringFaultsOfPauseAndResume(t *testing.T) {
 	t.Parallel()
 	w, s := faultWorld(t)
@@ -41,8 +41,8 @@ func TestAttackDuringFaultsOfPauseAndResume(t *testing.T) {
 	s.holds()
 }
 
-// The gateway fails at every step of starting a box whose first process was killed. Nothing runs in the box then, or all of it does,
-// and the next call starts it, under its policy.
+// The gateway fails at every step of restarting a box whose first process was killed. Then the box runs completely or
+// not at all, and the next call starts it, under its policy.
 func TestAttackDuringFaultsOfRestart(t *testing.T) {
 	t.Parallel()
 	w, s := faultWorld(t)

@@ -24,7 +24,7 @@ func processes(w *harness.World) (ids []int) {
 		if err != nil {
 			continue
 		}
-		line, _ := os.ReadFile(filepath.Join("/proc", e.Name(), "cmdline")) // none of one that has ended
+		line, _ := os.ReadFile(filepath.Join("/proc", e.Name(), "cmdline")) // empty if the process has ended
 		if words := strings.Split(string(line), "\x00"); len(words) > 3 && words[1] == "serve" && words[3] == w.Config {
 			ids = append(ids, id)
 		}
@@ -42,8 +42,8 @@ func killAll(w *harness.World) {
 	w.Until("the gateway has ended", func() bool { return len(processes(w)) == 0 && !ending(w) })
 }
 
-// ending reports whether a gateway, whichever world's, has no command line any more and has not ended: it may still hold sockets and
-// locks. The name is that of the program, or that of the link by which it executes itself.
+// ending reports whether a gateway of any world is exiting: it has lost its command line but may still hold sockets and
+// locks. Its name is that of the program, or of the link by which it executes itself.
 func ending(w *harness.World) bool {
 	w.T.Helper()
 	name := filepath.Base(w.Self)
@@ -126,7 +126,7 @@ func TestAReplacementThatFailsOpensNothing(t *testing.T) {
 	}
 }
 
-// A process of which systemd may not have been told that it serves ends, so that the one which systemd starts can.
+// A serving process that systemd may not know about exits, so that the process started by systemd can serve.
 func TestASuccessorThatSystemdDoesNotKnowEnds(t *testing.T) {
 	t.Parallel()
 	w, _ := faultWorld(t, "SYSTEMD_EXEC_PID=1")

@@ -36,7 +36,7 @@ func TestARunThatFailsIsNotRepeated(t *testing.T) {
 	jump := func() { year++; w.Jump(time.Duration(year) * 366 * 24 * time.Hour) }
 	// The gateway looks at its clock every few seconds, and whenever a schedule is made.
 	look := func() { _ = w.Client.Do(t.Context(), "POST", api.BoxPath(box, "schedules"), body, nil) }
-	// Those that were made for a look go before they are due.
+	// Delete the schedules of checks before they are due.
 	clean := func() {
 		var all []schedule
 		if err := w.Client.Get(t.Context(), api.BoxPath(box, "schedules"), &all); err != nil {

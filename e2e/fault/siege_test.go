@@ -37,10 +37,10 @@ type siege struct {
 	boxes atomic.Int64 // that took part
 }
 
-// pause is the time between two rounds of a box. What is open for longer is noticed.
+// pause is the time between two rounds of a box. A longer opening is detected.
 var pause = nightly.Size(10*time.Millisecond, time.Millisecond)
 
-// besiege begins a siege.
+// besiege starts a siege.
 func besiege(w *harness.World, targets [2]netip.Addr) *siege {
 	w.T.Helper()
 	s := &siege{w: w, targets: targets, done: make(chan struct{})}
@@ -114,14 +114,14 @@ func (d *pinDir) list() []string {
 	return slices.Clip(d.paths)
 }
 
-// inodeAt is the inode at a path; 0 if there is none.
+// inodeAt returns the inode number at a path, or 0 if there is none.
 func inodeAt(path string) uint64 {
 	var st unix.Stat_t
 	_ = unix.Stat(path, &st)
 	return st.Ino
 }
 
-// enter attacks from a namespace for as long as its box has it. It reports false if there is none yet.
+// enter attacks from a namespace for as long as its box exists. It returns false if there is no namespace yet.
 func (s *siege) enter(path string, inode uint64, pin *os.File) bool {
 	entered := make(chan bool)
 	s.wg.Go(func() {

@@ -11,8 +11,8 @@ import (
 	"boxgate/e2e/harness"
 )
 
-// The gateway fails at every step of taking and deleting snapshots. Then each snapshot is ready and whole, or says that it
-// failed; the box goes on under its policy; and when all snapshots are deleted no file of one is left.
+// The gateway fails at every step of taking and deleting snapshots. Then each snapshot is ready and complete, or
+// reports its failure. The box continues under its policy. When all snapshots are deleted, no file of one remains.
 func TestAttackDuringFaultsOfSnapshots(t *testing.T) {
 	t.Parallel()
 	w, s := faultWorld(t)

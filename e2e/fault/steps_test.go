@@ -72,14 +72,14 @@ var (
 	}
 	stepsOfSchedule = []string{"schedule: claimed", "schedule: run ended"}
 	stepsOfRotation = []string{"secrets: refresh token presented", "secrets: refresh tokens kept"}
-	// Those of the data path have tests of their own.
+	// The steps of the data path have their own tests.
 	stepsOfTraffic = []string{"proxy: first bytes read", "proxy: request read", "dns: query read"}
 )
 
-// operations are all of these.
+// operations are all of these steps.
 var operations = [][]string{stepsOfCreate, stepsOfAttach, stepsOfReattach, stepsOfDelete, stepsOfPause, stepsOfRestart, stepsOfSnapshot, stepsOfChange, stepsOfGlobal, stepsOfNamed, stepsOfStart, stepsOfStop, stepsOfReplace, stepsOfSchedule, stepsOfRotation, stepsOfTraffic}
 
-// marks are the steps after which nothing can fail, so that only death and panic are tried.
+// isMark reports whether the operation cannot fail after the step, so that only death and panic are tested.
 func isMark(step string) bool { return slices.Contains(marks, step) }
 
 var marks = []string{
@@ -182,7 +182,7 @@ var (
 		"allowed_cidrs": []string{extra[0].String() + "/32", extra[1].String() + "/128"}}
 )
 
-// policyNow is which of the two the API says is in force.
+// policyNow returns which of the two policies the API reports.
 func policyNow(w *harness.World, box string) (isWide bool, version uint64) {
 	w.T.Helper()
 	var view struct {

@@ -12,8 +12,8 @@ import (
 	"boxgate/internal/lab"
 )
 
-// The store is gone or damaged while a box runs. The gateway refuses to start and says what to do; the box, its rules and
-// the API key stay as they are, and with the store put back everything goes on.
+// The store is missing or damaged while a box runs. The gateway refuses to start and explains the fix. The box, its
+// rules and the API key do not change, and with the store restored everything works again.
 func TestAttackStoreThatIsGoneOrDamaged(t *testing.T) {
 	t.Parallel()
 	w := harness.NewCapturedStopped(t, nil)

@@ -77,7 +77,7 @@ func TestFidelityTrailers(t *testing.T) {
 	})
 }
 
-// TestFidelityExpect lets a client wait for 100 before it sends a body: the server says so, or refuses unread.
+// TestFidelityExpect: a client waits for 100 before it sends a body. The server sends it, or refuses the body unread.
 func TestFidelityExpect(t *testing.T) {
 	t.Parallel()
 	f := newFidelity(t, nil)
@@ -87,12 +87,12 @@ func TestFidelityExpect(t *testing.T) {
 	})
 	for _, code := range []int{401, 417} {
 		f.page(fmt.Sprint("/refuse", code), func(w http.ResponseWriter, r *http.Request) {
-			w.Header().Set("Connection", "close") // nothing of the body is wanted
+			w.Header().Set("Connection", "close") // the body is not read
 			w.WriteHeader(code)
 		})
 	}
 	f.eachRoute([]route{overHTTP1, overPlain}, func(f *fidelity, r route) {
-		// --expect100-timeout: curl sends the body only when it was told to.
+		// --expect100-timeout: curl sends the body only after a 100.
 		out := f.curl(r, "--expect100-timeout 50 -H 'Expect: 100-continue' -D - --data-binary 'hello'", "/welcome")
 		if !strings.HasPrefix(out, "HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 200 OK\r\n") || !strings.HasSuffix(out, "\r\n\r\n5 <nil>") {
 			f.T.Errorf("%s", out)
@@ -175,7 +175,7 @@ func TestFidelityEarlyHints(t *testing.T) {
 	})
 }
 
-// TestFidelityBodiless asks for what has no body although it says how long that would be.
+// TestFidelityBodiless requests responses without a body that have a Content-Length.
 func TestFidelityBodiless(t *testing.T) {
 	t.Parallel()
 	f := newFidelity(t, nil)
@@ -195,7 +195,7 @@ func TestFidelityBodiless(t *testing.T) {
 		}
 	})
 	f.eachRoute(intercepted, func(f *fidelity, r route) {
-		// One curl, so one connection: a body read where there is none would swallow the next response.
+		// One curl and one connection, so that a wrongly read body would swallow the next response.
 		out := f.run(fmt.Sprintf(`curl -sS %[1]s --max-time 60 -w '%%{http_code} %%{size_download} %%{num_connects} %%header{content-length} %%header{etag}\n' -o /dev/null \
 -I %[2]s/thing --next -sS %[1]s -w '%%{http_code} %%{size_download} %%{num_connects} %%header{content-length}\n' -o /dev/null -X DELETE %[2]s/thing \
 --next -sS %[1]s -w '%%{http_code} %%{size_download} %%{num_connects} %%header{etag}\n' -o /dev/null -H 'If-None-Match: "v1"' %[2]s/thing \
@@ -234,7 +234,8 @@ func TestFidelityRanges(t *testing.T) {
 	})
 }
 
-// TestFidelityEncodings passes compressed bodies byte for byte and asks for none that the client did not ask for.
+// TestFidelityEncodings: compressed bodies pass byte for byte, and the gateway requests no encoding that the client did
+// not request.
 func TestFidelityEncodings(t *testing.T) {
 	t.Parallel()
 	f := newFidelity(t, nil)

@@ -17,7 +17,7 @@ import (
 
 const (
 	bulkBlock = 1 << 20
-	grownMax  = 64 << 20 // bytes by which the gateway may grow meanwhile
+	grownMax  = 64 << 20 // maximum growth of the gateway in bytes
 )
 
 var (
@@ -25,7 +25,7 @@ var (
 	bulkLess = nightly.Size(8<<20, 64<<20)
 )
 
-// writeBulk writes size bytes of which no two blocks are the same.
+// writeBulk writes size bytes in which all blocks differ.
 func writeBulk(w io.Writer, size int) error {
 	block := make([]byte, bulkBlock)
 	for i := range block {
@@ -43,8 +43,8 @@ func writeBulk(w io.Writer, size int) error {
 // bulkDigests holds the digest of what writeBulk writes, by size.
 var bulkDigests sync.Map
 
-// bulkDigest returns the SHA-256 digest of what writeBulk writes. A handler could not tell it: with HTTP/2 its last write
-// may fail with the stream already closed by a client that has all the bytes of the Content-Length.
+// bulkDigest returns the SHA-256 digest of writeBulk's output. A handler could not compute it: with HTTP/2 its last
+// write may fail because the client has closed the stream after all bytes of the Content-Length.
 func bulkDigest(size int) string {
 	digest, _ := bulkDigests.LoadOrStore(size, sync.OnceValue(func() string {
 		sum := sha256.New()
@@ -54,12 +54,13 @@ func bulkDigest(size int) string {
 	return digest.(func() string)()
 }
 
-// bulkPages: /down sends as many bytes as its query says; /up answers with the digest of what came.
+// bulkPages serves /down, which sends the number of bytes in its query, and /up, which answers with the digest of the
+// body.
 func (f *fidelity) bulkPages() {
 	f.page("/down", func(w http.ResponseWriter, r *http.Request) {
 		size, _ := strconv.Atoi(r.URL.RawQuery)
 		w.Header().Set("Content-Length", strconv.Itoa(size))
-		_ = writeBulk(w, size) // the client tells what arrived
+		_ = writeBulk(w, size) // the client checks the received bytes
 	})
 	f.page("/up", func(w http.ResponseWriter, r *http.Request) {
 		sum := sha256.New()
@@ -87,7 +88,7 @@ else:
     print(total.hexdigest(), answer)
 `
 
-// download has curl fetch size bytes and compares their number, their digest and curl's exit status with what was sent.
+// download fetches size bytes with curl and checks their number, their digest and curl's exit status.
 func (f *fidelity) download(options, url string, size int) {
 	f.T.Helper()
 	line := fmt.Sprintf("{ curl -sS -w '%%{stderr}%%{size_download} bytes' %s %s/down?%d; echo \", exit $?\" >&2; } | openssl dgst -sha256 -r", options, url, size)
@@ -107,7 +108,7 @@ func TestFidelityBulk(t *testing.T) {
 	python := "python3 " + f.program("up.py", uploader)
 	check := func(t *testing.T, size int, move func(f *fidelity, size int)) {
 		f := f.on(t)
-		move(f, 16<<20) // what it takes at all is no growth
+		move(f, 16<<20) // the initial allocation does not count as growth
 		before := f.resetPeak()
 		move(f, size)
 		if _, peak := f.memory(); peak-before > grownMax && !harness.RaceDetector() {

@@ -13,7 +13,7 @@ import (
 	"boxgate/internal/testnet"
 )
 
-// TestFidelityOldHTTP has clients and servers speak HTTP/1.0, and servers tell no length.
+// TestFidelityOldHTTP: clients and servers speak HTTP/1.0, and servers send no length.
 func TestFidelityOldHTTP(t *testing.T) {
 	t.Parallel()
 	f := newFidelity(t, nil)
@@ -28,7 +28,7 @@ func TestFidelityOldHTTP(t *testing.T) {
 			t.Errorf("%s: %q", r.name, out)
 		}
 	}
-	// By hand, as one tries a server: no Host, but TLS has said the name.
+	// A manual request, as for testing a server: without Host, but with SNI.
 	out := f.run(`(printf 'GET /chunks HTTP/1.0\r\n\r\n'; sleep 1) | openssl s_client -quiet -verify_quiet -connect ` + bothHost + ":443 -servername " + bothHost)
 	if !strings.HasSuffix(out, "\r\n\r\none two "+bothHost) {
 		t.Errorf("openssl: %q", out)
@@ -101,9 +101,9 @@ func TestFidelityConnectionClose(t *testing.T) {
 	}
 }
 
-// TestFidelityEndBeforeTheFirstByte: a client that ends its side before it has sent anything (nc -N) still hears what the server
-// says first, on a port of no protocol that is known for it, as without the gateway; also by way of the explicit proxy, and
-// where the gateway waits for who speaks first.
+// TestFidelityEndBeforeTheFirstByte: a client that closes its sending side before sending any data (nc -N) still
+// receives the server's first data, on a port without a known protocol, as without the gateway; also through the
+// explicit proxy, and where the gateway waits to see which side speaks first.
 func TestFidelityEndBeforeTheFirstByte(t *testing.T) {
 	t.Parallel()
 	f := newFidelity(t, nil)

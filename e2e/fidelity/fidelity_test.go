@@ -51,7 +51,7 @@ var (
 	everyRoute  = []route{overHTTP1, overHTTP2, overDowngrade, overPlain, overSplice}
 )
 
-// fidelity is a box in a world whose servers do what the test says, path by path.
+// fidelity is a box in a world whose servers have handlers set by the test, path by path.
 type fidelity struct {
 	*harness.Intruder
 	pages *sync.Map // path → http.HandlerFunc
@@ -100,7 +100,7 @@ func (f *fidelity) serve(w http.ResponseWriter, r *http.Request) {
 // page has the servers answer a path, whatever follows its first part, with h.
 func (f *fidelity) page(path string, h http.HandlerFunc) { f.pages.Store(path, h) }
 
-// run runs a line in the box and returns what it printed to its output; it must succeed.
+// run runs a line in the box and returns its standard output. The line must succeed.
 func (f *fidelity) run(line string) string {
 	f.T.Helper()
 	out, errs, code := f.try(line)
@@ -137,7 +137,7 @@ func (f *fidelity) program(name, text string) string {
 	return path
 }
 
-// dialTLS connects from the box to a host as a client of its own making.
+// dialTLS opens a TLS connection from the box to a host with Go's client.
 func (f *fidelity) dialTLS(host string, alpn ...string) *tls.Conn {
 	f.T.Helper()
 	c := f.TLS(f.DialHost(host, 443), host, alpn...)
@@ -180,7 +180,7 @@ func (f *fidelity) eachRoute(routes []route, test func(*fidelity, route)) {
 	}
 }
 
-// memory is what the gateway's process holds, in bytes, and the most it has held since the last call of resetPeak.
+// memory returns the resident memory of the gateway in bytes, and its peak since the last call of resetPeak.
 func (f *fidelity) memory() (now, peak int64) {
 	f.T.Helper()
 	data, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", f.Process.Process.Pid))
@@ -198,7 +198,7 @@ func (f *fidelity) memory() (now, peak int64) {
 	return read("VmRSS"), read("VmHWM")
 }
 
-// resetPeak lets the peak begin anew (proc(5), clear_refs) and returns what is held now.
+// resetPeak resets the peak (proc(5), clear_refs) and returns the present memory.
 func (f *fidelity) resetPeak() int64 {
 	f.T.Helper()
 	if err := os.WriteFile(fmt.Sprintf("/proc/%d/clear_refs", f.Process.Process.Pid), []byte("5"), 0); err != nil {

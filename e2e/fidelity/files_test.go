@@ -33,7 +33,7 @@ func (e *endless) Read(b []byte) (int, error) {
 // fileSize is more than the gateway may grow by.
 var fileSize = nightly.Size[int64](192<<20, 1<<30)
 
-// TestLargeFile passes through the files API both ways, and the gateway holds next to nothing of it.
+// TestLargeFile: a large file passes the files API both ways, and the gateway buffers almost none of it.
 func TestLargeFile(t *testing.T) {
 	t.Parallel()
 	w := harness.Shared(t)
@@ -83,7 +83,7 @@ func TestLargeFile(t *testing.T) {
 	}
 }
 
-// TestUploadThatBreaksOff leaves what was there, and nothing else.
+// TestUploadThatBreaksOff: an aborted upload leaves the old file, and no other.
 func TestUploadThatBreaksOff(t *testing.T) {
 	t.Parallel()
 	w := harness.Shared(t)

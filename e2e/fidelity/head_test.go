@@ -14,8 +14,8 @@ import (
 	"boxgate/e2e/harness"
 )
 
-// raw answers each request that comes to a host over HTTP/1.1, read byte for byte, as answer says; an answer that is
-// empty, has no length or says so ends the connection. It returns the heads as they came.
+// raw answers each HTTP/1.1 request to a host with the bytes returned by answer. An answer that is empty, has no length
+// or requests it closes the connection. raw returns the request heads as received.
 func (f *fidelity) raw(host string, answer func(head string) string) <-chan string {
 	f.T.Helper()
 	heads := make(chan string, 1000)
@@ -69,7 +69,7 @@ func TestFidelityHeadsByteForByte(t *testing.T) {
 	if _, err := io.ReadFull(c, got); err != nil || string(got) != response {
 		t.Errorf("the client received\n%q\nwant\n%q", got, response)
 	}
-	// A second client, which says nothing of itself, gets nothing added either.
+	// A second client without a User-Agent gets no added fields either.
 	if _, err := io.WriteString(c, "GET / HTTP/1.1\r\nHost: "+host+"\r\n\r\n"); err != nil {
 		t.Fatal(err)
 	}

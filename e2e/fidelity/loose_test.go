@@ -7,8 +7,8 @@ import (
 	"boxgate/audit"
 )
 
-// looseAnswers are responses that curl takes, with the fields in which the box receives them; "" for those that the gateway
-// refuses.
+// looseAnswers are responses that curl accepts, with the fields that the box receives, or "" if the gateway refuses
+// them.
 var looseAnswers = map[string]struct{ head, body, strict string }{
 	"chunk-padded":      {"Transfer-Encoding: chunked\r\n", "2   \r\nok\r\n0   \r\n\r\n", "transfer-encoding: chunked"},
 	"chunk-padded-ext":  {"Transfer-Encoding: chunked\r\n", "2 ;a=b\r\nok\r\n0\t;c\r\n\r\n", "transfer-encoding: chunked"},
@@ -22,8 +22,8 @@ var looseAnswers = map[string]struct{ head, body, strict string }{
 	"two-lengths":       {"Content-Length: 2\r\nContent-Length: 3\r\n", "ok", ""},
 }
 
-// TestFidelityLooseAnswers has the box read responses whose framing is loose but plain as curl does without the gateway, written
-// strictly, and a 502 for those that are ambiguous.
+// TestFidelityLooseAnswers: responses with loose but unambiguous framing reach the box in strict form, with the same
+// content as without the gateway. Ambiguous ones become a 502.
 func TestFidelityLooseAnswers(t *testing.T) {
 	t.Parallel()
 	f := newFidelity(t, nil)

@@ -59,7 +59,7 @@ func TestFidelityServerResets(t *testing.T) {
 	}
 }
 
-// h2Server answers each stream of each connection to a host as it is told, frame by frame.
+// h2Server calls serve for each stream of each connection to a host, to answer frame by frame.
 func (f *fidelity) h2Server(host string, serve func(n int, fr *http2.Framer, h *http2.MetaHeadersFrame)) *atomic.Int32 {
 	f.T.Helper()
 	conns := new(atomic.Int32)
@@ -179,8 +179,8 @@ func resetOf(c *harness.Frames, stream uint32) (http2.ErrCode, bool) {
 	}
 }
 
-// TestFidelityGoAway lets the server end connections while streams are under way: those it took are finished, those it
-// did not take are sent once more, and none is lost or done twice.
+// TestFidelityGoAway: the server ends connections with open streams. Streams it processed are finished, others are sent
+// again, and none is lost or executed twice.
 func TestFidelityGoAway(t *testing.T) {
 	t.Parallel()
 	f := newFidelity(t, nil)
@@ -242,8 +242,8 @@ func TestFidelityGoAway(t *testing.T) {
 	}
 }
 
-// TestFidelityRefusedStreams has the server refuse a stream: it is sent once more where that can be done, and otherwise
-// the client is told that it may.
+// TestFidelityRefusedStreams: the server refuses a stream. The gateway retries it if possible, and otherwise signals to
+// the client that it may.
 func TestFidelityRefusedStreams(t *testing.T) {
 	t.Parallel()
 	f := newFidelity(t, nil)
@@ -358,7 +358,7 @@ func TestFidelityClientResets(t *testing.T) {
 		client := f.client(r)
 		ended := make(chan error, 1)
 		go func() {
-			_, err := client.Do(req) //nolint:bodyclose // there is none
+			_, err := client.Do(req) //nolint:bodyclose // without a body
 			ended <- err
 		}()
 		_, _ = io.WriteString(out, "part")

@@ -44,7 +44,7 @@ print(s.recv(100))' 2>&1`)
 	if e := f.DenialOf(f.Box, policy.StageConn, "evil.example.net", name.ReasonNotAllowed); e.Port != 9443 {
 		t.Errorf("decision %+v", e)
 	}
-	// The gateway's own TLS cannot be the server of such a client: it says why.
+	// The gateway's TLS cannot serve such a client: the log has the reason.
 	if out := say(bothHost, bothHost+".", "443"); !strings.Contains(out, "ACCESS_DENIED") {
 		t.Errorf("an intercepted host: %s", out)
 	}
@@ -59,7 +59,7 @@ print(s.recv(100))' 2>&1`)
 	}
 }
 
-// openSSL returns what serves a connection by openssl s_server, which says each line backwards.
+// openSSL returns a handler that serves a connection with openssl s_server, which reverses each line.
 func (f *fidelity) openSSL(host string) func(net.Conn) {
 	t := f.T
 	t.Helper()

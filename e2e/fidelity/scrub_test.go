@@ -19,7 +19,7 @@ import (
 
 const reflected = "sk-live/c4n4ry+0123456789=="
 
-// scrubbing is a box and servers of every version that reflect what they are sent, under a rule with scrub.
+// scrubbing returns a box under a rule with scrub, and servers of every version that reflect their requests.
 func scrubbing(t *testing.T) *fidelity {
 	f := newFidelity(t, nil)
 	f.page("/reflect", testnet.Reflect)
@@ -32,7 +32,7 @@ func scrubbing(t *testing.T) *fidelity {
 	return f
 }
 
-// leftOver returns the form in which a text holds the token or most of it, or "".
+// leftOver returns the encoding in which a text contains most of the token, or "".
 func leftOver(text string) string {
 	for _, form := range testnet.Reflections(reflected) {
 		if form = strings.Trim(form, `"=`); strings.Contains(text, form[4:len(form)-4]) {
@@ -42,7 +42,7 @@ func leftOver(text string) string {
 	return ""
 }
 
-// TestAttackReflectedSecret asks servers that tell what they were sent, by curl from a box.
+// TestAttackReflectedSecret makes requests with curl from a box to servers that reflect them.
 func TestAttackReflectedSecret(t *testing.T) {
 	t.Parallel()
 	f := scrubbing(t)

@@ -20,11 +20,11 @@ import (
 	"boxgate/internal/testnet"
 )
 
-// streamed is how many pieces a stream has. Each is sent only when the client has acknowledged the piece before by a
-// request of its own: whoever holds anything back stops the stream.
+// streamed is the number of pieces of a stream. Each is sent only after the client has acknowledged the previous one by
+// a separate request, so buffering stalls the stream.
 const streamed = 5
 
-// streamPages: /stream/KIND sends pieces; /ack lets the next one go.
+// streamPages serves /stream/KIND, which sends pieces, and /ack, which releases the next piece.
 func (f *fidelity) streamPages() {
 	acks := make(chan struct{})
 	f.page("/ack", func(w http.ResponseWriter, r *http.Request) {
@@ -149,7 +149,7 @@ func TestFidelityLongPoll(t *testing.T) {
 	})
 }
 
-// TestFidelityHalfClose has clients end their side first: what the server says afterwards arrives, however late.
+// TestFidelityHalfClose: a client closes its sending side first. Later data of the server arrives, however late.
 func TestFidelityHalfClose(t *testing.T) {
 	t.Parallel()
 	f := newFidelity(t, nil)
@@ -215,8 +215,8 @@ func TestFidelityHalfClose(t *testing.T) {
 	f.NothingLeaks()
 }
 
-// TestFidelitySlowReaders has 100 clients read nothing of an endless response, and then shows that the gateway holds no
-// more for each than its windows and buffers.
+// TestFidelitySlowReaders: 100 clients do not read an endless response. The gateway holds no more for each than its
+// windows and buffers.
 func TestFidelitySlowReaders(t *testing.T) {
 	t.Parallel()
 	readers := nightly.Size(40, 100)

@@ -97,7 +97,7 @@ func (c wsClient) ask(op byte, payload []byte) (byte, []byte, error) {
 	return gotOp, got, errors.Join(err, <-sent)
 }
 
-// webSocket opens a WebSocket over HTTP/1.1, or over HTTP/2 as RFC 8441 says.
+// webSocket opens a WebSocket over HTTP/1.1, or over HTTP/2 (RFC 8441).
 func (f *fidelity) webSocket(r route, path string) wsClient {
 	f.T.Helper()
 	if !r.h2 {
@@ -235,8 +235,8 @@ s.on("remoteSettings", () => {
 	}
 }
 
-// TestFidelityIdle leaves streams and WebSockets idle for longer than every timer that runs meanwhile but the one for
-// tunnels, and then for longer than that.
+// TestFidelityIdle leaves streams and WebSockets idle for longer than every timer except the tunnel timeout, and then
+// for longer than that.
 func TestFidelityIdle(t *testing.T) {
 	t.Parallel()
 	f := newFidelity(t, func(c *config.Config) { c.Limits.PeekTimeout = 3 * time.Second })

@@ -104,7 +104,8 @@ func TestAttachedBoxIsUnderTheGateway(t *testing.T) {
 	}
 }
 
-// What is no network namespace of somebody else's, or has another way out than the gateway, is refused and left alone.
+// A path that is not a foreign network namespace, or a namespace with another way out than the gateway, is refused and
+// left unchanged.
 func TestAttachRefusesWhatItCannotGuard(t *testing.T) {
 	t.Parallel()
 	w := harness.Shared(t)
@@ -141,7 +142,7 @@ func TestAttachRefusesWhatItCannotGuard(t *testing.T) {
 	}
 }
 
-// A container is found by its name: by what Docker says is its first process.
+// A container is found by name: the gateway asks Docker for its first process.
 func TestAttachAsksDocker(t *testing.T) {
 	t.Parallel()
 	f := harness.NewForeignBox(t)

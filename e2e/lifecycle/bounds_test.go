@@ -40,7 +40,7 @@ func TestTheLargestEnvironmentStillRunsCommands(t *testing.T) {
 	}
 }
 
-// TestPatchesOfManyAtOnce: each goes through, and none is lost.
+// TestPatchesOfManyAtOnce: concurrent patches all succeed, and no change is lost.
 func TestPatchesOfManyAtOnce(t *testing.T) {
 	t.Parallel()
 	w := harness.Shared(t)

@@ -34,7 +34,7 @@ func sentKey(w *harness.World, box string) string {
 	return seen[0].Header.Get("Authorization")
 }
 
-// A change of what all boxes share reaches the boxes that are just being made.
+// A change of settings shared by all boxes also reaches boxes that are being created.
 func TestGlobalRulesReachBoxesBeingCreated(t *testing.T) {
 	t.Parallel()
 	w := harness.Shared(t)
@@ -84,7 +84,7 @@ func TestHangingUpLeavesNoChangeHalfWay(t *testing.T) {
 	}
 }
 
-// A deletion goes on although the client has gone; nothing keeps the name.
+// A deletion completes after its client has disconnected, and frees the name.
 func TestHangingUpDoesNotStopADeletion(t *testing.T) {
 	t.Parallel()
 	w := harness.Shared(t)
@@ -93,7 +93,7 @@ func TestHangingUpDoesNotStopADeletion(t *testing.T) {
 		ctx, cancel := context.WithTimeout(t.Context(), time.Duration(1+5*round)*time.Millisecond)
 		_ = w.Client.Do(ctx, "DELETE", api.BoxPath(box), nil, nil)
 		cancel()
-		// It may not have begun; deleting again waits for it and is told that the box is gone, or deletes it now.
+		// The deletion may not have begun. Deleting again waits for it and gets a 404, or deletes the box.
 		var refused *api.ResponseError
 		if err := w.Client.Do(t.Context(), "DELETE", api.BoxPath(box), nil, nil); err != nil && (!errors.As(err, &refused) || refused.Status != 404) {
 			t.Errorf("round %d: deleting again: %v", round, err)

@@ -10,7 +10,7 @@ import (
 	"boxgate/e2e/harness"
 )
 
-// waiting is a world whose gateway waits where a test says.
+// waiting returns a world whose gateway waits at the steps chosen by a test.
 func waiting(t *testing.T) *harness.World {
 	t.Helper()
 	w := harness.Shared(t)
@@ -29,8 +29,8 @@ func stateOf(w *harness.World, box string) string {
 	return view.Status
 }
 
-// deleteDuring deletes a box while a change of its state waits at a step. It returns how the change ended, and fails the test if that
-// reached a later step nevertheless; "" is none.
+// deleteDuring deletes a box while a change of its state waits at a step, and returns the result of the change. It
+// fails the test if the change still reaches the step later; "" means no such step.
 func deleteDuring(w *harness.World, box, change, step, later string) (changed error) {
 	w.T.Helper()
 	w.Arm(harness.FaultWait, step)
@@ -53,7 +53,7 @@ func deleteDuring(w *harness.World, box, change, step, later string) (changed er
 	return changed
 }
 
-// A box that is deleted while it is started again is gone: nothing of it is in the kernel, and its addresses are free.
+// A box that is deleted while it is restarted is gone: it has no kernel state, and its addresses are free.
 func TestDeletedWhileItIsStartedAgain(t *testing.T) {
 	t.Parallel()
 	w := waiting(t)

@@ -14,8 +14,8 @@ import (
 	"boxgate/e2e/harness"
 )
 
-// TestEndOfABoxIsNoticedAtOnce kills the first process of a box that nobody uses: just made, started again, and found by a new
-// gateway. API, metrics and log say so, and a call of resume starts it again.
+// TestEndOfABoxIsNoticedAtOnce kills the first process of an unused box: a new one, a restarted one, and one found by a
+// new gateway. API, metrics and log report it, and resume starts the box again.
 func TestEndOfABoxIsNoticedAtOnce(t *testing.T) {
 	t.Parallel()
 	w := harness.Shared(t)

@@ -33,17 +33,17 @@ type collectors struct {
 	key, token string
 
 	mu       sync.Mutex
-	all      bool              // the webhook may have what was allowed
-	seen     map[string]int    // by run and number: how often a webhook had the decision
-	decided  map[string]string // what was decided → the run, as webhooks say
-	records  map[string]int    // by body: how often OTLP had it
+	all      bool              // the webhook may also get allowed decisions
+	seen     map[string]int    // by run and number: how often a webhook received the decision
+	decided  map[string]string // decision → the run reported by webhooks
+	records  map[string]int    // by body: how often OTLP received it
 	problems []error
 }
 
 // collectorName is the host of both.
 const collectorName = "collector.example.com"
 
-// serve starts them, with a certificate of a CA that nobody else trusts. It returns the CA's file.
+// serve starts the collectors, with a certificate of a CA that no other client trusts, and returns the CA's file.
 func (c *collectors) serve(w *harness.World) (caFile string) {
 	ca, err := certs.NewCA("collectors")
 	if err != nil {
@@ -122,7 +122,7 @@ func (c *collectors) otlp(w http.ResponseWriter, r *http.Request) {
 	_, _ = w.Write([]byte("{}"))
 }
 
-// run returns the run in which a webhook had a decision about a name at a stage; empty: none had it.
+// run returns the run of the decision about a name at a stage that a webhook received, or "".
 func (c *collectors) run(box, stage, name string) string {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -136,9 +136,9 @@ func (c *collectors) has(text string) bool {
 	return c.records[text] > 0
 }
 
-// TestDecisionsAreExported: what a box is denied arrives at a webhook, signed, and with what it is allowed at an OTLP collector, both
-// with a certificate of the operator's CA; also after another process has taken the gateway's place, and no decision twice; a reload
-// puts another configuration in force; and nothing shows the key or the header.
+// TestDecisionsAreExported: denials arrive at a webhook, signed, and denials and allowed decisions at an OTLP
+// collector, both with a certificate of the operator's CA. This also holds after another process has replaced the
+// gateway. No decision arrives twice, a reload applies a new configuration, and the key and the header are never shown.
 func TestDecisionsAreExported(t *testing.T) {
 	t.Parallel()
 	c := &collectors{
@@ -186,7 +186,7 @@ func TestDecisionsAreExported(t *testing.T) {
 	}
 }
 
-// exportAll has the webhook take what is allowed, too, by a reload.
+// exportAll makes the webhook also receive allowed decisions, by a reload.
 func (u *upgrading) exportAll(c *collectors, box string) {
 	u.T.Helper()
 	c.mu.Lock()
@@ -219,7 +219,7 @@ func (u *upgrading) secretFiles(values map[string]string) {
 	}
 }
 
-// denied has a box try a name that it may not reach, and one that it may, and returns the run in which the webhook says so.
+// denied makes a box try a denied name and an allowed one, and returns the run that the webhook reports for it.
 func (u *upgrading) denied(c *collectors, box, name string) (run string) {
 	u.T.Helper()
 	u.Sh(box, "curl -sS --max-time 20 https://"+name+"/")

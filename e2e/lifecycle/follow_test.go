@@ -20,11 +20,11 @@ type follower struct {
 	docker    *harness.Docker
 	container *harness.Container
 	id        string
-	bundle    string // what it trusts: made once, as its CA stays
+	bundle    string // CA bundle that it trusts, created once because the CA stays
 	url       harness.PublicURL
 }
 
-// follow attaches a box to a container of its own.
+// follow attaches a box to a new container.
 func follow(t *testing.T) *follower {
 	t.Helper()
 	w, d := harness.NewDockerWorld(t)
@@ -63,7 +63,7 @@ func (b *follower) works(when string) {
 	}
 }
 
-// isGone fails the test unless the box becomes one without a sandbox, and nothing of the sandbox is kept.
+// isGone fails the test unless the box loses its sandbox and the gateway keeps no state of it.
 func (b *follower) isGone(says string) {
 	b.T.Helper()
 	b.UntilStatus(b.id, "gone")
@@ -149,7 +149,8 @@ func TestAttachedBoxFollowsThroughRestarts(t *testing.T) {
 	b.NothingLeaks()
 }
 
-// Another container with the name of one that is gone gets nothing of its box, until the box is attached to it by hand.
+// Another container with the name of a removed one gets no access to its box, until the box is attached to it
+// explicitly.
 func TestAttackContainerThatTakesTheNameOfAnother(t *testing.T) {
 	t.Parallel()
 	b := follow(t)

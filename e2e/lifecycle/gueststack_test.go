@@ -16,15 +16,15 @@ import (
 	"boxgate/e2e/harness"
 )
 
-// guestStack is a sandbox with a network stack of its own, as gVisor has: it has taken the addresses off the interface and
-// speaks for them itself, in whole frames.
+// guestStack is a sandbox with its own network stack, like gVisor: it has removed the addresses from the interface and
+// sends whole frames with them itself.
 type guestStack struct {
 	*harness.Raider
 	sandbox *harness.ForeignBox
-	port    uint16 // the next connection's own
+	port    uint16 // source port of the next connection
 }
 
-// takeOver makes an attached sandbox one with a network stack of its own.
+// takeOver gives an attached sandbox its own network stack.
 func takeOver(w *harness.World, box string, f *harness.ForeignBox) *guestStack {
 	w.T.Helper()
 	w.Adopt(box, f)
@@ -78,7 +78,7 @@ func (g *guestStack) segment(from, to netip.AddrPort, seq, ack uint32, flags byt
 	g.Packet(harness.IPPacket(from.Addr(), to.Addr(), unix.IPPROTO_TCP, b))
 }
 
-// receive waits for a segment of a connection that is wanted; nothing comes with flags 0.
+// receive waits for a segment of a connection that satisfies wanted. It returns flags 0 if none arrives.
 func (g *guestStack) receive(from, to netip.AddrPort, deadline time.Time, wanted func(flags byte, text string) bool) (byte, uint32, string) {
 	g.T.Helper()
 	buf := make([]byte, 4096)
@@ -135,8 +135,8 @@ func (g *guestStack) works(when string) {
 	}
 }
 
-// A sandbox with a network stack of its own, attached as such, keeps its network when the gateway restarts, and when
-// kernel rules are written anew.
+// A sandbox with its own network stack, attached as such, keeps its network when the gateway restarts and when the
+// kernel rules are rewritten.
 func TestAttachedGuestKeepsItsOwnNetworkStack(t *testing.T) {
 	t.Parallel()
 	w := harness.Shared(t)

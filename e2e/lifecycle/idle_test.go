@@ -48,9 +48,9 @@ while True:
 `, host, port, begins, port)
 }
 
-// TestIdleBoxIsPaused pauses what nobody uses, and nothing else: not a box with a command for which somebody waits, not one that sends or receives, not
-// one that is to be kept alive. That a box asks for names is no use of it, nor that it is refused, nor what it sends before it can be
-// judged.
+// TestIdleBoxIsPaused: only unused boxes are paused: not a box with a command that a client waits for, not one that
+// sends or receives, not one with keep-alive. DNS queries, refusals and data sent before a decision do not count as
+// use.
 func TestIdleBoxIsPaused(t *testing.T) {
 	t.Parallel()
 	w := harness.NewWorld(t, func(c *config.Config) { c.Launcher.IdleTimeout = 10 * time.Second })
@@ -112,11 +112,11 @@ type writerFunc func([]byte) (int, error)
 
 func (f writerFunc) Write(b []byte) (int, error) { return f(b) }
 
-// TestOutputThatNobodyReadsIsThrownAwaySlowly: beyond what may be thrown away at any speed, a command waits. It goes on to its end, and
-// one whose output is read does not wait.
+// TestOutputThatNobodyReadsIsThrownAwaySlowly: beyond a first amount, unread output is discarded at a limited rate, and
+// the command waits. It still runs to its end. A command whose output is read does not wait.
 func TestOutputThatNobodyReadsIsThrownAwaySlowly(t *testing.T) {
 	t.Parallel()
-	const mib, free, rate = 84, 64, 4 // of which so many are thrown away at any speed, and then so many a second
+	const mib, free, rate = 84, 64, 4 // free MiB are discarded at any speed, then rate MiB a second
 	w := harness.Shared(t)
 	box := w.Create(map[string]any{})
 	dd := []string{"dd", "if=/dev/zero", "bs=1M", "count=" + strconv.Itoa(mib), "status=none"}
@@ -138,8 +138,8 @@ func TestOutputThatNobodyReadsIsThrownAwaySlowly(t *testing.T) {
 	}
 }
 
-// TestIdlePauseNeverDuringUse floods a box with commands, between which it falls asleep all the time. None of them fails, and
-// none finds the box asleep.
+// TestIdlePauseNeverDuringUse floods a box with commands, between which it is paused all the time. No command fails or
+// finds the box paused.
 func TestIdlePauseNeverDuringUse(t *testing.T) {
 	t.Parallel()
 	w := harness.NewWorld(t, func(c *config.Config) { c.Launcher.IdleTimeout = 10 * time.Millisecond })
@@ -161,8 +161,8 @@ func TestIdlePauseNeverDuringUse(t *testing.T) {
 	w.Until("at last it sleeps", func() bool { return status(w, box) == "paused" })
 }
 
-// TestIdleBoxThatCannotBePaused goes on, and is tried again after the timeout and not at the next look: each attempt may take
-// seconds, in which no other box is paused.
+// TestIdleBoxThatCannotBePaused: if pausing fails, it is retried after the timeout and not at the next check: each
+// attempt may take seconds, during which no other box is paused.
 func TestIdleBoxThatCannotBePaused(t *testing.T) {
 	t.Parallel()
 	const after = 3 * time.Second

@@ -9,8 +9,9 @@ import (
 	"boxgate/e2e/harness"
 )
 
-// TestKeysTrailAndHistoryOutliveTheGateway: a key with a role works by the command line, is in the audit trail, which is whole after
-// the gateway was killed, and decisions of before that are found. The secret of the box is in none of the files.
+// TestKeysTrailAndHistoryOutliveTheGateway: a key with a role works on the command line and is in the audit trail.
+// After the gateway was killed, the trail is complete and earlier decisions are found. The secret of the box is in none
+// of the files.
 func TestKeysTrailAndHistoryOutliveTheGateway(t *testing.T) {
 	t.Parallel()
 	w := harness.Shared(t)

@@ -40,8 +40,8 @@ func TestNamedPolicyReachesBoxesBeingCreated(t *testing.T) {
 	}
 }
 
-// What a change of a named policy denies is cut in every box that follows it, also where a process that was replaced drains it;
-// what it allows goes on.
+// When a change of a named policy denies a destination, connections to it are cut in every box that follows the policy,
+// also in a replaced process that drains them. Allowed connections continue.
 func TestNamedPolicyCutsWhereItDrains(t *testing.T) {
 	t.Parallel()
 	u := newUpgrading(t, nil)
@@ -66,8 +66,8 @@ func TestNamedPolicyCutsWhereItDrains(t *testing.T) {
 	}
 }
 
-// A box from a snapshot of one that followed a named policy follows it as it is then. When that is gone, the request must say what
-// the box may reach.
+// A box from a snapshot of a box that followed a named policy follows the current version of it. If the policy is gone,
+// the request must contain a policy.
 func TestBoxesFromSnapshotsFollowNamedPolicies(t *testing.T) {
 	t.Parallel()
 	w := harness.Shared(t)

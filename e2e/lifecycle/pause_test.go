@@ -13,7 +13,7 @@ import (
 	"boxgate/e2e/harness"
 )
 
-// status is what the API says a box is doing.
+// status returns the status of a box from the API.
 func status(w *harness.World, box string) string {
 	w.T.Helper()
 	var view struct{ Status string }
@@ -23,7 +23,7 @@ func status(w *harness.World, box string) string {
 	return view.Status
 }
 
-// post calls an endpoint of a box that takes nothing.
+// post calls an endpoint of a box without a body.
 func post(w *harness.World, box, call string) error {
 	return w.Client.Do(w.T.Context(), "POST", api.BoxPath(box, call), nil, nil)
 }
@@ -49,8 +49,8 @@ func inHome(w *harness.World, box, name string) string {
 	return string(data)
 }
 
-// TestPausedBoxStandsStill has nothing in a paused box run, its memory and its commands go on when it is resumed, and its policy,
-// header rules and URLs change without waking it.
+// TestPausedBoxStandsStill: no process of a paused box runs. Its memory and commands continue when it is resumed, and
+// its policy, header rules and URLs change without waking it.
 func TestPausedBoxStandsStill(t *testing.T) {
 	t.Parallel()
 	w := harness.Shared(t)
@@ -63,7 +63,7 @@ func TestPausedBoxStandsStill(t *testing.T) {
 		t.Errorf("with a command it is %s", got)
 	}
 
-	for range 2 { // the second time changes nothing
+	for range 2 { // the second time has no effect
 		mustPost(w, box, "pause")
 	}
 	still := inHome(w, box, "tick")

@@ -38,7 +38,7 @@ func TestBoxesSurviveAReboot(t *testing.T) {
 			}
 		}
 	}
-	// What the gateway knows of a box is there without it.
+	// The gateway's record of a box is available while it is stopped.
 	var decision struct{ Verdict string }
 	if err := w.Client.Do(t.Context(), "POST", api.BoxPath(box, "egress/explain"), map[string]any{"host": "api.example.com", "port": 443}, &decision); err != nil || decision.Verdict != "allow" {
 		t.Errorf("explained: %+v %v", decision, err)
@@ -80,8 +80,8 @@ func TestBoxesSurviveAReboot(t *testing.T) {
 	}
 }
 
-// TestAttackFromTheFirstInstructionAfterAReboot has a box that is to be kept alive attack as soon as its first command runs: the
-// gateway starts it by itself, and nothing is open before its policy is in force.
+// TestAttackFromTheFirstInstructionAfterAReboot: a box with keep-alive attacks from its first command on. The gateway
+// starts it after a reboot, with no access before its policy is applied.
 func TestAttackFromTheFirstInstructionAfterAReboot(t *testing.T) {
 	t.Parallel()
 	w := harness.Shared(t)
@@ -199,8 +199,8 @@ func isListed(w *harness.World, box string) bool {
 	return false
 }
 
-// TestUserIDsTakenDuringAReboot gives the user IDs of a box, which a restart of the host makes forget, to another: the box says so and is
-// not started with them, until they are free again.
+// TestUserIDsTakenDuringAReboot gives the user IDs of a box, whose claim a restart of the host removes, to another. The
+// box reports this and is not started until they are free again.
 func TestUserIDsTakenDuringAReboot(t *testing.T) {
 	t.Parallel()
 	w := harness.Shared(t)
@@ -234,7 +234,7 @@ func TestUserIDsTakenDuringAReboot(t *testing.T) {
 	}
 }
 
-// claimOf is the link by which a box has its user IDs.
+// claimOf returns the link by which a box claims its user IDs.
 func claimOf(w *harness.World, box string) string {
 	w.T.Helper()
 	claims, err := filepath.Glob("/run/boxgate-ids/*")

@@ -197,8 +197,8 @@ func executableForAll(t *testing.T) string {
 	}
 	t.Cleanup(func() { os.RemoveAll(dir) })
 	path := filepath.Join(dir, "gateway")
-	// By a process of its own: a file that this one had open for writing could be inherited by a child that is just being
-	// started, and then not be executed (ETXTBSY).
+	// Copied by another process: a child that is being started could inherit a file that this process has open for
+	// writing, which then could not be executed (ETXTBSY).
 	if out, err := exec.CommandContext(t.Context(), "cp", harness.Gateway(), path).CombinedOutput(); err != nil {
 		t.Fatalf("cp: %v: %s", err, out)
 	}
@@ -231,7 +231,7 @@ func TestSecondGatewayOnTheSameStateIsRefused(t *testing.T) {
 
 func TestFailedCreateLeavesNothing(t *testing.T) {
 	t.Parallel()
-	broken := t.TempDir() // nothing can be written to its etc
+	broken := t.TempDir() // its etc is a file
 	if err := errors.Join(os.Mkdir(filepath.Join(broken, "usr"), 0o755), os.WriteFile(filepath.Join(broken, "etc"), nil, 0o644)); err != nil {
 		t.Fatal(err)
 	}

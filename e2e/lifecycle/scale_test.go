@@ -35,7 +35,7 @@ func scaleOf(t *testing.T) (cycles, launched, attached int) {
 	return cycles, launched, attached
 }
 
-// traces counts what a gateway and its boxes take of the host.
+// traces counts the host's resources in use by a gateway and its boxes.
 func traces(w *harness.World) map[string]int {
 	w.T.Helper()
 	found := map[string]int{
@@ -86,10 +86,10 @@ func groupsOf(boxes []string) (found []string) {
 	return found
 }
 
-// Boxes that are made, used, paused, attached and deleted leave nothing behind: in the gateway, the kernel, or on disk.
+// Boxes that are created, used, paused, attached and deleted leave no traces in the gateway, the kernel, or on disk.
 func TestBoxesComeAndGoWithoutATrace(t *testing.T) {
 	if os.Getenv(scale) == "" {
-		nightly.Only(t) // of many boxes; that nothing is left of one is tried with every fault
+		nightly.Only(t) // for many boxes; the traces of one box are tested with every fault
 	}
 	t.Parallel()
 	cycles, _, _ := scaleOf(t)
@@ -123,7 +123,7 @@ func TestBoxesComeAndGoWithoutATrace(t *testing.T) {
 			t.Errorf("cycle %d: %s", n, out)
 		}
 	}
-	for n := range 8 { // what is made once and kept
+	for n := range 8 { // allocate the resources that are kept
 		cycle(n)
 	}
 	before := traces(w)

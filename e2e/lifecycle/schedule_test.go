@@ -51,9 +51,9 @@ func clockWorld(t *testing.T) *harness.World {
 	return w
 }
 
-// A schedule runs its command when it is due, with the environment and in the folder of the box, and tells its webhook, which is
-// asked as the box: with the header rules of the box, and under its policy. What was missed while the gateway was down is run
-// once, a paused box is woken, and the runs are listed.
+// A schedule runs its command when it is due, with the environment and in the folder of the box, and calls its webhook
+// as the box: with the header rules of the box, and under its policy. A run missed while the gateway was down is made
+// up for once, a paused box is woken, and the runs are listed.
 func TestSchedule(t *testing.T) {
 	t.Parallel()
 	w := clockWorld(t)
@@ -95,7 +95,7 @@ func TestSchedule(t *testing.T) {
 	}
 }
 
-// checkRuns requires a run of a schedule that succeeded among those of its box.
+// checkRuns requires that the box has a successful run of a schedule.
 func checkRuns(t *testing.T, w *harness.World, box, schedule string) {
 	t.Helper()
 	var list struct {
@@ -122,7 +122,7 @@ func checkRuns(t *testing.T, w *harness.World, box, schedule string) {
 	t.Errorf("no run of %+v is listed: %s", last, data)
 }
 
-// A gateway that dies does not repeat a run that it had begun, and runs once what it missed while it was down.
+// A killed gateway does not repeat a run that had begun, and makes up once for runs missed while it was down.
 func TestSchedulesAcrossACrash(t *testing.T) {
 	t.Parallel()
 	w := clockWorld(t)

@@ -9,8 +9,8 @@ import (
 	"boxgate/e2e/harness"
 )
 
-// An allowed name is found in an attached box whose resolver tries the names of its search list first, as in a pod, also after
-// the gateway was started again. What the box writes there opens nothing.
+// An attached box whose resolver tries the names of its search list first, as in a pod, finds an allowed name, also
+// after a restart of the gateway. Domains that the box adds to the list get no access.
 func TestSearchListOfAnAttachedBox(t *testing.T) {
 	t.Parallel()
 	w := harness.Shared(t)

@@ -9,8 +9,8 @@ import (
 	"boxgate/e2e/harness"
 )
 
-// New boxes get the environment of all boxes, their own first; those that are there keep theirs. A placeholder, which keeps
-// a secret out of the box, takes the place of a variable of all boxes.
+// New boxes get the environment shared by all boxes, overridden by their own. Existing boxes keep theirs. A
+// placeholder, which keeps a secret out of the box, replaces a shared variable.
 func TestEnvironmentOfNewBoxes(t *testing.T) {
 	t.Parallel()
 	w := harness.Shared(t)
@@ -46,7 +46,7 @@ func TestEnvironmentOfNewBoxes(t *testing.T) {
 	}
 }
 
-// What is configured is read back, also after the gateway died.
+// The configuration is read back unchanged, also after the gateway was killed.
 func TestConfigurationIsKept(t *testing.T) {
 	t.Parallel()
 	w := harness.Shared(t)

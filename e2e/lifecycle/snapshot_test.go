@@ -15,7 +15,7 @@ import (
 	"boxgate/internal/testnet"
 )
 
-// snapshotView is what the API answers of a snapshot.
+// snapshotView is the API's description of a snapshot.
 type snapshotView struct {
 	ID, Name, Status, Error string
 	BoxID                   string `json:"box_id"`
@@ -76,8 +76,8 @@ func layers(w *harness.World) []string {
 	return found
 }
 
-// TestBoxesFromSnapshots: files, variables and the policy are as in the snapshot where the request says nothing else; header
-// rules, names and addresses are the new box's own. The layers go with the last that needs them.
+// TestBoxesFromSnapshots: files, variables and the policy are those of the snapshot unless the request overrides them.
+// Header rules, names and addresses are the new box's own. Layers are deleted with their last user.
 func TestBoxesFromSnapshots(t *testing.T) {
 	t.Parallel()
 	w := harness.Shared(t)
@@ -152,7 +152,7 @@ func TestBoxesFromSnapshots(t *testing.T) {
 	}
 }
 
-// TestManyBoxesOfOneSnapshot: they share its layer, and none sees or changes what another writes.
+// TestManyBoxesOfOneSnapshot: boxes share the layer of their snapshot, and cannot see or change each other's files.
 func TestManyBoxesOfOneSnapshot(t *testing.T) {
 	t.Parallel()
 	w := harness.Shared(t)
@@ -184,8 +184,8 @@ func TestManyBoxesOfOneSnapshot(t *testing.T) {
 	w.MustSh(fromSnapshot(w, s.ID, nil), "sha256sum -c --quiet sum && test $(cat number) = 0")
 }
 
-// TestSnapshotsWhileBoxesComeAndGo: of a box several times at once, of a paused one, of one that is deleted meanwhile; and a
-// snapshot that is deleted while boxes are made from it. What does not work says why, and leaves nothing.
+// TestSnapshotsWhileBoxesComeAndGo: several concurrent snapshots of a box, of a paused one, of one that is being
+// deleted, and a snapshot that is deleted while boxes are created from it. Failures give a reason and leave no traces.
 func TestSnapshotsWhileBoxesComeAndGo(t *testing.T) {
 	t.Parallel()
 	w := harness.Shared(t)
@@ -239,7 +239,7 @@ func TestSnapshotsWhileBoxesComeAndGo(t *testing.T) {
 	}
 }
 
-// TestSnapshotsSurviveARestart of the gateway, and layers that nobody knows do not.
+// TestSnapshotsSurviveARestart: snapshots survive a restart of the gateway, and unknown layers are removed.
 func TestSnapshotsSurviveARestart(t *testing.T) {
 	t.Parallel()
 	w := harness.Shared(t)

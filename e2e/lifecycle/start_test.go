@@ -53,8 +53,8 @@ func (g guest) reaches() bool {
 	return code == 0
 }
 
-// Of many boxes some are broken when the gateway starts. They are closed, and the API says why; a link that is missing is
-// made again; and the others have their network.
+// Some of many boxes are broken when the gateway starts. They are closed, and the API gives the reason. A missing link
+// is created again. The others have their network.
 func TestBrokenBoxesDoNotHoldUpAStart(t *testing.T) {
 	t.Parallel()
 	w := harness.Shared(t)

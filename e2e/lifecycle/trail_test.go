@@ -15,9 +15,9 @@ import (
 	"boxgate/policy"
 )
 
-// TestEveryPolicyVersionIsInTheTrail: whatever has given a box the version of its policy that a decision names, the audit trail says
-// what that opened and closed, and whose API key it was: of a create, of a change, of temporary entries and their end, of a change of
-// the named policy that the box follows, and of a box from a snapshot.
+// TestEveryPolicyVersionIsInTheTrail: for every policy version that a decision names, the audit trail has the change
+// and its API key: of a create, of a change, of temporary entries and their end, of a change of the named policy that
+// the box follows, and of a box from a snapshot.
 func TestEveryPolicyVersionIsInTheTrail(t *testing.T) {
 	t.Parallel()
 	w := harness.Shared(t)

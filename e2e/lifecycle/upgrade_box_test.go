@@ -61,9 +61,9 @@ func get(ctx context.Context, c *http.Client, url string) error {
 	return nil
 }
 
-// While the gateway is replaced, visitors of a public URL are answered, changes by the admin API are made, and a command in a
-// launched box goes on to its end, with all of its
-// output; the trail says of one whose outcome it cannot have that it is unknown.
+// While the gateway is replaced, visitors of a public URL are answered, the admin API accepts changes, and a command in
+// a launched box runs to its end with all of its output. If the outcome of a request is lost, the trail records it as
+// unknown.
 func TestUpgradesKeepCommandsAndVisitors(t *testing.T) {
 	t.Parallel()
 	u := newUpgrading(t, nil)

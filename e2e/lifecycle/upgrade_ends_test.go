@@ -30,7 +30,7 @@ func drained(t *testing.T) (u *upgrading, g guest, size func() int64, ended chan
 	return u, g, size, ended
 }
 
-// askAnew has the admin API asked on a new connection: those that are open are the first process's.
+// askAnew uses a new connection to the admin API: open connections belong to the first process.
 func (u *upgrading) askAnew() {
 	u.T.Helper()
 	client, err := u.Dial()
@@ -40,8 +40,8 @@ func (u *upgrading) askAnew() {
 	u.Client = client
 }
 
-// When the process that serves is killed, nobody says any more what must not go on: what the one before drains is cut, and
-// boxes are closed until the next start.
+// When the serving process is killed, its predecessor no longer learns of policy changes: it cuts the connections it
+// drains, and boxes are closed until the next start.
 func TestDrainingEndsWithTheSuccessor(t *testing.T) {
 	t.Parallel()
 	u, g, _, ended := drained(t)
@@ -100,7 +100,7 @@ func stopped(id int) bool {
 	return true
 }
 
-// A box that is deleted takes with it what the predecessor has of it.
+// Deleting a box also cuts its connections in the predecessor.
 func TestADeletedBoxIsCutWhereItDrains(t *testing.T) {
 	t.Parallel()
 	u, g, _, _ := drained(t)
@@ -108,7 +108,7 @@ func TestADeletedBoxIsCutWhereItDrains(t *testing.T) {
 	u.Until("the event says why", func() bool { return strings.Contains(u.LogText(), `"error":"the box was removed"`) })
 }
 
-// A secret that its source no longer has is cut where it drains, too: nothing else asks for it any more.
+// Connections with a secret that its source has removed are cut in the draining process too.
 func TestASecretThatIsGoneIsCutWhereItDrains(t *testing.T) {
 	t.Parallel()
 	key := filepath.Join(t.TempDir(), "key")
@@ -136,7 +136,7 @@ func TestASecretThatIsGoneIsCutWhereItDrains(t *testing.T) {
 	u.goesOn("the stream without it", without)
 }
 
-// What is open when the time for it has passed is cut, and says why.
+// Connections still open at the end of the drain time are cut, with a reason.
 func TestDrainingHasAnEnd(t *testing.T) {
 	t.Parallel()
 	u := newUpgrading(t, func(c *config.Config) { c.Drain = 1 })
@@ -165,8 +165,8 @@ func TestAStopKeepsAnsweringQueries(t *testing.T) {
 	u.Died("stopped")
 }
 
-// A gateway that is stopped while another process takes its place ends that one, too, of which the service manager would never hear. Boxes
-// are closed until the next start.
+// A gateway that is stopped during its replacement also ends the successor, which the service manager does not know
+// about. Boxes are closed until the next start.
 func TestAStopWhileAnotherProcessTakesThePlaceEndsBoth(t *testing.T) {
 	t.Parallel()
 	u := newUpgrading(t, nil)
@@ -214,7 +214,7 @@ func (u *upgrading) successor() int {
 		u.T.Fatal(err)
 	}
 	for _, path := range stats {
-		stat, _ := os.ReadFile(path) // none of one that has ended
+		stat, _ := os.ReadFile(path) // empty if the process has ended
 		line, _ := os.ReadFile(filepath.Join(filepath.Dir(path), "cmdline"))
 		_, rest, _ := strings.Cut(string(stat), ") ")
 		fields, words := strings.Fields(rest), strings.Split(string(line), "\x00")

@@ -8,8 +8,8 @@ import (
 	"boxgate/config"
 )
 
-// An upgrade keeps the source address of a box, and what is open from there. A change then cuts what the replaced process still
-// has; and a reload that takes the address out of the list leaves the box no way out.
+// An upgrade keeps the source address of a box, and its open connections. A later change cuts connections in the
+// replaced process too. A reload that removes the address from the list leaves the box without a way out.
 func TestUpgradesKeepSourceAddresses(t *testing.T) {
 	t.Parallel()
 	list := []string{"192.0.2.241", "192.0.2.242"}

@@ -24,11 +24,11 @@ import (
 	"boxgate/internal/lab"
 )
 
-// upgrading is a gateway whose program is a file of its own.
+// upgrading is a gateway with its own copy of the program.
 type upgrading struct {
 	*harness.World
 	program string
-	pid     int // of the process that serves, if another has taken the place of the first
+	pid     int // PID of the serving process, if it is not the first
 }
 
 // newUpgrading makes one that is not started yet.
@@ -43,10 +43,11 @@ func newUpgrading(t *testing.T, change func(*config.Config)) *upgrading {
 	return u
 }
 
-// install puts a program in the place of the gateway's.
+// install replaces the gateway's program.
 func (u *upgrading) install(from string) {
 	u.T.Helper()
-	// Not by this process: another that it starts meanwhile would have the file open for writing, and it could not be run.
+	// Copied by another process: a child started at the same time could inherit the file open for writing, and the
+	// program could not be executed.
 	copied, err := exec.CommandContext(u.T.Context(), "cp", from, u.program+".new").CombinedOutput()
 	if err = errors.Join(err, os.Chmod(u.program+".new", 0o700), os.Rename(u.program+".new", u.program)); err != nil {
 		u.T.Fatalf("%v: %s", err, copied)
@@ -187,7 +188,8 @@ func flood(g guest) *steady {
 	return s
 }
 
-// stream opens a response in a box that does not end, and returns how much of it has come, and what it ended with.
+// stream opens an endless response in a box. size returns the number of bytes received so far, and ended gets curl's
+// exit code.
 func (u *upgrading) stream(g guest, url string) (size func() int64, ended chan int) {
 	path, ended := filepath.Join(u.T.TempDir(), "stream"), make(chan int, 1)
 	go func() {
@@ -212,7 +214,7 @@ func (u *upgrading) goesOn(what string, size func() int64) {
 	u.Until(what+" goes on", func() bool { return size() > had })
 }
 
-// setPolicy sets what the box may reach.
+// setPolicy sets a policy of allowed domains.
 func (u *upgrading) setPolicy(g guest, domains ...string) {
 	u.T.Helper()
 	body := map[string]any{"mode": "custom", "allowed_domains": domains}
@@ -221,7 +223,7 @@ func (u *upgrading) setPolicy(g guest, domains ...string) {
 	}
 }
 
-// guest attaches a box that may reach both hosts, of which one is intercepted.
+// guest attaches a box that may reach both hosts, one of them intercepted.
 func (u *upgrading) guest() guest {
 	u.T.Helper()
 	u.Up()
@@ -234,8 +236,8 @@ func (u *upgrading) guest() guest {
 	return g
 }
 
-// While the gateway is replaced again and again no query, no connection and no request fails, and what is open goes on. What
-// a new policy denies is cut, whichever process has it; what it allows is not.
+// While the gateway is replaced over and over, no query, connection or request fails, and open connections continue. A
+// new policy cuts denied connections in every process, and no others.
 func TestUpgradesLoseNothing(t *testing.T) {
 	t.Parallel()
 	u := newUpgrading(t, nil)
@@ -262,7 +264,7 @@ func TestUpgradesLoseNothing(t *testing.T) {
 	u.Until("the stream of a rule that is gone is cut", func() bool { return len(interceptedEnds) == 1 })
 }
 
-// A program that does not start, or a configuration with a mistake, changes nothing, and is named.
+// A program that does not start, or a configuration with a mistake, changes nothing and is reported.
 func TestABadUpgradeChangesNothing(t *testing.T) {
 	t.Parallel()
 	u := newUpgrading(t, nil)
@@ -291,7 +293,7 @@ func TestABadUpgradeChangesNothing(t *testing.T) {
 	} {
 		text := string(before)
 		key, _, _ := strings.Cut(mistake, ":")
-		if i := strings.Index(text, "\n"+key+":"); i >= 0 { // in place of what there is
+		if i := strings.Index(text, "\n"+key+":"); i >= 0 { // replaces the present section
 			text = text[:i+1] + mistake + skipSection(text[i+1:])
 		} else {
 			text += mistake
@@ -325,7 +327,7 @@ func skipSection(text string) string {
 	return rest
 }
 
-// A reload takes over what has changed, and says what that is; open connections go on unless policies are judged by it.
+// A reload applies and lists the changes. Open connections continue unless the change affects decisions.
 func TestAReloadTakesEffect(t *testing.T) {
 	t.Parallel()
 	u := newUpgrading(t, nil)

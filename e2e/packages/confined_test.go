@@ -19,7 +19,7 @@ import (
 // unit is the service's.
 const unit = "../../dist/boxgate.service"
 
-// TestTheUnitIsValid: systemd reads all of it, and says that it is confined better than a unit that says nothing of that.
+// TestTheUnitIsValid: systemd accepts the whole unit, and rates its confinement better than that of a unit without any.
 func TestTheUnitIsValid(t *testing.T) {
 	t.Parallel()
 	text, err := os.ReadFile(unit)
@@ -40,7 +40,7 @@ func TestTheUnitIsValid(t *testing.T) {
 	}
 }
 
-// TestTheUnitsConfinement: what the gateway does and what boxes do works under what the unit takes away, and it is taken away.
+// TestTheUnitsConfinement: the gateway and boxes work under the unit's restrictions, and the restrictions apply.
 func TestTheUnitsConfinement(t *testing.T) {
 	t.Parallel()
 	path, err := filepath.Abs(unit)
@@ -83,7 +83,7 @@ func TestTheUnitsConfinement(t *testing.T) {
 		t.Errorf("the self-test: %d %s", code, harness.Tail(said, 2000))
 	}
 
-	// The kernel's state is picked up by the next gateway: nothing of it was in a namespace of the service's.
+	// The next gateway takes over the kernel state: none of it was in a namespace of the service.
 	w.Kill()
 	if err := w.Start(t.Context()); err != nil {
 		t.Fatal(err)
@@ -100,7 +100,7 @@ func mustDo(w *harness.World, method, path string, body any) {
 	}
 }
 
-// isConfined compares what the kernel says of the gateway with its unit.
+// isConfined compares the gateway's /proc status with its unit.
 func isConfined(t *testing.T, w *harness.World) {
 	t.Helper()
 	status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", w.Process.Process.Pid))

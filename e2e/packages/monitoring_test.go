@@ -34,7 +34,7 @@ var (
 	anywhere = regexp.MustCompile(`(?:^|[^.\w])((?:boxgate|process|go)_[a-z0-9_]+)`) // and not the key of a configuration
 )
 
-// later are the metrics that a gateway shows once it has what they are about: certificates of issuers, secrets, requests to
+// later are metrics that a gateway shows only after their first event: certificates of issuers, secrets, requests to
 // public URLs, self-tests.
 var later = []string{
 	"boxgate_certificates_failing", "boxgate_certificates_failed_total", "boxgate_certificates_obtained_total",
@@ -48,14 +48,14 @@ func inSources(t *testing.T, name string) bool {
 	return exec.Command("grep", "-rqF", "--include=*.go", "--exclude=*_test.go", `"`+name+`"`, "../../audit", "../../host", "../../secrets").Run() == nil
 }
 
-// TestMetrics: what a gateway shows, what docs/metrics.md says it shows, and what the dashboard and the alerts ask for are the
-// same; Prometheus finds no fault with the names; and the figures are right.
+// TestMetrics: the gateway's metrics, docs/metrics.md, and the metrics in the dashboard and the alerts are the same.
+// Prometheus accepts the names, and the values are right.
 func TestMetrics(t *testing.T) {
 	t.Parallel()
 	w := harness.NewWorld(t, func(c *config.Config) {
 		c.Metrics.PerBox = config.PerBox{Enabled: true, Max: 1}
-		c.Log.Export.OTLP.Endpoint = "http://127.0.0.1:4318"                  // where nobody listens
-		c.DNS.Upstreams = append([]string{"192.0.2.250"}, c.DNS.Upstreams...) // which answers nothing
+		c.Log.Export.OTLP.Endpoint = "http://127.0.0.1:4318"                  // no listener
+		c.DNS.Upstreams = append([]string{"192.0.2.250"}, c.DNS.Upstreams...) // does not answer
 	})
 	box := w.SecretBox()
 	w.MustSh(box, "curl -sS -o /dev/null https://api.example.com/")

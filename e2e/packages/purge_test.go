@@ -10,7 +10,7 @@ import (
 	"boxgate/internal/nightly"
 )
 
-// purge removes the state of a package that is removed already, where it lies on file systems of its own.
+// purge purges the state of a removed package from separate file systems.
 const purge = `
 cp /tmp/boxgate.deb /tmp/postrm
 key() { mkdir -p /var/lib/boxgate/boxes/b; echo secret >/var/lib/boxgate/secret.key; echo file >/var/lib/boxgate/boxes/b/file; }

@@ -20,7 +20,7 @@ import (
 // The packages of an image that `make runtime-debs` downloads.
 const runtimeDebs = "/var/lib/boxgate/runtime-debs"
 
-// clone makes a repository with one commit, of what is in this one now.
+// clone creates a repository with one commit of this one's present files.
 func clone(t *testing.T) string {
 	t.Helper()
 	dir := t.TempDir()
@@ -56,7 +56,7 @@ func only(t *testing.T, dir, pattern string) string {
 	return found[0]
 }
 
-// TestReleasedBinary: what is made of a commit runs anywhere, and is what it says it is.
+// TestReleasedBinary: a binary built from a commit runs anywhere and reports its version.
 func TestReleasedBinary(t *testing.T) {
 	t.Parallel()
 	made := release(t, clone(t), "022", nil, "-unprofiled", "binaries") // compiling with the profile takes minutes: TestReleases does
@@ -67,8 +67,8 @@ func TestReleasedBinary(t *testing.T) {
 	}
 }
 
-// TestReleases: two machines make the same bytes of a commit; what they make is what it says it is, can be installed, run and
-// removed without a trace, and loaded into Docker and run there.
+// TestReleases: two machines build the same bytes from a commit. The results report their version, can be installed,
+// run and removed without a trace, and loaded into Docker and run there.
 func TestReleases(t *testing.T) {
 	nightly.Only(t) // it compiles everything twice
 	t.Parallel()
@@ -105,7 +105,7 @@ func TestReleases(t *testing.T) {
 	t.Run("image", func(t *testing.T) { checkImage(t, only(t, first, "*.oci.tar")) })
 }
 
-// checkBinary: it runs anywhere, and says what it was built from.
+// checkBinary: the binary runs anywhere, and reports the sources it was built from.
 func checkBinary(t *testing.T, program, path string) {
 	f, err := elf.Open(path)
 	if err != nil {
@@ -176,8 +176,8 @@ func checkBill(t *testing.T, path string) {
 	}
 }
 
-// machine is this machine with a root of its own, of which what is written is known, and processes, mounts and a network of its
-// own, without a service manager. The state directory is on the disk.
+// machine is this machine with an overlay root, whose changes can be listed, and separate processes, mounts and
+// network, without a service manager. The state directory is on the disk.
 const machine = `set -e
 mount -t tmpfs none "$D/up"; mkdir "$D/up/upper" "$D/up/work"
 mount -t overlay -o "lowerdir=/,upperdir=$D/up/upper,workdir=$D/up/work" none "$D/root"
@@ -190,7 +190,7 @@ cd "$D/root"; mkdir -p old; pivot_root . old; umount -l /old # and not chroot, i
 exec bash -ec "$SCRIPT"
 `
 
-// life installs, runs and removes the package, and says what is there before and after.
+// life installs, runs and removes the package, and prints the state before and after.
 const life = `
 traces() { ip rule; ip -6 rule; ip route show table all; ip -6 route show table all; ip -br addr; nft list ruleset; ls /run | grep -v "^systemd$"; }
 traces > /tmp/before
@@ -259,7 +259,7 @@ func checkPackage(t *testing.T, deb, demo string) {
 	}
 }
 
-// docker is a Docker daemon with a network, mounts and processes of its own, and a container of the image in it.
+// docker is a Docker daemon with separate network, mounts and processes, and a container of the image in it.
 const docker = `set -e
 mount -t tmpfs none /run; mount -t overlay -o "lowerdir=/etc,upperdir=$D/etc,workdir=$D/work" none /etc
 ip link set lo up

@@ -7,8 +7,8 @@ import (
 	"testing"
 )
 
-// serviceMachine is this machine as in machine, and a systemd that has started it. It runs the script and ends with its exit status; what
-// that says is in the state directory.
+// serviceMachine is machine with a systemd that has booted it. It runs the script and exits with its status. The
+// script's output is in the state directory.
 const serviceMachine = `set -e
 mount --make-rprivate /
 mount -t tmpfs none "$D/up"; mkdir "$D/up/upper" "$D/up/work"
@@ -38,7 +38,7 @@ mkdir -p old; pivot_root . old; umount -l /old
 container=other exec /lib/systemd/systemd --unit=script.service --log-target=journal --show-status=no
 `
 
-// inGroup runs the machine in a control group of its own: to systemd, it is the root of all.
+// inGroup runs the machine in a separate control group, which systemd sees as the root group.
 const inGroup = `set -e
 group=$(findmnt -nt cgroup2 -o TARGET | head -1)/boxgate-test-$$
 mkdir "$group"
@@ -47,7 +47,7 @@ sh -c 'echo $$ >"$0/cgroup.procs"; exec unshare --mount --pid --fork --kill-chil
 exit $status
 `
 
-// service is what an administrator does with the service. Clients ask while it is not there: none of them is refused.
+// service operates the service like an administrator. Clients connect while it is down, and none is refused.
 const service = `
 set -E; trap 'echo "failed: $BASH_COMMAND"' ERR
 dpkg -i /tmp/boxgate.deb
@@ -139,7 +139,7 @@ dpkg -P boxgate
 echo "== purged"
 `
 
-// checkService: systemd starts, restarts, reloads, upgrades and stops what is installed.
+// checkService: systemd starts, restarts, reloads, upgrades and stops the installed service.
 func checkService(t *testing.T, deb string) {
 	dir := t.TempDir()
 	for _, sub := range []string{"up", "root", "state"} {

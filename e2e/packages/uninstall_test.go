@@ -16,7 +16,7 @@ import (
 	"boxgate/internal/lab"
 )
 
-// uninstall runs `gateway uninstall` where the gateway runs, and returns what it said and whether it succeeded.
+// uninstall runs `gateway uninstall` in the gateway's namespace, and returns its output and whether it succeeded.
 func uninstall(w *harness.World, flags ...string) (string, bool) {
 	w.T.Helper()
 	cmd := w.Command(w.T.Context(), append([]string{"uninstall", "--config", w.Config}, flags...)...)
@@ -45,8 +45,7 @@ func network(w *harness.World) string {
 	return strings.Join(lines, "")
 }
 
-// A namespace gets link-local addresses, and their routes, by itself and in its own time; and packets are
-// counted.
+// A namespace gets link-local addresses and their routes from the kernel, after some time, and packet counters change.
 var (
 	ofItself  = regexp.MustCompile(`^((un|any|multi)cast |local )?f[ef][0-9a-f]{2}::`)
 	linkLocal = regexp.MustCompile(` fe80::\S+`)
@@ -85,8 +84,8 @@ func hostTraces(w *harness.World, boxes ...string) (found []string) {
 	return found
 }
 
-// TestUninstallLeavesNothing: neither of a gateway that stopped nor of one that was killed. What boxes have written stays until it
-// is purged, and a gateway that is started again has it.
+// TestUninstallLeavesNothing: uninstalling removes all traces of a stopped or a killed gateway. Files of boxes stay
+// until purge, and a gateway that is started again has them.
 func TestUninstallLeavesNothing(t *testing.T) {
 	t.Parallel()
 	w := harness.NewStopped(t, lab.Options{})
@@ -240,7 +239,7 @@ func TestUninstallFindsWhatAnotherConfigurationLeft(t *testing.T) {
 	if err := os.WriteFile(w.Config, []byte(strings.ReplaceAll(string(config), "10.200.0.0/16", "10.99.0.0/16")), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	// A directory that no gateway has made is none to remove.
+	// A directory that the gateway did not create is not removed.
 	mine := filepath.Join(w.Dir, "state", "somebody", "else")
 	if err := os.MkdirAll(mine, 0o700); err != nil {
 		t.Fatal(err)

@@ -35,7 +35,7 @@ func TestRuntimesHaveTheirPackageManagers(t *testing.T) {
 	}
 }
 
-// A runtime whose image this host cannot pull is refused with what to do, and nothing is made.
+// A runtime whose image this host cannot pull is refused with a fix, and no box is created.
 func TestRuntimeThatCannotBePulled(t *testing.T) {
 	t.Parallel()
 	w := harness.Shared(t)
@@ -56,8 +56,8 @@ func TestRuntimeThatCannotBePulled(t *testing.T) {
 	}
 }
 
-// The first box of a runtime has its image pulled, which its state says; the image is listed, and cannot be removed while
-// the box is there.
+// The first box of a runtime pulls the image, which its state shows. The image is listed, and cannot be removed while
+// the box exists.
 func TestImageIsPulledForTheFirstBox(t *testing.T) {
 	t.Parallel()
 	proceed := make(chan struct{})
@@ -68,7 +68,7 @@ func TestImageIsPulledForTheFirstBox(t *testing.T) {
 	w := harness.NewStopped(t, lab.Options{Change: func(c *config.Config) {
 		c.Launcher.ImageDir, c.Launcher.Images["tiny"] = images, "127.0.0.1:5000/tiny:v1"
 	}})
-	ln, err := w.Net.Gateway().Listen("tcp", "127.0.0.1:5000") // nothing else is in that namespace
+	ln, err := w.Net.Gateway().Listen("tcp", "127.0.0.1:5000") // the namespace has no other server
 	if err != nil {
 		t.Fatal(err)
 	}

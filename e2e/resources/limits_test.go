@@ -27,8 +27,8 @@ func small(t *testing.T, change func(*config.Config)) *harness.World {
 	})
 }
 
-// A box that fills its disk gets ENOSPC, for bytes and for files; neither the gateway nor another box notices. Nothing of the disk is
-// left when the box is deleted.
+// A box that fills its disk gets ENOSPC, for bytes and for files. Neither the gateway nor another box is affected.
+// Deleting the box frees all of its disk space.
 func TestAttackByFillingTheDisk(t *testing.T) {
 	t.Parallel()
 	w := small(t, nil)
@@ -104,8 +104,8 @@ for pid in children:
 	w.MustSh(box, "true")
 }
 
-// A command that needs more memory than its box has is killed, and its run says so; the box goes on, and so do the others. What is
-// in /dev/shm and /tmp counts as memory.
+// A command that needs more memory than its box has is killed, and its run reports that. The box and other boxes keep
+// running. Files in /dev/shm and /tmp count as memory.
 func TestAttackByTakingAllMemory(t *testing.T) {
 	t.Parallel()
 	w := harness.NewWorld(t, nil)
@@ -152,8 +152,8 @@ func TestAttackByTakingAllMemory(t *testing.T) {
 	w.Until("the metric counts it", func() bool { return w.Metric("boxgate_boxes_oom_kills_total") >= 2 })
 }
 
-// When the kernel kills the first process of a box for memory, the box stops with a state and a sentence that say why, and what its
-// caller runs then is told so; it is started again from its files.
+// When the kernel kills the first process of a box for lack of memory, the box stops with a state and a message that
+// give the reason, and running commands report it. It is restarted from its files.
 func TestFirstProcessKilledForMemory(t *testing.T) {
 	t.Parallel()
 	w := harness.Shared(t)
@@ -165,7 +165,7 @@ func TestFirstProcessKilledForMemory(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	// Several processes, each of which is smaller than what the first one counts as.
+	// Several processes, each with a lower score than the first one.
 	line := "for i in 1 2 3 4 5; do python3 -c 'import time; x = bytearray(80 << 20); time.sleep(1000)' & done; wait"
 	_, _ = w.Client.Exec(t.Context(), box, api.ExecRequest{Command: []string{"sh", "-c", line}}, io.Discard, io.Discard)
 	w.UntilStatus(box, "error")
@@ -236,7 +236,7 @@ func limitMemory(t *testing.T, box string, bytes int64) {
 	}
 }
 
-// What a box writes to the disk is slowed down to the limit.
+// A box's disk writes are slowed down to the limit.
 func TestWritesAreSlowedDown(t *testing.T) {
 	t.Parallel()
 	w := harness.NewWorld(t, func(c *config.Config) { c.Launcher.IO.WriteBytes = 1 << 20 })

@@ -9,7 +9,7 @@ import (
 	"boxgate/e2e/harness"
 )
 
-// used is what the API says of a box.
+// used is the usage of a box in the API.
 type used struct {
 	CPU   int64 `json:"total_cpu_ns"`
 	Usage struct {
@@ -50,8 +50,8 @@ func burn(w *harness.World, box string, atLeast time.Duration) {
 while time.process_time() < `+atLeast.String()[:len(atLeast.String())-1]+`: pass'`)
 }
 
-// CPU time counts what the box's processes do, and nothing while the box idles or is paused; the total outlives the gateway,
-// in whatever way that ends.
+// CPU time counts the box's processes, and does not increase while the box is idle or paused. The total survives a
+// stopped or killed gateway.
 func TestCPUTimeIsMetered(t *testing.T) {
 	t.Parallel()
 	w := harness.Shared(t)
@@ -85,7 +85,7 @@ func TestCPUTimeIsMetered(t *testing.T) {
 	}
 }
 
-// Bytes count once, whether the kernel forwards them or the proxy does, in the direction in which they go.
+// Bytes are counted once, whether the kernel or the proxy forwards them, in their direction.
 func TestBytesAreMetered(t *testing.T) {
 	t.Parallel()
 	const size = 8 << 20
@@ -103,7 +103,7 @@ func TestBytesAreMetered(t *testing.T) {
 			before := usedBy(w, box).Usage
 			w.MustSh(box, "head -c 8388608 /dev/zero | curl -sSk -o /dev/null --data-binary @- -H 'Host: www.example.com' "+fetch.url+"/echo")
 			u := atLeast(w, box, "bytes from the box are counted", int64(before.BytesOut)+size, func(u used) int64 { return int64(u.Usage.BytesOut) }).Usage
-			// Headers of packets, repetitions and acknowledgements count as well, but nothing counts twice.
+			// Packet headers, retransmissions and acknowledgements count as well, but only once.
 			if out := u.BytesOut - before.BytesOut; out > size*3/2 {
 				t.Errorf("%d bytes out for %d sent", out, size)
 			}
@@ -116,7 +116,7 @@ func TestBytesAreMetered(t *testing.T) {
 	}
 }
 
-// What a box writes to its root is counted in the background; memory has a highest mark.
+// A box's writes to its root are counted in the background, and memory has a peak.
 func TestDiskAndMemoryAreMetered(t *testing.T) {
 	t.Parallel()
 	w := harness.Shared(t)

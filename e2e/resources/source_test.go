@@ -92,8 +92,8 @@ s.settimeout(20); s.connect((a, 4444)); s.send(b"x"); s.recv(9)' ` + plain.Strin
 	}
 }
 
-// leavesFrom fails unless the box reaches the servers by every way of the families that it has an address of, is seen there
-// at that address alone, and reaches nothing by the other family.
+// leavesFrom fails unless the box reaches the servers by every way over the families for which it has an address, with
+// that source address only, and reaches no server over the other family.
 func (s *sourceWorld) leavesFrom(box, when string, from policy.Source) {
 	s.T.Helper()
 	s.Net.Forget()

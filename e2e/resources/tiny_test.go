@@ -18,7 +18,7 @@ import (
 	"boxgate/launcher/launchertest"
 )
 
-// pushTiny gives a registry the image tiny:v1, in which nothing can run but what the launcher brings.
+// pushTiny pushes the image tiny:v1 to a registry. It contains no programs except those of the launcher.
 func pushTiny(t *testing.T, to http.Handler) {
 	t.Helper()
 	server := httptest.NewServer(to)

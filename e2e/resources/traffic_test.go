@@ -37,7 +37,7 @@ func TestRatesHoldThroughTheProxy(t *testing.T) {
 			t.Errorf("%s: 3 seconds' worth were received in %v s", host, seconds)
 		}
 		up := w.MustSh(box, "head -c "+strconv.Itoa(4*rate)+" /dev/zero | curl -sS -f -o /dev/null -w '%{time_total}' --data-binary @- https://"+host+"/echo")
-		if seconds := number(t, up); seconds < 2 { // a second's worth may be sent at once
+		if seconds := number(t, up); seconds < 2 { // a second's worth may be sent in a burst
 			t.Errorf("%s: 4 seconds' worth were sent in %v s", host, seconds)
 		}
 	}
@@ -52,10 +52,11 @@ func number(t *testing.T, s string) float64 {
 	return f
 }
 
-// A launched box trusts the roots that proxy.upstream_ca_files adds, where nothing is intercepted, by its bundle; a box from its snapshot has them once.
+// A launched box trusts the roots of proxy.upstream_ca_files, where TLS is not intercepted, through its bundle. A box
+// from its snapshot has them once.
 func TestBoxesTrustAddedRoots(t *testing.T) {
 	t.Parallel()
-	w := harness.Shared(t) // whose hosts have certificates of such a root
+	w := harness.Shared(t) // its hosts have certificates of such a root
 	policy := map[string]any{"network_policy": harness.Custom("www.example.com")}
 	box := w.Create(policy)
 	const fetch = `curl -sS -f https://www.example.com/echo >/dev/null &&
@@ -79,9 +80,9 @@ func TestBoxesTrustAddedRoots(t *testing.T) {
 	}
 }
 
-// TestQuota: a box that has sent and received as much as it may is cut off: what the kernel forwards, what the proxy does, DNS,
-// what is open, and visitors. A neighbour is not, a new policy does not help, nor does a restart of the gateway; a larger
-// quota does.
+// TestQuota: a box that has used up its traffic quota is cut off: traffic of the kernel and the proxy, DNS, open
+// connections, and visitors. Another box is not affected. Neither a new policy nor a restart of the gateway helps; a
+// larger quota does.
 func TestQuota(t *testing.T) {
 	t.Parallel()
 	const most = 8 << 20

@@ -22,7 +22,7 @@ import (
 // builtPath is where `make runsc` puts gVisor.
 const builtPath = "/var/lib/boxgate/gvisor"
 
-// present returns the path of a runtime; "" if the host has none.
+// present returns the path of a runtime, or "" if it is not installed.
 func present(name string) string {
 	if path, err := exec.LookPath(name); err == nil {
 		return path
@@ -169,7 +169,7 @@ func TestEgressUnderEachRuntime(t *testing.T) {
 	})
 }
 
-// A paused box answers nothing and does nothing, and goes on as it was, also if it starts processes all the time.
+// A paused box does not run or answer, and continues unchanged, even if it starts processes all the time.
 func TestPauseUnderEachRuntime(t *testing.T) {
 	t.Parallel()
 	each(t, func(t *testing.T, w *harness.World, _ *oci.Runtime) {

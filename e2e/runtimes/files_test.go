@@ -9,7 +9,8 @@ import (
 	"boxgate/launcher/oci"
 )
 
-// Files that are written by the API are the box's, and the other way round. A runtime under which the host cannot open them says so.
+// Files written by the API appear in the box, and the other way round. With a runtime whose files the host cannot open,
+// the API reports an error.
 func TestFilesUnderEachRuntime(t *testing.T) {
 	t.Parallel()
 	each(t, func(t *testing.T, w *harness.World, runtime *oci.Runtime) {

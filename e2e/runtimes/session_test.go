@@ -12,7 +12,7 @@ import (
 	"boxgate/launcher/oci"
 )
 
-// A session has input, output, signals, a status, and a terminal of the size that is asked for; what it has started ends with it.
+// A session has input, output, signals, a status, and a terminal of the requested size. Its children end with it.
 func TestSessionsUnderEachRuntime(t *testing.T) {
 	t.Parallel()
 	each(t, func(t *testing.T, w *harness.World, runtime *oci.Runtime) {

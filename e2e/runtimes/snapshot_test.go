@@ -9,8 +9,8 @@ import (
 	"boxgate/launcher/oci"
 )
 
-// A snapshot of a box that is in use has its files as they were, with owners, modes and links; boxes from it have them too, and a policy
-// of their own, and what they change is theirs. It outlives its box.
+// A snapshot of a running box has its files unchanged, with owners, modes and links. Boxes from it have these files,
+// their own policy, and their own changes. The snapshot survives its box.
 func TestSnapshotsUnderEachRuntime(t *testing.T) {
 	t.Parallel()
 	each(t, func(t *testing.T, w *harness.World, _ *oci.Runtime) {
@@ -86,7 +86,7 @@ func restored(w *harness.World, snapshot string) string {
 	return box.ID
 }
 
-// After a restart of the host, a box starts again with what it wrote, and its policy.
+// After a restart of the host, a box starts again with its files and its policy.
 func TestRebootUnderEachRuntime(t *testing.T) {
 	t.Parallel()
 	each(t, func(t *testing.T, w *harness.World, _ *oci.Runtime) {

@@ -53,9 +53,9 @@ type fuzz struct {
 // notFuzzed are operations that take long, with what would make them take it.
 var notFuzzed = map[string]string{"testBox": "runs for seconds each time"}
 
-// TestAnswersMatchTheDescription sends requests made from the description, right and wrong ones, in a fixed order: none is
-// answered with 500, each answer is as described, and what is not described is refused. With API_FUZZ=n it sends n other
-// requests.
+// TestAnswersMatchTheDescription sends valid and invalid requests generated from the description, in a fixed order. No
+// answer is a 500, each answer matches the description, and undescribed requests are refused. With API_FUZZ=n it sends
+// n other requests.
 func TestAnswersMatchTheDescription(t *testing.T) {
 	t.Parallel()
 	seed, count := uint64(1), 600
@@ -84,7 +84,7 @@ func newFuzz(t *testing.T, seed uint64) *fuzz {
 	}
 	f := &fuzz{World: w, gen: &generator{
 		Rand: rand.New(rand.NewPCG(seed, seed)), all: doc.Components.Schemas,
-		skip: []string{"pid", "container", "follow"}, // would attach what is not the test's, or never end
+		skip: []string{"pid", "container", "follow"}, // would attach foreign sandboxes, or never end
 	}}
 	f.client.Transport = &http.Transport{DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
 		return new(net.Dialer).DialContext(ctx, "unix", w.Socket)
@@ -145,7 +145,7 @@ func (f *fuzz) send(op operation) {
 	}
 }
 
-// target fills in the path and the query of an operation, and says whether the path is that of the box.
+// target returns the path and the query of an operation. known reports whether the path is that of the box.
 func (f *fuzz) target(op operation) (target string, known bool) {
 	path, query := op.path, url.Values{}
 	known = true
@@ -170,7 +170,7 @@ func (f *fuzz) target(op operation) (target string, known bool) {
 	return path, known && len(query) == 0
 }
 
-// body makes the body of a request; spoiled says that the schema has no such body.
+// body returns the body of a request. spoiled reports whether the schema forbids it.
 func (f *fuzz) body(op operation) (body []byte, media string, spoiled bool) {
 	described, ok := op.RequestBody.Content["application/json"]
 	if !ok {
@@ -193,7 +193,7 @@ func (f *fuzz) body(op operation) (body []byte, media string, spoiled bool) {
 	return body, "application/json", spoiled
 }
 
-// judge says what is wrong with an answer.
+// judge returns the faults of an answer.
 func (f *fuzz) judge(op operation, answer *http.Response, text []byte, mustRefuse bool) []string {
 	status := strconv.Itoa(answer.StatusCode)
 	described, ok := op.Responses[status]

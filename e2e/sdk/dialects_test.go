@@ -22,7 +22,7 @@ type sent struct {
 	Policy    json.RawMessage
 }
 
-// recorded has the npm packages say what they send.
+// recorded makes the npm packages report the requests they send.
 func recorded(t *testing.T, w *harness.World) (all []sent) {
 	t.Helper()
 	cmd := newNode(t).command(t.Context(), "dialects.mjs")
@@ -41,10 +41,10 @@ func recorded(t *testing.T, w *harness.World) (all []sent) {
 	return all
 }
 
-// dialectCase is what must hold of a policy of another product.
+// dialectCase is the expected result for a policy of another product.
 type dialectCase struct {
-	onCreate, onUpdate string              // pointer to what is refused; "": accepted
-	holds              func(d *dialectBox) // in a box with it
+	onCreate, onUpdate string              // pointer to the refused member; "": accepted
+	holds              func(d *dialectBox) // checks a box with the policy
 }
 
 // headersOnCreate is where a policy that sets headers is refused for a box that runs.
@@ -72,7 +72,7 @@ var dialectCases = map[string]dialectCase{
 	"e2b: identity tokens": {
 		onCreate: "/rules/api.example.com/0/transform/headers/Authorization", onUpdate: "/rules/api.example.com/0/transform/headers/Authorization"},
 	"e2b: nothing denied": {onCreate: "/allowOut", onUpdate: "/allowOut"},
-	// What concerns public URLs is of a create alone there: an update sends nothing of it.
+	// There, settings of public URLs exist in a create only: an update does not send them.
 	"e2b: HTTPS ports":  {onCreate: "/httpsPorts", onUpdate: "none"},
 	"e2b: another host": {onCreate: "/maskRequestHost", onUpdate: "none"},
 	"e2b: private URLs": {onCreate: "/allowPublicTraffic", onUpdate: "none"},
@@ -85,7 +85,7 @@ type dialectBox struct {
 	proxied   *proxied
 }
 
-// proxied is a proxy of the operator's, to which requests are forwarded.
+// proxied is an operator's proxy that receives forwarded requests.
 type proxied struct {
 	mu   sync.Mutex
 	seen []string
@@ -177,8 +177,9 @@ func (d *dialectBox) vercelRules() {
 	}
 }
 
-// TestPoliciesOfOtherSDKs: what the SDKs of Vercel Sandbox and E2B send for a network policy means in a real box what it means
-// there, when the box is created and when it runs; what cannot is refused where it stands.
+// TestPoliciesOfOtherSDKs: network policies sent by the SDKs of Vercel Sandbox and E2B have the same meaning in a real
+// box as there, when the box is created and when it runs. Members without an equivalent are refused with their
+// position.
 func TestPoliciesOfOtherSDKs(t *testing.T) {
 	t.Parallel()
 	w, _ := newWorld(t)

@@ -104,10 +104,10 @@ type answered struct {
 	status       int
 }
 
-// tell has curl report each request that it made.
+// tell makes curl report each request.
 const tell = `write-out = "%{stderr}\nanswered %{method} %{url_effective} %{http_code}\n"`
 
-// runExamples runs all blocks in one shell and returns the requests that they made.
+// runExamples runs all blocks in one shell and returns their requests.
 func runExamples(t *testing.T, w *harness.World, examples []example) []answered {
 	t.Helper()
 	home := t.TempDir()
@@ -137,7 +137,7 @@ func runExamples(t *testing.T, w *harness.World, examples []example) []answered 
 	return requests
 }
 
-// readAnswered reads what the shell said of its progress.
+// readAnswered parses the shell's report.
 func readAnswered(t *testing.T, text string) (all []answered) {
 	t.Helper()
 	var at answered // the example that runs

@@ -82,7 +82,7 @@ func servePulls(w http.ResponseWriter, r *http.Request) {
 	w.Header().Set("Content-Type", "application/json")
 	answer := func(status int, v any) {
 		w.WriteHeader(status)
-		_ = json.NewEncoder(w).Encode(v) // the client sees what is missing
+		_ = json.NewEncoder(w).Encode(v) // the client notices missing data
 	}
 	var asked struct{ Title, Body, Head, Base string }
 	switch authorization := r.Header.Get("Authorization"); {

@@ -27,7 +27,7 @@ type schema struct {
 	Minimum, Maximum     *int64
 }
 
-// additional is the schema of members without a name of their own; nil if there may be none.
+// additional returns the schema of unnamed members, or nil if they are not allowed.
 func (s *schema) additional() *schema {
 	if string(s.AdditionalProperties) == "true" {
 		return &schema{any: true}
@@ -39,7 +39,7 @@ func (s *schema) additional() *schema {
 	return &of
 }
 
-// schemas are those of the description, by their names.
+// schemas maps names to the schemas of the description.
 type schemas map[string]*schema
 
 func (all schemas) resolve(s *schema) *schema {
@@ -49,7 +49,7 @@ func (all schemas) resolve(s *schema) *schema {
 	return s
 }
 
-// faults says where a value is not what a schema describes.
+// faults lists the differences between a value and its schema.
 func (all schemas) faults(s *schema, v any, at string) []string {
 	s = all.resolve(s)
 	if s.any {
@@ -137,7 +137,7 @@ type generator struct {
 	skip []string // members that are never made
 }
 
-// words are what strings are made of: names that mean something to the API, and what may hurt it.
+// words are the parts of generated strings: names that mean something to the API, and harmful ones.
 var words = []string{
 	"", "a", "web-1", "fuzz-a", "true", "echo", "api.example.com", "*.example.org:443", "192.0.2.0/24", "2001:db8::/32", "/", "/tmp", "..", "../../etc",
 	"/proc/self/root", "Authorization", "1h", "* * * * *", "main", "GET", "\x00", "\u202e", "{}", "null", "0", "-1", "%2e%2e%2f", "🦀", "a b", "a\nb", "https://x/",

@@ -23,8 +23,8 @@ type result struct {
 	Table, Worked []string
 }
 
-// TestSDK drives a gateway with the unmodified npm package. A test of testdata/subjects fails as a subtest; a method that
-// worked in none of them fails by its name. The table of methods is read from the package's own classes.
+// TestSDK drives a gateway with the unmodified npm package. Each test of testdata/subjects is a subtest. A method that
+// succeeded in none of them fails by name. The table of methods is read from the package's classes.
 func TestSDK(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)
@@ -49,7 +49,7 @@ func TestSDK(t *testing.T) {
 				n.drive(t, w, key, subject, note)
 			})
 		}
-		t.Run("account", func(t *testing.T) { // what it changes concerns every box of a gateway
+		t.Run("account", func(t *testing.T) { // it changes settings of all boxes of a gateway
 			t.Parallel()
 			w, key := newWorld(t)
 			n.drive(t, w, key, "account", note)
@@ -69,7 +69,7 @@ func TestSDK(t *testing.T) {
 	}
 }
 
-// properties are the getters of Box, which send nothing.
+// properties are the getters of Box, which send no request.
 var properties = []string{"Box#networkPolicy", "Box#cwd", "Box#modelConfig"}
 
 // drive runs a subject.

@@ -12,8 +12,8 @@ import (
 	"boxgate/policy/name"
 )
 
-// TestAlternativesFromABox: what a server receives depends on the request, whatever family, version and spelling; what
-// servers read in different ways reaches none.
+// TestAlternativesFromABox: the rule for a request decides which value the server receives, for every family, version
+// and spelling. Ambiguous requests reach no server.
 func TestAlternativesFromABox(t *testing.T) {
 	t.Parallel()
 	w := harness.Shared(t)

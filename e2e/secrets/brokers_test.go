@@ -42,19 +42,19 @@ const (
 	baseHost, baseAddr     = "db.example.com", "198.51.100.144"
 )
 
-// brokers are servers that issue credentials, and servers that accept nothing but what the gateway makes of them: by OAuth2
-// with refresh tokens that are replaced, AWS STS and the managers of AWS and Google, signatures of AWS and HMAC, client
+// brokers are servers that issue credentials, and servers that accept only credentials made by the gateway: OAuth2 with
+// rotating refresh tokens, AWS STS and the secret managers of AWS and Google, AWS and HMAC signatures, client
 // certificates, tokens for a proxy, PostgreSQL and SSH.
 type brokers struct {
-	dir   string // of what the gateway's sources read
+	dir   string // directory of the sources' files
 	mark  string
 	forge *sshd.Server
 	base  *harness.Postgres
 
 	mu       sync.Mutex
-	down     bool     // who issues refuses, and quotes what it was sent
-	refresh  []string // refresh tokens that are accepted, newest first
-	issued   int      // access tokens, and refresh tokens but for the first
+	down     bool     // issuers refuse, and quote the request
+	refresh  []string // accepted refresh tokens, newest first
+	issued   int      // number of access tokens, and of refresh tokens except the first
 	tokens   []string // of the forwarding proxy
 	accepted map[string]int
 	wrong    []string // credentials that were not accepted
@@ -160,7 +160,7 @@ func (b *brokers) rules(to map[string]any) {
 	to[forge+":22"] = map[string]any{"ssh": map[string]any{"user": sshd.User, "key": secret("forge"), "host_keys": []string{b.forge.HostKey}}}
 }
 
-// issuer answers those who prove who they are.
+// issuer answers clients that prove their identity.
 func (b *brokers) issuer() http.Handler {
 	mux := http.NewServeMux()
 	mux.HandleFunc("POST /token", b.issues(func(r *http.Request, body []byte) any {
@@ -201,7 +201,7 @@ func (b *brokers) issuer() http.Handler {
 // access is the access token that was issued last.
 func (b *brokers) access() string { return b.canary(fmt.Sprint("access-", b.issued)) }
 
-// issues is a page whose answer is nil for who may not have it, and who is told what it sent.
+// issues returns a page. If answer returns nil, the client is refused with a quote of its request.
 func (b *brokers) issues(answer func(r *http.Request, body []byte) any) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
 		body, _ := io.ReadAll(r.Body)
@@ -225,7 +225,7 @@ func (b *brokers) issues(answer func(r *http.Request, body []byte) any) http.Han
 	}
 }
 
-// broker accepts what the gateway makes, and shows what it was sent.
+// broker accepts credentials made by the gateway, and echoes them.
 func (b *brokers) broker() http.Handler {
 	sum := func(r *http.Request) string {
 		mac := hmac.New(sha256.New, []byte(b.canary("hmac")))
@@ -278,10 +278,10 @@ func (b *brokers) setDown(down bool) {
 
 var brokerPaths, brokerWays = []string{"/oauth", "/managers", "/role", "/hmac", "/forward"}, []string{"--http1.1", "--http2"}
 
-// sshOut is a line by which a box logs in to the SSH server.
+// sshOut is the command by which a box logs in to the SSH server.
 const sshOut = "ssh -o BatchMode=yes " + sshd.User + "@" + forge + " 'echo accepted' 2>&1"
 
-// used fails the test unless every server accepts the box, whose output is returned.
+// used fails the test unless every server accepts the box. It returns the box's output.
 func (b *brokers) used(in *harness.Intruder) string {
 	t := in.T
 	t.Helper()
@@ -345,7 +345,8 @@ func (b *brokers) elsewhere(in *harness.Intruder) {
 	}
 }
 
-// fails lets all sources fail, whose servers quote what they are sent: then no server is sent anything. Then they work again.
+// fails makes all sources fail with servers that quote their requests, and tests that no destination receives a
+// request. Then it makes them work again.
 func (b *brokers) fails(in *harness.Intruder) string {
 	t := in.T
 	t.Helper()
@@ -373,7 +374,7 @@ func (b *brokers) fails(in *harness.Intruder) string {
 			t.Fatal(err)
 		}
 	}
-	for _, name := range names[8:] { // their servers are down, but what they need is there
+	for _, name := range names[8:] { // their servers are down, but their inputs exist
 		text, exit := in.GatewayCommand("secret", "refresh", name)
 		if out.WriteString(text); exit == 0 {
 			t.Errorf("secret %s was refreshed: %s", name, text)
@@ -433,7 +434,7 @@ func (b *brokers) refuses(in *harness.Intruder, out *strings.Builder) {
 	}
 }
 
-// issuedSecrets adds what was issued while the test ran.
+// issuedSecrets adds the credentials issued during the test.
 func (b *brokers) issuedSecrets(to map[string]string) {
 	b.mu.Lock()
 	defer b.mu.Unlock()

@@ -22,16 +22,16 @@ import (
 	"boxgate/internal/testnet"
 )
 
-// canaries are secrets of every kind in use in one world, and what has been seen of it.
+// canaries are secrets of every kind in use in one world, and the outputs collected from it.
 type canaries struct {
 	*harness.World
 	in      *harness.Intruder
 	brokers *brokers
 	secrets map[string]string // by kind: no form of them may be seen
-	keys    map[string]string // of the API and the store: they may stand in their own files alone
+	keys    map[string]string // of the API and the store: allowed only in their own files
 	seen    map[string][]byte
-	mark    string // a part that all secrets have, and no other run's have
-	fails   string // while this file exists the command fails, and says its value
+	mark    string // part of all secrets of this run and of no other
+	fails   string // while this file exists, the command fails and prints its value
 }
 
 // newCanaries starts a gateway at debug level whose box uses a literal, and secrets of a file, a variable and a command,
@@ -280,11 +280,11 @@ func (c *canaries) snapshot() {
 	}
 }
 
-// inMemory looks at the memory of a program in the box that has asked for everything and keeps what it was answered, and
-// of the box's other processes.
+// inMemory searches the memory of a program in the box that has made every request and keeps the answers, and of the
+// box's other processes.
 func (c *canaries) inMemory() {
 	t := c.T
-	const mark = "accepted" // in what servers answer
+	const mark = "accepted" // in the servers' answers
 	var out lab.SyncBuffer
 	c.Background(c.in.Box, `python3 -uc 'import os, time, urllib.request as u
 def get(url):
@@ -321,7 +321,7 @@ time.sleep(3600)'`, &out)
 	}
 }
 
-// memoryOf is what a process can write to, as far as it can be read.
+// memoryOf returns the readable parts of a process's writable memory.
 func memoryOf(dir string) (all []byte) {
 	maps, _ := os.ReadFile(dir + "/maps")
 	memory, err := os.Open(dir + "/mem")
@@ -353,7 +353,7 @@ func (c *canaries) inProcesses() {
 	}
 }
 
-// search looks at all that was seen and written; what is no secret is found there.
+// search searches everything collected and written for secrets. As a control, it must find a non-secret there.
 func (c *canaries) search() {
 	t := c.T
 	roots := []string{filepath.Join(c.Dir, "state"), lab.RunDir(c.Dir), c.Log.Name(), c.Config}

@@ -142,9 +142,9 @@ func writeFile(t *testing.T, dir, name string, parts ...[]byte) {
 	}
 }
 
-// TestClientCertificateFromABox: curl in a box reaches servers that ask for a client certificate, over every version of
-// HTTP and as a WebSocket; only the requests of the rule, at its hosts, are sent with it. A new certificate is used from the
-// next request on, one that is revoked ends what was opened with it, and without one nothing is sent.
+// TestClientCertificateFromABox: curl in a box reaches servers that request a client certificate, over every version of
+// HTTP and as a WebSocket. Only matching requests to the rule's hosts use it. A new certificate is used from the next
+// request on. Revoking one closes its connections. Without one no request is sent.
 func TestClientCertificateFromABox(t *testing.T) {
 	t.Parallel()
 	ca := newClientCA(t)

@@ -20,7 +20,7 @@ import (
 	"boxgate/policy/name"
 )
 
-// forwardProxy is a proxy of the operator's: it answers with what it was sent, as the request that arrived.
+// forwardProxy is an operator's proxy that answers with the request it received.
 type forwardProxy struct {
 	mu   sync.Mutex
 	last *http.Request
@@ -56,9 +56,9 @@ func (p *forwardProxy) taken() (*http.Request, string) {
 	return last, p.body
 }
 
-// TestForwardURLFromABox: matching requests go to the operator's proxy, which learns what they are for and from which box,
-// whatever the box says; others go to their server. A proxy that cannot be reached or does not prove its name, or that is
-// in a protected range, is no way past.
+// TestForwardURLFromABox: matching requests go to the operator's proxy, which gets their destination and box from the
+// gateway, whatever the box claims. Others go to their server. If the proxy cannot be reached, does not prove its name,
+// or is in a protected range, requests are not sent directly.
 func TestForwardURLFromABox(t *testing.T) {
 	t.Parallel()
 	w := harness.NewWorld(t, func(c *config.Config) { c.Proxy.TokenIssuer = "https://gateway.test" })
@@ -150,7 +150,7 @@ func forwards(t *testing.T, w *harness.World, box, way string, proxy *forwardPro
 	checkToken(t, w, box, r.Header.Get("Vercel-Sandbox-Oidc-Token"))
 }
 
-// checkToken verifies a token as the proxy would, by the keys that the admin listener shows to whoever asks.
+// checkToken verifies a token like the proxy would, with the public keys on the admin listener.
 func checkToken(t *testing.T, w *harness.World, box, token string) {
 	t.Helper()
 	var set jose.JSONWebKeySet

@@ -97,9 +97,9 @@ func (g *gitHub) handler() http.Handler {
 
 const gitHubAddr = "198.51.100.83"
 
-// TestGitHubAppFromABox: curl and git in a box reach what an app's installation token opens, which the box never has. A
-// token that is refreshed by hand ends the stream that was opened with the old one; a source that says that the
-// installation is gone refuses all.
+// TestGitHubAppFromABox: curl and git in a box reach the resources of an app's installation token, which is never in
+// the box. Refreshing the token manually ends the stream opened with the old one. When the source reports that the
+// installation is gone, all requests are refused.
 func TestGitHubAppFromABox(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()

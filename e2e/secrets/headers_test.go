@@ -39,8 +39,8 @@ func withSecretFile(name, path string) func(*config.Config) {
 // everyWay are curl's arguments for each family and version, in the gate each once.
 var everyWay = nightly.Size([]string{"-4 --http1.1", "-6 --http2"}, []string{"-4 --http1.1", "-6 --http1.1", "-4 --http2", "-6 --http2"})
 
-// TestHeaderRulesOfBoxAndGateway: the most specific pattern wins alone, a box's rule replaces the global one of the same
-// pattern, and what the rules do not name is not touched.
+// TestHeaderRulesOfBoxAndGateway: only the most specific pattern applies, a box's rule replaces the global one with the
+// same pattern, and other fields are unchanged.
 func TestHeaderRulesOfBoxAndGateway(t *testing.T) {
 	t.Parallel()
 	w := harness.NewWorld(t, withSecretFile("openai", secretFile(t, harness.TestSecret)))
@@ -97,8 +97,8 @@ func TestHeaderRulesOfBoxAndGateway(t *testing.T) {
 	}
 }
 
-// TestSecretSourceFails: a rotated file is used without any change of rules; one that is gone refuses requests, and the
-// server hears nothing.
+// TestSecretSourceFails: a rotated file is used without a change of rules. When the file is gone, requests are refused
+// and the server receives none.
 func TestSecretSourceFails(t *testing.T) {
 	t.Parallel()
 	path := secretFile(t, "first")

@@ -117,7 +117,8 @@ func TestThePassphraseOfTheStoreIsChanged(t *testing.T) {
 	}
 }
 
-// TestTheAPIKeyIsChanged: the key before ends at once or after the grace, also for what was begun with it.
+// TestTheAPIKeyIsChanged: the previous key stops working immediately or after the grace period, also on open
+// connections.
 func TestTheAPIKeyIsChanged(t *testing.T) {
 	t.Parallel()
 	w := harness.NewWorld(t, nil)
@@ -200,7 +201,7 @@ func TestTheGatewayCannotBeDumped(t *testing.T) {
 	if err != nil || !strings.Contains(strings.Join(strings.Fields(string(limits)), " "), "Max core file size 0 0 bytes") {
 		t.Errorf("%v %s", err, limits)
 	}
-	memory := func(pid int) string { // what happens to one who opens it; there is nothing to read at address 0
+	memory := func(pid int) string { // the error on opening; no memory is mapped at address 0
 		out, _ := harness.ExecDetached("setpriv", append(drop, "head", "-c1", fmt.Sprintf("/proc/%d/mem", pid))...).CombinedOutput()
 		return string(out)
 	}

@@ -17,7 +17,7 @@ import (
 
 const bodiesHost = "bodies.example.com"
 
-// bodies is a server that keeps what it is sent.
+// bodies is a server that records request bodies.
 type bodies struct {
 	mu  sync.Mutex
 	got map[string]string // path with query → body

@@ -18,7 +18,8 @@ import (
 	"boxgate/policy/name"
 )
 
-// TestAttackOwnVariantsOfAnInjectedHeader sends what the gateway sets, in every way that a server might take for it.
+// TestAttackOwnVariantsOfAnInjectedHeader sends the injected header itself, in every spelling that a server might
+// accept.
 func TestAttackOwnVariantsOfAnInjectedHeader(t *testing.T) {
 	t.Parallel()
 	change, start := harness.WithOrigin(t)
@@ -71,7 +72,7 @@ func TestAttackOwnVariantsOfAnInjectedHeader(t *testing.T) {
 	}
 }
 
-// TestAttackSecretsGoNowhereElse asks for the secret's host in ways in which the secret must not be sent.
+// TestAttackSecretsGoNowhereElse makes requests to the secret's host that must not carry the secret.
 func TestAttackSecretsGoNowhereElse(t *testing.T) {
 	t.Parallel()
 	change, start := harness.WithOrigin(t)
@@ -87,7 +88,7 @@ func TestAttackSecretsGoNowhereElse(t *testing.T) {
 			"api.example.com": key, "bad-cert.example.com": key, "misnamed.example.com": key, "ws.example.com:8443": key,
 		},
 	})
-	// code runs curl in the box and returns the status, or curl's exit code where there is none.
+	// code runs curl in the box and returns the status, or curl's exit code on an error.
 	code := func(arguments string) string {
 		out, exit := w.Sh(box, "curl -k -sS -o /tmp/body -w '%{http_code}' "+arguments)
 		if exit != 0 {
@@ -146,13 +147,13 @@ func TestAttackSecretsGoNowhereElse(t *testing.T) {
 	}
 }
 
-// forms are the ways in which a secret may show.
+// forms are the encodings in which a secret might appear.
 func forms(secret string) map[string][]byte {
 	out := map[string][]byte{
 		"plain": []byte(secret), "hex": []byte(hex.EncodeToString([]byte(secret))),
 		"HEX": []byte(strings.ToUpper(hex.EncodeToString([]byte(secret)))), "backwards": reversed(secret),
 	}
-	for shift := range 3 { // wherever it lies in what was encoded
+	for shift := range 3 { // for each offset in the encoded text
 		whole := base64.StdEncoding.EncodeToString([]byte(strings.Repeat("x", shift) + secret))
 		out[fmt.Sprintf("base64 at %d", shift)] = []byte(whole[4 : len(whole)-4])
 	}
@@ -173,13 +174,13 @@ func fileWith(t *testing.T, root string, want []byte) string {
 	return filesWith(t, root, map[string][]byte{"": want})[""]
 }
 
-// filesWith returns, for each name of what is wanted, the first file below root that holds it.
+// filesWith returns, for each name in want, the first file below root that contains it.
 func filesWith(t *testing.T, root string, want map[string][]byte) map[string]string {
 	t.Helper()
 	found := map[string]string{}
 	err := filepath.WalkDir(root, func(path string, d fs.DirEntry, err error) error {
 		if err != nil || !d.Type().IsRegular() {
-			return nil //nolint:nilerr // what is not there any more holds nothing
+			return nil //nolint:nilerr // removed files contain nothing
 		}
 		data, _ := os.ReadFile(path)
 		for name, what := range want {
@@ -204,7 +205,7 @@ func processes(t *testing.T) map[string][]byte {
 	}
 	out := map[string][]byte{}
 	for _, dir := range dirs {
-		line, _ := os.ReadFile(filepath.Join(dir, "cmdline")) // gone by now: nothing to see
+		line, _ := os.ReadFile(filepath.Join(dir, "cmdline")) // empty if the process has ended
 		environ, _ := os.ReadFile(filepath.Join(dir, "environ"))
 		out[filepath.Base(dir)] = append(line, environ...)
 	}

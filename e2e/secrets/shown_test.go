@@ -11,8 +11,8 @@ import (
 	"boxgate/policy/name"
 )
 
-// TestAttackPlaceholderInWhatServersShow: a box puts a token where the host of its rule sends it back, or stores it for
-// whoever reads the object. It is refused, and neither the token nor the secret arrives.
+// TestAttackPlaceholderInWhatServersShow: a box puts a placeholder where the rule's host echoes it, or stores it in an
+// object that others read. The request is refused, and neither the placeholder nor the secret arrives.
 func TestAttackPlaceholderInWhatServersShow(t *testing.T) {
 	t.Parallel()
 	w := harness.NewWorld(t, withSecretFile("openai", secretFile(t, "from-"+harness.TestSecret)))
@@ -48,7 +48,7 @@ func TestAttackPlaceholderInWhatServersShow(t *testing.T) {
 	}
 }
 
-// TestRulesForWhatServersShowAreWarnedOf: whoever has the gateway set a secret there is told by the API.
+// TestRulesForWhatServersShowAreWarnedOf: the API warns about a rule that sets a secret in such a place.
 func TestRulesForWhatServersShowAreWarnedOf(t *testing.T) {
 	t.Parallel()
 	w := harness.Shared(t)

@@ -71,7 +71,7 @@ func newSourced(t *testing.T) *sourced {
 	return s
 }
 
-// addConfig writes more configuration behind what the lab's file has.
+// addConfig appends to the lab's configuration file.
 func addConfig(w *harness.World, text string) {
 	w.T.Helper()
 	data, err := os.ReadFile(w.Config)
@@ -83,7 +83,7 @@ func addConfig(w *harness.World, text string) {
 	}
 }
 
-// put replaces what a source reads, as those who rotate keys do.
+// put replaces the file of a source atomically, as a key rotation does.
 func (s *sourced) put(t *testing.T, name, value string) {
 	t.Helper()
 	path := filepath.Join(s.files, name)
@@ -93,7 +93,7 @@ func (s *sourced) put(t *testing.T, name, value string) {
 	s.values[name] = value
 }
 
-// conns are open connections of the box to api.example.com, on each of which requests follow one another.
+// conns are open connections of the box to api.example.com that are used for consecutive requests.
 type conns struct {
 	s      *sourced
 	h1     net.Conn
@@ -109,7 +109,8 @@ func (s *sourced) open() *conns {
 	return c
 }
 
-// ask sends a request on each connection and returns the answers' status and text, and what the server received.
+// ask sends a request on each connection and returns the status and text of the answers, and the requests that the
+// server received.
 func (c *conns) ask() (status [2]string, text [2]string, received [2][]testnet.Received) {
 	t := c.s.T
 	t.Helper()
@@ -133,7 +134,7 @@ func (c *conns) ask() (status [2]string, text [2]string, received [2][]testnet.R
 	return status, text, received
 }
 
-// flaw says why the last answers are not those to requests with the present values; "" if they are.
+// flaw makes requests and returns how their answers differ from those with the current values, or "".
 func (c *conns) flaw() string {
 	status, _, received := c.ask()
 	for i := range status {
@@ -149,7 +150,8 @@ func (c *conns) flaw() string {
 	return ""
 }
 
-// refused reports whether both requests were refused for want of a secret; then the server must have received nothing.
+// refused reports whether both requests were refused because a secret is missing. The server must then have received no
+// request.
 func (c *conns) refused() bool {
 	c.s.T.Helper()
 	status, text, received := c.ask()
@@ -167,8 +169,8 @@ func (c *conns) refused() bool {
 	return all
 }
 
-// TestSecretsComeFromEverySource: each kind of source sets its header; what it reads is replaced, breaks and is repaired,
-// and open connections follow; other rules go on; and nothing shows a value.
+// TestSecretsComeFromEverySource: each kind of source sets its header. When its file is replaced, broken and repaired,
+// open connections follow, other rules keep working, and no value is shown.
 func TestSecretsComeFromEverySource(t *testing.T) {
 	t.Parallel()
 	s := newSourced(t)
@@ -190,7 +192,7 @@ func TestSecretsComeFromEverySource(t *testing.T) {
 // pace is how often the box asks: the client of these tests never widens the window of its HTTP/2 connection.
 const pace = 50 * time.Millisecond
 
-// breakAndRepair rotates, removes and restores what a source reads, and looks at what open connections do meanwhile.
+// breakAndRepair rotates, removes and restores the file of a source, and checks the answers on open connections.
 func (s *sourced) breakAndRepair(c *conns, label, cause string) {
 	t := s.T
 	t.Helper()
@@ -244,8 +246,8 @@ func (s *sourced) nowhere(t *testing.T, old string) {
 	}
 }
 
-// TestRulesNameOnlySecretsOfTheConfiguration: an unknown name is refused where it stands, and nothing else of the host
-// can be named.
+// TestRulesNameOnlySecretsOfTheConfiguration: an unknown name is refused with its position, and rules cannot name
+// anything else on the host.
 func TestRulesNameOnlySecretsOfTheConfiguration(t *testing.T) {
 	t.Parallel()
 	s := newSourced(t)

@@ -38,7 +38,7 @@ func TestAttackSSHServerWithAnotherKey(t *testing.T) {
 	}
 }
 
-// TestAttackSSHBeyondTheRule tries with OpenSSH's client what a rule does not allow, of commands and of ways to elsewhere.
+// TestAttackSSHBeyondTheRule tries with OpenSSH's client the commands and forwardings that a rule does not allow.
 func TestAttackSSHBeyondTheRule(t *testing.T) {
 	t.Parallel()
 	w := newSSHWorld(t, "AcceptEnv *", "PermitTunnel yes", "PermitUserEnvironment yes", "X11Forwarding yes", "MaxSessions 100")
@@ -93,7 +93,7 @@ func TestAttackSSHBeyondTheRule(t *testing.T) {
 	w.flood(whole, limited, at)
 }
 
-// listeners: what the client itself listens for leads nowhere.
+// listeners: ports that the client forwards lead nowhere.
 func (w *sshWorld) listeners(box, at string) {
 	w.T.Helper()
 	out := w.MustSh(box, `exec 2>&1; `+sshTo+`-N -L 127.0.0.1:9001:127.0.0.1:22 -L 127.0.0.1:9003:/run/x -D 127.0.0.1:9002 `+at+` & p=$!

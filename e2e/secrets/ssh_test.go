@@ -53,7 +53,7 @@ func newSSHWorld(t *testing.T, lines ...string) *sshWorld {
 	return w
 }
 
-// hear keeps what comes to a server that says nothing.
+// hear records the data sent to a silent server.
 func (w *sshWorld) hear(ln net.Listener) {
 	for {
 		c, err := ln.Accept()
@@ -85,8 +85,8 @@ func rule(name, access string) map[string]string {
 	return map[string]string{"name": name, "access": access}
 }
 
-// TestGitOverSSHFromABox: git pulls and pushes what the rule names with a key that the box never has, and nothing else is
-// done with it. The box knows the gateway without having been told anything.
+// TestGitOverSSHFromABox: git pulls and pushes the repositories named by the rule with a key that is never in the box.
+// The key allows no other use. The box knows the gateway's host key without any setup.
 func TestGitOverSSHFromABox(t *testing.T) {
 	t.Parallel()
 	w := newSSHWorld(t)
@@ -166,7 +166,7 @@ func TestSSHFromABox(t *testing.T) {
 		t.Errorf("the box has %q, the gateway shows %q", known, out)
 	}
 
-	// A host without a rule is reached by itself: it gets what the client says, and nothing of the gateway.
+	// A connection to a host without a rule is passed through: the host gets the client's data, unchanged.
 	wait := w.Background(box, "timeout 20 "+ssh+decoy+" id", io.Discard)
 	if got := <-w.told; !strings.HasPrefix(got, "SSH-2.0-OpenSSH") {
 		t.Errorf("the other host was told %q", got)
@@ -193,7 +193,7 @@ func TestSSHFromABox(t *testing.T) {
 	w.Event(box, func(e audit.Event) bool { return e.Reason == name.ReasonSecretUnavailable && e.Method == "" })
 }
 
-// ends fails the test if an open connection outlives what it was made with.
+// ends fails the test if an open connection outlives the credentials it was made with.
 func (w *sshWorld) ends(box, what string, end func()) {
 	w.T.Helper()
 	wait := w.Background(box, "ssh -o BatchMode=yes "+sshd.User+"@"+forge+" 'echo up; while kill -0 $PPID; do sleep 0.2; done' >/tmp/out 2>&1", io.Discard)
@@ -205,8 +205,9 @@ func (w *sshWorld) ends(box, what string, end func()) {
 	w.Event(box, func(e audit.Event) bool { return e.Method == "exec" && e.Verdict == policy.Deny })
 }
 
-// TestLoginAtAnAddressOfTwoNames: a host that the gateway logs in to shares its address with a name that has no rule for the port. The box has
-// been told both, and is logged in. Where both have a rule, nobody knows which is meant: nothing is logged in to.
+// TestLoginAtAnAddressOfTwoNames: a host that the gateway logs in to shares its address with a name without a rule for
+// the port. A box that has resolved both is logged in. If both have a rule, the destination is ambiguous and no login
+// is made.
 func TestLoginAtAnAddressOfTwoNames(t *testing.T) {
 	t.Parallel()
 	w := newSSHWorld(t)

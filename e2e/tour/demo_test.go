@@ -14,7 +14,7 @@ import (
 	"boxgate/internal/nightly"
 )
 
-// TestDemo runs the tour as a user does: every step happens, and nothing is left behind.
+// TestDemo runs the tour as a user does: every step succeeds, and no traces remain.
 func TestDemo(t *testing.T) {
 	t.Parallel()
 	harness.TakeSlot(t)
@@ -33,7 +33,7 @@ func TestDemo(t *testing.T) {
 	}
 }
 
-// TestDemoStaysOpen: with --keep the lab can be used by the commands that it shows, until Enter; then nothing is left.
+// TestDemoStaysOpen: with --keep the printed commands work in the lab until Enter. Then no traces remain.
 func TestDemoStaysOpen(t *testing.T) {
 	t.Parallel()
 	harness.TakeSlot(t)
@@ -78,8 +78,8 @@ func TestDemoStaysOpen(t *testing.T) {
 	}
 }
 
-// TestDemoEndsWithASignal: the process of `gateway demo` is the demo's, which ends on Ctrl-C, says what was not reached, and leaves
-// nothing.
+// TestDemoEndsWithASignal: `gateway demo` becomes the process of the demo, which ends on Ctrl-C, lists the steps it did
+// not reach, and leaves no traces.
 func TestDemoEndsWithASignal(t *testing.T) {
 	t.Parallel()
 	harness.TakeSlot(t)
@@ -106,7 +106,7 @@ func TestDemoEndsWithASignal(t *testing.T) {
 	}
 }
 
-// TestInterruptedDemoIsCleanedUp kills a demo's process half-way; what it left is removed by the next one.
+// TestInterruptedDemoIsCleanedUp kills a demo halfway. The next demo removes its remains.
 func TestInterruptedDemoIsCleanedUp(t *testing.T) {
 	t.Parallel()
 	harness.TakeSlot(t)
@@ -142,7 +142,7 @@ func TestInterruptedDemoIsCleanedUp(t *testing.T) {
 	t.Errorf("left behind: %v %v", left, err)
 }
 
-// labDirIn finds the lab's directory in what a demo printed.
+// labDirIn returns the lab's directory from the output of a demo.
 func labDirIn(t *testing.T, out string) string {
 	t.Helper()
 	_, rest, ok := strings.Cut(out, "admin API on ")
@@ -153,8 +153,9 @@ func labDirIn(t *testing.T, out string) string {
 	return filepath.Dir(line)
 }
 
-// TestAttackAnotherProgramIsTheDemo: `gateway demo` runs the program beside the gateway, if nobody else can have put it there, and
-// none of that name in PATH or the working directory. Another gateway stands in for the demo: it says that it does not know the flag.
+// TestAttackAnotherProgramIsTheDemo: `gateway demo` runs the program in the gateway's directory, if no other user can
+// write it, and never one from PATH or the working directory. Another gateway replaces the demo here: it reports an
+// unknown flag.
 func TestAttackAnotherProgramIsTheDemo(t *testing.T) {
 	t.Parallel()
 	nightly.Root(t) // the program is given to another user

@@ -34,7 +34,7 @@ func TestSecretReachesTheServerAndNeverTheBox(t *testing.T) {
 	if e.Name != "api.example.com" || e.Action != audit.ActionIntercept || len(e.Headers) != 1 || e.Headers[0] != "Authorization" || e.Status != 200 {
 		t.Errorf("decision %+v", e)
 	}
-	// What the box sends under that name is replaced, in every spelling.
+	// The box's own header of that name is replaced, in every spelling.
 	w.MustSh(box, "curl -sS -o /dev/null -H 'authorization: mine' -H 'AUTHORIZATION: mine' https://api.example.com/variants")
 	seen = w.Net.Received("api.example.com", testnet.Path("/variants"))
 	if len(seen) != 1 || len(seen[0].Header.Values("Authorization")) != 1 || seen[0].Header.Get("Authorization") != "Bearer "+harness.TestSecret {

@@ -26,7 +26,7 @@ func previews(w *harness.World, box string) (list struct {
 	return list
 }
 
-// statusOf is the status of the API's answer that an error stands for; 201 for none.
+// statusOf returns the HTTP status of an API error, or 201 for nil.
 func statusOf(err error) int {
 	if refused, ok := errors.AsType[*api.ResponseError](err); ok {
 		return refused.Status
@@ -37,8 +37,8 @@ func statusOf(err error) int {
 	return http.StatusCreated
 }
 
-// TestOwnDomains opens a public URL by a domain of its own, over both versions of HTTP, through a restart, and no longer
-// when it is deleted. Nobody else gets the domain meanwhile, and nobody a name below the gateway's own.
+// TestOwnDomains opens a public URL by its own domain, over both versions of HTTP, across a restart, until it is
+// deleted. No other URL can take the domain, and no URL can take a name below the gateway's domain.
 func TestOwnDomains(t *testing.T) {
 	t.Parallel()
 	w := harness.NewWorld(t, nil)

@@ -146,7 +146,7 @@ func TestSignInWithABrowser(t *testing.T) {
 	}
 }
 
-// TestURLExpires: the gateway says when, and from then on nobody is let in.
+// TestURLExpires: the gateway shows the expiry time of a URL, and lets no visitor in after it.
 func TestURLExpires(t *testing.T) {
 	t.Parallel()
 	w := harness.Shared(t)
@@ -173,8 +173,8 @@ func TestURLExpires(t *testing.T) {
 	}
 }
 
-// TestAccountsOpenAURL: a URL that accounts open sends a browser to the host that the provider knows. While the provider does not
-// answer nobody is let in, and the page says so.
+// TestAccountsOpenAURL: a URL opened by accounts redirects a browser to the host known to the provider. While the
+// provider does not answer, no visitor is let in, and the page shows the reason.
 func TestAccountsOpenAURL(t *testing.T) {
 	t.Parallel()
 	w := harness.NewWorld(t, func(c *config.Config) {

@@ -15,7 +15,7 @@ import (
 	"boxgate/internal/nightly"
 )
 
-// streams is an application that takes large bodies, tells events as they happen, and talks while it is talked to.
+// streams is an application that accepts large bodies, streams events, and answers while it reads.
 func streams() http.Handler {
 	mux := http.NewServeMux()
 	mux.HandleFunc("POST /upload", func(w http.ResponseWriter, r *http.Request) {
@@ -61,8 +61,8 @@ func (zeros) Read(b []byte) (int, error) {
 	return len(b), nil
 }
 
-// TestURLStreams passes much each way, a gibibyte in the nightly tier, events, trailers, expectations, and bodies in both
-// directions at once, over HTTP/1.1 and HTTP/2. Nothing waits for an end.
+// TestURLStreams passes large bodies each way (a gibibyte in the nightly tier), events, trailers, expectations, and
+// bodies in both directions concurrently, over HTTP/1.1 and HTTP/2. No data is held back until the end.
 func TestURLStreams(t *testing.T) {
 	t.Parallel()
 	w := harness.Shared(t)
@@ -135,7 +135,7 @@ func (s *streamer) bulk() {
 	}
 }
 
-// events reads one of a stream that does not end by itself.
+// events reads an event of an endless stream.
 func (s *streamer) events() {
 	s.Helper()
 	ctx, cancel := context.WithCancel(s.Context())
@@ -146,7 +146,7 @@ func (s *streamer) events() {
 	}
 }
 
-// talk says something once it has been answered.
+// talk sends data after the answer has begun.
 func (s *streamer) talk() {
 	s.Helper()
 	r, w := io.Pipe()

@@ -178,7 +178,7 @@ func TestURLWithoutAuthenticationIsRefusedWhereRequired(t *testing.T) {
 	}
 }
 
-// The operator's limits and its Strict-Transport-Security are those of public URLs.
+// The operator's limits and its Strict-Transport-Security apply to public URLs.
 func TestURLsFollowTheConfiguration(t *testing.T) {
 	t.Parallel()
 	w := harness.NewWorld(t, func(c *config.Config) {

@@ -47,7 +47,8 @@ func TestPublicURLWakesABox(t *testing.T) {
 	}
 }
 
-// TestPublicURLOfABoxThatEnded says that the box has stopped, and not that it is being started; once it is started again it serves.
+// TestPublicURLOfABoxThatEnded: the page reports that the box has stopped, not that it is starting. After a restart of
+// the box it serves.
 func TestPublicURLOfABoxThatEnded(t *testing.T) {
 	t.Parallel()
 	w := harness.NewWorld(t, func(c *config.Config) { c.Ingress.HTTP = "127.0.0.1:80" })

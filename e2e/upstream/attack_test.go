@@ -30,8 +30,9 @@ var fails = []string{
 	"curl -k -sS -f -m 30 -o /dev/null https://198.51.100.11/",
 }
 
-// TestAttackPastAProxyThatDoesNotServe: with wrong credentials, with none, and with a proxy that is not there, that is in a
-// protected range, does not prove its name or speaks something else, a box reaches nothing, and is not told where the proxy is.
+// TestAttackPastAProxyThatDoesNotServe: with wrong or no credentials, and with a proxy that is down, in a protected
+// range, does not prove its name or speaks another protocol, a box reaches no server, and does not learn the proxy's
+// address.
 func TestAttackPastAProxyThatDoesNotServe(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
@@ -103,9 +104,9 @@ func TestAttackPastAProxyThatDoesNotServe(t *testing.T) {
 	w.NothingLeaks()
 }
 
-// TestAttackLoginInClearText: whoever has no more than one box, whose proxy speaks TLS, says that the same proxy speaks plain HTTP or
-// SOCKS5. What listens on the way there is not given the operator's login, which is for TLS; the box reaches nothing, and the key is
-// told why. A login that the operator gave for plain HTTP is used.
+// TestAttackLoginInClearText: the holder of a key for one box, whose proxy speaks TLS, declares that the same proxy
+// speaks plain HTTP or SOCKS5. A listener on the path must not get the operator's login, which is for TLS. The box
+// reaches no server, and the API reports the reason to the key. A login given by the operator for plain HTTP is used.
 func TestAttackLoginInClearText(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
@@ -203,8 +204,8 @@ func TestAttackProtectedRangesByAProxy(t *testing.T) {
 	w.NothingLeaks()
 }
 
-// TestProxyChangesOnARunningBox: what passes by one proxy is cut when the box gets another one, or none, or the same with other
-// credentials; the answer to the change comes after that.
+// TestProxyChangesOnARunningBox: connections through a proxy are cut before the change is answered, when the box gets
+// another proxy, none, or the same with other credentials.
 func TestProxyChangesOnARunningBox(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)

@@ -15,7 +15,7 @@ import (
 // origins are servers that boxes reach by proxies.
 var origins = []string{"api.example.com", "www.example.com", "ws.example.com", "plain.example.com", "git.example.com", "raw.example.net"}
 
-// newWorld is a gateway whose packets are counted, with a server of a protocol of its own.
+// newWorld creates a gateway whose packets are counted, with a server of a custom protocol.
 func newWorld(t *testing.T) *harness.World {
 	t.Helper()
 	w := harness.NewCaptured(t, nil)
@@ -33,7 +33,7 @@ func prepare(t *testing.T, w *harness.World) {
 	}
 }
 
-// greet speaks first, and then repeats what it hears.
+// greet speaks first, and then echoes.
 func greet(c net.Conn) {
 	defer c.Close()
 	fmt.Fprint(c, "hello first\n")
@@ -61,9 +61,9 @@ print(f.readline().strip())' 2>&1`)
 	return out
 }
 
-// TestUpstreamProxyOfABox: everything that a box is allowed goes by its proxy, whose password the box does not have: TLS
-// unread, requests with header rules over both versions of HTTP, plain HTTP, other protocols, the explicit proxy. Nothing goes
-// directly, also of what the kernel would forward.
+// TestUpstreamProxyOfABox: all allowed traffic of a box goes through its proxy, whose password is not in the box:
+// spliced TLS, requests with header rules over both versions of HTTP, plain HTTP, other protocols, the explicit proxy.
+// No traffic goes directly, including traffic that the kernel would forward.
 func TestUpstreamProxyOfABox(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
@@ -134,7 +134,7 @@ func passes(t *testing.T, w *harness.World, box, url string) {
 	}
 }
 
-// refusesOthers checks what has no way by a proxy.
+// refusesOthers checks that traffic which cannot use a proxy is refused.
 func refusesOthers(t *testing.T, w *harness.World, box string) {
 	t.Helper()
 	for _, r := range w.ShEach(box,
@@ -151,7 +151,7 @@ func refusesOthers(t *testing.T, w *harness.World, box string) {
 	})
 }
 
-// hidden checks that the password is neither in the box, nor in what the gateway tells of it.
+// hidden checks that the password is neither in the box nor in the gateway's answers about it.
 func hidden(t *testing.T, w *harness.World, box string) {
 	t.Helper()
 	out, _ := w.Sh(box, "env; cat /proc/*/environ /etc/* 2>/dev/null | tr '\\0' '\\n'")

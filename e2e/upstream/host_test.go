@@ -41,8 +41,9 @@ func start(t *testing.T, w *harness.World) {
 	}
 }
 
-// TestUpstreamProxyOfTheHost: every box goes by the operator's proxy, which may be in a private network that no box reaches; a
-// proxy of a box is reached by it; what is excepted goes directly, but not what a box only says is excepted.
+// TestUpstreamProxyOfTheHost: every box uses the operator's proxy, which may be in a private network that boxes cannot
+// reach. A box's own proxy is reached through it. Exceptions of the operator go directly; exceptions claimed by a box
+// do not.
 func TestUpstreamProxyOfTheHost(t *testing.T) {
 	t.Parallel()
 	w, file := newHostWorld(t, func(c *config.Config) {
@@ -106,8 +107,8 @@ func TestUpstreamProxyOfTheHost(t *testing.T) {
 	w.NothingLeaks()
 }
 
-// TestHostThatHasNothingButAProxy: without any DNS of its own, boxes reach by name what the proxy resolves; and the proxy is
-// given no name that is not left to it.
+// TestHostThatHasNothingButAProxy: without DNS on the host, boxes reach the names that the proxy resolves. The proxy
+// gets no names except those left to it.
 func TestHostThatHasNothingButAProxy(t *testing.T) {
 	t.Parallel()
 	w, _ := newHostWorld(t, func(c *config.Config) {

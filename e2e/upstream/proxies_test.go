@@ -21,18 +21,18 @@ import (
 // programs is where `make proxies` unpacks tinyproxy and microsocks.
 const programs = "/var/lib/boxgate/proxies/usr/bin/"
 
-// What the proxies ask for.
+// The credentials required by the proxies.
 const (
 	user     = "boxgate-user"
 	password = "canary-proxy-password-5d1f"
 )
 
-// proxies are those of one test's internet.
+// proxies are the proxies of one test's internet.
 type proxies struct {
 	w *harness.World
 }
 
-// program starts one of the proxies on an address of its own, and returns when it listens.
+// program starts one of the proxies on a new address, and returns when it listens.
 func (p proxies) program(name, host, addr string, port int, command func() []string) {
 	t := p.w.T
 	t.Helper()
@@ -81,8 +81,8 @@ func (p proxies) microsocks(host, addr string) {
 	})
 }
 
-// connector is a proxy that knows CONNECT, over TLS if it is served so, resolves names as the test says, and notes what it is
-// asked for.
+// connector is a proxy that supports CONNECT, over TLS if it is served so, resolves names with the test's table, and
+// records its requests.
 type connector struct {
 	w *harness.World
 
@@ -137,7 +137,7 @@ func (p *connector) serve(c net.Conn) {
 	_, _ = io.Copy(c, up)
 }
 
-// taken returns what was asked for since the last call.
+// taken returns the requests since the last call.
 func (p *connector) taken() []string {
 	p.mu.Lock()
 	defer p.mu.Unlock()

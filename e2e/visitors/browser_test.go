@@ -138,8 +138,8 @@ func TestChromiumOpensAPage(t *testing.T) {
 	seen.works(t)
 }
 
-// A visitor signs in on the gateway's page, or by the token in an address that is handed on. Then the page works as an open
-// one does: its WebSocket, events and uploads are the signed-in browser's. Its application sees nothing of the sign-in.
+// A visitor signs in on the gateway's page, or by a token in a shared address. Then the page works like an open one:
+// its WebSocket, events and uploads use the browser's sign-in. Its application sees no trace of the sign-in.
 func TestChromiumSignsIn(t *testing.T) {
 	t.Parallel()
 	s := newSite(t, application(), map[string]any{"bearer_token": true})

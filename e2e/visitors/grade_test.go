@@ -23,7 +23,7 @@ var graded = map[string]string{
 	"TLS_session_ticket":    "crypto/tls hints at a week in TLS 1.2; a key that opens tickets is thrown away after a day",
 }
 
-// testssl.sh finds nothing in the TLS of a public URL but what is explained above.
+// testssl.sh finds no problems in the TLS of a public URL except those explained above.
 func TestTLSIsGraded(t *testing.T) {
 	if !full {
 		nightly.Only(t) // a minute of handshakes

@@ -81,7 +81,7 @@ func newService(t *testing.T, serve func(net.Listener), with map[string]any) *si
 	return s
 }
 
-// run runs an unpacked program on the internet, with a home directory of its own, and returns what it printed.
+// run runs an unpacked program on the internet, with its own home directory, and returns its output.
 func (s *site) run(ctx context.Context, home string, argv ...string) (string, error) {
 	s.T.Helper()
 	var out strings.Builder

@@ -20,7 +20,8 @@ import (
 	"boxgate/internal/nightly"
 )
 
-// slowest is slowhttptest with 1,000 connections, of which it opens 500 a second. It finds the site's name in a file.
+// slowest runs slowhttptest with 1,000 connections, opening 500 a second. It reads the site's address from a hosts
+// file.
 var slowest = []string{"unshare", "--mount", "sh", "-c", `mount --bind "$0" /etc/hosts && exec "$@"`}
 
 // Each of slowhttptest's modes with 1,000 connections leaves other visitors unharmed, and its own address is served
@@ -55,7 +56,7 @@ func TestSlowClientsHoldNothing(t *testing.T) {
 			argv = append(argv, append(flags, "-l", strconv.Itoa(seconds), "-u", s.URL)...)
 			ended := make(chan string)
 			go func() {
-				out, _ := s.run(ctx, t.TempDir(), argv...) // its status says nothing
+				out, _ := s.run(ctx, t.TempDir(), argv...) // the exit status is not meaningful
 				ended <- out
 			}()
 			s.undisturbed(t, ended)
@@ -64,12 +65,12 @@ func TestSlowClientsHoldNothing(t *testing.T) {
 }
 
 var (
-	// outcome is slowhttptest's own account of its connections when it has done what it was told.
+	// outcome matches slowhttptest's report about its connections after a complete run.
 	outcome = regexp.MustCompile(`(?s).*(initializing:.*service available: *\S+).*Exit status: (?:Hit test time limit|No open connections left)`)
 	colours = regexp.MustCompile("\x1b\\[[0-9;]*m")
 )
 
-// undisturbed makes requests from another address until the slow ones have ended, each on a connection of its own.
+// undisturbed makes requests from another address until the slow ones have ended, each on a new connection.
 func (s *site) undisturbed(t *testing.T, ended chan string) {
 	t.Helper()
 	other := s.visitor(s.Net.Gateway().DialContext, "127.0.0.1")

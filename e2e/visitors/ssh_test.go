@@ -19,8 +19,8 @@ import (
 // proxyCommand is the one that docs/urls.md gives people for SSH.
 const proxyCommand = "openssl s_client -quiet -verify_return_error -verify_hostname %h -servername %h -connect %h:443"
 
-// TestSSHByRawTCP: OpenSSH logs in to a server in a box by a public URL of raw TCP, as the documentation says, and passes a
-// command's input and output. Who has not the server's key is refused by the server.
+// TestSSHByRawTCP: OpenSSH logs in to a server in a box by a public URL of raw TCP, as documented, and transfers a
+// command's input and output. A client with a key unknown to the server is refused by the server.
 func TestSSHByRawTCP(t *testing.T) {
 	t.Parallel()
 	friend, stranger, server := newSSHKey(t), newSSHKey(t), newSSHKey(t)
@@ -92,7 +92,7 @@ func newSSHKey(t *testing.T) sshKey {
 	return sshKey{signer, string(pem.EncodeToMemory(block))}
 }
 
-// sayBackBySSH serves one client, for which each command is its name and its input again.
+// sayBackBySSH serves one client. Each command outputs its name and its input.
 func sayBackBySSH(c net.Conn, config *ssh.ServerConfig) {
 	conn, channels, requests, err := ssh.NewServerConn(c, config)
 	if err != nil {
