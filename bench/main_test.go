@@ -38,7 +38,7 @@ func TestGateFailsOnARegression(t *testing.T) {
 	}
 }
 
-// Without anything measured there is nothing that could have passed.
+// A comparison without measurements must fail.
 func TestGateFailsOnNothing(t *testing.T) {
 	if err := gate(&report.Report{Ours: head, Scenarios: scenario.All(scenario.Tiny)}, 1.1); err == nil {
 		t.Error("a comparison of nothing passed")

@@ -19,7 +19,7 @@ func TestWebSocketMessages(t *testing.T) {
 		if err != nil {
 			return
 		}
-		defer c.CloseNow() //nolint:errcheck // nothing is left to do
+		defer c.CloseNow() //nolint:errcheck // the client has gone
 		for {
 			kind, message, err := c.Read(r.Context())
 			if err != nil || c.Write(r.Context(), kind, message) != nil {

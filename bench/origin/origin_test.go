@@ -7,7 +7,7 @@ import (
 	"github.com/miekg/dns"
 )
 
-// recorder keeps what a name server answers.
+// recorder keeps the answer of a name server.
 type recorder struct {
 	dns.ResponseWriter
 	answer *dns.Msg

@@ -49,7 +49,7 @@ func TestMinimalLoopForwards(t *testing.T) {
 	}
 }
 
-// The forwarder sets the header on every request of a connection, of which the first fills HPACK's table.
+// The forwarder sets the header on every request of a connection. The first request fills HPACK's table.
 func TestMinimalFramesForward(t *testing.T) {
 	address := anchor(t, InterceptH2)
 	transport := &http.Transport{ForceAttemptHTTP2: true, TLSClientConfig: &tls.Config{InsecureSkipVerify: true}}

@@ -10,7 +10,8 @@ import (
 	"boxgate/bench/scenario"
 )
 
-// example is a report in which boxgate costs half of one peer, three times another, and one program fails.
+// example returns a report in which boxgate costs half as much as one peer, three times as much as another, and one
+// program fails.
 func example() *Report {
 	r := &Report{
 		Ours: "boxgate", Date: "today", Form: scenario.Form{Name: "tiny", Rounds: 3},

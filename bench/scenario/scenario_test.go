@@ -8,7 +8,7 @@ import (
 	"boxgate/bench/peer"
 )
 
-// Every target, and every list of programs, must name what is there: a slip would be a comparison that is never made.
+// Every goal, and every list of programs, must use existing names: a typo would skip a comparison.
 func TestScenariosNameWhatExists(t *testing.T) {
 	peers := peer.Root("/nonexistent").All(t.Context())
 	others := []string{Direct, Bare, Tproxy}
@@ -39,7 +39,8 @@ func TestScenariosNameWhatExists(t *testing.T) {
 	}
 }
 
-// Every program gets the same load: what a case sets does not depend on who is measured, and rounds differ only in names.
+// Every program gets the same load: options set by a case do not depend on the program, and rounds differ only in
+// names.
 func TestCasesAreComplete(t *testing.T) {
 	for _, s := range All(Long) {
 		for _, c := range s.Cases {

@@ -5,7 +5,7 @@ import (
 	"unicode/utf8"
 )
 
-// FuzzUTF8Check holds the check of text in pieces to what the whole is.
+// FuzzUTF8Check compares the check of text in pieces with that of the whole.
 func FuzzUTF8Check(f *testing.F) {
 	f.Add([]byte(greek), 1)
 	f.Add([]byte(greek+"\xed\xa0\x80edited"), 3)
@@ -27,7 +27,7 @@ func FuzzUTF8Check(f *testing.F) {
 	})
 }
 
-// FuzzDeflate sends messages through both directions of the compression, with and without what the other remembers.
+// FuzzDeflate sends messages through both directions of the compression, with and without context takeover.
 func FuzzDeflate(f *testing.F) {
 	f.Add([]byte("Hello"), []byte("Hello, Hello"), false, 0)
 	f.Add([]byte{}, make([]byte, 2000), true, 512)

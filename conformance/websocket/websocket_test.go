@@ -27,7 +27,7 @@ func plain(srv *httptest.Server, through func(net.Conn) net.Conn) Dialer {
 	}
 }
 
-// failures runs cases and returns the numbers of those that are not OK, with what was seen.
+// failures runs cases and returns the numbers of the failed ones, with the received events.
 func failures(t *testing.T, dial Dialer, cases []Case) map[string]string {
 	t.Helper()
 	out := map[string]string{}

@@ -79,8 +79,8 @@ func TestListenerThatAccepts(t *testing.T) {
 	}
 }
 
-// TestListenerThatDoesNotAccept: the kernel completes the connection, and the try fails all the same; so it does on a listener
-// that is closed. Once connections are accepted again, tries succeed, and those that failed before are no visitors.
+// TestListenerThatDoesNotAccept: the kernel completes the connection, but the try fails, also on a closed listener.
+// When connections are accepted again, tries succeed, and the connections of failed tries do not count as visitors.
 func TestListenerThatDoesNotAccept(t *testing.T) {
 	t.Parallel()
 	for name, l := range listeners(t) {

@@ -8,7 +8,7 @@ import (
 
 const mib = 1 << 20
 
-// Whoever takes all there is leaves room for those that come later and want little, and nobody goes beyond the total.
+// An account that takes all it can leaves memory for later accounts that need little, and the total is never exceeded.
 func TestHoardersLeaveRoomForTheOthers(t *testing.T) {
 	t.Parallel()
 	b := New(256*mib, 256*mib)
@@ -95,7 +95,7 @@ func TestClaimsGiveBackOnce(t *testing.T) {
 	}
 }
 
-// Many at once never hold more than there is, and leave nothing behind.
+// Many concurrent accounts never exceed the total, and release everything.
 func TestConcurrentAccounts(t *testing.T) {
 	t.Parallel()
 	b := New(8*mib, 4*mib)
@@ -137,8 +137,8 @@ func BenchmarkAcquire(b *testing.B) {
 	})
 }
 
-// TestLimitOfOneAccountCanChange shows that an account is held to the limit of the moment: more where that has risen, nothing new where
-// it has fallen below what the account uses, and never more than the total.
+// TestLimitOfOneAccountCanChange: an account follows its current limit: it gets more when the limit has risen, nothing
+// new when it has fallen below the usage, and never more than the total.
 func TestLimitOfOneAccountCanChange(t *testing.T) {
 	t.Parallel()
 	own := int64(2 * mib)

@@ -5,7 +5,7 @@ import (
 	"testing"
 )
 
-// try runs the command on the toy module and returns its status and what it printed.
+// try runs the command on the toy module and returns its status and its output.
 func try(t *testing.T, args ...string) (status int, out string) {
 	t.Helper()
 	var stdout, stderr strings.Builder

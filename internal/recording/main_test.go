@@ -53,7 +53,7 @@ func TestPictureIsOfThisDemo(t *testing.T) {
 const printed = "   boxgate\n\n\x1b[1m1 of 2  A <step>\x1b[0m  (0.1 s)\n   About & so on.\n   \x1b[36m$ run --key sk-demo-abc123\x1b[0m\n" +
 	"   decision: 08:36:27.662  DENY   demo  took=6.27ms\n\n\x1b[1m2 of 2  Another\x1b[0m  (5.4 s)\n   Said.\n\n\x1b[1mSummary\x1b[0m\n  ok\n\nWhat you saw\n"
 
-// What differs with each run is not in the picture, and what is printed cannot be read as a part of it.
+// Values that change with each run are not in the picture, and printed text cannot be parsed as markup.
 func TestRecord(t *testing.T) {
 	t.Parallel()
 	var first, second strings.Builder

@@ -7,8 +7,8 @@ import (
 	"testing"
 )
 
-// TestHTTP2IsOurOwn holds that the gateway takes frames and HPACK from golang.org/x/net/http2, and nothing that speaks
-// HTTP/2 on its own: with Go 1.27 or newer that wraps net/http, unless the build tag http2legacy is set.
+// TestHTTP2IsOurOwn: the gateway uses frames and HPACK of golang.org/x/net/http2, but not its server or client: with Go
+// 1.27 or newer these wrap net/http, unless the build tag http2legacy is set.
 func TestHTTP2IsOurOwn(t *testing.T) {
 	atRoot(t)
 	speakers := []string{"Server", "Transport", "ClientConn", "ConfigureServer", "ConfigureTransport", "ConfigureTransports"}

@@ -14,11 +14,11 @@ var (
 	testModule = regexp.MustCompile("(?m)^- `(\\S+)`$")
 )
 
-// TestModulesOfTestsAreNotInTheGateway: docs/dependencies.md lists the modules that only tests use, and these are the ones that
-// go.mod requires and neither the gateway nor the demo is linked from.
+// TestModulesOfTestsAreNotInTheGateway: the list of test-only modules in docs/dependencies.md is equal to the modules
+// that go.mod requires but neither the gateway nor the demo links.
 func TestModulesOfTestsAreNotInTheGateway(t *testing.T) {
 	atRoot(t)
-	sources(t) // which the go command is about to read, so that the result of this test is not kept when they change
+	sources(t) // opens the sources that the go command reads, so that changes invalidate the cached result
 	linked, err := exec.CommandContext(t.Context(), "go", "list", "-deps", "-f", "{{with .Module}}{{.Path}}{{end}}", "./cmd/gateway", "./cmd/gateway-demo").Output()
 	if err != nil {
 		t.Fatal(err)
@@ -45,8 +45,8 @@ func TestModulesOfTestsAreNotInTheGateway(t *testing.T) {
 	}
 }
 
-// TestTestInternetIsNotInTheGateway: the program that holds keys contains no servers, certificate authorities or labs of the demo
-// and the tests; those are in gateway-demo.
+// TestTestInternetIsNotInTheGateway: the program that holds keys contains no servers, certificate authorities or labs
+// of the demo and the tests; they are in gateway-demo.
 func TestTestInternetIsNotInTheGateway(t *testing.T) {
 	atRoot(t)
 	sources(t) // as above
@@ -66,7 +66,7 @@ func TestTestInternetIsNotInTheGateway(t *testing.T) {
 	}
 }
 
-// TestEveryDependencyHasALine in docs/dependencies.md.
+// TestEveryDependencyHasALine: docs/dependencies.md lists every dependency.
 func TestEveryDependencyHasALine(t *testing.T) {
 	atRoot(t)
 	text, mod := read(t, "docs/dependencies.md"), read(t, "go.mod")

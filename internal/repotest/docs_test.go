@@ -18,7 +18,7 @@ var (
 	noSlug  = regexp.MustCompile(`[^\p{L}\p{N}_\- ]`)
 )
 
-// TestDocumentsLinkToWhatExists: every link inside the repository leads to a file, and to a heading of it.
+// TestDocumentsLinkToWhatExists: every link within the repository leads to an existing file and heading.
 func TestDocumentsLinkToWhatExists(t *testing.T) {
 	atRoot(t)
 	docs, err := filepath.Glob("docs/*.md")
@@ -44,7 +44,7 @@ func TestDocumentsLinkToWhatExists(t *testing.T) {
 	}
 }
 
-// TestDocumentsNameExistingTests holds documents to their word: each test that they name as proof must exist.
+// TestDocumentsNameExistingTests: each test named in a document exists.
 func TestDocumentsNameExistingTests(t *testing.T) {
 	atRoot(t)
 	exists := map[string]bool{}
@@ -62,8 +62,8 @@ func TestDocumentsNameExistingTests(t *testing.T) {
 	}
 }
 
-// TestBenchmarkCasesHaveTests: each line of the table on agent-egress-bench names a test, or says that its cases do not apply, and
-// the lines have all cases that the text counts.
+// TestBenchmarkCasesHaveTests: each line of the table on agent-egress-bench names a test, or marks its cases as not
+// applicable, and the lines add up to the number of cases in the text.
 func TestBenchmarkCasesHaveTests(t *testing.T) {
 	atRoot(t)
 	_, section, ok := strings.Cut(read(t, "docs/conformance.md"), "\n## agent-egress-bench\n")
@@ -76,7 +76,7 @@ func TestBenchmarkCasesHaveTests(t *testing.T) {
 		columns := strings.Split(strings.Trim(line, "|\n "), " | ")
 		n, err := strconv.Atoi(columns[min(1, len(columns)-1)])
 		if err != nil {
-			continue // not of the table, or its head
+			continue // not a row of the table, or its head
 		}
 		count += n
 		if tested := strings.Contains(line, "`Test"); tested == strings.HasPrefix(columns[2], "not applicable") {
@@ -126,7 +126,7 @@ func linked(t *testing.T, page string) (pages []string) {
 	return pages
 }
 
-// TestREADMEIsShort: what one has to know on the first day; the rest is in docs.
+// TestREADMEIsShort: the README is for the first day; the rest is in docs.
 func TestREADMEIsShort(t *testing.T) {
 	atRoot(t)
 	if n := strings.Count(read(t, "README.md"), "\n"); n > 150 {
@@ -143,7 +143,7 @@ func read(t *testing.T, path string) string {
 	return string(text)
 }
 
-// anchors returns what the headings of a document are linked by.
+// anchors returns the link targets of a document's headings.
 func anchors(text string) []string {
 	var all []string
 	for _, h := range heading.FindAllStringSubmatch(text, -1) {

@@ -16,10 +16,10 @@ import (
 	"boxgate/internal/mutants/mutation"
 )
 
-// promiseTables are the sections of docs/security.md whose rows mutants may name.
+// promiseTables are the sections of docs/security.md whose rows mutants can name.
 var promiseTables = []string{"What is promised", "Limits of a box", "When something fails"}
 
-// promises returns the first cells of the tables of docs/security.md, by the section they stand in.
+// promises returns the first cells of the tables of docs/security.md, by section.
 func promises(t *testing.T) map[string][]string {
 	t.Helper()
 	text, err := os.ReadFile("docs/security.md")
@@ -66,8 +66,8 @@ func testsByPackage(t *testing.T) map[string][]string {
 	return out
 }
 
-// TestMutantsFitTheSources holds mutants/ to today's tree: each can be applied and leaves Go that parses, stands in the
-// folder of a package that it mutates, and names promises and tests that exist.
+// TestMutantsFitTheSources: each mutant applies to the present sources and results in Go code that parses, is in the
+// folder of a package that it mutates, and names existing promises and tests.
 func TestMutantsFitTheSources(t *testing.T) {
 	atRoot(t)
 	mutants, err := mutation.Load("mutants")
@@ -114,7 +114,7 @@ func TestMutantsFitTheSources(t *testing.T) {
 	}
 }
 
-// TestEveryPromiseHasOneOrTwoMutants: a promise that nothing has tried to break is a hope, and each mutant takes time.
+// TestEveryPromiseHasOneOrTwoMutants: each promise must be tested by a mutant, and each mutant takes time.
 func TestEveryPromiseHasOneOrTwoMutants(t *testing.T) {
 	atRoot(t)
 	mutants, err := mutation.Load("mutants")
@@ -139,8 +139,8 @@ func TestEveryPromiseHasOneOrTwoMutants(t *testing.T) {
 	}
 }
 
-// TestMutantsAreNamedAfterTheirPromise: the name of a mutant is words of a promise that it breaks, in their order, which no
-// other promise has. If a package has several for one, a dot and a word tell them apart.
+// TestMutantsAreNamedAfterTheirPromise: the name of a mutant consists of words of its promise, in order, that no other
+// promise has. Several mutants of a package for one promise differ by a dot and a word.
 func TestMutantsAreNamedAfterTheirPromise(t *testing.T) {
 	atRoot(t)
 	mutants, err := mutation.Load("mutants")
@@ -171,7 +171,7 @@ func wordsOf(text string) []string {
 	return wordLetters.FindAllString(strings.ReplaceAll(strings.ToLower(text), "'", ""), -1)
 }
 
-// inOrder reports whether some are among all, in their order.
+// inOrder reports whether some is a subsequence of all.
 func inOrder(some, all []string) bool {
 	for _, w := range all {
 		if len(some) > 0 && some[0] == w {

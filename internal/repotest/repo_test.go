@@ -1,5 +1,5 @@
-// Package repotest holds the rules of the repository that are themselves tests: who may import whom, that every
-// package says what it is for, and that the documents name things that exist.
+// Package repotest tests the rules of the repository: the allowed imports, the package comments, and that documents
+// name existing things.
 package repotest
 
 import (
@@ -17,11 +17,11 @@ import (
 	"testing"
 )
 
-// allowed lists, for each package, the packages of this module that it may import besides those below itself. Arrows
-// point to policy; audit is the one other package that all may import, for audit.Event; siblings never import siblings.
-// Who may import policy may import policy/name, policy/document and policy/match as well, whose types are in its API.
-// The floors of the firewall, the proxy, the admin API, the launcher, the store, the self-test and the command line are
-// listed one by one: a floor imports only the floors below it.
+// allowed lists, for each package, the packages of this module that it may import besides those below itself. Imports
+// point towards policy. audit is the only other package that all may import, for audit.Event. Siblings never import
+// each other. A package that may import policy may also import policy/name, policy/document and policy/match, whose
+// types are part of its API. The layers of the firewall, the proxy, the admin API, the launcher, the store, the
+// self-test and the command line are listed one by one: a layer imports only lower layers.
 var allowed = importTable(`
 policy: rule rule/kinds
 policy/name:
@@ -218,7 +218,7 @@ e2e/harness/gateway: e2e/harness cmd/gateway internal/fault
 e2e: policy audit config host/nslock certs launcher launcher/launchertest launcher/oci api api/session/client store secrets proxy/scrub cmd/gateway/command/cli internal/lab e2e/harness rule/sign/signtest quota
 `)
 
-// importTable reads lines of a package, a colon and the packages that it may import.
+// importTable parses lines of a package, a colon and the packages that it may import.
 func importTable(text string) map[string][]string {
 	table := map[string][]string{}
 	for line := range strings.Lines(text) {
@@ -238,12 +238,12 @@ func importTable(text string) map[string][]string {
 // source is one parsed Go file of the repository.
 type source struct {
 	path string // relative to the root, with slashes
-	pkg  string // directory of the package that the rules name
+	pkg  string // directory of the package in the table
 	file *ast.File
 }
 
-// atRoot makes the root of the module the working directory of a test. It is called by each test and not once for all: only what a
-// test opens after it has begun makes `go test` run it again when that changes.
+// atRoot makes the module's root the working directory of a test. Each test must call it: `go test` repeats a test only
+// if files change that the test itself has opened.
 func atRoot(t *testing.T) {
 	t.Helper()
 	t.Chdir("../..")
@@ -283,7 +283,7 @@ func parse() ([]source, error) {
 	return out, err
 }
 
-// owner returns the package of the table that dir belongs to: itself, or the nearest one above.
+// owner returns the package of the table that dir belongs to: dir itself, or the nearest parent.
 func owner(dir string) string {
 	for d := dir; d != "."; d = filepath.ToSlash(filepath.Dir(d)) {
 		if _, ok := allowed[d]; ok {
@@ -303,7 +303,7 @@ func TestImportDirection(t *testing.T) {
 		}
 		test := strings.HasSuffix(s.path, "_test.go")
 		from := s.pkg
-		if strings.HasPrefix(from, "proxy/") && strings.HasSuffix(s.file.Name.Name, "_test") { // drives a whole proxy, by proxytest
+		if strings.HasPrefix(from, "proxy/") && strings.HasSuffix(s.file.Name.Name, "_test") { // tests a whole proxy with proxytest
 			from, may = "proxy", allowed["proxy"]
 		}
 		for _, imp := range s.file.Imports {
@@ -324,8 +324,8 @@ func TestImportDirection(t *testing.T) {
 	}
 }
 
-// TestOnlyTestsInjectFaults keeps the seam of package fault out of the gateway that people run. The gateway of the harness is a
-// program of tests alone.
+// TestOnlyTestsInjectFaults: only tests and the gateway of the harness, which is for tests only, call the injection
+// functions of package fault.
 func TestOnlyTestsInjectFaults(t *testing.T) {
 	atRoot(t)
 	for _, s := range sources(t) {
@@ -363,8 +363,7 @@ func TestPackagesAreDocumentedAndNamed(t *testing.T) {
 	}
 }
 
-// TestDocumentsNameExistingFiles holds the documents to the code: every path in backquotes that looks like a Go file of
-// this repository must exist.
+// TestDocumentsNameExistingFiles: every path in backquotes that looks like a Go file of this repository exists.
 func TestDocumentsNameExistingFiles(t *testing.T) {
 	atRoot(t)
 	for _, doc := range []string{"README.md", "CONTRIBUTING.md", "docs/architecture.md", "docs/commands.md", "docs/configuration.md", "docs/limits.md", "docs/running.md", "docs/tour.md", "docs/conformance.md", "docs/mutants.md", "docs/security.md"} {
@@ -383,7 +382,7 @@ func TestDocumentsNameExistingFiles(t *testing.T) {
 	}
 }
 
-// TestScriptsNameExistingPackages holds the packages that scripts name to those that there are.
+// TestScriptsNameExistingPackages: scripts name existing packages.
 func TestScriptsNameExistingPackages(t *testing.T) {
 	atRoot(t)
 	scripts, err := filepath.Glob("dist/*.sh")
@@ -405,8 +404,8 @@ func TestScriptsNameExistingPackages(t *testing.T) {
 	}
 }
 
-// TestOnePlaceCompilesPolicies holds that the gateway compiles a box's policy in one place, from all its inputs: a second
-// place would forget one of them, and what it compiles would be another policy.
+// TestOnePlaceCompilesPolicies: the gateway compiles a box's policy in one place, from all its inputs. A second place
+// could omit an input and compile another policy.
 func TestOnePlaceCompilesPolicies(t *testing.T) {
 	atRoot(t)
 	for name, want := range map[string]int{"Compile": 1, "WithTokens": 1, "MergeHeaders": 1} {
@@ -430,14 +429,14 @@ func TestOnePlaceCompilesPolicies(t *testing.T) {
 	}
 }
 
-// TestNoAccountsBelowAConnection: socket.Reset and socket.Abort close the TCP connection that NetConn leads to. A type that has both
-// NetConn and a Close of its own may keep accounts in Close, which a reset would go around: a connection that is reset would hold its
-// place for ever. Whoever serves a connection keeps its accounts instead.
+// TestNoAccountsBelowAConnection: socket.Reset and socket.Abort close the TCP connection returned by NetConn. A type
+// with both NetConn and its own Close might do its accounting in Close, which a reset bypasses: the slot of a reset
+// connection would never be released. The owner of a connection must do the accounting instead.
 func TestNoAccountsBelowAConnection(t *testing.T) {
 	atRoot(t)
 	methods := map[string]map[string]bool{} // by package and type
 	for _, s := range sources(t) {
-		if strings.HasSuffix(s.path, "_test.go") || strings.HasPrefix(s.path, "internal/testnet/") { // which resets none
+		if strings.HasSuffix(s.path, "_test.go") || strings.HasPrefix(s.path, "internal/testnet/") { // testnet resets no connections
 			continue
 		}
 		for _, d := range s.file.Decls {
@@ -482,7 +481,7 @@ func TestNoAccountsBelowAConnection(t *testing.T) {
 	}
 }
 
-// promoteNetConn returns the structs of a declaration that have NetConn by embedding a connection that has it.
+// promoteNetConn finds the structs of a declaration that have NetConn through an embedded connection.
 func promoteNetConn(d ast.Decl) map[string]bool {
 	found := map[string]bool{}
 	ast.Inspect(d, func(n ast.Node) bool {

@@ -17,8 +17,8 @@ var namesRuntimes = map[string]string{
 	"bench/field/box.go": "measures exec by runc alone, past the gateway",
 }
 
-// TestRuntimesAreToldApartInOnePlace holds that OCI runtimes are told apart by the fields of an oci.Runtime: outside of launcher/oci,
-// sources have no string that is the name of one, and tests compare with none.
+// TestRuntimesAreToldApartInOnePlace: OCI runtimes are distinguished by the fields of an oci.Runtime. Outside of
+// launcher/oci, no source contains a runtime's name as a string, and no test compares with one.
 func TestRuntimesAreToldApartInOnePlace(t *testing.T) {
 	atRoot(t)
 	named := map[string]bool{}
@@ -39,8 +39,9 @@ func TestRuntimesAreToldApartInOnePlace(t *testing.T) {
 	}
 }
 
-// runtimeNames returns the strings in a file that are names of runtimes, or begin with one and a colon, as names of their processes
-// do. With comparedOnly, only operands of comparisons, cases of a switch and arguments of functions of strings count.
+// runtimeNames returns the strings in a file that are names of runtimes, or begin with one and a colon like the names
+// of their processes. With comparedOnly, only operands of comparisons, switch cases and arguments of string functions
+// count.
 func runtimeNames(file *ast.File, comparedOnly bool) []string {
 	var found []string
 	collect := func(within ...ast.Expr) {
@@ -79,7 +80,7 @@ func runtimeNames(file *ast.File, comparedOnly bool) []string {
 	return found
 }
 
-// literals are the expressions that are literals themselves.
+// literals returns the expressions that are literals.
 func literals(all ...ast.Expr) []ast.Expr {
 	return slices.DeleteFunc(slices.Clone(all), func(e ast.Expr) bool { _, ok := e.(*ast.BasicLit); return !ok })
 }
@@ -93,7 +94,7 @@ func isRuntimeName(lit *ast.BasicLit) bool {
 	return slices.Contains(oci.Names(), name)
 }
 
-// TestRuntimesAreDocumented holds that users find each runtime, with the differences that concern them, in docs/boxes.md.
+// TestRuntimesAreDocumented: docs/boxes.md describes each runtime and its differences.
 func TestRuntimesAreDocumented(t *testing.T) {
 	atRoot(t)
 	page := read(t, "docs/boxes.md")

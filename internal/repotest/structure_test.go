@@ -9,14 +9,14 @@ import (
 	"boxgate/internal/structure/measure"
 )
 
-// The limits for functions, in lines: what one can still read at a glance. `make structure` prints where each package is.
+// The limits for functions, in lines. `make structure` prints the lengths by package.
 const (
 	maxMedianFunction = 10
 	maxP90Function    = 26
 	maxFunction       = 59
 )
 
-// TestFunctionsAreShort holds functions to the limits.
+// TestFunctionsAreShort checks the limits for functions.
 func TestFunctionsAreShort(t *testing.T) {
 	atRoot(t)
 	packages, err := measure.Module(".")
@@ -38,9 +38,9 @@ func TestFunctionsAreShort(t *testing.T) {
 	}
 }
 
-// TestPointersBecomeNumbersInTheSystemCall: a stack that grows takes the variables on it along, but not the numbers that were made of
-// their addresses: the kernel would write where the variable was. Only in the arguments of the system call itself is that safe
-// (unsafe.Pointer, pattern 4); go vet does not look for it.
+// TestPointersBecomeNumbersInTheSystemCall: a uintptr made from a pointer is safe only in the arguments of the system
+// call itself (unsafe.Pointer, pattern 4). When the stack grows, its variables move but the uintptr does not change,
+// and the kernel would write to the old address. go vet does not check this.
 func TestPointersBecomeNumbersInTheSystemCall(t *testing.T) {
 	atRoot(t)
 	found := 0
@@ -86,7 +86,7 @@ func isPointer(e ast.Expr) bool {
 	return ok && of.Name == "unsafe"
 }
 
-// TestSharedNamesAreWrittenOnce: names that several packages use have one constant, in this package.
+// TestSharedNamesAreWrittenOnce: names used by several packages are one constant, in the listed package.
 func TestSharedNamesAreWrittenOnce(t *testing.T) {
 	atRoot(t)
 	once := map[string]string{

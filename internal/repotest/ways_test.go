@@ -12,20 +12,20 @@ import (
 	"testing"
 )
 
-// maxHops is how many functions someone must read to follow one way through the gateway.
+// maxHops is the maximum number of functions to read for one way through the gateway.
 const maxHops = 6
 
-// maxWays is how many tables there are: of a connection, a request, a visit, a DNS query that is answered at once, any other, and a
-// policy update.
+// maxWays is the number of tables: for a connection, a request, a visit, a DNS query answered immediately, any other
+// query, and a policy update.
 const maxWays = 6
 
-// function is a function and the file that it is in, as documents name it.
+// function is a function and its file, as documents name it.
 type function struct{ file, name string }
 
 func (f function) String() string { return f.name + " in " + f.file }
 
-// hop is one row of a table in docs/architecture.md: a function that the one of the row before calls, and the functions that it
-// calls itself by what the row says it does.
+// hop is one row of a table in docs/architecture.md: a function called by the previous row's, and the functions that it
+// calls itself according to the row.
 type hop struct {
 	function
 	calls []function
@@ -38,8 +38,9 @@ var (
 	hopCalls    = regexp.MustCompile("`([^`]+\\.go)` `(\\w+)`")
 )
 
-// TestWaysAreShortAndTrue holds the tables of docs/architecture.md to the code: each way has at most six hops, each hop is one
-// function that exists in the file named, each is called by the one before it, and each calls the functions that its row names.
+// TestWaysAreShortAndTrue compares the tables of docs/architecture.md with the code: each way has at most six hops,
+// each hop is an existing function in the named file, each is called by the previous one, and each calls the functions
+// named in its row.
 func TestWaysAreShortAndTrue(t *testing.T) {
 	atRoot(t)
 	ways, err := waysOf(read(t, "docs/architecture.md"))
@@ -69,7 +70,7 @@ func TestWaysAreShortAndTrue(t *testing.T) {
 	}
 }
 
-// wrongOf says what is untrue of a function that calls others.
+// wrongOf returns the false claims about a function that calls others.
 func wrongOf(files map[string]*ast.File, f function, calls []function) (wrong []string) {
 	bodies := functionsIn(files[f.file], f.name)
 	if len(bodies) == 0 {
@@ -86,7 +87,7 @@ func wrongOf(files map[string]*ast.File, f function, calls []function) (wrong []
 	return wrong
 }
 
-// waysOf reads the tables of a document. A row that it cannot read is an error: it would be one that is not checked.
+// waysOf parses the tables of a document. A row that cannot be parsed is an error, because it would not be checked.
 func waysOf(text string) (map[string][]hop, error) {
 	ways := map[string][]hop{}
 	way := ""
@@ -110,7 +111,7 @@ func waysOf(text string) (map[string][]hop, error) {
 	return ways, nil
 }
 
-// hopOf reads the row of a number.
+// hopOf parses the row with the given number.
 func hopOf(row string, number int) (hop, error) {
 	m := hopRow.FindStringSubmatch(row)
 	if m == nil {
@@ -129,7 +130,7 @@ func hopOf(row string, number int) (hop, error) {
 	return h, nil
 }
 
-// TestRowsOfWaysAreRead: none is passed over.
+// TestRowsOfWaysAreRead: every row is parsed.
 func TestRowsOfWaysAreRead(t *testing.T) {
 	const head = "### Hops of a test\n\n| hop | function | what it does |\n|---|---|---|\n"
 	ways, err := waysOf(head + "| 1 | `a/b.go` `c` | does (`d.go` `e`) |\n| 2 | `d.go` `e` | all |\n\n## More\n\n| 3 |\n")
@@ -152,7 +153,7 @@ func TestRowsOfWaysAreRead(t *testing.T) {
 	}
 }
 
-// functionsIn returns the functions and methods of a file that have a name.
+// functionsIn returns the functions and methods of a file with the given name.
 func functionsIn(f *ast.File, name string) (found []*ast.FuncDecl) {
 	if f == nil {
 		return nil
@@ -165,8 +166,8 @@ func functionsIn(f *ast.File, name string) (found []*ast.FuncDecl) {
 	return found
 }
 
-// anyUses reports whether one of the functions calls what has the name, through an interface perhaps, or hands it on to be
-// called.
+// anyUses reports whether one of the functions calls a function with this name, perhaps through an interface, or passes
+// it on as a value.
 func anyUses(functions []*ast.FuncDecl, name string) bool {
 	used := false
 	for _, fn := range functions {
@@ -187,7 +188,7 @@ func anyUses(functions []*ast.FuncDecl, name string) bool {
 
 var namedIn = regexp.MustCompile("`([\\w/]+\\.go)`,?\\s+`(\\w+)`")
 
-// TestDocumentsNameExistingFunctions holds that where a document names a file and then something in it, the file declares that.
+// TestDocumentsNameExistingFunctions: if a document names a file and then an identifier in it, the file declares it.
 func TestDocumentsNameExistingFunctions(t *testing.T) {
 	atRoot(t)
 	files := map[string]*ast.File{}
@@ -207,7 +208,7 @@ func TestDocumentsNameExistingFunctions(t *testing.T) {
 	}
 }
 
-// declares reports whether a file declares a function, a method, a type, a variable, a constant or a field of a name.
+// declares reports whether a file declares a function, method, type, variable, constant or field with a name.
 func declares(f *ast.File, name string) bool {
 	found := false
 	ast.Inspect(f, func(n ast.Node) bool {

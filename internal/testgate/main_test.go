@@ -59,7 +59,7 @@ func command(t *testing.T, dir string, args ...string) *exec.Cmd {
 	return cmd
 }
 
-// outcome is what the command printed, and its exit status.
+// outcome is the output and the exit status of the command.
 type outcome struct {
 	text   string
 	status int

@@ -12,7 +12,7 @@ var (
 	stranger4, stranger6 = netip.MustParseAddr("8.8.8.77"), netip.MustParseAddr("2001:4860:4860::77")
 )
 
-// What is written is read back, with checksums that a receiver accepts.
+// Written packets are read back, with checksums that a receiver accepts.
 func TestPacketsAreReadBack(t *testing.T) {
 	t.Parallel()
 	for _, end := range [][2]netip.Addr{{box4, stranger4}, {box6, stranger6}} {

@@ -8,7 +8,7 @@ import (
 	"testing"
 )
 
-// The probing process tells a refusal from silence, and silence from an answer.
+// The probing process distinguishes refusals, silence and answers.
 func TestOutcomes(t *testing.T) {
 	t.Parallel()
 	serve := func(handle func(net.Conn)) netip.AddrPort {
@@ -63,7 +63,7 @@ func TestOutcomes(t *testing.T) {
 	}
 }
 
-// A plan that is none ends the process with an error, and no report that could be taken for a clean one.
+// An invalid plan ends the process with an error, and without a report that could look clean.
 func TestProbeRefusesWhatIsNoPlan(t *testing.T) {
 	t.Parallel()
 	var out bytes.Buffer

@@ -8,7 +8,7 @@ import (
 	"testing"
 )
 
-// TestDemoFailsWhenAStepDoesNotHappen: an interrupted tour says so, and cleans up all the same.
+// TestDemoFailsWhenAStepDoesNotHappen: an interrupted tour reports it, and still cleans up.
 func TestDemoFailsWhenAStepDoesNotHappen(t *testing.T) {
 	t.Parallel()
 	if os.Geteuid() != 0 {

@@ -7,7 +7,7 @@ import (
 	"time"
 )
 
-// TestPulse: it is never silent for five seconds, until it is told to be.
+// TestPulse: it writes at least every five seconds, until it is stopped.
 func TestPulse(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {

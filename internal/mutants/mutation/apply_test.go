@@ -36,7 +36,7 @@ func mutate(t *testing.T, s *Sources, files ...File) (string, error) {
 	return "", err
 }
 
-// wantText holds a mutated text, or an error, to what is wanted.
+// wantText compares a mutated text, or an error, with the expected one.
 func wantText(t *testing.T, got string, err error, want, wantErr string) {
 	t.Helper()
 	if wantErr != "" {

@@ -68,7 +68,7 @@ func unite(t *testing.T, names ...string) (root string, u *Union, mutants map[st
 	return root, u, mutants
 }
 
-// build builds the union and returns the program, or what the compiler says.
+// build builds the union and returns the program, or the compiler's messages.
 func build(t *testing.T, root string, u *Union) (program, messages []byte) {
 	t.Helper()
 	dir := t.TempDir()
