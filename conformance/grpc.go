@@ -181,7 +181,7 @@ func grpcInterop(ctx context.Context, target Target) ([]Result, error) {
 	grpclog.SetLoggerV2(fatalLog{})
 	var out []Result
 	for _, c := range interopCases(target) {
-		out = append(out, c.try(ctx, target))
+		out = append(out, c.runIsolated(ctx, target))
 	}
 	return out, nil
 }
@@ -189,7 +189,7 @@ func grpcInterop(ctx context.Context, target Target) ([]Result, error) {
 // caseTime bounds every case except the soak test.
 const caseTime = 20 * time.Second
 
-func (c interopCase) try(ctx context.Context, target Target) (r Result) {
+func (c interopCase) runIsolated(ctx context.Context, target Target) (r Result) {
 	r = Result{Case: c.name, Outcome: Failed}
 	if !strings.HasSuffix(c.name, "soak") {
 		var cancel context.CancelFunc

@@ -76,15 +76,15 @@ func (a *attack) refused(reasons ...name.Reason) {
 	a.Expected = "refused: " + string(reasons[0])
 }
 
-// judgedAt decides by the policy whether a destination is allowed before any name is known. If it is, the attack is
-// skipped. also lists reasons for which another part of the gateway may refuse first.
-func (b *builder) judgedAt(a *attack, proto policy.Protocol, to netip.AddrPort, also ...name.Reason) {
-	b.judged(a, policy.Request{Stage: policy.StageKernel, Addr: to.Addr(), Port: to.Port(), Protocol: proto}, also...)
+// expectDenialAt is [builder.expectDenial] for a destination before any name is known. also lists reasons for which
+// another part of the gateway may refuse first.
+func (b *builder) expectDenialAt(a *attack, proto policy.Protocol, to netip.AddrPort, also ...name.Reason) {
+	b.expectDenial(a, policy.Request{Stage: policy.StageKernel, Addr: to.Addr(), Port: to.Port(), Protocol: proto}, also...)
 	a.to, a.about = to, atAddress(to)
 }
 
-// judged decides a request by the policy.
-func (b *builder) judged(a *attack, r policy.Request, also ...name.Reason) {
+// expectDenial expects the policy's denial of a request. If the policy allows it, the attack is skipped.
+func (b *builder) expectDenial(a *attack, r policy.Request, also ...name.Reason) {
 	r.Box = b.cfg.Box
 	d := b.cfg.Policy.Decide(r)
 	if d.Allowed() {
@@ -113,8 +113,8 @@ func concat(reasons []name.Reason, more ...name.Reason) []name.Reason {
 // noSuchName is the suffix of the self-test's names. They never exist (RFC 2606).
 const noSuchName = ".boxgate-selftest.invalid"
 
-// listed returns a name covered by the first entry of a list that is not a bare "*".
-func (b *builder) listed(list []string) (name.Pattern, name.Name, bool) {
+// firstListed returns a name covered by the first entry of a list that is not a bare "*".
+func (b *builder) firstListed(list []string) (name.Pattern, name.Name, bool) {
 	for _, entry := range list {
 		p, err := name.ParsePattern(entry)
 		if err != nil || p.Name().IsZero() {

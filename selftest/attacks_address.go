@@ -71,7 +71,7 @@ func (b *builder) specialAddresses(s *side) {
 				a.send(b.udpFrame(s, to, a.task.Token))
 			}
 			// Multicast, broadcast and loopback are refused as destinations of the host first.
-			b.judgedAt(a, proto, to, name.ReasonHostPort)
+			b.expectDenialAt(a, proto, to, name.ReasonHostPort)
 			switch {
 			case a.Verdict == Skipped:
 			case a.reasons[0] == name.ReasonProtectedRange:
@@ -94,7 +94,7 @@ func (b *builder) otherAddresses(s *side) {
 		to := netip.AddrPortFrom(s.stranger(), port)
 		b.add(s, group, name, to.String(), func(a *attack) {
 			a.send(connect(to, append([]byte("boxgate selftest "), a.task.Token...)))
-			b.judgedAt(a, policy.TCP, to, concat(unnamed, also...)...)
+			b.expectDenialAt(a, policy.TCP, to, concat(unnamed, also...)...)
 			a.own, a.read = true, b.refusedByProxy
 		})
 	}
@@ -107,7 +107,7 @@ func (b *builder) otherAddresses(s *side) {
 		to := netip.AddrPortFrom(s.stranger(), port)
 		b.add(s, group, n, to.String(), func(a *attack) {
 			a.send(probe.Task{Kind: probe.UDP, To: to, Data: [][]byte{a.task.Token}})
-			b.judgedAt(a, policy.UDP, to, name.ReasonProtocol)
+			b.expectDenialAt(a, policy.UDP, to, name.ReasonProtocol)
 			a.own = true
 		})
 	}
@@ -117,7 +117,7 @@ func (b *builder) otherAddresses(s *side) {
 	b.add(s, group, "ping with a payload", to.String(), func(a *attack) {
 		ping := packet.IP(s.box, to, packet.ICMPProtocol(to), packet.Echo(s.box, to, framePort, a.task.Token))
 		a.send(b.frame(s, ping))
-		b.judgedAt(a, policy.ICMP, netip.AddrPortFrom(to, 0))
+		b.expectDenialAt(a, policy.ICMP, netip.AddrPortFrom(to, 0))
 		a.own = true
 	})
 }

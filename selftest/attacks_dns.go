@@ -28,7 +28,7 @@ func (b *builder) queries(s *side) {
 	b.query(s, "tunnel in long labels", probe.UDP, foreign(), "%s"+strings.Repeat("x", 40)+"."+strings.Repeat("y", 63)+noSuchName, mdns.TypeTXT)
 	b.query(s, "tunnel in NULL records", probe.UDP, own, "%s"+noSuchName, mdns.TypeNULL)
 	b.query(s, "tunnel in ANY", probe.UDP, own, "%s"+noSuchName, mdns.TypeANY)
-	if _, name, ok := b.listed(b.cfg.Policy.Spec().DeniedDomains); ok {
+	if _, name, ok := b.firstListed(b.cfg.Policy.Spec().DeniedDomains); ok {
 		b.query(s, "tunnel below a denied name", probe.UDP, own, "%s."+name.String(), mdns.TypeTXT)
 	}
 }
@@ -63,7 +63,7 @@ func (b *builder) query(s *side, key string, k probe.Kind, server netip.AddrPort
 			}
 			a.Expected, a.elsewhere = "answered by the gateway alone", true
 			a.about = aboutName(n.String(), policy.StageDNS)
-			a.read = whatever
+			a.read = ignoreAnswer
 			return
 		default:
 			a.refused(d.Reason)

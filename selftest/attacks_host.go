@@ -81,7 +81,7 @@ func (b *builder) otherBoxes(s *side) {
 				echo := packet.Echo(s.box, to.Addr(), framePort, a.task.Token)
 				a.send(b.frame(s, packet.IP(s.box, to.Addr(), packet.ICMPProtocol(to.Addr()), echo)))
 			}
-			b.judgedAt(a, t.proto, to)
+			b.expectDenialAt(a, t.proto, to)
 			a.about = inKernel(t.proto, to)
 		})
 	}

@@ -12,11 +12,11 @@ func (b *builder) names(s *side) {
 	b.deniedName(s, "TLS, a name not allowed", "", 443, false)
 	b.deniedName(s, "TLS in one-byte segments", "", 443, true)
 	b.deniedName(s, "HTTP, a name not allowed", "", 80, false)
-	if pattern, name, ok := b.listed(b.cfg.Policy.Spec().DeniedDomains); ok {
+	if pattern, name, ok := b.firstListed(b.cfg.Policy.Spec().DeniedDomains); ok {
 		b.deniedName(s, "TLS, a name on the denied list", name.String(), portOf(pattern, 443), false)
 	}
 	b.noName(s)
-	pattern, name, ok := b.listed(b.cfg.Policy.Spec().AllowedDomains)
+	pattern, name, ok := b.firstListed(b.cfg.Policy.Spec().AllowedDomains)
 	if !ok {
 		return
 	}
@@ -53,7 +53,7 @@ func (b *builder) deniedName(s *side, attackName, host string, port uint16, byBy
 		if byByte {
 			a.task.Data = slowly(message)
 		}
-		b.judged(a, policy.Request{Stage: stage, Name: n, Addr: to.Addr(), Port: port, Protocol: policy.TCP, Method: "GET", Path: "/"})
+		b.expectDenial(a, policy.Request{Stage: stage, Name: n, Addr: to.Addr(), Port: port, Protocol: policy.TCP, Method: "GET", Path: "/"})
 		a.to, a.own, a.read, a.about = to, true, b.refusedByProxy, atAddressOrName(to, host)
 	})
 }
@@ -63,7 +63,7 @@ func (b *builder) noName(s *side) {
 	to := netip.AddrPortFrom(s.stranger(), 443)
 	b.add(s, "names", "TLS without a name", to.String(), func(a *attack) {
 		a.send(connect(to, clientHello("", a.task.Token)))
-		b.judgedAt(a, policy.TCP, to, unnamed...)
+		b.expectDenialAt(a, policy.TCP, to, unnamed...)
 		a.own, a.read = true, b.refusedByProxy
 	})
 }
@@ -80,7 +80,7 @@ func (b *builder) ownerOnly(s *side, attackName string, name name.Name, port uin
 		d := b.cfg.Policy.Decide(policy.Request{
 			Stage: policy.StageConn, Box: b.cfg.Box, Name: name, Addr: to.Addr(), Port: port, Protocol: policy.TCP,
 		})
-		a.to, a.own, a.about, a.read = to, true, atAddressOrName(to, name.String()), whatever
+		a.to, a.own, a.about, a.read = to, true, atAddressOrName(to, name.String()), ignoreAnswer
 		switch {
 		case !d.Allowed():
 			a.refused(d.Reason)

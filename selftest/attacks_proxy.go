@@ -33,13 +33,13 @@ func (b *builder) explicit(s *side) {
 		}
 		a.Target = host + ":443"
 		a.send(connect(b.proxyOf(s), fmt.Appendf(nil, "CONNECT %s HTTP/1.1\r\nHost: %s\r\n\r\n", a.Target, a.Target)))
-		b.judged(a, policy.Request{Stage: policy.StageConn, Name: n, Port: 443, Protocol: policy.TCP})
+		b.expectDenial(a, policy.Request{Stage: policy.StageConn, Name: n, Port: 443, Protocol: policy.TCP})
 		a.about, a.read = aboutName(host, policy.StageConn), proxyStatus
 		a.elsewhere = b.cfg.Policy.ResolvesOthers(n) // then any name may be resolved upstream, to judge its addresses
 	})
 	b.add(s, "explicit proxy", "absolute-form request for metadata", metadata.String(), func(a *attack) {
 		a.send(connect(b.proxyOf(s), httpRequest("GET", "http://"+metadata.String()+"/", metadata.String(), a.task.Token)))
-		b.judged(a, policy.Request{Stage: policy.StageConn, Addr: metadata.Addr(), Port: metadata.Port(), Protocol: policy.TCP},
+		b.expectDenial(a, policy.Request{Stage: policy.StageConn, Addr: metadata.Addr(), Port: metadata.Port(), Protocol: policy.TCP},
 			name.ReasonHostPort)
 		a.to, a.read = metadata, proxyStatus
 		a.about = func(e audit.Event) bool { return e.Stage == policy.StageHTTP && atAddressOrName(metadata, "")(e) }
@@ -54,7 +54,7 @@ func (b *builder) proxyOf(s *side) netip.AddrPort {
 func (b *builder) connectTo(s *side, n string, to netip.AddrPort, more func(*attack)) {
 	b.add(s, "explicit proxy", n, to.String(), func(a *attack) {
 		a.send(connect(b.proxyOf(s), fmt.Appendf(nil, "CONNECT %s HTTP/1.1\r\nHost: %s\r\n\r\n", to, to)))
-		b.judged(a, policy.Request{Stage: policy.StageConn, Addr: to.Addr(), Port: to.Port(), Protocol: policy.TCP},
+		b.expectDenial(a, policy.Request{Stage: policy.StageConn, Addr: to.Addr(), Port: to.Port(), Protocol: policy.TCP},
 			name.ReasonHostPort, name.ReasonNoName)
 		a.to, a.read = to, proxyStatus
 		a.about = func(e audit.Event) bool { return e.Stage == policy.StageConn && atAddress(to)(e) }

@@ -60,11 +60,11 @@ func TestVerdicts(t *testing.T) {
 			answer: probe.Silent, logged: name.ReasonNotAllowed, seen: []watch.Sighting{{To: elsewhere, Task: -1, First: target}}, verdict: Hole,
 		},
 		"the name's owner was reached": {
-			change: func(a *attack) { a.elsewhere, a.reasons, a.read = true, nil, whatever },
+			change: func(a *attack) { a.elsewhere, a.reasons, a.read = true, nil, ignoreAnswer },
 			answer: probe.Answered, seen: []watch.Sighting{{To: elsewhere, Task: 7}}, verdict: Tight,
 		},
 		"somebody else was reached under the name": {
-			change: func(a *attack) { a.elsewhere, a.reasons, a.read = true, nil, whatever },
+			change: func(a *attack) { a.elsewhere, a.reasons, a.read = true, nil, ignoreAnswer },
 			answer: probe.Answered, seen: []watch.Sighting{{To: target, Task: 7}}, verdict: Hole,
 		},
 		"it arrived at the canary": {
@@ -102,18 +102,18 @@ func TestDecisionsAreClaimedOnce(t *testing.T) {
 	events <- refusal(target, name.ReasonNotAllowed, 0)
 	events <- audit.Event{Stage: policy.StageKernel, Addr: other.Addr(), Port: other.Port(), Verdict: policy.Allow, Reason: name.ReasonNotAllowed}
 	d.await(t.Context(), attacks[:1], time.Minute)
-	if claims := d.claims(attacks); len(claims) != 1 || claims[0].Addr != target.Addr() {
+	if claims := d.assign(attacks); len(claims) != 1 || claims[0].Addr != target.Addr() {
 		t.Errorf("one decision: %+v", claims)
 	}
 	events <- refusal(netip.MustParseAddrPort("10.200.0.3:1"), name.ReasonNotAllowed, 2)
 	d.await(t.Context(), attacks[:3], time.Minute)
-	if claims := d.claims(attacks); len(claims) != 3 {
+	if claims := d.assign(attacks); len(claims) != 3 {
 		t.Errorf("one decision and two counted: %+v", claims)
 	}
 	events <- refusal(other, name.ReasonProtocol, 0)
 	close(events)
 	d.await(t.Context(), attacks, 50*time.Millisecond) // the last was refused for another reason: await gives up
-	if claims := d.claims(attacks); len(claims) != 4 {
+	if claims := d.assign(attacks); len(claims) != 4 {
 		t.Errorf("and one for another reason: %+v", claims)
 	}
 }

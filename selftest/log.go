@@ -53,16 +53,16 @@ func (d *decisions) await(ctx context.Context, attacks []*attack, most time.Dura
 }
 
 func (d *decisions) complete(attacks []*attack) bool {
-	claims := d.claims(attacks)
+	claims := d.assign(attacks)
 	return !slices.ContainsFunc(attacks, func(a *attack) bool {
 		return a.Verdict != Skipped && len(a.reasons) > 0 && !slices.Contains(a.reasons, claims[a.task.ID].Reason)
 	})
 }
 
-// claims assigns each attack a decision about it, preferring one with a promised reason. A decision counts for one
+// assign assigns each attack a decision about it, preferring one with a promised reason. A decision counts for one
 // attack only. The exception are decisions that the kernel only counted because too many came together: they count for
 // that many attacks.
-func (d *decisions) claims(attacks []*attack) map[int]audit.Event {
+func (d *decisions) assign(attacks []*attack) map[int]audit.Event {
 	d.mu.Lock()
 	left := slices.DeleteFunc(slices.Clone(d.events), func(e audit.Event) bool { return e.Verdict == policy.Allow })
 	d.mu.Unlock()

@@ -43,8 +43,8 @@ func (b *builder) refusedByProxy(r probe.Answer) (string, bool) {
 	}
 }
 
-// whatever judges an attack whose answer proves nothing. Only the packets seen on the wire count.
-func whatever(r probe.Answer) (string, bool) {
+// ignoreAnswer judges an attack whose answer proves nothing. Only the packets seen on the wire count.
+func ignoreAnswer(r probe.Answer) (string, bool) {
 	if r.Outcome == probe.Answered {
 		return "an answer, from the name's owner", false
 	}

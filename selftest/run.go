@@ -17,7 +17,7 @@ import (
 // Limits of a run.
 const (
 	eventWait = 3 * time.Second        // for decisions that are counted before they are logged
-	settle    = 100 * time.Millisecond // for packets still in transit
+	drainTime = 100 * time.Millisecond // for packets still in transit
 )
 
 // Run runs all attacks and returns the card. It takes a few seconds. An error means that there is no card because the
@@ -52,13 +52,13 @@ func Run(ctx context.Context, cfg Config) (Card, error) {
 	answers, runErr := b.perform(ctx)
 	if runErr == nil {
 		log.await(ctx, b.attacks, eventWait)
-		sleep(ctx, settle)
+		sleep(ctx, drainTime)
 	}
 	sightings, missed, err := w.Close()
 	if err := errors.Join(runErr, err, ctx.Err()); err != nil {
 		return card, err
 	}
-	j := judge{answers: answers, sightings: sightings, missed: missed, logged: log.claims(b.attacks)}
+	j := judge{answers: answers, sightings: sightings, missed: missed, logged: log.assign(b.attacks)}
 	for _, a := range b.attacks {
 		card.Lines = append(card.Lines, j.line(a))
 	}

@@ -68,7 +68,7 @@ const (
 // Populate attaches additional boxes, up to a total of count.
 func (g *Gateway) Populate(ctx context.Context, count int) error {
 	for i := len(g.boxes); i < count; i++ {
-		ns, err := g.field.bare()
+		ns, err := g.field.bareNamespace()
 		if err != nil {
 			return err
 		}

@@ -130,15 +130,15 @@ echo 65535 > ipv4/tcp_max_syn_backlog
 
 // Namespace creates a namespace that Close removes.
 func (f *Field) Namespace(ctx context.Context) (*testnet.NS, error) {
-	ns, err := f.bare()
+	ns, err := f.bareNamespace()
 	if err != nil {
 		return nil, err
 	}
 	return ns, run(ctx, ns, tuning)
 }
 
-// bare is Namespace without tuning, for namespaces without measurements.
-func (f *Field) bare() (*testnet.NS, error) {
+// bareNamespace is Namespace without tuning, for namespaces without measurements.
+func (f *Field) bareNamespace() (*testnet.NS, error) {
 	ns, err := testnet.NewNS()
 	if err == nil {
 		f.all = append(f.all, ns)

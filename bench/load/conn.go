@@ -91,7 +91,7 @@ func (g *generator) open(t target) (*tls.Conn, error) {
 	if err := c.HandshakeContext(g.ctx); err != nil {
 		return nil, errors.Join(fmt.Errorf("TLS: %w", err), raw.Close())
 	}
-	if err := g.note(c.ConnectionState()); err != nil {
+	if err := g.checkTLS(c.ConnectionState()); err != nil {
 		return nil, errors.Join(err, c.Close())
 	}
 	return c, raw.SetDeadline(time.Time{})
@@ -105,8 +105,8 @@ func (g *generator) reach(t target) (net.Conn, error) {
 	return g.open(t)
 }
 
-// note records the parameters of the first handshake. It rejects a certificate that is not for the name.
-func (g *generator) note(s tls.ConnectionState) error {
+// checkTLS records the parameters of the first handshake. It rejects a certificate that is not for the name.
+func (g *generator) checkTLS(s tls.ConnectionState) error {
 	leaf := s.PeerCertificates[0]
 	if err := leaf.VerifyHostname(s.ServerName); err != nil {
 		return err
@@ -145,6 +145,6 @@ type countingReader struct {
 
 func (c countingReader) Read(p []byte) (int, error) {
 	n, err := c.r.Read(p)
-	c.g.moved(n)
+	c.g.recordBytes(n)
 	return n, err
 }

@@ -24,8 +24,8 @@ type Change struct {
 
 // cut opens connections, makes the change, and measures the time until each connection is cut.
 func (g *generator) cut() (Result, error) {
-	conns, err := g.hold(g.Conns)
-	defer func() { abandon(conns) }()
+	conns, err := g.openIdle(g.Conns)
+	defer func() { closeAbruptly(conns) }()
 	if err != nil {
 		return Result{}, fmt.Errorf("at %d connections: %w", len(conns), err)
 	}
@@ -100,7 +100,7 @@ const (
 func (g *generator) watchTalking(c net.Conn, sent *atomic.Bool) (end time.Time) {
 	stop := make(chan struct{})
 	defer close(stop)
-	go g.talk(c, stop)
+	go g.sendRequests(c, stop)
 	answer := make([]byte, 4096)
 	limit := time.Now().Add(patience)
 	for end = time.Now(); time.Now().Before(limit); end = time.Now() {
@@ -116,8 +116,8 @@ func (g *generator) watchTalking(c net.Conn, sent *atomic.Bool) (end time.Time) 
 	return time.Time{}
 }
 
-// talk sends requests until stop is closed or the connection fails. Connections take turns within a beat.
-func (g *generator) talk(c net.Conn, stop <-chan struct{}) {
+// sendRequests sends requests until stop is closed or the connection fails. Connections take turns within a beat.
+func (g *generator) sendRequests(c net.Conn, stop <-chan struct{}) {
 	request := g.request(g.Name)
 	wait := rand.N(beat)
 	for {

@@ -48,7 +48,7 @@ type asker struct {
 }
 
 func (q *asker) send() error {
-	if !q.g.take() {
+	if !q.g.claimUnit() {
 		return nil
 	}
 	for q.next++; !q.begun[q.next].IsZero(); q.next++ {
@@ -81,7 +81,7 @@ func (q *asker) receive() error {
 	if err := verifyAnswer(q.buf[:n], q.g.Refused); err != nil {
 		return err
 	}
-	q.g.done(q.worker, q.begun[id])
+	q.g.recordUnit(q.worker, q.begun[id])
 	q.begun[id] = time.Time{}
 	q.open--
 	return q.send()

@@ -25,12 +25,12 @@ func (g *generator) keepAlive(w *worker) error {
 		w.ready.Do(g.ready.Done)
 	}
 	r, request := bufio.NewReaderSize(c, 64<<10), g.request(t.host)
-	for g.take() {
+	for g.claimUnit() {
 		begun := time.Now()
 		if err := g.roundTrip(c, r, request); err != nil {
 			return err
 		}
-		g.done(w, begun)
+		g.recordUnit(w, begun)
 	}
 	return nil
 }
@@ -52,7 +52,7 @@ func (g *generator) interrupt(c net.Conn) (stop func()) {
 
 // fresh sends each request over a new connection.
 func (g *generator) fresh(w *worker) error {
-	if !g.take() {
+	if !g.claimUnit() {
 		return nil
 	}
 	begun := time.Now()
@@ -66,7 +66,7 @@ func (g *generator) fresh(w *worker) error {
 	if err := g.roundTrip(c, bufio.NewReaderSize(c, 4096), g.request(t.host)); err != nil {
 		return err
 	}
-	g.done(w, begun)
+	g.recordUnit(w, begun)
 	return nil
 }
 
@@ -120,7 +120,7 @@ var chunk = bytes.Repeat([]byte("boxgate "), 32<<10)
 func (g *generator) send(c io.Writer) error {
 	for left := g.Size; left > 0; {
 		n, err := c.Write(chunk[:min(left, int64(len(chunk)))])
-		g.moved(n)
+		g.recordBytes(n)
 		if err != nil {
 			return err
 		}

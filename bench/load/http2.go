@@ -36,7 +36,7 @@ func (g *generator) http2(w *worker) error {
 	if err := s.begin(); err != nil {
 		return err
 	}
-	for !g.over() {
+	for !g.finished() {
 		if err := s.step(); err != nil {
 			return err
 		}
@@ -219,7 +219,7 @@ func (s *session) finish(id uint32) error {
 	if err := s.g.verify(st); err != nil {
 		return err
 	}
-	s.g.done(s.worker, st.begun)
+	s.g.recordUnit(s.worker, st.begun)
 	return s.send()
 }
 

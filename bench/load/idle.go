@@ -21,10 +21,10 @@ const opening = 16
 // after a rest.
 func (g *generator) idle() (Result, error) {
 	var held []net.Conn
-	defer func() { abandon(held) }()
+	defer func() { closeAbruptly(held) }()
 	steps := []Held{}
 	for _, goal := range append([]int{0}, g.Steps...) {
-		more, err := g.hold(goal - len(held))
+		more, err := g.openIdle(goal - len(held))
 		held = append(held, more...)
 		if err != nil {
 			return Result{}, fmt.Errorf("at %d connections: %w", len(held), err)
@@ -42,8 +42,8 @@ func (g *generator) idle() (Result, error) {
 	return Result{Units: int64(len(held)), Seconds: 1, TLS: g.tlsText, Held: steps}, g.ctx.Err()
 }
 
-// abandon closes connections without a TLS close_notify.
-func abandon(conns []net.Conn) {
+// closeAbruptly closes connections without a TLS close_notify.
+func closeAbruptly(conns []net.Conn) {
 	for _, c := range conns {
 		if t, ok := c.(*tls.Conn); ok {
 			c = t.NetConn()
@@ -52,15 +52,15 @@ func abandon(conns []net.Conn) {
 	}
 }
 
-// hold opens count more connections.
-func (g *generator) hold(count int) (held []net.Conn, err error) {
+// openIdle opens count more connections.
+func (g *generator) openIdle(count int) (held []net.Conn, err error) {
 	var mu sync.Mutex
 	var workers sync.WaitGroup
 	free := make(chan struct{}, opening)
 	for range count {
 		free <- struct{}{}
 		workers.Go(func() {
-			c, failure := g.rest()
+			c, failure := g.openIdleConn()
 			mu.Lock()
 			defer mu.Unlock()
 			if failure != nil {
@@ -75,8 +75,8 @@ func (g *generator) hold(count int) (held []net.Conn, err error) {
 	return held, err
 }
 
-// rest opens one connection and leaves it idle after one request.
-func (g *generator) rest() (net.Conn, error) {
+// openIdleConn opens one connection and leaves it idle after one request.
+func (g *generator) openIdleConn() (net.Conn, error) {
 	t := g.next()
 	c, err := g.reach(t)
 	if err != nil {

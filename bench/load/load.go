@@ -119,7 +119,7 @@ type generator struct {
 	ready              sync.WaitGroup // for the workers' first answers
 	recording, stopped atomic.Bool
 	end                chan struct{} // closed to abort running work
-	units, taken       atomic.Int64
+	units, claimed     atomic.Int64
 	errors             atomic.Int64
 	name               atomic.Int64
 	firstError         sync.Once
@@ -187,7 +187,7 @@ func (g *generator) awaitReady() {
 	select {
 	case <-ready:
 	case <-time.After(patience):
-		g.fail(errors.New("not every connection was answered"))
+		g.recordError(errors.New("not every connection was answered"))
 	case <-g.ctx.Done():
 	}
 }
@@ -208,30 +208,30 @@ func (g *generator) complete(r Result, workers []worker) (Result, error) {
 
 // repeat calls work until the measurement is over. After a failed connection it retries with growing delays.
 func (g *generator) repeat(work func() error) {
-	for failures := 0; !g.over(); {
+	for failures := 0; !g.finished(); {
 		if err := work(); err != nil && !g.aborted() {
-			g.fail(err)
+			g.recordError(err)
 			failures++
 			g.pause(min(time.Duration(failures)*10*time.Millisecond, time.Second))
 		}
 	}
 }
 
-// over reports whether the workers must stop.
-func (g *generator) over() bool {
-	return g.aborted() || g.Count > 0 && g.taken.Load() >= g.Count
+// finished reports whether the workers must stop.
+func (g *generator) finished() bool {
+	return g.aborted() || g.Count > 0 && g.claimed.Load() >= g.Count
 }
 
 // aborted reports whether running work is being aborted, so that its errors are expected.
 func (g *generator) aborted() bool { return g.stopped.Load() || g.ctx.Err() != nil }
 
-// take claims one unit of a counted measurement. Without a count it succeeds until the measurement ends.
-func (g *generator) take() bool {
-	return !g.stopped.Load() && (g.Count == 0 || g.taken.Add(1) <= g.Count)
+// claimUnit claims one unit of a counted measurement. Without a count it succeeds until the measurement ends.
+func (g *generator) claimUnit() bool {
+	return !g.stopped.Load() && (g.Count == 0 || g.claimed.Add(1) <= g.Count)
 }
 
-// done counts one answered unit and its latency.
-func (g *generator) done(w *worker, begun time.Time) {
+// recordUnit counts one answered unit and its latency.
+func (g *generator) recordUnit(w *worker, begun time.Time) {
 	w.ready.Do(g.ready.Done)
 	if g.recording.Load() {
 		w.latencies.Add(time.Since(begun))
@@ -241,14 +241,14 @@ func (g *generator) done(w *worker, begun time.Time) {
 	}
 }
 
-// moved counts bytes of bodies.
-func (g *generator) moved(n int) {
+// recordBytes counts bytes of bodies.
+func (g *generator) recordBytes(n int) {
 	if g.recording.Load() && (g.Kind == Download || g.Kind == Upload) {
 		g.units.Add(int64(n))
 	}
 }
 
-func (g *generator) fail(err error) {
+func (g *generator) recordError(err error) {
 	if errors.Is(err, context.Canceled) {
 		return
 	}

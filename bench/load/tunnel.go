@@ -16,12 +16,12 @@ func (g *generator) tunnel(w *worker) error {
 		return err
 	}
 	answer := make([]byte, 1024)
-	for g.take() {
+	for g.claimUnit() {
 		begun := time.Now()
 		if err := g.exchange(hello, answer); err != nil {
 			return err
 		}
-		g.done(w, begun)
+		g.recordUnit(w, begun)
 	}
 	return nil
 }

@@ -42,7 +42,7 @@ func (g *generator) webSocket(w *worker) error {
 		return err
 	}
 	answer := make([]byte, len(incoming))
-	for g.take() {
+	for g.claimUnit() {
 		begun := time.Now()
 		if _, err := c.Write(outgoing); err != nil {
 			return err
@@ -53,7 +53,7 @@ func (g *generator) webSocket(w *worker) error {
 		if !bytes.Equal(answer, incoming) {
 			return errors.New("another message came back")
 		}
-		g.done(w, begun)
+		g.recordUnit(w, begun)
 	}
 	return nil
 }

@@ -106,8 +106,8 @@ func newWire(c net.Conn) *wire {
 	return &wire{records: &records{c, bufio.NewReaderSize(c, 16<<10)}}
 }
 
-// more reports whether a whole record can be read without a system call.
-func (w *wire) more() bool {
+// recordBuffered reports whether a whole record can be read without a system call.
+func (w *wire) recordBuffered() bool {
 	a := w.records.ahead
 	if a.Buffered() < 5 {
 		return false
@@ -138,7 +138,7 @@ func (m *minimal) upstream() (*wire, error) {
 	return w, nil
 }
 
-func (m *minimal) leave(w *wire) {
+func (m *minimal) putIdle(w *wire) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.idle = append(m.idle, w)
@@ -158,7 +158,7 @@ func (m *minimal) requests(client *wire) {
 	for {
 		head, err := readHead(client.in)
 		if err != nil { // the client has closed between two requests
-			m.leave(up)
+			m.putIdle(up)
 			return
 		}
 		if out, err = rewrite(out[:0], head); err != nil {

@@ -29,7 +29,7 @@ func (m *minimal) frames(client *wire) {
 	defer up.Close()
 	go func() {
 		defer client.Close()
-		pass(client, up)
+		copyRecords(client, up)
 	}()
 	f := forwarder{from: client, to: up, in: make([]byte, 0, 64<<10), decoder: hpack.NewDecoder(4096, func(hpack.HeaderField) {})}
 	if f.preface() == nil {
@@ -37,12 +37,12 @@ func (m *minimal) frames(client *wire) {
 	}
 }
 
-// pass copies decrypted data, with one write for all available records.
-func pass(to, from *wire) {
+// copyRecords copies decrypted data, with one write for all available records.
+func copyRecords(to, from *wire) {
 	buf := make([]byte, 32<<10)
 	for {
 		n, err := from.Read(buf)
-		for err == nil && from.more() && len(buf)-n >= 16<<10 {
+		for err == nil && from.recordBuffered() && len(buf)-n >= 16<<10 {
 			var next int
 			next, err = from.Read(buf[n:])
 			n += next
@@ -76,7 +76,7 @@ func (f *forwarder) run() {
 		if err := f.forward(); err != nil {
 			return
 		}
-		if len(f.out) == 0 || f.from.more() && len(f.out) < 32<<10 {
+		if len(f.out) == 0 || f.from.recordBuffered() && len(f.out) < 32<<10 {
 			continue
 		}
 		if _, err := f.to.Write(f.out); err != nil {

@@ -84,12 +84,12 @@ func (r Root) Backend(ctx context.Context, f *field.Field, ns *testnet.NS, name 
 	if _, err := r.nginx(ctx, ns, e, "backend.conf", fmt.Sprintf("127.0.0.1:%d", field.BackendPort)); err != nil {
 		return err
 	}
-	_, err = r.own(ctx, ns, e, fmt.Sprintf("127.0.0.1:%d", field.EchoPort), "peer", "echo", fmt.Sprintf("0.0.0.0:%d", field.EchoPort))
+	_, err = r.startOwn(ctx, ns, e, fmt.Sprintf("127.0.0.1:%d", field.EchoPort), "peer", "echo", fmt.Sprintf("0.0.0.0:%d", field.EchoPort))
 	return err
 }
 
-// own runs a server of this program and waits until it listens.
-func (r Root) own(ctx context.Context, ns *testnet.NS, e *environment, address string, args ...string) (*Process, error) {
+// startOwn runs a server of this program and waits until it listens.
+func (r Root) startOwn(ctx context.Context, ns *testnet.NS, e *environment, address string, args ...string) (*Process, error) {
 	self, err := os.Executable()
 	if err != nil {
 		return nil, err
@@ -123,7 +123,7 @@ func (r Root) Origin(ctx context.Context, f *field.Field) (*Process, error) {
 	if err != nil {
 		return nil, err
 	}
-	process, err := r.own(ctx, f.Upstream, e, origin.GRPC+":443", "origin", e.Upstream.Leaf, e.Upstream.LeafKey)
+	process, err := r.startOwn(ctx, f.Upstream, e, origin.GRPC+":443", "origin", e.Upstream.Leaf, e.Upstream.LeafKey)
 	if err != nil {
 		return nil, err
 	}
@@ -136,7 +136,7 @@ func (r Root) environment(f *field.Field, name string, port func(Role) uint16) (
 		Certificates: f.Certificates, Dir: dir, Header: origin.Header, Value: origin.Value, Suffix: origin.Suffix,
 		Web: origin.Web, Sink: origin.Sink, GRPC: origin.GRPC, Name: origin.Name, Listen: field.PeersListen,
 		Backend: fmt.Sprintf("%s:%d", field.ClientAddr, field.BackendPort), Echo: fmt.Sprintf("%s:%d", field.ClientAddr, field.EchoPort), Kilobyte: fmt.Sprintf(`{"data":"%s"}`, strings.Repeat("x", 1024-len(`{"data":""}`))),
-		NginxModules: r.modules(), Squid: r.share("usr/lib/squid"), SquidShare: r.share("usr/share/squid"), Processors: runtime.NumCPU(), MaxConns: maxConns(), Splices: map[Role]string{Splice: origin.Hello, SpliceBulk: origin.Web},
+		NginxModules: r.modules(), Squid: r.sharePath("usr/lib/squid"), SquidShare: r.sharePath("usr/share/squid"), Processors: runtime.NumCPU(), MaxConns: maxConns(), Splices: map[Role]string{Splice: origin.Hello, SpliceBulk: origin.Web},
 		port: port, root: r,
 	}, err
 }
@@ -152,11 +152,11 @@ func maxConns() int {
 
 // modules returns the directory of nginx's modules.
 func (r Root) modules() string {
-	return r.share("usr/lib/nginx/modules")
+	return r.sharePath("usr/lib/nginx/modules")
 }
 
-// share returns a directory of a package, unpacked or installed.
-func (r Root) share(dir string) string {
+// sharePath returns a directory of a package, unpacked or installed.
+func (r Root) sharePath(dir string) string {
 	if path := filepath.Join(string(r), dir); isDir(path) {
 		return path
 	}

@@ -19,7 +19,7 @@ func (r Root) Steer(ctx context.Context, f *field.Field) (*Process, error) {
 	if err != nil {
 		return nil, err
 	}
-	return r.own(ctx, f.Steerer, e, fmt.Sprintf("127.0.0.1:%d", field.SteeredPort), "peer", "steer", fmt.Sprintf("0.0.0.0:%d", field.SteeredPort))
+	return r.startOwn(ctx, f.Steerer, e, fmt.Sprintf("127.0.0.1:%d", field.SteeredPort), "peer", "steer", fmt.Sprintf("0.0.0.0:%d", field.SteeredPort))
 }
 
 // Steered accepts connections to foreign addresses, and joins each to its original destination.

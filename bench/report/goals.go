@@ -43,7 +43,7 @@ func (r *Report) measured(s scenario.Scenario, c scenario.Case, g scenario.Goal,
 // goalLine returns a row of the table of goals, and whether the goal is met.
 func (r *Report) goalLine(s scenario.Scenario, c scenario.Case, g scenario.Goal, rows map[key]*row) (line string, met bool) {
 	ours := rows[key{s.ID, c.Name, r.Ours}].figures(g.Of)
-	against, measured, text := "", over(ours), ""
+	against, measured, text := "", medianOf(ours), ""
 	switch {
 	case g.Peer != "":
 		against = g.Peer

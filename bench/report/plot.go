@@ -53,7 +53,7 @@ func (r *Report) plots(s scenario.Scenario, rows map[key]*row) (out []plot) {
 		}
 		load.add(l)
 	}
-	out = load.keep(out)
+	out = load.appendTo(out)
 	if s.Cost != memoryUnit {
 		return out
 	}
@@ -64,7 +64,7 @@ func (r *Report) plots(s scenario.Scenario, rows map[key]*row) (out []plot) {
 				p.add(line{v.Name, w.memory()})
 			}
 		}
-		out = p.keep(out)
+		out = p.appendTo(out)
 	}
 	return out
 }
@@ -86,8 +86,8 @@ func (p *plot) add(l line) {
 	}
 }
 
-// keep appends the chart if it has lines.
-func (p plot) keep(all []plot) []plot {
+// appendTo appends the chart if it has lines.
+func (p plot) appendTo(all []plot) []plot {
 	if len(p.Lines) == 0 {
 		return all
 	}

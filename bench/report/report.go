@@ -86,8 +86,8 @@ func (w *row) figures(of scenario.Measure) map[int]float64 {
 	return w.cost
 }
 
-// over returns the median of the rounds, or NaN if there are none.
-func over(rounds map[int]float64) float64 {
+// medianOf returns the median of the rounds, or NaN if there are none.
+func medianOf(rounds map[int]float64) float64 {
 	return stat.Median(slices.Collect(maps.Values(rounds)))
 }
 
@@ -96,7 +96,7 @@ func (w *row) median() float64 {
 	if w == nil {
 		return math.NaN()
 	}
-	return over(w.cost)
+	return medianOf(w.cost)
 }
 
 // Markdown returns the page.
@@ -205,7 +205,7 @@ func (r *Report) line(c scenario.Case, program string, w, ours *row) string {
 			label += ", " + unit
 		}
 	}
-	return fmt.Sprintf("| %s | %s | %s | %s | %s | %s | %s |\n", label, name, cost, ratio, number(over(w.rate)), number(over(w.p50)), number(over(w.p99)))
+	return fmt.Sprintf("| %s | %s | %s | %s | %s | %s | %s |\n", label, name, cost, ratio, number(medianOf(w.rate)), number(medianOf(w.p50)), number(medianOf(w.p99)))
 }
 
 // escape escapes a text for a table cell.

@@ -49,8 +49,8 @@ type times struct {
 	n   int
 }
 
-// of measures f.
-func (t *times) of(f func() error) error {
+// measure measures f.
+func (t *times) measure(f func() error) error {
 	begun := time.Now()
 	err := f()
 	took := time.Since(begun)
@@ -68,7 +68,7 @@ func (t *times) ofBox(turn Turn, step string) (err error) {
 		return err
 	}
 	if step == field.StepCreate {
-		err = t.of(launch)
+		err = t.measure(launch)
 	} else {
 		err = launch()
 	}
@@ -80,7 +80,7 @@ func (t *times) ofBox(turn Turn, step string) (err error) {
 	case field.StepCreate:
 		return deleted()
 	case field.StepDelete:
-		return t.of(deleted)
+		return t.measure(deleted)
 	}
 	defer func() { err = errors.Join(err, deleted()) }()
 	if step == field.StepSnapshot || step == field.StepFork {
@@ -91,7 +91,7 @@ func (t *times) ofBox(turn Turn, step string) (err error) {
 			err = box.Step(turn.ctx, field.StepPause)
 		}
 		if err == nil {
-			err = t.of(func() error { return box.Step(turn.ctx, step) })
+			err = t.measure(func() error { return box.Step(turn.ctx, step) })
 		}
 		if err == nil && step == field.StepPause {
 			err = box.Step(turn.ctx, field.StepResume)
@@ -117,13 +117,13 @@ func (t *times) ofSnapshot(turn Turn, box *field.LaunchedBox, step string) error
 		return err
 	}
 	if step == field.StepSnapshot {
-		return errors.Join(t.of(take), turn.gateway.DeleteSnapshot(turn.ctx, snapshot))
+		return errors.Join(t.measure(take), turn.gateway.DeleteSnapshot(turn.ctx, snapshot))
 	}
 	if err := take(); err != nil {
 		return errors.Join(err, turn.gateway.DeleteSnapshot(turn.ctx, snapshot))
 	}
 	var made []*field.LaunchedBox
-	err := t.of(func() (err error) {
+	err := t.measure(func() (err error) {
 		made, err = turn.gateway.Fork(turn.ctx, snapshot, forks)
 		return err
 	})

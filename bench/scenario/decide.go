@@ -22,17 +22,17 @@ func decide() Scenario {
 }
 
 func decisions(t Turn) ([]Sample, error) {
-	ns, _, err := t.gateway.decided(t)
+	ns, _, err := t.gateway.decisionCost(t)
 	return []Sample{{Cost: ns, Rate: 1e9 / ns}}, err
 }
 
 func allocations(t Turn) ([]Sample, error) {
-	_, count, err := t.gateway.decided(t)
+	_, count, err := t.gateway.decisionCost(t)
 	return []Sample{{Cost: count}}, err
 }
 
-// decided returns the result of the benchmark, which runs once per round.
-func (g *gateway) decided(t Turn) (ns, allocations float64, err error) {
+// decisionCost returns the result of the benchmark, which runs once per round.
+func (g *gateway) decisionCost(t Turn) (ns, allocations float64, err error) {
 	if g.decision.round != t.round || g.decision.ns == 0 {
 		ns, allocations, err = g.decide(t.ctx)
 		g.decision.round, g.decision.ns, g.decision.allocations = t.round, ns, allocations

@@ -31,14 +31,14 @@ func policyPut(f Form) Scenario {
 			most = 25_000
 		}
 		name := fmt.Sprintf("%d rules", rules)
-		s.Cases = append(s.Cases, Case{Name: name, Boxes: f.Boxes, Own: put(f, rules)})
+		s.Cases = append(s.Cases, Case{Name: name, Boxes: f.Boxes, Own: putPolicies(f, rules)})
 		s.Targets = append(s.Targets, Goal{Case: name, Of: P99, Bound: most})
 	}
 	return s
 }
 
-// put replaces policies of boxes.
-func put(f Form, rules int) func(Turn) ([]Sample, error) {
+// putPolicies replaces policies of boxes.
+func putPolicies(f Form, rules int) func(Turn) ([]Sample, error) {
 	return func(t Turn) ([]Sample, error) {
 		pids := []int{t.gateway.PID()}
 		var latencies stat.Histogram
@@ -129,14 +129,14 @@ func cuts(f Form) Scenario {
 		name string
 		role peer.Role
 	}{{"intercepted", peer.Intercept}, {"passed on", peer.SpliceBulk}, {"forwarded by the kernel", peer.Routed}, {"public URL", peer.WebSocket}} {
-		s.Cases = append(s.Cases, Case{Name: c.name, Coarse: true, Own: cut(f, c.role)})
+		s.Cases = append(s.Cases, Case{Name: c.name, Coarse: true, Own: cutConnections(f, c.role)})
 		s.Targets = append(s.Targets, Goal{Case: c.name, Of: Worst, Bound: 50})
 	}
 	return s
 }
 
-// cut opens connections and cuts them by a policy change or by deleting a public URL.
-func cut(f Form, role peer.Role) func(Turn) ([]Sample, error) {
+// cutConnections opens connections and cuts them by a policy change or by deleting a public URL.
+func cutConnections(f Form, role peer.Role) func(Turn) ([]Sample, error) {
 	return func(t Turn) ([]Sample, error) {
 		target, err := t.gateway.Target(role)
 		if err != nil {

@@ -31,8 +31,8 @@ type Runner struct {
 // Run measures all cases of a scenario in rounds. In each round the programs take turns in random order. The failure of
 // a peer is recorded in its samples and does not stop the others.
 func (r *Runner) Run(ctx context.Context, s Scenario) (err error) {
-	programs := r.of(s)
-	defer func() { err = errors.Join(err, stop(programs)) }()
+	programs := r.programsOf(s)
+	defer func() { err = errors.Join(err, stopAll(programs)) }()
 	r.broken = map[Program]error{}
 	for _, p := range programs {
 		err := p.Start(ctx)
@@ -46,7 +46,7 @@ func (r *Runner) Run(ctx context.Context, s Scenario) (err error) {
 			order := r.takePart(c)
 			rand.Shuffle(len(order), func(i, k int) { order[i], order[k] = order[k], order[i] })
 			for _, p := range order {
-				r.turn(ctx, s, c, p, round)
+				r.measureTurn(ctx, s, c, p, round)
 				if ctx.Err() != nil {
 					return ctx.Err()
 				}
@@ -63,8 +63,8 @@ func (r *Runner) rounds(s Scenario) int {
 	return r.Form.Rounds
 }
 
-// of returns the programs that take part in a case and run throughout the scenario.
-func (r *Runner) of(s Scenario) (out []Program) {
+// programsOf returns the programs that take part in a case and run throughout the scenario.
+func (r *Runner) programsOf(s Scenario) (out []Program) {
 	for _, p := range r.Programs {
 		if slices.ContainsFunc(s.Cases, func(c Case) bool { return !c.Restart && slices.Contains(r.takePart(c), p) }) {
 			out = append(out, p)
@@ -84,7 +84,7 @@ func (r *Runner) takePart(c Case) (out []Program) {
 	return out
 }
 
-func stop(programs []Program) error {
+func stopAll(programs []Program) error {
 	var errs []error
 	for _, p := range programs {
 		errs = append(errs, p.Stop())
@@ -92,8 +92,8 @@ func stop(programs []Program) error {
 	return errors.Join(errs...)
 }
 
-// turn measures one program in one case of one round.
-func (r *Runner) turn(ctx context.Context, s Scenario, c Case, p Program, round int) {
+// measureTurn measures one program in one case of one round.
+func (r *Runner) measureTurn(ctx context.Context, s Scenario, c Case, p Program, round int) {
 	if c.Cost == "" {
 		c.Cost = s.Cost
 	}
@@ -144,7 +144,7 @@ func (r *Runner) measure(ctx context.Context, c Case, p Program, round int) (sam
 	}
 	c.Set(&target.Load, round)
 	if c.Restart { // one-time setup must not count as the cost of a connection
-		if err := r.prime(ctx, target); err != nil {
+		if err := r.warmUp(ctx, target); err != nil {
 			return nil, err
 		}
 	}
@@ -159,13 +159,13 @@ func (r *Runner) measure(ctx context.Context, c Case, p Program, round int) (sam
 		return nil, fmt.Errorf("%d errors, one of them: %s", result.Errors, result.Error)
 	}
 	if target.Load.Kind == load.Idle {
-		return held(result), nil
+		return memoryGrowth(result), nil
 	}
 	return []Sample{sample(c.Cost, target.Load.Kind, result)}, nil
 }
 
-// prime sends a few requests.
-func (r *Runner) prime(ctx context.Context, t Target) error {
+// warmUp sends a few requests.
+func (r *Runner) warmUp(ctx context.Context, t Target) error {
 	t.Load.Kind, t.Load.Conns, t.Load.Count = load.KeepAlive, 4, 200
 	_, err := t.generate(ctx)
 	return err
@@ -183,8 +183,8 @@ func sample(unit string, kind load.Kind, r load.Result) Sample {
 	return s
 }
 
-// held returns the growth of the memory at each step, in KB per connection.
-func held(r load.Result) (out []Sample) {
+// memoryGrowth returns the growth of the memory at each step, in KB per connection.
+func memoryGrowth(r load.Result) (out []Sample) {
 	base := r.Held[0].Bytes
 	for _, h := range r.Held[1:] {
 		out = append(out, Sample{Cost: float64(h.Bytes-base) / 1024 / float64(h.Conns), Conns: float64(h.Conns)})

@@ -93,7 +93,7 @@ func TestParseBenchmark(t *testing.T) {
 }
 
 func TestMemoryIsThatOfTheConnections(t *testing.T) {
-	got := held(load.Result{Held: []load.Held{{Conns: 0, Bytes: 10 << 20}, {Conns: 512, Bytes: 18 << 20}}})
+	got := memoryGrowth(load.Result{Held: []load.Held{{Conns: 0, Bytes: 10 << 20}, {Conns: 512, Bytes: 18 << 20}}})
 	if len(got) != 1 || got[0].Cost != 16 || got[0].Conns != 512 {
 		t.Errorf("got %+v", got)
 	}

@@ -12,11 +12,11 @@ func closeCases() []Case {
 	return slices.Concat(
 		numbered("7.1",
 			echoed("a message, then close", events(gotText("Hello World!")), send(text("Hello World!"))),
-			ends("two close frames", send(bye, closing(""))),
-			ends("a ping behind the close frame", send(bye, ping(""))),
-			ends("a message behind the close frame", send(bye, text("Hello World!"))),
-			ends("a fragment, close, the last fragment", send(part("fragment1"), bye, last("fragment2"))),
-			whatever("256 KiB, a message, close and a ping at once", send(
+			closesAfter("two close frames", send(bye, closing(""))),
+			closesAfter("a ping behind the close frame", send(bye, ping(""))),
+			closesAfter("a message behind the close frame", send(bye, text("Hello World!"))),
+			closesAfter("a fragment, close, the last fragment", send(part("fragment1"), bye, last("fragment2"))),
+			anyOutcome("256 KiB, a message, close and a ping at once", send(
 				out{opcode: opText, payload: "BAsd7&jh23", times: 26215}, text("Hello World!"), bye, ping(""))),
 		),
 		numbered("7.3",
@@ -31,17 +31,19 @@ func closeCases() []Case {
 		numbered("7.7", withCodes("valid", 0, 1000, 1001, 1002, 1003, 1007, 1008, 1009, 1010, 1011, 3000, 3999, 4000, 4999)...),
 		numbered("7.9", withCodes("invalid", codeProtocol, 0, 999, 1004, 1005, 1006, 1016, 1100, 2000, 2999)...),
 		numbered("7.13",
-			whatever("close with code 5000", send(closing("\x13\x88"))),
-			whatever("close with code 65535", send(closing("\xff\xff"))),
+			anyOutcome("close with code 5000", send(closing("\x13\x88"))),
+			anyOutcome("close with code 65535", send(closing("\xff\xff"))),
 		),
 	)
 }
 
-// ends returns a case whose steps close the connection. No further frames may be received.
-func ends(title string, steps ...step) Case { return Case{Title: title, steps: steps, end: sent} }
+// closesAfter returns a case whose steps close the connection. No further frames may be received.
+func closesAfter(title string, steps ...step) Case {
+	return Case{Title: title, steps: steps, end: sent}
+}
 
-// whatever returns a case without a specified outcome.
-func whatever(title string, steps ...step) Case {
+// anyOutcome returns a case without a specified outcome.
+func anyOutcome(title string, steps ...step) Case {
 	return Case{Title: title, steps: steps, end: sent, open: true}
 }
 

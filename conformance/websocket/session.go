@@ -93,8 +93,8 @@ func (s *session) play() {
 	for _, st := range s.c.steps {
 		s.send(st)
 		s.wait(st.events, s.patience)
-		if st.quiet > 0 && !s.over(st.quiet) {
-			s.note(event{kind: "still open"})
+		if st.quiet > 0 && !s.endsWithin(st.quiet) {
+			s.addEvent(event{kind: "still open"})
 		}
 	}
 }
@@ -129,7 +129,7 @@ func (s *session) finish() {
 		s.wait(len(s.c.want), caseTime)
 		s.goodbye()
 	}
-	if !s.over(s.patience) {
+	if !s.endsWithin(s.patience) {
 		_ = s.rw.Close()
 		s.mu.Lock()
 		defer s.mu.Unlock()
@@ -162,8 +162,8 @@ func (s *session) wait(n int, limit time.Duration) {
 	}
 }
 
-// over reports whether the connection ended within the limit.
-func (s *session) over(limit time.Duration) bool {
+// endsWithin reports whether the connection ends within the limit.
+func (s *session) endsWithin(limit time.Duration) bool {
 	select {
 	case <-s.ended:
 		return true
@@ -172,7 +172,7 @@ func (s *session) over(limit time.Duration) bool {
 	}
 }
 
-func (s *session) note(e event) {
+func (s *session) addEvent(e event) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.came = append(s.came, e)
@@ -213,7 +213,7 @@ func (s *session) frames(r *bufio.Reader) error {
 		}
 		switch h.opcode {
 		case opPong:
-			s.note(event{"pong", string(payload)})
+			s.addEvent(event{"pong", string(payload)})
 			continue
 		case opClose:
 			s.closed(payload)
@@ -233,7 +233,7 @@ func (s *session) frames(r *bufio.Reader) error {
 				return fmt.Errorf("a message that does not decompress: %w", err)
 			}
 		}
-		s.note(event{map[byte]string{opText: "text", opBinary: "binary"}[opcode], string(message)})
+		s.addEvent(event{map[byte]string{opText: "text", opBinary: "binary"}[opcode], string(message)})
 	}
 }
 
@@ -250,7 +250,7 @@ func (s *session) closed(payload []byte) {
 func (s *session) verdict(v Verdict) Verdict {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	v.Seen = s.seen()
+	v.Seen = s.describe()
 	c := s.c
 	end := s.code == 0 && c.end == byPeer || slices.Contains(c.codes, s.code)
 	if len(c.codes) == 0 {
@@ -270,8 +270,8 @@ func (s *session) verdict(v Verdict) Verdict {
 	return v
 }
 
-// seen describes the received events. Long runs of messages are only counted.
-func (s *session) seen() string {
+// describe formats the received events. Long runs of messages are only counted.
+func (s *session) describe() string {
 	words := make([]string, 0, 4)
 	for i, e := range s.came {
 		if i == 12 {

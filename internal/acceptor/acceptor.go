@@ -64,7 +64,7 @@ func (l *Listener) Try(ctx context.Context) error {
 	l.accepted = accepted
 	l.mu.Unlock()
 	l.tries.Add(1)
-	defer l.end()
+	defer l.clearTry()
 	c, err := l.dial(ctx)
 	if err == nil {
 		defer socket.Reset(c)
@@ -87,7 +87,7 @@ func (l *Listener) dial(ctx context.Context) (net.Conn, error) {
 	switch at := l.Addr().(type) {
 	case *net.UnixAddr:
 		from := &net.UnixAddr{Net: "unix", Name: "@boxgate-" + rand.Text()} // an abstract name, in no directory
-		l.expect(from.Name)
+		l.setTry(from.Name)
 		return (&net.Dialer{LocalAddr: from}).DialContext(ctx, "unix", at.Name)
 	case *net.TCPAddr:
 		to := reachable(at.AddrPort()) // with its zone, if any
@@ -117,14 +117,14 @@ func (l *Listener) bind(c syscall.RawConn, to netip.Addr) (err error) {
 		}
 		var from unix.Sockaddr
 		if from, err = unix.Getsockname(int(fd)); err == nil {
-			l.expect(addrPort(from).String())
+			l.setTry(addrPort(from).String())
 		}
 	})
 	return errors.Join(ctlErr, err)
 }
 
-// expect sets the source address of the try's connection.
-func (l *Listener) expect(from string) {
+// setTry sets the source address of the try's connection.
+func (l *Listener) setTry(from string) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.from = from
@@ -146,10 +146,10 @@ func (l *Listener) isTry(c net.Conn) bool {
 	return true
 }
 
-// end ends the try. If Accept later receives the connection of a failed try, it returns it like a stranger's; the
+// clearTry ends the try. If Accept later receives the connection of a failed try, it returns it like a stranger's; the
 // connection was reset.
-func (l *Listener) end() {
-	l.expect("")
+func (l *Listener) clearTry() {
+	l.setTry("")
 	l.tries.Add(-1)
 }
 

@@ -104,19 +104,19 @@ func (b *Budget) AccountOf(name string, limit func(all int64) int64) *Account {
 // Forget removes the account of a name. Its memory counts until it is released.
 func (b *Budget) Forget(name string) { b.accounts.Delete(name) }
 
-// room reports whether an account that uses mine bytes may acquire n more when all accounts use held. While a quarter
+// fits reports whether an account that uses mine bytes may acquire n more when all accounts use held. While a quarter
 // of the budget stays free, any account may. The last quarter is for accounts that use little compared to the free
 // memory.
-func (b *Budget) room(mine, held, n int64) bool {
+func (b *Budget) fits(mine, held, n int64) bool {
 	left := b.total - held - n
 	return left >= b.total/4 || left >= 0 && (mine+n)*scarce <= left
 }
 
-// take adds n to the total in use if an account that uses mine may have it.
-func (b *Budget) take(mine, n int64) bool {
+// acquire adds n to the total in use if an account that uses mine may have it.
+func (b *Budget) acquire(mine, n int64) bool {
 	for {
 		held := b.held.Load()
-		if !b.room(mine, held, n) {
+		if !b.fits(mine, held, n) {
 			return false
 		}
 		if b.held.CompareAndSwap(held, held+n) {
@@ -146,7 +146,7 @@ func (a *Account) Acquire(k Kind, n int) bool {
 	if !ok {
 		return false
 	}
-	if !a.budget.take(mine, more) {
+	if !a.budget.acquire(mine, more) {
 		a.held.Add(-more)
 		return false
 	}

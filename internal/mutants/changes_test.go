@@ -50,7 +50,7 @@ func TestBaseChoosesWhatChanged(t *testing.T) {
 			if err := os.WriteFile(path, append(old, c.text...), 0o600); err != nil {
 				t.Fatal(err)
 			}
-			status, out := try(t, "-C", root, "-base", "HEAD", "-list")
+			status, out := runCommand(t, "-C", root, "-base", "HEAD", "-list")
 			if got := strings.Count(out, "    promise "); status != 0 || got != c.want {
 				t.Errorf("status %d, %d mutants, want %d:\n%s", status, got, c.want, out)
 			}
@@ -59,10 +59,10 @@ func TestBaseChoosesWhatChanged(t *testing.T) {
 }
 
 func TestBaseOfNoRevision(t *testing.T) {
-	if status, out := try(t, "-C", repository(t), "-base", "none", "-list"); status != 2 || !strings.Contains(out, "git diff") {
+	if status, out := runCommand(t, "-C", repository(t), "-base", "none", "-list"); status != 2 || !strings.Contains(out, "git diff") {
 		t.Errorf("status %d: %s", status, out)
 	}
-	if status, out := try(t, "-C", repository(t), "-base", "HEAD"); status != 0 || !strings.Contains(out, "0 mutants") {
+	if status, out := runCommand(t, "-C", repository(t), "-base", "HEAD"); status != 0 || !strings.Contains(out, "0 mutants") {
 		t.Errorf("status %d: %s", status, out)
 	}
 }

@@ -23,7 +23,7 @@ import (
 // depend on the gateway's hash.
 type sourceHashes map[string]string
 
-func (s sourceHashes) of(t mutation.Test) string {
+func (s sourceHashes) hashOf(t mutation.Test) string {
 	if endsToEnd(t) {
 		return s[t.Package] + s[gatewayPackage]
 	}

@@ -44,7 +44,7 @@ var (
 	runLine  = regexp.MustCompile(`(?m)^=== RUN   ([^\s/]+)$`)
 )
 
-func judge(t mutation.Test, output []byte, failed error) result {
+func resultOf(t mutation.Test, output []byte, failed error) result {
 	r := result{output: output, waited: waitedFor(output)}
 	var exit *exec.ExitError
 	switch {

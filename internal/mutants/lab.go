@@ -44,8 +44,8 @@ type failure struct {
 	output string
 }
 
-// try removes one protection and runs its tests.
-func (l *lab) try(ctx context.Context, m mutation.Mutant) (o outcome) {
+// runMutant removes one protection and runs its tests.
+func (l *lab) runMutant(ctx context.Context, m mutation.Mutant) (o outcome) {
 	o.mutant = m
 	baseline, err := l.checkBaseline(ctx, m)
 	if err != nil {
@@ -119,7 +119,7 @@ func (l *lab) passes(ctx context.Context, t mutation.Test) func() (time.Duration
 	log := filepath.Join(l.dir, fmt.Sprintf("baseline-%d.log", len(l.checked)))
 	l.checked[t] = sync.OnceValues(func() (time.Duration, error) {
 		key := l.ledger.ofTest(t)
-		if took, ok := l.ledger.get(key); ok {
+		if took, ok := l.ledger.lookup(key); ok {
 			return took, nil
 		}
 		build, err := l.builder.original(ctx, t)
@@ -133,7 +133,7 @@ func (l *lab) passes(ctx context.Context, t mutation.Test) func() (time.Duration
 			r.err = fmt.Errorf("%s fails without a mutation as well:\n%s", t, tail(r.output))
 		}
 		if r.err == nil {
-			r.err = l.ledger.put(key, t.String(), took)
+			r.err = l.ledger.record(key, t.String(), took)
 		}
 		return took, r.err
 	})
@@ -167,7 +167,7 @@ func (l *lab) runTest(ctx context.Context, t mutation.Test, b build, log string,
 	if err != nil {
 		return result{err: err}
 	}
-	if r := judge(t, output, failed); !bytes.Contains(output, hung) && ctx.Err() == nil {
+	if r := resultOf(t, output, failed); !bytes.Contains(output, hung) && ctx.Err() == nil {
 		return r
 	}
 	said, _, _ := bytes.Cut(output, hung) // the rest is the stacks of all goroutines

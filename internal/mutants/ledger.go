@@ -63,15 +63,15 @@ func (l *ledger) close() error {
 	return l.file.Close()
 }
 
-// get returns the time recorded for a key.
-func (l *ledger) get(key string) (took time.Duration, ok bool) {
+// lookup returns the time recorded for a key.
+func (l *ledger) lookup(key string) (took time.Duration, ok bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	took, ok = l.known[key]
 	return took, ok
 }
 
-func (l *ledger) put(key, what string, took time.Duration) error {
+func (l *ledger) record(key, what string, took time.Duration) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.file == nil {
@@ -87,7 +87,7 @@ func (l *ledger) ofTest(t mutation.Test) string {
 	if l.sources == nil {
 		return ""
 	}
-	return hash("test", t.String(), l.sources.of(t))
+	return hash("test", t.String(), l.sources.hashOf(t))
 }
 
 // ofMutant returns the key of a mutant. The key does not depend on its name and promises.

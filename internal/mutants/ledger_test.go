@@ -12,7 +12,7 @@ func TestLedgerGoesOnWhereARunStopped(t *testing.T) {
 	ledger := filepath.Join(t.TempDir(), "ledger.tsv")
 	run := func(want ...string) {
 		t.Helper()
-		status, out := try(t, "-C", root, "-ledger", ledger, "-run", "^(killed|gate/children|survives)$")
+		status, out := runCommand(t, "-C", root, "-ledger", ledger, "-run", "^(killed|gate/children|survives)$")
 		if status != 1 {
 			t.Errorf("status %d, want 1", status)
 		}
@@ -39,7 +39,7 @@ func TestLedgerGoesOnWhereARunStopped(t *testing.T) {
 		t.Fatal(err)
 	}
 	run("2 of these were killed by an earlier run")
-	if status, out := try(t, "-C", root, "-ledger", ledger, "-fresh", "-run", "^killed$"); status != 0 || strings.Contains(out, "earlier run") {
+	if status, out := runCommand(t, "-C", root, "-ledger", ledger, "-fresh", "-run", "^killed$"); status != 0 || strings.Contains(out, "earlier run") {
 		t.Errorf("status %d: %s", status, out)
 	}
 }

@@ -113,7 +113,7 @@ func experiment(ctx context.Context, o options, dir string, mutants []mutation.M
 	}
 	defer led.close()
 	todo := slices.DeleteFunc(slices.Clone(mutants), func(m mutation.Mutant) bool {
-		took, killed := led.get(led.ofMutant(m))
+		took, killed := led.lookup(led.ofMutant(m))
 		if killed {
 			s.addBefore(m, took)
 		}
@@ -140,10 +140,10 @@ func experiment(ctx context.Context, o options, dir string, mutants []mutation.M
 			if ctx.Err() != nil {
 				return nil //nolint:nilerr // interrupted, which the summary reports
 			}
-			o := l.try(context.WithoutCancel(ctx), m) // a killed test would leave processes and namespaces behind
+			o := l.runMutant(context.WithoutCancel(ctx), m) // a killed test would leave processes and namespaces behind
 			s.add(o)
 			if o.survived == nil && o.broken == nil {
-				return led.put(led.ofMutant(m), m.Name, o.took)
+				return led.record(led.ofMutant(m), m.Name, o.took)
 			}
 			return nil
 		})

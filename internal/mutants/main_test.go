@@ -5,8 +5,8 @@ import (
 	"testing"
 )
 
-// try runs the command on the toy module and returns its status and its output.
-func try(t *testing.T, args ...string) (status int, out string) {
+// runCommand runs the command on the toy module and returns its status and its output.
+func runCommand(t *testing.T, args ...string) (status int, out string) {
 	t.Helper()
 	var stdout, stderr strings.Builder
 	status = run(t.Context(), append([]string{"-C", "testdata/toy"}, args...), &stdout, &stderr)
@@ -23,7 +23,7 @@ func wantAll(t *testing.T, out string, wants ...string) {
 }
 
 func TestKilledMutant(t *testing.T) {
-	status, out := try(t, "-run", "^killed$")
+	status, out := runCommand(t, "-run", "^killed$")
 	if status != 0 {
 		t.Errorf("status %d", status)
 	}
@@ -31,7 +31,7 @@ func TestKilledMutant(t *testing.T) {
 }
 
 func TestKilledMutantOfADeclaration(t *testing.T) {
-	status, out := try(t, "-run", "^gate/children$")
+	status, out := runCommand(t, "-run", "^gate/children$")
 	if status != 0 {
 		t.Errorf("status %d", status)
 	}
@@ -39,7 +39,7 @@ func TestKilledMutantOfADeclaration(t *testing.T) {
 }
 
 func TestSurvivingMutant(t *testing.T) {
-	status, out := try(t, "-run", "killed|survives")
+	status, out := runCommand(t, "-run", "killed|survives")
 	if status != 1 {
 		t.Errorf("status %d, want 1", status)
 	}
@@ -56,7 +56,7 @@ func TestBrokenMutants(t *testing.T) {
 		"broken-red":     "fails without a mutation as well",
 	} {
 		t.Run(name, func(t *testing.T) {
-			status, out := try(t, "-run", "^"+name+"$")
+			status, out := runCommand(t, "-run", "^"+name+"$")
 			if status != 1 {
 				t.Errorf("status %d, want 1", status)
 			}
@@ -66,7 +66,7 @@ func TestBrokenMutants(t *testing.T) {
 }
 
 func TestHangingTestIsBroken(t *testing.T) {
-	status, out := try(t, "-run", "^broken-hang$", "-timeout", "1s")
+	status, out := runCommand(t, "-run", "^broken-hang$", "-timeout", "1s")
 	if status != 1 {
 		t.Errorf("status %d, want 1\n%s", status, out)
 	}
@@ -74,7 +74,7 @@ func TestHangingTestIsBroken(t *testing.T) {
 }
 
 func TestListRunsNothing(t *testing.T) {
-	status, out := try(t, "-list")
+	status, out := runCommand(t, "-list")
 	if status != 0 {
 		t.Errorf("status %d", status)
 	}
@@ -83,7 +83,7 @@ func TestListRunsNothing(t *testing.T) {
 
 func TestMistakesOfTheCommand(t *testing.T) {
 	for _, args := range [][]string{{"-run", "nothing"}, {"-run", "("}, {"extra"}, {"-C", "testdata/none"}, {"-nosuch"}} {
-		if status, out := try(t, args...); status != 2 || out == "" {
+		if status, out := runCommand(t, args...); status != 2 || out == "" {
 			t.Errorf("%q: status %d, want 2, and a word about it: %q", args, status, out)
 		}
 	}

@@ -93,8 +93,8 @@ func steady(line string) string {
 	return line
 }
 
-// shown trims a step to the height of the picture. Its last lines stay because they contain the result.
-func (f frame) shown() []string {
+// visibleLines trims a step to the height of the picture. Its last lines stay because they contain the result.
+func (f frame) visibleLines() []string {
 	lines := make([]string, 0, len(f.lines))
 	for _, line := range f.lines {
 		if text := []rune(line); len(text) > columns {
@@ -133,7 +133,7 @@ func draw(frames []frame) string {
 	for i, f := range frames {
 		fmt.Fprintf(&b, "  <g class=\"frame\" style=\"animation-delay: %ds\">\n", i*seconds)
 		fmt.Fprintf(&b, "    <text class=\"title\" x=\"%d\" y=\"%d\">%d of %d  %s</text>\n", left, top, i+1, len(frames), html.EscapeString(f.title))
-		for n, line := range f.shown() {
+		for n, line := range f.visibleLines() {
 			fmt.Fprintf(&b, "    <text class=\"%s\" x=\"%d\" y=\"%d\">%s</text>\n", classOf(n, line), left, top+(n+1)*lineHeight+4, html.EscapeString(line))
 		}
 		b.WriteString("  </g>\n")

@@ -179,7 +179,7 @@ func (b binary) addControl(root string) error {
 	if err := write(root, "DEBIAN/control", []byte(text), 0o644); err != nil {
 		return err
 	}
-	return settle(root, b.date)
+	return normalizeTree(root, b.date)
 }
 
 // kibibytes returns the size of all files below root as Debian counts it.
@@ -197,9 +197,9 @@ func kibibytes(root string) (n int64, err error) {
 	return n, err
 }
 
-// settle sets the modification time of everything below root to the commit's, and the mode of directories independent
+// normalizeTree sets the modification time of everything below root to the commit's, and the mode of directories independent
 // of the umask.
-func settle(root string, date time.Time) error {
+func normalizeTree(root string, date time.Time) error {
 	return filepath.WalkDir(root, func(path string, d fs.DirEntry, err error) error {
 		if err == nil && d.IsDir() {
 			err = os.Chmod(path, 0o755)

@@ -481,7 +481,7 @@ func TestNoAccountsBelowAConnection(t *testing.T) {
 	}
 }
 
-// promoteNetConn finds the structs of a declaration that have NetConn through an embedded connection.
+// promoteNetConn returns the structs of a declaration that have NetConn through an embedded connection.
 func promoteNetConn(d ast.Decl) map[string]bool {
 	found := map[string]bool{}
 	ast.Inspect(d, func(n ast.Node) bool {

@@ -42,8 +42,8 @@ const (
 // although their clients consider them open and may have sent a request.
 type Queue struct {
 	net.Listener
-	draining       atomic.Bool
-	taken, faulted int // used by Accept only
+	draining         atomic.Bool
+	accepted, faults int // used by Accept only
 }
 
 // NewQueue returns a Queue for ln. Only a [net.TCPListener] or a [net.UnixListener] can be drained.
@@ -57,15 +57,15 @@ func (q *Queue) Accept() (net.Conn, error) {
 			return c, err
 		}
 	}
-	for q.taken < drainMost && q.faulted < drainFaults && q.anyWaits() {
-		q.limit(time.Now().Add(drainTime))
+	for q.accepted < drainMost && q.faults < drainFaults && q.anyWaits() {
+		q.setDeadline(time.Now().Add(drainTime))
 		c, err := q.Listener.Accept()
 		switch {
 		case err == nil:
-			q.taken++
+			q.accepted++
 			return c, nil
 		case !errors.Is(err, os.ErrDeadlineExceeded): // on a busy machine the connection is still queued
-			q.faulted++
+			q.faults++
 			return nil, err
 		}
 	}
@@ -76,10 +76,10 @@ func (q *Queue) Accept() (net.Conn, error) {
 // Drain implements [Drainer].
 func (q *Queue) Drain() {
 	q.draining.Store(true)
-	q.limit(time.Unix(1, 0)) // interrupts a pending Accept
+	q.setDeadline(time.Unix(1, 0)) // interrupts a pending Accept
 }
 
-func (q *Queue) limit(until time.Time) {
+func (q *Queue) setDeadline(until time.Time) {
 	if l, ok := q.Listener.(interface{ SetDeadline(time.Time) error }); ok {
 		_ = l.SetDeadline(until)
 	}

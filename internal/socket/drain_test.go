@@ -165,7 +165,7 @@ func TestDrainEnds(t *testing.T) {
 	}
 	q := NewQueue(ln)
 	defer q.Close()
-	q.taken = drainMost - 3
+	q.accepted = drainMost - 3
 	q.Drain()
 	for n := 0; ; n++ {
 		if c, err := net.Dial("tcp", ln.Addr().String()); err == nil {

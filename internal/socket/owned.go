@@ -50,7 +50,7 @@ type Owned struct {
 
 	handlers *Handlers
 	count    *atomic.Int64
-	taken    atomic.Bool // a goroutine is in Run, or the connection has ended
+	owned    atomic.Bool // a goroutine is in Run, or the connection has ended
 	next     func()      // see Pass; used by that goroutine only
 }
 
@@ -58,11 +58,11 @@ type Owned struct {
 // otherwise. It returns false without calling work if another goroutine is the owner or the connection has ended. Safe
 // for concurrent use.
 func (o *Owned) Run(work func()) (taken bool) {
-	if !o.taken.CompareAndSwap(false, true) {
+	if !o.owned.CompareAndSwap(false, true) {
 		return false
 	}
 	taken = true // also if work panics
-	defer func() { o.leave(recover()) }()
+	defer func() { o.releaseOwnership(recover()) }()
 	work()
 	return taken
 }
@@ -81,12 +81,12 @@ func (o *Owned) Go(work func()) {
 	o.Pass(func() { go o.Run(work) })
 }
 
-// leave passes the connection on, or ends it.
-func (o *Owned) leave(panicked any) {
+// releaseOwnership passes the connection on, or ends it.
+func (o *Owned) releaseOwnership(panicked any) {
 	next := o.next
 	o.next = nil
 	if panicked != nil || next == nil {
-		o.end(panicked)
+		o.endConnection(panicked)
 		return
 	}
 	defer func() {
@@ -94,11 +94,11 @@ func (o *Owned) leave(panicked any) {
 			panic(v) // the new owner continues
 		}
 	}()
-	o.taken.Store(false)
+	o.owned.Store(false)
 	next()
 }
 
-func (o *Owned) end(panicked any) {
+func (o *Owned) endConnection(panicked any) {
 	defer o.handlers.running.Done()
 	if o.count != nil {
 		defer o.count.Add(-1)

@@ -22,8 +22,8 @@ func (e *endings) end(panicked any) {
 	}
 }
 
-// own returns the ownership of a connection, its endings and its count.
-func own(t *testing.T, h *socket.Handlers) (*socket.Owned, *endings, *atomic.Int64) {
+// newOwned returns the ownership of a connection, its endings and its count.
+func newOwned(t *testing.T, h *socket.Handlers) (*socket.Owned, *endings, *atomic.Int64) {
 	t.Helper()
 	e, count := &endings{}, &atomic.Int64{}
 	o := h.Own(count)
@@ -48,7 +48,7 @@ func ended(t *testing.T, h *socket.Handlers, e *endings, count *atomic.Int64) {
 
 func TestConnectionEndsWithItsLastOwner(t *testing.T) {
 	var h socket.Handlers
-	o, e, count := own(t, &h)
+	o, e, count := newOwned(t, &h)
 	open := func() {
 		if e.ended.Load() > 0 || count.Load() != 1 {
 			t.Error("it has ended before its last owner has")
@@ -84,14 +84,14 @@ func TestPanicEndsAConnectionOnce(t *testing.T) {
 		"in the next owner": func(o *socket.Owned) { o.Go(func() { panic("here") }) },
 	} {
 		var h socket.Handlers
-		o, e, count := own(t, &h)
+		o, e, count := newOwned(t, &h)
 		o.Run(func() { work(o) })
 		if ended(t, &h, e, count); e.panicked.Load() != "here" {
 			t.Errorf("%s: it ended with %v", what, e.panicked.Load())
 		}
 	}
 	var h socket.Handlers
-	o, e, count := own(t, &h)
+	o, e, count := newOwned(t, &h)
 	o.Run(func() { o.Go(func() {}); o.Go(func() {}) })
 	if ended(t, &h, e, count); e.panicked.Load() == nil {
 		t.Error("it was passed on twice")
@@ -103,7 +103,7 @@ func TestPanicEndsAConnectionOnce(t *testing.T) {
 func TestOneOfManyOwners(t *testing.T) {
 	const many, rounds = 8, 1000
 	var h socket.Handlers
-	o, e, count := own(t, &h)
+	o, e, count := newOwned(t, &h)
 	worked := 0 // by owners, one at a time
 	var all sync.WaitGroup
 	for range many {

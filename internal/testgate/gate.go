@@ -27,13 +27,13 @@ type gate struct {
 	log     io.Writer
 	out     io.Writer
 
-	record  record
-	live    *packageRecord   // verbose: the package whose output is printed immediately
-	waiting []*packageRecord // verbose: packages whose output is buffered until live has ended
-	kept    map[*packageRecord][]string
-	held    []testID // failed tests that may be repeated, not yet printed
-	failed  map[testID]bool
-	second  []secondTry // passed when repeated
+	record     record
+	live       *packageRecord   // verbose: the package whose output is printed immediately
+	buffered   []*packageRecord // verbose: packages whose output is buffered until live has ended
+	kept       map[*packageRecord][]string
+	repeatable []testID // failed tests that may be repeated, not yet printed
+	failed     map[testID]bool
+	second     []secondTry // passed when repeated
 }
 
 // secondTry is a test that failed and passed when repeated, with its first failure.
@@ -90,8 +90,8 @@ func (g *gate) follow(p *packageRecord, e event) {
 	if g.live == nil {
 		g.live = p
 	}
-	if p != g.live && !slices.Contains(g.waiting, p) {
-		g.waiting = append(g.waiting, p)
+	if p != g.live && !slices.Contains(g.buffered, p) {
+		g.buffered = append(g.buffered, p)
 	}
 	if e.Output == "" || e.Test == "" && isClosing(e.Output) {
 		return
@@ -109,7 +109,7 @@ func (g *gate) packageEnded(p *packageRecord) {
 		return
 	}
 	if p.action == "fail" {
-		g.judge(p)
+		g.sortFailures(p)
 	} else if line, ok := p.closing(); ok {
 		g.print(line)
 	}
@@ -117,8 +117,8 @@ func (g *gate) packageEnded(p *packageRecord) {
 		return
 	}
 	g.live = nil
-	for len(g.waiting) > 0 && g.live == nil {
-		g.live, g.waiting = g.waiting[0], g.waiting[1:]
+	for len(g.buffered) > 0 && g.live == nil {
+		g.live, g.buffered = g.buffered[0], g.buffered[1:]
 		g.print(strings.Join(g.kept[g.live], ""))
 		delete(g.kept, g.live)
 		if g.live.action != "" {
@@ -128,8 +128,8 @@ func (g *gate) packageEnded(p *packageRecord) {
 	}
 }
 
-// judge keeps the failures of a package that may be repeated, and prints the others.
-func (g *gate) judge(p *packageRecord) {
+// sortFailures keeps the failures of a package that may be repeated, and prints the others.
+func (g *gate) sortFailures(p *packageRecord) {
 	failed := p.failed()
 	if !p.orderly() || len(failed) == 0 {
 		for _, id := range failed {
@@ -145,7 +145,7 @@ func (g *gate) judge(p *packageRecord) {
 			g.printf("%v is not repeated: %s\n", id, why)
 			continue
 		}
-		g.held = append(g.held, id)
+		g.repeatable = append(g.repeatable, id)
 		g.printf("%v failed, and is repeated at the end\n", id)
 	}
 }
@@ -167,14 +167,14 @@ func (g *gate) neverRepeat(p *packageRecord, id testID) string {
 // repeat runs each held test again, alone, unless there are too many.
 func (g *gate) repeat(ctx context.Context) error {
 	if len(g.failed) > maxRepeats {
-		if len(g.held) > 0 {
+		if len(g.repeatable) > 0 {
 			g.printf("%d tests failed: none is repeated\n", len(g.failed))
 		}
 		g.showHeld()
 		return nil
 	}
-	for len(g.held) > 0 {
-		id := g.held[0]
+	for len(g.repeatable) > 0 {
+		id := g.repeatable[0]
 		g.printf("repeating %v\n", id)
 		var again record
 		_, err := g.goTest(ctx, g.args.only(id), func(e event, line []byte) {
@@ -201,7 +201,7 @@ func (g *gate) repeat(ctx context.Context) error {
 				g.print(p.everything(false))
 			}
 		}
-		g.held = g.held[1:]
+		g.repeatable = g.repeatable[1:]
 	}
 	return nil
 }
@@ -214,10 +214,10 @@ func (g *gate) show(id testID) {
 }
 
 func (g *gate) showHeld() {
-	for _, id := range g.held {
+	for _, id := range g.repeatable {
 		g.show(id)
 	}
-	g.held = nil
+	g.repeatable = nil
 }
 
 // finish prints the end of the run and reports whether it passed.

@@ -78,7 +78,7 @@ func connect(gateway, internet *NS) error {
 	}
 	err = errors.Join(defaultRoute(gw, linkGateway, internetV4), defaultRoute(gw, linkGateway, internetV6))
 	for _, p := range hosted {
-		err = errors.Join(err, own(inet, p))
+		err = errors.Join(err, addLocalPrefix(inet, p))
 	}
 	return err
 }
@@ -201,8 +201,8 @@ func defaultRoute(h *netlink.Handle, name string, via netip.Addr) error {
 	return nil
 }
 
-// own makes every address of a prefix a local address of the namespace.
-func own(h *netlink.Handle, p netip.Prefix) error {
+// addLocalPrefix makes every address of a prefix a local address of the namespace.
+func addLocalPrefix(h *netlink.Handle, p netip.Prefix) error {
 	lo, err := h.LinkByName("lo")
 	if err != nil {
 		return err
@@ -229,7 +229,7 @@ func host(internet *NS, a netip.Addr) error {
 		return err
 	}
 	defer h.Close()
-	return own(h, netip.PrefixFrom(a, a.BitLen()))
+	return addLocalPrefix(h, netip.PrefixFrom(a, a.BitLen()))
 }
 
 func hostNet(a netip.Addr) *net.IPNet {

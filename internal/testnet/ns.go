@@ -69,14 +69,14 @@ func onThread(f func() error) error {
 // f opens stay in it wherever they are used.
 func (ns *NS) Do(f func() error) error {
 	return onThread(func() error {
-		if err := ns.enter(); err != nil {
+		if err := ns.setns(); err != nil {
 			return err
 		}
 		return f()
 	})
 }
 
-func (ns *NS) enter() error {
+func (ns *NS) setns() error {
 	ns.mu.RLock()
 	defer ns.mu.RUnlock()
 	if ns.fd < 0 {

@@ -58,7 +58,7 @@ func (n *servers) serveHandler(at netip.AddrPort, secure bool, handler http.Hand
 	}
 	s.Protocols.SetHTTP1(true)
 	s.Protocols.SetHTTP2(slices.Contains(config.NextProtos, http2.NextProtoTLS))
-	n.closeLater(s)
+	n.addCloser(s)
 	ln = recorded{ln, n.records, n.conns}
 	n.running.Go(func() {
 		if secure {
@@ -82,7 +82,7 @@ func (n *servers) ServeConns(host string, port uint16, handle func(net.Conn), pr
 		if err != nil {
 			return err
 		}
-		n.closeLater(bare)
+		n.addCloser(bare)
 		var ln net.Listener = recorded{bare, n.records, n.conns}
 		if len(protocols) > 0 {
 			ln = tls.NewListener(ln, &tls.Config{GetCertificate: n.chooseCertificate, NextProtos: protocols})
@@ -112,8 +112,8 @@ func (n *servers) ResetConns(host string) {
 	n.conns.reset(func(c *recordedConn) bool { return addrs[addrPort(c.LocalAddr()).Addr()] })
 }
 
-// closeLater registers c to be closed by Close.
-func (n *servers) closeLater(c interface{ Close() error }) {
+// addCloser registers c to be closed by Close.
+func (n *servers) addCloser(c interface{ Close() error }) {
 	n.closersMu.Lock()
 	defer n.closersMu.Unlock()
 	n.changed = true

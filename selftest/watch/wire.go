@@ -41,7 +41,7 @@ type Wire struct {
 	box    int    // index of the box's interface
 	prefix []byte // of every token
 	file   *os.File
-	raw    syscall.RawConn
+	conn   syscall.RawConn
 	ended  chan struct{}
 
 	mu        sync.Mutex
@@ -69,7 +69,7 @@ func OpenWire(box int, prefix []byte, watched []netip.Addr) (*Wire, error) {
 		unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_RCVBUFFORCE, 32<<20),
 		unix.Bind(fd, &unix.SockaddrLinklayer{Protocol: protocol}))
 	if err == nil {
-		w.raw, err = w.file.SyscallConn()
+		w.conn, err = w.file.SyscallConn()
 	}
 	if err != nil {
 		return nil, errors.Join(fmt.Errorf("watching the host's interfaces: %w", err), w.file.Close())
@@ -81,7 +81,7 @@ func OpenWire(box int, prefix []byte, watched []netip.Addr) (*Wire, error) {
 // Close stops watching. It returns the packets seen, and the number that the kernel dropped because too many came.
 func (w *Wire) Close() (seen []Sighting, missed int, err error) {
 	var stats *unix.TpacketStats
-	ctlErr := w.raw.Control(func(fd uintptr) {
+	ctlErr := w.conn.Control(func(fd uintptr) {
 		stats, err = unix.GetsockoptTpacketStats(int(fd), unix.SOL_PACKET, unix.PACKET_STATISTICS)
 	})
 	err = errors.Join(err, ctlErr, w.file.Close())
@@ -99,7 +99,7 @@ func (w *Wire) read() {
 		var n int
 		var from unix.Sockaddr
 		var readErr error
-		err := w.raw.Read(func(fd uintptr) bool {
+		err := w.conn.Read(func(fd uintptr) bool {
 			n, from, readErr = unix.Recvfrom(int(fd), buf, 0)
 			return !errors.Is(readErr, unix.EAGAIN)
 		})
@@ -107,13 +107,13 @@ func (w *Wire) read() {
 			return
 		}
 		if ll, ok := from.(*unix.SockaddrLinklayer); ok && readErr == nil {
-			w.look(ll, buf[:n])
+			w.inspect(ll, buf[:n])
 		}
 	}
 }
 
-// look records a packet if it belongs to a probe. On the box's own interface only packets from the box are recorded.
-func (w *Wire) look(ll *unix.SockaddrLinklayer, b []byte) {
+// inspect records a packet if it belongs to a probe. On the box's own interface only packets from the box are recorded.
+func (w *Wire) inspect(ll *unix.SockaddrLinklayer, b []byte) {
 	p, ok := packet.Read(b)
 	if !ok {
 		return

@@ -32,16 +32,16 @@ func TestWireKnowsTheProbes(t *testing.T) {
 		return &unix.SockaddrLinklayer{Ifindex: index, Pkttype: kind}
 	}
 	for _, b := range [][]byte{datagram(target, "bgst00c0ffee0007"), request(packet.SYN)} {
-		w.look(at(own, unix.PACKET_HOST), b)
+		w.inspect(at(own, unix.PACKET_HOST), b)
 	}
-	w.look(at(uplink, unix.PACKET_OUTGOING), datagram(target, "nothing of ours"))
-	w.look(at(uplink, unix.PACKET_OUTGOING), request(packet.SYN|packet.ACK))
+	w.inspect(at(uplink, unix.PACKET_OUTGOING), datagram(target, "nothing of ours"))
+	w.inspect(at(uplink, unix.PACKET_OUTGOING), request(packet.SYN|packet.ACK))
 	if len(w.sightings) != 0 {
 		t.Fatalf("seen where nothing was: %+v", w.sightings)
 	}
-	w.look(at(uplink, unix.PACKET_OUTGOING), datagram(target, "x BGST00c0ffee0007 y"))
-	w.look(at(uplink, unix.PACKET_OUTGOING), request(packet.SYN))
-	w.look(at(uplink, unix.PACKET_HOST), packet.IP(box6, stranger6, unix.IPPROTO_ESP, []byte("x")))
+	w.inspect(at(uplink, unix.PACKET_OUTGOING), datagram(target, "x BGST00c0ffee0007 y"))
+	w.inspect(at(uplink, unix.PACKET_OUTGOING), request(packet.SYN))
+	w.inspect(at(uplink, unix.PACKET_HOST), packet.IP(box6, stranger6, unix.IPPROTO_ESP, []byte("x")))
 	if len(w.sightings) != 3 || w.sightings[0].Task != 7 || w.sightings[1].First != target || w.sightings[2].To.Addr() != stranger6 {
 		t.Errorf("seen: %+v", w.sightings)
 	}

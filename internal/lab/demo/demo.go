@@ -73,9 +73,9 @@ func Run(ctx context.Context, out io.Writer, o Options) error {
 	}
 	d := &tour{out: newPulse(out), program: o.Gateway, imageDir: o.ImageDir, secret: "sk-demo-" + strings.ToLower(rand.Text())}
 	defer d.out.stop()
-	d.say("boxgate: a gateway, an internet of its own and one box, all in network namespaces made for this run.")
+	d.narrate("boxgate: a gateway, an internet of its own and one box, all in network namespaces made for this run.")
 	if err := lab.RemoveStaleLabs(); err != nil {
-		d.say(fmt.Sprintf("What an interrupted demo left could not all be removed: %v", err))
+		d.narrate(fmt.Sprintf("What an interrupted demo left could not all be removed: %v", err))
 	}
 	for _, s := range demoSteps() {
 		if err := d.run(ctx, s); err != nil {
@@ -83,7 +83,7 @@ func Run(ctx context.Context, out io.Writer, o Options) error {
 		}
 	}
 	if o.Keep != nil && len(d.done) == len(demoSteps()) {
-		d.keep(ctx, o.Keep)
+		d.keepOpen(ctx, o.Keep)
 	}
 	_ = d.run(context.WithoutCancel(ctx), step{ // reported by the summary
 		title: lastStep, about: "Everything is removed; then we look for what might have stayed.",
@@ -95,11 +95,11 @@ func Run(ctx context.Context, out io.Writer, o Options) error {
 // run runs one step and records its outcome.
 func (d *tour) run(ctx context.Context, s step) error {
 	fmt.Fprintf(d.out, "\n\033[1m%d of %d  %s\033[0m  (%.1f s)\n", len(d.done)+1, len(demoSteps())+1, s.title, d.out.elapsed().Seconds())
-	d.say(s.about)
+	d.narrate(s.about)
 	start := time.Now()
 	err := s.show(d, ctx)
 	if err != nil {
-		d.say(fmt.Sprintf("\033[31mThis did not happen: %v\033[0m", err))
+		d.narrate(fmt.Sprintf("\033[31mThis did not happen: %v\033[0m", err))
 	}
 	d.done = append(d.done, outcome{s.title, err, time.Since(start)})
 	return err
@@ -122,14 +122,14 @@ func (d *tour) summary() error {
 		return fmt.Errorf("the demo is not complete: %d step(s) failed, %d not reached", failed, missing)
 	}
 	fmt.Fprintf(d.out, "\n\033[1mWhat you saw, in %.1f s\033[0m\n", d.out.elapsed().Seconds())
-	for _, line := range d.seen() {
-		d.say("- " + line)
+	for _, line := range d.summaryLines() {
+		d.narrate("- " + line)
 	}
 	return nil
 }
 
-// seen summarises the shown promises in five lines.
-func (d *tour) seen() []string {
+// summaryLines summarises the shown promises in five lines.
+func (d *tour) summaryLines() []string {
 	return []string{
 		"A server got an API key from a box that has it nowhere: not in its environment, its memory or its files.",
 		"A host that is not on the list was refused by name, before any certificate; the metadata address although it was.",
@@ -139,8 +139,8 @@ func (d *tour) seen() []string {
 	}
 }
 
-// say prints narration, which is wrapped by hand in the sources.
-func (d *tour) say(text string) { fmt.Fprintf(d.out, "   %s\n", text) }
+// narrate prints narration, which is wrapped by hand in the sources.
+func (d *tour) narrate(text string) { fmt.Fprintf(d.out, "   %s\n", text) }
 
 // result is the output and the exit status of a command.
 type result struct {
@@ -192,7 +192,7 @@ func (d *tour) decision(ctx context.Context, parts ...string) error {
 	defer tick.Stop()
 	for {
 		if line := d.findDecision(parts); line != "" {
-			d.say("decision: " + line)
+			d.narrate("decision: " + line)
 			return nil
 		}
 		select {
@@ -269,6 +269,6 @@ func (d *tour) cleanUp(_ context.Context) error {
 	if len(left) > 0 {
 		return fmt.Errorf("left behind: %s", strings.Join(left, ", "))
 	}
-	d.say("No process, mount, namespace, rule or file of the demo is left.")
+	d.narrate("No process, mount, namespace, rule or file of the demo is left.")
 	return nil
 }

@@ -11,10 +11,10 @@ import (
 // tryLine is refused until the policy allows it. The server's certificate is from the demo's internet, hence -k.
 const tryLine = "gateway box exec demo -- curl -k -sS https://www.example.com/echo"
 
-// keep shows commands to try in the lab. It returns when a line or the end of in is read, or ctx ends.
-func (d *tour) keep(ctx context.Context, in io.Reader) {
+// keepOpen shows commands to try in the lab. It returns when a line or the end of in is read, or ctx ends.
+func (d *tour) keepOpen(ctx context.Context, in io.Reader) {
 	fmt.Fprintf(d.out, "\n\033[1mThe lab stays open\033[0m\n")
-	d.say("In another terminal, as root:")
+	d.narrate("In another terminal, as root:")
 	fmt.Fprintf(d.out, "\n     export BOXGATE_CONFIG=%s PATH=$PATH:%s\n", d.lab.Config, filepath.Dir(d.lab.Self))
 	for _, line := range []string{
 		"gateway status",
@@ -30,8 +30,8 @@ func (d *tour) keep(ctx context.Context, in io.Reader) {
 		fmt.Fprintf(d.out, "     %s\n", line)
 	}
 	fmt.Fprintln(d.out)
-	d.say("Press Enter here, or Ctrl-C, to remove everything.")
-	d.out.rest()
+	d.narrate("Press Enter here, or Ctrl-C, to remove everything.")
+	d.out.mute()
 	read := make(chan struct{})
 	go func() {
 		defer close(read)
@@ -41,5 +41,5 @@ func (d *tour) keep(ctx context.Context, in io.Reader) {
 	case <-ctx.Done():
 	case <-read:
 	}
-	d.out.wake()
+	d.out.unmute()
 }

@@ -23,7 +23,7 @@ type pulse struct {
 // newPulse returns a pulse that writes to a writer. End it with stop.
 func newPulse(to io.Writer) *pulse {
 	p := &pulse{to: to, start: time.Now()}
-	p.timer = time.AfterFunc(silence, p.beat)
+	p.timer = time.AfterFunc(silence, p.showElapsed)
 	return p
 }
 
@@ -40,7 +40,7 @@ func (p *pulse) Write(b []byte) (int, error) {
 	return p.to.Write(b)
 }
 
-func (p *pulse) beat() {
+func (p *pulse) showElapsed() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.stopped {
@@ -50,14 +50,14 @@ func (p *pulse) beat() {
 	p.timer.Reset(silence)
 }
 
-// rest stops the signs of life until wake.
-func (p *pulse) rest() {
+// mute stops the signs of life until wake.
+func (p *pulse) mute() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.stopped = true
 }
 
-func (p *pulse) wake() {
+func (p *pulse) unmute() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.stopped = false
@@ -65,4 +65,4 @@ func (p *pulse) wake() {
 }
 
 // stop ends the signs of life. Later writes still work.
-func (p *pulse) stop() { p.rest() }
+func (p *pulse) stop() { p.mute() }

@@ -18,9 +18,9 @@ func TestPulse(t *testing.T) {
 			t.Fatal(err)
 		}
 		time.Sleep(9 * time.Second)
-		p.rest()
+		p.mute()
 		time.Sleep(time.Minute)
-		p.wake()
+		p.unmute()
 		time.Sleep(5 * time.Second)
 		p.stop()
 		time.Sleep(time.Minute)

@@ -63,7 +63,7 @@ func (d *tour) startGateway(ctx context.Context) error {
 	if err := d.lab.Start(ctx); err != nil {
 		return err
 	}
-	d.say(fmt.Sprintf("ready after %d ms; admin API on %s", time.Since(start).Milliseconds(), d.lab.Socket))
+	d.narrate(fmt.Sprintf("ready after %d ms; admin API on %s", time.Since(start).Milliseconds(), d.lab.Socket))
 	return nil
 }
 
@@ -85,7 +85,7 @@ func (d *tour) ensureImage(ctx context.Context) error {
 		return err
 	}
 	for lines := bufio.NewScanner(out); lines.Scan(); {
-		d.say(lines.Text())
+		d.narrate(lines.Text())
 	}
 	if err := cmd.Wait(); err != nil {
 		return fmt.Errorf("the image of the box: %w: %s", err, strings.TrimSpace(stderr.String()))
@@ -128,7 +128,7 @@ func (d *tour) showInjection(ctx context.Context) error {
 	if len(seen) != 1 || seen[0].Header.Get("Authorization") != "Bearer "+d.secret {
 		return fmt.Errorf("the server's own record does not show the key (%d requests)", len(seen))
 	}
-	d.say("the server's own record: Authorization: " + seen[0].Header.Get("Authorization"))
+	d.narrate("the server's own record: Authorization: " + seen[0].Header.Get("Authorization"))
 	return d.decision(ctx, `"api.example.com"`, `"intercept"`, `"Authorization"`)
 }
 
@@ -140,7 +140,7 @@ func (d *tour) searchBox(ctx context.Context) error {
 	if got := strings.Fields(r.out); len(got) != 3 || strings.Join(got, "") != "000" {
 		return fmt.Errorf("the key was found in the box: %q", r.out)
 	}
-	d.say("environment 0, /proc 0, files 0 matches.")
+	d.narrate("environment 0, /proc 0, files 0 matches.")
 	return nil
 }
 
@@ -158,7 +158,7 @@ func (d *tour) showDenied(ctx context.Context) error {
 	if n := len(d.lab.Net.Received("evil.example.net", testnet.Any)); n != 0 {
 		return fmt.Errorf("the refused host received %d connections", n)
 	}
-	d.say("evil.example.net received nothing.")
+	d.narrate("evil.example.net received nothing.")
 	return d.decision(ctx, `"evil.example.net"`, `"conn"`, `"deny"`, `"not_allowed"`)
 }
 
@@ -173,7 +173,7 @@ func (d *tour) showMetadata(ctx context.Context) error {
 	if n := len(d.lab.Net.Received("169.254.169.254", testnet.Any)); n != 0 {
 		return fmt.Errorf("the metadata host received %d connections", n)
 	}
-	d.say("the metadata host received nothing.")
+	d.narrate("the metadata host received nothing.")
 	return d.decision(ctx, `169.254.169.254`, `"deny"`, `"protected_range"`)
 }
 
@@ -198,7 +198,7 @@ func (d *tour) showCut(ctx context.Context) error {
 	cmd := d.lab.Command(ctx, "box", "exec", "demo", "--", "sh", "-c", line)
 	var out lab.SyncBuffer
 	cmd.Stdout, cmd.Stderr = &out, &out
-	d.say("$ gateway box exec demo -- " + line + "   (in the background)")
+	d.narrate("$ gateway box exec demo -- " + line + "   (in the background)")
 	if err := cmd.Start(); err != nil {
 		return err
 	}
@@ -211,7 +211,7 @@ func (d *tour) showCut(ctx context.Context) error {
 		_ = cmd.Process.Kill()
 		return fmt.Errorf("the stream did not begin: %w (%s)", err, out.String())
 	}
-	d.say("the stream runs: " + strings.SplitN(strings.TrimSpace(out.String()), "\n", 2)[0])
+	d.narrate("the stream runs: " + strings.SplitN(strings.TrimSpace(out.String()), "\n", 2)[0])
 	if _, err := d.gateway(ctx, "policy", "set", "demo", demoPolicy); err != nil {
 		return err
 	}
@@ -223,7 +223,7 @@ func (d *tour) showCut(ctx context.Context) error {
 		return errors.New("the stream still ran 5 seconds after the policy closed")
 	}
 	d.cutAfter = time.Since(start)
-	d.say(fmt.Sprintf("curl ended with status %d, %d ms after the policy closed.", cmd.ProcessState.ExitCode(), d.cutAfter.Milliseconds()))
+	d.narrate(fmt.Sprintf("curl ended with status %d, %d ms after the policy closed.", cmd.ProcessState.ExitCode(), d.cutAfter.Milliseconds()))
 	if cmd.ProcessState.ExitCode() == 0 {
 		return errors.New("the stream ended as if it were complete")
 	}

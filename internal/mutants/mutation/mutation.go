@@ -180,7 +180,7 @@ func parseBlocks(data []byte) ([]Block, error) {
 	state := endBlock
 	for line := range strings.Lines(string(data)) {
 		switch {
-		case begins(line, &b) && state == endBlock:
+		case parseBlockStart(line, &b) && state == endBlock:
 			state = beginOld
 		case line == beginNew && state == beginOld:
 			state = beginNew
@@ -189,7 +189,7 @@ func parseBlocks(data []byte) ([]Block, error) {
 				return nil, err
 			}
 			blocks, state = append(blocks, b), endBlock
-		case begins(line, &b) || line == beginNew || line == endBlock:
+		case parseBlockStart(line, &b) || line == beginNew || line == endBlock:
 			return nil, fmt.Errorf("misplaced %s: want <<<<, old lines, ====, new lines, >>>>", strings.TrimSpace(line))
 		case state == beginOld:
 			b.Old += line
@@ -208,9 +208,9 @@ func parseBlocks(data []byte) ([]Block, error) {
 	return blocks, nil
 }
 
-// begins reports whether line is the first of a block, and if so initialises b: <<<<, or <<<< 2 for the second
+// parseBlockStart reports whether line is the first of a block, and if so initialises b: <<<<, or <<<< 2 for the second
 // occurrence.
-func begins(line string, b *Block) bool {
+func parseBlockStart(line string, b *Block) bool {
 	if line == beginOld {
 		*b = Block{}
 		return true

@@ -81,8 +81,8 @@ func (src *source) parse() error {
 // offset returns the offset of a position in the text.
 func (src *source) offset(p token.Pos) int { return src.file.Offset(p) }
 
-// words returns the text of a node on one line.
-func (src *source) words(n ast.Node) string {
+// oneLine returns the text of a node on one line.
+func (src *source) oneLine(n ast.Node) string {
 	text := src.text[src.offset(n.Pos()):src.offset(n.End())]
 	return strings.Join(strings.Fields(string(text)), " ")
 }
@@ -181,15 +181,15 @@ func (s *Sources) declOf(f File) (decl, error) {
 	case err != nil:
 		return decl{}, err
 	case len(found) == 0:
-		return decl{}, fmt.Errorf("%s has no declaration %s%s", f.Path, f.Decl, s.elsewhere(f))
+		return decl{}, fmt.Errorf("%s has no declaration %s%s", f.Path, f.Decl, s.describeOtherMatches(f))
 	case len(found) > 1:
 		return decl{}, fmt.Errorf("%s is declared in %s and %s: name the file", f.Decl, found[0].src.name, found[1].src.name)
 	}
 	return found[0], nil
 }
 
-// elsewhere lists the other declarations of the package that contain the first block of f.
-func (s *Sources) elsewhere(f File) string {
+// describeOtherMatches lists the other declarations of the package that contain the first block of f.
+func (s *Sources) describeOtherMatches(f File) string {
 	files, err := s.list(f.folder())
 	if err != nil {
 		return ""

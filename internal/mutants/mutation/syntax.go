@@ -23,7 +23,7 @@ func (f File) editsOfDecl(s *Sources) (name string, edits []edit, err error) {
 	for _, b := range f.Blocks {
 		e, err := b.inDecl(d)
 		if errors.Is(err, errNotFound) {
-			err = fmt.Errorf("%w%s", err, s.elsewhere(File{Path: f.Path, Decl: f.Decl, Blocks: []Block{b}}))
+			err = fmt.Errorf("%w%s", err, s.describeOtherMatches(File{Path: f.Path, Decl: f.Decl, Blocks: []Block{b}}))
 		}
 		if err != nil {
 			return "", nil, fmt.Errorf("%s %s: %w", d.src.name, f.Decl, err)
@@ -45,7 +45,7 @@ func (b Block) inDecl(d decl) (edit, error) {
 	old := strings.Join(strings.Fields(b.Old), " ")
 	switch {
 	case len(found) == 0:
-		return edit{}, fmt.Errorf("%q %w%s", old, errNotFound, d.near(b.Old))
+		return edit{}, fmt.Errorf("%q %w%s", old, errNotFound, d.describeSimilar(b.Old))
 	case b.Nth > len(found):
 		return edit{}, fmt.Errorf("%q occurs %d times, not %d", old, len(found), b.Nth)
 	case b.Nth == 0 && len(found) > 1:
@@ -283,8 +283,8 @@ func equal(a, b reflect.Value) bool {
 	return a.Interface() == b.Interface()
 }
 
-// near describes the nodes of the declaration that are most similar to old.
-func (d decl) near(old string) string {
+// describeSimilar describes the nodes of the declaration that are most similar to old.
+func (d decl) describeSimilar(old string) string {
 	type candidate struct {
 		text  string
 		alike float64
@@ -294,7 +294,7 @@ func (d decl) near(old string) string {
 	ast.Inspect(d.node, func(n ast.Node) bool {
 		switch n.(type) {
 		case ast.Expr, ast.Stmt:
-			text := d.src.words(n)
+			text := d.src.oneLine(n)
 			if a := alike(want, tokens(text)); a >= 0.5 && !slices.ContainsFunc(all, func(c candidate) bool { return c.text == text }) {
 				all = append(all, candidate{text, a})
 			}

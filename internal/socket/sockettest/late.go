@@ -36,13 +36,13 @@ func (l *Late) Accept() (net.Conn, error) {
 // Drain implements [socket.Drainer].
 func (l *Late) Drain() {
 	socket.Drain(l.Listener)
-	l.end()
+	l.release()
 }
 
 // Close closes the listener.
 func (l *Late) Close() error {
-	defer l.end()
+	defer l.release()
 	return l.Listener.Close()
 }
 
-func (l *Late) end() { l.once.Do(func() { close(l.ended) }) }
+func (l *Late) release() { l.once.Do(func() { close(l.ended) }) }
