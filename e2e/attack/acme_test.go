@@ -108,7 +108,7 @@ func TestAttackCertificatesForRandomNames(t *testing.T) {
 			return status == 200
 		})
 	}
-	v.tells("app.example.org")
+	v.assertShown("app.example.org")
 	asked, kept := v.issuer.Asked(), v.stored()
 	for _, host := range []string{
 		"evil.example.org", "www.app.example.org", box + "-8001.preview.example.com", "preview.example.com", "localhost", gatewayIP, "",
@@ -138,8 +138,8 @@ func TestAttackCertificatesForRandomNames(t *testing.T) {
 	}
 }
 
-// tells requires that the operator is shown the remaining validity of the two certificates.
-func (v *issued) tells(host string) {
+// assertShown requires that the operator is shown the remaining validity of the two certificates.
+func (v *issued) assertShown(host string) {
 	v.T.Helper()
 	if out, _ := v.GatewayCommand("check", "--config", v.Config); !strings.Contains(out, "certificate "+host+", 59 days left") ||
 		!strings.Contains(out, "cannot be checked from here") {

@@ -71,41 +71,41 @@ type under struct {
 // kinds open a connection to a host and leave an exchange under way in it. secure makes TLS over a connection.
 var kinds = map[string]func(in *harness.Intruder, host string, secure func(net.Conn, string) net.Conn) under{
 	"stream": func(in *harness.Intruder, host string, secure func(net.Conn, string) net.Conn) under {
-		return begin(in, secure(in.DialHost(host, 443), host), "GET /sse HTTP/1.1\r\nHost: "+host+"\r\n\r\n", true)
+		return beginRequest(in, secure(in.DialHost(host, 443), host), "GET /sse HTTP/1.1\r\nHost: "+host+"\r\n\r\n", true)
 	},
 	"WebSocket": func(in *harness.Intruder, host string, secure func(net.Conn, string) net.Conn) under {
-		u := begin(in, secure(in.DialHost(host, 443), host), "GET /ws HTTP/1.1\r\nHost: "+host+"\r\n"+harness.UpgradeHead, true)
+		u := beginRequest(in, secure(in.DialHost(host, 443), host), "GET /ws HTTP/1.1\r\nHost: "+host+"\r\n"+harness.UpgradeHead, true)
 		readHead(in.T, u)
 		return u
 	},
 	"upload": func(in *harness.Intruder, host string, secure func(net.Conn, string) net.Conn) under {
-		u := begin(in, secure(in.DialHost(host, 443), host), "POST /echo HTTP/1.1\r\nHost: "+host+"\r\nContent-Length: 8\r\n\r\nhalf", false)
+		u := beginRequest(in, secure(in.DialHost(host, 443), host), "POST /echo HTTP/1.1\r\nHost: "+host+"\r\nContent-Length: 8\r\n\r\nhalf", false)
 		awaitRequest(in, host, "/echo")
 		return u
 	},
 	"answer to come": func(in *harness.Intruder, host string, secure func(net.Conn, string) net.Conn) under {
-		u := begin(in, secure(in.DialHost(host, 443), host), "GET /slow/800 HTTP/1.1\r\nHost: "+host+"\r\n\r\n", false)
+		u := beginRequest(in, secure(in.DialHost(host, 443), host), "GET /slow/800 HTTP/1.1\r\nHost: "+host+"\r\n\r\n", false)
 		awaitRequest(in, host, "/slow/800")
 		return u
 	},
 	"idle connection": func(in *harness.Intruder, host string, secure func(net.Conn, string) net.Conn) under {
-		u := begin(in, secure(in.DialHost(host, 443), host), "GET /status/204 HTTP/1.1\r\nHost: "+host+"\r\n\r\n", true)
+		u := beginRequest(in, secure(in.DialHost(host, 443), host), "GET /status/204 HTTP/1.1\r\nHost: "+host+"\r\n\r\n", true)
 		readHead(in.T, u)
 		return u
 	},
 	"download": func(in *harness.Intruder, host string, secure func(net.Conn, string) net.Conn) under {
-		return begin(in, secure(in.DialHost(host, 443), host), "GET /bytes/20000000 HTTP/1.1\r\nHost: "+host+"\r\n\r\n", true)
+		return beginRequest(in, secure(in.DialHost(host, 443), host), "GET /bytes/20000000 HTTP/1.1\r\nHost: "+host+"\r\n\r\n", true)
 	},
 	"plain stream": func(in *harness.Intruder, host string, _ func(net.Conn, string) net.Conn) under {
-		return begin(in, in.DialHost(host, 80), "GET /sse HTTP/1.1\r\nHost: "+host+"\r\n\r\n", true)
+		return beginRequest(in, in.DialHost(host, 80), "GET /sse HTTP/1.1\r\nHost: "+host+"\r\n\r\n", true)
 	},
 	"tunnel of the explicit proxy": func(in *harness.Intruder, host string, secure func(net.Conn, string) net.Conn) under {
 		c := in.Dial(netip.MustParseAddrPort("10.200.0.1:3128"))
 		harness.Exchange(in.T, c, bufio.NewReader(c), "CONNECT "+host+":443 HTTP/1.1\r\nHost: "+host+":443\r\n\r\n")
-		return begin(in, secure(c, host), "GET /sse HTTP/1.1\r\nHost: "+host+"\r\n\r\n", true)
+		return beginRequest(in, secure(c, host), "GET /sse HTTP/1.1\r\nHost: "+host+"\r\n\r\n", true)
 	},
 	"bytes on another port": func(in *harness.Intruder, host string, _ func(net.Conn, string) net.Conn) under {
-		return begin(in, in.DialHost(host, 7), "echo", true)
+		return beginRequest(in, in.DialHost(host, 7), "echo", true)
 	},
 }
 
@@ -135,8 +135,8 @@ var kinds2 = map[string]func(in *harness.Intruder, host string) under{
 	},
 }
 
-// begin writes a request; wait: until the first byte of the answer is there.
-func begin(in *harness.Intruder, c net.Conn, request string, wait bool) under {
+// beginRequest writes a request; wait: until the first byte of the answer is there.
+func beginRequest(in *harness.Intruder, c net.Conn, request string, wait bool) under {
 	in.T.Helper()
 	u := under{Conn: c, Reader: bufio.NewReader(c)}
 	_ = c.SetDeadline(time.Now().Add(harness.Patience))
@@ -323,7 +323,7 @@ func TestAttackKeepsUsingARequestThatARuleForbids(t *testing.T) {
 	f.Send(3, false, harness.Head(host, harness.Field{":method", "POST"}, harness.Field{":path", "/echo"})...)
 	awaitData(f, 1)
 	awaitRequest(in, host, "/echo")
-	h1 := begin(in, in.TLS(in.DialHost(host, 443), host), "GET /sse HTTP/1.1\r\nHost: "+host+"\r\n\r\n", true)
+	h1 := beginRequest(in, in.TLS(in.DialHost(host, 443), host), "GET /sse HTTP/1.1\r\nHost: "+host+"\r\n\r\n", true)
 	spec := harness.Custom(host)
 	spec["rules"] = []map[string]any{{"hosts": []string{host}, "paths": []string{"/sse"}, "action": "deny"}}
 	w.SetPolicy(in.Box, spec)
@@ -386,7 +386,7 @@ func TestAttackUsesAnOldHeaderRule(t *testing.T) {
 	f := in.Frames(host)
 	c := in.TLS(in.DialHost(host, 443), host)
 	r := bufio.NewReader(c)
-	unread := begin(in, harness.TLSUnchecked(in.DialHost("www.example.com", 443), "www.example.com"), "GET /sse HTTP/1.1\r\nHost: www.example.com\r\n\r\n", true)
+	unread := beginRequest(in, harness.TLSUnchecked(in.DialHost("www.example.com", 443), "www.example.com"), "GET /sse HTTP/1.1\r\nHost: www.example.com\r\n\r\n", true)
 	for i, want := range []string{"old", "new", ""} {
 		path := fmt.Sprintf("/request-%d", i)
 		harness.Exchange(t, c, r, "GET "+path+" HTTP/1.1\r\nHost: "+host+"\r\n\r\n")

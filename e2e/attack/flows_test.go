@@ -37,8 +37,8 @@ func graceOf(t *testing.T) func() time.Duration {
 	return func() time.Duration { return cutWithin + 2*lag() }
 }
 
-// hear writes once to a pusher and then only listens, so that no packet of the box triggers a refusal.
-func hear(r *harness.Raider, to netip.AddrPort) *harness.Chatter {
+// listenTo writes once to a pusher and then only listens, so that no packet of the box triggers a refusal.
+func listenTo(r *harness.Raider, to netip.AddrPort) *harness.Chatter {
 	r.T.Helper()
 	c := &harness.Chatter{Conn: r.MustDial("udp", to)}
 	if _, err := io.WriteString(c.Conn, "begin\n"); err != nil {
@@ -131,7 +131,7 @@ func testFlowsEnd(t *testing.T, tight map[string]any) {
 		doomed = append(doomed, r.Chat("tcp", tunnel.at), r.Chat("tcp", flow.at),
 			r.Chat("udp", netip.AddrPortFrom(flows[family], 4444)))
 		push(w, netip.AddrPortFrom(flows[family], 7778))
-		silent = append(silent, hear(r, netip.AddrPortFrom(flows[family], 7778)))
+		silent = append(silent, listenTo(r, netip.AddrPortFrom(flows[family], 7778)))
 		for _, a := range []netip.Addr{stays[family], keptTunnels[family]} {
 			c := r.MustDial("tcp", netip.AddrPortFrom(a, 4444))
 			transfers.Go(func() { transfer(t, c, begun, changed) })
@@ -273,7 +273,7 @@ func TestAttackFlowsPastANewHeaderRule(t *testing.T) {
 			var datagrams []*harness.Chatter
 			if c.policy["mode"] == "allow-all" {
 				push(w, netip.AddrPortFrom(a, 7778))
-				datagrams = append(datagrams, r.Chat("udp", netip.AddrPortFrom(a, 443)), hear(r, netip.AddrPortFrom(a, 7778)))
+				datagrams = append(datagrams, r.Chat("udp", netip.AddrPortFrom(a, 443)), listenTo(r, netip.AddrPortFrom(a, 7778)))
 			}
 			key := map[string]string{"X-Key": harness.TestSecret}
 			rules := map[string]any{"api.example.com": key, "api.example.com:7778": key}

@@ -32,7 +32,7 @@ func TestAttackOutlivesALease(t *testing.T) {
 	for _, a := range flows {
 		tcp = append(tcp, r.Chat("tcp", echo(w, netip.AddrPortFrom(a, 7777)).at))
 		push(w, netip.AddrPortFrom(a, 7778))
-		udp = append(udp, hear(r, netip.AddrPortFrom(a, 7778)))
+		udp = append(udp, listenTo(r, netip.AddrPortFrom(a, 7778)))
 	}
 	const lasts = 3 * time.Second
 	w.Lease(in.Box, "allow", lasts, leased...)

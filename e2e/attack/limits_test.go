@@ -195,7 +195,7 @@ func TestAttackBoxHoldsAllItsTunnels(t *testing.T) {
 	since := time.Now()
 	var held []net.Conn
 	for range most {
-		held = append(held, begin(in, in.Dial(to), "\x00echo", true).Conn)
+		held = append(held, beginRequest(in, in.Dial(to), "\x00echo", true).Conn)
 	}
 	if c, err := in.Connect(to); err == nil {
 		if answer, reset := harness.Talk(c, "echo"); !reset {

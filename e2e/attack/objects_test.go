@@ -25,8 +25,8 @@ func weak(t *testing.T, w *harness.World, body map[string]any) *api.Client {
 	return api.NewClient(w.Socket, made.Key)
 }
 
-// over requires that a call is refused with 429 for a quota.
-func over(t *testing.T, what, quota string, err error) {
+// assertOverQuota requires that a call is refused with 429 for a quota.
+func assertOverQuota(t *testing.T, what, quota string, err error) {
 	t.Helper()
 	refused, ok := errors.AsType[*api.ResponseError](err)
 	if !ok || refused.Status != 429 || !strings.Contains(refused.Message, "(quotas."+quota+")") {
@@ -71,7 +71,7 @@ func TestAKeyHasNoMoreObjectsThanItMay(t *testing.T) {
 		refused := func(what, quota, path string, body map[string]any) {
 			t.Helper()
 			_, err := made(ci, path, body)
-			over(t, what, quota, err)
+			assertOverQuota(t, what, quota, err)
 		}
 		refused("a box", "boxes", "/v2/box", map[string]any{})
 		refused("a box of a snapshot", "boxes", "/v2/box/from-snapshot", map[string]any{"snapshot_id": first})
@@ -136,7 +136,7 @@ func TestAKeyHasNoMoreObjectsThanItMay(t *testing.T) {
 	}
 	must(ci, api.BoxPath(third, snapshots), map[string]any{})
 	_, err := made(ci, api.BoxPath(third, snapshots), map[string]any{})
-	over(t, "a third snapshot", "snapshots", err)
+	assertOverQuota(t, "a third snapshot", "snapshots", err)
 	if err := ci.Do(t.Context(), "DELETE", gone+"/"+left.Snapshots[0].ID, nil, nil); err != nil {
 		t.Fatal(err)
 	}
@@ -169,7 +169,7 @@ func TestAttackOnTheDiskBySnapshots(t *testing.T) {
 	}
 	for range cap(answers) {
 		if err := <-answers; err != nil {
-			over(t, "a snapshot", "snapshot_bytes", err)
+			assertOverQuota(t, "a snapshot", "snapshot_bytes", err)
 		}
 	}
 	ready := func() (n int) {

@@ -39,7 +39,7 @@ func TestAttackTokenInTheQuery(t *testing.T) {
 			t.Errorf("%s: %d", path, status)
 		}
 	}
-	if seen := v.seen(); seen != "" {
+	if seen := v.takeSeen(); seen != "" {
 		t.Errorf("the box saw %q", seen)
 	}
 	if e := v.Event(v.box, func(e audit.Event) bool { return e.Reason == name.ReasonURLAuth }); strings.Contains(e.Path, v.Token) {
@@ -54,14 +54,14 @@ func TestAttackSessionOfAnotherURL(t *testing.T) {
 	w := harness.Shared(t)
 	one, two := socketURL(w, map[string]any{"bearer_token": true}), socketURL(w, map[string]any{"bearer_token": true})
 	cookie := one.signedIn()
-	if status, _ := one.ask("GET", "/mine", cookie); status != 200 || one.seen() != "GET /mine\n" {
+	if status, _ := one.ask("GET", "/mine", cookie); status != 200 || one.takeSeen() != "GET /mine\n" {
 		t.Fatalf("the session does not open its own URL: %d", status)
 	}
 	changed := []byte(cookie)
 	changed[len(changed)-10] ^= 1
 	refused := func(what string, v *visited, want int, lines ...string) {
 		t.Helper()
-		if status, _ := v.ask("GET", "/theirs", lines...); status != want || v.seen() != "" {
+		if status, _ := v.ask("GET", "/theirs", lines...); status != want || v.takeSeen() != "" {
 			t.Errorf("%s: %d", what, status)
 		}
 	}
@@ -73,7 +73,7 @@ func TestAttackSessionOfAnotherURL(t *testing.T) {
 	if status, _ := one.ask("GET", "/ws", append([]string{cookie, "Origin: https://" + one.host}, socketLines...)...); status != 101 {
 		t.Errorf("its own page opens no WebSocket: %d", status)
 	}
-	one.seen()
+	one.takeSeen()
 	if err := w.Client.Do(t.Context(), "POST", api.BoxPath(one.box, "preview"), map[string]any{"port": 8000, "bearer_token": true}, nil); err != nil {
 		t.Fatal(err)
 	}
@@ -93,7 +93,7 @@ func TestAttackSignedLinkUsedForMore(t *testing.T) {
 		t.Fatal(code, out)
 	}
 	path, query, _ := strings.Cut(strings.TrimPrefix(made.URL, "https://"+one.host), "?")
-	if status, _ := one.ask("GET", path+"/a?"+query+"&b=c"); status != 200 || one.seen() != "GET /files/a?b=c\n" {
+	if status, _ := one.ask("GET", path+"/a?"+query+"&b=c"); status != 200 || one.takeSeen() != "GET /files/a?b=c\n" {
 		t.Fatalf("%s does not open: %d", made.URL, status)
 	}
 	for name, c := range map[string]struct{ method, target string }{
@@ -102,20 +102,20 @@ func TestAttackSignedLinkUsedForMore(t *testing.T) {
 		"twice encoded": {"GET", "/files/%252e%252e/x?" + query}, "with a parameter": {"GET", "/files/..;/x?" + query}, "empty segments": {"GET", "/files//x?" + query},
 		"overlong": {"GET", "/files/%c0%ae%c0%ae/x?" + query}, "a POST": {"POST", "/files?" + query}, "a DELETE": {"DELETE", "/files?" + query},
 	} {
-		if status, _ := one.ask(c.method, c.target); status != 401 || one.seen() != "" {
+		if status, _ := one.ask(c.method, c.target); status != 401 || one.takeSeen() != "" {
 			t.Errorf("%s: %d", name, status)
 		}
 	}
 	if status, _ := one.ask("GET", "/files?"+query, socketLines...); status != 401 {
 		t.Errorf("a WebSocket: %d", status)
 	}
-	if status, _ := two.ask("GET", "/files?"+query); status != 401 || two.seen() != "" {
+	if status, _ := two.ask("GET", "/files?"+query); status != 401 || two.takeSeen() != "" {
 		t.Errorf("another box's URL: %d", status)
 	}
 	if err := w.Client.Do(t.Context(), "POST", api.BoxPath(one.box, "preview"), map[string]any{"port": 8000, "bearer_token": true}, nil); err != nil {
 		t.Fatal(err)
 	}
-	if status, _ := one.ask("GET", "/files?"+query); status != 401 || one.seen() != "" {
+	if status, _ := one.ask("GET", "/files?"+query); status != 401 || one.takeSeen() != "" {
 		t.Errorf("the URL created anew: %d", status)
 	}
 }

@@ -137,7 +137,7 @@ func TestAttackForgedNeighbours(t *testing.T) {
 	if after := neighbours(w); after != before {
 		t.Errorf("the host's neighbours changed from\n%s\nto\n%s", before, after)
 	}
-	if got := heard(victim); got != "" {
+	if got := receivedDatagram(victim); got != "" {
 		t.Errorf("the victim received %s", got)
 	}
 	// The victim is still who it was.
@@ -164,8 +164,8 @@ func neighbours(w *harness.World) string {
 	return strings.Join(kept, "")
 }
 
-// heard describes a received datagram to port 3000, or returns "" if there is none.
-func heard(r *harness.Raider) string {
+// receivedDatagram describes a received datagram to port 3000, or returns "" if there is none.
+func receivedDatagram(r *harness.Raider) string {
 	buf := make([]byte, 2048)
 	tv := unix.NsecToTimeval(int64(20 * time.Millisecond))
 	_ = unix.SetsockoptTimeval(r.FD, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &tv)

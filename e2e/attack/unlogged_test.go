@@ -114,7 +114,7 @@ func TestAttackLoopOfDenialsDoesNotFillTheLog(t *testing.T) {
 				c.Close()
 				c = in.Dial(plain)
 			}
-			u = begin(in, c, "", false)
+			u = beginRequest(in, c, "", false)
 		}
 		request := "GET / HTTP/1.1\r\nHost: evil.example.net\r\n\r\n"
 		if res, _ := harness.Exchange(t, c, u.Reader, request); res.StatusCode != http.StatusForbidden {

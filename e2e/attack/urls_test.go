@@ -60,8 +60,8 @@ func showing(port int) func(net.Conn) {
 	}
 }
 
-// shown returns two URLs of a box whose applications show the requests they get.
-func shown(t *testing.T) (one, other *visited) {
+// newShownURLs returns two URLs of a box whose applications show the requests they get.
+func newShownURLs(t *testing.T) (one, other *visited) {
 	t.Helper()
 	w := harness.Shared(t)
 	in := w.Intrude(w.Create(map[string]any{"network_policy": map[string]any{"mode": "deny-all"}}))
@@ -96,7 +96,7 @@ func (v *visited) say(said string) string {
 // hop-by-hop fields. The application sees the address of the connection, once.
 func TestAttackForgedIdentity(t *testing.T) {
 	t.Parallel()
-	v, _ := shown(t)
+	v, _ := newShownURLs(t)
 	var forged []string
 	for _, name := range []string{"X-Forwarded-For", "x-forwarded-for", "X_Forwarded_For", "X-Forwarded-Host", "X-Forwarded-Proto", "X-Forwarded-Port",
 		"Forwarded", "X-Real-IP", "X_Real_IP", "True-Client-IP", "CF-Connecting-IP", "Fastly-Client-IP", "X-Envoy-External-Address",
@@ -149,7 +149,7 @@ func TestAttackWrongCredentials(t *testing.T) {
 		"the password, the scheme in caps": {"/", []string{strings.Replace(basic(v.Username, v.Password), "Basic", "BASIC", 1)}, 200},
 	} {
 		status, said := v.ask("GET", c.path, c.lines...)
-		if seen := v.seen(); status != c.want || (seen == "") != (c.want == 401) {
+		if seen := v.takeSeen(); status != c.want || (seen == "") != (c.want == 401) {
 			t.Errorf("%s: %d, want %d; the box saw %q", name, status, c.want, seen)
 		}
 		for _, secret := range []string{v.Token, v.Password} {
@@ -168,7 +168,7 @@ func TestAttackWrongCredentials(t *testing.T) {
 // TestAttackOtherHosts asks, on a connection to one URL, for other hosts. No other box answers, and no other port.
 func TestAttackOtherHosts(t *testing.T) {
 	t.Parallel()
-	v, other := shown(t)
+	v, other := newShownURLs(t)
 	for name, head := range map[string]string{
 		"another URL":                     "GET / HTTP/1.1\r\nHost: " + other.host + "\r\n",
 		"another URL, absolute":           "GET https://" + other.host + "/ HTTP/1.1\r\nHost: " + v.host + "\r\n",
@@ -194,7 +194,7 @@ func TestAttackOtherHosts(t *testing.T) {
 // gets one refusal, after which the connection is closed. The application reads no part of them.
 func TestAttackAmbiguousRequests(t *testing.T) {
 	t.Parallel()
-	v, _ := shown(t)
+	v, _ := newShownURLs(t)
 	behind := "GET /smuggled HTTP/1.1\r\nHost: " + v.host + "\r\n\r\n"
 	for name, said := range map[string]string{
 		"both framings":             "POST / HTTP/1.1\r\nHost: H\r\nContent-Length: 4\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",

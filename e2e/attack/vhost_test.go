@@ -45,8 +45,8 @@ func (s *lenientServer) serve(c net.Conn) {
 	_, _ = fmt.Fprintf(c, "HTTP/1.1 200 OK\r\nContent-Length: %d\r\nConnection: close\r\n\r\n%s", len(site), site)
 }
 
-// forget returns and clears the received requests.
-func (s *lenientServer) forget() []string {
+// takeHeard returns and clears the received requests.
+func (s *lenientServer) takeHeard() []string {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	out := s.heard
@@ -101,11 +101,11 @@ func TestAttackDeniedVirtualHost(t *testing.T) {
 				in, open := in.On(t), open.On(t)
 				for way, dial := range ways(in, "cdn.example.org", port) {
 					since := time.Now()
-					server.forget()
+					server.takeHeard()
 					if answer, _ := harness.Talk(dial(), text); strings.Contains(answer, "static.example.org") {
 						t.Errorf("%s: %q", way, answer)
 					}
-					if heard := server.forget(); len(heard) > 0 {
+					if heard := server.takeHeard(); len(heard) > 0 {
 						t.Errorf("%s: the server heard %q", way, heard)
 					}
 					in.Denied(since, policy.StageConn, reason)

@@ -108,8 +108,8 @@ func (v *visited) send(method, path, body string, lines ...string) (res *http.Re
 	return res, said
 }
 
-// seen returns the requests that arrived in the box since the last call.
-func (v *visited) seen() string {
+// takeSeen returns the requests that arrived in the box since the last call.
+func (v *visited) takeSeen() string {
 	v.T.Helper()
 	return v.MustSh(v.box, "cat seen; : > seen")
 }
@@ -153,7 +153,7 @@ func TestAttackAnotherSiteUsesThePassword(t *testing.T) {
 		"a link on another site":         {"GET", []string{basic, "Sec-Fetch-Site: cross-site"}, 200},
 	} {
 		status, _ := v.ask(c.method, "/x", c.lines...)
-		if seen := v.seen(); status != c.want || (seen == "") != (c.want == 403) {
+		if seen := v.takeSeen(); status != c.want || (seen == "") != (c.want == 403) {
 			t.Errorf("%s: %d, want %d; the box saw %q", name, status, c.want, seen)
 		}
 	}

@@ -77,13 +77,13 @@ var brokenHosts = []broken{
 		must(t, os.WriteFile(path, []byte("x"), 0o600))
 		return configured(func(c *config.Config) { c.Proxy.UpstreamCAFiles = append(c.Proxy.UpstreamCAFiles, path) })(t, w)
 	}},
-	{"the admin port is taken", "listeners", "admin.listen: 127.0.0.1:8600 is in use", "set another address", taken("tcp", "127.0.0.1:8600")},
-	{"the port of public URLs is taken", "listeners", "ingress.https: :443 is in use", "set another address", taken("tcp", ":443")},
-	{"the port of redirects is taken", "listeners", "ingress.http: :80 is in use", "set another address", taken("tcp", ":80")},
-	{"the metrics port is taken", "listeners", "metrics.listen: 127.0.0.1:9600 is in use", "set another address", taken("tcp", "127.0.0.1:9600")},
+	{"the admin port is taken", "listeners", "admin.listen: 127.0.0.1:8600 is in use", "set another address", portInUse("tcp", "127.0.0.1:8600")},
+	{"the port of public URLs is taken", "listeners", "ingress.https: :443 is in use", "set another address", portInUse("tcp", ":443")},
+	{"the port of redirects is taken", "listeners", "ingress.http: :80 is in use", "set another address", portInUse("tcp", ":80")},
+	{"the metrics port is taken", "listeners", "metrics.listen: 127.0.0.1:9600 is in use", "set another address", portInUse("tcp", "127.0.0.1:9600")},
 	{"the port of the explicit proxy is taken", "listeners", "the explicit proxy: 10.200.0.1:3128 is in use", "stop it", func(t *testing.T, w *harness.World) func() {
 		inside(t, w, "ip addr add 10.200.0.1/32 dev lo; nft add table inet boxgate")
-		free := taken("tcp", "10.200.0.1:3128")(t, w)
+		free := portInUse("tcp", "10.200.0.1:3128")(t, w)
 		return joined(free, func() { inside(t, w, "ip addr del 10.200.0.1/32 dev lo; nft delete table inet boxgate") })
 	}},
 	{"an address is another machine's", "listeners", "this machine has no address 203.0.113.99:9600", "set another address", configured(func(c *config.Config) { c.Metrics.Listen = "203.0.113.99:9600" })},
@@ -253,8 +253,8 @@ func mount(t *testing.T, dir, options string) func() {
 	return unmount
 }
 
-// taken has another program listen in the gateway's network namespace.
-func taken(network, address string) func(*testing.T, *harness.World) func() {
+// portInUse has another program listen in the gateway's network namespace.
+func portInUse(network, address string) func(*testing.T, *harness.World) func() {
 	return func(t *testing.T, w *harness.World) func() {
 		var ln net.Listener
 		must(t, w.Net.Gateway().Do(func() (err error) { ln, err = net.Listen(network, address); return err }))

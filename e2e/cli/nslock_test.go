@@ -16,7 +16,7 @@ import (
 // nor answer commands in the gateway's place, and a gateway that was killed does not keep the next one from starting.
 func TestNobodyElseKeepsAGatewayFromStarting(t *testing.T) {
 	w := harness.NewStopped(t, lab.Options{})
-	defer taken("unix", "@boxgate/gateway")(t, w)()
+	defer portInUse("unix", "@boxgate/gateway")(t, w)()
 	var socket string
 	must(t, w.Net.Gateway().Do(func() (err error) { socket, err = nslock.Socket(); return err }))
 	must(t, w.Start(t.Context()))

@@ -228,19 +228,19 @@ func TestCredentials(t *testing.T) {
 		for _, e := range p.examples {
 			t.Run(e.service, func(t *testing.T) {
 				t.Parallel()
-				p.try(p.On(t), e)
+				p.runSection(p.On(t), e)
 			})
 		}
 	})
 	if t.Failed() {
 		return
 	}
-	p.fail()
-	p.nowhere()
+	p.failIssuers()
+	p.assertNotShown()
 }
 
-// try runs the commands of a section in a new box.
-func (p *page) try(w *harness.World, e *example) {
+// runSection runs the commands of a section in a new box.
+func (p *page) runSection(w *harness.World, e *example) {
 	s := services[e.service]
 	e.box = w.Create(map[string]any{
 		"runtime": "clients", "attach_headers": e.rules, "network_policy": harness.Custom(append(append([]string{"www.example.com"}, e.hosts...), s.opens...)...),
@@ -301,8 +301,8 @@ func (p *page) ask(e *example, host, flags string) string {
 	return line + "https://" + host + "/asked"
 }
 
-// fail lets all that issues credentials fail.
-func (p *page) fail() {
+// failIssuers lets all that issues credentials fail.
+func (p *page) failIssuers() {
 	p.down.Store(true)
 	for name := range p.fileContents() {
 		if err := os.Remove(filepath.Join(p.files, name)); err != nil {
@@ -355,8 +355,8 @@ func (p *page) refused(e *example, cause string) {
 	}
 }
 
-// nowhere searches for credentials in all output and files of the gateway, and at another host.
-func (p *page) nowhere() {
+// assertNotShown searches for credentials in all output and files of the gateway, and at another host.
+func (p *page) assertNotShown() {
 	seen := map[string]string{"log": p.LogText(), "metrics": string(p.Metrics())}
 	for _, args := range [][]string{{"secret", "list"}, {"secret", "list", "--json"}, {"check", "--json"}, {"box", "list", "--json"}} {
 		seen[strings.Join(args, " ")], _ = p.GatewayCommand(args...)

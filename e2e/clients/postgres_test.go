@@ -62,7 +62,7 @@ func TestPostgres(t *testing.T) {
 	p.refused()
 	p.cancels()
 	p.pgx()
-	p.elsewhere(e)
+	p.otherHosts(e)
 	p.revoked(secret)
 	events := p.log()
 	for what, text := range map[string]string{"log": w.LogText(), "decisions": events, "box": w.MustSh(box, "env; set; cat /proc/self/environ; cat ~/.psql_history 2>/dev/null; true")} {
@@ -187,8 +187,8 @@ func (p *postgresBox) pgx() {
 	}
 }
 
-// elsewhere: another host never gets the password, and the server cannot be reached by another name.
-func (p *postgresBox) elsewhere(e *example) {
+// otherHosts: another host never gets the password, and the server cannot be reached by another name.
+func (p *postgresBox) otherHosts(e *example) {
 	p.T.Helper()
 	p.Sh(p.box, strings.Replace(p.psql("port=4444 sslmode=prefer connect_timeout=2", "select 1"), dbHost, "www.example.com", 1))
 	for _, r := range p.Net.Received("www.example.com", testnet.Any) {

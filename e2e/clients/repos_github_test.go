@@ -73,13 +73,13 @@ func TestRepositoriesOfGitHub(t *testing.T) {
 		case strings.HasSuffix(r.URL.Path, "/info/lfs/objects/batch"):
 			objects.batch(w, r)
 		case strings.HasSuffix(r.URL.Path, "/info/lfs/locks/verify"):
-			says(`{"ours": [], "theirs": []}`)(w, r)
+			answering(`{"ours": [], "theirs": []}`)(w, r)
 		default:
 			git.ServeHTTP(w, r)
 		}
 	}))
 	v.hosts["api.github.com"] = v.accept("api.github.com", "Authorization", "token "+token, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		says(fmt.Sprintf(`{"asked": %q}`, r.Method+" "+r.URL.Path))(w, r)
+		answering(fmt.Sprintf(`{"asked": %q}`, r.Method+" "+r.URL.Path))(w, r)
 	}))
 	v.hosts[objectHost] = objects
 	for i, host := range []string{"github.com", "api.github.com", objectHost} {

@@ -25,7 +25,7 @@ func (v *vendors) gitHub() {
 		return app(r) && json.NewDecoder(r.Body).Decode(&scope) == nil && fmt.Sprint(scope) == "{[web] map[contents:write pull_requests:write]}"
 	}
 	token := map[string]any{"token": v.credential("github"), "expires_at": time.Now().Add(time.Hour).UTC().Format(time.RFC3339)}
-	api := v.accept("api.github.com", "Authorization", "Bearer "+v.credential("github"), says(`{"full_name": "acme/web"}`))
+	api := v.accept("api.github.com", "Authorization", "Bearer "+v.credential("github"), answering(`{"full_name": "acme/web"}`))
 	v.hosts["api.github.com"] = pages(map[string]http.Handler{
 		"GET /repos/acme/web/installation":          v.issue(app, map[string]int{"id": 678}),
 		"POST /app/installations/678/access_tokens": v.issue(scoped, token),
@@ -36,16 +36,16 @@ func (v *vendors) gitHub() {
 
 func (v *vendors) openAI() {
 	v.bearer("api.openai.com", "openai", pages(map[string]http.Handler{
-		"GET /v1/models":            says(`{"object": "list", "data": [{"id": "welcome", "object": "model"}]}`),
-		"POST /v1/chat/completions": says(`{"id": "1", "object": "chat.completion", "choices": [{"index": 0, "message": {"role": "assistant", "content": "welcome"}, "finish_reason": "stop"}]}`),
+		"GET /v1/models":            answering(`{"object": "list", "data": [{"id": "welcome", "object": "model"}]}`),
+		"POST /v1/chat/completions": answering(`{"id": "1", "object": "chat.completion", "choices": [{"index": 0, "message": {"role": "assistant", "content": "welcome"}, "finish_reason": "stop"}]}`),
 	}))
 }
 
 // anthropic keeps its key in a Vault.
 func (v *vendors) anthropic() {
 	v.hosts["api.anthropic.com"] = v.accept("api.anthropic.com", "X-Api-Key", v.credential("anthropic"), pages(map[string]http.Handler{
-		"GET /v1/models":    says(`{"data": [{"id": "welcome", "type": "model"}]}`),
-		"POST /v1/messages": says(`{"id": "1", "type": "message", "role": "assistant", "model": "m", "content": [{"type": "text", "text": "welcome"}]}`),
+		"GET /v1/models":    answering(`{"data": [{"id": "welcome", "type": "model"}]}`),
+		"POST /v1/messages": answering(`{"id": "1", "type": "message", "role": "assistant", "model": "m", "content": [{"type": "text", "text": "welcome"}]}`),
 	}))
 	login := func(r *http.Request) bool {
 		var body map[string]string
@@ -72,9 +72,9 @@ func (v *vendors) googleCloud() {
 		access(w, r)
 	})
 	v.bearer("storage.googleapis.com", "gcp", pages(map[string]http.Handler{
-		"GET /storage/v1/b/bucket/o": says(`{"kind": "storage#objects", "items": [{"kind": "storage#object", "name": "welcome", "bucket": "bucket"}]}`),
+		"GET /storage/v1/b/bucket/o": answering(`{"kind": "storage#objects", "items": [{"kind": "storage#object", "name": "welcome", "bucket": "bucket"}]}`),
 	}))
-	v.hosts["service.example.run.app"] = v.accept("service.example.run.app", "Authorization", "Bearer "+v.idToken(), says(`"welcome"`))
+	v.hosts["service.example.run.app"] = v.accept("service.example.run.app", "Authorization", "Bearer "+v.idToken(), answering(`"welcome"`))
 }
 
 // idToken returns a token that contains its expiry time.
@@ -91,7 +91,7 @@ func (v *vendors) azure() {
 		"POST /acme.onmicrosoft.com/oauth2/v2.0/token": v.issue(application, map[string]any{"access_token": v.credential("azure"), "token_type": "Bearer", "expires_in": 3599}),
 	})
 	v.bearer("management.azure.com", "azure", pages(map[string]http.Handler{
-		"GET /subscriptions": says(`{"value": [{"subscriptionId": "1", "displayName": "welcome"}]}`),
+		"GET /subscriptions": answering(`{"value": [{"subscriptionId": "1", "displayName": "welcome"}]}`),
 	}))
 }
 

@@ -30,13 +30,13 @@ func (v *vendors) npm() {
 	v.bearer("registry.npmjs.org", "npm", http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		switch r.Method + " " + strings.ToLower(r.URL.EscapedPath()) {
 		case "GET /-/whoami":
-			says(`{"username": "welcome"}`)(w, r)
+			answering(`{"username": "welcome"}`)(w, r)
 		case "GET /@acme%2fprivate":
-			says(string(document))(w, r)
+			answering(string(document))(w, r)
 		case "GET /@acme/private/-/private-1.0.0.tgz":
 			_, _ = w.Write(pack)
 		case "PUT /@acme%2fmine":
-			says(`{"success": true}`)(w, r)
+			answering(`{"success": true}`)(w, r)
 		default:
 			http.NotFound(w, r)
 		}
@@ -62,7 +62,7 @@ func (v *vendors) docker() {
 	images := registry.New(registry.Logger(log.New(io.Discard, "", 0)))
 	v.push(images)
 	const token = "registry-token"
-	v.hosts["auth.docker.io"] = v.accept("auth.docker.io", "Authorization", basic("acme", v.credential("docker")), says(`{"token": "`+token+`", "expires_in": 300}`))
+	v.hosts["auth.docker.io"] = v.accept("auth.docker.io", "Authorization", basic("acme", v.credential("docker")), answering(`{"token": "`+token+`", "expires_in": 300}`))
 	v.hosts["registry-1.docker.io"] = http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if r.Header.Get("Authorization") != "Bearer "+token {
 			w.Header().Set("WWW-Authenticate", `Bearer realm="https://auth.docker.io/token",service="registry.docker.io",scope="repository:acme/private:pull"`)

@@ -80,8 +80,8 @@ func (v *vendors) issue(proven func(*http.Request) bool, answer any) http.Handle
 	}
 }
 
-// says returns a page with a constant answer.
-func says(answer string) http.HandlerFunc {
+// answering returns a page with a constant answer.
+func answering(answer string) http.HandlerFunc {
 	return func(w http.ResponseWriter, _ *http.Request) {
 		w.Header().Set("Content-Type", "application/json")
 		fmt.Fprint(w, answer)

@@ -46,9 +46,9 @@ func newIssuer(t *testing.T) *issuer {
 }
 
 // authority creates a certificate authority, below another one or self-signed.
-func (i *issuer) authority(name string, key crypto.Signer, above *authority, edit func(*order)) *authority {
+func (i *issuer) authority(name string, key crypto.Signer, above *authority, edit func(*certSpec)) *authority {
 	i.t.Helper()
-	o := i.order(name)
+	o := i.newSpec(name)
 	o.DNSNames, o.ExtKeyUsage = nil, nil
 	o.IsCA, o.BasicConstraintsValid, o.KeyUsage = true, true, x509.KeyUsageCertSign
 	if edit != nil {
@@ -60,8 +60,8 @@ func (i *issuer) authority(name string, key crypto.Signer, above *authority, edi
 	return &authority{i.sign(o, key.Public(), above), key}
 }
 
-// order is a certificate to create. Its fields have the usual values until a row edits them.
-type order struct {
+// certSpec is a certificate to create. Its fields have the usual values until a row edits them.
+type certSpec struct {
 	x509.Certificate
 	issuer *issuer
 	kind   string       // kind of the key
@@ -69,20 +69,20 @@ type order struct {
 	sends  []*authority // additional certificates sent by the server
 }
 
-func (i *issuer) order(host string) *order {
+func (i *issuer) newSpec(host string) *certSpec {
 	serial, err := rand.Int(rand.Reader, big.NewInt(1<<62))
 	if err != nil {
 		i.t.Fatal(err)
 	}
 	now := time.Now()
-	return &order{issuer: i, kind: "p256", below: i.mid, sends: []*authority{i.mid}, Certificate: x509.Certificate{
+	return &certSpec{issuer: i, kind: "p256", below: i.mid, sends: []*authority{i.mid}, Certificate: x509.Certificate{
 		SerialNumber: serial, Subject: pkix.Name{CommonName: host}, DNSNames: []string{host},
 		KeyUsage: x509.KeyUsageDigitalSignature, ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth},
 		NotBefore: now.Add(-time.Hour), NotAfter: now.Add(24 * time.Hour),
 	}}
 }
 
-func (i *issuer) sign(o *order, public crypto.PublicKey, by *authority) *x509.Certificate {
+func (i *issuer) sign(o *certSpec, public crypto.PublicKey, by *authority) *x509.Certificate {
 	i.t.Helper()
 	der, err := x509.CreateCertificate(rand.Reader, &o.Certificate, by.cert, public, by.key)
 	if err != nil {
@@ -96,9 +96,9 @@ func (i *issuer) sign(o *order, public crypto.PublicKey, by *authority) *x509.Ce
 }
 
 // chain returns the certificate chain of the server at a host.
-func (i *issuer) chain(host string, edit func(*order)) tls.Certificate {
+func (i *issuer) chain(host string, edit func(*certSpec)) tls.Certificate {
 	i.t.Helper()
-	o := i.order(host)
+	o := i.newSpec(host)
 	if edit != nil {
 		edit(o)
 	}
@@ -144,57 +144,57 @@ func (i *issuer) key(kind string) (key crypto.Signer) {
 }
 
 // key has the server use a key of a kind.
-func key(kind string) func(*order) { return func(o *order) { o.kind = kind } }
+func key(kind string) func(*certSpec) { return func(o *certSpec) { o.kind = kind } }
 
-func bare(o *order)  { o.sends = nil }
-func whole(o *order) { o.sends = []*authority{o.issuer.mid, o.issuer.root} }
-func odder(o *order) { o.sends = []*authority{o.issuer.root, o.issuer.old, o.issuer.mid} }
+func bare(o *certSpec)  { o.sends = nil }
+func whole(o *certSpec) { o.sends = []*authority{o.issuer.mid, o.issuer.root} }
+func odder(o *certSpec) { o.sends = []*authority{o.issuer.root, o.issuer.old, o.issuer.mid} }
 
-func expired(o *order) {
+func expired(o *certSpec) {
 	o.NotBefore, o.NotAfter = time.Now().Add(-48*time.Hour), time.Now().Add(-time.Hour)
 }
 
-func notYetValid(o *order) {
+func notYetValid(o *certSpec) {
 	o.NotBefore, o.NotAfter = time.Now().Add(24*time.Hour), time.Now().Add(48*time.Hour)
 }
 
-func otherName(o *order) { o.DNSNames = []string{"another.example.com"} }
+func otherName(o *certSpec) { o.DNSNames = []string{"another.example.com"} }
 
-func wildcard(o *order) {
+func wildcard(o *certSpec) {
 	_, domain, _ := strings.Cut(o.DNSNames[0], ".")
 	o.DNSNames = []string{"*." + domain}
 }
 
-func wildcardTwoLabels(o *order) {
+func wildcardTwoLabels(o *certSpec) {
 	_, domain, _ := strings.Cut(o.DNSNames[0], ".")
 	_, domain, _ = strings.Cut(domain, ".")
 	o.DNSNames = []string{"*." + domain}
 }
 
-func manyNames(o *order) {
+func manyNames(o *certSpec) {
 	for n := range 500 {
 		o.DNSNames = append(o.DNSNames, strings.Repeat("n", n%50+1)+".other.example.com")
 	}
 }
 
-func noName(o *order) { o.DNSNames = nil }
+func noName(o *certSpec) { o.DNSNames = nil }
 
-func clientsAlone(o *order) { o.ExtKeyUsage = []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth} }
+func clientsAlone(o *certSpec) { o.ExtKeyUsage = []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth} }
 
-func selfSigned(o *order) { o.below, o.sends = nil, nil }
+func selfSigned(o *certSpec) { o.below, o.sends = nil, nil }
 
-func byTheRoot(o *order) { o.below, o.sends = o.issuer.root, nil }
+func byTheRoot(o *certSpec) { o.below, o.sends = o.issuer.root, nil }
 
-func untrusted(o *order) { o.below, o.sends = o.issuer.old, []*authority{o.issuer.old} }
+func untrusted(o *certSpec) { o.below, o.sends = o.issuer.old, []*authority{o.issuer.old} }
 
 // expiredIntermediate has an intermediate that has expired.
-func expiredIntermediate(o *order) {
+func expiredIntermediate(o *certSpec) {
 	a := o.issuer.authority("Expired Intermediate", o.issuer.key("p256"), o.issuer.root, expired)
 	o.below, o.sends = a, []*authority{a}
 }
 
 // crossSigned has an intermediate with two certificates, and the server send the one of the expired root first.
-func crossSigned(o *order) {
+func crossSigned(o *certSpec) {
 	i := o.issuer
 	mid := i.authority("Cross-Signed", i.key("p256"), i.root, nil)
 	other := i.authority("Cross-Signed", mid.key, i.old, nil)
@@ -202,14 +202,14 @@ func crossSigned(o *order) {
 }
 
 // crossSignedRoot has the server send the trusted root as signed by one that has expired, as many did in September 2021.
-func crossSignedRoot(o *order) {
+func crossSignedRoot(o *certSpec) {
 	i := o.issuer
 	cross := i.authority("Root", i.root.key, i.old, expired)
 	o.sends = []*authority{i.mid, cross, i.old}
 }
 
 // weakAuthority has an intermediate whose RSA key has 1,024 bits.
-func weakAuthority(o *order) {
+func weakAuthority(o *certSpec) {
 	a := o.issuer.authority("Weak", o.issuer.key("rsa1024"), o.issuer.root, nil)
 	o.below, o.sends = a, []*authority{a}
 }

@@ -44,7 +44,7 @@ type site struct {
 }
 
 // chain returns the certificate chain of the server.
-func (s *site) chain(edit func(*order)) tls.Certificate {
+func (s *site) chain(edit func(*certSpec)) tls.Certificate {
 	if s.row.cert != nil {
 		edit = s.row.cert
 	}
@@ -78,11 +78,13 @@ func conns(config *tls.Config, handle func(net.Conn)) server {
 
 var http1 = &tls.Config{NextProtos: []string{"http/1.1"}}
 
-// says answers each request with a text. It closes the connection if the text has no length or requests it.
-func says(text string) server { return conns(http1, answering(text)) }
+// respondsWith answers each request with a text. It closes the connection if the text has no length or requests it.
+func respondsWith(text string) server { return conns(http1, answering(text)) }
 
 // fine returns a server that answers 200 with fields and a body.
-func fine(fields, body string) server { return says("HTTP/1.1 200 OK\r\n" + fields + "\r\n" + body) }
+func fine(fields, body string) server {
+	return respondsWith("HTTP/1.1 200 OK\r\n" + fields + "\r\n" + body)
+}
 
 func answering(text string) func(net.Conn) {
 	return func(c net.Conn) {
@@ -109,10 +111,10 @@ const okay = "HTTP/1.1 200 OK\r\nContent-Length: 2\r\nConnection: close\r\n\r\no
 func speaks(config *tls.Config) server { return conns(config, answering(okay)) }
 
 // shows answers with a certificate that is edited.
-func shows(edit func(*order)) server {
+func shows(edit func(*certSpec)) server {
 	return server{start: func(s *site) {
 		s.row.cert = edit
-		says(okay).start(s)
+		respondsWith(okay).start(s)
 	}}
 }
 
@@ -245,7 +247,7 @@ func (r replayed) Read(b []byte) (int, error) { return r.in.Read(b) }
 // SAP do.
 func renegotiates() server {
 	return server{programPort, true, func(s *site) {
-		p := s.runs(s.t.TempDir(), "ACCEPT", "openssl", "s_server", "-accept", s.address(), "-cert", pemFile(s.t, s.chain(func(o *order) { key("rsa2048")(o); byTheRoot(o) })), "-tls1_2", "-crlf")
+		p := s.runs(s.t.TempDir(), "ACCEPT", "openssl", "s_server", "-accept", s.address(), "-cert", pemFile(s.t, s.chain(func(o *certSpec) { key("rsa2048")(o); byTheRoot(o) })), "-tls1_2", "-crlf")
 		go func() {
 			for n := 1; ; n++ { // connections come one after the other
 				for _, step := range []struct{ seen, then string }{

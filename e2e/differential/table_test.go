@@ -22,7 +22,7 @@ type row struct {
 	name    string // of the server; the first label of its host name
 	server  server
 	refused string                         // clients that fail without the gateway too, separated by spaces
-	cert    func(*order)                   // edits the certificate, for servers that use it
+	cert    func(*certSpec)                // edits the certificate, for servers that use it
 	method  string                         // instead of GET
 	header  string                         // additional header field
 	upload  bool                           // send a MiB
@@ -105,9 +105,9 @@ var framing = []row{
 	{name: "chunk-upper-case", server: fine("transfer-encoding: Chunked\r\n", "000A\r\n0123456789\r\n0\r\n\r\n")},
 	{name: "trailers", server: fine("Transfer-Encoding: chunked\r\nTrailer: X-End\r\n", "2\r\nok\r\n0\r\nX-End: yes\r\n\r\n")},
 	{name: "to-the-end", server: fine("X-Row: a\r\n", "ok")},
-	{name: "http10", server: says("HTTP/1.0 200 OK\r\n\r\nok")},
-	{name: "http10-kept", server: says("HTTP/1.0 200 OK\r\nConnection: keep-alive\r\nContent-Length: 2\r\n\r\nok")},
-	{name: "http10-chunked", server: says("HTTP/1.0 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n2\r\nok\r\n0\r\n\r\n")},
+	{name: "http10", server: respondsWith("HTTP/1.0 200 OK\r\n\r\nok")},
+	{name: "http10-kept", server: respondsWith("HTTP/1.0 200 OK\r\nConnection: keep-alive\r\nContent-Length: 2\r\n\r\nok")},
+	{name: "http10-chunked", server: respondsWith("HTTP/1.0 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n2\r\nok\r\n0\r\n\r\n")},
 	{name: "chunk-padded", server: fine("Transfer-Encoding: chunked\r\n", "2   \r\nok\r\n0   \r\n\r\n")},
 	{name: "chunk-padded-extension", server: fine("Transfer-Encoding: chunked\r\n", "2 ;a=b\r\nok\r\n0\t;c\r\n\r\n"), refused: "Go"},
 	{name: "length-twice", server: fine("Content-Length: 2\r\nContent-Length: 2\r\n", "ok")},
@@ -122,15 +122,15 @@ var framing = []row{
 	{name: "length-and-chunked", server: fine("Content-Length: 2\r\nTransfer-Encoding: chunked\r\n", "2\r\nok\r\n0\r\n\r\n")},
 	{name: "folded-field", server: fine("X-Row: a\r\n b\r\nContent-Length: 2\r\n", "ok")},
 	{name: "blank-before-colon", server: fine("Connection: close\r\nX-Row : a\r\nContent-Length: 2\r\n", "ok")},
-	{name: "bare-newlines", server: says("HTTP/1.1 200 OK\nX-Row: a\nContent-Length: 2\n\nok")},
+	{name: "bare-newlines", server: respondsWith("HTTP/1.1 200 OK\nX-Row: a\nContent-Length: 2\n\nok")},
 	{name: "parenthesis-in-name", server: fine("X(Row): a\r\nContent-Length: 2\r\n", "ok"), refused: "Go"},
 	{name: "blank-in-name", server: fine("Connection: close\r\nX Row: a\r\nContent-Length: 2\r\n", "ok")},
 	{name: "at-in-name", server: fine("X@Row: a\r\nContent-Length: 2\r\n", "ok"), refused: "Go"},
 	{name: "control-byte", server: fine("X-Row: a\x01b\r\nContent-Length: 2\r\n", "ok"), refused: "Go"},
 	{name: "latin-1", server: fine("X-Row: caf\xe9\r\nContent-Length: 2\r\n", "ok")},
 	{name: "utf-8", server: fine("X-Row: caf\xc3\xa9\r\nContent-Length: 2\r\n", "ok")},
-	{name: "no-reason", server: says("HTTP/1.1 200 \r\nContent-Length: 2\r\n\r\nok")},
-	{name: "no-reason-no-blank", server: says("HTTP/1.1 200\r\nContent-Length: 2\r\n\r\nok")},
+	{name: "no-reason", server: respondsWith("HTTP/1.1 200 \r\nContent-Length: 2\r\n\r\nok")},
+	{name: "no-reason-no-blank", server: respondsWith("HTTP/1.1 200\r\nContent-Length: 2\r\n\r\nok")},
 	{name: "fields-100", server: fine(strings.Repeat("X-Many: a\r\n", 97)+"Content-Length: 2\r\n", "ok")},
 	{name: "fields-130", server: fine(strings.Repeat("X-Many: a\r\n", 129)+"Content-Length: 2\r\n", "ok")},
 	{name: "fields-200", server: fine(strings.Repeat("X-Many: a\r\n", 199)+"Content-Length: 2\r\n", "ok")},
@@ -138,9 +138,9 @@ var framing = []row{
 	{name: "field-90k", server: fine("X-Big: "+strings.Repeat("b", 90<<10)+"\r\nContent-Length: 2\r\n", "ok")},
 	{name: "cookies-50", server: fine(strings.Repeat("Set-Cookie: a=b; Path=/\r\n", 50)+"Content-Length: 2\r\n", "ok")},
 	{name: "field-of-connection", server: fine("Connection: X-Own\r\nX-Own: a\r\nContent-Length: 2\r\n", "ok")},
-	{name: "not-http", server: says("SSH-2.0-OpenSSH_9.2\r\n"), refused: "curl Go"},
-	{name: "no-answer", server: says(""), refused: "curl Go"},
-	{name: "ends-in-head", server: says("HTTP/1.1 200 OK\r\nContent-Le"), refused: "Go"},
+	{name: "not-http", server: respondsWith("SSH-2.0-OpenSSH_9.2\r\n"), refused: "curl Go"},
+	{name: "no-answer", server: respondsWith(""), refused: "curl Go"},
+	{name: "ends-in-head", server: respondsWith("HTTP/1.1 200 OK\r\nContent-Le"), refused: "Go"},
 	{name: "ends-in-body", server: fine("Content-Length: 10\r\nConnection: close\r\n", "ok"), refused: "curl Go"},
 	{name: "ends-in-chunk", server: fine("Transfer-Encoding: chunked\r\n", "8\r\nok"), refused: "curl Go"},
 	{name: "ends-between-chunks", server: fine("Transfer-Encoding: chunked\r\n", "2\r\nok\r\n"), refused: "curl Go"},
@@ -148,21 +148,21 @@ var framing = []row{
 
 // statuses are responses whose status or method decides what follows.
 var statuses = []row{
-	{name: "continue-unasked", server: says("HTTP/1.1 100 Continue\r\n\r\n" + okay)},
-	{name: "processing", server: says("HTTP/1.1 102 Processing\r\n\r\nHTTP/1.1 102 Processing\r\n\r\n" + okay)},
-	{name: "early-hints", server: says("HTTP/1.1 103 Early Hints\r\nLink: </a.css>; rel=preload\r\n\r\n" + okay)},
-	{name: "no-content", server: says("HTTP/1.1 204 No Content\r\nConnection: close\r\n\r\n")},
-	{name: "no-content-length-0", server: says("HTTP/1.1 204 No Content\r\nContent-Length: 0\r\n\r\n")},
-	{name: "reset-content", server: says("HTTP/1.1 205 Reset Content\r\nContent-Length: 0\r\n\r\n")},
-	{name: "partial-content", server: says("HTTP/1.1 206 Partial Content\r\nContent-Range: bytes 0-1/9\r\nContent-Length: 2\r\n\r\nok"), header: "Range: bytes=0-1"},
-	{name: "moved", server: says("HTTP/1.1 302 Found\r\nLocation: /caf\xc3\xa9?a=b\r\nContent-Length: 0\r\n\r\n")},
-	{name: "not-modified", server: says("HTTP/1.1 304 Not Modified\r\nEtag: \"v1\"\r\nContent-Length: 12345\r\n\r\n"), header: `If-None-Match: "v1"`},
-	{name: "unauthorized", server: says("HTTP/1.1 401 Unauthorized\r\nWWW-Authenticate: Basic realm=\"r\"\r\nContent-Length: 2\r\n\r\nno")},
-	{name: "legal-reasons", server: says("HTTP/1.1 451 Unavailable For Legal Reasons\r\nContent-Length: 2\r\n\r\nno")},
-	{name: "bad-gateway", server: says("HTTP/1.1 502 Bad Gateway\r\nContent-Length: 2\r\n\r\nno")},
-	{name: "status-999", server: says("HTTP/1.1 999 Request denied\r\nContent-Length: 2\r\n\r\nno")},
-	{name: "head", server: says("HTTP/1.1 200 OK\r\nX-Row: a\r\nContent-Length: 1234\r\n\r\n"), method: http.MethodHead},
-	{name: "head-chunked", server: says("HTTP/1.1 200 OK\r\nX-Row: a\r\nTransfer-Encoding: chunked\r\n\r\n"), method: http.MethodHead},
+	{name: "continue-unasked", server: respondsWith("HTTP/1.1 100 Continue\r\n\r\n" + okay)},
+	{name: "processing", server: respondsWith("HTTP/1.1 102 Processing\r\n\r\nHTTP/1.1 102 Processing\r\n\r\n" + okay)},
+	{name: "early-hints", server: respondsWith("HTTP/1.1 103 Early Hints\r\nLink: </a.css>; rel=preload\r\n\r\n" + okay)},
+	{name: "no-content", server: respondsWith("HTTP/1.1 204 No Content\r\nConnection: close\r\n\r\n")},
+	{name: "no-content-length-0", server: respondsWith("HTTP/1.1 204 No Content\r\nContent-Length: 0\r\n\r\n")},
+	{name: "reset-content", server: respondsWith("HTTP/1.1 205 Reset Content\r\nContent-Length: 0\r\n\r\n")},
+	{name: "partial-content", server: respondsWith("HTTP/1.1 206 Partial Content\r\nContent-Range: bytes 0-1/9\r\nContent-Length: 2\r\n\r\nok"), header: "Range: bytes=0-1"},
+	{name: "moved", server: respondsWith("HTTP/1.1 302 Found\r\nLocation: /caf\xc3\xa9?a=b\r\nContent-Length: 0\r\n\r\n")},
+	{name: "not-modified", server: respondsWith("HTTP/1.1 304 Not Modified\r\nEtag: \"v1\"\r\nContent-Length: 12345\r\n\r\n"), header: `If-None-Match: "v1"`},
+	{name: "unauthorized", server: respondsWith("HTTP/1.1 401 Unauthorized\r\nWWW-Authenticate: Basic realm=\"r\"\r\nContent-Length: 2\r\n\r\nno")},
+	{name: "legal-reasons", server: respondsWith("HTTP/1.1 451 Unavailable For Legal Reasons\r\nContent-Length: 2\r\n\r\nno")},
+	{name: "bad-gateway", server: respondsWith("HTTP/1.1 502 Bad Gateway\r\nContent-Length: 2\r\n\r\nno")},
+	{name: "status-999", server: respondsWith("HTTP/1.1 999 Request denied\r\nContent-Length: 2\r\n\r\nno")},
+	{name: "head", server: respondsWith("HTTP/1.1 200 OK\r\nX-Row: a\r\nContent-Length: 1234\r\n\r\n"), method: http.MethodHead},
+	{name: "head-chunked", server: respondsWith("HTTP/1.1 200 OK\r\nX-Row: a\r\nTransfer-Encoding: chunked\r\n\r\n"), method: http.MethodHead},
 	{name: "options", server: fine("Allow: GET\r\nContent-Length: 0\r\n", ""), method: http.MethodOptions},
 	{name: "delete", server: fine("Content-Length: 2\r\n", "ok"), method: http.MethodDelete},
 	{name: "odd-method", server: fine("Content-Length: 2\r\n", "ok"), method: "PROPFIND"},
@@ -333,9 +333,9 @@ var hellos = []row{
 	{name: "client-rsa-exchange", server: openssl(""), options: "--tls-max 1.2 --ciphers AES128-GCM-SHA256", alone: "curl"},
 	{name: "client-dhe", server: openssl(""), options: "--tls-max 1.2 --ciphers DHE-RSA-AES128-GCM-SHA256", alone: "curl"},
 	{name: "server-name-rooted", server: openssl(""), options: "-servername server-name-rooted." + domain + ".", alone: "openssl"},
-	{name: "url-rooted", server: says(okay), rooted: true},
+	{name: "url-rooted", server: respondsWith(okay), rooted: true},
 	{name: "plain-url-rooted", server: conns(nil, answering(okay)), rooted: true, plain: true},
-	{name: "host-rooted", server: says(okay), header: "Host: host-rooted." + domain + "."},
+	{name: "host-rooted", server: respondsWith(okay), header: "Host: host-rooted." + domain + "."},
 	{name: "host-rooted-http2", server: handles(func(w http.ResponseWriter, _ *http.Request) { fmt.Fprint(w, "ok") }), header: "Host: host-rooted-http2." + domain + "."},
 	{name: "resumption", server: resumes(http1), talks: twice("resumption." + domain)},
 	{name: "resumption-tls12", server: resumes(&tls.Config{NextProtos: http1.NextProtos, MaxVersion: tls.VersionTLS12}), talks: twice("resumption-tls12." + domain)},
@@ -369,11 +369,11 @@ var javas = []row{
 
 // addresses are names whose addresses are unusual.
 var addresses = []row{
-	{name: "ip4-alone", server: says(okay), only: "ip4"},
-	{name: "ip6-alone", server: says(okay), only: "ip6"},
-	{name: "ip4-dead-first", server: says(okay).at(programPort), only: "ip4", dead: "192.0.2.101"},
-	{name: "ip6-dead-ip4-alive", server: says(okay).at(programPort), only: "ip4", dead: "2001:db8:2::101"},
-	{name: "ip4-dead-ip6-alive", server: says(okay).at(programPort), only: "ip6", dead: "192.0.2.102"},
+	{name: "ip4-alone", server: respondsWith(okay), only: "ip4"},
+	{name: "ip6-alone", server: respondsWith(okay), only: "ip6"},
+	{name: "ip4-dead-first", server: respondsWith(okay).at(programPort), only: "ip4", dead: "192.0.2.101"},
+	{name: "ip6-dead-ip4-alive", server: respondsWith(okay).at(programPort), only: "ip4", dead: "2001:db8:2::101"},
+	{name: "ip4-dead-ip6-alive", server: respondsWith(okay).at(programPort), only: "ip6", dead: "192.0.2.102"},
 }
 
 // exchanges are what clients of HTTP do not do.

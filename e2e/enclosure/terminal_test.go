@@ -79,7 +79,7 @@ type step struct {
 	prompt      bool // wait for a shell prompt afterwards: earlier input may be lost
 }
 
-func (t *terminal) take(s step) {
+func (t *terminal) play(s step) {
 	t.w.T.Helper()
 	before := len(t.String())
 	t.press(s.keys)
@@ -143,10 +143,10 @@ done`
 	for _, step := range []step{
 		{"sleep 1000 & echo o''ne\r", "one\r\n", true}, {"jobs\r", "Running", true}, {"fg\r", "sleep 1000\r\n", false},
 	} {
-		shell.take(step)
+		shell.play(step)
 	}
 	shell.stop()
-	shell.take(step{"kill %1; fg; echo t''wo\r", "two\r\n", true})
+	shell.play(step{"kill %1; fg; echo t''wo\r", "two\r\n", true})
 	shell.press("exit 4\r")
 	if status := shell.wait(); status != 4 {
 		t.Errorf("the shell: exit %d\n%s", status, shell)
@@ -172,7 +172,7 @@ func TestRunStopsWithItsCommand(t *testing.T) {
 		{"one\r", "got=one.", false}, {"\x1a", "Stopped", true}, {"echo at the sh''ell\r", "at the shell\r\n", true}, {"fg\r", "exit 6'\r\n", false},
 		{"two\r", "got=two.", false}, {"\x04", "", true}, {"echo status=$?.\r", "status=6.", true},
 	} {
-		term.take(step)
+		term.play(step)
 	}
 	term.press("exit\r")
 	term.wait()

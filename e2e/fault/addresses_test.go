@@ -47,5 +47,5 @@ func TestAttackDuringFaultsOfNewHostAddresses(t *testing.T) {
 		}
 		agrees(raider, "after "+step)
 	}
-	s.holds()
+	s.assertHolds()
 }

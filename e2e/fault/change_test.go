@@ -72,7 +72,7 @@ func TestAttackDuringFaultsOfCreateAndDelete(t *testing.T) {
 			}
 			w.MustDelete(makeNarrow(w))
 			nothingLeft(w, "at the end")
-			s.holds()
+			s.assertHolds()
 		})
 	}
 }
@@ -146,7 +146,7 @@ func TestAttackDuringFaultsOfPolicyUpdates(t *testing.T) {
 			}
 		}
 	}
-	s.holds()
+	s.assertHolds()
 }
 
 // The gateway fails at every step of a change of header rules, the box's and the global ones. The header sent to the
@@ -178,7 +178,7 @@ func TestAttackDuringFaultsOfHeaderUpdates(t *testing.T) {
 			}
 		}
 	}
-	s.holds()
+	s.assertHolds()
 	if strings.Contains(w.LogText(), harness.TestSecret) {
 		t.Error("the secret, which is also the panic's text, is in the log")
 	}
@@ -248,5 +248,5 @@ func TestAttackDuringFaultsOfStartAndStop(t *testing.T) {
 		}
 		agrees(r, "after "+step)
 	}
-	s.holds()
+	s.assertHolds()
 }

@@ -54,5 +54,5 @@ func TestAttackClockJumps(t *testing.T) {
 	for _, host := range []string{"api.example.com", "v4only.example.com", "multi.example.com"} {
 		w.MustSh(in.Box, "curl -sS -o /dev/null https://"+host+"/right")
 	}
-	s.holds()
+	s.assertHolds()
 }

@@ -44,7 +44,7 @@ func TestAttackConntrackTableFull(t *testing.T) {
 	if !agrees(r, "with room again") {
 		t.Error("the policy is not in force")
 	}
-	s.holds()
+	s.assertHolds()
 }
 
 // fillConntrack makes entries in the gateway's namespace until the kernel takes no more. The returned function deletes

@@ -52,7 +52,7 @@ func TestAttachedBoxFollowsAContainerOfDocker(t *testing.T) {
 	}
 	t.Cleanup(func() {
 		_ = d.run("rm", "--force", "guest")
-		d.stop(syscall.SIGTERM)
+		d.signal(syscall.SIGTERM)
 	})
 	run := []string{"run", "--detach", "--stop-signal", "KILL", "--network", "none", "--dns", "1.1.1.1", "--name", "guest", "sleep", "/bin/sleep", "1d"}
 	must(run...)
@@ -88,7 +88,7 @@ func TestAttachedBoxFollowsAContainerOfDocker(t *testing.T) {
 	must("restart", "--time", "0", "guest")
 	w.Up()
 	reaches("restarted while the gateway was down")
-	d.stop(syscall.SIGTERM) // which stops containers
+	d.signal(syscall.SIGTERM) // which stops containers
 	w.UntilStatus(box.ID, "gone")
 	d.start()
 	must("start", "guest")

@@ -57,5 +57,5 @@ func TestBoxThatWasPromised(t *testing.T) {
 		w.MustDelete(box)
 		nothingLeft(w, kind)
 	}
-	s.holds()
+	s.assertHolds()
 }

@@ -78,7 +78,7 @@ func TestAttackOnTheDiskByABoxWithoutLimits(t *testing.T) {
 			w := ownDisk(t, 320)
 			bad, other := w.Create(map[string]any{}), w.Create(map[string]any{})
 			w.MustSh(bad, `if fallocate -l 1M f; then echo space is taken without a write; exit 1; fi; python3 -c 'import os; os.posix_fallocate(os.open("g", os.O_RDWR | os.O_CREAT), 0, 1 << 20)'`)
-			leave(w, "first", 80<<20)
+			fillExcept(w, "first", 80<<20)
 			// 20 MiB a second: on a machine that is busy a faster one can have the 28 MiB of the reserve before the gateway's next look
 			w.Background(bad, "i=0; while dd if=/dev/zero of=big bs=1M count=1 seek=$i conv=notrunc status=none "+how+"; do i=$((i+1)); sleep 0.05; done", io.Discard)
 			status := func() string {
@@ -89,12 +89,12 @@ func TestAttackOnTheDiskByABoxWithoutLimits(t *testing.T) {
 				return box.Status
 			}
 			w.Until("the box is paused", func() bool { return status() == "paused" })
-			if left := left(w); left < 8<<20 {
+			if left := freeBytes(w); left < 8<<20 {
 				t.Errorf("%d MiB are left", left>>20)
 			}
 			w.SetPolicy(other, large())
 			w.MustSh(other, "true")
-			leave(w, "second", 16<<20)                                // so that the box, which goes on now and then, gets no more room
+			fillExcept(w, "second", 16<<20)                           // so that the box, which goes on now and then, gets no more room
 			w.Until("it stays paused, whoever uses it", func() bool { // until there is room, it goes on now and then
 				ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second) // a command waits while its box is paused
 				defer cancel()
@@ -108,8 +108,8 @@ func TestAttackOnTheDiskByABoxWithoutLimits(t *testing.T) {
 	}
 }
 
-// left returns how many bytes are free on the state directory's file system.
-func left(w *harness.World) int64 {
+// freeBytes returns how many bytes are free on the state directory's file system.
+func freeBytes(w *harness.World) int64 {
 	w.T.Helper()
 	var st unix.Statfs_t
 	if err := unix.Statfs(filepath.Join(w.Dir, "state"), &st); err != nil {
@@ -118,15 +118,15 @@ func left(w *harness.World) int64 {
 	return int64(st.Bavail) * st.Bsize
 }
 
-// leave fills the state directory's file system with a file of that name, except for the given number of bytes.
-func leave(w *harness.World, name string, bytes int64) {
+// fillExcept fills the state directory's file system with a file of that name, except for the given number of bytes.
+func fillExcept(w *harness.World, name string, bytes int64) {
 	w.T.Helper()
 	f, err := os.Create(filepath.Join(w.Dir, "state", name))
 	if err != nil {
 		w.T.Fatal(err)
 	}
 	defer f.Close()
-	for size := left(w) - bytes; size > 0; size = left(w) - bytes {
+	for size := freeBytes(w) - bytes; size > 0; size = freeBytes(w) - bytes {
 		err := unix.Fallocate(int(f.Fd()), 0, 0, size)
 		if err == nil {
 			return
@@ -218,7 +218,7 @@ func TestAttackWithAFullDisk(t *testing.T) {
 	}
 	w.SetPolicy(r.Box, narrow)
 	w.MustDelete(w.Create(map[string]any{"name": "more", "network_policy": narrow}))
-	s.holds()
+	s.assertHolds()
 }
 
 // manyKeys returns header rules that are too large for the space left for the store.
@@ -259,7 +259,7 @@ func TestAttackWithAReadOnlyDisk(t *testing.T) {
 	remount(0)
 	w.Up()
 	agrees(r, "writable again")
-	s.holds()
+	s.assertHolds()
 }
 
 // Whoever read the gateway's log has gone: writing to it fails, and the gateway goes on.

@@ -50,7 +50,7 @@ func startDocker(w *harness.World) *docker {
 			w.T.Fatal(err)
 		}
 	}
-	w.T.Cleanup(func() { d.stop(syscall.SIGKILL) })
+	w.T.Cleanup(func() { d.signal(syscall.SIGKILL) })
 	return d
 }
 
@@ -114,8 +114,8 @@ func (d *docker) output(stdin io.Reader, args ...string) (string, error) {
 	return strings.TrimSpace(string(out)), err
 }
 
-// stop ends the daemon by a signal to the first process of its namespace, whose parent then reaps it.
-func (d *docker) stop(sig syscall.Signal) {
+// signal ends the daemon by a signal to the first process of its namespace, whose parent then reaps it.
+func (d *docker) signal(sig syscall.Signal) {
 	if d.process == nil {
 		return
 	}
@@ -185,7 +185,7 @@ func TestAttackBesideDocker(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	d.stop(syscall.SIGTERM)
+	d.signal(syscall.SIGTERM)
 	d.start()
 	open("after a restart of Docker")
 	if n := w.Restored(); n != restored {
@@ -198,7 +198,7 @@ func TestAttackBesideDocker(t *testing.T) {
 			open(tool + " " + strings.Join(args, " "))
 		}
 	}
-	d.stop(syscall.SIGTERM)
+	d.signal(syscall.SIGTERM)
 	d.start()
-	s.holds()
+	s.assertHolds()
 }

@@ -63,7 +63,7 @@ func TestAttackWhileABoxIsAttachedAgain(t *testing.T) {
 			w.Happened(when)
 		}
 	}
-	s.holds()
+	s.assertHolds()
 	if n := s.boxes.Load(); n < int64(len(stepsOfReattach)) {
 		t.Errorf("the siege has entered only %d namespaces", n)
 	}

@@ -36,5 +36,5 @@ func TestAttackWhileACreationHangs(t *testing.T) {
 		nothingLeft(w, "hung at "+step)
 	}
 	w.MustDelete(makeNarrow(w))
-	s.holds()
+	s.assertHolds()
 }

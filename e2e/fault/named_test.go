@@ -57,5 +57,5 @@ func TestAttackDuringFaultsOfNamedPolicies(t *testing.T) {
 			}
 		}
 	}
-	s.holds()
+	s.assertHolds()
 }

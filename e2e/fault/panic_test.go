@@ -182,5 +182,5 @@ func TestAttackFileDescriptorsUsedUp(t *testing.T) {
 	if !agrees(r, "with descriptors again") {
 		t.Error("the policy is not in force")
 	}
-	s.holds()
+	s.assertHolds()
 }

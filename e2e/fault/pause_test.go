@@ -38,7 +38,7 @@ func TestAttackDuringFaultsOfPauseAndResume(t *testing.T) {
 			agrees(r, what)
 		}
 	}
-	s.holds()
+	s.assertHolds()
 }
 
 // The gateway fails at every step of restarting a box whose first process was killed. Then the box runs completely or
@@ -66,7 +66,7 @@ func TestAttackDuringFaultsOfRestart(t *testing.T) {
 			agrees(w.Raid(box), what)
 		}
 	}
-	s.holds()
+	s.assertHolds()
 }
 
 // TestAttackPolicyTightenedInTheMiddleOfARestart tightens the policy of a box that is just being started again, before it has a network
@@ -98,5 +98,5 @@ func TestAttackPolicyTightenedInTheMiddleOfARestart(t *testing.T) {
 		w.MustSh(box, "curl -sS -o /dev/null http://plain.example.com/")
 		w.MustDelete(box)
 	}
-	s.holds()
+	s.assertHolds()
 }

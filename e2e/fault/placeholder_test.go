@@ -46,5 +46,5 @@ func TestPlaceholdersSurviveAFailedChange(t *testing.T) {
 			}
 		}
 	}
-	s.holds()
+	s.assertHolds()
 }

@@ -121,7 +121,7 @@ func TestAReplacementThatFailsOpensNothing(t *testing.T) {
 				w.Up()
 				agrees(r, what+", then started")
 			}
-			s.holds()
+			s.assertHolds()
 		})
 	}
 }

@@ -50,12 +50,12 @@ func besiege(w *harness.World, targets [2]netip.Addr) *siege {
 		w.T.Fatal(err)
 	}
 	s.wg.Go(s.watch)
-	w.T.Cleanup(func() { s.end() })
+	w.T.Cleanup(func() { s.stop() })
 	return s
 }
 
-// end ends the siege and returns how often something was sent, or tried to be. It may be called twice.
-func (s *siege) end() int {
+// stop ends the siege and returns how often something was sent, or tried to be. It may be called twice.
+func (s *siege) stop() int {
 	select {
 	case <-s.done:
 	default:
@@ -65,7 +65,7 @@ func (s *siege) end() int {
 	return int(s.sent.Load())
 }
 
-func (s *siege) over() bool {
+func (s *siege) stopped() bool {
 	select {
 	case <-s.done:
 		return true
@@ -78,13 +78,13 @@ func (s *siege) over() bool {
 func (s *siege) watch() {
 	known := map[string]uint64{} // the inode of the namespace
 	pins := [...]pinDir{{path: filepath.Join(lab.RunDir(s.w.Dir), "netns")}, {path: filepath.Join(lab.RunDir(s.w.Dir), "attached")}}
-	for !s.over() {
+	for !s.stopped() {
 		for _, path := range append(pins[0].list(), pins[1].list()...) {
 			inode := inodeAt(path)
 			if inode == 0 || known[path] == inode {
 				continue
 			}
-			if pin, err := os.Open(path); err == nil && s.enter(path, inode, pin) {
+			if pin, err := os.Open(path); err == nil && s.attackFrom(path, inode, pin) {
 				known[path] = inode
 			}
 		}
@@ -121,8 +121,8 @@ func inodeAt(path string) uint64 {
 	return st.Ino
 }
 
-// enter attacks from a namespace for as long as its box exists. It returns false if there is no namespace yet.
-func (s *siege) enter(path string, inode uint64, pin *os.File) bool {
+// attackFrom attacks from a namespace for as long as its box exists. It returns false if there is no namespace yet.
+func (s *siege) attackFrom(path string, inode uint64, pin *os.File) bool {
 	entered := make(chan bool)
 	s.wg.Go(func() {
 		defer pin.Close()
@@ -133,7 +133,7 @@ func (s *siege) enter(path string, inode uint64, pin *os.File) bool {
 		}
 		entered <- true
 		s.boxes.Add(1)
-		for !s.over() {
+		for !s.stopped() {
 			for _, to := range s.targets {
 				s.round(to)
 			}

@@ -45,7 +45,7 @@ func TestAttackDuringFaultsOfSnapshots(t *testing.T) {
 			noSnapshots(w, what, r.Box)
 		}
 	}
-	s.holds()
+	s.assertHolds()
 }
 
 // takeSnapshot takes a snapshot; one that failed is an error.

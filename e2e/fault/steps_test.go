@@ -163,11 +163,11 @@ func faultWorld(t *testing.T, env ...string) (*harness.World, *siege) {
 	return w, besiege(w, harness.AttackerAt(101))
 }
 
-// holds ends a siege and fails the test if anything has reached the targets.
-func (s *siege) holds() {
+// assertHolds ends a siege and fails the test if anything has reached the targets.
+func (s *siege) assertHolds() {
 	s.w.T.Helper()
-	s.w.Until("the boxes have tried often enough", func() bool { return s.over() || s.sent.Load() >= 200 })
-	if sent := s.end(); sent < 200 {
+	s.w.Until("the boxes have tried often enough", func() bool { return s.stopped() || s.sent.Load() >= 200 })
+	if sent := s.stop(); sent < 200 {
 		s.w.T.Errorf("the boxes have tried only %d times", sent)
 	}
 	s.w.Untouched(s.targets[0], s.targets[1])

@@ -92,7 +92,7 @@ else:
 func (f *fidelity) download(options, url string, size int) {
 	f.T.Helper()
 	line := fmt.Sprintf("{ curl -sS -w '%%{stderr}%%{size_download} bytes' %s %s/down?%d; echo \", exit $?\" >&2; } | openssl dgst -sha256 -r", options, url, size)
-	out, errs, code := f.try(line)
+	out, errs, code := f.runLine(line)
 	digest, _, _ := strings.Cut(out, " ")
 	if told := strings.TrimSpace(errs); code != 0 || told != fmt.Sprintf("%d bytes, exit 0", size) || digest != bulkDigest(size) {
 		f.T.Errorf("of %d bytes with digest %s arrived %s; curl: %s; openssl: exit %d", size, bulkDigest(size), digest, told, code)
@@ -139,7 +139,7 @@ func TestFidelityBulk(t *testing.T) {
 	})
 	up := func(r route) func(*fidelity, int) {
 		return func(f *fidelity, size int) { // its length not told beforehand
-			answer, hash, code := f.try(fmt.Sprintf("%s - %d | curl -sS %s -T - %s/up", python, size, r.curl, r.url))
+			answer, hash, code := f.runLine(fmt.Sprintf("%s - %d | curl -sS %s -T - %s/up", python, size, r.curl, r.url))
 			if hash = strings.TrimSpace(hash); code != 0 || answer != fmt.Sprintf("%d %s <nil> -1", size, hash) {
 				f.T.Errorf("sent %s, the server says %s; curl: exit %d", hash, answer, code)
 			}

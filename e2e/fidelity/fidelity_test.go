@@ -103,15 +103,15 @@ func (f *fidelity) page(path string, h http.HandlerFunc) { f.pages.Store(path, h
 // run runs a line in the box and returns its standard output. The line must succeed.
 func (f *fidelity) run(line string) string {
 	f.T.Helper()
-	out, errs, code := f.try(line)
+	out, errs, code := f.runLine(line)
 	if code != 0 {
 		f.T.Fatalf("%q exited with %d: %s%s", line, code, out, errs)
 	}
 	return out
 }
 
-// try runs a line in the box.
-func (f *fidelity) try(line string) (out, errs string, code int) {
+// runLine runs a line in the box.
+func (f *fidelity) runLine(line string) (out, errs string, code int) {
 	f.T.Helper()
 	ctx, cancel := context.WithTimeout(f.T.Context(), harness.ExecMost)
 	defer cancel()

@@ -32,8 +32,8 @@ func scrubbing(t *testing.T) *fidelity {
 	return f
 }
 
-// leftOver returns the encoding in which a text contains most of the token, or "".
-func leftOver(text string) string {
+// findToken returns the encoding in which a text contains most of the token, or "".
+func findToken(text string) string {
 	for _, form := range testnet.Reflections(reflected) {
 		if form = strings.Trim(form, `"=`); strings.Contains(text, form[4:len(form)-4]) {
 			return form
@@ -49,7 +49,7 @@ func TestAttackReflectedSecret(t *testing.T) {
 	f.eachRoute(intercepted, func(f *fidelity, r route) {
 		for _, coding := range []string{"none", "gzip", "deflate", "br", "zstd"} {
 			out := f.curl(r, "-i --compressed -H 'Accept-Encoding: "+coding+", x-unknown' -H 'Range: bytes=0-10'", "/reflect/"+coding)
-			if form := leftOver(out); form != "" {
+			if form := findToken(out); form != "" {
 				f.T.Errorf("%s: %q reaches the box:\n%s", coding, form, out)
 			}
 			if n := strings.Count(out, "\n<"); n != len(testnet.Reflections(reflected)) || !strings.Contains(strings.ToLower(out), "x-reflect: bearer "+strings.Repeat("*", len(reflected))+"\r\n") {
@@ -61,7 +61,7 @@ func TestAttackReflectedSecret(t *testing.T) {
 		t.Errorf("%+v", got)
 	}
 	out := f.run("curl -sS https://api.example.com/reflect/gzip --compressed")
-	if got := f.Net.Received("api.example.com", testnet.Of(testnet.Request)); len(got) != 1 || got[0].Header.Get("Authorization") != "Bearer "+reflected || leftOver(out) != "" {
+	if got := f.Net.Received("api.example.com", testnet.Of(testnet.Request)); len(got) != 1 || got[0].Header.Get("Authorization") != "Bearer "+reflected || findToken(out) != "" {
 		t.Errorf("received %+v, answered %s", got, out)
 	}
 }
@@ -82,7 +82,7 @@ func TestAttackResponseThatCannotBeScrubbed(t *testing.T) {
 	f.eachRoute(intercepted, func(f *fidelity, r route) {
 		for _, path := range []string{"/strange", "/part"} {
 			out := f.curl(r, "-w ' %{http_code}'", path)
-			if leftOver(out) != "" || !strings.Contains(out, `"unscrubbable"`) || !strings.HasSuffix(out, " 502") {
+			if findToken(out) != "" || !strings.Contains(out, `"unscrubbable"`) || !strings.HasSuffix(out, " 502") {
 				f.T.Errorf("%s: %s", path, out)
 			}
 		}

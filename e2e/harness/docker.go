@@ -133,8 +133,8 @@ func (d *Docker) events(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-// happened sends an event to the listeners.
-func (d *Docker) happened(c *Container, action string) {
+// broadcast sends an event to the listeners.
+func (d *Docker) broadcast(c *Container, action string) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	event := fmt.Sprintf(`{"Type":"container","Action":%q,"Actor":{"ID":%q},"time":%d}`, action, c.ID, time.Now().Unix())
@@ -167,7 +167,7 @@ func (c *Container) Start(setup ...string) *ForeignBox {
 	c.docker.mu.Lock()
 	c.box, c.started = box, time.Now()
 	c.docker.mu.Unlock()
-	c.docker.happened(c, "start")
+	c.docker.broadcast(c, "start")
 	return box
 }
 
@@ -180,7 +180,7 @@ func (c *Container) Stop() {
 	c.docker.mu.Unlock()
 	if box != nil {
 		box.End()
-		c.docker.happened(c, "die")
+		c.docker.broadcast(c, "die")
 	}
 }
 
@@ -191,7 +191,7 @@ func (c *Container) Remove() {
 	c.docker.mu.Lock()
 	c.docker.containers = slices.DeleteFunc(c.docker.containers, func(other *Container) bool { return other == c })
 	c.docker.mu.Unlock()
-	c.docker.happened(c, "destroy")
+	c.docker.broadcast(c, "destroy")
 }
 
 // Sandbox returns the sandbox of the container.

@@ -15,13 +15,13 @@ const FaultsFile = knobs.FaultsFile
 // Arm makes the gateway fail the next time it reaches a step.
 func (w *World) Arm(kind, step string) {
 	w.T.Helper()
-	w.order("", kind+" "+step)
+	w.writeOrder("", kind+" "+step)
 }
 
 // GoOn releases a gateway that waits at a step.
 func (w *World) GoOn() {
 	w.T.Helper()
-	w.order(knobs.GoOn, "")
+	w.writeOrder(knobs.GoOn, "")
 }
 
 // Waits reports whether no gateway has used [World.GoOn] yet.
@@ -33,11 +33,11 @@ func (w *World) Waits() bool {
 // Jump moves the gateway's wall clock forward or back.
 func (w *World) Jump(by time.Duration) {
 	w.T.Helper()
-	w.order(knobs.Clock, by.String())
+	w.writeOrder(knobs.Clock, by.String())
 }
 
-// order writes a fault or clock offset to the file that the gateway reads.
-func (w *World) order(suffix, text string) {
+// writeOrder writes a fault or clock offset to the file that the gateway reads.
+func (w *World) writeOrder(suffix, text string) {
 	w.T.Helper()
 	path := w.FaultsPath()
 	err := os.WriteFile(path+".new", []byte(text), 0o600)

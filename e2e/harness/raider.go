@@ -43,15 +43,15 @@ func (w *World) Raid(box string) *Raider {
 	}
 	w.T.Cleanup(func() { pin.Close() })
 	r := &Raider{World: w, Box: box, Pin: pin}
-	if err := errors.Join(r.learn(), r.Inside(r.openPackets)); err != nil {
+	if err := errors.Join(r.readLink(), r.Inside(r.openPackets)); err != nil {
 		w.T.Fatal(err)
 	}
 	w.T.Cleanup(func() { unix.Close(r.FD) })
 	return r
 }
 
-// learn reads the addresses of both ends of the link.
-func (r *Raider) learn() error {
+// readLink reads the addresses of both ends of the link.
+func (r *Raider) readLink() error {
 	h, err := netlink.NewHandleAt(netns.NsHandle(r.Pin.Fd()))
 	if err != nil {
 		return err

@@ -23,10 +23,10 @@ import (
 // such as the gateway's configuration, its settings, the kernel's rules or the names of the internet, the lab is closed
 // instead of reused. A restart of the gateway is allowed. State in the gateway's memory remains, such as metrics and
 // cached DNS answers: a test that counts them needs [NewWorld].
-func Shared(t *testing.T) *World { t.Helper(); return share(t, &plainLabs) }
+func Shared(t *testing.T) *World { t.Helper(); return acquireShared(t, &plainLabs) }
 
 // SharedCaptured is [Shared] for labs like those of [NewCaptured].
-func SharedCaptured(t *testing.T) *World { t.Helper(); return share(t, &capturedLabs) }
+func SharedCaptured(t *testing.T) *World { t.Helper(); return acquireShared(t, &capturedLabs) }
 
 var plainLabs, capturedLabs = labs{}, labs{captured: true}
 
@@ -54,11 +54,11 @@ func countLabs() string {
 		counted.own.Load(), counted.shared.Load(), counted.used.Load(), counted.closed.Load(), holders.waited.Round(time.Millisecond))
 }
 
-func share(t *testing.T, from *labs) *World {
+func acquireShared(t *testing.T, from *labs) *World {
 	t.Helper()
 	needRoot(t)
 	TakeSlot(t)
-	s, err := from.take()
+	s, err := from.acquire()
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -70,9 +70,9 @@ func share(t *testing.T, from *labs) *World {
 	}
 	t.Cleanup(func() {
 		w.showLog()
-		err := s.renew(t, &own)
+		err := s.reset(t, &own)
 		if err == nil {
-			from.put(s)
+			from.release(s)
 			return
 		}
 		if !t.Failed() {
@@ -86,15 +86,15 @@ func share(t *testing.T, from *labs) *World {
 	return w
 }
 
-// take returns an idle lab or a new one.
-func (l *labs) take() (*sharedLab, error) {
-	if s := l.takeIdle(); s != nil {
+// acquire returns an idle lab or a new one.
+func (l *labs) acquire() (*sharedLab, error) {
+	if s := l.acquireIdle(); s != nil {
 		return s, nil
 	}
 	return l.start()
 }
 
-func (l *labs) takeIdle() *sharedLab {
+func (l *labs) acquireIdle() *sharedLab {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	n := len(l.idle)
@@ -106,7 +106,7 @@ func (l *labs) takeIdle() *sharedLab {
 	return s
 }
 
-func (l *labs) put(s *sharedLab) {
+func (l *labs) release(s *sharedLab) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.idle = append(l.idle, s)
@@ -147,15 +147,15 @@ func closeShared() (err error) {
 	return err
 }
 
-// renew prepares the lab for the next test, or returns the reason why it cannot. own is the test's copy of the lab.
-func (s *sharedLab) renew(t *testing.T, own *lab.Lab) error {
+// reset prepares the lab for the next test, or returns the reason why it cannot. own is the test's copy of the lab.
+func (s *sharedLab) reset(t *testing.T, own *lab.Lab) error {
 	if t.Failed() {
 		return errors.New("a test has failed in it")
 	}
 	if s.Net.Changed() {
 		return errors.New("the internet has been changed")
 	}
-	if err := s.adopt(own); err != nil {
+	if err := s.adoptGateway(own); err != nil {
 		return err
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), Patience)
@@ -174,8 +174,8 @@ func (s *sharedLab) renew(t *testing.T, own *lab.Lab) error {
 	return nil
 }
 
-// adopt adopts the gateway of a test that restarted it, if it was started in the same way.
-func (s *sharedLab) adopt(own *lab.Lab) error {
+// adoptGateway adopts the gateway of a test that restarted it, if it was started in the same way.
+func (s *sharedLab) adoptGateway(own *lab.Lab) error {
 	if own.Process == nil {
 		return errors.New("the gateway has been stopped")
 	}
@@ -227,8 +227,8 @@ func (s *sharedLab) deleteSnapshots(ctx context.Context) error {
 	return nil
 }
 
-// kept are the API paths of the gateway's state other than boxes.
-var kept = []string{"/v2/box", "/v2/box/snapshots", "/v2/box/settings/network-policies", "/v2/box/settings/attach-headers", "/v2/box/settings/env"}
+// statePaths are the API paths of the gateway's state other than boxes.
+var statePaths = []string{"/v2/box", "/v2/box/snapshots", "/v2/box/settings/network-policies", "/v2/box/settings/attach-headers", "/v2/box/settings/env"}
 
 // hostState prints the network state of the gateway's host that a test could change, without parts that the kernel adds
 // or that differ with each start of the gateway.
@@ -239,7 +239,7 @@ const hostState = `nft --stateless --terse list ruleset | sed -E 's/, start [a-z
 // network of its host.
 func (s *sharedLab) readState(ctx context.Context) (string, error) {
 	var state string
-	for _, path := range kept {
+	for _, path := range statePaths {
 		var text []byte
 		if err := s.Client.Get(ctx, path, &text); err != nil {
 			return "", err

@@ -38,7 +38,7 @@ func sentKey(w *harness.World, box string) string {
 func TestGlobalRulesReachBoxesBeingCreated(t *testing.T) {
 	t.Parallel()
 	w := harness.Shared(t)
-	put(w, "/v2/box/settings/attach-headers", globalKey("V0"))
+	putConfig(w, "/v2/box/settings/attach-headers", globalKey("V0"))
 	for round := range 4 {
 		var wg sync.WaitGroup
 		ids := make([]string, 3)
@@ -46,7 +46,7 @@ func TestGlobalRulesReachBoxesBeingCreated(t *testing.T) {
 			wg.Go(func() { ids[i] = w.Create(map[string]any{"network_policy": harness.Custom("api.example.com")}) })
 		}
 		want := fmt.Sprintf("V%d", round+1)
-		put(w, "/v2/box/settings/attach-headers", globalKey(want))
+		putConfig(w, "/v2/box/settings/attach-headers", globalKey(want))
 		wg.Wait()
 		for _, id := range ids {
 			if got := sentKey(w, id); got != want {
@@ -56,7 +56,7 @@ func TestGlobalRulesReachBoxesBeingCreated(t *testing.T) {
 	}
 }
 
-func put(w *harness.World, path string, body any) {
+func putConfig(w *harness.World, path string, body any) {
 	w.T.Helper()
 	if err := w.Client.Do(w.T.Context(), "PUT", path, body, nil); err != nil {
 		w.T.Errorf("PUT %s: %v", path, err)
@@ -71,7 +71,7 @@ func TestHangingUpLeavesNoChangeHalfWay(t *testing.T) {
 	for range 3 {
 		ids = append(ids, w.Create(map[string]any{"network_policy": harness.Custom("api.example.com")}))
 	}
-	put(w, "/v2/box/settings/attach-headers", globalKey("before")) // requests are intercepted from now on
+	putConfig(w, "/v2/box/settings/attach-headers", globalKey("before")) // requests are intercepted from now on
 	for round := range 6 {
 		ctx, cancel := context.WithTimeout(t.Context(), time.Duration(1+3*round)*time.Millisecond)
 		_ = w.Client.Do(ctx, "PUT", "/v2/box/settings/attach-headers", globalKey(fmt.Sprintf("V%d", round)), nil)
@@ -119,7 +119,7 @@ func TestBoxInErrorDoesNotHoldUpTheOthers(t *testing.T) {
 	if err := w.Client.Get(t.Context(), api.BoxPath(broken, "status"), &state); err != nil || state.Status != "error" {
 		t.Errorf("the broken box: %+v %v", state, err)
 	}
-	put(w, "/v2/box/settings/attach-headers", globalKey("V1"))
+	putConfig(w, "/v2/box/settings/attach-headers", globalKey("V1"))
 	if got := sentKey(w, works); got != "V1" {
 		t.Errorf("the other box sends %q", got)
 	}

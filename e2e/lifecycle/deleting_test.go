@@ -10,8 +10,8 @@ import (
 	"boxgate/e2e/harness"
 )
 
-// waiting returns a world whose gateway waits at the steps chosen by a test.
-func waiting(t *testing.T) *harness.World {
+// newWaitingWorld returns a world whose gateway waits at the steps chosen by a test.
+func newWaitingWorld(t *testing.T) *harness.World {
 	t.Helper()
 	w := harness.Shared(t)
 	w.Kill()
@@ -56,7 +56,7 @@ func deleteDuring(w *harness.World, box, change, step, later string) (changed er
 // A box that is deleted while it is restarted is gone: it has no kernel state, and its addresses are free.
 func TestDeletedWhileItIsStartedAgain(t *testing.T) {
 	t.Parallel()
-	w := waiting(t)
+	w := newWaitingWorld(t)
 	box := w.Create(map[string]any{"network_policy": map[string]any{"mode": "allow-all"}})
 	if err := syscall.Kill(w.InitOf(box), syscall.SIGKILL); err != nil {
 		t.Fatal(err)
@@ -78,7 +78,7 @@ func TestDeletedWhileItIsStartedAgain(t *testing.T) {
 // A box that is deleted while it is paused stays deleted, even if the gateway dies before the deletion is complete.
 func TestDeletedWhileItIsPaused(t *testing.T) {
 	t.Parallel()
-	w := waiting(t)
+	w := newWaitingWorld(t)
 	box := w.Create(map[string]any{})
 	if err := deleteDuring(w, box, "pause", "pause: box frozen", ""); err == nil {
 		t.Error("a deleted box was paused")

@@ -66,8 +66,8 @@ func (c *collectors) serve(w *harness.World) (caFile string) {
 	return caFile
 }
 
-// note keeps a problem, which the test reports.
-func (c *collectors) note(err error) {
+// recordError keeps a problem, which the test reports.
+func (c *collectors) recordError(err error) {
 	if err != nil {
 		c.problems = append(c.problems, err)
 	}
@@ -77,10 +77,10 @@ func (c *collectors) webhook(w http.ResponseWriter, r *http.Request) {
 	body, err := io.ReadAll(r.Body)
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.note(err)
+	c.recordError(err)
 	hook, err := standardwebhooks.NewWebhook(c.key)
-	c.note(err)
-	c.note(hook.Verify(body, r.Header))
+	c.recordError(err)
+	c.recordError(hook.Verify(body, r.Header))
 	var p struct {
 		Type string
 		Data struct {
@@ -88,14 +88,14 @@ func (c *collectors) webhook(w http.ResponseWriter, r *http.Request) {
 			Decisions []audit.Event
 		}
 	}
-	c.note(json.Unmarshal(body, &p))
+	c.recordError(json.Unmarshal(body, &p))
 	if p.Type != "boxgate.decisions" || p.Data.Host == "" {
-		c.note(fmt.Errorf("the payload is %s", body))
+		c.recordError(fmt.Errorf("the payload is %s", body))
 	}
 	for _, e := range p.Data.Decisions {
 		c.seen[fmt.Sprint(p.Data.Run, " ", e.Seq)]++
 		if e.Verdict == policy.Allow && !c.all {
-			c.note(fmt.Errorf("allowed: %+v", e))
+			c.recordError(fmt.Errorf("allowed: %+v", e))
 		}
 		c.decided[string(e.Box)+" "+string(e.Stage)+" "+e.Name] = p.Data.Run
 	}
@@ -105,11 +105,11 @@ func (c *collectors) otlp(w http.ResponseWriter, r *http.Request) {
 	body, err := io.ReadAll(r.Body)
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.note(err)
+	c.recordError(err)
 	var data logs.LogsData
-	c.note(protojson.Unmarshal(body, &data))
+	c.recordError(protojson.Unmarshal(body, &data))
 	if got := r.Header.Get("Authorization"); got != c.token {
-		c.note(fmt.Errorf("Authorization is %q", got))
+		c.recordError(fmt.Errorf("Authorization is %q", got))
 	}
 	for _, of := range data.ResourceLogs {
 		for _, scope := range of.ScopeLogs {
@@ -163,7 +163,7 @@ func TestDecisionsAreExported(t *testing.T) {
 	}
 	box := u.Create(map[string]any{"network_policy": harness.Custom("api.example.com")})
 	first := u.denied(c, box, "one.example.com")
-	u.must("upgrade")
+	u.mustReplace("upgrade")
 	if second := u.denied(c, box, "two.example.com"); second == first {
 		t.Error("both runs have one name")
 	}
@@ -173,7 +173,7 @@ func TestDecisionsAreExported(t *testing.T) {
 			t.Errorf("%s shows a secret", what)
 		}
 	}
-	u.end()
+	u.terminate()
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if err := errors.Join(c.problems...); err != nil {

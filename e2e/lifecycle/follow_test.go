@@ -46,8 +46,8 @@ func follow(t *testing.T) *follower {
 	return b
 }
 
-// works fails the test unless the box has its network, secrets, rules and CA.
-func (b *follower) works(when string) {
+// assertWorks fails the test unless the box has its network, secrets, rules and CA.
+func (b *follower) assertWorks(when string) {
 	b.T.Helper()
 	f := b.container.Sandbox()
 	b.UntilEvery(5*time.Millisecond, when+": the container has the box's network", func() bool {
@@ -88,7 +88,7 @@ func TestAttachedBoxFollowsItsContainer(t *testing.T) {
 	if err := b.Client.Do(t.Context(), "POST", api.BoxPath(b.id, "preview"), map[string]any{"port": 8000}, &b.url); err != nil {
 		t.Fatal(err)
 	}
-	b.works("attached")
+	b.assertWorks("attached")
 	b.container.Stop()
 	b.isGone("attached again when it starts")
 	if out, code := b.GatewayCommand("box", "list"); code != 0 || !strings.Contains(out, "gone") {
@@ -98,10 +98,10 @@ func TestAttachedBoxFollowsItsContainer(t *testing.T) {
 		t.Error("the log does not say that the box is gone")
 	}
 	b.container.Start()
-	b.works("after docker start")
+	b.assertWorks("after docker start")
 	b.container.Stop()
 	b.container.Start()
-	b.works("after docker restart")
+	b.assertWorks("after docker restart")
 	b.container.Stop()
 	b.isGone("")
 	b.SetPolicy(b.id, map[string]any{"mode": "deny-all"})
@@ -124,12 +124,12 @@ func TestAttachedBoxFollowsItsContainer(t *testing.T) {
 func TestAttachedBoxFollowsThroughRestarts(t *testing.T) {
 	t.Parallel()
 	b := follow(t)
-	b.works("attached")
+	b.assertWorks("attached")
 	b.Kill()
 	b.container.Stop()
 	b.container.Start()
 	b.Up()
-	b.works("restarted while the gateway was down")
+	b.assertWorks("restarted while the gateway was down")
 	b.Kill()
 	b.container.Stop()
 	b.Up()
@@ -138,14 +138,14 @@ func TestAttachedBoxFollowsThroughRestarts(t *testing.T) {
 	b.Up()
 	b.isGone("stopped")
 	b.container.Start()
-	b.works("stopped while the gateway was down")
+	b.assertWorks("stopped while the gateway was down")
 	b.docker.Stop() // containers go on, as with live-restore
-	b.works("without Docker")
+	b.assertWorks("without Docker")
 	b.container.Stop()
 	b.isGone("Docker does not answer")
 	b.container.Start()
 	b.docker.Start()
-	b.works("restarted while Docker was down")
+	b.assertWorks("restarted while Docker was down")
 	b.NothingLeaks()
 }
 
@@ -154,7 +154,7 @@ func TestAttachedBoxFollowsThroughRestarts(t *testing.T) {
 func TestAttackContainerThatTakesTheNameOfAnother(t *testing.T) {
 	t.Parallel()
 	b := follow(t)
-	b.works("attached")
+	b.assertWorks("attached")
 	b.container.Remove()
 	b.isGone("removed")
 	thief := b.docker.Run("guest")
@@ -174,7 +174,7 @@ func TestAttackContainerThatTakesTheNameOfAnother(t *testing.T) {
 	if out, code := b.GatewayCommand("box", "reattach", "agent", "--container", "guest"); code != 0 {
 		t.Fatalf("gateway box reattach: %d %s", code, out)
 	}
-	b.works("attached by hand")
+	b.assertWorks("attached by hand")
 	thief.Stop()
 	b.isGone("")
 	thief.Start("ip link add out0 type veth peer name out1 && ip link set out0 up")
@@ -184,7 +184,7 @@ func TestAttackContainerThatTakesTheNameOfAnother(t *testing.T) {
 	}
 	thief.Stop()
 	thief.Start()
-	b.works("from then on it is the box's")
+	b.assertWorks("from then on it is the box's")
 	b.NothingLeaks()
 }
 

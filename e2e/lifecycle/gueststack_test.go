@@ -122,8 +122,8 @@ func tcpOf(b []byte) []byte {
 	return nil
 }
 
-// works fails the test unless the sandbox reaches the internet over both families, by its own stack.
-func (g *guestStack) works(when string) {
+// assertWorks fails the test unless the sandbox reaches the internet over both families, by its own stack.
+func (g *guestStack) assertWorks(when string) {
 	g.T.Helper()
 	for _, a := range []netip.Addr{g.World.V4("plain.example.com"), g.World.V6("plain.example.com")} {
 		if got := g.get(netip.AddrPortFrom(a, 80), "/seen"); !strings.HasPrefix(got, "HTTP/1.1 200") {
@@ -153,15 +153,15 @@ func TestAttachedGuestKeepsItsOwnNetworkStack(t *testing.T) {
 		t.Errorf("the sandbox finds no configuration to take over: %s", out)
 	}
 	g := takeOver(w, box.ID, f)
-	g.works("attached")
+	g.assertWorks("attached")
 	w.Kill()
 	w.Up()
-	g.works("after a restart of the gateway")
+	g.assertWorks("after a restart of the gateway")
 	w.NFT("flush ruleset")
 	w.Until("the rules are back", func() bool {
 		return strings.HasPrefix(g.get(netip.AddrPortFrom(w.V4("plain.example.com"), 80), "/seen"), "HTTP/1.1 200")
 	})
-	g.works("after a flush of the rules")
+	g.assertWorks("after a flush of the rules")
 	if out, _ := w.GatewayCommand("box", "get", "guest", "--json"); !strings.Contains(out, `"stack":"guest"`) && !strings.Contains(out, `"stack": "guest"`) {
 		t.Errorf("read back: %s", out)
 	}

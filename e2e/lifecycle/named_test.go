@@ -20,7 +20,7 @@ func TestNamedPolicyReachesBoxesBeingCreated(t *testing.T) {
 	t.Parallel()
 	w := harness.Shared(t)
 	hosts := []string{"api.example.com", "www.example.com"}
-	put(w, namedWeb, harness.Custom(hosts[0]))
+	putConfig(w, namedWeb, harness.Custom(hosts[0]))
 	for round := range 4 {
 		var wg sync.WaitGroup
 		ids := make([]string, 3)
@@ -28,7 +28,7 @@ func TestNamedPolicyReachesBoxesBeingCreated(t *testing.T) {
 			wg.Go(func() { ids[i] = w.Create(map[string]any{"network_policy": web}) })
 		}
 		open, closed := hosts[(round+1)%2], hosts[round%2]
-		put(w, namedWeb, harness.Custom(open))
+		putConfig(w, namedWeb, harness.Custom(open))
 		wg.Wait()
 		for _, id := range ids {
 			w.MustSh(id, "curl -k -sS -m 60 -o /dev/null https://"+open+"/")
@@ -46,20 +46,20 @@ func TestNamedPolicyCutsWhereItDrains(t *testing.T) {
 	t.Parallel()
 	u := newUpgrading(t, nil)
 	u.Up()
-	put(u.World, namedWeb, harness.Custom("api.example.com", "www.example.com"))
+	putConfig(u.World, namedWeb, harness.Custom("api.example.com", "www.example.com"))
 	var cut []chan int
 	var kept []func() int64
 	for _, g := range attachGuests(t, u.World, 2) {
-		put(u.World, api.BoxPath(g.id, "config/network-policy"), web)
+		putConfig(u.World, api.BoxPath(g.id, "config/network-policy"), web)
 		_, ended := u.stream(g, "https://www.example.com/sse")
 		size, _ := u.stream(g, "https://api.example.com/sse")
 		cut, kept = append(cut, ended), append(kept, size)
 	}
-	u.must("upgrade")
+	u.mustReplace("upgrade")
 	for _, size := range kept {
 		u.goesOn("a stream", size)
 	}
-	put(u.World, namedWeb, harness.Custom("api.example.com"))
+	putConfig(u.World, namedWeb, harness.Custom("api.example.com"))
 	for i := range cut {
 		u.Until("the stream that is denied now is cut", func() bool { return len(cut[i]) == 1 })
 		u.goesOn("the stream that is allowed", kept[i])
@@ -71,17 +71,17 @@ func TestNamedPolicyCutsWhereItDrains(t *testing.T) {
 func TestBoxesFromSnapshotsFollowNamedPolicies(t *testing.T) {
 	t.Parallel()
 	w := harness.Shared(t)
-	put(w, namedWeb, harness.Custom("api.example.com", "www.example.com"))
+	putConfig(w, namedWeb, harness.Custom("api.example.com", "www.example.com"))
 	source := w.Create(map[string]any{"network_policy": web})
-	snapshot := take(w, source, "follows").ID
+	snapshot := takeSnapshot(w, source, "follows").ID
 	w.MustDelete(source)
-	put(w, namedWeb, harness.Custom("api.example.com"))
+	putConfig(w, namedWeb, harness.Custom("api.example.com"))
 	box := fromSnapshot(w, snapshot, nil)
 	w.MustSh(box, "curl -k -sS -m 60 -o /dev/null https://api.example.com/")
 	if out, code := w.Sh(box, "curl -k -sS -m 60 -o /dev/null https://www.example.com/"); code != 35 {
 		t.Errorf("what was closed since the snapshot was taken: %d %s", code, out)
 	}
-	put(w, namedWeb, map[string]any{"mode": "deny-all"})
+	putConfig(w, namedWeb, map[string]any{"mode": "deny-all"})
 	if out, code := w.Sh(box, "curl -k -sS -m 60 -o /dev/null https://api.example.com/"); code != 35 {
 		t.Errorf("the box does not follow: %d %s", code, out)
 	}

@@ -256,7 +256,7 @@ func TestSnapshotsAndReboots(t *testing.T) {
 	w := harness.Shared(t)
 	first := w.Create(map[string]any{})
 	w.MustSh(first, "echo below > below; echo old > changed; echo x > removed")
-	second := fromSnapshot(w, take(w, first, "one").ID, nil)
+	second := fromSnapshot(w, takeSnapshot(w, first, "one").ID, nil)
 	w.MustSh(second, "echo above > above; echo new > changed; rm removed")
 	w.MustDelete(first)
 	const look = "cat below above changed; ls removed 2>/dev/null | wc -l"
@@ -265,7 +265,7 @@ func TestSnapshotsAndReboots(t *testing.T) {
 		if err := w.Start(t.Context()); err != nil {
 			t.Fatal(err)
 		}
-		third := fromSnapshot(w, take(w, second, "stopped").ID, nil)
+		third := fromSnapshot(w, takeSnapshot(w, second, "stopped").ID, nil)
 		if got := status(w, second); got != "paused" {
 			t.Errorf("the snapshot has left it %s", got)
 		}

@@ -16,14 +16,14 @@ func TestEnvironmentOfNewBoxes(t *testing.T) {
 	w := harness.Shared(t)
 	const show = `printf '%s|%s|%s' "$SHARED" "$OWN" "$TOKEN"`
 	before := w.Create(map[string]any{})
-	put(w, "/v2/box/settings/env", map[string]any{"env_vars": map[string]string{"SHARED": "all", "OWN": "all", "TOKEN": "all"}})
+	putConfig(w, "/v2/box/settings/env", map[string]any{"env_vars": map[string]string{"SHARED": "all", "OWN": "all", "TOKEN": "all"}})
 	after := w.Create(map[string]any{
 		"env_vars": map[string]string{"OWN": "box"},
 		"attach_headers": map[string]any{"api.example.com": map[string]any{
 			"headers": map[string]string{}, "placeholders": map[string]string{"TOKEN": harness.TestSecret},
 		}},
 	})
-	put(w, "/v2/box/settings/env/SHARED", map[string]string{"value": "changed"})
+	putConfig(w, "/v2/box/settings/env/SHARED", map[string]string{"value": "changed"})
 	if out := w.MustSh(before, show); out != "||" {
 		t.Errorf("a box that was there before has %q", out)
 	}
@@ -62,8 +62,8 @@ func TestConfigurationIsKept(t *testing.T) {
 	}
 	post("config/labels", map[string]string{"label": "two"})
 	post("config/skills", map[string]string{"skill_id": "upstash/qstash-js/qstash-js"})
-	put(w, api.BoxPath(box, "config/model"), map[string]string{"model": "custom/other"})
-	put(w, api.BoxPath(box, "config/custom-runner"), map[string]any{"custom_runner": map[string]any{"command": "node", "args": []string{"x.mjs"}}})
+	putConfig(w, api.BoxPath(box, "config/model"), map[string]string{"model": "custom/other"})
+	putConfig(w, api.BoxPath(box, "config/custom-runner"), map[string]any{"custom_runner": map[string]any{"command": "node", "args": []string{"x.mjs"}}})
 	if err := w.Client.Do(t.Context(), "DELETE", api.BoxPath(box, "config/labels/one"), nil, nil); err != nil {
 		t.Error(err)
 	}

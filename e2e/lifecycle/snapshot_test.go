@@ -22,8 +22,8 @@ type snapshotView struct {
 	SizeBytes               int64  `json:"size_bytes"`
 }
 
-// take takes a snapshot of a box, which must be ready.
-func take(w *harness.World, box, name string) snapshotView {
+// takeSnapshot takes a snapshot of a box, which must be ready.
+func takeSnapshot(w *harness.World, box, name string) snapshotView {
 	w.T.Helper()
 	var s snapshotView
 	if err := w.Client.Do(w.T.Context(), "POST", api.BoxPath(box)+"/snapshots", map[string]any{"name": name}, &s); err != nil {
@@ -87,7 +87,7 @@ func TestBoxesFromSnapshots(t *testing.T) {
 		"attach_headers": map[string]any{"api.example.com": map[string]string{"Authorization": "secret of the source"}},
 	})
 	w.MustSh(source, "echo before >state; mkdir -p data; head -c 3000000 /dev/urandom >data/blob")
-	s := take(w, source, "first")
+	s := takeSnapshot(w, source, "first")
 	if s.SizeBytes < 3_000_000 || s.SizeBytes > 20_000_000 {
 		t.Errorf("%d bytes", s.SizeBytes)
 	}
@@ -131,7 +131,7 @@ func TestBoxesFromSnapshots(t *testing.T) {
 	if seen := w.Net.Received("api.example.com", testnet.Path("/from-same")); len(seen) != 1 || seen[0].Header.Get("Authorization") != "" {
 		t.Errorf("%d requests, %v", len(seen), seen)
 	}
-	again := take(w, other, "second")
+	again := takeSnapshot(w, other, "second")
 	if again.SizeBytes < s.SizeBytes {
 		t.Errorf("a snapshot over one of %d bytes has %d", s.SizeBytes, again.SizeBytes)
 	}
@@ -158,7 +158,7 @@ func TestManyBoxesOfOneSnapshot(t *testing.T) {
 	w := harness.Shared(t)
 	source := w.Create(map[string]any{})
 	w.MustSh(source, "echo 0 >number; mkdir shared; head -c 1000000 /dev/urandom >shared/blob; sha256sum shared/blob >sum")
-	s := take(w, source, "fork")
+	s := takeSnapshot(w, source, "fork")
 	boxes := make([]string, nightly.Size(8, 20))
 	var wg sync.WaitGroup
 	slots := make(chan struct{}, 4)
@@ -196,13 +196,13 @@ func TestSnapshotsWhileBoxesComeAndGo(t *testing.T) {
 	}
 	var wg sync.WaitGroup
 	for i := range 3 {
-		wg.Go(func() { take(w, box, fmt.Sprint("paused", i)) })
+		wg.Go(func() { takeSnapshot(w, box, fmt.Sprint("paused", i)) })
 	}
 	wg.Wait()
 	if status, _ := w.BoxStatus(box); status != "paused" {
 		t.Errorf("the box is %s", status)
 	}
-	s := take(w, box, "last")
+	s := takeSnapshot(w, box, "last")
 	for range 4 {
 		wg.Go(func() {
 			var made struct{ ID string }
@@ -245,7 +245,7 @@ func TestSnapshotsSurviveARestart(t *testing.T) {
 	w := harness.Shared(t)
 	box := w.Create(map[string]any{})
 	w.MustSh(box, "echo kept >state")
-	s := take(w, box, "kept")
+	s := takeSnapshot(w, box, "kept")
 	if err := os.Mkdir(filepath.Join(w.Dir, "state", "layers", "unknown.partial"), 0o700); err != nil {
 		t.Fatal(err)
 	}

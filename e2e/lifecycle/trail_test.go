@@ -38,9 +38,9 @@ func TestEveryPolicyVersionIsInTheTrail(t *testing.T) {
 		var now struct{ Version uint64 }
 		return w.Client.Get(t.Context(), policyPath, &now) == nil && now.Version == 4
 	})
-	put(w, namedWeb, harness.Custom("api.example.com"))
+	putConfig(w, namedWeb, harness.Custom("api.example.com"))
 	do(ci, http.MethodPut, policyPath, web, nil)
-	put(w, namedWeb, harness.Custom("api.example.com", "www.example.com"))
+	putConfig(w, namedWeb, harness.Custom("api.example.com", "www.example.com"))
 	w.MustSh(made.ID, "curl -k -sS -o /dev/null https://www.example.com/")
 	seen := w.Event(made.ID, func(e audit.Event) bool {
 		return e.Verdict == policy.Allow && e.Name == "www.example.com" && e.Stage != policy.StageDNS
@@ -59,7 +59,7 @@ func TestEveryPolicyVersionIsInTheTrail(t *testing.T) {
 	for i, v := range versions {
 		leadsTo(w, made.ID, uint64(i+1), v.key, v.has)
 	}
-	snapshot := take(w, made.ID, "s").ID
+	snapshot := takeSnapshot(w, made.ID, "s").ID
 	var again struct{ ID string }
 	do(ci, http.MethodPost, "/v2/box/from-snapshot", map[string]any{"snapshot_id": snapshot}, &again)
 	leadsTo(w, again.ID, 1, "ci", `"allowed_domains":{"added":["api.example.com","www.example.com"]},"named":["","web"]`)

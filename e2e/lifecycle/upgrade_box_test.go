@@ -99,11 +99,11 @@ func TestUpgradesKeepCommandsAndVisitors(t *testing.T) {
 		return u.Client.Do(t.Context(), http.MethodPut, api.BoxPath(box, "config/network-policy"), harness.Custom("api.example.com"), nil)
 	})
 	for range 2 {
-		u.must("upgrade")
+		u.mustReplace("upgrade")
 		before := s.counts()
-		u.Until("visits and changes go on", func() bool { return s.moved(before) })
+		u.Until("visits and changes go on", func() bool { return s.progressed(before) })
 	}
-	s.end(t)
+	s.finish(t)
 	u.MustSh(box, "touch /tmp/end")
 	if err := cmd.Wait(); err != nil {
 		t.Errorf("the command: %v", err)

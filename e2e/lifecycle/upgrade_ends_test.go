@@ -25,7 +25,7 @@ func drained(t *testing.T) (u *upgrading, g guest, size func() int64, ended chan
 	u = newUpgrading(t, nil)
 	g = u.guest()
 	size, ended = u.stream(g, "https://www.example.com/sse")
-	u.must("upgrade")
+	u.mustReplace("upgrade")
 	u.goesOn("the stream", size)
 	return u, g, size, ended
 }
@@ -127,7 +127,7 @@ func TestASecretThatIsGoneIsCutWhereItDrains(t *testing.T) {
 	}
 	with, ended := u.stream(g, "https://api.example.com/sse")
 	without, _ := u.stream(g, "https://www.example.com/sse")
-	u.must("upgrade")
+	u.mustReplace("upgrade")
 	u.goesOn("the stream with the secret", with)
 	if err := os.Remove(key); err != nil {
 		t.Fatal(err)
@@ -142,7 +142,7 @@ func TestDrainingHasAnEnd(t *testing.T) {
 	u := newUpgrading(t, func(c *config.Config) { c.Drain = 1 })
 	g := u.guest()
 	_, ended := u.stream(g, "https://www.example.com/sse")
-	u.must("upgrade")
+	u.mustReplace("upgrade")
 	u.Until("the stream is cut", func() bool { return len(ended) == 1 })
 	u.Until("the event says why", func() bool { return strings.Contains(u.LogText(), `"error":"the gateway was shut down"`) })
 	u.setPolicy(g, "api.example.com")

@@ -45,7 +45,7 @@ func TestUpgradesKeepSourceAddresses(t *testing.T) {
 	}
 	set(list[0])
 	size, ended := u.stream(g, "https://www.example.com/sse")
-	u.must("upgrade")
+	u.mustReplace("upgrade")
 	u.goesOn("the stream", size)
 	leaves("after an upgrade", list[0])
 	set(list[1])
@@ -54,7 +54,7 @@ func TestUpgradesKeepSourceAddresses(t *testing.T) {
 
 	_, ended = u.stream(g, "https://www.example.com/sse")
 	u.reconfigure(func(c *config.Config) { c.Network.Sources = list[:1] })
-	u.must("reload")
+	u.mustReplace("reload")
 	u.Until("what left from an address that is not listed any more is cut", func() bool { return len(ended) == 1 })
 	u.Net.Forget()
 	if g.reaches() || len(u.Net.Received("api.example.com")) > 0 {

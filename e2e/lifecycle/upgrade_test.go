@@ -39,7 +39,7 @@ func newUpgrading(t *testing.T, change func(*config.Config)) *upgrading {
 	u.program = filepath.Join(u.Dir, "gateway")
 	u.install(u.Self)
 	u.Self = u.program
-	t.Cleanup(u.end)
+	t.Cleanup(u.terminate)
 	return u
 }
 
@@ -54,8 +54,8 @@ func (u *upgrading) install(from string) {
 	}
 }
 
-// end stops the process that serves, and waits for it.
-func (u *upgrading) end() { u.endBy(unix.SIGTERM) }
+// terminate stops the process that serves, and waits for it.
+func (u *upgrading) terminate() { u.endBy(unix.SIGTERM) }
 
 // endBy ends the process that serves by a signal, and waits for it.
 func (u *upgrading) endBy(signal unix.Signal) {
@@ -103,8 +103,8 @@ func (u *upgrading) replace(ctx context.Context, word string) replaced {
 	return r
 }
 
-// must replaces the process.
-func (u *upgrading) must(word string) {
+// mustReplace replaces the process.
+func (u *upgrading) mustReplace(word string) {
 	u.T.Helper()
 	if r := u.replace(u.T.Context(), word); !r.Replaced {
 		u.T.Fatalf("%s: %+v", word, r)
@@ -148,8 +148,8 @@ func (s *steady) counts() (list []int64) {
 	return list
 }
 
-// moved reports whether each was done more often than before.
-func (s *steady) moved(before []int64) bool {
+// progressed reports whether each was done more often than before.
+func (s *steady) progressed(before []int64) bool {
 	for i, n := range s.counts() {
 		if n < before[i]+2 {
 			return false
@@ -158,8 +158,8 @@ func (s *steady) moved(before []int64) bool {
 	return true
 }
 
-// end ends all, and fails the test for each failure.
-func (s *steady) end(t *testing.T) {
+// finish ends all, and fails the test for each failure.
+func (s *steady) finish(t *testing.T) {
 	t.Helper()
 	close(s.stop)
 	s.all.Wait()
@@ -247,13 +247,13 @@ func TestUpgradesLoseNothing(t *testing.T) {
 	spliced, splicedEnds := u.stream(g, "https://www.example.com/sse")
 	intercepted, interceptedEnds := u.stream(g, "https://api.example.com/sse")
 	for range 3 {
-		u.must("upgrade")
+		u.mustReplace("upgrade")
 		before := s.counts()
-		u.Until("traffic goes on", func() bool { return s.moved(before) })
+		u.Until("traffic goes on", func() bool { return s.progressed(before) })
 		u.goesOn("the spliced stream", spliced)
 		u.goesOn("the intercepted stream", intercepted)
 	}
-	s.end(t)
+	s.finish(t)
 	u.setPolicy(g, "api.example.com")
 	u.Until("the stream that is denied now is cut", func() bool { return len(splicedEnds) == 1 })
 	u.goesOn("the stream that is allowed", intercepted)
@@ -313,8 +313,8 @@ func TestABadUpgradeChangesNothing(t *testing.T) {
 	}
 	u.goesOn("the stream", size)
 	counts := s.counts()
-	u.Until("traffic goes on", func() bool { return s.moved(counts) })
-	s.end(t)
+	u.Until("traffic goes on", func() bool { return s.progressed(counts) })
+	s.finish(t)
 	u.setPolicy(g, "api.example.com")
 }
 

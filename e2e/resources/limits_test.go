@@ -16,8 +16,8 @@ import (
 	"boxgate/e2e/harness"
 )
 
-// small is a world whose boxes may write little.
-func small(t *testing.T, change func(*config.Config)) *harness.World {
+// newSmallWorld is a world whose boxes may write little.
+func newSmallWorld(t *testing.T, change func(*config.Config)) *harness.World {
 	t.Helper()
 	return harness.NewWorld(t, func(c *config.Config) {
 		c.Launcher.Disk = config.Disk{Mode: "loop", Small: 128 << 20, Medium: 256 << 20, Large: 256 << 20, Files: 5000}
@@ -31,7 +31,7 @@ func small(t *testing.T, change func(*config.Config)) *harness.World {
 // Deleting the box frees all of its disk space.
 func TestAttackByFillingTheDisk(t *testing.T) {
 	t.Parallel()
-	w := small(t, nil)
+	w := newSmallWorld(t, nil)
 	box, other := w.Create(map[string]any{}), w.Create(map[string]any{"size": "medium"})
 	out, code := w.Sh(box, "head -c 1G /dev/zero >big; rc=$?; stat -c %s big; exit $rc")
 	if code == 0 || !strings.Contains(out, "No space left on device") {
@@ -66,7 +66,7 @@ func TestAttackByFillingTheDisk(t *testing.T) {
 // A box cannot lift its own limit.
 func TestAttackOnTheDiskLimit(t *testing.T) {
 	t.Parallel()
-	w := small(t, nil)
+	w := newSmallWorld(t, nil)
 	box := w.Create(map[string]any{})
 	out, _ := w.Sh(box, "ls /dev/loop* /dev/block 2>&1; mount -o remount,prjquota / 2>&1; mknod b b 7 0 2>&1; chattr -p 5 . 2>&1; grep -c loop /proc/mounts")
 	if strings.Contains(out, w.Dir) {

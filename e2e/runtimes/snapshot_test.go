@@ -19,7 +19,7 @@ func TestSnapshotsUnderEachRuntime(t *testing.T) {
 		w.MustSh(box, `echo kept > file; chmod 640 file; mkdir tree; head -c 3000000 /dev/urandom > tree/big; printf '#!/bin/sh\necho ran\n' > tree/script; chmod 750 tree/script
 ln -s tree/big link; ln file second; echo gone > gone; rm gone; (while :; do date >> busy; sleep 0.05; done) >/dev/null 2>&1 &`)
 		before := w.MustSh(box, look)
-		snapshot := take(w, box)
+		snapshot := takeSnapshot(w, box)
 		w.MustSh(box, "echo changed > file")
 		w.MustDelete(box)
 
@@ -48,8 +48,8 @@ ln -s tree/big link; ln file second; echo gone > gone; rm gone; (while :; do dat
 	})
 }
 
-// take takes a snapshot of a box and returns its ID.
-func take(w *harness.World, box string) string {
+// takeSnapshot takes a snapshot of a box and returns its ID.
+func takeSnapshot(w *harness.World, box string) string {
 	w.T.Helper()
 	var s struct{ ID, Status, Error string }
 	if err := w.Client.Do(w.T.Context(), "POST", api.BoxPath(box)+"/snapshots", map[string]any{"name": "s"}, &s); err != nil {

@@ -140,7 +140,7 @@ func (f *fuzz) send(op operation) {
 		f.T.Errorf("%s %s %.500s: %v", op.method, target, body, err)
 		return
 	}
-	for _, fault := range f.judge(op, answer, text, known && spoiled) {
+	for _, fault := range f.checkAnswer(op, answer, text, known && spoiled) {
 		f.T.Errorf("%s %s %.500s: %s: %s (%.500s)", op.method, target, body, answer.Status, fault, text)
 	}
 }
@@ -184,7 +184,7 @@ func (f *fuzz) body(op operation) (body []byte, media string, spoiled bool) {
 		f.T.Fatalf("%s has no example", op.OperationID)
 	}
 	if spoiled = f.gen.IntN(3) == 0; spoiled {
-		v = f.gen.spoil(v)
+		v = f.gen.makeInvalid(v)
 	}
 	body, err := json.Marshal(v)
 	if err != nil {
@@ -193,8 +193,8 @@ func (f *fuzz) body(op operation) (body []byte, media string, spoiled bool) {
 	return body, "application/json", spoiled
 }
 
-// judge returns the faults of an answer.
-func (f *fuzz) judge(op operation, answer *http.Response, text []byte, mustRefuse bool) []string {
+// checkAnswer returns the faults of an answer.
+func (f *fuzz) checkAnswer(op operation, answer *http.Response, text []byte, mustRefuse bool) []string {
 	status := strconv.Itoa(answer.StatusCode)
 	described, ok := op.Responses[status]
 	if !ok {

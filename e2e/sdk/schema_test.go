@@ -209,8 +209,8 @@ func (g *generator) integer(s *schema) int64 {
 	return low + g.Int64N(min(high-low, 70_000)+1)
 }
 
-// spoil changes a value so that it is not what its schema describes.
-func (g *generator) spoil(v any) any {
+// makeInvalid changes a value so that it is not what its schema describes.
+func (g *generator) makeInvalid(v any) any {
 	object, ok := v.(map[string]any)
 	if !ok {
 		return []any{v}

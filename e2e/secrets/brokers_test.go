@@ -336,8 +336,8 @@ func (b *brokers) query(in *harness.Intruder) error {
 	return got.Err
 }
 
-// elsewhere sends the same requests to a host without rules.
-func (b *brokers) elsewhere(in *harness.Intruder) {
+// requestOtherHost sends the same requests to a host without rules.
+func (b *brokers) requestOtherHost(in *harness.Intruder) {
 	for _, way := range brokerWays {
 		for _, path := range brokerPaths {
 			in.MustSh(in.Box, "curl -k -sS -o /dev/null "+way+" https://www.example.com"+path)
@@ -345,9 +345,9 @@ func (b *brokers) elsewhere(in *harness.Intruder) {
 	}
 }
 
-// fails makes all sources fail with servers that quote their requests, and tests that no destination receives a
+// failSources makes all sources fail with servers that quote their requests, and tests that no destination receives a
 // request. Then it makes them work again.
-func (b *brokers) fails(in *harness.Intruder) string {
+func (b *brokers) failSources(in *harness.Intruder) string {
 	t := in.T
 	t.Helper()
 	b.setDown(true)
@@ -368,7 +368,7 @@ func (b *brokers) fails(in *harness.Intruder) string {
 			t.Errorf("secret %s was refreshed: %s", name, text)
 		}
 	}
-	b.refuses(in, &out)
+	b.assertRefused(in, &out)
 	for _, f := range files {
 		if err := os.Rename(f+".away", f); err != nil {
 			t.Fatal(err)
@@ -394,8 +394,8 @@ func (b *brokers) fails(in *harness.Intruder) string {
 	return out.String()
 }
 
-// refuses fails the test if a request or a login is made, or the log does not name the rule and the secret.
-func (b *brokers) refuses(in *harness.Intruder, out *strings.Builder) {
+// assertRefused fails the test if a request or a login is made, or the log does not name the rule and the secret.
+func (b *brokers) assertRefused(in *harness.Intruder, out *strings.Builder) {
 	t := in.T
 	t.Helper()
 	before, logins := b.counts(), strings.Count(b.base.Log(), "connection authorized")

@@ -77,17 +77,17 @@ func (c *canaries) rules(behind string) map[string]any {
 	return all
 }
 
-func (c *canaries) keep(where string, what []byte) { c.seen[where] = append(c.seen[where], what...) }
+func (c *canaries) collect(where string, what []byte) { c.seen[where] = append(c.seen[where], what...) }
 
 func (c *canaries) keepRun(args ...string) {
 	out, _ := c.GatewayCommand(args...)
-	c.keep("gateway "+strings.ReplaceAll(strings.Join(args, " "), "canary-", ""), []byte(out))
+	c.collect("gateway "+strings.ReplaceAll(strings.Join(args, " "), "canary-", ""), []byte(out))
 }
 
 func (c *canaries) ask(method, path string, body any) {
 	var answer json.RawMessage
 	err := c.Client.Do(c.T.Context(), method, path, body, &answer)
-	c.keep(method+" "+path, append(answer, fmt.Sprint(err)...))
+	c.collect(method+" "+path, append(answer, fmt.Sprint(err)...))
 }
 
 // use sends every kind of request, and meets every kind of refusal and fault.
@@ -101,12 +101,12 @@ curl -sS $v -H "X-Key: $PLACE" https://bad-cert.example.com/; curl -sS $v https:
 done
 curl -sS -X TRACE https://api.example.com/; curl -sS -H 'Host: other' https://api.example.com/; curl -sS http://api.example.com/; curl -sS -H "X-Key: $CMD" http://api.example.com/
 curl -sS --http1.1 -H 'Transfer-Encoding: chunked' -H 'Content-Length: 3' -d abc https://api.example.com/; env; set; true`)
-	c.keep("the box's output", []byte(out))
+	c.collect("the box's output", []byte(out))
 	if !strings.Contains(out, strings.Repeat("*", len(c.secrets["place"]))) {
 		c.T.Errorf("nothing is reflected: %s", out)
 	}
 	c.broker()
-	c.brokers.elsewhere(c.in)
+	c.brokers.requestOtherHost(c.in)
 	c.half()
 	got := c.in.Requests("api.example.com", "/plain")
 	if len(got) != 2 {
@@ -123,7 +123,7 @@ curl -sS --http1.1 -H 'Transfer-Encoding: chunked' -H 'Content-Length: 3' -d abc
 }
 
 // broker has the box use all that the brokers accept.
-func (c *canaries) broker() { c.keep("the box's output", []byte(c.brokers.used(c.in))) }
+func (c *canaries) broker() { c.collect("the box's output", []byte(c.brokers.used(c.in))) }
 
 // half leaves a request half sent.
 func (c *canaries) half() {
@@ -133,12 +133,12 @@ func (c *canaries) half() {
 	}
 }
 
-// fail lets a source fail and a request panic.
-func (c *canaries) fail() {
+// failSources lets a source fail and a request panic.
+func (c *canaries) failSources() {
 	if err := os.WriteFile(c.fails, nil, 0o600); err != nil {
 		c.T.Fatal(err)
 	}
-	c.keep("what failing sources say", []byte(c.brokers.fails(c.in)))
+	c.collect("what failing sources say", []byte(c.brokers.failSources(c.in)))
 	c.Until("the source fails", func() bool {
 		c.MustSh(c.in.Box, "curl -sS -o /dev/null https://api.example.com/failing; true")
 		return strings.Contains(c.LogText(), "login with [redacted] failed")
@@ -153,8 +153,8 @@ func (c *canaries) fail() {
 	c.Happened("request")
 }
 
-// look asks for the secrets in every way, and makes mistakes with them.
-func (c *canaries) look() {
+// collectOutputs asks for the secrets in every way, and makes mistakes with them.
+func (c *canaries) collectOutputs() {
 	box := c.in.Box
 	for _, path := range []string{"/v2/box", api.BoxPath(box), api.BoxPath(box, "config/attach-headers"), "/v2/box/settings/attach-headers",
 		api.BoxPath(box, "config/network-policy"), api.BoxPath(box, "logs"), api.BoxPath(box, "runs"), api.BoxPath(box, "status"), "/openapi.json",
@@ -181,9 +181,9 @@ func (c *canaries) look() {
 		c.keepRun(args...)
 	}
 	for _, e := range c.Events(box) {
-		c.keep("the decisions", fmt.Appendf(nil, "%+v", e))
+		c.collect("the decisions", fmt.Appendf(nil, "%+v", e))
 	}
-	c.keep("metrics", c.Metrics())
+	c.collect("metrics", c.Metrics())
 }
 
 // rotate changes the keys; the old ones and the new ones count as secrets.
@@ -205,7 +205,7 @@ func (c *canaries) rotate() {
 		c.T.Fatal(err, len(c.keys))
 	}
 	c.Client = client
-	c.look()
+	c.collectOutputs()
 	c.broker()
 }
 
@@ -230,8 +230,8 @@ func TestAttackCanaryIsSeenNowhere(t *testing.T) {
 	t.Parallel()
 	c := newCanaries(t)
 	c.use()
-	c.look()
-	c.fail()
+	c.collectOutputs()
+	c.failSources()
 	c.rotate()
 	c.brokers.issuedSecrets(c.secrets)
 	c.inMemory()

@@ -47,8 +47,8 @@ func (p *forwardProxy) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	fmt.Fprint(w, "decided by the proxy\n")
 }
 
-// taken returns the request that arrived last, which is forgotten.
-func (p *forwardProxy) taken() (*http.Request, string) {
+// takeRequest returns the request that arrived last, which is forgotten.
+func (p *forwardProxy) takeRequest() (*http.Request, string) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	last := p.last
@@ -100,7 +100,7 @@ func TestForwardURLFromABox(t *testing.T) {
 		t.Fatal(out)
 	}
 	harness.Contains(t, w.MustSh(box, "curl -sS -f https://www.example.com/x"), "decided by the proxy")
-	if r, _ := proxy.taken(); r == nil || r.URL.Path != "/cli/x" || r.Header.Get("Vercel-Forwarded-Host") != "www.example.com" {
+	if r, _ := proxy.takeRequest(); r == nil || r.URL.Path != "/cli/x" || r.Header.Get("Vercel-Forwarded-Host") != "www.example.com" {
 		t.Errorf("by the command: the proxy received %+v", r)
 	}
 	for _, r := range w.Net.Received("api.example.com") {
@@ -133,7 +133,7 @@ func forwards(t *testing.T, w *harness.World, box, way string, proxy *forwardPro
 	t.Helper()
 	harness.Contains(t, w.MustSh(box, `curl -sS -f `+way+` -H 'Vercel-Forwarded-Host: evil.test' -H 'vercel_forwarded_path: /evil' `+
 		`-H 'VERCEL-SANDBOX-OIDC-TOKEN: forged' -H 'X-Own: kept' -d body 'https://api.example.com/v1/a?b=c'`), "decided by the proxy")
-	r, body := proxy.taken()
+	r, body := proxy.takeRequest()
 	if r == nil || body != "body" || r.Method != "POST" || r.Host != "proxy.example.net:8443" || r.URL.RequestURI() != "/in/v1/a?b=c" || r.Header.Get("X-Own") != "kept" {
 		t.Fatalf("%s: the proxy received %+v, %q", way, r, body)
 	}

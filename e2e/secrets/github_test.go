@@ -35,8 +35,8 @@ func (g *gitHub) token() string {
 	return fmt.Sprintf("ghs_canary-%d-%s", g.minted, strings.Repeat("Qz7", 5))
 }
 
-// mint answers the app's request for a token.
-func (g *gitHub) mint(w http.ResponseWriter, r *http.Request) {
+// issueToken answers the app's request for a token.
+func (g *gitHub) issueToken(w http.ResponseWriter, r *http.Request) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	if g.broken || !strings.HasPrefix(r.Header.Get("Authorization"), "Bearer eyJ") {
@@ -70,7 +70,7 @@ func (g *gitHub) setBroken(broken bool) {
 // handler serves the app's API, an API of repositories, a stream, and the refs of a repository to git.
 func (g *gitHub) handler() http.Handler {
 	mux := http.NewServeMux()
-	mux.HandleFunc("POST /app/installations/678/access_tokens", g.mint)
+	mux.HandleFunc("POST /app/installations/678/access_tokens", g.issueToken)
 	mux.HandleFunc("GET /repos/acme/web", func(w http.ResponseWriter, r *http.Request) {
 		if g.allows(w, r) {
 			fmt.Fprint(w, `{"full_name": "acme/web"}`)

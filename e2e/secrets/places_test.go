@@ -33,7 +33,7 @@ func (b *bodies) ServeHTTP(_ http.ResponseWriter, r *http.Request) {
 	b.got[r.RequestURI] = string(body)
 }
 
-func (b *bodies) take() map[string]string {
+func (b *bodies) takeAll() map[string]string {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	got := b.got
@@ -79,7 +79,7 @@ func TestPlaceholderInQueriesAndBodies(t *testing.T) {
 			if out, code := w.Sh(box, line); code != 0 {
 				t.Errorf("%s: exit %d: %s", line, code, out)
 			}
-			got := server.take()
+			got := server.takeAll()
 			maps.DeleteFunc(got, func(_, body string) bool { return strings.HasSuffix(body, " (cut short)") }) // of the refused command before
 			if len(got) != 1 || got[tt.path] != tt.body {
 				t.Errorf("%s: the server received %q", line, got)
@@ -87,7 +87,7 @@ func TestPlaceholderInQueriesAndBodies(t *testing.T) {
 			if out, code := w.Sh(plain, line); code == 0 {
 				t.Errorf("%s, not in the rule: %s", line, out)
 			}
-			for path, body := range server.take() {
+			for path, body := range server.takeAll() {
 				if !strings.HasSuffix(body, " (cut short)") || strings.Contains(path+body, harness.TestSecret) {
 					t.Errorf("%s, not in the rule: the server received %q: %q", line, path, body)
 				}
@@ -101,7 +101,7 @@ func TestPlaceholderInQueriesAndBodies(t *testing.T) {
 	}
 	w.MustSh(box, `python3 -c 'import os, json, gzip, urllib.request as u
 u.urlopen(u.Request("https://`+bodiesHost+`/python", data=json.dumps({"key": os.environ["API_KEY"]}).encode(), headers={"Content-Type": "application/json"})).read()'`)
-	if got := server.take(); got["/python?key="+query] != `{"key": "`+json+`"}` {
+	if got := server.takeAll(); got["/python?key="+query] != `{"key": "`+json+`"}` {
 		t.Errorf("python: %q", got)
 	}
 	e := w.Event(box, func(e audit.Event) bool { return e.Name == bodiesHost && e.Path == "/python" })

@@ -43,8 +43,8 @@ func newSourced(t *testing.T) *sourced {
 	if err := os.WriteFile(program, []byte("#!/bin/sh\necho says-cmd >&2\nexec cat \"$1\"\n"), 0o700); err != nil {
 		t.Fatal(err)
 	}
-	s.put(t, "file", s.values["file"])
-	s.put(t, "cmd", s.values["cmd"])
+	s.rotate(t, "file", s.values["file"])
+	s.rotate(t, "cmd", s.values["cmd"])
 	w := harness.NewStopped(t, lab.Options{})
 	w.Env = append(w.Env, "E2E_SECRET_OF_ENV="+s.values["env"])
 	addConfig(w, `secrets:
@@ -83,8 +83,8 @@ func addConfig(w *harness.World, text string) {
 	}
 }
 
-// put replaces the file of a source atomically, as a key rotation does.
-func (s *sourced) put(t *testing.T, name, value string) {
+// rotate replaces the file of a source atomically, as a key rotation does.
+func (s *sourced) rotate(t *testing.T, name, value string) {
 	t.Helper()
 	path := filepath.Join(s.files, name)
 	if err := errors.Join(os.WriteFile(path+".new", []byte(value+"\n"), 0o600), os.Rename(path+".new", path)); err != nil {
@@ -134,8 +134,8 @@ func (c *conns) ask() (status [2]string, text [2]string, received [2][]testnet.R
 	return status, text, received
 }
 
-// flaw makes requests and returns how their answers differ from those with the current values, or "".
-func (c *conns) flaw() string {
+// mismatch makes requests and returns how their answers differ from those with the current values, or "".
+func (c *conns) mismatch() string {
 	status, _, received := c.ask()
 	for i := range status {
 		if status[i] != "200" || len(received[i]) != 1 {
@@ -175,7 +175,7 @@ func TestSecretsComeFromEverySource(t *testing.T) {
 	t.Parallel()
 	s := newSourced(t)
 	c := s.open()
-	if f := c.flaw(); f != "" {
+	if f := c.mismatch(); f != "" {
 		t.Fatal(f)
 	}
 	old := fmt.Sprint(s.values)
@@ -186,7 +186,7 @@ func TestSecretsComeFromEverySource(t *testing.T) {
 		t.Error("no failure was counted")
 	}
 	harness.Contains(t, s.LogText(), `"secret":"cmd"`, "says-cmd", "the source of a secret works again")
-	s.nowhere(t, old)
+	s.assertNotShown(t, old)
 }
 
 // pace is how often the box asks: the client of these tests never widens the window of its HTTP/2 connection.
@@ -196,8 +196,8 @@ const pace = 50 * time.Millisecond
 func (s *sourced) breakAndRepair(c *conns, label, cause string) {
 	t := s.T
 	t.Helper()
-	s.put(t, label, "canary-rotated-"+label)
-	s.UntilEvery(pace, label+": the new value is used on open connections", func() bool { return c.flaw() == "" })
+	s.rotate(t, label, "canary-rotated-"+label)
+	s.UntilEvery(pace, label+": the new value is used on open connections", func() bool { return c.mismatch() == "" })
 	if err := os.Remove(filepath.Join(s.files, label)); err != nil {
 		t.Fatal(err)
 	}
@@ -215,12 +215,12 @@ func (s *sourced) breakAndRepair(c *conns, label, cause string) {
 		return e.Reason == name.ReasonSecretUnavailable && e.Verdict == policy.Deny && e.Status == http.StatusBadGateway &&
 			strings.Contains(e.Error, `"`+label+`"`) && strings.Contains(e.Error, cause) && len(e.Headers) == 0
 	})
-	s.put(t, label, "canary-repaired-"+label)
-	s.UntilEvery(pace, label+": it works again on open connections", func() bool { return c.flaw() == "" })
+	s.rotate(t, label, "canary-repaired-"+label)
+	s.UntilEvery(pace, label+": it works again on open connections", func() bool { return c.mismatch() == "" })
 }
 
-// nowhere fails the test if a value is seen where it should not be.
-func (s *sourced) nowhere(t *testing.T, old string) {
+// assertNotShown fails the test if a value is seen where it should not be.
+func (s *sourced) assertNotShown(t *testing.T, old string) {
 	t.Helper()
 	if !strings.Contains(old, "canary-") {
 		t.Fatal("the search would find nothing")
@@ -274,7 +274,7 @@ func TestRulesNameOnlySecretsOfTheConfiguration(t *testing.T) {
 			}
 		}
 	}
-	if f := s.open().flaw(); f != "" {
+	if f := s.open().mismatch(); f != "" {
 		t.Errorf("after the refusals: %s", f)
 	}
 }

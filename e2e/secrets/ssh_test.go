@@ -46,15 +46,15 @@ func newSSHWorld(t *testing.T, lines ...string) *sshWorld {
 		t.Fatal(err)
 	}
 	go w.server.Serve(w.ListenBeside(forgeAddr + ":22"))
-	go w.hear(w.ListenBeside(decoyAddr + ":22"))
+	go w.recordGreetings(w.ListenBeside(decoyAddr + ":22"))
 	if err := w.Start(t.Context()); err != nil {
 		t.Fatal(err)
 	}
 	return w
 }
 
-// hear records the data sent to a silent server.
-func (w *sshWorld) hear(ln net.Listener) {
+// recordGreetings records the data sent to a silent server.
+func (w *sshWorld) recordGreetings(ln net.Listener) {
 	for {
 		c, err := ln.Accept()
 		if err != nil {
@@ -173,13 +173,13 @@ func TestSSHFromABox(t *testing.T) {
 	}
 	_, _ = wait()
 
-	w.ends(box, "the rule", func() {
+	w.assertEnds(box, "the rule", func() {
 		if out, code := w.GatewayCommand("headers", "rm", "--box", box, forge+":22"); code != 0 {
 			t.Fatal(out)
 		}
 	})
 	box = w.box(nil)
-	w.ends(box, "the key", func() {
+	w.assertEnds(box, "the key", func() {
 		if err := os.Remove(w.key); err != nil {
 			t.Fatal(err)
 		}
@@ -193,8 +193,8 @@ func TestSSHFromABox(t *testing.T) {
 	w.Event(box, func(e audit.Event) bool { return e.Reason == name.ReasonSecretUnavailable && e.Method == "" })
 }
 
-// ends fails the test if an open connection outlives the credentials it was made with.
-func (w *sshWorld) ends(box, what string, end func()) {
+// assertEnds fails the test if an open connection outlives the credentials it was made with.
+func (w *sshWorld) assertEnds(box, what string, end func()) {
 	w.T.Helper()
 	wait := w.Background(box, "ssh -o BatchMode=yes "+sshd.User+"@"+forge+" 'echo up; while kill -0 $PPID; do sleep 0.2; done' >/tmp/out 2>&1", io.Discard)
 	w.MustSh(box, "until grep -q up /tmp/out; do sleep 0.1; done")

@@ -88,8 +88,8 @@ func TestURLStreams(t *testing.T) {
 		s := &streamer{t, c, made.URL, map[bool]string{false: "HTTP/1.1", true: "HTTP/2.0"}[h2]}
 		s.bulk()
 		s.events()
-		s.talk()
-		s.expect()
+		s.duplex()
+		s.expectContinue()
 	}
 }
 
@@ -146,8 +146,8 @@ func (s *streamer) events() {
 	}
 }
 
-// talk sends data after the answer has begun.
-func (s *streamer) talk() {
+// duplex sends data after the answer has begun.
+func (s *streamer) duplex() {
 	s.Helper()
 	r, w := io.Pipe()
 	defer w.Close()
@@ -166,8 +166,8 @@ func (s *streamer) talk() {
 	}
 }
 
-// expect asks whether the application wants a body, which it does not.
-func (s *streamer) expect() {
+// expectContinue asks whether the application wants a body, which it does not.
+func (s *streamer) expectContinue() {
 	s.Helper()
 	res := s.do(s.Context(), "POST", "/refuse", strings.NewReader("unwanted"), 8)
 	if res.StatusCode != http.StatusForbidden {

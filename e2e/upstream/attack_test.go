@@ -178,7 +178,7 @@ func TestAttackProtectedRangesByAProxy(t *testing.T) {
 			"attach_headers": attach("http://proxy.example.net:8888", password, map[string]any{"*.example.net": map[string]string{"X-Key": "v"}}),
 		})
 		w.MustSh(box, "curl -k -sS -f -m 30 -o /dev/null https://www.example.com/")
-		if got := proxy.taken(); len(there) > 0 && !has(got, "www.example.com:443") || len(there) == 0 && has(got, "example.com") {
+		if got := proxy.takeRequests(); len(there) > 0 && !has(got, "www.example.com:443") || len(there) == 0 && has(got, "example.com") {
 			t.Errorf("resolved there %v: the proxy was asked for %q", there, got)
 		}
 		for _, r := range w.ShEach(box,
@@ -194,7 +194,7 @@ func TestAttackProtectedRangesByAProxy(t *testing.T) {
 				t.Errorf("resolved there %v: %s: %s", there, r.Line, r.Out)
 			}
 		}
-		for _, asked := range proxy.taken() {
+		for _, asked := range proxy.takeRequests() {
 			t.Errorf("resolved there %v: the proxy was asked for %s", there, asked)
 		}
 	}

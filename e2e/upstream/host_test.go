@@ -132,7 +132,7 @@ func TestHostThatHasNothingButAProxy(t *testing.T) {
 			t.Errorf("%s: %d %s", r.Line, r.Code, r.Out)
 		}
 	}
-	asked := strings.Join(proxy.taken(), " ")
+	asked := strings.Join(proxy.takeRequests(), " ")
 	harness.Contains(t, asked, "www.example.com:443", "plain.example.com:80", "api.example.com:443")
 	for _, r := range w.ShEach(box,
 		"curl -k -sS -f -m 30 https://evil.example.net/", "curl -k -sS -f -m 30 https://private.example.net/", "curl -k -sS -f -m 30 https://nowhere.example.com/",
@@ -142,7 +142,7 @@ func TestHostThatHasNothingButAProxy(t *testing.T) {
 			t.Errorf("%s: %s", r.Line, r.Out)
 		}
 	}
-	if got := proxy.taken(); has(got, "example.net") {
+	if got := proxy.takeRequests(); has(got, "example.net") {
 		t.Errorf("the proxy was asked for %q", got)
 	}
 	if seen := direct(w, origins...); len(seen) > 0 {

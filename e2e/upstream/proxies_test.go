@@ -137,8 +137,8 @@ func (p *connector) serve(c net.Conn) {
 	_, _ = io.Copy(c, up)
 }
 
-// taken returns the requests since the last call.
-func (p *connector) taken() []string {
+// takeRequests returns the requests since the last call.
+func (p *connector) takeRequests() []string {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	asked := slices.Clone(p.asked)

@@ -27,9 +27,9 @@ func application() http.Handler {
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET /{$}", func(w http.ResponseWriter, r *http.Request) {
 		w.Header().Set("Cross-Origin-Opener-Policy", "same-origin") // which lets it read windows of its origin that have the same
-		tell("text/html; charset=utf-8", page)(w, r)
+		respond("text/html; charset=utf-8", page)(w, r)
 	})
-	mux.HandleFunc("GET /worker.js", tell("text/javascript", worker))
+	mux.HandleFunc("GET /worker.js", respond("text/javascript", worker))
 	mux.HandleFunc("GET /events", func(w http.ResponseWriter, r *http.Request) {
 		w.Header().Set("Content-Type", "text/event-stream")
 		for i := range 3 {
@@ -109,8 +109,8 @@ func (s *site) browse(url, token string) opened {
 	return seen
 }
 
-// works checks that everything on the page worked, and that its application saw no cookie but its own.
-func (o opened) works(t *testing.T) {
+// assertWorks checks that everything on the page worked, and that its application saw no cookie but its own.
+func (o opened) assertWorks(t *testing.T) {
 	t.Helper()
 	for what, want := range map[string]string{
 		"socket": "hello", "events": "0 1 2", "worker": "the worker answers", "upload": "1048576 <nil>", "cookie": "theirs=1",
@@ -135,7 +135,7 @@ func TestChromiumOpensAPage(t *testing.T) {
 	if seen.Status != http.StatusOK {
 		t.Errorf("status %d", seen.Status)
 	}
-	seen.works(t)
+	seen.assertWorks(t)
 }
 
 // A visitor signs in on the gateway's page, or by a token in a shared address. Then the page works like an open one:
@@ -148,7 +148,7 @@ func TestChromiumSignsIn(t *testing.T) {
 		"by the address": s.browse(s.URL+"/?who=cares&boxgate_token="+s.Token, ""),
 	} {
 		t.Run(how, func(t *testing.T) {
-			seen.works(t)
+			seen.assertWorks(t)
 			if how == "on the page" && (seen.Status != http.StatusUnauthorized || !strings.Contains(seen.Title, "Sign in")) {
 				t.Errorf("the page: %d, %q", seen.Status, seen.Title)
 			}

@@ -29,7 +29,7 @@ func TestTLSIsGraded(t *testing.T) {
 		nightly.Only(t) // a minute of handshakes
 	}
 	t.Parallel()
-	s := newSite(t, tell("text/plain", "hello"), map[string]any{})
+	s := newSite(t, respond("text/plain", "hello"), map[string]any{})
 	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute)
 	defer cancel()
 	home := t.TempDir()

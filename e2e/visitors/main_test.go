@@ -99,8 +99,8 @@ func (s *site) run(ctx context.Context, home string, argv ...string) (string, er
 	return out.String(), err
 }
 
-// tell answers with a body of a type.
-func tell(kind, body string) http.HandlerFunc {
+// respond answers with a body of a type.
+func respond(kind, body string) http.HandlerFunc {
 	return func(w http.ResponseWriter, _ *http.Request) {
 		w.Header().Set("Content-Type", kind)
 		_, _ = w.Write([]byte(body))

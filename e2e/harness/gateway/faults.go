@@ -32,7 +32,7 @@ func injectFaults() {
 		if err != nil || wanted != step || os.Remove(path) != nil {
 			return nil //nolint:nilerr // no order for this step
 		}
-		return fail(ctx, kind, path)
+		return injectFault(ctx, kind, path)
 	}
 	fault.Inject(hook, func() time.Time {
 		text, err := os.ReadFile(path + knobs.Clock)
@@ -44,7 +44,7 @@ func injectFaults() {
 	})
 }
 
-func fail(ctx context.Context, kind, path string) error {
+func injectFault(ctx context.Context, kind, path string) error {
 	switch kind {
 	case knobs.Die:
 		_ = unix.Kill(unix.Getpid(), unix.SIGKILL)
