@@ -78,7 +78,7 @@ type interopCase struct {
 	run  func(context.Context, *grpc.ClientConn)
 }
 
-// onService makes a case of a function that takes the service's client.
+// onService turns a function that takes the service's client into a case.
 func onService(f func(context.Context, testgrpc.TestServiceClient, ...grpc.CallOption), opts ...grpc.CallOption) func(context.Context, *grpc.ClientConn) {
 	return func(ctx context.Context, cc *grpc.ClientConn) { f(ctx, testgrpc.NewTestServiceClient(cc), opts...) }
 }

@@ -57,8 +57,8 @@ func (c *ClientCase) Serve(conn net.Conn) {
 	})
 }
 
-// plainReset returns bare ECONNRESET errors from Read. h2spec compares the error with ECONNRESET to recognise a reset
-// as a closed connection, but Go wraps it. A client that closes with unread data sends a reset.
+// plainReset is a connection whose Read returns bare ECONNRESET errors. h2spec compares the error with ECONNRESET to
+// recognise a reset as a closed connection, but Go wraps it. A client that closes with unread data sends a reset.
 type plainReset struct{ net.Conn }
 
 // Read implements net.Conn.

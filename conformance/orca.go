@@ -8,8 +8,8 @@ import (
 	"google.golang.org/grpc/orca"
 )
 
-// loadReports is the service that the case orca_oob subscribes to. grpc-go's own service sends at most one report every
-// 30 seconds; the interop server overrides that with an internal API.
+// loadReports is the service that the case orca_oob subscribes to. grpc-go's service sends at most one report every 30
+// seconds; the interop server overrides that with an internal API.
 type loadReports struct {
 	orcaservice.UnimplementedOpenRcaServiceServer
 	metrics orca.ServerMetricsRecorder

@@ -9,13 +9,13 @@ import (
 	"boxgate/conformance/websocket"
 )
 
-// WebSocketHandler is the echo server for the WebSocket cases.
+// WebSocketHandler returns the echo server for the WebSocket cases.
 func WebSocketHandler() http.Handler { return websocket.Echo() }
 
 // patience bounds the time a server takes to close a connection.
 const patience = 10 * time.Second
 
-// webSocket runs the cases. Unless Full is set, those of limits and compression are smaller than Autobahn's.
+// webSocket runs the cases. Unless Full is set, the cases of limits and compression are smaller than Autobahn's.
 func webSocket(ctx context.Context, target Target, dial websocket.Dialer) []Result {
 	shrink, messages, octets := 16, 20, 128<<10
 	if target.Full {

@@ -55,7 +55,7 @@ var special = []struct {
 // specialPort is the port of metadata services.
 const specialPort = 80
 
-// specialAddresses are attacks on the protected ranges.
+// specialAddresses adds attacks on the protected ranges.
 func (b *builder) specialAddresses(s *side) {
 	for _, r := range special {
 		prefix := netip.MustParsePrefix(r.prefix)

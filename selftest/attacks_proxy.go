@@ -50,7 +50,7 @@ func (b *builder) proxyOf(s *side) netip.AddrPort {
 	return netip.AddrPortFrom(s.gateway, b.cfg.ExplicitPort)
 }
 
-// connectTo asks the explicit proxy for a tunnel to an address.
+// connectTo adds an attack that asks the explicit proxy for a tunnel to an address.
 func (b *builder) connectTo(s *side, n string, to netip.AddrPort, more func(*attack)) {
 	b.add(s, "explicit proxy", n, to.String(), func(a *attack) {
 		a.send(connect(b.proxyOf(s), fmt.Appendf(nil, "CONNECT %s HTTP/1.1\r\nHost: %s\r\n\r\n", to, to)))

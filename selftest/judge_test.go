@@ -16,7 +16,7 @@ import (
 
 var target = netip.MustParseAddrPort("8.8.8.77:4242")
 
-// attackOn is an attack by UDP that must be refused as not allowed.
+// attackOn returns an attack by UDP that must be refused as not allowed.
 func attackOn(to netip.AddrPort, id int) *attack {
 	a := &attack{to: to, own: true, about: atAddress(to), reasons: []name.Reason{name.ReasonNotAllowed}}
 	a.task = probe.Task{ID: id, Kind: probe.UDP, To: to}
@@ -27,7 +27,7 @@ func refusal(to netip.AddrPort, why name.Reason, count uint64) audit.Event {
 	return audit.Event{Stage: policy.StageKernel, Addr: to.Addr(), Port: to.Port(), Reason: why, Count: count}
 }
 
-// reachedCanary is one where something of the box arrived by datagrams.
+// reachedCanary is a canary reached by datagrams of the box.
 type reachedCanary struct{}
 
 func (reachedCanary) Reached(tcp bool) bool { return !tcp }
@@ -92,7 +92,7 @@ func TestVerdicts(t *testing.T) {
 	}
 }
 
-// No decision speaks for two attacks, but one that stands for several does for as many as it counts.
+// A decision counts for one attack, or for as many as the number of decisions it summarises.
 func TestDecisionsAreClaimedOnce(t *testing.T) {
 	t.Parallel()
 	other := netip.MustParseAddrPort("8.8.8.77:53")
@@ -112,13 +112,13 @@ func TestDecisionsAreClaimedOnce(t *testing.T) {
 	}
 	events <- refusal(other, name.ReasonProtocol, 0)
 	close(events)
-	d.await(t.Context(), attacks, 50*time.Millisecond) // the last was refused for another reason: await gives up
+	d.await(t.Context(), attacks, 50*time.Millisecond) // the last was refused for another reason, so await times out
 	if claims := d.assign(attacks); len(claims) != 4 {
 		t.Errorf("and one for another reason: %+v", claims)
 	}
 }
 
-// The token of a ClientHello stands in it as it is, and all fits into one segment, where the watch looks.
+// The token in a ClientHello is not encrypted, and the message fits into one segment, which the watch reads.
 func TestClientHelloShowsItsToken(t *testing.T) {
 	t.Parallel()
 	hello := clientHello("api.example.com", []byte("bgst00c0ffee0007"))

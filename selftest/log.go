@@ -59,9 +59,9 @@ func (d *decisions) complete(attacks []*attack) bool {
 	})
 }
 
-// assign assigns each attack a decision about it, preferring one with a promised reason. A decision counts for one
-// attack only. The exception are decisions that the kernel only counted because too many came together: they count for
-// that many attacks.
+// assign finds a decision for each attack, preferring one with a promised reason. A decision counts for one attack
+// only. The exception are decisions that the kernel only counted because too many came together: they count for that
+// many attacks.
 func (d *decisions) assign(attacks []*attack) map[int]audit.Event {
 	d.mu.Lock()
 	left := slices.DeleteFunc(slices.Clone(d.events), func(e audit.Event) bool { return e.Verdict == policy.Allow })

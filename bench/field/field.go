@@ -41,7 +41,7 @@ type Field struct {
 	all      []*testnet.NS
 }
 
-// New creates the namespaces, except those of gateways.
+// New creates the namespaces, except the gateways'.
 func New(ctx context.Context, images string) (*Field, error) {
 	if err := removeStale(); err != nil {
 		return nil, fmt.Errorf("removing what an earlier run has left: %w", err)

@@ -99,7 +99,7 @@ func verifyAnswer(message []byte, refused bool) error {
 	return fmt.Errorf("%s with %d records", dns.RcodeToString[int(code)], answers)
 }
 
-// appendQuery appends a query for the IPv4 addresses of a name, with a recursive answer desired.
+// appendQuery appends a recursive query for the IPv4 addresses of a name.
 func appendQuery(b []byte, id uint16, name string) []byte {
 	b = binary.BigEndian.AppendUint16(b, id)
 	b = append(b, 1, 0, 0, 1, 0, 0, 0, 0, 0, 0)

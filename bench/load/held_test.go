@@ -38,7 +38,7 @@ func TestWebSocketMessages(t *testing.T) {
 	}
 }
 
-// gateway is an API that cuts the connections of a server when a policy is put.
+// gateway starts an API that cuts the connections of a server when a policy is set.
 func gateway(t *testing.T, cut func()) *Change {
 	t.Helper()
 	socket := filepath.Join(t.TempDir(), "api.sock")

@@ -45,7 +45,7 @@ type Options struct {
 	Size    int64
 	Steps   []int // for Idle: the numbers of connections at which memory is read
 
-	Warm, Window time.Duration // before and during the measurement; for Idle, Warm is the wait before memory is read
+	Warm, Window time.Duration // before and during the measurement; for Idle, Window is the wait before memory is read
 	Count        int64         // number of units, instead of a window
 
 	Names   int64  // number of names, for DNS and Fresh; 0: one

@@ -59,7 +59,7 @@ func TestUploads(t *testing.T) {
 	}
 }
 
-// Wrong answers must never be taken for work that was done.
+// Wrong answers must not count as work.
 func TestWrongAnswersAreErrors(t *testing.T) {
 	for name, handler := range map[string]http.HandlerFunc{
 		"refused": func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusForbidden) },

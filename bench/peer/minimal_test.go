@@ -13,7 +13,7 @@ import (
 	"boxgate/bench/origin"
 )
 
-// anchor starts the minimal loop of a role before a server that demands the header, and returns its address.
+// anchor starts the minimal proxy of a role in front of a server that requires the header, and returns its address.
 func anchor(t *testing.T, role Role) string {
 	t.Helper()
 	up := httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {

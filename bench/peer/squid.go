@@ -11,8 +11,8 @@ import (
 	"strconv"
 )
 
-// squid is the only peer that requires its own user, which may not enter /var/lib/boxgate. It gets a view of the file
-// system in which that directory is readable and has only the needed files.
+// squid returns the peer squid, the only one that requires its own user, which may not enter /var/lib/boxgate. It gets
+// a view of the file system in which that directory is readable and has only the needed files.
 func (r Root) squid() *Peer {
 	p := r.program("squid", "squid", "-v", squidArgs, Intercept)
 	p.Explicit = true

@@ -22,7 +22,7 @@ func example() *Report {
 		}, {ID: "S5", Title: "Memory", Cost: memoryUnit, Cases: []scenario.Case{{Name: "idle"}}, Targets: []scenario.Goal{{Bound: 16}}}},
 	}
 	for round := range 3 {
-		slow := float64(round + 1) // a machine that is slower each round is so for all
+		slow := float64(round + 1) // each round is slower, for all programs
 		for name, cost := range map[string]float64{"boxgate": 10, "dear": 20, "cheap": 10. / 3, scenario.Direct: 0} {
 			for _, c := range []string{"few", "many"} {
 				r.Samples = append(r.Samples, scenario.Sample{Scenario: "S1", Case: c, Program: name, Round: round, Cost: cost * slow, Rate: 12345})

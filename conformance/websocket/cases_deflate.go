@@ -44,7 +44,7 @@ type content struct {
 	data string
 }
 
-// contents resemble those of Autobahn; they are generated deterministically.
+// contents resemble Autobahn's contents. They are generated deterministically.
 func contents() []content {
 	r := rand.New(rand.NewPCG(1, 2))
 	noise := func(n int) string {

@@ -48,7 +48,7 @@ func TestEchoPassesEveryCase(t *testing.T) {
 	}
 }
 
-// TestAnotherServerPassesButUTF8 runs the cases against a server that others wrote. It is known not to look at UTF-8.
+// TestAnotherServerPassesButUTF8 runs the cases against a third-party server, which is known not to validate UTF-8.
 func TestAnotherServerPassesButUTF8(t *testing.T) {
 	t.Parallel()
 	srv := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -78,7 +78,7 @@ func TestAnotherServerPassesButUTF8(t *testing.T) {
 	}
 }
 
-// late is a path that changes one bit of the first frame behind the handshake.
+// late is a path that changes one bit of the first frame after the handshake.
 type late struct {
 	net.Conn
 	first bool
@@ -103,7 +103,7 @@ func TestPathThatChangesOneBitIsSeen(t *testing.T) {
 	}
 }
 
-// TestNumbers holds the set to the size of the one it is numbered after.
+// TestNumbers compares the size of the set with Autobahn's.
 func TestNumbers(t *testing.T) {
 	seen := map[string]bool{}
 	for _, set := range []struct {

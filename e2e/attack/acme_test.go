@@ -17,14 +17,14 @@ import (
 	"boxgate/internal/lab"
 )
 
-// The certificate authority of the internet, and the gateway as it and everybody else there reaches it.
+// The certificate authority of the internet, and the gateway's address there.
 const (
 	issuerIP   = "192.0.2.253"
 	issuerPort = 14000
 	gatewayIP  = "192.0.2.254"
 )
 
-// issued is a gateway whose public URLs have certificates of an issuer on the internet.
+// issued is a gateway whose public URLs get certificates from an issuer on the internet.
 type issued struct {
 	*harness.World
 	issuer *pebbletest.Pebble
@@ -75,7 +75,7 @@ func (v *issued) get(host string) (int, error) {
 	c := &http.Client{Timeout: harness.Patience, Transport: &http.Transport{
 		TLSClientConfig: &tls.Config{RootCAs: v.roots}, DialContext: v.Net.Internet().DialContext, DisableKeepAlives: true,
 	}}
-	// The test resolves for the client, which is no part of the internet.
+	// The test resolves for the client, which is not in the internet namespace.
 	req, err := http.NewRequestWithContext(v.T.Context(), "GET", "https://"+gatewayIP+"/", nil)
 	if err != nil {
 		v.T.Fatal(err)
@@ -104,7 +104,7 @@ func TestAttackCertificatesForRandomNames(t *testing.T) {
 	}
 	for _, host := range []string{"app.example.org", strings.TrimPrefix(made.URL, "https://")} {
 		v.Until(host+" is served", func() bool {
-			status, _ := v.get(host) // a busy machine may have no certificate before the handshake's time is over
+			status, _ := v.get(host) // a busy machine may have no certificate before the handshake times out
 			return status == 200
 		})
 	}
@@ -122,7 +122,7 @@ func TestAttackCertificatesForRandomNames(t *testing.T) {
 			t.Errorf("%q answers a challenge", host)
 		}
 	}
-	if conn, err := v.connect("app.example.org", "acme-tls/1", "x"); err == nil { // an issuer offers acme-tls/1 alone
+	if conn, err := v.connect("app.example.org", "acme-tls/1", "x"); err == nil { // an issuer offers acme-tls/1 only
 		if n, err := conn.Read(make([]byte, 1)); err == nil {
 			t.Errorf("a connection for validation serves %d bytes", n)
 		}
@@ -159,7 +159,7 @@ func (v *issued) assertShown(host string) {
 	}
 }
 
-// challenge asks for the answer to an HTTP-01 challenge, and returns the status.
+// challenge requests the answer to an HTTP-01 challenge, and returns the status.
 func (v *issued) challenge(host string) int {
 	v.T.Helper()
 	c := &http.Client{Timeout: harness.Patience, Transport: &http.Transport{DialContext: v.Net.Internet().DialContext, DisableKeepAlives: true},

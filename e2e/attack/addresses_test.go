@@ -19,7 +19,7 @@ import (
 	"boxgate/policy/name"
 )
 
-// explicitProxies are where software that knows HTTPS_PROXY connects.
+// explicitProxies are the addresses for software that uses HTTPS_PROXY.
 var explicitProxies = []netip.AddrPort{netip.MustParseAddrPort("10.200.0.1:3128"), netip.MustParseAddrPort("[fd42:b0c5::1]:3128")}
 
 // viaProxy sends the head of a request to the explicit proxy and returns the status and text of the answer.
@@ -77,7 +77,7 @@ func TestAttackNoName(t *testing.T) {
 	}
 }
 
-// numbers are ways to write 169.254.169.254 and 127.0.0.1 that some program or other understands.
+// numbers are notations of 169.254.169.254 and 127.0.0.1 that some programs accept.
 var numbers = []string{
 	"2852039166", "0xa9fea9fe", "0xA9FEA9FE", "025177524776", "0251.0376.0251.0376", "0xa9.0xfe.0xa9.0xfe", "169.254.43518", "169.16689662",
 	"169.254.169.254.", "0251.254.169.0xfe", "169.254.169.0376", "00169.254.169.254", "2130706433", "0x7f000001", "017700000001", "0177.0.0.1", "127.1", "127.0.1", "0x7f.1",
@@ -86,7 +86,7 @@ var numbers = []string{
 	"[fe80::1%25eth0]", "[fe80::1%eth0]", "[::169.254.169.254]", "169.254.169.254", "127.0.0.1", "0.0.0.0",
 }
 
-// The metadata service and the host itself under other spellings, where the policy is as open as can be.
+// The metadata service and the host under other spellings, with the most permissive policy.
 func TestAttackAddressesInDisguise(t *testing.T) {
 	t.Parallel()
 	w := harness.SharedCaptured(t)
@@ -108,7 +108,7 @@ func TestAttackAddressesInDisguise(t *testing.T) {
 		if strings.HasPrefix(host, "[") {
 			continue
 		}
-		// DNS knows no such name, and gives no such address.
+		// DNS returns no address for such a name, other than the sink's.
 		for _, from := range []*harness.Raider{r, named} {
 			m := ask(from, "udp", gatewayDNS, host, mdns.TypeA)
 			if a := addressesIn(m); len(a) > 0 && !slices.Contains(sinks, a[0]) {
@@ -116,7 +116,7 @@ func TestAttackAddressesInDisguise(t *testing.T) {
 			}
 		}
 	}
-	// DNS leads there in disguise, under a name that is allowed.
+	// DNS returns the address under a different notation, for an allowed name.
 	for i, s := range []string{"169.254.169.254", "::ffff:169.254.169.254", "64:ff9b::a9fe:a9fe", "64:ff9b:1::a9fe:a9fe", "2002:a9fe:a9fe::1", "::a9fe:a9fe", "127.0.0.1", "0.0.0.0", "::"} {
 		refusedName(named, i%2, nameFor(w, netip.MustParseAddr(s), fmt.Sprintf("disguise-%d.example.com", i)))
 	}
@@ -137,7 +137,7 @@ func TestAttackAddressesInDisguise(t *testing.T) {
 	}
 }
 
-// specialAddresses are not for boxes, whatever a policy lists.
+// specialAddresses are never reachable for boxes, whatever a policy lists.
 var specialAddresses = []string{
 	"0.0.0.0", "0.1.2.3", "10.0.0.5", "100.64.0.1", "127.0.0.1", "127.255.0.9", "168.63.129.16", "169.254.169.254", "169.254.0.1", "172.16.0.1",
 	"192.0.0.1", "192.0.0.170", "192.88.99.1", "192.168.1.1", "198.18.0.1", "198.19.255.255", "224.0.0.1", "239.255.255.250", "240.0.0.1", "255.255.255.255",
@@ -161,7 +161,7 @@ func TestAttackSpecialAddresses(t *testing.T) {
 			if a.Is6() {
 				host = "[" + s + "]"
 			}
-			// An IPv4-mapped address is the IPv4 address, which may well be allowed, but not as a packet.
+			// An IPv4-mapped address means the IPv4 address, which may be allowed, but not in a packet.
 			if s == "::ffff:203.0.113.5" {
 				r.Packet(harness.UDPPacket(netip.AddrPortFrom(r.V6, 9), netip.AddrPortFrom(a, 4444), "mapped"))
 				continue
@@ -169,11 +169,11 @@ func TestAttackSpecialAddresses(t *testing.T) {
 			if status, text := viaProxy(r, i%2, "CONNECT "+host+":80 HTTP/1.1\r\nHost: "+host+":80"); status != 403 {
 				t.Errorf("%v: CONNECT %s: the box saw %d %s", p, host, status, text)
 			}
-			// Under a name that the policy may allow, and whose owner lets it lead there: neither DNS nor a dial gives way.
+			// Under an allowed name whose owner points it to the address: both DNS and the proxy refuse.
 			if p["mode"] == "custom" && p["allowed_domains"] != nil {
 				refusedName(r, i%2, nameFor(w, a, fmt.Sprintf("special-%d.example.com", i)))
 			}
-			// As packets: the box's own routes would keep some of them at home.
+			// As packets: the box's own routes would keep some of them in the box.
 			r.Packet(harness.UDPPacket(netip.AddrPortFrom(r.Own(a), 9), netip.AddrPortFrom(a, 4444), "special"))
 			r.Packet(harness.TCPPacket(netip.AddrPortFrom(r.Own(a), 40000), netip.AddrPortFrom(a, 80), 2, ""))
 			r.Packet(harness.ICMPPacket(r.Own(a), a, 8, 128, 0, make([]byte, 8)))
@@ -194,7 +194,7 @@ func TestAttackSpecialAddresses(t *testing.T) {
 	w.Untouched(targets...)
 }
 
-// The ports of the host: on every address it has, by every way, and under a name that leads there.
+// The ports of the host: on each of its addresses, by every way, and under a name that resolves to it.
 func TestAttackHostPorts(t *testing.T) {
 	t.Parallel()
 	// Only the rules keep the box from admin and metrics here, because they listen on every address.
@@ -299,7 +299,7 @@ func TestAttackHostPorts(t *testing.T) {
 	}
 }
 
-// The host gets a new address while boxes run: it was somebody else's a moment ago, and is out of reach from now on.
+// The host gets a new address while boxes run: it belonged to another host before, and is out of reach from now on.
 func TestAttackNewHostAddress(t *testing.T) {
 	t.Parallel()
 	w := harness.SharedCaptured(t)
@@ -308,7 +308,7 @@ func TestAttackNewHostAddress(t *testing.T) {
 	named := w.Raid(w.Create(map[string]any{"network_policy": harness.Custom("fresh.example.com")}))
 	www := [2]netip.Addr{w.V4("www.example.com"), w.V6("www.example.com")}
 	for family, a := range fresh {
-		// By its name, at somebody else's address: the proxy finds out where it is.
+		// By its name, at another host's address: the proxy resolves the name itself.
 		if err := w.Net.AddHost("fresh.example.com", a.String()); err != nil {
 			t.Fatal(err)
 		}
@@ -356,7 +356,7 @@ func TestAttackNewHostAddress(t *testing.T) {
 	w.DenialOf(named.Box, policy.StageHTTP, "fresh.example.com", name.ReasonProtectedRange)
 }
 
-// An address of one family is listed; the same host's address of the other is not.
+// An address of one family is listed; the same host's address in the other family is not.
 func TestAttackOtherFamily(t *testing.T) {
 	t.Parallel()
 	w := harness.SharedCaptured(t)
@@ -390,7 +390,7 @@ func TestAttackOtherFamily(t *testing.T) {
 	}
 }
 
-// Deny wins over allow, whichever is the wider, and an operator's exemption does not change that.
+// Deny wins over allow, whichever is wider, and an operator's exemption does not change that.
 func TestAttackDenyWins(t *testing.T) {
 	t.Parallel()
 	w := harness.NewCaptured(t, func(c *config.Config) {
@@ -435,7 +435,7 @@ func TestAttackDenyWins(t *testing.T) {
 		if got := plainAnswer(r, netip.AddrPortFrom(plain[family], 80), "exempt-denied.example.com", "/deny"); got != "403" {
 			t.Errorf("a name with a denied address: the box saw %s", got)
 		}
-		// By name: below a denied name, whatever address is asked for.
+		// By name: below a denied name, at any address.
 		for _, to := range []netip.Addr{at("deep.sub.example.com"), plain[family], harness.AttackerAt(63)[family], sinks[family]} {
 			if _, err := claim(r, netip.AddrPortFrom(to, 443), "deep.sub.example.com"); err == nil || !strings.Contains(err.Error(), "access denied") {
 				t.Errorf("SNI of a denied name to %v: %v", to, err)

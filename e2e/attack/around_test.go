@@ -14,7 +14,7 @@ import (
 	"boxgate/internal/testnet"
 )
 
-// aroundPolicies open api.example.com in every way that a policy can; it has a header rule in each.
+// aroundPolicies allow api.example.com in every way that a policy can. Each has a header rule for it.
 func aroundPolicies(w *harness.World) map[string]map[string]any {
 	addresses := []string{w.V4("api.example.com").String() + "/32", w.V6("api.example.com").String() + "/128"}
 	return map[string]map[string]any{
@@ -46,7 +46,7 @@ func TestAttackWayAroundTheInterceptor(t *testing.T) {
 		})
 		told := []netip.Addr{in.Resolve("api.example.com", "ip4"), in.Resolve("api.example.com", "ip6")}
 		if !passed || !t.Run(name, func(t *testing.T) { aroundEveryWay(in.On(t), byAddress, told...) }) {
-			return // the other policies would take minutes each to show it
+			return // other policies would take minutes each to show it
 		}
 	}
 }
@@ -92,7 +92,7 @@ func throughInterceptor(in *harness.Intruder, api netip.Addr, byAddress bool) {
 	}
 }
 
-// throughProxyInClear makes a plain request by the explicit proxy, which must arrive without the header.
+// throughProxyInClear makes a plain request by the explicit proxy. It must arrive without the header.
 func throughProxyInClear(in *harness.Intruder) {
 	in.T.Helper()
 	c := in.Dial(netip.MustParseAddrPort("10.200.0.1:3128"))
@@ -103,7 +103,7 @@ func throughProxyInClear(in *harness.Intruder) {
 	}
 }
 
-// past tries to reach the host without the interceptor seeing a name it has to intercept.
+// past tries to reach the host without the interceptor seeing the name.
 func past(in *harness.Intruder, api netip.Addr) {
 	gateway := netip.MustParseAddrPort("10.200.0.1:3128")
 	named := func(names ...string) string { return hello{0x303, []uint16{0x304, 0x303}, names, false}.String() }
@@ -132,7 +132,7 @@ func past(in *harness.Intruder, api netip.Addr) {
 			case "proxy, second name: ":
 				res, _ := harness.Exchange(in.T, c, r, "CONNECT "+second+":443 HTTP/1.1\r\nHost: "+second+":443\r\n\r\n")
 				if res.StatusCode != 200 {
-					continue // the policy has it so
+					continue // the policy allows it
 				}
 			case "proxy, name: ":
 				harness.Exchange(in.T, c, r, "CONNECT api.example.com:443 HTTP/1.1\r\nHost: api.example.com:443\r\n\r\n")
@@ -144,11 +144,11 @@ func past(in *harness.Intruder, api netip.Addr) {
 			}
 			_ = c.SetDeadline(time.Now().Add(harness.Patience))
 			if answer, _ := harness.Hear(c); strings.Contains(answer, "stays open") || answer != "" && answer[0] == 22 {
-				in.T.Fatalf("%s%s was answered %q", way, name, answer) // the others would take as long to show it
+				in.T.Fatalf("%s%s was answered %q", way, name, answer) // the others would take as long to fail
 			}
 		}
 	}
-	for _, host := range []string{"www.example.com", "evil.example.net"} { // leads to that host, or nowhere
+	for _, host := range []string{"www.example.com", "evil.example.net"} { // resolves to that host, or to none
 		c := in.Dial(to)
 		s := tls.Client(c, &tls.Config{ServerName: host, InsecureSkipVerify: true})
 		_ = c.SetDeadline(time.Now().Add(harness.Patience))
@@ -162,7 +162,7 @@ func past(in *harness.Intruder, api netip.Addr) {
 	}
 }
 
-// nameAgain gives an address a second name and has the box told of it, unless its policy keeps that from it.
+// nameAgain gives an address a second name and makes the box resolve it, unless its policy prevents that.
 func nameAgain(in *harness.Intruder, api netip.Addr) (name string) {
 	in.T.Helper()
 	name, kind, network := "second4.evil.net", "A", "ip4"

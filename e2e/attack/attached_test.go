@@ -7,7 +7,7 @@ import (
 	"boxgate/e2e/harness"
 )
 
-// An attached box is held as a launched one is, though its root has every say in its own network.
+// An attached box is restricted like a launched one, although its root controls its own network.
 func TestAttacksFromAttachedBoxes(t *testing.T) {
 	t.Parallel()
 	rows := []string{

@@ -15,7 +15,7 @@ import (
 	"boxgate/e2e/harness"
 )
 
-// holding opens intercepted connections from a box until one is refused, or there are as many as are wanted, and returns them.
+// holding opens up to most intercepted connections from a box until one is refused, and returns them.
 func holding(in *harness.Intruder, most int) (held []net.Conn) {
 	in.T.Helper()
 	for len(held) < most {
@@ -100,7 +100,7 @@ func TestLimitsOfSingleBoxes(t *testing.T) {
 	closeAll(held)
 	holds("high", 3)
 
-	// Changed all the while that the box opens connections, it never has more than the higher limit.
+	// While the limit changes and the box keeps opening connections, it never has more than the higher limit.
 	var changes sync.WaitGroup
 	stop := make(chan struct{})
 	changes.Go(func() {

@@ -96,7 +96,7 @@ func TestAttackBeyondACeilingOfAddresses(t *testing.T) {
 				t.Errorf("%s: %s: exit status %d\n%s", name, host, code, out)
 			}
 		}
-		// On a port that the proxy has no part in.
+		// On a port that the proxy does not handle.
 		if _, code := w.Sh(box, fmt.Sprintf("curl -s -m 30 telnet://%s:7 </dev/null", w.V4("evil.example.net"))); code != 7 {
 			t.Errorf("%s: port 7 beyond the ceiling: exit status %d", name, code)
 		}

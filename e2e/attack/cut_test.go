@@ -24,10 +24,10 @@ import (
 	"boxgate/policy/name"
 )
 
-// cutTime is how soon after the answer to a PUT everything is cut that the new policy denies.
+// cutTime is the maximum time from the answer to a PUT until all connections denied by the new policy are cut.
 const cutTime = 100 * time.Millisecond
 
-// isCut reports whether the other side has ended a TCP connection, without reading from it.
+// isCut reports whether the peer has ended a TCP connection, without reading from it.
 func isCut(t *testing.T, c net.Conn) bool {
 	t.Helper()
 	if over, ok := c.(interface{ NetConn() net.Conn }); ok {
@@ -61,14 +61,14 @@ func cutInTime(in *harness.Intruder) func(what string, c net.Conn) {
 	}
 }
 
-// under is an exchange under way.
+// under is a running exchange.
 type under struct {
 	net.Conn
 	*bufio.Reader
 	h2 *harness.Frames
 }
 
-// kinds open a connection to a host and leave an exchange under way in it. secure makes TLS over a connection.
+// kinds open a connection to a host and start an exchange that stays open. secure makes TLS over a connection.
 var kinds = map[string]func(in *harness.Intruder, host string, secure func(net.Conn, string) net.Conn) under{
 	"stream": func(in *harness.Intruder, host string, secure func(net.Conn, string) net.Conn) under {
 		return beginRequest(in, secure(in.DialHost(host, 443), host), "GET /sse HTTP/1.1\r\nHost: "+host+"\r\n\r\n", true)
@@ -135,7 +135,7 @@ var kinds2 = map[string]func(in *harness.Intruder, host string) under{
 	},
 }
 
-// beginRequest writes a request; wait: until the first byte of the answer is there.
+// beginRequest writes a request. With wait it returns after the first byte of the answer.
 func beginRequest(in *harness.Intruder, c net.Conn, request string, wait bool) under {
 	in.T.Helper()
 	u := under{Conn: c, Reader: bufio.NewReader(c)}
@@ -173,7 +173,7 @@ func awaitRequest(in *harness.Intruder, host, path string) {
 	}
 }
 
-// awaitData reads frames until content of the stream comes.
+// awaitData reads frames until content of the stream arrives.
 func awaitData(f *harness.Frames, stream uint32) {
 	f.T.Helper()
 	_ = f.Conn.SetReadDeadline(time.Now().Add(harness.Patience))
@@ -193,7 +193,7 @@ func awaitData(f *harness.Frames, stream uint32) {
 	}
 }
 
-// openAll leaves one exchange of every kind under way: with judged, whose requests are judged, and with unread.
+// openAll opens an exchange of every kind: with the host judged, whose requests are judged, and with unread.
 func openAll(in *harness.Intruder, judged, unread string) map[string]under {
 	in.T.Helper()
 	out := map[string]under{}
@@ -209,8 +209,8 @@ func openAll(in *harness.Intruder, judged, unread string) map[string]under {
 	return out
 }
 
-// TestAttackKeepsUsingWhatAPolicyClosed has an exchange of every kind under way with hosts that are closed, and the same
-// with hosts that stay open. The former are cut when the PUT has been answered; the latter lose no byte.
+// TestAttackKeepsUsingWhatAPolicyClosed: a box has an exchange of every kind open with hosts that a new policy denies,
+// and with hosts that stay allowed. The former are cut when the PUT has been answered; the latter lose no byte.
 func TestAttackKeepsUsingWhatAPolicyClosed(t *testing.T) {
 	t.Parallel()
 	w := harness.Shared(t)
@@ -241,14 +241,14 @@ func TestAttackKeepsUsingWhatAPolicyClosed(t *testing.T) {
 		}
 		return cuts["evil.example.net"] > 6 && cuts["cdn.example.org"] > 8
 	})
-	if len(cuts) > 3 { // plain HTTP has its name in the request
+	if len(cuts) > 3 { // the name of plain HTTP is in the request
 		t.Errorf("decisions say policy_changed: %v", cuts)
 	}
 	finishAll(t, kept, "api.example.com", "www.example.com")
 	w.NothingLeaks()
 }
 
-// finishAll brings what openAll began to its end.
+// finishAll completes the exchanges of openAll.
 func finishAll(t *testing.T, all map[string]under, judged, unread string) {
 	t.Helper()
 	for name, u := range all {
@@ -308,8 +308,8 @@ func finishAll(t *testing.T, all map[string]under, judged, unread string) {
 	}
 }
 
-// TestAttackKeepsUsingARequestThatARuleForbids tightens by request rules: of an HTTP/2 connection the streams go that
-// they deny, and no other.
+// TestAttackKeepsUsingARequestThatARuleForbids tightens the policy by request rules: exactly the denied streams of an
+// HTTP/2 connection are cut.
 func TestAttackKeepsUsingARequestThatARuleForbids(t *testing.T) {
 	t.Parallel()
 	w := harness.Shared(t)
@@ -342,8 +342,8 @@ func TestAttackKeepsUsingARequestThatARuleForbids(t *testing.T) {
 	})
 }
 
-// TestAttackHoldsUpACut leaves streams that a new policy denies stuck in writes to a client that does not read: each takes
-// its connection with it, and all of them together delay the answer no more than one.
+// TestAttackHoldsUpACut leaves streams that a new policy denies stuck in writes to a client that does not read: each
+// takes its connection with it, and together they delay the answer no more than one does.
 func TestAttackHoldsUpACut(t *testing.T) {
 	t.Parallel()
 	w := harness.Shared(t)
@@ -373,8 +373,8 @@ func TestAttackHoldsUpACut(t *testing.T) {
 	w.NothingLeaks()
 }
 
-// TestAttackUsesAnOldHeaderRule changes header rules under open connections: the next request has the new value, and a
-// connection that passed unread is cut when its host gets a rule.
+// TestAttackUsesAnOldHeaderRule changes header rules while connections are open: the next request has the new value,
+// and a spliced connection is cut when its host gets a rule.
 func TestAttackUsesAnOldHeaderRule(t *testing.T) {
 	t.Parallel()
 	w := harness.Shared(t)

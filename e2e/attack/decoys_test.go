@@ -22,8 +22,8 @@ import (
 	"boxgate/policy/name"
 )
 
-// TestAttackHiddenAmongDecoys has a box that may go anywhere hide one TCP connection among a burst of flows to other
-// ports. The log and the stream of the API name its destination all the same, with its bytes, and no flow goes uncounted.
+// TestAttackHiddenAmongDecoys: a box that may reach any address hides one TCP connection in a burst of flows to other
+// ports. The log and the API's stream still contain its destination, with its bytes, and every flow is counted.
 func TestAttackHiddenAmongDecoys(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct {
@@ -114,7 +114,7 @@ func TestAttackFlowsWhileTheGatewayIsDown(t *testing.T) {
 	}
 }
 
-// sendDecoys touches n ports of an address, from the first on.
+// sendDecoys sends to n ports of an address, starting with first.
 func sendDecoys(r *harness.Raider, network string, to netip.Addr, first, n int) {
 	r.T.Helper()
 	err := r.Inside(func() error {
@@ -151,7 +151,7 @@ func decoysTCP(to netip.Addr, first, n int) error {
 		if err != nil {
 			return err
 		}
-		err = unix.SetsockoptInt(fd, unix.IPPROTO_TCP, unix.TCP_SYNCNT, 2) // it gives up after 7 s
+		err = unix.SetsockoptInt(fd, unix.IPPROTO_TCP, unix.TCP_SYNCNT, 2) // gives up after 7 s
 		if err == nil {
 			err = unix.Connect(fd, addr(port))
 		}
@@ -167,7 +167,7 @@ func decoysTCP(to netip.Addr, first, n int) error {
 type follower struct {
 	mu     sync.Mutex
 	events []audit.Event
-	lost   []string // lines that are no decision
+	lost   []string // lines that are not decisions
 }
 
 // follow reads a stream until the test ends.
@@ -208,7 +208,7 @@ func (f *follower) has(match func(audit.Event) bool) bool {
 	return false
 }
 
-// flows counts the beginnings of flows that the events of a box stand for.
+// flows counts the started flows in the events of a box.
 func (f *follower) flows(box string) (n int) {
 	f.mu.Lock()
 	defer f.mu.Unlock()

@@ -51,7 +51,7 @@ func exchange(r *harness.Raider, network string, server netip.AddrPort, m *mdns.
 	return conn.ReadMsg()
 }
 
-// addressesIn are the addresses of an answer.
+// addressesIn returns the addresses in an answer.
 func addressesIn(m *mdns.Msg) (out []netip.Addr) {
 	for _, rr := range m.Answer {
 		switch rr := rr.(type) {
@@ -105,14 +105,14 @@ func TestAttackForeignDNSServers(t *testing.T) {
 	w.Settle()
 	for _, s := range servers {
 		for _, p := range w.Net.Packets(s.String()) {
-			if s != w.V4("dns.example.com") && s != w.V6("dns.example.com") { // the gateway itself asks there
+			if s != w.V4("dns.example.com") && s != w.V6("dns.example.com") { // the gateway sends its own queries there
 				t.Errorf("%v received %+v", s, p)
 			}
 		}
 	}
 }
 
-// DNS by other ways than port 53: over TLS, QUIC and HTTPS.
+// DNS by other protocols than port 53: over TLS, QUIC and HTTPS.
 func TestAttackEncryptedDNS(t *testing.T) {
 	t.Parallel()
 	w := harness.SharedCaptured(t)
@@ -154,7 +154,7 @@ func TestAttackEncryptedDNS(t *testing.T) {
 		})
 		w.Net.Forget()
 	}
-	// DNS over HTTPS is a host like any other: its name decides.
+	// DNS over HTTPS is an ordinary host: its name decides.
 	r := w.Raid(w.Create(map[string]any{"network_policy": harness.Custom("api.example.com")}))
 	for _, a := range append(server[:], other[:]...) {
 		conn := tls.Client(r.MustDial("tcp", netip.AddrPortFrom(a, 443)), &tls.Config{ServerName: "dns.example.com", InsecureSkipVerify: true, NextProtos: []string{"h2"}})
@@ -219,10 +219,10 @@ func TestAttackDNSTunnel(t *testing.T) {
 	testDNSOptions(t, r)
 }
 
-// testDNSOptions asks for an allowed name in ways that carry more than the name. What goes upstream is the name, once.
+// testDNSOptions queries an allowed name in ways that carry additional data. Only the name goes upstream, once.
 func testDNSOptions(t *testing.T, r *harness.Raider) {
 	secret := "736563726574"
-	m := new(mdns.Msg).SetQuestion("oK.eXample.cOm.", mdns.TypeA) // the case of letters is a channel as well
+	m := new(mdns.Msg).SetQuestion("oK.eXample.cOm.", mdns.TypeA) // the case of letters could carry data too
 	opt := &mdns.OPT{Hdr: mdns.RR_Header{Name: ".", Rrtype: mdns.TypeOPT}}
 	opt.Option = []mdns.EDNS0{
 		&mdns.EDNS0_COOKIE{Code: mdns.EDNS0COOKIE, Cookie: secret + "abcd"}, &mdns.EDNS0_LOCAL{Code: 65001, Data: []byte(secret)},
@@ -285,7 +285,7 @@ func TestAttackDNSFlood(t *testing.T) {
 	}
 	for range 20 {
 		var m *mdns.Msg
-		w.Until("the other box is answered", func() bool { // it asks again, as resolvers do: the flood may fill a queue
+		w.Until("the other box is answered", func() bool { // it repeats its query, like a resolver: the flood may fill a queue
 			c := neighbour.MustDial("udp", gatewayDNS)
 			defer c.Close()
 			_ = c.SetDeadline(time.Now().Add(2 * time.Second))

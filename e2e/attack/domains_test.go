@@ -29,7 +29,7 @@ type ownURL struct {
 	Pending   []struct{ Hostname, Record, Value string } `json:"pending_hostnames"`
 }
 
-// newTenant makes a key with a name, and a box with it.
+// newTenant creates a key with a name, and a box with the key.
 func newTenant(w *harness.World, name string, quotas ...string) *tenant {
 	w.T.Helper()
 	args := []string{"api-key", "create", "--name", name, "--role", "box-creator"}
@@ -47,7 +47,7 @@ func newTenant(w *harness.World, name string, quotas ...string) *tenant {
 	return n
 }
 
-// asks makes the URL of port 8000 with names, and returns it with the status and text of the answer.
+// asks creates the URL of port 8000 with names, and returns it with the status and text of the answer.
 func (n *tenant) asks(names ...string) (u ownURL, status int, text string) {
 	n.T.Helper()
 	err := n.client.Do(n.T.Context(), "POST", api.BoxPath(n.box, "preview"), map[string]any{"port": 8000, "hostnames": append([]string{}, names...)}, &u)
@@ -78,7 +78,7 @@ func (n *tenant) lists() ownURL {
 	return list.Previews[0]
 }
 
-// publishes sets the TXT record that the gateway asks for.
+// publishes sets the TXT record that the gateway requires.
 func (n *tenant) publishes(record, value string) {
 	n.T.Helper()
 	if err := n.Net.SetRecords(record, fmt.Sprintf("%s. 60 IN TXT %q", record, value)); err != nil {
@@ -86,7 +86,7 @@ func (n *tenant) publishes(record, value string) {
 	}
 }
 
-// serves reports whether the gateway shows a certificate for a name to a visitor.
+// serves reports whether the gateway presents a certificate for a name to a visitor.
 func serves(w *harness.World, name string) bool {
 	w.T.Helper()
 	tcp, err := w.Net.Gateway().DialContext(w.T.Context(), "tcp", "127.0.0.1:443")
@@ -124,7 +124,7 @@ func TestAttackForeignDomain(t *testing.T) {
 	if owned.Pending[0].Value == claimed.Pending[0].Value || owned.Pending[0].Value == owned.Pending[1].Value {
 		t.Error("one token for two keys or names")
 	}
-	// The records of the owner, of another name of mallory's, and one below the name itself.
+	// The record of the other owner, of another name of mallory's, and one below the name itself.
 	alice.publishes(owned.Pending[1].Record, owned.Pending[1].Value)
 	mallory.publishes(name, claimed.Pending[0].Value)
 	mallory.publishes("_boxgate-challenge.www.example.org", claimed.Pending[0].Value)
@@ -221,7 +221,8 @@ func TestAttackFreedDomain(t *testing.T) {
 	}
 }
 
-// TestAttackReservedDomain: a key asks for a name that the operator keeps for others. The keys that he names need no proof.
+// TestAttackReservedDomain: a key claims a name that the operator reserves for other keys. The listed keys need no
+// proof.
 func TestAttackReservedDomain(t *testing.T) {
 	t.Parallel()
 	w := harness.NewWorld(t, func(c *config.Config) {

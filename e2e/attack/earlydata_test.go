@@ -16,9 +16,9 @@ import (
 	"boxgate/e2e/harness"
 )
 
-// A client that has a session of an intercepted host claims that it may send early data, and puts a request for that host
-// into the first flight of a connection under the same name, and under another. No early data is accepted: no server gets
-// the request. Nor does a session of one box help another.
+// A client with a session of an intercepted host claims that it may send early data, and sends a request for that host
+// in the first flight of a connection under the same name, and under another. The early data is rejected and no server
+// gets the request. A session of one box does not work in another.
 func TestAttackEarlyData(t *testing.T) {
 	t.Parallel()
 	w := harness.Shared(t)
@@ -77,7 +77,7 @@ func openssl(in *harness.Intruder, to netip.AddrPort, input string, args ...stri
 	defer cancel()
 	args = append([]string{"s_client", "-connect", to.String(), "-tls1_3"}, args...)
 	cmd := exec.CommandContext(ctx, "openssl", args...)
-	// The input stays open for as long as the server needs to answer: it ends the connection.
+	// The input stays open until the server has answered, because its end closes the connection.
 	if input != "" {
 		cmd.Args = append(cmd.Args, "-ign_eof")
 	}

@@ -14,8 +14,9 @@ import (
 	"boxgate/policy/name"
 )
 
-// TestShutdownIsNoPolicyChange stops the gateway while a tunnel and streams are open, in both families, all under the name
-// of an allowed host at a foreign address: their events say that it was the shutdown, and where the connections really went.
+// TestShutdownIsNoPolicyChange stops the gateway while a tunnel and streams are open, in both families, all under the
+// name of an allowed host at a foreign address. Their events give the shutdown as the reason, and the real
+// destinations.
 func TestShutdownIsNoPolicyChange(t *testing.T) {
 	t.Parallel()
 	w := harness.Shared(t)
@@ -71,7 +72,7 @@ func TestShutdownIsNoPolicyChange(t *testing.T) {
 	}
 }
 
-// stream sends a request and reads the beginning of a response that does not end.
+// stream sends a request and reads the beginning of an endless response.
 func stream(r *harness.Raider, c io.ReadWriter, host, path string) {
 	r.T.Helper()
 	if _, err := io.WriteString(c, "GET "+path+" HTTP/1.1\r\nHost: "+host+"\r\n\r\n"); err != nil {

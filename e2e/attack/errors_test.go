@@ -12,8 +12,8 @@ import (
 	"boxgate/e2e/harness"
 )
 
-// An ICMP error quotes a packet of the connection it is about. One box quotes the connection of another, to break it or
-// to slow it down.
+// An ICMP error quotes a packet of its connection. One box quotes the connection of another, to break it or to slow it
+// down.
 func TestAttackForgedICMPErrors(t *testing.T) {
 	t.Parallel()
 	w := harness.SharedCaptured(t)
@@ -23,7 +23,7 @@ func TestAttackForgedICMPErrors(t *testing.T) {
 	victim := w.Raid(w.Create(map[string]any{"network_policy": both}))
 	thief := w.Raid(w.Create(map[string]any{"network_policy": both}))
 	for family := range 2 {
-		// The kernel forwards a connection of the victim's, whose port the thief has guessed.
+		// The kernel forwards a connection of the victim. The thief has guessed its port.
 		server := netip.AddrPortFrom(www[family], 4444)
 		c := victim.MustDial("tcp", server)
 		from := netip.MustParseAddrPort(c.LocalAddr().String())
@@ -60,7 +60,7 @@ func TestAttackForgedICMPErrors(t *testing.T) {
 	}
 }
 
-// foreignErrors counts the ICMP errors that TCP of the gateway's host has looked at and did not believe.
+// foreignErrors counts the ICMP errors that TCP of the gateway's host has checked and rejected.
 func foreignErrors(w *harness.World) (n int) {
 	w.T.Helper()
 	out, err := w.Net.Gateway().Run(w.T.Context(), "cat", "/proc/thread-self/net/netstat")

@@ -17,7 +17,7 @@ import (
 	"boxgate/internal/nightly"
 )
 
-// filesBox is a box whose files a test works on through the API.
+// filesBox is a box whose files are changed through the API.
 type filesBox struct {
 	*harness.World
 	id string
@@ -56,8 +56,8 @@ func status(err error) int {
 	return refused.Status
 }
 
-// bait is a file of the host that everybody may read, and another that everybody may write, in a directory that boxes have
-// under the same name.
+// bait creates a world-readable and a world-writable file of the host, in a directory that boxes have under the same
+// name.
 func bait(t *testing.T) (dir, secret string) {
 	t.Helper()
 	dir, err := os.MkdirTemp("/tmp", "bait-")
@@ -107,7 +107,7 @@ print(n)'`, new(bytes.Buffer))
 			"rename": {"from": "a/file", "to": "b/file"},
 			"remove": {"path": "b/inner", "recursive": true},
 		} {
-			_ = b.post(what, body) // most fail in the middle of an exchange
+			_ = b.post(what, body) // most fail during an exchange
 		}
 		for _, folder := range []string{"a", "up"} {
 			var list struct{ Files []struct{ Name string } }
@@ -123,7 +123,7 @@ print(n)'`, new(bytes.Buffer))
 	unharmed(t, dir, secret)
 }
 
-// unharmed fails if the directory of the host is not as it was.
+// unharmed fails the test if the directory of the host has changed.
 func unharmed(t *testing.T, dir, secret string) {
 	t.Helper()
 	if data, err := os.ReadFile(filepath.Join(dir, "file")); string(data) != secret || err != nil {
@@ -184,7 +184,7 @@ func TestAttackFilesThatNeverEnd(t *testing.T) {
 	}
 }
 
-// A box that has no room for a process or a byte is refused for itself; the gateway and the other boxes go on.
+// A box without free processes or disk space gets errors for itself only; the gateway and other boxes continue.
 func TestAttackFilesOfAFullBox(t *testing.T) {
 	t.Parallel()
 	b := newFilesBox(t)

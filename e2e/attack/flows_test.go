@@ -57,7 +57,7 @@ func listenTo(r *harness.Raider, to netip.AddrPort) *harness.Chatter {
 	return c
 }
 
-// push serves UDP on an address of the internet: whoever wrote once is sent a datagram every millisecond from then on.
+// push serves UDP on an address of the internet. Each client that wrote once is sent a datagram every millisecond.
 func push(w *harness.World, at netip.AddrPort) {
 	w.T.Helper()
 	pc, err := w.Net.Internet().ListenPacket("udp", at.String())
@@ -81,7 +81,7 @@ func push(w *harness.World, at netip.AddrPort) {
 func TestAttackFlowsOutliveThePolicy(t *testing.T) {
 	t.Parallel()
 	for _, tight := range []map[string]any{
-		nil, // the same policy without what is attacked
+		nil, // the same policy without the attacked hosts
 		{"mode": "custom", "allowed_domains": []string{"kept.example.com"}, "allowed_cidrs": []string{"198.51.100.30/32", "2001:db8:1::30/128"}, "denied_cidrs": attackerNets},
 	} {
 		name := "no longer allowed"
@@ -181,7 +181,7 @@ func testFlowsEnd(t *testing.T, tight map[string]any) {
 	}
 }
 
-// echoServer sends back what comes and counts it.
+// echoServer echoes its input and counts it.
 type echoServer struct {
 	at    netip.AddrPort
 	bytes atomic.Int64
@@ -221,8 +221,8 @@ func echo(w *harness.World, at netip.AddrPort) *echoServer {
 	return s
 }
 
-// transfer sends half a megabyte to an echo server and compares what comes back. It has begun before the policy changes,
-// which it waits for half-way.
+// transfer sends half a megabyte to an echo server and compares the echo. It starts before the policy changes, and
+// waits for the change halfway.
 func transfer(t *testing.T, c net.Conn, begun chan<- struct{}, changed <-chan struct{}) {
 	want := bytes.Repeat([]byte("0123456789abcdef"), 1<<15)
 	go func() {
@@ -302,7 +302,7 @@ func TestAttackFlowsPastANewHeaderRule(t *testing.T) {
 	}
 }
 
-// sse is a stream of events that somebody listens to.
+// sse is an event stream with a listening client.
 type sse struct {
 	what  string
 	heard atomic.Int64 // nanoseconds of the last event
@@ -359,7 +359,7 @@ func TestAttackFlowsUnderABorrowedName(t *testing.T) {
 					} else {
 						borrowed = append(borrowed, s)
 					}
-					if secure || label != "allow-all" { // there plain HTTP is the kernel's
+					if secure || label != "allow-all" { // without them the kernel forwards plain HTTP
 						honest = append(honest, listen(r, www[family], secure))
 					}
 				}

@@ -60,7 +60,7 @@ func hammer(r *harness.Raider, targets ...netip.Addr) (stop func() int) {
 	}
 }
 
-// Somebody flushes all rules, deletes the table, or empties one of its chains or sets. The box has been waiting for it.
+// Another program flushes all rules, deletes the table, or empties one of its chains or sets, while the box attacks.
 func TestAttackFlushedRules(t *testing.T) {
 	t.Parallel()
 	w := harness.SharedCaptured(t)
@@ -68,7 +68,7 @@ func TestAttackFlushedRules(t *testing.T) {
 	forbidden := harness.AttackerAt(81)
 	metadata, uplinks := netip.MustParseAddr("169.254.169.254"), [2]netip.Addr{}
 	uplinks[0], uplinks[1] = w.Net.GatewayAddrs()
-	forged := func() { // which only the guard refuses, and the gate
+	forged := func() { // refused only by the guard, and the gate
 		for family, src := range []string{"8.8.8.8", "2001:4860::8888"} {
 			r.Packet(harness.UDPPacket(netip.AddrPortFrom(netip.MustParseAddr(src), 9), netip.AddrPortFrom(forbidden[family], 9), "forged"))
 		}
@@ -101,7 +101,7 @@ func TestAttackFlushedRules(t *testing.T) {
 	w.MustSh(r.Box, "curl -sS -k -o /dev/null https://api.example.com/")
 	w.Net.Forget()
 	for _, a := range harness.AttackerAt(82) {
-		w.Until("a refusal is logged", func() bool { // the box has used up what may be logged one by one
+		w.Until("a refusal is logged", func() bool { // the box has used up the events that may be logged separately
 			r.Try("udp", netip.AddrPortFrom(a, 4444))
 			return slices.ContainsFunc(w.Events(r.Box), func(e audit.Event) bool {
 				return e.Addr == a && e.Verdict == policy.Deny && e.Reason == name.ReasonNotAllowed
@@ -140,8 +140,7 @@ func chains(w *harness.World) (flush []string) {
 	return flush
 }
 
-// A box is attacked from before it exists: its namespace hammers from the moment it can be entered, and its first
-// process is one that attacks.
+// A box is attacked from the moment its network namespace can be entered, and its first process attacks too.
 func TestAttackBeforeTheFirstInstruction(t *testing.T) {
 	t.Parallel()
 	w := harness.SharedCaptured(t)
@@ -204,7 +203,7 @@ func waylay(w *harness.World, targets [2]netip.Addr, sent *atomic.Int64, done <-
 	}
 }
 
-// sendUntil sends datagrams and opens connections as fast as the network comes up, and goes on in rounds.
+// sendUntil sends datagrams and opens connections as soon as the network is up, and repeats that in rounds.
 func sendUntil(done <-chan struct{}, targets [2]netip.Addr, sent *atomic.Int64) error {
 	for begun := time.Now(); ; {
 		if time.Since(begun) > time.Second {

@@ -10,8 +10,8 @@ import (
 	"boxgate/policy/name"
 )
 
-// TestAttackFramesThatCarryNothing sends requests in any number of frames without content, which cost the sender nine bytes
-// each and are in order one by one. A few are borne, as some client may send them; more end the connection.
+// TestAttackFramesThatCarryNothing sends requests in many frames without content. Each costs the sender nine bytes and
+// is valid by itself. A few are accepted, because clients may send them; more end the connection.
 func TestAttackFramesThatCarryNothing(t *testing.T) {
 	t.Parallel()
 	w := harness.Shared(t)

@@ -35,12 +35,12 @@ func TestAttackGitOptionsInNames(t *testing.T) {
 		{"clone", map[string]any{"repo": "app", "branch": "--config=core.fsmonitor=touch /tmp/ran"}},
 		{"clone", map[string]any{"repo": "app", "folder": "--template=/tmp"}},
 		{"clone", map[string]any{"repo": "https://user:password@example.com/x"}},
-		{"clone", map[string]any{"repo": "https://user:pass%zz@example.com/x"}}, // no URL for net/url
+		{"clone", map[string]any{"repo": "https://user:pass%zz@example.com/x"}}, // not a URL for net/url
 		{"checkout", map[string]any{"branch": "--orphan=x", "folder": "app"}},
 		{"checkout", map[string]any{"branch": "-f", "folder": "app"}},
 		{"checkout", map[string]any{"branch": "x", "folder": "app"}}, // a file, not a branch
 		{"push", map[string]any{"branch": "--exec=touch /tmp/ran", "folder": "app"}},
-		{"push", map[string]any{"branch": "main", "folder": "app"}}, // to the program that origin is
+		{"push", map[string]any{"branch": "main", "folder": "app"}}, // runs the program in origin's URL
 		{"commit", map[string]any{"message": "", "folder": "app"}},
 		{"create-pr", map[string]any{"title": "x", "base": "--x", "folder": "app"}},
 	} {
@@ -56,7 +56,7 @@ func TestAttackGitOptionsInNames(t *testing.T) {
 // githubToken is the token of [TestAttackGitHubTokenInTheBox].
 const githubToken = "ghp_" + harness.Canary
 
-// A box that has a token of GitHub, used by git and by curl, finds it nowhere, in no form; and it goes to no other host.
+// A token of GitHub used by git and curl in a box is not found in the box in any encoding, and goes to no other host.
 func TestAttackGitHubTokenInTheBox(t *testing.T) {
 	t.Parallel()
 	w := harness.NewWorld(t, nil)
@@ -102,7 +102,7 @@ func TestAttackGitHubTokenInTheBox(t *testing.T) {
 			}
 		}
 		for _, form := range []string{githubToken, basic, base64.StdEncoding.EncodeToString([]byte(githubToken))} {
-			pattern := "[" + form[:1] + "]" + form[1:] // which does not match itself
+			pattern := "[" + form[:1] + "]" + form[1:] // does not match itself
 			found, _ := b.Sh(b.id, fmt.Sprintf("grep -rls '%[1]s' /workspace /tmp /etc /home /root /var /dev/shm; cat /proc/[0-9]*/environ /proc/[0-9]*/cmdline 2>/dev/null | tr '\\0' '\\n' | grep -a '%[1]s'", pattern))
 			if found != "" {
 				t.Errorf("the box has it: %s", found)

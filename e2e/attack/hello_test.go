@@ -23,7 +23,7 @@ import (
 	"boxgate/policy/name"
 )
 
-// echKeys is an ECHConfigList of one X25519 key under a public name (RFC 9849, 4).
+// echKeys returns an ECHConfigList of one X25519 key under a public name (RFC 9849, 4).
 func echKeys(t *testing.T, publicName string) []byte {
 	t.Helper()
 	key, err := ecdh.X25519().GenerateKey(rand.Reader)
@@ -38,8 +38,8 @@ func echKeys(t *testing.T, publicName string) []byte {
 	return append(binary.BigEndian.AppendUint16(nil, uint16(len(config))), config...)
 }
 
-// TestAttackEncryptedClientHello hides the name of the host behind another: the outer one decides, and is where the
-// connection goes.
+// TestAttackEncryptedClientHello hides the name of the host behind another: the outer name decides, and the connection
+// goes to its host.
 func TestAttackEncryptedClientHello(t *testing.T) {
 	t.Parallel()
 	in := secretWorld(t, nil)
@@ -63,13 +63,13 @@ func TestAttackEncryptedClientHello(t *testing.T) {
 	if err := encrypted("www.example.com", "evil.example.net"); !errors.As(err, &rejected) {
 		t.Errorf("an allowed outer name: %v", err)
 	}
-	// Nor where the gateway itself terminates TLS.
+	// The same where the gateway terminates TLS.
 	if err := encrypted("api.example.com", "evil.example.net"); !errors.As(err, &rejected) {
 		t.Errorf("an intercepted outer name: %v", err)
 	}
 	in.NothingReached("evil.example.net")
 
-	// No client of the box gets keys in the first place, nor is it led to QUIC.
+	// Clients of the box get no ECH keys, and no hint at QUIC.
 	if err := in.Net.SetRecords("www.example.com", "www.example.com. 60 IN HTTPS 1 . alpn=h3,h2 ech="+
 		base64.StdEncoding.EncodeToString(echKeys(t, "www.example.com"))); err != nil {
 		t.Fatal(err)
@@ -92,7 +92,7 @@ func TestAttackEncryptedClientHello(t *testing.T) {
 	}
 }
 
-// TestAttackSilenceAndGarbage holds connections open before their first message is complete, or never ends it.
+// TestAttackSilenceAndGarbage holds connections open with incomplete or endless first messages.
 func TestAttackSilenceAndGarbage(t *testing.T) {
 	t.Parallel()
 	const deadline = 2 * time.Second
@@ -157,7 +157,7 @@ func TestAttackSilenceAndGarbage(t *testing.T) {
 			n, err := io.WriteString(c, endless.first)
 			more := strings.Repeat(endless.rest, 1+(64<<10)/len(endless.rest))
 			for taken := n; err == nil; taken += n {
-				if taken > 64<<20 { // more than the buffers of both sockets can hold
+				if taken > 64<<20 { // more than the buffers of both sockets
 					t.Fatalf("%d bytes were taken", taken)
 				}
 				n, err = io.WriteString(c, more)

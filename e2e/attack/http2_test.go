@@ -13,7 +13,7 @@ import (
 	"boxgate/policy/name"
 )
 
-// TestAttackSmugglingFromHTTP2 sends what would become a second request, or another one, when it is written as HTTP/1.1.
+// TestAttackSmugglingFromHTTP2 sends requests that would become a second or another request when written as HTTP/1.1.
 func TestAttackSmugglingFromHTTP2(t *testing.T) {
 	t.Parallel()
 	change, start := harness.WithOrigin(t)
@@ -124,7 +124,7 @@ func manyFields(n int) (out []harness.Field) {
 	return out
 }
 
-// TestAttackAuthorityOnLaterRequests names another host once a connection is judged, in both protocols.
+// TestAttackAuthorityOnLaterRequests names another host on a connection that was already judged, in both protocols.
 func TestAttackAuthorityOnLaterRequests(t *testing.T) {
 	t.Parallel()
 	in := secretWorld(t, nil)
@@ -189,7 +189,7 @@ func TestAttackAuthorityOnLaterRequests(t *testing.T) {
 	}
 }
 
-// TestAttackPlainHTTPNamesAnotherHostLater decides each request of a plain connection anew.
+// TestAttackPlainHTTPNamesAnotherHostLater: each request of a plain connection is decided separately.
 func TestAttackPlainHTTPNamesAnotherHostLater(t *testing.T) {
 	t.Parallel()
 	in := secretWorld(t, nil)
@@ -229,7 +229,7 @@ func TestAttackPlainHTTPNamesAnotherHostLater(t *testing.T) {
 	in.NothingReached("169.254.169.254")
 }
 
-// TestAttackTrailersOverHTTP2 repeats the injected header behind the body of a stream, to an origin of each protocol.
+// TestAttackTrailersOverHTTP2 repeats the injected header in the trailers of a stream, to an origin of each protocol.
 func TestAttackTrailersOverHTTP2(t *testing.T) {
 	t.Parallel()
 	change, start := harness.WithOrigin(t)

@@ -17,11 +17,11 @@ import (
 	"boxgate/policy/name"
 )
 
-// smuggled is what an attacker wants to be read as a second request.
+// smuggled is a request that an attacker hides in the body of another.
 const smuggled = "GET /smuggled HTTP/1.1\r\nHost: " + harness.OriginName + "\r\n\r\n"
 
-// malformed are requests that two servers could read in two ways. Each stands behind a good one on the same connection;
-// HOST becomes the host of the connection.
+// malformed are requests that are ambiguous to servers. Each follows a valid one on the same connection. HOST is
+// replaced by the host of the connection.
 var malformed = map[string]string{
 	"CL.TE":                           "POST / HTTP/1.1\r\nHost: HOST\r\nContent-Length: 6\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n" + smuggled,
 	"TE.CL":                           "POST / HTTP/1.1\r\nHost: HOST\r\nTransfer-Encoding: chunked\r\nContent-Length: 4\r\n\r\n0\r\n\r\n" + smuggled,
@@ -102,7 +102,7 @@ var malformed = map[string]string{
 	"a trailer of framing announced":  "POST / HTTP/1.1\r\nHost: HOST\r\nTransfer-Encoding: chunked\r\nTrailer: Content-Length\r\n\r\n0\r\nContent-Length: 44\r\n\r\n",
 }
 
-// malformedBodies are the same with the fault in the chunked body: the head may have been passed on by then.
+// malformedBodies have the fault in the chunked body, when the head may already have been forwarded.
 var malformedBodies = map[string]string{
 	"chunk extension":              "1;x=y\r\na\r\n0\r\n\r\n" + smuggled,
 	"chunk extension with LF":      "1;\nxx\r\n4c\r\na\r\n0\r\n\r\n" + smuggled,
@@ -126,7 +126,7 @@ var malformedBodies = map[string]string{
 
 const chunkedHead = "POST /chunked HTTP/1.1\r\nHost: HOST\r\nTransfer-Encoding: chunked\r\n\r\n"
 
-// bothWays calls f with a connection on which the origin's requests are intercepted, and with a plain one.
+// bothWays calls f with an intercepted connection and with a plain one.
 func bothWays(in *harness.Intruder, f func(c net.Conn, way string)) {
 	in.T.Helper()
 	address := in.Resolve(harness.OriginName, "ip4")
@@ -141,7 +141,7 @@ func TestAttackSmuggling(t *testing.T) {
 	origin := start(in.World)
 	requests := maps.Clone(malformed)
 	for name, body := range malformedBodies {
-		if len(body) < 4<<10 { // a longer one is passed on piece by piece
+		if len(body) < 4<<10 { // a longer one is forwarded in pieces
 			requests["body: "+name] = chunkedHead + body
 		}
 	}
@@ -169,7 +169,7 @@ func TestAttackSmuggling(t *testing.T) {
 		})
 	}
 	in.Until("every refusal is counted", func() bool {
-		refused := 0 // repeated ones share an event
+		refused := 0 // repeated refusals share an event
 		for _, e := range in.Events(in.Box) {
 			if !e.Time.Before(began) && e.Stage == policy.StageHTTP && e.Verdict == policy.Deny && e.Reason == name.ReasonBadRequest {
 				refused += int(max(e.Count, 1))
@@ -216,7 +216,7 @@ func TestAttackSmugglingInALateBody(t *testing.T) {
 	}
 }
 
-// TestAttackTrailersRepeatAnInjectedHeader sends the header that the gateway sets behind the body, in every spelling.
+// TestAttackTrailersRepeatAnInjectedHeader sends the injected header in the trailers, in every spelling.
 func TestAttackTrailersRepeatAnInjectedHeader(t *testing.T) {
 	t.Parallel()
 	change, start := harness.WithOrigin(t)

@@ -12,8 +12,8 @@ import (
 	"boxgate/internal/nightly"
 )
 
-// TestAttackIdleConnectionsKeepABoxFromDNS: a box that holds 200 idle TCP connections to DNS, and others to a server by name and to one
-// whose TLS is terminated, is answered over TCP all the same.
+// TestAttackIdleConnectionsKeepABoxFromDNS: a box that holds 200 idle TCP connections to DNS, and more to a server by
+// name and to one whose TLS is terminated, still gets answers over TCP.
 func TestAttackIdleConnectionsKeepABoxFromDNS(t *testing.T) {
 	t.Parallel()
 	w := harness.Shared(t)

@@ -18,7 +18,7 @@ import (
 	"boxgate/policy/name"
 )
 
-// nameFor lets a name lead to an address.
+// nameFor makes a name resolve to an address.
 func nameFor(w *harness.World, a netip.Addr, name string) string {
 	w.T.Helper()
 	kind := "A"
@@ -47,8 +47,8 @@ func refusedName(r *harness.Raider, family int, name string) {
 	}
 }
 
-// The operator has exempted the gateway's own addresses, and the policy lists them: the policy and DNS give way, and the
-// admin API is listening there. The proxy still connects to no address of the gateway, by number or by name.
+// The operator has exempted the gateway's own addresses, and the policy lists them: the policy and DNS allow them, and
+// the admin API listens there. The proxy still connects to no address of the gateway, by number or by name.
 func TestAttackExemptedGatewayAddress(t *testing.T) {
 	t.Parallel()
 	w := harness.NewCaptured(t, func(c *config.Config) {

@@ -21,7 +21,7 @@ func allowedCIDRs(list ...string) map[string]any {
 	return map[string]any{"mode": "custom", "allowed_cidrs": list}
 }
 
-// Packets of every shape but the plain one go to an address that the policy allows, and do not arrive.
+// Packets of unusual forms to an address that the policy allows do not arrive.
 func TestAttackFragmentsOptionsAndTunnels(t *testing.T) {
 	t.Parallel()
 	w := harness.SharedCaptured(t)
@@ -43,7 +43,7 @@ func TestAttackFragmentsOptionsAndTunnels(t *testing.T) {
 			return harness.IPv4Packet(src, dst, unix.IPPROTO_UDP, o, 0, harness.UDPPacket(netip.AddrPortFrom(src, 9), netip.AddrPortFrom(dst, 9), "x")[20:])
 		}
 	}
-	// extended puts extension headers between an IPv6 header and a datagram.
+	// extended inserts extension headers between an IPv6 header and a datagram.
 	extended := func(first byte, headers ...[]byte) func(src, dst netip.Addr) []byte {
 		return func(src, dst netip.Addr) []byte {
 			var b []byte
@@ -106,7 +106,7 @@ func TestAttackFragmentsOptionsAndTunnels(t *testing.T) {
 				w.Untouched(to)
 			})
 		}
-		// The same addresses are open to a plain datagram.
+		// A plain datagram reaches the same addresses.
 		to := harness.AttackerAt(200)[family]
 		if got := r.Try("udp", netip.AddrPortFrom(to, 4444)); got != "success" {
 			t.Errorf("a plain datagram to %v: %s", to, got)
@@ -114,7 +114,7 @@ func TestAttackFragmentsOptionsAndTunnels(t *testing.T) {
 	}
 }
 
-// patience is how long an answer is waited for.
+// patience bounds the wait for an answer.
 func patience(want string) time.Duration {
 	if want == harness.SawReset || want == harness.SawProhibited {
 		return 2 * time.Second
@@ -126,7 +126,8 @@ func patience(want string) time.Duration {
 func TestAttackMalformedPackets(t *testing.T) {
 	t.Parallel()
 	w := harness.SharedCaptured(t)
-	// Everything is open but UDP 443 and what header rules steer: what cannot be read must not slip past the port rules.
+	// Everything is allowed except UDP 443 and hosts with header rules: unreadable packets must not bypass the port
+	// rules.
 	r := w.Raid(w.Create(map[string]any{
 		"network_policy": map[string]any{"mode": "allow-all"},
 		"attach_headers": map[string]any{"api.example.com": map[string]string{"X-Key": harness.TestSecret}},
@@ -154,7 +155,7 @@ func TestAttackMalformedPackets(t *testing.T) {
 			send(same, unix.IPPROTO_TCP, append([]byte{0x9c, 0x40, 1, 187, 0, 0, 0, 0, 0, 0, 0, 0, 0x50, 0x3f}, make([]byte, 6)...)),
 			send(same, unix.IPPROTO_ICMP, []byte{8}),
 			send(same, unix.IPPROTO_ICMPV6, []byte{128}),
-			send(func(b []byte) []byte { return b[:head] }, unix.IPPROTO_TCP, make([]byte, 40)), // announces more than there is
+			send(func(b []byte) []byte { return b[:head] }, unix.IPPROTO_TCP, make([]byte, 40)), // announces more than it contains
 		}
 		if family == 0 {
 			targets = append(targets,
@@ -172,7 +173,7 @@ func TestAttackMalformedPackets(t *testing.T) {
 	}
 }
 
-// answered returns when the gateway has dealt with everything the raider sent before.
+// answered returns when the gateway has processed everything that the raider sent before.
 func answered(r *harness.Raider) {
 	r.T.Helper()
 	for _, server := range []string{"10.200.0.1", "fd42:b0c5::1"} {
@@ -188,7 +189,7 @@ func TestAttackRawSocketsInTheBox(t *testing.T) {
 	t.Parallel()
 	w := harness.SharedCaptured(t)
 	box := w.Create(map[string]any{"network_policy": allowedCIDRs(attackerNets...)})
-	// Each must fail; an open netfilter socket is harmless, but making a table with it must fail.
+	// Each must fail. An open netfilter socket is harmless, but creating a table with it must fail.
 	const open = `import socket, struct, sys
 def netfilter():
     s = socket.socket(16, 3, 12)
@@ -229,7 +230,7 @@ except OSError as e: print(e)' `
 	}
 	for i, ran := range w.ShEach(box, lines...) {
 		if strings.Contains(ran.Out, "not supported") {
-			continue // this kernel does not have the protocol
+			continue // not supported by this kernel
 		}
 		w.Denial(box, policy.StageKernel, sent[i], 0, name.ReasonProtocol)
 		w.Untouched(sent[i])
@@ -239,7 +240,7 @@ except OSError as e: print(e)' `
 	w.Untouched(to[4][0])
 }
 
-// ICMP goes to allowed addresses alone, as echo alone, and slowly.
+// Only ICMP echo passes, to allowed addresses only, and at a limited rate.
 func TestAttackICMPTunnel(t *testing.T) {
 	t.Parallel()
 	w := harness.SharedCaptured(t)
@@ -254,11 +255,11 @@ func TestAttackICMPTunnel(t *testing.T) {
 		if got := r.RefusalOf(to, patience(harness.SawProhibited)); got != harness.SawProhibited {
 			t.Errorf("the box saw %s", got)
 		}
-		// An allowed name allows no ICMP: it goes by address.
+		// An allowed name allows no ICMP, which is decided by address.
 		named.Packet(harness.ICMPPacket(named.Own(allowed), allowed, 8, 128, 0, echo))
 		w.Denial(named.Box, policy.StageKernel, allowed, 0, name.ReasonNotAllowed)
 		w.Untouched(to, allowed)
-		// Messages other than echo carry bytes as well.
+		// Messages other than echo could carry data as well.
 		for _, kind := range [][2]byte{{13, 139}, {15, 130}, {17, 144}} {
 			r.Packet(harness.ICMPPacket(r.Own(allowed), allowed, kind[0], kind[1], 0, echo))
 		}
@@ -311,7 +312,7 @@ func TestAttackUDP(t *testing.T) {
 		}
 	}
 	w.Untouched(host[:]...)
-	// QUIC is refused although the address is allowed, where a header rule could apply.
+	// QUIC is refused to an allowed address if a header rule could apply to it.
 	ruled := w.Raid(w.Create(map[string]any{
 		"network_policy": map[string]any{"mode": "allow-all"},
 		"attach_headers": map[string]any{

@@ -35,7 +35,7 @@ func TestAttackStrangersHoldTheAdminListeners(t *testing.T) {
 		}
 	}()
 	dial := func(network, address string) (net.Conn, error) {
-		if network == "unix" { // a file, whatever the network namespace
+		if network == "unix" { // a file, independent of the network namespace
 			return new(net.Dialer).DialContext(t.Context(), network, address)
 		}
 		return w.Net.Gateway().DialContext(t.Context(), network, address)
@@ -60,12 +60,12 @@ func TestAttackStrangersHoldTheAdminListeners(t *testing.T) {
 			}
 		}
 	}
-	if err := w.Client.Get(t.Context(), api.BoxPath(box), nil); err != nil { // behind all of them in the socket's backlog
+	if err := w.Client.Get(t.Context(), api.BoxPath(box), nil); err != nil { // after all of them in the socket's backlog
 		t.Error(err)
 	}
 	most = max(most, open()-before)
 	t.Logf("%d connections hold %d descriptors, and held %d at most", len(conns), open()-before, most)
-	if most > 3*256+64 { // of the three listeners, and a few on their way out
+	if most > 3*256+64 { // for the three listeners, and a few that are being closed
 		t.Errorf("strangers held %d descriptors", most)
 	}
 	w.MustSh(box, "curl -sS -k -o /dev/null https://api.example.com/served")

@@ -55,7 +55,7 @@ func TestAttackFloodsOfOneBoxDoNotReachTheOthers(t *testing.T) {
 	}
 }
 
-// holdInterceptions opens as many interceptions as there may be, and one more.
+// holdInterceptions opens one more intercepted connection than allowed.
 func holdInterceptions(in *harness.Intruder) {
 	in.T.Helper()
 	since := time.Now()
@@ -94,7 +94,7 @@ func floodDNS(in *harness.Intruder, queries int) {
 			if err != nil {
 				return err
 			}
-			_, _ = c.Write(q) // an error is that of an earlier query
+			_, _ = c.Write(q) // the error of an earlier query
 		}
 		return nil
 	})
@@ -111,7 +111,7 @@ func floodDNS(in *harness.Intruder, queries int) {
 	}
 }
 
-// floodConnections opens connections that begin a ClientHello and never end it.
+// floodConnections opens connections with an endless ClientHello.
 func floodConnections(in *harness.Intruder, attempts int) {
 	in.T.Helper()
 	since := time.Now()
@@ -121,9 +121,9 @@ func floodConnections(in *harness.Intruder, attempts int) {
 		for range attempts {
 			c, err := net.DialTimeout("tcp", to.String(), 10*time.Second)
 			if err != nil {
-				continue // reset before the kernel had told of the connection
+				continue // reset before the kernel reported the connection
 			}
-			_, _ = io.WriteString(c, "\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03") // the end may have come
+			_, _ = io.WriteString(c, "\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03") // the connection may have ended
 			open = append(open, c)
 		}
 		return nil
@@ -146,7 +146,7 @@ func floodConnections(in *harness.Intruder, attempts int) {
 	stayOpen(in, open, limitsOfTest.Connections)
 }
 
-// stayOpen fails the test unless exactly so many of the connections are not reset, and closes them.
+// stayOpen fails the test unless exactly the given number of connections is not reset, and closes them.
 func stayOpen(in *harness.Intruder, conns []net.Conn, want int) {
 	in.T.Helper()
 	defer func() {
@@ -208,7 +208,7 @@ func TestAttackBoxHoldsAllItsTunnels(t *testing.T) {
 	t.Cleanup(func() { t.Logf("%d sockets and %d pipes more than before", s-sockets, p-pipes) })
 	w.UntilEvery(20*time.Millisecond, "idle tunnels hold two sockets each and no pipe", func() bool {
 		s, p = descriptors(w)
-		return s-sockets >= 2*most-60 && s-sockets <= 2*most+60 && p-pipes <= 64 // others come and go
+		return s-sockets >= 2*most-60 && s-sockets <= 2*most+60 && p-pipes <= 64 // other descriptors are opened and closed
 	})
 	if n, _ := stop(); n < 4 {
 		t.Errorf("the other box made %d requests", n)
@@ -223,7 +223,7 @@ func TestAttackBoxHoldsAllItsTunnels(t *testing.T) {
 	w.NothingLeaks()
 }
 
-// descriptors counts the sockets and the ends of pipes that the gateway has open.
+// descriptors counts the gateway's open sockets and pipe ends.
 func descriptors(w *harness.World) (sockets, pipes int) {
 	w.T.Helper()
 	dir := fmt.Sprintf("/proc/%d/fd", w.Process.Process.Pid)

@@ -21,11 +21,11 @@ import (
 	"boxgate/policy/name"
 )
 
-// heldUp is how long a request takes that an attack holds up: until it ends, or for good. A busy machine alone takes less.
+// heldUp is the time that distinguishes a request delayed by an attack, which waits for its end, from a busy machine.
 const heldUp = time.Minute
 
-// bystander makes requests from another box until stop is called, which returns how many succeeded and how long the
-// slowest took; any that fails fails the test.
+// bystander makes requests from another box until stop is called, and fails the test if one fails. stop returns the
+// number of requests and the time of the slowest.
 func bystander(w *harness.World) (stop func() (int, time.Duration)) {
 	w.T.Helper()
 	in := w.Intrude(w.Create(map[string]any{
@@ -82,7 +82,7 @@ func TestAttackManyConnections(t *testing.T) {
 	for worker := range 50 {
 		group.Go(func() {
 			for i := worker; i < all; i += 50 {
-				conns[i], _ = in.Connect(to) // a reset may come that early
+				conns[i], _ = in.Connect(to) // it may be reset this early
 				if conns[i] != nil && i%3 == 0 {
 					_, _ = io.WriteString(conns[i], hello{0x303, []uint16{0x304, 0x303}, []string{"www.example.com"}, false}.String())
 				}
@@ -108,7 +108,7 @@ func TestAttackManyConnections(t *testing.T) {
 	if n, slowest := stop(); n < 4 || slowest > heldUp {
 		t.Errorf("the other box made %d requests, the slowest took %v", n, slowest)
 	}
-	// When they are gone the box may connect again.
+	// Afterwards the box may connect again.
 	for _, c := range conns {
 		if c != nil {
 			c.Close()
@@ -118,7 +118,7 @@ func TestAttackManyConnections(t *testing.T) {
 	w.NothingLeaks()
 }
 
-// refusedForLimit returns how many decisions the log counts as refused for a limit: one line stands for many.
+// refusedForLimit returns the number of refusals for a limit in the log. One line may count many.
 func refusedForLimit(w *harness.World) (total int) {
 	w.T.Helper()
 	for line := range strings.Lines(w.ReadLog()) {
@@ -182,7 +182,7 @@ func TestAttackSlowReaders(t *testing.T) {
 		}
 	}
 	const clients, streams = 20, 100
-	open := make([]*harness.Frames, clients) // first, as there is no memory for more connections once the streams have it
+	open := make([]*harness.Frames, clients) // first, because the streams leave no memory for more connections
 	for i := range open {
 		open[i] = in.Frames("api.example.com")
 	}
@@ -203,7 +203,7 @@ func TestAttackSlowReaders(t *testing.T) {
 	t.Logf("%d MiB for %d streams and some connections", grown, clients*streams-refused)
 	bound := 500
 	if harness.RaceDetector() {
-		bound *= 2 // the gateway is this binary, and the detector keeps books
+		bound *= 2 // this binary is the gateway, and the race detector needs memory
 	}
 	if grown > bound {
 		t.Errorf("the gateway grew by %d MiB", grown)

@@ -44,9 +44,8 @@ func answer(t *testing.T, ln net.Listener, body string) {
 	}()
 }
 
-// TestAttackLoopbackOfTheHost has public URLs for ports on which an application listens on the loopback of its box alone,
-// and for ports on which only the host's loopback or that of another box has a listener. The first are reached, the others
-// are not.
+// TestAttackLoopbackOfTheHost opens public URLs for ports with an application on the box's loopback, and for ports
+// where only the host's loopback or another box's has a listener. The first are reached, the others are not.
 func TestAttackLoopbackOfTheHost(t *testing.T) {
 	t.Parallel()
 	w := harness.Shared(t)
@@ -69,7 +68,7 @@ func TestAttackLoopbackOfTheHost(t *testing.T) {
 				}
 			}
 		}
-		// The event names the box's address, whatever way leads to the port.
+		// The event has the box's address, however the port is reached.
 		e := w.Event(box, func(e audit.Event) bool { return e.Stage == policy.StageURL && e.Port == 7001 })
 		if e.Verdict != policy.Allow || !netip.MustParsePrefix("10.200.0.0/16").Contains(e.Addr) {
 			t.Errorf("%+v", e)

@@ -69,7 +69,7 @@ func resolveAll(in *harness.Intruder) addresses {
 	return at
 }
 
-// each does something with n connections to an address, some at a time. It may be refused, by a reset at any point.
+// each does something with n connections to an address, several at a time. The gateway may reset them at any point.
 func each(in *harness.Intruder, open *held, n int, to netip.AddrPort, do func(net.Conn)) {
 	var all sync.WaitGroup
 	var next atomic.Int64
@@ -81,7 +81,7 @@ func each(in *harness.Intruder, open *held, n int, to netip.AddrPort, do func(ne
 					continue
 				}
 				open.add(c)
-				_ = c.SetDeadline(time.Now().Add(10 * time.Second)) // how long it tries
+				_ = c.SetDeadline(time.Now().Add(10 * time.Second)) // limits the attempt
 				do(c)
 			}
 		})
@@ -89,7 +89,7 @@ func each(in *harness.Intruder, open *held, n int, to netip.AddrPort, do func(ne
 	all.Wait()
 }
 
-// endlessHello is the beginning of a ClientHello that is as long as one may be.
+// endlessHello returns the start of a ClientHello of the maximum length.
 func endlessHello() []byte {
 	hello := append([]byte{1, 0, 0xf8, 0}, make([]byte, 62000)...)
 	var out []byte
@@ -125,7 +125,7 @@ func largestWindow(t *testing.T) string {
 	return fmt.Sprintf("HTTP/1.1 200 OK\r\nContent-Encoding: br\r\nContent-Length: %d\r\n\r\n%s", body.Len()+1, body.String())
 }
 
-// peak looks at the gateway's memory until stop is called, which returns the most it had, in MiB; or until the test ends.
+// peak measures the gateway's memory until stop is called or the test ends. stop returns the maximum in MiB.
 func peak(w *harness.World) (stop func() int) {
 	ctx, cancel := context.WithCancel(w.T.Context())
 	pid, most, ended := w.Process.Process.Pid, 0, make(chan struct{})
@@ -226,7 +226,7 @@ func hoarder(w *harness.World) string {
 	})
 }
 
-// hoard has every box do all that is named, and returns how to let go of it.
+// hoard makes every box run the named hoards, and returns a function that closes their connections.
 func hoard(w *harness.World, boxes []*harness.Intruder, names []string) (letGo func()) {
 	var open held
 	var all sync.WaitGroup

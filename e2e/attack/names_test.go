@@ -29,7 +29,7 @@ func claim(r *harness.Raider, to netip.AddrPort, sni string, alpn ...string) (*t
 	return conn, conn.Handshake()
 }
 
-// get writes a request and reads its answer from the same connection.
+// sendRequest writes a request and reads its answer from the same connection.
 func sendRequest(r *harness.Raider, c io.ReadWriter, in *bufio.Reader, text string) (*http.Response, string) {
 	r.T.Helper()
 	if _, err := io.WriteString(c, text); err != nil {
@@ -68,7 +68,7 @@ func reached(w *harness.World, host, path string) {
 	}
 }
 
-// An allowed name is used to get to the address of an attacker, by TLS and by plain HTTP, with and without interception.
+// An allowed name is used to reach the address of an attacker, by TLS and by plain HTTP, with and without interception.
 func TestAttackAllowedNameAtForeignAddress(t *testing.T) {
 	t.Parallel()
 	w := harness.SharedCaptured(t)
@@ -103,7 +103,7 @@ func TestAttackAllowedNameAtForeignAddress(t *testing.T) {
 					return really && e.Claimed == a && e.Name == "api.example.com" && e.Verdict == policy.Allow && e.Port == 443 &&
 						(e.Action == audit.ActionSplice || e.Stage == policy.StageHTTP && e.Action == audit.ActionIntercept)
 				})
-				if body["network_policy"].(map[string]any)["mode"] != "allow-all" { // there plain HTTP is the kernel's
+				if body["network_policy"].(map[string]any)["mode"] != "allow-all" { // with allow-all the kernel forwards plain HTTP
 					if got := plainAnswer(r, netip.AddrPortFrom(a, 80), "api.example.com", path+"-plain"); got != "200" {
 						t.Errorf("plain HTTP: the box saw %s", got)
 					}
@@ -169,7 +169,7 @@ func TestAttackAuthorityOtherThanSNI(t *testing.T) {
 			}
 			c.Close()
 		}
-		// An upgrade to HTTP/2 in the middle of a connection would hide the requests that follow.
+		// An upgrade to HTTP/2 within a connection would hide the following requests.
 		c, err := claim(r, at, "api.example.com")
 		if err != nil {
 			t.Fatal(err)
@@ -197,7 +197,7 @@ func TestAttackAuthorityOtherThanSNI(t *testing.T) {
 	}
 }
 
-// mismatchH2 sends HTTP/2 requests with another :authority than the SNI, before and after a good one.
+// mismatchH2 sends HTTP/2 requests with a different :authority than the SNI, before and after a valid one.
 func mismatchH2(r *harness.Raider, at netip.AddrPort, others []string) {
 	r.T.Helper()
 	c, err := claim(r, at, "api.example.com", "h2")

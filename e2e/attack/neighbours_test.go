@@ -16,7 +16,7 @@ import (
 	"boxgate/internal/lab"
 )
 
-// hogScript takes one kind of the kernel's resources: all there is, which it then holds, or one.
+// hogScript allocates one kind of kernel resource: as many as possible, which it then holds, or one.
 const hogScript = `
 import ctypes, errno, os, platform, signal, sys
 libc = ctypes.CDLL(None, use_errno=True)
@@ -149,7 +149,7 @@ var hostsRoot = map[string]func() error{
 		return nil
 	},
 	"keys": func() error {
-		runtime.LockOSThread() // whose keyring it is
+		runtime.LockOSThread() // the keyring belongs to the thread
 		defer runtime.UnlockOSThread()
 		key, err := unix.AddKey("user", "boxgate-test", []byte("x"), unix.KEY_SPEC_THREAD_KEYRING)
 		if err == nil {

@@ -15,7 +15,7 @@ import (
 	"boxgate/e2e/harness"
 )
 
-// weak makes an API key and returns a client that calls with it.
+// weak creates an API key and returns a client that uses it.
 func weak(t *testing.T, w *harness.World, body map[string]any) *api.Client {
 	t.Helper()
 	var made struct{ Key string }
@@ -213,12 +213,12 @@ func TestAttackOnTheDiskBySnapshots(t *testing.T) {
 	}
 }
 
-// treeSize is how much the files below a directory take on disk.
+// treeSize returns the disk space used by the files below a directory.
 func treeSize(t *testing.T, dir string) (sum int64) {
 	t.Helper()
 	_ = filepath.WalkDir(dir, func(path string, _ fs.DirEntry, err error) error {
 		var st unix.Stat_t
-		if err == nil && unix.Lstat(path, &st) == nil { // else it is going
+		if err == nil && unix.Lstat(path, &st) == nil { // otherwise it is being removed
 			sum += st.Blocks * 512
 		}
 		return nil

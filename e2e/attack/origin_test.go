@@ -5,7 +5,7 @@ import (
 	"net"
 )
 
-// onceDial gives out one connection, to whoever dials first.
+// onceDial returns one connection to the first caller.
 func onceDial(c net.Conn) func(context.Context, string, string) (net.Conn, error) {
 	return func(context.Context, string, string) (net.Conn, error) {
 		if c == nil {

@@ -29,7 +29,7 @@ func upgrading(c net.Conn) {
 	_, _ = io.Copy(c, r)
 }
 
-// echoes sends a line on a connection, reads until it comes back, and returns what came before it.
+// echoes sends a line on a connection, reads until its echo, and returns the data before it.
 func echoes(r *bufio.Reader, c net.Conn) (before string, err error) {
 	if _, err := io.WriteString(c, "echo\n"); err != nil {
 		return "", err

@@ -24,7 +24,7 @@ import (
 	"boxgate/policy/name"
 )
 
-// urlDomain is a domain that programs ask DNS for, unlike those below localhost.
+// urlDomain is a domain that programs resolve by DNS, unlike names below localhost.
 const urlDomain = "preview.example.com"
 
 // inner is a box whose programs open public URLs of the same gateway.
@@ -46,7 +46,7 @@ func innerWorld(t *testing.T, policy map[string]any) (in inner, open, locked *vi
 	return inner{w.Intrude(w.Create(map[string]any{"network_policy": policy})), t}, open, locked
 }
 
-// connect makes a TLS connection from the box to the host of a public URL, on a port, by the address that DNS gives.
+// connect makes a TLS connection from the box to a port of a public URL's host, at its address in DNS.
 func (in inner) connect(v *visited, network string, port uint16, alpn ...string) (*tls.Conn, error) {
 	in.t.Helper()
 	return in.connectTo(v, netip.AddrPortFrom(in.Resolve(v.host, network), port), v.host, alpn...)
@@ -65,7 +65,7 @@ func (in inner) connectTo(v *visited, to netip.AddrPort, sni string, alpn ...str
 	return c, c.HandshakeContext(in.t.Context())
 }
 
-// sink is where DNS sends boxes for public URLs, and for names that they may not reach.
+// sink returns the DNS answer of boxes for public URLs and denied names.
 func (in inner) sink() netip.AddrPort { return netip.MustParseAddrPort("10.200.0.2:443") }
 
 // get sends a request on a connection and returns the status and the body.
@@ -177,7 +177,7 @@ func (in inner) byCONNECT(v *visited) {
 	}
 }
 
-// TestAttackBoxOpensPublicURLsAgainstItsPolicy: the policy of a box decides about public URLs as about any name.
+// TestAttackBoxOpensPublicURLsAgainstItsPolicy: a box's policy decides about public URLs like about other names.
 func TestAttackBoxOpensPublicURLsAgainstItsPolicy(t *testing.T) {
 	t.Parallel()
 	in, open, locked := innerWorld(t, map[string]any{"mode": "allow-all"})
@@ -282,8 +282,8 @@ func TestAttackBoxReachesTheHostByAPublicURL(t *testing.T) {
 	}
 }
 
-// TestAttackHeaderRuleOnAPublicURL: a header rule covers the name of a public URL. No leaf is issued for it, and the header is
-// not sent around the rule.
+// TestAttackHeaderRuleOnAPublicURL: a header rule covers the name of a public URL. No leaf is issued for it, and the
+// header is not sent.
 func TestAttackHeaderRuleOnAPublicURL(t *testing.T) {
 	t.Parallel()
 	in, open, _ := innerWorld(t, map[string]any{"mode": "allow-all"})
@@ -346,7 +346,7 @@ func TestAttackVisitFromABoxIsCut(t *testing.T) {
 	second := inner{in.Intrude(in.Create(map[string]any{"network_policy": allow})), t}
 	_, c = waiting(second, 8002)
 	from, _, _ := net.SplitHostPort(c.LocalAddr().String())
-	in.MustDelete(second.Box) // whose end of the connection goes with its network
+	in.MustDelete(second.Box) // its end of the connection is removed with its network
 	in.Event(stalled.Box, func(e audit.Event) bool { return e.Peer.String() == from && e.Phase == audit.PhaseEnd })
 
 	_, c = waiting(in, 8002)

@@ -21,7 +21,7 @@ import (
 	"boxgate/internal/nightly"
 )
 
-// withFewDescriptors has the gateway started with as many descriptors as `ulimit -n` gives it.
+// withFewDescriptors makes the gateway start with the given `ulimit -n`.
 func withFewDescriptors(t *testing.T, w *harness.World, n int) {
 	t.Helper()
 	limited := filepath.Join(t.TempDir(), "gateway")
@@ -40,7 +40,8 @@ type visitedBox struct {
 	http, raw, refuse *visited
 }
 
-// newVisitedBox starts a gateway whose load balancer is at 127.0.0.1, with 2,048 descriptors: 128 visitors on each listener.
+// newVisitedBox starts a gateway with a load balancer at 127.0.0.1 and 2,048 descriptors, which allow 128 visitors on
+// each listener.
 func newVisitedBox(t *testing.T) *visitedBox {
 	t.Helper()
 	w := harness.NewStopped(t, lab.Options{Change: func(c *config.Config) {
@@ -59,7 +60,7 @@ func newVisitedBox(t *testing.T) *visitedBox {
 	return b
 }
 
-// serveVisitors serves in a box, until the test ends: "here" by HTTP on port 8000, and what comes on port 8001.
+// serveVisitors serves in a box, until the test ends: "here" by HTTP on port 8000, and an echo on port 8001.
 func serveVisitors(in *harness.Intruder) {
 	in.T.Helper()
 	for port, serve := range map[int]func(net.Listener){
@@ -145,9 +146,9 @@ func TestAttackLeakedPlaces(t *testing.T) {
 			}
 			_ = tcp.SetDeadline(time.Now().Add(time.Minute))
 			c := tls.Client(tcp, &tls.Config{ServerName: v.host, RootCAs: v.roots})
-			if c.HandshakeContext(t.Context()) == nil { // else this address has too many, for a moment
+			if c.HandshakeContext(t.Context()) == nil { // otherwise this address has too many connections for a moment
 				_, _ = io.WriteString(c, "x")
-				_, _ = c.Read(make([]byte, 1)) // until the port has answered, or refused
+				_, _ = c.Read(make([]byte, 1)) // until the port has answered or refused
 			}
 			resetNow(tcp)
 			return nil
@@ -199,7 +200,7 @@ func TestAttackLeakedPlaces(t *testing.T) {
 	}
 }
 
-// resetNow resets a connection of TCP, and closes one of a Unix socket.
+// resetNow resets a TCP connection, and closes a Unix socket.
 func resetNow(c net.Conn) {
 	if tcp, ok := c.(*net.TCPConn); ok {
 		_ = tcp.SetLinger(0)
@@ -207,7 +208,7 @@ func resetNow(c net.Conn) {
 	_ = c.Close()
 }
 
-// gateway is where the internet reaches the public URLs.
+// gateway returns the address of the public URLs on the internet.
 func (b *visitedBox) gateway() string {
 	v4, _ := b.Net.GatewayAddrs()
 	return netip.AddrPortFrom(v4, 443).String()
@@ -244,7 +245,7 @@ func TestEveryListenerReleases(t *testing.T) {
 					_, _ = io.Copy(io.Discard, c)
 					_ = c.Close()
 				},
-				"silence": func(c net.Conn) { // for as long as a visitor may take
+				"silence": func(c net.Conn) { // for as long as a visitor may be silent
 					_ = c.SetDeadline(time.Now().Add(2 * time.Second))
 					_, _ = io.Copy(io.Discard, c)
 					_ = c.Close()

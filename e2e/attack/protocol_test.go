@@ -19,8 +19,8 @@ import (
 	"boxgate/policy/name"
 )
 
-// recordConn writes what comes before the first read, a ClientHello in TLS records, in another shape: in records of a
-// given payload and in segments of a given size. What comes after passes as it is.
+// recordConn rewrites the data before the first read, a ClientHello in TLS records, into records with a given payload
+// and segments of a given size. Later data passes unchanged.
 type recordConn struct {
 	net.Conn
 	pieces
@@ -28,7 +28,7 @@ type recordConn struct {
 	hello int // its length
 }
 
-// pieces are the sizes of records and segments; 0: as it is.
+// pieces are the sizes of records and segments; 0 keeps them.
 type pieces struct{ payload, segment int }
 
 func (c *recordConn) Read(p []byte) (int, error) {
@@ -72,7 +72,7 @@ func payloads(records []byte) (all []byte) {
 	return all
 }
 
-// manyProtocols is an ALPN list that makes a ClientHello larger than two records.
+// manyProtocols returns an ALPN list that makes a ClientHello larger than two records.
 func manyProtocols() []string {
 	protocols := []string{"http/1.1"}
 	for range 160 {
@@ -81,7 +81,7 @@ func manyProtocols() []string {
 	return protocols
 }
 
-// TestAttackClientHelloInPieces sends ClientHellos in shapes that a reader might stop at before it has found the name.
+// TestAttackClientHelloInPieces sends ClientHellos in forms where a reader might stop before the name.
 func TestAttackClientHelloInPieces(t *testing.T) {
 	t.Parallel()
 	w := harness.Shared(t)
@@ -92,7 +92,7 @@ func TestAttackClientHelloInPieces(t *testing.T) {
 	for label, shape := range map[string]struct {
 		pieces pieces
 		alpn   []string
-		min    int // length of the ClientHello at least
+		min    int // minimum length of the ClientHello
 	}{
 		"one-byte segments":           {pieces: pieces{segment: 1}},
 		"one-byte records":            {pieces: pieces{payload: 1}},
@@ -165,7 +165,7 @@ type hello struct {
 	version  uint16
 	versions []uint16
 	names    []string // in one server_name extension
-	doubled  bool     // the extension stands there twice
+	doubled  bool     // the extension occurs twice
 }
 
 func (h hello) String() string {
@@ -198,12 +198,12 @@ func (h hello) String() string {
 	return string(sized([]byte{22, 3, 1}, append(message, body...)))
 }
 
-// sslv2 is the ClientHello of SSL 2.0 that old servers take as the beginning of SSL 3 or TLS 1.0.
+// sslv2 is an SSL 2.0 ClientHello, which old servers accept as the start of SSL 3 or TLS 1.0.
 const sslv2 = "\x80\x2e\x01\x03\x01\x00\x15\x00\x00\x00\x10\x01\x00\x80\x03\x00\x80\x07\x00\xc0\x06\x00\x40\x02\x00\x80\x04\x00\x80" +
 	"0123456789abcdef"
 
-// strangeFirst are first messages that name no host in a way that can be relied on; all to an address whose names are
-// allowed. alert: what speaks TLS is answered in TLS.
+// strangeFirst are first messages that name no host reliably, to an address whose names are allowed. alert marks
+// messages in TLS, which are answered with a TLS alert.
 var strangeFirst = map[string]struct {
 	text   string
 	alert  bool
@@ -261,7 +261,7 @@ func TestAttackFirstBytesThatNameNoHost(t *testing.T) {
 			}
 		})
 		if !ok {
-			return // a connection that stays open takes its time to show it
+			return // an open connection takes long to test
 		}
 	}
 	w.NothingReached("www.example.com")

@@ -26,7 +26,7 @@ import (
 
 const adminAddress = "127.0.0.1:8600"
 
-// makeKey makes an API key and returns it. box is empty but for the role one-box.
+// makeKey creates an API key and returns it. box is empty except for the role one-box.
 func makeKey(w *harness.World, name, role, box string, quotas map[string]int64) string {
 	w.T.Helper()
 	body := map[string]any{"name": name, "role": role}
@@ -60,7 +60,7 @@ func apiRequest(w *harness.World, key, method, path string, length, sent int) (n
 	return c, nil
 }
 
-// openFiles is how many the gateway has open.
+// openFiles returns the number of the gateway's open files.
 func openFiles(w *harness.World) int {
 	entries, err := os.ReadDir(fmt.Sprintf("/proc/%d/fd", w.Process.Process.Pid))
 	if err != nil {
@@ -69,8 +69,8 @@ func openFiles(w *harness.World) int {
 	return len(entries)
 }
 
-// A read-only key sends many bodies that do not end. They take memory as they arrive, and no more than the key may have; the gateway
-// goes on within its memory.
+// A read-only key sends many bodies that never end. They use memory only as they arrive, up to the key's limit, and the
+// gateway stays within its memory.
 func TestAttackBodiesThatDoNotEnd(t *testing.T) {
 	t.Parallel()
 	const limit = 256
@@ -113,8 +113,8 @@ func TestAttackBodiesThatDoNotEnd(t *testing.T) {
 	}
 }
 
-// A read-only key opens thousands of connections, uses each once, and keeps it. It has no more than it may, the idle ones go, and the
-// operator, commands and public URLs go on.
+// A read-only key opens thousands of connections, uses each once, and keeps it open. It gets no more than it may, idle
+// ones are closed, and the operator, commands and public URLs keep working.
 func TestAttackIdleConnectionsOfAKey(t *testing.T) {
 	t.Parallel()
 	w := harness.Shared(t)
@@ -178,7 +178,7 @@ func operatorCalls(w *harness.World, box string) map[string]time.Duration {
 	}
 }
 
-// commandsCounted finds how many commands of all keys count against quotas.
+// commandsCounted matches the number of running commands of all keys that count against quotas.
 var commandsCounted = regexp.MustCompile(`boxgate_quota_used\{key="",quota="commands"\} ([0-9]+)`)
 
 // Many keys use all the connections, requests, commands and bodies they may. The operator's list, exec and PUT take no

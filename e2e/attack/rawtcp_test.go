@@ -57,7 +57,7 @@ func sayBack(w *harness.World, box, name string) {
 	}()
 }
 
-// reach opens a connection to the gateway by TLS, as a visitor who names sni and offers protocols.
+// reach opens a TLS connection to the gateway as a visitor with the given SNI and protocols.
 func (v *visited) reach(sni string, protocols ...string) (*tls.Conn, error) {
 	v.T.Helper()
 	tcp, err := v.Net.Gateway().DialContext(v.T.Context(), "tcp", "127.0.0.1:443")
@@ -70,7 +70,7 @@ func (v *visited) reach(sni string, protocols ...string) (*tls.Conn, error) {
 	return c, c.HandshakeContext(v.T.Context())
 }
 
-// rawURL makes a public URL of raw TCP for a service in a new box.
+// rawURL creates a public URL of raw TCP for a service in a new box.
 func rawURL(w *harness.World, name string) *visited {
 	w.T.Helper()
 	box := w.Create(map[string]any{"network_policy": map[string]any{"mode": "deny-all"}})
@@ -130,7 +130,7 @@ func TestAttackRawTCPToAnotherBox(t *testing.T) {
 // suffix is the domain of the public URLs.
 const suffix = ".preview.localhost"
 
-// TestAttackRawTCPOutlivesItsURL: deleting the URL, or its box, ends a connection that rests.
+// TestAttackRawTCPOutlivesItsURL: deleting the URL, or its box, ends an idle connection.
 func TestAttackRawTCPOutlivesItsURL(t *testing.T) {
 	t.Parallel()
 	w := harness.Shared(t)
@@ -160,7 +160,7 @@ func TestAttackRawTCPOutlivesItsURL(t *testing.T) {
 	}
 }
 
-// TestAttackRawTCPWithoutCredential: a URL that must have a credential cannot be one of raw TCP, which has no place for it.
+// TestAttackRawTCPWithoutCredential: a URL that requires a credential cannot use raw TCP, which cannot carry one.
 func TestAttackRawTCPWithoutCredential(t *testing.T) {
 	t.Parallel()
 	w := harness.Shared(t)

@@ -81,7 +81,7 @@ func TestAttackRebinding(t *testing.T) {
 	}
 }
 
-// rebindLater lets a name be good when it is first asked for and bad ever after.
+// rebindLater makes a name resolve to a good address in the first answer and to a bad one in all later answers.
 func rebindLater(w *harness.World, r *harness.Raider, www [2]netip.Addr, bad [2]string) {
 	w.T.Helper()
 	const label = "rebind.example.com"
@@ -119,7 +119,7 @@ func rebindLater(w *harness.World, r *harness.Raider, www [2]netip.Addr, bad [2]
 		if got := plainAnswer(r, netip.AddrPortFrom(www[family], 80), label, "/rebound"); got != "403" {
 			w.T.Errorf("later the box saw %s", got)
 		}
-		// The address it asked for itself is no better.
+		// The address from the second answer is refused too.
 		if got := r.Try("tcp", netip.AddrPortFrom(netip.MustParseAddr(bad[family]), 80)); got != harness.SawReset {
 			w.T.Errorf("%s itself: the box saw %s", bad[family], got)
 		}

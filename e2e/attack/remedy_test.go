@@ -9,7 +9,7 @@ import (
 	"boxgate/e2e/harness"
 )
 
-// printed is the command that a sentence about a denial ends with.
+// printed matches the command at the end of a denial's hint.
 var printed = regexp.MustCompile(`(?m)^  [a-z_]+: .*gateway (policy allow \S+ \S+)`)
 
 // TestAttackPrintedRemedyOpensTooMuch: running the command that `gateway log` prints below a denial allows exactly the
@@ -57,7 +57,7 @@ func TestAttackPrintedRemedyOpensTooMuch(t *testing.T) {
 			}
 		}
 		w.MustDelete(box)
-		box = w.Create(map[string]any{"network_policy": c.policy}) // whose first denial is the one that counts
+		box = w.Create(map[string]any{"network_policy": c.policy}) // its first denial is the one that counts
 		w.Sh(box, c.try)
 		var found []string
 		w.Until(name+": a command is printed", func() bool {

@@ -12,7 +12,7 @@ import (
 	"boxgate/policy"
 )
 
-// TestSelfTestRaisesNoAlarm: under every kind of policy no denial that a self-test causes counts as one of the box's.
+// TestSelfTestRaisesNoAlarm: under every kind of policy no denial caused by a self-test is attributed to the box.
 func TestSelfTestRaisesNoAlarm(t *testing.T) {
 	t.Parallel()
 	w := harness.Shared(t)
@@ -28,7 +28,7 @@ func TestSelfTestRaisesNoAlarm(t *testing.T) {
 		w.IsTight(box)
 		w.Until("the denials are told", func() bool { return stream.denials(true) > 50 })
 		stream.has(func(e audit.Event) bool {
-			// Packets that the kernel did not log one by one, as happens when the gateway reads late, cannot be told apart.
+			// Packets that the kernel only counted, as happens when the gateway reads late, cannot be attributed.
 			unlogged := strings.Contains(e.Error, "without logging them one by one")
 			if e.Verdict != allowed && !e.SelfTest && !unlogged {
 				t.Errorf("%s: counts as the box's: %s", name, audit.Line(e))
@@ -85,7 +85,7 @@ func TestAttackUnderCoverOfASelfTest(t *testing.T) {
 	<-done
 	total := int(tries.Load())
 	w.Until("all are told", func() bool { return stream.denials(false) >= total })
-	for _, at := range tested[1:] { // the self-test may choose such an address, too, but no such port
+	for _, at := range tested[1:] { // the self-test may choose such an address too, but not the port
 		if stream.has(func(e audit.Event) bool { return e.SelfTest && e.Addr == at.Addr() && e.Port == at.Port() }) {
 			t.Errorf("%v, which only the box has tried, counts as the self-test's", at)
 		}

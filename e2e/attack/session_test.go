@@ -47,8 +47,8 @@ func TestAttackTokenInTheQuery(t *testing.T) {
 	}
 }
 
-// TestAttackSessionOfAnotherURL: a browser's session opens one URL. It is of no use at another port or another box, with a
-// bit changed, to pages of other sites, or after the URL was created anew, and it never reaches the box.
+// TestAttackSessionOfAnotherURL: a browser's session opens one URL. It does not work at another port or another box,
+// with a bit changed, for pages of other sites, or after the URL was recreated, and it never reaches the box.
 func TestAttackSessionOfAnotherURL(t *testing.T) {
 	t.Parallel()
 	w := harness.Shared(t)

@@ -21,11 +21,11 @@ import (
 	"boxgate/internal/nightly"
 )
 
-// manyFiles is how many files the boxes of these tests leave: enough that their removal takes longer than a change of all boxes
-// and, in the nightly tier, than a start.
+// manyFiles is the number of files in the boxes of these tests. Their removal must take longer than a change of all
+// boxes and, in the nightly tier, than a start.
 var manyFiles = nightly.Size(30_000, 60_000)
 
-// fillWithFiles makes very many files in a box.
+// fillWithFiles creates very many files in a box.
 func fillWithFiles(w *harness.World, box string) {
 	w.T.Helper()
 	w.MustSh(box, `mkdir very-many && cd very-many && exec python3 -c '
@@ -37,13 +37,13 @@ for i in range(`+strconv.Itoa(manyFiles)+`):
     os.close(os.open("f%d" % i, os.O_CREAT | os.O_WRONLY, dir_fd=d))'`)
 }
 
-// filesLeft reports whether some of them are still on disk.
+// filesLeft reports whether some of the files are still on disk.
 func filesLeft(w *harness.World) bool {
 	found, err := filepath.Glob(filepath.Join(w.Dir, "state", "*", "*", "upper", "workspace", "home", "very-many"))
 	return err == nil && len(found) > 0
 }
 
-// awaitRemoval waits until all files of deleted boxes are removed, which gives way to everything else.
+// awaitRemoval waits until all files of deleted boxes are removed. The removal yields to all other work.
 func awaitRemoval(w *harness.World) {
 	w.T.Helper()
 	for began := time.Now(); filesLeft(w); time.Sleep(20 * time.Millisecond) {
@@ -105,7 +105,7 @@ func TestFilesOfADeletedBoxThatStay(t *testing.T) {
 		return strings.Contains(string(w.Metrics()), "\nboxgate_deleted_boxes_with_failing_files 1\n")
 	})
 	release()
-	w.MustDelete(other) // wakes who removes files
+	w.MustDelete(other) // wakes the removal of files
 	awaitRemoval(w)
 	w.Until("the metrics tell that all is well", func() bool {
 		text := string(w.Metrics())
@@ -154,7 +154,7 @@ func TestAttackSlowBoxHoldsUpNobody(t *testing.T) {
 				!slices.ContainsFunc(boxes, func(b struct{ Name string }) bool { return b.Name == "hangs" })
 		})
 	}
-	w.Kill() // a deletion that has begun is carried through, for half a minute
+	w.Kill() // a deletion in progress is completed, for up to half a minute
 }
 
 // globalHeaders changes the header rules of all boxes.

@@ -28,7 +28,8 @@ import (
 	"boxgate/internal/nightly"
 )
 
-// soakTime is how long [TestSoakOfHostileClients] measures, both parts together. GATEWAY_TEST_SOAK, a duration, is for a shorter run.
+// soakTime returns the duration of [TestSoakOfHostileClients], both parts together. GATEWAY_TEST_SOAK, a duration,
+// shortens it.
 func soakTime(t *testing.T) time.Duration {
 	t.Helper()
 	text := os.Getenv("GATEWAY_TEST_SOAK")
@@ -55,7 +56,7 @@ func TestSoakOfHostileClients(t *testing.T) {
 	length := soakTime(t)
 	harness.TakeAllSlots(t)
 	s := newSoak(t)
-	s.measure(time.Second) // connections are made, names are resolved
+	s.measure(time.Second) // opens connections and resolves names first
 	calm, _ := s.beside("the calm", s.spinners(), length/4)
 	attacked, results := s.beside("the attack", append(s.spinners(), s.attackers()...), length-length/4)
 	for _, name := range slices.Sorted(maps.Keys(results)) {
@@ -77,7 +78,7 @@ func TestSoakOfHostileClients(t *testing.T) {
 	s.NothingLeaks()
 }
 
-// beside measures beside clients that have the share, and returns what came of those, too.
+// beside measures while the given clients attack, and also returns the clients' results.
 func (s *soak) beside(what string, clients []hostile, length time.Duration) (map[string]latencies, map[string]soakResult) {
 	s.T.Helper()
 	stop := s.attack(clients)
@@ -104,7 +105,7 @@ func (s *soak) processorTime() time.Duration {
 	}
 	_, after, _ := strings.Cut(string(stat), ") ")
 	var ticks time.Duration
-	for _, field := range strings.Fields(after)[11:13] { // utime and stime, of a hundredth of a second
+	for _, field := range strings.Fields(after)[11:13] { // utime and stime, in hundredths of a second
 		n, err := strconv.Atoi(field)
 		if err != nil {
 			s.T.Fatal(err)
@@ -134,7 +135,7 @@ func machineTime(t *testing.T) (out times) {
 	return out
 }
 
-// since returns how much of the time the machine was busy.
+// since returns the share of the time in which the machine was busy.
 func (n times) since(before times) (busy, all int) {
 	for i := range n {
 		all += n[i] - before[i]
@@ -177,7 +178,7 @@ func (s *soak) spinners() []hostile {
 	return all
 }
 
-// attackers are the strangers, the keys and the boxes, with their rates.
+// attackers returns the strangers, the keys and the boxes, with their rates.
 func (s *soak) attackers() []hostile {
 	gateway, _ := s.Net.GatewayAddrs()
 	var all []hostile
@@ -225,7 +226,7 @@ func (s *soak) hostileBoxes() []hostile {
 	}
 }
 
-// attack starts the processes of clients, and returns how to end them and learn what came of it.
+// attack starts the processes of clients. stop ends them and returns their results.
 func (s *soak) attack(clients []hostile) (stop func() map[string]soakResult) {
 	s.T.Helper()
 	type process struct {
@@ -249,7 +250,7 @@ func (s *soak) attack(clients []hostile) (stop func() map[string]soakResult) {
 		s.share.Join(p.cmd.Process.Pid)
 		all = append(all, p)
 	}
-	for i, c := range clients { // all of them are in the share
+	for i, c := range clients { // all of them are members of the share
 		if err := json.NewEncoder(all[i].in).Encode(c); err != nil {
 			s.T.Fatal(err)
 		}
@@ -274,7 +275,7 @@ func (s *soak) attack(clients []hostile) (stop func() map[string]soakResult) {
 	}
 }
 
-// from runs a function in the network namespace that a client attacks from.
+// from runs a function in the network namespace of a client.
 func (s *soak) from(c hostile) func(func() error) error {
 	switch {
 	case c.From.IsValid():
@@ -287,10 +288,10 @@ func (s *soak) from(c hostile) func(func() error) error {
 	return func(f func() error) error { return f() }
 }
 
-// latencies are how long calls of one kind took, in order.
+// latencies are the sorted durations of calls of one kind.
 type latencies []time.Duration
 
-// at is a percentile.
+// at returns a percentile.
 func (l latencies) at(percent int) time.Duration {
 	if len(l) == 0 {
 		return 0
@@ -298,7 +299,7 @@ func (l latencies) at(percent int) time.Duration {
 	return l[min(len(l)-1, len(l)*percent/100)].Round(10 * time.Microsecond)
 }
 
-// measure makes the calls of the operator, the visitor and the honest box at a pace for each, and returns how long they took.
+// measure makes the calls of the operator, the visitor and the honest box at their rates, and returns their durations.
 func (s *soak) measure(length time.Duration) map[string]latencies {
 	s.T.Helper()
 	ctx, cancel := context.WithTimeout(s.T.Context(), length)
@@ -332,7 +333,7 @@ func (s *soak) measure(length time.Duration) map[string]latencies {
 	return results
 }
 
-// soakCall is a call that is measured, and how often it is made.
+// soakCall is a measured call and its interval.
 type soakCall struct {
 	pace time.Duration
 	do   func() error
@@ -375,7 +376,7 @@ func (s *soak) visit() error {
 	return wantStatus(v, http.StatusOK)
 }
 
-// lookUp is one DNS query of the honest box.
+// lookUp makes one DNS query of the honest box.
 func (s *soak) lookUp() error {
 	var c net.Conn
 	err := s.honest.InNetNS(func() (err error) {

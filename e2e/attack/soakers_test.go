@@ -22,7 +22,7 @@ import (
 	"boxgate/api"
 )
 
-// soakerVariable makes this binary one hostile client of [TestSoakOfHostileClients] instead of a test.
+// soakerVariable makes this binary run as one hostile client of [TestSoakOfHostileClients].
 const soakerVariable = "BOXGATE_SOAKER"
 
 // hostile is one hostile client: a stranger, a weak key or a box. It is a separate process in the network namespace
@@ -32,7 +32,7 @@ type hostile struct {
 	Kind  string         // of [soakerKinds]
 	Rate  float64        // attempts a second
 	Most  int            // connections kept open
-	From  netip.Addr     // a stranger's own address
+	From  netip.Addr     // address of a stranger
 	To    netip.AddrPort // the public URLs, or a host on the internet
 	Host  string         // of a public URL, or on the internet
 	Key   string
@@ -48,14 +48,14 @@ type soaker struct {
 	tally  soakTally
 }
 
-// soakTally is what came of a soaker's attempts, in the end.
+// soakTally counts the results of a soaker's attempts.
 type soakTally struct {
 	Tried, Done, Refused, Failed atomic.Int64
 	first                        sync.Once
 	problem                      atomic.Value // the first failure
 }
 
-// soakResult is a tally as the process of a soaker reports it.
+// soakResult is the tally reported by the process of a soaker.
 type soakResult struct {
 	Tried, Done, Refused, Failed int64
 	Problem                      string
@@ -79,7 +79,7 @@ var soakerKinds = map[string]func(s *soaker, i int) error{
 
 var errRefused = errors.New("refused")
 
-// soakersAtOnce is how many attempts of one client may be under way.
+// soakersAtOnce bounds the concurrent attempts of one client.
 const soakersAtOnce = 256
 
 // runSoaker is the process of a hostile client. Its standard input has its configuration in JSON, and ends when the
@@ -107,7 +107,7 @@ func runSoaker() error {
 	return json.NewEncoder(os.Stdout).Encode(&r)
 }
 
-// attack makes attempts at the rate of the soaker until ctx ends. One that is due while as many as may be are under way is left out.
+// attack makes attempts at the rate of the soaker until ctx ends. It skips an attempt while soakersAtOnce are running.
 func (s *soaker) attack(ctx context.Context, attempt func(*soaker, int) error) {
 	tick := time.NewTicker(time.Duration(float64(time.Second) / s.Rate))
 	defer tick.Stop()
@@ -131,7 +131,7 @@ func (s *soaker) attack(ctx context.Context, attempt func(*soaker, int) error) {
 	}
 }
 
-// count sorts the outcome of an attempt. Answers of 429 are refusals: there are quotas for that.
+// count classifies the result of an attempt. A 429 is a refusal because quotas cause it.
 func (t *soakTally) count(err error) {
 	refusal := (*api.ResponseError)(nil)
 	switch {
@@ -145,7 +145,7 @@ func (t *soakTally) count(err error) {
 	}
 }
 
-// kept are connections held open, the latest ones.
+// kept holds the latest connections open.
 type kept struct {
 	mu    sync.Mutex
 	most  int
@@ -180,7 +180,7 @@ func (s *soaker) visit() (*tls.Conn, *net.TCPConn, error) {
 	v := tls.Client(c, &tls.Config{ServerName: s.Host, InsecureSkipVerify: true})
 	if err := v.Handshake(); err != nil {
 		_ = c.Close()
-		return nil, nil, fmt.Errorf("%w: %w", errRefused, err) // its address has as many as it may
+		return nil, nil, fmt.Errorf("%w: %w", errRefused, err) // its address has the maximum number of connections
 	}
 	return v, c.(*net.TCPConn), nil
 }
@@ -214,7 +214,7 @@ func (s *soaker) slowVisit(int) error {
 	_, err = fmt.Fprintf(v, "POST / HTTP/1.1\r\nHost: %s\r\nContent-Length: 1000000\r\nX-Slow: ", s.Host)
 	for range 18 {
 		if err != nil {
-			return nil //nolint:nilerr // the gateway has ended it
+			return nil //nolint:nilerr // ended by the gateway
 		}
 		time.Sleep(time.Second)
 		_, err = io.WriteString(v, "s")
@@ -234,11 +234,11 @@ func (s *soaker) wrongVisit(i int) error {
 	return wantStatus(v, http.StatusUnauthorized)
 }
 
-// wantStatus reads the head of a response. 403, 429 and the end of the connection are refusals.
+// wantStatus reads the head of a response. 403, 429 and the end of the connection count as refusals.
 func wantStatus(c io.Reader, want int) error {
 	res, err := http.ReadResponse(bufio.NewReader(c), nil)
 	if err != nil {
-		return fmt.Errorf("%w: %w", errRefused, err) // the connection has given way to another
+		return fmt.Errorf("%w: %w", errRefused, err) // the connection was closed in favour of another
 	}
 	switch res.StatusCode {
 	case want:
@@ -262,7 +262,7 @@ func (s *soaker) request(method, path string, length int, sent string) (net.Conn
 
 var unfinished = strings.Repeat(" ", 256<<10)
 
-// idleAndBodies opens a connection that is used once and kept, or sends a body that does not end.
+// idleAndBodies opens a connection that is used once and kept open, or sends an endless body.
 func (s *soaker) idleAndBodies(i int) error {
 	if i%2 == 0 {
 		c, err := s.request("POST", api.BoxPath(s.Box, "egress", "explain"), 8<<20, unfinished)
@@ -293,12 +293,12 @@ func (s *soaker) commands(i int) error {
 	return wantStatus(c, http.StatusOK)
 }
 
-// urls makes a public URL for one more port.
+// urls creates a public URL for another port.
 func (s *soaker) urls(i int) error {
 	return s.client.Do(context.Background(), "POST", api.BoxPath(s.Box, "preview"), map[string]any{"port": 1024 + i%60_000}, nil)
 }
 
-// snapshots takes a snapshot, or deletes all that there are.
+// snapshots takes a snapshot, or deletes all snapshots.
 func (s *soaker) snapshots(i int) error {
 	if i%8 == 7 {
 		return s.client.Do(context.Background(), "DELETE", "/v2/box/snapshots", map[string]any{}, nil)
@@ -316,7 +316,7 @@ func (s *soaker) floods(i int) error {
 	return s.hoard(s.To.Port(), func(c net.Conn) error { _, err := c.Write(endless); return err })
 }
 
-// hoard opens a connection to a port of the host, and keeps it.
+// hoard opens a connection to a port of the host and keeps it open.
 func (s *soaker) hoard(port uint16, begin func(net.Conn) error) error {
 	c, err := net.DialTimeout("tcp", netip.AddrPortFrom(s.To.Addr(), port).String(), 10*time.Second)
 	if err != nil {
@@ -332,7 +332,7 @@ func (s *soaker) hoard(port uint16, begin func(net.Conn) error) error {
 
 var endless = endlessHello()
 
-// query sends one DNS query, and does not wait for the answer.
+// query sends one DNS query without waiting for the answer.
 func (s *soaker) query(name string) error {
 	c, err := net.Dial("udp", s.Other.String())
 	if err != nil {
@@ -346,8 +346,8 @@ func (s *soaker) query(name string) error {
 	return err
 }
 
-// deniedAndHoards makes a request with a long path that is not allowed, or makes the gateway hold memory: for the head of a request that
-// does not end, or for an answer that is not read.
+// deniedAndHoards makes a request with a long path that is denied, or makes the gateway hold memory with an endless
+// request head or an unread answer.
 func (s *soaker) deniedAndHoards(i int) error {
 	switch i % 20 {
 	case 0:

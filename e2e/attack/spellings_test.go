@@ -17,7 +17,7 @@ import (
 	"boxgate/policy/name"
 )
 
-// refusedNames are texts that must never pass for a name below example.com, nor for any host.
+// refusedNames are texts that must never match a name below example.com, or any host.
 var refusedNames = []string{
 	"evil-example.com", "example.com", "example.com.evil.example.net", "notexample.com", "api.example.com.evil.example.net", "example.com.", "com", "example.net",
 	"api.example.com\x00.evil.example.net", "api.example.com\x01", "api.example.com\x7f", "api.example.com/", "api.example.com/.evil.example.net",
@@ -29,10 +29,10 @@ var refusedNames = []string{
 	"http://api.example.com", "//api.example.com", "",
 }
 
-// canonicalNames are other ways to write a name below example.com.
+// canonicalNames are other spellings of a name below example.com.
 var canonicalNames = []string{"API.Example.COM", "api.example.com.", "api。example。com", "ａｐｉ.example.com", "api.example.com:80", "API.EXAMPLE.COM.:80"}
 
-// Names written in strange ways are one name or no name.
+// Unusual spellings of a name are either that name or invalid.
 func TestAttackSpellingsOfNames(t *testing.T) {
 	t.Parallel()
 	w := harness.NewCaptured(t, nil)
@@ -90,7 +90,7 @@ func TestAttackSpellingsOfNames(t *testing.T) {
 	w.DenialOf(r.Box, policy.StageConn, "evil-example.com", name.ReasonNotAllowed)
 }
 
-// sendHello sends a ClientHello with the SNI as it is, whatever it is, and returns the first bytes of the answer.
+// sendHello sends a ClientHello with the given SNI unchanged, and returns the first bytes of the answer.
 func sendHello(c net.Conn, sni string) string {
 	placeholder := strings.Repeat("x", len(sni))
 	if len(placeholder) > 63 {
@@ -106,7 +106,7 @@ func sendHello(c net.Conn, sni string) string {
 	return string(rewritten.answer)
 }
 
-// rewriting replaces a text in what is written, and keeps what is read.
+// rewriting replaces a text in written data, and records the data read.
 type rewriting struct {
 	net.Conn
 	from, to string

@@ -19,7 +19,7 @@ import (
 	"boxgate/policy/name"
 )
 
-// A box that has been promised little pretends to be the one that has the key.
+// A box with few permissions pretends to be the box with the key.
 func TestAttackForgedSource(t *testing.T) {
 	t.Parallel()
 	w := harness.SharedCaptured(t)
@@ -36,11 +36,11 @@ func TestAttackForgedSource(t *testing.T) {
 	for family, list := range sources {
 		thief := w.Raid(w.Create(map[string]any{"network_policy": allowedCIDRs(attackerNets...)}))
 		for i, src := range list {
-			// The victim may reach the one, the thief the other: as neither may the packet pass.
+			// The victim may reach one address, the thief the other: the packet must pass as neither.
 			for _, dst := range []netip.Addr{api[family], other[family]} {
 				thief.Packet(harness.TCPPacket(netip.AddrPortFrom(src, 40000), netip.AddrPortFrom(dst, 443), 2, ""))
 				thief.Packet(harness.UDPPacket(netip.AddrPortFrom(src, 40000), netip.AddrPortFrom(dst, uint16(20000+i)), "from another"))
-				// As the victim in every respect, the hardware address too.
+				// As the victim in every respect, including the hardware address.
 				thief.FrameFrom(victim.MAC, thief.Other, ethertypeOf(dst), harness.UDPPacket(netip.AddrPortFrom(src, 40000), netip.AddrPortFrom(dst, 4444), "x"))
 			}
 		}
@@ -48,7 +48,7 @@ func TestAttackForgedSource(t *testing.T) {
 		if got := thief.RefusalOf(e.Addr, patience(harness.SawNothing)); got != harness.SawNothing {
 			t.Errorf("the thief saw %s", got)
 		}
-		for range 3 { // which the kernel drops before anybody looks
+		for range 3 { // the kernel drops these before any rule
 			thief.Packet(harness.UDPPacket(netip.AddrPortFrom(netip.IPv6Loopback(), 9), netip.AddrPortFrom(api[1], 9), "x"))
 		}
 		// Every packet is counted, although not each one is logged separately.
@@ -108,7 +108,7 @@ func TestAttackForgedNeighbours(t *testing.T) {
 				body = append(append(body, 2, 1), thief.MAC...) // target link-layer address
 				for _, dst := range []netip.Addr{netip.MustParseAddr("fd42:b0c5::1"), netip.MustParseAddr("ff02::1"), victim.V6} {
 					b := harness.ICMPPacket(src, dst, 0, kind, 0, body)
-					b[7] = 255 // discovery is believed from the link alone
+					b[7] = 255 // discovery must come from the link
 					binary.BigEndian.PutUint16(b[42:], 0)
 					binary.BigEndian.PutUint16(b[42:], harness.SumWith(src, dst, unix.IPPROTO_ICMPV6, b[40:]))
 					thief.Packet(b)
@@ -140,7 +140,7 @@ func TestAttackForgedNeighbours(t *testing.T) {
 	if got := receivedDatagram(victim); got != "" {
 		t.Errorf("the victim received %s", got)
 	}
-	// The victim is still who it was.
+	// The victim's address is unchanged.
 	w.MustSh(victim.Box, "curl -sS -o /dev/null https://api.example.com/after")
 	seen := w.Net.Received("api.example.com", testnet.Path("/after"))
 	if len(seen) != 1 || seen[0].Header.Get("Authorization") != "Bearer "+harness.TestSecret {
@@ -148,7 +148,7 @@ func TestAttackForgedNeighbours(t *testing.T) {
 	}
 }
 
-// neighbours are the host's ARP and IPv6 neighbour tables.
+// neighbours returns the host's ARP and IPv6 neighbour tables.
 func neighbours(w *harness.World) string {
 	w.T.Helper()
 	out, err := w.Net.Gateway().Run(w.T.Context(), "ip", "neigh", "show", "nud", "all")
@@ -171,7 +171,7 @@ func receivedDatagram(r *harness.Raider) string {
 	_ = unix.SetsockoptTimeval(r.FD, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &tv)
 	for {
 		n, from, err := unix.Recvfrom(r.FD, buf, 0)
-		if errors.Is(err, unix.EINTR) { // by a signal of Go's scheduler
+		if errors.Is(err, unix.EINTR) { // interrupted by a signal of the Go scheduler
 			continue
 		}
 		if err != nil {

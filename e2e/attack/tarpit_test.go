@@ -15,8 +15,8 @@ import (
 	"boxgate/internal/nightly"
 )
 
-// TestAttackTarpitsOfOneKey: a tenant gives 20 URLs 320 domains that lead to a tarpit, and has all of them visited, so that an issuer is
-// busy with them. Another tenant's domain gets its certificate before these have failed.
+// TestAttackTarpitsOfOneKey: a tenant gives 20 URLs 320 domains that resolve to a tarpit, and requests them all, so
+// that the issuer is busy with them. Another tenant's domain gets its certificate before these have failed.
 func TestAttackTarpitsOfOneKey(t *testing.T) {
 	t.Parallel()
 	v := newIssued(t, config.Domain{Suffix: "tarpit.example", Keys: []string{"mallory"}}, config.Domain{Suffix: "victim.example", Keys: []string{"alice"}})
@@ -51,7 +51,7 @@ func TestAttackTarpitsOfOneKey(t *testing.T) {
 		visiting.Go(func() { v.visits(host) })
 	}
 	v.Until("the issuer is busy with the tenant's domains", func() bool { return v.issuer.Orders() >= 4 })
-	const most = 32 // of the tenant's domains may have failed before the victim's turn
+	const most = 32 // number of the tenant's domains that may fail before the victim's turn
 	ordered := func() bool {
 		return strings.Contains(v.ReadLog(), `"msg":"obtaining certificate","identifier":"app.victim.example"`)
 	}
@@ -66,14 +66,14 @@ func TestAttackTarpitsOfOneKey(t *testing.T) {
 		conn, err := v.connect("app.victim.example")
 		return err == nil && conn.ConnectionState().PeerCertificates[0].VerifyHostname("app.victim.example") == nil
 	})
-	if nightly.Size(0, 1) > 0 { // it takes the issuer a minute to refuse as many as may be ordered
+	if nightly.Size(0, 1) > 0 { // the issuer takes a minute to refuse the maximum number of orders
 		v.Until("further orders are refused", func() bool {
 			return strings.Contains(v.ReadLog(), "have had as many certificates ordered as they may in an hour")
 		})
 	}
 }
 
-// failing is how many hosts have no certificate because their last attempt failed.
+// failing returns the number of hosts without a certificate whose last attempt failed.
 func (v *issued) failing() int {
 	v.T.Helper()
 	metrics, err := v.Net.Gateway().Run(v.T.Context(), "curl", "-sS", "--fail", "http://127.0.0.1:9600/metrics")
@@ -89,7 +89,7 @@ func (v *issued) failing() int {
 	return n
 }
 
-// visits opens a host and leaves when the gateway or the visitor has had enough.
+// visits opens a host and leaves on a timeout of the gateway or the visitor.
 func (v *issued) visits(host string) {
 	tcp, err := v.Net.Internet().DialContext(v.T.Context(), "tcp", gatewayIP+":443")
 	if err != nil {

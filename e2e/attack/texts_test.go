@@ -20,7 +20,7 @@ var rude = map[uint16]struct {
 	end       func(net.Conn)
 	protocols []string
 	reason    name.Reason
-	says      string // in the answer to the box
+	says      string // part of the answer to the box
 }{
 	9441: {afterRead(testnet.Reset), nil, name.ReasonUpstreamTLS, "connection reset"},
 	9442: {afterRead(testnet.Reset), []string{"http/1.1"}, name.ReasonUpstreamHTTP, "connection reset"},
@@ -85,15 +85,15 @@ func TestAttackErrorsShowNothingOfTheHost(t *testing.T) {
 	check("-x http://10.200.0.1:3128", fmt.Sprintf("http://%s:9447/", host), name.ReasonUpstreamHTTP, "connection reset")
 	check("-x http://10.200.0.1:3128", fmt.Sprintf("http://%s:9439/", host), name.ReasonUnreachable, "connection refused")
 
-	for _, own := range []string{v4.String(), "[" + v6.String() + "]"} { // for whoever looks after the host
+	for _, own := range []string{v4.String(), "[" + v6.String() + "]"} { // for the operator of the host
 		w.Event(box, func(e audit.Event) bool {
 			return e.Port == 9442 && strings.Contains(e.Error, own+":") && strings.Contains(e.Error, "->")
 		})
 	}
 }
 
-// TestAttackDenialsShowNoProtectedRange: a name leads to an address of the host, or to a private one that the host's DNS
-// knows. The box learns that it is protected, and not which address it has or which range that lies in.
+// TestAttackDenialsShowNoProtectedRange: a name resolves to an address of the host, or to a private one known to the
+// host's DNS. The box learns that it is protected, but neither the address nor its range.
 func TestAttackDenialsShowNoProtectedRange(t *testing.T) {
 	t.Parallel()
 	w := harness.NewWorld(t, nil)

@@ -18,8 +18,8 @@ import (
 	"boxgate/policy/name"
 )
 
-// secretWorld is a world with a box that may reach a few hosts, with a key for api.example.com, and evil.example.net
-// among those it may not.
+// secretWorld returns a world with a box that may reach a few hosts, with a key for api.example.com, but not
+// evil.example.net.
 func secretWorld(t *testing.T, change func(*config.Config)) *harness.Intruder {
 	w := harness.NewWorld(t, change)
 	return w.Intrude(w.Create(map[string]any{
@@ -183,7 +183,7 @@ func TestAttackServerAnswersNoWebSocket(t *testing.T) {
 		}
 		f := in.Frames(harness.OriginName)
 		f.Send(1, false, harness.Head(harness.OriginName, harness.Field{":method", "CONNECT"}, harness.Field{":protocol", "websocket"}, harness.Field{"sec-websocket-version", "13"})...)
-		if got := f.Outcome(1); got != "502" { // its key is another one
+		if got := f.Outcome(1); got != "502" { // its WebSocket key differs
 			t.Errorf("%s, over HTTP/2: %s", label, got)
 		}
 	}
@@ -337,13 +337,13 @@ func TestAttackResumptionUnderAnotherName(t *testing.T) {
 	in.NothingReached("evil.example.net")
 }
 
-// oneSession gives the last session to every name.
+// oneSession is a session cache that returns the last session for every name.
 type oneSession struct{ last *tls.ClientSessionState }
 
 // Get returns the last session.
 func (c *oneSession) Get(string) (*tls.ClientSessionState, bool) { return c.last, c.last != nil }
 
-// Put keeps a session.
+// Put stores a session.
 func (c *oneSession) Put(_ string, s *tls.ClientSessionState) {
 	if s != nil {
 		c.last = s

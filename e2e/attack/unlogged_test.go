@@ -25,7 +25,7 @@ func TestAttackLongConnectionsAreLoggedBeforeTheGatewayDies(t *testing.T) {
 		"attach_headers": map[string]any{"api.example.com": map[string]string{"X-Key": harness.Canary}},
 	}))
 	all := openAll(in, "api.example.com", "www.example.com")
-	forwarded := in.Dial(netip.AddrPortFrom(w.V4("evil.example.net"), 7)) // by the kernel
+	forwarded := in.Dial(netip.AddrPortFrom(w.V4("evil.example.net"), 7)) // forwarded by the kernel
 	defer forwarded.Close()
 	// Every connection whose TLS is spliced or terminated, bytes without TLS, and the open exchanges in judged
 	// connections: a stream, a WebSocket, an upload, a pending answer, a download, and the streams of HTTP/2 and of
@@ -73,7 +73,7 @@ func TestAttackLongConnectionsAreLoggedBeforeTheGatewayDies(t *testing.T) {
 		}
 		return out
 	}
-	w.Until("the log has them", func() bool { return len(missing()) == 0 }) // some milliseconds after the API told of them
+	w.Until("the log has them", func() bool { return len(missing()) == 0 }) // some milliseconds after they are in the API
 	w.Kill()
 	for _, line := range missing() {
 		t.Errorf("not in the log: %s", line)
@@ -104,7 +104,7 @@ func TestAttackLoopOfDenialsDoesNotFillTheLog(t *testing.T) {
 	plain := netip.AddrPortFrom(w.V4("www.example.com"), 80)
 	const loop = 1200
 	const metric = `boxgate_decisions_total{action="refuse",reason="not_allowed",stage="http",verdict="deny"}`
-	before := w.Metric(metric) // of tests that had the lab before
+	before := w.Metric(metric) // includes earlier tests of the lab
 	began := time.Now()
 	c := in.Dial(plain)
 	var u under

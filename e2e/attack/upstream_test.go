@@ -48,7 +48,7 @@ var brokenAnswers = map[string]struct {
 	"trailers of 100 KB":     {"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n0\r\nX: " + strings.Repeat("y", 100<<10) + "\r\n\r\n" + poison, 0},
 }
 
-// TestAttackByTheServer lets a hostile server answer in ways that would slip into the answers of other requests.
+// TestAttackByTheServer: a hostile server answers in ways that could leak into the answers of other requests.
 func TestAttackByTheServer(t *testing.T) {
 	t.Parallel()
 	change, start := harness.WithOrigin(t)
@@ -90,7 +90,7 @@ func TestAttackByTheServer(t *testing.T) {
 						return !e.Time.Before(since) && e.Path == "/broken" && e.Reason == name.ReasonUpstreamHTTP && e.Status == 502
 					})
 				}
-				// The next request gets its own answer, whatever connection it goes by.
+				// The next request gets its own answer, on any connection.
 				origin.Answers("")
 				c := in.TLS(in.Dial(secure), harness.OriginName)
 				if res, body := harness.Exchange(t, c, bufio.NewReader(c), "GET /next HTTP/1.1\r\nHost: "+harness.OriginName+"\r\n\r\n"); res.StatusCode != 200 || body != "ok" {
@@ -150,7 +150,7 @@ func TestAttackSecretOfAnotherBox(t *testing.T) {
 	for i := range 3 {
 		body := map[string]any{"network_policy": map[string]any{
 			"mode": "custom", "allowed_domains": []string{host}, "rules": []any{map[string]any{"hosts": []string{host}, "action": "allow"}}}}
-		if i < 2 { // the third has no secret at all
+		if i < 2 { // the third has no secret
 			body["attach_headers"] = map[string]any{host: map[string]string{"X-Key": fmt.Sprintf("%s-%d", harness.Canary, i)}}
 		}
 		boxes = append(boxes, w.Intrude(w.Create(body)))

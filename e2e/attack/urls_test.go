@@ -43,7 +43,7 @@ func serveRaw(in *harness.Intruder, port int, answer func(net.Conn)) {
 	}()
 }
 
-// showing answers every request with itself, as the box got it, the port it came to in front.
+// showing answers every request with the port and the request as the box received it.
 func showing(port int) func(net.Conn) {
 	return func(c net.Conn) {
 		for r := bufio.NewReader(c); ; {
@@ -71,7 +71,7 @@ func newShownURLs(t *testing.T) (one, other *visited) {
 	return visitURL(w, in.Box, map[string]any{"port": 8000}), visitURL(w, in.Box, map[string]any{"port": 8001, "bearer_token": true})
 }
 
-// say sends bytes as a visitor who names the URL in its TLS, and returns all that comes until the gateway closes the
+// say sends bytes as a visitor with the URL's name in its TLS, and returns all data until the gateway closes the
 // connection.
 func (v *visited) say(said string) string {
 	v.T.Helper()
@@ -165,7 +165,7 @@ func TestAttackWrongCredentials(t *testing.T) {
 	}
 }
 
-// TestAttackOtherHosts asks, on a connection to one URL, for other hosts. No other box answers, and no other port.
+// TestAttackOtherHosts requests other hosts on a connection to one URL. No other box or port answers.
 func TestAttackOtherHosts(t *testing.T) {
 	t.Parallel()
 	v, other := newShownURLs(t)
@@ -216,7 +216,7 @@ func TestAttackAmbiguousRequests(t *testing.T) {
 			t.Errorf("%s: %.300q", name, answer)
 		}
 	}
-	// Of a bad chunk the request has begun already: whatever it is answered, there is one answer.
+	// A request with a bad chunk has already begun: it must get exactly one answer.
 	answer := v.say("POST / HTTP/1.1\r\nHost: " + v.host + "\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n" + behind)
 	if strings.Count(answer, "HTTP/1.1 ") != 1 || strings.Contains(answer, "smuggled") || strings.HasPrefix(answer, "HTTP/1.1 200 ") {
 		t.Errorf("a bad chunk: %.300q", answer)
@@ -240,7 +240,7 @@ func TestAttackOddApplications(t *testing.T) {
 		"/both":         "HTTP/1.1 200 OK\r\nContent-Length: 2\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
 	}
 	serveRaw(in, 8000, func(c net.Conn) {
-		line, err := bufio.NewReader(c).ReadString('\n') // and answers before the request is complete
+		line, err := bufio.NewReader(c).ReadString('\n') // answers before the request is complete
 		if err == nil {
 			_, _ = io.WriteString(c, answers[strings.Fields(line)[1]])
 		}

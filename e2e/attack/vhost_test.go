@@ -80,8 +80,8 @@ func tunnel(in *harness.Intruder, gateway, authority string) net.Conn {
 	return c
 }
 
-// TestAttackDeniedVirtualHost asks for a denied host at the address of an allowed one, in bytes that a lenient server takes
-// for a request and a strict reader does not: transparently, and in a tunnel to the allowed host.
+// TestAttackDeniedVirtualHost requests a denied host at the address of an allowed one, in bytes that are a request to a
+// lenient server but not to a strict parser: transparently, and in a tunnel to the allowed host.
 func TestAttackDeniedVirtualHost(t *testing.T) {
 	t.Parallel()
 	w := harness.NewWorld(t, nil)
@@ -110,7 +110,7 @@ func TestAttackDeniedVirtualHost(t *testing.T) {
 					}
 					in.Denied(since, policy.StageConn, reason)
 				}
-				for way, dial := range ways(open, "cdn.example.org", port) { // the server would have been taken in
+				for way, dial := range ways(open, "cdn.example.org", port) { // the server would have been deceived
 					if answer, _ := harness.Talk(dial(), text); !strings.HasSuffix(answer, "static.example.org") {
 						t.Errorf("where nothing is denied, %s: %q", way, answer)
 					}
@@ -128,7 +128,7 @@ func TestAttackDeniedVirtualHost(t *testing.T) {
 	tlsWithoutName(in)
 }
 
-// ways are the ways to a port of a host, in both families.
+// ways returns the ways to reach a port of a host, in both families.
 func ways(in *harness.Intruder, host string, port uint16) map[string]func() net.Conn {
 	authority := fmt.Sprintf("%s:%d", host, port)
 	return map[string]func() net.Conn{

@@ -43,7 +43,7 @@ http.server.ThreadingHTTPServer(("", 8000), H).serve_forever()
 ` + "EOF" + `
 setsid python3 server.py >/dev/null 2>&1 & until curl -s -o /dev/null http://127.0.0.1:8000/ready; do sleep 0.05; done; : > seen`
 
-// visited is a public URL and somebody who opens it, byte by byte.
+// visited is a public URL and a visitor that sends raw bytes.
 type visited struct {
 	*harness.World
 	box, host string
@@ -51,7 +51,7 @@ type visited struct {
 	harness.PublicURL
 }
 
-// socketURL makes a box with a WebSocket server and a public URL for it.
+// socketURL creates a box with a WebSocket server and a public URL for it.
 func socketURL(w *harness.World, with map[string]any) *visited {
 	w.T.Helper()
 	box := w.Create(map[string]any{"network_policy": map[string]any{"mode": "deny-all"}})
@@ -60,7 +60,7 @@ func socketURL(w *harness.World, with map[string]any) *visited {
 	return visitURL(w, box, with)
 }
 
-// visitURL makes a public URL for a port of a box.
+// visitURL creates a public URL for a port of a box.
 func visitURL(w *harness.World, box string, with map[string]any) *visited {
 	w.T.Helper()
 	v := &visited{World: w, box: box, roots: x509.NewCertPool()}

@@ -22,7 +22,7 @@ import (
 	"boxgate/e2e/harness"
 )
 
-// crowd are visitors on the internet who open one public URL, all from one address.
+// crowd is a group of visitors on the internet who open one public URL from one address.
 type crowd struct {
 	*visited
 	gateway string
@@ -54,12 +54,12 @@ func (c *crowd) connect(n int, alpn string, begin func(i int, s *tls.Conn)) {
 	group.Wait()
 }
 
-// ended waits until the gateway has ended every connection, and returns how many of them ended only because the test
-// had no more patience.
+// ended waits until the gateway has ended every connection, and returns the number that ended only by the test's
+// timeout.
 func (c *crowd) ended() (left int) {
 	patience := time.Now().Add(harness.Patience)
 	for _, conn := range c.conns {
-		_ = conn.SetDeadline(patience) // on a busy machine the one it had may have passed, though it has ended
+		_ = conn.SetDeadline(patience) // on a busy machine its earlier deadline may have passed, although it has ended
 		_, err := io.Copy(io.Discard, conn)
 		if errors.Is(err, os.ErrDeadlineExceeded) {
 			left++
@@ -125,7 +125,7 @@ func TestAttackVisitorsTakeEverything(t *testing.T) {
 	}
 }
 
-// large is an answer that no connection holds whole, one for all who ask for it.
+// large is a shared response body that exceeds the buffers of any connection.
 var large = make([]byte, 64<<20)
 
 // crowdedOut runs one attack against a new gateway.

@@ -16,8 +16,8 @@ import (
 	"boxgate/policy/name"
 )
 
-// The webhook of a schedule is asked by the gateway, which the kernel's rules do not hold back: it must be judged like the
-// box's own traffic. It reaches neither a special address, in whatever spelling or behind whatever name, nor the gateway's own
+// The gateway calls the webhook of a schedule, and the kernel's rules do not apply to it: it must be judged like the
+// box's traffic. It reaches neither a special address, in any spelling or behind any name, nor the gateway's own
 // servers, nor a name that the policy denies, and follows no redirect there.
 func TestAttackWebhook(t *testing.T) {
 	t.Parallel()
@@ -92,7 +92,7 @@ func TestAttackWebhook(t *testing.T) {
 	}
 }
 
-// logOf is the log of a box.
+// logOf returns the log of a box.
 func logOf(w *harness.World, box string) string {
 	w.T.Helper()
 	var log struct{ Logs []struct{ Message string } }

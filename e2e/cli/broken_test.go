@@ -20,7 +20,7 @@ import (
 	"boxgate/internal/lab"
 )
 
-// broken is something that keeps a gateway from working on a host.
+// broken is a condition that prevents a gateway from working on a host.
 type broken struct {
 	name   string
 	what   string // name of the finding in the check
@@ -201,7 +201,7 @@ func both(a, b func(*testing.T, *harness.World) func()) func(*testing.T, *harnes
 	return func(t *testing.T, w *harness.World) func() { return joined(a(t, w), b(t, w)) }
 }
 
-// configured breaks the configuration.
+// configured breaks the host by the configuration.
 func configured(change func(*config.Config)) func(*testing.T, *harness.World) func() {
 	return func(t *testing.T, w *harness.World) func() {
 		before, err := os.ReadFile(w.Config)
@@ -215,7 +215,7 @@ func configured(change func(*config.Config)) func(*testing.T, *harness.World) fu
 	}
 }
 
-// wrapped has every command of the gateway run by another.
+// wrapped makes another command run every command of the gateway.
 func wrapped(by string) func(*testing.T, *harness.World) func() {
 	return func(t *testing.T, w *harness.World) func() {
 		self := w.Self
@@ -253,7 +253,7 @@ func mount(t *testing.T, dir, options string) func() {
 	return unmount
 }
 
-// portInUse has another program listen in the gateway's network namespace.
+// portInUse makes another program listen in the gateway's network namespace.
 func portInUse(network, address string) func(*testing.T, *harness.World) func() {
 	return func(t *testing.T, w *harness.World) func() {
 		var ln net.Listener
@@ -262,13 +262,13 @@ func portInUse(network, address string) func(*testing.T, *harness.World) func() 
 	}
 }
 
-// firstStart has the gateway make its store.
+// firstStart makes the gateway create its store.
 func firstStart(t *testing.T, w *harness.World) {
 	t.Helper()
 	must(t, w.Start(t.Context()), w.Stop())
 }
 
-// edited changes the store; the returned function puts it back.
+// edited changes the store. The returned function restores it.
 func edited(t *testing.T, w *harness.World, change func(file string) error) func() {
 	t.Helper()
 	file := filepath.Join(w.Dir, "state", "boxgate.db")

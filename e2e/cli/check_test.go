@@ -127,7 +127,7 @@ func TestCheckFindsWhatServeRefuses(t *testing.T) {
 		c.Ingress.HTTPS, c.Ingress.HTTP, c.Metrics.Listen = "203.0.113.99:443", "203.0.113.98:80", "203.0.113.97:9600"
 		c.Launcher.Images = map[string]string{"default": "/nonexistent/rootfs", "other": "Not A Reference"}
 		c.Launcher.ImageDir = notPEM
-		c.Network.PoolV4 = "192.0.2.0/24" // the lab's own network
+		c.Network.PoolV4 = "192.0.2.0/24" // the lab's network
 	}})
 	lacks := check(w)
 	for what, want := range map[string][]string{
@@ -230,7 +230,7 @@ func TestAHostWithoutIPv6IsNamedAndLeftAlone(t *testing.T) {
 	}
 }
 
-// A check of a gateway that runs, and one of a state directory that others may enter.
+// A check next to a running gateway, and one of a state directory that other users may enter.
 func TestCheckNamesWhatServeWouldFailOn(t *testing.T) {
 	t.Parallel()
 	w := harness.NewWorld(t, nil)

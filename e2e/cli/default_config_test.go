@@ -35,7 +35,7 @@ func installed(t *testing.T, text string, args ...string) (string, error) {
 	return string(out), err
 }
 
-// The file of a packaged install is that of every command, and a mistake in it is an error of each.
+// Every command uses the file of a packaged install, and reports a mistake in it.
 func TestInstalledConfigurationIsRead(t *testing.T) {
 	t.Parallel()
 	const mistakes = "stat_dir: /x\nlog: {level: z}\n"
@@ -56,7 +56,7 @@ func TestInstalledConfigurationIsRead(t *testing.T) {
 	if strings.Contains(out, config.DefaultFile) || strings.Contains(out, "stat_dir") {
 		t.Errorf("another file was named: %s", out)
 	}
-	// A socket that does not exist is asked: the file is used.
+	// The command tries a socket that does not exist: it uses the file.
 	out, _ = installed(t, "admin: {socket: /nonexistent/of-the-file.sock}\nstate_dir: /nonexistent/state\n", "box", "list")
 	harness.Contains(t, out, "/nonexistent/")
 }

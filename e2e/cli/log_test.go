@@ -59,7 +59,7 @@ func followLog(w *harness.World, env []string, args ...string) *logCommand {
 	return c
 }
 
-// decisions counts the decisions about a name. Lines that begin with a space say what to do about one.
+// decisions counts the decisions about a name. Lines that begin with a space are hints about one.
 func decisions(log, name string) int {
 	n := 0
 	for line := range strings.Lines(log) {

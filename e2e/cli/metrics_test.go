@@ -7,7 +7,7 @@ import (
 	"boxgate/e2e/harness"
 )
 
-// TestMetricsOfTheProcess: what dashboards of Go programs look for is there.
+// TestMetricsOfTheProcess: the metrics used by dashboards of Go programs exist.
 func TestMetricsOfTheProcess(t *testing.T) {
 	t.Parallel()
 	w := harness.Shared(t)

@@ -12,8 +12,8 @@ import (
 	"boxgate/internal/lab"
 )
 
-// TestNobodyElseKeepsAGatewayFromStarting: a process without privileges in the gateway's network namespace can neither hold that
-// nor answer commands in the gateway's place, and a gateway that was killed does not keep the next one from starting.
+// TestNobodyElseKeepsAGatewayFromStarting: an unprivileged process in the gateway's network namespace can neither
+// prevent its start nor answer commands instead of it, and a killed gateway does not prevent the start of the next one.
 func TestNobodyElseKeepsAGatewayFromStarting(t *testing.T) {
 	w := harness.NewStopped(t, lab.Options{})
 	defer portInUse("unix", "@boxgate/gateway")(t, w)()

@@ -45,7 +45,7 @@ func TestPolicyAllowAndDeny(t *testing.T) {
 	harness.Contains(t, w.Run(0, nil, "", "policy", "allow", "closed", metadata, "--for", "1h"), metadata+": no effect: no policy opens this range")
 }
 
-// TestPolicyNamed: boxes follow a named policy by the commands, which change it for all of them, and not for one.
+// TestPolicyNamed: boxes follow a named policy. The commands change it for all of them, and refuse to for one.
 func TestPolicyNamed(t *testing.T) {
 	t.Parallel()
 	w := harness.Shared(t)

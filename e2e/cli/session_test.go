@@ -21,7 +21,7 @@ import (
 	"boxgate/e2e/harness"
 )
 
-// TestBoxExecInput: with -i, and only then, a command reads standard input; its streams, status and signals are its own.
+// TestBoxExecInput: only with -i a command reads standard input. Its streams, status and signals are passed through.
 func TestBoxExecInput(t *testing.T) {
 	t.Parallel()
 	w := harness.Shared(t)
@@ -67,7 +67,7 @@ func startReady(t *testing.T, cmd *exec.Cmd) io.WriteCloser {
 	return in
 }
 
-// TestBoxExecSignals: the first signals reach the command; the third one kills it, also when its input is stuck.
+// TestBoxExecSignals: the first two signals reach the command; the third one kills it, also when its input is stuck.
 func TestBoxExecSignals(t *testing.T) {
 	t.Parallel()
 	w := harness.Shared(t)
@@ -151,7 +151,7 @@ func watch(t *testing.T, master *os.File) *screen {
 	return s
 }
 
-// waits until the terminal shows a text, and forgets what came up to it.
+// waits waits until the terminal shows a text, and drops the output up to it.
 func (s *screen) waits(text string) {
 	s.t.Helper()
 	patience := time.After(2 * time.Minute)
@@ -198,7 +198,8 @@ func inTerminal(t *testing.T, w *harness.World, args ...string) (*exec.Cmd, *scr
 	return cmd, watch(t, master), slave
 }
 
-// TestBoxShell: a shell has a terminal of the size of the one here, follows it, gets ^C as a key, and leaves it as it was.
+// TestBoxShell: a shell gets a terminal of the local size, follows its changes, receives ^C as a key, and restores it
+// at the end.
 func TestBoxShell(t *testing.T) {
 	t.Parallel()
 	w := harness.Shared(t)
@@ -235,7 +236,7 @@ func TestBoxShell(t *testing.T) {
 	}
 }
 
-// TestBoxTerminalRestored: the terminal is put back also when the command line is ended from outside.
+// TestBoxTerminalRestored: the terminal is also restored when the command line is killed.
 func TestBoxTerminalRestored(t *testing.T) {
 	t.Parallel()
 	w := harness.Shared(t)
@@ -298,7 +299,7 @@ func TestSessionsEndWithTheGateway(t *testing.T) {
 	t.Parallel()
 	w := harness.Shared(t)
 	box := w.Create(map[string]any{"name": "b"})
-	mark := "61" + strings.Trim(fmt.Sprint(time.Now().UnixNano()), "0") // of the processes of this test alone
+	mark := "61" + strings.Trim(fmt.Sprint(time.Now().UnixNano()), "0") // marks the processes of this test
 	said := new(bytes.Buffer)
 	cmd := w.Command(t.Context(), "box", "exec", "-i", "b", "--", "sh", "-c", "setsid sleep "+mark+" & echo ready; sleep "+mark)
 	cmd.Stderr = said
@@ -328,7 +329,7 @@ func TestSessionsEndWithTheGateway(t *testing.T) {
 	}
 }
 
-// running counts the processes of this host with an argument.
+// running counts the processes of this host that have an argument.
 func running(t *testing.T, argument string) (n int) {
 	t.Helper()
 	lines, err := filepath.Glob("/proc/[0-9]*/cmdline")

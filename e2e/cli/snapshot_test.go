@@ -9,7 +9,7 @@ import (
 	"boxgate/e2e/harness"
 )
 
-// TestSnapshotsByCommand takes, lists, uses and removes a snapshot as a person does.
+// TestSnapshotsByCommand takes, lists, uses and removes a snapshot on the command line.
 func TestSnapshotsByCommand(t *testing.T) {
 	t.Parallel()
 	w := harness.Shared(t)

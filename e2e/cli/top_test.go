@@ -54,7 +54,7 @@ func show(w *harness.World, args ...string) *shown {
 	return s
 }
 
-// sees waits until a text is on the screen, which is drawn anew for that at each change of its size.
+// sees waits until the screen shows a text. Changing its size makes it redraw.
 func (s *shown) sees(text string, rows, cols uint16) {
 	s.w.T.Helper()
 	s.w.UntilEvery(200*time.Millisecond, text+" is shown", func() bool {

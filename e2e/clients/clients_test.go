@@ -20,7 +20,7 @@ import (
 // client is a popular program and the way to run it, without options for certificates.
 type client struct {
 	name string
-	// run is a shell line that prints "welcome". PAGE stands for the address of the client's own page.
+	// run is a shell line that prints "welcome". PAGE is replaced by the address of the client's page.
 	run string
 	// path is a path that the client requests from the shop, besides its own page.
 	path string
@@ -34,10 +34,10 @@ type client struct {
 
 const (
 	ask = `printf 'GET /seen/NAME HTTP/1.1\r\nHost: ` + shopHost + `\r\nConnection: close\r\n\r\n'`
-	// nodejs is Node.js with the roots that its authors build in; Debian's looks into the system's store.
+	// nodejs is Node.js with the built-in roots of the official release; Debian's uses the system's store.
 	nodejs = "node --use-bundled-ca "
 	java   = "java -XX:TieredStopAtLevel=1 -XX:+UseSerialGC -cp /workspace/home Fetch "
-	// pipWheel is pip as Debian has it, which looks into the system's store; below pypi it is as its authors publish it.
+	// pipWheel is Debian's pip, which uses the system's store. Below pypi it is the official release.
 	pipWheel = "python3 $(echo /usr/share/python-wheels/pip-*.whl)/pip"
 	pypi     = "/workspace/home/pypi"
 	pipArgs  = " install -q --no-cache-dir --disable-pip-version-check --index-url https://" + shopHost + "/simple --target lib tiny && PYTHONPATH=lib python3 -c 'import tiny; print(tiny.greeting)'"
@@ -75,11 +75,11 @@ var clients = []client{
 	{name: "ruby", run: `ruby -ropen-uri -e 'print URI.open("PAGE").read'`},
 }
 
-// setting is how a client comes to run.
+// setting is a way to run a client.
 type setting struct {
 	name string
 	root bool
-	// wrap is what starts the shell that runs the line.
+	// wrap is the command that starts the shell for the line.
 	wrap []string
 	// store unsets all variables, so that only the system's stores are left. shell unsets them and expects a login
 	// shell to restore them.
@@ -96,13 +96,14 @@ func aloneWith() (list []setting) {
 	return list
 }
 
-// unharmed are the clients that the gate tries with each variable.
+// unharmed are the clients that the gate runs with each variable.
 var unharmed = map[string]bool{"curl": true, "go": true}
 
-// everySetting are the clients that the gate tries in every setting: one that looks into the system's store, one that does not.
+// everySetting are the clients that the gate runs in every setting: one that uses the system's store, and one that does
+// not.
 var everySetting = map[string]bool{"curl": true, "node-fetch": true}
 
-// suits reports whether a client is tried in the setting.
+// suits reports whether a client runs in the setting.
 func (how setting) suits(c client) bool {
 	switch {
 	case !nightly.Enabled() && strings.HasPrefix(how.name, "with ") && unharmed[c.name]:
@@ -127,7 +128,7 @@ var settings = []setting{
 	{name: "root, login shell", root: true, wrap: []string{"su", "-", "root", "-c"}, shell: true},
 }
 
-// Every client reaches a host with a header rule as it would without a gateway, and its requests have the header.
+// Every client reaches a host with a header rule as without a gateway, and its requests have the header.
 func TestClientsNeedNoSetup(t *testing.T) {
 	t.Parallel()
 	w, s, box := newClients(t)
@@ -169,7 +170,7 @@ func TestClientsNeedNoSetup(t *testing.T) {
 	})
 }
 
-// The command that a box runs when it starts has what other commands have.
+// The command that a box runs when it starts has the same environment as other commands.
 func TestClientsOfAnInitCommand(t *testing.T) {
 	t.Parallel()
 	w, s, _ := newClients(t)
@@ -248,7 +249,7 @@ func as(w *harness.World, t *testing.T, box string, how setting, line string) (s
 	return launch(w, t, box, spec)
 }
 
-// launch runs a command in a box as the launcher would, and returns all it printed.
+// launch runs a command in a box like the launcher, and returns its output.
 func launch(w *harness.World, t *testing.T, box string, spec launcher.ExecSpec) (string, int) {
 	t.Helper()
 	l, err := launcher.New(launcher.Config{StateDir: filepath.Join(w.Dir, "state"), RunDir: lab.RunDir(w.Dir)})

@@ -65,10 +65,10 @@ var services = map[string]service{
 	"Docker registries": {serve: (*vendors).docker, opens: []string{"registry-1.docker.io"}, run: []string{"test -s image/manifest.json && echo welcome"}},
 }
 
-// inGate are the services that the gate tries: a source of tokens, a value, and signatures.
+// inGate are the services run in the gate: a source of tokens, a value, and signatures.
 var inGate = map[string]bool{"GitHub": true, "OpenAI": true, "AWS": true}
 
-// elsewhere are the sections of the page that other tests run.
+// elsewhere are the sections of the page that other tests cover.
 var elsewhere = map[string]bool{"PostgreSQL": true, "SSH": true} // TestPostgres, TestSSH
 
 // example is a section of the page.
@@ -110,11 +110,11 @@ func readExamples(t *testing.T) (all []*example) {
 	return all
 }
 
-// page is a world with all of the page: its configuration, and the vendors that it is about.
+// page is a world with the complete page: its configuration, and its vendors.
 type page struct {
 	*harness.World
 	*vendors
-	files    string // the gateway's, with secrets
+	files    string // directory of the gateway's files, with secrets
 	examples []*example
 	secrets  []string
 }
@@ -146,7 +146,7 @@ func newPage(t *testing.T) *page {
 	return p
 }
 
-// fileContents are the files that the configuration names.
+// fileContents returns the files named in the configuration.
 func (p *page) fileContents() map[string]string {
 	robot, err := json.Marshal(map[string]string{"client_email": "robot@example.com", "private_key": p.keyPEM(), "private_key_id": "1"})
 	if err != nil {
@@ -187,7 +187,7 @@ func (p *page) configure() {
 	}
 }
 
-// open makes a handler answer for a host, at a port behind a colon if it is another than 443; "gateway" is the gateway's own.
+// open makes a handler answer for a host, optionally with a port after a colon. "gateway" is the gateway's host.
 func (p *page) open(host, addr string, handler http.Handler) {
 	p.T.Helper()
 	host, port, other := strings.Cut(host, ":")
@@ -196,7 +196,7 @@ func (p *page) open(host, addr string, handler http.Handler) {
 	case host == "gateway":
 		var ln net.Listener
 		if ln, err = p.Net.Gateway().Listen("tcp4", "127.0.0.1:"+port); err == nil {
-			s := &http.Server{Handler: handler} //nolint:gosec // the test's own
+			s := &http.Server{Handler: handler} //nolint:gosec // a server of the test
 			p.T.Cleanup(func() { _ = s.Close() })
 			go func() { _ = s.Serve(ln) }()
 		}
@@ -283,8 +283,8 @@ func (p *page) runSection(w *harness.World, e *example) {
 	}
 }
 
-// ask is a line that sends a request to a host with the placeholders that the box has for it, or at a host without a rule with
-// all of them.
+// ask returns a line that sends a request to a host with the box's placeholders for it, or with all placeholders to a
+// host without a rule.
 func (p *page) ask(e *example, host, flags string) string {
 	line := "curl -sS " + flags
 	for at, text := range e.rules {

@@ -45,7 +45,7 @@ func TestClientsDocumentedCommands(t *testing.T) {
 		}
 		return out
 	}
-	// As an image is that the launcher never saw.
+	// As in an image that the launcher has not prepared.
 	must(root, "rm -f /usr/local/share/ca-certificates/boxgate.crt /etc/ssl/certs/boxgate-* /etc/ssl/certs/java/cacerts /etc/profile.d/boxgate.sh; update-ca-certificates --fresh >/dev/null 2>&1")
 	for file, args := range map[string][]string{"boxgate-ca.pem": {"ca", "--box", box}, "boxgate-bundle.pem": {"ca", "--box", box, "--bundle"}} {
 		out, code := w.GatewayCommand(args...)

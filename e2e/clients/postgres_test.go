@@ -28,8 +28,8 @@ const (
 	dbAddr = "198.51.100.151"
 )
 
-// TestPostgres runs the section of docs/credentials.md, and what else psql and pgx do and may not do, from a box without the
-// password.
+// TestPostgres runs the section of docs/credentials.md, and other uses of psql and pgx, allowed and denied, from a box
+// without the password.
 func TestPostgres(t *testing.T) {
 	t.Parallel()
 	const password = "canary-of-the-database-Qz7Qz7"
@@ -93,7 +93,7 @@ type postgresBox struct {
 	box string
 }
 
-// psql returns a command line of psql, with a password that is of no worth.
+// psql returns a command line of psql, with a worthless password.
 func (p *postgresBox) psql(parameters, sql string) string {
 	return `PGPASSWORD=none psql -X -At "host=` + dbHost + ` user=app dbname=orders connect_timeout=120 ` + parameters + `" -c "` + sql + `" 2>&1`
 }
@@ -119,7 +119,7 @@ func e2eLogin(p *postgresBox) {
 	}
 }
 
-// refused: another user or database is refused by the gateway, in the server's words.
+// refused: the gateway refuses another user or database with the server's messages.
 func (p *postgresBox) refused() {
 	p.T.Helper()
 	for parameters, says := range map[string]string{
@@ -136,12 +136,12 @@ func (p *postgresBox) refused() {
 	})
 }
 
-// awaitSleep is a line that waits until the server runs pg_sleep with a number.
+// awaitSleep returns a line that waits until the server runs pg_sleep with a number.
 func (p *postgresBox) awaitSleep(n string) string {
 	return "until " + p.psql("sslmode=require", "select count(*) from pg_stat_activity where state = 'active' and query = 'select pg_sleep("+n+")'") + " | grep -qx 1; do :; done"
 }
 
-// cancels: psql cancels its query when it is interrupted.
+// cancels: psql cancels its query when interrupted.
 func (p *postgresBox) cancels() {
 	p.T.Helper()
 	out := p.MustSh(p.box, "("+p.psql(verified, "select pg_sleep(601)")+"; echo exit $?) & "+p.awaitSleep("601")+"; pkill -INT -x psql; wait")
@@ -158,7 +158,7 @@ func (p *postgresBox) pgx() {
 		p.T.Fatal(err)
 	}
 	c.TLSConfig = &tls.Config{ServerName: dbHost, RootCAs: in.Roots}
-	c.MaxProtocolVersion = "3.2" // which this server does not speak
+	c.MaxProtocolVersion = "3.2" // not supported by this server
 	c.LookupFunc = func(context.Context, string) ([]string, error) { return []string{dbAddr}, nil }
 	c.DialFunc = func(context.Context, string, string) (net.Conn, error) {
 		return in.Connect(netip.MustParseAddrPort(dbAddr + ":5432"))
@@ -172,7 +172,7 @@ func (p *postgresBox) pgx() {
 	if got.Err != nil || len(got.Rows) != 1 || string(got.Rows[0][0]) != "app!" {
 		p.T.Errorf("%+v", got)
 	}
-	// The process is the server's own, and another connection ends this one by it.
+	// The process ID is the server's, and another connection can use it to end this one.
 	own := conn.ExecParams(p.T.Context(), "select pg_backend_pid()", nil, nil, nil, nil).Read()
 	pid := strconv.FormatUint(uint64(conn.PID()), 10)
 	if own.Err != nil || len(own.Rows) != 1 || string(own.Rows[0][0]) != pid {

@@ -41,7 +41,7 @@ func newServerCA(t *testing.T) *serverCA {
 	return &serverCA{cert, key}
 }
 
-// sign returns a certificate and its key; without a CA it is its own.
+// sign returns a certificate and its key. Without a CA it is self-signed.
 func (ca *serverCA) sign(t *testing.T, template *x509.Certificate) ([]byte, *ecdsa.PrivateKey) {
 	t.Helper()
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
@@ -63,15 +63,15 @@ func (ca *serverCA) sign(t *testing.T, template *x509.Certificate) ([]byte, *ecd
 	return der, key
 }
 
-// leaf is a certificate for a name until a time; zero: an hour from now.
+// leaf returns a template of a certificate for a name, valid until a time; zero means an hour from now.
 func (ca *serverCA) leaf(t *testing.T, name string, until time.Time) *tls.Certificate {
 	t.Helper()
 	der, key := ca.sign(t, &x509.Certificate{DNSNames: []string{name}, NotAfter: until, ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth}})
 	return &tls.Certificate{Certificate: [][]byte{der}, PrivateKey: key}
 }
 
-// TestAttackPostgresServerThatIsNotTheOne: a PostgreSQL server that does not prove its name, to roots that the gateway trusts
-// and at this time, or that has no TLS, learns neither the password nor the user, though it would take the login.
+// TestAttackPostgresServerThatIsNotTheOne: a PostgreSQL server that does not prove its name with a valid certificate of
+// a trusted root, or has no TLS, learns neither the password nor the user, even if it would accept the login.
 func TestAttackPostgresServerThatIsNotTheOne(t *testing.T) {
 	t.Parallel()
 	const password = "canary-of-the-database-Qz7Qz7"

@@ -36,7 +36,7 @@ func (o *objectStore) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-// batch answers requests of Git LFS for where to put and get objects.
+// batch answers the batch API of Git LFS with upload and download URLs.
 func (o *objectStore) batch(w http.ResponseWriter, r *http.Request) {
 	type object struct {
 		OID     string                    `json:"oid"`

@@ -12,10 +12,10 @@ import (
 	"boxgate/internal/testnet"
 )
 
-// gitHost has the repositories of TestRepositories.
+// gitHost is the host of the repositories of TestRepositories.
 const gitHost = "repos.example.com"
 
-// serveRepositories makes gitHost a server of bare repositories that anyone may push to.
+// serveRepositories makes gitHost serve bare repositories. Anyone may push.
 func serveRepositories(t *testing.T, w *harness.World, names ...string) {
 	t.Helper()
 	if err := w.Net.AddHost(gitHost, "198.51.100.121", "2001:db8:1::121"); err != nil {

@@ -33,7 +33,7 @@ for await (const chunk of await box.exec.stream("for i in 1 2 3; do echo $i; don
 show("streamed", streamed.trim().split("\n").join(","));
 await box.exec.command("echo hello > index.html; setsid python3 -m http.server 9000 >/dev/null 2>&1 & until curl -s -o /dev/null http://127.0.0.1:9000/; do sleep 0.05; done");
 const made = await box.getPublicURL(9000, { bearerToken: true });
-// The name of a public URL is resolved by whoever runs DNS for its domain; here that is nobody.
+// No DNS server resolves the names of public URLs here.
 const visit = (headers) => new Promise((resolve, reject) => http.get(made.url, { headers, lookup: (_, o, cb) =>
   o.all ? cb(null, [{ address: "127.0.0.1", family: 4 }]) : cb(null, "127.0.0.1", 4) }, (r) => resolve(r.resume().statusCode)).on("error", reject));
 show("url401", await visit({}));

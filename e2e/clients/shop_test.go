@@ -37,10 +37,10 @@ type shop struct {
 	mu     sync.Mutex
 	paths  map[string]bool // requested with the header
 	naked  []string        // requested without it
-	change chan struct{}   // closed and made anew when paths changes
+	change chan struct{}   // closed and replaced when paths changes
 }
 
-// openShop makes the shop a host of the world.
+// openShop adds the shop's host to the world.
 func openShop(t *testing.T, w *harness.World) *shop {
 	t.Helper()
 	s := &shop{pages: map[string][]byte{}, paths: map[string]bool{}, change: make(chan struct{})}
@@ -58,7 +58,7 @@ func openShop(t *testing.T, w *harness.World) *shop {
 	return s
 }
 
-// ServeHTTP refuses whoever brings no key, and remembers.
+// ServeHTTP refuses and records requests without the key.
 func (s *shop) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	s.mu.Lock()
 	if r.TLS == nil || len(r.Header["X-Key"]) != 1 || r.Header.Get("X-Key") != harness.Canary {
@@ -111,7 +111,7 @@ func (s *shop) requested(path string) bool {
 	return s.paths[path]
 }
 
-// keyless are the paths requested without the key.
+// keyless returns the paths requested without the key.
 func (s *shop) keyless() []string {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -121,7 +121,7 @@ func (s *shop) keyless() []string {
 // entry is one file of an archive.
 type entry struct{ name, content string }
 
-// tarball is a compressed tar of files.
+// tarball returns a compressed tar of files.
 func tarball(t *testing.T, files ...entry) []byte {
 	t.Helper()
 	var out bytes.Buffer
@@ -146,7 +146,7 @@ func tarball(t *testing.T, files ...entry) []byte {
 // wheelName is the file name of [wheel].
 const wheelName = "tiny-1.0-py3-none-any.whl"
 
-// wheel is a package of Python (PEP 427).
+// wheel returns a Python package (PEP 427).
 func wheel(t *testing.T) []byte {
 	t.Helper()
 	var out bytes.Buffer
@@ -169,14 +169,14 @@ func wheel(t *testing.T) []byte {
 	return out.Bytes()
 }
 
-// stockPython has a package index (PEP 503) with one wheel.
+// stockPython adds a package index (PEP 503) with one wheel.
 func (s *shop) stockPython(t *testing.T) {
 	tiny := wheel(t)
 	s.pages["/simple/tiny"] = fmt.Appendf(nil, "<!DOCTYPE html><a href='/files/%s#sha256=%x'>%s</a>", wheelName, sha256.Sum256(tiny), wheelName)
 	s.pages["/files/"+wheelName] = tiny
 }
 
-// stockNode has a registry of npm with one package.
+// stockNode adds an npm registry with one package.
 func (s *shop) stockNode(t *testing.T) {
 	pack := tarball(t, entry{"package/package.json", `{"name":"tiny","version":"1.0.0"}`}, entry{"package/index.js", "module.exports='welcome'\n"})
 	sum := sha512.Sum512(pack)
@@ -191,7 +191,7 @@ func (s *shop) stockNode(t *testing.T) {
 	})
 }
 
-// stockCargo has a sparse registry (RFC 2789) with one crate.
+// stockCargo adds a sparse registry (RFC 2789) with one crate.
 func (s *shop) stockCargo(t *testing.T) {
 	crate := tarball(t, entry{"tiny-1.0.0/Cargo.toml", "[package]\nname = \"tiny\"\nversion = \"1.0.0\"\n"}, entry{"tiny-1.0.0/src/lib.rs", "\n"})
 	sum := sha256.Sum256(crate)
@@ -202,7 +202,7 @@ func (s *shop) stockCargo(t *testing.T) {
 	}), '\n')
 }
 
-// stockApt has a repository of Debian packages with one package (deb(5) is an ar of three files).
+// stockApt adds a Debian repository with one package (deb(5) is an ar of three files).
 func (s *shop) stockApt(t *testing.T) {
 	control := "Package: tiny\nVersion: 1.0\nArchitecture: all\nMaintainer: shop <shop@example.com>\nDescription: tiny\n"
 	var deb bytes.Buffer
@@ -226,7 +226,7 @@ func (s *shop) stockApt(t *testing.T) {
 	s.pages["/apt/Packages"] = fmt.Appendf(nil, "%sFilename: tiny.deb\nSize: %d\nSHA256: %x\nMD5sum: %x\n\n", control, deb.Len(), sum, md5.Sum(deb.Bytes()))
 }
 
-// stockGit has a repository with one commit, served by git's own backend.
+// stockGit adds a repository with one commit, served by git's backend.
 func (s *shop) stockGit(t *testing.T) {
 	backend, err := testnet.GitBackend()
 	if err != nil {
@@ -249,7 +249,7 @@ func (s *shop) stockGit(t *testing.T) {
 	}
 }
 
-// asJSON encodes what cannot fail to be encoded.
+// asJSON encodes values that can always be encoded.
 func asJSON(t *testing.T, v any) []byte {
 	t.Helper()
 	data, err := json.Marshal(v)

@@ -37,7 +37,7 @@ type cloud struct {
 	served  map[string]bool // by method and service
 }
 
-// secretIn is a source that reads a secret from a file.
+// secretIn returns a source that reads a secret from a file.
 func secretIn(t *testing.T, name, value string) map[string]secrets.Source {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), name)
@@ -47,7 +47,7 @@ func secretIn(t *testing.T, name, value string) map[string]secrets.Source {
 	return map[string]secrets.Source{name: {File: path}}
 }
 
-// ServeHTTP verifies a request as AWS does, and answers with the least that clients understand.
+// ServeHTTP verifies a request like AWS, and answers with the minimum that clients accept.
 func (c *cloud) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	body, err := io.ReadAll(r.Body)
 	service := "s3"
@@ -84,7 +84,7 @@ func (c *cloud) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 
 const dummies = "export AWS_ACCESS_KEY_ID=dummy AWS_SECRET_ACCESS_KEY=dummy AWS_DEFAULT_REGION=" + awsRegion + " AWS_EC2_METADATA_DISABLED=true && cd && "
 
-// The AWS command line and boto3, with dummy keys, work as with real ones, and the box never has those.
+// The AWS command line and boto3 work with dummy keys as with real ones, which are never in the box.
 func TestAWSClients(t *testing.T) {
 	t.Parallel()
 	w, _, _ := newClients(t, func(c *config.Config) {
@@ -155,7 +155,7 @@ python3 t.py`, "by boto3\npresigned by boto3", false},
 	}
 }
 
-// git, over HTTPS with basic authentication whose password is the gateway's.
+// git over HTTPS with basic authentication. The password is the gateway's.
 func TestGitWithBasicAuthentication(t *testing.T) {
 	t.Parallel()
 	w, s, _ := newClients(t, func(c *config.Config) {

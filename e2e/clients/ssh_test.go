@@ -17,7 +17,7 @@ import (
 
 var exampleHostKey = regexp.MustCompile(`ssh-ed25519 [^"]*`)
 
-// TestSSH runs the section of docs/credentials.md in a box with the image that every box has, which holds no key.
+// TestSSH runs the section of docs/credentials.md in a box with the default image, without a key.
 func TestSSH(t *testing.T) {
 	t.Parallel()
 	const host, addr = "git.example.com", "198.51.100.152"

@@ -33,7 +33,7 @@ func TestClientsThatDoNotTrustTheCA(t *testing.T) {
 			continue
 		}
 		w.Event(box, func(e audit.Event) bool {
-			known := e.Reason == name.ReasonClientTLS || label == "wget" && e.Stage == policy.StageConn // which completes the handshake
+			known := e.Reason == name.ReasonClientTLS || label == "wget" && e.Stage == policy.StageConn // wget completes the handshake
 			return known && strings.Contains(e.Error, "does not trust the box's CA") && strings.Contains(e.Error, "gateway ca")
 		})
 	}

@@ -12,7 +12,7 @@ import (
 	"boxgate/rule/sign/signtest"
 )
 
-// gitHub serves what an app's installation token opens: the API, and a repository.
+// gitHub serves the resources of an app's installation token: the API, and a repository.
 func (v *vendors) gitHub() {
 	app := func(r *http.Request) bool {
 		return v.signed(strings.TrimPrefix(r.Header.Get("Authorization"), "Bearer "))["iss"] == "12345"
@@ -95,7 +95,7 @@ func (v *vendors) azure() {
 	}))
 }
 
-// aws are two services that verify signatures by AWS's own signer.
+// aws serves two services that verify signatures with AWS's signer.
 func (v *vendors) aws() {
 	for service, answer := range map[string]string{
 		"sts": `<GetCallerIdentityResponse xmlns="https://sts.amazonaws.com/doc/2011-06-15/"><GetCallerIdentityResult><Arn>arn:aws:iam::1:user/real</Arn><UserId>U</UserId><Account>1</Account></GetCallerIdentityResult></GetCallerIdentityResponse>`,

@@ -57,7 +57,7 @@ func (v *vendors) pyPI() {
 		}))
 }
 
-// docker serves an image to those with a token of its token server, whose password is in 1Password.
+// docker serves an image to clients with a token of its token server, whose password is in 1Password.
 func (v *vendors) docker() {
 	images := registry.New(registry.Logger(log.New(io.Discard, "", 0)))
 	v.push(images)
@@ -77,7 +77,7 @@ func (v *vendors) docker() {
 	})
 }
 
-// push puts an image into a registry.
+// push uploads an image to a registry.
 func (v *vendors) push(images http.Handler) {
 	s := httptest.NewServer(images)
 	defer s.Close()

@@ -88,7 +88,7 @@ func answering(answer string) http.HandlerFunc {
 	}
 }
 
-// pages is a mux of patterns.
+// pages returns a mux of patterns.
 func pages(of map[string]http.Handler) http.Handler {
 	mux := http.NewServeMux()
 	for pattern, h := range of {
@@ -136,12 +136,12 @@ func decoded(part string) []byte {
 	return b
 }
 
-// keyPEM is the vendors' key as a file.
+// keyPEM returns the vendors' key as a PEM file.
 func (v *vendors) keyPEM() string {
 	return string(pem.EncodeToMemory(&pem.Block{Type: "RSA PRIVATE KEY", Bytes: x509.MarshalPKCS1PrivateKey(v.key)}))
 }
 
-// certificatePEM is a certificate of the vendors' key and that key, in one file.
+// certificatePEM returns a certificate of the vendors' key and the key, in one file.
 func (v *vendors) certificatePEM() string {
 	template := &x509.Certificate{SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: "app"}, NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(time.Hour)}
 	der, err := x509.CreateCertificate(rand.Reader, template, template, v.key.Public(), v.key)

@@ -42,7 +42,7 @@ func TestConformanceHTTP2Client(t *testing.T) {
 	}
 }
 
-// clientRun runs all cases by a way, several at a time.
+// clientRun runs all cases by one way, several concurrently.
 func (s *suiteWorld) clientRun(way string) conformance.Run {
 	s.T.Helper()
 	cases := conformance.ClientCases()
@@ -78,7 +78,7 @@ func (s *suiteWorld) clientRun(way string) conformance.Run {
 	return conformance.Run{Way: way, Results: results}
 }
 
-// serveCases hands each connection to the case of its host.
+// serveCases passes each connection to the case of its host.
 func serveCases(ln net.Listener, byHost map[string]*conformance.ClientCase) {
 	for {
 		conn, err := ln.Accept()
@@ -132,7 +132,7 @@ func (s *suiteWorld) page(way, host string) (answer string, done func()) {
 	}
 }
 
-// dialSuite connects to a host of the suite, from inside the box or from beside it.
+// dialSuite connects to a host of the suite, from inside the box or directly.
 func (s *suiteWorld) dialSuite(way, host string) (*tls.Conn, error) {
 	to := netip.MustParseAddrPort(suiteAddr)
 	roots, err := rootsOf(s.roots[way])

@@ -34,7 +34,8 @@ const (
 	through  = "through the gateway"
 )
 
-// The server that WebSockets over HTTP/2 are compared with offers extended CONNECT; the gateway is started as it ships.
+// The reference server for WebSockets over HTTP/2 offers extended CONNECT. The gateway is started with its default
+// settings.
 func init() { h2connect.Restore() }
 
 // fullSuites selects the full suites, as in `make conformance`.
@@ -126,7 +127,7 @@ func (s *suiteWorld) run(suite, way string) conformance.Run {
 	return conformance.Run{Way: way, Results: results}
 }
 
-// report prints the table of a suite for whoever asked to see it.
+// report prints the table of a suite if requested.
 func report(t *testing.T, suite string, runs ...conformance.Run) {
 	t.Helper()
 	var table strings.Builder
@@ -140,8 +141,8 @@ func report(t *testing.T, suite string, runs ...conformance.Run) {
 	t.Log("\n" + table.String())
 }
 
-// TestConformanceHTTP2Server runs h2spec against the interceptor and, for comparison, against the server behind it, which
-// is Go's. The interceptor must pass every case; Go's server is known not to.
+// TestConformanceHTTP2Server runs h2spec against the interceptor and, for comparison, against the Go server behind it.
+// The interceptor must pass every case; Go's server is known to fail some.
 func TestConformanceHTTP2Server(t *testing.T) {
 	t.Parallel()
 	s := newSuiteWorld(t)
@@ -161,7 +162,7 @@ func TestConformanceHTTP2Server(t *testing.T) {
 	}
 }
 
-// TestConformanceGRPC runs the interop client and server of grpc-go through the interceptor and without it.
+// TestConformanceGRPC runs grpc-go's interop client and server through the interceptor and directly.
 func TestConformanceGRPC(t *testing.T) {
 	t.Parallel()
 	s := newSuiteWorld(t)
@@ -210,7 +211,7 @@ func rootsOf(file string) (*x509.CertPool, error) {
 }
 
 // TestConformanceWebSocket runs the WebSocket cases through the interceptor, opened by an upgrade and by an extended
-// CONNECT, and each without it. The server's conduct must be the same down to the close codes.
+// CONNECT, and directly. The server's behaviour must be the same, including close codes.
 func TestConformanceWebSocket(t *testing.T) {
 	t.Parallel()
 	s := newSuiteWorld(t)

@@ -87,8 +87,8 @@ func TestConformancePublicURLHTTP2(t *testing.T) {
 	newPublicWorld(t, conformance.HTTP2Handler()).visit("h2spec", 146)
 }
 
-// TestConformancePublicURLWebSocket runs the WebSocket cases against a public URL, opened by an upgrade and by an extended
-// CONNECT; the application knows upgrades only.
+// TestConformancePublicURLWebSocket runs the WebSocket cases against a public URL, opened by an upgrade and by an
+// extended CONNECT. The application supports upgrades only.
 func TestConformancePublicURLWebSocket(t *testing.T) {
 	t.Parallel()
 	w := newPublicWorld(t, conformance.WebSocketHandler())

@@ -35,7 +35,7 @@ func (s seen) String() string {
 
 func failed(why any) seen { return seen{true, fmt.Sprint(why)} }
 
-// ours is the content type of the gateway's own answers.
+// ours is the content type of the gateway's answers.
 const ours = "application/problem+json"
 
 // answer returns the view of a response.
@@ -144,7 +144,7 @@ func (w *way) golang(rows []row) map[string]seen {
 	return out
 }
 
-// get asks as Go's client does.
+// get makes the request of a row with Go's client.
 func (w *way) get(r row) seen {
 	tr := &http.Transport{TLSClientConfig: &tls.Config{RootCAs: w.roots}, ForceAttemptHTTP2: !r.http1, DialContext: w.dial}
 	defer tr.CloseIdleConnections()
@@ -158,7 +158,7 @@ func (w *way) get(r row) seen {
 	return saw
 }
 
-// send makes one request, with a field in addition unless it is empty.
+// send makes one request, with an additional field unless it is empty.
 func (w *way) send(client *http.Client, r row, field string) seen {
 	var body io.Reader
 	method := r.method
@@ -174,7 +174,7 @@ func (w *way) send(client *http.Client, r row, field string) seen {
 	}
 	if name, value, ok := strings.Cut(field, ": "); ok {
 		req.Header.Set(name, value)
-		req.Host = req.Header.Get("Host") // empty: that of the URL
+		req.Host = req.Header.Get("Host") // empty: the URL's host
 	}
 	res, err := client.Do(req)
 	if err != nil {
@@ -195,7 +195,7 @@ func (w *way) send(client *http.Client, r row, field string) seen {
 	return answer(res.StatusCode, res.Header.Get("Content-Type"), fields, len(text), string(text))
 }
 
-// sockets has the exchanges of all rows, one after the other.
+// sockets runs the exchanges of all rows, one after the other.
 func (w *way) sockets(rows []row) map[string]seen {
 	out := map[string]seen{}
 	for _, r := range rows {
@@ -241,7 +241,7 @@ func (w *way) socket(r row) seen {
 	return answer(0, "", nil, len(text), text)
 }
 
-// openssl asks the servers by openssl s_client.
+// openssl connects to the servers with openssl s_client.
 func (w *way) openssl(rows []row) map[string]seen {
 	out := map[string]seen{}
 	for _, r := range rows {
@@ -260,7 +260,7 @@ timeout 300 openssl s_client -ign_eof -quiet -verify_return_error -verify_quiet 
 	return out
 }
 
-// dial connects to the first address of a name that accepts, as clients do.
+// dial connects to the first address of a name that accepts, like common clients.
 func (w *way) dial(ctx context.Context, _, address string) (net.Conn, error) {
 	host, port, err := net.SplitHostPort(address)
 	if err != nil {
@@ -280,7 +280,7 @@ func (w *way) dial(ctx context.Context, _, address string) (net.Conn, error) {
 	return nil, errors.Join(fmt.Errorf("%s has %v", host, addrs), err)
 }
 
-// lookup asks the box's DNS server for both families.
+// lookup queries the box's DNS server for both families.
 func (w *way) lookup(ctx context.Context, host string) (addrs []netip.Addr, err error) {
 	resolver := net.Resolver{PreferGo: true, Dial: func(ctx context.Context, network, _ string) (c net.Conn, err error) {
 		err = w.InNetNS(func() (err error) {

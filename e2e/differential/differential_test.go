@@ -14,7 +14,7 @@ import (
 	"boxgate/internal/nightly"
 )
 
-// TestServersAreTheSameThroughTheGateway has clients ask every server of the table on each way.
+// TestServersAreTheSameThroughTheGateway: clients make the request of every row on each way.
 func TestServersAreTheSameThroughTheGateway(t *testing.T) {
 	t.Parallel()
 	l := newLab(t, "")
@@ -22,14 +22,14 @@ func TestServersAreTheSameThroughTheGateway(t *testing.T) {
 	l.compare(saw, []string{"curl", "Go", "socket", "openssl"})
 }
 
-// lab has the servers of all rows, and a box for each way.
+// lab has the servers of all rows, and one box per way.
 type lab struct {
 	*harness.World
 	rows []row
 	ways []*way // direct, spliced, intercepted
 }
 
-// newLab starts the servers of all rows. The boxes are of an image, or the default one.
+// newLab starts the servers of all rows. The boxes use the given image, or the default one.
 func newLab(t *testing.T, image string) *lab {
 	t.Helper()
 	issuer := newIssuer(t)
@@ -83,10 +83,10 @@ func (l *lab) serve(issuer *issuer) {
 	}
 }
 
-// mostRows is how many there are addresses for.
+// mostRows is the number of available addresses.
 const mostRows = 230
 
-// address4 is the address of a row.
+// address4 returns the address of a row.
 func address4(n int) string {
 	const first, others = 67, 255 - 67
 	if n < others {
@@ -95,7 +95,7 @@ func address4(n int) string {
 	return fmt.Sprintf("192.0.2.%d", 1+n-others)
 }
 
-// furnish makes the boxes and puts into each the authorities that it trusts.
+// furnish creates the boxes and writes the trusted authorities into each.
 func (l *lab) furnish(root, image string) {
 	l.T.Helper()
 	text, err := os.ReadFile(root)
@@ -131,7 +131,7 @@ func (l *lab) furnish(root, image string) {
 	}
 }
 
-// results are what clients saw: by client, way and row.
+// results are the views of clients: by client, way and row.
 type results map[string]map[string]map[string]seen
 
 // ask runs each client on every way, concurrently in different boxes.
@@ -161,7 +161,8 @@ func (l *lab) ask(clients map[string]func(*way, []row) map[string]seen) results 
 	return out
 }
 
-// compare fails the test where a way differs from the direct one and the document does not say so, and the other way round.
+// compare fails the test where a way differs from the direct one and the document does not list it, and the other way
+// round.
 func (l *lab) compare(saw results, clients []string) {
 	l.T.Helper()
 	documented := readDocument(l.T)
@@ -197,7 +198,7 @@ func known(client string) bool {
 	return client == "curl" || client == "Go" || client == "socket" || client == "openssl"
 }
 
-// difference is how a server is seen directly and intercepted: empty, if it is the same.
+// pair is the documented behaviour of a server directly and intercepted: empty if it is the same.
 type pair struct{ direct, intercepted string }
 
 func (p pair) String() string {
@@ -218,10 +219,10 @@ func difference(direct, intercepted seen) pair {
 	return pair{}
 }
 
-// cell is a server as a client sees it.
+// cell is a server and a client.
 type cell struct{ server, client string }
 
-// document is the list of what differs.
+// document is the page that lists the differences.
 const document = "../../docs/limits.md"
 
 // readDocument reads the table below the heading "Servers that differ": servers, clients, directly, intercepted, why.
@@ -272,7 +273,7 @@ func names() string {
 	return strings.Join(out, " ")
 }
 
-// domain is that of the servers.
+// domain is the domain of the servers.
 const domain = "wire.example.com"
 
 // TestRowsAreWellFormed: each row has a unique name, which is a valid label, and its server has an address.

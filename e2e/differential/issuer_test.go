@@ -114,7 +114,7 @@ func (i *issuer) chain(host string, edit func(*certSpec)) tls.Certificate {
 	return out
 }
 
-// key returns a key of a kind.
+// key generates a key of a kind.
 func (i *issuer) key(kind string) (key crypto.Signer) {
 	i.t.Helper()
 	if made := i.rsa[kind]; made != nil {
@@ -143,7 +143,7 @@ func (i *issuer) key(kind string) (key crypto.Signer) {
 	return key
 }
 
-// key has the server use a key of a kind.
+// key makes the server use a key of a kind.
 func key(kind string) func(*certSpec) { return func(o *certSpec) { o.kind = kind } }
 
 func bare(o *certSpec)  { o.sends = nil }
@@ -187,13 +187,13 @@ func byTheRoot(o *certSpec) { o.below, o.sends = o.issuer.root, nil }
 
 func untrusted(o *certSpec) { o.below, o.sends = o.issuer.old, []*authority{o.issuer.old} }
 
-// expiredIntermediate has an intermediate that has expired.
+// expiredIntermediate adds an expired intermediate.
 func expiredIntermediate(o *certSpec) {
 	a := o.issuer.authority("Expired Intermediate", o.issuer.key("p256"), o.issuer.root, expired)
 	o.below, o.sends = a, []*authority{a}
 }
 
-// crossSigned has an intermediate with two certificates, and the server send the one of the expired root first.
+// crossSigned adds an intermediate with two certificates. The server sends the one of the expired root first.
 func crossSigned(o *certSpec) {
 	i := o.issuer
 	mid := i.authority("Cross-Signed", i.key("p256"), i.root, nil)
@@ -201,20 +201,20 @@ func crossSigned(o *certSpec) {
 	o.below, o.sends = mid, []*authority{other, mid}
 }
 
-// crossSignedRoot has the server send the trusted root as signed by one that has expired, as many did in September 2021.
+// crossSignedRoot makes the server send the trusted root signed by an expired one, as many did in September 2021.
 func crossSignedRoot(o *certSpec) {
 	i := o.issuer
 	cross := i.authority("Root", i.root.key, i.old, expired)
 	o.sends = []*authority{i.mid, cross, i.old}
 }
 
-// weakAuthority has an intermediate whose RSA key has 1,024 bits.
+// weakAuthority adds an intermediate with an RSA key of 1,024 bits.
 func weakAuthority(o *certSpec) {
 	a := o.issuer.authority("Weak", o.issuer.key("rsa1024"), o.issuer.root, nil)
 	o.below, o.sends = a, []*authority{a}
 }
 
-// pemFile writes a chain, and its key if there is one, into a file.
+// pemFile writes a chain, and its key if any, to a file.
 func pemFile(t *testing.T, chain tls.Certificate) string {
 	t.Helper()
 	var text bytes.Buffer
@@ -235,7 +235,8 @@ func pemFile(t *testing.T, chain tls.Certificate) string {
 	return file
 }
 
-// odd makes a certificate that crypto/x509 does not make, by openssl below the root: arguments for its request and for its signature.
+// odd creates a certificate that crypto/x509 cannot create, with openssl and below the root: arguments for its request
+// and for its signature.
 func (i *issuer) odd(host, request, signature string) string {
 	i.t.Helper()
 	dir := i.t.TempDir()

@@ -7,8 +7,8 @@ import (
 	"strings"
 )
 
-// jvm is a Java virtual machine, that of the clients' image, which has the servers of all rows that want one: it takes a second of
-// processor time to start.
+// jvm is a Java virtual machine of the clients' image. It runs the servers of all Java rows, because a start takes a
+// second of CPU time.
 type jvm struct{ started *program }
 
 // java runs testdata/Server.java in a mode: "https" is the JDK's HttpsServer, "socket" an SSLServerSocket. The

@@ -14,7 +14,7 @@ import (
 	"unicode/utf16"
 )
 
-// logins are servers at which connections log in (RFC 4559, MS-NTHT), not requests.
+// logins are servers that authenticate connections (RFC 4559, MS-NTHT), not requests.
 var logins = []row{
 	{name: "ntlm", server: authenticates("NTLM"), options: "--ntlm -u ann:secret", authorizations: []string{"", ntlm(1, ""), ntlm(3, "ann")}},
 	{name: "negotiate", server: authenticates("Negotiate"), authorizations: []string{"", negotiate(1, ""), negotiate(3, "ann")}, alone: "Go Node Python Java"},
@@ -42,14 +42,14 @@ var logins = []row{
 	}},
 }
 
-// visitor has a connection to log in on as a user; an empty one does not.
+// visitor has a connection to log in on as user; without a user it does not log in.
 type visitor struct {
 	net.Conn
 	in   *bufio.Reader
 	user string
 }
 
-// ask sends a request with a message of the login, or without.
+// ask sends a request with or without a login message.
 func (v *visitor) ask(message uint32) (string, error) {
 	field := ""
 	if message != 0 && v.user != "" {
@@ -94,7 +94,7 @@ func ntlmMessage(number uint32, user string) string {
 	return base64.StdEncoding.EncodeToString(append(out, payload...))
 }
 
-// binaryText is a text in UTF-16.
+// binaryText returns a text in UTF-16.
 func binaryText(text string) (out []byte) {
 	for _, u := range utf16.Encode([]rune(text)) {
 		out = binary.LittleEndian.AppendUint16(out, u)
@@ -102,7 +102,7 @@ func binaryText(text string) (out []byte) {
 	return out
 }
 
-// authenticates has connections log in by a scheme, and answers with the user of the connection.
+// authenticates makes connections log in by a scheme, and answers with the user of the connection.
 func authenticates(scheme string) server {
 	return conns(http1, func(c net.Conn) {
 		user := ""
@@ -129,7 +129,7 @@ func authenticates(scheme string) server {
 	})
 }
 
-// readNTLM returns the number of a message of a client, and the user in the third.
+// readNTLM returns the number of a client's message and, for the third one, the user.
 func readNTLM(text string) (number uint32, user string) {
 	data, err := base64.StdEncoding.DecodeString(text)
 	rest, ok := bytes.CutPrefix(data, []byte(ntlmSignature))

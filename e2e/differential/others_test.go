@@ -23,7 +23,8 @@ var others = map[string]struct {
 	"Java":   {"java -Djdk.httpclient.allowRestrictedHeaders=host -XX:TieredStopAtLevel=1 -XX:+UseSerialGC -cp . Client", []string{"Client.class"}},
 }
 
-// TestOtherClientsAreTheSameThroughTheGateway is [TestServersAreTheSameThroughTheGateway] for clients that are in the clients' image alone.
+// TestOtherClientsAreTheSameThroughTheGateway is [TestServersAreTheSameThroughTheGateway] for clients that only the
+// clients' image has.
 func TestOtherClientsAreTheSameThroughTheGateway(t *testing.T) {
 	nightly.Only(t)
 	t.Parallel()
@@ -43,7 +44,7 @@ func withClients(t *testing.T, c *config.Config) {
 	c.Launcher.Images[clientsImage] = clientsRootfs(t)
 }
 
-// clientsRootfs is the clients' image.
+// clientsRootfs returns the root file system of the clients' image.
 func clientsRootfs(t *testing.T) string {
 	t.Helper()
 	rootfs, err := filepath.EvalSymlinks(filepath.Join(harness.ImageDir(), "debian-clients-6", "rootfs"))
@@ -94,7 +95,7 @@ func (w *way) other(name string, rows []row) map[string]seen {
 	return out
 }
 
-// octal returns bytes for printf of a shell.
+// octal returns bytes for a shell's printf.
 func octal(data []byte) string {
 	var out strings.Builder
 	for _, b := range data {

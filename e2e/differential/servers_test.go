@@ -30,7 +30,7 @@ type server struct {
 
 const programPort = 9443
 
-// site is where the server of a row is.
+// site is the place of a row's server.
 type site struct {
 	*harness.World
 	t      *testing.T
@@ -38,8 +38,8 @@ type site struct {
 	row    row
 	host   string
 	port   uint16
-	alive  string      // the name of the addresses at which it listens
-	until  func() bool // it listens; nil: it does already
+	alive  string      // name of the addresses on which it listens
+	until  func() bool // reports whether it listens; nil: it already does
 	jvm    *jvm        // of all
 }
 
@@ -51,13 +51,13 @@ func (s *site) chain(edit func(*certSpec)) tls.Certificate {
 	return s.issuer.chain(s.host, edit)
 }
 
-// at has a server listen on another port.
+// at makes a server listen on another port.
 func (v server) at(port uint16) server { v.port = port; return v }
 
-// conns hands each connection, behind TLS unless config is nil, to handle.
+// conns passes each connection to handle, behind TLS unless config is nil.
 func conns(config *tls.Config, handle func(net.Conn)) server {
 	return server{start: func(s *site) {
-		config := config.Clone() // the table is for several labs at the same time; nil stays nil
+		config := config.Clone() // the table is shared by concurrent labs; nil stays nil
 		if config != nil {
 			config.Certificates = []tls.Certificate{s.chain(nil)}
 		}
@@ -104,13 +104,13 @@ func answering(text string) func(net.Conn) {
 	}
 }
 
-// okay is the response of servers that are about something else.
+// okay is the response of servers that are tested for other properties.
 const okay = "HTTP/1.1 200 OK\r\nContent-Length: 2\r\nConnection: close\r\n\r\nok"
 
-// speaks answers over TLS of a configuration.
+// speaks returns a server that answers over TLS with a configuration.
 func speaks(config *tls.Config) server { return conns(config, answering(okay)) }
 
-// shows answers with a certificate that is edited.
+// shows returns a server with an edited certificate.
 func shows(edit func(*certSpec)) server {
 	return server{start: func(s *site) {
 		s.row.cert = edit
@@ -118,7 +118,7 @@ func shows(edit func(*certSpec)) server {
 	}}
 }
 
-// handles is net/http with the protocols given, or both.
+// handles returns a net/http server with the given protocols, or both.
 func handles(handle http.HandlerFunc, protocols ...string) server {
 	return server{start: func(s *site) {
 		config := &tls.Config{NextProtos: protocols}
@@ -173,12 +173,12 @@ func (s *site) runs(dir, word, name string, args ...string) *program {
 	return p
 }
 
-// address is that of a program.
+// address returns the address of a program.
 func (s *site) address() string {
 	return net.JoinHostPort(s.V4(s.alive).String(), "9443")
 }
 
-// openssl is openssl s_server with additional arguments.
+// openssl runs openssl s_server with additional arguments.
 func openssl(args string) server {
 	return server{programPort, true, func(s *site) {
 		chain := s.chain(key("rsa2048"))
@@ -186,7 +186,7 @@ func openssl(args string) server {
 	}}
 }
 
-// odd is openssl s_server with a certificate made by openssl: arguments for the request and for the signature.
+// odd runs openssl s_server with a certificate made by openssl: arguments for the request and for the signature.
 func odd(request, signature string) server {
 	return server{programPort, true, func(s *site) {
 		s.openssl(s.issuer.odd(s.host, request, signature), "")
@@ -202,7 +202,7 @@ func (s *site) openssl(file, args string) {
 	s.runs(dir, "ACCEPT", "openssl", append([]string{"s_server", "-HTTP", "-accept", s.address(), "-cert", file}, strings.Fields(args)...)...)
 }
 
-// python is testdata/server.py in a mode.
+// python runs testdata/server.py in a mode.
 func python(mode string) server {
 	return server{programPort, true, func(s *site) {
 		script, err := filepath.Abs("testdata/server.py")
@@ -213,7 +213,7 @@ func python(mode string) server {
 	}}
 }
 
-// smallHello answers clients whose ClientHello is in a record of at most 1,400 bytes, and resets others.
+// smallHello answers clients whose ClientHello fits a record of at most 1,400 bytes, and resets others.
 func smallHello() server {
 	return server{start: func(s *site) {
 		config := &tls.Config{NextProtos: http1.NextProtos, Certificates: []tls.Certificate{s.chain(nil)}}
@@ -243,13 +243,13 @@ type replayed struct {
 
 func (r replayed) Read(b []byte) (int, error) { return r.in.Read(b) }
 
-// renegotiates asks for another handshake, with a client certificate that need not be there, when it has read the request, as IIS and
-// SAP do.
+// renegotiates requests another handshake with an optional client certificate after reading the request, like IIS and
+// SAP.
 func renegotiates() server {
 	return server{programPort, true, func(s *site) {
 		p := s.runs(s.t.TempDir(), "ACCEPT", "openssl", "s_server", "-accept", s.address(), "-cert", pemFile(s.t, s.chain(func(o *certSpec) { key("rsa2048")(o); byTheRoot(o) })), "-tls1_2", "-crlf")
 		go func() {
-			for n := 1; ; n++ { // connections come one after the other
+			for n := 1; ; n++ { // connections arrive one after the other
 				for _, step := range []struct{ seen, then string }{
 					{"GET /", "R\n"}, {"SSL_do_handshake -> 1", "HTTP/1.1 200 OK\nContent-Length: 2\nConnection: close\n\nok"}, {"", "\nq\n"},
 				} {

@@ -17,7 +17,7 @@ import (
 	"boxgate/internal/nightly"
 )
 
-// row is a server and how it is asked. Without more than a name and a server, it is asked for /page by GET.
+// row is a server and the request to it. With only a name and a server, the request is a GET of /page.
 type row struct {
 	name    string // of the server; the first label of its host name
 	server  server
@@ -36,11 +36,11 @@ type row struct {
 	rooted  bool                           // the name in its URL ends in the root's dot
 	http1   bool                           // Go's client has no HTTP/2
 
-	// talks is talk with several connections.
+	// talks is talk for several connections.
 	talks func(dial func() (net.Conn, error)) (string, error)
 
-	// authorizations are sent one after the other by clients other than curl, each in a request on the same connection; empty ones are
-	// requests without. What counts is the last answer.
+	// authorizations are sent by clients other than curl, one per request on the same connection; for an empty one the
+	// request has none. Only the last answer counts.
 	authorizations []string
 }
 
@@ -68,7 +68,7 @@ func (r row) url() string {
 	return fmt.Sprintf("%s://%s:%d/page", scheme, host, r.port())
 }
 
-// suits reports whether the client asks the server.
+// suits reports whether the client makes requests to the server.
 func (r row) suits(client string) bool {
 	if r.alone != "" {
 		return slices.Contains(strings.Fields(r.alone), client)
@@ -76,7 +76,7 @@ func (r row) suits(client string) bool {
 	return (client == "socket") == (r.talk != nil || r.talks != nil) && client != "openssl"
 }
 
-// requests are the fields that are sent in addition, one for each request.
+// requests returns the additional fields, one list for each request.
 func (r row) requests() (fields []string) {
 	if len(r.authorizations) == 0 {
 		return []string{r.header}
@@ -94,7 +94,7 @@ func (r row) refuses(client string) bool {
 	return slices.Contains(strings.Fields(r.refused), client)
 }
 
-// table has every server. Each group begins with one that is usual.
+// table has every server. Each group begins with an ordinary one.
 var table = slices.Concat(framing, statuses, bodies, versions, keys, chains, handshakes, hellos, programs, javas, addresses, exchanges, logins, plainText)
 
 // framing are HTTP/1.1 responses with unusual heads or lengths.
@@ -146,7 +146,7 @@ var framing = []row{
 	{name: "ends-between-chunks", server: fine("Transfer-Encoding: chunked\r\n", "2\r\nok\r\n"), refused: "curl Go"},
 }
 
-// statuses are responses whose status or method decides what follows.
+// statuses are responses whose status or method determines the framing.
 var statuses = []row{
 	{name: "continue-unasked", server: respondsWith("HTTP/1.1 100 Continue\r\n\r\n" + okay)},
 	{name: "processing", server: respondsWith("HTTP/1.1 102 Processing\r\n\r\nHTTP/1.1 102 Processing\r\n\r\n" + okay)},
@@ -218,7 +218,7 @@ var bodies = []row{
 	})},
 }
 
-// fields answers with a number of fields.
+// fields returns a server that answers with a number of fields.
 func fields(number int) http.HandlerFunc {
 	return func(w http.ResponseWriter, _ *http.Request) {
 		for n := range number {
@@ -292,7 +292,7 @@ var chains = []row{
 	{name: "cert-negative-serial", server: odd("-newkey rsa:2048", "-set_serial -77"), refused: "Go"},
 }
 
-// handshakes are what else servers do before the first request.
+// handshakes are other peculiarities of servers before the first request.
 var handshakes = []row{
 	{name: "alpn-none", server: speaks(&tls.Config{})},
 	{name: "alpn-unknown", server: speaks(&tls.Config{NextProtos: []string{"acme-tls/1"}}), refused: "curl Go"},
@@ -315,7 +315,7 @@ var handshakes = []row{
 	{name: "no-close-notify-to-the-end", server: conns(http1, withoutNotice("X-Row: a\r\n"))},
 }
 
-// withoutNotice answers, and ends the connection without TLS knowing.
+// withoutNotice answers, and closes the connection without a TLS close_notify.
 func withoutNotice(fields string) func(net.Conn) {
 	return func(c net.Conn) {
 		if _, err := http.ReadRequest(bufio.NewReader(c)); err != nil {
@@ -326,7 +326,7 @@ func withoutNotice(fields string) func(net.Conn) {
 	}
 }
 
-// hellos are servers that are usual, and clients that are not.
+// hellos are ordinary servers with unusual clients.
 var hellos = []row{
 	{name: "client-rsa-tls12", server: speaks(http1), cert: key("rsa2048"), options: "--tls-max 1.2 --ciphers ECDHE-RSA-AES128-GCM-SHA256", alone: "curl"},
 	{name: "client-rsa-tls13", server: speaks(http1), cert: key("rsa2048"), options: "-sigalgs rsa_pss_rsae_sha256:RSA+SHA256", alone: "openssl"},
@@ -341,7 +341,7 @@ var hellos = []row{
 	{name: "resumption-tls12", server: resumes(&tls.Config{NextProtos: http1.NextProtos, MaxVersion: tls.VersionTLS12}), talks: twice("resumption-tls12." + domain)},
 }
 
-// programs are servers as distributions have them.
+// programs are servers as packaged by distributions.
 var programs = []row{
 	{name: "openssl", server: openssl("")},
 	{name: "python", server: python("http11")},
@@ -367,7 +367,7 @@ var javas = []row{
 	{name: "java-resumption-tls12", server: java("socket resumption tls12"), talks: twice(atProgram("java-resumption-tls12"))},
 }
 
-// addresses are names whose addresses are unusual.
+// addresses are names with unusual addresses.
 var addresses = []row{
 	{name: "ip4-alone", server: respondsWith(okay), only: "ip4"},
 	{name: "ip6-alone", server: respondsWith(okay), only: "ip6"},
@@ -376,7 +376,7 @@ var addresses = []row{
 	{name: "ip4-dead-ip6-alive", server: respondsWith(okay).at(programPort), only: "ip6", dead: "192.0.2.102"},
 }
 
-// exchanges are what clients of HTTP do not do.
+// exchanges are done by clients other than HTTP clients.
 var exchanges = []row{
 	{name: "websocket", server: conns(http1, webSocket("websocket")), talk: upgrading("websocket", harness.UpgradeHead)},
 	{name: "upgrade-unknown", server: conns(http1, webSocket("own")), talk: upgrading("upgrade-unknown", "Connection: Upgrade\r\nUpgrade: own\r\n\r\n")},
@@ -437,17 +437,17 @@ func bodyFrom(in *bufio.Reader) (string, error) {
 	return fmt.Sprintf("%d %s", res.StatusCode, text), err
 }
 
-// atTheEnd answers when the client has ended its side.
+// atTheEnd answers when the client has closed its side.
 func atTheEnd(c net.Conn) {
 	if _, err := io.Copy(io.Discard, c); err == nil {
 		_, _ = io.WriteString(c, okay)
 	}
 }
 
-// givesUp drops the request of a client that ends its side.
+// givesUp drops the request when the client closes its side.
 func givesUp(c net.Conn) { _, _ = io.Copy(io.Discard, c) }
 
-// ending sends a request, ends its side (of TLS alone, unless all of it) and waits for the response.
+// ending sends a request, closes its side (only of TLS, unless all is set) and waits for the response.
 func ending(name string, all bool) func(net.Conn) (string, error) {
 	return func(c net.Conn) (string, error) {
 		_, err := io.WriteString(c, "GET / HTTP/1.1\r\nHost: "+name+"."+domain+"\r\n\r\n")
@@ -462,10 +462,10 @@ func ending(name string, all bool) func(net.Conn) (string, error) {
 	}
 }
 
-// atProgram is the authority of a program.
+// atProgram returns the authority of a program.
 func atProgram(name string) string { return fmt.Sprintf("%s.%s:%d", name, domain, programPort) }
 
-// keeps asks three times on one connection.
+// keeps makes three requests on one connection.
 func keeps(authority string) func(net.Conn) (string, error) {
 	return func(c net.Conn) (all string, err error) {
 		in := bufio.NewReader(c)
@@ -482,7 +482,7 @@ func keeps(authority string) func(net.Conn) (string, error) {
 	}
 }
 
-// webSocket accepts an upgrade and sends back what comes.
+// webSocket accepts an upgrade and echoes.
 func webSocket(protocol string) func(net.Conn) {
 	return func(c net.Conn) {
 		in := bufio.NewReader(c)
@@ -502,7 +502,7 @@ const accepted = "BACScCJPNqyz+UBoqMH89VmURoA="
 // frame is a text message of one byte as sent by a WebSocket client, masked with zeros; echo as sent by a server.
 const frame, echo = "\x81\x81\x00\x00\x00\x00x", "\x81\x01x"
 
-// upgrading asks for another protocol and speaks it.
+// upgrading requests another protocol and uses it.
 func upgrading(name, head string) func(net.Conn) (string, error) {
 	return func(c net.Conn) (string, error) {
 		if _, err := io.WriteString(c, "GET / HTTP/1.1\r\nHost: "+name+"."+domain+"\r\n"+head); err != nil {
@@ -525,7 +525,7 @@ func upgrading(name, head string) func(net.Conn) (string, error) {
 	}
 }
 
-// banner speaks first, as servers of mail and SSH do.
+// banner speaks first, like mail and SSH servers.
 func banner(c net.Conn) {
 	if _, err := io.WriteString(c, "220 ready\r\n"); err != nil {
 		return

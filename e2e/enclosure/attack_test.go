@@ -23,7 +23,7 @@ import (
 	"boxgate/internal/testnet"
 )
 
-// open is a policy that allows everything that a policy can.
+// open is the most permissive policy.
 var open = []string{"--policy", "allow-all"}
 
 // TestAttackRunIsLeft: by other namespaces, links, raw packets, setuid programs and protocols.
@@ -74,8 +74,8 @@ func TestAttackRunIsLeft(t *testing.T) {
 	w.Untouched(www)
 }
 
-// rootless has a process of the user in namespaces that it has made itself, as rootless containers are, and mounts those where the user
-// can see them. The user can enter them.
+// rootless starts a process of the user in namespaces that it created itself, like rootless containers, and mounts them
+// where the user can see and enter them.
 func (w *world) rootless() (userNamespace, network string) {
 	w.T.Helper()
 	as := &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: 47110, Gid: 47110}}
@@ -106,8 +106,8 @@ func (w *world) rootless() (userNamespace, network string) {
 	return at["user"], at["net"]
 }
 
-// TestAttackRunIsLeftByRoot: a command that runs as root has its files, but neither the network, nor devices, nor the kernel, nor other
-// processes.
+// TestAttackRunIsLeftByRoot: a command that runs as root has access to its files, but not to the network, devices, the
+// kernel, or other processes.
 func TestAttackRunIsLeftByRoot(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
@@ -159,7 +159,8 @@ func refused(t *testing.T, lines map[string]string, run func(args ...string) res
 	}
 }
 
-// TestAttackRunInheritsADescriptor: a socket of the host's network that the caller has open is not the command's.
+// TestAttackRunInheritsADescriptor: the command does not inherit a socket of the host's network that the caller has
+// open.
 func TestAttackRunInheritsADescriptor(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
@@ -180,10 +181,10 @@ func TestAttackRunInheritsADescriptor(t *testing.T) {
 	}
 }
 
-// python is a line for Python with package socket.
+// python returns a Python line with package socket imported.
 func python(line string) string { return "/usr/bin/python3 -c \"import socket; " + line + "\"" }
 
-// syscallOf is a line for Python that succeeds unless the kernel does not even know the system call: ENOSYS.
+// syscallOf returns a Python line that fails only if the system call does not exist: ENOSYS.
 func syscallOf(number int, args string) string {
 	return fmt.Sprintf(`/usr/bin/python3 -c "import ctypes, sys; libc = ctypes.CDLL(None, use_errno=True); r = libc.syscall(%d, %s); e = ctypes.get_errno(); print(r, e); sys.exit(r == -1 and e == %d)"`,
 		number, args, unix.ENOSYS)
@@ -250,7 +251,7 @@ func TestAttackRunAsksDaemons(t *testing.T) {
 	for _, path := range paths {
 		w.serve(path)
 	}
-	w.serve(filepath.Join(daemons, "other")) // which is covered without the one that is named
+	w.serve(filepath.Join(daemons, "other")) // covered by the mount, except the named socket
 	for name, path := range paths {
 		line := fmt.Sprintf("curl -sSm 5 --unix-socket %s http://daemon/", path)
 		if strings.HasPrefix(path, "@") {

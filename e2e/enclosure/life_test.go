@@ -16,7 +16,7 @@ import (
 	"boxgate/e2e/harness"
 )
 
-// TestRunPassesStatusAndSignalsOn: as a shell shows them.
+// TestRunPassesStatusAndSignalsOn: in a shell's terms.
 func TestRunPassesStatusAndSignalsOn(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
@@ -75,7 +75,7 @@ func (w *world) startUnder(flags []string, args ...string) *running {
 	w.T.Helper()
 	c := &running{w: w, cmd: w.command(append(append(flags, "--"), args...)...)}
 	c.cmd.Stdout, c.cmd.Stderr = c, c
-	c.cmd.WaitDelay = time.Second // what outlives it may hold its output
+	c.cmd.WaitDelay = time.Second // surviving children may hold its output open
 	if err := w.Net.Gateway().Start(c.cmd); err != nil {
 		w.T.Fatal(err)
 	}
@@ -100,7 +100,7 @@ func (c *running) wait() int {
 	return c.cmd.ProcessState.ExitCode()
 }
 
-// processes returns the processes of the host that have an argument with a text.
+// processes returns the processes of the host with an argument that contains a text.
 func processes(text string) []int {
 	var out []int
 	all, _ := filepath.Glob("/proc/[0-9]*/cmdline")
@@ -114,8 +114,8 @@ func processes(text string) []int {
 	return out
 }
 
-// TestRunLeavesNothing: neither when it ends nor when it is killed, whatever the command has started; and while it runs, the
-// host's links, rules and routes are as they were.
+// TestRunLeavesNothing: it leaves no traces, neither when it ends nor when it is killed, whatever the command has
+// started. While it runs, the host's links, rules and routes are unchanged.
 func TestRunLeavesNothing(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
@@ -166,7 +166,7 @@ func (w *world) hostNetwork() string {
 			w.T.Fatalf("%s: %v: %s", line, err, out)
 		}
 		for l := range strings.Lines(out) {
-			if !strings.Contains(l, "fe80:") { // the kernel gets to these when it does
+			if !strings.Contains(l, "fe80:") { // the kernel adds these at any time
 				all.WriteString(l)
 			}
 		}

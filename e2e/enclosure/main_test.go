@@ -16,7 +16,7 @@ import (
 
 func TestMain(m *testing.M) { harness.Main(m) }
 
-// world is a host with an internet, and no gateway on it.
+// world is a host with an internet, without a gateway.
 type world struct{ *harness.World }
 
 func newWorld(t *testing.T) *world {
@@ -35,7 +35,7 @@ func (w *world) command(args ...string) *exec.Cmd {
 	return cmd
 }
 
-// home is a directory of the user.
+// home returns a directory of the user.
 func (w *world) home() string {
 	dir := filepath.Join(os.TempDir(), "boxgate-run-"+filepath.Base(w.Dir))
 	if err := os.Mkdir(dir, 0o755); err == nil {
@@ -49,7 +49,7 @@ func (w *world) home() string {
 	return dir
 }
 
-// result is how a command ended.
+// result is the result of a command.
 type result struct {
 	out, errout string
 	status      int
@@ -76,7 +76,7 @@ func (w *world) finish(cmd *exec.Cmd) result {
 	return result{out.String(), errout.String(), status}
 }
 
-// must runs a shell line under flags, which must succeed.
+// must runs a shell line with flags. It must succeed.
 func (w *world) must(flags []string, line string) result {
 	w.T.Helper()
 	r := w.run(append(flags, "--", "sh", "-c", line)...)

@@ -29,8 +29,8 @@ func (w *world) hosted(uid uint32, name string, args ...string) (stop func()) {
 	return stop
 }
 
-// TestAttackRunUsesAnSSHLogin: OpenSSH gives the control socket of a login its name after it was bound. Whoever may connect to it has a
-// shell on the other host, and a way to anywhere from there.
+// TestAttackRunUsesAnSSHLogin: OpenSSH renames the control socket of a login after binding it. A process that can
+// connect to it has a shell on the other host, and a way to anywhere from there.
 func TestAttackRunUsesAnSSHLogin(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
@@ -73,7 +73,7 @@ func TestAttackRunUsesAnSSHLogin(t *testing.T) {
 	}
 	contains(t, "what was said", r.errout, "refused the socket "+fmt.Sprintf("%q", control))
 	if _, err := os.Lstat(control); err != nil {
-		t.Errorf("the control socket is gone: %v", err) // as ssh removes one that refuses connections
+		t.Errorf("the control socket is gone: %v", err) // ssh removes one that refuses connections
 	}
 }
 
@@ -108,7 +108,7 @@ func TestAttackRunAsksAJVM(t *testing.T) {
 	}
 }
 
-// ownSockets binds, renames and connects in every way that is the command's own right.
+// ownSockets binds, renames and connects sockets in every way that the command is entitled to.
 const ownSockets = `import os, socket, struct, sys, threading
 os.makedirs("own", exist_ok=True); os.chdir("own")
 def server(kind, name):
@@ -142,8 +142,8 @@ except ConnectionRefusedError: pass
 print("all of its own")
 `
 
-// TestRunReachesItsOwnSockets: whatever their names, also in namespaces that the command makes itself, and by a program that lives by
-// them. The server gets to know the command's user.
+// TestRunReachesItsOwnSockets: under any name, also in namespaces that the command creates itself, and by a program
+// that depends on them. The server sees the command's user.
 func TestRunReachesItsOwnSockets(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
@@ -165,7 +165,7 @@ func TestRunReachesItsOwnSockets(t *testing.T) {
 	}
 }
 
-// TestAttackRunInheritsASocketAsItsInput: a socket of the host's network as standard input could be connected anew.
+// TestAttackRunInheritsASocketAsItsInput: a socket of the host's network as standard input could be connected again.
 func TestAttackRunInheritsASocketAsItsInput(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
@@ -185,7 +185,7 @@ func TestAttackRunInheritsASocketAsItsInput(t *testing.T) {
 			t.Errorf("%v: exit %d\n%s%s", kind, r.status, r.out, r.errout)
 		}
 	}
-	pair, err := syscall.Socketpair(syscall.AF_UNIX, syscall.SOCK_STREAM|syscall.SOCK_CLOEXEC, 0) // as Node.js gives to its children
+	pair, err := syscall.Socketpair(syscall.AF_UNIX, syscall.SOCK_STREAM|syscall.SOCK_CLOEXEC, 0) // like Node.js for its children
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -4,8 +4,8 @@ import (
 	"testing"
 )
 
-// TestRunReachesWhatThePolicyAllows: the command is the user's, with the host's files; the rest is refused by name, which is shown
-// as it happens and at the end; the exit status is the command's.
+// TestRunReachesWhatThePolicyAllows: the command runs as the user, with the host's files. Other hosts are refused by
+// name, and shown immediately and at the end. The exit status is the command's.
 func TestRunReachesWhatThePolicyAllows(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)

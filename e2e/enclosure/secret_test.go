@@ -13,8 +13,8 @@ import (
 	"boxgate/internal/testnet"
 )
 
-// TestRunSetsHeadersThatTheCommandDoesNotSee: values come from a file and a variable, reach the server, and are neither in the
-// files nor in the environment of the command.
+// TestRunSetsHeadersThatTheCommandDoesNotSee: values come from a file and a variable and reach the server. They are
+// neither in the files nor in the environment of the command.
 func TestRunSetsHeadersThatTheCommandDoesNotSee(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
@@ -51,7 +51,7 @@ func TestRunSetsHeadersThatTheCommandDoesNotSee(t *testing.T) {
 	}
 }
 
-// TestRunGivesPlaceholders: the command has a token in its variable, and the server gets the value.
+// TestRunGivesPlaceholders: the command's variable contains a token, and the server gets the value.
 func TestRunGivesPlaceholders(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
@@ -117,7 +117,7 @@ func TestAttackRunReadsWhereValuesCameFrom(t *testing.T) {
 	}
 }
 
-// TestAttackRunReadsAValueByAnotherName: the file of a value is shown by other mounts, or has another name.
+// TestAttackRunReadsAValueByAnotherName: the file of a value is visible under other mounts, or has another name.
 func TestAttackRunReadsAValueByAnotherName(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
@@ -157,8 +157,8 @@ func TestAttackRunReadsAValueByAnotherName(t *testing.T) {
 	}
 }
 
-// TestAttackRunReadsAConfiguredSecret: a command of root's reads neither the file of a secret that a rule names, nor the configuration, which
-// may have one as it is.
+// TestAttackRunReadsAConfiguredSecret: a command run as root can read neither the file of a secret that a rule names,
+// nor the configuration, which may contain a secret.
 func TestAttackRunReadsAConfiguredSecret(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)

@@ -19,7 +19,7 @@ import (
 
 const served = "at your service"
 
-// ask is a line that asks the server at a Unix socket.
+// ask returns a line that sends a request to the server at a Unix socket.
 func ask(path string) string {
 	return "curl -sSm 20 --unix-socket '" + path + "' http://daemon/"
 }
@@ -50,8 +50,8 @@ func (w *world) reaches(flags []string, lines map[string]string) (outside, insid
 	return outside, found(r), r.out + r.errout
 }
 
-// TestAttackRunReachesASocketByAnotherName: sockets of the host whose name is not that of their bind(2), or which are shown by another
-// mount, or were bound in another namespace.
+// TestAttackRunReachesASocketByAnotherName: host sockets whose name differs from that of bind(2), that are visible
+// under another mount, or that were bound in another namespace.
 func TestAttackRunReachesASocketByAnotherName(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
@@ -63,7 +63,7 @@ func TestAttackRunReachesASocketByAnotherName(t *testing.T) {
 	w.serve(in("bound"))
 	w.serve(in("linked.1234"))
 	w.serve(in("exchanged"))
-	elsewhere, err := net.Listen("unix", in("elsewhere")) // in the network namespace of the test
+	elsewhere, err := net.Listen("unix", in("elsewhere")) // in the test's network namespace
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -71,7 +71,7 @@ func TestAttackRunReachesASocketByAnotherName(t *testing.T) {
 	w.bindRelative(dir, "relative")
 	view := filepath.Join(w.home(), "view")
 	if err := errors.Join(
-		os.Rename(in("bound"), in("renamed")), os.Link(in("linked.1234"), in("linked")), os.Remove(in("linked.1234")), // as OpenSSH does
+		os.Rename(in("bound"), in("renamed")), os.Link(in("linked.1234"), in("linked")), os.Remove(in("linked.1234")), // like OpenSSH
 		os.WriteFile(in("placeholder"), nil, 0o600), unix.Renameat2(unix.AT_FDCWD, in("exchanged"), unix.AT_FDCWD, in("placeholder"), unix.RENAME_EXCHANGE),
 		os.Chmod(in("elsewhere"), 0o777), os.Mkdir(view, 0o755), syscall.Mount(dir, view, "", syscall.MS_BIND, ""), os.Symlink("names/renamed", filepath.Join(w.home(), "symlink")),
 	); err != nil {
@@ -97,7 +97,7 @@ func TestAttackRunReachesASocketByAnotherName(t *testing.T) {
 	contains(t, "the summary", all, "refused sockets that no process of the command has bound", in("renamed"), "--socket")
 }
 
-// bindRelative has a process of the host answer at a socket that it binds by a relative path.
+// bindRelative starts a host process that answers on a socket bound by a relative path.
 func (w *world) bindRelative(dir, name string) {
 	w.T.Helper()
 	line := fmt.Sprintf("import os,socket\ns=socket.socket(socket.AF_UNIX)\ns.bind(%q)\nos.chmod(%q,0o777)\ns.listen()\nwhile True:\n c=s.accept()[0]\n try: c.recv(999); c.sendall(b'HTTP/1.0 200 OK\\r\\n\\r\\n%s')\n except OSError: pass\n c.close()", name, name, served)
@@ -116,7 +116,7 @@ func (w *world) bindRelative(dir, name string) {
 	})
 }
 
-// TestAttackRunReachesASocketMadeLater: by a process of the host, in a directory of the command's user.
+// TestAttackRunReachesASocketMadeLater: a host process creates a socket in a directory of the command's user.
 func TestAttackRunReachesASocketMadeLater(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
@@ -133,7 +133,7 @@ func TestAttackRunReachesASocketMadeLater(t *testing.T) {
 	c.until(`refused the socket "` + filepath.Join(w.home(), "later"))
 }
 
-// TestAttackRunSendsADatagramToTheHost: to a datagram socket that was renamed.
+// TestAttackRunSendsADatagramToTheHost: to a renamed datagram socket.
 func TestAttackRunSendsADatagramToTheHost(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)

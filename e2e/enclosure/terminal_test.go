@@ -103,8 +103,8 @@ func (t *terminal) stop() {
 	})
 }
 
-// TestRunGivesTheCommandItsTerminal: size, input, Ctrl-C once and for the command alone, changes of size, job control of a shell
-// that runs inside, and no way to type for the shell outside.
+// TestRunGivesTheCommandItsTerminal: size, input, Ctrl-C once and only for the command, size changes, job control of a
+// shell inside, and no way to type into the outer shell.
 func TestRunGivesTheCommandItsTerminal(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
@@ -121,7 +121,7 @@ while read -r line; do
   esac
 done`
 	term := w.openTerminal(w.command("-q", "--", "bash", "-c", script))
-	for _, step := range [][2]string{ // bash runs the trap of a signal that comes just before it reads when it has read a line
+	for _, step := range [][2]string{ // bash delays the trap of a signal that arrives just before it reads, until it has read a line
 		{"", "33 101"}, {"", "begin."}, {"hello\r", "line=hello."}, {"\x03\r", "interrupts=1."}, {"\x03\r", "interrupts=2."}, {"push\r", "pushed=1."},
 	} {
 		term.press(step[0])
@@ -153,7 +153,7 @@ done`
 	}
 }
 
-// TestRunStopsWithItsCommand: Ctrl-Z gives the terminal back to the shell outside, and fg to the command.
+// TestRunStopsWithItsCommand: Ctrl-Z returns the terminal to the outer shell, and fg to the command.
 func TestRunStopsWithItsCommand(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)

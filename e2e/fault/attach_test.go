@@ -11,8 +11,8 @@ import (
 	"boxgate/internal/lab"
 )
 
-// An attachment that fails, panics or dies with the gateway at any of its steps leaves the namespace as it was, once the
-// gateway runs again, and so does a detachment that dies.
+// An attach that fails, panics or dies with the gateway at any of its steps leaves the namespace unchanged once the
+// gateway runs again, and so does a detach that dies.
 func TestAttachIsWholeAfterFaults(t *testing.T) {
 	t.Parallel()
 	w := harness.NewStopped(t, lab.Options{})

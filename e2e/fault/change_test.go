@@ -77,7 +77,7 @@ func TestAttackDuringFaultsOfCreateAndDelete(t *testing.T) {
 	}
 }
 
-// makeNarrow makes a box that works.
+// makeNarrow creates a working box.
 func makeNarrow(w *harness.World) string {
 	w.T.Helper()
 	return w.Create(map[string]any{"network_policy": narrow, "name": "victim"})
@@ -98,8 +98,8 @@ func failCreate(w *harness.World, step string) {
 	}
 }
 
-// failDelete tries every fault at one step of a deletion, always of the same box, which is there or gone afterwards, and
-// can be deleted again.
+// failDelete tries every fault at one step of a deletion, always with the same box. Afterwards the box exists or is
+// gone, and can be deleted again.
 func failDelete(w *harness.World, step string) {
 	w.T.Helper()
 	for _, kind := range kindsOf(step) {
@@ -116,7 +116,7 @@ func failDelete(w *harness.World, step string) {
 	}
 }
 
-// The gateway fails at every step of an update, of one that opens and of one that closes.
+// The gateway fails at every step of a policy update, both one that opens and one that closes.
 func TestAttackDuringFaultsOfPolicyUpdates(t *testing.T) {
 	t.Parallel()
 	w, s := faultWorld(t)
@@ -184,13 +184,13 @@ func TestAttackDuringFaultsOfHeaderUpdates(t *testing.T) {
 	}
 }
 
-// keyFor is the header rule that gives a host the secret.
+// keyFor returns the header rule that gives a host the secret.
 func keyFor(host string) map[string]any {
 	return map[string]any{host: map[string]string{"Authorization": "Bearer " + harness.TestSecret}}
 }
 
-// sendsWhatItSays fails the test unless the server gets the secret exactly if the API names a rule; it returns whether it
-// does.
+// sendsWhatItSays fails the test unless the server gets the secret exactly if the API lists a rule. It returns whether
+// it does.
 func sendsWhatItSays(w *harness.World, r *harness.Raider, what string) bool {
 	w.T.Helper()
 	rules := 0
@@ -217,7 +217,7 @@ func sendsWhatItSays(w *harness.World, r *harness.Raider, what string) bool {
 	return rules > 0
 }
 
-// The gateway fails at every step of a start and of a stop, with a box that runs.
+// The gateway fails at every step of a start and of a stop, with a running box.
 func TestAttackDuringFaultsOfStartAndStop(t *testing.T) {
 	t.Parallel()
 	w, s := faultWorld(t)
@@ -228,7 +228,7 @@ func TestAttackDuringFaultsOfStartAndStop(t *testing.T) {
 			w.Kill()
 			w.Arm(kind, step)
 			one := strings.HasPrefix(step, "link") || strings.HasPrefix(step, "connect") || strings.HasPrefix(step, "plan")
-			if err := w.Start(t.Context()); err == nil && (kind == harness.FaultDie || !one) { // the fault of one box is its own
+			if err := w.Start(t.Context()); err == nil && (kind == harness.FaultDie || !one) { // a fault in one box does not affect the start
 				t.Errorf("%s: the gateway started", what)
 			}
 			w.Happened(what)

@@ -25,7 +25,7 @@ func TestAttackConntrackTableFull(t *testing.T) {
 	w.Until("allowed", func() bool { return r.Try("udp", netip.AddrPortFrom(extra[0], 4444)) == harness.Saw(nil) })
 	empty := fillConntrack(w)
 	w.Until("the log says so", func() bool { return strings.Contains(w.ReadLog(), "connection table is nearly full") })
-	// A flow that is not in the table yet: dropped, or passed on if the kernel has thrown another out.
+	// A flow that is not in the table yet is dropped, or forwarded if the kernel has evicted another.
 	if got := r.Try("udp", netip.AddrPortFrom(extra[1], 4444)); got != harness.Saw(nil) && got != harness.SawNothing {
 		t.Errorf("a new flow that is allowed: %s", got)
 	}
@@ -34,7 +34,7 @@ func TestAttackConntrackTableFull(t *testing.T) {
 			t.Errorf("a datagram to %v was answered", a)
 		}
 	}
-	w.SetPolicy(r.Box, narrow) // which the kernel takes although its table is full
+	w.SetPolicy(r.Box, narrow) // the kernel accepts it although its table is full
 	if r.Try("udp", netip.AddrPortFrom(extra[0], 4444)) == harness.Saw(nil) {
 		t.Error("a policy that tightens has no effect while the table is full")
 	}
@@ -47,7 +47,7 @@ func TestAttackConntrackTableFull(t *testing.T) {
 	s.assertHolds()
 }
 
-// fillConntrack makes entries in the gateway's namespace until the kernel takes no more. The returned function deletes
+// fillConntrack adds entries in the gateway's namespace until the kernel accepts no more. The returned function deletes
 // them.
 func fillConntrack(w *harness.World) (empty func()) {
 	w.T.Helper()
@@ -88,8 +88,8 @@ func fillConntrack(w *harness.World) (empty func()) {
 	}
 }
 
-// newConntrackEntry is the netlink message that makes one entry: a UDP flow between shared addresses (RFC 6598), from
-// where no packet comes, which the kernel takes for one that has been answered and does not throw out for another.
+// newConntrackEntry returns the netlink message that creates one entry: a UDP flow between shared addresses (RFC 6598),
+// which send no packets. The kernel considers it answered and does not evict it for another.
 func newConntrackEntry(i uint32) []byte {
 	src, dst := []byte{100, 127, byte(i >> 16), byte(i >> 8)}, []byte{100, 126, 0, 1}
 	here, there := uint16(1+i&0xff), uint16(9)

@@ -35,7 +35,7 @@ ls /lib/*/libnss_dns* /lib/*/libnss_files* /lib/*/libresolv* 2>/dev/null; echo /
 	}
 }
 
-// dockerWorld is a gateway that only attaches, with a daemon of Docker beside it, and no image of boxes.
+// dockerWorld starts a gateway that only attaches, next to a Docker daemon, without an image of boxes.
 func dockerWorld(t *testing.T) (*harness.World, *docker) {
 	t.Helper()
 	w := harness.NewStopped(t, lab.Options{Change: func(c *config.Config) {
@@ -50,7 +50,7 @@ func dockerWorld(t *testing.T) (*harness.World, *docker) {
 	return w, d
 }
 
-// gateway runs a command of the gateway that uses Docker's.
+// gateway runs a command of the gateway that uses Docker.
 func (d *docker) gateway(stdin string, args ...string) (out, errout string, status int) {
 	d.w.T.Helper()
 	ctx, cancel := context.WithTimeout(d.w.T.Context(), harness.Patience)
@@ -65,8 +65,8 @@ func (d *docker) gateway(stdin string, args ...string) (out, errout string, stat
 	return o.String(), e.String(), cmd.ProcessState.ExitCode()
 }
 
-// TestDockerRun: a container has its network, its policy and its CA before its command runs; the key is outside of it; standard
-// input, exit status and the image's own command are as with docker run; what would let it leave is refused.
+// TestDockerRun: a container has its network, policy and CA before its command runs. The key is outside of it. Standard
+// input, exit status and the image's command work as with docker run. Options that would let it escape are refused.
 func TestDockerRun(t *testing.T) {
 	t.Parallel()
 	w, d := dockerWorld(t)
@@ -151,7 +151,7 @@ func TestDockerRunInTheBackground(t *testing.T) {
 	reached(2)
 }
 
-// TestAttachInstallsTheCA: in a container that runs already, off its networks after asking.
+// TestAttachInstallsTheCA: in a running container, removed from its networks after confirmation.
 func TestAttachInstallsTheCA(t *testing.T) {
 	t.Parallel()
 	w, d := dockerWorld(t)
@@ -178,7 +178,7 @@ func TestAttachInstallsTheCA(t *testing.T) {
 	}
 }
 
-// TestAttackContainerLeadsTheCAAstray: by a link from its store to a file of the host, in a directory that is mounted in it.
+// TestAttackContainerLeadsTheCAAstray: by a link from its store to a file of the host, in a mounted directory.
 func TestAttackContainerLeadsTheCAAstray(t *testing.T) {
 	t.Parallel()
 	w, d := dockerWorld(t)

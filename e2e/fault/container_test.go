@@ -14,7 +14,7 @@ import (
 	"boxgate/internal/lab"
 )
 
-// importSleep makes an image of one program, which sleeps.
+// importSleep creates an image of one program, which sleeps.
 func (d *docker) importSleep() {
 	d.w.T.Helper()
 	files, err := exec.Command("sh", "-c", `echo /bin/sleep; ldd /bin/sleep | grep -o '/[^ ]*'`).Output()
@@ -73,7 +73,7 @@ func TestAttachedBoxFollowsAContainerOfDocker(t *testing.T) {
 	}
 	reaches("attached")
 	resolvers, err := os.ReadFile("/proc/" + must("inspect", "--format", "{{.State.Pid}}", "guest") + "/root/etc/resolv.conf")
-	if err != nil || !strings.Contains(string(resolvers), "nameserver 1.1.1.1") { // as README has it
+	if err != nil || !strings.Contains(string(resolvers), "nameserver 1.1.1.1") { // as in the README
 		t.Errorf("the container asks none of the servers it was given: %v\n%s", err, resolvers)
 	}
 	for _, act := range [][]string{{"restart", "--time", "0", "guest"}, {"kill", "guest"}, {"stop", "--time", "0", "guest"}} {

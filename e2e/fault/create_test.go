@@ -37,7 +37,7 @@ func TestBoxThatWasPromised(t *testing.T) {
 	box := create()
 	harness.Contains(t, w.MustSh(box, "echo there"), "there")
 	w.MustDelete(box)
-	w.MustDelete(create()) // whatever it is doing
+	w.MustDelete(create()) // in any state
 	for _, kind := range []string{harness.FaultError, harness.FaultDie} {
 		w.Arm(kind, "launch: first process started")
 		box := create()

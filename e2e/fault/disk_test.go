@@ -35,7 +35,7 @@ func smallDisk(t *testing.T, size int) *harness.World {
 	return w
 }
 
-// logOn has the gateway log into a directory.
+// logOn makes the gateway log to a directory.
 func logOn(w *harness.World, state string) {
 	t := w.T
 	t.Helper()
@@ -79,7 +79,8 @@ func TestAttackOnTheDiskByABoxWithoutLimits(t *testing.T) {
 			bad, other := w.Create(map[string]any{}), w.Create(map[string]any{})
 			w.MustSh(bad, `if fallocate -l 1M f; then echo space is taken without a write; exit 1; fi; python3 -c 'import os; os.posix_fallocate(os.open("g", os.O_RDWR | os.O_CREAT), 0, 1 << 20)'`)
 			fillExcept(w, "first", 80<<20)
-			// 20 MiB a second: on a machine that is busy a faster one can have the 28 MiB of the reserve before the gateway's next look
+			// 20 MiB a second: on a busy machine a faster writer can use up the 28 MiB of the reserve before the
+			// gateway's next check
 			w.Background(bad, "i=0; while dd if=/dev/zero of=big bs=1M count=1 seek=$i conv=notrunc status=none "+how+"; do i=$((i+1)); sleep 0.05; done", io.Discard)
 			status := func() string {
 				var box struct{ Status string }
@@ -94,8 +95,8 @@ func TestAttackOnTheDiskByABoxWithoutLimits(t *testing.T) {
 			}
 			w.SetPolicy(other, large())
 			w.MustSh(other, "true")
-			fillExcept(w, "second", 16<<20)                           // so that the box, which goes on now and then, gets no more room
-			w.Until("it stays paused, whoever uses it", func() bool { // until there is room, it goes on now and then
+			fillExcept(w, "second", 16<<20)                           // so that the box, which is resumed now and then, gets no more space
+			w.Until("it stays paused, whoever uses it", func() bool { // without space it is only resumed now and then
 				ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second) // a command waits while its box is paused
 				defer cancel()
 				err := w.Client.Do(ctx, "POST", api.BoxPath(bad, "exec"), map[string]any{"command": []string{"true"}}, nil)
@@ -162,7 +163,7 @@ func fillDisk(w *harness.World) (free func()) {
 	}
 }
 
-// large is a policy that needs more room in the store than it has left in its file, and opens extra.
+// large returns a policy that needs more space than the store's file has left, and allows extra.
 func large() map[string]any {
 	domains := []string{"api.example.com"}
 	for i := range 4000 {
@@ -262,7 +263,7 @@ func TestAttackWithAReadOnlyDisk(t *testing.T) {
 	s.assertHolds()
 }
 
-// Whoever read the gateway's log has gone: writing to it fails, and the gateway goes on.
+// The reader of the gateway's log has exited: writing to the log fails, and the gateway continues.
 func TestAttackWithoutAReaderOfTheLog(t *testing.T) {
 	t.Parallel()
 	w := harness.NewCapturedStopped(t, nil)
@@ -319,7 +320,7 @@ func TestAttackOnTheReserveOfTheDisk(t *testing.T) {
 	const kept = size << 20 / 10
 	w.Until("what was given up is removed", func() bool { return free() > kept-1<<20 })
 	filler := filepath.Join(state, "filler")
-	if err := os.WriteFile(filler, make([]byte, max(free()-kept+1<<20, 1)), 0o600); err != nil { // as others would
+	if err := os.WriteFile(filler, make([]byte, max(free()-kept+1<<20, 1)), 0o600); err != nil { // like another program
 		t.Fatal(err)
 	}
 	if err := w.Client.Do(t.Context(), "POST", "/v2/box", map[string]any{}, nil); !refused(err) {
@@ -328,7 +329,7 @@ func TestAttackOnTheReserveOfTheDisk(t *testing.T) {
 	if err := w.Client.Do(t.Context(), "POST", api.BoxPath(box, "snapshots"), map[string]any{}, nil); !refused(err) {
 		t.Errorf("a snapshot: %v", err)
 	}
-	w.SetPolicy(box, large()) // the store has room
+	w.SetPolicy(box, large()) // the store has space
 	if err := errors.Join(w.Client.Do(t.Context(), "DELETE", "/v2/box/snapshots", map[string]any{"ids": ids}, nil), os.Remove(filler)); err != nil {
 		t.Fatal(err)
 	}

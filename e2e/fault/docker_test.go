@@ -25,10 +25,10 @@ type docker struct {
 	dir     string
 	process *exec.Cmd
 	exited  chan struct{}
-	shared  bool // its processes are the host's, so that the gateway finds its containers
+	shared  bool // it shares the host's PID namespace, so that the gateway finds its containers
 }
 
-// startDocker makes a daemon; [docker.start] starts it.
+// startDocker creates a daemon; [docker.start] starts it.
 func startDocker(w *harness.World) *docker {
 	w.T.Helper()
 	if _, err := os.Stat(filepath.Join(dockerRoot, "usr/sbin/dockerd")); err != nil {
@@ -103,7 +103,7 @@ func (d *docker) run(args ...string) error {
 	return err
 }
 
-// output is run with an input and the output. It runs in cleanups too, before which the context of a test ends.
+// output is run with an input, and returns the output. It also works in cleanups, when the test's context has ended.
 func (d *docker) output(stdin io.Reader, args ...string) (string, error) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(d.w.T.Context()), harness.Patience)
 	defer cancel()
@@ -125,7 +125,7 @@ func (d *docker) signal(sig syscall.Signal) {
 	pid := strconv.Itoa(d.process.Process.Pid)
 	children, _ := os.ReadFile(filepath.Join("/proc", pid, "task", pid, "children"))
 	if d.shared {
-		children = nil // which it ends itself
+		children = nil // ended by the daemon
 	}
 	for child := range strings.FieldsSeq(string(children)) {
 		if n, err := strconv.Atoi(child); err == nil {

@@ -9,7 +9,8 @@ import (
 	"boxgate/internal/nightly"
 )
 
-// The first start on a host dies at each of its steps. The next one picks up from whatever is there, and makes boxes.
+// The first start on a host dies at each of its steps. The next one continues from the present state, and creates
+// boxes.
 func TestAFirstStartThatDiesHoldsUpNone(t *testing.T) {
 	t.Parallel()
 	for i, step := range stepsOfStart {
@@ -17,7 +18,7 @@ func TestAFirstStartThatDiesHoldsUpNone(t *testing.T) {
 			continue
 		}
 		one := strings.HasPrefix(step, "link") || strings.HasPrefix(step, "connect") || strings.HasPrefix(step, "plan")
-		if one { // of a box that was there before
+		if one { // a step of a box that existed before
 			continue
 		}
 		t.Run(step, func(t *testing.T) {

@@ -10,7 +10,7 @@ import (
 	"boxgate/policy"
 )
 
-// leases are the temporary entries of a box's policy as the API shows them.
+// leases returns the temporary entries of a box's policy from the API.
 func leases(w *harness.World, box string) map[string]int64 {
 	w.T.Helper()
 	var state struct {

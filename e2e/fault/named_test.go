@@ -6,8 +6,8 @@ import (
 	"boxgate/e2e/harness"
 )
 
-// The gateway fails at every step of a change of a policy that two boxes follow, of one that opens and of one that closes. Both boxes
-// have the old one or both the new one, in the API, the kernel and the store.
+// The gateway fails at every step of a change of a named policy that two boxes follow, both one that opens and one that
+// closes. Both boxes have the old policy or both the new one, in the API, the kernel and the store.
 func TestAttackDuringFaultsOfNamedPolicies(t *testing.T) {
 	t.Parallel()
 	w, s := faultWorld(t)
@@ -27,7 +27,7 @@ func TestAttackDuringFaultsOfNamedPolicies(t *testing.T) {
 		first, second := agrees(raiders[0], what+", the first box"), agrees(raiders[1], what+", the second box")
 		db := stored(w)
 		defer db.Close()
-		report, err := db.Verify() // compares the policies of the boxes with the one that they follow
+		report, err := db.Verify() // compares the policies of the boxes with the named one
 		if err != nil || len(report.Problems) > 0 || first != second {
 			t.Errorf("%s: the first box is wide: %v, the second: %v; the store: %+v %v", what, first, second, report, err)
 		}

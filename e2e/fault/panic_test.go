@@ -22,7 +22,7 @@ import (
 	"boxgate/policy/name"
 )
 
-// trafficWorld is a running world whose gateway fails as told, with a box that has a secret.
+// trafficWorld returns a running world that obeys [harness.World.Arm], with a box that has a secret.
 func trafficWorld(t *testing.T) (*harness.World, *harness.Intruder) {
 	t.Helper()
 	w := harness.NewStopped(t, lab.Options{})
@@ -31,7 +31,7 @@ func trafficWorld(t *testing.T) (*harness.World, *harness.Intruder) {
 	return w, w.Intrude(w.SecretBox())
 }
 
-// asker returns what makes one request after the other on a connection.
+// asker returns a function that makes one request per call on a connection.
 func asker(c net.Conn, host string) func() error {
 	answers := bufio.NewReader(c)
 	return func() error {
@@ -48,8 +48,8 @@ func asker(c net.Conn, host string) func() error {
 	}
 }
 
-// The handling of one connection panics, and of one request over HTTP/2, and of one DNS query. It dies of it, with reason
-// internal; connections beside it, of the same box, go on, and the text of the panic is nowhere.
+// Handling a connection panics, then a request over HTTP/2, then a DNS query. Each ends with reason internal. Other
+// connections of the same box continue, and the text of the panic is never shown.
 func TestAttackPanicInOneConnection(t *testing.T) {
 	t.Parallel()
 	w, in := trafficWorld(t)

@@ -69,8 +69,8 @@ func TestAttackDuringFaultsOfRestart(t *testing.T) {
 	s.assertHolds()
 }
 
-// TestAttackPolicyTightenedInTheMiddleOfARestart tightens the policy of a box that is just being started again, before it has a network
-// and after. From its first instruction on the box is under the new policy.
+// TestAttackPolicyTightenedInTheMiddleOfARestart tightens the policy of a box during its restart, before it has a
+// network and after. The new policy applies from its first instruction on.
 func TestAttackPolicyTightenedInTheMiddleOfARestart(t *testing.T) {
 	t.Parallel()
 	w, s := faultWorld(t)

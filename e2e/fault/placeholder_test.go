@@ -10,8 +10,8 @@ import (
 	"boxgate/internal/testnet"
 )
 
-// A change that fails once it is in force leaves the box as it was: its variables hold their tokens, and a request that
-// carries one still reaches the server with the secret.
+// A change that fails after it was applied leaves the box unchanged: its variables contain their tokens, and a request
+// with one reaches the server with the secret.
 func TestPlaceholdersSurviveAFailedChange(t *testing.T) {
 	t.Parallel()
 	w, s := faultWorld(t)

@@ -32,7 +32,7 @@ func processes(w *harness.World) (ids []int) {
 	return ids
 }
 
-// killAll kills the processes of the world's gateway and waits until they have let go of everything.
+// killAll kills the processes of the world's gateway and waits until they have released all resources.
 func killAll(w *harness.World) {
 	w.T.Helper()
 	for _, id := range processes(w) {
@@ -64,7 +64,7 @@ func ending(w *harness.World) bool {
 	return false
 }
 
-// upgrade runs `gateway upgrade` where the gateway runs.
+// upgrade runs `gateway upgrade` in the gateway's namespace.
 func upgrade(w *harness.World) (said string, err error) {
 	w.T.Helper()
 	cmd := w.Command(w.T.Context(), "upgrade")
@@ -77,8 +77,8 @@ func upgrade(w *harness.World) (said string, err error) {
 	return out.String(), err
 }
 
-// survives reports whether the gateway serves after such a fault during its replacement. Where it does not, the process that
-// failed was the one that served.
+// survives reports whether the gateway keeps serving after such a fault during its replacement. Otherwise the failed
+// process was the serving one.
 func survives(kind, step string) bool {
 	switch {
 	case step == "start: serving":
@@ -89,8 +89,8 @@ func survives(kind, step string) bool {
 	return true
 }
 
-// Whichever process fails at whatever step of a replacement: boxes are served by one that has their policies, or closed; and
-// the next start is clean.
+// Whichever process fails at any step of a replacement, boxes are served by a process with their policies, or closed,
+// and the next start is clean.
 func TestAReplacementThatFailsOpensNothing(t *testing.T) {
 	t.Parallel()
 	for _, step := range stepsOfReplace {
@@ -137,7 +137,7 @@ func TestASuccessorThatSystemdDoesNotKnowEnds(t *testing.T) {
 		t.Error(said)
 	}
 	w.Until("no process serves", func() bool { return len(processes(w)) == 0 && !ending(w) })
-	w.Kill() // is known to have ended
+	w.Kill() // records that it has ended
 	w.Up()
 	agrees(r, "started anew")
 }

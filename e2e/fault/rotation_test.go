@@ -13,8 +13,8 @@ import (
 	"boxgate/internal/lab"
 )
 
-// tokenServer replaces each refresh token that is presented. It accepts the one before until the new one is presented: a
-// client cannot know otherwise that an answer was lost.
+// tokenServer replaces each refresh token presented to it. It accepts the previous one until the new one is presented:
+// a client that lost an answer has only the previous one.
 type tokenServer struct {
 	mu       sync.Mutex
 	accepted []string
@@ -44,8 +44,8 @@ func (s *tokenServer) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	fmt.Fprintf(w, `{"access_token": "access-%d", "token_type": "bearer", "expires_in": 3600, "refresh_token": %q}`, s.minted, next)
 }
 
-// TestRefreshTokensSurviveFaults: the gateway dies, fails or panics while a refresh token replaces another. The grant is not
-// lost, and no request goes out without its token.
+// TestRefreshTokensSurviveFaults: the gateway dies, fails or panics while one refresh token replaces another. The grant
+// is not lost, and no request is sent without a token.
 func TestRefreshTokensSurviveFaults(t *testing.T) {
 	t.Parallel()
 	w := harness.NewStopped(t, lab.Options{})

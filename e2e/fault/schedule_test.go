@@ -11,7 +11,7 @@ import (
 	"boxgate/internal/lab"
 )
 
-// Wherever a run of a schedule fails, the command has run once or not at all; the next one runs.
+// Wherever a run of a schedule fails, its command has run once or not at all, and the next run happens.
 func TestARunThatFailsIsNotRepeated(t *testing.T) {
 	t.Parallel()
 	w := harness.NewStopped(t, lab.Options{})
@@ -34,7 +34,7 @@ func TestARunThatFailsIsNotRepeated(t *testing.T) {
 	}
 	want, year := 0, 0
 	jump := func() { year++; w.Jump(time.Duration(year) * 366 * 24 * time.Hour) }
-	// The gateway looks at its clock every few seconds, and whenever a schedule is made.
+	// The gateway checks its clock every few seconds, and whenever a schedule is created.
 	look := func() { _ = w.Client.Do(t.Context(), "POST", api.BoxPath(box, "schedules"), body, nil) }
 	// Delete the schedules of checks before they are due.
 	clean := func() {

@@ -23,8 +23,8 @@ import (
 	"boxgate/internal/nightly"
 )
 
-// siege attacks forbidden addresses from every box of a world, from the moment its network namespace can be entered, by
-// every way there is, until it is ended.
+// siege attacks forbidden addresses from every box of a world in every way, from the moment its network namespace can
+// be entered until stop.
 type siege struct {
 	w       *harness.World
 	targets [2]netip.Addr
@@ -34,7 +34,7 @@ type siege struct {
 	done  chan struct{}
 	wg    sync.WaitGroup
 	sent  atomic.Int64 // attempts
-	boxes atomic.Int64 // that took part
+	boxes atomic.Int64 // number of boxes that took part
 }
 
 // pause is the time between two rounds of a box. A longer opening is detected.
@@ -92,15 +92,15 @@ func (s *siege) watch() {
 	}
 }
 
-// pinDir is a directory of namespaces. It is looked at a thousand times a second.
+// pinDir is a directory of namespaces. It is checked a thousand times a second.
 type pinDir struct {
 	path    string
-	paths   []string  // in it, when it was read last
-	changed time.Time // the directory's time then
+	paths   []string  // entries at the last read
+	changed time.Time // modification time of the directory at that read
 }
 
-// list returns the paths in the directory. It reads the directory anew if that has changed, or may have changed once more at the
-// same time: file systems count in ticks of some milliseconds.
+// list returns the paths in the directory. It reads the directory again if it has changed, or may have changed within
+// the resolution of its time stamp, which is some milliseconds.
 func (d *pinDir) list() []string {
 	const ticks = 50 * time.Millisecond
 	info, err := os.Stat(d.path)
@@ -157,7 +157,8 @@ func (s *siege) round(to netip.Addr) {
 	s.stream(to, 4444, []byte("siege"))
 }
 
-// datagram and stream make the system calls themselves: with package net, most of a round would be the test's own work.
+// datagram and stream make the system calls themselves: with package net, the test would do most of the work of a
+// round.
 
 func (s *siege) datagram(to netip.Addr, port uint16, payload []byte) {
 	s.sent.Add(1)
@@ -198,7 +199,7 @@ func socketAddr(a netip.Addr, port uint16) unix.Sockaddr {
 	return &unix.SockaddrInet6{Addr: a.As16(), Port: int(port)}
 }
 
-// helloFor is a ClientHello as crypto/tls makes it.
+// helloFor returns a ClientHello of crypto/tls.
 func helloFor(name string) []byte {
 	client, server := net.Pipe()
 	defer server.Close()

@@ -48,7 +48,7 @@ func TestAttackDuringFaultsOfSnapshots(t *testing.T) {
 	s.assertHolds()
 }
 
-// takeSnapshot takes a snapshot; one that failed is an error.
+// takeSnapshot takes a snapshot. It returns an error if the snapshot failed.
 func takeSnapshot(w *harness.World, box string) error {
 	var s struct{ Status, Error string }
 	err := w.Client.Do(w.T.Context(), "POST", api.BoxPath(box, "snapshots"), map[string]any{"name": "of a fault"}, &s)
@@ -71,7 +71,7 @@ func snapshots(w *harness.World) map[string]string {
 	return found
 }
 
-// wholeBox makes a box from a snapshot, and deletes it.
+// wholeBox creates a box from a snapshot, and deletes it.
 func wholeBox(w *harness.World, what, id string) {
 	w.T.Helper()
 	var box struct{ ID string }
@@ -82,7 +82,7 @@ func wholeBox(w *harness.World, what, id string) {
 	w.MustDelete(box.ID)
 }
 
-// noSnapshots deletes all snapshots; then no file of one is left.
+// noSnapshots deletes all snapshots and checks that no file of one is left.
 func noSnapshots(w *harness.World, what, box string) {
 	w.T.Helper()
 	if err := takeSnapshot(w, box); err != nil {

@@ -23,7 +23,7 @@ import (
 	"boxgate/store"
 )
 
-// The steps at which the gateway is made to fail, by the operation that comes by them.
+// The steps at which the gateway is made to fail, by operation.
 var (
 	stepsOfCreate = []string{
 		"create: record stored", "create: policy staged", "create: authority stored", "launch: directory made",
@@ -88,7 +88,7 @@ var marks = []string{
 	"change: committed", "delete: record gone", "delete snapshots: records gone", "disconnect: off the network",
 }
 
-// Every step named in the sources is tried, and every step that is tried is named in the sources.
+// Every step named in the sources is tested, and every tested step is named in the sources.
 func TestFaultsAreTriedAtEveryStep(t *testing.T) {
 	t.Parallel()
 	tried := map[string]bool{}
@@ -113,7 +113,7 @@ func TestFaultsAreTriedAtEveryStep(t *testing.T) {
 	}
 }
 
-// stepsInSources maps each step to the function that names it, At or Mark.
+// stepsInSources maps each step to the function that marks it, At or Mark.
 func stepsInSources(t *testing.T) map[string]string {
 	t.Helper()
 	named := map[string]string{}
@@ -154,7 +154,7 @@ func stepsInSources(t *testing.T) map[string]string {
 	return named
 }
 
-// faultWorld is a world whose gateway fails as told, with boxes that attack all the while.
+// faultWorld returns a world that obeys [harness.World.Arm], with boxes that attack the whole time.
 func faultWorld(t *testing.T, env ...string) (*harness.World, *siege) {
 	t.Helper()
 	w := harness.NewCapturedStopped(t, func(c *config.Config) { c.Limits.NewConnections = 10000 })
@@ -174,7 +174,7 @@ func (s *siege) assertHolds() {
 	s.w.NothingReached("evil.example.net")
 }
 
-// narrow and wide are the policies between which tests change: wide opens extra as well.
+// narrow and wide are the policies between which tests change: wide also allows extra.
 var (
 	extra  = harness.AttackerAt(102)
 	narrow = map[string]any{"mode": "custom", "allowed_domains": []string{"api.example.com"}}
@@ -201,7 +201,7 @@ func policyNow(w *harness.World, box string) (isWide bool, version uint64) {
 	return len(view.NetworkPolicy.AllowedCIDRs) > 0, view.PolicyVersion
 }
 
-// agrees fails the test unless API, kernel and store hold the same policy; it returns which.
+// agrees fails the test unless API, kernel and store have the same policy, and returns which.
 func agrees(r *harness.Raider, what string) (isWide bool) {
 	r.T.Helper()
 	isWide, version := policyNow(r.World, r.Box)
@@ -250,7 +250,7 @@ func stored(w *harness.World) *store.DB {
 	return db
 }
 
-// failing makes the gateway fail at a step of what operation does, and starts it again if it died.
+// failing makes the gateway fail at a step of an operation, and restarts it if it died.
 func failing(w *harness.World, kind, step string, operation func() error) (failed error) {
 	w.T.Helper()
 	what := kind + " at " + strconv.Quote(step)
@@ -264,8 +264,7 @@ func failing(w *harness.World, kind, step string, operation func() error) (faile
 	return failed
 }
 
-// kindsOf are the faults to try at a step: all that there are in the nightly tier, and one of them in the gate, the next
-// at the next step.
+// kindsOf returns the faults to test at a step: all in the nightly tier, and a different one for each step in the gate.
 func kindsOf(step string) []string {
 	kinds := []string{harness.FaultError, harness.FaultPanic, harness.FaultDie}
 	if isMark(step) {
@@ -284,7 +283,7 @@ func kindsOf(step string) []string {
 	return kinds[i : i+1]
 }
 
-// nothingLeft fails the test if anything of a box is there: for the API, in the kernel, on disk, in the store.
+// nothingLeft fails the test if traces of a box exist in the API, the kernel, on disk, or in the store.
 func nothingLeft(w *harness.World, what string) {
 	w.T.Helper()
 	var boxes []struct{ ID, Status, Error string }

@@ -35,7 +35,7 @@ func TestAttackStoreThatIsGoneOrDamaged(t *testing.T) {
 	edited := func(old, next string) []byte { return bytes.ReplaceAll(bytes.Clone(whole), []byte(old), []byte(next)) }
 	for _, c := range []struct {
 		name  string
-		data  []byte // nil: there is no file
+		data  []byte // nil: no file
 		wants string
 	}{
 		{"missing", nil, "says that a gateway ran here"},

@@ -18,8 +18,8 @@ import (
 	"boxgate/e2e/harness"
 )
 
-// nodeTrailers sends a body without a length and trailers behind it, over HTTP/1.1 or HTTP/2, and prints the answer with
-// the trailers behind that.
+// nodeTrailers sends a body without a length followed by trailers, over HTTP/1.1 or HTTP/2, and prints the answer
+// followed by its trailers.
 const nodeTrailers = `
 const [url, version] = process.argv.slice(2), u = new URL(url);
 const done = (body, trailers) => console.log(JSON.stringify({body, trailers}));
@@ -134,7 +134,7 @@ type readerFunc func([]byte) (int, error)
 
 func (f readerFunc) Read(p []byte) (int, error) { return f(p) }
 
-// TestFidelityEarlyHints passes 103 on before the final response is there.
+// TestFidelityEarlyHints: a 103 is forwarded before the final response exists.
 func TestFidelityEarlyHints(t *testing.T) {
 	t.Parallel()
 	f := newFidelity(t, nil)
@@ -144,7 +144,7 @@ func TestFidelityEarlyHints(t *testing.T) {
 		w.Header().Add("Link", "</b.js>; rel=preload")
 		w.WriteHeader(http.StatusEarlyHints)
 		select {
-		case <-seen: // the client has the hints: only now the rest
+		case <-seen: // the client has the hints; now send the rest
 		case <-r.Context().Done():
 			return
 		}
@@ -207,7 +207,7 @@ func TestFidelityBodiless(t *testing.T) {
 	})
 }
 
-// TestFidelityRanges asks for parts.
+// TestFidelityRanges makes range requests.
 func TestFidelityRanges(t *testing.T) {
 	t.Parallel()
 	f := newFidelity(t, nil)
@@ -226,7 +226,7 @@ func TestFidelityRanges(t *testing.T) {
 		parts := f.curl(r, "-k -i -r 0-9,500-509", "/file")
 		harness.Contains(f.T, parts, "multipart/byteranges; boundary=", "Content-Range: bytes 0-9/100000\r\nContent-Type: application/octet-stream\r\n\r\n"+string(content[:10])+"\r\n",
 			"Content-Range: bytes 500-509/100000\r\nContent-Type: application/octet-stream\r\n\r\n"+string(content[500:510])+"\r\n")
-		// A download that broke off is taken up again.
+		// An interrupted download is resumed.
 		sum := f.run(fmt.Sprintf("cd /tmp && rm -f part && curl -ksS %[1]s -r 0-49999 -o part %[2]s/file && curl -ksS %[1]s -C - -o part %[2]s/file && openssl dgst -sha256 -r part", r.curl, r.url))
 		if want := fmt.Sprintf("%x", sha256.Sum256(content)); !strings.HasPrefix(sum, want) {
 			f.T.Errorf("resumed download: %s", sum)
@@ -249,7 +249,7 @@ func TestFidelityEncodings(t *testing.T) {
 		if encoding == "gzip" {
 			return packed.Bytes()
 		}
-		return garbage // whoever decoded this would fail
+		return garbage // decoding it would fail
 	}
 	f.page("/packed", func(w http.ResponseWriter, r *http.Request) {
 		encoding := strings.TrimPrefix(r.URL.Path, "/packed/")

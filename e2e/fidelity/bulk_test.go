@@ -21,7 +21,7 @@ const (
 )
 
 var (
-	bulkSize = nightly.Size(96<<20, 1<<30) // more than grownMax, so that a gateway which holds it all is noticed
+	bulkSize = nightly.Size(96<<20, 1<<30) // more than grownMax, to detect a gateway that buffers all of it
 	bulkLess = nightly.Size(8<<20, 64<<20)
 )
 
@@ -40,7 +40,7 @@ func writeBulk(w io.Writer, size int) error {
 	return nil
 }
 
-// bulkDigests holds the digest of what writeBulk writes, by size.
+// bulkDigests holds the digests of writeBulk's output, by size.
 var bulkDigests sync.Map
 
 // bulkDigest returns the SHA-256 digest of writeBulk's output. A handler could not compute it: with HTTP/2 its last
@@ -69,7 +69,7 @@ func (f *fidelity) bulkPages() {
 	})
 }
 
-// uploader sends blocks as writeBulk makes them with a Content-Length by Python's own HTTP client.
+// uploader sends the blocks of writeBulk with a Content-Length, using Python's HTTP client.
 const uploader = `import hashlib, http.client, sys
 host, size = sys.argv[1], int(sys.argv[2])
 block, total = bytearray(i * 7 & 255 for i in range(1 << 20)), hashlib.sha256()
@@ -99,8 +99,8 @@ func (f *fidelity) download(options, url string, size int) {
 	}
 }
 
-// TestFidelityBulk moves much each way over each version, 1 GiB in the nightly tier, and holds the gateway's growth against a
-// bound.
+// TestFidelityBulk moves much data each way over each version, 1 GiB in the nightly tier, and bounds the gateway's
+// growth.
 func TestFidelityBulk(t *testing.T) {
 	t.Parallel()
 	f := newFidelity(t, nil)
@@ -138,7 +138,7 @@ func TestFidelityBulk(t *testing.T) {
 		})
 	})
 	up := func(r route) func(*fidelity, int) {
-		return func(f *fidelity, size int) { // its length not told beforehand
+		return func(f *fidelity, size int) { // without a Content-Length
 			answer, hash, code := f.runLine(fmt.Sprintf("%s - %d | curl -sS %s -T - %s/up", python, size, r.curl, r.url))
 			if hash = strings.TrimSpace(hash); code != 0 || answer != fmt.Sprintf("%d %s <nil> -1", size, hash) {
 				f.T.Errorf("sent %s, the server says %s; curl: exit %d", hash, answer, code)

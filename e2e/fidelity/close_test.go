@@ -19,7 +19,7 @@ func TestFidelityOldHTTP(t *testing.T) {
 	f := newFidelity(t, nil)
 	f.page("/chunks", func(w http.ResponseWriter, r *http.Request) {
 		_, _ = io.WriteString(w, "one ")
-		_ = http.NewResponseController(w).Flush() // so it has no length
+		_ = http.NewResponseController(w).Flush() // so that it has no Content-Length
 		_, _ = fmt.Fprintf(w, "two %s", r.Host)
 	})
 	for _, r := range []route{overHTTP1, overPlain} {
@@ -41,7 +41,7 @@ func TestFidelityOldHTTP(t *testing.T) {
 	} {
 		f.raw(host, func(string) string { return response })
 		for _, version := range []string{"--http1.0", "--http1.1", "--http2"} {
-			// Two requests: the connection to the gateway goes on where the version allows it.
+			// Two requests: the connection to the gateway is reused where the version allows it.
 			out := f.run("curl -sS -w '|' " + version + " https://" + host + "/ https://" + host + "/")
 			if out != "until the end|until the end|" {
 				t.Errorf("%s %s: %q", host, version, out)
@@ -50,7 +50,7 @@ func TestFidelityOldHTTP(t *testing.T) {
 	}
 }
 
-// TestFidelityConnectionClose ends the connections that either side wants to end, and only those.
+// TestFidelityConnectionClose: exactly the connections that either side closes are closed.
 func TestFidelityConnectionClose(t *testing.T) {
 	t.Parallel()
 	f := newFidelity(t, nil)
@@ -73,7 +73,7 @@ func TestFidelityConnectionClose(t *testing.T) {
 		}
 		return res
 	}
-	// The client ends its connections; the one to the server is used again.
+	// The client closes its connections; the connection to the server is reused.
 	for range 3 {
 		c := f.dialTLS(bothHost, "http/1.1")
 		in := bufio.NewReader(c)
@@ -87,7 +87,7 @@ func TestFidelityConnectionClose(t *testing.T) {
 	if n := conns(); n != 1 {
 		t.Errorf("%d connections to the server", n)
 	}
-	// The server ends its connections; that of the client goes on.
+	// The server closes its connections; the client's stays open.
 	c := f.dialTLS(bothHost, "http/1.1")
 	in := bufio.NewReader(c)
 	before := conns()
@@ -110,7 +110,7 @@ func TestFidelityEndBeforeTheFirstByte(t *testing.T) {
 	const host, banner = "raw.example.org", "* OK IMAP4rev1 ready\r\n"
 	if err := f.Net.ServeConns(host, 7000, func(c net.Conn) {
 		defer c.Close()
-		_, _ = io.Copy(io.Discard, c) // until the client has ended its side
+		_, _ = io.Copy(io.Discard, c) // until the client has closed its side
 		_, _ = io.WriteString(c, banner)
 	}); err != nil {
 		t.Fatal(err)

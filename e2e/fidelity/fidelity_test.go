@@ -20,15 +20,15 @@ import (
 	"boxgate/e2e/harness"
 )
 
-// The hosts of the fidelity tests. A header rule covers *.example.com, so what goes there over TLS is intercepted; what
-// goes to tunnelHost is spliced.
+// The hosts of the fidelity tests. A header rule covers *.example.com, so TLS to these hosts is intercepted. TLS to
+// tunnelHost is spliced.
 const (
 	bothHost   = "both.example.com"   // HTTP/2 and HTTP/1.1
 	oneHost    = "one.example.com"    // HTTP/1.1 alone
 	tunnelHost = "tunnel.example.org" // both; no rule covers it
 )
 
-// route is a way from a client in the box to a server, by the versions of HTTP on its two legs.
+// route is a path from a client in the box to a server, with an HTTP version on each of its two legs.
 type route struct {
 	name string
 	url  string // without the path
@@ -57,7 +57,7 @@ type fidelity struct {
 	pages *sync.Map // path → http.HandlerFunc
 }
 
-// newFidelity makes the world, its servers and a box.
+// newFidelity creates the world, its servers and a box.
 func newFidelity(t *testing.T, change func(*config.Config)) *fidelity {
 	t.Helper()
 	f := fidelityOf(harness.NewWorld(t, change))
@@ -86,7 +86,7 @@ func fidelityOf(w *harness.World) *fidelity {
 // on returns the same for a subtest.
 func (f *fidelity) on(t *testing.T) *fidelity { return &fidelity{f.On(t), f.pages} }
 
-// serve answers with the page of the path's first part.
+// serve answers with the page of the path's first element.
 func (f *fidelity) serve(w http.ResponseWriter, r *http.Request) {
 	first, _, _ := strings.Cut(strings.TrimPrefix(r.URL.Path, "/"), "/")
 	page, ok := f.pages.Load("/" + first)
@@ -97,7 +97,7 @@ func (f *fidelity) serve(w http.ResponseWriter, r *http.Request) {
 	page.(http.HandlerFunc)(w, r)
 }
 
-// page has the servers answer a path, whatever follows its first part, with h.
+// page makes the servers answer paths with this first element with h.
 func (f *fidelity) page(path string, h http.HandlerFunc) { f.pages.Store(path, h) }
 
 // run runs a line in the box and returns its standard output. The line must succeed.
@@ -123,13 +123,13 @@ func (f *fidelity) runLine(line string) (out, errs string, code int) {
 	return stdout.String(), stderr.String(), code
 }
 
-// curl runs curl on a route; the line holds its options and at last the path.
+// curl runs curl on a route. The line has its options and ends with the path.
 func (f *fidelity) curl(r route, options, path string) string {
 	f.T.Helper()
 	return f.run("curl -sS --max-time 300 " + r.curl + " " + options + " '" + r.url + path + "'")
 }
 
-// program puts a program into the box's home and returns its path there.
+// program writes a program to the box's home and returns its path there.
 func (f *fidelity) program(name, text string) string {
 	f.T.Helper()
 	path := "/workspace/home/" + name
@@ -145,7 +145,7 @@ func (f *fidelity) dialTLS(host string, alpn ...string) *tls.Conn {
 	return c
 }
 
-// client is a Go program's HTTP client in the box, on a route.
+// client returns a Go HTTP client in the box, on a route.
 func (f *fidelity) client(r route) *http.Client {
 	tr := &http.Transport{
 		TLSClientConfig: &tls.Config{RootCAs: f.Roots}, DisableCompression: true, Protocols: new(http.Protocols), ExpectContinueTimeout: 20 * time.Second,
@@ -160,7 +160,7 @@ func (f *fidelity) client(r route) *http.Client {
 			}
 			c, err := f.Connect(netip.AddrPortFrom(f.Resolve(host, "ip4"), uint16(n)))
 			if err == nil {
-				f.T.Cleanup(func() { c.Close() }) // whatever stream may still be open
+				f.T.Cleanup(func() { c.Close() }) // even if a stream is open
 			}
 			return c, err
 		},

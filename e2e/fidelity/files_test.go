@@ -16,7 +16,7 @@ import (
 	"boxgate/internal/nightly"
 )
 
-// endless is content that can be made anywhere: the same bytes for the same seed.
+// endless is reproducible content: the same bytes for the same seed.
 type endless struct{ at uint64 }
 
 func (e *endless) Read(b []byte) (int, error) {
@@ -30,7 +30,7 @@ func (e *endless) Read(b []byte) (int, error) {
 	return len(b), nil
 }
 
-// fileSize is more than the gateway may grow by.
+// fileSize exceeds the allowed growth of the gateway.
 var fileSize = nightly.Size[int64](192<<20, 1<<30)
 
 // TestLargeFile: a large file passes the files API both ways, and the gateway buffers almost none of it.

@@ -15,7 +15,7 @@ import (
 	"boxgate/internal/testnet"
 )
 
-// TestFidelityGit clones from and pushes to a repository on a server, with the key set on the way.
+// TestFidelityGit clones from and pushes to a repository on a server. The gateway sets the key.
 func TestFidelityGit(t *testing.T) {
 	t.Parallel()
 	f := newFidelity(t, nil)
@@ -46,9 +46,9 @@ func TestFidelityGit(t *testing.T) {
 		r.Body, r.ContentLength, r.TransferEncoding = io.NopCloser(bytes.NewReader(body)), int64(len(body)), nil
 		handler.ServeHTTP(w, r)
 	})
-	// Over HTTP/1.1 the file is large enough for git to ask first and to send its pack in chunks (http.postBuffer is 1 MiB).
-	// Over HTTP/2 the pack fits into a stream's first window: else the curl 7.88.1 of Debian 12 now and then sends some bytes
-	// twice, without a gateway as well (docs/conformance.md).
+	// Over HTTP/1.1 the file is large enough for git to send a probe request first and its pack in chunks
+	// (http.postBuffer is 1 MiB). Over HTTP/2 the pack fits into a stream's first window: otherwise curl 7.88.1 of
+	// Debian 12 occasionally sends some bytes twice, without a gateway as well (docs/conformance.md).
 	for i, r := range []route{overHTTP1, overHTTP2, overDowngrade, overPlain} {
 		version, size := "HTTP/1.1", 3_000_000
 		if r.h2 {

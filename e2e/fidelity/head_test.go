@@ -48,7 +48,7 @@ func (f *fidelity) raw(host string, answer func(head string) string) <-chan stri
 	return heads
 }
 
-// TestFidelityHeadsByteForByte compares heads as they were sent with heads as they arrive, both ways.
+// TestFidelityHeadsByteForByte compares sent and received heads, both ways.
 func TestFidelityHeadsByteForByte(t *testing.T) {
 	t.Parallel()
 	f := newFidelity(t, nil)
@@ -78,7 +78,7 @@ func TestFidelityHeadsByteForByte(t *testing.T) {
 	}
 }
 
-// TestFidelityFieldsOverHTTP2 sends repeated fields and cookies in crumbs by Node's own HTTP/2 client.
+// TestFidelityFieldsOverHTTP2 sends repeated fields and split cookies with Node's HTTP/2 client.
 func TestFidelityFieldsOverHTTP2(t *testing.T) {
 	t.Parallel()
 	f := newFidelity(t, nil)
@@ -110,13 +110,13 @@ r.on('end', () => { console.log(JSON.stringify({sent: JSON.parse(body), cookies}
 	})
 }
 
-// oddTargets are legal, or sent all the same.
+// oddTargets are legal, or commonly sent nevertheless.
 var oddTargets = []string{
 	"//double//slash", "/a/../b", "/./a/.", "/%2f%2F%2e%2E", "/;v=1;w", "?a=b?c", "?", "?a&&b==c&", "/%ff%FE%00", "?q=%zz%", "/a:b@c!$&'()*+,=~",
 	"/[x]|y^z{1}\\`\"<>", "/\xc3\xbc", "/" + strings.Repeat("long/", 6<<10), "?" + strings.Repeat("q", 30<<10),
 }
 
-// TestFidelityTargets passes odd paths and queries byte for byte.
+// TestFidelityTargets: odd paths and queries pass byte for byte.
 func TestFidelityTargets(t *testing.T) {
 	t.Parallel()
 	f := newFidelity(t, nil)
@@ -128,7 +128,7 @@ func TestFidelityTargets(t *testing.T) {
 		seen = append(seen, r.Method+" "+strings.TrimPrefix(r.RequestURI, "/p"))
 	})
 	f.eachRoute(everyRoute, func(f *fidelity, r route) {
-		var config strings.Builder // of curl: no shell in between
+		var config strings.Builder // of curl, without a shell in between
 		quoted := strings.NewReplacer(`\`, `\\`, `"`, `\"`)
 		for i, target := range oddTargets {
 			if i > 0 {
@@ -178,7 +178,7 @@ func TestFidelityMethods(t *testing.T) {
 	})
 }
 
-// TestFidelityLargeHeads passes heads of 60 KiB both ways and refuses larger ones in the words for it.
+// TestFidelityLargeHeads: heads of 60 KiB pass both ways, and larger ones are refused with the specified status.
 func TestFidelityLargeHeads(t *testing.T) {
 	t.Parallel()
 	f := newFidelity(t, nil)

@@ -7,8 +7,7 @@ import (
 	"boxgate/e2e/harness"
 )
 
-// ping of the debian image works without CAP_NET_RAW, which no box has: to addresses that the policy allows, and to no
-// others.
+// The debian image's ping works without CAP_NET_RAW, which boxes do not have: to allowed addresses only.
 func TestPing(t *testing.T) {
 	t.Parallel()
 	w := harness.Shared(t)

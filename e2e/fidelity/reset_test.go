@@ -20,14 +20,14 @@ import (
 	"boxgate/e2e/harness"
 )
 
-// TestFidelityServerResets breaks responses off: no client may take the part for the whole.
+// TestFidelityServerResets aborts responses: no client may mistake the part for the whole.
 func TestFidelityServerResets(t *testing.T) {
 	t.Parallel()
 	f := newFidelity(t, nil)
 	for host, c := range map[string]struct{ head, proto string }{
 		"raw1.example.com": {"HTTP/1.1 200 OK\r\nContent-Length: 1000\r\n\r\n", "http/1.1"},
 		"raw2.example.com": {"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n4\r\n", "http/1.1"},
-		"raw3.example.com": {"HTTP/1.1 200 OK\r\n\r\n", "http/1.1"}, // lasts until the connection ends, in good order
+		"raw3.example.com": {"HTTP/1.1 200 OK\r\n\r\n", "http/1.1"}, // ends with the connection, gracefully
 	} {
 		err := f.Net.ServeConns(host, 443, func(conn net.Conn) {
 			_, _ = conn.Read(make([]byte, 4096))
@@ -107,7 +107,7 @@ func answerH2(fr *http2.Framer, stream uint32, body string, end bool) {
 	_ = fr.WriteData(stream, end, []byte(body))
 }
 
-// TestFidelityResetCodes hands the codes of stream resets on, and the client's reset to the server.
+// TestFidelityResetCodes: the codes of stream resets reach the client, and the client's reset the server.
 func TestFidelityResetCodes(t *testing.T) {
 	t.Parallel()
 	f := newFidelity(t, nil)
@@ -192,13 +192,13 @@ func TestFidelityGoAway(t *testing.T) {
 			return
 		}
 		path := h.PseudoValue("path")
-		last := uint32(11 + 2*n) // of the streams that this connection takes
+		last := uint32(11 + 2*n) // last stream that this connection accepts
 		switch {
 		case h.StreamID < last:
 		case h.StreamID == last:
 			_ = fr.WriteGoAway(last, http2.ErrCodeNo, nil)
 		default:
-			return // not looked at
+			return // not checked
 		}
 		mu.Lock()
 		done[path]++
@@ -273,8 +273,8 @@ func TestFidelityRefusedStreams(t *testing.T) {
 	}
 }
 
-// TestFidelityStaleConnection has the server close a connection at the very moment when it is used again: a GET is sent
-// once more, a POST never.
+// TestFidelityStaleConnection: the server closes a connection at the moment it is reused. A GET is retried, a POST
+// never.
 func TestFidelityStaleConnection(t *testing.T) {
 	t.Parallel()
 	f := newFidelity(t, nil)
@@ -298,7 +298,7 @@ func TestFidelityStaleConnection(t *testing.T) {
 			_, _ = io.WriteString(c, "HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok")
 		}
 	}
-	for host, h2 := range map[string]bool{"raw1.example.com": false, "raw2.example.com": true} { // no connection of the one is there for the other
+	for host, h2 := range map[string]bool{"raw1.example.com": false, "raw2.example.com": true} { // the two hosts share no connections
 		if err := f.Net.ServeConns(host, 443, handle, "http/1.1"); err != nil {
 			t.Fatal(err)
 		}
@@ -328,7 +328,7 @@ func TestFidelityStaleConnection(t *testing.T) {
 	}
 }
 
-// TestFidelityClientResets breaks uploads and downloads off at the client: the server sees no clean end.
+// TestFidelityClientResets aborts uploads and downloads at the client: the server sees no clean end.
 func TestFidelityClientResets(t *testing.T) {
 	t.Parallel()
 	f := newFidelity(t, nil)

@@ -16,8 +16,8 @@ import (
 	"boxgate/policy/name"
 )
 
-// TestFidelityRootsDot: a client that sends the root's dot in the server name reaches a server that ignores it, as OpenSSL does,
-// and is held to the name without the dot; so are Host and :authority with it.
+// TestFidelityRootsDot: a client that sends a final dot in the server name reaches a server that ignores it, like
+// OpenSSL. The policy decides by the name without the dot, also for Host and :authority.
 func TestFidelityRootsDot(t *testing.T) {
 	t.Parallel()
 	f := newFidelity(t, nil)
@@ -105,7 +105,7 @@ func (f *fidelity) openSSL(host string) func(net.Conn) {
 			return
 		}
 		defer to.Close()
-		go func() { // it serves one at a time
+		go func() { // it serves one connection at a time
 			_, _ = io.Copy(to, c)
 			to.Close()
 		}()

@@ -66,7 +66,7 @@ func TestAttackReflectedSecret(t *testing.T) {
 	}
 }
 
-// TestAttackResponseThatCannotBeScrubbed: refused, and the box learns why but not what.
+// TestAttackResponseThatCannotBeScrubbed: it is refused, and the box learns the reason but not the content.
 func TestAttackResponseThatCannotBeScrubbed(t *testing.T) {
 	t.Parallel()
 	f := scrubbing(t)
@@ -92,7 +92,7 @@ func TestAttackResponseThatCannotBeScrubbed(t *testing.T) {
 	})
 }
 
-// TestScrubbedEventsComeAtOnce: the server sends the next event when the box has asked for it, having read the one before.
+// TestScrubbedEventsComeAtOnce: the server sends each event when the box requests it after reading the previous one.
 func TestScrubbedEventsComeAtOnce(t *testing.T) {
 	t.Parallel()
 	f := scrubbing(t)
@@ -123,7 +123,7 @@ func TestScrubbedEventsComeAtOnce(t *testing.T) {
 	})
 }
 
-// TestScrubbedBulk streams 100 MiB in every coding and holds the gateway's growth against a bound.
+// TestScrubbedBulk streams 100 MiB in every coding and bounds the gateway's growth.
 func TestScrubbedBulk(t *testing.T) {
 	t.Parallel()
 	f := scrubbing(t)
@@ -155,7 +155,7 @@ func TestScrubbedBulk(t *testing.T) {
 	}
 }
 
-// bulkHash is the hash of what testnet.Reflect sends, masked as the forms are by themselves.
+// bulkHash returns the hash of testnet.Reflect's output with the encodings of the token masked.
 func bulkHash(mib int) string {
 	sum, set := sha256.New(), scrub.New(scrub.Texts("Bearer "+reflected))
 	filler := strings.Repeat("0123456789abcdef%41 ~!?#.", 1<<20/25)

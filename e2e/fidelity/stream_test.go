@@ -35,7 +35,7 @@ func (f *fidelity) streamPages() {
 	})
 	f.page("/stream", func(w http.ResponseWriter, r *http.Request) {
 		kind := strings.TrimPrefix(r.URL.Path, "/stream/")
-		if kind == "length" { // a slow download whose length is known
+		if kind == "length" { // a slow download with a Content-Length
 			w.Header().Set("Content-Length", fmt.Sprint(streamed*len("data: 0\n\n")))
 		}
 		w.Header().Set("Content-Type", map[string]string{"sse": "text/event-stream", "ndjson": "application/x-ndjson"}[kind])
@@ -72,7 +72,7 @@ while line := stream.readline():
 print(' '.join(got))
 `
 
-// nodeStream does so over HTTP/2.
+// nodeStream does the same over HTTP/2.
 const nodeStream = `
 const [base, kind] = process.argv.slice(2), s = require('http2').connect(base, {rejectUnauthorized: !base.includes('.org')});
 s.on('error', e => { console.error(e); process.exit(1) });
@@ -80,7 +80,7 @@ let text = '', seen = 0; const r = s.request({':path': '/stream/' + kind}); r.se
 r.on('data', d => { for (text += d; text.split(/\n+/).length - 1 > seen; ) if (++seen < 5) s.request({':path': '/ack'}).resume().end() });
 r.on('end', () => { console.log(text.split(/\n+/).filter(x => x).join(' ')); s.close() });`
 
-// TestFidelityStreams passes events, lines and drips as they come.
+// TestFidelityStreams: events, lines and single bytes are forwarded as they arrive.
 func TestFidelityStreams(t *testing.T) {
 	t.Parallel()
 	f := newFidelity(t, nil)
@@ -101,7 +101,7 @@ func TestFidelityStreams(t *testing.T) {
 	})
 }
 
-// TestFidelityLongPoll lets a request wait for its answer, and one whose client has gone end at the server as well.
+// TestFidelityLongPoll: a request may wait for its answer, and one whose client has gone ends at the server as well.
 func TestFidelityLongPoll(t *testing.T) {
 	t.Parallel()
 	f := newFidelity(t, nil)
@@ -124,7 +124,7 @@ func TestFidelityLongPoll(t *testing.T) {
 			f.T.Errorf("%d %v %q", code, err, out.String())
 		}
 		if !r.h2 {
-			return // over HTTP/1.1 the end is noticed by looking from time to time
+			return // over HTTP/1.1 the gateway polls for the end
 		}
 		ctx, cancel := context.WithCancel(f.T.Context())
 		req, _ := http.NewRequestWithContext(ctx, "GET", r.url+"/poll", nil)
@@ -249,7 +249,7 @@ func TestFidelitySlowReaders(t *testing.T) {
 				defer res.Body.Close()
 			}
 			_, last := f.memory()
-			for stable := 0; stable < 10; { // until no more comes in
+			for stable := 0; stable < 10; { // until no more data arrives
 				time.Sleep(20 * time.Millisecond)
 				_, peak := f.memory()
 				if stable++; peak != last {
@@ -258,9 +258,9 @@ func TestFidelitySlowReaders(t *testing.T) {
 			}
 			limit := int64(readers * 512 << 10) // the buffers of two connections each, in a heap that may double before it is collected
 			if r == overHTTP2 {
-				limit *= 2 // and a window of 512 KiB
+				limit *= 2 // plus a window of 512 KiB
 			}
-			limit += 32 << 20 // garbage that may pile up before it is collected
+			limit += 32 << 20 // garbage not collected yet
 			if grown := last - before; grown > limit && !harness.RaceDetector() {
 				t.Errorf("%d slow readers cost %d KiB each", readers, grown/int64(readers)>>10)
 			} else {
@@ -301,7 +301,7 @@ func TestFidelityConnections(t *testing.T) {
 				n, workers = nightly.Size(200, 1000), 5
 			}
 			var group sync.WaitGroup
-			var conns atomic.Int32 // of the client, which takes a new one if its goroutines have to wait for the processor
+			var conns atomic.Int32 // the client opens a new one if its goroutines wait for the processor
 			ctx := httptrace.WithClientTrace(t.Context(), &httptrace.ClientTrace{GotConn: func(c httptrace.GotConnInfo) {
 				if !c.Reused {
 					conns.Add(1)

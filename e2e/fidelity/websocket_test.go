@@ -29,7 +29,7 @@ const (
 	wsPong   = 10
 )
 
-// wsFrame is a client's frame: masked, as RFC 6455, 5.3 asks for.
+// wsFrame returns a client's frame, masked (RFC 6455, 5.3).
 func wsFrame(op byte, payload []byte) []byte {
 	frame := []byte{0x80 | op}
 	switch n := len(payload); {
@@ -48,7 +48,7 @@ func wsFrame(op byte, payload []byte) []byte {
 	return frame
 }
 
-// wsRead reads a server's message, however many frames it comes in; control frames stand alone.
+// wsRead reads a server's message in any number of frames, or a control frame.
 func wsRead(r io.Reader) (op byte, payload []byte, err error) {
 	for {
 		var head [2]byte
@@ -89,7 +89,7 @@ type wsClient struct {
 
 func (c wsClient) ask(op byte, payload []byte) (byte, []byte, error) {
 	sent := make(chan error, 1)
-	go func() { // a server that echoes may stop reading until it is read
+	go func() { // a server that echoes may stop reading until its output is read
 		_, err := c.Write(wsFrame(op, payload))
 		sent <- err
 	}()
@@ -130,7 +130,7 @@ func (f *fidelity) webSocket(r route, path string) wsClient {
 	return wsClient{res.Body, out, func() { out.Close(); conn.Close() }}
 }
 
-// echoPage sends every message back and notes how the client closed.
+// echoPage echoes every message and records how the client closed.
 func (f *fidelity) echoPage() (closed <-chan string) {
 	ends := make(chan string, 10)
 	f.page("/ws", func(w http.ResponseWriter, r *http.Request) {
@@ -164,7 +164,7 @@ func (f *fidelity) echoPage() (closed <-chan string) {
 	return ends
 }
 
-// TestFidelityWebSocket passes messages, pings and close codes over HTTP/1.1 and HTTP/2.
+// TestFidelityWebSocket: messages, pings and close codes pass over HTTP/1.1 and HTTP/2.
 func TestFidelityWebSocket(t *testing.T) {
 	t.Parallel()
 	f := newFidelity(t, nil)
@@ -207,7 +207,7 @@ func TestFidelityWebSocket(t *testing.T) {
 			}
 		})
 	}
-	// Programs that are in the box: Python over HTTP/1.1, Node over HTTP/2.
+	// Programs in the box: Python over HTTP/1.1, Node over HTTP/2.
 	hex := fmt.Sprintf("%x", append(wsFrame(wsText, []byte("hello")), wsFrame(wsClose, []byte{0x0f, 0xa1})...))
 	want := "8105" + fmt.Sprintf("%x", "hello") + "88020fa1"
 	out := f.run("python3 -c '" + `
@@ -245,7 +245,7 @@ func TestFidelityIdle(t *testing.T) {
 		for range closed {
 		}
 	}()
-	const idle = 6 * time.Second // a look at the client comes after 5 s, buffers are given back after 1 s
+	const idle = 6 * time.Second // the gateway checks the client after 5 s, and returns buffers after 1 s
 	f.page("/quiet", func(w http.ResponseWriter, r *http.Request) {
 		_, _ = io.WriteString(w, "begin ")
 		_ = http.NewResponseController(w).Flush()
@@ -280,8 +280,8 @@ func TestFidelityIdle(t *testing.T) {
 	}
 }
 
-// TestFidelityIdleLimit configures a limit for idle tunnels: those are reset, a tunnel with traffic is not, nor is a
-// response that waits.
+// TestFidelityIdleLimit configures a limit for idle tunnels: these are reset, but neither a tunnel with traffic nor a
+// pending response.
 func TestFidelityIdleLimit(t *testing.T) {
 	t.Parallel()
 	f := newFidelity(t, func(c *config.Config) { c.Proxy.IdleTimeout = 5 * time.Second })

@@ -7,7 +7,7 @@ import (
 	"testing"
 )
 
-// TestFidelityClientsOfRSAAlone has clients in a box that take RSA certificates alone.
+// TestFidelityClientsOfRSAAlone: clients in a box that accept only RSA certificates.
 func TestFidelityClientsOfRSAAlone(t *testing.T) {
 	t.Parallel()
 	f := newFidelity(t, nil)

@@ -25,7 +25,7 @@ import (
 // cached DNS answers: a test that counts them needs [NewWorld].
 func Shared(t *testing.T) *World { t.Helper(); return acquireShared(t, &plainLabs) }
 
-// SharedCaptured is [Shared] for labs like those of [NewCaptured].
+// SharedCaptured is [Shared] for labs made like [NewCaptured].
 func SharedCaptured(t *testing.T) *World { t.Helper(); return acquireShared(t, &capturedLabs) }
 
 var plainLabs, capturedLabs = labs{}, labs{captured: true}

@@ -8,7 +8,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// A slot is one test's at a time, and free again when that ends.
+// A slot belongs to one test at a time, and is free again when the test ends.
 func TestSlots(t *testing.T) {
 	t.Parallel()
 	path := filepath.Join(t.TempDir(), "0")
@@ -29,7 +29,7 @@ func TestSlots(t *testing.T) {
 	again.Close()
 }
 
-// A test rides on the slot of its parent, or it could wait for itself, but not on that of its brother.
+// A test uses the slot of its parent, because it could otherwise wait for itself, but not that of a sibling.
 func TestSlotOfAParent(t *testing.T) {
 	t.Parallel()
 	holders.mu.Lock()

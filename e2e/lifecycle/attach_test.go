@@ -20,8 +20,8 @@ import (
 	"boxgate/policy"
 )
 
-// A network namespace that somebody else made has no way out but the gateway from the moment it is attached, keeps its
-// policy over a crash of the gateway, and is as it was when it is detached.
+// From the moment it is attached, a foreign network namespace has no way out except the gateway. It keeps its policy
+// over a crash of the gateway, and detaching restores its previous state.
 func TestAttachedBoxIsUnderTheGateway(t *testing.T) {
 	t.Parallel()
 	w := harness.Shared(t)
@@ -157,9 +157,9 @@ func TestAttachAsksDocker(t *testing.T) {
 		switch r.URL.Path {
 		case "/containers/guest/json", "/containers/3f2a9c/json":
 			fmt.Fprintf(w, `{"Id":"3f2a9c","State":{"Status":"running","Pid":%d,"StartedAt":%q}}`, f.PID, started)
-		case "/containers/late/json": // its first process has ended, another has got its ID, and Docker has not noticed
+		case "/containers/late/json": // its first process has ended, another has its ID, and Docker has not noticed
 			fmt.Fprintf(w, `{"Id":"3f2a9f","State":{"Status":"running","Pid":%d,"StartedAt":%q}}`, f.PID, early)
-		case "/containers/restarting/json": // its first process ends while it is attached, and its ID is another sandbox's
+		case "/containers/restarting/json": // its first process ends during the attach, and another sandbox gets its ID
 			pid := f.PID
 			if asked.Add(1) > 1 {
 				pid = os.Getpid()

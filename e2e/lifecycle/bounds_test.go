@@ -10,7 +10,7 @@ import (
 	"boxgate/e2e/harness"
 )
 
-// TestTheLargestEnvironmentStillRunsCommands: whatever the API takes for variables and arguments, the kernel takes too.
+// TestTheLargestEnvironmentStillRunsCommands: the kernel accepts all variables and arguments that the API accepts.
 func TestTheLargestEnvironmentStillRunsCommands(t *testing.T) {
 	t.Parallel()
 	w := harness.Shared(t)

@@ -17,12 +17,12 @@ import (
 	"boxgate/internal/testnet"
 )
 
-// globalKey is a rule for every box.
+// globalKey returns a rule for every box.
 func globalKey(value string) map[string]any {
 	return map[string]any{"attach_headers": map[string]any{"api.example.com": map[string]string{"Authorization": value}}}
 }
 
-// sentKey is the header that a box's request arrives with.
+// sentKey returns the header with which a box's request arrives.
 func sentKey(w *harness.World, box string) string {
 	w.T.Helper()
 	path := "/key-" + box + "-" + strings.ToLower(rand.Text())
@@ -63,7 +63,7 @@ func putConfig(w *harness.World, path string, body any) {
 	}
 }
 
-// A client that hangs up does not leave a change half-way: it is in force everywhere or nowhere.
+// A client that disconnects does not leave a change halfway: it applies everywhere or nowhere.
 func TestHangingUpLeavesNoChangeHalfWay(t *testing.T) {
 	t.Parallel()
 	w := harness.Shared(t)
@@ -76,7 +76,7 @@ func TestHangingUpLeavesNoChangeHalfWay(t *testing.T) {
 		ctx, cancel := context.WithTimeout(t.Context(), time.Duration(1+3*round)*time.Millisecond)
 		_ = w.Client.Do(ctx, "PUT", "/v2/box/settings/attach-headers", globalKey(fmt.Sprintf("V%d", round)), nil)
 		cancel()
-		// The change may still be under way, or not even have begun. One that was left half-way never comes to its end.
+		// The change may still be running, or not even have begun. A change left halfway would never complete.
 		w.Until(fmt.Sprintf("in round %d, all boxes send the same", round), func() bool {
 			first := sentKey(w, ids[0])
 			return !slices.ContainsFunc(ids[1:], func(id string) bool { return sentKey(w, id) != first })
@@ -102,7 +102,7 @@ func TestHangingUpDoesNotStopADeletion(t *testing.T) {
 	w.Create(map[string]any{"name": "again"})
 }
 
-// A box whose processes ended is in error after a restart; it does not stand in the way of the others.
+// A box whose processes ended is in error after a restart, and does not delay the others.
 func TestBoxInErrorDoesNotHoldUpTheOthers(t *testing.T) {
 	t.Parallel()
 	w := harness.Shared(t)
@@ -129,7 +129,7 @@ func TestBoxInErrorDoesNotHoldUpTheOthers(t *testing.T) {
 	}
 }
 
-// killInit ends the first process of a box from outside, as the kernel does when memory runs out.
+// killInit kills the first process of a box from outside, like the kernel when memory runs out.
 func killInit(w *harness.World, box string) {
 	w.T.Helper()
 	pid := w.InitOf(box)

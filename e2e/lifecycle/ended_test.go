@@ -49,8 +49,8 @@ func TestEndOfABoxIsNoticedAtOnce(t *testing.T) {
 	w.NothingReached("evil.example.net")
 }
 
-// TestEndsDuringEverythingElse kills the first process of a box while it is paused, resumed, started again and used. Whatever comes
-// of that, a call of resume starts it, and it can be deleted.
+// TestEndsDuringEverythingElse kills the first process of a box while it is paused, resumed, restarted and used. In any
+// case resume starts it, and it can be deleted.
 func TestEndsDuringEverythingElse(t *testing.T) {
 	t.Parallel()
 	w := harness.Shared(t)
@@ -75,7 +75,7 @@ func TestEndsDuringEverythingElse(t *testing.T) {
 	}
 	over := make(chan struct{})
 	go func() { all.Wait(); close(over) }()
-	w.Until("all calls have returned", func() bool { // a command that was begun stands still in a box that was paused last
+	w.Until("all calls have returned", func() bool { // a command may be frozen in a box that was paused last
 		_ = post(w, box, "resume")
 		select {
 		case <-over:
@@ -84,7 +84,7 @@ func TestEndsDuringEverythingElse(t *testing.T) {
 			return false
 		}
 	})
-	w.Until("it can be used", func() bool { // the last end may still be noticed
+	w.Until("it can be used", func() bool { // the last end may not be processed yet
 		_ = post(w, box, "resume")
 		out, err := tryToUse(w, box)
 		return err == nil && out == "up\n"
@@ -99,7 +99,7 @@ func TestEndsDuringEverythingElse(t *testing.T) {
 	}
 }
 
-// tryToUse runs a command in a box that may end any moment.
+// tryToUse runs a command in a box that may end at any moment.
 func tryToUse(w *harness.World, box string) (string, error) {
 	var out bytes.Buffer
 	_, err := w.Client.Exec(w.T.Context(), box, api.ExecRequest{Command: []string{"echo", "up"}}, &out, &out)
@@ -117,7 +117,7 @@ func killIfThere(w *harness.World, box string) {
 	}
 }
 
-// isInitOf reports whether a process is the first of a box, and not one that has got its ID since.
+// isInitOf reports whether a process is the first of a box, and not a later process with its ID.
 func isInitOf(pid int) bool {
 	cmd, err := os.ReadFile(filepath.Join("/proc", strconv.Itoa(pid), "cmdline"))
 	return err == nil && strings.HasPrefix(string(cmd), "/.boxgate-init")

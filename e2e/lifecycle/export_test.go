@@ -27,7 +27,7 @@ import (
 	"boxgate/policy"
 )
 
-// collectors are an OTLP collector and a receiver of webhooks, on the internet of a test.
+// collectors are an OTLP collector and a webhook receiver on the internet of a test.
 type collectors struct {
 	t          *testing.T
 	key, token string
@@ -40,7 +40,7 @@ type collectors struct {
 	problems []error
 }
 
-// collectorName is the host of both.
+// collectorName is the host name of both.
 const collectorName = "collector.example.com"
 
 // serve starts the collectors, with a certificate of a CA that no other client trusts, and returns the CA's file.
@@ -204,7 +204,7 @@ func (u *upgrading) exportAll(c *collectors, box string) {
 	u.Until("what was allowed arrives", func() bool { return c.run(box, "conn", "api.example.com") != "" })
 }
 
-// secretFiles makes secrets of files, and adds them to the configuration.
+// secretFiles writes secrets to files and adds them to the configuration.
 func (u *upgrading) secretFiles(values map[string]string) {
 	u.T.Helper()
 	text, err := os.ReadFile(u.Config)

@@ -80,8 +80,8 @@ func (b *follower) isGone(says string) {
 	}
 }
 
-// A container that is restarted keeps its box: by the same ID, with its policy, header rules, CA and public URLs. While it is
-// stopped the box is gone, and can be changed.
+// A restarted container keeps its box: with the same ID, policy, header rules, CA and public URLs. While it is stopped
+// the box is gone, and can be changed.
 func TestAttachedBoxFollowsItsContainer(t *testing.T) {
 	t.Parallel()
 	b := follow(t)
@@ -120,7 +120,7 @@ func TestAttachedBoxFollowsItsContainer(t *testing.T) {
 	b.NothingLeaks()
 }
 
-// What happened while the gateway was down, or Docker, is noticed afterwards.
+// Changes during an outage of the gateway or Docker are detected afterwards.
 func TestAttachedBoxFollowsThroughRestarts(t *testing.T) {
 	t.Parallel()
 	b := follow(t)
@@ -139,7 +139,7 @@ func TestAttachedBoxFollowsThroughRestarts(t *testing.T) {
 	b.isGone("stopped")
 	b.container.Start()
 	b.assertWorks("stopped while the gateway was down")
-	b.docker.Stop() // containers go on, as with live-restore
+	b.docker.Stop() // containers keep running, as with live-restore
 	b.assertWorks("without Docker")
 	b.container.Stop()
 	b.isGone("Docker does not answer")
@@ -188,7 +188,7 @@ func TestAttackContainerThatTakesTheNameOfAnother(t *testing.T) {
 	b.NothingLeaks()
 }
 
-// A process and a path are not found again by themselves: another may have the ID or the name by then.
+// A process or a path is not attached again automatically, because another process may have the ID or the name.
 func TestProcessThatEndedIsGone(t *testing.T) {
 	t.Parallel()
 	w := harness.Shared(t)

@@ -35,7 +35,7 @@ func takeOver(w *harness.World, box string, f *harness.ForeignBox) *guestStack {
 	return g
 }
 
-// get makes an HTTP request and returns what of the answer comes first, or what became of the connection.
+// get makes an HTTP request and returns the first part of the answer, or the state of the connection.
 func (g *guestStack) get(to netip.AddrPort, path string) string {
 	g.T.Helper()
 	g.port++
@@ -170,7 +170,7 @@ func TestAttachedGuestKeepsItsOwnNetworkStack(t *testing.T) {
 	}
 }
 
-// What cannot be tested from the namespace is neither called tight nor full of holes.
+// A self-test that cannot test from the namespace reports neither a tight box nor holes.
 func TestSelfTestOfAGuestWithItsOwnNetworkStack(t *testing.T) {
 	t.Parallel()
 	w := harness.Shared(t)

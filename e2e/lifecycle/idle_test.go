@@ -20,14 +20,14 @@ import (
 	"boxgate/internal/lab"
 )
 
-// onOneConnection makes one request after the other on a connection that is spliced.
+// onOneConnection makes consecutive requests on a spliced connection.
 const onOneConnection = `import http.client, ssl, time
 c = http.client.HTTPSConnection("plain.example.com", context=ssl._create_unverified_context())
 while True:
     c.request("GET", "/x"); c.getresponse().read(); time.sleep(0.2)
 `
 
-// oneUpload makes a request whose body does not end.
+// oneUpload makes a request with an endless body.
 const oneUpload = `import http.client, time
 def body():
     while True:
@@ -35,7 +35,7 @@ def body():
 http.client.HTTPConnection("plain.example.com").request("POST", "/x", body(), encode_chunked=True, headers={"Transfer-Encoding": "chunked"})
 `
 
-// dripping is a program that begins messages and sends more of each byte by byte, without ever coming to an end.
+// dripping returns a program that begins messages and extends each byte by byte, without ever completing one.
 func dripping(host string, port int, begins string) string {
 	return fmt.Sprintf(`import socket, time
 while True:
@@ -95,7 +95,7 @@ func TestIdleBoxIsPaused(t *testing.T) {
 	w.Until("a box without its command is paused", func() bool { return status(w, uses) == "paused" })
 }
 
-// abandoned returns a box with a command whose client has gone.
+// abandoned returns a box with a command whose client has disconnected.
 func abandoned(w *harness.World, policy map[string]any, line string) string {
 	w.T.Helper()
 	box := w.Create(map[string]any{"network_policy": policy})
@@ -153,7 +153,7 @@ func TestIdlePauseNeverDuringUse(t *testing.T) {
 				if err != nil || code != 0 || out.String() != "x\n" {
 					t.Errorf("command %d: %d %v %q", i, code, err, out.String())
 				}
-				time.Sleep(time.Duration(worker*10) * time.Millisecond) // long enough for it to fall asleep, at times
+				time.Sleep(time.Duration(worker*10) * time.Millisecond) // long enough for the box to be paused at times
 			}
 		})
 	}
@@ -186,7 +186,7 @@ func TestIdleBoxThatCannotBePaused(t *testing.T) {
 	w.MustSh(box, "true")
 }
 
-// timesOf returns when a message was logged.
+// timesOf returns the times at which a message was logged.
 func timesOf(t *testing.T, log, message string) (times []time.Time) {
 	t.Helper()
 	for line := range strings.Lines(log) {

@@ -12,10 +12,10 @@ import (
 
 const namedWeb = "/v2/box/settings/network-policies/web"
 
-// web refers to the named policy of these tests.
+// web selects the named policy of these tests.
 var web = map[string]any{"named": "web"}
 
-// A change of a named policy reaches the boxes that are just being made.
+// A change of a named policy also reaches boxes that are being created.
 func TestNamedPolicyReachesBoxesBeingCreated(t *testing.T) {
 	t.Parallel()
 	w := harness.Shared(t)

@@ -97,7 +97,7 @@ func TestPausedBoxStandsStill(t *testing.T) {
 	w.MustDelete(box)
 }
 
-// TestPausedBoxesStayPausedAcrossARestart starts the gateway anew, by a signal and without one.
+// TestPausedBoxesStayPausedAcrossARestart restarts the gateway with and without a signal.
 func TestPausedBoxesStayPausedAcrossARestart(t *testing.T) {
 	t.Parallel()
 	w := harness.Shared(t)
@@ -118,7 +118,7 @@ func TestPausedBoxesStayPausedAcrossARestart(t *testing.T) {
 	w.MustSh(box, "kill -0 $(cat pid) && curl -k -sS -o /dev/null https://api.example.com/")
 }
 
-// TestKeepAliveIsNotPaused: boxes that are to run all the time are refused.
+// TestKeepAliveIsNotPaused: pausing a box with keep-alive is refused.
 func TestKeepAliveIsNotPaused(t *testing.T) {
 	t.Parallel()
 	w := harness.Shared(t)
@@ -129,8 +129,8 @@ func TestKeepAliveIsNotPaused(t *testing.T) {
 	mustPost(w, box, "resume")
 }
 
-// TestEverythingAtOnce runs commands, pauses, resumptions and changes of policy at the same time: no command fails, and the box
-// ends in one of its states.
+// TestEverythingAtOnce runs commands, pauses, resumes and changes of policy concurrently: no command fails, and the box
+// ends in a valid state.
 func TestEverythingAtOnce(t *testing.T) {
 	t.Parallel()
 	w := harness.Shared(t)
@@ -166,7 +166,7 @@ func TestEverythingAtOnce(t *testing.T) {
 			}
 		})
 	}
-	// A command that is frozen goes on when another one wakes the box, or this.
+	// A frozen command continues when another one, or this loop, wakes the box.
 	done := make(chan struct{})
 	go func() { all.Wait(); close(done) }()
 	for waiting := true; waiting; {

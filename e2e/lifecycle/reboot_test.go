@@ -12,8 +12,8 @@ import (
 	"boxgate/internal/testnet"
 )
 
-// TestBoxesSurviveAReboot restarts the host: boxes come back as paused, and start when they are used, with their files, their
-// policy, their header rules, their CA, their URLs and their addresses.
+// TestBoxesSurviveAReboot restarts the host: boxes are paused afterwards and start on first use, with their files,
+// policy, header rules, CA, URLs and addresses.
 func TestBoxesSurviveAReboot(t *testing.T) {
 	t.Parallel()
 	w := harness.Shared(t)
@@ -27,7 +27,7 @@ func TestBoxesSurviveAReboot(t *testing.T) {
 		t.Fatal(err)
 	}
 	mustPost(w, asleep, "pause")
-	for range 2 { // the second time without having been used
+	for range 2 { // the second time without use in between
 		w.Reboot()
 		if err := w.Start(t.Context()); err != nil {
 			t.Fatal(err)
@@ -114,7 +114,7 @@ done`})
 	w.MustSh(box, "curl -k -sS -o /dev/null https://api.example.com/")
 }
 
-// TestBoxWhoseFirstProcessDied is in state error, and starts again by resume.
+// TestBoxWhoseFirstProcessDied: its state is error, and resume starts it again.
 func TestBoxWhoseFirstProcessDied(t *testing.T) {
 	t.Parallel()
 	w := harness.Shared(t)
@@ -151,7 +151,7 @@ func TestBoxWhoseFirstProcessDied(t *testing.T) {
 	}
 }
 
-// TestEphemeralBoxesEndOnTime: neither a pause nor a restart of the host gives an ephemeral box more time, or less.
+// TestEphemeralBoxesEndOnTime: neither a pause nor a restart of the host changes the lifetime of an ephemeral box.
 func TestEphemeralBoxesEndOnTime(t *testing.T) {
 	t.Parallel()
 	w := harness.Shared(t)
@@ -168,7 +168,7 @@ func TestEphemeralBoxesEndOnTime(t *testing.T) {
 	}
 	before := expires()
 	mustPost(w, long, "pause")
-	_ = post(w, short, "pause") // unless its time is up
+	_ = post(w, short, "pause") // unless its time is over
 	for range 2 {
 		w.Reboot()
 		if err := w.Start(t.Context()); err != nil {
@@ -250,7 +250,8 @@ func claimOf(w *harness.World, box string) string {
 	return ""
 }
 
-// TestSnapshotsAndReboots: a box made from a snapshot comes back on its layers, and a box can be captured before it was started again.
+// TestSnapshotsAndReboots: a box made from a snapshot starts again on its layers, and a box can be captured before it
+// is restarted.
 func TestSnapshotsAndReboots(t *testing.T) {
 	t.Parallel()
 	w := harness.Shared(t)

@@ -26,7 +26,7 @@ func TestKilledGatewayLeavesTheBoxClosedAndPicksItUpAgain(t *testing.T) {
 	w := harness.Shared(t)
 	box := w.SecretBox()
 	w.MustSh(box, "curl -sS -o /dev/null https://api.example.com/before")
-	// The box goes on trying, by name and by address, while there is no gateway.
+	// The box keeps trying, by name and by address, while no gateway is running.
 	evil := w.V4("evil.example.net").String()
 	w.MustSh(box, `cat > try.sh <<'EOF'
 while :; do
@@ -60,7 +60,7 @@ setsid sh try.sh >/dev/null 2>&1 &`)
 	w.Event(box, func(e audit.Event) bool { return e.Name == "evil.example.net" && e.Reason == name.ReasonNotAllowed })
 }
 
-// awaitRounds waits until the box's loop has gone round n times, looking from the host at the file it writes.
+// awaitRounds waits until the box's loop has run n times, by reading its file from the host.
 func awaitRounds(t *testing.T, w *harness.World, box string, n int) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), 60*time.Second)
@@ -188,7 +188,7 @@ func TestMistakesAreToldInOneSentenceBeforeAnythingStarts(t *testing.T) {
 	}
 }
 
-// executableForAll is a copy of the gateway that any user may run.
+// executableForAll returns a copy of the gateway that any user may run.
 func executableForAll(t *testing.T) string {
 	t.Helper()
 	dir, err := os.MkdirTemp("", "boxgate-test-")

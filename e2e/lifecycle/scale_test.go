@@ -130,7 +130,7 @@ func TestBoxesComeAndGoWithoutATrace(t *testing.T) {
 	for n := range cycles {
 		cycle(n)
 	}
-	// A connection or a goroutine may be on its way out, or a pool be filled a little further; a leak is one per cycle.
+	// A connection or a goroutine may be ending, or a pool growing; a leak is one per cycle.
 	slack := map[string]int{"descriptors": max(10, cycles/4), "goroutines": max(10, cycles/4)}
 	var left []string
 	t.Cleanup(func() {
@@ -151,7 +151,7 @@ func TestBoxesComeAndGoWithoutATrace(t *testing.T) {
 	})
 }
 
-// Many boxes, launched and attached, all work, before and after a restart of the gateway, within the memory of a small host.
+// Many boxes, launched and attached, work before and after a restart of the gateway, within the memory of a small host.
 func TestManyBoxes(t *testing.T) {
 	t.Parallel()
 	_, launched, attached := scaleOf(t)

@@ -13,7 +13,7 @@ import (
 	"boxgate/internal/testnet"
 )
 
-// scheduled is a schedule as the API shows it, as far as these tests look.
+// scheduled is the part of a schedule in the API that these tests use.
 type scheduled struct {
 	ID            string `json:"id"`
 	Status        string `json:"status"`
@@ -24,7 +24,7 @@ type scheduled struct {
 	TotalFailures int    `json:"total_failures"`
 }
 
-// schedule makes a schedule.
+// schedule creates a schedule.
 func schedule(w *harness.World, box string, body map[string]any) scheduled {
 	w.T.Helper()
 	var s scheduled
@@ -42,7 +42,7 @@ func scheduleOf(w *harness.World, box, id string) (s scheduled) {
 	return s
 }
 
-// clockWorld is a world whose gateway's clock can be set.
+// clockWorld returns a world whose gateway's clock can be set.
 func clockWorld(t *testing.T) *harness.World {
 	t.Helper()
 	w := harness.NewStopped(t, lab.Options{})

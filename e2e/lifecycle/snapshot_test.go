@@ -51,7 +51,7 @@ func snapshotsOf(w *harness.World, box string) map[string]snapshotView {
 	return found
 }
 
-// fromSnapshot makes a box from a snapshot.
+// fromSnapshot creates a box from a snapshot.
 func fromSnapshot(w *harness.World, id string, body map[string]any) string {
 	w.T.Helper()
 	all := map[string]any{"snapshot_id": id}
@@ -76,8 +76,8 @@ func layers(w *harness.World) []string {
 	return found
 }
 
-// TestBoxesFromSnapshots: files, variables and the policy are those of the snapshot unless the request overrides them.
-// Header rules, names and addresses are the new box's own. Layers are deleted with their last user.
+// TestBoxesFromSnapshots: files, variables and the policy are taken from the snapshot unless the request overrides
+// them. Header rules, names and addresses are the new box's own. Layers are deleted with their last user.
 func TestBoxesFromSnapshots(t *testing.T) {
 	t.Parallel()
 	w := harness.Shared(t)
@@ -123,7 +123,7 @@ func TestBoxesFromSnapshots(t *testing.T) {
 	if _, code := w.Sh(same, "curl -sS -m 20 -o /dev/null https://www.example.com/"); code == 0 {
 		t.Error("a policy was loosened by a snapshot")
 	}
-	// No rule travels, and each box's own CA is trusted where one applies.
+	// Header rules are not copied, and each box trusts its own CA where a rule applies.
 	if got := sentKey(w, other); got != "secret of the other" {
 		t.Errorf("it sends %q", got)
 	}

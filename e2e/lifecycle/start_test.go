@@ -47,7 +47,7 @@ func attachGuests(t *testing.T, w *harness.World, n int) (guests []guest) {
 	return guests
 }
 
-// reaches reports whether the box reaches the host that it may reach.
+// reaches reports whether the box reaches the allowed host.
 func (g guest) reaches() bool {
 	_, code := g.Sh("curl -sSk --max-time 60 -o /dev/null https://api.example.com/")
 	return code == 0

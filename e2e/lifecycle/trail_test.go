@@ -65,7 +65,7 @@ func TestEveryPolicyVersionIsInTheTrail(t *testing.T) {
 	leadsTo(w, again.ID, 1, "ci", `"allowed_domains":{"added":["api.example.com","www.example.com"]},"named":["","web"]`)
 }
 
-// leadsTo expects one entry of the audit trail that has given a box a version of its policy.
+// leadsTo expects one entry of the audit trail that explains a version of a box's policy.
 func leadsTo(w *harness.World, box string, version uint64, key, has string) {
 	w.T.Helper()
 	out := strings.TrimSpace(w.Run(0, nil, "", "audit", "--box", box, "--policy-version", strconv.FormatUint(version, 10), "--json"))

@@ -19,7 +19,7 @@ import (
 	"boxgate/secrets"
 )
 
-// drained is a gateway that was upgraded while a stream was open, which its first process drains.
+// drained returns a gateway that was upgraded while a stream was open. Its first process drains the stream.
 func drained(t *testing.T) (u *upgrading, g guest, size func() int64, ended chan int) {
 	t.Helper()
 	u = newUpgrading(t, nil)
@@ -57,7 +57,7 @@ func TestDrainingEndsWithTheSuccessor(t *testing.T) {
 	}
 }
 
-// When the process that drains is killed its connections end with it, and the one that serves goes on.
+// When the draining process is killed its connections end, and the serving process continues.
 func TestTheSuccessorOutlivesItsPredecessor(t *testing.T) {
 	t.Parallel()
 	u, g, _, ended := drained(t)
@@ -72,7 +72,7 @@ func TestTheSuccessorOutlivesItsPredecessor(t *testing.T) {
 	}
 }
 
-// A process that drains and does not take orders is killed before a change is answered.
+// A draining process that does not respond is killed before a change is answered.
 func TestAPredecessorThatHangsIsKilled(t *testing.T) {
 	t.Parallel()
 	u, g, _, ended := drained(t)
@@ -148,7 +148,7 @@ func TestDrainingHasAnEnd(t *testing.T) {
 	u.setPolicy(g, "api.example.com")
 }
 
-// A gateway that is stopped in an orderly way answers queries until everything else has ended.
+// A gateway that is stopped gracefully answers queries until everything else has ended.
 func TestAStopKeepsAnsweringQueries(t *testing.T) {
 	t.Parallel()
 	u := newUpgrading(t, nil)
@@ -188,7 +188,7 @@ func TestAStopWhileAnotherProcessTakesThePlaceEndsBoth(t *testing.T) {
 		t.Fatal(err)
 	}
 	u.Until("the gateway is stopping", func() bool { return !u.Armed() })
-	if err := unix.Kill(successor, unix.SIGCONT); err != nil { // it takes the place
+	if err := unix.Kill(successor, unix.SIGCONT); err != nil { // the successor takes over
 		t.Fatal(err)
 	}
 	if r := <-answered; r.Replaced || !strings.Contains(r.Error, "the gateway is being stopped") {
@@ -206,7 +206,7 @@ func TestAStopWhileAnotherProcessTakesThePlaceEndsBoth(t *testing.T) {
 	}
 }
 
-// successor returns the process that the gateway has started to take its place.
+// successor returns the process that the gateway has started as its replacement.
 func (u *upgrading) successor() int {
 	u.T.Helper()
 	stats, err := filepath.Glob("/proc/[0-9]*/stat")

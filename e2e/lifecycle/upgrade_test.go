@@ -31,7 +31,7 @@ type upgrading struct {
 	pid     int // PID of the serving process, if it is not the first
 }
 
-// newUpgrading makes one that is not started yet.
+// newUpgrading creates a gateway that is not started yet.
 func newUpgrading(t *testing.T, change func(*config.Config)) *upgrading {
 	t.Helper()
 	u := &upgrading{World: harness.NewStopped(t, lab.Options{Change: change})}
@@ -57,7 +57,7 @@ func (u *upgrading) install(from string) {
 // terminate stops the process that serves, and waits for it.
 func (u *upgrading) terminate() { u.endBy(unix.SIGTERM) }
 
-// endBy ends the process that serves by a signal, and waits for it.
+// endBy ends the serving process with a signal, and waits for it.
 func (u *upgrading) endBy(signal unix.Signal) {
 	if u.pid == 0 {
 		return
@@ -82,7 +82,7 @@ type replaced struct {
 	Changes  []config.Difference
 }
 
-// replace runs `gateway upgrade` or `gateway reload` where the gateway runs.
+// replace runs `gateway upgrade` or `gateway reload` in the gateway's namespace.
 func (u *upgrading) replace(ctx context.Context, word string) replaced {
 	u.T.Helper()
 	cmd := u.Command(ctx, word, "--json")
@@ -111,7 +111,7 @@ func (u *upgrading) mustReplace(word string) {
 	}
 }
 
-// steady does something again and again, and notes each failure.
+// steady repeats actions and records their failures.
 type steady struct {
 	stop     chan struct{}
 	all      sync.WaitGroup
@@ -140,7 +140,7 @@ func (s *steady) run(what string, f func() error) {
 	})
 }
 
-// counts returns how often each was done.
+// counts returns the number of repetitions of each action.
 func (s *steady) counts() (list []int64) {
 	for _, n := range s.done {
 		list = append(list, n.Load())
@@ -178,7 +178,7 @@ func (s *steady) box(g guest, what, script string) {
 	})
 }
 
-// flood has a box ask, connect and request all the while.
+// flood makes a box send DNS queries, connections and requests continuously.
 func flood(g guest) *steady {
 	s := &steady{stop: make(chan struct{})}
 	s.box(g, "DNS over UDP", "getent ahosts api.example.com")
@@ -207,7 +207,7 @@ func (u *upgrading) stream(g guest, url string) (size func() int64, ended chan i
 	return size, ended
 }
 
-// goesOn fails the test unless more of a stream comes.
+// goesOn fails the test unless a stream delivers more data.
 func (u *upgrading) goesOn(what string, size func() int64) {
 	u.T.Helper()
 	had := size()
@@ -318,7 +318,7 @@ func TestABadUpgradeChangesNothing(t *testing.T) {
 	u.setPolicy(g, "api.example.com")
 }
 
-// skipSection returns what follows the first section of a YAML document.
+// skipSection returns a YAML document without its first section.
 func skipSection(text string) string {
 	_, rest, _ := strings.Cut(text, "\n")
 	for strings.HasPrefix(rest, " ") {

@@ -16,7 +16,7 @@ import (
 	"boxgate/internal/testnet"
 )
 
-// unit is the service's.
+// unit is the path of the service's unit.
 const unit = "../../dist/boxgate.service"
 
 // TestTheUnitIsValid: systemd accepts the whole unit, and rates its confinement better than that of a unit without any.
@@ -26,7 +26,7 @@ func TestTheUnitIsValid(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	// systemd-analyze wants the program to be there.
+	// systemd-analyze requires the program to exist.
 	there := filepath.Join(t.TempDir(), "boxgate.service")
 	if err := os.WriteFile(there, []byte(strings.ReplaceAll(string(text), "/usr/local/bin/gateway", "/bin/true")), 0o600); err != nil {
 		t.Fatal(err)

@@ -18,7 +18,7 @@ import (
 // promtool is where `make promtool` unpacks it.
 const promtool = "/var/lib/boxgate/prometheus/usr/bin/promtool"
 
-// scrape returns what Prometheus gets from a gateway.
+// scrape returns the metrics that Prometheus would scrape.
 func scrape(w *harness.World) string {
 	w.T.Helper()
 	text, err := w.Net.Gateway().Run(w.T.Context(), "curl", "-sS", "--fail", "http://127.0.0.1:9600/metrics")
@@ -31,7 +31,7 @@ func scrape(w *harness.World) string {
 var (
 	family   = regexp.MustCompile(`(?m)^# TYPE (\S+) (\S+)$`)
 	ofDocs   = regexp.MustCompile("(?m)^\\| `(boxgate_[a-z_]+)")
-	anywhere = regexp.MustCompile(`(?:^|[^.\w])((?:boxgate|process|go)_[a-z0-9_]+)`) // and not the key of a configuration
+	anywhere = regexp.MustCompile(`(?:^|[^.\w])((?:boxgate|process|go)_[a-z0-9_]+)`) // but not keys of a configuration
 )
 
 // later are metrics that a gateway shows only after their first event: certificates of issuers, secrets, requests to
@@ -42,7 +42,7 @@ var later = []string{
 	"boxgate_url_requests_total", "boxgate_selftest_decisions_total", "boxgate_boxes_ended_total",
 }
 
-// inSources reports whether the sources have a metric of that name.
+// inSources reports whether the sources contain a metric of that name.
 func inSources(t *testing.T, name string) bool {
 	t.Helper()
 	return exec.Command("grep", "-rqF", "--include=*.go", "--exclude=*_test.go", `"`+name+`"`, "../../audit", "../../host", "../../secrets").Run() == nil
@@ -135,7 +135,7 @@ func TestMetrics(t *testing.T) {
 	}
 }
 
-// TestNoMetricsOfSingleBoxes: unless the configuration asks for them.
+// TestNoMetricsOfSingleBoxes: they exist only if configured.
 func TestNoMetricsOfSingleBoxes(t *testing.T) {
 	t.Parallel()
 	w := harness.Shared(t)
@@ -145,7 +145,7 @@ func TestNoMetricsOfSingleBoxes(t *testing.T) {
 	}
 }
 
-// TestAlerts: the rules are valid, and fire when they should and not otherwise.
+// TestAlerts: the rules are valid, and fire exactly when they should.
 func TestAlerts(t *testing.T) {
 	t.Parallel()
 	dir, err := filepath.Abs("../../dist/prometheus")
@@ -174,7 +174,7 @@ func TestAlerts(t *testing.T) {
 	}
 }
 
-// TestTheDashboard: it is a dashboard, and every panel asks for something, of the data source that one chooses.
+// TestTheDashboard: it is a valid dashboard, and every panel queries the selected data source.
 func TestTheDashboard(t *testing.T) {
 	t.Parallel()
 	data, err := os.ReadFile("../../dist/grafana/boxgate.json")

@@ -40,8 +40,8 @@ grep -q "Read-only" /tmp/said; test -e /var/lib/boxgate/secret.key
 echo "== a disk that fails is an error"
 `
 
-// TestPurgeWhereTheStateIsMounted: the package is purged, with its keys, where its state directory or a part of it is a mount point,
-// which it leaves and names. What cannot be removed for another reason is an error.
+// TestPurgeWhereTheStateIsMounted: where the state directory or a part of it is a mount point, the package is purged
+// with its keys, and the mount point is kept and reported. Other failures to remove are errors.
 func TestPurgeWhereTheStateIsMounted(t *testing.T) {
 	t.Parallel()
 	nightly.Root(t)
@@ -49,7 +49,7 @@ func TestPurgeWhereTheStateIsMounted(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := os.ReadFile(script); err != nil { // so that the result of this test is not kept when it changes
+	if _, err := os.ReadFile(script); err != nil { // so that a changed script invalidates the cached result
 		t.Fatal(err)
 	}
 	dir := t.TempDir()

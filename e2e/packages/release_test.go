@@ -34,7 +34,7 @@ cd "$D" && git init -q && git add -A && git -c user.name=t -c user.email=t@local
 	return dir
 }
 
-// release makes releases in a repository and returns the directory they are in.
+// release builds releases in a repository and returns their directory.
 func release(t *testing.T, dir, umask string, env []string, what ...string) string {
 	t.Helper()
 	out := t.TempDir()
@@ -46,7 +46,7 @@ func release(t *testing.T, dir, umask string, env []string, what ...string) stri
 	return out
 }
 
-// only is the one file of a pattern.
+// only returns the only file that matches a pattern.
 func only(t *testing.T, dir, pattern string) string {
 	t.Helper()
 	found, err := filepath.Glob(filepath.Join(dir, pattern))
@@ -137,7 +137,7 @@ func profileOf(t *testing.T, path string) string {
 	return ""
 }
 
-// checkBill: the bill of materials has every module of the binary, and each with the checksum that Go verified.
+// checkBill: the bill of materials lists every module of the binary, with the checksum that Go verified.
 func checkBill(t *testing.T, path string) {
 	var bill struct {
 		Format, SpecVersion, SerialNumber string
@@ -237,7 +237,7 @@ echo "== purged"
 kill $sleeper
 `
 
-// checkPackage: the package is installed, does not start, runs, and goes without a trace.
+// checkPackage: the package is installed, does not start, runs, and is removed without a trace.
 func checkPackage(t *testing.T, deb, demo string) {
 	dir := t.TempDir()
 	for _, sub := range []string{"up", "root", "state"} {
@@ -285,7 +285,7 @@ docker rm -v boxgate >/dev/null
 kill $!; wait $! || true
 `
 
-// checkImage: Docker loads the image, and the gateway in it serves, on the network of the host.
+// checkImage: Docker loads the image, and its gateway serves on the host's network.
 func checkImage(t *testing.T, archive string) {
 	dir := t.TempDir()
 	for _, sub := range []string{"data", "exec", "etc", "work"} {

@@ -29,7 +29,7 @@ func uninstall(w *harness.World, flags ...string) (string, bool) {
 	return out.String(), err == nil
 }
 
-// network is everything that a gateway changes of its network namespace, but for sysctls.
+// network returns all state of the network namespace that a gateway changes, except sysctls.
 func network(w *harness.World) string {
 	w.T.Helper()
 	out, err := w.Net.Gateway().Run(w.T.Context(), "sh", "-c", "ip rule; ip -6 rule; ip -d route show table all; ip -6 route show table all; ip -br addr; nft -t list ruleset; tc filter show 2>&1")
@@ -52,7 +52,7 @@ var (
 	counters  = regexp.MustCompile(`packets \d+ bytes \d+`)
 )
 
-// hostTraces are the mounts, control groups, claims of user IDs and directories that belong to a world's boxes.
+// hostTraces returns the mounts, control groups, claims of user IDs and directories that belong to a world's boxes.
 func hostTraces(w *harness.World, boxes ...string) (found []string) {
 	w.T.Helper()
 	mounts, err := lab.Traces(w.Dir)
@@ -167,7 +167,7 @@ func TestUninstallLeavesNothing(t *testing.T) {
 	}
 }
 
-// TestUninstallLeavesWhatIsSomebodyElses: files and mounts in the directories that the configuration names, which no gateway makes.
+// TestUninstallLeavesWhatIsSomebodyElses: foreign files and mounts in the configured directories.
 func TestUninstallLeavesWhatIsSomebodyElses(t *testing.T) {
 	t.Parallel()
 	w := harness.NewStopped(t, lab.Options{})
@@ -218,7 +218,8 @@ func TestUninstallLeavesWhatIsSomebodyElses(t *testing.T) {
 	}
 }
 
-// TestUninstallFindsWhatAnotherConfigurationLeft: the pools that were, whatever they are now, and no state.
+// TestUninstallFindsWhatAnotherConfigurationLeft: the previous pools, after a change of the configuration, and without
+// state.
 func TestUninstallFindsWhatAnotherConfigurationLeft(t *testing.T) {
 	t.Parallel()
 	w := harness.NewStopped(t, lab.Options{})
@@ -255,7 +256,7 @@ func TestUninstallFindsWhatAnotherConfigurationLeft(t *testing.T) {
 	}
 }
 
-// TestUninstallLeavesARunningGatewayAlone: one whose state directory is not that of the configuration, too.
+// TestUninstallLeavesARunningGatewayAlone: also one with another state directory than the configuration's.
 func TestUninstallLeavesARunningGatewayAlone(t *testing.T) {
 	t.Parallel()
 	w := harness.NewWorld(t, nil)

@@ -16,7 +16,7 @@ import (
 	"boxgate/internal/lab"
 )
 
-// The default image serves the runtimes node and python with the package managers that their users expect.
+// The default image supports the runtimes node and python with their usual package managers.
 func TestRuntimesHaveTheirPackageManagers(t *testing.T) {
 	t.Parallel()
 	w := harness.Shared(t)

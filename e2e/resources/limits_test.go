@@ -16,7 +16,7 @@ import (
 	"boxgate/e2e/harness"
 )
 
-// newSmallWorld is a world whose boxes may write little.
+// newSmallWorld returns a world whose boxes may write little.
 func newSmallWorld(t *testing.T, change func(*config.Config)) *harness.World {
 	t.Helper()
 	return harness.NewWorld(t, func(c *config.Config) {
@@ -43,7 +43,7 @@ func TestAttackByFillingTheDisk(t *testing.T) {
 	if code == 0 {
 		t.Errorf("20,000 files were made: %s", out)
 	}
-	w.SetPolicy(box, harness.Custom("api.example.com")) // the store has room
+	w.SetPolicy(box, harness.Custom("api.example.com")) // the store has space
 	w.Kill()
 	w.Up()
 	if out, code := w.Sh(box, "rm -r many && cat small | wc -c"); code != 0 || !strings.Contains(out, "1048576") {
@@ -63,7 +63,7 @@ func TestAttackByFillingTheDisk(t *testing.T) {
 	})
 }
 
-// A box cannot lift its own limit.
+// A box cannot raise its own limit.
 func TestAttackOnTheDiskLimit(t *testing.T) {
 	t.Parallel()
 	w := newSmallWorld(t, nil)
@@ -77,7 +77,7 @@ func TestAttackOnTheDiskLimit(t *testing.T) {
 	}
 }
 
-// A fork bomb ends at the limit of processes, and the box goes on.
+// A fork bomb stops at the limit of processes, and the box keeps running.
 func TestAttackByForkBomb(t *testing.T) {
 	t.Parallel()
 	w := harness.Shared(t)
@@ -124,7 +124,7 @@ func TestAttackByTakingAllMemory(t *testing.T) {
 		if u.Usage.MemoryPeakBytes > 300<<20 {
 			t.Errorf("%s: %d bytes at most", what, u.Usage.MemoryPeakBytes)
 		}
-		limitMemory(t, box, enough) // what fills /tmp leaves no room for a command
+		limitMemory(t, box, enough) // a full /tmp leaves no memory for a command
 		w.MustSh(box, "rm -f /tmp/big")
 	}
 	var list struct {
@@ -160,7 +160,7 @@ func TestFirstProcessKilledForMemory(t *testing.T) {
 	box := w.Create(map[string]any{})
 	w.MustSh(box, "echo kept > note")
 	limitMemory(t, box, 256<<20)
-	for _, pid := range members(t, box) { // its first process: no command runs
+	for _, pid := range members(t, box) { // of its first process only
 		if err := os.WriteFile(fmt.Sprintf("/proc/%d/oom_score_adj", pid), []byte("1000"), 0); err != nil {
 			t.Fatal(err)
 		}
@@ -183,7 +183,7 @@ func TestFirstProcessKilledForMemory(t *testing.T) {
 	}
 }
 
-// memoryGroup is the control group that limits a box's memory.
+// memoryGroup returns the control group that limits a box's memory.
 func memoryGroup(t *testing.T, box string) string {
 	t.Helper()
 	for _, pattern := range []string{"/sys/fs/cgroup/memory/boxgate-*-" + box, "/sys/fs/cgroup/boxgate-*-" + box} {
@@ -195,7 +195,7 @@ func memoryGroup(t *testing.T, box string) string {
 	return ""
 }
 
-// killAll kills what runs in a box, as the kernel may when memory runs out, and returns how many processes there were.
+// killAll kills all processes of a box, as the kernel may when memory runs out, and returns their number.
 func killAll(t *testing.T, box string) (n int) {
 	t.Helper()
 	pids := members(t, box)
@@ -205,7 +205,7 @@ func killAll(t *testing.T, box string) (n int) {
 	return len(pids)
 }
 
-// members are the processes of a box.
+// members returns the processes of a box.
 func members(t *testing.T, box string) (pids []int) {
 	t.Helper()
 	data, err := os.ReadFile(filepath.Join(memoryGroup(t, box), "cgroup.procs"))
@@ -220,11 +220,11 @@ func members(t *testing.T, box string) (pids []int) {
 	return pids
 }
 
-// limitMemory gives a box less memory than its size has, so that the machine of the test is not short of it.
+// limitMemory gives a box less memory than its size, because the test machine may not have that much.
 func limitMemory(t *testing.T, box string, bytes int64) {
 	t.Helper()
 	var err error
-	// Memory must not be more than memory and swap, so that the order depends on the direction.
+	// Memory must not exceed memory plus swap, so the order depends on the direction.
 	for _, file := range []string{"memory.memsw.limit_in_bytes", "memory.limit_in_bytes", "memory.memsw.limit_in_bytes", "memory.max"} {
 		path := filepath.Join(memoryGroup(t, box), file)
 		if _, missing := os.Stat(path); missing == nil {

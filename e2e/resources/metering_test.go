@@ -30,7 +30,7 @@ func usedBy(w *harness.World, box string) (u used) {
 	return u
 }
 
-// atLeast waits until a figure is as large, since readings are a second old at most.
+// atLeast waits until a figure reaches a value, because readings are up to a second old.
 func atLeast(w *harness.World, box string, what string, want int64, figure func(used) int64) used {
 	w.T.Helper()
 	var u used
@@ -43,7 +43,7 @@ func atLeast(w *harness.World, box string, what string, want int64, figure func(
 
 func cpuOf(u used) int64 { return u.CPU }
 
-// burn uses at least that much CPU time.
+// burn uses at least the given CPU time.
 func burn(w *harness.World, box string, atLeast time.Duration) {
 	w.T.Helper()
 	w.MustSh(box, `python3 -c 'import time
@@ -65,7 +65,7 @@ func TestCPUTimeIsMetered(t *testing.T) {
 		t.Fatal(err)
 	}
 	var paused int64
-	w.UntilEvery(1100*time.Millisecond, "a paused box uses nothing", func() bool { // a reading is a second old at most
+	w.UntilEvery(1100*time.Millisecond, "a paused box uses nothing", func() bool { // a reading is up to a second old
 		last := paused
 		paused = usedBy(w, box).CPU
 		return paused == last
@@ -123,7 +123,7 @@ func TestDiskAndMemoryAreMetered(t *testing.T) {
 	box := w.Create(map[string]any{})
 	w.MustSh(box, "head -c 67108864 /dev/urandom >big; sync big; python3 -c 'x = bytearray(100 << 20)'")
 	atLeast(w, box, "the highest mark of memory", 100<<20, func(u used) int64 { return u.Usage.MemoryPeakBytes })
-	w.Kill() // files are counted at the start, and not so soon again
+	w.Kill() // files are counted at the start, and not soon again
 	w.Up()
 	u := atLeast(w, box, "files are counted", 64<<20, func(u used) int64 { return u.Usage.DiskBytes })
 	if u.Usage.DiskBytes > 80<<20 {

@@ -13,7 +13,7 @@ import (
 	"boxgate/policy/name"
 )
 
-// sourceWorld is a gateway that offers four addresses, which its host does not have yet.
+// sourceWorld is a gateway with four source addresses, which its host does not have yet.
 type sourceWorld struct {
 	*harness.World
 	v4, v6 [2]netip.Addr
@@ -45,7 +45,7 @@ func (s *sourceWorld) internet(args ...string) {
 	}
 }
 
-// host gives addresses to the host, or takes them away.
+// host adds addresses to the host, or removes them.
 func (s *sourceWorld) host(action string, list ...netip.Addr) {
 	s.T.Helper()
 	for _, a := range list {
@@ -59,8 +59,8 @@ func (s *sourceWorld) host(action string, list ...netip.Addr) {
 	}
 }
 
-// box makes a box that reaches one server by a name that is passed on, one where its requests are read, and one by its
-// addresses alone.
+// box creates a box that reaches one server by a spliced name, one where its requests are intercepted, and one by
+// address only.
 func (s *sourceWorld) box(sources ...netip.Addr) string {
 	body := map[string]any{
 		"network_policy": map[string]any{
@@ -75,7 +75,7 @@ func (s *sourceWorld) box(sources ...netip.Addr) string {
 	return s.Create(body)
 }
 
-// ways are commands that reach the servers over a family.
+// ways returns commands that reach the servers over one family.
 func (s *sourceWorld) ways(family string, plain netip.Addr) []string {
 	host := plain.String()
 	if plain.Is6() {
@@ -121,9 +121,9 @@ func (s *sourceWorld) leavesFrom(box, when string, from policy.Source) {
 	}
 }
 
-// TestSourceAddresses: whatever leaves for a box leaves from its own addresses of the host, or not at all: passed on,
-// intercepted, and forwarded by the kernel, over TCP and UDP, in both families; through changes, restarts, and the loss of an
-// address. Other boxes leave from the host's own.
+// TestSourceAddresses: all traffic of a box has its own source addresses on the host, or is refused: spliced,
+// intercepted, and forwarded by the kernel, over TCP and UDP, in both families; across changes, restarts, and the loss
+// of an address. Other boxes use the host's addresses.
 func TestSourceAddresses(t *testing.T) {
 	t.Parallel()
 	s := newSourceWorld(t)

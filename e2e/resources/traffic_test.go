@@ -21,8 +21,8 @@ import (
 	"boxgate/policy/name"
 )
 
-// A box sends and receives no faster than limits.send_bytes_per_second and receive_bytes_per_second say, through the proxy too:
-// where its TLS is terminated, and where it is passed on.
+// A box sends and receives no faster than limits.send_bytes_per_second and receive_bytes_per_second, also through the
+// proxy: where its TLS is terminated, and where it is spliced.
 func TestRatesHoldThroughTheProxy(t *testing.T) {
 	t.Parallel()
 	const rate = 512 << 10
@@ -96,7 +96,7 @@ func TestQuota(t *testing.T) {
 		t.Fatalf("the public URL answers %d before", status)
 	}
 	var stream lab.SyncBuffer
-	ended := w.Background(box, "curl -sS -N --keepalive-time 1 https://api.example.com/sse", &stream) // which only receives
+	ended := w.Background(box, "curl -sS -N --keepalive-time 1 https://api.example.com/sse", &stream) // receives only
 	if err := stream.Await(t.Context(), "data"); err != nil {
 		t.Fatal(err)
 	}
@@ -154,7 +154,7 @@ func TestQuota(t *testing.T) {
 	}
 }
 
-// serveVisitors opens a port of a box to everybody, and returns a way to visit it, which answers with the status.
+// serveVisitors opens a port of a box to the public. visit makes a request and returns the status.
 func serveVisitors(t *testing.T, w *harness.World, box string) (visit func() int) {
 	t.Helper()
 	w.MustSh(box, "setsid python3 -m http.server 9000 >/dev/null 2>&1 & until curl -s -o /dev/null http://127.0.0.1:9000/; do sleep 0.05; done")
@@ -166,7 +166,7 @@ func serveVisitors(t *testing.T, w *harness.World, box string) (visit func() int
 	if err != nil {
 		t.Fatal(err)
 	}
-	at.Scheme, at.Host = "http", at.Hostname() // which a loopback address serves too
+	at.Scheme, at.Host = "http", at.Hostname() // also served on a loopback address
 	c := &http.Client{Timeout: harness.Patience, Transport: &http.Transport{
 		DisableKeepAlives: true,
 		DialContext: func(ctx context.Context, network, _ string) (net.Conn, error) {

@@ -19,7 +19,7 @@ import (
 	"boxgate/policy"
 )
 
-// builtPath is where `make runsc` puts gVisor.
+// builtPath is the directory where `make runsc` installs gVisor.
 const builtPath = "/var/lib/boxgate/gvisor"
 
 // present returns the path of a runtime, or "" if it is not installed.
@@ -33,7 +33,7 @@ func present(name string) string {
 	return ""
 }
 
-// each runs a test under every runtime that is present. The default must be.
+// each runs a test under every installed runtime. The default must be installed.
 func each(t *testing.T, test func(t *testing.T, w *harness.World, runtime *oci.Runtime)) {
 	t.Helper()
 	for _, name := range oci.Names() {
@@ -55,11 +55,11 @@ func each(t *testing.T, test func(t *testing.T, w *harness.World, runtime *oci.R
 	}
 }
 
-// unified is where a hybrid host has control groups of version 2.
+// unified is the mount point of control groups version 2 on a hybrid host.
 const unified = "/sys/fs/cgroup/unified"
 
-// withoutUnified returns a runtime that sees control groups of version 1 alone, for one that refuses a host that has controllers
-// of both.
+// withoutUnified returns a runtime that sees only control groups version 1, for a runtime that refuses a host with
+// controllers of both.
 func withoutUnified(t *testing.T, path string) string {
 	t.Helper()
 	if controllers, err := os.ReadFile(unified + "/cgroup.controllers"); err != nil || len(bytes.TrimSpace(controllers)) == 0 {
@@ -74,8 +74,8 @@ func withoutUnified(t *testing.T, path string) string {
 	return wrapper
 }
 
-// Commands get their environment, directory and streams, their output arrives apart and in full, and their exit status is
-// that of a shell.
+// Commands get their environment, directory and streams. Their output streams arrive separately and complete, and their
+// exit status follows the shell's rules.
 func TestCommandsUnderEachRuntime(t *testing.T) {
 	t.Parallel()
 	each(t, func(t *testing.T, w *harness.World, _ *oci.Runtime) {
@@ -113,7 +113,7 @@ func TestCommandsUnderEachRuntime(t *testing.T) {
 	})
 }
 
-// nothingLeft fails the test if anything of a deleted box is on the host.
+// nothingLeft fails the test if traces of a deleted box are on the host.
 func nothingLeft(w *harness.World, box string) {
 	w.T.Helper()
 	for _, pattern := range []string{
@@ -131,7 +131,7 @@ func nothingLeft(w *harness.World, box string) {
 	}
 }
 
-// What leaves a box is decided the same under each runtime, secrets are set outside of it, and it trusts its CA.
+// Under each runtime a box's traffic is decided in the same way, secrets are set outside of it, and it trusts its CA.
 func TestEgressUnderEachRuntime(t *testing.T) {
 	t.Parallel()
 	each(t, func(t *testing.T, w *harness.World, _ *oci.Runtime) {
@@ -196,7 +196,7 @@ func TestPauseUnderEachRuntime(t *testing.T) {
 	})
 }
 
-// Boxes outlive the gateway: their processes, files and network are the same after it was killed.
+// Boxes survive a killed gateway: their processes, files and network do not change.
 func TestRestartUnderEachRuntime(t *testing.T) {
 	t.Parallel()
 	each(t, func(t *testing.T, w *harness.World, _ *oci.Runtime) {

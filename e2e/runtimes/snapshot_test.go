@@ -75,7 +75,7 @@ func takeSnapshot(w *harness.World, box string) string {
 	return s.ID
 }
 
-// restored makes a box from a snapshot.
+// restored creates a box from a snapshot.
 func restored(w *harness.World, snapshot string) string {
 	w.T.Helper()
 	var box struct{ ID string }

@@ -41,16 +41,16 @@ type operation struct {
 	}
 }
 
-// fuzz sends requests that it makes from the description of the API to a gateway.
+// fuzz sends requests generated from the description of the API to a gateway.
 type fuzz struct {
 	*harness.World
 	client http.Client
 	gen    *generator
 	ops    []operation
-	seen   []string // IDs that answers had
+	seen   []string // IDs in answers
 }
 
-// notFuzzed are operations that take long, with what would make them take it.
+// notFuzzed are slow operations, with the reason.
 var notFuzzed = map[string]string{"testBox": "runs for seconds each time"}
 
 // TestAnswersMatchTheDescription sends valid and invalid requests generated from the description, in a fixed order. No
@@ -101,14 +101,14 @@ func newFuzz(t *testing.T, seed uint64) *fuzz {
 	return f
 }
 
-// ensureBox makes the box that requests are about, if it is gone.
+// ensureBox creates the box of the requests if it is gone.
 func (f *fuzz) ensureBox() {
 	f.T.Helper()
 	err := f.Client.Do(f.T.Context(), "GET", "/v2/box/fuzz-a", nil, nil)
 	if err == nil {
 		return
 	}
-	if f.Client, err = f.Dial(); err != nil { // with the key of now
+	if f.Client, err = f.Dial(); err != nil { // with the present key
 		f.T.Fatal(err)
 	}
 	if err := f.Client.Do(f.T.Context(), "GET", "/v2/box/fuzz-a", nil, nil); err != nil {
@@ -241,7 +241,7 @@ func (f *fuzz) faultsOf(s *schema, text []byte) []string {
 	return f.gen.all.faults(s, v, "")
 }
 
-// remember keeps the IDs in an answer, for the paths of requests to come.
+// remember stores the IDs in an answer for the paths of later requests.
 func (f *fuzz) remember(v any) {
 	switch v := v.(type) {
 	case []any:

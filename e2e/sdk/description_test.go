@@ -7,7 +7,7 @@ import (
 	"testing"
 )
 
-// TestDescriptionIsLinted holds the description of the API to the recommended rules of Redocly's linter.
+// TestDescriptionIsLinted: the description of the API passes the recommended rules of Redocly's linter.
 func TestDescriptionIsLinted(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)

@@ -16,7 +16,7 @@ import (
 	"boxgate/internal/testnet"
 )
 
-// sent is a line of testdata/dialects.mjs: a policy as an SDK of another product sends it.
+// sent is a line of testdata/dialects.mjs: a policy as sent by an SDK of another product.
 type sent struct {
 	Case, How string
 	Policy    json.RawMessage
@@ -47,13 +47,13 @@ type dialectCase struct {
 	holds              func(d *dialectBox) // checks a box with the policy
 }
 
-// headersOnCreate is where a policy that sets headers is refused for a box that runs.
+// headersOnCreate is the pointer of the refusal of a policy that sets headers, for a running box.
 const headersOnCreate = "/"
 
 var dialectCases = map[string]dialectCase{
 	"vercel: open":   {holds: func(d *dialectBox) { d.reaches("www", "api", "evil"); d.refuses() }},
 	"vercel: closed": {holds: func(d *dialectBox) { d.reaches(); d.refuses("www", "api", "evil") }},
-	// Denied addresses win over names, allowed ones need no name.
+	// Denied addresses take precedence over names; allowed ones need no name.
 	"vercel: list":             {holds: func(d *dialectBox) { d.reaches("www", "evil address"); d.refuses("api", "api address", "evil name") }},
 	"vercel: rules":            {onUpdate: headersOnCreate, holds: (*dialectBox).vercelRules},
 	"vercel: another response": {onCreate: "/allow/api.example.com/0/response/statusCode", onUpdate: "/allow/api.example.com/0/response/statusCode"},
@@ -99,13 +99,13 @@ func (p *proxied) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	fmt.Fprint(w, "decided by the proxy")
 }
 
-// ask are curl's arguments for hosts and addresses.
+// ask returns curl's arguments for a host or an address.
 func (d *dialectBox) ask(what string) string {
 	host := map[string]string{"www": "www.example.com", "api": "api.example.com", "evil": "evil.example.net"}[strings.Fields(what)[0]]
 	switch {
 	case strings.HasSuffix(what, " address"):
 		return "http://" + d.V4(host).String() + d.path
-	case strings.HasSuffix(what, " name"): // of an address that is allowed, over IPv6, which is not
+	case strings.HasSuffix(what, " name"): // a name of an allowed address, over IPv6, which is not allowed
 		return "-6 http://" + host + d.path
 	}
 	return "-k https://" + host + d.path

@@ -20,7 +20,7 @@ import (
 // example is a block of commands in docs/api.md.
 type example struct {
 	line   int
-	status int // that its requests are answered with; 0: success
+	status int // expected status of its requests; 0: success
 	script string
 }
 
@@ -44,8 +44,8 @@ func examplesOf(t *testing.T, doc string) []example {
 	return found
 }
 
-// TestExamplesOfTheAPI runs the examples of docs/api.md in their order. An operation of /openapi.json without an example
-// that works fails by its name.
+// TestExamplesOfTheAPI runs the examples of docs/api.md in order. An operation of /openapi.json without a working
+// example fails by name.
 func TestExamplesOfTheAPI(t *testing.T) {
 	t.Parallel()
 	w, _ := newWorld(t)
@@ -97,7 +97,7 @@ func operations(t *testing.T, w *harness.World) described {
 	return d
 }
 
-// answered is a request that an example made.
+// answered is a request made by an example.
 type answered struct {
 	line, want   int
 	method, path string
@@ -140,7 +140,7 @@ func runExamples(t *testing.T, w *harness.World, examples []example) []answered 
 // readAnswered parses the shell's report.
 func readAnswered(t *testing.T, text string) (all []answered) {
 	t.Helper()
-	var at answered // the example that runs
+	var at answered // the running example
 	for lines := bufio.NewScanner(strings.NewReader(text)); lines.Scan(); {
 		if n, _ := fmt.Sscanf(lines.Text(), "example %d %d", &at.line, &at.want); n == 2 {
 			continue

@@ -6,7 +6,7 @@ import (
 	"testing"
 )
 
-// TestFaultsOfAnswers: an answer that is not as described is found, wherever the fault is.
+// TestFaultsOfAnswers: an answer that violates the description is detected, at any depth.
 func TestFaultsOfAnswers(t *testing.T) {
 	t.Parallel()
 	all := schemas{}

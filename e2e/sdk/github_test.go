@@ -15,8 +15,8 @@ import (
 	"boxgate/internal/testnet"
 )
 
-// serveGitHub makes a GitHub on the internet of the test: one repository, https://github.com/acme/app, and the part of the
-// API that opens pull requests. Both want the token that the subject git has.
+// serveGitHub adds a GitHub to the internet of the test: one repository, https://github.com/acme/app, and the API for
+// opening pull requests. Both require the token of the subject git.
 func serveGitHub(t *testing.T, w *harness.World) {
 	t.Helper()
 	backend, err := testnet.GitBackend()

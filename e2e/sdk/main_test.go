@@ -42,14 +42,14 @@ func newNode(t *testing.T) node {
 	return node{dir}
 }
 
-// command prepares a script of testdata. Its working directory is its own.
+// command prepares a script of testdata, in its own working directory.
 func (n node) command(ctx context.Context, script string, args ...string) *exec.Cmd {
 	cmd := exec.CommandContext(ctx, "node", append([]string{filepath.Join(n.dir, script)}, args...)...)
 	cmd.Dir = n.dir
 	return cmd
 }
 
-// newWorld starts a gateway whose public URLs and API are on loopback, and returns the API's key as well.
+// newWorld starts a gateway whose public URLs and API are on loopback, and also returns the API's key.
 func newWorld(t *testing.T) (w *harness.World, key string) {
 	t.Helper()
 	w = harness.NewWorld(t, func(c *config.Config) {
@@ -61,7 +61,7 @@ func newWorld(t *testing.T) (w *harness.World, key string) {
 
 const baseURL = "http://127.0.0.1:8600"
 
-// lines runs a command in the gateway's namespace and calls each with the lines of JSON that it prints.
+// lines runs a command in the gateway's namespace and calls each for every line of JSON that it prints.
 func lines(w *harness.World, cmd *exec.Cmd, each func(*json.Decoder) error) error {
 	var errout lab.SyncBuffer
 	out, in, err := os.Pipe()

@@ -11,9 +11,9 @@ import (
 	"unicode/utf8"
 )
 
-// schema is a JSON schema, of the part of the language that the description uses.
+// schema is a JSON schema, with the keywords that the description uses.
 type schema struct {
-	any bool // every value is as described
+	any bool // every value is valid
 
 	Ref                  string             `json:"$ref"`
 	Type                 string             `json:"type"`
@@ -110,7 +110,7 @@ func (all schemas) faultsOfObject(s *schema, v map[string]any, at string) []stri
 	return found
 }
 
-// jsonType is the name of a value's type in JSON schemas.
+// jsonType returns the name of a value's type in JSON schemas.
 func jsonType(v any) (string, bool) {
 	switch v := v.(type) {
 	case map[string]any:
@@ -130,11 +130,11 @@ func jsonType(v any) (string, bool) {
 	return "null", false
 }
 
-// generator makes values that a schema describes, and some that it does not.
+// generator generates values of a schema, and some invalid ones.
 type generator struct {
 	*rand.Rand
 	all  schemas
-	skip []string // members that are never made
+	skip []string // members that are never generated
 }
 
 // words are the parts of generated strings: names that mean something to the API, and harmful ones.
@@ -146,7 +146,7 @@ var words = []string{
 
 func (g *generator) pick(from []string) string { return from[g.IntN(len(from))] }
 
-// value makes a value of a schema, no deeper than depth.
+// value returns a value of a schema, with at most the given depth.
 func (g *generator) value(s *schema, depth int) any {
 	s = g.all.resolve(s)
 	if len(s.AnyOf) > 0 {
@@ -209,7 +209,7 @@ func (g *generator) integer(s *schema) int64 {
 	return low + g.Int64N(min(high-low, 70_000)+1)
 }
 
-// makeInvalid changes a value so that it is not what its schema describes.
+// makeInvalid changes a value so that it violates its schema.
 func (g *generator) makeInvalid(v any) any {
 	object, ok := v.(map[string]any)
 	if !ok {
@@ -217,7 +217,7 @@ func (g *generator) makeInvalid(v any) any {
 	}
 	if keys := slices.Sorted(maps.Keys(object)); len(keys) > 0 && g.IntN(2) == 0 {
 		key := g.pick(keys)
-		object[key] = map[string]any{"no name of anything": []any{object[key]}} // which is no host either
+		object[key] = map[string]any{"no name of anything": []any{object[key]}} // not a valid host either
 		return object
 	}
 	object["not_a_field"] = 1

@@ -14,10 +14,11 @@ import (
 // subjects are the files of testdata/subjects that share a gateway.
 var subjects = []string{"lifecycle", "exec", "files", "snapshots", "settings", "schedules", "ephemeral", "agents", "urls", "git", "newer"}
 
-// methodsOfBox is how many methods the class Box of the pinned package has, its namespaces and static ones included.
+// methodsOfBox is the number of methods of the class Box in the pinned package, including its namespaces and static
+// ones.
 const methodsOfBox = 66
 
-// result is a line of testdata/run.mjs: how a test ended, or at last which methods there are and which of them worked.
+// result is a line of testdata/run.mjs: the result of a test, or finally all methods and the ones that succeeded.
 type result struct {
 	Test, Error   string
 	Table, Worked []string

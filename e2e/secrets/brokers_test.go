@@ -57,14 +57,14 @@ type brokers struct {
 	issued   int      // number of access tokens, and of refresh tokens except the first
 	tokens   []string // of the forwarding proxy
 	accepted map[string]int
-	wrong    []string // credentials that were not accepted
+	wrong    []string // credentials that were refused
 }
 
 func (b *brokers) canary(kind string) string { return "canary-" + kind + "-" + b.mark + "-end" }
 
 const brokerRegion = "eu-central-1"
 
-// newBrokers makes the servers, which are known to no gateway yet, and the files that sources read.
+// newBrokers creates the servers, before any gateway uses them, and the files of the sources.
 func newBrokers(w *harness.World, mark string, secrets map[string]string) *brokers {
 	t := w.T
 	t.Helper()
@@ -102,7 +102,7 @@ func newBrokers(w *harness.World, mark string, secrets map[string]string) *broke
 	return b
 }
 
-// keyMaterial adds what private keys consist of: a line of their text, and the number itself.
+// keyMaterial adds the secret parts of private keys: a line of their text, and the number.
 func keyMaterial(t *testing.T, secrets map[string]string, ssh, certificate string) {
 	t.Helper()
 	key, err := gossh.ParseRawPrivateKey([]byte(ssh))
@@ -123,7 +123,7 @@ func keyMaterial(t *testing.T, secrets map[string]string, ssh, certificate strin
 	secrets["the certificate's text"], secrets["the certificate's key"] = strings.Split(certificate, "\n")[1][40:60], string(number)
 }
 
-// configuration are the sources that ask the servers.
+// configuration returns the configuration of the sources that use the servers.
 func (b *brokers) configuration() string {
 	text := `  first: {file: DIR/first}
   client: {file: DIR/client}
@@ -198,7 +198,7 @@ func (b *brokers) issuer() http.Handler {
 	return mux
 }
 
-// access is the access token that was issued last.
+// access returns the latest access token.
 func (b *brokers) access() string { return b.canary(fmt.Sprint("access-", b.issued)) }
 
 // issues returns a page. If answer returns nil, the client is refused with a quote of its request.
@@ -255,7 +255,7 @@ func (b *brokers) broker() http.Handler {
 	})
 }
 
-// proxy is who requests are forwarded to.
+// proxy handles the requests that are forwarded to the proxy.
 func (b *brokers) proxy(w http.ResponseWriter, r *http.Request) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -312,7 +312,7 @@ func (b *brokers) used(in *harness.Intruder) string {
 	return out.String()
 }
 
-// query logs in to the database and asks who that is.
+// query logs in to the database and queries the current user.
 func (b *brokers) query(in *harness.Intruder) error {
 	in.MustSh(in.Box, "getent ahosts "+baseHost)
 	c, err := pgconn.ParseConfig("host=" + baseHost + " user=app dbname=orders password=none sslmode=disable")

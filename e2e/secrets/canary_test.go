@@ -27,14 +27,14 @@ type canaries struct {
 	*harness.World
 	in      *harness.Intruder
 	brokers *brokers
-	secrets map[string]string // by kind: no form of them may be seen
+	secrets map[string]string // by kind; must not be seen in any encoding
 	keys    map[string]string // of the API and the store: allowed only in their own files
 	seen    map[string][]byte
 	mark    string // part of all secrets of this run and of no other
 	fails   string // while this file exists, the command fails and prints its value
 }
 
-// newCanaries starts a gateway at debug level whose box uses a literal, and secrets of a file, a variable and a command,
+// newCanaries starts a gateway at debug level. Its box uses a literal, and secrets of a file, a variable and a command,
 // in headers and behind placeholders, on a host that reflects, and all that [brokers] issue and accept.
 func newCanaries(t *testing.T) *canaries {
 	t.Helper()
@@ -61,7 +61,7 @@ func newCanaries(t *testing.T) *canaries {
 	return c
 }
 
-// rules are the box's header rules, with something behind each literal.
+// rules returns the box's header rules, with a suffix after each literal.
 func (c *canaries) rules(behind string) map[string]any {
 	literal := c.secrets["literal"] + behind
 	secret := func(name string) map[string]string { return map[string]string{"secret": name} }
@@ -90,7 +90,7 @@ func (c *canaries) ask(method, path string, body any) {
 	c.collect(method+" "+path, append(answer, fmt.Sprint(err)...))
 }
 
-// use sends every kind of request, and meets every kind of refusal and fault.
+// use sends every kind of request, and causes every kind of refusal and fault.
 func (c *canaries) use() {
 	out := c.MustSh(c.in.Box, `for v in --http2 --http1.1; do
 for p in /plain /echo; do curl -sS $v https://api.example.com$p; done
@@ -122,10 +122,10 @@ curl -sS --http1.1 -H 'Transfer-Encoding: chunked' -H 'Content-Length: 3' -d abc
 	}
 }
 
-// broker has the box use all that the brokers accept.
+// broker makes the box use all that the brokers accept.
 func (c *canaries) broker() { c.collect("the box's output", []byte(c.brokers.used(c.in))) }
 
-// half leaves a request half sent.
+// half sends half a request.
 func (c *canaries) half() {
 	bad := c.in.TLS(c.in.DialHost("api.example.com", 443), "api.example.com")
 	if _, err := io.WriteString(bad, "POST /cut HTTP/1.1\r\nHost: api.example.com\r\nContent-Length: 100\r\n\r\nhalf"); err != nil {
@@ -153,7 +153,7 @@ func (c *canaries) failSources() {
 	c.Happened("request")
 }
 
-// collectOutputs asks for the secrets in every way, and makes mistakes with them.
+// collectOutputs uses the secrets in every way, including with mistakes.
 func (c *canaries) collectOutputs() {
 	box := c.in.Box
 	for _, path := range []string{"/v2/box", api.BoxPath(box), api.BoxPath(box, "config/attach-headers"), "/v2/box/settings/attach-headers",
@@ -186,7 +186,7 @@ func (c *canaries) collectOutputs() {
 	c.collect("metrics", c.Metrics())
 }
 
-// rotate changes the keys; the old ones and the new ones count as secrets.
+// rotate changes the keys. The old and the new ones count as secrets.
 func (c *canaries) rotate() {
 	note := func(when string) {
 		c.keys["API key "+when] = strings.TrimSpace(c.KeyFile("api-key"))
@@ -209,7 +209,7 @@ func (c *canaries) rotate() {
 	c.broker()
 }
 
-// dump makes the gateway end as a fault of the runtime would make it, with everything that it then writes.
+// dump kills the gateway like a fatal error of the Go runtime, and collects its output.
 func (c *canaries) dump(signal unix.Signal) {
 	c.half()
 	c.Until("a request is under way", func() bool { return len(c.in.Requests("api.example.com", "/cut")) > 0 })
@@ -224,8 +224,8 @@ func (c *canaries) dump(signal unix.Signal) {
 	}
 }
 
-// TestAttackCanaryIsSeenNowhere uses secrets of every kind in every way at debug level, changes the keys, lets sources and
-// requests fail, makes the gateway dump its state, and then looks for the secrets everywhere.
+// TestAttackCanaryIsSeenNowhere uses secrets of every kind in every way at debug level, changes the keys, makes sources
+// and requests fail, makes the gateway dump its state, and then searches for the secrets everywhere.
 func TestAttackCanaryIsSeenNowhere(t *testing.T) {
 	t.Parallel()
 	c := newCanaries(t)
@@ -235,7 +235,7 @@ func TestAttackCanaryIsSeenNowhere(t *testing.T) {
 	c.rotate()
 	c.brokers.issuedSecrets(c.secrets)
 	c.inMemory()
-	// One search, which takes its time, for what most of them have in common, and the rest.
+	// One search, because it is slow, for the common part of most secrets and for the rest.
 	line := lab.SearchLine(c.mark, c.secrets["the SSH key's text"], c.secrets["the certificate's text"], c.secrets["forwarding token 0"])
 	if found := strings.Fields(harness.Output(c.Sh(c.in.Box, line))); strings.Join(found, " ") != "0 0 0" {
 		t.Errorf("matches of a secret in environment, /proc and files of the box: %v", found)
@@ -340,8 +340,8 @@ func memoryOf(dir string) (all []byte) {
 	return all
 }
 
-// inProcesses looks at the command line and environment of every process: the gateway's own has the variable that it was
-// started with.
+// inProcesses searches the command line and environment of every process. The gateway's environment has the variable it
+// was started with.
 func (c *canaries) inProcesses() {
 	for pid, what := range processes(c.T) {
 		for kind, secret := range c.secrets {
@@ -381,7 +381,7 @@ func (c *canaries) search() {
 		}
 	}
 	log := c.LogText()
-	for kind, secret := range c.secrets { // as a dump shows what lies in a register or on the stack
+	for kind, secret := range c.secrets { // as a dump shows the contents of registers and stacks
 		for at := range len(secret) - 7 {
 			if word := fmt.Sprintf("%x", binary.LittleEndian.Uint64([]byte(secret[at:]))); strings.Contains(log, word) {
 				t.Errorf("the log shows a word of the secret (%s)", kind)

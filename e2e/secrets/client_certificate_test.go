@@ -80,8 +80,8 @@ func (ca *clientCA) issue(t *testing.T, name string, until time.Time) (certifica
 	return pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der}), pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: private})
 }
 
-// whoAmI answers with the name in the client's certificate, as a WebSocket message where one is asked for, and as a stream
-// without end at /stream.
+// whoAmI answers with the name in the client's certificate, as a WebSocket message if one is opened, and as an endless
+// stream at /stream.
 func whoAmI(w http.ResponseWriter, r *http.Request) {
 	who := "nobody"
 	if certs := r.TLS.PeerCertificates; len(certs) > 0 {
@@ -103,8 +103,9 @@ func whoAmI(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-// mutualWorld is a gateway with certificates in files of a folder, and servers that ask for them: mutual.example.com
-// requires one, optional.example.com takes requests without as well, and both have a stranger of the same address.
+// mutualWorld starts a gateway with certificates in files of a folder, and servers that request them:
+// mutual.example.com requires one, optional.example.com also accepts requests without, and another host shares the
+// address of each.
 func mutualWorld(t *testing.T, ca *clientCA) (w *harness.World, dir string) {
 	t.Helper()
 	dir = t.TempDir()
@@ -205,7 +206,7 @@ func TestClientCertificateFromABox(t *testing.T) {
 	}
 }
 
-// certificateRotates replaces the certificate, while a stream is open that began with the old one, and then breaks it.
+// certificateRotates replaces the certificate while a stream opened with the old one is open, and then breaks it.
 func certificateRotates(t *testing.T, w *harness.World, box, dir string, ca *clientCA) {
 	t.Helper()
 	w.MustSh(box, "(curl -sS -N --http2 https://mutual.example.com/stream > /tmp/stream 2>&1; echo ended >> /tmp/stream) & "+
@@ -229,7 +230,8 @@ func certificateRotates(t *testing.T, w *harness.World, box, dir string, ca *cli
 	})
 }
 
-// wantBothVersions requests URLs from a box, one after the other, by each version of HTTP. Each is followed by texts that the answer contains.
+// wantBothVersions requests URLs from a box in turn, by each version of HTTP. Each URL is followed by texts that the
+// answer must contain.
 func wantBothVersions(w *harness.World, box string, answers ...[2]string) {
 	w.T.Helper()
 	var lines []string

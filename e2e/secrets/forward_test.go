@@ -117,7 +117,7 @@ func TestForwardURLFromABox(t *testing.T) {
 	}
 }
 
-// socketOverHTTP2 opens a WebSocket over HTTP/2, whose message comes from the proxy.
+// socketOverHTTP2 opens a WebSocket over HTTP/2. The proxy sends its message.
 func socketOverHTTP2(w *harness.World, box string) {
 	w.T.Helper()
 	f := w.Intrude(box).Frames("api.example.com")
@@ -128,7 +128,7 @@ func socketOverHTTP2(w *harness.World, box string) {
 	}
 }
 
-// forwards sends one request to the proxy, with headers that the box made up, and checks what arrives.
+// forwards sends one request to the proxy, with forged headers of the box, and checks the received ones.
 func forwards(t *testing.T, w *harness.World, box, way string, proxy *forwardProxy) {
 	t.Helper()
 	harness.Contains(t, w.MustSh(box, `curl -sS -f `+way+` -H 'Vercel-Forwarded-Host: evil.test' -H 'vercel_forwarded_path: /evil' `+

@@ -28,7 +28,7 @@ type gitHub struct {
 	mu     sync.Mutex
 	minted int
 	broken bool
-	seen   []string // credentials that did not come from the gateway
+	seen   []string // credentials not set by the gateway
 }
 
 func (g *gitHub) token() string {
@@ -171,7 +171,7 @@ func TestGitHubAppFromABox(t *testing.T) {
 	}
 }
 
-// streamEnds opens a stream over each version of HTTP, and has the token refreshed.
+// streamEnds opens a stream over each version of HTTP, and makes the gateway refresh the token.
 func streamEnds(t *testing.T, w *harness.World, box string, g *gitHub) {
 	t.Helper()
 	in := w.Intrude(box)

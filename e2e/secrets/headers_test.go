@@ -29,14 +29,14 @@ func secretFile(t *testing.T, value string) string {
 	return path
 }
 
-// withSecretFile gives a gateway one secret, read from a file anew ten times a second.
+// withSecretFile gives a gateway one secret, read from a file ten times a second.
 func withSecretFile(name, path string) func(*config.Config) {
 	return func(cfg *config.Config) {
 		cfg.Secrets = config.Secrets{Sources: map[string]secrets.Source{name: {File: path, Refresh: 100 * time.Millisecond}}}
 	}
 }
 
-// everyWay are curl's arguments for each family and version, in the gate each once.
+// everyWay are curl's arguments for each family and version; in the gate, each once.
 var everyWay = nightly.Size([]string{"-4 --http1.1", "-6 --http2"}, []string{"-4 --http1.1", "-6 --http1.1", "-4 --http2", "-6 --http2"})
 
 // TestHeaderRulesOfBoxAndGateway: only the most specific pattern applies, a box's rule replaces the global one with the
@@ -141,8 +141,8 @@ func TestSecretSourceFails(t *testing.T) {
 	}
 }
 
-// TestHeadersCommand: the rule of one host is set, shown and removed by flags, and the others keep values that are not on
-// the command line.
+// TestHeadersCommand: flags set, show and remove the rule of one host, and the other rules keep their values, which are
+// not on the command line.
 func TestHeadersCommand(t *testing.T) {
 	t.Parallel()
 	w := harness.NewWorld(t, withSecretFile("openai", secretFile(t, harness.TestSecret)))
@@ -198,7 +198,8 @@ func TestHeadersCommand(t *testing.T) {
 	harness.Contains(t, run(0, "set", "--help"), "gateway headers set --box demo api.openai.com --secret", "placeholders:")
 }
 
-// TestRequestRulesFromABox: a denied path is denied in every spelling, and odd paths pass where no rule covers the host.
+// TestRequestRulesFromABox: a denied path is denied in every spelling, and odd paths pass where no rule covers the
+// host.
 func TestRequestRulesFromABox(t *testing.T) {
 	t.Parallel()
 	w := harness.Shared(t)

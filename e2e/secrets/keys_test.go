@@ -16,7 +16,7 @@ import (
 	"boxgate/internal/testnet"
 )
 
-// responseError returns the refusal of the API that an error is, or nil.
+// responseError returns the API's refusal in an error, or nil.
 func responseError(err error) *api.ResponseError {
 	refused, _ := errors.AsType[*api.ResponseError](err)
 	return refused
@@ -32,7 +32,7 @@ func secretArrives(w *harness.World, box, path string) {
 	}
 }
 
-// TestTheKeyOfTheStoreIsChanged: by the running gateway and without one; boxes and their secrets stay.
+// TestTheKeyOfTheStoreIsChanged: by the running gateway and without one. Boxes and their secrets stay.
 func TestTheKeyOfTheStoreIsChanged(t *testing.T) {
 	t.Parallel()
 	w := harness.NewWorld(t, nil)
@@ -81,7 +81,7 @@ func TestTheKeyOfTheStoreIsChanged(t *testing.T) {
 	}
 }
 
-// TestThePassphraseOfTheStoreIsChanged: by variable through the gateway, from standard input without one.
+// TestThePassphraseOfTheStoreIsChanged: by a variable through the gateway, and from standard input without one.
 func TestThePassphraseOfTheStoreIsChanged(t *testing.T) {
 	t.Parallel()
 	w := harness.NewStopped(t, lab.Options{})
@@ -180,12 +180,12 @@ func TestTheAPIKeyIsChanged(t *testing.T) {
 	}
 }
 
-// TestTheGatewayCannotBeDumped: the running gateway may write no core, and no process without CAP_SYS_PTRACE opens its
-// memory, though it has the same user and the same rights otherwise.
+// TestTheGatewayCannotBeDumped: the running gateway writes no core, and a process without CAP_SYS_PTRACE but with the
+// same user and other privileges cannot open its memory.
 func TestTheGatewayCannotBeDumped(t *testing.T) {
 	t.Parallel()
 	w := harness.NewStopped(t, lab.Options{})
-	// A process that has a capability which the reader lacks is out of its reach anyway: take it from both.
+	// A process with a capability that the reader lacks is out of its reach anyway, so both drop it.
 	drop := []string{"--bounding-set=-sys_ptrace", "--inh-caps=-sys_ptrace"}
 	script := filepath.Join(t.TempDir(), "gateway")
 	text := fmt.Sprintf("#!/bin/sh\nexec setpriv %s %s \"$@\"\n", strings.Join(drop, " "), w.Self)

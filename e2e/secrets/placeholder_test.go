@@ -22,7 +22,8 @@ import (
 
 var isToken = regexp.MustCompile(`^bxgph_[a-z2-7]{32}$`)
 
-// placeholderBox makes a box whose variable API_KEY stands for a secret at api.example.com, and another at another host.
+// placeholderBox creates a box whose variable API_KEY is a placeholder for a secret at api.example.com, and another for
+// another host.
 func placeholderBox(w *harness.World) string {
 	return w.Create(map[string]any{
 		"network_policy": harness.Custom("api.example.com", "www.example.com", "plain.example.com", "git.example.com"),
@@ -35,8 +36,8 @@ func placeholderBox(w *harness.World) string {
 	})
 }
 
-// TestPlaceholderReachesTheServerAsTheSecret: curl and Python send the variable as they would send a key, over both
-// families and versions.
+// TestPlaceholderReachesTheServerAsTheSecret: curl and Python send the variable like a key, over both families and
+// versions.
 func TestPlaceholderReachesTheServerAsTheSecret(t *testing.T) {
 	t.Parallel()
 	w := harness.NewWorld(t, withSecretFile("openai", secretFile(t, "from-"+harness.TestSecret)))
@@ -79,8 +80,8 @@ func TestPlaceholderReachesTheServerAsTheSecret(t *testing.T) {
 	}
 }
 
-// TestPlaceholderLeaks: sent anywhere but to its host, in a header, it is refused and told to the log, and neither it nor
-// the secret arrives.
+// TestPlaceholderLeaks: a placeholder sent anywhere except in a header to its host is refused and logged, and neither
+// it nor the secret arrives.
 func TestPlaceholderLeaks(t *testing.T) {
 	t.Parallel()
 	w := harness.NewWorld(t, withSecretFile("openai", secretFile(t, "from-"+harness.TestSecret)))
@@ -115,13 +116,13 @@ func TestPlaceholderLeaks(t *testing.T) {
 			t.Errorf("%s: exit %d: %s", ran.Line, ran.Code, ran.Out)
 		}
 	}
-	// The explicit proxy is no way around.
+	// The explicit proxy is not a bypass.
 	out, _ := w.Sh(box, `curl -sS -x http://10.200.0.1:3128 -H "X-Key: $API_KEY" http://plain.example.com/ ; curl -sS -x http://10.200.0.1:3128 -H "X-Key: $API_KEY" https://www.example.com/`)
 	if n += 2; strings.Count(out, `"placeholder_leak"`) != 2 {
 		t.Errorf("through the explicit proxy: %s", out)
 	}
 	for _, r := range w.Net.Received("", testnet.Of(testnet.Request)) {
-		if r.Method != "POST" || r.Proto != "HTTP/2.0" || r.Body != 0 { // whose head goes before the body is read
+		if r.Method != "POST" || r.Proto != "HTTP/2.0" || r.Body != 0 { // its head is forwarded before the body is read
 			t.Errorf("arrived: %+v", r)
 		}
 	}
@@ -130,7 +131,7 @@ func TestPlaceholderLeaks(t *testing.T) {
 		leaks = 0
 		for _, e := range w.Events(box) {
 			if e.Reason == name.ReasonPlaceholderLeak && e.Verdict == policy.Deny {
-				leaks += int(max(e.Count, 1)) // repeated ones share a line
+				leaks += int(max(e.Count, 1)) // repeated leaks share a line
 			}
 		}
 		return leaks >= n
@@ -143,8 +144,8 @@ func TestPlaceholderLeaks(t *testing.T) {
 	})
 }
 
-// TestPlaceholdersFollowTheRules: a rule set later, and a global one, reach the next command; one taken away does not; a
-// restart changes no token.
+// TestPlaceholdersFollowTheRules: a rule set later, and a global one, apply to the next command, and a removed one no
+// longer does. A restart changes no token.
 func TestPlaceholdersFollowTheRules(t *testing.T) {
 	t.Parallel()
 	w := harness.Shared(t)
@@ -203,7 +204,7 @@ func TestPlaceholdersFollowTheRules(t *testing.T) {
 	}
 }
 
-// TestPlaceholdersOfABoxFromAnOlderVersion: a box that has no key for tokens gets one when it is picked up.
+// TestPlaceholdersOfABoxFromAnOlderVersion: a box without a key for tokens gets one at the start of the gateway.
 func TestPlaceholdersOfABoxFromAnOlderVersion(t *testing.T) {
 	t.Parallel()
 	w := harness.Shared(t)

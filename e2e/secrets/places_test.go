@@ -41,8 +41,8 @@ func (b *bodies) takeAll() map[string]string {
 	return got
 }
 
-// TestPlaceholderInQueriesAndBodies: curl and Python send the variable where the API wants its key, and the server gets the
-// secret, where the rule allows that.
+// TestPlaceholderInQueriesAndBodies: curl and Python send the variable where the API expects its key, and the server
+// gets the secret if the rule allows that place.
 func TestPlaceholderInQueriesAndBodies(t *testing.T) {
 	t.Parallel()
 	w := harness.NewWorld(t, withSecretFile("openai", secretFile(t, `from "`+harness.TestSecret)))

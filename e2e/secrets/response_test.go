@@ -7,8 +7,8 @@ import (
 	"boxgate/e2e/harness"
 )
 
-// TestResponseFieldsFromABox: a box is not sent the fields that a rule removes from responses, by either version of HTTP; other hosts keep
-// theirs.
+// TestResponseFieldsFromABox: a box does not receive the fields that a rule removes from responses, by either version
+// of HTTP. Responses of other hosts keep theirs.
 func TestResponseFieldsFromABox(t *testing.T) {
 	t.Parallel()
 	w := harness.Shared(t)

@@ -78,7 +78,7 @@ func TestAttackSecretsGoNowhereElse(t *testing.T) {
 	change, start := harness.WithOrigin(t)
 	w := harness.NewWorld(t, change)
 	origin := start(w)
-	if err := w.Net.AddHost("misnamed.example.com", "198.51.100.77"); err != nil { // whose certificate names the origin alone
+	if err := w.Net.AddHost("misnamed.example.com", "198.51.100.77"); err != nil { // its certificate is only for the origin
 		t.Fatal(err)
 	}
 	key := map[string]string{"X-Key": harness.Canary}
@@ -147,7 +147,7 @@ func TestAttackSecretsGoNowhereElse(t *testing.T) {
 	}
 }
 
-// forms are the encodings in which a secret might appear.
+// forms returns the encodings in which a secret might appear.
 func forms(secret string) map[string][]byte {
 	out := map[string][]byte{
 		"plain": []byte(secret), "hex": []byte(hex.EncodeToString([]byte(secret))),
@@ -168,7 +168,7 @@ func reversed(s string) []byte {
 	return out
 }
 
-// fileWith returns the first file below root that holds want.
+// fileWith returns the first file below root that contains want.
 func fileWith(t *testing.T, root string, want []byte) string {
 	t.Helper()
 	return filesWith(t, root, map[string][]byte{"": want})[""]

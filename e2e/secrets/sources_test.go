@@ -22,15 +22,15 @@ import (
 	"boxgate/policy/name"
 )
 
-// sourced is a world whose box sends one header from each kind of source to api.example.com.
+// sourced is a world whose box sends one header per kind of source to api.example.com.
 type sourced struct {
 	*harness.Intruder
 	box    string
-	files  string // directory of what file and command read
+	files  string // directory of the files that file and command sources read
 	values map[string]string
 }
 
-// sources are the names of the secrets; each is also the name of a header.
+// sources are the names of the secrets, which are also names of headers.
 var sourceNames = []string{"lit", "file", "env", "cmd"}
 
 func newSourced(t *testing.T) *sourced {
@@ -189,7 +189,8 @@ func TestSecretsComeFromEverySource(t *testing.T) {
 	s.assertNotShown(t, old)
 }
 
-// pace is how often the box asks: the client of these tests never widens the window of its HTTP/2 connection.
+// pace is the interval of the box's requests: the client of these tests never widens the window of its HTTP/2
+// connection.
 const pace = 50 * time.Millisecond
 
 // breakAndRepair rotates, removes and restores the file of a source, and checks the answers on open connections.

@@ -16,8 +16,8 @@ import (
 
 const sshTo = "ssh -o BatchMode=yes -o ConnectTimeout=60 "
 
-// TestAttackSSHServerWithAnotherKey: a server that has not the host key of the rule is sent no user and no signature, whatever
-// the client in the box is ready to accept.
+// TestAttackSSHServerWithAnotherKey: a server without the host key of the rule gets no user and no signature, whatever
+// the client in the box accepts.
 func TestAttackSSHServerWithAnotherKey(t *testing.T) {
 	t.Parallel()
 	w := newSSHWorld(t)
@@ -106,7 +106,7 @@ curl -sS -m 60 --socks5 127.0.0.1:9002 http://127.0.0.1:22/ && echo reached; kil
 	}
 }
 
-// flood: sessions without end over one connection are bounded, and so leave room for other boxes and for the next connection.
+// flood: endless sessions over one connection are bounded, so that other boxes and the next connection work.
 func (w *sshWorld) flood(box, other, at string) {
 	w.T.Helper()
 	out := w.MustSh(box, sshTo+"-M -S /tmp/master -N -f "+at+` </dev/null >/dev/null 2>&1
@@ -118,8 +118,8 @@ timeout 60 sh -c 'until cat /tmp/err.* | grep -q -e refused -e "open failed" -e 
 	harness.Contains(w.T, w.MustSh(box, sshTo+at+" echo still here"), "still here")
 }
 
-// TestSSHOutlivesRestartAndSnapshot: the same box logs in after the gateway has started anew, and so does one that is made
-// from its snapshot, which knows its own gateway and not that of the box before.
+// TestSSHOutlivesRestartAndSnapshot: the same box logs in after a restart of the gateway, and so does a box made from
+// its snapshot, which trusts its own gateway key and not that of the first box.
 func TestSSHOutlivesRestartAndSnapshot(t *testing.T) {
 	t.Parallel()
 	w := newSSHWorld(t)
@@ -141,7 +141,7 @@ func TestSSHOutlivesRestartAndSnapshot(t *testing.T) {
 	if again := w.MustSh(box, "cat /etc/ssh/ssh_known_hosts"); again != known {
 		t.Errorf("the box knows %q, then %q", known, again)
 	}
-	w.MustSh(box, "timeout 60 sh -c 'while pgrep -x ssh; do sleep 0.1; done'") // the connection of before has ended
+	w.MustSh(box, "timeout 60 sh -c 'while pgrep -x ssh; do sleep 0.1; done'") // the previous connection has ended
 
 	var s, made struct{ ID string }
 	if err := w.Client.Do(t.Context(), "POST", api.BoxPath(box, "snapshots"), map[string]any{"name": "ssh"}, &s); err != nil {

@@ -26,7 +26,7 @@ const (
 	decoyAddr = "198.51.100.132"
 )
 
-// sshWorld is a gateway that holds the key to an SSH server, and boxes with OpenSSH's client.
+// sshWorld is a gateway with the key to an SSH server, and boxes with OpenSSH's client.
 type sshWorld struct {
 	*harness.World
 	server *sshd.Server
@@ -34,7 +34,7 @@ type sshWorld struct {
 	told   chan string
 }
 
-// newSSHWorld makes one, with lines added to the server's configuration.
+// newSSHWorld creates a world, with lines added to the server's configuration.
 func newSSHWorld(t *testing.T, lines ...string) *sshWorld {
 	t.Helper()
 	w := &sshWorld{World: harness.NewStopped(t, lab.Options{}), server: sshd.New(t, lines...), key: filepath.Join(t.TempDir(), "key"), told: make(chan string, 64)}
@@ -69,7 +69,7 @@ func (w *sshWorld) recordGreetings(ln net.Listener) {
 	}
 }
 
-// box makes a box with a rule for the server.
+// box creates a box with a rule for the server.
 func (w *sshWorld) box(more map[string]any) string {
 	w.T.Helper()
 	rule := map[string]any{"user": sshd.User, "key": map[string]string{"secret": "forge-key"}, "host_keys": []string{w.server.HostKey}}
@@ -136,7 +136,7 @@ func TestGitOverSSHFromABox(t *testing.T) {
 	w.nothingShown(box)
 }
 
-// nothingShown fails the test if the key, or part of it, can be seen anywhere but in its file.
+// nothingShown fails the test if the key, or part of it, is anywhere except in its file.
 func (w *sshWorld) nothingShown(box string) {
 	w.T.Helper()
 	lines := strings.Split(w.server.Key, "\n")
@@ -151,7 +151,9 @@ func (w *sshWorld) nothingShown(box string) {
 	}
 }
 
-// TestSSHFromABox: without limits the box is the user, on that host alone, until the rule, the policy or the key goes.
+// TestSSHFromABox: without limits the box may do everything as the user, on that host only, until the rule, the policy
+// or the key is removed.
+// policy or the key is removed.
 func TestSSHFromABox(t *testing.T) {
 	t.Parallel()
 	w := newSSHWorld(t)

@@ -127,8 +127,8 @@ func TestInterruptedDemoIsCleanedUp(t *testing.T) {
 	}
 	_ = cmd.Wait()
 	dir := labDirIn(t, out.String())
-	// Another demo or run of the tests that starts just now may have been quicker, and still be at it: it waits up to a minute
-	// for the gateway to end.
+	// Another demo or test run that starts at the same time may have begun first: it waits up to a minute for the
+	// gateway to end.
 	var left []string
 	var err error
 	for limit := time.Now().Add(3 * time.Minute); time.Now().Before(limit); time.Sleep(10 * time.Millisecond) {
@@ -163,7 +163,7 @@ func TestAttackAnotherProgramIsTheDemo(t *testing.T) {
 	elsewhere := filepath.Join(t.TempDir(), "gateway-demo")
 	copyProgram(t, elsewhere)
 	for name, c := range map[string]struct {
-		refused string // "": it is run
+		refused string // "": it runs
 		spoil   func(dir, program string) error
 	}{
 		"as installed":         {"", func(_, _ string) error { return nil }},
@@ -195,7 +195,7 @@ func TestAttackAnotherProgramIsTheDemo(t *testing.T) {
 	}
 }
 
-// copyProgram copies the gateway under test to where root alone may change it.
+// copyProgram copies the gateway under test to a directory that only root may change.
 func copyProgram(t *testing.T, to string) {
 	t.Helper()
 	if out, err := exec.CommandContext(t.Context(), "install", "-m", "755", harness.Gateway(), to).CombinedOutput(); err != nil {

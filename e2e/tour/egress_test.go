@@ -137,7 +137,7 @@ func TestPolicyOpensAndClosesOnARunningBox(t *testing.T) {
 	if out, code := w.Sh(box, line); code != 0 || out != "200" {
 		t.Fatalf("opened: %d %s", code, out)
 	}
-	// A stream is open while the policy closes; another, still allowed, is not disturbed.
+	// A stream is open while the policy closes; another one, still allowed, is not interrupted.
 	var cut, kept lab.SyncBuffer
 	cutEnd := w.Background(box, "curl -m 150 -k -sS -N https://evil.example.net/sse", &cut)
 	keptEnd := w.Background(box, "curl -k -sS -N --limit-rate 300k https://api.example.com/bytes/600000 | tee part | wc -c", &kept)
@@ -146,7 +146,7 @@ func TestPolicyOpensAndClosesOnARunningBox(t *testing.T) {
 	}
 	w.MustSh(box, "until [ -s part ]; do sleep 0.01; done")
 	w.SetPolicy(box, harness.Custom("api.example.com"))
-	if code, err := cutEnd(); err != nil || code == 0 || code == 28 { // 28: it went on until curl gave up
+	if code, err := cutEnd(); err != nil || code == 0 || code == 28 { // 28: curl's timeout, the connection was not cut
 		t.Errorf("the cut stream ended with %d, %v", code, err)
 	}
 	e := w.Event(box, func(e audit.Event) bool { return e.Reason == name.ReasonPolicyChanged })
@@ -188,7 +188,7 @@ func TestDenyAllRefusesEverything(t *testing.T) {
 func TestHeaderRuleIsNoWayAround(t *testing.T) {
 	t.Parallel()
 	w := harness.Shared(t)
-	// allow-all leaves addresses to the kernel; a host with a rule must still never be reached past the interceptor.
+	// allow-all leaves addresses to the kernel; a host with a rule must still never be reached without the interceptor.
 	box := w.Create(map[string]any{
 		"attach_headers": map[string]any{"api.example.com": map[string]string{"X-Key": harness.TestSecret}},
 	})

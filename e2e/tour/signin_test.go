@@ -15,7 +15,7 @@ import (
 	"boxgate/e2e/harness"
 )
 
-// browser is curl with a cookie jar, in the gateway's own namespace.
+// browser is curl with a cookie jar, in the gateway's network namespace.
 type browser struct {
 	w   *harness.World
 	dir string
@@ -34,7 +34,7 @@ func newBrowser(w *harness.World) *browser {
 	return b
 }
 
-// open opens an address as a browser does that navigates, and returns the last status, where it is then, and the page.
+// open opens an address like a navigating browser, and returns the last status, the final address, and the page.
 func (b *browser) open(address string, more ...string) (status, at, page string) {
 	b.w.T.Helper()
 	u, err := url.Parse(address)
@@ -65,8 +65,8 @@ func (b *browser) want(what, address, status string, more ...string) (page strin
 	return page
 }
 
-// TestSignInWithABrowser signs in by the page and by the address, stays signed in through a restart, and is signed out for
-// good.
+// TestSignInWithABrowser signs in by the page and by the address, stays signed in across a restart, and signs out
+// permanently.
 func TestSignInWithABrowser(t *testing.T) {
 	t.Parallel()
 	w := harness.NewWorld(t, nil)
@@ -162,7 +162,7 @@ func TestURLExpires(t *testing.T) {
 		t.Fatal(err)
 	}
 	b := newBrowser(w)
-	for status := ""; status != "401"; { // the request that is under way when it expires is cut, and made again
+	for status := ""; status != "401"; { // a request running at the expiry is cut, and repeated
 		status, _, _ = b.open(made.URL, "-H", "Authorization: Bearer "+made.Token, "--retry", "3", "--retry-all-errors")
 		if status != "200" && time.Now().Before(until) || time.Now().After(until.Add(time.Minute)) {
 			t.Fatalf("%s, %v after its end", status, time.Since(until))

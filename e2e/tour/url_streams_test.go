@@ -15,7 +15,7 @@ import (
 	"boxgate/internal/nightly"
 )
 
-// streams is an application that accepts large bodies, streams events, and answers while it reads.
+// streams returns an application that accepts large bodies, streams events, and answers while it reads.
 func streams() http.Handler {
 	mux := http.NewServeMux()
 	mux.HandleFunc("POST /upload", func(w http.ResponseWriter, r *http.Request) {
@@ -50,10 +50,10 @@ func streams() http.Handler {
 	return mux
 }
 
-// much is what passes each way.
+// much is the number of bytes sent each way.
 var much = nightly.Size[int64](32<<20, 1<<30)
 
-// zeros has no end.
+// zeros is an endless reader.
 type zeros struct{}
 
 func (zeros) Read(b []byte) (int, error) {
@@ -166,7 +166,7 @@ func (s *streamer) duplex() {
 	}
 }
 
-// expectContinue asks whether the application wants a body, which it does not.
+// expectContinue sends Expect: 100-continue for a body that the application refuses.
 func (s *streamer) expectContinue() {
 	s.Helper()
 	res := s.do(s.Context(), "POST", "/refuse", strings.NewReader("unwanted"), 8)

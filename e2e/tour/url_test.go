@@ -19,7 +19,7 @@ import (
 	"boxgate/policy/name"
 )
 
-// visitor is an HTTP client that opens public URLs from the gateway's own namespace, whatever their name resolves to.
+// visitor returns an HTTP client that opens public URLs from the gateway's network namespace, regardless of DNS.
 func visitor(w *harness.World) *http.Client {
 	w.T.Helper()
 	var pem []byte
@@ -64,7 +64,7 @@ func visit(t *testing.T, c *http.Client, url string, prepare func(*http.Request)
 	return resp.StatusCode, string(body)
 }
 
-// serveInBox starts a web server in a box that answers with the request it got.
+// serveInBox starts a web server in a box that answers with the request.
 func serveInBox(w *harness.World, box, port string) {
 	w.T.Helper()
 	w.MustSh(box, `cat > server.py <<'EOF'
@@ -138,7 +138,7 @@ func TestPublicURLAuthentication(t *testing.T) {
 	}
 }
 
-// A box whose URLs are nested has a domain that they share, with a certificate for each.
+// A box with nested URLs has one domain for them, with a certificate for each.
 func TestNestedURLs(t *testing.T) {
 	t.Parallel()
 	w := harness.NewWorld(t, func(c *config.Config) { c.Ingress.Names = "nested" })
@@ -160,7 +160,7 @@ func TestNestedURLs(t *testing.T) {
 	}
 }
 
-// replaceHost puts another first label into a URL.
+// replaceHost replaces the first label in a URL.
 func replaceHost(url, label string) string {
 	_, rest, _ := bytes.Cut([]byte(url), []byte("."))
 	return "https://" + label + "." + string(rest)

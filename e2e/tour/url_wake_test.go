@@ -11,7 +11,8 @@ import (
 	"boxgate/internal/lab"
 )
 
-// TestPublicURLWakesABox has a stranger leave a paused box asleep, and a visitor with the credential be served by it.
+// TestPublicURLWakesABox: a stranger's request does not wake a paused box; a request with the credential does, and is
+// served.
 func TestPublicURLWakesABox(t *testing.T) {
 	t.Parallel()
 	w := harness.NewWorld(t, func(c *config.Config) { c.Ingress.HTTP = "127.0.0.1:80" })

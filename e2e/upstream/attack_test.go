@@ -20,7 +20,7 @@ import (
 	"boxgate/policy/name"
 )
 
-// fails are ways to use a proxy that does not take them.
+// fails are ways to use a proxy that fail.
 var fails = []string{
 	"curl -k -sS -f -m 30 -o /dev/null https://www.example.com/",
 	"curl -sS -f -m 30 -o /dev/null http://plain.example.com/",
@@ -39,7 +39,7 @@ func TestAttackPastAProxyThatDoesNotServe(t *testing.T) {
 	p := proxies{w}
 	p.tinyproxy("proxy.example.net", "198.51.100.95")
 	p.microsocks("socks.example.net", "198.51.100.96")
-	p.tinyproxy("inside.example.net", "10.0.0.9") // as a proxy of a network of the host's
+	p.tinyproxy("inside.example.net", "10.0.0.9") // a proxy in a private network of the host
 	for _, host := range []string{"odd.example.net", "closed.example.net"} {
 		if err := w.Net.AddHost(host, map[string]string{"odd.example.net": "198.51.100.98", "closed.example.net": "198.51.100.99"}[host]); err != nil {
 			t.Fatal(err)
@@ -117,7 +117,7 @@ func TestAttackLoginInClearText(t *testing.T) {
 	var heard bytes.Buffer
 	if err := w.Net.ServeConns("secure.example.net", 1080, func(c net.Conn) {
 		defer c.Close()
-		_, _ = c.Write([]byte{5, 2}) // a user name and a password are wanted
+		_, _ = c.Write([]byte{5, 2}) // requires a user name and a password
 		_ = c.SetReadDeadline(time.Now().Add(5 * time.Second))
 		b, _ := io.ReadAll(c)
 		wire.mu.Lock()
@@ -157,7 +157,8 @@ func TestAttackLoginInClearText(t *testing.T) {
 	w.NothingLeaks()
 }
 
-// TestAttackProtectedRangesByAProxy: a proxy is no way to what no policy opens, whoever resolves the name.
+// TestAttackProtectedRangesByAProxy: a proxy does not open ranges that no policy can open, whichever side resolves the
+// name.
 func TestAttackProtectedRangesByAProxy(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
@@ -277,7 +278,7 @@ func TestProxyChangesOnARunningBox(t *testing.T) {
 	w.NothingLeaks()
 }
 
-// TestE2BProxy: a box made as E2B's SDK makes one goes by its proxy.
+// TestE2BProxy: a box created like E2B's SDK does uses its proxy.
 func TestE2BProxy(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)

@@ -12,7 +12,7 @@ import (
 	"boxgate/policy/name"
 )
 
-// origins are servers that boxes reach by proxies.
+// origins are servers that boxes reach through proxies.
 var origins = []string{"api.example.com", "www.example.com", "ws.example.com", "plain.example.com", "git.example.com", "raw.example.net"}
 
 // newWorld creates a gateway whose packets are counted, with a server of a custom protocol.
@@ -49,7 +49,7 @@ func greet(c net.Conn) {
 	}
 }
 
-// speak has a box exchange a line with the server of that protocol, by its name or address.
+// speak makes a box exchange a line with the server of that protocol, by its name or address.
 func speak(w *harness.World, box, host string) string {
 	out, _ := w.Sh(box, `python3 -c '
 import socket
@@ -104,7 +104,7 @@ func TestUpstreamProxyOfABox(t *testing.T) {
 	w.NothingLeaks()
 }
 
-// passes checks what goes by the proxy.
+// passes checks the traffic through the proxy.
 func passes(t *testing.T, w *harness.World, box, url string) {
 	t.Helper()
 	for _, r := range w.ShEach(box,

@@ -17,7 +17,7 @@ import (
 	"boxgate/secrets"
 )
 
-// newHostWorld is a gateway whose configuration has an upstream proxy, with the password in a file.
+// newHostWorld returns a gateway whose configuration has an upstream proxy, with the password in a file.
 func newHostWorld(t *testing.T, change func(*config.Config)) (*harness.World, string) {
 	t.Helper()
 	file := filepath.Join(t.TempDir(), "password")

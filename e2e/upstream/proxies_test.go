@@ -61,7 +61,7 @@ func (p proxies) program(name, host, addr string, port int, command func() []str
 	})
 }
 
-// tinyproxy starts tinyproxy, which knows CONNECT.
+// tinyproxy starts tinyproxy, which supports CONNECT.
 func (p proxies) tinyproxy(host, addr string) {
 	p.program("tinyproxy", host, addr, 8888, func() []string {
 		dir := p.w.T.TempDir()
@@ -74,7 +74,7 @@ func (p proxies) tinyproxy(host, addr string) {
 	})
 }
 
-// microsocks starts microsocks, which knows SOCKS5.
+// microsocks starts microsocks, which supports SOCKS5.
 func (p proxies) microsocks(host, addr string) {
 	p.program("microsocks", host, addr, 1080, func() []string {
 		return []string{programs + "microsocks", "-i", addr, "-p", "1080", "-u", user, "-P", password}
@@ -146,7 +146,7 @@ func (p *connector) takeRequests() []string {
 	return asked
 }
 
-// direct returns the servers, of those named, that packets of the gateway's host have reached.
+// direct returns the named servers that received packets from the gateway's host.
 func direct(w *harness.World, hosts ...string) (out []string) {
 	w.T.Helper()
 	w.Settle()
@@ -158,12 +158,12 @@ func direct(w *harness.World, hosts ...string) (out []string) {
 	return out
 }
 
-// login is the login for a proxy of a scheme.
+// login returns the login for a proxy of a scheme.
 func login(scheme, password string) map[string]any {
 	return map[string]any{"proxy": map[string]string{"scheme": scheme, "username": user, "password": password}}
 }
 
-// attach are header rules with the login for the proxy of a URL, and others.
+// attach returns header rules with the login for the proxy of a URL, and others.
 func attach(url, password string, more map[string]any) map[string]any {
 	scheme, host, _ := strings.Cut(url, "://")
 	out := map[string]any{host: login(scheme, password)}
@@ -173,7 +173,7 @@ func attach(url, password string, more map[string]any) map[string]any {
 	return out
 }
 
-// by is a policy with a proxy.
+// by returns a policy with a proxy.
 func by(policy map[string]any, url string, there ...string) map[string]any {
 	proxy := map[string]any{"url": url}
 	if len(there) > 0 {
@@ -185,7 +185,7 @@ func by(policy map[string]any, url string, there ...string) map[string]any {
 
 func open() map[string]any { return map[string]any{"mode": "allow-all"} }
 
-// has reports whether a text is in one of several.
+// has reports whether one of several texts contains a part.
 func has(texts []string, part string) bool {
 	return slices.ContainsFunc(texts, func(s string) bool { return strings.Contains(s, part) })
 }

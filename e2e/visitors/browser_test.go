@@ -22,11 +22,11 @@ var (
 	worker string
 )
 
-// application is a page with a WebSocket, a stream of events and a service worker.
+// application returns a page with a WebSocket, a stream of events and a service worker.
 func application() http.Handler {
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET /{$}", func(w http.ResponseWriter, r *http.Request) {
-		w.Header().Set("Cross-Origin-Opener-Policy", "same-origin") // which lets it read windows of its origin that have the same
+		w.Header().Set("Cross-Origin-Opener-Policy", "same-origin") // allows it to read windows of its origin with the same policy
 		respond("text/html; charset=utf-8", page)(w, r)
 	})
 	mux.HandleFunc("GET /worker.js", respond("text/javascript", worker))
@@ -61,11 +61,11 @@ func application() http.Handler {
 	return mux
 }
 
-// opened is what Chromium saw of a page.
+// opened is Chromium's view of a page.
 type opened struct {
 	Status                   int
 	Protocol, Title, Address string
-	Popup                    string // of the gateway's own page, as the application's script reads it
+	Popup                    string // the gateway's page, as read by the application's script
 	Result                   map[string]string
 	Failed                   []string // requests, with Chromium's reasons
 	Cookies                  []struct {
@@ -74,7 +74,7 @@ type opened struct {
 	}
 }
 
-// browse opens an address of the site in Chromium; a token is typed into the page that asks for it.
+// browse opens an address of the site in Chromium, and types a token into the page if it requests one.
 func (s *site) browse(url, token string) opened {
 	s.T.Helper()
 	ctx, cancel := context.WithTimeout(s.T.Context(), 3*time.Minute)
@@ -109,7 +109,7 @@ func (s *site) browse(url, token string) opened {
 	return seen
 }
 
-// assertWorks checks that everything on the page worked, and that its application saw no cookie but its own.
+// assertWorks checks that everything on the page worked, and that its application received only its own cookies.
 func (o opened) assertWorks(t *testing.T) {
 	t.Helper()
 	for what, want := range map[string]string{
@@ -127,7 +127,7 @@ func (o opened) assertWorks(t *testing.T) {
 	}
 }
 
-// A page with a WebSocket, events, a service worker, an upload and cookies works by an open public URL.
+// A page with a WebSocket, events, a service worker, an upload and cookies works on an open public URL.
 func TestChromiumOpensAPage(t *testing.T) {
 	t.Parallel()
 	s := newSite(t, application(), map[string]any{})

@@ -12,7 +12,7 @@ import (
 	"boxgate/internal/nightly"
 )
 
-// graded are the checks of testssl.sh whose findings are not the gateway's to change.
+// graded are checks of testssl.sh with findings that the gateway cannot change.
 var graded = map[string]string{
 	"engine_problem":        "the openssl that testssl.sh uses has no GOST",
 	"cert_revocation":       "the internal CA publishes neither a CRL nor OCSP: its leaves are short-lived",

@@ -17,7 +17,7 @@ import (
 
 func TestMain(m *testing.M) { harness.Main(m) }
 
-// full runs the programs whole, for `make conformance`.
+// full selects complete runs of the programs, for `make conformance`.
 var full = os.Getenv("CONFORMANCE_FULL") != ""
 
 // unpacked is where `make visitors` unpacks the programs.
@@ -33,7 +33,7 @@ type site struct {
 	roots   string // file of the CA of public URLs
 }
 
-// newSite serves an application in a box and makes a public URL for it.
+// newSite serves an application in a box and creates a public URL for it.
 func newSite(t *testing.T, app http.Handler, with map[string]any) *site {
 	t.Helper()
 	server := &http.Server{Handler: app}
@@ -41,7 +41,7 @@ func newSite(t *testing.T, app http.Handler, with map[string]any) *site {
 	return newService(t, func(ln net.Listener) { _ = server.Serve(ln) }, with)
 }
 
-// newService is newSite for what need not speak HTTP. serve returns when its listener is closed.
+// newService is newSite for a server of any protocol. serve returns when its listener is closed.
 func newService(t *testing.T, serve func(net.Listener), with map[string]any) *site {
 	t.Helper()
 	if _, err := os.Stat(filepath.Join(unpacked, "usr")); err != nil {

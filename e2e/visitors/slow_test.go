@@ -24,8 +24,8 @@ import (
 // file.
 var slowest = []string{"unshare", "--mount", "sh", "-c", `mount --bind "$0" /etc/hosts && exec "$@"`}
 
-// Each of slowhttptest's modes with 1,000 connections leaves other visitors unharmed, and its own address is served
-// again when it has ended.
+// Each of slowhttptest's modes with 1,000 connections does not affect other visitors, and its own address is served
+// again afterwards.
 func TestSlowClientsHoldNothing(t *testing.T) {
 	if !full {
 		nightly.Only(t) // 1,000 connections for each kind
@@ -92,7 +92,7 @@ func (s *site) undisturbed(t *testing.T, ended chan string) {
 	}
 }
 
-// visitor is a client that opens the site at an address.
+// visitor returns a client that opens the site at an address.
 func (s *site) visitor(dial func(ctx context.Context, network, address string) (net.Conn, error), at string) *http.Client {
 	s.T.Helper()
 	pem, err := os.ReadFile(filepath.Clean(s.roots))
@@ -110,7 +110,7 @@ func (s *site) visitor(dial func(ctx context.Context, network, address string) (
 	return &http.Client{Transport: transport, Timeout: harness.Patience}
 }
 
-// served demands that a visitor gets the site.
+// served requires that a visitor gets the site.
 func (s *site) served(t *testing.T, c *http.Client) {
 	t.Helper()
 	resp, err := c.Get(s.URL)

@@ -16,7 +16,7 @@ import (
 	"boxgate/e2e/harness"
 )
 
-// proxyCommand is the one that docs/urls.md gives people for SSH.
+// proxyCommand is the one in docs/urls.md for SSH.
 const proxyCommand = "openssl s_client -quiet -verify_return_error -verify_hostname %h -servername %h -connect %h:443"
 
 // TestSSHByRawTCP: OpenSSH logs in to a server in a box by a public URL of raw TCP, as documented, and transfers a
@@ -56,7 +56,7 @@ func TestSSHByRawTCP(t *testing.T) {
 	logIn := func(key sshKey) (string, error) {
 		ctx, cancel := context.WithTimeout(t.Context(), harness.Patience)
 		defer cancel()
-		// ssh ends its proxy command by SIGHUP, which a command inherits as ignored where the tests run under nohup.
+		// ssh ends its proxy command with SIGHUP, which a command inherits as ignored if the tests run under nohup.
 		script := `printf 'a %s' line | SSL_CERT_FILE="$1" exec env --default-signal=HUP ssh -F none -o BatchMode=yes -o IdentitiesOnly=yes -o UserKnownHostsFile="$2" -o ProxyCommand="$3" -i "$4" user@"$5" cat`
 		return s.run(ctx, home, "unshare", "--mount", "sh", "-c", `mount --bind "$0" /etc/hosts && exec "$@"`, hosts,
 			"sh", "-c", script, "sh", s.roots, known, proxyCommand, write("key", key.text), s.host)

@@ -9,7 +9,7 @@ import (
 	"time"
 )
 
-// listeners are listeners of every kind that a gateway has.
+// listeners returns listeners of every kind in a gateway.
 func listeners(t *testing.T) map[string]*Listener {
 	t.Helper()
 	all := map[string]*Listener{}
@@ -43,7 +43,7 @@ func accept(l *Listener) <-chan net.Conn {
 	return conns
 }
 
-// TestListenerThatAccepts: a try succeeds, is not handed out, and leaves other connections alone.
+// TestListenerThatAccepts: a try succeeds, its connection is not returned by Accept, and other connections are.
 func TestListenerThatAccepts(t *testing.T) {
 	t.Parallel()
 	for name, l := range listeners(t) {
@@ -101,7 +101,7 @@ func TestListenerThatDoesNotAccept(t *testing.T) {
 			t.Errorf("%s, closed: %v", name, err)
 		}
 		cancel()
-		for c := range conns { // a try that ended early, which has been reset
+		for c := range conns { // connections of tries that ended early were reset
 			if _, err := c.Read(make([]byte, 1)); err == nil {
 				t.Errorf("%s: a connection that lives", name)
 			}

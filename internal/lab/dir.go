@@ -25,7 +25,7 @@ const labRoot = "/var/lib/boxgate/labs"
 // gonePrefix is the prefix of a lab's directory while it is being removed.
 const gonePrefix = "gone-"
 
-// RunDir is the run directory of a lab's boxes. It is outside the lab's directory, which only root may enter: the
+// RunDir returns the run directory of a lab's boxes. It is outside the lab's directory, which only root may enter: the
 // runtime mounts a box's root as the box's own root user.
 func RunDir(dir string) string { return filepath.Join("/run/boxgate-labs", filepath.Base(dir)) }
 

@@ -46,7 +46,7 @@ func TestAValueAboveTheLimitIsNotKept(t *testing.T) {
 	c := New[string, int](4)
 	c.Put("a", 1, 1)
 	c.Put("b", 2, 1)
-	c.Put("b", 3, 5) // nor is the value that it replaces
+	c.Put("b", 3, 5) // the replaced value is dropped too
 	want(t, c, map[string]int{"a": 1}, "b")
 	for i := range 1000 {
 		c.Put(strconv.Itoa(i), i, 1)

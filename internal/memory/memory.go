@@ -90,9 +90,9 @@ func (b *Budget) Account(name string) *Account {
 	return b.AccountOf(name, func(all int64) int64 { return all })
 }
 
-// AccountOf is [Budget.Account] with a lower limit. For each acquisition limit is called with the limit of one account
-// and returns the limit of this one. It must be fast and safe for concurrent use. The budget's total bounds the account
-// in any case.
+// AccountOf is [Budget.Account] with a separate limit. For each acquisition limit is called with the limit of one
+// account and returns the limit of this one. It must be fast and safe for concurrent use. The budget's total bounds the
+// account in any case.
 func (b *Budget) AccountOf(name string, limit func(all int64) int64) *Account {
 	if a, ok := b.accounts.Load(name); ok {
 		return a.(*Account)

@@ -8,7 +8,7 @@ import (
 	"testing"
 )
 
-// repository copies the toy module into a new repository below a folder of it, commits it, and returns the module's root.
+// repository copies the toy module into a folder of a new repository, commits it, and returns the module's root.
 func repository(t *testing.T) string {
 	t.Helper()
 	top := t.TempDir()

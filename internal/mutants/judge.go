@@ -20,7 +20,7 @@ type result struct {
 	waited time.Duration // for slots of labs
 }
 
-// waitLine is what harness.Main prints about the tests of a package.
+// waitLine matches the line that harness.Main prints about the tests of a package.
 var waitLine = regexp.MustCompile(`(?m)^labs: .*; waited (\S+) for slots$`)
 
 func waitedFor(output []byte) time.Duration {

@@ -19,7 +19,7 @@ func TestLedgerGoesOnWhereARunStopped(t *testing.T) {
 		wantAll(t, out, append(want, "2 killed, 1 survived, 0 broken", "survived: survives")...)
 	}
 	run("killed    killed", "killed    gate/children")
-	run("2 of these were killed by an earlier run") // the survivor is tried again
+	run("2 of these were killed by an earlier run") // the survivor is run again
 	for name, add := range map[string]string{
 		"mutants/gate/children.txtar": "<<<<\nreturn true\n====\nreturn age < 200\n>>>>\n",
 		"gate/more_test.go":           "package gate\n",

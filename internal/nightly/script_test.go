@@ -8,7 +8,7 @@ import (
 	"testing"
 )
 
-// rig is a repository with the script and a make that notes how it is called, and fails where it is asked to.
+// rig is a repository with the script and a fake make that records its calls, and fails on request.
 type rig struct {
 	t   *testing.T
 	dir string
@@ -52,7 +52,7 @@ func (r *rig) command(name string, args ...string) *exec.Cmd {
 	cmd := exec.CommandContext(r.t.Context(), name, args...)
 	cmd.Dir = filepath.Join(r.dir, "repo")
 	for _, v := range os.Environ() {
-		if !strings.HasPrefix(v, "GIT_") { // in a hook, they lead to another repository
+		if !strings.HasPrefix(v, "GIT_") { // in a git hook, these select another repository
 			cmd.Env = append(cmd.Env, v)
 		}
 	}
@@ -68,7 +68,7 @@ func (r *rig) run(name string, args ...string) {
 	}
 }
 
-// nightly runs the script and returns its output, how it called make, and whether it succeeded.
+// nightly runs the script and returns its output, its calls of make, and whether it succeeded.
 func (r *rig) nightly(parts ...string) (out, calls string, ok bool) {
 	r.t.Helper()
 	_ = os.Remove(filepath.Join(r.dir, "calls"))

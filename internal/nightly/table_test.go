@@ -17,7 +17,7 @@ const root = "../.."
 // row is a row of the table of nightly tests: the folder of the package, the test, and the reason.
 var row = regexp.MustCompile("(?m)^\\| `([^`]*)\\.(Test\\w+|Fuzz\\w+)` \\|(.*)\\|$")
 
-// TestTheTableHasTheNightlyTests holds the table of docs/testing.md to the tests that call Only.
+// TestTheTableHasTheNightlyTests: the table of docs/testing.md lists exactly the tests that call Only.
 func TestTheTableHasTheNightlyTests(t *testing.T) {
 	text, err := os.ReadFile(filepath.Join(root, "docs/testing.md"))
 	if err != nil {

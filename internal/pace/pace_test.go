@@ -7,7 +7,7 @@ import (
 	"time"
 )
 
-// allowed returns how often something may happen at a moment.
+// allowed returns the number of events allowed at a moment.
 func allowed(l *Limiter, now time.Time) (n int) {
 	for l.AllowAt(now) {
 		if n++; n > 1_000_000 {
@@ -17,8 +17,8 @@ func allowed(l *Limiter, now time.Time) (n int) {
 	return n
 }
 
-// TestRateFollowsItsLimit shows that a change takes effect with the next call, in both directions, and that no change fills the bucket:
-// one that is changed again and again lets no more pass than the larger rate.
+// TestRateFollowsItsLimit: a change takes effect with the next call, in both directions, and does not fill the bucket:
+// repeated changes allow no more than the larger rate.
 func TestRateFollowsItsLimit(t *testing.T) {
 	t.Parallel()
 	var own atomic.Int64
@@ -28,7 +28,7 @@ func TestRateFollowsItsLimit(t *testing.T) {
 		t.Errorf("%d are allowed at once, want 200", n)
 	}
 	own.Store(10)
-	for range 50 { // turned up and down, the bucket stays empty
+	for range 50 { // changing the rate up and down leaves the bucket empty
 		own.Store(10 - own.Load() + 5)
 		if n := allowed(l, now); n != 0 {
 			t.Fatalf("a change of the rate lets %d more pass", n)
@@ -53,7 +53,7 @@ func TestRateFollowsItsLimit(t *testing.T) {
 	}
 }
 
-// TestRateHoldsWhileItChanges shows that at no moment of a change there is no limit.
+// TestRateHoldsWhileItChanges: the limit applies at every moment of a change.
 func TestRateHoldsWhileItChanges(t *testing.T) {
 	t.Parallel()
 	var own atomic.Int64

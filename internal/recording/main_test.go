@@ -11,7 +11,7 @@ import (
 	"boxgate/internal/lab/demo"
 )
 
-// The picture in the documentation has the steps that the demo has. After a change of the demo, run `make docs`.
+// The picture in the documentation must show the steps of the demo. After a change of the demo, run `make docs`.
 func TestPictureIsOfThisDemo(t *testing.T) {
 	t.Parallel()
 	picture, err := os.ReadFile("../../docs/pictures/demo.svg")

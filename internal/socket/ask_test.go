@@ -73,9 +73,9 @@ func TestAskOnlyTheSilent(t *testing.T) {
 		"reset": func(far *net.TCPConn) { Reset(far) },
 	} {
 		near, far := pair(t)
-		_ = near.SetDeadline(time.Now().Add(10 * time.Second)) // a request that is sent waits for its answer
+		_ = near.SetDeadline(time.Now().Add(10 * time.Second)) // a request waits for its answer
 		speak(far)
-		if name == "data" { // it has arrived
+		if name == "data" { // wait until it has arrived
 			tcp, _ := TCP(near)
 			raw, err := tcp.SyscallConn()
 			if err != nil {
@@ -85,7 +85,7 @@ func TestAskOnlyTheSilent(t *testing.T) {
 				_, errno := transmit(syscall.SYS_RECVFROM, fd, make([]byte, 1), syscall.MSG_PEEK)
 				return errno == 0
 			})
-		} else { // an end is noticed by the first read, and stays
+		} else { // the first read finds the end, and later ones too
 			_, _ = near.Read(make([]byte, 1))
 		}
 		if err := request(t, near, []byte("request")); !errors.Is(err, ErrNotAsked) {
@@ -106,7 +106,7 @@ func TestAskOnlyTheSilent(t *testing.T) {
 	}
 }
 
-// TestAskUntilTheDeadline: a request whose answer has not come in time is sent all the same, and the read fails.
+// TestAskUntilTheDeadline: a request whose answer does not arrive in time is still sent, and the read fails.
 func TestAskUntilTheDeadline(t *testing.T) {
 	t.Parallel()
 	near, far := pair(t)

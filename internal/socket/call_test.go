@@ -75,13 +75,13 @@ func TestCallsOnBareSockets(t *testing.T) {
 	}
 }
 
-// awaited is a socket that is waited for by epoll(7).
+// awaited is a socket with an epoll(7) instance.
 type awaited struct {
 	t  *testing.T
 	fd int
 }
 
-// until waits until something is so of the socket.
+// until waits for an event of the socket.
 func (a awaited) until(what uint32) {
 	a.t.Helper()
 	epoll, err := unix.EpollCreate1(unix.EPOLL_CLOEXEC)

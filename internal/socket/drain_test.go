@@ -14,7 +14,7 @@ import (
 func TestDrain(t *testing.T) {
 	t.Parallel()
 	for network, address := range map[string]string{"tcp": "127.0.0.1:0", "unix": filepath.Join(t.TempDir(), "socket")} {
-		for _, waits := range []bool{false, true} { // whether Accept is being called
+		for _, waits := range []bool{false, true} { // whether Accept is pending
 			t.Run(network, func(t *testing.T) {
 				ln, err := net.Listen(network, address)
 				if err != nil {
@@ -143,7 +143,7 @@ func TestDrainWithFaults(t *testing.T) {
 	}
 }
 
-// faulty fails to accept some times.
+// faulty is a listener whose first Accepts fail.
 type faulty struct {
 	*net.TCPListener
 	faults int
@@ -156,7 +156,7 @@ func (f *faulty) Accept() (net.Conn, error) {
 	return f.TCPListener.Accept()
 }
 
-// Draining ends although connections come without an end.
+// A drain ends even if connections keep arriving.
 func TestDrainEnds(t *testing.T) {
 	t.Parallel()
 	ln, err := net.Listen("tcp", "127.0.0.1:0")

@@ -37,7 +37,7 @@ func TestPeerThatVanishes(t *testing.T) {
 	near, far := connected(t)
 	slow, reader := connected(t)
 	full := make(chan struct{})
-	go func() { // until neither side has room
+	go func() { // until both buffers are full
 		defer close(full)
 		_ = slow.SetWriteDeadline(time.Now().Add(time.Second))
 		for b := make([]byte, 1<<20); ; {

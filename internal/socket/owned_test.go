@@ -9,7 +9,7 @@ import (
 	"boxgate/internal/socket"
 )
 
-// endings counts how a connection ends.
+// endings counts the calls of End.
 type endings struct {
 	ended    atomic.Int64
 	panicked atomic.Value
@@ -36,7 +36,7 @@ func newOwned(t *testing.T, h *socket.Handlers) (*socket.Owned, *endings, *atomi
 	return o, e, count
 }
 
-// ended waits for all handlers, and tests that the connection has ended once.
+// ended waits for all handlers, and checks that the connection ended once.
 func ended(t *testing.T, h *socket.Handlers, e *endings, count *atomic.Int64) {
 	t.Helper()
 	h.Close()

@@ -17,7 +17,7 @@ import (
 	"boxgate/internal/socket"
 )
 
-// identity returns a certificate of server.test, and what trusts it.
+// identity returns a certificate of server.test and a pool that trusts it.
 func identity(t *testing.T) (tls.Certificate, *x509.CertPool) {
 	t.Helper()
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
@@ -41,7 +41,7 @@ func identity(t *testing.T) (tls.Certificate, *x509.CertPool) {
 	return tls.Certificate{Certificate: [][]byte{der}, PrivateKey: key}, pool
 }
 
-// accepted returns both ends of a TCP connection, the second read and written directly, as a listener of this package returns it.
+// accepted returns both ends of a TCP connection. The second is a Direct, as returned by the Listener of this package.
 func accepted(t *testing.T) (client net.Conn, server net.Conn) {
 	t.Helper()
 	inner, err := net.Listen("tcp", "127.0.0.1:0")
@@ -67,7 +67,7 @@ func accepted(t *testing.T) (client net.Conn, server net.Conn) {
 	return client, server
 }
 
-// wrapped is a connection that is not read directly.
+// wrapped hides a Direct.
 type wrapped struct{ net.Conn }
 
 func (w wrapped) NetConn() net.Conn { return w.Conn }
@@ -137,7 +137,7 @@ func TestTerminatedCarriesContent(t *testing.T) {
 	}
 }
 
-// message is a TLS record with part of a handshake message that claims to be long.
+// message returns a TLS record with part of a handshake message that declares a large length.
 func message(kind byte, n int) []byte {
 	record := []byte{22, 3, 3, 0x40, 0}
 	body := make([]byte, 0x4000)
@@ -145,7 +145,7 @@ func message(kind byte, n int) []byte {
 	return append(record, body...)
 }
 
-// TestLongHandshakesEnd: neither a client nor a server makes the gateway gather more than a handshake needs.
+// TestLongHandshakesEnd: neither a client nor a server can make the gateway buffer more than a handshake needs.
 func TestLongHandshakesEnd(t *testing.T) {
 	t.Parallel()
 	certificate, roots := identity(t)
@@ -197,7 +197,7 @@ func TestLongHandshakesEnd(t *testing.T) {
 	})
 }
 
-// TestContentAllowsMore: once content was read, as much may come again before the next.
+// TestContentAllowsMore: after content was read, the limit starts again.
 func TestContentAllowsMore(t *testing.T) {
 	t.Parallel()
 	a, b := accepted(t)
@@ -245,7 +245,7 @@ func TestDirectIsFound(t *testing.T) {
 	}
 }
 
-// TestDirectSaysWhatIsLeft: whether a read left something, whether anything has arrived, and whether the peer has ended.
+// TestDirectSaysWhatIsLeft: More, Quiet and Ended report unread data and the end of the stream.
 func TestDirectSaysWhatIsLeft(t *testing.T) {
 	t.Parallel()
 	a, b := accepted(t)

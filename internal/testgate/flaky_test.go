@@ -17,7 +17,7 @@ func TestParseFlaky(t *testing.T) {
 	}
 }
 
-// TestListedTestsExist holds the committed list to tests that there are.
+// TestListedTestsExist: the tests of the committed list exist.
 func TestListedTestsExist(t *testing.T) {
 	t.Parallel()
 	list, err := parseFlaky(committed)

@@ -3,8 +3,9 @@
 //
 //	go run ./internal/testgate [-slow] [-log FILE] [-flaky FILE] -- [arguments of go test]
 //
-// It prints what go test prints. The last line is "N passed, N failed, N skipped", which counts test functions, and each
-// package that failed without one. The exit status is 0 if all passed, 2 for an error of usage, 130 if interrupted, else 1.
+// It prints the output of go test. The last line is "N passed, N failed, N skipped", which counts test functions, and
+// each package that failed without a failed test. The exit status is 0 if all passed, 2 for a usage error, 130 if
+// interrupted, else 1.
 package main
 
 import (

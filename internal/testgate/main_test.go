@@ -22,7 +22,7 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// module writes a module named tiny of the given files, and returns its folder.
+// module writes a module named tiny with the given files, and returns its folder.
 func module(t *testing.T, files map[string]string) string {
 	t.Helper()
 	dir := t.TempDir()
@@ -197,7 +197,7 @@ func TestNoPackages(t *testing.T) {
 	}
 }
 
-// TestInterrupt interrupts the command while a test runs, and demands that the test ends as well.
+// TestInterrupt interrupts the command while a test runs, and requires that the test ends as well.
 func TestInterrupt(t *testing.T) {
 	t.Parallel()
 	dir := module(t, map[string]string{"a/a_test.go": `package a

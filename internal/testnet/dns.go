@@ -93,7 +93,7 @@ func authorityOf(name string) dns.RR {
 	}
 }
 
-// closerFunc is an [io.Closer] made of a function.
+// closerFunc is a function as an [io.Closer].
 type closerFunc func() error
 
 func (f closerFunc) Close() error { return f() }

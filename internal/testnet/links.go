@@ -19,7 +19,7 @@ const (
 	linkInternet = "net0"
 )
 
-// The addresses of the link, in the documentation ranges, but outside those of the internet namespace.
+// The addresses of the link, in the documentation ranges, but outside of the internet namespace's ranges.
 var (
 	gatewayV4, internetV4 = netip.MustParseAddr("192.0.2.254"), netip.MustParseAddr("192.0.2.253")
 	gatewayV6, internetV6 = netip.MustParseAddr("2001:db8:ffff::254"), netip.MustParseAddr("2001:db8:ffff::253")
@@ -31,13 +31,13 @@ var hosted = []netip.Prefix{
 	netip.MustParsePrefix("203.0.113.0/24"), netip.MustParsePrefix("2001:db8::/33"),
 }
 
-// Prefixes are the documentation ranges of the hosts' addresses (RFC 5737, RFC 3849). A gateway under test excludes
+// Prefixes returns the documentation ranges of the hosts' addresses (RFC 5737, RFC 3849). A gateway under test excludes
 // them from its protected ranges.
 func Prefixes() []string {
 	return []string{"192.0.2.0/24", "198.51.100.0/24", "203.0.113.0/24", "2001:db8::/32"}
 }
 
-// connect joins the two namespaces and sets up addresses and routes. Nothing is created in other namespaces.
+// connect joins the two namespaces and sets up addresses and routes. It changes no other namespaces.
 func connect(gateway, internet *NS) error {
 	gw, err := openLinks(gateway)
 	if err != nil {

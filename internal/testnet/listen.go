@@ -25,7 +25,7 @@ var shared = net.ListenConfig{Control: func(_, _ string, c syscall.RawConn) erro
 	return err
 }}
 
-// network is "tcp4", "udp6" and so on: one family a socket.
+// network returns "tcp4", "udp6" and so on: each socket is for one family.
 func network(protocol string, a netip.Addr) string {
 	if a.Is4() {
 		return protocol + "4"

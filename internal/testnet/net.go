@@ -90,7 +90,7 @@ func (n *Net) Gateway() *NS { return n.gateway }
 // [Net.GatewayAddrs].
 func (n *Net) Internet() *NS { return n.internet }
 
-// GatewayAddrs are the addresses of the gateway's namespace on the internet.
+// GatewayAddrs returns the addresses of the gateway's namespace on the internet.
 func (n *Net) GatewayAddrs() (v4, v6 netip.Addr) { return gatewayV4, gatewayV6 }
 
 // CAPEM returns the certificate of the CA that signs for the honest hosts.

@@ -42,7 +42,7 @@ func (n *Net) Renew() {
 	n.packets.forget()
 }
 
-// Changed reports whether names, addresses or servers differ from those of a new internet.
+// Changed reports whether names, addresses or servers differ from a new internet's.
 func (n *Net) Changed() bool {
 	n.zone.mu.Lock()
 	defer n.zone.mu.Unlock()

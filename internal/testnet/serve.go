@@ -140,7 +140,8 @@ func Reset(c net.Conn) {
 // NetConn returns the underlying connection.
 func (c *recordedConn) NetConn() net.Conn { return c.Conn }
 
-// GitBackend is the program that serves git repositories over HTTP, looked up where git installs its programs.
+// GitBackend returns the path of the program that serves git repositories over HTTP, looked up where git installs its
+// programs.
 func GitBackend() (string, error) {
 	dir, err := exec.Command("git", "--exec-path").Output()
 	if err != nil {

@@ -91,7 +91,7 @@ func TestCertificatesTellHostsApart(t *testing.T) {
 			t.Errorf("%s without verification: %q, %v", host, out, err)
 		}
 	}
-	// An honest host does not pass for another one, whatever name it is called by.
+	// An honest host does not present another host's certificate, whatever name is requested.
 	out, err := curl(t, n, "www.example.com", "--connect-to", "api.example.com:443:www.example.com:443", "https://api.example.com/")
 	if exit, ok := errors.AsType[*exec.ExitError](err); !ok || exit.ExitCode() != 60 {
 		t.Errorf("www.example.com as api.example.com: %v (%s)", err, out)
@@ -452,7 +452,8 @@ func TestCloseLeavesNothing(t *testing.T) {
 	}
 }
 
-// holders are the files that can hold a network namespace open: of every thread, and every descriptor of this process.
+// holders returns the files that can hold a network namespace open: one per thread, and one per descriptor of this
+// process.
 func holders(t *testing.T) []string {
 	t.Helper()
 	var out []string

@@ -41,7 +41,7 @@ func newZone() *zone {
 	}
 }
 
-// canonical is the form of a name in the zone: lower case without the final dot.
+// canonical returns the form of a name in the zone: lower case without the final dot.
 func canonical(name string) string { return strings.ToLower(strings.TrimSuffix(name, ".")) }
 
 // setTTL changes the time to live of a name's records, in seconds.

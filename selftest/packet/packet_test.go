@@ -39,7 +39,7 @@ func TestPacketsAreReadBack(t *testing.T) {
 	}
 }
 
-// What comes from the wire can be anything.
+// Received packets can have any content.
 func FuzzReadPacket(f *testing.F) {
 	f.Add(IP(box4, stranger4, unix.IPPROTO_TCP, make([]byte, 20)))
 	f.Add(IP(box6, stranger6, unix.IPPROTO_ICMPV6, []byte{1}))

@@ -25,7 +25,7 @@ func Token(prefix []byte, task int) []byte {
 	return fmt.Appendf(nil, "%s%0*x", prefix, tokenDigits, task)
 }
 
-// Sighting is a packet of a probe on an interface that is not the box's own.
+// Sighting is a packet of a probe outside of the box's interface.
 type Sighting struct {
 	Link  int
 	To    netip.AddrPort // destination

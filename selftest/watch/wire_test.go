@@ -9,7 +9,7 @@ import (
 	"boxgate/selftest/packet"
 )
 
-// The watch knows a packet of a probe by its token, in any case, and a connection request by its sequence number.
+// The watch recognises a probe's packet by its token, in any case, and a connection request by its sequence number.
 func TestWireKnowsTheProbes(t *testing.T) {
 	t.Parallel()
 	const own, uplink = 5, 2

@@ -5,7 +5,7 @@ import java.net.http.HttpRequest;
 import java.net.http.HttpResponse;
 import javax.net.ssl.HttpsURLConnection;
 
-/** Fetches a URL with one of the two clients of Java and prints what came. It is compiled by "javac --release 11". */
+/** Fetches a URL with one of the two clients of Java and prints the answer. It is compiled by "javac --release 11". */
 public class Fetch {
     public static void main(String[] args) throws Exception {
         if (args[0].equals("HttpClient")) {

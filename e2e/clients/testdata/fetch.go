@@ -1,4 +1,4 @@
-// Fetch is a program that knows nothing of a gateway: it prints what a URL holds.
+// Fetch prints the content of a URL. It has no configuration for a gateway.
 package main
 
 import (

@@ -19,7 +19,7 @@ import java.util.concurrent.Future;
 import javax.net.ssl.SSLContext;
 import javax.net.ssl.TrustManagerFactory;
 
-/** Java's HttpClient: ROOTS ROWS, as client.js takes them. It is compiled by "javac --release 11". */
+/** Java's HttpClient: ROOTS ROWS, like client.js. It is compiled by "javac --release 11". */
 public class Client {
     static final String[] COMPARED = {"Location", "Etag", "X-Row", "Www-Authenticate"};
     static HttpClient client;

@@ -30,7 +30,7 @@ import javax.net.ssl.SSLServerSocket;
 import javax.net.ssl.SSLSocket;
 
 /**
- * Servers as the JDK has them. Each line of the input is "ADDRESS PORT CHAIN MODE..."; "ready" and the address are printed when that
+ * Servers of the JDK. Each line of the input is "ADDRESS PORT CHAIN MODE..."; "ready" and the address are printed when that
  * server listens. It is compiled by "javac --release 11".
  */
 public class Server extends HttpsConfigurator {
@@ -47,7 +47,7 @@ public class Server extends HttpsConfigurator {
         p.setSSLParameters(limit(getSSLContext().getDefaultSSLParameters(), mode));
     }
 
-    /** context is the JDK's own, with the certificates and the key of a PEM file. */
+    /** context returns an SSLContext with the certificates and the key of a PEM file. */
     static SSLContext context(String chain) throws Exception {
         String text = Files.readString(Paths.get(chain));
         int at = text.indexOf("-----BEGIN PRIVATE KEY-----");
@@ -66,7 +66,7 @@ public class Server extends HttpsConfigurator {
         return context;
     }
 
-    /** limit sets what a mode has that is not the default. */
+    /** limit sets the parameters of a mode that differ from the default. */
     static SSLParameters limit(SSLParameters p, String mode) {
         if (mode.contains("tls12")) {
             p.setProtocols(new String[] {"TLSv1.2"});
@@ -108,7 +108,7 @@ public class Server extends HttpsConfigurator {
         server.start();
     }
 
-    /** socket answers one request on each connection, and says whether the session was resumed if the mode is about that. */
+    /** socket answers one request on each connection, and reports whether the session was resumed if the mode tests that. */
     static void socket(InetSocketAddress at, SSLContext context, String mode) throws IOException {
         SSLServerSocket server = (SSLServerSocket) context.getServerSocketFactory().createServerSocket(at.getPort(), 50, at.getAddress());
         server.setSSLParameters(limit(server.getSSLParameters(), mode));
@@ -126,7 +126,7 @@ public class Server extends HttpsConfigurator {
                         String body = !mode.contains("resumption") ? "ok" : again ? "resumed" : "new";
                         c.getOutputStream().write(("HTTP/1.1 200 OK\r\n\r\n" + body).getBytes(StandardCharsets.US_ASCII));
                     } catch (IOException e) {
-                        // of clients that are gone, or do not trust the certificate
+                        // clients may disconnect, or distrust the certificate
                     }
                     return null;
                 });

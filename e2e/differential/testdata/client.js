@@ -1,6 +1,6 @@
 // Node's https and http: ROOTS ROWS. Each line of ROWS is a name, a URL, a method, fields and the length of the body, separated by
-// tabs. Fields are separated by \x1f: there is a request with each of them, one after the other on the same connection. It prints what it
-// saw of the last: a name, an error, the status, the type, the size, fields, and the beginning of the body.
+// tabs. Fields are separated by \x1f: one request is made with each of them, in order on the same connection. It prints the last
+// answer: a name, an error, the status, the type, the size, fields, and the beginning of the body.
 const fs = require('fs'), [roots, file] = process.argv.slice(2);
 const ca = fs.readFileSync(roots), rows = fs.readFileSync(file, 'utf8').split('\n').filter(l => l);
 const compared = ['location', 'etag', 'x-row', 'www-authenticate'];

@@ -1,5 +1,5 @@
-// Prints what the SDKs of other products send for network policies, by their own code: a line of JSON for each request, with
-// the name of the case, how it is sent (create or update) and what becomes the policy of a box.
+// Prints the network policies that the SDKs of other products send, using their code: a line of JSON for each request, with
+// the name of the case, how it is sent (create or update) and the part that becomes a box's policy.
 import http from "node:http";
 import { Sandbox as Vercel } from "@vercel/sandbox";
 import { Sandbox as E2B, Secret } from "e2b";
@@ -58,7 +58,7 @@ const e2b = {
 
 const print = (dialect, name, how, policy) => console.log(JSON.stringify({ case: dialect + ": " + name, how, policy }));
 
-// request returns the body that an SDK sends, which is told that its request has failed.
+// request returns the body that an SDK sends. The SDK's request fails.
 async function request(send) {
   let body;
   const server = http.createServer(async (req, res) => {
@@ -79,7 +79,7 @@ async function request(send) {
   return body;
 }
 
-// through returns a fetch that asks a server in the place of Vercel's.
+// through returns a fetch that uses another server instead of Vercel's.
 const through = (at) => (url, init) => fetch(at + new URL(url).pathname, { ...init, dispatcher: undefined });
 
 for (const [name, networkPolicy] of Object.entries(vercel)) {

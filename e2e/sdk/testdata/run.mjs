@@ -1,11 +1,11 @@
-// Runs the tests of one subject, and prints a line of JSON for each, then one that says which methods of the SDK worked.
+// Runs the tests of one subject, and prints a line of JSON for each, then one with the SDK methods that succeeded.
 import * as sdk from "@upstash/box";
 import assert from "node:assert/strict";
 
 const internal = (name) => name.startsWith("_") || ["constructor", "log", "length", "name", "prototype", "WORKSPACE"].includes(name);
 const worked = new Set();
 
-// watch replaces a function so that it notes the name once a call has worked.
+// watch wraps a function to record its name when a call succeeds.
 function watch(name, fn) {
   const note = (value) => (worked.add(name), value);
   return function (...args) {
@@ -27,7 +27,7 @@ function watchMembers(owner, prefix) {
   return names;
 }
 
-// namespaces lists the functions in the objects that an instance carries: box.files.read and its like.
+// namespaces lists the functions in the objects of an instance, such as box.files.read.
 function* namespaces(object) {
   for (const [space, members] of Object.entries(object)) {
     if (space.startsWith("_") || Object.getPrototypeOf(members ?? 0) !== Object.prototype) continue;
@@ -47,7 +47,7 @@ function instance(value) {
   return Object.assign(value, own);
 }
 
-// The table of methods comes from the package's own classes.
+// The table of methods is read from the package's classes.
 const table = [];
 for (const kind of ["Box", "EphemeralBox", "Run", "StreamRun"]) {
   table.push(...watchMembers(sdk[kind], kind + "."), ...watchMembers(sdk[kind].prototype, kind + "#"));
@@ -60,7 +60,7 @@ for (const [space, name] of namespaces(blankEphemeral)) table.push(`EphemeralBox
 const base = process.env.UPSTASH_BOX_BASE_URL;
 const key = process.env.UPSTASH_BOX_API_KEY;
 
-// call is for what newer versions of the SDK send and the registry's does not.
+// call makes requests that only newer versions of the SDK than the registry's make.
 async function call(method, path, body) {
   const headers = { "X-Box-Api-Key": key, ...(body === undefined ? {} : { "Content-Type": "application/json" }) };
   const answer = await fetch(base + path, { method, headers, body: body === undefined ? undefined : JSON.stringify(body) });
@@ -78,7 +78,7 @@ async function refused(promise, status, sentence) {
   assert.match(error.message, sentence);
 }
 
-// until waits for a condition that comes true by itself.
+// until waits for a condition.
 async function until(what, holds) {
   for (const end = Date.now() + 120_000; Date.now() < end; await new Promise((r) => setTimeout(r, 100))) {
     const value = await holds();

@@ -1,4 +1,4 @@
-// Opens a page in Chromium and prints what it says of itself: node visit.js CHROMIUM URL HOST ADDRESS [TOKEN]
+// Opens a page in Chromium and prints the results of its script: node visit.js CHROMIUM URL HOST ADDRESS [TOKEN]
 const { chromium } = require("playwright-core");
 
 (async () => {

@@ -7,7 +7,7 @@ import (
 	"time"
 )
 
-// silence is how long a tour prints nothing before it prints a sign of life.
+// silence is the time without output after which a tour prints a sign of life.
 const silence = 4 * time.Second
 
 // pulse is a writer that prints a sign of life when nothing was written for a while. Safe for concurrent use.

@@ -18,7 +18,7 @@ import (
 	"boxgate/internal/testnet"
 )
 
-// demoSteps are the promises in the order shown.
+// demoSteps returns the promises in the order shown.
 func demoSteps() []step {
 	return []step{
 		{"The gateway starts beside an internet of its own",

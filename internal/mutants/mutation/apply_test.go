@@ -7,7 +7,7 @@ import (
 	"testing"
 )
 
-// module writes files and returns the sources they are.
+// module writes files to a folder and returns its sources.
 func module(t *testing.T, files map[string]string) *Sources {
 	t.Helper()
 	root := t.TempDir()
@@ -23,7 +23,7 @@ func module(t *testing.T, files map[string]string) *Sources {
 	return NewSources(root)
 }
 
-// mutate applies files and returns the text of the one file that they change.
+// mutate applies f to files and returns the text of the only changed file.
 func mutate(t *testing.T, s *Sources, files ...File) (string, error) {
 	t.Helper()
 	texts, err := Mutant{Files: files}.Apply(s)
@@ -117,7 +117,7 @@ func TestApplyToDeclarations(t *testing.T) {
 		decl             string
 		old, new         string
 		nth              int
-		wantOld, wantNew string // what changes in the text
+		wantOld, wantNew string // the changed part of the text
 		err              string
 	}{
 		"an expression":              {decl: "(*Door).enter", old: "!d.known(who)", new: "false", wantOld: "!d.known(who)", wantNew: "false"},

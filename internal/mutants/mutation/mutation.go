@@ -18,7 +18,7 @@ import (
 // Mutant is one protection removed.
 type Mutant struct {
 	Name     string   // path of the file below mutants/, without .txtar
-	Summary  string   // one sentence: what is removed
+	Summary  string   // one sentence about the removed protection
 	Promises []string // rows of docs/security.md that the protection serves
 	Tests    []Test   // each must fail without the protection
 	Files    []File
@@ -32,7 +32,7 @@ type Test struct {
 
 func (t Test) String() string { return t.Package + " " + t.Run }
 
-// File is one source file, or one declaration of a package, and what to replace in it.
+// File is one source file, or one declaration of a package, and its replacements.
 type File struct {
 	Path   string // of the file, or of the package's folder if Decl is set; relative to the module's root, with slashes
 	Decl   string // a function, method (T.Name), type, variable or constant; if empty, Blocks are lines of the file

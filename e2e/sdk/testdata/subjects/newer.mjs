@@ -1,9 +1,9 @@
-// What versions of the SDK newer than the registry's send, up to 0.7.3.
+// Requests of newer versions of the SDK than the registry's, up to 0.7.3.
 import WebSocket from "ws";
 
 const base64 = (text) => Buffer.from(text).toString("base64");
 
-// session opens a WebSocket to a command, as exec.session does, and gathers what comes.
+// session opens a WebSocket to a command, like exec.session, and collects the output.
 async function session({ base, key, assert }, box, start) {
   const ws = new WebSocket(`${base.replace(/^http/, "ws")}/v2/box/${box.id}/exec-session`, { headers: { "X-Box-Api-Key": key } });
   const s = { stdout: "", stderr: "", send: (frame) => ws.send(JSON.stringify(frame)), close: () => ws.close() };

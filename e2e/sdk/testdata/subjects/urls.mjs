@@ -1,6 +1,6 @@
 import http from "node:http";
 
-// The name of a public URL is resolved by whoever runs DNS for its domain; here that is nobody.
+// No DNS server resolves the names of public URLs here.
 const visit = (url, headers = {}) => new Promise((resolve, reject) => http.get(url, {
   headers, lookup: (_, o, cb) => (o.all ? cb(null, [{ address: "127.0.0.1", family: 4 }]) : cb(null, "127.0.0.1", 4)),
 }, (r) => {

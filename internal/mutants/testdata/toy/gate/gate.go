@@ -1,4 +1,4 @@
-// Package gate is small enough to see what a mutant takes away.
+// Package gate is a minimal target for mutants.
 package gate
 
 // Open reports whether age may pass.
