@@ -53,7 +53,7 @@ func compareCommand(ctx context.Context, args []string) error {
 // older one. The working tree does not change.
 func buildRevision(ctx context.Context, revision, dir, images string) (binary, source string, err error) {
 	if revision == "" {
-		return "", "", errors.New("say what to compare with: make bench-compare BASE=revision")
+		return "", "", errors.New("name the revision to compare with: make bench-compare BASE=revision")
 	}
 	archive := filepath.Join(dir, "source.tar")
 	source = filepath.Join(dir, "source")
@@ -96,7 +96,7 @@ func gate(r *report.Report, threshold float64) error {
 		fmt.Println(l)
 	}
 	if len(lines) == 0 {
-		return errors.New("nothing was measured")
+		return errors.New("no case was measured in both builds")
 	}
 	if len(regressions) == 0 {
 		fmt.Printf("\nno cost grew beyond %.2f times\n", threshold)

@@ -44,7 +44,7 @@ type Field struct {
 // New creates the namespaces, except the gateways'.
 func New(ctx context.Context, images string) (*Field, error) {
 	if err := removeStale(); err != nil {
-		return nil, fmt.Errorf("removing what an earlier run has left: %w", err)
+		return nil, fmt.Errorf("removing the remains of an earlier run: %w", err)
 	}
 	if err := errors.Join(os.MkdirAll(parent, 0o755), os.MkdirAll(runRoot, 0o755)); err != nil {
 		return nil, err

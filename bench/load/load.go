@@ -201,7 +201,7 @@ func (g *generator) complete(r Result, workers []worker) (Result, error) {
 	r.Errors, r.Error, r.TLS = g.errors.Load(), g.errorText, g.tlsText
 	r.P50, r.P99 = float64(all.Quantile(0.5))/1e3, float64(all.Quantile(0.99))/1e3
 	if r.Units == 0 {
-		return r, fmt.Errorf("nothing was answered; an error: %s", r.Error)
+		return r, fmt.Errorf("no request was answered; an error: %s", r.Error)
 	}
 	return r, g.ctx.Err()
 }

@@ -89,7 +89,7 @@ func (in *Intruder) Denied(since time.Time, stage policy.Stage, reason name.Reas
 	if ok {
 		return e
 	}
-	in.T.Errorf("no decision at stage %s says %s", stage, reason)
+	in.T.Errorf("no decision at stage %s has the reason %s", stage, reason)
 	for _, e := range seen {
 		if !e.Time.Before(since) {
 			in.T.Logf("decision: %s", audit.Line(e))

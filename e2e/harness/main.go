@@ -18,7 +18,7 @@ import (
 func Main(m *testing.M) {
 	if os.Geteuid() == 0 {
 		if err := lab.RemoveStaleLabs(); err != nil {
-			fmt.Fprintln(os.Stderr, "what an interrupted run left could not all be removed:", err)
+			fmt.Fprintln(os.Stderr, "cannot remove all remains of an interrupted run:", err)
 		}
 	}
 	waitTogether()

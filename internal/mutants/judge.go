@@ -57,7 +57,7 @@ func resultOf(t mutation.Test, output []byte, failed error) result {
 	case failed == nil:
 		r.passed = true
 	case exit.ExitCode() != 1 || !anyNames(failLine, t, output):
-		r.err = fmt.Errorf("%s did not end by a failure of its own (%w)\n%s", t, failed, tail(output))
+		r.err = fmt.Errorf("%s did not end with a failure of the test (%w)\n%s", t, failed, tail(output))
 	}
 	return r
 }

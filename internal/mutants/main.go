@@ -51,12 +51,12 @@ func parse(args []string, stderr io.Writer) (options, error) {
 	flags.StringVar(&o.root, "C", ".", "root of the module, which has the folder mutants/")
 	flags.StringVar(&o.run, "run", "", "only mutants whose name or promise matches this `regexp`")
 	flags.StringVar(&o.base, "base", "", "only mutants of packages that changed since this `revision`, or that changed themselves or whose tests did")
-	flags.BoolVar(&o.list, "list", false, "list the mutants and their tests, run nothing")
+	flags.BoolVar(&o.list, "list", false, "list the mutants and their tests without running them")
 	flags.IntVar(&o.jobs, "j", 4*runtime.NumCPU(), "mutants under way at once")
 	flags.DurationVar(&o.timeout, "timeout", 10*time.Minute, "most time for one test")
 	flags.BoolVar(&o.baseline, "baseline", true, "first demand that each test passes without a mutation")
 	flags.BoolVar(&o.work, "work", false, "keep the mutated files and the tests' output, and print where")
-	flags.StringVar(&o.ledger, "ledger", "", "remember in this `file` what was killed, and do not run it again as long as the sources it depends on are the same")
+	flags.StringVar(&o.ledger, "ledger", "", "record killed mutants in this `file`, and skip them while the sources that they depend on are unchanged")
 	flags.BoolVar(&o.fresh, "fresh", false, "run all again, whatever the ledger has")
 	if err := flags.Parse(args); err != nil {
 		return o, err

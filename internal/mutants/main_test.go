@@ -50,7 +50,7 @@ func TestSurvivingMutant(t *testing.T) {
 func TestBrokenMutants(t *testing.T) {
 	for name, why := range map[string]string{
 		"broken-build":   "do not build",
-		"broken-panic":   "did not end by a failure of its own",
+		"broken-panic":   "did not end with a failure of the test",
 		"broken-missing": "no such test ran",
 		"broken-skipped": "was skipped",
 		"broken-red":     "fails without a mutation as well",

@@ -89,7 +89,7 @@ func TestMutantsFitTheSources(t *testing.T) {
 	for _, m := range mutants {
 		t.Run(m.Name, func(t *testing.T) {
 			if dir := path.Dir(m.Name); !slices.Contains(m.Packages(), dir) {
-				t.Errorf("stands in mutants/%s, but mutates %q", dir, m.Packages())
+				t.Errorf("is in mutants/%s, but mutates %q", dir, m.Packages())
 			}
 			for _, p := range m.Promises {
 				if !known[p] {

@@ -26,7 +26,7 @@ type Unit struct {
 
 // unhandled are settings that the harness ignores, with the reason why tests do not need them.
 var unhandled = map[string]string{
-	"SystemCallErrorNumber": "EPERM is what the filter answers", "RestrictRealtime": "no program of a test asks for it", "KeyringMode": "the session keyring is not used",
+	"SystemCallErrorNumber": "the filter always answers EPERM", "RestrictRealtime": "no program of a test uses it", "KeyringMode": "the session keyring is not used",
 }
 
 // confines are the prefixes of settings that restrict the service. The harness must implement each of them.
@@ -63,7 +63,7 @@ func (u *Unit) set(key, value string) error {
 	case "SystemCallFilter":
 		list, denied := strings.CutPrefix(value, "~")
 		if !denied {
-			return errors.New("SystemCallFilter lists what is allowed: only lists of what is denied are known here")
+			return errors.New("SystemCallFilter is an allow list: only deny lists are supported")
 		}
 		for _, name := range strings.Fields(list) {
 			calls, err := systemCalls(name)

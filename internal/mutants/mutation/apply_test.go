@@ -138,8 +138,8 @@ func TestApplyToDeclarations(t *testing.T) {
 		"a function":                 {decl: "enter", old: "ring()", new: "_ = ring", wantOld: "{ ring() }", wantNew: "{ _ = ring }"},
 		"a method of a generic type": {decl: "pair.enter", old: "d.ring()", new: "_ = d", wantOld: "{ d.ring() }", wantNew: "{ _ = d }"},
 		"like another":               {decl: enter, old: "!d.known(her)", err: "is not there\n\tit has: !d.known(who)"},
-		"in another":                 {decl: enter, old: "ring()", err: "the old text stands in enter"},
-		"no such declaration":        {decl: "(*Door).leave", old: "d.log(who)", err: "door has no declaration (*Door).leave; the old text stands in Door.enter"},
+		"in another":                 {decl: enter, old: "ring()", err: "the old text is in enter"},
+		"no such declaration":        {decl: "(*Door).leave", old: "d.log(who)", err: "door has no declaration (*Door).leave; the old text is in Door.enter"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			if c.err == "" && !strings.Contains(doorSource, c.wantOld) {

@@ -157,13 +157,13 @@ func (t Test) Matches(name string) bool {
 func (m *Mutant) incomplete() error {
 	switch {
 	case m.Summary == "":
-		return errors.New("no summary: begin with one sentence that says what is taken away")
+		return errors.New("no summary: begin with one sentence about the removed protection")
 	case len(m.Promises) == 0:
 		return errors.New("no promise: line")
 	case len(m.Tests) == 0:
 		return errors.New("no test: line")
 	case len(m.Files) == 0:
-		return errors.New("nothing to mutate: want -- PACKAGE DECLARATION -- or -- FILE --, and blocks")
+		return errors.New("no mutation: want -- PACKAGE DECLARATION -- or -- FILE --, and blocks")
 	}
 	return nil
 }
@@ -245,7 +245,7 @@ func (b Block) check() error {
 		return errors.New("a block has no old lines")
 	}
 	if b.Old == b.New {
-		return errors.New("a block changes nothing")
+		return errors.New("a block makes no change")
 	}
 	return nil
 }

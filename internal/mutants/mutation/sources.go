@@ -208,5 +208,5 @@ func (s *Sources) describeOtherMatches(f File) string {
 	if len(names) == 0 {
 		return ""
 	}
-	return "; the old text stands in " + strings.Join(slices.Compact(names[:min(len(names), 3)]), ", ")
+	return "; the old text is in " + strings.Join(slices.Compact(names[:min(len(names), 3)]), ", ")
 }

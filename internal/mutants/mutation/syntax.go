@@ -49,7 +49,7 @@ func (b Block) inDecl(d decl) (edit, error) {
 	case b.Nth > len(found):
 		return edit{}, fmt.Errorf("%q occurs %d times, not %d", old, len(found), b.Nth)
 	case b.Nth == 0 && len(found) > 1:
-		return edit{}, fmt.Errorf("%q occurs %d times: take more of what is around it, or begin with <<<< 1, <<<< 2", old, len(found))
+		return edit{}, fmt.Errorf("%q occurs %d times: include more context, or begin with <<<< 1, <<<< 2", old, len(found))
 	}
 	at := found[max(0, b.Nth-1)]
 	e := edit{at.from, at.to, strings.TrimSpace(b.New)}
