@@ -21,21 +21,21 @@ type attack struct {
 	// reasons lists the acceptable reasons. A denial with one of them must be logged. If it is empty, the policy
 	// promises no log entry, or no denial.
 	reasons []name.Reason
-	// about selects the decisions that can be about this attack.
-	about func(audit.Event) bool
-	// read judges the answer. It returns a description, and whether the answer proves a hole. nil means
+	// matches selects the decisions that can be about this attack.
+	matches func(audit.Event) bool
+	// judge judges the answer. It returns a description, and whether the answer proves a hole. nil means
 	// [refusedAtOnce].
-	read func(probe.Answer) (seen string, hole bool)
-	// to is the destination of the packets. If own is set, only probes send to that address, so every packet there is a
+	judge func(probe.Answer) (seen string, hole bool)
+	// to is the destination of the packets. If exclusive is set, only probes send to that address, so every packet there is a
 	// probe's.
-	to  netip.AddrPort
-	own bool
-	// elsewhere allows the payload to leave the host for any address except to, because the policy allows a name.
-	elsewhere bool
+	to        netip.AddrPort
+	exclusive bool
+	// anyTarget allows the payload to leave the host for any address except to, because the policy allows a name.
+	anyTarget bool
 	// canary is the listener at to, if there is one.
 	canary interface{ Reached(tcp bool) bool }
-	// after inspects the host after the run. It may be nil.
-	after func() (seen string, hole bool)
+	// inspect inspects the host after the run. It may be nil.
+	inspect func() (seen string, hole bool)
 }
 
 // side is the setting of the attacks of one address family.
@@ -80,7 +80,7 @@ func (a *attack) refused(reasons ...name.Reason) {
 // another part of the gateway may refuse first.
 func (b *builder) expectDenialAt(a *attack, proto policy.Protocol, to netip.AddrPort, also ...name.Reason) {
 	b.expectDenial(a, policy.Request{Stage: policy.StageKernel, Addr: to.Addr(), Port: to.Port(), Protocol: proto}, also...)
-	a.to, a.about = to, atAddress(to)
+	a.to, a.matches = to, atAddress(to)
 }
 
 // expectDenial expects the policy's denial of a request. If the policy allows it, the attack is skipped.

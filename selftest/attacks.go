@@ -72,7 +72,7 @@ func (b *builder) pace() {
 func (b *builder) expected() []audit.Expected {
 	var out []audit.Expected
 	for _, a := range b.attacks {
-		if a.Verdict == Skipped || a.about == nil {
+		if a.Verdict == Skipped || a.matches == nil {
 			continue
 		}
 		events := 1
@@ -80,7 +80,7 @@ func (b *builder) expected() []audit.Expected {
 			events = max(1, len(a.task.Data))
 		}
 		out = append(out, audit.Expected{Count: events, Match: func(e audit.Event) bool {
-			return (len(a.reasons) == 0 || slices.Contains(a.reasons, e.Reason)) && a.about(e)
+			return (len(a.reasons) == 0 || slices.Contains(a.reasons, e.Reason)) && a.matches(e)
 		}})
 	}
 	return out
@@ -90,7 +90,7 @@ func (b *builder) expected() []audit.Expected {
 func (b *builder) watched() []netip.Addr {
 	var out []netip.Addr
 	for _, a := range b.attacks {
-		if a.own && a.Verdict != Skipped {
+		if a.exclusive && a.Verdict != Skipped {
 			out = append(out, a.to.Addr())
 		}
 	}

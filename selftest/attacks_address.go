@@ -75,11 +75,11 @@ func (b *builder) specialAddresses(s *side) {
 			switch {
 			case a.Verdict == Skipped:
 			case a.reasons[0] == name.ReasonProtectedRange:
-				a.about = inKernel(proto, to)
+				a.matches = inKernel(proto, to)
 			default: // exempted by the operator, so refused like any other address
-				a.reasons, a.read = concat(a.reasons, unnamed...), b.refusedByProxy
+				a.reasons, a.judge = concat(a.reasons, unnamed...), b.refusedByProxy
 			}
-			a.own = !prefix.IsSingleIP()
+			a.exclusive = !prefix.IsSingleIP()
 			if r.unlogged && a.Verdict != Skipped {
 				a.reasons, a.Expected = nil, "dropped"
 			}
@@ -95,7 +95,7 @@ func (b *builder) otherAddresses(s *side) {
 		b.add(s, group, name, to.String(), func(a *attack) {
 			a.send(connect(to, append([]byte("boxgate selftest "), a.task.Token...)))
 			b.expectDenialAt(a, policy.TCP, to, concat(unnamed, also...)...)
-			a.own, a.read = true, b.refusedByProxy
+			a.exclusive, a.judge = true, b.refusedByProxy
 		})
 	}
 	tcp("TCP to any port", 4242)
@@ -108,7 +108,7 @@ func (b *builder) otherAddresses(s *side) {
 		b.add(s, group, n, to.String(), func(a *attack) {
 			a.send(probe.Task{Kind: probe.UDP, To: to, Data: [][]byte{a.task.Token}})
 			b.expectDenialAt(a, policy.UDP, to, name.ReasonProtocol)
-			a.own = true
+			a.exclusive = true
 		})
 	}
 	udp("UDP to any port", 4242)
@@ -118,6 +118,6 @@ func (b *builder) otherAddresses(s *side) {
 		ping := packet.IP(s.box, to, packet.ICMPProtocol(to), packet.Echo(s.box, to, framePort, a.task.Token))
 		a.send(b.frame(s, ping))
 		b.expectDenialAt(a, policy.ICMP, netip.AddrPortFrom(to, 0))
-		a.own = true
+		a.exclusive = true
 	})
 }

@@ -49,27 +49,27 @@ func (b *builder) query(s *side, key string, k probe.Kind, server netip.AddrPort
 			wire = append(binary.BigEndian.AppendUint16(nil, uint16(len(wire))), wire...)
 		}
 		a.send(probe.Task{Kind: k, To: server, Data: [][]byte{wire}})
-		a.to, a.own = server, server.Addr() != s.gateway
+		a.to, a.exclusive = server, server.Addr() != s.gateway
 		d := b.cfg.Policy.Decide(policy.Request{Stage: policy.StageDNS, Box: b.cfg.Box, Name: n})
 		address := qtype == mdns.TypeA || qtype == mdns.TypeAAAA
 		switch {
 		case qtype == mdns.TypeANY:
 			a.refused(name.ReasonProtocol)
 		case d.Allowed(), address && d.Reason == name.ReasonNotAllowed && b.cfg.Policy.ResolvesOthers(n):
-			if !a.own {
+			if !a.exclusive {
 				a.Expected = "allowed"
 				a.skip("allowed by policy: names are resolved")
 				return
 			}
-			a.Expected, a.elsewhere = "answered by the gateway alone", true
-			a.about = aboutName(n.String(), policy.StageDNS)
-			a.read = ignoreAnswer
+			a.Expected, a.anyTarget = "answered by the gateway alone", true
+			a.matches = aboutName(n.String(), policy.StageDNS)
+			a.judge = ignoreAnswer
 			return
 		default:
 			a.refused(d.Reason)
 		}
-		a.about = aboutName(n.String(), policy.StageDNS)
-		a.read = func(r probe.Answer) (string, bool) { return b.readDNS(k, r) }
+		a.matches = aboutName(n.String(), policy.StageDNS)
+		a.judge = func(r probe.Answer) (string, bool) { return b.readDNS(k, r) }
 	})
 }
 

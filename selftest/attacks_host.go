@@ -22,7 +22,7 @@ func (b *builder) ownHost(s *side) {
 			b.add(s, group, "UDP to its loopback address", to.String(), func(a *attack) {
 				a.send(b.udpFrame(s, to, a.task.Token))
 				a.refused(name.ReasonHostPort, name.ReasonProtectedRange)
-				a.canary, a.to, a.about = c, to, inKernel(policy.UDP, to)
+				a.canary, a.to, a.matches = c, to, inKernel(policy.UDP, to)
 				if s.box.Is6() { // the kernel drops ::1 from outside before any rule sees it
 					a.reasons, a.Expected = nil, "dropped"
 				}
@@ -32,12 +32,12 @@ func (b *builder) ownHost(s *side) {
 		b.add(s, group, "TCP to a listening port", to.String(), func(a *attack) {
 			a.send(connect(to, a.task.Token))
 			a.refused(name.ReasonHostPort)
-			a.canary, a.to, a.about = c, to, inKernel(policy.TCP, to)
+			a.canary, a.to, a.matches = c, to, inKernel(policy.TCP, to)
 		})
 		b.add(s, group, "UDP to a listening port", to.String(), func(a *attack) {
 			a.send(probe.Task{Kind: probe.UDP, To: to, Data: [][]byte{a.task.Token}})
 			a.refused(name.ReasonHostPort)
-			a.canary, a.to, a.about = c, to, inKernel(policy.UDP, to)
+			a.canary, a.to, a.matches = c, to, inKernel(policy.UDP, to)
 		})
 	}
 	for _, at := range append([]netip.Addr{s.gateway}, s.host...) {
@@ -46,7 +46,7 @@ func (b *builder) ownHost(s *side) {
 			b.add(s, group, p.Name, to.String(), func(a *attack) {
 				a.send(connect(to, httpRequest("GET", "/", to.String(), a.task.Token)))
 				a.refused(name.ReasonHostPort)
-				a.to, a.about = to, inKernel(policy.TCP, to)
+				a.to, a.matches = to, inKernel(policy.TCP, to)
 			})
 		}
 	}
@@ -54,7 +54,7 @@ func (b *builder) ownHost(s *side) {
 	b.add(s, group, "UDP to the sink", sink.String(), func(a *attack) {
 		a.send(probe.Task{Kind: probe.UDP, To: sink, Data: [][]byte{a.task.Token}})
 		a.refused(name.ReasonNotAllowed, name.ReasonDenyAll, name.ReasonProtectedRange)
-		a.to, a.about = sink, inKernel(policy.UDP, sink)
+		a.to, a.matches = sink, inKernel(policy.UDP, sink)
 	})
 }
 
@@ -82,7 +82,7 @@ func (b *builder) otherBoxes(s *side) {
 				a.send(b.frame(s, packet.IP(s.box, to.Addr(), packet.ICMPProtocol(to.Addr()), echo)))
 			}
 			b.expectDenialAt(a, t.proto, to)
-			a.about = inKernel(t.proto, to)
+			a.matches = inKernel(t.proto, to)
 		})
 	}
 	b.add(s, group, "claim another's address on the link", s.another.String(), func(a *attack) {
@@ -94,8 +94,8 @@ func (b *builder) otherBoxes(s *side) {
 			t.Data = [][]byte{packet.NeighbourClaim(s.box, s.gateway, s.another, b.cfg.mac)}
 		}
 		a.send(t)
-		a.read = func(r probe.Answer) (string, bool) { return "sent", false }
-		a.after = func() (string, bool) { return b.cfg.neighbours(s) }
+		a.judge = func(r probe.Answer) (string, bool) { return "sent", false }
+		a.inspect = func() (string, bool) { return b.cfg.neighbours(s) }
 	})
 }
 
@@ -122,7 +122,7 @@ func (b *builder) forgedSources(s *side) {
 		b.add(s, "forged sources", src.what, to.String(), func(a *attack) {
 			a.send(b.frame(s, b.datagram(src.addr, to, a.task.Token)))
 			a.refused(name.ReasonSpoofed)
-			a.to, a.own, a.about = to, true, inKernel(policy.UDP, to)
+			a.to, a.exclusive, a.matches = to, true, inKernel(policy.UDP, to)
 		})
 	}
 }

@@ -54,7 +54,7 @@ func (b *builder) deniedName(s *side, attackName, host string, port uint16, byBy
 			a.task.Data = slowly(message)
 		}
 		b.expectDenial(a, policy.Request{Stage: stage, Name: n, Addr: to.Addr(), Port: port, Protocol: policy.TCP, Method: "GET", Path: "/"})
-		a.to, a.own, a.read, a.about = to, true, b.refusedByProxy, atAddressOrName(to, host)
+		a.to, a.exclusive, a.judge, a.matches = to, true, b.refusedByProxy, atAddressOrName(to, host)
 	})
 }
 
@@ -64,7 +64,7 @@ func (b *builder) noName(s *side) {
 	b.add(s, "names", "TLS without a name", to.String(), func(a *attack) {
 		a.send(connect(to, clientHello("", a.task.Token)))
 		b.expectDenialAt(a, policy.TCP, to, unnamed...)
-		a.own, a.read = true, b.refusedByProxy
+		a.exclusive, a.judge = true, b.refusedByProxy
 	})
 }
 
@@ -80,16 +80,16 @@ func (b *builder) ownerOnly(s *side, attackName string, name name.Name, port uin
 		d := b.cfg.Policy.Decide(policy.Request{
 			Stage: policy.StageConn, Box: b.cfg.Box, Name: name, Addr: to.Addr(), Port: port, Protocol: policy.TCP,
 		})
-		a.to, a.own, a.about, a.read = to, true, atAddressOrName(to, name.String()), ignoreAnswer
+		a.to, a.exclusive, a.matches, a.judge = to, true, atAddressOrName(to, name.String()), ignoreAnswer
 		switch {
 		case !d.Allowed():
 			a.refused(d.Reason)
-			a.read = b.refusedByProxy
+			a.judge = b.refusedByProxy
 		case !d.DialName && !b.cfg.Policy.Intercepts(name, port):
 			a.Expected = "allowed"
 			a.skip("the address is allowed by policy: %s", ruleOf(d))
 		default:
-			a.elsewhere = true
+			a.anyTarget = true
 			a.Expected = "reaches " + name.String() + " or nobody"
 		}
 	})

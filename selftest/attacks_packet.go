@@ -18,7 +18,7 @@ func (b *builder) oddPackets(s *side) {
 			a.send(b.frame(s, packets(to, a.task.Token)...))
 			a.refused(name.ReasonProtocol)
 			at := netip.AddrPortFrom(to, 0)
-			a.to, a.own, a.about = at, true, atAddress(at)
+			a.to, a.exclusive, a.matches = at, true, atAddress(at)
 		})
 	}
 	for _, p := range []struct {

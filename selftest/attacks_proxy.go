@@ -15,7 +15,7 @@ import (
 // explicit adds attacks through the explicit proxy, which must decide like any other way out.
 func (b *builder) explicit(s *side) {
 	stranger := netip.AddrPortFrom(s.stranger(), 443)
-	b.connectTo(s, "CONNECT to an address not allowed", stranger, func(a *attack) { a.own = true })
+	b.connectTo(s, "CONNECT to an address not allowed", stranger, func(a *attack) { a.exclusive = true })
 	metadata := netip.AddrPortFrom(netip.MustParseAddr("169.254.169.254"), 80)
 	if s.box.Is6() {
 		metadata = netip.MustParseAddrPort("[fd00:ec2::254]:80")
@@ -34,15 +34,15 @@ func (b *builder) explicit(s *side) {
 		a.Target = host + ":443"
 		a.send(connect(b.proxyOf(s), fmt.Appendf(nil, "CONNECT %s HTTP/1.1\r\nHost: %s\r\n\r\n", a.Target, a.Target)))
 		b.expectDenial(a, policy.Request{Stage: policy.StageConn, Name: n, Port: 443, Protocol: policy.TCP})
-		a.about, a.read = aboutName(host, policy.StageConn), proxyStatus
-		a.elsewhere = b.cfg.Policy.ResolvesOthers(n) // then any name may be resolved upstream, to judge its addresses
+		a.matches, a.judge = aboutName(host, policy.StageConn), proxyStatus
+		a.anyTarget = b.cfg.Policy.ResolvesOthers(n) // then any name may be resolved upstream, to judge its addresses
 	})
 	b.add(s, "explicit proxy", "absolute-form request for metadata", metadata.String(), func(a *attack) {
 		a.send(connect(b.proxyOf(s), httpRequest("GET", "http://"+metadata.String()+"/", metadata.String(), a.task.Token)))
 		b.expectDenial(a, policy.Request{Stage: policy.StageConn, Addr: metadata.Addr(), Port: metadata.Port(), Protocol: policy.TCP},
 			name.ReasonHostPort)
-		a.to, a.read = metadata, proxyStatus
-		a.about = func(e audit.Event) bool { return e.Stage == policy.StageHTTP && atAddressOrName(metadata, "")(e) }
+		a.to, a.judge = metadata, proxyStatus
+		a.matches = func(e audit.Event) bool { return e.Stage == policy.StageHTTP && atAddressOrName(metadata, "")(e) }
 	})
 }
 
@@ -56,8 +56,8 @@ func (b *builder) connectTo(s *side, n string, to netip.AddrPort, more func(*att
 		a.send(connect(b.proxyOf(s), fmt.Appendf(nil, "CONNECT %s HTTP/1.1\r\nHost: %s\r\n\r\n", to, to)))
 		b.expectDenial(a, policy.Request{Stage: policy.StageConn, Addr: to.Addr(), Port: to.Port(), Protocol: policy.TCP},
 			name.ReasonHostPort, name.ReasonNoName)
-		a.to, a.read = to, proxyStatus
-		a.about = func(e audit.Event) bool { return e.Stage == policy.StageConn && atAddress(to)(e) }
+		a.to, a.judge = to, proxyStatus
+		a.matches = func(e audit.Event) bool { return e.Stage == policy.StageConn && atAddress(to)(e) }
 		if more != nil {
 			more(a)
 		}

@@ -34,7 +34,7 @@ func (j *judge) line(a *attack) Line {
 		}
 		return l
 	}
-	read := a.read
+	read := a.judge
 	if read == nil {
 		read = refusedAtOnce
 	}
@@ -44,8 +44,8 @@ func (j *judge) line(a *attack) Line {
 	if isLogged {
 		l.Seen += ", logged " + string(event.Reason)
 	}
-	if a.after != nil {
-		l.Seen, hole = a.after()
+	if a.inspect != nil {
+		l.Seen, hole = a.inspect()
 	}
 	switch leak, leaked := j.leak(a); {
 	case leaked:
@@ -54,7 +54,7 @@ func (j *judge) line(a *attack) Line {
 		l.Verdict, l.Why = Hole, "it arrived at the listener on "+a.task.To.String()
 	case hole:
 		l.Verdict, l.Why = Hole, "it was answered"
-		if a.after != nil {
+		if a.inspect != nil {
 			l.Why = l.Seen
 		}
 	case len(a.reasons) > 0 && !isLogged:
@@ -78,9 +78,9 @@ func (j *judge) leak(a *attack) (string, bool) {
 	for _, s := range j.sightings {
 		atTarget := s.To.Addr().Unmap() == a.to.Addr().Unmap()
 		switch {
-		case s.Task == a.task.ID && (!a.elsewhere || atTarget):
+		case s.Task == a.task.ID && (!a.anyTarget || atTarget):
 		case s.First.IsValid() && a.task.Kind == probe.TCP && s.First == a.task.To:
-		case a.own && atTarget:
+		case a.exclusive && atTarget:
 		default:
 			continue
 		}

@@ -18,7 +18,7 @@ var target = netip.MustParseAddrPort("8.8.8.77:4242")
 
 // attackOn returns an attack by UDP that must be refused as not allowed.
 func attackOn(to netip.AddrPort, id int) *attack {
-	a := &attack{to: to, own: true, about: atAddress(to), reasons: []name.Reason{name.ReasonNotAllowed}}
+	a := &attack{to: to, exclusive: true, matches: atAddress(to), reasons: []name.Reason{name.ReasonNotAllowed}}
 	a.task = probe.Task{ID: id, Kind: probe.UDP, To: to}
 	return a
 }
@@ -56,15 +56,15 @@ func TestVerdicts(t *testing.T) {
 		"not everything could be seen":   {answer: probe.Refused, logged: name.ReasonNotAllowed, missed: 1, verdict: NotRun},
 		"a leak counts before the drops": {answer: probe.Refused, logged: name.ReasonNotAllowed, missed: 1, seen: []watch.Sighting{{To: target, Task: 7}}, verdict: Hole},
 		"its connection request left": {
-			change: func(a *attack) { a.task.Kind, a.own = probe.TCP, false },
+			change: func(a *attack) { a.task.Kind, a.exclusive = probe.TCP, false },
 			answer: probe.Silent, logged: name.ReasonNotAllowed, seen: []watch.Sighting{{To: elsewhere, Task: -1, First: target}}, verdict: Hole,
 		},
 		"the name's owner was reached": {
-			change: func(a *attack) { a.elsewhere, a.reasons, a.read = true, nil, ignoreAnswer },
+			change: func(a *attack) { a.anyTarget, a.reasons, a.judge = true, nil, ignoreAnswer },
 			answer: probe.Answered, seen: []watch.Sighting{{To: elsewhere, Task: 7}}, verdict: Tight,
 		},
 		"somebody else was reached under the name": {
-			change: func(a *attack) { a.elsewhere, a.reasons, a.read = true, nil, ignoreAnswer },
+			change: func(a *attack) { a.anyTarget, a.reasons, a.judge = true, nil, ignoreAnswer },
 			answer: probe.Answered, seen: []watch.Sighting{{To: target, Task: 7}}, verdict: Hole,
 		},
 		"it arrived at the canary": {

@@ -85,8 +85,8 @@ func (d *decisions) assign(attacks []*attack) map[int]audit.Event {
 		}
 	}
 	promised := func(a *attack, e audit.Event) bool { return slices.Contains(a.reasons, e.Reason) }
-	claim(func(a *attack, e audit.Event) bool { return e.Count == 0 && promised(a, e) && a.about(e) })
+	claim(func(a *attack, e audit.Event) bool { return e.Count == 0 && promised(a, e) && a.matches(e) })
 	claim(func(a *attack, e audit.Event) bool { return e.Count > 0 && promised(a, e) })
-	claim(func(a *attack, e audit.Event) bool { return e.Count == 0 && a.about(e) })
+	claim(func(a *attack, e audit.Event) bool { return e.Count == 0 && a.matches(e) })
 	return claimed
 }

@@ -62,7 +62,7 @@ type session struct {
 
 // stream is an open request.
 type stream struct {
-	begun          time.Time
+	sentAt         time.Time
 	status, result string
 	body           []byte
 	length         int64
@@ -103,7 +103,7 @@ var message = append([]byte{0, 0, 0, 0, 100}, bytes.Repeat([]byte("m"), 100)...)
 func (s *session) send() error {
 	id, call := s.nextID, s.g.Kind == GRPC
 	s.nextID += 2
-	s.streams[id] = &stream{begun: time.Now()}
+	s.streams[id] = &stream{sentAt: time.Now()}
 	s.block.Reset()
 	for _, f := range s.g.fields() {
 		if err := s.encoder.WriteField(f); err != nil {
@@ -219,7 +219,7 @@ func (s *session) finish(id uint32) error {
 	if err := s.g.verify(st); err != nil {
 		return err
 	}
-	s.g.recordUnit(s.worker, st.begun)
+	s.g.recordUnit(s.worker, st.sentAt)
 	return s.send()
 }
 

@@ -14,11 +14,11 @@ const variable = "GODEBUG"
 
 var (
 	before string
-	had    bool
+	wasSet bool
 )
 
 func init() {
-	before, had = os.LookupEnv(variable)
+	before, wasSet = os.LookupEnv(variable)
 	value := "http2xconnect=1"
 	if before != "" {
 		value = before + "," + value
@@ -28,7 +28,7 @@ func init() {
 
 // Restore resets the environment variable to its value at program start.
 func Restore() {
-	if had {
+	if wasSet {
 		_ = os.Setenv(variable, before)
 		return
 	}

@@ -128,19 +128,19 @@ func (d *deflater) compress(message []byte) ([]byte, error) {
 // inflater decompresses the messages of one direction.
 type inflater struct {
 	forgets bool
-	past    []byte // the window
+	window  []byte // the window
 	r       io.ReadCloser
 }
 
 // decompress returns the decompressed message.
 func (i *inflater) decompress(compressed []byte) ([]byte, error) {
 	if i.forgets {
-		i.past = nil
+		i.window = nil
 	}
 	in := io.MultiReader(bytes.NewReader(compressed), strings.NewReader(inflateTail))
 	if i.r == nil {
-		i.r = flate.NewReaderDict(in, i.past)
-	} else if err := i.r.(flate.Resetter).Reset(in, i.past); err != nil {
+		i.r = flate.NewReaderDict(in, i.window)
+	} else if err := i.r.(flate.Resetter).Reset(in, i.window); err != nil {
 		return nil, err
 	}
 	message, err := io.ReadAll(io.LimitReader(i.r, messageMax+1))
@@ -150,7 +150,7 @@ func (i *inflater) decompress(compressed []byte) ([]byte, error) {
 	case len(message) > messageMax:
 		return nil, errTooBig
 	}
-	i.past = append(i.past, message...)
-	i.past = append([]byte(nil), i.past[max(0, len(i.past)-windowMax):]...)
+	i.window = append(i.window, message...)
+	i.window = append([]byte(nil), i.window[max(0, len(i.window)-windowMax):]...)
 	return message, nil
 }

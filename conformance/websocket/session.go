@@ -47,12 +47,12 @@ type session struct {
 
 	patience time.Duration
 
-	mu      sync.Mutex
-	came    []event
-	code    int           // code of the received close frame; 0 if none was received
-	problem string        // violation of the protocol by a received frame
-	changed chan struct{} // closed and replaced at every change
-	ended   chan struct{} // closed at the end of input
+	mu       sync.Mutex
+	received []event
+	code     int           // code of the received close frame; 0 if none was received
+	problem  string        // violation of the protocol by a received frame
+	changed  chan struct{} // closed and replaced at every change
+	ended    chan struct{} // closed at the end of input
 }
 
 func (c *Case) run(ctx context.Context, dial Dialer, patience time.Duration) Verdict {
@@ -147,7 +147,7 @@ func (s *session) wait(n int, limit time.Duration) {
 	defer t.Stop()
 	for {
 		s.mu.Lock()
-		enough, changed := len(s.came) >= n, s.changed
+		enough, changed := len(s.received) >= n, s.changed
 		s.mu.Unlock()
 		if enough {
 			return
@@ -175,7 +175,7 @@ func (s *session) endsWithin(limit time.Duration) bool {
 func (s *session) addEvent(e event) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.came = append(s.came, e)
+	s.received = append(s.received, e)
 	close(s.changed)
 	s.changed = make(chan struct{})
 }
@@ -262,9 +262,9 @@ func (s *session) verdict(v Verdict) Verdict {
 	case c.open:
 		v.Outcome = Informational
 	case !end:
-	case slices.Equal(s.came, c.want):
+	case slices.Equal(s.received, c.want):
 		v.Outcome = OK
-	case slices.ContainsFunc(c.lax, func(l []event) bool { return slices.Equal(s.came, l) }):
+	case slices.ContainsFunc(c.lax, func(l []event) bool { return slices.Equal(s.received, l) }):
 		v.Outcome = NonStrict
 	}
 	return v
@@ -273,9 +273,9 @@ func (s *session) verdict(v Verdict) Verdict {
 // describe formats the received events. Long runs of messages are only counted.
 func (s *session) describe() string {
 	words := make([]string, 0, 4)
-	for i, e := range s.came {
+	for i, e := range s.received {
 		if i == 12 {
-			words = append(words, fmt.Sprintf("and %d more", len(s.came)-i))
+			words = append(words, fmt.Sprintf("and %d more", len(s.received)-i))
 			break
 		}
 		words = append(words, e.String())

@@ -26,7 +26,7 @@ type Docker struct {
 	containers []*Container
 	listeners  map[chan string]bool // of the events stream
 	server     *http.Server         // nil: the daemon is down
-	made       int
+	created    int
 }
 
 // Container is a container of [Docker].
@@ -147,8 +147,8 @@ func (d *Docker) broadcast(c *Container, action string) {
 func (d *Docker) Run(name string) *Container {
 	d.t.Helper()
 	d.mu.Lock()
-	d.made++
-	c := &Container{docker: d, ID: fmt.Sprintf("%064x", 0x3f2a<<32+d.made), Name: name}
+	d.created++
+	c := &Container{docker: d, ID: fmt.Sprintf("%064x", 0x3f2a<<32+d.created), Name: name}
 	d.containers = append(d.containers, c)
 	d.mu.Unlock()
 	c.Start()

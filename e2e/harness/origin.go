@@ -30,8 +30,8 @@ type Origin struct {
 
 // originConn holds the data received on one connection. taken counts the bytes already inspected.
 type originConn struct {
-	data  strings.Builder
-	taken int
+	data      strings.Builder
+	inspected int
 }
 
 // OriginName is the host name of an origin.
@@ -160,8 +160,8 @@ func (o *Origin) Received() string {
 	defer o.mu.Unlock()
 	var all string
 	for _, c := range o.conns {
-		all += c.data.String()[c.taken:]
-		c.taken = c.data.Len()
+		all += c.data.String()[c.inspected:]
+		c.inspected = c.data.Len()
 	}
 	return all
 }

@@ -53,29 +53,29 @@ const small = 192 << 10
 
 // Budget is the memory of all accounts together. Create it with [New]. Safe for concurrent use.
 type Budget struct {
-	total int64
-	most  int64 // limit of one account
+	total        int64
+	accountLimit int64 // limit of one account
 
-	held  atomic.Int64
+	inUse atomic.Int64
 	kinds [kinds]atomic.Int64
 
 	accounts sync.Map // name → *Account
 }
 
 // New returns a budget of total bytes, with a limit of most bytes for each account.
-func New(total, most int64) *Budget { return &Budget{total: total, most: min(most, total)} }
+func New(total, most int64) *Budget { return &Budget{total: total, accountLimit: min(most, total)} }
 
 // Total returns the size of the budget.
 func (b *Budget) Total() int64 { return b.total }
 
 // Most returns the limit of one account.
-func (b *Budget) Most() int64 { return b.most }
+func (b *Budget) Most() int64 { return b.accountLimit }
 
 // Held returns the bytes in use for a kind.
 func (b *Budget) Held(k Kind) int64 { return b.kinds[k].Load() }
 
 // Used returns the bytes in use for all kinds.
-func (b *Budget) Used() int64 { return b.held.Load() }
+func (b *Budget) Used() int64 { return b.inUse.Load() }
 
 // HeldBy returns the bytes in use by the account of a name, without creating one.
 func (b *Budget) HeldBy(name string) int64 {
@@ -97,7 +97,7 @@ func (b *Budget) AccountOf(name string, limit func(all int64) int64) *Account {
 	if a, ok := b.accounts.Load(name); ok {
 		return a.(*Account)
 	}
-	a, _ := b.accounts.LoadOrStore(name, &Account{budget: b, most: limit})
+	a, _ := b.accounts.LoadOrStore(name, &Account{budget: b, limit: limit})
 	return a.(*Account)
 }
 
@@ -115,11 +115,11 @@ func (b *Budget) fits(mine, held, n int64) bool {
 // acquire adds n to the total in use if an account that uses mine may have it.
 func (b *Budget) acquire(mine, n int64) bool {
 	for {
-		held := b.held.Load()
+		held := b.inUse.Load()
 		if !b.fits(mine, held, n) {
 			return false
 		}
-		if b.held.CompareAndSwap(held, held+n) {
+		if b.inUse.CompareAndSwap(held, held+n) {
 			return true
 		}
 	}
@@ -129,12 +129,12 @@ func (b *Budget) acquire(mine, n int64) bool {
 // concurrent use.
 type Account struct {
 	budget *Budget
-	most   func(all int64) int64
-	held   atomic.Int64
+	limit  func(all int64) int64
+	inUse  atomic.Int64
 }
 
 // Held returns the bytes in use by the account.
-func (a *Account) Held() int64 { return a.held.Load() }
+func (a *Account) Held() int64 { return a.inUse.Load() }
 
 // Acquire reports whether the account may use n more bytes, and counts them if so. The caller must release them.
 func (a *Account) Acquire(k Kind, n int) bool {
@@ -147,7 +147,7 @@ func (a *Account) Acquire(k Kind, n int) bool {
 		return false
 	}
 	if !a.budget.acquire(mine, more) {
-		a.held.Add(-more)
+		a.inUse.Add(-more)
 		return false
 	}
 	a.budget.kinds[k].Add(more)
@@ -160,22 +160,22 @@ func (a *Account) Release(k Kind, n int) {
 		return
 	}
 	a.budget.kinds[k].Add(-int64(n))
-	a.budget.held.Add(-int64(n))
-	a.held.Add(-int64(n))
+	a.budget.inUse.Add(-int64(n))
+	a.inUse.Add(-int64(n))
 }
 
 // reserve adds n to the bytes in use by the account if that stays within its limit, and returns the previous value.
 func (a *Account) reserve(n int64) (before int64, ok bool) {
-	most := min(a.most(a.budget.most), a.budget.total)
+	most := min(a.limit(a.budget.accountLimit), a.budget.total)
 	if n > small {
 		most -= most / 8
 	}
 	for {
-		mine := a.held.Load()
+		mine := a.inUse.Load()
 		if mine+n > most {
 			return mine, false
 		}
-		if a.held.CompareAndSwap(mine, mine+n) {
+		if a.inUse.CompareAndSwap(mine, mine+n) {
 			return mine, true
 		}
 	}
@@ -187,7 +187,7 @@ type Claim struct {
 	mu      sync.Mutex
 	account *Account // nil: Grow is refused
 	kind    Kind
-	held    int
+	size    int
 }
 
 // Open makes c a claim on an account.
@@ -204,7 +204,7 @@ func (c *Claim) Grow(n int) bool {
 	if !c.account.Acquire(c.kind, n) {
 		return false
 	}
-	c.held += n
+	c.size += n
 	return true
 }
 
@@ -212,8 +212,8 @@ func (c *Claim) Grow(n int) bool {
 func (c *Claim) Shrink(n int) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	n = min(n, c.held)
-	c.held -= n
+	n = min(n, c.size)
+	c.size -= n
 	c.account.Release(c.kind, n)
 }
 
@@ -233,6 +233,6 @@ func (c *Claim) Close() {
 }
 
 func (c *Claim) releaseLocked() {
-	c.account.Release(c.kind, c.held)
-	c.held = 0
+	c.account.Release(c.kind, c.size)
+	c.size = 0
 }

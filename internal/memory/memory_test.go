@@ -29,10 +29,10 @@ func TestHoardersLeaveRoomForTheOthers(t *testing.T) {
 	}
 	for i := range 10 {
 		if a := b.Account(fmt.Sprint("honest ", i)); !a.Acquire(TLS, mib/2) {
-			t.Errorf("no room for number %d; %d MiB are held", i, b.held.Load()/mib)
+			t.Errorf("no room for number %d; %d MiB are held", i, b.inUse.Load()/mib)
 		}
 	}
-	if held := b.held.Load(); held > b.Total() {
+	if held := b.inUse.Load(); held > b.Total() {
 		t.Errorf("%d bytes are held of %d", held, b.Total())
 	}
 }
@@ -90,8 +90,8 @@ func TestClaimsGiveBackOnce(t *testing.T) {
 	if c.Close(); c.Grow(1) {
 		t.Error("a claim that was closed grows")
 	}
-	if b.held.Load() != 0 || b.Held(FirstBytes) != 0 || b.Account("box").Held() != 0 {
-		t.Errorf("left: %d, %d", b.held.Load(), b.Held(FirstBytes))
+	if b.inUse.Load() != 0 || b.Held(FirstBytes) != 0 || b.Account("box").Held() != 0 {
+		t.Errorf("left: %d, %d", b.inUse.Load(), b.Held(FirstBytes))
 	}
 }
 
@@ -106,7 +106,7 @@ func TestConcurrentAccounts(t *testing.T) {
 			for n := range 2000 {
 				size := 1 + n*7919%mib
 				if a.Acquire(Kind(n%int(kinds)), size) {
-					if b.held.Load() > b.Total() || a.Held() > 4*mib+16*mib {
+					if b.inUse.Load() > b.Total() || a.Held() > 4*mib+16*mib {
 						t.Error("more is held than there is")
 					}
 					a.Release(Kind(n%int(kinds)), size)
@@ -120,8 +120,8 @@ func TestConcurrentAccounts(t *testing.T) {
 			t.Errorf("%s: %d left", k, b.Held(k))
 		}
 	}
-	if b.held.Load() != 0 {
-		t.Errorf("%d left", b.held.Load())
+	if b.inUse.Load() != 0 {
+		t.Errorf("%d left", b.inUse.Load())
 	}
 }
 

@@ -39,11 +39,11 @@ type builder struct {
 type build struct {
 	tests       map[string]string // path of the test binary by package
 	environment []string          // in addition to the environment of the tests
-	own         []string          // files to remove afterwards
+	temporary   []string          // files to remove afterwards
 }
 
 func (b build) remove() {
-	for _, path := range b.own {
+	for _, path := range b.temporary {
 		_ = os.Remove(path)
 	}
 }
@@ -168,7 +168,7 @@ func (b *builder) mutant(ctx context.Context, m mutation.Mutant, dir string) (bu
 		if err := b.mutated(ctx, m, pkg, to, overlay); err != nil {
 			return build{}, fmt.Errorf("the mutant: %w", err)
 		}
-		out.tests[pkg], out.own = to, append(out.own, to)
+		out.tests[pkg], out.temporary = to, append(out.temporary, to)
 		if pkg == gatewayPackage {
 			out.environment = append(out.environment, gatewayVariable+"="+to)
 		}

@@ -99,7 +99,7 @@ func listPackages(ctx context.Context, root string, folders []string) (map[strin
 type hasher struct {
 	root     string
 	packages map[string]goPackage
-	known    map[string]string // by path of a file
+	cache    map[string]string // by path of a file
 }
 
 // imported returns the hashes of the files of p and of all packages of the module that p depends on.
@@ -146,12 +146,12 @@ func (h hasher) tests(dir string) ([]string, error) {
 
 // file returns a hash of a file's name and content, or "" if it cannot be read, for example because it is a directory.
 func (h hasher) file(path string) string {
-	if known, ok := h.known[path]; ok {
+	if known, ok := h.cache[path]; ok {
 		return known
 	}
 	text, err := os.ReadFile(path)
 	if err == nil {
-		h.known[path] = hash(strings.TrimPrefix(path, h.root), string(text))
+		h.cache[path] = hash(strings.TrimPrefix(path, h.root), string(text))
 	}
-	return h.known[path]
+	return h.cache[path]
 }

@@ -23,13 +23,13 @@ type ledger struct {
 
 	mu    sync.Mutex
 	file  *os.File
-	known map[string]time.Duration // by key
+	times map[string]time.Duration // by key
 }
 
 // openLedger reads the file at path, or creates it. Each line is a key, the name of a mutant or a test, and its time, separated
 // by tabs. An incomplete line is ignored.
 func openLedger(path string, s sourceHashes) (*ledger, error) {
-	l := &ledger{sources: s, known: map[string]time.Duration{}}
+	l := &ledger{sources: s, times: map[string]time.Duration{}}
 	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
 		return nil, err
 	}
@@ -44,7 +44,7 @@ func openLedger(path string, s sourceHashes) (*ledger, error) {
 	for line := range strings.Lines(string(text)) {
 		fields := strings.Split(strings.TrimSuffix(line, "\n"), "\t")
 		if took, err := time.ParseDuration(fields[len(fields)-1]); err == nil && len(fields) == 3 {
-			l.known[fields[0]] = took
+			l.times[fields[0]] = took
 		}
 	}
 	if len(text) > 0 && text[len(text)-1] != '\n' {
@@ -67,7 +67,7 @@ func (l *ledger) close() error {
 func (l *ledger) lookup(key string) (took time.Duration, ok bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	took, ok = l.known[key]
+	took, ok = l.times[key]
 	return took, ok
 }
 
@@ -77,7 +77,7 @@ func (l *ledger) record(key, what string, took time.Duration) error {
 	if l.file == nil {
 		return nil
 	}
-	l.known[key] = took
+	l.times[key] = took
 	_, err := fmt.Fprintf(l.file, "%s\t%s\t%s\n", key, what, took.Round(time.Millisecond))
 	return err
 }

@@ -106,7 +106,7 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 
 // experiment tries the mutants, the ones without end-to-end tests first, and returns the exit status.
 func experiment(ctx context.Context, o options, dir string, mutants []mutation.Mutant, out io.Writer) (status int, err error) {
-	s := summary{out: out, begun: time.Now()}
+	s := summary{out: out, start: time.Now()}
 	led, err := o.openLedger(ctx, mutants)
 	if err != nil {
 		return 1, err
@@ -165,7 +165,7 @@ func (o options) openLedger(ctx context.Context, mutants []mutation.Mutant) (*le
 	}
 	led, err := openLedger(o.ledger, sources)
 	if err == nil && o.fresh {
-		clear(led.known)
+		clear(led.times)
 	}
 	return led, err
 }

@@ -15,7 +15,7 @@ import (
 // summary prints outcomes as they arrive, and counts them.
 type summary struct {
 	out   io.Writer
-	begun time.Time
+	start time.Time
 
 	mu                       sync.Mutex
 	killed, survived, broken []string
@@ -62,7 +62,7 @@ func (s *summary) add(o outcome) {
 func (s *summary) close(total int) int {
 	tried := len(s.killed) + len(s.survived) + len(s.broken)
 	fmt.Fprintf(s.out, "\n%d mutants in %s: %d killed, %d survived, %d broken, %d not tried\n",
-		total, time.Since(s.begun).Round(time.Second), len(s.killed), len(s.survived), len(s.broken), total-tried)
+		total, time.Since(s.start).Round(time.Second), len(s.killed), len(s.survived), len(s.broken), total-tried)
 	if s.before > 0 {
 		fmt.Fprintf(s.out, "%d of these were killed by an earlier run, with the same sources\n", s.before)
 	}

@@ -13,7 +13,7 @@ var ErrNotAsked = errors.New("the peer is not waiting for a request")
 type ask struct {
 	ready func(fd uintptr) bool // step as a method value, allocated once
 	b     []byte                // bytes still to send
-	begun bool
+	sent  bool
 	errno syscall.Errno
 	spare [1]byte
 }
@@ -28,12 +28,12 @@ func (d *Direct) Ask(b []byte) error {
 		a = &ask{}
 		a.ready, d.asking = a.step, a
 	}
-	a.b, a.begun, a.errno = b, false, 0
+	a.b, a.sent, a.errno = b, false, 0
 	err := d.raw.Read(a.ready)
 	rest := a.b
 	a.b = nil
 	switch {
-	case !a.begun:
+	case !a.sent:
 		return ErrNotAsked
 	case a.errno != 0:
 		return d.failed("write", a.errno)
@@ -46,13 +46,13 @@ func (d *Direct) Ask(b []byte) error {
 
 // step peeks at the socket and sends the request when called first. It returns false to wait for the peer.
 func (a *ask) step(fd uintptr) bool {
-	if a.begun {
+	if a.sent {
 		return true
 	}
 	if _, errno := transmit(syscall.SYS_RECVFROM, fd, a.spare[:], syscall.MSG_PEEK); errno != syscall.EAGAIN {
 		return true
 	}
-	a.begun = true
+	a.sent = true
 	n, errno := transmit(syscall.SYS_SENDTO, fd, a.b, syscall.MSG_NOSIGNAL)
 	a.b = a.b[n:]
 	if errno != syscall.EAGAIN {

@@ -24,18 +24,18 @@ type Direct struct {
 	raw     syscall.RawConn
 	in, out transfer
 	asking  *ask // nil before the first Ask
-	more    bool // the last read filled its buffer
-	ended   bool // the last read reached the end of the stream
-	held    bool
+	filled  bool // the last read filled its buffer
+	atEnd   bool // the last read reached the end of the stream
+	paused  bool
 }
 
 // transfer is one direction of a [Direct].
 type transfer struct {
-	ready func(fd uintptr) bool // read or write as a method value, allocated once
-	b     []byte                // buffer to fill, or bytes still to send
-	n     int                   // bytes moved
-	now   bool                  // fail with EAGAIN instead of waiting
-	errno syscall.Errno
+	ready  func(fd uintptr) bool // read or write as a method value, allocated once
+	b      []byte                // buffer to fill, or bytes still to send
+	n      int                   // bytes moved
+	noWait bool                  // fail with EAGAIN instead of waiting
+	errno  syscall.Errno
 }
 
 // NewDirect returns c with direct reads and writes.
@@ -84,11 +84,11 @@ func (d *Direct) Read(b []byte) (int, error) {
 	if len(b) == 0 {
 		return 0, nil
 	}
-	if d.held {
+	if d.paused {
 		return 0, os.ErrDeadlineExceeded
 	}
 	n, err := d.in.move(b, d.raw.Read)
-	d.more, d.ended = n == len(b), n == 0 && err == nil
+	d.filled, d.atEnd = n == len(b), n == 0 && err == nil
 	switch {
 	case errors.Is(err, syscall.EAGAIN):
 		return 0, os.ErrDeadlineExceeded
@@ -101,14 +101,14 @@ func (d *Direct) Read(b []byte) (int, error) {
 }
 
 // More reports whether the last read filled its buffer, so that the socket may hold more data.
-func (d *Direct) More() bool { return d.more }
+func (d *Direct) More() bool { return d.filled }
 
 // Hold makes reads of the socket fail immediately with [os.ErrDeadlineExceeded] until Hold(false). A layer above, such
 // as TLS, then returns only data that it has already buffered.
-func (d *Direct) Hold(held bool) { d.held = held }
+func (d *Direct) Hold(held bool) { d.paused = held }
 
 // Ended reports whether the last read reached the end of the stream.
-func (d *Direct) Ended() bool { return d.ended }
+func (d *Direct) Ended() bool { return d.atEnd }
 
 // Quiet reports whether the socket has neither unread data nor an unread end of stream.
 func (d *Direct) Quiet() bool {
@@ -117,7 +117,7 @@ func (d *Direct) Quiet() bool {
 }
 
 // DontWait makes reads fail with [os.ErrDeadlineExceeded] instead of waiting, until DontWait(false).
-func (d *Direct) DontWait(now bool) { d.in.now = now }
+func (d *Direct) DontWait(now bool) { d.in.noWait = now }
 
 // Await waits until data or the end of the stream has arrived, without reading it. It uses little stack, so the
 // goroutine of an idle connection keeps a small one.
@@ -161,7 +161,7 @@ func (t *transfer) move(b []byte, when func(func(fd uintptr) bool) error) (int, 
 // read receives the available bytes. It returns false to wait for some.
 func (t *transfer) read(fd uintptr) bool {
 	n, errno := transmit(syscall.SYS_RECVFROM, fd, t.b, 0)
-	if errno == syscall.EAGAIN && !t.now {
+	if errno == syscall.EAGAIN && !t.noWait {
 		return false
 	}
 	t.n, t.errno = n, errno

@@ -42,7 +42,7 @@ type Terminated struct {
 // Terminate returns the server side of a connection whose client begins with a ClientHello of at most hello bytes. Call
 // [Terminated.Established] after the handshake.
 func Terminate(client net.Conn, hello int, cfg *tls.Config) *Terminated {
-	t := &Terminated{wire: bounded{Conn: client, most: 2*hello + handshakeRest, then: LongestRecord, err: errHandshakeSize}}
+	t := &Terminated{wire: bounded{Conn: client, limit: 2*hello + handshakeRest, laterLimit: LongestRecord, err: errHandshakeSize}}
 	t.wire.direct, _ = client.(*Direct)
 	t.Conn = tls.Server(&t.wire, cfg)
 	return t
@@ -55,7 +55,7 @@ func Initiate(server net.Conn, cfg *tls.Config) *Terminated {
 	t.wire.open(server)
 	t.wire.start = make([]byte, 0, maxStart)
 	cfg.VerifyConnection = func(cs tls.ConnectionState) error {
-		t.wire.made++
+		t.wire.handshakes++
 		if verify == nil {
 			return nil
 		}
@@ -70,7 +70,7 @@ func Initiate(server net.Conn, cfg *tls.Config) *Terminated {
 func (t *Terminated) Start() []byte { return t.wire.start }
 
 // Heard reports whether the server has sent anything. Safe for concurrent use.
-func (t *Terminated) Heard() bool { return t.wire.heard.Load() }
+func (t *Terminated) Heard() bool { return t.wire.received.Load() }
 
 // Established must be called when the handshake is complete.
 func (t *Terminated) Established() { t.wire.established() }
@@ -85,12 +85,12 @@ func (t *Terminated) Read(p []byte) (int, error) {
 }
 
 // Took returns the number of bytes received during the handshake.
-func (t *Terminated) Took() int { return t.wire.took }
+func (t *Terminated) Took() int { return t.wire.handshakeBytes }
 
 // IdleCost returns the memory that TLS with a server keeps while idle, in bytes.
 func (t *Terminated) IdleCost() int {
-	certificates, gathered := t.wire.took, max(t.wire.took, int(t.wire.longest.Load()))
-	if t.wire.made > 1 {
+	certificates, gathered := t.wire.handshakeBytes, max(t.wire.handshakeBytes, int(t.wire.longest.Load()))
+	if t.wire.handshakes > 1 {
 		certificates = gathered
 	}
 	return serverKeys + 2*certificates + 2*min(gathered, ServerHandshake) + 2*min(gathered, LongestRecord)
@@ -118,54 +118,54 @@ func (s ToServer) Content() { s.content() }
 // beyond one. After content it returns at most two, which halves the system calls of a long body.
 type bounded struct {
 	net.Conn
-	direct  *Direct      // Conn if it is a *Direct: saves two interface calls per record
-	most    int          // limit of got
-	exactly bool         // reads never pass most by more than a byte
-	got     int          // bytes read since the last content; used by the reader only
-	longest atomic.Int64 // largest got before content
-	took    int          // bytes of the handshake
-	made    int          // handshakes completed with a server
-	then    int          // value of most after the handshake
-	heard   atomic.Bool  // the server has sent data
-	start   []byte       // first bytes read, until the handshake is complete; nil to keep none
-	err     error
+	direct         *Direct      // Conn if it is a *Direct: saves two interface calls per record
+	limit          int          // limit of sinceContent
+	strict         bool         // reads exceed limit by at most a byte
+	sinceContent   int          // bytes read since the last content; used by the reader only
+	longest        atomic.Int64 // largest sinceContent before content
+	handshakeBytes int          // bytes of the handshake
+	handshakes     int          // handshakes completed with a server
+	laterLimit     int          // limit after the handshake
+	received       atomic.Bool  // the server has sent data
+	start          []byte       // first bytes read, until the handshake is complete; nil to keep none
+	err            error
 }
 
 // maxStart is the capacity of start in bytes.
 const maxStart = 2 << 10
 
 func (b *bounded) open(server net.Conn) {
-	b.Conn, b.most, b.exactly, b.err = server, ServerHandshake, true, errServerSize
+	b.Conn, b.limit, b.strict, b.err = server, ServerHandshake, true, errServerSize
 	b.direct, _ = server.(*Direct)
 }
 
 // established resets the limits after the handshake. A server may renegotiate with slightly more bytes, or send
 // tickets.
 func (b *bounded) established() {
-	if b.took = b.got; b.exactly {
-		b.exactly, b.then = false, b.took+LongestRecord
+	if b.handshakeBytes = b.sinceContent; b.strict {
+		b.strict, b.laterLimit = false, b.handshakeBytes+LongestRecord
 	}
-	b.most, b.start = b.then, nil
-	b.got = 0
+	b.limit, b.start = b.laterLimit, nil
+	b.sinceContent = 0
 }
 
 func (b *bounded) content() {
-	if got := int64(b.got); got > b.longest.Load() {
+	if got := int64(b.sinceContent); got > b.longest.Load() {
 		b.longest.Store(got)
 	}
-	b.got = 0
+	b.sinceContent = 0
 }
 
 // Read reads from the peer.
 func (b *bounded) Read(p []byte) (int, error) {
-	if b.got > b.most {
+	if b.sinceContent > b.limit {
 		return 0, b.err
 	}
 	n := min(len(p), LongestRecord)
 	switch {
-	case b.exactly:
-		n = min(n, b.most-b.got+1)
-	case b.got == 0:
+	case b.strict:
+		n = min(n, b.limit-b.sinceContent+1)
+	case b.sinceContent == 0:
 		n = min(len(p), 2*LongestRecord)
 	}
 	var err error
@@ -174,9 +174,9 @@ func (b *bounded) Read(p []byte) (int, error) {
 	} else {
 		n, err = b.Conn.Read(p[:n])
 	}
-	b.got += n
+	b.sinceContent += n
 	if b.start != nil {
-		b.heard.Store(b.heard.Load() || n > 0)
+		b.received.Store(b.received.Load() || n > 0)
 		b.start = append(b.start, p[:min(n, cap(b.start)-len(b.start))]...)
 	}
 	return n, err

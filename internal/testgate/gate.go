@@ -27,13 +27,13 @@ type gate struct {
 	log     io.Writer
 	out     io.Writer
 
-	record     record
-	live       *packageRecord   // verbose: the package whose output is printed immediately
-	buffered   []*packageRecord // verbose: packages whose output is buffered until live has ended
-	kept       map[*packageRecord][]string
-	repeatable []testID // failed tests that may be repeated, not yet printed
-	failed     map[testID]bool
-	second     []secondTry // passed when repeated
+	record      record
+	current     *packageRecord   // verbose: the package whose output is printed immediately
+	buffered    []*packageRecord // verbose: packages whose output is buffered until current has ended
+	outputs     map[*packageRecord][]string
+	repeatable  []testID // failed tests that may be repeated, not yet printed
+	failed      map[testID]bool
+	secondTries []secondTry // passed when repeated
 }
 
 // secondTry is a test that failed and passed when repeated, with its first failure.
@@ -44,7 +44,7 @@ type secondTry struct {
 
 // run runs the tests and returns the exit status.
 func (g *gate) run(ctx context.Context) (int, error) {
-	g.failed, g.kept = map[testID]bool{}, map[*packageRecord][]string{}
+	g.failed, g.outputs = map[testID]bool{}, map[*packageRecord][]string{}
 	status, err := g.goTest(ctx, g.args.all(), g.observe)
 	if err == nil {
 		err = g.repeat(ctx)
@@ -87,25 +87,25 @@ func (g *gate) observe(e event, line []byte) {
 
 // follow prints the output of one package immediately, and buffers that of the others until it has ended.
 func (g *gate) follow(p *packageRecord, e event) {
-	if g.live == nil {
-		g.live = p
+	if g.current == nil {
+		g.current = p
 	}
-	if p != g.live && !slices.Contains(g.buffered, p) {
+	if p != g.current && !slices.Contains(g.buffered, p) {
 		g.buffered = append(g.buffered, p)
 	}
 	if e.Output == "" || e.Test == "" && isClosing(e.Output) {
 		return
 	}
-	if p == g.live {
+	if p == g.current {
 		g.print(e.Output)
 	} else {
-		g.kept[p] = append(g.kept[p], e.Output)
+		g.outputs[p] = append(g.outputs[p], e.Output)
 	}
 }
 
 // packageEnded prints the output and the closing line of a package that has ended.
 func (g *gate) packageEnded(p *packageRecord) {
-	if g.verbose && p != g.live {
+	if g.verbose && p != g.current {
 		return
 	}
 	if p.action == "fail" {
@@ -116,13 +116,13 @@ func (g *gate) packageEnded(p *packageRecord) {
 	if !g.verbose {
 		return
 	}
-	g.live = nil
-	for len(g.buffered) > 0 && g.live == nil {
-		g.live, g.buffered = g.buffered[0], g.buffered[1:]
-		g.print(strings.Join(g.kept[g.live], ""))
-		delete(g.kept, g.live)
-		if g.live.action != "" {
-			g.packageEnded(g.live)
+	g.current = nil
+	for len(g.buffered) > 0 && g.current == nil {
+		g.current, g.buffered = g.buffered[0], g.buffered[1:]
+		g.print(strings.Join(g.outputs[g.current], ""))
+		delete(g.outputs, g.current)
+		if g.current.action != "" {
+			g.packageEnded(g.current)
 			return
 		}
 	}
@@ -164,7 +164,7 @@ func (g *gate) neverRepeat(p *packageRecord, id testID) string {
 	return ""
 }
 
-// repeat runs each held test again, alone, unless there are too many.
+// repeat runs each repeatable test again, alone, unless there are too many.
 func (g *gate) repeat(ctx context.Context) error {
 	if len(g.failed) > maxRepeats {
 		if len(g.repeatable) > 0 {
@@ -193,7 +193,7 @@ func (g *gate) repeat(ctx context.Context) error {
 		first := g.record.packages[id.pkg].failure(id.test)
 		if again.passed(id) {
 			delete(g.failed, id)
-			g.second = append(g.second, secondTry{id, first})
+			g.secondTries = append(g.secondTries, secondTry{id, first})
 		} else {
 			g.show(id)
 			g.printf("%v failed again:\n", id)
@@ -225,7 +225,7 @@ func (g *gate) finish() bool {
 	if g.slow {
 		g.printSlowest()
 	}
-	for _, s := range g.second {
+	for _, s := range g.secondTries {
 		g.printf("passed on the second try: %v\n    %s\n", s.id, strings.ReplaceAll(strings.TrimSpace(s.first), "\n", "\n    "))
 	}
 	var total count

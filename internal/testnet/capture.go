@@ -22,9 +22,9 @@ type Packet struct {
 
 // packets counts the packets that arrive over the link. Safe for concurrent use.
 type packets struct {
-	mu    sync.Mutex
-	seen  map[Packet]int
-	order []Packet
+	mu     sync.Mutex
+	counts map[Packet]int
+	order  []Packet
 
 	socket  *os.File // nil: packets are not counted
 	running sync.WaitGroup
@@ -35,16 +35,16 @@ const maxPackets = 1 << 16
 func (p *packets) add(k Packet) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if p.seen == nil {
-		p.seen = map[Packet]int{}
+	if p.counts == nil {
+		p.counts = map[Packet]int{}
 	}
-	if _, ok := p.seen[k]; !ok {
+	if _, ok := p.counts[k]; !ok {
 		if len(p.order) >= maxPackets {
 			return
 		}
 		p.order = append(p.order, k)
 	}
-	p.seen[k]++
+	p.counts[k]++
 }
 
 // capture starts counting the packets that arrive over the link.
@@ -106,7 +106,7 @@ func (p *packets) to(addrs map[netip.Addr]bool) []Packet {
 	var out []Packet
 	for _, k := range p.order {
 		if addrs == nil || addrs[k.Dst] {
-			k.Count = p.seen[k]
+			k.Count = p.counts[k]
 			out = append(out, k)
 		}
 	}
@@ -116,7 +116,7 @@ func (p *packets) to(addrs map[netip.Addr]bool) []Packet {
 func (p *packets) forget() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.seen, p.order = nil, nil
+	p.counts, p.order = nil, nil
 }
 
 // isLinkTraffic reports whether a packet is traffic of the link itself, or a reply to the gateway.

@@ -74,19 +74,19 @@ func (l recorded) Accept() (net.Conn, error) {
 // recordedConn records the first bytes received.
 type recordedConn struct {
 	net.Conn
-	records *recorder
-	conns   *open
-	entry   *Received
-	seen    int // bytes noted; only the reader touches it
+	records  *recorder
+	conns    *open
+	entry    *Received
+	recorded int // bytes noted; only the reader touches it
 }
 
 const maxFirst = 1024
 
 func (c *recordedConn) Read(p []byte) (int, error) {
 	got, err := c.Conn.Read(p)
-	if room := maxFirst - c.seen; got > 0 && room > 0 {
+	if room := maxFirst - c.recorded; got > 0 && room > 0 {
 		noted := append([]byte(nil), p[:min(got, room)]...)
-		c.seen += len(noted)
+		c.recorded += len(noted)
 		c.records.change(c.entry, func(e *Received) { e.First = append(e.First[:len(e.First):len(e.First)], noted...) })
 	}
 	return got, err

@@ -25,19 +25,19 @@ type Answerer func(q dns.Question, count int) Answer
 
 // zone holds the records of the DNS server, for any name below the root. Safe for concurrent use.
 type zone struct {
-	mu      sync.Mutex
-	records map[string][]dns.RR   // canonical owner name → records
-	ever    map[netip.Addr]string // every address that a name of the zone ever had → the first name with it
-	had     map[string]map[netip.Addr]bool
-	special map[string]Answerer
-	counts  map[string]int
-	changed bool // since the predefined hosts
+	mu         sync.Mutex
+	records    map[string][]dns.RR   // canonical owner name → records
+	firstNames map[netip.Addr]string // every address that a name of the zone ever had → the first name with it
+	history    map[string]map[netip.Addr]bool
+	answerers  map[string]Answerer
+	counts     map[string]int
+	changed    bool // since the predefined hosts
 }
 
 func newZone() *zone {
 	return &zone{
-		records: map[string][]dns.RR{}, ever: map[netip.Addr]string{}, had: map[string]map[netip.Addr]bool{},
-		special: map[string]Answerer{}, counts: map[string]int{},
+		records: map[string][]dns.RR{}, firstNames: map[netip.Addr]string{}, history: map[string]map[netip.Addr]bool{},
+		answerers: map[string]Answerer{}, counts: map[string]int{},
 	}
 }
 
@@ -64,10 +64,10 @@ func (z *zone) setAnswerer(name string, f Answerer) {
 	z.changed = true
 	delete(z.counts, canonical(name))
 	if f == nil {
-		delete(z.special, canonical(name))
+		delete(z.answerers, canonical(name))
 		return
 	}
-	z.special[canonical(name)] = f
+	z.answerers[canonical(name)] = f
 }
 
 func (z *zone) set(name string, rrs []dns.RR) {
@@ -81,7 +81,7 @@ func (z *zone) set(name string, rrs []dns.RR) {
 	z.records[canonical(name)] = rrs
 }
 
-// setAddrs sets the addresses of a name and remembers them in ever.
+// setAddrs sets the addresses of a name and remembers them in firstNames and history.
 func (z *zone) setAddrs(name string, addrs []netip.Addr) {
 	name = canonical(name)
 	var rrs []dns.RR
@@ -91,13 +91,13 @@ func (z *zone) setAddrs(name string, addrs []netip.Addr) {
 	z.set(name, rrs)
 	z.mu.Lock()
 	defer z.mu.Unlock()
-	if z.had[name] == nil {
-		z.had[name] = map[netip.Addr]bool{}
+	if z.history[name] == nil {
+		z.history[name] = map[netip.Addr]bool{}
 	}
 	for _, a := range addrs {
-		z.had[name][a] = true
-		if _, ok := z.ever[a]; !ok {
-			z.ever[a] = name
+		z.history[name][a] = true
+		if _, ok := z.firstNames[a]; !ok {
+			z.firstNames[a] = name
 		}
 	}
 }
@@ -119,21 +119,21 @@ func (z *zone) everOf(host string) map[netip.Addr]bool {
 	}
 	z.mu.Lock()
 	defer z.mu.Unlock()
-	return maps.Clone(z.had[canonical(host)])
+	return maps.Clone(z.history[canonical(host)])
 }
 
 // owns reports whether a name has or had an address, so that the host there may present a certificate for it.
 func (z *zone) owns(name string, a netip.Addr) bool {
 	z.mu.Lock()
 	defer z.mu.Unlock()
-	return z.had[canonical(name)][a]
+	return z.history[canonical(name)][a]
 }
 
 // nameOf returns the first name that an address had, or "".
 func (z *zone) nameOf(a netip.Addr) string {
 	z.mu.Lock()
 	defer z.mu.Unlock()
-	return z.ever[a]
+	return z.firstNames[a]
 }
 
 func (z *zone) addrsOf(name string) []netip.Addr {
@@ -156,7 +156,7 @@ func (z *zone) answer(q dns.Question) Answer {
 	name := canonical(q.Name)
 	z.mu.Lock()
 	z.counts[name]++
-	special, count := z.special[name], z.counts[name]
+	special, count := z.answerers[name], z.counts[name]
 	z.mu.Unlock()
 	if special != nil {
 		return special(q, count)

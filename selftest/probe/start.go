@@ -38,7 +38,7 @@ func Start(ctx context.Context, netns string, command []string, p Plan) (Report,
 	var out, errout bytes.Buffer
 	cmd := exec.CommandContext(ctx, command[0], command[1:]...)
 	cmd.Env, cmd.Dir = []string{}, "/"
-	cmd.Stdin, cmd.Stdout, cmd.Stderr = bytes.NewReader(in), &out, &limited{w: &errout, left: 4096}
+	cmd.Stdin, cmd.Stdout, cmd.Stderr = bytes.NewReader(in), &out, &limited{w: &errout, remaining: 4096}
 	cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: nobody, Gid: nobody}, Setpgid: true}
 	if p.Raw {
 		cmd.SysProcAttr.AmbientCaps = []uintptr{unix.CAP_NET_RAW}
@@ -59,13 +59,13 @@ func Start(ctx context.Context, netns string, command []string, p Plan) (Report,
 
 // limited discards the bytes beyond its limit.
 type limited struct {
-	w    io.Writer
-	left int
+	w         io.Writer
+	remaining int
 }
 
 func (l *limited) Write(b []byte) (int, error) {
-	n := min(len(b), l.left)
-	l.left -= n
+	n := min(len(b), l.remaining)
+	l.remaining -= n
 	_, err := l.w.Write(b[:n])
 	return len(b), err
 }
