@@ -47,7 +47,7 @@ func command(ctx context.Context, args []string) error {
 	case name == "peer" && len(args) == 2 && args[0] == "echo":
 		return origin.Echo(args[1])
 	case name == "peer" && len(args) == 2 && args[0] == "steer":
-		return peer.Steered(ctx, args[1])
+		return peer.ServeTransparent(ctx, args[1])
 	case name == "peer" && len(args) > 4 && args[0] == "minimal":
 		return peer.Minimal(args[1], args[2], args[3], args[4:])
 	case name == "peer" && len(args) == 5 && args[0] == "goproxy":

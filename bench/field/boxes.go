@@ -24,9 +24,9 @@ var (
 	routed = map[string]any{"mode": "custom", "allowed_cidrs": []string{origin.Network}}
 )
 
-// Furnish attaches the load box and the routed box with the policies and header rules of all scenarios, and opens
+// AttachBoxes attaches the load box and the routed box with the policies and header rules of all scenarios, and opens
 // public URLs on the load box.
-func (g *Gateway) Furnish(ctx context.Context) (err error) {
+func (g *Gateway) AttachBoxes(ctx context.Context) (err error) {
 	headers := map[string]any{}
 	for _, pattern := range []string{"up", "sink", "grpc", "*.fresh"} {
 		headers[pattern+"."+origin.Suffix] = map[string]string{origin.Header: origin.Value}
@@ -65,8 +65,8 @@ const (
 	EchoPort    = 8090
 )
 
-// Populate attaches additional boxes, up to a total of count.
-func (g *Gateway) Populate(ctx context.Context, count int) error {
+// AttachMore attaches additional boxes, up to a total of count.
+func (g *Gateway) AttachMore(ctx context.Context, count int) error {
 	for i := len(g.boxes); i < count; i++ {
 		ns, err := g.field.bareNamespace()
 		if err != nil {
@@ -95,8 +95,8 @@ func (g *Gateway) Restore(ctx context.Context) (err error) {
 		g.Client.Do(ctx, "PUT", policyPath(boxName), named, nil), g.Client.Do(ctx, "PUT", policyPath(routedName), routed, nil))
 }
 
-// Denial returns the API call that cuts all connections of the load box, or of the routed one.
-func (g *Gateway) Denial(ofRouted bool) (*load.Change, error) {
+// DenyAllChange returns the API call that cuts all connections of the load box, or of the routed one.
+func (g *Gateway) DenyAllChange(ofRouted bool) (*load.Change, error) {
 	key, err := g.key()
 	name := boxName
 	if ofRouted {
@@ -105,8 +105,8 @@ func (g *Gateway) Denial(ofRouted bool) (*load.Change, error) {
 	return &load.Change{Socket: g.socket(), Key: key, Method: "PUT", Path: policyPath(name), Body: map[string]any{"mode": "deny-all"}}, err
 }
 
-// Withdrawal returns the API call that deletes the public URL of the WebSocket server.
-func (g *Gateway) Withdrawal() (*load.Change, error) {
+// DeleteURLChange returns the API call that deletes the public URL of the WebSocket server.
+func (g *Gateway) DeleteURLChange() (*load.Change, error) {
 	key, err := g.key()
 	return &load.Change{Socket: g.socket(), Key: key, Method: "DELETE", Path: api.BoxPath(boxName, "preview", strconv.Itoa(EchoPort))}, err
 }

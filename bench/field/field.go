@@ -30,11 +30,11 @@ const (
 
 // Field is the namespaces of a run. They are unnamed and end with this process, even if it crashes.
 type Field struct {
-	Dir                     string // directory of all files; removed by Close
-	Upstream, Peers, Client *testnet.NS
-	Steerer, Steered        *testnet.NS // a host whose nftables rules redirect a client's connections to a listener, and that client
-	Certificates            Certificates
-	Images                  string // directory where the gateway unpacks images
+	Dir                                string // directory of all files; removed by Close
+	Upstream, Peers, Client            *testnet.NS
+	TransparentHost, TransparentClient *testnet.NS // a host whose nftables rules redirect a client's connections to a listener, and that client
+	Certificates                       Certificates
+	Images                             string // directory where the gateway unpacks images
 
 	lock     *os.File
 	gateways []*Gateway
@@ -70,7 +70,7 @@ func (f *Field) build(ctx context.Context) (err error) {
 	if f.Certificates, err = newCertificates(f.Dir); err != nil {
 		return err
 	}
-	for _, ns := range []**testnet.NS{&f.Upstream, &f.Peers, &f.Client, &f.Steerer, &f.Steered} {
+	for _, ns := range []**testnet.NS{&f.Upstream, &f.Peers, &f.Client, &f.TransparentHost, &f.TransparentClient} {
 		if *ns, err = f.Namespace(ctx); err != nil {
 			return err
 		}
@@ -78,8 +78,8 @@ func (f *Field) build(ctx context.Context) (err error) {
 	if err := errors.Join(
 		connect(ctx, f.Upstream, "172.31.1.1", f.Peers, PeersPublic, "peers"),
 		connect(ctx, f.Client, ClientAddr, f.Peers, PeersListen, "client"),
-		connect(ctx, f.Upstream, "172.31.3.1", f.Steerer, steererPublic, "steerer"),
-		connect(ctx, f.Steered, steeredAddr, f.Steerer, steererListen, "steered")); err != nil {
+		connect(ctx, f.Upstream, "172.31.3.1", f.TransparentHost, steererPublic, "steerer"),
+		connect(ctx, f.TransparentClient, steeredAddr, f.TransparentHost, steererListen, "steered")); err != nil {
 		return err
 	}
 	var addresses strings.Builder
@@ -90,12 +90,12 @@ func (f *Field) build(ctx context.Context) (err error) {
 		run(ctx, f.Upstream, addresses.String()),
 		run(ctx, f.Peers, "ip route add default via 172.31.1.1\n"+redirect),
 		run(ctx, f.Client, "ip route add default via "+PeersListen),
-		run(ctx, f.Steerer, "ip route add default via 172.31.3.1\n"+steer),
-		run(ctx, f.Steered, "ip route add default via "+steererListen))
+		run(ctx, f.TransparentHost, "ip route add default via 172.31.3.1\n"+steer),
+		run(ctx, f.TransparentClient, "ip route add default via "+steererListen))
 }
 
-// SteeredPort is the port of the transparent listener, where nftables redirects connections.
-const SteeredPort = 8998
+// TransparentPort is the port of the transparent listener, where nftables redirects connections.
+const TransparentPort = 8998
 
 // steer redirects connections to a transparent listener as in the kernel's documentation of TPROXY: packets of known
 // sockets take one lookup, new connections go to the listener.
@@ -162,8 +162,8 @@ func run(ctx context.Context, ns *testnet.NS, script string) error {
 	return nil
 }
 
-// Scratch creates a directory for the files of one program.
-func (f *Field) Scratch(name string) (string, error) {
+// NewDir creates a directory for the files of one program.
+func (f *Field) NewDir(name string) (string, error) {
 	dir := filepath.Join(f.Dir, name)
 	return dir, os.MkdirAll(dir, 0o755)
 }

@@ -70,7 +70,7 @@ log: {level: info, format: json}
 
 // Gateway creates the namespaces of a gateway and its box. [Gateway.Start] starts the process.
 func (f *Field) Gateway(ctx context.Context, name, binary string) (*Gateway, error) {
-	dir, err := f.Scratch(name)
+	dir, err := f.NewDir(name)
 	if err != nil {
 		return nil, err
 	}

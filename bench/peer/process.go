@@ -131,7 +131,7 @@ func (r Root) Origin(ctx context.Context, f *field.Field) (*Process, error) {
 }
 
 func (r Root) environment(f *field.Field, name string, port func(Role) uint16) (*environment, error) {
-	dir, err := f.Scratch(strings.ReplaceAll(name, "/", "-"))
+	dir, err := f.NewDir(strings.ReplaceAll(name, "/", "-"))
 	return &environment{
 		Certificates: f.Certificates, Dir: dir, Header: origin.Header, Value: origin.Value, Suffix: origin.Suffix,
 		Web: origin.Web, Sink: origin.Sink, GRPC: origin.GRPC, Name: origin.Name, Listen: field.PeersListen,

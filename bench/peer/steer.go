@@ -13,17 +13,17 @@ import (
 	"boxgate/bench/origin"
 )
 
-// Steer runs the transparent listener that gets its connections from nftables, in its namespace.
-func (r Root) Steer(ctx context.Context, f *field.Field) (*Process, error) {
+// StartTransparent runs the transparent listener that gets its connections from nftables, in its namespace.
+func (r Root) StartTransparent(ctx context.Context, f *field.Field) (*Process, error) {
 	e, err := r.environment(f, "steer", nil)
 	if err != nil {
 		return nil, err
 	}
-	return r.startOwn(ctx, f.Steerer, e, fmt.Sprintf("127.0.0.1:%d", field.SteeredPort), "peer", "steer", fmt.Sprintf("0.0.0.0:%d", field.SteeredPort))
+	return r.startOwn(ctx, f.TransparentHost, e, fmt.Sprintf("127.0.0.1:%d", field.TransparentPort), "peer", "steer", fmt.Sprintf("0.0.0.0:%d", field.TransparentPort))
 }
 
-// Steered accepts connections to foreign addresses, and joins each to its original destination.
-func Steered(ctx context.Context, address string) error {
+// ServeTransparent accepts connections to foreign addresses, and joins each to its original destination.
+func ServeTransparent(ctx context.Context, address string) error {
 	transparent := net.ListenConfig{Control: func(_, _ string, c syscall.RawConn) (err error) {
 		failed := c.Control(func(fd uintptr) { err = unix.SetsockoptInt(int(fd), unix.SOL_IP, unix.IP_TRANSPARENT, 1) })
 		if failed != nil {

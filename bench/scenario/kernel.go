@@ -17,42 +17,42 @@ const (
 	Tproxy = "plain TPROXY" // a few nftables rules before a listener that copies
 )
 
-// bare is the baseline without a program: the kernel forwards by itself.
-type bare struct{ direct }
+// bareRouting is the baseline without a program: the kernel forwards by itself.
+type bareRouting struct{ noProxy }
 
 // NewBare returns bare routing as a program.
-func NewBare(f *field.Field) Program { return bare{direct{f}} }
+func NewBare(f *field.Field) Program { return bareRouting{noProxy{f}} }
 
-func (bare) Name() string { return Bare }
+func (bareRouting) Name() string { return Bare }
 
-func (bare) Plays(role peer.Role) bool { return kernel(role) }
+func (bareRouting) Plays(role peer.Role) bool { return kernel(role) }
 
-func (b bare) Target(role peer.Role) (Target, error) {
+func (b bareRouting) Target(role peer.Role) (Target, error) {
 	o := common(role)
 	o.Dial = at(role)
 	return Target{From: b.field.Client, Load: o}, nil
 }
 
-// steered is a transparent listener that gets its connections from nftables.
-type steered struct {
+// transparent is a transparent listener that gets its connections from nftables.
+type transparent struct {
 	field   *field.Field
 	root    peer.Root
 	running *peer.Process
 }
 
 // NewTproxy returns a transparent listener as a program.
-func NewTproxy(f *field.Field, r peer.Root) Program { return &steered{field: f, root: r} }
+func NewTproxy(f *field.Field, r peer.Root) Program { return &transparent{field: f, root: r} }
 
-func (*steered) Name() string { return Tproxy }
+func (*transparent) Name() string { return Tproxy }
 
-func (*steered) Plays(role peer.Role) bool { return role == peer.Splice || role == peer.SpliceBulk }
+func (*transparent) Plays(role peer.Role) bool { return role == peer.Splice || role == peer.SpliceBulk }
 
-func (s *steered) Start(ctx context.Context) (err error) {
-	s.running, err = s.root.Steer(ctx, s.field)
+func (s *transparent) Start(ctx context.Context) (err error) {
+	s.running, err = s.root.StartTransparent(ctx, s.field)
 	return err
 }
 
-func (s *steered) Stop() error {
+func (s *transparent) Stop() error {
 	if s.running == nil {
 		return nil
 	}
@@ -61,14 +61,14 @@ func (s *steered) Stop() error {
 	return err
 }
 
-func (s *steered) Target(role peer.Role) (Target, error) {
+func (s *transparent) Target(role peer.Role) (Target, error) {
 	if s.running == nil {
 		return Target{}, errors.New(Tproxy + " does not run")
 	}
 	pids, err := proc.Tree(s.running.PID)
 	o := common(role)
 	o.Dial, o.PIDs = at(role), pids
-	return Target{From: s.field.Steered, Load: o, TLS: negotiated}, err
+	return Target{From: s.field.TransparentClient, Load: o, TLS: negotiated}, err
 }
 
 // router returns the scenario of kernel forwarding with a number of attached boxes. least is the goal for the

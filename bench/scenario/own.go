@@ -149,9 +149,9 @@ func cutConnections(f Form, role peer.Role) func(Turn) ([]Sample, error) {
 		}
 		if o.Upgraded = role == peer.WebSocket; o.Upgraded {
 			o.Conns = f.Visitors
-			o.Change, err = t.gateway.Withdrawal()
+			o.Change, err = t.gateway.DeleteURLChange()
 		} else {
-			o.Change, err = t.gateway.Denial(kernel(role))
+			o.Change, err = t.gateway.DenyAllChange(kernel(role))
 		}
 		if err != nil {
 			return nil, err

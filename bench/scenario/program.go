@@ -105,7 +105,7 @@ func (g *gateway) Start(ctx context.Context) error {
 		return err
 	}
 	g.furnished = true
-	return g.Furnish(ctx)
+	return g.AttachBoxes(ctx)
 }
 
 func (g *gateway) Target(role peer.Role) (Target, error) {
@@ -131,8 +131,8 @@ func (g *gateway) Target(role peer.Role) (Target, error) {
 	return Target{From: g.Box, Load: o, TLS: negotiated}, err
 }
 
-// other is a peer.
-type other struct {
+// peerProgram is a peer.
+type peerProgram struct {
 	*peer.Peer
 	field   *field.Field
 	root    peer.Root
@@ -141,17 +141,17 @@ type other struct {
 
 // NewPeer returns the peer as a program.
 func NewPeer(p *peer.Peer, f *field.Field, r peer.Root) Program {
-	return &other{Peer: p, field: f, root: r}
+	return &peerProgram{Peer: p, field: f, root: r}
 }
 
-func (p *other) Name() string { return p.Peer.Name }
+func (p *peerProgram) Name() string { return p.Peer.Name }
 
-func (p *other) Start(ctx context.Context) (err error) {
+func (p *peerProgram) Start(ctx context.Context) (err error) {
 	p.running, err = p.Peer.Start(ctx, p.root, p.field)
 	return err
 }
 
-func (p *other) Stop() error {
+func (p *peerProgram) Stop() error {
 	if p.running == nil {
 		return nil
 	}
@@ -160,7 +160,7 @@ func (p *other) Stop() error {
 	return err
 }
 
-func (p *other) Target(role peer.Role) (Target, error) {
+func (p *peerProgram) Target(role peer.Role) (Target, error) {
 	if p.running == nil {
 		return Target{}, errors.New(p.Name() + " does not run")
 	}
@@ -178,24 +178,24 @@ func (p *other) Target(role peer.Role) (Target, error) {
 	return Target{From: from, Load: o, TLS: cmp.Or(p.TLS, negotiated)}, err
 }
 
-// direct is the baseline without a proxy: the load generator connects to the origin.
-type direct struct{ field *field.Field }
+// noProxy is the baseline without a proxy: the load generator connects to the origin.
+type noProxy struct{ field *field.Field }
 
 // NewDirect returns the baseline without a proxy as a program.
-func NewDirect(f *field.Field) Program { return direct{f} }
+func NewDirect(f *field.Field) Program { return noProxy{f} }
 
 // Direct is the name of the baseline without a proxy.
 const Direct = "no proxy"
 
-func (d direct) Name() string { return Direct }
+func (d noProxy) Name() string { return Direct }
 
-func (d direct) Plays(role peer.Role) bool { return addresses[role] != "" && !kernel(role) }
+func (d noProxy) Plays(role peer.Role) bool { return addresses[role] != "" && !kernel(role) }
 
-func (d direct) Start(context.Context) error { return nil }
+func (d noProxy) Start(context.Context) error { return nil }
 
-func (d direct) Stop() error { return nil }
+func (d noProxy) Stop() error { return nil }
 
-func (d direct) Target(role peer.Role) (Target, error) {
+func (d noProxy) Target(role peer.Role) (Target, error) {
 	o := common(role)
 	o.Dial = at(role)
 	o.Header = []string{origin.Header + ": " + origin.Value}

@@ -125,7 +125,7 @@ func (r *Runner) measure(ctx context.Context, c Case, p Program, round int) (sam
 		return nil, err
 	}
 	if g, ours := p.(*gateway); ours && c.Boxes > 0 {
-		if err := g.Populate(ctx, c.Boxes); err != nil {
+		if err := g.AttachMore(ctx, c.Boxes); err != nil {
 			return nil, err
 		}
 	}
