@@ -23,25 +23,25 @@ const (
 // errChain is returned for a CNAME chain that loops, is too long, or leads to something other than a host name.
 var errChain = errors.New("the CNAME chain loops, is too long, or does not lead to a host name")
 
-// answer is what one upstream answer says about one name and type. It is shared by all boxes, and nothing it says is
-// ever changed.
+// answer is the content of one upstream answer about one name and type. All boxes share it, so it is immutable except
+// for packed.
 type answer struct {
 	rcode   int           // NOERROR or NXDOMAIN
 	chain   []*mdns.CNAME // from the name asked on, in order
-	targets []name.Name   // where each of chain leads
-	records []mdns.RR     // of the type asked, owned by the end of the chain
+	targets []name.Name   // the target of each record in chain
+	records []mdns.RR     // of the requested type, owned by the end of the chain
 	soa     *mdns.SOA     // of a negative answer; may be nil
-	open    bool          // the answer has nothing about the end of the chain: ask for it
+	open    bool          // the answer lacks the end of the chain, which needs another question
 	stored  time.Time
 	life    time.Duration // how long after stored it may be used; 0: not cached
-	err     error         // the lookup failed; all but stored and life is empty
-	refused *usage        // not looked up: too many of this box's are under way
+	err     error         // the lookup failed; only stored and life are set in addition
+	refused *usage        // not looked up, because this box has too many lookups in flight
 
-	packed atomic.Pointer[packed] // set when it is first needed
+	packed atomic.Pointer[packed] // set on first use
 }
 
-// digest takes from an upstream message only what answers name and qtype: no record of another owner or type, and none
-// of the additional section.
+// digest takes from an upstream message only the records that answer name and qtype: other owners, other types and the
+// additional section are ignored.
 func digest(m *mdns.Msg, name name.Name, qtype uint16, now time.Time) (*answer, error) {
 	a := &answer{rcode: m.Rcode, stored: now}
 	end := name
@@ -98,7 +98,7 @@ func cnameOf(rrs []mdns.RR, owner string) *mdns.CNAME {
 	return nil
 }
 
-// soaOf returns the SOA that makes an answer about owner a negative one: of a zone that owner is in.
+// soaOf returns the SOA record that makes an answer about owner negative. Its zone must contain owner.
 func soaOf(rrs []mdns.RR, owner string) *mdns.SOA {
 	for _, rr := range rrs {
 		if soa, ok := rr.(*mdns.SOA); ok && soa.Hdr.Class == mdns.ClassINET && mdns.IsSubDomain(soa.Hdr.Name, owner) {
@@ -108,7 +108,8 @@ func soaOf(rrs []mdns.RR, owner string) *mdns.SOA {
 	return nil
 }
 
-// lifetime is the smallest TTL of the answer. A negative answer without SOA is not cached (RFC 2308, section 5).
+// lifetime returns the smallest TTL of the answer. A negative answer without an SOA record is not cached (RFC 2308,
+// section 5).
 func (a *answer) lifetime() time.Duration {
 	life := maxTTL
 	for _, c := range a.chain {
@@ -141,7 +142,7 @@ func aged(rr mdns.RR, age time.Duration) mdns.RR {
 	return out
 }
 
-// left is what is left of a TTL.
+// left returns the rest of a TTL after age, at least minTTL.
 func left(ttl, age time.Duration) time.Duration {
 	return max(ttl-age.Truncate(time.Second), minTTL)
 }

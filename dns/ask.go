@@ -13,40 +13,40 @@ import (
 )
 
 const (
-	// maxAsked is how many questions one reader has open. Beyond it, queries take the general way.
+	// maxAsked bounds the open questions of one reader. Further queries take the general path.
 	maxAsked = 512
-	// sweepInterval is how often it looks for those that it has waited for too long.
+	// sweepInterval is how often a reader looks for questions that have timed out.
 	sweepInterval = 50 * time.Millisecond
-	// askedIdle is how long a reader keeps the sockets when no question is open.
+	// askedIdle is how long a reader keeps its sockets when no question is open.
 	askedIdle = time.Second
-	// prepareInterval is how long it does not try to open them after it could not.
+	// prepareInterval is how long a reader waits after it failed to open sockets before it tries again.
 	prepareInterval = time.Second
 )
 
-// errGivenUp ends the questions of a reader that stops.
+// errGivenUp ends the questions of a reader that stops or closes its idle sockets.
 var errGivenUp = errors.New("the reader stops")
 
-// asked are the questions that a reader itself has sent upstream. For the queries that wait for nothing but one answer
-// over UDP, it needs no goroutine: when the answer is in the cache, they are answered directly like any other. Whatever
-// else happens, they take the general way.
+// asked holds the questions that a reader itself has sent upstream. A query that needs a single answer over UDP then
+// takes no goroutine: once the answer is in the cache, the query is answered directly. All other queries take the
+// general path.
 type asked struct {
-	sockets *outbound.Sockets[lookup] // nil: nothing was asked lately
+	sockets *outbound.Sockets[lookup] // nil: closed while idle
 	open    map[cacheKey]*outbound.Question[lookup]
 	swept   time.Time
 	used    time.Time // when a question was open last
 }
 
-// lookup is what one question is for.
+// lookup is the purpose of one question.
 type lookup struct {
 	key     cacheKey
 	server  *upstream
 	flight  *flight
-	usage   *usage // that it is charged to
+	usage   *usage // of the box that is charged for it
 	waiting []waiting
 }
 
-// ask has a query wait for the answer that it misses, which upstream is asked for, and reports false if it has to take the
-// general way.
+// ask makes the query w wait for the answer that it misses, and asks upstream for it. It reports false if the query has
+// to take the general path.
 func (r *reader) ask(w waiting, missing cacheKey) bool {
 	if missing.name.IsZero() || r.up == nil {
 		return false
@@ -75,7 +75,8 @@ func (r *reader) ask(w waiting, missing cacheKey) bool {
 	return true
 }
 
-// prepare opens what is needed to ask. If that fails, it does not try again for a while: every query would.
+// prepare opens the sockets for asking upstream. After a failure it waits for prepareInterval, so that not every query
+// tries again.
 func (r *reader) prepare(now time.Time) bool {
 	if r.asked.sockets != nil {
 		return true
@@ -93,7 +94,7 @@ func (r *reader) prepare(now time.Time) bool {
 	return true
 }
 
-// await waits until an answer has arrived or the socket is readable, which it reports.
+// await waits until an answer arrives or the socket is readable, and reports whether the socket is readable.
 func (r *reader) await(ctx context.Context) (readable bool, err error) {
 	readable, err = r.asked.sockets.Wait(sweepInterval, func(q *outbound.Question[lookup], message []byte, err error) {
 		r.end(ctx, q, message, err)
@@ -102,7 +103,7 @@ func (r *reader) await(ctx context.Context) (readable bool, err error) {
 	return readable && err == nil, err
 }
 
-// sweep ends what has waited for too long, and closes the sockets when they are not needed.
+// sweep ends the questions that have timed out, and closes the sockets when they are no longer needed.
 func (r *reader) sweep(ctx context.Context, now time.Time) {
 	if now.Sub(r.asked.swept) < sweepInterval {
 		return
@@ -119,7 +120,7 @@ func (r *reader) sweep(ctx context.Context, now time.Time) {
 	}
 }
 
-// giveUp closes the sockets. What is waiting takes the general way.
+// giveUp closes the sockets. Waiting queries take the general path.
 func (r *reader) giveUp(ctx context.Context) {
 	if r.asked.sockets == nil {
 		return
@@ -129,8 +130,8 @@ func (r *reader) giveUp(ctx context.Context) {
 	r.asked = asked{}
 }
 
-// end ends a question with an answer or the reason why there is none, and answers the queries that wait for it. What came
-// of it reaches them all, whether it may be kept or not: none asks again.
+// end ends a question with an answer or an error, and answers the queries that wait for it. They all get this result,
+// even if it may not be cached: none of them asks upstream again.
 func (r *reader) end(ctx context.Context, q *outbound.Question[lookup], message []byte, err error) {
 	l, sent := q.For, q.Sent
 	r.asked.sockets.End(q)
@@ -148,7 +149,7 @@ func (r *reader) end(ctx context.Context, q *outbound.Question[lookup], message 
 		r.answerNow(ctx, l.waiting)
 		return
 	}
-	f, _ := r.cache.join(l.key) // which is l.flight
+	f, _ := r.cache.join(l.key) // this is l.flight
 	for _, w := range l.waiting {
 		r.answerInTime(onFlight(ctx, l.key, f), w)
 	}
@@ -162,7 +163,7 @@ func (r *reader) end(ctx context.Context, q *outbound.Question[lookup], message 
 	}
 }
 
-// take returns what to keep of an answer, or the error after which a lookup tries something else.
+// take returns the answer to cache, or an error after which the lookup tries something else.
 func take(message []byte, k cacheKey) (*answer, error) {
 	a, err := digestMessage(message, k, time.Now())
 	if _, failed := errors.AsType[rcodeError](err); err == nil || failed || errors.Is(err, errUseStream) {
@@ -171,7 +172,7 @@ func take(message []byte, k cacheKey) (*answer, error) {
 	return failure(err), nil
 }
 
-// resume has the lookup go on after the reader's attempt: over a stream, or with the other upstreams.
+// resume continues the lookup after the reader's attempt: over a stream, or with the other upstreams.
 func (r *reader) resume(l lookup, first attempt) {
 	r.land(l, r.cache.lookupBy(l.key, first.sent.Add(r.cache.timeout), func(ctx context.Context, name string, qtype uint16) (*mdns.Msg, error) {
 		return r.up.exchangeAfter(ctx, name, qtype, first)
@@ -193,14 +194,14 @@ func (r *reader) answerNow(ctx context.Context, queries []waiting) {
 	}
 }
 
-// answerInTime answers a query the general way, in what is left of the time that a lookup may take.
+// answerInTime answers a query on the general path, within the rest of its lookup timeout.
 func (r *reader) answerInTime(ctx context.Context, w waiting) {
 	ctx, cancel := context.WithDeadline(ctx, w.arrived.Add(r.cache.timeout))
 	w.done = cancel
 	r.answerApart(ctx, w)
 }
 
-// land ends the flight of a lookup, which is over.
+// land ends the flight of a finished lookup.
 func (r *reader) land(l lookup, a *answer) {
 	r.cache.land(l.key, l.flight, a)
 	r.cache.release(l.usage)

@@ -8,7 +8,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// batchSize is how many datagrams are read, and answers sent, by one system call.
+// batchSize is the number of datagrams that one system call reads or sends.
 const batchSize = 16
 
 // datagram is the kernel's struct mmsghdr.
@@ -17,22 +17,22 @@ type datagram struct {
 	size   uint32
 }
 
-// batch reads and sends datagrams by recvmmsg(2) and sendmmsg(2). It allocates nothing: a [net.UDPConn] has no such calls,
-// and golang.org/x/net allocates an address for each datagram. Not safe for concurrent use.
+// batch reads and sends datagrams with recvmmsg(2) and sendmmsg(2), and does not allocate: a [net.UDPConn] lacks these
+// calls, and golang.org/x/net allocates an address for each datagram. Not safe for concurrent use.
 type batch struct {
 	socket *socket
 
 	in       [batchSize]datagram
 	inParts  [batchSize]unix.Iovec
 	peers    [batchSize]unix.RawSockaddrInet6 // large enough for both families
-	bufs     [batchSize]*[maxQuery]byte       // nil: taken
+	bufs     [batchSize]*[maxQuery]byte       // nil: handed out by take
 	received int
 
 	out      [batchSize]datagram
 	outParts [batchSize]unix.Iovec
 	outPeers [batchSize]unix.RawSockaddrInet6
 	replies  [batchSize][udpSize]byte
-	waiting  int // in out
+	waiting  int // the used entries of out
 }
 
 func newBatch(s *socket) *batch {
@@ -43,13 +43,13 @@ func newBatch(s *socket) *batch {
 		b.out[i].header = unix.Msghdr{Name: (*byte)(unsafe.Pointer(&b.outPeers[i])), Iov: &b.outParts[i]}
 		b.out[i].header.SetIovlen(1)
 	}
-	b.received = batchSize // prepares all
+	b.received = batchSize // makes the first read prepare all entries
 	return b
 }
 
 // read waits for datagrams and returns their number. With [unix.MSG_DONTWAIT] it does not wait.
 func (b *batch) read(flags uintptr) (int, error) {
-	for i := range b.received { // what the last ones have changed
+	for i := range b.received { // the entries that the last read used
 		if b.bufs[i] == nil {
 			b.bufs[i] = queryBuffers.Get().(*[maxQuery]byte)
 			b.inParts[i].Base = &b.bufs[i][0]
@@ -57,8 +57,8 @@ func (b *batch) read(flags uintptr) (int, error) {
 		}
 		b.in[i].header.Namelen = unix.SizeofSockaddrInet6
 	}
-	// While queries come one after the other, the next has often arrived already: the Go scheduler need then not be told of a call that
-	// may wait.
+	// While queries arrive one after the other, the next one is often there already: a raw system call then saves the
+	// Go scheduler the work for a call that may block.
 	errno := unix.EAGAIN
 	var n uintptr
 	if b.received > 1 || flags&unix.MSG_DONTWAIT != 0 {
@@ -78,12 +78,12 @@ func (b *batch) read(flags uintptr) (int, error) {
 	return b.received, nil
 }
 
-// query returns a datagram that has been read, which is overwritten by the next read, and where it came from.
+// query returns a datagram that has been read, and its source. The next read overwrites it.
 func (b *batch) query(i int) ([]byte, netip.AddrPort) {
 	return b.bufs[i][:b.in[i].size], addrPort(&b.peers[i])
 }
 
-// take is query for a datagram that is kept: its buffer goes back to queryBuffers.
+// take returns the buffer of a datagram that outlives the batch. The caller returns it to queryBuffers.
 func (b *batch) take(i int) *[maxQuery]byte {
 	buf := b.bufs[i]
 	b.bufs[i] = nil
@@ -106,7 +106,7 @@ func (b *batch) room() []byte {
 	return b.replies[b.waiting][:0]
 }
 
-// add puts an answer, for which there is room, among those to be sent. It must not change until flush.
+// add queues an answer for flush, which must have room for it. The answer must not change until flush.
 func (b *batch) add(answer []byte, to netip.AddrPort) {
 	n := b.waiting
 	b.outParts[n].Base = &answer[0]
@@ -127,8 +127,9 @@ func putAddrPort(sa *unix.RawSockaddrInet6, a netip.AddrPort) (size uint32) {
 	return size
 }
 
-// flush sends the answers. It does not wait: one that cannot be sent is lost like any datagram, and the client asks again.
-// The socket's queue may be full of answers to one box that takes none: those to others do not wait for it.
+// flush sends the answers without blocking. An answer that cannot be sent is lost like any datagram, and the client
+// asks again. Blocking would let one box that reads no answers fill the socket's queue and delay the answers to all
+// others.
 func (b *batch) flush() {
 	for sent := 0; sent < b.waiting; {
 		n, _, errno := unix.RawSyscall6(unix.SYS_SENDMMSG, uintptr(b.socket.fd), uintptr(unsafe.Pointer(&b.out[sent])), uintptr(b.waiting-sent), unix.MSG_DONTWAIT, 0, 0)

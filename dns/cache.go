@@ -18,38 +18,38 @@ const (
 	lookupTimeout = 4500 * time.Millisecond
 	// failureTTL is how long a failed lookup is cached (RFC 9520, section 3.2).
 	failureTTL = time.Second
-	// entryOverhead is roughly what a cached answer costs in addition to its records.
+	// entryOverhead is roughly the memory of a cached answer in addition to its records.
 	entryOverhead = 512
 )
 
-// exchanger asks upstream servers. The message it returns answers the question asked, with NOERROR or NXDOMAIN, and is
-// not truncated; everything else is an error. It must be safe for concurrent use and honour ctx.
+// exchanger asks upstream servers. The message it returns answers the question with NOERROR or NXDOMAIN and is not
+// truncated; everything else is an error. It must be safe for concurrent use and honour ctx.
 type exchanger interface {
 	exchange(ctx context.Context, name string, qtype uint16) (*mdns.Msg, error)
 }
 
-// exchange is the method of an exchanger.
+// exchange is the signature of exchanger's method.
 type exchange func(ctx context.Context, name string, qtype uint16) (*mdns.Msg, error)
 
 // errBusy is returned when too many lookups are in flight.
 var errBusy = errors.New("too many DNS lookups are in flight")
 
-// cache holds upstream answers for all boxes and sends each question upstream once at a time. No policy has judged what
-// is in it.
+// cache holds upstream answers for all boxes, and never has two lookups for the same question in flight. Its contents
+// have not been checked against any policy.
 type cache struct {
 	up      exchanger
 	answers *lru.Cache[cacheKey, *answer]
-	lookups chan struct{} // a slot for each lookup under way
+	lookups chan struct{} // a slot for each lookup in flight
 	timeout time.Duration // of a lookup; lookupTimeout
 
 	mu      sync.Mutex
 	flights map[cacheKey]*flight
 }
 
-// flight is a lookup under way, which all wait for that ask the same.
+// flight is a lookup in flight. All queries with the same question wait for it.
 type flight struct {
-	done   chan struct{} // closed at the end; made for the first who waits
-	answer *answer       // set before; nil: nothing came of it, look it up again
+	done   chan struct{} // closed at the end; created for the first waiter
+	answer *answer       // set before done is closed; nil: no result, look it up again
 }
 
 type cacheKey struct {
@@ -68,8 +68,8 @@ func newCache(up exchanger, bytes, lookups int) *cache {
 }
 
 // ask returns the answer about n and qtype, from the cache while its TTL lasts, else from upstream, charged to use. A
-// lookup in flight outlives the caller's ctx: others may be waiting for it. A query that has waited for a flight before gets
-// what came of that one (onFlight).
+// lookup in flight outlives the caller's ctx, because other queries may be waiting for it. A query that already waits
+// for a flight (onFlight) gets the result of that flight.
 func (c *cache) ask(ctx context.Context, use *usage, n name.Name, qtype uint16) (*answer, error) {
 	k := cacheKey{n, qtype}
 	for f := flightOf(ctx, k); ; f = nil {
@@ -87,7 +87,7 @@ func (c *cache) ask(ctx context.Context, use *usage, n name.Name, qtype uint16) 
 			return nil, context.Cause(ctx)
 		case <-f.done:
 			a := f.answer
-			if a != nil && (a.refused == nil || a.refused == use) { // otherwise it was another box that reached its limit
+			if a != nil && (a.refused == nil || a.refused == use) { // otherwise another box reached its limit
 				return a, a.err
 			}
 		}
@@ -101,7 +101,7 @@ type passenger struct {
 	flight *flight
 }
 
-// onFlight returns a context for a query that waits for a flight, which join returned.
+// onFlight returns a context for a query that waits for a flight returned by join.
 func onFlight(ctx context.Context, k cacheKey, f *flight) context.Context {
 	return context.WithValue(ctx, flightKey{}, passenger{k, f})
 }
@@ -114,7 +114,7 @@ func flightOf(ctx context.Context, k cacheKey) *flight {
 	return nil
 }
 
-// join returns the flight for k, and whether it is new: then the caller has to land it.
+// join returns the flight for k, and whether it is new. The caller has to land a new one.
 func (c *cache) join(k cacheKey) (f *flight, first bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -128,7 +128,7 @@ func (c *cache) join(k cacheKey) (f *flight, first bool) {
 	return f, first
 }
 
-// board starts a flight for k that the caller has to land, or returns nil if there is one.
+// board starts a flight for k that the caller has to land. It returns nil if one is in flight.
 func (c *cache) board(k cacheKey) *flight {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -151,8 +151,8 @@ func (c *cache) land(k cacheKey, f *flight, a *answer) {
 	}
 }
 
-// reserve counts a lookup in, and reports whether there may be one more: of the box, and at all. If so, the caller counts
-// it out with release.
+// reserve takes a slot for a lookup, and reports false if the box or the server has as many as allowed. The caller
+// returns the slot with release.
 func (c *cache) reserve(use *usage) bool {
 	if !use.look() {
 		return false
@@ -171,7 +171,7 @@ func (c *cache) release(use *usage) {
 	use.lookups.Add(-1)
 }
 
-// lookupFor is lookup within the limit of a box.
+// lookupFor is lookup within the box's limit.
 func (c *cache) lookupFor(use *usage, k cacheKey) *answer {
 	if !use.look() {
 		return &answer{err: errBusy, refused: use}
@@ -182,7 +182,7 @@ func (c *cache) lookupFor(use *usage, k cacheKey) *answer {
 
 func (c *cache) fresh(k cacheKey) *answer { return c.freshAt(k, time.Now()) }
 
-// freshAt returns the answer that may be used at that time, or nil.
+// freshAt returns the answer that is valid at that time, or nil.
 func (c *cache) freshAt(k cacheKey, now time.Time) *answer {
 	a, ok := c.answers.Get(k)
 	if !ok || now.Sub(a.stored) >= a.life {
@@ -191,7 +191,7 @@ func (c *cache) freshAt(k cacheKey, now time.Time) *answer {
 	return a
 }
 
-// lookup asks upstream and keeps the answer, or the failure. It runs once per key at a time.
+// lookup asks upstream and caches the answer or the failure. It runs at most once per key at a time.
 func (c *cache) lookup(k cacheKey) *answer {
 	if a := c.fresh(k); a != nil {
 		return a // another lookup ended just before this one began
@@ -205,7 +205,7 @@ func (c *cache) lookup(k cacheKey) *answer {
 	return c.lookupBy(k, time.Now().Add(c.timeout), c.up.exchange)
 }
 
-// lookupBy asks upstream in the way given, and keeps the answer or the failure.
+// lookupBy asks upstream through exchange, and caches the answer or the failure.
 func (c *cache) lookupBy(k cacheKey, deadline time.Time, exchange exchange) *answer {
 	a, size, err := lookupUpstream(k, deadline, exchange)
 	if err != nil {
@@ -215,17 +215,17 @@ func (c *cache) lookupBy(k cacheKey, deadline time.Time, exchange exchange) *ans
 	return a
 }
 
-// failure is the answer that is kept of a lookup that failed.
+// failure returns the answer to cache for a failed lookup.
 func failure(err error) *answer { return &answer{err: err, stored: time.Now(), life: failureTTL} }
 
-// keep keeps an answer whose message had a size, if it may be kept.
+// keep caches an answer whose message had size bytes, unless its life is 0.
 func (c *cache) keep(k cacheKey, a *answer, size int) {
 	if a.life > 0 {
 		c.answers.Put(k, a, 2*size+len(k.name.String())+entryOverhead) // as records, and packed
 	}
 }
 
-// lookupUpstream turns a panic into an error: it runs on a goroutine of its own.
+// lookupUpstream turns a panic into an error, because it runs on its own goroutine.
 func lookupUpstream(k cacheKey, deadline time.Time, exchange exchange) (a *answer, size int, err error) {
 	defer func() {
 		if p := recover(); p != nil {

@@ -11,8 +11,8 @@ import (
 // coalesceInterval is the minimum time between two events about refusals of one box.
 const coalesceInterval = time.Second
 
-// coalesced records the first refusal at once, and those that follow together once per coalesceInterval: one event, the
-// latest, with their number. No refusal goes uncounted.
+// coalesced records the first refusal immediately, and those that follow in one event per coalesceInterval: the latest
+// refusal, with the number of refusals. Each refusal is counted.
 type coalesced struct {
 	record func(audit.Event) // must not block
 
@@ -34,7 +34,7 @@ func (c *coalesced) add(ev audit.Event) {
 	}
 }
 
-// due records what is pending when the interval ends, and starts the next interval if anything was.
+// due records the pending refusals when the interval ends, and starts the next interval if there were any.
 func (c *coalesced) due() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -45,7 +45,7 @@ func (c *coalesced) due() {
 	}
 }
 
-// flush records what is pending without waiting for the interval to end.
+// flush records the pending refusals without waiting for the interval to end.
 func (c *coalesced) flush() {
 	c.mu.Lock()
 	defer c.mu.Unlock()

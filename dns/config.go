@@ -19,8 +19,8 @@ import (
 	"boxgate/policy/name"
 )
 
-// Boxes finds the box that owns a source address, or nil. It is asked for every packet and must not block. The kernel
-// has checked that the address belongs to the interface that the packet came from.
+// Boxes finds the box that owns a source address, or nil. It is called for every packet and must not block. The kernel
+// has checked that the address belongs to the interface on which the packet arrived.
 type Boxes interface {
 	BoxByAddr(netip.Addr) *policy.Box
 }
@@ -33,38 +33,39 @@ type Recorder interface {
 // Dial opens a connection to an upstream; network is "udp" or "tcp". It follows the contract of net.Dialer.DialContext.
 type Dial func(ctx context.Context, network, address string) (net.Conn, error)
 
-// Config is what a [Server] needs. Boxes, Upstreams, SinkV4, SinkV6 and Audit are required.
+// Config configures a [Server]. Boxes, Upstreams, SinkV4, SinkV6 and Audit are required.
 type Config struct {
 	Boxes Boxes
 	// Upstreams are asked in order; one that fails is skipped for a while. Each is "address", "host:port" (UDP, and TCP
 	// when an answer is truncated) or "tls://host:port" (RFC 7858), optionally with "#name" for the name that the
 	// certificate must carry. Ports default to 53 and 853.
 	Upstreams      []string
-	SinkV4, SinkV6 netip.Addr // answered for names that may not be reached, and for those of URLs
-	// IsURL reports whether a name is that of a public URL of this gateway now, to which the sink leads. nil: none is.
+	SinkV4, SinkV6 netip.Addr // answered for denied names and for names of public URLs
+	// IsURL reports whether a name currently is a public URL of this gateway, which is answered with the sink. nil: no
+	// name is.
 	IsURL  func(name.Name) bool
 	Audit  Recorder
-	Log    *zap.Logger    // nil: nothing is logged
+	Log    *zap.Logger    // nil: no log
 	Dial   Dial           // nil: net.Dialer
 	Roots  *x509.CertPool // roots for tls:// upstreams; nil: the system's
 	Limits Limits
 	Memory *memory.Budget // shared by the boxes; nil: 64 MiB
 
-	// MinGrant is the least time that a [Grant] lasts, whatever the TTL of the answer.
+	// MinGrant is the minimum life of a [Grant], whatever the TTL of the answer.
 	MinGrant time.Duration
 }
 
-// Limits bound what boxes can make the server hold or do. A zero field takes its default.
+// Limits bound the memory and work that boxes can cause. A zero field takes its default.
 type Limits struct {
 	QueriesPerSecond float64 // per box, sustained; default 500
-	Burst            int     // per box, at once; default 1000
+	Burst            int     // per box, in one burst; default 1000
 	InFlight         int     // queries of one box being answered; default 128
 	TCPConns         int     // TCP connections of one box; default 16
 	GrantsPerBox     int     // default 1024
 	Grants           int     // of all boxes; default 262144
 	CacheBytes       int     // wire size of the cached answers, roughly; default 32 MiB
-	Lookups          int     // upstream lookups under way, of all boxes; default 4096
-	Sockets          int     // kept open to ask upstream over UDP, for all boxes; beyond them each lookup opens its own; default 4096
+	Lookups          int     // upstream lookups in flight, of all boxes; default 4096
+	Sockets          int     // kept open to ask upstream over UDP, for all boxes; a lookup beyond them opens its own; default 4096
 }
 
 func (l Limits) withDefaults() Limits {
@@ -102,11 +103,12 @@ func (c *Config) check() error {
 }
 
 const (
-	maxResolvConf = 16 << 10 // bytes of a box's resolv.conf that are read
-	maxSearch     = 32       // domains of its search list that count
+	maxResolvConf = 16 << 10 // bytes read of a box's resolv.conf
+	maxSearch     = 32       // domains used of its search list
 )
 
-// SearchFromResolvConf returns the search list of a resolv.conf(5) that a box may have written. What is no name is left out.
+// SearchFromResolvConf returns the search list of a resolv.conf(5) that a box may have written. It skips entries that
+// are not names.
 func SearchFromResolvConf(r io.Reader) []name.Name {
 	conf, err := mdns.ClientConfigFromReader(io.LimitReader(r, maxResolvConf))
 	if err != nil {
@@ -121,8 +123,8 @@ func SearchFromResolvConf(r io.Reader) []name.Name {
 	return names
 }
 
-// UpstreamsFromResolvConf returns the name servers of a resolv.conf(5), in the form that Config.Upstreams takes. It
-// fails when the text names none.
+// UpstreamsFromResolvConf returns the name servers of a resolv.conf(5), in the form of Config.Upstreams. It fails if
+// the file lists no server.
 func UpstreamsFromResolvConf(r io.Reader) ([]string, error) {
 	conf, err := mdns.ClientConfigFromReader(r)
 	if err != nil {

@@ -6,18 +6,18 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 )
 
-// counts are the metrics of the upstream servers. Their labels are names from the configuration and a closed set of results,
-// so their number is bounded.
+// counts are the metrics of the upstream servers. Their labels are names from the configuration and a closed set of
+// results, so their number is bounded.
 type counts struct {
 	questions *prometheus.CounterVec
 	latency   *prometheus.HistogramVec
 }
 
-// What came of a question to an upstream server.
+// The results of a question to an upstream server.
 const (
-	resultAnswered = "answered" // with records, or that there are none
+	resultAnswered = "answered" // with records, or with a negative answer
 	resultRefused  = "refused"  // SERVFAIL, REFUSED and the like
-	resultSilent   = "silent"   // nothing, or nothing that can be read
+	resultSilent   = "silent"   // no answer, or an unreadable one
 )
 
 func newCounts(upstreams []string) *counts {
@@ -39,7 +39,7 @@ func newCounts(upstreams []string) *counts {
 	return c
 }
 
-// note counts a question to an upstream and what came of it after how long. A nil receiver counts nothing.
+// note counts a question to an upstream, with its result and duration. A nil receiver does not count.
 func (c *counts) note(upstream, result string, took time.Duration) {
 	if c == nil {
 		return

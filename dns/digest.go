@@ -11,19 +11,19 @@ import (
 	mdns "github.com/miekg/dns"
 )
 
-// maxPlain is how many records a plain answer has at most.
+// maxPlain is the maximum number of records in a plain answer.
 const maxPlain = 16
 
-// plainAnswer is an answer from upstream as it nearly always is for A and AAAA: the addresses of the name asked, and
-// nothing else but an OPT record. Only such an answer is read without the DNS library.
+// plainAnswer is the usual form of an upstream answer for A and AAAA: the addresses of the name asked for and at most
+// an OPT record. Only such an answer is parsed without the DNS library.
 type plainAnswer struct {
 	addrs [maxPlain]netip.Addr
 	ttls  [maxPlain]uint32
 	count int
 }
 
-// parsePlainAnswer parses an answer to a question of class IN that takes m[headerSize:end]. It reports false for every
-// message that is anything else, malformed or not.
+// parsePlainAnswer parses an answer to a question of class IN that occupies m[headerSize:end]. It reports false for
+// every other message, malformed or not.
 func parsePlainAnswer(m []byte, end int, qtype uint16) (a plainAnswer, ok bool) {
 	// NOERROR, one question, at least one answer, no authority, at most one additional record.
 	records, extra := binary.BigEndian.Uint16(m[6:]), binary.BigEndian.Uint16(m[10:])
@@ -42,7 +42,7 @@ func parsePlainAnswer(m []byte, end int, qtype uint16) (a plainAnswer, ok bool) 
 	return a, ok && len(rest) == 0
 }
 
-// add takes a record of the name in the question, which is compressed or not.
+// add parses a record whose owner is the name in the question, compressed or not.
 func (a *plainAnswer) add(m, name []byte, qtype uint16) (rest []byte, ok bool) {
 	size := 4
 	if qtype == mdns.TypeAAAA {
@@ -64,7 +64,7 @@ func (a *plainAnswer) add(m, name []byte, qtype uint16) (rest []byte, ok bool) {
 // compressed is a pointer to the name in the question.
 var compressed = []byte{questionName >> 8, questionName & 0xff}
 
-// skipOPT skips an OPT record of version 0 without options, which adds nothing to the code of the answer.
+// skipOPT skips an OPT record of version 0 without options, which does not change the response code.
 func skipOPT(m []byte) (rest []byte, ok bool) {
 	if len(m) < optSize || m[0] != 0 || binary.BigEndian.Uint16(m[1:]) != mdns.TypeOPT || m[5] != 0 || m[6] != 0 || m[9] != 0 || m[10] != 0 {
 		return nil, false
@@ -72,7 +72,7 @@ func skipOPT(m []byte) (rest []byte, ok bool) {
 	return m[optSize:], true
 }
 
-// answer is what digest makes of the answer, packed already.
+// answer returns the same as digest would, already packed.
 func (a *plainAnswer) answer(k cacheKey, now time.Time) *answer {
 	out := &answer{rcode: mdns.RcodeSuccess, records: make([]mdns.RR, a.count), stored: now}
 	owner := k.name.String() + "."
@@ -121,9 +121,9 @@ func appendName(m []byte, name string) []byte {
 	return m
 }
 
-// digestMessage is digest for a message on the wire, of which the header and the question are right: rcodeError if the server
-// failed, errUseStream if the message is malformed. It turns a panic into
-// an error: it runs where nothing else would.
+// digestMessage is digest for a message in wire format whose header and question have been checked. The error is an
+// rcodeError if the server failed, and errUseStream if the message is malformed. A panic becomes an error, because no
+// caller recovers.
 func digestMessage(message []byte, k cacheKey, now time.Time) (a *answer, err error) {
 	defer func() {
 		if p := recover(); p != nil {
@@ -139,7 +139,7 @@ func digestMessage(message []byte, k cacheKey, now time.Time) (a *answer, err er
 	if err := m.Unpack(message); err != nil {
 		return nil, fmt.Errorf("%w: %w", errUseStream, err)
 	}
-	if m.Rcode != mdns.RcodeSuccess && m.Rcode != mdns.RcodeNameError { // of which the OPT record has a part
+	if m.Rcode != mdns.RcodeSuccess && m.Rcode != mdns.RcodeNameError { // the OPT record extends the code
 		return nil, rcodeError(m.Rcode)
 	}
 	return digest(m, k.name, k.qtype, now)

@@ -12,27 +12,28 @@ import (
 	"boxgate/policy/name"
 )
 
-// desk is what one goroutine needs to answer queries directly, one after the other, without allocating.
+// desk is the working memory with which one goroutine answers queries directly, one after the other, without
+// allocating.
 type desk struct {
 	name    [maxName]byte
 	names   names
-	missing cacheKey // what the query last declined needs from upstream; zero: it was declined for another reason
+	missing cacheKey // the upstream question of the query that was declined last; zero: declined for another reason
 }
 
-// direct is an answer that can be given at once: from the cache, or the policy's refusal.
+// direct is an answer that needs no waiting: from the cache, or the policy's refusal.
 type direct struct {
 	plainQuery
 	box     *policy.Box
 	policy  *policy.Compiled
 	host    name.Name
 	verdict policy.Decision // about the name, or about the first address
-	cached  *answer         // nil: refused
+	cached  *answer         // nil: denied
 	packed  *packed         // of cached
 }
 
-// answerDirectly is answer for the queries that are most common and wait for nothing. It appends the answer to dst. For any
-// other query it reports false and has done nothing: that query is for answer, which would give the same answer, grants
-// and event as this for all queries.
+// answerDirectly is answer for the most common queries, if their answer needs no waiting. It appends the answer to dst.
+// For every other query it reports false without side effects, and the caller calls answer, which gives the same
+// answer, grants and event for all queries.
 func (s *Server) answerDirectly(ctx context.Context, v visit, transport policy.Protocol, wire []byte, d *desk, dst []byte) (out []byte, ok bool) {
 	ev := openEvent(v, transport)
 	defer func() {
@@ -73,7 +74,7 @@ func (s *Server) answerDirectly(ctx context.Context, v visit, transport policy.P
 	return a.finish(out, len(dst), wire), true
 }
 
-// findDirect decides whether a query can be answered directly. It changes nothing.
+// findDirect decides whether a query can be answered directly. It has no side effects but d.
 func (s *Server) findDirect(v visit, transport policy.Protocol, wire []byte, d *desk) (a direct, ok bool) {
 	d.missing = cacheKey{}
 	if v.box == nil || !v.admitted {
@@ -98,11 +99,11 @@ func (s *Server) findDirect(v visit, transport policy.Protocol, wire []byte, d *
 	if a.cached == nil {
 		d.missing = cacheKey{a.host, a.qtype}
 	}
-	// An answer that comes close to the limit is left to the library, which decides what to truncate.
+	// An answer close to the limit is left to the library, which decides what to truncate.
 	return a, found && a.packed.size+optSize < a.maxSize(transport) && a.box.Policy.Load() == a.policy
 }
 
-// findCached finds the answer, if it is in the cache, complete, and all of it may be shown to the box.
+// findCached finds the answer if it is in the cache, complete, and the policy allows all of it.
 func (s *Server) findCached(a *direct, now time.Time) bool {
 	k := cacheKey{a.host, a.qtype}
 	if a.cached = s.cache.freshAt(k, now); a.cached == nil {

@@ -7,15 +7,15 @@ import (
 	mdns "github.com/miekg/dns"
 )
 
-// The sizes of what direct answers are made of.
+// Sizes in bytes of the parts of a direct answer.
 const (
 	addressSize  = 2 + fixedPart + 16  // of an AAAA record, its owner compressed; an A record is shorter
 	edeSize      = 6                   // of the option for an extended error, without its text
-	questionName = 0xc000 | headerSize // the owner of a record is the name in the question
+	questionName = 0xc000 | headerSize // the owner of a record: a pointer to the name in the question
 )
 
-// finish gives a message that begins at out[begin], and ends with out, the ID, flags and question of the query, and ends
-// it with an OPT record if the client sent one.
+// finish completes the message that begins at out[begin] with the ID, flags and question of the query, and with an OPT
+// record if the client sent one.
 func (a *direct) finish(out []byte, begin int, wire []byte) []byte {
 	m := out[begin:]
 	m[0], m[1] = wire[0], wire[1]
@@ -37,12 +37,12 @@ func (a *direct) finish(out []byte, begin int, wire []byte) []byte {
 	return binary.BigEndian.AppendUint16(out, 0) // no options yet
 }
 
-// sinkSize is the most that appendDenied appends.
+// sinkSize is an upper bound of the bytes that appendDenied appends.
 func (a *direct) sinkSize() int {
 	return headerSize + len(a.asked) + addressSize + optSize + edeSize + len(a.verdict.Reason) + 1 + len(a.verdict.Rule)
 }
 
-// appendDenied is [Server.deny] for a plain query; the event is filled in by the caller. There is no sink unless rcode is
+// appendDenied is [Server.deny] for a plain query; the caller fills in the event. sink must be zero unless rcode is
 // success.
 func (s *Server) appendDenied(dst, wire []byte, a *direct, rcode int, sink netip.Addr) []byte {
 	out := append(dst, 0, 0, 0, byte(rcode), 0, 1, 0, 0, 0, 0, 0, 0)
@@ -65,7 +65,7 @@ func (s *Server) appendDenied(dst, wire []byte, a *direct, rcode int, sink netip
 	return out
 }
 
-// appendAddress appends a record of the name in the question.
+// appendAddress appends an address record of the name in the question.
 func appendAddress(out []byte, a netip.Addr, ttl uint32) []byte {
 	qtype := mdns.TypeA
 	if a.Is6() {
@@ -84,7 +84,7 @@ func appendAddress(out []byte, a netip.Addr, ttl uint32) []byte {
 	return append(out, b[:]...)
 }
 
-// sinkOf is the sink for queries of a type, or the zero Addr for types that are not addresses.
+// sinkOf returns the sink for queries of a type, or the zero Addr for types other than A and AAAA.
 func (s *Server) sinkOf(qtype uint16) netip.Addr {
 	switch qtype {
 	case mdns.TypeA:

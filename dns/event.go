@@ -13,7 +13,7 @@ import (
 	"boxgate/policy/name"
 )
 
-// openEvent is the event of a query of which nothing is known: refused.
+// openEvent returns the event of a query that has not been parsed: a refusal.
 func openEvent(v visit, transport policy.Protocol) audit.Event {
 	ev := audit.Event{Time: v.arrived, Stage: policy.StageDNS, Protocol: transport, Action: audit.ActionRefuse, Reason: name.ReasonInternal}
 	if v.box != nil {
@@ -28,7 +28,7 @@ func (s *Server) closeEvent(v visit, ev *audit.Event) {
 	s.record(v.usage, *ev)
 }
 
-// failed answers a query that made the gateway panic.
+// failed answers a query whose handling panicked.
 func (s *Server) failed(ev *audit.Event, wire []byte) []byte {
 	*ev = audit.Event{Time: ev.Time, Stage: ev.Stage, Protocol: ev.Protocol, Box: ev.Box, Name: ev.Name,
 		Action: audit.ActionRefuse, Reason: name.ReasonInternal, Error: "fault of the gateway"}
@@ -37,7 +37,7 @@ func (s *Server) failed(ev *audit.Event, wire []byte) []byte {
 	return bareReply(wire, mdns.RcodeServerFailure)
 }
 
-// answeredWith notes the code of the answer in the event.
+// answeredWith records the response code in the event.
 func answeredWith(ev *audit.Event, rcode int) {
 	if rcode == mdns.RcodeSuccess {
 		return

@@ -12,7 +12,7 @@ import (
 	"go.uber.org/zap"
 )
 
-// rounds is how often every upstream is tried before a lookup fails.
+// rounds is how often a lookup tries every upstream before it fails.
 const rounds = 2
 
 // rcodeError is an upstream's response code when it cannot answer: SERVFAIL, REFUSED and the like.
@@ -20,7 +20,7 @@ type rcodeError int
 
 func (e rcodeError) Error() string { return "upstream answered " + mdns.RcodeToString[int(e)] }
 
-// forwarder asks the upstream servers in order of preference, skipping those that failed recently.
+// forwarder asks the upstream servers in order, those that failed recently last.
 type forwarder struct {
 	upstreams []*upstream
 	counts    *counts
@@ -61,7 +61,7 @@ func (f *forwarder) direct() *upstream {
 	return nil
 }
 
-// attempt is one that a reader has made, and that failed. The zero value is none.
+// attempt is a failed attempt of a reader. The zero value stands for no attempt.
 type attempt struct {
 	at   *upstream
 	sent time.Time
@@ -73,7 +73,7 @@ func (f *forwarder) exchange(ctx context.Context, name string, qtype uint16) (*m
 	return f.exchangeAfter(ctx, name, qtype, attempt{})
 }
 
-// exchangeAfter is exchange of which the first attempt has been made.
+// exchangeAfter is exchange after a first attempt of the reader.
 func (f *forwarder) exchangeAfter(ctx context.Context, name string, qtype uint16, first attempt) (*mdns.Msg, error) {
 	var errs []error
 	for range rounds {
@@ -84,7 +84,7 @@ func (f *forwarder) exchangeAfter(ctx context.Context, name string, qtype uint16
 				a, first = first, attempt{}
 			}
 			m, err := u.exchange(ctx, name, qtype, a.err)
-			if ctx.Err() == nil || err == nil { // or it is who asked that has given up
+			if ctx.Err() == nil || err == nil { // otherwise the caller has given up
 				f.note(u, a.sent, err)
 			}
 			if err == nil {
@@ -120,7 +120,7 @@ func (f *forwarder) note(u *upstream, sent time.Time, err error) {
 	f.counts.note(u.name, result, time.Since(sent))
 }
 
-// failed skips u for a while, if it answers nothing, and logs that once.
+// failed skips u for a while if it does not answer at all, and logs that once.
 func (f *forwarder) failed(u *upstream, sent time.Time, err error) {
 	if u.failed(sent) {
 		f.log.Warn("upstream DNS server does not answer; skipping it for a while",
@@ -128,7 +128,8 @@ func (f *forwarder) failed(u *upstream, sent time.Time, err error) {
 	}
 }
 
-// order is the configured order, with the upstreams that failed recently last. If first is not nil, it comes first.
+// order returns the upstreams in configured order, except that recently failed ones come last. If first is not nil, it
+// comes first.
 func (f *forwarder) order(first *upstream) []*upstream {
 	var good, held []*upstream
 	if first != nil {

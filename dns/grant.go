@@ -12,19 +12,20 @@ import (
 	"boxgate/policy/name"
 )
 
-// grantGrace is how long a grant outlives the TTL it was answered with, and the last connection to its address: clients
-// connect a little after the lookup, and again to the address that they know.
+// grantGrace is how long a grant outlives the TTL of its answer, and the last connection to its address: clients
+// connect a little after the lookup, and reconnect to an address they have resolved before.
 const grantGrace = time.Minute
 
-// Grant records that a box was told that a name has an address. It lets the proxy dial the address the box chose, and
-// tell the names of connections that carry none. It allows nothing: the address is judged again when it is dialled.
+// Grant records that a box received an address for a name. The proxy dials the address that the box chose, and derives
+// the name of connections that carry none. A grant allows nothing: the policy decides on the address again when it is
+// dialled.
 type Grant struct {
 	Name    name.Name
 	Addr    netip.Addr
 	Expires time.Time
 }
 
-// grants remembers what each box was told, within a limit for each box and one for all.
+// grants remembers the grants of all boxes, with a limit for each box and one for all.
 type grants struct {
 	perBox, max int
 
@@ -33,24 +34,25 @@ type grants struct {
 	total int
 }
 
-// boxGrants are the grants of one box: known and byAddr to find them, order (least recently granted first) to drop them.
+// boxGrants are the grants of one box: known and byAddr to find them, order (least recently granted first) to evict
+// them.
 type boxGrants struct {
 	known  map[granted]*list.Element // of *held
 	byAddr map[netip.Addr][]*held
 	order  list.List
 }
 
-// held is a grant with its index among the grants of its address and its reference count, one for each open connection.
+// held is a grant with its index in byAddr and the number of open connections that use it.
 type held struct {
 	Grant
 	at    int
 	conns int
 }
 
-// isLive reports whether the box may still be using the grant: it has not expired, or a connection that went by it is open.
+// isLive reports whether the box may still be using the grant: it has not expired, or has an open connection.
 func (h *held) isLive(now time.Time) bool { return h.conns > 0 || now.Before(h.Expires) }
 
-// granted is what a grant is known by.
+// granted is the key of a grant.
 type granted struct {
 	name name.Name
 	addr netip.Addr
@@ -60,8 +62,8 @@ func newGrants(perBox, max int) *grants {
 	return &grants{perBox: perBox, max: max, boxes: map[policy.BoxID]*boxGrants{}}
 }
 
-// remember notes that box was told addrs for n, and reports whether they are the first of the box. A repeated grant gets
-// the later expiry.
+// remember records that box received addrs for n, and reports whether these are the first grants of the box. A repeated
+// grant gets the later expiry.
 func (g *grants) remember(box policy.BoxID, n name.Name, addrs []netip.Addr, expires time.Time) (first bool) {
 	if len(addrs) == 0 {
 		return false
@@ -87,7 +89,7 @@ func (g *grants) remember(box policy.BoxID, n name.Name, addrs []netip.Addr, exp
 	return first
 }
 
-// addLocked adds a grant, and drops those that have expired and those beyond the limits.
+// addLocked adds a grant, and evicts expired grants and those beyond the limits.
 func (g *grants) addLocked(b *boxGrants, k granted, expires time.Time) {
 	g.dropExpiredLocked(b, time.Now())
 	if b.order.Len() >= g.perBox {
@@ -103,8 +105,8 @@ func (g *grants) addLocked(b *boxGrants, k granted, expires time.Time) {
 	g.total++
 }
 
-// dropExpiredLocked drops the grants of a box that have expired, as far as they are the oldest. Those that a connection holds
-// count as granted anew, so that they do not keep others from being dropped, nor are the first to be.
+// dropExpiredLocked evicts expired grants from the front of the order. A grant with open connections is renewed and
+// moves to the back, so that it neither hides expired ones behind it nor is evicted first.
 func (g *grants) dropExpiredLocked(b *boxGrants, now time.Time) {
 	for e := b.order.Front(); e != nil && e.Value.(*held).Expires.Before(now); e = b.order.Front() {
 		if h := e.Value.(*held); h.conns > 0 {
@@ -116,7 +118,7 @@ func (g *grants) dropExpiredLocked(b *boxGrants, now time.Time) {
 	}
 }
 
-// largestLocked returns the box with the most grants, which loses one when the limit for all boxes is reached.
+// largestLocked returns the box with the most grants. It loses one when the limit for all boxes is reached.
 func (g *grants) largestLocked() *boxGrants {
 	var largest *boxGrants
 	for _, b := range g.boxes {
@@ -152,8 +154,8 @@ func (g *grants) has(box policy.BoxID, n name.Name, a netip.Addr, now time.Time)
 	return e != nil && e.Value.(*held).isLive(now)
 }
 
-// hold keeps a live grant from expiring until release is called, and for a moment after that. It reports nil if there is none.
-// The limits stand: a grant that is dropped for others is gone, whoever holds it.
+// hold keeps a live grant from expiring until release is called, and for grantGrace after that. It returns nil if there
+// is no such grant. The limits still apply: an evicted grant is gone even if it has open connections.
 func (g *grants) hold(box policy.BoxID, n name.Name, a netip.Addr) (release func()) {
 	g.mu.Lock()
 	defer g.mu.Unlock()

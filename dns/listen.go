@@ -11,15 +11,15 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// sockets is how many sockets share one address. More of them are read by more processors at a time, and fewer boxes share
-// one.
+// sockets is the number of sockets that share one address. More sockets use more processors, and fewer boxes share each
+// of them.
 const sockets = 8
 
-// ListenUDP opens the sockets that together receive what is sent to one address. All queries of a box arrive on one of
-// them, chosen by the box's address, so that a box that fills the queue of its socket crowds out only the boxes it shares
-// that one with. Serve each with [Server.ServeUDP].
+// ListenUDP opens the sockets that together receive the packets to one address. All queries of a box arrive on the same
+// socket, chosen by the box's address, so a box that fills its socket's queue affects only the boxes that share that
+// socket. Serve each with [Server.ServeUDP].
 func ListenUDP(ctx context.Context, lc net.ListenConfig, address netip.AddrPort) ([]net.PacketConn, error) {
-	// The first is bound as the only one of its address, so that it is refused if any other program has that.
+	// The first socket is bound without SO_REUSEPORT, so that binding fails if another program uses the address.
 	first, err := lc.ListenPacket(ctx, "udp", address.String())
 	if err != nil {
 		return nil, err
@@ -45,10 +45,10 @@ func ListenUDP(ctx context.Context, lc net.ListenConfig, address netip.AddrPort)
 	return opened, nil
 }
 
-// share lets other sockets of this user be bound to the same address.
+// share lets other sockets of this user bind to the same address.
 func share(fd int) error { return unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_REUSEPORT, 1) }
 
-// sharing is a control function that shares, in addition to another one.
+// sharing returns a control function that calls share, then also if it is not nil.
 func sharing(also func(network, address string, c syscall.RawConn) error) func(network, address string, c syscall.RawConn) error {
 	return func(network, address string, c syscall.RawConn) error {
 		var err error
@@ -60,8 +60,8 @@ func sharing(also func(network, address string, c syscall.RawConn) error) func(n
 	}
 }
 
-// Where the last word of a packet's source address is. The offset makes the kernel count from the network header:
-// otherwise the program sees the payload alone.
+// Offsets of the last word of a packet's source address. SKF_NET_OFF makes the kernel count from the network header;
+// without it the program sees only the payload.
 const (
 	netOffset = 0xfff00000 // SKF_NET_OFF, linux/filter.h
 	sourceV4  = netOffset + 12

@@ -13,11 +13,11 @@ import (
 	"boxgate/policy/name"
 )
 
-// secondFamilyDelay is how long Lookup waits for one family's answer once the other's is there (RFC 8305, section 3).
+// secondFamilyDelay is how long Lookup waits for the second family after the first has answered (RFC 8305, section 3).
 const secondFamilyDelay = 100 * time.Millisecond
 
-// ErrNoAddress is returned by Lookup for a name that exists without an address, or does not exist. Its method NotFound
-// lets packages that do not import this one tell it from a failure.
+// ErrNoAddress is returned by Lookup for a name that does not exist or has no address. Its method NotFound lets
+// packages that do not import this one distinguish it from a failure.
 var ErrNoAddress error = noAddress{}
 
 type noAddress struct{}
@@ -25,19 +25,19 @@ type noAddress struct{}
 // Error returns the message.
 func (noAddress) Error() string { return "the name has no address" }
 
-// NotFound reports true: the name has been looked up successfully, and has no address.
+// NotFound reports true: the lookup succeeded, and the name has no address.
 func (noAddress) NotFound() bool { return true }
 
-// Lookup returns the addresses of n, IPv4 first, from the same cache and upstreams as the boxes' own queries. Both
-// families are asked at once and CNAMEs followed. The addresses are as upstream gave them: the caller must judge an
-// address before dialling it. The caller must also have judged the name; a name or chain that the box's policy denies
-// by name is a *policy.DeniedError nevertheless. Lookup returns when ctx ends.
+// Lookup returns the addresses of n, IPv4 first, from the same cache and upstreams as the boxes' own queries. It
+// queries both families concurrently and follows CNAMEs. The addresses are unfiltered: the caller must check each
+// against the policy before dialling it, and must have checked the name. Still, a name or chain that the box's policy
+// denies by name fails with a *policy.DeniedError. Lookup returns when ctx ends.
 func (s *Server) Lookup(ctx context.Context, box *policy.Box, n name.Name) ([]netip.Addr, error) {
 	return s.lookup(ctx, box, n, waitBoth)
 }
 
 // LookupBoth is like Lookup, but waits for both families and fails if either lookup does. On partial failure it returns
-// what was found, with the error. It is for callers that must know every address of a name.
+// the addresses found, with the error. Use it where every address of a name is needed.
 func (s *Server) LookupBoth(ctx context.Context, box *policy.Box, n name.Name) ([]netip.Addr, error) {
 	var a4, a6 family
 	addrs, err := s.lookup(ctx, box, n, func(v4, v6 <-chan family) (family, family) {
@@ -99,7 +99,7 @@ func (s *Server) lookupFamily(ctx context.Context, box *policy.Box, n name.Name,
 	return out
 }
 
-// waitBoth waits for both families, or a moment longer than for one that has addresses.
+// waitBoth waits for both families, or for secondFamilyDelay after the first that has addresses.
 func waitBoth(v4, v6 <-chan family) (a4, a6 family) {
 	var late <-chan time.Time
 	for v4 != nil || v6 != nil {

@@ -11,24 +11,24 @@ import (
 	"boxgate/policy/name"
 )
 
-// maxPacked is how many records a packed answer may have. The work for one query is bounded by it.
+// maxPacked bounds the records of a packed answer, and so the work for one query.
 const maxPacked = 64
 
-// packed is a cached answer as a message without OPT record, for a question in lower case. It is made by the code that
-// answers all other queries, so that its bytes are the same. It is never changed.
+// packed is a cached answer as a message without OPT record, for a question in lower case. The code for all other
+// queries builds it, so its bytes are the same. It is immutable.
 type packed struct {
 	message []byte
-	size    int          // of the message, as the DNS library estimates it when it truncates
-	ttls    []int        // where in the message the TTLs of the chain and the records are
-	soa     int          // where that of the SOA record is; 0: there is none
-	addrs   []netip.Addr // of the records, if they are addresses
-	spelled bool         // names in it may share suffixes with the question, and so its spelling
+	size    int          // of the message, as the DNS library estimates it for truncation
+	ttls    []int        // offsets in message of the TTLs of the chain and the records
+	soa     int          // offset of the SOA record's TTL; 0: no SOA record
+	addrs   []netip.Addr // of the address records
+	spelled bool         // names in it may share suffixes with the question, and so its letter case
 }
 
-// unpackable is the answer that must be made record by record.
+// unpackable marks an answer that must be built record by record.
 var unpackable = &packed{}
 
-// pack returns the packed form of an answer, making it on first use, or nil if it has none.
+// pack returns the packed form of an answer, built on first use, or nil if it has none.
 func (a *answer) pack(k cacheKey) *packed {
 	p := a.packed.Load()
 	if p == nil {
@@ -43,7 +43,7 @@ func (a *answer) pack(k cacheKey) *packed {
 	return p
 }
 
-// newPacked returns nil for answers that do not end the resolution, and those too large or odd for this.
+// newPacked returns nil for answers that do not end the resolution, and for those too large or unusual.
 func newPacked(k cacheKey, a *answer) *packed {
 	if a.err != nil || a.open || len(a.chain)+len(a.records) > maxPacked || a.loops(k.name) {
 		return nil
@@ -70,7 +70,7 @@ func newPacked(k cacheKey, a *answer) *packed {
 	return p
 }
 
-// loops reports whether the chain comes back to a name, or is too long to tell.
+// loops reports whether the chain returns to an earlier name or reaches maxChain.
 func (a *answer) loops(n name.Name) bool {
 	for i, target := range a.targets {
 		if target == n || slices.Contains(a.targets[:i], target) {
@@ -80,7 +80,7 @@ func (a *answer) loops(n name.Name) bool {
 	return len(a.targets) >= maxChain
 }
 
-// findTTLs walks over the records.
+// findTTLs collects the offsets of the TTLs, and reports whether the message is well-formed.
 func (p *packed) findTTLs(answers, authority int) bool {
 	_, at, err := mdns.UnpackDomainName(p.message, headerSize)
 	at += 4
@@ -98,7 +98,8 @@ func (p *packed) findTTLs(answers, authority int) bool {
 	return err == nil && at == len(p.message)
 }
 
-// age counts down the TTLs of a copy of the message, and returns the smallest. life is that of the whole answer.
+// age counts down the TTLs of a copy of the message, and returns the smallest. life is the lifetime of the whole
+// answer.
 func (p *packed) age(message []byte, age, life time.Duration) time.Duration {
 	least := maxTTL
 	for _, at := range p.ttls {

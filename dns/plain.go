@@ -10,7 +10,7 @@ import (
 	"boxgate/policy/name"
 )
 
-// Bits of the second half of a header's flags, and of the first.
+// Flags in the third and fourth byte of a message header.
 const (
 	flagResponse  = 0x80 // in the third byte of a message
 	flagRecursion = 0x01
@@ -23,24 +23,24 @@ const (
 	maxName   = 253 // in presentation format, without the final dot
 	optSize   = 11  // of an OPT record without options
 	optDo     = 0x8000
-	fixedPart = 10 // of a resource record: type, class, TTL and the length of its data
+	fixedPart = 10 // of a resource record: type, class, TTL and data length
 )
 
-// plainQuery is a query as nearly all stub resolvers send it: one question of class IN for a host name, and at most an
+// plainQuery is the query that nearly all stub resolvers send: one question of class IN for a host name, and at most an
 // OPT record without options. Only such a query is answered without the DNS library.
 type plainQuery struct {
 	name  []byte // in lower case, without the final dot
 	asked []byte // the question as the client spelled it
-	mixed bool   // not all of it in lower case
+	mixed bool   // the client's spelling has upper-case letters
 	qtype uint16
 	kind  string // qtype for the log
 	edns  bool
 	do    bool
-	limit int // of the answer over UDP
+	limit int // bytes of the answer over UDP
 }
 
-// parsePlain parses a plain query; the name is written to buf, which holds maxName bytes. It reports false for every
-// message that is anything else, malformed or not.
+// parsePlain parses a plain query and writes the name to buf, which has maxName bytes. It reports false for every other
+// message, malformed or not.
 func parsePlain(wire, buf []byte) (q plainQuery, ok bool) {
 	if len(wire) < headerSize || wire[2]&^flagRecursion != 0 || wire[3]&^(flagAuthentic|flagUnchecked) != 0 {
 		return q, false
@@ -58,7 +58,8 @@ func parsePlain(wire, buf []byte) (q plainQuery, ok bool) {
 	return q, q.readEDNS(wire[end+4:], extra == 1) && q.kind != ""
 }
 
-// kinds are the names of the types below the range of those that are not for records. All that hosts ask for is there.
+// kinds maps record types to names; types outside this range and those that are not record types (isMeta) have no name.
+// It includes all types that hosts commonly ask for.
 var kinds = func() (names [128]string) {
 	for t := range uint16(len(names)) {
 		if !isMeta(t) {
@@ -109,7 +110,7 @@ var hostByte = func() (low [256]byte) {
 	return low
 }()
 
-// readEDNS reads what follows the question: nothing, or an OPT record of version 0 without options.
+// readEDNS parses the rest of the message after the question: empty, or an OPT record of version 0 without options.
 func (q *plainQuery) readEDNS(rest []byte, announced bool) bool {
 	q.limit = mdns.MinMsgSize
 	if !announced {
@@ -125,7 +126,7 @@ func (q *plainQuery) readEDNS(rest []byte, announced bool) bool {
 	return ttl&^optDo == 0 && rest[9] == 0 && rest[10] == 0
 }
 
-// maxSize is how long the answer may be.
+// maxSize is the maximum size of the answer.
 func (q *plainQuery) maxSize(transport policy.Protocol) int {
 	if transport == policy.TCP {
 		return mdns.MaxMsgSize
@@ -133,8 +134,8 @@ func (q *plainQuery) maxSize(transport policy.Protocol) int {
 	return q.limit
 }
 
-// names keeps the names that were asked for lately, so that no memory is needed to ask again. The zero value is ready.
-// Not safe for concurrent use.
+// names caches recently asked names, so that parsing one again does not allocate. The zero value is ready to use. Not
+// safe for concurrent use.
 type names struct {
 	known [4096]name.Name
 }

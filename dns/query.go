@@ -10,16 +10,16 @@ import (
 	"boxgate/policy/name"
 )
 
-// query holds the parts of a box's message that the server needs.
+// query holds the parts of a box's message that the server uses.
 type query struct {
 	msg   mdns.Msg // header and question; the other sections are not kept
 	name  string   // as asked, in presentation format
 	qtype uint16
-	opt   *mdns.OPT // nil: the client does not speak EDNS
-	mute  bool      // not to be answered
+	opt   *mdns.OPT // nil: the client does not use EDNS
+	mute  bool      // gets no answer
 }
 
-// badQuery says how to refuse a query that boxes may not send.
+// badQuery is the refusal of a query that boxes may not send.
 type badQuery struct {
 	rcode  int
 	reason name.Reason
@@ -33,14 +33,14 @@ var (
 	notServed      = &badQuery{mdns.RcodeRefused, name.ReasonProtocol, edeNotSupported}
 )
 
-// parseQuery parses a message from a box. On error it returns what could be parsed.
+// parseQuery parses a message from a box. On error it returns the parts parsed so far.
 func parseQuery(wire []byte) (query, *badQuery) {
 	var q query
 	if len(wire) < headerSize || wire[2]&0x80 != 0 {
 		q.mute = true // answering responses would let two servers talk forever
 		return q, formatError
 	}
-	// The opcode comes first: what follows the header of an update or a notify is not a question.
+	// The opcode is checked first: in an update or a notify, the section after the header is not a question.
 	if opcode := int(wire[2]>>3) & 0xf; opcode != mdns.OpcodeQuery {
 		return q, notImplemented
 	}
@@ -59,8 +59,8 @@ func parseQuery(wire []byte) (query, *badQuery) {
 	return q, nil
 }
 
-// isWhole reports whether m has one question and all the records that the header of wire announces. Unpack accepts
-// truncated messages as shorter ones.
+// isWhole reports whether m has exactly one question and all the records that the header of wire announces. Unpack
+// accepts truncated messages as shorter ones.
 func isWhole(m *mdns.Msg, wire []byte) bool {
 	_, end, err := mdns.UnpackDomainName(wire, headerSize)
 	return err == nil && end+4 <= len(wire) && binary.BigEndian.Uint16(wire[4:]) == 1 && len(m.Question) == 1 &&
@@ -85,10 +85,10 @@ func (q *query) readOPT(extra []mdns.RR) *badQuery {
 	return nil
 }
 
-// shown is the name for the log: as the box sent it, without the final dot.
+// shown returns the name for the log: as the box sent it, without the final dot.
 func (q query) shown() string { return strings.TrimSuffix(q.name, ".") }
 
-// typeName is the type for the log.
+// typeName returns the type for the log.
 func (q query) typeName() string {
 	if q.name == "" {
 		return ""

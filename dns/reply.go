@@ -24,7 +24,7 @@ const (
 	edeNetwork      = mdns.ExtendedErrorCodeNetworkError
 )
 
-// sinkTTL is short, so that a name opened by a policy change works at once.
+// sinkTTL is short, so that a policy change that allows a name takes effect immediately.
 const sinkTTL = 1
 
 // reply is an answer before it is packed.
@@ -45,7 +45,7 @@ func refuse(ev *audit.Event, rcode int, reason name.Reason, ede uint16) reply {
 	return r
 }
 
-// deny answers a query for a name that may not be reached as the policy says; the event holds the decision.
+// deny answers a query for a denied name in the way the policy chooses. The event holds the decision.
 func (s *Server) deny(pol *policy.Compiled, box *policy.Box, name name.Name, q query, ev *audit.Event) reply {
 	if rcode := deniedRcode(pol.AnswerDenied(name, box.Search)); rcode != mdns.RcodeSuccess {
 		r := blocked(ev)
@@ -58,7 +58,7 @@ func (s *Server) deny(pol *policy.Compiled, box *policy.Box, name name.Name, q q
 	return s.sink(q, ev)
 }
 
-// deniedRcode is success for the sink.
+// deniedRcode returns success if the answer is the sink.
 func deniedRcode(as policy.DeniedNames) int {
 	switch as {
 	case policy.DeniedNXDOMAIN:
@@ -69,7 +69,7 @@ func deniedRcode(as policy.DeniedNames) int {
 	return mdns.RcodeSuccess
 }
 
-// sink answers a query for a name that may not be reached; the event holds the decision.
+// sink answers a query for a denied name with the sink. The event holds the decision.
 func (s *Server) sink(q query, ev *audit.Event) reply {
 	r := blocked(ev)
 	r.answer = s.sinkAnswer(q)
@@ -86,7 +86,7 @@ func (s *Server) url(q query, ev *audit.Event) reply {
 	return reply{answer: s.sinkAnswer(q)}
 }
 
-// sinkAnswer is the sink's address, of the type that is asked for; nil for other types.
+// sinkAnswer returns the sink's address of the requested type, or nil for types other than A and AAAA.
 func (s *Server) sinkAnswer(q query) []mdns.RR {
 	hdr := mdns.RR_Header{Name: q.name, Rrtype: q.qtype, Class: mdns.ClassINET, Ttl: sinkTTL}
 	switch q.qtype {
@@ -105,7 +105,7 @@ func blocked(ev *audit.Event) reply {
 	return reply{ede: &mdns.EDNS0_EDE{InfoCode: edeBlocked, ExtraText: string(text)}}
 }
 
-// appendBlocked appends what the box is told of a denial.
+// appendBlocked appends the part of a denial that the box may see: the reason and the rule.
 func appendBlocked(text []byte, d policy.Decision) []byte {
 	text = append(text, d.Reason...)
 	if rule := d.ShownRule(); rule != "" {
@@ -114,8 +114,7 @@ func appendBlocked(text []byte, d policy.Decision) []byte {
 	return text
 }
 
-// unresolved makes the reply for an allowed name that has no answer: a denied name in its chain, or an upstream
-// failure.
+// unresolved makes the reply for an allowed name without an answer: its chain has a denied name, or upstream failed.
 func unresolved(ev *audit.Event, err error) reply {
 	ev.Error = err.Error()
 	if denied, ok := errors.AsType[*policy.DeniedError](err); ok {
@@ -132,8 +131,7 @@ func unresolved(ev *audit.Event, err error) reply {
 	return refuse(ev, mdns.RcodeServerFailure, name.ReasonUnresolved, ede)
 }
 
-// pack writes a reply for the transport it goes out on. It never fails: a reply that cannot be packed becomes a bare
-// SERVFAIL.
+// pack encodes a reply for the given transport. A reply that cannot be packed becomes a bare SERVFAIL.
 func (q query) pack(wire []byte, r reply, transport policy.Protocol) []byte {
 	if q.mute {
 		return nil
@@ -151,7 +149,7 @@ func (q query) pack(wire []byte, r reply, transport policy.Protocol) []byte {
 	return out
 }
 
-// message is the whole reply, however long.
+// message returns the reply, not yet truncated.
 func (q query) message(r reply) *mdns.Msg {
 	m := new(mdns.Msg).SetReply(&q.msg)
 	m.RecursionAvailable = true
@@ -179,7 +177,8 @@ func (q query) replyOPT(r reply) *mdns.OPT {
 	return opt
 }
 
-// maxSize is how long the reply may be: no more than the client accepts, and no more than goes unfragmented.
+// maxSize is the maximum size of the reply: no more than the client accepts, and no more than fits without
+// fragmentation.
 func (q query) maxSize(transport policy.Protocol) int {
 	switch {
 	case transport == policy.TCP:
@@ -190,7 +189,8 @@ func (q query) maxSize(transport policy.Protocol) int {
 	return min(max(int(q.opt.UDPSize()), mdns.MinMsgSize), udpSize)
 }
 
-// bareReply is a header alone, for queries whose question could not be read. It returns nil when there is no header.
+// bareReply is only a header, for queries whose question could not be parsed. It returns nil if wire has no complete
+// header or is a response.
 func bareReply(wire []byte, rcode int) []byte {
 	if len(wire) < headerSize || wire[2]&0x80 != 0 {
 		return nil

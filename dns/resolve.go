@@ -11,10 +11,11 @@ import (
 	"boxgate/policy/name"
 )
 
-// maxAsks bounds the upstream questions for one query: the name, and the ends of chains that answers did not include.
+// maxAsks bounds the upstream questions for one query: the name, and the ends of chains that the answers did not
+// include.
 const maxAsks = 8
 
-// resolution is all that is known about a name and type, with TTLs counted down: a chain, then records or a negative
+// resolution is the complete result for a name and type, with TTLs counted down: a chain, then records or a negative
 // answer.
 type resolution struct {
 	rcode   int
@@ -23,8 +24,8 @@ type resolution struct {
 	soa     mdns.RR // nil unless negative
 }
 
-// resolve finds the records of n, following CNAMEs, from the cache or upstream. A chain through a name that the box's
-// policy denies by name is a *policy.DeniedError.
+// resolve finds the records of n, following CNAMEs, from the cache or upstream. It fails with a *policy.DeniedError if
+// the box's policy denies a name in the chain by name.
 func (s *Server) resolve(ctx context.Context, box *policy.Box, n name.Name, qtype uint16) (resolution, error) {
 	var res resolution
 	use := s.usages.of(box)
@@ -52,8 +53,8 @@ func (s *Server) resolve(ctx context.Context, box *policy.Box, n name.Name, qtyp
 	return resolution{}, fmt.Errorf("%w: %s", errChain, n)
 }
 
-// denies returns the denial if the policy denies n by name. It is no denial if n is merely in no allowed list: a chain
-// leads where the owner of its first name wants, and that name was allowed.
+// denies returns a denial if the policy denies n by name. A name that is merely on no allowed list is no denial: the
+// owner of the allowed first name decides where its chain leads.
 func denies(box *policy.Box, n name.Name) error { return deniesName(box.Policy.Load(), box, n) }
 
 func deniesName(pol *policy.Compiled, box *policy.Box, n name.Name) error {
@@ -78,7 +79,7 @@ func (r *resolution) add(a *answer, age time.Duration) {
 	}
 }
 
-// ttl is how long the client may use the resolution: the smallest TTL in it.
+// ttl is how long the client may use the resolution: its smallest TTL.
 func (r *resolution) ttl() time.Duration {
 	life := maxTTL
 	for _, rr := range r.chain {
@@ -90,8 +91,8 @@ func (r *resolution) ttl() time.Duration {
 	return life
 }
 
-// reply is the resolution as an answer to q. Records of the name asked have it in the client's spelling: some clients
-// randomize its case and compare.
+// reply converts the resolution to an answer to q. Records of the queried name get the client's spelling, because some
+// clients randomize its case and compare.
 func (r *resolution) reply(q query) reply {
 	out := reply{rcode: r.rcode, soa: r.soa, answer: append(r.chain[:len(r.chain):len(r.chain)], r.records...)}
 	asked := mdns.CanonicalName(q.name)

@@ -17,16 +17,17 @@ import (
 )
 
 const (
-	// tcpIdle is how long a connection may take to send its whole next query (RFC 7766, section 6.2.3).
+	// tcpIdle is how long a client may take to send its next query completely (RFC 7766, section 6.2.3).
 	tcpIdle = 10 * time.Second
 	// tcpWrite is how long a client may take to read an answer.
 	tcpWrite = 5 * time.Second
-	// tcpPipeline is how many queries of one connection are handled at once.
+	// tcpPipeline is the number of queries of one connection handled concurrently.
 	tcpPipeline = 16
 )
 
-// ServeTCP answers the queries on the connections that ln accepts, until ctx ends; then it closes them and returns nil. Once
-// the server retires it accepts none, and returns when those there are have ended. It closes ln. Connections take many queries, answered as they are ready (RFC 7766, section 6.2.1.1).
+// ServeTCP answers the queries on the connections that ln accepts until ctx ends, then closes them and returns nil.
+// Once the server retires it accepts no more connections, and returns when the open ones have ended. It closes ln. A
+// connection carries many queries, each answered as soon as its answer is ready (RFC 7766, section 6.2.1.1).
 func (s *Server) ServeTCP(ctx context.Context, ln net.Listener) error {
 	var serving sync.WaitGroup
 	defer s.usages.flush()
@@ -66,13 +67,13 @@ func (s *Server) ServeTCP(ctx context.Context, ln net.Listener) error {
 	}
 }
 
-// hold returns the count of a listener's open connections.
+// hold returns the counter of a listener's open connections.
 func (s *Server) hold(ln net.Listener) *atomic.Int64 {
 	count, _ := s.held.LoadOrStore(ln, &atomic.Int64{})
 	return count.(*atomic.Int64)
 }
 
-// Held returns how many accepted connections of a listener, as it was given to [Server.ServeTCP], are open.
+// Held returns the number of open connections accepted from a listener passed to [Server.ServeTCP].
 func (s *Server) Held(ln net.Listener) int { return int(s.hold(ln).Load()) }
 
 // boxOf returns the box that a connection comes from, or nil.
@@ -83,7 +84,7 @@ func (s *Server) boxOf(conn net.Conn) *policy.Box {
 	return nil
 }
 
-// policyOf returns the policy in force of the box that a connection comes from, or nil.
+// policyOf returns the active policy of the box that a connection comes from, or nil.
 func (s *Server) policyOf(conn net.Conn) *policy.Compiled {
 	if box := s.boxOf(conn); box != nil {
 		return box.Policy.Load()
@@ -91,7 +92,7 @@ func (s *Server) policyOf(conn net.Conn) *policy.Compiled {
 	return nil
 }
 
-// refuseConn records that a connection is closed before it sent anything.
+// refuseConn records that a connection was closed before its first query.
 func (s *Server) refuseConn(box *policy.Box, use *usage) {
 	ev := audit.Event{Time: time.Now(), Stage: policy.StageDNS, Protocol: policy.TCP, Action: audit.ActionRefuse, Reason: name.ReasonUnknownBox}
 	if box != nil {
@@ -100,7 +101,7 @@ func (s *Server) refuseConn(box *policy.Box, use *usage) {
 	s.record(use, ev)
 }
 
-// serveConn answers queries until the client is done, is too slow, or ctx ends.
+// serveConn answers queries until the client is done or too slow, or ctx ends.
 func (s *Server) serveConn(ctx context.Context, use *usage, conn *tcpConn) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -114,10 +115,10 @@ func (s *Server) serveConn(ctx context.Context, use *usage, conn *tcpConn) {
 		conn.SetReadDeadline(time.Now().Add(s.tcpIdle))
 		wire, err := readMessage(conn, maxQuery)
 		if err != nil || s.retiring.Err() != nil && s.policyOf(conn) != pol {
-			return // of a box whose policy is another process's to change
+			return // another process now changes the policy of this box
 		}
 		if !use.begin(conn) {
-			return // to make room for another
+			return // closed to make room for another connection
 		}
 		slots <- struct{}{}
 		answering.Go(func() {
@@ -135,8 +136,8 @@ type tcpConn struct {
 	mu sync.Mutex
 
 	// Guarded by the mutex of the box's usage.
-	place *list.Element // among the box's connections; nil: it is being closed
-	busy  int           // queries under way
+	place *list.Element // in the box's list of connections; nil: being closed
+	busy  int           // queries being answered
 }
 
 func (c *tcpConn) send(wire []byte) error {

@@ -15,11 +15,12 @@ import (
 	"boxgate/policy/name"
 )
 
-// maxQuery is the size of the largest query. A longer one is truncated, and so malformed.
+// maxQuery is the maximum size of a query in bytes. A longer one is truncated, and so malformed.
 const maxQuery = 4096
 
-// ServeUDP answers the queries that arrive on pc, which it closes, until ctx ends or the server retires; then it returns nil once the
-// queries in flight are answered. pc is a *net.UDPConn bound to the address that boxes ask, so replies leave from it.
+// ServeUDP answers the queries that arrive on pc until ctx ends or the server retires, then returns nil once the
+// queries in flight are answered. It closes pc, which is a *net.UDPConn bound to the address that boxes query, so that
+// replies leave from it.
 func (s *Server) ServeUDP(ctx context.Context, pc net.PacketConn) error {
 	s.answering.Add(1)
 	defer s.answering.Done()
@@ -62,7 +63,7 @@ type reader struct {
 	answering sync.WaitGroup
 }
 
-// serve waits for queries, and for answers from upstream if any are due, and answers what it can.
+// serve waits for queries and for due answers from upstream, and answers the queries it can.
 func (r *reader) serve(ctx context.Context) error {
 	defer r.batch.flush()
 	flags := uintptr(0)
@@ -83,9 +84,9 @@ func (r *reader) serve(ctx context.Context) error {
 	return nil
 }
 
-// take answers a query of the batch now, has upstream asked for what it needs, or starts a goroutine for it. What is not
-// admitted is refused now: one box cannot start goroutines without bound. In a flood, most is dropped without an answer, so
-// that the queries of other boxes, which arrive on the same socket, are not lost.
+// take answers a query of the batch, asks upstream for it, or starts a goroutine for it. A query that is not admitted
+// is refused here, so one box cannot start goroutines without bound. In a flood most of them are dropped without an
+// answer, so that queries of other boxes on the same socket are not lost.
 func (r *reader) take(ctx context.Context, i int, now time.Time) {
 	wire, from := r.batch.query(i)
 	v := r.usages.enter(r.boxAt(from.Addr()), now)
@@ -110,13 +111,13 @@ func (r *reader) take(ctx context.Context, i int, now time.Time) {
 	}
 }
 
-// waiting is a query that is not answered yet.
+// waiting is an unanswered query.
 type waiting struct {
 	visit
 	wire []byte
 	from netip.AddrPort
-	buf  *[maxQuery]byte // that wire is in
-	done func()          // to be called at the end; may be nil
+	buf  *[maxQuery]byte // contains wire
+	done func()          // called at the end; may be nil
 }
 
 func (w *waiting) leave() {
@@ -127,7 +128,7 @@ func (w *waiting) leave() {
 	queryBuffers.Put(w.buf)
 }
 
-// answerApart answers a query the general way, on a goroutine of its own.
+// answerApart answers a query on the general path, in a new goroutine.
 func (r *reader) answerApart(ctx context.Context, w waiting) {
 	r.answering.Go(func() {
 		defer w.leave()
@@ -155,7 +156,7 @@ func (s *Server) boxAt(a netip.Addr) *policy.Box {
 	return s.boxes.BoxByAddr(a)
 }
 
-// pause waits after an error that may be temporary, such as having no file descriptors left.
+// pause waits after an error that may be temporary, such as running out of file descriptors.
 func (s *Server) pause(ctx context.Context, what string, err error) {
 	s.log.Warn(what, zap.Error(err))
 	select {

@@ -16,46 +16,46 @@ import (
 	"boxgate/policy/name"
 )
 
-// Server answers the boxes' DNS queries by their policies. It is safe for concurrent use.
+// Server answers the boxes' DNS queries according to their policies. It is safe for concurrent use.
 type Server struct {
 	boxes  Boxes
 	sinkV4 netip.Addr
 	sinkV6 netip.Addr
 	isURL  func(name.Name) bool
-	floor  time.Duration // of what a grant lasts
+	floor  time.Duration // minimum duration of a grant
 	audit  Recorder
 	log    *zap.Logger
 	limits Limits
 	cache  *cache
 	grants *grants
 	usages *usages
-	budget *outbound.Budget // of sockets, for the readers' own questions
-	up     *forwarder       // for the readers' own questions; nil: they ask none
+	budget *outbound.Budget // for the sockets of the readers' own questions
+	up     *forwarder       // for the readers' own questions; nil: readers do not ask upstream
 
 	retiring context.Context // ends when the server retires
 	retire   context.CancelFunc
-	entering sync.WaitGroup // of those that accept connections or read queries
+	entering sync.WaitGroup // counts the loops that accept connections or read queries
 
-	answering sync.WaitGroup // of those that read queries, until the last is answered
+	answering sync.WaitGroup // counts the loops that read queries, until their last answer
 
-	tcpIdle time.Duration // how long a TCP connection may take to send its whole next query
+	tcpIdle time.Duration // how long a client may take to send its next query completely
 
 	held sync.Map // net.Listener → *atomic.Int64: its open connections
 }
 
-// Retire stops reading queries and accepting connections, and returns when it has stopped; queries in flight and on
-// connections that are open are answered, which may take as long as a lookup. The sockets stay usable for another process that has
-// them as well, which calls [Resume].
+// Retire stops reading queries and accepting connections, and returns when that has stopped. Queries in flight and on
+// open connections are still answered, which may take as long as a lookup. The sockets stay usable for another process
+// that has them too, which calls [Resume].
 func (s *Server) Retire() {
 	s.retire()
 	s.entering.Wait()
 }
 
-// Answered returns once every query over UDP is answered that had been read before [Server.Retire] returned.
+// Answered returns once every UDP query read before [Server.Retire] returned is answered.
 func (s *Server) Answered() { s.answering.Wait() }
 
-// accepting counts somebody who reads queries or accepts connections, until the returned function is called, which may be
-// more than once.
+// accepting counts a loop that reads queries or accepts connections until the returned function is called. Calling it
+// again is a no-op.
 func (s *Server) accepting() (end func()) {
 	s.entering.Add(1)
 	return sync.OnceFunc(s.entering.Done)
@@ -78,7 +78,7 @@ func New(c Config) (*Server, error) {
 	return s, nil
 }
 
-// newServer is New with the upstream side given and the configuration already checked.
+// newServer is New with the given upstream side and a checked configuration.
 func newServer(c Config, up exchanger) *Server {
 	limits := c.Limits.withDefaults()
 	if c.IsURL == nil {
@@ -103,20 +103,20 @@ func newServer(c Config, up exchanger) *Server {
 	}
 }
 
-// Handle answers one query of a box in wire format, and returns nil when there is nothing to answer (less than a header,
-// or a response). A nil box is refused. One audit event records the decision.
+// Handle answers one query of a box in wire format. It returns nil if wire is shorter than a header or is a response. A
+// nil box is refused. One audit event records the decision.
 //
 //  1. The audit event is opened as a denial.
 //  2. The query is parsed.
 //  3. An unknown box, a box over its limits, and queries that boxes may not send are refused.
-//  4. The policy judges the name. Not allowed: the sink or an empty answer, and nothing goes upstream.
-//  5. A public URL of this gateway is answered with the sink, which leads to it by way of the proxy; nothing goes upstream.
-//  6. The name is resolved from the cache or upstream; each name of a CNAME chain is judged before it is asked for.
-//  7. The policy, as it is now, judges each address.
-//  8. The addresses that are left are remembered for the box, then answered.
+//  4. The policy decides on the name. A denied name gets the sink or an empty answer and is not sent upstream.
+//  5. A public URL of this gateway is answered with the sink, which leads to it through the proxy, and is not sent upstream.
+//  6. The name is resolved from the cache or upstream; the policy decides on each name of a CNAME chain before it is looked up.
+//  7. The policy, as it is then, decides on each address.
+//  8. The allowed addresses are granted to the box, then sent.
 //
-// The most common queries that need nothing from upstream take a shorter way through the same steps, without the DNS
-// library (direct.go).
+// The most common queries whose answers need no upstream question take a shorter path through the same steps, without
+// the DNS library (direct.go).
 func (s *Server) Handle(ctx context.Context, box *policy.Box, transport policy.Protocol, query []byte) []byte {
 	v := s.usages.enter(box, time.Now())
 	defer v.leave()
@@ -179,7 +179,7 @@ func (s *Server) judge(ctx context.Context, box *policy.Box, q query, ev *audit.
 		return unresolved(ev, err)
 	}
 	if box.Policy.Load() != pol {
-		// The policy changed during the lookup: judge again. The answer is in the cache now.
+		// The policy changed during the lookup: decide again. The answer is in the cache.
 		return s.judge(ctx, box, q, ev)
 	}
 	if !isAddress(q.qtype) {
@@ -189,7 +189,7 @@ func (s *Server) judge(ctx context.Context, box *policy.Box, q query, ev *audit.
 	return s.grantAddresses(pol, box, name, q, res, ev)
 }
 
-// decideName judges the name alone. A name that is legal in DNS but not a host name is not allowed by any policy.
+// decideName decides on the name alone. A name that is legal in DNS but not a host name is never allowed.
 func decideName(pol *policy.Compiled, box policy.BoxID, asked string) (name.Name, policy.Decision) {
 	host, err := parseName(asked)
 	if err != nil {
@@ -204,13 +204,13 @@ func decideName(pol *policy.Compiled, box policy.BoxID, asked string) (name.Name
 	return host, pol.Decide(policy.Request{Stage: policy.StageDNS, Box: box, Name: host})
 }
 
-// resolvesAnyway reports whether a name that is not allowed is resolved nevertheless, for its addresses in
+// resolvesAnyway reports whether a name that is not on the allowed list is resolved nevertheless, for its addresses in
 // allowed_cidrs. A name in denied_domains never is.
 func resolvesAnyway(pol *policy.Compiled, host name.Name, d policy.Decision, qtype uint16) bool {
 	return pol != nil && !host.IsZero() && d.Reason == name.ReasonNotAllowed && isAddress(qtype) && pol.ResolvesOthers(host)
 }
 
-// grantAddresses drops the addresses that the policy denies, remembers the rest for the box, and answers with them.
+// grantAddresses drops the addresses that the policy denies, grants the rest to the box, and answers with them.
 func (s *Server) grantAddresses(pol *policy.Compiled, box *policy.Box, name name.Name, q query, res resolution, ev *audit.Event) reply {
 	kept := res
 	kept.records = nil
@@ -236,7 +236,7 @@ func (s *Server) grantAddresses(pol *policy.Compiled, box *policy.Box, name name
 		ev.Verdict, ev.Addr = policy.Deny, deniedAddr
 		return blocked(ev)
 	}
-	// A name that was resolved only for its addresses stays denied if it has none.
+	// A name that was resolved only for its addresses stays denied if no address is allowed.
 	if len(addrs) > 0 || ev.Verdict == policy.Allow {
 		ev.Action = audit.ActionForward
 	}
@@ -244,13 +244,14 @@ func (s *Server) grantAddresses(pol *policy.Compiled, box *policy.Box, name name
 	return kept.reply(q)
 }
 
-// judgeAddr judges one address of a name, and reports whether the box may be told it.
+// judgeAddr decides on one address of a name, and reports whether the box may receive it.
 func judgeAddr(pol *policy.Compiled, box *policy.Box, name name.Name, a netip.Addr) (policy.Decision, bool) {
 	d := pol.Decide(policy.Request{Stage: policy.StageDNS, Box: box.ID, Name: name, Addr: a})
 	return d, a.IsValid() && d.Allowed()
 }
 
-// remember grants addresses to a box, by an answer with a TTL. Nothing stays of a box that has been removed meanwhile.
+// remember grants the addresses of an answer with this TTL to a box. If the box was removed concurrently, it forgets
+// them again.
 func (s *Server) remember(box *policy.Box, n name.Name, addrs []netip.Addr, ttl time.Duration) {
 	expires := time.Now().Add(max(ttl+grantGrace, s.floor))
 	if first := s.grants.remember(box.ID, n, addrs, expires); first && !isServed(s.boxes, box) {
@@ -258,27 +259,27 @@ func (s *Server) remember(box *policy.Box, n name.Name, addrs []netip.Addr, ttl 
 	}
 }
 
-// Forget drops everything remembered about a box. Call it once Boxes does not know the box any more: what a query that is
-// under way would add after that is not kept.
+// Forget drops all state of a box. Call it after Boxes has stopped returning the box: queries in flight then add no new
+// state.
 func (s *Server) Forget(box policy.BoxID) {
 	s.grants.forget(box)
 	s.usages.forget(box)
 }
 
-// Granted reports whether the box was told, in an answer that it may still be using, that n has the address a.
+// Granted reports whether the box received a as an address of n, in an answer that it may still be using.
 func (s *Server) Granted(box policy.BoxID, n name.Name, a netip.Addr) bool {
 	return s.grants.has(box, n, a, time.Now())
 }
 
-// Hold keeps the grant by which a box connects to an address of n from expiring, until release is called and for a minute after
-// that. It returns nil if the box has no such grant. A grant allows nothing: the connection, and those that follow it, are
-// judged by the policy in force.
+// Hold keeps the grant of a connection from the box to an address of n from expiring, until release is called and for a
+// minute after that. It returns nil if the box has no such grant. A grant allows nothing: the policy decides on this
+// connection and on later ones.
 func (s *Server) Hold(box policy.BoxID, n name.Name, a netip.Addr) (release func()) {
 	return s.grants.hold(box, n, a)
 }
 
-// GrantedNames returns the names for which the box was told the address a, the latest first. Names whose grant expired
-// are not among them. For the sink it is the name that the box was given it for just now, if there is only one.
+// GrantedNames returns the names for which the box received the address a, the latest first, without expired grants.
+// For the sink it returns the name for which the box received the sink within the last seconds, if there is only one.
 func (s *Server) GrantedNames(box policy.BoxID, a netip.Addr) []name.Name {
 	if s.isSink(a) {
 		return s.sunkNames(box, time.Now())

@@ -15,31 +15,31 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// socket is a UDP socket that the runtime's poller does not know. The poller is woken for every datagram that arrives and
-// for every one that has left, whether anybody waits for it or not, which costs more than the queries do. A read blocks a
-// thread instead.
+// socket is a UDP socket outside the runtime's poller. The poller wakes for every datagram that arrives or leaves, even
+// if no goroutine waits for it, which costs more than answering the queries. A read blocks a thread instead.
 type socket struct {
 	fd      int
-	threads *os.File // the directory of this process's threads: when leave needs it no descriptor may be free
+	threads *os.File // /proc/self/task, opened early: leave may run without a free file descriptor
 
 	mu       sync.Mutex
 	released bool
 }
 
-// leaving is how long a read may wait once the socket is left.
+// leaving is how long a read may block once leave has been called.
 const leaving = 20 * time.Millisecond
 
-// leave makes reads return soon, whether or not anything arrives, and leaves the socket usable for the process that it is
-// passed on to, now or by the service manager ([Resume]). The kernel looks at the limit when a read begins, so the one that waits
-// is begun again: a signal to its thread does that. The runtime sends the same one to preempt goroutines, and expects ones that it
-// did not send. It returns once nobody reads the socket: the kernel may leave a thread out of its list while others end.
+// leave makes reads return soon, whether or not anything arrives, and leaves the socket usable for the process that
+// receives it, now or from the service manager ([Resume]). The kernel applies a new receive timeout only when a read
+// begins, so leave restarts a blocked read by a signal to its thread. It is SIGURG, which the runtime uses to preempt
+// goroutines and tolerates from other senders. leave returns once the socket has no reader; until then it repeats the
+// signals, because the kernel may omit a thread from the directory while others exit.
 func (s *socket) leave() {
 	for s.interrupt() {
 		time.Sleep(leaving)
 	}
 }
 
-// interrupt has the read that waits begin again, and reports whether somebody may still be reading.
+// interrupt restarts a blocked read, and reports whether a read may still be in progress.
 func (s *socket) interrupt() bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -58,14 +58,14 @@ func (s *socket) interrupt() bool {
 	return true
 }
 
-// Resume makes a socket usable in the ordinary way that another process has served.
+// Resume resets a socket that another process has served and left.
 func Resume(pc syscall.Conn) error {
 	return control(pc, func(fd int) error {
 		return unix.SetsockoptTimeval(fd, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &unix.Timeval{})
 	})
 }
 
-// takeOver returns the socket of pc, which it closes.
+// takeOver duplicates the socket of pc and closes pc.
 func takeOver(pc net.PacketConn) (*socket, error) {
 	defer pc.Close()
 	conn, ok := pc.(*net.UDPConn)
@@ -90,7 +90,8 @@ func takeOver(pc net.PacketConn) (*socket, error) {
 	return s, nil
 }
 
-// release has leave change nothing from now on: who reads the socket may be another process. Answers may still be sent.
+// release makes leave a no-op from now on, because another process may be reading the socket. Answers may still be
+// sent.
 func (s *socket) release() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -102,7 +103,7 @@ func (s *socket) close() error {
 	return errors.Join(unix.Close(s.fd), s.threads.Close())
 }
 
-// send sends a datagram, which is lost like any other if that fails.
+// send sends a datagram. On failure the datagram is lost like any other.
 func (s *socket) send(wire []byte, to netip.AddrPort) {
 	_ = unix.Sendto(s.fd, wire, unix.MSG_DONTWAIT, sockaddr(to))
 }
@@ -114,12 +115,12 @@ func sockaddr(a netip.AddrPort) unix.Sockaddr {
 	return &unix.SockaddrInet6{Port: int(a.Port()), Addr: a.Addr().As16()}
 }
 
-// receiveBuffer holds what arrives while the server is not scheduled.
+// receiveBuffer is the receive buffer in bytes, for datagrams that arrive while the server is not scheduled.
 const receiveBuffer = 4 << 20
 
-// enlarge gives the socket a receive buffer beyond the system's limit, which takes privilege, or up to that limit.
+// enlarge sets the receive buffer beyond the system's limit if the process is privileged, else up to that limit.
 func (s *socket) enlarge() {
 	if unix.SetsockoptInt(s.fd, unix.SOL_SOCKET, unix.SO_RCVBUFFORCE, receiveBuffer) != nil {
-		_ = unix.SetsockoptInt(s.fd, unix.SOL_SOCKET, unix.SO_RCVBUF, receiveBuffer) // as it is otherwise
+		_ = unix.SetsockoptInt(s.fd, unix.SOL_SOCKET, unix.SO_RCVBUF, receiveBuffer) // the default remains if this fails
 	}
 }

@@ -19,10 +19,10 @@ const (
 	maxIdleTime  = 8 * time.Second
 )
 
-// errMismatch is returned for an answer over a stream to another question than was asked.
+// errMismatch is returned if the answer on a stream does not match the question.
 var errMismatch = errors.New("upstream answered another question")
 
-// overStream asks over TCP or TLS. A kept connection that turns out dead is replaced by a new one once.
+// overStream asks over TCP or TLS. If a kept connection turns out dead, it tries once more on a new one.
 func (u *upstream) overStream(ctx context.Context, name string, qtype uint16) (*mdns.Msg, error) {
 	q := question(name, qtype)
 	if conn := u.idle.take(); conn != nil {

@@ -9,18 +9,18 @@ import (
 	"boxgate/policy/name"
 )
 
-// sunkGrace is how long after a box was given the sink for a name a connection to the sink is taken to be for that name.
+// sunkGrace is how long connections to the sink are attributed to the name for which the box received it.
 const sunkGrace = 5 * time.Second
 
-// sunk is the name for which a box was last given the sink. The zero value is ready to use.
+// sunk tracks the name for which a box last received the sink. The zero value is ready to use.
 type sunk struct {
 	mu    sync.Mutex
 	name  name.Name
 	at    time.Time
-	other time.Time // when it was last given it for another name
+	other time.Time // when the box last received it for another name
 }
 
-// note notes that the box was given the sink for a name.
+// note records that the box received the sink for a name.
 func (s *sunk) note(n name.Name, now time.Time) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -30,7 +30,7 @@ func (s *sunk) note(n name.Name, now time.Time) {
 	s.at = now
 }
 
-// only returns the name, unless a connection may be for another one as well.
+// only returns the name, or nil if a connection may also be for another name.
 func (s *sunk) only(now time.Time) []name.Name {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -40,7 +40,7 @@ func (s *sunk) only(now time.Time) []name.Name {
 	return []name.Name{s.name}
 }
 
-// sunkNames returns the name for which a box was given the sink just now, if it is only one.
+// sunkNames returns the name for which a box received the sink within sunkGrace, if there is only one.
 func (s *Server) sunkNames(box policy.BoxID, now time.Time) []name.Name {
 	if v, ok := s.usages.known.Load(box); ok {
 		return v.(*usage).sunk.only(now)

@@ -8,11 +8,12 @@ import (
 )
 
 // detours are the parameters of HTTPS and SVCB records (RFC 9460) that would let a client bypass the gateway: ECH keys
-// hide the name that decides, and address hints bypass the A and AAAA queries in which addresses are judged.
+// hide the name that the policy needs, and address hints bypass the A and AAAA queries in which the policy checks
+// addresses.
 var detours = []mdns.SVCBKey{mdns.SVCB_ECHCONFIG, mdns.SVCB_IPV4HINT, mdns.SVCB_IPV6HINT}
 
-// withoutDetours returns rr without them and without HTTP/3, which runs over UDP, where no name can be read. It returns
-// nil if rr offers nothing else. Other types are returned as they are.
+// withoutDetours returns rr without the detours and without HTTP/3, whose QUIC packets show no name that the proxy
+// could read. It returns nil if no other protocol is left in rr. Other types are returned unchanged.
 func withoutDetours(rr mdns.RR) mdns.RR {
 	switch rr := rr.(type) {
 	case *mdns.HTTPS:
@@ -33,7 +34,7 @@ func withoutDetours(rr mdns.RR) mdns.RR {
 	return rr
 }
 
-// strip removes the detours from a record's own parameters, and reports whether any protocol is left.
+// strip removes the detours from a record's parameters, and reports whether any protocol is left.
 func strip(params []mdns.SVCBKeyValue) (left []mdns.SVCBKeyValue, ok bool) {
 	var mandatory *mdns.SVCBMandatory
 	noDefault, protocols, gone := false, true, slices.Clone(detours)

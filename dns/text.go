@@ -11,9 +11,10 @@ import (
 	"boxgate/policy/name"
 )
 
-// LookupText returns the TXT records of n, following CNAMEs. The strings of each record are joined. A name that does not exist has no
-// records, which is not an error. The lookup is the gateway's own: no policy is applied, the boxes' cache is neither read nor written, and
-// the caller bounds the number of concurrent lookups. It takes at most as long as a lookup for a box.
+// LookupText returns the TXT records of n, following CNAMEs. The strings of each record are joined. A name that does
+// not exist has no records, which is not an error. This is the gateway's own lookup: it applies no policy and does not
+// use the boxes' cache. The caller bounds the number of concurrent lookups. A lookup is bounded by the same timeout as
+// a box's.
 func (s *Server) LookupText(ctx context.Context, n name.Name) ([]string, error) {
 	ctx, cancel := context.WithTimeout(ctx, lookupTimeout)
 	defer cancel()

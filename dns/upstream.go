@@ -23,11 +23,11 @@ import (
 const (
 	// tryTimeout bounds one attempt at one upstream.
 	tryTimeout = 1500 * time.Millisecond
-	// holdDown is how long an upstream that did not answer is asked only after the others.
+	// holdDown is how long an upstream that did not answer comes after the others.
 	holdDown = 30 * time.Second
 )
 
-// errUseStream says that the question must be asked again over a stream.
+// errUseStream means that the question must be asked again over a stream.
 var errUseStream = outbound.ErrSuspect
 
 // upstream is one upstream DNS server.
@@ -36,12 +36,12 @@ type upstream struct {
 	addr   string
 	dial   Dial
 	tls    *tls.Config    // nil: UDP, and TCP as needed
-	idle   idleConns      // TLS connections kept for the next question
-	direct netip.AddrPort // for questions without dial; zero: there are none
+	idle   idleConns      // TLS connections kept for reuse
+	direct netip.AddrPort // for questions sent without dial; zero: not possible
 	try    time.Duration  // bounds one attempt; tryTimeout
 	made   time.Time
-	heldTo atomic.Int64 // in nanoseconds since it was made, so that setting the clock does not matter
-	heard  atomic.Int64 // when it last answered anything, counted alike
+	heldTo atomic.Int64 // nanoseconds since made, so that clock changes do not matter
+	heard  atomic.Int64 // last answer of any kind, likewise in nanoseconds since made
 }
 
 // newUpstream reads one entry of Config.Upstreams.
@@ -76,8 +76,8 @@ func newUpstream(s string, dial Dial, roots *x509.CertPool) (*upstream, error) {
 
 func (u *upstream) held() bool { return int64(time.Since(u.made)) < u.heldTo.Load() }
 
-// failed holds u down after a question without an answer, and reports whether it was up. If u has answered anything since
-// the question was sent, it is that question which has no answer, and u stays up.
+// failed holds u down after a question without an answer, and reports whether it was up. If u has answered another
+// question since this one was sent, u stays up: only this question has no answer.
 func (u *upstream) failed(sent time.Time) bool {
 	if u.heard.Load() > int64(sent.Sub(u.made)) {
 		return false
@@ -86,7 +86,7 @@ func (u *upstream) failed(sent time.Time) bool {
 	return u.heldTo.Swap(int64(now+holdDown)) < int64(now)
 }
 
-// answered notes that u has answered, whatever it said.
+// answered records that u has answered, with any result.
 func (u *upstream) answered() {
 	u.heard.Store(int64(time.Since(u.made)))
 	if u.heldTo.Load() != 0 {
@@ -94,8 +94,8 @@ func (u *upstream) answered() {
 	}
 }
 
-// exchange asks once, over UDP with a stream to fall back to, or over TLS. before is how asking over UDP has ended already,
-// or nil.
+// exchange asks once, over UDP with a fallback to a stream, or over TLS. before is the error of an earlier attempt over
+// UDP, or nil.
 func (u *upstream) exchange(ctx context.Context, name string, qtype uint16, before error) (*mdns.Msg, error) {
 	ctx, cancel := context.WithTimeout(ctx, u.try)
 	defer cancel()
@@ -118,8 +118,8 @@ func (u *upstream) exchange(ctx context.Context, name string, qtype uint16, befo
 	return m, nil
 }
 
-// overUDP asks from a socket of its own: a port the kernel picks at random, a random ID and random letter case are what
-// an off-path forger must guess (RFC 5452). Datagrams that do not match are ignored until the deadline.
+// overUDP asks from a new socket: an off-path forger must guess a port that the kernel picks at random, a random ID and
+// random letter case (RFC 5452). Datagrams that do not match are ignored until the deadline.
 func (u *upstream) overUDP(ctx context.Context, name string, qtype uint16) (*mdns.Msg, error) {
 	q := question(mixCase(name), qtype)
 	wire, err := q.Pack()
@@ -145,7 +145,8 @@ func (u *upstream) overUDP(ctx context.Context, name string, qtype uint16) (*mdn
 		if n < headerSize || buf[0] != wire[0] || buf[1] != wire[1] || buf[2]&0x80 == 0 {
 			continue
 		}
-		// The ID is right. If anything else is wrong, it may be a server that folds case or a forger: a stream tells.
+		// The ID is right. If anything else is wrong, the server folds case or the answer is forged: ask again over a
+		// stream.
 		if m.Unpack(buf[:n]) != nil || m.Truncated || !answers(m, q) {
 			return nil, errUseStream
 		}
@@ -165,8 +166,8 @@ func question(name string, qtype uint16) *mdns.Msg {
 	return q.SetEdns0(udpSize, false)
 }
 
-// answers reports whether m is the answer to q: ID and question are the same, letter for letter. Servers that fail
-// before they parse the question may leave it out.
+// answers reports whether m is the answer to q: ID and question are identical, including letter case. Servers that fail
+// before they parse the question may omit it.
 func answers(m, q *mdns.Msg) bool {
 	if m.Id != q.Id || !m.Response || m.Opcode != mdns.OpcodeQuery {
 		return false

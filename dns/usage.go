@@ -12,46 +12,45 @@ import (
 	"boxgate/policy"
 )
 
-// usages holds the limits of each box. Its keys are the gateway's boxes, not anything that a box sends.
+// usages holds the usage of each box. Its keys are the gateway's boxes, not anything that a box sends.
 type usages struct {
 	limits  Limits
 	memory  *memory.Budget
 	boxes   Boxes
-	unknown *usage // shared by all sources that are no box
+	unknown *usage // shared by all sources that are not boxes
 	record  func(audit.Event)
 	known   sync.Map // policy.BoxID → *usage
 }
 
-// usage is what one box uses of the server at the moment.
+// usage is the current usage of the server by one box.
 type usage struct {
 	memory   *memory.Account
 	rate     *pace.Limiter
 	inFlight atomic.Int64
-	lookups  atomic.Int64 // upstream, for its queries and its connections
+	lookups  atomic.Int64 // upstream lookups in flight, for its queries and its connections
 	tcp      tcpConns
 	sunk     sunk
-	answers  *pace.Limiter // refusals sent for queries that are not admitted; beyond it they get no answer
+	answers  *pace.Limiter // limits the refusals sent for queries that are not admitted; further ones get no answer
 	refusals coalesced
 
 	mostLookups int64
 }
 
-// lookupsPerQuery is how many upstream lookups a box may have under way for each query it may have under way. It is more
-// than one because the proxy looks up names for the box's connections, too.
+// lookupsPerQuery is the number of upstream lookups that a box may have in flight per query that it may have in flight.
+// It exceeds one because the proxy also looks up names for the box's connections.
 const lookupsPerQuery = 4
 
 // visit is one query being handled. Each visit ends with leave.
 type visit struct {
 	box      *policy.Box
 	arrived  time.Time
-	now      time.Time // when it is answered directly
+	now      time.Time // time of the direct answer
 	usage    *usage
 	admitted bool
 	held     int
 }
 
-// The memory, in bytes, that the server may hold for a query until it is answered, and for a connection whose client does
-// not read its answers.
+// The memory, in bytes, accounted for an unanswered query, and for a connection whose client does not read its answers.
 const (
 	queryCost = 32 << 10
 	connCost  = 128 << 10
@@ -89,17 +88,17 @@ func (u *usages) of(box *policy.Box) *usage {
 	}
 	v, found := u.known.LoadOrStore(box.ID, u.newUsage(box))
 	if !found && !isServed(u.boxes, box) {
-		u.known.CompareAndDelete(box.ID, v) // forget may have been here before
+		u.known.CompareAndDelete(box.ID, v) // forget may have run before
 	}
 	return v.(*usage)
 }
 
-// isServed reports whether a box has not been removed.
+// isServed reports whether a box still exists.
 func isServed(boxes Boxes, box *policy.Box) bool {
 	return box.V4.IsValid() && boxes.BoxByAddr(box.V4) == box || box.V6.IsValid() && boxes.BoxByAddr(box.V6) == box
 }
 
-// enter counts a query in. The query is not admitted if the box is unknown, asks too fast, has too many queries waiting, or
+// enter counts a query. The query is not admitted if the box is unknown, exceeds its rate or its queries in flight, or
 // has used up its memory.
 func (u *usages) enter(box *policy.Box, now time.Time) visit {
 	use := u.of(box)
@@ -117,8 +116,8 @@ func (v visit) leave() {
 	v.usage.memory.Release(memory.DNS, v.held)
 }
 
-// look counts an upstream lookup in and reports whether the box may have one more under way; if so, the caller counts it
-// out. Without this limit, the connections of one box could take every slot that the boxes share.
+// look counts an upstream lookup, and reports false if the box has too many in flight. After true the caller decrements
+// lookups. Without this limit, the connections of one box could take every slot that the boxes share.
 func (u *usage) look() bool {
 	if u.lookups.Add(1) <= u.mostLookups {
 		return true
@@ -133,9 +132,9 @@ type tcpConns struct {
 	list list.List // of *tcpConn
 }
 
-// connect counts a TCP connection in and reports whether it may stay; if so, the caller counts it out with disconnect. Of a box that has as
-// many as it may, the connection that has been idle longest is closed for it (RFC 7766, section 6.2.3): idle ones do not keep
-// it from asking.
+// connect counts a TCP connection and reports whether it may stay. If so, the caller ends it with disconnect. At the
+// box's limit the connection that has been idle longest is closed instead (RFC 7766, section 6.2.3), so idle
+// connections do not keep a box from asking.
 func (u *usages) connect(box *policy.Box, c *tcpConn) (use *usage, ok bool) {
 	use = u.of(box)
 	if box == nil {
@@ -170,7 +169,8 @@ func (t *tcpConns) removeLocked(c *tcpConn) {
 	}
 }
 
-// begin notes that a query of a connection is under way, unless the connection is being closed. end must follow.
+// begin counts a query of a connection, and reports false if the connection is being closed. After true, end must
+// follow.
 func (u *usage) begin(c *tcpConn) bool {
 	u.tcp.mu.Lock()
 	defer u.tcp.mu.Unlock()
@@ -196,14 +196,14 @@ func (u *usage) disconnect(c *tcpConn) {
 	u.memory.Release(memory.DNS, connCost)
 }
 
-// forget drops what is known of a box, and records the refusals that are not recorded yet.
+// forget drops the usage of a box, and records its pending refusals.
 func (u *usages) forget(box policy.BoxID) {
 	if v, ok := u.known.LoadAndDelete(box); ok {
 		v.(*usage).refusals.flush()
 	}
 }
 
-// flush records the refusals of all boxes that are not recorded yet.
+// flush records the pending refusals of all boxes.
 func (u *usages) flush() {
 	u.unknown.refusals.flush()
 	u.known.Range(func(_, v any) bool {
@@ -212,7 +212,7 @@ func (u *usages) flush() {
 	})
 }
 
-// waiting is how many queries of all boxes are being answered.
+// waiting is the number of queries being answered, of all boxes.
 func (u *usages) waiting() (n int64) {
 	n = u.unknown.inFlight.Load()
 	u.known.Range(func(_, v any) bool {

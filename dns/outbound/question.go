@@ -13,7 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// UDPSize is the size of the largest message over UDP that risks no fragments (DNS flag day 2020).
+// UDPSize is the size in bytes of the largest message over UDP that risks no fragmentation (DNS flag day 2020).
 const UDPSize = 1232
 
 // Sizes of a message's parts.
@@ -31,7 +31,7 @@ const (
 	maskRcode     = 0x0f
 )
 
-// Question is one that has been sent to a server.
+// Question is a question that has been sent to a server.
 type Question[T any] struct {
 	For  T
 	Sent time.Time
@@ -39,15 +39,15 @@ type Question[T any] struct {
 	open  bool
 	index int32
 	watch func(fd int, index int32) error
-	fd    int // -1: none yet
+	fd    int // -1: no socket yet
 	v6    bool
 	wire  [maxQuestion]byte
 	size  int // of wire
 	end   int // of the question in wire, from the header's end
 }
 
-// write makes the message: recursion desired, EDNS for larger answers, no DNSSEC records. The coins are for the ID, then
-// for the case of each letter (draft-vixie-dnsext-dns0x20).
+// write encodes the message: recursion desired, EDNS for larger answers, no DNSSEC records. coins are random bytes for
+// the ID, then for the case of each letter (draft-vixie-dnsext-dns0x20).
 func (q *Question[T]) write(name string, qtype uint16, coins []byte) {
 	b := append(q.wire[:0], coins[0], coins[1], flagRecursion, 0, 0, 1, 0, 0, 0, 0, 0, 1)
 	coins = coins[2:]
@@ -72,8 +72,7 @@ func (q *Question[T]) write(name string, qtype uint16, coins []byte) {
 	q.size = len(append(b, 0, 0, 0, 0, 0, 0))
 }
 
-// send sends the question from a port that the kernel picks at random now, as it does for each socket that connects
-// without one.
+// send sends the question from a new random port, which the kernel picks for each socket that connects unbound.
 func (q *Question[T]) send(server netip.AddrPort) error {
 	if err := q.connectTo(server); err != nil {
 		return err
@@ -96,11 +95,11 @@ func (q *Question[T]) connectTo(server netip.AddrPort) error {
 	return q.connect(&to, rawSockaddr(server, &to))
 }
 
-// maxLate is how many datagrams are read from the queue of a socket that is used again. One with more is replaced.
+// maxLate is how many late datagrams are read from a reused socket. If it has more, it is replaced.
 const maxLate = 64
 
-// drain reads what arrived at the port that the socket had before: neither that nor an error is about this question. It
-// reports whether nothing is left.
+// drain discards the datagrams and errors of the socket's previous port, which do not concern this question. It reports
+// whether the queue is empty.
 func (q *Question[T]) drain() bool {
 	var old [1]byte
 	for range maxLate {
@@ -166,14 +165,14 @@ func errOf(errno unix.Errno) error {
 	return nil
 }
 
-// ErrSuspect ends a question whose answer is truncated, malformed, or not about the question letter for letter: it comes
-// from a server that folds case, or from a forger. A stream tells.
+// ErrSuspect ends a question whose answer is truncated, malformed, or does not repeat the question letter for letter:
+// the server folds case, or the answer is forged. The caller asks again over a stream.
 var ErrSuspect = errors.New("answer over UDP is truncated or suspect")
 
 // errForeign is returned for a message that does not end the question.
 var errForeign = errors.New("not an answer to this question")
 
-// receive reads a datagram. It returns the answer, or why there will be none, or errForeign to keep waiting.
+// receive reads a datagram. It returns the answer, errForeign to keep waiting, or the error that ends the question.
 func (q *Question[T]) receive(buf []byte) ([]byte, error) {
 	n, err := q.recv(buf)
 	switch {
@@ -182,11 +181,11 @@ func (q *Question[T]) receive(buf []byte) ([]byte, error) {
 	case errors.Is(err, unix.EAGAIN), errors.Is(err, unix.EINTR):
 		return nil, errForeign
 	}
-	return nil, err // nobody listens there
+	return nil, err // the port is closed
 }
 
-// judge returns a message from the server's address if it answers the question. What does not have its ID is a forgery, or
-// late. A server that fails before it parses the question may leave that out.
+// judge returns a message from the server's address if it answers the question. A message with another ID is forged or
+// late. A server that fails before it parses the question may omit the question.
 func (q *Question[T]) judge(m []byte) ([]byte, error) {
 	if len(m) < headerSize || m[0] != q.wire[0] || m[1] != q.wire[1] || m[2]&flagResponse == 0 {
 		return nil, errForeign

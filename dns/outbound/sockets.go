@@ -1,6 +1,6 @@
-// Package outbound asks DNS servers over UDP, many questions at a time, without a goroutine, a timer or an allocation for
-// each. What an off-path forger must guess is what it is for a socket of its own for each question (RFC 5452): a port that
-// the kernel picks at random for it, a random ID, and the random case of its letters.
+// Package outbound asks DNS servers over UDP, many questions at a time, without a goroutine, a timer or an allocation
+// for each. An off-path forger must guess as much as with a new socket per question (RFC 5452): a port that the kernel
+// picks at random, a random ID, and random letter case.
 package outbound
 
 import (
@@ -18,13 +18,13 @@ import (
 
 const (
 	maxAnswer = 4096
-	// maxReady is how many descriptors one call of [Sockets.Wait] looks at.
+	// maxReady is the number of events that one call of [Sockets.Wait] handles.
 	maxReady = 64
-	// watched stands for the descriptor that is not a question's.
+	// watched is the epoll index of the watched descriptor, which is not a question's.
 	watched = -1
 )
 
-// ErrBusy is returned when as many questions are open as may be.
+// ErrBusy is returned when the maximum number of questions is open.
 var ErrBusy = errors.New("too many questions are open")
 
 // Budget bounds the sockets that several [Sockets] keep together. It is safe for concurrent use.
@@ -47,7 +47,7 @@ func (b *Budget) take() bool {
 
 func (b *Budget) give(n int) { b.left.Add(int64(n)) }
 
-// Sockets are the sockets of open questions, each about a T. They belong to one goroutine.
+// Sockets are the sockets of open questions, each carrying a T. Not safe for concurrent use.
 type Sockets[T any] struct {
 	epoll  int
 	most   int
@@ -60,7 +60,8 @@ type Sockets[T any] struct {
 	answer [maxAnswer]byte
 }
 
-// New returns sockets for so many questions at a time, or fewer if the budget has no more. [Sockets.Wait] also waits for another descriptor to be readable.
+// New returns sockets for at most that many concurrent questions, fewer if the budget is exhausted. [Sockets.Wait] also
+// waits until the descriptor watch is readable.
 func New[T any](most int, budget *Budget, watch int) (*Sockets[T], error) {
 	epoll, err := unix.EpollCreate1(unix.EPOLL_CLOEXEC)
 	if err != nil {
@@ -82,10 +83,10 @@ func (s *Sockets[T]) add(fd int, index int32) error {
 	return nil
 }
 
-// Open is the number of open questions.
+// Open returns the number of open questions.
 func (s *Sockets[T]) Open() int { return len(s.all) - len(s.unused) }
 
-// Close closes all sockets. What is open is not answered any more.
+// Close closes all sockets. Open questions get no answer.
 func (s *Sockets[T]) Close() error {
 	for _, q := range s.all {
 		q.close()
@@ -135,7 +136,7 @@ func (s *Sockets[T]) take() (*Question[T], error) {
 	return q, nil
 }
 
-// toss returns random bytes, which are valid until the next call.
+// toss returns n random bytes, valid until the next call.
 func (s *Sockets[T]) toss(n int) []byte {
 	if len(s.coins)-s.spent < n {
 		_, _ = rand.Read(s.coins[:]) // never fails
@@ -145,7 +146,7 @@ func (s *Sockets[T]) toss(n int) []byte {
 	return s.coins[s.spent-n : s.spent]
 }
 
-// End ends a question, and gives its port back.
+// End ends a question and releases its port.
 func (s *Sockets[T]) End(q *Question[T]) {
 	q.release()
 	var zero T
@@ -153,9 +154,9 @@ func (s *Sockets[T]) End(q *Question[T]) {
 	s.unused = append(s.unused, q)
 }
 
-// Wait waits until the descriptor is readable, which it reports, or for a time. It calls done for each question that is
-// over, which done must end: with the answer, of any response code, which is overwritten by the next, or with an error,
-// [ErrSuspect] or that of the socket.
+// Wait waits until the watched descriptor is readable, which it reports, or until the time is over. It calls done for
+// each question that is over, and done must end it: with the answer, of any response code, or with an error,
+// [ErrSuspect] or the socket's. The next call overwrites the answer.
 func (s *Sockets[T]) Wait(wait time.Duration, done func(q *Question[T], answer []byte, err error)) (readable bool, err error) {
 	n, err := unix.EpollWait(s.epoll, s.ready[:], int(wait/time.Millisecond))
 	if err != nil && err != unix.EINTR {
@@ -168,7 +169,7 @@ func (s *Sockets[T]) Wait(wait time.Duration, done func(q *Question[T], answer [
 		}
 		q := s.all[event.Fd]
 		if !q.open {
-			q.drain() // something was late
+			q.drain() // a late answer
 		} else if answer, err := q.receive(s.answer[:]); err != errForeign { //nolint:errorlint // it is never wrapped
 			done(q, answer, err)
 		}
@@ -176,7 +177,7 @@ func (s *Sockets[T]) Wait(wait time.Duration, done func(q *Question[T], answer [
 	return readable, nil
 }
 
-// rawSockaddr returns an address as connect(2) takes it.
+// rawSockaddr encodes an address for connect(2) into to.
 func rawSockaddr(a netip.AddrPort, to *unix.RawSockaddrInet6) (size uintptr) {
 	*to = unix.RawSockaddrInet6{Family: unix.AF_INET6, Addr: a.Addr().As16()}
 	size = unix.SizeofSockaddrInet6
